@@ -1,0 +1,1 @@
+"""Times cuflash beside what people would use instead: ``python -m bench``."""

@@ -1,0 +1,81 @@
+// FlashAttention-1, backward pass: Algorithm 4 of Dao et al. 2022.
+//
+// One thread block does one (batch, kv head). K and V tiles are the outer loop; their gradients
+// stay in registers while the Q tiles that see them pass by, for every query head of the group,
+// so grouped heads are summed without a race. P is recomputed from the saved log-sum-exp. dQ
+// lives in device memory in the compute type, is read and written at every step by this block
+// alone, in a fixed order: the pass is deterministic.
+//
+// Barriers of a step, and what each one tells:
+//   A  Q_i and dO_i have arrived; nobody still reads P and dS of the step before
+//   B  P and dS are complete
+//   C  (with one stage) nobody still reads Q_i and dO_i, so the next may replace them
+#include "backward_steps.cuh"
+
+namespace cuflash::fa1 {
+
+// One (q tile of a head, kv tile) pair; `dk` and `dv` are this warp's parts of the sums.
+template <class Config, class KGradient, class VGradient>
+__device__ inline void backward_step(const BackwardContext<Config>& c, const QStep& step,
+                                     int kv_tile, KGradient& dk, VGradient& dv) {
+  const bool first = kv_tile == 0;
+  const bool last = kv_tile == kv_tiles_seen<Config>(c.seq, step.q_tile) - 1;
+
+  score_tiles(c, step, kv_tile * Config::block_kv);
+  __syncthreads();  // B
+
+  accumulate_kv(c, step, dk, dv);
+  accumulate_q(c, step, first, last);
+}
+
+// One kv tile: all steps of its inner loop, then its gradients.
+template <class Config>
+__device__ inline void backward_kv_tile(const BackwardContext<Config>& c, int kv_tile) {
+  using Types = BackwardTypes<Config>;
+  const int kv_begin = kv_tile * Config::block_kv;
+  const QSteps<Config> steps(c.seq, kv_begin, c.item.head * c.group, c.group);
+  typename Types::KGradient dk;
+  typename Types::VGradient dv;
+  dk.fill(0);
+  dv.fill(0);
+  if (steps.count > 0) {
+    __syncthreads();  // the last step of the kv tile before has read K and V
+    load_kv_tile(c, kv_begin);
+    load_q_step(c, steps[0]);
+  }
+  for (int i = 0; i < steps.count; ++i) {
+    constexpr bool ring = Config::num_stages > 1;
+    wait_copies<Config::copies, 0>();
+    __syncthreads();  // A
+    if (ring && i + 1 < steps.count) load_q_step(c, steps[i + 1]);
+    backward_step(c, steps[i], kv_tile, dk, dv);
+    if (!ring && i + 1 < steps.count) {
+      __syncthreads();  // C
+      load_q_step(c, steps[i + 1]);
+    }
+  }
+  store_kv(c, c.params.dk, c.params.shape.head_dim, kv_begin, c.params.scale, dk);
+  store_kv(c, c.params.dv, c.params.shape.head_dim_v, kv_begin, 1.0, dv);
+}
+
+template <class Config>
+__device__ inline void backward(const Fa1BackwardParams& params) {
+  extern __shared__ __align__(128) unsigned char shared_bytes[];
+  auto& shared = *reinterpret_cast<BackwardStorage<Config>*>(shared_bytes);
+  static_assert(sizeof(BackwardStorage<Config>) == Config::shared_bytes,
+                "the plan and the kernel disagree about shared memory");
+  const WorkItem item = head_work_item(params.shape, params.shape.heads_kv);
+  const BackwardContext<Config> c{params, shared, item, sequence(params.shape, item.batch),
+                                  params.shape.heads_q / params.shape.heads_kv};
+
+  const int q_tiles = ceil_div(c.seq.seqlen_q, Config::block_q);
+  for (int head = item.head * c.group; head < (item.head + 1) * c.group; ++head) {
+    for (int i = 0; i < q_tiles && kv_tiles_seen<Config>(c.seq, i) == 0; ++i) {
+      store_dead_tile(c, head, i);
+    }
+  }
+  const int kv_tiles = ceil_div(c.seq.seqlen_kv, Config::block_kv);
+  for (int j = 0; j < kv_tiles; ++j) backward_kv_tile(c, j);
+}
+
+}  // namespace cuflash::fa1

@@ -1,0 +1,93 @@
+// FlashAttention-1, forward pass: Algorithms 1 and 2 of Dao, Fu, Ermon, Rudra, Re,
+// "FlashAttention: Fast and Memory-Efficient Exact Attention with IO-Awareness" (2022).
+//
+// One thread block does one (batch, head). K and V tiles are the outer loop and stay in shared
+// memory while the Q tiles that see them pass by; O, l and m live in device memory, are read and
+// written at every step, and O is normalised at every step. The last step of a Q tile writes the
+// rounded output and the log-sum-exp instead of the workspace.
+//
+// Barriers of a step, of one row group each, and what they tell:
+//   A  Q_i has arrived, and nobody still reads what the step before left in shared memory
+//   B  nobody still reads Q_i, so Q_{i+1} may replace it; the row maxima are published
+//   C  O_i has arrived; partial outputs and row sums are published
+// The block meets only around a change of K and V.
+#include "forward_steps.cuh"
+
+namespace cuflash::fa1 {
+
+// One (q tile, kv tile) pair. Q_i is on its way; the copy of the next one starts here.
+template <class Config>
+__device__ inline void forward_step(const ForwardContext<Config>& c, const Block& block,
+                                    int next_q_tile, int kv_tile) {
+  using Types = ForwardTypes<Config>;
+  using Compute = typename Config::Compute;
+  const int kv_begin = kv_tile * Config::block_kv;
+  const Compute factor = Logits<Config>::factor(c.params.scale);
+  const bool first = kv_tile == 0;
+  const bool last = kv_tile == kv_tiles_seen<Config>(c.seq, block.index) - 1;
+
+  wait_copies<Config::copies, 0>();
+  c.warp.sync_row();  // A
+  if (!first) load_o_tile(c, block.index);
+  typename Types::Rows old_max, old_sum;
+  load_statistics<Config>(c, block.index, first, old_max, old_sum);
+
+  typename Types::Scores scores;
+  score_tile(c, scores, block.index, kv_begin, block.edge);
+  typename Types::Rows new_max = row_maxima(scores);
+  publish_rows<Config>(c, c.group().row_max.data, new_max);
+
+  c.warp.sync_row();  // B
+  if (next_q_tile >= 0) load_q_tile(c, next_q_tile);
+  gather_rows<Config>(c, c.group().row_max.data, new_max,
+                      [](Compute a, Compute b) { return larger(a, b); });
+  new_max.for_each([&](Compute& x, int m, int group) {
+    x = larger(rounded_product(x, factor), old_max.value[m][group]);
+  });
+
+  typename Types::Rows sum = exponentiate<Config>(scores, new_max, factor);
+  publish_rows<Config>(c, c.group().row_sum.data, sum);
+  typename Types::Output output;
+  output.fill(0);
+  Products<Config>::multiply_weights(output, scores, depth_by_rows(c.v(), 0, c.key0()), c.p(), 0,
+                                     c.key0());
+  publish_output<Config>(c, output);
+
+  wait_o_tile<Config>(next_q_tile >= 0);
+  c.warp.sync_row();  // C
+  gather_rows<Config>(c, c.group().row_sum.data, sum, [](Compute a, Compute b) { return a + b; });
+  gather_output<Config>(c, output);
+  typename Types::Rows keep;
+  update_statistics<Config>(c, old_max, old_sum, new_max, sum, keep, block.index, last);
+  update_output<Config>(c, output, keep, sum, block.index, first, last);
+}
+
+template <class Config>
+__device__ inline void forward(const Fa1ForwardParams& params) {
+  extern __shared__ __align__(128) unsigned char shared_bytes[];
+  auto& shared = *reinterpret_cast<ForwardStorage<Config>*>(shared_bytes);
+  static_assert(sizeof(ForwardStorage<Config>) == Config::shared_bytes,
+                "the plan and the kernel disagree about shared memory");
+  const WorkItem item = head_work_item(params.shape, params.shape.heads_q);
+  const ForwardContext<Config> c{params, shared, item, sequence(params.shape, item.batch),
+                                 item.head / (params.shape.heads_q / params.shape.heads_kv)};
+
+  const int q_tiles = ceil_div(c.seq.seqlen_q, Config::block_q);
+  for (int i = 0; i < q_tiles && kv_tiles_seen<Config>(c.seq, i) == 0; ++i) store_dead_tile(c, i);
+
+  const int kv_tiles = ceil_div(c.seq.seqlen_kv, Config::block_kv);
+  for (int j = 0; j < kv_tiles; ++j) {
+    const QBlocks<Config> blocks(c.seq, j * Config::block_kv);
+    if (blocks.begin >= blocks.end) break;  // later keys are seen by nobody either
+    __syncthreads();                        // every group has read the K and V before
+    load_kv_tile(c, j * Config::block_kv);
+    load_q_tile(c, blocks.begin);
+    wait_copies<Config::copies, 0>();
+    __syncthreads();  // K_j and V_j are there
+    for (int i = blocks.begin; i < blocks.end; ++i) {
+      forward_step(c, blocks[i], i + 1 < blocks.end ? i + 1 : -1, j);
+    }
+  }
+}
+
+}  // namespace cuflash::fa1

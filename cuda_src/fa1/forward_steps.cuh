@@ -1,0 +1,248 @@
+// FlashAttention-1 forward: the parts of one step of Algorithm 1, in the order they happen.
+#pragma once
+
+#include "forward_types.cuh"
+
+namespace cuflash::fa1 {
+
+// K_j and V_j -> shared memory (line 6).
+template <class Config>
+__device__ inline void load_kv_tile(const ForwardContext<Config>& c, int kv_begin) {
+  using Types = ForwardTypes<Config>;
+  using Storage = typename Config::Storage;
+  const int rows = c.seq.seqlen_kv - kv_begin;
+  copy_tile<Config::copies, Types::threads>(
+      c.k(), kv_row<const Storage>(c.params.k, c.seq, c.kv_head, kv_begin), c.params.k.row_stride,
+      rows, c.params.shape.head_dim);
+  copy_tile<Config::copies, Types::threads>(
+      c.v(), kv_row<const Storage>(c.params.v, c.seq, c.kv_head, kv_begin), c.params.v.row_stride,
+      rows, c.params.shape.head_dim_v);
+}
+
+// This group's rows of Q_i -> shared memory (line 8). One group of copies.
+template <class Config>
+__device__ inline void load_q_tile(const ForwardContext<Config>& c, int q_tile) {
+  const int query = c.first_query(q_tile);
+  copy_tile<Config::copies, ForwardTypes<Config>::row_threads>(
+      c.q(), q_row<const typename Config::Storage>(c.params.q, c.seq, c.item.head, query),
+      c.params.q.row_stride, c.seq.seqlen_q - query, c.params.shape.head_dim, c.warp.row_thread());
+  commit_copies<Config::copies>();
+}
+
+// This group's rows of the O_i of the workspace -> shared memory (line 8). One group of copies.
+template <class Config>
+__device__ inline void load_o_tile(const ForwardContext<Config>& c, int q_tile) {
+  const int query = c.first_query(q_tile);
+  copy_tile<Config::workspace_copies, ForwardTypes<Config>::row_threads>(
+      c.o(), c.out_accumulator(query), Config::head_dim_v, c.seq.seqlen_q - query,
+      Config::head_dim_v, c.warp.row_thread());
+  commit_copies<Config::workspace_copies>();
+}
+
+// Waits for O_i, but not for a next Q tile whose copy was started after it.
+template <class Config>
+__device__ inline void wait_o_tile(bool q_tile_under_way) {
+  if (Config::copies == CopyKind::asynchronous && q_tile_under_way) {
+    wait_copies<Config::workspace_copies, 1>();
+  } else {
+    wait_copies<Config::workspace_copies, 0>();
+  }
+}
+
+// m_i and l_i of the workspace -> registers (line 8), or what a row starts from.
+template <class Config, class Rows>
+__device__ inline void load_statistics(const ForwardContext<Config>& c, int q_tile, bool first,
+                                       Rows& row_max, Rows& row_sum) {
+  using Scores = typename ForwardTypes<Config>::Scores;
+  const LanePosition lane;
+  const int first_row = c.first_query(q_tile) + lane.row;
+  row_max.for_each([&](typename Config::Compute& reference, int m, int group) {
+    const int row = first_row + Scores::row(m, group);
+    begin_row<Config>(reference, row_sum.value[m][group], c.item, row);
+    if (!first && row < c.seq.seqlen_q) {
+      reference = c.row_max(row);
+      row_sum.value[m][group] = c.row_sum(row);
+    }
+  });
+}
+
+// S_ij = Q_i K_j^T, masked (line 9).
+template <class Config, class Scores>
+__device__ inline void score_tile(const ForwardContext<Config>& c, Scores& scores, int q_tile,
+                                  int kv_begin, bool edge) {
+  scores.fill(0);
+  Products<Config>::template multiply<Config::head_dim>(scores, rows_by_depth(c.q(), 0),
+                                                        rows_by_depth(c.k(), c.key0()));
+  prepare_scores<Config>(scores, c.item, c.seq, c.first_query(q_tile), kv_begin + c.key0(), edge);
+}
+
+// Where the keys are parted: publishes this warp's number for each row of the group.
+template <class Config, class Rows>
+__device__ inline void publish_rows(const ForwardContext<Config>& c,
+                                    typename Config::Compute* shared, Rows& rows) {
+  if constexpr (ForwardTypes<Config>::keys_parted) {
+    const LanePosition lane;
+    if (lane.column != 0) return;
+    typename Config::Compute* to =
+        shared + c.warp.column * ForwardTypes<Config>::rows_per_warp + lane.row;
+    rows.for_each([&](typename Config::Compute& x, int m, int group) {
+      to[ForwardTypes<Config>::Scores::row(m, group)] = x;
+    });
+  }
+}
+
+// Where the keys are parted, after a barrier: combines what the warps of the group published.
+template <class Config, class Rows, class Function>
+__device__ inline void gather_rows(const ForwardContext<Config>& c,
+                                   const typename Config::Compute* shared, Rows& rows,
+                                   Function function) {
+  if constexpr (ForwardTypes<Config>::keys_parted) {
+    const LanePosition lane;
+    constexpr int stride = ForwardTypes<Config>::rows_per_warp;
+    const typename Config::Compute* from = shared + lane.row;
+    rows.for_each([&](typename Config::Compute& x, int m, int group) {
+      const int row = ForwardTypes<Config>::Scores::row(m, group);
+      x = from[row];
+#pragma unroll
+      for (int w = 1; w < Config::warps_kv; ++w) x = function(x, from[w * stride + row]);
+    });
+  }
+}
+
+// Where the keys are parted: each warp finishes the columns it owns and hands on the rest.
+template <class Config>
+__device__ inline bool owns_fragment(const ForwardContext<Config>& c, int n) {
+  return !ForwardTypes<Config>::keys_parted || n % Config::warps_kv == c.warp.column;
+}
+
+template <class Config, class Output>
+__device__ inline void publish_output(const ForwardContext<Config>& c, const Output& output) {
+  if constexpr (ForwardTypes<Config>::keys_parted) {
+    using Compute = typename Config::Compute;
+    const LanePosition lane;
+    const auto partial = c.partial(c.warp.column);
+    Output::for_each_pair([&](int m, int n, int group) {
+      if (owns_fragment<Config>(c, n)) return;
+      *reinterpret_cast<Pair<Compute>*>(
+          &partial.at(lane.row + Output::row(m, group), lane.column + Output::column(n))) = {
+          output.value[m][n][group][0], output.value[m][n][group][1]};
+    });
+  }
+}
+
+// Adds to the owned columns of P V what the other warps of the rows summed.
+template <class Config, class Output>
+__device__ inline void gather_output(const ForwardContext<Config>& c, Output& output) {
+  if constexpr (ForwardTypes<Config>::keys_parted) {
+    using Compute = typename Config::Compute;
+    const LanePosition lane;
+#pragma unroll
+    for (int w = 1; w < Config::warps_kv; ++w) {
+      const auto partial = c.partial((c.warp.column + w) % Config::warps_kv);
+      Output::for_each_pair([&](int m, int n, int group) {
+        if (!owns_fragment<Config>(c, n)) return;
+        const Pair<Compute> other = *reinterpret_cast<const Pair<Compute>*>(
+            &partial.at(lane.row + Output::row(m, group), lane.column + Output::column(n)));
+        output.value[m][n][group][0] += other.x;
+        output.value[m][n][group][1] += other.y;
+      });
+    }
+  }
+}
+
+template <class Config>
+__device__ inline void store_lse(const ForwardContext<Config>& c, int row,
+                                 typename Config::Compute lse) {
+  if (c.params.lse.data == nullptr) return;
+  *row_number<typename Config::Statistics>(c.params.lse, c.seq, c.item.head, row) = lse;
+}
+
+// l_i and m_i <- this tile's part (line 11): to the workspace, or on the last step as the
+// log-sum-exp to its destination. `keep` becomes the weight of the O so far, `sum` the new l_i.
+template <class Config, class Rows>
+__device__ inline void update_statistics(const ForwardContext<Config>& c, const Rows& old_max,
+                                         const Rows& old_sum, Rows& new_max, Rows& sum, Rows& keep,
+                                         int q_tile, bool last) {
+  using Compute = typename Config::Compute;
+  const LanePosition lane;
+  const int first_row = c.first_query(q_tile) + lane.row;
+  const bool writes = c.warp.column == 0 && lane.column == 0;
+  new_max.for_each([&](Compute& reference, int m, int group) {
+    const int row = first_row + ForwardTypes<Config>::Scores::row(m, group);
+    keep.value[m][group] =
+        old_sum.value[m][group] *
+        Logits<Config>::exponential(old_max.value[m][group] - subtrahend(reference));
+    Compute& total = sum.value[m][group];
+    total += keep.value[m][group];
+    if (last) end_row<Config>(reference, total, c.item, row);
+    if (!writes || row >= c.seq.seqlen_q) return;
+    if (last) {
+      store_lse<Config>(c, row,
+                        total == Compute(0)
+                            ? -infinity<Compute>()
+                            : Logits<Config>::to_natural(reference) + log_of(total));
+    } else {
+      c.row_max(row) = reference;
+      c.row_sum(row) = total;
+    }
+  });
+}
+
+// O_i <- (keep * O_i + P V) / l_i in the owned columns (line 12): to the workspace, or, on the last
+// K/V tile that the q tile sees, to `out`.
+template <class Config, class Output, class Rows>
+__device__ inline void update_output(const ForwardContext<Config>& c, const Output& output,
+                                     const Rows& keep, Rows& sum, int q_tile, bool first,
+                                     bool last) {
+  using Compute = typename Config::Compute;
+  using T = typename Config::Output;
+  const LanePosition lane;
+  const int query = c.first_query(q_tile) + lane.row;
+  const int valid_rows = c.seq.seqlen_q - query;
+  T* out = q_row<T>(c.params.out, c.seq, c.item.head, query);
+  Compute* accumulator = c.out_accumulator(query) + lane.column;
+  Rows inverse;  // zero for a row that has seen nothing
+  sum.for_each([&](Compute& x, int m, int group) {
+    inverse.value[m][group] = x == Compute(0) ? Compute(0) : Compute(1) / x;
+  });
+  Output::for_each_pair([&](int m, int n, int group) {
+    if (!owns_fragment<Config>(c, n)) return;
+    Compute x = output.value[m][n][group][0];
+    Compute y = output.value[m][n][group][1];
+    if (!first) {
+      const Pair<Compute> before = *reinterpret_cast<const Pair<Compute>*>(
+          &c.o().at(lane.row + Output::row(m, group), lane.column + Output::column(n)));
+      x = fma(before.x, keep.value[m][group], x);
+      y = fma(before.y, keep.value[m][group], y);
+    }
+    x = Logits<Config>::normalise(x, sum.value[m][group], inverse.value[m][group]);
+    y = Logits<Config>::normalise(y, sum.value[m][group], inverse.value[m][group]);
+    if (Output::row(m, group) >= valid_rows) return;
+    if (last) {
+      const int column = lane.column + Output::column(n);
+      store_pair<Config::copies != CopyKind::element>(
+          out + Output::row(m, group) * c.params.out.row_stride + column, column,
+          c.params.shape.head_dim_v, x, y);
+    } else {
+      *reinterpret_cast<Pair<Compute>*>(accumulator + Output::row(m, group) * Config::head_dim_v +
+                                        Output::column(n)) = {x, y};
+    }
+  });
+}
+
+// The rows of a tile that sees no key: output 0, log-sum-exp minus infinity.
+template <class Config>
+__device__ inline void store_dead_tile(const ForwardContext<Config>& c, int q_tile) {
+  using Compute = typename Config::Compute;
+  constexpr int threads = ForwardTypes<Config>::threads;
+  const int begin = q_tile * Config::block_q;
+  const int rows = min(Config::block_q, c.seq.seqlen_q - begin);
+  store_zeros<Config::copies != CopyKind::element, threads, Config::head_dim_v>(
+      q_row<typename Config::Output>(c.params.out, c.seq, c.item.head, begin),
+      c.params.out.row_stride, rows, c.params.shape.head_dim_v);
+  for (int i = threadIdx.x; i < rows; i += threads) {
+    store_lse<Config>(c, begin + i, -infinity<Compute>());
+  }
+}
+
+}  // namespace cuflash::fa1

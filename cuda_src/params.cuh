@@ -1,0 +1,78 @@
+// The structures a launch passes by value. cuflash/cuda/launch.py mirrors them; the generated
+// translation unit asserts every size and offset, so the two sides agree or nothing compiles.
+#pragma once
+
+namespace cuflash {
+
+// A tensor of one call, [batch, row, head, column]. The column stride is one element; the others
+// count elements, may be zero (broadcast) or negative, and are 64-bit so that no offset overflows.
+struct Tensor {
+  void* data;
+  long long batch_stride;
+  long long row_stride;
+  long long head_stride;
+};
+
+// One number for each query row, [batch, head, row]; `data` is null when the caller has none.
+struct RowVector {
+  void* data;
+  long long batch_stride;
+  long long head_stride;
+  long long row_stride;
+};
+
+// What differs between calls and never costs a compile.
+struct Shape {
+  int batch;
+  int heads_q;
+  int heads_kv;
+  int seqlen_q;
+  int seqlen_kv;
+  int head_dim;    // of q and k; the compiled bucket may be wider
+  int head_dim_v;  // of v and out
+  int q_offset;    // position of query 0 among the keys
+};
+
+// FlashAttention-1 forward. The three accumulators live in the workspace, contiguous over
+// [batch, heads_q, seqlen_q]: out with head_dim_v (the bucket) columns, row_max in the units of
+// tile/softmax.cuh.
+struct Fa1ForwardParams {
+  Tensor q;
+  Tensor k;
+  Tensor v;
+  Tensor out;
+  RowVector lse;
+  void* out_accumulator;
+  void* row_max;
+  void* row_sum;
+  double scale;
+  Shape shape;
+};
+
+// FlashAttention-1 backward. `delta` and `dq_accumulator` are workspace, contiguous over
+// [batch, heads_q, seqlen_q], the latter with head_dim (the bucket) columns.
+struct Fa1BackwardParams {
+  Tensor q;
+  Tensor k;
+  Tensor v;
+  Tensor dout;
+  Tensor dq;
+  Tensor dk;
+  Tensor dv;
+  RowVector lse;
+  void* delta;
+  void* dq_accumulator;
+  double scale;
+  Shape shape;
+};
+
+// delta = rowsum(dout * out) - dlse, contiguous over [batch, heads_q, seqlen_q].
+struct DeltaParams {
+  Tensor out;
+  Tensor dout;
+  RowVector dlse;
+  void* delta;
+  Shape shape;
+};
+
+}  // namespace cuflash

@@ -1,0 +1,27 @@
+// cp.async: copies from global to shared memory that run beside the arithmetic.
+// PTX ISA "Data movement and conversion instructions: cp.async"; sm_80.
+#pragma once
+
+#include "load_matrix.cuh"
+
+namespace cuflash::ptx {
+
+// 16 bytes past L1; both addresses 16-byte aligned. `bytes` (0 or 16) are read, the rest is zero.
+__device__ inline void async_copy_16(void* shared, const void* global, int bytes) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(shared_address(shared)),
+               "l"(global), "r"(bytes)
+               : "memory");
+}
+
+// Closes the group of all copies this thread has issued since the last one.
+__device__ inline void async_copy_commit() {
+  asm volatile("cp.async.commit_group;\n" ::: "memory");
+}
+
+// Waits until at most `pending` of this thread's latest groups are under way.
+template <int pending>
+__device__ inline void async_copy_wait() {
+  asm volatile("cp.async.wait_group %0;\n" ::"n"(pending) : "memory");
+}
+
+}  // namespace cuflash::ptx

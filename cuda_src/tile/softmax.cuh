@@ -1,0 +1,123 @@
+// Online softmax over the rows of a score tile. Every exponent of a row is the difference to one
+// rounded number, its reference, so that number's rounding cancels however far the logits are from
+// zero. No finite number stands in for minus infinity.
+#pragma once
+
+#include "numeric.cuh"
+#include "product.cuh"
+#include "score.cuh"
+#include "warp_tile.cuh"
+
+namespace cuflash {
+
+// Units and exponentials of logits. 16-bit products: log2 units, so that scale and exponential are
+// one fused multiply-add and one instruction of the special function unit.
+template <class Config, ProductKind kind = Config::products>
+struct Logits {
+  __device__ static float factor(double scale) { return static_cast<float>(scale * kLog2E); }
+  // 2^(raw * factor - offset), and of a difference that is in these units already.
+  __device__ static float exponential(float raw, float factor, float offset) {
+    return ptx::exp2_approximate(fma(raw, factor, -offset));
+  }
+  __device__ static float exponential(float difference) {
+    return ptx::exp2_approximate(difference);
+  }
+  __device__ static float to_natural(float logit) { return logit * static_cast<float>(kLn2); }
+  __device__ static float from_natural(float logit) { return logit * static_cast<float>(kLog2E); }
+  // A row's sum of products over the sum of its weights.
+  __device__ static float normalise(float x, float, float inverse) { return x * inverse; }
+};
+
+// float32 and float64: natural units and the operations one would write, each rounded by itself.
+template <class Config>
+struct Logits<Config, ProductKind::scalar> {
+  using Compute = typename Config::Compute;
+  __device__ static Compute factor(double scale) { return static_cast<Compute>(scale); }
+  __device__ static Compute exponential(Compute raw, Compute factor, Compute offset) {
+    return exp_of(rounded_product(raw, factor) - offset);
+  }
+  __device__ static Compute exponential(Compute difference) { return exp_of(difference); }
+  __device__ static Compute to_natural(Compute logit) { return logit; }
+  __device__ static Compute from_natural(Compute logit) { return logit; }
+  __device__ static Compute normalise(Compute x, Compute sum, Compute) {
+    return sum == Compute(0) ? Compute(0) : x / sum;
+  }
+};
+
+// Applies the score function, and on an edge tile hides what the mask hides.
+template <class Config, class Scores>
+__device__ inline void prepare_scores(Scores& scores, const WorkItem& item, const Sequence& seq,
+                                      int row0, int key0, bool edge) {
+  using Compute = typename Scores::Compute;
+  const LanePosition lane;
+  scores.for_each([&](Compute& s, int m, int n, int group, int which) {
+    const int i = row0 + lane.row + Scores::row(m, group);
+    const int j = key0 + lane.column + Scores::column(n, which);
+    s = modify_score<Config>(s, ScorePosition{item.batch, item.head, i, j});
+  });
+  if (!edge) return;
+  scores.for_each([&](Compute& s, int m, int n, int group, int which) {
+    const int i = row0 + lane.row + Scores::row(m, group);
+    const int j = key0 + lane.column + Scores::column(n, which);
+    if (!Mask<Config>::visible(seq, i, j)) s = -infinity<Compute>();
+  });
+}
+
+// The largest score of every row, over the columns of this warp's tile.
+template <class Scores>
+__device__ inline RowValues<Scores> row_maxima(Scores& scores) {
+  using Compute = typename Scores::Compute;
+  RowValues<Scores> result;
+  result.for_each([&](Compute& x, int, int) { x = -infinity<Compute>(); });
+  scores.for_each([&](Compute& s, int m, int, int group, int) {
+    result.value[m][group] = larger(result.value[m][group], s);
+  });
+  result.for_each([&](Compute& x, int, int) {
+    x = combine_row_lanes(x, [](Compute a, Compute b) { return larger(a, b); });
+  });
+  return result;
+}
+
+// What is subtracted from a row's exponents: its reference, or zero for a row that has seen
+// nothing, whose exponents are all minus infinity and stay so.
+template <class Compute>
+__device__ inline Compute subtrahend(Compute reference) {
+  return reference == -infinity<Compute>() ? Compute(0) : reference;
+}
+
+// scores -> exponential(scores * factor - reference), and their sum over the tile's columns.
+template <class Config, class Scores, class Compute = typename Scores::Compute>
+__device__ inline RowValues<Scores> exponentiate(Scores& scores, RowValues<Scores>& reference,
+                                                 Compute factor) {
+  RowValues<Scores> offset;
+  RowValues<Scores> sums;
+  offset.for_each([&](Compute& x, int m, int group) {
+    x = subtrahend(reference.value[m][group]);
+    sums.value[m][group] = Compute(0);
+  });
+  scores.for_each([&](Compute& s, int m, int, int group, int) {
+    s = Logits<Config>::exponential(s, factor, offset.value[m][group]);
+    sums.value[m][group] += s;
+  });
+  sums.for_each([&](Compute& x, int, int) {
+    x = combine_row_lanes(x, [](Compute a, Compute b) { return a + b; });
+  });
+  return sums;
+}
+
+// ds = dP -> dS = P * (dP - delta), the gradient of the raw products q . k (before the scale).
+template <class Config, class Scores>
+__device__ inline void differentiate_scores(Scores& ds, const Scores& p,
+                                            const RowValues<Scores>& delta, const WorkItem& item,
+                                            int row0, int key0) {
+  const LanePosition lane;
+  ds.for_each([&](typename Scores::Compute& x, int m, int n, int group, int which) {
+    const int i = row0 + lane.row + Scores::row(m, group);
+    const int j = key0 + lane.column + Scores::column(n, which);
+    x = p.value[m][n][group][which] * (x - delta.value[m][group]);
+    x = modify_score_gradient<Config>(x, ScorePosition{item.batch, item.head, i, j});
+  });
+  hand_on_score_gradient<Config>(ds, item, row0, key0);
+}
+
+}  // namespace cuflash

@@ -1,0 +1,91 @@
+// Warp tiles to and from memory, two neighbouring columns at a time.
+#pragma once
+
+#include "numeric.cuh"
+#include "warp_tile.cuh"
+
+namespace cuflash {
+
+// memory[row * stride + column] -> tile for the first `valid_rows` rows; the others become zero.
+template <class Tile, class Compute = typename Tile::Compute>
+__device__ inline void load_tile(Tile& tile, const Compute* memory, int stride, int valid_rows) {
+  const LanePosition lane;
+  const Compute* from = memory + lane.row * stride + lane.column;
+  Tile::for_each_pair([&](int m, int n, int group) {
+    Pair<Compute> pair = {0, 0};
+    if (lane.row + Tile::row(m, group) < valid_rows) {
+      pair = *reinterpret_cast<const Pair<Compute>*>(from + Tile::row(m, group) * stride +
+                                                     Tile::column(n));
+    }
+    tile.value[m][n][group][0] = pair.x;
+    tile.value[m][n][group][1] = pair.y;
+  });
+}
+
+// The first `valid_rows` rows of the tile -> memory[row * stride + column].
+template <class Tile, class Compute = typename Tile::Compute>
+__device__ inline void store_tile(const Tile& tile, Compute* memory, int stride, int valid_rows) {
+  const LanePosition lane;
+  Compute* to = memory + lane.row * stride + lane.column;
+  Tile::for_each_pair([&](int m, int n, int group) {
+    if (lane.row + Tile::row(m, group) >= valid_rows) return;
+    *reinterpret_cast<Pair<Compute>*>(to + Tile::row(m, group) * stride + Tile::column(n)) = {
+        tile.value[m][n][group][0], tile.value[m][n][group][1]};
+  });
+}
+
+// Two columns of a row of a tensor, rounded, as far as they are valid. With `whole_pairs` the
+// row is aligned and columns are valid by pairs.
+template <bool whole_pairs, class T, class Compute>
+__device__ inline void store_pair(T* to, int column, int valid_columns, Compute x, Compute y) {
+  const Pair<T> rounded = {from_compute<T>(x), from_compute<T>(y)};
+  if constexpr (whole_pairs) {
+    if (column < valid_columns) *reinterpret_cast<Pair<T>*>(to) = rounded;
+  } else {
+    if (column < valid_columns) to[0] = rounded.x;
+    if (column + 1 < valid_columns) to[1] = rounded.y;
+  }
+}
+
+// The tile times `factor`, rounded -> the rows of a tensor, as far as rows and columns are valid;
+// `column0` is the tile's first column in the tensor.
+template <bool whole_pairs, class Tile, class T, class Compute = typename Tile::Compute>
+__device__ inline void store_rounded(const Tile& tile, T* memory, long long row_stride,
+                                     int valid_rows, int column0, int valid_columns,
+                                     Compute factor) {
+  const LanePosition lane;
+  const int column = column0 + lane.column;
+  T* to = memory + lane.row * row_stride + column;
+  Tile::for_each_pair([&](int m, int n, int group) {
+    if (lane.row + Tile::row(m, group) >= valid_rows) return;
+    const auto& pair = tile.value[m][n][group];
+    store_pair<whole_pairs>(to + Tile::row(m, group) * row_stride + Tile::column(n),
+                            column + Tile::column(n), valid_columns, pair[0] * factor,
+                            pair[1] * factor);
+  });
+}
+
+// The tile, rounded -> its place in shared memory.
+template <class Tile, class Shared>
+__device__ inline void store_shared(const Tile& tile, const Shared& shared, int row0, int column0) {
+  using T = typename Shared::Element;
+  const LanePosition lane;
+  Tile::for_each_pair([&](int m, int n, int group) {
+    const auto& pair = tile.value[m][n][group];
+    *reinterpret_cast<Pair<T>*>(&shared.at(row0 + lane.row + Tile::row(m, group),
+                                           column0 + lane.column + Tile::column(n))) = {
+        from_compute<T>(pair[0]), from_compute<T>(pair[1])};
+  });
+}
+
+// Zeros in `rows` rows of a tensor, by all `threads` of the block.
+template <bool whole_pairs, int threads, int columns, class T>
+__device__ inline void store_zeros(T* memory, long long row_stride, int rows, int valid_columns) {
+  for (int i = threadIdx.x; i < rows * (columns / 2); i += threads) {
+    const int column = i % (columns / 2) * 2;
+    store_pair<whole_pairs>(memory + i / (columns / 2) * row_stride + column, column, valid_columns,
+                            0.0f, 0.0f);
+  }
+}
+
+}  // namespace cuflash

@@ -1,0 +1,263 @@
+"""The public functions. What their docstrings say is the contract."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+from .cuda.available import is_usable
+from .dispatch import run
+from .errors import ArgumentTypeError, ArgumentValueError
+from .options import check_flag, check_options
+from .planning.plan import Algorithm, Backend
+
+__all__ = ["attention", "attention_backward", "attention_vjp", "is_available"]
+
+_Algorithm = Algorithm | Literal["auto"]
+_Backend = Backend | Literal["auto"]
+
+
+def attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    q_offset: int | None = None,
+    layout: str | None = None,
+    return_lse: bool = False,
+    out: Any = None,
+    lse_out: Any = None,
+    out_dtype: Any = None,
+    backend: _Backend = "auto",
+    algorithm: _Algorithm = "auto",
+    blocks: tuple[int, int] | None = None,
+    workspace: Any = None,
+) -> Any:
+    """Exact attention: ``softmax(scale * q k^T + mask) v``, without the square in memory.
+
+    Parameters
+    ----------
+    q : array, (batch, seqlen_q, heads_q, head_dim)
+        Queries. NumPy, CuPy, or anything with DLPack or
+        ``__cuda_array_interface__``; float16, bfloat16, float32 or float64;
+        head_dim 1 to 256.
+    k : array, (batch, seqlen_kv, heads_kv, head_dim)
+        Keys. heads_kv divides heads_q; query head h reads kv head
+        ``h // (heads_q // heads_kv)``.
+    v : array, (batch, seqlen_kv, heads_kv, head_dim_v)
+        Values.
+    causal : bool
+        Query i sees key j iff ``j <= i + q_offset``.
+    scale : float, optional
+        Factor of the scores, finite and positive; by default
+        ``1 / sqrt(head_dim)``.
+    q_offset : int, optional
+        Position of query 0 among the keys; by default ``seqlen_kv - seqlen_q``
+        (the last query sees the last key). 0 is the alignment of JAX and
+        PyTorch. Without a mask it changes nothing.
+    layout : {"bshd", "bhsd", "shd", "hsd", "sd"}, optional
+        Order of the axes batch, sequence, head, dimension. By default "bshd"
+        for 4 axes and "sd" for 2; 3 axes must be named.
+    return_lse : bool
+        Also return the log-sum-exp of the scores.
+    out, lse_out : array, optional
+        Destinations; they must not overlap an input, each other or themselves.
+    out_dtype : dtype, optional
+        float32 for the output of 16-bit inputs; else the dtype of q. By
+        default that of ``out``, if given.
+    backend : {"auto", "cuda", "numpy"}
+        Arrays in CUDA memory are computed there. With "auto" NumPy arrays go
+        to the GPU and back where one can be used, else to the tiled NumPy
+        code; "numpy" keeps them on the host.
+    algorithm : {"auto", "fa1", "fa2", "fa3"}
+        "auto" takes the best generation that can do the problem; a named one
+        never falls back. :func:`explain` says which and why.
+    blocks : (int, int), optional
+        ``(block_q, block_kv)`` instead of the planned tile.
+    workspace : CuPy uint8 array, optional
+        At least ``prepare(...).workspace_bytes`` bytes, 256-byte aligned, not
+        used by anything else until the call has run. By default it is
+        allocated.
+
+    Returns
+    -------
+    out : array, (batch, seqlen_q, heads_q, head_dim_v)
+        Of q's kind and layout, C-contiguous. A row that sees no key is 0.
+    lse : array, (batch, heads_q, seqlen_q)
+        Only with ``return_lse``: natural log of the sum of exp of the scaled,
+        masked scores; float32, or float64 for float64; minus infinity for a
+        row that sees no key. Axes that the layout lacks are left out.
+
+    Raises
+    ------
+    ArgumentTypeError, ArgumentValueError
+        Naming the argument, what it got and what is needed, before anything
+        is compiled, launched or written.
+    UnsupportedError
+        If the algorithm cannot do this problem on this device.
+    BackendUnavailableError, ToolchainError
+        If CUDA is needed and cannot be used.
+
+    Notes
+    -----
+    Dao, Fu, Ermon, Rudra, Re, "FlashAttention: Fast and Memory-Efficient Exact
+    Attention with IO-Awareness", 2022; Dao, "FlashAttention-2", 2023. CUDA
+    work is queued on CuPy's current stream of the arrays' device; nothing
+    waits for it unless the result is a NumPy array.
+    """
+    options = check_options(
+        causal=causal,
+        scale=scale,
+        q_offset=q_offset,
+        layout=layout,
+        out_dtype=out_dtype,
+        backend=backend,
+        algorithm=algorithm,
+        blocks=blocks,
+    )
+    want_lse = check_flag("return_lse", return_lse)
+    inputs = {"q": q, "k": k, "v": v}
+    destinations = {n: a for n, a in (("out", out), ("lse_out", lse_out)) if a is not None}
+    results = run("forward", inputs, destinations, options, want_lse=want_lse, workspace=workspace)
+    return (results["out"], results["lse"]) if want_lse else results["out"]
+
+
+def attention_backward(
+    dout: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    out: Any,
+    lse: Any,
+    *,
+    dlse: Any = None,
+    grads: tuple[Any, Any, Any] | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+    q_offset: int | None = None,
+    layout: str | None = None,
+    deterministic: bool = False,
+    backend: _Backend = "auto",
+    algorithm: _Algorithm = "auto",
+    blocks: tuple[int, int] | None = None,
+    workspace: Any = None,
+) -> tuple[Any, Any, Any]:
+    """Gradients of :func:`attention` with respect to q, k and v.
+
+    Parameters
+    ----------
+    dout : array, like out
+        Gradient of the output; of q's dtype or of out's.
+    q, k, v : array
+        As given to :func:`attention`, with the same keywords.
+    out, lse : array
+        What :func:`attention` returned, of any algorithm or backend.
+    dlse : array, like lse, optional
+        Gradient of the log-sum-exp.
+    grads : (dq, dk, dv), optional
+        Destinations; they must not overlap anything.
+    deterministic : bool
+        The same bits from run to run, with O(seqlen) more memory.
+    causal, scale, q_offset, layout, backend, algorithm, blocks, workspace
+        As for :func:`attention`; ``blocks`` is of this pass.
+
+    Returns
+    -------
+    dq, dk, dv : array
+        Shaped and typed like q, k and v, C-contiguous. Grouped heads are
+        summed into their kv head. Rows that see no key have gradient 0.
+
+    Raises
+    ------
+    ArgumentTypeError, ArgumentValueError, UnsupportedError, BackendUnavailableError, ToolchainError
+        As for :func:`attention`.
+
+    Notes
+    -----
+    With ``P = exp(scale q k^T - lse)`` and ``delta = rowsum(dout * out) - dlse``:
+    ``dv = P^T dout``, ``dS = P * (dout v^T - delta)``, ``dq = scale dS k``,
+    ``dk = scale dS^T q`` (Dao et al. 2022, Algorithm 4).
+    """
+    options = check_options(
+        causal=causal,
+        scale=scale,
+        q_offset=q_offset,
+        layout=layout,
+        deterministic=deterministic,
+        backend=backend,
+        algorithm=algorithm,
+        blocks=blocks,
+    )
+    inputs = {"dout": dout, "q": q, "k": k, "v": v, "out": out, "lse": lse}
+    if dlse is not None:
+        inputs["dlse"] = dlse
+    results = run("backward", inputs, _destinations(grads), options, workspace=workspace)
+    return results["dq"], results["dk"], results["dv"]
+
+
+def attention_vjp(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    q_offset: int | None = None,
+    layout: str | None = None,
+    return_lse: bool = False,
+    deterministic: bool = False,
+    backend: _Backend = "auto",
+    algorithm: _Algorithm = "auto",
+) -> tuple[Any, Callable[..., tuple[Any, Any, Any]]]:
+    """The output of :func:`attention` and the function that pulls gradients back through it.
+
+    Parameters
+    ----------
+    q, k, v, causal, scale, q_offset, layout, return_lse, backend, algorithm
+        As for :func:`attention`.
+    deterministic : bool
+        As for :func:`attention_backward`.
+
+    Returns
+    -------
+    out : array, or (out, lse) with ``return_lse``
+        As of :func:`attention`.
+    pullback : callable
+        ``pullback(dout, dlse=None) -> (dq, dk, dv)``. It keeps q, k, v, out
+        and lse; do not overwrite them before it is called.
+    """
+    shared: dict[str, Any] = {
+        "causal": causal,
+        "scale": scale,
+        "q_offset": q_offset,
+        "layout": layout,
+        "backend": backend,
+        "algorithm": algorithm,
+    }
+    check_flag("deterministic", deterministic)
+    with_lse = check_flag("return_lse", return_lse)
+    out, lse = attention(q, k, v, return_lse=True, **shared)
+
+    def pullback(dout: Any, dlse: Any = None) -> tuple[Any, Any, Any]:
+        return attention_backward(
+            dout, q, k, v, out, lse, dlse=dlse, deterministic=deterministic, **shared
+        )
+
+    return ((out, lse) if with_lse else out), pullback
+
+
+def is_available() -> bool:
+    """Whether CUDA can be used: CuPy, not a ROCm build, with a driver and a device."""
+    return is_usable()
+
+
+def _destinations(grads: Any) -> dict[str, Any]:
+    if grads is None:
+        return {}
+    if not isinstance(grads, (tuple, list)) or len(grads) != 3:
+        raise ArgumentTypeError("grads", repr(type(grads)), "(dq, dk, dv), three arrays")
+    if any(g is None for g in grads):
+        raise ArgumentValueError("grads", "None in place of an array", "three arrays")
+    return dict(zip(("dq", "dk", "dv"), grads, strict=True))

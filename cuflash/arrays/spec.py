@@ -1,0 +1,97 @@
+"""Descriptions of arrays, and the layouts they come in."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+__all__ = ["LAYOUTS", "Layout", "TensorSpec", "contiguous_strides", "default_layout"]
+
+#: Axes that the kernels and the tiled NumPy code work in.
+CANONICAL = "bshd"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The order of a call's axes: batch, sequence, head, dimension."""
+
+    name: str
+
+    def shape(self, batch: int, seqlen: int, heads: int, head_dim: int) -> tuple[int, ...]:
+        """The shape of a tensor with these sizes."""
+        sizes = dict(zip(CANONICAL, (batch, seqlen, heads, head_dim), strict=True))
+        return tuple(sizes[axis] for axis in self.name)
+
+    def rows_shape(self, batch: int, heads: int, seqlen: int) -> tuple[int, ...]:
+        """The shape of one number for each row: (batch, heads, seqlen) less absent axes."""
+        sizes = {"b": batch, "h": heads, "s": seqlen}
+        return tuple(size for axis, size in sizes.items() if axis in self.name)
+
+    def canonical(self, values: Sequence[int], absent: int) -> tuple[int, int, int, int]:
+        """Values of the axes reordered to batch, sequence, head, dimension."""
+        found = dict(zip(self.name, values, strict=True))
+        batch, seqlen, head, dim = (found.get(axis, absent) for axis in CANONICAL)
+        return batch, seqlen, head, dim
+
+    def canonical_rows(self, values: Sequence[int], absent: int) -> tuple[int, int, int]:
+        """The same for one number a row: batch, row, head."""
+        found = dict(zip((a for a in "bhs" if a in self.name), values, strict=True))
+        return found.get("b", absent), found.get("s", absent), found.get("h", absent)
+
+
+#: The layouts by name. Four axes default to "bshd"; three must be named.
+LAYOUTS = {name: Layout(name) for name in ("bshd", "bhsd", "shd", "hsd", "sd")}
+
+
+def default_layout(ndim: int) -> Layout | None:
+    """The layout of arrays whose layout was not said; None if it must be."""
+    return {4: LAYOUTS["bshd"], 2: LAYOUTS["sd"]}.get(ndim)
+
+
+def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Strides, in elements, of a C-contiguous array."""
+    return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """Everything about an array but its contents.
+
+    ``strides`` are elements; None where they are not whole elements.
+    ``device`` is None for host memory. ``offset`` is the address modulo 16.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    strides: tuple[int, ...] | None
+    itemsize: int
+    device: int | None = None
+    offset: int = 0
+
+    @property
+    def rows_are_unit(self) -> bool:
+        """Whether the last axis can be read as it is: consecutive elements."""
+        if self.strides is None:
+            return False
+        return not self.shape or self.shape[-1] <= 1 or self.strides[-1] == 1
+
+    @property
+    def aligned(self) -> bool:
+        """Whether every row starts at, and is a multiple of, 16 bytes."""
+        if self.strides is None or self.offset % 16:
+            return False
+        sizes = [self.shape[-1], *self._outer_strides()]
+        return all(size * self.itemsize % 16 == 0 for size in sizes)
+
+    def _outer_strides(self) -> list[int]:
+        pairs = zip(self.shape[:-1], self.strides or (), strict=False)
+        return [stride for size, stride in pairs if size > 1]
+
+    def contiguous(self) -> TensorSpec:
+        """The same in fresh C-contiguous memory of the same device."""
+        return replace(self, strides=contiguous_strides(self.shape), offset=0)
+
+    def on_device(self, device: int) -> TensorSpec:
+        """A fresh C-contiguous copy on a CUDA device."""
+        return replace(self.contiguous(), device=device)

@@ -1,0 +1,235 @@
+"""Turns the arguments of a call into a problem, or says what is wrong with them.
+
+Works on descriptions only; no array is read and no GPU is touched.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from .arrays.spec import LAYOUTS, Layout, TensorSpec, default_layout
+from .errors import ArgumentTypeError, ArgumentValueError
+from .options import Options, names_of
+from .planning.problem import (
+    DTYPES,
+    MAX_HEAD_DIM,
+    MAX_SEQLEN,
+    AttentionProblem,
+    DTypeName,
+    Operation,
+)
+
+__all__ = ["Described", "describe"]
+
+
+@dataclass(frozen=True)
+class Described:
+    """A problem, and the layout its arrays come in."""
+
+    problem: AttentionProblem
+    layout: Layout
+    shapes: Mapping[str, tuple[int, ...]]  # of every tensor the call may have, in the layout
+    dtypes: Mapping[str, DTypeName]
+
+
+class _Sizes(NamedTuple):
+    batch: int
+    heads_q: int
+    heads_kv: int
+    seqlen_q: int
+    seqlen_kv: int
+    head_dim: int
+    head_dim_v: int
+
+
+def describe(operation: Operation, specs: Mapping[str, TensorSpec], options: Options) -> Described:
+    """The problem of a call, from its tensors and keywords.
+
+    Parameters
+    ----------
+    operation
+        "forward" or "backward".
+    specs
+        Of every tensor that was given, by argument name; q, k and v at least.
+    options
+        The checked keywords.
+
+    Raises
+    ------
+    ArgumentTypeError, ArgumentValueError
+        Naming the argument, what it got and what is needed.
+    """
+    layout = _find_layout(specs["q"], options)
+    _check_dtypes(specs)
+    _check_devices(specs)
+    sizes = _sizes(specs, layout)
+    problem = _problem(operation, sizes, specs, options)
+    described = Described(problem, layout, _shapes(problem, layout), _dtypes(problem))
+    for name, spec in specs.items():
+        _check_tensor(name, spec, described)
+    return described
+
+
+def _find_layout(q: TensorSpec, options: Options) -> Layout:
+    ndim = len(q.shape)
+    if options.layout is None:
+        layout = default_layout(ndim)
+        if layout is not None:
+            return layout
+        if ndim == 3:
+            raise ArgumentValueError(
+                "layout", "None for arrays of 3 axes", "layout='shd' or layout='hsd'"
+            )
+        raise ArgumentValueError("q", f"{ndim} axes {q.shape}", "4, 3 or 2 axes")
+    layout = LAYOUTS[options.layout]
+    if len(layout.name) != ndim:
+        raise ArgumentValueError(
+            "q",
+            f"{ndim} axes {q.shape}",
+            f"{len(layout.name)} axes, as layout={layout.name!r} says",
+        )
+    return layout
+
+
+def _check_dtypes(specs: Mapping[str, TensorSpec]) -> None:
+    for name, spec in specs.items():
+        if spec.dtype not in DTYPES:
+            raise ArgumentTypeError(name, f"dtype {spec.dtype}", f"one of {names_of(DTYPES)}")
+    for name in ("k", "v"):
+        if specs[name].dtype != specs["q"].dtype:
+            raise ArgumentTypeError(
+                name, f"dtype {specs[name].dtype}", f"{specs['q'].dtype}, as q has"
+            )
+
+
+def _check_devices(specs: Mapping[str, TensorSpec]) -> None:
+    def place(spec: TensorSpec) -> str:
+        return "host memory" if spec.device is None else f"CUDA device {spec.device}"
+
+    for name, spec in specs.items():
+        if spec.device != specs["q"].device:
+            raise ArgumentValueError(
+                name, f"an array in {place(spec)}", f"{place(specs['q'])}, where q is"
+            )
+
+
+def _sizes(specs: Mapping[str, TensorSpec], layout: Layout) -> _Sizes:
+    """Sizes of every axis, k and v held against q and each other axis by axis."""
+    shapes = {}
+    for name in ("q", "k", "v"):
+        shape = specs[name].shape
+        if len(shape) != len(layout.name):
+            raise ArgumentValueError(
+                name, f"{len(shape)} axes {shape}", f"{len(layout.name)} axes, as q has"
+            )
+        shapes[name] = layout.canonical(shape, 1)
+    (batch, seqlen_q, heads_q, head_dim) = shapes["q"]
+    (k_batch, seqlen_kv, heads_kv, k_dim) = shapes["k"]
+    (v_batch, v_seqlen, v_heads, head_dim_v) = shapes["v"]
+    for name, axis, got, expected, other in (
+        ("k", "batch", k_batch, batch, "q"),
+        ("v", "batch", v_batch, batch, "q"),
+        ("k", "head_dim", k_dim, head_dim, "q"),
+        ("v", "seqlen_kv", v_seqlen, seqlen_kv, "k"),
+        ("v", "heads_kv", v_heads, heads_kv, "k"),
+    ):
+        if got != expected:
+            raise ArgumentValueError(name, f"{axis} {got}", f"{expected}, as {other} has")
+    _check_ranges(head_dim, head_dim_v, heads_q, heads_kv, seqlen_q, seqlen_kv)
+    return _Sizes(batch, heads_q, heads_kv, seqlen_q, seqlen_kv, head_dim, head_dim_v)
+
+
+def _check_ranges(
+    head_dim: int, head_dim_v: int, heads_q: int, heads_kv: int, seqlen_q: int, seqlen_kv: int
+) -> None:
+    for name, dim in (("q", head_dim), ("v", head_dim_v)):
+        if not 1 <= dim <= MAX_HEAD_DIM:
+            raise ArgumentValueError(name, f"head_dim {dim}", f"1 to {MAX_HEAD_DIM}")
+    for name, seqlen in (("q", seqlen_q), ("k", seqlen_kv)):
+        if seqlen > MAX_SEQLEN:
+            raise ArgumentValueError(name, f"a sequence of {seqlen}", f"at most {MAX_SEQLEN}")
+    if heads_q % heads_kv if heads_kv else heads_q:
+        raise ArgumentValueError(
+            "k", f"{heads_kv} heads beside {heads_q} of q", "a number that divides q's heads"
+        )
+
+
+def _output_dtype(specs: Mapping[str, TensorSpec], options: Options) -> DTypeName:
+    """What was asked for, else the dtype of the destination, else that of q."""
+    storage = DTYPES[specs["q"].dtype]
+    argument = "out" if options.out_dtype is None else "out_dtype"
+    output = options.out_dtype or DTYPES[specs.get("out", specs["q"]).dtype].name
+    allowed = (storage.name, "float32") if storage.itemsize == 2 else (storage.name,)
+    if output not in allowed:
+        raise ArgumentTypeError(
+            argument, f"{output} for {storage.name} inputs", " or ".join(allowed)
+        )
+    return output
+
+
+def _problem(
+    operation: Operation,
+    sizes: _Sizes,
+    specs: Mapping[str, TensorSpec],
+    options: Options,
+) -> AttentionProblem:
+    seqlen_q, seqlen_kv = sizes.seqlen_q, sizes.seqlen_kv
+    offset = seqlen_kv - seqlen_q if options.q_offset is None else options.q_offset
+    return AttentionProblem(
+        operation=operation,
+        batch=sizes.batch,
+        heads_q=sizes.heads_q,
+        heads_kv=sizes.heads_kv,
+        seqlen_q=seqlen_q,
+        seqlen_kv=seqlen_kv,
+        head_dim=sizes.head_dim,
+        head_dim_v=sizes.head_dim_v,
+        storage=DTYPES[specs["q"].dtype].name,
+        output=_output_dtype(specs, options),
+        mask="causal" if options.causal else "full",
+        scale=options.scale or 1.0 / math.sqrt(sizes.head_dim),
+        # Beyond these bounds every query sees nothing, or everything.
+        q_offset=max(-seqlen_q, min(seqlen_kv, offset)) if options.causal else 0,
+        deterministic=options.deterministic,
+    )
+
+
+def _shapes(problem: AttentionProblem, layout: Layout) -> dict[str, tuple[int, ...]]:
+    p = problem
+    q = layout.shape(p.batch, p.seqlen_q, p.heads_q, p.head_dim)
+    k = layout.shape(p.batch, p.seqlen_kv, p.heads_kv, p.head_dim)
+    v = layout.shape(p.batch, p.seqlen_kv, p.heads_kv, p.head_dim_v)
+    out = layout.shape(p.batch, p.seqlen_q, p.heads_q, p.head_dim_v)
+    rows = layout.rows_shape(p.batch, p.heads_q, p.seqlen_q)
+    return {
+        **dict.fromkeys(("q", "dq"), q),
+        **dict.fromkeys(("k", "dk"), k),
+        **dict.fromkeys(("v", "dv"), v),
+        **dict.fromkeys(("out", "dout"), out),
+        **dict.fromkeys(("lse", "dlse"), rows),
+    }
+
+
+def _dtypes(problem: AttentionProblem) -> dict[str, DTypeName]:
+    names = dict.fromkeys(("q", "k", "v", "dq", "dk", "dv", "dout"), problem.storage)
+    rows = dict.fromkeys(("lse", "dlse"), problem.statistics)
+    return {**names, **rows, "out": problem.output}
+
+
+def _check_tensor(name: str, spec: TensorSpec, described: Described) -> None:
+    """Shape and dtype of one tensor against what the problem makes of it."""
+    role = {"lse_out": "lse"}.get(name, name)
+    if spec.shape != described.shapes[role]:
+        raise ArgumentValueError(
+            name,
+            f"shape {spec.shape}",
+            f"{described.shapes[role]} (layout {described.layout.name!r})",
+        )
+    allowed = {described.dtypes[role]}
+    if role == "dout":
+        allowed.add(described.dtypes["out"])
+    if spec.dtype not in allowed:
+        raise ArgumentTypeError(name, f"dtype {spec.dtype}", " or ".join(sorted(allowed)))

@@ -1,0 +1,190 @@
+"""The command line: ``python -m cuflash info | explain | demo``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import fields, replace
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from .arrays.spec import LAYOUTS
+from .demo import PRESETS, plans, run
+from .demo.options import DTYPES as DEMO_DTYPES
+from .demo.options import Options
+from .errors import ArgumentValueError, CuflashError
+from .explanation import explain
+from .info import info
+from .planning.plan import ALGORITHMS
+from .planning.problem import DTYPES, Operation
+
+__all__ = ["main"]
+
+_ALGORITHMS = ("auto", *sorted(ALGORITHMS))
+_BACKENDS = ("auto", "cuda", "numpy")
+#: What NumPy needs to be quick at the demo on a CPU; read when a process starts. Its products
+#: are too short for threads, which wait for each other many times longer than they compute as
+#: soon as another program wants a core; and glibc would give memory back at every step.
+_THREADS = "OPENBLAS_NUM_THREADS"
+_QUICK = {
+    _THREADS: "1",
+    "MALLOC_MMAP_THRESHOLD_": str(1 << 25),
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 28),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command.
+
+    Parameters
+    ----------
+    arguments : sequence of str, optional
+        By default those of the process.
+
+    Returns
+    -------
+    int
+        The exit code: 0 if all is well, 1 if the demo's evidence falls short,
+        2 for what cannot be done, 130 if interrupted.
+
+    Raises
+    ------
+    SystemExit
+        From argparse, with code 2 for wrong arguments and 0 for ``--help``.
+    """
+    arguments = sys.argv[1:] if arguments is None else arguments
+    given = _parser().parse_args(arguments, argparse.Namespace(arguments=arguments))
+    command: Callable[[argparse.Namespace], int] = given.run
+    try:
+        return command(given)
+    except CuflashError as error:
+        print(f"cuflash {given.command}: error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m cuflash", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="command")
+    told = commands.add_parser("info", help="versions, devices, kernel cache and environment")
+    told.set_defaults(run=_info)
+    _add_explain(commands.add_parser("explain", help="what a call would run, and why"))
+    _add_demo(commands.add_parser("demo", help="train a transformer on the text of Python's help"))
+    return parser
+
+
+def _add_explain(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(run=_explain)
+    parser.add_argument("--batch", type=int, help="default 1")
+    parser.add_argument("--seqlen-q", type=int, default=4096, help="default %(default)s")
+    parser.add_argument("--seqlen-kv", type=int, help="default that of q")
+    parser.add_argument("--heads-q", type=int, help="default 16")
+    parser.add_argument("--heads-kv", type=int, help="default those of q")
+    parser.add_argument("--head-dim", type=int, default=128, help="default %(default)s")
+    parser.add_argument("--head-dim-v", type=int, help="default that of q")
+    parser.add_argument("--dtype", choices=DTYPES, default="float16", help="default %(default)s")
+    parser.add_argument("--causal", action="store_true")
+    parser.add_argument("--q-offset", type=int, help="position of query 0 among the keys")
+    parser.add_argument("--layout", choices=LAYOUTS, default="bshd", help="default %(default)s")
+    parser.add_argument(
+        "--operation", choices=("forward", "backward", "both"), default="both", help="default both"
+    )
+    parser.add_argument("--blocks", type=int, nargs=2, metavar=("Q", "KV"))
+    parser.add_argument("--compile", action="store_true", help="also compile; report registers")
+    _add_selection(parser, "auto")
+
+
+def _add_demo(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(run=_demo)
+    parser.add_argument(
+        "--size", choices=PRESETS, default="small", help="what the others default to"
+    )
+    for name in ("steps", "batch", "seqlen", "layers", "heads", "head-dim", "seed"):
+        parser.add_argument(f"--{name}", type=int)
+    parser.add_argument("--dtype", choices=DEMO_DTYPES, help="of q, k and v")
+    _add_selection(parser, None)
+
+
+def _add_selection(parser: argparse.ArgumentParser, default: str | None) -> None:
+    parser.add_argument("--algorithm", choices=_ALGORITHMS, default=default)
+    parser.add_argument("--backend", choices=_BACKENDS, default=default)
+
+
+def _info(given: argparse.Namespace) -> int:
+    found = info()
+    table = Table(show_header=False)
+    for name, value in found.versions.items():
+        table.add_row(name, Text(value))
+    table.add_section()
+    table.add_row("CUDA", Text(found.cuda))
+    for i, device in enumerate(found.devices):
+        table.add_row(f"device {i}", Text(str(device)))
+    table.add_row("CPU cache a core", f"{found.host.cache:,} bytes")
+    table.add_row("CUDA sources", Text(found.sources))
+    table.add_row("kernel cache", Text(found.kernel_cache))
+    table.add_section()
+    for name, value in found.environment.items():
+        table.add_row(name, Text(value))
+    Console().print(table)
+    return 0
+
+
+def _explain(given: argparse.Namespace) -> int:
+    console = Console()
+    both: tuple[Operation, ...] = ("forward", "backward")
+    operations = [name for name in both if given.operation in (name, "both")]
+    for operation in operations:
+        explanation = explain(
+            *_shapes(given),
+            operation=operation,
+            dtype=given.dtype,
+            causal=given.causal,
+            q_offset=given.q_offset,
+            layout=given.layout,
+            backend=given.backend,
+            algorithm=given.algorithm,
+            blocks=None if given.blocks is None else tuple(given.blocks),
+            compile=given.compile,
+        )
+        console.print(Text(str(explanation)), soft_wrap=True)
+        if operation != operations[-1]:
+            console.print()
+    return 0
+
+
+def _shapes(given: argparse.Namespace) -> list[tuple[int, ...]]:
+    """The shapes of q, k and v in the layout that was asked for."""
+    for name, axis in (("batch", "b"), ("heads_q", "h"), ("heads_kv", "h")):
+        if axis not in given.layout and getattr(given, name) is not None:
+            option = f"--{name.replace('_', '-')}"
+            raise ArgumentValueError(option, str(getattr(given, name)), f"a layout with {axis!r}")
+    batch = 1 if given.batch is None else given.batch
+    heads_q = 16 if given.heads_q is None else given.heads_q
+    heads_kv = heads_q if given.heads_kv is None else given.heads_kv
+    seqlen_kv = given.seqlen_q if given.seqlen_kv is None else given.seqlen_kv
+    head_dim_v = given.head_dim if given.head_dim_v is None else given.head_dim_v
+    tensors = (
+        {"b": batch, "s": given.seqlen_q, "h": heads_q, "d": given.head_dim},
+        {"b": batch, "s": seqlen_kv, "h": heads_kv, "d": given.head_dim},
+        {"b": batch, "s": seqlen_kv, "h": heads_kv, "d": head_dim_v},
+    )
+    return [tuple(sizes[axis] for axis in given.layout) for sizes in tensors]
+
+
+def _demo(given: argparse.Namespace) -> int:
+    chosen = {
+        field.name: getattr(given, field.name)
+        for field in fields(Options)
+        if getattr(given, field.name, None) is not None
+    }
+    options = replace(PRESETS[given.size], **chosen)
+    if _THREADS not in os.environ and plans(options)["forward"].backend == "numpy":
+        command = [sys.executable, "-m", __package__, *given.arguments]
+        return subprocess.run(command, env={**os.environ, **_QUICK}, check=False).returncode
+    return 0 if run(options) else 1

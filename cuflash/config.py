@@ -1,0 +1,51 @@
+"""The environment variables, all in one place."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, fields
+
+from .errors import ArgumentValueError
+
+__all__ = ["VARIABLES", "Environment"]
+
+#: Environment variable of each field of :class:`Environment`, and what it is for.
+VARIABLES = {
+    "backend": ("CUFLASH_BACKEND", 'what `backend="auto"` means: `auto`, `cuda` or `numpy`'),
+    "cuda_src": ("CUFLASH_CUDA_SRC", "folder of the CUDA sources, instead of the installed ones"),
+    "cpu_cache": (
+        "CUFLASH_CPU_CACHE",
+        "bytes of cache that one thread may count on, instead of what the CPU reports",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Environment:
+    """What the environment asks for, read when it is needed."""
+
+    backend: str = "auto"
+    cuda_src: str | None = None
+    cpu_cache: int | None = None
+
+    @classmethod
+    def read(cls) -> Environment:
+        """Read the variables; an empty one counts as unset.
+
+        Raises
+        ------
+        ArgumentValueError
+            If a variable holds something it cannot mean.
+        """
+        values = {f.name: os.environ.get(VARIABLES[f.name][0]) or None for f in fields(cls)}
+        backend = (values["backend"] or "auto").lower()
+        if backend not in ("auto", "cuda", "numpy"):
+            raise ArgumentValueError(
+                VARIABLES["backend"][0], repr(values["backend"]), "auto, cuda or numpy"
+            )
+        cpu_cache = values["cpu_cache"]
+        if cpu_cache is not None and not (cpu_cache.isdecimal() and int(cpu_cache) > 0):
+            raise ArgumentValueError(
+                VARIABLES["cpu_cache"][0], repr(cpu_cache), "a positive number of bytes"
+            )
+        return cls(backend, values["cuda_src"], int(cpu_cache) if cpu_cache else None)

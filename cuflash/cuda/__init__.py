@@ -1,0 +1,1 @@
+"""Turns plans into running kernels: source text, compilation, launches."""

@@ -1,0 +1,101 @@
+"""The parameter structures of ``cuda_src/params.cuh`` as NumPy dtypes.
+
+Every generated translation unit asserts the sizes and offsets given here, so
+a difference between the two sides is a compile error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+__all__ = ["PARAMETERS", "ParameterStruct", "fields_of", "parameters_of"]
+
+_POINTER = np.dtype(np.uint64)
+
+TENSOR = np.dtype(
+    [
+        ("data", _POINTER),
+        ("batch_stride", np.int64),
+        ("row_stride", np.int64),
+        ("head_stride", np.int64),
+    ],
+    align=True,
+)
+
+ROW_VECTOR = np.dtype(
+    [
+        ("data", _POINTER),
+        ("batch_stride", np.int64),
+        ("head_stride", np.int64),
+        ("row_stride", np.int64),
+    ],
+    align=True,
+)
+
+SHAPE_FIELDS = (
+    "batch",
+    "heads_q",
+    "heads_kv",
+    "seqlen_q",
+    "seqlen_kv",
+    "head_dim",
+    "head_dim_v",
+    "q_offset",
+)
+SHAPE = np.dtype([(name, np.int32) for name in SHAPE_FIELDS], align=True)
+
+
+def fields_of(dtype: np.dtype[np.void]) -> dict[str, tuple[np.dtype[np.void], int]]:
+    """Dtype and byte offset of every field; empty for a plain dtype."""
+    return {name: (field[0], field[1]) for name, field in (dtype.fields or {}).items()}
+
+
+@dataclass(frozen=True)
+class ParameterStruct:
+    """One structure that a kernel takes by value."""
+
+    name: str
+    dtype: np.dtype[np.void]
+
+    def offsets(self) -> Iterator[tuple[str, int]]:
+        """Path and byte offset of every number in it."""
+        for name, (inner, offset) in fields_of(self.dtype).items():
+            if inner.names is None:
+                yield name, offset
+            for part, (_, further) in fields_of(inner).items():
+                yield f"{name}.{part}", offset + further
+
+
+def _struct(
+    name: str, tensors: tuple[str, ...], vectors: tuple[str, ...], rest: tuple[str, ...]
+) -> ParameterStruct:
+    fields: list[tuple[str, np.dtype[np.void] | type]] = [(t, TENSOR) for t in tensors]
+    fields += [(v, ROW_VECTOR) for v in vectors]
+    fields += [(r, np.float64 if r == "scale" else np.uint64) for r in rest]
+    return ParameterStruct(name, np.dtype([*fields, ("shape", SHAPE)], align=True))
+
+
+#: Structure of each kernel, by its folder and file in ``cuda_src``.
+PARAMETERS = {
+    ("fa1", "forward"): _struct(
+        "Fa1ForwardParams",
+        ("q", "k", "v", "out"),
+        ("lse",),
+        ("out_accumulator", "row_max", "row_sum", "scale"),
+    ),
+    ("fa1", "backward"): _struct(
+        "Fa1BackwardParams",
+        ("q", "k", "v", "dout", "dq", "dk", "dv"),
+        ("lse",),
+        ("delta", "dq_accumulator", "scale"),
+    ),
+    ("steps", "delta"): _struct("DeltaParams", ("out", "dout"), ("dlse",), ("delta",)),
+}
+
+
+def parameters_of(generation: str, kernel: str) -> ParameterStruct:
+    """The structure that a kernel takes."""
+    return PARAMETERS[generation, kernel]

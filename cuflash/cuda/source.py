@@ -1,0 +1,154 @@
+"""Finds the CUDA sources and writes the translation unit of a configuration."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import re
+from pathlib import Path
+
+from ..config import VARIABLES, Environment
+from ..errors import ToolchainError
+from ..planning.kernel import KernelConfig
+from ..planning.problem import DTYPES
+from .parameters import ParameterStruct, parameters_of
+
+__all__ = ["find_sources", "include_closure", "source_digest", "translation_unit"]
+
+#: The file that marks a folder as the CUDA sources.
+MARKER = "params.cuh"
+
+_INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
+
+
+def find_sources() -> Path:
+    """The folder of the CUDA sources.
+
+    It is ``CUFLASH_CUDA_SRC`` if that is set, else ``cuda_src`` inside the
+    package (installed from a wheel), else beside it (a checkout).
+
+    Raises
+    ------
+    ToolchainError
+        If it is in none of these places.
+    """
+    asked = Environment.read().cuda_src
+    package = Path(__file__).resolve().parent.parent
+    places = [Path(asked)] if asked else [package / "cuda_src", package.parent / "cuda_src"]
+    for place in places:
+        if (place / MARKER).is_file():
+            return place
+    looked = " and ".join(str(place) for place in places)
+    raise ToolchainError(
+        f"the CUDA sources were not found: looked for {MARKER} in {looked}; reinstall cuflash, "
+        f"or set {VARIABLES['cuda_src'][0]} to the folder"
+    )
+
+
+def include_closure(root: Path, entry: Path) -> list[Path]:
+    """The file ``entry`` and all it includes, sorted by name."""
+    found: set[Path] = set()
+    waiting = [entry.resolve()]
+    while waiting:
+        path = waiting.pop()
+        if path in found:
+            continue
+        found.add(path)
+        waiting += [
+            (path.parent / name).resolve() for name in _INCLUDE.findall(path.read_text("utf-8"))
+        ]
+    root = root.resolve()
+    return sorted(found, key=lambda path: path.relative_to(root).as_posix())
+
+
+def source_digest(root: Path, generation: str, kernel: str) -> str:
+    """Digest of a kernel's include closure: it changes when the kernel can have changed.
+
+    CuPy's disk cache looks at the text it is given and not at what that
+    includes, so this digest is part of the text.
+    """
+    return _digest(root, generation, kernel, _stamp(root))
+
+
+def _stamp(root: Path) -> int:
+    """Changes when a source file is edited, so that a digest is not read twice needlessly."""
+    return max(p.stat().st_mtime_ns for p in root.rglob("*.cu*"))
+
+
+@functools.lru_cache(maxsize=64)
+def _digest(root: Path, generation: str, kernel: str, stamp: int) -> str:
+    del stamp
+    digest = hashlib.sha256()
+    for path in include_closure(root, root / generation / f"{kernel}.cu"):
+        digest.update(path.relative_to(root.resolve()).as_posix().encode())
+        digest.update(b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:16]
+
+
+def translation_unit(config: KernelConfig, root: Path) -> str:
+    """The text that NVRTC compiles: constants, the kernel's file, its entry."""
+    params = parameters_of(config.generation, config.kernel)
+    return "\n".join(
+        [
+            f"// {config.generation}/{config.kernel}.cu, sources "
+            f"{source_digest(root, config.generation, config.kernel)}",
+            f'#include "{config.generation}/{config.kernel}.cu"',
+            "",
+            *_layout_assertions(params),
+            "",
+            "struct Config {",
+            *(f"  {line}" for line in _config_lines(config)),
+            "};",
+            "",
+            f'extern "C" __global__ __launch_bounds__({config.threads}, 1) void',
+            f"{config.entry}(const __grid_constant__ cuflash::{params.name} params) {{",
+            f"  cuflash::{config.generation}::{config.kernel}<Config>(params);",
+            "}",
+            "",
+        ]
+    )
+
+
+def _config_lines(config: KernelConfig) -> list[str]:
+    types = {
+        "Storage": config.storage,
+        "Compute": config.compute,
+        "Output": config.output,
+        "Statistics": config.statistics,
+    }
+    lines = [f"using {name} = {DTYPES[dtype].cuda};" for name, dtype in types.items()]
+    if config.kernel != "delta":
+        products = "tensor_cores" if config.mma_depth else "scalar"
+        lines += [
+            f"static constexpr auto mask = cuflash::MaskKind::{config.mask};",
+            f"static constexpr auto copies = cuflash::CopyKind::{config.copies};",
+            "static constexpr auto workspace_copies = "
+            f"cuflash::CopyKind::{config.workspace_copies};",
+            f"static constexpr auto products = cuflash::ProductKind::{products};",
+        ]
+    numbers = {
+        "head_dim": config.head_dim,
+        "head_dim_v": config.head_dim_v,
+        "mma_depth": config.mma_depth,
+        "shared_bytes": config.shared_bytes,
+        **dict(config.constants),
+    }
+    lines += [f"static constexpr int {name} = {value};" for name, value in numbers.items()]
+    lines += [f"static constexpr bool {feature} = true;" for feature in config.features]
+    return lines
+
+
+def _layout_assertions(struct: ParameterStruct) -> list[str]:
+    """Hold the structure of params.cuh against the one that launches pack.
+
+    NVRTC before 13.1 has no offsetof; __INTADDR__ is what it would be made of.
+    """
+    name = f"cuflash::{struct.name}"
+    return [
+        f'static_assert(sizeof({name}) == {struct.dtype.itemsize}, "{struct.name}: size");',
+        *(
+            f"static_assert(__INTADDR__(&(({name}*)0)->{path}) == {offset}, "
+            f'"{struct.name}.{path}");'
+            for path, offset in struct.offsets()
+        ),
+    ]

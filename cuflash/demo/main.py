@@ -1,0 +1,109 @@
+"""The demo from beginning to end."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from ..dispatch import observe
+from ..explanation import Explanation, explain
+from ..planning.plan import Plan
+from .evidence import bigram_loss, gradient_errors
+from .model import Parameters
+from .options import Options
+from .passes import CuflashAttention
+from .report import Report
+from .text import Text, read_text
+from .training import Trained, held_out_loss, train
+
+__all__ = ["array_module", "plans", "run"]
+
+_WITH, _WITHOUT = "with attention", "attention zeroed"
+
+
+def run(options: Options, console: Console | None = None) -> bool:
+    """Train, measure, and show it.
+
+    Parameters
+    ----------
+    options : Options
+        Sizes, and where attention runs.
+    console : rich.console.Console, optional
+        By default the standard output.
+
+    Returns
+    -------
+    bool
+        Whether the gradients agree with the oracle and the network beats
+        both baselines.
+
+    Raises
+    ------
+    CuflashError
+        What :func:`cuflash.attention` raises for such options, or if the text
+        is missing or too short.
+    """
+    report = Report(console or Console())
+    text = read_text()
+    text.require(options.seqlen)
+    explanations = plans(options)
+    xp = array_module(explanations["forward"])
+    attention = CuflashAttention(xp, options.dtype, options.backend, options.algorithm)
+    report.setting(options, text, Parameters(options.shape, "float32", np).vector.size)
+    report.plans(explanations)
+    if not report.gradients(gradient_errors(options, text, attention, xp), options.dtype):
+        return False
+    trained = _train(_WITH, options, text, attention, xp, report)
+    twin = _train(_WITHOUT, options, text, None, xp, report)
+    report.curves({_WITH: trained, _WITHOUT: twin})
+    baselines = {
+        "bigram counts": bigram_loss(text, options.seqlen),
+        f"network, {_WITHOUT}": held_out_loss(twin.network, text, options, xp),
+    }
+    return report.losses(held_out_loss(trained.network, text, options, xp), baselines)
+
+
+def plans(options: Options) -> dict[str, Explanation]:
+    """What attention's two passes run as with these options."""
+    shape = (options.batch, options.seqlen, options.heads, options.head_dim)
+    asked: dict[str, Any] = {
+        "dtype": options.dtype,
+        "causal": True,
+        "backend": options.backend,
+        "algorithm": options.algorithm,
+    }
+    return {
+        "forward": explain(shape, shape, shape, operation="forward", **asked),
+        "backward": explain(shape, shape, shape, operation="backward", **asked),
+    }
+
+
+def array_module(explanation: Explanation) -> Any:
+    """The array module of the backend that was chosen."""
+    if explanation.backend == "numpy":
+        return np
+    import cupy
+
+    return cupy
+
+
+def _train(
+    title: str,
+    options: Options,
+    text: Text,
+    attention: CuflashAttention | None,
+    xp: Any,
+    report: Report,
+) -> Trained:
+    passes: Counter[tuple[str, str, str]] = Counter()
+
+    def count(plan: Plan) -> None:
+        passes[plan.problem.operation, plan.algorithm, plan.backend] += 1
+
+    with report.progress(title, options.steps) as told, observe(count):
+        trained = train(options, text, attention, xp, told)
+    report.speed(trained, passes)
+    return trained

@@ -1,0 +1,99 @@
+"""What a run of the demo is told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..errors import ArgumentValueError
+from .model import Shape
+
+__all__ = ["DTYPES", "PRESETS", "Options"]
+
+#: Types that q, k and v may be cast to, and how far the worst element of a
+#: gradient may be from the float64 oracle, as a share of the largest: some
+#: ten times what attention's own rounding was seen to make of it.
+DTYPES = {"float32": 1e-5, "float16": 4e-3, "bfloat16": 3e-2}
+
+
+@dataclass(frozen=True)
+class Options:
+    """A run of the demo.
+
+    Attributes
+    ----------
+    steps : int
+        Of the optimizer.
+    batch, seqlen : int
+        Sequences of a step, and bytes of a sequence.
+    layers, heads, head_dim : int
+        Of the network.
+    dtype : str
+        What q, k and v are cast to; everything else is float32.
+    algorithm, backend : str
+        As for :func:`cuflash.attention`.
+    seed : int
+        Of the weights and of the order of the text.
+    learning_rate : float
+        The largest.
+    """
+
+    steps: int
+    batch: int
+    seqlen: int
+    layers: int
+    heads: int
+    head_dim: int
+    dtype: str
+    algorithm: str = "auto"
+    backend: str = "auto"
+    seed: int = 0
+    learning_rate: float = 3e-3
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch", "seqlen", "layers", "heads", "head_dim"):
+            if getattr(self, name) < 1:
+                raise ArgumentValueError(name, str(getattr(self, name)), "a positive number")
+        if self.head_dim % 2:
+            raise ArgumentValueError(
+                "head_dim", str(self.head_dim), "an even number: rotary positions turn pairs"
+            )
+        if self.seed < 0:
+            raise ArgumentValueError("seed", str(self.seed), "a number that is not negative")
+        if self.dtype not in DTYPES:
+            raise ArgumentValueError("dtype", repr(self.dtype), f"one of {', '.join(DTYPES)}")
+
+    @property
+    def shape(self) -> Shape:
+        """Sizes of the network."""
+        return Shape(self.layers, self.heads, self.head_dim)
+
+    @property
+    def tokens(self) -> int:
+        """Bytes of a step."""
+        return self.batch * self.seqlen
+
+
+#: By the name that ``--size`` takes: a minute or two of one CPU core, or of a large GPU.
+PRESETS = {
+    "small": Options(
+        steps=2000,
+        batch=8,
+        seqlen=128,
+        layers=3,
+        heads=4,
+        head_dim=16,
+        dtype="float32",
+        learning_rate=4e-3,
+    ),
+    "gpu": Options(
+        steps=400,
+        batch=16,
+        seqlen=2048,
+        layers=6,
+        heads=8,
+        head_dim=64,
+        dtype="float16",
+        backend="cuda",
+        learning_rate=2e-3,
+    ),
+}

@@ -1,0 +1,128 @@
+"""What the demo shows."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text as Line
+
+from ..explanation import Explanation
+from .options import DTYPES, Options
+from .text import Text
+from .training import Trained
+
+__all__ = ["MARGIN", "Report"]
+
+#: Nats per byte by which the network must beat both baselines.
+MARGIN = 0.1
+#: Rows of the table of losses, about.
+_ROWS = 10
+
+
+class Report:
+    """Prints the parts of a run as they come."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    def setting(self, options: Options, text: Text, weights: int) -> None:
+        """What is trained on what."""
+        lines = {
+            "text": f"{text.source}: {text.training.size:,} bytes to train on, "
+            f"{text.held_out.size:,} held out",
+            "network": f"{options.layers} layers, {options.heads} heads of {options.head_dim}, "
+            f"{weights:,} weights; attention in {options.dtype}",
+            "training": f"{options.steps:,} steps of {options.batch} sequences of "
+            f"{options.seqlen} bytes, seed {options.seed}",
+        }
+        for name, line in lines.items():
+            self._say(f"{name:<12} {line}")
+
+    def plans(self, explanations: Mapping[str, Explanation]) -> None:
+        """What attention will run as."""
+        for explanation in explanations.values():
+            self._say("")
+            self._say(str(explanation))
+
+    def gradients(self, errors: Mapping[str, float], dtype: str) -> bool:
+        """The errors against the oracle; whether all are within the tolerance."""
+        tolerance = DTYPES[dtype]
+        self._head("Gradients of one batch: worst error, relative to the float64 oracle's largest")
+        by_layer: dict[str, dict[str, float]] = {}
+        for name, error in errors.items():
+            kind, _, layer = name.partition(" ")
+            by_layer.setdefault(layer, {})[kind] = error
+        whole = by_layer.pop("")
+        table = Table("layer", *next(iter(by_layer.values())))
+        for layer, kinds in by_layer.items():
+            table.add_row(layer, *(_judged(f"{e:.1e}", e <= tolerance) for e in kinds.values()))
+        self._console.print(table)
+        self._say(", ".join(f"{name} {error:.1e}" for name, error in whole.items()))
+        good = all(error <= tolerance for error in errors.values())
+        self._say(
+            f"{'all' if good else 'NOT all'} within the tolerance of {tolerance:g} for {dtype}"
+        )
+        return good
+
+    @contextlib.contextmanager
+    def progress(self, title: str, steps: int) -> Iterator[Callable[[int, float], None]]:
+        """A bar; yields what is to be told the steps done and the loss."""
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("loss {task.fields[loss]}"),
+            TimeRemainingColumn(),
+        )
+        with Progress(*columns, console=self._console) as bars:
+            task = bars.add_task(title, total=steps, loss="-")
+            yield lambda done, loss: bars.update(task, completed=done, loss=f"{loss:.3f}")
+
+    def speed(self, trained: Trained, ran: Mapping[tuple[str, str, str], int]) -> None:
+        """How fast a network was trained, and the passes of attention that were observed."""
+        self._say(f"{trained.seconds:.1f} s, {trained.tokens_per_second:,.0f} tokens per second")
+        for (operation, algorithm, backend), count in ran.items():
+            self._say(f"{count:,} {operation} passes ran {algorithm} on {backend}")
+
+    def curves(self, trained: Mapping[str, Trained]) -> None:
+        """The training losses side by side."""
+        self._head("Training loss, nats per byte")
+        table = Table()
+        for column in ("step", *trained):
+            table.add_column(column, justify="right")
+        rows = list(zip(*(run.losses for run in trained.values()), strict=True))
+        stride = max(1, len(rows) // _ROWS)
+        for row in [*rows[:-1:stride], rows[-1]]:
+            table.add_row(f"{row[0][0]:,}", *(f"{loss:.3f}" for _, loss in row))
+        self._console.print(table)
+
+    def losses(self, network: float, baselines: Mapping[str, float]) -> bool:
+        """The held-out losses; whether the network's is lower than every other by the margin."""
+        self._head("Held-out loss, nats per byte")
+        table = Table()
+        for column in ("", "loss", "behind"):
+            table.add_column(column, justify="right" if column else "left")
+        table.add_row("network with attention", f"{network:.3f}", "")
+        for name, loss in baselines.items():
+            lead = loss - network
+            table.add_row(name, f"{loss:.3f}", _judged(f"{lead:.3f}", lead >= MARGIN))
+        self._console.print(table)
+        good = all(loss - network >= MARGIN for loss in baselines.values())
+        verdict = "beats both" if good else "does NOT beat both"
+        self._say(f"the network with attention {verdict} by at least {MARGIN}")
+        return good
+
+    def _head(self, title: str) -> None:
+        self._say("")
+        self._console.print(Line(title, style="bold"), soft_wrap=True)
+
+    def _say(self, line: str) -> None:
+        self._console.print(Line(line), soft_wrap=True)
+
+
+def _judged(text: str, good: bool) -> Line:
+    return Line(text, style="green" if good else "bold red")

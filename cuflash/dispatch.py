@@ -1,0 +1,181 @@
+"""Runs the pipeline of a call: adopt, decide, place, compute, answer."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from . import tiled_numpy
+from .arrays.adopt import Adopted, address, adopt, empty, to_device, to_host
+from .arrays.overlap import overlaps_itself, share_memory
+from .arrays.spec import Layout, TensorSpec
+from .errors import ArgumentTypeError, ArgumentValueError
+from .options import Options
+from .pipeline import DESTINATIONS, ROWS, Pipeline, choose_device, pipeline_of
+from .planning.plan import Plan
+from .planning.problem import Operation
+
+__all__ = ["observe", "run"]
+
+_observers: list[Callable[[Plan], None]] = []
+
+
+@contextlib.contextmanager
+def observe(callback: Callable[[Plan], None]) -> Iterator[None]:
+    """Call ``callback`` with the plan of every pass that runs inside the block."""
+    _observers.append(callback)
+    try:
+        yield
+    finally:
+        _observers.remove(callback)
+
+
+def run(
+    operation: Operation,
+    inputs: Mapping[str, Any],
+    destinations: Mapping[str, Any],
+    options: Options,
+    *,
+    want_lse: bool = True,
+    workspace: Any = None,
+) -> dict[str, Any]:
+    """One pass over arrays of any kind.
+
+    Parameters
+    ----------
+    operation
+        "forward" or "backward".
+    inputs, destinations
+        The caller's arrays by argument name.
+    options
+        The checked keywords.
+    want_lse
+        Whether a forward pass gives the log-sum-exp.
+    workspace
+        Memory for the kernels instead of a fresh allocation.
+
+    Returns
+    -------
+    dict
+        The results by name, each its destination or a new array of q's kind.
+    """
+    adopted = {name: adopt(name, value) for name, value in inputs.items()}
+    targets = {name: adopt(name, value) for name, value in destinations.items()}
+    specs = tuple((name, array.spec) for name, array in {**adopted, **targets}.items())
+    device = choose_device(adopted["q"].spec.device, options)
+    pipeline = pipeline_of(operation, specs, options, device, want_lse or "lse_out" in targets)
+    _check_destinations(adopted, targets)
+    _check_workspace(workspace, pipeline)
+
+    natives = {name: array.native for name, array in adopted.items()}
+    results = {DESTINATIONS[name]: target.native for name, target in targets.items()}
+    for name, spec in pipeline.tensors.items():
+        if name not in natives and name not in results:
+            results[name] = empty(natives["q"], spec.shape, spec.dtype)
+    if not pipeline.plan.problem.empty:
+        for observer in _observers:
+            observer(pipeline.plan)
+        if device is None:
+            _run_numpy(pipeline, natives, results)
+        else:
+            _run_cuda(pipeline, device, natives, results, workspace)
+    given = {DESTINATIONS[name]: target.given for name, target in targets.items()}
+    answer = adopted["q"].answer
+    return {
+        name: given[name] if name in given else answer(array) for name, array in results.items()
+    }
+
+
+def _check_destinations(inputs: Mapping[str, Adopted], targets: Mapping[str, Adopted]) -> None:
+    taken: dict[str, Any] = {name: array.native for name, array in inputs.items()}
+    for name, target in targets.items():
+        array = target.native
+        if isinstance(array, np.ndarray) and not array.flags.writeable:
+            raise ArgumentValueError(name, "a read-only array", "one that can be written")
+        if overlaps_itself(array):
+            raise ArgumentValueError(
+                name, "an array whose elements share memory", "one place for each element"
+            )
+        for other, native in taken.items():
+            if share_memory(array, native):
+                raise ArgumentValueError(name, f"memory that {other} uses", "memory of its own")
+        taken[name] = array
+
+
+def _check_workspace(workspace: Any, pipeline: Pipeline) -> None:
+    if workspace is None:
+        return
+    if pipeline.device is None:
+        raise ArgumentValueError("workspace", "an array for the NumPy backend", "None")
+    needed = pipeline.plan.workspace_bytes
+    expected = f"a CuPy array of at least {needed} uint8, 256-byte aligned, on the same device"
+    array = adopt("workspace", workspace)
+    spec = array.spec
+    if spec.dtype != "uint8" or len(spec.shape) != 1 or spec.device != pipeline.device:
+        raise ArgumentTypeError("workspace", f"{spec.dtype} of shape {spec.shape}", expected)
+    place = address(array.native)
+    if spec.shape[0] < needed or not spec.rows_are_unit or place % 256:
+        raise ArgumentValueError("workspace", f"{spec.shape[0]} bytes at {place:#x}", expected)
+
+
+def _run_numpy(pipeline: Pipeline, inputs: Mapping[str, Any], results: Mapping[str, Any]) -> None:
+    layout = pipeline.described.layout
+    arrays = {name: _canonical(name, a, layout) for name, a in {**inputs, **results}.items()}
+    if pipeline.plan.problem.operation == "forward":
+        tiled_numpy.forward(pipeline.plan, **{"lse": None, **arrays})
+    else:
+        tiled_numpy.backward(pipeline.plan, **{"dlse": None, **arrays})
+
+
+def _canonical(name: str, array: Any, layout: Layout) -> Any:
+    """A view with all four axes in the order of the kernels; (batch, head, row) for rows."""
+    wanted = "bhs" if name in ROWS else "bshd"
+    present = [axis for axis in wanted if axis in layout.name]
+    order = present if name in ROWS else list(layout.name)
+    view = array.transpose([order.index(axis) for axis in present])
+    return np.expand_dims(view, [i for i, axis in enumerate(wanted) if axis not in present])
+
+
+def _run_cuda(
+    pipeline: Pipeline,
+    device: int,
+    inputs: Mapping[str, Any],
+    results: Mapping[str, Any],
+    workspace: Any,
+) -> None:
+    import cupy
+
+    copied = pipeline.copied
+    with cupy.cuda.Device(device):
+        arrays = {
+            name: _copy(array, pipeline.placed[name], device) if name in copied else array
+            for name, array in inputs.items()
+        }
+        # A result that the kernels cannot write where it belongs is made aside and copied.
+        aside = {
+            name: cupy.empty(array.shape, array.dtype)
+            for name, array in results.items()
+            if name in copied
+        }
+        arrays |= {name: aside.get(name, array) for name, array in results.items()}
+        if workspace is None:
+            workspace = cupy.empty(pipeline.plan.workspace_bytes, np.uint8)
+        pointers = {name: address(array) for name, array in arrays.items()}
+        pipeline.launcher.run(pointers, address(workspace))
+        for name, array in aside.items():
+            if isinstance(results[name], np.ndarray):
+                to_host(array, results[name])
+            else:
+                results[name][...] = array
+
+
+def _copy(array: Any, placed: TensorSpec, device: int) -> Any:
+    """A C-contiguous copy of an input on the device, in the dtype of ``placed``."""
+    import cupy
+
+    if isinstance(array, np.ndarray):
+        return to_device(array.astype(placed.dtype, copy=False), device)
+    return cupy.ascontiguousarray(array).astype(placed.dtype, copy=False)

@@ -1,0 +1,73 @@
+"""The errors this library raises.
+
+Every one is a :class:`CuflashError` and also the built-in exception a caller
+would expect. An error about an argument names it, says what it got and what
+would have been right; it is raised before anything is compiled, launched or
+written.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "ArgumentTypeError",
+    "ArgumentValueError",
+    "BackendUnavailableError",
+    "CompileError",
+    "CuflashError",
+    "LaunchError",
+    "ToolchainError",
+    "UnsupportedError",
+]
+
+
+class CuflashError(Exception):
+    """Base class of every error of this library."""
+
+
+class _ArgumentError(CuflashError):
+    """An argument that cannot be used.
+
+    Parameters
+    ----------
+    argument : str
+        Its name in the call.
+    got, expected : str
+        What it was and what is needed.
+    """
+
+    def __init__(self, argument: str, got: str, expected: str) -> None:
+        super().__init__(f"{argument}: got {got}; expected {expected}")
+        self.argument = argument
+        self.got = got
+        self.expected = expected
+
+    def __reduce__(self) -> tuple[type, tuple[str, str, str]]:
+        return type(self), (self.argument, self.got, self.expected)
+
+
+class ArgumentValueError(_ArgumentError, ValueError):
+    """An argument of the right type with a shape or value that cannot be used."""
+
+
+class ArgumentTypeError(_ArgumentError, TypeError):
+    """An argument of a kind or dtype that cannot be used."""
+
+
+class UnsupportedError(CuflashError, ValueError):
+    """The algorithm that was asked for cannot do this problem on this device."""
+
+
+class BackendUnavailableError(CuflashError, RuntimeError):
+    """CUDA was asked for and cannot be used here."""
+
+
+class ToolchainError(CuflashError, RuntimeError):
+    """A GPU is there, but NVRTC or the CUDA headers are not."""
+
+
+class CompileError(CuflashError, RuntimeError):
+    """NVRTC refused a kernel; the message holds its log and the configuration."""
+
+
+class LaunchError(CuflashError, RuntimeError):
+    """The driver refused a launch; the message holds the configuration."""

@@ -1,0 +1,193 @@
+"""What a call would run, and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from .options import check_options
+from .pipeline import Pipeline, choose_device, pipeline_of
+from .planning.device import DeviceLimits, HostLimits
+from .planning.kernel import KernelLaunch
+from .planning.plan import Algorithm, Backend
+from .planning.problem import AttentionProblem, Operation
+from .prepared import signature_of
+
+__all__ = ["Explanation", "KernelReport", "explain"]
+
+
+@dataclass(frozen=True)
+class KernelReport:
+    """One kernel of a plan.
+
+    ``registers`` and ``local_bytes`` (local memory of a thread) are known
+    once it is compiled.
+    """
+
+    name: str
+    architecture: str
+    grid: int
+    threads: int
+    shared_bytes: int
+    registers: int | None = None
+    local_bytes: int | None = None
+
+    def __str__(self) -> str:
+        compiled = ""
+        if self.registers is not None:
+            compiled = f", {self.registers} registers, {self.local_bytes} bytes of local memory"
+        return (
+            f"{self.name} ({self.architecture}): {self.grid:,} blocks of {self.threads} threads, "
+            f"{self.shared_bytes:,} bytes of shared memory{compiled}"
+        )
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What a call would run; ``print`` it.
+
+    Attributes
+    ----------
+    problem
+        What is computed.
+    backend, algorithm
+        What was chosen.
+    reason
+        Why this tile.
+    not_taken
+        Better algorithms and why each was not chosen.
+    block_q, block_kv
+        The tile: query rows and key rows.
+    kernels
+        What is launched, in order; none in the NumPy backend.
+    workspace_bytes
+        Device memory beside inputs and outputs.
+    copies
+        Arrays that are copied before or after, by name.
+    device
+        What the tile was chosen for.
+    """
+
+    problem: AttentionProblem
+    backend: Backend
+    algorithm: Algorithm
+    reason: str
+    not_taken: tuple[tuple[Algorithm, str], ...]
+    block_q: int
+    block_kv: int
+    kernels: tuple[KernelReport, ...]
+    workspace_bytes: int
+    copies: tuple[str, ...]
+    device: str
+
+    def __str__(self) -> str:
+        lines = [
+            f"problem      {self.problem}",
+            f"runs         {self.algorithm} on {self.backend} ({self.device})",
+            f"tile         {self.block_q} queries x {self.block_kv} keys: {self.reason}",
+            *(f"kernel       {kernel}" for kernel in self.kernels),
+            f"workspace    {self.workspace_bytes:,} bytes",
+            f"copies       {', '.join(self.copies) or 'none'}",
+            *(f"not {name}      {why}" for name, why in self.not_taken),
+        ]
+        return "\n".join(lines)
+
+
+def explain(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    operation: Operation = "forward",
+    dtype: Any = None,
+    causal: bool = False,
+    scale: float | None = None,
+    q_offset: int | None = None,
+    layout: str | None = None,
+    out_dtype: Any = None,
+    deterministic: bool = False,
+    backend: str = "auto",
+    algorithm: str = "auto",
+    blocks: tuple[int, int] | None = None,
+    compile: bool = False,  # noqa: A002  (what it says)
+) -> Explanation:
+    """Say what a call would run, without running it.
+
+    Parameters
+    ----------
+    q, k, v : array or tuple of int
+        The arrays of the call, or their shapes (then ``dtype`` is needed, and
+        they are taken as contiguous arrays where the call would compute).
+    operation : {"forward", "backward"}
+        Which pass.
+    compile : bool
+        Also compile, and report registers.
+    dtype, causal, scale, q_offset, layout, out_dtype, deterministic, backend, algorithm, blocks
+        As for :func:`attention`, :func:`attention_backward` and :func:`prepare`.
+
+    Returns
+    -------
+    Explanation
+        A frozen record that prints itself.
+
+    Raises
+    ------
+    CuflashError
+        What the call itself would raise.
+    """
+    options = check_options(
+        causal=causal,
+        scale=scale,
+        q_offset=q_offset,
+        layout=layout,
+        out_dtype=out_dtype,
+        deterministic=deterministic,
+        backend=backend,
+        algorithm=algorithm,
+        blocks=blocks,
+    )
+    given = signature_of(operation, (q, k, v), dtype, options, choose_device(None, options))
+    device = choose_device(given[0][1].device, options)
+    return _report(pipeline_of(operation, given, options, device), compile)
+
+
+def _report(pipeline: Pipeline, compiled: bool) -> Explanation:
+    plan = pipeline.plan
+    kernels = [_kernel_report(launch) for launch in plan.launches]
+    if compiled and pipeline.device is not None:
+        made = iter(pipeline.launcher.kernels)
+        kernels = [
+            replace(report, registers=kernel.registers, local_bytes=kernel.local_bytes)
+            for report, kernel in zip((k for k in kernels if k.grid), made, strict=True)
+        ]
+    return Explanation(
+        problem=plan.problem,
+        backend=plan.backend,
+        algorithm=plan.algorithm,
+        reason=plan.reason,
+        not_taken=plan.rejected,
+        block_q=plan.tile.block_q,
+        block_kv=plan.tile.block_kv,
+        kernels=tuple(kernels),
+        workspace_bytes=plan.workspace_bytes,
+        copies=pipeline.copied,
+        device=_device_text(pipeline.device),
+    )
+
+
+def _kernel_report(launch: KernelLaunch) -> KernelReport:
+    config = launch.config
+    return KernelReport(
+        name=f"{config.generation}/{config.kernel}",
+        architecture=config.architecture,
+        grid=launch.grid,
+        threads=config.threads,
+        shared_bytes=config.shared_bytes,
+    )
+
+
+def _device_text(device: int | None) -> str:
+    if device is None:
+        return f"CPU, {HostLimits.query().cache:,} bytes of cache a core"
+    limits = DeviceLimits.query(device)
+    return f"{limits.name}, {limits.architecture}, {limits.num_sms} multiprocessors"

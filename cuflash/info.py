@@ -1,0 +1,133 @@
+"""What a bug report needs."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from .config import VARIABLES
+from .cuda.available import is_usable, require_device
+from .cuda.source import find_sources
+from .errors import CuflashError
+from .planning.device import DeviceLimits, HostLimits
+
+__all__ = ["Info", "info"]
+
+_PACKAGES = (
+    "cuflash",
+    "numpy",
+    "ml_dtypes",
+    "cupy-cuda12x",
+    "cupy-cuda13x",
+    "cupy",
+    "nvidia-cuda-nvrtc",
+    "nvidia-cuda-nvrtc-cu12",
+    "nvidia-cuda-runtime",
+    "nvidia-cuda-runtime-cu12",
+    "jax",
+)
+
+
+@dataclass(frozen=True)
+class Info:
+    """Versions, devices, cache and environment; ``print`` it."""
+
+    versions: dict[str, str]
+    cuda: str  # "usable", or why not
+    devices: tuple[DeviceLimits, ...]
+    host: HostLimits
+    sources: str
+    kernel_cache: str
+    environment: dict[str, str]
+
+    def __str__(self) -> str:
+        lines = [f"{name:<26}{version}" for name, version in self.versions.items()]
+        lines.append(f"{'CUDA':<26}{self.cuda}")
+        lines += [f"{f'device {i}':<26}{device}" for i, device in enumerate(self.devices)]
+        lines.append(f"{'CPU cache a core':<26}{self.host.cache:,} bytes")
+        lines.append(f"{'CUDA sources':<26}{self.sources}")
+        lines.append(f"{'kernel cache':<26}{self.kernel_cache}")
+        lines += [f"{name:<26}{value}" for name, value in self.environment.items()]
+        return "\n".join(lines)
+
+
+def info() -> Info:
+    """Versions, devices, kernel cache and environment of this process.
+
+    Returns
+    -------
+    Info
+        A frozen record that prints itself.
+    """
+    return Info(
+        versions=_versions(),
+        cuda=_cuda(),
+        devices=_devices(),
+        host=HostLimits.query(),
+        sources=_sources(),
+        kernel_cache=_kernel_cache(),
+        environment=_environment(),
+    )
+
+
+def _versions() -> dict[str, str]:
+    versions = {"python": platform.python_version(), "platform": platform.platform()}
+    for package in _PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    if is_usable():
+        import cupy
+        from cupy.cuda import nvrtc, runtime
+
+        versions["cupy (imported)"] = cupy.__version__
+        versions["CUDA driver"] = str(runtime.driverGetVersion())
+        try:
+            versions["NVRTC"] = "{}.{}".format(*nvrtc.getVersion())
+        except Exception as error:  # of several types, by CuPy version and platform
+            versions["NVRTC"] = f"not loadable: {error}"
+    return versions
+
+
+def _cuda() -> str:
+    try:
+        require_device()
+    except CuflashError as error:
+        return str(error)
+    return "usable"
+
+
+def _devices() -> tuple[DeviceLimits, ...]:
+    if not is_usable():
+        return ()
+    from cupy.cuda import runtime
+
+    return tuple(DeviceLimits.query(i) for i in range(runtime.getDeviceCount()))
+
+
+def _sources() -> str:
+    try:
+        return str(find_sources())
+    except CuflashError as error:
+        return str(error)
+
+
+def _kernel_cache() -> str:
+    folder = os.environ.get("CUPY_CACHE_DIR") or str(Path.home() / ".cupy" / "kernel_cache")
+    path = Path(folder)
+    if not path.is_dir():
+        return f"{folder} (empty)"
+    return f"{folder} ({sum(1 for _ in path.glob('*.cubin')):,} binaries)"
+
+
+def _environment() -> dict[str, str]:
+    names = [name for name, _ in VARIABLES.values()]
+    names += [name for name in os.environ if name.startswith("CUPY_")]
+    names += ["CUDA_PATH", "CUDA_VISIBLE_DEVICES"]
+    found = {name: os.environ[name] for name in names if name in os.environ}
+    return {**found, "sys.executable": sys.executable}

@@ -1,0 +1,156 @@
+"""From the descriptions of a call's arrays to everything that is decided about it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from .arrays.spec import Layout, TensorSpec, contiguous_strides
+from .checks import Described, describe
+from .config import Environment
+from .cuda.available import is_usable, require_device
+from .cuda.compile import require_toolchain
+from .cuda.launch import PreparedPlan
+from .errors import ArgumentValueError
+from .options import Options
+from .planning.device import DeviceLimits, HostLimits
+from .planning.plan import Plan, plan
+from .planning.problem import DTYPES, Operation
+
+__all__ = ["DESTINATIONS", "ROWS", "Pipeline", "choose_device", "pipeline_of"]
+
+#: Arguments that name destinations, and which tensor each of them is.
+DESTINATIONS = {"out": "out", "lse_out": "lse", "dq": "dq", "dk": "dk", "dv": "dv"}
+#: Tensors of one number a row.
+ROWS = ("lse", "dlse")
+_RESULTS: dict[Operation, tuple[str, ...]] = {
+    "forward": ("out", "lse"),
+    "backward": ("dq", "dk", "dv"),
+}
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """Everything decided about the calls of one signature.
+
+    Attributes
+    ----------
+    described
+        The problem and the shape and dtype of every tensor.
+    plan
+        What runs.
+    device
+        The CUDA device that computes; None for the tiled NumPy code.
+    tensors
+        Every tensor as it is, or will be made, where the caller's arrays are.
+    placed
+        The same as the computation sees them: what differs is copied.
+    """
+
+    described: Described
+    plan: Plan
+    device: int | None
+    tensors: Mapping[str, TensorSpec]
+    placed: Mapping[str, TensorSpec]
+
+    @property
+    def copied(self) -> tuple[str, ...]:
+        """Names of the tensors that cannot be used where they are."""
+        return tuple(name for name, spec in self.tensors.items() if self.placed[name] != spec)
+
+    @functools.cached_property
+    def launcher(self) -> PreparedPlan:
+        """The compiled kernels of a CUDA pipeline."""
+        layout = self.described.layout
+        strides = {name: _strides(name, spec, layout) for name, spec in self.placed.items()}
+        return PreparedPlan(self.plan, strides, self.device or 0)
+
+
+@functools.lru_cache(maxsize=4096)
+def pipeline_of(
+    operation: Operation,
+    given: tuple[tuple[str, TensorSpec], ...],
+    options: Options,
+    device: int | None,
+    want_lse: bool = True,
+) -> Pipeline:
+    """Check, describe and plan the calls of one signature.
+
+    Parameters
+    ----------
+    operation
+        "forward" or "backward".
+    given
+        Argument name and description of every array of the call.
+    options
+        The checked keywords.
+    device
+        The CUDA device that computes; None for the tiled NumPy code.
+    want_lse
+        Whether the forward pass writes the log-sum-exp.
+    """
+    described = describe(operation, dict(given), options)
+    # `out` is an input of the backward pass, a destination of the forward one.
+    tensors = {DESTINATIONS.get(name, name): spec for name, spec in given}
+    where = tensors["q"].device
+    for name in _RESULTS[operation]:
+        if name not in tensors and (name != "lse" or want_lse):
+            tensors[name] = _fresh(name, described, where)
+    placed = {
+        name: spec if device is None else _placed(name, spec, described, device)
+        for name, spec in tensors.items()
+    }
+    matrices = [spec for name, spec in placed.items() if name not in ROWS]
+    vector = device is not None and all(spec.aligned for spec in matrices)
+    problem = replace(described.problem, alignment="vector" if vector else "element")
+    limits = HostLimits.query() if device is None else DeviceLimits.query(device)
+    chosen = plan(problem, limits, algorithm=options.algorithm, blocks=options.blocks)
+    return Pipeline(replace(described, problem=problem), chosen, device, tensors, placed)
+
+
+def choose_device(where: int | None, options: Options) -> int | None:
+    """The CUDA device that computes for arrays at ``where``; None for the tiled NumPy code.
+
+    Raises
+    ------
+    ArgumentValueError
+        If the backend cannot reach the arrays.
+    BackendUnavailableError, ToolchainError
+        If CUDA is asked for, or there, and cannot be used.
+    """
+    backend: str = options.backend
+    if where is None:
+        if backend == "auto":
+            backend = Environment.read().backend
+        if backend == "numpy" or (backend == "auto" and not is_usable()):
+            return None
+        where = require_device()
+    elif backend == "numpy":
+        raise ArgumentValueError("backend", "'numpy' for arrays in CUDA memory", "'auto' or 'cuda'")
+    require_device()
+    require_toolchain()
+    return where
+
+
+def _fresh(name: str, described: Described, where: int | None) -> TensorSpec:
+    shape, dtype = described.shapes[name], described.dtypes[name]
+    return TensorSpec(shape, dtype, contiguous_strides(shape), DTYPES[dtype].itemsize, where)
+
+
+def _placed(name: str, spec: TensorSpec, described: Described, device: int) -> TensorSpec:
+    """How a tensor looks to the kernels of ``device``: as it is if they can take it."""
+    storage = DTYPES[described.problem.storage]
+    if name == "dout" and spec.dtype != storage.name:
+        spec = replace(spec.contiguous(), dtype=storage.name, itemsize=storage.itemsize)
+    if spec.device is None:
+        return spec.on_device(device)
+    usable = spec.strides is not None if name in ROWS else spec.rows_are_unit
+    return spec if usable else spec.contiguous()
+
+
+def _strides(name: str, spec: TensorSpec, layout: Layout) -> tuple[int, int, int]:
+    strides = spec.strides or contiguous_strides(spec.shape)
+    if name in ROWS:
+        return layout.canonical_rows(strides, 0)
+    return layout.canonical(strides, 0)[:3]

@@ -1,0 +1,1 @@
+"""Decides what runs, from descriptions alone: no arrays, no device code."""

@@ -1,0 +1,88 @@
+"""What the plan may count on: figures queried from the device, or from the CPU."""
+
+from __future__ import annotations
+
+import functools
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..config import Environment
+
+__all__ = ["DeviceLimits", "HostLimits"]
+
+
+@dataclass(frozen=True)
+class DeviceLimits:
+    """The limits of a CUDA device; bytes unless said otherwise."""
+
+    compute_capability: tuple[int, int]
+    shared_per_block: int  # with the opt-in
+    shared_per_sm: int
+    registers_per_block: int  # 32-bit registers
+    num_sms: int
+    l2: int
+    name: str = ""  # for people; no decision reads it
+
+    @property
+    def architecture(self) -> str:
+        """The compiler's name of the device's own instruction set."""
+        return "sm_{}{}".format(*self.compute_capability)
+
+    @classmethod
+    def query(cls, device_id: int) -> DeviceLimits:
+        """Ask the driver. The answer is kept for the life of the process."""
+        return _query_device(device_id)
+
+
+@functools.cache
+def _query_device(device_id: int) -> DeviceLimits:
+    import cupy
+
+    device = cupy.cuda.Device(device_id)
+    attributes = device.attributes
+    capability = device.compute_capability  # "90", "120"
+    properties = cupy.cuda.runtime.getDeviceProperties(device_id)
+    name = properties["name"]
+    return DeviceLimits(
+        compute_capability=(int(capability[:-1]), int(capability[-1])),
+        shared_per_block=attributes["MaxSharedMemoryPerBlockOptin"],
+        shared_per_sm=attributes["MaxSharedMemoryPerMultiprocessor"],
+        registers_per_block=attributes["MaxRegistersPerBlock"],
+        num_sms=attributes["MultiProcessorCount"],
+        l2=attributes["L2CacheSize"],
+        name=name.decode() if isinstance(name, bytes) else str(name),
+    )
+
+
+@dataclass(frozen=True)
+class HostLimits:
+    """What the tiled NumPy code sizes its blocks from."""
+
+    cache: int  # bytes of cache that one thread may count on
+
+    @classmethod
+    def query(cls) -> HostLimits:
+        """The second-level cache of one core, or ``CUFLASH_CPU_CACHE``."""
+        return cls(Environment.read().cpu_cache or _second_level_cache())
+
+
+@functools.cache
+def _second_level_cache() -> int:
+    for index in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
+        try:
+            if (index / "level").read_text().strip() == "2":
+                return _bytes_of((index / "size").read_text().strip())
+        except (OSError, ValueError):
+            continue
+    name = "SC_LEVEL2_CACHE_SIZE"
+    if name in getattr(os, "sysconf_names", {}):
+        size = os.sysconf(name)
+        if size > 0:
+            return size
+    return 1 << 20  # where neither Linux source answers; common for a core of today
+
+
+def _bytes_of(text: str) -> int:
+    units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+    return int(text[:-1]) * units[text[-1]] if text[-1:] in units else int(text)

@@ -1,0 +1,125 @@
+"""What one call computes, without its arrays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+__all__ = [
+    "DTYPES",
+    "MAX_HEAD_DIM",
+    "MAX_SEQLEN",
+    "Alignment",
+    "AttentionProblem",
+    "DType",
+    "DTypeName",
+    "MaskKind",
+    "Operation",
+]
+
+Operation = Literal["forward", "backward"]
+MaskKind = Literal["full", "causal"]
+Alignment = Literal["vector", "element"]
+DTypeName = Literal["float16", "bfloat16", "float32", "float64"]
+
+#: Widest head the kernels and the tiled NumPy code take.
+MAX_HEAD_DIM = 256
+#: Longest sequence; positions are 32-bit in the kernels, offsets are not.
+MAX_SEQLEN = 2**30
+
+
+@dataclass(frozen=True)
+class DType:
+    """A storage type and what is computed with it."""
+
+    name: DTypeName
+    itemsize: int
+    compute: DTypeName  # of accumulators, softmax, lse and delta
+    cuda: str  # its name in CUDA C++
+
+
+#: The four storage types.
+DTYPES: dict[str, DType] = {
+    d.name: d
+    for d in (
+        DType("float16", 2, "float32", "__half"),
+        DType("bfloat16", 2, "float32", "__nv_bfloat16"),
+        DType("float32", 4, "float32", "float"),
+        DType("float64", 8, "float64", "double"),
+    )
+}
+
+
+@dataclass(frozen=True)
+class AttentionProblem:
+    """One call of attention or of its gradient: everything but the data.
+
+    Lengths and widths are elements. ``q_offset`` is the position of query 0
+    among the keys, clamped to where it still makes a difference.
+    ``alignment`` is "vector" when every row of every tensor starts at, and is
+    a multiple of, 16 bytes.
+    """
+
+    operation: Operation
+    batch: int
+    heads_q: int
+    heads_kv: int
+    seqlen_q: int
+    seqlen_kv: int
+    head_dim: int
+    head_dim_v: int
+    storage: DTypeName
+    output: DTypeName
+    mask: MaskKind
+    scale: float
+    q_offset: int
+    alignment: Alignment = "vector"
+    deterministic: bool = False
+    features: tuple[str, ...] = ()
+
+    @property
+    def compute(self) -> DTypeName:
+        """Type of the accumulators and of the softmax."""
+        return DTYPES[self.storage].compute
+
+    @property
+    def statistics(self) -> DTypeName:
+        """Type of the log-sum-exp that callers see."""
+        return DTYPES[self.storage].compute
+
+    @property
+    def group(self) -> int:
+        """Query heads that share a key/value head."""
+        return self.heads_q // self.heads_kv if self.heads_kv else 1
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing at all to compute or to write."""
+        rows_q = self.batch * self.heads_q * self.seqlen_q
+        rows_kv = self.batch * self.heads_kv * self.seqlen_kv
+        return rows_q == 0 and (self.operation == "forward" or rows_kv == 0)
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations of the matrix products, half of the square if causal.
+
+        The convention of the FlashAttention papers: 2 products forward, 5
+        backward, masked pairs not counted.
+        """
+        pairs = self.batch * self.heads_q * self.seqlen_q * self.seqlen_kv
+        if self.mask == "causal":
+            pairs //= 2
+        if self.operation == "forward":
+            return 2 * pairs * (self.head_dim + self.head_dim_v)
+        return 2 * pairs * (3 * self.head_dim + 2 * self.head_dim_v)
+
+    def __str__(self) -> str:
+        heads = f"{self.heads_q}" if self.group == 1 else f"{self.heads_q}/{self.heads_kv}"
+        dims = f"{self.head_dim}"
+        if self.head_dim_v != self.head_dim:
+            dims += f"/{self.head_dim_v}"
+        offset = f" q_offset {self.q_offset}" if self.mask == "causal" else ""
+        return (
+            f"{self.operation} {self.storage} batch {self.batch} heads {heads} "
+            f"seqlen {self.seqlen_q}x{self.seqlen_kv} head_dim {dims} {self.mask}{offset}"
+        )

@@ -1,0 +1,1 @@
+"""Candidate tiles of every kernel family, and what each of them needs."""

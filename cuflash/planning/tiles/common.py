@@ -1,0 +1,110 @@
+"""What the tiles of all generations share: head-dim buckets, sizes, what a device can hold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..device import DeviceLimits
+from ..problem import DTYPES, DTypeName
+
+__all__ = [
+    "HEAD_DIM_BUCKETS",
+    "Footprint",
+    "bucket",
+    "ceil_div",
+    "fragment_row_choices",
+    "key_step",
+    "register_limit",
+    "round_down",
+    "shared_array",
+    "values_in_registers",
+]
+
+#: Widths that kernels are compiled for; a head takes the narrowest that holds
+#: it, the columns beyond it are zeros. 16 is the depth of one matrix
+#: instruction; 32 keeps the heads of 24 and 32 from paying twice; from 64 on
+#: the steps are half of the power of two below, so that no head_dim above 32
+#: pays for more than half again of its columns. A bucket costs a compile.
+HEAD_DIM_BUCKETS = (16, 32, 64, 96, 128, 192, 256)
+
+
+def bucket(head_dim: int) -> int:
+    """The narrowest bucket that holds ``head_dim`` columns."""
+    return next(b for b in HEAD_DIM_BUCKETS if b >= head_dim)
+
+
+def ceil_div(a: int, b: int) -> int:
+    """``a / b`` rounded up."""
+    return -(-a // b)
+
+
+def round_down(a: int, multiple: int) -> int:
+    """The largest multiple not above ``a``."""
+    return a // multiple * multiple
+
+
+def shared_array(count: int, dtype: DTypeName) -> int:
+    """Bytes of a ``SharedArray`` of the device code: whole 128-byte lines, at least one."""
+    return max(1, ceil_div(count * DTYPES[dtype].itemsize, 128)) * 128
+
+
+def fragment_row_choices(storage: DTypeName) -> tuple[int, ...]:
+    """Rows of a register fragment, preferred first.
+
+    16 is what the 16-bit matrix instructions have, and what shares most loads
+    among scalar products; 8 is for where shared memory is short, and for
+    float64, whose values take two registers.
+    """
+    return {"float32": (16, 8), "float64": (8,)}.get(storage, (16,))
+
+
+def key_step(storage: DTypeName) -> int:
+    """Keys and head dims are parted among warps in multiples of this.
+
+    ldmatrix brings 16 columns of a 16-bit operand at a time; scalar products
+    need only whole fragments.
+    """
+    return 8 if storage in ("float32", "float64") else 16
+
+
+def values_in_registers(rows: int, columns: int, compute: DTypeName) -> int:
+    """Registers a thread needs for its part of a warp's ``rows x columns`` tile."""
+    return ceil_div(rows * columns, 32) * (DTYPES[compute].itemsize // 4)
+
+
+def register_limit(limits: DeviceLimits, threads: int) -> int:
+    """Registers a thread may have when ``threads`` of them share a multiprocessor alone."""
+    return min(255, round_down(limits.registers_per_block // threads, 8))
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """What a tile asks of one multiprocessor."""
+
+    shared_bytes: int
+    registers: int  # of one thread, estimated
+    threads: int
+
+    def pressure(self, limits: DeviceLimits) -> float:
+        """How much of the scarcest resource it takes; above 1 it does not fit."""
+        return max(
+            self.shared_bytes / limits.shared_per_block,
+            self.registers / register_limit(limits, self.threads),
+        )
+
+    def excess(self, limits: DeviceLimits) -> str | None:
+        """What does not fit, with the figures; None if everything does."""
+        if self.shared_bytes > limits.shared_per_block:
+            return (
+                f"{self.shared_bytes:,} bytes of shared memory, "
+                f"the device has {limits.shared_per_block:,}"
+            )
+        if self.threads > 1024:
+            return f"{self.threads} threads, a block has at most 1024"
+        available = register_limit(limits, self.threads)
+        if self.registers > available:
+            return (
+                f"about {self.registers} registers for each of {self.threads} threads, "
+                f"the device has {available}"
+            )
+        return None

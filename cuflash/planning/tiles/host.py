@@ -1,0 +1,86 @@
+"""The tiled NumPy code: blocks that keep a step's scores in one core's cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import isqrt
+
+from ...errors import ArgumentValueError
+from ..device import HostLimits
+from ..problem import DTYPES, AttentionProblem
+from .common import ceil_div, round_down
+
+__all__ = ["HostTile", "tile_of_blocks", "tile_of_cache"]
+
+#: Longer blocks gained nothing on any cache, and a causal mask cuts off less of them.
+MOST_QUERIES = 512
+MOST_KEYS = 1024
+#: Shorter blocks of queries cost more in small matrix products than they save of the
+#: half-hidden squares on the diagonal, which take one part in ``CAUSAL_BLOCKS`` of the work.
+FEWEST_CAUSAL_QUERIES = 128
+CAUSAL_BLOCKS = 8
+
+
+@dataclass(frozen=True)
+class HostTile:
+    """Blocks of the tiled NumPy code.
+
+    One step computes ``block_q`` queries of every head of a group with
+    ``block_kv`` keys, for ``block_heads`` pairs of a batch entry and a
+    key/value head at once: short sequences need many pairs to outweigh the
+    cost of a NumPy call.
+    """
+
+    block_q: int
+    block_kv: int
+    block_heads: int
+
+
+def tile_of_cache(problem: AttentionProblem, limits: HostLimits) -> HostTile:
+    """Blocks whose scores fill the cache: the backward pass holds two arrays of them.
+
+    A block has about twice as many keys as rows. Lengths are parted evenly, so
+    that no short block is left at the end.
+    """
+    scores = _scores(problem, limits)
+    most_queries = min(MOST_QUERIES, isqrt(scores // 2)) // max(1, problem.group)
+    if problem.mask == "causal":
+        causal = max(FEWEST_CAUSAL_QUERIES, problem.seqlen_q // CAUSAL_BLOCKS)
+        most_queries = min(most_queries, causal)
+    block_q = _even(problem.seqlen_q, max(1, most_queries))
+    most_keys = min(MOST_KEYS, scores // _rows(problem, block_q))
+    block_kv = _even(problem.seqlen_kv, max(1, most_keys))
+    return _fill(problem, scores, block_q, block_kv)
+
+
+def tile_of_blocks(
+    problem: AttentionProblem, limits: HostLimits, blocks: tuple[int, int]
+) -> HostTile:
+    """Blocks as asked, no longer than the sequences, for as many heads as the cache allows."""
+    if min(blocks) < 1:
+        raise ArgumentValueError("blocks", f"{blocks}", "two positive numbers of rows")
+    block_q = min(blocks[0], max(1, problem.seqlen_q))
+    block_kv = min(blocks[1], max(1, problem.seqlen_kv))
+    return _fill(problem, _scores(problem, limits), block_q, block_kv)
+
+
+def _scores(problem: AttentionProblem, limits: HostLimits) -> int:
+    """How many scores a step may have; never fewer than a square of 16."""
+    arrays = 1 if problem.operation == "forward" else 2
+    return max(256, limits.cache // (arrays * DTYPES[problem.compute].itemsize))
+
+
+def _rows(problem: AttentionProblem, block_q: int) -> int:
+    return block_q * max(1, problem.group)
+
+
+def _fill(problem: AttentionProblem, scores: int, block_q: int, block_kv: int) -> HostTile:
+    fitting = scores // (_rows(problem, block_q) * block_kv)
+    return HostTile(block_q, block_kv, max(1, min(fitting, problem.batch * problem.heads_kv)))
+
+
+def _even(length: int, most: int) -> int:
+    """The shortest block that parts a length into as few blocks as ``most`` does."""
+    step = 16 if most >= 16 else 1  # whole vectors of any CPU
+    count = max(1, ceil_div(length, round_down(most, step)))
+    return max(1, min(length, ceil_div(length, count * step) * step))

@@ -1,0 +1,217 @@
+"""Calls with everything decided ahead: what stands below the arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from .arrays.adopt import adopt
+from .arrays.spec import TensorSpec, contiguous_strides
+from .cuda.available import require_device
+from .errors import ArgumentTypeError, ArgumentValueError
+from .options import Options, check_options
+from .pipeline import ROWS, Pipeline, choose_device, pipeline_of
+from .planning.plan import Plan
+from .planning.problem import DTYPES, DTypeName, Operation
+
+__all__ = ["Prepared", "prepare", "signature_of"]
+
+_OPTIONAL = {"forward": ("lse",), "backward": ("dlse",)}
+
+
+class Prepared:
+    """A pass over arrays of known shapes on a CUDA device, compiled and ready.
+
+    Made by :func:`prepare`.
+    """
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+        self._launcher = pipeline.launcher
+        operation = pipeline.plan.problem.operation
+        self._required = frozenset(pipeline.tensors) - frozenset(_OPTIONAL[operation])
+
+    @property
+    def plan(self) -> Plan:
+        """What runs."""
+        return self._pipeline.plan
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Bytes of workspace that :meth:`run` needs."""
+        return self.plan.workspace_bytes
+
+    @property
+    def tensors(self) -> Mapping[str, TensorSpec]:
+        """Shape, dtype and strides of every array whose address :meth:`run` takes."""
+        return self._pipeline.tensors
+
+    def run(
+        self, pointers: Mapping[str, int], stream: int | None = None, workspace: int = 0
+    ) -> None:
+        """Launch; allocates nothing, decides nothing, waits for nothing.
+
+        Parameters
+        ----------
+        pointers
+            Device address of every array in :attr:`tensors`, by name. ``lse``
+            (forward) and ``dlse`` (backward) may be left out.
+        stream
+            Address of a CUDA stream; by default CuPy's current one.
+        workspace
+            Address of :attr:`workspace_bytes` bytes, a multiple of 256, not
+            used by anything else until the kernels have run.
+
+        Raises
+        ------
+        ArgumentValueError
+            If an address is missing or not aligned as the plan needs it.
+        """
+        self._check(pointers, workspace)
+        if self.plan.problem.empty:
+            return
+        if stream is None:
+            self._launcher.run(pointers, workspace)
+            return
+        import cupy
+
+        with cupy.cuda.ExternalStream(stream):
+            self._launcher.run(pointers, workspace)
+
+    def _check(self, pointers: Mapping[str, int], workspace: int) -> None:
+        missing = self._required - pointers.keys()
+        if missing:
+            raise ArgumentValueError(
+                "pointers", f"no {', '.join(sorted(missing))}", ", ".join(sorted(self._required))
+            )
+        if self.workspace_bytes and (not workspace or workspace % 256):
+            raise ArgumentValueError(
+                "workspace",
+                f"address {workspace:#x}",
+                f"{self.workspace_bytes} bytes at a multiple of 256",
+            )
+        if self.plan.problem.alignment == "vector":
+            for name, pointer in pointers.items():
+                if pointer % 16 and name not in ROWS:
+                    raise ArgumentValueError(
+                        "pointers", f"{name} at {pointer:#x}", "a multiple of 16, as planned"
+                    )
+
+
+def prepare(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    operation: Operation = "forward",
+    dtype: Any = None,
+    causal: bool = False,
+    scale: float | None = None,
+    q_offset: int | None = None,
+    layout: str | None = None,
+    out_dtype: Any = None,
+    deterministic: bool = False,
+    algorithm: str = "auto",
+    blocks: tuple[int, int] | None = None,
+    device: int | None = None,
+) -> Prepared:
+    """Plan and compile a pass from shapes alone.
+
+    CUDA graphs and other libraries call what it returns with addresses.
+
+    Parameters
+    ----------
+    q, k, v : tuple of int, or array
+        Shapes, as :func:`attention` takes them, of C-contiguous arrays whose
+        addresses will be multiples of 16; or arrays in CUDA memory, whose
+        strides and alignment are then planned for.
+    operation : {"forward", "backward"}
+        Which pass.
+    dtype : dtype
+        Of the arrays; needed where shapes are given.
+    device : int, optional
+        The CUDA device; by default the current one, or the arrays'.
+    causal, scale, q_offset, layout, out_dtype, deterministic, algorithm, blocks
+        As for :func:`attention` and :func:`attention_backward`.
+
+    Returns
+    -------
+    Prepared
+        With ``plan``, ``workspace_bytes``, ``tensors`` and ``run``.
+
+    Raises
+    ------
+    ArgumentTypeError, ArgumentValueError, UnsupportedError, BackendUnavailableError, ToolchainError
+        As for :func:`attention`.
+    """
+    options = check_options(
+        causal=causal,
+        scale=scale,
+        q_offset=q_offset,
+        layout=layout,
+        out_dtype=out_dtype,
+        deterministic=deterministic,
+        algorithm=algorithm,
+        blocks=blocks,
+        backend="cuda",
+    )
+    where = require_device() if device is None else device
+    given = signature_of(operation, (q, k, v), dtype, options, where)
+    chosen = choose_device(given[0][1].device, options)
+    return Prepared(pipeline_of(operation, given, options, chosen))
+
+
+def signature_of(
+    operation: Operation,
+    tensors: Sequence[Any],
+    dtype: Any,
+    options: Options,
+    where: int | None,
+) -> tuple[tuple[str, TensorSpec], ...]:
+    """Descriptions of a call's arrays, from arrays or shapes of q, k and v.
+
+    What the backward pass takes besides is described as the forward pass
+    would have made it.
+    """
+    names = ("q", "k", "v")
+    given = tuple(
+        (name, _spec_of(name, tensor, dtype, where))
+        for name, tensor in zip(names, tensors, strict=True)
+    )
+    if operation == "forward":
+        return given
+    if operation != "backward":
+        raise ArgumentValueError("operation", repr(operation), "'forward' or 'backward'")
+    forward = pipeline_of("forward", given, _forward_options(options), given[0][1].device)
+    out, lse = forward.tensors["out"], forward.tensors["lse"]
+    return (*given, ("out", out), ("dout", out), ("lse", lse))
+
+
+def _forward_options(options: Options) -> Options:
+    return Options(
+        causal=options.causal,
+        scale=options.scale,
+        q_offset=options.q_offset,
+        layout=options.layout,
+        out_dtype=options.out_dtype,
+        backend=options.backend,
+    )
+
+
+def _spec_of(name: str, tensor: Any, dtype: Any, where: int | None) -> TensorSpec:
+    if not isinstance(tensor, (tuple, list)):
+        return adopt(name, tensor).spec
+    if not all(isinstance(size, (int, np.integer)) and size >= 0 for size in tensor):
+        raise ArgumentValueError(name, repr(tensor), "a shape: non-negative integers")
+    shape = tuple(int(size) for size in tensor)
+    kind = _dtype(dtype)
+    return TensorSpec(shape, kind, contiguous_strides(shape), DTYPES[kind].itemsize, where)
+
+
+def _dtype(dtype: Any) -> DTypeName:
+    checked = check_options(out_dtype=dtype).out_dtype
+    if checked is None:
+        raise ArgumentTypeError("dtype", "None", "a dtype, where shapes are given")
+    return checked

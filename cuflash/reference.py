@@ -1,0 +1,246 @@
+"""Attention from its definition, whole matrix by whole matrix: the oracle of the tests.
+
+It knows nothing of tiles, backends or plans, and shares no code with them, so
+that agreeing with it means something. One (batch, head) is held at a time:
+4096 queries by 4096 keys need about half a gigabyte in float64.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["attention", "attention_backward"]
+
+_Array = NDArray[Any]
+
+
+def attention(
+    q: _Array,
+    k: _Array,
+    v: _Array,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    q_offset: int | None = None,
+    layout: str | None = None,
+    dtype: type[np.floating[Any]] = np.float64,
+) -> tuple[_Array, _Array]:
+    """Attention and the log-sum-exp of its scores.
+
+    Parameters
+    ----------
+    q : ndarray, (batch, seqlen_q, heads_q, head_dim)
+        Queries, of any float dtype, ``ml_dtypes.bfloat16`` included.
+    k : ndarray, (batch, seqlen_kv, heads_kv, head_dim)
+        Keys. Query head h reads kv head ``h // (heads_q // heads_kv)``.
+    v : ndarray, (batch, seqlen_kv, heads_kv, head_dim_v)
+        Values.
+    causal : bool
+        Query i sees key j iff ``j <= i + q_offset``.
+    scale : float, optional
+        Factor of the scores; by default ``1 / sqrt(head_dim)``.
+    q_offset : int, optional
+        Position of query 0 among the keys; by default ``seqlen_kv - seqlen_q``.
+    layout : {"bshd", "bhsd", "shd", "hsd", "sd"}, optional
+        Order of the axes; by default "bshd" for 4 axes and "sd" for 2.
+    dtype : type
+        What everything is computed in and returned in: ``numpy.float64``, or
+        ``numpy.longdouble`` to judge float64.
+
+    Returns
+    -------
+    out : ndarray, (batch, seqlen_q, heads_q, head_dim_v)
+        In the layout of q.
+    lse : ndarray, (batch, heads_q, seqlen_q)
+        Less the axes that the layout lacks.
+
+    Notes
+    -----
+    With the sum over the keys j that query i sees::
+
+        S_ij  = scale * sum_c q_ic k_jc
+        lse_i = log sum_j exp(S_ij)
+        P_ij  = exp(S_ij - lse_i)
+        out_i = sum_j P_ij v_j
+
+    A row that sees no key, or only scores of minus infinity, is dead: its out
+    is 0 and its lse minus infinity. A NaN or plus infinity among the scores
+    that a row sees makes its out and lse NaN. What no row sees never matters.
+    """
+    layout = _layout_of(q, layout)
+    q, k, v = (_to_heads_first(x, layout) for x in (q, k, v))
+    heads = _Heads(q, k, v, causal, scale, q_offset, dtype)
+    out = np.zeros((*q.shape[:3], v.shape[3]), dtype)
+    lse = np.zeros(q.shape[:3], dtype)
+    for b, h in np.ndindex(*q.shape[:2]):
+        out[b, h], lse[b, h] = heads.forward(b, h)
+    return _from_heads_first(out, layout), _rows_from_heads_first(lse, layout)
+
+
+def attention_backward(
+    dout: _Array,
+    q: _Array,
+    k: _Array,
+    v: _Array,
+    *,
+    dlse: _Array | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+    q_offset: int | None = None,
+    layout: str | None = None,
+    dtype: type[np.floating[Any]] = np.float64,
+) -> tuple[_Array, _Array, _Array]:
+    """Gradients of ``sum(out * dout) + sum(lse * dlse)`` with respect to q, k and v.
+
+    Parameters
+    ----------
+    dout : ndarray, (batch, seqlen_q, heads_q, head_dim_v)
+        Gradient of out.
+    q, k, v, causal, scale, q_offset, layout, dtype
+        As for :func:`attention`.
+    dlse : ndarray, (batch, heads_q, seqlen_q), optional
+        Gradient of lse; by default 0.
+
+    Returns
+    -------
+    dq, dk, dv : ndarray
+        Shaped like q, k and v. Query heads that share a kv head are summed.
+
+    Notes
+    -----
+    With P and out as in :func:`attention`, over the pairs where query i sees
+    key j::
+
+        dP_ij   = sum_c dout_ic v_jc
+        delta_i = sum_c dout_ic out_ic
+        dS_ij   = P_ij (dP_ij - delta_i + dlse_i)
+        dq_i    = scale * sum_j dS_ij k_j
+        dk_j    = scale * sum_i dS_ij q_i
+        dv_j    = sum_i P_ij dout_i
+
+    The out and lse of a dead row do not depend on anything: its dq is 0, and
+    it gives nothing to dk and dv.
+    """
+    layout = _layout_of(q, layout)
+    dout, q, k, v = (_to_heads_first(x, layout) for x in (dout, q, k, v))
+    heads = _Heads(q, k, v, causal, scale, q_offset, dtype)
+    dlse = np.zeros(q.shape[:3], dtype) if dlse is None else dlse.reshape(q.shape[:3])
+    dq, dk, dv = (np.zeros(x.shape, dtype) for x in (q, k, v))
+    for b, h in np.ndindex(*q.shape[:2]):
+        kv = heads.kv_head(h)
+        dq[b, h], dk_part, dv_part = heads.backward(b, h, dout[b, h], dlse[b, h])
+        dk[b, kv] += dk_part
+        dv[b, kv] += dv_part
+    dq, dk, dv = (_from_heads_first(x, layout) for x in (dq, dk, dv))
+    return dq, dk, dv
+
+
+def _sees(i: _Array, j: _Array, q_offset: int) -> _Array:
+    """The causal mask: whether query i sees key j."""
+    return j <= i + q_offset
+
+
+class _Heads:
+    """Attention of one (batch, head) after the other; arrays are (batch, head, row, dim)."""
+
+    def __init__(
+        self,
+        q: _Array,
+        k: _Array,
+        v: _Array,
+        causal: bool,
+        scale: float | None,
+        q_offset: int | None,
+        dtype: type[np.floating[Any]],
+    ) -> None:
+        self._q, self._k, self._v, self._dtype = q, k, v, dtype
+        seqlen_q, seqlen_kv = q.shape[2], k.shape[2]
+        offset = seqlen_kv - seqlen_q if q_offset is None else q_offset
+        i, j = np.arange(seqlen_q)[:, None], np.arange(seqlen_kv)[None, :]
+        everything = np.ones((seqlen_q, seqlen_kv), bool)
+        self._visible = _sees(i, j, offset) if causal else everything
+        self._scale = dtype(1) / np.sqrt(dtype(q.shape[3])) if scale is None else dtype(scale)
+
+    def kv_head(self, h: int) -> int:
+        """The kv head that query head h reads."""
+        return h // (self._q.shape[1] // self._k.shape[1])
+
+    def forward(self, b: int, h: int) -> tuple[_Array, _Array]:
+        """Out and lse of one head."""
+        with np.errstate(invalid="ignore", over="ignore"):
+            p, lse = self._softmax(b, h)
+            return _sum_of_seen(p, self._seen(lse), self._head(self._v, b, self.kv_head(h))), lse
+
+    def backward(self, b: int, h: int, dout: _Array, dlse: _Array) -> tuple[_Array, _Array, _Array]:
+        """What one query head gives to dq, dk and dv."""
+        q = self._head(self._q, b, h)
+        k, v = (self._head(x, b, self.kv_head(h)) for x in (self._k, self._v))
+        dout, dlse = dout.astype(self._dtype), dlse.astype(self._dtype)
+        with np.errstate(invalid="ignore", over="ignore"):
+            p, lse = self._softmax(b, h)
+            seen = self._seen(lse)
+            out = _sum_of_seen(p, seen, v)
+            delta = (dout * out).sum(axis=1)
+            ds = p * (dout @ v.T - delta[:, None] + dlse[:, None])
+            dq = self._scale * _sum_of_seen(ds, seen, k)
+            dk = self._scale * _sum_of_seen(ds.T, seen.T, q)
+            return dq, dk, _sum_of_seen(p.T, seen.T, dout)
+
+    def _head(self, x: _Array, b: int, h: int) -> _Array:
+        return x[b, h].astype(self._dtype)
+
+    def _seen(self, lse: _Array) -> _Array:
+        """The pairs that count: visible ones of rows that are not dead."""
+        return self._visible & (lse != -math.inf)[:, None]
+
+    def _softmax(self, b: int, h: int) -> tuple[_Array, _Array]:
+        """P, (seqlen_q, seqlen_kv), and lse, (seqlen_q,)."""
+        q, k = self._head(self._q, b, h), self._head(self._k, b, self.kv_head(h))
+        scores = np.where(self._visible, self._scale * (q @ k.T), -math.inf)
+        largest = scores.max(axis=1, initial=-math.inf)
+        dead = largest == -math.inf
+        weights = np.exp(scores - np.where(dead, 0, largest)[:, None])
+        total = np.where(dead, 1, weights.sum(axis=1))
+        lse = np.where(dead, -math.inf, largest + np.log(total))
+        return weights / total[:, None], lse
+
+
+def _sum_of_seen(weights: _Array, seen: _Array, values: _Array) -> _Array:
+    """Row i: ``sum_j weights[i, j] * values[j]`` over the j with ``seen[i, j]``.
+
+    What is not seen is left out of the sum, not multiplied by 0, which would
+    let its NaN through.
+    """
+    finite = np.isfinite(values)
+    total = np.where(seen, weights, 0) @ np.where(finite, values, 0)
+    for j in np.flatnonzero(~finite.all(axis=1)):
+        term = weights[:, j, None] * np.where(finite[j], 0, values[j])
+        total += np.where(seen[:, j, None], term, 0)
+    return total
+
+
+def _layout_of(q: _Array, layout: str | None) -> str:
+    named = {4: "bshd", 2: "sd"}.get(q.ndim) if layout is None else layout
+    if named not in ("bshd", "bhsd", "shd", "hsd", "sd"):
+        raise ValueError(f"layout={layout!r} of {q.ndim} axes; 3 axes are 'shd' or 'hsd'")
+    return named
+
+
+def _to_heads_first(x: _Array, layout: str) -> _Array:
+    """A (batch, head, row, dim) view."""
+    view = x.transpose([layout.index(axis) for axis in "bhsd" if axis in layout])
+    return np.expand_dims(view, [i for i, axis in enumerate("bhsd") if axis not in layout])
+
+
+def _from_heads_first(x: _Array, layout: str) -> _Array:
+    absent = tuple(i for i, axis in enumerate("bhsd") if axis not in layout)
+    present = [axis for axis in "bhsd" if axis in layout]
+    return np.ascontiguousarray(x.squeeze(absent).transpose([present.index(a) for a in layout]))
+
+
+def _rows_from_heads_first(x: _Array, layout: str) -> _Array:
+    return x.squeeze(tuple(i for i, axis in enumerate("bhs") if axis not in layout))

@@ -1,0 +1,76 @@
+"""FlashAttention without a GPU: the papers' tiled algorithms on NumPy's matrix products."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..planning.plan import Plan
+from . import fa1, fa2
+from .blocks import Array
+
+__all__ = ["backward", "forward"]
+
+_ALGORITHMS = {"fa1": fa1, "fa2": fa2}
+
+
+def forward(plan: Plan, q: Array, k: Array, v: Array, out: Array, lse: Array | None) -> None:
+    """Write ``softmax(scale * q k^T) v`` and its log-sum-exp to where they belong.
+
+    FlashAttention-1, Algorithms 1 and 2 (Dao et al. 2022), or
+    FlashAttention-2, Algorithm 1 (Dao 2023), as the plan says. Beside the
+    arrays it needs memory of O(seqlen * (block + head_dim)).
+
+    Parameters
+    ----------
+    plan
+        Of the numpy backend, for this problem; nothing is checked against it.
+    q
+        (batch, seqlen_q, heads_q, head_dim). Like every array here of any
+        strides, and float16, bfloat16, float32 or float64.
+    k, v
+        (batch, seqlen_kv, heads_kv, head_dim) and the same with head_dim_v.
+    out
+        Destination, (batch, seqlen_q, heads_q, head_dim_v).
+    lse
+        Destination, (batch, heads_q, seqlen_q) of the statistics dtype: the
+        natural log of the sum of exp of a row's scores. Or None.
+    """
+    with np.errstate(all="ignore"):
+        _ALGORITHMS[plan.algorithm].forward(plan, q, k, v, out, lse)
+
+
+def backward(
+    plan: Plan,
+    dout: Array,
+    q: Array,
+    k: Array,
+    v: Array,
+    out: Array,
+    lse: Array,
+    dlse: Array | None,
+    dq: Array,
+    dk: Array,
+    dv: Array,
+) -> None:
+    """Write the gradients of :func:`forward` to where they belong.
+
+    FlashAttention-1, Algorithm 4 (Dao et al. 2022), or FlashAttention-2,
+    Algorithm 2 (Dao 2023), as the plan says: P = exp(S - lse),
+    delta = rowsum(dO * O) - dlse, dS = P * (dP - delta).
+
+    Parameters
+    ----------
+    plan
+        Of the numpy backend, for this problem; nothing is checked against it.
+    dout
+        Gradient of ``out``, and like it.
+    q, k, v, out, lse
+        As :func:`forward` took and gave them.
+    dlse
+        Gradient of ``lse``, and like it; None stands for zeros.
+    dq, dk, dv
+        Destinations, like ``q``, ``k`` and ``v``. Heads of a group are summed
+        in the compute dtype and rounded once.
+    """
+    with np.errstate(all="ignore"):
+        _ALGORITHMS[plan.algorithm].backward(plan, dout, q, k, v, out, lse, dlse, dq, dk, dv)

@@ -1,0 +1,119 @@
+"""How a problem is walked: blocks of rows, the tiles that the mask leaves, memory for them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import ArgumentTypeError
+from ..planning.plan import Plan
+from ..planning.tiles.host import HostTile
+
+__all__ = ["Array", "Blocks", "Scratch", "Tile"]
+
+Array: TypeAlias = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A block of queries against those keys of a block that any of the queries sees."""
+
+    queries: slice
+    keys: slice
+    rows: slice  # the queries among the folded rows
+
+
+class Blocks:
+    """The blocks of a plan and their tiles, in the order of either loop."""
+
+    def __init__(self, plan: Plan) -> None:
+        if not isinstance(plan.tile, HostTile):
+            raise ArgumentTypeError("plan", f"{plan}", "a plan of the numpy backend")
+        self.problem = plan.problem
+        self.tile = plan.tile
+        self.compute = np.dtype(plan.problem.compute)
+        self.queries = _slices(plan.problem.seqlen_q, plan.tile.block_q)
+        self.keys = _slices(plan.problem.seqlen_kv, plan.tile.block_kv)
+        causal = plan.problem.mask == "causal"
+        self._staircase = _staircase(plan.tile.block_q, self.compute) if causal else None
+
+    def rows(self, queries: slice) -> slice:
+        """Where a block of queries lies among the folded rows."""
+        group = self.problem.group
+        return slice(group * queries.start, group * queries.stop)
+
+    def of_queries(self, queries: slice) -> Iterator[Tile]:
+        """The tiles of a block of queries, over the keys: FlashAttention-2's inner loop."""
+        for keys in self.keys:
+            stop = self._end_of_seen(queries, keys)
+            if stop <= keys.start:
+                return
+            yield Tile(queries, slice(keys.start, stop), self.rows(queries))
+
+    def of_keys(self, keys: slice) -> Iterator[Tile]:
+        """The tiles of a block of keys, over the queries: FlashAttention-1's inner loop."""
+        for queries in self.queries:
+            stop = self._end_of_seen(queries, keys)
+            if stop > keys.start:
+                yield Tile(queries, slice(keys.start, stop), self.rows(queries))
+
+    def hide(self, scores: Array, tile: Tile) -> None:
+        """Set what the mask hides to minus infinity; keys that every query sees are not read.
+
+        Scores are (batch, head, key, row). A NaN that is seen may become plus
+        infinity, which makes its row NaN just as well.
+        """
+        if self._staircase is None:
+            return
+        first_hidden = tile.queries.start + self.problem.q_offset + 1  # from the first query
+        first = max(first_hidden, tile.keys.start)
+        if first >= tile.keys.stop:
+            return
+        length = tile.queries.stop - tile.queries.start
+        limit = self._staircase[first - first_hidden : tile.keys.stop - first_hidden, :length]
+        edge = scores[:, :, first - tile.keys.start :]
+        edge = edge.reshape(*edge.shape[:3], self.problem.group, length)
+        np.fmin(edge, limit[:, None], out=edge)
+
+    def _end_of_seen(self, queries: slice, keys: slice) -> int:
+        """The last query sees most: the end of what it sees of these keys."""
+        if self._staircase is None:
+            return int(keys.stop)
+        return int(min(keys.stop, queries.stop + self.problem.q_offset))
+
+
+class Scratch:
+    """Memory that serves one tile after another."""
+
+    def __init__(self, dtype: np.dtype[Any]) -> None:
+        self._dtype = dtype
+        self._buffers: dict[str, Array] = {}
+
+    def array(self, name: str, shape: tuple[int, ...]) -> Array:
+        """A contiguous array, its contents undefined, valid until its name is asked for again."""
+        size = math.prod(shape)
+        buffer = self._buffers.get(name)
+        if buffer is None or buffer.size < size:
+            buffer = self._buffers[name] = np.empty(size, self._dtype)
+        return buffer[:size].reshape(shape)
+
+
+def _slices(length: int, block: int) -> list[slice]:
+    return [slice(start, min(start + block, length)) for start in range(0, length, block)]
+
+
+def _staircase(block_q: int, dtype: np.dtype[Any]) -> Array:
+    """What scores at the edge may be at most: [key, query], minus infinity where hidden.
+
+    Key 0 is the first that query 0 does not see, so the query must come after
+    the key. A view of one row of 2 block_q - 1 numbers, of which every key
+    sees another window.
+    """
+    steps = np.full(2 * block_q - 1, np.inf, dtype)
+    steps[:block_q] = -np.inf
+    return np.lib.stride_tricks.sliding_window_view(steps, block_q)[::-1]

@@ -1,0 +1,109 @@
+"""The call's arrays as a few heads see them, in the compute dtype and in folded rows.
+
+The query heads that share a key/value head are folded into the rows: one
+matrix product then serves the group without a second copy of its keys, and
+their gradients are summed over the group by the same product. Folded rows lie
+block after block of queries and, in a block, head after head of the group: a
+block is one slice of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from .blocks import Array, Blocks
+
+__all__ = ["Heads"]
+
+
+class Heads:
+    """Some pairs of a batch entry and a key/value head, computed together.
+
+    Arrays of the call are (batch, seqlen, heads, width), statistics (batch,
+    heads_q, seqlen_q). Here "batch" and "head" count the pairs of this object.
+    """
+
+    def __init__(self, blocks: Blocks, batch: slice, heads: slice) -> None:
+        self._blocks = blocks
+        self._batch, self._heads = batch, heads
+
+    @classmethod
+    def of(cls, blocks: Blocks) -> Iterator[Heads]:
+        """All pairs of a problem, at most ``block_heads`` at a time."""
+        batch, heads = blocks.problem.batch, blocks.problem.heads_kv
+        together = blocks.tile.block_heads
+        entries = max(1, together // max(1, heads))
+        for entry in range(0, batch, entries):
+            for head in range(0, heads, together):
+                yield cls(blocks, slice(entry, entry + entries), slice(head, head + together))
+
+    def keys(self, array: Array) -> Array:
+        """Keys or values, (batch, head, key, width), as BLAS reads them.
+
+        A copy only where the dtype or the strides need one.
+        """
+        part: Array = array[self._batch, :, self._heads].swapaxes(1, 2)
+        if part.dtype == self._blocks.compute and _is_matrix(part):
+            return part
+        return np.array(part, self._blocks.compute, order="C")
+
+    def set_keys(self, array: Array, keys: slice, values: Array) -> None:
+        """Write a block of (batch, head, key, width) to its place, rounding once."""
+        array[self._batch, keys, self._heads] = values.swapaxes(1, 2)
+
+    def rows(self, array: Array) -> Array:
+        """Folded rows (batch, head, row, width): a copy."""
+        return self._fold(self._by_group(array))
+
+    def set_rows(self, array: Array, queries: slice, rows: Array) -> None:
+        """Write the folded rows of a block of queries to their place, rounding once."""
+        self._by_group(array)[:, :, :, queries] = self._unfolded(rows, queries)
+
+    def statistics(self, array: Array) -> Array:
+        """Folded statistics (batch, head, row): a copy."""
+        return self._fold(self._statistics_by_group(array))
+
+    def set_statistics(self, array: Array, queries: slice, rows: Array) -> None:
+        """Write the folded statistics of a block of queries to their place."""
+        self._statistics_by_group(array)[:, :, :, queries] = self._unfolded(rows, queries)
+
+    def _by_group(self, array: Array) -> Array:
+        """A view (batch, head, head of the group, query, width)."""
+        batch, seqlen, heads, width = array.shape
+        split: Array = array.reshape(batch, seqlen, *self._split(heads), width)
+        grouped: Array = split[self._batch, :, self._heads].transpose(0, 2, 3, 1, 4)
+        return grouped
+
+    def _statistics_by_group(self, array: Array) -> Array:
+        batch, heads, seqlen = array.shape
+        split: Array = array.reshape(batch, *self._split(heads), seqlen)
+        return split[self._batch, self._heads]
+
+    def _split(self, heads: int) -> tuple[int, int]:
+        """Splitting one axis in two is a view, whatever its stride."""
+        heads_kv = self._blocks.problem.heads_kv
+        return heads_kv, heads // heads_kv
+
+    def _fold(self, grouped: Array) -> Array:
+        batch, heads, group, seqlen, *width = grouped.shape
+        rows = np.empty((batch, heads, group * seqlen, *width), self._blocks.compute)
+        for queries in self._blocks.queries:
+            block = self._unfolded(rows[:, :, self._blocks.rows(queries)], queries)
+            block[...] = grouped[:, :, :, queries]
+        return rows
+
+    def _unfolded(self, rows: Array, queries: slice) -> Array:
+        """The folded rows of a block as a view with the heads of the group as an axis."""
+        batch, heads, _, *width = rows.shape
+        length = queries.stop - queries.start
+        return rows.reshape(batch, heads, self._blocks.problem.group, length, *width)
+
+
+def _is_matrix(array: Array) -> bool:
+    """Whether the last two axes are rows of unit stride, one beside the other."""
+    rows, width = array.shape[-2:]
+    row_stride, stride = array.strides[-2:]
+    side_by_side = row_stride >= width * array.itemsize and row_stride % array.itemsize == 0
+    return array.flags.aligned and stride == array.itemsize and (rows <= 1 or side_by_side)

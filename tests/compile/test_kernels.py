@@ -1,0 +1,85 @@
+"""Every kernel compiles: spills within the record, instructions as planned."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import pytest
+
+from cuflash.planning.kernel import KernelConfig
+from cuflash.planning.problem import DTYPES
+
+from ..architectures import LIMITS
+from .nvrtc import Built, build
+from .rows import rows, todays_architectures
+
+#: Bytes of local memory that a kernel may use, by kernel, storage and bucket; the others none.
+#: They are a few long-lived scalars beside accumulators that nearly fill the registers (seen: 8
+#: to 56 bytes, NVRTC 13.0 and 13.5), where the next smaller tile would cost more traffic; and on
+#: sm_100 the whole output tile of narrow heads, which the compiler indexes by the warp (64 bytes).
+LOCAL_ALLOWANCE = {
+    **{("forward", dtype, d): 64 for dtype in DTYPES for d in (16, 32)},
+    **{("forward", dtype, 256): 64 for dtype in ("float16", "bfloat16")},
+    **{("backward", dtype, d): 64 for dtype in ("float16", "bfloat16") for d in (32, 64, 192, 256)},
+    **{("backward", "float64", d): 64 for d in (16, 32, 64, 96, 128, 192)},
+}
+
+_TODAY = todays_architectures()
+
+
+@functools.cache
+def _all_rows() -> dict[str, KernelConfig]:
+    return {name: config for architecture in LIMITS for name, config in rows(architecture).items()}
+
+
+def _params() -> list[object]:
+    return [
+        pytest.param(
+            name,
+            id=name,
+            marks=() if name.split("-")[0][3:] in _TODAY else pytest.mark.compile_all,
+        )
+        for name in _all_rows()
+    ]
+
+
+@pytest.fixture(scope="session")
+def builds(request: pytest.FixtureRequest) -> dict[str, Future[Built]]:
+    """Builds of the selected rows, under way in as many threads as there are cores."""
+    wanted = [
+        item.callspec.params["row"]
+        for item in request.session.items
+        if hasattr(item, "callspec") and "row" in item.callspec.params
+    ]
+    pool = ThreadPoolExecutor(os.cpu_count() or 1)
+    return {name: pool.submit(build, _all_rows()[name]) for name in dict.fromkeys(wanted)}
+
+
+@pytest.mark.parametrize("row", _params())
+def test_kernel_compiles_within_its_allowance(row: str, builds: dict[str, Future[Built]]) -> None:
+    config = _all_rows()[row]
+    built = builds[row].result()
+    allowed = LOCAL_ALLOWANCE.get((config.kernel, config.storage, config.head_dim), 0)
+    assert built.local <= allowed, f"{built.local} bytes of local memory; {config}"
+    assert built.registers * config.threads <= 65536
+    assert "warning" not in built.log.lower(), built.log
+    _check_instructions(config, built.ptx)
+
+
+def _check_instructions(config: KernelConfig, ptx: str) -> None:
+    """The products run on the unit that the plan named, the copies as it named them."""
+    if config.kernel == "delta":
+        return
+    expected = {16: "m16n8k16", 8: "m16n8k8"}.get(config.mma_depth)
+    found = set(re.findall(r"mma\.sync\.aligned\.(m\d+n\d+k\d+)", ptx))
+    assert found == ({expected} if expected else set())
+    assert ("ldmatrix" in ptx) == bool(expected)
+    asynchronous = "asynchronous" in (config.copies, config.workspace_copies)
+    has_workspace_copies = config.kernel == "forward"
+    if config.copies == "asynchronous" or (asynchronous and has_workspace_copies):
+        assert "cp.async.cg" in ptx
+    else:
+        assert "cp.async" not in ptx

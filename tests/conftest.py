@@ -1,0 +1,89 @@
+"""What every test shares: options, markers, and the account of GPU tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import cuflash
+
+from .kit.problem import register_profiles
+
+register_profiles()
+
+#: Fewest GPU tests that a full run has; recorded so that tests cannot fall away unnoticed.
+MINIMUM_GPU_TESTS = 0
+#: Skips that a GPU run may have: part of the reason they give.
+LISTED_SKIPS: tuple[str, ...] = ("needs a second CUDA device",)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--require-gpu",
+        action="store_true",
+        help="fail without a GPU, on an unlisted skip, or with fewer GPU tests than recorded",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--require-gpu") and not cuflash.is_available():
+        raise pytest.UsageError("--require-gpu: CUDA cannot be used here")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not cuflash.is_available():
+        skip = pytest.mark.skip(reason="no CUDA device")
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(skip)
+    if "compile_all" not in (config.getoption("-m") or ""):
+        chosen = [item for item in items if not item.get_closest_marker("compile_all")]
+        config.hook.pytest_deselected(items=[item for item in items if item not in set(chosen)])
+        items[:] = chosen
+
+
+class _GpuAccount:
+    """Counts GPU tests and their skips, and fails the session where they fall short."""
+
+    def __init__(self) -> None:
+        self.ran = 0
+        self.unlisted: list[str] = []
+
+    @pytest.hookimpl
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if "gpu" not in report.keywords:
+            return
+        if report.when == "call" and not report.skipped:
+            self.ran += 1
+        if report.skipped:
+            reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else ""
+            if not any(listed in reason for listed in LISTED_SKIPS):
+                self.unlisted.append(f"{report.nodeid}: {reason}")
+
+    @pytest.hookimpl
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        whole = session.config.getoption("-m") == "gpu" and not session.config.getoption("-k")
+        short = whole and self.ran < MINIMUM_GPU_TESTS
+        if self.unlisted or short:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    @pytest.hookimpl
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        terminalreporter.write_line(
+            f"GPU tests run: {self.ran} (recorded minimum {MINIMUM_GPU_TESTS}), "
+            f"unlisted skips: {len(self.unlisted)}"
+        )
+        for line in self.unlisted:
+            terminalreporter.write_line(f"  {line}")
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    if session.config.getoption("--require-gpu"):
+        session.config.pluginmanager.register(_GpuAccount())
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    """The folder of the checkout."""
+    return Path(__file__).resolve().parent.parent

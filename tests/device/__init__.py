@@ -1,0 +1,1 @@
+"""What needs a CUDA device and is not a property of attention itself."""

@@ -1,0 +1,33 @@
+"""Marks every test of this folder, and gives them CuPy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.parent.name == "device":
+            item.add_marker(pytest.mark.gpu)
+
+
+@pytest.fixture(scope="session")
+def cp() -> Any:
+    """CuPy; only tests that run ask for it."""
+    import cupy
+
+    return cupy
+
+
+@pytest.fixture
+def problem(cp: Any) -> dict[str, Any]:
+    """Arrays of a small problem on the device, float16, grouped heads."""
+    rng = np.random.default_rng(11)
+
+    def normal(*shape: int) -> Any:
+        return cp.asarray(rng.standard_normal(shape).astype(np.float16))
+
+    return {"q": normal(2, 300, 4, 64), "k": normal(2, 333, 2, 64), "v": normal(2, 333, 2, 64)}

@@ -1,0 +1,85 @@
+"""compute-sanitizer over small problems of every dtype, forward and backward.
+
+``python -m tests.device.sanitize`` runs memcheck and racecheck in processes
+of their own, with CuPy's pool off so that every array is an allocation, and
+exits 1 if a tool finds anything. ``--inside`` is what runs under the tools.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import subprocess
+import sys
+from typing import Any
+
+TOOLS = ("memcheck", "racecheck")
+DTYPES = ("float16", "bfloat16", "float32", "float64")
+
+#: (batch, seqlen_q, seqlen_kv, heads_q, heads_kv, head_dim, head_dim_v, causal): full and
+#: causal, tails on both sides, grouped heads, dead rows, rows that are not whole 16 bytes.
+PROBLEMS = (
+    (1, 70, 200, 2, 1, 64, 64, False),
+    (1, 150, 90, 1, 1, 64, 64, True),
+    (1, 40, 600, 2, 2, 16, 16, True),
+    (1, 33, 47, 1, 1, 5, 13, True),
+    (1, 50, 130, 1, 1, 128, 96, False),
+)
+
+
+def inside() -> None:
+    """Every problem in every dtype, both passes, each result read back."""
+    import cupy
+    import ml_dtypes
+    import numpy as np
+
+    import cuflash
+
+    cupy.cuda.set_allocator(None)
+    cupy.cuda.set_pinned_memory_allocator(None)
+    rng = np.random.default_rng(0)
+    for dtype in DTYPES:
+        for batch, sq, sk, hq, hk, d, dv, causal in PROBLEMS:
+
+            def normal(*shape: int, dtype: str = dtype) -> Any:
+                values = rng.standard_normal(shape).astype(np.float32)
+                kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype
+                return cupy.asarray(values.astype(kind))
+
+            q, k, v = (
+                normal(batch, sq, hq, d),
+                normal(batch, sk, hk, d),
+                normal(batch, sk, hk, dv),
+            )
+            out, lse = cuflash.attention(q, k, v, causal=causal, return_lse=True)
+            grads = cuflash.attention_backward(out, q, k, v, out, lse, causal=causal)
+            cupy.cuda.Device().synchronize()
+            for array in (out, lse, *grads):
+                array.get()
+    print(f"{len(DTYPES) * len(PROBLEMS)} problems")
+
+
+def main() -> int:
+    """Run every tool and say what it found."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--inside", action="store_true")
+    if parser.parse_args().inside:
+        inside()
+        return 0
+    sanitizer = shutil.which("compute-sanitizer")
+    if sanitizer is None:
+        print("compute-sanitizer is not installed")
+        return 2
+    failed = False
+    program = [sys.executable, "-m", "tests.device.sanitize", "--inside"]
+    for tool in TOOLS:
+        command = [sanitizer, "--tool", tool, "--error-exitcode", "9", "--print-limit", "5"]
+        done = subprocess.run([*command, *program], capture_output=True, text=True)
+        lines = [line for line in done.stdout.splitlines() if "SUMMARY" in line]
+        print(f"{tool}: exit {done.returncode}; {' '.join(lines) or done.stdout[-2000:]}")
+        failed |= done.returncode != 0
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,73 @@
+"""Sizes at which 32-bit offsets and grid limits break."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cuflash
+
+
+def _census(out: Any, lse: Any, visible: int) -> None:
+    """With q = 0 and v = 1: every row's sum of exponentials is the number of keys it sees."""
+    assert bool((out == 1).all())
+    assert abs(float(lse.max()) - np.log(visible)) < 1e-5
+    assert abs(float(lse.min()) - np.log(visible)) < 1e-5
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_more_batches_than_a_grid_axis_holds(cp: Any, dtype: str) -> None:
+    q = cp.zeros((70_000, 1, 1, 16), dtype)
+    k = cp.ones((70_000, 3, 1, 16), dtype)
+    out, lse = cuflash.attention(q, k, k, return_lse=True)
+    _census(out, lse, 3)
+    dq, dk, dv = cuflash.attention_backward(out, q, k, k, out, lse)
+    assert bool((dq == 0).all())
+    assert bool((dk == 0).all())
+    third = np.dtype(dtype).type(1 / 3)
+    assert float(cp.abs(dv - third).max()) < 1e-3
+
+
+def test_more_than_two_to_the_31_elements(cp: Any) -> None:
+    """One tensor of 2^31 + 2^13 elements; its last rows are the ones that would wrap."""
+    rows = 2**25 + 128
+    q = cp.zeros((1, rows, 1, 64), np.float16)
+    k = cp.ones((1, 100, 1, 64), np.float16)
+    q[0, -1] = 4
+    k[0, 7] = 8
+    v = cp.ones((1, 100, 1, 64), np.float16)
+    v[0, 7] = 2
+    out, lse = cuflash.attention(q, k, v, return_lse=True)
+    mean = out[:, :-1]  # of 99 ones and a two
+    assert float(mean.max()) - 1.01 < 1e-3
+    assert 1.01 - float(mean.min()) < 1e-3
+    _census(cp.ones(1), lse[..., :-1], 100)
+    assert bool((out[0, -1] == 2).all())
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v", "out"])
+def test_strides_beyond_two_to_the_31_elements(cp: Any, problem: dict[str, Any], name: str) -> None:
+    """Small data far apart: the second batch entry lies 2^31 + 64 elements after the first."""
+    expected, lse = cuflash.attention(**problem, return_lse=True)
+    grads = cuflash.attention_backward(expected, *problem.values(), expected, lse)
+    shape = expected.shape if name == "out" else problem[name].shape
+    inner = int(np.prod(shape[1:]))
+    far = 2**31 + 64
+    memory = cp.empty(far + inner, np.float16)
+    strides = (far * 2, *(2 * int(np.prod(shape[i + 1 :])) for i in range(1, 4)))
+    apart = cp.lib.stride_tricks.as_strided(memory, shape, strides)
+    call = dict(problem)
+    if name == "out":
+        apart[...] = np.nan
+        got = cuflash.attention(**problem, out=apart)
+    else:
+        apart[...] = problem[name]
+        call[name] = apart
+        got = cuflash.attention(**call)
+    assert bool((got == expected).all())
+    out = apart if name == "out" else expected
+    again = cuflash.attention_backward(expected, *call.values(), out, lse)
+    for a, b in zip(again, grads, strict=True):
+        assert bool((a == b).all())

@@ -1,0 +1,311 @@
+"""Compiling, launching, memory, streams, threads and graphs on the device."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cuflash
+from cuflash import dispatch
+from cuflash.cuda import compile as compiling
+
+from ..kit.badcalls import BAD_CALLS, good_call, make
+
+
+def test_fifty_lengths_compile_once(cp: Any, problem: dict[str, Any]) -> None:
+    cuflash.attention(**problem)
+    before = len(compiling._kernels)
+    for length in range(1, 300, 6):
+        cuflash.attention(problem["q"][:, :length], problem["k"], problem["v"])
+    assert len(compiling._kernels) == before
+
+
+@pytest.mark.parametrize("operation", ["forward", "backward"])
+def test_memory_grows_with_the_sequence_not_its_square(cp: Any, operation: str) -> None:
+    peaks = []
+    for seqlen in (4096, 8192, 16384):
+        q = cp.ones((1, seqlen, 2, 64), np.float16)
+        out, lse = cuflash.attention(q, q, q, return_lse=True)
+        pool = cp.cuda.MemoryPool()  # its own, so that nothing of it is there already
+        with cp.cuda.using_allocator(pool.malloc):
+            if operation == "forward":
+                cuflash.attention(q, q, q)
+            else:
+                cuflash.attention_backward(out, q, q, q, out, lse)
+        peaks.append(pool.total_bytes())
+        square = 2 * seqlen**2 * 2  # bytes of the scores of two heads in float16
+        assert 0 < peaks[-1] < square / 4
+    assert peaks[1] <= 2.1 * peaks[0]
+    assert peaks[2] <= 2.1 * peaks[1]
+
+
+def test_repeats_are_bit_equal(cp: Any, problem: dict[str, Any]) -> None:
+    out, lse = cuflash.attention(**problem, causal=True, return_lse=True)
+    grads = cuflash.attention_backward(out, *problem.values(), out, lse, causal=True)
+    for _ in range(50):
+        again, lse_again = cuflash.attention(**problem, causal=True, return_lse=True)
+        assert bool((again == out).all())
+        assert bool((lse_again == lse).all())
+        others = cuflash.attention_backward(out, *problem.values(), out, lse, causal=True)
+        assert all(bool((a == b).all()) for a, b in zip(grads, others, strict=True))
+
+
+def test_work_is_on_the_current_stream(cp: Any, problem: dict[str, Any]) -> None:
+    expected = cuflash.attention(**problem).get()
+    cp.cuda.Device().synchronize()
+    spin = cp.RawKernel(
+        'extern "C" __global__ void spin(long long n) '
+        "{ long long t = clock64(); while (clock64() - t < n) {} }",
+        "spin",
+    )
+    stream = cp.cuda.Stream(non_blocking=True)
+    late = {name: cp.zeros_like(array) for name, array in problem.items()}
+    cp.cuda.Device().synchronize()
+    with stream:
+        spin((1,), (1,), (np.int64(200_000_000),))
+        for name, array in problem.items():
+            late[name][...] = array
+        out = cuflash.attention(**late)
+    assert not stream.done
+    stream.synchronize()
+    assert np.array_equal(out.get(), expected)
+
+
+def test_eight_threads_on_streams_of_their_own(cp: Any, problem: dict[str, Any]) -> None:
+    expected = cuflash.attention(**problem, causal=True).get()
+    faults: list[str] = []
+
+    def work() -> None:
+        with cp.cuda.Stream(non_blocking=True) as stream:
+            for _ in range(20):
+                out = cuflash.attention(**problem, causal=True)
+                stream.synchronize()
+                if not np.array_equal(out.get(), expected):
+                    faults.append("different")
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not faults
+
+
+def test_sixteen_threads_first_calling_compile_once(
+    cp: Any, problem: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built: list[str] = []
+    build = compiling._build
+
+    def spy(config: Any, *rest: Any) -> Any:
+        built.append(config.kernel)
+        return build(config, *rest)
+
+    monkeypatch.setattr(compiling, "_build", spy)
+    monkeypatch.setattr(compiling, "_kernels", compiling._Once())
+    dispatch.pipeline_of.cache_clear()
+    answers: list[np.ndarray] = []
+    threads = [
+        threading.Thread(target=lambda: answers.append(cuflash.attention(**problem).get()))
+        for _ in range(16)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert built == ["forward"]
+    assert len(answers) == 16
+    assert all(np.array_equal(a, answers[0]) for a in answers)
+
+
+def test_graphs_replay_bit_equal_with_new_data(cp: Any, problem: dict[str, Any]) -> None:
+    expected = cuflash.attention(**problem, causal=True).get()
+    prepared = cuflash.prepare(*problem.values(), causal=True)
+    out = cp.full(problem["q"].shape, np.nan, np.float16)
+    workspace = cp.empty(prepared.workspace_bytes, np.uint8)
+    stream = cp.cuda.Stream(non_blocking=True)
+    with stream:
+        stream.begin_capture()
+        cuflash.attention(**problem, causal=True, out=out, workspace=workspace)
+        graph = stream.end_capture()
+        graph.launch()
+        stream.synchronize()
+        assert np.array_equal(out.get(), expected)
+        problem["v"] += np.float16(1)
+        out[...] = np.nan
+        graph.launch()
+        stream.synchronize()
+    changed = cuflash.attention(**problem, causal=True).get()
+    assert not np.array_equal(changed, expected)
+    assert np.array_equal(out.get(), changed)
+
+
+def test_prepared_calls_are_the_calls_themselves(cp: Any, problem: dict[str, Any]) -> None:
+    out, lse = cuflash.attention(**problem, causal=True, return_lse=True)
+    shapes = [array.shape for array in problem.values()]
+    for spec in (shapes, list(problem.values())):
+        prepared = cuflash.prepare(*spec, dtype="float16", causal=True)
+        mine, mine_lse = cp.full_like(out, np.nan), cp.full_like(lse, np.nan)
+        workspace = cp.full(prepared.workspace_bytes, 255, np.uint8)
+        arrays = {**problem, "out": mine, "lse": mine_lse}
+        pointers = {name: array.data.ptr for name, array in arrays.items()}
+        stream = cp.cuda.Stream(non_blocking=True)
+        cp.cuda.Device().synchronize()
+        prepared.run(pointers, stream.ptr, workspace.data.ptr)
+        stream.synchronize()
+        assert bool((mine == out).all())
+        assert bool((mine_lse == lse).all())
+        assert set(prepared.tensors) == {"q", "k", "v", "out", "lse"}
+
+
+def test_prepared_backward(cp: Any, problem: dict[str, Any]) -> None:
+    out, lse = cuflash.attention(**problem, return_lse=True)
+    grads = cuflash.attention_backward(out, *problem.values(), out, lse)
+    prepared = cuflash.prepare(*problem.values(), operation="backward")
+    workspace = cp.full(prepared.workspace_bytes, 255, np.uint8)
+    mine = {n: cp.full_like(g, np.nan) for n, g in zip(("dq", "dk", "dv"), grads, strict=True)}
+    arrays = {**problem, "out": out, "dout": out, "lse": lse, **mine}
+    prepared.run({n: a.data.ptr for n, a in arrays.items()}, workspace=workspace.data.ptr)
+    for got, expected in zip(mine.values(), grads, strict=True):
+        assert bool((got == expected).all())
+
+
+def test_prepared_runs_refuse_what_was_not_planned(cp: Any, problem: dict[str, Any]) -> None:
+    prepared = cuflash.prepare(*problem.values())
+    out = cp.empty(problem["q"].shape, np.float16)
+    pointers = {n: a.data.ptr for n, a in {**problem, "out": out}.items()}
+    workspace = cp.empty(prepared.workspace_bytes, np.uint8).data.ptr
+    with pytest.raises(cuflash.ArgumentValueError, match="pointers: got no v"):
+        prepared.run({n: p for n, p in pointers.items() if n != "v"}, workspace=workspace)
+    with pytest.raises(cuflash.ArgumentValueError, match="workspace: got address 0x0"):
+        prepared.run(pointers)
+    with pytest.raises(
+        cuflash.ArgumentValueError, match=r"pointers: got k at 0x\w+; expected a mul"
+    ):
+        prepared.run({**pointers, "k": pointers["k"] + 2}, workspace=workspace)
+
+
+def test_workspace_is_checked(cp: Any, problem: dict[str, Any]) -> None:
+    needed = cuflash.prepare(*problem.values()).workspace_bytes
+    good = cp.empty(needed + 256, np.uint8)
+    expected = cuflash.attention(**problem)
+    assert bool((cuflash.attention(**problem, workspace=good) == expected).all())
+    with pytest.raises(cuflash.ArgumentValueError, match=f"workspace: got {needed - 1} bytes"):
+        cuflash.attention(**problem, workspace=good[: needed - 1])
+    with pytest.raises(cuflash.ArgumentValueError, match="256-byte aligned"):
+        cuflash.attention(**problem, workspace=good[1:])
+    with pytest.raises(cuflash.ArgumentTypeError, match="workspace: got float32"):
+        cuflash.attention(**problem, workspace=good.view(np.float32))
+
+
+def test_five_hundred_bad_calls_leave_a_good_one_right(cp: Any) -> None:
+    good = {op: make(good_call(cp, op)) for op in ("forward", "backward")}
+    rng, calls = np.random.default_rng(7), [bad for bad in BAD_CALLS if not bad.host_only]
+    before = len(compiling._kernels)
+    for number in rng.integers(0, len(calls), 500):
+        bad = calls[number]
+        call = good_call(cp, bad.operation)
+        bad.break_it(call, cp)
+        with pytest.raises(bad.error) as caught:
+            make(call)
+        assert str(caught.value).startswith(f"{bad.argument}: got "), bad.name
+    assert len(compiling._kernels) == before
+    assert bool((make(good_call(cp)) == good["forward"]).all())
+    for got, expected in zip(make(good_call(cp, "backward")), good["backward"], strict=True):
+        assert bool((got == expected).all())
+
+
+def test_a_refused_launch_raises_and_leaves_the_process_usable(
+    cp: Any, problem: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dataclasses import replace
+
+    expected = cuflash.attention(**problem)
+    prepared = cuflash.prepare(*problem.values())
+    kernels = prepared._launcher._kernels
+    broken = [replace(kernel, shared_bytes=10**9) for kernel in kernels]
+    monkeypatch.setattr(prepared._launcher, "_kernels", broken)
+    out = cp.full_like(expected, np.nan)
+    pointers = {n: a.data.ptr for n, a in {**problem, "out": out}.items()}
+    workspace = cp.empty(prepared.workspace_bytes, np.uint8)
+    with pytest.raises(cuflash.LaunchError, match=r"fa1 on cuda.*launch was refused"):
+        prepared.run(pointers, workspace=workspace.data.ptr)
+    assert bool(cp.isnan(out).all())
+    assert bool((cuflash.attention(**problem) == expected).all())
+
+
+def test_a_broken_source_raises_with_the_log_and_mends(
+    cp: Any, problem: dict[str, Any], tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import shutil
+
+    from cuflash.cuda.source import find_sources
+
+    expected = cuflash.attention(**problem)
+    folder = shutil.copytree(find_sources(), tmp_path / "cuda_src")
+    kernel = folder / "fa1" / "forward.cu"
+    text = kernel.read_text()
+    kernel.write_text(text.replace("forward_step(c, blocks[i]", "forwardstep(c, blocks[i]"))
+    monkeypatch.setenv("CUFLASH_CUDA_SRC", str(folder))
+    dispatch.pipeline_of.cache_clear()
+    with pytest.raises(cuflash.CompileError, match=r"(?s)block_kv.*forwardstep"):
+        cuflash.attention(**problem)
+    kernel.write_text(text)
+    assert bool((cuflash.attention(**problem) == expected).all())
+    monkeypatch.undo()
+    dispatch.pipeline_of.cache_clear()
+
+
+def test_out_of_memory_passes_through_and_leaks_nothing(cp: Any, problem: dict[str, Any]) -> None:
+    expected = cuflash.attention(**problem)
+    big = cp.ones((1, 2**17, 4, 64), np.float16)
+    pool = cp.get_default_memory_pool()
+    pool.free_all_blocks()
+    used = pool.used_bytes()
+    pool.set_limit(size=pool.total_bytes() + big.nbytes // 2)
+    try:
+        refused = False
+        try:
+            cuflash.attention(big, big, big)
+        except cp.cuda.memory.OutOfMemoryError:  # pytest.raises would keep its frames alive
+            refused = True
+        assert refused
+        assert pool.used_bytes() == used
+    finally:
+        pool.set_limit(size=0)
+    assert bool((cuflash.attention(**problem) == expected).all())
+
+
+def test_ten_thousand_calls_do_not_grow(cp: Any) -> None:
+    q = cp.ones((1, 16, 1, 16), np.float16)
+    for _ in range(100):
+        cuflash.attention(q, q, q)
+    pool = cp.get_default_memory_pool()
+    total, kernels = pool.total_bytes(), len(compiling._kernels)
+    for _ in range(10_000):
+        cuflash.attention(q, q, q)
+    cp.cuda.Device().synchronize()
+    assert pool.total_bytes() == total
+    assert len(compiling._kernels) == kernels
+
+
+def test_arrays_of_another_device_run_there(cp: Any, problem: dict[str, Any]) -> None:
+    if cp.cuda.runtime.getDeviceCount() < 2:
+        pytest.skip("needs a second CUDA device")
+    expected = cuflash.attention(**problem).get()
+    with cp.cuda.Device(1):
+        there = {name: cp.asarray(array.get()) for name, array in problem.items()}
+    out = cuflash.attention(**there)
+    assert out.device.id == 1
+    assert cp.cuda.Device().id == 0
+    assert np.array_equal(out.get(), expected)
+
+
+def test_compiled_registers_are_reported(problem: dict[str, Any]) -> None:
+    said = cuflash.explain(*problem.values(), operation="backward", compile=True)
+    assert [kernel.name for kernel in said.kernels] == ["steps/delta", "fa1/backward"]
+    assert all(16 <= (kernel.registers or 0) <= 255 for kernel in said.kernels)
+    assert "registers" in str(said)

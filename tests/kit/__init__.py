@@ -1,0 +1,1 @@
+"""What the tests share: cases, data, guarded buffers, the oracle, the comparison, the checks."""

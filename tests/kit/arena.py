@@ -1,0 +1,189 @@
+"""Guarded buffers: what is around, between and inside the tensors of a call is watched.
+
+Every tensor lies in one raw allocation: a margin, the tensor with the gaps of
+its strides, a margin. Margins and gaps, outputs and workspace hold NaNs of
+particular bits, one pattern around inputs and another in what is to be
+written. After the call no margin, gap or input may have changed a bit, and no
+element of an output may still hold either pattern. A write or read farther
+off than a margin is not seen here; compute-sanitizer sees those.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .strides import CONTIGUOUS, Strides, strided_view
+
+__all__ = ["POISONS", "Arena"]
+
+#: Elements and bytes that a margin has at least.
+MARGIN_ELEMENTS = 512
+MARGIN_BYTES = 4096
+#: Where buffers start: what ``workspace=`` must be aligned to.
+ALIGNMENT = 256
+
+#: Bits around and between the elements of inputs, and bits of what is to be
+#: written. The second poison is for running everything twice: a result that
+#: depends on poison differs.
+POISONS: dict[str, dict[str, tuple[int, int]]] = {
+    "nan": {
+        "float16": (0x7E6B, 0x7EA5),
+        "bfloat16": (0x7FE6, 0x7FDA),
+        "float32": (0x7FC6B6B6, 0x7FC5A5A5),
+        "float64": (0x7FF86B6B6B6B6B6B, 0x7FF85A5A5A5A5A5A),
+    },
+    "huge": {
+        "float16": (0x7BF1, 0x7BF3),  # about 65,000
+        "bfloat16": (0x7F61, 0x7F63),  # about 3e38
+        "float32": (0x7F61B1B1, 0x7F63B1B1),
+        "float64": (0x7FE1B1B1B1B1B1B1, 0x7FE3B1B1B1B1B1B1),
+    },
+}
+
+
+@dataclass(frozen=True)
+class _Buffer:
+    """One tensor with its surroundings; ``before`` is its host image at the start."""
+
+    name: str
+    kind: str  # input, output or scratch
+    raw: Any  # uint8, of the array module
+    before: np.ndarray  # uint8
+    elements: np.ndarray  # byte offset of every element, shaped like the tensor
+    itemsize: int
+    patterns: tuple[int, int]
+
+
+class Arena:
+    """The buffers of one call.
+
+    Parameters
+    ----------
+    xp : module
+        ``numpy`` or ``cupy``: where the buffers are.
+    poison : {"nan", "huge"}
+        What fills everything but the inputs' elements.
+    """
+
+    def __init__(self, xp: Any = np, poison: str = "nan") -> None:
+        self._xp = xp
+        self._poison = POISONS[poison]
+        self._buffers: list[_Buffer] = []
+
+    def input(self, name: str, values: np.ndarray, recipe: Strides = CONTIGUOUS) -> Any:
+        """An array of the values, constant along the recipe's broadcast axes."""
+        return self._place(name, "input", values.shape, values.dtype, recipe, values)
+
+    def output(
+        self, name: str, shape: tuple[int, ...], dtype: Any, recipe: Strides = CONTIGUOUS
+    ) -> Any:
+        """A poisoned array that the call has to write wholly."""
+        return self._place(name, "output", shape, np.dtype(dtype), recipe, None)
+
+    def workspace(self, nbytes: int, name: str = "workspace") -> Any:
+        """Poisoned uint8, 256-byte aligned; read as 32-bit integers it is a huge index."""
+        words = -(-nbytes // 4)
+        array = self._place(name, "scratch", (words,), np.dtype(np.float32), CONTIGUOUS, None)
+        return array.view(np.uint8)[:nbytes]
+
+    def check(self, repro: str = "") -> None:
+        """Raise AssertionError if anything was written that must not be, or was left out."""
+        faults = [fault for buffer in self._buffers for fault in self._faults(buffer)]
+        if faults:
+            raise AssertionError("\n".join([*faults, f"repro: {repro}"]))
+
+    def _place(
+        self,
+        name: str,
+        kind: str,
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+        recipe: Strides,
+        values: np.ndarray | None,
+    ) -> Any:
+        itemsize = dtype.itemsize
+        patterns = self._poison[dtype.name]
+        margin = max(MARGIN_ELEMENTS * itemsize, MARGIN_BYTES)
+        placement = recipe.place(shape)
+        before = np.empty(2 * margin + placement.extent * itemsize, np.uint8)
+        before.view(f"u{itemsize}")[:] = patterns[kind != "input"]
+        if values is not None:
+            host = strided_view(before.view(dtype)[margin // itemsize :], placement)
+            host[...] = values
+            if recipe.broadcast and host.tobytes() != values.tobytes():
+                raise ValueError(f"{name} is not constant along the axes {recipe.broadcast}")
+        raw = self._aligned(before)
+        first = margin + placement.start * itemsize
+        elements = np.full(shape, first, np.int64)
+        for axis, (size, stride) in enumerate(zip(shape, placement.strides, strict=True)):
+            steps = np.arange(size, dtype=np.int64) * stride * itemsize
+            elements += steps.reshape([-1 if other == axis else 1 for other in range(len(shape))])
+        self._buffers.append(_Buffer(name, kind, raw, before, elements, itemsize, patterns))
+        return strided_view(raw.view(dtype)[margin // itemsize :], placement, self._xp)
+
+    def _aligned(self, image: np.ndarray) -> Any:
+        """The image in an allocation of the array module that starts at a multiple of 256."""
+        raw = self._xp.empty(image.size + ALIGNMENT, np.uint8)
+        address = raw.ctypes.data if self._xp is np else raw.data.ptr
+        skip = -address % ALIGNMENT
+        raw = raw[skip : skip + image.size]
+        if self._xp is np:
+            raw[:] = image
+        else:
+            raw.set(image)
+        return raw
+
+    def _faults(self, buffer: _Buffer) -> list[str]:
+        after = buffer.raw if self._xp is np else self._xp.asnumpy(buffer.raw)
+        own = np.zeros(after.size, bool)
+        starts = buffer.elements.reshape(-1)
+        for byte in range(buffer.itemsize):
+            own[starts + byte] = True
+        changed = after != buffer.before
+        faults = []
+        if (changed & ~own).any():
+            faults.append(_describe(buffer, changed & ~own, own))
+        if buffer.kind == "input" and (changed & own).any():
+            element = _first_element(buffer, changed)
+            faults.append(f"{buffer.name}: the input was written, first at {element}")
+        if buffer.kind == "output" and buffer.elements.size:
+            faults += _left_over(buffer, after)
+        return faults
+
+
+def _left_over(buffer: _Buffer, after: np.ndarray) -> list[str]:
+    words = after.view(f"u{buffer.itemsize}")[buffer.elements // buffer.itemsize]
+    around, inside = (words == pattern for pattern in buffer.patterns)
+    faults = []
+    for left, reason in (
+        (inside, "not written, or computed from what was not"),
+        (around, "computed from memory beside an input"),
+    ):
+        if left.any():
+            at = tuple(int(i) for i in np.argwhere(left)[0])
+            faults.append(f"{buffer.name}: {left.sum()} elements {reason}, first {at}")
+    return faults
+
+
+def _describe(buffer: _Buffer, changed: np.ndarray, own: np.ndarray) -> str:
+    """Where the surroundings were written, from the first byte's side of the tensor."""
+    first = int(np.argmax(changed))
+    inside = np.flatnonzero(own)
+    if inside.size and first < inside[0]:
+        where = f"{inside[0] - first} bytes before it"
+    elif inside.size and first < inside[-1]:
+        where = f"in a gap of its strides, {first - inside[0]} bytes after its first byte"
+    else:
+        end = inside[-1] + 1 if inside.size else 0
+        where = f"{first - end} bytes behind its end"
+    return f"{buffer.name} ({buffer.kind}): {changed.sum()} bytes written beside it, first {where}"
+
+
+def _first_element(buffer: _Buffer, changed: np.ndarray) -> tuple[int, ...]:
+    hit = np.zeros(buffer.elements.shape, bool)
+    for byte in range(buffer.itemsize):
+        hit |= changed[buffer.elements + byte]
+    return tuple(int(i) for i in np.argwhere(hit)[0])

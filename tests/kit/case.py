@@ -1,0 +1,199 @@
+"""A case of attention without its data, and the line that reproduces it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from .strides import CONTIGUOUS, Strides
+
+__all__ = ["LAYOUTS", "TENSORS", "VALUES", "Case"]
+
+STORAGE: dict[str, Any] = {
+    "float16": np.float16,
+    "bfloat16": ml_dtypes.bfloat16,
+    "float32": np.float32,
+    "float64": np.float64,
+}
+LAYOUTS = ("bshd", "bhsd", "shd", "hsd", "sd")
+#: Families of values; see ``data``.
+VALUES = (
+    "normal",
+    "small",
+    "x8",
+    "x30",
+    "integers",
+    "outliers",
+    "equal",
+    "zeros",
+    "zero_q",
+    "positive_v",
+)
+#: The tensors that have a recipe of strides, in the order of ``Case.strides``.
+TENSORS = ("q", "k", "v", "out", "dout", "dq", "dk", "dv")
+_SIZES_OF = {"q": "qd", "k": "kd", "v": "kv", "out": "qv"}
+_LIKE = {"dq": "q", "dk": "k", "dv": "v", "dout": "out", "dlse": "lse"}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One problem for either pass; its data follow from ``seed`` and ``values``."""
+
+    batch: int = 1
+    heads_q: int = 1
+    heads_kv: int = 1
+    seqlen_q: int = 1
+    seqlen_kv: int = 1
+    head_dim: int = 64
+    head_dim_v: int = 64
+    dtype: str = "float32"
+    causal: bool = False
+    q_offset: int | None = None
+    scale: float | None = None
+    layout: str = "bshd"
+    seed: int = 0
+    values: str = "normal"
+    strides: tuple[Strides, ...] = (CONTIGUOUS,) * len(TENSORS)
+
+    def __post_init__(self) -> None:
+        grouped = self.heads_q % self.heads_kv == 0 if self.heads_kv else self.heads_q == 0
+        fits = ("b" in self.layout or self.batch == 1) and (
+            "h" in self.layout or self.heads_q == self.heads_kv == 1
+        )
+        if not (grouped and fits and self.dtype in STORAGE and self.values in VALUES):
+            raise ValueError(f"no such case: {self}")
+
+    @property
+    def storage(self) -> np.dtype[Any]:
+        """Dtype of q, k, v and of what is like them."""
+        return np.dtype(STORAGE[self.dtype])
+
+    @property
+    def statistics(self) -> np.dtype[Any]:
+        """Dtype of lse."""
+        return np.dtype(np.float64 if self.dtype == "float64" else np.float32)
+
+    @property
+    def group(self) -> int:
+        """Query heads that share a kv head."""
+        return self.heads_q // self.heads_kv if self.heads_kv else 1
+
+    @property
+    def factor(self) -> float:
+        """The scale, the default filled in."""
+        return 1 / math.sqrt(self.head_dim) if self.scale is None else self.scale
+
+    @property
+    def offset(self) -> int:
+        """q_offset, the default filled in."""
+        return self.seqlen_kv - self.seqlen_q if self.q_offset is None else self.q_offset
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The keywords that say what is computed."""
+        return {
+            "causal": self.causal,
+            "scale": self.scale,
+            "q_offset": self.q_offset,
+            "layout": self.layout,
+        }
+
+    def visible(self) -> np.ndarray:
+        """How many keys each query sees: always the first so many. (seqlen_q,), O(seqlen_q)."""
+        everything = np.full(self.seqlen_q, self.seqlen_kv, np.int64)
+        if not self.causal:
+            return everything
+        return np.clip(np.arange(self.seqlen_q) + self.offset + 1, 0, everything)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of a tensor in the layout."""
+        name = _LIKE.get(name, name)
+        if name == "lse":
+            sizes = {"b": self.batch, "h": self.heads_q, "s": self.seqlen_q}
+            return tuple(sizes[axis] for axis in "bhs" if axis in self.layout)
+        rows, width = _SIZES_OF[name]
+        sizes = {
+            "b": self.batch,
+            "h": self.heads_q if rows == "q" else self.heads_kv,
+            "s": self.seqlen_q if rows == "q" else self.seqlen_kv,
+            "d": self.head_dim if width == "d" else self.head_dim_v,
+        }
+        return tuple(sizes[axis] for axis in self.layout)
+
+    def heads_first(self, name: str, array: np.ndarray) -> np.ndarray:
+        """The (batch, head, row, dim) view of a tensor, (batch, head, row) of lse and dlse."""
+        wanted = "bhs" if name in ("lse", "dlse") else "bhsd"
+        present = [axis for axis in wanted if axis in self.layout]
+        order = present if len(wanted) == 3 else list(self.layout)
+        view = array.transpose([order.index(axis) for axis in present])
+        return np.expand_dims(view, [i for i, axis in enumerate(wanted) if axis not in present])
+
+    def in_layout(self, array: np.ndarray) -> np.ndarray:
+        """A (batch, head, row, dim) array, C-contiguous in the case's layout."""
+        order = ["bhsd".index(axis) for axis in self.layout]
+        absent = tuple(i for i, axis in enumerate("bhsd") if axis not in self.layout)
+        view = array.transpose([*absent, *order])[(0,) * len(absent)]
+        return np.ascontiguousarray(view)
+
+    def recipe(self, name: str) -> Strides:
+        """The recipe of a tensor's strides; lse and dlse are contiguous."""
+        return self.strides[TENSORS.index(name)] if name in TENSORS else CONTIGUOUS
+
+    def with_strides(self, **recipes: Strides) -> Case:
+        """The same case with other recipes for the named tensors."""
+        merged = dict(zip(TENSORS, self.strides, strict=True)) | recipes
+        return replace(self, strides=tuple(merged[name] for name in TENSORS))
+
+    def without_broadcast(self) -> Case:
+        """The same case, every element in a place of its own."""
+        return replace(self, strides=tuple(replace(r, broadcast=()) for r in self.strides))
+
+    @property
+    def repro(self) -> str:
+        """One line that :meth:`parse` reads back."""
+        words = []
+        for key, name in _WORDS.items():
+            value = getattr(self, name)
+            if value is not None and value is not False:
+                words.append(f"{key}={'yes' if value is True else value}")
+        strided = zip(TENSORS, self.strides, strict=True)
+        words += [f"{name}:{recipe}" for name, recipe in strided if recipe != CONTIGUOUS]
+        return " ".join(words)
+
+    @classmethod
+    def parse(cls, line: str) -> Case:
+        """The case of a :attr:`repro` line."""
+        given: dict[str, Any] = {}
+        recipes: dict[str, Strides] = {}
+        kinds = {field.name: str(field.type) for field in fields(cls)}
+        for word in line.split():
+            key, mark, text = word.partition("=" if "=" in word else ":")
+            if mark == ":":
+                recipes[key] = Strides.parse(text)
+                continue
+            name = _WORDS[key]
+            read = {"i": int, "f": float, "s": str, "b": lambda word: word == "yes"}
+            given[name] = read[kinds[name][0]](text)
+        return cls(**given).with_strides(**recipes)
+
+
+_WORDS = {
+    "B": "batch",
+    "Hq": "heads_q",
+    "Hk": "heads_kv",
+    "Sq": "seqlen_q",
+    "Sk": "seqlen_kv",
+    "D": "head_dim",
+    "Dv": "head_dim_v",
+    "dtype": "dtype",
+    "causal": "causal",
+    "q_offset": "q_offset",
+    "scale": "scale",
+    "layout": "layout",
+    "seed": "seed",
+    "values": "values",
+}

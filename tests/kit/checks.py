@@ -1,0 +1,251 @@
+"""Six checks that need no reference: O(length) work beside the calls, so any size can have them.
+
+Each makes its own data in the shapes, dtype, layout and strides of a case (the
+case's values do not matter), calls a runner, and gives a :class:`Verdict` with
+limit 1. Bounds are those of rounding, in ``limits``.
+
+census     q = 0, so every visible key weighs the same: exp(lse) is the number of visible keys,
+           and with one column of v set for each key, the output counts the keys of a column.
+one_hot    Logits that pick one key for each row: out_i is v_pi(i) to the bit.
+shift      C is added to all logits: lse moves by C, out and dv by no more than C's rounding.
+sum_dv     sum_j dv_j = sum_i dO_i over rows that see a key.
+sum_dk     sum_j dk_j = 0: the rows of dS sum to 0.
+q_dq       <q, dq> = <k, dk> for each kv head and its group.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+import numpy as np
+
+from . import limits
+from .case import Case
+from .compare import REGISTRY, Verdict
+from .identities import identities
+
+__all__ = ["Runner", "census", "identities", "one_hot", "require", "run_checks", "shift"]
+
+
+class Runner(Protocol):
+    """What computes: arrays in the case's layout in and out, strides as the case asks."""
+
+    def forward(
+        self, case: Case, q: np.ndarray, k: np.ndarray, v: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]: ...
+
+    def backward(
+        self,
+        case: Case,
+        dout: np.ndarray,
+        q: np.ndarray,
+        k: np.ndarray,
+        v: np.ndarray,
+        out: np.ndarray,
+        lse: np.ndarray,
+        dlse: np.ndarray | None = None,
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]: ...
+
+
+def run_checks(runner: Any, case: Case) -> list[Verdict]:
+    """All six, their worst ratios registered."""
+    verdicts = [census(runner, case), one_hot(runner, case), shift(runner, case)]
+    verdicts += identities(runner, case)
+    REGISTRY.add(case, "check", verdicts)
+    return verdicts
+
+
+def require(case: Case, verdicts: Iterable[Verdict]) -> None:
+    """Raise AssertionError with the repro line unless every verdict passed."""
+    failed = [verdict for verdict in verdicts if not verdict.passed]
+    if failed:
+        lines = [
+            f"{v.rule}: {v.ratio:.4g} of what is allowed at {v.index}: {v.detail}" for v in failed
+        ]
+        raise AssertionError("\n".join([*lines, f"repro: {case.repro}"]))
+
+
+def census(runner: Runner, case: Case) -> Verdict:
+    """How many keys every row sees, and which."""
+    case = case.without_broadcast()
+    generator = np.random.default_rng([case.seed, 100])
+    q, k = np.zeros(_shape(case, "q")), generator.standard_normal(_shape(case, "k"))
+    columns = generator.integers(0, case.head_dim_v, _shape(case, "v")[:3])
+    v = columns[..., None] == np.arange(case.head_dim_v)
+    out, lse = _forward(runner, case, q, k, v)
+    visible = case.visible()
+    unit, wide = limits.UNIT[case.dtype], limits.UNIT[case.statistics.name]
+    with np.errstate(over="ignore"):
+        found = np.exp(lse.astype(np.float64))
+    allowed = limits.CENSUS_UNITS * wide * np.log(np.maximum(visible, math.e)) * visible
+    verdicts = [_verdict("census", np.abs(found - visible), allowed, "exp(lse)")]
+    relative = unit + wide * (limits.OPERATIONS + math.sqrt(case.seqlen_kv))
+    for b, h in np.ndindex(case.batch, case.heads_q):
+        counted = np.zeros((case.seqlen_kv + 1, case.head_dim_v))
+        np.cumsum(v[b, h // case.group], axis=0, out=counted[1:])
+        expected = counted[visible] / np.maximum(visible, 1)[:, None]
+        size = np.where(expected > 0, np.maximum(expected, limits.SMALLEST[case.dtype]), 0)
+        verdicts.append(
+            _verdict("census", np.abs(out[b, h] - expected), relative * size, "v", (b, h))
+        )
+    return _worst(verdicts, "census")
+
+
+def one_hot(runner: Runner, case: Case) -> Verdict:
+    """Which key meets which value, to the bit.
+
+    Keys carry distinct rows of plus and minus one, a query the row of its key,
+    and the last column lowers all logits so that the winner's is 0 exactly.
+    Where head_dim is too small for the length, some keys share a row that
+    nobody asks for.
+    """
+    case = case.without_broadcast()
+    generator = np.random.default_rng([case.seed, 101])
+    signs = case.head_dim - 1
+    targets, codes = _codes(generator, case.seqlen_kv, signs)
+    if not targets.size or not case.seqlen_q:
+        return Verdict("one_hot", 0.0, detail="does not apply")
+    visible = case.visible()
+    choices = np.searchsorted(targets, visible)  # targets that a row sees
+    anywhere = generator.random((case.heads_q, case.seqlen_q))
+    anywhere[generator.random(anywhere.shape) < 0.25] = 1  # the last one, at the mask's edge
+    picks = np.clip((anywhere * choices).astype(np.int64), 0, np.maximum(choices - 1, 0))
+    chosen = targets[picks]
+    gap = limits.ONE_HOT_GAP[case.statistics.name] / (2 * case.factor)
+    power = max(0, math.ceil(math.log2(gap)))
+    for_k = 2.0 ** (power // 2)
+    for_q = 2.0**power / for_k
+    k = np.concatenate([codes, np.full((case.seqlen_kv, 1), signs)], axis=1) * for_k
+    q = np.concatenate([codes[chosen], -np.ones((*chosen.shape, 1))], axis=-1) * for_q
+    v = generator.standard_normal(_shape(case, "v")).astype(case.storage)
+    shapes = (_shape(case, "q"), _shape(case, "k"))
+    q, k = (np.broadcast_to(x, shape) for x, shape in zip((q, k), shapes, strict=True))
+    out, _ = _forward(runner, case, q, k, v)
+    verdicts = []
+    for b, h in np.ndindex(case.batch, case.heads_q):
+        expected = np.where(visible[:, None] > 0, v[b, h // case.group, chosen[h]], 0)
+        wrong = (out[b, h] != expected).astype(np.float64)
+        verdicts.append(_verdict("one_hot", wrong, np.zeros_like(wrong), "v of the key", (b, h)))
+    return _worst(verdicts, "one_hot")
+
+
+def _codes(generator: np.random.Generator, keys: int, signs: int) -> tuple[np.ndarray, np.ndarray]:
+    """The keys that can be asked for, sorted, the first among them, and (keys, signs) of +-1."""
+    capacity = 2 ** min(signs, 40)
+    count = keys if keys <= capacity else capacity - 1
+    others = generator.choice(np.arange(1, keys), count - 1, replace=False) if count > 1 else []
+    targets = np.sort(np.concatenate([[0], others])).astype(np.int64)[:count]
+    numbers = np.zeros(keys, np.int64)
+    numbers[targets] = np.arange(len(targets)) + (keys > capacity)
+    codes = generator.choice([-1.0, 1.0], (keys, signs))
+    used = min(signs, int(numbers.max(initial=0)).bit_length())
+    codes[:, :used] = 2.0 * (numbers[:, None] >> np.arange(used) & 1) - 1
+    return targets, codes
+
+
+def shift(runner: Runner, case: Case, shifts: Iterable[float] = limits.SHIFTS) -> Verdict:
+    """Add C to all logits: column 0 of q is a power of two, column 0 of k is 0 or makes C.
+
+    C is shared out between them, so that float16 holds both. Logits are of
+    unit variance otherwise: sum_j P_ij^2 is then about e / n for n keys, which
+    gives the part of rounding in the output without a reference.
+    """
+    case = case.without_broadcast()
+    generator = np.random.default_rng([case.seed, 102])
+    spread = (case.factor**2 * max(case.head_dim - 1, 1)) ** -0.25
+    q, k = (spread * generator.standard_normal(_shape(case, n)) for n in "qk")
+    v, dout = (generator.standard_normal(_shape(case, n)) for n in ("v", "dout"))
+    base = _shifted(runner, case, (q, k, v, dout), 0, 1)
+    verdicts = []
+    for wanted in shifts:
+        power = 2.0 ** round(math.log2(abs(wanted) / case.factor) / 2)
+        in_k = float(np.array(wanted / case.factor / power).astype(case.storage))
+        moved = _shifted(runner, case, (q, k, v, dout), in_k, power)
+        verdicts.append(_moved(case, base, moved, in_k * power * case.factor))
+    return _worst(verdicts, "shift")
+
+
+def _shifted(
+    runner: Runner, case: Case, data: tuple[np.ndarray, ...], in_k: float, in_q: float
+) -> dict[str, np.ndarray]:
+    q, k, v, dout = (x.copy() for x in data)
+    q[..., :1], k[..., :1] = in_q, in_k
+    inputs = [case.in_layout(x).astype(case.storage) for x in (q, k, v)]
+    out, lse = runner.forward(case, *inputs)
+    given = case.in_layout(dout).astype(case.storage)
+    grads = runner.backward(case, given, *inputs, out, lse)
+    results = dict(zip(("out", "lse", "dq", "dk", "dv"), (out, lse, *grads), strict=True))
+    return {
+        name: case.heads_first(name, array).astype(np.float64) for name, array in results.items()
+    }
+
+
+def _moved(
+    case: Case, base: dict[str, np.ndarray], moved: dict[str, np.ndarray], by: float
+) -> Verdict:
+    said, wide = f"C = {by:.6g}", limits.UNIT[case.statistics.name]
+    root = math.sqrt(case.head_dim)
+    of_sums = limits.OPERATIONS + math.sqrt(case.seqlen_kv) + root
+    of_score = limits.OPERATIONS + root + limits.SUM_DRIFT * case.head_dim
+    of_score *= wide * abs(by)
+    dead = np.broadcast_to(case.visible() == 0, base["lse"].shape)
+    before, after = np.where(dead, 0, base["lse"]), np.where(dead, by, moved["lse"])
+    error = np.where(dead, moved["lse"] != -np.inf, np.abs(after - before - by))
+    allowed = np.where(dead, 0, of_score + wide * of_sums * np.maximum(1, np.abs(before)))
+    verdicts = [_verdict("shift", error, allowed, f"lse, {said}")]
+    # P is about 1 / keys; where that is below the smallest number, it is rounded like it.
+    small = max(1, limits.SMALLEST[case.dtype] * case.seqlen_kv)
+    rounding = limits.DEVIATIONS * math.sqrt(2) * limits.UNIT[case.dtype] * small + wide * of_sums
+    for (name, model), times in zip(_row_sizes(case).items(), (2, 4), strict=True):
+        error, size = _norm(moved[name] - base[name]), _norm(base[name]) + model
+        allowed = (rounding + times * of_score) * size
+        verdicts.append(_verdict("shift", error, allowed, f"{name}, {said}"))
+    for name in ("dq", "dk"):
+        infinite = (~np.isfinite(moved[name])).astype(np.float64)
+        verdicts.append(_verdict("shift", infinite, np.zeros_like(infinite), f"{name}, {said}"))
+    return _worst(verdicts, "shift")
+
+
+def _row_sizes(case: Case) -> dict[str, np.ndarray]:
+    """E of ``oracle`` for out and dv if logits, v and dO are of unit variance, doubled for luck."""
+    visible = case.visible()
+    keys = np.maximum(visible, 1)
+    of_out = np.minimum(1, 2 * np.sqrt(math.e / keys)) * (visible > 0)
+    squares = np.minimum(1, 4 * math.e / keys**2) * (visible > 0) * case.group
+    ends = np.bincount(visible, squares, case.seqlen_kv + 1)  # of rows that see so many keys
+    of_dv = np.sqrt(np.cumsum(ends[::-1])[::-1][1:])
+    root = math.sqrt(case.head_dim_v)
+    return {"out": root * of_out, "dv": root * of_dv}
+
+
+def _shape(case: Case, name: str) -> tuple[int, ...]:
+    return case.heads_first(name, np.empty(case.shape(name), bool)).shape
+
+
+def _forward(runner: Runner, case: Case, *inputs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    out, lse = runner.forward(case, *(case.in_layout(x).astype(case.storage) for x in inputs))
+    return case.heads_first("out", out), case.heads_first("lse", lse)
+
+
+def _norm(rows: np.ndarray) -> np.ndarray:
+    with np.errstate(over="ignore"):
+        return np.sqrt((rows**2).sum(axis=-1))
+
+
+def _verdict(
+    rule: str, error: np.ndarray, allowed: np.ndarray, said: str, at: tuple[int, ...] = ()
+) -> Verdict:
+    """The worst of error / allowed; where nothing is allowed, or error is NaN, infinite."""
+    allowed = np.broadcast_to(allowed, error.shape)
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        ratio = np.where(error == 0, 0, np.where(np.isnan(error), np.inf, error / allowed))
+    if not ratio.size:
+        return Verdict(rule, 0.0, detail=said)
+    index = np.unravel_index(np.argmax(ratio), ratio.shape)
+    return Verdict(rule, float(ratio[index]), 1.0, (*at, *map(int, index)), said)
+
+
+def _worst(verdicts: list[Verdict], rule: str) -> Verdict:
+    return max(verdicts, key=lambda verdict: verdict.ratio, default=Verdict(rule, 0.0))

@@ -1,0 +1,255 @@
+"""Whether a result is right, row by row; the numbers are in ``limits``.
+
+Rules, each with the worst ratio it saw and the most it allows:
+
+shape      shape and dtype as the case says.
+nonfinite  NaN and infinities where the truth has them. Where the truth is beyond the dtype's
+           largest number, infinity and a number near it are both right.
+zero       what has no error at all in the model (dead rows, keys that no query sees) is 0.
+row        16-bit dtypes: |x - r| / (u (|r| + E)) of every row, E the model of ``oracle``.
+plain      float32 and float64: the same ratio, as a root mean square over a tile of 64 rows
+           of one head, against twice that of plain NumPy in the same dtype over the same rows,
+           plus one unit. A single row of plain NumPy is often exact by luck. The tile, the worse
+           of two orders of adding, all heads where they err more than this one, and the unit
+           take the luck out.
+bias       16-bit dtypes, normal values: the part of the error of a whole head that points
+           along the truth, against what independent errors of rows would give.
+lse        every value by itself, in terms of the compute dtype, whatever the dtype of the case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import ml_dtypes
+import numpy as np
+
+from . import limits
+from .case import Case
+from .oracle import Truth
+
+__all__ = ["REGISTRY", "Registry", "Result", "Verdict", "compare"]
+
+_Index = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What one rule found: the worst ratio, where, and the most it allows."""
+
+    rule: str
+    ratio: float
+    limit: float = 1.0
+    index: _Index = ()
+    detail: str = ""
+
+    @property
+    def passed(self) -> bool:
+        return self.ratio <= self.limit  # False for NaN
+
+
+@dataclass(frozen=True)
+class Result:
+    """The verdicts on one tensor; arrays are (batch, head, row, dim) or (batch, head, row)."""
+
+    case: Case
+    name: str
+    verdicts: tuple[Verdict, ...]
+    got: np.ndarray
+    expected: np.ndarray
+
+    @property
+    def worst(self) -> Verdict:
+        """The verdict nearest to its limit, or farthest beyond."""
+        return max(self.verdicts, key=lambda v: v.ratio / v.limit if v.ratio == v.ratio else np.inf)
+
+    @property
+    def passed(self) -> bool:
+        return all(verdict.passed for verdict in self.verdicts)
+
+    def check(self) -> Result:
+        """Raise AssertionError with the repro line unless every rule passed."""
+        failed = [verdict for verdict in self.verdicts if not verdict.passed]
+        if failed:
+            lines = [line for verdict in failed for line in self._tell(verdict)]
+            raise AssertionError("\n".join([*lines, f"repro: {self.case.repro}"]))
+        return self
+
+    def _tell(self, verdict: Verdict) -> Iterable[str]:
+        yield (
+            f"{self.name}: rule {verdict.rule}: {verdict.ratio:.4g}, allowed {verdict.limit:.4g}"
+            f"{verdict.detail and ': '}{verdict.detail}"
+        )
+        if verdict.index and self.got.shape == self.expected.shape:
+            got, expected = (np.asarray(x[verdict.index]) for x in (self.got, self.expected))
+            yield f"  at (batch, head, row, ...) = {verdict.index}"
+            yield f"  got      {_few(got)}"
+            yield f"  expected {_few(expected)}"
+
+
+def _few(row: np.ndarray) -> str:
+    return np.array2string(row.astype(np.float64), precision=9, threshold=8, edgeitems=4)
+
+
+@dataclass
+class Registry:
+    """The worst verdict of every tensor, dtype and rule of a session."""
+
+    worst: dict[tuple[str, str, str], tuple[Verdict, str]] = field(default_factory=dict)
+
+    def add(self, case: Case, name: str, verdicts: Iterable[Verdict]) -> None:
+        for verdict in verdicts:
+            key = (name, case.dtype, verdict.rule)
+            if key not in self.worst or not verdict.ratio <= self.worst[key][0].ratio:
+                self.worst[key] = (verdict, case.repro)
+
+    def report(self) -> list[str]:
+        """One line for each, for the end of a test session."""
+        return [
+            f"{name:<8}{dtype:<9} {rule:<9} {verdict.ratio:8.3g} of {verdict.limit:g}  {repro}"
+            for (name, dtype, rule), (verdict, repro) in sorted(self.worst.items())
+            if verdict.ratio > 0
+        ]
+
+
+#: What ``compare`` and ``checks`` saw in this process.
+REGISTRY = Registry()
+
+
+def compare(truth: Truth, name: str, got: np.ndarray, registry: Registry = REGISTRY) -> Result:
+    """Judge one result.
+
+    Parameters
+    ----------
+    truth : Truth
+        Of the case and its inputs.
+    name : {"out", "lse", "dq", "dk", "dv"}
+        Which result.
+    got : ndarray
+        In the case's layout.
+    """
+    case, expected = truth.case, truth.results[name]
+    verdicts = [_shape(case, name, got)]
+    if verdicts[0].passed:
+        wide = case.heads_first(name, got).astype(expected.dtype)
+        verdicts.append(_nonfinite(case, wide, expected))
+        # A row that is not finite, where it should not be or should, has no error to measure.
+        usable = np.isfinite(wide) & np.isfinite(expected)
+        with np.errstate(over="ignore"):
+            if name == "lse":
+                verdicts.append(_lse(truth, wide, usable))
+            else:
+                verdicts += _rows(truth, name, wide, usable)
+        got = wide
+    registry.add(case, name, verdicts)
+    return Result(case, name, tuple(verdicts), got, expected)
+
+
+def _shape(case: Case, name: str, got: np.ndarray) -> Verdict:
+    dtypes = [case.statistics if name == "lse" else case.storage]
+    if name == "out" and case.storage.itemsize == 2:
+        dtypes.append(np.dtype(np.float32))  # out_dtype
+    right = got.shape == case.shape(name) and got.dtype in dtypes
+    said = f"got {got.shape} {got.dtype}, expected {case.shape(name)} {dtypes[0]}"
+    return Verdict("shape", 0.0 if right else np.inf, detail=said)
+
+
+def _nonfinite(case: Case, got: np.ndarray, expected: np.ndarray) -> Verdict:
+    info = ml_dtypes.finfo(case.statistics if expected.ndim == 3 else case.storage)
+    near = float(info.max) * (1 - 4 * limits.UNIT[case.dtype])
+    with np.errstate(invalid="ignore"):
+        either = np.isinf(got) & (np.abs(expected) >= near) & (np.sign(got) == np.sign(expected))
+    same = (np.isnan(got) == np.isnan(expected)) & (
+        np.where(np.isinf(got), got, 0) == np.where(np.isinf(expected), expected, 0)
+    )
+    return _every("nonfinite", same | either)
+
+
+def _every(rule: str, right: np.ndarray) -> Verdict:
+    wrong = np.argwhere(~right)
+    if not wrong.size:
+        return Verdict(rule, 0.0)
+    said = f"{len(wrong)} of {right.size} elements"
+    return Verdict(rule, np.inf, index=tuple(map(int, wrong[0][:3])), detail=said)
+
+
+def _lse(truth: Truth, got: np.ndarray, usable: np.ndarray) -> Verdict:
+    case, zero = truth.case, np.zeros_like(got)
+    expected = np.where(usable, truth.results["lse"], zero)
+    error = np.abs(np.where(usable, got, zero) - expected).astype(np.float64)
+    unit = limits.UNIT[case.statistics.name]
+    allowed = limits.LSE_RELATIVE * np.maximum(1, np.abs(expected))
+    allowed = (allowed + limits.LSE_PER_KEY * case.seqlen_kv) * (unit / limits.UNIT["float32"])
+    # E is in u of the storage; that of the scores, which lse is made of, in u of the compute type.
+    scores = limits.LSE_SCORES * limits.UNIT[case.dtype] * truth.model["lse"]
+    allowed = allowed + np.where(usable, scores, 0)
+    return _worst("lse", error / allowed.astype(np.float64), 1.0)
+
+
+def _rows(truth: Truth, name: str, got: np.ndarray, usable: np.ndarray) -> list[Verdict]:
+    case, expected, model = truth.case, truth.results[name], truth.model[name]
+    finite = usable.all(axis=-1) & np.isfinite(model)
+    verdicts = [_every("zero", (got == 0).all(axis=-1) | ~finite | (model > 0))]
+    size = np.where(finite, _size(truth, name), 0)
+    ratio = _ratio(truth, name, got, finite)
+    if truth.plain:
+        plain = [_ratio(truth, name, p[name].astype(expected.dtype), finite) for p in truth.plain]
+        return [*verdicts, _plain(ratio, np.maximum(*plain))]
+    verdicts.append(_worst("row", ratio, limits.ROW_LIMIT[name]))
+    if case.values == "normal":
+        verdicts.append(_bias(truth, name, np.where(usable, got - expected, 0), size))
+    return verdicts
+
+
+def _size(truth: Truth, name: str) -> np.ndarray:
+    """|r| + E of every row; magnitudes below the smallest count as that where anything is seen."""
+    model = truth.model[name]
+    smallest = np.where(model > 0, limits.SMALLEST[truth.case.dtype], 0)[..., None]
+    return _norm(np.maximum(np.abs(truth.results[name]), smallest)) + model
+
+
+def _ratio(truth: Truth, name: str, got: np.ndarray, usable: np.ndarray) -> np.ndarray:
+    """|x - r| / (u (|r| + E)) of every row, 0 where there is nothing to measure."""
+    error = np.where(usable[..., None], got - truth.results[name], 0)
+    allowed = limits.UNIT[truth.case.dtype] * np.where(usable, _size(truth, name), 0)
+    return np.where(allowed > 0, _norm(error) / np.where(allowed > 0, allowed, 1), 0)
+
+
+def _norm(rows: np.ndarray) -> np.ndarray:
+    return np.sqrt((rows.astype(np.float64) ** 2).sum(axis=-1))
+
+
+def _worst(rule: str, ratio: np.ndarray, limit: float) -> Verdict:
+    if not ratio.size:
+        return Verdict(rule, 0.0, limit)
+    index = np.unravel_index(np.argmax(ratio), ratio.shape)
+    return Verdict(rule, float(ratio[index]), limit, tuple(map(int, index)))
+
+
+def _plain(ratio: np.ndarray, plain: np.ndarray) -> Verdict:
+    """Tile by tile; the last tile of 64 reaches back into the one before it."""
+    rows, length = limits.PLAIN_ROWS, ratio.shape[2]
+    worst = Verdict("plain", 0.0)
+    for start in range(0, length, rows) if ratio.size else ():
+        tile = slice(max(0, min(start, length - rows)), start + rows)
+        squares, own = ((x[:, :, tile] ** 2).mean(axis=2) for x in (ratio, plain))
+        level = np.sqrt(np.maximum(own, own.mean()))
+        found_by_head = np.sqrt(squares) / (limits.PLAIN_UNITS + limits.PLAIN_FACTOR * level)
+        b, h = np.unravel_index(np.argmax(found_by_head), squares.shape)
+        found = float(found_by_head[b, h])
+        if found > worst.ratio:
+            row = tile.start + int(np.argmax(ratio[b, h, tile]))
+            worst = Verdict("plain", found, index=(int(b), int(h), row))
+    return worst
+
+
+def _bias(truth: Truth, name: str, error: np.ndarray, size: np.ndarray) -> Verdict:
+    case, expected = truth.case, truth.results[name]
+    along = np.abs((error * expected).sum(axis=(2, 3)))
+    independent = np.sqrt(((_norm(expected) * size) ** 2).sum(axis=2))
+    terms = case.seqlen_kv if name in ("out", "dq") else case.seqlen_q * case.group
+    drift = limits.SUM_DRIFT * terms * limits.UNIT[case.statistics.name]
+    allowed = limits.UNIT[case.dtype] * independent + drift * (expected**2).sum(axis=(2, 3))
+    ratio = np.where(allowed > 0, along / np.where(allowed > 0, allowed, 1), 0)
+    return _worst("bias", ratio, limits.BIAS_LIMIT)

@@ -1,0 +1,114 @@
+"""The arrays of a case, from its seed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from .case import TENSORS, Case
+from .strides import Strides, strided_view
+
+__all__ = ["arrays", "as_storage", "strided", "tensor"]
+
+_Draw = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
+
+
+def arrays(case: Case, *names: str) -> dict[str, np.ndarray]:
+    """The named inputs of a case, in its dtype, layout and strides.
+
+    Parameters
+    ----------
+    case : Case
+        Of which the family of values says what q, k, v and dout hold. What
+        scales q, k and v leaves dout as it is: float16 gradients would overflow.
+    *names : str
+        Of "q", "k", "v", "dout", "dlse"; by default q, k, v and dout.
+    """
+    return {name: tensor(case, name) for name in names or ("q", "k", "v", "dout")}
+
+
+def tensor(case: Case, name: str) -> np.ndarray:
+    """One input of a case; it does not depend on the shapes of the others."""
+    index = (*TENSORS, "dlse").index(name)
+    generator = np.random.default_rng([case.seed, index])
+    shape = list(case.shape(name))
+    if name == "dlse":
+        return generator.standard_normal(shape).astype(case.statistics)
+    for axis in case.recipe(name).broadcast:
+        shape[axis] = min(shape[axis], 1)
+    values = as_storage(case, _family(case, name)(generator, tuple(shape)))
+    return strided(np.broadcast_to(values, case.shape(name)), case.recipe(name))
+
+
+def as_storage(case: Case, values: np.ndarray) -> np.ndarray:
+    """Values rounded to the case's dtype."""
+    return values.astype(case.storage)
+
+
+def strided(values: np.ndarray, recipe: Strides) -> np.ndarray:
+    """The same values with the strides of the recipe; constant along its broadcast axes."""
+    placement = recipe.place(values.shape)
+    view: np.ndarray = strided_view(np.zeros(placement.extent, values.dtype), placement)
+    view[...] = values
+    return view
+
+
+def _normal(generator: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    return generator.standard_normal(shape)
+
+
+def _times(factor: float) -> _Draw:
+    return lambda generator, shape: factor * _normal(generator, shape)
+
+
+def _sparse_integers(generator: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    """One in four of -2 to 2: sums of products are exact."""
+    kept = generator.random(shape) < 0.25
+    return np.where(kept, generator.integers(-2, 3, shape), 0).astype(np.float64)
+
+
+def _outliers(generator: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    """One element of each row 16 times as large; 100 times would overflow float16 gradients."""
+    values = _normal(generator, shape)
+    if values.size:
+        columns = generator.integers(0, shape[-1], (*shape[:-1], 1))
+        np.put_along_axis(values, columns, 16 * _normal(generator, columns.shape), axis=-1)
+    return values
+
+
+def _equal(generator: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    return np.full(shape, generator.choice([0.5, -0.75, 1.25]))
+
+
+def _signed_zeros(generator: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    return generator.choice([-0.0, 0.0], shape)
+
+
+def _positive(generator: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    """What is summed does not cancel, so the error of long sums shows. 1.5: see ``limits``."""
+    return 1.5 + 0.25 * _normal(generator, shape)
+
+
+def _nothing(generator: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    return np.zeros(shape)
+
+
+#: What a family puts into q, k, v and dout; what is not named is normal.
+_FAMILIES: dict[str, dict[str, _Draw]] = {
+    "normal": {},
+    "small": dict.fromkeys("qkv", _times(1e-3)),
+    "x8": dict.fromkeys("qkv", _times(8)),
+    "x30": dict.fromkeys("qkv", _times(30)),
+    "integers": dict.fromkeys(("q", "k", "v", "dout"), _sparse_integers),
+    "outliers": dict.fromkeys(("q", "k", "v", "dout"), _outliers),
+    "equal": dict.fromkeys(("q", "k", "v", "dout"), _equal),
+    "zeros": dict.fromkeys(("q", "k", "v", "dout"), _signed_zeros),
+    "zero_q": {"q": _nothing},
+    "positive_v": {"v": _positive},
+}
+
+
+def _family(case: Case, name: str) -> Any:
+    return _FAMILIES[case.values].get(name, _normal)

@@ -1,0 +1,113 @@
+"""Identities of the gradients; see ``checks``."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from . import limits
+from .case import Case
+from .compare import Verdict
+
+__all__ = ["identities"]
+
+
+def identities(runner: Any, case: Case) -> list[Verdict]:
+    """``sum_dv``, ``sum_dk`` and ``q_dq`` of one pass forward and back.
+
+    Logits are of unit variance, half of it from the key alone, so that
+    columns of P differ and what they sum to is rounded in no common
+    direction; dO is positive, so that a bias of it adds up.
+    """
+    case = case.without_broadcast()
+    generator = np.random.default_rng([case.seed, 103])
+    spread = (2 * case.head_dim * case.factor**2) ** -0.25
+    values = {name: generator.standard_normal(case.shape(name)) for name in ("q", "k", "v", "dout")}
+    values["q"], values["k"] = spread * (values["q"] + 1), spread * values["k"]
+    values["dout"] = np.abs(values["dout"]) + 0.5
+    x = {name: value.astype(case.storage) for name, value in values.items()}
+    x["out"], x["lse"] = runner.forward(case, x["q"], x["k"], x["v"])
+    names = ("dout", "q", "k", "v", "out", "lse")
+    x["dq"], x["dk"], x["dv"] = runner.backward(case, *(x[name] for name in names))
+    x = {name: case.heads_first(name, array) for name, array in x.items()}
+    worst = [Verdict(name, 0.0) for name in ("sum_dv", "sum_dk", "q_dq")]
+    for b, kv in np.ndindex(case.batch, case.heads_kv):
+        heads = slice(kv * case.group, (kv + 1) * case.group)
+        group = _Group(case, {n: a[b, kv if n in _OF_KV else heads] for n, a in x.items()})
+        found = (group.sum_dv(), group.sum_dk(), group.q_dq())
+        for i, ratios in enumerate(found):
+            ratio = float(np.max(np.where(np.isnan(ratios), np.inf, ratios), initial=0))
+            if ratio > worst[i].ratio:
+                worst[i] = Verdict(worst[i].rule, ratio, index=(b, kv), detail="(batch, kv head)")
+    return worst
+
+
+_OF_KV = ("k", "v", "dk", "dv")
+
+
+@dataclass
+class _Group:
+    """A kv head and its query heads, (head, row, dim): ratios of deviation to bound."""
+
+    case: Case
+    x: dict[str, np.ndarray]
+
+    def __post_init__(self) -> None:
+        self.x = {name: array.astype(np.float64) for name, array in self.x.items()}
+        live = self.case.visible() > 0
+        self.dout = self.x["dout"] * live[:, None]
+        terms = max(self.case.seqlen_q * self.case.group, self.case.seqlen_kv, 1)
+        # P is about 1 / keys; where that is below the smallest number, it is rounded like it.
+        smallest = limits.SMALLEST[self.case.dtype]
+        unit = limits.UNIT[self.case.dtype] * max(1, smallest * self.case.seqlen_kv)
+        wide = limits.UNIT[self.case.statistics.name]
+        roots = math.sqrt(terms) + math.sqrt(self.case.head_dim)
+        lse = np.abs(self.x["lse"][:, live]).max(initial=0)
+        self.drift = wide * (limits.OPERATIONS + roots + lse + limits.SUM_DRIFT * terms)
+        self.rounding = limits.DEVIATIONS * math.sqrt(2) * unit
+        self.several = limits.DEVIATIONS * wide * (limits.OPERATIONS + roots)
+
+    def sum_dv(self) -> np.ndarray:
+        """Per column of v: rounding of dv and of the P in it, drift of all of dO."""
+        deviation = self.x["dv"].sum(axis=0) - self.dout.sum(axis=(0, 1))
+        rounded = _root(self._rounded("dv"))
+        bound = self.rounding * rounded + self.drift * self.dout.sum(axis=(0, 1))
+        return _over(deviation, bound)
+
+    def sum_dk(self) -> np.ndarray:
+        """Per column of k: rounding of dk and of the dS in it, and delta's of every row."""
+        x, smallest = self.x, limits.SMALLEST[self.case.dtype]
+        in_delta = ((self.dout * x["out"]) ** 2).sum(axis=2).reshape(-1, 1)
+        in_dp = (self.dout**2).sum(axis=2).reshape(-1, 1) * (x["v"] ** 2).sum(axis=1).max(initial=0)
+        q = x["q"].reshape(-1, self.case.head_dim) * self.case.factor
+        small = smallest * math.sqrt(self.case.seqlen_kv) * _root(q)  # of dS
+        rounded = _root(self._rounded("dk")) + _root(q * np.sqrt(in_delta)) + small
+        bound = self.rounding * rounded + self.several * _root(q * np.sqrt(in_dp))
+        return _over(x["dk"].sum(axis=0), bound)
+
+    def q_dq(self) -> np.ndarray:
+        """One number: rounding of dq and dk and of the dS in each, drift of the whole."""
+        of_q, of_k = self.x["q"] * self.x["dq"], self.x["k"] * self.x["dk"]
+        rounded = [self.x[name] * self._rounded(f"d{name}") for name in "qk"]
+        # dS below the smallest number: logits are of unit variance.
+        pairs = self.case.group * self.case.seqlen_q * self.case.seqlen_kv
+        rounded.append(limits.SMALLEST[self.case.dtype] * np.sqrt([pairs]))
+        size = math.sqrt(sum((part**2).sum() for part in rounded))
+        bound = (self.rounding + self.several) * size + self.drift * abs(of_q.sum())
+        return _over(np.atleast_1d(of_q.sum() - of_k.sum()), np.atleast_1d(bound))
+
+    def _rounded(self, name: str) -> np.ndarray:
+        """Magnitudes that the rounding of a result is proportional to."""
+        return np.maximum(np.abs(self.x[name]), limits.SMALLEST[self.case.dtype])
+
+
+def _root(rows: np.ndarray) -> np.ndarray:
+    return np.sqrt((rows**2).sum(axis=0))
+
+
+def _over(deviation: np.ndarray, bound: np.ndarray) -> np.ndarray:
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(deviation == 0, 0, np.abs(deviation) / bound)

@@ -1,0 +1,86 @@
+"""Every number that decides whether a result passes, with what set it. There are no others.
+
+"Correct" below is ``tests/unit/emulation.py`` without a bug, run over every
+family of values, lengths 1 to 2048, head dims 8 to 128, masked, offset and
+grouped. Device figures are to be added beside these when they are measured.
+"""
+
+from __future__ import annotations
+
+#: u: the largest relative error of one rounding to nearest. By definition.
+UNIT = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24, "float64": 2.0**-53}
+
+#: Magnitude below which a rounding errs by u of this, not of itself. float16 keeps subnormal
+#: numbers: its smallest normal one. float32 flushes them (CuPy compiles with -ftz=true), bfloat16
+#: is made from float32: the 2^-126 that is lost, over u. float64: small enough not to matter,
+#: large enough to be squared.
+SMALLEST = {
+    "float16": 2.0**-14,
+    "bfloat16": 2.0**-118,
+    "float32": 2.0**-102,
+    "float64": 2.0**-500,
+}
+
+#: 16-bit dtypes: most of |x - r| / (u (|r| + E)) in any row, E of ``oracle``. Correct: out 0.74,
+#: dq 1.57, dk 1.45, dv 0.97 (each the worst of 24,000 rows; medians 0.3). One row of dq hangs on
+#: one rounding of delta, so its tail is that of a single deviate: 2 is more than 5 of its own.
+ROW_LIMIT = {"out": 1.0, "dq": 2.0, "dk": 2.0, "dv": 2.0}
+
+#: float32 and float64: a 64-row tile's RMS of the same ratio may be twice that of plain NumPy
+#: over the same rows (the rule of the project), plus one unit. The unit is for luck: plain NumPy
+#: is sometimes exact where a correct tile errs by 1.4 (one query, three keys). Correct: 0.90 of
+#: what is allowed in float32, 0.87 in float64, in 20,000 tiles, both at single rows of outliers;
+#: 0.73 otherwise. Plain itself errs by 0.3 to 2 units, by 10 where thousands of terms are added.
+PLAIN_FACTOR = 2.0
+PLAIN_UNITS = 1.0
+PLAIN_ROWS = 64
+
+#: 16-bit dtypes, normal values: most of |<x - r, r>| / (u sqrt(sum_i |r_i|^2 (|r_i| + E_i)^2))
+#: in a head: errors of rows have to be independent. Correct: 0.52. A gradient 1 % too large
+#: passes ROW_LIMIT in bfloat16 and gives 2.7 or more here from 70 rows on.
+BIAS_LIMIT = 1.0
+
+#: Relative error of a long sum, per term, in u of the accumulator, with one sign: tensor cores
+#: truncate when they add, once for every 8 or 16 terms (by half a unit on average).
+SUM_DRIFT = 1 / 8
+
+#: lse: error allowed as a part of max(1, |lse|), and for each key that is summed; float32.
+#: float64 scales both by 2^-29. Given by the project; correct: 0.06 of it. Beside them stands
+#: the error of the scores themselves, E of ``oracle``: a score of 1 that is left of terms of
+#: 1,000 (values x30) is off by 1e-4 in any float32 product. E is a standard deviation at most
+#: three times too large, lse is judged value by value: thrice E. Correct: 0.94 of E in 4,000.
+LSE_RELATIVE = 1e-5
+LSE_PER_KEY = 2.0**-24
+LSE_SCORES = 3.0
+
+#: Identities: most deviation in units of the root of the sum of squares of the roundings that go
+#: into a sum, each as large as u allows. Roundings are 0.3 to 0.4 of that on average, so 3 is 8
+#: standard deviations or more.
+DEVIATIONS = 3.0
+
+#: Identities and logit shift: error in u of the compute dtype, relative to the terms, of sums of
+#: n and of head_dim terms and of a few operations around them, is allowed to be this many plus
+#: sqrt(n) + sqrt(head_dim).
+OPERATIONS = 8.0
+
+#: Census: error of exp(lse) in u of the compute dtype, per unit of max(1, lse). The approximate
+#: base-2 logarithm of PTX errs by 2^-22 = 4u; one rounding each for ln 2 and the store.
+CENSUS_UNITS = 6.0
+
+#: One-hot: gap between the winning logit and the next, so that exp(-gap) is 0 in float32 (below
+#: 2^-150) and float64 (below 2^-1075).
+ONE_HOT_GAP = {"float32": 120.0, "float64": 800.0}
+
+#: Logits are shifted by each of these. -1e5 lies below the stand-ins for minus infinity seen in
+#: the field (-1e4, -5e4); -120 below ln of the smallest float32.
+SHIFTS = (-1e5, -3e4, -1e3, -120.0, 120.0, 1e3, 3e4)
+
+#: Finite differences of the reference: a central one of step h errs by h^2 times a third
+#: derivative, here 1e-10, and by the rounding of what is differenced over h, here 1e-11.
+#: Worst of 270 with unit normal data: 6e-11 of the norms of gradient and direction.
+DIFFERENCE_STEP = 1e-5
+DIFFERENCE_LIMIT = 1e-8
+
+#: Reference against itself in longdouble, or against loops: relative, in u of float64. Sums of
+#: 100 terms at most, and exp of logits below 10.
+REFERENCE_UNITS = 100.0

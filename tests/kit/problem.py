@@ -1,0 +1,140 @@
+"""How to draw a case and a seed; never arrays, so that shrinking is fast and prints one line."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+
+from .case import LAYOUTS, TENSORS, VALUES, Case
+from .strides import CONTIGUOUS, Strides
+
+__all__ = ["LAYOUTS", "TENSORS", "VALUES", "Case", "cases", "lengths", "register_profiles"]
+
+
+def lengths(tile: int, longest: int) -> st.SearchStrategy[int]:
+    """Sequence lengths: none (now and then), one, two, about whole tiles, anything."""
+    edges = st.builds(
+        lambda count, step: count * tile + step,
+        st.integers(1, max(1, longest // tile)),
+        st.sampled_from((-1, 0, 1)),
+    )
+    few = st.sampled_from((1, 1, 2, 0))
+    drawn = st.one_of(few, edges, edges, st.integers(min(3, longest), longest))
+    return drawn.map(lambda length: min(length, longest))
+
+
+@st.composite
+def cases(
+    draw: st.DrawFn,
+    dtype: str,
+    head_dim: int,
+    head_dim_v: int | None = None,
+    *,
+    causal: bool,
+    tile: tuple[int, int],
+    budget: int = 2**19,
+    layouts: Sequence[str] = LAYOUTS,
+    values: Sequence[str] = VALUES,
+    strided: bool = True,
+) -> Case:
+    """Draw a case and a seed. What decides the compilation is given, the rest is drawn.
+
+    Parameters
+    ----------
+    dtype, head_dim, head_dim_v, causal
+        Of the kernel under test.
+    tile
+        Its ``(block_q, block_kv)``, from the plan.
+    budget
+        Most of ``batch * heads_q * (seqlen_q + 64) * (seqlen_kv + 64)``: the
+        work, and enough of the memory where one length is short.
+    layouts, values
+        What to draw from.
+    strided
+        Whether tensors get strides of their own, each different.
+    """
+    q_first = draw(st.booleans())
+    first, second = tile if q_first else tile[::-1]
+    side = max(math.isqrt(budget) - 64, 2)
+    lines = [draw(lengths(first, draw(st.sampled_from((side,) * 4 + (budget // 256,)))))]
+    lines.append(draw(lengths(second, max(budget // (lines[0] + 64) - 64, 2))))
+    seqlen_q, seqlen_kv = lines if q_first else reversed(lines)
+    layout = draw(st.sampled_from(layouts))
+    room = max(1, budget // ((seqlen_q + 64) * (seqlen_kv + 64)))
+    batch, heads_q, heads_kv = draw(_counts(layout, room))
+    offsets = st.one_of(st.none(), st.just(0), st.integers(-seqlen_q - 1, seqlen_kv + 1))
+    scales = st.sampled_from((None, None, 1 / head_dim, 0.3 / math.sqrt(head_dim)))
+    return Case(
+        batch=batch,
+        heads_q=heads_q,
+        heads_kv=heads_kv,
+        seqlen_q=seqlen_q,
+        seqlen_kv=seqlen_kv,
+        head_dim=head_dim,
+        head_dim_v=head_dim if head_dim_v is None else head_dim_v,
+        dtype=dtype,
+        causal=causal,
+        q_offset=draw(offsets),
+        scale=draw(scales),
+        layout=layout,
+        seed=draw(st.integers(0, 2**31 - 1)),
+        values=draw(st.sampled_from(values)),
+        strides=tuple(draw(_recipes(layout, name, strided)) for name in TENSORS),
+    )
+
+
+@st.composite
+def _counts(draw: st.DrawFn, layout: str, room: int) -> tuple[int, int, int]:
+    """Batch, query heads and kv heads with at most ``room`` of batch * heads_q."""
+    if "h" not in layout:
+        return 1, 1, 1
+    group = draw(st.sampled_from([g for g in (1, 2, 3, 4, 8) if g <= room]))
+    heads_kv = draw(st.sampled_from([n for n in (1, 2, 3, 5) * 4 if n * group <= room]))
+    batch = draw(st.integers(1, room // (group * heads_kv))) if "b" in layout else 1
+    nothing = draw(st.sampled_from(("",) * 18 + ("heads", "batch")))
+    if nothing == "heads":
+        heads_kv = 0
+    elif nothing == "batch" and "b" in layout:
+        batch = 0
+    return batch, group * heads_kv, heads_kv
+
+
+def _recipes(layout: str, name: str, strided: bool) -> st.SearchStrategy[Strides]:
+    """Half of the tensors contiguous; the others mostly with a last stride of one element."""
+    if not strided:
+        return st.just(CONTIGUOUS)
+    axes = range(len(layout))
+    outer = [axis for axis in axes if layout[axis] != "d"]
+    shared = [axis for axis in outer if layout[axis] in "bh"] if name in "kv" else []
+    inner_last = st.permutations(outer).map(lambda order: (*order, len(layout) - 1))
+    gap = st.sampled_from((0, 0, 8, 16, 1, 3))
+    last_gap = st.sampled_from((0, 0, 0, 0, 0, 1))
+    recipe = st.builds(
+        Strides,
+        order=st.one_of(inner_last, inner_last, st.permutations(axes).map(tuple)),
+        gaps=st.tuples(*(gap if axis in outer else last_gap for axis in axes)),
+        offset=st.sampled_from((0, 8, 16, 64, 1)),
+        flipped=_subsets(outer),
+        broadcast=_subsets(shared),
+        absurd=st.booleans(),
+    )
+    return st.one_of(st.just(CONTIGUOUS), recipe)
+
+
+def _subsets(axes: Sequence[int]) -> st.SearchStrategy[tuple[int, ...]]:
+    if not axes:
+        return st.just(())
+    some = st.sets(st.sampled_from(axes), max_size=2).map(lambda chosen: tuple(sorted(chosen)))
+    return st.one_of(st.just(()), some)
+
+
+def register_profiles() -> None:
+    """Profiles of hypothesis: "ci" is loaded; ``--hypothesis-profile`` takes another."""
+    shared = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+    settings.register_profile("ci", derandomize=True, max_examples=50, database=None, **shared)
+    settings.register_profile("device", max_examples=300, print_blob=True, **shared)
+    settings.register_profile("soak", max_examples=20_000, print_blob=True, **shared)
+    settings.load_profile("ci")

@@ -1,0 +1,136 @@
+"""What the tests run: the public API with a backend and an algorithm, in guarded buffers.
+
+A new pair is one line in :data:`PAIRS`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+import cuflash
+
+from .arena import Arena
+from .case import Case
+
+__all__ = ["PAIRS", "RUNNERS", "ApiRunner"]
+
+#: Backends and algorithms that there are.
+PAIRS = (
+    ("numpy", "fa1"),
+    ("numpy", "fa2"),
+    ("cuda", "fa1"),
+)
+
+
+@dataclass(frozen=True)
+class ApiRunner:
+    """Calls ``cuflash`` with every tensor in an :class:`Arena` and its own strides.
+
+    Attributes
+    ----------
+    backend, algorithm : str
+        What is named in the call.
+    destinations : bool
+        Whether ``out=``, ``lse_out=`` and ``grads=`` are given, with the
+        case's strides; else the library makes the results.
+    poison : {"nan", "huge"}
+        What the arena fills with.
+    options : tuple of (str, value)
+        More keywords, such as ``("blocks", (64, 64))`` or ``("deterministic", True)``,
+        for the pass that takes them.
+    """
+
+    backend: str
+    algorithm: str
+    destinations: bool = True
+    poison: str = "nan"
+    options: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def xp(self) -> ModuleType:
+        """The module of the arrays."""
+        if self.backend == "numpy":
+            return np
+        import cupy
+
+        return cupy
+
+    def explain(self, case: Case, operation: str = "forward") -> Any:
+        """The plan of a case as contiguous arrays: the one place that knows ``explain``."""
+        shapes = [case.shape(name) for name in ("q", "k", "v")]
+        options = self._options(case, operation)
+        return cuflash.explain(*shapes, operation=operation, dtype=case.dtype, **options)
+
+    def tiles(self, case: Case, operation: str = "forward") -> tuple[int, int]:
+        """``(block_q, block_kv)`` of the plan."""
+        explanation = self.explain(case, operation)
+        return explanation.block_q, explanation.block_kv
+
+    def forward(
+        self, case: Case, q: np.ndarray, k: np.ndarray, v: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Out and lse."""
+        arena = Arena(self.xp, self.poison)
+        inputs = _place(arena, case, {"q": q, "k": k, "v": v})
+        options = self._options(case, "forward") | self._workspace(arena, case, "forward")
+        if self.destinations:
+            options["out"] = arena.output(
+                "out", case.shape("out"), case.storage, case.recipe("out")
+            )
+            options["lse_out"] = arena.output("lse", case.shape("lse"), case.statistics)
+        results = cuflash.attention(*inputs, return_lse=True, **options)
+        return self._finish(arena, case, results)
+
+    def backward(
+        self,
+        case: Case,
+        dout: np.ndarray,
+        q: np.ndarray,
+        k: np.ndarray,
+        v: np.ndarray,
+        out: np.ndarray,
+        lse: np.ndarray,
+        dlse: np.ndarray | None = None,
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Dq, dk and dv."""
+        arena = Arena(self.xp, self.poison)
+        named = {"dout": dout, "q": q, "k": k, "v": v, "out": out, "lse": lse}
+        inputs = _place(arena, case, named)
+        options = self._options(case, "backward") | self._workspace(arena, case, "backward")
+        if dlse is not None:
+            (options["dlse"],) = _place(arena, case, {"dlse": dlse})
+        if self.destinations:
+            options["grads"] = tuple(
+                arena.output(name, case.shape(name), case.storage, case.recipe(name))
+                for name in ("dq", "dk", "dv")
+            )
+        return self._finish(arena, case, cuflash.attention_backward(*inputs, **options))
+
+    def _options(self, case: Case, operation: str) -> dict[str, Any]:
+        named = {"backend": self.backend, "algorithm": self.algorithm, **case.options}
+        only = {"deterministic": "backward", "out_dtype": "forward"}
+        more = {key: value for key, value in self.options if only.get(key, operation) == operation}
+        return named | more
+
+    def _workspace(self, arena: Arena, case: Case, operation: str) -> dict[str, Any]:
+        """A poisoned workspace; strides never need more than contiguous arrays do."""
+        if self.backend == "numpy":
+            return {}
+        return {"workspace": arena.workspace(self.explain(case, operation).workspace_bytes)}
+
+    def _finish(self, arena: Arena, case: Case, results: tuple[Any, ...]) -> Any:
+        arena.check(case.repro)
+        if self.backend == "numpy":
+            return tuple(results)
+        return tuple(self.xp.asnumpy(result) for result in results)
+
+
+def _place(arena: Arena, case: Case, arrays: dict[str, np.ndarray]) -> list[Any]:
+    return [arena.input(name, array, case.recipe(name)) for name, array in arrays.items()]
+
+
+RUNNERS = {pair: ApiRunner(*pair) for pair in PAIRS}

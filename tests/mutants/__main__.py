@@ -1,0 +1,115 @@
+"""Plant every bug in a copy of the tree, run its test, and record what killed it.
+
+``python -m tests.mutants [--only TEXT]``. Bugs in device code need a GPU;
+without one only the others are run. Exits 1 if a bug survives, or if a test
+fails without any bug.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import cuflash
+
+from .bugs import BUGS, Bug
+from .record import RECORD, ROOT, device_digest
+
+#: What a copy of the tree needs.
+PARTS = ("cuflash", "cuda_src", "tests", "pyproject.toml", "README.md", "bench")
+
+
+def plant(bug: Bug, tree: Path) -> None:
+    """Make the edit in a copy of the tree."""
+    path = tree / bug.file
+    text = path.read_text()
+    if text.count(bug.find) != 1:
+        raise SystemExit(f"{bug.name}: {bug.find!r} stands {text.count(bug.find)} times")
+    path.write_text(text.replace(bug.find, bug.replace))
+
+
+def copy_tree(into: Path) -> Path:
+    """A copy of what the tests need."""
+    for part in PARTS:
+        source = ROOT / part
+        if source.is_dir():
+            ignored = shutil.ignore_patterns("__pycache__", ".hypothesis")
+            shutil.copytree(source, into / part, ignore=ignored)
+        elif source.exists():
+            shutil.copy(source, into / part)
+    return into
+
+
+def run_tests(tree: Path, tests: list[str]) -> tuple[int, str]:
+    """Pytest's exit code and output in a copy of the tree."""
+    environment = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
+    environment.pop("CUFLASH_CUDA_SRC", None)
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests]
+    done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True)
+    return done.returncode, done.stdout + done.stderr
+
+
+def killer(output: str) -> str:
+    """What the failing test said, in a line."""
+    lines = re.findall(r"^E +(\S.*)$", output, re.MULTILINE)
+    failed = re.findall(r"^(?:FAILED|ERROR) (\S+)", output, re.MULTILINE)
+    return f"{failed[0] if failed else '?'}: {lines[0][:160] if lines else '?'}"
+
+
+def judge(bug: Bug) -> tuple[bool, str]:
+    """Whether the bug is killed, and by what."""
+    with tempfile.TemporaryDirectory() as folder:
+        tree = copy_tree(Path(folder))
+        plant(bug, tree)
+        code, output = run_tests(tree, [bug.test])
+    if "CompileError" in output or code not in (0, 1):
+        return False, f"pytest exited {code}: {output[-600:]}"
+    return code == 1, killer(output) if code == 1 else "survived"
+
+
+def main() -> int:
+    """Run them all and write the record."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default="", help="bugs whose name holds this text")
+    parser.add_argument("--record", type=Path, default=RECORD)
+    parser.add_argument("--jobs", type=int, default=4, help="bugs at a time")
+    arguments = parser.parse_args()
+    gpu = cuflash.is_available()
+    bugs = [b for b in BUGS if arguments.only in b.name and (gpu or not b.needs_gpu)]
+    with tempfile.TemporaryDirectory() as folder:
+        tree = copy_tree(Path(folder))
+        code, output = run_tests(tree, sorted({bug.test for bug in bugs}))
+    print(f"without a bug: pytest exited {code}", flush=True)
+    if code != 0:
+        print(output[-3000:])
+        return 1
+    killed: dict[str, str] = {}
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        for bug, (dead, by) in zip(bugs, pool.map(judge, bugs), strict=True):
+            print(f"{'killed  ' if dead else 'SURVIVED'} {bug.name}: {by}", flush=True)
+            if dead:
+                killed[bug.name] = by
+    if gpu and not arguments.only:
+        write(arguments.record, killed)
+    return 0 if len(killed) == len(bugs) else 1
+
+
+def write(path: Path, killed: dict[str, str]) -> None:
+    """Store what was seen, with the digest of the device code it was seen with."""
+    import cupy
+
+    name = cupy.cuda.runtime.getDeviceProperties(0)["name"].decode()
+    record = {"gpu": name, "device_code": device_digest(), "killed": killed}
+    path.write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

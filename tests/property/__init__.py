@@ -1,0 +1,1 @@
+"""What must hold for every problem, on every backend and algorithm."""

@@ -1,0 +1,115 @@
+"""Compiling once, and what is said when it cannot be done. No GPU needed."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from cuflash.cuda import compile as compiling
+from cuflash.errors import CompileError, ToolchainError
+from cuflash.planning.plan import plan
+
+from ..architectures import LIMITS
+from .test_plan import PLAIN
+
+CONFIG = plan(PLAIN, LIMITS["90"]).launches[0].config
+
+
+def test_sixteen_threads_compile_once() -> None:
+    once, made, answers = compiling._Once(), [], []
+    start = threading.Barrier(16)
+
+    def make() -> Any:
+        made.append(threading.get_ident())
+        time.sleep(0.05)
+        return object()
+
+    def ask() -> None:
+        start.wait()
+        answers.append(once.get("key", make))
+
+    threads = [threading.Thread(target=ask) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(made) == 1
+    assert len(answers) == 16
+    assert len(set(map(id, answers))) == 1
+
+
+def test_a_failure_is_not_kept_and_waiters_try_again() -> None:
+    once, attempts = compiling._Once(), []
+
+    def fail_first() -> Any:
+        attempts.append(1)
+        if len(attempts) == 1:
+            raise KeyboardInterrupt
+        return object()
+
+    with pytest.raises(KeyboardInterrupt):
+        once.get("key", fail_first)
+    assert once.get("key", fail_first) is once.get("key", fail_first)
+    assert len(attempts) == 2
+
+
+def test_different_keys_do_not_wait_for_each_other() -> None:
+    once, release = compiling._Once(), threading.Event()
+
+    def slow() -> Any:
+        release.wait(10)
+        return object()
+
+    thread = threading.Thread(target=once.get, args=("slow", slow))
+    thread.start()
+    assert once.get("quick", object) is not None
+    release.set()
+    thread.join()
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        'kern.cu(3): catastrophic error: cannot open source file "cuda_fp16.h"',
+        'a.cu(1): error: could not open source file "cuda_bf16.h" (no directories in search list)',
+    ],
+)
+def test_a_missing_header_names_folders_and_remedy(log: str) -> None:
+    pytest.importorskip("cupy", reason="CuPy is not installed")
+    error = compiling._compile_error(CONFIG, log)
+    assert isinstance(error, ToolchainError)
+    assert "looked in: /" in str(error)
+    assert "pip install" in str(error)
+
+
+def test_other_compiler_errors_keep_the_log_and_the_configuration() -> None:
+    error = compiling._compile_error(CONFIG, 'x.cu(7): error: identifier "foo" is undefined')
+    assert isinstance(error, CompileError)
+    assert '"foo" is undefined' in str(error)
+    assert "block_kv" in str(error)
+
+
+def test_missing_nvrtc_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
+
+    def fail() -> None:
+        raise RuntimeError("libnvrtc.so.13: cannot open shared object file")
+
+    monkeypatch.setattr(cupy.cuda.nvrtc, "getVersion", fail)
+    compiling.require_toolchain.cache_clear()
+    with pytest.raises(ToolchainError, match=r"libnvrtc\.so\.13.*pip install 'cuflash\[cuda13\]'"):
+        compiling.require_toolchain()
+    monkeypatch.undo()
+    compiling.require_toolchain.cache_clear()
+    compiling.require_toolchain()
+
+
+def test_only_a_special_architecture_is_named_to_the_compiler(tmp_path: Any) -> None:
+    from dataclasses import replace
+
+    assert not any("-arch" in o for o in compiling.compile_options(CONFIG, tmp_path))
+    special = replace(CONFIG, architecture="sm_90a")
+    assert "-arch=sm_90a" in compiling.compile_options(special, tmp_path)

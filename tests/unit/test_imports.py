@@ -1,0 +1,162 @@
+"""Data flows one way: a module imports only from those above it in the list of the design."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+#: Every module of the package but the command line, from the bottom of the house to its top.
+ORDER = [
+    "errors",
+    "config",
+    "planning.problem",
+    "planning.device",
+    "planning.tiles.common",
+    "planning.tiles.steps",
+    "planning.tiles.fa1",
+    "planning.tiles.host",
+    "planning.kernel",
+    "planning.plan",
+    "cuda.parameters",
+    "cuda.source",
+    "cuda.available",
+    "cuda.compile",
+    "cuda.launch",
+    "tiled_numpy.blocks",
+    "tiled_numpy.steps",
+    "tiled_numpy.gradients",
+    "tiled_numpy.fa1",
+    "tiled_numpy.fa2",
+    "tiled_numpy",
+    "arrays.spec",
+    "arrays.adopt",
+    "arrays.overlap",
+    "options",
+    "checks",
+    "pipeline",
+    "dispatch",
+    "api",
+    "prepared",
+    "explanation",
+    "info",
+]
+#: Applications of the library: they may use all of it, and nothing of it uses them.
+APPLICATIONS = ("cli", "demo", "__main__")
+PACKAGES = ("planning", "planning.tiles", "cuda", "arrays")  # their __init__ holds no code
+
+
+def _modules(package: Path) -> dict[str, Path]:
+    found = {}
+    for path in package.rglob("*.py"):
+        parts = path.relative_to(package).with_suffix("").parts
+        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        found[name] = path
+    return found
+
+
+def _imported(name: str, path: Path, known: set[str]) -> set[str]:
+    """Modules of the package that a module imports, wherever in it the import stands."""
+    here = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
+    here = [part for part in here if part]
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names if alias.name.startswith("cuflash")}
+        if not isinstance(node, ast.ImportFrom):
+            continue
+        if node.level == 0:
+            if (node.module or "").split(".")[0] == "cuflash":
+                found.add(node.module or "")
+            continue
+        base = here[: len(here) - (node.level - 1)] + (node.module or "").split(".")
+        module = ".".join(part for part in base if part)
+        for alias in node.names:
+            deeper = f"{module}.{alias.name}".lstrip(".")
+            found.add(deeper if deeper in known else module)
+    return found
+
+
+@pytest.fixture(scope="module")
+def modules(root: Path) -> dict[str, Path]:
+    return _modules(root / "cuflash")
+
+
+def test_every_module_has_its_place(modules: dict[str, Path]) -> None:
+    placed = {*ORDER, *PACKAGES, "", "reference"}
+    others = {m for m in modules if m not in placed and m.split(".")[0] not in APPLICATIONS}
+    assert not others, f"give these a place in the order: {others}"
+    assert placed <= set(modules), f"not there: {placed - set(modules)}"
+
+
+@pytest.mark.parametrize("name", ORDER)
+def test_a_module_imports_only_from_above(name: str, modules: dict[str, Path]) -> None:
+    above = {*ORDER[: ORDER.index(name)], *PACKAGES}
+    imported = _imported(name, modules[name], set(modules))
+    assert imported <= above, f"{name} imports {imported - above}"
+
+
+def test_the_reference_stands_alone(modules: dict[str, Path]) -> None:
+    assert not _imported("reference", modules["reference"], set(modules))
+    users = {
+        name for name, path in modules.items() if "reference" in _imported(name, path, set(modules))
+    }
+    # The package names it; the demo checks its gradients with it.
+    assert {user.split(".")[0] for user in users} <= {"", "demo"}
+
+
+def test_nothing_imports_the_applications(modules: dict[str, Path]) -> None:
+    for name in (*ORDER, "", "reference"):
+        roots = {m.split(".")[0] for m in _imported(name, modules[name], set(modules))}
+        assert not roots & set(APPLICATIONS), name
+
+
+def test_empty_packages_hold_no_code(modules: dict[str, Path]) -> None:
+    for name in PACKAGES:
+        body = ast.parse(modules[name].read_text("utf-8")).body
+        assert len(body) == 1, name
+        assert isinstance(body[0], ast.Expr), name
+
+
+_WITHOUT_CUPY = """
+import sys
+sys.modules["cupy"] = None  # an import of it raises ImportError
+import numpy, cuflash
+assert not cuflash.is_available()
+q = numpy.ones((1, 3, 1, 4), numpy.float32)
+assert (cuflash.attention(q, q, q) == 1).all()
+try:
+    cuflash.attention(q, q, q, backend="cuda")
+except cuflash.BackendUnavailableError as error:
+    assert "CuPy is not installed" in str(error) and "pip install" in str(error)
+else:
+    raise AssertionError("no error")
+print("imported", sorted(m for m in ("rich", "argparse", "cupy", "jax") if sys.modules.get(m)))
+"""
+
+
+def test_it_imports_and_works_without_cupy(root: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _WITHOUT_CUPY], capture_output=True, text=True, cwd=root
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "imported []"
+
+
+_QUICK = """
+import sys, time
+import numpy, ml_dtypes
+start = time.perf_counter()
+import cuflash
+print(time.perf_counter() - start, "cupy" in sys.modules)
+"""
+
+
+def test_importing_it_imports_neither_cupy_nor_much_else(root: Path) -> None:
+    """CuPy's own import is the slow part; a call that needs it pays for it, not the import."""
+    done = subprocess.run([sys.executable, "-c", _QUICK], capture_output=True, text=True, cwd=root)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split()[1] == "False"

@@ -1,0 +1,82 @@
+"""What is shipped: the wheel holds the tree, and works with the checkout out of sight."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import cuflash
+
+
+@pytest.fixture(scope="module")
+def wheel(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "-o", str(folder)]
+    done = subprocess.run([*command, str(root)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return next(folder.glob("*.whl"))
+
+
+def _tree(root: Path) -> set[str]:
+    files = {
+        path.relative_to(root).as_posix()
+        for path in (root / "cuflash").rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    sources = {
+        f"cuflash/{path.relative_to(root).as_posix()}"
+        for path in (root / "cuda_src").rglob("*")
+        if path.is_file()
+    }
+    return files | sources
+
+
+def test_the_wheel_holds_exactly_the_tree(wheel: Path, root: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = {name for name in archive.namelist() if ".dist-info/" not in name}
+        licences = [name for name in archive.namelist() if name.endswith("LICENSE")]
+    assert names == _tree(root)
+    assert "cuflash/py.typed" in names
+    assert licences
+
+
+_FROM_WHEEL = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import cuflash
+from cuflash.cuda.source import find_sources
+assert cuflash.__file__.startswith(sys.argv[1]), cuflash.__file__
+assert str(find_sources()).startswith(sys.argv[1]), find_sources()
+import numpy
+q = numpy.random.default_rng(0).standard_normal((1, 9, 2, 8))
+out = cuflash.attention(q, q, q, backend="numpy")
+assert abs(out - cuflash.reference.attention(q, q, q)[0]).max() < 1e-12
+print("works")
+"""
+
+
+def test_it_works_from_the_wheel_alone(wheel: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", _FROM_WHEEL, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
+    assert done.stdout.strip() == "works", done.stderr
+
+
+def test_the_public_names_are_documented() -> None:
+    for name in cuflash.__all__:
+        value = getattr(cuflash, name)
+        assert (value.__doc__ or "").strip(), name
+
+
+def test_the_version_is_one(root: Path) -> None:
+    assert 'dynamic = ["version"]' in (root / "pyproject.toml").read_text()
+    assert cuflash.__version__.count(".") == 2

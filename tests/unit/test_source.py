@@ -1,0 +1,116 @@
+"""The text that is compiled: its digest, its constants, where the sources are found."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cuflash.cuda import source
+from cuflash.cuda.parameters import PARAMETERS
+from cuflash.errors import ToolchainError
+from cuflash.planning.kernel import KernelConfig
+from cuflash.planning.plan import plan
+
+from ..architectures import LIMITS
+from .test_plan import PLAIN
+
+
+@pytest.fixture
+def sources(root: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(root / "cuda_src", tmp_path / "cuda_src"))
+
+
+@pytest.fixture
+def config() -> KernelConfig:
+    return plan(PLAIN, LIMITS["90"]).launches[0].config
+
+
+def test_an_edit_anywhere_in_the_closure_changes_the_text(
+    sources: Path, config: KernelConfig
+) -> None:
+    before = source.translation_unit(config, sources)
+    for path in source.include_closure(sources, sources / "fa1" / "forward.cu"):
+        text = path.read_text()
+        path.write_text(text + "\n// edited\n")
+        source._digest.cache_clear()
+        assert source.translation_unit(config, sources) != before, path
+        path.write_text(text)
+    source._digest.cache_clear()
+    assert source.translation_unit(config, sources) == before
+
+
+def test_an_edit_elsewhere_changes_nothing(sources: Path, config: KernelConfig) -> None:
+    before = source.source_digest(sources, "fa1", "forward")
+    (sources / "fa1" / "backward.cu").write_text("// nothing left\n")
+    source._digest.cache_clear()
+    assert source.source_digest(sources, "fa1", "forward") == before
+
+
+def test_the_closure_reaches_every_header(root: Path) -> None:
+    """A header that no kernel includes is dead."""
+    folder = (root / "cuda_src").resolve()
+    reached = {
+        path
+        for generation, kernel in PARAMETERS
+        for path in source.include_closure(folder, folder / generation / f"{kernel}.cu")
+    }
+    assert reached == set(folder.rglob("*.cu*"))
+
+
+def test_the_text_holds_the_plan_and_nothing_of_the_call(config: KernelConfig, root: Path) -> None:
+    text = source.translation_unit(config, root / "cuda_src")
+    for name, value in config.constants:
+        assert f"static constexpr int {name} = {value};" in text
+    assert f"static constexpr int shared_bytes = {config.shared_bytes};" in text
+    assert "__launch_bounds__(256, 1)" in text
+    assert "1000" not in re.sub(r"//.*|static_assert.*", "", text)
+
+
+def test_every_field_of_the_parameters_is_asserted(config: KernelConfig, root: Path) -> None:
+    text = source.translation_unit(config, root / "cuda_src")
+    struct = PARAMETERS["fa1", "forward"]
+    offsets = dict(struct.offsets())
+    assert {"q.data", "lse.row_stride", "row_max", "scale", "shape.q_offset"} <= set(offsets)
+    assert text.count("static_assert(") == len(offsets) + 1
+
+
+def test_features_become_constants(config: KernelConfig, root: Path) -> None:
+    text = source.translation_unit(replace(config, features=("window",)), root / "cuda_src")
+    assert "static constexpr bool window = true;" in text
+
+
+def test_sources_are_found_beside_the_package(root: Path) -> None:
+    assert source.find_sources() == root / "cuda_src"
+
+
+def test_the_environment_names_another_folder(
+    sources: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUFLASH_CUDA_SRC", str(sources))
+    assert source.find_sources() == sources
+
+
+def test_missing_sources_name_the_places_and_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUFLASH_CUDA_SRC", str(tmp_path))
+    with pytest.raises(ToolchainError) as caught:
+        source.find_sources()
+    assert str(tmp_path) in str(caught.value)
+    assert "reinstall" in str(caught.value)
+
+
+def test_asm_stands_only_in_ptx(root: Path) -> None:
+    for path in (root / "cuda_src").rglob("*.cu*"):
+        if path.parent.name != "ptx":
+            assert not re.search(r"\basm\b", path.read_text()), path
+
+
+def test_every_ptx_wrapper_names_its_manual_section(root: Path) -> None:
+    for path in (root / "cuda_src" / "ptx").glob("*.cuh"):
+        if path.name != "opaque.cuh":  # no instruction
+            assert "PTX ISA" in path.read_text(), path
