@@ -13,15 +13,19 @@ what these contribute, in units of u::
     dv_j     E^2 = sum_i P_ij^2 r_ij |dO_i|^2,  r_ij = 1 + c^2 (s_ij + |lse_i|)^2
     dq_i     E^2 = scale^2 (sum_j D_ij |k_j|^2 + e_i |sum_j P_ij k_j|^2)
     dk_j     E^2 = scale^2 sum_i (D_ij + P_ij^2 e_i) |q_i|^2
-             D_ij = dS_ij^2 r_ij + c^2 P_ij^2 t_ij^2
+             D_ij = dS_ij^2 r_ij + c^2 P_ij^2 t_ij^2 + f^2 (dP_ij - delta_i)^2
              e_i  = sum_c (dO_ic out_ic)^2 + sum_j (P_ij^2 dP_ij^2 + c^2 dS_ij^2 s_ij^2)
                     + c^2 (sum_c |dO_ic out_ic|)^2
 
 e_i is the square of delta's error: the saved output that delta is made from
 carries the rounding of P and the error of the scores as well as its own.
-Magnitudes below ``SMALLEST`` count as that. What is not here, the growth of
-long sums, is below u for 16-bit dtypes; float32 and float64 are therefore
-compared with plain NumPy in the same dtype, which :func:`plain` computes.
+f is what is lost, in u, where P is flushed to zero in the compute dtype.
+Magnitudes below ``SMALLEST`` count as that. Roundings are independent, so
+squares add up; only where all rows are the same row ("equal") are they the
+same error in each, and n of them are n times as large, not sqrt(n) times.
+What is not here, the growth of long sums, is below u for 16-bit dtypes;
+float32 and float64 are therefore compared with plain NumPy in the same dtype,
+which :func:`plain` computes.
 """
 
 from __future__ import annotations
@@ -104,7 +108,15 @@ def _model(
                 squares["dq"][b, h], dk, dv = head.gradients()
                 squares["dk"][b, kv] += dk
                 squares["dv"][b, kv] += dv
-        return {name: np.sqrt(square) for name, square in squares.items()}
+        alike = _alike(case)
+        return {name: np.sqrt(square * alike[name]) for name, square in squares.items()}
+
+
+def _alike(case: Case) -> dict[str, int]:
+    """How many terms of a sum carry the same error."""
+    same = case.values == "equal"
+    rows, keys = (case.seqlen_q * case.group, case.seqlen_kv) if same else (1, 1)
+    return {"out": keys, "lse": keys, "dq": keys, "dk": rows, "dv": rows}
 
 
 class _Head:
@@ -154,7 +166,9 @@ class _Head:
         ds = p * (dp - delta[:, None])
         relative = 1 + (self._s + c * np.abs(self._lse)) ** 2
         off = np.abs(x["dout"]) @ np.abs(x["v"]).T
+        flushed = np.where(self._seen, c * SMALLEST[self._case.statistics.name], 0)
         ds_error = self._rounded(ds) * relative + (c * p * off) ** 2
+        ds_error += (flushed * (dp - delta[:, None])) ** 2
         smallest = SMALLEST[self._case.dtype]
         delta_error = _squares(np.abs(x["dout"]) * np.maximum(np.abs(self._out), smallest))
         delta_error += (self._rounded(p) * dp**2 + (ds * self._s) ** 2).sum(axis=1)

@@ -1,7 +1,8 @@
 """Tiled attention as a kernel does it, in NumPy, with bugs that can be planted.
 
 It rounds where a 16-bit kernel rounds (P, dS, the results) and accumulates in
-float32 (float64 for float64), tile after tile. It exists to test the kit: the
+float32 (float64 for float64), tile after tile; P below float32's normal
+numbers is flushed to zero, as CuPy's -ftz=true asks. It exists to test the kit: the
 kit has to accept it as it is and to reject it with a bug.
 """
 
@@ -144,7 +145,7 @@ class Emulation:
             new_top = np.maximum(top, s.max(axis=1))
             base = np.where(np.isneginf(new_top), 0, new_top)
             alpha = np.exp(top - base)
-            p = np.exp(s - base[:, None])
+            p = self._flushed(np.exp(s - base[:, None]))
             stage = starts[1] if self.bug == "stale_stage" and number == 2 else start
             acc = (1 if self.bug == "no_rescale_out" else alpha[:, None]) * acc
             acc = acc + self._rounded(case, p) @ self._load("v", v, stage)
@@ -172,7 +173,7 @@ class Emulation:
                 rows = slice(first, min(first + self.block_q, case.seqlen_q))
                 i, j = np.arange(rows.start, rows.stop), np.arange(keys.start, keys.stop)
                 base = np.where(np.isneginf(lse[rows]), 0, lse[rows])[:, None]
-                p = np.exp(scale * (x["q"][rows] @ k.T) - base)
+                p = self._flushed(np.exp(scale * (x["q"][rows] @ k.T) - base))
                 p = p if unmasked else np.where(self._visible(case, i, j), p, 0)
                 ds = self._rounded(case, p * (x["dout"][rows] @ v.T - delta[rows, None]))
                 times = 2 if self.bug == "dq_twice_tile" and start == 0 else 1
@@ -184,6 +185,10 @@ class Emulation:
                 bias = x["q"].dtype.type(1.01 if self.bug == "dv_bias" else 1)
                 dv[keys] += self._rounded(case, p).T @ self._rounded(case, bias * x["dout"][rows])
         return dq, dk, dv
+
+    def _flushed(self, values: np.ndarray) -> np.ndarray:
+        smallest = np.finfo(np.float32).tiny if values.dtype == np.float32 else 0
+        return np.where(values < smallest, values.dtype.type(0), values)
 
     def _rounded(self, case: Case, values: np.ndarray) -> np.ndarray:
         return values.astype(case.storage).astype(values.dtype)

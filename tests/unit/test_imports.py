@@ -27,6 +27,7 @@ ORDER = [
     "cuda.compile",
     "cuda.launch",
     "tiled_numpy.blocks",
+    "tiled_numpy.heads",
     "tiled_numpy.steps",
     "tiled_numpy.gradients",
     "tiled_numpy.fa1",

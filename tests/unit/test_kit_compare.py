@@ -239,7 +239,11 @@ def test_the_model_needs_each_of_its_terms() -> None:
     errors_of_delta = case_of("bfloat16", values="outliers", head_dim=8, head_dim_v=16, batch=1)
     products_that_cancel = case_of("float16", values="x30")
     one_key = case_of("float32", values="x8", seqlen_q=300, seqlen_kv=1, causal=False)
-    for case in (errors_of_delta, products_that_cancel, one_key):
+    same_rows = replace(
+        one_key, seqlen_q=40, seqlen_kv=150, head_dim=8, head_dim_v=8, seed=2, values="equal"
+    )
+    same_rows = replace(same_rows, heads_q=1, heads_kv=1, batch=1, scale=0.106)
+    for case in (errors_of_delta, products_that_cancel, one_key, same_rows):
         for name in (*RESULTS, "lse"):
             result_of(case, name).check()
 
