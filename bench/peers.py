@@ -50,7 +50,7 @@ def _cuflash(case: Case, inputs: Inputs) -> Callable[[], Any]:
     import cuflash
 
     q, k, v = inputs.q, inputs.k, inputs.v
-    options: dict[str, Any] = {"causal": case.causal, "algorithm": case.algorithm}
+    options = {"causal": case.causal, **case.options}
     if case.op == "forward":
         return lambda: cuflash.attention(q, k, v, **options)
     out, lse = cuflash.attention(q, k, v, return_lse=True, **options)
@@ -85,7 +85,7 @@ PEERS = {
         Peer(
             "cupy by hand",
             _version("cupy-cuda13x"),
-            lambda case: case.op == "forward" and not case.causal,
+            lambda case: case.op == "forward" and not case.causal and case.blocks is None,
             _by_hand,
         ),
     )

@@ -79,7 +79,8 @@ def _table(header: list[str], body: list[list[str]]) -> str:
 
 def _fa1() -> str:
     rows = [row for row in _load("nvidia-h200.json") if row["protocol"] == "rested"]
-    rows = _latest([row for row in rows if row["options"].get("algorithm", "fa1") == "fa1"])
+    whole = [row for row in rows if "blocks" not in row["options"]]
+    rows = _latest([row for row in whole if row["options"].get("algorithm", "fa1") == "fa1"])
     body = []
     for row in rows:
         if row["impl"] != "cuflash" or row["op"] != "forward":

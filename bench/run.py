@@ -111,7 +111,7 @@ def _row(case: Case, name: str, protocol: str, times: list[float], ratio: float)
         "seqlen_q": case.seqlen_q,
         "seqlen_kv": case.seqlen_kv,
         "causal": case.causal,
-        "options": {"algorithm": case.algorithm} if ours else {},
+        "options": case.options if ours else {},
         "plan": _plan(case) if ours else None,
         "protocol": protocol,
         "ms": round(milliseconds, 5),
@@ -141,7 +141,7 @@ def _plan(case: Case) -> str:
         dtype=case.dtype,
         causal=case.causal,
         operation=case.op,  # type: ignore[arg-type]
-        algorithm=case.algorithm,
+        **case.options,
     )
     return f"{said.algorithm} {said.block_q}x{said.block_kv}"
 

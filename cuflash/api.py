@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 from .cuda.available import is_usable
 from .dispatch import run
 from .errors import ArgumentTypeError, ArgumentValueError
-from .options import check_flag, check_options
-from .planning.plan import Algorithm, Backend
+from .options import AlgorithmChoice, BackendChoice, check_flag, check_options
 
 __all__ = ["attention", "attention_backward", "attention_vjp", "is_available"]
-
-_Algorithm = Algorithm | Literal["auto"]
-_Backend = Backend | Literal["auto"]
 
 
 def attention(
@@ -30,8 +26,8 @@ def attention(
     out: Any = None,
     lse_out: Any = None,
     out_dtype: Any = None,
-    backend: _Backend = "auto",
-    algorithm: _Algorithm = "auto",
+    backend: BackendChoice = "auto",
+    algorithm: AlgorithmChoice = "auto",
     blocks: tuple[int, int] | None = None,
     workspace: Any = None,
 ) -> Any:
@@ -139,8 +135,8 @@ def attention_backward(
     q_offset: int | None = None,
     layout: str | None = None,
     deterministic: bool = False,
-    backend: _Backend = "auto",
-    algorithm: _Algorithm = "auto",
+    backend: BackendChoice = "auto",
+    algorithm: AlgorithmChoice = "auto",
     blocks: tuple[int, int] | None = None,
     workspace: Any = None,
 ) -> tuple[Any, Any, Any]:
@@ -208,8 +204,8 @@ def attention_vjp(
     layout: str | None = None,
     return_lse: bool = False,
     deterministic: bool = False,
-    backend: _Backend = "auto",
-    algorithm: _Algorithm = "auto",
+    backend: BackendChoice = "auto",
+    algorithm: AlgorithmChoice = "auto",
 ) -> tuple[Any, Callable[..., tuple[Any, Any, Any]]]:
     """The output of :func:`attention` and the function that pulls gradients back through it.
 

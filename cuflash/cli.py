@@ -117,20 +117,11 @@ def _add_selection(parser: argparse.ArgumentParser, default: str | None) -> None
 
 
 def _info(given: argparse.Namespace) -> int:
-    found = info()
     table = Table(show_header=False)
-    for name, value in found.versions.items():
-        table.add_row(name, Text(value))
-    table.add_section()
-    table.add_row("CUDA", Text(found.cuda))
-    for i, device in enumerate(found.devices):
-        table.add_row(f"device {i}", Text(str(device)))
-    table.add_row("CPU cache a core", f"{found.host.cache:,} bytes")
-    table.add_row("CUDA sources", Text(found.sources))
-    table.add_row("kernel cache", Text(found.kernel_cache))
-    table.add_section()
-    for name, value in found.environment.items():
-        table.add_row(name, Text(value))
+    for section in info().sections:
+        for name, value in section.items():
+            table.add_row(name, Text(value))
+        table.add_section()
     Console().print(table)
     return 0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .options import check_options
+from .options import AlgorithmChoice, BackendChoice, check_options
 from .pipeline import Pipeline, choose_device, pipeline_of
 from .planning.device import DeviceLimits, HostLimits
 from .planning.kernel import KernelLaunch
@@ -106,8 +106,8 @@ def explain(
     layout: str | None = None,
     out_dtype: Any = None,
     deterministic: bool = False,
-    backend: str = "auto",
-    algorithm: str = "auto",
+    backend: BackendChoice = "auto",
+    algorithm: AlgorithmChoice = "auto",
     blocks: tuple[int, int] | None = None,
     compile: bool = False,  # noqa: A002  (what it says)
 ) -> Explanation:

@@ -44,15 +44,22 @@ class Info:
     kernel_cache: str
     environment: dict[str, str]
 
+    @property
+    def sections(self) -> tuple[dict[str, str], ...]:
+        """Everything by the name it is printed with: versions, machine, environment."""
+        devices = {f"device {i}": str(device) for i, device in enumerate(self.devices)}
+        machine = {
+            "CUDA": self.cuda,
+            **devices,
+            "CPU cache a core": f"{self.host.cache:,} bytes",
+            "CUDA sources": self.sources,
+            "kernel cache": self.kernel_cache,
+        }
+        return self.versions, machine, self.environment
+
     def __str__(self) -> str:
-        lines = [f"{name:<26}{version}" for name, version in self.versions.items()]
-        lines.append(f"{'CUDA':<26}{self.cuda}")
-        lines += [f"{f'device {i}':<26}{device}" for i, device in enumerate(self.devices)]
-        lines.append(f"{'CPU cache a core':<26}{self.host.cache:,} bytes")
-        lines.append(f"{'CUDA sources':<26}{self.sources}")
-        lines.append(f"{'kernel cache':<26}{self.kernel_cache}")
-        lines += [f"{name:<26}{value}" for name, value in self.environment.items()]
-        return "\n".join(lines)
+        named = (item for section in self.sections for item in section.items())
+        return "\n".join(f"{name:<26}{value}" for name, value in named)
 
 
 def info() -> Info:

@@ -14,7 +14,11 @@ from .errors import ArgumentTypeError, ArgumentValueError
 from .planning.plan import ALGORITHMS, Algorithm, Backend
 from .planning.problem import DTYPES, DTypeName
 
-__all__ = ["Options", "check_flag", "check_options", "names_of"]
+__all__ = ["AlgorithmChoice", "BackendChoice", "Options", "check_flag", "check_options", "names_of"]
+
+
+AlgorithmChoice = Algorithm | Literal["auto"]
+BackendChoice = Backend | Literal["auto"]
 
 
 @dataclass(frozen=True)
@@ -27,8 +31,8 @@ class Options:
     layout: str | None = None
     out_dtype: DTypeName | None = None
     deterministic: bool = False
-    backend: Backend | Literal["auto"] = "auto"
-    algorithm: Algorithm | Literal["auto"] = "auto"
+    backend: BackendChoice = "auto"
+    algorithm: AlgorithmChoice = "auto"
     blocks: tuple[int, int] | None = None
 
 

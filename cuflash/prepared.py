@@ -11,7 +11,7 @@ from .arrays.adopt import adopt
 from .arrays.spec import TensorSpec, contiguous_strides
 from .cuda.available import require_device
 from .errors import ArgumentTypeError, ArgumentValueError
-from .options import Options, check_options
+from .options import AlgorithmChoice, Options, check_options
 from .pipeline import ROWS, Pipeline, choose_device, pipeline_of
 from .planning.plan import Plan
 from .planning.problem import DTYPES, DTypeName, Operation
@@ -113,7 +113,7 @@ def prepare(
     layout: str | None = None,
     out_dtype: Any = None,
     deterministic: bool = False,
-    algorithm: str = "auto",
+    algorithm: AlgorithmChoice = "auto",
     blocks: tuple[int, int] | None = None,
     device: int | None = None,
 ) -> Prepared:

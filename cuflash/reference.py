@@ -167,7 +167,7 @@ class _Heads:
 
     def kv_head(self, h: int) -> int:
         """The kv head that query head h reads."""
-        return h // (self._q.shape[1] // self._k.shape[1])
+        return h // int(self._q.shape[1] // self._k.shape[1])
 
     def forward(self, b: int, h: int) -> tuple[_Array, _Array]:
         """Out and lse of one head."""
@@ -191,11 +191,13 @@ class _Heads:
             return dq, dk, _sum_of_seen(p.T, seen.T, dout)
 
     def _head(self, x: _Array, b: int, h: int) -> _Array:
-        return x[b, h].astype(self._dtype)
+        head: _Array = x[b, h].astype(self._dtype)
+        return head
 
     def _seen(self, lse: _Array) -> _Array:
         """The pairs that count: visible ones of rows that are not dead."""
-        return self._visible & (lse != -math.inf)[:, None]
+        seen: _Array = self._visible & (lse != -math.inf)[:, None]
+        return seen
 
     def _softmax(self, b: int, h: int) -> tuple[_Array, _Array]:
         """P, (seqlen_q, seqlen_kv), and lse, (seqlen_q,)."""

@@ -8,12 +8,13 @@ import pytest
 
 import cuflash
 
+from .kit.compare import REGISTRY
 from .kit.problem import register_profiles
 
 register_profiles()
 
 #: Fewest GPU tests that a full run has; recorded so that tests cannot fall away unnoticed.
-MINIMUM_GPU_TESTS = 0
+MINIMUM_GPU_TESTS = 212
 #: Skips that a GPU run may have: part of the reason they give.
 LISTED_SKIPS: tuple[str, ...] = ("needs a second CUDA device",)
 
@@ -24,6 +25,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="fail without a GPU, on an unlisted skip, or with fewer GPU tests than recorded",
     )
+
+    parser.addoption(
+        "--ratios",
+        action="store_true",
+        help="print the worst ratio of error to tolerance of every tensor, dtype and rule",
+    )
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    for line in REGISTRY.report() if config.getoption("--ratios") else ():
+        terminalreporter.write_line(line)
 
 
 def pytest_configure(config: pytest.Config) -> None:

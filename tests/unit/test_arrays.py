@@ -98,9 +98,10 @@ def test_the_cuda_interface_cannot_say_bfloat16() -> None:
 
 
 def test_jax_arrays_come_and_go() -> None:
-    jnp = pytest.importorskip("jax.numpy", reason="JAX is not installed")
+    jax = pytest.importorskip("jax", reason="JAX is not installed")
+    host = jax.devices("cpu")[0]
     for dtype in ("float32", "bfloat16", "float16"):
-        q = jnp.ones((1, 5, 2, 4), dtype)
+        q = jax.device_put(jax.numpy.ones((1, 5, 2, 4), dtype), host)
         out = cuflash.attention(q, q, q, backend="numpy")
         assert type(out) is type(q)
         assert out.dtype == q.dtype
