@@ -43,14 +43,24 @@ def _whole_backward(q: Any, k: Any, v: Any, dout: Any) -> tuple[Any, Any, Any]:
 def run_host(output: Path | None = None, seqlen: int = 8192, heads: int = 4) -> None:
     """Time one problem forward, and forward plus backward, and store the rows."""
     rng = np.random.default_rng(0)
-    q, k, v, dout = (rng.standard_normal((heads, seqlen, 64)).astype(np.float32) for _ in range(4))
+    tensors = [rng.standard_normal((heads, seqlen, 64)).astype(np.float32) for _ in range(4)]
+    now = datetime.datetime.now(datetime.timezone.utc)
+    common = {"run": now.strftime("%Y%m%d-%H%M%S"), "date": now.date().isoformat(), "cpu": _cpu()}
+    problem = {"dtype": "float32", "heads": heads, "head_dim": 64, "seqlen": seqlen}
+    rows = []
+    for impl, passes in _implementations(*tensors).items():
+        for op, call in passes.items():
+            row = {**common, "impl": impl, "version": f"numpy {np.__version__}", "op": op}
+            row |= {**problem, "ms": round(_milliseconds(call), 1)}
+            row["peak_mib"] = round(_peak(call) / 2**20, 1)
+            rows.append(row)
+            print(f"{impl:<14}{op:<22}{row['ms']:>10} ms {row['peak_mib']:>9} MiB", flush=True)
+    store(output or RESULTS / "cpu.json", rows)
 
+
+def _implementations(q: Any, k: Any, v: Any, dout: Any) -> dict[str, dict[str, Callable[[], Any]]]:
     def tiled(algorithm: str) -> dict[str, Callable[[], Any]]:
-        options: dict[str, Any] = {
-            "layout": "hsd",
-            "backend": "numpy",
-            "algorithm": algorithm,
-        }
+        options: dict[str, Any] = {"layout": "hsd", "backend": "numpy", "algorithm": algorithm}
 
         def both() -> Any:
             _, pullback = cuflash.attention_vjp(q, k, v, **options)
@@ -61,7 +71,7 @@ def run_host(output: Path | None = None, seqlen: int = 8192, heads: int = 4) -> 
             "forward and backward": both,
         }
 
-    calls = {
+    return {
         "whole matrix": {
             "forward": lambda: _whole_forward(q, k, v)[0],
             "forward and backward": lambda: _whole_backward(q, k, v, dout),
@@ -69,27 +79,6 @@ def run_host(output: Path | None = None, seqlen: int = 8192, heads: int = 4) -> 
         "cuflash fa1": tiled("fa1"),
         "cuflash fa2": tiled("fa2"),
     }
-    now = datetime.datetime.now(datetime.timezone.utc)
-    rows = []
-    for impl, passes in calls.items():
-        for op, call in passes.items():
-            row = {
-                "run": now.strftime("%Y%m%d-%H%M%S"),
-                "date": now.date().isoformat(),
-                "cpu": _cpu(),
-                "impl": impl,
-                "version": f"numpy {np.__version__}",
-                "op": op,
-                "dtype": "float32",
-                "heads": heads,
-                "head_dim": 64,
-                "seqlen": seqlen,
-                "ms": round(_milliseconds(call), 1),
-                "peak_mib": round(_peak(call) / 2**20, 1),
-            }
-            rows.append(row)
-            print(f"{impl:<14}{op:<22}{row['ms']:>10} ms {row['peak_mib']:>9} MiB", flush=True)
-    store(output or RESULTS / "cpu.json", rows)
 
 
 def _cpu() -> str:

@@ -45,17 +45,17 @@ def write(path: Path = README) -> None:
 
 
 def outdated() -> list[str]:
-    """A line for every stored row whose kernel has changed since."""
+    """A line for every pass whose kernel has changed since its last stored run."""
     from cuflash.cuda.source import find_sources, source_digest
 
     root, lines = find_sources(), []
     for path in sorted(RESULTS.glob("*.json")):
-        for row in _load(path.name):
-            if not row.get("sources"):
-                continue
-            algorithm = row["options"]["algorithm"]
-            if row["sources"] != source_digest(root, algorithm, row["op"]):
-                lines.append(f"{path.name}: {row['run']} {row['plan']} {row['op']} is older")
+        ours = [row for row in _load(path.name) if row.get("sources")]
+        for algorithm, op in sorted({(row["options"]["algorithm"], row["op"]) for row in ours}):
+            rows = [r for r in ours if (r["options"]["algorithm"], r["op"]) == (algorithm, op)]
+            last = _latest(rows)[0]
+            if last["sources"] != source_digest(root, algorithm, op):
+                lines.append(f"{path.name}: {algorithm} {op} changed since run {last['run']}")
     return lines
 
 

@@ -17,8 +17,8 @@ UNIT = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24, "float64"
 def worst_ratio(case: Case, inputs: Inputs, result: Any) -> float:
     """Most of ``|x - r| / (u (|r| + E))`` over the rows of the first and the last head.
 
-    E is what the two roundings that really happen (of P or dS, and of the
-    output) amount to; a correct kernel stays below 1 forward, 2 backward.
+    E is what the roundings that really happen (of P, of dS and of the output)
+    amount to; a correct kernel stays below 1 forward, 2 backward.
     """
     import cupy
 
@@ -57,7 +57,8 @@ def _truth(case: Case, q: Any, k: Any, v: Any, dout: Any) -> dict[str, list[tupl
     if case.op == "forward":
         return {"forward": forward}
     ds = p * (dout @ v.T - (dout * out).sum(-1, keepdims=True))
-    rounding = ((dout * out) ** 2).sum(-1)  # of out, inside delta
+    # Of the output inside delta: its own rounding, and that of the weights it was summed with.
+    rounding = ((dout * out) ** 2).sum(-1) + (square * (dout @ v.T) ** 2).sum(-1)
     error_q = (ds * ds) @ (k * k).sum(-1) + rounding * ((p @ k) ** 2).sum(-1)
     error_k = (ds * ds + square * rounding[:, None]).T @ (q * q).sum(-1)
     return {

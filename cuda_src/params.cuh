@@ -1,4 +1,4 @@
-// The structures a launch passes by value. cuflash/cuda/launch.py mirrors them; the generated
+// The structures a launch passes by value. cuflash/cuda/parameters.py mirrors them; the generated
 // translation unit asserts every size and offset, so the two sides agree or nothing compiles.
 #pragma once
 

@@ -145,7 +145,9 @@ def attention_backward(
     Parameters
     ----------
     dout : array, like out
-        Gradient of the output; of q's dtype or of out's.
+        Gradient of the output; of q's dtype or of out's. On CUDA a float32
+        ``dout`` of 16-bit inputs is rounded to q's dtype before the products;
+        the tiled NumPy code takes it as it is.
     q, k, v : array
         As given to :func:`attention`, with the same keywords.
     out, lse : array
@@ -203,6 +205,7 @@ def attention_vjp(
     q_offset: int | None = None,
     layout: str | None = None,
     return_lse: bool = False,
+    out_dtype: Any = None,
     deterministic: bool = False,
     backend: BackendChoice = "auto",
     algorithm: AlgorithmChoice = "auto",
@@ -211,7 +214,7 @@ def attention_vjp(
 
     Parameters
     ----------
-    q, k, v, causal, scale, q_offset, layout, return_lse, backend, algorithm
+    q, k, v, causal, scale, q_offset, layout, return_lse, out_dtype, backend, algorithm
         As for :func:`attention`.
     deterministic : bool
         As for :func:`attention_backward`.
@@ -221,8 +224,24 @@ def attention_vjp(
     out : array, or (out, lse) with ``return_lse``
         As of :func:`attention`.
     pullback : callable
-        ``pullback(dout, dlse=None) -> (dq, dk, dv)``. It keeps q, k, v, out
-        and lse; do not overwrite them before it is called.
+        ``pullback(dout, dlse=None) -> (dq, dk, dv)``, any number of times:
+        dout (batch, seqlen_q, heads_q, head_dim_v) like out, dlse (batch,
+        heads_q, seqlen_q) like lse; dq, dk and dv as of
+        :func:`attention_backward`, shaped and typed like q, k and v. It keeps
+        q, k, v, out and lse; do not overwrite them before it is called.
+
+    Raises
+    ------
+    ArgumentTypeError, ArgumentValueError, UnsupportedError, BackendUnavailableError, ToolchainError
+        As for :func:`attention`; of ``dout`` and ``dlse`` when ``pullback``
+        is called.
+
+    Notes
+    -----
+    The pullback computes the vector-Jacobian product of
+    :func:`attention_backward`: with ``L = sum(out * dout) + sum(lse * dlse)``
+    it gives ``dL/dq``, ``dL/dk`` and ``dL/dv``. There is no ``blocks``: a tile
+    is of one pass, and the two passes want different ones.
     """
     shared: dict[str, Any] = {
         "causal": causal,
@@ -234,7 +253,7 @@ def attention_vjp(
     }
     check_flag("deterministic", deterministic)
     with_lse = check_flag("return_lse", return_lse)
-    out, lse = attention(q, k, v, return_lse=True, **shared)
+    out, lse = attention(q, k, v, return_lse=True, out_dtype=out_dtype, **shared)
 
     def pullback(dout: Any, dlse: Any = None) -> tuple[Any, Any, Any]:
         return attention_backward(

@@ -16,6 +16,7 @@ from .options import Options, names_of
 from .planning.problem import (
     DTYPES,
     MAX_HEAD_DIM,
+    MAX_HEADS,
     MAX_SEQLEN,
     AttentionProblem,
     DTypeName,
@@ -138,19 +139,23 @@ def _sizes(specs: Mapping[str, TensorSpec], layout: Layout) -> _Sizes:
     ):
         if got != expected:
             raise ArgumentValueError(name, f"{axis} {got}", f"{expected}, as {other} has")
-    _check_ranges(head_dim, head_dim_v, heads_q, heads_kv, seqlen_q, seqlen_kv)
-    return _Sizes(batch, heads_q, heads_kv, seqlen_q, seqlen_kv, head_dim, head_dim_v)
+    sizes = _Sizes(batch, heads_q, heads_kv, seqlen_q, seqlen_kv, head_dim, head_dim_v)
+    _check_ranges(sizes)
+    return sizes
 
 
-def _check_ranges(
-    head_dim: int, head_dim_v: int, heads_q: int, heads_kv: int, seqlen_q: int, seqlen_kv: int
-) -> None:
-    for name, dim in (("q", head_dim), ("v", head_dim_v)):
+def _check_ranges(sizes: _Sizes) -> None:
+    for name, dim in (("q", sizes.head_dim), ("v", sizes.head_dim_v)):
         if not 1 <= dim <= MAX_HEAD_DIM:
             raise ArgumentValueError(name, f"head_dim {dim}", f"1 to {MAX_HEAD_DIM}")
-    for name, seqlen in (("q", seqlen_q), ("k", seqlen_kv)):
+    for name, seqlen in (("q", sizes.seqlen_q), ("k", sizes.seqlen_kv)):
         if seqlen > MAX_SEQLEN:
             raise ArgumentValueError(name, f"a sequence of {seqlen}", f"at most {MAX_SEQLEN}")
+    heads_q, heads_kv = sizes.heads_q, sizes.heads_kv
+    if sizes.batch * heads_q > MAX_HEADS:
+        raise ArgumentValueError(
+            "q", f"batch {sizes.batch} of {heads_q} heads", f"at most {MAX_HEADS} heads in all"
+        )
     if heads_q % heads_kv if heads_kv else heads_q:
         raise ArgumentValueError(
             "k", f"{heads_kv} heads beside {heads_q} of q", "a number that divides q's heads"
@@ -191,8 +196,9 @@ def _problem(
         output=_output_dtype(specs, options),
         mask="causal" if options.causal else "full",
         scale=options.scale or 1.0 / math.sqrt(sizes.head_dim),
-        # Beyond these bounds every query sees nothing, or everything.
-        q_offset=max(-seqlen_q, min(seqlen_kv, offset)) if options.causal else 0,
+        # Beyond these bounds every query sees nothing, or everything. With the longest
+        # sequences i + q_offset + 1 is then just within 32 bits.
+        q_offset=max(-seqlen_q, min(seqlen_kv - 1, offset)) if options.causal else 0,
         deterministic=options.deterministic,
     )
 

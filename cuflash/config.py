@@ -1,4 +1,10 @@
-"""The environment variables, all in one place."""
+"""The environment variables, all in one place.
+
+``CUFLASH_BACKEND`` and ``CUFLASH_CPU_CACHE`` hold from the next call on.
+``CUFLASH_CUDA_SRC``, and an edit of the sources, hold for calls of a new
+signature (shapes, dtypes, strides, keywords) and in a new process: a
+signature that has run keeps the kernels it has.
+"""
 
 from __future__ import annotations
 

@@ -9,7 +9,16 @@ from typing import Any
 import numpy as np
 
 from . import tiled_numpy
-from .arrays.adopt import Adopted, address, adopt, empty, to_device, to_host
+from .arrays.adopt import (
+    Adopted,
+    address,
+    adopt,
+    contiguous,
+    empty,
+    fill,
+    to_device,
+    to_host,
+)
 from .arrays.overlap import overlaps_itself, share_memory
 from .arrays.spec import Layout, TensorSpec
 from .errors import ArgumentTypeError, ArgumentValueError
@@ -68,7 +77,7 @@ def run(
     device = choose_device(adopted["q"].spec.device, options)
     pipeline = pipeline_of(operation, specs, options, device, want_lse or "lse_out" in targets)
     _check_destinations(adopted, targets)
-    _check_workspace(workspace, pipeline)
+    _check_workspace(workspace, pipeline, {**adopted, **targets})
 
     natives = {name: array.native for name, array in adopted.items()}
     results = {DESTINATIONS[name]: target.native for name, target in targets.items()}
@@ -97,7 +106,7 @@ def _check_destinations(inputs: Mapping[str, Adopted], targets: Mapping[str, Ado
             raise ArgumentValueError(name, "a read-only array", "one that can be written")
         if overlaps_itself(array):
             raise ArgumentValueError(
-                name, "an array whose elements share memory", "one place for each element"
+                name, "an array whose elements may share memory", "one place for each element"
             )
         for other, native in taken.items():
             if share_memory(array, native):
@@ -105,7 +114,7 @@ def _check_destinations(inputs: Mapping[str, Adopted], targets: Mapping[str, Ado
         taken[name] = array
 
 
-def _check_workspace(workspace: Any, pipeline: Pipeline) -> None:
+def _check_workspace(workspace: Any, pipeline: Pipeline, others: Mapping[str, Adopted]) -> None:
     if workspace is None:
         return
     if pipeline.device is None:
@@ -119,6 +128,9 @@ def _check_workspace(workspace: Any, pipeline: Pipeline) -> None:
     place = address(array.native)
     if spec.shape[0] < needed or not spec.rows_are_unit or place % 256:
         raise ArgumentValueError("workspace", f"{spec.shape[0]} bytes at {place:#x}", expected)
+    for name, other in others.items():
+        if share_memory(array.native, other.native):
+            raise ArgumentValueError("workspace", f"memory that {name} uses", "memory of its own")
 
 
 def _run_numpy(pipeline: Pipeline, inputs: Mapping[str, Any], results: Mapping[str, Any]) -> None:
@@ -169,13 +181,11 @@ def _run_cuda(
             if isinstance(results[name], np.ndarray):
                 to_host(array, results[name])
             else:
-                results[name][...] = array
+                fill(results[name], array)
 
 
 def _copy(array: Any, placed: TensorSpec, device: int) -> Any:
     """A C-contiguous copy of an input on the device, in the dtype of ``placed``."""
-    import cupy
-
     if isinstance(array, np.ndarray):
         return to_device(array.astype(placed.dtype, copy=False), device)
-    return cupy.ascontiguousarray(array).astype(placed.dtype, copy=False)
+    return contiguous(array).astype(placed.dtype, copy=False)

@@ -66,7 +66,7 @@ class ToolchainError(CuflashError, RuntimeError):
 
 
 class CompileError(CuflashError, RuntimeError):
-    """NVRTC refused a kernel; the message holds its log and the configuration."""
+    """NVRTC or the driver refused a kernel; the message says why and holds the configuration."""
 
 
 class LaunchError(CuflashError, RuntimeError):

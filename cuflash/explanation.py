@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .options import AlgorithmChoice, BackendChoice, check_options
+from .options import AlgorithmChoice, BackendChoice, check_flag, check_options
 from .pipeline import Pipeline, choose_device, pipeline_of
 from .planning.device import DeviceLimits, HostLimits
 from .planning.kernel import KernelLaunch
@@ -63,7 +63,8 @@ class Explanation:
     workspace_bytes
         Device memory beside inputs and outputs.
     copies
-        Arrays that are copied before or after, by name.
+        Arrays that are copied before or after, by name. Those that a call may
+        leave out (lse, dlse) are taken as given, dout as of q's dtype.
     device
         What the tile was chosen for.
     """
@@ -146,9 +147,10 @@ def explain(
         algorithm=algorithm,
         blocks=blocks,
     )
+    compiled = check_flag("compile", compile)
     given = signature_of(operation, (q, k, v), dtype, options, choose_device(None, options))
     device = choose_device(given[0][1].device, options)
-    return _report(pipeline_of(operation, given, options, device), compile)
+    return _report(pipeline_of(operation, given, options, device), compiled)
 
 
 def _report(pipeline: Pipeline, compiled: bool) -> Explanation:

@@ -12,9 +12,17 @@ import numpy as np
 from .arrays.spec import LAYOUTS
 from .errors import ArgumentTypeError, ArgumentValueError
 from .planning.plan import ALGORITHMS, Algorithm, Backend
-from .planning.problem import DTYPES, DTypeName
+from .planning.problem import DTYPES, MAX_SEQLEN, DTypeName
 
-__all__ = ["AlgorithmChoice", "BackendChoice", "Options", "check_flag", "check_options", "names_of"]
+__all__ = [
+    "AlgorithmChoice",
+    "BackendChoice",
+    "Options",
+    "check_dtype",
+    "check_flag",
+    "check_options",
+    "names_of",
+]
 
 
 AlgorithmChoice = Algorithm | Literal["auto"]
@@ -51,7 +59,7 @@ def check_options(**given: Any) -> Options:
 def check_flag(name: str, value: Any) -> bool:
     """True or False, and nothing that merely counts as it."""
     if not isinstance(value, (bool, np.bool_)):
-        raise ArgumentTypeError(name, repr(value), "True or False")
+        raise ArgumentTypeError(name, _shown(value), "True or False")
     return bool(value)
 
 
@@ -59,10 +67,13 @@ def _check_scale(name: str, value: Any) -> float | None:
     if value is None:
         return None
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real):
-        raise ArgumentTypeError(name, repr(value), "a number, or None for 1/sqrt(head_dim)")
-    scale = float(value)
+        raise ArgumentTypeError(name, _shown(value), "a number, or None for 1/sqrt(head_dim)")
+    try:
+        scale = float(value)
+    except OverflowError:
+        scale = math.inf
     if not (math.isfinite(scale) and scale > 0):
-        raise ArgumentValueError(name, repr(value), "a finite positive number")
+        raise ArgumentValueError(name, _shown(value), "a finite positive number")
     return scale
 
 
@@ -70,45 +81,59 @@ def _check_integer(name: str, value: Any) -> int | None:
     if value is None:
         return None
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Integral):
-        raise ArgumentTypeError(name, repr(value), "an integer or None")
+        raise ArgumentTypeError(name, _shown(value), "an integer or None")
     return int(value)
 
 
 def _check_layout(name: str, value: Any) -> str | None:
-    if value is not None and value not in LAYOUTS:
-        raise ArgumentValueError(name, repr(value), f"one of {', '.join(map(repr, LAYOUTS))}")
-    return None if value is None else str(value)
-
-
-def _check_dtype(name: str, value: Any) -> DTypeName | None:
     if value is None:
         return None
+    if not isinstance(value, str):
+        raise ArgumentTypeError(name, _shown(value), f"None or one of {names_of(LAYOUTS)}")
+    if value not in LAYOUTS:
+        raise ArgumentValueError(name, _shown(value), f"one of {names_of(LAYOUTS)}")
+    return str(value)
+
+
+def check_dtype(name: str, value: Any) -> DTypeName | None:
+    """The name of a dtype; None for None.
+
+    Raises
+    ------
+    ArgumentTypeError
+        If it is not one of the four storage types in native byte order.
+    """
+    if value is None:
+        return None
+    if isinstance(value, str) and value == "bfloat16":  # NumPy knows it only by its type
+        return "bfloat16"
     try:
-        dtype = "bfloat16" if value == "bfloat16" else np.dtype(value).name
-    except TypeError as error:
-        raise ArgumentTypeError(name, repr(value), f"one of {names_of(DTYPES)}") from error
-    if dtype not in DTYPES:
-        raise ArgumentTypeError(name, dtype, f"one of {names_of(DTYPES)}")
-    return DTYPES[dtype].name
+        dtype = np.dtype(value)
+    except Exception as error:  # NumPy's parser has a type for every mistake
+        raise ArgumentTypeError(name, _shown(value), f"one of {names_of(DTYPES)}") from error
+    if dtype.name not in DTYPES or not dtype.isnative:
+        raise ArgumentTypeError(name, _shown(dtype), f"one of {names_of(DTYPES)}")
+    return DTYPES[dtype.name].name
 
 
 def _check_choice(name: str, value: Any) -> Any:
     choices = ("auto", "cuda", "numpy") if name == "backend" else ("auto", *sorted(ALGORITHMS))
     if not isinstance(value, str) or value not in choices:
-        raise ArgumentValueError(name, repr(value), f"one of {names_of(choices)}")
+        raise ArgumentValueError(name, _shown(value), f"one of {names_of(choices)}")
     return value
 
 
 def _check_blocks(name: str, value: Any) -> tuple[int, int] | None:
-    expected = "(block_q, block_kv), two positive integers"
+    expected = f"(block_q, block_kv), two integers from 1 to {MAX_SEQLEN}"
     if value is None:
         return None
     if not isinstance(value, (tuple, list)) or len(value) != 2:
-        raise ArgumentTypeError(name, repr(value), expected)
-    block_q, block_kv = (_check_integer(name, block) for block in value)
-    if block_q is None or block_kv is None or block_q < 1 or block_kv < 1:
-        raise ArgumentValueError(name, repr(value), expected)
-    return block_q, block_kv
+        raise ArgumentTypeError(name, _shown(value), expected)
+    given = [_check_integer(name, block) for block in value]
+    blocks = [block for block in given if block is not None and 1 <= block <= MAX_SEQLEN]
+    if len(blocks) != 2:
+        raise ArgumentValueError(name, _shown(value), expected)
+    return blocks[0], blocks[1]
 
 
 _OPTION_CHECKS = {
@@ -116,7 +141,7 @@ _OPTION_CHECKS = {
     "scale": _check_scale,
     "q_offset": _check_integer,
     "layout": _check_layout,
-    "out_dtype": _check_dtype,
+    "out_dtype": check_dtype,
     "deterministic": check_flag,
     "backend": _check_choice,
     "algorithm": _check_choice,
@@ -127,3 +152,12 @@ _OPTION_CHECKS = {
 def names_of(values: Any) -> str:
     """The values as a caller would write them."""
     return ", ".join(map(repr, values))
+
+
+def _shown(value: Any) -> str:
+    """What an error says it got: short, and never an error of its own."""
+    try:
+        text = repr(value)
+    except Exception:  # whatever a caller's object raises; ints of thousands of digits too
+        return f"a value of type {type(value).__qualname__}"
+    return text if len(text) <= 100 else f"{text[:100]}..."

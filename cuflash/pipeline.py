@@ -61,13 +61,12 @@ class Pipeline:
 
     @functools.cached_property
     def launcher(self) -> PreparedPlan:
-        """The compiled kernels of a CUDA pipeline."""
+        """The compiled kernels of a CUDA pipeline, for as long as it is kept."""
         layout = self.described.layout
         strides = {name: _strides(name, spec, layout) for name, spec in self.placed.items()}
         return PreparedPlan(self.plan, strides, self.device or 0)
 
 
-@functools.lru_cache(maxsize=4096)
 def pipeline_of(
     operation: Operation,
     given: tuple[tuple[str, TensorSpec], ...],
@@ -90,6 +89,20 @@ def pipeline_of(
     want_lse
         Whether the forward pass writes the log-sum-exp.
     """
+    # A device's limits never change; the environment may change the host's.
+    host = HostLimits.query() if device is None else None
+    return _decide(operation, given, options, device, want_lse, host)
+
+
+@functools.lru_cache(maxsize=4096)
+def _decide(
+    operation: Operation,
+    given: tuple[tuple[str, TensorSpec], ...],
+    options: Options,
+    device: int | None,
+    want_lse: bool,
+    host: HostLimits | None,
+) -> Pipeline:
     described = describe(operation, dict(given), options)
     # `out` is an input of the backward pass, a destination of the forward one.
     tensors = {DESTINATIONS.get(name, name): spec for name, spec in given}
@@ -104,7 +117,7 @@ def pipeline_of(
     matrices = [spec for name, spec in placed.items() if name not in ROWS]
     vector = device is not None and all(spec.aligned for spec in matrices)
     problem = replace(described.problem, alignment="vector" if vector else "element")
-    limits = HostLimits.query() if device is None else DeviceLimits.query(device)
+    limits = host or DeviceLimits.query(device or 0)
     chosen = plan(problem, limits, algorithm=options.algorithm, blocks=options.blocks)
     return Pipeline(replace(described, problem=problem), chosen, device, tensors, placed)
 
@@ -145,7 +158,7 @@ def _placed(name: str, spec: TensorSpec, described: Described, device: int) -> T
         spec = replace(spec.contiguous(), dtype=storage.name, itemsize=storage.itemsize)
     if spec.device is None:
         return spec.on_device(device)
-    usable = spec.strides is not None if name in ROWS else spec.rows_are_unit
+    usable = spec.whole_elements and (name in ROWS or spec.rows_are_unit)
     return spec if usable else spec.contiguous()
 
 

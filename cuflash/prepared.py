@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from .arrays.adopt import adopt
 from .arrays.spec import TensorSpec, contiguous_strides
-from .cuda.available import require_device
+from .cuda.available import device_count, require_device
 from .errors import ArgumentTypeError, ArgumentValueError
-from .options import AlgorithmChoice, Options, check_options
+from .options import AlgorithmChoice, Options, check_dtype, check_options
 from .pipeline import ROWS, Pipeline, choose_device, pipeline_of
 from .planning.plan import Plan
 from .planning.problem import DTYPES, DTypeName, Operation
@@ -57,17 +58,21 @@ class Prepared:
         ----------
         pointers
             Device address of every array in :attr:`tensors`, by name. ``lse``
-            (forward) and ``dlse`` (backward) may be left out.
+            (forward) and ``dlse`` (backward) may be left out or 0.
         stream
-            Address of a CUDA stream; by default CuPy's current one.
+            Address of a CUDA stream of the plan's device; by default CuPy's
+            current one there.
         workspace
             Address of :attr:`workspace_bytes` bytes, a multiple of 256, not
             used by anything else until the kernels have run.
 
         Raises
         ------
+        ArgumentTypeError
+            If an address is not an integer.
         ArgumentValueError
-            If an address is missing or not aligned as the plan needs it.
+            If an address is missing, of no array of the plan, or not aligned
+            as the plan needs it.
         """
         self._check(pointers, workspace)
         if self.plan.problem.empty:
@@ -77,27 +82,42 @@ class Prepared:
             return
         import cupy
 
-        with cupy.cuda.ExternalStream(stream):
+        device = self._launcher.device_id  # CuPy has a current stream for each device
+        with cupy.cuda.Device(device), cupy.cuda.ExternalStream(stream, device):
             self._launcher.run(pointers, workspace)
 
     def _check(self, pointers: Mapping[str, int], workspace: int) -> None:
+        unknown = pointers.keys() - self.tensors.keys()
+        if unknown:
+            raise ArgumentValueError(
+                "pointers", f"{', '.join(map(repr, unknown))}", ", ".join(sorted(self.tensors))
+            )
         missing = self._required - pointers.keys()
         if missing:
             raise ArgumentValueError(
                 "pointers", f"no {', '.join(sorted(missing))}", ", ".join(sorted(self._required))
             )
+        for name, pointer in pointers.items():
+            self._check_pointer(name, pointer)
         if self.workspace_bytes and (not workspace or workspace % 256):
             raise ArgumentValueError(
                 "workspace",
                 f"address {workspace:#x}",
                 f"{self.workspace_bytes} bytes at a multiple of 256",
             )
-        if self.plan.problem.alignment == "vector":
-            for name, pointer in pointers.items():
-                if pointer % 16 and name not in ROWS:
-                    raise ArgumentValueError(
-                        "pointers", f"{name} at {pointer:#x}", "a multiple of 16, as planned"
-                    )
+
+    def _check_pointer(self, name: str, pointer: int) -> None:
+        if not isinstance(pointer, (int, np.integer)):
+            raise ArgumentTypeError("pointers", f"{name} at {pointer!r}", "an integer")
+        spec = self.tensors[name]
+        if not pointer and name in self._required and 0 not in spec.shape:
+            raise ArgumentValueError("pointers", f"{name} at 0", "the address of its memory")
+        vector = self.plan.problem.alignment == "vector" and name not in ROWS
+        multiple = 16 if vector else spec.itemsize
+        if pointer % multiple:
+            raise ArgumentValueError(
+                "pointers", f"{name} at {pointer:#x}", f"a multiple of {multiple}, as planned"
+            )
 
 
 def prepare(
@@ -126,20 +146,24 @@ def prepare(
     q, k, v : tuple of int, or array
         Shapes, as :func:`attention` takes them, of C-contiguous arrays whose
         addresses will be multiples of 16; or arrays in CUDA memory, whose
-        strides and alignment are then planned for.
+        strides and alignment are then planned for. What the kernels would need
+        a copy of is refused: a last stride of more than one element,
+        elements at addresses that are not multiples of their size.
     operation : {"forward", "backward"}
         Which pass.
     dtype : dtype
         Of the arrays; needed where shapes are given.
     device : int, optional
-        The CUDA device; by default the current one, or the arrays'.
+        The CUDA device; by default the arrays', or the current one.
     causal, scale, q_offset, layout, out_dtype, deterministic, algorithm, blocks
         As for :func:`attention` and :func:`attention_backward`.
 
     Returns
     -------
     Prepared
-        With ``plan``, ``workspace_bytes``, ``tensors`` and ``run``.
+        With ``plan``, ``workspace_bytes``, ``tensors`` and ``run``. All arrays
+        but q, k and v are C-contiguous; ``dout`` has the dtype of q, whatever
+        ``out_dtype`` is.
 
     Raises
     ------
@@ -157,10 +181,42 @@ def prepare(
         blocks=blocks,
         backend="cuda",
     )
-    where = require_device() if device is None else device
+    where = _check_device(device)
     given = signature_of(operation, (q, k, v), dtype, options, where)
+    for name, spec in given:
+        _check_place(name, spec, device)
     chosen = choose_device(given[0][1].device, options)
-    return Prepared(pipeline_of(operation, given, options, chosen))
+    return Prepared(_check_copies(pipeline_of(operation, given, options, chosen)))
+
+
+def _check_device(device: Any) -> int:
+    """The device that was named, else the current one."""
+    if device is None:
+        return require_device()
+    if isinstance(device, (bool, np.bool_)) or not isinstance(device, (int, np.integer)):
+        raise ArgumentTypeError("device", repr(device), "the number of a CUDA device, or None")
+    require_device()
+    if not 0 <= device < device_count():
+        raise ArgumentValueError("device", repr(device), f"0 to {device_count() - 1}")
+    return int(device)
+
+
+def _check_place(name: str, spec: TensorSpec, device: int | None) -> None:
+    if spec.device is None:
+        raise ArgumentTypeError(name, "an array in host memory", "a shape, or one in CUDA memory")
+    if device is not None and spec.device != device:
+        raise ArgumentValueError("device", str(device), f"{spec.device}, where {name} is")
+
+
+def _check_copies(pipeline: Pipeline) -> Pipeline:
+    """Refuse what needs a copy: a prepared run makes none."""
+    if pipeline.copied:
+        raise ArgumentValueError(
+            ", ".join(pipeline.copied),
+            "strides or an address that the kernels cannot read",
+            "rows of consecutive elements, each at a multiple of its size",
+        )
+    return pipeline
 
 
 def signature_of(
@@ -173,8 +229,10 @@ def signature_of(
     """Descriptions of a call's arrays, from arrays or shapes of q, k and v.
 
     What the backward pass takes besides is described as the forward pass
-    would have made it.
+    would have made it, ``dout`` in the dtype of q, ``dlse`` included.
     """
+    if not isinstance(operation, str) or operation not in ("forward", "backward"):
+        raise ArgumentValueError("operation", repr(operation), "'forward' or 'backward'")
     names = ("q", "k", "v")
     given = tuple(
         (name, _spec_of(name, tensor, dtype, where))
@@ -182,11 +240,11 @@ def signature_of(
     )
     if operation == "forward":
         return given
-    if operation != "backward":
-        raise ArgumentValueError("operation", repr(operation), "'forward' or 'backward'")
     forward = pipeline_of("forward", given, _forward_options(options), given[0][1].device)
     out, lse = forward.tensors["out"], forward.tensors["lse"]
-    return (*given, ("out", out), ("dout", out), ("lse", lse))
+    q = given[0][1]
+    dout = replace(out, dtype=q.dtype, itemsize=q.itemsize)
+    return (*given, ("out", out), ("dout", dout), ("lse", lse), ("dlse", lse))
 
 
 def _forward_options(options: Options) -> Options:
@@ -203,15 +261,20 @@ def _forward_options(options: Options) -> Options:
 def _spec_of(name: str, tensor: Any, dtype: Any, where: int | None) -> TensorSpec:
     if not isinstance(tensor, (tuple, list)):
         return adopt(name, tensor).spec
-    if not all(isinstance(size, (int, np.integer)) and size >= 0 for size in tensor):
+    if not all(_is_size(size) for size in tensor):
         raise ArgumentValueError(name, repr(tensor), "a shape: non-negative integers")
     shape = tuple(int(size) for size in tensor)
     kind = _dtype(dtype)
     return TensorSpec(shape, kind, contiguous_strides(shape), DTYPES[kind].itemsize, where)
 
 
+def _is_size(size: Any) -> bool:
+    whole = isinstance(size, (int, np.integer)) and not isinstance(size, bool)
+    return whole and size >= 0
+
+
 def _dtype(dtype: Any) -> DTypeName:
-    checked = check_options(out_dtype=dtype).out_dtype
+    checked = check_dtype("dtype", dtype)
     if checked is None:
         raise ArgumentTypeError("dtype", "None", "a dtype, where shapes are given")
     return checked

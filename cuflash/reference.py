@@ -58,6 +58,12 @@ def attention(
     lse : ndarray, (batch, heads_q, seqlen_q)
         Less the axes that the layout lacks.
 
+    Raises
+    ------
+    ValueError
+        If the layout is unknown or does not fit q, heads_kv does not divide
+        heads_q, or scale is not finite and positive.
+
     Notes
     -----
     With the sum over the keys j that query i sees::
@@ -110,6 +116,11 @@ def attention_backward(
     dq, dk, dv : ndarray
         Shaped like q, k and v. Query heads that share a kv head are summed.
 
+    Raises
+    ------
+    ValueError
+        As for :func:`attention`.
+
     Notes
     -----
     With P and out as in :func:`attention`, over the pairs where query i sees
@@ -157,6 +168,8 @@ class _Heads:
         q_offset: int | None,
         dtype: type[np.floating[Any]],
     ) -> None:
+        _check_heads(q.shape[1], k.shape[1])
+        _check_scale(scale)
         self._q, self._k, self._v, self._dtype = q, k, v, dtype
         seqlen_q, seqlen_kv = q.shape[2], k.shape[2]
         offset = seqlen_kv - seqlen_q if q_offset is None else q_offset
@@ -225,9 +238,19 @@ def _sum_of_seen(weights: _Array, seen: _Array, values: _Array) -> _Array:
     return total
 
 
+def _check_heads(heads_q: int, heads_kv: int) -> None:
+    if heads_q % heads_kv if heads_kv else heads_q:
+        raise ValueError(f"heads_kv={heads_kv} does not divide heads_q={heads_q}")
+
+
+def _check_scale(scale: float | None) -> None:
+    if scale is not None and not 0 < scale < math.inf:
+        raise ValueError(f"scale={scale!r} is not finite and positive")
+
+
 def _layout_of(q: _Array, layout: str | None) -> str:
     named = {4: "bshd", 2: "sd"}.get(q.ndim) if layout is None else layout
-    if named not in ("bshd", "bhsd", "shd", "hsd", "sd"):
+    if named not in ("bshd", "bhsd", "shd", "hsd", "sd") or len(named) != q.ndim:
         raise ValueError(f"layout={layout!r} of {q.ndim} axes; 3 axes are 'shd' or 'hsd'")
     return named
 

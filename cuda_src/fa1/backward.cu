@@ -6,8 +6,13 @@
 // lives in device memory in the compute type, is read and written at every step by this block
 // alone, in a fixed order: the pass is deterministic.
 //
+// A dead row (log-sum-exp minus infinity) gives and gets nothing, whatever it or the keys hold.
+// Such rows are rare: a step that has one knows it at its first barrier, and clears their Q, dO, P,
+// dS and dQ, which a zero P alone would not do where something is not finite.
+//
 // Barriers of a step, and what each one tells:
-//   A  Q_i and dO_i have arrived; nobody still reads P and dS of the step before
+//   A  Q_i and dO_i have arrived; nobody still reads P and dS of the step before; whether there is
+//      a dead row
 //   B  P and dS are complete
 //   C  (with one stage) nobody still reads Q_i and dO_i, so the next may replace them
 #include "backward_steps.cuh"
@@ -17,15 +22,24 @@ namespace cuflash::fa1 {
 // One (q tile of a head, kv tile) pair; `dk` and `dv` are this warp's parts of the sums.
 template <class Config, class KGradient, class VGradient>
 __device__ inline void backward_step(const BackwardContext<Config>& c, const QStep& step,
-                                     int kv_tile, KGradient& dk, VGradient& dv) {
+                                     int kv_tile, bool dead, KGradient& dk, VGradient& dv) {
   const bool first = kv_tile == 0;
   const bool last = kv_tile == kv_tiles_seen<Config>(c.seq, step.q_tile) - 1;
 
   score_tiles(c, step, kv_tile * Config::block_kv);
+  if (dead) {
+    __syncthreads();
+    clear_dead_rows(c, step, c.p());
+    clear_dead_rows(c, step, c.ds());
+  }
   __syncthreads();  // B
 
   accumulate_kv(c, step, dk, dv);
   accumulate_q(c, step, first, last);
+  if (dead && last) {
+    __syncthreads();
+    store_dead_rows(c, step);
+  }
 }
 
 // One kv tile: all steps of its inner loop, then its gradients.
@@ -38,20 +52,26 @@ __device__ inline void backward_kv_tile(const BackwardContext<Config>& c, int kv
   typename Types::VGradient dv;
   dk.fill(0);
   dv.fill(0);
+  bool dead = false;  // whether this thread saw a dead row of the q tile that was loaded last
   if (steps.count > 0) {
     __syncthreads();  // the last step of the kv tile before has read K and V
     load_kv_tile(c, kv_begin);
-    load_q_step(c, steps[0]);
+    dead = load_q_step(c, steps[0]);
   }
   for (int i = 0; i < steps.count; ++i) {
     constexpr bool ring = Config::num_stages > 1;
     wait_copies<Config::copies, 0>();
-    __syncthreads();  // A
-    if (ring && i + 1 < steps.count) load_q_step(c, steps[i + 1]);
-    backward_step(c, steps[i], kv_tile, dk, dv);
+    const bool any_dead = __syncthreads_or(dead);  // A
+    if (any_dead) {
+      clear_dead_rows(c, steps[i], c.q(steps[i].stage));
+      clear_dead_rows(c, steps[i], c.dout(steps[i].stage));
+      __syncthreads();
+    }
+    if (ring && i + 1 < steps.count) dead = load_q_step(c, steps[i + 1]);
+    backward_step(c, steps[i], kv_tile, any_dead, dk, dv);
     if (!ring && i + 1 < steps.count) {
       __syncthreads();  // C
-      load_q_step(c, steps[i + 1]);
+      dead = load_q_step(c, steps[i + 1]);
     }
   }
   store_kv(c, c.params.dk, c.params.shape.head_dim, kv_begin, c.params.scale, dk);

@@ -19,9 +19,18 @@ __device__ inline void load_kv_tile(const BackwardContext<Config>& c, int kv_beg
       rows, c.params.shape.head_dim_v);
 }
 
-// Q_i and dO_i -> their stage of shared memory (line 10). One group of copies.
+// The log-sum-exp of a query.
 template <class Config>
-__device__ inline void load_q_step(const BackwardContext<Config>& c, const QStep& step) {
+__device__ inline typename Config::Compute lse_of(const BackwardContext<Config>& c,
+                                                  const QStep& step, int row) {
+  return *row_number<const typename Config::Statistics>(c.params.lse, c.seq, step.head, row);
+}
+
+// Q_i and dO_i -> their stage of shared memory (line 10). One group of copies. Says whether one of
+// the rows that this thread looks at is dead, or the tile reaches beyond the length; the threads of
+// the block together look at all rows.
+template <class Config>
+__device__ inline bool load_q_step(const BackwardContext<Config>& c, const QStep& step) {
   using Storage = typename Config::Storage;
   constexpr int threads = BackwardTypes<Config>::threads;
   const int rows = c.seq.seqlen_q - step.q_begin;
@@ -32,6 +41,45 @@ __device__ inline void load_q_step(const BackwardContext<Config>& c, const QStep
       c.dout(step.stage), q_row<const Storage>(c.params.dout, c.seq, step.head, step.q_begin),
       c.params.dout.row_stride, rows, c.params.shape.head_dim_v);
   commit_copies<Config::copies>();
+  bool dead = rows < Config::block_q;
+  for (int row = threadIdx.x; row < min(Config::block_q, rows); row += threads) {
+    dead |= lse_of(c, step, step.q_begin + row) == -infinity<typename Config::Compute>();
+  }
+  return dead;
+}
+
+// The dead rows of a q tile, dealt to the threads of the block: function(row in the tile). Rows
+// beyond the length count as dead.
+template <class Config, class Function>
+__device__ inline void for_dead_rows(const BackwardContext<Config>& c, const QStep& step,
+                                     Function function) {
+  const int rows = c.seq.seqlen_q - step.q_begin;
+  for (int row = threadIdx.x; row < Config::block_q; row += BackwardTypes<Config>::threads) {
+    if (row >= rows ||
+        lse_of(c, step, step.q_begin + row) == -infinity<typename Config::Compute>()) {
+      function(row);
+    }
+  }
+}
+
+// Zeros in the dead rows of a tile in shared memory.
+template <class Config, class Tile>
+__device__ inline void clear_dead_rows(const BackwardContext<Config>& c, const QStep& step,
+                                       const Tile& tile) {
+  for_dead_rows(c, step, [&](int row) {
+    for (int i = 0; i < Tile::columns; ++i) tile.at(row, i) = typename Tile::Element(0.0f);
+  });
+}
+
+// Zeros in the dead rows of `dq`.
+template <class Config>
+__device__ inline void store_dead_rows(const BackwardContext<Config>& c, const QStep& step) {
+  using Storage = typename Config::Storage;
+  for_dead_rows(c, step, [&](int row) {
+    if (step.q_begin + row >= c.seq.seqlen_q) return;
+    Storage* to = q_row<Storage>(c.params.dq, c.seq, step.head, step.q_begin + row);
+    for (int i = 0; i < c.params.shape.head_dim; ++i) to[i] = Storage(0.0f);
+  });
 }
 
 // The log-sum-exp, in the units of the logits, and delta of this warp's rows. A dead row, and one
@@ -47,7 +95,7 @@ __device__ inline void load_statistics(const BackwardContext<Config>& c, const Q
     x = -infinity<Compute>();
     delta.value[m][group] = 0;
     if (row < c.seq.seqlen_q) {
-      x = *row_number<const typename Config::Statistics>(c.params.lse, c.seq, step.head, row);
+      x = lse_of(c, step, row);
       delta.value[m][group] = static_cast<const Compute*>(
           c.params.delta)[workspace_row(c.params.shape, c.seq, step.head, row)];
     }

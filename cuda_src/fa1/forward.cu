@@ -49,8 +49,8 @@ __device__ inline void forward_step(const ForwardContext<Config>& c, const Block
   publish_rows<Config>(c, c.group().row_sum.data, sum);
   typename Types::Output output;
   output.fill(0);
-  Products<Config>::multiply_weights(output, scores, depth_by_rows(c.v(), 0, c.key0()), c.p(), 0,
-                                     c.key0());
+  Products<Config>::multiply_weights(output, scores, depth_by_rows(c.v(), Zero{}, c.key0()), c.p(),
+                                     0, c.key0());
   publish_output<Config>(c, output);
 
   wait_o_tile<Config>(next_q_tile >= 0);

@@ -8,20 +8,21 @@ __device__ inline unsigned shared_address(const void* pointer) {
   return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
 }
 
-// PTX ISA "Warp-level matrix load instruction: ldmatrix"; sm_75. Lane l gives the address of row
-// l % 8 of matrix l / 8; register i of lane l receives elements 2 * (l % 4) and + 1 of row l / 4.
-__device__ inline void load_matrix_x4(unsigned (&d)[4], const void* row) {
+// PTX ISA "Warp-level matrix load instruction: ldmatrix"; sm_75. Lane l gives the shared-window
+// address of row l % 8 of matrix l / 8; register i of lane l receives elements 2 * (l % 4) and + 1
+// of row l / 4.
+__device__ inline void load_matrix_x4(unsigned (&d)[4], unsigned row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];\n"
                : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
-               : "r"(shared_address(row))
+               : "r"(row)
                : "memory");
 }
 
 // The same with each matrix transposed on the way.
-__device__ inline void load_matrix_x4_transposed(unsigned (&d)[4], const void* row) {
+__device__ inline void load_matrix_x4_transposed(unsigned (&d)[4], unsigned row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];\n"
                : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
-               : "r"(shared_address(row))
+               : "r"(row)
                : "memory");
 }
 

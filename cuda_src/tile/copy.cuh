@@ -17,6 +17,50 @@ struct alignas(16) Chunk {
   unsigned words[4];
 };
 
+// 16 bytes by one thread; zeros if not `valid`.
+template <CopyKind kind>
+__device__ inline void copy_chunk(void* to, const void* from, bool valid) {
+  if constexpr (kind == CopyKind::asynchronous) {
+    ptx::async_copy_16(to, from, valid ? 16 : 0);
+  } else {
+    *static_cast<Chunk*>(to) = valid ? *static_cast<const Chunk*>(from) : Chunk{};
+  }
+}
+
+// The largest power of two of rows that `threads` threads copy at a time, a chunk each; at least
+// one. The places of a thread's rows in shared memory then differ by what the compiler knows.
+__device__ constexpr int rows_at_a_time(int chunks, int threads) {
+  int rows = 1;
+  while (2 * rows * chunks <= threads) rows *= 2;
+  return rows;
+}
+
+// A thread copies one column of chunks (or, where a row is longer than there are threads, several),
+// every row_step-th row of it; threads beyond row_step rows are idle.
+template <CopyKind kind, int threads, bool whole, class Tile>
+__device__ inline void copy_chunks(const Tile& tile, const typename Tile::Element* source,
+                                   long long row_stride, int valid_rows, int valid_columns,
+                                   int thread) {
+  constexpr int row_step = rows_at_a_time(Tile::chunks, threads);
+  const int first_row = Tile::chunks <= threads ? thread / Tile::chunks : 0;
+  const int first_chunk = Tile::chunks <= threads ? thread % Tile::chunks : thread;
+  if (first_row >= row_step) return;
+#pragma unroll
+  for (int chunks_on = 0; chunks_on < Tile::chunks; chunks_on += threads) {
+    const int chunk = first_chunk + chunks_on;
+    if (Tile::chunks > threads && chunk >= Tile::chunks) break;
+    const bool valid_column = chunk * Tile::chunk < valid_columns;
+    const typename Tile::Element* from = source + first_row * row_stride + chunk * Tile::chunk;
+#pragma unroll 4
+    for (int row = 0; row < Tile::rows; row += row_step) {
+      if (Tile::rows % row_step != 0 && row + first_row >= Tile::rows) break;
+      const bool valid = whole || (valid_column && row + first_row < valid_rows);
+      copy_chunk<kind>(tile.chunk_at(row + first_row, chunk), valid ? from : source, valid);
+      from += row_step * row_stride;
+    }
+  }
+}
+
 // Copies `tile` from `source`, whose rows lie `row_stride` elements apart, with `threads` threads
 // of which this is number `thread`. Asynchronous copies still have to be committed and waited for.
 template <CopyKind kind, int threads, class Tile>
@@ -31,19 +75,10 @@ __device__ inline void copy_tile(const Tile& tile, const typename Tile::Element*
       const bool valid = row < valid_rows && column < valid_columns;
       tile.at(row, column) = valid ? source[row * row_stride + column] : T(0.0f);
     }
+  } else if (valid_rows >= Tile::rows && valid_columns > Tile::columns - Tile::chunk) {
+    copy_chunks<kind, threads, true>(tile, source, row_stride, valid_rows, valid_columns, thread);
   } else {
-    for (int i = thread; i < Tile::rows * Tile::chunks; i += threads) {
-      const int row = i / Tile::chunks;
-      const int chunk = i % Tile::chunks;
-      const bool valid = row < valid_rows && chunk * Tile::chunk < valid_columns;
-      const T* from = source + (valid ? row * row_stride + chunk * Tile::chunk : 0);
-      T* to = tile.chunk_at(row, chunk);
-      if constexpr (kind == CopyKind::asynchronous) {
-        ptx::async_copy_16(to, from, valid ? 16 : 0);
-      } else {
-        *reinterpret_cast<Chunk*>(to) = valid ? *reinterpret_cast<const Chunk*>(from) : Chunk{};
-      }
-    }
+    copy_chunks<kind, threads, false>(tile, source, row_stride, valid_rows, valid_columns, thread);
   }
 }
 

@@ -4,31 +4,43 @@
 
 namespace cuflash {
 
+// An offset that is zero and that the compiler knows to be.
+struct Zero {
+  __device__ constexpr operator int() const { return 0; }
+};
+
+template <class Offset>
+constexpr bool is_zero = false;
+template <>
+constexpr bool is_zero<Zero> = true;
+
 // Operand element (row, depth) is tile element (row0 + row, depth0 + depth).
-template <class Tile_>
+template <class Tile_, class Offset>
 struct RowsByDepth {
   using Tile = Tile_;
   Tile tile;
   int row0;
-  int depth0;
+  Offset depth0;
 };
 
 // Operand element (row, depth) is tile element (depth0 + depth, row0 + row).
-template <class Tile_>
+template <class Tile_, class Offset>
 struct DepthByRows {
   using Tile = Tile_;
   Tile tile;
-  int row0;
+  Offset row0;
   int depth0;
 };
 
-template <class Tile>
-__device__ inline RowsByDepth<Tile> rows_by_depth(const Tile& tile, int row0, int depth0 = 0) {
+template <class Tile, class Offset = Zero>
+__device__ inline RowsByDepth<Tile, Offset> rows_by_depth(const Tile& tile, int row0,
+                                                          Offset depth0 = {}) {
   return {tile, row0, depth0};
 }
 
-template <class Tile>
-__device__ inline DepthByRows<Tile> depth_by_rows(const Tile& tile, int row0, int depth0 = 0) {
+template <class Tile, class Offset>
+__device__ inline DepthByRows<Tile, Offset> depth_by_rows(const Tile& tile, Offset row0,
+                                                          int depth0 = 0) {
   return {tile, row0, depth0};
 }
 

@@ -6,6 +6,7 @@
 #include "../ptx/opaque.cuh"
 #include "numeric.cuh"
 #include "operand.cuh"
+#include "shared_tile.cuh"
 #include "warp_tile.cuh"
 
 namespace cuflash {
@@ -20,15 +21,12 @@ struct TensorCoreProducts {
   __device__ static void multiply(Accumulators& accumulators, const A& a, const B& b) {
     static_assert(depth % 16 == 0, "the depth is whole instructions");
     const int lane = ptx::opaque_lane();
+    const auto left = left_of(a, lane);
+    const auto right = right_of(b, lane);
     // Unrolled further, the compiler starts more loads than there are registers for.
     constexpr int unrolled = depth <= 64 ? depth / 16 : 2;
 #pragma unroll(unrolled)
-    for (int k = 0; k < depth; k += 16) {
-      unsigned left[Accumulators::row_fragments][4];
-#pragma unroll
-      for (int m = 0; m < Accumulators::row_fragments; ++m) load_left(left[m], a, m * 16, k, lane);
-      multiply_step(accumulators, left, b, k, lane);
-    }
+    for (int k = 0; k < depth; k += 16) multiply_step(accumulators, left, right, k);
   }
 
   // accumulators[i][j] += sum over keys of weights[i][key] * b(j, key). The weights go from
@@ -37,7 +35,7 @@ struct TensorCoreProducts {
   __device__ static void multiply_weights(Accumulators& accumulators, const Weights& weights,
                                           const B& b, const Scratch&, int, int) {
     static_assert(Weights::columns % 16 == 0, "the keys are whole instructions");
-    const int lane = ptx::opaque_lane();
+    const auto right = right_of(b, ptx::opaque_lane());
 #pragma unroll
     for (int k = 0; k < Weights::columns; k += 16) {
       unsigned left[Accumulators::row_fragments][4];
@@ -50,25 +48,77 @@ struct TensorCoreProducts {
         left[m][2] = pack(Element{}, far[0][0], far[0][1]);
         left[m][3] = pack(Element{}, far[1][0], far[1][1]);
       }
-      multiply_step(accumulators, left, b, k, lane);
+      multiply_fragments(accumulators, left, right, k);
     }
   }
 
  private:
+  // Where a lane's rows of the 8x8 matrices of an operand lie. load(d, row, k) brings its 16x16
+  // block at (row, k).
+  template <class Chunks, bool transposed>
+  struct Fragments {
+    Chunks chunks;
+    __device__ void load(unsigned (&d)[4], int row, int k) const {
+      if constexpr (transposed) {
+        ptx::load_matrix_x4_transposed(d, chunks.at(k, row / 8));
+      } else {
+        ptx::load_matrix_x4(d, chunks.at(row, k / 8));
+      }
+    }
+  };
+  template <class Tile, class Offset>
+  using ChunksOf = LaneChunks<Tile, is_zero<Offset>>;
+
+  // Lane l gives the address of one row of matrix l / 8. Left: matrices 0 and 1 are rows 0-7 and
+  // 8-15 of depths 0-7, matrices 2 and 3 of depths 8-15.
+  template <class Tile, class Offset>
+  __device__ static auto left_of(const RowsByDepth<Tile, Offset>& a, int lane) {
+    return Fragments<ChunksOf<Tile, Offset>, false>{
+        {a.tile, a.row0 + lane % 16, a.depth0 / 8 + lane / 16}};
+  }
+  template <class Tile, class Offset>
+  __device__ static auto left_of(const DepthByRows<Tile, Offset>& a, int lane) {
+    return Fragments<ChunksOf<Tile, Offset>, true>{
+        {a.tile, a.depth0 + lane % 8 + lane / 16 * 8, a.row0 / 8 + lane / 8 % 2}};
+  }
+
+  // Right, its rows being columns of the result: matrices 0 and 1 are depths 0-7 and 8-15 of the
+  // first eight, matrices 2 and 3 of the other eight.
+  template <class Tile, class Offset>
+  __device__ static auto right_of(const RowsByDepth<Tile, Offset>& b, int lane) {
+    return Fragments<ChunksOf<Tile, Offset>, false>{
+        {b.tile, b.row0 + lane % 8 + lane / 16 * 8, b.depth0 / 8 + lane / 8 % 2}};
+  }
+  template <class Tile, class Offset>
+  __device__ static auto right_of(const DepthByRows<Tile, Offset>& b, int lane) {
+    return Fragments<ChunksOf<Tile, Offset>, true>{
+        {b.tile, b.depth0 + lane % 16, b.row0 / 8 + lane / 16}};
+  }
+
   // One step of 16 along the depth.
-  template <class Accumulators, class B>
-  __device__ static void multiply_step(Accumulators& accumulators,
-                                       const unsigned (&left)[Accumulators::row_fragments][4],
-                                       const B& b, int k, int lane) {
+  template <class Accumulators, class Left, class Right>
+  __device__ static void multiply_step(Accumulators& accumulators, const Left& left,
+                                       const Right& right, int k) {
+    unsigned fragments[Accumulators::row_fragments][4];
+#pragma unroll
+    for (int m = 0; m < Accumulators::row_fragments; ++m) left.load(fragments[m], m * 16, k);
+    multiply_fragments(accumulators, fragments, right, k);
+  }
+
+  // The same with the left operand's blocks in registers.
+  template <class Accumulators, class Right>
+  __device__ static void multiply_fragments(Accumulators& accumulators,
+                                            const unsigned (&left)[Accumulators::row_fragments][4],
+                                            const Right& right, int k) {
     static_assert(Accumulators::columns % 16 == 0, "ldmatrix brings 16 columns at a time");
 #pragma unroll
     for (int n = 0; n < Accumulators::column_fragments; n += 2) {
-      unsigned right[4];
-      load_right(right, b, n * 8, k, lane);
+      unsigned fragments[4];
+      right.load(fragments, n * 8, k);
 #pragma unroll
       for (int m = 0; m < Accumulators::row_fragments; ++m) {
-        mma(accumulators.value[m][n], left[m], right[0], right[1]);
-        mma(accumulators.value[m][n + 1], left[m], right[2], right[3]);
+        mma(accumulators.value[m][n], left[m], fragments[0], fragments[1]);
+        mma(accumulators.value[m][n + 1], left[m], fragments[2], fragments[3]);
       }
     }
   }
@@ -80,36 +130,6 @@ struct TensorCoreProducts {
       ptx::mma_m16n8k8(Element{}, c[0][0], c[0][1], c[1][0], c[1][1], a[0], a[1], b0);
       ptx::mma_m16n8k8(Element{}, c[0][0], c[0][1], c[1][0], c[1][1], a[2], a[3], b1);
     }
-  }
-
-  // The left operand's 16x16 block at (row, k). Matrices 0 and 1 are rows 0-7 and 8-15 of depths
-  // 0-7, matrices 2 and 3 of depths 8-15; lane l gives the address of one row of matrix l / 8.
-  template <class Tile>
-  __device__ static void load_left(unsigned (&d)[4], const RowsByDepth<Tile>& a, int row, int k,
-                                   int lane) {
-    ptx::load_matrix_x4(d,
-                        a.tile.chunk_at(a.row0 + row + lane % 16, (a.depth0 + k) / 8 + lane / 16));
-  }
-  template <class Tile>
-  __device__ static void load_left(unsigned (&d)[4], const DepthByRows<Tile>& a, int row, int k,
-                                   int lane) {
-    ptx::load_matrix_x4_transposed(d, a.tile.chunk_at(a.depth0 + k + lane % 8 + lane / 16 * 8,
-                                                      (a.row0 + row) / 8 + lane / 8 % 2));
-  }
-
-  // The right operand's 16 rows (columns of the result) at (row, k): matrices 0 and 1 are depths
-  // 0-7 and 8-15 of the first eight, matrices 2 and 3 of the other eight.
-  template <class Tile>
-  __device__ static void load_right(unsigned (&d)[4], const RowsByDepth<Tile>& b, int row, int k,
-                                    int lane) {
-    ptx::load_matrix_x4(d, b.tile.chunk_at(b.row0 + row + lane % 8 + lane / 16 * 8,
-                                           (b.depth0 + k) / 8 + lane / 8 % 2));
-  }
-  template <class Tile>
-  __device__ static void load_right(unsigned (&d)[4], const DepthByRows<Tile>& b, int row, int k,
-                                    int lane) {
-    ptx::load_matrix_x4_transposed(
-        d, b.tile.chunk_at(b.depth0 + k + lane % 16, (b.row0 + row) / 8 + lane / 16));
   }
 };
 

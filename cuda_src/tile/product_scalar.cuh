@@ -85,8 +85,9 @@ struct ScalarProducts {
   }
 
   // `step` elements along the depth, of one row.
-  template <class Tile>
-  __device__ static void load(Element (&d)[step], const RowsByDepth<Tile>& a, int row, int k) {
+  template <class Tile, class Offset>
+  __device__ static void load(Element (&d)[step], const RowsByDepth<Tile, Offset>& a, int row,
+                              int k) {
     const Element* from = a.tile.chunk_at(a.row0 + row, (a.depth0 + k) / Tile::chunk);
     struct alignas(16) Vector {
       Element x[step];
@@ -95,22 +96,23 @@ struct ScalarProducts {
 #pragma unroll
     for (int i = 0; i < step; ++i) d[i] = v.x[i];
   }
-  template <class Tile>
-  __device__ static void load(Element (&d)[step], const DepthByRows<Tile>& a, int row, int k) {
+  template <class Tile, class Offset>
+  __device__ static void load(Element (&d)[step], const DepthByRows<Tile, Offset>& a, int row,
+                              int k) {
 #pragma unroll
     for (int i = 0; i < step; ++i) d[i] = a.tile.at(a.depth0 + k + i, a.row0 + row);
   }
 
   // The same of rows `row` and `row + 1`; `row` is even.
-  template <class Tile>
-  __device__ static void load_two(Element (&d)[2][step], const RowsByDepth<Tile>& b, int row,
-                                  int k) {
+  template <class Tile, class Offset>
+  __device__ static void load_two(Element (&d)[2][step], const RowsByDepth<Tile, Offset>& b,
+                                  int row, int k) {
     load(d[0], b, row, k);
     load(d[1], b, row + 1, k);
   }
-  template <class Tile>
-  __device__ static void load_two(Element (&d)[2][step], const DepthByRows<Tile>& b, int row,
-                                  int k) {
+  template <class Tile, class Offset>
+  __device__ static void load_two(Element (&d)[2][step], const DepthByRows<Tile, Offset>& b,
+                                  int row, int k) {
 #pragma unroll
     for (int i = 0; i < step; ++i) {
       const Pair<Element> v =

@@ -3,6 +3,8 @@
 // accesses read together).
 #pragma once
 
+#include "../ptx/load_matrix.cuh"
+
 namespace cuflash {
 
 __device__ constexpr int largest_power_of_two_in(int n, int cap) {
@@ -34,6 +36,31 @@ struct SharedTile {
 
   __device__ T& at(int row, int column) const {
     return chunk_at(row, column / chunk)[column % chunk];
+  }
+};
+
+// The chunks that a lane reads of a tile: at(rows, chunks) is the shared-window address of chunk
+// (row + rows, chunk + chunks), `rows` a multiple of 8 and `chunks` of 2, both known to the
+// compiler. With `from_start` the lane's own chunk is 0 or 1: the permutation is then an exclusive
+// or with a constant, and one register serves all the addresses.
+template <class Tile, bool from_start>
+struct LaneChunks {
+  Tile tile;
+  int row;
+  int chunk;
+  __device__ unsigned at(int rows, int chunks) const {
+    return ptx::shared_address(tile.chunk_at(row + rows, chunk + chunks));
+  }
+};
+template <class Tile>
+struct LaneChunks<Tile, true> {
+  unsigned address;
+  __device__ LaneChunks(const Tile& tile, int row, int chunk)
+      : address(ptx::shared_address(tile.chunk_at(row, chunk))) {}
+  __device__ unsigned at(int rows, int chunks) const {
+    constexpr int group = Tile::group;
+    return (address ^ ((chunks & (group - 1)) * 16)) +
+           (rows * Tile::chunks + (chunks & ~(group - 1))) * 16;
   }
 };
 

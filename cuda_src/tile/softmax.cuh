@@ -24,8 +24,11 @@ struct Logits {
   }
   __device__ static float to_natural(float logit) { return logit * static_cast<float>(kLn2); }
   __device__ static float from_natural(float logit) { return logit * static_cast<float>(kLog2E); }
-  // A row's sum of products over the sum of its weights.
-  __device__ static float normalise(float x, float, float inverse) { return x * inverse; }
+  // A row's sum of products over the sum of its weights; zero for a row that has seen nothing,
+  // also where a weight of zero has met a value that is not finite.
+  __device__ static float normalise(float x, float, float inverse) {
+    return inverse == 0.0f ? 0.0f : x * inverse;
+  }
 };
 
 // float32 and float64: natural units and the operations one would write, each rounded by itself.

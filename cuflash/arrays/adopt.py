@@ -14,7 +14,7 @@ import numpy as np
 from ..errors import ArgumentTypeError, BackendUnavailableError
 from .spec import TensorSpec
 
-__all__ = ["Adopted", "address", "adopt", "empty", "to_device", "to_host"]
+__all__ = ["Adopted", "address", "adopt", "contiguous", "empty", "fill", "to_device", "to_host"]
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
@@ -75,11 +75,12 @@ def adopt(name: str, value: Any) -> Adopted:
     Raises
     ------
     ArgumentTypeError
-        If it is not an array, or one whose type cannot be taken over.
+        If it is not an array, or one whose type or byte order cannot be taken over.
     BackendUnavailableError
         If it is a CUDA array and CuPy is not installed.
     """
     if isinstance(value, np.ndarray):
+        _check_numpy(name, value)
         return Adopted(name, value, _same, value)
     cupy = sys.modules.get("cupy")
     if cupy is not None and isinstance(value, getattr(cupy, "ndarray", ())):
@@ -89,6 +90,16 @@ def adopt(name: str, value: Any) -> Adopted:
     if hasattr(value, "__cuda_array_interface__"):
         return _adopt_cuda_interface(name, value)
     raise ArgumentTypeError(name, _kind_of(value), _EXPECTED)
+
+
+def _check_numpy(name: str, array: np.ndarray[Any, Any]) -> None:
+    """Refuse what would lose its meaning: a mask, another ``*``, another byte order."""
+    if isinstance(array, (np.ma.MaskedArray, np.matrix)):
+        raise ArgumentTypeError(name, _kind_of(array), "a plain NumPy array")
+    if not array.dtype.isnative:
+        raise ArgumentTypeError(
+            name, f"dtype {array.dtype.str!r}, not in native byte order", "native byte order"
+        )
 
 
 def _same(native: Any) -> Any:
@@ -187,6 +198,37 @@ def to_device(array: Any, device_id: int) -> Any:
 
     with cupy.cuda.Device(device_id):
         return cupy.asarray(np.ascontiguousarray(array))
+
+
+def contiguous(array: Any) -> Any:
+    """A device array as a C-contiguous one whose elements are aligned; a copy if need be."""
+    import cupy
+
+    if _is_aligned(array):
+        return cupy.ascontiguousarray(array)
+    copy = cupy.empty(array.shape, array.dtype)
+    _as_bytes(copy)[...] = _as_bytes(array)
+    return copy
+
+
+def fill(destination: Any, source: Any) -> None:
+    """Copy a C-contiguous device array into one of any strides and address."""
+    if _is_aligned(destination):
+        destination[...] = source
+    else:
+        _as_bytes(destination)[...] = _as_bytes(source)
+
+
+def _is_aligned(array: Any) -> bool:
+    return all(n % array.dtype.itemsize == 0 for n in (address(array), *array.strides))
+
+
+def _as_bytes(array: Any) -> Any:
+    """A device array's bytes with one axis more: what may be read at any address."""
+    import cupy
+
+    shape, strides = (*array.shape, array.dtype.itemsize), (*array.strides, 1)
+    return cupy.ndarray(shape, np.uint8, array.data, strides)
 
 
 def to_host(source: Any, destination: Any) -> None:

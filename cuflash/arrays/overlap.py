@@ -41,7 +41,12 @@ def share_memory(a: Any, b: Any) -> bool:
 
 
 def overlaps_itself(array: Any) -> bool:
-    """Whether two elements of an array may share memory, as in a broadcast view."""
+    """Whether two elements of an array may share memory, as in a broadcast view.
+
+    False is certain; True is not. What NumPy makes by slicing, transposing or
+    broadcasting is told exactly, but strides that interleave without meeting,
+    such as 2 and 3 elements over axes of 3 and 2, are taken for an overlap.
+    """
     axes = sorted(
         (abs(stride), size)
         for size, stride in zip(array.shape, array.strides, strict=True)

@@ -70,6 +70,11 @@ class TensorSpec:
     offset: int = 0
 
     @property
+    def whole_elements(self) -> bool:
+        """Whether every element's address is a multiple of its size."""
+        return self.strides is not None and self.offset % self.itemsize == 0
+
+    @property
     def rows_are_unit(self) -> bool:
         """Whether the last axis can be read as it is: consecutive elements."""
         if self.strides is None:

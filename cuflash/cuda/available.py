@@ -6,7 +6,7 @@ import functools
 
 from ..errors import BackendUnavailableError
 
-__all__ = ["is_usable", "require_device"]
+__all__ = ["device_count", "is_usable", "require_device"]
 
 
 @functools.cache
@@ -44,3 +44,10 @@ def require_device() -> int:
     import cupy
 
     return int(cupy.cuda.runtime.getDevice())
+
+
+def device_count() -> int:
+    """How many CUDA devices there are; call it only where one is usable."""
+    import cupy
+
+    return int(cupy.cuda.runtime.getDeviceCount())

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import os
 import re
+import site
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,15 +58,17 @@ _kernels = _Once()
 def compile_kernel(config: KernelConfig, device_id: int) -> CompiledKernel:
     """The kernel of ``config`` on a device, compiled or from a cache.
 
-    It is kept for the life of the process; CuPy keeps the binary on disk. An
-    edited source file is noticed by its digest.
+    It is kept for the life of the process; CuPy keeps the binary on disk. This
+    function notices an edited source file by its digest. It is called once
+    for each new signature of a call, so a signature that has run in this
+    process keeps its kernel; a new one, or a new process, has the edit.
 
     Raises
     ------
     ToolchainError
         If NVRTC, the CUDA headers or the CUDA sources are missing.
     CompileError
-        If NVRTC refuses the source.
+        If NVRTC refuses the source, or the driver what became of it.
     """
     root = find_sources()
     digest = source_digest(root, config.generation, config.kernel)
@@ -95,6 +99,8 @@ def _build(config: KernelConfig, root: Path, device_id: int) -> CompiledKernel:
             return CompiledKernel(function, function.num_regs, function.local_size_bytes)
     except cupy.cuda.compiler.CompileException as error:
         raise _compile_error(config, str(error)) from error
+    except cupy.cuda.driver.CUDADriverError as error:
+        raise CompileError(f"the driver refused {config.entry} ({config}): {error}") from error
 
 
 def _compile_error(config: KernelConfig, log: str) -> CompileError | ToolchainError:
@@ -128,4 +134,30 @@ def require_toolchain() -> None:
 
         nvrtc.getVersion()
     except Exception as error:  # of several types, by CuPy version and platform
-        raise ToolchainError(f"NVRTC could not be loaded ({error}); {_REMEDY}") from error
+        raise ToolchainError(
+            f"NVRTC could not be loaded ({error}); looked in: {', '.join(_library_folders())}; "
+            f"{_REMEDY}"
+        ) from error
+
+
+def _library_folders() -> list[str]:
+    """Where CuPy's search (cuda-pathfinder) looks for NVRTC, in its order.
+
+    NVIDIA's wheels of CUDA 13 and 12, a conda environment, the dynamic
+    loader, ``CUDA_PATH`` or ``CUDA_HOME``.
+    """
+    packages = [*site.getsitepackages()]
+    if site.ENABLE_USER_SITE:
+        packages.append(site.getusersitepackages())
+    folders = [
+        os.path.join(package, "nvidia", *wheel, "lib")
+        for package in packages
+        for wheel in (("cu13",), ("cuda_nvrtc",))
+    ]
+    conda = os.environ.get("CONDA_PREFIX")
+    folders += [os.path.join(conda, "lib")] if conda else []
+    loader = os.environ.get("LD_LIBRARY_PATH", "").split(":")
+    folders += [*(folder for folder in loader if folder), "the loader's own folders"]
+    toolkit = os.environ.get("CUDA_PATH") or os.environ.get("CUDA_HOME")
+    folders += [os.path.join(toolkit, lib) for lib in ("lib64", "lib")] if toolkit else []
+    return folders

@@ -70,13 +70,19 @@ def source_digest(root: Path, generation: str, kernel: str) -> str:
     return _digest(root, generation, kernel, _stamp(root))
 
 
-def _stamp(root: Path) -> int:
-    """Changes when a source file is edited, so that a digest is not read twice needlessly."""
-    return max(p.stat().st_mtime_ns for p in root.rglob("*.cu*"))
+_Stamp = tuple[tuple[str, int, int], ...]
+
+
+def _stamp(root: Path) -> _Stamp:
+    """Name, time and size of every source file: a digest is read again only if one differs."""
+    files = ((path, path.stat()) for path in sorted(root.rglob("*.cu*")))
+    return tuple(
+        (path.relative_to(root).as_posix(), stat.st_mtime_ns, stat.st_size) for path, stat in files
+    )
 
 
 @functools.lru_cache(maxsize=64)
-def _digest(root: Path, generation: str, kernel: str, stamp: int) -> str:
+def _digest(root: Path, generation: str, kernel: str, stamp: _Stamp) -> str:
     del stamp
     digest = hashlib.sha256()
     for path in include_closure(root, root / generation / f"{kernel}.cu"):

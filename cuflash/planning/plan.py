@@ -189,10 +189,15 @@ def _fa1_tile(
         if tile.footprint.excess(limits) is None:
             exact = (tile.block_q, tile.block_kv) == rule
             return tile, said if exact else f"{said}; the nearest that fits is taken"
-    raise UnsupportedError(
+    raise _nothing_fits(problem, limits)
+
+
+def _nothing_fits(problem: AttentionProblem, limits: DeviceLimits) -> UnsupportedError:
+    *_, smallest = fa1.tiles_of_rule(problem, limits)
+    return UnsupportedError(
         f"fa1 {problem.operation} in {problem.storage} at head_dim "
         f"{problem.head_dim}/{problem.head_dim_v}: the smallest tile "
-        f"{tile.block_q}x{tile.block_kv} needs {tile.footprint.excess(limits)}"
+        f"{smallest.block_q}x{smallest.block_kv} needs {smallest.footprint.excess(limits)}"
     )
 
 
@@ -222,6 +227,8 @@ def _nearest_blocks(
         for tile in fa1.all_tiles(problem)
         if tile.footprint.excess(limits) is None
     }
+    if not fitting:
+        raise _nothing_fits(problem, limits)
     return min(fitting, key=lambda b: (abs(b[0] - blocks[0]) + abs(b[1] - blocks[1]), b))
 
 

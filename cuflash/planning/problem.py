@@ -7,6 +7,7 @@ from typing import Literal
 
 __all__ = [
     "DTYPES",
+    "MAX_HEADS",
     "MAX_HEAD_DIM",
     "MAX_SEQLEN",
     "Alignment",
@@ -24,6 +25,8 @@ DTypeName = Literal["float16", "bfloat16", "float32", "float64"]
 
 #: Widest head the kernels and the tiled NumPy code take.
 MAX_HEAD_DIM = 256
+#: Most heads of all batch entries together: the thread blocks that one launch may have.
+MAX_HEADS = 2**31 - 1
 #: Longest sequence; positions are 32-bit in the kernels, offsets are not.
 MAX_SEQLEN = 2**30
 

@@ -17,14 +17,16 @@ from .nvrtc import Built, build
 from .rows import rows, todays_architectures
 
 #: Bytes of local memory that a kernel may use, by kernel, storage and bucket; the others none.
-#: They are a few long-lived scalars beside accumulators that nearly fill the registers (seen: 8
-#: to 56 bytes, NVRTC 13.0 and 13.5), where the next smaller tile would cost more traffic; and on
-#: sm_100 the whole output tile of narrow heads, which the compiler indexes by the warp (64 bytes).
+#: Seen with NVRTC 13.0 and 13.5, over all architectures: 8 to 56 bytes, which are a few long-lived
+#: scalars beside accumulators that nearly fill the registers, where the next smaller tile would
+#: cost more traffic; and 32 or 64 in the forward pass of buckets 16 and 32, the whole output tile,
+#: which the compiler indexes by the warp.
 LOCAL_ALLOWANCE = {
-    **{("forward", dtype, d): 64 for dtype in DTYPES for d in (16, 32)},
-    **{("forward", dtype, 256): 64 for dtype in ("float16", "bfloat16")},
+    **{("forward", dtype, d): 64 for dtype in DTYPES for d in (16, 32, 256)},
+    **{("forward", dtype, d): 64 for dtype in ("float16", "bfloat16") for d in (128, 192)},
     **{("backward", dtype, d): 64 for dtype in ("float16", "bfloat16") for d in (32, 64, 192, 256)},
-    **{("backward", "float64", d): 64 for d in (16, 32, 64, 96, 128, 192)},
+    **{("backward", "float32", d): 64 for d in (64, 128, 192)},
+    **{("backward", "float64", d): 64 for d in (32, 64, 192, 256)},
 }
 
 _TODAY = todays_architectures()

@@ -125,6 +125,33 @@ def test_odd_strides_are_copied_and_explain_says_so(
     assert (out[..., 1::2] == 7).all()
 
 
+def _odd(cp: Any, array: Any, offset: int = 1) -> Any:
+    """The same values at an address that is not a multiple of their size."""
+    memory = cp.zeros(array.nbytes + 16, np.uint8)[offset:][: array.nbytes]
+    memory[...] = cp.ascontiguousarray(array).view(np.uint8).ravel()
+    shape, strides = array.shape, cp.ascontiguousarray(array).strides
+    return cp.ndarray(shape, array.dtype, memory.data, strides)
+
+
+def test_unaligned_elements_are_copied(
+    cp: Any, problem: dict[str, Any], expected: np.ndarray
+) -> None:
+    odd = {name: _odd(cp, array) for name, array in problem.items()}
+    assert cuflash.explain(*odd.values(), causal=True).copies == ("q", "k", "v")
+    out, lse = _odd(cp, problem["q"]), _odd(cp, cp.zeros((2, 4, 300), np.float32), 2)
+    cuflash.attention(**odd, causal=True, out=out, lse_out=lse)
+    even, even_lse = cuflash.attention(**problem, causal=True, return_lse=True)
+    assert np.array_equal(even.get(), expected)
+    arrays = (even, *problem.values(), even, even_lse)
+    grads = cuflash.attention_backward(*arrays, dlse=even_lse, causal=True)
+    others = cuflash.attention_backward(
+        out, *odd.values(), out, lse, dlse=lse, causal=True, grads=tuple(_odd(cp, g) for g in grads)
+    )
+    for got, wanted in zip((out, lse, *others), (even, even_lse, *grads), strict=True):
+        flat = cp.ndarray((got.nbytes,), np.uint8, got.data)
+        assert flat.get().tobytes() == wanted.get().tobytes()
+
+
 def test_a_float32_output_of_half_inputs(problem: dict[str, Any], expected: np.ndarray) -> None:
     out, lse = cuflash.attention(**problem, causal=True, out_dtype="float32", return_lse=True)
     assert out.dtype == np.float32

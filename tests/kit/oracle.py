@@ -22,7 +22,8 @@ carries the rounding of P and the error of the scores as well as its own.
 f is what is lost, in u, where P is flushed to zero in the compute dtype.
 Magnitudes below ``SMALLEST`` count as that. Roundings are independent, so
 squares add up; only where all rows are the same row ("equal") are they the
-same error in each, and n of them are n times as large, not sqrt(n) times.
+same error in each: n of them are n times as large, not sqrt(n) times, and a
+sum of n terms drifts one way, by ``SUM_DRIFT`` u of the compute dtype for each.
 What is not here, the growth of long sums, is below u for 16-bit dtypes;
 float32 and float64 are therefore compared with plain NumPy in the same dtype,
 which :func:`plain` computes.
@@ -39,7 +40,7 @@ import numpy as np
 from cuflash import reference
 
 from .case import Case
-from .limits import SMALLEST, UNIT
+from .limits import SMALLEST, SUM_DRIFT, UNIT
 
 __all__ = ["Truth", "judge", "plain"]
 
@@ -108,14 +109,20 @@ def _model(
                 squares["dq"][b, h], dk, dv = head.gradients()
                 squares["dk"][b, kv] += dk
                 squares["dv"][b, kv] += dv
-        alike = _alike(case)
-        return {name: np.sqrt(square * alike[name]) for name, square in squares.items()}
+        terms, unit = _alike_terms(case), UNIT[case.statistics.name] / UNIT[case.dtype]
+        model = {name: np.sqrt(square * max(1, terms[name])) for name, square in squares.items()}
+        for name in model:
+            drift = SUM_DRIFT * unit * terms[name]
+            rows = results[name].astype(np.float64)
+            size = np.abs(rows) if name == "lse" else np.sqrt((rows**2).sum(axis=-1))
+            model[name] += np.where(model[name] > 0, drift * np.nan_to_num(size, posinf=0), 0)
+        return model
 
 
-def _alike(case: Case) -> dict[str, int]:
-    """How many terms of a sum carry the same error."""
+def _alike_terms(case: Case) -> dict[str, int]:
+    """How many terms of a sum are the same term; 0 unless all are."""
     same = case.values == "equal"
-    rows, keys = (case.seqlen_q * case.group, case.seqlen_kv) if same else (1, 1)
+    rows, keys = (case.seqlen_q * case.group, case.seqlen_kv) if same else (0, 0)
     return {"out": keys, "lse": keys, "dq": keys, "dk": rows, "dv": rows}
 
 
@@ -172,7 +179,8 @@ class _Head:
         smallest = SMALLEST[self._case.dtype]
         delta_error = _squares(np.abs(x["dout"]) * np.maximum(np.abs(self._out), smallest))
         delta_error += (self._rounded(p) * dp**2 + (ds * self._s) ** 2).sum(axis=1)
-        delta_error += (c * np.abs(terms).sum(axis=1)) ** 2
+        drift = 1 + SUM_DRIFT * _alike_terms(self._case)["out"]  # of the out that delta is made of
+        delta_error += (c * drift * np.abs(terms).sum(axis=1)) ** 2
         dq = ds_error @ _squares(x["k"]) + delta_error * _squares(p @ x["k"])
         dk = (ds_error + p**2 * delta_error[:, None]).T @ _squares(x["q"])
         dv = (self._rounded(p) * relative).T @ _squares(x["dout"])

@@ -56,12 +56,7 @@ def cases(
     strided
         Whether tensors get strides of their own, each different.
     """
-    q_first = draw(st.booleans())
-    first, second = tile if q_first else tile[::-1]
-    side = max(math.isqrt(budget) - 64, 2)
-    lines = [draw(lengths(first, draw(st.sampled_from((side,) * 4 + (budget // 256,)))))]
-    lines.append(draw(lengths(second, max(budget // (lines[0] + 64) - 64, 2))))
-    seqlen_q, seqlen_kv = lines if q_first else reversed(lines)
+    seqlen_q, seqlen_kv = _both_lengths(draw, tile, budget)
     layout = draw(st.sampled_from(layouts))
     room = max(1, budget // ((seqlen_q + 64) * (seqlen_kv + 64)))
     batch, heads_q, heads_kv = draw(_counts(layout, room))
@@ -84,6 +79,16 @@ def cases(
         values=draw(st.sampled_from(values)),
         strides=tuple(draw(_recipes(layout, name, strided)) for name in TENSORS),
     )
+
+
+def _both_lengths(draw: st.DrawFn, tile: tuple[int, int], budget: int) -> tuple[int, int]:
+    """Queries and keys; the one that is drawn first may take most of the budget."""
+    q_first = draw(st.booleans())
+    first, second = tile if q_first else tile[::-1]
+    side = max(math.isqrt(budget) - 64, 2)
+    one = draw(lengths(first, draw(st.sampled_from((side,) * 4 + (budget // 256,)))))
+    other = draw(lengths(second, max(budget // (one + 64) - 64, 2)))
+    return (one, other) if q_first else (other, one)
 
 
 @st.composite

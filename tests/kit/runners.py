@@ -5,6 +5,7 @@ A new pair is one line in :data:`PAIRS`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 
 import cuflash
+from cuflash import dispatch
 
 from .arena import Arena
 from .case import Case
@@ -29,6 +31,8 @@ PAIRS = (
 @dataclass(frozen=True)
 class ApiRunner:
     """Calls ``cuflash`` with every tensor in an :class:`Arena` and its own strides.
+
+    Every call is held to the backend and algorithm that were named.
 
     Attributes
     ----------
@@ -82,7 +86,9 @@ class ApiRunner:
                 "out", case.shape("out"), case.storage, case.recipe("out")
             )
             options["lse_out"] = arena.output("lse", case.shape("lse"), case.statistics)
-        results = cuflash.attention(*inputs, return_lse=True, **options)
+        results = self._spied(
+            case, "forward", lambda: cuflash.attention(*inputs, return_lse=True, **options)
+        )
         return self._finish(arena, case, results)
 
     def backward(
@@ -108,7 +114,22 @@ class ApiRunner:
                 arena.output(name, case.shape(name), case.storage, case.recipe(name))
                 for name in ("dq", "dk", "dv")
             )
-        return self._finish(arena, case, cuflash.attention_backward(*inputs, **options))
+        results = self._spied(
+            case, "backward", lambda: cuflash.attention_backward(*inputs, **options)
+        )
+        return self._finish(arena, case, results)
+
+    def _spied(self, case: Case, operation: str, call: Callable[[], Any]) -> Any:
+        """What the call gives; fails unless this backend and algorithm ran, once, and no other."""
+        ran: list[Any] = []
+        with dispatch.observe(ran.append):
+            results = call()
+        rows_q = case.batch * case.heads_q * case.seqlen_q
+        rows_kv = case.batch * case.heads_kv * case.seqlen_kv
+        something = rows_q or (operation == "backward" and rows_kv)
+        expected = [(self.backend, self.algorithm)] if something else []
+        assert [(plan.backend, plan.algorithm) for plan in ran] == expected, case.repro
+        return results
 
     def _options(self, case: Case, operation: str) -> dict[str, Any]:
         named = {"backend": self.backend, "algorithm": self.algorithm, **case.options}

@@ -137,15 +137,15 @@ BUGS = (
     Bug(
         "what lies beyond the length is read",
         "cuda_src/tile/copy.cuh",
-        "row < valid_rows && chunk * Tile::chunk < valid_columns;",
-        "row <= valid_rows && chunk * Tile::chunk < valid_columns;",
+        "(valid_column && row + first_row < valid_rows);",
+        "(valid_column && row + first_row <= valid_rows);",
         _forward(mask="full"),
     ),
     Bug(
         "two 8x8 blocks of V change places",
         "cuda_src/tile/product_mma.cuh",
-        "b.tile.chunk_at(b.depth0 + k + lane % 16, (b.row0 + row) / 8 + lane / 16)",
-        "b.tile.chunk_at(b.depth0 + k + lane % 16, (b.row0 + row) / 8 + 1 - lane / 16)",
+        "{b.tile, b.depth0 + lane % 16, b.row0 / 8 + lane / 16}};",
+        "{b.tile, b.depth0 + lane % 16, b.row0 / 8 + 1 - lane / 16}};",
         _checks(mask="full"),
     ),
     Bug(
@@ -168,6 +168,13 @@ BUGS = (
         "c.params.dout.row_stride, rows, c.params.shape.head_dim_v);",
         "c.params.q.row_stride, rows, c.params.shape.head_dim_v);",
         _backward(mask="full"),
+    ),
+    Bug(
+        "what dead rows hold reaches the keys' gradients",
+        _BACKWARD,
+        "bool dead = rows < Config::block_q;",
+        "return false;\n  bool dead = rows < Config::block_q;",
+        "tests/property/test_dead_rows.py::test_queries_of_minus_infinity_are_dead[rows0-cuda-fa1-float16]",
     ),
     Bug(
         "delta is left out",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from itertools import product
 from typing import Any
 
@@ -12,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import cuflash
-from cuflash import dispatch
 
 from ..kit.case import Case
 from ..kit.runners import RUNNERS, ApiRunner
@@ -23,7 +21,9 @@ HEAD_DIMS = ((5, 5), (8, 8), (40, 40), (64, 64), (128, 128), (192, 128), (100, 2
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 
 #: Examples of a parametrisation. On the CPU few, since there are many; on the GPU more.
-EXAMPLES = {"numpy": 6, "cuda": 12}
+EXAMPLES = {"numpy": 6, "cuda": 8}
+#: Examples of a property on the GPU, over all its parametrisations.
+AT_LEAST = 200
 
 
 def sweep(
@@ -48,6 +48,18 @@ def _params(head_dims: Any, dtypes: Any) -> Iterator[Any]:
         )
 
 
+def runners() -> list[Any]:
+    """Parameters of a test that takes a runner and nothing else of the sweep."""
+    return [
+        pytest.param(
+            runner,
+            id=f"{runner.backend}-{runner.algorithm}",
+            marks=pytest.mark.gpu if runner.backend == "cuda" else (),
+        )
+        for runner in RUNNERS.values()
+    ]
+
+
 def tiles(
     runner: ApiRunner, dtype: str, dims: tuple[int, int], causal: bool, operation: str
 ) -> tuple[int, int]:
@@ -63,28 +75,31 @@ def tiles(
     return runner.tiles(case, operation)
 
 
+def count(runner: ApiRunner, parametrisations: int) -> int:
+    """Examples for each of so many parametrisations of a property.
+
+    The profile "ci" (50 examples) stands for these numbers, another one for its share of them.
+    """
+    base = EXAMPLES[runner.backend]
+    if runner.backend == "cuda":
+        base = max(base, -(-AT_LEAST // parametrisations))
+    return max(1, base * settings.default.max_examples // 50)
+
+
 def examples(
-    runner: ApiRunner, strategy: st.SearchStrategy[Case], check: Callable[[Case], None]
+    runner: ApiRunner,
+    strategy: st.SearchStrategy[Case],
+    check: Callable[[Case], None],
+    parametrisations: int = 40,
 ) -> None:
     """Run a check over as many drawn cases as the backend is given."""
 
-    @settings(max_examples=EXAMPLES[runner.backend])
+    @settings(max_examples=count(runner, parametrisations))
     @given(case=strategy)
     def run(case: Case) -> None:
-        with only(runner):
-            check(case)
+        check(case)
 
     run()
-
-
-@contextmanager
-def only(runner: ApiRunner) -> Iterator[None]:
-    """Fail if anything but the runner's backend and algorithm runs inside the block."""
-    ran: list[Any] = []
-    with dispatch.observe(ran.append):
-        yield
-    for plan in ran:
-        assert (plan.backend, plan.algorithm) == (runner.backend, runner.algorithm), str(plan)
 
 
 def skip_unless_served(runner: ApiRunner, dtype: str, dims: tuple[int, int]) -> None:

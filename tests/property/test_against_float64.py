@@ -14,8 +14,8 @@ from ..kit.compare import compare
 from ..kit.data import arrays
 from ..kit.oracle import judge
 from ..kit.problem import cases
-from ..kit.runners import RUNNERS, ApiRunner
-from .sweep import EXAMPLES, examples, only, skip_unless_served, sweep, tiles
+from ..kit.runners import ApiRunner
+from .sweep import count, examples, runners, skip_unless_served, sweep, tiles
 
 #: Work of one example: float64 is judged in longdouble, which is slow.
 BUDGET = {"float16": 2**19, "bfloat16": 2**19, "float32": 2**19, "float64": 2**16}
@@ -55,25 +55,14 @@ def test_backward(runner: ApiRunner, dtype: str, dims: tuple[int, int], causal: 
     examples(runner, cases(dtype, *dims, causal=causal, tile=tile, budget=BUDGET[dtype]), check)
 
 
-def _runners() -> list[object]:
-    return [
-        pytest.param(
-            runner,
-            id=f"{runner.backend}-{runner.algorithm}",
-            marks=pytest.mark.gpu if runner.backend == "cuda" else (),
-        )
-        for runner in RUNNERS.values()
-    ]
-
-
-@pytest.mark.parametrize("runner", _runners())
+@pytest.mark.parametrize("runner", runners())
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_any_blocks_give_the_same(runner: ApiRunner, dtype: str) -> None:
     """Small and lopsided tiles: many of them, and edges everywhere."""
     sizes = (16, 32, 48, 64) if runner.backend == "cuda" else (1, 7, 16, 40)
     few = tuple((q, kv) for q in sizes for kv in sizes if q >= 48 or kv <= 32)
 
-    @settings(max_examples=2 * EXAMPLES[runner.backend])
+    @settings(max_examples=count(runner, 2))
     @given(
         case=cases(dtype, 40, 40, causal=True, tile=(16, 32), budget=2**17),
         blocks=st.sampled_from(few),
@@ -82,16 +71,15 @@ def test_any_blocks_give_the_same(runner: ApiRunner, dtype: str) -> None:
         asked = replace(runner, options=(("blocks", blocks),))
         x = arrays(case)
         truth = judge(case, x)
-        with only(runner):
-            out, lse = asked.forward(case, x["q"], x["k"], x["v"])
-            grads = asked.backward(case, x["dout"], x["q"], x["k"], x["v"], out, lse)
+        out, lse = asked.forward(case, x["q"], x["k"], x["v"])
+        grads = asked.backward(case, x["dout"], x["q"], x["k"], x["v"], out, lse)
         for name, got in zip(("out", "lse", "dq", "dk", "dv"), (out, lse, *grads), strict=True):
             compare(truth, name, got).check()
 
     run()
 
 
-@pytest.mark.parametrize("runner", _runners())
+@pytest.mark.parametrize("runner", runners())
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_nothing_depends_on_poison(runner: ApiRunner, dtype: str) -> None:
     """Whatever lies in margins, gaps, outputs and workspace beforehand, the bits are the same."""
@@ -106,10 +94,10 @@ def test_nothing_depends_on_poison(runner: ApiRunner, dtype: str) -> None:
         assert answers[0] == answers[1], case.repro
 
     tile = tiles(runner, dtype, (64, 64), True, "forward")
-    examples(runner, cases(dtype, 64, causal=True, tile=tile), check)
+    examples(runner, cases(dtype, 64, causal=True, tile=tile), check, 2)
 
 
-@pytest.mark.parametrize("runner", _runners())
+@pytest.mark.parametrize("runner", runners())
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 def test_the_library_makes_the_same_results_itself(runner: ApiRunner, dtype: str) -> None:
     """With and without destinations: the same bits, in fresh contiguous arrays."""
@@ -128,10 +116,10 @@ def test_the_library_makes_the_same_results_itself(runner: ApiRunner, dtype: str
         ):
             assert a.tobytes() == b.tobytes(), case.repro
 
-    examples(runner, cases(dtype, 40, causal=True, tile=(64, 64), budget=2**16), check)
+    examples(runner, cases(dtype, 40, causal=True, tile=(64, 64), budget=2**16), check, 4)
 
 
-@pytest.mark.parametrize("runner", _runners())
+@pytest.mark.parametrize("runner", runners())
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_what_is_seen_and_not_finite_comes_out(runner: ApiRunner, dtype: str, value: float) -> None:
@@ -142,14 +130,13 @@ def test_what_is_seen_and_not_finite_comes_out(runner: ApiRunner, dtype: str, va
     for key in (0, 560):
         k = x["k"].copy()
         k[0, key, 0, 0] = value
-        with only(runner):
-            out, lse = runner.forward(case, q, k, x["v"])
+        out, lse = runner.forward(case, q, k, x["v"])
         first = max(0, key - 500)
         assert np.isnan(out[0, first:]).all()
         assert np.isnan(lse[0, 0, first:]).all()
 
 
-@pytest.mark.parametrize("runner", _runners())
+@pytest.mark.parametrize("runner", runners())
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_what_no_tile_visits_never_matters(runner: ApiRunner, dtype: str) -> None:
     """Keys in tiles that the mask hides wholly may hold anything."""
@@ -161,11 +148,10 @@ def test_what_no_tile_visits_never_matters(runner: ApiRunner, dtype: str) -> Non
     hidden = {name: x[name].copy() for name in "kv"}
     for array in hidden.values():
         array[0, 2 * block_kv :] = np.nan
-    with only(runner):
-        out, lse = runner.forward(case, x["q"], x["k"], x["v"])
-        same, same_lse = runner.forward(case, x["q"], hidden["k"], hidden["v"])
-        grads = runner.backward(case, x["dout"], x["q"], x["k"], x["v"], out, lse)
-        others = runner.backward(case, x["dout"], x["q"], hidden["k"], hidden["v"], out, lse)
+    out, lse = runner.forward(case, x["q"], x["k"], x["v"])
+    same, same_lse = runner.forward(case, x["q"], hidden["k"], hidden["v"])
+    grads = runner.backward(case, x["dout"], x["q"], x["k"], x["v"], out, lse)
+    others = runner.backward(case, x["dout"], x["q"], hidden["k"], hidden["v"], out, lse)
     assert np.array_equal(same, out)
     assert np.array_equal(same_lse, lse)
     for grad, other in zip(grads, others, strict=True):

@@ -18,7 +18,9 @@ def _bytes(call: dict[str, Any]) -> dict[str, bytes]:
     return {name: a.tobytes() for name, a in call.items() if isinstance(a, np.ndarray)}
 
 
-@pytest.mark.parametrize("bad", BAD_CALLS, ids=lambda bad: bad.name)
+@pytest.mark.parametrize(
+    "bad", [bad for bad in BAD_CALLS if not bad.device_only], ids=lambda bad: bad.name
+)
 def test_a_bad_call_names_the_argument_and_changes_nothing(
     bad: BadCall, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -30,9 +32,7 @@ def test_a_bad_call_names_the_argument_and_changes_nothing(
     with dispatch.observe(ran.append), pytest.raises(bad.error) as caught:
         make(call)
     error = caught.value
-    assert str(error).startswith(f"{bad.argument}: got "), error
-    for part in bad.says:
-        assert part in str(error), error
+    assert bad.is_said_by(error), error
     assert isinstance(error, (ValueError, TypeError, RuntimeError))
     assert not ran
     assert _bytes(call) == before

@@ -169,6 +169,33 @@ def test_arrays_that_overlap_themselves() -> None:
         assert not overlaps_itself(fine)
 
 
+def test_an_assumed_overlap_is_said_to_be_one() -> None:
+    memory = np.zeros(64, np.float32)
+    woven = np.lib.stride_tricks.as_strided(memory, (1, 2, 3, 1), (0, 12, 8, 4))
+    assert overlaps_itself(woven)  # elements 0, 2, 4, 3, 5, 7: apart, but not told so
+    q = np.ones((1, 2, 3, 1), np.float32)
+    with pytest.raises(cuflash.ArgumentValueError, match="may share memory"):
+        cuflash.attention(q, q, q, out=woven, backend="numpy")
+
+
+@pytest.mark.parametrize("offset", [1, 2, 3])
+def test_unaligned_numpy_arrays_are_taken(offset: int) -> None:
+    x = np.random.default_rng(0).standard_normal((1, 5, 2, 4)).astype(np.float32)
+    odd = np.zeros(x.nbytes + offset, np.uint8)[offset:].view(np.float32).reshape(x.shape)
+    odd[...] = x
+    assert not adopt("q", odd).spec.whole_elements
+    assert adopt("q", x).spec.whole_elements
+    expected = cuflash.attention(x, x, x, backend="numpy")
+    assert np.array_equal(cuflash.attention(odd, x, odd, backend="numpy"), expected)
+
+
+def test_the_pullback_of_a_wide_output() -> None:
+    q = np.random.default_rng(0).standard_normal((1, 5, 2, 4)).astype(np.float16)
+    out, pullback = cuflash.attention_vjp(q, q, q, out_dtype="float32", backend="numpy")
+    assert out.dtype == np.float32
+    assert [grad.dtype for grad in pullback(out)] == [np.float16] * 3
+
+
 def test_packed_gradients_are_written_in_place() -> None:
     rng = np.random.default_rng(3)
     qkv = rng.standard_normal((2, 9, 3, 2, 4)).astype(np.float32)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import site
 import threading
 import time
 from typing import Any
@@ -100,8 +102,24 @@ def test_missing_nvrtc_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(cupy.cuda.nvrtc, "getVersion", fail)
     compiling.require_toolchain.cache_clear()
-    with pytest.raises(ToolchainError, match=r"libnvrtc\.so\.13.*pip install 'cuflash\[cuda13\]'"):
+    monkeypatch.setenv("CUDA_PATH", "/opt/toolkit")
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/opt/one:/opt/two")
+    monkeypatch.setenv("CONDA_PREFIX", "/opt/conda")
+    with pytest.raises(
+        ToolchainError, match=r"libnvrtc\.so\.13.*pip install 'cuflash\[cuda13\]'"
+    ) as caught:
         compiling.require_toolchain()
+    looked = str(caught.value).split("looked in: ")[1].split(";")[0].split(", ")
+    packages = site.getsitepackages()[0]
+    assert {
+        f"{packages}/nvidia/cu13/lib",
+        f"{packages}/nvidia/cuda_nvrtc/lib",
+        "/opt/conda/lib",
+        "/opt/one",
+        "/opt/two",
+        "/opt/toolkit/lib64",
+        "/opt/toolkit/lib",
+    } <= set(looked)
     monkeypatch.undo()
     compiling.require_toolchain.cache_clear()
     compiling.require_toolchain()
@@ -113,3 +131,35 @@ def test_only_a_special_architecture_is_named_to_the_compiler(tmp_path: Any) -> 
     assert not any("-arch" in o for o in compiling.compile_options(CONFIG, tmp_path))
     special = replace(CONFIG, architecture="sm_90a")
     assert "-arch=sm_90a" in compiling.compile_options(special, tmp_path)
+
+
+@pytest.mark.parametrize("refused", ["get_function", "max_dynamic_shared_size_bytes"])
+def test_what_the_driver_refuses_is_a_compile_error(
+    refused: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
+
+    class RefusedError(Exception):
+        pass
+
+    def refuse(*_: Any) -> None:
+        raise RefusedError("CUDA_ERROR_INVALID_VALUE")
+
+    class Function:
+        num_regs = local_size_bytes = 0
+        max_dynamic_shared_size_bytes = property(lambda self: 0, refuse)
+
+    class Module:
+        def __init__(self, **_: Any) -> None:
+            self.get_function = refuse if refused == "get_function" else lambda entry: Function()
+
+    monkeypatch.setattr(cupy.cuda.driver, "CUDADriverError", RefusedError)
+    monkeypatch.setattr(cupy.cuda, "Device", lambda device_id: contextlib.nullcontext())
+    monkeypatch.setattr(cupy, "RawModule", Module)
+    monkeypatch.setattr(compiling, "translation_unit", lambda config, root: "")
+    assert CONFIG.shared_bytes > 48 * 1024
+    with pytest.raises(
+        CompileError, match=r"the driver refused cuflash_fa1_forward.*INVALID_VALUE"
+    ) as caught:
+        compiling._build(CONFIG, tmp_path, 0)
+    assert "block_kv" in str(caught.value)

@@ -50,6 +50,46 @@ def test_shapes_explain_like_arrays() -> None:
         cuflash.explain((2, -1, 4, 16), *shapes[1:], dtype="float32", backend="numpy")
 
 
+def test_the_compile_flag_and_sizes_are_checked() -> None:
+    arrays = _arrays()
+    for nearly in (1, "yes", None):
+        with pytest.raises(cuflash.ArgumentTypeError, match="compile: got"):
+            cuflash.explain(*arrays, backend="numpy", compile=nearly)  # type: ignore[arg-type]
+    with pytest.raises(cuflash.ArgumentValueError, match="non-negative integers"):
+        cuflash.explain(
+            (True, 50, 4, 16), *(a.shape for a in arrays[1:]), dtype="float32", backend="numpy"
+        )
+
+
+def test_another_cache_gives_other_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = (1, 4096, 8, 64)
+    seen = set()
+    for cache in (1 << 16, 1 << 22):
+        monkeypatch.setenv("CUFLASH_CPU_CACHE", str(cache))
+        said = cuflash.explain(shape, shape, shape, dtype="float32", backend="numpy")
+        assert f"{cache:,} bytes" in said.reason
+        seen.add((said.block_q, said.block_kv))
+    assert len(seen) == 2
+
+
+@pytest.mark.parametrize("seqlen", [1, 7, 2**30])
+def test_the_offset_keeps_what_every_query_sees_within_32_bits(seqlen: int) -> None:
+    shape = (1, seqlen, 1, 8)
+
+    def offset(given: int | None) -> int:
+        said = cuflash.explain(
+            *[shape] * 3, dtype="float16", causal=True, q_offset=given, backend="numpy"
+        )
+        return said.problem.q_offset
+
+    assert (offset(None), offset(0)) == (0, 0)
+    for large in (seqlen - 1, seqlen, 2**31, 2**70):
+        assert offset(large) == seqlen - 1
+        assert (seqlen - 1) + offset(large) + 1 < 2**31
+    for small in (-seqlen, -seqlen - 1, -(2**70)):
+        assert offset(small) == -seqlen
+
+
 def test_it_is_frozen_and_prints_itself() -> None:
     said = cuflash.explain(*_arrays("float16"), causal=True, q_offset=3, backend="numpy")
     with pytest.raises(dataclasses.FrozenInstanceError):

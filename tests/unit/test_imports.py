@@ -147,17 +147,16 @@ def test_it_imports_and_works_without_cupy(root: Path) -> None:
     assert done.stdout.strip() == "imported []"
 
 
-_QUICK = """
-import sys, time
-import numpy, ml_dtypes
-start = time.perf_counter()
+_SLOW = ("cupy", "jax", "rich", "matplotlib")
+_QUICK = f"""
+import sys
 import cuflash
-print(time.perf_counter() - start, "cupy" in sys.modules)
+print(sorted(set({_SLOW}) & set(sys.modules)))
 """
 
 
-def test_importing_it_imports_neither_cupy_nor_much_else(root: Path) -> None:
-    """CuPy's own import is the slow part; a call that needs it pays for it, not the import."""
+def test_importing_it_imports_nothing_slow(root: Path) -> None:
+    """A call that needs CuPy pays for its import, the command line for rich."""
     done = subprocess.run([sys.executable, "-c", _QUICK], capture_output=True, text=True, cwd=root)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split()[1] == "False"
+    assert done.stdout.strip() == "[]"

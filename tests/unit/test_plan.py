@@ -8,7 +8,10 @@ from itertools import product
 
 import pytest
 
+from cuflash.arrays.spec import TensorSpec
+from cuflash.checks import describe
 from cuflash.errors import ArgumentValueError, UnsupportedError
+from cuflash.options import Options
 from cuflash.planning.device import DeviceLimits, HostLimits
 from cuflash.planning.kernel import KernelConfig
 from cuflash.planning.plan import Plan, plan
@@ -119,9 +122,7 @@ def test_what_is_known_at_run_time_costs_no_compile(
 ) -> None:
     one = plan(problem(operation=operation), LIMITS["90"])
     other = plan(problem(operation=operation, **change), LIMITS["90"])
-    assert [launch.config for launch in one.launches] == [
-        launch.config for launch in other.launches
-    ]
+    assert [made.config for made in one.launches] == [made.config for made in other.launches]
 
 
 def test_fifty_lengths_one_compile() -> None:
@@ -175,6 +176,19 @@ def test_blocks_that_need_too_many_registers_say_so() -> None:
         plan(PLAIN, LIMITS["90"], blocks=(128, 320))
 
 
+@pytest.mark.parametrize("operation", ["forward", "backward"])
+def test_blocks_beyond_any_device_name_the_nearest(operation: str) -> None:
+    for blocks in ((1048576, 64), (80000, 64), (64, 1048576), (2**30, 2**30)):
+        with pytest.raises(ArgumentValueError, match=r"blocks: got \(.*needs .*the nearest \("):
+            plan(problem(operation=operation), LIMITS["90"], blocks=blocks)
+
+
+def test_blocks_where_nothing_fits_are_unsupported() -> None:
+    wide = problem(storage="float64", head_dim=256, head_dim_v=256)
+    with pytest.raises(UnsupportedError, match=r"smallest tile 8x8 needs 66,\d+ bytes"):
+        plan(wide, LIMITS["75"], blocks=(8, 8))
+
+
 def test_blocks_of_no_instruction_name_the_step() -> None:
     with pytest.raises(ArgumentValueError, match=r"\(100, 100\); expected multiples of 16"):
         plan(PLAIN, LIMITS["90"], blocks=(100, 100))
@@ -200,11 +214,20 @@ def test_workspace_buffers_are_aligned_and_apart() -> None:
     assert chosen.workspace_bytes == end
 
 
-def test_grids_stay_within_the_launch_limit() -> None:
-    huge = problem(batch=200_000, heads_q=64, heads_kv=8, seqlen_q=1, seqlen_kv=1)
-    for operation in ("forward", "backward"):
-        for launch in plan(replace(huge, operation=operation), LIMITS["90"]).launches:
+def _described(operation: str, batch: int, heads: int) -> AttentionProblem:
+    """What the checks make of one row of float16 that every batch entry and head shares."""
+    spec = TensorSpec((batch, 1, heads, 8), "float16", (0, 0, 0, 1), 2, 0)
+    return describe(operation, dict.fromkeys(("q", "k", "v"), spec), Options()).problem
+
+
+@pytest.mark.parametrize("operation", ["forward", "backward"])
+def test_grids_stay_within_the_launch_limit(operation: str) -> None:
+    for batch, heads in ((2**31 - 1, 1), (1, 2**31 - 1), (2**16, 2**15 - 1)):
+        for launch in plan(_described(operation, batch, heads), LIMITS["90"]).launches:
             assert 0 < launch.grid < 2**31
+    for batch, heads in ((2**31, 1), (1, 2**31), (2**16, 2**15), (2**32, 1), (2**16, 2**16)):
+        with pytest.raises(ArgumentValueError, match=rf"q: got batch {batch} of {heads} heads"):
+            _described(operation, batch, heads)
 
 
 @pytest.mark.parametrize("algorithm", ["fa2", "fa3"])
@@ -266,8 +289,7 @@ def test_a_plan_prints_what_an_error_needs() -> None:
         "1000x1000",
         "head_dim 64",
         "causal",
-        "fa1",
-        "cuda",
+        "fa1 on cuda",
     ):
         assert part in text
 

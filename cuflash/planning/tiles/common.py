@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from ..device import DeviceLimits
@@ -87,6 +88,8 @@ class Footprint:
 
     def pressure(self, limits: DeviceLimits) -> float:
         """How much of the scarcest resource it takes; above 1 it does not fit."""
+        if self.threads > 1024:
+            return math.inf
         return max(
             self.shared_bytes / limits.shared_per_block,
             self.registers / register_limit(limits, self.threads),
