@@ -68,6 +68,8 @@ class _Group:
         lse = np.abs(self.x["lse"][:, live]).max(initial=0)
         self.drift = wide * (limits.OPERATIONS + roots + lse + limits.SUM_DRIFT * terms)
         self.rounding = limits.DEVIATIONS * math.sqrt(2) * unit
+        # Of dP, with one sign, beside a delta that is rounded to nearest.
+        self.truncation = wide * limits.SUM_DRIFT * self.case.head_dim_v
         self.several = limits.DEVIATIONS * wide * (limits.OPERATIONS + roots)
 
     def sum_dv(self) -> np.ndarray:
@@ -86,6 +88,8 @@ class _Group:
         small = smallest * math.sqrt(self.case.seqlen_kv) * _root(q)  # of dS
         rounded = _root(self._rounded("dk")) + _root(q * np.sqrt(in_delta)) + small
         bound = self.rounding * rounded + self.several * _root(q * np.sqrt(in_dp))
+        bound += self.truncation * np.abs(q * np.sqrt(in_dp)).sum(axis=0)
+        bound += self._vanished("dk", np.ones_like(x["dk"])).sum(axis=0)
         return _over(x["dk"].sum(axis=0), bound)
 
     def q_dq(self) -> np.ndarray:
@@ -97,7 +101,13 @@ class _Group:
         rounded.append(limits.SMALLEST[self.case.dtype] * np.sqrt([pairs]))
         size = math.sqrt(sum((part**2).sum() for part in rounded))
         bound = (self.rounding + self.several) * size + self.drift * abs(of_q.sum())
+        bound += sum(self._vanished(f"d{name}", self.x[name]).sum() for name in "qk")
         return _over(np.atleast_1d(of_q.sum() - of_k.sum()), np.atleast_1d(bound))
+
+    def _vanished(self, name: str, weights: np.ndarray) -> np.ndarray:
+        """Most that the smallest numbers of a result hide: what is lost may be of one sign."""
+        lost = limits.UNIT[self.case.dtype] * limits.SMALLEST[self.case.dtype]
+        return np.where(np.abs(self.x[name]) <= 2 * lost, lost * np.abs(weights), 0)
 
     def _rounded(self, name: str) -> np.ndarray:
         """Magnitudes that the rounding of a result is proportional to."""

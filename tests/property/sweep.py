@@ -21,7 +21,7 @@ HEAD_DIMS = ((5, 5), (8, 8), (40, 40), (64, 64), (128, 128), (192, 128), (100, 2
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 
 #: Examples of a parametrisation. On the CPU few, since there are many; on the GPU more.
-EXAMPLES = {"numpy": 6, "cuda": 8}
+EXAMPLES = {"numpy": 6, "cuda": 6}
 #: Examples of a property on the GPU, over all its parametrisations.
 AT_LEAST = 200
 

@@ -59,8 +59,9 @@ def test_backward(runner: ApiRunner, dtype: str, dims: tuple[int, int], causal: 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_any_blocks_give_the_same(runner: ApiRunner, dtype: str) -> None:
     """Small and lopsided tiles: many of them, and edges everywhere."""
-    sizes = (16, 32, 48, 64) if runner.backend == "cuda" else (1, 7, 16, 40)
-    few = tuple((q, kv) for q in sizes for kv in sizes if q >= 48 or kv <= 32)
+    few = ((16, 16), (16, 64), (48, 32), (64, 16), (64, 64))
+    if runner.backend == "numpy":
+        few = ((1, 1), (7, 16), (16, 7), (40, 1), (40, 40))
 
     @settings(max_examples=count(runner, 2))
     @given(

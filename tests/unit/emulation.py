@@ -53,6 +53,7 @@ class Emulation:
     bug: str = ""
     block_q: int = 32
     block_kv: int = 48
+    truncation: float = 0.0  # part of dP that is cut off, as tensor cores do when they add
 
     def tiles(self, case: Case, operation: str = "forward") -> tuple[int, int]:
         return self.block_q, self.block_kv
@@ -175,7 +176,8 @@ class Emulation:
                 base = np.where(np.isneginf(lse[rows]), 0, lse[rows])[:, None]
                 p = self._flushed(np.exp(scale * (x["q"][rows] @ k.T) - base))
                 p = p if unmasked else np.where(self._visible(case, i, j), p, 0)
-                ds = self._rounded(case, p * (x["dout"][rows] @ v.T - delta[rows, None]))
+                dp = (x["dout"][rows] @ v.T) * x["q"].dtype.type(1 - self.truncation)
+                ds = self._rounded(case, p * (dp - delta[rows, None]))
                 times = 2 if self.bug == "dq_twice_tile" and start == 0 else 1
                 times = 0 if self.bug == "dq_lost_tile" and 0 < start == last_kv else times
                 dq[rows] += times * q_scale * (ds @ k)

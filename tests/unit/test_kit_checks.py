@@ -129,3 +129,14 @@ def test_tolerances_are_in_one_table() -> None:
     files = [p for part in ("kit", "device", "property") for p in (here / part).rglob("*.py")]
     assert Path(limits.__file__) in files
     assert not [path.name for path in files if other.search(path.read_text())]
+
+
+@pytest.mark.parametrize("head_dim", [8, 64])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_truncated_products_of_long_columns_pass(dtype: str, head_dim: int) -> None:
+    """One key: dS is all truncation, of one sign, and dq vanishes below the smallest number."""
+    case = Case(seqlen_q=4551, seqlen_kv=1, head_dim=head_dim, head_dim_v=head_dim, dtype=dtype)
+    for cut in (2.0**-24, 2.0**-23, 2.0**-22):
+        for seed in range(3):
+            emulation = Emulation(truncation=cut)
+            checks.require(case, checks.run_checks(emulation, replace(case, seed=seed)))
