@@ -1,0 +1,94 @@
+"""Compiles a kernel of ``cuda_src`` for the CPU, and runs a grid of it."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import re
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from cuflash.cuda.source import find_sources, include_closure, translation_unit
+from cuflash.planning.kernel import KernelConfig
+
+__all__ = ["Emulated", "compiler", "emulate"]
+
+HERE = Path(__file__).parent / "cuda"
+FLAGS = ("-std=c++20", "-O1", "-w", "-shared", "-fPIC", "-ffp-contract=off")
+
+_ENTRY = """
+namespace cuflash::{generation} {{
+alignas(128) unsigned char shared_bytes[256 * 1024];
+}}
+extern "C" void emulate(const void* params, int grid, int threads, long shared) {{
+  emulated::launch(grid, threads, shared, cuflash::{generation}::shared_bytes,
+                   [&] {{ {entry}(*static_cast<const cuflash::{struct}*>(params)); }});
+}}
+"""
+
+
+class Emulated:
+    """A compiled kernel, called as a ``cupy.RawKernel`` is."""
+
+    def __init__(self, library: Path) -> None:
+        self._run = ctypes.CDLL(str(library)).emulate
+        self._run.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+
+    def __call__(self, grid: Any, block: Any, arguments: tuple[Any, ...], shared_mem: int) -> None:
+        self._run(arguments[0].ctypes.data, grid[0], block[0], max(shared_mem, 16))
+
+
+def compiler() -> str | None:
+    """A C++ compiler, if there is one."""
+    return shutil.which("g++")
+
+
+def emulate(config: KernelConfig) -> Emulated:
+    """The kernel of a configuration; compiled once for each text of the sources."""
+    root = find_sources()
+    return Emulated(_library(config, root, _text(config, root), _digest(config, root)))
+
+
+def _text(config: KernelConfig, root: Path) -> str:
+    """The translation unit without what only NVRTC understands, and with an entry of ours."""
+    text = translation_unit(config, root)
+    lines = [line for line in text.splitlines() if "__INTADDR__" not in line]
+    struct = re.search(r"const __grid_constant__ cuflash::(\w+) params", text)
+    assert struct, text
+    more = _ENTRY.format(generation=config.generation, entry=config.entry, struct=struct[1])
+    return '#include "emulated.hpp"\n' + "\n".join(lines) + more
+
+
+def _digest(config: KernelConfig, root: Path) -> str:
+    digest = hashlib.sha256()
+    ours = [path for path in sorted(HERE.rglob("*")) if path.is_file()]
+    for path in [*include_closure(root, root / config.generation / f"{config.kernel}.cu"), *ours]:
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+@functools.cache
+def _folder() -> Path:
+    """Where this process keeps what it compiles."""
+    return Path(tempfile.mkdtemp(prefix="cuflash-emulator-"))
+
+
+@functools.cache
+def _library(config: KernelConfig, root: Path, text: str, digest: str) -> Path:
+    folder = Path(tempfile.mkdtemp(dir=_folder()))
+    shutil.copytree(root, folder / "src")
+    for path in (HERE / "ptx").iterdir():
+        shutil.copy(path, folder / "src" / "ptx" / path.name)
+    for path in HERE.glob("*.h*"):
+        shutil.copy(path, folder / "src" / path.name)
+    (folder / "kernel.cpp").write_text(text)
+    command = ["g++", *FLAGS, f"-I{folder / 'src'}", str(folder / "kernel.cpp")]
+    done = subprocess.run(
+        [*command, "-o", str(folder / "kernel.so")], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return folder / "kernel.so"

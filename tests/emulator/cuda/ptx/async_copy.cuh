@@ -1,0 +1,30 @@
+// Stands for cuda_src/ptx/async_copy.cuh: a copy is done when its group is waited for.
+#pragma once
+
+#include "load_matrix.cuh"
+
+namespace cuflash::ptx {
+
+inline void async_copy_16(void* shared, const void* global, int bytes) {
+  if (reinterpret_cast<std::uintptr_t>(shared) % 16 ||
+      (bytes && reinterpret_cast<std::uintptr_t>(global) % 16)) {
+    emulated::fail("cp.async: an address is not a multiple of 16");
+  }
+  emulated::current->open.push_back({shared, global, bytes != 0});
+}
+
+inline void async_copy_commit() {
+  emulated::current->groups.push_back(std::move(emulated::current->open));
+  emulated::current->open.clear();
+}
+
+template <int pending>
+inline void async_copy_wait() {
+  auto& groups = emulated::current->groups;
+  while (groups.size() > pending) {
+    emulated::finish_group(groups.front());
+    groups.pop_front();
+  }
+}
+
+}  // namespace cuflash::ptx

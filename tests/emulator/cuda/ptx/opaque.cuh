@@ -1,0 +1,10 @@
+// Stands for cuda_src/ptx/opaque.cuh.
+#pragma once
+
+#include "../emulated.hpp"
+
+namespace cuflash::ptx {
+
+inline int opaque_lane() { return emulated::lane(); }
+
+}  // namespace cuflash::ptx

@@ -1,0 +1,148 @@
+"""A CUDA device that is emulated: the host side as it is, kernels as compiled for the CPU."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+import cuflash
+from cuflash import pipeline, prepared
+from cuflash.cuda import launch
+from cuflash.cuda.compile import CompiledKernel
+from cuflash.planning.kernel import KernelConfig
+
+from ..architectures import LIMITS
+from ..kit.arena import Arena
+from ..kit.case import Case
+from ..kit.strides import CONTIGUOUS, Strides
+from .build import emulate
+
+__all__ = ["EmulatedRunner", "emulated_device"]
+
+
+@contextlib.contextmanager
+def emulated_device(architecture: str) -> Iterator[None]:
+    """Within it ``prepare`` plans for this architecture, and what it gives runs on the CPU."""
+    import cupy
+
+    def nothing(*_: Any) -> Any:
+        return contextlib.nullcontext()
+
+    def compiled(config: KernelConfig, _: int) -> CompiledKernel:
+        return CompiledKernel(emulate(config), 0, 0)
+
+    with contextlib.ExitStack() as stack:
+        for owner, name, value in (
+            (pipeline.DeviceLimits, "query", lambda _: LIMITS[architecture]),
+            (pipeline, "require_device", lambda: 0),
+            (prepared, "require_device", lambda: 0),
+            (prepared, "device_count", lambda: 1),
+            (pipeline, "is_usable", lambda: True),
+            (pipeline, "require_toolchain", lambda: None),
+            (launch, "compile_kernel", compiled),
+            (cupy.cuda, "Device", nothing),
+        ):
+            stack.enter_context(mock.patch.object(owner, name, value))
+        pipeline._decide.cache_clear()
+        yield
+    pipeline._decide.cache_clear()
+
+
+@dataclass(frozen=True)
+class EmulatedRunner:
+    """A runner as the kit's: results of the device code of an architecture, in guarded buffers."""
+
+    architecture: str = "90"
+    algorithm: str = "fa1"
+    blocks: tuple[int, int] | None = None
+
+    def tiles(self, case: Case, operation: str = "forward") -> tuple[int, int]:
+        """``(block_q, block_kv)`` of the plan."""
+        with emulated_device(self.architecture):
+            tile = self._prepare(case, operation, self._shapes(case)).plan.tile
+        return tile.block_q, tile.block_kv
+
+    def forward(
+        self, case: Case, q: np.ndarray, k: np.ndarray, v: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Out and lse."""
+        given = {"q": q, "k": k, "v": v}
+        made = {"out": case.storage, "lse": case.statistics}
+        return self._run(case, "forward", given, made)
+
+    def backward(
+        self,
+        case: Case,
+        dout: np.ndarray,
+        q: np.ndarray,
+        k: np.ndarray,
+        v: np.ndarray,
+        out: np.ndarray,
+        lse: np.ndarray,
+        dlse: np.ndarray | None = None,
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Dq, dk and dv."""
+        given = {"q": q, "k": k, "v": v, "out": out, "dout": dout, "lse": lse}
+        if dlse is not None:
+            given["dlse"] = dlse
+        return self._run(case, "backward", given, dict.fromkeys(("dq", "dk", "dv"), case.storage))
+
+    def _run(
+        self, case: Case, operation: str, given: dict[str, np.ndarray], made: dict[str, Any]
+    ) -> Any:
+        arena = Arena(np, "nan")
+        inputs = {
+            name: arena.input(name, array, _recipe(case, name) if name in "qkv" else CONTIGUOUS)
+            for name, array in given.items()
+        }
+        results = {
+            name: arena.output(name, case.shape(name), dtype, CONTIGUOUS)
+            for name, dtype in made.items()
+        }
+        with emulated_device(self.architecture):
+            ready = self._prepare(case, operation, [_on_device(inputs[name]) for name in "qkv"])
+            assert (ready.plan.backend, ready.plan.algorithm) == ("cuda", self.algorithm)
+            workspace = arena.workspace(ready.workspace_bytes)
+            pointers = {n: a.ctypes.data for n, a in {**inputs, **results}.items()}
+            ready.run(pointers, workspace=workspace.ctypes.data)
+        arena.check(case.repro)
+        return tuple(results.values())
+
+    def _shapes(self, case: Case) -> list[tuple[int, ...]]:
+        return [case.shape(name) for name in "qkv"]
+
+    def _prepare(self, case: Case, operation: Any, tensors: Any) -> cuflash.Prepared:
+        return cuflash.prepare(
+            *tensors,
+            operation=operation,
+            dtype=case.dtype,
+            algorithm=self.algorithm,
+            blocks=self.blocks,
+            **case.options,
+        )
+
+
+def _recipe(case: Case, name: str) -> Strides:
+    """The case's strides; contiguous where the library would have to copy first."""
+    recipe = case.recipe(name)
+    fits = not (recipe.gaps and recipe.gaps[-1]) and recipe.order in ((), _last_stays(recipe))
+    return recipe if fits else CONTIGUOUS
+
+
+def _last_stays(recipe: Strides) -> tuple[int, ...]:
+    last = len(recipe.order) - 1
+    return recipe.order if recipe.order and recipe.order[-1] == last else ()
+
+
+def _on_device(array: np.ndarray) -> Any:
+    """A CuPy array over the same memory, which only kernels touch."""
+    import cupy
+
+    memory = cupy.cuda.UnownedMemory(array.ctypes.data, 1 << 40, None, 0)
+    pointer = cupy.cuda.MemoryPointer(memory, 0)
+    return cupy.ndarray(array.shape, array.dtype, pointer, strides=array.strides)

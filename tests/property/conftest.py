@@ -1,0 +1,50 @@
+"""Compiles what the properties will run, in parallel, before the first of them on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from itertools import product
+from typing import Any
+
+import pytest
+
+import cuflash
+
+from ..kit.runners import RUNNERS
+from .sweep import DTYPES, HEAD_DIMS
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _compiled_ahead(request: pytest.FixtureRequest) -> None:
+    gpu = any(item.get_closest_marker("gpu") for item in request.session.items)
+    if gpu and cuflash.is_available():
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(lambda call: _prepare(**call), _calls()))
+
+
+def _calls() -> Iterator[dict[str, Any]]:
+    algorithms = [runner.algorithm for runner in RUNNERS.values() if runner.backend == "cuda"]
+    for algorithm, dims, dtype, causal, operation, gap in product(
+        algorithms, HEAD_DIMS, DTYPES, (False, True), ("forward", "backward"), (0, 1)
+    ):
+        yield {
+            "dims": dims,
+            "gap": gap,
+            "dtype": dtype,
+            "algorithm": algorithm,
+            "causal": causal,
+            "operation": operation,
+        }
+
+
+def _prepare(dims: tuple[int, int], gap: int, dtype: str, **options: Any) -> None:
+    """Of rows that follow each other, or that lie an odd number of elements apart."""
+    import cupy
+    import ml_dtypes
+
+    kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype
+    q, v = (cupy.empty((1, 1, 1, d + gap), kind)[..., :d] for d in dims)
+    with suppress(cuflash.UnsupportedError):  # the tests themselves skip it, with the reason
+        cuflash.prepare(q, q, v, **options)
