@@ -1,8 +1,8 @@
 """Plant every bug in a copy of the tree, run its test, and record what killed it.
 
-``python -m tests.mutants [--only TEXT]``. Bugs in device code need a GPU;
-without one only the others are run. Exits 1 if a bug survives, or if a test
-fails without any bug.
+``python -m tests.mutants [--only TEXT]``. Without a GPU bugs in device code are
+run by the emulator, whose tests then stand for the named one. Exits 1 if a bug
+survives, or if a test fails without any bug.
 """
 
 from __future__ import annotations
@@ -20,9 +20,12 @@ from pathlib import Path
 
 import cuflash
 
+from ..emulator.build import compiler
 from .bugs import BUGS, Bug
 from .record import RECORD, ROOT, device_digest
 
+#: What runs device code without a GPU.
+EMULATED = "tests/emulator/test_device_code.py"
 #: What a copy of the tree needs.
 PARTS = ("cuflash", "cuda_src", "tests", "pyproject.toml", "README.md", "bench")
 
@@ -64,12 +67,17 @@ def killer(output: str) -> str:
     return f"{failed[0] if failed else '?'}: {lines[0][:160] if lines else '?'}"
 
 
+def test_of(bug: Bug) -> str:
+    """The test that has to kill a bug here."""
+    return EMULATED if bug.needs_gpu and not cuflash.is_available() else bug.test
+
+
 def judge(bug: Bug) -> tuple[bool, str]:
     """Whether the bug is killed, and by what."""
     with tempfile.TemporaryDirectory() as folder:
         tree = copy_tree(Path(folder))
         plant(bug, tree)
-        code, output = run_tests(tree, [bug.test])
+        code, output = run_tests(tree, [test_of(bug)])
     if "CompileError" in output or code not in (0, 1):
         return False, f"pytest exited {code}: {output[-600:]}"
     return code == 1, killer(output) if code == 1 else "survived"
@@ -82,11 +90,11 @@ def main() -> int:
     parser.add_argument("--record", type=Path, default=RECORD)
     parser.add_argument("--jobs", type=int, default=4, help="bugs at a time")
     arguments = parser.parse_args()
-    gpu = cuflash.is_available()
-    bugs = [b for b in BUGS if arguments.only in b.name and (gpu or not b.needs_gpu)]
+    runs = cuflash.is_available() or compiler() is not None
+    bugs = [b for b in BUGS if arguments.only in b.name and (runs or not b.needs_gpu)]
     with tempfile.TemporaryDirectory() as folder:
         tree = copy_tree(Path(folder))
-        code, output = run_tests(tree, sorted({bug.test for bug in bugs}))
+        code, output = run_tests(tree, sorted({test_of(bug) for bug in bugs}))
     print(f"without a bug: pytest exited {code}", flush=True)
     if code != 0:
         print(output[-3000:])
@@ -97,17 +105,19 @@ def main() -> int:
             print(f"{'killed  ' if dead else 'SURVIVED'} {bug.name}: {by}", flush=True)
             if dead:
                 killed[bug.name] = by
-    if gpu and not arguments.only:
+    if runs and not arguments.only:
         write(arguments.record, killed)
     return 0 if len(killed) == len(bugs) else 1
 
 
 def write(path: Path, killed: dict[str, str]) -> None:
     """Store what was seen, with the digest of the device code it was seen with."""
-    import cupy
+    name = "the emulator"
+    if cuflash.is_available():
+        import cupy
 
-    name = cupy.cuda.runtime.getDeviceProperties(0)["name"].decode()
-    record = {"gpu": name, "device_code": device_digest(), "killed": killed}
+        name = cupy.cuda.runtime.getDeviceProperties(0)["name"].decode()
+    record = {"ran_on": name, "device_code": device_digest(), "killed": killed}
     path.write_text(json.dumps(record, indent=1) + "\n")
 
 
