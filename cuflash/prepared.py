@@ -69,7 +69,7 @@ class Prepared:
         Raises
         ------
         ArgumentTypeError
-            If an address is not an integer.
+            If ``pointers`` is no mapping, or an address not an integer.
         ArgumentValueError
             If an address is missing, of no array of the plan, or not aligned
             as the plan needs it.
@@ -87,6 +87,8 @@ class Prepared:
             self._launcher.run(pointers, workspace)
 
     def _check(self, pointers: Mapping[str, int], workspace: int) -> None:
+        if not isinstance(pointers, Mapping):
+            raise ArgumentTypeError("pointers", repr(pointers), "a mapping of names to addresses")
         unknown = pointers.keys() - self.tensors.keys()
         if unknown:
             raise ArgumentValueError(

@@ -27,8 +27,9 @@ DTypeName = Literal["float16", "bfloat16", "float32", "float64"]
 MAX_HEAD_DIM = 256
 #: Most heads of all batch entries together: the thread blocks that one launch may have.
 MAX_HEADS = 2**31 - 1
-#: Longest sequence; positions are 32-bit in the kernels, offsets are not.
-MAX_SEQLEN = 2**30
+#: Longest sequence. Positions are 32-bit in the kernels (offsets in memory are not), also that of
+#: a last tile's rows beyond the length plus an offset of as many keys.
+MAX_SEQLEN = 2**30 - 2**12
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,13 @@
-"""Every kernel that a plan can ask for, by architecture."""
+"""The kernels that a plan can ask for, by architecture.
+
+``rows`` are those of equal widths, every dtype, pass and mask; ``rare_rows``
+pair every width of q and k with every other of v, and copy element by element.
+"""
 
 from __future__ import annotations
 
 import datetime
+import zlib
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
@@ -50,10 +55,34 @@ def _problems() -> Iterator[AttentionProblem]:
         yield replace(plain, operation=operation, storage=dtype, output="float32")
 
 
+def _rare_problems() -> Iterator[AttentionProblem]:
+    plain = next(_problems())
+    for operation, dtype, d, dv in product(
+        ("forward", "backward"), ("float16", "float32"), HEAD_DIM_BUCKETS, HEAD_DIM_BUCKETS
+    ):
+        of = replace(plain, operation=operation, storage=dtype, output=dtype)
+        of = replace(of, head_dim=d, head_dim_v=dv, mask="causal")
+        yield of if d != dv else replace(of, alignment="element")
+
+
 def rows(architecture: str) -> dict[str, KernelConfig]:
     """Configurations of an architecture by a readable name, each machine code once."""
+    return _named(architecture, _problems())
+
+
+def rare_rows(architecture: str) -> dict[str, KernelConfig]:
+    """The same of what few calls ask for."""
+    return _named(architecture, _rare_problems())
+
+
+def built_today(name: str) -> bool:
+    """Whether an ordinary run builds this rare row: each takes its turn within sixty days."""
+    return zlib.crc32(name.encode()) % 60 == datetime.date.today().toordinal() % 60
+
+
+def _named(architecture: str, problems: Iterator[AttentionProblem]) -> dict[str, KernelConfig]:
     found: dict[KernelConfig, str] = {}
-    for problem in _problems():
+    for problem in problems:
         for algorithm in ("fa1",):
             try:
                 chosen = plan(problem, LIMITS[architecture], algorithm=algorithm)

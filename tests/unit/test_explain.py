@@ -10,6 +10,7 @@ import pytest
 import cuflash
 from cuflash import dispatch
 from cuflash.planning.plan import Plan
+from cuflash.planning.problem import MAX_SEQLEN
 
 
 def _arrays(dtype: str = "float32") -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -72,7 +73,7 @@ def test_another_cache_gives_other_blocks(monkeypatch: pytest.MonkeyPatch) -> No
     assert len(seen) == 2
 
 
-@pytest.mark.parametrize("seqlen", [1, 7, 2**30])
+@pytest.mark.parametrize("seqlen", [1, 7, MAX_SEQLEN])
 def test_the_offset_keeps_what_every_query_sees_within_32_bits(seqlen: int) -> None:
     shape = (1, seqlen, 1, 8)
 

@@ -171,3 +171,8 @@ def test_a_workspace_in_use_is_refused(fake_device: FakeDevice, over: str) -> No
     _check_workspace(free, pipeline, others)
     with pytest.raises(VALUE, match=f"workspace: got memory that {over} uses"):
         _check_workspace(device_array((1 << 19,), np.uint8, start), pipeline, others)
+
+
+def test_pointers_are_a_mapping(fake_device: FakeDevice) -> None:
+    with pytest.raises(TYPE, match="a mapping of names to addresses"):
+        _prepare().run([ADDRESS])

@@ -6,8 +6,7 @@
 namespace cuflash::ptx {
 
 inline unsigned shared_address(const void* pointer) {
-  return static_cast<unsigned>(static_cast<const unsigned char*>(pointer) -
-                               emulated::shared_base);
+  return static_cast<unsigned>(static_cast<const unsigned char*>(pointer) - emulated::shared_base);
 }
 
 inline void load_matrix_x4(unsigned (&d)[4], unsigned row) {
