@@ -41,7 +41,7 @@ _STRIDED = {
 
 
 def _cases(dtype: str, dims: tuple[int, int], causal: bool) -> list[Case]:
-    """Several tiles each way and tails on both; grouped heads; dead rows and tiles; strides; one row."""
+    """Several tiles and tails both ways; grouped heads; dead rows and tiles; strides; one row."""
     first = Case(2, 4, 2, 70, 100, *dims, dtype, causal=causal, seed=1)
     second = replace(first, batch=1, heads_q=2, seqlen_q=37, seqlen_kv=130, seed=2)
     short = replace(second, q_offset=-40, seqlen_q=70, seqlen_kv=33, layout="bhsd", seed=3)
