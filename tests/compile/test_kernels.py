@@ -30,8 +30,8 @@ LOCAL_ALLOWANCE = {
     **{("backward", "float32", d): 64 for d in (32, 64, 128, 192, 256)},
     **{("backward", "float64", d): 64 for d in (32, 64, 96, 128, 192, 256)},
 }
-#: The same for what few calls ask for.
-RARE_ALLOWANCE = 160
+#: The same for what few calls ask for (seen: 214 at most, NVRTC 13.5, sm_75, 80 and 90).
+RARE_ALLOWANCE = 256
 
 _TODAY = todays_architectures()
 

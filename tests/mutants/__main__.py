@@ -78,6 +78,8 @@ def judge(bug: Bug) -> tuple[bool, str]:
         tree = copy_tree(Path(folder))
         plant(bug, tree)
         code, output = run_tests(tree, [test_of(bug)])
+    if code < 0 and test_of(bug) == EMULATED:  # the emulator died of a wrong address
+        return True, f"{EMULATED}: signal {-code}"
     if "CompileError" in output or code not in (0, 1):
         return False, f"pytest exited {code}: {output[-600:]}"
     return code == 1, killer(output) if code == 1 else "survived"
@@ -105,19 +107,24 @@ def main() -> int:
             print(f"{'killed  ' if dead else 'SURVIVED'} {bug.name}: {by}", flush=True)
             if dead:
                 killed[bug.name] = by
-    if runs and not arguments.only:
-        write(arguments.record, killed)
+    if runs:
+        write(arguments.record, {bug.name for bug in bugs}, killed)
     return 0 if len(killed) == len(bugs) else 1
 
 
-def write(path: Path, killed: dict[str, str]) -> None:
-    """Store what was seen, with the digest of the device code it was seen with."""
+def write(path: Path, ran: set[str], killed: dict[str, str]) -> None:
+    """Add what was seen to the record, with the digest of the device code it was seen with."""
     name = "the emulator"
     if cuflash.is_available():
         import cupy
 
         name = cupy.cuda.runtime.getDeviceProperties(0)["name"].decode()
-    record = {"ran_on": name, "device_code": device_digest(), "killed": killed}
+    record = {"ran_on": name, "device_code": device_digest(), "killed": {}}
+    known = json.loads(path.read_text()) if path.exists() else record
+    if all(known[key] == record[key] for key in ("ran_on", "device_code")):
+        # Of the same code: what ran now replaces what was known of it.
+        record["killed"] = {bug: by for bug, by in known["killed"].items() if bug not in ran}
+    record["killed"] |= killed
     path.write_text(json.dumps(record, indent=1) + "\n")
 
 
