@@ -45,6 +45,6 @@ def _prepare(dims: tuple[int, int], gap: int, dtype: str, **options: Any) -> Non
     import ml_dtypes
 
     kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype
-    q, v = (cupy.empty((1, 1, 1, d + gap), kind)[..., :d] for d in dims)
+    q, v = (cupy.empty((1, 2, 1, d + gap), kind)[..., :d] for d in dims)
     with suppress(cuflash.UnsupportedError):  # the tests themselves skip it, with the reason
         cuflash.prepare(q, q, v, **options)
