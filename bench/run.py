@@ -24,6 +24,9 @@ RESULTS = Path(__file__).parent / "results"
 
 def run(names: str, protocols: str, output: Path | None = None) -> list[dict[str, Any]]:
     """Time the sets of cases, print a line each, and append the rows to the GPU's file."""
+    from cuflash.cuda.available import require_device
+
+    require_device()
     import cupy
 
     properties = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)

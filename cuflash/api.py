@@ -95,6 +95,8 @@ def attention(
         If the algorithm cannot do this problem on this device.
     BackendUnavailableError, ToolchainError
         If CUDA is needed and cannot be used.
+    CompileError, LaunchError
+        If the compiler or the driver refuses a kernel, with the plan.
 
     Notes
     -----
@@ -157,7 +159,8 @@ def attention_backward(
     grads : (dq, dk, dv), optional
         Destinations; they must not overlap anything.
     deterministic : bool
-        The same bits from run to run, with O(seqlen) more memory.
+        The same bits from run to run, with O(seqlen) more memory. Every
+        backward pass of this version gives that without being asked.
     causal, scale, q_offset, layout, backend, algorithm, blocks, workspace
         As for :func:`attention`; ``blocks`` is of this pass.
 

@@ -118,6 +118,8 @@ def _add_selection(parser: argparse.ArgumentParser, default: str | None) -> None
 
 def _info(given: argparse.Namespace) -> int:
     table = Table(show_header=False)
+    table.add_column()
+    table.add_column(overflow="fold")
     for section in info().sections:
         for name, value in section.items():
             table.add_row(name, Text(value))

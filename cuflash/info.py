@@ -39,7 +39,7 @@ class Info:
     versions: dict[str, str]
     cuda: str  # "usable", or why not
     devices: tuple[DeviceLimits, ...]
-    host: HostLimits
+    host: str  # what the NumPy backend sizes its blocks from
     sources: str
     kernel_cache: str
     environment: dict[str, str]
@@ -51,7 +51,7 @@ class Info:
         machine = {
             "CUDA": self.cuda,
             **devices,
-            "CPU cache a core": f"{self.host.cache:,} bytes",
+            "CPU cache a core": self.host,
             "CUDA sources": self.sources,
             "kernel cache": self.kernel_cache,
         }
@@ -74,7 +74,7 @@ def info() -> Info:
         versions=_versions(),
         cuda=_cuda(),
         devices=_devices(),
-        host=HostLimits.query(),
+        host=_host(),
         sources=_sources(),
         kernel_cache=_kernel_cache(),
         environment=_environment(),
@@ -115,6 +115,13 @@ def _devices() -> tuple[DeviceLimits, ...]:
     from cupy.cuda import runtime
 
     return tuple(DeviceLimits.query(i) for i in range(runtime.getDeviceCount()))
+
+
+def _host() -> str:
+    try:
+        return f"{HostLimits.query().cache:,} bytes"
+    except CuflashError as error:
+        return str(error)
 
 
 def _sources() -> str:

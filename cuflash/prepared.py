@@ -262,7 +262,10 @@ def _forward_options(options: Options) -> Options:
 
 def _spec_of(name: str, tensor: Any, dtype: Any, where: int | None) -> TensorSpec:
     if not isinstance(tensor, (tuple, list)):
-        return adopt(name, tensor).spec
+        spec = adopt(name, tensor).spec
+        if dtype is not None and _dtype(dtype) != spec.dtype:
+            raise ArgumentValueError("dtype", repr(dtype), f"{spec.dtype}, which {name} has")
+        return spec
     if not all(_is_size(size) for size in tensor):
         raise ArgumentValueError(name, repr(tensor), "a shape: non-negative integers")
     shape = tuple(int(size) for size in tensor)

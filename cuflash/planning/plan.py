@@ -105,7 +105,9 @@ def _host_plan(
     blocks: tuple[int, int] | None,
 ) -> Plan:
     if algorithm == "fa3":
-        raise UnsupportedError("fa3 is for Hopper GPUs; the NumPy backend has fa1 and fa2")
+        raise UnsupportedError(
+            "fa3 is for Hopper GPUs, and not in this version; the NumPy backend has fa1 and fa2"
+        )
     if blocks is None:
         tile = host.tile_of_cache(problem, limits)
         reason = f"blocks for {limits.cache:,} bytes of cache"

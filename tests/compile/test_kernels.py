@@ -50,8 +50,10 @@ def _rare_rows() -> dict[str, KernelConfig]:
 def _params() -> list[object]:
     today = {name: name.split("-")[0][3:] in _TODAY for name in _all_rows()}
     today |= {name: built_today(name) for name in _rare_rows()}
-    later = pytest.mark.compile_all
-    return [pytest.param(name, id=name, marks=() if now else later) for name, now in today.items()]
+    return [
+        pytest.param(name, id=name, marks=pytest.mark.compile_all(today=now))
+        for name, now in today.items()
+    ]
 
 
 @pytest.fixture(scope="session")

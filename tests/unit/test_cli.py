@@ -26,7 +26,7 @@ def test_info_prints_what_info_knows(capsys: pytest.CaptureFixture[str]) -> None
     assert cli.main(["info"]) == 0
     printed = capsys.readouterr().out
     assert np.__version__ in printed
-    assert f"{cuflash.info().host.cache:,} bytes" in printed
+    assert cuflash.info().host in printed
 
 
 def test_explain_prints_the_explanation_of_both_passes(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,10 +1,9 @@
 """FlashAttention-1: tiles from the paper's rule, and what they need.
 
 Dao et al. 2022, Algorithm 1, line 1: ``B_c = ceil(M / 4d)``, ``B_r = min(B_c, d)``
-with M the on-chip memory in elements. The rule counts K, V, Q and O as equals.
-Here O is float32, row statistics and scratch take room too, and a warp's scores
-must fit its registers, so the blocks start at the rule's, rounded to whole matrix
-instructions, and shrink until all of that fits.
+with M the on-chip memory in elements, K, V, Q and O counted as equals. Here O is
+float32, row statistics, scratch and a warp's scores take room too, so the blocks start
+at the rule's, in whole matrix instructions, and shrink until all of that fits.
 """
 
 from __future__ import annotations
@@ -81,9 +80,10 @@ class Fa1ForwardTile:
         scores = values_in_registers(rows, self.block_kv // self.warps_kv, compute)
         output = values_in_registers(rows, self.head_dim_v, compute)
         other = _OTHER_REGISTERS["forward", self.storage]
-        if self.head_dim % 64:  # the chunks of its rows change places in smaller groups, and
-            other += 16  # the compiler keeps the address of each of them apart
-        return Footprint(shared, scores + output + other, self.threads)
+        other += 16 if self.head_dim % 64 else 0  # such rows keep more addresses apart
+        smallest = (self.block_q, self.block_kv) == (self.fragment_rows, key_step(self.storage))
+        most = 255 if smallest else 999  # the smallest tile has to do; what is too much is spilled
+        return Footprint(shared, min(scores + output + other, most), self.threads)
 
     def constants(self) -> dict[str, int]:
         """What the device code reads from ``Config``."""
