@@ -64,7 +64,8 @@ def killer(output: str) -> str:
     """What the failing test said, in a line."""
     lines = re.findall(r"^E +(\S.*)$", output, re.MULTILINE)
     failed = re.findall(r"^(?:FAILED|ERROR) (\S+)", output, re.MULTILINE)
-    return f"{failed[0] if failed else '?'}: {lines[0][:160] if lines else '?'}"
+    said = re.sub(r"/\S*/", "", lines[0])[:160] if lines else "?"  # without folders of this run
+    return f"{failed[0] if failed else '?'}: {said}"
 
 
 def test_of(bug: Bug) -> str:
