@@ -22,7 +22,7 @@ from ..kit.case import Case
 from ..kit.strides import CONTIGUOUS, Strides
 from .build import emulate
 
-__all__ = ["EmulatedRunner", "emulated_device"]
+__all__ = ["EmulatedRunner", "emulated_device", "on_device"]
 
 
 @contextlib.contextmanager
@@ -64,7 +64,7 @@ class EmulatedRunner:
     def tiles(self, case: Case, operation: str = "forward") -> tuple[int, int]:
         """``(block_q, block_kv)`` of the plan."""
         with emulated_device(self.architecture):
-            tile = self._prepare(case, operation, self._shapes(case)).plan.tile
+            tile = self.prepare(case, operation, self._shapes(case)).plan.tile
         return tile.block_q, tile.block_kv
 
     def forward(
@@ -105,7 +105,7 @@ class EmulatedRunner:
             for name, dtype in made.items()
         }
         with emulated_device(self.architecture):
-            ready = self._prepare(case, operation, [_on_device(inputs[name]) for name in "qkv"])
+            ready = self.prepare(case, operation, [on_device(inputs[name]) for name in "qkv"])
             assert (ready.plan.backend, ready.plan.algorithm) == ("cuda", self.algorithm)
             workspace = arena.workspace(ready.workspace_bytes)
             pointers = {n: a.ctypes.data for n, a in {**inputs, **results}.items()}
@@ -116,7 +116,8 @@ class EmulatedRunner:
     def _shapes(self, case: Case) -> list[tuple[int, ...]]:
         return [case.shape(name) for name in "qkv"]
 
-    def _prepare(self, case: Case, operation: Any, tensors: Any) -> cuflash.Prepared:
+    def prepare(self, case: Case, operation: Any, tensors: Any) -> cuflash.Prepared:
+        """The library's own object; only within :func:`emulated_device`."""
         return cuflash.prepare(
             *tensors,
             operation=operation,
@@ -130,16 +131,12 @@ class EmulatedRunner:
 def _recipe(case: Case, name: str) -> Strides:
     """The case's strides; contiguous where the library would have to copy first."""
     recipe = case.recipe(name)
-    fits = not (recipe.gaps and recipe.gaps[-1]) and recipe.order in ((), _last_stays(recipe))
-    return recipe if fits else CONTIGUOUS
+    gap = any(recipe.gaps[-1:])
+    moved = recipe.order and recipe.order[-1] != len(recipe.order) - 1
+    return CONTIGUOUS if gap or moved else recipe
 
 
-def _last_stays(recipe: Strides) -> tuple[int, ...]:
-    last = len(recipe.order) - 1
-    return recipe.order if recipe.order and recipe.order[-1] == last else ()
-
-
-def _on_device(array: np.ndarray) -> Any:
+def on_device(array: np.ndarray) -> Any:
     """A CuPy array over the same memory, which only kernels touch."""
     import cupy
 

@@ -21,7 +21,7 @@ from ..kit.data import arrays
 from ..kit.oracle import judge
 from ..kit.strides import Strides
 from .build import compiler
-from .device import EmulatedRunner, _on_device, emulated_device
+from .device import EmulatedRunner, emulated_device, on_device
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="there is no g++ to compile with")
 
@@ -126,8 +126,8 @@ def test_batches_lie_more_than_two_to_the_31_elements_apart() -> None:
     k[...] = x["k"]
     out = np.full_like(expected, np.nan)
     with emulated_device("90"):
-        tensors = [_on_device(a) for a in (x["q"], k, x["v"])]
-        ready = runner._prepare(case, "forward", tensors)
+        tensors = [on_device(a) for a in (x["q"], k, x["v"])]
+        ready = runner.prepare(case, "forward", tensors)
         workspace = np.empty(ready.workspace_bytes + 256, np.uint8)
         pointers = {n: a.ctypes.data for n, a in (*x.items(), ("k", k), ("out", out))}
         ready.run(pointers, workspace=-(-workspace.ctypes.data // 256) * 256)

@@ -68,8 +68,6 @@ class _Group:
         lse = np.abs(self.x["lse"][:, live]).max(initial=0)
         self.drift = wide * (limits.OPERATIONS + roots + lse + limits.SUM_DRIFT * terms)
         self.rounding = limits.DEVIATIONS * math.sqrt(2) * unit
-        # Of dP, with one sign, beside a delta that is rounded to nearest.
-        self.truncation = wide * limits.SUM_DRIFT * self.case.head_dim_v
         self.several = limits.DEVIATIONS * wide * (limits.OPERATIONS + roots)
 
     def sum_dv(self) -> np.ndarray:
@@ -88,8 +86,6 @@ class _Group:
         small = smallest * math.sqrt(self.case.seqlen_kv) * _root(q)  # of dS
         rounded = _root(self._rounded("dk")) + _root(q * np.sqrt(in_delta)) + small
         bound = self.rounding * rounded + self.several * _root(q * np.sqrt(in_dp))
-        bound += self.truncation * np.abs(q * np.sqrt(in_dp)).sum(axis=0)
-        bound += self._vanished("dk", np.ones_like(x["dk"])).sum(axis=0)
         return _over(x["dk"].sum(axis=0), bound)
 
     def q_dq(self) -> np.ndarray:
