@@ -17,10 +17,10 @@ from .nvrtc import Built, build
 from .rows import built_today, rare_rows, rows, todays_architectures
 
 #: Bytes of local memory that a kernel may use, by kernel, storage and bucket; the others none.
-#: Seen with NVRTC 13.5 on all architectures and 13.0 on sm_90: 8 to 116 bytes, which are a few long-lived
-#: scalars beside accumulators that nearly fill the registers, where the next smaller tile would
-#: cost more traffic; and 32 or 64 in the forward pass of buckets 16 and 32, the whole output tile,
-#: which the compiler indexes by the warp.
+#: Seen with NVRTC 13.5 on all architectures and 13.0 on sm_90: 8 to 116 bytes, which are a few
+#: long-lived scalars beside accumulators that nearly fill the registers, where the next smaller
+#: tile would cost more traffic; and 32 or 64 in the forward pass of buckets 16 and 32, the whole
+#: output tile, which the compiler indexes by the warp.
 LOCAL_ALLOWANCE = {
     **{("forward", dtype, d): 64 for dtype in DTYPES for d in (16, 32)},
     **{("forward", dtype, d): 64 for dtype in ("float16", "bfloat16") for d in (64, 128, 192, 256)},
