@@ -15,7 +15,15 @@ from ..kit.data import arrays
 from ..kit.oracle import judge
 from ..kit.problem import cases
 from ..kit.runners import ApiRunner
-from .sweep import count, examples, runners, skip_unless_served, sweep, tiles
+from .sweep import (
+    count,
+    examples,
+    runners,
+    several_tiles,
+    skip_unless_served,
+    sweep,
+    tiles,
+)
 
 #: Work of one example: float64 is judged in longdouble, which is slow.
 BUDGET = {"float16": 2**19, "bfloat16": 2**19, "float32": 2**19, "float64": 2**16}
@@ -33,7 +41,8 @@ def test_forward(runner: ApiRunner, dtype: str, dims: tuple[int, int], causal: b
         compare(truth, "out", out).check()
         compare(truth, "lse", lse).check()
 
-    examples(runner, cases(dtype, *dims, causal=causal, tile=tile, budget=BUDGET[dtype]), check)
+    drawn = cases(dtype, *dims, causal=causal, tile=tile, budget=BUDGET[dtype])
+    examples(runner, drawn, check, first=several_tiles(tile, dtype, dims, causal))
 
 
 @sweep()
@@ -52,7 +61,8 @@ def test_backward(runner: ApiRunner, dtype: str, dims: tuple[int, int], causal: 
         for name, grad in zip(("dq", "dk", "dv"), grads, strict=True):
             compare(truth, name, grad).check()
 
-    examples(runner, cases(dtype, *dims, causal=causal, tile=tile, budget=BUDGET[dtype]), check)
+    drawn = cases(dtype, *dims, causal=causal, tile=tile, budget=BUDGET[dtype])
+    examples(runner, drawn, check, first=several_tiles(tile, dtype, dims, causal))
 
 
 @pytest.mark.parametrize("runner", runners())

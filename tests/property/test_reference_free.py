@@ -6,7 +6,7 @@ from ..kit.case import Case
 from ..kit.checks import require, run_checks
 from ..kit.problem import cases
 from ..kit.runners import ApiRunner
-from .sweep import examples, skip_unless_served, sweep, tiles
+from .sweep import examples, several_tiles, skip_unless_served, sweep, tiles
 
 _DIMS = ((8, 8), (40, 40), (64, 64), (128, 128), (192, 128))
 
@@ -19,4 +19,5 @@ def test_six_checks(runner: ApiRunner, dtype: str, dims: tuple[int, int], causal
     def check(case: Case) -> None:
         require(case, run_checks(runner, case))
 
-    examples(runner, cases(dtype, *dims, causal=causal, tile=tile, values=("normal",)), check)
+    drawn = cases(dtype, *dims, causal=causal, tile=tile, values=("normal",))
+    examples(runner, drawn, check, first=several_tiles(tile, dtype, dims, causal))
