@@ -66,6 +66,18 @@ struct Fa1BackwardParams {
   Shape shape;
 };
 
+// FlashAttention-2 forward. Nothing of it lives in a workspace.
+struct Fa2ForwardParams {
+  Tensor q;
+  Tensor k;
+  Tensor v;
+  Tensor out;
+  RowVector lse;
+  double scale;
+  long long section;  // heads whose tiles run together, see tile/schedule.cuh
+  Shape shape;
+};
+
 // delta = rowsum(dout * out) - dlse, contiguous over [batch, heads_q, seqlen_q].
 struct DeltaParams {
   Tensor out;

@@ -82,6 +82,48 @@ __device__ inline void copy_tile(const Tile& tile, const typename Tile::Element*
   }
 }
 
+// The tiles of one tensor that a block visits one after the other. What does not change from tile
+// to tile is computed once; a whole tile then costs a thread one addition and one copy a chunk.
+template <CopyKind kind, int threads, class Tile>
+struct TileStream {
+  using Element = typename Tile::Element;
+  static constexpr int row_step = rows_at_a_time(Tile::chunks, threads);
+  // Whether every thread copies the same number of chunks, all of one column.
+  static constexpr bool even = kind != CopyKind::element && Tile::chunks <= threads &&
+                               threads == row_step * Tile::chunks && Tile::rows % row_step == 0;
+  const Element* source;  // row 0
+  long long row_stride;
+  int rows;
+  int columns;
+  const Element* mine;  // of row 0 to row_step - 1, this thread's chunk
+
+  __device__ TileStream(const Element* source, long long row_stride, int rows, int columns)
+      : source(source), row_stride(row_stride), rows(rows), columns(columns), mine(source) {
+    if constexpr (even) {
+      mine += static_cast<int>(threadIdx.x) / Tile::chunks * row_stride +
+              static_cast<int>(threadIdx.x) % Tile::chunks * Tile::chunk;
+    }
+  }
+
+  // Rows [begin, begin + Tile::rows) -> tile.
+  __device__ void load(const Tile& tile, int begin) const {
+    if constexpr (even) {
+      if (begin + Tile::rows <= rows && columns > Tile::columns - Tile::chunk) {
+        const Element* from = mine + begin * row_stride;
+        const int row = static_cast<int>(threadIdx.x) / Tile::chunks;
+        const int chunk = static_cast<int>(threadIdx.x) % Tile::chunks;
+#pragma unroll
+        for (int i = 0; i < Tile::rows; i += row_step) {
+          copy_chunk<kind>(tile.chunk_at(row + i, chunk), from, true);
+          from += row_step * row_stride;
+        }
+        return;
+      }
+    }
+    copy_tile<kind, threads>(tile, source + begin * row_stride, row_stride, rows - begin, columns);
+  }
+};
+
 // Ends a group of copies.
 template <CopyKind kind>
 __device__ inline void commit_copies() {

@@ -58,6 +58,14 @@ struct ScalarProducts {
     __syncwarp();
     multiply<Weights::columns>(accumulators, rows_by_depth(scratch, row0, key0), b);
   }
+  // And with prepare(first, count) called before those columns of the weights are read.
+  template <class Accumulators, class Weights, class B, class Scratch, class Prepare>
+  __device__ static void multiply_weights(Accumulators& accumulators, const Weights& weights,
+                                          const B& b, const Scratch& scratch, int row0, int key0,
+                                          Prepare prepare) {
+    prepare(0, Weights::columns);
+    multiply_weights(accumulators, weights, b, scratch, row0, key0);
+  }
 
  private:
   template <class Tile, class A, class B>

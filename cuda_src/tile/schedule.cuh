@@ -23,6 +23,29 @@ __device__ inline WorkItem head_work_item(const Shape& shape, int heads) {
   return {batch, static_cast<int>(blockIdx.x) % heads, 0, 0, shape.seqlen_kv, 0};
 }
 
+// One block a tile, `tiles` tiles of each of `heads` heads of every batch entry. Heads come in
+// sections of `section`, whose keys and values the second-level cache holds together; in a
+// section the last tiles come first, which under a causal mask are the longest.
+struct TileOrder {
+  unsigned tiles;
+  unsigned heads;
+  unsigned section;
+
+  __device__ WorkItem operator()(const Shape& shape, unsigned block) const {
+    const unsigned first = block / (section * tiles) * section;
+    const unsigned width = min(static_cast<unsigned>(section), shape.batch * heads - first);
+    const unsigned within = block - first * tiles;
+    const unsigned head = first + within % width;
+    const int tile = tiles - 1 - static_cast<int>(within / width);
+    return {static_cast<int>(head / heads),
+            static_cast<int>(head % heads),
+            tile,
+            0,
+            shape.seqlen_kv,
+            0};
+  }
+};
+
 // One step of an inner loop.
 struct Block {
   int index;  // of the tile along the looped axis
@@ -48,11 +71,30 @@ struct QBlocks {
   }
 };
 
+// The kv tiles that a q tile sees, last first: those that need masking come before the others.
+template <class Config>
+struct KvBlocks {
+  Sequence seq;
+  int q_begin;
+  int count;
+
+  __device__ KvBlocks(const Sequence& seq, int q_tile);
+
+  __device__ Block operator[](int step) const {
+    const int index = count - 1 - step;
+    return {index, Mask<Config>::is_edge(seq, q_begin, index * Config::block_kv)};
+  }
+};
+
 // The kv tiles that a q tile sees are [0, this); 0 for a tile of dead rows.
 template <class Config>
 __device__ inline int kv_tiles_seen(const Sequence& seq, int q_tile) {
   const int last_query = min((q_tile + 1) * Config::block_q, seq.seqlen_q) - 1;
   return ceil_div(Mask<Config>::visible_end(seq, last_query), Config::block_kv);
 }
+
+template <class Config>
+__device__ inline KvBlocks<Config>::KvBlocks(const Sequence& seq, int q_tile)
+    : seq(seq), q_begin(q_tile * Config::block_q), count(kv_tiles_seen<Config>(seq, q_tile)) {}
 
 }  // namespace cuflash

@@ -1,6 +1,7 @@
 // Warp tiles to and from memory, two neighbouring columns at a time.
 #pragma once
 
+#include "copy.cuh"
 #include "numeric.cuh"
 #include "warp_tile.cuh"
 
@@ -76,6 +77,28 @@ __device__ inline void store_shared(const Tile& tile, const Shared& shared, int 
                                            column0 + lane.column + Tile::column(n))) = {
         from_compute<T>(pair[0]), from_compute<T>(pair[1])};
   });
+}
+
+// Rows of a tile in shared memory -> the rows of a tensor, by one warp, 16 bytes at a time, as far
+// as rows and columns are valid.
+template <class Shared, class T>
+__device__ inline void copy_out(const Shared& shared, int row0, int rows, T* memory,
+                                long long row_stride, int valid_rows, int valid_columns) {
+  const int lane = ptx::opaque_lane();
+  constexpr int chunks = Shared::chunks;
+  constexpr int lanes_per_row = chunks < 32 ? chunks : 32;
+  constexpr int row_step = 32 / lanes_per_row;
+  const int first_row = lane / lanes_per_row;
+  if (first_row >= row_step) return;
+#pragma unroll
+  for (int chunk = lane % lanes_per_row; chunk < chunks; chunk += lanes_per_row) {
+    if (chunk * Shared::chunk >= valid_columns) return;
+#pragma unroll 4
+    for (int row = first_row; row < min(rows, valid_rows); row += row_step) {
+      *reinterpret_cast<Chunk*>(memory + row * row_stride + chunk * Shared::chunk) =
+          *reinterpret_cast<const Chunk*>(shared.chunk_at(row0 + row, chunk));
+    }
+  }
 }
 
 // Zeros in `rows` rows of a tensor, by all `threads` of the block.

@@ -92,6 +92,9 @@ PARAMETERS = {
         ("lse",),
         ("delta", "dq_accumulator", "scale"),
     ),
+    ("fa2", "forward"): _struct(
+        "Fa2ForwardParams", ("q", "k", "v", "out"), ("lse",), ("scale", "section")
+    ),
     ("steps", "delta"): _struct("DeltaParams", ("out", "dout"), ("dlse",), ("delta",)),
 }
 

@@ -106,7 +106,8 @@ def translation_unit(config: KernelConfig, root: Path) -> str:
             *(f"  {line}" for line in _config_lines(config)),
             "};",
             "",
-            f'extern "C" __global__ __launch_bounds__({config.threads}, 1) void',
+            'extern "C" __global__ '
+            f"__launch_bounds__({config.threads}, {config.blocks_per_sm}) void",
             f"{config.entry}(const __grid_constant__ cuflash::{params.name} params) {{",
             f"  cuflash::{config.generation}::{config.kernel}<Config>(params);",
             "}",

@@ -38,6 +38,7 @@ class KernelConfig:
     constants: tuple[tuple[str, int], ...]  # of the tile
     threads: int
     shared_bytes: int
+    blocks_per_sm: int = 1  # the registers are bounded so that as many fit
     features: tuple[str, ...] = ()
 
     @property
@@ -52,6 +53,7 @@ class KernelLaunch:
 
     config: KernelConfig
     grid: int  # thread blocks
+    arguments: tuple[tuple[str, int], ...] = ()  # fields of its parameters that the plan sets
 
 
 @dataclass(frozen=True)

@@ -85,6 +85,7 @@ class Footprint:
     shared_bytes: int
     registers: int  # of one thread, estimated
     threads: int
+    blocks_per_sm: int = 1  # that share a multiprocessor
 
     def pressure(self, limits: DeviceLimits) -> float:
         """How much of the scarcest resource it takes; above 1 it does not fit."""
