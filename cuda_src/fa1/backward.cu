@@ -26,7 +26,10 @@ __device__ inline void backward_step(const BackwardContext<Config>& c, const QSt
   const bool first = kv_tile == 0;
   const bool last = kv_tile == kv_tiles_seen<Config>(c.seq, step.q_tile) - 1;
 
-  score_tiles(c, step, kv_tile * Config::block_kv);
+  score_tiles<Config>(c, step, kv_tile * Config::block_kv, c.p(), c.ds(),
+                      [&](int row0, auto& lse, auto& delta) {
+                        load_statistics<Config>(c, step, row0, lse, delta);
+                      });
   if (dead) {
     __syncthreads();
     clear_dead_rows(c, step, c.p());
@@ -34,7 +37,7 @@ __device__ inline void backward_step(const BackwardContext<Config>& c, const QSt
   }
   __syncthreads();  // B
 
-  accumulate_kv(c, step, dk, dv);
+  accumulate_kv<Config>(c, step, c.p(), c.ds(), dk, dv);
   accumulate_q(c, step, first, last);
   if (dead && last) {
     __syncthreads();
@@ -55,7 +58,7 @@ __device__ inline void backward_kv_tile(const BackwardContext<Config>& c, int kv
   bool dead = false;  // whether this thread saw a dead row of the q tile that was loaded last
   if (steps.count > 0) {
     __syncthreads();  // the last step of the kv tile before has read K and V
-    load_kv_tile(c, kv_begin);
+    load_kv_tile<Config>(c, kv_begin);
     dead = load_q_step(c, steps[0]);
   }
   for (int i = 0; i < steps.count; ++i) {
@@ -74,8 +77,8 @@ __device__ inline void backward_kv_tile(const BackwardContext<Config>& c, int kv
       dead = load_q_step(c, steps[i + 1]);
     }
   }
-  store_kv(c, c.params.dk, c.params.shape.head_dim, kv_begin, c.params.scale, dk);
-  store_kv(c, c.params.dv, c.params.shape.head_dim_v, kv_begin, 1.0, dv);
+  store_kv<Config>(c, c.params.dk, c.params.shape.head_dim, kv_begin, c.params.scale, dk);
+  store_kv<Config>(c, c.params.dv, c.params.shape.head_dim_v, kv_begin, 1.0, dv);
 }
 
 template <class Config>

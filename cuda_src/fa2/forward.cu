@@ -39,13 +39,12 @@ __device__ inline void forward_tile(const ForwardContext<Config>& c) {
     commit_copies<Config::copies>();
     wait_copies<Config::copies, 1>();
     __syncthreads();
-    hold_q_tile(c, state);
     typename ForwardTypes<Config>::Scores scores;
-    score_tile(c, state, scores, 0);
+    score_tile(c, scores, 0);
     for (int step = 0; step + 1 < steps; ++step) {
       begin_step(c, step);
       weigh_tile(c, state, scores, step);
-      score_tile(c, state, scores, step + 1);
+      score_tile(c, scores, step + 1);
     }
     begin_step(c, steps - 1);
     weigh_tile(c, state, scores, steps - 1);
@@ -63,7 +62,7 @@ __device__ inline void forward(const Fa2ForwardParams& params) {
   const TileOrder order{static_cast<unsigned>(ceil_div(shape.seqlen_q, Config::block_q)),
                         static_cast<unsigned>(shape.heads_q),
                         static_cast<unsigned>(params.section)};
-  const WorkItem item = order(shape, blockIdx.x);
+  const WorkItem item = order.q_item(shape, blockIdx.x);
   const Sequence seq = sequence(shape, item.batch);
   using Storage = typename Config::Storage;
   const int rows = ForwardTypes<Config>::rows_per_warp;

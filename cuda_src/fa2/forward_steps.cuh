@@ -36,26 +36,12 @@ __device__ inline void begin_rows(const ForwardContext<Config>& c, ForwardState<
   });
 }
 
-// This warp's rows of Q -> registers, if there is room for them.
-template <class Config>
-__device__ inline void hold_q_tile(const ForwardContext<Config>& c, ForwardState<Config>& state) {
-  if constexpr (Config::q_in_registers) {
-    Products<Config>::hold(state.q, rows_by_depth(c.q(), c.row0));
-  }
-}
-
 // scores = Q K^T of a step, masked.
 template <class Config, class Scores>
-__device__ inline void score_tile(const ForwardContext<Config>& c,
-                                  const ForwardState<Config>& state, Scores& scores, int step) {
-  const auto k = rows_by_depth(c.k(step), 0);
+__device__ inline void score_tile(const ForwardContext<Config>& c, Scores& scores, int step) {
   scores.fill(0);
-  if constexpr (Config::q_in_registers) {
-    Products<Config>::template multiply<Config::head_dim>(scores, state.q, k);
-  } else {
-    Products<Config>::template multiply_ahead<Config::head_dim>(scores,
-                                                                rows_by_depth(c.q(), c.row0), k);
-  }
+  Products<Config>::template multiply_ahead<Config::head_dim>(scores, rows_by_depth(c.q(), c.row0),
+                                                              rows_by_depth(c.k(step), 0));
   const Block block = c.blocks[step];
   prepare_scores<Config>(scores, c.item, c.seq, c.first_query(), block.index * Config::block_kv,
                          block.edge);

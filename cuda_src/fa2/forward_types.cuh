@@ -9,16 +9,6 @@
 
 namespace cuflash::fa2 {
 
-// A warp's rows of Q as an operand in registers, where there is room for it.
-template <class Config, int rows, bool held = Config::q_in_registers>
-struct QueriesOf {
-  struct Type {};
-};
-template <class Config, int rows>
-struct QueriesOf<Config, rows, true> {
-  using Type = typename Products<Config>::template Held<rows, Config::head_dim>;
-};
-
 // The warps of a block part the q tile's rows; each keeps its rows' scores, weights and output in
 // registers. K and V pass through rings of two stages that all warps share.
 template <class Config>
@@ -36,8 +26,6 @@ struct ForwardTypes {
   using Scores = WarpTile<Compute, Config::fragment_rows, rows_per_warp, Config::block_kv>;
   using Output = WarpTile<Compute, Config::fragment_rows, rows_per_warp, Config::head_dim_v>;
   using Rows = RowValues<Scores>;
-  using HeldQ = typename QueriesOf<Config, rows_per_warp>::Type;
-
   using QTile = SharedTile<Storage, Config::block_q, Config::head_dim>;
   using OutTile = SharedTile<Storage, Config::block_q, Config::head_dim_v>;
   using KTile = SharedTile<Storage, Config::block_kv, Config::head_dim>;
@@ -79,7 +67,6 @@ struct ForwardContext {
 // What a warp carries from step to step for its rows.
 template <class Config, class Types = ForwardTypes<Config>>
 struct ForwardState {
-  typename Types::HeldQ q;         // if Q is kept in registers
   typename Types::Output output;   // not yet divided by the row's sum
   typename Types::Rows reference;  // what is subtracted from the row's logits
   typename Types::Rows sum;        // of the weights, over this lane's columns

@@ -52,37 +52,6 @@ struct TensorCoreProducts {
     }
   }
 
-  // A left operand that stays in registers, [rows, depth].
-  template <int rows, int depth>
-  struct Held {
-    unsigned value[depth / 16][rows / 16][4];
-  };
-  template <int rows, int depth, class A>
-  __device__ static void hold(Held<rows, depth>& held, const A& a) {
-    const auto left = left_of(a, ptx::opaque_lane());
-#pragma unroll
-    for (int k = 0; k < depth; k += 16) {
-#pragma unroll
-      for (int m = 0; m < rows / 16; ++m) left.load(held.value[k / 16][m], m * 16, k);
-    }
-  }
-  template <int depth, class Accumulators, int rows, class B>
-  __device__ static void multiply(Accumulators& accumulators, const Held<rows, depth>& a,
-                                  const B& b) {
-    const auto right = right_of(b, ptx::opaque_lane());
-    constexpr int groups = groups_of<Accumulators>;
-    Group<Accumulators> columns[2];
-    columns[0].load(right, 0, 0);
-#pragma unroll
-    for (int i = 0; i < depth / 16 * groups; ++i) {
-      const int next = i + 1;
-      if (next < depth / 16 * groups) {
-        columns[next % 2].load(right, next % groups, next / groups * 16);
-      }
-      columns[i % 2].multiply(accumulators, a.value[i / groups], i % groups);
-    }
-  }
-
   // The same for a left operand [., keys] in registers as an accumulator: two 16x8 accumulators
   // are one 16x16 operand.
   template <class Accumulators, class Weights, class B, class Scratch>

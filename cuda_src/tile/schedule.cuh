@@ -24,22 +24,36 @@ __device__ inline WorkItem head_work_item(const Shape& shape, int heads) {
 }
 
 // One block a tile, `tiles` tiles of each of `heads` heads of every batch entry. Heads come in
-// sections of `section`, whose keys and values the second-level cache holds together; in a
-// section the last tiles come first, which under a causal mask are the longest.
+// sections of `section`, whose other operands the second-level cache holds together; in a section
+// the tiles come first that are longest under a causal mask: the last q tiles, the first kv tiles.
 struct TileOrder {
   unsigned tiles;
   unsigned heads;
   unsigned section;
 
-  __device__ WorkItem operator()(const Shape& shape, unsigned block) const {
+  __device__ WorkItem q_item(const Shape& shape, unsigned block) const {
+    WorkItem item = place(shape, block);
+    item.q_tile = static_cast<int>(tiles) - 1 - item.q_tile;
+    return item;
+  }
+
+  template <int block_kv>
+  __device__ WorkItem kv_item(const Shape& shape, unsigned block) const {
+    WorkItem item = place(shape, block);
+    item.kv_begin = item.q_tile * block_kv;
+    item.kv_end = item.kv_begin + block_kv;
+    return item;
+  }
+
+ private:
+  __device__ WorkItem place(const Shape& shape, unsigned block) const {
     const unsigned first = block / (section * tiles) * section;
-    const unsigned width = min(static_cast<unsigned>(section), shape.batch * heads - first);
+    const unsigned width = min(section, shape.batch * heads - first);
     const unsigned within = block - first * tiles;
     const unsigned head = first + within % width;
-    const int tile = tiles - 1 - static_cast<int>(within / width);
     return {static_cast<int>(head / heads),
             static_cast<int>(head % heads),
-            tile,
+            static_cast<int>(within / width),
             0,
             shape.seqlen_kv,
             0};

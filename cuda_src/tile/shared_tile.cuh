@@ -39,6 +39,12 @@ struct SharedTile {
   }
 };
 
+// Zeros in a row, by one thread.
+template <class Tile>
+__device__ inline void clear_row(const Tile& tile, int row) {
+  for (int i = 0; i < Tile::columns; ++i) tile.at(row, i) = typename Tile::Element(0.0f);
+}
+
 // The chunks that a lane reads of a tile: at(rows, chunks) is the shared-window address of chunk
 // (row + rows, chunk + chunks), `rows` a multiple of 8 and `chunks` of 2, both known to the
 // compiler. With `from_start` the lane's own chunk is 0 or 1: the permutation is then an exclusive

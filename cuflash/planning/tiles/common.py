@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 from ..device import DeviceLimits
 from ..problem import DTYPES, DTypeName
 
 __all__ = [
     "HEAD_DIM_BUCKETS",
+    "Arithmetic",
     "Footprint",
+    "ProductKind",
+    "arithmetic_of",
     "bucket",
     "ceil_div",
     "fragment_row_choices",
@@ -19,7 +23,12 @@ __all__ = [
     "round_down",
     "shared_array",
     "values_in_registers",
+    "warp_grid",
 ]
+
+#: What multiplies tiles: the tensor cores where storage has 16 bits, for float32 by three tf32
+#: products for each and for float64 (both from sm_80 on); or fused multiply-adds.
+ProductKind = Literal["tensor_cores", "tf32", "fp64", "scalar"]
 
 #: Widths that kernels are compiled for; a head takes the narrowest that holds
 #: it, the columns beyond it are zeros. 16 is the depth of one matrix
@@ -76,6 +85,44 @@ def values_in_registers(rows: int, columns: int, compute: DTypeName) -> int:
 def register_limit(limits: DeviceLimits, threads: int) -> int:
     """Registers a thread may have when ``threads`` of them share a multiprocessor alone."""
     return min(255, round_down(limits.registers_per_block // threads, 8))
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """How tiles are multiplied, and the fragments that follow from it."""
+
+    products: ProductKind
+    mma_depth: int  # of the matrix instruction; 0: scalar products
+    fragment_rows: int
+
+
+def arithmetic_of(storage: DTypeName, capability: tuple[int, int]) -> Arithmetic:
+    """The tensor cores' best instruction for a storage type, or fused multiply-adds."""
+    if DTYPES[storage].itemsize == 2:
+        return Arithmetic("tensor_cores", 16 if capability >= (8, 0) else 8, 16)
+    if capability < (8, 0):
+        return Arithmetic("scalar", 0, 8)
+    if storage == "float32":
+        return Arithmetic("tf32", 8, 16)
+    return Arithmetic("fp64", 16, 16) if capability >= (9, 0) else Arithmetic("fp64", 4, 8)
+
+
+def warp_grid(
+    rows: int, columns: tuple[int, ...], warps: int, row_unit: int, column_unit: int
+) -> tuple[int, int] | None:
+    """The grid whose parts cost least: products by their area, operands read by their sides."""
+    grids = [
+        (r, c)
+        for r in range(1, warps + 1)
+        for c in range(1, warps // r + 1)
+        if rows % (r * row_unit) == 0 and all(w % (c * column_unit) == 0 for w in columns)
+    ]
+
+    def cost(grid: tuple[int, int]) -> int:
+        height, width = rows // grid[0], max(columns) // grid[1]
+        return height * width + 8 * (height + width)
+
+    return min(grids, key=cost) if grids else None
 
 
 @dataclass(frozen=True)

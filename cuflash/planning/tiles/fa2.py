@@ -5,10 +5,28 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from ..device import DeviceLimits
 from ..problem import DTYPES, AttentionProblem, DTypeName
-from .common import Footprint, bucket, fragment_row_choices, shared_array, values_in_registers
+from .common import (
+    Arithmetic,
+    Footprint,
+    arithmetic_of,
+    bucket,
+    key_step,
+    shared_array,
+    values_in_registers,
+    warp_grid,
+)
 
-__all__ = ["Fa2ForwardTile"]
+__all__ = [
+    "Fa2BackwardTile",
+    "Fa2ForwardTile",
+    "Fa2Tile",
+    "all_tiles",
+    "candidates",
+    "step_of",
+    "tiles_of_blocks",
+]
 
 
 @dataclass(frozen=True)
@@ -19,17 +37,16 @@ class Fa2ForwardTile:
     block_kv: int
     warps: int
     blocks_per_sm: int
-    fragment_rows: int
     storage: DTypeName
     head_dim: int
     head_dim_v: int
-    q_in_registers: int = 0
+    arithmetic: Arithmetic
 
     @property
     def footprint(self) -> Footprint:
         """Shared memory exactly as the kernel lays it out, registers as an estimate."""
         compute = DTYPES[self.storage].compute
-        scalar = False
+        scalar = self.arithmetic.products == "scalar"
         shared = (
             shared_array(self.block_q * self.head_dim, self.storage)
             + 2 * shared_array(self.block_kv * self.head_dim, self.storage)
@@ -39,7 +56,7 @@ class Fa2ForwardTile:
         rows = self.block_q // self.warps
         held = values_in_registers(rows, self.head_dim_v, compute)
         held += values_in_registers(rows, self.block_kv, compute)
-        return Footprint(shared, held + 60, 32 * self.warps, self.blocks_per_sm)
+        return Footprint(shared, held + 56, 32 * self.warps, self.blocks_per_sm)
 
     def constants(self) -> dict[str, int]:
         """What the device code reads from ``Config``."""
@@ -47,6 +64,241 @@ class Fa2ForwardTile:
             "block_q": self.block_q,
             "block_kv": self.block_kv,
             "warps": self.warps,
-            "fragment_rows": self.fragment_rows,
-            "q_in_registers": self.q_in_registers,
+            "fragment_rows": self.arithmetic.fragment_rows,
         }
+
+
+@dataclass(frozen=True)
+class Fa2BackwardTile:
+    """The backward pass: each kind of product parts its result in a warp grid of its own."""
+
+    block_q: int
+    block_kv: int
+    warps: int
+    blocks_per_sm: int
+    num_stages: int  # of Q and dO
+    score_stages: int  # of P and dS
+    score_grid: tuple[int, int]
+    kv_grid: tuple[int, int]
+    q_grid: tuple[int, int]
+    storage: DTypeName
+    head_dim: int
+    head_dim_v: int
+    arithmetic: Arithmetic
+    ordered: bool = False
+
+    @property
+    def footprint(self) -> Footprint:
+        """Shared memory exactly as the kernel lays it out, registers as an estimate."""
+        compute = DTYPES[self.storage].compute
+        stage = (
+            shared_array(self.block_q * self.head_dim, self.storage)
+            + shared_array(self.block_q * self.head_dim_v, self.storage)
+            + 2 * shared_array(self.block_q, compute)
+        )
+        shared = (
+            shared_array(self.block_kv * self.head_dim, self.storage)
+            + shared_array(self.block_kv * self.head_dim_v, self.storage)
+            + self.num_stages * stage
+            + 2 * self.score_stages * shared_array(self.block_q * self.block_kv, self.storage)
+        )
+
+        def part(rows: int, columns: int, grid: tuple[int, int]) -> int:
+            return values_in_registers(rows // grid[0], columns // grid[1], compute)
+
+        held = part(self.block_kv, self.head_dim + self.head_dim_v, self.kv_grid)
+        passing = max(
+            2 * part(self.block_q, self.block_kv, self.score_grid),
+            part(self.block_q, self.head_dim, self.q_grid),
+        )
+        return Footprint(shared, held + passing + 56, 32 * self.warps, self.blocks_per_sm)
+
+    def constants(self) -> dict[str, int]:
+        """What the device code reads from ``Config``."""
+        return {
+            "block_q": self.block_q,
+            "block_kv": self.block_kv,
+            "warps": self.warps,
+            "num_stages": self.num_stages,
+            "score_stages": self.score_stages,
+            "score_grid_rows": self.score_grid[0],
+            "score_grid_columns": self.score_grid[1],
+            "kv_grid_rows": self.kv_grid[0],
+            "kv_grid_columns": self.kv_grid[1],
+            "q_grid_rows": self.q_grid[0],
+            "q_grid_columns": self.q_grid[1],
+            "fragment_rows": self.arithmetic.fragment_rows,
+            "ordered": int(self.ordered),
+        }
+
+
+Fa2Tile = Fa2ForwardTile | Fa2BackwardTile
+
+#: (block_q, block_kv, warps, blocks on a multiprocessor), best first.
+_FORWARD: dict[int, tuple[tuple[int, int, int, int], ...]] = {
+    2: (
+        (128, 64, 4, 2),
+        (128, 64, 8, 1),
+        (64, 64, 4, 2),
+        (64, 64, 4, 1),
+        (64, 32, 4, 1),
+        (32, 32, 2, 1),
+        (32, 16, 2, 1),
+        (16, 16, 1, 1),
+    ),
+    4: (
+        (128, 32, 4, 1),
+        (128, 32, 8, 1),
+        (64, 32, 4, 1),
+        (64, 16, 4, 1),
+        (32, 16, 4, 1),
+        (16, 16, 2, 1),
+        (16, 8, 2, 1),
+        (8, 8, 1, 1),
+    ),
+    8: (
+        (64, 32, 4, 1),
+        (64, 16, 4, 1),
+        (32, 16, 4, 1),
+        (32, 16, 2, 1),
+        (16, 16, 2, 1),
+        (16, 8, 2, 1),
+        (16, 8, 1, 1),
+        (8, 8, 1, 1),
+    ),
+}
+#: (block_q, block_kv, warps, blocks on a multiprocessor, stages of Q and dO, of P and dS).
+_BACKWARD: dict[int, tuple[tuple[int, int, int, int, int, int], ...]] = {
+    2: (
+        (64, 128, 8, 1, 3, 2),
+        (64, 128, 8, 1, 2, 1),
+        (64, 64, 8, 1, 3, 2),
+        (64, 64, 8, 1, 2, 1),
+        (64, 64, 8, 1, 1, 1),
+        (32, 64, 8, 1, 2, 1),
+        (32, 64, 8, 1, 1, 1),
+        (32, 32, 4, 1, 1, 1),
+        (16, 32, 4, 1, 1, 1),
+        (16, 16, 2, 1, 1, 1),
+        (16, 16, 1, 1, 1, 1),
+    ),
+    4: (
+        (64, 64, 8, 1, 2, 1),
+        (32, 64, 8, 1, 2, 1),
+        (32, 64, 8, 1, 1, 1),
+        (32, 32, 8, 1, 2, 1),
+        (32, 32, 8, 1, 1, 1),
+        (16, 32, 8, 1, 1, 1),
+        (16, 32, 4, 1, 1, 1),
+        (16, 16, 4, 1, 1, 1),
+        (16, 16, 2, 1, 1, 1),
+        (16, 16, 1, 1, 1, 1),
+        (8, 8, 1, 1, 1, 1),
+    ),
+    8: (
+        (32, 32, 8, 1, 2, 1),
+        (32, 32, 8, 1, 1, 1),
+        (16, 32, 8, 1, 1, 1),
+        (16, 32, 4, 1, 1, 1),
+        (16, 16, 4, 1, 1, 1),
+        (16, 16, 2, 1, 1, 1),
+        (16, 16, 1, 1, 1, 1),
+        (8, 8, 1, 1, 1, 1),
+    ),
+}
+
+
+def candidates(problem: AttentionProblem, limits: DeviceLimits) -> Iterator[Fa2Tile]:
+    """The tiles that the plan chooses from, best first, whether they fit or not."""
+    itemsize = DTYPES[problem.storage].itemsize
+    if problem.operation == "forward":
+        for row in _FORWARD[itemsize]:
+            yield from _forward(problem, limits, *row)
+    else:
+        for wide in _BACKWARD[itemsize]:
+            yield from _backward(problem, limits, *wide)
+
+
+def tiles_of_blocks(
+    problem: AttentionProblem, limits: DeviceLimits, block_q: int, block_kv: int
+) -> Iterator[Fa2Tile]:
+    """Every way of parting these blocks among warps, best first."""
+    for warps in (8, 4, 2, 1):
+        if problem.operation == "forward":
+            yield from _forward(problem, limits, block_q, block_kv, warps, 1)
+            continue
+        for stages in ((3, 2), (2, 1), (1, 1)):
+            yield from _backward(problem, limits, block_q, block_kv, warps, 1, *stages)
+
+
+def all_tiles(problem: AttentionProblem, limits: DeviceLimits) -> Iterator[Fa2Tile]:
+    """Every tile there is up to 256 rows, whether it fits or not."""
+    step = step_of(problem, limits)
+    for block_q in range(step, 257, step):
+        for block_kv in range(step, 257, step):
+            yield from tiles_of_blocks(problem, limits, block_q, block_kv)
+
+
+def step_of(problem: AttentionProblem, limits: DeviceLimits) -> int:
+    """The smallest block there is; every block is a multiple of it."""
+    arithmetic = arithmetic_of(problem.storage, limits.compute_capability)
+    return max(arithmetic.fragment_rows, key_step(problem.storage))
+
+
+def _forward(
+    problem: AttentionProblem,
+    limits: DeviceLimits,
+    block_q: int,
+    block_kv: int,
+    warps: int,
+    blocks_per_sm: int,
+) -> Iterator[Fa2ForwardTile]:
+    arithmetic = arithmetic_of(problem.storage, limits.compute_capability)
+    if block_q % (warps * arithmetic.fragment_rows) or block_kv % key_step(problem.storage):
+        return
+    yield Fa2ForwardTile(
+        block_q,
+        block_kv,
+        warps,
+        blocks_per_sm,
+        problem.storage,
+        bucket(problem.head_dim),
+        bucket(problem.head_dim_v),
+        arithmetic,
+    )
+
+
+def _backward(
+    problem: AttentionProblem,
+    limits: DeviceLimits,
+    block_q: int,
+    block_kv: int,
+    warps: int,
+    blocks_per_sm: int,
+    num_stages: int,
+    score_stages: int,
+) -> Iterator[Fa2BackwardTile]:
+    arithmetic = arithmetic_of(problem.storage, limits.compute_capability)
+    units = arithmetic.fragment_rows, key_step(problem.storage)
+    head_dim, head_dim_v = bucket(problem.head_dim), bucket(problem.head_dim_v)
+    score_grid = warp_grid(block_q, (block_kv,), warps, *units)
+    kv_grid = warp_grid(block_kv, (head_dim, head_dim_v), warps, *units)
+    q_grid = warp_grid(block_q, (head_dim,), warps, *units)
+    if score_grid is None or kv_grid is None or q_grid is None:
+        return
+    yield Fa2BackwardTile(
+        block_q,
+        block_kv,
+        warps,
+        blocks_per_sm,
+        num_stages,
+        score_stages,
+        score_grid,
+        kv_grid,
+        q_grid,
+        problem.storage,
+        head_dim,
+        head_dim_v,
+        arithmetic,
+        problem.deterministic,
+    )

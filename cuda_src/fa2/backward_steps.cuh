@@ -1,0 +1,129 @@
+// FlashAttention-2 backward: the parts of one step that are its own.
+#pragma once
+
+#include "../ptx/turn.cuh"
+#include "backward_types.cuh"
+
+namespace cuflash::fa2 {
+
+// One row number of a q tile for each of its rows, 16 bytes a thread.
+template <class Config>
+__device__ inline void copy_row_numbers(const typename Config::Compute* to, const void* numbers,
+                                        long long first_row, int thread) {
+  using Compute = typename Config::Compute;
+  constexpr int chunk = 16 / static_cast<int>(sizeof(Compute));
+  static_assert(Config::block_q % chunk == 0, "rows are whole chunks");
+  if (thread < 0 || thread >= Config::block_q / chunk) return;
+  copy_chunk<Config::workspace_copies>(
+      const_cast<Compute*>(to) + thread * chunk,
+      static_cast<const Compute*>(numbers) + first_row + thread * chunk, true);
+}
+
+// Q_i, dO_i and the numbers of their rows -> their stage; nothing if there is no such step.
+template <class Config>
+__device__ inline void load_q_step(const BackwardContext<Config>& c, const QSteps<Config>& steps,
+                                   int i) {
+  if (i < steps.count) {
+    const QStep step = steps[i];
+    copy_q_step<Config>(c, step);
+    const long long first_row = c.head_row(step.head) + step.q_begin;
+    const int thread = threadIdx.x;
+    copy_row_numbers<Config>(c.lse(step.stage), c.params.row_lse, first_row, thread);
+    copy_row_numbers<Config>(c.delta(step.stage), c.params.delta, first_row, thread - 32);
+  }
+  commit_copies<Config::workspace_copies>();
+}
+
+// Whether a q tile that has arrived holds a dead row, or reaches beyond the length. All warps find
+// the same.
+template <class Config>
+__device__ inline bool has_dead_rows(const BackwardContext<Config>& c, const QStep& step) {
+  const auto* lse = c.lse(step.stage);
+  bool dead = step.q_begin + Config::block_q > c.seq.seqlen_q;
+  for (int row = ptx::opaque_lane(); row < Config::block_q; row += 32) {
+    dead |= lse[row] == infinity<typename Config::Compute>();
+  }
+  return __any_sync(0xffffffffu, dead);
+}
+
+// Zeros in the dead rows of a tile in shared memory, dealt to the threads of the block.
+template <class Config, class Tile>
+__device__ inline void clear_dead_rows(const BackwardContext<Config>& c, const QStep& step,
+                                       const Tile& tile) {
+  for (int row = threadIdx.x; row < Config::block_q; row += BackwardTypes<Config>::threads) {
+    if (c.lse(step.stage)[row] == infinity<typename Config::Compute>()) clear_row(tile, row);
+  }
+}
+
+// P and dS of a step -> their stage.
+template <class Config>
+__device__ inline void score_step(const BackwardContext<Config>& c, const QStep& step, int i) {
+  using Compute = typename Config::Compute;
+  score_tiles<Config>(
+      c, step, c.item.kv_begin, c.p(i), c.ds(i), [&](int row0, auto& lse, auto& delta) {
+        const LanePosition lane;
+        lse.for_each([&](Compute& x, int m, int group) {
+          const int row = row0 + lane.row + BackwardTypes<Config>::Scores::row(m, group);
+          x = c.lse(step.stage)[row];
+          delta.value[m][group] = c.delta(step.stage)[row];
+        });
+      });
+}
+
+// This warp's counter for its part of a q tile.
+template <class Config>
+__device__ inline int* turn_of(const BackwardContext<Config>& c, const QStep& step) {
+  const long long tile = (c.head_row(step.head) + step.q_begin) / Config::block_q;
+  return static_cast<int*>(c.params.turns) + tile * Config::warps + threadIdx.x / 32;
+}
+
+// Ordered accumulation: kv tiles add to a q tile from the first on. A kv tile's block starts after
+// those of the tiles before it, so whoever waits waits for a block that runs.
+template <class Config>
+__device__ inline void await_turn(const BackwardContext<Config>& c, const QStep& step) {
+  if constexpr (Config::ordered) {
+    if (ptx::opaque_lane() == 0) {
+      const int* turn = turn_of(c, step);
+      while (ptx::read_turn(turn) != c.item.kv_begin / Config::block_kv) {
+      }
+    }
+    __syncwarp();
+  }
+}
+template <class Config>
+__device__ inline void end_turn(const BackwardContext<Config>& c, const QStep& step) {
+  if constexpr (Config::ordered) {
+    __syncwarp();
+    if (ptx::opaque_lane() == 0) ptx::pass_turn(turn_of(c, step));
+  }
+}
+
+// dQ_i += dS_ij K_j in device memory; nothing is added to dead rows.
+template <class Config>
+__device__ inline void accumulate_q(const BackwardContext<Config>& c, const QStep& step, int i,
+                                    bool dead) {
+  using Compute = typename Config::Compute;
+  using Gradient = typename BackwardTypes<Config>::QGradient;
+  const typename BackwardTypes<Config>::QGrid warp;
+  if (!warp.active) return;
+  const int row0 = warp.row * Gradient::rows;
+  const int column0 = warp.column * Gradient::columns;
+  Gradient dq;
+  dq.fill(0);
+  Products<Config>::template multiply<Config::block_kv>(dq, rows_by_depth(c.ds(i), row0),
+                                                        depth_by_rows(c.k(), column0));
+  await_turn(c, step);
+  auto* accumulator = static_cast<Compute*>(c.params.dq_accumulator);
+  const long long head_row = c.head_row(step.head);
+  if (dead) {
+    const Compute* lse = c.lse(step.stage) + row0;
+    add_to_accumulator<Config>(accumulator, dq, head_row, step.q_begin + row0, column0,
+                               [&](int row) { return lse[row] == infinity<Compute>(); });
+  } else {
+    add_to_accumulator<Config>(accumulator, dq, head_row, step.q_begin + row0, column0,
+                               [](int) { return false; });
+  }
+  end_turn(c, step);
+}
+
+}  // namespace cuflash::fa2
