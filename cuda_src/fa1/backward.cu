@@ -27,9 +27,7 @@ __device__ inline void backward_step(const BackwardContext<Config>& c, const QSt
   const bool last = kv_tile == kv_tiles_seen<Config>(c.seq, step.q_tile) - 1;
 
   score_tiles<Config>(c, step, kv_tile * Config::block_kv, c.p(), c.ds(),
-                      [&](int row0, auto& lse, auto& delta) {
-                        load_statistics<Config>(c, step, row0, lse, delta);
-                      });
+                      StepStatistics<Config>{c, step});
   if (dead) {
     __syncthreads();
     clear_dead_rows(c, step, c.p());

@@ -62,24 +62,28 @@ __device__ inline void store_dead_rows(const BackwardContext<Config>& c, const Q
 
 // The log-sum-exp, in the units of the logits, and delta of this warp's rows. A dead row, and one
 // beyond the length, gets plus infinity: its P is then exp(-inf) = 0.
-template <class Config, class Rows>
-__device__ inline void load_statistics(const BackwardContext<Config>& c, const QStep& step,
-                                       int row0, Rows& lse, Rows& delta) {
+template <class Config>
+struct StepStatistics {
+  const BackwardContext<Config>& c;
+  const QStep& step;
   using Compute = typename Config::Compute;
-  const LanePosition lane;
-  const int first_row = step.q_begin + row0 + lane.row;
-  lse.for_each([&](Compute& x, int m, int group) {
-    const int row = first_row + BackwardTypes<Config>::Scores::row(m, group);
-    x = -infinity<Compute>();
-    delta.value[m][group] = 0;
-    if (row < c.seq.seqlen_q) {
-      x = lse_of(c, step, row);
-      delta.value[m][group] = static_cast<const Compute*>(
-          c.params.delta)[workspace_row(c.params.shape, c.seq, step.head, row)];
-    }
-    x = x == -infinity<Compute>() ? infinity<Compute>() : Logits<Config>::from_natural(x);
-  });
-}
+  using Rows = typename BackwardTypes<Config>::Rows;
+  __device__ void operator()(int row0, Rows& lse, Rows& delta) const {
+    const LanePosition lane;
+    const int first_row = step.q_begin + row0 + lane.row;
+    lse.for_each([&](Compute& x, int m, int group) {
+      const int row = first_row + BackwardTypes<Config>::Scores::row(m, group);
+      x = -infinity<Compute>();
+      delta.value[m][group] = 0;
+      if (row < c.seq.seqlen_q) {
+        x = lse_of(c, step, row);
+        delta.value[m][group] = static_cast<const Compute*>(
+            c.params.delta)[workspace_row(c.params.shape, c.seq, step.head, row)];
+      }
+      x = x == -infinity<Compute>() ? infinity<Compute>() : Logits<Config>::from_natural(x);
+    });
+  }
+};
 
 // dQ_i += dS_ij K_j (line 21): read from the workspace unless this is the first K/V tile, written
 // back to it, or, on the last K/V tile that the q tile sees, to `dq`.

@@ -55,19 +55,27 @@ __device__ inline void clear_dead_rows(const BackwardContext<Config>& c, const Q
   }
 }
 
+// The numbers of a warp's rows of a step.
+template <class Config>
+struct StepStatistics {
+  const typename Config::Compute* lse;
+  const typename Config::Compute* delta;
+  using Rows = typename BackwardTypes<Config>::Rows;
+  __device__ void operator()(int row0, Rows& row_lse, Rows& row_delta) const {
+    const LanePosition lane;
+    row_lse.for_each([&](typename Config::Compute& x, int m, int group) {
+      const int row = row0 + lane.row + BackwardTypes<Config>::Scores::row(m, group);
+      x = lse[row];
+      row_delta.value[m][group] = delta[row];
+    });
+  }
+};
+
 // P and dS of a step -> their stage.
 template <class Config>
 __device__ inline void score_step(const BackwardContext<Config>& c, const QStep& step, int i) {
-  using Compute = typename Config::Compute;
-  score_tiles<Config>(
-      c, step, c.item.kv_begin, c.p(i), c.ds(i), [&](int row0, auto& lse, auto& delta) {
-        const LanePosition lane;
-        lse.for_each([&](Compute& x, int m, int group) {
-          const int row = row0 + lane.row + BackwardTypes<Config>::Scores::row(m, group);
-          x = c.lse(step.stage)[row];
-          delta.value[m][group] = c.delta(step.stage)[row];
-        });
-      });
+  score_tiles<Config>(c, step, c.item.kv_begin, c.p(i), c.ds(i),
+                      StepStatistics<Config>{c.lse(step.stage), c.delta(step.stage)});
 }
 
 // This warp's counter for its part of a q tile.
