@@ -124,15 +124,15 @@ def _config_lines(config: KernelConfig) -> list[str]:
     }
     lines = [f"using {name} = {DTYPES[dtype].cuda};" for name, dtype in types.items()]
     if config.kernel != "delta":
-        products = "tensor_cores" if config.mma_depth else "scalar"
         lines += [
             f"static constexpr auto mask = cuflash::MaskKind::{config.mask};",
             f"static constexpr auto copies = cuflash::CopyKind::{config.copies};",
             "static constexpr auto workspace_copies = "
             f"cuflash::CopyKind::{config.workspace_copies};",
-            f"static constexpr auto products = cuflash::ProductKind::{products};",
+            f"static constexpr auto products = cuflash::ProductKind::{config.products};",
         ]
     numbers = {
+        "architecture": re.sub(r"\D", "", config.architecture),
         "head_dim": config.head_dim,
         "head_dim_v": config.head_dim_v,
         "mma_depth": config.mma_depth,

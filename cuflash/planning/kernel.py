@@ -8,9 +8,13 @@ from typing import Literal
 
 from .problem import DTypeName, MaskKind
 
-__all__ = ["Buffer", "CopyKind", "KernelConfig", "KernelLaunch", "lay_out"]
+__all__ = ["Buffer", "CopyKind", "KernelConfig", "KernelLaunch", "ProductKind", "lay_out"]
 
 CopyKind = Literal["asynchronous", "vector", "element"]
+
+#: What multiplies tiles: tensor cores at 16-bit storage; at float32 by three tf32 products for each,
+#: at float64 by its own instructions (both sm_80); fused multiply-adds for the rest.
+ProductKind = Literal["tensor_cores", "tf32", "fp64", "scalar"]
 
 
 @dataclass(frozen=True)
@@ -34,7 +38,8 @@ class KernelConfig:
     mask: MaskKind
     copies: CopyKind
     workspace_copies: CopyKind
-    mma_depth: int  # of the 16-bit matrix instruction; 0: scalar products
+    products: ProductKind
+    mma_depth: int  # of the matrix instruction; 0: scalar products
     constants: tuple[tuple[str, int], ...]  # of the tile
     threads: int
     shared_bytes: int

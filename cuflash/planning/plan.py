@@ -239,7 +239,8 @@ def _delta_launch(problem: AttentionProblem, limits: DeviceLimits) -> KernelLaun
     tile = steps.delta_tile(rows, limits)
     config = _kernel_config(problem, limits, "steps", "delta", tile.constants(), tile.footprint)
     # Nothing else changes its code, so every head_dim and mask shares one compilation.
-    shared = replace(config, mask="full", copies="element", head_dim=0, head_dim_v=0, mma_depth=0)
+    shared = replace(config, mask="full", copies="element", head_dim=0, head_dim_v=0)
+    shared = replace(shared, products="scalar", mma_depth=0)
     return KernelLaunch(shared, tile.grid)
 
 
@@ -253,6 +254,7 @@ def _kernel_config(
 ) -> KernelConfig:
     ampere = limits.compute_capability >= (8, 0)
     fast: CopyKind = "asynchronous" if ampere else "vector"
+    half = DTYPES[problem.storage].itemsize == 2
     return KernelConfig(
         architecture=limits.architecture,
         generation=generation,
@@ -266,7 +268,8 @@ def _kernel_config(
         mask=problem.mask,
         copies=fast if problem.alignment == "vector" else "element",
         workspace_copies=fast,
-        mma_depth=(16 if ampere else 8) if DTYPES[problem.storage].itemsize == 2 else 0,
+        products="tensor_cores" if half else "scalar",
+        mma_depth=(16 if ampere else 8) if half else 0,
         constants=tuple(constants.items()),
         threads=footprint.threads,
         shared_bytes=footprint.shared_bytes,
