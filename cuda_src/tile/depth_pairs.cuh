@@ -24,7 +24,7 @@ struct DepthPairs;
 template <class Tile, class Offset>
 struct DepthPairs<RowsByDepth<Tile, Offset>> {
   using Element = typename Tile::Element;
-  LaneChunks<Tile, is_zero<Offset>> chunks;
+  LaneChunks<Tile, is_aligned<Offset>> chunks;
 
   __device__ DepthPairs(const RowsByDepth<Tile, Offset>& operand, int lane)
       : chunks{operand.tile, operand.row0 + lane / 4,
@@ -38,7 +38,7 @@ struct DepthPairs<RowsByDepth<Tile, Offset>> {
 template <class Tile, class Offset>
 struct DepthPairs<DepthByRows<Tile, Offset>> {
   using Element = typename Tile::Element;
-  LaneChunks<Tile, is_zero<Offset>> chunks;
+  LaneChunks<Tile, is_aligned<Offset>> chunks;
 
   __device__ DepthPairs(const DepthByRows<Tile, Offset>& operand, int lane)
       : chunks{operand.tile, operand.depth0 + lane % 4 * 2,

@@ -9,10 +9,20 @@ struct Zero {
   __device__ constexpr operator int() const { return 0; }
 };
 
+// An offset of columns that shares no bit with what is added to it within 128 bytes: a multiple of
+// 128 bytes, or of a power of two that the operand does not reach beyond.
+struct Aligned {
+  int value;
+  __device__ constexpr operator int() const { return value; }
+};
+
+// Whether a column that is added to the offset can be put in by exclusive or.
 template <class Offset>
-constexpr bool is_zero = false;
+constexpr bool is_aligned = false;
 template <>
-constexpr bool is_zero<Zero> = true;
+constexpr bool is_aligned<Zero> = true;
+template <>
+constexpr bool is_aligned<Aligned> = true;
 
 // Operand element (row, depth) is tile element (row0 + row, depth0 + depth).
 template <class Tile_, class Offset>

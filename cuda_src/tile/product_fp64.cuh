@@ -64,7 +64,7 @@ struct Fp64Products {
   // bank. load() is that of DepthPairs.
   template <class Operand>
   struct SpreadPairs {
-    LaneChunks<typename Operand::Tile, is_zero<decltype(Operand::depth0)>> chunks;
+    LaneChunks<typename Operand::Tile, is_aligned<decltype(Operand::depth0)>> chunks;
     __device__ SpreadPairs(const Operand& operand, int lane)
         : chunks{operand.tile, operand.row0 + lane / 4, operand.depth0 / 2 + lane % 4 * 2} {}
     __device__ void load(double (&d)[2], int row, int k) const {

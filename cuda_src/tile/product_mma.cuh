@@ -67,7 +67,7 @@ struct TensorCoreProducts {
     }
   };
   template <class Tile, class Offset>
-  using ChunksOf = LaneChunks<Tile, is_zero<Offset>>;
+  using ChunksOf = LaneChunks<Tile, is_aligned<Offset>>;
 
   // Lane l gives the address of one row of matrix l / 8. Left: matrices 0 and 1 are rows 0-7 and
   // 8-15 of depths 0-7, matrices 2 and 3 of depths 8-15.

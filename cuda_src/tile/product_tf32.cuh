@@ -35,9 +35,12 @@ __device__ constexpr int equal_part(int length, int step, int most) {
 template <int architecture>
 struct Tf32Products {
   static constexpr int fragment_rows = 16;
-  static constexpr int chunk = 64;             // depths summed before they are added
-  static constexpr int sum_registers = 32;     // of a lane, for each of large and small
-  static constexpr int weight_registers = 64;  // of a lane, for the weights split at a time
+  static constexpr int chunk = 64;  // depths summed before they are added
+  // Registers of a lane: sums under way, of each of large and small, which weights share with their
+  // own two parts; and those parts, of the keys that are split at a time.
+  static constexpr int sum_registers = 32;
+  static constexpr int sum_registers_by_weights = 16;
+  static constexpr int weight_registers = 64;
 
   // accumulators[i][j] += sum over depth of a(i, depth) * b(j, depth).
   template <int depth, class Accumulators, class A, class B>
@@ -45,13 +48,14 @@ struct Tf32Products {
     constexpr int step = depth_along_rows<A, B> ? 16 : 8;
     static_assert(depth % step == 0, "the depth is whole steps");
     constexpr int part = equal_part(depth, step, chunk);
-    constexpr int unrolled = 32 / step;  // a line of shared memory
+    constexpr int unrolled = 2;  // further, and loads begin that there are no registers for
+    constexpr int columns = width<Accumulators, sum_registers>;
     const int lane = ptx::opaque_lane();
     const auto left = left_of<step>(a, lane);
     const auto right = right_of<step>(b, lane);
 #pragma unroll
-    for (int n0 = 0; n0 < Accumulators::column_fragments; n0 += width<Accumulators>) {
-      Sums<Accumulators> sums;
+    for (int n0 = 0; n0 < Accumulators::column_fragments; n0 += columns) {
+      Sums<Accumulators, sum_registers> sums;
       sums.small.fill(0.0f);
 #pragma unroll 1
       for (int k0 = 0; k0 < depth; k0 += part) {
@@ -72,14 +76,15 @@ struct Tf32Products {
                                           const B& b, const Scratch&, int, int) {
     constexpr int rows = Accumulators::row_fragments;
     constexpr int keys = equal_part(Weights::columns, 8, weight_registers / rows);
+    constexpr int columns = width<Accumulators, sum_registers_by_weights>;
     const DepthPairs<B> right(b, ptx::opaque_lane());
 #pragma unroll
     for (int k0 = 0; k0 < Weights::columns; k0 += keys) {
       Split<4> left[keys / 8][rows];
       split_weights(left, weights, k0);
 #pragma unroll
-      for (int n0 = 0; n0 < Accumulators::column_fragments; n0 += width<Accumulators>) {
-        Sums<Accumulators> sums;
+      for (int n0 = 0; n0 < Accumulators::column_fragments; n0 += columns) {
+        Sums<Accumulators, sum_registers_by_weights> sums;
         sums.large.fill(0.0f);
         sums.small.fill(0.0f);
 #pragma unroll
@@ -121,25 +126,26 @@ struct Tf32Products {
   }
 
   // Fragments of columns at a time.
-  template <class Accumulators>
-  static constexpr int width = largest_power_of_two_in(
-      Accumulators::column_fragments, sum_registers / 4 / Accumulators::row_fragments);
+  template <class Accumulators, int registers>
+  static constexpr int width = largest_power_of_two_in(Accumulators::column_fragments,
+                                                       registers / 4 / Accumulators::row_fragments);
 
-  template <class Accumulators>
+  template <class Accumulators, int registers>
   struct Sums {
-    using Tile = WarpTile<float, fragment_rows, Accumulators::rows, width<Accumulators> * 8>;
+    static constexpr int columns = width<Accumulators, registers> * 8;
+    using Tile = WarpTile<float, fragment_rows, Accumulators::rows, columns>;
     Tile large;  // of high * high
     Tile small;  // of high * low and low * high
   };
 
-  template <class Accumulators>
-  __device__ static void add_large(Accumulators& to, Sums<Accumulators>& sums, int n0) {
+  template <class Accumulators, class Sums>
+  __device__ static void add_large(Accumulators& to, Sums& sums, int n0) {
     sums.large.for_each([&](float& x, int m, int n, int group, int which) {
       to.value[m][n0 + n][group][which] += x;
     });
   }
-  template <class Accumulators>
-  __device__ static void add_small(Accumulators& to, Sums<Accumulators>& sums, int n0) {
+  template <class Accumulators, class Sums>
+  __device__ static void add_small(Accumulators& to, Sums& sums, int n0) {
     sums.small.for_each([&](float& x, int m, int n, int group, int which) {
       float& total = to.value[m][n0 + n][group][which];
       if (fabsf(total) < infinity<float>()) total += x;
@@ -153,8 +159,8 @@ struct Tf32Products {
   template <int step, class A>
   __device__ static auto left_of(const A& a, int lane) {
     if constexpr (step == 16) {
-      return LaneChunks<typename A::Tile, is_zero<decltype(a.depth0)>>{a.tile, a.row0 + lane % 16,
-                                                                       a.depth0 / 4 + lane / 16};
+      return LaneChunks<typename A::Tile, is_aligned<decltype(a.depth0)>>{
+          a.tile, a.row0 + lane % 16, a.depth0 / 4 + lane / 16};
     } else {
       return DepthPairs<A>(a, lane);
     }
@@ -162,8 +168,8 @@ struct Tf32Products {
   template <int step, class B>
   __device__ static auto right_of(const B& b, int lane) {
     if constexpr (step == 16) {
-      return LaneChunks<typename B::Tile, is_zero<decltype(b.depth0)>>{b.tile, b.row0 + lane % 8,
-                                                                       b.depth0 / 4 + lane / 8};
+      return LaneChunks<typename B::Tile, is_aligned<decltype(b.depth0)>>{b.tile, b.row0 + lane % 8,
+                                                                          b.depth0 / 4 + lane / 8};
     } else {
       return DepthPairs<B>(b, lane);
     }

@@ -40,11 +40,10 @@ struct SharedTile {
 };
 
 // The chunks that a lane reads of a tile: at(rows, chunks) is the shared-window address `bytes`
-// into chunk (row + rows, chunk + chunks), both numbers known to the compiler. `chunks` shares no
-// bit with the lane's own chunk, nor `rows` with its row modulo 8. With `from_start` the lane's own
-// chunk is one of the first eight: the permutation is then an exclusive or with a constant, and one
-// register serves all the addresses.
-template <class Tile, bool from_start>
+// into chunk (row + rows, chunk + chunks), both numbers known to the compiler; modulo 8 `rows`
+// shares no bit with the lane's own row. With `aligned` the same holds of the chunks: the
+// permutation is then an exclusive or with a constant, and one register serves all the addresses.
+template <class Tile, bool aligned>
 struct LaneChunks {
   Tile tile;
   int row;

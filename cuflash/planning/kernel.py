@@ -12,8 +12,8 @@ __all__ = ["Buffer", "CopyKind", "KernelConfig", "KernelLaunch", "ProductKind", 
 
 CopyKind = Literal["asynchronous", "vector", "element"]
 
-#: What multiplies tiles: tensor cores at 16-bit storage; at float32 by three tf32 products for each,
-#: at float64 by its own instructions (both sm_80); fused multiply-adds for the rest.
+#: What multiplies tiles: the tensor cores where storage has 16 bits, for float32 by three tf32
+#: products for each and for float64 (both from sm_80 on); or fused multiply-adds.
 ProductKind = Literal["tensor_cores", "tf32", "fp64", "scalar"]
 
 

@@ -21,6 +21,7 @@ from cuflash import pipeline
 from cuflash.planning.kernel import KernelConfig, ProductKind
 from cuflash.planning.plan import Plan, plan
 from cuflash.planning.tiles import fa1
+from cuflash.planning.tiles.common import shared_array
 
 from ..kit.case import Case
 from ..kit.compare import compare
@@ -60,7 +61,7 @@ class ProductRunner(EmulatedRunner):
 
     def _plan(self, *args: Any, **options: Any) -> Plan:
         chosen = plan(*args, **options)
-        spare = getattr(chosen.tile, "scratch_bytes", 0)  # of the forward pass
+        spare = _scratch_bytes(chosen.tile) if isinstance(chosen.tile, fa1.Fa1ForwardTile) else 0
 
         def changed(config: KernelConfig) -> KernelConfig:
             if config.kernel == "delta":
@@ -74,6 +75,13 @@ class ProductRunner(EmulatedRunner):
 
         launches = tuple(replace(x, config=changed(x.config)) for x in chosen.launches)
         return replace(chosen, launches=launches)
+
+
+def _scratch_bytes(tile: fa1.Fa1ForwardTile) -> int:
+    """What the weights pass through on their way to scalar products, and no others."""
+    elements = tile.block_q // tile.warps_q * tile.block_kv
+    scratch, unused = (shared_array(n, tile.storage) for n in (elements, 0))
+    return tile.warps_q * (scratch - unused)
 
 
 _Make = Callable[[tuple[int, int]], ProductRunner]
@@ -93,10 +101,9 @@ _BLOCKS = {(64, 64): (16, 32), (5, 24): (48, 16), (96, 128): (16, 48)}
 
 def _params() -> list[Any]:
     found = [(name, dims, causal) for name in RUNNERS for dims in _BLOCKS for causal in _BOTH]
+    masks = ("full", "causal")
     return [
-        pytest.param(
-            *row, id=f"{row[0]}-d{row[1][0]}-dv{row[1][1]}-{'causal' if row[2] else 'full'}"
-        )
+        pytest.param(*row, id=f"{row[0]}-d{row[1][0]}-dv{row[1][1]}-{masks[row[2]]}")
         for row in found
     ]
 

@@ -59,31 +59,23 @@ class Fa1ForwardTile:
         return 32 * self.warps_q * self.warps_kv
 
     @property
-    def scratch_bytes(self) -> int:
-        """Shared memory that weights pass through, and that only scalar products need."""
-        scalar = self.storage in ("float32", "float64")
-        count = self.block_q // self.warps_q * self.block_kv if scalar else 0
-        unused = shared_array(0, self.storage)
-        return self.warps_q * (shared_array(count, self.storage) - unused)
-
-    @property
     def footprint(self) -> Footprint:
         """Shared memory exactly as the kernel lays it out, registers as an estimate."""
         compute = DTYPES[self.storage].compute
+        scalar = self.storage in ("float32", "float64")
         rows = self.block_q // self.warps_q
         partial = self.warps_kv * rows * self.head_dim_v if self.warps_kv > 1 else 0
         row_group = (
             shared_array(rows * self.head_dim, self.storage)
             + shared_array(rows * self.head_dim_v, compute)
             + shared_array(partial, compute)
-            + shared_array(0, self.storage)
+            + shared_array(rows * self.block_kv if scalar else 0, self.storage)
             + 2 * shared_array(self.warps_kv * rows, compute)
         )
         shared = (
             shared_array(self.block_kv * self.head_dim, self.storage)
             + shared_array(self.block_kv * self.head_dim_v, self.storage)
             + self.warps_q * row_group
-            + self.scratch_bytes
         )
         scores = values_in_registers(rows, self.block_kv // self.warps_kv, compute)
         output = values_in_registers(rows, self.head_dim_v, compute)
