@@ -118,8 +118,10 @@ __device__ inline void accumulate_q(const BackwardContext<Config>& c, const QSte
   const int column0 = warp.column * Gradient::columns;
   Gradient dq;
   dq.fill(0);
-  Products<Config>::template multiply<Config::block_kv>(dq, rows_by_depth(c.ds(i), row0),
-                                                        depth_by_rows(c.k(), column0));
+  using KTile = typename BackwardTypes<Config>::KTile;
+  Products<Config>::template multiply_ahead<Config::block_kv>(
+      dq, rows_by_depth(c.ds(i), row0),
+      depth_by_rows(c.k(), part_offset<KTile, Gradient::columns>(warp.column)));
   await_turn(c, step);
   auto* accumulator = static_cast<Compute*>(c.params.dq_accumulator);
   const long long head_row = c.head_row(step.head);

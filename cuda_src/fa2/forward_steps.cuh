@@ -71,8 +71,8 @@ __device__ inline void weigh_tile(const ForwardContext<Config>& c, ForwardState<
   const auto exponentiate = [&](int first, int count) {
     exponentiate_columns<Config>(scores, offset, state.sum, factor, first, count);
   };
-  Products<Config>::multiply_weights(state.output, scores, depth_by_rows(c.v(step), Zero{}), c.p(),
-                                     c.row0, 0, exponentiate);
+  Products<Config>::multiply_prepared_weights(
+      state.output, scores, depth_by_rows(c.v(step), Zero{}), c.p(), c.row0, 0, exponentiate);
 }
 
 // Divides by the rows' sums and writes output and log-sum-exp.

@@ -57,8 +57,8 @@ __device__ inline void score_tiles(const Context& c, const QStep& step, int kv_b
 
   Scores p;
   p.fill(0);
-  Products<Config>::template multiply<Config::head_dim>(p, rows_by_depth(c.q(step.stage), row0),
-                                                        rows_by_depth(c.k(), key0));
+  Products<Config>::template multiply_ahead<Config::head_dim>(
+      p, rows_by_depth(c.q(step.stage), row0), rows_by_depth(c.k(), key0));
   prepare_scores<Config>(p, item, c.seq, step.q_begin + row0, kv_begin + key0, step.edge);
   const Compute factor = Logits<Config>::factor(c.params.scale);
   p.for_each([&](Compute& s, int m, int, int group, int) {
@@ -68,7 +68,7 @@ __device__ inline void score_tiles(const Context& c, const QStep& step, int kv_b
 
   Scores ds;
   ds.fill(0);
-  Products<Config>::template multiply<Config::head_dim_v>(
+  Products<Config>::template multiply_ahead<Config::head_dim_v>(
       ds, rows_by_depth(c.dout(step.stage), row0), rows_by_depth(c.v(), key0));
   differentiate_scores<Config>(ds, p, delta, item, step.q_begin + row0, kv_begin + key0);
   store_shared(ds, ds_tile, row0, key0);
@@ -80,13 +80,16 @@ __device__ inline void accumulate_kv(const Context& c, const QStep& step, const 
                                      const Shared& ds_tile, KGradient& dk, VGradient& dv) {
   const typename BackwardTypes<Config>::KvGrid warp;
   if (!warp.active) return;
-  const int key0 = warp.row * KGradient::rows;
-  Products<Config>::template multiply<Config::block_q>(
+  using Types = BackwardTypes<Config>;
+  const auto key0 = part_offset<Shared, KGradient::rows>(warp.row);
+  Products<Config>::template multiply_ahead<Config::block_q>(
       dv, depth_by_rows(p_tile, key0),
-      depth_by_rows(c.dout(step.stage), warp.column * VGradient::columns));
-  Products<Config>::template multiply<Config::block_q>(
+      depth_by_rows(c.dout(step.stage),
+                    part_offset<typename Types::DoutTile, VGradient::columns>(warp.column)));
+  Products<Config>::template multiply_ahead<Config::block_q>(
       dk, depth_by_rows(ds_tile, key0),
-      depth_by_rows(c.q(step.stage), warp.column * KGradient::columns));
+      depth_by_rows(c.q(step.stage),
+                    part_offset<typename Types::QTile, KGradient::columns>(warp.column)));
 }
 
 // A finished dK_j or dV_j; `tensor` and `columns` say which.

@@ -57,14 +57,15 @@ struct TensorCoreProducts {
   template <class Accumulators, class Weights, class B, class Scratch>
   __device__ static void multiply_weights(Accumulators& accumulators, const Weights& weights,
                                           const B& b, const Scratch& scratch, int row0, int key0) {
-    multiply_weights(accumulators, weights, b, scratch, row0, key0, [](int, int) {});
+    multiply_prepared_weights(accumulators, weights, b, scratch, row0, key0, [](int, int) {});
   }
 
   // And with `prepare(first, count)` called before those columns of the weights are read, one step
   // ahead: what it does runs beside the products of the step before.
   template <class Accumulators, class Weights, class B, class Scratch, class Prepare>
-  __device__ static void multiply_weights(Accumulators& accumulators, const Weights& weights,
-                                          const B& b, const Scratch&, int, int, Prepare prepare) {
+  __device__ static void multiply_prepared_weights(Accumulators& accumulators,
+                                                   const Weights& weights, const B& b,
+                                                   const Scratch&, int, int, Prepare prepare) {
     static_assert(Weights::columns % 16 == 0, "the keys are whole instructions");
     const auto right = right_of(b, ptx::opaque_lane());
     constexpr int groups = groups_of<Accumulators>;
@@ -103,7 +104,7 @@ struct TensorCoreProducts {
     }
   };
   template <class Tile, class Offset>
-  using ChunksOf = LaneChunks<Tile, is_zero<Offset>>;
+  using ChunksOf = LaneChunks<Tile, is_aligned<Offset>>;
 
   // Lane l gives the address of one row of matrix l / 8. Left: matrices 0 and 1 are rows 0-7 and
   // 8-15 of depths 0-7, matrices 2 and 3 of depths 8-15.

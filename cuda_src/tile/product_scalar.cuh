@@ -6,13 +6,14 @@
 
 #include "numeric.cuh"
 #include "operand.cuh"
+#include "product_parts.cuh"
 #include "shared_tile.cuh"
 #include "warp_tile.cuh"
 
 namespace cuflash {
 
 template <class Element, int fragment_rows_>
-struct ScalarProducts {
+struct ScalarProducts : ProductsByParts<ScalarProducts<Element, fragment_rows_>> {
   static constexpr int fragment_rows = fragment_rows_;
   static constexpr int step = 16 / static_cast<int>(sizeof(Element));  // depths loaded at a time
 
@@ -57,14 +58,6 @@ struct ScalarProducts {
     });
     __syncwarp();
     multiply<Weights::columns>(accumulators, rows_by_depth(scratch, row0, key0), b);
-  }
-  // And with prepare(first, count) called before those columns of the weights are read.
-  template <class Accumulators, class Weights, class B, class Scratch, class Prepare>
-  __device__ static void multiply_weights(Accumulators& accumulators, const Weights& weights,
-                                          const B& b, const Scratch& scratch, int row0, int key0,
-                                          Prepare prepare) {
-    prepare(0, Weights::columns);
-    multiply_weights(accumulators, weights, b, scratch, row0, key0);
   }
 
  private:

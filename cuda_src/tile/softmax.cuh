@@ -4,15 +4,18 @@
 #pragma once
 
 #include "numeric.cuh"
-#include "product.cuh"
 #include "score.cuh"
 #include "warp_tile.cuh"
 
 namespace cuflash {
 
-// Units and exponentials of logits. 16-bit products: log2 units, so that scale and exponential are
+// Whether logits are in natural units: those of float32 and float64, whatever multiplies them.
+template <class Config>
+constexpr bool natural_logits = sizeof(typename Config::Storage) > 2;
+
+// Units and exponentials of logits. 16-bit storage: log2 units, so that scale and exponential are
 // one fused multiply-add and one instruction of the special function unit.
-template <class Config, ProductKind kind = Config::products>
+template <class Config, bool natural = natural_logits<Config>>
 struct Logits {
   __device__ static float factor(double scale) { return static_cast<float>(scale * kLog2E); }
   // 2^(raw * factor - offset), and of a difference that is in these units already.
@@ -36,7 +39,7 @@ struct Logits {
 
 // float32 and float64: natural units and the operations one would write, each rounded by itself.
 template <class Config>
-struct Logits<Config, ProductKind::scalar> {
+struct Logits<Config, true> {
   using Compute = typename Config::Compute;
   __device__ static Compute factor(double scale) { return static_cast<Compute>(scale); }
   __device__ static Compute exponential(Compute raw, Compute factor, Compute offset) {

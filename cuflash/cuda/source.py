@@ -133,6 +133,7 @@ def _config_lines(config: KernelConfig) -> list[str]:
             f"static constexpr auto products = cuflash::ProductKind::{config.products};",
         ]
     numbers = {
+        "architecture": re.sub(r"\D", "", config.architecture),
         "head_dim": config.head_dim,
         "head_dim_v": config.head_dim_v,
         "mma_depth": config.mma_depth,

@@ -72,5 +72,6 @@ def _delta_launch(problem: AttentionProblem, limits: DeviceLimits) -> KernelLaun
     kernel = ("steps", "delta")
     config = kernel_config(problem, limits, kernel, arithmetic, tile.constants(), tile.footprint)
     # Nothing else changes its code, so every head_dim and mask shares one compilation.
-    shared = replace(config, mask="full", copies="element", head_dim=0, head_dim_v=0, mma_depth=0)
+    shared = replace(config, mask="full", copies="element", head_dim=0, head_dim_v=0)
+    shared = replace(shared, products="scalar", mma_depth=0)
     return KernelLaunch(shared, tile.grid)

@@ -84,10 +84,10 @@ def _check_instructions(config: KernelConfig, ptx: str) -> None:
     """The products run on the unit that the plan named, the copies as it named them."""
     if config.kernel == "delta":
         return
-    expected = {16: "m16n8k16", 8: "m16n8k8"}.get(config.mma_depth)
+    expected = {16: "m16n8k16", 8: "m16n8k8", 4: "m8n8k4"}.get(config.mma_depth)
     found = set(re.findall(r"mma\.sync\.aligned\.(m\d+n\d+k\d+)", ptx))
     assert found == ({expected} if expected else set())
-    assert ("ldmatrix" in ptx) == bool(expected)
+    assert ("ldmatrix" in ptx) == (config.products in ("tensor_cores", "tf32"))
     asynchronous = "asynchronous" in (config.copies, config.workspace_copies)
     has_workspace_copies = config.kernel == "forward"
     if config.copies == "asynchronous" or (asynchronous and has_workspace_copies):

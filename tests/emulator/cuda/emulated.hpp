@@ -69,8 +69,8 @@ struct Fiber {
 struct Warp {
   Barrier barrier;
   std::uint64_t word[kWarp];
-  float left[kWarp][8];
-  float right[kWarp][4];
+  double left[kWarp][8];
+  double right[kWarp][4];
 };
 
 struct Block {
@@ -136,7 +136,7 @@ inline void finish_group(const std::vector<Copy>& group) {
 }
 
 inline unsigned char* shared_at(unsigned address, unsigned bytes) {
-  if (address % 16 != 0 || address + bytes > shared_size) fail("address outside of shared memory");
+  if (address % bytes != 0 || address + bytes > shared_size) fail("address outside of shared memory");
   return shared_base + address;
 }
 
@@ -236,6 +236,12 @@ inline float __int_as_float(int bits) {
   float x;
   std::memcpy(&x, &bits, sizeof x);
   return x;
+}
+inline float __uint_as_float(unsigned bits) { return __int_as_float(static_cast<int>(bits)); }
+inline unsigned __float_as_uint(float x) {
+  unsigned bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  return bits;
 }
 inline double __longlong_as_double(long long bits) {
   double x;
