@@ -9,7 +9,7 @@
 // bytes. One thread block does `rows` rows of a head; it also clears their dQ accumulator and the
 // turns of an ordered accumulation.
 #include "../tile/copy.cuh"
-#include "../tile/numeric.cuh"
+#include "../tile/product.cuh"
 #include "../tile/sequence.cuh"
 #include "../tile/softmax.cuh"
 
