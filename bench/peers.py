@@ -83,7 +83,8 @@ MOST_SCORES = 2**31
 
 
 def _writable_by_hand(case: Case) -> bool:
-    return case.op == "forward" and not case.causal and case.scores <= MOST_SCORES
+    plain = case.op == "forward" and not case.causal and case.blocks is None
+    return plain and case.scores <= MOST_SCORES
 
 
 def _as_tuple(result: Any) -> Sequence[Any]:
