@@ -66,7 +66,7 @@ def lines_of(rows: Sequence[Row]) -> dict[str, list[tuple[int, float]]]:
     return {line: sorted(points) for line, points in lines.items()}
 
 
-def draw(chart: Chart, folder: Path = CHARTS) -> Path:
+def draw(chart: Chart) -> Path:
     """Write a chart as SVG; the same rows and matplotlib give the same bytes."""
     import matplotlib
 
@@ -92,8 +92,8 @@ def draw(chart: Chart, folder: Path = CHARTS) -> Path:
         figure.suptitle(chart.title, fontsize="medium")
         handles = {a.get_label(): a for axis in axes.flat for a in axis.get_lines()}
         figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=3)
-        path = folder / chart.file
-        folder.mkdir(parents=True, exist_ok=True)
+        path = CHARTS / chart.file
+        path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, metadata={"Date": None})
         pyplot.close(figure)
     return path

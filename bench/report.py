@@ -37,8 +37,9 @@ def _missing(text: str) -> list[str]:
     return [name for name in SETS if name not in names(text) and render(name)]
 
 
-def write(path: Path = README) -> None:
+def write(path: Path | None = None) -> None:
     """Bring the blocks of the README up to date; a set's first one comes after the others."""
+    path = path or README
     text = path.read_text()
     for name in _missing(text):
         last = [block for block in names(text) if block != "cpu"][-1]

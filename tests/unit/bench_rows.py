@@ -9,7 +9,7 @@ from bench.cases import Case, select
 __all__ = ["row", "rows_of"]
 
 
-def row(case: Case, impl: str, tflops: float, **more: Any) -> dict[str, Any]:
+def row(case: Case, impl: str, rate: float, **more: Any) -> dict[str, Any]:
     """A row of one implementation; ours if ``impl`` says so."""
     ours = impl == "cuflash"
     return {
@@ -34,7 +34,7 @@ def row(case: Case, impl: str, tflops: float, **more: Any) -> dict[str, Any]:
         "protocol": "turns",
         "ms": 1.0,
         "spread": 0.1,
-        "tflops": tflops,
+        "tflops": rate,
         "ratio": 0.5,
         "ratio_low": 0.4,
         "worst_ratio": 0.3,
