@@ -89,6 +89,10 @@ def draw(chart: Chart) -> Path:
         )
         for axis, (title, lines) in zip(axes.flat, panels, strict=False):
             _draw_panel(axis, title, lines, colors)
+        for axis in axes[:, 0]:  # the others of a line share it
+            axis.set_ylim(bottom=0)
+        for axis in axes.flat[len(panels) :]:
+            axis.remove()
         figure.suptitle(chart.title, fontsize="medium")
         handles = {a.get_label(): a for axis in axes.flat for a in axis.get_lines()}
         figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=3)
@@ -109,6 +113,5 @@ def _draw_panel(
     axis.set_xscale("log", base=2)
     axis.set_xticks(lengths, [str(length) for length in lengths])
     axis.minorticks_off()
-    axis.set_ylim(bottom=0)
     axis.set(title=title, xlabel="seqlen", ylabel="TFLOP/s")
     axis.grid(alpha=0.3)
