@@ -10,7 +10,7 @@ import numpy as np
 
 from .cases import Case
 
-__all__ = ["Inputs", "array_module", "make_inputs", "widened"]
+__all__ = ["Inputs", "array_module", "make_inputs", "narrowed", "widened"]
 
 
 @dataclass(frozen=True)
@@ -40,15 +40,24 @@ def widened(array: Any) -> Any:
     return array.astype(np.float64)
 
 
+def narrowed(array: Any, dtype: str) -> Any:
+    """An array in a storage type, rounded to the nearest, ties to even."""
+    if dtype != "bfloat16":
+        return array.astype(dtype)
+    xp = array_module(array)
+    bits = array.view(xp.uint32)
+    upper = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    return upper.astype(xp.uint16).view(ml_dtypes.bfloat16)
+
+
 def make_inputs(case: Case, xp: Any) -> Inputs:
     """Standard normal arrays, the same in every run, of CuPy or of NumPy."""
     generator = xp.random.default_rng(1)
     drawn = np.float64 if case.dtype == "float64" else np.float32
-    dtype = ml_dtypes.bfloat16 if case.dtype == "bfloat16" else case.dtype
 
     def normal(seqlen: int, heads: int, dim: int) -> Any:
         shape = (case.batch, seqlen, heads, dim)
-        return generator.standard_normal(shape, dtype=drawn).astype(dtype)
+        return narrowed(generator.standard_normal(shape, dtype=drawn), case.dtype)
 
     return Inputs(
         normal(case.seqlen_q, case.heads_q, case.head_dim),

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -14,7 +15,7 @@ import cuflash
 from bench import measure as measuring
 from bench import timing
 from bench.cases import Case
-from bench.inputs import Inputs, make_inputs, widened
+from bench.inputs import Inputs, make_inputs, narrowed, widened
 from bench.measure import LeftOutError, measure
 from bench.peers import PEERS, Peer, importable, select_peers
 from bench.run import _line
@@ -213,6 +214,13 @@ def test_inputs_are_the_same_in_every_run(dtype: str) -> None:
     assert one.q.dtype.name == dtype
     assert np.array_equal(one.dout, two.dout)
     assert np.array_equal(widened(one.k), one.k.astype(np.float64))
+
+
+def test_bfloat16_is_rounded_as_it_should_be() -> None:
+    halfway = (np.arange(64, dtype=np.uint32) << 15) + np.uint32(0x3F800000)
+    values = np.concatenate([halfway.view(np.float32), make_inputs(CASE, np).q.ravel()])
+    expected = values.astype(ml_dtypes.bfloat16)
+    assert np.array_equal(narrowed(values, "bfloat16"), expected)
 
 
 def test_the_ratio_is_of_paired_rounds() -> None:
