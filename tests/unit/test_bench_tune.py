@@ -81,6 +81,17 @@ def test_the_fastest_tile_is_found_and_bad_ones_are_left_out() -> None:
     assert lines[1] == "left out: 512x9 warps 4: too much shared memory"
 
 
+def test_the_tile_of_the_plan_is_prepared_once() -> None:
+    asked: list[Any] = []
+
+    def call_of(case: Case, tile: Any, inputs: Inputs) -> Any:
+        asked.append(tile)
+        return _call_of(case, tile, inputs)
+
+    _choose(call_of=call_of)
+    assert asked == [None, QUICK, SLOW, BAD, BIG]
+
+
 def test_a_case_that_the_library_cannot_do_is_left_out() -> None:
     def unable(case: Case, tile: Any, inputs: Inputs) -> Any:
         raise UnsupportedError("fa2 has no CUDA kernels in this version")
