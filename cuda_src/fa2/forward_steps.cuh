@@ -102,7 +102,7 @@ __device__ inline void store_rows(const ForwardContext<Config>& c, ForwardState<
   const int valid_rows = c.seq.seqlen_q - c.first_query();
   if constexpr (ForwardTypes<Config>::staged) {
     __syncwarp();  // its rows of Q have been read
-    store_shared(state.output, c.staging(), c.row0, 0);
+    store_shared<Config::architecture>(state.output, c.staging(), c.row0, Zero{});
     __syncwarp();
     copy_out(c.staging(), c.row0, Output::rows, out, c.params.out.row_stride, valid_rows,
              c.params.shape.head_dim_v);

@@ -64,14 +64,16 @@ __device__ inline void score_tiles(const Context& c, const QStep& step, int kv_b
   p.for_each([&](Compute& s, int m, int, int group, int) {
     s = Logits<Config>::exponential(s, factor, lse.value[m][group]);
   });
-  store_shared(p, p_tile, row0, key0);
+  store_shared<Config::architecture>(p, p_tile, row0,
+                                     part_offset<Shared, Scores::columns>(warp.column));
 
   Scores ds;
   ds.fill(0);
   Products<Config>::template multiply_ahead<Config::head_dim_v>(
       ds, rows_by_depth(c.dout(step.stage), row0), rows_by_depth(c.v(), key0));
   differentiate_scores<Config>(ds, p, delta, item, step.q_begin + row0, kv_begin + key0);
-  store_shared(ds, ds_tile, row0, key0);
+  store_shared<Config::architecture>(ds, ds_tile, row0,
+                                     part_offset<Shared, Scores::columns>(warp.column));
 }
 
 // dV_j += P_ij^T dO_i and dK_j += dS_ij^T Q_i.

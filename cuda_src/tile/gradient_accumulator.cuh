@@ -23,6 +23,17 @@ __device__ inline long long accumulator_index(long long head_row, int row, int c
   return (fragment * 32 + lane) * lane_elements;
 }
 
+// to[i] += x[i], by one instruction where there is one.
+template <class Config, class T, int count>
+__device__ inline void add_all(T* to, const T (&x)[count]) {
+  if constexpr (count == 4 && sizeof(T) == 4 && Config::architecture >= 90) {
+    ptx::reduce_add_four(to, x);
+  } else {
+#pragma unroll
+    for (int i = 0; i < count; ++i) ptx::reduce_add(to + i, x[i]);
+  }
+}
+
 // accumulator += tile, whose first element is (row0, column0). With `dead(row)` true for a row of
 // the tile nothing is added there.
 template <class Config, class Tile, class Dead>
@@ -46,7 +57,7 @@ __device__ inline void add_to_accumulator(typename Config::Compute* accumulator,
         x[group * 2] = skip[group] ? 0 : tile.value[m][n][group][0];
         x[group * 2 + 1] = skip[group] ? 0 : tile.value[m][n][group][1];
       }
-      ptx::reduce_add(to + m * row_stride + n * 32 * kLaneElements<Tile>, x);
+      add_all<Config>(to + m * row_stride + n * 32 * kLaneElements<Tile>, x);
     }
   }
 }

@@ -3,12 +3,16 @@
 
 namespace cuflash::ptx {
 
-template <class T, int count>
-inline void reduce_add(T* to, const T (&x)[count]) {
-  if (reinterpret_cast<std::uintptr_t>(to) % (count * sizeof(T)) != 0) {
+template <class T>
+inline void reduce_add(T* to, T x) {
+  *to += x;
+}
+
+inline void reduce_add_four(float* to, const float (&x)[4]) {
+  if (reinterpret_cast<std::uintptr_t>(to) % 16 != 0) {
     emulated::fail("a vector reduction at an address that is not a multiple of its size");
   }
-  for (int i = 0; i < count; ++i) to[i] += x[i];
+  for (int i = 0; i < 4; ++i) to[i] += x[i];
 }
 
 }  // namespace cuflash::ptx
