@@ -54,26 +54,29 @@ __device__ inline void backward_kv_tile(const BackwardContext<Config>& c, int kv
   dk.fill(0);
   dv.fill(0);
   bool dead = false;  // whether this thread saw a dead row of the q tile that was loaded last
+  QStep step = steps.first();
   if (steps.count > 0) {
     __syncthreads();  // the last step of the kv tile before has read K and V
     load_kv_tile<Config>(c, kv_begin);
-    dead = load_q_step(c, steps[0]);
+    dead = load_q_step(c, step);
   }
   for (int i = 0; i < steps.count; ++i) {
     constexpr bool ring = Config::num_stages > 1;
+    const QStep next = steps.after(step);
     wait_copies<Config::copies, 0>();
     const bool any_dead = __syncthreads_or(dead);  // A
     if (any_dead) {
-      clear_dead_rows(c, steps[i], c.q(steps[i].stage));
-      clear_dead_rows(c, steps[i], c.dout(steps[i].stage));
+      clear_dead_rows(c, step, c.q(step.stage));
+      clear_dead_rows(c, step, c.dout(step.stage));
       __syncthreads();
     }
-    if (ring && i + 1 < steps.count) dead = load_q_step(c, steps[i + 1]);
-    backward_step(c, steps[i], kv_tile, any_dead, dk, dv);
+    if (ring && i + 1 < steps.count) dead = load_q_step(c, next);
+    backward_step(c, step, kv_tile, any_dead, dk, dv);
     if (!ring && i + 1 < steps.count) {
       __syncthreads();  // C
-      dead = load_q_step(c, steps[i + 1]);
+      dead = load_q_step(c, next);
     }
+    step = next;
   }
   store_kv<Config>(c, c.params.dk, c.params.shape.head_dim, kv_begin, c.params.scale, dk);
   store_kv<Config>(c, c.params.dv, c.params.shape.head_dim_v, kv_begin, 1.0, dv);

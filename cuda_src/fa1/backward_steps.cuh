@@ -17,9 +17,16 @@ __device__ inline typename Config::Compute lse_of(const BackwardContext<Config>&
 // the block together look at all rows.
 template <class Config>
 __device__ inline bool load_q_step(const BackwardContext<Config>& c, const QStep& step) {
-  copy_q_step<Config>(c, step);
-  commit_copies<Config::copies>();
+  using Storage = typename Config::Storage;
+  constexpr int threads = BackwardTypes<Config>::threads;
   const int rows = c.seq.seqlen_q - step.q_begin;
+  copy_tile<Config::copies, threads>(
+      c.q(step.stage), q_row<const Storage>(c.params.q, c.seq, step.head, step.q_begin),
+      c.params.q.row_stride, rows, c.params.shape.head_dim);
+  copy_tile<Config::copies, threads>(
+      c.dout(step.stage), q_row<const Storage>(c.params.dout, c.seq, step.head, step.q_begin),
+      c.params.dout.row_stride, rows, c.params.shape.head_dim_v);
+  commit_copies<Config::copies>();
   bool dead = rows < Config::block_q;
   for (int row = threadIdx.x; row < min(Config::block_q, rows);
        row += BackwardTypes<Config>::threads) {

@@ -58,30 +58,32 @@ template <class Config, class KGradient, class VGradient>
 __device__ inline void steps_ahead(const BackwardContext<Config>& c, const QSteps<Config>& steps,
                                    KGradient& dk, VGradient& dv) {
   static_assert(Config::num_stages == 3 && Config::score_stages == 2, "three steps are under way");
-  load_q_step(c, steps, 0);
-  load_q_step(c, steps, 1);
+  QStep step = steps.first();
+  QStep next = steps.after(step);
+  QStep loaded = next;
+  load_q_step(c, step, 0 < steps.count);
+  load_q_step(c, next, 1 < steps.count);
   wait_copies<Config::workspace_copies, 1>();
   __syncthreads();
-  bool dead = clear_inputs(c, steps[0]);
-  score_step(c, steps[0], 0);
-  if (dead) clear_scores(c, steps[0], 0);
+  bool dead = clear_inputs(c, step);
+  score_step(c, step, 0);
+  if (dead) clear_scores(c, step, 0);
   const bool scores_first = static_cast<int>(threadIdx.x) / 32 < Config::warps / 2;
-  for (int i = 0; i < steps.count; ++i) {
+  for (int i = 0; i + 1 < steps.count; ++i) {
     arrive_step<Config>();
-    load_q_step(c, steps, i + 2);
-    const QStep step = steps[i];
-    if (i + 1 == steps.count) {
-      gradient_step(c, step, i, dead, dk, dv);
-      break;
-    }
-    const QStep next = steps[i + 1];
+    loaded = steps.after(loaded);
+    load_q_step(c, loaded, i + 2 < steps.count);
     const bool next_dead = clear_inputs(c, next);
     if (scores_first) score_step(c, next, i + 1);
     gradient_step(c, step, i, dead, dk, dv);
     if (!scores_first) score_step(c, next, i + 1);
     if (next_dead) clear_scores(c, next, i + 1);
     dead = next_dead;
+    step = next;
+    next = loaded;
   }
+  arrive_step<Config>();
+  gradient_step(c, step, steps.count - 1, dead, dk, dv);
 }
 
 // All steps, one after the other.
@@ -89,20 +91,22 @@ template <class Config, class KGradient, class VGradient>
 __device__ inline void steps_in_turn(const BackwardContext<Config>& c, const QSteps<Config>& steps,
                                      KGradient& dk, VGradient& dv) {
   constexpr bool ring = Config::num_stages > 1;
-  load_q_step(c, steps, 0);
+  QStep step = steps.first();
+  load_q_step(c, step, true);
   for (int i = 0; i < steps.count; ++i) {
-    const QStep step = steps[i];
+    const QStep next = steps.after(step);
     arrive_step<Config>();
     const bool dead = clear_inputs(c, step);
-    if (ring) load_q_step(c, steps, i + 1);
+    if (ring) load_q_step(c, next, i + 1 < steps.count);
     score_step(c, step, i);
     if (dead) clear_scores(c, step, i);
     __syncthreads();
     gradient_step(c, step, i, dead, dk, dv);
     if (!ring) {
       __syncthreads();
-      load_q_step(c, steps, i + 1);
+      load_q_step(c, next, i + 1 < steps.count);
     }
+    step = next;
   }
 }
 
@@ -118,8 +122,17 @@ __device__ inline void backward(const Fa2BackwardParams& params) {
                         static_cast<unsigned>(shape.heads_kv),
                         static_cast<unsigned>(params.section)};
   const WorkItem item = order.kv_item<Config::block_kv>(shape, blockIdx.x);
-  const BackwardContext<Config> c{params, shared, item, sequence(shape, item.batch),
-                                  shape.heads_q / shape.heads_kv};
+  using Storage = typename Config::Storage;
+  const Sequence seq = sequence(shape, item.batch);
+  const BackwardContext<Config> c{params,
+                                  shared,
+                                  item,
+                                  seq,
+                                  shape.heads_q / shape.heads_kv,
+                                  {q_row<const Storage>(params.q, seq, 0, 0), params.q.row_stride,
+                                   shape.seqlen_q, shape.head_dim},
+                                  {q_row<const Storage>(params.dout, seq, 0, 0),
+                                   params.dout.row_stride, shape.seqlen_q, shape.head_dim_v}};
   const QSteps<Config> steps(c.seq, item.kv_begin, item.head * c.group, c.group);
   typename Types::KGradient dk;
   typename Types::VGradient dv;

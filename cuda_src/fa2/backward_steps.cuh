@@ -12,7 +12,8 @@ __device__ inline void copy_row_numbers(const typename Config::Compute* to, cons
                                         long long first_row, int thread) {
   using Compute = typename Config::Compute;
   constexpr int chunk = 16 / static_cast<int>(sizeof(Compute));
-  static_assert(Config::block_q % chunk == 0, "rows are whole chunks");
+  static_assert(Config::block_q % chunk == 0 && Config::block_q / chunk <= 32,
+                "rows are whole chunks");
   if (thread < 0 || thread >= Config::block_q / chunk) return;
   copy_chunk<Config::workspace_copies>(
       const_cast<Compute*>(to) + thread * chunk,
@@ -21,11 +22,11 @@ __device__ inline void copy_row_numbers(const typename Config::Compute* to, cons
 
 // Q_i, dO_i and the numbers of their rows -> their stage; nothing if there is no such step.
 template <class Config>
-__device__ inline void load_q_step(const BackwardContext<Config>& c, const QSteps<Config>& steps,
-                                   int i) {
-  if (i < steps.count) {
-    const QStep step = steps[i];
-    copy_q_step<Config>(c, step);
+__device__ inline void load_q_step(const BackwardContext<Config>& c, const QStep& step,
+                                   bool exists) {
+  if (exists) {
+    c.q_stream.load(c.q(step.stage), step.q_begin, step.head * c.params.q.head_stride);
+    c.dout_stream.load(c.dout(step.stage), step.q_begin, step.head * c.params.dout.head_stride);
     const long long first_row = c.head_row(step.head) + step.q_begin;
     const int thread = threadIdx.x;
     copy_row_numbers<Config>(c.lse(step.stage), c.params.row_lse, first_row, thread);

@@ -21,21 +21,6 @@ __device__ inline void load_kv_tile(const Context& c, int kv_begin) {
       rows, c.params.shape.head_dim_v);
 }
 
-// Q_i and dO_i -> their stage of shared memory, not committed.
-template <class Config, class Context>
-__device__ inline void copy_q_step(const Context& c, const QStep& step) {
-  using Storage = typename Config::Storage;
-  using Types = BackwardTypes<Config>;
-  const TileStream<Config::copies, Types::threads, typename Types::QTile> q(
-      q_row<const Storage>(c.params.q, c.seq, step.head, 0), c.params.q.row_stride, c.seq.seqlen_q,
-      c.params.shape.head_dim);
-  q.load(c.q(step.stage), step.q_begin);
-  const TileStream<Config::copies, Types::threads, typename Types::DoutTile> dout(
-      q_row<const Storage>(c.params.dout, c.seq, step.head, 0), c.params.dout.row_stride,
-      c.seq.seqlen_q, c.params.shape.head_dim_v);
-  dout.load(c.dout(step.stage), step.q_begin);
-}
-
 // P_ij = exp(scale Q_i K_j^T - lse) and dS_ij = P_ij * (dO_i V_j^T - delta) -> `p` and `ds` in
 // shared memory. `statistics(row0, lse, delta)` gives those of this warp's rows; an infinite lse
 // makes a row's P zero.

@@ -58,19 +58,23 @@ template <class Config>
 struct QSteps {
   QBlocks<Config> blocks;
   int first_head;
-  int tiles;
   int count;
 
   __device__ QSteps(const Sequence& seq, int kv_begin, int first_head, int heads)
-      : blocks(seq, kv_begin),
-        first_head(first_head),
-        tiles(blocks.end - blocks.begin),
-        count(tiles * heads) {}
+      : blocks(seq, kv_begin), first_head(first_head), count((blocks.end - blocks.begin) * heads) {}
 
-  __device__ QStep operator[](int step) const {
-    const Block block = blocks[blocks.begin + step % tiles];
-    return {first_head + step / tiles, block.index, block.index * Config::block_q,
-            step % Config::num_stages, block.edge};
+  __device__ QStep first() const { return step_of(first_head, blocks.begin, 0); }
+
+  __device__ QStep after(const QStep& step) const {
+    const int stage = step.stage + 1 == Config::num_stages ? 0 : step.stage + 1;
+    if (step.q_tile + 1 < blocks.end) return step_of(step.head, step.q_tile + 1, stage);
+    return step_of(step.head + 1, blocks.begin, stage);
+  }
+
+ private:
+  __device__ QStep step_of(int head, int q_tile, int stage) const {
+    const Block block = blocks[q_tile];
+    return {head, block.index, block.index * Config::block_q, stage, block.edge};
   }
 };
 

@@ -105,11 +105,12 @@ struct TileStream {
     }
   }
 
-  // Rows [begin, begin + Tile::rows) -> tile.
-  __device__ void load(const Tile& tile, int begin) const {
+  // Rows [begin, begin + Tile::rows) -> tile; `offset` elements are added to where they lie.
+  __device__ void load(const Tile& tile, int begin, long long offset = 0) const {
+    offset += begin * row_stride;
     if constexpr (even) {
       if (begin + Tile::rows <= rows && columns > Tile::columns - Tile::chunk) {
-        const Element* from = mine + begin * row_stride;
+        const Element* from = mine + offset;
         const int row = static_cast<int>(threadIdx.x) / Tile::chunks;
         const int chunk = static_cast<int>(threadIdx.x) % Tile::chunks;
 #pragma unroll
@@ -120,7 +121,7 @@ struct TileStream {
         return;
       }
     }
-    copy_tile<kind, threads>(tile, source + begin * row_stride, row_stride, rows - begin, columns);
+    copy_tile<kind, threads>(tile, source + offset, row_stride, rows - begin, columns);
   }
 };
 
