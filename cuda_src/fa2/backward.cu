@@ -146,8 +146,7 @@ __device__ inline void backward(const Fa2BackwardParams& params) {
       steps_in_turn(c, steps, dk, dv);
     }
   }
-  store_kv<Config>(c, params.dk, shape.head_dim, item.kv_begin, params.scale, dk);
-  store_kv<Config>(c, params.dv, shape.head_dim_v, item.kv_begin, 1.0, dv);
+  store_gradients(c, dk, dv);
 }
 
 }  // namespace cuflash::fa2

@@ -137,4 +137,43 @@ __device__ inline void accumulate_q(const BackwardContext<Config>& c, const QSte
   end_turn(c, step);
 }
 
+// A tile of shared memory -> the kv tile's rows of a tensor; the warps part the rows.
+template <class Config, class Tile>
+__device__ inline void copy_out_kv(const BackwardContext<Config>& c, const Tile& tile,
+                                   const Tensor& tensor, int columns) {
+  constexpr int rows = Config::block_kv / Config::warps;
+  const int row0 = static_cast<int>(threadIdx.x) / 32 * rows;
+  copy_out(tile, row0, rows,
+           kv_row<typename Config::Storage>(tensor, c.seq, c.item.head, c.item.kv_begin + row0),
+           tensor.row_stride, c.seq.seqlen_kv - c.item.kv_begin - row0, columns);
+}
+
+// dK_j and dV_j, finished: through K's and V's places in shared memory, which nobody reads any
+// more, to whole rows of the tensors.
+template <class Config, class KGradient, class VGradient>
+__device__ inline void store_gradients(const BackwardContext<Config>& c, KGradient& dk,
+                                       VGradient& dv) {
+  if constexpr (Config::copies == CopyKind::element) {
+    store_kv<Config>(c, c.params.dk, c.params.shape.head_dim, c.item.kv_begin, c.params.scale, dk);
+    store_kv<Config>(c, c.params.dv, c.params.shape.head_dim_v, c.item.kv_begin, 1.0, dv);
+  } else {
+    using Types = BackwardTypes<Config>;
+    const auto factor = static_cast<typename Config::Compute>(c.params.scale);
+    dk.for_each([&](typename Config::Compute& x, int, int, int, int) { x *= factor; });
+    const typename Types::KvGrid warp;
+    __syncthreads();
+    if (warp.active) {
+      store_shared<Config::architecture>(
+          dk, c.k(), warp.row * KGradient::rows,
+          part_offset<typename Types::KTile, KGradient::columns>(warp.column));
+      store_shared<Config::architecture>(
+          dv, c.v(), warp.row * VGradient::rows,
+          part_offset<typename Types::VTile, VGradient::columns>(warp.column));
+    }
+    __syncthreads();
+    copy_out_kv(c, c.k(), c.params.dk, c.params.shape.head_dim);
+    copy_out_kv(c, c.v(), c.params.dv, c.params.shape.head_dim_v);
+  }
+}
+
 }  // namespace cuflash::fa2

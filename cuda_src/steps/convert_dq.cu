@@ -7,78 +7,70 @@
 
 namespace cuflash::steps {
 
-// Eight columns of the rows `row`, `row` + 8, ... of a fragment: they lie side by side in the
-// accumulator, four lanes' elements.
+// A warp's share at a time: the rows of a fragment, and as many columns as divide every bucket.
 template <class Config>
-struct EightColumns {
-  using Compute = typename Config::Compute;
-  static constexpr int rows = Config::fragment_rows / 8;
-  Compute value[rows][8];
-
-  __device__ EightColumns(const Compute* fragment, int row) {
-    constexpr int lane_elements = 2 * rows;
-    const Compute* from = fragment + row * 4 * lane_elements;
-#pragma unroll
-    for (int i = 0; i < 4 * lane_elements; i += 2) {
-      const Pair<Compute> pair = *reinterpret_cast<const Pair<Compute>*>(from + i);
-      const int group = i % lane_elements / 2;
-      value[group][i / lane_elements * 2] = pair.x;
-      value[group][i / lane_elements * 2 + 1] = pair.y;
-    }
-  }
-
-  // One of the rows times `factor`, rounded -> eight columns of a tensor, as far as they are valid.
-  __device__ void store(int group, typename Config::Storage* to, int valid_columns,
-                        Compute factor) const {
-    using Storage = typename Config::Storage;
-    alignas(16) Storage rounded[8];
-#pragma unroll
-    for (int j = 0; j < 8; ++j) rounded[j] = from_compute<Storage>(value[group][j] * factor);
-    constexpr bool vector = Config::copies != CopyKind::element;
-    constexpr int step = vector ? 16 / static_cast<int>(sizeof(Storage)) : 1;
-#pragma unroll
-    for (int j = 0; j < 8; j += step) {
-      if (j >= valid_columns) break;
-      if constexpr (vector) {
-        *reinterpret_cast<Chunk*>(to + j) = *reinterpret_cast<const Chunk*>(rounded + j);
-      } else {
-        to[j] = rounded[j];
-      }
-    }
-  }
+struct ConvertTypes {
+  static constexpr int columns = Config::head_dim % 64 == 0   ? 64
+                                 : Config::head_dim % 32 == 0 ? 32
+                                                              : 16;
+  using Part =
+      WarpTile<typename Config::Compute, Config::fragment_rows, Config::fragment_rows, columns>;
+  using Staging = SharedTile<typename Config::Storage, Config::fragment_rows, columns>;
 };
 
-// One thread block does `rows` rows of a head, a thread eight columns of a fragment's rows that lie
-// eight apart at a time.
+template <class Config>
+struct ConvertStorage {
+  using Staging = typename ConvertTypes<Config>::Staging;
+  SharedArray<typename Config::Storage, Staging::rows * Staging::columns> part[Config::warps];
+};
+
+// scale * part -> its rows of the tensor, by 16 bytes if they are aligned.
+template <class Config, class Part>
+__device__ inline void store_part(const ConvertParams& params, Part& part,
+                                  ConvertStorage<Config>& shared, typename Config::Storage* to,
+                                  int valid_rows, int column0) {
+  using Compute = typename Config::Compute;
+  const Compute factor = static_cast<Compute>(params.scale);
+  if constexpr (Config::copies == CopyKind::element) {
+    store_rounded<false>(part, to, params.dq.row_stride, valid_rows, column0, params.shape.head_dim,
+                         factor);
+  } else {
+    using Staging = typename ConvertTypes<Config>::Staging;
+    const Staging staging{shared.part[threadIdx.x / 32].data};
+    part.for_each([&](Compute& x, int, int, int, int) { x *= factor; });
+    __syncwarp();  // the part before has left
+    store_shared<Config::architecture>(part, staging, 0, Zero{});
+    __syncwarp();
+    copy_out(staging, 0, Staging::rows, to + column0, params.dq.row_stride, valid_rows,
+             params.shape.head_dim - column0);
+  }
+}
+
+// One thread block does `rows` rows of a head.
 template <class Config>
 __device__ inline void convert_dq(const ConvertParams& params) {
-  using Compute = typename Config::Compute;
-  using Eight = EightColumns<Config>;
-  constexpr int parts = Config::head_dim / 8;  // of a row
+  using Part = typename ConvertTypes<Config>::Part;
+  extern __shared__ __align__(128) unsigned char shared_bytes[];
+  auto& shared = *reinterpret_cast<ConvertStorage<Config>*>(shared_bytes);
+  static_assert(sizeof(ConvertStorage<Config>) == Config::shared_bytes,
+                "the plan and the kernel disagree about shared memory");
+  constexpr int parts = Config::head_dim / Part::columns;  // of a row
   const Shape& shape = params.shape;
   const int blocks = static_cast<int>(params.padded_rows) / Config::rows;  // of a head
   const int all_heads = blockIdx.x / blocks;
   const int begin = static_cast<int>(blockIdx.x) % blocks * Config::rows;
   const int head = all_heads % shape.heads_q;
   const Sequence seq = sequence(shape, all_heads / shape.heads_q);
-  const auto* accumulator = static_cast<const Compute*>(params.dq_accumulator);
-  const Compute factor = static_cast<Compute>(params.scale);
-#pragma unroll 2
-  for (int i = threadIdx.x; i < Config::rows * parts / Eight::rows; i += 32 * Config::warps) {
-    const int column = i % parts * 8;
-    const int first = begin + i / parts / 8 * Config::fragment_rows;
-    const int row = i / parts % 8;
-    if (first + row >= shape.seqlen_q || column >= shape.head_dim) continue;
-    const Eight eight(
-        accumulator + accumulator_index<Config>(all_heads * params.padded_rows, first, column, 0),
-        row);
-#pragma unroll
-    for (int group = 0; group < Eight::rows; ++group) {
-      const int query = first + row + group * 8;
-      if (query >= shape.seqlen_q) break;
-      eight.store(group, q_row<typename Config::Storage>(params.dq, seq, head, query) + column,
-                  shape.head_dim - column, factor);
-    }
+  const auto* accumulator = static_cast<const typename Config::Compute*>(params.dq_accumulator);
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  for (int i = warp; i < Config::rows / Part::rows * parts; i += Config::warps) {
+    const int row = begin + i / parts * Part::rows;
+    const int column = i % parts * Part::columns;
+    if (row >= shape.seqlen_q || column >= shape.head_dim) continue;
+    Part part;
+    load_from_accumulator<Config>(accumulator, part, all_heads * params.padded_rows, row, column);
+    store_part(params, part, shared, q_row<typename Config::Storage>(params.dq, seq, head, row),
+               shape.seqlen_q - row, column);
   }
 }
 

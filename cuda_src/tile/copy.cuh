@@ -3,6 +3,7 @@
 #pragma once
 
 #include "../ptx/async_copy.cuh"
+#include "../ptx/opaque.cuh"
 
 namespace cuflash {
 
@@ -21,7 +22,7 @@ struct alignas(16) Chunk {
 template <CopyKind kind>
 __device__ inline void copy_chunk(void* to, const void* from, bool valid) {
   if constexpr (kind == CopyKind::asynchronous) {
-    ptx::async_copy_16(to, from, valid ? 16 : 0);
+    ptx::async_copy_16(ptx::shared_address(to), from, valid ? 16 : 0);
   } else {
     *static_cast<Chunk*>(to) = valid ? *static_cast<const Chunk*>(from) : Chunk{};
   }
@@ -110,18 +111,29 @@ struct TileStream {
     offset += begin * row_stride;
     if constexpr (even) {
       if (begin + Tile::rows <= rows && columns > Tile::columns - Tile::chunk) {
-        const Element* from = mine + offset;
-        const int row = static_cast<int>(threadIdx.x) / Tile::chunks;
-        const int chunk = static_cast<int>(threadIdx.x) % Tile::chunks;
-#pragma unroll
-        for (int i = 0; i < Tile::rows; i += row_step) {
-          copy_chunk<kind>(tile.chunk_at(row + i, chunk), from, true);
-          from += row_step * row_stride;
-        }
+        load_whole(tile, ptx::opaque(mine + offset));
         return;
       }
     }
     copy_tile<kind, threads>(tile, source + offset, row_stride, rows - begin, columns);
+  }
+
+ private:
+  __device__ void load_whole(const Tile& tile, const Element* from) const {
+    // Rows eight apart have the same permutation: their places differ by what the compiler knows.
+    constexpr bool apart = row_step % 8 == 0 && kind == CopyKind::asynchronous;
+    const int row = static_cast<int>(threadIdx.x) / Tile::chunks;
+    const int chunk = static_cast<int>(threadIdx.x) % Tile::chunks;
+    const unsigned to = ptx::opaque(ptx::shared_address(tile.chunk_at(row, chunk)));
+#pragma unroll
+    for (int i = 0; i < Tile::rows; i += row_step) {
+      if constexpr (apart) {
+        ptx::async_copy_16(to + i * Tile::chunks * 16, from);
+      } else {
+        copy_chunk<kind>(tile.chunk_at(row + i, chunk), from, true);
+      }
+      from += row_step * row_stride;
+    }
   }
 };
 

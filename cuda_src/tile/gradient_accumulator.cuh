@@ -23,6 +23,31 @@ __device__ inline long long accumulator_index(long long head_row, int row, int c
   return (fragment * 32 + lane) * lane_elements;
 }
 
+// The tile whose first element is (row0, column0) of the accumulator.
+template <class Config, class Tile>
+__device__ inline void load_from_accumulator(const typename Config::Compute* accumulator,
+                                             Tile& tile, long long head_row, int row0,
+                                             int column0) {
+  constexpr int count = kLaneElements<Tile>;
+  using Compute = typename Config::Compute;
+  struct alignas(count * sizeof(Compute) < 16 ? count * sizeof(Compute) : 16) Elements {
+    Compute x[count];
+  };
+  const int lane = ptx::opaque_lane();
+  const Compute* from = accumulator + accumulator_index<Config>(head_row, row0, column0, lane);
+  constexpr int row_stride = Config::head_dim / 8 * 32 * count;
+#pragma unroll
+  for (int m = 0; m < Tile::row_fragments; ++m) {
+#pragma unroll
+    for (int n = 0; n < Tile::column_fragments; ++n) {
+      const Elements elements =
+          *reinterpret_cast<const Elements*>(from + m * row_stride + n * 32 * count);
+#pragma unroll
+      for (int i = 0; i < count; ++i) tile.value[m][n][i / 2][i % 2] = elements.x[i];
+    }
+  }
+}
+
 // to[i] += x[i], by one instruction where there is one.
 template <class Config, class T, int count>
 __device__ inline void add_all(T* to, const T (&x)[count]) {

@@ -159,7 +159,9 @@ def _step_launch(
         ("steps", kernel),
         tile.arithmetic,
         step.constants() | constants,
-        step.footprint,
+        step.converting(tile.head_dim, problem.storage)
+        if kernel == "convert_dq"
+        else step.footprint,
     )
     grid = problem.batch * problem.heads_q * ceil_div(problem.seqlen_q, steps.ROWS)
     return KernelLaunch(replace(config, mask="full"), grid, (rows,))

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..device import DeviceLimits
-from .common import Footprint, ceil_div
+from ..problem import DTypeName
+from .common import Footprint, ceil_div, shared_array
 
 __all__ = ["ROWS", "DeltaTile", "RowsTile", "delta_tile"]
 
@@ -48,6 +49,12 @@ class RowsTile:
     def footprint(self) -> Footprint:
         """Registers only."""
         return Footprint(0, 64, 32 * self.warps)
+
+    def converting(self, head_dim: int, storage: DTypeName) -> Footprint:
+        """With a part of the rows of a fragment on its way out for each warp."""
+        columns = next(c for c in (64, 32, 16) if head_dim % c == 0)
+        part = shared_array(self.fragment_rows * columns, storage)
+        return Footprint(self.warps * part, 96, 32 * self.warps)
 
     def constants(self) -> dict[str, int]:
         """What the device code reads from ``Config``."""
