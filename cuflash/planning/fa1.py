@@ -55,7 +55,9 @@ def _tile(
     if blocks is not None:
         step = fa1.steps_of(problem)
         ways = fa1.tiles_of_blocks(problem, *blocks)
-        tile = asked_tile(blocks, limits, step, ways, lambda: fa1.all_tiles(problem))
+        tile = asked_tile(
+            problem, "fa1", blocks, limits, step, ways, lambda: fa1.all_tiles(problem)
+        )
         return tile, f"blocks as asked; {said}"
     for tile in fa1.tiles_of_rule(problem, limits):
         if tile.footprint.excess(limits) is None:
