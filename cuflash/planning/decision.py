@@ -86,7 +86,7 @@ def asked_tile(
     algorithm: str,
     blocks: tuple[int, int],
     limits: DeviceLimits,
-    step: int,
+    rule: str,
     tiles: Iterable[T],
     others: Callable[[], Iterable[T]],
 ) -> T:
@@ -100,8 +100,8 @@ def asked_tile(
         What was asked for.
     limits
         Of the device.
-    step
-        Every block is a multiple of it.
+    rule
+        What every block has to be, for the error.
     tiles
         The ways of parting these blocks among warps, best first.
     others
@@ -125,9 +125,7 @@ def asked_tile(
         raise nothing_fits(problem, limits, algorithm, smallest)
     nearest = min(fitting, key=lambda b: (abs(b[0] - blocks[0]) + abs(b[1] - blocks[1]), b))
     if not ways:
-        raise ArgumentValueError(
-            "blocks", str(blocks), f"multiples of {step}, the nearest {nearest}"
-        )
+        raise ArgumentValueError("blocks", str(blocks), f"{rule}, the nearest {nearest}")
     excess = min(ways, key=lambda t: t.footprint.pressure(limits)).footprint.excess(limits)
     raise ArgumentValueError(
         "blocks", f"{blocks}, which needs {excess}", f"blocks that fit, the nearest {nearest}"

@@ -44,9 +44,11 @@ def _tile(
     """The first candidate that fits and has work for every multiprocessor."""
     if blocks is not None:
         ways = fa2.tiles_of_blocks(problem, limits, *blocks)
-        step = fa2.step_of(problem, limits)
+        rule = f"multiples of {fa2.step_of(problem, limits)}"
+        if problem.operation == "backward":
+            rule += f", that of queries a part of {steps.ROWS}"
         tile = asked_tile(
-            problem, "fa2", blocks, limits, step, ways, lambda: fa2.all_tiles(problem, limits)
+            problem, "fa2", blocks, limits, rule, ways, lambda: fa2.all_tiles(problem, limits)
         )
         return tile, "blocks as asked"
     tiles = list(fa2.candidates(problem, limits))

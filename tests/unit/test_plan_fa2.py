@@ -8,7 +8,7 @@ from itertools import product
 
 import pytest
 
-from cuflash.errors import ArgumentValueError, UnsupportedError
+from cuflash.errors import UnsupportedError
 from cuflash.planning.fa2 import fa2_plan
 from cuflash.planning.plan import Plan, plan
 from cuflash.planning.problem import DTYPES
@@ -157,38 +157,6 @@ def test_what_is_known_at_run_time_costs_no_compile(
     plain = problem(operation=operation, **LONG)
     one, other = planned(plain, LIMITS["90"]), planned(replace(plain, **change), LIMITS["90"])
     assert [x.config for x in one.launches] == [x.config for x in other.launches]
-
-
-def test_blocks_are_honoured() -> None:
-    for operation, blocks in product(PASSES, ((32, 32), (64, 48), (16, 64))):
-        chosen = planned(problem(operation=operation), LIMITS["90"], blocks=blocks)
-        assert (chosen.tile.block_q, chosen.tile.block_kv) == blocks
-        assert "as asked" in chosen.reason
-
-
-@pytest.mark.parametrize("operation", PASSES)
-def test_blocks_that_do_not_fit_name_the_nearest(operation: str) -> None:
-    wide = problem(operation=operation, head_dim=256, head_dim_v=256)
-    for blocks in ((256, 256), (2**20, 64), (2**30, 2**30)):
-        with pytest.raises(ArgumentValueError, match="the nearest") as caught:
-            planned(wide, LIMITS["80"], blocks=blocks)
-        nearest = eval(caught.value.expected.split("nearest ")[1])
-        tile = planned(wide, LIMITS["80"], blocks=nearest).tile
-        assert (tile.block_q, tile.block_kv) == nearest
-    with pytest.raises(ArgumentValueError, match="bytes of shared memory, the device has 166,912"):
-        planned(wide, LIMITS["80"], blocks=(256, 256))
-
-
-def test_blocks_of_no_instruction_name_the_step() -> None:
-    with pytest.raises(ArgumentValueError, match=r"\(100, 100\); expected multiples of 16"):
-        planned(PLAIN, LIMITS["90"], blocks=(100, 100))
-
-
-def test_blocks_where_nothing_fits_are_unsupported() -> None:
-    tiny = replace(LIMITS["90"], shared_per_block=2048)
-    for blocks in (None, (16, 16), (17, 16), (2**20, 16)):
-        with pytest.raises(UnsupportedError, match=r"fa2 .*the smallest tile 16x16 needs"):
-            planned(PLAIN, tiny, blocks=blocks)
 
 
 def test_auto_falls_back_where_nothing_fits() -> None:

@@ -17,6 +17,7 @@ from .common import (
     values_in_registers,
     warp_grid,
 )
+from .steps import ROWS
 
 __all__ = [
     "Fa2BackwardTile",
@@ -275,6 +276,8 @@ def _backward(
     kv_grid = warp_grid(block_kv, (head_dim, head_dim_v), warps, *units)
     q_grid = warp_grid(block_q, (head_dim,), warps, *units)
     if score_grid is None or kv_grid is None or q_grid is None:
+        return
+    if ROWS % block_q:  # the last tile would reach into the next head's part of the workspace
         return
     yield Fa2BackwardTile(
         block_q,
