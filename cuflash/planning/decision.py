@@ -82,9 +82,11 @@ def nothing_fits(
 
 
 def asked_tile(
+    problem: AttentionProblem,
+    algorithm: str,
     blocks: tuple[int, int],
     limits: DeviceLimits,
-    step: int,
+    rule: str,
     tiles: Iterable[T],
     others: Callable[[], Iterable[T]],
 ) -> T:
@@ -92,12 +94,14 @@ def asked_tile(
 
     Parameters
     ----------
+    problem, algorithm
+        For the error.
     blocks
         What was asked for.
     limits
         Of the device.
-    step
-        Every block is a multiple of it.
+    rule
+        What every block has to be, for the error.
     tiles
         The ways of parting these blocks among warps, best first.
     others
@@ -107,21 +111,21 @@ def asked_tile(
     ------
     ArgumentValueError
         If none fits, naming what it needs and the nearest blocks that do.
+    UnsupportedError
+        If no blocks at all fit.
     """
     ways = list(tiles)
     for tile in ways:
         if tile.footprint.excess(limits) is None:
             return tile
-    fitting = {
-        (tile.block_q, tile.block_kv) for tile in others() if tile.footprint.excess(limits) is None
-    }
-    nearest = min(
-        fitting, key=lambda b: (abs(b[0] - blocks[0]) + abs(b[1] - blocks[1]), b), default="none"
-    )
+    every = list(others())
+    fitting = {(t.block_q, t.block_kv) for t in every if t.footprint.excess(limits) is None}
+    if not fitting:
+        smallest = min(every, key=lambda t: (t.block_q * t.block_kv, t.footprint.pressure(limits)))
+        raise nothing_fits(problem, limits, algorithm, smallest)
+    nearest = min(fitting, key=lambda b: (abs(b[0] - blocks[0]) + abs(b[1] - blocks[1]), b))
     if not ways:
-        raise ArgumentValueError(
-            "blocks", str(blocks), f"multiples of {step}, the nearest {nearest}"
-        )
+        raise ArgumentValueError("blocks", str(blocks), f"{rule}, the nearest {nearest}")
     excess = min(ways, key=lambda t: t.footprint.pressure(limits)).footprint.excess(limits)
     raise ArgumentValueError(
         "blocks", f"{blocks}, which needs {excess}", f"blocks that fit, the nearest {nearest}"

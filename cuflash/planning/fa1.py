@@ -53,9 +53,11 @@ def _tile(
     rule = fa1.paper_blocks(problem, limits)
     said = f"B_c = ceil(M / 4d) asks for {rule[0]}x{rule[1]}"
     if blocks is not None:
-        step = fa1.steps_of(problem)
+        needed = f"multiples of {fa1.steps_of(problem)}"
         ways = fa1.tiles_of_blocks(problem, *blocks)
-        tile = asked_tile(blocks, limits, step, ways, lambda: fa1.all_tiles(problem))
+        tile = asked_tile(
+            problem, "fa1", blocks, limits, needed, ways, lambda: fa1.all_tiles(problem)
+        )
         return tile, f"blocks as asked; {said}"
     for tile in fa1.tiles_of_rule(problem, limits):
         if tile.footprint.excess(limits) is None:

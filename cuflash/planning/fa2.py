@@ -44,8 +44,12 @@ def _tile(
     """The first candidate that fits and has work for every multiprocessor."""
     if blocks is not None:
         ways = fa2.tiles_of_blocks(problem, limits, *blocks)
-        step = fa2.step_of(problem, limits)
-        tile = asked_tile(blocks, limits, step, ways, lambda: fa2.all_tiles(problem, limits))
+        rule = f"multiples of {fa2.step_of(problem, limits)}"
+        if problem.operation == "backward":
+            rule += f", that of queries a part of {steps.ROWS}"
+        tile = asked_tile(
+            problem, "fa2", blocks, limits, rule, ways, lambda: fa2.all_tiles(problem, limits)
+        )
         return tile, "blocks as asked"
     tiles = list(fa2.candidates(problem, limits))
     fitting = [tile for tile in tiles if tile.footprint.excess(limits) is None]
@@ -87,14 +91,18 @@ def _section(problem: AttentionProblem, limits: DeviceLimits, tiles: int, per_sm
     return max(1, min(max(held, enough), heads))
 
 
-def _main_launch(
-    problem: AttentionProblem, limits: DeviceLimits, tile: fa2.Fa2Tile, *more: tuple[str, int]
-) -> KernelLaunch:
-    grid = _blocks(problem, tile)
+def _launchable(grid: int) -> int:
     if grid > _MOST_BLOCKS:
         raise UnsupportedError(
             f"fa2 would need {grid:,} thread blocks, a launch has at most {_MOST_BLOCKS:,}"
         )
+    return grid
+
+
+def _main_launch(
+    problem: AttentionProblem, limits: DeviceLimits, tile: fa2.Fa2Tile, *more: tuple[str, int]
+) -> KernelLaunch:
+    grid = _launchable(_blocks(problem, tile))
     kernel = ("fa2", problem.operation)
     footprint = tile.footprint
     config = kernel_config(problem, limits, kernel, tile.arithmetic, tile.constants(), footprint)
@@ -163,5 +171,5 @@ def _step_launch(
         if kernel == "convert_dq"
         else step.footprint,
     )
-    grid = problem.batch * problem.heads_q * ceil_div(problem.seqlen_q, steps.ROWS)
+    grid = _launchable(problem.batch * problem.heads_q * ceil_div(problem.seqlen_q, steps.ROWS))
     return KernelLaunch(replace(config, mask="full"), grid, (rows,))

@@ -60,6 +60,7 @@ class EmulatedRunner:
     architecture: str = "90"
     algorithm: str = "fa1"
     blocks: tuple[int, int] | None = None
+    deterministic: bool = False
 
     def tiles(self, case: Case, operation: str = "forward") -> tuple[int, int]:
         """``(block_q, block_kv)`` of the plan."""
@@ -124,6 +125,7 @@ class EmulatedRunner:
             dtype=case.dtype,
             algorithm=self.algorithm,
             blocks=self.blocks,
+            deterministic=self.deterministic,
             **case.options,
         )
 

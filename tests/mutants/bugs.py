@@ -164,9 +164,9 @@ BUGS = (
     ),
     Bug(
         "dout is read with q's stride",
-        _BACKWARD,
-        "c.params.dout.row_stride, rows, c.params.shape.head_dim_v);",
-        "c.params.q.row_stride, rows, c.params.shape.head_dim_v);",
+        "cuda_src/tile/backward_steps.cuh",
+        "step.head, 0), c.params.dout.row_stride,",
+        "step.head, 0), c.params.q.row_stride,",
         _backward(mask="full"),
     ),
     Bug(
@@ -213,7 +213,7 @@ BUGS = (
     ),
     Bug(
         "only the first head of a group adds to dk and dv",
-        "cuda_src/fa1/backward_types.cuh",
+        "cuda_src/tile/backward_tiles.cuh",
         "return {first_head + step / tiles, block.index,",
         "return {first_head, block.index,",
         _checks(mask="full"),
@@ -241,10 +241,10 @@ BUGS = (
     ),
     Bug(
         "lengths reach the compile key",
-        "cuflash/planning/plan.py",
+        "cuflash/planning/kernel.py",
         "features=problem.features,",
         "features=(*problem.features, f'len{problem.seqlen_q}'),",
-        "tests/unit/test_plan.py",
+        "tests/unit/test_plan_fa2.py",
     ),
     Bug(
         "an edited header is not noticed",

@@ -17,6 +17,7 @@ from .common import (
     values_in_registers,
     warp_grid,
 )
+from .steps import ROWS
 
 __all__ = [
     "Fa2BackwardTile",
@@ -213,10 +214,10 @@ def candidates(problem: AttentionProblem, limits: DeviceLimits) -> Iterator[Fa2T
     itemsize = DTYPES[problem.storage].itemsize
     if problem.operation == "forward":
         for row in _FORWARD[itemsize]:
-            yield from _forward(problem, limits, *row)
+            yield from _forward(problem, limits, row)
     else:
         for wide in _BACKWARD[itemsize]:
-            yield from _backward(problem, limits, *wide)
+            yield from _backward(problem, limits, wide)
 
 
 def tiles_of_blocks(
@@ -225,10 +226,10 @@ def tiles_of_blocks(
     """Every way of parting these blocks among warps, best first."""
     for warps in (8, 4, 2, 1):
         if problem.operation == "forward":
-            yield from _forward(problem, limits, block_q, block_kv, warps, 1)
+            yield from _forward(problem, limits, (block_q, block_kv, warps, 1))
             continue
         for stages in ((3, 2), (2, 1), (1, 1)):
-            yield from _backward(problem, limits, block_q, block_kv, warps, 1, *stages)
+            yield from _backward(problem, limits, (block_q, block_kv, warps, 1, *stages))
 
 
 def all_tiles(problem: AttentionProblem, limits: DeviceLimits) -> Iterator[Fa2Tile]:
@@ -246,13 +247,9 @@ def step_of(problem: AttentionProblem, limits: DeviceLimits) -> int:
 
 
 def _forward(
-    problem: AttentionProblem,
-    limits: DeviceLimits,
-    block_q: int,
-    block_kv: int,
-    warps: int,
-    blocks_per_sm: int,
+    problem: AttentionProblem, limits: DeviceLimits, row: tuple[int, int, int, int]
 ) -> Iterator[Fa2ForwardTile]:
+    block_q, block_kv, warps, blocks_per_sm = row
     arithmetic = arithmetic_of(problem.storage, limits.compute_capability)
     if block_q % (warps * arithmetic.fragment_rows) or block_kv % key_step(problem.storage):
         return
@@ -269,15 +266,9 @@ def _forward(
 
 
 def _backward(
-    problem: AttentionProblem,
-    limits: DeviceLimits,
-    block_q: int,
-    block_kv: int,
-    warps: int,
-    blocks_per_sm: int,
-    num_stages: int,
-    score_stages: int,
+    problem: AttentionProblem, limits: DeviceLimits, row: tuple[int, int, int, int, int, int]
 ) -> Iterator[Fa2BackwardTile]:
+    block_q, block_kv, warps, blocks_per_sm, num_stages, score_stages = row
     arithmetic = arithmetic_of(problem.storage, limits.compute_capability)
     units = arithmetic.fragment_rows, key_step(problem.storage)
     head_dim, head_dim_v = bucket(problem.head_dim), bucket(problem.head_dim_v)
@@ -285,6 +276,8 @@ def _backward(
     kv_grid = warp_grid(block_kv, (head_dim, head_dim_v), warps, *units)
     q_grid = warp_grid(block_q, (head_dim,), warps, *units)
     if score_grid is None or kv_grid is None or q_grid is None:
+        return
+    if ROWS % block_q:  # the last tile would reach into the next head's part of the workspace
         return
     yield Fa2BackwardTile(
         block_q,
