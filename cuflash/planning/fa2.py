@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 
 from ..errors import UnsupportedError
@@ -56,17 +55,23 @@ def _tile(
     if not fitting:
         raise nothing_fits(problem, limits, "fa2", tiles[-1])
     best = fitting[0]
-    for tile in _of_warps(fitting, best):
-        if _blocks(problem, tile) >= limits.num_sms:
-            if tile is best:
-                return tile, "the first of the table that fits"
-            return tile, f"a smaller one than {best.block_q}x{best.block_kv}, for more blocks"
-    return best, "the first of the table that fits; fewer blocks than multiprocessors"
+    if _blocks(problem, best) >= limits.num_sms:
+        return best, "the first of the table that fits"
+    others = [tile for tile in fitting if tile is best or _is_smaller(tile, best)]
+    chosen = max(others, key=lambda tile: (_blocks(problem, tile), -tile.block_q))
+    if chosen is best:
+        return best, "the first of the table that fits"
+    return chosen, f"instead of {best.block_q}x{best.block_kv}, for more or smaller blocks"
 
 
-def _of_warps(tiles: Iterable[fa2.Fa2Tile], best: fa2.Fa2Tile) -> list[fa2.Fa2Tile]:
-    """The best tile, and of those after it the ones worth taking for more blocks."""
-    return [tile for tile in tiles if tile is best or tile.warps >= 4]
+def _is_smaller(tile: fa2.Fa2Tile, best: fa2.Fa2Tile) -> bool:
+    """Whether a tile is worth taking for more thread blocks: of at least half the rows.
+
+    With fewer than four warps a multiprocessor would stand still most of the time.
+    """
+    halves = 2 * tile.block_q >= best.block_q and 2 * tile.block_kv >= best.block_kv
+    no_larger = tile.block_q <= max(64, best.block_q) and tile.block_kv <= best.block_kv
+    return halves and no_larger and tile.warps >= 4 and tile.arithmetic == best.arithmetic
 
 
 def _blocks(problem: AttentionProblem, tile: fa2.Fa2Tile) -> int:

@@ -18,6 +18,7 @@ ORDER = [
     "planning.tiles.common",
     "planning.tiles.steps",
     "planning.tiles.fa1",
+    "planning.tiles.fa2_tables",
     "planning.tiles.fa2",
     "planning.tiles.host",
     "planning.kernel",

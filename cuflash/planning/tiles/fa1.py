@@ -16,7 +16,7 @@ from ..problem import DTYPES, AttentionProblem, DTypeName
 from .common import (
     Arithmetic,
     Footprint,
-    arithmetic_of,
+    arithmetics,
     bucket,
     ceil_div,
     fragment_row_choices,
@@ -232,7 +232,7 @@ def all_tiles(problem: AttentionProblem) -> Iterator[Fa1Tile]:
 
 def arithmetic(storage: DTypeName, capability: tuple[int, int], fragment_rows: int) -> Arithmetic:
     """16-bit products on the tensor cores, the others by fused multiply-adds."""
-    best = arithmetic_of(storage, capability)
+    best = arithmetics(storage, capability)[0]
     if best.products == "tensor_cores":
         return best
     return Arithmetic("scalar", 0, fragment_rows)

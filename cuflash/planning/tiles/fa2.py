@@ -10,13 +10,14 @@ from ..problem import DTYPES, AttentionProblem, DTypeName
 from .common import (
     Arithmetic,
     Footprint,
-    arithmetic_of,
+    arithmetics,
     bucket,
     key_step,
     shared_array,
     values_in_registers,
     warp_grid,
 )
+from .fa2_tables import BACKWARD, FORWARD, BackwardRow, ForwardRow
 from .steps import ROWS
 
 __all__ = [
@@ -135,89 +136,19 @@ class Fa2BackwardTile:
 
 Fa2Tile = Fa2ForwardTile | Fa2BackwardTile
 
-#: (block_q, block_kv, warps, blocks on a multiprocessor), best first.
-_FORWARD: dict[int, tuple[tuple[int, int, int, int], ...]] = {
-    2: (
-        (128, 64, 4, 2),
-        (128, 64, 8, 1),
-        (64, 64, 4, 2),
-        (64, 64, 4, 1),
-        (64, 32, 4, 1),
-        (32, 32, 2, 1),
-        (32, 16, 2, 1),
-        (16, 16, 1, 1),
-    ),
-    4: (
-        (128, 32, 4, 1),
-        (128, 32, 8, 1),
-        (64, 32, 4, 1),
-        (64, 16, 4, 1),
-        (32, 16, 4, 1),
-        (16, 16, 2, 1),
-        (16, 8, 2, 1),
-        (8, 8, 1, 1),
-    ),
-    8: (
-        (64, 32, 4, 1),
-        (64, 16, 4, 1),
-        (32, 16, 4, 1),
-        (32, 16, 2, 1),
-        (16, 16, 2, 1),
-        (16, 8, 2, 1),
-        (16, 8, 1, 1),
-        (8, 8, 1, 1),
-    ),
-}
-#: (block_q, block_kv, warps, blocks on a multiprocessor, stages of Q and dO, of P and dS).
-_BACKWARD: dict[int, tuple[tuple[int, int, int, int, int, int], ...]] = {
-    2: (
-        (64, 128, 8, 1, 3, 2),
-        (64, 128, 8, 1, 2, 1),
-        (64, 64, 8, 1, 3, 2),
-        (64, 64, 8, 1, 2, 1),
-        (64, 64, 8, 1, 1, 1),
-        (32, 64, 8, 1, 2, 1),
-        (32, 64, 8, 1, 1, 1),
-        (32, 32, 4, 1, 1, 1),
-        (16, 32, 4, 1, 1, 1),
-        (16, 16, 2, 1, 1, 1),
-        (16, 16, 1, 1, 1, 1),
-    ),
-    4: (
-        (64, 64, 8, 1, 2, 1),
-        (32, 64, 8, 1, 2, 1),
-        (32, 64, 8, 1, 1, 1),
-        (32, 32, 8, 1, 2, 1),
-        (32, 32, 8, 1, 1, 1),
-        (16, 32, 8, 1, 1, 1),
-        (16, 32, 4, 1, 1, 1),
-        (16, 16, 4, 1, 1, 1),
-        (16, 16, 2, 1, 1, 1),
-        (16, 16, 1, 1, 1, 1),
-        (8, 8, 1, 1, 1, 1),
-    ),
-    8: (
-        (32, 32, 8, 1, 2, 1),
-        (32, 32, 8, 1, 1, 1),
-        (16, 32, 8, 1, 1, 1),
-        (16, 32, 4, 1, 1, 1),
-        (16, 16, 4, 1, 1, 1),
-        (16, 16, 2, 1, 1, 1),
-        (16, 16, 1, 1, 1, 1),
-        (8, 8, 1, 1, 1, 1),
-    ),
-}
-
 
 def candidates(problem: AttentionProblem, limits: DeviceLimits) -> Iterator[Fa2Tile]:
     """The tiles that the plan chooses from, best first, whether they fit or not."""
     itemsize = DTYPES[problem.storage].itemsize
+    width = max(bucket(problem.head_dim), bucket(problem.head_dim_v))
     if problem.operation == "forward":
-        for row in _FORWARD[itemsize]:
-            yield from _forward(problem, limits, row)
+        for row in FORWARD[itemsize]:
+            if width <= row.widest:
+                yield from _forward(problem, limits, row)
     else:
-        for wide in _BACKWARD[itemsize]:
-            yield from _backward(problem, limits, wide)
+        for wide in BACKWARD[itemsize]:
+            if width <= wide.widest:
+                yield from _backward(problem, limits, wide)
 
 
 def tiles_of_blocks(
@@ -226,10 +157,11 @@ def tiles_of_blocks(
     """Every way of parting these blocks among warps, best first."""
     for warps in (8, 4, 2, 1):
         if problem.operation == "forward":
-            yield from _forward(problem, limits, (block_q, block_kv, warps, 1))
+            yield from _forward(problem, limits, ForwardRow(256, block_q, block_kv, warps))
             continue
         for stages in ((3, 2), (2, 1), (1, 1)):
-            yield from _backward(problem, limits, (block_q, block_kv, warps, 1, *stages))
+            row = BackwardRow(256, block_q, block_kv, warps, 1, *stages)
+            yield from _backward(problem, limits, row)
 
 
 def all_tiles(problem: AttentionProblem, limits: DeviceLimits) -> Iterator[Fa2Tile]:
@@ -242,56 +174,46 @@ def all_tiles(problem: AttentionProblem, limits: DeviceLimits) -> Iterator[Fa2Ti
 
 def step_of(problem: AttentionProblem, limits: DeviceLimits) -> int:
     """The smallest block there is; every block is a multiple of it."""
-    arithmetic = arithmetic_of(problem.storage, limits.compute_capability)
-    return max(arithmetic.fragment_rows, key_step(problem.storage))
+    rows = min(a.fragment_rows for a in arithmetics(problem.storage, limits.compute_capability))
+    return max(rows, key_step(problem.storage))
 
 
 def _forward(
-    problem: AttentionProblem, limits: DeviceLimits, row: tuple[int, int, int, int]
+    problem: AttentionProblem, limits: DeviceLimits, row: ForwardRow
 ) -> Iterator[Fa2ForwardTile]:
-    block_q, block_kv, warps, blocks_per_sm = row
-    arithmetic = arithmetic_of(problem.storage, limits.compute_capability)
-    if block_q % (warps * arithmetic.fragment_rows) or block_kv % key_step(problem.storage):
-        return
-    yield Fa2ForwardTile(
-        block_q,
-        block_kv,
-        warps,
-        blocks_per_sm,
-        problem.storage,
-        bucket(problem.head_dim),
-        bucket(problem.head_dim_v),
-        arithmetic,
-    )
+    for arithmetic in arithmetics(problem.storage, limits.compute_capability):
+        whole_rows = row.block_q % (row.warps * arithmetic.fragment_rows) == 0
+        if whole_rows and row.block_kv % key_step(problem.storage) == 0:
+            yield Fa2ForwardTile(
+                *row[1:],
+                problem.storage,
+                bucket(problem.head_dim),
+                bucket(problem.head_dim_v),
+                arithmetic,
+            )
 
 
 def _backward(
-    problem: AttentionProblem, limits: DeviceLimits, row: tuple[int, int, int, int, int, int]
+    problem: AttentionProblem, limits: DeviceLimits, row: BackwardRow
 ) -> Iterator[Fa2BackwardTile]:
-    block_q, block_kv, warps, blocks_per_sm, num_stages, score_stages = row
-    arithmetic = arithmetic_of(problem.storage, limits.compute_capability)
-    units = arithmetic.fragment_rows, key_step(problem.storage)
+    if ROWS % row.block_q:  # the last tile would reach into the next head's part of the workspace
+        return
     head_dim, head_dim_v = bucket(problem.head_dim), bucket(problem.head_dim_v)
-    score_grid = warp_grid(block_q, (block_kv,), warps, *units)
-    kv_grid = warp_grid(block_kv, (head_dim, head_dim_v), warps, *units)
-    q_grid = warp_grid(block_q, (head_dim,), warps, *units)
-    if score_grid is None or kv_grid is None or q_grid is None:
-        return
-    if ROWS % block_q:  # the last tile would reach into the next head's part of the workspace
-        return
-    yield Fa2BackwardTile(
-        block_q,
-        block_kv,
-        warps,
-        blocks_per_sm,
-        num_stages,
-        score_stages,
-        score_grid,
-        kv_grid,
-        q_grid,
-        problem.storage,
-        head_dim,
-        head_dim_v,
-        arithmetic,
-        problem.deterministic,
-    )
+    for arithmetic in arithmetics(problem.storage, limits.compute_capability):
+        units = arithmetic.fragment_rows, key_step(problem.storage)
+        score_grid = warp_grid(row.block_q, (row.block_kv,), row.warps, *units)
+        kv_grid = warp_grid(row.block_kv, (head_dim, head_dim_v), row.warps, *units)
+        q_grid = warp_grid(row.block_q, (head_dim,), row.warps, *units)
+        if score_grid is None or kv_grid is None or q_grid is None:
+            continue
+        yield Fa2BackwardTile(
+            *row[1:],
+            score_grid,
+            kv_grid,
+            q_grid,
+            problem.storage,
+            head_dim,
+            head_dim_v,
+            arithmetic,
+            problem.deterministic,
+        )
