@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import inspect
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -77,13 +76,16 @@ def select_cases(names: str, op: str | None, dtype: str | None) -> list[Case]:
     return cases
 
 
-def candidates_of(case: Case, problem: Any) -> Iterator[Any]:
-    """The tiles that the planning module has for a problem."""
+def candidates_of(case: Case, problem: Any, limits: Any = None) -> Iterator[Any]:
+    """The tiles that the planning module has for a problem, whatever their width is meant for."""
+    from cuflash.planning.device import DeviceLimits
+
     module = importlib.import_module(f"cuflash.planning.tiles.{case.algorithm}")
     if not hasattr(module, "candidates"):
         raise SystemExit(f"tune: cuflash.planning.tiles.{case.algorithm} lists no candidates")
-    found: Iterator[Any] = iter(module.candidates(problem))
-    return found
+    limits = limits or DeviceLimits.query(0)
+    found = module.candidates(problem, limits, every=True)
+    return (tile for tile in found if tile.footprint.excess(limits) is None)
 
 
 _Prepared = tuple[Callable[[], Sequence[Any]], Any]  # the call, and its plan
@@ -181,14 +183,13 @@ def _call_of(case: Case, tile: Any, inputs: Inputs) -> _Prepared:
     """
     import cuflash
     from cuflash import pipeline
+    from cuflash.planning.fa2 import fa2_plan
     from cuflash.planning.plan import plan
 
-    if tile is not None and "tile" not in inspect.signature(plan).parameters:
-        raise SystemExit("tune: the plan cannot be given a tile in this version")
-
     def planned(problem: Any, limits: Any, **options: Any) -> Any:
-        forced = {} if tile is None or problem.operation != case.op else {"tile": tile}
-        return plan(problem, limits, **options, **forced)
+        if tile is None or problem.operation != case.op:
+            return plan(problem, limits, **options)
+        return fa2_plan(problem, limits, None, (), tile)
 
     decide = pipeline._decide.__wrapped__
     operation: Any = case.op

@@ -17,7 +17,9 @@ from bench.inputs import Inputs, make_inputs
 from bench.tune import Choice, candidates_of, change_lines, choose, select_cases
 from cuflash import pipeline
 from cuflash.errors import CompileError, UnsupportedError
+from cuflash.planning.problem import AttentionProblem
 
+from ..architectures import LIMITS
 from .fake_device import FakeDevice, device_array, fake_device
 
 __all__ = ["fake_device"]
@@ -143,47 +145,30 @@ def test_cases_are_selected_by_pass_and_dtype() -> None:
         select_cases("fa2", None, "float64")
 
 
-def test_candidates_come_from_the_planning_module(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = SimpleNamespace(candidates=lambda problem: [problem, QUICK])
-    asked: list[str] = []
-    monkeypatch.setattr(tune.importlib, "import_module", lambda n: asked.append(n) or module)
-    assert list(candidates_of(CASE, PLANNED)) == [PLANNED, QUICK]
-    assert asked == ["cuflash.planning.tiles.fa2"]
-    del module.candidates
-    with pytest.raises(SystemExit, match=r"tiles\.fa2 lists no candidates"):
-        candidates_of(CASE, PLANNED)
+def test_candidates_are_the_tables_that_fit() -> None:
+    problem = AttentionProblem(
+        "forward", 1, 32, 32, 4096, 4096, 128, 128, "float16", "float16", "full", 0.125, 0
+    )
+    small = {(t.block_q, t.block_kv) for t in candidates_of(CASE, problem, LIMITS["75"])}
+    large = {(t.block_q, t.block_kv) for t in candidates_of(CASE, problem, LIMITS["90"])}
+    assert small < large
+    with pytest.raises(SystemExit, match=r"tiles\.fa1 lists no candidates"):
+        candidates_of(replace(CASE, algorithm="fa1"), problem, LIMITS["90"])
 
 
 @pytest.mark.parametrize("op", ["forward", "backward"])
 def test_a_tile_reaches_the_plan_of_its_pass_alone(
     fake_device: FakeDevice, monkeypatch: pytest.MonkeyPatch, op: str
 ) -> None:
-    import cuflash.planning.plan as planning
-
-    real, asked = planning.plan, []
-
-    def plan(problem: Any, limits: Any, *, tile: Any = None, **options: Any) -> Any:
-        asked.append((problem.operation, tile))
-        return real(problem, limits, **options)
-
-    monkeypatch.setattr(planning, "plan", plan)
     monkeypatch.setattr(tune, "_launch_of", lambda case, prepared, inputs: prepared)
-    case = replace(CASE, op=op, dtype="float16", algorithm="fa1")
-    inputs = Inputs(*(device_array((1, 40, 1, 16)) for _ in range(4)))
+    case = replace(CASE, op=op, dtype="float16", algorithm="fa2")
+    inputs = Inputs(*(device_array((1, 4096, 40, 16)) for _ in range(4)))
     kept = pipeline.plan, pipeline._decide
-    for tile in (None, QUICK):
-        asked.clear()
-        prepared, made = tune._call_of(case, tile, inputs)
-        assert made is prepared.plan
-        assert made.problem.operation == op
-        assert (op, tile) in asked
-        assert {t for o, t in asked if o != op} <= {None}
+    prepared, made = tune._call_of(case, None, inputs)
+    other = list(candidates_of(case, made.problem, LIMITS["80"]))[-1]
+    assert other != made.tile
+    prepared, forced = tune._call_of(case, other, inputs)
+    assert forced is prepared.plan
+    assert forced.tile == other
+    assert forced.problem == made.problem
     assert (pipeline.plan, pipeline._decide) == kept
-
-
-def test_a_plan_that_takes_no_tile_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    import cuflash.planning.plan as planning
-
-    monkeypatch.setattr(planning, "plan", lambda problem, limits, **options: None)
-    with pytest.raises(SystemExit, match="cannot be given a tile"):
-        tune._call_of(CASE, QUICK, make_inputs(CASE, np))

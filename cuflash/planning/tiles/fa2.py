@@ -137,17 +137,22 @@ class Fa2BackwardTile:
 Fa2Tile = Fa2ForwardTile | Fa2BackwardTile
 
 
-def candidates(problem: AttentionProblem, limits: DeviceLimits) -> Iterator[Fa2Tile]:
-    """The tiles that the plan chooses from, best first, whether they fit or not."""
+def candidates(
+    problem: AttentionProblem, limits: DeviceLimits, every: bool = False
+) -> Iterator[Fa2Tile]:
+    """The tiles that the plan chooses from, best first, whether they fit or not.
+
+    With ``every`` also those that the tables have for narrower heads alone.
+    """
     itemsize = DTYPES[problem.storage].itemsize
     width = max(bucket(problem.head_dim), bucket(problem.head_dim_v))
     if problem.operation == "forward":
         for row in FORWARD[itemsize]:
-            if width <= row.widest:
+            if every or width <= row.widest:
                 yield from _forward(problem, limits, row)
     else:
         for wide in BACKWARD[itemsize]:
-            if width <= wide.widest:
+            if every or width <= wide.widest:
                 yield from _backward(problem, limits, wide)
 
 
