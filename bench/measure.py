@@ -149,9 +149,11 @@ def _ratio(name: str, timed: dict[str, list[float]]) -> tuple[float | None, floa
 
 
 def _sources(case: Case) -> str:
-    from cuflash.cuda.source import find_sources, source_digest
+    from cuflash.cuda.source import find_sources
 
-    return source_digest(find_sources(), case.algorithm, case.op)
+    from .sources import digest
+
+    return digest(find_sources(), case.algorithm, case.op)
 
 
 def _plan(case: Case) -> str:

@@ -83,7 +83,9 @@ def _charts() -> list[charts.Chart]:
 
 def outdated() -> list[str]:
     """A line for every pass of a set whose stored rows are older than its kernel."""
-    from cuflash.cuda.source import find_sources, source_digest
+    from cuflash.cuda.source import find_sources
+
+    from .sources import KERNELS, digest
 
     root, lines = find_sources(), []
     for path, name in product(sorted(run.RESULTS.glob("nvidia-*.json")), CASES):
@@ -91,8 +93,9 @@ def outdated() -> list[str]:
         for algorithm, op in sorted({(row["options"]["algorithm"], row["op"]) for row in ours}):
             rows = [r for r in ours if (r["options"]["algorithm"], r["op"]) == (algorithm, op)]
             where = f"{path.name}: {name}: {algorithm} {op}"
-            if not (root / algorithm / f"{op}.cu").exists():
+            kernels = KERNELS.get((algorithm, op), ())
+            if not kernels or not all((root / a / f"{b}.cu").exists() for a, b in kernels):
                 lines.append(f"{where} is not in the sources")
-            elif any(row["sources"] != source_digest(root, algorithm, op) for row in rows):
+            elif any(row["sources"] != digest(root, algorithm, op) for row in rows):
                 lines.append(f"{where} changed since run {rows[0]['run']}")
     return lines

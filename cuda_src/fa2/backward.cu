@@ -32,7 +32,6 @@ template <class Config>
 __device__ inline bool clear_inputs(const BackwardContext<Config>& c, const QStep& step) {
   const bool dead = has_dead_rows(c, step);
   if (dead) {
-    __syncthreads();
     clear_dead_rows(c, step, c.q(step.stage));
     clear_dead_rows(c, step, c.dout(step.stage));
     __syncthreads();

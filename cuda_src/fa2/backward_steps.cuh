@@ -6,18 +6,21 @@
 
 namespace cuflash::fa2 {
 
-// One row number of a q tile for each of its rows, 16 bytes a thread.
+// The numbers of a q tile's rows, 16 bytes at a time, dealt to the threads of the block.
 template <class Config>
-__device__ inline void copy_row_numbers(const typename Config::Compute* to, const void* numbers,
-                                        long long first_row, int thread) {
+__device__ inline void copy_row_numbers(const BackwardContext<Config>& c, const QStep& step) {
   using Compute = typename Config::Compute;
   constexpr int chunk = 16 / static_cast<int>(sizeof(Compute));
-  static_assert(Config::block_q % chunk == 0 && Config::block_q / chunk <= 32,
-                "rows are whole chunks");
-  if (thread < 0 || thread >= Config::block_q / chunk) return;
-  copy_chunk<Config::workspace_copies>(
-      const_cast<Compute*>(to) + thread * chunk,
-      static_cast<const Compute*>(numbers) + first_row + thread * chunk, true);
+  constexpr int chunks = Config::block_q / chunk;
+  static_assert(Config::block_q % chunk == 0, "rows are whole chunks");
+  const long long first_row = c.head_row(step.head) + step.q_begin;
+  RowStatistics<Config>& rows = c.shared.rows[step.stage];
+  for (int i = threadIdx.x; i < 2 * chunks; i += BackwardTypes<Config>::threads) {
+    Compute* to = i < chunks ? rows.lse.data : rows.delta.data;
+    const auto* from = static_cast<const Compute*>(i < chunks ? c.params.row_lse : c.params.delta);
+    const int row = i % chunks * chunk;
+    copy_chunk<Config::workspace_copies>(to + row, from + first_row + row, true);
+  }
 }
 
 // Q_i, dO_i and the numbers of their rows -> their stage; nothing if there is no such step.
@@ -27,10 +30,7 @@ __device__ inline void load_q_step(const BackwardContext<Config>& c, const QStep
   if (exists) {
     c.q_stream.load(c.q(step.stage), step.q_begin, step.head * c.params.q.head_stride);
     c.dout_stream.load(c.dout(step.stage), step.q_begin, step.head * c.params.dout.head_stride);
-    const long long first_row = c.head_row(step.head) + step.q_begin;
-    const int thread = threadIdx.x;
-    copy_row_numbers<Config>(c.lse(step.stage), c.params.row_lse, first_row, thread);
-    copy_row_numbers<Config>(c.delta(step.stage), c.params.delta, first_row, thread - 32);
+    copy_row_numbers(c, step);
   }
   commit_copies<Config::workspace_copies>();
 }
@@ -86,8 +86,9 @@ __device__ inline int* turn_of(const BackwardContext<Config>& c, const QStep& st
   return static_cast<int*>(c.params.turns) + tile * Config::warps + threadIdx.x / 32;
 }
 
-// Ordered accumulation: kv tiles add to a q tile from the first on. A kv tile's block starts after
-// those of the tiles before it, so whoever waits waits for a block that runs.
+// Ordered accumulation: kv tiles add to a q tile from the first on. GPUs start the blocks of a grid
+// in the order of their numbers (no manual promises it), and a kv tile's block has a higher number
+// than those of the tiles before it, so whoever waits waits for a block that runs or has run.
 template <class Config>
 __device__ inline void await_turn(const BackwardContext<Config>& c, const QStep& step) {
   if constexpr (Config::ordered) {

@@ -88,6 +88,7 @@ __device__ inline void store_rows(const ForwardContext<Config>& c, ForwardState<
     Compute& reference = state.reference.value[m][group];
     sum = combine_row_lanes(sum, [](Compute a, Compute b) { return a + b; });
     end_row<Config>(reference, sum, c.item, row);
+    sum = checked_sum(reference, sum);
     inverse.value[m][group] = sum == Compute(0) ? Compute(0) : Compute(1) / sum;
     if (lane.column != 0 || row >= c.seq.seqlen_q || c.params.lse.data == nullptr) return;
     *row_number<typename Config::Statistics>(c.params.lse, c.seq, c.item.head, row) =
@@ -101,7 +102,9 @@ __device__ inline void store_rows(const ForwardContext<Config>& c, ForwardState<
   T* out = q_row<T>(c.params.out, c.seq, c.item.head, c.first_query());
   const int valid_rows = c.seq.seqlen_q - c.first_query();
   if constexpr (ForwardTypes<Config>::staged) {
-    __syncwarp();  // its rows of Q have been read
+    // The output lies over Q, also over other warps' rows if it is narrower: the barrier of the
+    // last step came after every read of Q.
+    __syncwarp();
     store_shared<Config::architecture>(state.output, c.staging(), c.row0, Zero{});
     __syncwarp();
     copy_out(c.staging(), c.row0, Output::rows, out, c.params.out.row_stride, valid_rows,

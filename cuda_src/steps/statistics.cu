@@ -89,7 +89,7 @@ __device__ inline void statistics(const StatisticsParams& params) {
 
   clear_accumulator<Config>(params, first_row);
   for (int i = threadIdx.x; i < Config::turns; i += 32 * Config::warps) {
-    static_cast<int*>(params.turns)[blockIdx.x * Config::turns + i] = 0;
+    static_cast<int*>(params.turns)[static_cast<long long>(blockIdx.x) * Config::turns + i] = 0;
   }
   const int lane = static_cast<int>(threadIdx.x) % lanes;
   for (int i = static_cast<int>(threadIdx.x) / lanes; i < Config::rows;
@@ -106,7 +106,10 @@ __device__ inline void statistics(const StatisticsParams& params) {
     if (valid) {
       const Compute given =
           *row_number<const typename Config::Statistics>(params.lse, seq, head, row);
-      if (given != -infinity<Compute>()) lse = Logits<Config>::from_natural(given);
+      if (given != -infinity<Compute>()) {
+        lse = Logits<Config>::from_natural(given);
+        if (lse == infinity<Compute>()) lse -= lse;  // NaN: no dead row, but one that overflowed
+      }
       if (params.dlse.data != nullptr) {
         sum -= *row_number<const typename Config::Statistics>(params.dlse, seq, head, row);
       }

@@ -13,11 +13,19 @@ namespace cuflash {
 template <class Config>
 constexpr bool natural_logits = sizeof(typename Config::Storage) > 2;
 
+// A positive factor of the logits in the compute type: never 0 or infinite, which would make NaN of
+// a hidden score.
+template <class Compute>
+__device__ inline Compute factor_of(double factor) {
+  if constexpr (sizeof(Compute) == 4) factor = min(max(factor, 0x1p-126), 0x1.fffffep127);
+  return static_cast<Compute>(factor);
+}
+
 // Units and exponentials of logits. 16-bit storage: log2 units, so that scale and exponential are
 // one fused multiply-add and one instruction of the special function unit.
 template <class Config, bool natural = natural_logits<Config>>
 struct Logits {
-  __device__ static float factor(double scale) { return static_cast<float>(scale * kLog2E); }
+  __device__ static float factor(double scale) { return factor_of<float>(scale * kLog2E); }
   // 2^(raw * factor - offset), and of a difference that is in these units already.
   __device__ static float exponential(float raw, float factor, float offset) {
     return ptx::exp2_approximate(fma(raw, factor, -offset));
@@ -41,7 +49,7 @@ struct Logits {
 template <class Config>
 struct Logits<Config, true> {
   using Compute = typename Config::Compute;
-  __device__ static Compute factor(double scale) { return static_cast<Compute>(scale); }
+  __device__ static Compute factor(double scale) { return factor_of<Compute>(scale); }
   __device__ static Compute exponential(Compute raw, Compute factor, Compute offset) {
     return exp_of(rounded_product(raw, factor) - offset);
   }

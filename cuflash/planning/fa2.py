@@ -177,4 +177,7 @@ def _step_launch(
         else step.footprint,
     )
     grid = _launchable(problem.batch * problem.heads_q * ceil_div(problem.seqlen_q, steps.ROWS))
-    return KernelLaunch(replace(config, mask="full"), grid, (rows,))
+    config = replace(config, mask="full")
+    if kernel == "convert_dq":  # nothing else changes its code
+        config = replace(config, head_dim_v=config.head_dim, output=config.storage)
+    return KernelLaunch(config, grid, (rows,))

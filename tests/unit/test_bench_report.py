@@ -211,9 +211,10 @@ def test_rows_older_than_the_sources_are_said(stored: Store) -> None:
 
 
 def _digest(op: str) -> str:
-    from cuflash.cuda.source import find_sources, source_digest
+    from bench.sources import digest
+    from cuflash.cuda.source import find_sources
 
-    return source_digest(find_sources(), "fa1", op)
+    return digest(find_sources(), "fa1", op)
 
 
 def test_a_kernel_that_is_gone_is_said(

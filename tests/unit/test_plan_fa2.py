@@ -21,13 +21,11 @@ from .test_plan import PLAIN, problem
 planned = functools.partial(plan, algorithm="fa2")
 
 PASSES = ("forward", "backward")
-#: Where wide heads have no tile small enough, and FlashAttention-1 takes over.
+#: Widths that have no tile small enough, all of sm_75 in float64; where FlashAttention-1 has one,
+#: it takes over.
 GAPS = {
-    ("75", "forward", "float64"),
-    ("75", "backward", "float64"),
-    *((a, "forward", "float32") for a in ("86", "89", "120")),
-    *((a, "backward", "float64") for a in ("86", "89", "120")),
-    *((a, "forward", "float64") for a in ("90", "100", "120")),
+    "forward": {(192, 256), (256, 128), (256, 192), (256, 256)},
+    "backward": {(256, 256)},
 }
 #: Long enough that every multiprocessor has work whatever the tile.
 LONG = {"seqlen_q": 100_000, "seqlen_kv": 100_000}
@@ -52,25 +50,21 @@ def _check_fits(chosen: Plan, architecture: str) -> None:
         assert config.shared_bytes <= limits.shared_per_block
         assert config.threads <= 1024
         assert config.threads * register_limit(limits, config.threads) <= 65536
-        if config.threads * config.blocks_per_sm > 65536 // 255:  # it costs registers
-            # A thread block takes a KiB besides what it asks for.
+        if config.blocks_per_sm > 1:  # a thread block takes a KiB besides what it asks for
             assert config.blocks_per_sm * (config.shared_bytes + 1024) <= limits.shared_per_sm
 
 
 @pytest.mark.parametrize(("architecture", "operation", "dtype"), combinations())
 def test_every_pair_of_widths_has_a_tile(architecture: str, operation: str, dtype: str) -> None:
-    """But in some types and passes of wide heads, where another generation has one."""
+    """But for a few, where another generation may have one."""
+    missing = GAPS[operation] if (architecture, dtype) == ("75", "float64") else set()
     for d, dv in product(HEAD_DIM_BUCKETS, HEAD_DIM_BUCKETS):
         wanted = problem(operation=operation, storage=dtype, head_dim=d, head_dim_v=dv, **LONG)
-        if (architecture, dtype, d, dv) == ("75", "float64", 256, 256):
+        if (d, dv) in missing:
             with pytest.raises(UnsupportedError, match=r"fa2 .*the smallest tile 8x8 needs"):
-                plan(wanted, LIMITS[architecture])
-            continue
-        chosen = plan(wanted, LIMITS[architecture])
-        if (architecture, operation, dtype) not in GAPS or max(d, dv) < 192:
-            assert chosen.algorithm == "fa2", chosen.rejected
-        if chosen.algorithm == "fa2":
-            _check_fits(chosen, architecture)
+                planned(wanted, LIMITS[architecture])
+        else:
+            _check_fits(planned(wanted, LIMITS[architecture]), architecture)
 
 
 @pytest.mark.parametrize("operation", PASSES)
@@ -162,7 +156,7 @@ def test_what_is_known_at_run_time_costs_no_compile(
 
 def test_auto_falls_back_where_nothing_fits() -> None:
     """Blocks or none, the first generation that can do the problem does it."""
-    wide = problem(operation="backward", storage="float64", head_dim=256, head_dim_v=192)
+    wide = problem(operation="forward", storage="float64", head_dim=192, head_dim_v=256)
     with pytest.raises(UnsupportedError, match="fa2"):
         planned(wide, LIMITS["75"])
     chosen = plan(wide, LIMITS["75"])

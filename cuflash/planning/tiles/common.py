@@ -145,8 +145,14 @@ class Footprint:
             return math.inf
         return max(
             self.shared_bytes / limits.shared_per_block,
+            self._shared_per_sm / limits.shared_per_sm,
             self.registers / register_limit(limits, self.threads),
         )
+
+    @property
+    def _shared_per_sm(self) -> int:
+        """Of all its blocks; the system keeps a KiB for each (CUDA C Programming Guide)."""
+        return self.blocks_per_sm * (self.shared_bytes + 1024) if self.blocks_per_sm > 1 else 0
 
     def excess(self, limits: DeviceLimits) -> str | None:
         """What does not fit, with the figures; None if everything does."""
@@ -154,6 +160,11 @@ class Footprint:
             return (
                 f"{self.shared_bytes:,} bytes of shared memory, "
                 f"the device has {limits.shared_per_block:,}"
+            )
+        if self._shared_per_sm > limits.shared_per_sm:
+            return (
+                f"{self._shared_per_sm:,} bytes of shared memory for {self.blocks_per_sm} blocks, "
+                f"a multiprocessor has {limits.shared_per_sm:,}"
             )
         if self.threads > 1024:
             return f"{self.threads} threads, a block has at most 1024"

@@ -96,6 +96,8 @@ BACKWARD = {
         BackwardRow(256, 16, 16, 4, 1, 1, 1),
         BackwardRow(256, 16, 16, 2, 1, 1, 1),
         BackwardRow(256, 16, 16, 1, 1, 1, 1),
+        BackwardRow(256, 8, 8, 4, 1, 1, 1),
+        BackwardRow(256, 8, 8, 2, 1, 1, 1),
         BackwardRow(256, 8, 8, 1, 1, 1, 1),
     ),
     8: (
@@ -107,6 +109,8 @@ BACKWARD = {
         BackwardRow(256, 16, 16, 4, 1, 1, 1),
         BackwardRow(256, 16, 16, 2, 1, 1, 1),
         BackwardRow(256, 16, 16, 1, 1, 1, 1),
+        BackwardRow(256, 8, 8, 4, 1, 1, 1),
+        BackwardRow(256, 8, 8, 2, 1, 1, 1),
         BackwardRow(256, 8, 8, 1, 1, 1, 1),
     ),
 }
