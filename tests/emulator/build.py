@@ -5,17 +5,20 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
+import os
 import re
 import shutil
 import subprocess
 import tempfile
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from cuflash.cuda.source import find_sources, include_closure, translation_unit
 from cuflash.planning.kernel import KernelConfig
 
-__all__ = ["Emulated", "compiler", "emulate"]
+__all__ = ["Emulated", "begin", "compiler", "emulate"]
 
 HERE = Path(__file__).parent / "cuda"
 FLAGS = ("-std=c++20", "-O1", "-w", "-shared", "-fPIC", "-ffp-contract=off")
@@ -47,10 +50,26 @@ def compiler() -> str | None:
     return shutil.which("g++")
 
 
+#: Compilers that run at a time, and what they have made or are making.
+_pool = ThreadPoolExecutor(os.cpu_count() or 1)
+_made: dict[tuple[KernelConfig, str, str], Future[Path]] = {}
+_lock = threading.Lock()
+
+
 def emulate(config: KernelConfig) -> Emulated:
     """The kernel of a configuration; compiled once for each text of the sources."""
+    return Emulated(begin(config).result())
+
+
+def begin(config: KernelConfig) -> Future[Path]:
+    """Have it compiled beside other work, to be there when it is asked for."""
     root = find_sources()
-    return Emulated(_library(config, root, _text(config, root), _digest(config, root)))
+    text, digest = _text(config, root), _digest(config, root)
+    with _lock:
+        key = (config, text, digest)
+        if key not in _made:
+            _made[key] = _pool.submit(_library, root, text)
+        return _made[key]
 
 
 def _text(config: KernelConfig, root: Path) -> str:
@@ -77,8 +96,7 @@ def _folder() -> Path:
     return Path(tempfile.mkdtemp(prefix="cuflash-emulator-"))
 
 
-@functools.cache
-def _library(config: KernelConfig, root: Path, text: str, digest: str) -> Path:
+def _library(root: Path, text: str) -> Path:
     folder = Path(tempfile.mkdtemp(dir=_folder()))
     shutil.copytree(root, folder / "src")
     for path in (HERE / "ptx").iterdir():
