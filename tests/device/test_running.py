@@ -132,12 +132,13 @@ def test_sixteen_threads_first_calling_compile_once(
 
 
 def test_five_hundred_bad_calls_leave_a_good_one_right(cp: Any) -> None:
-    good = {op: make(good_call(cp, op)) for op in ("forward", "backward")}
+    given = {op: good_call(cp, op) for op in ("forward", "backward")}
+    good = {op: make(call) for op, call in given.items()}
     rng, calls = np.random.default_rng(7), [bad for bad in BAD_CALLS if not bad.host_only]
     before = len(compiling._kernels)
     for number in rng.integers(0, len(calls), 500):
         bad = calls[number]
-        call = good_call(cp, bad.operation)
+        call = dict(given[bad.operation])
         bad.break_it(call, cp)
         with pytest.raises(bad.error) as caught:
             make(call)
