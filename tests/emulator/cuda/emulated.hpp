@@ -88,6 +88,8 @@ inline Index block_index{0};
 inline Index grid_size{0};
 inline unsigned char* shared_base = nullptr;
 inline std::size_t shared_size = 0;
+inline const int* turn = nullptr;  // that is had, of an ordered accumulation
+inline bool turns = false;         // whether this kernel takes turns
 
 [[noreturn]] inline void fail(const char* what) {
   std::fprintf(stderr, "emulated block %u thread %u: %s\n", block_index.x,
