@@ -8,6 +8,7 @@ __all__ = [
     "ORDER",
     "POISON",
     "SECTIONS",
+    "STREAMS",
     "Bug",
     "backward",
     "checks",
@@ -20,6 +21,8 @@ __all__ = [
 
 #: Sections of a few heads each.
 SECTIONS = "tests/device/test_sections.py"
+#: The same bits where another stream takes a part of the device; long rows, on which warps drift.
+STREAMS = "tests/device/test_generations.py::test_two_streams_at_once[fa2]"
 #: The same bits whatever lies in the workspace beforehand.
 POISON = "tests/property/test_against_float64.py::test_nothing_depends_on_poison[float16-cuda-fa2]"
 #: The same bits whatever else the device does.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .bug import SECTIONS, Bug, checks, dead_keys, forward, row
+from .bug import SECTIONS, STREAMS, Bug, checks, dead_keys, forward, row
 
 _FORWARD = "cuda_src/fa2/forward.cu"
 _STEPS = "cuda_src/fa2/forward_steps.cuh"
@@ -19,7 +19,7 @@ BUGS = (
         _FORWARD,
         "wait_copies<Config::copies, 0>();\n  __syncthreads();",
         "wait_copies<Config::copies, 0>();",
-        forward("cuda-fa2", "full"),
+        STREAMS,
         _FULL,
     ),
     Bug(
@@ -35,7 +35,7 @@ BUGS = (
         _FORWARD,
         "wait_copies<Config::copies, 0>();",
         "wait_copies<Config::copies, 1>();",
-        forward("cuda-fa2", "full"),
+        STREAMS,
         _FULL,
     ),
     Bug(
