@@ -10,7 +10,7 @@ _STEPS = "cuda_src/fa1/forward_steps.cuh"
 _BACKWARD = "cuda_src/fa1/backward_steps.cuh"
 _SOFTMAX = "cuda_src/tile/softmax.cuh"
 _HALF = row("fa1-sm_90-float16-d64-dv64-causal")
-_DOUBLE = row("fa1-sm_90-float64-d64-dv64-causal")
+_FULL = row("fa1-sm_75-float16-d64-dv64-full")
 
 BUGS = (
     Bug(
@@ -35,15 +35,15 @@ BUGS = (
         "return j < seq.seqlen_kv &&",
         "return j < seq.seqlen_kv + 7 &&",
         checks("cuda-fa1", mask="full"),
-        _HALF,
+        _FULL,
     ),
     Bug(
         "edge tiles are taken for whole ones",
         _MASK,
         "return kv_last >= seq.seqlen_kv ||",
-        "return kv_last > seq.seqlen_kv + 16 ||",
+        "return kv_last > seq.seqlen_kv + 64 ||",
         checks("cuda-fa1", mask="full"),
-        _DOUBLE,
+        _FULL,
     ),
     Bug(
         "the last kv tile is skipped",
