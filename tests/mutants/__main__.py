@@ -147,7 +147,7 @@ def write(path: Path, ran: set[str], killed: dict[str, str]) -> None:
         import cupy
 
         name = cupy.cuda.runtime.getDeviceProperties(0)["name"].decode()
-    record = {"ran_on": name, "device_code": device_digest(), "killed": {}}
+    record: dict[str, Any] = {"ran_on": name, "device_code": device_digest(), "killed": {}}
     known = json.loads(path.read_text()) if path.exists() else record
     if all(known[key] == record[key] for key in ("ran_on", "device_code")):
         # Of the same code: what ran now replaces what was known of it.
