@@ -1,4 +1,4 @@
-"""``python -m bench run | host | report``."""
+"""``python -m bench run | host | report | tune``."""
 
 from __future__ import annotations
 
@@ -8,28 +8,41 @@ from pathlib import Path
 
 def main() -> int:
     """Parse the command line and do what it says."""
+    arguments = _parser().parse_args()
+    if arguments.command == "run":
+        from .run import run as run_cases
+
+        run_cases(arguments.cases, arguments.protocol, arguments.output, arguments.peers)
+    elif arguments.command == "host":
+        from .host import run_host
+
+        run_host(arguments.output)
+    elif arguments.command == "tune":
+        from .tune import tune
+
+        tune(arguments.cases, arguments.op, arguments.dtype)
+    else:
+        return _report(arguments.write)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run", help="time cases on the GPU and store the rows")
     run.add_argument("--cases", default="fa1", help="sets of cases, comma-separated")
+    run.add_argument("--peers", help="peers, comma-separated; by default all that are importable")
     run.add_argument("--protocol", default="rested,turns", help="rested, turns or both")
     run.add_argument("--output", type=Path, help="results file; by default by the GPU's name")
     host = commands.add_parser("host", help="time the tiled NumPy backend on this CPU")
     host.add_argument("--output", type=Path)
     report = commands.add_parser("report", help="check the README against the results")
-    report.add_argument("--write", action="store_true", help="bring the README up to date")
-    arguments = parser.parse_args()
-    if arguments.command == "run":
-        from .run import run as run_cases
-
-        run_cases(arguments.cases, arguments.protocol, arguments.output)
-    elif arguments.command == "host":
-        from .host import run_host
-
-        run_host(arguments.output)
-    else:
-        return _report(arguments.write)
-    return 0
+    report.add_argument("--write", action="store_true", help="bring README and charts up to date")
+    tune = commands.add_parser("tune", help="time the candidate tiles beside what the plan takes")
+    tune.add_argument("--cases", default="fa2", help="sets of cases, comma-separated")
+    tune.add_argument("--op", choices=("forward", "backward"))
+    tune.add_argument("--dtype", choices=("float16", "bfloat16", "float32", "float64"))
+    return parser
 
 
 def _report(write: bool) -> int:
@@ -37,12 +50,18 @@ def _report(write: bool) -> int:
 
     if write:
         report.write()
-    stale = report.check(report.README.read_text())
-    for line in report.outdated():
+        try:
+            report.draw_charts()
+        except ModuleNotFoundError as error:
+            print(f"no charts: {error}; they need the extra 'bench'")
+    wrong = [
+        f"README: the block {name!r} differs from the results"
+        for name in report.check(report.README.read_text())
+    ]
+    wrong += [f"bench/charts/{name} is not drawn" for name in report.missing_charts()]
+    for line in (*report.outdated(), *wrong):
         print(line)
-    for name in stale:
-        print(f"README: the block {name!r} differs from the results")
-    return 1 if stale else 0
+    return 1 if wrong else 0
 
 
 if __name__ == "__main__":

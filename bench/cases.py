@@ -26,25 +26,39 @@ class Case:
     causal: bool
     algorithm: str
     blocks: tuple[int, int] | None = None  # else what the plan takes
+    deterministic: bool = False
+    beside: tuple[str, ...] = ()  # older generations that take turns with it, instead of peers
 
     @property
     def options(self) -> dict[str, Any]:
         """Keywords of our own call beside ``causal``."""
         blocks = {} if self.blocks is None else {"blocks": self.blocks}
-        return {"algorithm": self.algorithm, **blocks}
+        return {"algorithm": self.algorithm, **blocks, **self.peer_options}
+
+    @property
+    def peer_options(self) -> dict[str, Any]:
+        """What a peer is asked beside ``causal``."""
+        return {"deterministic": True} if self.deterministic else {}
+
+    @property
+    def scores(self) -> int:
+        """Elements of the whole score matrix."""
+        return self.batch * self.heads_q * self.seqlen_q * self.seqlen_kv
 
     @property
     def flops(self) -> float:
         """Of the matrix products, half of the square if causal, 2.5 times that backward."""
-        pairs = self.batch * self.heads_q * self.seqlen_q * self.seqlen_kv
-        forward = 2.0 * pairs * (self.head_dim + self.head_dim_v)
+        forward = 2.0 * self.scores * (self.head_dim + self.head_dim_v)
         return forward * (0.5 if self.causal else 1.0) * (2.5 if self.op == "backward" else 1.0)
 
     def __str__(self) -> str:
         mask = "causal" if self.causal else "full"
+        more = f" {self.blocks}" if self.blocks else ""
+        more += " deterministic" if self.deterministic else ""
+        more += f" beside {', '.join(self.beside)}" if self.beside else ""
         return (
             f"{self.algorithm} {self.op} {self.dtype} {self.batch}x{self.seqlen_q}x{self.heads_q}"
-            f"x{self.head_dim} {mask}" + (f" {self.blocks}" if self.blocks else "")
+            f"x{self.head_dim} {mask}{more}"
         )
 
 
@@ -85,13 +99,71 @@ def _fa1_tiles() -> list[Case]:
     ]
 
 
+#: The grid of the FlashAttention papers: as many tokens and as wide a layer in every case.
+TOKENS, HIDDEN = 16384, 2048
+PASSES = ("forward", "backward")
+MASKS = (False, True)
+
+
+def _grid(dtype: str) -> list[Case]:
+    """FlashAttention-2 over sequence lengths, widths and masks."""
+    return [
+        _square(op, dtype, TOKENS // seqlen, HIDDEN // dim, dim, seqlen, causal, "fa2")
+        for dim, causal, op, seqlen in product(
+            (64, 128, 256), MASKS, PASSES, (512, 2048, 8192, 16384)
+        )
+    ]
+
+
+def _wide(dtype: str) -> list[Case]:
+    """The types that no tensor core of the 16-bit kind computes."""
+    return [
+        _square(op, dtype, 1, 16, dim, 4096, False, "fa2") for dim, op in product((64, 128), PASSES)
+    ]
+
+
+def _deterministic() -> list[Case]:
+    """What the same bits in every run cost: the backward pass with and without."""
+    return [
+        replace(
+            _square("backward", "bfloat16", TOKENS // seqlen, HIDDEN // dim, dim, seqlen, c, "fa2"),
+            deterministic=deterministic,
+        )
+        for dim, c, seqlen, deterministic in product((64, 128), MASKS, (2048, 8192), (False, True))
+    ]
+
+
+#: Most rows of queries, over all heads, of a case of two generations: the older one is slow.
+MOST_ROWS = 2**20
+
+
+def _generations() -> list[Case]:
+    """FlashAttention-1 and 2 of the same problem, from few long heads to many short ones."""
+    return [
+        replace(_square(op, "float16", batch, heads, dim, seqlen, False, "fa2"), beside=("fa1",))
+        for dim, op, (batch, heads), seqlen in product(
+            (64, 128), PASSES, ((1, 8), (4, 16), (16, 16)), (512, 2048, 8192, 16384)
+        )
+        if batch * heads * seqlen <= MOST_ROWS
+    ]
+
+
 #: Sets of cases by name.
-CASES: dict[str, Callable[[], list[Case]]] = {"fa1": _fa1, "fa1-tiles": _fa1_tiles}
+CASES: dict[str, Callable[[], list[Case]]] = {
+    "fa1": _fa1,
+    "fa1-tiles": _fa1_tiles,
+    "fa2": lambda: _grid("bfloat16"),
+    "fa2-float16": lambda: _grid("float16"),
+    "fa2-single": lambda: _wide("float32"),
+    "fa2-double": lambda: _wide("float64"),
+    "fa2-deterministic": _deterministic,
+    "generations": _generations,
+}
 
 
 def select(names: str) -> list[Case]:
-    """The cases of the sets in a comma-separated list."""
+    """The cases of the sets in a comma-separated list, each once."""
     unknown = [name for name in names.split(",") if name not in CASES]
     if unknown:
         raise SystemExit(f"--cases: no set {unknown[0]!r}; there are {', '.join(CASES)}")
-    return [case for name in names.split(",") for case in CASES[name]()]
+    return list(dict.fromkeys(case for name in names.split(",") for case in CASES[name]()))

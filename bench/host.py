@@ -46,12 +46,13 @@ def run_host(output: Path | None = None, seqlen: int = 8192, heads: int = 4) -> 
     tensors = [rng.standard_normal((heads, seqlen, 64)).astype(np.float32) for _ in range(4)]
     now = datetime.datetime.now(datetime.timezone.utc)
     common = {"run": now.strftime("%Y%m%d-%H%M%S"), "date": now.date().isoformat(), "cpu": _cpu()}
-    problem = {"dtype": "float32", "heads": heads, "head_dim": 64, "seqlen": seqlen}
+    problem: dict[str, Any] = {"dtype": "float32", "heads": heads, "head_dim": 64, "seqlen": seqlen}
     rows = []
     for impl, passes in _implementations(*tensors).items():
         for op, call in passes.items():
-            row = {**common, "impl": impl, "version": f"numpy {np.__version__}", "op": op}
-            row |= {**problem, "ms": round(_milliseconds(call), 1)}
+            row: dict[str, Any] = {**common, "impl": impl}
+            row |= {"version": f"numpy {np.__version__}", "op": op, **problem}
+            row |= {"ms": round(_milliseconds(call), 1)}
             row["peak_mib"] = round(_peak(call) / 2**20, 1)
             rows.append(row)
             print(f"{impl:<14}{op:<22}{row['ms']:>10} ms {row['peak_mib']:>9} MiB", flush=True)

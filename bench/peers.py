@@ -2,42 +2,34 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from . import torch_peers
 from .cases import Case
+from .inputs import Inputs
 
-__all__ = ["PEERS", "Inputs", "Peer"]
+__all__ = ["OURS", "PEERS", "Peer", "importable", "select_peers"]
 
-
-@dataclass(frozen=True)
-class Inputs:
-    """The arrays of a case, (batch, seqlen, heads, head_dim) on the device."""
-
-    q: Any
-    k: Any
-    v: Any
-    dout: Any
+OURS = "cuflash"
 
 
 @dataclass(frozen=True)
 class Peer:
     """One implementation.
 
-    ``prepare(case, inputs)`` gives the call that is timed; it returns the
-    output, or for the backward pass the gradients, as CuPy arrays.
+    ``prepare(case, inputs)`` gives the call that is timed, and ``arrays`` makes
+    CuPy arrays of what that returns: the output, or the three gradients.
+    ``version`` raises where the implementation cannot be imported.
     """
 
     name: str
+    label: str  # in results and tables
     version: Callable[[], str]
     supports: Callable[[Case], bool]
     prepare: Callable[[Case, Inputs], Callable[[], Any]]
-
-
-def _version(package: str) -> Callable[[], str]:
-    return lambda: importlib.metadata.version(package)
+    arrays: Callable[[Any], Sequence[Any]]
 
 
 def _cuflash_version() -> str:
@@ -53,8 +45,17 @@ def _cuflash(case: Case, inputs: Inputs) -> Callable[[], Any]:
     options = {"causal": case.causal, **case.options}
     if case.op == "forward":
         return lambda: cuflash.attention(q, k, v, **options)
-    out, lse = cuflash.attention(q, k, v, return_lse=True, **options)
+    algorithm: Any = case.algorithm
+    out, lse = cuflash.attention(
+        q, k, v, return_lse=True, causal=case.causal, algorithm=algorithm
+    )  # its tile is its own
     return lambda: cuflash.attention_backward(inputs.dout, q, k, v, out, lse, **options)
+
+
+def _cupy_version() -> str:
+    import cupy
+
+    return str(cupy.__version__)
 
 
 def _by_hand(case: Case, inputs: Inputs) -> Callable[[], Any]:
@@ -77,16 +78,59 @@ def _by_hand(case: Case, inputs: Inputs) -> Callable[[], Any]:
     return call
 
 
+#: Most elements of a score matrix that is written by hand; beyond it only time passes.
+MOST_SCORES = 2**31
+
+
+def _writable_by_hand(case: Case) -> bool:
+    plain = case.op == "forward" and not case.causal and case.blocks is None
+    return plain and case.scores <= MOST_SCORES
+
+
+def _as_tuple(result: Any) -> Sequence[Any]:
+    return result if isinstance(result, (tuple, list)) else (result,)
+
+
+def _torch_peer(backend: torch_peers.Backend) -> Peer:
+    return Peer(
+        backend.name,
+        backend.label,
+        backend.version,
+        backend.supports,
+        backend.prepare,
+        torch_peers.arrays,
+    )
+
+
 #: Implementations by name; ours first.
 PEERS = {
     peer.name: peer
     for peer in (
-        Peer("cuflash", _cuflash_version, lambda case: True, _cuflash),
-        Peer(
-            "cupy by hand",
-            _version("cupy-cuda13x"),
-            lambda case: case.op == "forward" and not case.causal and case.blocks is None,
-            _by_hand,
-        ),
+        Peer(OURS, OURS, _cuflash_version, lambda case: True, _cuflash, _as_tuple),
+        Peer("by-hand", "cupy by hand", _cupy_version, _writable_by_hand, _by_hand, _as_tuple),
+        *map(_torch_peer, torch_peers.BACKENDS),
     )
 }
+
+
+def select_peers(names: str | None) -> list[Peer]:
+    """The peers in a comma-separated list, all of them for None; never ours."""
+    others = [name for name in PEERS if name != OURS]
+    asked = others if names is None else [name for name in names.split(",") if name]
+    unknown = [name for name in asked if name not in others]
+    if unknown:
+        raise SystemExit(f"--peers: no peer {unknown[0]!r}; there are {', '.join(others)}")
+    return [PEERS[name] for name in asked]
+
+
+def importable(peers: Sequence[Peer], say: Callable[[str], None]) -> list[Peer]:
+    """The peers whose packages are here; a line for each other one."""
+    found = []
+    for peer in peers:
+        try:
+            peer.version()
+        except Exception as error:  # whatever a package raises while it is imported
+            say(f"left out: {peer.label}: {error}")
+        else:
+            found.append(peer)
+    return found

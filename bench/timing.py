@@ -7,16 +7,24 @@ without rest, so that all of them see the same, power-capped clock.
 
 from __future__ import annotations
 
+import math
 import random
 import statistics
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-__all__ = ["median_ratio", "rested", "turns"]
+__all__ = ["Timer", "hidden", "interval", "median_ratio", "rested", "turns"]
 
 REST = 0.08  # seconds
-SPIN_CYCLES = 1_000_000  # about half a millisecond: longer than the host needs to queue a call
+REPEATS = 12
+FEWEST = 5  # repeats of a slow launch
+ROUNDS = 21
+LONG = 400.0  # milliseconds that the repeats of one function may take together
+SPIN = 1.0  # milliseconds that the chip is kept busy while the host queues a call
+LONGEST_SPIN = 32.0
+
+Timer = Callable[[str, Callable[[], Any]], float]
 
 _SPIN = r"""
 extern "C" __global__ void spin(long long cycles) {
@@ -27,60 +35,108 @@ extern "C" __global__ void spin(long long cycles) {
 """
 
 
-class _Clock:
-    """Times one call by events behind a spinning kernel, so that the launch is already queued."""
+class Clock:
+    """Times one call by events behind a spinning kernel, so that the launch is already queued.
+
+    A function whose host needs longer than the spin is timed again behind a
+    longer one, which it then keeps.
+    """
 
     def __init__(self) -> None:
         import cupy
         import numpy
 
-        self._cupy = cupy
-        self._spin = cupy.RawKernel(_SPIN, "spin")
-        self._cycles = numpy.int64(SPIN_CYCLES)
+        self._cupy, self._integer = cupy, numpy.int64
+        self._kernel = cupy.RawKernel(_SPIN, "spin")
+        self._kilohertz = cupy.cuda.Device().attributes.get("ClockRate", 2_000_000)
         self._start, self._end = cupy.cuda.Event(), cupy.cuda.Event()
+        self._spins: dict[str, float] = {}
 
-    def __call__(self, function: Callable[[], Any]) -> float:
-        self._spin((1,), (1,), (self._cycles,))
+    def __call__(self, name: str, function: Callable[[], Any]) -> float:
+        """Milliseconds of one call on the current stream."""
+        milliseconds, self._spins[name] = hidden(
+            lambda spin: self._once(spin, function), self._spins.get(name, SPIN)
+        )
+        return milliseconds
+
+    def _once(self, spin: float, function: Callable[[], Any]) -> tuple[float, bool]:
+        self._kernel((1,), (1,), (self._integer(spin * self._kilohertz),))
         self._start.record()
         function()
         self._end.record()
+        late = bool(self._start.done)
         self._end.synchronize()
-        return float(self._cupy.cuda.get_elapsed_time(self._start, self._end))
+        return float(self._cupy.cuda.get_elapsed_time(self._start, self._end)), late
 
 
-def rested(functions: Mapping[str, Callable[[], Any]], repeats: int = 12) -> dict[str, list[float]]:
+def hidden(once: Callable[[float], tuple[float, bool]], spin: float) -> tuple[float, float]:
+    """Milliseconds behind a spin that the host did not outlast, and that spin.
+
+    ``once(spin)`` gives the time and whether the spin ended before all was
+    queued. A call that waits for the device outlasts every spin, and is taken
+    as it is behind the longest.
+    """
+    while True:
+        milliseconds, late = once(spin)
+        if not late or spin >= LONGEST_SPIN:
+            return milliseconds, spin
+        spin = min(2 * spin, LONGEST_SPIN)
+
+
+def rested(
+    functions: Mapping[str, Callable[[], Any]],
+    repeats: int = REPEATS,
+    clock: Timer | None = None,
+) -> dict[str, list[float]]:
     """Milliseconds of every function, each after a rest, one launch at a time."""
-    clock = _Clock()
+    clock = clock or Clock()
     times: dict[str, list[float]] = {}
     for name, function in functions.items():
-        for _ in range(3):
+        for _ in range(2):
             function()
-        clock(function)
+        once = clock(name, function)
         time.sleep(REST)
-        times[name] = [clock(function) for _ in range(repeats)]
+        count = min(repeats, max(FEWEST, int(LONG / max(once, 1e-3))))
+        times[name] = [clock(name, function) for _ in range(count)]
     return times
 
 
 def turns(
-    functions: Mapping[str, Callable[[], Any]], rounds: int = 21, seed: int = 0
+    functions: Mapping[str, Callable[[], Any]],
+    rounds: int = ROUNDS,
+    seed: int = 0,
+    clock: Timer | None = None,
 ) -> dict[str, list[float]]:
     """Milliseconds of every function, round by round, in shuffled order without rest."""
-    clock, order = _Clock(), random.Random(seed)
+    clock, order = clock or Clock(), random.Random(seed)
     names = list(functions)
     times: dict[str, list[float]] = {name: [] for name in names}
+    for name in names:  # warm, and the length of its spin found
+        clock(name, functions[name])
     for _ in range(rounds):
         order.shuffle(names)
         for name in names:
-            times[name].append(clock(functions[name]))
+            times[name].append(clock(name, functions[name]))
     return times
 
 
-def median_ratio(ours: list[float], theirs: list[float]) -> tuple[float, float]:
-    """Median of the rounds' ratios theirs / ours, and the low end of its 95 % interval.
+def median_ratio(ours: list[float], theirs: list[float]) -> tuple[float, float, float]:
+    """Median of the rounds' ratios theirs / ours, and its 95 % interval."""
+    ratios = sorted(b / a for a, b in zip(ours, theirs, strict=False))
+    below = interval(len(ratios))
+    return statistics.median(ratios), ratios[below], ratios[-1 - below]
 
-    The interval is that of a median by order statistics (binomial).
+
+def interval(count: int) -> int:
+    """How many of the sorted values lie outside a median's 95 % interval on either side.
+
+    By order statistics: the most for which both tails of the binomial with
+    probability one half hold 5 % at most; 0 of fewer than 6 values, where none does.
     """
-    ratios = sorted(b / a for a, b in zip(ours, theirs, strict=True))
-    n = len(ratios)
-    low = max(0, int(n / 2 - 0.98 * n**0.5))
-    return statistics.median(ratios), ratios[low]
+    tail, below = 0.0, 0
+    for outside in range(count // 2):
+        tail += math.comb(count, outside) / 2.0**count
+        if 2 * tail > 0.05:
+            break
+        below = outside
+    return below

@@ -1,75 +1,157 @@
-"""Holds timed outputs against float64 on the device, by the row-wise rule of the tests."""
+"""Holds timed outputs against float64 on the device, by the row-wise rule of the tests.
+
+Of a long sequence a sample of rows is checked: the float64 work stays small
+beside what is timed. The truth of a case is computed once, for all implementations.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from .cases import Case
-from .peers import Inputs
+import numpy as np
 
-__all__ = ["worst_ratio"]
+from .cases import Case
+from .inputs import Inputs, array_module, widened
+
+__all__ = ["WRONG", "Truth"]
 
 #: Largest relative error of one rounding to the storage type.
 UNIT = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24, "float64": 2.0**-53}
 #: Below this magnitude a rounding errs by the unit of this. float16 has it where a test can see it.
 SMALLEST = {"float16": 2.0**-14}
+#: Longest sequence that is checked whole, and how many rows of a longer one are.
+WHOLE, SAMPLE = 2048, 512
+#: Rows of scores that are in memory at once.
+CHUNK = 1024
+#: A ratio that no order of roundings explains: something else was computed.
+WRONG = 100.0
 
 
-def worst_ratio(case: Case, inputs: Inputs, result: Any) -> float:
-    """Most of ``|x - r| / (u (|r| + E))`` over the rows of the first and the last head.
+@dataclass(frozen=True)
+class _Head:
+    """What is right for the sampled rows of one head, and the roundings' part of the error."""
 
-    E is what the roundings that really happen (of P, of dS and of the output)
-    amount to; a correct kernel stays below 1 forward, 2 backward.
-    """
-    import cupy
-
-    worst = 0.0
-    for batch, head in ((0, 0), (case.batch - 1, case.heads_q - 1)):
-        arrays = [
-            getattr(inputs, name)[batch, :, head].astype(cupy.float64)
-            for name in ("q", "k", "v", "dout")
-        ]
-        truths = _truth(case, *arrays)
-        got = (result,) if case.op == "forward" else result
-        for x, (truth, model) in zip(got, truths[case.op], strict=True):
-            row = x[batch, :, head].astype(cupy.float64)
-            error = cupy.linalg.norm(row - truth, axis=-1)
-            size = cupy.maximum(abs(truth), SMALLEST.get(case.dtype, 0.0))
-            allowed = UNIT[case.dtype] * (cupy.linalg.norm(size, axis=-1) + model)
-            ratio = error / cupy.maximum(allowed, 1e-300)
-            worst = max(worst, float(cupy.where(error == 0, 0, ratio).max()))
-            if bool(cupy.isnan(row).any()):
-                return math.inf
-    return worst
+    batch: int
+    head: int
+    tensors: list[tuple[Any, Any, Any]]  # rows, truth, model; for every output
 
 
-def _truth(case: Case, q: Any, k: Any, v: Any, dout: Any) -> dict[str, list[tuple[Any, Any]]]:
-    import cupy
+class Truth:
+    """What a case has to give, in the first and the last head."""
 
-    scale = case.head_dim**-0.5
-    scores = q @ k.T * scale
-    if case.causal:
-        rows, columns = cupy.arange(len(q))[:, None], cupy.arange(len(k))[None]
-        scores = cupy.where(columns <= rows + len(k) - len(q), scores, -cupy.inf)
-    p = cupy.exp(scores - scores.max(-1, keepdims=True))
-    p /= p.sum(-1, keepdims=True)
-    out = p @ v
-    square = p * p  # masked weights stay 0
-    seen, smallest = p > 0, SMALLEST.get(case.dtype, 0.0)
-    forward = [(out, cupy.sqrt(square @ (v * v).sum(-1)))]
+    def __init__(self, case: Case, inputs: Inputs) -> None:
+        if case.heads_q != case.heads_kv:
+            raise ValueError(f"{case}: heads that share keys are not verified")
+        self._case = case
+        places = {(0, 0), (case.batch - 1, case.heads_q - 1)}
+        self._heads = [_Head(b, h, _truth(case, inputs, b, h)) for b, h in sorted(places)]
+
+    def worst_ratio(self, outputs: Sequence[Any]) -> float:
+        """Most of ``|x - r| / (u (|r| + E))`` over the checked rows; infinite for NaN.
+
+        E is what the roundings that really happen (of P, of dS and of the
+        output) amount to; a correct kernel stays below 1 forward, 2 backward.
+        """
+        worst = 0.0
+        for head in self._heads:
+            for x, (rows, truth, model) in zip(outputs, head.tensors, strict=True):
+                found = widened(x[head.batch, :, head.head])[rows]
+                worst = max(worst, self._ratio(found, truth, model))
+        return worst
+
+    def _ratio(self, found: Any, truth: Any, model: Any) -> float:
+        xp = array_module(found)
+        error = xp.linalg.norm(found - truth, axis=-1)
+        size = xp.maximum(abs(truth), SMALLEST.get(self._case.dtype, 0.0))
+        allowed = UNIT[self._case.dtype] * (xp.linalg.norm(size, axis=-1) + model)
+        ratio = xp.where(error == 0, 0, error / xp.maximum(allowed, 1e-300))
+        worst = float(ratio.max())
+        return worst if math.isfinite(worst) else math.inf
+
+
+def _sample(length: int) -> Any:
+    """Rows spread over a sequence, both ends among them; odd and even, of every tile width."""
+    if length <= WHOLE:
+        return np.arange(length)
+    return np.unique(np.linspace(0, length - 1, SAMPLE).round().astype(np.int64))
+
+
+def _truth(case: Case, inputs: Inputs, batch: int, head: int) -> list[tuple[Any, Any, Any]]:
+    names = ("q", "k", "v", "dout")
+    q, k, v, dout = (widened(getattr(inputs, name)[batch, :, head]) for name in names)
+    xp = array_module(q)
+    rows, columns = (xp.asarray(_sample(len(a))) for a in (q, k))
     if case.op == "forward":
-        return {"forward": forward}
-    ds = p * (dout @ v.T - (dout * out).sum(-1, keepdims=True))
-    ds_square = cupy.where(seen, cupy.maximum(abs(ds), smallest), 0) ** 2
+        p = _weights(case, q, k, rows)
+        return [(rows, p @ v, _product_model(xp, p * p, v))]
+    dq, dk, dv = _gradients(case, (q, k, v, dout), rows, columns)
+    return [(rows, *dq), (columns, *dk), (columns, *dv)]
+
+
+def _product_model(xp: Any, square: Any, b: Any) -> Any:
+    """Of a product whose left factor was rounded element by element: its squares are given."""
+    return xp.sqrt(square @ (b * b).sum(-1))
+
+
+def _weights(case: Case, q: Any, k: Any, rows: Any) -> Any:
+    """Rows of P."""
+    xp = array_module(q)
+    scores = q[rows] @ k.T * case.head_dim**-0.5
+    if case.causal:
+        seen = xp.arange(len(k))[None] <= rows[:, None] + len(k) - len(q)
+        scores = xp.where(seen, scores, -xp.inf)
+    p = xp.exp(scores - scores.max(-1, keepdims=True))
+    p /= p.sum(-1, keepdims=True)
+    return p
+
+
+_Pair = tuple[Any, Any]
+
+
+def _gradients(
+    case: Case, tensors: tuple[Any, Any, Any, Any], rows: Any, columns: Any
+) -> tuple[_Pair, _Pair, _Pair]:
+    """dq of the rows, dk and dv of the columns, a chunk of rows of P at a time."""
+    q, k, v, dout = tensors
+    xp, scale = array_module(q), case.head_dim**-0.5
+    dq = _dq(case, tensors, rows)
+    dk = xp.zeros((len(columns), k.shape[-1]))
+    dv = xp.zeros((len(columns), v.shape[-1]))
+    dk_error, dv_error = (xp.zeros(len(columns)) for _ in range(2))
+    for start in range(0, len(q), CHUNK):
+        chunk = xp.arange(start, min(start + CHUNK, len(q)))
+        p, ds, ds_square, rounding = _score_gradients(case, tensors, chunk)
+        square = p[:, columns] ** 2
+        dk += ds[:, columns].T @ q[chunk] * scale
+        dv += p[:, columns].T @ dout[chunk]
+        dk_square = ds_square[:, columns] + square * rounding[:, None]
+        dk_error += dk_square.T @ (q[chunk] ** 2).sum(-1)
+        dv_error += square.T @ (dout[chunk] ** 2).sum(-1)
+    return dq, (dk, scale * xp.sqrt(dk_error)), (dv, xp.sqrt(dv_error))
+
+
+def _dq(case: Case, tensors: tuple[Any, Any, Any, Any], rows: Any) -> _Pair:
+    k, scale = tensors[1], case.head_dim**-0.5
+    xp = array_module(k)
+    p, ds, ds_square, rounding = _score_gradients(case, tensors, rows)
+    error = ds_square @ (k * k).sum(-1) + rounding * ((p @ k) ** 2).sum(-1)
+    return ds @ k * scale, scale * xp.sqrt(error)
+
+
+def _score_gradients(
+    case: Case, tensors: tuple[Any, Any, Any, Any], rows: Any
+) -> tuple[Any, Any, Any, Any]:
+    """Rows of P and dS, the squares that dS was rounded with, and what delta's rounding adds."""
+    q, k, v, dout = tensors
+    xp = array_module(q)
+    p = _weights(case, q, k, rows)
+    out, dp = p @ v, dout[rows] @ v.T
+    ds = p * (dp - (dout[rows] * out).sum(-1, keepdims=True))
+    rounded = xp.maximum(abs(ds), SMALLEST.get(case.dtype, 0.0))
+    ds_square = xp.where(p > 0, rounded, 0) ** 2
     # Of the output inside delta: its own rounding, and that of the weights it was summed with.
-    rounding = ((dout * out) ** 2).sum(-1) + (square * (dout @ v.T) ** 2).sum(-1)
-    error_q = ds_square @ (k * k).sum(-1) + rounding * ((p @ k) ** 2).sum(-1)
-    error_k = (ds_square + square * rounding[:, None]).T @ (q * q).sum(-1)
-    return {
-        "backward": [
-            (ds @ k * scale, scale * cupy.sqrt(error_q)),
-            (ds.T @ q * scale, scale * cupy.sqrt(error_k)),
-            (p.T @ dout, cupy.sqrt(square.T @ (dout * dout).sum(-1))),
-        ]
-    }
+    rounding = ((dout[rows] * out) ** 2).sum(-1) + (p * p * dp**2).sum(-1)
+    return p, ds, ds_square, rounding

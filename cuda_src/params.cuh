@@ -66,12 +66,67 @@ struct Fa1BackwardParams {
   Shape shape;
 };
 
+// FlashAttention-2 forward. Nothing of it lives in a workspace.
+struct Fa2ForwardParams {
+  Tensor q;
+  Tensor k;
+  Tensor v;
+  Tensor out;
+  RowVector lse;
+  double scale;
+  long long section;  // heads whose tiles run together, see tile/schedule.cuh
+  Shape shape;
+};
+
 // delta = rowsum(dout * out) - dlse, contiguous over [batch, heads_q, seqlen_q].
 struct DeltaParams {
   Tensor out;
   Tensor dout;
   RowVector dlse;
   void* delta;
+  Shape shape;
+};
+
+// FlashAttention-2 backward, the main kernel. Workspace: `row_lse` and `delta` of StatisticsParams,
+// `dq_accumulator` as tile/gradient_accumulator.cuh lays it out, and, for an ordered sum, `turns`,
+// a counter for every warp's part of every q tile of a head.
+struct Fa2BackwardParams {
+  Tensor q;
+  Tensor k;
+  Tensor v;
+  Tensor dout;
+  Tensor dk;
+  Tensor dv;
+  void* row_lse;
+  void* delta;
+  void* dq_accumulator;
+  void* turns;
+  double scale;
+  long long section;      // heads whose tiles run together, see tile/schedule.cuh
+  long long padded_rows;  // rows of a head in the workspace
+  Shape shape;
+};
+
+// See steps/statistics.cu.
+struct StatisticsParams {
+  Tensor out;
+  Tensor dout;
+  RowVector lse;
+  RowVector dlse;
+  void* row_lse;
+  void* delta;
+  void* dq_accumulator;
+  void* turns;
+  long long padded_rows;
+  Shape shape;
+};
+
+// See steps/convert_dq.cu.
+struct ConvertParams {
+  Tensor dq;
+  void* dq_accumulator;
+  double scale;
+  long long padded_rows;
   Shape shape;
 };
 

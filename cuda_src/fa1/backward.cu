@@ -26,7 +26,8 @@ __device__ inline void backward_step(const BackwardContext<Config>& c, const QSt
   const bool first = kv_tile == 0;
   const bool last = kv_tile == kv_tiles_seen<Config>(c.seq, step.q_tile) - 1;
 
-  score_tiles(c, step, kv_tile * Config::block_kv);
+  score_tiles<Config>(c, step, kv_tile * Config::block_kv, c.p(), c.ds(),
+                      StepStatistics<Config>{c, step});
   if (dead) {
     __syncthreads();
     clear_dead_rows(c, step, c.p());
@@ -34,7 +35,7 @@ __device__ inline void backward_step(const BackwardContext<Config>& c, const QSt
   }
   __syncthreads();  // B
 
-  accumulate_kv(c, step, dk, dv);
+  accumulate_kv<Config>(c, step, c.p(), c.ds(), dk, dv);
   accumulate_q(c, step, first, last);
   if (dead && last) {
     __syncthreads();
@@ -53,29 +54,32 @@ __device__ inline void backward_kv_tile(const BackwardContext<Config>& c, int kv
   dk.fill(0);
   dv.fill(0);
   bool dead = false;  // whether this thread saw a dead row of the q tile that was loaded last
+  QStep step = steps.first();
   if (steps.count > 0) {
     __syncthreads();  // the last step of the kv tile before has read K and V
-    load_kv_tile(c, kv_begin);
-    dead = load_q_step(c, steps[0]);
+    load_kv_tile<Config>(c, kv_begin);
+    dead = load_q_step(c, step);
   }
   for (int i = 0; i < steps.count; ++i) {
     constexpr bool ring = Config::num_stages > 1;
+    const QStep next = steps.after(step);
     wait_copies<Config::copies, 0>();
     const bool any_dead = __syncthreads_or(dead);  // A
     if (any_dead) {
-      clear_dead_rows(c, steps[i], c.q(steps[i].stage));
-      clear_dead_rows(c, steps[i], c.dout(steps[i].stage));
+      clear_dead_rows(c, step, c.q(step.stage));
+      clear_dead_rows(c, step, c.dout(step.stage));
       __syncthreads();
     }
-    if (ring && i + 1 < steps.count) dead = load_q_step(c, steps[i + 1]);
-    backward_step(c, steps[i], kv_tile, any_dead, dk, dv);
+    if (ring && i + 1 < steps.count) dead = load_q_step(c, next);
+    backward_step(c, step, kv_tile, any_dead, dk, dv);
     if (!ring && i + 1 < steps.count) {
       __syncthreads();  // C
-      dead = load_q_step(c, steps[i + 1]);
+      dead = load_q_step(c, next);
     }
+    step = next;
   }
-  store_kv(c, c.params.dk, c.params.shape.head_dim, kv_begin, c.params.scale, dk);
-  store_kv(c, c.params.dv, c.params.shape.head_dim_v, kv_begin, 1.0, dv);
+  store_kv<Config>(c, c.params.dk, c.params.shape.head_dim, kv_begin, c.params.scale, dk);
+  store_kv<Config>(c, c.params.dv, c.params.shape.head_dim_v, kv_begin, 1.0, dv);
 }
 
 template <class Config>

@@ -1,48 +1,9 @@
-// FlashAttention-1 backward: the tiles of a thread block, in shared memory and in registers.
+// FlashAttention-1 backward: what a thread block has in shared memory.
 #pragma once
 
-#include "../tile/copy.cuh"
-#include "../tile/product.cuh"
-#include "../tile/shared_tile.cuh"
-#include "../tile/softmax.cuh"
-#include "../tile/tile_io.cuh"
+#include "../tile/backward_steps.cuh"
 
 namespace cuflash::fa1 {
-
-// Each kind of product parts its result among the warps in a grid of its own, since the results
-// have different shapes: S and dP [block_q, block_kv], dK and dV [block_kv, head_dim(_v)],
-// dQ [block_q, head_dim]. Between them P and dS pass through shared memory.
-template <class Config>
-struct BackwardTypes {
-  using Storage = typename Config::Storage;
-  using Compute = typename Config::Compute;
-  static constexpr int threads = 32 * Config::warps;
-
-  using ScoreGrid = WarpGrid<Config::score_grid_rows, Config::score_grid_columns>;
-  using KvGrid = WarpGrid<Config::kv_grid_rows, Config::kv_grid_columns>;
-  using QGrid = WarpGrid<Config::q_grid_rows, Config::q_grid_columns>;
-  static_assert(ScoreGrid::warps <= Config::warps && KvGrid::warps <= Config::warps &&
-                    QGrid::warps <= Config::warps,
-                "a grid has more warps than the block");
-
-  using Scores = WarpTile<Compute, Config::fragment_rows, Config::block_q / Config::score_grid_rows,
-                          Config::block_kv / Config::score_grid_columns>;
-  using KGradient =
-      WarpTile<Compute, Config::fragment_rows, Config::block_kv / Config::kv_grid_rows,
-               Config::head_dim / Config::kv_grid_columns>;
-  using VGradient =
-      WarpTile<Compute, Config::fragment_rows, Config::block_kv / Config::kv_grid_rows,
-               Config::head_dim_v / Config::kv_grid_columns>;
-  using QGradient = WarpTile<Compute, Config::fragment_rows, Config::block_q / Config::q_grid_rows,
-                             Config::head_dim / Config::q_grid_columns>;
-  using Rows = RowValues<Scores>;
-
-  using KTile = SharedTile<Storage, Config::block_kv, Config::head_dim>;
-  using VTile = SharedTile<Storage, Config::block_kv, Config::head_dim_v>;
-  using QTile = SharedTile<Storage, Config::block_q, Config::head_dim>;
-  using DoutTile = SharedTile<Storage, Config::block_q, Config::head_dim_v>;
-  using ScoreTile = SharedTile<Storage, Config::block_q, Config::block_kv>;
-};
 
 template <class Config>
 struct BackwardStorage {
@@ -75,36 +36,6 @@ struct BackwardContext {
   __device__ typename Config::Compute* dq_accumulator(int head, int row) const {
     return static_cast<typename Config::Compute*>(params.dq_accumulator) +
            workspace_row(params.shape, seq, head, row) * Config::head_dim;
-  }
-};
-
-// One step of the inner loop: a query head of the group and a q tile of it.
-struct QStep {
-  int head;
-  int q_tile;
-  int q_begin;  // its first query
-  int stage;
-  bool edge;
-};
-
-// The inner loop over the query heads of a group and the q tiles that see a kv tile.
-template <class Config>
-struct QSteps {
-  QBlocks<Config> blocks;
-  int first_head;
-  int tiles;
-  int count;
-
-  __device__ QSteps(const Sequence& seq, int kv_begin, int first_head, int heads)
-      : blocks(seq, kv_begin),
-        first_head(first_head),
-        tiles(blocks.end - blocks.begin),
-        count(tiles * heads) {}
-
-  __device__ QStep operator[](int step) const {
-    const Block block = blocks[blocks.begin + step % tiles];
-    return {first_head + step / tiles, block.index, block.index * Config::block_q,
-            step % Config::num_stages, block.edge};
   }
 };
 

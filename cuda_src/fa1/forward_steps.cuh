@@ -174,7 +174,10 @@ __device__ inline void update_statistics(const ForwardContext<Config>& c, const 
         Logits<Config>::exponential(old_max.value[m][group] - subtrahend(reference));
     Compute& total = sum.value[m][group];
     total += keep.value[m][group];
-    if (last) end_row<Config>(reference, total, c.item, row);
+    if (last) {
+      end_row<Config>(reference, total, c.item, row);
+      total = checked_sum(reference, total);
+    }
     if (!writes || row >= c.seq.seqlen_q) return;
     if (last) {
       store_lse<Config>(c, row,

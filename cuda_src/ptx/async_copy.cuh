@@ -6,10 +6,14 @@
 
 namespace cuflash::ptx {
 
-// 16 bytes past L1; both addresses 16-byte aligned. `bytes` (0 or 16) are read, the rest is zero.
-__device__ inline void async_copy_16(void* shared, const void* global, int bytes) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(shared_address(shared)),
-               "l"(global), "r"(bytes)
+// 16 bytes past L1 to an address in the shared window; both addresses 16-byte aligned.
+__device__ inline void async_copy_16(unsigned shared, const void* global) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;\n" ::"r"(shared), "l"(global) : "memory");
+}
+// The same, of which `bytes` (0 or 16) are read; the rest is zero.
+__device__ inline void async_copy_16(unsigned shared, const void* global, int bytes) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(shared), "l"(global),
+               "r"(bytes)
                : "memory");
 }
 

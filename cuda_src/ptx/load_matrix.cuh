@@ -18,7 +18,16 @@ __device__ inline void load_matrix_x4(unsigned (&d)[4], unsigned row) {
                : "memory");
 }
 
-// The same with each matrix transposed on the way.
+// The same as float32: a matrix is 8 rows of four elements, and register i of lane l receives
+// element l % 4 of row l / 4.
+__device__ inline void load_matrix_x4(float (&d)[4], unsigned row) {
+  unsigned bits[4];
+  load_matrix_x4(bits, row);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) d[i] = __uint_as_float(bits[i]);
+}
+
+// The 16-bit matrices with each transposed on the way.
 __device__ inline void load_matrix_x4_transposed(unsigned (&d)[4], unsigned row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];\n"
                : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])

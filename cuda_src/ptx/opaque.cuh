@@ -12,4 +12,15 @@ __device__ inline int opaque_lane() {
   return lane & 31;
 }
 
+// A value that is computed here, once, and not taken apart again where it is used.
+__device__ inline unsigned opaque(unsigned x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+template <class T>
+__device__ inline const T* opaque(const T* x) {
+  asm volatile("" : "+l"(x));
+  return x;
+}
+
 }  // namespace cuflash::ptx

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "../ptx/async_copy.cuh"
+#include "../ptx/opaque.cuh"
 
 namespace cuflash {
 
@@ -21,7 +22,7 @@ struct alignas(16) Chunk {
 template <CopyKind kind>
 __device__ inline void copy_chunk(void* to, const void* from, bool valid) {
   if constexpr (kind == CopyKind::asynchronous) {
-    ptx::async_copy_16(to, from, valid ? 16 : 0);
+    ptx::async_copy_16(ptx::shared_address(to), from, valid ? 16 : 0);
   } else {
     *static_cast<Chunk*>(to) = valid ? *static_cast<const Chunk*>(from) : Chunk{};
   }
@@ -81,6 +82,60 @@ __device__ inline void copy_tile(const Tile& tile, const typename Tile::Element*
     copy_chunks<kind, threads, false>(tile, source, row_stride, valid_rows, valid_columns, thread);
   }
 }
+
+// The tiles of one tensor that a block visits one after the other. What does not change from tile
+// to tile is computed once; a whole tile then costs a thread one addition and one copy a chunk.
+template <CopyKind kind, int threads, class Tile>
+struct TileStream {
+  using Element = typename Tile::Element;
+  static constexpr int row_step = rows_at_a_time(Tile::chunks, threads);
+  // Whether every thread copies the same number of chunks, all of one column.
+  static constexpr bool even = kind != CopyKind::element && Tile::chunks <= threads &&
+                               threads == row_step * Tile::chunks && Tile::rows % row_step == 0;
+  const Element* source;  // row 0
+  long long row_stride;
+  int rows;
+  int columns;
+  const Element* mine;  // of row 0 to row_step - 1, this thread's chunk
+
+  __device__ TileStream(const Element* source, long long row_stride, int rows, int columns)
+      : source(source), row_stride(row_stride), rows(rows), columns(columns), mine(source) {
+    if constexpr (even) {
+      mine += static_cast<int>(threadIdx.x) / Tile::chunks * row_stride +
+              static_cast<int>(threadIdx.x) % Tile::chunks * Tile::chunk;
+    }
+  }
+
+  // Rows [begin, begin + Tile::rows) -> tile; `offset` elements are added to where they lie.
+  __device__ void load(const Tile& tile, int begin, long long offset = 0) const {
+    offset += begin * row_stride;
+    if constexpr (even) {
+      if (begin + Tile::rows <= rows && columns > Tile::columns - Tile::chunk) {
+        load_whole(tile, ptx::opaque(mine + offset));
+        return;
+      }
+    }
+    copy_tile<kind, threads>(tile, source + offset, row_stride, rows - begin, columns);
+  }
+
+ private:
+  __device__ void load_whole(const Tile& tile, const Element* from) const {
+    // Rows eight apart have the same permutation: their places differ by what the compiler knows.
+    constexpr bool apart = row_step % 8 == 0 && kind == CopyKind::asynchronous;
+    const int row = static_cast<int>(threadIdx.x) / Tile::chunks;
+    const int chunk = static_cast<int>(threadIdx.x) % Tile::chunks;
+    const unsigned to = ptx::opaque(ptx::shared_address(tile.chunk_at(row, chunk)));
+#pragma unroll
+    for (int i = 0; i < Tile::rows; i += row_step) {
+      if constexpr (apart) {
+        ptx::async_copy_16(to + i * Tile::chunks * 16, from);
+      } else {
+        copy_chunk<kind>(tile.chunk_at(row + i, chunk), from, true);
+      }
+      from += row_step * row_stride;
+    }
+  }
+};
 
 // Ends a group of copies.
 template <CopyKind kind>

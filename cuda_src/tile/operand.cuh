@@ -9,10 +9,31 @@ struct Zero {
   __device__ constexpr operator int() const { return 0; }
 };
 
+// An offset of columns that shares no bit with what is added to it within 128 bytes: a multiple of
+// 128 bytes, or of a power of two that the operand does not reach beyond.
+struct Aligned {
+  int value;
+  __device__ constexpr operator int() const { return value; }
+};
+
+// Whether a column that is added to the offset can be put in by exclusive or.
 template <class Offset>
-constexpr bool is_zero = false;
+constexpr bool is_aligned = false;
 template <>
-constexpr bool is_zero<Zero> = true;
+constexpr bool is_aligned<Zero> = true;
+template <>
+constexpr bool is_aligned<Aligned> = true;
+
+// The offset of part `part` of a row that is cut into equal parts of `columns` columns.
+template <class Tile, int columns>
+__device__ inline auto part_offset(int part) {
+  constexpr int bytes = columns * static_cast<int>(sizeof(typename Tile::Element));
+  if constexpr (bytes % 128 == 0 || (bytes & (bytes - 1)) == 0) {
+    return Aligned{part * columns};
+  } else {
+    return part * columns;
+  }
+}
 
 // Operand element (row, depth) is tile element (row0 + row, depth0 + depth).
 template <class Tile_, class Offset>

@@ -29,26 +29,63 @@ struct TensorCoreProducts {
     for (int k = 0; k < depth; k += 16) multiply_step(accumulators, left, right, k);
   }
 
-  // accumulators[i][j] += sum over keys of weights[i][key] * b(j, key). The weights go from
-  // accumulator to operand in registers: two 16x8 accumulators are one 16x16 operand.
+  // The same, unrolled, with every fragment loaded one group of products before it is needed.
+  template <int depth, class Accumulators, class A, class B>
+  __device__ static void multiply_ahead(Accumulators& accumulators, const A& a, const B& b) {
+    const int lane = ptx::opaque_lane();
+    const auto left = left_of(a, lane);
+    const auto right = right_of(b, lane);
+    constexpr int groups = groups_of<Accumulators>;
+    unsigned rows[2][Accumulators::row_fragments][4];
+    Group<Accumulators> columns[2];
+    load_left(rows[0], left, 0);
+    columns[0].load(right, 0, 0);
+#pragma unroll
+    for (int i = 0; i < depth / 16 * groups; ++i) {
+      const int next = i + 1;
+      const int k = i / groups * 16;
+      if (i % groups == 0 && k + 16 < depth) load_left(rows[(i / groups + 1) % 2], left, k + 16);
+      if (next < depth / 16 * groups) {
+        columns[next % 2].load(right, next % groups, next / groups * 16);
+      }
+      columns[i % 2].multiply(accumulators, rows[i / groups % 2], i % groups);
+    }
+  }
+
+  // The same for a left operand [., keys] in registers as an accumulator: two 16x8 accumulators
+  // are one 16x16 operand.
   template <class Accumulators, class Weights, class B, class Scratch>
   __device__ static void multiply_weights(Accumulators& accumulators, const Weights& weights,
-                                          const B& b, const Scratch&, int, int) {
+                                          const B& b, const Scratch& scratch, int row0, int key0) {
+    multiply_prepared_weights(accumulators, weights, b, scratch, row0, key0, [](int, int) {});
+  }
+
+  // And with `prepare(first, count)` called before those columns of the weights are read, one step
+  // ahead: what it does runs beside the products of the step before.
+  template <class Accumulators, class Weights, class B, class Scratch, class Prepare>
+  __device__ static void multiply_prepared_weights(Accumulators& accumulators,
+                                                   const Weights& weights, const B& b,
+                                                   const Scratch&, int, int, Prepare prepare) {
     static_assert(Weights::columns % 16 == 0, "the keys are whole instructions");
     const auto right = right_of(b, ptx::opaque_lane());
+    constexpr int groups = groups_of<Accumulators>;
+    constexpr int count = Weights::columns / 16 * groups;
+    Group<Accumulators> columns[2];
+    columns[0].load(right, 0, 0);
+    prepare(0, 16);
 #pragma unroll
     for (int k = 0; k < Weights::columns; k += 16) {
-      unsigned left[Accumulators::row_fragments][4];
+      if (k + 16 < Weights::columns) prepare(k + 16, 16);
+      unsigned rows[Accumulators::row_fragments][4];
+      pack_weights(rows, weights, k);
 #pragma unroll
-      for (int m = 0; m < Accumulators::row_fragments; ++m) {
-        const auto& near = weights.value[m][k / 8];
-        const auto& far = weights.value[m][k / 8 + 1];
-        left[m][0] = pack(Element{}, near[0][0], near[0][1]);
-        left[m][1] = pack(Element{}, near[1][0], near[1][1]);
-        left[m][2] = pack(Element{}, far[0][0], far[0][1]);
-        left[m][3] = pack(Element{}, far[1][0], far[1][1]);
+      for (int group = 0; group < groups; ++group) {
+        const int i = k / 16 * groups + group;
+        if (i + 1 < count) {
+          columns[(i + 1) % 2].load(right, (i + 1) % groups, (i + 1) / groups * 16);
+        }
+        columns[i % 2].multiply(accumulators, rows, group);
       }
-      multiply_fragments(accumulators, left, right, k);
     }
   }
 
@@ -67,7 +104,7 @@ struct TensorCoreProducts {
     }
   };
   template <class Tile, class Offset>
-  using ChunksOf = LaneChunks<Tile, is_zero<Offset>>;
+  using ChunksOf = LaneChunks<Tile, is_aligned<Offset>>;
 
   // Lane l gives the address of one row of matrix l / 8. Left: matrices 0 and 1 are rows 0-7 and
   // 8-15 of depths 0-7, matrices 2 and 3 of depths 8-15.
@@ -94,6 +131,56 @@ struct TensorCoreProducts {
     return Fragments<ChunksOf<Tile, Offset>, true>{
         {b.tile, b.depth0 + lane % 16, b.row0 / 8 + lane / 16}};
   }
+
+  // Two 16x8 accumulators -> one 16x16 left operand, of every sixteen rows.
+  template <class Weights>
+  __device__ static void pack_weights(unsigned (&d)[Weights::row_fragments][4],
+                                      const Weights& weights, int k) {
+#pragma unroll
+    for (int m = 0; m < Weights::row_fragments; ++m) {
+      const auto& near = weights.value[m][k / 8];
+      const auto& far = weights.value[m][k / 8 + 1];
+      d[m][0] = pack(Element{}, near[0][0], near[0][1]);
+      d[m][1] = pack(Element{}, near[1][0], near[1][1]);
+      d[m][2] = pack(Element{}, far[0][0], far[0][1]);
+      d[m][3] = pack(Element{}, far[1][0], far[1][1]);
+    }
+  }
+
+  template <int row_fragments, class Left>
+  __device__ static void load_left(unsigned (&d)[row_fragments][4], const Left& left, int k) {
+#pragma unroll
+    for (int m = 0; m < row_fragments; ++m) left.load(d[m], m * 16, k);
+  }
+
+  // Right fragments of a few columns, loaded ahead of the products that need them.
+  template <class Accumulators>
+  static constexpr int group_pairs = Accumulators::column_fragments % 4 == 0 ? 2 : 1;
+  template <class Accumulators>
+  static constexpr int groups_of = Accumulators::column_fragments / 2 / group_pairs<Accumulators>;
+  template <class Accumulators>
+  struct Group {
+    static constexpr int pairs = group_pairs<Accumulators>;
+    unsigned value[pairs][4];
+    template <class Right>
+    __device__ void load(const Right& right, int group, int k) {
+#pragma unroll
+      for (int i = 0; i < pairs; ++i) right.load(value[i], (group * pairs + i) * 16, k);
+    }
+    __device__ void multiply(Accumulators& accumulators,
+                             const unsigned (&left)[Accumulators::row_fragments][4],
+                             int group) const {
+#pragma unroll
+      for (int i = 0; i < pairs; ++i) {
+        const int n = (group * pairs + i) * 2;
+#pragma unroll
+        for (int m = 0; m < Accumulators::row_fragments; ++m) {
+          mma(accumulators.value[m][n], left[m], value[i][0], value[i][1]);
+          mma(accumulators.value[m][n + 1], left[m], value[i][2], value[i][3]);
+        }
+      }
+    }
+  };
 
   // One step of 16 along the depth.
   template <class Accumulators, class Left, class Right>

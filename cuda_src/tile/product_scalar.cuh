@@ -6,13 +6,14 @@
 
 #include "numeric.cuh"
 #include "operand.cuh"
+#include "product_parts.cuh"
 #include "shared_tile.cuh"
 #include "warp_tile.cuh"
 
 namespace cuflash {
 
 template <class Element, int fragment_rows_>
-struct ScalarProducts {
+struct ScalarProducts : ProductsByParts<ScalarProducts<Element, fragment_rows_>> {
   static constexpr int fragment_rows = fragment_rows_;
   static constexpr int step = 16 / static_cast<int>(sizeof(Element));  // depths loaded at a time
 

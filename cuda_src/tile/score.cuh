@@ -3,6 +3,7 @@
 // every generation's kernels have it.
 #pragma once
 
+#include "numeric.cuh"
 #include "schedule.cuh"
 
 namespace cuflash {
@@ -36,6 +37,14 @@ template <class Config, class Compute>
 __device__ inline void begin_row(Compute& row_max, Compute& row_sum, const WorkItem&, int) {
   row_max = -infinity<Compute>();
   row_sum = Compute(0);
+}
+
+// The sum of weights of a row at its end. One that has seen a key has a weight of 1 or more: if its
+// sum is 0, its reference has overflowed, and what comes of it must not pass for a dead row's.
+template <class Compute>
+__device__ inline Compute checked_sum(Compute reference, Compute sum) {
+  const bool lost = sum == Compute(0) && reference != -infinity<Compute>();
+  return lost ? reference - reference + sum / sum : sum;
 }
 
 // A last change to a row's reference and sum before its output is written.

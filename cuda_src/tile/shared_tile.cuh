@@ -39,28 +39,35 @@ struct SharedTile {
   }
 };
 
-// The chunks that a lane reads of a tile: at(rows, chunks) is the shared-window address of chunk
-// (row + rows, chunk + chunks), `rows` a multiple of 8 and `chunks` of 2, both known to the
-// compiler. With `from_start` the lane's own chunk is 0 or 1: the permutation is then an exclusive
-// or with a constant, and one register serves all the addresses.
-template <class Tile, bool from_start>
+// Zeros in a row, by one thread.
+template <class Tile>
+__device__ inline void clear_row(const Tile& tile, int row) {
+  for (int i = 0; i < Tile::columns; ++i) tile.at(row, i) = typename Tile::Element(0.0f);
+}
+
+// The chunks that a lane reads of a tile: at(rows, chunks) is the shared-window address `bytes`
+// into chunk (row + rows, chunk + chunks), both numbers known to the compiler; modulo 8 `rows`
+// shares no bit with the lane's own row. With `aligned` the same holds of the chunks: the
+// permutation is then an exclusive or with a constant, and one register serves all the addresses.
+template <class Tile, bool aligned>
 struct LaneChunks {
   Tile tile;
   int row;
   int chunk;
+  int bytes = 0;
   __device__ unsigned at(int rows, int chunks) const {
-    return ptx::shared_address(tile.chunk_at(row + rows, chunk + chunks));
+    return ptx::shared_address(tile.chunk_at(row + rows, chunk + chunks)) + bytes;
   }
 };
 template <class Tile>
 struct LaneChunks<Tile, true> {
   unsigned address;
-  __device__ LaneChunks(const Tile& tile, int row, int chunk)
-      : address(ptx::shared_address(tile.chunk_at(row, chunk))) {}
+  __device__ LaneChunks(const Tile& tile, int row, int chunk, int bytes = 0)
+      : address(ptx::shared_address(tile.chunk_at(row, chunk)) + bytes) {}
   __device__ unsigned at(int rows, int chunks) const {
     constexpr int group = Tile::group;
-    return (address ^ ((chunks & (group - 1)) * 16)) +
-           (rows * Tile::chunks + (chunks & ~(group - 1))) * 16;
+    const int permuted = (chunks ^ (rows / Tile::rows_per_line)) & (group - 1);
+    return (address ^ (permuted * 16)) + (rows * Tile::chunks + (chunks & ~(group - 1))) * 16;
   }
 };
 

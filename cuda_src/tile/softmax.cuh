@@ -4,17 +4,28 @@
 #pragma once
 
 #include "numeric.cuh"
-#include "product.cuh"
 #include "score.cuh"
 #include "warp_tile.cuh"
 
 namespace cuflash {
 
-// Units and exponentials of logits. 16-bit products: log2 units, so that scale and exponential are
+// Whether logits are in natural units: those of float32 and float64, whatever multiplies them.
+template <class Config>
+constexpr bool natural_logits = sizeof(typename Config::Storage) > 2;
+
+// A positive factor of the logits in the compute type: never 0 or infinite, which would make NaN of
+// a hidden score.
+template <class Compute>
+__device__ inline Compute factor_of(double factor) {
+  if constexpr (sizeof(Compute) == 4) factor = min(max(factor, 0x1p-126), 0x1.fffffep127);
+  return static_cast<Compute>(factor);
+}
+
+// Units and exponentials of logits. 16-bit storage: log2 units, so that scale and exponential are
 // one fused multiply-add and one instruction of the special function unit.
-template <class Config, ProductKind kind = Config::products>
+template <class Config, bool natural = natural_logits<Config>>
 struct Logits {
-  __device__ static float factor(double scale) { return static_cast<float>(scale * kLog2E); }
+  __device__ static float factor(double scale) { return factor_of<float>(scale * kLog2E); }
   // 2^(raw * factor - offset), and of a difference that is in these units already.
   __device__ static float exponential(float raw, float factor, float offset) {
     return ptx::exp2_approximate(fma(raw, factor, -offset));
@@ -22,6 +33,9 @@ struct Logits {
   __device__ static float exponential(float difference) {
     return ptx::exp2_approximate(difference);
   }
+  // How far a row's maximum may rise above its reference before the reference follows: weights
+  // stay below 2^8, which every storage type holds with the same relative rounding.
+  __device__ static constexpr float slack() { return 8.0f; }
   __device__ static float to_natural(float logit) { return logit * static_cast<float>(kLn2); }
   __device__ static float from_natural(float logit) { return logit * static_cast<float>(kLog2E); }
   // A row's sum of products over the sum of its weights; zero for a row that has seen nothing,
@@ -33,13 +47,14 @@ struct Logits {
 
 // float32 and float64: natural units and the operations one would write, each rounded by itself.
 template <class Config>
-struct Logits<Config, ProductKind::scalar> {
+struct Logits<Config, true> {
   using Compute = typename Config::Compute;
-  __device__ static Compute factor(double scale) { return static_cast<Compute>(scale); }
+  __device__ static Compute factor(double scale) { return factor_of<Compute>(scale); }
   __device__ static Compute exponential(Compute raw, Compute factor, Compute offset) {
     return exp_of(rounded_product(raw, factor) - offset);
   }
   __device__ static Compute exponential(Compute difference) { return exp_of(difference); }
+  __device__ static constexpr Compute slack() { return Compute(0); }
   __device__ static Compute to_natural(Compute logit) { return logit; }
   __device__ static Compute from_natural(Compute logit) { return logit; }
   __device__ static Compute normalise(Compute x, Compute sum, Compute) {
@@ -106,6 +121,41 @@ __device__ inline RowValues<Scores> exponentiate(Scores& scores, RowValues<Score
     x = combine_row_lanes(x, [](Compute a, Compute b) { return a + b; });
   });
   return sums;
+}
+
+// Moves references up to the rows' maxima where they lie more than the slack below; `keep`
+// becomes the weight of what was summed with the old reference. Says whether any lane moved one.
+template <class Config, class Rows, class Compute>
+__device__ inline bool move_references(Rows& reference, Rows& keep, Rows& maxima, Compute factor) {
+  bool moved = false;
+  reference.for_each([&](Compute& x, int m, int group) {
+    const Compute candidate = rounded_product(maxima.value[m][group], factor);
+    Compute& weight = keep.value[m][group];
+    weight = Compute(1);
+    if (candidate > x + Logits<Config>::slack()) {
+      weight = Logits<Config>::exponential(x - candidate);
+      x = candidate;
+      moved = true;
+    }
+  });
+  return __any_sync(0xffffffffu, moved);
+}
+
+// Columns [first, first + count) of the scores -> exponential(scores * factor - offset); `sums`
+// gathers this lane's.
+template <class Config, class Scores, class Compute = typename Scores::Compute>
+__device__ inline void exponentiate_columns(Scores& scores, const RowValues<Scores>& offset,
+                                            RowValues<Scores>& sums, Compute factor, int first,
+                                            int count) {
+  Scores::for_each_pair([&](int m, int n, int group) {
+    if (n * 8 < first || n * 8 >= first + count) return;
+#pragma unroll
+    for (int which = 0; which < 2; ++which) {
+      Compute& s = scores.value[m][n][group][which];
+      s = Logits<Config>::exponential(s, factor, offset.value[m][group]);
+      sums.value[m][group] += s;
+    }
+  });
 }
 
 // ds = dP -> dS = P * (dP - delta), the gradient of the raw products q . k (before the scale).

@@ -1,7 +1,11 @@
 // Warp tiles to and from memory, two neighbouring columns at a time.
 #pragma once
 
+#include "../ptx/store_matrix.cuh"
+#include "copy.cuh"
 #include "numeric.cuh"
+#include "operand.cuh"
+#include "shared_tile.cuh"
 #include "warp_tile.cuh"
 
 namespace cuflash {
@@ -65,17 +69,58 @@ __device__ inline void store_rounded(const Tile& tile, T* memory, long long row_
   });
 }
 
-// The tile, rounded -> its place in shared memory.
-template <class Tile, class Shared>
-__device__ inline void store_shared(const Tile& tile, const Shared& shared, int row0, int column0) {
+// The tile, rounded -> its place in shared memory; `column0` may be an Aligned offset.
+template <int architecture, class Tile, class Shared, class Offset>
+__device__ inline void store_shared(const Tile& tile, const Shared& shared, int row0,
+                                    Offset column0) {
   using T = typename Shared::Element;
-  const LanePosition lane;
-  Tile::for_each_pair([&](int m, int n, int group) {
-    const auto& pair = tile.value[m][n][group];
-    *reinterpret_cast<Pair<T>*>(&shared.at(row0 + lane.row + Tile::row(m, group),
-                                           column0 + lane.column + Tile::column(n))) = {
-        from_compute<T>(pair[0]), from_compute<T>(pair[1])};
-  });
+  if constexpr (architecture >= 90 && sizeof(T) == 2 && Tile::columns % 16 == 0) {
+    // Matrices 0 and 1 are rows 0-7 and 8-15 of eight columns, 2 and 3 of the eight after them.
+    const int lane = ptx::opaque_lane();
+    const LaneChunks<Shared, is_aligned<Offset>> chunks{shared, row0 + lane % 16,
+                                                        column0 / 8 + lane / 16};
+#pragma unroll
+    for (int m = 0; m < Tile::row_fragments; ++m) {
+#pragma unroll
+      for (int n = 0; n < Tile::column_fragments; n += 2) {
+        const auto& near = tile.value[m][n];
+        const auto& far = tile.value[m][n + 1];
+        ptx::store_matrix_x4(chunks.at(m * 16, n),
+                             {pack(T{}, near[0][0], near[0][1]), pack(T{}, near[1][0], near[1][1]),
+                              pack(T{}, far[0][0], far[0][1]), pack(T{}, far[1][0], far[1][1])});
+      }
+    }
+  } else {
+    const LanePosition lane;
+    Tile::for_each_pair([&](int m, int n, int group) {
+      const auto& pair = tile.value[m][n][group];
+      *reinterpret_cast<Pair<T>*>(&shared.at(row0 + lane.row + Tile::row(m, group),
+                                             column0 + lane.column + Tile::column(n))) = {
+          from_compute<T>(pair[0]), from_compute<T>(pair[1])};
+    });
+  }
+}
+
+// Rows of a tile in shared memory -> the rows of a tensor, by one warp, 16 bytes at a time, as far
+// as rows and columns are valid.
+template <class Shared, class T>
+__device__ inline void copy_out(const Shared& shared, int row0, int rows, T* memory,
+                                long long row_stride, int valid_rows, int valid_columns) {
+  const int lane = ptx::opaque_lane();
+  constexpr int chunks = Shared::chunks;
+  constexpr int lanes_per_row = chunks < 32 ? chunks : 32;
+  constexpr int row_step = 32 / lanes_per_row;
+  const int first_row = lane / lanes_per_row;
+  if (first_row >= row_step) return;
+#pragma unroll
+  for (int chunk = lane % lanes_per_row; chunk < chunks; chunk += lanes_per_row) {
+    if (chunk * Shared::chunk >= valid_columns) return;
+#pragma unroll 4
+    for (int row = first_row; row < min(rows, valid_rows); row += row_step) {
+      *reinterpret_cast<Chunk*>(memory + row * row_stride + chunk * Shared::chunk) =
+          *reinterpret_cast<const Chunk*>(shared.chunk_at(row0 + row, chunk));
+    }
+  }
 }
 
 // Zeros in `rows` rows of a tensor, by all `threads` of the block.

@@ -112,6 +112,8 @@ def _prepare_kernel(
         values["shape"][name] = getattr(plan.problem, name)
     if "scale" in (struct.dtype.names or ()):
         values["scale"] = plan.problem.scale
+    for name, value in launch.arguments:
+        values[name] = value
     return _PreparedKernel(
         kernel=compile_kernel(config, device_id),
         grid=(launch.grid,),

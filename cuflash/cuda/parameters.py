@@ -92,7 +92,25 @@ PARAMETERS = {
         ("lse",),
         ("delta", "dq_accumulator", "scale"),
     ),
+    ("fa2", "forward"): _struct(
+        "Fa2ForwardParams", ("q", "k", "v", "out"), ("lse",), ("scale", "section")
+    ),
+    ("fa2", "backward"): _struct(
+        "Fa2BackwardParams",
+        ("q", "k", "v", "dout", "dk", "dv"),
+        (),
+        ("row_lse", "delta", "dq_accumulator", "turns", "scale", "section", "padded_rows"),
+    ),
     ("steps", "delta"): _struct("DeltaParams", ("out", "dout"), ("dlse",), ("delta",)),
+    ("steps", "statistics"): _struct(
+        "StatisticsParams",
+        ("out", "dout"),
+        ("lse", "dlse"),
+        ("row_lse", "delta", "dq_accumulator", "turns", "padded_rows"),
+    ),
+    ("steps", "convert_dq"): _struct(
+        "ConvertParams", ("dq",), (), ("dq_accumulator", "scale", "padded_rows")
+    ),
 }
 
 

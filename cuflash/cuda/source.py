@@ -106,7 +106,8 @@ def translation_unit(config: KernelConfig, root: Path) -> str:
             *(f"  {line}" for line in _config_lines(config)),
             "};",
             "",
-            f'extern "C" __global__ __launch_bounds__({config.threads}, 1) void',
+            'extern "C" __global__ '
+            f"__launch_bounds__({config.threads}, {config.blocks_per_sm}) void",
             f"{config.entry}(const __grid_constant__ cuflash::{params.name} params) {{",
             f"  cuflash::{config.generation}::{config.kernel}<Config>(params);",
             "}",
@@ -124,15 +125,15 @@ def _config_lines(config: KernelConfig) -> list[str]:
     }
     lines = [f"using {name} = {DTYPES[dtype].cuda};" for name, dtype in types.items()]
     if config.kernel != "delta":
-        products = "tensor_cores" if config.mma_depth else "scalar"
         lines += [
             f"static constexpr auto mask = cuflash::MaskKind::{config.mask};",
             f"static constexpr auto copies = cuflash::CopyKind::{config.copies};",
             "static constexpr auto workspace_copies = "
             f"cuflash::CopyKind::{config.workspace_copies};",
-            f"static constexpr auto products = cuflash::ProductKind::{products};",
+            f"static constexpr auto products = cuflash::ProductKind::{config.products};",
         ]
     numbers = {
+        "architecture": re.sub(r"\D", "", config.architecture),
         "head_dim": config.head_dim,
         "head_dim_v": config.head_dim_v,
         "mma_depth": config.mma_depth,

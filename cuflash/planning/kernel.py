@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from .problem import DTypeName, MaskKind
+from .device import DeviceLimits
+from .problem import AttentionProblem, DTypeName, MaskKind
+from .tiles.common import Arithmetic, Footprint, ProductKind, bucket
 
-__all__ = ["Buffer", "CopyKind", "KernelConfig", "KernelLaunch", "lay_out"]
+__all__ = ["Buffer", "CopyKind", "KernelConfig", "KernelLaunch", "kernel_config", "lay_out"]
 
 CopyKind = Literal["asynchronous", "vector", "element"]
 
@@ -34,10 +36,12 @@ class KernelConfig:
     mask: MaskKind
     copies: CopyKind
     workspace_copies: CopyKind
-    mma_depth: int  # of the 16-bit matrix instruction; 0: scalar products
+    products: ProductKind
+    mma_depth: int  # of the matrix instruction; 0: scalar products
     constants: tuple[tuple[str, int], ...]  # of the tile
     threads: int
     shared_bytes: int
+    blocks_per_sm: int = 1  # the registers are bounded so that as many fit
     features: tuple[str, ...] = ()
 
     @property
@@ -52,6 +56,40 @@ class KernelLaunch:
 
     config: KernelConfig
     grid: int  # thread blocks
+    arguments: tuple[tuple[str, int], ...] = ()  # fields of its parameters that the plan sets
+
+
+def kernel_config(
+    problem: AttentionProblem,
+    limits: DeviceLimits,
+    kernel: tuple[str, str],
+    arithmetic: Arithmetic,
+    constants: dict[str, int],
+    footprint: Footprint,
+) -> KernelConfig:
+    """The configuration of a kernel, ``(generation, name)``, for a problem on a device."""
+    fast: CopyKind = "asynchronous" if limits.compute_capability >= (8, 0) else "vector"
+    return KernelConfig(
+        architecture=limits.architecture,
+        generation=kernel[0],
+        kernel=kernel[1],
+        storage=problem.storage,
+        compute=problem.compute,
+        output=problem.output,
+        statistics=problem.statistics,
+        head_dim=bucket(problem.head_dim),
+        head_dim_v=bucket(problem.head_dim_v),
+        mask=problem.mask,
+        copies=fast if problem.alignment == "vector" else "element",
+        workspace_copies=fast,
+        products=arithmetic.products,
+        mma_depth=arithmetic.mma_depth,
+        constants=tuple(constants.items()),
+        threads=footprint.threads,
+        shared_bytes=footprint.shared_bytes,
+        blocks_per_sm=footprint.blocks_per_sm,
+        features=problem.features,
+    )
 
 
 @dataclass(frozen=True)

@@ -1,60 +1,22 @@
-"""Decides what runs: the only place where an algorithm and its tile are chosen."""
+"""Decides what runs: the only place where an algorithm is chosen; its family chooses the tile."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from typing import Literal
 
-from ..errors import ArgumentValueError, UnsupportedError
+from ..errors import UnsupportedError
+from .decision import ALGORITHMS, Algorithm, Backend, Plan
 from .device import DeviceLimits, HostLimits
-from .kernel import Buffer, CopyKind, KernelConfig, KernelLaunch, lay_out
-from .problem import DTYPES, AttentionProblem
-from .tiles import fa1, host, steps
-from .tiles.common import Footprint, bucket
+from .fa1 import fa1_plan
+from .fa2 import fa2_plan
+from .problem import AttentionProblem
+from .tiles import host
 
-__all__ = [
-    "ALGORITHMS",
-    "Algorithm",
-    "Backend",
-    "Plan",
-    "plan",
-]
-
-Algorithm = Literal["fa1", "fa2", "fa3"]
-Backend = Literal["cuda", "numpy"]
-
-#: What ``algorithm="auto"`` tries, best first.
-ALGORITHMS: tuple[Algorithm, ...] = ("fa3", "fa2", "fa1")
+__all__ = ["ALGORITHMS", "Algorithm", "Backend", "Plan", "plan"]
 
 #: Oldest device: it has ldmatrix and the m16n8k8 matrix instruction.
 OLDEST_DEVICE = (7, 5)
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What one call runs."""
-
-    problem: AttentionProblem
-    backend: Backend
-    algorithm: Algorithm
-    tile: fa1.Fa1Tile | host.HostTile
-    reason: str
-    rejected: tuple[tuple[Algorithm, str], ...] = ()  # better ones, and why not
-    launches: tuple[KernelLaunch, ...] = ()
-    workspace: tuple[Buffer, ...] = ()
-
-    @property
-    def workspace_bytes(self) -> int:
-        """Size of the workspace; every buffer in it starts at a multiple of 256."""
-        return max((b.offset + b.nbytes for b in self.workspace), default=0)
-
-    def __str__(self) -> str:
-        tile = self.tile
-        return (
-            f"{self.problem}: {self.algorithm} on {self.backend}, "
-            f"tile {tile.block_q}x{tile.block_kv}"
-        )
 
 
 def plan(
@@ -144,131 +106,4 @@ def _check_device(problem: AttentionProblem, limits: DeviceLimits, algorithm: st
         )
 
 
-def _fa1_plan(
-    problem: AttentionProblem,
-    limits: DeviceLimits,
-    blocks: tuple[int, int] | None,
-    rejected: tuple[tuple[Algorithm, str], ...],
-) -> Plan:
-    tile, reason = _fa1_tile(problem, limits, blocks)
-    config = _kernel_config(
-        problem, limits, "fa1", problem.operation, tile.constants(), tile.footprint
-    )
-    rows = problem.batch * problem.heads_q * problem.seqlen_q
-    itemsize = DTYPES[problem.compute].itemsize
-    if problem.operation == "forward":
-        launches = [KernelLaunch(config, problem.batch * problem.heads_q)]
-        sizes = [
-            ("out_accumulator", rows * tile.head_dim_v * itemsize),
-            ("row_max", rows * itemsize),
-            ("row_sum", rows * itemsize),
-        ]
-    else:
-        launches = [
-            _delta_launch(problem, limits),
-            KernelLaunch(config, problem.batch * problem.heads_kv),
-        ]
-        sizes = [
-            ("delta", rows * itemsize),
-            ("dq_accumulator", rows * tile.head_dim * itemsize),
-        ]
-    return Plan(
-        problem, "cuda", "fa1", tile, reason, rejected, tuple(launches), tuple(lay_out(sizes))
-    )
-
-
-_CUDA_FAMILIES: dict[str, Callable[..., Plan]] = {"fa1": _fa1_plan}
-
-
-def _fa1_tile(
-    problem: AttentionProblem, limits: DeviceLimits, blocks: tuple[int, int] | None
-) -> tuple[fa1.Fa1Tile, str]:
-    rule = fa1.paper_blocks(problem, limits)
-    said = f"B_c = ceil(M / 4d) asks for {rule[0]}x{rule[1]}"
-    if blocks is not None:
-        return _asked_tile(problem, limits, blocks), f"blocks as asked; {said}"
-    for tile in fa1.tiles_of_rule(problem, limits):
-        if tile.footprint.excess(limits) is None:
-            exact = (tile.block_q, tile.block_kv) == rule
-            return tile, said if exact else f"{said}; the nearest that fits is taken"
-    raise _nothing_fits(problem, limits)
-
-
-def _nothing_fits(problem: AttentionProblem, limits: DeviceLimits) -> UnsupportedError:
-    *_, smallest = fa1.tiles_of_rule(problem, limits)
-    return UnsupportedError(
-        f"fa1 {problem.operation} in {problem.storage} at head_dim "
-        f"{problem.head_dim}/{problem.head_dim_v}: the smallest tile "
-        f"{smallest.block_q}x{smallest.block_kv} needs {smallest.footprint.excess(limits)}"
-    )
-
-
-def _asked_tile(
-    problem: AttentionProblem, limits: DeviceLimits, blocks: tuple[int, int]
-) -> fa1.Fa1Tile:
-    tiles = list(fa1.tiles_of_blocks(problem, *blocks))
-    for tile in tiles:
-        if tile.footprint.excess(limits) is None:
-            return tile
-    nearest = _nearest_blocks(problem, limits, blocks)
-    if not tiles:
-        raise ArgumentValueError(
-            "blocks", str(blocks), f"multiples of {fa1.steps_of(problem)}, the nearest {nearest}"
-        )
-    excess = min(tiles, key=lambda t: t.footprint.pressure(limits)).footprint.excess(limits)
-    raise ArgumentValueError(
-        "blocks", f"{blocks}, which needs {excess}", f"blocks that fit, the nearest {nearest}"
-    )
-
-
-def _nearest_blocks(
-    problem: AttentionProblem, limits: DeviceLimits, blocks: tuple[int, int]
-) -> tuple[int, int]:
-    fitting = {
-        (tile.block_q, tile.block_kv)
-        for tile in fa1.all_tiles(problem)
-        if tile.footprint.excess(limits) is None
-    }
-    if not fitting:
-        raise _nothing_fits(problem, limits)
-    return min(fitting, key=lambda b: (abs(b[0] - blocks[0]) + abs(b[1] - blocks[1]), b))
-
-
-def _delta_launch(problem: AttentionProblem, limits: DeviceLimits) -> KernelLaunch:
-    rows = problem.batch * problem.heads_q * problem.seqlen_q
-    tile = steps.delta_tile(rows, limits)
-    config = _kernel_config(problem, limits, "steps", "delta", tile.constants(), tile.footprint)
-    # Nothing else changes its code, so every head_dim and mask shares one compilation.
-    shared = replace(config, mask="full", copies="element", head_dim=0, head_dim_v=0, mma_depth=0)
-    return KernelLaunch(shared, tile.grid)
-
-
-def _kernel_config(
-    problem: AttentionProblem,
-    limits: DeviceLimits,
-    generation: str,
-    kernel: str,
-    constants: dict[str, int],
-    footprint: Footprint,
-) -> KernelConfig:
-    ampere = limits.compute_capability >= (8, 0)
-    fast: CopyKind = "asynchronous" if ampere else "vector"
-    return KernelConfig(
-        architecture=limits.architecture,
-        generation=generation,
-        kernel=kernel,
-        storage=problem.storage,
-        compute=problem.compute,
-        output=problem.output,
-        statistics=problem.statistics,
-        head_dim=bucket(problem.head_dim),
-        head_dim_v=bucket(problem.head_dim_v),
-        mask=problem.mask,
-        copies=fast if problem.alignment == "vector" else "element",
-        workspace_copies=fast,
-        mma_depth=(16 if ampere else 8) if DTYPES[problem.storage].itemsize == 2 else 0,
-        constants=tuple(constants.items()),
-        threads=footprint.threads,
-        shared_bytes=footprint.shared_bytes,
-        features=problem.features,
-    )
+_CUDA_FAMILIES: dict[str, Callable[..., Plan]] = {"fa1": fa1_plan, "fa2": fa2_plan}

@@ -20,22 +20,18 @@ from cuflash.planning.tiles.common import HEAD_DIM_BUCKETS
 
 from ..architectures import LIMITS
 
-#: Built by every run; the others take turns, a third of them a day.
-ALWAYS = ("75", "80", "86", "90")
-OTHERS = tuple(name for name in LIMITS if name not in ALWAYS)
+#: Architectures whose kernels of FlashAttention-2 every run builds.
+ALWAYS = ("75", "90")
+
+#: Keys and queries that give every multiprocessor work, and that do not.
+LONG, SHORT = 100_000, 1000
 
 _HEAD_DIMS = (*((d, d) for d in HEAD_DIM_BUCKETS), (192, 128))
 
 
-def todays_architectures() -> tuple[str, ...]:
-    """The architectures an ordinary run builds."""
-    today = datetime.date.today().toordinal()
-    return (*ALWAYS, *(name for i, name in enumerate(OTHERS) if i % 3 == today % 3))
-
-
 def _problems() -> Iterator[AttentionProblem]:
     plain = AttentionProblem(
-        "forward", 1, 2, 1, 1000, 1000, 64, 64, "float16", "float16", "full", 0.125, 0
+        "forward", 1, 2, 1, LONG, LONG, 64, 64, "float16", "float16", "full", 0.125, 0
     )
     for operation, dtype, (d, dv), mask in product(
         ("forward", "backward"), DTYPES, _HEAD_DIMS, ("full", "causal")
@@ -53,6 +49,9 @@ def _problems() -> Iterator[AttentionProblem]:
         yield replace(plain, operation=operation, storage=dtype, output=dtype, alignment="element")
     for operation, dtype in product(("forward", "backward"), ("float16", "bfloat16")):
         yield replace(plain, operation=operation, storage=dtype, output="float32")
+    for dtype, d in product(DTYPES, (64, 128)):
+        of = replace(plain, operation="backward", storage=dtype, output=dtype, deterministic=True)
+        yield replace(of, head_dim=d, head_dim_v=d, mask="causal")
 
 
 def _rare_problems() -> Iterator[AttentionProblem]:
@@ -63,6 +62,9 @@ def _rare_problems() -> Iterator[AttentionProblem]:
         of = replace(plain, operation=operation, storage=dtype, output=dtype)
         of = replace(of, head_dim=d, head_dim_v=dv, mask="causal")
         yield of if d != dv else replace(of, alignment="element")
+    for operation, dtype, d in product(("forward", "backward"), DTYPES, (64, 128)):
+        of = replace(plain, operation=operation, storage=dtype, output=dtype)
+        yield replace(of, head_dim=d, head_dim_v=d, seqlen_q=SHORT, seqlen_kv=SHORT)
 
 
 def rows(architecture: str) -> dict[str, KernelConfig]:
@@ -75,22 +77,32 @@ def rare_rows(architecture: str) -> dict[str, KernelConfig]:
     return _named(architecture, _rare_problems())
 
 
-def built_today(name: str) -> bool:
-    """Whether an ordinary run builds this rare row: each takes its turn within sixty days."""
-    return zlib.crc32(name.encode()) % 60 == datetime.date.today().toordinal() % 60
+def built_today(name: str, rare: bool = False) -> bool:
+    """Whether an ordinary run builds this row: each takes its turn within so many days."""
+    architecture, generation = name.split("-")[:2]
+    if rare:
+        days = 120
+    elif architecture[3:] not in ALWAYS:
+        days = 15
+    else:
+        days = 4 if generation == "fa1" else 1
+    return (zlib.crc32(name.encode()) + datetime.date.today().toordinal()) % days == 0
 
 
 def _named(architecture: str, problems: Iterator[AttentionProblem]) -> dict[str, KernelConfig]:
     found: dict[KernelConfig, str] = {}
-    for problem in problems:
-        for algorithm in ("fa1",):
-            try:
-                chosen = plan(problem, LIMITS[architecture], algorithm=algorithm)
-            except UnsupportedError:
-                continue
-            for launch in chosen.launches:
-                found.setdefault(launch.config, _name(architecture, launch.config))
-    return {name: config for config, name in found.items()}
+    for problem, algorithm in product(problems, ("fa1", "fa2")):
+        try:
+            chosen = plan(problem, LIMITS[architecture], algorithm=algorithm)
+        except UnsupportedError:
+            continue
+        for launch in chosen.launches:
+            name = _name(architecture, launch.config)
+            short = problem.seqlen_q == SHORT and launch.config.generation == "fa2"
+            found.setdefault(launch.config, f"{name}-short" if short else name)
+    named = {name: config for config, name in found.items()}
+    assert len(named) == len(found), "two kernels have a name"
+    return named
 
 
 def _name(architecture: str, c: KernelConfig) -> str:
@@ -103,4 +115,7 @@ def _name(architecture: str, c: KernelConfig) -> str:
         parts.append(f"dv{c.head_dim_v}")
     if c.head_dim and c.copies == "element":
         parts.append("element")
+    constants = dict(c.constants)
+    if constants.get("ordered") or constants.get("turns"):
+        parts.append("ordered")
     return "-".join(parts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import functools
 import os
 import re
@@ -10,29 +11,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 
 from cuflash.planning.kernel import KernelConfig
-from cuflash.planning.problem import DTYPES
 
 from ..architectures import LIMITS
+from . import rows as rows_module
 from .nvrtc import Built, build
-from .rows import built_today, rare_rows, rows, todays_architectures
-
-#: Bytes of local memory that a kernel may use, by kernel, storage and bucket; the others none.
-#: Seen with NVRTC 13.5 on all architectures and 13.0 on sm_90: 8 to 116 bytes, which are a few
-#: long-lived scalars beside accumulators that nearly fill the registers, where the next smaller
-#: tile would cost more traffic; and 32 or 64 in the forward pass of buckets 16 and 32, the whole
-#: output tile, which the compiler indexes by the warp.
-LOCAL_ALLOWANCE = {
-    **{("forward", dtype, d): 64 for dtype in DTYPES for d in (16, 32)},
-    **{("forward", dtype, d): 64 for dtype in ("float16", "bfloat16") for d in (64, 128, 192, 256)},
-    ("forward", "float64", 256): 16,
-    **{("backward", dtype, d): 64 for dtype in ("float16", "bfloat16") for d in (96, 128)},
-    **{("backward", dtype, d): 128 for dtype in ("float16", "bfloat16") for d in (64, 192, 256)},
-    **{("backward", "float64", d): 16 for d in (192, 256)},
-}
-#: The same for what few calls ask for (seen: 214 at most, NVRTC 13.5, sm_75, 80 and 90).
-RARE_ALLOWANCE = 256
-
-_TODAY = todays_architectures()
+from .record import nvrtc_version, read
+from .rows import built_today, rare_rows, rows
 
 
 @functools.cache
@@ -47,8 +31,8 @@ def _rare_rows() -> dict[str, KernelConfig]:
 
 
 def _params() -> list[object]:
-    today = {name: name.split("-")[0][3:] in _TODAY for name in _all_rows()}
-    today |= {name: built_today(name) for name in _rare_rows()}
+    today = {name: built_today(name) for name in _all_rows()}
+    today |= {name: built_today(name, rare=True) for name in _rare_rows()}
     return [
         pytest.param(name, id=name, marks=pytest.mark.compile_all(today=now))
         for name, now in today.items()
@@ -69,28 +53,60 @@ def builds(request: pytest.FixtureRequest) -> dict[str, Future[Built]]:
 
 
 @pytest.mark.parametrize("row", _params())
-def test_kernel_compiles_within_its_allowance(row: str, builds: dict[str, Future[Built]]) -> None:
+def test_kernel_compiles_within_its_record(row: str, builds: dict[str, Future[Built]]) -> None:
+    """``python -m tests.compile.record`` accepts what a change of a kernel makes of it."""
     config = _all_rows().get(row) or _rare_rows()[row]
     built = builds[row].result()
-    allowed = LOCAL_ALLOWANCE.get((config.kernel, config.storage, config.head_dim), 0)
-    allowed = RARE_ALLOWANCE if row in _rare_rows() else allowed
-    assert built.local <= allowed, f"{built.local} bytes of local memory; {config}"
-    assert built.registers * config.threads <= 65536
     assert "warning" not in built.log.lower(), built.log
+    assert built.registers * config.threads <= 65536
     _check_instructions(config, built.ptx)
+    allowed = read().allowed(row, nvrtc_version(), row in _rare_rows())
+    assert built.local <= allowed, f"{built.local} bytes of local memory; {config}"
+
+
+def test_the_record_holds_no_kernel_that_is_gone() -> None:
+    gone = set(read().kernels) - set(_all_rows()) - set(_rare_rows())
+    assert not gone
+
+
+def test_every_row_has_its_day(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Date(datetime.date):
+        @classmethod
+        def today(cls) -> Date:
+            return day
+
+    monkeypatch.setattr(rows_module.datetime, "date", Date)
+    left, rare = set(_all_rows()), set(_rare_rows())
+    for number in range(120):
+        day = Date.fromordinal(738_000 + number)
+        left -= {name for name in left if built_today(name)} if number < 15 else set()
+        rare -= {name for name in rare if built_today(name, rare=True)}
+    assert not left
+    assert not rare
 
 
 def _check_instructions(config: KernelConfig, ptx: str) -> None:
     """The products run on the unit that the plan named, the copies as it named them."""
-    if config.kernel == "delta":
-        return
-    expected = {16: "m16n8k16", 8: "m16n8k8"}.get(config.mma_depth)
     found = set(re.findall(r"mma\.sync\.aligned\.(m\d+n\d+k\d+)", ptx))
-    assert found == ({expected} if expected else set())
-    assert ("ldmatrix" in ptx) == bool(expected)
-    asynchronous = "asynchronous" in (config.copies, config.workspace_copies)
-    has_workspace_copies = config.kernel == "forward"
-    if config.copies == "asynchronous" or (asynchronous and has_workspace_copies):
-        assert "cp.async.cg" in ptx
-    else:
+    if config.generation == "steps":
+        assert not found
         assert "cp.async" not in ptx
+        return
+    assert found == _matrix_instructions(config)
+    assert ("ldmatrix" in ptx) == (config.products in ("tensor_cores", "tf32"))
+    kinds = {config.copies}
+    if (config.generation, config.kernel) in (("fa1", "forward"), ("fa2", "backward")):
+        kinds.add(config.workspace_copies)  # of what other tiles, or another kernel, left there
+    assert ("cp.async.cg" in ptx) == ("asynchronous" in kinds)
+    assert ("cp.async" in ptx) == ("asynchronous" in kinds)
+    ordered = bool(dict(config.constants).get("ordered"))
+    assert ("ld.acquire.gpu" in ptx) == ordered
+    if (config.generation, config.kernel) == ("fa2", "backward"):
+        assert re.search(r"\bred\.", ptx)
+
+
+def _matrix_instructions(config: KernelConfig) -> set[str]:
+    """What the products are made of."""
+    if config.mma_depth == 0:
+        return set()
+    return {{16: "m16n8k16", 8: "m16n8k8", 4: "m8n8k4"}[config.mma_depth]}

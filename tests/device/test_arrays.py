@@ -143,9 +143,11 @@ def test_unaligned_elements_are_copied(
     even, even_lse = cuflash.attention(**problem, causal=True, return_lse=True)
     assert np.array_equal(even.get(), expected)
     arrays = (even, *problem.values(), even, even_lse)
-    grads = cuflash.attention_backward(*arrays, dlse=even_lse, causal=True)
+    shared: dict[str, Any] = {"causal": True, "deterministic": True}
+    grads = cuflash.attention_backward(*arrays, dlse=even_lse, **shared)
+    mine = tuple(_odd(cp, g) for g in grads)
     others = cuflash.attention_backward(
-        out, *odd.values(), out, lse, dlse=lse, causal=True, grads=tuple(_odd(cp, g) for g in grads)
+        out, *odd.values(), out, lse, dlse=lse, grads=mine, **shared
     )
     for got, wanted in zip((out, lse, *others), (even, even_lse, *grads), strict=True):
         flat = cp.ndarray((got.nbytes,), np.uint8, got.data)
@@ -156,11 +158,9 @@ def test_a_float32_output_of_half_inputs(problem: dict[str, Any], expected: np.n
     out, lse = cuflash.attention(**problem, causal=True, out_dtype="float32", return_lse=True)
     assert out.dtype == np.float32
     assert np.array_equal(out.get().astype(np.float16), expected)
-    half = cuflash.attention_backward(
-        out.astype(np.float16), *problem.values(), out, lse, causal=True
-    )
-    wide = cuflash.attention_backward(
-        out.astype(np.float16).astype(np.float32), *problem.values(), out, lse, causal=True
-    )
+    given = (*problem.values(), out, lse)
+    dout, shared = out.astype(np.float16), {"causal": True, "deterministic": True}
+    half = cuflash.attention_backward(dout, *given, **shared)
+    wide = cuflash.attention_backward(dout.astype(np.float32), *given, **shared)
     for a, b in zip(half, wide, strict=True):
         assert np.array_equal(a.get(), b.get())

@@ -17,13 +17,17 @@ def _census(out: Any, lse: Any, visible: int) -> None:
     assert abs(float(lse.min()) - np.log(visible)) < 1e-5
 
 
+@pytest.mark.parametrize("algorithm", ["fa1", "fa2"])
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
-def test_more_batches_than_a_grid_axis_holds(cp: Any, dtype: str) -> None:
-    q = cp.zeros((70_000, 1, 1, 16), dtype)
-    k = cp.ones((70_000, 3, 1, 16), dtype)
-    out, lse = cuflash.attention(q, k, k, return_lse=True)
+@pytest.mark.parametrize(("batch", "heads"), [(70_000, 1), (1100, 64)])
+def test_more_heads_than_a_grid_axis_holds(
+    cp: Any, dtype: str, algorithm: str, batch: int, heads: int
+) -> None:
+    q = cp.zeros((batch, 1, heads, 16), dtype)
+    k = cp.ones((batch, 3, heads, 16), dtype)
+    out, lse = cuflash.attention(q, k, k, return_lse=True, algorithm=algorithm)
     _census(out, lse, 3)
-    dq, dk, dv = cuflash.attention_backward(out, q, k, k, out, lse)
+    dq, dk, dv = cuflash.attention_backward(out, q, k, k, out, lse, algorithm=algorithm)
     assert bool((dq == 0).all())
     assert bool((dk == 0).all())
     third = np.dtype(dtype).type(1 / 3)
@@ -51,7 +55,8 @@ def test_more_than_two_to_the_31_elements(cp: Any) -> None:
 def test_strides_beyond_two_to_the_31_elements(cp: Any, problem: dict[str, Any], name: str) -> None:
     """Small data far apart: the second batch entry lies 2^31 + 64 elements after the first."""
     expected, lse = cuflash.attention(**problem, return_lse=True)
-    grads = cuflash.attention_backward(expected, *problem.values(), expected, lse)
+    given = (expected, *problem.values(), expected, lse)
+    grads = cuflash.attention_backward(*given, deterministic=True)
     shape = expected.shape if name == "out" else problem[name].shape
     inner = int(np.prod(shape[1:]))
     far = 2**31 + 64
@@ -68,6 +73,6 @@ def test_strides_beyond_two_to_the_31_elements(cp: Any, problem: dict[str, Any],
         got = cuflash.attention(**call)
     assert bool((got == expected).all())
     out = apart if name == "out" else expected
-    again = cuflash.attention_backward(expected, *call.values(), out, lse)
+    again = cuflash.attention_backward(expected, *call.values(), out, lse, deterministic=True)
     for a, b in zip(again, grads, strict=True):
         assert bool((a == b).all())

@@ -52,8 +52,8 @@ def test_prepared_calls_are_the_calls_themselves(cp: Any, problem: dict[str, Any
 
 def test_prepared_backward(cp: Any, problem: dict[str, Any]) -> None:
     out, lse = cuflash.attention(**problem, return_lse=True)
-    grads = cuflash.attention_backward(out, *problem.values(), out, lse)
-    prepared = cuflash.prepare(*problem.values(), operation="backward")
+    grads = cuflash.attention_backward(out, *problem.values(), out, lse, deterministic=True)
+    prepared = cuflash.prepare(*problem.values(), operation="backward", deterministic=True)
     workspace = cp.full(prepared.workspace_bytes, 255, np.uint8)
     mine = {n: cp.full_like(g, np.nan) for n, g in zip(("dq", "dk", "dv"), grads, strict=True)}
     arrays = {**problem, "out": out, "dout": out, "lse": lse, **mine}
@@ -64,8 +64,9 @@ def test_prepared_backward(cp: Any, problem: dict[str, Any]) -> None:
 
 def test_prepared_backward_takes_dlse(cp: Any, problem: dict[str, Any]) -> None:
     out, lse = cuflash.attention(**problem, return_lse=True)
-    grads = cuflash.attention_backward(out, *problem.values(), out, lse, dlse=lse)
-    prepared = cuflash.prepare(*problem.values(), operation="backward")
+    given = (out, *problem.values(), out, lse)
+    grads = cuflash.attention_backward(*given, dlse=lse, deterministic=True)
+    prepared = cuflash.prepare(*problem.values(), operation="backward", deterministic=True)
     workspace = cp.full(prepared.workspace_bytes, 255, np.uint8)
     mine = {n: cp.full_like(g, np.nan) for n, g in zip(("dq", "dk", "dv"), grads, strict=True)}
     arrays = {**problem, "out": out, "dout": out, "lse": lse, "dlse": lse, **mine}
@@ -89,7 +90,7 @@ def test_prepared_runs_are_on_the_stream_of_another_device(
     results = {"out": out, "lse": lse}
     given = dict(problem)
     if operation == "backward":
-        grads = cuflash.attention_backward(out, *problem.values(), out, lse)
+        grads = cuflash.attention_backward(out, *problem.values(), out, lse, deterministic=True)
         given |= {"out": out, "dout": out, "lse": lse}
         results = dict(zip(("dq", "dk", "dv"), grads, strict=True))
     expected = {name: array.get() for name, array in results.items()}
@@ -98,7 +99,8 @@ def test_prepared_runs_are_on_the_stream_of_another_device(
         source = {name: cp.asarray(array) for name, array in host.items()}
         arrays = {name: cp.zeros_like(array) for name, array in source.items()}
         mine = {name: cp.full(array.shape, np.nan, array.dtype) for name, array in expected.items()}
-        prepared = cuflash.prepare(arrays["q"], arrays["k"], arrays["v"], operation=operation)
+        tensors = [arrays[name] for name in "qkv"]
+        prepared = cuflash.prepare(*tensors, operation=operation, deterministic=True)
         workspace = cp.full(prepared.workspace_bytes, 255, np.uint8)
         stream = cp.cuda.Stream(non_blocking=True)
         cp.cuda.Device().synchronize()
@@ -115,7 +117,7 @@ def test_prepared_runs_are_on_the_stream_of_another_device(
 
 
 def test_prepared_runs_refuse_what_was_not_planned(cp: Any, problem: dict[str, Any]) -> None:
-    prepared = cuflash.prepare(*problem.values())
+    prepared = cuflash.prepare(*problem.values(), algorithm="fa1")  # which has a workspace
     out = cp.empty(problem["q"].shape, np.float16)
     pointers = {n: a.data.ptr for n, a in {**problem, "out": out}.items()}
     workspace = cp.empty(prepared.workspace_bytes, np.uint8).data.ptr
@@ -130,7 +132,9 @@ def test_prepared_runs_refuse_what_was_not_planned(cp: Any, problem: dict[str, A
 
 
 def test_workspace_is_checked(cp: Any, problem: dict[str, Any]) -> None:
-    needed = cuflash.prepare(*problem.values()).workspace_bytes
+    problem["algorithm"] = "fa1"  # which has a workspace
+    tensors = [problem[name] for name in "qkv"]
+    needed = cuflash.prepare(*tensors, algorithm="fa1").workspace_bytes
     good = cp.empty(needed + 256, np.uint8)
     expected = cuflash.attention(**problem)
     assert bool((cuflash.attention(**problem, workspace=good) == expected).all())
@@ -155,7 +159,7 @@ def test_a_refused_launch_raises_and_leaves_the_process_usable(
     out = cp.full_like(expected, np.nan)
     pointers = {n: a.data.ptr for n, a in {**problem, "out": out}.items()}
     workspace = cp.empty(prepared.workspace_bytes, np.uint8)
-    with pytest.raises(cuflash.LaunchError, match=r"fa1 on cuda.*launch was refused"):
+    with pytest.raises(cuflash.LaunchError, match=r"fa2 on cuda.*launch was refused"):
         prepared.run(pointers, workspace=workspace.data.ptr)
     assert bool(cp.isnan(out).all())
     assert bool((cuflash.attention(**problem) == expected).all())

@@ -5,19 +5,24 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
+import os
 import re
 import shutil
 import subprocess
 import tempfile
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from cuflash.cuda.source import find_sources, include_closure, translation_unit
 from cuflash.planning.kernel import KernelConfig
 
-__all__ = ["Emulated", "compiler", "emulate"]
+__all__ = ["KEPT", "Emulated", "begin", "compiler", "emulate"]
 
 HERE = Path(__file__).parent / "cuda"
+#: Environment variable: a folder for what is compiled, which processes then share.
+KEPT = "CUFLASH_EMULATOR_KEEPS"
 FLAGS = ("-std=c++20", "-O1", "-w", "-shared", "-fPIC", "-ffp-contract=off")
 
 _ENTRY = """
@@ -47,10 +52,26 @@ def compiler() -> str | None:
     return shutil.which("g++")
 
 
+#: Compilers that run at a time, and what they have made or are making.
+_pool = ThreadPoolExecutor(os.cpu_count() or 1)
+_made: dict[tuple[KernelConfig, str, str], Future[Path]] = {}
+_lock = threading.Lock()
+
+
 def emulate(config: KernelConfig) -> Emulated:
     """The kernel of a configuration; compiled once for each text of the sources."""
+    return Emulated(begin(config).result())
+
+
+def begin(config: KernelConfig) -> Future[Path]:
+    """Have it compiled beside other work, to be there when it is asked for."""
     root = find_sources()
-    return Emulated(_library(config, root, _text(config, root), _digest(config, root)))
+    text, digest = _text(config, root), _digest(config, root)
+    with _lock:
+        key = (config, text, digest)
+        if key not in _made:
+            _made[key] = _pool.submit(_library, root, text, digest)
+        return _made[key]
 
 
 def _text(config: KernelConfig, root: Path) -> str:
@@ -73,12 +94,19 @@ def _digest(config: KernelConfig, root: Path) -> str:
 
 @functools.cache
 def _folder() -> Path:
-    """Where this process keeps what it compiles."""
-    return Path(tempfile.mkdtemp(prefix="cuflash-emulator-"))
+    """Where this process keeps what it compiles, or several that have been given a place."""
+    given = os.environ.get(KEPT)
+    return Path(given) if given else Path(tempfile.mkdtemp(prefix="cuflash-emulator-"))
 
 
-@functools.cache
-def _library(config: KernelConfig, root: Path, text: str, digest: str) -> Path:
+def _library(root: Path, text: str, digest: str) -> Path:
+    kept = _folder() / f"{hashlib.sha256((text + digest).encode()).hexdigest()}.so"
+    if not kept.exists():
+        _compile(root, text).replace(kept)
+    return kept
+
+
+def _compile(root: Path, text: str) -> Path:
     folder = Path(tempfile.mkdtemp(dir=_folder()))
     shutil.copytree(root, folder / "src")
     for path in (HERE / "ptx").iterdir():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
@@ -26,15 +26,18 @@ __all__ = ["EmulatedRunner", "emulated_device", "on_device"]
 
 
 @contextlib.contextmanager
-def emulated_device(architecture: str) -> Iterator[None]:
-    """Within it ``prepare`` plans for this architecture, and what it gives runs on the CPU."""
+def emulated_device(architecture: str, make: Callable[..., Any] = emulate) -> Iterator[None]:
+    """Within it ``prepare`` plans for this architecture, and what it gives runs on the CPU.
+
+    ``make`` makes the kernel of a configuration.
+    """
     import cupy
 
     def nothing(*_: Any) -> Any:
         return contextlib.nullcontext()
 
     def compiled(config: KernelConfig, _: int) -> CompiledKernel:
-        return CompiledKernel(emulate(config), 0, 0)
+        return CompiledKernel(make(config), 0, 0)
 
     with contextlib.ExitStack() as stack:
         for owner, name, value in (
@@ -60,6 +63,7 @@ class EmulatedRunner:
     architecture: str = "90"
     algorithm: str = "fa1"
     blocks: tuple[int, int] | None = None
+    deterministic: bool = False
 
     def tiles(self, case: Case, operation: str = "forward") -> tuple[int, int]:
         """``(block_q, block_kv)`` of the plan."""
@@ -91,6 +95,19 @@ class EmulatedRunner:
         if dlse is not None:
             given["dlse"] = dlse
         return self._run(case, "backward", given, dict.fromkeys(("dq", "dk", "dv"), case.storage))
+
+    def configs(self, case: Case) -> set[KernelConfig]:
+        """What both passes of a case compile."""
+        found: set[KernelConfig] = set()
+        for operation in ("forward", "backward"):
+            arena = Arena(np, "nan")
+            tensors = [
+                on_device(arena.input(n, np.zeros(case.shape(n), case.storage), _recipe(case, n)))
+                for n in "qkv"
+            ]
+            with emulated_device(self.architecture, found.add):
+                self.prepare(case, operation, tensors)
+        return found
 
     def _run(
         self, case: Case, operation: str, given: dict[str, np.ndarray], made: dict[str, Any]
@@ -124,6 +141,7 @@ class EmulatedRunner:
             dtype=case.dtype,
             algorithm=self.algorithm,
             blocks=self.blocks,
+            deterministic=self.deterministic,
             **case.options,
         )
 

@@ -195,7 +195,7 @@ def _rows(truth: Truth, name: str, got: np.ndarray, usable: np.ndarray) -> list[
     ratio = _ratio(truth, name, got, finite)
     if truth.plain:
         plain = [_ratio(truth, name, p[name].astype(expected.dtype), finite) for p in truth.plain]
-        return [*verdicts, _plain(ratio, np.maximum(*plain))]
+        return [*verdicts, _plain(ratio, np.maximum(*plain), limits.PLAIN_UNITS[truth.case.dtype])]
     verdicts.append(_worst("row", ratio, limits.ROW_LIMIT[name]))
     if case.values == "normal":
         verdicts.append(_bias(truth, name, np.where(usable, got - expected, 0), size))
@@ -227,7 +227,7 @@ def _worst(rule: str, ratio: np.ndarray, limit: float) -> Verdict:
     return Verdict(rule, float(ratio[index]), limit, tuple(map(int, index)))
 
 
-def _plain(ratio: np.ndarray, plain: np.ndarray) -> Verdict:
+def _plain(ratio: np.ndarray, plain: np.ndarray, units: float) -> Verdict:
     """Tile by tile; the last tile of 64 reaches back into the one before it."""
     rows, length = limits.PLAIN_ROWS, ratio.shape[2]
     worst = Verdict("plain", 0.0)
@@ -235,7 +235,7 @@ def _plain(ratio: np.ndarray, plain: np.ndarray) -> Verdict:
         tile = slice(max(0, min(start, length - rows)), start + rows)
         squares, own = ((x[:, :, tile] ** 2).mean(axis=2) for x in (ratio, plain))
         level = np.sqrt(np.maximum(own, own.mean()))
-        found_by_head = np.sqrt(squares) / (limits.PLAIN_UNITS + limits.PLAIN_FACTOR * level)
+        found_by_head = np.sqrt(squares) / (units + limits.PLAIN_FACTOR * level)
         b, h = np.unravel_index(np.argmax(found_by_head), squares.shape)
         found = float(found_by_head[b, h])
         if found > worst.ratio:

@@ -25,6 +25,7 @@ PAIRS = (
     ("numpy", "fa1"),
     ("numpy", "fa2"),
     ("cuda", "fa1"),
+    ("cuda", "fa2"),
 )
 
 

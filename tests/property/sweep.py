@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -18,10 +19,15 @@ from ..kit.runners import RUNNERS, ApiRunner
 #: (head_dim, head_dim_v): rows that are not whole 16 bytes, a narrow and a wide bucket filled
 #: and not, v narrower and wider than q and k.
 HEAD_DIMS = ((5, 5), (8, 8), (40, 40), (64, 64), (128, 128), (192, 128), (100, 256))
+#: Small and lopsided tiles, whose kernels are compiled ahead.
+BLOCKS = ((16, 32), (64, 16), (64, 64))
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 
+#: Parametrisations of a whole sweep for a runner.
+SWEPT = len(HEAD_DIMS) * len(DTYPES) * 2
+
 #: Examples of a parametrisation. On the CPU few, since there are many; on the GPU more.
-EXAMPLES = {"numpy": 6, "cuda": 6}
+EXAMPLES = {"numpy": 6, "cuda": 4}
 #: Examples of a property on the GPU, over all its parametrisations.
 AT_LEAST = 200
 
@@ -58,6 +64,11 @@ def runners() -> list[Any]:
         )
         for runner in RUNNERS.values()
     ]
+
+
+def ordered(runner: ApiRunner) -> ApiRunner:
+    """The runner whose gradients have the same bits every time."""
+    return replace(runner, options=(*runner.options, ("deterministic", True)))
 
 
 def tiles(

@@ -12,7 +12,7 @@ from cuflash import reference
 from ..kit.case import Case
 from ..kit.data import arrays
 from ..kit.runners import ApiRunner
-from .sweep import DTYPES, runners, skip_unless_served
+from .sweep import DTYPES, ordered, runners, skip_unless_served
 
 TOLERANCE = {"float16": 2e-2, "bfloat16": 1e-1, "float32": 1e-4, "float64": 1e-10}
 
@@ -46,7 +46,7 @@ def _draw(case: Case) -> dict[str, np.ndarray]:
 
 def test_rows_before_the_mask_may_hold_anything(runner: ApiRunner, dtype: str) -> None:
     case = Case(1, 4, 2, 150, 200, 64, 64, dtype, causal=True, q_offset=-40)
-    x = _draw(case)
+    x, runner = _draw(case), ordered(runner)
     clean = _both(runner, case, x)
     x["q"][:, :40] = np.nan
     x["dout"][:, :40] = np.inf

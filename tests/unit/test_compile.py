@@ -17,7 +17,7 @@ from cuflash.planning.plan import plan
 from ..architectures import LIMITS
 from .test_plan import PLAIN
 
-CONFIG = plan(PLAIN, LIMITS["90"]).launches[0].config
+CONFIG = plan(PLAIN, LIMITS["90"], algorithm="fa1").launches[0].config
 
 
 def test_sixteen_threads_compile_once() -> None:

@@ -136,7 +136,8 @@ def test_the_device_is_checked(
 def test_the_device_is_that_of_the_arrays(fake_device: FakeDevice) -> None:
     with pytest.raises(VALUE, match="device: got 1; expected 0, where q is"):
         cuflash.prepare(device_array(Q), device_array(KV), device_array(KV), device=1)
-    assert cuflash.prepare(device_array(Q), device_array(KV), device_array(KV)).workspace_bytes
+    of_arrays = cuflash.prepare(device_array(Q), device_array(KV), device_array(KV))
+    assert of_arrays.plan.backend == "cuda"
 
 
 def test_operations_and_sizes_are_checked(fake_device: FakeDevice) -> None:

@@ -25,16 +25,16 @@ def sources(root: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(root / "cuda_src", tmp_path / "cuda_src"))
 
 
-@pytest.fixture
-def config() -> KernelConfig:
-    return plan(PLAIN, LIMITS["90"]).launches[0].config
+@pytest.fixture(params=["fa1", "fa2"])
+def config(request: pytest.FixtureRequest) -> KernelConfig:
+    return plan(PLAIN, LIMITS["90"], algorithm=request.param).launches[0].config
 
 
 def test_an_edit_anywhere_in_the_closure_changes_the_text(
     sources: Path, config: KernelConfig
 ) -> None:
     before = source.translation_unit(config, sources)
-    for path in source.include_closure(sources, sources / "fa1" / "forward.cu"):
+    for path in source.include_closure(sources, sources / config.generation / "forward.cu"):
         text = path.read_text()
         path.write_text(text + "\n// edited\n")
         assert source.translation_unit(config, sources) != before, path
@@ -43,9 +43,9 @@ def test_an_edit_anywhere_in_the_closure_changes_the_text(
 
 
 def test_an_edit_elsewhere_changes_nothing(sources: Path, config: KernelConfig) -> None:
-    before = source.source_digest(sources, "fa1", "forward")
-    (sources / "fa1" / "backward.cu").write_text("// nothing left\n")
-    assert source.source_digest(sources, "fa1", "forward") == before
+    before = source.translation_unit(config, sources)
+    (sources / config.generation / "backward.cu").write_text("// nothing left\n")
+    assert source.translation_unit(config, sources) == before
 
 
 def test_an_edit_with_an_older_time_is_noticed(sources: Path) -> None:
@@ -81,15 +81,16 @@ def test_the_text_holds_the_plan_and_nothing_of_the_call(config: KernelConfig, r
     for name, value in config.constants:
         assert f"static constexpr int {name} = {value};" in text
     assert f"static constexpr int shared_bytes = {config.shared_bytes};" in text
-    assert "__launch_bounds__(256, 1)" in text
+    assert f"__launch_bounds__({config.threads}, {config.blocks_per_sm})" in text
     assert "1000" not in re.sub(r"//.*|static_assert.*", "", text)
 
 
 def test_every_field_of_the_parameters_is_asserted(config: KernelConfig, root: Path) -> None:
     text = source.translation_unit(config, root / "cuda_src")
-    struct = PARAMETERS["fa1", "forward"]
+    struct = PARAMETERS[config.generation, "forward"]
     offsets = dict(struct.offsets())
-    assert {"q.data", "lse.row_stride", "row_max", "scale", "shape.q_offset"} <= set(offsets)
+    own = {"fa1": "row_max", "fa2": "section"}[config.generation]
+    assert {"q.data", "lse.row_stride", own, "scale", "shape.q_offset"} <= set(offsets)
     assert text.count("static_assert(") == len(offsets) + 1
 
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 from ..device import DeviceLimits
 from ..problem import DTYPES, DTypeName
 
 __all__ = [
     "HEAD_DIM_BUCKETS",
+    "Arithmetic",
     "Footprint",
+    "ProductKind",
+    "arithmetics",
     "bucket",
     "ceil_div",
     "fragment_row_choices",
@@ -19,7 +23,12 @@ __all__ = [
     "round_down",
     "shared_array",
     "values_in_registers",
+    "warp_grid",
 ]
+
+#: What multiplies tiles: the tensor cores where storage has 16 bits, for float32 by three tf32
+#: products for each and for float64 (both from sm_80 on); or fused multiply-adds.
+ProductKind = Literal["tensor_cores", "tf32", "fp64", "scalar"]
 
 #: Widths that kernels are compiled for; a head takes the narrowest that holds
 #: it, the columns beyond it are zeros. 16 is the depth of one matrix
@@ -79,12 +88,56 @@ def register_limit(limits: DeviceLimits, threads: int) -> int:
 
 
 @dataclass(frozen=True)
+class Arithmetic:
+    """How tiles are multiplied, and the fragments that follow from it."""
+
+    products: ProductKind
+    mma_depth: int  # of the matrix instruction; 0: scalar products
+    fragment_rows: int
+
+
+def arithmetics(storage: DTypeName, capability: tuple[int, int]) -> tuple[Arithmetic, ...]:
+    """The tensor cores' instructions for a storage type, best first, or fused multiply-adds.
+
+    For float64 an H200 runs m16n8k8 as fast as m16n8k16 or faster, m8n8k4 at two
+    thirds of it; the last has smaller fragments, for where registers are short.
+    """
+    if DTYPES[storage].itemsize == 2:
+        return (Arithmetic("tensor_cores", 16 if capability >= (8, 0) else 8, 16),)
+    if capability < (8, 0):
+        return (Arithmetic("scalar", 0, 8),)
+    if storage == "float32":
+        return (Arithmetic("tf32", 8, 16),)
+    small = Arithmetic("fp64", 4, 8)
+    return (Arithmetic("fp64", 8, 16), small) if capability >= (9, 0) else (small,)
+
+
+def warp_grid(
+    rows: int, columns: tuple[int, ...], warps: int, row_unit: int, column_unit: int
+) -> tuple[int, int] | None:
+    """The grid whose parts cost least: products by their area, operands read by their sides."""
+    grids = [
+        (r, c)
+        for r in range(1, warps + 1)
+        for c in range(1, warps // r + 1)
+        if rows % (r * row_unit) == 0 and all(w % (c * column_unit) == 0 for w in columns)
+    ]
+
+    def cost(grid: tuple[int, int]) -> int:
+        height, width = rows // grid[0], max(columns) // grid[1]
+        return height * width + 8 * (height + width)
+
+    return min(grids, key=cost) if grids else None
+
+
+@dataclass(frozen=True)
 class Footprint:
     """What a tile asks of one multiprocessor."""
 
     shared_bytes: int
     registers: int  # of one thread, estimated
     threads: int
+    blocks_per_sm: int = 1  # that share a multiprocessor
 
     def pressure(self, limits: DeviceLimits) -> float:
         """How much of the scarcest resource it takes; above 1 it does not fit."""
@@ -92,8 +145,14 @@ class Footprint:
             return math.inf
         return max(
             self.shared_bytes / limits.shared_per_block,
+            self._shared_per_sm / limits.shared_per_sm,
             self.registers / register_limit(limits, self.threads),
         )
+
+    @property
+    def _shared_per_sm(self) -> int:
+        """Of all its blocks; the system keeps a KiB for each (CUDA C Programming Guide)."""
+        return self.blocks_per_sm * (self.shared_bytes + 1024) if self.blocks_per_sm > 1 else 0
 
     def excess(self, limits: DeviceLimits) -> str | None:
         """What does not fit, with the figures; None if everything does."""
@@ -101,6 +160,11 @@ class Footprint:
             return (
                 f"{self.shared_bytes:,} bytes of shared memory, "
                 f"the device has {limits.shared_per_block:,}"
+            )
+        if self._shared_per_sm > limits.shared_per_sm:
+            return (
+                f"{self._shared_per_sm:,} bytes of shared memory for {self.blocks_per_sm} blocks, "
+                f"a multiprocessor has {limits.shared_per_sm:,}"
             )
         if self.threads > 1024:
             return f"{self.threads} threads, a block has at most 1024"

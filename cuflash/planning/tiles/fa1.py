@@ -14,13 +14,16 @@ from dataclasses import dataclass, replace
 from ..device import DeviceLimits
 from ..problem import DTYPES, AttentionProblem, DTypeName
 from .common import (
+    Arithmetic,
     Footprint,
+    arithmetics,
     bucket,
     ceil_div,
     fragment_row_choices,
     key_step,
     shared_array,
     values_in_registers,
+    warp_grid,
 )
 
 __all__ = [
@@ -29,6 +32,7 @@ __all__ = [
     "Fa1ForwardTile",
     "Fa1Tile",
     "all_tiles",
+    "arithmetic",
     "paper_blocks",
     "steps_of",
     "tiles_of_blocks",
@@ -226,6 +230,14 @@ def all_tiles(problem: AttentionProblem) -> Iterator[Fa1Tile]:
                 yield from _tiles(problem, block_q, block_kv, rows)
 
 
+def arithmetic(storage: DTypeName, capability: tuple[int, int], fragment_rows: int) -> Arithmetic:
+    """16-bit products on the tensor cores, the others by fused multiply-adds."""
+    best = arithmetics(storage, capability)[0]
+    if best.products == "tensor_cores":
+        return best
+    return Arithmetic("scalar", 0, fragment_rows)
+
+
 def steps_of(problem: AttentionProblem) -> int:
     """The smallest block there is; every block is a multiple of it."""
     rows = fragment_row_choices(problem.storage)[-1]
@@ -260,9 +272,9 @@ def _backward_tiles(
     """Eight warps or fewer; two stages of Q and dO before one."""
     columns = key_step(storage)
     for warps in (8, 4, 2, 1):
-        score_grid = _warp_grid(block_q, (block_kv,), warps, rows, columns)
-        kv_grid = _warp_grid(block_kv, (head_dim, head_dim_v), warps, rows, columns)
-        q_grid = _warp_grid(block_q, (head_dim,), warps, rows, columns)
+        score_grid = warp_grid(block_q, (block_kv,), warps, rows, columns)
+        kv_grid = warp_grid(block_kv, (head_dim, head_dim_v), warps, rows, columns)
+        q_grid = warp_grid(block_q, (head_dim,), warps, rows, columns)
         if score_grid is None or kv_grid is None or q_grid is None:
             continue
         tile = Fa1BackwardTile(
@@ -280,21 +292,3 @@ def _backward_tiles(
         )
         yield tile
         yield replace(tile, num_stages=1)
-
-
-def _warp_grid(
-    rows: int, columns: tuple[int, ...], warps: int, row_unit: int, column_unit: int
-) -> tuple[int, int] | None:
-    """The grid whose parts cost least: products by their area, operands read by their sides."""
-    grids = [
-        (r, c)
-        for r in range(1, warps + 1)
-        for c in range(1, warps // r + 1)
-        if rows % (r * row_unit) == 0 and all(w % (c * column_unit) == 0 for w in columns)
-    ]
-
-    def cost(grid: tuple[int, int]) -> int:
-        height, width = rows // grid[0], max(columns) // grid[1]
-        return height * width + 8 * (height + width)
-
-    return min(grids, key=cost) if grids else None

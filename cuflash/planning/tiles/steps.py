@@ -5,9 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..device import DeviceLimits
-from .common import Footprint, ceil_div
+from ..problem import DTypeName
+from .common import Footprint, ceil_div, shared_array
 
-__all__ = ["DeltaTile", "delta_tile"]
+__all__ = ["ROWS", "DeltaTile", "RowsTile", "delta_tile"]
+
+#: Rows of a thread block of the kernels before and after a backward pass: a multiple of every
+#: q tile, so that a tile never reaches beyond a head's part of the workspace.
+ROWS = 128
 
 
 @dataclass(frozen=True)
@@ -31,3 +36,26 @@ def delta_tile(rows: int, limits: DeviceLimits) -> DeltaTile:
     """Eight blocks of eight warps for each multiprocessor hide the memory's latency."""
     warps = 8
     return DeltaTile(warps, min(ceil_div(rows, warps), 8 * limits.num_sms))
+
+
+@dataclass(frozen=True)
+class RowsTile:
+    """``statistics`` and ``convert_dq``: :data:`ROWS` rows of a head for each block."""
+
+    fragment_rows: int
+    warps: int = 8
+
+    @property
+    def footprint(self) -> Footprint:
+        """Registers only."""
+        return Footprint(0, 64, 32 * self.warps)
+
+    def converting(self, head_dim: int, storage: DTypeName) -> Footprint:
+        """With a part of the rows of a fragment on its way out for each warp."""
+        columns = next(c for c in (64, 32, 16) if head_dim % c == 0)
+        part = shared_array(self.fragment_rows * columns, storage)
+        return Footprint(self.warps * part, 96, 32 * self.warps)
+
+    def constants(self) -> dict[str, int]:
+        """What the device code reads from ``Config``."""
+        return {"warps": self.warps, "rows": ROWS, "fragment_rows": self.fragment_rows}

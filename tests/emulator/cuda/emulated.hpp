@@ -69,8 +69,8 @@ struct Fiber {
 struct Warp {
   Barrier barrier;
   std::uint64_t word[kWarp];
-  float left[kWarp][8];
-  float right[kWarp][4];
+  double left[kWarp][8];
+  double right[kWarp][4];
 };
 
 struct Block {
@@ -88,6 +88,8 @@ inline Index block_index{0};
 inline Index grid_size{0};
 inline unsigned char* shared_base = nullptr;
 inline std::size_t shared_size = 0;
+inline const int* turn = nullptr;  // that is had, of an ordered accumulation
+inline bool turns = false;         // whether this launch takes turns
 
 [[noreturn]] inline void fail(const char* what) {
   std::fprintf(stderr, "emulated block %u thread %u: %s\n", block_index.x,
@@ -136,7 +138,7 @@ inline void finish_group(const std::vector<Copy>& group) {
 }
 
 inline unsigned char* shared_at(unsigned address, unsigned bytes) {
-  if (address % 16 != 0 || address + bytes > shared_size) fail("address outside of shared memory");
+  if (address % bytes != 0 || address + bytes > shared_size) fail("address outside of shared memory");
   return shared_base + address;
 }
 
@@ -196,6 +198,8 @@ inline void launch(int grid, int threads, std::size_t shared_bytes, unsigned cha
                    const std::function<void()>& entry) {
   _mm_setcsr(_mm_getcsr() | 0x8040);  // subnormal numbers are flushed, as with -ftz=true
   kernel = &entry;
+  turn = nullptr;
+  turns = false;
   shared_base = shared;
   shared_size = shared_bytes;
   grid_size.x = grid;
@@ -236,6 +240,12 @@ inline float __int_as_float(int bits) {
   float x;
   std::memcpy(&x, &bits, sizeof x);
   return x;
+}
+inline float __uint_as_float(unsigned bits) { return __int_as_float(static_cast<int>(bits)); }
+inline unsigned __float_as_uint(float x) {
+  unsigned bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  return bits;
 }
 inline double __longlong_as_double(long long bits) {
   double x;

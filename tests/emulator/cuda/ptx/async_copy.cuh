@@ -5,12 +5,12 @@
 
 namespace cuflash::ptx {
 
-inline void async_copy_16(void* shared, const void* global, int bytes) {
-  if (reinterpret_cast<std::uintptr_t>(shared) % 16 ||
-      (bytes && reinterpret_cast<std::uintptr_t>(global) % 16)) {
+inline void async_copy_16(unsigned shared, const void* global, int bytes = 16) {
+  void* to = emulated::shared_at(shared, 16);
+  if (bytes && reinterpret_cast<std::uintptr_t>(global) % 16) {
     emulated::fail("cp.async: an address is not a multiple of 16");
   }
-  emulated::current->open.push_back({shared, global, bytes != 0});
+  emulated::current->open.push_back({to, global, bytes != 0});
 }
 
 inline void async_copy_commit() {

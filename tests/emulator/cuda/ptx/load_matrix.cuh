@@ -21,6 +21,12 @@ inline void load_matrix_x4(unsigned (&d)[4], unsigned row) {
   emulated::sync_warp();
 }
 
+inline void load_matrix_x4(float (&d)[4], unsigned row) {
+  unsigned bits[4];
+  load_matrix_x4(bits, row);
+  std::memcpy(d, bits, sizeof bits);
+}
+
 inline void load_matrix_x4_transposed(unsigned (&d)[4], unsigned row) {
   emulated::Warp& warp = emulated::warp();
   const int lane = emulated::lane();

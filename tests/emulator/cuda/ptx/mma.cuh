@@ -1,5 +1,5 @@
 // Stands for cuda_src/ptx/mma.cuh: PTX ISA, "Warp-level matrix instructions: mma", fragments of
-// m16n8k16 and m16n8k8 for 16-bit operands.
+// m16n8k16 and m16n8k8 for 16-bit operands, m16n8k8 for tf32, m8n8k4 and the former for float64.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -12,7 +12,7 @@ inline float wide(__nv_bfloat16 x) { return __bfloat162float(x); }
 
 // Two packed elements of a register.
 template <class T>
-inline void unpack(float* to, unsigned word) {
+inline void unpack(double* to, unsigned word) {
   T both[2];
   std::memcpy(both, &word, sizeof both);
   to[0] = wide(both[0]);
@@ -25,9 +25,9 @@ template <int depth>
 inline float dot(const emulated::Warp& warp, float c, int row, int column) {
   double sum = c;
   for (int k = 0; k < depth; ++k) {
-    const float a = warp.left[row % 8 * 4 + k % 8 / 2][(row / 8 + k / 8 * 2) * 2 + k % 2];
-    const float b = warp.right[column * 4 + k % 8 / 2][k / 8 * 2 + k % 2];
-    sum += static_cast<double>(a) * b;
+    const double a = warp.left[row % 8 * 4 + k % 8 / 2][(row / 8 + k / 8 * 2) * 2 + k % 2];
+    const double b = warp.right[column * 4 + k % 8 / 2][k / 8 * 2 + k % 2];
+    sum += a * b;
   }
   return static_cast<float>(sum);
 }
@@ -62,6 +62,57 @@ inline void mma_m16n8k16(T, float& c0, float& c1, float& c2, float& c3, const un
   unpack<T>(&warp.right[emulated::lane()][0], b0);
   unpack<T>(&warp.right[emulated::lane()][2], b1);
   multiply<16>(c0, c1, c2, c3);
+}
+
+// What a tf32 operand is read as.
+inline float cut_to_tf32(float x) { return __uint_as_float(__float_as_uint(x) & 0xffffe000u); }
+inline double as_operand(float x) { return cut_to_tf32(x); }
+inline double as_operand(double x) { return x; }
+
+// Sums of single products, in double and then cut to the accumulator as tensor cores cut float32.
+inline void add_sum(float& c, double sum) {
+  const double exact = c + sum;
+  float nearest = static_cast<float>(exact);
+  if (std::abs(nearest) > std::abs(exact)) nearest = std::nextafter(nearest, 0.0f);
+  c = nearest;
+}
+inline void add_sum(double& c, double sum) { c += sum; }
+
+// Operands of four and eight bytes: a[row][k] lies with lane row % 8 * 4 + k % 4, its register
+// row / 8 + k / 4 * 2 where there are 16 rows; b[k][column] with lane column * 4 + k % 4, register
+// k / 4.
+template <int rows, int depth, class T, int left, int right>
+inline void multiply_wide(T (&c)[rows / 8][2], const T (&a)[left], const T (&b)[right]) {
+  emulated::Warp& warp = emulated::warp();
+  const int lane = emulated::lane();
+  for (int i = 0; i < left; ++i) warp.left[lane][i] = as_operand(a[i]);
+  for (int i = 0; i < right; ++i) warp.right[lane][i] = as_operand(b[i]);
+  emulated::sync_warp();
+  for (int group = 0; group < rows / 8; ++group) {
+    for (int which = 0; which < 2; ++which) {
+      double sum = 0;
+      for (int k = 0; k < depth; ++k) {
+        sum += warp.left[lane / 4 * 4 + k % 4][group + k / 4 * (rows / 8)] *
+               warp.right[(lane % 4 * 2 + which) * 4 + k % 4][k / 4];
+      }
+      add_sum(c[group][which], sum);
+    }
+  }
+  emulated::sync_warp();
+}
+
+inline void mma_m16n8k8(float (&c)[2][2], const float (&a)[4], const float (&b)[2]) {
+  multiply_wide<16, 8>(c, a, b);
+}
+inline void mma_m8n8k4(double (&c)[1][2], double a, double b) {
+  const double left[1] = {a}, right[1] = {b};
+  multiply_wide<8, 4>(c, left, right);
+}
+inline void mma_m16n8k8(double (&c)[2][2], const double (&a)[4], const double (&b)[2]) {
+  multiply_wide<16, 8>(c, a, b);
+}
+inline void mma_m16n8k16(double (&c)[2][2], const double (&a)[8], const double (&b)[4]) {
+  multiply_wide<16, 16>(c, a, b);
 }
 
 }  // namespace cuflash::ptx

@@ -7,4 +7,9 @@ namespace cuflash::ptx {
 
 inline int opaque_lane() { return emulated::lane(); }
 
+template <class T>
+inline T opaque(T x) {
+  return x;
+}
+
 }  // namespace cuflash::ptx

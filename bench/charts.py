@@ -1,0 +1,117 @@
+"""TFLOP/s over the sequence length, drawn from stored rows; needs matplotlib."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .stored import Row, implementations, label
+
+__all__ = ["CHARTS", "Chart", "charts_of", "draw", "lines_of", "panels_of"]
+
+CHARTS = Path(__file__).parent / "charts"
+#: A curve needs this many lengths.
+FEWEST_LENGTHS = 3
+
+
+@dataclass(frozen=True)
+class Chart:
+    """One pass of one set: a panel for each head_dim and mask."""
+
+    file: str
+    title: str
+    rows: list[Row]
+
+
+def charts_of(name: str, rows: Sequence[Row]) -> list[Chart]:
+    """The charts of a set of cases: one a pass, where the rows have lengths enough."""
+    charts = []
+    for op in ("forward", "backward"):
+        of_op = [row for row in rows if row["op"] == op]
+        if len({row["seqlen_q"] for row in of_op}) >= FEWEST_LENGTHS:
+            title = f"{name}, {op}, {of_op[0]['dtype']}, {of_op[0]['gpu']}, {of_op[0]['date']}"
+            charts.append(Chart(f"{name}-{op}.svg", title, of_op))
+    return charts
+
+
+def panels_of(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
+    """Title and rows of every panel."""
+    places = sorted({(row["head_dim"], row["causal"]) for row in rows})
+    return [
+        (
+            f"head_dim {dim}, {'causal' if causal else 'full'}",
+            [row for row in rows if (row["head_dim"], row["causal"]) == (dim, causal)],
+        )
+        for dim, causal in places
+    ]
+
+
+def lines_of(rows: Sequence[Row]) -> dict[str, list[tuple[int, float]]]:
+    """The points of every line of a panel: an implementation, or one at a number of heads.
+
+    The heads are named only where a length comes with several of them.
+    """
+    heads: dict[int, set[int]] = {}
+    for row in rows:
+        heads.setdefault(row["seqlen_q"], set()).add(row["batch"] * row["heads_q"])
+    several = any(len(counts) > 1 for counts in heads.values())
+    lines: dict[str, list[tuple[int, float]]] = {}
+    for name in implementations(rows):
+        for row in rows:
+            if label(row) == name:
+                line = f"{name}, {row['batch'] * row['heads_q']} heads" if several else name
+                lines.setdefault(line, []).append((row["seqlen_q"], row["tflops"]))
+    return {line: sorted(points) for line, points in lines.items()}
+
+
+def draw(chart: Chart) -> Path:
+    """Write a chart as SVG; the same rows and matplotlib give the same bytes."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    from matplotlib import pyplot
+
+    panels = [(title, lines_of(rows)) for title, rows in panels_of(chart.rows)]
+    names = list(dict.fromkeys(name for _, lines in panels for name in lines))
+    colors = {name: f"C{place % 10}" for place, name in enumerate(names)}
+    columns = len({row["causal"] for row in chart.rows})
+    height = -(-len(panels) // columns)
+    with matplotlib.rc_context({"svg.hashsalt": "cuflash", "svg.fonttype": "none"}):
+        figure, axes = pyplot.subplots(
+            height,
+            columns,
+            figsize=(5 * columns, 3 * height + 1),
+            squeeze=False,
+            sharey="row",
+            layout="constrained",
+        )
+        for axis, (title, lines) in zip(axes.flat, panels, strict=False):
+            _draw_panel(axis, title, lines, colors)
+        for axis in axes[:, 0]:  # the others of a line share it
+            axis.set_ylim(bottom=0)
+        for axis in axes.flat[len(panels) :]:
+            axis.remove()
+        figure.suptitle(chart.title, fontsize="medium")
+        handles = {a.get_label(): a for axis in axes.flat for a in axis.get_lines()}
+        figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=3)
+        path = CHARTS / chart.file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, metadata={"Date": None})
+        pyplot.close(figure)
+    return path
+
+
+def _draw_panel(
+    axis: Any, title: str, lines: dict[str, list[tuple[int, float]]], colors: dict[str, str]
+) -> None:
+    for name, points in lines.items():
+        width = 2.5 if name.startswith("cuflash") else 1.2
+        axis.plot(*zip(*points, strict=True), marker="o", lw=width, color=colors[name], label=name)
+    lengths = sorted({length for points in lines.values() for length, _ in points})
+    axis.set_xscale("log", base=2)
+    axis.set_xticks(lengths, [str(length) for length in lengths])
+    axis.minorticks_off()
+    axis.set(title=title, xlabel="seqlen", ylabel="TFLOP/s")
+    axis.grid(alpha=0.3)

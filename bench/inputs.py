@@ -1,0 +1,67 @@
+"""The arrays of a case."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from .cases import Case
+
+__all__ = ["Inputs", "array_module", "make_inputs", "narrowed", "widened"]
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The arrays of a case, (batch, seqlen, heads, head_dim), all on the device or all not."""
+
+    q: Any
+    k: Any
+    v: Any
+    dout: Any
+
+
+def array_module(array: Any) -> Any:
+    """NumPy for its arrays, else CuPy."""
+    if isinstance(array, np.ndarray):
+        return np
+    import cupy
+
+    return cupy
+
+
+def widened(array: Any) -> Any:
+    """An array in float64."""
+    if array.dtype == ml_dtypes.bfloat16:
+        xp = array_module(array)  # bfloat16 is the upper half of a float32
+        array = (array.view(xp.uint16).astype(xp.uint32) << 16).view(xp.float32)
+    return array.astype(np.float64)
+
+
+def narrowed(array: Any, dtype: str) -> Any:
+    """An array in a storage type, rounded to the nearest, ties to even."""
+    if dtype != "bfloat16":
+        return array.astype(dtype)
+    xp = array_module(array)
+    bits = array.view(xp.uint32)
+    upper = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    return upper.astype(xp.uint16).view(ml_dtypes.bfloat16)
+
+
+def make_inputs(case: Case, xp: Any) -> Inputs:
+    """Standard normal arrays, the same in every run, of CuPy or of NumPy."""
+    generator = xp.random.default_rng(1)
+    drawn = np.float64 if case.dtype == "float64" else np.float32
+
+    def normal(seqlen: int, heads: int, dim: int) -> Any:
+        shape = (case.batch, seqlen, heads, dim)
+        return narrowed(generator.standard_normal(shape, dtype=drawn), case.dtype)
+
+    return Inputs(
+        normal(case.seqlen_q, case.heads_q, case.head_dim),
+        normal(case.seqlen_kv, case.heads_kv, case.head_dim),
+        normal(case.seqlen_kv, case.heads_kv, case.head_dim_v),
+        normal(case.seqlen_q, case.heads_q, case.head_dim_v),
+    )

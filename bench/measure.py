@@ -1,0 +1,174 @@
+"""Times one case: ours and what takes turns with it, each verified before."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from cuflash.errors import UnsupportedError
+
+from .cases import Case
+from .inputs import Inputs
+from .peers import OURS, PEERS, Peer
+from .timing import Timer, median_ratio, rested, turns
+from .verify import WRONG, Truth
+
+__all__ = ["PROTOCOLS", "LeftOutError", "measure"]
+
+PROTOCOLS: dict[str, Callable[..., dict[str, list[float]]]] = {"rested": rested, "turns": turns}
+
+
+class LeftOutError(Exception):
+    """The library cannot do a case."""
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """An implementation that is ready to be timed."""
+
+    peer: Peer
+    case: Case
+    call: Callable[[], Any]
+    worst: float
+
+    @property
+    def name(self) -> str:
+        """Unlike that of every other entry of the case."""
+        return f"{self.peer.name} {self.case.algorithm}" if self.ours else self.peer.name
+
+    @property
+    def ours(self) -> bool:
+        """Whether it is the library."""
+        return self.peer.name == OURS
+
+
+def measure(
+    case: Case,
+    peers: Sequence[Peer],
+    protocols: Sequence[str],
+    inputs: Inputs,
+    say: Callable[[str], None],
+    clock: Timer | None = None,
+) -> list[dict[str, Any]]:
+    """Rows of a case: ours and the peers that can do it, under every protocol.
+
+    Raises
+    ------
+    LeftOutError
+        If the library says that it cannot do the case.
+    """
+    entries = _entries(case, peers, inputs, say)
+    rows = []
+    for protocol in protocols:
+        timed = PROTOCOLS[protocol]({entry.name: entry.call for entry in entries}, clock=clock)
+        rows += [_row(entry, protocol, timed) for entry in entries]
+    return rows
+
+
+def _entries(
+    case: Case, peers: Sequence[Peer], inputs: Inputs, say: Callable[[str], None]
+) -> list[_Entry]:
+    ours = [case] + [replace(case, algorithm=name, beside=()) for name in case.beside]
+    truth = None
+    entries = []
+    for one in ours:
+        call = _ours(one, inputs)
+        truth = truth or Truth(case, inputs)
+        entries.append(_verified(PEERS[OURS], one, call, truth))
+    for peer in () if case.beside else peers:
+        if not peer.supports(case):
+            continue
+        try:
+            entries.append(_verified(peer, case, peer.prepare(case, inputs), truth))
+        except Exception as error:  # a peer may fail in any way, and is then not compared with
+            say(f"left out: {peer.label}, {case}: {_first_line(error)}")
+    return entries
+
+
+def _ours(case: Case, inputs: Inputs) -> Callable[[], Any]:
+    try:
+        call = PEERS[OURS].prepare(case, inputs)
+        call()
+    except UnsupportedError as error:
+        raise LeftOutError(f"cuflash: {error}") from error
+    return call
+
+
+def _verified(peer: Peer, case: Case, call: Callable[[], Any], truth: Any) -> _Entry:
+    worst = truth.worst_ratio(peer.arrays(call()))
+    if not worst <= WRONG:
+        raise RuntimeError(f"{peer.label}, {case}: {worst:.3g} times the error of its roundings")
+    return _Entry(peer, case, call, worst)
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:160]}" if lines else type(error).__name__
+
+
+def _row(entry: _Entry, protocol: str, timed: dict[str, list[float]]) -> dict[str, Any]:
+    case, times = entry.case, timed[entry.name]
+    milliseconds = statistics.median(times)
+    ratio, ratio_low = _ratio(entry.name, timed)
+    return {
+        "sources": _sources(case) if entry.ours else None,
+        "impl": entry.peer.label,
+        "version": entry.peer.version(),
+        "op": case.op,
+        "dtype": case.dtype,
+        "batch": case.batch,
+        "heads_q": case.heads_q,
+        "heads_kv": case.heads_kv,
+        "head_dim": case.head_dim,
+        "head_dim_v": case.head_dim_v,
+        "seqlen_q": case.seqlen_q,
+        "seqlen_kv": case.seqlen_kv,
+        "causal": case.causal,
+        "options": case.options if entry.ours else case.peer_options,
+        "plan": _plan(case) if entry.ours else None,
+        "protocol": protocol,
+        "ms": round(milliseconds, 5),
+        "spread": round((max(times) - min(times)) / milliseconds, 4),
+        "tflops": round(case.flops / milliseconds / 1e9, 2),
+        "ratio": ratio,
+        "ratio_low": ratio_low,
+        "worst_ratio": round(entry.worst, 4),
+    }
+
+
+def _ratio(name: str, timed: dict[str, list[float]]) -> tuple[float | None, float | None]:
+    """How many times as fast as the best of the others, and the low end of the interval."""
+    others = [other for other in timed if other != name]
+    if not others:
+        return None, None
+    best = min(others, key=lambda other: statistics.median(timed[other]))
+    ratio, low, _ = median_ratio(timed[name], timed[best])
+    return round(ratio, 4), round(low, 4)
+
+
+def _sources(case: Case) -> str:
+    from cuflash.cuda.source import find_sources
+
+    from .sources import digest
+
+    return digest(find_sources(), case.algorithm, case.op)
+
+
+def _plan(case: Case) -> str:
+    import cuflash
+
+    q = (case.batch, case.seqlen_q, case.heads_q, case.head_dim)
+    k = (case.batch, case.seqlen_kv, case.heads_kv, case.head_dim)
+    operation: Any = case.op
+    said = cuflash.explain(
+        q,
+        k,
+        (*k[:3], case.head_dim_v),
+        dtype=case.dtype,
+        causal=case.causal,
+        operation=operation,
+        **case.options,
+    )
+    return f"{said.algorithm} {said.block_q}x{said.block_kv}"

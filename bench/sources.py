@@ -1,0 +1,28 @@
+"""Which kernels a pass runs, and the digest of all their sources."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from cuflash.cuda.source import source_digest
+
+__all__ = ["KERNELS", "digest"]
+
+#: Folder and file of every kernel of a pass.
+KERNELS = {
+    ("fa1", "forward"): (("fa1", "forward"),),
+    ("fa1", "backward"): (("steps", "delta"), ("fa1", "backward")),
+    ("fa2", "forward"): (("fa2", "forward"),),
+    ("fa2", "backward"): (
+        ("steps", "statistics"),
+        ("fa2", "backward"),
+        ("steps", "convert_dq"),
+    ),
+}
+
+
+def digest(root: Path, algorithm: str, op: str) -> str:
+    """Changes when one of the pass's kernels can have changed."""
+    parts = [source_digest(root, *kernel) for kernel in KERNELS[algorithm, op]]
+    return parts[0] if len(parts) == 1 else hashlib.sha256("".join(parts).encode()).hexdigest()[:16]

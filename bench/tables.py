@@ -1,0 +1,162 @@
+"""The README's tables, from stored rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from .charts import charts_of
+from .stored import Row, gpu_rows, implementations, label, latest, load, of_set, problem
+
+__all__ = ["SETS", "grid", "render", "table"]
+
+#: Sets of cases that have a table like one another; the tile sets have none.
+SETS = ("fa2", "fa2-float16", "fa2-single", "fa2-double", "fa2-deterministic", "generations")
+
+
+def render(name: str) -> str:
+    """The table of a block of the README; empty without rows."""
+    if name == "cpu":
+        return _cpu()
+    rows = of_set(name, gpu_rows())
+    return _fa1(rows) if name == "fa1" else grid(name, rows)
+
+
+def table(header: list[str], body: list[list[str]]) -> str:
+    """A table in Markdown."""
+    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+    lines += ["| " + " | ".join(cells) + " |" for cells in body]
+    return "\n".join(lines) + "\n"
+
+
+def grid(name: str, rows: Sequence[Row]) -> str:
+    """TFLOP/s of every implementation, our ratio to the best other one, and a summary.
+
+    All of it is of the protocol ``turns`` if that was run: the same clock for all.
+    """
+    turns = [row for row in rows if row["protocol"] == "turns"]
+    rows = turns or list(rows)
+    if not rows:
+        return ""
+    first = rows[0]
+    how = "taking turns" if turns else "each after a rest"
+    parts = [f"{first['gpu']}, {first['dtype']}, TFLOP/s, {how}, {first['date']}\n"]
+    for op in ("forward", "backward"):
+        of_op = [row for row in rows if row["op"] == op]
+        if of_op:
+            parts += [_summary(op, of_op) + "\n", _grid_table(of_op)]
+    parts += [f"![{chart.title}](bench/charts/{chart.file})\n" for chart in charts_of(name, rows)]
+    return "\n".join(parts)
+
+
+def _grid_table(rows: list[Row]) -> str:
+    names = implementations(rows)
+    deterministic = any(row["options"].get("deterministic") for row in rows)
+    body = []
+    for same in _problems(rows):
+        cells = {
+            label(row): f"{row['tflops']:.{0 if row['tflops'] >= 99.5 else 1}f}" for row in same
+        }
+        ours = _main(same)
+        body.append(
+            [
+                *_place(same[0]),
+                *(["yes" if problem(same[0])[-1] else "no"] if deterministic else []),
+                *(cells.get(name, "") for name in names),
+                f"{ours['ratio']:.2f}" if ours["ratio"] else "",
+                f"{ours['ratio_low']:.2f}" if ours["ratio"] else "",
+            ]
+        )
+    header = ["head_dim", "batch · heads", "seqlen", "mask"]
+    header += ["deterministic"] if deterministic else []
+    return table([*header, *names, "ratio to the best other", "at least"], body)
+
+
+def _place(row: Row) -> list[str]:
+    """Where in a grid of problems a row stands."""
+    return [
+        str(row["head_dim"]),
+        str(row["batch"] * row["heads_q"]),
+        str(row["seqlen_q"]),
+        "causal" if row["causal"] else "full",
+    ]
+
+
+def _problems(rows: Sequence[Row]) -> list[list[Row]]:
+    """The rows of every problem that ours was timed on, in the order they were stored."""
+    groups: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        groups.setdefault(problem(row), []).append(row)
+    return [same for same in groups.values() if any(row["sources"] for row in same)]
+
+
+def _main(rows: list[Row]) -> Row:
+    """Our row of a problem, the newest generation's if there are several."""
+    return max((row for row in rows if row["sources"]), key=label)
+
+
+def _summary(op: str, rows: list[Row]) -> str:
+    """Geometric mean of our ratios, and the worst of them."""
+    mains = [main for main in map(_main, _problems(rows)) if main["ratio"]]
+    if not mains:
+        return f"**{op.capitalize()}**: nothing else was timed."
+    mean = math.exp(sum(math.log(row["ratio"]) for row in mains) / len(mains))
+    worst = min(mains, key=lambda row: row["ratio"])
+    dim, heads, seqlen, mask = _place(worst)
+    alike = " deterministic" if worst["options"].get("deterministic") else ""
+    return (
+        f"**{op.capitalize()}**: {label(worst)} is {mean:.2f} times as fast as the best other "
+        f"(geometric mean of {len(mains)}); worst {worst['ratio']:.2f} at head_dim {dim}, "
+        f"batch · heads {heads}, seqlen {seqlen}, {mask}{alike}."
+    )
+
+
+def _fa1(rows: list[Row]) -> str:
+    rows = [row for row in rows if row["protocol"] == "rested"]
+    body = []
+    for row in rows:
+        if row["impl"] != "cuflash" or row["op"] != "forward":
+            continue
+        same = [r for r in rows if problem(r)[1:] == problem(row)[1:]]
+        backward = [r for r in same if r["op"] == "backward" and r["impl"] == "cuflash"]
+        hand = [r for r in same if r["op"] == "forward" and r["impl"] == "cupy by hand"]
+        body.append(
+            [
+                *_place(row),
+                f"{row['tflops']:.0f}",
+                f"{backward[0]['tflops']:.0f}" if backward else "",
+                f"{hand[0]['tflops']:.1f}" if hand else "",
+                f"{row['tflops'] / hand[0]['tflops']:.1f}" if hand else "",
+            ]
+        )
+    if not rows:
+        return ""
+    caption = f"{rows[0]['gpu']}, float16, TFLOP/s, {rows[0]['date']}\n\n"
+    header = ["head_dim", "batch · heads", "seqlen", "mask", "forward", "backward"]
+    return caption + table([*header, "CuPy by hand, forward", "ratio"], body)
+
+
+def _cpu() -> str:
+    rows = latest(load("cpu.json"))
+    if not rows:
+        return ""
+    whole = {row["op"]: row for row in rows if row["impl"] == "whole matrix"}
+    body = [
+        [
+            row["impl"],
+            row["op"],
+            f"{row['ms']:.0f} ms",
+            f"{row['peak_mib']:.0f} MiB",
+            f"{whole[row['op']]['ms'] / row['ms']:.1f}",
+            f"{row['peak_mib'] / whole[row['op']]['peak_mib']:.3f}",
+        ]
+        for row in rows
+    ]
+    first = rows[0]
+    caption = (
+        f"{first['cpu']}, {first['version']}, float32, {first['heads']} heads, "
+        f"head_dim {first['head_dim']}, seqlen {first['seqlen']}, {first['date']}\n\n"
+    )
+    header = ["", "pass", "time", "peak memory", "times as fast", "part of its memory"]
+    return caption + table(header, body)

@@ -1,0 +1,191 @@
+"""PyTorch's attention backends and FlashAttention-4 on the memory of CuPy arrays.
+
+Tensors share memory with the arrays through DLPack, and run on CuPy's current
+stream. The backward pass is what autograd runs for it: forward once, ahead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.metadata
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+
+from .cases import Case
+from .inputs import Inputs
+
+__all__ = ["BACKENDS", "Backend", "arrays", "to_cupy", "to_torch"]
+
+HALF = ("float16", "bfloat16")
+#: Most elements of a score matrix that PyTorch's plain backend is asked for: it keeps several.
+MOST_SCORES = 2**28
+
+#: Forward pass of (batch, seqlen, heads, head_dim) tensors, in that layout again.
+Forward = Callable[[Case, Any, Any, Any], Any]
+
+
+@dataclass(frozen=True)
+class Backend:
+    """One implementation that takes tensors."""
+
+    name: str
+    label: str
+    version: Callable[[], str]
+    takes: Callable[[Case], bool]
+    forward: Forward
+
+    def supports(self, case: Case) -> bool:
+        """Whether it computes what the case says; the tile sets are of ours alone."""
+        aligned = not case.causal or case.seqlen_q == case.seqlen_kv
+        return case.blocks is None and aligned and self.takes(case)
+
+    def prepare(self, case: Case, inputs: Inputs) -> Callable[[], Any]:
+        """The call that is timed: the output, or the gradients, as tensors."""
+        return _prepare(self.forward, case, inputs)
+
+
+def _torch() -> Any:
+    return importlib.import_module("torch")
+
+
+def to_torch(array: Any) -> Any:
+    """A tensor on the memory of a CuPy (or NumPy) array."""
+    torch = _torch()
+    if array.dtype == ml_dtypes.bfloat16:
+        return torch.from_dlpack(array.view("int16")).view(torch.bfloat16)
+    return torch.from_dlpack(array)
+
+
+def to_cupy(tensor: Any) -> Any:
+    """A CuPy array on the memory of a tensor."""
+    import cupy
+
+    torch = _torch()
+    tensor = tensor.detach()
+    if tensor.dtype == torch.bfloat16:
+        return cupy.from_dlpack(tensor.view(torch.int16)).view(ml_dtypes.bfloat16)
+    return cupy.from_dlpack(tensor)
+
+
+def arrays(result: Any) -> Sequence[Any]:
+    """What a call returned, as CuPy arrays."""
+    tensors = result if isinstance(result, (tuple, list)) else (result,)
+    return [to_cupy(tensor) for tensor in tensors]
+
+
+@contextlib.contextmanager
+def _same_stream(torch: Any) -> Iterator[None]:
+    """PyTorch's work goes where CuPy's goes: between the events, behind the spin."""
+    import cupy
+
+    pointer = cupy.cuda.get_current_stream().ptr
+    # Address 0 is the legacy stream, which is PyTorch's default one.
+    stream = torch.cuda.ExternalStream(pointer) if pointer else torch.cuda.default_stream()
+    with torch.cuda.stream(stream):
+        yield
+
+
+@contextlib.contextmanager
+def _determinism(torch: Any, wanted: bool) -> Iterator[None]:
+    """PyTorch's switch for the same bits in every run, without the fills that it brings."""
+    if not wanted:
+        yield
+        return
+    fills = torch.utils.deterministic.fill_uninitialized_memory
+    torch.utils.deterministic.fill_uninitialized_memory = False
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+        torch.utils.deterministic.fill_uninitialized_memory = fills
+
+
+def _prepare(forward: Forward, case: Case, inputs: Inputs) -> Callable[[], Any]:
+    torch = _torch()
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.set_float32_matmul_precision("highest")
+    backward = case.op == "backward"
+    with _same_stream(torch), _determinism(torch, case.deterministic):
+        q, k, v = (to_torch(a).requires_grad_(backward) for a in (inputs.q, inputs.k, inputs.v))
+        dout = to_torch(inputs.dout)
+        out = forward(case, q, k, v) if backward else None
+
+    def call() -> Any:
+        with _same_stream(torch), _determinism(torch, case.deterministic):
+            if backward:
+                return torch.autograd.grad(out, (q, k, v), dout, retain_graph=True)
+            with torch.no_grad():
+                return forward(case, q, k, v)
+
+    return call
+
+
+def _sdpa(name: str) -> Forward:
+    def forward(case: Case, q: Any, k: Any, v: Any) -> Any:
+        choice = importlib.import_module("torch.nn.attention")
+        functional = importlib.import_module("torch.nn.functional")
+        with choice.sdpa_kernel(getattr(choice.SDPBackend, name)):
+            out = functional.scaled_dot_product_attention(
+                *(tensor.transpose(1, 2) for tensor in (q, k, v)),
+                is_causal=case.causal,
+                enable_gqa=case.heads_q != case.heads_kv,
+            )
+        return out.transpose(1, 2)
+
+    return forward
+
+
+def _flash_attention_4(case: Case, q: Any, k: Any, v: Any) -> Any:
+    function = importlib.import_module("flash_attn.cute").flash_attn_func
+    result = function(q, k, v, causal=case.causal, **case.peer_options)
+    return result[0] if isinstance(result, tuple) else result
+
+
+def _torch_version() -> str:
+    torch = _torch()
+    if not torch.cuda.is_available():
+        raise RuntimeError("this PyTorch has no usable CUDA device")
+    return f"torch {torch.__version__}"
+
+
+def _cudnn_version() -> str:
+    return f"{_torch_version()}, cudnn {_torch().backends.cudnn.version()}"
+
+
+def _fa4_version() -> str:
+    _torch_version()
+    package = importlib.import_module("flash_attn.cute")
+    try:
+        return importlib.metadata.version("flash-attn-4")
+    except importlib.metadata.PackageNotFoundError:  # unpacked by hand
+        return str(getattr(package, "__version__", "unknown"))
+
+
+def _half(case: Case) -> bool:
+    return case.dtype in HALF
+
+
+BACKENDS = (
+    Backend("flash", "torch flash", _torch_version, _half, _sdpa("FLASH_ATTENTION")),
+    Backend("cudnn", "torch cudnn", _cudnn_version, _half, _sdpa("CUDNN_ATTENTION")),
+    Backend(
+        "efficient",
+        "torch efficient",
+        _torch_version,
+        lambda case: case.dtype != "float64",
+        _sdpa("EFFICIENT_ATTENTION"),
+    ),
+    Backend(
+        "math",
+        "torch math",
+        _torch_version,
+        lambda case: case.scores <= MOST_SCORES,
+        _sdpa("MATH"),
+    ),
+    Backend("fa4", "flash-attn-4", _fa4_version, _half, _flash_attention_4),
+)

@@ -1,0 +1,151 @@
+// FlashAttention-2, backward pass: Dao, "FlashAttention-2: Faster Attention with Better Parallelism
+// and Work Partitioning" (2023), Algorithm 2.
+//
+// One thread block does one kv tile of one (batch, kv head). K and V stay in shared memory, dK and
+// dV in registers, while the q tiles that see them pass by, for every query head of the group, so
+// grouped heads are summed without a race. dQ is added up in device memory, by additions in any
+// order or, where the same bits are asked for every time, from the first kv tile to the last.
+//
+// Where shared memory has room for it, P and dS of the next step are computed in the same interval
+// between two barriers as the gradients of this one, by half of the warps before and by the others
+// after, so that the matrix units have work while exponentials are taken. At the one barrier of a
+// step i
+//   P and dS of step i are complete, Q and dO of step i + 1 have arrived, and
+//   everyone has read Q and dO of step i - 1, whose stage step i + 2 takes.
+// Otherwise a step has a barrier before its scores (Q and dO have arrived, P and dS of the step
+// before have been read) and one after them, and with a single stage one at its end.
+//
+// Dead rows (see steps/statistics.cu) give and get nothing, whatever they or the keys hold. They
+// are rare: a step that has one clears their Q, dO, P, dS between barriers of its own.
+#include "backward_steps.cuh"
+
+namespace cuflash::fa2 {
+
+template <class Config>
+__device__ inline void arrive_step() {
+  wait_copies<Config::workspace_copies, 0>();
+  __syncthreads();
+}
+
+// What dead rows of a q tile hold is cleared; says whether there are any.
+template <class Config>
+__device__ inline bool clear_inputs(const BackwardContext<Config>& c, const QStep& step) {
+  const bool dead = has_dead_rows(c, step);
+  if (dead) {
+    clear_dead_rows(c, step, c.q(step.stage));
+    clear_dead_rows(c, step, c.dout(step.stage));
+    __syncthreads();
+  }
+  return dead;
+}
+template <class Config>
+__device__ inline void clear_scores(const BackwardContext<Config>& c, const QStep& step, int i) {
+  __syncthreads();
+  clear_dead_rows(c, step, c.p(i));
+  clear_dead_rows(c, step, c.ds(i));
+}
+
+template <class Config, class KGradient, class VGradient>
+__device__ inline void gradient_step(const BackwardContext<Config>& c, const QStep& step, int i,
+                                     bool dead, KGradient& dk, VGradient& dv) {
+  accumulate_kv<Config>(c, step, c.p(i), c.ds(i), dk, dv);
+  accumulate_q(c, step, i, dead);
+}
+
+// All steps, scores of the next beside gradients of this one.
+template <class Config, class KGradient, class VGradient>
+__device__ inline void steps_ahead(const BackwardContext<Config>& c, const QSteps<Config>& steps,
+                                   KGradient& dk, VGradient& dv) {
+  static_assert(Config::num_stages == 3 && Config::score_stages == 2, "three steps are under way");
+  QStep step = steps.first();
+  QStep next = steps.after(step);
+  QStep loaded = next;
+  load_q_step(c, step, 0 < steps.count);
+  load_q_step(c, next, 1 < steps.count);
+  wait_copies<Config::workspace_copies, 1>();
+  __syncthreads();
+  bool dead = clear_inputs(c, step);
+  score_step(c, step, 0);
+  if (dead) clear_scores(c, step, 0);
+  const bool scores_first = static_cast<int>(threadIdx.x) / 32 < Config::warps / 2;
+  for (int i = 0; i + 1 < steps.count; ++i) {
+    arrive_step<Config>();
+    loaded = steps.after(loaded);
+    load_q_step(c, loaded, i + 2 < steps.count);
+    const bool next_dead = clear_inputs(c, next);
+    if (scores_first) score_step(c, next, i + 1);
+    gradient_step(c, step, i, dead, dk, dv);
+    if (!scores_first) score_step(c, next, i + 1);
+    if (next_dead) clear_scores(c, next, i + 1);
+    dead = next_dead;
+    step = next;
+    next = loaded;
+  }
+  arrive_step<Config>();
+  gradient_step(c, step, steps.count - 1, dead, dk, dv);
+}
+
+// All steps, one after the other.
+template <class Config, class KGradient, class VGradient>
+__device__ inline void steps_in_turn(const BackwardContext<Config>& c, const QSteps<Config>& steps,
+                                     KGradient& dk, VGradient& dv) {
+  constexpr bool ring = Config::num_stages > 1;
+  QStep step = steps.first();
+  load_q_step(c, step, true);
+  for (int i = 0; i < steps.count; ++i) {
+    const QStep next = steps.after(step);
+    arrive_step<Config>();
+    const bool dead = clear_inputs(c, step);
+    if (ring) load_q_step(c, next, i + 1 < steps.count);
+    score_step(c, step, i);
+    if (dead) clear_scores(c, step, i);
+    __syncthreads();
+    gradient_step(c, step, i, dead, dk, dv);
+    if (!ring) {
+      __syncthreads();
+      load_q_step(c, next, i + 1 < steps.count);
+    }
+    step = next;
+  }
+}
+
+template <class Config>
+__device__ inline void backward(const Fa2BackwardParams& params) {
+  using Types = BackwardTypes<Config>;
+  extern __shared__ __align__(128) unsigned char shared_bytes[];
+  auto& shared = *reinterpret_cast<BackwardStorage<Config>*>(shared_bytes);
+  static_assert(sizeof(BackwardStorage<Config>) == Config::shared_bytes,
+                "the plan and the kernel disagree about shared memory");
+  const Shape& shape = params.shape;
+  const TileOrder order{static_cast<unsigned>(ceil_div(shape.seqlen_kv, Config::block_kv)),
+                        static_cast<unsigned>(shape.heads_kv),
+                        static_cast<unsigned>(params.section)};
+  const WorkItem item = order.kv_item<Config::block_kv>(shape, blockIdx.x);
+  using Storage = typename Config::Storage;
+  const Sequence seq = sequence(shape, item.batch);
+  const BackwardContext<Config> c{params,
+                                  shared,
+                                  item,
+                                  seq,
+                                  shape.heads_q / shape.heads_kv,
+                                  {q_row<const Storage>(params.q, seq, 0, 0), params.q.row_stride,
+                                   shape.seqlen_q, shape.head_dim},
+                                  {q_row<const Storage>(params.dout, seq, 0, 0),
+                                   params.dout.row_stride, shape.seqlen_q, shape.head_dim_v}};
+  const QSteps<Config> steps(c.seq, item.kv_begin, item.head * c.group, c.group);
+  typename Types::KGradient dk;
+  typename Types::VGradient dv;
+  dk.fill(0);
+  dv.fill(0);
+  if (steps.count > 0) {
+    load_kv_tile<Config>(c, item.kv_begin);
+    if constexpr (Config::score_stages > 1) {
+      steps_ahead(c, steps, dk, dv);
+    } else {
+      steps_in_turn(c, steps, dk, dv);
+    }
+  }
+  store_gradients(c, dk, dv);
+}
+
+}  // namespace cuflash::fa2

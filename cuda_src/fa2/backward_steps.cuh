@@ -1,0 +1,180 @@
+// FlashAttention-2 backward: the parts of one step that are its own.
+#pragma once
+
+#include "../ptx/turn.cuh"
+#include "backward_types.cuh"
+
+namespace cuflash::fa2 {
+
+// The numbers of a q tile's rows, 16 bytes at a time, dealt to the threads of the block.
+template <class Config>
+__device__ inline void copy_row_numbers(const BackwardContext<Config>& c, const QStep& step) {
+  using Compute = typename Config::Compute;
+  constexpr int chunk = 16 / static_cast<int>(sizeof(Compute));
+  constexpr int chunks = Config::block_q / chunk;
+  static_assert(Config::block_q % chunk == 0, "rows are whole chunks");
+  const long long first_row = c.head_row(step.head) + step.q_begin;
+  RowStatistics<Config>& rows = c.shared.rows[step.stage];
+  for (int i = threadIdx.x; i < 2 * chunks; i += BackwardTypes<Config>::threads) {
+    Compute* to = i < chunks ? rows.lse.data : rows.delta.data;
+    const auto* from = static_cast<const Compute*>(i < chunks ? c.params.row_lse : c.params.delta);
+    const int row = i % chunks * chunk;
+    copy_chunk<Config::workspace_copies>(to + row, from + first_row + row, true);
+  }
+}
+
+// Q_i, dO_i and the numbers of their rows -> their stage; nothing if there is no such step.
+template <class Config>
+__device__ inline void load_q_step(const BackwardContext<Config>& c, const QStep& step,
+                                   bool exists) {
+  if (exists) {
+    c.q_stream.load(c.q(step.stage), step.q_begin, step.head * c.params.q.head_stride);
+    c.dout_stream.load(c.dout(step.stage), step.q_begin, step.head * c.params.dout.head_stride);
+    copy_row_numbers(c, step);
+  }
+  commit_copies<Config::workspace_copies>();
+}
+
+// Whether a q tile that has arrived holds a dead row, or reaches beyond the length. All warps find
+// the same.
+template <class Config>
+__device__ inline bool has_dead_rows(const BackwardContext<Config>& c, const QStep& step) {
+  const auto* lse = c.lse(step.stage);
+  bool dead = step.q_begin + Config::block_q > c.seq.seqlen_q;
+  for (int row = ptx::opaque_lane(); row < Config::block_q; row += 32) {
+    dead |= lse[row] == infinity<typename Config::Compute>();
+  }
+  return __any_sync(0xffffffffu, dead);
+}
+
+// Zeros in the dead rows of a tile in shared memory, dealt to the threads of the block.
+template <class Config, class Tile>
+__device__ inline void clear_dead_rows(const BackwardContext<Config>& c, const QStep& step,
+                                       const Tile& tile) {
+  for (int row = threadIdx.x; row < Config::block_q; row += BackwardTypes<Config>::threads) {
+    if (c.lse(step.stage)[row] == infinity<typename Config::Compute>()) clear_row(tile, row);
+  }
+}
+
+// The numbers of a warp's rows of a step.
+template <class Config>
+struct StepStatistics {
+  const typename Config::Compute* lse;
+  const typename Config::Compute* delta;
+  using Rows = typename BackwardTypes<Config>::Rows;
+  __device__ void operator()(int row0, Rows& row_lse, Rows& row_delta) const {
+    const LanePosition lane;
+    row_lse.for_each([&](typename Config::Compute& x, int m, int group) {
+      const int row = row0 + lane.row + BackwardTypes<Config>::Scores::row(m, group);
+      x = lse[row];
+      row_delta.value[m][group] = delta[row];
+    });
+  }
+};
+
+// P and dS of a step -> their stage.
+template <class Config>
+__device__ inline void score_step(const BackwardContext<Config>& c, const QStep& step, int i) {
+  score_tiles<Config>(c, step, c.item.kv_begin, c.p(i), c.ds(i),
+                      StepStatistics<Config>{c.lse(step.stage), c.delta(step.stage)});
+}
+
+// This warp's counter for its part of a q tile.
+template <class Config>
+__device__ inline int* turn_of(const BackwardContext<Config>& c, const QStep& step) {
+  const long long tile = (c.head_row(step.head) + step.q_begin) / Config::block_q;
+  return static_cast<int*>(c.params.turns) + tile * Config::warps + threadIdx.x / 32;
+}
+
+// Ordered accumulation: kv tiles add to a q tile from the first on. GPUs start the blocks of a grid
+// in the order of their numbers (no manual promises it), and a kv tile's block has a higher number
+// than those of the tiles before it, so whoever waits waits for a block that runs or has run.
+template <class Config>
+__device__ inline void await_turn(const BackwardContext<Config>& c, const QStep& step) {
+  if constexpr (Config::ordered) {
+    if (ptx::opaque_lane() == 0) {
+      const int* turn = turn_of(c, step);
+      while (ptx::read_turn(turn) != c.item.kv_begin / Config::block_kv) {
+      }
+    }
+    __syncwarp();
+  }
+}
+template <class Config>
+__device__ inline void end_turn(const BackwardContext<Config>& c, const QStep& step) {
+  if constexpr (Config::ordered) {
+    __syncwarp();
+    if (ptx::opaque_lane() == 0) ptx::pass_turn(turn_of(c, step));
+  }
+}
+
+// dQ_i += dS_ij K_j in device memory; nothing is added to dead rows.
+template <class Config>
+__device__ inline void accumulate_q(const BackwardContext<Config>& c, const QStep& step, int i,
+                                    bool dead) {
+  using Compute = typename Config::Compute;
+  using Gradient = typename BackwardTypes<Config>::QGradient;
+  const typename BackwardTypes<Config>::QGrid warp;
+  if (!warp.active) return;
+  const int row0 = warp.row * Gradient::rows;
+  const int column0 = warp.column * Gradient::columns;
+  Gradient dq;
+  dq.fill(0);
+  using KTile = typename BackwardTypes<Config>::KTile;
+  Products<Config>::template multiply_ahead<Config::block_kv>(
+      dq, rows_by_depth(c.ds(i), row0),
+      depth_by_rows(c.k(), part_offset<KTile, Gradient::columns>(warp.column)));
+  await_turn(c, step);
+  auto* accumulator = static_cast<Compute*>(c.params.dq_accumulator);
+  const long long head_row = c.head_row(step.head);
+  if (dead) {
+    const Compute* lse = c.lse(step.stage) + row0;
+    add_to_accumulator<Config>(accumulator, dq, head_row, step.q_begin + row0, column0,
+                               [&](int row) { return lse[row] == infinity<Compute>(); });
+  } else {
+    add_to_accumulator<Config>(accumulator, dq, head_row, step.q_begin + row0, column0,
+                               [](int) { return false; });
+  }
+  end_turn(c, step);
+}
+
+// A tile of shared memory -> the kv tile's rows of a tensor; the warps part the rows.
+template <class Config, class Tile>
+__device__ inline void copy_out_kv(const BackwardContext<Config>& c, const Tile& tile,
+                                   const Tensor& tensor, int columns) {
+  constexpr int rows = Config::block_kv / Config::warps;
+  const int row0 = static_cast<int>(threadIdx.x) / 32 * rows;
+  copy_out(tile, row0, rows,
+           kv_row<typename Config::Storage>(tensor, c.seq, c.item.head, c.item.kv_begin + row0),
+           tensor.row_stride, c.seq.seqlen_kv - c.item.kv_begin - row0, columns);
+}
+
+// dK_j and dV_j, finished: through K's and V's places in shared memory, which nobody reads any
+// more, to whole rows of the tensors.
+template <class Config, class KGradient, class VGradient>
+__device__ inline void store_gradients(const BackwardContext<Config>& c, KGradient& dk,
+                                       VGradient& dv) {
+  if constexpr (Config::copies == CopyKind::element) {
+    store_kv<Config>(c, c.params.dk, c.params.shape.head_dim, c.item.kv_begin, c.params.scale, dk);
+    store_kv<Config>(c, c.params.dv, c.params.shape.head_dim_v, c.item.kv_begin, 1.0, dv);
+  } else {
+    using Types = BackwardTypes<Config>;
+    const auto factor = static_cast<typename Config::Compute>(c.params.scale);
+    dk.for_each([&](typename Config::Compute& x, int, int, int, int) { x *= factor; });
+    const typename Types::KvGrid warp;
+    __syncthreads();
+    if (warp.active) {
+      store_shared<Config::architecture>(
+          dk, c.k(), warp.row * KGradient::rows,
+          part_offset<typename Types::KTile, KGradient::columns>(warp.column));
+      store_shared<Config::architecture>(
+          dv, c.v(), warp.row * VGradient::rows,
+          part_offset<typename Types::VTile, VGradient::columns>(warp.column));
+    }
+    __syncthreads();
+    copy_out_kv(c, c.k(), c.params.dk, c.params.shape.head_dim);
+    copy_out_kv(c, c.v(), c.params.dv, c.params.shape.head_dim_v);
+  }
+}
+
+}  // namespace cuflash::fa2

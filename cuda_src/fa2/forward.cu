@@ -1,0 +1,82 @@
+// FlashAttention-2, forward pass: Dao, "FlashAttention-2: Faster Attention with Better Parallelism
+// and Work Partitioning" (2023), Algorithm 1.
+//
+// One thread block does one q tile of one (batch, head). Its warps part the rows; K and V tiles
+// stream through two stages each, the last tile first, so that the masked ones come before the
+// others. O is divided by the row's sum once, at the end.
+//
+// A step turns the scores of its tile into weights and multiplies them with V, sixteen keys after
+// sixteen, so that the exponentials of some keys run beside the products of others; then it
+// computes the scores of the next tile in the same registers.
+//
+// One barrier a step. At it
+//   K of step + 1 and V of step have arrived, and
+//   everyone has read K of step and V of step - 1, whose stages the next copies take.
+#include "forward_steps.cuh"
+
+namespace cuflash::fa2 {
+
+template <class Config>
+__device__ inline void begin_step(const ForwardContext<Config>& c, int step) {
+  wait_copies<Config::copies, 0>();
+  __syncthreads();
+  load_k_tile(c, step + 2);
+  load_v_tile(c, step + 1);
+  commit_copies<Config::copies>();
+}
+
+template <class Config>
+__device__ inline void forward_tile(const ForwardContext<Config>& c) {
+  ForwardState<Config> state;
+  begin_rows(c, state);
+  const int steps = c.blocks.count;
+  if (steps > 0) {
+    load_q_tile(c);
+    load_k_tile(c, 0);
+    commit_copies<Config::copies>();
+    load_k_tile(c, 1);
+    load_v_tile(c, 0);
+    commit_copies<Config::copies>();
+    wait_copies<Config::copies, 1>();
+    __syncthreads();
+    typename ForwardTypes<Config>::Scores scores;
+    score_tile(c, scores, 0);
+    for (int step = 0; step + 1 < steps; ++step) {
+      begin_step(c, step);
+      weigh_tile(c, state, scores, step);
+      score_tile(c, scores, step + 1);
+    }
+    begin_step(c, steps - 1);
+    weigh_tile(c, state, scores, steps - 1);
+  }
+  store_rows(c, state);
+}
+
+template <class Config>
+__device__ inline void forward(const Fa2ForwardParams& params) {
+  extern __shared__ __align__(128) unsigned char shared_bytes[];
+  auto& shared = *reinterpret_cast<ForwardStorage<Config>*>(shared_bytes);
+  static_assert(sizeof(ForwardStorage<Config>) == Config::shared_bytes,
+                "the plan and the kernel disagree about shared memory");
+  const Shape& shape = params.shape;
+  const TileOrder order{static_cast<unsigned>(ceil_div(shape.seqlen_q, Config::block_q)),
+                        static_cast<unsigned>(shape.heads_q),
+                        static_cast<unsigned>(params.section)};
+  const WorkItem item = order.q_item(shape, blockIdx.x);
+  const Sequence seq = sequence(shape, item.batch);
+  using Storage = typename Config::Storage;
+  const int rows = ForwardTypes<Config>::rows_per_warp;
+  const int kv_head = item.head / (shape.heads_q / shape.heads_kv);
+  forward_tile(ForwardContext<Config>{params,
+                                      shared,
+                                      item,
+                                      seq,
+                                      {seq, item.q_tile},
+                                      static_cast<int>(threadIdx.x) / 32 * rows,
+                                      {kv_row<const Storage>(params.k, seq, kv_head, 0),
+                                       params.k.row_stride, seq.seqlen_kv, shape.head_dim},
+                                      {kv_row<const Storage>(params.v, seq, kv_head, 0),
+                                       params.v.row_stride, seq.seqlen_kv, shape.head_dim_v}});
+}
+
+}  // namespace cuflash::fa2

@@ -1,0 +1,119 @@
+// FlashAttention-2 forward: the parts of one step, in the order they happen.
+#pragma once
+
+#include "forward_types.cuh"
+
+namespace cuflash::fa2 {
+
+template <class Config>
+__device__ inline void load_q_tile(const ForwardContext<Config>& c) {
+  const int begin = c.item.q_tile * Config::block_q;
+  copy_tile<Config::copies, ForwardTypes<Config>::threads>(
+      c.q(), q_row<const typename Config::Storage>(c.params.q, c.seq, c.item.head, begin),
+      c.params.q.row_stride, c.seq.seqlen_q - begin, c.params.shape.head_dim);
+}
+
+// The K tile of a step -> its stage; nothing if there is no such step.
+template <class Config>
+__device__ inline void load_k_tile(const ForwardContext<Config>& c, int step) {
+  if (step < c.blocks.count) c.k_stream.load(c.k(step), c.blocks[step].index * Config::block_kv);
+}
+
+template <class Config>
+__device__ inline void load_v_tile(const ForwardContext<Config>& c, int step) {
+  if (step < c.blocks.count) c.v_stream.load(c.v(step), c.blocks[step].index * Config::block_kv);
+}
+
+// Reference and sum of this warp's rows, and its output, as they begin.
+template <class Config>
+__device__ inline void begin_rows(const ForwardContext<Config>& c, ForwardState<Config>& state) {
+  const LanePosition lane;
+  state.output.fill(0);
+  state.reference.for_each([&](typename Config::Compute& reference, int m, int group) {
+    begin_row<Config>(reference, state.sum.value[m][group], c.item,
+                      c.first_query() + lane.row + ForwardTypes<Config>::Scores::row(m, group));
+    if (lane.column != 0) state.sum.value[m][group] = 0;  // one of the four lanes holds it
+  });
+}
+
+// scores = Q K^T of a step, masked.
+template <class Config, class Scores>
+__device__ inline void score_tile(const ForwardContext<Config>& c, Scores& scores, int step) {
+  scores.fill(0);
+  Products<Config>::template multiply_ahead<Config::head_dim>(scores, rows_by_depth(c.q(), c.row0),
+                                                              rows_by_depth(c.k(step), 0));
+  const Block block = c.blocks[step];
+  prepare_scores<Config>(scores, c.item, c.seq, c.first_query(), block.index * Config::block_kv,
+                         block.edge);
+}
+
+// output *= keep, sum *= keep.
+template <class Config, class Rows>
+__device__ inline void rescale(ForwardState<Config>& state, const Rows& keep) {
+  using Compute = typename Config::Compute;
+  state.sum.for_each([&](Compute& x, int m, int group) { x *= keep.value[m][group]; });
+  state.output.for_each([&](Compute& x, int m, int, int group, int) { x *= keep.value[m][group]; });
+}
+
+// scores -> weights, output += weights V of a step.
+template <class Config, class Scores>
+__device__ inline void weigh_tile(const ForwardContext<Config>& c, ForwardState<Config>& state,
+                                  Scores& scores, int step) {
+  using Compute = typename Config::Compute;
+  using Rows = typename ForwardTypes<Config>::Rows;
+  const Compute factor = Logits<Config>::factor(c.params.scale);
+  Rows maxima = row_maxima(scores);
+  Rows keep;
+  if (move_references<Config>(state.reference, keep, maxima, factor)) rescale(state, keep);
+  Rows offset;
+  offset.for_each(
+      [&](Compute& x, int m, int group) { x = subtrahend(state.reference.value[m][group]); });
+  const auto exponentiate = [&](int first, int count) {
+    exponentiate_columns<Config>(scores, offset, state.sum, factor, first, count);
+  };
+  Products<Config>::multiply_prepared_weights(
+      state.output, scores, depth_by_rows(c.v(step), Zero{}), c.p(), c.row0, 0, exponentiate);
+}
+
+// Divides by the rows' sums and writes output and log-sum-exp.
+template <class Config>
+__device__ inline void store_rows(const ForwardContext<Config>& c, ForwardState<Config>& state) {
+  using Compute = typename Config::Compute;
+  using Output = typename ForwardTypes<Config>::Output;
+  const LanePosition lane;
+  const int first_row = c.first_query() + lane.row;
+  typename ForwardTypes<Config>::Rows inverse;  // zero for a row that has seen nothing
+  state.sum.for_each([&](Compute& sum, int m, int group) {
+    const int row = first_row + Output::row(m, group);
+    Compute& reference = state.reference.value[m][group];
+    sum = combine_row_lanes(sum, [](Compute a, Compute b) { return a + b; });
+    end_row<Config>(reference, sum, c.item, row);
+    sum = checked_sum(reference, sum);
+    inverse.value[m][group] = sum == Compute(0) ? Compute(0) : Compute(1) / sum;
+    if (lane.column != 0 || row >= c.seq.seqlen_q || c.params.lse.data == nullptr) return;
+    *row_number<typename Config::Statistics>(c.params.lse, c.seq, c.item.head, row) =
+        sum == Compute(0) ? -infinity<Compute>()
+                          : Logits<Config>::to_natural(reference) + log_of(sum);
+  });
+  state.output.for_each([&](Compute& x, int m, int, int group, int) {
+    x = Logits<Config>::normalise(x, state.sum.value[m][group], inverse.value[m][group]);
+  });
+  using T = typename Config::Output;
+  T* out = q_row<T>(c.params.out, c.seq, c.item.head, c.first_query());
+  const int valid_rows = c.seq.seqlen_q - c.first_query();
+  if constexpr (ForwardTypes<Config>::staged) {
+    // The output lies over Q, also over other warps' rows if it is narrower: the barrier of the
+    // last step came after every read of Q.
+    __syncwarp();
+    store_shared<Config::architecture>(state.output, c.staging(), c.row0, Zero{});
+    __syncwarp();
+    copy_out(c.staging(), c.row0, Output::rows, out, c.params.out.row_stride, valid_rows,
+             c.params.shape.head_dim_v);
+  } else {
+    store_rounded<Config::copies != CopyKind::element>(state.output, out, c.params.out.row_stride,
+                                                       valid_rows, 0, c.params.shape.head_dim_v,
+                                                       Compute(1));
+  }
+}
+
+}  // namespace cuflash::fa2

@@ -1,0 +1,75 @@
+// FlashAttention-2 forward: the tiles of a thread block, in shared memory and in registers.
+#pragma once
+
+#include "../tile/copy.cuh"
+#include "../tile/product.cuh"
+#include "../tile/shared_tile.cuh"
+#include "../tile/softmax.cuh"
+#include "../tile/tile_io.cuh"
+
+namespace cuflash::fa2 {
+
+// The warps of a block part the q tile's rows; each keeps its rows' scores, weights and output in
+// registers. K and V pass through rings of two stages that all warps share.
+template <class Config>
+struct ForwardTypes {
+  using Storage = typename Config::Storage;
+  using Compute = typename Config::Compute;
+  static constexpr int rows_per_warp = Config::block_q / Config::warps;
+  static constexpr int threads = 32 * Config::warps;
+  static constexpr bool scratch_needed = Config::products == ProductKind::scalar;
+  // Whether the output passes through Q's place in shared memory on its way out.
+  static constexpr bool staged = Config::copies != CopyKind::element &&
+                                 sizeof(typename Config::Output) == sizeof(Storage) &&
+                                 Config::head_dim_v <= Config::head_dim;
+
+  using Scores = WarpTile<Compute, Config::fragment_rows, rows_per_warp, Config::block_kv>;
+  using Output = WarpTile<Compute, Config::fragment_rows, rows_per_warp, Config::head_dim_v>;
+  using Rows = RowValues<Scores>;
+  using QTile = SharedTile<Storage, Config::block_q, Config::head_dim>;
+  using OutTile = SharedTile<Storage, Config::block_q, Config::head_dim_v>;
+  using KTile = SharedTile<Storage, Config::block_kv, Config::head_dim>;
+  using VTile = SharedTile<Storage, Config::block_kv, Config::head_dim_v>;
+  using PTile = SharedTile<Storage, Config::block_q, Config::block_kv>;
+};
+
+template <class Config>
+struct ForwardStorage {
+  using Storage = typename Config::Storage;
+  SharedArray<Storage, Config::block_q * Config::head_dim> q;        // [block_q, head_dim]
+  SharedArray<Storage, Config::block_kv * Config::head_dim> k[2];    // [block_kv, head_dim]
+  SharedArray<Storage, Config::block_kv * Config::head_dim_v> v[2];  // [block_kv, head_dim_v]
+  SharedArray<Storage,
+              ForwardTypes<Config>::scratch_needed ? Config::block_q * Config::block_kv : 0>
+      p;  // [block_q, block_kv], if the products are scalar
+};
+
+// What every step of a thread block needs, the same for all its tiles.
+template <class Config, class Types = ForwardTypes<Config>>
+struct ForwardContext {
+  const Fa2ForwardParams& params;
+  ForwardStorage<Config>& shared;
+  const WorkItem item;
+  const Sequence seq;
+  const KvBlocks<Config> blocks;
+  const int row0;  // of this warp in the q tile
+  const TileStream<Config::copies, Types::threads, typename Types::KTile> k_stream;
+  const TileStream<Config::copies, Types::threads, typename Types::VTile> v_stream;
+
+  __device__ typename Types::QTile q() const { return {shared.q.data}; }
+  __device__ typename Types::KTile k(int step) const { return {shared.k[step % 2].data}; }
+  __device__ typename Types::VTile v(int step) const { return {shared.v[step % 2].data}; }
+  __device__ typename Types::OutTile staging() const { return {shared.q.data}; }
+  __device__ typename Types::PTile p() const { return {shared.p.data}; }
+  __device__ int first_query() const { return item.q_tile * Config::block_q + row0; }
+};
+
+// What a warp carries from step to step for its rows.
+template <class Config, class Types = ForwardTypes<Config>>
+struct ForwardState {
+  typename Types::Output output;   // not yet divided by the row's sum
+  typename Types::Rows reference;  // what is subtracted from the row's logits
+  typename Types::Rows sum;        // of the weights, over this lane's columns
+};
+
+}  // namespace cuflash::fa2

@@ -1,0 +1,122 @@
+// What a backward pass over kv tiles needs of each query row, and a clean place for dQ.
+//
+//   delta = rowsum(dout * out) - dlse   (Dao et al. 2022, Algorithm 4, line 19; a gradient of the
+//                                        log-sum-exp enters as in dS = P * (dP - delta))
+//   row_lse = lse in the units of the logits, plus infinity for a dead row or one beyond the
+//             length, whose P = exp(s - lse) is then zero
+//
+// Both are contiguous over [batch, heads_q, padded_rows], so that a tile of them is copied by 16
+// bytes. One thread block does `rows` rows of a head; it also clears their dQ accumulator and the
+// turns of an ordered accumulation.
+#include "../tile/copy.cuh"
+#include "../tile/product.cuh"
+#include "../tile/sequence.cuh"
+#include "../tile/softmax.cuh"
+
+namespace cuflash::steps {
+
+// `count` neighbouring elements, by 16 bytes if they are whole chunks.
+template <int count, class T, class Compute>
+__device__ inline void load_elements(Compute (&to)[count], const T* from) {
+  if constexpr (count * sizeof(T) % 16 == 0) {
+    constexpr int chunk = 16 / sizeof(T);
+#pragma unroll
+    for (int i = 0; i < count; i += chunk) {
+      alignas(16) T elements[chunk];
+      *reinterpret_cast<Chunk*>(elements) = *reinterpret_cast<const Chunk*>(from + i);
+#pragma unroll
+      for (int j = 0; j < chunk; ++j) to[i + j] = to_compute(elements[j]);
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < count; ++i) to[i] = to_compute(from[i]);
+  }
+}
+
+// Lanes that share a row, and elements that each of them takes at a time.
+template <class Config>
+struct RowShare {
+  using Storage = typename Config::Storage;
+  static constexpr bool vector = Config::copies != CopyKind::element;
+  static constexpr int elements = vector ? 16 / static_cast<int>(sizeof(Storage)) : 1;
+  static constexpr int lanes = largest_power_of_two_in(32, Config::head_dim_v / elements);
+};
+
+// This lane's part of rowsum(dout * out).
+template <class Config>
+__device__ inline typename Config::Compute row_product(const StatisticsParams& params,
+                                                       const Sequence& seq, int head, int row,
+                                                       int lane) {
+  using Compute = typename Config::Compute;
+  using Share = RowShare<Config>;
+  const auto* out = q_row<const typename Config::Output>(params.out, seq, head, row);
+  const auto* dout = q_row<const typename Config::Storage>(params.dout, seq, head, row);
+  Compute sum = 0;
+#pragma unroll
+  for (int begin = 0; begin < Config::head_dim_v; begin += Share::lanes * Share::elements) {
+    const int column = begin + lane * Share::elements;
+    if (column >= params.shape.head_dim_v) break;
+    Compute a[Share::elements], b[Share::elements];
+    load_elements(a, dout + column);
+    load_elements(b, out + column);
+#pragma unroll
+    for (int i = 0; i < Share::elements; ++i) sum = fma(a[i], b[i], sum);
+  }
+  return sum;
+}
+
+template <class Config>
+__device__ inline void clear_accumulator(const StatisticsParams& params, long long first_row) {
+  constexpr int chunks =
+      Config::rows * Config::head_dim * static_cast<int>(sizeof(typename Config::Compute)) / 16;
+  auto* to = reinterpret_cast<Chunk*>(
+      static_cast<typename Config::Compute*>(params.dq_accumulator) + first_row * Config::head_dim);
+#pragma unroll 4
+  for (int i = threadIdx.x; i < chunks; i += 32 * Config::warps) to[i] = Chunk{};
+}
+
+template <class Config>
+__device__ inline void statistics(const StatisticsParams& params) {
+  using Compute = typename Config::Compute;
+  constexpr int lanes = RowShare<Config>::lanes;
+  const Shape& shape = params.shape;
+  const int blocks = static_cast<int>(params.padded_rows) / Config::rows;  // of a head
+  const int all_heads = blockIdx.x / blocks;
+  const int begin = static_cast<int>(blockIdx.x) % blocks * Config::rows;
+  const int head = all_heads % shape.heads_q;
+  const Sequence seq = sequence(shape, all_heads / shape.heads_q);
+  const long long first_row = all_heads * params.padded_rows + begin;
+
+  clear_accumulator<Config>(params, first_row);
+  for (int i = threadIdx.x; i < Config::turns; i += 32 * Config::warps) {
+    static_cast<int*>(params.turns)[static_cast<long long>(blockIdx.x) * Config::turns + i] = 0;
+  }
+  const int lane = static_cast<int>(threadIdx.x) % lanes;
+  for (int i = static_cast<int>(threadIdx.x) / lanes; i < Config::rows;
+       i += 32 * Config::warps / lanes) {
+    const int row = begin + i;
+    const bool valid = row < shape.seqlen_q;
+    Compute sum = valid ? row_product<Config>(params, seq, head, row, lane) : Compute(0);
+#pragma unroll
+    for (int distance = lanes / 2; distance > 0; distance /= 2) {
+      sum += __shfl_xor_sync(0xffffffffu, sum, distance);
+    }
+    if (lane != 0) continue;
+    Compute lse = infinity<Compute>();
+    if (valid) {
+      const Compute given =
+          *row_number<const typename Config::Statistics>(params.lse, seq, head, row);
+      if (given != -infinity<Compute>()) {
+        lse = Logits<Config>::from_natural(given);
+        if (lse == infinity<Compute>()) lse -= lse;  // NaN: no dead row, but one that overflowed
+      }
+      if (params.dlse.data != nullptr) {
+        sum -= *row_number<const typename Config::Statistics>(params.dlse, seq, head, row);
+      }
+    }
+    static_cast<Compute*>(params.row_lse)[first_row + i] = lse;
+    static_cast<Compute*>(params.delta)[first_row + i] = lse == infinity<Compute>() ? 0 : sum;
+  }
+}
+
+}  // namespace cuflash::steps

@@ -1,0 +1,95 @@
+// Backward passes: the parts of one step, a q tile of a head against the block's kv tile. `c` is
+// the kernel's context: parameters, sequence, `item.head` (the kv head), and its tiles in shared
+// memory.
+#pragma once
+
+#include "backward_tiles.cuh"
+
+namespace cuflash {
+
+// K_j and V_j -> shared memory.
+template <class Config, class Context>
+__device__ inline void load_kv_tile(const Context& c, int kv_begin) {
+  using Storage = typename Config::Storage;
+  constexpr int threads = BackwardTypes<Config>::threads;
+  const int rows = c.seq.seqlen_kv - kv_begin;
+  copy_tile<Config::copies, threads>(
+      c.k(), kv_row<const Storage>(c.params.k, c.seq, c.item.head, kv_begin), c.params.k.row_stride,
+      rows, c.params.shape.head_dim);
+  copy_tile<Config::copies, threads>(
+      c.v(), kv_row<const Storage>(c.params.v, c.seq, c.item.head, kv_begin), c.params.v.row_stride,
+      rows, c.params.shape.head_dim_v);
+}
+
+// P_ij = exp(scale Q_i K_j^T - lse) and dS_ij = P_ij * (dO_i V_j^T - delta) -> `p` and `ds` in
+// shared memory. `statistics(row0, lse, delta)` gives those of this warp's rows; an infinite lse
+// makes a row's P zero.
+template <class Config, class Context, class Shared, class Statistics>
+__device__ inline void score_tiles(const Context& c, const QStep& step, int kv_begin,
+                                   const Shared& p_tile, const Shared& ds_tile,
+                                   Statistics statistics) {
+  using Types = BackwardTypes<Config>;
+  using Compute = typename Config::Compute;
+  using Scores = typename Types::Scores;
+  const typename Types::ScoreGrid warp;
+  if (!warp.active) return;
+  const int row0 = warp.row * Scores::rows;
+  const int key0 = warp.column * Scores::columns;
+  WorkItem item = c.item;
+  item.head = step.head;
+  typename Types::Rows lse, delta;
+  statistics(row0, lse, delta);
+
+  Scores p;
+  p.fill(0);
+  Products<Config>::template multiply_ahead<Config::head_dim>(
+      p, rows_by_depth(c.q(step.stage), row0), rows_by_depth(c.k(), key0));
+  prepare_scores<Config>(p, item, c.seq, step.q_begin + row0, kv_begin + key0, step.edge);
+  const Compute factor = Logits<Config>::factor(c.params.scale);
+  p.for_each([&](Compute& s, int m, int, int group, int) {
+    s = Logits<Config>::exponential(s, factor, lse.value[m][group]);
+  });
+  store_shared<Config::architecture>(p, p_tile, row0,
+                                     part_offset<Shared, Scores::columns>(warp.column));
+
+  Scores ds;
+  ds.fill(0);
+  Products<Config>::template multiply_ahead<Config::head_dim_v>(
+      ds, rows_by_depth(c.dout(step.stage), row0), rows_by_depth(c.v(), key0));
+  differentiate_scores<Config>(ds, p, delta, item, step.q_begin + row0, kv_begin + key0);
+  store_shared<Config::architecture>(ds, ds_tile, row0,
+                                     part_offset<Shared, Scores::columns>(warp.column));
+}
+
+// dV_j += P_ij^T dO_i and dK_j += dS_ij^T Q_i.
+template <class Config, class Context, class Shared, class KGradient, class VGradient>
+__device__ inline void accumulate_kv(const Context& c, const QStep& step, const Shared& p_tile,
+                                     const Shared& ds_tile, KGradient& dk, VGradient& dv) {
+  const typename BackwardTypes<Config>::KvGrid warp;
+  if (!warp.active) return;
+  using Types = BackwardTypes<Config>;
+  const auto key0 = part_offset<Shared, KGradient::rows>(warp.row);
+  Products<Config>::template multiply_ahead<Config::block_q>(
+      dv, depth_by_rows(p_tile, key0),
+      depth_by_rows(c.dout(step.stage),
+                    part_offset<typename Types::DoutTile, VGradient::columns>(warp.column)));
+  Products<Config>::template multiply_ahead<Config::block_q>(
+      dk, depth_by_rows(ds_tile, key0),
+      depth_by_rows(c.q(step.stage),
+                    part_offset<typename Types::QTile, KGradient::columns>(warp.column)));
+}
+
+// A finished dK_j or dV_j; `tensor` and `columns` say which.
+template <class Config, class Context, class Gradient>
+__device__ inline void store_kv(const Context& c, const Tensor& tensor, int columns, int kv_begin,
+                                double factor, const Gradient& gradient) {
+  const typename BackwardTypes<Config>::KvGrid warp;
+  if (!warp.active) return;
+  const int row = kv_begin + warp.row * Gradient::rows;
+  store_rounded<Config::copies != CopyKind::element>(
+      gradient, kv_row<typename Config::Storage>(tensor, c.seq, c.item.head, row),
+      tensor.row_stride, c.seq.seqlen_kv - row, warp.column * Gradient::columns, columns,
+      static_cast<typename Config::Compute>(factor));
+}
+
+}  // namespace cuflash

@@ -1,0 +1,59 @@
+// Operand fragments of four- and eight-byte elements, two neighbours of the depth at a time. The
+// order of the depth inside an instruction is free so long as both operands share it: here lane l
+// gives, of a step of 8, depths 2 * (l % 4) and + 1 where the instruction's own order has l % 4 and
+// + 4. Those are the columns that the lane holds of an accumulator, which so is a left operand as
+// it stands; and they let a lane read elements that lie side by side.
+//
+// Bank conflicts, for tiles whose rows are whole 128-byte lines: none with the depth down the
+// columns, as the eight or four chunks read at once stand in rows of different permutations. With
+// the depth along the rows two rows meet in each bank, and the load takes twice its time. Narrower
+// tiles (bucket 16 of float32, blocks that are no multiple of 128 bytes) meet twice either way.
+#pragma once
+
+#include "../ptx/load_shared.cuh"
+#include "operand.cuh"
+#include "shared_tile.cuh"
+
+namespace cuflash {
+
+// load(d, row, k) brings depths k + 2 * (l % 4) and + 1 of operand row `row` + l / 4; `row` and `k`
+// are multiples of 8.
+template <class Operand>
+struct DepthPairs;
+
+template <class Tile, class Offset>
+struct DepthPairs<RowsByDepth<Tile, Offset>> {
+  using Element = typename Tile::Element;
+  LaneChunks<Tile, is_aligned<Offset>> chunks;
+
+  __device__ DepthPairs(const RowsByDepth<Tile, Offset>& operand, int lane)
+      : chunks{operand.tile, operand.row0 + lane / 4,
+               operand.depth0 / Tile::chunk + lane % 4 * 2 / Tile::chunk,
+               lane % 4 * 2 % Tile::chunk * static_cast<int>(sizeof(Element))} {}
+  __device__ void load(Element (&d)[2], int row, int k) const {
+    ptx::load_shared(d, chunks.at(row, k / Tile::chunk));
+  }
+};
+
+template <class Tile, class Offset>
+struct DepthPairs<DepthByRows<Tile, Offset>> {
+  using Element = typename Tile::Element;
+  LaneChunks<Tile, is_aligned<Offset>> chunks;
+
+  __device__ DepthPairs(const DepthByRows<Tile, Offset>& operand, int lane)
+      : chunks{operand.tile, operand.depth0 + lane % 4 * 2,
+               operand.row0 / Tile::chunk + lane / 4 / Tile::chunk,
+               lane / 4 % Tile::chunk * static_cast<int>(sizeof(Element))} {}
+  __device__ void load(Element (&d)[2], int row, int k) const {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) ptx::load_shared(d[i], chunks.at(k + i, row / Tile::chunk));
+  }
+};
+
+// Whether both operands have the depth along their rows, and so can be read in wider pieces.
+template <class A, class B>
+constexpr bool depth_along_rows = false;
+template <class TileA, class OffsetA, class TileB, class OffsetB>
+constexpr bool depth_along_rows<RowsByDepth<TileA, OffsetA>, RowsByDepth<TileB, OffsetB>> = true;
+
+}  // namespace cuflash

@@ -1,0 +1,90 @@
+// The place in device memory where thread blocks sum dQ, in the compute type: fragments of
+// fragment_rows x 8 as the warps hold them, one after the other over [batch, heads_q,
+// padded_rows / fragment_rows, head_dim / 8], so that a warp adds a fragment by one instruction
+// to consecutive memory.
+#pragma once
+
+#include "../ptx/reduce.cuh"
+#include "warp_tile.cuh"
+
+namespace cuflash {
+
+// Elements of a fragment that one lane holds: [row group][which of two columns].
+template <class Tile>
+constexpr int kLaneElements = Tile::row_groups * 2;
+
+// First element that `lane` holds of the fragment at (row, column), both multiples of a fragment,
+// of a head whose accumulator begins at row `head_row`.
+template <class Config>
+__device__ inline long long accumulator_index(long long head_row, int row, int column, int lane) {
+  constexpr int lane_elements = Config::fragment_rows / 4;
+  const long long fragment =
+      (head_row + row) / Config::fragment_rows * (Config::head_dim / 8) + column / 8;
+  return (fragment * 32 + lane) * lane_elements;
+}
+
+// The tile whose first element is (row0, column0) of the accumulator.
+template <class Config, class Tile>
+__device__ inline void load_from_accumulator(const typename Config::Compute* accumulator,
+                                             Tile& tile, long long head_row, int row0,
+                                             int column0) {
+  constexpr int count = kLaneElements<Tile>;
+  using Compute = typename Config::Compute;
+  struct alignas(count * sizeof(Compute) < 16 ? count * sizeof(Compute) : 16) Elements {
+    Compute x[count];
+  };
+  const int lane = ptx::opaque_lane();
+  const Compute* from = accumulator + accumulator_index<Config>(head_row, row0, column0, lane);
+  constexpr int row_stride = Config::head_dim / 8 * 32 * count;
+#pragma unroll
+  for (int m = 0; m < Tile::row_fragments; ++m) {
+#pragma unroll
+    for (int n = 0; n < Tile::column_fragments; ++n) {
+      const Elements elements =
+          *reinterpret_cast<const Elements*>(from + m * row_stride + n * 32 * count);
+#pragma unroll
+      for (int i = 0; i < count; ++i) tile.value[m][n][i / 2][i % 2] = elements.x[i];
+    }
+  }
+}
+
+// to[i] += x[i], by one instruction where there is one.
+template <class Config, class T, int count>
+__device__ inline void add_all(T* to, const T (&x)[count]) {
+  if constexpr (count == 4 && sizeof(T) == 4 && Config::architecture >= 90) {
+    ptx::reduce_add_four(to, x);
+  } else {
+#pragma unroll
+    for (int i = 0; i < count; ++i) ptx::reduce_add(to + i, x[i]);
+  }
+}
+
+// accumulator += tile, whose first element is (row0, column0). With `dead(row)` true for a row of
+// the tile nothing is added there.
+template <class Config, class Tile, class Dead>
+__device__ inline void add_to_accumulator(typename Config::Compute* accumulator, const Tile& tile,
+                                          long long head_row, int row0, int column0, Dead dead) {
+  const int lane = ptx::opaque_lane();
+  auto* to = accumulator + accumulator_index<Config>(head_row, row0, column0, lane);
+  constexpr int row_stride = Config::head_dim / 8 * 32 * kLaneElements<Tile>;
+#pragma unroll
+  for (int m = 0; m < Tile::row_fragments; ++m) {
+    bool skip[Tile::row_groups];
+#pragma unroll
+    for (int group = 0; group < Tile::row_groups; ++group) {
+      skip[group] = dead(lane / 4 + Tile::row(m, group));
+    }
+#pragma unroll
+    for (int n = 0; n < Tile::column_fragments; ++n) {
+      typename Config::Compute x[kLaneElements<Tile>];
+#pragma unroll
+      for (int group = 0; group < Tile::row_groups; ++group) {
+        x[group * 2] = skip[group] ? 0 : tile.value[m][n][group][0];
+        x[group * 2 + 1] = skip[group] ? 0 : tile.value[m][n][group][1];
+      }
+      add_all<Config>(to + m * row_stride + n * 32 * kLaneElements<Tile>, x);
+    }
+  }
+}
+
+}  // namespace cuflash

@@ -1,0 +1,79 @@
+"""The plan of FlashAttention-1."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from .decision import Algorithm, Plan, asked_tile, nothing_fits
+from .device import DeviceLimits
+from .kernel import KernelLaunch, kernel_config, lay_out
+from .problem import DTYPES, AttentionProblem
+from .tiles import fa1, steps
+
+__all__ = ["fa1_plan"]
+
+
+def fa1_plan(
+    problem: AttentionProblem,
+    limits: DeviceLimits,
+    blocks: tuple[int, int] | None,
+    rejected: tuple[tuple[Algorithm, str], ...],
+) -> Plan:
+    """One thread block for each head; the accumulators in the workspace."""
+    tile, reason = _tile(problem, limits, blocks)
+    arithmetic = fa1.arithmetic(problem.storage, limits.compute_capability, tile.fragment_rows)
+    kernel = ("fa1", problem.operation)
+    config = kernel_config(problem, limits, kernel, arithmetic, tile.constants(), tile.footprint)
+    rows = problem.batch * problem.heads_q * problem.seqlen_q
+    itemsize = DTYPES[problem.compute].itemsize
+    if problem.operation == "forward":
+        launches = [KernelLaunch(config, problem.batch * problem.heads_q)]
+        sizes = [
+            ("out_accumulator", rows * tile.head_dim_v * itemsize),
+            ("row_max", rows * itemsize),
+            ("row_sum", rows * itemsize),
+        ]
+    else:
+        launches = [
+            _delta_launch(problem, limits),
+            KernelLaunch(config, problem.batch * problem.heads_kv),
+        ]
+        sizes = [
+            ("delta", rows * itemsize),
+            ("dq_accumulator", rows * tile.head_dim * itemsize),
+        ]
+    return Plan(
+        problem, "cuda", "fa1", tile, reason, rejected, tuple(launches), tuple(lay_out(sizes))
+    )
+
+
+def _tile(
+    problem: AttentionProblem, limits: DeviceLimits, blocks: tuple[int, int] | None
+) -> tuple[fa1.Fa1Tile, str]:
+    rule = fa1.paper_blocks(problem, limits)
+    said = f"B_c = ceil(M / 4d) asks for {rule[0]}x{rule[1]}"
+    if blocks is not None:
+        needed = f"multiples of {fa1.steps_of(problem)}"
+        ways = fa1.tiles_of_blocks(problem, *blocks)
+        tile = asked_tile(
+            problem, "fa1", blocks, limits, needed, ways, lambda: fa1.all_tiles(problem)
+        )
+        return tile, f"blocks as asked; {said}"
+    for tile in fa1.tiles_of_rule(problem, limits):
+        if tile.footprint.excess(limits) is None:
+            exact = (tile.block_q, tile.block_kv) == rule
+            return tile, said if exact else f"{said}; the nearest that fits is taken"
+    *_, smallest = fa1.tiles_of_rule(problem, limits)
+    raise nothing_fits(problem, limits, "fa1", smallest)
+
+
+def _delta_launch(problem: AttentionProblem, limits: DeviceLimits) -> KernelLaunch:
+    rows = problem.batch * problem.heads_q * problem.seqlen_q
+    tile = steps.delta_tile(rows, limits)
+    arithmetic = fa1.arithmetic(problem.storage, limits.compute_capability, 8)
+    kernel = ("steps", "delta")
+    config = kernel_config(problem, limits, kernel, arithmetic, tile.constants(), tile.footprint)
+    # Nothing else changes its code, so every head_dim and mask shares one compilation.
+    shared = replace(config, mask="full", copies="element", head_dim=0, head_dim_v=0)
+    shared = replace(shared, products="scalar", mma_depth=0)
+    return KernelLaunch(shared, tile.grid)

@@ -1,0 +1,183 @@
+"""The plan of FlashAttention-2."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..errors import UnsupportedError
+from .decision import Algorithm, Plan, asked_tile, nothing_fits
+from .device import DeviceLimits
+from .kernel import KernelLaunch, kernel_config, lay_out
+from .problem import DTYPES, AttentionProblem
+from .tiles import fa2, steps
+from .tiles.common import ceil_div
+
+__all__ = ["fa2_plan"]
+
+#: Thread blocks of a launch.
+_MOST_BLOCKS = 2**31 - 1
+
+
+def fa2_plan(
+    problem: AttentionProblem,
+    limits: DeviceLimits,
+    blocks: tuple[int, int] | None,
+    rejected: tuple[tuple[Algorithm, str], ...],
+    tile: fa2.Fa2Tile | None = None,
+) -> Plan:
+    """One thread block for each q tile (forward) or kv tile (backward) of each head.
+
+    ``tile`` takes the place of the chosen one, for whoever compares tiles.
+    """
+    reason = "as given"
+    if tile is None:
+        tile, reason = _tile(problem, limits, blocks)
+    if isinstance(tile, fa2.Fa2ForwardTile):
+        return _forward(problem, limits, tile, reason, rejected)
+    return _backward(problem, limits, tile, reason, rejected)
+
+
+def _tile(
+    problem: AttentionProblem, limits: DeviceLimits, blocks: tuple[int, int] | None
+) -> tuple[fa2.Fa2Tile, str]:
+    """The first candidate that fits and has work for every multiprocessor."""
+    if blocks is not None:
+        ways = fa2.tiles_of_blocks(problem, limits, *blocks)
+        rule = f"multiples of {fa2.step_of(problem, limits)}"
+        if problem.operation == "backward":
+            rule += f", that of queries a part of {steps.ROWS}"
+        tile = asked_tile(
+            problem, "fa2", blocks, limits, rule, ways, lambda: fa2.all_tiles(problem, limits)
+        )
+        return tile, "blocks as asked"
+    tiles = list(fa2.candidates(problem, limits))
+    fitting = [tile for tile in tiles if tile.footprint.excess(limits) is None]
+    if not fitting:
+        raise nothing_fits(problem, limits, "fa2", tiles[-1])
+    best = fitting[0]
+    if _blocks(problem, best) >= limits.num_sms:
+        return best, "the first of the table that fits"
+    others = [tile for tile in fitting if tile is best or _is_smaller(tile, best)]
+    chosen = max(others, key=lambda tile: (_blocks(problem, tile), -tile.block_q))
+    if chosen is best:
+        return best, "the first of the table that fits"
+    return chosen, f"instead of {best.block_q}x{best.block_kv}, for more or smaller blocks"
+
+
+def _is_smaller(tile: fa2.Fa2Tile, best: fa2.Fa2Tile) -> bool:
+    """Whether a tile is worth taking for more thread blocks: of at least half the rows.
+
+    With fewer than four warps a multiprocessor would stand still most of the time.
+    """
+    halves = 2 * tile.block_q >= best.block_q and 2 * tile.block_kv >= best.block_kv
+    no_larger = tile.block_q <= max(64, best.block_q) and tile.block_kv <= best.block_kv
+    return halves and no_larger and tile.warps >= 4 and tile.arithmetic == best.arithmetic
+
+
+def _blocks(problem: AttentionProblem, tile: fa2.Fa2Tile) -> int:
+    if isinstance(tile, fa2.Fa2ForwardTile):
+        return problem.batch * problem.heads_q * ceil_div(problem.seqlen_q, tile.block_q)
+    return problem.batch * problem.heads_kv * ceil_div(problem.seqlen_kv, tile.block_kv)
+
+
+def _section(problem: AttentionProblem, limits: DeviceLimits, tiles: int, per_sm: int) -> int:
+    """Heads whose tiles run together: as many as half of L2 holds the streamed rows of.
+
+    Never fewer than give every multiprocessor two rounds of blocks.
+    """
+    forward = problem.operation == "forward"
+    rows = problem.seqlen_kv if forward else problem.seqlen_q * problem.group
+    width = problem.head_dim + problem.head_dim_v
+    held = limits.l2 // 2 // max(1, rows * width * DTYPES[problem.storage].itemsize)
+    if forward:
+        held *= problem.group
+    heads = problem.batch * (problem.heads_q if forward else problem.heads_kv)
+    enough = ceil_div(2 * limits.num_sms * per_sm, max(1, tiles))
+    return max(1, min(max(held, enough), heads))
+
+
+def _launchable(grid: int) -> int:
+    if grid > _MOST_BLOCKS:
+        raise UnsupportedError(
+            f"fa2 would need {grid:,} thread blocks, a launch has at most {_MOST_BLOCKS:,}"
+        )
+    return grid
+
+
+def _main_launch(
+    problem: AttentionProblem, limits: DeviceLimits, tile: fa2.Fa2Tile, *more: tuple[str, int]
+) -> KernelLaunch:
+    grid = _launchable(_blocks(problem, tile))
+    kernel = ("fa2", problem.operation)
+    footprint = tile.footprint
+    config = kernel_config(problem, limits, kernel, tile.arithmetic, tile.constants(), footprint)
+    heads = problem.batch * (
+        problem.heads_q if problem.operation == "forward" else problem.heads_kv
+    )
+    tiles = grid // max(1, heads)
+    section = _section(problem, limits, tiles, footprint.blocks_per_sm)
+    return KernelLaunch(config, grid, (("section", section), *more))
+
+
+def _forward(
+    problem: AttentionProblem,
+    limits: DeviceLimits,
+    tile: fa2.Fa2ForwardTile,
+    reason: str,
+    rejected: tuple[tuple[Algorithm, str], ...],
+) -> Plan:
+    launch = _main_launch(problem, limits, tile)
+    return Plan(problem, "cuda", "fa2", tile, reason, rejected, (launch,))
+
+
+def _backward(
+    problem: AttentionProblem,
+    limits: DeviceLimits,
+    tile: fa2.Fa2BackwardTile,
+    reason: str,
+    rejected: tuple[tuple[Algorithm, str], ...],
+) -> Plan:
+    heads = problem.batch * problem.heads_q
+    padded = ceil_div(problem.seqlen_q, steps.ROWS) * steps.ROWS
+    itemsize = DTYPES[problem.compute].itemsize
+    turns = steps.ROWS // tile.block_q * tile.warps if tile.ordered else 0  # of ROWS rows
+    sizes = [
+        ("row_lse", heads * padded * itemsize),
+        ("delta", heads * padded * itemsize),
+        ("dq_accumulator", heads * padded * tile.head_dim * itemsize),
+        ("turns", 4 * heads * padded // steps.ROWS * turns),
+    ]
+    rows = ("padded_rows", padded)
+    launches = (
+        _step_launch(problem, limits, tile, "statistics", {"turns": turns}, rows),
+        _main_launch(problem, limits, tile, rows),
+        _step_launch(problem, limits, tile, "convert_dq", {}, rows),
+    )
+    return Plan(problem, "cuda", "fa2", tile, reason, rejected, launches, tuple(lay_out(sizes)))
+
+
+def _step_launch(
+    problem: AttentionProblem,
+    limits: DeviceLimits,
+    tile: fa2.Fa2BackwardTile,
+    kernel: str,
+    constants: dict[str, int],
+    rows: tuple[str, int],
+) -> KernelLaunch:
+    """A kernel before or after the main one, which does ``steps.ROWS`` rows a block."""
+    step = steps.RowsTile(tile.arithmetic.fragment_rows)
+    config = kernel_config(
+        problem,
+        limits,
+        ("steps", kernel),
+        tile.arithmetic,
+        step.constants() | constants,
+        step.converting(tile.head_dim, problem.storage)
+        if kernel == "convert_dq"
+        else step.footprint,
+    )
+    grid = _launchable(problem.batch * problem.heads_q * ceil_div(problem.seqlen_q, steps.ROWS))
+    config = replace(config, mask="full")
+    if kernel == "convert_dq":  # nothing else changes its code
+        config = replace(config, head_dim_v=config.head_dim, output=config.storage)
+    return KernelLaunch(config, grid, (rows,))

@@ -1,0 +1,224 @@
+"""FlashAttention-2: candidate tiles, best first, and what they need."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ..device import DeviceLimits
+from ..problem import DTYPES, AttentionProblem, DTypeName
+from .common import (
+    Arithmetic,
+    Footprint,
+    arithmetics,
+    bucket,
+    key_step,
+    shared_array,
+    values_in_registers,
+    warp_grid,
+)
+from .fa2_tables import BACKWARD, FORWARD, BackwardRow, ForwardRow
+from .steps import ROWS
+
+__all__ = [
+    "Fa2BackwardTile",
+    "Fa2ForwardTile",
+    "Fa2Tile",
+    "all_tiles",
+    "candidates",
+    "step_of",
+    "tiles_of_blocks",
+]
+
+
+@dataclass(frozen=True)
+class Fa2ForwardTile:
+    """The forward pass: ``warps`` warps part the rows, K and V stream through two stages."""
+
+    block_q: int
+    block_kv: int
+    warps: int
+    blocks_per_sm: int
+    storage: DTypeName
+    head_dim: int
+    head_dim_v: int
+    arithmetic: Arithmetic
+
+    @property
+    def footprint(self) -> Footprint:
+        """Shared memory exactly as the kernel lays it out, registers as an estimate."""
+        compute = DTYPES[self.storage].compute
+        scalar = self.arithmetic.products == "scalar"
+        shared = (
+            shared_array(self.block_q * self.head_dim, self.storage)
+            + 2 * shared_array(self.block_kv * self.head_dim, self.storage)
+            + 2 * shared_array(self.block_kv * self.head_dim_v, self.storage)
+            + shared_array(self.block_q * self.block_kv if scalar else 0, self.storage)
+        )
+        rows = self.block_q // self.warps
+        held = values_in_registers(rows, self.head_dim_v, compute)
+        held += values_in_registers(rows, self.block_kv, compute)
+        return Footprint(shared, held + 56, 32 * self.warps, self.blocks_per_sm)
+
+    def constants(self) -> dict[str, int]:
+        """What the device code reads from ``Config``."""
+        return {
+            "block_q": self.block_q,
+            "block_kv": self.block_kv,
+            "warps": self.warps,
+            "fragment_rows": self.arithmetic.fragment_rows,
+        }
+
+
+@dataclass(frozen=True)
+class Fa2BackwardTile:
+    """The backward pass: each kind of product parts its result in a warp grid of its own."""
+
+    block_q: int
+    block_kv: int
+    warps: int
+    blocks_per_sm: int
+    num_stages: int  # of Q and dO
+    score_stages: int  # of P and dS
+    score_grid: tuple[int, int]
+    kv_grid: tuple[int, int]
+    q_grid: tuple[int, int]
+    storage: DTypeName
+    head_dim: int
+    head_dim_v: int
+    arithmetic: Arithmetic
+    ordered: bool = False
+
+    @property
+    def footprint(self) -> Footprint:
+        """Shared memory exactly as the kernel lays it out, registers as an estimate."""
+        compute = DTYPES[self.storage].compute
+        stage = (
+            shared_array(self.block_q * self.head_dim, self.storage)
+            + shared_array(self.block_q * self.head_dim_v, self.storage)
+            + 2 * shared_array(self.block_q, compute)
+        )
+        shared = (
+            shared_array(self.block_kv * self.head_dim, self.storage)
+            + shared_array(self.block_kv * self.head_dim_v, self.storage)
+            + self.num_stages * stage
+            + 2 * self.score_stages * shared_array(self.block_q * self.block_kv, self.storage)
+        )
+
+        def part(rows: int, columns: int, grid: tuple[int, int]) -> int:
+            return values_in_registers(rows // grid[0], columns // grid[1], compute)
+
+        held = part(self.block_kv, self.head_dim + self.head_dim_v, self.kv_grid)
+        passing = max(
+            2 * part(self.block_q, self.block_kv, self.score_grid),
+            part(self.block_q, self.head_dim, self.q_grid),
+        )
+        return Footprint(shared, held + passing + 56, 32 * self.warps, self.blocks_per_sm)
+
+    def constants(self) -> dict[str, int]:
+        """What the device code reads from ``Config``."""
+        return {
+            "block_q": self.block_q,
+            "block_kv": self.block_kv,
+            "warps": self.warps,
+            "num_stages": self.num_stages,
+            "score_stages": self.score_stages,
+            "score_grid_rows": self.score_grid[0],
+            "score_grid_columns": self.score_grid[1],
+            "kv_grid_rows": self.kv_grid[0],
+            "kv_grid_columns": self.kv_grid[1],
+            "q_grid_rows": self.q_grid[0],
+            "q_grid_columns": self.q_grid[1],
+            "fragment_rows": self.arithmetic.fragment_rows,
+            "ordered": int(self.ordered),
+        }
+
+
+Fa2Tile = Fa2ForwardTile | Fa2BackwardTile
+
+
+def candidates(
+    problem: AttentionProblem, limits: DeviceLimits, every: bool = False
+) -> Iterator[Fa2Tile]:
+    """The tiles that the plan chooses from, best first, whether they fit or not.
+
+    With ``every`` also those that the tables have for narrower heads alone.
+    """
+    itemsize = DTYPES[problem.storage].itemsize
+    width = max(bucket(problem.head_dim), bucket(problem.head_dim_v))
+    if problem.operation == "forward":
+        for row in FORWARD[itemsize]:
+            if every or width <= row.widest:
+                yield from _forward(problem, limits, row)
+    else:
+        for wide in BACKWARD[itemsize]:
+            if every or width <= wide.widest:
+                yield from _backward(problem, limits, wide)
+
+
+def tiles_of_blocks(
+    problem: AttentionProblem, limits: DeviceLimits, block_q: int, block_kv: int
+) -> Iterator[Fa2Tile]:
+    """Every way of parting these blocks among warps, best first."""
+    for warps in (8, 4, 2, 1):
+        if problem.operation == "forward":
+            yield from _forward(problem, limits, ForwardRow(256, block_q, block_kv, warps))
+            continue
+        for stages in ((3, 2), (2, 1), (1, 1)):
+            row = BackwardRow(256, block_q, block_kv, warps, 1, *stages)
+            yield from _backward(problem, limits, row)
+
+
+def all_tiles(problem: AttentionProblem, limits: DeviceLimits) -> Iterator[Fa2Tile]:
+    """Every tile there is up to 256 rows, whether it fits or not."""
+    step = step_of(problem, limits)
+    for block_q in range(step, 257, step):
+        for block_kv in range(step, 257, step):
+            yield from tiles_of_blocks(problem, limits, block_q, block_kv)
+
+
+def step_of(problem: AttentionProblem, limits: DeviceLimits) -> int:
+    """The smallest block there is; every block is a multiple of it."""
+    rows = min(a.fragment_rows for a in arithmetics(problem.storage, limits.compute_capability))
+    return max(rows, key_step(problem.storage))
+
+
+def _forward(
+    problem: AttentionProblem, limits: DeviceLimits, row: ForwardRow
+) -> Iterator[Fa2ForwardTile]:
+    for arithmetic in arithmetics(problem.storage, limits.compute_capability):
+        whole_rows = row.block_q % (row.warps * arithmetic.fragment_rows) == 0
+        if whole_rows and row.block_kv % key_step(problem.storage) == 0:
+            yield Fa2ForwardTile(
+                *row[1:],
+                problem.storage,
+                bucket(problem.head_dim),
+                bucket(problem.head_dim_v),
+                arithmetic,
+            )
+
+
+def _backward(
+    problem: AttentionProblem, limits: DeviceLimits, row: BackwardRow
+) -> Iterator[Fa2BackwardTile]:
+    if ROWS % row.block_q:  # the last tile would reach into the next head's part of the workspace
+        return
+    head_dim, head_dim_v = bucket(problem.head_dim), bucket(problem.head_dim_v)
+    for arithmetic in arithmetics(problem.storage, limits.compute_capability):
+        units = arithmetic.fragment_rows, key_step(problem.storage)
+        score_grid = warp_grid(row.block_q, (row.block_kv,), row.warps, *units)
+        kv_grid = warp_grid(row.block_kv, (head_dim, head_dim_v), row.warps, *units)
+        q_grid = warp_grid(row.block_q, (head_dim,), row.warps, *units)
+        if score_grid is None or kv_grid is None or q_grid is None:
+            continue
+        yield Fa2BackwardTile(
+            *row[1:],
+            score_grid,
+            kv_grid,
+            q_grid,
+            problem.storage,
+            head_dim,
+            head_dim_v,
+            arithmetic,
+            problem.deterministic,
+        )

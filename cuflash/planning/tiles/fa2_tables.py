@@ -1,0 +1,116 @@
+"""The tables of FlashAttention-2: tiles to choose from, best first, by bytes of an element.
+
+The first that fits is taken. The rows with a figure were the fastest on an H200
+(TFLOP/s at seqlen 8192 in 16 bits, 4096 in the others, full); the ones after
+them are for less shared memory and for few blocks.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+__all__ = ["BACKWARD", "FORWARD", "BackwardRow", "ForwardRow"]
+
+
+class ForwardRow(NamedTuple):
+    """A tile of the forward pass for head dims up to ``widest``."""
+
+    widest: int
+    block_q: int
+    block_kv: int
+    warps: int
+    blocks_per_sm: int = 1
+
+
+class BackwardRow(NamedTuple):
+    """A tile of the backward pass for head dims up to ``widest``."""
+
+    widest: int
+    block_q: int
+    block_kv: int
+    warps: int
+    blocks_per_sm: int
+    num_stages: int  # of Q and dO
+    score_stages: int  # of P and dS; with two, scores run beside gradients
+
+
+FORWARD = {
+    2: (
+        ForwardRow(128, 128, 64, 4, 2),  # 327 at head_dim 64, 392 at 128
+        ForwardRow(256, 128, 64, 8),  # 340 at 256
+        ForwardRow(256, 64, 64, 4, 2),
+        ForwardRow(256, 64, 64, 4),
+        ForwardRow(256, 64, 32, 4),
+        ForwardRow(256, 32, 32, 2),
+        ForwardRow(256, 32, 16, 2),
+        ForwardRow(256, 16, 16, 1),
+    ),
+    4: (
+        ForwardRow(128, 128, 64, 8),  # 56 at 64, 57 at 128
+        ForwardRow(256, 64, 32, 4),
+        ForwardRow(256, 64, 16, 4),
+        ForwardRow(256, 32, 16, 2),
+        ForwardRow(256, 32, 16, 4),
+        ForwardRow(256, 16, 16, 1),
+        ForwardRow(256, 16, 16, 2),
+        ForwardRow(256, 16, 8, 1),
+        ForwardRow(256, 8, 8, 1),
+    ),
+    8: (
+        ForwardRow(64, 128, 32, 8),  # 35 at 64
+        ForwardRow(128, 128, 16, 8),  # 39 at 128
+        ForwardRow(256, 64, 16, 4),
+        ForwardRow(256, 32, 16, 4),
+        ForwardRow(256, 32, 16, 2),
+        ForwardRow(256, 16, 16, 2),
+        ForwardRow(256, 16, 8, 2),
+        ForwardRow(256, 16, 8, 1),
+        ForwardRow(256, 8, 8, 1),
+    ),
+}
+
+BACKWARD = {
+    2: (
+        BackwardRow(64, 32, 128, 4, 2, 3, 2),  # 299 at 64
+        BackwardRow(128, 64, 128, 8, 1, 3, 2),  # 338 at 128
+        BackwardRow(128, 64, 128, 8, 1, 2, 1),
+        BackwardRow(192, 64, 64, 8, 1, 3, 2),
+        BackwardRow(256, 64, 64, 8, 1, 2, 1),  # 245 at 256
+        BackwardRow(256, 64, 64, 8, 1, 1, 1),
+        BackwardRow(256, 32, 64, 8, 1, 2, 1),
+        BackwardRow(256, 32, 64, 8, 1, 1, 1),
+        BackwardRow(256, 32, 32, 4, 1, 1, 1),
+        BackwardRow(256, 16, 32, 4, 1, 1, 1),
+        BackwardRow(256, 16, 16, 2, 1, 1, 1),
+        BackwardRow(256, 16, 16, 1, 1, 1, 1),
+    ),
+    4: (
+        BackwardRow(64, 64, 128, 8, 1, 2, 1),  # 56 at 64
+        BackwardRow(128, 64, 64, 8, 1, 2, 1),  # 57 at 128
+        BackwardRow(256, 32, 64, 8, 1, 2, 1),
+        BackwardRow(256, 32, 64, 8, 1, 1, 1),
+        BackwardRow(256, 32, 32, 8, 1, 2, 1),
+        BackwardRow(256, 32, 32, 8, 1, 1, 1),
+        BackwardRow(256, 16, 32, 8, 1, 1, 1),
+        BackwardRow(256, 16, 32, 4, 1, 1, 1),
+        BackwardRow(256, 16, 16, 4, 1, 1, 1),
+        BackwardRow(256, 16, 16, 2, 1, 1, 1),
+        BackwardRow(256, 16, 16, 1, 1, 1, 1),
+        BackwardRow(256, 8, 8, 4, 1, 1, 1),
+        BackwardRow(256, 8, 8, 2, 1, 1, 1),
+        BackwardRow(256, 8, 8, 1, 1, 1, 1),
+    ),
+    8: (
+        BackwardRow(64, 32, 64, 8, 1, 2, 1),  # 28 at 64
+        BackwardRow(128, 32, 64, 8, 1, 1, 1),  # 30 at 128
+        BackwardRow(256, 32, 32, 8, 1, 1, 1),
+        BackwardRow(256, 16, 32, 8, 1, 1, 1),
+        BackwardRow(256, 16, 32, 4, 1, 1, 1),
+        BackwardRow(256, 16, 16, 4, 1, 1, 1),
+        BackwardRow(256, 16, 16, 2, 1, 1, 1),
+        BackwardRow(256, 16, 16, 1, 1, 1, 1),
+        BackwardRow(256, 8, 8, 4, 1, 1, 1),
+        BackwardRow(256, 8, 8, 2, 1, 1, 1),
+        BackwardRow(256, 8, 8, 1, 1, 1, 1),
+    ),
+}

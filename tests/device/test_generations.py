@@ -1,0 +1,82 @@
+"""The generations on the device, and the tiled NumPy code, say the same of the same problems."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cuflash
+
+from ..kit.case import Case
+from ..kit.compare import compare
+from ..kit.data import arrays
+from ..kit.oracle import judge
+from ..kit.runners import ApiRunner
+
+_NAMES = ("out", "lse", "dq", "dk", "dv")
+#: Part of the largest value by which two may differ: each is within half of it of the truth.
+APART = {"float16": 4e-3, "bfloat16": 3e-2, "float32": 4e-5, "float64": 1e-12}
+DTYPES = tuple(APART)
+
+
+def _results(runner: ApiRunner, case: Case, x: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    out, lse = runner.forward(case, x["q"], x["k"], x["v"])
+    grads = runner.backward(case, x["dout"], x["q"], x["k"], x["v"], out, lse, x["dlse"])
+    return dict(zip(_NAMES, (out, lse, *grads), strict=True))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_all_agree(dtype: str, causal: bool) -> None:
+    case = Case(2, 6, 2, 300, 450, 64, 64, dtype, causal=causal)
+    x = arrays(case, "q", "k", "v", "dout", "dlse")
+    expected = _results(ApiRunner("numpy", "fa2"), case, x)
+    for algorithm in ("fa1", "fa2"):
+        got = _results(ApiRunner("cuda", algorithm), case, x)
+        for name, one in expected.items():
+            a, b = one.astype(np.float64), got[name].astype(np.float64)
+            assert np.abs(a - b).max() <= APART[dtype] * np.abs(a).max(), (algorithm, name)
+
+
+@pytest.mark.parametrize("q_offset", [-1000, -299, -70, -1, 0, 1, 64, 449, 1000])
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_offsets_of_any_sign(dtype: str, q_offset: int) -> None:
+    """Grouped heads, with a gradient of lse; rows and tiles that see nothing, part, all."""
+    case = Case(1, 6, 2, 300, 450, 64, 40, dtype, causal=True, q_offset=q_offset)
+    x = arrays(case, "q", "k", "v", "dout", "dlse")
+    truth = judge(case, x)
+    for name, got in _results(ApiRunner("cuda", "fa2"), case, x).items():
+        compare(truth, name, got).check()
+
+
+@pytest.mark.parametrize("algorithm", ["fa1", "fa2"])
+def test_two_streams_at_once(cp: Any, algorithm: str) -> None:
+    """Passes of two streams that run beside each other have their own workspaces."""
+    rng = np.random.default_rng(1)
+    streams = [cp.cuda.Stream(non_blocking=True) for _ in range(2)]
+    shared: dict[str, Any] = {"causal": True, "algorithm": algorithm}
+    problems = [
+        [cp.asarray(rng.standard_normal((1, 2000, 4, 64)).astype(np.float16)) for _ in range(4)]
+        for _ in streams
+    ]
+
+    def run(q: Any, k: Any, v: Any, dout: Any) -> list[Any]:
+        out, lse = cuflash.attention(q, k, v, return_lse=True, **shared)
+        grads = cuflash.attention_backward(dout, q, k, v, out, lse, deterministic=True, **shared)
+        return [out, lse, *grads]
+
+    expected = [run(*problem) for problem in problems]
+    cp.cuda.Device().synchronize()
+    made: list[list[Any]] = [[], []]
+    for _ in range(20):
+        for stream, problem, results in zip(streams, problems, made, strict=True):
+            with stream:
+                results.append(run(*problem))
+    for stream in streams:
+        stream.synchronize()
+    for alone, together in zip(expected, made, strict=True):
+        for results in together:
+            for a, b in zip(alone, results, strict=True):
+                assert bool((a == b).all())

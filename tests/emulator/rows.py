@@ -1,0 +1,100 @@
+"""What the emulator runs: generations, architectures and products, tiles and problems.
+
+Compiling a kernel costs more than running it, so every row has one
+configuration a pass, and other tests take their problems from these rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from ..kit.case import Case
+from ..kit.strides import Strides
+from .device import EmulatedRunner
+
+__all__ = ["ROWS", "SMALL", "Row", "params"]
+
+#: Small tiles, so that short problems have many of them.
+SMALL = {"float16": (32, 32), "bfloat16": (32, 32), "float32": (16, 32), "float64": (16, 32)}
+_STRIDED = {
+    "q": Strides((1, 0, 2, 3), (0, 8, 16, 0), 16, (1,)),
+    "k": Strides((), (8, 8, 8, 0), 8, (0, 2)),
+    "v": Strides((2, 1, 0, 3), (0, 0, 24, 0)),
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One configuration of each pass."""
+
+    algorithm: str
+    architecture: str
+    dtype: str
+    dims: tuple[int, int] = (64, 64)
+    causal: bool = True
+    planned: bool = False  # the plan's own tiles
+    deterministic: bool = False
+
+    @property
+    def runner(self) -> EmulatedRunner:
+        blocks = None if self.planned else SMALL[self.dtype]
+        return EmulatedRunner(self.architecture, self.algorithm, blocks, self.deterministic)
+
+    @property
+    def name(self) -> str:
+        parts = [f"{self.algorithm}-sm_{self.architecture}-{self.dtype}"]
+        parts += [f"d{self.dims[0]}-dv{self.dims[1]}", "causal" if self.causal else "full"]
+        parts += ["planned"] * self.planned + ["ordered"] * self.deterministic
+        return "-".join(parts)
+
+    def cases(self) -> list[Case]:
+        """Several tiles and tails both ways; grouped heads; dead rows and tiles; strides; a row."""
+        first = Case(2, 4, 2, 70, 100, *self.dims, self.dtype, causal=self.causal, seed=1)
+        second = replace(first, batch=1, heads_q=2, seqlen_q=37, seqlen_kv=130, seed=2)
+        short = replace(second, q_offset=-40, seqlen_q=70, seqlen_kv=33, layout="bhsd", seed=3)
+        found = [
+            first.with_strides(**_STRIDED),
+            replace(second, q_offset=20, values="outliers"),
+            short,
+            replace(second, seqlen_q=1),
+        ]
+        return found if self.algorithm == "fa1" else [*found, replace(second, values="x8")]
+
+
+_FULL = False
+ROWS = (
+    Row("fa1", "90", "float16"),
+    Row("fa1", "90", "float16", (5, 24), _FULL),
+    Row("fa1", "75", "float16", causal=_FULL),
+    Row("fa1", "90", "float32", (5, 24)),
+    Row("fa1", "90", "float64"),
+    Row("fa2", "90", "float16"),
+    Row("fa2", "90", "float16", (5, 24), _FULL),
+    Row("fa2", "90", "float16", (256, 192)),
+    Row("fa2", "90", "float16", planned=True, deterministic=True),
+    Row("fa2", "75", "float16"),
+    Row("fa2", "90", "bfloat16", causal=_FULL),
+    # tf32
+    Row("fa2", "90", "float32", causal=_FULL),
+    Row("fa2", "80", "float32", (5, 24)),
+    Row("fa2", "80", "float32", (96, 128)),
+    Row("fa2", "90", "float32", planned=True),
+    # m8n8k4
+    Row("fa2", "80", "float64"),
+    Row("fa2", "80", "float64", (5, 24), _FULL),
+    # m16n8k16
+    Row("fa2", "90", "float64", causal=_FULL),
+    Row("fa2", "90", "float64", (96, 128)),
+    Row("fa2", "90", "float64", planned=True, deterministic=True),
+    # fused multiply-adds
+    Row("fa2", "75", "float32"),
+    Row("fa2", "75", "float64", (5, 24), _FULL),
+)
+
+
+def params(*rows: Row) -> list[Any]:
+    """Parameters of a test that takes ``row``."""
+    return [pytest.param(row, id=row.name) for row in rows]

@@ -1,0 +1,174 @@
+"""What the tuner takes, and what it says would change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cuflash
+from bench import tune
+from bench.cases import Case
+from bench.inputs import Inputs, make_inputs
+from bench.tune import Choice, candidates_of, change_lines, choose, select_cases
+from cuflash import pipeline
+from cuflash.errors import CompileError, UnsupportedError
+from cuflash.planning.problem import AttentionProblem
+
+from ..architectures import LIMITS
+from .fake_device import FakeDevice, device_array, fake_device
+
+__all__ = ["fake_device"]
+
+CASE = Case("forward", "float32", 1, 1, 1, 16, 16, 40, 40, False, "fa2")
+
+
+@dataclass(frozen=True)
+class Tile:
+    block_q: int
+    block_kv: int
+    warps: int = 4
+    head_dim: int = 16
+
+
+PLANNED, QUICK, SLOW, BAD, BIG = Tile(64, 64), Tile(128, 64), Tile(32, 32), Tile(1, 1), Tile(512, 9)
+PROBLEM = object()
+
+
+def _call_of(case: Case, tile: Any, inputs: Inputs) -> tuple[Callable[[], Any], Any]:
+    if tile == BIG:
+        raise CompileError("too much shared memory\nsecond line")
+    out = cuflash.attention(inputs.q, inputs.k, inputs.v)
+
+    def call() -> Any:
+        call_times.append(tile)
+        return [inputs.v if tile == BAD else out]
+
+    return call, SimpleNamespace(tile=tile or PLANNED, problem=PROBLEM)
+
+
+call_times: list[Any] = []
+MILLISECONDS = {PLANNED: 2.0, None: 2.0, QUICK: 1.0, SLOW: 3.0}
+
+
+def _clock(name: str, function: Callable[[], Any]) -> float:
+    function()
+    return MILLISECONDS[call_times[-1]]
+
+
+def _candidates(case: Case, problem: Any) -> Iterator[Tile]:
+    assert problem is PROBLEM
+    return iter([QUICK, PLANNED, SLOW, BAD, BIG])
+
+
+def _choose(case: Case = CASE, call_of: Any = _call_of) -> tuple[Choice | None, list[str]]:
+    lines: list[str] = []
+    inputs = make_inputs(case, np)
+    return choose(case, inputs, call_of, lines.append, _candidates, _clock), lines
+
+
+def test_the_fastest_tile_is_found_and_bad_ones_are_left_out() -> None:
+    choice, lines = _choose()
+    assert choice is not None
+    assert list(choice.times) == [PLANNED, QUICK, SLOW]
+    assert (choice.planned, choice.best, choice.gain) == (PLANNED, QUICK, (2.0, 2.0))
+    assert {len(times) for times in choice.times.values()} == {tune.ROUNDS}
+    assert len(lines) == 2
+    assert "1x1 warps 4: " in lines[0]
+    assert lines[0].endswith("times the error of its roundings")
+    assert lines[1] == "left out: 512x9 warps 4: too much shared memory"
+
+
+def test_the_tile_of_the_plan_is_prepared_once() -> None:
+    asked: list[Any] = []
+
+    def call_of(case: Case, tile: Any, inputs: Inputs) -> Any:
+        asked.append(tile)
+        return _call_of(case, tile, inputs)
+
+    _choose(call_of=call_of)
+    assert asked == [None, QUICK, SLOW, BAD, BIG]
+
+
+def test_a_case_that_the_library_cannot_do_is_left_out() -> None:
+    def unable(case: Case, tile: Any, inputs: Inputs) -> Any:
+        raise UnsupportedError("fa2 has no CUDA kernels in this version")
+
+    choice, lines = _choose(call_of=unable)
+    assert choice is None
+    assert lines == [f"left out: {CASE}: fa2 has no CUDA kernels in this version"]
+
+
+def test_what_would_change_is_said() -> None:
+    choice = Choice(CASE, PLANNED, {PLANNED: [2.0] * 11, QUICK: [1.0] * 11})
+    assert change_lines([choice]) == [
+        f"would change: {CASE}: 64x64 warps 4 -> 128x64 warps 4, 2.00 times as fast (at least 2.00)"
+    ]
+
+
+@pytest.mark.parametrize(
+    "times",
+    [
+        {PLANNED: [1.0] * 11, QUICK: [2.0] * 11},
+        {PLANNED: [1.0] * 11},
+        {PLANNED: [1.0, 2.0] * 5 + [1.5], QUICK: [1.2] * 11},  # within what the rounds differ
+    ],
+)
+def test_nothing_changes_without_a_gain(times: dict[Any, list[float]]) -> None:
+    assert change_lines([Choice(CASE, PLANNED, times)]) == ["would change nothing"]
+
+
+def test_the_table_marks_the_plan_and_the_fastest() -> None:
+    from rich.console import Console
+
+    console = Console(width=100, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    choice = Choice(CASE, PLANNED, {PLANNED: [2.0], QUICK: [1.0], SLOW: [4.0]})
+    console.print(tune._table(choice))
+    lines = [line for line in console.export_text().splitlines() if "warps" in line]
+    assert ["128x64" in lines[0], "64x64" in lines[1], "32x32" in lines[2]] == [True] * 3
+    assert ["fastest" in line for line in lines] == [True, False, False]
+    assert ["plan" in line for line in lines] == [False, True, False]
+    assert "1.0000" in lines[0]
+    assert f"{CASE.flops / 1e9:.1f}" in lines[0]
+
+
+def test_cases_are_selected_by_pass_and_dtype() -> None:
+    cases = select_cases("fa2,fa2-float16,fa1-tiles", "backward", "float16")
+    assert len(cases) == 24
+    assert {(c.op, c.dtype, c.algorithm) for c in cases} == {("backward", "float16", "fa2")}
+    assert len(select_cases("fa2", None, None)) == 48
+    with pytest.raises(SystemExit, match="no such case in fa2"):
+        select_cases("fa2", None, "float64")
+
+
+def test_candidates_are_the_tables_that_fit() -> None:
+    problem = AttentionProblem(
+        "forward", 1, 32, 32, 4096, 4096, 128, 128, "float16", "float16", "full", 0.125, 0
+    )
+    small = {(t.block_q, t.block_kv) for t in candidates_of(CASE, problem, LIMITS["75"])}
+    large = {(t.block_q, t.block_kv) for t in candidates_of(CASE, problem, LIMITS["90"])}
+    assert small < large
+    with pytest.raises(SystemExit, match=r"tiles\.fa1 lists no candidates"):
+        candidates_of(replace(CASE, algorithm="fa1"), problem, LIMITS["90"])
+
+
+@pytest.mark.parametrize("op", ["forward", "backward"])
+def test_a_tile_reaches_the_plan_of_its_pass_alone(
+    fake_device: FakeDevice, monkeypatch: pytest.MonkeyPatch, op: str
+) -> None:
+    monkeypatch.setattr(tune, "_launch_of", lambda case, prepared, inputs: prepared)
+    case = replace(CASE, op=op, dtype="float16", algorithm="fa2")
+    inputs = Inputs(*(device_array((1, 4096, 40, 16)) for _ in range(4)))
+    kept = pipeline.plan, pipeline._decide
+    prepared, made = tune._call_of(case, None, inputs)
+    other = list(candidates_of(case, made.problem, LIMITS["80"]))[-1]
+    assert other != made.tile
+    prepared, forced = tune._call_of(case, other, inputs)
+    assert forced is prepared.plan
+    assert forced.tile == other
+    assert forced.problem == made.problem
+    assert (pipeline.plan, pipeline._decide) == kept
