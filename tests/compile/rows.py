@@ -118,4 +118,6 @@ def _name(architecture: str, c: KernelConfig) -> str:
     constants = dict(c.constants)
     if constants.get("ordered") or constants.get("turns"):
         parts.append("ordered")
+    if c.kernel == "convert_dq":  # narrow and wide heads can have fragments of different height
+        parts.append(f"m{constants['fragment_rows']}")
     return "-".join(parts)
