@@ -102,9 +102,6 @@ __device__ inline void store_rows(const ForwardContext<Config>& c, ForwardState<
   T* out = q_row<T>(c.params.out, c.seq, c.item.head, c.first_query());
   const int valid_rows = c.seq.seqlen_q - c.first_query();
   if constexpr (ForwardTypes<Config>::staged) {
-    // The output lies over Q, also over other warps' rows if it is narrower: the barrier of the
-    // last step came after every read of Q.
-    __syncwarp();
     store_shared<Config::architecture>(state.output, c.staging(), c.row0, Zero{});
     __syncwarp();
     copy_out(c.staging(), c.row0, Output::rows, out, c.params.out.row_stride, valid_rows,

@@ -15,10 +15,11 @@
 
 namespace cuflash::steps {
 
-// `count` neighbouring elements, by 16 bytes if they are whole chunks.
-template <int count, class T, class Compute>
-__device__ inline void load_elements(Compute (&to)[count], const T* from) {
-  if constexpr (count * sizeof(T) % 16 == 0) {
+// `count` neighbouring elements, by 16 bytes if they are whole chunks of aligned rows, else one by
+// one and zeros from `valid` on: what is summed, and in which order, is the same.
+template <bool vector, int count, class T, class Compute>
+__device__ inline void load_elements(Compute (&to)[count], const T* from, int valid) {
+  if constexpr (vector && count * sizeof(T) % 16 == 0) {
     constexpr int chunk = 16 / sizeof(T);
 #pragma unroll
     for (int i = 0; i < count; i += chunk) {
@@ -29,16 +30,14 @@ __device__ inline void load_elements(Compute (&to)[count], const T* from) {
     }
   } else {
 #pragma unroll
-    for (int i = 0; i < count; ++i) to[i] = to_compute(from[i]);
+    for (int i = 0; i < count; ++i) to[i] = i < valid ? to_compute(from[i]) : Compute(0);
   }
 }
 
 // Lanes that share a row, and elements that each of them takes at a time.
 template <class Config>
 struct RowShare {
-  using Storage = typename Config::Storage;
-  static constexpr bool vector = Config::copies != CopyKind::element;
-  static constexpr int elements = vector ? 16 / static_cast<int>(sizeof(Storage)) : 1;
+  static constexpr int elements = 16 / static_cast<int>(sizeof(typename Config::Storage));
   static constexpr int lanes = largest_power_of_two_in(32, Config::head_dim_v / elements);
 };
 
@@ -49,16 +48,18 @@ __device__ inline typename Config::Compute row_product(const StatisticsParams& p
                                                        int lane) {
   using Compute = typename Config::Compute;
   using Share = RowShare<Config>;
+  constexpr bool vector = Config::copies != CopyKind::element;
   const auto* out = q_row<const typename Config::Output>(params.out, seq, head, row);
   const auto* dout = q_row<const typename Config::Storage>(params.dout, seq, head, row);
   Compute sum = 0;
 #pragma unroll
   for (int begin = 0; begin < Config::head_dim_v; begin += Share::lanes * Share::elements) {
     const int column = begin + lane * Share::elements;
-    if (column >= params.shape.head_dim_v) break;
+    const int valid = params.shape.head_dim_v - column;
+    if (valid <= 0) break;
     Compute a[Share::elements], b[Share::elements];
-    load_elements(a, dout + column);
-    load_elements(b, out + column);
+    load_elements<vector>(a, dout + column, valid);
+    load_elements<vector>(b, out + column, valid);
 #pragma unroll
     for (int i = 0; i < Share::elements; ++i) sum = fma(a[i], b[i], sum);
   }

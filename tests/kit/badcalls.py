@@ -210,19 +210,21 @@ BAD_CALLS = [
             ),
         )
     ),
+    BadCall(
+        "workspace short",
+        like("workspace", 9, dtype="uint8"),
+        _VALUE,
+        "workspace",
+        ("9 b",),
+        operation="backward",
+        device_only=True,
+    ),
     *(
         BadCall(name, break_it, error, argument, says, device_only=True)
         for name, break_it, error, argument, says in (
             ("blocks too big", give(blocks=(1048576, 64)), _VALUE, "blocks", ("nearest",)),
             ("blocks uneven", give(blocks=(5, 7)), _VALUE, "blocks", ("(5, 7)",)),
             ("workspace of floats", like("workspace", 9), _TYPE, "workspace", ("float32",)),
-            (
-                "workspace short",
-                like("workspace", 9, dtype="uint8"),
-                _VALUE,
-                "workspace",
-                ("9 b",),
-            ),
             ("workspace in use", out_in_workspace, _VALUE, "workspace", ("memory that out uses",)),
             ("k on the host", on("k", lambda a: a.get()), _VALUE, "k", ("host memory",)),
             ("NumPy for device arrays", give(backend="numpy"), _VALUE, "backend", ("CUDA",)),
