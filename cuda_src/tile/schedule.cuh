@@ -6,8 +6,9 @@
 
 namespace cuflash {
 
-// One thread block's share: a head of a batch entry and a range of its keys. FlashAttention-1
-// takes all of a head; q_tile and split belong to schedules that part it further.
+// One thread block's share: a head of a batch entry, one of its q tiles and a range of its keys.
+// FlashAttention-1 takes all of a head, FlashAttention-2 a q tile of it, or the keys of a kv tile;
+// split belongs to schedules that part the keys of a q tile.
 struct WorkItem {
   int batch;
   int head;
@@ -41,7 +42,8 @@ struct TileOrder {
   __device__ WorkItem kv_item(const Shape& shape, unsigned block) const {
     WorkItem item = place(shape, block);
     item.kv_begin = item.q_tile * block_kv;
-    item.kv_end = item.kv_begin + block_kv;
+    item.kv_end = min(item.kv_begin + block_kv, shape.seqlen_kv);
+    item.q_tile = 0;
     return item;
   }
 

@@ -3,6 +3,7 @@
 // every generation's kernels have it.
 #pragma once
 
+#include "numeric.cuh"
 #include "schedule.cuh"
 
 namespace cuflash {

@@ -1,4 +1,4 @@
-"""Decides what runs: the only place where an algorithm is chosen."""
+"""Decides what runs: the only place where an algorithm is chosen; its family chooses the tile."""
 
 from __future__ import annotations
 

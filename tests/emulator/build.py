@@ -18,9 +18,11 @@ from typing import Any
 from cuflash.cuda.source import find_sources, include_closure, translation_unit
 from cuflash.planning.kernel import KernelConfig
 
-__all__ = ["Emulated", "begin", "compiler", "emulate"]
+__all__ = ["KEPT", "Emulated", "begin", "compiler", "emulate"]
 
 HERE = Path(__file__).parent / "cuda"
+#: Environment variable: a folder for what is compiled, which processes then share.
+KEPT = "CUFLASH_EMULATOR_KEEPS"
 FLAGS = ("-std=c++20", "-O1", "-w", "-shared", "-fPIC", "-ffp-contract=off")
 
 _ENTRY = """
@@ -68,7 +70,7 @@ def begin(config: KernelConfig) -> Future[Path]:
     with _lock:
         key = (config, text, digest)
         if key not in _made:
-            _made[key] = _pool.submit(_library, root, text)
+            _made[key] = _pool.submit(_library, root, text, digest)
         return _made[key]
 
 
@@ -92,11 +94,19 @@ def _digest(config: KernelConfig, root: Path) -> str:
 
 @functools.cache
 def _folder() -> Path:
-    """Where this process keeps what it compiles."""
-    return Path(tempfile.mkdtemp(prefix="cuflash-emulator-"))
+    """Where this process keeps what it compiles, or several that have been given a place."""
+    given = os.environ.get(KEPT)
+    return Path(given) if given else Path(tempfile.mkdtemp(prefix="cuflash-emulator-"))
 
 
-def _library(root: Path, text: str) -> Path:
+def _library(root: Path, text: str, digest: str) -> Path:
+    kept = _folder() / f"{hashlib.sha256((text + digest).encode()).hexdigest()}.so"
+    if not kept.exists():
+        _compile(root, text).replace(kept)
+    return kept
+
+
+def _compile(root: Path, text: str) -> Path:
     folder = Path(tempfile.mkdtemp(dir=_folder()))
     shutil.copytree(root, folder / "src")
     for path in (HERE / "ptx").iterdir():

@@ -17,15 +17,22 @@ import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import cuflash
 
-from ..emulator.build import compiler
+from ..emulator.build import KEPT, compiler
 from .bugs import BUGS, Bug
 from .record import RECORD, ROOT, device_digest
 
 #: What runs device code without a GPU.
-EMULATED = "tests/emulator/test_device_code.py"
+EMULATED = "tests/emulator/"
+#: Seconds that a test may take: on a GPU, where a kernel can wait forever; in the emulator.
+GPU_SECONDS, CPU_SECONDS = 180, 1800
+#: What stands for the exit code of a test that did not end.
+TIMED_OUT = 124
+#: What a compiler says of an edit that is no program.
+NO_PROGRAM = re.compile(r"CompileError|\berror: |static assertion failed")
 #: What a copy of the tree needs.
 PARTS = ("cuflash", "cuda_src", "tests", "pyproject.toml", "README.md", "bench")
 
@@ -56,7 +63,12 @@ def run_tests(tree: Path, tests: list[str]) -> tuple[int, str]:
     environment = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
     environment.pop("CUFLASH_CUDA_SRC", None)
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests]
-    done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True)
+    options: dict[str, Any] = {"cwd": tree, "env": environment, "capture_output": True}
+    seconds = (GPU_SECONDS if cuflash.is_available() else CPU_SECONDS) * len(tests)
+    try:
+        done = subprocess.run(command, text=True, timeout=seconds, **options)
+    except subprocess.TimeoutExpired:
+        return TIMED_OUT, f"did not end in {seconds} s"
     return done.returncode, done.stdout + done.stderr
 
 
@@ -70,7 +82,12 @@ def killer(output: str) -> str:
 
 def test_of(bug: Bug) -> str:
     """The test that has to kill a bug here."""
-    return EMULATED if bug.needs_gpu and not cuflash.is_available() else bug.test
+    return EMULATED + bug.emulated if is_emulated(bug) else bug.test
+
+
+def is_emulated(bug: Bug) -> bool:
+    """Whether the emulator runs a bug here."""
+    return bug.needs_gpu and not cuflash.is_available()
 
 
 def judge(bug: Bug) -> tuple[bool, str]:
@@ -79,9 +96,11 @@ def judge(bug: Bug) -> tuple[bool, str]:
         tree = copy_tree(Path(folder))
         plant(bug, tree)
         code, output = run_tests(tree, [test_of(bug)])
-    if code < 0 and test_of(bug) == EMULATED:  # the emulator died of a wrong address
-        return True, f"{EMULATED}: signal {-code}"
-    if "CompileError" in output or code not in (0, 1):
+    if code < 0 and is_emulated(bug):  # the emulator stopped, or died of a wrong address
+        return True, f"{test_of(bug)}: signal {-code}"
+    if code == TIMED_OUT and not is_emulated(bug):
+        return bug.needs_gpu, f"{test_of(bug)}: {output}"
+    if code not in (0, 1) or NO_PROGRAM.search(output):
         return False, f"pytest exited {code}: {output[-600:]}"
     return code == 1, killer(output) if code == 1 else "survived"
 
@@ -89,28 +108,36 @@ def judge(bug: Bug) -> tuple[bool, str]:
 def main() -> int:
     """Run them all and write the record."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", default="", help="bugs whose name holds this text")
+    parser.add_argument("--only", default="", help="bugs whose name or file holds this text")
     parser.add_argument("--record", type=Path, default=RECORD)
     parser.add_argument("--jobs", type=int, default=4, help="bugs at a time")
     arguments = parser.parse_args()
     runs = cuflash.is_available() or compiler() is not None
-    bugs = [b for b in BUGS if arguments.only in b.name and (runs or not b.needs_gpu)]
-    with tempfile.TemporaryDirectory() as folder:
-        tree = copy_tree(Path(folder))
-        code, output = run_tests(tree, sorted({test_of(bug) for bug in bugs}))
-    print(f"without a bug: pytest exited {code}", flush=True)
-    if code != 0:
-        print(output[-3000:])
-        return 1
+    bugs = [b for b in BUGS if arguments.only in f"{b.name} {b.file}" and (runs or not b.needs_gpu)]
+    with tempfile.TemporaryDirectory() as kept:
+        os.environ[KEPT] = kept  # kernels that a bug leaves as they are compile once
+        with tempfile.TemporaryDirectory() as folder:
+            tree = copy_tree(Path(folder))
+            code, output = run_tests(tree, sorted({test_of(bug) for bug in bugs}))
+        print(f"without a bug: pytest exited {code}", flush=True)
+        if code != 0:
+            print(output[-3000:])
+            return 1
+        killed = judge_all(bugs, arguments.jobs)
+    if runs:
+        write(arguments.record, {bug.name for bug in bugs}, killed)
+    return 0 if len(killed) == len(bugs) else 1
+
+
+def judge_all(bugs: list[Bug], jobs: int) -> dict[str, str]:
+    """Those that are killed, and by what."""
     killed: dict[str, str] = {}
-    with ThreadPoolExecutor(arguments.jobs) as pool:
+    with ThreadPoolExecutor(jobs) as pool:
         for bug, (dead, by) in zip(bugs, pool.map(judge, bugs), strict=True):
             print(f"{'killed  ' if dead else 'SURVIVED'} {bug.name}: {by}", flush=True)
             if dead:
                 killed[bug.name] = by
-    if runs:
-        write(arguments.record, {bug.name for bug in bugs}, killed)
-    return 0 if len(killed) == len(bugs) else 1
+    return killed
 
 
 def write(path: Path, ran: set[str], killed: dict[str, str]) -> None:
@@ -120,7 +147,7 @@ def write(path: Path, ran: set[str], killed: dict[str, str]) -> None:
         import cupy
 
         name = cupy.cuda.runtime.getDeviceProperties(0)["name"].decode()
-    record = {"ran_on": name, "device_code": device_digest(), "killed": {}}
+    record: dict[str, Any] = {"ran_on": name, "device_code": device_digest(), "killed": {}}
     known = json.loads(path.read_text()) if path.exists() else record
     if all(known[key] == record[key] for key in ("ran_on", "device_code")):
         # Of the same code: what ran now replaces what was known of it.

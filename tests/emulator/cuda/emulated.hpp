@@ -88,6 +88,8 @@ inline Index block_index{0};
 inline Index grid_size{0};
 inline unsigned char* shared_base = nullptr;
 inline std::size_t shared_size = 0;
+inline const int* turn = nullptr;  // that is had, of an ordered accumulation
+inline bool turns = false;         // whether this launch takes turns
 
 [[noreturn]] inline void fail(const char* what) {
   std::fprintf(stderr, "emulated block %u thread %u: %s\n", block_index.x,
@@ -196,6 +198,8 @@ inline void launch(int grid, int threads, std::size_t shared_bytes, unsigned cha
                    const std::function<void()>& entry) {
   _mm_setcsr(_mm_getcsr() | 0x8040);  // subnormal numbers are flushed, as with -ftz=true
   kernel = &entry;
+  turn = nullptr;
+  turns = false;
   shared_base = shared;
   shared_size = shared_bytes;
   grid_size.x = grid;

@@ -1,19 +1,25 @@
 // Stands for cuda_src/ptx/turn.cuh: blocks run one after the other, so a turn that has not come
-// never will.
+// never will, and who adds out of turn shows by what it has waited for.
 #pragma once
+
+#include "../emulated.hpp"
 
 namespace cuflash::ptx {
 
 inline int read_turn(const int* counter) {
-  thread_local const int* last = nullptr;
-  thread_local int waited = 0;
+  static const int* last = nullptr;
+  static int waited = 0;
   waited = last == counter ? waited + 1 : 0;
   last = counter;
   if (waited > 1000) emulated::fail("a turn that never comes");
+  emulated::turn = counter;
   return *counter;
 }
 
 inline void pass_turn(int* counter) {
+  if (emulated::turn != counter) emulated::fail("a turn is passed by whoever does not have it");
+  emulated::turn = nullptr;
+  emulated::turns = true;
   ++*counter;
 }
 

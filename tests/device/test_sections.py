@@ -1,0 +1,37 @@
+"""Heads in sections of a few, as only large problems have them of themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from unittest import mock
+
+import pytest
+
+from cuflash import pipeline
+from cuflash.planning import fa2
+
+from ..kit.case import Case
+from ..kit.compare import compare
+from ..kit.data import arrays
+from ..kit.oracle import judge
+from ..kit.runners import ApiRunner
+
+
+@pytest.fixture
+def _of_three() -> Iterator[None]:
+    pipeline._decide.cache_clear()
+    with mock.patch.object(fa2, "_section", return_value=3):
+        yield
+    pipeline._decide.cache_clear()
+
+
+@pytest.mark.usefixtures("_of_three")
+def test_the_last_section_is_narrower() -> None:
+    """Eight query heads, four of keys."""
+    case, runner = Case(2, 4, 2, 300, 400, causal=True, seed=1), ApiRunner("cuda", "fa2")
+    x = arrays(case, "q", "k", "v", "dout", "dlse")
+    out, lse = runner.forward(case, x["q"], x["k"], x["v"])
+    grads = runner.backward(case, x["dout"], x["q"], x["k"], x["v"], out, lse, x["dlse"])
+    truth = judge(case, x)
+    for which, got in zip(("out", "lse", "dq", "dk", "dv"), (out, lse, *grads), strict=True):
+        compare(truth, which, got).check()

@@ -1,0 +1,61 @@
+"""Dead rows on the emulated device, as ``tests/property/test_dead_rows.py`` has them on a GPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from ..kit.case import Case
+from ..kit.data import arrays
+from .build import compiler
+from .rows import ROWS, Row, params
+
+pytestmark = pytest.mark.skipif(compiler() is None, reason="there is no g++ to compile with")
+
+_NAMES = ("out", "lse", "dq", "dk", "dv")
+_CAUSAL = [
+    row
+    for row in ROWS
+    if (row.architecture, row.dtype, row.dims) == ("90", "float16", (64, 64))
+    and row.causal
+    and not row.planned
+]
+
+
+def _results(row: Row, case: Case, x: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """By name, heads first."""
+    out, lse = row.runner.forward(case, x["q"], x["k"], x["v"])
+    grads = row.runner.backward(case, x["dout"], x["q"], x["k"], x["v"], out, lse, x["dlse"])
+    named = zip(_NAMES, (out, lse, *grads), strict=True)
+    return {name: case.heads_first(name, a).astype(np.float64) for name, a in named}
+
+
+@pytest.mark.parametrize("row", params(*_CAUSAL))
+def test_rows_before_the_mask_may_hold_anything(row: Row) -> None:
+    case = Case(1, 2, 1, 70, 100, *row.dims, row.dtype, causal=True, q_offset=-40)
+    x = arrays(case, "q", "k", "v", "dout", "dlse")
+    clean = _results(row, case, x)
+    x["q"][:, :40] = np.nan
+    x["dout"][:, :40] = np.inf
+    x["dlse"][:, :, :40] = np.nan
+    for name, got in _results(row, case, x).items():
+        assert np.array_equal(got, clean[name]), name
+    assert (clean["dq"][:, :, :40] == 0).all()
+    assert (clean["lse"][:, :, :40] == -np.inf).all()
+
+
+@pytest.mark.parametrize("row", params(*_CAUSAL))
+def test_keys_that_kill_every_row(row: Row) -> None:
+    """Values and queries that are finite or not: products of zero with them count for nothing."""
+    case = replace(Case(2, 2, 1, 40, 70, *row.dims, row.dtype, causal=True), q_offset=30)
+    x = arrays(case, "q", "k", "v", "dout", "dlse")
+    x["q"][..., 0] = 1
+    x["k"][0, :, :, 0] = -np.inf
+    x["v"][0, 20:] = np.inf
+    got = _results(row, case, x)
+    for name in ("out", "dq", "dk", "dv"):
+        assert (got[name][0] == 0).all(), name
+        assert np.isfinite(got[name][1]).all(), name
+    assert (got["lse"][0] == -np.inf).all()

@@ -1,0 +1,211 @@
+"""Bugs of what the generations share, and of FlashAttention-1."""
+
+from __future__ import annotations
+
+from .bug import Bug, backward, checks, dead_queries, forward, row
+
+_MASK = "cuda_src/tile/mask.cuh"
+_FORWARD = "cuda_src/fa1/forward.cu"
+_STEPS = "cuda_src/fa1/forward_steps.cuh"
+_BACKWARD = "cuda_src/fa1/backward_steps.cuh"
+_SOFTMAX = "cuda_src/tile/softmax.cuh"
+_HALF = row("fa1-sm_90-float16-d64-dv64-causal")
+_FULL = row("fa1-sm_75-float16-d64-dv64-full")
+
+BUGS = (
+    Bug(
+        "the diagonal is dropped",
+        _MASK,
+        "j <= i + seq.q_offset);",
+        "j < i + seq.q_offset);",
+        checks("cuda-fa1"),
+        _HALF,
+    ),
+    Bug(
+        "one future key leaks",
+        _MASK,
+        "j <= i + seq.q_offset);",
+        "j <= i + seq.q_offset + 1);",
+        checks("cuda-fa1"),
+        _HALF,
+    ),
+    Bug(
+        "keys beyond the length are seen",
+        _MASK,
+        "return j < seq.seqlen_kv &&",
+        "return j < seq.seqlen_kv + 7 &&",
+        checks("cuda-fa1", mask="full"),
+        _FULL,
+    ),
+    Bug(
+        "edge tiles are taken for whole ones",
+        _MASK,
+        "return kv_last >= seq.seqlen_kv ||",
+        "return kv_last > seq.seqlen_kv + 64 ||",
+        checks("cuda-fa1", mask="full"),
+        _FULL,
+    ),
+    Bug(
+        "the last kv tile is skipped",
+        _FORWARD,
+        "for (int j = 0; j < kv_tiles; ++j) {",
+        "for (int j = 0; j < max(1, kv_tiles - 1); ++j) {",
+        checks("cuda-fa1", mask="full"),
+        _HALF,
+    ),
+    Bug(
+        "the workspace is read before it is written",
+        _FORWARD,
+        "const bool first = kv_tile == 0;",
+        "const bool first = kv_tile < 0;",
+        forward("cuda-fa1", mask="full"),
+        _HALF,
+    ),
+    Bug(
+        "the row sum is not rescaled",
+        _STEPS,
+        "Logits<Config>::exponential(old_max.value[m][group] - subtrahend(reference));",
+        "Compute(1);",
+        forward("cuda-fa1", mask="full"),
+        _HALF,
+    ),
+    Bug(
+        "the output so far is not rescaled",
+        _STEPS,
+        "x = fma(before.x, keep.value[m][group], x);",
+        "x = fma(before.x, sum.value[m][group], x);",
+        forward("cuda-fa1", mask="full"),
+        _HALF,
+    ),
+    Bug(
+        "lse comes out in other units",
+        _STEPS,
+        ": Logits<Config>::to_natural(reference) + log_of(total));",
+        ": reference + log_of(total));",
+        checks("cuda-fa1", mask="full"),
+        _HALF,
+    ),
+    Bug(
+        "a dead row is written as zero lse",
+        _STEPS,
+        "store_lse<Config>(c, begin + i, -infinity<Compute>());",
+        "store_lse<Config>(c, begin + i, Compute(0));",
+        forward("cuda-fa1"),
+        _HALF,
+    ),
+    Bug(
+        "query heads read the wrong kv head",
+        _FORWARD,
+        "item.head / (params.shape.heads_q / params.shape.heads_kv)};",
+        "item.head % params.shape.heads_kv};",
+        forward("cuda-fa1", mask="full"),
+        _HALF,
+    ),
+    Bug(
+        "a finite number stands in for minus infinity",
+        _SOFTMAX,
+        "if (!Mask<Config>::visible(seq, i, j)) s = -infinity<Compute>();",
+        "if (!Mask<Config>::visible(seq, i, j)) s = Compute(-5e4);",
+        checks("cuda-fa1"),
+        _HALF,
+    ),
+    Bug(
+        "what lies beyond the length is read",
+        "cuda_src/tile/copy.cuh",
+        "(valid_column && row + first_row < valid_rows);",
+        "(valid_column && row + first_row <= valid_rows);",
+        forward("cuda-fa1", mask="full"),
+        _HALF,
+    ),
+    Bug(
+        "two 8x8 blocks of V change places",
+        "cuda_src/tile/product_mma.cuh",
+        "{b.tile, b.depth0 + lane % 16, b.row0 / 8 + lane / 16}};",
+        "{b.tile, b.depth0 + lane % 16, b.row0 / 8 + 1 - lane / 16}};",
+        checks("cuda-fa1", mask="full"),
+        _HALF,
+    ),
+    Bug(
+        "the batch offset is 32-bit",
+        "cuda_src/tile/sequence.cuh",
+        "batch * tensor.batch_stride +",
+        "static_cast<int>(batch * tensor.batch_stride) +",
+        "tests/device/test_large.py::test_strides_beyond_two_to_the_31_elements[out]",
+        "test_device_code.py::test_batches_lie_more_than_two_to_the_31_elements_apart[fa1]",
+    ),
+    Bug(
+        "the barrier before P and dS are read is missing",
+        "cuda_src/fa1/backward.cu",
+        "__syncthreads();  // B",
+        "// B",
+        backward("cuda-fa1", mask="full"),
+        _HALF,
+    ),
+    Bug(
+        "dout is read with q's stride",
+        _BACKWARD,
+        "c.params.dout.row_stride, rows,",
+        "c.params.q.row_stride, rows,",
+        backward("cuda-fa1", mask="full"),
+        _HALF,
+    ),
+    Bug(
+        "what dead rows hold reaches the keys' gradients",
+        _BACKWARD,
+        "bool dead = rows < Config::block_q;",
+        "return false;\n  bool dead = rows < Config::block_q;",
+        dead_queries("cuda-fa1"),
+        row(
+            "fa1-sm_90-float16-d64-dv64-causal",
+            "test_device_code.py::test_what_dead_rows_hold_reaches_nothing",
+        ),
+    ),
+    Bug(
+        "delta is left out",
+        _SOFTMAX,
+        "x = p.value[m][n][group][which] * (x - delta.value[m][group]);",
+        "x = p.value[m][n][group][which] * x;",
+        checks("cuda-fa1", mask="full"),
+        _HALF,
+    ),
+    Bug(
+        "dlse has the wrong sign",
+        "cuda_src/steps/delta.cu",
+        "sum -= *row_number",
+        "sum += *row_number",
+        backward("cuda-fa1", mask="full"),
+        _HALF,
+    ),
+    Bug(
+        "dq lacks the scale",
+        _BACKWARD,
+        "static_cast<Compute>(c.params.scale));",
+        "Compute(1));",
+        checks("cuda-fa1", mask="full"),
+        _HALF,
+    ),
+    Bug(
+        "dk lacks the scale",
+        "cuda_src/fa1/backward.cu",
+        "kv_begin, c.params.scale, dk);",
+        "kv_begin, 1.0, dk);",
+        checks("cuda-fa1", mask="full"),
+        _HALF,
+    ),
+    Bug(
+        "dq forgets the kv tiles before",
+        _BACKWARD,
+        "load_tile(dq, accumulator, Config::head_dim, first ? 0 : valid_rows);",
+        "load_tile(dq, accumulator, Config::head_dim, 0);",
+        checks("cuda-fa1", mask="full"),
+        _HALF,
+    ),
+    Bug(
+        "only the first head of a group adds to dk and dv",
+        "cuda_src/tile/backward_tiles.cuh",
+        "return step_of(step.head + 1, blocks.begin, stage);",
+        "return step_of(step.head, blocks.begin, stage);",
+        checks("cuda-fa1", mask="full"),
+        _HALF,
+    ),
+)

@@ -1,0 +1,171 @@
+"""Bugs of FlashAttention-2's forward pass, and of what both of its passes share."""
+
+from __future__ import annotations
+
+from .bug import SECTIONS, STREAMS, Bug, checks, dead_keys, forward, row
+
+_FORWARD = "cuda_src/fa2/forward.cu"
+_STEPS = "cuda_src/fa2/forward_steps.cuh"
+_TYPES = "cuda_src/fa2/forward_types.cuh"
+_SCHEDULE = "cuda_src/tile/schedule.cuh"
+_SOFTMAX = "cuda_src/tile/softmax.cuh"
+_TILE_IO = "cuda_src/tile/tile_io.cuh"
+_CAUSAL = row("fa2-sm_90-float16-d64-dv64-causal")
+_FULL = row("fa2-sm_90-bfloat16-d64-dv64-full")
+
+BUGS = (
+    Bug(
+        "the one barrier of a forward step is missing",
+        _FORWARD,
+        "wait_copies<Config::copies, 0>();\n  __syncthreads();",
+        "wait_copies<Config::copies, 0>();",
+        STREAMS,
+        _FULL,
+    ),
+    Bug(
+        "the first scores wait for one group too few",
+        _FORWARD,
+        "wait_copies<Config::copies, 1>();",
+        "wait_copies<Config::copies, 2>();",
+        forward("cuda-fa2", "full"),
+        _FULL,
+    ),
+    Bug(
+        "a step waits for one group too few",
+        _FORWARD,
+        "wait_copies<Config::copies, 0>();",
+        "wait_copies<Config::copies, 1>();",
+        STREAMS,
+        _FULL,
+    ),
+    Bug(
+        "V of a step goes to the stage that is read",
+        _STEPS,
+        "c.v_stream.load(c.v(step),",
+        "c.v_stream.load(c.v(step + 1),",
+        forward("cuda-fa2", "full"),
+        _FULL,
+    ),
+    Bug(
+        "K has one stage where it needs two",
+        _TYPES,
+        "return {shared.k[step % 2].data};",
+        "return {shared.k[0].data};",
+        forward("cuda-fa2", "full"),
+        _FULL,
+    ),
+    Bug(
+        "references move and sums do not",
+        _STEPS,
+        "state.sum.for_each([&](Compute& x, int m, int group) { x *=",
+        "state.sum.for_each([&](Compute x, int m, int group) { x *=",
+        forward("cuda-fa2"),
+        _CAUSAL,
+    ),
+    Bug(
+        "references move and the output does not",
+        _STEPS,
+        "state.output.for_each([&](Compute& x, int m, int, int group, int) { x *=",
+        "state.output.for_each([&](Compute x, int m, int, int group, int) { x *=",
+        forward("cuda-fa2"),
+        _CAUSAL,
+    ),
+    Bug(
+        "references move within the slack and nothing follows",
+        _SOFTMAX,
+        "x = candidate;\n      moved = true;\n    }",
+        "moved = true;\n    }\n    x = larger(x, candidate);",
+        forward("cuda-fa2"),
+        _CAUSAL,
+    ),
+    Bug(
+        "the last kv tile is taken for whole",
+        _STEPS,
+        "block.edge);",
+        "block.edge && step > 0);",
+        checks("cuda-fa2", "full"),
+        _FULL,
+    ),
+    Bug(
+        "kv tiles begin one too late",
+        _SCHEDULE,
+        "const int index = count - 1 - step;",
+        "const int index = count - step;",
+        checks("cuda-fa2", "full"),
+        _FULL,
+    ),
+    Bug(
+        "q tiles begin one too late",
+        _SCHEDULE,
+        "static_cast<int>(tiles) - 1 - item.q_tile;",
+        "static_cast<int>(tiles) - item.q_tile;",
+        checks("cuda-fa2", "full"),
+        _FULL,
+    ),
+    Bug(
+        "the last section of heads is as wide as the others",
+        _SCHEDULE,
+        "width = min(section, shape.batch * heads - first);",
+        "width = section;",
+        SECTIONS,
+        row("fa2-sm_90-float16-d64-dv64-causal", "test_schedules.py::test_heads_in_sections"),
+    ),
+    Bug(
+        "a section begins at its number",
+        _SCHEDULE,
+        "block / (section * tiles) * section;",
+        "block / (section * tiles);",
+        SECTIONS,
+        row("fa2-sm_90-float16-d64-dv64-causal", "test_schedules.py::test_heads_in_sections"),
+    ),
+    Bug(
+        "query heads read the kv head of the same number",
+        _FORWARD,
+        "item.head / (shape.heads_q / shape.heads_kv);",
+        "item.head % shape.heads_kv;",
+        forward("cuda-fa2", "full"),
+        _FULL,
+    ),
+    Bug(
+        "row sums stay apart in four lanes",
+        _STEPS,
+        "sum = combine_row_lanes(sum,",
+        "combine_row_lanes(sum,",
+        checks("cuda-fa2", "full"),
+        _FULL,
+    ),
+    Bug(
+        "references begin at zero",
+        "cuda_src/tile/score.cuh",
+        "row_max = -infinity<Compute>();",
+        "row_max = Compute(0);",
+        checks("cuda-fa2", "full"),
+        row("fa2-sm_90-float16-d64-dv64-causal", "test_device_code.py::test_six_checks"),
+    ),
+    Bug(
+        "every warp's output leaves from the first rows",
+        _STEPS,
+        "copy_out(c.staging(), c.row0,",
+        "copy_out(c.staging(), 0,",
+        forward("cuda-fa2", "full"),
+        _FULL,
+    ),
+    Bug(
+        "two 8x8 matrices change places on their way out",
+        _TILE_IO,
+        "column0 / 8 + lane / 16};",
+        "column0 / 8 + 1 - lane / 16};",
+        checks("cuda-fa2", "full"),
+        _FULL,
+    ),
+    Bug(
+        "a dead row is divided by its sum",
+        _SOFTMAX,
+        "return inverse == 0.0f ? 0.0f : x * inverse;",
+        "return x * inverse;",
+        dead_keys("cuda-fa2"),
+        row(
+            "fa2-sm_90-float16-d64-dv64-causal", "test_dead_rows.py::test_keys_that_kill_every_row"
+        ),
+    ),
+)

@@ -1,0 +1,214 @@
+"""Bugs of FlashAttention-2's backward pass: its main kernel, and those before and after it."""
+
+from __future__ import annotations
+
+from .bug import ORDER, POISON, Bug, backward, checks, dead_keys, dead_queries, dead_rows, row
+
+_BACKWARD = "cuda_src/fa2/backward.cu"
+_STEPS = "cuda_src/fa2/backward_steps.cuh"
+_TYPES = "cuda_src/fa2/backward_types.cuh"
+_STATISTICS = "cuda_src/steps/statistics.cu"
+_SUM = "cuda_src/tile/gradient_accumulator.cuh"
+_FULL = row("fa2-sm_90-bfloat16-d64-dv64-full")
+_IN_TURN = row("fa2-sm_90-float32-d64-dv64-causal-planned")
+_ORDERED = row("fa2-sm_90-float16-d64-dv64-causal-planned-ordered")
+_NAME = "fa2-sm_90-float16-d64-dv64-causal"
+_CAUSAL = row(_NAME)
+_DEAD_QUERIES = row(_NAME, "test_device_code.py::test_what_dead_rows_hold_reaches_nothing")
+_DEAD_KEYS = row(_NAME, "test_dead_rows.py::test_keys_that_kill_every_row")
+_DEAD_ROWS = row(_NAME, "test_dead_rows.py::test_rows_before_the_mask_may_hold_anything")
+
+BUGS = (
+    Bug(
+        "P and dS are read before all warps have written them",
+        _BACKWARD,
+        "if (dead) clear_scores(c, step, i);\n    __syncthreads();",
+        "if (dead) clear_scores(c, step, i);",
+        backward("cuda-fa2", "full", "float32-d64-dv64"),
+        _IN_TURN,
+    ),
+    Bug(
+        "the one barrier of a backward step is missing",
+        _BACKWARD,
+        "wait_copies<Config::workspace_copies, 0>();\n  __syncthreads();",
+        "wait_copies<Config::workspace_copies, 0>();",
+        backward("cuda-fa2", "full"),
+        _FULL,
+    ),
+    Bug(
+        "a backward step waits for one group too few",
+        _BACKWARD,
+        "wait_copies<Config::workspace_copies, 0>();",
+        "wait_copies<Config::workspace_copies, 1>();",
+        backward("cuda-fa2", "full", "float32-d64-dv64"),
+        _IN_TURN,
+    ),
+    Bug(
+        "the stage of Q is taken a step early",
+        "cuda_src/tile/backward_tiles.cuh",
+        "step.stage + 1 == Config::num_stages ?",
+        "step.stage + 2 == Config::num_stages ?",
+        backward("cuda-fa2", "full"),
+        _FULL,
+    ),
+    Bug(
+        "P of the next step takes the place of this step's",
+        _TYPES,
+        "return {shared.p[step % Config::score_stages].data};",
+        "return {shared.p[0].data};",
+        backward("cuda-fa2", "full"),
+        _FULL,
+    ),
+    Bug(
+        "scores take the statistics of the step before",
+        _STEPS,
+        "StepStatistics<Config>{c.lse(step.stage),",
+        "StepStatistics<Config>{c.lse((step.stage + Config::num_stages - 1) % Config::num_stages),",
+        checks("cuda-fa2", "full"),
+        _FULL,
+    ),
+    Bug(
+        "the q tile on the diagonal is skipped",
+        "cuda_src/tile/schedule.cuh",
+        "first < seq.seqlen_q ? first / Config::block_q : end;",
+        "first < seq.seqlen_q ? ceil_div(first, Config::block_q) : end;",
+        checks("cuda-fa2"),
+        _CAUSAL,
+    ),
+    Bug(
+        "grouped gradients come from the wrong heads",
+        _BACKWARD,
+        "item.kv_begin, item.head * c.group, c.group);",
+        "item.kv_begin, item.head, c.group);",
+        checks("cuda-fa2", "full"),
+        _FULL,
+    ),
+    Bug(
+        "heads of dout are as far apart as those of q",
+        _STEPS,
+        "step.head * c.params.dout.head_stride);",
+        "step.head * c.params.q.head_stride);",
+        backward("cuda-fa2", "full", "float16-d100-dv256"),
+        _FULL,
+    ),
+    Bug(
+        "dk of whole rows lacks the scale",
+        _STEPS,
+        "{ x *= factor; });",
+        "{ x *= 1; });",
+        checks("cuda-fa2", "full"),
+        _FULL,
+    ),
+    Bug(
+        "whole rows go beyond the length",
+        _STEPS,
+        "c.seq.seqlen_kv - c.item.kv_begin - row0,",
+        "c.seq.seqlen_kv - c.item.kv_begin,",
+        backward("cuda-fa2", "full"),
+        _FULL,
+    ),
+    Bug(
+        "dQ is added to what was there",
+        _STATISTICS,
+        "clear_accumulator<Config>(params, first_row);",
+        "",
+        checks("cuda-fa2", "full"),
+        _FULL,
+    ),
+    Bug(
+        "the second fragment of rows is added to the wrong one",
+        _SUM,
+        "row_stride = Config::head_dim / 8 * 32 * kLaneElements<Tile>;",
+        "row_stride = 32 * kLaneElements<Tile>;",
+        checks("cuda-fa2", "full"),
+        _ORDERED,
+    ),
+    Bug(
+        "all warps add to the first columns of dQ",
+        _SUM,
+        "auto* to = accumulator + accumulator_index<Config>(head_row, row0, column0, lane);",
+        "auto* to = accumulator + accumulator_index<Config>(head_row, row0, 0, lane);",
+        checks("cuda-fa2", "full"),
+        _FULL,
+    ),
+    Bug(
+        "dq is converted without the scale",
+        "cuda_src/steps/convert_dq.cu",
+        "static_cast<Compute>(params.scale);",
+        "Compute(1);",
+        checks("cuda-fa2", "full"),
+        _FULL,
+    ),
+    Bug(
+        "dlse is added to delta",
+        _STATISTICS,
+        "sum -= *row_number",
+        "sum += *row_number",
+        backward("cuda-fa2", "full"),
+        _FULL,
+    ),
+    Bug(
+        "lse stays in natural units",
+        _STATISTICS,
+        "lse = Logits<Config>::from_natural(given);",
+        "lse = given;",
+        checks("cuda-fa2", "full"),
+        _FULL,
+    ),
+    Bug(
+        "rows beyond the length have a finite lse",
+        _STATISTICS,
+        "Compute lse = infinity<Compute>();",
+        "Compute lse = valid ? infinity<Compute>() : Compute(0);",
+        dead_keys("cuda-fa2"),
+        _DEAD_KEYS,
+    ),
+    Bug(
+        "dead rows keep what they hold",
+        _STEPS,
+        "clear_row(tile, row);",
+        "continue;",
+        dead_queries("cuda-fa2"),
+        _DEAD_QUERIES,
+    ),
+    Bug(
+        "dout of dead rows is kept",
+        _BACKWARD,
+        "clear_dead_rows(c, step, c.dout(step.stage));",
+        "",
+        dead_rows("cuda-fa2"),
+        _DEAD_ROWS,
+    ),
+    Bug(
+        "dead rows get a gradient",
+        _SUM,
+        "skip[group] = dead(",
+        "skip[group] = false && dead(",
+        dead_keys("cuda-fa2"),
+        _DEAD_KEYS,
+    ),
+    Bug(
+        "turns are not reset",
+        _STATISTICS,
+        "int i = threadIdx.x; i < Config::turns;",
+        "int i = threadIdx.x + 1; i < Config::turns;",
+        POISON,
+        _ORDERED,
+    ),
+    Bug(
+        "nobody waits for a turn",
+        _STEPS,
+        "await_turn(c, step);\n",
+        "\n",
+        ORDER,
+        _ORDERED,
+    ),
+    Bug(
+        "a turn is passed before dQ is added",
+        _STEPS,
+        "await_turn(c, step);\n",
+        "await_turn(c, step);\n  end_turn(c, step);\n",
+        ORDER,
+        _ORDERED,
+    ),
+)

@@ -1,0 +1,81 @@
+"""Bugs of the host code."""
+
+from __future__ import annotations
+
+from .bug import Bug, checks
+
+_FA2 = "cuflash/planning/fa2.py"
+_FA2_PLANS = "tests/unit/test_plan_fa2.py::"
+
+BUGS = (
+    Bug(
+        "the default alignment is top-left",
+        "cuflash/checks.py",
+        "offset = seqlen_kv - seqlen_q if options.q_offset is None",
+        "offset = 0 if options.q_offset is None",
+        checks("numpy-fa2"),
+    ),
+    Bug(
+        "v may be of another length than k",
+        "cuflash/checks.py",
+        '("v", "seqlen_kv", v_seqlen, seqlen_kv, "k"),',
+        '("v", "seqlen_kv", v_seqlen, v_seqlen, "k"),',
+        "tests/unit/test_arguments.py",
+    ),
+    Bug(
+        "packed gradients count as overlapping",
+        "cuflash/arrays/overlap.py",
+        "if not np.may_share_memory(first, second):",
+        "if np.may_share_memory(first, second):\n        return True\n    if True:",
+        "tests/unit/test_arrays.py",
+    ),
+    Bug(
+        "lengths reach the compile key",
+        "cuflash/planning/kernel.py",
+        "features=problem.features,",
+        "features=(*problem.features, f'len{problem.seqlen_q}'),",
+        "tests/unit/test_plan_fa2.py",
+    ),
+    Bug(
+        "an edited header is not noticed",
+        "cuflash/cuda/source.py",
+        'digest.update(b"\\0" + path.read_bytes() + b"\\0")',
+        'digest.update(b"\\0")',
+        "tests/unit/test_source.py",
+    ),
+    Bug(
+        "the grid of kv tiles follows the queries",
+        _FA2,
+        "ceil_div(problem.seqlen_kv, tile.block_kv)",
+        "ceil_div(problem.seqlen_q, tile.block_kv)",
+        _FA2_PLANS + "test_grids_cover_every_row",
+    ),
+    Bug(
+        "rows of the workspace are not padded",
+        _FA2,
+        "padded = ceil_div(problem.seqlen_q, steps.ROWS) * steps.ROWS",
+        "padded = problem.seqlen_q",
+        _FA2_PLANS + "test_rows_of_the_workspace_are_padded",
+    ),
+    Bug(
+        "a q tile has turns for one warp",
+        _FA2,
+        "turns = steps.ROWS // tile.block_q * tile.warps if",
+        "turns = steps.ROWS // tile.block_q if",
+        _FA2_PLANS + "test_every_warp_of_a_q_tile_has_a_turn",
+    ),
+    Bug(
+        "the plan ignores deterministic",
+        "cuflash/planning/tiles/fa2.py",
+        "problem.deterministic,",
+        "False,",
+        _FA2_PLANS + "test_an_order_changes_the_kernels_that_have_one",
+    ),
+    Bug(
+        "sections are as wide as the cache alone",
+        _FA2,
+        "min(max(held, enough), heads)",
+        "min(held, heads)",
+        _FA2_PLANS + "test_a_section_has_work_for_every_multiprocessor",
+    ),
+)
