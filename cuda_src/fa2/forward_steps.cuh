@@ -29,6 +29,7 @@ template <class Config>
 __device__ inline void begin_rows(const ForwardContext<Config>& c, ForwardState<Config>& state) {
   const LanePosition lane;
   state.output.fill(0);
+  state.settled = false;
   state.reference.for_each([&](typename Config::Compute& reference, int m, int group) {
     begin_row<Config>(reference, state.sum.value[m][group], c.item,
                       c.first_query() + lane.row + ForwardTypes<Config>::Scores::row(m, group));
@@ -55,24 +56,88 @@ __device__ inline void rescale(ForwardState<Config>& state, const Rows& keep) {
   state.output.for_each([&](Compute& x, int m, int, int group, int) { x *= keep.value[m][group]; });
 }
 
+// Moves the references of this warp's rows to the maxima of the scores from column `first` on,
+// where they have risen by more than the slack. The columns before are weights already; those of
+// the last group of them have not been multiplied yet.
+template <class Config, int group_columns, class Scores>
+__device__ inline void follow_maxima(ForwardState<Config>& state, Scores& scores,
+                                     typename Config::Compute factor, int first) {
+  using Compute = typename Config::Compute;
+  typename ForwardTypes<Config>::Rows maxima = row_maxima(scores, first);
+  typename ForwardTypes<Config>::Rows keep;
+  if (!move_references<Config>(state.reference, keep, maxima, factor)) return;
+  rescale(state, keep);
+  scores.for_each([&](Compute& x, int m, int n, int group, int) {
+    if (n * 8 < first && n * 8 >= first - group_columns) x *= keep.value[m][group];
+  });
+}
+
+template <class Config>
+__device__ inline typename ForwardTypes<Config>::Rows offsets_of(ForwardState<Config>& state) {
+  typename ForwardTypes<Config>::Rows offset;
+  state.reference.for_each([&](typename Config::Compute& reference, int m, int group) {
+    offset.value[m][group] = subtrahend(reference);
+  });
+  return offset;
+}
+
+// Columns [first, first + columns) of the scores -> weights, and their sums.
+//
+// In 16 bits the maxima of a tile are looked for only if they can matter: while a row has no
+// reference, and where these weights come out too large for it, which their sums tell.
+template <class Config, int columns, class Scores>
+__device__ inline void weigh_part(ForwardState<Config>& state, Scores& scores,
+                                  typename ForwardTypes<Config>::Rows& offset,
+                                  typename Config::Compute factor, int first) {
+  using Compute = typename Config::Compute;
+  WarpTile<Compute, Config::fragment_rows, Scores::rows, columns> part;
+  typename ForwardTypes<Config>::Rows sums;
+  weigh_columns<Config>(part, sums, scores, offset, factor, first);
+  if constexpr (Logits<Config>::maxima_on_demand) {
+    bool fits = true;  // a NaN does not
+    sums.for_each([&](Compute& x, int, int) { fits = fits && x < Logits<Config>::most_weight(); });
+    if (!__all_sync(0xffffffffu, fits)) {
+      follow_maxima<Config, columns>(state, scores, factor, first);
+      offset = offsets_of(state);
+      weigh_columns<Config>(part, sums, scores, offset, factor, first);
+    }
+  }
+  part.for_each([&](Compute& x, int m, int n, int group, int which) {
+    scores.value[m][first / 8 + n][group][which] = x;
+  });
+  sums.for_each([&](Compute& x, int m, int group) { state.sum.value[m][group] += x; });
+}
+
+// What turns scores into weights as products ask for them.
+template <class Config, class Scores>
+struct PartWeights {
+  ForwardState<Config>& state;
+  Scores& scores;
+  typename ForwardTypes<Config>::Rows& offset;
+  typename Config::Compute factor;
+  template <int columns>
+  __device__ void prepare(int first) const {
+    weigh_part<Config, columns>(state, scores, offset, factor, first);
+  }
+};
+
 // scores -> weights, output += weights V of a step.
 template <class Config, class Scores>
 __device__ inline void weigh_tile(const ForwardContext<Config>& c, ForwardState<Config>& state,
                                   Scores& scores, int step) {
   using Compute = typename Config::Compute;
-  using Rows = typename ForwardTypes<Config>::Rows;
   const Compute factor = Logits<Config>::factor(c.params.scale);
-  Rows maxima = row_maxima(scores);
-  Rows keep;
-  if (move_references<Config>(state.reference, keep, maxima, factor)) rescale(state, keep);
-  Rows offset;
-  offset.for_each(
-      [&](Compute& x, int m, int group) { x = subtrahend(state.reference.value[m][group]); });
-  const auto exponentiate = [&](int first, int count) {
-    exponentiate_columns<Config>(scores, offset, state.sum, factor, first, count);
-  };
+  if (!Logits<Config>::maxima_on_demand || !state.settled) {
+    follow_maxima<Config, 0>(state, scores, factor, 0);
+    bool settled = true;
+    state.reference.for_each(
+        [&](Compute& x, int, int) { settled = settled && x != -infinity<Compute>(); });
+    state.settled = __all_sync(0xffffffffu, settled);
+  }
+  auto offset = offsets_of(state);
   Products<Config>::multiply_prepared_weights(
-      state.output, scores, depth_by_rows(c.v(step), Zero{}), c.p(), c.row0, 0, exponentiate);
+      state.output, scores, depth_by_rows(c.v(step), Zero{}), c.p(), c.row0, 0,
+      PartWeights<Config, Scores>{state, scores, offset, factor});
 }
 
 // Divides by the rows' sums and writes output and log-sum-exp.

@@ -103,6 +103,7 @@ struct ForwardState {
   typename Types::Output output;   // not yet divided by the row's sum
   typename Types::Rows reference;  // what is subtracted from the row's logits
   typename Types::Rows sum;        // of the weights, over this lane's columns
+  bool settled;                    // every row of the warp has a reference
 };
 
 }  // namespace cuflash::fa2

@@ -52,16 +52,21 @@ struct TensorCoreProducts {
     }
   }
 
+  struct Prepared {
+    template <int columns>
+    __device__ void prepare(int) const {}
+  };
+
   // The same for a left operand [., keys] in registers as an accumulator: two 16x8 accumulators
   // are one 16x16 operand.
   template <class Accumulators, class Weights, class B, class Scratch>
   __device__ static void multiply_weights(Accumulators& accumulators, const Weights& weights,
                                           const B& b, const Scratch& scratch, int row0, int key0) {
-    multiply_prepared_weights(accumulators, weights, b, scratch, row0, key0, [](int, int) {});
+    multiply_prepared_weights(accumulators, weights, b, scratch, row0, key0, Prepared{});
   }
 
-  // And with `prepare(first, count)` called before those columns of the weights are read, one step
-  // ahead: what it does runs beside the products of the step before.
+  // And with `prepare.prepare<16>(first)` called before those columns of the weights are read, one
+  // step ahead: what it does runs beside the products of the step before.
   template <class Accumulators, class Weights, class B, class Scratch, class Prepare>
   __device__ static void multiply_prepared_weights(Accumulators& accumulators,
                                                    const Weights& weights, const B& b,
@@ -72,10 +77,10 @@ struct TensorCoreProducts {
     constexpr int count = Weights::columns / 16 * groups;
     Group<Accumulators> columns[2];
     columns[0].load(right, 0, 0);
-    prepare(0, 16);
+    prepare.template prepare<16>(0);
 #pragma unroll
     for (int k = 0; k < Weights::columns; k += 16) {
-      if (k + 16 < Weights::columns) prepare(k + 16, 16);
+      if (k + 16 < Weights::columns) prepare.template prepare<16>(k + 16);
       unsigned rows[Accumulators::row_fragments][4];
       pack_weights(rows, weights, k);
 #pragma unroll

@@ -11,14 +11,14 @@ struct ProductsByParts {
     Products::template multiply<depth>(accumulators, a, b);
   }
 
-  // As `multiply_weights`, with prepare(first, count) called before those columns of the weights
-  // are read; here of all of them.
+  // As `multiply_weights`, with prepare.prepare<columns>(first) called before those columns of the
+  // weights are read; here of all of them.
   template <class Accumulators, class Weights, class B, class Scratch, class Prepare>
   __device__ static void multiply_prepared_weights(Accumulators& accumulators,
                                                    const Weights& weights, const B& b,
                                                    const Scratch& scratch, int row0, int key0,
                                                    Prepare prepare) {
-    prepare(0, Weights::columns);
+    prepare.template prepare<Weights::columns>(0);
     Products::multiply_weights(accumulators, weights, b, scratch, row0, key0);
   }
 };

@@ -36,6 +36,10 @@ struct Logits {
   // How far a row's maximum may rise above its reference before the reference follows: weights
   // stay below 2^8, which every storage type holds with the same relative rounding.
   __device__ static constexpr float slack() { return 8.0f; }
+  // Weights may be taken with a reference that lies below the maximum, as long as the sum of a few
+  // of them stays below this: float16 holds them, with the same relative rounding.
+  static constexpr bool maxima_on_demand = true;
+  __device__ static constexpr float most_weight() { return 0x1p14f; }
   __device__ static float to_natural(float logit) { return logit * static_cast<float>(kLn2); }
   __device__ static float from_natural(float logit) { return logit * static_cast<float>(kLog2E); }
   // A row's sum of products over the sum of its weights; zero for a row that has seen nothing,
@@ -55,6 +59,7 @@ struct Logits<Config, true> {
   }
   __device__ static Compute exponential(Compute difference) { return exp_of(difference); }
   __device__ static constexpr Compute slack() { return Compute(0); }
+  static constexpr bool maxima_on_demand = false;
   __device__ static Compute to_natural(Compute logit) { return logit; }
   __device__ static Compute from_natural(Compute logit) { return logit; }
   __device__ static Compute normalise(Compute x, Compute sum, Compute) {
@@ -81,14 +86,14 @@ __device__ inline void prepare_scores(Scores& scores, const WorkItem& item, cons
   });
 }
 
-// The largest score of every row, over the columns of this warp's tile.
+// The largest score of every row, over the columns of this warp's tile from `first` on.
 template <class Scores>
-__device__ inline RowValues<Scores> row_maxima(Scores& scores) {
+__device__ inline RowValues<Scores> row_maxima(Scores& scores, int first = 0) {
   using Compute = typename Scores::Compute;
   RowValues<Scores> result;
   result.for_each([&](Compute& x, int, int) { x = -infinity<Compute>(); });
-  scores.for_each([&](Compute& s, int m, int, int group, int) {
-    result.value[m][group] = larger(result.value[m][group], s);
+  scores.for_each([&](Compute& s, int m, int n, int group, int) {
+    if (n * 8 >= first) result.value[m][group] = larger(result.value[m][group], s);
   });
   result.for_each([&](Compute& x, int, int) {
     x = combine_row_lanes(x, [](Compute a, Compute b) { return larger(a, b); });
@@ -141,20 +146,15 @@ __device__ inline bool move_references(Rows& reference, Rows& keep, Rows& maxima
   return __any_sync(0xffffffffu, moved);
 }
 
-// Columns [first, first + count) of the scores -> exponential(scores * factor - offset); `sums`
-// gathers this lane's.
-template <class Config, class Scores, class Compute = typename Scores::Compute>
-__device__ inline void exponentiate_columns(Scores& scores, const RowValues<Scores>& offset,
-                                            RowValues<Scores>& sums, Compute factor, int first,
-                                            int count) {
-  Scores::for_each_pair([&](int m, int n, int group) {
-    if (n * 8 < first || n * 8 >= first + count) return;
-#pragma unroll
-    for (int which = 0; which < 2; ++which) {
-      Compute& s = scores.value[m][n][group][which];
-      s = Logits<Config>::exponential(s, factor, offset.value[m][group]);
-      sums.value[m][group] += s;
-    }
+// The weights of columns [first, first + Part::columns) of the scores, and their sums in this lane.
+template <class Config, class Part, class Scores, class Compute = typename Scores::Compute>
+__device__ inline void weigh_columns(Part& part, RowValues<Scores>& sums, const Scores& scores,
+                                     const RowValues<Scores>& offset, Compute factor, int first) {
+  sums.for_each([](Compute& x, int, int) { x = Compute(0); });
+  part.for_each([&](Compute& x, int m, int n, int group, int which) {
+    x = Logits<Config>::exponential(scores.value[m][first / 8 + n][group][which], factor,
+                                    offset.value[m][group]);
+    sums.value[m][group] += x;
   });
 }
 

@@ -231,6 +231,8 @@ template <class T>
 T __shfl_xor_sync(unsigned, T value, int mask) {
   return emulated::exchange(value, emulated::lane() ^ mask);
 }
+inline int __any_sync(unsigned mask, int value);
+inline int __all_sync(unsigned mask, int value) { return !__any_sync(mask, !value); }
 inline int __any_sync(unsigned, int value) {
   int any = 0;
   for (int from = 0; from < emulated::kWarp; ++from) any |= emulated::exchange(value, from);
