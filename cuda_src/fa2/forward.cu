@@ -1,11 +1,9 @@
 // FlashAttention-2, forward pass: Dao, "FlashAttention-2: Faster Attention with Better Parallelism
 // and Work Partitioning" (2023), Algorithm 1.
 //
-// One thread block does one q tile of one (batch, head) after the other, or a single one if the
-// grid has a block for each. Its warps part the rows; K and V tiles stream through two stages each,
-// the last tile first, so that the masked ones come before the others. O is divided by the row's
-// sum once, at the end, and leaves through V's stages while Q and the first K tile of the next q
-// tile arrive.
+// One thread block does one q tile of one (batch, head). Its warps part the rows; K and V tiles
+// stream through two stages each, the last tile first, so that the masked ones come before the
+// others. O is divided by the row's sum once, at the end.
 //
 // A step turns the scores of its tile into weights and multiplies them with V, sixteen keys after
 // sixteen, so that the exponentials of some keys run beside the products of others; then it
@@ -14,7 +12,6 @@
 // One barrier a step. At it
 //   K of step + 1 and V of step have arrived, and
 //   everyone has read K of step and V of step - 1, whose stages the next copies take.
-// The last one comes after every read of Q and K, whose places the next q tile's take.
 #include "forward_steps.cuh"
 
 namespace cuflash::fa2 {
@@ -28,28 +25,15 @@ __device__ inline void begin_step(const ForwardContext<Config>& c, int step) {
   commit_copies<Config::copies>();
 }
 
-// Q and the first K tile of a q tile, one group of copies; nothing if there is no such tile, or if
-// it sees no key.
 template <class Config>
-__device__ inline void load_first(const Fa2ForwardParams& params, ForwardStorage<Config>& shared,
-                                  const TileTurn& turn) {
-  if (exists<Config>(params, turn)) {
-    const ForwardContext<Config> c = context_of<Config>(params, shared, turn);
-    if (c.blocks.count > 0) {
-      load_q_tile(c);
-      load_k_tile(c, 0);
-    }
-  }
-  commit_copies<Config::copies>();
-}
-
-// The q tile of `c`, whose first copies are under way; those of `next` begin at the last step.
-template <class Config>
-__device__ inline void forward_tile(const ForwardContext<Config>& c, const TileTurn& next) {
+__device__ inline void forward_tile(const ForwardContext<Config>& c) {
   ForwardState<Config> state;
   begin_rows(c, state);
   const int steps = c.blocks.count;
   if (steps > 0) {
+    load_q_tile(c);
+    load_k_tile(c, 0);
+    commit_copies<Config::copies>();
     load_k_tile(c, 1);
     load_v_tile(c, 0);
     commit_copies<Config::copies>();
@@ -62,16 +46,10 @@ __device__ inline void forward_tile(const ForwardContext<Config>& c, const TileT
       weigh_tile(c, state, scores, step);
       score_tile(c, scores, step + 1);
     }
-    wait_copies<Config::copies, 0>();
-    __syncthreads();
-    load_first(c.params, c.shared, next);
+    begin_step(c, steps - 1);
     weigh_tile(c, state, scores, steps - 1);
-  } else {
-    load_first(c.params, c.shared, next);
   }
-  __syncthreads();  // everyone has read V
   store_rows(c, state);
-  __syncthreads();  // the output has left
 }
 
 template <class Config>
@@ -80,11 +58,25 @@ __device__ inline void forward(const Fa2ForwardParams& params) {
   auto& shared = *reinterpret_cast<ForwardStorage<Config>*>(shared_bytes);
   static_assert(sizeof(ForwardStorage<Config>) == Config::shared_bytes,
                 "the plan and the kernel disagree about shared memory");
-  TileTurn turn{0};
-  load_first(params, shared, turn);
-  for (; exists<Config>(params, turn); turn = turn.next()) {
-    forward_tile(context_of<Config>(params, shared, turn), turn.next());
-  }
+  const Shape& shape = params.shape;
+  const TileOrder order{static_cast<unsigned>(ceil_div(shape.seqlen_q, Config::block_q)),
+                        static_cast<unsigned>(shape.heads_q),
+                        static_cast<unsigned>(params.section)};
+  const WorkItem item = order.q_item(shape, blockIdx.x);
+  const Sequence seq = sequence(shape, item.batch);
+  using Storage = typename Config::Storage;
+  const int rows = ForwardTypes<Config>::rows_per_warp;
+  const int kv_head = item.head / (shape.heads_q / shape.heads_kv);
+  forward_tile(ForwardContext<Config>{params,
+                                      shared,
+                                      item,
+                                      seq,
+                                      {seq, item.q_tile},
+                                      static_cast<int>(threadIdx.x) / 32 * rows,
+                                      {kv_row<const Storage>(params.k, seq, kv_head, 0),
+                                       params.k.row_stride, seq.seqlen_kv, shape.head_dim},
+                                      {kv_row<const Storage>(params.v, seq, kv_head, 0),
+                                       params.v.row_stride, seq.seqlen_kv, shape.head_dim_v}});
 }
 
 }  // namespace cuflash::fa2

@@ -83,8 +83,8 @@ __device__ inline typename ForwardTypes<Config>::Rows offsets_of(ForwardState<Co
 
 // Columns [first, first + columns) of the scores -> weights, and their sums.
 //
-// In 16 bits the maxima of a tile are looked for only if they can matter: while a row has no
-// reference, and where these weights come out too large for it, which their sums tell.
+// With `maxima_on_demand` the maxima of a tile are looked for only if they can matter: while a row
+// has no reference, and where these weights come out too large for it, which their sums tell.
 template <class Config, int columns, class Scores>
 __device__ inline void weigh_part(ForwardState<Config>& state, Scores& scores,
                                   typename ForwardTypes<Config>::Rows& offset,
@@ -93,7 +93,7 @@ __device__ inline void weigh_part(ForwardState<Config>& state, Scores& scores,
   WarpTile<Compute, Config::fragment_rows, Scores::rows, columns> part;
   typename ForwardTypes<Config>::Rows sums;
   weigh_columns<Config>(part, sums, scores, offset, factor, first);
-  if constexpr (Logits<Config>::maxima_on_demand) {
+  if constexpr (ForwardTypes<Config>::maxima_on_demand) {
     bool fits = true;  // a NaN does not
     sums.for_each([&](Compute& x, int, int) { fits = fits && x < Logits<Config>::most_weight(); });
     if (!__all_sync(0xffffffffu, fits)) {
@@ -127,7 +127,7 @@ __device__ inline void weigh_tile(const ForwardContext<Config>& c, ForwardState<
                                   Scores& scores, int step) {
   using Compute = typename Config::Compute;
   const Compute factor = Logits<Config>::factor(c.params.scale);
-  if (!Logits<Config>::maxima_on_demand || !state.settled) {
+  if (!ForwardTypes<Config>::maxima_on_demand || !state.settled) {
     follow_maxima<Config, 0>(state, scores, factor, 0);
     bool settled = true;
     state.reference.for_each(
@@ -167,6 +167,9 @@ __device__ inline void store_rows(const ForwardContext<Config>& c, ForwardState<
   T* out = q_row<T>(c.params.out, c.seq, c.item.head, c.first_query());
   const int valid_rows = c.seq.seqlen_q - c.first_query();
   if constexpr (ForwardTypes<Config>::staged) {
+    // The output lies over Q, also over other warps' rows if it is narrower: the barrier of the
+    // last step came after every read of Q.
+    __syncwarp();
     store_shared<Config::architecture>(state.output, c.staging(), c.row0, Zero{});
     __syncwarp();
     copy_out(c.staging(), c.row0, Output::rows, out, c.params.out.row_stride, valid_rows,

@@ -18,10 +18,15 @@ struct ForwardTypes {
   static constexpr int rows_per_warp = Config::block_q / Config::warps;
   static constexpr int threads = 32 * Config::warps;
   static constexpr bool scratch_needed = Config::products == ProductKind::scalar;
-  // Whether the output passes through V's stages in shared memory on its way out.
+  // Whether the output passes through Q's place in shared memory on its way out.
   static constexpr bool staged = Config::copies != CopyKind::element &&
                                  sizeof(typename Config::Output) == sizeof(Storage) &&
-                                 Config::block_q <= 2 * Config::block_kv;
+                                 Config::head_dim_v <= Config::head_dim;
+
+  // A warp of several fragments of rows has enough to do besides to hide that it looks at the sums
+  // of its weights; one of sixteen rows is faster with the maxima.
+  static constexpr bool maxima_on_demand =
+      Logits<Config>::maxima_on_demand && rows_per_warp > Config::fragment_rows;
 
   using Scores = WarpTile<Compute, Config::fragment_rows, rows_per_warp, Config::block_kv>;
   using Output = WarpTile<Compute, Config::fragment_rows, rows_per_warp, Config::head_dim_v>;
@@ -59,43 +64,10 @@ struct ForwardContext {
   __device__ typename Types::QTile q() const { return {shared.q.data}; }
   __device__ typename Types::KTile k(int step) const { return {shared.k[step % 2].data}; }
   __device__ typename Types::VTile v(int step) const { return {shared.v[step % 2].data}; }
-  __device__ typename Types::OutTile staging() const { return {shared.v[0].data}; }
+  __device__ typename Types::OutTile staging() const { return {shared.q.data}; }
   __device__ typename Types::PTile p() const { return {shared.p.data}; }
   __device__ int first_query() const { return item.q_tile * Config::block_q + row0; }
 };
-
-template <class Config>
-__device__ inline TileOrder q_tile_order(const Fa2ForwardParams& params) {
-  return {static_cast<unsigned>(ceil_div(params.shape.seqlen_q, Config::block_q)),
-          static_cast<unsigned>(params.shape.heads_q), static_cast<unsigned>(params.section)};
-}
-
-template <class Config>
-__device__ inline bool exists(const Fa2ForwardParams& params, const TileTurn& turn) {
-  return turn.number() < q_tile_order<Config>(params).count(params.shape);
-}
-
-// The q tile whose turn it is.
-template <class Config>
-__device__ inline ForwardContext<Config> context_of(const Fa2ForwardParams& params,
-                                                    ForwardStorage<Config>& shared,
-                                                    const TileTurn& turn) {
-  using Storage = typename Config::Storage;
-  const Shape& shape = params.shape;
-  const WorkItem item = q_tile_order<Config>(params).q_item(shape, turn.number());
-  const Sequence seq = sequence(shape, item.batch);
-  const int kv_head = item.head / (shape.heads_q / shape.heads_kv);
-  return {params,
-          shared,
-          item,
-          seq,
-          {seq, item.q_tile},
-          ptx::opaque_thread() / 32 * ForwardTypes<Config>::rows_per_warp,
-          {kv_row<const Storage>(params.k, seq, kv_head, 0), params.k.row_stride, seq.seqlen_kv,
-           shape.head_dim},
-          {kv_row<const Storage>(params.v, seq, kv_head, 0), params.v.row_stride, seq.seqlen_kv,
-           shape.head_dim_v}};
-}
 
 // What a warp carries from step to step for its rows.
 template <class Config, class Types = ForwardTypes<Config>>

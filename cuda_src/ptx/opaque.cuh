@@ -3,15 +3,14 @@
 
 namespace cuflash::ptx {
 
-// The number of this thread and its lane, as values of their own at every call. Addresses derived
-// from them are computed where they are used: the compiler would otherwise keep every address of
-// an unrolled loop in a register across the loops around it, and spill.
-__device__ inline int opaque_thread() {
-  int thread = threadIdx.x;
-  asm volatile("" : "+r"(thread));
-  return thread;
+// The lane of this thread, as a value of its own at every call. Addresses derived from it are
+// computed where they are used: the compiler would otherwise keep every address of an unrolled
+// loop in a register across the loops around it, and spill.
+__device__ inline int opaque_lane() {
+  int lane = threadIdx.x;
+  asm volatile("" : "+r"(lane));
+  return lane & 31;
 }
-__device__ inline int opaque_lane() { return opaque_thread() & 31; }
 
 // A value that is computed here, once, and not taken apart again where it is used.
 __device__ inline unsigned opaque(unsigned x) {

@@ -101,8 +101,8 @@ struct TileStream {
   __device__ TileStream(const Element* source, long long row_stride, int rows, int columns)
       : source(source), row_stride(row_stride), rows(rows), columns(columns), mine(source) {
     if constexpr (even) {
-      const int thread = ptx::opaque_thread();
-      mine += thread / Tile::chunks * row_stride + thread % Tile::chunks * Tile::chunk;
+      mine += static_cast<int>(threadIdx.x) / Tile::chunks * row_stride +
+              static_cast<int>(threadIdx.x) % Tile::chunks * Tile::chunk;
     }
   }
 

@@ -32,8 +32,6 @@ struct TileOrder {
   unsigned heads;
   unsigned section;
 
-  __device__ unsigned count(const Shape& shape) const { return tiles * heads * shape.batch; }
-
   __device__ WorkItem q_item(const Shape& shape, unsigned block) const {
     WorkItem item = place(shape, block);
     item.q_tile = static_cast<int>(tiles) - 1 - item.q_tile;
@@ -62,17 +60,6 @@ struct TileOrder {
             shape.seqlen_kv,
             0};
   }
-};
-
-// The tiles that a thread block does in turn, in the order of TileOrder: one of each round of
-// gridDim.x tiles. Every other round is dealt backwards, so that nobody gets the longest of each.
-struct TileTurn {
-  unsigned round;
-  __device__ unsigned number() const {
-    const unsigned place = round % 2 == 0 ? blockIdx.x : gridDim.x - 1 - blockIdx.x;
-    return round * gridDim.x + place;
-  }
-  __device__ TileTurn next() const { return {round + 1}; }
 };
 
 // One step of an inner loop.

@@ -5,7 +5,6 @@
 
 namespace cuflash::ptx {
 
-inline int opaque_thread() { return threadIdx.x; }
 inline int opaque_lane() { return emulated::lane(); }
 
 template <class T>
