@@ -120,7 +120,7 @@ __device__ inline void backward(const Fa2BackwardParams& params) {
   const TileOrder order{static_cast<unsigned>(ceil_div(shape.seqlen_kv, Config::block_kv)),
                         static_cast<unsigned>(shape.heads_kv),
                         static_cast<unsigned>(params.section)};
-  const WorkItem item = order.kv_item<Config::block_kv>(shape, blockIdx.x);
+  const WorkItem item = order.kv_item<Config::block_kv>(shape, blockIdx.x, last_tile_first<Config>);
   using Storage = typename Config::Storage;
   const Sequence seq = sequence(shape, item.batch);
   const BackwardContext<Config> c{params,

@@ -86,15 +86,29 @@ __device__ inline int* turn_of(const BackwardContext<Config>& c, const QStep& st
   return static_cast<int*>(c.params.turns) + tile * Config::warps + threadIdx.x / 32;
 }
 
-// Ordered accumulation: kv tiles add to a q tile from the first on. GPUs start the blocks of a grid
-// in the order of their numbers (no manual promises it), and a kv tile's block has a higher number
-// than those of the tiles before it, so whoever waits waits for a block that runs or has run.
+// Ordered accumulation: kv tiles add to a q tile one after the other, from the first on; under a
+// causal mask from the last on, the one on the diagonal. There every kv tile begins with another q
+// tile, the one on its diagonal, and those of a head that run at once never meet at one.
+//
+// GPUs start the blocks of a grid in the order of their numbers (no manual promises it), and the
+// tiles have their numbers in the order in which they add, so whoever waits waits for a block that
+// runs or has run.
+template <class Config>
+constexpr bool last_tile_first = Config::ordered && Mask<Config>::causal;
+
+template <class Config>
+__device__ inline int turn_number(const BackwardContext<Config>& c, const QStep& step) {
+  const int tile = c.item.kv_begin / Config::block_kv;
+  return last_tile_first<Config> ? kv_tiles_seen<Config>(c.seq, step.q_tile) - 1 - tile : tile;
+}
+
 template <class Config>
 __device__ inline void await_turn(const BackwardContext<Config>& c, const QStep& step) {
   if constexpr (Config::ordered) {
     if (ptx::opaque_lane() == 0) {
       const int* turn = turn_of(c, step);
-      while (ptx::read_turn(turn) != c.item.kv_begin / Config::block_kv) {
+      const int number = turn_number(c, step);
+      while (ptx::read_turn(turn) != number) {
       }
     }
     __syncwarp();

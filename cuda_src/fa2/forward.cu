@@ -41,13 +41,12 @@ __device__ inline void forward_tile(const ForwardContext<Config>& c) {
     __syncthreads();
     typename ForwardTypes<Config>::Scores scores;
     score_tile(c, scores, 0);
-    for (int step = 0; step + 1 < steps; ++step) {
+    for (int step = 0;; ++step) {
       begin_step(c, step);
       weigh_tile(c, state, scores, step);
+      if (step + 1 == steps) break;
       score_tile(c, scores, step + 1);
     }
-    begin_step(c, steps - 1);
-    weigh_tile(c, state, scores, steps - 1);
   }
   store_rows(c, state);
 }

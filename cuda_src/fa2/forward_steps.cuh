@@ -93,7 +93,7 @@ __device__ inline void weigh_part(ForwardState<Config>& state, Scores& scores,
   WarpTile<Compute, Config::fragment_rows, Scores::rows, columns> part;
   typename ForwardTypes<Config>::Rows sums;
   weigh_columns<Config>(part, sums, scores, offset, factor, first);
-  if constexpr (ForwardTypes<Config>::maxima_on_demand) {
+  if constexpr (Config::maxima_on_demand) {
     bool fits = true;  // a NaN does not
     sums.for_each([&](Compute& x, int, int) { fits = fits && x < Logits<Config>::most_weight(); });
     if (!__all_sync(0xffffffffu, fits)) {
@@ -127,7 +127,7 @@ __device__ inline void weigh_tile(const ForwardContext<Config>& c, ForwardState<
                                   Scores& scores, int step) {
   using Compute = typename Config::Compute;
   const Compute factor = Logits<Config>::factor(c.params.scale);
-  if (!ForwardTypes<Config>::maxima_on_demand || !state.settled) {
+  if (!Config::maxima_on_demand || !state.settled) {
     follow_maxima<Config, 0>(state, scores, factor, 0);
     bool settled = true;
     state.reference.for_each(
@@ -135,7 +135,7 @@ __device__ inline void weigh_tile(const ForwardContext<Config>& c, ForwardState<
     state.settled = __all_sync(0xffffffffu, settled);
   }
   auto offset = offsets_of(state);
-  Products<Config>::multiply_prepared_weights(
+  Products<Config>::template multiply_prepared_weights<ForwardTypes<Config>::keys_at_once>(
       state.output, scores, depth_by_rows(c.v(step), Zero{}), c.p(), c.row0, 0,
       PartWeights<Config, Scores>{state, scores, offset, factor});
 }

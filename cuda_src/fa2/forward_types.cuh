@@ -23,10 +23,11 @@ struct ForwardTypes {
                                  sizeof(typename Config::Output) == sizeof(Storage) &&
                                  Config::head_dim_v <= Config::head_dim;
 
-  // A warp of several fragments of rows has enough to do besides to hide that it looks at the sums
-  // of its weights; one of sixteen rows is faster with the maxima.
-  static constexpr bool maxima_on_demand =
-      Logits<Config>::maxima_on_demand && rows_per_warp > Config::fragment_rows;
+  // Keys whose scores become weights together, beside the products of those before.
+  static constexpr int keys_at_once =
+      Config::maxima_on_demand && Config::head_dim_v <= 64 && Config::block_kv % 32 == 0 ? 32 : 16;
+  static_assert(!Config::maxima_on_demand || Logits<Config>::scaled_by_powers_of_two,
+                "weights above one need the slack of their type");
 
   using Scores = WarpTile<Compute, Config::fragment_rows, rows_per_warp, Config::block_kv>;
   using Output = WarpTile<Compute, Config::fragment_rows, rows_per_warp, Config::head_dim_v>;

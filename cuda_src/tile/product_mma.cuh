@@ -62,25 +62,26 @@ struct TensorCoreProducts {
   template <class Accumulators, class Weights, class B, class Scratch>
   __device__ static void multiply_weights(Accumulators& accumulators, const Weights& weights,
                                           const B& b, const Scratch& scratch, int row0, int key0) {
-    multiply_prepared_weights(accumulators, weights, b, scratch, row0, key0, Prepared{});
+    multiply_prepared_weights<16>(accumulators, weights, b, scratch, row0, key0, Prepared{});
   }
 
-  // And with `prepare.prepare<16>(first)` called before those columns of the weights are read, one
-  // step ahead: what it does runs beside the products of the step before.
-  template <class Accumulators, class Weights, class B, class Scratch, class Prepare>
+  // And with `prepare.prepare<part>(first)` called before those columns of the weights are read,
+  // one part ahead: what it does runs beside the products of the part before.
+  template <int part, class Accumulators, class Weights, class B, class Scratch, class Prepare>
   __device__ static void multiply_prepared_weights(Accumulators& accumulators,
                                                    const Weights& weights, const B& b,
                                                    const Scratch&, int, int, Prepare prepare) {
-    static_assert(Weights::columns % 16 == 0, "the keys are whole instructions");
+    static_assert(part % 16 == 0 && Weights::columns % part == 0,
+                  "the keys are whole instructions");
     const auto right = right_of(b, ptx::opaque_lane());
     constexpr int groups = groups_of<Accumulators>;
     constexpr int count = Weights::columns / 16 * groups;
     Group<Accumulators> columns[2];
     columns[0].load(right, 0, 0);
-    prepare.template prepare<16>(0);
+    prepare.template prepare<part>(0);
 #pragma unroll
     for (int k = 0; k < Weights::columns; k += 16) {
-      if (k + 16 < Weights::columns) prepare.template prepare<16>(k + 16);
+      if (k % part == 0 && k + part < Weights::columns) prepare.template prepare<part>(k + part);
       unsigned rows[Accumulators::row_fragments][4];
       pack_weights(rows, weights, k);
 #pragma unroll

@@ -13,7 +13,7 @@ struct ProductsByParts {
 
   // As `multiply_weights`, with prepare.prepare<columns>(first) called before those columns of the
   // weights are read; here of all of them.
-  template <class Accumulators, class Weights, class B, class Scratch, class Prepare>
+  template <int, class Accumulators, class Weights, class B, class Scratch, class Prepare>
   __device__ static void multiply_prepared_weights(Accumulators& accumulators,
                                                    const Weights& weights, const B& b,
                                                    const Scratch& scratch, int row0, int key0,

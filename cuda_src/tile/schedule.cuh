@@ -39,9 +39,10 @@ struct TileOrder {
   }
 
   template <int block_kv>
-  __device__ WorkItem kv_item(const Shape& shape, unsigned block) const {
+  __device__ WorkItem kv_item(const Shape& shape, unsigned block, bool last_first) const {
     WorkItem item = place(shape, block);
-    item.kv_begin = item.q_tile * block_kv;
+    const int tile = last_first ? static_cast<int>(tiles) - 1 - item.q_tile : item.q_tile;
+    item.kv_begin = tile * block_kv;
     item.kv_end = min(item.kv_begin + block_kv, shape.seqlen_kv);
     item.q_tile = 0;
     return item;

@@ -38,7 +38,7 @@ struct Logits {
   __device__ static constexpr float slack() { return 8.0f; }
   // Weights may be taken with a reference that lies below the maximum, as long as the sum of a few
   // of them stays below this: float16 holds them, with the same relative rounding.
-  static constexpr bool maxima_on_demand = true;
+  static constexpr bool scaled_by_powers_of_two = true;
   __device__ static constexpr float most_weight() { return 0x1p14f; }
   __device__ static float to_natural(float logit) { return logit * static_cast<float>(kLn2); }
   __device__ static float from_natural(float logit) { return logit * static_cast<float>(kLog2E); }
@@ -59,7 +59,7 @@ struct Logits<Config, true> {
   }
   __device__ static Compute exponential(Compute difference) { return exp_of(difference); }
   __device__ static constexpr Compute slack() { return Compute(0); }
-  static constexpr bool maxima_on_demand = false;
+  static constexpr bool scaled_by_powers_of_two = false;
   __device__ static Compute to_natural(Compute logit) { return logit; }
   __device__ static Compute from_natural(Compute logit) { return logit; }
   __device__ static Compute normalise(Compute x, Compute sum, Compute) {

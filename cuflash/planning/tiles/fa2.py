@@ -39,6 +39,7 @@ class Fa2ForwardTile:
     block_kv: int
     warps: int
     blocks_per_sm: int
+    maxima_on_demand: bool  # row maxima are looked for only where weights come out too large
     storage: DTypeName
     head_dim: int
     head_dim_v: int
@@ -66,6 +67,7 @@ class Fa2ForwardTile:
             "block_q": self.block_q,
             "block_kv": self.block_kv,
             "warps": self.warps,
+            "maxima_on_demand": int(self.maxima_on_demand),
             "fragment_rows": self.arithmetic.fragment_rows,
         }
 
@@ -148,10 +150,12 @@ def candidates(
     width = max(bucket(problem.head_dim), bucket(problem.head_dim_v))
     if problem.operation == "forward":
         for row in FORWARD[itemsize]:
-            if every or width <= row.widest:
+            if every or (width <= row.widest and problem.seqlen_kv >= row.shortest):
                 yield from _forward(problem, limits, row)
     else:
         for wide in BACKWARD[itemsize]:
+            if wide.ordered and not problem.deterministic:
+                continue
             if every or width <= wide.widest:
                 yield from _backward(problem, limits, wide)
 
@@ -162,11 +166,13 @@ def tiles_of_blocks(
     """Every way of parting these blocks among warps, best first."""
     for warps in (8, 4, 2, 1):
         if problem.operation == "forward":
-            yield from _forward(problem, limits, ForwardRow(256, block_q, block_kv, warps))
+            on_demand = DTYPES[problem.storage].itemsize == 2
+            row = ForwardRow(256, block_q, block_kv, warps, 1, on_demand)
+            yield from _forward(problem, limits, row)
             continue
         for stages in ((3, 2), (2, 1), (1, 1)):
-            row = BackwardRow(256, block_q, block_kv, warps, 1, *stages)
-            yield from _backward(problem, limits, row)
+            wide = BackwardRow(256, block_q, block_kv, warps, 1, *stages)
+            yield from _backward(problem, limits, wide)
 
 
 def all_tiles(problem: AttentionProblem, limits: DeviceLimits) -> Iterator[Fa2Tile]:
@@ -190,7 +196,7 @@ def _forward(
         whole_rows = row.block_q % (row.warps * arithmetic.fragment_rows) == 0
         if whole_rows and row.block_kv % key_step(problem.storage) == 0:
             yield Fa2ForwardTile(
-                *row[1:],
+                *row[1:-1],
                 problem.storage,
                 bucket(problem.head_dim),
                 bucket(problem.head_dim_v),
@@ -212,7 +218,7 @@ def _backward(
         if score_grid is None or kv_grid is None or q_grid is None:
             continue
         yield Fa2BackwardTile(
-            *row[1:],
+            *row[1:-1],
             score_grid,
             kv_grid,
             q_grid,

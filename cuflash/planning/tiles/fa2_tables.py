@@ -20,6 +20,8 @@ class ForwardRow(NamedTuple):
     block_kv: int
     warps: int
     blocks_per_sm: int = 1
+    maxima_on_demand: bool = False  # fewer instructions a step, more code
+    shortest: int = 0  # seqlen_kv from which it is taken
 
 
 class BackwardRow(NamedTuple):
@@ -32,11 +34,15 @@ class BackwardRow(NamedTuple):
     blocks_per_sm: int
     num_stages: int  # of Q and dO
     score_stages: int  # of P and dS; with two, scores run beside gradients
+    ordered: bool = False  # for sums in one order alone
 
 
 FORWARD = {
     2: (
-        ForwardRow(128, 128, 64, 4, 2),  # 327 at head_dim 64, 392 at 128
+        ForwardRow(64, 128, 64, 4, 2, True, 1536),  # 348 at 64
+        ForwardRow(64, 128, 64, 4, 3),  # 268 at 64 and seqlen 512
+        ForwardRow(128, 128, 64, 4, 2, True, 1024),  # 397 at 128
+        ForwardRow(128, 128, 64, 4, 2),  # 311 at 128 and seqlen 512
         ForwardRow(256, 128, 64, 8),  # 340 at 256
         ForwardRow(256, 64, 64, 4, 2),
         ForwardRow(256, 64, 64, 4),
@@ -71,11 +77,13 @@ FORWARD = {
 
 BACKWARD = {
     2: (
+        BackwardRow(64, 64, 128, 8, 1, 3, 2, ordered=True),
         BackwardRow(64, 32, 128, 4, 2, 3, 2),  # 299 at 64
         BackwardRow(128, 64, 128, 8, 1, 3, 2),  # 338 at 128
         BackwardRow(128, 64, 128, 8, 1, 2, 1),
         BackwardRow(192, 64, 64, 8, 1, 3, 2),
-        BackwardRow(256, 64, 64, 8, 1, 2, 1),  # 245 at 256
+        BackwardRow(256, 32, 64, 8, 1, 3, 2),  # 251 at 256
+        BackwardRow(256, 64, 64, 8, 1, 2, 1),
         BackwardRow(256, 64, 64, 8, 1, 1, 1),
         BackwardRow(256, 32, 64, 8, 1, 2, 1),
         BackwardRow(256, 32, 64, 8, 1, 1, 1),
@@ -101,7 +109,8 @@ BACKWARD = {
         BackwardRow(256, 8, 8, 1, 1, 1, 1),
     ),
     8: (
-        BackwardRow(64, 32, 64, 8, 1, 2, 1),  # 28 at 64
+        BackwardRow(64, 32, 128, 8, 1, 1, 1),  # 32 at 64
+        BackwardRow(64, 32, 64, 8, 1, 2, 1),
         BackwardRow(128, 32, 64, 8, 1, 1, 1),  # 30 at 128
         BackwardRow(256, 32, 32, 8, 1, 1, 1),
         BackwardRow(256, 16, 32, 8, 1, 1, 1),
