@@ -11,7 +11,7 @@ import cuflash
 
 from ..kit.case import Case
 from ..kit.compare import compare
-from ..kit.data import arrays
+from ..kit.data import arrays, raise_scores
 from ..kit.oracle import judge
 from ..kit.runners import ApiRunner
 
@@ -38,6 +38,24 @@ def test_all_agree(dtype: str, causal: bool) -> None:
         for name, one in expected.items():
             a, b = one.astype(np.float64), got[name].astype(np.float64)
             assert np.abs(a - b).max() <= APART[dtype] * np.abs(a).max(), (algorithm, name)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_long_rows(dtype: str, head_dim: int, causal: bool) -> None:
+    """The tiles of long sequences: maxima that hold, that rise by a lot, that rise all the time."""
+    for values, rising in (("normal", False), ("x8", False), ("normal", True)):
+        case = Case(1, 2, 1, 200, 2100, head_dim, head_dim, dtype, causal=causal, values=values)
+        shapes = [case.shape(name) for name in "qkv"]
+        tile: Any = cuflash.prepare(*shapes, dtype=dtype, causal=causal).plan.tile
+        assert tile.maxima_on_demand
+        x = arrays(case, "q", "k", "v", "dout", "dlse")
+        if rising:
+            raise_scores(x, tile.block_kv, 5.0)
+        truth = judge(case, x)
+        for name, got in _results(ApiRunner("cuda", "fa2"), case, x).items():
+            compare(truth, name, got).check()
 
 
 @pytest.mark.parametrize("q_offset", [-1000, -299, -70, -1, 0, 1, 64, 449, 1000])

@@ -14,7 +14,7 @@ from cuflash import reference
 from ..kit.case import Case
 from ..kit.checks import require, run_checks
 from ..kit.compare import compare
-from ..kit.data import arrays
+from ..kit.data import arrays, raise_scores
 from ..kit.oracle import judge
 from .build import compiler
 from .device import EmulatedRunner, emulated_device, on_device
@@ -36,6 +36,17 @@ def test_against_float64(row: Row) -> None:
         grads = row.runner.backward(case, *given)
         for which, got in zip(("out", "lse", "dq", "dk", "dv"), (out, lse, *grads), strict=True):
             compare(truth, which, got).check()
+
+
+@pytest.mark.parametrize("row", params(*(row for row in ROWS if row.algorithm == "fa2")))
+def test_maxima_that_rise(row: Row) -> None:
+    case = Case(1, 2, 1, 70, 100, *row.dims, row.dtype, causal=row.causal)
+    x = arrays(case, "q", "k", "v")
+    raise_scores(x, row.runner.tiles(case)[1], 8.0)
+    out, lse = row.runner.forward(case, x["q"], x["k"], x["v"])
+    truth = judge(case, {**x, "dout": np.zeros_like(out)})
+    for which, got in (("out", out), ("lse", lse)):
+        compare(truth, which, got).check()
 
 
 @pytest.mark.parametrize("row", params(*_NEWEST))

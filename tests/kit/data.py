@@ -10,7 +10,7 @@ import numpy as np
 from .case import TENSORS, Case
 from .strides import Strides, strided_view
 
-__all__ = ["arrays", "as_storage", "strided", "tensor"]
+__all__ = ["arrays", "as_storage", "raise_scores", "strided", "tensor"]
 
 _Draw = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
 
@@ -45,6 +45,22 @@ def tensor(case: Case, name: str) -> np.ndarray:
 def as_storage(case: Case, values: np.ndarray) -> np.ndarray:
     """Values rounded to the case's dtype."""
     return values.astype(case.storage)
+
+
+def raise_scores(x: dict[str, np.ndarray], tile: int, doublings: float) -> None:
+    """Make weights grow ``2**doublings`` times every 16 keys, as a kernel visits them.
+
+    It visits tiles of keys from the last on, and the keys of a tile from the
+    first on. Its running maxima then rise all the time, now in the first part
+    of a tile, now in another. Of contiguous (batch, seqlen, heads, head_dim)
+    arrays, of the default scale.
+    """
+    length, head_dim = x["k"].shape[1], x["k"].shape[3]
+    keys = np.arange(length)
+    visited = (length - 1) // tile - keys // tile
+    step = doublings * np.log(2) * np.sqrt(head_dim) / 4
+    x["q"][..., 0] = 4
+    x["k"][..., 0] = (step * (visited * (tile // 16) + keys % tile // 16))[None, :, None]
 
 
 def strided(values: np.ndarray, recipe: Strides) -> np.ndarray:

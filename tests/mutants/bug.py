@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 __all__ = [
+    "LONG_ROWS",
     "ORDER",
     "POISON",
     "SECTIONS",
@@ -19,6 +20,8 @@ __all__ = [
     "row",
 ]
 
+#: Sequences so long that the maxima of their rows are looked for on demand.
+LONG_ROWS = "tests/device/test_generations.py::test_long_rows[float16-64-False]"
 #: Sections of a few heads each.
 SECTIONS = "tests/device/test_sections.py"
 #: The same bits where another stream takes a part of the device; long rows, on which warps drift.

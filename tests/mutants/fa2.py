@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .bug import SECTIONS, STREAMS, Bug, checks, dead_keys, forward, row
+from .bug import LONG_ROWS, SECTIONS, STREAMS, Bug, checks, dead_keys, forward, row
 
 _FORWARD = "cuda_src/fa2/forward.cu"
 _STEPS = "cuda_src/fa2/forward_steps.cuh"
@@ -141,6 +141,30 @@ BUGS = (
         "row_max = Compute(0);",
         checks("cuda-fa2", "full"),
         row("fa2-sm_90-float16-d64-dv64-causal", "test_device_code.py::test_six_checks"),
+    ),
+    Bug(
+        "weights that come out too large are kept",
+        _STEPS,
+        "if (!__all_sync(0xffffffffu, fits)) {",
+        "if (!fits && factor < 0) {",
+        LONG_ROWS,
+        _CAUSAL,
+    ),
+    Bug(
+        "weights that wait for their product keep the old reference",
+        _STEPS,
+        "if (n * 8 < first && n * 8 >= first - group_columns) x *=",
+        "if (n * 8 < first && n * 8 >= first && group_columns) x *=",
+        LONG_ROWS,
+        row("fa2-sm_90-float16-d256-dv192-causal", "test_device_code.py::test_maxima_that_rise"),
+    ),
+    Bug(
+        "the offsets stay when a reference has moved",
+        _STEPS,
+        "      offset = offsets_of(state);\n",
+        "\n",
+        LONG_ROWS,
+        _CAUSAL,
     ),
     Bug(
         "every warp's output leaves from the first rows",

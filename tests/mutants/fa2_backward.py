@@ -204,6 +204,14 @@ BUGS = (
         _ORDERED,
     ),
     Bug(
+        "under a causal mask the first kv tile has the first turn",
+        _STEPS,
+        "kv_tiles_seen<Config>(c.seq, step.q_tile) - 1 - tile : tile",
+        "tile : tile",
+        ORDER,
+        _ORDERED,
+    ),
+    Bug(
         "a turn is passed before dQ is added",
         _STEPS,
         "await_turn(c, step);\n",
