@@ -1,8 +1,9 @@
-"""compute-sanitizer over small problems of every dtype, forward and backward.
+"""compute-sanitizer over small problems of every algorithm and dtype, forward and backward.
 
-``python -m tests.device.sanitize`` runs memcheck and racecheck in processes
-of their own, with CuPy's pool off so that every array is an allocation, and
-exits 1 if a tool finds anything. ``--inside`` is what runs under the tools.
+``python -m tests.device.sanitize`` runs memcheck, racecheck, synccheck and
+initcheck beside each other in processes of their own, with CuPy's pool off so
+that every array is an allocation, and exits 1 if a tool finds anything.
+``--inside`` is what runs under the tools.
 """
 
 from __future__ import annotations
@@ -11,11 +12,16 @@ import argparse
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from typing import Any
 
-TOOLS = ("memcheck", "racecheck")
+TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
+ALGORITHMS = ("fa1", "fa2")
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 
+#: What runs under a tool.
+INSIDE = (sys.executable, "-m", "tests.device.sanitize", "--inside")
 #: (batch, seqlen_q, seqlen_kv, heads_q, heads_kv, head_dim, head_dim_v, causal): full and
 #: causal, tails on both sides, grouped heads, dead rows, rows that are not whole 16 bytes.
 PROBLEMS = (
@@ -38,7 +44,7 @@ def inside() -> None:
     cupy.cuda.set_allocator(None)
     cupy.cuda.set_pinned_memory_allocator(None)
     rng = np.random.default_rng(0)
-    for dtype in DTYPES:
+    for algorithm, dtype in product(ALGORITHMS, DTYPES):
         for batch, sq, sk, hq, hk, d, dv, causal in PROBLEMS:
 
             def normal(*shape: int, dtype: str = dtype) -> Any:
@@ -46,17 +52,28 @@ def inside() -> None:
                 kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype
                 return cupy.asarray(values.astype(kind))
 
-            q, k, v = (
-                normal(batch, sq, hq, d),
-                normal(batch, sk, hk, d),
-                normal(batch, sk, hk, dv),
-            )
-            out, lse = cuflash.attention(q, k, v, causal=causal, return_lse=True)
-            grads = cuflash.attention_backward(out, q, k, v, out, lse, causal=causal)
+            qkv = normal(batch, sq, hq, d), normal(batch, sk, hk, d), normal(batch, sk, hk, dv)
+            call: dict[str, Any] = {"causal": causal, "algorithm": algorithm}
+            out, lse = cuflash.attention(*qkv, return_lse=True, **call)
+            results = [out, lse]
+            for deterministic in {False, algorithm == "fa2"}:
+                results += cuflash.attention_backward(
+                    out, *qkv, out, lse, deterministic=deterministic, **call
+                )
             cupy.cuda.Device().synchronize()
-            for array in (out, lse, *grads):
+            for array in results:
                 array.get()
-    print(f"{len(DTYPES) * len(PROBLEMS)} problems")
+    print(f"{len(ALGORITHMS) * len(DTYPES) * len(PROBLEMS)} problems")
+
+
+def check(sanitizer: str, tool: str) -> bool:
+    """Run one tool, say what it found; whether that is nothing."""
+    command = [sanitizer, "--tool", tool, "--error-exitcode", "9", "--print-limit", "5"]
+    done = subprocess.run([*command, *INSIDE], capture_output=True, text=True, check=False)
+    lines = [line for line in done.stdout.splitlines() if "SUMMARY" in line]
+    found = " ".join(lines) if done.returncode == 0 else done.stdout[-3000:]
+    print(f"{tool}: exit {done.returncode}; {found}", flush=True)
+    return done.returncode == 0
 
 
 def main() -> int:
@@ -70,15 +87,10 @@ def main() -> int:
     if sanitizer is None:
         print("compute-sanitizer is not installed")
         return 2
-    failed = False
-    program = [sys.executable, "-m", "tests.device.sanitize", "--inside"]
-    for tool in TOOLS:
-        command = [sanitizer, "--tool", tool, "--error-exitcode", "9", "--print-limit", "5"]
-        done = subprocess.run([*command, *program], capture_output=True, text=True)
-        lines = [line for line in done.stdout.splitlines() if "SUMMARY" in line]
-        print(f"{tool}: exit {done.returncode}; {' '.join(lines) or done.stdout[-2000:]}")
-        failed |= done.returncode != 0
-    return 1 if failed else 0
+    subprocess.run(INSIDE, check=True)  # compiles, which under a tool takes long
+    with ThreadPoolExecutor() as pool:
+        clean = list(pool.map(lambda tool: check(sanitizer, tool), TOOLS))
+    return 0 if all(clean) else 1
 
 
 if __name__ == "__main__":
