@@ -154,8 +154,6 @@ def candidates(
                 yield from _forward(problem, limits, row)
     else:
         for wide in BACKWARD[itemsize]:
-            if wide.ordered and not problem.deterministic:
-                continue
             if every or width <= wide.widest:
                 yield from _backward(problem, limits, wide)
 
@@ -218,7 +216,7 @@ def _backward(
         if score_grid is None or kv_grid is None or q_grid is None:
             continue
         yield Fa2BackwardTile(
-            *row[1:-1],
+            *row[1:],
             score_grid,
             kv_grid,
             q_grid,
