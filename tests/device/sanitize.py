@@ -20,8 +20,6 @@ TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
 ALGORITHMS = ("fa1", "fa2")
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 
-#: What runs under a tool.
-INSIDE = (sys.executable, "-m", "tests.device.sanitize", "--inside")
 #: (batch, seqlen_q, seqlen_kv, heads_q, heads_kv, head_dim, head_dim_v, causal): full and
 #: causal, tails on both sides, grouped heads, dead rows, rows that are not whole 16 bytes.
 PROBLEMS = (
@@ -33,8 +31,8 @@ PROBLEMS = (
 )
 
 
-def inside() -> None:
-    """Every problem in every dtype, both passes, each result read back."""
+def inside(algorithm: str, dtype: str) -> None:
+    """Every problem, both passes, each result read back."""
     import cupy
     import ml_dtypes
     import numpy as np
@@ -44,52 +42,59 @@ def inside() -> None:
     cupy.cuda.set_allocator(None)
     cupy.cuda.set_pinned_memory_allocator(None)
     rng = np.random.default_rng(0)
-    for algorithm, dtype in product(ALGORITHMS, DTYPES):
-        for batch, sq, sk, hq, hk, d, dv, causal in PROBLEMS:
+    kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype
+    call: dict[str, Any] = {"algorithm": algorithm}
 
-            def normal(*shape: int, dtype: str = dtype) -> Any:
-                values = rng.standard_normal(shape).astype(np.float32)
-                kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype
-                return cupy.asarray(values.astype(kind))
+    def normal(*shape: int) -> Any:
+        return cupy.asarray(rng.standard_normal(shape).astype(np.float32).astype(kind))
 
-            qkv = normal(batch, sq, hq, d), normal(batch, sk, hk, d), normal(batch, sk, hk, dv)
-            call: dict[str, Any] = {"causal": causal, "algorithm": algorithm}
-            out, lse = cuflash.attention(*qkv, return_lse=True, **call)
-            results = [out, lse]
-            for deterministic in {False, algorithm == "fa2"}:
-                results += cuflash.attention_backward(
-                    out, *qkv, out, lse, deterministic=deterministic, **call
-                )
-            cupy.cuda.Device().synchronize()
-            for array in results:
-                array.get()
-    print(f"{len(ALGORITHMS) * len(DTYPES) * len(PROBLEMS)} problems")
+    for batch, sq, sk, hq, hk, d, dv, call["causal"] in PROBLEMS:
+        qkv = normal(batch, sq, hq, d), normal(batch, sk, hk, d), normal(batch, sk, hk, dv)
+        out, lse = cuflash.attention(*qkv, return_lse=True, **call)
+        results = [out, lse]
+        for deterministic in {False, algorithm == "fa2"}:
+            results += cuflash.attention_backward(
+                out, *qkv, out, lse, deterministic=deterministic, **call
+            )
+        cupy.cuda.Device().synchronize()
+        for array in results:
+            array.get()
+    print(f"{len(PROBLEMS)} problems")
 
 
-def check(sanitizer: str, tool: str) -> bool:
-    """Run one tool, say what it found; whether that is nothing."""
-    command = [sanitizer, "--tool", tool, "--error-exitcode", "9", "--print-limit", "5"]
-    done = subprocess.run([*command, *INSIDE], capture_output=True, text=True, check=False)
+def check(tool: str, algorithm: str, dtype: str) -> bool:
+    """Run one tool on one dtype, say what it found; whether that is nothing."""
+    command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9", "--print-limit", "5"]
+    done = subprocess.run(
+        [*command, *_program(algorithm, dtype)], capture_output=True, text=True, check=False
+    )
     lines = [line for line in done.stdout.splitlines() if "SUMMARY" in line]
     found = " ".join(lines) if done.returncode == 0 else done.stdout[-3000:]
-    print(f"{tool}: exit {done.returncode}; {found}", flush=True)
+    print(f"{tool} {algorithm} {dtype}: exit {done.returncode}; {found}", flush=True)
     return done.returncode == 0
+
+
+def _program(algorithm: str, dtype: str) -> tuple[str, ...]:
+    """What runs under a tool."""
+    return (sys.executable, "-m", "tests.device.sanitize", "--inside", algorithm, dtype)
 
 
 def main() -> int:
     """Run every tool and say what it found."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--inside", action="store_true")
-    if parser.parse_args().inside:
-        inside()
+    parser.add_argument("--algorithms", nargs="+", default=ALGORITHMS, choices=ALGORITHMS)
+    parser.add_argument("--inside", nargs=2, metavar=("ALGORITHM", "DTYPE"))
+    arguments = parser.parse_args()
+    if arguments.inside:
+        inside(*arguments.inside)
         return 0
-    sanitizer = shutil.which("compute-sanitizer")
-    if sanitizer is None:
+    if shutil.which("compute-sanitizer") is None:
         print("compute-sanitizer is not installed")
         return 2
-    subprocess.run(INSIDE, check=True)  # compiles, which under a tool takes long
-    with ThreadPoolExecutor() as pool:
-        clean = list(pool.map(lambda tool: check(sanitizer, tool), TOOLS))
+    kinds = list(product(arguments.algorithms, DTYPES))
+    with ThreadPoolExecutor() as pool:  # compiles first, which under a tool takes long
+        list(pool.map(lambda kind: subprocess.run(_program(*kind), check=True), kinds))
+        clean = list(pool.map(lambda run: check(run[0], *run[1]), product(TOOLS, kinds)))
     return 0 if all(clean) else 1
 
 
