@@ -5,9 +5,9 @@
 // stream through two stages each, the last tile first, so that the masked ones come before the
 // others. O is divided by the row's sum once, at the end.
 //
-// A step turns the scores of its tile into weights and multiplies them with V, sixteen keys after
-// sixteen, so that the exponentials of some keys run beside the products of others; then it
-// computes the scores of the next tile in the same registers.
+// A step turns the scores of its tile into weights and multiplies them with V, some keys after the
+// other, so that the exponentials of some run beside the products of others; then it computes the
+// scores of the next tile in the same registers.
 //
 // One barrier a step. At it
 //   K of step + 1 and V of step have arrived, and

@@ -85,8 +85,8 @@ BACKWARD = {
         BackwardRow(256, 64, 64, 8, 1, 1, 1),
         BackwardRow(256, 32, 64, 8, 1, 2, 1),
         BackwardRow(256, 32, 64, 8, 1, 1, 1),
-        BackwardRow(256, 32, 32, 4, 1, 1, 1),
-        BackwardRow(256, 16, 32, 4, 1, 1, 1),
+        BackwardRow(256, 32, 32, 8, 1, 1, 1),  # with four warps the accumulators spill
+        BackwardRow(256, 16, 32, 8, 1, 1, 1),
         BackwardRow(256, 16, 16, 2, 1, 1, 1),
         BackwardRow(256, 16, 16, 1, 1, 1, 1),
     ),
