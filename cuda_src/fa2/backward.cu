@@ -4,7 +4,7 @@
 // One thread block does one kv tile of one (batch, kv head). K and V stay in shared memory, dK and
 // dV in registers, while the q tiles that see them pass by, for every query head of the group, so
 // grouped heads are summed without a race. dQ is added up in device memory, by additions in any
-// order or, where the same bits are asked for every time, from the first kv tile to the last.
+// order or, where the same bits are asked for every time, by kv tile after kv tile.
 //
 // Where shared memory has room for it, P and dS of the next step are computed in the same interval
 // between two barriers as the gradients of this one, by half of the warps before and by the others

@@ -87,8 +87,9 @@ __device__ inline int* turn_of(const BackwardContext<Config>& c, const QStep& st
 }
 
 // Ordered accumulation: kv tiles add to a q tile one after the other, from the first on; under a
-// causal mask from the last on, the one on the diagonal. There every kv tile begins with another q
-// tile, the one on its diagonal, and those of a head that run at once never meet at one.
+// causal mask from the last on. A kv tile begins with the q tile on its diagonal, so that those of
+// a head that start together do not meet at one (as they do where the first queries see several kv
+// tiles).
 //
 // GPUs start the blocks of a grid in the order of their numbers (no manual promises it), and the
 // tiles have their numbers in the order in which they add, so whoever waits waits for a block that

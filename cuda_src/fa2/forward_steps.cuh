@@ -72,15 +72,6 @@ __device__ inline void follow_maxima(ForwardState<Config>& state, Scores& scores
   });
 }
 
-template <class Config>
-__device__ inline typename ForwardTypes<Config>::Rows offsets_of(ForwardState<Config>& state) {
-  typename ForwardTypes<Config>::Rows offset;
-  state.reference.for_each([&](typename Config::Compute& reference, int m, int group) {
-    offset.value[m][group] = subtrahend(reference);
-  });
-  return offset;
-}
-
 // Columns [first, first + columns) of the scores -> weights, and their sums.
 //
 // With `maxima_on_demand` the maxima of a tile are looked for only if they can matter: while a row
@@ -98,7 +89,7 @@ __device__ inline void weigh_part(ForwardState<Config>& state, Scores& scores,
     sums.for_each([&](Compute& x, int, int) { fits = fits && x < Logits<Config>::most_weight(); });
     if (!__all_sync(0xffffffffu, fits)) {
       follow_maxima<Config, columns>(state, scores, factor, first);
-      offset = offsets_of(state);
+      offset = offsets_of(state.reference);
       weigh_columns<Config>(part, sums, scores, offset, factor, first);
     }
   }
@@ -129,12 +120,14 @@ __device__ inline void weigh_tile(const ForwardContext<Config>& c, ForwardState<
   const Compute factor = Logits<Config>::factor(c.params.scale);
   if (!Config::maxima_on_demand || !state.settled) {
     follow_maxima<Config, 0>(state, scores, factor, 0);
-    bool settled = true;
-    state.reference.for_each(
-        [&](Compute& x, int, int) { settled = settled && x != -infinity<Compute>(); });
-    state.settled = __all_sync(0xffffffffu, settled);
+    if constexpr (Config::maxima_on_demand) {
+      bool settled = true;
+      state.reference.for_each(
+          [&](Compute& x, int, int) { settled = settled && x != -infinity<Compute>(); });
+      state.settled = __all_sync(0xffffffffu, settled);
+    }
   }
-  auto offset = offsets_of(state);
+  auto offset = offsets_of(state.reference);
   Products<Config>::template multiply_prepared_weights<ForwardTypes<Config>::keys_at_once>(
       state.output, scores, depth_by_rows(c.v(step), Zero{}), c.p(), c.row0, 0,
       PartWeights<Config, Scores>{state, scores, offset, factor});

@@ -26,8 +26,7 @@ struct ForwardTypes {
   // Keys whose scores become weights together, beside the products of those before.
   static constexpr int keys_at_once =
       Config::maxima_on_demand && Config::head_dim_v <= 64 && Config::block_kv % 32 == 0 ? 32 : 16;
-  static_assert(!Config::maxima_on_demand || Logits<Config>::scaled_by_powers_of_two,
-                "weights above one need the slack of their type");
+  static_assert(!Config::maxima_on_demand || !natural_logits<Config>, "of 16-bit storage alone");
 
   using Scores = WarpTile<Compute, Config::fragment_rows, rows_per_warp, Config::block_kv>;
   using Output = WarpTile<Compute, Config::fragment_rows, rows_per_warp, Config::head_dim_v>;

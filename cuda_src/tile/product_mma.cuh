@@ -52,7 +52,7 @@ struct TensorCoreProducts {
     }
   }
 
-  struct Prepared {
+  struct NothingToPrepare {
     template <int columns>
     __device__ void prepare(int) const {}
   };
@@ -62,7 +62,8 @@ struct TensorCoreProducts {
   template <class Accumulators, class Weights, class B, class Scratch>
   __device__ static void multiply_weights(Accumulators& accumulators, const Weights& weights,
                                           const B& b, const Scratch& scratch, int row0, int key0) {
-    multiply_prepared_weights<16>(accumulators, weights, b, scratch, row0, key0, Prepared{});
+    multiply_prepared_weights<16>(accumulators, weights, b, scratch, row0, key0,
+                                  NothingToPrepare{});
   }
 
   // And with `prepare.prepare<part>(first)` called before those columns of the weights are read,

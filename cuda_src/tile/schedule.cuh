@@ -27,6 +27,7 @@ __device__ inline WorkItem head_work_item(const Shape& shape, int heads) {
 // One block a tile, `tiles` tiles of each of `heads` heads of every batch entry. Heads come in
 // sections of `section`, whose other operands the second-level cache holds together; in a section
 // the tiles come first that are longest under a causal mask: the last q tiles, the first kv tiles.
+// Where kv tiles add to dQ in turn the last ones come first, as they have the first turns.
 struct TileOrder {
   unsigned tiles;
   unsigned heads;
@@ -39,9 +40,9 @@ struct TileOrder {
   }
 
   template <int block_kv>
-  __device__ WorkItem kv_item(const Shape& shape, unsigned block, bool last_first) const {
+  __device__ WorkItem kv_item(const Shape& shape, unsigned block, bool last_tile_first) const {
     WorkItem item = place(shape, block);
-    const int tile = last_first ? static_cast<int>(tiles) - 1 - item.q_tile : item.q_tile;
+    const int tile = last_tile_first ? static_cast<int>(tiles) - 1 - item.q_tile : item.q_tile;
     item.kv_begin = tile * block_kv;
     item.kv_end = min(item.kv_begin + block_kv, shape.seqlen_kv);
     item.q_tile = 0;

@@ -34,12 +34,12 @@ struct Logits {
     return ptx::exp2_approximate(difference);
   }
   // How far a row's maximum may rise above its reference before the reference follows: weights
-  // stay below 2^8, which every storage type holds with the same relative rounding.
+  // stay below 2^8, which every storage type holds with the same relative rounding. That much of
+  // the range of float32 is lost to the sums of bfloat16 values.
   __device__ static constexpr float slack() { return 8.0f; }
-  // Weights may be taken with a reference that lies below the maximum, as long as the sum of a few
-  // of them stays below this: float16 holds them, with the same relative rounding.
-  static constexpr bool scaled_by_powers_of_two = true;
-  __device__ static constexpr float most_weight() { return 0x1p14f; }
+  // Without the maximum at hand weights may be larger, as long as the sum of a lane's part stays
+  // below this: more than eight weights within the slack come to.
+  __device__ static constexpr float most_weight() { return 0x1p12f; }
   __device__ static float to_natural(float logit) { return logit * static_cast<float>(kLn2); }
   __device__ static float from_natural(float logit) { return logit * static_cast<float>(kLog2E); }
   // A row's sum of products over the sum of its weights; zero for a row that has seen nothing,
@@ -59,7 +59,6 @@ struct Logits<Config, true> {
   }
   __device__ static Compute exponential(Compute difference) { return exp_of(difference); }
   __device__ static constexpr Compute slack() { return Compute(0); }
-  static constexpr bool scaled_by_powers_of_two = false;
   __device__ static Compute to_natural(Compute logit) { return logit; }
   __device__ static Compute from_natural(Compute logit) { return logit; }
   __device__ static Compute normalise(Compute x, Compute sum, Compute) {
@@ -108,16 +107,20 @@ __device__ inline Compute subtrahend(Compute reference) {
   return reference == -infinity<Compute>() ? Compute(0) : reference;
 }
 
+template <class Tile>
+__device__ inline RowValues<Tile> offsets_of(const RowValues<Tile>& reference) {
+  RowValues<Tile> offset = reference;
+  offset.for_each([](typename Tile::Compute& x, int, int) { x = subtrahend(x); });
+  return offset;
+}
+
 // scores -> exponential(scores * factor - reference), and their sum over the tile's columns.
 template <class Config, class Scores, class Compute = typename Scores::Compute>
 __device__ inline RowValues<Scores> exponentiate(Scores& scores, RowValues<Scores>& reference,
                                                  Compute factor) {
-  RowValues<Scores> offset;
+  RowValues<Scores> offset = offsets_of(reference);
   RowValues<Scores> sums;
-  offset.for_each([&](Compute& x, int m, int group) {
-    x = subtrahend(reference.value[m][group]);
-    sums.value[m][group] = Compute(0);
-  });
+  sums.for_each([](Compute& x, int, int) { x = Compute(0); });
   scores.for_each([&](Compute& s, int m, int, int group, int) {
     s = Logits<Config>::exponential(s, factor, offset.value[m][group]);
     sums.value[m][group] += s;

@@ -83,10 +83,11 @@ def _blocks(problem: AttentionProblem, tile: fa2.Fa2Tile) -> int:
 def _section(problem: AttentionProblem, limits: DeviceLimits, tiles: int, per_sm: int) -> int:
     """Heads whose tiles run together: as many as half of L2 holds the streamed rows of.
 
-    Never fewer than give every multiprocessor two rounds of blocks, which the
-    last section needs too: its longest tiles begin when the others end. So of
-    the upper half of what is allowed the number is taken that leaves most to
-    the last section; 16 heads are better cut into fours than into fives.
+    Or as give every multiprocessor two rounds of blocks, if that is more. The
+    last section needs many too: its longest tiles begin when the others end.
+    So of the upper half of these numbers (a round of blocks at least) the one
+    is taken that leaves most to the last section; 16 heads are better cut into
+    fours than into fives.
     """
     forward = problem.operation == "forward"
     rows = problem.seqlen_kv if forward else problem.seqlen_q * problem.group

@@ -21,7 +21,7 @@ class KernelConfig:
 
     It is the only key of ``cuda.source`` and ``cuda.compile``: lengths, batch,
     heads, strides, scale and offsets are not in it, so calls that differ only
-    in those share one compilation.
+    in those share one compilation as long as the plan takes the same tile.
     """
 
     architecture: str

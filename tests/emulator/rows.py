@@ -37,10 +37,11 @@ class Row:
     causal: bool = True
     planned: bool = False  # the plan's own tiles
     deterministic: bool = False
+    blocks: tuple[int, int] | None = None  # in place of the small ones
 
     @property
     def runner(self) -> EmulatedRunner:
-        blocks = None if self.planned else SMALL[self.dtype]
+        blocks = None if self.planned else self.blocks or SMALL[self.dtype]
         return EmulatedRunner(self.architecture, self.algorithm, blocks, self.deterministic)
 
     @property
@@ -48,6 +49,7 @@ class Row:
         parts = [f"{self.algorithm}-sm_{self.architecture}-{self.dtype}"]
         parts += [f"d{self.dims[0]}-dv{self.dims[1]}", "causal" if self.causal else "full"]
         parts += ["planned"] * self.planned + ["ordered"] * self.deterministic
+        parts += ["x".join(map(str, self.blocks))] if self.blocks else []
         return "-".join(parts)
 
     def cases(self) -> list[Case]:
@@ -75,6 +77,7 @@ ROWS = (
     Row("fa2", "90", "float16", (5, 24), _FULL),
     Row("fa2", "90", "float16", (256, 192)),
     Row("fa2", "90", "float16", planned=True, deterministic=True),
+    Row("fa2", "90", "float16", blocks=(32, 64)),  # weights of a step in two parts of 32 keys
     Row("fa2", "75", "float16"),
     Row("fa2", "90", "bfloat16", causal=_FULL),
     # tf32

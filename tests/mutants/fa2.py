@@ -161,7 +161,7 @@ BUGS = (
     Bug(
         "the offsets stay when a reference has moved",
         _STEPS,
-        "      offset = offsets_of(state);\n",
+        "      offset = offsets_of(state.reference);\n",
         "\n",
         LONG_ROWS,
         _CAUSAL,

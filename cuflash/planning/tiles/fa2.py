@@ -161,7 +161,11 @@ def candidates(
 def tiles_of_blocks(
     problem: AttentionProblem, limits: DeviceLimits, block_q: int, block_kv: int
 ) -> Iterator[Fa2Tile]:
-    """Every way of parting these blocks among warps, best first."""
+    """Every way of parting these blocks among warps, best first.
+
+    Maxima on demand wherever the type allows them, whatever the length: blocks
+    are asked for by whoever compares, and has short sequences of many of them.
+    """
     for warps in (8, 4, 2, 1):
         if problem.operation == "forward":
             on_demand = DTYPES[problem.storage].itemsize == 2
@@ -194,7 +198,11 @@ def _forward(
         whole_rows = row.block_q % (row.warps * arithmetic.fragment_rows) == 0
         if whole_rows and row.block_kv % key_step(problem.storage) == 0:
             yield Fa2ForwardTile(
-                *row[1:-1],
+                row.block_q,
+                row.block_kv,
+                row.warps,
+                row.blocks_per_sm,
+                row.maxima_on_demand,
                 problem.storage,
                 bucket(problem.head_dim),
                 bucket(problem.head_dim_v),

@@ -1,8 +1,9 @@
 """The tables of FlashAttention-2: tiles to choose from, best first, by bytes of an element.
 
-The first that fits is taken. The rows with a figure were the fastest on an H200
-(TFLOP/s at seqlen 8192 in 16 bits, 4096 in the others, full); the ones after
-them are for less shared memory and for few blocks.
+The first that fits, and that is for sequences so short, is taken. The rows with a
+figure were the fastest on an H200 (TFLOP/s at seqlen 8192 in 16 bits, 4096 in the
+others, full, unless another is named); the ones after them are for less shared
+memory and for few blocks.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ class ForwardRow(NamedTuple):
     warps: int
     blocks_per_sm: int = 1
     maxima_on_demand: bool = False  # fewer instructions a step, more code
-    shortest: int = 0  # seqlen_kv from which it is taken
+    shortest: int = 0  # seqlen_kv from which it is taken; one more kernel for a cache that grows
 
 
 class BackwardRow(NamedTuple):
