@@ -10,6 +10,7 @@ from .decision import ALGORITHMS, Algorithm, Backend, Plan
 from .device import DeviceLimits, HostLimits
 from .fa1 import fa1_plan
 from .fa2 import fa2_plan
+from .fa3 import fa3_plan
 from .problem import AttentionProblem
 from .tiles import host
 
@@ -67,9 +68,7 @@ def _host_plan(
     blocks: tuple[int, int] | None,
 ) -> Plan:
     if algorithm == "fa3":
-        raise UnsupportedError(
-            "fa3 is for Hopper GPUs, and not in this version; the NumPy backend has fa1 and fa2"
-        )
+        raise UnsupportedError("fa3 is for Hopper GPUs; the NumPy backend has fa1 and fa2")
     if blocks is None:
         tile = host.tile_of_cache(problem, limits)
         reason = f"blocks for {limits.cache:,} bytes of cache"
@@ -106,4 +105,8 @@ def _check_device(problem: AttentionProblem, limits: DeviceLimits, algorithm: st
         )
 
 
-_CUDA_FAMILIES: dict[str, Callable[..., Plan]] = {"fa1": fa1_plan, "fa2": fa2_plan}
+_CUDA_FAMILIES: dict[str, Callable[..., Plan]] = {
+    "fa1": fa1_plan,
+    "fa2": fa2_plan,
+    "fa3": fa3_plan,
+}
