@@ -25,7 +25,8 @@ namespace cuflash::ptx {{
 _SHARED = """
 // d = a b, or d += a b with `accumulate`; {ptx}, both operands in shared memory.
 template <bool transpose_a, bool transpose_b>
-__device__ inline void wgmma({cuda}, float (&d)[{fragments}][2][2], unsigned long long a, unsigned long long b, bool accumulate) {{
+__device__ inline void wgmma({cuda}, float (&d)[{fragments}][2][2], unsigned long long a,
+                             unsigned long long b, bool accumulate) {{
   asm volatile("{{\\n.reg .pred p;\\nsetp.ne.b32 p, %{flag}, 0;\\n"
 {instruction}
     "%{a}, %{b}, p, 1, 1, %{ta}, %{tb};\\n}}\\n"
@@ -36,7 +37,8 @@ __device__ inline void wgmma({cuda}, float (&d)[{fragments}][2][2], unsigned lon
 _REGISTERS = """
 // d += a b; {ptx}, a in registers.
 template <bool transpose_b>
-__device__ inline void wgmma({cuda}, float (&d)[{fragments}][2][2], const unsigned (&a)[4], unsigned long long b) {{
+__device__ inline void wgmma({cuda}, float (&d)[{fragments}][2][2], const unsigned (&a)[4],
+                             unsigned long long b) {{
   asm volatile("{{\\n.reg .pred p;\\nsetp.ne.b32 p, 1, 0;\\n"
 {instruction}
     "{{%{a}, %{a1}, %{a2}, %{a3}}}, %{b}, p, 1, 1, %{tb};\\n}}\\n"

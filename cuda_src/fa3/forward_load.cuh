@@ -31,13 +31,15 @@ struct ForwardLoader {
 
   __device__ void load_k(const ForwardTile<Config>& tile, int block) {
     wait_empty<Config>(c.shared.k_empty[k_place.stage], k_place.phase);
-    load_kv(c.shared.k[k_place.stage], &c.params.k_map, c.shared.k_full[k_place.stage], tile, block);
+    load_kv(c.shared.k[k_place.stage], &c.params.k_map, c.shared.k_full[k_place.stage], tile,
+            block);
     k_place.advance();
   }
 
   __device__ void load_v(const ForwardTile<Config>& tile, int block) {
     wait_empty<Config>(c.shared.v_empty[v_place.stage], v_place.phase);
-    load_kv(c.shared.v[v_place.stage], &c.params.v_map, c.shared.v_full[v_place.stage], tile, block);
+    load_kv(c.shared.v[v_place.stage], &c.params.v_map, c.shared.v_full[v_place.stage], tile,
+            block);
     v_place.advance();
   }
 
@@ -56,8 +58,9 @@ struct ForwardLoader {
   }
 };
 
-// K of a block goes ahead of V of the block before, as the math role uses them, across tiles too:
-// V of a tile's last block follows K and Q of the next tile.
+// K of a block goes ahead of V of the block before, as the math role uses them. The next tile is
+// drawn late, so that whoever has a long tile does not take another one from those who have done
+// theirs, and early enough that the answer is there when the last loads of this one are issued.
 template <class Config>
 __device__ inline void load_role(const ForwardContext<Config>& c) {
   const Shape& shape = c.params.shape;
@@ -77,7 +80,7 @@ __device__ inline void load_role(const ForwardContext<Config>& c) {
       loader.load_k(tile, block);
       loader.load_v(tile, block + 1);
     }
-    const int ticket = draw_ticket(c.params.tile_counter);  // late: the longest tile is not the last
+    const int ticket = draw_ticket(c.params.tile_counter);
     if (tile.kv_tiles > 1) {
       loader.load_k(tile, 0);
       loader.load_v(tile, 1);
@@ -86,9 +89,9 @@ __device__ inline void load_role(const ForwardContext<Config>& c) {
     if (number >= tiles) break;
     const ForwardTile<Config> next = c.tile(order.q_item(shape, number));
     loader.pass_on(next.item);
+    loader.load_v(tile, 0);
     loader.load_k(next, next.kv_tiles - 1);
     loader.load_q(next);
-    loader.load_v(tile, 0);
     tile = next;
   }
   loader.pass_on(no_item());

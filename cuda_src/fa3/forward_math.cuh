@@ -10,9 +10,9 @@ namespace cuflash::fa3 {
 // one left, and masks down to the first block that all of its rows see whole.
 template <class Config>
 struct WarpgroupBlocks {
-  int row0;       // of the warpgroup
-  int count;      // blocks [0, count) are computed
-  int whole;      // blocks [0, whole) need no mask
+  int row0;   // of the warpgroup
+  int count;  // blocks [0, count) are computed
+  int whole;  // blocks [0, whole) need no mask
 
   __device__ WarpgroupBlocks(const ForwardTile<Config>& tile, int warpgroup)
       : row0(tile.q_begin() + warpgroup * kRowsOfWarpgroup) {
@@ -28,8 +28,9 @@ struct WarpgroupBlocks {
 // What a warp carries from step to step.
 template <class Config, class Types = ForwardTypes<Config>>
 struct ForwardState {
-  typename Types::Output output;              // not yet divided by the rows' sums
-  unsigned weights[Config::block_kv / 16][4];  // of the block whose product with V is not issued yet
+  typename Types::Output output;  // not yet divided by the rows' sums
+  // Of the block whose product with V is not issued yet, as left operands 16 keys deep.
+  unsigned weights[Config::block_kv / 16][4];
   RowState<Config> rows;
 };
 
@@ -85,20 +86,15 @@ struct ForwardMath {
     q_place.advance();
   }
 
-  // Blocks that no row of this warpgroup sees. It waits for them all the same: an arrival before
-  // the phase has begun would count for the one before.
-  __device__ void skip_k(int count) {
+  // Passes blocks that no row of this warpgroup sees. It waits for them all the same: an arrival
+  // before the phase has begun would count for the one before.
+  __device__ void skip(int count) {
 #pragma unroll 1
     for (int i = 0; i < count; ++i) {
       wait_k();
       release_k();
       take_turn();
       pass_turn();
-    }
-  }
-  __device__ void skip_v(int count) {
-#pragma unroll 1
-    for (int i = 0; i < count; ++i) {
       wait_v();
       release_v();
     }
@@ -108,8 +104,8 @@ struct ForwardMath {
   __device__ __forceinline__ void issue_scores(Scores& scores) const {
     const DepthInColumns<typename Types::QPanels> q(c.shared.q[0][0]);
     const DepthInColumns<typename Types::KPanels> k(c.shared.k[0]);
-    const unsigned q_step = (q_place.stage * Types::warpgroups + warpgroup) *
-                            (sizeof(typename Types::QPanels) / 16);
+    const unsigned q_step =
+        (q_place.stage * Types::warpgroups + warpgroup) * (sizeof(typename Types::QPanels) / 16);
     const unsigned k_step = k_place.stage * (sizeof(typename Types::KPanels) / 16);
     ptx::wgmma_fence();
 #pragma unroll
@@ -133,38 +129,42 @@ struct ForwardMath {
     ptx::wgmma_commit();
   }
 
-  // scores of a block -> weights, rounded to the storage type only once the product that still
-  // reads state.weights has retired; see pack_weights.
-  __device__ __forceinline__ bool weigh(const ForwardTile<Config>& tile,
-                                        const WarpgroupBlocks<Config>& blocks, Scores& scores,
-                                        RowState<Config>& rows, Rows& keep, int block,
-                                        bool masked) const {
+  // Applies the score function, and hides what the mask hides.
+  __device__ __forceinline__ void mask(const ForwardTile<Config>& tile,
+                                       const WarpgroupBlocks<Config>& blocks, Scores& scores,
+                                       int block, bool masked) const {
     const int row0 = blocks.row0 + warp_row;
     const int key0 = block * Config::block_kv;
     modify_scores<Config>(scores, tile.item, row0, key0);
     if (masked) hide_scores<Config>(scores, tile.seq, row0, key0);
-    return weigh_scores<Config>(scores, rows, keep, factor);
   }
 
-  // Two 16x8 accumulators are one 16x16 operand.
-  __device__ __forceinline__ static void pack_weights(State& state, const Scores& scores) {
-    using Storage = typename Config::Storage;
-#pragma unroll
-    for (int i = 0; i < Config::block_kv / 16; ++i) {
-#pragma unroll
-      for (int part = 0; part < 4; ++part) {
-        const float(&pair)[2] = scores.value[0][2 * i + part / 2][part % 2];
-        state.weights[i][part] = pack(Storage{}, pair[0], pair[1]);
-      }
+  // Moves the references up to the maxima met so far, and the output along with them.
+  __device__ __forceinline__ void follow(State& state, const Scores& scores) const {
+    Rows keep = lane_maxima(scores);
+    follow_maxima(state.rows, keep, factor);
+    state.output.for_each([&](float& x, int m, int, int group, int) { x *= keep.value[m][group]; });
+  }
+
+  // scores -> state.weights, whose product has retired, and their sums. Maxima are looked for while
+  // some row has no reference, and where weights come out too large, which their sums tell. Once
+  // through the loop, seldom twice; it keeps the code short.
+  __device__ __forceinline__ void weigh(State& state, const Scores& scores) const {
+    bool raise = !state.rows.settled;
+    Rows sums;
+#pragma unroll 1
+    while (true) {
+      if (raise) follow(state, scores);
+      sums = weigh_scores<Config>(state.weights, scores, state.rows, factor);
+      bool fits = true;  // a NaN does not
+      sums.for_each([&](float& x, int, int) { fits &= x < Logits<Config>::most_weight(); });
+      if (raise || __all_sync(0xffffffffu, fits)) break;
+      raise = true;
     }
+    sums.for_each([&](float& x, int m, int group) { state.rows.sum.value[m][group] += x; });
   }
 
-  __device__ __forceinline__ static void rescale(State& state, const Rows& keep) {
-    state.output.for_each(
-        [&](float& x, int m, int, int group, int) { x *= keep.value[m][group]; });
-  }
-
-  // The first block of a tile when nothing is under way.
+  // The first block of a tile.
   __device__ __forceinline__ void first_scores(const ForwardTile<Config>& tile,
                                                const WarpgroupBlocks<Config>& blocks,
                                                State& state) {
@@ -179,10 +179,9 @@ struct ForwardMath {
     release_k();
     if (blocks.count == 1) release_q();
     begin_rows<Config>(state.rows, tile.item, blocks.row0 + warp_row);
-    Rows keep;  // of nothing
-    weigh(tile, blocks, scores, state.rows, keep, blocks.count - 1, blocks.first_is_edge());
-    pack_weights(state, scores);
+    mask(tile, blocks, scores, blocks.count - 1, blocks.first_is_edge());
     state.output.fill(0);
+    weigh(state, scores);
   }
 
   // The scores of a block, beside them and beside their softmax the product of the weights of the
@@ -202,47 +201,14 @@ struct ForwardMath {
     ptx::wgmma_hold(scores.value[0]);
     release_k();
     if (block == 0) release_q();
-    Rows keep;
-    const bool moved = weigh(tile, blocks, scores, state.rows, keep, block, masked);
+    mask(tile, blocks, scores, block, masked);
     ptx::wgmma_wait<0>();
     ptx::wgmma_hold(state.output.value[0]);
     release_v();
-    pack_weights(state, scores);
-    if (moved) rescale(state, keep);
+    weigh(state, scores);
   }
 
-  // A step from the last block of a tile to the first of the next one.
-  __device__ __forceinline__ void step_across(const ForwardTile<Config>& before, int before_row0,
-                                              const ForwardTile<Config>& tile,
-                                              const WarpgroupBlocks<Config>& blocks,
-                                              State& state) {
-    Scores scores;
-    wait_q();
-    wait_k();
-    take_turn();
-    issue_scores(scores);
-    wait_v();
-    issue_output(state);
-    pass_turn();
-    ptx::wgmma_wait<1>();
-    ptx::wgmma_hold(scores.value[0]);
-    release_k();
-    if (blocks.count == 1) release_q();
-    const Rows inverse = end_rows(c, before, state.rows, before_row0 + warp_row);
-    RowState<Config> rows;
-    begin_rows<Config>(rows, tile.item, blocks.row0 + warp_row);
-    Rows keep;  // of nothing
-    weigh(tile, blocks, scores, rows, keep, blocks.count - 1, blocks.first_is_edge());
-    ptx::wgmma_wait<0>();
-    ptx::wgmma_hold(state.output.value[0]);
-    release_v();
-    pack_weights(state, scores);
-    store_rows(c, before, state.output, inverse, before_row0 + warp_row);
-    state.rows = rows;
-    state.output.fill(0);
-  }
-
-  // The last product of a tile when nothing can run beside it, and the tile's end.
+  // The last product of a tile, beside it the log-sum-exp, and the output.
   __device__ __forceinline__ void finish(const ForwardTile<Config>& tile, int row0, State& state) {
     wait_v();
     issue_output(state);
@@ -253,47 +219,36 @@ struct ForwardMath {
     store_rows(c, tile, state.output, inverse, row0 + warp_row);
   }
 
+  __device__ __forceinline__ void one_tile(const ForwardTile<Config>& tile, State& state) {
+    const WarpgroupBlocks<Config> blocks(tile, warpgroup);
+    skip(tile.kv_tiles - blocks.count);
+    first_scores(tile, blocks, state);
+    int block = blocks.count - 2;
+#pragma unroll 1
+    for (; block >= blocks.whole; --block) step<true>(tile, blocks, state, block);
+#pragma unroll 1
+    for (; block >= 0; --block) step<false>(tile, blocks, state, block);
+    finish(tile, blocks.row0, state);
+  }
+
  private:
   static constexpr bool takes_turns = Types::warpgroups > 1 && Config::takes_turns;
 };
 
-// From one tile to the next the pipeline runs on, unless the next tile has more blocks to skip than
-// the rings can hold beside the last V of this one.
+// Between two tiles the warpgroup's pipeline runs dry; the other warpgroups' products fill the gap.
+// To issue a tile's last product together with the next one's first scores was slower.
 template <class Config>
 __device__ inline void math_role(const ForwardContext<Config>& c, int warpgroup) {
   ForwardMath<Config> math(c, warpgroup);
   ForwardState<Config> state;
   PipelineState<2> queue_place;
   math.open_turns();
-  ForwardTile<Config> before;
-  int before_row0 = 0;
-  bool under_way = false;
 #pragma unroll 1
   while (true) {
     const WorkItem item = next_item<Config>(c.shared.queue, queue_place);
     if (!is_item(item)) break;
-    const ForwardTile<Config> tile = c.tile(item);
-    const WarpgroupBlocks<Config> blocks(tile, warpgroup);
-    const int skipped = tile.kv_tiles - blocks.count;
-    if (under_way && skipped < Config::num_stages) {
-      math.skip_k(skipped);
-      math.step_across(before, before_row0, tile, blocks, state);
-    } else {
-      if (under_way) math.finish(before, before_row0, state);
-      math.skip_k(skipped);
-      math.first_scores(tile, blocks, state);
-    }
-    math.skip_v(skipped);
-    int block = blocks.count - 2;
-#pragma unroll 1
-    for (; block >= blocks.whole; --block) math.template step<true>(tile, blocks, state, block);
-#pragma unroll 1
-    for (; block >= 0; --block) math.template step<false>(tile, blocks, state, block);
-    before = tile;
-    before_row0 = blocks.row0;
-    under_way = true;
+    math.one_tile(c.tile(item), state);
   }
-  if (under_way) math.finish(before, before_row0, state);
 }
 
 }  // namespace cuflash::fa3

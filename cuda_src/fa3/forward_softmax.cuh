@@ -1,8 +1,9 @@
 // FlashAttention-3 forward: online softmax of a warp's 16 rows.
 //
-// A row's reference follows its maximum only when a weight would exceed 2^slack, as FlashAttention-4
-// does (Zadouri et al. 2026): output and sum share the reference, so the division at the end takes
-// it out again exactly, and most steps need neither shuffles nor a rescaling.
+// A row's reference need not be its maximum: output and sum share it, and the division at the end
+// takes it out again exactly. FlashAttention-4 (Zadouri et al. 2026) moves it only when the maximum
+// has risen far enough; here not even the maximum is computed, unless a sum of weights says that it
+// must have: one comparison a row in place of one a score.
 #pragma once
 
 #include "forward_types.cuh"
@@ -51,9 +52,9 @@ __device__ __forceinline__ void modify_scores(Scores& scores, const WorkItem& it
                                               int key0) {
   const LanePosition lane;
   scores.for_each([&](float& s, int m, int n, int group, int which) {
-    s = modify_score<Config>(s, ScorePosition{item.batch, item.head,
-                                              row0 + lane.row + Scores::row(m, group),
-                                              key0 + lane.column + Scores::column(n, which)});
+    s = modify_score<Config>(
+        s, ScorePosition{item.batch, item.head, row0 + lane.row + Scores::row(m, group),
+                         key0 + lane.column + Scores::column(n, which)});
   });
 }
 
@@ -79,43 +80,47 @@ __device__ __forceinline__ void follow_maxima(RowState<Config>& rows, Rows& top,
   rows.settled = __all_sync(0xffffffffu, rows.seen[0] && rows.seen[1]);
 }
 
-// scores -> weights in the scale of the rows' references, and their sums. Says whether references
-// have moved: then what was summed before has to be multiplied by `keep`.
-template <class Config, class Scores>
-__device__ __forceinline__ bool weigh_scores(Scores& scores, RowState<Config>& rows,
-                                             RowValues<Scores>& keep, float factor) {
-  RowValues<Scores>& top = keep;
+// This lane's largest raw score of each row.
+template <class Scores>
+__device__ __forceinline__ RowValues<Scores> lane_maxima(const Scores& scores) {
+  RowValues<Scores> top;
 #pragma unroll
   for (int group = 0; group < 2; ++group) {
     float& largest = top.value[0][group];
     largest = scores.value[0][0][group][0];
 #pragma unroll
     for (int n = 0; n < Scores::column_fragments; ++n) {
-      const float(&pair)[2] = scores.value[0][n][group];
+      const float (&pair)[2] = scores.value[0][n][group];
       largest = larger(largest, larger(pair[0], pair[1]));
     }
   }
-  bool high = !rows.settled;
-  top.for_each([&](float& x, int m, int group) {
-    high |= fma(x, factor, -rows.reference.value[m][group]) > Logits<Config>::slack();
-  });
-  const bool moved = __any_sync(0xffffffffu, high);
-  if (moved) follow_maxima(rows, top, factor);
-  scores.for_each([&](float& s, int m, int, int group, int) {
-    s = Logits<Config>::exponential(s, factor, rows.reference.value[m][group]);
-  });
+  return top;
+}
+
+// scores -> weights in the scale of the rows' references, rounded, as the operand of a product: two
+// 16x8 accumulators are one 16x16 operand. Also their sums in this lane.
+template <class Config, class Scores>
+__device__ __forceinline__ RowValues<Scores> weigh_scores(
+    unsigned (&weights)[Scores::columns / 16][4], const Scores& scores,
+    const RowState<Config>& rows, float factor) {
+  float sums[2][2] = {};
 #pragma unroll
-  for (int group = 0; group < 2; ++group) {
-    float even = 0;
-    float odd = 0;
+  for (int n = 0; n < Scores::column_fragments; ++n) {
 #pragma unroll
-    for (int n = 0; n < Scores::column_fragments; ++n) {
-      even += scores.value[0][n][group][0];
-      odd += scores.value[0][n][group][1];
+    for (int group = 0; group < 2; ++group) {
+      float pair[2];
+#pragma unroll
+      for (int which = 0; which < 2; ++which) {
+        pair[which] = Logits<Config>::exponential(scores.value[0][n][group][which], factor,
+                                                  rows.reference.value[0][group]);
+        sums[group][which] += pair[which];
+      }
+      weights[n / 2][n % 2 * 2 + group] = pack(typename Config::Storage{}, pair[0], pair[1]);
     }
-    rows.sum.value[0][group] += even + odd;
   }
-  return moved;
+  RowValues<Scores> result;
+  result.for_each([&](float& x, int, int group) { x = sums[group][0] + sums[group][1]; });
+  return result;
 }
 
 }  // namespace cuflash::fa3

@@ -5,8 +5,8 @@
 
 namespace cuflash::fa3 {
 
-// Sums of whole rows -> log-sum-exp in memory, and what the rows' output is to be multiplied by. All
-// of it is known before the last product of the tile has retired.
+// Sums of whole rows -> log-sum-exp in memory, and what the rows' output is to be multiplied by.
+// All of it is known before the last product of the tile has retired.
 template <class Config, class Rows = typename ForwardTypes<Config>::Rows>
 __device__ __forceinline__ Rows end_rows(const ForwardContext<Config>& c,
                                          const ForwardTile<Config>& tile, RowState<Config>& rows,
@@ -47,7 +47,8 @@ __device__ __forceinline__ void store_rows(const ForwardContext<Config>& c,
   const int valid_rows = tile.seq.seqlen_q - row0;
   const int valid_columns = c.params.shape.head_dim_v;
   if constexpr (sizeof(T) == 2) {
-    store_exchanged(output, out, c.params.out.row_stride, valid_rows, valid_columns);
+    store_staged(output, c.shared.out[threadIdx.x / 32 - 4], out, c.params.out.row_stride,
+                 valid_rows, valid_columns);
   } else {
     store_rounded<true>(output, out, c.params.out.row_stride, valid_rows, 0, valid_columns, 1.0f);
   }

@@ -5,14 +5,14 @@
 #include "../tile/product.cuh"
 #include "../tile/score.cuh"
 #include "../tile/softmax.cuh"
-#include "../tile/store_exchanged.cuh"
+#include "../tile/store_staged.cuh"
 #include "../tile/tile_io.cuh"
 #include "../tile/tile_queue.cuh"
 #include "params.cuh"
 
 namespace cuflash::fa3 {
 
-constexpr int kWarpgroup = 128;      // threads
+constexpr int kWarpgroup = 128;       // threads
 constexpr int kRowsOfWarpgroup = 64;  // of queries
 
 // Every math warpgroup has 64 rows of the q tile, every warp 16 of them: their scores, weights and
@@ -39,6 +39,7 @@ struct ForwardStorage {
   typename Types::QPanels q[Config::q_stages][Types::warpgroups];  // [64, head_dim]
   typename Types::KPanels k[Config::num_stages];                   // [block_kv, head_dim]
   typename Types::VPanels v[Config::num_stages];                   // [block_kv, head_dim_v]
+  StagedRows out[Types::math_warps];                               // 64 columns of a warp's output
   Barrier q_full[Config::q_stages][Types::warpgroups];
   Barrier q_empty[Config::q_stages][Types::warpgroups];
   Barrier k_full[Config::num_stages];

@@ -9,7 +9,8 @@ namespace cuflash::ptx {
 
 // d = a b, or d += a b with `accumulate`; f16, both operands in shared memory.
 template <bool transpose_a, bool transpose_b>
-__device__ inline void wgmma(__half, float (&d)[12][2][2], unsigned long long a, unsigned long long b, bool accumulate) {
+__device__ inline void wgmma(__half, float (&d)[12][2][2], unsigned long long a,
+                             unsigned long long b, bool accumulate) {
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %50, 0;\n"
     "wgmma.mma_async.sync.aligned.m64n96k16.f32.f16.f16 "
     "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, "
@@ -33,7 +34,8 @@ __device__ inline void wgmma(__half, float (&d)[12][2][2], unsigned long long a,
 
 // d += a b; f16, a in registers.
 template <bool transpose_b>
-__device__ inline void wgmma(__half, float (&d)[12][2][2], const unsigned (&a)[4], unsigned long long b) {
+__device__ inline void wgmma(__half, float (&d)[12][2][2], const unsigned (&a)[4],
+                             unsigned long long b) {
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, 1, 0;\n"
     "wgmma.mma_async.sync.aligned.m64n96k16.f32.f16.f16 "
     "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, "
@@ -57,7 +59,8 @@ __device__ inline void wgmma(__half, float (&d)[12][2][2], const unsigned (&a)[4
 
 // d = a b, or d += a b with `accumulate`; bf16, both operands in shared memory.
 template <bool transpose_a, bool transpose_b>
-__device__ inline void wgmma(__nv_bfloat16, float (&d)[12][2][2], unsigned long long a, unsigned long long b, bool accumulate) {
+__device__ inline void wgmma(__nv_bfloat16, float (&d)[12][2][2], unsigned long long a,
+                             unsigned long long b, bool accumulate) {
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %50, 0;\n"
     "wgmma.mma_async.sync.aligned.m64n96k16.f32.bf16.bf16 "
     "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, "
@@ -81,7 +84,8 @@ __device__ inline void wgmma(__nv_bfloat16, float (&d)[12][2][2], unsigned long 
 
 // d += a b; bf16, a in registers.
 template <bool transpose_b>
-__device__ inline void wgmma(__nv_bfloat16, float (&d)[12][2][2], const unsigned (&a)[4], unsigned long long b) {
+__device__ inline void wgmma(__nv_bfloat16, float (&d)[12][2][2], const unsigned (&a)[4],
+                             unsigned long long b) {
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, 1, 0;\n"
     "wgmma.mma_async.sync.aligned.m64n96k16.f32.bf16.bf16 "
     "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, "

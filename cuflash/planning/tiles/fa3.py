@@ -52,6 +52,7 @@ class Fa3ForwardTile:
     block_kv: int
     num_stages: int
     q_stages: int
+    takes_turns: bool
     head_dim: int
     head_dim_v: int
 
@@ -65,6 +66,7 @@ class Fa3ForwardTile:
         """Shared memory exactly as the kernel lays it out; the registers of the math role."""
         kv = _panels(self.block_kv, self.head_dim) + _panels(self.block_kv, self.head_dim_v)
         shared = self.q_stages * _panels(self.block_q, self.head_dim) + self.num_stages * kv
+        shared += 4 * self.warpgroups * _panels(16, _PANEL)  # of the output, a panel for each warp
         barriers = 2 * self.q_stages * self.warpgroups + 4 * self.num_stages + 4
         shared = ceil_div(shared + 8 * barriers + 48, 1024) * 1024
         threads = WARPGROUP * (self.warpgroups + 1)
@@ -81,7 +83,7 @@ class Fa3ForwardTile:
             "load_registers": registers.load,
             "math_registers": registers.math,
             "blocks_per_sm": 1,
-            "takes_turns": 1,
+            "takes_turns": int(self.takes_turns),
         }
 
 
@@ -92,6 +94,7 @@ def tile_of_row(problem: AttentionProblem, row: ForwardRow) -> Fa3ForwardTile:
         row.block_kv,
         row.num_stages,
         row.q_stages,
+        row.takes_turns,
         fa3_bucket(problem.head_dim),
         fa3_bucket(problem.head_dim_v),
     )

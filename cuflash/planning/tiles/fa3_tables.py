@@ -26,17 +26,20 @@ class ForwardRow(NamedTuple):
     block_kv: int
     num_stages: int  # of K and of V
     q_stages: int  # with two the next tile's Q is there before this one ends
+    takes_turns: bool = True  # warpgroups issue their products one after the other
     longest: int = _ANY  # seqlen_kv up to which it is taken, without a mask
     longest_causal: int = _ANY
 
 
 FORWARD = (
-    ForwardRow(64, 64, 256, 64, 4, 2, 2048, 8192),
+    ForwardRow(64, 64, 256, 64, 4, 2, True, 2048, 0),
+    ForwardRow(64, 64, 256, 64, 4, 2, False, 0, 2048),
     ForwardRow(64, 64, 192, 128, 3, 2),
     ForwardRow(96, 96, 192, 96, 2, 2),
-    ForwardRow(128, 128, 128, 128, 2, 2, 1024, 1024),
-    ForwardRow(128, 128, 192, 80, 3, 2),
+    ForwardRow(128, 128, 128, 64, 4, 2, True, 0, 512),
+    ForwardRow(128, 128, 128, 128, 2, 2, True, 1024, 1024),
+    ForwardRow(128, 128, 192, 80, 2, 2),
     ForwardRow(192, 128, 128, 112, 2, 1),
-    ForwardRow(192, 192, 128, 80, 2, 2),
+    ForwardRow(192, 192, 128, 80, 2, 1),
     ForwardRow(256, 256, 128, 64, 2, 1),
 )
