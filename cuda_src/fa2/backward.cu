@@ -17,27 +17,10 @@
 //
 // Dead rows (see steps/statistics.cu) give and get nothing, whatever they or the keys hold. They
 // are rare: a step that has one clears their Q, dO, P, dS between barriers of its own.
-#include "backward_steps.cuh"
+#include "backward_transposed.cuh"
 
 namespace cuflash::fa2 {
 
-template <class Config>
-__device__ inline void arrive_step() {
-  wait_copies<Config::workspace_copies, 0>();
-  __syncthreads();
-}
-
-// What dead rows of a q tile hold is cleared; says whether there are any.
-template <class Config>
-__device__ inline bool clear_inputs(const BackwardContext<Config>& c, const QStep& step) {
-  const bool dead = has_dead_rows(c, step);
-  if (dead) {
-    clear_dead_rows(c, step, c.q(step.stage));
-    clear_dead_rows(c, step, c.dout(step.stage));
-    __syncthreads();
-  }
-  return dead;
-}
 template <class Config>
 __device__ inline void clear_scores(const BackwardContext<Config>& c, const QStep& step, int i) {
   __syncthreads();
@@ -139,7 +122,9 @@ __device__ inline void backward(const Fa2BackwardParams& params) {
   dv.fill(0);
   if (steps.count > 0) {
     load_kv_tile<Config>(c, item.kv_begin);
-    if constexpr (Config::score_stages > 1) {
+    if constexpr (Config::transposed) {
+      steps_transposed(c, steps, dk, dv);
+    } else if constexpr (Config::score_stages > 1) {
       steps_ahead(c, steps, dk, dv);
     } else {
       steps_in_turn(c, steps, dk, dv);

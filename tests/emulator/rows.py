@@ -77,6 +77,7 @@ ROWS = (
     Row("fa2", "90", "float16", (5, 24), _FULL),
     Row("fa2", "90", "float16", (256, 192)),
     Row("fa2", "90", "float16", planned=True, deterministic=True),
+    Row("fa2", "90", "bfloat16", planned=True),
     Row("fa2", "90", "float16", blocks=(32, 64)),  # weights of a step in two parts of 32 keys
     Row("fa2", "75", "float16"),
     Row("fa2", "90", "bfloat16", causal=_FULL),

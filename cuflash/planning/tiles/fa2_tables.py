@@ -35,6 +35,7 @@ class BackwardRow(NamedTuple):
     blocks_per_sm: int
     num_stages: int  # of Q and dO
     score_stages: int  # of P and dS; with two, scores run beside gradients
+    transposed: bool = False  # P and dS are operands in registers; warps part the keys
 
 
 FORWARD = {
@@ -77,6 +78,7 @@ FORWARD = {
 
 BACKWARD = {
     2: (
+        BackwardRow(64, 32, 128, 4, 2, 3, 2, True),
         BackwardRow(64, 32, 128, 4, 2, 3, 2),  # 299 at 64
         BackwardRow(128, 64, 128, 8, 1, 3, 2),  # 338 at 128
         BackwardRow(128, 64, 128, 8, 1, 2, 1),
