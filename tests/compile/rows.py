@@ -83,9 +83,9 @@ def built_today(name: str, rare: bool = False) -> bool:
     if rare:
         days = 120
     elif architecture[3:] not in OFTEN or generation == "fa1":
-        days = 15
+        days = 30
     else:
-        days = 3
+        days = 5
     return (zlib.crc32(name.encode()) + datetime.date.today().toordinal()) % days == 0
 
 

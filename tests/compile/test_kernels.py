@@ -48,8 +48,9 @@ def builds(request: pytest.FixtureRequest) -> dict[str, Future[Built]]:
         if hasattr(item, "callspec") and "row" in item.callspec.params
     ]
     pool = ThreadPoolExecutor(os.cpu_count() or 1)
-    every = {**_all_rows(), **_rare_rows()}
-    return {name: pool.submit(build, every[name]) for name in dict.fromkeys(wanted)}
+    every = {**_all_rows(), **_rare_rows()}  # the emulator's tests have rows of their own
+    names = [name for name in dict.fromkeys(wanted) if name in every]
+    return {name: pool.submit(build, every[name]) for name in names}
 
 
 @pytest.mark.parametrize("row", _params())
@@ -79,7 +80,7 @@ def test_every_row_has_its_day(monkeypatch: pytest.MonkeyPatch) -> None:
     left, rare = set(_all_rows()), set(_rare_rows())
     for number in range(120):
         day = Date.fromordinal(738_000 + number)
-        left -= {name for name in left if built_today(name)} if number < 15 else set()
+        left -= {name for name in left if built_today(name)} if number < 30 else set()
         rare -= {name for name in rare if built_today(name, rare=True)}
     assert not left
     assert not rare
