@@ -73,6 +73,7 @@ __device__ inline bool clear_inputs(const BackwardContext<Config>& c, const QSte
   }
   return dead;
 }
+
 // The numbers of a warp's rows of a step.
 template <class Config>
 struct StepStatistics {

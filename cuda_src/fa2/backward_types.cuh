@@ -22,7 +22,7 @@ struct BackwardStorage {
   SharedArray<Storage, Config::block_q * Config::head_dim> q[Config::num_stages];
   SharedArray<Storage, Config::block_q * Config::head_dim_v> dout[Config::num_stages];
   RowStatistics<Config> rows[Config::num_stages];
-  // A ring of score_stages: [block_q, block_kv]
+  // A ring of score_stages: [block_q, block_kv], transposed dS alone, [block_kv, block_q]
   SharedArray<Storage, Config::transposed ? 0 : Config::block_q * Config::block_kv>
       p[Config::score_stages];
   SharedArray<Storage, Config::block_q * Config::block_kv> ds[Config::score_stages];
