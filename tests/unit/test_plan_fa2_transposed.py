@@ -16,7 +16,6 @@ from ..architectures import LIMITS
 from .test_plan import problem
 from .test_plan_fa2 import LONG, planned
 
-
 #: The widest heads whose backward pass has scores as keys x queries; shared memory of 99 KiB holds
 #: two blocks of narrower ones alone, of 64 KiB of the narrowest.
 _KEYS_BY_QUERIES = {"75": 16, "80": 64, "86": 32, "89": 32, "90": 64, "100": 64, "120": 32}
