@@ -15,29 +15,15 @@
 // Otherwise a step has a barrier before its scores (Q and dO have arrived, P and dS of the step
 // before have been read) and one after them, and with a single stage one at its end.
 //
+// Narrow heads have registers to spare: there the warps part the keys, P and dS are operands where
+// they were computed, and only dS passes through shared memory (backward_transposed.cuh).
+//
 // Dead rows (see steps/statistics.cu) give and get nothing, whatever they or the keys hold. They
 // are rare: a step that has one clears their Q, dO, P, dS between barriers of its own.
-#include "backward_steps.cuh"
+#include "backward_transposed.cuh"
 
 namespace cuflash::fa2 {
 
-template <class Config>
-__device__ inline void arrive_step() {
-  wait_copies<Config::workspace_copies, 0>();
-  __syncthreads();
-}
-
-// What dead rows of a q tile hold is cleared; says whether there are any.
-template <class Config>
-__device__ inline bool clear_inputs(const BackwardContext<Config>& c, const QStep& step) {
-  const bool dead = has_dead_rows(c, step);
-  if (dead) {
-    clear_dead_rows(c, step, c.q(step.stage));
-    clear_dead_rows(c, step, c.dout(step.stage));
-    __syncthreads();
-  }
-  return dead;
-}
 template <class Config>
 __device__ inline void clear_scores(const BackwardContext<Config>& c, const QStep& step, int i) {
   __syncthreads();
@@ -109,6 +95,29 @@ __device__ inline void steps_in_turn(const BackwardContext<Config>& c, const QSt
   }
 }
 
+// What block number `block` of the grid works on.
+template <class Config>
+__device__ inline BackwardContext<Config> context_of(const Fa2BackwardParams& params,
+                                                     BackwardStorage<Config>& shared,
+                                                     unsigned block) {
+  using Storage = typename Config::Storage;
+  const Shape& shape = params.shape;
+  const TileOrder order{static_cast<unsigned>(ceil_div(shape.seqlen_kv, Config::block_kv)),
+                        static_cast<unsigned>(shape.heads_kv),
+                        static_cast<unsigned>(params.section)};
+  const WorkItem item = order.kv_item<Config::block_kv>(shape, block, last_tile_first<Config>);
+  const Sequence seq = sequence(shape, item.batch);
+  return {params,
+          shared,
+          item,
+          seq,
+          shape.heads_q / shape.heads_kv,
+          {q_row<const Storage>(params.q, seq, 0, 0), params.q.row_stride, shape.seqlen_q,
+           shape.head_dim},
+          {q_row<const Storage>(params.dout, seq, 0, 0), params.dout.row_stride, shape.seqlen_q,
+           shape.head_dim_v}};
+}
+
 template <class Config>
 __device__ inline void backward(const Fa2BackwardParams& params) {
   using Types = BackwardTypes<Config>;
@@ -116,36 +125,28 @@ __device__ inline void backward(const Fa2BackwardParams& params) {
   auto& shared = *reinterpret_cast<BackwardStorage<Config>*>(shared_bytes);
   static_assert(sizeof(BackwardStorage<Config>) == Config::shared_bytes,
                 "the plan and the kernel disagree about shared memory");
-  const Shape& shape = params.shape;
-  const TileOrder order{static_cast<unsigned>(ceil_div(shape.seqlen_kv, Config::block_kv)),
-                        static_cast<unsigned>(shape.heads_kv),
-                        static_cast<unsigned>(params.section)};
-  const WorkItem item = order.kv_item<Config::block_kv>(shape, blockIdx.x, last_tile_first<Config>);
-  using Storage = typename Config::Storage;
-  const Sequence seq = sequence(shape, item.batch);
-  const BackwardContext<Config> c{params,
-                                  shared,
-                                  item,
-                                  seq,
-                                  shape.heads_q / shape.heads_kv,
-                                  {q_row<const Storage>(params.q, seq, 0, 0), params.q.row_stride,
-                                   shape.seqlen_q, shape.head_dim},
-                                  {q_row<const Storage>(params.dout, seq, 0, 0),
-                                   params.dout.row_stride, shape.seqlen_q, shape.head_dim_v}};
-  const QSteps<Config> steps(c.seq, item.kv_begin, item.head * c.group, c.group);
+  const auto c = context_of<Config>(params, shared, blockIdx.x);
+  const QSteps<Config> steps(c.seq, c.item.kv_begin, c.item.head * c.group, c.group);
   typename Types::KGradient dk;
   typename Types::VGradient dv;
   dk.fill(0);
   dv.fill(0);
   if (steps.count > 0) {
-    load_kv_tile<Config>(c, item.kv_begin);
-    if constexpr (Config::score_stages > 1) {
+    load_kv_tile<Config>(c, c.item.kv_begin);
+    if constexpr (Config::transposed) {
+      steps_transposed(c, steps, dk, dv);
+    } else if constexpr (Config::score_stages > 1) {
       steps_ahead(c, steps, dk, dv);
     } else {
       steps_in_turn(c, steps, dk, dv);
     }
   }
-  store_gradients(c, dk, dv);
+  if constexpr (Config::transposed) {
+    // Found anew, so that no register keeps it during the steps, which need them all.
+    store_gradients(context_of<Config>(params, shared, ptx::opaque(blockIdx.x)), dk, dv);
+  } else {
+    store_gradients(c, dk, dv);
+  }
 }
 
 }  // namespace cuflash::fa2

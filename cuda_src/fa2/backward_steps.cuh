@@ -56,6 +56,24 @@ __device__ inline void clear_dead_rows(const BackwardContext<Config>& c, const Q
   }
 }
 
+template <class Config>
+__device__ inline void arrive_step() {
+  wait_copies<Config::workspace_copies, 0>();
+  __syncthreads();
+}
+
+// What dead rows of a q tile hold is cleared; says whether there are any.
+template <class Config>
+__device__ inline bool clear_inputs(const BackwardContext<Config>& c, const QStep& step) {
+  const bool dead = has_dead_rows(c, step);
+  if (dead) {
+    clear_dead_rows(c, step, c.q(step.stage));
+    clear_dead_rows(c, step, c.dout(step.stage));
+    __syncthreads();
+  }
+  return dead;
+}
+
 // The numbers of a warp's rows of a step.
 template <class Config>
 struct StepStatistics {
@@ -136,9 +154,16 @@ __device__ inline void accumulate_q(const BackwardContext<Config>& c, const QSte
   Gradient dq;
   dq.fill(0);
   using KTile = typename BackwardTypes<Config>::KTile;
-  Products<Config>::template multiply_ahead<Config::block_kv>(
-      dq, rows_by_depth(c.ds(i), row0),
-      depth_by_rows(c.k(), part_offset<KTile, Gradient::columns>(warp.column)));
+  const auto keys = depth_by_rows(c.k(), part_offset<KTile, Gradient::columns>(warp.column));
+  if constexpr (Config::transposed) {
+    const auto tile = c.ds_transposed(i);
+    const auto queries = part_offset<decltype(c.ds_transposed(0)), Gradient::rows>(warp.row);
+    Products<Config>::template multiply_ahead<Config::block_kv>(dq, depth_by_rows(tile, queries),
+                                                                keys);
+  } else {
+    Products<Config>::template multiply_ahead<Config::block_kv>(dq, rows_by_depth(c.ds(i), row0),
+                                                                keys);
+  }
   await_turn(c, step);
   auto* accumulator = static_cast<Compute*>(c.params.dq_accumulator);
   const long long head_row = c.head_row(step.head);

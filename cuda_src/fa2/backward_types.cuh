@@ -22,8 +22,9 @@ struct BackwardStorage {
   SharedArray<Storage, Config::block_q * Config::head_dim> q[Config::num_stages];
   SharedArray<Storage, Config::block_q * Config::head_dim_v> dout[Config::num_stages];
   RowStatistics<Config> rows[Config::num_stages];
-  // A ring of score_stages: [block_q, block_kv]
-  SharedArray<Storage, Config::block_q * Config::block_kv> p[Config::score_stages];
+  // A ring of score_stages: [block_q, block_kv], transposed dS alone, [block_kv, block_q]
+  SharedArray<Storage, Config::transposed ? 0 : Config::block_q * Config::block_kv>
+      p[Config::score_stages];
   SharedArray<Storage, Config::block_q * Config::block_kv> ds[Config::score_stages];
 };
 
@@ -49,6 +50,11 @@ struct BackwardContext {
   }
   __device__ typename Types::ScoreTile ds(int step) const {
     return {shared.ds[step % Config::score_stages].data};
+  }
+  // The same with keys as rows.
+  __device__ auto ds_transposed(int step) const {
+    return SharedTile<typename Config::Storage, Config::block_kv, Config::block_q>{
+        shared.ds[step % Config::score_stages].data};
   }
   __device__ const Compute* lse(int stage) const { return shared.rows[stage].lse.data; }
   __device__ const Compute* delta(int stage) const { return shared.rows[stage].delta.data; }

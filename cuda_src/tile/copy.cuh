@@ -92,18 +92,16 @@ struct TileStream {
   // Whether every thread copies the same number of chunks, all of one column.
   static constexpr bool even = kind != CopyKind::element && Tile::chunks <= threads &&
                                threads == row_step * Tile::chunks && Tile::rows % row_step == 0;
-  const Element* source;  // row 0
   long long row_stride;
   int rows;
   int columns;
-  const Element* mine;  // of row 0 to row_step - 1, this thread's chunk
+  // This thread's chunk of rows 0 to row_step - 1; row 0 where the copies are not even. Opaque, so
+  // that row 0 is computed from it where it is needed and takes no register of its own.
+  const Element* mine;
 
   __device__ TileStream(const Element* source, long long row_stride, int rows, int columns)
-      : source(source), row_stride(row_stride), rows(rows), columns(columns), mine(source) {
-    if constexpr (even) {
-      mine += static_cast<int>(threadIdx.x) / Tile::chunks * row_stride +
-              static_cast<int>(threadIdx.x) % Tile::chunks * Tile::chunk;
-    }
+      : row_stride(row_stride), rows(rows), columns(columns), mine(source) {
+    if constexpr (even) mine = ptx::opaque(source + place());
   }
 
   // Rows [begin, begin + Tile::rows) -> tile; `offset` elements are added to where they lie.
@@ -115,10 +113,17 @@ struct TileStream {
         return;
       }
     }
+    const Element* const source = even ? mine - place() : mine;
     copy_tile<kind, threads>(tile, source + offset, row_stride, rows - begin, columns);
   }
 
  private:
+  // Elements from row 0 to this thread's chunk.
+  __device__ long long place() const {
+    const int thread = static_cast<int>(threadIdx.x);
+    return thread / Tile::chunks * row_stride + thread % Tile::chunks * Tile::chunk;
+  }
+
   __device__ void load_whole(const Tile& tile, const Element* from) const {
     // Rows eight apart have the same permutation: their places differ by what the compiler knows.
     constexpr bool apart = row_step % 8 == 0 && kind == CopyKind::asynchronous;

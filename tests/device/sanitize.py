@@ -21,13 +21,15 @@ ALGORITHMS = ("fa1", "fa2")
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 
 #: (batch, seqlen_q, seqlen_kv, heads_q, heads_kv, head_dim, head_dim_v, causal): full and
-#: causal, tails on both sides, grouped heads, dead rows, rows that are not whole 16 bytes.
+#: causal, tails on both sides, grouped heads, dead rows, rows that are not whole 16 bytes, and
+#: heads enough for the tiles of a full device.
 PROBLEMS = (
     (1, 70, 200, 2, 1, 64, 64, False),
     (1, 150, 90, 1, 1, 64, 64, True),
     (1, 40, 600, 2, 2, 16, 16, True),
     (1, 33, 47, 1, 1, 5, 13, True),
     (1, 50, 130, 1, 1, 128, 96, False),
+    (72, 100, 70, 4, 2, 64, 64, True),
 )
 
 

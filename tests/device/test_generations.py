@@ -113,3 +113,47 @@ def test_two_streams_at_once(cp: Any, algorithm: str) -> None:
         for results in together:
             for a, b in zip(alone, results, strict=True):
                 assert bool((a == b).all())
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("dims", [(64, 64), (5, 24), (40, 64), (64, 33)])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_tiles_of_a_full_device(
+    cp: Any, dtype: str, dims: tuple[int, int], deterministic: bool
+) -> None:
+    """Grouped heads enough for the first tile of the table; the last ones are checked."""
+    for lengths, q_offset in (((70, 100), None), ((37, 130), 20), ((70, 33), -40)):
+        case = _filling(cp, lengths, dims, dtype, q_offset)
+        x = arrays(case, "q", "k", "v", "dout", "dlse")
+        runner = ApiRunner("cuda", "fa2", options=(("deterministic", deterministic),))
+        results = _results(runner, case, x)
+        last = replace(case, batch=1, heads_q=2, heads_kv=1)
+        truth = judge(last, {name: _last_heads(last, name, array) for name, array in x.items()})
+        for name, got in results.items():
+            compare(truth, name, _last_heads(last, name, got)).check()
+
+
+def test_dead_rows_of_a_full_device(cp: Any) -> None:
+    """Keys that kill every row of a batch entry, beside values that are not finite."""
+    case = _filling(cp, (40, 70), (64, 64), "float16", 30)
+    x = arrays(case, "q", "k", "v", "dout", "dlse")
+    x["q"][..., 0] = 1
+    x["k"][0, :, :, 0] = -np.inf
+    x["v"][0, 20:] = np.inf
+    results = _results(ApiRunner("cuda", "fa2"), case, x)
+    for name in ("out", "dq", "dk", "dv"):
+        assert (results[name][0] == 0).all(), name
+        assert np.isfinite(results[name][1]).all(), name
+
+
+def _filling(
+    cp: Any, lengths: tuple[int, int], dims: tuple[int, int], dtype: str, q_offset: int | None
+) -> Case:
+    """Heads that give every multiprocessor a block of the backward pass."""
+    device = cp.cuda.Device()
+    batch = -(-device.attributes["MultiProcessorCount"] // 2)
+    case = Case(batch, 4, 2, *lengths, *dims, dtype, causal=True, q_offset=q_offset, seed=1)
+    shapes = [case.shape(name) for name in "qkv"]
+    plan: Any = cuflash.prepare(*shapes, dtype=dtype, operation="backward").plan
+    assert plan.tile.transposed or device.compute_capability != "90", plan  # as its table has it
+    return case

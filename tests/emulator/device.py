@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
 
@@ -26,10 +26,13 @@ __all__ = ["EmulatedRunner", "emulated_device", "on_device"]
 
 
 @contextlib.contextmanager
-def emulated_device(architecture: str, make: Callable[..., Any] = emulate) -> Iterator[None]:
+def emulated_device(
+    architecture: str, make: Callable[..., Any] = emulate, num_sms: int | None = None
+) -> Iterator[None]:
     """Within it ``prepare`` plans for this architecture, and what it gives runs on the CPU.
 
-    ``make`` makes the kernel of a configuration.
+    ``make`` makes the kernel of a configuration; ``num_sms`` multiprocessors in
+    place of those of the architecture's device.
     """
     import cupy
 
@@ -39,9 +42,11 @@ def emulated_device(architecture: str, make: Callable[..., Any] = emulate) -> It
     def compiled(config: KernelConfig, _: int) -> CompiledKernel:
         return CompiledKernel(make(config), 0, 0)
 
+    limits = LIMITS[architecture]
+    limits = replace(limits, num_sms=num_sms or limits.num_sms)
     with contextlib.ExitStack() as stack:
         for owner, name, value in (
-            (pipeline.DeviceLimits, "query", lambda _: LIMITS[architecture]),
+            (pipeline.DeviceLimits, "query", lambda _: limits),
             (pipeline, "require_device", lambda: 0),
             (prepared, "require_device", lambda: 0),
             (prepared, "device_count", lambda: 1),
@@ -64,10 +69,11 @@ class EmulatedRunner:
     algorithm: str = "fa1"
     blocks: tuple[int, int] | None = None
     deterministic: bool = False
+    num_sms: int | None = None  # in place of the device's
 
     def tiles(self, case: Case, operation: str = "forward") -> tuple[int, int]:
         """``(block_q, block_kv)`` of the plan."""
-        with emulated_device(self.architecture):
+        with self._device():
             tile = self.prepare(case, operation, self._shapes(case)).plan.tile
         return tile.block_q, tile.block_kv
 
@@ -105,7 +111,7 @@ class EmulatedRunner:
                 on_device(arena.input(n, np.zeros(case.shape(n), case.storage), _recipe(case, n)))
                 for n in "qkv"
             ]
-            with emulated_device(self.architecture, found.add):
+            with self._device(found.add):
                 self.prepare(case, operation, tensors)
         return found
 
@@ -121,7 +127,7 @@ class EmulatedRunner:
             name: arena.output(name, case.shape(name), dtype, CONTIGUOUS)
             for name, dtype in made.items()
         }
-        with emulated_device(self.architecture):
+        with self._device():
             ready = self.prepare(case, operation, [on_device(inputs[name]) for name in "qkv"])
             assert (ready.plan.backend, ready.plan.algorithm) == ("cuda", self.algorithm)
             workspace = arena.workspace(ready.workspace_bytes)
@@ -129,6 +135,9 @@ class EmulatedRunner:
             ready.run(pointers, workspace=workspace.ctypes.data)
         arena.check(case.repro)
         return tuple(results.values())
+
+    def _device(self, make: Callable[..., Any] = emulate) -> Any:
+        return emulated_device(self.architecture, make, self.num_sms)
 
     def _shapes(self, case: Case) -> list[tuple[int, ...]]:
         return [case.shape(name) for name in "qkv"]

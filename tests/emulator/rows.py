@@ -38,17 +38,21 @@ class Row:
     planned: bool = False  # the plan's own tiles
     deterministic: bool = False
     blocks: tuple[int, int] | None = None  # in place of the small ones
+    filled: bool = False  # planned for one multiprocessor, which any problem gives enough to do
 
     @property
     def runner(self) -> EmulatedRunner:
-        blocks = None if self.planned else self.blocks or SMALL[self.dtype]
-        return EmulatedRunner(self.architecture, self.algorithm, blocks, self.deterministic)
+        blocks = None if self.planned or self.filled else self.blocks or SMALL[self.dtype]
+        sms = 1 if self.filled else None
+        return EmulatedRunner(self.architecture, self.algorithm, blocks, self.deterministic, sms)
 
     @property
     def name(self) -> str:
         parts = [f"{self.algorithm}-sm_{self.architecture}-{self.dtype}"]
         parts += [f"d{self.dims[0]}-dv{self.dims[1]}", "causal" if self.causal else "full"]
-        parts += ["planned"] * self.planned + ["ordered"] * self.deterministic
+        parts += (
+            ["planned"] * self.planned + ["filled"] * self.filled + ["ordered"] * self.deterministic
+        )
         parts += ["x".join(map(str, self.blocks))] if self.blocks else []
         return "-".join(parts)
 
@@ -80,6 +84,12 @@ ROWS = (
     Row("fa2", "90", "float16", blocks=(32, 64)),  # weights of a step in two parts of 32 keys
     Row("fa2", "75", "float16"),
     Row("fa2", "90", "bfloat16", causal=_FULL),
+    # backward with scores as keys x queries
+    Row("fa2", "90", "bfloat16", filled=True),
+    Row("fa2", "90", "float16", filled=True, deterministic=True),
+    Row("fa2", "80", "bfloat16", (40, 64), _FULL, filled=True),
+    Row("fa2", "80", "float16", (64, 5), filled=True),
+    Row("fa2", "75", "float16", (8, 16), filled=True),
     # tf32
     Row("fa2", "90", "float32", causal=_FULL),
     Row("fa2", "80", "float32", (5, 24)),

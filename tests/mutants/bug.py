@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 __all__ = [
+    "FULL_DEVICE",
+    "FULL_DEVICE_DEAD",
     "LONG_ROWS",
     "ORDER",
     "POISON",
@@ -22,6 +24,10 @@ __all__ = [
 
 #: Sequences so long that the maxima of their rows are looked for on demand.
 LONG_ROWS = "tests/device/test_generations.py::test_long_rows[float16-64-False]"
+#: Heads enough for the tiles of a full device.
+FULL_DEVICE = "tests/device/test_generations.py::test_tiles_of_a_full_device[float16-dims0-False]"
+#: The same with keys that kill every row.
+FULL_DEVICE_DEAD = "tests/device/test_generations.py::test_dead_rows_of_a_full_device"
 #: Sections of a few heads each.
 SECTIONS = "tests/device/test_sections.py"
 #: The same bits where another stream takes a part of the device; long rows, on which warps drift.

@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
-from .bug import ORDER, POISON, Bug, backward, checks, dead_keys, dead_queries, dead_rows, row
+from .bug import (
+    FULL_DEVICE,
+    FULL_DEVICE_DEAD,
+    ORDER,
+    POISON,
+    Bug,
+    backward,
+    checks,
+    dead_keys,
+    dead_queries,
+    dead_rows,
+    row,
+)
 
 _BACKWARD = "cuda_src/fa2/backward.cu"
 _STEPS = "cuda_src/fa2/backward_steps.cuh"
 _TYPES = "cuda_src/fa2/backward_types.cuh"
+_TRANSPOSED = "cuda_src/fa2/backward_transposed.cuh"
 _STATISTICS = "cuda_src/steps/statistics.cu"
 _SUM = "cuda_src/tile/gradient_accumulator.cuh"
 _FULL = row("fa2-sm_90-bfloat16-d64-dv64-full")
 _IN_TURN = row("fa2-sm_90-float32-d64-dv64-causal-planned")
 _ORDERED = row("fa2-sm_90-float16-d64-dv64-causal-planned-ordered")
+_FILLED = row("fa2-sm_90-bfloat16-d64-dv64-causal-filled")
+_FILLED_NAME = "fa2-sm_90-float16-d64-dv64-causal-filled-ordered"
+_FILLED_ORDERED = row(_FILLED_NAME)
+_FILLED_KEYS = row(_FILLED_NAME, "test_dead_rows.py::test_keys_that_kill_every_row")
 _NAME = "fa2-sm_90-float16-d64-dv64-causal"
 _CAUSAL = row(_NAME)
 _DEAD_QUERIES = row(_NAME, "test_device_code.py::test_what_dead_rows_hold_reaches_nothing")
@@ -29,7 +46,7 @@ BUGS = (
     ),
     Bug(
         "the one barrier of a backward step is missing",
-        _BACKWARD,
+        _STEPS,
         "wait_copies<Config::workspace_copies, 0>();\n  __syncthreads();",
         "wait_copies<Config::workspace_copies, 0>();",
         backward("cuda-fa2", "full"),
@@ -37,7 +54,7 @@ BUGS = (
     ),
     Bug(
         "a backward step waits for one group too few",
-        _BACKWARD,
+        _STEPS,
         "wait_copies<Config::workspace_copies, 0>();",
         "wait_copies<Config::workspace_copies, 1>();",
         backward("cuda-fa2", "full", "float32-d64-dv64"),
@@ -78,8 +95,8 @@ BUGS = (
     Bug(
         "grouped gradients come from the wrong heads",
         _BACKWARD,
-        "item.kv_begin, item.head * c.group, c.group);",
-        "item.kv_begin, item.head, c.group);",
+        "c.item.kv_begin, c.item.head * c.group, c.group);",
+        "c.item.kv_begin, c.item.head, c.group);",
         checks("cuda-fa2", "full"),
         _FULL,
     ),
@@ -173,7 +190,7 @@ BUGS = (
     ),
     Bug(
         "dout of dead rows is kept",
-        _BACKWARD,
+        _STEPS,
         "clear_dead_rows(c, step, c.dout(step.stage));",
         "",
         dead_rows("cuda-fa2"),
@@ -218,5 +235,53 @@ BUGS = (
         "await_turn(c, step);\n  end_turn(c, step);\n",
         ORDER,
         _ORDERED,
+    ),
+    Bug(
+        "scores as keys x queries: all warps take the first keys",
+        _TRANSPOSED,
+        "const int key0 = static_cast<int>(threadIdx.x) / 32 * Scores::rows;",
+        "const int key0 = 0;",
+        FULL_DEVICE,
+        _FILLED,
+    ),
+    Bug(
+        "scores as keys x queries: the mask takes keys for queries",
+        _TRANSPOSED,
+        "if (!Mask<Config>::visible(c.seq, i, j)) s = Compute(0);",
+        "if (!Mask<Config>::visible(c.seq, j, i)) s = Compute(0);",
+        FULL_DEVICE,
+        _FILLED,
+    ),
+    Bug(
+        "scores as keys x queries: lse is of the lane's row",
+        _TRANSPOSED,
+        "value[n][which] = from[lane.column + Scores::column(n, which)];",
+        "value[n][which] = from[lane.row + Scores::column(n)];",
+        FULL_DEVICE,
+        _FILLED,
+    ),
+    Bug(
+        "scores as keys x queries: dS of dead queries is kept",
+        _TRANSPOSED,
+        "if (dead) clear_dead_queries(c, step, ds);",
+        "",
+        FULL_DEVICE_DEAD,
+        _FILLED_KEYS,
+    ),
+    Bug(
+        "scores as keys x queries: dQ of the last step is not added",
+        _TRANSPOSED,
+        "accumulate_q(c, before, steps.count - 1, dead_before);",
+        "",
+        FULL_DEVICE,
+        _FILLED_ORDERED,
+    ),
+    Bug(
+        "scores as keys x queries: dS takes the place of the step before",
+        _TYPES,
+        "block_q>{\n        shared.ds[step % Config::score_stages].data};",
+        "block_q>{\n        shared.ds[0].data};",
+        FULL_DEVICE,
+        _FILLED,
     ),
 )

@@ -82,6 +82,7 @@ class Fa2BackwardTile:
     blocks_per_sm: int
     num_stages: int  # of Q and dO
     score_stages: int  # of P and dS
+    transposed: bool  # only dS goes through shared memory
     score_grid: tuple[int, int]
     kv_grid: tuple[int, int]
     q_grid: tuple[int, int]
@@ -104,7 +105,9 @@ class Fa2BackwardTile:
             shared_array(self.block_kv * self.head_dim, self.storage)
             + shared_array(self.block_kv * self.head_dim_v, self.storage)
             + self.num_stages * stage
-            + 2 * self.score_stages * shared_array(self.block_q * self.block_kv, self.storage)
+            + self.score_stages * shared_array(self.block_q * self.block_kv, self.storage)
+            + self.score_stages
+            * shared_array(0 if self.transposed else self.block_q * self.block_kv, self.storage)
         )
 
         def part(rows: int, columns: int, grid: tuple[int, int]) -> int:
@@ -125,6 +128,7 @@ class Fa2BackwardTile:
             "warps": self.warps,
             "num_stages": self.num_stages,
             "score_stages": self.score_stages,
+            "transposed": int(self.transposed),
             "score_grid_rows": self.score_grid[0],
             "score_grid_columns": self.score_grid[1],
             "kv_grid_rows": self.kv_grid[0],
@@ -220,6 +224,10 @@ def _backward(
         units = arithmetic.fragment_rows, key_step(problem.storage)
         score_grid = warp_grid(row.block_q, (row.block_kv,), row.warps, *units)
         kv_grid = warp_grid(row.block_kv, (head_dim, head_dim_v), row.warps, *units)
+        if row.transposed:
+            if row.block_kv % (row.warps * arithmetic.fragment_rows):
+                continue
+            kv_grid = (row.warps, 1)
         q_grid = warp_grid(row.block_q, (head_dim,), row.warps, *units)
         if score_grid is None or kv_grid is None or q_grid is None:
             continue

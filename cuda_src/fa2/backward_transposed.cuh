@@ -1,0 +1,137 @@
+// FlashAttention-2 backward with scores as keys x queries: the warps part the keys, and what a warp
+// computes of P and dS is in its registers the left operand of its own dV and dK. Only dS passes
+// through shared memory, for dQ.
+#pragma once
+
+#include "backward_steps.cuh"
+
+namespace cuflash::fa2 {
+
+template <class Config>
+struct TransposedTypes {
+  static constexpr int keys = Config::block_kv / Config::warps;  // of a warp
+  using Scores = WarpTile<typename Config::Compute, Config::fragment_rows, keys, Config::block_q>;
+};
+
+// A number for each query of a tile of scores, as its lanes hold columns.
+template <class Config>
+struct QueryNumbers {
+  using Compute = typename Config::Compute;
+  using Scores = typename TransposedTypes<Config>::Scores;
+  Compute value[Scores::column_fragments][2];
+  __device__ explicit QueryNumbers(const Compute* from) {
+    const LanePosition lane;
+#pragma unroll
+    for (int n = 0; n < Scores::column_fragments; ++n) {
+#pragma unroll
+      for (int which = 0; which < 2; ++which) {
+        value[n][which] = from[lane.column + Scores::column(n, which)];
+      }
+    }
+  }
+};
+
+// Zeros for the dead queries of a tile, whatever K and V make of zeros.
+template <class Config, class Tile>
+__device__ inline void clear_dead_queries(const BackwardContext<Config>& c, const QStep& step,
+                                          Tile& tile) {
+  using Compute = typename Config::Compute;
+  const QueryNumbers<Config> lse(c.lse(step.stage));
+  tile.for_each([&](Compute& x, int, int n, int, int which) {
+    if (lse.value[n][which] == infinity<Compute>()) x = Compute(0);
+  });
+}
+
+// scores -> P^T = exp(scores * factor - lse); zeros for what the mask hides and for dead queries.
+template <class Config, class Scores>
+__device__ inline void weigh_transposed(const BackwardContext<Config>& c, const QStep& step,
+                                        Scores& scores, int key0, bool dead) {
+  using Compute = typename Config::Compute;
+  const LanePosition lane;
+  const QueryNumbers<Config> lse(c.lse(step.stage));
+  const Compute factor = Logits<Config>::factor(c.params.scale);
+  scores.for_each([&](Compute& s, int m, int n, int group, int which) {
+    const int i = step.q_begin + lane.column + Scores::column(n, which);
+    const int j = c.item.kv_begin + key0 + lane.row + Scores::row(m, group);
+    s = modify_score<Config>(s, ScorePosition{c.item.batch, step.head, i, j});
+    s = Logits<Config>::exponential(s, factor, lse.value[n][which]);
+  });
+  if (dead) clear_dead_queries(c, step, scores);
+  if (!step.edge) return;
+  scores.for_each([&](Compute& s, int m, int n, int group, int which) {
+    const int i = step.q_begin + lane.column + Scores::column(n, which);
+    const int j = c.item.kv_begin + key0 + lane.row + Scores::row(m, group);
+    if (!Mask<Config>::visible(c.seq, i, j)) s = Compute(0);
+  });
+}
+
+// dP^T -> dS^T = P^T * (dP^T - delta); zeros for dead queries.
+template <class Config, class Scores>
+__device__ inline void differentiate_transposed(const BackwardContext<Config>& c, const QStep& step,
+                                                Scores& ds, const Scores& p, int key0, bool dead) {
+  using Compute = typename Config::Compute;
+  const LanePosition lane;
+  const QueryNumbers<Config> delta(c.delta(step.stage));
+  ds.for_each([&](Compute& x, int m, int n, int group, int which) {
+    const int i = step.q_begin + lane.column + Scores::column(n, which);
+    const int j = c.item.kv_begin + key0 + lane.row + Scores::row(m, group);
+    x = p.value[m][n][group][which] * (x - delta.value[n][which]);
+    x = modify_score_gradient<Config>(x, ScorePosition{c.item.batch, step.head, i, j});
+  });
+  if (dead) clear_dead_queries(c, step, ds);
+}
+
+// dV_j += P_ij^T dO_i, dK_j += dS_ij^T Q_i for this warp's keys; dS_ij^T -> its stage.
+template <class Config, class KGradient, class VGradient>
+__device__ inline void transposed_step(const BackwardContext<Config>& c, const QStep& step, int i,
+                                       bool dead, KGradient& dk, VGradient& dv) {
+  using Scores = typename TransposedTypes<Config>::Scores;
+  using P = Products<Config>;
+  const int key0 = static_cast<int>(threadIdx.x) / 32 * Scores::rows;
+  const auto unused = c.p(0);
+  Scores p;
+  p.fill(0);
+  P::template multiply_ahead<Config::head_dim>(p, rows_by_depth(c.k(), key0),
+                                               rows_by_depth(c.q(step.stage), 0));
+  weigh_transposed(c, step, p, key0, dead);
+  P::multiply_weights(dv, p, depth_by_rows(c.dout(step.stage), Zero{}), unused, 0, 0);
+  Scores ds;
+  ds.fill(0);
+  // Loaded ahead, the fragments would need more registers than there are beside P.
+  P::template multiply<Config::head_dim_v>(ds, rows_by_depth(c.v(), key0),
+                                           rows_by_depth(c.dout(step.stage), 0));
+  differentiate_transposed(c, step, ds, p, key0, dead);
+  store_shared<Config::architecture>(ds, c.ds_transposed(i), key0, Zero{});
+  P::multiply_weights(dk, ds, depth_by_rows(c.q(step.stage), Zero{}), unused, 0, 0);
+}
+
+// All steps. At the one barrier of a step i Q and dO of it have arrived, dS of step i - 1 is
+// complete, and everyone has read Q and dO of step i - 2 and dS of it. Half of the warps add dQ of
+// the step before ahead of the scores, the others after them.
+template <class Config, class KGradient, class VGradient>
+__device__ inline void steps_transposed(const BackwardContext<Config>& c,
+                                        const QSteps<Config>& steps, KGradient& dk, VGradient& dv) {
+  static_assert(Config::num_stages == 3 && Config::score_stages == 2, "three steps are under way");
+  QStep step = steps.first();
+  QStep before = step;
+  bool dead_before = false;
+  load_q_step(c, step, true);
+  const bool scores_first = static_cast<int>(threadIdx.x) / 32 < Config::warps / 2;
+  for (int i = 0; i < steps.count; ++i) {
+    arrive_step<Config>();
+    load_q_step(c, steps.after(step), i + 1 < steps.count);
+    const bool dead = clear_inputs(c, step);
+    if (!scores_first && i > 0) accumulate_q(c, before, i - 1, dead_before);
+    transposed_step(c, step, i, dead, dk, dv);
+    if (scores_first && i > 0) accumulate_q(c, before, i - 1, dead_before);
+    before = step;
+    dead_before = dead;
+    // Opaque: the step after is found a second time instead of living in registers until here.
+    step.q_tile = static_cast<int>(ptx::opaque(step.q_tile));
+    step = steps.after(step);
+  }
+  __syncthreads();
+  accumulate_q(c, before, steps.count - 1, dead_before);
+}
+
+}  // namespace cuflash::fa2
