@@ -22,8 +22,7 @@ __device__ inline void mbarrier_arrive(unsigned barrier) {
 
 // Arrives, and has the phase wait for so many bytes of bulk copies as well.
 __device__ inline void mbarrier_arrive_expecting(unsigned barrier, unsigned bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n" ::"r"(barrier),
-               "r"(bytes)
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n" ::"r"(barrier), "r"(bytes)
                : "memory");
 }
 

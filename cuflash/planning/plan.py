@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal
 
-from ..errors import UnsupportedError
+from ..errors import ArgumentValueError, UnsupportedError
 from .decision import ALGORITHMS, Algorithm, Backend, Plan
 from .device import DeviceLimits, HostLimits
 from .fa1 import fa1_plan
@@ -57,6 +57,10 @@ def plan(
         try:
             return _cuda_plan(problem, limits, candidate, blocks, tuple(rejected))
         except UnsupportedError as error:
+            rejected.append((candidate, str(error)))
+        except ArgumentValueError as error:  # blocks that it has no tile of
+            if candidate != "fa3":  # which has a few tiles; the others have many
+                raise
             rejected.append((candidate, str(error)))
     raise UnsupportedError("; ".join(reason for _, reason in rejected))
 
