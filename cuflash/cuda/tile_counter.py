@@ -9,6 +9,8 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+from .capture import is_capturing
+
 __all__ = ["counter_of_launch"]
 
 #: CuPy's address of the per-thread default stream: another stream for every thread.
@@ -35,12 +37,12 @@ def counter_of_launch(device_id: int, workspace: int) -> int:
     """
     import cupy
 
-    stream = cupy.cuda.get_current_stream()
-    if stream.ptr and cupy.cuda.runtime.streamIsCapturing(stream.ptr):
-        cupy.cuda.runtime.memsetAsync(workspace, 0, 4, stream.ptr)
+    stream = cupy.cuda.get_current_stream().ptr
+    if is_capturing():
+        cupy.cuda.runtime.memsetAsync(workspace, 0, 4, stream)
         return workspace
-    thread = threading.get_ident() if stream.ptr == _PER_THREAD else 0
-    key = (device_id, stream.ptr, thread)
+    thread = threading.get_ident() if stream == _PER_THREAD else 0
+    key = (device_id, stream, thread)
     counter = _counters.get(key)
     if counter is None:
         with _lock:

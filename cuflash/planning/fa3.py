@@ -78,19 +78,18 @@ def _tile(
     problem: AttentionProblem, limits: DeviceLimits, blocks: tuple[int, int] | None
 ) -> tuple[fa3.Fa3ForwardTile, str]:
     """The first candidate for these widths and lengths, or the one of the blocks asked for."""
-    listed = list(fa3.candidates(problem))
-    listed = [(t, fits) for t, fits in listed if t.footprint.excess(limits) is None]
-    if not listed:
+    if blocks is None:
+        for tile in fa3.candidates(problem, limits):
+            return tile, "the first of the table for these lengths"
         raise UnsupportedError(
             f"fa3 has no tile for head_dim {problem.head_dim}/{problem.head_dim_v} "
             f"in {limits.shared_per_block:,} bytes of shared memory"
         )
-    if blocks is None:
-        return next(t for t, fits in listed if fits), "the first of the table for these lengths"
-    for tile, _ in listed:
+    listed = list(fa3.candidates(problem, limits, every=True))
+    for tile in listed:
         if (tile.block_q, tile.block_kv) == blocks:
             return tile, "blocks as asked"
-    names = ", ".join(f"({t.block_q}, {t.block_kv})" for t, _ in listed)
+    names = ", ".join(dict.fromkeys(f"({t.block_q}, {t.block_kv})" for t in listed))
     raise ArgumentValueError("blocks", str(blocks), f"one of {names}")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from ..device import DeviceLimits
 from ..problem import AttentionProblem
 from .common import Arithmetic, Footprint, ceil_div
 from .fa3_tables import BUCKETS, FORWARD, ForwardRow
@@ -100,10 +101,17 @@ def tile_of_row(problem: AttentionProblem, row: ForwardRow) -> Fa3ForwardTile:
     )
 
 
-def candidates(problem: AttentionProblem) -> Iterator[tuple[Fa3ForwardTile, bool]]:
-    """Every tile whose widths hold the problem's, and whether its lengths do too; best first."""
-    causal = problem.mask == "causal"
+def candidates(
+    problem: AttentionProblem, limits: DeviceLimits, every: bool = False
+) -> Iterator[Fa3ForwardTile]:
+    """The tiles that the plan chooses from, best first, that fit the device.
+
+    With ``every`` also those that the table has for other lengths.
+    """
     for row in FORWARD:
-        if problem.head_dim <= row.widest and problem.head_dim_v <= row.widest_v:
-            longest = row.longest_causal if causal else row.longest
-            yield tile_of_row(problem, row), problem.seqlen_kv <= longest
+        holds = problem.head_dim <= row.widest and problem.head_dim_v <= row.widest_v
+        longest = row.longest_causal if problem.mask == "causal" else row.longest
+        if holds and (every or problem.seqlen_kv <= longest):
+            tile = tile_of_row(problem, row)
+            if tile.footprint.excess(limits) is None:
+                yield tile
