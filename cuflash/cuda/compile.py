@@ -83,7 +83,7 @@ def compile_kernel(config: KernelConfig, device_id: int) -> CompiledKernel:
 def compile_options(config: KernelConfig, root: Path) -> tuple[str, ...]:
     """Options of ours; CuPy adds its include folders and the device's own architecture."""
     options: tuple[str, ...] = (f"-I{root}",)
-    if not config.architecture[-1].isdigit():  # "sm_90a": the last -arch wins since NVRTC 12.9
+    if not config.architecture[-1].isdigit():  # "sm_90a", beside CuPy's own sm_90: since NVRTC 12.9
         options += (f"-arch={config.architecture}",)
     return options
 

@@ -15,10 +15,11 @@ from .tiles.common import ceil_div
 
 __all__ = ["OLDEST_NVRTC", "fa3_plan", "needs_newer_compiler"]
 
-#: The first version that takes a second -arch option, here sm_90a, and has the last one win.
+#: The first version that takes a second -arch option: sm_90a beside the one that CuPy gives.
 OLDEST_NVRTC = (12, 9)
 
-_MOST_TILES = 2**31 - 1
+#: Tickets go beyond it by as many as there are blocks, and are 32-bit numbers.
+_MOST_TILES = 2**30
 
 
 def fa3_plan(

@@ -32,10 +32,11 @@ def section_of(problem: AttentionProblem, limits: DeviceLimits, tiles: int, per_
 
 
 def even_section(problem: AttentionProblem, limits: DeviceLimits) -> int:
-    """Heads whose q tiles are drawn together by blocks that stay: sections of equal size.
+    """Heads whose q tiles are drawn together by blocks that stay: sections as equal as can be.
 
-    As few as keep the keys and values of a section in three fifths of L2. The
-    fewer, the more short tiles are left for the end, and the more evenly it comes.
+    As few as keep the keys and values of a section in three fifths of L2 (those
+    of a head more where a section begins inside a group). The fewer, the more
+    short tiles are left for the end, and the more evenly it comes.
     """
     width = problem.head_dim + problem.head_dim_v
     bytes_of_head = problem.seqlen_kv * width * DTYPES[problem.storage].itemsize

@@ -31,8 +31,7 @@ class _Registers:
 
 
 #: By warpgroups that do arithmetic, one block on a multiprocessor. All warpgroups start with the
-#: same number, so what is given and taken adds up to that many times the number of warpgroups;
-#: with fewer than 32 the load role spills.
+#: same number, so what is given and taken adds up to at most that many times their number.
 _REGISTERS = {2: _Registers(40, 232), 3: _Registers(32, 160), 4: _Registers(32, 112)}
 
 
