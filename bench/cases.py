@@ -53,12 +53,15 @@ class Case:
 
     def __str__(self) -> str:
         mask = "causal" if self.causal else "full"
+        heads = f"{self.heads_q}" + (f"/{self.heads_kv}" if self.heads_kv != self.heads_q else "")
+        dims = f"{self.head_dim}"
+        dims += f"/{self.head_dim_v}" if self.head_dim_v != self.head_dim else ""
         more = f" {self.blocks}" if self.blocks else ""
         more += " deterministic" if self.deterministic else ""
         more += f" beside {', '.join(self.beside)}" if self.beside else ""
         return (
-            f"{self.algorithm} {self.op} {self.dtype} {self.batch}x{self.seqlen_q}x{self.heads_q}"
-            f"x{self.head_dim} {mask}{more}"
+            f"{self.algorithm} {self.op} {self.dtype} {self.batch}x{self.seqlen_q}x{heads}"
+            f"x{dims} {mask}{more}"
         )
 
 
@@ -105,12 +108,28 @@ PASSES = ("forward", "backward")
 MASKS = (False, True)
 
 
-def _grid(dtype: str) -> list[Case]:
-    """FlashAttention-2 over sequence lengths, widths and masks."""
+def _grid(dtype: str, algorithm: str = "fa2", passes: tuple[str, ...] = PASSES) -> list[Case]:
+    """A generation over sequence lengths, widths and masks."""
     return [
-        _square(op, dtype, TOKENS // seqlen, HIDDEN // dim, dim, seqlen, causal, "fa2")
+        _square(op, dtype, TOKENS // seqlen, HIDDEN // dim, dim, seqlen, causal, algorithm)
         for dim, causal, op, seqlen in product(
-            (64, 128, 256), MASKS, PASSES, (512, 2048, 8192, 16384)
+            (64, 128, 256), MASKS, passes, (512, 2048, 8192, 16384)
+        )
+    ]
+
+
+def _shapes() -> list[Case]:
+    """FlashAttention-3 with other widths, and with heads that share keys."""
+    return [
+        Case("forward", "bfloat16", 2, heads_q, heads_kv, d, dv, 8192, 8192, True, "fa3")
+        for heads_q, heads_kv, d, dv in (
+            (32, 32, 80, 80),
+            (16, 16, 96, 96),
+            (16, 16, 192, 192),
+            (16, 16, 192, 128),
+            (32, 8, 128, 128),
+            (64, 8, 128, 128),
+            (32, 1, 128, 128),
         )
     ]
 
@@ -158,6 +177,9 @@ CASES: dict[str, Callable[[], list[Case]]] = {
     "fa2-double": lambda: _wide("float64"),
     "fa2-deterministic": _deterministic,
     "generations": _generations,
+    "fa3": lambda: _grid("bfloat16", "fa3", ("forward",)),
+    "fa3-float16": lambda: _grid("float16", "fa3", ("forward",)),
+    "fa3-shapes": _shapes,
 }
 
 

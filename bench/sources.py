@@ -19,6 +19,7 @@ KERNELS = {
         ("fa2", "backward"),
         ("steps", "convert_dq"),
     ),
+    ("fa3", "forward"): (("fa3", "forward"),),
 }
 
 

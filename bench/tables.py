@@ -12,7 +12,17 @@ from .stored import Row, gpu_rows, implementations, label, latest, load, of_set,
 __all__ = ["SETS", "grid", "render", "table"]
 
 #: Sets of cases that have a table like one another; the tile sets have none.
-SETS = ("fa2", "fa2-float16", "fa2-single", "fa2-double", "fa2-deterministic", "generations")
+SETS = (
+    "fa3",
+    "fa3-float16",
+    "fa3-shapes",
+    "fa2",
+    "fa2-float16",
+    "fa2-single",
+    "fa2-double",
+    "fa2-deterministic",
+    "generations",
+)
 
 
 def render(name: str) -> str:
@@ -76,11 +86,16 @@ def _grid_table(rows: list[Row]) -> str:
 def _place(row: Row) -> list[str]:
     """Where in a grid of problems a row stands."""
     return [
-        str(row["head_dim"]),
-        str(row["batch"] * row["heads_q"]),
+        _pair(row["head_dim"], row["head_dim_v"]),
+        _pair(row["batch"] * row["heads_q"], row["batch"] * row["heads_kv"]),
         str(row["seqlen_q"]),
         "causal" if row["causal"] else "full",
     ]
+
+
+def _pair(of_q: int, of_kv: int) -> str:
+    """A number of the queries, and that of the keys or values where it is another one."""
+    return f"{of_q}" if of_q == of_kv else f"{of_q}/{of_kv}"
 
 
 def _problems(rows: Sequence[Row]) -> list[list[Row]]:

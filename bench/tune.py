@@ -183,13 +183,15 @@ def _call_of(case: Case, tile: Any, inputs: Inputs) -> _Prepared:
     """
     import cuflash
     from cuflash import pipeline
-    from cuflash.planning.fa2 import fa2_plan
     from cuflash.planning.plan import plan
+
+    module = importlib.import_module(f"cuflash.planning.{case.algorithm}")
+    make = getattr(module, f"{case.algorithm}_plan")
 
     def planned(problem: Any, limits: Any, **options: Any) -> Any:
         if tile is None or problem.operation != case.op:
             return plan(problem, limits, **options)
-        return fa2_plan(problem, limits, None, (), tile)
+        return make(problem, limits, None, (), tile)
 
     decide = pipeline._decide.__wrapped__
     operation: Any = case.op

@@ -75,7 +75,8 @@ def attention(
     workspace : CuPy uint8 array, optional
         At least ``prepare(...).workspace_bytes`` bytes, 256-byte aligned, not
         used by anything else until the call has run. By default it is
-        allocated.
+        allocated; while a CUDA graph is captured it is then kept for the life
+        of the process, since the graph goes on using it.
 
     Returns
     -------

@@ -1,7 +1,7 @@
 """The environment variables, all in one place.
 
 ``CUFLASH_BACKEND`` and ``CUFLASH_CPU_CACHE`` hold from the next call on.
-``CUFLASH_CUDA_SRC``, and an edit of the sources, hold for calls of a new
+``CUFLASH_CUDA_SRC``, ``CUFLASH_JITTER`` and an edit of the sources hold for calls of a new
 signature (shapes, dtypes, strides, keywords) and in a new process: a
 signature that has run keeps the kernels it has.
 """
@@ -23,6 +23,10 @@ VARIABLES = {
         "CUFLASH_CPU_CACHE",
         "bytes of cache that one thread may count on, instead of what the CPU reports",
     ),
+    "jitter": (
+        "CUFLASH_JITTER",
+        "1: pipelined kernels wait a random time at every barrier; for tests of the pipeline",
+    ),
 }
 
 
@@ -33,6 +37,7 @@ class Environment:
     backend: str = "auto"
     cuda_src: str | None = None
     cpu_cache: int | None = None
+    jitter: bool = False
 
     @classmethod
     def read(cls) -> Environment:
@@ -54,4 +59,8 @@ class Environment:
             raise ArgumentValueError(
                 VARIABLES["cpu_cache"][0], repr(cpu_cache), "a positive number of bytes"
             )
-        return cls(backend, values["cuda_src"], int(cpu_cache) if cpu_cache else None)
+        jitter = values["jitter"] or "0"
+        if jitter not in ("0", "1"):
+            raise ArgumentValueError(VARIABLES["jitter"][0], repr(jitter), "0 or 1")
+        cache = int(cpu_cache) if cpu_cache else None
+        return cls(backend, values["cuda_src"], cache, jitter == "1")

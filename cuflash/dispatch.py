@@ -21,6 +21,7 @@ from .arrays.adopt import (
 )
 from .arrays.overlap import overlaps_itself, share_memory
 from .arrays.spec import Layout, TensorSpec
+from .cuda.capture import is_capturing
 from .errors import ArgumentTypeError, ArgumentValueError
 from .options import Options
 from .pipeline import DESTINATIONS, ROWS, Pipeline, choose_device, pipeline_of
@@ -30,6 +31,8 @@ from .planning.problem import Operation
 __all__ = ["observe", "run"]
 
 _observers: list[Callable[[Plan], None]] = []
+#: Workspaces of captured calls: their graphs may run as long as the process does.
+_kept_for_graphs: list[Any] = []
 
 
 @contextlib.contextmanager
@@ -175,6 +178,8 @@ def _run_cuda(
         arrays |= {name: aside.get(name, array) for name, array in results.items()}
         if workspace is None:
             workspace = cupy.empty(pipeline.plan.workspace_bytes, np.uint8)
+            if pipeline.plan.workspace_bytes and is_capturing():
+                _kept_for_graphs.append(workspace)
         pointers = {name: address(array) for name, array in arrays.items()}
         pipeline.launcher.run(pointers, address(workspace))
         for name, array in aside.items():

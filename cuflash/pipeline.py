@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from .arrays.spec import Layout, TensorSpec, contiguous_strides
@@ -15,8 +16,9 @@ from .cuda.launch import PreparedPlan
 from .errors import ArgumentValueError
 from .options import Options
 from .planning.device import DeviceLimits, HostLimits
+from .planning.fa3 import needs_newer_compiler
 from .planning.plan import Plan, plan
-from .planning.problem import DTYPES, Operation
+from .planning.problem import DTYPES, Alignment, Operation
 
 __all__ = ["DESTINATIONS", "ROWS", "Pipeline", "choose_device", "pipeline_of"]
 
@@ -115,11 +117,21 @@ def _decide(
         for name, spec in tensors.items()
     }
     matrices = [spec for name, spec in placed.items() if name not in ROWS]
-    vector = device is not None and all(spec.aligned for spec in matrices)
-    problem = replace(described.problem, alignment="vector" if vector else "element")
+    alignment = "element" if device is None else _alignment(matrices)
+    problem = replace(described.problem, alignment=alignment)
     limits = host or DeviceLimits.query(device or 0)
     chosen = plan(problem, limits, algorithm=options.algorithm, blocks=options.blocks)
+    if isinstance(limits, DeviceLimits) and options.algorithm == "auto":
+        remedy = needs_newer_compiler(problem, limits)
+        if remedy is not None:
+            warnings.warn(f"running {chosen.algorithm}: fa3 {remedy}", stacklevel=2)
     return Pipeline(replace(described, problem=problem), chosen, device, tensors, placed)
+
+
+def _alignment(matrices: Sequence[TensorSpec]) -> Alignment:
+    if all(spec.mappable for spec in matrices):
+        return "tensor_map"
+    return "vector" if all(spec.aligned for spec in matrices) else "element"
 
 
 def choose_device(where: int | None, options: Options) -> int | None:

@@ -114,7 +114,7 @@ class Prepared:
         spec = self.tensors[name]
         if not pointer and name in self._required and 0 not in spec.shape:
             raise ArgumentValueError("pointers", f"{name} at 0", "the address of its memory")
-        vector = self.plan.problem.alignment == "vector" and name not in ROWS
+        vector = self.plan.problem.alignment != "element" and name not in ROWS
         multiple = 16 if vector else spec.itemsize
         if pointer % multiple:
             raise ArgumentValueError(

@@ -89,6 +89,15 @@ class TensorSpec:
         sizes = [self.shape[-1], *self._outer_strides()]
         return all(size * self.itemsize % 16 == 0 for size in sizes)
 
+    @property
+    def mappable(self) -> bool:
+        """Whether Hopper's copy engine can read it: aligned, strides positive, below 2^40 bytes.
+
+        CUDA Driver API, cuTensorMapEncodeTiled.
+        """
+        strides = self._outer_strides()
+        return self.aligned and all(0 < stride * self.itemsize < 1 << 40 for stride in strides)
+
     def _outer_strides(self) -> list[int]:
         pairs = zip(self.shape[:-1], self.strides or (), strict=False)
         return [stride for size, stride in pairs if size > 1]

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..config import Environment
 from ..errors import CompileError, ToolchainError
 from ..planning.kernel import KernelConfig
 from .source import find_sources, source_digest, translation_unit
@@ -72,24 +73,26 @@ def compile_kernel(config: KernelConfig, device_id: int) -> CompiledKernel:
     """
     root = find_sources()
     digest = source_digest(root, config.generation, config.kernel)
+    jitter = Environment.read().jitter
     return _kernels.get(
-        (config, str(root), digest, device_id), functools.partial(_build, config, root, device_id)
+        (config, str(root), digest, device_id, jitter),
+        functools.partial(_build, config, root, device_id, jitter),
     )
 
 
 def compile_options(config: KernelConfig, root: Path) -> tuple[str, ...]:
     """Options of ours; CuPy adds its include folders and the device's own architecture."""
     options: tuple[str, ...] = (f"-I{root}",)
-    if not config.architecture[-1].isdigit():  # "sm_90a": the last -arch wins since NVRTC 12.9
+    if not config.architecture[-1].isdigit():  # "sm_90a", beside CuPy's own sm_90: since NVRTC 12.9
         options += (f"-arch={config.architecture}",)
     return options
 
 
-def _build(config: KernelConfig, root: Path, device_id: int) -> CompiledKernel:
+def _build(config: KernelConfig, root: Path, device_id: int, jitter: bool) -> CompiledKernel:
     require_toolchain()
     import cupy
 
-    text = translation_unit(config, root)
+    text = translation_unit(config, root, jitter)
     try:
         with cupy.cuda.Device(device_id):
             module = cupy.RawModule(code=text, options=compile_options(config, root))

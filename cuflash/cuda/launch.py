@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,8 @@ from ..planning.kernel import KernelLaunch
 from ..planning.plan import Plan
 from .compile import CompiledKernel, compile_kernel
 from .parameters import ROW_VECTOR, SHAPE_FIELDS, TENSOR, fields_of, parameters_of
+from .tensor_map import WORDS, TensorMapEncoder
+from .tile_counter import counter_of_launch
 
 __all__ = ["PreparedPlan"]
 
@@ -31,9 +33,16 @@ class _PreparedKernel:
     dtype: np.dtype[np.void]
     tensors: tuple[tuple[int, str], ...]  # word of a pointer, its name among the call's
     workspace: tuple[tuple[int, int], ...]  # word of a pointer, its offset in the workspace
+    maps: tuple[tuple[int, str, TensorMapEncoder], ...]  # first word, tensor, what makes it
+    counter: tuple[int, int] | None  # word of the tile counter's pointer, offset in the workspace
 
-    def launch(self, pointers: Mapping[str, int], workspace: int) -> None:
+    def launch(self, pointers: Mapping[str, int], workspace: int, device_id: int) -> None:
         words = self.template.copy()  # each launch its own: any number of threads may run this
+        for word, name, encoder in self.maps:
+            words[word : word + WORDS] = encoder.map_of(pointers[name])
+        if self.counter is not None:
+            word, offset = self.counter
+            words[word] = counter_of_launch(device_id, workspace + offset)
         for word, name in self.tensors:
             words[word] = pointers.get(name, 0)
         for word, offset in self.workspace:
@@ -90,7 +99,7 @@ class PreparedPlan:
         with cupy.cuda.Device(self.device_id):
             for prepared in self._kernels:
                 try:
-                    prepared.launch(pointers, workspace)
+                    prepared.launch(pointers, workspace, self.device_id)
                 except cupy.cuda.driver.CUDADriverError as error:
                     raise LaunchError(f"{self.plan}: the launch was refused: {error}") from error
 
@@ -114,6 +123,8 @@ def _prepare_kernel(
         values["scale"] = plan.problem.scale
     for name, value in launch.arguments:
         values[name] = value
+    parts = {name: (word, offset) for name, word, offset in _workspace_words(struct.dtype, plan)}
+    counter = parts.pop("tile_counter", None)
     return _PreparedKernel(
         kernel=compile_kernel(config, device_id),
         grid=(launch.grid,),
@@ -122,7 +133,9 @@ def _prepare_kernel(
         template=values.view(np.uint64),
         dtype=struct.dtype,
         tensors=tuple(_tensor_words(struct.dtype)),
-        workspace=tuple(_workspace_words(struct.dtype, plan)),
+        workspace=tuple(parts.values()),
+        maps=tuple(_map_words(struct.dtype, plan, launch, strides)),
+        counter=counter,
     )
 
 
@@ -134,10 +147,20 @@ def _tensor_words(dtype: np.dtype[np.void]) -> list[tuple[int, str]]:
     ]
 
 
-def _workspace_words(dtype: np.dtype[np.void], plan: Plan) -> list[tuple[int, int]]:
+def _map_words(
+    dtype: np.dtype[np.void], plan: Plan, launch: KernelLaunch, strides: Strides
+) -> Iterator[tuple[int, str, TensorMapEncoder]]:
+    """First word of every tensor map, the name of its tensor and what makes the map."""
     fields = fields_of(dtype)
-    return [
-        (fields[buffer.name][1] // 8, buffer.offset)
-        for buffer in plan.workspace
-        if buffer.name in fields
-    ]
+    shapes = plan.problem.shapes
+    for name, rows in launch.boxes:
+        encoder = TensorMapEncoder(plan.problem.storage, shapes[name], strides[name], rows)
+        yield fields[f"{name}_map"][1] // 8, name, encoder
+
+
+def _workspace_words(dtype: np.dtype[np.void], plan: Plan) -> Iterator[tuple[str, int, int]]:
+    """Name, word of the pointer and offset of every part of the workspace that a kernel takes."""
+    fields = fields_of(dtype)
+    for buffer in plan.workspace:
+        if buffer.name in fields:
+            yield buffer.name, fields[buffer.name][1] // 8, buffer.offset

@@ -35,6 +35,9 @@ ROW_VECTOR = np.dtype(
     align=True,
 )
 
+#: CUtensorMap of the driver.
+TENSOR_MAP = np.dtype([("opaque", np.uint64, (16,))])
+
 SHAPE_FIELDS = (
     "batch",
     "heads_q",
@@ -70,12 +73,27 @@ class ParameterStruct:
 
 
 def _struct(
-    name: str, tensors: tuple[str, ...], vectors: tuple[str, ...], rest: tuple[str, ...]
+    name: str,
+    tensors: tuple[str, ...],
+    vectors: tuple[str, ...],
+    rest: tuple[str, ...],
+    maps: tuple[str, ...] = (),
 ) -> ParameterStruct:
-    fields: list[tuple[str, np.dtype[np.void] | type]] = [(t, TENSOR) for t in tensors]
+    fields: list[tuple[str, np.dtype[np.void] | type]] = [(m, TENSOR_MAP) for m in maps]
+    fields += [(t, TENSOR) for t in tensors]
     fields += [(v, ROW_VECTOR) for v in vectors]
     fields += [(r, np.float64 if r == "scale" else np.uint64) for r in rest]
-    return ParameterStruct(name, np.dtype([*fields, ("shape", SHAPE)], align=True))
+    dtype = np.dtype([*fields, ("shape", SHAPE)], align=True)
+    return ParameterStruct(name, _padded(dtype, 64) if maps else dtype)
+
+
+def _padded(dtype: np.dtype[np.void], alignment: int) -> np.dtype[np.void]:
+    """The same, as long as a structure with a member of this alignment."""
+    fields = fields_of(dtype)
+    size = -(-dtype.itemsize // alignment) * alignment
+    offsets = [offset for _, offset in fields.values()]
+    formats = [kind for kind, _ in fields.values()]
+    return np.dtype({"names": [*fields], "formats": formats, "offsets": offsets, "itemsize": size})
 
 
 #: Structure of each kernel, by its folder and file in ``cuda_src``.
@@ -100,6 +118,13 @@ PARAMETERS = {
         ("q", "k", "v", "dout", "dk", "dv"),
         (),
         ("row_lse", "delta", "dq_accumulator", "turns", "scale", "section", "padded_rows"),
+    ),
+    ("fa3", "forward"): _struct(
+        "Fa3ForwardParams",
+        ("out",),
+        ("lse",),
+        ("tile_counter", "scale", "section"),
+        maps=("q_map", "k_map", "v_map"),
     ),
     ("steps", "delta"): _struct("DeltaParams", ("out", "dout"), ("dlse",), ("delta",)),
     ("steps", "statistics"): _struct(

@@ -91,8 +91,11 @@ def _digest(root: Path, generation: str, kernel: str, stamp: _Stamp) -> str:
     return digest.hexdigest()[:16]
 
 
-def translation_unit(config: KernelConfig, root: Path) -> str:
-    """The text that NVRTC compiles: constants, the kernel's file, its entry."""
+def translation_unit(config: KernelConfig, root: Path, jitter: bool = False) -> str:
+    """The text that NVRTC compiles: constants, the kernel's file, its entry.
+
+    With ``jitter`` every operation on a barrier of a pipelined kernel comes late by chance.
+    """
     params = parameters_of(config.generation, config.kernel)
     return "\n".join(
         [
@@ -103,7 +106,7 @@ def translation_unit(config: KernelConfig, root: Path) -> str:
             *_layout_assertions(params),
             "",
             "struct Config {",
-            *(f"  {line}" for line in _config_lines(config)),
+            *(f"  {line}" for line in _config_lines(config, jitter)),
             "};",
             "",
             'extern "C" __global__ '
@@ -116,7 +119,7 @@ def translation_unit(config: KernelConfig, root: Path) -> str:
     )
 
 
-def _config_lines(config: KernelConfig) -> list[str]:
+def _config_lines(config: KernelConfig, jitter: bool) -> list[str]:
     types = {
         "Storage": config.storage,
         "Compute": config.compute,
@@ -142,6 +145,7 @@ def _config_lines(config: KernelConfig) -> list[str]:
     }
     lines += [f"static constexpr int {name} = {value};" for name, value in numbers.items()]
     lines += [f"static constexpr bool {feature} = true;" for feature in config.features]
+    lines.append(f"static constexpr bool jitter = {str(jitter).lower()};")
     return lines
 
 

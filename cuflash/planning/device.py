@@ -22,6 +22,7 @@ class DeviceLimits:
     registers_per_block: int  # 32-bit registers
     num_sms: int
     l2: int
+    nvrtc: tuple[int, int] = (13, 0)  # version of the compiler beside the device; (0, 0): none
     name: str = ""  # for people; no decision reads it
 
     @property
@@ -51,8 +52,19 @@ def _query_device(device_id: int) -> DeviceLimits:
         registers_per_block=attributes["MaxRegistersPerBlock"],
         num_sms=attributes["MultiProcessorCount"],
         l2=attributes["L2CacheSize"],
+        nvrtc=_nvrtc_version(),
         name=name.decode() if isinstance(name, bytes) else str(name),
     )
+
+
+def _nvrtc_version() -> tuple[int, int]:
+    try:
+        from cupy.cuda import nvrtc
+
+        major, minor = nvrtc.getVersion()
+    except Exception:  # of several types; whoever needs the compiler says what is missing
+        return (0, 0)
+    return int(major), int(minor)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from .decision import Algorithm, Plan, asked_tile, nothing_fits
 from .device import DeviceLimits
 from .kernel import KernelLaunch, kernel_config, lay_out
 from .problem import DTYPES, AttentionProblem
+from .sections import section_of
 from .tiles import fa2, steps
 from .tiles.common import ceil_div
 
@@ -80,28 +81,6 @@ def _blocks(problem: AttentionProblem, tile: fa2.Fa2Tile) -> int:
     return problem.batch * problem.heads_kv * ceil_div(problem.seqlen_kv, tile.block_kv)
 
 
-def _section(problem: AttentionProblem, limits: DeviceLimits, tiles: int, per_sm: int) -> int:
-    """Heads whose tiles run together: as many as half of L2 holds the streamed rows of.
-
-    Or as give every multiprocessor two rounds of blocks, if that is more. The
-    last section needs many too: its longest tiles begin when the others end.
-    So of the upper half of these numbers (a round of blocks at least) the one
-    is taken that leaves most to the last section; 16 heads are better cut into
-    fours than into fives.
-    """
-    forward = problem.operation == "forward"
-    rows = problem.seqlen_kv if forward else problem.seqlen_q * problem.group
-    width = problem.head_dim + problem.head_dim_v
-    held = limits.l2 // 2 // max(1, rows * width * DTYPES[problem.storage].itemsize)
-    if forward:
-        held *= problem.group
-    heads = problem.batch * (problem.heads_q if forward else problem.heads_kv)
-    enough = ceil_div(2 * limits.num_sms * per_sm, max(1, tiles))
-    most = max(1, min(max(held, enough), heads))
-    fewest = most if most == heads else max(most // 2 + 1, most - 63)
-    return max(range(fewest, most + 1), key=lambda s: (heads % s or s, s))
-
-
 def _launchable(grid: int) -> int:
     if grid > _MOST_BLOCKS:
         raise UnsupportedError(
@@ -121,7 +100,7 @@ def _main_launch(
         problem.heads_q if problem.operation == "forward" else problem.heads_kv
     )
     tiles = grid // max(1, heads)
-    section = _section(problem, limits, tiles, footprint.blocks_per_sm)
+    section = section_of(problem, limits, tiles, footprint.blocks_per_sm)
     return KernelLaunch(config, grid, (("section", section), *more))
 
 

@@ -57,6 +57,7 @@ class KernelLaunch:
     config: KernelConfig
     grid: int  # thread blocks
     arguments: tuple[tuple[str, int], ...] = ()  # fields of its parameters that the plan sets
+    boxes: tuple[tuple[str, int], ...] = ()  # tensors that come through maps; rows of a copy
 
 
 def kernel_config(
@@ -80,7 +81,7 @@ def kernel_config(
         head_dim=bucket(problem.head_dim),
         head_dim_v=bucket(problem.head_dim_v),
         mask=problem.mask,
-        copies=fast if problem.alignment == "vector" else "element",
+        copies="element" if problem.alignment == "element" else fast,
         workspace_copies=fast,
         products=arithmetic.products,
         mma_depth=arithmetic.mma_depth,

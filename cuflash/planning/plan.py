@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal
 
-from ..errors import UnsupportedError
+from ..errors import ArgumentValueError, UnsupportedError
 from .decision import ALGORITHMS, Algorithm, Backend, Plan
 from .device import DeviceLimits, HostLimits
 from .fa1 import fa1_plan
 from .fa2 import fa2_plan
+from .fa3 import fa3_plan
 from .problem import AttentionProblem
 from .tiles import host
 
@@ -57,6 +58,10 @@ def plan(
             return _cuda_plan(problem, limits, candidate, blocks, tuple(rejected))
         except UnsupportedError as error:
             rejected.append((candidate, str(error)))
+        except ArgumentValueError as error:  # blocks that it has no tile of
+            if candidate != "fa3":  # which has a few tiles; the others have many
+                raise
+            rejected.append((candidate, str(error)))
     raise UnsupportedError("; ".join(reason for _, reason in rejected))
 
 
@@ -67,9 +72,7 @@ def _host_plan(
     blocks: tuple[int, int] | None,
 ) -> Plan:
     if algorithm == "fa3":
-        raise UnsupportedError(
-            "fa3 is for Hopper GPUs, and not in this version; the NumPy backend has fa1 and fa2"
-        )
+        raise UnsupportedError("fa3 is for Hopper GPUs; the NumPy backend has fa1 and fa2")
     if blocks is None:
         tile = host.tile_of_cache(problem, limits)
         reason = f"blocks for {limits.cache:,} bytes of cache"
@@ -106,4 +109,8 @@ def _check_device(problem: AttentionProblem, limits: DeviceLimits, algorithm: st
         )
 
 
-_CUDA_FAMILIES: dict[str, Callable[..., Plan]] = {"fa1": fa1_plan, "fa2": fa2_plan}
+_CUDA_FAMILIES: dict[str, Callable[..., Plan]] = {
+    "fa1": fa1_plan,
+    "fa2": fa2_plan,
+    "fa3": fa3_plan,
+}

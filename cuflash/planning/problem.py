@@ -20,7 +20,7 @@ __all__ = [
 
 Operation = Literal["forward", "backward"]
 MaskKind = Literal["full", "causal"]
-Alignment = Literal["vector", "element"]
+Alignment = Literal["tensor_map", "vector", "element"]
 DTypeName = Literal["float16", "bfloat16", "float32", "float64"]
 
 #: Widest head the kernels and the tiled NumPy code take.
@@ -61,7 +61,8 @@ class AttentionProblem:
     Lengths and widths are elements. ``q_offset`` is the position of query 0
     among the keys, clamped to where it still makes a difference.
     ``alignment`` is "vector" when every row of every tensor starts at, and is
-    a multiple of, 16 bytes.
+    a multiple of, 16 bytes, and "tensor_map" when besides all strides are what
+    Hopper's copy engine takes: positive and below 2^40 bytes.
     """
 
     operation: Operation
@@ -95,6 +96,19 @@ class AttentionProblem:
     def group(self) -> int:
         """Query heads that share a key/value head."""
         return self.heads_q // self.heads_kv if self.heads_kv else 1
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, int, int, int]]:
+        """Shape of every matrix by name: (batch, rows, heads, columns)."""
+        q = (self.batch, self.seqlen_q, self.heads_q)
+        kv = (self.batch, self.seqlen_kv, self.heads_kv)
+        wide, narrow = ("q", "k", "dq", "dk"), ("v", "out", "dout", "dv")
+        of_kv = ("k", "v", "dk", "dv")
+        return {
+            name: (*(kv if name in of_kv else q), width)
+            for names, width in ((wide, self.head_dim), (narrow, self.head_dim_v))
+            for name in names
+        }
 
     @property
     def empty(self) -> bool:

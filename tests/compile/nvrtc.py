@@ -27,8 +27,11 @@ class Built:
         return max(self.stack, self.spill_stores, self.spill_loads)
 
 
-def build(config: KernelConfig) -> Built:
-    """Compile with the options that CuPy would use on a device of this architecture."""
+def build(config: KernelConfig, jitter: bool = False) -> Built:
+    """Compile with the options that CuPy would use on a device of this architecture.
+
+    CuPy's own -arch comes after the one of ``compile_options`` for "sm_90a" and says "sm_90".
+    """
     from cupy._core import core
     from cupy.cuda import nvrtc
 
@@ -36,11 +39,12 @@ def build(config: KernelConfig) -> Built:
     options = (
         *core.assemble_cupy_compiler_options(()),
         *compile_options(config, root),
-        f"-arch={config.architecture}",
+        f"-arch={config.architecture.rstrip('a')}",
         "-ftz=true",
         "--ptxas-options=-v",
     )
-    program = nvrtc.createProgram(translation_unit(config, root), f"{config.entry}.cu", (), ())
+    text = translation_unit(config, root, jitter)
+    program = nvrtc.createProgram(text, f"{config.entry}.cu", (), ())
     try:
         nvrtc.compileProgram(program, options)
         ptx = nvrtc.getPTX(program).decode()

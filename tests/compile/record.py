@@ -1,8 +1,9 @@
 """Registers and local memory of every kernel, as they were when they were last accepted.
 
 ``python -m tests.compile.record`` builds the rows of some architectures and
-rewrites the record, printing what differs. The compiler decides much of it,
-so the record names the NVRTC it is of.
+rewrites the record, printing what differs; with ``--only`` those whose name a
+regular expression finds, and the others keep their lines. The compiler decides
+much of it, so the record names the NVRTC it is of.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -77,16 +79,20 @@ def main() -> int:
     """Build, compare, write."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--architectures", nargs="+", default=["75", "80", "86", "90"])
+    parser.add_argument("--only", default="", help="part of a name, as a regular expression")
     parser.add_argument("--rare", action="store_true", help="what few calls ask for as well")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     asked = parser.parse_args()
+    old = read() if RECORD.exists() else Record(nvrtc_version(), {})
+    if asked.only and old.nvrtc != nvrtc_version():
+        parser.error(f"the record is of NVRTC {old.nvrtc}, this is {nvrtc_version()}: no --only")
     wanted = {}
     for architecture in asked.architectures:
         wanted |= rare_rows(architecture) if asked.rare else {}
         wanted |= rows(architecture)
+    wanted = {name: config for name, config in wanted.items() if re.search(asked.only, name)}
     with ThreadPoolExecutor(asked.jobs) as pool:
         built = dict(zip(wanted, pool.map(build, wanted.values()), strict=True))
-    old = read() if RECORD.exists() else Record(nvrtc_version(), {})
     kept = old.kernels if old.nvrtc == nvrtc_version() else {}
     known = {name for a in LIMITS for name in (rows(a) | rare_rows(a))}
     new = {name: row for name, row in kept.items() if name in known}

@@ -2,6 +2,8 @@
 
 ``rows`` are those of equal widths, every dtype, pass and mask; ``rare_rows``
 pair every width of q and k with every other of v, and copy element by element.
+FlashAttention-3 has few tiles, so its rows are of every tile that its table has
+for a length, and a name says the blocks.
 """
 
 from __future__ import annotations
@@ -14,14 +16,18 @@ from itertools import product
 
 from cuflash.errors import UnsupportedError
 from cuflash.planning.kernel import KernelConfig
-from cuflash.planning.plan import plan
+from cuflash.planning.plan import Algorithm, plan
 from cuflash.planning.problem import DTYPES, AttentionProblem
 from cuflash.planning.tiles.common import HEAD_DIM_BUCKETS
+from cuflash.planning.tiles.fa3_tables import BUCKETS, FORWARD
 
 from ..architectures import LIMITS
 
 #: Architectures whose kernels of FlashAttention-2 are built within a few days.
 OFTEN = ("75", "90")
+
+_OLDER: tuple[Algorithm, ...] = ("fa1", "fa2")  # that run on every architecture
+_HALVES = ("float16", "bfloat16")
 
 #: Keys and queries that give every multiprocessor work, and that do not.
 LONG, SHORT = 100_000, 1000
@@ -47,11 +53,28 @@ def _problems() -> Iterator[AttentionProblem]:
         )
     for operation, dtype in product(("forward", "backward"), DTYPES):
         yield replace(plain, operation=operation, storage=dtype, output=dtype, alignment="element")
-    for operation, dtype in product(("forward", "backward"), ("float16", "bfloat16")):
+    for operation, dtype in product(("forward", "backward"), _HALVES):
         yield replace(plain, operation=operation, storage=dtype, output="float32")
     for dtype, d in product(DTYPES, (64, 128)):
         of = replace(plain, operation="backward", storage=dtype, output=dtype, deterministic=True)
         yield replace(of, head_dim=d, head_dim_v=d, mask="causal")
+
+
+def _fa3_problems() -> Iterator[AttentionProblem]:
+    """Of every width, mask and dtype, a problem as long as each row of the table takes."""
+    plain = replace(next(_problems()), alignment="tensor_map")
+    widths = (*((d, d) for d in BUCKETS), (192, 128))
+    for (d, dv), mask, dtype in product(widths, ("full", "causal"), _HALVES):
+        longest = {min(LONG, r.longest_causal if mask == "causal" else r.longest) for r in FORWARD}
+        for length, output in product(sorted(longest - {0}), (dtype, "float32")):
+            of = replace(plain, head_dim=d, head_dim_v=dv, mask=mask, storage=dtype)
+            yield replace(of, output=output, seqlen_q=length, seqlen_kv=length)
+
+
+def _rare_fa3_problems() -> Iterator[AttentionProblem]:
+    plain = replace(next(_problems()), alignment="tensor_map", mask="causal")
+    for d, dv in product(BUCKETS, BUCKETS):
+        yield replace(plain, head_dim=d, head_dim_v=dv)
 
 
 def _rare_problems() -> Iterator[AttentionProblem]:
@@ -69,12 +92,14 @@ def _rare_problems() -> Iterator[AttentionProblem]:
 
 def rows(architecture: str) -> dict[str, KernelConfig]:
     """Configurations of an architecture by a readable name, each machine code once."""
-    return _named(architecture, _problems())
+    older = _named(architecture, _problems(), _OLDER)
+    return older | _named(architecture, _fa3_problems(), ("fa3",))
 
 
 def rare_rows(architecture: str) -> dict[str, KernelConfig]:
     """The same of what few calls ask for."""
-    return _named(architecture, _rare_problems())
+    older = _named(architecture, _rare_problems(), _OLDER)
+    return older | _named(architecture, _rare_fa3_problems(), ("fa3",))
 
 
 def built_today(name: str, rare: bool = False) -> bool:
@@ -82,6 +107,8 @@ def built_today(name: str, rare: bool = False) -> bool:
     architecture, generation = name.split("-")[:2]
     if rare:
         days = 120
+    elif generation == "fa3":
+        days = 3
     elif architecture[3:] not in OFTEN or generation == "fa1":
         days = 30
     else:
@@ -89,9 +116,11 @@ def built_today(name: str, rare: bool = False) -> bool:
     return (zlib.crc32(name.encode()) + datetime.date.today().toordinal()) % days == 0
 
 
-def _named(architecture: str, problems: Iterator[AttentionProblem]) -> dict[str, KernelConfig]:
+def _named(
+    architecture: str, problems: Iterator[AttentionProblem], algorithms: tuple[Algorithm, ...]
+) -> dict[str, KernelConfig]:
     found: dict[KernelConfig, str] = {}
-    for problem, algorithm in product(problems, ("fa1", "fa2")):
+    for problem, algorithm in product(problems, algorithms):
         try:
             chosen = plan(problem, LIMITS[architecture], algorithm=algorithm)
         except UnsupportedError:
@@ -116,6 +145,8 @@ def _name(architecture: str, c: KernelConfig) -> str:
     if c.head_dim and c.copies == "element":
         parts.append("element")
     constants = dict(c.constants)
+    if c.generation == "fa3":
+        parts.append(f"{constants['block_q']}x{constants['block_kv']}")
     if constants.get("ordered") or constants.get("turns"):
         parts.append("ordered")
     if c.kernel == "convert_dq":  # narrow and wide heads can have fragments of different height

@@ -60,7 +60,10 @@ def test_kernel_compiles_within_its_record(row: str, builds: dict[str, Future[Bu
     built = builds[row].result()
     assert "warning" not in built.log.lower(), built.log
     assert built.registers * config.threads <= 65536
-    _check_instructions(config, built.ptx)
+    if config.generation == "fa3":
+        _check_hopper(config, built)
+    else:
+        _check_instructions(config, built.ptx)
     allowed = read().allowed(row, nvrtc_version(), row in _rare_rows())
     assert built.local <= allowed, f"{built.local} bytes of local memory; {config}"
 
@@ -84,6 +87,42 @@ def test_every_row_has_its_day(monkeypatch: pytest.MonkeyPatch) -> None:
         rare -= {name for name in rare if built_today(name, rare=True)}
     assert not left
     assert not rare
+
+
+def test_jitter_is_compiled_in_where_it_is_asked_for() -> None:
+    row = next(name for name, config in _all_rows().items() if config.generation == "fa3")
+    assert "nanosleep" in build(_all_rows()[row], jitter=True).ptx
+
+
+#: What FlashAttention-3 is made of, and what would do its work the older way.
+_HOPPER = (
+    "wgmma.commit_group",
+    "cp.async.bulk.tensor.4d",
+    "mbarrier.try_wait",
+    "prefetch.tensormap",
+    "bar.sync",
+)
+_OLDER = ("mma.sync", "ldmatrix", "cp.async.cg", "cp.async.ca", "nanosleep")
+
+
+def _check_hopper(config: KernelConfig, built: Built) -> None:
+    """The instructions are those of Hopper, and ptxas left the design as it was written."""
+    c = dict(config.constants)
+    assert [name for name in _HOPPER if name not in built.ptx] == []
+    assert [name for name in _OLDER if name in built.ptx] == []
+    pairs = {"float16": "f16.f16", "bfloat16": "bf16.bf16"}[config.storage]
+    products = set(re.findall(r"wgmma\.mma_async\.sync\.aligned\.(m64n\d+k16\.[\w.]+)", built.ptx))
+    assert products == {f"m64n{n}k16.f32.{pairs}" for n in (c["block_kv"], config.head_dim_v)}
+    moved = set(re.findall(r"setmaxnreg\.(\w+)\.sync\.aligned\.u32 (\d+)", built.ptx))
+    assert moved == {("dec", str(c["load_registers"])), ("inc", str(c["math_registers"]))}
+    # Products one after the other, a setmaxnreg ignored: ptxas says so and goes on.
+    assert not re.search(r"C75\d\d", built.log), built.log
+    assert built.local == 0, built.log
+    # What the load role gives back has to be enough, or those who ask for it wait for ever.
+    warpgroups = c["block_q"] // 64
+    assert config.threads == 128 * (warpgroups + 1)
+    held = c["load_registers"] + warpgroups * c["math_registers"]
+    assert held <= built.registers * (warpgroups + 1)
 
 
 def _check_instructions(config: KernelConfig, ptx: str) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
+
+from .common import Hog
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -20,6 +23,14 @@ def cp() -> Any:
     import cupy
 
     return cupy
+
+
+@pytest.fixture
+def hog(cp: Any) -> Iterator[Hog]:
+    """What takes the device's bandwidth while a test runs."""
+    hog = Hog(cp)
+    yield hog
+    hog.stream.synchronize()
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from itertools import product
 from typing import Any
 
 TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
-ALGORITHMS = ("fa1", "fa2")
+ALGORITHMS = ("fa1", "fa2", "fa3")
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 
 #: (batch, seqlen_q, seqlen_kv, heads_q, heads_kv, head_dim, head_dim_v, causal): full and
@@ -31,6 +31,8 @@ PROBLEMS = (
     (1, 50, 130, 1, 1, 128, 96, False),
     (72, 100, 70, 4, 2, 64, 64, True),
 )
+#: And of FlashAttention-3: several q tiles of every head, so that blocks draw more than one.
+MANY_TILES = (6, 700, 300, 8, 2, 128, 128, True)
 
 
 def inside(algorithm: str, dtype: str) -> None:
@@ -46,22 +48,27 @@ def inside(algorithm: str, dtype: str) -> None:
     rng = np.random.default_rng(0)
     kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype
     call: dict[str, Any] = {"algorithm": algorithm}
+    back: dict[str, Any] = {"algorithm": "auto" if algorithm == "fa3" else algorithm}
 
     def normal(*shape: int) -> Any:
         return cupy.asarray(rng.standard_normal(shape).astype(np.float32).astype(kind))
 
-    for batch, sq, sk, hq, hk, d, dv, call["causal"] in PROBLEMS:
+    problems = PROBLEMS
+    if algorithm == "fa3":
+        problems = (*(sizes for sizes in PROBLEMS if sizes[5] % 8 == 0), MANY_TILES)
+    for batch, sq, sk, hq, hk, d, dv, causal in problems:
+        call["causal"] = back["causal"] = causal
         qkv = normal(batch, sq, hq, d), normal(batch, sk, hk, d), normal(batch, sk, hk, dv)
         out, lse = cuflash.attention(*qkv, return_lse=True, **call)
         results = [out, lse]
         for deterministic in {False, algorithm == "fa2"}:
             results += cuflash.attention_backward(
-                out, *qkv, out, lse, deterministic=deterministic, **call
+                out, *qkv, out, lse, deterministic=deterministic, **back
             )
         cupy.cuda.Device().synchronize()
         for array in results:
             array.get()
-    print(f"{len(PROBLEMS)} problems")
+    print(f"{len(problems)} problems")
 
 
 def check(tool: str, algorithm: str, dtype: str) -> bool:
@@ -74,6 +81,17 @@ def check(tool: str, algorithm: str, dtype: str) -> bool:
     found = " ".join(lines) if done.returncode == 0 else done.stdout[-3000:]
     print(f"{tool} {algorithm} {dtype}: exit {done.returncode}; {found}", flush=True)
     return done.returncode == 0
+
+
+def served(algorithm: str, dtype: str) -> bool:
+    """Whether this device has the kernels; says so where it has not."""
+    import cupy
+
+    capability = cupy.cuda.Device().compute_capability
+    if algorithm == "fa3" and capability != "90":
+        print(f"fa3 {dtype}: left out, it is for compute capability 9.0, this is {capability}")
+        return False
+    return algorithm != "fa3" or dtype in ("float16", "bfloat16")
 
 
 def _program(algorithm: str, dtype: str) -> tuple[str, ...]:
@@ -93,7 +111,7 @@ def main() -> int:
     if shutil.which("compute-sanitizer") is None:
         print("compute-sanitizer is not installed")
         return 2
-    kinds = list(product(arguments.algorithms, DTYPES))
+    kinds = [kind for kind in product(arguments.algorithms, DTYPES) if served(*kind)]
     with ThreadPoolExecutor() as pool:  # compiles first, which under a tool takes long
         list(pool.map(lambda kind: subprocess.run(_program(*kind), check=True), kinds))
         clean = list(pool.map(lambda run: check(run[0], *run[1]), product(TOOLS, kinds)))

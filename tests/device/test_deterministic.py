@@ -9,6 +9,8 @@ import pytest
 
 import cuflash
 
+from .common import Hog
+
 #: Runs of float16; the others have a part of them.
 RUNS = 200
 
@@ -22,31 +24,10 @@ SHAPES = (
 )
 
 
-class _Hog:
-    """Copies on a stream of their own, so that blocks of the pass run at odd times."""
-
-    def __init__(self, cp: Any) -> None:
-        self.stream = cp.cuda.Stream(non_blocking=True)
-        self.arrays = [cp.zeros(2**27, np.uint8) for _ in range(2)]
-
-    def copy(self) -> None:
-        """Have some more under way."""
-        with self.stream:
-            for _ in range(4):
-                self.arrays[0][...] = self.arrays[1]
-
-
-@pytest.fixture
-def hog(cp: Any) -> Any:
-    hog = _Hog(cp)
-    yield hog
-    hog.stream.synchronize()
-
-
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 def test_gradients_are_bit_equal_beside_copies(
-    cp: Any, hog: _Hog, dtype: str, shape: tuple[Any, ...]
+    cp: Any, hog: Hog, dtype: str, shape: tuple[Any, ...]
 ) -> None:
     import ml_dtypes
 

@@ -15,6 +15,7 @@ from ..kit.compare import compare
 from ..kit.data import arrays, raise_scores
 from ..kit.oracle import judge
 from ..kit.runners import ApiRunner
+from .common import backward_of, last_heads, skip_without
 
 _NAMES = ("out", "lse", "dq", "dk", "dv")
 #: Part of the largest value by which two may differ: each is within half of it of the truth.
@@ -34,43 +35,40 @@ def test_all_agree(dtype: str, causal: bool) -> None:
     case = Case(2, 6, 2, 300, 450, 64, 64, dtype, causal=causal)
     x = arrays(case, "q", "k", "v", "dout", "dlse")
     expected = _results(ApiRunner("numpy", "fa2"), case, x)
-    for algorithm in ("fa1", "fa2"):
+    for algorithm in ("fa1", "fa2", "auto"):  # the last is fa3 forward where there is one
         got = _results(ApiRunner("cuda", algorithm), case, x)
         for name, one in expected.items():
             a, b = one.astype(np.float64), got[name].astype(np.float64)
             assert np.abs(a - b).max() <= APART[dtype] * np.abs(a).max(), (algorithm, name)
 
 
+@pytest.mark.parametrize("algorithm", ["fa2", "fa3"])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_long_rows(cp: Any, dtype: str, head_dim: int, causal: bool) -> None:
+def test_long_rows(cp: Any, dtype: str, head_dim: int, causal: bool, algorithm: str) -> None:
     """The tiles of long sequences: maxima that hold, that rise by a lot, that rise all the time.
 
     As many heads as fill the device, since the plan takes others for few; some are checked.
     """
+    skip_without(algorithm)
+    named: dict[str, Any] = {"dtype": dtype, "causal": causal, "algorithm": algorithm}
     for values, rising in (("normal", False), ("x8", False), ("normal", True)):
         dims = (head_dim, head_dim)
         case = Case(6, 12, 6, 300, 2100, *dims, dtype, causal=causal, values=values)
         shapes = [case.shape(name) for name in "qkv"]
-        tile: Any = cuflash.prepare(*shapes, dtype=dtype, causal=causal).plan.tile
-        if not tile.maxima_on_demand:
+        tile: Any = cuflash.prepare(*shapes, **named).plan.tile
+        if algorithm == "fa2" and not tile.maxima_on_demand:
             assert cp.cuda.Device().compute_capability != "90", tile  # whose table has it
             pytest.skip(f"not on this device: {tile}")
         x = arrays(case, "q", "k", "v", "dout", "dlse")
         if rising:
             raise_scores(x, tile.block_kv, 5.0)
-        results = _results(ApiRunner("cuda", "fa2"), case, x)
+        results = _results(ApiRunner("cuda", backward_of(algorithm)), case, x)
         last = replace(case, batch=1, heads_q=2, heads_kv=1)
-        truth = judge(last, {name: _last_heads(last, name, array) for name, array in x.items()})
+        truth = judge(last, {name: last_heads(last, name, array) for name, array in x.items()})
         for name, got in results.items():
-            compare(truth, name, _last_heads(last, name, got)).check()
-
-
-def _last_heads(case: Case, name: str, array: np.ndarray) -> np.ndarray:
-    """The last heads of the last batch entry, as many as ``case`` has."""
-    heads = case.heads_kv if name in ("k", "v", "dk", "dv") else case.heads_q
-    return array[-1:, -heads:] if name in ("lse", "dlse") else array[-1:, :, -heads:]
+            compare(truth, name, last_heads(last, name, got)).check()
 
 
 @pytest.mark.parametrize("q_offset", [-1000, -299, -70, -1, 0, 1, 64, 449, 1000])
@@ -80,24 +78,27 @@ def test_offsets_of_any_sign(dtype: str, q_offset: int) -> None:
     case = Case(1, 6, 2, 300, 450, 64, 40, dtype, causal=True, q_offset=q_offset)
     x = arrays(case, "q", "k", "v", "dout", "dlse")
     truth = judge(case, x)
-    for name, got in _results(ApiRunner("cuda", "fa2"), case, x).items():
-        compare(truth, name, got).check()
+    for algorithm in ("fa2", "auto"):
+        for name, got in _results(ApiRunner("cuda", algorithm), case, x).items():
+            compare(truth, name, got).check()
 
 
-@pytest.mark.parametrize("algorithm", ["fa1", "fa2"])
+@pytest.mark.parametrize("algorithm", ["fa1", "fa2", "fa3"])
 def test_two_streams_at_once(cp: Any, algorithm: str) -> None:
     """Passes of two streams that run beside each other have their own workspaces."""
+    skip_without(algorithm)
     rng = np.random.default_rng(1)
     streams = [cp.cuda.Stream(non_blocking=True) for _ in range(2)]
-    shared: dict[str, Any] = {"causal": True, "algorithm": algorithm}
+    forward: dict[str, Any] = {"causal": True, "algorithm": algorithm}
+    backward = {**forward, "algorithm": backward_of(algorithm), "deterministic": True}
     problems = [
         [cp.asarray(rng.standard_normal((1, 2000, 4, 64)).astype(np.float16)) for _ in range(4)]
         for _ in streams
     ]
 
     def run(q: Any, k: Any, v: Any, dout: Any) -> list[Any]:
-        out, lse = cuflash.attention(q, k, v, return_lse=True, **shared)
-        grads = cuflash.attention_backward(dout, q, k, v, out, lse, deterministic=True, **shared)
+        out, lse = cuflash.attention(q, k, v, return_lse=True, **forward)
+        grads = cuflash.attention_backward(dout, q, k, v, out, lse, **backward)
         return [out, lse, *grads]
 
     expected = [run(*problem) for problem in problems]
@@ -128,9 +129,9 @@ def test_tiles_of_a_full_device(
         runner = ApiRunner("cuda", "fa2", options=(("deterministic", deterministic),))
         results = _results(runner, case, x)
         last = replace(case, batch=1, heads_q=2, heads_kv=1)
-        truth = judge(last, {name: _last_heads(last, name, array) for name, array in x.items()})
+        truth = judge(last, {name: last_heads(last, name, array) for name, array in x.items()})
         for name, got in results.items():
-            compare(truth, name, _last_heads(last, name, got)).check()
+            compare(truth, name, last_heads(last, name, got)).check()
 
 
 def test_dead_rows_of_a_full_device(cp: Any) -> None:

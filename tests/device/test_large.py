@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
 
 import cuflash
+
+from .common import backward_of, skip_without
 
 
 def _census(out: Any, lse: Any, visible: int) -> None:
@@ -17,25 +20,31 @@ def _census(out: Any, lse: Any, visible: int) -> None:
     assert abs(float(lse.min()) - np.log(visible)) < 1e-5
 
 
-@pytest.mark.parametrize("algorithm", ["fa1", "fa2"])
-@pytest.mark.parametrize("dtype", ["float16", "float32"])
+_SERVED = (*product(("float16", "float32"), ("fa1", "fa2")), ("float16", "fa3"))
+
+
+@pytest.mark.parametrize(("dtype", "algorithm"), _SERVED)
 @pytest.mark.parametrize(("batch", "heads"), [(70_000, 1), (1100, 64)])
 def test_more_heads_than_a_grid_axis_holds(
     cp: Any, dtype: str, algorithm: str, batch: int, heads: int
 ) -> None:
+    skip_without(algorithm)
     q = cp.zeros((batch, 1, heads, 16), dtype)
     k = cp.ones((batch, 3, heads, 16), dtype)
     out, lse = cuflash.attention(q, k, k, return_lse=True, algorithm=algorithm)
     _census(out, lse, 3)
-    dq, dk, dv = cuflash.attention_backward(out, q, k, k, out, lse, algorithm=algorithm)
+    given = (out, q, k, k, out, lse)
+    dq, dk, dv = cuflash.attention_backward(*given, algorithm=backward_of(algorithm))
     assert bool((dq == 0).all())
     assert bool((dk == 0).all())
     third = np.dtype(dtype).type(1 / 3)
     assert float(cp.abs(dv - third).max()) < 1e-3
 
 
-def test_more_than_two_to_the_31_elements(cp: Any) -> None:
+@pytest.mark.parametrize("algorithm", ["fa2", "fa3"])
+def test_more_than_two_to_the_31_elements(cp: Any, algorithm: str) -> None:
     """One tensor of 2^31 + 2^13 elements; its last rows are the ones that would wrap."""
+    skip_without(algorithm)
     rows = 2**25 + 128
     q = cp.zeros((1, rows, 1, 64), np.float16)
     k = cp.ones((1, 100, 1, 64), np.float16)
@@ -43,7 +52,7 @@ def test_more_than_two_to_the_31_elements(cp: Any) -> None:
     k[0, 7] = 8
     v = cp.ones((1, 100, 1, 64), np.float16)
     v[0, 7] = 2
-    out, lse = cuflash.attention(q, k, v, return_lse=True)
+    out, lse = cuflash.attention(q, k, v, return_lse=True, algorithm=algorithm)
     mean = out[:, :-1]  # of 99 ones and a two
     assert float(mean.max()) - 1.01 < 1e-3
     assert 1.01 - float(mean.min()) < 1e-3
@@ -51,10 +60,14 @@ def test_more_than_two_to_the_31_elements(cp: Any) -> None:
     assert bool((out[0, -1] == 2).all())
 
 
+@pytest.mark.parametrize("algorithm", ["fa2", "fa3"])
 @pytest.mark.parametrize("name", ["q", "k", "v", "out"])
-def test_strides_beyond_two_to_the_31_elements(cp: Any, problem: dict[str, Any], name: str) -> None:
+def test_strides_beyond_two_to_the_31_elements(
+    cp: Any, problem: dict[str, Any], name: str, algorithm: str
+) -> None:
     """Small data far apart: the second batch entry lies 2^31 + 64 elements after the first."""
-    expected, lse = cuflash.attention(**problem, return_lse=True)
+    skip_without(algorithm)
+    expected, lse = cuflash.attention(**problem, return_lse=True, algorithm=algorithm)
     given = (expected, *problem.values(), expected, lse)
     grads = cuflash.attention_backward(*given, deterministic=True)
     shape = expected.shape if name == "out" else problem[name].shape
@@ -66,11 +79,11 @@ def test_strides_beyond_two_to_the_31_elements(cp: Any, problem: dict[str, Any],
     call = dict(problem)
     if name == "out":
         apart[...] = np.nan
-        got = cuflash.attention(**problem, out=apart)
+        got = cuflash.attention(**problem, out=apart, algorithm=algorithm)
     else:
         apart[...] = problem[name]
         call[name] = apart
-        got = cuflash.attention(**call)
+        got = cuflash.attention(**call, algorithm=algorithm)
     assert bool((got == expected).all())
     out = apart if name == "out" else expected
     again = cuflash.attention_backward(expected, *call.values(), out, lse, deterministic=True)

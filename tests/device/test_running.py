@@ -13,13 +13,15 @@ from cuflash import pipeline
 from cuflash.cuda import compile as compiling
 
 from ..kit.badcalls import BAD_CALLS, good_call, make
+from .common import backward_of, skip_without
 
 
-@pytest.mark.parametrize(("algorithm", "more"), [("fa1", 0), ("fa2", 2)])
+@pytest.mark.parametrize(("algorithm", "more"), [("fa1", 0), ("fa2", 2), ("fa3", 0)])
 def test_fifty_lengths_compile_once(
     cp: Any, problem: dict[str, Any], algorithm: str, more: int
 ) -> None:
     """But for the smaller tiles of FlashAttention-2 where there are few of them."""
+    skip_without(algorithm)
     cuflash.attention(**problem, algorithm=algorithm)
     before = len(compiling._kernels)
     for length in range(1, 300, 6):
@@ -47,19 +49,21 @@ def test_memory_grows_with_the_sequence_not_its_square(cp: Any, operation: str) 
     assert peaks[2] <= 2.1 * peaks[1]
 
 
-@pytest.mark.parametrize(("algorithm", "asked"), [("fa1", False), ("fa2", True)])
+@pytest.mark.parametrize(("algorithm", "asked"), [("fa1", False), ("fa2", True), ("fa3", True)])
 def test_repeats_are_bit_equal(
     cp: Any, problem: dict[str, Any], algorithm: str, asked: bool
 ) -> None:
-    shared: dict[str, Any] = {"causal": True, "algorithm": algorithm}
-    out, lse = cuflash.attention(**problem, **shared, return_lse=True)
+    skip_without(algorithm)
+    forward: dict[str, Any] = {"causal": True, "algorithm": algorithm, "return_lse": True}
+    backward = {"causal": True, "algorithm": backward_of(algorithm), "deterministic": asked}
+    out, lse = cuflash.attention(**problem, **forward)
     given = (out, *problem.values(), out, lse)
-    grads = cuflash.attention_backward(*given, **shared, deterministic=asked)
+    grads = cuflash.attention_backward(*given, **backward)
     for _ in range(50):
-        again, lse_again = cuflash.attention(**problem, **shared, return_lse=True)
+        again, lse_again = cuflash.attention(**problem, **forward)
         assert bool((again == out).all())
         assert bool((lse_again == lse).all())
-        others = cuflash.attention_backward(*given, **shared, deterministic=asked)
+        others = cuflash.attention_backward(*given, **backward)
         assert all(bool((a == b).all()) for a, b in zip(grads, others, strict=True))
 
 
@@ -149,21 +153,28 @@ def test_five_hundred_bad_calls_leave_a_good_one_right(cp: Any) -> None:
         assert bool((got == expected).all())
 
 
+@pytest.mark.parametrize(("algorithm", "function"), [("fa2", "weigh_tile"), ("fa3", "load_role")])
 def test_a_broken_source_raises_with_the_log_and_mends(
-    cp: Any, problem: dict[str, Any], tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+    problem: dict[str, Any],
+    tmp_path: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    algorithm: str,
+    function: str,
 ) -> None:
     import shutil
 
     from cuflash.cuda.source import find_sources
 
-    expected = cuflash.attention(**problem)
+    skip_without(algorithm)
+    problem["algorithm"] = algorithm
+    expected, broken = cuflash.attention(**problem), function.replace("_", "")
     folder = shutil.copytree(find_sources(), tmp_path / "cuda_src")
-    kernel = folder / "fa2" / "forward.cu"
+    kernel = folder / algorithm / "forward.cu"
     text = kernel.read_text()
-    kernel.write_text(text.replace("weigh_tile(", "weightile("))
+    kernel.write_text(text.replace(f"{function}(", f"{broken}("))
     monkeypatch.setenv("CUFLASH_CUDA_SRC", str(folder))
     pipeline._decide.cache_clear()
-    with pytest.raises(cuflash.CompileError, match=r"(?s)block_kv.*weightile"):
+    with pytest.raises(cuflash.CompileError, match=f"(?s)block_kv.*{broken}"):
         cuflash.attention(**problem)
     kernel.write_text(text)
     assert bool((cuflash.attention(**problem) == expected).all())

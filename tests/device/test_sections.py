@@ -8,27 +8,34 @@ from unittest import mock
 import pytest
 
 from cuflash import pipeline
-from cuflash.planning import fa2
+from cuflash.planning import fa2, fa3
 
 from ..kit.case import Case
 from ..kit.compare import compare
 from ..kit.data import arrays
 from ..kit.oracle import judge
 from ..kit.runners import ApiRunner
+from .common import backward_of, skip_without
 
 
 @pytest.fixture
 def _of_three() -> Iterator[None]:
     pipeline._decide.cache_clear()
-    with mock.patch.object(fa2, "_section", return_value=3):
+    with (
+        mock.patch.object(fa2, "section_of", return_value=3),
+        mock.patch.object(fa3, "even_section", return_value=3),
+    ):
         yield
     pipeline._decide.cache_clear()
 
 
 @pytest.mark.usefixtures("_of_three")
-def test_the_last_section_is_narrower() -> None:
+@pytest.mark.parametrize(("algorithm", "dtype"), [("fa2", "float32"), ("fa3", "float16")])
+def test_the_last_section_is_narrower(algorithm: str, dtype: str) -> None:
     """Eight query heads, four of keys."""
-    case, runner = Case(2, 4, 2, 300, 400, causal=True, seed=1), ApiRunner("cuda", "fa2")
+    skip_without(algorithm)
+    case = Case(2, 4, 2, 300, 400, dtype=dtype, causal=True, seed=1)
+    runner = ApiRunner("cuda", backward_of(algorithm))
     x = arrays(case, "q", "k", "v", "dout", "dlse")
     out, lse = runner.forward(case, x["q"], x["k"], x["v"])
     grads = runner.backward(case, x["dout"], x["q"], x["k"], x["v"], out, lse, x["dlse"])

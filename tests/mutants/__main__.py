@@ -1,8 +1,10 @@
 """Plant every bug in a copy of the tree, run its test, and record what killed it.
 
 ``python -m tests.mutants [--only TEXT]``. Without a GPU bugs in device code are
-run by the emulator, whose tests then stand for the named one. Exits 1 if a bug
-survives, or if a test fails without any bug.
+run by the emulator, whose tests then stand for the named one. Bugs of
+FlashAttention-3 (``--only fa3``) run on a GPU of compute capability 9.0 and
+are left out elsewhere. Exits 1 if a bug survives, or if a test fails without
+any bug.
 """
 
 from __future__ import annotations
@@ -11,7 +13,6 @@ import argparse
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -22,8 +23,10 @@ from typing import Any
 import cuflash
 
 from ..emulator.build import KEPT, compiler
-from .bugs import BUGS, Bug
-from .record import RECORD, ROOT, device_digest
+from . import hopper
+from .bugs import BUGS, HOPPER_BUGS, Bug
+from .record import HOPPER_RECORD, RECORD, device_digest
+from .tree import copy_tree, environment_of, plant
 
 #: What runs device code without a GPU.
 EMULATED = "tests/emulator/"
@@ -33,37 +36,12 @@ GPU_SECONDS, CPU_SECONDS = 180, 1800
 TIMED_OUT = 124
 #: What a compiler says of an edit that is no program.
 NO_PROGRAM = re.compile(r"CompileError|\berror: |static assertion failed")
-#: What a copy of the tree needs.
-PARTS = ("cuflash", "cuda_src", "tests", "pyproject.toml", "README.md", "bench")
-
-
-def plant(bug: Bug, tree: Path) -> None:
-    """Make the edit in a copy of the tree."""
-    path = tree / bug.file
-    text = path.read_text()
-    if text.count(bug.find) != 1:
-        raise SystemExit(f"{bug.name}: {bug.find!r} stands {text.count(bug.find)} times")
-    path.write_text(text.replace(bug.find, bug.replace))
-
-
-def copy_tree(into: Path) -> Path:
-    """A copy of what the tests need."""
-    for part in PARTS:
-        source = ROOT / part
-        if source.is_dir():
-            ignored = shutil.ignore_patterns("__pycache__", ".hypothesis")
-            shutil.copytree(source, into / part, ignore=ignored)
-        elif source.exists():
-            shutil.copy(source, into / part)
-    return into
 
 
 def run_tests(tree: Path, tests: list[str]) -> tuple[int, str]:
     """Pytest's exit code and output in a copy of the tree."""
-    environment = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
-    environment.pop("CUFLASH_CUDA_SRC", None)
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests]
-    options: dict[str, Any] = {"cwd": tree, "env": environment, "capture_output": True}
+    options: dict[str, Any] = {"cwd": tree, "env": environment_of(tree), "capture_output": True}
     seconds = (GPU_SECONDS if cuflash.is_available() else CPU_SECONDS) * len(tests)
     try:
         done = subprocess.run(command, text=True, timeout=seconds, **options)
@@ -110,10 +88,21 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="bugs whose name or file holds this text")
     parser.add_argument("--record", type=Path, default=RECORD)
+    parser.add_argument("--hopper-record", type=Path, default=HOPPER_RECORD)
     parser.add_argument("--jobs", type=int, default=4, help="bugs at a time")
     arguments = parser.parse_args()
+    only = arguments.only
     runs = cuflash.is_available() or compiler() is not None
-    bugs = [b for b in BUGS if arguments.only in f"{b.name} {b.file}" and (runs or not b.needs_gpu)]
+    bugs = [b for b in BUGS if only in f"{b.name} {b.file}" and (runs or not b.needs_gpu)]
+    of_fa3 = [b for b in HOPPER_BUGS if only in f"fa3 {b.name} {b.file}"]
+    right = not bugs or run_bugs(bugs, arguments.jobs, arguments.record if runs else None)
+    if of_fa3:
+        right &= hopper.run(of_fa3, arguments.jobs, arguments.hopper_record)
+    return 0 if right else 1
+
+
+def run_bugs(bugs: list[Bug], jobs: int, record: Path | None) -> bool:
+    """Judge them and record those that are killed; whether all were, and nothing else failed."""
     with tempfile.TemporaryDirectory() as kept:
         os.environ[KEPT] = kept  # kernels that a bug leaves as they are compile once
         with tempfile.TemporaryDirectory() as folder:
@@ -122,11 +111,11 @@ def main() -> int:
         print(f"without a bug: pytest exited {code}", flush=True)
         if code != 0:
             print(output[-3000:])
-            return 1
-        killed = judge_all(bugs, arguments.jobs)
-    if runs:
-        write(arguments.record, {bug.name for bug in bugs}, killed)
-    return 0 if len(killed) == len(bugs) else 1
+            return False
+        killed = judge_all(bugs, jobs)
+    if record is not None:
+        write(record, {bug.name for bug in bugs}, killed)
+    return len(killed) == len(bugs)
 
 
 def judge_all(bugs: list[Bug], jobs: int) -> dict[str, str]:

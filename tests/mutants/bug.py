@@ -23,7 +23,7 @@ __all__ = [
 ]
 
 #: Sequences so long that the maxima of their rows are looked for on demand.
-LONG_ROWS = "tests/device/test_generations.py::test_long_rows[float16-64-False]"
+LONG_ROWS = "tests/device/test_generations.py::test_long_rows[float16-64-False-fa2]"
 #: Heads enough for the tiles of a full device.
 FULL_DEVICE = "tests/device/test_generations.py::test_tiles_of_a_full_device[float16-dims0-False]"
 #: The same with keys that kill every row.

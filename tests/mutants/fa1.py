@@ -130,7 +130,7 @@ BUGS = (
         "cuda_src/tile/sequence.cuh",
         "batch * tensor.batch_stride +",
         "static_cast<int>(batch * tensor.batch_stride) +",
-        "tests/device/test_large.py::test_strides_beyond_two_to_the_31_elements[out]",
+        "tests/device/test_large.py::test_strides_beyond_two_to_the_31_elements[out-fa2]",
         "test_device_code.py::test_batches_lie_more_than_two_to_the_31_elements_apart[fa1]",
     ),
     Bug(

@@ -73,7 +73,7 @@ BUGS = (
     ),
     Bug(
         "sections are as wide as the cache alone",
-        _FA2,
+        "cuflash/planning/sections.py",
         "min(max(held, enough), heads)",
         "min(held, heads)",
         _FA2_PLANS + "test_a_section_has_work_for_every_multiprocessor",

@@ -1,30 +1,57 @@
-"""The stored account of which bugs were killed, and of the code it was taken with."""
+"""The stored accounts of which bugs were killed, and of the code they were taken with."""
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-__all__ = ["RECORD", "ROOT", "device_digest", "read"]
+from cuflash.cuda.source import include_closure
+
+__all__ = ["HOPPER_RECORD", "RECORD", "ROOT", "device_digest", "hopper_digest", "read"]
 
 ROOT = Path(__file__).resolve().parents[2]
+#: Of what the emulator runs, and of what only a GPU of compute capability 9.0 runs.
 RECORD = Path(__file__).with_name("killed.json")
+HOPPER_RECORD = Path(__file__).with_name("killed_hopper.json")
 
 
 def device_digest() -> str:
-    """Digest of the device code without comments and white space."""
+    """Digest of the device code that the emulator runs: all but FlashAttention-3."""
+    kernels = (ROOT / "cuda_src").rglob("*.cu")
+    return _digest(_closure(kernel for kernel in kernels if kernel.parent.name != "fa3"))
+
+
+def hopper_digest(files: Iterable[str]) -> str:
+    """Digest of the device code of FlashAttention-3 and of the host code among ``files``."""
+    host = {ROOT / name for name in files if name.endswith(".py")}
+    return _digest(_closure((ROOT / "cuda_src" / "fa3").glob("*.cu")) | host)
+
+
+def _closure(kernels: Iterable[Path]) -> set[Path]:
+    """The kernels' files and all they include."""
+    return {path for kernel in kernels for path in include_closure(ROOT / "cuda_src", kernel)}
+
+
+def _digest(files: Iterable[Path]) -> str:
+    """Without comments and white space."""
     digest = hashlib.sha256()
-    for path in sorted((ROOT / "cuda_src").rglob("*.cu*")):
-        code = re.sub(r"//[^\n]*", "", path.read_text())
+    for path in sorted(files):
+        text = path.read_text()
+        if path.suffix == ".py":
+            code = ast.dump(ast.parse(text))
+        else:
+            code = "".join(re.sub(r"//[^\n]*", "", text).split())
         digest.update(path.relative_to(ROOT).as_posix().encode())
-        digest.update("".join(code.split()).encode())
+        digest.update(code.encode())
     return digest.hexdigest()[:16]
 
 
-def read() -> dict[str, Any]:
-    """The stored account."""
-    record: dict[str, Any] = json.loads(RECORD.read_text())
+def read(path: Path = RECORD) -> dict[str, Any]:
+    """A stored account."""
+    record: dict[str, Any] = json.loads(path.read_text())
     return record

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,15 +11,17 @@ import numpy as np
 import pytest
 
 from cuflash import pipeline, prepared
-from cuflash.cuda import launch
+from cuflash.cuda import launch, tensor_map
 from cuflash.cuda.compile import CompiledKernel
 
 from ..architectures import LIMITS
 
-__all__ = ["FakeDevice", "device_array", "fake_device"]
+__all__ = ["COUNTER", "FakeDevice", "device_array", "fake_device"]
 
 #: Where arrays begin, unless said otherwise: a multiple of 256.
 ADDRESS = 1 << 20
+#: Where every tile counter is.
+COUNTER = 1 << 12
 
 
 class FakeDevice:
@@ -31,6 +34,11 @@ class FakeDevice:
     def kernel(self, grid: Any, block: Any, arguments: tuple[Any, ...], shared_mem: int) -> None:
         """Stands for a RawKernel."""
         self.launched.append(arguments[0][0].copy())
+
+    def encode(self, words: Any, dtype: int, rank: int, address: Any, *others: Any) -> int:
+        """Stands for cuTensorMapEncodeTiled: a map begins with the address of its tensor."""
+        ctypes.c_uint64.from_address(words.value).value = address.value
+        return 0
 
     @contextlib.contextmanager
     def device(self, device_id: int) -> Iterator[None]:
@@ -58,6 +66,8 @@ def fake_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDevice]:
     monkeypatch.setattr(pipeline, "require_toolchain", lambda: None)
     kernel = CompiledKernel(fake.kernel, 32, 0)
     monkeypatch.setattr(launch, "compile_kernel", lambda config, device_id: kernel)
+    monkeypatch.setattr(tensor_map, "_encode", lambda: fake.encode)
+    monkeypatch.setattr(launch, "counter_of_launch", lambda device_id, workspace: COUNTER)
     monkeypatch.setattr(cupy.cuda, "Device", fake.device)
     monkeypatch.setattr(cupy.cuda, "ExternalStream", fake.stream)
     pipeline._decide.cache_clear()

@@ -95,6 +95,9 @@ SIZES = {
     "fa2-double": 4,
     "fa2-deterministic": 16,
     "generations": 40,
+    "fa3": 24,
+    "fa3-float16": 24,
+    "fa3-shapes": 7,
 }
 
 
@@ -120,6 +123,19 @@ def test_the_grid_has_as_many_tokens_and_as_wide_a_layer_everywhere() -> None:
     assert {case.dtype for case in select("fa2-float16")} == {"float16"}
     grid = {(c.op, c.head_dim, c.seqlen_q, c.causal) for c in select("fa2")}
     assert len(grid) == 2 * 3 * 4 * 2
+
+
+def test_the_third_generation_has_the_grid_of_the_second() -> None:
+    """Of its one pass: figures of both stand side by side."""
+    for ours, theirs in (("fa3", "fa2"), ("fa3-float16", "fa2-float16")):
+        forward = {replace(c, algorithm="fa3") for c in select(theirs) if c.op == "forward"}
+        assert set(select(ours)) == forward
+
+
+def test_a_case_prints_heads_and_widths_that_differ() -> None:
+    names = [str(case) for case in select("fa3-shapes")]
+    assert "fa3 forward bfloat16 2x8192x16x192/128 causal" in names
+    assert "fa3 forward bfloat16 2x8192x32/8x128 causal" in names
 
 
 @pytest.mark.parametrize(("name", "dtype"), [("fa2-single", "float32"), ("fa2-double", "float64")])

@@ -125,6 +125,17 @@ def test_missing_nvrtc_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> 
     compiling.require_toolchain()
 
 
+def test_a_kernel_with_jitter_is_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiling, "_kernels", compiling._Once())
+    monkeypatch.setattr(compiling, "_build", lambda config, root, device_id, jitter: [jitter])
+    found = []
+    for value in ("0", "1", "", "1"):
+        monkeypatch.setenv("CUFLASH_JITTER", value)
+        found.append(compiling.compile_kernel(CONFIG, 0))
+    assert found == [[False], [True], [False], [True]]
+    assert len(compiling._kernels) == 2
+
+
 def test_only_a_special_architecture_is_named_to_the_compiler(tmp_path: Any) -> None:
     from dataclasses import replace
 
@@ -156,10 +167,10 @@ def test_what_the_driver_refuses_is_a_compile_error(
     monkeypatch.setattr(cupy.cuda.driver, "CUDADriverError", RefusedError)
     monkeypatch.setattr(cupy.cuda, "Device", lambda device_id: contextlib.nullcontext())
     monkeypatch.setattr(cupy, "RawModule", Module)
-    monkeypatch.setattr(compiling, "translation_unit", lambda config, root: "")
+    monkeypatch.setattr(compiling, "translation_unit", lambda config, root, jitter: "")
     assert CONFIG.shared_bytes > 48 * 1024
     with pytest.raises(
         CompileError, match=r"the driver refused cuflash_fa1_forward.*INVALID_VALUE"
     ) as caught:
-        compiling._build(CONFIG, tmp_path, 0)
+        compiling._build(CONFIG, tmp_path, 0, False)
     assert "block_kv" in str(caught.value)

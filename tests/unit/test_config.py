@@ -25,6 +25,9 @@ def test_unset_and_empty_are_the_defaults(monkeypatch: pytest.MonkeyPatch) -> No
 def test_values_are_read_when_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUFLASH_BACKEND", "NumPy")
     monkeypatch.setenv("CUFLASH_CPU_CACHE", "4096")
+    monkeypatch.setenv("CUFLASH_JITTER", "1")
+    assert Environment.read() == Environment(backend="numpy", cpu_cache=4096, jitter=True)
+    monkeypatch.setenv("CUFLASH_JITTER", "0")
     assert Environment.read() == Environment(backend="numpy", cpu_cache=4096)
 
 
@@ -35,6 +38,9 @@ def test_values_are_read_when_needed(monkeypatch: pytest.MonkeyPatch) -> None:
         ("CUFLASH_CPU_CACHE", "lots"),
         ("CUFLASH_CPU_CACHE", "0"),
         ("CUFLASH_CPU_CACHE", "-1"),
+        ("CUFLASH_JITTER", "yes"),
+        ("CUFLASH_JITTER", "2"),
+        ("CUFLASH_JITTER", "-1"),
     ],
 )
 def test_nonsense_names_the_variable(

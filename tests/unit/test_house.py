@@ -13,7 +13,7 @@ MOST_FUNCTION_LINES = 39
 
 
 def _python(root: Path) -> Iterator[Path]:
-    for folder in ("cuflash", "tests", "bench"):
+    for folder in ("cuflash", "tests", "bench", "tools"):
         yield from sorted((root / folder).rglob("*.py"))
 
 

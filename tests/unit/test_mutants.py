@@ -2,29 +2,40 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from cuflash.planning.plan import plan
+from cuflash.planning.problem import AttentionProblem
+
+from ..architectures import LIMITS
+from ..kit.case import Case
+from ..mutants import hopper
 from ..mutants.__main__ import judge
-from ..mutants.bugs import BUGS, Bug
-from ..mutants.record import device_digest, read
+from ..mutants.bugs import BUGS, HOPPER_BUGS, Bug
+from ..mutants.hopper_problems import CAUSAL, LISTS, NARROW, Listed
+from ..mutants.record import HOPPER_RECORD, device_digest, hopper_digest, read
 
 
-@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
+@pytest.mark.parametrize("bug", [*BUGS, *HOPPER_BUGS], ids=lambda bug: bug.name)
 def test_a_bug_is_one_edit_that_can_be_made(bug: Bug, root: Path) -> None:
     assert (root / bug.file).read_text().count(bug.find) == 1
     assert bug.find != bug.replace
 
 
 def test_names_are_unique() -> None:
-    assert len({bug.name for bug in BUGS}) == len(BUGS)
+    assert len({bug.name for bug in (*BUGS, *HOPPER_BUGS)}) == len(BUGS) + len(HOPPER_BUGS)
 
 
 def test_there_are_enough_of_each_kind() -> None:
     in_device_code = [bug for bug in BUGS if bug.needs_gpu]
     assert len(in_device_code) >= 60
     assert len(BUGS) >= 75
+    assert len(HOPPER_BUGS) >= 30
+    assert {bug.test for bug in HOPPER_BUGS} == set(LISTS)
 
 
 def test_every_bug_of_the_device_code_was_killed() -> None:
@@ -32,6 +43,61 @@ def test_every_bug_of_the_device_code_was_killed() -> None:
     record = read()
     assert {bug.name for bug in BUGS if bug.needs_gpu} <= set(record["killed"])
     assert record["device_code"] == device_digest(), "the device code changed since the record"
+
+
+def test_every_bug_of_the_hopper_kernels_was_killed() -> None:
+    """On a GPU, of this very code: ``python -m tests.mutants --only fa3`` on a Hopper device."""
+    if not HOPPER_RECORD.exists():
+        pytest.skip("the bugs of the Hopper kernels have not been run on a GPU yet")
+    record = read(HOPPER_RECORD)
+    assert {bug.name for bug in HOPPER_BUGS} == set(record["killed"])
+    assert record["compute_capability"] == "90"
+    digest = hopper_digest({bug.file for bug in HOPPER_BUGS})
+    assert record["code"] == digest, "the code changed since the record"
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_the_problems_of_the_hopper_kernels_are_what_their_bugs_need(name: str) -> None:
+    """One kernel; several kv tiles; blocks that draw; turns in one list and none in the other."""
+    listed = LISTS[name]
+    few, many = (_plan(listed, case) for case in (listed.few, listed.many))
+    assert few.launches[0].config == many.launches[0].config
+    tile, case = many.tile, listed.many
+    tiles = case.batch * case.heads_q * -(-case.seqlen_q // tile.block_q)
+    assert tiles > 2 * LIMITS["90"].num_sms
+    assert min(listed.few.seqlen_kv, case.seqlen_kv) > 4 * tile.block_kv
+    assert (tile.takes_turns, tile.warpgroups) == {CAUSAL: (True, 3), NARROW: (False, 4)}[name]
+
+
+def _plan(listed: Listed, case: Case) -> Any:
+    problem = AttentionProblem(
+        operation="forward",
+        batch=case.batch,
+        heads_q=case.heads_q,
+        heads_kv=case.heads_kv,
+        seqlen_q=case.seqlen_q,
+        seqlen_kv=case.seqlen_kv,
+        head_dim=case.head_dim,
+        head_dim_v=case.head_dim_v,
+        storage=case.dtype,
+        output=case.dtype,
+        mask="causal",
+        scale=case.factor,
+        q_offset=case.offset,
+        alignment="tensor_map",
+    )
+    limits = replace(LIMITS["90"], nvrtc=(13, 0))
+    return plan(problem, limits, algorithm="fa3", blocks=listed.blocks)
+
+
+def test_bugs_of_the_hopper_kernels_are_left_out_elsewhere(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hopper, "why_left_out", lambda: "this device has 8.0")
+    assert hopper.run(HOPPER_BUGS, 2, tmp_path / "record.json")
+    said = f"left out: {len(HOPPER_BUGS)} bugs of fa3 need compute capability 9.0, this device"
+    assert said in capsys.readouterr().out
+    assert not (tmp_path / "record.json").exists()
 
 
 @pytest.mark.parametrize(

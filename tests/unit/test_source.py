@@ -25,9 +25,10 @@ def sources(root: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(root / "cuda_src", tmp_path / "cuda_src"))
 
 
-@pytest.fixture(params=["fa1", "fa2"])
+@pytest.fixture(params=["fa1", "fa2", "fa3"])
 def config(request: pytest.FixtureRequest) -> KernelConfig:
-    return plan(PLAIN, LIMITS["90"], algorithm=request.param).launches[0].config
+    wanted = replace(PLAIN, alignment="tensor_map")
+    return plan(wanted, LIMITS["90"], algorithm=request.param).launches[0].config
 
 
 def test_an_edit_anywhere_in_the_closure_changes_the_text(
@@ -89,14 +90,25 @@ def test_every_field_of_the_parameters_is_asserted(config: KernelConfig, root: P
     text = source.translation_unit(config, root / "cuda_src")
     struct = PARAMETERS[config.generation, "forward"]
     offsets = dict(struct.offsets())
-    own = {"fa1": "row_max", "fa2": "section"}[config.generation]
-    assert {"q.data", "lse.row_stride", own, "scale", "shape.q_offset"} <= set(offsets)
+    own = {
+        "fa1": {"q.data", "row_max"},
+        "fa2": {"q.data", "section"},
+        "fa3": {"q_map.opaque", "tile_counter"},
+    }[config.generation]
+    assert own | {"lse.row_stride", "scale", "shape.q_offset"} <= set(offsets)
     assert text.count("static_assert(") == len(offsets) + 1
 
 
 def test_features_become_constants(config: KernelConfig, root: Path) -> None:
     text = source.translation_unit(replace(config, features=("window",)), root / "cuda_src")
     assert "static constexpr bool window = true;" in text
+
+
+def test_jitter_is_a_constant(config: KernelConfig, root: Path) -> None:
+    """Of the text, so that CuPy's cache on disk keeps both builds."""
+    for jitter, said in ((False, "false"), (True, "true")):
+        text = source.translation_unit(config, root / "cuda_src", jitter)
+        assert f"static constexpr bool jitter = {said};" in text
 
 
 def test_sources_are_found_beside_the_package(root: Path) -> None:

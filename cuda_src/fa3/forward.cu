@@ -1,0 +1,51 @@
+// FlashAttention-3, forward pass: Shah et al., "FlashAttention-3: Fast and Accurate Attention with
+// Asynchrony and Low-precision" (2024), Algorithms 1 and 2, for Hopper.
+//
+// Blocks stay on their multiprocessor and draw tiles. In a block one thread loads, and warpgroups
+// of 64 query rows each do the arithmetic:
+//
+//   load   Q of a tile, K and V of its blocks of keys, last block first -> rings in shared memory
+//   math   scores, softmax, output; a block's scores are issued together with the product of the
+//          weights of the block before, and one warpgroup's softmax runs beside another's products
+//
+// Who waits for whom (see tile/pipeline.cuh):
+//   q_full[stage][w]   load -> warpgroup w                  q_empty[stage][w]  its four warps ->
+//   load k_full, v_full     load -> all warps of math            k_empty, v_empty   every warp ->
+//   load queue              load -> all warps of math: the next tile barrier 1 + w      warpgroup w
+//   - 1 -> warpgroup w: its turn to issue products
+#include "../ptx/register_budget.cuh"
+#include "forward_load.cuh"
+#include "forward_math.cuh"
+
+namespace cuflash::fa3 {
+
+template <class Config>
+__device__ inline void forward(const Fa3ForwardParams& params) {
+  extern __shared__ __align__(1024) unsigned char shared_bytes[];
+  auto& shared = *reinterpret_cast<ForwardStorage<Config>*>(shared_bytes);
+  static_assert(sizeof(ForwardStorage<Config>) == Config::shared_bytes,
+                "the plan and the kernel disagree about shared memory");
+  static_assert(
+      Config::load_registers + ForwardTypes<Config>::warpgroups * Config::math_registers <=
+          65536 / kWarpgroup / Config::blocks_per_sm,
+      "the warpgroups take more registers than the block has");
+  const ForwardContext<Config> context{params, shared};
+  // The same in every lane, and known to be: descriptors then stay in uniform registers.
+  const int role = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / kWarpgroup, 0);
+  if (threadIdx.x == 0) {
+    ptx::tensor_map_prefetch(&params.q_map);
+    ptx::tensor_map_prefetch(&params.k_map);
+    ptx::tensor_map_prefetch(&params.v_map);
+    init_barriers<Config>(shared);
+  }
+  __syncthreads();
+  if (role == 0) {
+    ptx::give_registers<Config::load_registers>();
+    if (threadIdx.x == 0) load_role(context);
+  } else {
+    ptx::take_registers<Config::math_registers>();
+    math_role(context, role - 1);
+  }
+}
+
+}  // namespace cuflash::fa3

@@ -1,0 +1,101 @@
+// FlashAttention-3 forward, the load role: one thread brings Q, K and V through the copy engine and
+// draws the tiles.
+#pragma once
+
+#include "forward_types.cuh"
+
+namespace cuflash::fa3 {
+
+template <class Config, class Types = ForwardTypes<Config>>
+struct ForwardLoader {
+  const ForwardContext<Config>& c;
+  PipelineState<Config::q_stages> q_place;
+  PipelineState<Config::num_stages> k_place;
+  PipelineState<Config::num_stages> v_place;
+  PipelineState<2> queue_place;
+
+  __device__ explicit ForwardLoader(const ForwardContext<Config>& c) : c(c) {}
+
+  __device__ void load_q(const ForwardTile<Config>& tile) {
+#pragma unroll 1
+    for (int w = 0; w < Types::warpgroups; ++w) {
+      auto& full = c.shared.q_full[q_place.stage][w];
+      wait_empty<Config>(c.shared.q_empty[q_place.stage][w], q_place.phase);
+      arrive_expecting<Config>(full, Types::QPanels::bytes);
+      load_panels(c.shared.q[q_place.stage][w], &c.params.q_map, ptx::shared_address(&full),
+                  static_cast<int>(tile.seq.q_row0) + tile.q_begin() + w * kRowsOfWarpgroup,
+                  tile.item.head, tile.seq.batch, ptx::kEvictFirst);
+    }
+    q_place.advance();
+  }
+
+  __device__ void load_k(const ForwardTile<Config>& tile, int block) {
+    wait_empty<Config>(c.shared.k_empty[k_place.stage], k_place.phase);
+    load_kv(c.shared.k[k_place.stage], &c.params.k_map, c.shared.k_full[k_place.stage], tile,
+            block);
+    k_place.advance();
+  }
+
+  __device__ void load_v(const ForwardTile<Config>& tile, int block) {
+    wait_empty<Config>(c.shared.v_empty[v_place.stage], v_place.phase);
+    load_kv(c.shared.v[v_place.stage], &c.params.v_map, c.shared.v_full[v_place.stage], tile,
+            block);
+    v_place.advance();
+  }
+
+  __device__ void pass_on(const WorkItem& item) {
+    pass_on_item<Config>(c.shared.queue, queue_place, item);
+  }
+
+ private:
+  template <class Matrix>
+  __device__ void load_kv(Matrix& matrix, const TensorMap* map, Barrier& full,
+                          const ForwardTile<Config>& tile, int block) {
+    arrive_expecting<Config>(full, Matrix::bytes);
+    load_panels(matrix, map, ptx::shared_address(&full),
+                static_cast<int>(tile.seq.kv_row0) + block * Config::block_kv, tile.kv_head,
+                tile.seq.batch, ptx::kEvictLast);
+  }
+};
+
+// K of a block goes ahead of V of the block before, as the math role uses them. The next tile is
+// drawn late, so that whoever has a long tile does not take another one from those who have done
+// theirs, and early enough that the answer is there when the last loads of this one are issued.
+template <class Config>
+__device__ inline void load_role(const ForwardContext<Config>& c) {
+  const Shape& shape = c.params.shape;
+  const TileOrder order{static_cast<unsigned>(ceil_div(shape.seqlen_q, Config::block_q)),
+                        static_cast<unsigned>(shape.heads_q),
+                        static_cast<unsigned>(c.params.section)};
+  const int tiles = static_cast<int>(order.tiles) * shape.heads_q * shape.batch;
+  ForwardLoader<Config> loader(c);
+  ForwardTile<Config> tile = c.tile(order.q_item(shape, blockIdx.x));
+  loader.pass_on(tile.item);
+  loader.load_k(tile, tile.kv_tiles - 1);
+  loader.load_q(tile);
+#pragma unroll 1
+  while (true) {
+#pragma unroll 1
+    for (int block = tile.kv_tiles - 2; block > 0; --block) {
+      loader.load_k(tile, block);
+      loader.load_v(tile, block + 1);
+    }
+    const int ticket = draw_ticket(c.params.tile_counter);
+    if (tile.kv_tiles > 1) {
+      loader.load_k(tile, 0);
+      loader.load_v(tile, 1);
+    }
+    const int number = tile_of_ticket(c.params.tile_counter, ticket, tiles);
+    if (number >= tiles) break;
+    const ForwardTile<Config> next = c.tile(order.q_item(shape, number));
+    loader.pass_on(next.item);
+    loader.load_v(tile, 0);
+    loader.load_k(next, next.kv_tiles - 1);
+    loader.load_q(next);
+    tile = next;
+  }
+  loader.pass_on(no_item());
+  loader.load_v(tile, 0);
+}
+
+}  // namespace cuflash::fa3

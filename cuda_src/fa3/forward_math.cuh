@@ -1,0 +1,254 @@
+// FlashAttention-3 forward, the math role: a warpgroup's 64 rows of every tile of the block.
+#pragma once
+
+#include "../ptx/barrier_arrive.cuh"
+#include "forward_store.cuh"
+
+namespace cuflash::fa3 {
+
+// Blocks of keys for one warpgroup: it skips those that no row of its own sees, down to the first
+// one left, and masks down to the first block that all of its rows see whole.
+template <class Config>
+struct WarpgroupBlocks {
+  int row0;   // of the warpgroup
+  int count;  // blocks [0, count) are computed
+  int whole;  // blocks [0, whole) need no mask
+
+  __device__ WarpgroupBlocks(const ForwardTile<Config>& tile, int warpgroup)
+      : row0(tile.q_begin() + warpgroup * kRowsOfWarpgroup) {
+    const int last_row = min(row0 + kRowsOfWarpgroup, tile.seq.seqlen_q) - 1;
+    const int seen = ceil_div(Mask<Config>::visible_end(tile.seq, last_row), Config::block_kv);
+    count = max(1, min(tile.kv_tiles, seen));
+    whole = Mask<Config>::visible_end(tile.seq, row0) / Config::block_kv;
+  }
+
+  __device__ bool first_is_edge() const { return count > whole; }
+};
+
+// What a warp carries from step to step.
+template <class Config, class Types = ForwardTypes<Config>>
+struct ForwardState {
+  typename Types::Output output;  // not yet divided by the rows' sums
+  // Of the block whose product with V is not issued yet, as left operands 16 keys deep.
+  unsigned weights[Config::block_kv / 16][4];
+  RowState<Config> rows;
+};
+
+template <class Config, class Types = ForwardTypes<Config>>
+struct ForwardMath {
+  using Scores = typename Types::Scores;
+  using Rows = typename Types::Rows;
+  using State = ForwardState<Config>;
+  const ForwardContext<Config>& c;
+  const int warpgroup;
+  const int warp_row;  // of this warp among its warpgroup's rows
+  const float factor;
+  PipelineState<Config::q_stages> q_place;
+  PipelineState<Config::num_stages> k_place;
+  PipelineState<Config::num_stages> v_place;
+
+  __device__ ForwardMath(const ForwardContext<Config>& c, int warpgroup)
+      : c(c),
+        warpgroup(warpgroup),
+        warp_row(static_cast<int>(threadIdx.x) / 32 % 4 * 16),
+        factor(Logits<Config>::factor(c.params.scale)) {}
+
+  // Warpgroups take turns at issuing products, so that one's softmax runs beside another's
+  // products. Every warpgroup takes as many turns for a tile, one for each block.
+  __device__ void take_turn() const {
+    if constexpr (takes_turns) ptx::named_barrier(1 + warpgroup, 2 * kWarpgroup);
+  }
+  __device__ void pass_turn() const {
+    if constexpr (takes_turns) {
+      const int next = warpgroup + 1 == Types::warpgroups ? 0 : warpgroup + 1;
+      ptx::named_barrier_arrive(1 + next, 2 * kWarpgroup);
+    }
+  }
+  __device__ void open_turns() const {
+    if (warpgroup == Types::warpgroups - 1) pass_turn();
+  }
+
+  __device__ void wait_k() const { wait<Config>(c.shared.k_full[k_place.stage], k_place.phase); }
+  __device__ void wait_v() const { wait<Config>(c.shared.v_full[v_place.stage], v_place.phase); }
+  __device__ void wait_q() const {
+    wait<Config>(c.shared.q_full[q_place.stage][warpgroup], q_place.phase);
+  }
+  __device__ void release_k() {
+    arrive_warp<Config>(c.shared.k_empty[k_place.stage]);
+    k_place.advance();
+  }
+  __device__ void release_v() {
+    arrive_warp<Config>(c.shared.v_empty[v_place.stage]);
+    v_place.advance();
+  }
+  __device__ void release_q() {
+    arrive_warp<Config>(c.shared.q_empty[q_place.stage][warpgroup]);
+    q_place.advance();
+  }
+
+  // Passes blocks that no row of this warpgroup sees. It waits for them all the same: an arrival
+  // before the phase has begun would count for the one before.
+  __device__ void skip(int count) {
+#pragma unroll 1
+    for (int i = 0; i < count; ++i) {
+      wait_k();
+      release_k();
+      take_turn();
+      pass_turn();
+      wait_v();
+      release_v();
+    }
+  }
+
+  // scores = Q K^T, as one group of products.
+  __device__ __forceinline__ void issue_scores(Scores& scores) const {
+    const DepthInColumns<typename Types::QPanels> q(c.shared.q[0][0]);
+    const DepthInColumns<typename Types::KPanels> k(c.shared.k[0]);
+    const unsigned q_step =
+        (q_place.stage * Types::warpgroups + warpgroup) * (sizeof(typename Types::QPanels) / 16);
+    const unsigned k_step = k_place.stage * (sizeof(typename Types::KPanels) / 16);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int depth = 0; depth < Config::head_dim; depth += 16) {
+      ptx::wgmma<false, false>(typename Config::Storage{}, scores.value[0], q.at(depth) + q_step,
+                               k.at(depth) + k_step, depth > 0);
+    }
+    ptx::wgmma_commit();
+  }
+
+  // output += weights V, as one group of products.
+  __device__ __forceinline__ void issue_output(State& state) const {
+    const DepthInRows<typename Types::VPanels> v(c.shared.v[0]);
+    const unsigned v_step = v_place.stage * (sizeof(typename Types::VPanels) / 16);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int key = 0; key < Config::block_kv; key += 16) {
+      ptx::wgmma<true>(typename Config::Storage{}, state.output.value[0], state.weights[key / 16],
+                       v.at(key) + v_step);
+    }
+    ptx::wgmma_commit();
+  }
+
+  // Applies the score function, and hides what the mask hides.
+  __device__ __forceinline__ void mask(const ForwardTile<Config>& tile,
+                                       const WarpgroupBlocks<Config>& blocks, Scores& scores,
+                                       int block, bool masked) const {
+    const int row0 = blocks.row0 + warp_row;
+    const int key0 = block * Config::block_kv;
+    modify_scores<Config>(scores, tile.item, row0, key0);
+    if (masked) hide_scores<Config>(scores, tile.seq, row0, key0);
+  }
+
+  // Moves the references up to the maxima met so far, and the output along with them.
+  __device__ __forceinline__ void follow(State& state, const Scores& scores) const {
+    Rows keep = lane_maxima(scores);
+    follow_maxima(state.rows, keep, factor);
+    state.output.for_each([&](float& x, int m, int, int group, int) { x *= keep.value[m][group]; });
+  }
+
+  // scores -> state.weights, whose product has retired, and their sums. Maxima are looked for while
+  // some row has no reference, and where weights come out too large, which their sums tell. Once
+  // through the loop, seldom twice; it keeps the code short.
+  __device__ __forceinline__ void weigh(State& state, const Scores& scores) const {
+    bool raise = !state.rows.settled;
+    Rows sums;
+#pragma unroll 1
+    while (true) {
+      if (raise) follow(state, scores);
+      sums = weigh_scores<Config>(state.weights, scores, state.rows, factor);
+      bool fits = true;  // a NaN does not
+      sums.for_each([&](float& x, int, int) { fits &= x < Logits<Config>::most_weight(); });
+      if (raise || __all_sync(0xffffffffu, fits)) break;
+      raise = true;
+    }
+    sums.for_each([&](float& x, int m, int group) { state.rows.sum.value[m][group] += x; });
+  }
+
+  // The first block of a tile.
+  __device__ __forceinline__ void first_scores(const ForwardTile<Config>& tile,
+                                               const WarpgroupBlocks<Config>& blocks,
+                                               State& state) {
+    Scores scores;
+    wait_q();
+    wait_k();
+    take_turn();
+    issue_scores(scores);
+    pass_turn();
+    ptx::wgmma_wait<0>();
+    ptx::wgmma_hold(scores.value[0]);
+    release_k();
+    if (blocks.count == 1) release_q();
+    begin_rows<Config>(state.rows, tile.item, blocks.row0 + warp_row);
+    mask(tile, blocks, scores, blocks.count - 1, blocks.first_is_edge());
+    state.output.fill(0);
+    weigh(state, scores);
+  }
+
+  // The scores of a block, beside them and beside their softmax the product of the weights of the
+  // block before with V.
+  template <bool masked>
+  __device__ __forceinline__ void step(const ForwardTile<Config>& tile,
+                                       const WarpgroupBlocks<Config>& blocks, State& state,
+                                       int block) {
+    Scores scores;
+    wait_k();
+    take_turn();
+    issue_scores(scores);
+    wait_v();
+    issue_output(state);
+    pass_turn();
+    ptx::wgmma_wait<1>();
+    ptx::wgmma_hold(scores.value[0]);
+    release_k();
+    if (block == 0) release_q();
+    mask(tile, blocks, scores, block, masked);
+    ptx::wgmma_wait<0>();
+    ptx::wgmma_hold(state.output.value[0]);
+    release_v();
+    weigh(state, scores);
+  }
+
+  // The last product of a tile, beside it the log-sum-exp, and the output.
+  __device__ __forceinline__ void finish(const ForwardTile<Config>& tile, int row0, State& state) {
+    wait_v();
+    issue_output(state);
+    const Rows inverse = end_rows(c, tile, state.rows, row0 + warp_row);
+    ptx::wgmma_wait<0>();
+    ptx::wgmma_hold(state.output.value[0]);
+    release_v();
+    store_rows(c, tile, state.output, inverse, row0 + warp_row);
+  }
+
+  __device__ __forceinline__ void one_tile(const ForwardTile<Config>& tile, State& state) {
+    const WarpgroupBlocks<Config> blocks(tile, warpgroup);
+    skip(tile.kv_tiles - blocks.count);
+    first_scores(tile, blocks, state);
+    int block = blocks.count - 2;
+#pragma unroll 1
+    for (; block >= blocks.whole; --block) step<true>(tile, blocks, state, block);
+#pragma unroll 1
+    for (; block >= 0; --block) step<false>(tile, blocks, state, block);
+    finish(tile, blocks.row0, state);
+  }
+
+ private:
+  static constexpr bool takes_turns = Types::warpgroups > 1 && Config::takes_turns;
+};
+
+// Between two tiles the warpgroup's pipeline runs dry; the other warpgroups' products fill the gap.
+// To issue a tile's last product together with the next one's first scores was slower.
+template <class Config>
+__device__ inline void math_role(const ForwardContext<Config>& c, int warpgroup) {
+  ForwardMath<Config> math(c, warpgroup);
+  ForwardState<Config> state;
+  PipelineState<2> queue_place;
+  math.open_turns();
+#pragma unroll 1
+  while (true) {
+    const WorkItem item = next_item<Config>(c.shared.queue, queue_place);
+    if (!is_item(item)) break;
+    math.one_tile(c.tile(item), state);
+  }
+}
+
+}  // namespace cuflash::fa3

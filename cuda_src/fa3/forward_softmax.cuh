@@ -1,0 +1,126 @@
+// FlashAttention-3 forward: online softmax of a warp's 16 rows.
+//
+// A row's reference need not be its maximum: output and sum share it, and the division at the end
+// takes it out again exactly. FlashAttention-4 (Zadouri et al. 2026) moves it only when the maximum
+// has risen far enough; here not even the maximum is computed, unless a sum of weights says that it
+// must have: one comparison a row in place of one a score.
+#pragma once
+
+#include "forward_types.cuh"
+
+namespace cuflash::fa3 {
+
+template <class Config, class Rows = typename ForwardTypes<Config>::Rows>
+struct RowState {
+  Rows reference;  // log2 units; 0 while the row has seen nothing, so that it can be subtracted
+  Rows sum;        // of the weights, over this lane's columns
+  bool seen[2];    // the row has a reference
+  bool settled;    // every row of the warp has one
+};
+
+template <class Config>
+__device__ __forceinline__ void begin_rows(RowState<Config>& rows, const WorkItem& item, int row0) {
+  const LanePosition lane;
+  rows.settled = false;
+  rows.reference.for_each([&](float& reference, int m, int group) {
+    float& sum = rows.sum.value[m][group];
+    begin_row<Config>(reference, sum, item, row0 + lane.row + 8 * group);
+    if (lane.column != 0) sum = 0;  // one of the four lanes holds it
+    rows.seen[group] = reference != -infinity<float>();
+    reference = subtrahend(reference);
+  });
+}
+
+// Hides what the mask hides, in the block of keys from key0 on, for the warp's rows from row0 on.
+template <class Config, class Scores>
+__device__ __forceinline__ void hide_scores(Scores& scores, const Sequence& seq, int row0,
+                                            int key0) {
+  const LanePosition lane;
+  int visible[2];  // columns, from this lane's first
+#pragma unroll
+  for (int group = 0; group < 2; ++group) {
+    visible[group] =
+        Mask<Config>::visible_end(seq, row0 + lane.row + 8 * group) - key0 - lane.column;
+  }
+  scores.for_each([&](float& s, int, int n, int group, int which) {
+    if (Scores::column(n, which) >= visible[group]) s = -infinity<float>();
+  });
+}
+
+template <class Config, class Scores>
+__device__ __forceinline__ void modify_scores(Scores& scores, const WorkItem& item, int row0,
+                                              int key0) {
+  const LanePosition lane;
+  scores.for_each([&](float& s, int m, int n, int group, int which) {
+    s = modify_score<Config>(
+        s, ScorePosition{item.batch, item.head, row0 + lane.row + Scores::row(m, group),
+                         key0 + lane.column + Scores::column(n, which)});
+  });
+}
+
+// Moves the references up to the maxima met so far. `top`: this lane's largest raw scores; it
+// becomes what the sums, and whatever else the old references scale, are multiplied by.
+template <class Config, class Rows>
+__device__ __forceinline__ void follow_maxima(RowState<Config>& rows, Rows& top, float factor) {
+  top.for_each([&](float& x, int m, int group) {
+    const float maximum = combine_row_lanes(x, [](float a, float b) { return larger(a, b); });
+    const float candidate = rounded_product(maximum, factor);
+    float& reference = rows.reference.value[m][group];
+    x = 1.0f;
+    if (rows.seen[group]) {
+      const float raised = larger(reference, candidate);
+      x = Logits<Config>::exponential(reference - raised);
+      reference = raised;
+    } else if (candidate != -infinity<float>()) {
+      reference = candidate;
+      rows.seen[group] = true;
+    }
+    rows.sum.value[m][group] *= x;
+  });
+  rows.settled = __all_sync(0xffffffffu, rows.seen[0] && rows.seen[1]);
+}
+
+// This lane's largest raw score of each row.
+template <class Scores>
+__device__ __forceinline__ RowValues<Scores> lane_maxima(const Scores& scores) {
+  RowValues<Scores> top;
+#pragma unroll
+  for (int group = 0; group < 2; ++group) {
+    float& largest = top.value[0][group];
+    largest = scores.value[0][0][group][0];
+#pragma unroll
+    for (int n = 0; n < Scores::column_fragments; ++n) {
+      const float (&pair)[2] = scores.value[0][n][group];
+      largest = larger(largest, larger(pair[0], pair[1]));
+    }
+  }
+  return top;
+}
+
+// scores -> weights in the scale of the rows' references, rounded, as the operand of a product: two
+// 16x8 accumulators are one 16x16 operand. Also their sums in this lane.
+template <class Config, class Scores>
+__device__ __forceinline__ RowValues<Scores> weigh_scores(
+    unsigned (&weights)[Scores::columns / 16][4], const Scores& scores,
+    const RowState<Config>& rows, float factor) {
+  float sums[2][2] = {};
+#pragma unroll
+  for (int n = 0; n < Scores::column_fragments; ++n) {
+#pragma unroll
+    for (int group = 0; group < 2; ++group) {
+      float pair[2];
+#pragma unroll
+      for (int which = 0; which < 2; ++which) {
+        pair[which] = Logits<Config>::exponential(scores.value[0][n][group][which], factor,
+                                                  rows.reference.value[0][group]);
+        sums[group][which] += pair[which];
+      }
+      weights[n / 2][n % 2 * 2 + group] = pack(typename Config::Storage{}, pair[0], pair[1]);
+    }
+  }
+  RowValues<Scores> result;
+  result.for_each([&](float& x, int, int group) { x = sums[group][0] + sums[group][1]; });
+  return result;
+}
+
+}  // namespace cuflash::fa3

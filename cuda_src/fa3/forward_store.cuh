@@ -1,0 +1,57 @@
+// FlashAttention-3 forward: what becomes of a finished tile.
+#pragma once
+
+#include "forward_softmax.cuh"
+
+namespace cuflash::fa3 {
+
+// Sums of whole rows -> log-sum-exp in memory, and what the rows' output is to be multiplied by.
+// All of it is known before the last product of the tile has retired.
+template <class Config, class Rows = typename ForwardTypes<Config>::Rows>
+__device__ __forceinline__ Rows end_rows(const ForwardContext<Config>& c,
+                                         const ForwardTile<Config>& tile, RowState<Config>& rows,
+                                         int row0) {
+  const LanePosition lane;
+  Rows inverse;  // zero for a row that has seen nothing
+  rows.sum.for_each([&](float& sum, int m, int group) {
+    const int row = row0 + lane.row + 8 * group;
+    float reference = rows.seen[group] ? rows.reference.value[m][group] : -infinity<float>();
+    sum = combine_row_lanes(sum, [](float a, float b) { return a + b; });
+    end_row<Config>(reference, sum, tile.item, row);
+    sum = checked_sum(reference, sum);
+    inverse.value[m][group] = sum == 0.0f ? 0.0f : 1.0f / sum;
+    if (lane.column != 0 || row >= tile.seq.seqlen_q || c.params.lse.data == nullptr) return;
+    *row_number<float>(c.params.lse, tile.seq, tile.item.head, row) =
+        sum == 0.0f ? -infinity<float>() : Logits<Config>::to_natural(reference) + log_of(sum);
+  });
+  return inverse;
+}
+
+// Multiplies by what end_rows gave and writes the rows of this warp, from row0 on.
+//
+// Nothing here may leave early, not even a warp without rows: the compiler would no longer know
+// that the four warps stay together, and pay for it in every step.
+template <class Config, class Output, class Rows>
+__device__ __forceinline__ void store_rows(const ForwardContext<Config>& c,
+                                           const ForwardTile<Config>& tile, Output& output,
+                                           const Rows& inverse, int row0) {
+  using T = typename Config::Output;
+  output.for_each([&](float& x, int m, int, int group, int) { x *= inverse.value[m][group]; });
+  const bool dead = inverse.value[0][0] == 0.0f || inverse.value[0][1] == 0.0f;
+  if (__any_sync(0xffffffffu, dead)) {  // a weight of zero may have met a value that is not finite
+    output.for_each([&](float& x, int m, int, int group, int) {
+      if (inverse.value[m][group] == 0.0f) x = 0.0f;
+    });
+  }
+  T* const out = q_row<T>(c.params.out, tile.seq, tile.item.head, row0);
+  const int valid_rows = tile.seq.seqlen_q - row0;
+  const int valid_columns = c.params.shape.head_dim_v;
+  if constexpr (sizeof(T) == 2) {
+    store_staged(output, c.shared.out[threadIdx.x / 32 - 4], out, c.params.out.row_stride,
+                 valid_rows, valid_columns);
+  } else {
+    store_rounded<true>(output, out, c.params.out.row_stride, valid_rows, 0, valid_columns, 1.0f);
+  }
+}
+
+}  // namespace cuflash::fa3

@@ -1,0 +1,99 @@
+// FlashAttention-3 forward: the tiles of a thread block, in shared memory and in registers.
+#pragma once
+
+#include "../tile/panels.cuh"
+#include "../tile/product.cuh"
+#include "../tile/score.cuh"
+#include "../tile/softmax.cuh"
+#include "../tile/store_staged.cuh"
+#include "../tile/tile_io.cuh"
+#include "../tile/tile_queue.cuh"
+#include "params.cuh"
+
+namespace cuflash::fa3 {
+
+constexpr int kWarpgroup = 128;       // threads
+constexpr int kRowsOfWarpgroup = 64;  // of queries
+
+// Every math warpgroup has 64 rows of the q tile, every warp 16 of them: their scores, weights and
+// output are in its registers.
+template <class Config>
+struct ForwardTypes {
+  using Storage = typename Config::Storage;
+  static constexpr int warpgroups = Config::block_q / kRowsOfWarpgroup;  // that do the arithmetic
+  static constexpr int math_warps = 4 * warpgroups;
+  static constexpr int threads = kWarpgroup * (warpgroups + 1);
+  static_assert(Config::block_q % kRowsOfWarpgroup == 0, "whole warpgroups");
+
+  using Scores = WarpTile<float, 16, 16, Config::block_kv>;
+  using Output = WarpTile<float, 16, 16, Config::head_dim_v>;
+  using Rows = RowValues<Scores>;
+  using QPanels = Panels<Storage, kRowsOfWarpgroup, Config::head_dim>;
+  using KPanels = Panels<Storage, Config::block_kv, Config::head_dim>;
+  using VPanels = Panels<Storage, Config::block_kv, Config::head_dim_v>;
+};
+
+template <class Config, class Types = ForwardTypes<Config>>
+struct ForwardStorage {
+  using Storage = typename Config::Storage;
+  typename Types::QPanels q[Config::q_stages][Types::warpgroups];  // [64, head_dim]
+  typename Types::KPanels k[Config::num_stages];                   // [block_kv, head_dim]
+  typename Types::VPanels v[Config::num_stages];                   // [block_kv, head_dim_v]
+  StagedRows out[Types::math_warps];                               // 64 columns of a warp's output
+  Barrier q_full[Config::q_stages][Types::warpgroups];
+  Barrier q_empty[Config::q_stages][Types::warpgroups];
+  Barrier k_full[Config::num_stages];
+  Barrier k_empty[Config::num_stages];
+  Barrier v_full[Config::num_stages];
+  Barrier v_empty[Config::num_stages];
+  TileQueueStorage queue;
+};
+
+// An item, and how long its sequence is.
+template <class Config>
+struct ForwardTile {
+  WorkItem item;
+  Sequence seq;
+  int kv_tiles;  // that the load role brings, and every warpgroup passes: at least one
+  int kv_head;   // for the load role; worth a division a tile, not one a block
+
+  __device__ int q_begin() const { return item.q_tile * Config::block_q; }
+};
+
+// What both roles know of a launch.
+template <class Config, class Types = ForwardTypes<Config>>
+struct ForwardContext {
+  const Fa3ForwardParams& params;
+  ForwardStorage<Config>& shared;
+
+  __device__ ForwardTile<Config> tile(const WorkItem& item) const {
+    const Sequence seq = sequence(params.shape, item.batch);
+    const Shape& shape = params.shape;
+    const int kv_tiles = max(1, kv_tiles_seen<Config>(seq, item.q_tile));
+    return {item, seq, kv_tiles, item.head / (shape.heads_q / shape.heads_kv)};
+  }
+};
+
+// By one thread: every barrier, with the number of those who arrive at it in a phase.
+template <class Config, class Types = ForwardTypes<Config>>
+__device__ inline void init_barriers(ForwardStorage<Config>& shared) {
+  const auto init = [](Barrier& barrier, int arrivals) {
+    ptx::mbarrier_init(ptx::shared_address(&barrier), arrivals);
+  };
+  for (int stage = 0; stage < Config::q_stages; ++stage) {
+    for (int w = 0; w < Types::warpgroups; ++w) {
+      init(shared.q_full[stage][w], 1);
+      init(shared.q_empty[stage][w], 4);
+    }
+  }
+  for (int stage = 0; stage < Config::num_stages; ++stage) {
+    init(shared.k_full[stage], 1);
+    init(shared.v_full[stage], 1);
+    init(shared.k_empty[stage], Types::math_warps);
+    init(shared.v_empty[stage], Types::math_warps);
+  }
+  init_tile_queue(shared.queue, Types::math_warps);
+  ptx::mbarrier_init_fence();
+}
+
+}  // namespace cuflash::fa3

@@ -1,0 +1,43 @@
+// mbarrier: barriers in shared memory that count arrivals and bytes.
+// PTX ISA "Parallel synchronization and communication instructions: mbarrier"; sm_90. Addresses are
+// in the shared window, see shared_address.
+#pragma once
+
+namespace cuflash::ptx {
+
+// A phase is complete after `arrivals` arrivals and all the bytes they announced.
+__device__ inline void mbarrier_init(unsigned barrier, unsigned arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;\n" ::"r"(barrier), "r"(arrivals)
+               : "memory");
+}
+
+// Makes the initialised barriers of this thread known to the copy engine too.
+__device__ inline void mbarrier_init_fence() {
+  asm volatile("fence.mbarrier_init.release.cluster;\n" ::: "memory");
+}
+
+__device__ inline void mbarrier_arrive(unsigned barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];\n" ::"r"(barrier) : "memory");
+}
+
+// Arrives, and has the phase wait for so many bytes of bulk copies as well.
+__device__ inline void mbarrier_arrive_expecting(unsigned barrier, unsigned bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n" ::"r"(barrier), "r"(bytes)
+               : "memory");
+}
+
+// Waits until the phase of this parity is complete. A fresh barrier is in the phase of parity 0,
+// and the one before it, of parity 1, counts as complete.
+__device__ inline void mbarrier_wait(unsigned barrier, unsigned parity) {
+  asm volatile(
+      "{\n"
+      ".reg .pred complete;\n"
+      "again:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 complete, [%0], %1;\n"
+      "@!complete bra again;\n"
+      "}\n" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
+}
+
+}  // namespace cuflash::ptx

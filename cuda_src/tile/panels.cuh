@@ -1,0 +1,73 @@
+// Matrices in shared memory as the copy engine writes them and the warpgroup products read them:
+// panels of 64 columns of 16 bits, one panel after the other, in each the rows of 128 bytes one
+// after the other, the 16-byte chunks of a row exchanged by the lowest three bits of its number
+// (the 128-byte swizzle). A panel starts at a multiple of 1024 bytes.
+// PTX ISA "Asynchronous warpgroup level matrix instructions: shared memory layout".
+#pragma once
+
+#include "../ptx/load_matrix.cuh"
+#include "../ptx/tensor_copy.cuh"
+#include "../ptx/wgmma.cuh"
+
+namespace cuflash {
+
+constexpr int kPanelColumns = 64;
+
+// [rows, columns] of a 16-bit type. The columns of the last panel beyond `columns` are zeros that
+// no product reads.
+template <class T_, int rows_, int columns_>
+struct Panels {
+  using T = T_;
+  static constexpr int rows = rows_;
+  static constexpr int columns = columns_;
+  static constexpr int count = (columns + kPanelColumns - 1) / kPanelColumns;
+  static constexpr int panel_bytes = rows * 128;
+  static constexpr int bytes = count * panel_bytes;
+  static_assert(sizeof(T) == 2 && rows % 8 == 0 && columns % 16 == 0, "whole swizzle patterns");
+
+  alignas(1024) T data[bytes / 2];
+};
+
+// The rows from `row` on of one head -> a matrix. The bytes that arrive are Matrix::bytes always.
+template <class Matrix>
+__device__ inline void load_panels(Matrix& matrix, const void* map, unsigned barrier, int row,
+                                   int head, int batch, unsigned long long policy) {
+  const unsigned to = ptx::shared_address(matrix.data);
+#pragma unroll
+  for (int i = 0; i < Matrix::count; ++i) {
+    ptx::tensor_load(to + i * Matrix::panel_bytes, map, barrier, i * kPanelColumns, row, head,
+                     batch, policy);
+  }
+}
+
+// Matrix descriptors (PTX ISA "Matrix descriptor"): 14 bits of the address, then the leading and
+// the stride offset, all in units of 16 bytes, and the swizzle.
+constexpr unsigned long long kSwizzle128 = 1ull << 62;
+constexpr unsigned long long kEightRows = static_cast<unsigned long long>(1024 / 16) << 32;
+
+// A matrix as an operand whose depth runs along its columns; products take 16 of them at a time.
+template <class Matrix>
+struct DepthInColumns {
+  unsigned long long base;
+  __device__ explicit DepthInColumns(const Matrix& matrix)
+      : base(kSwizzle128 | kEightRows | 1ull << 16 |
+             (ptx::shared_address(matrix.data) & 0x3ffff) / 16) {}
+  __device__ __forceinline__ unsigned long long at(int depth) const {
+    return base + (depth / kPanelColumns * Matrix::panel_bytes + depth % kPanelColumns * 2) / 16;
+  }
+};
+
+// A matrix as an operand whose depth runs along its rows: read transposed, across all panels.
+template <class Matrix>
+struct DepthInRows {
+  unsigned long long base;
+  __device__ explicit DepthInRows(const Matrix& matrix)
+      : base(kSwizzle128 | kEightRows |
+             static_cast<unsigned long long>(Matrix::panel_bytes / 16) << 16 |
+             (ptx::shared_address(matrix.data) & 0x3ffff) / 16) {}
+  __device__ __forceinline__ unsigned long long at(int depth) const {
+    return base + depth * 128 / 16;
+  }
+};
+
+}  // namespace cuflash

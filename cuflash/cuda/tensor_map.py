@@ -1,0 +1,115 @@
+"""Descriptions of tensors for Hopper's copy engine: ``CUtensorMap`` of the CUDA driver.
+
+CUDA Driver API, Tensor Map Object Management: ``cuTensorMapEncodeTiled``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import LaunchError
+from ..planning.problem import DTypeName
+
+__all__ = ["WORDS", "TensorMapEncoder"]
+
+#: 64-bit words of a map.
+WORDS = 16
+
+_PANEL = 64  # columns of a box: 128 bytes, the span of the widest swizzle
+_TYPES: dict[str, int] = {"float16": 6, "bfloat16": 9}  # CUtensorMapDataType
+_SWIZZLE_128B = 3
+_PROMOTE_L2_256B = 3
+_KEPT = 256  # maps of one tensor
+
+
+@functools.cache
+def _encode() -> Any:
+    function = ctypes.CDLL("libcuda.so.1").cuTensorMapEncodeTiled
+    function.restype = ctypes.c_int
+    return function
+
+
+class TensorMapEncoder:
+    """Makes the maps of one tensor of a call: all is fixed but its address.
+
+    Parameters
+    ----------
+    dtype
+        "float16" or "bfloat16".
+    shape
+        (batch, rows, heads, columns).
+    strides
+        In elements: (batch, row, head); every one of an axis longer than 1
+        positive and a multiple of 16 bytes.
+    rows
+        Of a box; its columns are 64.
+
+    Notes
+    -----
+    A box reaches beyond the tensor as zeros. Maps are kept by address.
+    """
+
+    def __init__(
+        self,
+        dtype: DTypeName,
+        shape: tuple[int, int, int, int],
+        strides: tuple[int, int, int],
+        rows: int,
+    ) -> None:
+        batch, seqlen, heads, columns = shape
+        sizes = (columns, seqlen, heads, batch)
+        outer = (strides[1], strides[2], strides[0])
+        # An axis of one element has any stride; a legal one is put in its place.
+        spans = [2 * s if n > 1 else 16 for n, s in zip(sizes[1:], outer, strict=True)]
+        self._type = _TYPES[dtype]
+        self._sizes = (ctypes.c_uint64 * 4)(*sizes)
+        self._strides = (ctypes.c_uint64 * 3)(*spans)
+        self._box = (ctypes.c_uint32 * 4)(_PANEL, rows, 1, 1)
+        self._steps = (ctypes.c_uint32 * 4)(1, 1, 1, 1)
+        self._kept: dict[int, npt.NDArray[np.uint64]] = {}
+
+    def map_of(self, address: int) -> npt.NDArray[np.uint64]:
+        """The map of a tensor at a device address, as :data:`WORDS` words.
+
+        Raises
+        ------
+        LaunchError
+            If the driver refuses it.
+        """
+        found = self._kept.get(address)
+        if found is None:
+            found = self._make(address)
+            if len(self._kept) >= _KEPT:
+                self._kept = {}  # a new one: other threads may be looking at the old
+            self._kept[address] = found
+        return found
+
+    def _make(self, address: int) -> npt.NDArray[np.uint64]:
+        room = np.zeros(WORDS + 8, np.uint64)  # the driver wants 64-byte alignment
+        start = (-room.ctypes.data % 64) // 8
+        words = room[start : start + WORDS]
+        status = _encode()(
+            ctypes.c_void_p(words.ctypes.data),
+            self._type,
+            4,
+            ctypes.c_void_p(address),
+            self._sizes,
+            self._strides,
+            self._box,
+            self._steps,
+            0,  # not interleaved
+            _SWIZZLE_128B,
+            _PROMOTE_L2_256B,
+            0,  # zeros outside
+        )
+        if status:
+            raise LaunchError(
+                f"the driver refused a tensor map of {[*self._sizes]} elements, strides "
+                f"{[*self._strides]} bytes, at {address:#x}: CUDA error {status}"
+            )
+        return words

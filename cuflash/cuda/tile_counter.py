@@ -1,0 +1,50 @@
+"""Counters from which persistent kernels draw their tiles.
+
+A counter is 0 before a launch and 0 again after it, so launches one after the
+other share one; two at once must not.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from .capture import is_capturing
+
+__all__ = ["counter_of_launch"]
+
+#: CuPy's address of the per-thread default stream: another stream for every thread.
+_PER_THREAD = 2
+
+_lock = threading.Lock()
+_counters: dict[tuple[int, int, int], Any] = {}
+
+
+def counter_of_launch(device_id: int, workspace: int) -> int:
+    """Address of a counter, 0 and unused when the next launch of the current stream runs.
+
+    Of the stream, and for the per-thread default stream of the thread too: what
+    shares it runs one after the other. While a graph is being captured the
+    counter is in the workspace, set to 0 by the graph itself: graphs captured
+    from one stream may run at once.
+
+    Parameters
+    ----------
+    device_id
+        The current device.
+    workspace
+        Address for the counter of a captured launch.
+    """
+    import cupy
+
+    stream = cupy.cuda.get_current_stream().ptr
+    if is_capturing():
+        cupy.cuda.runtime.memsetAsync(workspace, 0, 4, stream)
+        return workspace
+    thread = threading.get_ident() if stream == _PER_THREAD else 0
+    key = (device_id, stream, thread)
+    counter = _counters.get(key)
+    if counter is None:
+        with _lock:
+            counter = _counters.setdefault(key, cupy.zeros(1, cupy.int32))
+    return int(counter.data.ptr)

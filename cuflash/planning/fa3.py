@@ -1,0 +1,122 @@
+"""The plan of FlashAttention-3."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..errors import ArgumentValueError, UnsupportedError
+from .decision import Algorithm, Plan
+from .device import DeviceLimits
+from .kernel import KernelLaunch, kernel_config, lay_out
+from .problem import DTYPES, AttentionProblem
+from .sections import even_section
+from .tiles import fa3
+from .tiles.common import ceil_div
+
+__all__ = ["OLDEST_NVRTC", "fa3_plan", "needs_newer_compiler"]
+
+#: The first version that takes a second -arch option: sm_90a beside the one that CuPy gives.
+OLDEST_NVRTC = (12, 9)
+
+#: Tickets go beyond it by as many as there are blocks, and are 32-bit numbers.
+_MOST_TILES = 2**30
+
+
+def fa3_plan(
+    problem: AttentionProblem,
+    limits: DeviceLimits,
+    blocks: tuple[int, int] | None,
+    rejected: tuple[tuple[Algorithm, str], ...],
+    tile: fa3.Fa3ForwardTile | None = None,
+) -> Plan:
+    """A block for every multiprocessor, which draw the q tiles of all heads.
+
+    ``tile`` takes the place of the chosen one, for whoever compares tiles.
+    """
+    reason = _why_not(problem, limits)
+    if reason is not None:
+        raise UnsupportedError(f"fa3 {reason}")
+    why = "as given"
+    if tile is None:
+        tile, why = _tile(problem, limits, blocks)
+    return _forward(problem, limits, tile, why, rejected)
+
+
+def needs_newer_compiler(problem: AttentionProblem, limits: DeviceLimits) -> str | None:
+    """What to install for fa3, where nothing but the compiler's age stands against it."""
+    if limits.nvrtc >= OLDEST_NVRTC or _why_not(problem, replace(limits, nvrtc=OLDEST_NVRTC)):
+        return None
+    return _compiler_reason(limits)
+
+
+def _compiler_reason(limits: DeviceLimits) -> str:
+    found, needed = (".".join(map(str, v)) for v in (limits.nvrtc, OLDEST_NVRTC))
+    return f"needs NVRTC {needed} or newer, this is {found}: pip install 'cuflash[cuda13]'"
+
+
+def _why_not(problem: AttentionProblem, limits: DeviceLimits) -> str | None:
+    """What of a problem or device fa3 has no kernel for; None if it has one."""
+    if limits.compute_capability != (9, 0):
+        capability = "{}.{}".format(*limits.compute_capability)
+        return f"is for Hopper, compute capability 9.0; this device has {capability}"
+    if problem.operation == "backward":
+        return "has no backward pass in this version"
+    if DTYPES[problem.storage].itemsize != 2:
+        return f"takes float16 and bfloat16, not {problem.storage}"
+    if problem.alignment != "tensor_map":
+        return (
+            "loads through the copy engine, which needs rows and strides of positive multiples "
+            "of 16 bytes"
+        )
+    if problem.seqlen_kv == 0:
+        return "needs at least one key"
+    if limits.nvrtc < OLDEST_NVRTC:
+        return _compiler_reason(limits)
+    return None
+
+
+def _tile(
+    problem: AttentionProblem, limits: DeviceLimits, blocks: tuple[int, int] | None
+) -> tuple[fa3.Fa3ForwardTile, str]:
+    """The first candidate for these widths and lengths, or the one of the blocks asked for."""
+    if blocks is None:
+        for tile in fa3.candidates(problem, limits):
+            return tile, "the first of the table for these lengths"
+        raise UnsupportedError(
+            f"fa3 has no tile for head_dim {problem.head_dim}/{problem.head_dim_v} "
+            f"in {limits.shared_per_block:,} bytes of shared memory"
+        )
+    listed = list(fa3.candidates(problem, limits, every=True))
+    for tile in listed:
+        if (tile.block_q, tile.block_kv) == blocks:
+            return tile, "blocks as asked"
+    names = ", ".join(dict.fromkeys(f"({t.block_q}, {t.block_kv})" for t in listed))
+    raise ArgumentValueError("blocks", str(blocks), f"one of {names}")
+
+
+def _forward(
+    problem: AttentionProblem,
+    limits: DeviceLimits,
+    tile: fa3.Fa3ForwardTile,
+    reason: str,
+    rejected: tuple[tuple[Algorithm, str], ...],
+) -> Plan:
+    footprint = tile.footprint
+    config = kernel_config(
+        problem, limits, ("fa3", "forward"), fa3.ARITHMETIC, tile.constants(), footprint
+    )
+    config = replace(
+        config, architecture="sm_90a", head_dim=tile.head_dim, head_dim_v=tile.head_dim_v
+    )
+    tiles_of_head = ceil_div(problem.seqlen_q, tile.block_q)
+    tiles = problem.batch * problem.heads_q * tiles_of_head
+    if tiles > _MOST_TILES:
+        raise UnsupportedError(f"fa3 would need {tiles:,} tiles, it can count {_MOST_TILES:,}")
+    section = 1
+    if problem.mask == "causal":  # without a mask all tiles are equal, and heads may come singly
+        section = even_section(problem, limits)
+    grid = min(tiles, limits.num_sms * footprint.blocks_per_sm)
+    boxes = (("q", fa3.ROWS), ("k", tile.block_kv), ("v", tile.block_kv))
+    launch = KernelLaunch(config, grid, (("section", section),), boxes)
+    workspace = tuple(lay_out([("tile_counter", 4)]))
+    return Plan(problem, "cuda", "fa3", tile, reason, rejected, (launch,), workspace)

@@ -1,0 +1,45 @@
+"""How many heads run together, for what the second-level cache holds."""
+
+from __future__ import annotations
+
+from .device import DeviceLimits
+from .problem import DTYPES, AttentionProblem
+from .tiles.common import ceil_div
+
+__all__ = ["even_section", "section_of"]
+
+
+def section_of(problem: AttentionProblem, limits: DeviceLimits, tiles: int, per_sm: int) -> int:
+    """Heads whose tiles run together: as many as half of L2 holds the streamed rows of.
+
+    Or as give every multiprocessor two rounds of blocks, if that is more. The
+    last section needs many too: its longest tiles begin when the others end.
+    So of the upper half of these numbers (a round of blocks at least) the one
+    is taken that leaves most to the last section; 16 heads are better cut into
+    fours than into fives.
+    """
+    forward = problem.operation == "forward"
+    rows = problem.seqlen_kv if forward else problem.seqlen_q * problem.group
+    width = problem.head_dim + problem.head_dim_v
+    held = limits.l2 // 2 // max(1, rows * width * DTYPES[problem.storage].itemsize)
+    if forward:
+        held *= problem.group
+    heads = problem.batch * (problem.heads_q if forward else problem.heads_kv)
+    enough = ceil_div(2 * limits.num_sms * per_sm, max(1, tiles))
+    most = max(1, min(max(held, enough), heads))
+    fewest = most if most == heads else max(most // 2 + 1, most - 63)
+    return max(range(fewest, most + 1), key=lambda s: (heads % s or s, s))
+
+
+def even_section(problem: AttentionProblem, limits: DeviceLimits) -> int:
+    """Heads whose q tiles are drawn together by blocks that stay: sections as equal as can be.
+
+    As few as keep the keys and values of a section in three fifths of L2 (those
+    of a head more where a section begins inside a group). The fewer, the more
+    short tiles are left for the end, and the more evenly it comes.
+    """
+    width = problem.head_dim + problem.head_dim_v
+    bytes_of_head = problem.seqlen_kv * width * DTYPES[problem.storage].itemsize
+    held = max(1, limits.l2 * 3 // 5 // max(1, bytes_of_head)) * problem.group
+    heads = max(1, problem.batch * problem.heads_q)
+    return ceil_div(heads, ceil_div(heads, held))

@@ -1,0 +1,116 @@
+"""FlashAttention-3: tiles and what they need."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ..device import DeviceLimits
+from ..problem import AttentionProblem
+from .common import Arithmetic, Footprint, ceil_div
+from .fa3_tables import BUCKETS, FORWARD, ForwardRow
+
+__all__ = ["ARITHMETIC", "ROWS", "Fa3ForwardTile", "candidates", "tile_of_row"]
+
+#: Threads and rows of queries of a warpgroup.
+WARPGROUP, ROWS = 128, 64
+
+#: The warpgroup's matrix instructions take 16 elements of depth.
+ARITHMETIC = Arithmetic("tensor_cores", 16, 16)
+
+#: Columns of a panel in shared memory: 128 bytes, the span of the widest swizzle.
+_PANEL = 64
+
+
+@dataclass(frozen=True)
+class _Registers:
+    """Registers of a thread after the load warpgroup has given its own away."""
+
+    load: int
+    math: int
+
+
+#: By warpgroups that do arithmetic, one block on a multiprocessor. All warpgroups start with the
+#: same number, so what is given and taken adds up to at most that many times their number.
+_REGISTERS = {2: _Registers(40, 232), 3: _Registers(32, 160), 4: _Registers(32, 112)}
+
+
+def fa3_bucket(head_dim: int) -> int:
+    """The narrowest compiled width that holds ``head_dim`` columns."""
+    return next(b for b in BUCKETS if b >= head_dim)
+
+
+def _panels(rows: int, columns: int) -> int:
+    return ceil_div(columns, _PANEL) * rows * 128
+
+
+@dataclass(frozen=True)
+class Fa3ForwardTile:
+    """The forward pass: warpgroups of 64 queries each, K and V in rings they share."""
+
+    block_q: int
+    block_kv: int
+    num_stages: int
+    q_stages: int
+    takes_turns: bool
+    head_dim: int
+    head_dim_v: int
+
+    @property
+    def warpgroups(self) -> int:
+        """Those that do arithmetic; one more loads."""
+        return self.block_q // ROWS
+
+    @property
+    def footprint(self) -> Footprint:
+        """Shared memory exactly as the kernel lays it out; the registers of the math role."""
+        kv = _panels(self.block_kv, self.head_dim) + _panels(self.block_kv, self.head_dim_v)
+        shared = self.q_stages * _panels(self.block_q, self.head_dim) + self.num_stages * kv
+        shared += 4 * self.warpgroups * _panels(16, _PANEL)  # of the output, a panel for each warp
+        barriers = 2 * self.q_stages * self.warpgroups + 4 * self.num_stages + 4
+        shared = ceil_div(shared + 8 * barriers + 48, 1024) * 1024
+        threads = WARPGROUP * (self.warpgroups + 1)
+        return Footprint(shared, 65536 // threads // 8 * 8, threads)
+
+    def constants(self) -> dict[str, int]:
+        """What the device code reads from ``Config``."""
+        registers = _REGISTERS[self.warpgroups]
+        return {
+            "block_q": self.block_q,
+            "block_kv": self.block_kv,
+            "num_stages": self.num_stages,
+            "q_stages": self.q_stages,
+            "load_registers": registers.load,
+            "math_registers": registers.math,
+            "blocks_per_sm": 1,
+            "takes_turns": int(self.takes_turns),
+        }
+
+
+def tile_of_row(problem: AttentionProblem, row: ForwardRow) -> Fa3ForwardTile:
+    """A row's tile in the widths of a problem."""
+    return Fa3ForwardTile(
+        row.block_q,
+        row.block_kv,
+        row.num_stages,
+        row.q_stages,
+        row.takes_turns,
+        fa3_bucket(problem.head_dim),
+        fa3_bucket(problem.head_dim_v),
+    )
+
+
+def candidates(
+    problem: AttentionProblem, limits: DeviceLimits, every: bool = False
+) -> Iterator[Fa3ForwardTile]:
+    """The tiles that the plan chooses from, best first, that fit the device.
+
+    With ``every`` also those that the table has for other lengths.
+    """
+    for row in FORWARD:
+        holds = problem.head_dim <= row.widest and problem.head_dim_v <= row.widest_v
+        longest = row.longest_causal if problem.mask == "causal" else row.longest
+        if holds and (every or problem.seqlen_kv <= longest):
+            tile = tile_of_row(problem, row)
+            if tile.footprint.excess(limits) is None:
+                yield tile

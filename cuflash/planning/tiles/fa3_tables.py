@@ -1,0 +1,45 @@
+"""The tiles of FlashAttention-3, best first.
+
+The first whose widths and lengths hold the problem's is taken. A figure is of an
+H200, TFLOP/s.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+__all__ = ["BUCKETS", "FORWARD", "ForwardRow"]
+
+#: Widths that kernels are compiled for: columns of a product come in these numbers.
+BUCKETS = (64, 80, 96, 112, 128, 160, 192, 256)
+
+#: Longer than any sequence.
+_ANY = 1 << 62
+
+
+class ForwardRow(NamedTuple):
+    """A tile of the forward pass for head dims up to ``widest`` and ``widest_v``."""
+
+    widest: int
+    widest_v: int
+    block_q: int  # 64 for each warpgroup that does arithmetic
+    block_kv: int
+    num_stages: int  # of K and of V
+    q_stages: int  # with two the next tile's Q is there before this one ends
+    takes_turns: bool = True  # warpgroups issue their products one after the other
+    longest: int = _ANY  # seqlen_kv up to which it is taken, without a mask
+    longest_causal: int = _ANY
+
+
+FORWARD = (
+    ForwardRow(64, 64, 256, 64, 4, 2, True, 2048, 0),
+    ForwardRow(64, 64, 256, 64, 4, 2, False, 0, 2048),
+    ForwardRow(64, 64, 192, 128, 3, 2),
+    ForwardRow(96, 96, 192, 96, 2, 2),
+    ForwardRow(128, 128, 128, 64, 4, 2, True, 0, 512),
+    ForwardRow(128, 128, 128, 128, 2, 2, True, 1024, 1024),
+    ForwardRow(128, 128, 192, 80, 2, 2),
+    ForwardRow(192, 128, 128, 112, 2, 1),
+    ForwardRow(192, 192, 128, 80, 2, 1),
+    ForwardRow(256, 256, 128, 64, 2, 1),
+)

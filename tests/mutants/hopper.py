@@ -1,0 +1,127 @@
+"""Planted bugs of FlashAttention-3: each in a process of its own, many beside each other on a GPU.
+
+A bug may leave a kernel waiting for ever, so no process runs two of them, and
+none is waited for long.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import cuflash
+
+from .bug import Bug
+from .hopper_run import BUILT, PATIENCE, End
+from .record import hopper_digest
+from .tree import copy_tree, environment_of, plant
+
+__all__ = ["run", "why_left_out"]
+
+#: Seconds for a whole process, compilation included; its own patience ends sooner.
+SECONDS = PATIENCE + 60
+#: What BLAS is told, so that processes beside each other do not share out every core to all.
+ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+
+
+def why_left_out() -> str | None:
+    """Why these bugs do not run here; None if they do."""
+    if not cuflash.is_available():
+        return "there is no CUDA device"
+    import cupy
+
+    capability = cupy.cuda.Device().compute_capability
+    return None if capability == "90" else f"this device has {capability[:-1]}.{capability[-1]}"
+
+
+def run(bugs: Sequence[Bug], jobs: int, path: Path) -> bool:
+    """Judge bugs and record those that are killed; whether all were, and nothing else failed."""
+    reason = why_left_out()
+    if reason is not None:
+        print(f"left out: {len(bugs)} bugs of fa3 need compute capability 9.0, {reason}")
+        return True
+    with ThreadPoolExecutor(jobs) as pool:
+        lists = sorted({bug.test for bug in bugs})
+        sound = list(pool.map(_without_a_bug, lists))
+        if not all(sound):
+            return False
+        killed = {}
+        for bug, (dead, by) in zip(bugs, pool.map(judge, bugs), strict=True):
+            print(f"{'killed  ' if dead else 'SURVIVED'} {bug.name}: {by}", flush=True)
+            if dead:
+                killed[bug.name] = by
+    _write(path, bugs, killed)
+    return len(killed) == len(bugs)
+
+
+def judge(bug: Bug) -> tuple[bool, str]:
+    """Whether the bug is killed, and by what."""
+    with tempfile.TemporaryDirectory() as folder:
+        tree = copy_tree(Path(folder))
+        plant(bug, tree)
+        code, output = _process(tree, bug.test)
+    said = re.sub(r"/\S*/", "", output.splitlines()[-1]) if output else ""
+    if code == End.RIGHT:
+        return False, "survived"
+    if code in (End.WRONG, End.ENDLESS):
+        return True, said
+    if code is None and BUILT in output:
+        return True, f"its process did not end in {SECONDS:.0f} s"
+    return False, f"exit {code}: {output[-600:]}"
+
+
+def _without_a_bug(name: str) -> bool:
+    with tempfile.TemporaryDirectory() as folder:
+        code, output = _process(copy_tree(Path(folder)), name)
+    print(f"without a bug, {name}: exit {code}", flush=True)
+    if code != End.RIGHT:
+        print(output[-3000:])
+    return code == End.RIGHT
+
+
+def _process(tree: Path, name: str) -> tuple[int | None, str]:
+    """Exit code and output of a run in a copy of the tree; no code if it did not end."""
+    command = [sys.executable, "-m", "tests.mutants.hopper_run", name]
+    output = tree / "output.txt"
+    with output.open("w") as file:
+        environment = {**environment_of(tree), **ONE_THREAD}
+        process = subprocess.Popen(
+            command, cwd=tree, env=environment, stdout=file, stderr=subprocess.STDOUT
+        )
+        code: int | None = None
+        try:
+            code = process.wait(SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # a driver may hold on to it
+                process.wait(10)
+    return code, output.read_text()
+
+
+def _write(path: Path, bugs: Sequence[Bug], killed: dict[str, str]) -> None:
+    """Add what was seen to the record, with the digest of the code it was seen with."""
+    import cupy
+
+    from .bugs import HOPPER_BUGS
+
+    record: dict[str, Any] = {
+        "ran_on": cupy.cuda.runtime.getDeviceProperties(0)["name"].decode(),
+        "compute_capability": cupy.cuda.Device().compute_capability,
+        "code": hopper_digest({bug.file for bug in HOPPER_BUGS}),
+        "killed": {},
+    }
+    known = json.loads(path.read_text()) if path.exists() else record
+    if all(known[key] == record[key] for key in record if key != "killed"):
+        # Of the same code: what ran now replaces what was known of it.
+        ran = {bug.name for bug in bugs}
+        record["killed"] = {bug: by for bug, by in known["killed"].items() if bug not in ran}
+    record["killed"] |= killed
+    path.write_text(json.dumps(record, indent=1) + "\n")

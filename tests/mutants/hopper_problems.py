@@ -1,0 +1,57 @@
+"""The problems that planted bugs of FlashAttention-3 are run on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ..kit.case import Case
+
+__all__ = ["CAUSAL", "LISTS", "NARROW", "Listed"]
+
+#: Three warpgroups that take turns and two stages; four without turns, which skip most blocks.
+CAUSAL, NARROW = "three warpgroups in turn", "four warpgroups without turns"
+
+
+@dataclass(frozen=True)
+class Listed:
+    """What one configuration of the kernel is run on.
+
+    Attributes
+    ----------
+    few : Case
+        Ragged, several kv tiles, grouped heads; each result is held to the truth.
+    many : Case
+        The same with two q tiles or more for each multiprocessor of an H200.
+    blocks : (int, int), optional
+        The tile, where it is not what the lengths choose.
+    """
+
+    few: Case
+    many: Case
+    blocks: tuple[int, int] | None = None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Keywords of every call."""
+        return {} if self.blocks is None else {"blocks": self.blocks}
+
+
+def _case(batch: int, heads: tuple[int, int], lengths: tuple[int, int], **more: Any) -> Case:
+    return Case(batch, *heads, *lengths, causal=True, seed=1, **more)
+
+
+_WIDE: dict[str, Any] = {"head_dim": 128, "head_dim_v": 128, "dtype": "bfloat16"}
+_HALF: dict[str, Any] = {"head_dim": 64, "head_dim_v": 64, "dtype": "float16"}
+
+LISTS = {
+    CAUSAL: Listed(
+        _case(2, (6, 2), (300, 500), **_WIDE),
+        _case(22, (6, 2), (400, 450), **_WIDE),
+        (192, 80),
+    ),
+    NARROW: Listed(
+        _case(2, (4, 2), (600, 700), **_HALF),
+        _case(16, (8, 2), (520, 600), **_HALF),
+    ),
+}

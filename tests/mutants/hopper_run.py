@@ -1,0 +1,185 @@
+"""Runs a list of problems with FlashAttention-3 as it is in this tree, bugs included.
+
+``python -m tests.mutants.hopper_run LIST``, a name of ``hopper_problems``: all
+with the plain kernel, and again with the one that waits a random time at
+every barrier, which brings out an order that nothing enforces. The exit code
+is of :class:`End`; the last line says more.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+import sys
+import threading
+from typing import Any
+
+import numpy as np
+
+import cuflash
+from cuflash import pipeline
+
+from ..device.common import Problem, hold
+from ..kit.compare import compare
+from ..kit.data import arrays, raise_scores
+from ..kit.oracle import judge
+from ..kit.runners import ApiRunner
+from .hopper_problems import LISTS, Listed
+
+__all__ = ["BUILT", "End"]
+
+#: What is said when the kernels are compiled and problems begin.
+BUILT = "the kernels are compiled"
+#: Seconds after which a kernel is taken to wait for ever. All problems together need a few.
+PATIENCE = 25.0
+#: Passes one after the other, and of each stream or graph beside another.
+PASSES = 10
+
+
+class End(enum.IntEnum):
+    """How a run ended."""
+
+    RIGHT = 0
+    WRONG = 10
+    NO_PROGRAM = 11
+    ENDLESS = 12
+
+
+def few(listed: Listed) -> None:
+    """Everything about a small problem, and of one whose maxima rise all the time."""
+    case = listed.few
+    runner = ApiRunner("cuda", "fa3", options=tuple(listed.options.items()))
+    for rising in (False, True):
+        x = arrays(case, "q", "k", "v")
+        if rising:
+            raise_scores(x, runner.tiles(case)[1], 5.0)
+        truth = judge(case, x)
+        for name, got in zip(("out", "lse"), runner.forward(case, *x.values()), strict=True):
+            compare(truth, name, got).check()
+
+
+def dead(listed: Listed) -> None:
+    """Keys that kill every row of a batch entry, beside values that are not finite."""
+    case = listed.few
+    runner = ApiRunner("cuda", "fa3", options=tuple(listed.options.items()))
+    x = arrays(case, "q", "k", "v")
+    x["q"][..., 0] = 1
+    x["k"][0, :, :, 0] = -np.inf
+    x["v"][0, 70:] = np.inf
+    out, lse = runner.forward(case, *x.values())
+    assert (out[0] == 0).all(), "out of dead rows is not 0"
+    assert (lse[0] == -np.inf).all(), "lse of dead rows is not minus infinity"
+    assert np.isfinite(out[1].astype(np.float32)).all(), "dead rows beside these made them NaN"
+
+
+def many(listed: Listed) -> None:
+    """Blocks with and without a second tile: passes in a row, on two streams, in graphs."""
+    import cupy
+
+    problems = [Problem(cupy, case, **listed.options) for case in (listed.few, listed.many)]
+    firsts = [problem.first() for problem in problems]
+    for array in (*problems[0].typed(firsts[0]), *problems[1].typed(firsts[1])):
+        assert not np.isnan(array.get().astype(np.float32)).any(), "a part was not written"
+    lanes = [
+        [
+            (problem, problem.destinations(), first)
+            for problem, first in zip(problems, firsts, strict=True)
+            for _ in range(PASSES)
+        ]
+        for _ in range(2)
+    ]
+    for beside in (_one_after_the_other, _on_two_streams, _in_two_graphs):
+        for problem, bits, _ in (*lanes[0], *lanes[1]):
+            problem.poison(bits)
+        cupy.cuda.Device().synchronize()
+        beside(cupy, lanes)
+        cupy.cuda.Device().synchronize()
+        wrong = sum(p.differ(bits, first) for p, bits, first in (*lanes[0], *lanes[1]))
+        assert int(wrong) == 0, f"{int(wrong)} elements differ{beside.__name__.replace('_', ' ')}"
+
+
+#: Passes of a stream: a problem, what it writes and what it should write.
+_Lane = list[tuple[Problem, Any, Any]]
+
+
+def _one_after_the_other(cp: Any, lanes: list[_Lane]) -> None:
+    for problem, bits, _ in (*lanes[0], *lanes[1]):
+        problem.launch(bits)
+
+
+def _on_two_streams(cp: Any, lanes: list[_Lane]) -> None:
+    streams = [cp.cuda.Stream(non_blocking=True) for _ in lanes]
+    hold(cp, streams)
+    for both in zip(*lanes, strict=True):
+        for stream, (problem, bits, _) in zip(streams, both, strict=True):
+            with stream:
+                problem.launch(bits)
+    cp.cuda.Device().synchronize()
+
+
+def _in_two_graphs(cp: Any, lanes: list[_Lane]) -> None:
+    """A graph of each lane, both captured from one stream."""
+    streams = [cp.cuda.Stream(non_blocking=True) for _ in lanes]
+    prepared = {problem: problem.prepare() for problem, _, _ in lanes[0]}
+    size = max(one.workspace_bytes for one in prepared.values())
+    workspaces, graphs = [cp.full(size, 255, np.uint8) for _ in lanes], []
+    cp.cuda.Device().synchronize()
+    for lane, workspace in zip(lanes, workspaces, strict=True):
+        with streams[0]:
+            streams[0].begin_capture()
+            for problem, bits, _ in lane:
+                given = zip(("q", "k", "v", "out", "lse"), (*problem.inputs, *bits), strict=True)
+                pointers = {name: array.data.ptr for name, array in given}
+                prepared[problem].run(pointers, streams[0].ptr, workspace.data.ptr)
+            graphs.append(streams[0].end_capture())
+    hold(cp, streams)
+    for stream, graph in zip(streams, graphs, strict=True):
+        graph.launch(stream)
+    cp.cuda.Device().synchronize()
+
+
+def build(listed: Listed) -> None:
+    """Compile the kernel that is chosen."""
+    shapes = [listed.few.shape(name) for name in "qkv"]
+    named: dict[str, Any] = {"dtype": listed.few.dtype, "causal": listed.few.causal}
+    named |= {"algorithm": "fa3", **listed.options}
+    cuflash.prepare(*shapes, **named)
+
+
+def choose(jitter: bool) -> None:
+    """Which kernel calls run from now on."""
+    os.environ["CUFLASH_JITTER"] = str(int(jitter))
+    pipeline._decide.cache_clear()
+
+
+def end(how: End, said: str) -> None:
+    """Say so and leave at once: a device that never ends would hold up an orderly exit."""
+    print(said.splitlines()[0][:200] if said else how.name, flush=True)
+    os._exit(how)
+
+
+def main() -> None:
+    """Compile, then compute."""
+    listed = LISTS[sys.argv[1]]
+    try:
+        for jitter in (True, False):
+            choose(jitter)
+            build(listed)
+    except (cuflash.CompileError, cuflash.UnsupportedError) as error:
+        end(End.NO_PROGRAM, " ".join(str(error).split())[-200:])
+    print(BUILT, flush=True)
+    watch = threading.Timer(PATIENCE, end, (End.ENDLESS, f"did not end in {PATIENCE:.0f} s"))
+    watch.daemon = True
+    watch.start()
+    try:
+        for jitter in (False, True):
+            choose(jitter)
+            for check in (few, dead, many):
+                check(listed)
+    except Exception as error:
+        end(End.WRONG, f"{type(error).__name__}: {error}")
+    end(End.RIGHT, "all right")
+
+
+if __name__ == "__main__":
+    main()

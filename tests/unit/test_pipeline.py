@@ -1,0 +1,200 @@
+"""From arrays to plans on a device that is not there: alignment, and what is said of a compiler."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cuflash
+from cuflash import dispatch, pipeline
+from cuflash.arrays.adopt import adopt
+from cuflash.cuda.tensor_map import WORDS
+from cuflash.options import Options
+from cuflash.pipeline import Pipeline, pipeline_of
+from cuflash.planning import device
+
+from ..architectures import LIMITS
+from .fake_device import ADDRESS, COUNTER, FakeDevice, device_array, fake_device
+
+__all__ = ["fake_device"]
+
+SHAPE = (2, 100, 4, 64)
+
+
+def _pipeline(arrays: dict[str, Any], operation: Any = "forward", **options: Any) -> Pipeline:
+    given = tuple((name, adopt(name, array).spec) for name, array in arrays.items())
+    return pipeline_of(operation, given, Options(**options), 0)
+
+
+def _arrays(shape: tuple[int, ...] = SHAPE, **others: Any) -> dict[str, Any]:
+    return {name: device_array(shape) for name in ("q", "k", "v")} | others
+
+
+def _broadcast() -> Any:
+    import cupy
+
+    return cupy.broadcast_to(device_array((2, 100, 1, 64)), SHAPE)
+
+
+@pytest.mark.parametrize(
+    ("change", "alignment"),
+    [
+        ({}, "tensor_map"),
+        ({"k": lambda: device_array((2, 100, 4, 128))[..., :64]}, "tensor_map"),
+        ({"k": _broadcast}, "vector"),
+        ({"v": lambda: device_array(SHAPE)[:, ::-1]}, "vector"),
+        ({"out": lambda: device_array(SHAPE)[:, :, ::-1]}, "vector"),
+        ({"q": lambda: device_array((2, 100, 4, 68))[..., :64]}, "element"),
+        ({"q": lambda: device_array(SHAPE, address=ADDRESS + 8)}, "element"),
+        ({"lse_out": lambda: device_array((2, 4, 101), np.float32)[..., :100]}, "tensor_map"),
+    ],
+)
+def test_the_alignment_is_that_of_the_worst_matrix(
+    fake_device: FakeDevice, change: dict[str, Any], alignment: str
+) -> None:
+    made = _pipeline(_arrays(**{name: make() for name, make in change.items()}))
+    assert made.plan.problem.alignment == alignment
+    assert made.plan.algorithm == ("fa3" if alignment == "tensor_map" else "fa2")
+    assert not made.copied
+
+
+def test_widths_that_are_no_multiple_of_16_bytes_are_not_mapped(fake_device: FakeDevice) -> None:
+    assert _pipeline(_arrays((2, 100, 4, 60))).plan.problem.alignment == "element"
+    assert _pipeline(_arrays((2, 100, 4, 56))).plan.problem.alignment == "tensor_map"
+
+
+def _old(monkeypatch: pytest.MonkeyPatch, architecture: str = "90") -> None:
+    limits = replace(LIMITS[architecture], nvrtc=(12, 8))
+    monkeypatch.setattr(pipeline.DeviceLimits, "query", lambda device_id: limits)
+
+
+def test_an_old_compiler_is_warned_of_once(
+    fake_device: FakeDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _old(monkeypatch)
+    with pytest.warns(UserWarning, match=r"running fa2: fa3 needs NVRTC 12\.9.*pip install"):
+        assert _pipeline(_arrays()).plan.algorithm == "fa2"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        _pipeline(_arrays())
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"algorithm": "fa2"},
+        {"operation": "backward"},
+        {"dtype": np.float32},
+        {"architecture": "80"},
+        {"shape": (2, 100, 4, 60)},
+    ],
+)
+def test_nobody_is_warned_where_a_newer_one_would_not_help(
+    fake_device: FakeDevice, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    _old(monkeypatch, options.pop("architecture", "90"))
+    shape = options.pop("shape", SHAPE)
+    dtype = options.pop("dtype", np.float16)
+    names = ["q", "k", "v"]
+    if options.get("operation") == "backward":
+        names = ["dout", "q", "k", "v", "out"]
+    arrays = {name: device_array(shape, dtype) for name in names}
+    if "dout" in arrays:
+        arrays["lse"] = device_array((shape[0], shape[2], shape[1]), np.float32)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert _pipeline(arrays, **options).plan.algorithm == "fa2"
+
+
+def test_the_algorithm_by_name_is_refused_and_not_warned_of(
+    fake_device: FakeDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _old(monkeypatch)
+    with pytest.raises(cuflash.UnsupportedError, match=r"fa3 needs NVRTC 12\.9"):
+        _pipeline(_arrays(), algorithm="fa3")
+
+
+def test_a_launch_carries_maps_and_a_counter(fake_device: FakeDevice) -> None:
+    prepared = cuflash.prepare(SHAPE, SHAPE, SHAPE, dtype="float16", causal=True)
+    assert (prepared.plan.algorithm, prepared.workspace_bytes) == ("fa3", 4)
+    pointers = {name: ADDRESS * (i + 1) for i, name in enumerate(prepared.tensors)}
+    for shift in (0, 256, 0):  # other arrays have other maps
+        moved = {name: address + shift for name, address in pointers.items()}
+        prepared.run(moved, workspace=ADDRESS)
+        launched = fake_device.launched[-1]
+        for name in ("q", "k", "v"):
+            words = launched[f"{name}_map"]["opaque"]
+            assert words.shape == (WORDS,)
+            assert int(words[0]) == moved[name]
+        assert int(launched["out"]["data"]) == moved["out"]
+        assert int(launched["lse"]["data"]) == moved["lse"]
+        assert int(launched["tile_counter"]) == COUNTER
+        assert int(launched["section"]) == dict(prepared.plan.launches[0].arguments)["section"]
+        assert float(launched["scale"].view(np.float64)) == 0.125
+        assert [int(launched["out"][f"{a}_stride"]) for a in ("batch", "row", "head")] == [
+            25600,
+            256,
+            64,
+        ]
+
+
+def test_the_counter_may_be_the_first_of_the_workspace(
+    fake_device: FakeDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[int, int]] = []
+
+    def counter(device_id: int, workspace: int) -> int:
+        asked.append((device_id, workspace))
+        return workspace
+
+    monkeypatch.setattr("cuflash.cuda.launch.counter_of_launch", counter)
+    prepared = cuflash.prepare(SHAPE, SHAPE, SHAPE, dtype="float16", device=1)
+    pointers = {name: ADDRESS * (i + 1) for i, name in enumerate(prepared.tensors)}
+    prepared.run(pointers, workspace=ADDRESS * 9)
+    assert asked == [(1, ADDRESS * 9)]
+    assert int(fake_device.launched[0]["tile_counter"]) == ADDRESS * 9
+
+
+def test_limits_say_the_version_of_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
+    names = ("MaxSharedMemoryPerBlockOptin", "MaxSharedMemoryPerMultiprocessor")
+    names += ("MaxRegistersPerBlock", "MultiProcessorCount", "L2CacheSize")
+    asked = SimpleNamespace(
+        attributes={name: i for i, name in enumerate(names)}, compute_capability="90"
+    )
+    monkeypatch.setattr(cupy.cuda, "Device", lambda device_id: asked)
+    properties = {"name": b"NVIDIA H200"}
+    monkeypatch.setattr(cupy.cuda.runtime, "getDeviceProperties", lambda device_id: properties)
+    monkeypatch.setattr(cupy.cuda.nvrtc, "getVersion", lambda: (12, 8))
+    limits = device._query_device.__wrapped__(0)
+    assert limits == device.DeviceLimits((9, 0), 0, 1, 2, 3, 4, (12, 8), "NVIDIA H200")
+
+    def fail() -> None:
+        raise RuntimeError("libnvrtc.so.13: cannot open shared object file")
+
+    monkeypatch.setattr(cupy.cuda.nvrtc, "getVersion", fail)
+    limits = device._query_device.__wrapped__(0)
+    assert limits.nvrtc == (0, 0)  # and whoever needs it says what is missing
+
+
+@pytest.mark.parametrize("capturing", [False, True])
+def test_a_graph_keeps_its_workspace(
+    fake_device: FakeDevice, monkeypatch: pytest.MonkeyPatch, capturing: bool
+) -> None:
+    """The graph runs when the call is long over; nobody else may be given that memory."""
+    import cupy
+
+    kept: list[Any] = []
+    monkeypatch.setattr(cupy, "empty", device_array)
+    monkeypatch.setattr(dispatch, "is_capturing", lambda: capturing)
+    monkeypatch.setattr(dispatch, "_kept_for_graphs", kept)
+    arrays = _arrays()
+    for own in (None, device_array((256,), np.uint8, ADDRESS << 12)):
+        cuflash.attention(**arrays, workspace=own)
+    assert len(fake_device.launched) == 2
+    assert [array.nbytes for array in kept] == ([4] if capturing else [])

@@ -1,0 +1,139 @@
+"""What FlashAttention-3 asks of a multiprocessor and of the second-level cache."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+
+from cuflash.planning.sections import even_section
+from cuflash.planning.tiles import fa3
+from cuflash.planning.tiles.common import ceil_div
+from cuflash.planning.tiles.fa3_tables import BUCKETS, FORWARD, ForwardRow
+
+from .test_plan_fa3 import HOPPER, mapped, planned
+
+#: Of an H200, by the driver.
+SHARED_OF_H200 = 232_448
+
+
+def _tile(row: ForwardRow) -> fa3.Fa3ForwardTile:
+    return fa3.tile_of_row(mapped(head_dim=row.widest, head_dim_v=row.widest_v), row)
+
+
+def test_the_limits_of_the_tests_are_those_of_an_h200() -> None:
+    assert HOPPER.shared_per_block == SHARED_OF_H200
+
+
+def test_shared_memory_of_a_narrow_row() -> None:
+    tile = fa3.Fa3ForwardTile(192, 128, 3, 2, True, 64, 64)
+    q = 2 * 192 * 64 * 2  # stages, rows, columns, bytes
+    k = v = 3 * 128 * 64 * 2
+    out = 12 * 16 * 64 * 2  # warps, rows, columns, bytes
+    barriers = 2 * 3 * 2 + 3 * 4 + 2 * 2  # q: stages, warpgroups, full and empty; k, v; queue
+    queue = 2 * 6 * 4  # slots, words
+    assert q + k + v + out + 8 * barriers + queue == 172_304
+    assert tile.footprint.shared_bytes == 173_056  # the next multiple of 1024
+    assert tile in {_tile(row) for row in FORWARD}
+
+
+def test_shared_memory_of_a_wide_row() -> None:
+    tile = fa3.Fa3ForwardTile(128, 112, 2, 1, True, 192, 128)
+    q = 128 * 192 * 2
+    k, v = 2 * 112 * 192 * 2, 2 * 112 * 128 * 2
+    out = 8 * 16 * 64 * 2
+    barriers = 1 * 2 * 2 + 2 * 4 + 2 * 2
+    assert q + k + v + out + 8 * barriers + 48 == 209_072
+    assert tile.footprint.shared_bytes == 209_920
+    assert tile in {_tile(row) for row in FORWARD}
+
+
+def test_barriers_and_queue_have_their_bytes() -> None:
+    """Of rings so deep that they fill a KiB and begin another; the others round them away."""
+    kib = [fa3.Fa3ForwardTile(128, 64, n, 1, True, 64, 64).footprint.shared_bytes for n in (28, 29)]
+    assert 8 * (4 + 4 * 28 + 4) + 48 == 1008
+    assert kib[1] - kib[0] == 2 * 64 * 64 * 2 + 1024
+
+
+def test_a_panel_is_as_wide_as_the_swizzle_even_where_the_head_is_not() -> None:
+    """80 columns are a panel of 64, and 16 of another."""
+    tile = fa3.Fa3ForwardTile(192, 96, 2, 2, True, 80, 80)
+    as_wide = fa3.Fa3ForwardTile(192, 96, 2, 2, True, 128, 128)
+    assert tile.footprint == as_wide.footprint
+
+
+@pytest.mark.parametrize("row", FORWARD, ids=str)
+def test_a_row_fits_at_every_width_that_it_serves(row: ForwardRow) -> None:
+    for d, dv in product(BUCKETS, BUCKETS):
+        if d <= row.widest and dv <= row.widest_v:
+            tile = fa3.tile_of_row(mapped(head_dim=d, head_dim_v=dv), row)
+            assert tile.footprint.excess(HOPPER) is None
+            assert tile.footprint.shared_bytes <= SHARED_OF_H200
+            assert tile.footprint.shared_bytes % 1024 == 0  # the swizzle's period
+
+
+@pytest.mark.parametrize("row", FORWARD, ids=str)
+def test_registers_move_within_what_the_block_has(row: ForwardRow) -> None:
+    tile = _tile(row)
+    constants = tile.constants()
+    load, math = constants["load_registers"], constants["math_registers"]
+    footprint = tile.footprint
+    assert footprint.threads == 128 * (row.block_q // 64 + 1) <= 1024
+    # Every warpgroup starts with what the launch bounds leave; setmaxnreg takes multiples of 8.
+    start = footprint.registers
+    assert start == 65536 // footprint.threads // 8 * 8
+    assert load + tile.warpgroups * math <= start * (tile.warpgroups + 1)
+    assert load < start < math <= 240
+    assert (load % 8, math % 8) == (0, 0)
+    # Scores, weights of the step before and output, and as many again as addresses need.
+    held = row.block_kv // 2 + row.block_kv // 4 + row.widest_v // 2
+    assert held < math
+
+
+def test_the_instructions_take_every_tile() -> None:
+    """wgmma has 8 to 256 columns in steps of 8, and 16 of depth; swizzles repeat after 8 rows."""
+    for row in FORWARD:
+        assert row.block_q % 64 == 0
+        assert row.block_kv % 16 == 0
+        assert row.block_kv <= 256
+        assert row.q_stages in (1, 2)
+    assert all(width % 16 == 0 and width <= 256 for width in BUCKETS)
+    assert list(BUCKETS) == sorted(set(BUCKETS))
+
+
+def _section(**changes: object) -> tuple[int, int, int]:
+    """Heads of a section, all heads, and bytes of K and V of one."""
+    wanted = mapped(**changes)
+    section = even_section(wanted, HOPPER)
+    assert dict(planned(wanted).launches[0].arguments) == {"section": section}
+    width = wanted.head_dim + wanted.head_dim_v
+    return section, wanted.batch * wanted.heads_q, 2 * wanted.seqlen_kv * width
+
+
+def test_a_section_is_what_the_cache_holds() -> None:
+    room = HOPPER.l2 * 3 // 5
+    for seqlen, width, batch, heads, group in product(
+        (1, 512, 4096, 16384, 131072), (64, 128, 256), (1, 3, 16), (1, 4, 15, 32), (1, 2, 8)
+    ):
+        of = {"batch": batch, "heads_q": heads * group, "heads_kv": heads}
+        section, every, of_head = _section(seqlen=seqlen, width=width, **of)
+        assert 1 <= section <= every
+        assert section <= group or section * of_head <= room * group
+        sections = ceil_div(every, section)
+        assert sections * section - every < sections  # equal but for the rest of a division
+        if sections > 1:  # and no fewer would do
+            assert ceil_div(every, sections - 1) > max(1, room // of_head) * group
+
+
+def test_sixteen_heads_in_sections() -> None:
+    """Of 16384 keys at 128 + 128 columns: 8 MiB a head, 30 MiB of 50 are for them."""
+    of = {"seqlen": 16384, "width": 128, "batch": 1}
+    assert _section(heads_q=16, heads_kv=16, **of)[0] == 3  # six sections, not 4, 4, 4, 4
+    assert _section(heads_q=15, heads_kv=15, **of)[0] == 3
+    assert _section(heads_q=16, heads_kv=4, **of)[0] == 8  # two of two kv heads, not 12 and 4
+    assert _section(heads_q=32, heads_kv=1, **of)[0] == 32
+
+
+def test_without_a_mask_heads_come_singly() -> None:
+    chosen = planned(mapped(mask="full", seqlen=16384))
+    assert dict(chosen.launches[0].arguments) == {"section": 1}

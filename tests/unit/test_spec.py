@@ -1,0 +1,69 @@
+"""What a description of an array says of the ways to read it."""
+
+from __future__ import annotations
+
+import pytest
+
+from cuflash.arrays.spec import TensorSpec, contiguous_strides
+
+SHAPE = (2, 100, 4, 64)
+
+
+def _spec(
+    strides: tuple[int, ...] | None = (25600, 256, 64, 1),
+    shape: tuple[int, ...] = SHAPE,
+    offset: int = 0,
+    itemsize: int = 2,
+) -> TensorSpec:
+    return TensorSpec(shape, {2: "float16", 4: "float32"}[itemsize], strides, itemsize, 0, offset)
+
+
+def test_contiguous_rows_are_mappable() -> None:
+    for shape in (SHAPE, (1, 1, 1, 8), (100, 64), (2, 100, 64)):
+        assert _spec(contiguous_strides(shape), shape).mappable
+
+
+@pytest.mark.parametrize(
+    "strides",
+    [
+        (51200, 512, 128, 1),  # with room between heads
+        (64, 128, 12800, 1),  # heads outside
+        (6400, 64, 12800, 1),
+        (8, 8, 8, 1),  # rows over each other
+    ],
+)
+def test_any_positive_strides_of_16_bytes_are_mappable(strides: tuple[int, ...]) -> None:
+    assert _spec(strides).mappable
+
+
+@pytest.mark.parametrize(
+    ("axis", "stride"),
+    [(axis, s) for axis in range(3) for s in (0, -256, 1 << 39, (1 << 39) + 8, 1 << 60)],
+)
+def test_strides_that_the_copy_engine_cannot_step(axis: int, stride: int) -> None:
+    """Broadcast, backwards, or 2^40 bytes and more: aligned, but not mappable."""
+    strides = [25600, 256, 64, 1]
+    strides[axis] = stride
+    spec = _spec(tuple(strides))
+    assert spec.aligned
+    assert not spec.mappable
+    one = [*SHAPE]
+    one[axis] = 1  # which nothing steps along
+    assert _spec(tuple(strides), tuple(one)).mappable
+
+
+def test_the_longest_stride_is_taken() -> None:
+    assert _spec(((1 << 39) - 8, 256, 64, 1)).mappable
+    assert not _spec(((1 << 38), 256, 64, 1), itemsize=4).mappable
+    assert _spec(((1 << 38) - 4, 256, 64, 1), itemsize=4).mappable
+
+
+def test_what_is_not_aligned_is_not_mappable() -> None:
+    for spec in (
+        _spec(offset=8),
+        _spec((25600, 260, 64, 1)),
+        _spec(None),
+        _spec(contiguous_strides((2, 100, 4, 60)), (2, 100, 4, 60)),
+    ):
+        assert not spec.aligned
+        assert not spec.mappable

@@ -1,0 +1,148 @@
+"""What the driver is asked for when a tensor map is made. It is not there: a fake one answers."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cuflash.cuda import tensor_map
+from cuflash.cuda.parameters import PARAMETERS, TENSOR_MAP
+from cuflash.cuda.tensor_map import WORDS, TensorMapEncoder
+from cuflash.errors import LaunchError
+from cuflash.planning.problem import DTypeName
+
+
+class FakeDriver:
+    """Keeps what it was asked, writes a number into each map and answers ``status``."""
+
+    def __init__(self) -> None:
+        self.asked: list[dict[str, Any]] = []
+        self.status = 0
+
+    def encode(self, words: Any, dtype: int, rank: int, address: Any, *others: Any) -> int:
+        sizes, strides, box, steps, interleave, swizzle, promotion, fill = others
+        self.asked.append(
+            {
+                "at": words.value,
+                "dtype": dtype,
+                "rank": rank,
+                "address": address.value,
+                "sizes": [*sizes],
+                "strides": [*strides],
+                "box": [*box],
+                "steps": [*steps],
+                "modes": (interleave, swizzle, promotion, fill),
+            }
+        )
+        ctypes.memset(words.value, len(self.asked), 8 * WORDS)
+        return self.status
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
+    fake = FakeDriver()
+    monkeypatch.setattr(tensor_map, "_encode", lambda: fake.encode)
+    return fake
+
+
+def _encoder(
+    shape: tuple[int, int, int, int] = (2, 1000, 4, 96),
+    strides: tuple[int, int, int] = (1_000_000, 512, 128),
+    dtype: DTypeName = "float16",
+) -> TensorMapEncoder:
+    return TensorMapEncoder(dtype, shape, strides, 112)
+
+
+def test_a_map_says_columns_rows_heads_and_batch(driver: FakeDriver) -> None:
+    """Innermost first, as the kernels give coordinates; strides are bytes."""
+    _encoder().map_of(4096)
+    (asked,) = driver.asked
+    assert (asked["rank"], asked["address"]) == (4, 4096)
+    assert asked["sizes"] == [96, 1000, 4, 2]
+    assert asked["strides"] == [1024, 256, 2_000_000]
+    assert asked["box"] == [64, 112, 1, 1]
+    assert asked["steps"] == [1, 1, 1, 1]
+    # Not interleaved; swizzle of 128 bytes; 256 bytes into L2; zeros outside. CUDA Driver API,
+    # CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill.
+    assert asked["modes"] == (0, 3, 3, 0)
+
+
+@pytest.mark.parametrize(("dtype", "number"), [("float16", 6), ("bfloat16", 9)])
+def test_types_have_the_drivers_numbers(driver: FakeDriver, dtype: DTypeName, number: int) -> None:
+    _encoder(dtype=dtype).map_of(4096)
+    assert driver.asked[0]["dtype"] == number
+
+
+@pytest.mark.parametrize("stride", [0, 3, -8, 1 << 50])
+def test_an_axis_of_one_element_has_a_legal_stride(driver: FakeDriver, stride: int) -> None:
+    for axis in range(3):
+        shape, strides = [2, 1000, 4, 96], [1_000_000, 512, 128]
+        shape[axis], strides[axis] = 1, stride
+        _encoder(tuple(shape), tuple(strides)).map_of(4096)  # type: ignore[arg-type]
+        asked = driver.asked[-1]
+        assert 1 in asked["sizes"][1:]
+        assert all(0 < s < 1 << 40 and s % 16 == 0 for s in asked["strides"])
+        others = {1024, 256, 2_000_000} - {2 * [1_000_000, 512, 128][axis]}
+        assert others < set(asked["strides"])
+
+
+def test_maps_are_kept_by_address(driver: FakeDriver) -> None:
+    encoder = _encoder()
+    first, again, other = (encoder.map_of(address) for address in (4096, 4096, 8192))
+    assert first is again
+    assert [asked["address"] for asked in driver.asked] == [4096, 8192]
+    assert (first == 0x0101010101010101).all()
+    assert (other == 0x0202020202020202).all()
+    assert _encoder().map_of(4096) is not first  # another tensor may have another shape
+
+
+def test_so_many_are_kept_and_no_more(driver: FakeDriver) -> None:
+    encoder = _encoder()
+    addresses = range(4096, 4096 + 16 * 1000, 16)
+    for address in addresses:
+        encoder.map_of(address)
+        assert len(encoder._kept) <= 256
+    assert len(driver.asked) == len(addresses)
+    before = [encoder.map_of(address) for address in addresses[-8:]]
+    assert len(driver.asked) <= len(addresses) + 8
+    assert all((row == row[0]).all() for row in before)
+
+
+def test_a_map_is_where_the_driver_wants_it(driver: FakeDriver) -> None:
+    """At a multiple of 64 bytes, as many as the kernel takes, and nothing beyond is written."""
+    encoder = _encoder()
+    kept = [encoder.map_of(address) for address in range(0, 16 * 64, 16)]
+    for words, asked in zip(kept, driver.asked, strict=True):
+        assert asked["at"] % 64 == 0
+        assert words.ctypes.data == asked["at"]
+        assert (words.dtype, words.shape, words.nbytes) == (np.uint64, (16,), TENSOR_MAP.itemsize)
+        start, end = words.ctypes.data, words.ctypes.data + words.nbytes
+        room = words.base
+        assert isinstance(room, np.ndarray)
+        assert room.ctypes.data <= start
+        assert end <= room.ctypes.data + room.nbytes
+
+
+def test_a_refusal_says_what_was_asked_and_is_not_kept(driver: FakeDriver) -> None:
+    driver.status = 1
+    encoder = _encoder()
+    for _ in range(2):
+        with pytest.raises(LaunchError, match=r"\[96, 1000, 4, 2\].*2000000.*0x1008.*error 1"):
+            encoder.map_of(4104)
+    assert len(driver.asked) == 2
+    driver.status = 0
+    assert encoder.map_of(4104) is encoder.map_of(4104)
+
+
+def test_the_parameters_are_as_long_as_the_compiler_makes_them() -> None:
+    """A member aligned to 64 bytes rounds the structure up; the driver reads maps at 64."""
+    struct = PARAMETERS["fa3", "forward"]
+    offsets = dict(struct.offsets())
+    assert struct.dtype.itemsize % 64 == 0
+    assert struct.dtype.itemsize - (offsets["shape.q_offset"] + 4) < 64
+    assert [offsets[f"{name}_map.opaque"] for name in "qkv"] == [0, 128, 256]
+    plain = [s for key, s in PARAMETERS.items() if key[0] != "fa3"]
+    assert all(not any(name.endswith("_map") for name in s.dtype.names or ()) for s in plain)

@@ -1,0 +1,138 @@
+"""Which launches share a tile counter: those that run one after the other, and no others."""
+
+from __future__ import annotations
+
+import threading
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from cuflash.cuda import tile_counter
+from cuflash.cuda.tile_counter import counter_of_launch
+
+WORKSPACE = 1 << 16
+PER_THREAD = 2
+
+
+class FakeCupy:
+    """Streams that may be capturing, and arrays that have an address."""
+
+    def __init__(self) -> None:
+        self.stream = 0
+        self.capturing: set[int] = set()
+        self.cleared: list[tuple[int, ...]] = []
+        self.made: list[tuple[Any, ...]] = []
+
+    def get_current_stream(self) -> Any:
+        return SimpleNamespace(ptr=self.stream)
+
+    def is_capturing(self, stream: int) -> bool:
+        assert stream != 0, "the driver does not answer for the null stream"
+        return stream in self.capturing
+
+    def clear(self, *arguments: int) -> None:
+        self.cleared.append(arguments)
+
+    def zeros(self, size: int, dtype: Any) -> Any:
+        self.made.append((size, dtype, self.stream))
+        time.sleep(0.01)  # so that others come meanwhile
+        return SimpleNamespace(data=SimpleNamespace(ptr=4096 * len(self.made)))
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> FakeCupy:
+    cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
+    made = FakeCupy()
+    monkeypatch.setattr(tile_counter, "_counters", {})
+    monkeypatch.setattr(cupy, "zeros", made.zeros)
+    monkeypatch.setattr(cupy.cuda, "get_current_stream", made.get_current_stream)
+    monkeypatch.setattr(cupy.cuda.runtime, "streamIsCapturing", made.is_capturing)
+    monkeypatch.setattr(cupy.cuda.runtime, "memsetAsync", made.clear)
+    return made
+
+
+def _on(fake: FakeCupy, stream: int, device: int = 0) -> int:
+    fake.stream = stream
+    return counter_of_launch(device, WORKSPACE)
+
+
+def test_a_stream_keeps_its_counter(fake: FakeCupy) -> None:
+    assert _on(fake, 0) == _on(fake, 0)
+    assert _on(fake, 77) == _on(fake, 77)
+    assert len(fake.made) == 2
+    assert not fake.cleared  # a launch leaves 0 behind
+
+
+def test_other_streams_and_devices_have_others(fake: FakeCupy) -> None:
+    found = {_on(fake, stream, device) for stream in (0, 1, 77, 78) for device in (0, 1)}
+    assert len(found) == 8
+    assert WORKSPACE not in found
+
+
+def test_a_counter_is_one_zero_made_on_its_stream(fake: FakeCupy) -> None:
+    """In the order of the stream: the kernel after it finds the zero."""
+    import cupy
+
+    _on(fake, 77)
+    assert fake.made == [(1, cupy.int32, 77)]
+
+
+@pytest.mark.parametrize(("stream", "shared"), [(0, True), (77, True), (PER_THREAD, False)])
+def test_the_per_thread_stream_is_another_for_every_thread(
+    fake: FakeCupy, stream: int, shared: bool
+) -> None:
+    fake.stream = stream
+    found: list[list[int]] = []
+    both = threading.Barrier(2)  # identifiers of threads that are gone are used again
+
+    def launch() -> None:
+        found.append([counter_of_launch(0, WORKSPACE) for _ in range(2)])
+        both.wait()
+
+    threads = [threading.Thread(target=launch) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    (first, again), (other, other_again) = found
+    assert (first, other) == (again, other_again)
+    assert (first == other) == shared
+
+
+def test_sixteen_threads_of_a_stream_make_one_counter(fake: FakeCupy) -> None:
+    fake.stream = 77
+    found: set[int] = set()
+    start = threading.Barrier(16)
+
+    def launch() -> None:
+        start.wait()
+        found.add(counter_of_launch(0, WORKSPACE))
+
+    threads = [threading.Thread(target=launch) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 1
+
+
+@pytest.mark.parametrize("stream", [77, PER_THREAD])
+def test_a_captured_launch_counts_in_its_workspace(fake: FakeCupy, stream: int) -> None:
+    """Which the graph itself sets to 0, for what it holds is undefined."""
+    before = _on(fake, stream)
+    fake.capturing = {stream}
+    assert _on(fake, stream) == WORKSPACE
+    assert fake.cleared == [(WORKSPACE, 0, 4, stream)]
+    assert _on(fake, 78) not in (before, WORKSPACE)
+    fake.capturing = set()
+    assert _on(fake, stream) == before
+    assert len(fake.cleared) == 1
+
+
+def test_nothing_is_made_while_capturing(fake: FakeCupy) -> None:
+    """Memory made in a capture belongs to the graph."""
+    fake.capturing = {77}
+    assert _on(fake, 77) == WORKSPACE
+    assert not fake.made
