@@ -1,20 +1,20 @@
-// wgmma: products of 64 rows by the four warps of a warpgroup, operands in shared memory, run beside
-// whatever the warps do next.
-// PTX ISA "Asynchronous warpgroup level matrix instructions"; sm_90a.
+// wgmma: products of 64 rows by the four warps of a warpgroup, operands in shared memory, run
+// beside whatever the warps do next. PTX ISA "Asynchronous warpgroup level matrix instructions";
+// sm_90a.
 //
 // Accumulators: warp w holds rows 16 w to 16 w + 15, as d[column / 8][row / 8 % 2][column % 2] in
 // the layout of tile/warp_tile.cuh. Between wgmma_commit and the wgmma_wait that retires it nothing
 // may touch a product's accumulators or its operand in registers.
 #pragma once
 
-#include "wgmma/n64.cuh"
-#include "wgmma/n80.cuh"
-#include "wgmma/n96.cuh"
 #include "wgmma/n112.cuh"
 #include "wgmma/n128.cuh"
 #include "wgmma/n160.cuh"
 #include "wgmma/n192.cuh"
 #include "wgmma/n256.cuh"
+#include "wgmma/n64.cuh"
+#include "wgmma/n80.cuh"
+#include "wgmma/n96.cuh"
 
 namespace cuflash::ptx {
 
@@ -37,7 +37,9 @@ template <int fragments>
 __device__ inline void wgmma_hold(float (&d)[fragments][2][2]) {
 #pragma unroll
   for (int i = 0; i < fragments; ++i) {
-    asm volatile("" : "+f"(d[i][0][0]), "+f"(d[i][0][1]), "+f"(d[i][1][0]), "+f"(d[i][1][1])::"memory");
+    asm volatile(""
+                 : "+f"(d[i][0][0]), "+f"(d[i][0][1]), "+f"(d[i][1][0]),
+                   "+f"(d[i][1][1])::"memory");
   }
 }
 

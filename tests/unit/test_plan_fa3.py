@@ -125,7 +125,7 @@ _REFUSED = {
     "too many tiles": (
         mapped(batch=2**11, heads_q=2**10, heads_kv=2**10, seqlen_q=2**20),
         HOPPER,
-        "fa3 would need [0-9,]+ tiles, it can count 2,147,483,647",
+        "fa3 would need [0-9,]+ tiles, it can count 1,073,741,824",
     ),
 }
 
