@@ -121,7 +121,8 @@ def _decide(
     problem = replace(described.problem, alignment=alignment)
     limits = host or DeviceLimits.query(device or 0)
     chosen = plan(problem, limits, algorithm=options.algorithm, blocks=options.blocks)
-    if isinstance(limits, DeviceLimits) and options.algorithm == "auto":
+    anything = options.algorithm == "auto" and options.blocks is None
+    if isinstance(limits, DeviceLimits) and anything:
         remedy = needs_newer_compiler(problem, limits)
         if remedy is not None:
             warnings.warn(f"running {chosen.algorithm}: fa3 {remedy}", stacklevel=2)

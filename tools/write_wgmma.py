@@ -64,8 +64,7 @@ def _function(template: str, width: int, cuda: str, ptx: str, operands: int) -> 
     names = ", ".join(f"%{i}" for i in range(count))
     first, *rest = textwrap.wrap(names, 88)
     opening = f"wgmma.mma_async.sync.aligned.m64n{width}k16.f32.{ptx}.{ptx} "
-    lines = [f'    "{opening}"', f'    "{{{first}']
-    lines = [lines[0]] + [f'    "{line} "' for line in ["{" + first, *rest]]
+    lines = [f'    "{opening}"', *(f'    "{line} "' for line in ["{" + first, *rest])]
     lines[-1] = lines[-1][:-2] + '}, "'
     elements = [
         f'"+f"(d[{n}][{group}][{which}])'

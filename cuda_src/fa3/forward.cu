@@ -9,10 +9,12 @@
 //          weights of the block before, and one warpgroup's softmax runs beside another's products
 //
 // Who waits for whom (see tile/pipeline.cuh):
-//   q_full[stage][w]   load -> warpgroup w                  q_empty[stage][w]  its four warps ->
-//   load k_full, v_full     load -> all warps of math            k_empty, v_empty   every warp ->
-//   load queue              load -> all warps of math: the next tile barrier 1 + w      warpgroup w
-//   - 1 -> warpgroup w: its turn to issue products
+//   q_full[stage][w]    warpgroup w for load
+//   q_empty[stage][w]   load for the four warps of warpgroup w
+//   k_full, v_full      all warps of math for load
+//   k_empty, v_empty    load for every warp of math
+//   queue               all warps of math for the next tile from load, and load for them
+//   barrier 1 + w       warpgroup w for warpgroup w - 1: its turn to issue products
 #include "../ptx/register_budget.cuh"
 #include "forward_load.cuh"
 #include "forward_math.cuh"

@@ -28,10 +28,18 @@ _KEPT = 256  # maps of one tensor
 
 
 @functools.cache
-def _encode() -> Any:
+def _driver() -> Any:
     function = ctypes.CDLL("libcuda.so.1").cuTensorMapEncodeTiled
     function.restype = ctypes.c_int
     return function
+
+
+def _encode() -> Any:
+    """The driver's function, once the calling thread has a context (CUDA: cudaSetDevice)."""
+    import cupy
+
+    cupy.cuda.runtime.setDevice(cupy.cuda.runtime.getDevice())
+    return _driver()
 
 
 class TensorMapEncoder:
@@ -97,7 +105,7 @@ class TensorMapEncoder:
             ctypes.c_void_p(words.ctypes.data),
             self._type,
             4,
-            ctypes.c_void_p(address),
+            ctypes.c_void_p(int(address)),
             self._sizes,
             self._strides,
             self._box,

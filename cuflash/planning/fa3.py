@@ -51,7 +51,8 @@ def needs_newer_compiler(problem: AttentionProblem, limits: DeviceLimits) -> str
 
 def _compiler_reason(limits: DeviceLimits) -> str:
     found, needed = (".".join(map(str, v)) for v in (limits.nvrtc, OLDEST_NVRTC))
-    return f"needs NVRTC {needed} or newer, this is {found}: pip install 'cuflash[cuda13]'"
+    extra = f"cuda{max(12, limits.nvrtc[0])}"
+    return f"needs NVRTC {needed} or newer, this is {found}: pip install -U 'cuflash[{extra}]'"
 
 
 def _why_not(problem: AttentionProblem, limits: DeviceLimits) -> str | None:

@@ -115,7 +115,7 @@ _REFUSED = {
     "an older compiler": (
         mapped(),
         replace(HOPPER, nvrtc=(12, 8)),
-        r"needs NVRTC 12\.9 or newer, this is 12\.8: pip install 'cuflash\[cuda13\]'",
+        r"needs NVRTC 12\.9 or newer, this is 12\.8: pip install -U 'cuflash\[cuda12\]'",
     ),
     "little shared memory": (
         mapped(),

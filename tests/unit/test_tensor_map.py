@@ -99,6 +99,11 @@ def test_maps_are_kept_by_address(driver: FakeDriver) -> None:
     assert _encoder().map_of(4096) is not first  # another tensor may have another shape
 
 
+def test_an_address_may_be_any_integer(driver: FakeDriver) -> None:
+    _encoder().map_of(np.uint64(4096))  # type: ignore[arg-type]
+    assert driver.asked[0]["address"] == 4096
+
+
 def test_so_many_are_kept_and_no_more(driver: FakeDriver) -> None:
     encoder = _encoder()
     addresses = range(4096, 4096 + 16 * 1000, 16)
