@@ -184,8 +184,8 @@ struct ForwardMath {
     weigh(state, scores);
   }
 
-  // The scores of a block, beside them and beside their softmax the product of the weights of the
-  // block before with V.
+  // The scores of a block, issued together with the product of the weights of the block before with
+  // V. The softmax follows both: it writes the weights that the product reads.
   template <bool masked>
   __device__ __forceinline__ void step(const ForwardTile<Config>& tile,
                                        const WarpgroupBlocks<Config>& blocks, State& state,
@@ -235,8 +235,8 @@ struct ForwardMath {
   static constexpr bool takes_turns = Types::warpgroups > 1 && Config::takes_turns;
 };
 
-// Between two tiles the warpgroup's pipeline runs dry; the other warpgroups' products fill the gap.
-// To issue a tile's last product together with the next one's first scores was slower.
+// Between two tiles the warpgroup's pipeline runs dry; the other warpgroups' products fill the gap
+// (what was tried instead: bench/NOTES.md).
 template <class Config>
 __device__ inline void math_role(const ForwardContext<Config>& c, int warpgroup) {
   ForwardMath<Config> math(c, warpgroup);

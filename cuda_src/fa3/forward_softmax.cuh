@@ -1,9 +1,9 @@
 // FlashAttention-3 forward: online softmax of a warp's 16 rows.
 //
 // A row's reference need not be its maximum: output and sum share it, and the division at the end
-// takes it out again exactly. FlashAttention-4 (Zadouri et al. 2026) moves it only when the maximum
-// has risen far enough; here not even the maximum is computed, unless a sum of weights says that it
-// must have: one comparison a row in place of one a score.
+// takes it out again exactly. FlashAttention-4 moves it only when the maximum has risen far enough;
+// here not even the maximum is computed, unless a sum of weights says that it must have: one
+// comparison a row in place of one a score.
 #pragma once
 
 #include "forward_types.cuh"

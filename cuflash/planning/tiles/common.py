@@ -38,9 +38,9 @@ ProductKind = Literal["tensor_cores", "tf32", "fp64", "scalar"]
 HEAD_DIM_BUCKETS = (16, 32, 64, 96, 128, 192, 256)
 
 
-def bucket(head_dim: int) -> int:
+def bucket(head_dim: int, buckets: tuple[int, ...] = HEAD_DIM_BUCKETS) -> int:
     """The narrowest bucket that holds ``head_dim`` columns."""
-    return next(b for b in HEAD_DIM_BUCKETS if b >= head_dim)
+    return next(b for b in buckets if b >= head_dim)
 
 
 def ceil_div(a: int, b: int) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ..device import DeviceLimits
 from ..problem import AttentionProblem
-from .common import Arithmetic, Footprint, ceil_div
+from .common import Arithmetic, Footprint, bucket, ceil_div
 from .fa3_tables import BUCKETS, FORWARD, ForwardRow
 
 __all__ = ["ARITHMETIC", "ROWS", "Fa3ForwardTile", "candidates", "tile_of_row"]
@@ -33,11 +33,6 @@ class _Registers:
 #: By warpgroups that do arithmetic, one block on a multiprocessor. All warpgroups start with the
 #: same number, so what is given and taken adds up to at most that many times their number.
 _REGISTERS = {2: _Registers(40, 232), 3: _Registers(32, 160), 4: _Registers(32, 112)}
-
-
-def fa3_bucket(head_dim: int) -> int:
-    """The narrowest compiled width that holds ``head_dim`` columns."""
-    return next(b for b in BUCKETS if b >= head_dim)
 
 
 def _panels(rows: int, columns: int) -> int:
@@ -95,8 +90,8 @@ def tile_of_row(problem: AttentionProblem, row: ForwardRow) -> Fa3ForwardTile:
         row.num_stages,
         row.q_stages,
         row.takes_turns,
-        fa3_bucket(problem.head_dim),
-        fa3_bucket(problem.head_dim_v),
+        bucket(problem.head_dim, BUCKETS),
+        bucket(problem.head_dim_v, BUCKETS),
     )
 
 
