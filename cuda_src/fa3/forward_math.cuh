@@ -56,10 +56,14 @@ struct ForwardMath {
   // Warpgroups take turns at issuing products, so that one's softmax runs beside another's
   // products. Every warpgroup takes as many turns for a tile, one for each block.
   __device__ void take_turn() const {
-    if constexpr (takes_turns) ptx::named_barrier(1 + warpgroup, 2 * kWarpgroup);
+    if constexpr (takes_turns) {
+      jitter<Config>();
+      ptx::named_barrier(1 + warpgroup, 2 * kWarpgroup);
+    }
   }
   __device__ void pass_turn() const {
     if constexpr (takes_turns) {
+      jitter<Config>();
       const int next = warpgroup + 1 == Types::warpgroups ? 0 : warpgroup + 1;
       ptx::named_barrier_arrive(1 + next, 2 * kWarpgroup);
     }
@@ -92,10 +96,12 @@ struct ForwardMath {
 #pragma unroll 1
     for (int i = 0; i < count; ++i) {
       wait_k();
+      __syncwarp();  // no lane may still be waiting for a phase that the arrival ends
       release_k();
       take_turn();
       pass_turn();
       wait_v();
+      __syncwarp();
       release_v();
     }
   }

@@ -27,7 +27,7 @@ struct PipelineState {
 
 using Barrier = unsigned long long;
 
-// With Config::jitter every operation on an mbarrier comes a little late, a different time for
+// With Config::jitter every operation on a barrier comes a little late, a different time for
 // every warp and moment: an order that the barriers do not enforce does not survive that.
 template <class Config>
 __device__ inline void jitter() {

@@ -19,7 +19,7 @@ struct TileQueueStorage {
 __device__ inline void init_tile_queue(TileQueueStorage& storage, int reading_warps) {
   for (int i = 0; i < 2; ++i) {
     ptx::mbarrier_init(ptx::shared_address(&storage.full[i]), 1);
-    ptx::mbarrier_init(ptx::shared_address(&storage.empty[i]), reading_warps);
+    ptx::mbarrier_init(ptx::shared_address(&storage.empty[i]), 32 * reading_warps);
   }
 }
 
@@ -50,13 +50,14 @@ __device__ inline void pass_on_item(TileQueueStorage& storage, PipelineState<2>&
   place.advance();
 }
 
-// By every reading warp. The same in all its lanes, and known to be where loops depend on it.
+// By every reading warp. The same in all its lanes, and known to be where loops depend on it. Every
+// lane arrives, for every lane reads; of the copy engine's buffers no lane does.
 template <class Config>
 __device__ inline WorkItem next_item(TileQueueStorage& storage, PipelineState<2>& place) {
   wait<Config>(storage.full[place.stage], place.phase);
   WorkItem item = storage.item[place.stage];
   item.q_tile = __shfl_sync(0xffffffffu, item.q_tile, 0);
-  arrive_warp<Config>(storage.empty[place.stage]);
+  arrive<Config>(storage.empty[place.stage]);
   place.advance();
   return item;
 }

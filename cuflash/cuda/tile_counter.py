@@ -16,8 +16,19 @@ __all__ = ["counter_of_launch"]
 #: CuPy's address of the per-thread default stream: another stream for every thread.
 _PER_THREAD = 2
 
+#: Never shrinks: a counter may be in use for as long as its stream has work.
+_counters: dict[tuple[int, int, object], Any] = {}
 _lock = threading.Lock()
-_counters: dict[tuple[int, int, int], Any] = {}
+
+
+class _Thread(threading.local):
+    """Something of the thread's own. Its identifier would be given to another one later."""
+
+    def __init__(self) -> None:
+        self.token = object()
+
+
+_thread = _Thread()
 
 
 def counter_of_launch(device_id: int, workspace: int) -> int:
@@ -41,8 +52,8 @@ def counter_of_launch(device_id: int, workspace: int) -> int:
     if is_capturing():
         cupy.cuda.runtime.memsetAsync(workspace, 0, 4, stream)
         return workspace
-    thread = threading.get_ident() if stream == _PER_THREAD else 0
-    key = (device_id, stream, thread)
+    owner = _thread.token if stream == _PER_THREAD else None
+    key = (device_id, stream, owner)
     counter = _counters.get(key)
     if counter is None:
         with _lock:

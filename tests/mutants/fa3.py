@@ -127,7 +127,7 @@ _TILES = (
     Bug(
         "all streams share a tile counter",  # two launches at once take each other's tickets
         _COUNTER,
-        "key = (device_id, stream, thread)",
+        "key = (device_id, stream, owner)",
         "key = (device_id, 0, 0)",
         CAUSAL,
     ),

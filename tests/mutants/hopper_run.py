@@ -80,13 +80,15 @@ def many(listed: Listed) -> None:
     firsts = [problem.first() for problem in problems]
     for array in (*problems[0].typed(firsts[0]), *problems[1].typed(firsts[1])):
         assert not np.isnan(array.get().astype(np.float32)).any(), "a part was not written"
+    both = list(zip(problems, firsts, strict=True))
+    # Each problem beside the other: few tiles, which leave multiprocessors free, beside many.
     lanes = [
         [
             (problem, problem.destinations(), first)
-            for problem, first in zip(problems, firsts, strict=True)
+            for problem, first in order
             for _ in range(PASSES)
         ]
-        for _ in range(2)
+        for order in (both, both[::-1])
     ]
     for beside in (_one_after_the_other, _on_two_streams, _in_two_graphs):
         for problem, bits, _ in (*lanes[0], *lanes[1]):
