@@ -58,8 +58,8 @@ _SPIN = """extern "C" __global__ void spin(long long n) {
 }"""
 
 
-def hold(cp: Any, streams: Sequence[Any], cycles: int = 40_000_000) -> None:
-    """Hold streams up for a while, so that what is queued on them meanwhile runs at once."""
+def hold(cp: Any, streams: Sequence[Any], cycles: int = 300_000_000) -> None:
+    """Hold streams up for a sixth of a second: what is queued on them meanwhile runs at once."""
     holder = cp.cuda.Stream(non_blocking=True)
     with holder:
         cp.RawKernel(_SPIN, "spin")((1,), (1,), (np.int64(cycles),))

@@ -26,7 +26,7 @@ def _compiled_ahead(request: pytest.FixtureRequest) -> None:
     algorithms = [
         runner.algorithm
         for name, runner in RUNNERS.items()
-        if runner.backend == "cuda" and any(name in item.name for item in gpu)
+        if runner.backend == "cuda" and any("-".join(name) in item.name for item in gpu)
     ]
     if len(gpu) > FEW and cuflash.is_available():
         with ThreadPoolExecutor() as pool:
