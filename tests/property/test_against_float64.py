@@ -15,6 +15,7 @@ from ..kit.data import arrays
 from ..kit.oracle import judge
 from ..kit.problem import cases
 from ..kit.runners import ApiRunner
+from ..kit.strides import CONTIGUOUS
 from .sweep import (
     BLOCKS,
     SWEPT,
@@ -116,6 +117,9 @@ def test_the_library_makes_the_same_results_itself(runner: ApiRunner, dtype: str
     """With and without destinations: the same bits, in fresh contiguous arrays."""
 
     def check(case: Case) -> None:
+        if runner.algorithm == "auto":  # strides of destinations can change what "auto" takes
+            made = ("out", "dq", "dk", "dv")
+            case = case.with_strides(**dict.fromkeys(made, CONTIGUOUS))
         x = arrays(case)
         one, fresh = ordered(runner), replace(ordered(runner), destinations=False)
         out, lse = one.forward(case, x["q"], x["k"], x["v"])

@@ -39,7 +39,7 @@ FORWARD = (
     ForwardRow(128, 128, 128, 64, 4, 2, True, 0, 512),  # 354 at 128, seqlen 512 causal
     ForwardRow(128, 128, 128, 128, 2, 2, True, 1024, 1024),  # 551 at 128, seqlen 512 full
     ForwardRow(128, 128, 192, 80, 2, 2),  # 808 at 128, seqlen 8192 full
-    ForwardRow(192, 128, 128, 112, 2, 1),  # 803 at 192/128, seqlen 8192 causal
-    ForwardRow(192, 192, 128, 80, 2, 1),  # 786 at 192, seqlen 8192 causal
+    ForwardRow(192, 128, 128, 128, 2, 1),  # 803 at 192/128, seqlen 8192 causal
+    ForwardRow(192, 192, 128, 96, 2, 1),  # 786 at 192, seqlen 8192 causal
     ForwardRow(256, 256, 128, 64, 2, 1),  # 848 at 256, seqlen 8192 full
 )
