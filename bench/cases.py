@@ -118,6 +118,11 @@ def _grid(dtype: str, algorithm: str = "fa2", passes: tuple[str, ...] = PASSES) 
     ]
 
 
+def _fa3_backward() -> list[Case]:
+    """The cells of the grid that FlashAttention-3 has gradients of."""
+    return [c for c in _grid("bfloat16", "fa3", ("backward",)) if c.head_dim in (64, 128)]
+
+
 def _shapes() -> list[Case]:
     """FlashAttention-3 with other widths, and with heads that share keys."""
     return [
@@ -180,6 +185,7 @@ CASES: dict[str, Callable[[], list[Case]]] = {
     "fa3": lambda: _grid("bfloat16", "fa3", ("forward",)),
     "fa3-float16": lambda: _grid("float16", "fa3", ("forward",)),
     "fa3-shapes": _shapes,
+    "fa3-backward": _fa3_backward,
 }
 
 

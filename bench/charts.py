@@ -26,13 +26,17 @@ class Chart:
 
 
 def charts_of(name: str, rows: Sequence[Row]) -> list[Chart]:
-    """The charts of a set of cases: one a pass, where the rows have lengths enough."""
+    """The charts of a set of cases: one a pass, where the rows have lengths enough.
+
+    A set that is named after its pass has it in the names once.
+    """
     charts = []
     for op in ("forward", "backward"):
         of_op = [row for row in rows if row["op"] == op]
         if len({row["seqlen_q"] for row in of_op}) >= FEWEST_LENGTHS:
-            title = f"{name}, {op}, {of_op[0]['dtype']}, {of_op[0]['gpu']}, {of_op[0]['date']}"
-            charts.append(Chart(f"{name}-{op}.svg", title, of_op))
+            of_set = name.removesuffix(f"-{op}")
+            title = f"{of_set}, {op}, {of_op[0]['dtype']}, {of_op[0]['gpu']}, {of_op[0]['date']}"
+            charts.append(Chart(f"{of_set}-{op}.svg", title, of_op))
     return charts
 
 

@@ -20,6 +20,11 @@ KERNELS = {
         ("steps", "convert_dq"),
     ),
     ("fa3", "forward"): (("fa3", "forward"),),
+    ("fa3", "backward"): (
+        ("steps", "statistics"),
+        ("fa3", "backward"),
+        ("steps", "convert_dq"),
+    ),
 }
 
 

@@ -16,6 +16,7 @@ SETS = (
     "fa3",
     "fa3-float16",
     "fa3-shapes",
+    "fa3-backward",
     "fa2",
     "fa2-float16",
     "fa2-single",

@@ -126,6 +126,13 @@ PARAMETERS = {
         ("tile_counter", "scale", "section"),
         maps=("q_map", "k_map", "v_map"),
     ),
+    ("fa3", "backward"): _struct(
+        "Fa3BackwardParams",
+        ("dk", "dv"),
+        (),
+        ("row_lse", "delta", "dq_accumulator", "scale", "section", "padded_rows"),
+        maps=("q_map", "k_map", "v_map", "dout_map"),
+    ),
     ("steps", "delta"): _struct("DeltaParams", ("out", "dout"), ("dlse",), ("delta",)),
     ("steps", "statistics"): _struct(
         "StatisticsParams",

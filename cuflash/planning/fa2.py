@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from ..errors import UnsupportedError
 from .decision import Algorithm, Plan, asked_tile, nothing_fits
 from .device import DeviceLimits
 from .kernel import KernelLaunch, kernel_config, lay_out
-from .problem import DTYPES, AttentionProblem
+from .problem import AttentionProblem
+from .row_steps import RowSteps, launchable
 from .sections import section_of
 from .tiles import fa2, steps
 from .tiles.common import ceil_div
 
 __all__ = ["fa2_plan"]
-
-#: Thread blocks of a launch.
-_MOST_BLOCKS = 2**31 - 1
 
 
 def fa2_plan(
@@ -81,18 +76,10 @@ def _blocks(problem: AttentionProblem, tile: fa2.Fa2Tile) -> int:
     return problem.batch * problem.heads_kv * ceil_div(problem.seqlen_kv, tile.block_kv)
 
 
-def _launchable(grid: int) -> int:
-    if grid > _MOST_BLOCKS:
-        raise UnsupportedError(
-            f"fa2 would need {grid:,} thread blocks, a launch has at most {_MOST_BLOCKS:,}"
-        )
-    return grid
-
-
 def _main_launch(
     problem: AttentionProblem, limits: DeviceLimits, tile: fa2.Fa2Tile, *more: tuple[str, int]
 ) -> KernelLaunch:
-    grid = _launchable(_blocks(problem, tile))
+    grid = launchable(_blocks(problem, tile), "fa2")
     kernel = ("fa2", problem.operation)
     footprint = tile.footprint
     config = kernel_config(problem, limits, kernel, tile.arithmetic, tile.constants(), footprint)
@@ -122,47 +109,8 @@ def _backward(
     reason: str,
     rejected: tuple[tuple[Algorithm, str], ...],
 ) -> Plan:
-    heads = problem.batch * problem.heads_q
-    padded = ceil_div(problem.seqlen_q, steps.ROWS) * steps.ROWS
-    itemsize = DTYPES[problem.compute].itemsize
-    turns = steps.ROWS // tile.block_q * tile.warps if tile.ordered else 0  # of ROWS rows
-    sizes = [
-        ("row_lse", heads * padded * itemsize),
-        ("delta", heads * padded * itemsize),
-        ("dq_accumulator", heads * padded * tile.head_dim * itemsize),
-        ("turns", 4 * heads * padded // steps.ROWS * turns),
-    ]
-    rows = ("padded_rows", padded)
-    launches = (
-        _step_launch(problem, limits, tile, "statistics", {"turns": turns}, rows),
-        _main_launch(problem, limits, tile, rows),
-        _step_launch(problem, limits, tile, "convert_dq", {}, rows),
-    )
-    return Plan(problem, "cuda", "fa2", tile, reason, rejected, launches, tuple(lay_out(sizes)))
-
-
-def _step_launch(
-    problem: AttentionProblem,
-    limits: DeviceLimits,
-    tile: fa2.Fa2BackwardTile,
-    kernel: str,
-    constants: dict[str, int],
-    rows: tuple[str, int],
-) -> KernelLaunch:
-    """A kernel before or after the main one, which does ``steps.ROWS`` rows a block."""
-    step = steps.RowsTile(tile.arithmetic.fragment_rows)
-    config = kernel_config(
-        problem,
-        limits,
-        ("steps", kernel),
-        tile.arithmetic,
-        step.constants() | constants,
-        step.converting(tile.head_dim, problem.storage)
-        if kernel == "convert_dq"
-        else step.footprint,
-    )
-    grid = _launchable(problem.batch * problem.heads_q * ceil_div(problem.seqlen_q, steps.ROWS))
-    config = replace(config, mask="full")
-    if kernel == "convert_dq":  # nothing else changes its code
-        config = replace(config, head_dim_v=config.head_dim, output=config.storage)
-    return KernelLaunch(config, grid, (rows,))
+    turns = steps.ROWS // tile.block_q * tile.warps if tile.ordered else 0
+    rows = RowSteps(problem, limits, "fa2", tile.arithmetic, tile.head_dim, turns)
+    launches = rows.around(_main_launch(problem, limits, tile, rows.rows))
+    workspace = tuple(lay_out(rows.sizes))
+    return Plan(problem, "cuda", "fa2", tile, reason, rejected, launches, workspace)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from ..errors import ArgumentValueError, UnsupportedError
@@ -9,14 +10,19 @@ from .decision import Algorithm, Plan
 from .device import DeviceLimits
 from .kernel import KernelLaunch, kernel_config, lay_out
 from .problem import DTYPES, AttentionProblem
-from .sections import even_section
+from .row_steps import RowSteps
+from .sections import even_section, section_of
 from .tiles import fa3
 from .tiles.common import ceil_div
+from .tiles.fa3_tables import BACKWARD
 
-__all__ = ["OLDEST_NVRTC", "fa3_plan", "needs_newer_compiler"]
+__all__ = ["OLDEST_NVRTC", "WIDEST_BACKWARD", "fa3_plan", "needs_newer_compiler"]
 
 #: The first version that takes a second -arch option: sm_90a beside the one that CuPy gives.
 OLDEST_NVRTC = (12, 9)
+
+#: Columns of q, k and v up to which there are kernels of the backward pass.
+WIDEST_BACKWARD = max(row.widest for row in BACKWARD)
 
 #: Tickets go beyond it by as many as there are blocks, and are 32-bit numbers.
 _MOST_TILES = 2**30
@@ -27,9 +33,11 @@ def fa3_plan(
     limits: DeviceLimits,
     blocks: tuple[int, int] | None,
     rejected: tuple[tuple[Algorithm, str], ...],
-    tile: fa3.Fa3ForwardTile | None = None,
+    tile: fa3.Fa3Tile | None = None,
 ) -> Plan:
-    """A block for every multiprocessor, which draw the q tiles of all heads.
+    """Forward: a block for every multiprocessor, which draw the q tiles of all heads.
+
+    Backward: a block for each kv tile of each head.
 
     ``tile`` takes the place of the chosen one, for whoever compares tiles.
     """
@@ -39,7 +47,9 @@ def fa3_plan(
     why = "as given"
     if tile is None:
         tile, why = _tile(problem, limits, blocks)
-    return _forward(problem, limits, tile, why, rejected)
+    if isinstance(tile, fa3.Fa3ForwardTile):
+        return _forward(problem, limits, tile, why, rejected)
+    return _backward(problem, limits, tile, why, rejected)
 
 
 def needs_newer_compiler(problem: AttentionProblem, limits: DeviceLimits) -> str | None:
@@ -60,8 +70,6 @@ def _why_not(problem: AttentionProblem, limits: DeviceLimits) -> str | None:
     if limits.compute_capability != (9, 0):
         capability = "{}.{}".format(*limits.compute_capability)
         return f"is for Hopper, compute capability 9.0; this device has {capability}"
-    if problem.operation == "backward":
-        return "has no backward pass in this version"
     if DTYPES[problem.storage].itemsize != 2:
         return f"takes float16 and bfloat16, not {problem.storage}"
     if problem.alignment != "tensor_map":
@@ -71,6 +79,16 @@ def _why_not(problem: AttentionProblem, limits: DeviceLimits) -> str | None:
         )
     if problem.seqlen_kv == 0:
         return "needs at least one key"
+    if problem.operation == "backward":
+        if problem.heads_q * problem.seqlen_q == 0:
+            return "needs at least one query"
+        if max(problem.head_dim, problem.head_dim_v) > WIDEST_BACKWARD:
+            return (
+                f"has a backward pass up to head_dim {WIDEST_BACKWARD}, not for "
+                f"{problem.head_dim}/{problem.head_dim_v}"
+            )
+        if problem.deterministic:
+            return "sums dq in no fixed order, deterministic=True needs one"
     if limits.nvrtc < OLDEST_NVRTC:
         return _compiler_reason(limits)
     return None
@@ -78,16 +96,20 @@ def _why_not(problem: AttentionProblem, limits: DeviceLimits) -> str | None:
 
 def _tile(
     problem: AttentionProblem, limits: DeviceLimits, blocks: tuple[int, int] | None
-) -> tuple[fa3.Fa3ForwardTile, str]:
+) -> tuple[fa3.Fa3Tile, str]:
     """The first candidate for these widths and lengths, or the one of the blocks asked for."""
+    forward = problem.operation == "forward"
+    tiles: Iterable[fa3.Fa3Tile] = (fa3.candidates if forward else fa3.backward_candidates)(
+        problem, limits
+    )
     if blocks is None:
-        for tile in fa3.candidates(problem, limits):
+        for tile in tiles:
             return tile, "the first of the table for these lengths"
         raise UnsupportedError(
             f"fa3 has no tile for head_dim {problem.head_dim}/{problem.head_dim_v} "
             f"in {limits.shared_per_block:,} bytes of shared memory"
         )
-    listed = list(fa3.candidates(problem, limits, every=True))
+    listed = list(fa3.candidates(problem, limits, every=True) if forward else tiles)
     for tile in listed:
         if (tile.block_q, tile.block_kv) == blocks:
             return tile, "blocks as asked"
@@ -121,3 +143,36 @@ def _forward(
     launch = KernelLaunch(config, grid, (("section", section),), boxes)
     workspace = tuple(lay_out([("tile_counter", 4)]))
     return Plan(problem, "cuda", "fa3", tile, reason, rejected, (launch,), workspace)
+
+
+def _backward(
+    problem: AttentionProblem,
+    limits: DeviceLimits,
+    tile: fa3.Fa3BackwardTile,
+    reason: str,
+    rejected: tuple[tuple[Algorithm, str], ...],
+) -> Plan:
+    rows = RowSteps(problem, limits, "fa3", fa3.ARITHMETIC, tile.head_dim)
+    config = kernel_config(
+        problem, limits, ("fa3", "backward"), fa3.ARITHMETIC, tile.constants(), tile.footprint
+    )
+    config = replace(
+        config, architecture="sm_90a", head_dim=tile.head_dim, head_dim_v=tile.head_dim
+    )
+    tiles = ceil_div(problem.seqlen_kv, tile.block_kv)
+    all_tiles = problem.batch * problem.heads_kv * tiles
+    if all_tiles > _MOST_TILES:
+        raise UnsupportedError(f"fa3 would need {all_tiles:,} tiles, it can count {_MOST_TILES:,}")
+    grid = min(all_tiles, limits.num_sms * tile.footprint.blocks_per_sm)
+    section = 1
+    if problem.mask == "causal":
+        section = section_of(problem, limits, tiles, tile.footprint.blocks_per_sm)
+    boxes = (
+        ("q", tile.block_q),
+        ("k", tile.block_kv),
+        ("v", tile.block_kv),
+        ("dout", tile.block_q),
+    )
+    main = KernelLaunch(config, grid, (("section", section), rows.rows), boxes)
+    workspace = tuple(lay_out(rows.sizes))
+    return Plan(problem, "cuda", "fa3", tile, reason, rejected, rows.around(main), workspace)

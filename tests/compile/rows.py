@@ -19,7 +19,7 @@ from cuflash.planning.kernel import KernelConfig
 from cuflash.planning.plan import Algorithm, plan
 from cuflash.planning.problem import DTYPES, AttentionProblem
 from cuflash.planning.tiles.common import HEAD_DIM_BUCKETS
-from cuflash.planning.tiles.fa3_tables import BUCKETS, FORWARD
+from cuflash.planning.tiles.fa3_tables import BACKWARD, BUCKETS, FORWARD
 
 from ..architectures import LIMITS
 
@@ -61,7 +61,7 @@ def _problems() -> Iterator[AttentionProblem]:
 
 
 def _fa3_problems() -> Iterator[AttentionProblem]:
-    """Of every width, mask and dtype, a problem as long as each row of the table takes."""
+    """Of every width, mask and dtype, a problem as long as each row of the tables takes."""
     plain = replace(next(_problems()), alignment="tensor_map")
     widths = (*((d, d) for d in BUCKETS), (192, 128))
     for (d, dv), mask, dtype in product(widths, ("full", "causal"), _HALVES):
@@ -69,6 +69,9 @@ def _fa3_problems() -> Iterator[AttentionProblem]:
         for length, output in product(sorted(longest - {0}), (dtype, "float32")):
             of = replace(plain, head_dim=d, head_dim_v=dv, mask=mask, storage=dtype)
             yield replace(of, output=output, seqlen_q=length, seqlen_kv=length)
+    for row, mask, dtype in product(BACKWARD, ("full", "causal"), _HALVES):
+        of = replace(plain, operation="backward", mask=mask, storage=dtype, output=dtype)
+        yield replace(of, head_dim=row.widest, head_dim_v=row.widest)
 
 
 def _rare_fa3_problems() -> Iterator[AttentionProblem]:
@@ -93,13 +96,19 @@ def _rare_problems() -> Iterator[AttentionProblem]:
 def rows(architecture: str) -> dict[str, KernelConfig]:
     """Configurations of an architecture by a readable name, each machine code once."""
     older = _named(architecture, _problems(), _OLDER)
-    return older | _named(architecture, _fa3_problems(), ("fa3",))
+    return _both(older, _named(architecture, _fa3_problems(), ("fa3",)))
 
 
 def rare_rows(architecture: str) -> dict[str, KernelConfig]:
     """The same of what few calls ask for."""
     older = _named(architecture, _rare_problems(), _OLDER)
-    return older | _named(architecture, _rare_fa3_problems(), ("fa3",))
+    return _both(older, _named(architecture, _rare_fa3_problems(), ("fa3",)))
+
+
+def _both(one: dict[str, KernelConfig], other: dict[str, KernelConfig]) -> dict[str, KernelConfig]:
+    """Generations share kernels: what has one name is one kernel."""
+    assert all(one.get(name, config) == config for name, config in other.items())
+    return one | other
 
 
 def built_today(name: str, rare: bool = False) -> bool:

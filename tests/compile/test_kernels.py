@@ -89,9 +89,10 @@ def test_every_row_has_its_day(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not rare
 
 
-def test_jitter_is_compiled_in_where_it_is_asked_for() -> None:
-    row = next(name for name, config in _all_rows().items() if config.generation == "fa3")
-    assert "nanosleep" in build(_all_rows()[row], jitter=True).ptx
+@pytest.mark.parametrize("kernel", ["forward", "backward"])
+def test_jitter_is_compiled_in_where_it_is_asked_for(kernel: str) -> None:
+    fa3 = (c for c in _all_rows().values() if (c.generation, c.kernel) == ("fa3", kernel))
+    assert "nanosleep" in build(next(fa3), jitter=True).ptx
 
 
 #: What FlashAttention-3 is made of, and what would do its work the older way.
@@ -102,27 +103,49 @@ _HOPPER = (
     "prefetch.tensormap",
     "bar.sync",
 )
+#: What the backward pass has besides: numbers of rows by the same engine, dS turned round on its
+#: way to shared memory, where products read it.
+_BACKWARD = (
+    "cp.async.bulk.shared::cluster.global",
+    "stmatrix.sync.aligned.m8n8.x4.trans",
+    "fence.proxy.async",
+)
 _OLDER = ("mma.sync", "ldmatrix", "cp.async.cg", "cp.async.ca", "nanosleep")
 
 
 def _check_hopper(config: KernelConfig, built: Built) -> None:
     """The instructions are those of Hopper, and ptxas left the design as it was written."""
     c = dict(config.constants)
-    assert [name for name in _HOPPER if name not in built.ptx] == []
+    backward = config.kernel == "backward"
+    needed = _HOPPER + _BACKWARD if backward else _HOPPER
+    assert [name for name in needed if name not in built.ptx] == []
+    sums = set(re.findall(r"\bred\.[\w.]+", built.ptx))  # of dQ, four numbers at a time
+    assert sums == ({"red.relaxed.gpu.global.add.v4.f32"} if backward else set())
     assert [name for name in _OLDER if name in built.ptx] == []
     pairs = {"float16": "f16.f16", "bfloat16": "bf16.bf16"}[config.storage]
     products = set(re.findall(r"wgmma\.mma_async\.sync\.aligned\.(m64n\d+k16\.[\w.]+)", built.ptx))
-    assert products == {f"m64n{n}k16.f32.{pairs}" for n in (c["block_kv"], config.head_dim_v)}
+    assert products == {f"m64n{n}k16.f32.{pairs}" for n in _columns(config)}
     moved = set(re.findall(r"setmaxnreg\.(\w+)\.sync\.aligned\.u32 (\d+)", built.ptx))
     assert moved == {("dec", str(c["load_registers"])), ("inc", str(c["math_registers"]))}
     # Products one after the other, a setmaxnreg ignored: ptxas says so and goes on.
     assert not re.search(r"C75\d\d", built.log), built.log
     assert built.local == 0, built.log
     # What the load role gives back has to be enough, or those who ask for it wait for ever.
-    warpgroups = c["block_q"] // 64
+    warpgroups = c["block_kv" if backward else "block_q"] // 64
     assert config.threads == 128 * (warpgroups + 1)
     held = c["load_registers"] + warpgroups * c["math_registers"]
     assert held <= built.registers * (warpgroups + 1)
+
+
+def _columns(config: KernelConfig) -> set[int]:
+    """Of the products: scores, and what is computed of them."""
+    c = dict(config.constants)
+    if config.kernel == "forward":
+        return {c["block_kv"], config.head_dim_v}
+    # Scores have a column for each query. The warpgroups part the rows of dQ, or its columns.
+    by_rows = c["block_q"] == c["block_kv"]
+    of_dq = config.head_dim if by_rows else config.head_dim * 64 // c["block_kv"]
+    return {c["block_q"], config.head_dim, config.head_dim_v, of_dq}
 
 
 def _check_instructions(config: KernelConfig, ptx: str) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -10,13 +12,25 @@ import numpy as np
 import pytest
 
 import cuflash
+from cuflash import pipeline
 
 from ..kit.case import Case
 from ..kit.compare import compare
 from ..kit.data import arrays
-from ..kit.oracle import judge
+from ..kit.limits import UNIT
+from ..kit.oracle import Truth, judge
 
-__all__ = ["Hog", "Problem", "backward_of", "hold", "last_heads", "skip_without"]
+__all__ = [
+    "Gradients",
+    "Hog",
+    "Problem",
+    "backward_of",
+    "hold",
+    "jitter",
+    "last_heads",
+    "same_gradients",
+    "skip_without",
+]
 
 
 def skip_without(algorithm: str) -> None:
@@ -28,15 +42,39 @@ def skip_without(algorithm: str) -> None:
         pytest.skip(f"not on this device: fa3 is for compute capability 9.0, this is {capability}")
 
 
-def backward_of(algorithm: str) -> str:
-    """What the gradients of a forward pass are asked of: FlashAttention-3 has none."""
-    return "auto" if algorithm == "fa3" else algorithm
+def backward_of(algorithm: str, deterministic: bool = False) -> str:
+    """What the gradients of a forward pass are asked of: FlashAttention-3 keeps no order."""
+    return "auto" if algorithm == "fa3" and deterministic else algorithm
 
 
 def last_heads(case: Case, name: str, array: np.ndarray) -> np.ndarray:
     """The last heads of the last batch entry, as many as ``case`` has."""
     heads = case.heads_kv if name in ("k", "v", "dk", "dv") else case.heads_q
     return array[-1:, -heads:] if name in ("lse", "dlse") else array[-1:, :, -heads:]
+
+
+def same_gradients(got: Sequence[Any], expected: Sequence[Any], ordered: bool) -> bool:
+    """Whether gradients have the same bits, but for dq where it is summed in no fixed order.
+
+    Of dq a few parts are added in float32. In another order the sum differs by less than 2^-18 of
+    the largest, and may be rounded to a neighbour. float16 only.
+    """
+    alike = range(0 if ordered else 1, 3)
+    if not all(bool((got[i] == expected[i]).all()) for i in alike):
+        return False
+    one, other = (array[0].astype(np.float32) for array in (got, expected))
+    allowed = 2 * UNIT["float16"] * abs(other) + 2.0**-18 * abs(other).max()
+    return ordered or bool((abs(one - other) <= allowed).all())
+
+
+@contextmanager
+def jitter() -> Iterator[None]:
+    """Kernels that are made inside wait a random time at every barrier."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CUFLASH_JITTER", "1")
+        pipeline._decide.cache_clear()  # it holds the kernels that run already
+        yield
+    pipeline._decide.cache_clear()
 
 
 class Hog:
@@ -126,3 +164,81 @@ class Problem:
 
 
 _BITS = (("out", np.uint16), ("lse", np.uint32))
+
+
+class Gradients:
+    """Backward passes of FlashAttention-3 over the same inputs.
+
+    dk and dv are compared as bits. dq is summed in no fixed order, so it is
+    held to the truth, of the last group of heads.
+
+    Parameters
+    ----------
+    cp : module
+        CuPy.
+    case : Case
+        16-bit, in the layout "bshd".
+    """
+
+    def __init__(self, cp: Any, case: Case) -> None:
+        self._cp, self.case = cp, case
+        self.x = arrays(case, "q", "k", "v", "dout", "dlse")
+        self.options: dict[str, Any] = {**case.options, "algorithm": "fa3"}
+        given = {name: cp.asarray(array) for name, array in self.x.items()}
+        self._qkv = tuple(given[name] for name in "qkv")
+        saved = cuflash.attention(*self._qkv, return_lse=True, **self.options)
+        self._inputs = (given["dout"], *self._qkv, *saved)
+        self._dlse = given["dlse"]
+
+    @functools.cached_property
+    def truth(self) -> Truth:
+        """Of the last group of heads."""
+        last = replace(self.case, batch=1, heads_q=self.case.group, heads_kv=1)
+        return judge(last, {name: last_heads(last, name, x) for name, x in self.x.items()})
+
+    def prepare(self) -> cuflash.Prepared:
+        """The pass, compiled."""
+        return cuflash.prepare(*self._qkv, operation="backward", **self.options)
+
+    def destinations(self) -> tuple[Any, ...]:
+        """Dq, dk and dv, not written yet, as unsigned integers."""
+        return tuple(self._cp.empty(self.case.shape(name), np.uint16) for name in _GRADIENTS)
+
+    def poison(self, bits: tuple[Any, ...]) -> None:
+        """Fill with NaNs of a kind that no pass gives."""
+        for array in bits:
+            array.fill(np.iinfo(array.dtype).max)
+
+    def launch(self, bits: tuple[Any, ...]) -> None:
+        """One pass on the current stream; nothing waits for it."""
+        grads = tuple(array.view(self.case.storage) for array in bits)
+        cuflash.attention_backward(*self._inputs, dlse=self._dlse, grads=grads, **self.options)
+
+    def of_another(self, algorithm: Any) -> tuple[Any, ...]:
+        """The gradients that another generation gives."""
+        options = {**self.options, "algorithm": algorithm}
+        return cuflash.attention_backward(*self._inputs, dlse=self._dlse, **options)
+
+    def first(self) -> tuple[Any, ...]:
+        """The results of one pass, held to the truth."""
+        bits = self.destinations()
+        self.poison(bits)
+        self.launch(bits)
+        for name, array in zip(_GRADIENTS, bits, strict=True):
+            self.check(name, self.last(name, array))
+        return bits
+
+    def last(self, name: str, bits: Any) -> Any:
+        """A copy of the last group of heads of one gradient."""
+        return last_heads(self.truth.case, name, bits).copy()
+
+    def check(self, name: str, last: Any) -> None:
+        """Hold such a copy to the truth."""
+        compare(self.truth, name, last.get().view(self.case.storage)).check()
+
+    def differ(self, one: tuple[Any, ...], other: tuple[Any, ...]) -> Any:
+        """How many elements of dk and dv differ, on the device."""
+        return sum((a != b).sum() for a, b in zip(one[1:], other[1:], strict=True))
+
+
+_GRADIENTS = ("dq", "dk", "dv")

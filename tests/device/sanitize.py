@@ -42,13 +42,14 @@ def inside(algorithm: str, dtype: str) -> None:
     import numpy as np
 
     import cuflash
+    from cuflash.planning.fa3 import WIDEST_BACKWARD
 
     cupy.cuda.set_allocator(None)
     cupy.cuda.set_pinned_memory_allocator(None)
     rng = np.random.default_rng(0)
     kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype
     call: dict[str, Any] = {"algorithm": algorithm}
-    back: dict[str, Any] = {"algorithm": "auto" if algorithm == "fa3" else algorithm}
+    back = dict(call)
 
     def normal(*shape: int) -> Any:
         return cupy.asarray(rng.standard_normal(shape).astype(np.float32).astype(kind))
@@ -58,6 +59,8 @@ def inside(algorithm: str, dtype: str) -> None:
         problems = (*(sizes for sizes in PROBLEMS if sizes[5] % 8 == 0), MANY_TILES)
     for batch, sq, sk, hq, hk, d, dv, causal in problems:
         call["causal"] = back["causal"] = causal
+        if algorithm == "fa3":
+            back["algorithm"] = "fa3" if max(d, dv) <= WIDEST_BACKWARD else "auto"
         qkv = normal(batch, sq, hq, d), normal(batch, sk, hk, d), normal(batch, sk, hk, dv)
         out, lse = cuflash.attention(*qkv, return_lse=True, **call)
         results = [out, lse]

@@ -35,7 +35,7 @@ def test_all_agree(dtype: str, causal: bool) -> None:
     case = Case(2, 6, 2, 300, 450, 64, 64, dtype, causal=causal)
     x = arrays(case, "q", "k", "v", "dout", "dlse")
     expected = _results(ApiRunner("numpy", "fa2"), case, x)
-    for algorithm in ("fa1", "fa2", "auto"):  # the last is fa3 forward where there is one
+    for algorithm in ("fa1", "fa2", "auto"):  # the last is fa3 where there is one
         got = _results(ApiRunner("cuda", algorithm), case, x)
         for name, one in expected.items():
             a, b = one.astype(np.float64), got[name].astype(np.float64)
@@ -90,7 +90,7 @@ def test_two_streams_at_once(cp: Any, algorithm: str) -> None:
     rng = np.random.default_rng(1)
     streams = [cp.cuda.Stream(non_blocking=True) for _ in range(2)]
     forward: dict[str, Any] = {"causal": True, "algorithm": algorithm}
-    backward = {**forward, "algorithm": backward_of(algorithm), "deterministic": True}
+    backward = {**forward, "algorithm": backward_of(algorithm, True), "deterministic": True}
     problems = [
         [cp.asarray(rng.standard_normal((1, 2000, 4, 64)).astype(np.float16)) for _ in range(4)]
         for _ in streams
@@ -155,6 +155,7 @@ def _filling(
     batch = -(-device.attributes["MultiProcessorCount"] // 2)
     case = Case(batch, 4, 2, *lengths, *dims, dtype, causal=True, q_offset=q_offset, seed=1)
     shapes = [case.shape(name) for name in "qkv"]
-    plan: Any = cuflash.prepare(*shapes, dtype=dtype, operation="backward").plan
+    named: dict[str, Any] = {"dtype": dtype, "operation": "backward", "algorithm": "fa2"}
+    plan: Any = cuflash.prepare(*shapes, **named).plan
     assert plan.tile.transposed or device.compute_capability != "90", plan  # as its table has it
     return case

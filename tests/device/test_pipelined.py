@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from itertools import product
 from typing import Any
 
@@ -13,11 +11,10 @@ import numpy as np
 import pytest
 
 import cuflash
-from cuflash import pipeline
 from cuflash.cuda import compile as compiling
 
 from ..kit.case import Case
-from .common import Hog, Problem, hold, skip_without
+from .common import Hog, Problem, hold, jitter, skip_without
 
 HEAD_DIMS = (64, 128, 256)
 #: (head_dim, seqlen_kv): tiles of short sequences and of long ones, with and without turns.
@@ -175,16 +172,6 @@ def test_graphs_of_one_stream_run_at_once(cp: Any, call: str, head_dim: int) -> 
     assert [int(count) for count in wrong] == [0, 0]
 
 
-@contextmanager
-def _jitter() -> Iterator[None]:
-    """Kernels that are made inside wait a random time at every barrier."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("CUFLASH_JITTER", "1")
-        pipeline._decide.cache_clear()  # it holds the kernels that run already
-        yield
-    pipeline._decide.cache_clear()
-
-
 @pytest.fixture(scope="module")
 def _both_builds(cp: Any) -> None:
     """Compiles beside each other what the test would compile in turn."""
@@ -195,7 +182,7 @@ def _both_builds(cp: Any) -> None:
 
     skip_without("fa3")
     compile_all()
-    with _jitter():
+    with jitter():
         compile_all()
 
 
@@ -213,7 +200,7 @@ def test_bits_are_the_same_with_jitter(cp: Any, sizes: tuple[int, int], causal: 
     config = problem.prepare().plan.launches[0].config
     first, late = problem.first(), problem.destinations()
     wrong = cp.zeros((), np.int64)
-    with _jitter():
+    with jitter():
         for _ in range(5):
             problem.poison(late)
             problem.launch(late)

@@ -23,6 +23,7 @@ def _of_three() -> Iterator[None]:
     pipeline._decide.cache_clear()
     with (
         mock.patch.object(fa2, "section_of", return_value=3),
+        mock.patch.object(fa3, "section_of", return_value=3),
         mock.patch.object(fa3, "even_section", return_value=3),
     ):
         yield

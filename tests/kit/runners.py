@@ -15,13 +15,14 @@ import numpy as np
 import cuflash
 from cuflash import dispatch
 from cuflash.planning.device import DeviceLimits
+from cuflash.planning.fa3 import WIDEST_BACKWARD
 from cuflash.planning.plan import Plan
-from cuflash.planning.problem import DTYPES
+from cuflash.planning.problem import DTYPES, AttentionProblem
 
 from .arena import Arena
 from .case import Case
 
-__all__ = ["PAIRS", "RUNNERS", "ApiRunner"]
+__all__ = ["PAIRS", "RUNNERS", "ApiRunner", "fa3_serves"]
 
 #: Backends and algorithms that there are. "auto" stands for FlashAttention-3, which does not serve
 #: every problem: what it does not the same call gives to FlashAttention-2.
@@ -142,10 +143,7 @@ class ApiRunner:
         """The algorithm that has to have run."""
         if self.algorithm != "auto":
             return self.algorithm
-        problem = plan.problem
-        served = problem.operation == "forward" and problem.alignment == "tensor_map"
-        served &= DTYPES[problem.storage].itemsize == 2 and problem.seqlen_kv > 0
-        served &= "blocks" not in dict(self.options)
+        served = fa3_serves(plan.problem) and "blocks" not in dict(self.options)
         hopper = DeviceLimits.query(0).compute_capability == (9, 0)
         return "fa3" if served and hopper else "fa2"
 
@@ -166,6 +164,16 @@ class ApiRunner:
         if self.backend == "numpy":
             return tuple(results)
         return tuple(self.xp.asnumpy(result) for result in results)
+
+
+def fa3_serves(problem: AttentionProblem) -> bool:
+    """Whether FlashAttention-3 has a kernel for a problem, on the device that it is for."""
+    served = problem.alignment == "tensor_map" and problem.seqlen_kv > 0
+    served &= DTYPES[problem.storage].itemsize == 2
+    if problem.operation == "backward":
+        served &= max(problem.head_dim, problem.head_dim_v) <= WIDEST_BACKWARD
+        served &= not problem.deterministic and problem.heads_q * problem.seqlen_q > 0
+    return served
 
 
 def _place(arena: Arena, case: Case, arrays: dict[str, np.ndarray]) -> list[Any]:

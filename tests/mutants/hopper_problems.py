@@ -7,10 +7,12 @@ from typing import Any
 
 from ..kit.case import Case
 
-__all__ = ["CAUSAL", "LISTS", "NARROW", "Listed"]
+__all__ = ["CAUSAL", "GRADIENTS", "LISTS", "NARROW", "NARROW_GRADIENTS", "Listed"]
 
 #: Three warpgroups that take turns and two stages; four without turns, which skip most blocks.
 CAUSAL, NARROW = "three warpgroups in turn", "four warpgroups without turns"
+#: The backward pass: dQ parted by columns, and by rows.
+GRADIENTS, NARROW_GRADIENTS = "gradients of wide heads", "gradients of narrow heads"
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,7 @@ class Listed:
     few: Case
     many: Case
     blocks: tuple[int, int] | None = None
+    backward: bool = False
 
     @property
     def options(self) -> dict[str, Any]:
@@ -53,5 +56,11 @@ LISTS = {
     NARROW: Listed(
         _case(2, (4, 2), (600, 700), **_HALF),
         _case(16, (8, 2), (520, 600), **_HALF),
+    ),
+    GRADIENTS: Listed(
+        _case(2, (6, 2), (300, 500), **_WIDE), _case(40, (6, 2), (400, 600), **_WIDE), backward=True
+    ),
+    NARROW_GRADIENTS: Listed(
+        _case(2, (4, 2), (600, 700), **_HALF), _case(40, (8, 2), (520, 600), **_HALF), backward=True
     ),
 }

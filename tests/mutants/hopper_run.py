@@ -12,6 +12,7 @@ import enum
 import os
 import sys
 import threading
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,8 @@ import numpy as np
 import cuflash
 from cuflash import pipeline
 
-from ..device.common import Problem, hold
+from ..device.common import Gradients, Problem, hold
+from ..kit.case import Case
 from ..kit.compare import compare
 from ..kit.data import arrays, raise_scores
 from ..kit.oracle import judge
@@ -100,6 +102,62 @@ def many(listed: Listed) -> None:
         assert int(wrong) == 0, f"{int(wrong)} elements differ{beside.__name__.replace('_', ' ')}"
 
 
+def few_gradients(listed: Listed) -> None:
+    """All gradients of a small problem."""
+    case, runner = listed.few, ApiRunner("cuda", "fa3")
+    x = arrays(case, *_INPUTS)
+    _check_gradients(case, x, x, runner.forward(case, x["q"], x["k"], x["v"]))
+
+
+def dead_gradients(listed: Listed) -> None:
+    """Keys that no query sees, and dead queries that hold anything, beside a key that does."""
+    case, runner = replace(listed.few, q_offset=-40), ApiRunner("cuda", "fa3")
+    x = arrays(case, *_INPUTS)
+    saved = runner.forward(case, x["q"], x["k"], x["v"])
+    other = {name: array.copy() for name, array in x.items()}
+    other["q"][:, :40] = np.nan
+    other["dout"][:, :40] = np.inf
+    _check_gradients(case, x, other, saved)
+    for name in "kv":  # dead queries of a tile beside keys that others alone see
+        x[name][:, 30], other[name][:, 30] = 0, np.inf
+    grads = runner.backward(
+        case, *(other[n] for n in ("dout", "q", "k", "v")), *saved, other["dlse"]
+    )
+    assert (grads[0][:, :40] == 0).all(), "dq of dead queries is not 0"
+
+
+def many_gradients(listed: Listed) -> None:
+    """Blocks with several tiles, ten times: the same bits of dk and dv, and dq as right."""
+    import cupy
+
+    gradients = Gradients(cupy, listed.many)
+    first, again = gradients.first(), gradients.destinations()
+    for array in first:
+        assert not np.isnan(array.view(listed.many.storage).get().astype(np.float32)).any(), (
+            "a part was not written"
+        )
+    for _ in range(PASSES):
+        gradients.poison(again)
+        gradients.launch(again)
+        wrong = int(gradients.differ(again, first))
+        assert wrong == 0, f"{wrong} elements differ one after the other"
+    gradients.check("dq", gradients.last("dq", again[0]))
+
+
+_INPUTS = ("q", "k", "v", "dout", "dlse")
+
+
+def _check_gradients(
+    case: Case, x: dict[str, np.ndarray], given: dict[str, np.ndarray], saved: Any
+) -> None:
+    """The gradients of ``given`` are those of ``x``."""
+    runner = ApiRunner("cuda", "fa3")
+    inputs = (given[name] for name in ("dout", "q", "k", "v"))
+    grads, truth = runner.backward(case, *inputs, *saved, given["dlse"]), judge(case, x)
+    for name, got in zip(("dq", "dk", "dv"), grads, strict=True):
+        compare(truth, name, got).check()
+
+
 #: Passes of a stream: a problem, what it writes and what it should write.
 _Lane = list[tuple[Problem, Any, Any]]
 
@@ -140,12 +198,18 @@ def _in_two_graphs(cp: Any, lanes: list[_Lane]) -> None:
     cp.cuda.Device().synchronize()
 
 
+CHECKS = (few, dead, many)
+GRADIENT_CHECKS = (few_gradients, dead_gradients, many_gradients)
+
+
 def build(listed: Listed) -> None:
     """Compile the kernel that is chosen."""
     shapes = [listed.few.shape(name) for name in "qkv"]
     named: dict[str, Any] = {"dtype": listed.few.dtype, "causal": listed.few.causal}
     named |= {"algorithm": "fa3", **listed.options}
     cuflash.prepare(*shapes, **named)
+    if listed.backward:
+        cuflash.prepare(*shapes, operation="backward", **named)
 
 
 def choose(jitter: bool) -> None:
@@ -176,7 +240,7 @@ def main() -> None:
     try:
         for jitter in (False, True):
             choose(jitter)
-            for check in (few, dead, many):
+            for check in GRADIENT_CHECKS if listed.backward else CHECKS:
                 check(listed)
     except Exception as error:
         end(End.WRONG, f"{type(error).__name__}: {error}")

@@ -52,9 +52,9 @@ BUGS = (
     ),
     Bug(
         "rows of the workspace are not padded",
-        _FA2,
-        "padded = ceil_div(problem.seqlen_q, steps.ROWS) * steps.ROWS",
-        "padded = problem.seqlen_q",
+        "cuflash/planning/row_steps.py",
+        "return ceil_div(self.problem.seqlen_q, steps.ROWS) * steps.ROWS",
+        "return self.problem.seqlen_q",
         _FA2_PLANS + "test_rows_of_the_workspace_are_padded",
     ),
     Bug(

@@ -98,6 +98,7 @@ SIZES = {
     "fa3": 24,
     "fa3-float16": 24,
     "fa3-shapes": 7,
+    "fa3-backward": 16,
 }
 
 
@@ -126,10 +127,14 @@ def test_the_grid_has_as_many_tokens_and_as_wide_a_layer_everywhere() -> None:
 
 
 def test_the_third_generation_has_the_grid_of_the_second() -> None:
-    """Of its one pass: figures of both stand side by side."""
-    for ours, theirs in (("fa3", "fa2"), ("fa3-float16", "fa2-float16")):
-        forward = {replace(c, algorithm="fa3") for c in select(theirs) if c.op == "forward"}
-        assert set(select(ours)) == forward
+    """Of the passes and widths that it does: figures of both stand side by side."""
+    for ours, theirs, op, widths in (
+        ("fa3", "fa2", "forward", {64, 128, 256}),
+        ("fa3-float16", "fa2-float16", "forward", {64, 128, 256}),
+        ("fa3-backward", "fa2", "backward", {64, 128}),
+    ):
+        served = (c for c in select(theirs) if c.op == op and c.head_dim in widths)
+        assert set(select(ours)) == {replace(c, algorithm="fa3") for c in served}
 
 
 def test_a_case_prints_heads_and_widths_that_differ() -> None:

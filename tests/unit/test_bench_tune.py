@@ -17,6 +17,7 @@ from bench.inputs import Inputs, make_inputs
 from bench.tune import Choice, candidates_of, change_lines, choose, select_cases
 from cuflash import pipeline
 from cuflash.errors import CompileError, UnsupportedError
+from cuflash.planning.fa3 import fa3_plan
 from cuflash.planning.problem import AttentionProblem
 
 from ..architectures import LIMITS
@@ -154,6 +155,19 @@ def test_candidates_are_the_tables_that_fit() -> None:
     assert small < large
     with pytest.raises(SystemExit, match=r"tiles\.fa1 lists no candidates"):
         candidates_of(replace(CASE, algorithm="fa1"), problem, LIMITS["90"])
+
+
+@pytest.mark.parametrize("op", ["forward", "backward"])
+def test_candidates_of_the_third_generation_are_of_the_pass(op: str) -> None:
+    case = replace(CASE, op=op, dtype="float16", algorithm="fa3")
+    problem = AttentionProblem(
+        op, 1, 32, 32, 4096, 4096, 64, 64, "float16", "float16", "full", 0.125, 0, "tensor_map"
+    )
+    tiles = list(candidates_of(case, problem, LIMITS["90"]))
+    assert len(tiles) > 1
+    for tile in tiles:
+        made = fa3_plan(problem, LIMITS["90"], None, (), tile)
+        assert ("fa3", op) in {(x.config.generation, x.config.kernel) for x in made.launches}
 
 
 @pytest.mark.parametrize("op", ["forward", "backward"])

@@ -16,7 +16,14 @@ from ..kit.case import Case
 from ..mutants import hopper
 from ..mutants.__main__ import judge
 from ..mutants.bugs import BUGS, HOPPER_BUGS, Bug
-from ..mutants.hopper_problems import CAUSAL, LISTS, NARROW, Listed
+from ..mutants.hopper_problems import (
+    CAUSAL,
+    GRADIENTS,
+    LISTS,
+    NARROW,
+    NARROW_GRADIENTS,
+    Listed,
+)
 from ..mutants.record import HOPPER_RECORD, device_digest, hopper_digest, read
 
 
@@ -56,7 +63,7 @@ def test_every_bug_of_the_hopper_kernels_was_killed() -> None:
     assert record["code"] == digest, "the code changed since the record"
 
 
-@pytest.mark.parametrize("name", LISTS)
+@pytest.mark.parametrize("name", [CAUSAL, NARROW])
 def test_the_problems_of_the_hopper_kernels_are_what_their_bugs_need(name: str) -> None:
     """One kernel; several kv tiles; blocks that draw; turns in one list and none in the other."""
     listed = LISTS[name]
@@ -69,9 +76,26 @@ def test_the_problems_of_the_hopper_kernels_are_what_their_bugs_need(name: str) 
     assert (tile.takes_turns, tile.warpgroups) == {CAUSAL: (True, 3), NARROW: (False, 4)}[name]
 
 
+@pytest.mark.parametrize("name", [GRADIENTS, NARROW_GRADIENTS])
+def test_the_problems_of_the_hopper_gradients_are_what_their_bugs_need(name: str) -> None:
+    """One kernel; several q tiles; blocks of two rounds at least; tiles that no query sees."""
+    listed = LISTS[name]
+    few, many = (_plan(listed, case) for case in (listed.few, listed.many))
+    assert few.launches[1].config == many.launches[1].config
+    tile, case = many.tile, listed.many
+    tiles = case.batch * case.heads_kv * -(-case.seqlen_kv // tile.block_kv)
+    assert tiles > 2 * LIMITS["90"].num_sms
+    assert min(listed.few.seqlen_q, case.seqlen_q) > 4 * tile.block_q
+    unseen = replace(listed.few, q_offset=-40).visible().max()
+    assert unseen + tile.block_kv < listed.few.seqlen_kv
+    assert (tile.block_q, tile.head_dim) == {GRADIENTS: (64, 128), NARROW_GRADIENTS: (128, 64)}[
+        name
+    ]
+
+
 def _plan(listed: Listed, case: Case) -> Any:
     problem = AttentionProblem(
-        operation="forward",
+        operation="backward" if listed.backward else "forward",
         batch=case.batch,
         heads_q=case.heads_q,
         heads_kv=case.heads_kv,

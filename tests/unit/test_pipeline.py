@@ -68,27 +68,36 @@ def test_widths_that_are_no_multiple_of_16_bytes_are_not_mapped(fake_device: Fak
     assert _pipeline(_arrays((2, 100, 4, 56))).plan.problem.alignment == "tensor_map"
 
 
+def _of_backward(shape: tuple[int, ...] = SHAPE) -> dict[str, Any]:
+    """Arrays of a backward pass of float16."""
+    lse = device_array((shape[0], shape[2], shape[1]), np.float32)
+    return {name: device_array(shape) for name in ("dout", "q", "k", "v", "out")} | {"lse": lse}
+
+
 def _old(monkeypatch: pytest.MonkeyPatch, architecture: str = "90") -> None:
     limits = replace(LIMITS[architecture], nvrtc=(12, 8))
     monkeypatch.setattr(pipeline.DeviceLimits, "query", lambda device_id: limits)
 
 
+@pytest.mark.parametrize("operation", ["forward", "backward"])
 def test_an_old_compiler_is_warned_of_once(
-    fake_device: FakeDevice, monkeypatch: pytest.MonkeyPatch
+    fake_device: FakeDevice, monkeypatch: pytest.MonkeyPatch, operation: str
 ) -> None:
     _old(monkeypatch)
+    arrays = _arrays() if operation == "forward" else _of_backward()
     with pytest.warns(UserWarning, match=r"running fa2: fa3 needs NVRTC 12\.9.*pip install"):
-        assert _pipeline(_arrays()).plan.algorithm == "fa2"
+        assert _pipeline(arrays, operation).plan.algorithm == "fa2"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        _pipeline(_arrays())
+        _pipeline(arrays, operation)
 
 
 @pytest.mark.parametrize(
     "options",
     [
         {"algorithm": "fa2"},
-        {"operation": "backward"},
+        {"operation": "backward", "deterministic": True},
+        {"operation": "backward", "shape": (2, 100, 4, 136)},
         {"dtype": np.float32},
         {"architecture": "80"},
         {"shape": (2, 100, 4, 60)},
@@ -100,12 +109,8 @@ def test_nobody_is_warned_where_a_newer_one_would_not_help(
     _old(monkeypatch, options.pop("architecture", "90"))
     shape = options.pop("shape", SHAPE)
     dtype = options.pop("dtype", np.float16)
-    names = ["q", "k", "v"]
-    if options.get("operation") == "backward":
-        names = ["dout", "q", "k", "v", "out"]
-    arrays = {name: device_array(shape, dtype) for name in names}
-    if "dout" in arrays:
-        arrays["lse"] = device_array((shape[0], shape[2], shape[1]), np.float32)
+    backward = options.get("operation") == "backward"
+    arrays = _of_backward(shape) if backward else dict.fromkeys("qkv", device_array(shape, dtype))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert _pipeline(arrays, **options).plan.algorithm == "fa2"
@@ -141,6 +146,27 @@ def test_a_launch_carries_maps_and_a_counter(fake_device: FakeDevice) -> None:
             256,
             64,
         ]
+
+
+def test_a_backward_launch_carries_maps_and_its_workspace(fake_device: FakeDevice) -> None:
+    prepared = cuflash.prepare(SHAPE, SHAPE, SHAPE, dtype="float16", operation="backward")
+    assert prepared.plan.algorithm == "fa3"
+    pointers = {name: ADDRESS * (i + 1) for i, name in enumerate(prepared.tensors)}
+    prepared.run(pointers, workspace=ADDRESS * 99)
+    statistics, launched, convert = fake_device.launched
+    for name in ("q", "k", "v", "dout"):
+        assert int(launched[f"{name}_map"]["opaque"][0]) == pointers[name]
+    for name in ("dk", "dv"):
+        assert int(launched[name]["data"]) == pointers[name]
+    assert int(convert["dq"]["data"]) == pointers["dq"]
+    parts = {buffer.name: ADDRESS * 99 + buffer.offset for buffer in prepared.plan.workspace}
+    for name in ("row_lse", "delta", "dq_accumulator"):
+        assert int(launched[name]) == int(statistics[name]) == parts[name]
+    assert int(convert["dq_accumulator"]) == parts["dq_accumulator"]
+    arguments = dict(prepared.plan.launches[1].arguments)
+    for name in ("section", "padded_rows"):
+        assert int(launched[name]) == arguments[name]
+    assert float(launched["scale"].view(np.float64)) == 0.125
 
 
 def test_the_counter_may_be_the_first_of_the_workspace(

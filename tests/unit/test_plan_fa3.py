@@ -106,7 +106,6 @@ def test_every_pair_of_widths_has_a_tile(mask: str) -> None:
 _REFUSED = {
     "an older device": (mapped(), replace(HOPPER, compute_capability=(8, 0)), r"9\.0.* has 8\.0"),
     "a newer device": (mapped(), LIMITS["100"], r"compute capability 9\.0.* has 10\.0"),
-    "the backward pass": (mapped(operation="backward"), HOPPER, "has no backward pass"),
     "float32": (mapped(storage="float32"), HOPPER, "takes float16 and bfloat16, not float32"),
     "float64": (mapped(storage="float64"), HOPPER, "takes float16 and bfloat16, not float64"),
     "strides": (mapped(alignment="vector"), HOPPER, "copy engine.* multiples of 16 bytes"),
@@ -155,7 +154,7 @@ def test_a_newer_compiler_is_asked_for_where_it_would_help() -> None:
     assert said is not None
     assert "needs NVRTC 12.9" in said
     assert needs_newer_compiler(mapped(), HOPPER) is None
-    for changes in ({"storage": "float32"}, {"alignment": "vector"}, {"operation": "backward"}):
+    for changes in ({"storage": "float32"}, {"alignment": "vector"}):
         assert needs_newer_compiler(mapped(**changes), old) is None
     assert needs_newer_compiler(mapped(), replace(old, compute_capability=(10, 0))) is None
 

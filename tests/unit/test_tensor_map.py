@@ -142,12 +142,18 @@ def test_a_refusal_says_what_was_asked_and_is_not_kept(driver: FakeDriver) -> No
     assert encoder.map_of(4104) is encoder.map_of(4104)
 
 
-def test_the_parameters_are_as_long_as_the_compiler_makes_them() -> None:
+@pytest.mark.parametrize(
+    ("kernel", "mapped"), [("forward", ("q", "k", "v")), ("backward", ("q", "k", "v", "dout"))]
+)
+def test_the_parameters_are_as_long_as_the_compiler_makes_them(
+    kernel: str, mapped: tuple[str, ...]
+) -> None:
     """A member aligned to 64 bytes rounds the structure up; the driver reads maps at 64."""
-    struct = PARAMETERS["fa3", "forward"]
+    struct = PARAMETERS["fa3", kernel]
     offsets = dict(struct.offsets())
     assert struct.dtype.itemsize % 64 == 0
     assert struct.dtype.itemsize - (offsets["shape.q_offset"] + 4) < 64
-    assert [offsets[f"{name}_map.opaque"] for name in "qkv"] == [0, 128, 256]
+    places = [offsets[f"{name}_map.opaque"] for name in mapped]
+    assert places == [128 * i for i in range(len(mapped))]
     plain = [s for key, s in PARAMETERS.items() if key[0] != "fa3"]
     assert all(not any(name.endswith("_map") for name in s.dtype.names or ()) for s in plain)

@@ -8,9 +8,18 @@ from dataclasses import dataclass
 from ..device import DeviceLimits
 from ..problem import AttentionProblem
 from .common import Arithmetic, Footprint, bucket, ceil_div
-from .fa3_tables import BUCKETS, FORWARD, ForwardRow
+from .fa3_tables import BACKWARD, BUCKETS, FORWARD, ForwardRow
 
-__all__ = ["ARITHMETIC", "ROWS", "Fa3ForwardTile", "candidates", "tile_of_row"]
+__all__ = [
+    "ARITHMETIC",
+    "ROWS",
+    "Fa3BackwardTile",
+    "Fa3ForwardTile",
+    "Fa3Tile",
+    "backward_candidates",
+    "candidates",
+    "tile_of_row",
+]
 
 #: Threads and rows of queries of a warpgroup.
 WARPGROUP, ROWS = 128, 64
@@ -82,6 +91,52 @@ class Fa3ForwardTile:
         }
 
 
+@dataclass(frozen=True)
+class Fa3BackwardTile:
+    """The backward pass: 64 keys for each of two warpgroups, Q and dO in rings they share.
+
+    The gradients of the keys are in registers all the while: as many for a
+    thread as half of the columns of K and V.
+    """
+
+    block_q: int
+    block_kv: int
+    num_stages: int
+    head_dim: int  # of q and k, and of v: one kernel for both
+
+    #: Of dS between the warpgroups.
+    score_stages = 2
+
+    @property
+    def footprint(self) -> Footprint:
+        """Shared memory exactly as the kernel lays it out; the registers of the math role."""
+        warpgroups = self.block_kv // ROWS
+        q_and_dout = 2 * self.num_stages * _panels(self.block_q, self.head_dim)
+        shared = 2 * _panels(self.block_kv, self.head_dim) + q_and_dout
+        shared += self.score_stages * _panels(self.block_q, self.block_kv)
+        shared += 4 * warpgroups * _panels(16, _PANEL)  # of dK and dV, a panel for each warp
+        shared += 2 * self.num_stages * 4 * self.block_q  # lse and delta
+        barriers = 4 + 4 * self.num_stages + 2 * self.score_stages
+        shared = ceil_div(shared + 8 * barriers, 1024) * 1024
+        threads = WARPGROUP * (warpgroups + 1)
+        return Footprint(shared, 65536 // threads // 8 * 8, threads)
+
+    def constants(self) -> dict[str, int]:
+        """What the device code reads from ``Config``."""
+        return {
+            "block_q": self.block_q,
+            "block_kv": self.block_kv,
+            "num_stages": self.num_stages,
+            "score_stages": self.score_stages,
+            "fragment_rows": ARITHMETIC.fragment_rows,
+            "load_registers": 24,
+            "math_registers": 240,
+        }
+
+
+Fa3Tile = Fa3ForwardTile | Fa3BackwardTile
+
+
 def tile_of_row(problem: AttentionProblem, row: ForwardRow) -> Fa3ForwardTile:
     """A row's tile in the widths of a problem."""
     return Fa3ForwardTile(
@@ -107,5 +162,16 @@ def candidates(
         longest = row.longest_causal if problem.mask == "causal" else row.longest
         if holds and (every or problem.seqlen_kv <= longest):
             tile = tile_of_row(problem, row)
+            if tile.footprint.excess(limits) is None:
+                yield tile
+
+
+def backward_candidates(
+    problem: AttentionProblem, limits: DeviceLimits
+) -> Iterator[Fa3BackwardTile]:
+    """The tiles of the backward pass that hold a problem's widths and fit the device."""
+    for row in BACKWARD:
+        if max(problem.head_dim, problem.head_dim_v) <= row.widest:
+            tile = Fa3BackwardTile(row.block_q, row.block_kv, row.num_stages, row.widest)
             if tile.footprint.excess(limits) is None:
                 yield tile

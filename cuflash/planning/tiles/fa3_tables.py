@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["BUCKETS", "FORWARD", "ForwardRow"]
+__all__ = ["BACKWARD", "BUCKETS", "FORWARD", "BackwardRow", "ForwardRow"]
 
 #: Widths that kernels are compiled for: columns of a product come in these numbers.
 BUCKETS = (64, 80, 96, 112, 128, 160, 192, 256)
@@ -42,4 +42,19 @@ FORWARD = (
     ForwardRow(192, 128, 128, 128, 2, 1),  # 803 at 192/128, seqlen 8192 causal
     ForwardRow(192, 192, 128, 96, 2, 1),  # 786 at 192, seqlen 8192 causal
     ForwardRow(256, 256, 128, 64, 2, 1),  # 848 at 256, seqlen 8192 full
+)
+
+
+class BackwardRow(NamedTuple):
+    """A tile of the backward pass for head dims up to ``widest``, of q and k and of v alike."""
+
+    widest: int
+    block_q: int
+    block_kv: int  # 64 for each of two warpgroups that do arithmetic
+    num_stages: int  # of Q and dO
+
+
+BACKWARD = (
+    BackwardRow(64, 128, 128, 2),
+    BackwardRow(128, 64, 128, 2),
 )

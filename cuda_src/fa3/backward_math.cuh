@@ -1,0 +1,241 @@
+// FlashAttention-3 backward, the math role: a warpgroup's 64 keys through all steps.
+#pragma once
+
+#include "../ptx/barrier.cuh"
+#include "backward_score.cuh"
+
+namespace cuflash::fa3 {
+
+// What a warp carries from step to step.
+template <class Config, class Types = BackwardTypes<Config>>
+struct BackwardState {
+  typename Types::KGradient dk;
+  typename Types::VGradient dv;
+  QPlace place;          // of the step
+  unsigned dead_before;  // bit 8-row group: this lane's row of that dQ is a dead query's
+};
+
+template <class Config, class Types = BackwardTypes<Config>>
+struct BackwardMath {
+  using Storage = typename Config::Storage;
+  using Scores = typename Types::Scores;
+  using QGradient = typename Types::QGradient;
+  using State = BackwardState<Config>;
+  using Ring = RingPlace<Config::num_stages>;
+  using ScoreRing = RingPlace<Config::score_stages>;
+  const BackwardContext<Config>& c;
+  const int warpgroup;
+  const int warp_row;  // of this warp among the 64 of its warpgroup
+  const float factor;
+  const RingPhases phases;
+
+  __device__ BackwardMath(const BackwardContext<Config>& c, int warpgroup, float factor,
+                          RingPhases phases)
+      : c(c),
+        warpgroup(warpgroup),
+        warp_row(static_cast<int>(threadIdx.x) / 32 % 4 * 16),
+        factor(factor),
+        phases(phases) {}
+
+  __device__ int first_key() const { return c.item.kv_begin + warpgroup * kKeysOfWarpgroup; }
+
+  // Whether some pair of the warpgroup's keys and a q tile is masked.
+  __device__ bool is_edge(const QPlace& place) const {
+    const int last_key = first_key() + kKeysOfWarpgroup - 1;
+    return last_key >= c.seq.seqlen_kv ||
+           (Mask<Config>::causal && last_key > place.tile * Config::block_q + c.seq.q_offset);
+  }
+
+  // S^T = K Q^T or dP^T = V dO^T of the warpgroup's keys, as one group of products.
+  template <int depth_end, class Keys, class Queries>
+  __device__ __forceinline__ void issue_scores(Scores& scores, const Keys& keys,
+                                               const Queries& queries, unsigned stage) const {
+    const DepthInColumns<Keys> a(keys);
+    const DepthInColumns<Queries> b(queries);
+    const unsigned a_step = warpgroup * (kKeysOfWarpgroup * 128 / 16);
+    const unsigned b_step = stage * (sizeof(Queries) / 16);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int depth = 0; depth < depth_end; depth += 16) {
+      ptx::wgmma<false, false>(Storage{}, scores.value[0], a.at(depth) + a_step,
+                               b.at(depth) + b_step, depth > 0);
+    }
+    ptx::wgmma_commit();
+  }
+
+  // dV += P^T dO or dK += dS^T Q, as one group of products.
+  template <class Gradient, class Queries>
+  __device__ __forceinline__ void issue_kv(Gradient& gradient, const ScoreOperand<Config>& scores,
+                                           const Queries& queries, unsigned stage) const {
+    const DepthInRows<Queries> b(queries);
+    const unsigned b_step = stage * (sizeof(Queries) / 16);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int query = 0; query < Config::block_q; query += 16) {
+      ptx::wgmma<true>(Storage{}, gradient.value[0], scores.value[query / 16],
+                       b.at(query) + b_step);
+    }
+    ptx::wgmma_commit();
+  }
+
+  // The warpgroup's part of dQ = dS K of a step, once dS of all keys is there. Without `exists` of
+  // whatever lies there: the products of every step must be the same for ptxas to keep them apart.
+  __device__ __forceinline__ void issue_q(QGradient& dq, int step, bool exists) const {
+    const ScoreRing ring(step, phases);
+    if (exists) wait<Config>(c.shared.ds_full[ring.stage], ring.phase);
+    const DepthInColumns<typename Types::ScorePanels> a(c.shared.ds[0]);
+    const DepthInRows<typename Types::KPanels> b(c.shared.k);
+    const unsigned a_step = ring.stage * (sizeof(typename Types::ScorePanels) / 16) +
+                            (Types::q_parted_by_rows ? warpgroup * (kRowsOfProduct * 128 / 16) : 0);
+    const unsigned b_step =
+        Types::q_parted_by_rows ? 0 : warpgroup * (Types::KPanels::panel_bytes / 16);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int key = 0; key < Config::block_kv; key += 16) {
+      ptx::wgmma<false, true>(Storage{}, dq.value[0], a.at(key) + a_step, b.at(key) + b_step,
+                              key > 0);
+    }
+    ptx::wgmma_commit();
+  }
+
+  // dQ of the step before -> the sums in device memory, nothing of it to dead queries.
+  __device__ __forceinline__ void finish_q(const State& state, QGradient& dq, int step) const {
+    arrive_warp<Config>(c.shared.ds_empty[ScoreRing(step, phases).stage]);
+    const QPlace before = c.before(state.place);
+    const int row = before.tile * Config::block_q +
+                    (Types::q_parted_by_rows ? warpgroup * kRowsOfProduct : 0) + warp_row;
+    const int column = Types::q_parted_by_rows ? 0 : warpgroup * Types::q_columns;
+    const unsigned dead = state.dead_before;
+    dq.for_each([&](float& x, int, int, int group, int) {
+      if (dead >> group & 1) x = 0;
+    });
+    add_to_accumulator<Config>(static_cast<float*>(c.params.dq_accumulator), dq,
+                               c.head_row(before.head), row, column, [](int) { return false; });
+  }
+
+  // A q tile with dead queries, which are rare: clears what Q and dO hold in their rows, since
+  // zeros of P and dS would make NaN of a NaN there. Both warpgroups do, each before its own
+  // products read them; what they write is the same. Returns the dead rows of dQ of this lane.
+  __device__ unsigned clear_dead(unsigned stage) const {
+    const auto& lse = c.shared.lse[stage];
+    clear_dead_queries<Config>(c.shared.q[stage], lse);
+    clear_dead_queries<Config>(c.shared.dout[stage], lse);
+    ptx::fence_async_shared();
+    ptx::named_barrier(1 + warpgroup, kWarpgroup);
+    const LanePosition lane;
+    const int row =
+        (Types::q_parted_by_rows ? warpgroup * kRowsOfProduct : 0) + warp_row + lane.row;
+    return (lse.value[row] == infinity<float>() ? 1u : 0u) |
+           (lse.value[row + 8] == infinity<float>() ? 2u : 0u);
+  }
+
+  // Scores of a step, and its gradients beside dQ of the step before, if that is of the same tile.
+  __device__ __forceinline__ void step(State& state, int number) const {
+    const Ring ring(number, phases);
+    const ScoreRing score_ring(number, phases);
+    const unsigned stage = ring.stage;
+    Scores p, dp;
+    QGradient dq;
+    wait<Config>(c.shared.q_full[stage], ring.phase);
+    issue_scores<Config::head_dim>(p, c.shared.k, c.shared.q[0], stage);
+    wait<Config>(c.shared.dout_full[stage], ring.phase);
+    issue_scores<Config::head_dim_v>(dp, c.shared.v, c.shared.dout[0], stage);
+    ptx::wgmma_wait<1>();
+    ptx::wgmma_hold(p.value[0]);
+
+    WorkItem item = c.item;
+    item.head = state.place.head;
+    const ScorePlace place{item, state.place.tile * Config::block_q, first_key() + warp_row};
+    weigh<Config>(p, c.shared.lse[stage], place, factor);
+    const bool dead = has_dead_queries(c.shared.lse[stage]);
+    ptx::wgmma_wait<0>();
+    ptx::wgmma_hold(dp.value[0]);
+    wait_empty<Config>(c.shared.ds_empty[score_ring.stage], score_ring.phase);
+    if (dead || is_edge(state.place)) hide<Config>(p, dp, c.shared.lse[stage], c.seq, place);
+    unsigned dead_rows = 0;
+    if (dead) dead_rows = clear_dead(stage);
+    ScoreOperand<Config> weights, gradients;
+    differentiate<Config>(weights, gradients, p, dp, c.shared.delta[stage], place);
+    store_gradients<Config>(gradients, c.shared.ds[0], score_ring.stage, warpgroup);
+
+    issue_q(dq, number - 1, number > 0);
+    issue_kv(state.dv, weights, c.shared.dout[0], stage);
+    issue_kv(state.dk, gradients, c.shared.q[0], stage);
+    // The fence waits for additions to device memory that are under way: it comes before dQ's.
+    ptx::fence_async_shared();
+    __syncwarp();
+    arrive_warp<Config>(c.shared.ds_full[score_ring.stage]);
+
+    ptx::wgmma_wait<2>();
+    ptx::wgmma_hold(dq.value[0]);
+    if (number > 0) finish_q(state, dq, number - 1);
+    state.dead_before = dead_rows;
+    state.place = c.after(state.place);
+    ptx::wgmma_wait<1>();
+    ptx::wgmma_hold(state.dv.value[0]);
+    arrive_warp<Config>(c.shared.dout_empty[stage]);
+    ptx::wgmma_wait<0>();
+    ptx::wgmma_hold(state.dk.value[0]);
+    arrive_warp<Config>(c.shared.q_empty[stage]);
+  }
+
+  // A finished gradient of the warp's keys -> its rows of the tensor.
+  template <class Gradient>
+  __device__ __forceinline__ void store(Gradient& gradient, const Tensor& tensor, int columns,
+                                        float scale) const {
+    const int key = first_key() + warp_row;
+    gradient.for_each([&](float& x, int, int, int, int) { x *= scale; });
+    store_staged(gradient, c.shared.staging[threadIdx.x / 32 - 4],
+                 kv_row<Storage>(tensor, c.seq, c.item.head, key), tensor.row_stride,
+                 c.seq.seqlen_kv - key, columns);
+  }
+};
+
+// All of a kv tile, which some query sees.
+template <class Config>
+__device__ __forceinline__ void one_tile(const BackwardContext<Config>& c, int warpgroup,
+                                         float factor, unsigned kv_phase, RingPhases phases) {
+  using Types = BackwardTypes<Config>;
+  const BackwardMath<Config> math(c, warpgroup, factor, phases);
+  BackwardState<Config> state;
+  state.dk.fill(0);
+  state.dv.fill(0);
+  state.place = c.first();
+  state.dead_before = 0;
+  const int steps = c.steps();
+  wait<Config>(c.shared.k_full, kv_phase);
+  wait<Config>(c.shared.v_full, kv_phase);
+  int step = 0;
+#pragma unroll 1
+  do {
+    math.step(state, step);
+  } while (++step < steps);
+  arrive_warp<Config>(c.shared.v_empty);
+  typename Types::QGradient dq;
+  math.issue_q(dq, steps - 1, true);
+  ptx::wgmma_wait<0>();
+  ptx::wgmma_hold(dq.value[0]);
+  arrive_warp<Config>(c.shared.k_empty);
+  math.finish_q(state, dq, steps - 1);
+  math.store(state.dv, c.params.dv, c.params.shape.head_dim_v, 1.0f);
+  math.store(state.dk, c.params.dk, c.params.shape.head_dim, static_cast<float>(c.params.scale));
+}
+
+template <class Config>
+__device__ inline void math_role(const Fa3BackwardParams& params, BackwardStorage<Config>& shared,
+                                 int warpgroup) {
+  const float factor = Logits<Config>::factor(params.scale);
+  const KvTiles<Config> tiles(params);
+  unsigned kv_phase = 0;
+  RingPhases phases;
+#pragma unroll 1
+  for (int round = 0; tiles.number(round) < tiles.count; ++round) {
+    const BackwardContext<Config> c(params, shared, tiles.item(tiles.number(round)));
+    if (c.steps() == 0) continue;
+    one_tile(c, warpgroup, factor, kv_phase, phases);
+    phases.advance<Config::num_stages>(c.steps());
+    kv_phase ^= 1;
+  }
+}
+
+}  // namespace cuflash::fa3

@@ -1,0 +1,138 @@
+// FlashAttention-3 backward: P and dS of a warp's 16 keys, in registers.
+#pragma once
+
+#include "../ptx/proxy_fence.cuh"
+#include "../ptx/store_matrix_transposed.cuh"
+#include "backward_types.cuh"
+
+namespace cuflash::fa3 {
+
+// Left operands of a product, each 16 keys x 16 queries: two 16x8 accumulators.
+template <class Config>
+struct ScoreOperand {
+  unsigned value[Config::block_q / 16][4];
+};
+
+// Where a warp's scores are.
+struct ScorePlace {
+  WorkItem item;  // with the query head
+  int query0;     // of the q tile
+  int key0;       // of the warp
+};
+
+// scores -> P^T = exp(scores * factor - lse).
+template <class Config, class Scores>
+__device__ __forceinline__ void weigh(Scores& scores, const QueryNumbers<Config>& lse,
+                                      const ScorePlace& place, float factor) {
+  const LanePosition lane;
+#pragma unroll
+  for (int n = 0; n < Scores::column_fragments; ++n) {
+    const float2 offset = *reinterpret_cast<const float2*>(&lse.value[lane.column + 8 * n]);
+#pragma unroll
+    for (int group = 0; group < 2; ++group) {
+#pragma unroll
+      for (int which = 0; which < 2; ++which) {
+        float& s = scores.value[0][n][group][which];
+        s = modify_score<Config>(
+            s, ScorePosition{place.item.batch, place.item.head,
+                             place.query0 + lane.column + Scores::column(n, which),
+                             place.key0 + lane.row + Scores::row(0, group)});
+        s = Logits<Config>::exponential(s, factor, which == 0 ? offset.x : offset.y);
+      }
+    }
+  }
+}
+
+// Whether a q tile holds a dead query, or reaches beyond the length: all warps find the same.
+template <class Config>
+__device__ __forceinline__ bool has_dead_queries(const QueryNumbers<Config>& lse) {
+  bool dead = false;
+#pragma unroll
+  for (int query = 0; query < Config::block_q; query += 32) {
+    dead |= lse.value[query + ptx::opaque_lane()] == infinity<float>();
+  }
+  return __any_sync(0xffffffffu, dead);
+}
+
+// Zeros in P and dP for what the mask hides and for dead queries, whatever K and V hold there.
+template <class Config, class Scores>
+__device__ inline void hide(Scores& p, Scores& dp, const QueryNumbers<Config>& lse,
+                            const Sequence& seq, const ScorePlace& place) {
+  const LanePosition lane;
+#pragma unroll
+  for (int n = 0; n < Scores::column_fragments; ++n) {
+#pragma unroll
+    for (int which = 0; which < 2; ++which) {
+      const int column = lane.column + Scores::column(n, which);
+      const bool dead = lse.value[column] == infinity<float>();
+#pragma unroll
+      for (int group = 0; group < 2; ++group) {
+        const int key = place.key0 + lane.row + Scores::row(0, group);
+        if (dead || !Mask<Config>::visible(seq, place.query0 + column, key)) {
+          p.value[0][n][group][which] = 0;
+          dp.value[0][n][group][which] = 0;
+        }
+      }
+    }
+  }
+}
+
+// dS^T = P^T * (dP^T - delta); both rounded, as operands.
+template <class Config, class Scores>
+__device__ __forceinline__ void differentiate(ScoreOperand<Config>& weights,
+                                              ScoreOperand<Config>& gradients, const Scores& p,
+                                              const Scores& dp, const QueryNumbers<Config>& delta,
+                                              const ScorePlace& place) {
+  using Storage = typename Config::Storage;
+  const LanePosition lane;
+#pragma unroll
+  for (int n = 0; n < Scores::column_fragments; ++n) {
+    const float2 offset = *reinterpret_cast<const float2*>(&delta.value[lane.column + 8 * n]);
+#pragma unroll
+    for (int group = 0; group < 2; ++group) {
+      float ds[2];
+#pragma unroll
+      for (int which = 0; which < 2; ++which) {
+        ds[which] = p.value[0][n][group][which] *
+                    (dp.value[0][n][group][which] - (which == 0 ? offset.x : offset.y));
+        ds[which] = modify_score_gradient<Config>(
+            ds[which], ScorePosition{place.item.batch, place.item.head,
+                                     place.query0 + lane.column + Scores::column(n, which),
+                                     place.key0 + lane.row + Scores::row(0, group)});
+      }
+      const int part = n % 2 * 2 + group;
+      gradients.value[n / 2][part] = pack(Storage{}, ds[0], ds[1]);
+      weights.value[n / 2][part] =
+          pack(Storage{}, p.value[0][n][group][0], p.value[0][n][group][1]);
+    }
+  }
+}
+
+// dS^T of the warp's keys -> its columns of dS in shared memory.
+template <class Config, class Panels>
+__device__ __forceinline__ void store_gradients(const ScoreOperand<Config>& gradients, Panels& ds,
+                                                unsigned stage, int warpgroup) {
+  const int lane = ptx::opaque_lane();
+  const int row = lane / 16 * 8 + lane % 8;
+  const int chunk = static_cast<int>(threadIdx.x) / 32 % 4 * 2 + lane / 8 % 2;
+  const unsigned to = ptx::shared_address(ds.data) + stage * static_cast<unsigned>(sizeof(Panels)) +
+                      warpgroup * Panels::panel_bytes + row * 128 + (chunk ^ lane % 8) * 16;
+#pragma unroll
+  for (int i = 0; i < Config::block_q / 16; ++i) {
+    ptx::store_matrix_x4_transposed(to + i * 16 * 128, gradients.value[i]);
+  }
+}
+
+// Zeros in the rows of dead queries, by the threads of a warpgroup.
+template <class Config, class Panels>
+__device__ inline void clear_dead_queries(Panels& matrix, const QueryNumbers<Config>& lse) {
+  for (int row = threadIdx.x % kWarpgroup; row < Panels::rows; row += kWarpgroup) {
+    if (lse.value[row] != infinity<float>()) continue;
+    for (int panel = 0; panel < Panels::count; ++panel) {
+      auto* to = reinterpret_cast<uint4*>(matrix.data) + (panel * Panels::rows + row) * 8;
+      for (int chunk = 0; chunk < 8; ++chunk) to[chunk] = make_uint4(0, 0, 0, 0);
+    }
+  }
+}
+
+}  // namespace cuflash::fa3

@@ -1,0 +1,193 @@
+// FlashAttention-3 backward: the tiles of a thread block, in shared memory and in registers.
+#pragma once
+
+#include "../tile/copy.cuh"
+#include "../tile/gradient_accumulator.cuh"
+#include "../tile/panels.cuh"
+#include "../tile/pipeline.cuh"
+#include "../tile/product.cuh"
+#include "../tile/schedule.cuh"
+#include "../tile/score.cuh"
+#include "../tile/softmax.cuh"
+#include "../tile/store_staged.cuh"
+#include "backward_params.cuh"
+
+namespace cuflash::fa3 {
+
+constexpr int kWarpgroup = 128;  // threads
+constexpr int kKeysOfWarpgroup = 64;
+constexpr int kRowsOfProduct = 64;  // that a warpgroup multiplies at once
+
+// Scores are keys x queries. Every math warpgroup has 64 keys of the kv tile, every warp 16 of
+// them: their P, dS, dK and dV are in its registers, P and dS as left operands of dV and dK. dQ
+// needs dS of all keys, which passes through shared memory; of dQ a warpgroup has 64 rows, or
+// where the q tile has no more the half of the columns.
+template <class Config>
+struct BackwardTypes {
+  using Storage = typename Config::Storage;
+  static constexpr int warpgroups = Config::block_kv / kKeysOfWarpgroup;  // that do the arithmetic
+  static constexpr int math_warps = 4 * warpgroups;
+  static constexpr int threads = kWarpgroup * (warpgroups + 1);
+  static constexpr bool q_parted_by_rows = Config::block_q == warpgroups * kRowsOfProduct;
+  static constexpr int q_columns =
+      q_parted_by_rows ? Config::head_dim : Config::head_dim / warpgroups;
+  static_assert(Config::num_stages == Config::score_stages, "the rings turn alike");
+  static_assert(Config::block_kv % kKeysOfWarpgroup == 0, "whole warpgroups");
+  static_assert(q_parted_by_rows || Config::block_q == kRowsOfProduct, "dQ is parted evenly");
+
+  using Scores = WarpTile<float, 16, 16, Config::block_q>;
+  using KGradient = WarpTile<float, 16, 16, Config::head_dim>;
+  using VGradient = WarpTile<float, 16, 16, Config::head_dim_v>;
+  using QGradient = WarpTile<float, 16, 16, q_columns>;
+  using KPanels = Panels<Storage, Config::block_kv, Config::head_dim>;
+  using VPanels = Panels<Storage, Config::block_kv, Config::head_dim_v>;
+  using QPanels = Panels<Storage, Config::block_q, Config::head_dim>;
+  using DoutPanels = Panels<Storage, Config::block_q, Config::head_dim_v>;
+  using ScorePanels = Panels<Storage, Config::block_q, Config::block_kv>;
+};
+
+// A number for each query of a tile, see steps/statistics.cu.
+template <class Config>
+struct alignas(16) QueryNumbers {
+  float value[Config::block_q];
+};
+
+template <class Config, class Types = BackwardTypes<Config>>
+struct BackwardStorage {
+  typename Types::KPanels k;                             // [block_kv, head_dim]
+  typename Types::VPanels v;                             // [block_kv, head_dim_v]
+  typename Types::QPanels q[Config::num_stages];         // [block_q, head_dim]
+  typename Types::DoutPanels dout[Config::num_stages];   // [block_q, head_dim_v]
+  typename Types::ScorePanels ds[Config::score_stages];  // [block_q, block_kv]
+  StagedRows staging[Types::math_warps];                 // 64 columns of a warp's dK or dV
+  QueryNumbers<Config> lse[Config::num_stages];          // arrive with Q
+  QueryNumbers<Config> delta[Config::num_stages];        // arrive with dO
+  Barrier k_full;
+  Barrier k_empty;
+  Barrier v_full;
+  Barrier v_empty;
+  Barrier q_full[Config::num_stages];
+  Barrier q_empty[Config::num_stages];
+  Barrier dout_full[Config::num_stages];
+  Barrier dout_empty[Config::num_stages];
+  Barrier ds_full[Config::score_stages];
+  Barrier ds_empty[Config::score_stages];
+};
+
+// Rings over the tiles of a block. Every tile begins at stage 0, so that stages are known from the
+// number of a step alone and descriptors stay in uniform registers; which phase a stage was in when
+// the tile began is kept, a bit for each.
+struct RingPhases {
+  unsigned bits = 0;
+
+  template <int stages>
+  __device__ void advance(int steps) {
+#pragma unroll
+    for (int stage = 0; stage < stages; ++stage) {
+      bits ^= static_cast<unsigned>((steps + stages - 1 - stage) / stages) % 2 << stage;
+    }
+  }
+};
+
+// The place of a tile's step in a ring.
+template <int stages>
+struct RingPlace {
+  unsigned stage;
+  unsigned phase;
+  __device__ RingPlace(int step, RingPhases phases)
+      : stage(static_cast<unsigned>(step) % stages),
+        phase((static_cast<unsigned>(step) / stages ^ phases.bits >> stage) % 2) {}
+};
+
+// The q tile of a step, and the query head it is of.
+struct QPlace {
+  int head;
+  int tile;
+};
+
+// What both roles know: the kv tile, and the steps through the q tiles that see it, of one query
+// head of the group after the other. `item.head` is the kv head.
+template <class Config>
+struct BackwardContext {
+  const Fa3BackwardParams& params;
+  BackwardStorage<Config>& shared;
+  const WorkItem item;
+  const Sequence seq;
+  const QBlocks<Config> blocks;
+  const int group;
+
+  __device__ BackwardContext(const Fa3BackwardParams& params, BackwardStorage<Config>& shared,
+                             const WorkItem& item)
+      : params(params),
+        shared(shared),
+        item(item),
+        seq(sequence(params.shape, item.batch)),
+        blocks(seq, item.kv_begin),
+        group(params.shape.heads_q / params.shape.heads_kv) {}
+
+  __device__ int steps() const { return (blocks.end - blocks.begin) * group; }
+  __device__ QPlace first() const { return {item.head * group, blocks.begin}; }
+  __device__ QPlace after(const QPlace& place) const {
+    const bool last = place.tile + 1 == blocks.end;
+    return {place.head + last, last ? blocks.begin : place.tile + 1};
+  }
+  __device__ QPlace before(const QPlace& place) const {
+    const bool first = place.tile == blocks.begin;
+    return {place.head - first, first ? blocks.end - 1 : place.tile - 1};
+  }
+  // Row of the workspace where a head's rows begin.
+  __device__ long long head_row(int head) const {
+    return (static_cast<long long>(seq.batch) * params.shape.heads_q + head) * params.padded_rows;
+  }
+};
+
+// The kv tiles of a launch. Blocks take them in rounds, every other one in the opposite order: of
+// tiles that grow shorter, who has had the longest takes the shortest next. Which tile a block has
+// is known from its number, so all that follows from it is in uniform registers; a tile drawn from
+// a counter was in the load role's few registers, and spilled them.
+template <class Config>
+struct KvTiles {
+  const Shape& shape;
+  const TileOrder order;
+  const int count;
+
+  __device__ explicit KvTiles(const Fa3BackwardParams& params)
+      : shape(params.shape),
+        order{static_cast<unsigned>(ceil_div(params.shape.seqlen_kv, Config::block_kv)),
+              static_cast<unsigned>(params.shape.heads_kv), static_cast<unsigned>(params.section)},
+        count(static_cast<int>(order.tiles) * params.shape.heads_kv * params.shape.batch) {}
+
+  // The block's tile of a round; there is none from `count` on, and in no later round.
+  __device__ int number(int round) const {
+    const int blocks = gridDim.x, block = blockIdx.x;
+    return round * blocks + (round % 2 == 0 ? block : blocks - 1 - block);
+  }
+  __device__ WorkItem item(int number) const {
+    return order.kv_item<Config::block_kv>(shape, number, false);
+  }
+};
+
+// By one thread: every barrier, with the number of those who arrive at it in a phase.
+template <class Config, class Types = BackwardTypes<Config>>
+__device__ inline void init_barriers(BackwardStorage<Config>& shared) {
+  const auto init = [](Barrier& barrier, int arrivals) {
+    ptx::mbarrier_init(ptx::shared_address(&barrier), arrivals);
+  };
+  init(shared.k_full, 1);
+  init(shared.v_full, 1);
+  init(shared.k_empty, Types::math_warps);
+  init(shared.v_empty, Types::math_warps);
+  for (int stage = 0; stage < Config::num_stages; ++stage) {
+    init(shared.q_full[stage], 1);
+    init(shared.dout_full[stage], 1);
+    init(shared.q_empty[stage], Types::math_warps);
+    init(shared.dout_empty[stage], Types::math_warps);
+  }
+  for (int stage = 0; stage < Config::score_stages; ++stage) {
+    init(shared.ds_full[stage], Types::math_warps);
+    init(shared.ds_empty[stage], Types::math_warps);
+  }
+  ptx::mbarrier_init_fence();
+}
+
+}  // namespace cuflash::fa3

@@ -1,0 +1,12 @@
+// fence.proxy.async: between what threads do to shared memory and what asynchronous units do.
+#pragma once
+
+namespace cuflash::ptx {
+
+// PTX ISA "Parallel synchronization and communication instructions: fence.proxy"; sm_90. What this
+// thread wrote to shared memory is seen by warpgroup products and copies that come after.
+__device__ inline void fence_async_shared() {
+  asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory");
+}
+
+}  // namespace cuflash::ptx

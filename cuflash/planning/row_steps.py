@@ -1,0 +1,108 @@
+"""The kernels before and after a backward pass over kv tiles, and the workspace between them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ..errors import UnsupportedError
+from .device import DeviceLimits
+from .kernel import KernelLaunch, kernel_config
+from .problem import DTYPES, AttentionProblem
+from .tiles import steps
+from .tiles.common import Arithmetic, ceil_div
+
+__all__ = ["RowSteps", "launchable"]
+
+#: Thread blocks of a launch.
+_MOST_BLOCKS = 2**31 - 1
+
+
+def launchable(grid: int, algorithm: str) -> int:
+    """The same number of thread blocks.
+
+    Raises
+    ------
+    UnsupportedError
+        If it is more than a launch has.
+    """
+    if grid > _MOST_BLOCKS:
+        raise UnsupportedError(
+            f"{algorithm} would need {grid:,} thread blocks, a launch has at most {_MOST_BLOCKS:,}"
+        )
+    return grid
+
+
+@dataclass(frozen=True)
+class RowSteps:
+    """``statistics`` and ``convert_dq`` around a main kernel.
+
+    Attributes
+    ----------
+    problem, limits
+        What is computed, and where.
+    algorithm
+        For errors.
+    arithmetic
+        Of the main kernel: its fragments are what dQ is summed in.
+    head_dim
+        Columns of the sums of dQ: the main kernel's bucket.
+    turns
+        Counters of an ordered sum for every :data:`steps.ROWS` rows of a head; 0 without one.
+    """
+
+    problem: AttentionProblem
+    limits: DeviceLimits
+    algorithm: str
+    arithmetic: Arithmetic
+    head_dim: int
+    turns: int = 0
+
+    @property
+    def padded_rows(self) -> int:
+        """Rows of a head in the workspace."""
+        return ceil_div(self.problem.seqlen_q, steps.ROWS) * steps.ROWS
+
+    @property
+    def rows(self) -> tuple[str, int]:
+        """The field of the parameters that says so."""
+        return ("padded_rows", self.padded_rows)
+
+    @property
+    def sizes(self) -> list[tuple[str, int]]:
+        """Buffers of the workspace and their bytes."""
+        heads = self.problem.batch * self.problem.heads_q
+        numbers = heads * self.padded_rows * DTYPES[self.problem.compute].itemsize
+        return [
+            ("row_lse", numbers),
+            ("delta", numbers),
+            ("dq_accumulator", numbers * self.head_dim),
+            ("turns", 4 * heads * self.padded_rows // steps.ROWS * self.turns),
+        ]
+
+    def around(self, main: KernelLaunch) -> tuple[KernelLaunch, ...]:
+        """The launches of the whole pass."""
+        return (
+            self._launch("statistics", {"turns": self.turns}),
+            main,
+            self._launch("convert_dq", {}),
+        )
+
+    def _launch(self, kernel: str, constants: dict[str, int]) -> KernelLaunch:
+        tile = steps.RowsTile(self.arithmetic.fragment_rows)
+        footprint = tile.footprint
+        if kernel == "convert_dq":
+            footprint = tile.converting(self.head_dim, self.problem.storage)
+        config = kernel_config(
+            self.problem,
+            self.limits,
+            ("steps", kernel),
+            self.arithmetic,
+            tile.constants() | constants,
+            footprint,
+        )
+        config = replace(config, mask="full", head_dim=self.head_dim)
+        if kernel == "convert_dq":  # nothing else changes its code
+            config = replace(config, head_dim_v=self.head_dim, output=config.storage)
+        heads = self.problem.batch * self.problem.heads_q
+        grid = launchable(heads * self.padded_rows // steps.ROWS, self.algorithm)
+        return KernelLaunch(config, grid, (self.rows,))

@@ -1,0 +1,285 @@
+"""FlashAttention-3's backward pass: the same dk and dv whatever runs beside it, and dq as right."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cuflash
+from cuflash.cuda import compile as compiling
+
+from ..kit.case import Case
+from ..kit.compare import compare
+from ..kit.data import arrays
+from ..kit.oracle import judge
+from ..kit.runners import ApiRunner
+from .common import Gradients, Hog, hold, jitter, skip_without
+from .test_generations import APART
+
+#: (head_dim, head_dim_v): both kernels, and one with columns to spare.
+DIMS = ((64, 64), (128, 128), (96, 64))
+#: Keys of a block, of all tiles.
+BLOCK_KV = 128
+REPEATS = 50
+
+
+@pytest.fixture(autouse=True)
+def _on_hopper() -> None:
+    skip_without("fa3")
+
+
+def _busy(dims: tuple[int, int], causal: bool) -> Case:
+    """Ragged, grouped, seven kv tiles to a q tile, and more of them than multiprocessors."""
+    return Case(12, 8, 2, 600, 777, *dims, "bfloat16", causal=causal, seed=1)
+
+
+def _small(dims: tuple[int, int]) -> Case:
+    """Fewer tiles than a third of the multiprocessors, and rows that see nothing."""
+    return Case(1, 8, 2, 500, 400, *dims, "bfloat16", causal=True, seed=1)
+
+
+def _busy_gradients(cp: Any, case: Case) -> Gradients:
+    gradients = Gradients(cp, case)
+    grid = gradients.prepare().plan.launches[1].grid
+    assert grid == cp.cuda.Device().attributes["MultiProcessorCount"] < _tiles(case)
+    return gradients
+
+
+def _tiles(case: Case) -> int:
+    return case.batch * case.heads_kv * -(-case.seqlen_kv // BLOCK_KV)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("dims", DIMS, ids=str)
+def test_beside_copies(cp: Any, hog: Hog, dims: tuple[int, int], causal: bool) -> None:
+    gradients = _busy_gradients(cp, _busy(dims, causal))
+    first, again = gradients.first(), gradients.destinations()
+    wrong, kept = cp.zeros((), np.int64), []
+    for _ in range(REPEATS):
+        hog.copy()
+        gradients.poison(again)
+        gradients.launch(again)
+        wrong += gradients.differ(again, first)
+        kept.append(gradients.last("dq", again[0]))
+    assert int(wrong) == 0
+    for dq in kept:
+        gradients.check("dq", dq)
+
+
+@pytest.mark.parametrize("dims", DIMS, ids=str)
+def test_two_streams_at_once(cp: Any, dims: tuple[int, int]) -> None:
+    """Small passes that run beside each other whole, and busy ones that meet at their ends."""
+    both = [Gradients(cp, _small(dims)), _busy_gradients(cp, _busy(dims, True))]
+    firsts = [gradients.first() for gradients in both]
+    streams = [cp.cuda.Stream(non_blocking=True) for _ in range(2)]
+    work = [
+        (gradients, first, [gradients.destinations() for _ in streams])
+        for gradients, first in zip(both, firsts, strict=True)
+        for _ in range(15)
+    ]
+    for gradients, _, targets in work:
+        for bits in targets:
+            gradients.poison(bits)
+    cp.cuda.Device().synchronize()
+    hold(cp, streams)
+    for gradients, _, targets in work:
+        for stream, bits in zip(streams, targets, strict=True):
+            with stream:
+                gradients.launch(bits)
+    cp.cuda.Device().synchronize()
+    for gradients, first, targets in work:
+        for bits in targets:
+            assert int(gradients.differ(bits, first)) == 0
+            gradients.check("dq", gradients.last("dq", bits[0]))
+
+
+@pytest.fixture(scope="module")
+def _both_builds(cp: Any) -> None:
+    """Compiles beside each other what the test would compile in turn."""
+
+    def compile_all(*operations: str) -> None:
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(lambda of: _prepare(*of), product(DIMS, (False, True), operations)))
+
+    skip_without("fa3")
+    compile_all("forward", "backward")
+    with jitter():
+        compile_all("backward")
+
+
+def _prepare(dims: tuple[int, int], causal: bool, operation: Any) -> None:
+    case = _busy(dims, causal)
+    shapes = [case.shape(name) for name in "qkv"]
+    named: dict[str, Any] = {"dtype": case.dtype, "algorithm": "fa3", "causal": causal}
+    cuflash.prepare(*shapes, operation=operation, **named)
+
+
+@pytest.mark.usefixtures("_both_builds")
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("dims", DIMS, ids=str)
+def test_with_jitter(cp: Any, dims: tuple[int, int], causal: bool) -> None:
+    gradients = _busy_gradients(cp, _busy(dims, causal))
+    config = gradients.prepare().plan.launches[1].config
+    first, late = gradients.first(), gradients.destinations()
+    with jitter():
+        for _ in range(5):
+            gradients.poison(late)
+            gradients.launch(late)
+            assert int(gradients.differ(late, first)) == 0
+            gradients.check("dq", gradients.last("dq", late[0]))
+        assert any(key[0] == config and key[-1] is True for key in compiling._kernels._values)
+
+
+@pytest.mark.parametrize("dims", DIMS, ids=str)
+@pytest.mark.parametrize(
+    ("batch", "lengths", "q_offset"),
+    [
+        (700, (1, 1), None),
+        (700, (65, 65), None),
+        (80, (100, 600), -30),
+        (80, (300, 600), 0),
+        (200, (260, 200), None),
+    ],
+    ids=str,
+)
+def test_many_tiles_of_a_block(
+    cp: Any, batch: int, lengths: tuple[int, int], q_offset: int | None, dims: tuple[int, int]
+) -> None:
+    """Ten rounds of tiny tiles, and tiles between others that no row sees.
+
+    The last heads are held to the truth, all to FlashAttention-2.
+    """
+    case = Case(batch, 4, 2, *lengths, *dims, "float16", causal=True, q_offset=q_offset)
+    assert _tiles(case) > 5 * cp.cuda.Device().attributes["MultiProcessorCount"]
+    gradients = Gradients(cp, case)
+    got = [bits.get().view(np.float16) for bits in gradients.first()]
+    other = gradients.of_another("fa2")
+    for one, array in zip(got, other, strict=True):
+        a, b = one.astype(np.float32), array.get().astype(np.float32)
+        assert np.abs(a - b).max() <= APART["float16"] * np.abs(b).max()
+    seen = int(case.visible().max())
+    assert not any(array[:, seen:].any() for array in got[1:])
+
+
+#: Lengths and q_offset under a mask: tails, rows that see nothing, tiles of keys that no row sees.
+EDGES = (
+    ((200, 333), None),
+    ((256, 256), None),
+    ((500, 300), None),
+    ((300, 700), -40),
+    ((150, 900), 100),
+    ((130, 300), -130),
+    ((1, 300), 0),
+    ((300, 1), None),
+)
+
+
+def _edge(
+    dims: tuple[int, int], lengths: tuple[int, int], q_offset: int | None, dtype: str = "float16"
+) -> Case:
+    return Case(2, 8, 2, *lengths, *dims, dtype, causal=True, q_offset=q_offset, seed=2)
+
+
+def _gradients(
+    case: Case, x: dict[str, np.ndarray], saved: tuple[np.ndarray, np.ndarray]
+) -> tuple[np.ndarray, ...]:
+    runner = ApiRunner("cuda", "fa3")
+    return runner.backward(case, x["dout"], x["q"], x["k"], x["v"], *saved, x["dlse"])
+
+
+def _check(
+    case: Case, x: dict[str, np.ndarray], other: dict[str, np.ndarray] | None = None
+) -> tuple[np.ndarray, ...]:
+    """The gradients, each held to the truth; and so they are if some inputs are other ones."""
+    saved = ApiRunner("cuda", "fa3").forward(case, x["q"], x["k"], x["v"])
+    grads, truth = _gradients(case, x, saved), judge(case, x)
+    for name, got in zip(("dq", "dk", "dv"), grads, strict=True):
+        compare(truth, name, got).check()
+    if other is not None:
+        dq, *of_keys = _gradients(case, other, saved)
+        compare(truth, "dq", dq).check()
+        assert [a.tobytes() for a in of_keys] == [a.tobytes() for a in grads[1:]]
+    return grads
+
+
+@pytest.mark.parametrize(("lengths", "q_offset"), EDGES, ids=str)
+@pytest.mark.parametrize("dims", DIMS, ids=str)
+def test_edges(dims: tuple[int, int], lengths: tuple[int, int], q_offset: int | None) -> None:
+    for dtype in ("float16", "bfloat16"):
+        case = _edge(dims, lengths, q_offset, dtype)
+        dq, dk, dv = _check(case, arrays(case, "q", "k", "v", "dout", "dlse"))
+        seen = case.visible()
+        for array in (dk[:, seen.max() :], dv[:, seen.max() :], dq[:, seen == 0]):
+            assert not array.any()
+
+
+@pytest.mark.parametrize("lengths", [(200, 333), (129, 128), (1, 1), (65, 1000)], ids=str)
+@pytest.mark.parametrize("dims", DIMS, ids=str)
+def test_without_a_mask(dims: tuple[int, int], lengths: tuple[int, int]) -> None:
+    for dtype in ("float16", "bfloat16"):
+        case = replace(_edge(dims, lengths, None, dtype), causal=False)
+        _check(case, arrays(case, "q", "k", "v", "dout", "dlse"))
+
+
+@pytest.mark.parametrize(("lengths", "q_offset"), [((300, 333), -40), ((900, 500), None)], ids=str)
+@pytest.mark.parametrize("dims", DIMS, ids=str)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_dead_rows_may_hold_anything(
+    dtype: str, dims: tuple[int, int], lengths: tuple[int, int], q_offset: int | None
+) -> None:
+    """Beside live rows of their tile, and in tiles of their own."""
+    case = _edge(dims, lengths, q_offset, dtype)
+    dead = -case.offset
+    assert dead > 0
+    x = arrays(case, "q", "k", "v", "dout", "dlse")
+    other = {name: array.copy() for name, array in x.items()}
+    other["q"][:, :dead] = np.nan
+    other["q"][:, : dead // 2] = np.inf
+    other["dout"][:, :dead] = np.inf
+    other["dout"][:, : dead // 3] = np.nan
+    other["dlse"][:, :, :dead] = np.nan
+    _check(case, x, other)
+
+
+@pytest.mark.parametrize(("lengths", "q_offset"), [((300, 700), -40), ((150, 900), 100)], ids=str)
+@pytest.mark.parametrize("dims", DIMS, ids=str)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_tiles_that_no_row_sees_may_hold_anything(
+    dtype: str, dims: tuple[int, int], lengths: tuple[int, int], q_offset: int
+) -> None:
+    case = _edge(dims, lengths, q_offset, dtype)
+    unseen = -(-int(case.visible().max()) // BLOCK_KV) * BLOCK_KV
+    assert unseen < case.seqlen_kv
+    x = arrays(case, "q", "k", "v", "dout", "dlse")
+    other = {name: array.copy() for name, array in x.items()}
+    other["k"][:, unseen:] = np.nan
+    other["v"][:, unseen:] = np.inf
+    _check(case, x, other)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("dims", DIMS, ids=str)
+def test_rows_beyond_the_length_may_hold_nan(cp: Any, dims: tuple[int, int], causal: bool) -> None:
+    """All matrices are the first rows of longer arrays, whose other rows are NaN."""
+    case = replace(_edge(dims, (150, 333), None), causal=causal)
+    x = arrays(case, "q", "k", "v", "dout", "dlse")
+
+    def first_rows(array: Any) -> Any:
+        batch, rows, heads, width = array.shape
+        longer = np.full((batch, rows + 200, heads, width), np.nan, array.dtype)
+        longer[:, :rows] = array
+        return cp.asarray(longer)[:, :rows]
+
+    q, k, v, dout = (first_rows(x[name]) for name in ("q", "k", "v", "dout"))
+    named: dict[str, Any] = {"causal": causal, "algorithm": "fa3"}
+    out, lse = cuflash.attention(q, k, v, return_lse=True, **named)
+    given = (dout, q, k, v, first_rows(out.get()), lse)
+    grads = cuflash.attention_backward(*given, dlse=cp.asarray(x["dlse"]), **named)
+    truth = judge(case, x)
+    for name, array in zip(("dq", "dk", "dv"), grads, strict=True):
+        compare(truth, name, array.get()).check()

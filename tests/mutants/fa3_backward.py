@@ -1,0 +1,181 @@
+"""Bugs of FlashAttention-3's backward pass, which only a Hopper GPU runs; see ``hopper``.
+
+What is not here: a missing wait for a product (as in ``fa3``); the fence
+between dS and the products that read it, and waits that slack of a step or two
+makes come true by themselves on every device seen.
+"""
+
+from __future__ import annotations
+
+from .bug import Bug
+from .hopper_problems import GRADIENTS, NARROW_GRADIENTS
+
+_KERNEL = "cuda_src/fa3/backward.cu"
+_LOAD = "cuda_src/fa3/backward_load.cuh"
+_MATH = "cuda_src/fa3/backward_math.cuh"
+_SCORE = "cuda_src/fa3/backward_score.cuh"
+_TYPES = "cuda_src/fa3/backward_types.cuh"
+
+BUGS = (
+    Bug(
+        "Q is loaded before the one before is read",
+        _LOAD,
+        "wait_empty<Config>(c.shared.q_empty[ring.stage], ring.phase);",
+        "",
+        GRADIENTS,
+    ),
+    Bug(
+        "K of a tile is loaded while the one before is in use",
+        _LOAD,
+        "wait_empty<Config>(c.shared.k_empty, kv_phase);",
+        "",
+        GRADIENTS,
+    ),
+    Bug(
+        "the phase of K and V never turns",  # the second tile takes the first one's for its own
+        _MATH,
+        "kv_phase ^= 1;",
+        "kv_phase ^= 0;",
+        GRADIENTS,
+    ),
+    Bug(
+        "the rings begin every tile in their first phase",
+        _TYPES,
+        "bits ^= static_cast<unsigned>(",
+        "bits &= static_cast<unsigned>(",
+        GRADIENTS,
+    ),
+    Bug(
+        "the numbers of the rows are not expected",  # and count as bytes of Q
+        _LOAD,
+        "Matrix::bytes + bytes);",
+        "Matrix::bytes);",
+        GRADIENTS,
+    ),
+    Bug(
+        "dS is not waited for",
+        _MATH,
+        "if (exists) wait<Config>(c.shared.ds_full[ring.stage], ring.phase);",
+        "",
+        GRADIENTS,
+    ),
+    Bug(
+        "nobody says that dS has been read",
+        _MATH,
+        "arrive_warp<Config>(c.shared.ds_empty[ScoreRing(step, phases).stage]);",
+        "",
+        GRADIENTS,
+    ),
+    Bug(
+        "dQ goes to the q tile of its next step",
+        _MATH,
+        "const QPlace before = c.before(state.place);",
+        "const QPlace before = state.place;",
+        GRADIENTS,
+    ),
+    Bug(
+        "both warpgroups have the first columns of dQ",
+        _MATH,
+        "Types::q_parted_by_rows ? 0 : warpgroup * (Types::KPanels::panel_bytes / 16);",
+        "0;",
+        GRADIENTS,
+    ),
+    Bug(
+        "both warpgroups have the first rows of dQ",
+        _MATH,
+        "(Types::q_parted_by_rows ? warpgroup * (kRowsOfProduct * 128 / 16) : 0);",
+        "0;",
+        NARROW_GRADIENTS,
+    ),
+    Bug(
+        "the last dQ of a tile is dropped",
+        _MATH,
+        "  math.finish_q(state, dq, steps - 1);",
+        "  arrive_warp<Config>(c.shared.ds_empty[(steps - 1) % 2]);",
+        NARROW_GRADIENTS,
+    ),
+    Bug(
+        "both warpgroups have the first keys",
+        _MATH,
+        "const unsigned a_step = warpgroup * (kKeysOfWarpgroup * 128 / 16);",
+        "const unsigned a_step = 0;",
+        GRADIENTS,
+    ),
+    Bug(
+        "a tile is whole that only the first keys see whole",
+        _MATH,
+        "first_key() + kKeysOfWarpgroup - 1;",
+        "first_key();",
+        GRADIENTS,
+    ),
+    Bug(
+        "dead queries keep what Q and dO hold",
+        _MATH,
+        "if (dead) dead_rows = clear_dead(stage);",
+        "",
+        GRADIENTS,
+    ),
+    Bug(
+        "dead queries get of dQ what zeros make of K",
+        _MATH,
+        "if (dead >> group & 1) x = 0;",
+        "if (dead >> group & 0) x = 0;",
+        NARROW_GRADIENTS,
+    ),
+    Bug(
+        "weights of dead queries stay",
+        _SCORE,
+        "if (dead || !Mask<Config>::visible(seq, place.query0 + column, key)) {",
+        "if (!Mask<Config>::visible(seq, place.query0 + column, key)) {",
+        NARROW_GRADIENTS,
+    ),
+    Bug(
+        "delta is of the other stage",
+        _MATH,
+        "c.shared.delta[stage], place);",
+        "c.shared.delta[stage ^ 1], place);",
+        GRADIENTS,
+    ),
+    Bug(
+        "chunks of dS are not exchanged",
+        _SCORE,
+        "(chunk ^ lane % 8) * 16;",
+        "chunk * 16;",
+        GRADIENTS,
+    ),
+    Bug(
+        "P and dS of a pair of fragments change places",
+        _SCORE,
+        "const int part = n % 2 * 2 + group;",
+        "const int part = group * 2 + n % 2;",
+        NARROW_GRADIENTS,
+    ),
+    Bug(
+        "a group begins with the kv head's number",
+        _TYPES,
+        "{item.head * group, blocks.begin}",
+        "{item.head, blocks.begin}",
+        GRADIENTS,
+    ),
+    Bug(
+        "odd rounds leave out their last tile",
+        _TYPES,
+        "blocks - 1 - block);",
+        "blocks - block);",
+        GRADIENTS,
+    ),
+    Bug(
+        "keys that no query sees keep their gradients",
+        _KERNEL,
+        "store_zeros(c, params.dv, params.shape.head_dim_v);",
+        "",
+        GRADIENTS,
+    ),
+    Bug(
+        "dK lacks the scale",
+        _MATH,
+        "static_cast<float>(c.params.scale));",
+        "1.0f);",
+        GRADIENTS,
+    ),
+)

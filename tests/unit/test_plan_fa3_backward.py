@@ -1,0 +1,291 @@
+"""Plans of FlashAttention-3's backward pass: what is taken, what is refused, what it needs."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import pytest
+
+from cuflash.errors import ArgumentValueError, UnsupportedError
+from cuflash.planning.fa3 import WIDEST_BACKWARD, fa3_plan, needs_newer_compiler
+from cuflash.planning.kernel import KernelLaunch
+from cuflash.planning.plan import Plan, plan
+from cuflash.planning.problem import AttentionProblem
+from cuflash.planning.tiles import fa3
+from cuflash.planning.tiles.fa3_tables import BACKWARD
+
+from ..architectures import LIMITS
+from ..kit.runners import fa3_serves
+from .test_plan_fa3 import ANY, HOPPER, mapped, planned
+
+of_gradients = functools.partial(mapped, operation="backward")
+
+#: The kernels of a pass, in the order they run.
+KERNELS = [("steps", "statistics"), ("fa3", "backward"), ("steps", "convert_dq")]
+
+
+def main_of(chosen: Plan) -> KernelLaunch:
+    statistics, main, convert = chosen.launches
+    kernels = [(x.config.generation, x.config.kernel) for x in (statistics, main, convert)]
+    assert kernels == KERNELS
+    return main
+
+
+#: head_dim, head_dim_v: the tile and the width of its kernel.
+_TAKEN = {
+    (8, 8): ((128, 128), 64),
+    (64, 64): ((128, 128), 64),
+    (72, 72): ((64, 128), 128),
+    (96, 96): ((64, 128), 128),
+    (128, 128): ((64, 128), 128),
+    (64, 128): ((64, 128), 128),
+    (128, 64): ((64, 128), 128),
+    (72, 8): ((64, 128), 128),
+}
+
+
+@pytest.mark.parametrize(("d", "dv"), _TAKEN)
+def test_the_wider_of_the_two_widths_chooses_the_tile(d: int, dv: int) -> None:
+    blocks, width = _TAKEN[d, dv]
+    for mask, length in product(("full", "causal"), (1, 1000, ANY)):
+        chosen = planned(of_gradients(head_dim=d, head_dim_v=dv, mask=mask, seqlen=length))
+        tile = chosen.tile
+        assert isinstance(tile, fa3.Fa3BackwardTile)
+        assert (tile.block_q, tile.block_kv) == blocks
+        assert (tile.num_stages, tile.score_stages, tile.head_dim) == (2, 2, width)
+        config = main_of(chosen).config
+        assert (config.head_dim, config.head_dim_v, config.mask) == (width, width, mask)
+        assert config.architecture == "sm_90a"
+        assert config.entry == "cuflash_fa3_backward"
+
+
+def test_every_row_of_the_table_is_taken() -> None:
+    for row in BACKWARD:
+        tile = planned(of_gradients(width=row.widest)).tile
+        assert (tile.block_q, tile.block_kv, tile.num_stages, tile.head_dim) == (
+            row.block_q,
+            row.block_kv,
+            row.num_stages,
+            row.widest,
+        )
+    assert max(row.widest for row in BACKWARD) == WIDEST_BACKWARD == 128
+
+
+#: What is wrong, and what is said of it.
+_REFUSED = {
+    "an older device": (of_gradients(), replace(HOPPER, compute_capability=(8, 0)), r"has 8\.0"),
+    "a newer device": (of_gradients(), LIMITS["100"], r"compute capability 9\.0.* has 10\.0"),
+    "wide heads": (of_gradients(width=136), HOPPER, "up to head_dim 128, not for 136/136"),
+    "wider heads": (of_gradients(width=192), HOPPER, "up to head_dim 128, not for 192/192"),
+    "the widest heads": (of_gradients(width=256), HOPPER, "up to head_dim 128, not for 256/256"),
+    "wide q and k": (
+        of_gradients(head_dim=192, head_dim_v=128),
+        HOPPER,
+        "up to head_dim 128, not for 192/128",
+    ),
+    "wide v": (of_gradients(head_dim_v=136), HOPPER, "up to head_dim 128, not for 64/136"),
+    "one order": (
+        of_gradients(deterministic=True),
+        HOPPER,
+        "sums dq in no fixed order, deterministic=True needs one",
+    ),
+    "float32": (of_gradients(storage="float32"), HOPPER, "float16 and bfloat16, not float32"),
+    "float64": (of_gradients(storage="float64"), HOPPER, "float16 and bfloat16, not float64"),
+    "strides": (of_gradients(alignment="vector"), HOPPER, "copy engine.* multiples of 16 bytes"),
+    "unaligned": (of_gradients(alignment="element"), HOPPER, "copy engine.* multiples of 16 bytes"),
+    "no key": (of_gradients(seqlen_kv=0), HOPPER, "needs at least one key"),
+    "an older compiler": (
+        of_gradients(),
+        replace(HOPPER, nvrtc=(12, 8)),
+        r"needs NVRTC 12\.9 or newer, this is 12\.8: pip install -U 'cuflash\[cuda12\]'",
+    ),
+    "little shared memory": (
+        of_gradients(),
+        replace(HOPPER, shared_per_block=98_304),
+        "has no tile for head_dim 64/64 in 98,304 bytes",
+    ),
+    "too many tiles": (
+        of_gradients(batch=2**10, heads_q=2**10, heads_kv=2**10, seqlen_kv=2**20),
+        HOPPER,
+        "would need 8,589,934,592 tiles, it can count 1,073,741,824",
+    ),
+    "too many rows": (  # of queries, of the kernels before and after
+        of_gradients(batch=2**10, heads_q=2**11, heads_kv=2, seqlen_q=2**20, seqlen_kv=1),
+        HOPPER,
+        "would need 17,179,869,184 thread blocks, a launch has at most 2,147,483,647",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", _REFUSED)
+def test_a_refusal_gives_its_reason_and_the_next_serves(fault: str) -> None:
+    wanted, limits, said = _REFUSED[fault]
+    with pytest.raises(UnsupportedError, match=f"^fa3 .*{said}") as caught:
+        plan(wanted, limits, algorithm="fa3")
+    chosen = plan(wanted, limits)
+    assert chosen.rejected[0] == ("fa3", str(caught.value))
+    assert chosen.algorithm == ("fa1" if fault.startswith("too many") else "fa2")
+    assert chosen.launches == plan(wanted, limits, algorithm=chosen.algorithm).launches
+
+
+@pytest.mark.parametrize("nothing", [{"seqlen_q": 0}, {"heads_q": 0}], ids=str)
+def test_a_pass_without_queries_is_left_to_others(nothing: dict[str, Any]) -> None:
+    """The driver makes no map of a tensor without rows; dk and dv are zeros all the same."""
+    wanted = of_gradients(**nothing)
+    assert not wanted.empty
+    with pytest.raises(UnsupportedError, match="fa3 needs at least one quer"):
+        planned(wanted)
+    assert plan(wanted, HOPPER).algorithm == "fa2"
+
+
+def test_the_kit_expects_what_is_planned() -> None:
+    """What tests on a device hold "auto" to."""
+    widths = (8, 64, 72, 128, 136)
+    for operation, storage, d, dv, alignment, deterministic, seqlen_kv in product(
+        ("forward", "backward"),
+        ("bfloat16", "float32"),
+        widths,
+        widths,
+        ("vector", "tensor_map"),
+        (False, True),
+        (0, 100),
+    ):
+        wanted = mapped(operation=operation, storage=storage, seqlen_kv=seqlen_kv)
+        wanted = replace(wanted, head_dim=d, head_dim_v=dv, alignment=alignment)
+        wanted = replace(wanted, deterministic=deterministic)
+        assert fa3_serves(wanted) == (plan(wanted, HOPPER).algorithm == "fa3"), wanted
+
+
+def test_auto_takes_it_first() -> None:
+    for width, mask in product((64, 128), ("full", "causal")):
+        wanted = of_gradients(width=width, mask=mask)
+        chosen = plan(wanted, HOPPER)
+        assert (chosen.algorithm, chosen.rejected) == ("fa3", ())
+        assert chosen == planned(wanted)
+
+
+def test_the_forward_pass_has_no_order_to_keep() -> None:
+    """What only the backward pass refuses."""
+    for change in ({"deterministic": True}, {"width": 256}, {"head_dim": 192, "head_dim_v": 128}):
+        assert planned(mapped(**change)).algorithm == "fa3"
+
+
+def test_a_newer_compiler_is_asked_for_where_it_would_help() -> None:
+    old = replace(HOPPER, nvrtc=(12, 8))
+    said = needs_newer_compiler(of_gradients(), old)
+    assert said is not None
+    assert "needs NVRTC 12.9" in said
+    for change in ({"deterministic": True}, {"width": 136}, {"storage": "float32"}):
+        assert needs_newer_compiler(of_gradients(**change), old) is None
+
+
+def test_blocks_are_those_of_the_table() -> None:
+    for algorithm in ("fa3", "auto"):
+        chosen = plan(of_gradients(width=128), HOPPER, algorithm=algorithm, blocks=(64, 128))
+        assert (chosen.algorithm, chosen.reason) == ("fa3", "blocks as asked")
+    with pytest.raises(ArgumentValueError, match=r"blocks: got \(128, 128\).* one of \(64, 128\)$"):
+        planned(of_gradients(width=128), blocks=(128, 128))
+    chosen = plan(of_gradients(width=128), HOPPER, blocks=(64, 64))
+    assert (chosen.algorithm, chosen.tile.block_q, chosen.tile.block_kv) == ("fa2", 64, 64)
+
+
+def test_a_given_tile_is_taken() -> None:
+    wanted = of_gradients()
+    every = list(fa3.backward_candidates(wanted, HOPPER))
+    assert [tile.head_dim for tile in every] == [64, 128]  # the wider one would do as well
+    assert [fa3_plan(wanted, HOPPER, None, (), tile=t).tile for t in every] == every
+    with pytest.raises(UnsupportedError, match="fa3 sums dq in no fixed order"):
+        fa3_plan(replace(wanted, deterministic=True), HOPPER, None, (), tile=every[0])
+
+
+@pytest.mark.parametrize("width", [64, 96, 128])
+def test_the_workspace_is_that_of_the_steps(width: int) -> None:
+    wanted = of_gradients(width=width, seqlen_q=777)
+    chosen = planned(wanted)
+    padded = 896  # 7 times 128
+    rows = wanted.batch * wanted.heads_q * padded
+    of_kernel = 64 if width == 64 else 128
+    sizes = {b.name: b.nbytes for b in chosen.workspace}
+    assert sizes == {
+        "row_lse": 4 * rows,
+        "delta": 4 * rows,
+        "dq_accumulator": 4 * of_kernel * rows,
+        "turns": 0,
+    }
+    assert [dict(x.arguments)["padded_rows"] for x in chosen.launches] == 3 * [padded]
+    end = 0
+    for buffer in chosen.workspace:
+        assert buffer.offset % 256 == 0
+        assert buffer.offset >= end
+        end = buffer.offset + buffer.nbytes
+    assert chosen.workspace_bytes == end
+
+
+def test_the_workspace_is_linear_in_the_queries() -> None:
+    for width in (64, 128):
+        sizes = [
+            planned(of_gradients(width=width, seqlen_q=n, seqlen_kv=7 * n)).workspace_bytes
+            for n in (4096, 8192, 16384)
+        ]
+        assert sizes == [sizes[0], 2 * sizes[0], 4 * sizes[0]]
+        assert sizes[0] == 8 * 4096 * 4 * (2 + width)  # heads, rows, bytes, lse and delta and dq
+
+
+def test_the_steps_know_the_layout_of_the_sums() -> None:
+    """Columns and fragments of dq are the main kernel's; delta has the columns of v."""
+    for d, dv, width, of_v in ((64, 64, 64, 64), (96, 40, 128, 64), (72, 128, 128, 128)):
+        statistics, main, convert = planned(of_gradients(head_dim=d, head_dim_v=dv)).launches
+        assert [x.config.head_dim for x in (statistics, main, convert)] == 3 * [width]
+        assert statistics.config.head_dim_v == of_v
+        rows = [dict(x.config.constants)["fragment_rows"] for x in (statistics, main, convert)]
+        assert rows == [16, 16, 16]
+        assert dict(statistics.config.constants)["turns"] == 0
+        assert [x.config.mask for x in (statistics, convert)] == ["full", "full"]
+        assert [x.config.architecture for x in (statistics, convert)] == ["sm_90", "sm_90"]
+
+
+def test_grids_cover_every_row_and_every_key() -> None:
+    for batch, heads, sq, skv in (
+        (1, (1, 1), 1, 1),
+        (3, (8, 2), 777, 1234),
+        (2, (6, 6), 129, 128),
+        (11, (12, 6), 50, 129),
+        (11, (12, 6), 50, 257),
+        (64, (32, 32), 50, 999),
+    ):
+        for width in (64, 128):
+            of = {"batch": batch, "heads_q": heads[0], "heads_kv": heads[1], "width": width}
+            chosen = planned(of_gradients(**of, seqlen_q=sq, seqlen_kv=skv))
+            rows = batch * heads[0] * -(-sq // 128)
+            tiles = batch * heads[1] * -(-skv // 128)
+            blocks = min(tiles, HOPPER.num_sms)  # which take the tiles in rounds
+            assert [x.grid for x in chosen.launches] == [rows, blocks, rows]
+
+
+def test_maps_bring_a_tile_of_queries_and_a_tile_of_keys() -> None:
+    for width, rows in ((64, 128), (96, 64), (128, 64)):
+        statistics, main, convert = planned(of_gradients(width=width)).launches
+        assert main.boxes == (("q", rows), ("k", 128), ("v", 128), ("dout", rows))
+        assert statistics.boxes == convert.boxes == ()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"seqlen_q": 123_457, "seqlen_kv": 99_999},
+        {"seqlen_q": 1, "seqlen_kv": 1},
+        {"batch": 70_000},
+        {"heads_q": 64, "heads_kv": 8},
+        {"scale": 3.0},
+        {"q_offset": -7},
+        {"head_dim": 40},
+    ],
+    ids=str,
+)
+def test_what_is_known_at_run_time_costs_no_compile(change: dict[str, Any]) -> None:
+    plain: AttentionProblem = of_gradients()
+    one, other = planned(plain), planned(replace(plain, **change))
+    assert [x.config for x in one.launches] == [x.config for x in other.launches]

@@ -1,0 +1,105 @@
+"""What FlashAttention-3's backward pass asks of a multiprocessor and of the second-level cache."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import pytest
+
+from cuflash.planning.sections import section_of
+from cuflash.planning.tiles import fa3
+from cuflash.planning.tiles.fa3_tables import BACKWARD, BackwardRow
+
+from .test_plan_fa3 import HOPPER, planned
+from .test_plan_fa3_backward import main_of, of_gradients
+from .test_plan_fa3_limits import SHARED_OF_H200
+
+
+def test_shared_memory_of_the_narrow_tile() -> None:
+    kv = 2 * 128 * 64 * 2  # K and V: rows, columns, bytes
+    rings = 2 * 2 * 128 * 64 * 2  # Q and dO: stages, rows, columns, bytes
+    scores = 2 * 128 * 128 * 2  # dS: stages, queries, keys, bytes
+    staging = 8 * 16 * 64 * 2  # warps, rows, columns, bytes
+    rows = 2 * 2 * 128 * 4  # lse and delta: stages, rows, bytes
+    barriers = 4 + 4 * 2 + 2 * 2  # full and empty of K and V; of Q and dO; of dS
+    assert staging == 16 << 10
+    assert kv + rings + scores + staging + rows + 8 * barriers == 182_400
+    assert planned(of_gradients(width=64)).tile.footprint.shared_bytes == 183_296  # 179 KiB
+
+
+def test_shared_memory_of_the_wide_tile() -> None:
+    kv, rings = 2 * 128 * 128 * 2, 2 * 2 * 64 * 128 * 2
+    scores, staging, rows = 2 * 64 * 128 * 2, 8 * 16 * 64 * 2, 2 * 2 * 64 * 4
+    assert kv + rings + scores + staging + rows + 8 * (4 + 4 * 2 + 2 * 2) == 181_376
+    assert planned(of_gradients(width=128)).tile.footprint.shared_bytes == 182_272  # 178 KiB
+
+
+@pytest.mark.parametrize(("stages", "beyond"), [(20, 0), (31, 16)])
+def test_barriers_lse_and_delta_have_their_bytes(stages: int, beyond: int) -> None:
+    """Of rings so deep that they just fill a KiB or begin one; the others round them away."""
+    block_q = 2
+    fixed = 2 * 128 * 64 * 2 + 2 * block_q * 128 * 2 + (16 << 10)  # K and V, dS, staging
+    of_stage = 2 * block_q * 64 * 2 + 2 * block_q * 4  # Q and dO, lse and delta
+    whole = fixed + stages * of_stage + 8 * (4 + 4 * stages + 4)
+    assert whole % 1024 == beyond
+    tile = fa3.Fa3BackwardTile(block_q, 128, stages, 64)
+    assert tile.footprint.shared_bytes == whole + -whole % 1024
+
+
+@pytest.mark.parametrize("row", BACKWARD, ids=str)
+def test_a_row_fits_and_its_registers_move_within_what_the_block_has(row: BackwardRow) -> None:
+    tile = planned(of_gradients(width=row.widest)).tile
+    constants, footprint = tile.constants(), tile.footprint
+    assert footprint.excess(HOPPER) is None
+    assert footprint.shared_bytes <= SHARED_OF_H200
+    assert footprint.shared_bytes % 1024 == 0  # the swizzle's period
+    warpgroups = row.block_kv // 64
+    assert footprint.threads == 128 * (warpgroups + 1)
+    start = footprint.registers
+    assert start == 65536 // footprint.threads // 8 * 8
+    load, math = constants["load_registers"], constants["math_registers"]
+    assert load + warpgroups * math <= start * (warpgroups + 1)
+    assert 24 <= load < start < math <= 240  # setmaxnreg begins at 24
+    assert (load % 8, math % 8) == (0, 0)
+    # dK and dV, and of one q tile scores and dP; a product has 64 rows.
+    assert 2 * row.widest // 2 + 2 * row.block_q // 2 < math
+    assert row.block_q % 64 == 0
+    assert row.block_q <= 256  # the most rows of a box
+    assert {name: constants[name] for name in ("block_q", "block_kv", "num_stages")} == {
+        "block_q": row.block_q,
+        "block_kv": row.block_kv,
+        "num_stages": row.num_stages,
+    }
+    assert (constants["score_stages"], constants["fragment_rows"]) == (2, 16)
+
+
+def _section(**changes: Any) -> tuple[int, int]:
+    """Heads that run together, and all of them."""
+    wanted = of_gradients(**changes)
+    launch = main_of(planned(wanted))
+    return dict(launch.arguments)["section"], wanted.batch * wanted.heads_kv
+
+
+def test_a_section_has_work_for_every_multiprocessor() -> None:
+    for length, heads, width in product((100, 4096, 65536), (1, 8, 64, 4096), (64, 128)):
+        section, every = _section(
+            batch=1, heads_q=heads, heads_kv=heads, seqlen=length, width=width
+        )
+        assert 1 <= section <= every
+        assert section == every or section * -(-length // 128) >= HOPPER.num_sms
+
+
+def test_a_section_is_of_kv_heads_and_of_what_their_queries_take() -> None:
+    wanted = of_gradients(batch=1, heads_q=64, heads_kv=16, seqlen=16384, width=128)
+    of_head = 16384 * 4 * 256 * 2  # rows of queries of a group, columns of Q and dO, bytes
+    tiles = 128
+    # Half of L2 holds none; two rounds of blocks are three heads, and 16 = 5 * 3 + 1 = 8 * 2.
+    assert HOPPER.l2 // 2 < of_head
+    assert -(-2 * HOPPER.num_sms // tiles) == 3
+    assert _section(batch=1, heads_q=64, heads_kv=16, seqlen=16384, width=128) == (2, 16)
+    assert section_of(wanted, HOPPER, tiles, 1) == 2
+
+
+def test_without_a_mask_heads_come_singly() -> None:
+    assert _section(mask="full", batch=1, heads_q=64, heads_kv=16, seqlen=16384)[0] == 1
