@@ -2,11 +2,10 @@
 // Attention with Asynchrony and Low-precision" (2024), section 3.3 and Algorithm 3; the gradients
 // are those of Dao et al. 2022, Algorithm 4.
 //
-// Blocks stay on their multiprocessor and do kv tiles in rounds; with each they go through the q
-// tiles that see it. In a block one thread loads, and two warpgroups of 64 keys each do the
-// arithmetic:
+// A block has one kv tile and goes through the q tiles that see it. One thread loads, and two
+// warpgroups of 64 keys each do the arithmetic:
 //
-//   load   K and V of a tile; Q and dO of a step with lse and delta of their rows -> rings
+//   load   K and V once; Q and dO of a step with lse and delta of their rows -> rings
 //   math   S^T = K Q^T, dP^T = V dO^T, P = exp(S - lse), dS = P (dP - delta), then in one go
 //          dQ of the step before (of all keys, through dS in shared memory), dV += P^T dO,
 //          dK += dS^T Q. dQ leaves the registers for device memory while dV and dK are computed.
@@ -16,8 +15,7 @@
 // else.
 //
 // Who waits for whom (see tile/pipeline.cuh):
-//   k_full, v_full          all warps of math for load
-//   k_empty, v_empty        load for every warp of math: its last dQ, its last dP of the tile
+//   k_full, v_full          all warps of math for load, once
 //   q_full, dout_full       all warps of math for load, with the rows' numbers
 //   q_empty                 load for every warp of math: its dK has read Q (and its scores have)
 //   dout_empty              load for every warp of math: its dV has read dO
@@ -30,7 +28,7 @@
 
 namespace cuflash::fa3 {
 
-// Zeros in a tensor for the keys of a tile.
+// Zeros for keys that no query sees.
 template <class Config>
 __device__ inline void store_zeros(const BackwardContext<Config>& c, const Tensor& tensor,
                                    int columns) {
@@ -39,21 +37,6 @@ __device__ inline void store_zeros(const BackwardContext<Config>& c, const Tenso
   Storage* const to = kv_row<Storage>(tensor, c.seq, c.item.head, c.item.kv_begin);
   for (int i = threadIdx.x; i < rows * columns; i += BackwardTypes<Config>::threads) {
     to[i / columns * tensor.row_stride + i % columns] = from_compute<Storage>(0.0f);
-  }
-}
-
-// The gradients of tiles that no query sees, before the roles begin: they pass over such tiles.
-template <class Config>
-__device__ inline void finish_unseen_tiles(const Fa3BackwardParams& params,
-                                           BackwardStorage<Config>& shared) {
-  const Sequence seq = sequence(params.shape, 0);
-  if (Mask<Config>::first_query_seeing(seq, seq.seqlen_kv - 1) < seq.seqlen_q) return;
-  const KvTiles<Config> tiles(params);
-  for (int round = 0; tiles.number(round) < tiles.count; ++round) {
-    const BackwardContext<Config> c(params, shared, tiles.item(tiles.number(round)));
-    if (c.steps() > 0) continue;
-    store_zeros(c, params.dk, params.shape.head_dim);
-    store_zeros(c, params.dv, params.shape.head_dim_v);
   }
 }
 
@@ -67,7 +50,12 @@ __device__ inline void backward(const Fa3BackwardParams& params) {
       Config::load_registers + BackwardTypes<Config>::warpgroups * Config::math_registers <=
           65536 / BackwardTypes<Config>::threads / 8 * 8 * (BackwardTypes<Config>::warpgroups + 1),
       "the warpgroups take more registers than the block has");
-  finish_unseen_tiles<Config>(params, shared);
+  const auto c = context_of<Config>(params, shared);
+  if (c.steps() == 0) {
+    store_zeros(c, params.dk, params.shape.head_dim);
+    store_zeros(c, params.dv, params.shape.head_dim_v);
+    return;
+  }
   // The same in every lane, and known to be: descriptors then stay in uniform registers.
   const int role = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / kWarpgroup, 0);
   if (threadIdx.x == 0) {
@@ -80,10 +68,10 @@ __device__ inline void backward(const Fa3BackwardParams& params) {
   __syncthreads();
   if (role == 0) {
     ptx::give_registers<Config::load_registers>();
-    if (threadIdx.x == 0) load_role(params, shared);
+    if (threadIdx.x == 0) load_role(c);
   } else {
     ptx::take_registers<Config::math_registers>();
-    math_role(params, shared, role - 1);
+    math_role(c, role - 1);
   }
 }
 

@@ -10,7 +10,6 @@ namespace cuflash::fa3 {
 template <class Config, class Types = BackwardTypes<Config>>
 struct BackwardLoader {
   const BackwardContext<Config>& c;
-  const RingPhases phases;
 
   template <class Matrix>
   __device__ void load_kv(Matrix& matrix, const TensorMap* map, Barrier& full) const {
@@ -23,13 +22,13 @@ struct BackwardLoader {
   __device__ void load_v() const { load_kv(c.shared.v, &c.params.v_map, c.shared.v_full); }
 
   __device__ void load_q(const QPlace& place, int step) const {
-    const RingPlace<Config::num_stages> ring(step, phases);
+    const RingPlace<Config::num_stages> ring(step);
     wait_empty<Config>(c.shared.q_empty[ring.stage], ring.phase);
     load_rows(c.shared.q[ring.stage], &c.params.q_map, c.shared.q_full[ring.stage],
               c.shared.lse[ring.stage], c.params.row_lse, place);
   }
   __device__ void load_dout(const QPlace& place, int step) const {
-    const RingPlace<Config::num_stages> ring(step, phases);
+    const RingPlace<Config::num_stages> ring(step);
     wait_empty<Config>(c.shared.dout_empty[ring.stage], ring.phase);
     load_rows(c.shared.dout[ring.stage], &c.params.dout_map, c.shared.dout_full[ring.stage],
               c.shared.delta[ring.stage], c.params.delta, place);
@@ -52,41 +51,21 @@ struct BackwardLoader {
   }
 };
 
-// Everything of a kv tile, in the order in which the math role waits.
+// In the order in which the math role waits.
 template <class Config>
-__device__ inline void load_tile(const BackwardContext<Config>& c, unsigned kv_phase,
-                                 RingPhases phases) {
-  const BackwardLoader<Config> loader{c, phases};
+__device__ inline void load_role(const BackwardContext<Config>& c) {
+  const BackwardLoader<Config> loader{c};
   const int steps = c.steps();
   QPlace place = c.first();
+  loader.load_k();
+  loader.load_q(place, 0);
+  loader.load_v();
+  loader.load_dout(place, 0);
 #pragma unroll 1
-  for (int step = 0; step < steps; ++step) {
-    loader.load_q(place, step);
-    if (step == 0) {
-      wait_empty<Config>(c.shared.k_empty, kv_phase);
-      loader.load_k();
-    }
-    loader.load_dout(place, step);
-    if (step == 0) {
-      wait_empty<Config>(c.shared.v_empty, kv_phase);
-      loader.load_v();
-    }
+  for (int step = 1; step < steps; ++step) {
     place = c.after(place);
-  }
-}
-
-template <class Config>
-__device__ inline void load_role(const Fa3BackwardParams& params, BackwardStorage<Config>& shared) {
-  const KvTiles<Config> tiles(params);
-  unsigned kv_phase = 0;
-  RingPhases phases;
-#pragma unroll 1
-  for (int round = 0; tiles.number(round) < tiles.count; ++round) {
-    const BackwardContext<Config> c(params, shared, tiles.item(tiles.number(round)));
-    if (c.steps() == 0) continue;
-    load_tile(c, kv_phase, phases);
-    phases.advance<Config::num_stages>(c.steps());
-    kv_phase ^= 1;
+    loader.load_q(place, step);
+    loader.load_dout(place, step);
   }
 }
 

@@ -12,6 +12,7 @@ struct BackwardState {
   typename Types::KGradient dk;
   typename Types::VGradient dv;
   QPlace place;          // of the step
+  QPlace before;         // of the step before, whose dQ is under way
   unsigned dead_before;  // bit 8-row group: this lane's row of that dQ is a dead query's
 };
 
@@ -27,15 +28,12 @@ struct BackwardMath {
   const int warpgroup;
   const int warp_row;  // of this warp among the 64 of its warpgroup
   const float factor;
-  const RingPhases phases;
 
-  __device__ BackwardMath(const BackwardContext<Config>& c, int warpgroup, float factor,
-                          RingPhases phases)
+  __device__ BackwardMath(const BackwardContext<Config>& c, int warpgroup)
       : c(c),
         warpgroup(warpgroup),
         warp_row(static_cast<int>(threadIdx.x) / 32 % 4 * 16),
-        factor(factor),
-        phases(phases) {}
+        factor(Logits<Config>::factor(c.params.scale)) {}
 
   __device__ int first_key() const { return c.item.kv_begin + warpgroup * kKeysOfWarpgroup; }
 
@@ -81,7 +79,7 @@ struct BackwardMath {
   // The warpgroup's part of dQ = dS K of a step, once dS of all keys is there. Without `exists` of
   // whatever lies there: the products of every step must be the same for ptxas to keep them apart.
   __device__ __forceinline__ void issue_q(QGradient& dq, int step, bool exists) const {
-    const ScoreRing ring(step, phases);
+    const ScoreRing ring(step);
     if (exists) wait<Config>(c.shared.ds_full[ring.stage], ring.phase);
     const DepthInColumns<typename Types::ScorePanels> a(c.shared.ds[0]);
     const DepthInRows<typename Types::KPanels> b(c.shared.k);
@@ -99,10 +97,8 @@ struct BackwardMath {
   }
 
   // dQ of the step before -> the sums in device memory, nothing of it to dead queries.
-  __device__ __forceinline__ void finish_q(const State& state, QGradient& dq, int step) const {
-    arrive_warp<Config>(c.shared.ds_empty[ScoreRing(step, phases).stage]);
-    const QPlace before = c.before(state.place);
-    const int row = before.tile * Config::block_q +
+  __device__ __forceinline__ void add_q(const State& state, QGradient& dq) const {
+    const int row = state.before.tile * Config::block_q +
                     (Types::q_parted_by_rows ? warpgroup * kRowsOfProduct : 0) + warp_row;
     const int column = Types::q_parted_by_rows ? 0 : warpgroup * Types::q_columns;
     const unsigned dead = state.dead_before;
@@ -110,7 +106,8 @@ struct BackwardMath {
       if (dead >> group & 1) x = 0;
     });
     add_to_accumulator<Config>(static_cast<float*>(c.params.dq_accumulator), dq,
-                               c.head_row(before.head), row, column, [](int) { return false; });
+                               c.head_row(state.before.head), row, column,
+                               [](int) { return false; });
   }
 
   // A q tile with dead queries, which are rare: clears what Q and dO hold in their rows, since
@@ -129,10 +126,10 @@ struct BackwardMath {
            (lse.value[row + 8] == infinity<float>() ? 2u : 0u);
   }
 
-  // Scores of a step, and its gradients beside dQ of the step before, if that is of the same tile.
-  __device__ __forceinline__ void step(State& state, int number) const {
-    const Ring ring(number, phases);
-    const ScoreRing score_ring(number, phases);
+  // Scores of a step, and its gradients beside dQ of the step before.
+  __device__ __forceinline__ void step(State& state, int number) {
+    const Ring ring(number);
+    const ScoreRing score_ring(number);
     const unsigned stage = ring.stage;
     Scores p, dp;
     QGradient dq;
@@ -168,7 +165,11 @@ struct BackwardMath {
 
     ptx::wgmma_wait<2>();
     ptx::wgmma_hold(dq.value[0]);
-    if (number > 0) finish_q(state, dq, number - 1);
+    if (number > 0) {
+      arrive_warp<Config>(c.shared.ds_empty[ScoreRing(number - 1).stage]);
+      add_q(state, dq);
+    }
+    state.before = state.place;
     state.dead_before = dead_rows;
     state.place = c.after(state.place);
     ptx::wgmma_wait<1>();
@@ -191,51 +192,31 @@ struct BackwardMath {
   }
 };
 
-// All of a kv tile, which some query sees.
 template <class Config>
-__device__ __forceinline__ void one_tile(const BackwardContext<Config>& c, int warpgroup,
-                                         float factor, unsigned kv_phase, RingPhases phases) {
+__device__ inline void math_role(const BackwardContext<Config>& c, int warpgroup) {
   using Types = BackwardTypes<Config>;
-  const BackwardMath<Config> math(c, warpgroup, factor, phases);
+  BackwardMath<Config> math(c, warpgroup);
   BackwardState<Config> state;
   state.dk.fill(0);
   state.dv.fill(0);
   state.place = c.first();
+  state.before = state.place;
   state.dead_before = 0;
   const int steps = c.steps();
-  wait<Config>(c.shared.k_full, kv_phase);
-  wait<Config>(c.shared.v_full, kv_phase);
+  wait<Config>(c.shared.k_full, 0);
+  wait<Config>(c.shared.v_full, 0);
   int step = 0;
 #pragma unroll 1
   do {
     math.step(state, step);
   } while (++step < steps);
-  arrive_warp<Config>(c.shared.v_empty);
   typename Types::QGradient dq;
   math.issue_q(dq, steps - 1, true);
   ptx::wgmma_wait<0>();
   ptx::wgmma_hold(dq.value[0]);
-  arrive_warp<Config>(c.shared.k_empty);
-  math.finish_q(state, dq, steps - 1);
+  math.add_q(state, dq);
   math.store(state.dv, c.params.dv, c.params.shape.head_dim_v, 1.0f);
   math.store(state.dk, c.params.dk, c.params.shape.head_dim, static_cast<float>(c.params.scale));
-}
-
-template <class Config>
-__device__ inline void math_role(const Fa3BackwardParams& params, BackwardStorage<Config>& shared,
-                                 int warpgroup) {
-  const float factor = Logits<Config>::factor(params.scale);
-  const KvTiles<Config> tiles(params);
-  unsigned kv_phase = 0;
-  RingPhases phases;
-#pragma unroll 1
-  for (int round = 0; tiles.number(round) < tiles.count; ++round) {
-    const BackwardContext<Config> c(params, shared, tiles.item(tiles.number(round)));
-    if (c.steps() == 0) continue;
-    one_tile(c, warpgroup, factor, kv_phase, phases);
-    phases.advance<Config::num_stages>(c.steps());
-    kv_phase ^= 1;
-  }
 }
 
 }  // namespace cuflash::fa3

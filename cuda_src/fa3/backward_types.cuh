@@ -6,7 +6,6 @@
 #include "../tile/panels.cuh"
 #include "../tile/pipeline.cuh"
 #include "../tile/product.cuh"
-#include "../tile/schedule.cuh"
 #include "../tile/score.cuh"
 #include "../tile/softmax.cuh"
 #include "../tile/store_staged.cuh"
@@ -31,7 +30,6 @@ struct BackwardTypes {
   static constexpr bool q_parted_by_rows = Config::block_q == warpgroups * kRowsOfProduct;
   static constexpr int q_columns =
       q_parted_by_rows ? Config::head_dim : Config::head_dim / warpgroups;
-  static_assert(Config::num_stages == Config::score_stages, "the rings turn alike");
   static_assert(Config::block_kv % kKeysOfWarpgroup == 0, "whole warpgroups");
   static_assert(q_parted_by_rows || Config::block_q == kRowsOfProduct, "dQ is parted evenly");
 
@@ -63,9 +61,7 @@ struct BackwardStorage {
   QueryNumbers<Config> lse[Config::num_stages];          // arrive with Q
   QueryNumbers<Config> delta[Config::num_stages];        // arrive with dO
   Barrier k_full;
-  Barrier k_empty;
   Barrier v_full;
-  Barrier v_empty;
   Barrier q_full[Config::num_stages];
   Barrier q_empty[Config::num_stages];
   Barrier dout_full[Config::num_stages];
@@ -74,29 +70,14 @@ struct BackwardStorage {
   Barrier ds_empty[Config::score_stages];
 };
 
-// Rings over the tiles of a block. Every tile begins at stage 0, so that stages are known from the
-// number of a step alone and descriptors stay in uniform registers; which phase a stage was in when
-// the tile began is kept, a bit for each.
-struct RingPhases {
-  unsigned bits = 0;
-
-  template <int stages>
-  __device__ void advance(int steps) {
-#pragma unroll
-    for (int stage = 0; stage < stages; ++stage) {
-      bits ^= static_cast<unsigned>((steps + stages - 1 - stage) / stages) % 2 << stage;
-    }
-  }
-};
-
-// The place of a tile's step in a ring.
+// The place of a step in a ring, found from its number alone.
 template <int stages>
 struct RingPlace {
   unsigned stage;
   unsigned phase;
-  __device__ RingPlace(int step, RingPhases phases)
+  __device__ explicit RingPlace(int step)
       : stage(static_cast<unsigned>(step) % stages),
-        phase((static_cast<unsigned>(step) / stages ^ phases.bits >> stage) % 2) {}
+        phase(static_cast<unsigned>(step) / stages % 2) {}
 };
 
 // The q tile of a step, and the query head it is of.
@@ -116,24 +97,11 @@ struct BackwardContext {
   const QBlocks<Config> blocks;
   const int group;
 
-  __device__ BackwardContext(const Fa3BackwardParams& params, BackwardStorage<Config>& shared,
-                             const WorkItem& item)
-      : params(params),
-        shared(shared),
-        item(item),
-        seq(sequence(params.shape, item.batch)),
-        blocks(seq, item.kv_begin),
-        group(params.shape.heads_q / params.shape.heads_kv) {}
-
   __device__ int steps() const { return (blocks.end - blocks.begin) * group; }
   __device__ QPlace first() const { return {item.head * group, blocks.begin}; }
   __device__ QPlace after(const QPlace& place) const {
     const bool last = place.tile + 1 == blocks.end;
     return {place.head + last, last ? blocks.begin : place.tile + 1};
-  }
-  __device__ QPlace before(const QPlace& place) const {
-    const bool first = place.tile == blocks.begin;
-    return {place.head - first, first ? blocks.end - 1 : place.tile - 1};
   }
   // Row of the workspace where a head's rows begin.
   __device__ long long head_row(int head) const {
@@ -141,31 +109,22 @@ struct BackwardContext {
   }
 };
 
-// The kv tiles of a launch. Blocks take them in rounds, every other one in the opposite order: of
-// tiles that grow shorter, who has had the longest takes the shortest next. Which tile a block has
-// is known from its number, so all that follows from it is in uniform registers; a tile drawn from
-// a counter was in the load role's few registers, and spilled them.
 template <class Config>
-struct KvTiles {
-  const Shape& shape;
-  const TileOrder order;
-  const int count;
-
-  __device__ explicit KvTiles(const Fa3BackwardParams& params)
-      : shape(params.shape),
-        order{static_cast<unsigned>(ceil_div(params.shape.seqlen_kv, Config::block_kv)),
-              static_cast<unsigned>(params.shape.heads_kv), static_cast<unsigned>(params.section)},
-        count(static_cast<int>(order.tiles) * params.shape.heads_kv * params.shape.batch) {}
-
-  // The block's tile of a round; there is none from `count` on, and in no later round.
-  __device__ int number(int round) const {
-    const int blocks = gridDim.x, block = blockIdx.x;
-    return round * blocks + (round % 2 == 0 ? block : blocks - 1 - block);
-  }
-  __device__ WorkItem item(int number) const {
-    return order.kv_item<Config::block_kv>(shape, number, false);
-  }
-};
+__device__ inline BackwardContext<Config> context_of(const Fa3BackwardParams& params,
+                                                     BackwardStorage<Config>& shared) {
+  const Shape& shape = params.shape;
+  const TileOrder order{static_cast<unsigned>(ceil_div(shape.seqlen_kv, Config::block_kv)),
+                        static_cast<unsigned>(shape.heads_kv),
+                        static_cast<unsigned>(params.section)};
+  const WorkItem item = order.kv_item<Config::block_kv>(shape, blockIdx.x, false);
+  const Sequence seq = sequence(shape, item.batch);
+  return {params,
+          shared,
+          item,
+          seq,
+          QBlocks<Config>(seq, item.kv_begin),
+          shape.heads_q / shape.heads_kv};
+}
 
 // By one thread: every barrier, with the number of those who arrive at it in a phase.
 template <class Config, class Types = BackwardTypes<Config>>
@@ -175,8 +134,6 @@ __device__ inline void init_barriers(BackwardStorage<Config>& shared) {
   };
   init(shared.k_full, 1);
   init(shared.v_full, 1);
-  init(shared.k_empty, Types::math_warps);
-  init(shared.v_empty, Types::math_warps);
   for (int stage = 0; stage < Config::num_stages; ++stage) {
     init(shared.q_full[stage], 1);
     init(shared.dout_full[stage], 1);

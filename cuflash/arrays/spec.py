@@ -84,7 +84,7 @@ class TensorSpec:
     @property
     def aligned(self) -> bool:
         """Whether every row starts at, and is a multiple of, 16 bytes."""
-        if self.strides is None or self.offset % 16:
+        if self.strides is None or (self.offset % 16 and 0 not in self.shape):
             return False
         sizes = [self.shape[-1], *self._outer_strides()]
         return all(size * self.itemsize % 16 == 0 for size in sizes)
@@ -99,6 +99,8 @@ class TensorSpec:
         return self.aligned and all(0 < stride * self.itemsize < 1 << 40 for stride in strides)
 
     def _outer_strides(self) -> list[int]:
+        if 0 in self.shape:  # which has no rows to lie anywhere
+            return []
         pairs = zip(self.shape[:-1], self.strides or (), strict=False)
         return [stride for size, stride in pairs if size > 1]
 

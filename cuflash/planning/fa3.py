@@ -10,7 +10,7 @@ from .decision import Algorithm, Plan
 from .device import DeviceLimits
 from .kernel import KernelLaunch, kernel_config, lay_out
 from .problem import DTYPES, AttentionProblem
-from .row_steps import RowSteps
+from .row_steps import RowSteps, launchable
 from .sections import even_section, section_of
 from .tiles import fa3
 from .tiles.common import ceil_div
@@ -160,10 +160,7 @@ def _backward(
         config, architecture="sm_90a", head_dim=tile.head_dim, head_dim_v=tile.head_dim
     )
     tiles = ceil_div(problem.seqlen_kv, tile.block_kv)
-    all_tiles = problem.batch * problem.heads_kv * tiles
-    if all_tiles > _MOST_TILES:
-        raise UnsupportedError(f"fa3 would need {all_tiles:,} tiles, it can count {_MOST_TILES:,}")
-    grid = min(all_tiles, limits.num_sms * tile.footprint.blocks_per_sm)
+    grid = launchable(problem.batch * problem.heads_kv * tiles, "fa3")
     section = 1
     if problem.mask == "causal":
         section = section_of(problem, limits, tiles, tile.footprint.blocks_per_sm)

@@ -25,7 +25,7 @@ import cuflash
 from ..emulator.build import KEPT, compiler
 from . import hopper
 from .bugs import BUGS, HOPPER_BUGS, Bug
-from .record import HOPPER_RECORD, RECORD, device_digest
+from .record import RECORD, device_digest
 from .tree import copy_tree, environment_of, plant
 
 #: What runs device code without a GPU.
@@ -88,7 +88,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="bugs whose name or file holds this text")
     parser.add_argument("--record", type=Path, default=RECORD)
-    parser.add_argument("--hopper-record", type=Path, default=HOPPER_RECORD)
+    parser.add_argument("--hopper-records", type=Path, default=RECORD.parent, help="a folder")
     parser.add_argument("--jobs", type=int, default=4, help="bugs at a time")
     arguments = parser.parse_args()
     only = arguments.only
@@ -97,7 +97,7 @@ def main() -> int:
     of_fa3 = [b for b in HOPPER_BUGS if only in f"fa3 {b.name} {b.file}"]
     right = not bugs or run_bugs(bugs, arguments.jobs, arguments.record if runs else None)
     if of_fa3:
-        right &= hopper.run(of_fa3, arguments.jobs, arguments.hopper_record)
+        right &= hopper.run(of_fa3, arguments.jobs, arguments.hopper_records)
     return 0 if right else 1
 
 

@@ -1,6 +1,6 @@
 """Bugs of FlashAttention-3's backward pass, which only a Hopper GPU runs; see ``hopper``.
 
-What is not here: a missing wait for a product (as in ``fa3``); the fence
+What is not here: a missing wait for a product (as in ``fa3``), the fence
 between dS and the products that read it, and waits that slack of a step or two
 makes come true by themselves on every device seen.
 """
@@ -25,24 +25,24 @@ BUGS = (
         GRADIENTS,
     ),
     Bug(
-        "K of a tile is loaded while the one before is in use",
+        "dO is loaded before the one before is read",
         _LOAD,
-        "wait_empty<Config>(c.shared.k_empty, kv_phase);",
+        "wait_empty<Config>(c.shared.dout_empty[ring.stage], ring.phase);",
         "",
         GRADIENTS,
     ),
     Bug(
-        "the phase of K and V never turns",  # the second tile takes the first one's for its own
-        _MATH,
-        "kv_phase ^= 1;",
-        "kv_phase ^= 0;",
+        "the phase of a place never turns",  # the second round takes the first one's for its own
+        _TYPES,
+        "phase(static_cast<unsigned>(step) / stages % 2)",
+        "phase(static_cast<unsigned>(step) / stages % 1)",
         GRADIENTS,
     ),
     Bug(
-        "the rings begin every tile in their first phase",
-        _TYPES,
-        "bits ^= static_cast<unsigned>(",
-        "bits &= static_cast<unsigned>(",
+        "K is not waited for",
+        _MATH,
+        "wait<Config>(c.shared.k_full, 0);",
+        "",
         GRADIENTS,
     ),
     Bug(
@@ -62,15 +62,15 @@ BUGS = (
     Bug(
         "nobody says that dS has been read",
         _MATH,
-        "arrive_warp<Config>(c.shared.ds_empty[ScoreRing(step, phases).stage]);",
+        "arrive_warp<Config>(c.shared.ds_empty[ScoreRing(number - 1).stage]);",
         "",
         GRADIENTS,
     ),
     Bug(
         "dQ goes to the q tile of its next step",
         _MATH,
-        "const QPlace before = c.before(state.place);",
-        "const QPlace before = state.place;",
+        "const int row = state.before.tile * Config::block_q +",
+        "const int row = state.place.tile * Config::block_q +",
         GRADIENTS,
     ),
     Bug(
@@ -90,8 +90,8 @@ BUGS = (
     Bug(
         "the last dQ of a tile is dropped",
         _MATH,
-        "  math.finish_q(state, dq, steps - 1);",
-        "  arrive_warp<Config>(c.shared.ds_empty[(steps - 1) % 2]);",
+        "  math.add_q(state, dq);",
+        "",
         NARROW_GRADIENTS,
     ),
     Bug(
@@ -155,13 +155,6 @@ BUGS = (
         _TYPES,
         "{item.head * group, blocks.begin}",
         "{item.head, blocks.begin}",
-        GRADIENTS,
-    ),
-    Bug(
-        "odd rounds leave out their last tile",
-        _TYPES,
-        "blocks - 1 - block);",
-        "blocks - block);",
         GRADIENTS,
     ),
     Bug(

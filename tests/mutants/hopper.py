@@ -20,11 +20,12 @@ from typing import Any
 import cuflash
 
 from .bug import Bug
+from .hopper_problems import LISTS
 from .hopper_run import BUILT, PATIENCE, End
-from .record import hopper_digest
+from .record import HOPPER_RECORDS, hopper_digest
 from .tree import copy_tree, environment_of, plant
 
-__all__ = ["run", "why_left_out"]
+__all__ = ["digest_of", "pass_of", "run", "why_left_out"]
 
 #: Seconds for a whole process, compilation included; its own patience ends sooner.
 SECONDS = PATIENCE + 60
@@ -42,7 +43,7 @@ def why_left_out() -> str | None:
     return None if capability == "90" else f"this device has {capability[:-1]}.{capability[-1]}"
 
 
-def run(bugs: Sequence[Bug], jobs: int, path: Path) -> bool:
+def run(bugs: Sequence[Bug], jobs: int, folder: Path) -> bool:
     """Judge bugs and record those that are killed; whether all were, and nothing else failed."""
     reason = why_left_out()
     if reason is not None:
@@ -58,8 +59,23 @@ def run(bugs: Sequence[Bug], jobs: int, path: Path) -> bool:
             print(f"{'killed  ' if dead else 'SURVIVED'} {bug.name}: {by}", flush=True)
             if dead:
                 killed[bug.name] = by
-    _write(path, bugs, killed)
+    for name, path in HOPPER_RECORDS.items():
+        of_pass = [bug for bug in bugs if pass_of(bug) == name]
+        if of_pass:
+            _write(folder / path.name, name, of_pass, killed)
     return len(killed) == len(bugs)
+
+
+def pass_of(bug: Bug) -> str:
+    """The pass whose kernel a bug is judged by."""
+    return "backward" if LISTS[bug.test].backward else "forward"
+
+
+def digest_of(name: str) -> str:
+    """Of the code of a pass and of all that its bugs are planted in."""
+    from .bugs import HOPPER_BUGS
+
+    return hopper_digest(name, {bug.file for bug in HOPPER_BUGS if pass_of(bug) == name})
 
 
 def judge(bug: Bug) -> tuple[bool, str]:
@@ -106,16 +122,14 @@ def _process(tree: Path, name: str) -> tuple[int | None, str]:
     return code, output.read_text()
 
 
-def _write(path: Path, bugs: Sequence[Bug], killed: dict[str, str]) -> None:
+def _write(path: Path, name: str, bugs: Sequence[Bug], killed: dict[str, str]) -> None:
     """Add what was seen to the record, with the digest of the code it was seen with."""
     import cupy
-
-    from .bugs import HOPPER_BUGS
 
     record: dict[str, Any] = {
         "ran_on": cupy.cuda.runtime.getDeviceProperties(0)["name"].decode(),
         "compute_capability": cupy.cuda.Device().compute_capability,
-        "code": hopper_digest({bug.file for bug in HOPPER_BUGS}),
+        "code": digest_of(name),
         "killed": {},
     }
     known = json.loads(path.read_text()) if path.exists() else record
@@ -123,5 +137,5 @@ def _write(path: Path, bugs: Sequence[Bug], killed: dict[str, str]) -> None:
         # Of the same code: what ran now replaces what was known of it.
         ran = {bug.name for bug in bugs}
         record["killed"] = {bug: by for bug, by in known["killed"].items() if bug not in ran}
-    record["killed"] |= killed
+    record["killed"] |= {bug.name: killed[bug.name] for bug in bugs if bug.name in killed}
     path.write_text(json.dumps(record, indent=1) + "\n")

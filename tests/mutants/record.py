@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import json
 import re
@@ -12,12 +11,15 @@ from typing import Any
 
 from cuflash.cuda.source import include_closure
 
-__all__ = ["HOPPER_RECORD", "RECORD", "ROOT", "device_digest", "hopper_digest", "read"]
+__all__ = ["HOPPER_RECORDS", "RECORD", "ROOT", "device_digest", "hopper_digest", "read"]
 
 ROOT = Path(__file__).resolve().parents[2]
-#: Of what the emulator runs, and of what only a GPU of compute capability 9.0 runs.
+#: Of what the emulator runs.
 RECORD = Path(__file__).with_name("killed.json")
-HOPPER_RECORD = Path(__file__).with_name("killed_hopper.json")
+#: Of what only a GPU of compute capability 9.0 runs, by pass.
+HOPPER_RECORDS = {
+    name: Path(__file__).with_name(f"killed_hopper_{name}.json") for name in ("forward", "backward")
+}
 
 
 def device_digest() -> str:
@@ -26,10 +28,10 @@ def device_digest() -> str:
     return _digest(_closure(kernel for kernel in kernels if kernel.parent.name != "fa3"))
 
 
-def hopper_digest(files: Iterable[str]) -> str:
-    """Digest of the device code of FlashAttention-3 and of the host code among ``files``."""
+def hopper_digest(kernel: str, files: Iterable[str]) -> str:
+    """Digest of the code of a pass of FlashAttention-3 and of the host code among ``files``."""
     host = {ROOT / name for name in files if name.endswith(".py")}
-    return _digest(_closure((ROOT / "cuda_src" / "fa3").glob("*.cu")) | host)
+    return _digest(_closure([ROOT / "cuda_src" / "fa3" / f"{kernel}.cu"]) | host)
 
 
 def _closure(kernels: Iterable[Path]) -> set[Path]:
@@ -42,10 +44,8 @@ def _digest(files: Iterable[Path]) -> str:
     digest = hashlib.sha256()
     for path in sorted(files):
         text = path.read_text()
-        if path.suffix == ".py":
-            code = ast.dump(ast.parse(text))
-        else:
-            code = "".join(re.sub(r"//[^\n]*", "", text).split())
+        comment = r"#[^\n]*" if path.suffix == ".py" else r"//[^\n]*"
+        code = "".join(re.sub(comment, "", text).split())
         digest.update(path.relative_to(ROOT).as_posix().encode())
         digest.update(code.encode())
     return digest.hexdigest()[:16]

@@ -24,7 +24,7 @@ from ..mutants.hopper_problems import (
     NARROW_GRADIENTS,
     Listed,
 )
-from ..mutants.record import HOPPER_RECORD, device_digest, hopper_digest, read
+from ..mutants.record import HOPPER_RECORDS, device_digest, read
 
 
 @pytest.mark.parametrize("bug", [*BUGS, *HOPPER_BUGS], ids=lambda bug: bug.name)
@@ -52,15 +52,17 @@ def test_every_bug_of_the_device_code_was_killed() -> None:
     assert record["device_code"] == device_digest(), "the device code changed since the record"
 
 
-def test_every_bug_of_the_hopper_kernels_was_killed() -> None:
+@pytest.mark.parametrize("name", HOPPER_RECORDS)
+def test_every_bug_of_the_hopper_kernels_was_killed(name: str) -> None:
     """On a GPU, of this very code: ``python -m tests.mutants --only fa3`` on a Hopper device."""
-    if not HOPPER_RECORD.exists():
-        pytest.skip("the bugs of the Hopper kernels have not been run on a GPU yet")
-    record = read(HOPPER_RECORD)
-    assert {bug.name for bug in HOPPER_BUGS} == set(record["killed"])
+    path = HOPPER_RECORDS[name]
+    if not path.exists():
+        pytest.skip(f"the bugs of the {name} pass of fa3 have not been run on a GPU yet")
+    record = read(path)
+    bugs = [bug for bug in HOPPER_BUGS if hopper.pass_of(bug) == name]
+    assert {bug.name for bug in bugs} == set(record["killed"])
     assert record["compute_capability"] == "90"
-    digest = hopper_digest({bug.file for bug in HOPPER_BUGS})
-    assert record["code"] == digest, "the code changed since the record"
+    assert record["code"] == hopper.digest_of(name), "the code changed since the record"
 
 
 @pytest.mark.parametrize("name", [CAUSAL, NARROW])
@@ -78,7 +80,7 @@ def test_the_problems_of_the_hopper_kernels_are_what_their_bugs_need(name: str) 
 
 @pytest.mark.parametrize("name", [GRADIENTS, NARROW_GRADIENTS])
 def test_the_problems_of_the_hopper_gradients_are_what_their_bugs_need(name: str) -> None:
-    """One kernel; several q tiles; blocks of two rounds at least; tiles that no query sees."""
+    """One kernel; several q tiles; more tiles than multiprocessors; tiles that no query sees."""
     listed = LISTS[name]
     few, many = (_plan(listed, case) for case in (listed.few, listed.many))
     assert few.launches[1].config == many.launches[1].config
@@ -118,10 +120,10 @@ def test_bugs_of_the_hopper_kernels_are_left_out_elsewhere(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hopper, "why_left_out", lambda: "this device has 8.0")
-    assert hopper.run(HOPPER_BUGS, 2, tmp_path / "record.json")
+    assert hopper.run(HOPPER_BUGS, 2, tmp_path)
     said = f"left out: {len(HOPPER_BUGS)} bugs of fa3 need compute capability 9.0, this device"
     assert said in capsys.readouterr().out
-    assert not (tmp_path / "record.json").exists()
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(

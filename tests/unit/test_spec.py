@@ -52,6 +52,18 @@ def test_strides_that_the_copy_engine_cannot_step(axis: int, stride: int) -> Non
     assert _spec(tuple(strides), tuple(one)).mappable
 
 
+@pytest.mark.parametrize("shape", [(2, 0, 1, 40), (0, 3, 2, 64), (2, 5, 0, 8)])
+@pytest.mark.parametrize(("strides", "offset"), [((0, 0, 0, 1), 0), ((7, 3, 5, 1), 6)])
+def test_where_no_rows_are_their_strides_do_not_matter(
+    shape: tuple[int, ...], strides: tuple[int, ...], offset: int
+) -> None:
+    """A plan from shapes and one from arrays then agree about the workspace."""
+    spec = _spec(strides, shape, offset)
+    assert spec.aligned
+    assert spec.mappable
+    assert not _spec(strides, (*shape[:-1], 36), offset).aligned
+
+
 def test_the_longest_stride_is_taken() -> None:
     assert _spec(((1 << 39) - 8, 256, 64, 1)).mappable
     assert not _spec(((1 << 38), 256, 64, 1), itemsize=4).mappable
