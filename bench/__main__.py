@@ -10,9 +10,12 @@ def main() -> int:
     """Parse the command line and do what it says."""
     arguments = _parser().parse_args()
     if arguments.command == "run":
+        from .pooled import summary
         from .run import run as run_cases
 
-        run_cases(arguments.cases, arguments.protocol, arguments.output, arguments.peers)
+        given = (arguments.cases, arguments.protocol, arguments.output, arguments.peers)
+        rows = [row for _ in range(arguments.runs) for row in run_cases(*given)]
+        print("\n".join(summary(rows)))
     elif arguments.command == "host":
         from .host import run_host
 
@@ -34,6 +37,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--peers", help="peers, comma-separated; by default all that are importable")
     run.add_argument("--protocol", default="rested,turns", help="rested, turns or both")
     run.add_argument("--output", type=Path, help="results file; by default by the GPU's name")
+    run.add_argument("--runs", type=int, default=1, help="how many, one after the other")
     host = commands.add_parser("host", help="time the tiled NumPy backend on this CPU")
     host.add_argument("--output", type=Path)
     report = commands.add_parser("report", help="check the README against the results")

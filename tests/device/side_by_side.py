@@ -1,0 +1,150 @@
+"""The GPU tests in processes beside each other, and one account of them all.
+
+``python -m tests.device.side_by_side`` deals the tests to ``--parts``
+processes, runs those that need most of the memory after the others, prints
+every failure and at last one line, and exits 1 if a test fails, a part does
+not end, a skip is unlisted, or fewer tests ran than recorded. Most of a test
+is the truth about it, which the CPU computes on one core or two.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import xml.etree.ElementTree as ET
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ..conftest import LISTED_SKIPS, MINIMUM_GPU_TESTS
+
+__all__ = ["Account", "deal", "read"]
+
+ROOT = Path(__file__).resolve().parents[2]
+#: Files whose tests want the device's memory for themselves.
+ALONE = ("test_large.py",)
+#: Processes beside each other would each take every core, and JAX most of the memory.
+SHARED = {"OPENBLAS_NUM_THREADS": "2", "OMP_NUM_THREADS": "2", "XLA_PYTHON_CLIENT_PREALLOCATE": "0"}
+
+
+@dataclass
+class Account:
+    """What became of tests."""
+
+    passed: int = 0
+    skipped: dict[str, int] = field(default_factory=dict)  # by reason
+    failed: list[str] = field(default_factory=list)  # names, and what was said
+
+    def add(self, other: Account) -> None:
+        """Take another account in."""
+        self.passed += other.passed
+        self.failed += other.failed
+        for reason, count in other.skipped.items():
+            self.skipped[reason] = self.skipped.get(reason, 0) + count
+
+    def unlisted(self) -> list[str]:
+        """Reasons of skips that a GPU run may not have."""
+        return [reason for reason in self.skipped if not any(x in reason for x in LISTED_SKIPS)]
+
+
+def deal(tests: Sequence[str], parts: int) -> list[list[str]]:
+    """Lists of tests to run beside each other; neighbours, which take alike, come apart."""
+    together = [test for test in tests if not any(name in test for name in ALONE)]
+    return [part for part in (together[i::parts] for i in range(parts)) if part]
+
+
+def read(report: Path) -> Account:
+    """The account of a JUnit report; one that is not there is a failure."""
+    if not report.exists():
+        return Account(failed=[f"{report.stem}: left no report"])
+    account = Account()
+    for case in ET.parse(report).getroot().iter("testcase"):
+        name = f"{case.get('classname')}::{case.get('name')}"
+        wrong = [*case.findall("failure"), *case.findall("error")]
+        skip = case.find("skipped")
+        if wrong:
+            account.failed += [f"{name}: {part.get('message', '')[:200]}" for part in wrong]
+        elif skip is not None:
+            reason = skip.get("message", "")
+            account.skipped[reason] = account.skipped.get(reason, 0) + 1
+        else:
+            account.passed += 1
+    return account
+
+
+def collect(keyword: str) -> list[str]:
+    """Identifiers of the GPU tests."""
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-m", "gpu", "-k", keyword]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    return [line for line in done.stdout.splitlines() if "::" in line and " " not in line[:6]]
+
+
+def run(name: str, tests: Sequence[str], folder: Path, seconds: float) -> Account:
+    """Run tests in a process of their own; its output is ``name``.txt."""
+    listed, report = folder / f"{name}.list", folder / f"{name}.xml"
+    listed.write_text("\n".join(tests))
+    command = [sys.executable, "-m", "pytest", "--require-gpu", "-p", "no:cacheprovider"]
+    command += ["--tb=short", f"--junitxml={report}", f"@{listed}"]
+    with (folder / f"{name}.txt").open("w") as output:
+        process = subprocess.Popen(
+            command, cwd=ROOT, env={**os.environ, **SHARED}, stdout=output, stderr=output
+        )
+        try:
+            process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            process.kill()
+    return read(report)
+
+
+def main() -> int:
+    """Run them all and say what was seen."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("-k", dest="keyword", default="", help="as pytest takes it")
+    parser.add_argument("--parts", type=int, default=8, help="processes beside each other")
+    parser.add_argument("--seconds", type=float, default=500.0, help="that a part may take")
+    parser.add_argument("--folder", type=Path, help="for lists, reports and output")
+    arguments = parser.parse_args()
+    folder = arguments.folder or Path(tempfile.mkdtemp())
+    folder.mkdir(parents=True, exist_ok=True)
+    start, tests = time.monotonic(), collect(arguments.keyword)
+    parts = deal(tests, arguments.parts)
+    alone = [test for test in tests if any(name in test for name in ALONE)]
+    account = Account()
+    with ThreadPoolExecutor(max(1, len(parts))) as pool:
+        names = [f"part{i}" for i in range(len(parts))]
+        for each in pool.map(
+            lambda p: run(*p, folder, arguments.seconds), zip(names, parts, strict=True)
+        ):
+            account.add(each)
+    if alone:
+        account.add(run("alone", alone, folder, arguments.seconds))
+    return say(account, len(tests), time.monotonic() - start, whole=not arguments.keyword)
+
+
+def say(account: Account, collected: int, seconds: float, whole: bool) -> int:
+    """Print the account; 1 if something is wrong with it."""
+    wrong = [f"FAILED {line}" for line in account.failed]
+    wrong += [f"UNLISTED SKIP {reason}" for reason in account.unlisted()]
+    done = account.passed + len(account.failed) + sum(account.skipped.values())
+    if done < collected:
+        wrong.append(f"{collected - done} of {collected} tests did not run")
+    if whole and account.passed + len(account.failed) < MINIMUM_GPU_TESTS:
+        wrong.append(f"fewer than the recorded minimum of {MINIMUM_GPU_TESTS} GPU tests")
+    for reason, count in sorted(account.skipped.items()):
+        print(f"skipped {count}: {reason}")
+    for line in wrong:
+        print(line)
+    print(
+        f"{account.passed} passed, {len(account.failed)} failed, "
+        f"{sum(account.skipped.values())} skipped of {collected} in {seconds:.0f} s"
+    )
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,73 @@
+"""The account of GPU tests that ran beside each other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ..device.side_by_side import Account, deal, read, say
+
+REPORT = """<testsuites><testsuite>
+<testcase classname="tests.device.a" name="test_one[1]"/>
+<testcase classname="tests.device.a" name="test_two"><failure message="assert 1 == 2">x</failure>
+</testcase>
+<testcase classname="tests.device.a" name="test_three"><error message="no device"/></testcase>
+<testcase classname="tests.device.a" name="test_four">
+<skipped message="needs a second CUDA device"/></testcase>
+<testcase classname="tests.device.a" name="test_five"><skipped message="tired"/></testcase>
+</testsuite></testsuites>"""
+
+
+def test_every_test_is_dealt_once_and_large_ones_not_at_all() -> None:
+    tests = [f"tests/device/test_x.py::test[{i}]" for i in range(10)]
+    parts = deal([*tests, "tests/device/test_large.py::test"], 4)
+    assert sorted(test for part in parts for test in part) == sorted(tests)
+    assert [len(part) for part in parts] == [3, 3, 2, 2]
+    assert deal(tests[:2], 4) == [[tests[0]], [tests[1]]]
+
+
+def test_a_report_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "part0.xml"
+    path.write_text(REPORT)
+    account = read(path)
+    assert account.passed == 1
+    assert account.failed == [
+        "tests.device.a::test_two: assert 1 == 2",
+        "tests.device.a::test_three: no device",
+    ]
+    assert account.skipped == {"needs a second CUDA device": 1, "tired": 1}
+    assert account.unlisted() == ["tired"]
+
+
+def test_a_part_without_a_report_has_failed(tmp_path: Path) -> None:
+    assert read(tmp_path / "part7.xml").failed == ["part7: left no report"]
+
+
+def test_accounts_add_up() -> None:
+    sum_of = Account(2, {"a": 1})
+    sum_of.add(Account(3, {"a": 2, "b": 1}, ["x: y"]))
+    assert sum_of == Account(5, {"a": 3, "b": 1}, ["x: y"])
+
+
+@pytest.mark.parametrize(
+    ("account", "collected", "whole", "said"),
+    [
+        (Account(5), 5, False, "5 passed, 0 failed, 0 skipped of 5"),
+        (Account(1000, {"JAX is not installed": 2}), 1002, True, "1000 passed"),
+        (Account(5, failed=["x: y"]), 6, False, "FAILED x: y"),
+        (Account(5, {"tired": 1}), 6, False, "UNLISTED SKIP tired"),
+        (Account(5), 6, False, "1 of 6 tests did not run"),
+        (Account(5), 5, True, "fewer than the recorded minimum"),
+    ],
+)
+def test_what_is_wrong_is_said(
+    account: Account,
+    collected: int,
+    whole: bool,
+    said: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    wrong = say(account, collected, 1.0, whole)
+    assert said in capsys.readouterr().out
+    assert wrong == (not said.split()[1].startswith("passed"))
