@@ -160,8 +160,9 @@ def attention_backward(
     grads : (dq, dk, dv), optional
         Destinations; they must not overlap anything.
     deterministic : bool
-        The same bits from run to run, with O(seqlen) more memory. Every
-        backward pass of this version gives that without being asked.
+        The same bits from run to run, with O(seqlen) more memory. Without it
+        FlashAttention-2 and 3 add the parts of dq in any order on CUDA. 3 has
+        no other way, so ``algorithm="auto"`` then takes 2.
     causal, scale, q_offset, layout, backend, algorithm, blocks, workspace
         As for :func:`attention`; ``blocks`` is of this pass.
 

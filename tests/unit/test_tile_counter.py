@@ -101,6 +101,17 @@ def test_the_per_thread_stream_is_another_for_every_thread(
     assert (first == other) == shared
 
 
+def test_a_thread_does_not_inherit_from_one_that_has_ended(fake: FakeCupy) -> None:
+    """Whose work may still run, and whose identifier it may have been given."""
+    fake.stream = PER_THREAD
+    found: list[int] = []
+    for _ in range(4):
+        thread = threading.Thread(target=lambda: found.append(counter_of_launch(0, WORKSPACE)))
+        thread.start()
+        thread.join()
+    assert len(set(found)) == 4
+
+
 def test_sixteen_threads_of_a_stream_make_one_counter(fake: FakeCupy) -> None:
     fake.stream = 77
     found: set[int] = set()
