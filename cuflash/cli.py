@@ -105,7 +105,7 @@ def _add_demo(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--size", choices=PRESETS, default="small", help="what the others default to"
     )
-    for name in ("steps", "batch", "seqlen", "layers", "heads", "head-dim", "seed"):
+    for name in ("steps", "batch", "seqlen", "layers", "heads", "head-dim", "seed", "compared"):
         parser.add_argument(f"--{name}", type=int)
     parser.add_argument("--dtype", choices=DEMO_DTYPES, help="of q, k and v")
     _add_selection(parser, None)

@@ -9,17 +9,18 @@ import numpy as np
 from rich.console import Console
 
 from ..dispatch import observe
+from ..errors import UnsupportedError
 from ..explanation import Explanation, explain
-from ..planning.plan import Plan
+from ..planning.plan import ALGORITHMS, Plan
 from .evidence import bigram_loss, gradient_errors
 from .model import Parameters
 from .options import Options
-from .passes import CuflashAttention
+from .passes import AttentionByHand, CuflashAttention
 from .report import Report
 from .text import Text, read_text
-from .training import Trained, held_out_loss, train
+from .training import Trained, held_out_loss, speed, train
 
-__all__ = ["array_module", "plans", "run"]
+__all__ = ["array_module", "generations", "plans", "run"]
 
 _WITH, _WITHOUT = "with attention", "attention zeroed"
 
@@ -63,7 +64,24 @@ def run(options: Options, console: Console | None = None) -> bool:
         "bigram counts": bigram_loss(text, options.seqlen),
         f"network, {_WITHOUT}": held_out_loss(twin.network, text, options, xp),
     }
-    return report.losses(held_out_loss(trained.network, text, options, xp), baselines)
+    good = report.losses(held_out_loss(trained.network, text, options, xp), baselines)
+    if options.compared:
+        report.generations(generations(options, text, xp))
+    return good
+
+
+def generations(options: Options, text: Text, xp: Any) -> dict[str, float | str]:
+    """Tokens per second of the network by what computes attention; or why that cannot."""
+    rates: dict[str, float | str] = {}
+    for name in ALGORITHMS:
+        attention = CuflashAttention(xp, options.dtype, options.backend, name)
+        try:
+            rates[name] = speed(options, text, attention, xp)
+        except UnsupportedError as error:
+            rates[name] = str(error)
+    rates["by hand"] = speed(options, text, AttentionByHand(xp, options.dtype), xp)
+    rates["none"] = speed(options, text, None, xp)
+    return rates
 
 
 def plans(options: Options) -> dict[str, Explanation]:

@@ -35,6 +35,9 @@ class Options:
         Of the weights and of the order of the text.
     learning_rate : float
         The largest.
+    compared : int
+        Steps that every generation of attention, and attention by hand, are
+        timed over in the same network; 0 for none.
     """
 
     steps: int
@@ -48,6 +51,7 @@ class Options:
     backend: str = "auto"
     seed: int = 0
     learning_rate: float = 3e-3
+    compared: int = 0
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch", "seqlen", "layers", "heads", "head_dim"):
@@ -57,6 +61,8 @@ class Options:
             raise ArgumentValueError(
                 "head_dim", str(self.head_dim), "an even number: rotary positions turn pairs"
             )
+        if self.compared < 0:
+            raise ArgumentValueError("compared", str(self.compared), "a number of steps, or 0")
         if self.seed < 0:
             raise ArgumentValueError("seed", str(self.seed), "a number that is not negative")
         if self.dtype not in DTYPES:
@@ -95,5 +101,6 @@ PRESETS = {
         dtype="float16",
         backend="cuda",
         learning_rate=2e-3,
+        compared=20,
     ),
 }

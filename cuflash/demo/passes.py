@@ -9,7 +9,7 @@ import numpy as np
 from .. import reference
 from ..api import attention, attention_backward
 
-__all__ = ["Attention", "CuflashAttention", "ReferenceAttention"]
+__all__ = ["Attention", "AttentionByHand", "CuflashAttention", "ReferenceAttention"]
 
 
 class Attention(Protocol):
@@ -62,6 +62,53 @@ class CuflashAttention:
         parts = tuple(grads[:, :, i] for i in range(3))
         attention_backward(scaled, *saved, grads=parts, **self._options)
         return grads.astype(dout.dtype) / tokens if narrow else grads
+
+
+class AttentionByHand:
+    """Attention as one writes it with array operations, the whole matrix of weights in memory.
+
+    Parameters
+    ----------
+    xp : module
+        ``numpy`` or ``cupy``.
+    dtype : dtype
+        Of the products; the softmax is float32. bfloat16, which neither module
+        multiplies, stands for float32.
+    """
+
+    def __init__(self, xp: Any, dtype: Any) -> None:
+        self._xp = xp
+        self._dtype = np.dtype("float32" if dtype == "bfloat16" else dtype)
+
+    def _heads_first(self, x: Any) -> Any:
+        return x.transpose(0, 2, 1, 3).astype(self._dtype)
+
+    def forward(self, q: Any, k: Any, v: Any) -> tuple[Any, Any]:
+        """The output in q's dtype, and the weights among what the gradient needs."""
+        xp = self._xp
+        inputs = q, k, v = [self._heads_first(x) for x in (q, k, v)]
+        scale = q.shape[-1] ** -0.5
+        scores = xp.matmul(q, k.swapaxes(2, 3)).astype(np.float32) * scale
+        scores += xp.triu(xp.full(scores.shape[2:], -np.inf, np.float32), 1)
+        scores -= scores.max(axis=-1, keepdims=True)
+        weights = xp.exp(scores, out=scores)
+        weights /= weights.sum(axis=-1, keepdims=True)
+        out = xp.matmul(weights.astype(self._dtype), v)
+        return out.transpose(0, 2, 1, 3).astype(np.float32), (*inputs, weights, scale)
+
+    def backward(self, dout: Any, saved: Any) -> Any:
+        """The gradients of q, k and v in dout's dtype."""
+        xp = self._xp
+        q, k, v, weights, scale = saved
+        tokens = dout.shape[0] * dout.shape[1]  # as in CuflashAttention
+        dout = self._heads_first(dout * tokens)
+        dv = xp.matmul(weights.astype(self._dtype).swapaxes(2, 3), dout)
+        dp = xp.matmul(dout, v.swapaxes(2, 3)).astype(np.float32)
+        dp -= (dp * weights).sum(axis=-1, keepdims=True)
+        ds = (weights * dp * scale).astype(self._dtype)
+        grads = xp.matmul(ds, k), xp.matmul(ds.swapaxes(2, 3), q), dv
+        side_by_side = xp.stack([x.transpose(0, 2, 1, 3) for x in grads], axis=2)
+        return side_by_side.astype(np.float32) / tokens
 
 
 class ReferenceAttention:

@@ -88,6 +88,21 @@ class Report:
         for (operation, algorithm, backend), count in ran.items():
             self._say(f"{count:,} {operation} passes ran {algorithm} on {backend}")
 
+    def generations(self, rates: Mapping[str, float | str]) -> None:
+        """Tokens per second of the same network by what computed attention, or why it did not."""
+        self._head("The same network, trained through each, tokens per second")
+        table = Table()
+        for column in ("attention", "tokens per second", "times the slowest"):
+            table.add_column(column, justify="left" if column == "attention" else "right")
+        timed = {name: rate for name, rate in rates.items() if not isinstance(rate, str)}
+        slowest = min(timed.values())
+        for name, rate in timed.items():
+            table.add_row(name, f"{rate:,.0f}", f"{rate / slowest:.2f}")
+        self._console.print(table)
+        for name, reason in rates.items():
+            if isinstance(reason, str):
+                self._say(f"without {name}: {reason}")
+
     def curves(self, trained: Mapping[str, Trained]) -> None:
         """The training losses side by side."""
         self._head("Training loss, nats per byte")

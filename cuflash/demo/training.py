@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from .model import Network, Parameters
@@ -13,7 +13,7 @@ from .options import Options
 from .passes import Attention
 from .text import Text, sequences
 
-__all__ = ["Trained", "held_out_loss", "train"]
+__all__ = ["Trained", "held_out_loss", "speed", "train"]
 
 _DECAY = 0.1
 #: Times that a run tells its loss.
@@ -83,6 +83,12 @@ def train(
             told(*losses[-1])
     seconds = time.perf_counter() - began
     return Trained(network, losses, seconds, options.steps * options.tokens / seconds)
+
+
+def speed(options: Options, text: Text, attention: Attention | None, xp: Any) -> float:
+    """Tokens per second of ``options.compared`` steps, after two that compile and warm up."""
+    train(replace(options, steps=2), text, attention, xp)
+    return train(replace(options, steps=options.compared), text, attention, xp).tokens_per_second
 
 
 def held_out_loss(network: Network, text: Text, options: Options, xp: Any) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import math
+import re
 from collections import Counter
 from dataclasses import replace
 from typing import Any
@@ -17,11 +18,13 @@ from cuflash.demo import Options, evidence, passes, run
 from cuflash.demo.model import Network, Parameters, Shape
 from cuflash.demo.optimizer import AdamW, learning_rate
 from cuflash.demo.options import DTYPES
-from cuflash.demo.passes import CuflashAttention, ReferenceAttention
+from cuflash.demo.passes import AttentionByHand, CuflashAttention, ReferenceAttention
 from cuflash.demo.text import Text, read_text, sequences
 from cuflash.demo.training import held_out_loss, train
 from cuflash.dispatch import observe
 from cuflash.planning.plan import Plan
+
+from ..device.common import skip_without
 
 _TINY = Options(
     steps=60,
@@ -146,6 +149,32 @@ def test_the_demo_fails_on_a_wrong_gradient(monkeypatch: pytest.MonkeyPatch) -> 
     assert "tokens per second" not in printed
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_attention_by_hand_is_the_reference(dtype: str) -> None:
+    rng = np.random.default_rng(0)
+    q, k, v, dout = rng.standard_normal((4, 2, 9, 3, 8)).astype(np.float32)
+    by_hand, truth = AttentionByHand(np, dtype), ReferenceAttention()
+    out, saved = by_hand.forward(q, k, v)
+    expected, of_truth = truth.forward(q, k, v)
+    tolerance = {"float16": 4e-3}.get(dtype, 1e-5)
+    assert np.abs(out - expected).max() <= tolerance * np.abs(expected).max()
+    grads, right = by_hand.backward(dout, saved), truth.backward(dout, of_truth)
+    assert grads.shape == right.shape
+    for i in range(3):
+        worst = np.abs(grads[:, :, i] - right[:, :, i]).max()
+        assert worst <= tolerance * np.abs(right[:, :, i]).max()
+
+
+def test_every_generation_is_timed_in_the_same_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, printed = _run(replace(_TINY, steps=1, compared=2), monkeypatch)
+    table = printed[printed.index("The same network") :]
+    for name in ("fa2", "fa1", "by hand", "none"):
+        assert re.search(rf"{name} +│ +[\d,]+ │ +\d", table), table
+    assert "without fa3: fa3 is for Hopper GPUs" in table
+    _, printed = _run(replace(_TINY, steps=1), monkeypatch)
+    assert "The same network" not in printed
+
+
 def test_bigram_loss_is_that_of_smoothed_frequencies() -> None:
     training = np.frombuffer(b"aab", np.uint8)
     after_a = (1 + 10 * 2 / 259) / (2 + 10)  # "ab" once, two pairs from a, b one of three bytes
@@ -213,10 +242,13 @@ def test_the_learning_rate_rises_to_its_peak_and_falls() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-@pytest.mark.parametrize("algorithm", ["fa1"])
+@pytest.mark.parametrize(
+    ("dtype", "algorithm"), [("float32", "fa1"), ("float16", "fa1"), ("float16", "fa3")]
+)
 def test_the_network_trains_on_the_device(dtype: str, algorithm: str) -> None:
     import cupy
+
+    skip_without(algorithm)
 
     options = replace(_TINY, dtype=dtype, algorithm=algorithm, backend="cuda")
     attention = CuflashAttention(cupy, dtype, "cuda", algorithm)
