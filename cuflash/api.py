@@ -76,7 +76,8 @@ def attention(
         At least ``prepare(...).workspace_bytes`` bytes, 256-byte aligned, not
         used by anything else until the call has run. By default it is
         allocated; while a CUDA graph is captured it is then kept for the life
-        of the process, since the graph goes on using it.
+        of the process, since the graph goes on using it, and so is what the
+        call copies. Arrays in host memory are refused in a capture.
 
     Returns
     -------

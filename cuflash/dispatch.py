@@ -31,7 +31,7 @@ from .planning.problem import Operation
 __all__ = ["observe", "run"]
 
 _observers: list[Callable[[Plan], None]] = []
-#: Workspaces of captured calls: their graphs may run as long as the process does.
+#: What captured calls made for themselves: their graphs may run as long as the process does.
 _kept_for_graphs: list[Any] = []
 
 
@@ -165,6 +165,10 @@ def _run_cuda(
 
     copied = pipeline.copied
     with cupy.cuda.Device(device):
+        makes = bool(copied) or (workspace is None and pipeline.plan.workspace_bytes > 0)
+        capturing = makes and is_capturing()
+        if capturing:
+            _refuse_host_arrays({**inputs, **results})
         arrays = {
             name: _copy(array, pipeline.placed[name], device) if name in copied else array
             for name, array in inputs.items()
@@ -176,17 +180,30 @@ def _run_cuda(
             if name in copied
         }
         arrays |= {name: aside.get(name, array) for name, array in results.items()}
-        if workspace is None:
-            workspace = cupy.empty(pipeline.plan.workspace_bytes, np.uint8)
-            if pipeline.plan.workspace_bytes and is_capturing():
-                _kept_for_graphs.append(workspace)
         pointers = {name: address(array) for name, array in arrays.items()}
-        pipeline.launcher.run(pointers, address(workspace))
+        if workspace is None:
+            needed = pipeline.plan.workspace_bytes if capturing else pipeline.plan.eager_bytes
+            workspace = cupy.empty(needed, np.uint8) if needed else None
+        if capturing:
+            made = [*(arrays[name] for name in copied), workspace]
+            _kept_for_graphs.extend(array for array in made if array is not None)
+        pipeline.launcher.run(pointers, 0 if workspace is None else address(workspace))
         for name, array in aside.items():
             if isinstance(results[name], np.ndarray):
                 to_host(array, results[name])
             else:
                 fill(results[name], array)
+
+
+def _refuse_host_arrays(arrays: Mapping[str, Any]) -> None:
+    """A graph would copy what host arrays hold when it runs, and wait for it."""
+    for name, array in arrays.items():
+        if isinstance(array, np.ndarray):
+            raise ArgumentTypeError(
+                name,
+                "an array in host memory while a CUDA graph is captured",
+                "one in CUDA memory",
+            )
 
 
 def _copy(array: Any, placed: TensorSpec, device: int) -> Any:

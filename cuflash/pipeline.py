@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -125,8 +126,17 @@ def _decide(
     if isinstance(limits, DeviceLimits) and anything:
         remedy = needs_newer_compiler(problem, limits)
         if remedy is not None:
-            warnings.warn(f"running {chosen.algorithm}: fa3 {remedy}", stacklevel=2)
+            said = f"running {chosen.algorithm}: fa3 {remedy}"
+            warnings.warn(said, stacklevel=_frames_inside())
     return Pipeline(replace(described, problem=problem), chosen, device, tensors, placed)
+
+
+def _frames_inside() -> int:
+    """The ``stacklevel``, in the function that asks, of who called the package."""
+    frame, level = inspect.currentframe(), 0
+    while frame is not None and frame.f_globals.get("__name__", "").startswith(f"{__package__}."):
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 def _alignment(matrices: Sequence[TensorSpec]) -> Alignment:

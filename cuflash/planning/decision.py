@@ -62,6 +62,12 @@ class Plan:
         """Size of the workspace; every buffer in it starts at a multiple of 256."""
         return max((b.offset + b.nbytes for b in self.workspace), default=0)
 
+    @property
+    def eager_bytes(self) -> int:
+        """The same where no CUDA graph is captured: tile counters are then elsewhere."""
+        eager = [b.offset + b.nbytes for b in self.workspace if b.name != "tile_counter"]
+        return max(eager, default=0)
+
     def __str__(self) -> str:
         tile = self.tile
         return (

@@ -85,8 +85,11 @@ def test_an_old_compiler_is_warned_of_once(
 ) -> None:
     _old(monkeypatch)
     arrays = _arrays() if operation == "forward" else _of_backward()
-    with pytest.warns(UserWarning, match=r"running fa2: fa3 needs NVRTC 12\.9.*pip install"):
+    with pytest.warns(
+        UserWarning, match=r"running fa2: fa3 needs NVRTC 12\.9.*pip install"
+    ) as told:
         assert _pipeline(arrays, operation).plan.algorithm == "fa2"
+    assert [one.filename for one in told] == [__file__]  # of who called the library
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         _pipeline(arrays, operation)
@@ -224,3 +227,53 @@ def test_a_graph_keeps_its_workspace(
         cuflash.attention(**arrays, workspace=own)
     assert len(fake_device.launched) == 2
     assert [array.nbytes for array in kept] == ([4] if capturing else [])
+
+
+@pytest.mark.parametrize("capturing", [False, True])
+def test_a_graph_keeps_what_was_copied_for_it(
+    fake_device: FakeDevice, monkeypatch: pytest.MonkeyPatch, capturing: bool
+) -> None:
+    """A last axis that is not unit is copied, on the way in and out."""
+    import cupy
+
+    kept: list[Any] = []
+    monkeypatch.setattr(cupy, "empty", device_array)
+    monkeypatch.setattr(dispatch, "_copy", lambda array, *_: device_array(array.shape))
+    monkeypatch.setattr(dispatch, "fill", lambda to, array: None)
+    monkeypatch.setattr(dispatch, "is_capturing", lambda: capturing)
+    monkeypatch.setattr(dispatch, "_kept_for_graphs", kept)
+    wide = device_array((2, 100, 4, 128), address=ADDRESS << 4)
+    arrays = _arrays() | {"k": wide[..., ::2]}
+    out = device_array((2, 100, 4, 128), address=ADDRESS << 5)[..., ::2]
+    cuflash.attention(**arrays, out=out)
+    assert len(fake_device.launched) == 1
+    assert [array.shape for array in kept[:2]] == ([arrays["k"].shape] * 2 if capturing else [])
+
+
+def test_host_arrays_are_refused_in_a_capture(
+    fake_device: FakeDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatch, "is_capturing", lambda: True)
+    arrays = {name: np.zeros((2, 100, 4, 64), np.float16) for name in "qkv"}
+    with pytest.raises(cuflash.ArgumentTypeError, match="in host memory while a CUDA graph"):
+        cuflash.attention(**arrays, backend="cuda")
+    assert not fake_device.launched
+
+
+def test_nothing_is_allocated_for_a_counter_that_no_graph_needs(
+    fake_device: FakeDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import cupy
+
+    made: list[tuple[int, ...]] = []
+
+    def empty(shape: Any, dtype: Any) -> Any:
+        made.append(shape)
+        return device_array(shape, dtype)
+
+    monkeypatch.setattr(dispatch, "empty", lambda like, shape, dtype: device_array(shape, dtype))
+    monkeypatch.setattr(cupy, "empty", empty)
+    monkeypatch.setattr(dispatch, "is_capturing", lambda: False)
+    cuflash.attention(**_arrays())
+    assert len(fake_device.launched) == 1
+    assert not made
