@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
+from statistics import geometric_mean
 from typing import Any
 
 from .charts import charts_of
@@ -117,7 +117,7 @@ def _summary(op: str, rows: list[Row]) -> str:
     mains = [main for main in map(_main, _problems(rows)) if main["ratio"]]
     if not mains:
         return f"**{op.capitalize()}**: nothing else was timed."
-    mean = math.exp(sum(math.log(row["ratio"]) for row in mains) / len(mains))
+    mean = geometric_mean(row["ratio"] for row in mains)
     worst = min(mains, key=lambda row: row["ratio"])
     dim, heads, seqlen, mask = _place(worst)
     alike = " deterministic" if worst["options"].get("deterministic") else ""

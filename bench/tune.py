@@ -84,10 +84,7 @@ def candidates_of(case: Case, problem: Any, limits: Any = None) -> Iterator[Any]
     if not hasattr(module, "candidates"):
         raise SystemExit(f"tune: cuflash.planning.tiles.{case.algorithm} lists no candidates")
     limits = limits or DeviceLimits.query(0)
-    if case.op == "backward" and hasattr(module, "backward_candidates"):
-        found = module.backward_candidates(problem, limits)
-    else:
-        found = module.candidates(problem, limits, every=True)
+    found = module.candidates(problem, limits, every=True)
     return (tile for tile in found if tile.footprint.excess(limits) is None)
 
 

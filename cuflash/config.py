@@ -25,7 +25,7 @@ VARIABLES = {
     ),
     "jitter": (
         "CUFLASH_JITTER",
-        "1: pipelined kernels wait a random time at every mbarrier; for tests of the pipeline",
+        "1: pipelined kernels wait a random time at every barrier; for tests of the pipeline",
     ),
 }
 

@@ -11,9 +11,8 @@
 //          dK += dS^T Q. dQ leaves the registers for device memory while dV and dK are computed.
 //
 // dQ a step late is what lets the warpgroups run apart: dS of the other one has long been written
-// when it is needed, and one's exponentials run beside the other's products. Neither
-// comes more than a step ahead: dS has two places, and both have to have read one before it is
-// written again.
+// when it is needed, and one's exponentials can run beside the other's products. Neither comes more
+// than a step ahead: dS has two places, and both have to have read one before it is written again.
 //
 // Who waits for whom (see tile/pipeline.cuh):
 //   k_full, v_full          all warps of math for load, once

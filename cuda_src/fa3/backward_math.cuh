@@ -142,9 +142,8 @@ struct BackwardMath {
     ptx::wgmma_wait<1>();
     ptx::wgmma_hold(p.value[0]);
 
-    WorkItem item = c.item;
-    item.head = state.place.head;
-    const ScorePlace place{item, state.place.tile * Config::block_q, first_key() + warp_row};
+    const ScorePlace place{c.item.batch, state.place.head, state.place.tile * Config::block_q,
+                           first_key() + warp_row};
     weigh<Config>(p, c.shared.lse[stage], place, factor);
     const bool dead = has_dead_queries(c.shared.lse[stage]);
     ptx::wgmma_wait<0>();

@@ -15,9 +15,10 @@ struct ScoreOperand {
 
 // Where a warp's scores are.
 struct ScorePlace {
-  WorkItem item;  // with the query head
-  int query0;     // of the q tile
-  int key0;       // of the warp
+  int batch;
+  int head;    // of the queries
+  int query0;  // of the q tile
+  int key0;    // of the warp
 };
 
 // scores -> P^T = exp(scores * factor - lse).
@@ -34,7 +35,7 @@ __device__ __forceinline__ void weigh(Scores& scores, const QueryNumbers<Config>
       for (int which = 0; which < 2; ++which) {
         float& s = scores.value[0][n][group][which];
         s = modify_score<Config>(
-            s, ScorePosition{place.item.batch, place.item.head,
+            s, ScorePosition{place.batch, place.head,
                              place.query0 + lane.column + Scores::column(n, which),
                              place.key0 + lane.row + Scores::row(0, group)});
         s = Logits<Config>::exponential(s, factor, which == 0 ? offset.x : offset.y);
@@ -96,7 +97,7 @@ __device__ __forceinline__ void differentiate(ScoreOperand<Config>& weights,
         ds[which] = p.value[0][n][group][which] *
                     (dp.value[0][n][group][which] - (which == 0 ? offset.x : offset.y));
         ds[which] = modify_score_gradient<Config>(
-            ds[which], ScorePosition{place.item.batch, place.item.head,
+            ds[which], ScorePosition{place.batch, place.head,
                                      place.query0 + lane.column + Scores::column(n, which),
                                      place.key0 + lane.row + Scores::row(0, group)});
       }

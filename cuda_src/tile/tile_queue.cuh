@@ -52,7 +52,7 @@ __device__ inline void pass_on_item(TileQueueStorage& storage, PipelineState<2>&
 
 // By every reading warp. The same in all its lanes, and known to be where loops depend on it. Every
 // lane reads, so every lane arrives; where all of them arrive by one instruction ptxas keeps more
-// of the loop over blocks of keys in vector registers, and at head_dim 128 that costs 2 to 6 %.
+// of the loop over blocks of keys in vector registers, and at head_dim 128 that costs up to 5 %.
 template <class Config>
 __device__ inline WorkItem next_item(TileQueueStorage& storage, PipelineState<2>& place) {
   wait<Config>(storage.full[place.stage], place.phase);

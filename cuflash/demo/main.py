@@ -15,7 +15,7 @@ from ..planning.plan import ALGORITHMS, Plan
 from .evidence import bigram_loss, gradient_errors
 from .model import Parameters
 from .options import Options
-from .passes import AttentionByHand, CuflashAttention
+from .passes import Attention, AttentionByHand, CuflashAttention
 from .report import Report
 from .text import Text, read_text
 from .training import Trained, held_out_loss, speed, train
@@ -72,15 +72,16 @@ def run(options: Options, console: Console | None = None) -> bool:
 
 def generations(options: Options, text: Text, xp: Any) -> dict[str, float | str]:
     """Tokens per second of the network by what computes attention; or why that cannot."""
+    ways: dict[str, Attention | None] = {
+        name: CuflashAttention(xp, options.dtype, options.backend, name) for name in ALGORITHMS
+    }
+    ways |= {"by hand": AttentionByHand(xp, options.dtype), "none": None}
     rates: dict[str, float | str] = {}
-    for name in ALGORITHMS:
-        attention = CuflashAttention(xp, options.dtype, options.backend, name)
+    for name, attention in ways.items():
         try:
             rates[name] = speed(options, text, attention, xp)
-        except UnsupportedError as error:
+        except (UnsupportedError, MemoryError) as error:  # CuPy's is a MemoryError too
             rates[name] = str(error)
-    rates["by hand"] = speed(options, text, AttentionByHand(xp, options.dtype), xp)
-    rates["none"] = speed(options, text, None, xp)
     return rates
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 
 from ..errors import ArgumentValueError, UnsupportedError
@@ -98,18 +97,14 @@ def _tile(
     problem: AttentionProblem, limits: DeviceLimits, blocks: tuple[int, int] | None
 ) -> tuple[fa3.Fa3Tile, str]:
     """The first candidate for these widths and lengths, or the one of the blocks asked for."""
-    forward = problem.operation == "forward"
-    tiles: Iterable[fa3.Fa3Tile] = (fa3.candidates if forward else fa3.backward_candidates)(
-        problem, limits
-    )
     if blocks is None:
-        for tile in tiles:
+        for tile in fa3.candidates(problem, limits):
             return tile, "the first of the table for these lengths"
         raise UnsupportedError(
             f"fa3 has no tile for head_dim {problem.head_dim}/{problem.head_dim_v} "
             f"in {limits.shared_per_block:,} bytes of shared memory"
         )
-    listed = list(fa3.candidates(problem, limits, every=True) if forward else tiles)
+    listed = list(fa3.candidates(problem, limits, every=True))
     for tile in listed:
         if (tile.block_q, tile.block_kv) == blocks:
             return tile, "blocks as asked"

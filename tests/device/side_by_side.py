@@ -29,7 +29,11 @@ ROOT = Path(__file__).resolve().parents[2]
 #: Files whose tests want the device's memory for themselves.
 ALONE = ("test_large.py",)
 #: Processes beside each other would each take every core, and JAX most of the memory.
-SHARED = {"OPENBLAS_NUM_THREADS": "2", "OMP_NUM_THREADS": "2", "XLA_PYTHON_CLIENT_PREALLOCATE": "0"}
+SHARED = {
+    "OPENBLAS_NUM_THREADS": "2",
+    "OMP_NUM_THREADS": "2",
+    "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+}
 
 
 @dataclass
@@ -81,7 +85,7 @@ def collect(keyword: str) -> list[str]:
     """Identifiers of the GPU tests."""
     command = [sys.executable, "-m", "pytest", "--collect-only", "-m", "gpu", "-k", keyword]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    return [line for line in done.stdout.splitlines() if "::" in line and " " not in line[:6]]
+    return [line for line in done.stdout.splitlines() if "::" in line]
 
 
 def run(name: str, tests: Sequence[str], folder: Path, seconds: float) -> Account:
@@ -98,6 +102,7 @@ def run(name: str, tests: Sequence[str], folder: Path, seconds: float) -> Accoun
             process.wait(seconds)
         except subprocess.TimeoutExpired:
             process.kill()
+            process.wait()
     return read(report)
 
 

@@ -175,6 +175,15 @@ def test_every_generation_is_timed_in_the_same_network(monkeypatch: pytest.Monke
     assert "The same network" not in printed
 
 
+def test_what_has_no_room_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise MemoryError("out of memory allocating 2 GB")
+
+    monkeypatch.setattr(AttentionByHand, "forward", full)
+    _, printed = _run(replace(_TINY, steps=1, compared=1), monkeypatch)
+    assert "without by hand: out of memory allocating 2 GB" in printed
+
+
 def test_bigram_loss_is_that_of_smoothed_frequencies() -> None:
     training = np.frombuffer(b"aab", np.uint8)
     after_a = (1 + 10 * 2 / 259) / (2 + 10)  # "ab" once, two pairs from a, b one of three bytes

@@ -194,7 +194,7 @@ def test_blocks_are_those_of_the_table() -> None:
 
 def test_a_given_tile_is_taken() -> None:
     wanted = of_gradients()
-    every = list(fa3.backward_candidates(wanted, HOPPER))
+    every = list(fa3.candidates(wanted, HOPPER, every=True))
     assert [tile.head_dim for tile in every] == [64, 128]  # the wider one would do as well
     assert [fa3_plan(wanted, HOPPER, None, (), tile=t).tile for t in every] == every
     with pytest.raises(UnsupportedError, match="fa3 sums dq in no fixed order"):

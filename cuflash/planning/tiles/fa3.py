@@ -16,7 +16,6 @@ __all__ = [
     "Fa3BackwardTile",
     "Fa3ForwardTile",
     "Fa3Tile",
-    "backward_candidates",
     "candidates",
     "tile_of_row",
 ]
@@ -42,6 +41,7 @@ class _Registers:
 #: By warpgroups that do arithmetic, one block on a multiprocessor. All warpgroups start with the
 #: same number, so what is given and taken adds up to at most that many times their number.
 _REGISTERS = {2: _Registers(40, 232), 3: _Registers(32, 160), 4: _Registers(32, 112)}
+_BACKWARD_REGISTERS = _Registers(24, 240)  # of two that do arithmetic
 
 
 def _panels(rows: int, columns: int) -> int:
@@ -129,8 +129,8 @@ class Fa3BackwardTile:
             "num_stages": self.num_stages,
             "score_stages": self.score_stages,
             "fragment_rows": ARITHMETIC.fragment_rows,
-            "load_registers": 24,
-            "math_registers": 240,
+            "load_registers": _BACKWARD_REGISTERS.load,
+            "math_registers": _BACKWARD_REGISTERS.math,
         }
 
 
@@ -152,26 +152,26 @@ def tile_of_row(problem: AttentionProblem, row: ForwardRow) -> Fa3ForwardTile:
 
 def candidates(
     problem: AttentionProblem, limits: DeviceLimits, every: bool = False
-) -> Iterator[Fa3ForwardTile]:
+) -> Iterator[Fa3Tile]:
     """The tiles that the plan chooses from, best first, that fit the device.
 
     With ``every`` also those that the table has for other lengths.
     """
+    forward = problem.operation == "forward"
+    for tile in _forward(problem, every) if forward else _backward(problem):
+        if tile.footprint.excess(limits) is None:
+            yield tile
+
+
+def _forward(problem: AttentionProblem, every: bool) -> Iterator[Fa3ForwardTile]:
     for row in FORWARD:
         holds = problem.head_dim <= row.widest and problem.head_dim_v <= row.widest_v
         longest = row.longest_causal if problem.mask == "causal" else row.longest
         if holds and (every or problem.seqlen_kv <= longest):
-            tile = tile_of_row(problem, row)
-            if tile.footprint.excess(limits) is None:
-                yield tile
+            yield tile_of_row(problem, row)
 
 
-def backward_candidates(
-    problem: AttentionProblem, limits: DeviceLimits
-) -> Iterator[Fa3BackwardTile]:
-    """The tiles of the backward pass that hold a problem's widths and fit the device."""
+def _backward(problem: AttentionProblem) -> Iterator[Fa3BackwardTile]:
     for row in BACKWARD:
         if max(problem.head_dim, problem.head_dim_v) <= row.widest:
-            tile = Fa3BackwardTile(row.block_q, row.block_kv, row.num_stages, row.widest)
-            if tile.footprint.excess(limits) is None:
-                yield tile
+            yield Fa3BackwardTile(row.block_q, row.block_kv, row.num_stages, row.widest)
