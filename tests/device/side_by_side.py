@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -101,9 +102,18 @@ def run(name: str, tests: Sequence[str], folder: Path, seconds: float) -> Accoun
         try:
             process.wait(seconds)
         except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+            stop(process)
     return read(report)
+
+
+def stop(process: subprocess.Popen[bytes], patience: float = 20.0) -> None:
+    """End a process; pytest that is interrupted still reports what it ran."""
+    process.send_signal(signal.SIGINT)
+    try:
+        process.wait(patience)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def main() -> int:
