@@ -116,6 +116,64 @@ def test_so_many_are_kept_and_no_more(driver: FakeDriver) -> None:
     assert all((row == row[0]).all() for row in before)
 
 
+class AddressInWord(FakeDriver):
+    """Writes the same into every map, and the address into one word of it, times a factor."""
+
+    def __init__(self, word: int, factor: int = 1, also: int | None = None) -> None:
+        super().__init__()
+        self.word, self.factor, self.also = word, factor, also
+
+    def encode(self, words: Any, dtype: int, rank: int, address: Any, *others: Any) -> int:
+        status = super().encode(words, dtype, rank, address, *others)
+        to = (ctypes.c_uint64 * WORDS).from_address(words.value)
+        to[:] = [7] * WORDS
+        to[self.word] = address.value * self.factor
+        if self.also is not None:
+            to[self.also] = address.value >> 8
+        return status
+
+
+_ADDRESSES = [4096, 1 << 40, 16, 3 << 33, 1 << 46, 4096 + 16, 0x7F12_3456_7890]
+
+
+@pytest.mark.parametrize("word", [0, 5, WORDS - 1])
+def test_the_driver_is_asked_no_more_than_it_takes_to_know(
+    monkeypatch: pytest.MonkeyPatch, word: int
+) -> None:
+    driver = AddressInWord(word)
+    monkeypatch.setattr(tensor_map, "_encode", lambda: driver.encode)
+    encoder = _encoder()
+    for address in _ADDRESSES:
+        expected = np.full(WORDS, 7, np.uint64)
+        expected[word] = address
+        assert (encoder.map_of(np.uint64(address)) == expected).all()  # type: ignore[arg-type]
+    assert [asked["address"] for asked in driver.asked] == _ADDRESSES[:4]
+
+
+@pytest.mark.parametrize(
+    "driver", [AddressInWord(0, factor=2), AddressInWord(3, also=4)], ids=["scaled", "twice"]
+)
+def test_the_driver_is_asked_where_an_address_is_not_just_a_word(
+    monkeypatch: pytest.MonkeyPatch, driver: AddressInWord
+) -> None:
+    monkeypatch.setattr(tensor_map, "_encode", lambda: driver.encode)
+    encoder = _encoder()
+    maps = [encoder.map_of(address) for address in _ADDRESSES]
+    assert [asked["address"] for asked in driver.asked] == _ADDRESSES
+    assert len({tuple(words) for words in maps}) == len(_ADDRESSES)
+
+
+def test_what_the_driver_refuses_is_not_made_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = AddressInWord(0)
+    monkeypatch.setattr(tensor_map, "_encode", lambda: driver.encode)
+    encoder = _encoder()
+    for address in _ADDRESSES:
+        encoder.map_of(address)
+    driver.status = 1
+    with pytest.raises(LaunchError, match="0x1008"):
+        encoder.map_of(4104)
+
+
 def test_a_map_is_where_the_driver_wants_it(driver: FakeDriver) -> None:
     """At a multiple of 64 bytes, as many as the kernel takes, and nothing beyond is written."""
     encoder = _encoder()
