@@ -17,11 +17,10 @@
 // Who waits for whom (see tile/pipeline.cuh):
 //   k_full, v_full          all warps of math for load, once
 //   q_full, dout_full       all warps of math for load, with the rows' numbers
-//   q_empty                 load for every warp of math: its dK has read Q (and its scores have)
-//   dout_empty              load for every warp of math: its dV has read dO
 //   ds_full                 every warp of math for all of them: dS of a step is written
 //   ds_empty                every warp of math for all of them: their dQ has read dS
 //   barrier 1 + w           the warps of warpgroup w for each other, where queries are dead
+//   barrier 3 + s           load for all warps of math: they have read Q and dO of stage s
 #include "../ptx/register_budget.cuh"
 #include "backward_load.cuh"
 #include "backward_math.cuh"
@@ -68,7 +67,7 @@ __device__ inline void backward(const Fa3BackwardParams& params) {
   __syncthreads();
   if (role == 0) {
     ptx::give_registers<Config::load_registers>();
-    if (threadIdx.x == 0) load_role(c);
+    if (threadIdx.x < 32) load_role(c);
   } else {
     ptx::take_registers<Config::math_registers>();
     math_role(c, role - 1);

@@ -23,13 +23,11 @@ struct BackwardLoader {
 
   __device__ void load_q(const QPlace& place, int step) const {
     const RingPlace<Config::num_stages> ring(step);
-    wait_empty<Config>(c.shared.q_empty[ring.stage], ring.phase);
     load_rows(c.shared.q[ring.stage], &c.params.q_map, c.shared.q_full[ring.stage],
               c.shared.lse[ring.stage], c.params.row_lse, place);
   }
   __device__ void load_dout(const QPlace& place, int step) const {
     const RingPlace<Config::num_stages> ring(step);
-    wait_empty<Config>(c.shared.dout_empty[ring.stage], ring.phase);
     load_rows(c.shared.dout[ring.stage], &c.params.dout_map, c.shared.dout_full[ring.stage],
               c.shared.delta[ring.stage], c.params.delta, place);
   }
@@ -51,21 +49,26 @@ struct BackwardLoader {
   }
 };
 
-// K and V are waited for together, before the first step; Q and dO in this order.
+// By a whole warp, of which one thread loads. K and V are waited for together, before the first
+// step; Q and dO in this order.
 template <class Config>
 __device__ inline void load_role(const BackwardContext<Config>& c) {
+  constexpr int stages = Config::num_stages;
   const BackwardLoader<Config> loader{c};
+  const bool loads = threadIdx.x % 32 == 0;
   const int steps = c.steps();
   QPlace place = c.first();
-  loader.load_k();
-  loader.load_q(place, 0);
-  loader.load_v();
-  loader.load_dout(place, 0);
 #pragma unroll 1
-  for (int step = 1; step < steps; ++step) {
+  for (int step = 0; step < steps + stages; ++step) {
+    if (step >= stages) await_step<Config>(step % stages);
+    if (loads && step < steps) {
+      if (step == 0) loader.load_k();
+      loader.load_q(place, step);
+      if (step == 0) loader.load_v();
+      loader.load_dout(place, step);
+    }
+    __syncwarp();
     place = c.after(place);
-    loader.load_q(place, step);
-    loader.load_dout(place, step);
   }
 }
 

@@ -1,7 +1,6 @@
 // FlashAttention-3 backward, the math role: a warpgroup's 64 keys through all steps.
 #pragma once
 
-#include "../ptx/barrier.cuh"
 #include "backward_score.cuh"
 
 namespace cuflash::fa3 {
@@ -120,7 +119,8 @@ struct BackwardMath {
     clear_dead_queries<Config>(c.shared.dout[stage], lse);
     ptx::fence_async_shared();
     jitter<Config>();
-    ptx::named_barrier(1 + warpgroup, kWarpgroup);
+    // From the thread, since a number that waits for this rare place takes a register.
+    ptx::named_barrier(static_cast<int>(threadIdx.x) / kWarpgroup, kWarpgroup);
     const LanePosition lane;
     const int row =
         (Types::q_parted_by_rows ? warpgroup * kRowsOfProduct : 0) + warp_row + lane.row;
@@ -175,10 +175,9 @@ struct BackwardMath {
     state.place = c.after(state.place);
     ptx::wgmma_wait<1>();
     ptx::wgmma_hold(state.dv.value[0]);
-    arrive_warp<Config>(c.shared.dout_empty[stage]);
     ptx::wgmma_wait<0>();
     ptx::wgmma_hold(state.dk.value[0]);
-    arrive_warp<Config>(c.shared.q_empty[stage]);
+    end_step<Config>(stage);
   }
 
   // A finished gradient of the warp's keys -> its rows of the tensor.

@@ -1,6 +1,8 @@
 // FlashAttention-3 backward: the tiles of a thread block, in shared memory and in registers.
 #pragma once
 
+#include "../ptx/barrier.cuh"
+#include "../ptx/barrier_arrive.cuh"
 #include "../tile/copy.cuh"
 #include "../tile/gradient_accumulator.cuh"
 #include "../tile/panels.cuh"
@@ -64,12 +66,37 @@ struct BackwardStorage {
   Barrier k_full;
   Barrier v_full;
   Barrier q_full[Config::num_stages];
-  Barrier q_empty[Config::num_stages];
   Barrier dout_full[Config::num_stages];
-  Barrier dout_empty[Config::num_stages];
   Barrier ds_full[Config::score_stages];
   Barrier ds_empty[Config::score_stages];
 };
+
+// The barriers that go by numbers, 0 being that of all threads: of each warpgroup where queries are
+// dead, by its number in the block, and of each stage, where its step ends and load waits.
+template <class Config>
+struct NumberedBarriers {
+  static constexpr int step = 1 + BackwardTypes<Config>::warpgroups;
+  static constexpr int threads_of_step = 32 * (BackwardTypes<Config>::math_warps + 1);
+  static_assert(step + Config::num_stages <= 16, "there are 16");
+};
+
+// By every warp of math, which has read Q and dO and their numbers. Every lane has, so every lane
+// comes; on an mbarrier that would take a warp as long as 32 arrivals.
+template <class Config>
+__device__ __forceinline__ void end_step(unsigned stage) {
+  jitter<Config>();
+  ptx::named_barrier_arrive(NumberedBarriers<Config>::step + stage,
+                            NumberedBarriers<Config>::threads_of_step);
+}
+
+// By load's warp, once for every step: a barrier that is left in the middle of a phase would not be
+// there for the next block.
+template <class Config>
+__device__ __forceinline__ void await_step(unsigned stage) {
+  jitter<Config>();
+  ptx::named_barrier(NumberedBarriers<Config>::step + stage,
+                     NumberedBarriers<Config>::threads_of_step);
+}
 
 // The place of a step in a ring, found from its number alone.
 template <int stages>
@@ -138,8 +165,6 @@ __device__ inline void init_barriers(BackwardStorage<Config>& shared) {
   for (int stage = 0; stage < Config::num_stages; ++stage) {
     init(shared.q_full[stage], 1);
     init(shared.dout_full[stage], 1);
-    init(shared.q_empty[stage], Types::math_warps);
-    init(shared.dout_empty[stage], Types::math_warps);
   }
   for (int stage = 0; stage < Config::score_stages; ++stage) {
     init(shared.ds_full[stage], Types::math_warps);

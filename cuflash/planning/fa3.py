@@ -23,6 +23,9 @@ OLDEST_NVRTC = (12, 9)
 #: Columns of q, k and v up to which there are kernels of the backward pass.
 WIDEST_BACKWARD = max(row.widest for row in BACKWARD)
 
+#: Of keys, backward: with more at a time their sums of dQ do not stay in L2.
+_MOST_HEADS_OF_SECTION = 8
+
 #: Tickets go beyond it by as many as there are blocks, and are 32-bit numbers.
 _MOST_TILES = 2**30
 
@@ -158,7 +161,8 @@ def _backward(
     grid = launchable(problem.batch * problem.heads_kv * tiles, "fa3")
     section = 1
     if problem.mask == "causal":
-        section = section_of(problem, limits, tiles, tile.footprint.blocks_per_sm)
+        whole = section_of(problem, limits, tiles, tile.footprint.blocks_per_sm)
+        section = min(whole, _MOST_HEADS_OF_SECTION)
     boxes = (
         ("q", tile.block_q),
         ("k", tile.block_kv),

@@ -116,7 +116,7 @@ class Fa3BackwardTile:
         shared += self.score_stages * _panels(self.block_q, self.block_kv)
         shared += 4 * warpgroups * _panels(16, _PANEL)  # of dK and dV, a panel for each warp
         shared += 2 * self.num_stages * 4 * self.block_q  # lse and delta
-        barriers = 2 + 4 * self.num_stages + 2 * self.score_stages
+        barriers = 2 + 2 * self.num_stages + 2 * self.score_stages
         shared = ceil_div(shared + 8 * barriers, 1024) * 1024
         threads = WARPGROUP * (warpgroups + 1)
         return Footprint(shared, 65536 // threads // 8 * 8, threads)
