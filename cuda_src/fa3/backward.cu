@@ -14,6 +14,8 @@
 // when it is needed, and one's exponentials can run beside the other's products. Neither comes more
 // than a step ahead: dS has two places, and both have to have read one before it is written again.
 //
+// Wide heads have their own math roles, see backward_wide.cuh.
+//
 // Who waits for whom (see tile/pipeline.cuh):
 //   k_full, v_full          all warps of math for load, once
 //   q_full, dout_full       all warps of math for load, with the rows' numbers
@@ -21,9 +23,11 @@
 //   ds_empty                every warp of math for all of them: their dQ has read dS
 //   barrier 1 + w           the warps of warpgroup w for each other, where queries are dead
 //   barrier 3 + s           load for all warps of math: they have read Q and dO of stage s
+//   barrier 5 + s, 7 + s    the key role for P of a step, the value role for its place, in wide heads
 #include "../ptx/register_budget.cuh"
 #include "backward_load.cuh"
 #include "backward_math.cuh"
+#include "backward_wide.cuh"
 
 namespace cuflash::fa3 {
 
@@ -70,7 +74,13 @@ __device__ inline void backward(const Fa3BackwardParams& params) {
     if (threadIdx.x < 32) load_role(c);
   } else {
     ptx::take_registers<Config::math_registers>();
-    math_role(c, role - 1);
+    if constexpr (!BackwardTypes<Config>::keys_shared) {
+      math_role(c, role - 1);
+    } else if (role == 1) {
+      value_role(c);
+    } else {
+      key_role(c);
+    }
   }
 }
 

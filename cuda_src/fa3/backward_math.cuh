@@ -1,18 +1,19 @@
-// FlashAttention-3 backward, the math role: a warpgroup's 64 keys through all steps.
+// FlashAttention-3 backward, the math role: the products of a warpgroup, and its 64 keys through all
+// steps.
 #pragma once
 
 #include "backward_score.cuh"
 
 namespace cuflash::fa3 {
 
-// What a warp carries from step to step.
-template <class Config, class Types = BackwardTypes<Config>>
-struct BackwardState {
-  typename Types::KGradient dk;
-  typename Types::VGradient dv;
+// Where a warp is in the steps.
+struct StepState {
   QPlace place;          // of the step
   QPlace before;         // of the step before, whose dQ is under way
   unsigned dead_before;  // bit 8-row group: this lane's row of that dQ is a dead query's
+
+  __device__ explicit StepState(const QPlace& first)
+      : place(first), before(first), dead_before(0) {}
 };
 
 template <class Config, class Types = BackwardTypes<Config>>
@@ -20,21 +21,22 @@ struct BackwardMath {
   using Storage = typename Config::Storage;
   using Scores = typename Types::Scores;
   using QGradient = typename Types::QGradient;
-  using State = BackwardState<Config>;
   using Ring = RingPlace<Config::num_stages>;
   using ScoreRing = RingPlace<Config::score_stages>;
   const BackwardContext<Config>& c;
   const int warpgroup;
+  const int part;      // of the keys of the kv tile
   const int warp_row;  // of this warp among the 64 of its warpgroup
   const float factor;
 
   __device__ BackwardMath(const BackwardContext<Config>& c, int warpgroup)
       : c(c),
         warpgroup(warpgroup),
+        part(Types::keys_shared ? 0 : warpgroup),
         warp_row(static_cast<int>(threadIdx.x) / 32 % 4 * 16),
         factor(Logits<Config>::factor(c.params.scale)) {}
 
-  __device__ int first_key() const { return c.item.kv_begin + warpgroup * kKeysOfWarpgroup; }
+  __device__ int first_key() const { return c.item.kv_begin + part * kKeysOfWarpgroup; }
 
   // Whether some pair of the warpgroup's keys and a q tile is masked.
   __device__ bool is_edge(const QPlace& place) const {
@@ -49,7 +51,7 @@ struct BackwardMath {
                                                const Queries& queries, unsigned stage) const {
     const DepthInColumns<Keys> a(keys);
     const DepthInColumns<Queries> b(queries);
-    const unsigned a_step = warpgroup * (kKeysOfWarpgroup * 128 / 16);
+    const unsigned a_step = part * (kKeysOfWarpgroup * 128 / 16);
     const unsigned b_step = stage * (sizeof(Queries) / 16);
     ptx::wgmma_fence();
 #pragma unroll
@@ -77,15 +79,17 @@ struct BackwardMath {
 
   // The warpgroup's part of dQ = dS K of a step, once dS of all keys is there. Without `exists` of
   // whatever lies there: the products of every step must be the same for ptxas to keep them apart.
-  __device__ __forceinline__ void issue_q(QGradient& dq, int step, bool exists) const {
+  template <class Part>
+  __device__ __forceinline__ void issue_q(Part& dq, int step, bool exists) const {
     const ScoreRing ring(step);
     if (exists) wait<Config>(c.shared.ds_full[ring.stage], ring.phase);
     const DepthInColumns<typename Types::ScorePanels> a(c.shared.ds[0]);
     const DepthInRows<typename Types::KPanels> b(c.shared.k);
     const unsigned a_step = ring.stage * (sizeof(typename Types::ScorePanels) / 16) +
                             (Types::q_parted_by_rows ? warpgroup * (kRowsOfProduct * 128 / 16) : 0);
+    constexpr unsigned panels = Types::q_columns / kPanelColumns;
     const unsigned b_step =
-        Types::q_parted_by_rows ? 0 : warpgroup * (Types::KPanels::panel_bytes / 16);
+        Types::q_parted_by_rows ? 0 : warpgroup * (panels * Types::KPanels::panel_bytes / 16);
     ptx::wgmma_fence();
 #pragma unroll
     for (int key = 0; key < Config::block_kv; key += 16) {
@@ -96,7 +100,8 @@ struct BackwardMath {
   }
 
   // dQ of the step before -> the sums in device memory, nothing of it to dead queries.
-  __device__ __forceinline__ void add_q(const State& state, QGradient& dq) const {
+  template <class Part>
+  __device__ __forceinline__ void add_q(const StepState& state, Part& dq) const {
     const int row = state.before.tile * Config::block_q +
                     (Types::q_parted_by_rows ? warpgroup * kRowsOfProduct : 0) + warp_row;
     const int column = Types::q_parted_by_rows ? 0 : warpgroup * Types::q_columns;
@@ -110,13 +115,12 @@ struct BackwardMath {
   }
 
   // A q tile with dead queries, which are rare: clears what Q and dO hold in their rows, since
-  // zeros of P and dS would make NaN of a NaN there. Both warpgroups do, each before its own
-  // products read them; what they write is the same, so no order between them is needed. Returns
-  // the dead rows of dQ of this lane.
-  __device__ unsigned clear_dead(unsigned stage) const {
-    const auto& lse = c.shared.lse[stage];
-    clear_dead_queries<Config>(c.shared.q[stage], lse);
-    clear_dead_queries<Config>(c.shared.dout[stage], lse);
+  // zeros of P and dS would make NaN of a NaN there. Every warpgroup does, before its own products
+  // read them; what they write is the same, so no order between them is needed. Returns the dead
+  // rows of dQ of this lane.
+  template <class... Matrices>
+  __device__ unsigned clear_dead(const QueryNumbers<Config>& lse, Matrices&... matrices) const {
+    (clear_dead_queries<Config>(matrices, lse), ...);
     ptx::fence_async_shared();
     jitter<Config>();
     // From the thread, since a number that waits for this rare place takes a register.
@@ -129,7 +133,8 @@ struct BackwardMath {
   }
 
   // Scores of a step, and its gradients beside dQ of the step before.
-  __device__ __forceinline__ void step(State& state, int number) const {
+  __device__ __forceinline__ void step(StepState& state, typename Types::KGradient& dk,
+                                       typename Types::VGradient& dv, int number) const {
     const Ring ring(number);
     const ScoreRing score_ring(number);
     const unsigned stage = ring.stage;
@@ -149,16 +154,16 @@ struct BackwardMath {
     ptx::wgmma_wait<0>();
     ptx::wgmma_hold(dp.value[0]);
     wait_empty<Config>(c.shared.ds_empty[score_ring.stage], score_ring.phase);
-    if (dead || is_edge(state.place)) hide<Config>(p, dp, c.shared.lse[stage], c.seq, place);
+    if (dead || is_edge(state.place)) hide<Config>(c.shared.lse[stage], c.seq, place, p, dp);
     unsigned dead_rows = 0;
-    if (dead) dead_rows = clear_dead(stage);
+    if (dead) dead_rows = clear_dead(c.shared.lse[stage], c.shared.q[stage], c.shared.dout[stage]);
     ScoreOperand<Config> weights, gradients;
     differentiate<Config>(weights, gradients, p, dp, c.shared.delta[stage], place);
-    store_gradients<Config>(gradients, c.shared.ds[0], score_ring.stage, warpgroup);
+    store_gradients<Config>(gradients, c.shared.ds[0], score_ring.stage, part);
 
     issue_q(dq, number - 1, number > 0);
-    issue_kv(state.dv, weights, c.shared.dout[0], stage);
-    issue_kv(state.dk, gradients, c.shared.q[0], stage);
+    issue_kv(dv, weights, c.shared.dout[0], stage);
+    issue_kv(dk, gradients, c.shared.q[0], stage);
     // The fence waits for additions to device memory that are under way: it comes before dQ's.
     ptx::fence_async_shared();
     __syncwarp();
@@ -174,9 +179,9 @@ struct BackwardMath {
     state.dead_before = dead_rows;
     state.place = c.after(state.place);
     ptx::wgmma_wait<1>();
-    ptx::wgmma_hold(state.dv.value[0]);
+    ptx::wgmma_hold(dv.value[0]);
     ptx::wgmma_wait<0>();
-    ptx::wgmma_hold(state.dk.value[0]);
+    ptx::wgmma_hold(dk.value[0]);
     end_step<Config>(stage);
   }
 
@@ -196,27 +201,26 @@ template <class Config>
 __device__ inline void math_role(const BackwardContext<Config>& c, int warpgroup) {
   using Types = BackwardTypes<Config>;
   const BackwardMath<Config> math(c, warpgroup);
-  BackwardState<Config> state;
-  state.dk.fill(0);
-  state.dv.fill(0);
-  state.place = c.first();
-  state.before = state.place;
-  state.dead_before = 0;
+  typename Types::KGradient dk;
+  typename Types::VGradient dv;
+  dk.fill(0);
+  dv.fill(0);
+  StepState state(c.first());
   const int steps = c.steps();
   wait<Config>(c.shared.k_full, 0);
   wait<Config>(c.shared.v_full, 0);
   int step = 0;
 #pragma unroll 1
   do {
-    math.step(state, step);
+    math.step(state, dk, dv, step);
   } while (++step < steps);
   typename Types::QGradient dq;
   math.issue_q(dq, steps - 1, true);
   ptx::wgmma_wait<0>();
   ptx::wgmma_hold(dq.value[0]);
   math.add_q(state, dq);
-  math.store(state.dv, c.params.dv, c.params.shape.head_dim_v, 1.0f);
-  math.store(state.dk, c.params.dk, c.params.shape.head_dim, static_cast<float>(c.params.scale));
+  math.store(dv, c.params.dv, c.params.shape.head_dim_v, 1.0f);
+  math.store(dk, c.params.dk, c.params.shape.head_dim, static_cast<float>(c.params.scale));
 }
 
 }  // namespace cuflash::fa3

@@ -55,10 +55,10 @@ __device__ __forceinline__ bool has_dead_queries(const QueryNumbers<Config>& lse
   return __any_sync(0xffffffffu, dead);
 }
 
-// Zeros in P and dP for what the mask hides and for dead queries, whatever K and V hold there.
-template <class Config, class Scores>
-__device__ inline void hide(Scores& p, Scores& dp, const QueryNumbers<Config>& lse,
-                            const Sequence& seq, const ScorePlace& place) {
+// Zeros in scores (P, dP) for what the mask hides and for dead queries, whatever K and V hold there.
+template <class Config, class Scores, class... More>
+__device__ inline void hide(const QueryNumbers<Config>& lse, const Sequence& seq,
+                            const ScorePlace& place, Scores& scores, More&... more) {
   const LanePosition lane;
 #pragma unroll
   for (int n = 0; n < Scores::column_fragments; ++n) {
@@ -70,8 +70,8 @@ __device__ inline void hide(Scores& p, Scores& dp, const QueryNumbers<Config>& l
       for (int group = 0; group < 2; ++group) {
         const int key = place.key0 + lane.row + Scores::row(0, group);
         if (dead || !Mask<Config>::visible(seq, place.query0 + column, key)) {
-          p.value[0][n][group][which] = 0;
-          dp.value[0][n][group][which] = 0;
+          scores.value[0][n][group][which] = 0;
+          ((more.value[0][n][group][which] = 0), ...);
         }
       }
     }
@@ -112,12 +112,12 @@ __device__ __forceinline__ void differentiate(ScoreOperand<Config>& weights,
 // dS^T of the warp's keys -> its columns of dS in shared memory.
 template <class Config, class Panels>
 __device__ __forceinline__ void store_gradients(const ScoreOperand<Config>& gradients, Panels& ds,
-                                                unsigned stage, int warpgroup) {
+                                                unsigned stage, int part) {
   const int lane = ptx::opaque_lane();
   const int row = lane / 16 * 8 + lane % 8;
   const int chunk = static_cast<int>(threadIdx.x) / 32 % 4 * 2 + lane / 8 % 2;
   const unsigned to = ptx::shared_address(ds.data) + stage * static_cast<unsigned>(sizeof(Panels)) +
-                      warpgroup * Panels::panel_bytes + row * 128 + (chunk ^ lane % 8) * 16;
+                      part * Panels::panel_bytes + row * 128 + (chunk ^ lane % 8) * 16;
 #pragma unroll
   for (int i = 0; i < Config::block_q / 16; ++i) {
     ptx::store_matrix_x4_transposed(to + i * 16 * 128, gradients.value[i]);

@@ -22,17 +22,26 @@ constexpr int kRowsOfProduct = 64;  // that a warpgroup multiplies at once
 // Scores are keys x queries. Every math warpgroup has 64 keys of the kv tile, every warp 16 of
 // them: their P, dS, dK and dV are in its registers, P and dS as left operands of dV and dK. dQ
 // needs dS of all keys, which passes through shared memory; of dQ a warpgroup has 64 rows, or
-// where the q tile has no more the half of the columns.
+// where the q tile has no more a part of the columns.
+//
+// In wide heads dK and dV of 64 keys are all that two warpgroups hold. They then share the keys:
+// one has P and dV, the other dS and dK, see backward_wide.cuh.
 template <class Config>
 struct BackwardTypes {
   using Storage = typename Config::Storage;
-  static constexpr int warpgroups = Config::block_kv / kKeysOfWarpgroup;  // that do the arithmetic
+  static constexpr int warpgroups = 2;  // that do the arithmetic
+  static constexpr bool keys_shared = Config::block_kv == kKeysOfWarpgroup;
   static constexpr int math_warps = 4 * warpgroups;
   static constexpr int threads = kWarpgroup * (warpgroups + 1);
   static constexpr bool q_parted_by_rows = Config::block_q == warpgroups * kRowsOfProduct;
-  static constexpr int q_columns =
-      q_parted_by_rows ? Config::head_dim : Config::head_dim / warpgroups;
-  static_assert(Config::block_kv % kKeysOfWarpgroup == 0, "whole warpgroups");
+  static constexpr int gradient_warps = keys_shared ? 4 : math_warps;  // that have dS
+  // Of dQ: those of the first warpgroup, the other one's begin behind them.
+  static constexpr int q_columns = q_parted_by_rows ? Config::head_dim
+                                   : keys_shared    ? 2 * kPanelColumns
+                                                    : Config::head_dim / warpgroups;
+  static_assert(keys_shared || Config::block_kv == warpgroups * kKeysOfWarpgroup,
+                "64 keys for each warpgroup, or for both");
+  static_assert(!keys_shared || Config::head_dim > q_columns, "both have columns of dQ");
   static_assert(q_parted_by_rows || Config::block_q == kRowsOfProduct, "dQ is parted evenly");
   static_assert(q_parted_by_rows || q_columns % kPanelColumns == 0, "a part is whole panels");
 
@@ -40,6 +49,7 @@ struct BackwardTypes {
   using KGradient = WarpTile<float, 16, 16, Config::head_dim>;
   using VGradient = WarpTile<float, 16, 16, Config::head_dim_v>;
   using QGradient = WarpTile<float, 16, 16, q_columns>;
+  using LastQGradient = WarpTile<float, 16, 16, Config::head_dim - q_columns>;  // of shared keys
   using KPanels = Panels<Storage, Config::block_kv, Config::head_dim>;
   using VPanels = Panels<Storage, Config::block_kv, Config::head_dim_v>;
   using QPanels = Panels<Storage, Config::block_q, Config::head_dim>;
@@ -60,7 +70,7 @@ struct BackwardStorage {
   typename Types::QPanels q[Config::num_stages];         // [block_q, head_dim]
   typename Types::DoutPanels dout[Config::num_stages];   // [block_q, head_dim_v]
   typename Types::ScorePanels ds[Config::score_stages];  // [block_q, block_kv]
-  StagedRows staging[Types::math_warps];                 // 64 columns of a warp's dK or dV
+  StagedRows staging[Types::math_warps];                 // 64 columns of a warp's dK or dV; P
   QueryNumbers<Config> lse[Config::num_stages];          // arrive with Q
   QueryNumbers<Config> delta[Config::num_stages];        // arrive with dO
   Barrier k_full;
@@ -72,12 +82,15 @@ struct BackwardStorage {
 };
 
 // The barriers that go by numbers, 0 being that of all threads: of each warpgroup where queries are
-// dead, by its number in the block, and of each stage, where its step ends and load waits.
+// dead, by its number in the block; of each stage, where its step ends and load waits; and where
+// keys are shared of each place of P, filled and read.
 template <class Config>
 struct NumberedBarriers {
   static constexpr int step = 1 + BackwardTypes<Config>::warpgroups;
   static constexpr int threads_of_step = 32 * (BackwardTypes<Config>::math_warps + 1);
-  static_assert(step + Config::num_stages <= 16, "there are 16");
+  static constexpr int weights_full = step + Config::num_stages;
+  static constexpr int weights_empty = weights_full + Config::score_stages;
+  static_assert(weights_empty + Config::score_stages <= 16, "there are 16");
 };
 
 // By every warp of math, which has read Q and dO and their numbers. Every lane has, so every lane
@@ -167,7 +180,7 @@ __device__ inline void init_barriers(BackwardStorage<Config>& shared) {
     init(shared.dout_full[stage], 1);
   }
   for (int stage = 0; stage < Config::score_stages; ++stage) {
-    init(shared.ds_full[stage], Types::math_warps);
+    init(shared.ds_full[stage], Types::gradient_warps);
     init(shared.ds_empty[stage], Types::math_warps);
   }
   ptx::mbarrier_init_fence();

@@ -13,15 +13,11 @@ from .row_steps import RowSteps, launchable
 from .sections import even_section, section_of
 from .tiles import fa3
 from .tiles.common import ceil_div
-from .tiles.fa3_tables import BACKWARD
 
-__all__ = ["OLDEST_NVRTC", "WIDEST_BACKWARD", "fa3_plan", "needs_newer_compiler"]
+__all__ = ["OLDEST_NVRTC", "fa3_plan", "needs_newer_compiler"]
 
 #: The first version that takes a second -arch option: sm_90a beside the one that CuPy gives.
 OLDEST_NVRTC = (12, 9)
-
-#: Columns of q, k and v up to which there are kernels of the backward pass.
-WIDEST_BACKWARD = max(row.widest for row in BACKWARD)
 
 #: Of keys, backward: with more at a time their sums of dQ do not stay in L2.
 _MOST_HEADS_OF_SECTION = 8
@@ -84,11 +80,6 @@ def _why_not(problem: AttentionProblem, limits: DeviceLimits) -> str | None:
     if problem.operation == "backward":
         if problem.heads_q * problem.seqlen_q == 0:
             return "needs at least one query"
-        if max(problem.head_dim, problem.head_dim_v) > WIDEST_BACKWARD:
-            return (
-                f"has a backward pass up to head_dim {WIDEST_BACKWARD}, not for "
-                f"{problem.head_dim}/{problem.head_dim_v}"
-            )
         if problem.deterministic:
             return "sums dq in no fixed order, deterministic=True needs one"
     if limits.nvrtc < OLDEST_NVRTC:
@@ -155,7 +146,7 @@ def _backward(
         problem, limits, ("fa3", "backward"), fa3.ARITHMETIC, tile.constants(), tile.footprint
     )
     config = replace(
-        config, architecture="sm_90a", head_dim=tile.head_dim, head_dim_v=tile.head_dim
+        config, architecture="sm_90a", head_dim=tile.head_dim, head_dim_v=tile.head_dim_v
     )
     tiles = ceil_div(problem.seqlen_kv, tile.block_kv)
     grid = launchable(problem.batch * problem.heads_kv * tiles, "fa3")

@@ -93,32 +93,37 @@ class Fa3ForwardTile:
 
 @dataclass(frozen=True)
 class Fa3BackwardTile:
-    """The backward pass: 64 keys for each of two warpgroups, Q and dO in rings they share.
+    """The backward pass: two warpgroups, which share the rings of Q and dO.
 
-    The gradients of the keys are in registers all the while: as many for a
-    thread as half of the columns of K and V.
+    Each has 64 keys, whose gradients are in registers all the while: as many
+    for a thread as half of the columns of K and V. In wide heads they share 64
+    keys, and one has the gradients of K, the other those of V.
     """
 
     block_q: int
     block_kv: int
     num_stages: int
-    head_dim: int  # of q and k, and of v: one kernel for both
+    head_dim: int
+    head_dim_v: int
 
+    #: Those that do arithmetic.
+    warpgroups = 2
     #: Of dS between the warpgroups.
     score_stages = 2
 
     @property
     def footprint(self) -> Footprint:
         """Shared memory exactly as the kernel lays it out; the registers of the math role."""
-        warpgroups = self.block_kv // ROWS
-        q_and_dout = 2 * self.num_stages * _panels(self.block_q, self.head_dim)
-        shared = 2 * _panels(self.block_kv, self.head_dim) + q_and_dout
+        shared = 0
+        for columns in (self.head_dim, self.head_dim_v):  # of K and Q, of V and dO
+            shared += _panels(self.block_kv, columns)
+            shared += self.num_stages * _panels(self.block_q, columns)
         shared += self.score_stages * _panels(self.block_q, self.block_kv)
-        shared += 4 * warpgroups * _panels(16, _PANEL)  # of dK and dV, a panel for each warp
+        shared += 4 * self.warpgroups * _panels(16, _PANEL)  # of dK and dV, a panel for each warp
         shared += 2 * self.num_stages * 4 * self.block_q  # lse and delta
         barriers = 2 + 2 * self.num_stages + 2 * self.score_stages
         shared = ceil_div(shared + 8 * barriers, 1024) * 1024
-        threads = WARPGROUP * (warpgroups + 1)
+        threads = WARPGROUP * (self.warpgroups + 1)
         return Footprint(shared, 65536 // threads // 8 * 8, threads)
 
     def constants(self) -> dict[str, int]:
@@ -173,5 +178,7 @@ def _forward(problem: AttentionProblem, every: bool) -> Iterator[Fa3ForwardTile]
 
 def _backward(problem: AttentionProblem) -> Iterator[Fa3BackwardTile]:
     for row in BACKWARD:
-        if max(problem.head_dim, problem.head_dim_v) <= row.widest:
-            yield Fa3BackwardTile(row.block_q, row.block_kv, row.num_stages, row.widest)
+        if problem.head_dim <= row.widest and problem.head_dim_v <= row.widest_v:
+            yield Fa3BackwardTile(
+                row.block_q, row.block_kv, row.num_stages, row.widest, row.widest_v
+            )

@@ -46,15 +46,19 @@ FORWARD = (
 
 
 class BackwardRow(NamedTuple):
-    """A tile of the backward pass for head dims up to ``widest``, of q and k and of v alike."""
+    """A tile of the backward pass for head dims up to ``widest`` and ``widest_v``."""
 
     widest: int
+    widest_v: int
     block_q: int
-    block_kv: int  # 64 for each of two warpgroups that do arithmetic
+    block_kv: int  # 64 for each of two warpgroups that do arithmetic, or 64 that they share
     num_stages: int  # of Q and dO
 
 
 BACKWARD = (
-    BackwardRow(64, 128, 128, 2),  # 556 at 64, seqlen 8192 full
-    BackwardRow(128, 64, 128, 2),  # 653 at 128, seqlen 8192 full
+    BackwardRow(64, 64, 128, 128, 2),  # 556 at 64, seqlen 8192 full
+    BackwardRow(128, 128, 64, 128, 2),  # 653 at 128, seqlen 8192 full
+    BackwardRow(192, 128, 64, 64, 2),
+    BackwardRow(192, 192, 64, 64, 2),
+    BackwardRow(256, 256, 64, 64, 2),
 )

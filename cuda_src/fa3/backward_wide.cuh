@@ -1,0 +1,260 @@
+// FlashAttention-3 backward, the math roles of wide heads, where dK and dV of 64 keys are all that
+// two warpgroups hold: both have the same keys.
+//
+//   value role   S^T = K Q^T, P = exp(S - lse) -> shared memory; dV += P^T dO
+//   key role     dP^T = V dO^T, dS = P (dP - delta) -> shared memory; dK += dS^T Q
+//
+// Each also computes its columns of dQ = dS K of the step before. P passes from a warp of the one
+// to the warp of the other that has the same keys, lane to lane, in half precision: it is at most
+// 1, and dS, which it becomes a factor of, is rounded to no more digits.
+#pragma once
+
+#include "backward_math.cuh"
+
+namespace cuflash::fa3 {
+
+// P of 16 keys and a q tile as it passes: two neighbouring queries in a register.
+template <class Config>
+struct PassedWeights {
+  static_assert(Config::block_q == 64, "as many as two warps' rows of results take");
+  uint4 value[4];
+};
+
+// The four warps' parts of a stage lie where each of them later stages its results.
+template <class Config>
+__device__ inline uint4* passed_weights(BackwardStorage<Config>& shared, unsigned stage) {
+  const int warp = static_cast<int>(threadIdx.x) / 32 % 4;
+  return &shared.staging[stage * 4 + warp].chunks[0][0] + ptx::opaque_lane();
+}
+
+template <class Config>
+__device__ __forceinline__ void meet_over_weights(int barrier, unsigned stage) {
+  jitter<Config>();
+  ptx::named_barrier(barrier + stage, 2 * kWarpgroup);
+}
+template <class Config>
+__device__ __forceinline__ void arrive_over_weights(int barrier, unsigned stage) {
+  jitter<Config>();
+  ptx::named_barrier_arrive(barrier + stage, 2 * kWarpgroup);
+}
+
+template <class Config, class Scores>
+__device__ __forceinline__ void pass_weights(uint4* to, const Scores& p) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const auto& near = p.value[0][2 * i];
+    const auto& far = p.value[0][2 * i + 1];
+    to[32 * i] = make_uint4(pack(__half{}, near[0][0], near[0][1]),
+                            pack(__half{}, near[1][0], near[1][1]),
+                            pack(__half{}, far[0][0], far[0][1]),
+                            pack(__half{}, far[1][0], far[1][1]));
+  }
+}
+
+// P^T, rounded, as an operand.
+template <class Config, class Scores>
+__device__ __forceinline__ void round_weights(ScoreOperand<Config>& weights, const Scores& p) {
+  using Storage = typename Config::Storage;
+#pragma unroll
+  for (int n = 0; n < Scores::column_fragments; ++n) {
+#pragma unroll
+    for (int group = 0; group < 2; ++group) {
+      weights.value[n / 2][n % 2 * 2 + group] =
+          pack(Storage{}, p.value[0][n][group][0], p.value[0][n][group][1]);
+    }
+  }
+}
+
+// dP -> dS^T = P^T * (dP^T - delta), rounded, as an operand.
+template <class Config, class Scores>
+__device__ __forceinline__ void differentiate_passed(ScoreOperand<Config>& gradients,
+                                                     const PassedWeights<Config>& passed,
+                                                     const Scores& dp,
+                                                     const QueryNumbers<Config>& delta,
+                                                     const ScorePlace& place) {
+  using Storage = typename Config::Storage;
+  const LanePosition lane;
+#pragma unroll
+  for (int n = 0; n < Scores::column_fragments; ++n) {
+    const float2 offset = *reinterpret_cast<const float2*>(&delta.value[lane.column + 8 * n]);
+    const uint4& four = passed.value[n / 2];
+    const unsigned both[2] = {n % 2 == 0 ? four.x : four.z, n % 2 == 0 ? four.y : four.w};
+#pragma unroll
+    for (int group = 0; group < 2; ++group) {
+      const float2 p = __half22float2(*reinterpret_cast<const __half2*>(&both[group]));
+      float ds[2] = {p.x * (dp.value[0][n][group][0] - offset.x),
+                     p.y * (dp.value[0][n][group][1] - offset.y)};
+#pragma unroll
+      for (int which = 0; which < 2; ++which) {
+        ds[which] = modify_score_gradient<Config>(
+            ds[which], ScorePosition{place.batch, place.head,
+                                     place.query0 + lane.column + Scores::column(n, which),
+                                     place.key0 + lane.row + Scores::row(0, group)});
+      }
+      gradients.value[n / 2][n % 2 * 2 + group] = pack(Storage{}, ds[0], ds[1]);
+    }
+  }
+}
+
+template <class Config, class Types = BackwardTypes<Config>>
+struct WideMath {
+  using Math = BackwardMath<Config>;
+  using Scores = typename Types::Scores;
+  using Ring = RingPlace<Config::num_stages>;
+  using ScoreRing = RingPlace<Config::score_stages>;
+  using Numbered = NumberedBarriers<Config>;
+  const Math& math;
+  const BackwardContext<Config>& c;
+
+  __device__ explicit WideMath(const Math& math) : math(math), c(math.c) {}
+
+  __device__ ScorePlace score_place(const StepState& state) const {
+    return {c.item.batch, state.place.head, state.place.tile * Config::block_q,
+            math.first_key() + math.warp_row};
+  }
+
+  // The end of a step, of either role: dQ of the step before leaves while the gradient of the keys
+  // is computed.
+  template <class QPart, class Gradient>
+  __device__ __forceinline__ void end(StepState& state, QPart& dq, Gradient& gradient, int number,
+                                      unsigned dead_rows) const {
+    ptx::wgmma_wait<1>();
+    ptx::wgmma_hold(dq.value[0]);
+    if (number > 0) {
+      arrive_warp<Config>(c.shared.ds_empty[ScoreRing(number - 1).stage]);
+      math.add_q(state, dq);
+    }
+    state.before = state.place;
+    state.dead_before = dead_rows;
+    state.place = c.after(state.place);
+    ptx::wgmma_wait<0>();
+    ptx::wgmma_hold(gradient.value[0]);
+    end_step<Config>(Ring(number).stage);
+  }
+
+  __device__ __forceinline__ void value_step(StepState& state, typename Types::VGradient& dv,
+                                             int number) const {
+    const Ring ring(number);
+    const unsigned stage = ring.stage;
+    const unsigned passing = ScoreRing(number).stage;
+    Scores p;
+    typename Types::QGradient dq;
+    wait<Config>(c.shared.q_full[stage], ring.phase);
+    math.template issue_scores<Config::head_dim>(p, c.shared.k, c.shared.q[0], stage);
+    ptx::wgmma_wait<0>();
+    ptx::wgmma_hold(p.value[0]);
+
+    const ScorePlace place = score_place(state);
+    const auto& lse = c.shared.lse[stage];
+    weigh<Config>(p, lse, place, math.factor);
+    const bool dead = has_dead_queries(lse);
+    if (dead || math.is_edge(state.place)) hide<Config>(lse, c.seq, place, p);
+    if (number >= Config::score_stages) meet_over_weights<Config>(Numbered::weights_empty, passing);
+    pass_weights<Config>(passed_weights(c.shared, passing), p);
+    arrive_over_weights<Config>(Numbered::weights_full, passing);
+    ScoreOperand<Config> weights;
+    round_weights(weights, p);
+
+    wait<Config>(c.shared.dout_full[stage], ring.phase);
+    unsigned dead_rows = 0;
+    if (dead) dead_rows = math.clear_dead(lse, c.shared.dout[stage]);
+    math.issue_q(dq, number - 1, number > 0);
+    math.issue_kv(dv, weights, c.shared.dout[0], stage);
+    end(state, dq, dv, number, dead_rows);
+  }
+
+  __device__ __forceinline__ void key_step(StepState& state, typename Types::KGradient& dk,
+                                           int number) const {
+    const Ring ring(number);
+    const ScoreRing score_ring(number);
+    const unsigned stage = ring.stage;
+    Scores dp;
+    typename Types::LastQGradient dq;
+    wait<Config>(c.shared.dout_full[stage], ring.phase);
+    math.template issue_scores<Config::head_dim_v>(dp, c.shared.v, c.shared.dout[0], stage);
+    wait<Config>(c.shared.q_full[stage], ring.phase);
+    const auto& lse = c.shared.lse[stage];
+    const bool dead = has_dead_queries(lse);
+    ptx::wgmma_wait<0>();
+    ptx::wgmma_hold(dp.value[0]);
+
+    const ScorePlace place = score_place(state);
+    if (dead || math.is_edge(state.place)) hide<Config>(lse, c.seq, place, dp);
+    unsigned dead_rows = 0;
+    if (dead) dead_rows = math.clear_dead(lse, c.shared.q[stage]);
+    meet_over_weights<Config>(Numbered::weights_full, score_ring.stage);
+    PassedWeights<Config> passed;
+    const uint4* const from = passed_weights(c.shared, score_ring.stage);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) passed.value[i] = from[32 * i];
+    arrive_over_weights<Config>(Numbered::weights_empty, score_ring.stage);
+    ScoreOperand<Config> gradients;
+    differentiate_passed(gradients, passed, dp, c.shared.delta[stage], place);
+    wait_empty<Config>(c.shared.ds_empty[score_ring.stage], score_ring.phase);
+    store_gradients<Config>(gradients, c.shared.ds[0], score_ring.stage, 0);
+
+    math.issue_q(dq, number - 1, number > 0);
+    math.issue_kv(dk, gradients, c.shared.q[0], stage);
+    // The fence waits for additions to device memory that are under way: it comes before dQ's.
+    ptx::fence_async_shared();
+    __syncwarp();
+    arrive_warp<Config>(c.shared.ds_full[score_ring.stage]);
+    end(state, dq, dk, number, dead_rows);
+  }
+
+  // dQ of the last step.
+  template <class QPart>
+  __device__ __forceinline__ void finish_q(const StepState& state, int steps) const {
+    QPart dq;
+    math.issue_q(dq, steps - 1, true);
+    ptx::wgmma_wait<0>();
+    ptx::wgmma_hold(dq.value[0]);
+    math.add_q(state, dq);
+  }
+};
+
+template <class Config>
+__device__ inline void value_role(const BackwardContext<Config>& c) {
+  using Types = BackwardTypes<Config>;
+  const BackwardMath<Config> math(c, 0);
+  const WideMath<Config> wide(math);
+  typename Types::VGradient dv;
+  dv.fill(0);
+  StepState state(c.first());
+  const int steps = c.steps();
+  wait<Config>(c.shared.k_full, 0);
+  int step = 0;
+#pragma unroll 1
+  do {
+    wide.value_step(state, dv, step);
+  } while (++step < steps);
+  wide.template finish_q<typename Types::QGradient>(state, steps);
+  // P has been read for the last times, and its place is free.
+  for (step = max(0, steps - Config::score_stages); step < steps; ++step) {
+    meet_over_weights<Config>(NumberedBarriers<Config>::weights_empty,
+                              step % Config::score_stages);
+  }
+  math.store(dv, c.params.dv, c.params.shape.head_dim_v, 1.0f);
+}
+
+template <class Config>
+__device__ inline void key_role(const BackwardContext<Config>& c) {
+  using Types = BackwardTypes<Config>;
+  const BackwardMath<Config> math(c, 1);
+  const WideMath<Config> wide(math);
+  typename Types::KGradient dk;
+  dk.fill(0);
+  StepState state(c.first());
+  const int steps = c.steps();
+  wait<Config>(c.shared.k_full, 0);
+  wait<Config>(c.shared.v_full, 0);
+  int step = 0;
+#pragma unroll 1
+  do {
+    wide.key_step(state, dk, step);
+  } while (++step < steps);
+  wide.template finish_q<typename Types::LastQGradient>(state, steps);
+  math.store(dk, c.params.dk, c.params.shape.head_dim, static_cast<float>(c.params.scale));
+}
+
+}  // namespace cuflash::fa3
