@@ -23,7 +23,8 @@
 //   ds_empty                every warp of math for all of them: their dQ has read dS
 //   barrier 1 + w           the warps of warpgroup w for each other, where queries are dead
 //   barrier 3 + s           load for all warps of math: they have read Q and dO of stage s
-//   barrier 5 + s, 7 + s    the key role for P of a step, the value role for its place, in wide heads
+//   barrier 5 + s, 7 + s    the key role for P of a step, the value role for its place, in wide
+//   heads
 #include "../ptx/register_budget.cuh"
 #include "backward_load.cuh"
 #include "backward_math.cuh"

@@ -1,5 +1,5 @@
-// FlashAttention-3 backward, the math role: the products of a warpgroup, and its 64 keys through all
-// steps.
+// FlashAttention-3 backward, the math role: the products of a warpgroup, and its 64 keys through
+// all steps.
 #pragma once
 
 #include "backward_score.cuh"

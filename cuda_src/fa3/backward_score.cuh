@@ -55,7 +55,8 @@ __device__ __forceinline__ bool has_dead_queries(const QueryNumbers<Config>& lse
   return __any_sync(0xffffffffu, dead);
 }
 
-// Zeros in scores (P, dP) for what the mask hides and for dead queries, whatever K and V hold there.
+// Zeros in scores (P, dP) for what the mask hides and for dead queries, whatever K and V hold
+// there.
 template <class Config, class Scores, class... More>
 __device__ inline void hide(const QueryNumbers<Config>& lse, const Sequence& seq,
                             const ScorePlace& place, Scores& scores, More&... more) {

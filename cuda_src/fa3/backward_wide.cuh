@@ -44,10 +44,9 @@ __device__ __forceinline__ void pass_weights(uint4* to, const Scores& p) {
   for (int i = 0; i < 4; ++i) {
     const auto& near = p.value[0][2 * i];
     const auto& far = p.value[0][2 * i + 1];
-    to[32 * i] = make_uint4(pack(__half{}, near[0][0], near[0][1]),
-                            pack(__half{}, near[1][0], near[1][1]),
-                            pack(__half{}, far[0][0], far[0][1]),
-                            pack(__half{}, far[1][0], far[1][1]));
+    to[32 * i] =
+        make_uint4(pack(__half{}, near[0][0], near[0][1]), pack(__half{}, near[1][0], near[1][1]),
+                   pack(__half{}, far[0][0], far[0][1]), pack(__half{}, far[1][0], far[1][1]));
   }
 }
 
@@ -231,8 +230,7 @@ __device__ inline void value_role(const BackwardContext<Config>& c) {
   wide.template finish_q<typename Types::QGradient>(state, steps);
   // P has been read for the last times, and its place is free.
   for (step = max(0, steps - Config::score_stages); step < steps; ++step) {
-    meet_over_weights<Config>(NumberedBarriers<Config>::weights_empty,
-                              step % Config::score_stages);
+    meet_over_weights<Config>(NumberedBarriers<Config>::weights_empty, step % Config::score_stages);
   }
   math.store(dv, c.params.dv, c.params.shape.head_dim_v, 1.0f);
 }

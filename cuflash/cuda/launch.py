@@ -23,6 +23,33 @@ __all__ = ["PreparedPlan"]
 Strides = Mapping[str, tuple[int, int, int]]
 
 
+#: First word, tensor and what makes it, of every tensor map of a kernel.
+Maps = tuple[tuple[int, str, TensorMapEncoder], ...]
+
+
+class _Mapped:
+    """A kernel's parameters with the maps of the tensors of the last launch."""
+
+    def __init__(self) -> None:
+        self._last: tuple[list[int], npt.NDArray[np.uint64]] | None = None
+
+    def words_of(
+        self, template: npt.NDArray[np.uint64], maps: Maps, pointers: Mapping[str, int]
+    ) -> npt.NDArray[np.uint64]:
+        """The template with its maps; not to be written to."""
+        if not maps:
+            return template
+        addresses = [pointers[name] for _, name, _ in maps]
+        last = self._last
+        if last is not None and last[0] == addresses:
+            return last[1]
+        words: npt.NDArray[np.uint64] = template.copy()
+        for address, (word, _, encoder) in zip(addresses, maps, strict=True):
+            words[word : word + WORDS] = encoder.map_of(address)
+        self._last = addresses, words
+        return words
+
+
 @dataclass(frozen=True)
 class _PreparedKernel:
     kernel: CompiledKernel
@@ -33,13 +60,13 @@ class _PreparedKernel:
     dtype: np.dtype[np.void]
     tensors: tuple[tuple[int, str], ...]  # word of a pointer, its name among the call's
     workspace: tuple[tuple[int, int], ...]  # word of a pointer, its offset in the workspace
-    maps: tuple[tuple[int, str, TensorMapEncoder], ...]  # first word, tensor, what makes it
+    maps: Maps
     counter: tuple[int, int] | None  # word of the tile counter's pointer, offset in the workspace
+    mapped: _Mapped
 
     def launch(self, pointers: Mapping[str, int], workspace: int, device_id: int) -> None:
-        words = self.template.copy()  # each launch its own: any number of threads may run this
-        for word, name, encoder in self.maps:
-            words[word : word + WORDS] = encoder.map_of(pointers[name])
+        # Each launch has its own: any number of threads may run this.
+        words = self.mapped.words_of(self.template, self.maps, pointers).copy()
         if self.counter is not None:
             word, offset = self.counter
             words[word] = counter_of_launch(device_id, workspace + offset)
@@ -136,6 +163,7 @@ def _prepare_kernel(
         workspace=tuple(parts.values()),
         maps=tuple(_map_words(struct.dtype, plan, launch, strides)),
         counter=counter,
+        mapped=_Mapped(),
     )
 
 

@@ -116,9 +116,9 @@ class TensorMapEncoder:
     def _with_address(self, address: int) -> npt.NDArray[np.uint64]:
         word = self._address_word
         if word is not None and address % 16 == 0:
-            words = next(iter(self._shown.values())).copy()
-            words[word] = address
-            return words
+            patched: npt.NDArray[np.uint64] = next(iter(self._shown.values())).copy()
+            patched[word] = address
+            return patched
         words = self._make(address)
         if len(self._shown) < _ENOUGH:
             self._shown = {**self._shown, int(address): words}

@@ -15,7 +15,6 @@ import numpy as np
 import cuflash
 from cuflash import dispatch
 from cuflash.planning.device import DeviceLimits
-from cuflash.planning.fa3 import WIDEST_BACKWARD
 from cuflash.planning.plan import Plan
 from cuflash.planning.problem import DTYPES, AttentionProblem
 
@@ -171,7 +170,6 @@ def fa3_serves(problem: AttentionProblem) -> bool:
     served = problem.alignment == "tensor_map" and problem.seqlen_kv > 0
     served &= DTYPES[problem.storage].itemsize == 2
     if problem.operation == "backward":
-        served &= max(problem.head_dim, problem.head_dim_v) <= WIDEST_BACKWARD
         served &= not problem.deterministic and problem.heads_q * problem.seqlen_q > 0
     return served
 
