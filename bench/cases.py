@@ -118,24 +118,22 @@ def _grid(dtype: str, algorithm: str = "fa2", passes: tuple[str, ...] = PASSES) 
     ]
 
 
-def _fa3_backward() -> list[Case]:
-    """The cells of the grid that FlashAttention-3 has gradients of."""
-    return [c for c in _grid("bfloat16", "fa3", ("backward",)) if c.head_dim in (64, 128)]
+#: Heads of q and of k, and widths: others than those of the grid, and heads that share keys.
+_SHAPES = (
+    (32, 32, 80, 80),
+    (16, 16, 96, 96),
+    (16, 16, 192, 192),
+    (16, 16, 192, 128),
+    (32, 8, 128, 128),
+    (64, 8, 128, 128),
+    (32, 1, 128, 128),
+)
 
 
-def _shapes() -> list[Case]:
-    """FlashAttention-3 with other widths, and with heads that share keys."""
+def _shapes(op: str) -> list[Case]:
     return [
-        Case("forward", "bfloat16", 2, heads_q, heads_kv, d, dv, 8192, 8192, True, "fa3")
-        for heads_q, heads_kv, d, dv in (
-            (32, 32, 80, 80),
-            (16, 16, 96, 96),
-            (16, 16, 192, 192),
-            (16, 16, 192, 128),
-            (32, 8, 128, 128),
-            (64, 8, 128, 128),
-            (32, 1, 128, 128),
-        )
+        Case(op, "bfloat16", 2, heads_q, heads_kv, d, dv, 8192, 8192, True, "fa3")
+        for heads_q, heads_kv, d, dv in _SHAPES
     ]
 
 
@@ -184,8 +182,9 @@ CASES: dict[str, Callable[[], list[Case]]] = {
     "generations": _generations,
     "fa3": lambda: _grid("bfloat16", "fa3", ("forward",)),
     "fa3-float16": lambda: _grid("float16", "fa3", ("forward",)),
-    "fa3-shapes": _shapes,
-    "fa3-backward": _fa3_backward,
+    "fa3-shapes": lambda: _shapes("forward"),
+    "fa3-backward": lambda: _grid("bfloat16", "fa3", ("backward",)),
+    "fa3-backward-shapes": lambda: _shapes("backward"),
 }
 
 

@@ -17,6 +17,7 @@ SETS = (
     "fa3-float16",
     "fa3-shapes",
     "fa3-backward",
+    "fa3-backward-shapes",
     "fa2",
     "fa2-float16",
     "fa2-single",

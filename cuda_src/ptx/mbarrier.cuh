@@ -40,25 +40,4 @@ __device__ inline void mbarrier_wait(unsigned barrier, unsigned parity) {
       : "memory");
 }
 
-// The same, but ends the kernel with an error after ten seconds: what is waited for never comes.
-// PTX ISA "Special registers: %globaltimer" counts nanoseconds.
-__device__ inline void mbarrier_wait_or_trap(unsigned barrier, unsigned parity) {
-  unsigned long long start, now;
-  asm volatile("mov.u64 %0, %%globaltimer;\n" : "=l"(start));
-  int complete = 0;
-  while (complete == 0) {
-    asm volatile(
-        "{\n"
-        ".reg .pred p;\n"
-        "mbarrier.try_wait.parity.shared::cta.b64 p, [%2], %3;\n"
-        "selp.s32 %0, 1, 0, p;\n"
-        "mov.u64 %1, %%globaltimer;\n"
-        "}\n"
-        : "=r"(complete), "=l"(now)
-        : "r"(barrier), "r"(parity)
-        : "memory");
-    if (now - start > 10'000'000'000ull) asm volatile("trap;\n");
-  }
-}
-
 }  // namespace cuflash::ptx

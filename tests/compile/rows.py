@@ -71,7 +71,7 @@ def _fa3_problems() -> Iterator[AttentionProblem]:
             yield replace(of, output=output, seqlen_q=length, seqlen_kv=length)
     for row, mask, dtype in product(BACKWARD, ("full", "causal"), _HALVES):
         of = replace(plain, operation="backward", mask=mask, storage=dtype, output=dtype)
-        yield replace(of, head_dim=row.widest, head_dim_v=row.widest)
+        yield replace(of, head_dim=row.widest, head_dim_v=row.widest_v)
 
 
 def _rare_fa3_problems() -> Iterator[AttentionProblem]:

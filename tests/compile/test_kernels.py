@@ -131,7 +131,7 @@ def _check_hopper(config: KernelConfig, built: Built) -> None:
     assert not re.search(r"C75\d\d", built.log), built.log
     assert built.local == 0, built.log
     # What the load role gives back has to be enough, or those who ask for it wait for ever.
-    warpgroups = c["block_kv" if backward else "block_q"] // 64
+    warpgroups = 2 if backward else c["block_q"] // 64
     assert config.threads == 128 * (warpgroups + 1)
     held = c["load_registers"] + warpgroups * c["math_registers"]
     assert held <= built.registers * (warpgroups + 1)
@@ -143,9 +143,9 @@ def _columns(config: KernelConfig) -> set[int]:
     if config.kernel == "forward":
         return {c["block_kv"], config.head_dim_v}
     # Scores have a column for each query. The warpgroups part the rows of dQ, or its columns.
-    by_rows = c["block_q"] == c["block_kv"]
-    of_dq = config.head_dim if by_rows else config.head_dim * 64 // c["block_kv"]
-    return {c["block_q"], config.head_dim, config.head_dim_v, of_dq}
+    d = config.head_dim
+    of_dq = {(128, 128): {d}, (64, 128): {d // 2}, (64, 64): {128, d - 128}}
+    return {c["block_q"], d, config.head_dim_v, *of_dq[c["block_q"], c["block_kv"]]}
 
 
 def _check_instructions(config: KernelConfig, ptx: str) -> None:

@@ -21,10 +21,8 @@ from ..kit.runners import ApiRunner
 from .common import Gradients, Hog, hold, jitter, skip_without
 from .test_generations import APART
 
-#: (head_dim, head_dim_v): both kernels, and one with columns to spare.
-DIMS = ((64, 64), (128, 128), (96, 64))
-#: Keys of a block, of all tiles.
-BLOCK_KV = 128
+#: (head_dim, head_dim_v): every form of the kernel, and one with columns to spare.
+DIMS = ((64, 64), (128, 128), (96, 64), (192, 128), (256, 256))
 REPEATS = 50
 
 
@@ -34,7 +32,7 @@ def _on_hopper() -> None:
 
 
 def _busy(dims: tuple[int, int], causal: bool) -> Case:
-    """Ragged, grouped, seven kv tiles to a q tile, and more of them than multiprocessors."""
+    """Ragged, grouped, seven kv tiles to a q tile or more, more of them than multiprocessors."""
     return Case(12, 8, 2, 600, 777, *dims, "bfloat16", causal=causal, seed=1)
 
 
@@ -51,7 +49,12 @@ def _busy_gradients(cp: Any, case: Case) -> Gradients:
 
 
 def _tiles(case: Case) -> int:
-    return case.batch * case.heads_kv * -(-case.seqlen_kv // BLOCK_KV)
+    return case.batch * case.heads_kv * -(-case.seqlen_kv // _block_kv(case))
+
+
+def _block_kv(case: Case) -> int:
+    """Keys of a block."""
+    return 128 if max(case.head_dim, case.head_dim_v) <= 128 else 64
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -253,7 +256,7 @@ def test_tiles_that_no_row_sees_may_hold_anything(
     dtype: str, dims: tuple[int, int], lengths: tuple[int, int], q_offset: int
 ) -> None:
     case = _edge(dims, lengths, q_offset, dtype)
-    unseen = -(-int(case.visible().max()) // BLOCK_KV) * BLOCK_KV
+    unseen = -(-int(case.visible().max()) // _block_kv(case)) * _block_kv(case)
     assert unseen < case.seqlen_kv
     x = arrays(case, "q", "k", "v", "dout", "dlse")
     other = {name: array.copy() for name, array in x.items()}

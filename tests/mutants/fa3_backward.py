@@ -1,27 +1,27 @@
 """Bugs of FlashAttention-3's backward pass, which only a Hopper GPU runs; see ``hopper``.
 
 What is not here: a missing wait for a product (as in ``fa3``), the fence
-between dS and the products that read it, waits that slack of a step or two
-makes come true by themselves, and the wait for dO's buffer, which the one for
-Q's implies.
+between dS and the products that read it, and waits that slack of a step or
+two makes come true by themselves.
 """
 
 from __future__ import annotations
 
 from .bug import Bug
-from .hopper_problems import GRADIENTS, NARROW_GRADIENTS
+from .hopper_problems import GRADIENTS, NARROW_GRADIENTS, SHARED_GRADIENTS
 
 _KERNEL = "cuda_src/fa3/backward.cu"
 _LOAD = "cuda_src/fa3/backward_load.cuh"
 _MATH = "cuda_src/fa3/backward_math.cuh"
 _SCORE = "cuda_src/fa3/backward_score.cuh"
 _TYPES = "cuda_src/fa3/backward_types.cuh"
+_WIDE = "cuda_src/fa3/backward_wide.cuh"
 
 BUGS = (
     Bug(
         "Q is loaded before the one before is read",
         _LOAD,
-        "wait_empty<Config>(c.shared.q_empty[ring.stage], ring.phase);",
+        "if (step >= stages) await_step<Config>(step % stages);",
         "",
         GRADIENTS,
     ),
@@ -63,7 +63,7 @@ BUGS = (
     Bug(
         "both warpgroups have the first columns of dQ",
         _MATH,
-        "Types::q_parted_by_rows ? 0 : warpgroup * (Types::KPanels::panel_bytes / 16);",
+        "Types::q_parted_by_rows ? 0 : warpgroup * (panels * Types::KPanels::panel_bytes / 16);",
         "0;",
         GRADIENTS,
     ),
@@ -84,7 +84,7 @@ BUGS = (
     Bug(
         "both warpgroups have the first keys",
         _MATH,
-        "const unsigned a_step = warpgroup * (kKeysOfWarpgroup * 128 / 16);",
+        "const unsigned a_step = part * (kKeysOfWarpgroup * 128 / 16);",
         "const unsigned a_step = 0;",
         GRADIENTS,
     ),
@@ -98,7 +98,8 @@ BUGS = (
     Bug(
         "dead queries keep what Q and dO hold",
         _MATH,
-        "if (dead) dead_rows = clear_dead(stage);",
+        "if (dead) dead_rows = clear_dead(c.shared.lse[stage], c.shared.q[stage], "
+        "c.shared.dout[stage]);",
         "",
         GRADIENTS,
     ),
@@ -157,5 +158,61 @@ BUGS = (
         "static_cast<float>(c.params.scale));",
         "1.0f);",
         GRADIENTS,
+    ),
+    Bug(
+        "P is read before it is there",
+        _WIDE,
+        "meet_over_weights<Config>(Numbered::weights_full, score_ring.stage);",
+        "",
+        SHARED_GRADIENTS,
+    ),
+    Bug(
+        "P of the other stage is read",
+        _WIDE,
+        "const uint4* const from = passed_weights(c.shared, score_ring.stage);",
+        "const uint4* const from = passed_weights(c.shared, score_ring.stage ^ 1);",
+        SHARED_GRADIENTS,
+    ),
+    Bug(
+        "P of one group of rows is taken for that of the other",
+        _WIDE,
+        "reinterpret_cast<const __half2*>(&both[group]));",
+        "reinterpret_cast<const __half2*>(&both[group ^ 1]));",
+        SHARED_GRADIENTS,
+    ),
+    Bug(
+        "only the role of the keys says that dS has been read",
+        _WIDE,
+        "if (number > 0) {\n      arrive_warp<Config>(",
+        "if (number > 0) {\n      if (math.warpgroup == 1) arrive_warp<Config>(",
+        SHARED_GRADIENTS,
+    ),
+    Bug(
+        "the second role has the columns of dQ of the first",
+        _MATH,
+        "Types::q_parted_by_rows ? 0 : warpgroup * Types::q_columns;",
+        "0;",
+        SHARED_GRADIENTS,
+    ),
+    Bug(
+        "masked keys keep their weights",
+        _WIDE,
+        "if (dead || math.is_edge(state.place)) hide<Config>(lse, c.seq, place, p);",
+        "",
+        SHARED_GRADIENTS,
+    ),
+    Bug(
+        "dO keeps what dead queries hold",
+        _WIDE,
+        "if (dead) dead_rows = math.clear_dead(lse, c.shared.dout[stage]);",
+        "",
+        SHARED_GRADIENTS,
+    ),
+    Bug(
+        "Q keeps what dead queries hold",
+        _WIDE,
+        "if (dead) dead_rows = math.clear_dead(lse, c.shared.q[stage]);",
+        "",
+        SHARED_GRADIENTS,
     ),
 )

@@ -7,12 +7,21 @@ from typing import Any
 
 from ..kit.case import Case
 
-__all__ = ["CAUSAL", "GRADIENTS", "LISTS", "NARROW", "NARROW_GRADIENTS", "Listed"]
+__all__ = [
+    "CAUSAL",
+    "GRADIENTS",
+    "LISTS",
+    "NARROW",
+    "NARROW_GRADIENTS",
+    "SHARED_GRADIENTS",
+    "Listed",
+]
 
 #: Three warpgroups that take turns and two stages; four without turns, which skip most blocks.
 CAUSAL, NARROW = "three warpgroups in turn", "four warpgroups without turns"
-#: The backward pass: dQ parted by columns, and by rows.
+#: The backward pass: dQ parted by columns, by rows, and where warpgroups share the keys.
 GRADIENTS, NARROW_GRADIENTS = "gradients of wide heads", "gradients of narrow heads"
+SHARED_GRADIENTS = "gradients of shared keys"
 
 
 @dataclass(frozen=True)
@@ -45,6 +54,7 @@ def _case(batch: int, heads: tuple[int, int], lengths: tuple[int, int], **more: 
 
 
 _WIDE: dict[str, Any] = {"head_dim": 128, "head_dim_v": 128, "dtype": "bfloat16"}
+_WIDEST: dict[str, Any] = {"head_dim": 192, "head_dim_v": 256, "dtype": "bfloat16"}
 _HALF: dict[str, Any] = {"head_dim": 64, "head_dim_v": 64, "dtype": "float16"}
 
 LISTS = {
@@ -59,6 +69,11 @@ LISTS = {
     ),
     GRADIENTS: Listed(
         _case(2, (6, 2), (300, 500), **_WIDE), _case(40, (6, 2), (400, 600), **_WIDE), backward=True
+    ),
+    SHARED_GRADIENTS: Listed(
+        _case(2, (4, 2), (300, 500), **_WIDEST),
+        _case(20, (4, 2), (400, 600), **_WIDEST),
+        backward=True,
     ),
     NARROW_GRADIENTS: Listed(
         _case(2, (4, 2), (600, 700), **_HALF), _case(40, (8, 2), (520, 600), **_HALF), backward=True

@@ -22,6 +22,7 @@ from ..mutants.hopper_problems import (
     LISTS,
     NARROW,
     NARROW_GRADIENTS,
+    SHARED_GRADIENTS,
     Listed,
 )
 from ..mutants.record import HOPPER_RECORDS, device_digest, read
@@ -78,7 +79,7 @@ def test_the_problems_of_the_hopper_kernels_are_what_their_bugs_need(name: str) 
     assert (tile.takes_turns, tile.warpgroups) == {CAUSAL: (True, 3), NARROW: (False, 4)}[name]
 
 
-@pytest.mark.parametrize("name", [GRADIENTS, NARROW_GRADIENTS])
+@pytest.mark.parametrize("name", [GRADIENTS, NARROW_GRADIENTS, SHARED_GRADIENTS])
 def test_the_problems_of_the_hopper_gradients_are_what_their_bugs_need(name: str) -> None:
     """One kernel; several q tiles; more tiles than multiprocessors; tiles that no query sees."""
     listed = LISTS[name]
@@ -90,9 +91,12 @@ def test_the_problems_of_the_hopper_gradients_are_what_their_bugs_need(name: str
     assert min(listed.few.seqlen_q, case.seqlen_q) > 4 * tile.block_q
     unseen = replace(listed.few, q_offset=-40).visible().max()
     assert unseen + tile.block_kv < listed.few.seqlen_kv
-    assert (tile.block_q, tile.head_dim) == {GRADIENTS: (64, 128), NARROW_GRADIENTS: (128, 64)}[
-        name
-    ]
+    taken = {
+        GRADIENTS: (64, 128, 128),
+        NARROW_GRADIENTS: (128, 128, 64),
+        SHARED_GRADIENTS: (64, 64, 256),
+    }
+    assert (tile.block_q, tile.block_kv, tile.head_dim) == taken[name]
 
 
 def _plan(listed: Listed, case: Case) -> Any:

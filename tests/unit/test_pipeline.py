@@ -100,7 +100,6 @@ def test_an_old_compiler_is_warned_of_once(
     [
         {"algorithm": "fa2"},
         {"operation": "backward", "deterministic": True},
-        {"operation": "backward", "shape": (2, 100, 4, 136)},
         {"dtype": np.float32},
         {"architecture": "80"},
         {"shape": (2, 100, 4, 60)},

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cuflash.errors import ArgumentValueError, UnsupportedError
-from cuflash.planning.fa3 import WIDEST_BACKWARD, fa3_plan, needs_newer_compiler
+from cuflash.planning.fa3 import fa3_plan, needs_newer_compiler
 from cuflash.planning.kernel import KernelLaunch
 from cuflash.planning.plan import Plan, plan
 from cuflash.planning.problem import AttentionProblem
@@ -34,59 +34,54 @@ def main_of(chosen: Plan) -> KernelLaunch:
     return main
 
 
-#: head_dim, head_dim_v: the tile and the width of its kernel.
+#: head_dim, head_dim_v: the tile and the widths of its kernel.
 _TAKEN = {
-    (8, 8): ((128, 128), 64),
-    (64, 64): ((128, 128), 64),
-    (72, 72): ((64, 128), 128),
-    (96, 96): ((64, 128), 128),
-    (128, 128): ((64, 128), 128),
-    (64, 128): ((64, 128), 128),
-    (128, 64): ((64, 128), 128),
-    (72, 8): ((64, 128), 128),
+    (8, 8): ((128, 128), (64, 64)),
+    (64, 64): ((128, 128), (64, 64)),
+    (72, 72): ((64, 128), (128, 128)),
+    (96, 96): ((64, 128), (128, 128)),
+    (128, 128): ((64, 128), (128, 128)),
+    (64, 128): ((64, 128), (128, 128)),
+    (128, 64): ((64, 128), (128, 128)),
+    (72, 8): ((64, 128), (128, 128)),
+    (136, 136): ((64, 64), (192, 192)),
+    (192, 128): ((64, 64), (192, 128)),
+    (136, 64): ((64, 64), (192, 128)),
+    (64, 136): ((64, 64), (192, 192)),
+    (192, 192): ((64, 64), (192, 192)),
+    (200, 64): ((64, 64), (256, 256)),
+    (256, 256): ((64, 64), (256, 256)),
 }
 
 
 @pytest.mark.parametrize(("d", "dv"), _TAKEN)
-def test_the_wider_of_the_two_widths_chooses_the_tile(d: int, dv: int) -> None:
-    blocks, width = _TAKEN[d, dv]
+def test_the_two_widths_choose_the_tile(d: int, dv: int) -> None:
+    blocks, widths = _TAKEN[d, dv]
     for mask, length in product(("full", "causal"), (1, 1000, ANY)):
         chosen = planned(of_gradients(head_dim=d, head_dim_v=dv, mask=mask, seqlen=length))
         tile = chosen.tile
         assert isinstance(tile, fa3.Fa3BackwardTile)
         assert (tile.block_q, tile.block_kv) == blocks
-        assert (tile.num_stages, tile.score_stages, tile.head_dim) == (2, 2, width)
+        assert (tile.num_stages, tile.score_stages) == (2, 2)
+        assert (tile.head_dim, tile.head_dim_v) == widths
         config = main_of(chosen).config
-        assert (config.head_dim, config.head_dim_v, config.mask) == (width, width, mask)
+        assert (config.head_dim, config.head_dim_v, config.mask) == (*widths, mask)
         assert config.architecture == "sm_90a"
         assert config.entry == "cuflash_fa3_backward"
 
 
 def test_every_row_of_the_table_is_taken() -> None:
     for row in BACKWARD:
-        tile = planned(of_gradients(width=row.widest)).tile
-        assert (tile.block_q, tile.block_kv, tile.num_stages, tile.head_dim) == (
-            row.block_q,
-            row.block_kv,
-            row.num_stages,
-            row.widest,
+        tile = planned(of_gradients(head_dim=row.widest, head_dim_v=row.widest_v)).tile
+        assert tile == fa3.Fa3BackwardTile(
+            row.block_q, row.block_kv, row.num_stages, row.widest, row.widest_v
         )
-    assert max(row.widest for row in BACKWARD) == WIDEST_BACKWARD == 128
 
 
 #: What is wrong, and what is said of it.
 _REFUSED = {
     "an older device": (of_gradients(), replace(HOPPER, compute_capability=(8, 0)), r"has 8\.0"),
     "a newer device": (of_gradients(), LIMITS["100"], r"compute capability 9\.0.* has 10\.0"),
-    "wide heads": (of_gradients(width=136), HOPPER, "up to head_dim 128, not for 136/136"),
-    "wider heads": (of_gradients(width=192), HOPPER, "up to head_dim 128, not for 192/192"),
-    "the widest heads": (of_gradients(width=256), HOPPER, "up to head_dim 128, not for 256/256"),
-    "wide q and k": (
-        of_gradients(head_dim=192, head_dim_v=128),
-        HOPPER,
-        "up to head_dim 128, not for 192/128",
-    ),
-    "wide v": (of_gradients(head_dim_v=136), HOPPER, "up to head_dim 128, not for 64/136"),
     "one order": (
         of_gradients(deterministic=True),
         HOPPER,
@@ -143,7 +138,7 @@ def test_a_pass_without_queries_is_left_to_others(nothing: dict[str, Any]) -> No
 
 def test_the_kit_expects_what_is_planned() -> None:
     """What tests on a device hold "auto" to."""
-    widths = (8, 64, 72, 128, 136)
+    widths = (8, 64, 72, 128, 136, 256)
     for operation, storage, d, dv, alignment, deterministic, seqlen_kv in product(
         ("forward", "backward"),
         ("bfloat16", "float32"),
@@ -160,7 +155,7 @@ def test_the_kit_expects_what_is_planned() -> None:
 
 
 def test_auto_takes_it_first() -> None:
-    for width, mask in product((64, 128), ("full", "causal")):
+    for width, mask in product((64, 128, 192, 256), ("full", "causal")):
         wanted = of_gradients(width=width, mask=mask)
         chosen = plan(wanted, HOPPER)
         assert (chosen.algorithm, chosen.rejected) == ("fa3", ())
@@ -169,8 +164,7 @@ def test_auto_takes_it_first() -> None:
 
 def test_the_forward_pass_has_no_order_to_keep() -> None:
     """What only the backward pass refuses."""
-    for change in ({"deterministic": True}, {"width": 256}, {"head_dim": 192, "head_dim_v": 128}):
-        assert planned(mapped(**change)).algorithm == "fa3"
+    assert planned(mapped(deterministic=True)).algorithm == "fa3"
 
 
 def test_a_newer_compiler_is_asked_for_where_it_would_help() -> None:
@@ -178,7 +172,7 @@ def test_a_newer_compiler_is_asked_for_where_it_would_help() -> None:
     said = needs_newer_compiler(of_gradients(), old)
     assert said is not None
     assert "needs NVRTC 12.9" in said
-    for change in ({"deterministic": True}, {"width": 136}, {"storage": "float32"}):
+    for change in ({"deterministic": True}, {"storage": "float32"}):
         assert needs_newer_compiler(of_gradients(**change), old) is None
 
 
@@ -186,28 +180,34 @@ def test_blocks_are_those_of_the_table() -> None:
     for algorithm in ("fa3", "auto"):
         chosen = plan(of_gradients(width=128), HOPPER, algorithm=algorithm, blocks=(64, 128))
         assert (chosen.algorithm, chosen.reason) == ("fa3", "blocks as asked")
-    with pytest.raises(ArgumentValueError, match=r"blocks: got \(128, 128\).* one of \(64, 128\)$"):
+    with pytest.raises(
+        ArgumentValueError, match=r"blocks: got \(128, 128\).* \(64, 128\), \(64, 64\)$"
+    ):
         planned(of_gradients(width=128), blocks=(128, 128))
     chosen = plan(of_gradients(width=128), HOPPER, blocks=(64, 64))
-    assert (chosen.algorithm, chosen.tile.block_q, chosen.tile.block_kv) == ("fa2", 64, 64)
+    assert (chosen.algorithm, chosen.launches[1].config.head_dim) == ("fa3", 192)
+    chosen = plan(of_gradients(width=128), HOPPER, blocks=(32, 64))
+    assert (chosen.algorithm, chosen.tile.block_q, chosen.tile.block_kv) == ("fa2", 32, 64)
 
 
 def test_a_given_tile_is_taken() -> None:
     wanted = of_gradients()
     every = list(fa3.candidates(wanted, HOPPER, every=True))
-    assert [tile.head_dim for tile in every] == [64, 128]  # the wider one would do as well
+    # The wider ones would do as well.
+    widths = [(tile.head_dim, tile.head_dim_v) for tile in every]
+    assert widths == [(64, 64), (128, 128), (192, 128), (192, 192), (256, 256)]
     assert [fa3_plan(wanted, HOPPER, None, (), tile=t).tile for t in every] == every
     with pytest.raises(UnsupportedError, match="fa3 sums dq in no fixed order"):
         fa3_plan(replace(wanted, deterministic=True), HOPPER, None, (), tile=every[0])
 
 
-@pytest.mark.parametrize("width", [64, 96, 128])
+@pytest.mark.parametrize("width", [64, 96, 128, 160, 256])
 def test_the_workspace_is_that_of_the_steps(width: int) -> None:
     wanted = of_gradients(width=width, seqlen_q=777)
     chosen = planned(wanted)
     padded = 896  # 7 times 128
     rows = wanted.batch * wanted.heads_q * padded
-    of_kernel = 64 if width == 64 else 128
+    of_kernel = {64: 64, 96: 128, 128: 128, 160: 192, 256: 256}[width]
     sizes = {b.name: b.nbytes for b in chosen.workspace}
     assert sizes == {
         "row_lse": 4 * rows,
@@ -225,7 +225,7 @@ def test_the_workspace_is_that_of_the_steps(width: int) -> None:
 
 
 def test_the_workspace_is_linear_in_the_queries() -> None:
-    for width in (64, 128):
+    for width in (64, 128, 192, 256):
         sizes = [
             planned(of_gradients(width=width, seqlen_q=n, seqlen_kv=7 * n)).workspace_bytes
             for n in (4096, 8192, 16384)
@@ -236,7 +236,13 @@ def test_the_workspace_is_linear_in_the_queries() -> None:
 
 def test_the_steps_know_the_layout_of_the_sums() -> None:
     """Columns and fragments of dq are the main kernel's; delta has the columns of v."""
-    for d, dv, width, of_v in ((64, 64, 64, 64), (96, 40, 128, 64), (72, 128, 128, 128)):
+    for d, dv, width, of_v in (
+        (64, 64, 64, 64),
+        (96, 40, 128, 64),
+        (72, 128, 128, 128),
+        (192, 128, 192, 128),
+        (40, 256, 256, 256),
+    ):
         statistics, main, convert = planned(of_gradients(head_dim=d, head_dim_v=dv)).launches
         assert [x.config.head_dim for x in (statistics, main, convert)] == 3 * [width]
         assert statistics.config.head_dim_v == of_v
@@ -256,18 +262,18 @@ def test_grids_cover_every_row_and_every_key() -> None:
         (11, (12, 6), 50, 257),
         (64, (32, 32), 50, 999),
     ):
-        for width in (64, 128):
+        for width, keys in ((64, 128), (128, 128), (256, 64)):
             of = {"batch": batch, "heads_q": heads[0], "heads_kv": heads[1], "width": width}
             chosen = planned(of_gradients(**of, seqlen_q=sq, seqlen_kv=skv))
             rows = batch * heads[0] * -(-sq // 128)
-            tiles = batch * heads[1] * -(-skv // 128)
+            tiles = batch * heads[1] * -(-skv // keys)
             assert [x.grid for x in chosen.launches] == [rows, tiles, rows]
 
 
 def test_maps_bring_a_tile_of_queries_and_a_tile_of_keys() -> None:
-    for width, rows in ((64, 128), (96, 64), (128, 64)):
+    for width, rows, keys in ((64, 128, 128), (96, 64, 128), (128, 64, 128), (192, 64, 64)):
         statistics, main, convert = planned(of_gradients(width=width)).launches
-        assert main.boxes == (("q", rows), ("k", 128), ("v", 128), ("dout", rows))
+        assert main.boxes == (("q", rows), ("k", keys), ("v", keys), ("dout", rows))
         assert statistics.boxes == convert.boxes == ()
 
 
