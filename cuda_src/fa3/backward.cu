@@ -28,6 +28,7 @@
 #include "../ptx/register_budget.cuh"
 #include "backward_load.cuh"
 #include "backward_math.cuh"
+#include "backward_turns.cuh"
 #include "backward_wide.cuh"
 
 namespace cuflash::fa3 {
@@ -73,6 +74,10 @@ __device__ inline void backward(const Fa3BackwardParams& params) {
   if (role == 0) {
     ptx::give_registers<Config::load_registers>();
     if (threadIdx.x < 32) load_role(c);
+    if constexpr (Config::ordered) {
+      if (threadIdx.x == 32) watch_role(c);
+      if (threadIdx.x == 64) pass_role(c);
+    }
   } else {
     ptx::take_registers<Config::math_registers>();
     if constexpr (!BackwardTypes<Config>::keys_shared) {

@@ -99,9 +99,11 @@ struct BackwardMath {
     ptx::wgmma_commit();
   }
 
-  // dQ of the step before -> the sums in device memory, nothing of it to dead queries.
+  // dQ of a step, the one before -> the sums in device memory, nothing of it to dead queries.
   template <class Part>
-  __device__ __forceinline__ void add_q(const StepState& state, Part& dq) const {
+  __device__ __forceinline__ void add_q(const StepState& state, Part& dq, int step) const {
+    const RingPlace<kTurnStages> ring(step);
+    if constexpr (Config::ordered) wait<Config>(c.shared.turn_full[ring.stage], ring.phase);
     const int row = state.before.tile * Config::block_q +
                     (Types::q_parted_by_rows ? warpgroup * kRowsOfProduct : 0) + warp_row;
     const int column = Types::q_parted_by_rows ? 0 : warpgroup * Types::q_columns;
@@ -112,6 +114,10 @@ struct BackwardMath {
     add_to_accumulator<Config>(static_cast<float*>(c.params.dq_accumulator), dq,
                                c.head_row(state.before.head), row, column,
                                [](int) { return false; });
+    if constexpr (Config::ordered) {
+      __syncwarp();
+      arrive_warp<Config>(c.shared.added[ring.stage]);
+    }
   }
 
   // A q tile with dead queries, which are rare: clears what Q and dO hold in their rows, since
@@ -173,7 +179,7 @@ struct BackwardMath {
     ptx::wgmma_hold(dq.value[0]);
     if (number > 0) {
       arrive_warp<Config>(c.shared.ds_empty[ScoreRing(number - 1).stage]);
-      add_q(state, dq);
+      add_q(state, dq, number - 1);
     }
     state.before = state.place;
     state.dead_before = dead_rows;
@@ -218,7 +224,7 @@ __device__ inline void math_role(const BackwardContext<Config>& c, int warpgroup
   math.issue_q(dq, steps - 1, true);
   ptx::wgmma_wait<0>();
   ptx::wgmma_hold(dq.value[0]);
-  math.add_q(state, dq);
+  math.add_q(state, dq, steps - 1);
   math.store(dv, c.params.dv, c.params.shape.head_dim_v, 1.0f);
   math.store(dk, c.params.dk, c.params.shape.head_dim, static_cast<float>(c.params.scale));
 }

@@ -16,6 +16,7 @@ struct Fa3BackwardParams {
   void* row_lse;
   void* delta;
   void* dq_accumulator;
+  void* turns;
   double scale;
   long long section;      // heads whose tiles run together, see tile/schedule.cuh
   long long padded_rows;  // rows of a head in the workspace

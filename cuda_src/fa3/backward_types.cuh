@@ -18,6 +18,7 @@ namespace cuflash::fa3 {
 constexpr int kWarpgroup = 128;  // threads
 constexpr int kKeysOfWarpgroup = 64;
 constexpr int kRowsOfProduct = 64;  // that a warpgroup multiplies at once
+constexpr int kTurnStages = 2;      // of turns to add to dQ
 
 // Scores are keys x queries. Every math warpgroup has 64 keys of the kv tile, every warp 16 of
 // them: their P, dS, dK and dV are in its registers, P and dS as left operands of dV and dK. dQ
@@ -79,6 +80,9 @@ struct BackwardStorage {
   Barrier dout_full[Config::num_stages];
   Barrier ds_full[Config::score_stages];
   Barrier ds_empty[Config::score_stages];
+  Barrier turn_full[kTurnStages];  // see backward_turns.cuh
+  Barrier turn_empty[kTurnStages];
+  Barrier added[kTurnStages];
 };
 
 // The barriers that go by numbers, 0 being that of all threads: of each warpgroup where queries are
@@ -157,7 +161,7 @@ __device__ inline BackwardContext<Config> context_of(const Fa3BackwardParams& pa
   const TileOrder order{static_cast<unsigned>(ceil_div(shape.seqlen_kv, Config::block_kv)),
                         static_cast<unsigned>(shape.heads_kv),
                         static_cast<unsigned>(params.section)};
-  const WorkItem item = order.kv_item<Config::block_kv>(shape, blockIdx.x, false);
+  const WorkItem item = order.kv_item<Config::block_kv>(shape, blockIdx.x, Config::ordered);
   const Sequence seq = sequence(shape, item.batch);
   return {params,
           shared,
@@ -182,6 +186,11 @@ __device__ inline void init_barriers(BackwardStorage<Config>& shared) {
   for (int stage = 0; stage < Config::score_stages; ++stage) {
     init(shared.ds_full[stage], Types::gradient_warps);
     init(shared.ds_empty[stage], Types::math_warps);
+  }
+  for (int stage = 0; stage < kTurnStages; ++stage) {
+    init(shared.turn_full[stage], 1);
+    init(shared.turn_empty[stage], 1);
+    init(shared.added[stage], Types::math_warps);
   }
   ptx::mbarrier_init_fence();
 }

@@ -121,7 +121,7 @@ struct WideMath {
     ptx::wgmma_hold(dq.value[0]);
     if (number > 0) {
       arrive_warp<Config>(c.shared.ds_empty[ScoreRing(number - 1).stage]);
-      math.add_q(state, dq);
+      math.add_q(state, dq, number - 1);
     }
     state.before = state.place;
     state.dead_before = dead_rows;
@@ -208,7 +208,7 @@ struct WideMath {
     math.issue_q(dq, steps - 1, true);
     ptx::wgmma_wait<0>();
     ptx::wgmma_hold(dq.value[0]);
-    math.add_q(state, dq);
+    math.add_q(state, dq, steps - 1);
   }
 };
 

@@ -130,7 +130,7 @@ PARAMETERS = {
         "Fa3BackwardParams",
         ("dk", "dv"),
         (),
-        ("row_lse", "delta", "dq_accumulator", "scale", "section", "padded_rows"),
+        ("row_lse", "delta", "dq_accumulator", "turns", "scale", "section", "padded_rows"),
         maps=("q_map", "k_map", "v_map", "dout_map"),
     ),
     ("steps", "delta"): _struct("DeltaParams", ("out", "dout"), ("dlse",), ("delta",)),

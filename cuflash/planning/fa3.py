@@ -11,7 +11,7 @@ from .kernel import KernelLaunch, kernel_config, lay_out
 from .problem import DTYPES, AttentionProblem
 from .row_steps import RowSteps, launchable
 from .sections import even_section, section_of
-from .tiles import fa3
+from .tiles import fa3, steps
 from .tiles.common import ceil_div
 
 __all__ = ["OLDEST_NVRTC", "fa3_plan", "needs_newer_compiler"]
@@ -80,8 +80,6 @@ def _why_not(problem: AttentionProblem, limits: DeviceLimits) -> str | None:
     if problem.operation == "backward":
         if problem.heads_q * problem.seqlen_q == 0:
             return "needs at least one query"
-        if problem.deterministic:
-            return "sums dq in no fixed order, deterministic=True needs one"
     if limits.nvrtc < OLDEST_NVRTC:
         return _compiler_reason(limits)
     return None
@@ -141,7 +139,8 @@ def _backward(
     reason: str,
     rejected: tuple[tuple[Algorithm, str], ...],
 ) -> Plan:
-    rows = RowSteps(problem, limits, "fa3", fa3.ARITHMETIC, tile.head_dim)
+    turns = steps.ROWS // tile.block_q if tile.ordered else 0
+    rows = RowSteps(problem, limits, "fa3", fa3.ARITHMETIC, tile.head_dim, turns)
     config = kernel_config(
         problem, limits, ("fa3", "backward"), fa3.ARITHMETIC, tile.constants(), tile.footprint
     )

@@ -105,6 +105,7 @@ class Fa3BackwardTile:
     num_stages: int
     head_dim: int
     head_dim_v: int
+    ordered: bool = False  # the sums of dQ, by turns
 
     #: Those that do arithmetic.
     warpgroups = 2
@@ -121,7 +122,7 @@ class Fa3BackwardTile:
         shared += self.score_stages * _panels(self.block_q, self.block_kv)
         shared += 4 * self.warpgroups * _panels(16, _PANEL)  # of dK and dV, a panel for each warp
         shared += 2 * self.num_stages * 4 * self.block_q  # lse and delta
-        barriers = 2 + 2 * self.num_stages + 2 * self.score_stages
+        barriers = 2 + 2 * self.num_stages + 2 * self.score_stages + 6
         shared = ceil_div(shared + 8 * barriers, 1024) * 1024
         threads = WARPGROUP * (self.warpgroups + 1)
         return Footprint(shared, 65536 // threads // 8 * 8, threads)
@@ -134,6 +135,7 @@ class Fa3BackwardTile:
             "num_stages": self.num_stages,
             "score_stages": self.score_stages,
             "fragment_rows": ARITHMETIC.fragment_rows,
+            "ordered": int(self.ordered),
             "load_registers": _BACKWARD_REGISTERS.load,
             "math_registers": _BACKWARD_REGISTERS.math,
         }
@@ -180,5 +182,10 @@ def _backward(problem: AttentionProblem) -> Iterator[Fa3BackwardTile]:
     for row in BACKWARD:
         if problem.head_dim <= row.widest and problem.head_dim_v <= row.widest_v:
             yield Fa3BackwardTile(
-                row.block_q, row.block_kv, row.num_stages, row.widest, row.widest_v
+                row.block_q,
+                row.block_kv,
+                row.num_stages,
+                row.widest,
+                row.widest_v,
+                problem.deterministic,
             )

@@ -1,0 +1,55 @@
+// FlashAttention-3 backward, dQ summed in one order: the kv tiles that a q tile sees add to it one
+// after the other, the last one first, as their blocks start. A counter of every q tile says how many
+// have. Two warps that do nothing else keep the turns, so that math waits for neither the counters
+// nor for its additions to arrive.
+//
+// Who waits for whom, for each of two stages:
+//   turn_full    math for the warp that watches: it is this block's turn to add dQ of a step
+//   added        the warp that passes turns on for every warp of math: its additions are under way
+//   turn_empty   the warp that watches for the one that passes on: the stage is free
+#pragma once
+
+#include "../ptx/turn.cuh"
+#include "backward_types.cuh"
+
+namespace cuflash::fa3 {
+
+// The counter of a q tile.
+template <class Config>
+__device__ inline int* turn_of(const BackwardContext<Config>& c, const QPlace& place) {
+  return static_cast<int*>(c.params.turns) + c.head_row(place.head) / Config::block_q + place.tile;
+}
+
+// By one thread: waits for this block's turn at every step.
+template <class Config>
+__device__ inline void watch_role(const BackwardContext<Config>& c) {
+  const int tile = c.item.kv_begin / Config::block_kv;
+  const int steps = c.steps();
+  QPlace place = c.first();
+#pragma unroll 1
+  for (int step = 0; step < steps; ++step) {
+    const RingPlace<kTurnStages> ring(step);
+    wait_empty<Config>(c.shared.turn_empty[ring.stage], ring.phase);
+    const int before = kv_tiles_seen<Config>(c.seq, place.tile) - 1 - tile;
+    while (ptx::read_turn(turn_of(c, place)) != before) __nanosleep(20);
+    arrive<Config>(c.shared.turn_full[ring.stage]);
+    place = c.after(place);
+  }
+}
+
+// By one thread: gives the turn to the next block once the additions of all warps have arrived.
+template <class Config>
+__device__ inline void pass_role(const BackwardContext<Config>& c) {
+  const int steps = c.steps();
+  QPlace place = c.first();
+#pragma unroll 1
+  for (int step = 0; step < steps; ++step) {
+    const RingPlace<kTurnStages> ring(step);
+    wait<Config>(c.shared.added[ring.stage], ring.phase);
+    ptx::pass_turn(turn_of(c, place));
+    arrive<Config>(c.shared.turn_empty[ring.stage]);
+    place = c.after(place);
+  }
+}
+
+}  // namespace cuflash::fa3
