@@ -17,9 +17,9 @@
 // Wide heads have their own math roles, see backward_wide.cuh.
 //
 // Who waits for whom (see tile/pipeline.cuh):
-//   k_full, v_full          all warps of math for load, once
+//   k_full, v_full          all warps of math for load, once (in wide heads who reads V for V)
 //   q_full, dout_full       all warps of math for load, with the rows' numbers
-//   ds_full                 every warp of math for all of them: dS of a step is written
+//   ds_full                 every warp of math for all that have dS: that of a step is written
 //   ds_empty                every warp of math for all of them: their dQ has read dS
 //   barrier 1 + w           the warps of warpgroup w for each other, where queries are dead
 //   barrier 3 + s           load for all warps of math: they have read Q and dO of stage s

@@ -49,8 +49,7 @@ struct BackwardLoader {
   }
 };
 
-// By a whole warp, of which one thread loads. K and V are waited for together, before the first
-// step; Q and dO in this order.
+// By a whole warp, of which one thread loads, in the order in which it is waited for.
 template <class Config>
 __device__ inline void load_role(const BackwardContext<Config>& c) {
   constexpr int stages = Config::num_stages;

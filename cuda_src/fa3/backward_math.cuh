@@ -121,9 +121,10 @@ struct BackwardMath {
   }
 
   // A q tile with dead queries, which are rare: clears what Q and dO hold in their rows, since
-  // zeros of P and dS would make NaN of a NaN there. Every warpgroup does, before its own products
-  // read them; what they write is the same, so no order between them is needed. Returns the dead
-  // rows of dQ of this lane.
+  // zeros of P and dS would make NaN of a NaN there. Every warpgroup does, before its own dV and dK
+  // read them. Scores of the other one may be reading them: what comes of these rows is hidden, and
+  // what is written is the same zeros, so no order is needed. Returns the dead rows of dQ of this
+  // lane.
   template <class... Matrices>
   __device__ unsigned clear_dead(const QueryNumbers<Config>& lse, Matrices&... matrices) const {
     (clear_dead_queries<Config>(matrices, lse), ...);

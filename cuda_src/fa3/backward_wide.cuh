@@ -5,8 +5,9 @@
 //   key role     dP^T = V dO^T, dS = P (dP - delta) -> shared memory; dK += dS^T Q
 //
 // Each also computes its columns of dQ = dS K of the step before. P passes from a warp of the one
-// to the warp of the other that has the same keys, lane to lane, in half precision: it is at most
-// 1, and dS, which it becomes a factor of, is rounded to no more digits.
+// to the warp of the other that has the same keys, lane to lane, rounded to the storage type. It is
+// at most 1 (and what rounding adds to that); float16, which has few numbers near 0, takes it
+// multiplied by 2^14.
 #pragma once
 
 #include "backward_math.cuh"
@@ -16,13 +17,24 @@ namespace cuflash::fa3 {
 // P of 16 keys and a q tile as it passes: two neighbouring queries in a register.
 template <class Config>
 struct PassedWeights {
-  static_assert(Config::block_q == 64, "as many as two warps' rows of results take");
+  static_assert(sizeof(StagedRows) == 2 * 16 * Config::block_q, "the place of a warp and a stage");
   uint4 value[4];
 };
 
-// The four warps' parts of a stage lie where each of them later stages its results.
+__device__ constexpr float passing_factor(__half) { return 0x1p14f; }
+__device__ constexpr float passing_factor(__nv_bfloat16) { return 1; }
+__device__ inline float2 unpack(__half, unsigned both) {
+  return __half22float2(*reinterpret_cast<const __half2*>(&both));
+}
+__device__ inline float2 unpack(__nv_bfloat16, unsigned both) {
+  return __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&both));
+}
+
+// A warp's part of a stage lies where results are staged later: stage 0 in the places of the value
+// role's warps, stage 1 in those of the key role's.
 template <class Config>
 __device__ inline uint4* passed_weights(BackwardStorage<Config>& shared, unsigned stage) {
+  static_assert(4 * Config::score_stages <= BackwardTypes<Config>::math_warps, "there is room");
   const int warp = static_cast<int>(threadIdx.x) / 32 % 4;
   return &shared.staging[stage * 4 + warp].chunks[0][0] + ptx::opaque_lane();
 }
@@ -40,13 +52,16 @@ __device__ __forceinline__ void arrive_over_weights(int barrier, unsigned stage)
 
 template <class Config, class Scores>
 __device__ __forceinline__ void pass_weights(uint4* to, const Scores& p) {
+  using Storage = typename Config::Storage;
+  constexpr float factor = passing_factor(Storage{});
+  const auto packed = [&](const float (&pair)[2]) {
+    return pack(Storage{}, pair[0] * factor, pair[1] * factor);
+  };
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const auto& near = p.value[0][2 * i];
     const auto& far = p.value[0][2 * i + 1];
-    to[32 * i] =
-        make_uint4(pack(__half{}, near[0][0], near[0][1]), pack(__half{}, near[1][0], near[1][1]),
-                   pack(__half{}, far[0][0], far[0][1]), pack(__half{}, far[1][0], far[1][1]));
+    to[32 * i] = make_uint4(packed(near[0]), packed(near[1]), packed(far[0]), packed(far[1]));
   }
 }
 
@@ -72,6 +87,7 @@ __device__ __forceinline__ void differentiate_passed(ScoreOperand<Config>& gradi
                                                      const QueryNumbers<Config>& delta,
                                                      const ScorePlace& place) {
   using Storage = typename Config::Storage;
+  constexpr float inverse = 1 / passing_factor(Storage{});
   const LanePosition lane;
 #pragma unroll
   for (int n = 0; n < Scores::column_fragments; ++n) {
@@ -80,9 +96,9 @@ __device__ __forceinline__ void differentiate_passed(ScoreOperand<Config>& gradi
     const unsigned both[2] = {n % 2 == 0 ? four.x : four.z, n % 2 == 0 ? four.y : four.w};
 #pragma unroll
     for (int group = 0; group < 2; ++group) {
-      const float2 p = __half22float2(*reinterpret_cast<const __half2*>(&both[group]));
-      float ds[2] = {p.x * (dp.value[0][n][group][0] - offset.x),
-                     p.y * (dp.value[0][n][group][1] - offset.y)};
+      const float2 p = unpack(Storage{}, both[group]);
+      float ds[2] = {p.x * (inverse * (dp.value[0][n][group][0] - offset.x)),
+                     p.y * (inverse * (dp.value[0][n][group][1] - offset.y))};
 #pragma unroll
       for (int which = 0; which < 2; ++which) {
         ds[which] = modify_score_gradient<Config>(
@@ -148,6 +164,8 @@ struct WideMath {
     weigh<Config>(p, lse, place, math.factor);
     const bool dead = has_dead_queries(lse);
     if (dead || math.is_edge(state.place)) hide<Config>(lse, c.seq, place, p);
+    // Whoever has dS of two steps ago, as dQ of the step before had, knows that P of then has been
+    // read; but of a warp one lane said so. Here all do.
     if (number >= Config::score_stages) meet_over_weights<Config>(Numbered::weights_empty, passing);
     pass_weights<Config>(passed_weights(c.shared, passing), p);
     arrive_over_weights<Config>(Numbered::weights_full, passing);
@@ -228,7 +246,7 @@ __device__ inline void value_role(const BackwardContext<Config>& c) {
     wide.value_step(state, dv, step);
   } while (++step < steps);
   wide.template finish_q<typename Types::QGradient>(state, steps);
-  // P has been read for the last times, and its place is free.
+  // What is left of who has read P: a barrier must not be left in the middle of a phase.
   for (step = max(0, steps - Config::score_stages); step < steps; ++step) {
     meet_over_weights<Config>(NumberedBarriers<Config>::weights_empty, step % Config::score_stages);
   }

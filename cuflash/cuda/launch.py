@@ -27,27 +27,28 @@ Strides = Mapping[str, tuple[int, int, int]]
 Maps = tuple[tuple[int, str, TensorMapEncoder], ...]
 
 
-class _Mapped:
-    """A kernel's parameters with the maps of the tensors of the last launch."""
+class _Parameters:
+    """A kernel's parameters but for what changes with every launch, by its mapped tensors.
 
-    def __init__(self) -> None:
-        self._last: tuple[list[int], npt.NDArray[np.uint64]] | None = None
+    Those of the last addresses are kept: most calls come again with the same.
+    """
 
-    def words_of(
-        self, template: npt.NDArray[np.uint64], maps: Maps, pointers: Mapping[str, int]
-    ) -> npt.NDArray[np.uint64]:
-        """The template with its maps; not to be written to."""
-        if not maps:
-            return template
-        addresses = [pointers[name] for _, name, _ in maps]
-        last = self._last
-        if last is not None and last[0] == addresses:
-            return last[1]
-        words: npt.NDArray[np.uint64] = template.copy()
-        for address, (word, _, encoder) in zip(addresses, maps, strict=True):
-            words[word : word + WORDS] = encoder.map_of(address)
-        self._last = addresses, words
-        return words
+    def __init__(self, template: npt.NDArray[np.uint64], maps: Maps) -> None:
+        self._template = template
+        self._maps = maps
+        self._last: tuple[list[int], npt.NDArray[np.uint64]] = ([], template)
+
+    def words_of(self, pointers: Mapping[str, int]) -> npt.NDArray[np.uint64]:
+        """Words for one launch to fill."""
+        addresses = [pointers[name] for _, name, _ in self._maps]
+        last, words = self._last
+        if last != addresses:
+            words = self._template.copy()
+            for address, (word, _, encoder) in zip(addresses, self._maps, strict=True):
+                words[word : word + WORDS] = encoder.map_of(address)
+            self._last = addresses, words
+        mine: npt.NDArray[np.uint64] = words.copy()  # others may be launching from the same
+        return mine
 
 
 @dataclass(frozen=True)
@@ -56,17 +57,14 @@ class _PreparedKernel:
     grid: tuple[int]
     block: tuple[int]
     shared_bytes: int
-    template: npt.NDArray[np.uint64]  # the parameters, all but the pointers
+    parameters: _Parameters
     dtype: np.dtype[np.void]
     tensors: tuple[tuple[int, str], ...]  # word of a pointer, its name among the call's
     workspace: tuple[tuple[int, int], ...]  # word of a pointer, its offset in the workspace
-    maps: Maps
     counter: tuple[int, int] | None  # word of the tile counter's pointer, offset in the workspace
-    mapped: _Mapped
 
     def launch(self, pointers: Mapping[str, int], workspace: int, device_id: int) -> None:
-        # Each launch has its own: any number of threads may run this.
-        words = self.mapped.words_of(self.template, self.maps, pointers).copy()
+        words = self.parameters.words_of(pointers)
         if self.counter is not None:
             word, offset = self.counter
             words[word] = counter_of_launch(device_id, workspace + offset)
@@ -157,13 +155,13 @@ def _prepare_kernel(
         grid=(launch.grid,),
         block=(config.threads,),
         shared_bytes=config.shared_bytes,
-        template=values.view(np.uint64),
+        parameters=_Parameters(
+            values.view(np.uint64), tuple(_map_words(struct.dtype, plan, launch, strides))
+        ),
         dtype=struct.dtype,
         tensors=tuple(_tensor_words(struct.dtype)),
         workspace=tuple(parts.values()),
-        maps=tuple(_map_words(struct.dtype, plan, launch, strides)),
         counter=counter,
-        mapped=_Mapped(),
     )
 
 

@@ -19,7 +19,8 @@ __all__ = ["OLDEST_NVRTC", "fa3_plan", "needs_newer_compiler"]
 #: The first version that takes a second -arch option: sm_90a beside the one that CuPy gives.
 OLDEST_NVRTC = (12, 9)
 
-#: Of keys, backward: with more at a time their sums of dQ do not stay in L2.
+#: Of keys, backward: measured. With a hundred at a time, of 512 keys, it is a tenth slower, since
+#: their sums of dQ do not stay in L2 beside Q and dO; see bench/NOTES.md.
 _MOST_HEADS_OF_SECTION = 8
 
 #: Tickets go beyond it by as many as there are blocks, and are 32-bit numbers.
@@ -77,9 +78,8 @@ def _why_not(problem: AttentionProblem, limits: DeviceLimits) -> str | None:
         )
     if problem.seqlen_kv == 0:
         return "needs at least one key"
-    if problem.operation == "backward":
-        if problem.heads_q * problem.seqlen_q == 0:
-            return "needs at least one query"
+    if problem.operation == "backward" and problem.heads_q * problem.seqlen_q == 0:
+        return "needs at least one query"
     if limits.nvrtc < OLDEST_NVRTC:
         return _compiler_reason(limits)
     return None
@@ -151,8 +151,8 @@ def _backward(
     grid = launchable(problem.batch * problem.heads_kv * tiles, "fa3")
     section = 1
     if problem.mask == "causal":
-        whole = section_of(problem, limits, tiles, tile.footprint.blocks_per_sm)
-        section = min(whole, _MOST_HEADS_OF_SECTION)
+        per_sm = tile.footprint.blocks_per_sm
+        section = section_of(problem, limits, tiles, per_sm, _MOST_HEADS_OF_SECTION)
     boxes = (
         ("q", tile.block_q),
         ("k", tile.block_kv),

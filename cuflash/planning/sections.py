@@ -9,14 +9,20 @@ from .tiles.common import ceil_div
 __all__ = ["even_section", "section_of"]
 
 
-def section_of(problem: AttentionProblem, limits: DeviceLimits, tiles: int, per_sm: int) -> int:
+def section_of(
+    problem: AttentionProblem,
+    limits: DeviceLimits,
+    tiles: int,
+    per_sm: int,
+    cap: int | None = None,
+) -> int:
     """Heads whose tiles run together: as many as half of L2 holds the streamed rows of.
 
     Or as give every multiprocessor two rounds of blocks, if that is more. The
     last section needs many too: its longest tiles begin when the others end.
     So of the upper half of these numbers (a round of blocks at least) the one
     is taken that leaves most to the last section; 16 heads are better cut into
-    fours than into fives.
+    fours than into fives. There are never more than ``cap``.
     """
     forward = problem.operation == "forward"
     rows = problem.seqlen_kv if forward else problem.seqlen_q * problem.group
@@ -26,7 +32,7 @@ def section_of(problem: AttentionProblem, limits: DeviceLimits, tiles: int, per_
         held *= problem.group
     heads = problem.batch * (problem.heads_q if forward else problem.heads_kv)
     enough = ceil_div(2 * limits.num_sms * per_sm, max(1, tiles))
-    most = max(1, min(max(held, enough), heads))
+    most = max(1, min(max(held, enough), heads, cap or heads))
     fewest = most if most == heads else max(most // 2 + 1, most - 63)
     return max(range(fewest, most + 1), key=lambda s: (heads % s or s, s))
 

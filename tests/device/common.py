@@ -24,7 +24,6 @@ __all__ = [
     "Gradients",
     "Hog",
     "Problem",
-    "backward_of",
     "hold",
     "jitter",
     "last_heads",
@@ -40,11 +39,6 @@ def skip_without(algorithm: str) -> None:
     capability = cupy.cuda.Device().compute_capability
     if algorithm == "fa3" and capability != "90":
         pytest.skip(f"not on this device: fa3 is for compute capability 9.0, this is {capability}")
-
-
-def backward_of(algorithm: str, deterministic: bool = False) -> str:
-    """What the gradients of a forward pass are asked of: FlashAttention-3 keeps no order."""
-    return "auto" if algorithm == "fa3" and deterministic else algorithm
 
 
 def last_heads(case: Case, name: str, array: np.ndarray) -> np.ndarray:

@@ -10,6 +10,7 @@ is the truth about it, which the CPU computes on one core or two.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import signal
 import subprocess
@@ -99,11 +100,16 @@ def run(name: str, tests: Sequence[str], folder: Path, seconds: float) -> Accoun
         process = subprocess.Popen(
             command, cwd=ROOT, env={**os.environ, **SHARED}, stdout=output, stderr=output
         )
+        late = False
         try:
             process.wait(seconds)
         except subprocess.TimeoutExpired:
+            late = True
             stop(process)
-    return read(report)
+    account = read(report)
+    if late:
+        account.failed.append(f"{name}: did not end in {seconds:.0f} s")
+    return account
 
 
 def stop(process: subprocess.Popen[bytes], patience: float = 20.0) -> None:
@@ -113,7 +119,8 @@ def stop(process: subprocess.Popen[bytes], patience: float = 20.0) -> None:
         process.wait(patience)
     except subprocess.TimeoutExpired:
         process.kill()
-        process.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # the driver may hold on to it
+            process.wait(patience)
 
 
 def main() -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -9,7 +11,7 @@ import pytest
 
 import cuflash
 
-from .common import Hog
+from .common import Hog, skip_without
 
 #: Runs of float16; the others have a part of them.
 RUNS = 200
@@ -24,13 +26,22 @@ SHAPES = (
 )
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+#: Of FlashAttention-3, where warpgroups share the keys.
+WIDE = ((2, 700, 500, 4, 2, 256, True), (2, 500, 777, 4, 2, 192, False))
+
+
+def _problems() -> Iterator[tuple[str, str, tuple[Any, ...]]]:
+    yield from product(["fa2"], ["float16", "bfloat16", "float32", "float64"], SHAPES)
+    yield from product(["fa3"], ["float16", "bfloat16"], (*SHAPES, *WIDE))
+
+
+@pytest.mark.parametrize(("algorithm", "dtype", "shape"), _problems(), ids=str)
 def test_gradients_are_bit_equal_beside_copies(
-    cp: Any, hog: Hog, dtype: str, shape: tuple[Any, ...]
+    cp: Any, hog: Hog, algorithm: str, dtype: str, shape: tuple[Any, ...]
 ) -> None:
     import ml_dtypes
 
+    skip_without(algorithm)
     batch, seqlen_q, seqlen_kv, heads_q, heads_kv, head_dim, causal = shape
     kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype
     rng = np.random.default_rng(3)
@@ -40,7 +51,7 @@ def test_gradients_are_bit_equal_beside_copies(
 
     q = normal(batch, seqlen_q, heads_q, head_dim)
     k, v = (normal(batch, seqlen_kv, heads_kv, head_dim) for _ in range(2))
-    shared: dict[str, Any] = {"causal": causal, "algorithm": "fa2"}
+    shared: dict[str, Any] = {"causal": causal, "algorithm": algorithm}
     out, lse = cuflash.attention(q, k, v, return_lse=True, **shared)
     dout = normal(*out.shape)
 

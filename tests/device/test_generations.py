@@ -15,7 +15,7 @@ from ..kit.compare import compare
 from ..kit.data import arrays, raise_scores
 from ..kit.oracle import judge
 from ..kit.runners import ApiRunner
-from .common import backward_of, last_heads, skip_without
+from .common import last_heads, skip_without
 
 _NAMES = ("out", "lse", "dq", "dk", "dv")
 #: Part of the largest value by which two may differ: each is within half of it of the truth.
@@ -64,7 +64,7 @@ def test_long_rows(cp: Any, dtype: str, head_dim: int, causal: bool, algorithm: 
         x = arrays(case, "q", "k", "v", "dout", "dlse")
         if rising:
             raise_scores(x, tile.block_kv, 5.0)
-        results = _results(ApiRunner("cuda", backward_of(algorithm)), case, x)
+        results = _results(ApiRunner("cuda", algorithm), case, x)
         last = replace(case, batch=1, heads_q=2, heads_kv=1)
         truth = judge(last, {name: last_heads(last, name, array) for name, array in x.items()})
         for name, got in results.items():
@@ -90,7 +90,7 @@ def test_two_streams_at_once(cp: Any, algorithm: str) -> None:
     rng = np.random.default_rng(1)
     streams = [cp.cuda.Stream(non_blocking=True) for _ in range(2)]
     forward: dict[str, Any] = {"causal": True, "algorithm": algorithm}
-    backward = {**forward, "algorithm": backward_of(algorithm, True), "deterministic": True}
+    backward = {**forward, "algorithm": algorithm, "deterministic": True}
     problems = [
         [cp.asarray(rng.standard_normal((1, 2000, 4, 64)).astype(np.float16)) for _ in range(4)]
         for _ in streams

@@ -22,7 +22,7 @@ from .common import Gradients, Hog, hold, jitter, skip_without
 from .test_generations import APART
 
 #: (head_dim, head_dim_v): every form of the kernel, and one with columns to spare.
-DIMS = ((64, 64), (128, 128), (96, 64), (192, 128), (256, 256))
+DIMS = ((64, 64), (128, 128), (96, 64), (192, 128), (192, 192), (256, 256))
 REPEATS = 50
 
 
@@ -211,7 +211,8 @@ def _check(
 
 
 @pytest.mark.parametrize(("lengths", "q_offset"), EDGES, ids=str)
-@pytest.mark.parametrize("dims", [*DIMS, (72, 128)], ids=str)  # valid columns end inside a panel
+# Valid columns end inside a panel, or at the first of those that a role has of dQ.
+@pytest.mark.parametrize("dims", [*DIMS, (72, 128), (136, 136), (200, 136), (64, 256)], ids=str)
 def test_edges(dims: tuple[int, int], lengths: tuple[int, int], q_offset: int | None) -> None:
     for dtype in ("float16", "bfloat16"):
         case = _edge(dims, lengths, q_offset, dtype)
@@ -226,6 +227,15 @@ def test_edges(dims: tuple[int, int], lengths: tuple[int, int], q_offset: int | 
 def test_without_a_mask(dims: tuple[int, int], lengths: tuple[int, int]) -> None:
     for dtype in ("float16", "bfloat16"):
         case = replace(_edge(dims, lengths, None, dtype), causal=False)
+        _check(case, arrays(case, "q", "k", "v", "dout", "dlse"))
+
+
+@pytest.mark.parametrize("dims", DIMS, ids=str)
+@pytest.mark.parametrize("values", ["x8", "x30", "outliers"])
+def test_weights_of_every_size(values: str, dims: tuple[int, int]) -> None:
+    """Keys that all queries give tiny weights have gradients as right as those of others."""
+    for dtype in ("float16", "bfloat16"):
+        case = Case(1, 2, 1, 200, 300, *dims, dtype, values=values, seed=2)
         _check(case, arrays(case, "q", "k", "v", "dout", "dlse"))
 
 

@@ -170,7 +170,7 @@ def fa3_serves(problem: AttentionProblem) -> bool:
     served = problem.alignment == "tensor_map" and problem.seqlen_kv > 0
     served &= DTYPES[problem.storage].itemsize == 2
     if problem.operation == "backward":
-        served &= not problem.deterministic and problem.heads_q * problem.seqlen_q > 0
+        served &= problem.heads_q * problem.seqlen_q > 0
     return served
 
 

@@ -77,7 +77,7 @@ BUGS = (
     Bug(
         "the last dQ of a tile is dropped",
         _MATH,
-        "  math.add_q(state, dq);",
+        "  math.add_q(state, dq, steps - 1);",
         "",
         NARROW_GRADIENTS,
     ),
@@ -176,8 +176,8 @@ BUGS = (
     Bug(
         "P of one group of rows is taken for that of the other",
         _WIDE,
-        "reinterpret_cast<const __half2*>(&both[group]));",
-        "reinterpret_cast<const __half2*>(&both[group ^ 1]));",
+        "unpack(Storage{}, both[group]);",
+        "unpack(Storage{}, both[group ^ 1]);",
         SHARED_GRADIENTS,
     ),
     Bug(
@@ -198,6 +198,13 @@ BUGS = (
         "masked keys keep their weights",
         _WIDE,
         "if (dead || math.is_edge(state.place)) hide<Config>(lse, c.seq, place, p);",
+        "",
+        SHARED_GRADIENTS,
+    ),
+    Bug(
+        "dP of dead queries stays",
+        _WIDE,
+        "if (dead || math.is_edge(state.place)) hide<Config>(lse, c.seq, place, dp);",
         "",
         SHARED_GRADIENTS,
     ),

@@ -74,8 +74,8 @@ BUGS = (
     Bug(
         "sections are as wide as the cache alone",
         "cuflash/planning/sections.py",
-        "min(max(held, enough), heads)",
-        "min(held, heads)",
+        "min(max(held, enough), heads, cap or heads)",
+        "min(held, heads, cap or heads)",
         _FA2_PLANS + "test_a_section_has_work_for_every_multiprocessor",
     ),
 )

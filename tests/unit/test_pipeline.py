@@ -99,7 +99,6 @@ def test_an_old_compiler_is_warned_of_once(
     "options",
     [
         {"algorithm": "fa2"},
-        {"operation": "backward", "deterministic": True},
         {"dtype": np.float32},
         {"architecture": "80"},
         {"shape": (2, 100, 4, 60)},

@@ -82,11 +82,6 @@ def test_every_row_of_the_table_is_taken() -> None:
 _REFUSED = {
     "an older device": (of_gradients(), replace(HOPPER, compute_capability=(8, 0)), r"has 8\.0"),
     "a newer device": (of_gradients(), LIMITS["100"], r"compute capability 9\.0.* has 10\.0"),
-    "one order": (
-        of_gradients(deterministic=True),
-        HOPPER,
-        "sums dq in no fixed order, deterministic=True needs one",
-    ),
     "float32": (of_gradients(storage="float32"), HOPPER, "float16 and bfloat16, not float32"),
     "float64": (of_gradients(storage="float64"), HOPPER, "float16 and bfloat16, not float64"),
     "strides": (of_gradients(alignment="vector"), HOPPER, "copy engine.* multiples of 16 bytes"),
@@ -162,9 +157,21 @@ def test_auto_takes_it_first() -> None:
         assert chosen == planned(wanted)
 
 
-def test_the_forward_pass_has_no_order_to_keep() -> None:
-    """What only the backward pass refuses."""
-    assert planned(mapped(deterministic=True)).algorithm == "fa3"
+@pytest.mark.parametrize(("width", "counters"), [(64, 1), (128, 2), (256, 2)])
+def test_ordered_sums_have_a_counter_for_every_q_tile(width: int, counters: int) -> None:
+    wanted = of_gradients(width=width, seqlen_q=777)
+    free, ordered = planned(wanted), planned(replace(wanted, deterministic=True))
+    assert isinstance(free.tile, fa3.Fa3BackwardTile)
+    assert ordered.tile == replace(free.tile, ordered=True)
+    blocks = wanted.batch * wanted.heads_q * 7  # of 128 rows
+    turns = {b.name: b.nbytes for b in ordered.workspace}["turns"]
+    assert turns == 4 * blocks * counters
+    constants = [dict(x.config.constants) for x in ordered.launches[:2]]
+    assert (constants[0]["turns"], constants[1]["ordered"]) == (counters, 1)
+    assert dict(main_of(free).config.constants)["ordered"] == 0
+    assert ordered.launches[2] == free.launches[2]
+    # The forward pass has no order to keep.
+    assert planned(mapped(deterministic=True)).launches == planned(mapped()).launches
 
 
 def test_a_newer_compiler_is_asked_for_where_it_would_help() -> None:
@@ -172,7 +179,7 @@ def test_a_newer_compiler_is_asked_for_where_it_would_help() -> None:
     said = needs_newer_compiler(of_gradients(), old)
     assert said is not None
     assert "needs NVRTC 12.9" in said
-    for change in ({"deterministic": True}, {"storage": "float32"}):
+    for change in ({"alignment": "vector"}, {"storage": "float32"}):
         assert needs_newer_compiler(of_gradients(**change), old) is None
 
 
@@ -180,25 +187,20 @@ def test_blocks_are_those_of_the_table() -> None:
     for algorithm in ("fa3", "auto"):
         chosen = plan(of_gradients(width=128), HOPPER, algorithm=algorithm, blocks=(64, 128))
         assert (chosen.algorithm, chosen.reason) == ("fa3", "blocks as asked")
-    with pytest.raises(
-        ArgumentValueError, match=r"blocks: got \(128, 128\).* \(64, 128\), \(64, 64\)$"
-    ):
+    with pytest.raises(ArgumentValueError, match=r"blocks: got \(128, 128\).* one of \(64, 128\)$"):
         planned(of_gradients(width=128), blocks=(128, 128))
     chosen = plan(of_gradients(width=128), HOPPER, blocks=(64, 64))
-    assert (chosen.algorithm, chosen.launches[1].config.head_dim) == ("fa3", 192)
-    chosen = plan(of_gradients(width=128), HOPPER, blocks=(32, 64))
-    assert (chosen.algorithm, chosen.tile.block_q, chosen.tile.block_kv) == ("fa2", 32, 64)
+    assert (chosen.algorithm, chosen.tile.block_q, chosen.tile.block_kv) == ("fa2", 64, 64)
 
 
 def test_a_given_tile_is_taken() -> None:
     wanted = of_gradients()
     every = list(fa3.candidates(wanted, HOPPER, every=True))
-    # The wider ones would do as well.
-    widths = [(tile.head_dim, tile.head_dim_v) for tile in every]
-    assert widths == [(64, 64), (128, 128), (192, 128), (192, 192), (256, 256)]
+    assert [tile.head_dim for tile in every] == [64, 128]  # the wider one would do as well
     assert [fa3_plan(wanted, HOPPER, None, (), tile=t).tile for t in every] == every
-    with pytest.raises(UnsupportedError, match="fa3 sums dq in no fixed order"):
-        fa3_plan(replace(wanted, deterministic=True), HOPPER, None, (), tile=every[0])
+    old = replace(HOPPER, compute_capability=(8, 0))
+    with pytest.raises(UnsupportedError, match="fa3 is for Hopper"):
+        fa3_plan(wanted, old, None, (), tile=every[0])
 
 
 @pytest.mark.parametrize("width", [64, 96, 128, 160, 256])

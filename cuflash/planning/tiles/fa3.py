@@ -179,7 +179,11 @@ def _forward(problem: AttentionProblem, every: bool) -> Iterator[Fa3ForwardTile]
 
 
 def _backward(problem: AttentionProblem) -> Iterator[Fa3BackwardTile]:
+    widest = max(problem.head_dim, problem.head_dim_v)
+    narrow = max(row.widest for row in BACKWARD if row.block_kv > ROWS)
     for row in BACKWARD:
+        if row.block_kv == ROWS and widest <= narrow:
+            continue  # keys are shared where they have to be
         if problem.head_dim <= row.widest and problem.head_dim_v <= row.widest_v:
             yield Fa3BackwardTile(
                 row.block_q,

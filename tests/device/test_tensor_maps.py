@@ -1,0 +1,26 @@
+"""Tensor maps on a device: those that the driver made and those that an address was put into."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cuflash.cuda.tensor_map import TensorMapEncoder
+
+from .common import skip_without
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("rows", [64, 112])
+def test_a_map_is_what_the_driver_makes(cp: Any, dtype: Any, rows: int) -> None:
+    """Of addresses near and far, of every alignment that a map may have."""
+    skip_without("fa3")
+    encoder = TensorMapEncoder(dtype, (2, 1000, 4, 96), (1_000_000, 512, 128), rows)
+    pool = [cp.empty(4096, cp.uint8).data.ptr for _ in range(4)]
+    far = [cp.cuda.Memory(size).ptr for size in (4096, 1 << 20, 1 << 28, 1 << 32)]
+    last = 0x7FFF_FFFF_F000
+    inside = [a + step for a in (*pool, *far, last) for step in (0, 16, 32, 48, 128, 272, 4080)]
+    for address in inside:
+        assert (encoder.map_of(address) == encoder._make(address)).all(), hex(address)
+    assert encoder._address_word is not None, "the driver is asked for every map"
