@@ -10,7 +10,7 @@ from .decision import ALGORITHMS, Algorithm, Backend, Plan
 from .device import DeviceLimits, HostLimits
 from .fa1 import fa1_plan
 from .fa2 import fa2_plan
-from .fa3 import fa3_plan
+from .fa3 import by_name_only, fa3_plan
 from .problem import AttentionProblem
 from .tiles import host
 
@@ -54,6 +54,10 @@ def plan(
         return _cuda_plan(problem, limits, algorithm, blocks, ())
     rejected: list[tuple[Algorithm, str]] = []
     for candidate in ALGORITHMS:
+        reason = by_name_only(problem) if candidate == "fa3" else None
+        if reason is not None:
+            rejected.append((candidate, reason))
+            continue
         try:
             return _cuda_plan(problem, limits, candidate, blocks, tuple(rejected))
         except UnsupportedError as error:

@@ -166,11 +166,12 @@ class ApiRunner:
 
 
 def fa3_serves(problem: AttentionProblem) -> bool:
-    """Whether FlashAttention-3 has a kernel for a problem, on the device that it is for."""
+    """Whether "auto" gives a problem to FlashAttention-3, on the device that it is for."""
     served = problem.alignment == "tensor_map" and problem.seqlen_kv > 0
     served &= DTYPES[problem.storage].itemsize == 2
     if problem.operation == "backward":
-        served &= problem.heads_q * problem.seqlen_q > 0
+        served &= max(problem.head_dim, problem.head_dim_v) <= 128
+        served &= not problem.deterministic and problem.heads_q * problem.seqlen_q > 0
     return served
 
 

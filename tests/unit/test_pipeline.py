@@ -99,6 +99,8 @@ def test_an_old_compiler_is_warned_of_once(
     "options",
     [
         {"algorithm": "fa2"},
+        {"operation": "backward", "deterministic": True},
+        {"operation": "backward", "shape": (2, 100, 4, 136)},
         {"dtype": np.float32},
         {"architecture": "80"},
         {"shape": (2, 100, 4, 60)},

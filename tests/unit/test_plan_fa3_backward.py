@@ -150,11 +150,31 @@ def test_the_kit_expects_what_is_planned() -> None:
 
 
 def test_auto_takes_it_first() -> None:
-    for width, mask in product((64, 128, 192, 256), ("full", "causal")):
+    for width, mask in product((64, 128), ("full", "causal")):
         wanted = of_gradients(width=width, mask=mask)
         chosen = plan(wanted, HOPPER)
         assert (chosen.algorithm, chosen.rejected) == ("fa3", ())
         assert chosen == planned(wanted)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"deterministic": True}, "one fixed order where it is asked for by name"),
+        ({"width": 136}, "wider than 128 where it is asked for by name"),
+        ({"head_dim_v": 136}, "wider than 128 where it is asked for by name"),
+    ],
+    ids=str,
+)
+def test_some_gradients_are_those_of_fa3_only_by_name(change: dict[str, Any], said: str) -> None:
+    wanted = of_gradients(**change)
+    assert planned(wanted).algorithm == "fa3"
+    chosen = plan(wanted, HOPPER)
+    assert chosen.algorithm == "fa2"
+    ((algorithm, reason),) = chosen.rejected
+    assert algorithm == "fa3"
+    assert said in reason
+    assert needs_newer_compiler(wanted, replace(HOPPER, nvrtc=(12, 8))) is None
 
 
 @pytest.mark.parametrize(("width", "counters"), [(64, 1), (128, 2), (256, 2)])

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ..device.side_by_side import Account, deal, read, say
+from ..device.side_by_side import Account, deal, read, run, say
 
 REPORT = """<testsuites><testsuite>
 <testcase classname="tests.device.a" name="test_one[1]"/>
@@ -25,6 +25,20 @@ def test_every_test_is_dealt_once_and_large_ones_not_at_all() -> None:
     assert sorted(test for part in parts for test in part) == sorted(tests)
     assert [len(part) for part in parts] == [3, 3, 2, 2]
     assert deal(tests[:2], 4) == [[tests[0]], [tests[1]]]
+
+
+def test_those_of_hypothesis_come_first() -> None:
+    others = [f"tests/device/test_x.py::test[{i}]" for i in range(5)]
+    drawn = [f"tests/property/test_y.py::test[{i}]" for i in range(3)]
+    assert deal([*others, *drawn], 2) == [
+        [drawn[0], drawn[2], others[1], others[3]],
+        [drawn[1], others[0], others[2], others[4]],
+    ]
+
+
+def test_a_part_that_does_not_end_has_failed(tmp_path: Path) -> None:
+    account = run("part3", ["tests/unit/test_side_by_side.py"], tmp_path, 0.01)
+    assert account.failed[-1] == "part3: did not end in 0 s"
 
 
 def test_a_report_is_read(tmp_path: Path) -> None:
