@@ -163,8 +163,8 @@ _BITS = (("out", np.uint16), ("lse", np.uint32))
 class Gradients:
     """Backward passes of FlashAttention-3 over the same inputs.
 
-    dk and dv are compared as bits. dq is summed in no fixed order, so it is
-    held to the truth, of the last group of heads.
+    dk and dv are compared as bits. dq is summed in no fixed order unless one
+    is asked for, so it is held to the truth, of the last group of heads.
 
     Parameters
     ----------
@@ -172,10 +172,12 @@ class Gradients:
         CuPy.
     case : Case
         16-bit, in the layout "bshd".
+    ordered : bool
+        Sum dq in one order, and compare its bits too.
     """
 
-    def __init__(self, cp: Any, case: Case) -> None:
-        self._cp, self.case = cp, case
+    def __init__(self, cp: Any, case: Case, ordered: bool = False) -> None:
+        self._cp, self.case, self._ordered = cp, case, ordered
         self.x = arrays(case, "q", "k", "v", "dout", "dlse")
         self.options: dict[str, Any] = {**case.options, "algorithm": "fa3"}
         given = {name: cp.asarray(array) for name, array in self.x.items()}
@@ -192,7 +194,11 @@ class Gradients:
 
     def prepare(self) -> cuflash.Prepared:
         """The pass, compiled."""
-        return cuflash.prepare(*self._qkv, operation="backward", **self.options)
+        return cuflash.prepare(*self._qkv, operation="backward", **self._of_backward)
+
+    @property
+    def _of_backward(self) -> dict[str, Any]:
+        return {**self.options, "deterministic": self._ordered}
 
     def destinations(self) -> tuple[Any, ...]:
         """Dq, dk and dv, not written yet, as unsigned integers."""
@@ -206,11 +212,11 @@ class Gradients:
     def launch(self, bits: tuple[Any, ...]) -> None:
         """One pass on the current stream; nothing waits for it."""
         grads = tuple(array.view(self.case.storage) for array in bits)
-        cuflash.attention_backward(*self._inputs, dlse=self._dlse, grads=grads, **self.options)
+        cuflash.attention_backward(*self._inputs, dlse=self._dlse, grads=grads, **self._of_backward)
 
     def of_another(self, algorithm: Any) -> tuple[Any, ...]:
         """The gradients that another generation gives."""
-        options = {**self.options, "algorithm": algorithm}
+        options = {**self._of_backward, "algorithm": algorithm}
         return cuflash.attention_backward(*self._inputs, dlse=self._dlse, **options)
 
     def first(self) -> tuple[Any, ...]:
@@ -231,8 +237,9 @@ class Gradients:
         compare(self.truth, name, last.get().view(self.case.storage)).check()
 
     def differ(self, one: tuple[Any, ...], other: tuple[Any, ...]) -> Any:
-        """How many elements of dk and dv differ, on the device."""
-        return sum((a != b).sum() for a, b in zip(one[1:], other[1:], strict=True))
+        """How many elements differ, on the device; those of dq only if they have an order."""
+        alike = slice(0 if self._ordered else 1, None)
+        return sum((a != b).sum() for a, b in zip(one[alike], other[alike], strict=True))
 
 
 _GRADIENTS = ("dq", "dk", "dv")

@@ -8,13 +8,14 @@ two makes come true by themselves.
 from __future__ import annotations
 
 from .bug import Bug
-from .hopper_problems import GRADIENTS, NARROW_GRADIENTS, SHARED_GRADIENTS
+from .hopper_problems import GRADIENTS, NARROW_GRADIENTS, ORDERED_GRADIENTS, SHARED_GRADIENTS
 
 _KERNEL = "cuda_src/fa3/backward.cu"
 _LOAD = "cuda_src/fa3/backward_load.cuh"
 _MATH = "cuda_src/fa3/backward_math.cuh"
 _SCORE = "cuda_src/fa3/backward_score.cuh"
 _TYPES = "cuda_src/fa3/backward_types.cuh"
+_TURNS = "cuda_src/fa3/backward_turns.cuh"
 _WIDE = "cuda_src/fa3/backward_wide.cuh"
 
 BUGS = (
@@ -221,5 +222,33 @@ BUGS = (
         "if (dead) dead_rows = math.clear_dead(lse, c.shared.q[stage]);",
         "",
         SHARED_GRADIENTS,
+    ),
+    Bug(
+        "dQ is added out of turn",
+        _TURNS,
+        "while (ptx::read_turn(turn_of(c, place)) != before) __nanosleep(20);",
+        "",
+        ORDERED_GRADIENTS,
+    ),
+    Bug(
+        "a turn is passed on before dQ is added",
+        _TURNS,
+        "wait<Config>(c.shared.added[ring.stage], ring.phase);",
+        "",
+        ORDERED_GRADIENTS,
+    ),
+    Bug(
+        "math does not wait for its turn",
+        _MATH,
+        "if constexpr (Config::ordered) wait<Config>(c.shared.turn_full[ring.stage], ring.phase);",
+        "",
+        ORDERED_GRADIENTS,
+    ),
+    Bug(
+        "all q tiles of a head have one counter",
+        _TURNS,
+        "c.head_row(place.head) / Config::block_q + place.tile;",
+        "c.head_row(place.head) / Config::block_q;",
+        ORDERED_GRADIENTS,
     ),
 )

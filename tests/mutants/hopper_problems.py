@@ -13,6 +13,7 @@ __all__ = [
     "LISTS",
     "NARROW",
     "NARROW_GRADIENTS",
+    "ORDERED_GRADIENTS",
     "SHARED_GRADIENTS",
     "Listed",
 ]
@@ -21,7 +22,7 @@ __all__ = [
 CAUSAL, NARROW = "three warpgroups in turn", "four warpgroups without turns"
 #: The backward pass: dQ parted by columns, by rows, and where warpgroups share the keys.
 GRADIENTS, NARROW_GRADIENTS = "gradients of wide heads", "gradients of narrow heads"
-SHARED_GRADIENTS = "gradients of shared keys"
+SHARED_GRADIENTS, ORDERED_GRADIENTS = "gradients of shared keys", "gradients by turns"
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,7 @@ class Listed:
     many: Case
     blocks: tuple[int, int] | None = None
     backward: bool = False
+    ordered: bool = False
 
     @property
     def options(self) -> dict[str, Any]:
@@ -74,6 +76,12 @@ LISTS = {
         _case(2, (4, 2), (300, 500), **_WIDEST),
         _case(20, (4, 2), (400, 600), **_WIDEST),
         backward=True,
+    ),
+    ORDERED_GRADIENTS: Listed(
+        _case(2, (6, 2), (300, 500), **_WIDE),
+        _case(10, (6, 2), (1000, 2500), **_WIDE),
+        backward=True,
+        ordered=True,
     ),
     NARROW_GRADIENTS: Listed(
         _case(2, (4, 2), (600, 700), **_HALF), _case(40, (8, 2), (520, 600), **_HALF), backward=True

@@ -127,10 +127,13 @@ def dead_gradients(listed: Listed) -> None:
 
 
 def many_gradients(listed: Listed) -> None:
-    """More tiles than multiprocessors, ten times: the same bits of dk and dv, and dq as right."""
+    """More tiles than multiprocessors, ten times: the same bits of dk and dv, and dq as right.
+
+    Where dq has an order, its bits too.
+    """
     import cupy
 
-    gradients = Gradients(cupy, listed.many)
+    gradients = Gradients(cupy, listed.many, listed.ordered)
     first, again = gradients.first(), gradients.destinations()
     for array in first:
         assert not np.isnan(array.view(listed.many.storage).get().astype(np.float32)).any(), (
