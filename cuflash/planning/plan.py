@@ -54,18 +54,19 @@ def plan(
         return _cuda_plan(problem, limits, algorithm, blocks, ())
     rejected: list[tuple[Algorithm, str]] = []
     for candidate in ALGORITHMS:
-        reason = by_name_only(problem) if candidate == "fa3" else None
-        if reason is not None:
-            rejected.append((candidate, reason))
-            continue
         try:
-            return _cuda_plan(problem, limits, candidate, blocks, tuple(rejected))
+            chosen = _cuda_plan(problem, limits, candidate, blocks, tuple(rejected))
         except UnsupportedError as error:
             rejected.append((candidate, str(error)))
         except ArgumentValueError as error:  # blocks that it has no tile of
             if candidate != "fa3":  # which has a few tiles; the others have many
                 raise
             rejected.append((candidate, str(error)))
+        else:
+            reason = by_name_only(problem) if candidate == "fa3" else None
+            if reason is None:
+                return chosen
+            rejected.append((candidate, reason))
     raise UnsupportedError("; ".join(reason for _, reason in rejected))
 
 

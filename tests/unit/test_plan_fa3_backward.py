@@ -174,6 +174,8 @@ def test_some_gradients_are_those_of_fa3_only_by_name(change: dict[str, Any], sa
     ((algorithm, reason),) = chosen.rejected
     assert algorithm == "fa3"
     assert said in reason
+    older = plan(wanted, replace(HOPPER, compute_capability=(8, 0)))
+    assert "is for Hopper" in older.rejected[0][1]  # where it can not be asked for at all
     assert needs_newer_compiler(wanted, replace(HOPPER, nvrtc=(12, 8))) is None
 
 
