@@ -35,7 +35,7 @@ def _problems() -> Iterator[tuple[str, str, tuple[Any, ...]]]:
     yield from product(["fa3"], ["float16", "bfloat16"], (*SHAPES, *WIDE))
 
 
-@pytest.mark.parametrize(("algorithm", "dtype", "shape"), _problems(), ids=str)
+@pytest.mark.parametrize(("algorithm", "dtype", "shape"), list(_problems()), ids=str)
 def test_gradients_are_bit_equal_beside_copies(
     cp: Any, hog: Hog, algorithm: str, dtype: str, shape: tuple[Any, ...]
 ) -> None:
