@@ -5,7 +5,8 @@
 
 namespace cuflash {
 
-// FlashAttention-3 backward, the main kernel. Workspace as in Fa2BackwardParams.
+// FlashAttention-3 backward, the main kernel. Workspace as in Fa2BackwardParams, but that an
+// ordered sum has a counter in `turns` for every q tile of a head.
 struct Fa3BackwardParams {
   TensorMap q_map;
   TensorMap k_map;

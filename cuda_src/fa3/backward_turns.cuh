@@ -1,7 +1,7 @@
 // FlashAttention-3 backward, dQ summed in one order: the kv tiles that a q tile sees add to it one
 // after the other, the last one first, as their blocks start. A counter of every q tile says how
-// many have. Two warps that do nothing else keep the turns, so that math waits for neither the
-// counters nor for its additions to arrive.
+// many have. Two warps that do nothing else keep the turns, so that math reads no counter and does
+// not wait for its additions to arrive.
 //
 // Who waits for whom, for each of two stages:
 //   turn_full    math for the warp that watches: it is this block's turn to add dQ of a step

@@ -22,7 +22,6 @@ __all__ = ["PreparedPlan"]
 #: Strides in elements of every tensor of a call: (batch, row, head).
 Strides = Mapping[str, tuple[int, int, int]]
 
-
 #: First word, tensor and what makes it, of every tensor map of a kernel.
 Maps = tuple[tuple[int, str, TensorMapEncoder], ...]
 

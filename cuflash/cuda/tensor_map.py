@@ -72,8 +72,8 @@ class TensorMapEncoder:
     -----
     A box reaches beyond the tensor as zeros. Maps are kept by address. The
     driver makes the first few; if these are the same but for one word, which
-    is the address, that word is all that is put into the ones after them (a
-    call of the driver takes longer than the rest of a launch's parameters).
+    is the address, that word is all that is put into those after them whose
+    addresses are as aligned.
     """
 
     def __init__(
@@ -96,6 +96,7 @@ class TensorMapEncoder:
         self._kept: dict[int, npt.NDArray[np.uint64]] = {}
         self._shown: dict[int, npt.NDArray[np.uint64]] = {}
         self._address_word: int | None = None
+        self._alignment = 0  # of the addresses that showed it
 
     def map_of(self, address: int) -> npt.NDArray[np.uint64]:
         """The map of a tensor at a device address, as :data:`WORDS` words.
@@ -115,7 +116,7 @@ class TensorMapEncoder:
 
     def _with_address(self, address: int) -> npt.NDArray[np.uint64]:
         word = self._address_word
-        if word is not None and address % 16 == 0:
+        if word is not None and address % self._alignment == 0:
             patched: npt.NDArray[np.uint64] = next(iter(self._shown.values())).copy()
             patched[word] = address
             return patched
@@ -123,6 +124,8 @@ class TensorMapEncoder:
         if len(self._shown) < _ENOUGH:
             self._shown = {**self._shown, int(address): words}
             if len(self._shown) == _ENOUGH:
+                every = functools.reduce(int.__or__, self._shown)
+                self._alignment = every & -every
                 self._address_word = address_word(self._shown)
         return words
 

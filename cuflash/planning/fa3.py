@@ -19,8 +19,8 @@ __all__ = ["OLDEST_NVRTC", "by_name_only", "fa3_plan", "needs_newer_compiler"]
 #: The first version that takes a second -arch option: sm_90a beside the one that CuPy gives.
 OLDEST_NVRTC = (12, 9)
 
-#: Of keys, backward: measured. With a hundred at a time, of 512 keys, it is a tenth slower, since
-#: their sums of dQ do not stay in L2 beside Q and dO; see bench/NOTES.md.
+#: Of keys, backward. With a hundred at a time, of 512 keys, single runs were a tenth slower: their
+#: sums of dQ are more than L2 holds beside Q and dO. See bench/NOTES.md.
 _MOST_HEADS_OF_SECTION = 8
 
 #: Columns of q, k and v up to which "auto" takes the backward pass.

@@ -71,7 +71,9 @@ def _fa3_problems() -> Iterator[AttentionProblem]:
             yield replace(of, output=output, seqlen_q=length, seqlen_kv=length)
     for row, mask, dtype in product(BACKWARD, ("full", "causal"), _HALVES):
         of = replace(plain, operation="backward", mask=mask, storage=dtype, output=dtype)
-        yield replace(of, head_dim=row.widest, head_dim_v=row.widest_v)
+        of = replace(of, head_dim=row.widest, head_dim_v=row.widest_v)
+        yield of
+        yield replace(of, deterministic=True)
 
 
 def _rare_fa3_problems() -> Iterator[AttentionProblem]:
@@ -156,8 +158,10 @@ def _name(architecture: str, c: KernelConfig) -> str:
     constants = dict(c.constants)
     if c.generation == "fa3":
         parts.append(f"{constants['block_q']}x{constants['block_kv']}")
-    if constants.get("ordered") or constants.get("turns"):
+    if constants.get("ordered"):
         parts.append("ordered")
+    if constants.get("turns"):  # of statistics, which clears that many
+        parts.append(f"ordered{constants['turns']}")
     if c.kernel == "convert_dq":  # narrow and wide heads can have fragments of different height
         parts.append(f"m{constants['fragment_rows']}")
     return "-".join(parts)

@@ -119,9 +119,11 @@ def _check_hopper(config: KernelConfig, built: Built) -> None:
     backward = config.kernel == "backward"
     needed = _HOPPER + _BACKWARD if backward else _HOPPER
     assert [name for name in needed if name not in built.ptx] == []
-    sums = set(re.findall(r"\bred\.[\w.]+", built.ptx))  # of dQ, four numbers at a time
-    assert sums == ({"red.relaxed.gpu.global.add.v4.f32"} if backward else set())
-    assert [name for name in _OLDER if name in built.ptx] == []
+    sums = {"red.relaxed.gpu.global.add.v4.f32"} if backward else set()  # of dQ, four at a time
+    sums |= {"red.release.gpu.global.add.s32"} if c.get("ordered") else set()  # of turns
+    assert set(re.findall(r"\bred\.[\w.]+", built.ptx)) == sums
+    polls = {"nanosleep"} if c.get("ordered") else set()  # whose turn it is
+    assert {name for name in _OLDER if name in built.ptx} == polls
     pairs = {"float16": "f16.f16", "bfloat16": "bf16.bf16"}[config.storage]
     products = set(re.findall(r"wgmma\.mma_async\.sync\.aligned\.(m64n\d+k16\.[\w.]+)", built.ptx))
     assert products == {f"m64n{n}k16.f32.{pairs}" for n in _columns(config)}

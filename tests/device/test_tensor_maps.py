@@ -17,10 +17,11 @@ def test_a_map_is_what_the_driver_makes(cp: Any, dtype: Any, rows: int) -> None:
     """Of addresses near and far, of every alignment that a map may have."""
     skip_without("fa3")
     encoder = TensorMapEncoder(dtype, (2, 1000, 4, 96), (1_000_000, 512, 128), rows)
-    pool = [cp.empty(4096, cp.uint8).data.ptr for _ in range(4)]
-    far = [cp.cuda.Memory(size).ptr for size in (4096, 1 << 20, 1 << 28, 1 << 32)]
-    last = 0x7FFF_FFFF_F000
-    inside = [a + step for a in (*pool, *far, last) for step in (0, 16, 32, 48, 128, 272, 4080)]
-    for address in inside:
+    pool = [cp.empty(4096, cp.uint8) for _ in range(4)]
+    far = [cp.cuda.Memory(size) for size in (4096, 1 << 20, 1 << 28, 1 << 32)]
+    places = [*(a.data.ptr for a in pool), *(memory.ptr for memory in far), 0x7FFF_FFFF_F000]
+    first = pool[0].data.ptr  # the first addresses say for which others the driver is not asked
+    for address in (first + 16, *(a + n for a in places for n in (0, 16, 32, 48, 128, 272, 4080))):
         assert (encoder.map_of(address) == encoder._make(address)).all(), hex(address)
     assert encoder._address_word is not None, "the driver is asked for every map"
+    assert encoder._alignment == 16

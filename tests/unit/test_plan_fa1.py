@@ -10,7 +10,7 @@ import pytest
 
 from cuflash.errors import ArgumentValueError, UnsupportedError
 from cuflash.planning.kernel import KernelConfig
-from cuflash.planning.plan import plan
+from cuflash.planning.plan import Plan, plan
 from cuflash.planning.problem import DTYPES
 from cuflash.planning.tiles import fa1
 from cuflash.planning.tiles.common import HEAD_DIM_BUCKETS, register_limit
@@ -191,7 +191,11 @@ def test_the_workspace_grows_with_the_sequence_not_its_square(operation: str) ->
 
 
 def test_workspace_buffers_are_aligned_and_apart() -> None:
-    chosen = fa1_plan(problem(seqlen_q=777), LIMITS["90"])
+    check_workspace(fa1_plan(problem(seqlen_q=777), LIMITS["90"]))
+
+
+def check_workspace(chosen: Plan) -> None:
+    """Buffers are aligned and apart, and the workspace ends with the last."""
     end = 0
     for buffer in chosen.workspace:
         assert buffer.offset % 256 == 0

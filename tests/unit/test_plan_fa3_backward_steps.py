@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from .test_plan_fa1 import check_workspace
 from .test_plan_fa3 import planned
 from .test_plan_fa3_backward import of_gradients
 
@@ -23,12 +24,7 @@ def test_the_workspace_is_that_of_the_steps(width: int) -> None:
         "turns": 0,
     }
     assert [dict(x.arguments)["padded_rows"] for x in chosen.launches] == 3 * [padded]
-    end = 0
-    for buffer in chosen.workspace:
-        assert buffer.offset % 256 == 0
-        assert buffer.offset >= end
-        end = buffer.offset + buffer.nbytes
-    assert chosen.workspace_bytes == end
+    check_workspace(chosen)
 
 
 def test_the_workspace_is_linear_in_the_queries() -> None:

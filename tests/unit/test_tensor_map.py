@@ -150,6 +150,16 @@ def test_the_driver_is_asked_no_more_than_it_takes_to_know(
     assert [asked["address"] for asked in driver.asked] == _ADDRESSES[:4]
 
 
+def test_a_less_aligned_address_is_left_to_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the driver writes for it nobody has seen."""
+    driver = AddressInWord(0)
+    monkeypatch.setattr(tensor_map, "_encode", lambda: driver.encode)
+    encoder = _encoder()
+    for address in (512, 1024, 4096, 1 << 40, 1536, 1 << 41, 528, 768):
+        assert encoder.map_of(address)[0] == address
+    assert [asked["address"] for asked in driver.asked] == [512, 1024, 4096, 1 << 40, 528, 768]
+
+
 @pytest.mark.parametrize(
     "driver", [AddressInWord(0, factor=2), AddressInWord(3, also=4)], ids=["scaled", "twice"]
 )

@@ -1,7 +1,8 @@
 """The tiles of FlashAttention-3, best first.
 
 The first whose widths and lengths hold the problem's is taken. A figure is what the
-row reaches on an H200 (TFLOP/s of the stored run, bfloat16, taking turns).
+row reaches on an H200 (TFLOP/s of the stored run, bfloat16, taking turns); rows of
+gradients without one are new, see bench/NOTES.md.
 """
 
 from __future__ import annotations
