@@ -28,6 +28,7 @@
 #include "../ptx/register_budget.cuh"
 #include "backward_load.cuh"
 #include "backward_math.cuh"
+#include "backward_rows.cuh"
 #include "backward_turns.cuh"
 #include "backward_wide.cuh"
 
@@ -55,10 +56,16 @@ __device__ inline void backward(const Fa3BackwardParams& params) {
       Config::load_registers + BackwardTypes<Config>::warpgroups * Config::math_registers <=
           65536 / BackwardTypes<Config>::threads / 8 * 8 * (BackwardTypes<Config>::warpgroups + 1),
       "the warpgroups take more registers than the block has");
-  const auto c = context_of<Config>(params, shared);
+  const BlockPlace<Config> place(params);
+  if (!place.has_tile) {
+    row_block(params, place, reinterpret_cast<StagedRows*>(shared_bytes));
+    return;
+  }
+  const auto c = context_of<Config>(params, shared, place.tile);
   if (c.steps() == 0) {
     store_zeros(c, params.dk, params.shape.head_dim);
     store_zeros(c, params.dv, params.shape.head_dim_v);
+    if (threadIdx.x == 0) pass_sums(c);
     return;
   }
   // The same in every lane, and known to be: descriptors then stay in uniform registers.
@@ -73,10 +80,12 @@ __device__ inline void backward(const Fa3BackwardParams& params) {
   __syncthreads();
   if (role == 0) {
     ptx::give_registers<Config::load_registers>();
-    if (threadIdx.x < 32) load_role(c);
+    if (threadIdx.x < 32) load_role(c, place.tile);
     if constexpr (Config::ordered) {
       if (threadIdx.x == 32) watch_role(c);
       if (threadIdx.x == 64) pass_role(c);
+    } else {
+      if (threadIdx.x == 32) sums_role(c);
     }
   } else {
     ptx::take_registers<Config::math_registers>();

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "../ptx/bulk_copy.cuh"
-#include "backward_types.cuh"
+#include "backward_rows.cuh"
 
 namespace cuflash::fa3 {
 
@@ -51,7 +51,7 @@ struct BackwardLoader {
 
 // By a whole warp, of which one thread loads, in the order in which it is waited for.
 template <class Config>
-__device__ inline void load_role(const BackwardContext<Config>& c) {
+__device__ inline void load_role(const BackwardContext<Config>& c, unsigned tile) {
   constexpr int stages = Config::num_stages;
   const BackwardLoader<Config> loader{c};
   const bool loads = threadIdx.x % 32 == 0;
@@ -61,7 +61,10 @@ __device__ inline void load_role(const BackwardContext<Config>& c) {
   for (int step = 0; step < steps + stages; ++step) {
     if (step >= stages) await_step<Config>(step % stages);
     if (loads && step < steps) {
-      if (step == 0) loader.load_k();
+      if (step == 0) {
+        loader.load_k();
+        await_prepared(c, tile);
+      }
       loader.load_q(place, step);
       if (step == 0) loader.load_v();
       loader.load_dout(place, step);

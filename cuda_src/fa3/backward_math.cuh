@@ -120,6 +120,14 @@ struct BackwardMath {
     }
   }
 
+  // By a warp that will add no more to dQ.
+  __device__ __forceinline__ void end_sums() const {
+    if constexpr (!Config::ordered) {
+      __syncwarp();
+      arrive_warp<Config>(c.shared.added[0]);
+    }
+  }
+
   // A q tile with dead queries, which are rare: clears what Q and dO hold in their rows, since
   // zeros of P and dS would make NaN of a NaN there. Every warpgroup does, before its own dV and dK
   // read them. Scores of the other one may be reading them: what comes of these rows is hidden, and
@@ -226,6 +234,7 @@ __device__ inline void math_role(const BackwardContext<Config>& c, int warpgroup
   ptx::wgmma_wait<0>();
   ptx::wgmma_hold(dq.value[0]);
   math.add_q(state, dq, steps - 1);
+  math.end_sums();
   math.store(dv, c.params.dv, c.params.shape.head_dim_v, 1.0f);
   math.store(dk, c.params.dk, c.params.shape.head_dim, static_cast<float>(c.params.scale));
 }

@@ -5,8 +5,9 @@
 
 namespace cuflash {
 
-// FlashAttention-3 backward, the main kernel. Workspace as in Fa2BackwardParams, but that an
-// ordered sum has a counter in `turns` for every q tile of a head.
+// FlashAttention-3 backward, the main kernel. Workspace as in Fa2BackwardParams, but for `turns`:
+// the HeadCounters of every kv head, and for an ordered sum a counter of every q tile of a head
+// behind them. Tensors from dq on and the two distances are of backward_rows.cuh.
 struct Fa3BackwardParams {
   TensorMap q_map;
   TensorMap k_map;
@@ -14,6 +15,11 @@ struct Fa3BackwardParams {
   TensorMap dout_map;
   Tensor dk;
   Tensor dv;
+  Tensor dq;
+  Tensor out;
+  Tensor dout;
+  RowVector lse;
+  RowVector dlse;
   void* row_lse;
   void* delta;
   void* dq_accumulator;
@@ -21,6 +27,8 @@ struct Fa3BackwardParams {
   double scale;
   long long section;      // heads whose tiles run together, see tile/schedule.cuh
   long long padded_rows;  // rows of a head in the workspace
+  long long ahead;        // kv tiles from those of blocks to those whose rows are prepared meanwhile
+  long long behind;       // and from those whose rows are finished meanwhile
   Shape shape;
 };
 

@@ -9,15 +9,17 @@
 //   turn_empty   the warp that watches for the one that passes on: the stage is free
 #pragma once
 
-#include "../ptx/turn.cuh"
-#include "backward_types.cuh"
+#include "backward_rows.cuh"
 
 namespace cuflash::fa3 {
 
 // The counter of a q tile.
 template <class Config>
 __device__ inline int* turn_of(const BackwardContext<Config>& c, const QPlace& place) {
-  return static_cast<int*>(c.params.turns) + c.head_row(place.head) / Config::block_q + place.tile;
+  const Shape& shape = c.params.shape;
+  auto* heads = static_cast<HeadCounters*>(c.params.turns);
+  auto* turns = reinterpret_cast<int*>(heads + shape.batch * shape.heads_kv);
+  return turns + c.head_row(place.head) / Config::block_q + place.tile;
 }
 
 // By one thread: waits for this block's turn at every step.
@@ -50,6 +52,7 @@ __device__ inline void pass_role(const BackwardContext<Config>& c) {
     arrive<Config>(c.shared.turn_empty[ring.stage]);
     place = c.after(place);
   }
+  pass_sums(c);
 }
 
 }  // namespace cuflash::fa3

@@ -155,13 +155,39 @@ struct BackwardContext {
 };
 
 template <class Config>
+__device__ inline int kv_tiles_of_head(const Fa3BackwardParams& params) {
+  return ceil_div(params.shape.seqlen_kv, Config::block_kv);
+}
+template <class Config>
+__device__ inline unsigned kv_tiles_of_all(const Fa3BackwardParams& params) {
+  return static_cast<unsigned>(kv_tiles_of_head<Config>(params)) * params.shape.batch *
+         params.shape.heads_kv;
+}
+
+template <class Config>
+__device__ inline TileOrder kv_order(const Fa3BackwardParams& params) {
+  return {static_cast<unsigned>(kv_tiles_of_head<Config>(params)),
+          static_cast<unsigned>(params.shape.heads_kv), static_cast<unsigned>(params.section)};
+}
+
+// Of the rows of a kv head, in device memory, see backward_rows.cuh: how many of its tiles' shares
+// are prepared, and how many of its tiles have added to dQ.
+struct HeadCounters {
+  int prepared;
+  int summed;
+};
+__device__ inline HeadCounters& counters_of(const Fa3BackwardParams& params, const WorkItem& item) {
+  return static_cast<HeadCounters*>(params.turns)[item.batch * params.shape.heads_kv + item.head];
+}
+
+// `tile` is its place in the order of kv tiles.
+template <class Config>
 __device__ inline BackwardContext<Config> context_of(const Fa3BackwardParams& params,
-                                                     BackwardStorage<Config>& shared) {
+                                                     BackwardStorage<Config>& shared,
+                                                     unsigned tile) {
   const Shape& shape = params.shape;
-  const TileOrder order{static_cast<unsigned>(ceil_div(shape.seqlen_kv, Config::block_kv)),
-                        static_cast<unsigned>(shape.heads_kv),
-                        static_cast<unsigned>(params.section)};
-  const WorkItem item = order.kv_item<Config::block_kv>(shape, blockIdx.x, Config::ordered);
+  const WorkItem item = kv_order<Config>(params).template kv_item<Config::block_kv>(
+      shape, tile, Config::ordered);
   const Sequence seq = sequence(shape, item.batch);
   return {params,
           shared,

@@ -227,6 +227,7 @@ struct WideMath {
     ptx::wgmma_wait<0>();
     ptx::wgmma_hold(dq.value[0]);
     math.add_q(state, dq, steps - 1);
+    math.end_sums();
   }
 };
 

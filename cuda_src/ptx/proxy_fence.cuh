@@ -1,4 +1,4 @@
-// fence.proxy.async: between what threads do to shared memory and what asynchronous units do.
+// fence.proxy.async: between what threads do to memory and what asynchronous units do.
 #pragma once
 
 namespace cuflash::ptx {
@@ -7,6 +7,11 @@ namespace cuflash::ptx {
 // thread wrote to shared memory is seen by warpgroup products and copies that come after.
 __device__ inline void fence_async_shared() {
   asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory");
+}
+
+// The same of global memory: what this thread knows to be written is seen by copies after it.
+__device__ inline void fence_async_global() {
+  asm volatile("fence.proxy.async.global;\n" ::: "memory");
 }
 
 }  // namespace cuflash::ptx

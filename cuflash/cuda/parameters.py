@@ -128,9 +128,12 @@ PARAMETERS = {
     ),
     ("fa3", "backward"): _struct(
         "Fa3BackwardParams",
-        ("dk", "dv"),
-        (),
-        ("row_lse", "delta", "dq_accumulator", "turns", "scale", "section", "padded_rows"),
+        ("dk", "dv", "dq", "out", "dout"),
+        ("lse", "dlse"),
+        (
+            *("row_lse", "delta", "dq_accumulator", "turns"),
+            *("scale", "section", "padded_rows", "ahead", "behind"),
+        ),
         maps=("q_map", "k_map", "v_map", "dout_map"),
     ),
     ("steps", "delta"): _struct("DeltaParams", ("out", "dout"), ("dlse",), ("delta",)),

@@ -9,6 +9,7 @@ from .decision import Algorithm, Plan
 from .device import DeviceLimits
 from .kernel import KernelLaunch, kernel_config, lay_out
 from .problem import DTYPES, AttentionProblem
+from .row_order import RowOrder
 from .row_steps import RowSteps, launchable
 from .sections import even_section, section_of
 from .tiles import fa3, steps
@@ -161,8 +162,6 @@ def _backward(
     reason: str,
     rejected: tuple[tuple[Algorithm, str], ...],
 ) -> Plan:
-    turns = steps.ROWS // tile.block_q if tile.ordered else 0
-    rows = RowSteps(problem, limits, "fa3", fa3.ARITHMETIC, tile.head_dim, turns)
     config = kernel_config(
         problem, limits, ("fa3", "backward"), fa3.ARITHMETIC, tile.constants(), tile.footprint
     )
@@ -170,17 +169,45 @@ def _backward(
         config, architecture="sm_90a", head_dim=tile.head_dim, head_dim_v=tile.head_dim_v
     )
     tiles = ceil_div(problem.seqlen_kv, tile.block_kv)
-    grid = launchable(problem.batch * problem.heads_kv * tiles, "fa3")
     section = 1
     if problem.mask == "causal":
         per_sm = tile.footprint.blocks_per_sm
         section = section_of(problem, limits, tiles, per_sm, _MOST_HEADS_OF_SECTION)
+    order = RowOrder(
+        problem.batch * problem.heads_kv, tiles, section, tile.shares, limits.num_sms
+    )
+    rows = _rows(problem, limits, tile, order)
+    arguments = (
+        ("section", section),
+        rows.rows,
+        ("ahead", (rows.heads or 0) // problem.group * tiles),
+        ("behind", order.behind),
+    )
     boxes = (
         ("q", tile.block_q),
         ("k", tile.block_kv),
         ("v", tile.block_kv),
         ("dout", tile.block_q),
     )
-    main = KernelLaunch(config, grid, (("section", section), rows.rows), boxes)
+    main = KernelLaunch(config, launchable(order.blocks, "fa3"), arguments, boxes)
     workspace = tuple(lay_out(rows.sizes))
-    return Plan(problem, "cuda", "fa3", tile, reason, rejected, rows.around(main), workspace)
+    return Plan(problem, "cuda", "fa3", tile, reason, rejected, (rows.before, main), workspace)
+
+
+def _rows(
+    problem: AttentionProblem, limits: DeviceLimits, tile: fa3.Fa3BackwardTile, order: RowOrder
+) -> RowSteps:
+    """What runs before, and the workspace: blocks of rows do the rest.
+
+    They read ``out`` in the dtype of q; in another one all rows are prepared
+    before. There the counters are cleared too: two of every head of keys, and
+    of an ordered sum one of every q tile.
+    """
+    inside = problem.output == problem.storage
+    heads = (order.heads_ahead if inside else order.heads) * problem.group
+    rows = RowSteps(problem, limits, "fa3", fa3.ARITHMETIC, tile.head_dim, heads=heads)
+    counters = 2 * order.heads
+    if tile.ordered:
+        counters += problem.batch * problem.heads_q * rows.padded_rows // tile.block_q
+    each = ceil_div(counters, rows.blocks)
+    return replace(rows, turns=1 << (each - 1).bit_length())  # few numbers: each is compiled

@@ -47,7 +47,9 @@ class RowSteps:
     head_dim
         Columns of the sums of dQ: the main kernel's bucket.
     turns
-        Counters of an ordered sum for every :data:`steps.ROWS` rows of a head; 0 without one.
+        Counters that a block of ``statistics``, of :data:`steps.ROWS` rows of a head, clears.
+    heads
+        Query heads whose rows ``statistics`` does, the first; by default all.
     """
 
     problem: AttentionProblem
@@ -56,6 +58,7 @@ class RowSteps:
     arithmetic: Arithmetic
     head_dim: int
     turns: int = 0
+    heads: int | None = None
 
     @property
     def padded_rows(self) -> int:
@@ -70,24 +73,35 @@ class RowSteps:
     @property
     def sizes(self) -> list[tuple[str, int]]:
         """Buffers of the workspace and their bytes."""
-        heads = self.problem.batch * self.problem.heads_q
-        numbers = heads * self.padded_rows * DTYPES[self.problem.compute].itemsize
+        numbers = self._all_heads * self.padded_rows * DTYPES[self.problem.compute].itemsize
         return [
             ("row_lse", numbers),
             ("delta", numbers),
             ("dq_accumulator", numbers * self.head_dim),
-            ("turns", 4 * heads * self.padded_rows // steps.ROWS * self.turns),
+            ("turns", 4 * self.blocks * self.turns),
         ]
+
+    @property
+    def blocks(self) -> int:
+        """Thread blocks of ``statistics``."""
+        heads = self._all_heads if self.heads is None else self.heads
+        return heads * self.padded_rows // steps.ROWS
+
+    @property
+    def before(self) -> KernelLaunch:
+        """``statistics``."""
+        return self._launch("statistics", {"turns": self.turns}, self.blocks)
 
     def around(self, main: KernelLaunch) -> tuple[KernelLaunch, ...]:
         """The launches of the whole pass."""
-        return (
-            self._launch("statistics", {"turns": self.turns}),
-            main,
-            self._launch("convert_dq", {}),
-        )
+        blocks = self._all_heads * self.padded_rows // steps.ROWS
+        return (self.before, main, self._launch("convert_dq", {}, blocks))
 
-    def _launch(self, kernel: str, constants: dict[str, int]) -> KernelLaunch:
+    @property
+    def _all_heads(self) -> int:
+        return self.problem.batch * self.problem.heads_q
+
+    def _launch(self, kernel: str, constants: dict[str, int], blocks: int) -> KernelLaunch:
         tile = steps.RowsTile(self.arithmetic.fragment_rows)
         footprint = tile.footprint
         if kernel == "convert_dq":
@@ -103,6 +117,4 @@ class RowSteps:
         config = replace(config, mask="full", head_dim=self.head_dim)
         if kernel == "convert_dq":  # nothing else changes its code
             config = replace(config, head_dim_v=self.head_dim, output=config.storage)
-        heads = self.problem.batch * self.problem.heads_q
-        grid = launchable(heads * self.padded_rows // steps.ROWS, self.algorithm)
-        return KernelLaunch(config, grid, (self.rows,))
+        return KernelLaunch(config, launchable(blocks, self.algorithm), (self.rows,))

@@ -26,6 +26,9 @@ WARPGROUP, ROWS = 128, 64
 #: The warpgroup's matrix instructions take 16 elements of depth.
 ARITHMETIC = Arithmetic("tensor_cores", 16, 16)
 
+#: Keys of the tiles between one block of rows and the next, backward.
+_KEYS_OF_ROUND = 1024
+
 #: Columns of a panel in shared memory: 128 bytes, the span of the widest swizzle.
 _PANEL = 64
 
@@ -127,6 +130,11 @@ class Fa3BackwardTile:
         threads = WARPGROUP * (self.warpgroups + 1)
         return Footprint(shared, 65536 // threads // 8 * 8, threads)
 
+    @property
+    def shares(self) -> int:
+        """Blocks of tiles for each block that prepares and finishes their rows."""
+        return _KEYS_OF_ROUND // self.block_kv
+
     def constants(self) -> dict[str, int]:
         """What the device code reads from ``Config``."""
         return {
@@ -134,6 +142,7 @@ class Fa3BackwardTile:
             "block_kv": self.block_kv,
             "num_stages": self.num_stages,
             "score_stages": self.score_stages,
+            "shares": self.shares,
             "fragment_rows": ARITHMETIC.fragment_rows,
             "ordered": int(self.ordered),
             "load_registers": _BACKWARD_REGISTERS.load,
