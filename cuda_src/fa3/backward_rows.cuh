@@ -19,6 +19,8 @@
 //   summed     who finishes a share, for the blocks of all kv tiles of the head
 #pragma once
 
+#include "../ptx/bulk_copy.cuh"
+#include "../ptx/mma.cuh"
 #include "../ptx/proxy_fence.cuh"
 #include "../ptx/turn.cuh"
 #include "backward_types.cuh"
@@ -35,39 +37,131 @@ __device__ inline void await_count(const int* counter, int count) {
 template <class Config>
 __device__ inline void await_prepared(const BackwardContext<Config>& c, unsigned tile) {
   if (tile < c.params.ahead) return;
-  await_count(&counters_of(c.params, c.item).prepared, kv_tiles_of_head<Config>(c.params));
+  await_count(&counters_of(c.params, c.item.batch, c.item.head).prepared,
+              2 * kv_tiles_of_head<Config>(c.params));
   ptx::fence_async_global();
 }
 
 // By one thread, when additions to dQ of this block's tile are under way, and known to be by it.
 template <class Config>
 __device__ inline void pass_sums(const BackwardContext<Config>& c) {
-  ptx::pass_turn(&counters_of(c.params, c.item).summed);
-}
-
-// By one thread beside math, where sums have no order.
-template <class Config>
-__device__ inline void sums_role(const BackwardContext<Config>& c) {
-  wait<Config>(c.shared.added[0], 0);
-  pass_sums(c);
+  ptx::pass_turn(&counters_of(c.params, c.item.batch, c.item.head).summed);
 }
 
 // The rows of a kv tile: of every query head of its group as large a part as it is of the keys.
 struct RowShare {
-  WorkItem item;  // of the tile
-  int begin;
-  int end;  // of the rows that a kv tile reads, which may reach beyond the length
+  int batch;
+  int kv_head;
+  int row;  // the first
 };
 
+// Sixteen rows of a query head.
+struct RowUnit {
+  int batch;
+  int head;
+  int row;
+};
+
+// What a block of rows has in shared memory.
 template <class Config>
-__device__ inline RowShare row_share(const Fa3BackwardParams& params, unsigned tile) {
-  const WorkItem item = kv_order<Config>(params).template kv_item<Config::block_kv>(
-      params.shape, tile, Config::ordered);
-  const int tiles = kv_tiles_of_head<Config>(params);
-  const int units = ceil_div(params.shape.seqlen_q, Config::block_q) * (Config::block_q / 16);
-  const int each = ceil_div(units, tiles);
-  const int first = min(item.kv_begin / Config::block_kv * each, units);
-  return {item, first * 16, min(first + each, units) * 16};
+struct RowStorage {
+  StagedRows staging[BackwardTypes<Config>::threads / 32];
+  RowShare prepared[Config::shares];
+  RowShare finished[Config::shares];
+};
+
+// Shares one after the other, in units.
+template <class Config>
+struct RowUnits {
+  const Fa3BackwardParams& params;
+  const RowShare* const shares;
+  const unsigned of_head;   // units of a query head, as far as kv tiles read
+  const unsigned of_share;  // and of a tile's share of it
+  const unsigned count;     // of all shares
+
+  __device__ RowUnits(const Fa3BackwardParams& params, const RowShare* shares, int count)
+      : params(params),
+        shares(shares),
+        of_head(ceil_div(params.shape.seqlen_q, Config::block_q) * (Config::block_q / 16)),
+        of_share(units_of_share(params)),
+        count(count * of_share * (params.shape.heads_q / params.shape.heads_kv)) {}
+
+  __device__ static unsigned units_of_share(const Fa3BackwardParams& params) {
+    const int units = ceil_div(params.shape.seqlen_q, Config::block_q) * (Config::block_q / 16);
+    return ceil_div(units, kv_tiles_of_head<Config>(params));
+  }
+  __device__ static RowShare share(const Fa3BackwardParams& params, long long tile) {
+    const WorkItem item = kv_order<Config>(params).template kv_item<Config::block_kv>(
+        params.shape, static_cast<unsigned>(tile), Config::ordered);
+    const int first = item.kv_begin / Config::block_kv * units_of_share(params) * 16;
+    return {item.batch, item.head, first};
+  }
+
+  // Its row is beyond the length where a head has fewer units than its tiles share.
+  __device__ RowUnit at(unsigned i) const {
+    const unsigned group = params.shape.heads_q / params.shape.heads_kv;
+    const unsigned heads = i / of_share;  // of queries, whose units come before
+    const unsigned before = group == 1 ? heads : heads / group;
+    const RowShare& share = shares[before];
+    return {share.batch, static_cast<int>(share.kv_head * group + heads - before * group),
+            share.row + static_cast<int>(i - heads * of_share) * 16};
+  }
+  __device__ bool has(const RowUnit& unit) const { return unit.row < static_cast<int>(of_head) * 16; }
+  __device__ long long workspace_row(const RowUnit& unit) const {
+    return (static_cast<long long>(unit.batch) * params.shape.heads_q + unit.head) *
+               params.padded_rows +
+           unit.row;
+  }
+};
+
+// By one thread, with registers to spare: what clear_role will clear, for the share that a block of
+// rows prepares meanwhile.
+template <class Config>
+__device__ inline Clearing clearing_of(const Fa3BackwardParams& params, unsigned tile) {
+  using Units = RowUnits<Config>;
+  if (tile + params.ahead >= kv_tiles_of_all<Config>(params)) return {nullptr, 0, 0, 0, nullptr};
+  const RowShare share = Units::share(params, tile + params.ahead);
+  const Units units(params, &share, 1);
+  const RowUnit unit = units.at(0);
+  const int rows = min(static_cast<int>(units.of_head) * 16 - unit.row,
+                       static_cast<int>(units.of_share) * 16);
+  constexpr int of_row = Config::head_dim * static_cast<int>(sizeof(float));
+  return {static_cast<unsigned char*>(params.dq_accumulator) + units.workspace_row(unit) * of_row,
+          params.padded_rows * of_row, static_cast<long long>(max(rows, 0)) * of_row,
+          params.shape.heads_q / params.shape.heads_kv, &counters_of(params, share.batch, share.kv_head)};
+}
+
+// By a warp of a block that has a tile: zeros for sums of dQ. Written by the copy engine from a
+// kilobyte of shared memory they cost a multiprocessor that multiplies next to nothing, and would
+// cost one that prepares rows as long as it reads.
+template <class Config>
+__device__ inline void clear_role(BackwardStorage<Config>& shared) {
+  const Clearing& clearing = shared.clearing;
+  if (clearing.counters == nullptr) return;
+  const int lane = ptx::opaque_lane();
+  for (int i = lane; i < 64; i += 32) shared.zeros.chunks[i] = make_uint4(0, 0, 0, 0);
+  ptx::fence_async_shared();
+  __syncwarp();
+  if (lane != 0) return;
+  const unsigned from = ptx::shared_address(&shared.zeros);
+  for (int run = 0; run < clearing.runs; ++run) {
+    unsigned char* const to = clearing.first + run * clearing.stride;
+#pragma unroll 1
+    for (long long byte = 0; byte < clearing.bytes; byte += sizeof(Zeros)) {
+      ptx::bulk_store(to + byte, from, sizeof(Zeros));
+    }
+  }
+  ptx::bulk_stores_wait();
+  ptx::fence_async_global();
+  ptx::pass_turn(&clearing.counters->prepared);
+}
+
+// By a warp where sums have no order.
+template <class Config>
+__device__ inline void sums_role(const BackwardContext<Config>& c) {
+  if (threadIdx.x % 32 != 0) return;
+  wait<Config>(c.shared.added[0], 0);
+  pass_sums(c);
 }
 
 // A row's lse as the caller has it -> in units of the logits; plus infinity, whose P is zero, for a
@@ -79,131 +173,123 @@ __device__ inline float backward_lse(float given) {
   return lse == infinity<float>() ? lse - lse : lse;  // NaN: no dead row, but one that overflowed
 }
 
-// Work on the rows of a share, by all warps of the block.
-template <class Config, class Types = BackwardTypes<Config>>
-struct RowWork {
+// What is read of a unit that is prepared, and what is made of it.
+//
+// rowsum(dO * O) is the diagonal of dO O^T: a product of warp fragments takes a tenth of the
+// instructions that converting, multiplying and adding across lanes would. The order of columns is
+// free as long as it is the same for both, so a lane takes 16 bytes of a row, which are its
+// elements of two products of depth 16. Lane l has rows l / 4 and l / 4 + 8.
+template <class Config>
+struct UnitToPrepare {
   using Storage = typename Config::Storage;
-  static constexpr int warps = Types::threads / 32;
-  const Fa3BackwardParams& params;
-  const RowShare share;
-  const int warp = static_cast<int>(threadIdx.x) / 32;
-  const int lane = ptx::opaque_lane();
+  static constexpr int chunks = (Config::head_dim_v + 31) / 32;  // of a lane, 32 columns apart
+  RowUnit unit;
+  bool exists;
+  uint4 out[chunks][2];  // of both rows
+  uint4 dout[chunks][2];
+  float lse[2];  // in the lane that will have their delta
+  float dlse[2];
 
-  // work(head, row) for every `rows`-th row of the share's heads, the warps taking turns.
-  template <int rows, class Work>
-  __device__ __forceinline__ void for_each(Work&& work) const {
-    const int group = params.shape.heads_q / params.shape.heads_kv;
-    const int parts = (share.end - share.begin) / rows;
-    for (int i = warp; i < group * parts; i += warps) {
-      work(share.item.head * group + i / parts, share.begin + i % parts * rows);
-    }
-  }
-  __device__ Sequence seq() const { return sequence(params.shape, share.item.batch); }
-  __device__ long long workspace_row(int head, int row) const {
-    return (static_cast<long long>(share.item.batch) * params.shape.heads_q + head) *
-               params.padded_rows +
-           row;
-  }
+  __device__ static bool has_delta(int lane) { return lane % 4 == lane / 8; }
 
-  // A lane's part of sixteen bytes of two rows.
-  __device__ static float products(const uint4& a, const uint4& b) {
-    struct Eight {
-      Pair<Storage> pair[4];
-    };
-    const auto& x = reinterpret_cast<const Eight&>(a);
-    const auto& y = reinterpret_cast<const Eight&>(b);
-    float sum = 0;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      sum = fma(to_compute(x.pair[i].x), to_compute(y.pair[i].x), sum);
-      sum = fma(to_compute(x.pair[i].y), to_compute(y.pair[i].y), sum);
-    }
-    return sum;
-  }
-
-  // Sixteen rows: all that is read is on its way before any of it is used.
-  __device__ __forceinline__ void prepare_rows(int head, int row) const {
-    constexpr int chunks = Config::head_dim_v / 8;
-    constexpr int lanes = largest_power_of_two_in(32, chunks);  // that share a row
-    constexpr int rows = 32 / lanes;                            // at a time
-    constexpr int of_lane = (chunks + lanes - 1) / lanes;       // chunks of a row
+  __device__ __forceinline__ void load(const RowUnits<Config>& units, unsigned i, bool any) {
+    const Fa3BackwardParams& params = units.params;
     const Shape& shape = params.shape;
-    const long long at = workspace_row(head, row);
-    float given = -infinity<float>(), from_lse = 0;
-    if (lane < 16 && row + lane < shape.seqlen_q) {
-      given = *row_number<const float>(params.lse, seq(), head, row + lane);
-      if (params.dlse.data != nullptr) {
-        from_lse = *row_number<const float>(params.dlse, seq(), head, row + lane);
+    exists = any;
+    if (any) unit = units.at(i);
+    exists = any && units.has(unit);
+    if (!exists) return;
+    const int lane = ptx::opaque_lane();
+    const Sequence seq = sequence(shape, unit.batch);
+#pragma unroll
+    for (int k = 0; k < 2; ++k) {
+      const int row = unit.row + lane / 4 + 8 * k;
+      const bool valid = row < shape.seqlen_q;
+      const auto* const from = q_row<const Storage>(params.out, seq, unit.head, row);
+      const auto* const dfrom = q_row<const Storage>(params.dout, seq, unit.head, row);
+#pragma unroll
+      for (int j = 0; j < chunks; ++j) {
+        const int column = 32 * j + lane % 4 * 8;
+        out[j][k] = dout[j][k] = make_uint4(0, 0, 0, 0);
+        if (valid && column < shape.head_dim_v) {
+          out[j][k] = *reinterpret_cast<const uint4*>(from + column);
+          dout[j][k] = *reinterpret_cast<const uint4*>(dfrom + column);
+        }
       }
-    }
-    uint4 out[16 / rows][of_lane], dout[16 / rows][of_lane];
-#pragma unroll
-    for (int i = 0; i < 16 / rows; ++i) {
-      const int mine = row + i * rows + lane / lanes;
-      const int column = lane % lanes * 8;
-      const auto* const from = q_row<const Storage>(params.out, seq(), head, mine) + column;
-      const auto* const dfrom = q_row<const Storage>(params.dout, seq(), head, mine) + column;
-#pragma unroll
-      for (int j = 0; j < of_lane; ++j) {
-        const bool valid = mine < shape.seqlen_q && column + j * lanes * 8 < shape.head_dim_v;
-        out[i][j] = dout[i][j] = make_uint4(0, 0, 0, 0);
-        if (valid) {
-          out[i][j] = *reinterpret_cast<const uint4*>(from + j * lanes * 8);
-          dout[i][j] = *reinterpret_cast<const uint4*>(dfrom + j * lanes * 8);
+      lse[k] = -infinity<float>();
+      dlse[k] = 0;
+      if (valid && has_delta(lane)) {
+        lse[k] = *row_number<const float>(params.lse, seq, unit.head, row);
+        if (params.dlse.data != nullptr) {
+          dlse[k] = *row_number<const float>(params.dlse, seq, unit.head, row);
         }
       }
     }
-    clear_sums(at);
-    float mine = 0;
+  }
+
+  __device__ __forceinline__ void finish(const RowUnits<Config>& units) const {
+    if (!exists) return;
+    const Fa3BackwardParams& params = units.params;
+    const int lane = ptx::opaque_lane();
+    const long long at = units.workspace_row(unit);
+    float c[2][4] = {};  // dO of both rows by O of rows 0 to 7, and 8 to 15
 #pragma unroll
-    for (int i = 0; i < 16 / rows; ++i) {
-      float sum = 0;
+    for (int j = 0; j < chunks; ++j) {
+      const uint4& near = dout[j][0];
+      const uint4& far = dout[j][1];
 #pragma unroll
-      for (int j = 0; j < of_lane; ++j) sum += products(out[i][j], dout[i][j]);
-#pragma unroll
-      for (int distance = lanes / 2; distance > 0; distance /= 2) {
-        sum += __shfl_xor_sync(0xffffffffu, sum, distance);
+      for (int k = 0; k < 2; ++k) {
+        const uint4& b = out[j][k];
+        ptx::mma_m16n8k16(Storage{}, c[k][0], c[k][1], c[k][2], c[k][3],
+                          {near.x, far.x, near.y, far.y}, b.x, b.y);
+        ptx::mma_m16n8k16(Storage{}, c[k][0], c[k][1], c[k][2], c[k][3],
+                          {near.z, far.z, near.w, far.w}, b.z, b.w);
       }
-      const float other = __shfl_sync(0xffffffffu, sum, lane % rows * lanes);
-      if (lane / rows == i) mine = other;
     }
-    if (lane < 16) {
-      const float lse = backward_lse<Config>(given);
-      static_cast<float*>(params.row_lse)[at + lane] = lse;
-      static_cast<float*>(params.delta)[at + lane] =
-          lse == infinity<float>() ? 0.0f : mine - from_lse;
+    if (!has_delta(lane)) return;
+    const bool odd = lane / 4 % 2 != 0;
+#pragma unroll
+    for (int k = 0; k < 2; ++k) {
+      const long long row = at + lane / 4 + 8 * k;
+      const float sum = odd ? c[k][2 * k + 1] : c[k][2 * k];
+      const float row_lse = backward_lse<Config>(lse[k]);
+      static_cast<float*>(params.row_lse)[row] = row_lse;
+      static_cast<float*>(params.delta)[row] =
+          row_lse == infinity<float>() ? 0.0f : sum - dlse[k];
     }
   }
+};
 
-  __device__ __forceinline__ void clear_sums(long long row) const {
-    auto* to = reinterpret_cast<uint4*>(static_cast<float*>(params.dq_accumulator) +
-                                        row * Config::head_dim) +
-               lane;
-#pragma unroll 4
-    for (int i = 0; i < 16 * Config::head_dim / 4 / 32; ++i) to[32 * i] = make_uint4(0, 0, 0, 0);
+// The sums of dQ of 64 columns of a unit, and dQ.
+template <class Config>
+struct UnitToFinish {
+  using Storage = typename Config::Storage;
+  static constexpr int parts = Config::head_dim / kPanelColumns;  // of a unit
+  RowUnit unit;
+  int column;
+  bool exists;
+  WarpTile<float, 16, 16, kPanelColumns> sums;
+
+  __device__ __forceinline__ void load(const RowUnits<Config>& units, unsigned i, bool any) {
+    const Shape& shape = units.params.shape;
+    if (any) unit = units.at(i / parts);
+    column = static_cast<int>(i % parts) * kPanelColumns;
+    exists = any && unit.row < shape.seqlen_q && column < shape.head_dim;
+    if (!exists) return;
+    load_from_accumulator<Config>(static_cast<const float*>(units.params.dq_accumulator), sums,
+                                  units.workspace_row(unit), 0, column);
   }
 
-  // Sixteen rows of 64 columns after the other.
-  __device__ __forceinline__ void finish_rows(int head, int row, StagedRows& staging) const {
-    const int valid = params.shape.seqlen_q - row;
-    if (valid <= 0) return;
+  __device__ __forceinline__ void finish(const RowUnits<Config>& units, StagedRows& staging) {
+    if (!exists) return;
+    const Fa3BackwardParams& params = units.params;
     const float scale = static_cast<float>(params.scale);
-#pragma unroll 1
-    for (int column = 0; column < params.shape.head_dim; column += kPanelColumns) {
-      WarpTile<float, 16, 16, kPanelColumns> part;
-      load_from_accumulator<Config>(static_cast<const float*>(params.dq_accumulator), part,
-                                    workspace_row(head, 0), row, column);
-      part.for_each([&](float& x, int, int, int, int) { x *= scale; });
-      store_staged(part, staging, q_row<Storage>(params.dq, seq(), head, row) + column,
-                   params.dq.row_stride, valid, params.shape.head_dim - column);
-    }
-  }
-
-  __device__ void prepare() const {
-    for_each<16>([&](int head, int row) { prepare_rows(head, row); });
-  }
-  __device__ void finish(StagedRows* staging) const {
-    for_each<16>([&](int head, int row) { finish_rows(head, row, staging[warp]); });
+    sums.for_each([&](float& x, int, int, int, int) { x *= scale; });
+    const Sequence seq = sequence(params.shape, unit.batch);
+    store_staged(sums, staging,
+                 q_row<Storage>(params.dq, seq, unit.head, unit.row) + column,
+                 params.dq.row_stride, params.shape.seqlen_q - unit.row,
+                 params.shape.head_dim - column);
   }
 };
 
@@ -237,35 +323,62 @@ struct BlockPlace {
   }
 };
 
-// By a whole block. `staging` of every warp.
+// Units that a warp has under way: what they read hides the way to memory and back.
+template <class Config>
+constexpr int kUnitsAtOnce = Config::head_dim <= 128 && Config::head_dim_v <= 128 ? 2 : 1;
+
+// For `count` units, by all warps of the block: load of some, then finish of the same.
+template <class Unit, int at_once, class Units, class... More>
+__device__ inline void for_units(const Units& units, unsigned count, More&... more) {
+  const unsigned warps = blockDim.x / 32;
+#pragma unroll 1
+  for (unsigned i = threadIdx.x / 32; i < count; i += at_once * warps) {
+    Unit unit[at_once];
+#pragma unroll
+    for (int j = 0; j < at_once; ++j) unit[j].load(units, i + j * warps, i + j * warps < count);
+#pragma unroll
+    for (int j = 0; j < at_once; ++j) unit[j].finish(units, more...);
+  }
+}
+
+// The kv tiles whose shares a block does: those of [begin, begin + most) that there are.
+struct ShareRange {
+  long long first;
+  int count;
+  __device__ ShareRange(long long begin, int most, long long tiles)
+      : first(max(begin, 0ll)),
+        count(static_cast<int>(max(min(begin + most, tiles) - first, 0ll))) {}
+};
+
+// By a whole block.
 template <class Config>
 __device__ inline void row_block(const Fa3BackwardParams& params, const BlockPlace<Config>& place,
-                                 StagedRows* staging) {
+                                 RowStorage<Config>& shared) {
+  using Units = RowUnits<Config>;
   const long long tiles = kv_tiles_of_all<Config>(params);
-  const auto has = [&](long long first, int i) {
-    return i < place.shares && first + i >= 0 && first + i < tiles;
-  };
-  const auto share_of = [&](long long first, int i) {
-    return row_share<Config>(params, static_cast<unsigned>(first + i));
-  };
+  const ShareRange to_prepare(place.prepared, place.shares, tiles);
+  const ShareRange to_finish(place.finished, place.shares, tiles);
   const int mine = static_cast<int>(threadIdx.x);
-  for (int i = 0; has(place.prepared, i); ++i) {
-    RowWork<Config>{params, share_of(place.prepared, i)}.prepare();
+  const auto counters = [&](const RowShare& share) -> HeadCounters& {
+    return counters_of(params, share.batch, share.kv_head);
+  };
+  if (mine < to_prepare.count) {
+    shared.prepared[mine] = Units::share(params, to_prepare.first + mine);
+  }
+  if (mine < to_finish.count) {
+    shared.finished[mine] = Units::share(params, to_finish.first + mine);
   }
   __syncthreads();
-  if (has(place.prepared, mine)) {
-    ptx::pass_turn(&counters_of(params, share_of(place.prepared, mine).item).prepared);
-  }
-  if (has(place.finished, mine)) {
-    await_count(&counters_of(params, share_of(place.finished, mine).item).summed,
-                kv_tiles_of_head<Config>(params));
+  const Units prepared(params, shared.prepared, to_prepare.count);
+  for_units<UnitToPrepare<Config>, kUnitsAtOnce<Config>>(prepared, prepared.count);
+  if (mine < to_finish.count) {
+    await_count(&counters(shared.finished[mine]).summed, kv_tiles_of_head<Config>(params));
   }
   __syncthreads();
-  for (int i = 0; i < place.shares; ++i) {
-    if (has(place.finished, i)) {
-      RowWork<Config>{params, share_of(place.finished, i)}.finish(staging);
-    }
-  }
+  if (mine < to_prepare.count) ptx::pass_turn(&counters(shared.prepared[mine]).prepared);
+  using Finish = UnitToFinish<Config>;
+  const Units finished(params, shared.finished, to_finish.count);
+  for_units<Finish, 2>(finished, finished.count * Finish::parts, shared.staging[mine / 32]);
 }
 
 }  // namespace cuflash::fa3

@@ -64,6 +64,25 @@ struct alignas(16) QueryNumbers {
   float value[Config::block_q];
 };
 
+// Of the rows of a kv head, in device memory, see backward_rows.cuh: how many times a tile's share
+// has been prepared, which takes two, and how many of its tiles have added to dQ.
+struct HeadCounters {
+  int prepared;
+  int summed;
+};
+struct alignas(128) Zeros {
+  uint4 chunks[64];
+};
+
+// Memory to clear, see backward_rows.cuh: so many runs, which begin `stride` bytes apart.
+struct Clearing {
+  unsigned char* first;
+  long long stride;
+  long long bytes;  // of a run, whole Zeros
+  int runs;
+  HeadCounters* counters;
+};
+
 template <class Config, class Types = BackwardTypes<Config>>
 struct BackwardStorage {
   typename Types::KPanels k;                             // [block_kv, head_dim]
@@ -72,6 +91,7 @@ struct BackwardStorage {
   typename Types::DoutPanels dout[Config::num_stages];   // [block_q, head_dim_v]
   typename Types::ScorePanels ds[Config::score_stages];  // [block_q, block_kv]
   StagedRows staging[Types::math_warps];                 // 64 columns of a warp's dK or dV; P
+  Zeros zeros;                                           // see backward_rows.cuh
   QueryNumbers<Config> lse[Config::num_stages];          // arrive with Q
   QueryNumbers<Config> delta[Config::num_stages];        // arrive with dO
   Barrier k_full;
@@ -83,6 +103,7 @@ struct BackwardStorage {
   Barrier turn_full[kTurnStages];  // see backward_turns.cuh
   Barrier turn_empty[kTurnStages];
   Barrier added[kTurnStages];
+  Clearing clearing;
 };
 
 // The barriers that go by numbers, 0 being that of all threads: of each warpgroup where queries are
@@ -170,14 +191,9 @@ __device__ inline TileOrder kv_order(const Fa3BackwardParams& params) {
           static_cast<unsigned>(params.shape.heads_kv), static_cast<unsigned>(params.section)};
 }
 
-// Of the rows of a kv head, in device memory, see backward_rows.cuh: how many of its tiles' shares
-// are prepared, and how many of its tiles have added to dQ.
-struct HeadCounters {
-  int prepared;
-  int summed;
-};
-__device__ inline HeadCounters& counters_of(const Fa3BackwardParams& params, const WorkItem& item) {
-  return static_cast<HeadCounters*>(params.turns)[item.batch * params.shape.heads_kv + item.head];
+__device__ inline HeadCounters& counters_of(const Fa3BackwardParams& params, int batch,
+                                            int kv_head) {
+  return static_cast<HeadCounters*>(params.turns)[batch * params.shape.heads_kv + kv_head];
 }
 
 // `tile` is its place in the order of kv tiles.

@@ -12,7 +12,7 @@ from .problem import DTYPES, AttentionProblem
 from .row_order import RowOrder
 from .row_steps import RowSteps, launchable
 from .sections import even_section, section_of
-from .tiles import fa3, steps
+from .tiles import fa3
 from .tiles.common import ceil_div
 
 __all__ = ["OLDEST_NVRTC", "by_name_only", "fa3_plan", "needs_newer_compiler"]
