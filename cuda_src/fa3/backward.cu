@@ -52,24 +52,31 @@ __device__ inline void backward(const Fa3BackwardParams& params) {
   auto& shared = *reinterpret_cast<BackwardStorage<Config>*>(shared_bytes);
   static_assert(sizeof(BackwardStorage<Config>) == Config::shared_bytes,
                 "the plan and the kernel disagree about shared memory");
-  static_assert(sizeof(RowStorage<Config>) <= Config::shared_bytes, "there is room");
+  static_assert(Config::shares == 0 || sizeof(RowStorage<Config>) <= Config::shared_bytes,
+                "there is room");
   static_assert(
       Config::load_registers + BackwardTypes<Config>::warpgroups * Config::math_registers <=
           65536 / BackwardTypes<Config>::threads / 8 * 8 * (BackwardTypes<Config>::warpgroups + 1),
       "the warpgroups take more registers than the block has");
-  const BlockPlace<Config> place(params);
-  if (!place.has_tile) {
-    row_block(params, place, reinterpret_cast<RowStorage<Config>&>(shared_bytes));
-    return;
+  unsigned tile = blockIdx.x;
+  if constexpr (Config::shares > 0) {
+    const BlockPlace<Config> place(params);
+    if (!place.has_tile) {
+      row_block(params, place, reinterpret_cast<RowStorage<Config>&>(shared_bytes));
+      return;
+    }
+    tile = place.tile;
+    if (threadIdx.x == kWarpgroup - 1) shared.clearing = clearing_of<Config>(params, tile);
   }
-  const auto c = context_of<Config>(params, shared, place.tile);
-  if (threadIdx.x == kWarpgroup - 1) shared.clearing = clearing_of<Config>(params, place.tile);
+  const auto c = context_of<Config>(params, shared, tile);
   if (c.steps() == 0) {
-    __syncthreads();
     store_zeros(c, params.dk, params.shape.head_dim);
     store_zeros(c, params.dv, params.shape.head_dim_v);
-    if (threadIdx.x < 32) clear_role(shared);
-    if (threadIdx.x == 0) pass_sums(c);
+    if constexpr (Config::shares > 0) {
+      __syncthreads();
+      if (threadIdx.x < 32) clear_role(shared);
+      if (threadIdx.x == 0) pass_sums(c);
+    }
     return;
   }
   // The same in every lane, and known to be: descriptors then stay in uniform registers.
@@ -84,14 +91,16 @@ __device__ inline void backward(const Fa3BackwardParams& params) {
   __syncthreads();
   if (role == 0) {
     ptx::give_registers<Config::load_registers>();
-    if (threadIdx.x < 32) load_role(c, place.tile);
+    if (threadIdx.x < 32) load_role(c, tile);
     if constexpr (Config::ordered) {
       if (threadIdx.x == 32) watch_role(c);
       if (threadIdx.x == 64) pass_role(c);
     }
-    if (threadIdx.x >= 96) {
-      clear_role(shared);
-      if constexpr (!Config::ordered) sums_role(c);
+    if constexpr (Config::shares > 0) {
+      if (threadIdx.x >= 96) {
+        clear_role(shared);
+        if constexpr (!Config::ordered) sums_role(c);
+      }
     }
   } else {
     ptx::take_registers<Config::math_registers>();

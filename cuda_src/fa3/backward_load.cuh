@@ -63,7 +63,7 @@ __device__ inline void load_role(const BackwardContext<Config>& c, unsigned tile
     if (loads && step < steps) {
       if (step == 0) {
         loader.load_k();
-        await_prepared(c, tile);
+        if constexpr (Config::shares > 0) await_prepared(c, tile);
       }
       loader.load_q(place, step);
       if (step == 0) loader.load_v();

@@ -122,7 +122,7 @@ struct BackwardMath {
 
   // By a warp that will add no more to dQ.
   __device__ __forceinline__ void end_sums() const {
-    if constexpr (!Config::ordered) {
+    if constexpr (Config::shares > 0 && !Config::ordered) {
       __syncwarp();
       arrive_warp<Config>(c.shared.added[0]);
     }

@@ -6,8 +6,8 @@
 namespace cuflash {
 
 // FlashAttention-3 backward, the main kernel. Workspace as in Fa2BackwardParams, but for `turns`:
-// the HeadCounters of every kv head, and for an ordered sum a counter of every q tile of a head
-// behind them. Tensors from dq on and the two distances are of backward_rows.cuh.
+// with blocks of rows the HeadCounters of every kv head, and behind them for an ordered sum a
+// counter of every q tile of a head. Tensors from dq on and the two distances are theirs too.
 struct Fa3BackwardParams {
   TensorMap q_map;
   TensorMap k_map;

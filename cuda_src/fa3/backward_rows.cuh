@@ -62,12 +62,23 @@ struct RowUnit {
   int row;
 };
 
+// What a warp of a block of rows loads through: a unit for each slot.
+constexpr int kMostSlots = 4;
+struct alignas(128) RowSlots {
+  static constexpr int bytes = 12 * 1024;
+  unsigned char data[bytes];
+  Barrier to_prepare[kMostSlots];
+  Barrier to_finish[kMostSlots];
+};
+
 // What a block of rows has in shared memory.
 template <class Config>
 struct RowStorage {
-  StagedRows staging[BackwardTypes<Config>::threads / 32];
-  RowShare prepared[Config::shares];
-  RowShare finished[Config::shares];
+  static constexpr int warps = BackwardTypes<Config>::threads / 32;
+  StagedRows staging[warps];
+  RowSlots slots[warps];
+  RowShare prepared[Config::shares + 1];
+  RowShare finished[Config::shares + 1];
 };
 
 // Shares one after the other, in units.
@@ -173,7 +184,7 @@ __device__ inline float backward_lse(float given) {
   return lse == infinity<float>() ? lse - lse : lse;  // NaN: no dead row, but one that overflowed
 }
 
-// What is read of a unit that is prepared, and what is made of it.
+// A unit to prepare: its rows of out, then of dout, in a slot.
 //
 // rowsum(dO * O) is the diagonal of dO O^T: a product of warp fragments takes a tenth of the
 // instructions that converting, multiplying and adding across lanes would. The order of columns is
@@ -182,71 +193,76 @@ __device__ inline float backward_lse(float given) {
 template <class Config>
 struct UnitToPrepare {
   using Storage = typename Config::Storage;
-  static constexpr int chunks = (Config::head_dim_v + 31) / 32;  // of a lane, 32 columns apart
+  static constexpr int parts = 1;  // of a unit
+  static constexpr int chunks = (Config::head_dim_v + 31) / 32;
+  // Rows lie half of the banks apart, so that eight lanes, of two rows, meet different ones.
+  static constexpr int pitch = (2 * Config::head_dim_v + 127) / 128 * 128 + 64;
+  static constexpr int bytes = 2 * 16 * pitch;
   RowUnit unit;
-  bool exists;
-  uint4 out[chunks][2];  // of both rows
-  uint4 dout[chunks][2];
   float lse[2];  // in the lane that will have their delta
   float dlse[2];
 
   __device__ static bool has_delta(int lane) { return lane % 4 == lane / 8; }
 
-  __device__ __forceinline__ void load(const RowUnits<Config>& units, unsigned i, bool any) {
+  __device__ __forceinline__ void load(const RowUnits<Config>& units, unsigned i,
+                                       unsigned char* slot, Barrier& full) {
     const Fa3BackwardParams& params = units.params;
     const Shape& shape = params.shape;
-    exists = any;
-    if (any) unit = units.at(i);
-    exists = any && units.has(unit);
-    if (!exists) return;
+    unit = units.at(i);
     const int lane = ptx::opaque_lane();
     const Sequence seq = sequence(shape, unit.batch);
+    const int rows = max(min(shape.seqlen_q - unit.row, 16), 0);
+    const unsigned row_bytes = shape.head_dim_v * static_cast<int>(sizeof(Storage));
+    if (lane == 0) arrive_expecting<Config>(full, 2 * rows * row_bytes);
+    __syncwarp();
+    if (lane % 16 < rows) {
+      const Tensor& tensor = lane < 16 ? params.out : params.dout;
+      ptx::bulk_load(ptx::shared_address(slot + lane * pitch),
+                     q_row<const Storage>(tensor, seq, unit.head, unit.row + lane % 16), row_bytes,
+                     ptx::shared_address(&full));
+    }
 #pragma unroll
     for (int k = 0; k < 2; ++k) {
-      const int row = unit.row + lane / 4 + 8 * k;
-      const bool valid = row < shape.seqlen_q;
-      const auto* const from = q_row<const Storage>(params.out, seq, unit.head, row);
-      const auto* const dfrom = q_row<const Storage>(params.dout, seq, unit.head, row);
-#pragma unroll
-      for (int j = 0; j < chunks; ++j) {
-        const int column = 32 * j + lane % 4 * 8;
-        out[j][k] = dout[j][k] = make_uint4(0, 0, 0, 0);
-        if (valid && column < shape.head_dim_v) {
-          out[j][k] = *reinterpret_cast<const uint4*>(from + column);
-          dout[j][k] = *reinterpret_cast<const uint4*>(dfrom + column);
-        }
-      }
+      const int row = lane / 4 + 8 * k;
       lse[k] = -infinity<float>();
       dlse[k] = 0;
-      if (valid && has_delta(lane)) {
-        lse[k] = *row_number<const float>(params.lse, seq, unit.head, row);
+      if (row < rows && has_delta(lane)) {
+        lse[k] = *row_number<const float>(params.lse, seq, unit.head, unit.row + row);
         if (params.dlse.data != nullptr) {
-          dlse[k] = *row_number<const float>(params.dlse, seq, unit.head, row);
+          dlse[k] = *row_number<const float>(params.dlse, seq, unit.head, unit.row + row);
         }
       }
     }
   }
 
-  __device__ __forceinline__ void finish(const RowUnits<Config>& units) const {
-    if (!exists) return;
+  __device__ __forceinline__ static uint4 chunk(const unsigned char* slot, int row, int column,
+                                                bool valid) {
+    return valid ? *reinterpret_cast<const uint4*>(slot + row * pitch + 2 * column)
+                 : make_uint4(0, 0, 0, 0);
+  }
+
+  __device__ __forceinline__ void finish(const RowUnits<Config>& units, const unsigned char* slot,
+                                         StagedRows&) const {
     const Fa3BackwardParams& params = units.params;
     const int lane = ptx::opaque_lane();
-    const long long at = units.workspace_row(unit);
     float c[2][4] = {};  // dO of both rows by O of rows 0 to 7, and 8 to 15
 #pragma unroll
     for (int j = 0; j < chunks; ++j) {
-      const uint4& near = dout[j][0];
-      const uint4& far = dout[j][1];
+      const int column = 32 * j + lane % 4 * 8;
+      const bool valid = column < params.shape.head_dim_v;
+      const uint4 near = chunk(slot, 16 + lane / 4, column, valid);
+      const uint4 far = chunk(slot, 24 + lane / 4, column, valid);
 #pragma unroll
       for (int k = 0; k < 2; ++k) {
-        const uint4& b = out[j][k];
+        const uint4 b = chunk(slot, lane / 4 + 8 * k, column, valid);
         ptx::mma_m16n8k16(Storage{}, c[k][0], c[k][1], c[k][2], c[k][3],
                           {near.x, far.x, near.y, far.y}, b.x, b.y);
         ptx::mma_m16n8k16(Storage{}, c[k][0], c[k][1], c[k][2], c[k][3],
                           {near.z, far.z, near.w, far.w}, b.z, b.w);
       }
     }
-    if (!has_delta(lane)) return;
+    if (!has_delta(lane) || !units.has(unit)) return;
+    const long long at = units.workspace_row(unit);
     const bool odd = lane / 4 % 2 != 0;
 #pragma unroll
     for (int k = 0; k < 2; ++k) {
@@ -260,36 +276,47 @@ struct UnitToPrepare {
   }
 };
 
-// The sums of dQ of 64 columns of a unit, and dQ.
+// 64 columns of a unit to finish: their sums of dQ in a slot, as they lie in memory.
 template <class Config>
 struct UnitToFinish {
   using Storage = typename Config::Storage;
-  static constexpr int parts = Config::head_dim / kPanelColumns;  // of a unit
+  static constexpr int parts = Config::head_dim / kPanelColumns;
+  static constexpr int bytes = 16 * kPanelColumns * static_cast<int>(sizeof(float));
   RowUnit unit;
   int column;
-  bool exists;
-  WarpTile<float, 16, 16, kPanelColumns> sums;
 
-  __device__ __forceinline__ void load(const RowUnits<Config>& units, unsigned i, bool any) {
-    const Shape& shape = units.params.shape;
-    if (any) unit = units.at(i / parts);
+  __device__ __forceinline__ void load(const RowUnits<Config>& units, unsigned i,
+                                       unsigned char* slot, Barrier& full) {
+    unit = units.at(i / parts);
     column = static_cast<int>(i % parts) * kPanelColumns;
-    exists = any && unit.row < shape.seqlen_q && column < shape.head_dim;
-    if (!exists) return;
-    load_from_accumulator<Config>(static_cast<const float*>(units.params.dq_accumulator), sums,
-                                  units.workspace_row(unit), 0, column);
+    if (ptx::opaque_lane() != 0) return;
+    const bool any = units.has(unit);
+    arrive_expecting<Config>(full, any ? bytes : 0);
+    if (!any) return;
+    const auto* const sums = static_cast<const float*>(units.params.dq_accumulator) +
+                             accumulator_index<Config>(units.workspace_row(unit), 0, column, 0);
+    ptx::bulk_load(ptx::shared_address(slot), sums, bytes, ptx::shared_address(&full));
   }
 
-  __device__ __forceinline__ void finish(const RowUnits<Config>& units, StagedRows& staging) {
-    if (!exists) return;
+  __device__ __forceinline__ void finish(const RowUnits<Config>& units, const unsigned char* slot,
+                                         StagedRows& staging) const {
     const Fa3BackwardParams& params = units.params;
+    const int valid = params.shape.seqlen_q - unit.row;
+    if (valid <= 0 || column >= params.shape.head_dim) return;
     const float scale = static_cast<float>(params.scale);
-    sums.for_each([&](float& x, int, int, int, int) { x *= scale; });
+    WarpTile<float, 16, 16, kPanelColumns> sums;
+    const auto* const from = reinterpret_cast<const float4*>(slot) + ptx::opaque_lane();
+#pragma unroll
+    for (int n = 0; n < sums.column_fragments; ++n) {
+      const float4 four = from[32 * n];
+      sums.value[0][n][0][0] = four.x * scale;
+      sums.value[0][n][0][1] = four.y * scale;
+      sums.value[0][n][1][0] = four.z * scale;
+      sums.value[0][n][1][1] = four.w * scale;
+    }
     const Sequence seq = sequence(params.shape, unit.batch);
-    store_staged(sums, staging,
-                 q_row<Storage>(params.dq, seq, unit.head, unit.row) + column,
-                 params.dq.row_stride, params.shape.seqlen_q - unit.row,
-                 params.shape.head_dim - column);
+    store_staged(sums, staging, q_row<Storage>(params.dq, seq, unit.head, unit.row) + column,
+                 params.dq.row_stride, valid, params.shape.head_dim - column);
   }
 };
 
@@ -323,21 +350,37 @@ struct BlockPlace {
   }
 };
 
-// Units that a warp has under way: what they read hides the way to memory and back.
-template <class Config>
-constexpr int kUnitsAtOnce = Config::head_dim <= 128 && Config::head_dim_v <= 128 ? 2 : 1;
-
-// For `count` units, by all warps of the block: load of some, then finish of the same.
-template <class Unit, int at_once, class Units, class... More>
-__device__ inline void for_units(const Units& units, unsigned count, More&... more) {
-  const unsigned warps = blockDim.x / 32;
+// For all units, by all warps of the block: as many as there are slots are under way.
+template <class Config, class Unit>
+__device__ inline void for_units(const RowUnits<Config>& units, RowStorage<Config>& shared,
+                                 Barrier (RowSlots::*barriers)[kMostSlots]) {
+  constexpr int fit = RowSlots::bytes / Unit::bytes;
+  constexpr int slots = fit < kMostSlots ? fit : kMostSlots;
+  static_assert(slots > 0, "a unit fits a slot");
+  const unsigned warp = threadIdx.x / 32;
+  const unsigned count = units.count * Unit::parts;
+  RowSlots& mine = shared.slots[warp];
+  Barrier* const full = mine.*barriers;
+  Unit unit[slots];
+  unsigned phase = 0;
+#pragma unroll
+  for (int j = 0; j < slots; ++j) {
+    const unsigned i = warp + j * RowStorage<Config>::warps;
+    if (i < count) unit[j].load(units, i, mine.data + j * Unit::bytes, full[j]);
+  }
 #pragma unroll 1
-  for (unsigned i = threadIdx.x / 32; i < count; i += at_once * warps) {
-    Unit unit[at_once];
+  for (unsigned first = warp; first < count; first += slots * RowStorage<Config>::warps) {
 #pragma unroll
-    for (int j = 0; j < at_once; ++j) unit[j].load(units, i + j * warps, i + j * warps < count);
-#pragma unroll
-    for (int j = 0; j < at_once; ++j) unit[j].finish(units, more...);
+    for (int j = 0; j < slots; ++j) {
+      const unsigned i = first + j * RowStorage<Config>::warps;
+      if (i >= count) break;
+      wait<Config>(full[j], phase);
+      unit[j].finish(units, mine.data + j * Unit::bytes, shared.staging[warp]);
+      const unsigned next = i + slots * RowStorage<Config>::warps;
+      __syncwarp();  // all have read the slot
+      if (next < count) unit[j].load(units, next, mine.data + j * Unit::bytes, full[j]);
+    }
+    phase ^= 1;
   }
 }
 
@@ -365,20 +408,27 @@ __device__ inline void row_block(const Fa3BackwardParams& params, const BlockPla
   if (mine < to_prepare.count) {
     shared.prepared[mine] = Units::share(params, to_prepare.first + mine);
   }
+  if (mine % 32 == 0) {
+    RowSlots& slots = shared.slots[mine / 32];
+    for (int slot = 0; slot < kMostSlots; ++slot) {
+      ptx::mbarrier_init(ptx::shared_address(&slots.to_prepare[slot]), 1);
+      ptx::mbarrier_init(ptx::shared_address(&slots.to_finish[slot]), 1);
+    }
+    ptx::mbarrier_init_fence();
+  }
   if (mine < to_finish.count) {
     shared.finished[mine] = Units::share(params, to_finish.first + mine);
   }
   __syncthreads();
   const Units prepared(params, shared.prepared, to_prepare.count);
-  for_units<UnitToPrepare<Config>, kUnitsAtOnce<Config>>(prepared, prepared.count);
+  for_units<Config, UnitToPrepare<Config>>(prepared, shared, &RowSlots::to_prepare);
   if (mine < to_finish.count) {
     await_count(&counters(shared.finished[mine]).summed, kv_tiles_of_head<Config>(params));
   }
   __syncthreads();
   if (mine < to_prepare.count) ptx::pass_turn(&counters(shared.prepared[mine]).prepared);
-  using Finish = UnitToFinish<Config>;
   const Units finished(params, shared.finished, to_finish.count);
-  for_units<Finish, 2>(finished, finished.count * Finish::parts, shared.staging[mine / 32]);
+  for_units<Config, UnitToFinish<Config>>(finished, shared, &RowSlots::to_finish);
 }
 
 }  // namespace cuflash::fa3

@@ -18,8 +18,8 @@ template <class Config>
 __device__ inline int* turn_of(const BackwardContext<Config>& c, const QPlace& place) {
   const Shape& shape = c.params.shape;
   auto* heads = static_cast<HeadCounters*>(c.params.turns);
-  auto* turns = reinterpret_cast<int*>(heads + shape.batch * shape.heads_kv);
-  return turns + c.head_row(place.head) / Config::block_q + place.tile;
+  if (Config::shares > 0) heads += shape.batch * shape.heads_kv;
+  return reinterpret_cast<int*>(heads) + c.head_row(place.head) / Config::block_q + place.tile;
 }
 
 // By one thread: waits for this block's turn at every step.
@@ -52,7 +52,7 @@ __device__ inline void pass_role(const BackwardContext<Config>& c) {
     arrive<Config>(c.shared.turn_empty[ring.stage]);
     place = c.after(place);
   }
-  pass_sums(c);
+  if constexpr (Config::shares > 0) pass_sums(c);
 }
 
 }  // namespace cuflash::fa3

@@ -12,7 +12,7 @@ from .problem import DTYPES, AttentionProblem
 from .row_order import RowOrder
 from .row_steps import RowSteps, launchable
 from .sections import even_section, section_of
-from .tiles import fa3
+from .tiles import fa3, steps
 from .tiles.common import ceil_div
 
 __all__ = ["OLDEST_NVRTC", "by_name_only", "fa3_plan", "needs_newer_compiler"]
@@ -173,28 +173,30 @@ def _backward(
     if problem.mask == "causal":
         per_sm = tile.footprint.blocks_per_sm
         section = section_of(problem, limits, tiles, per_sm, _MOST_HEADS_OF_SECTION)
-    order = RowOrder(
-        problem.batch * problem.heads_kv, tiles, section, tile.shares, limits.num_sms
-    )
-    rows = _rows(problem, limits, tile, order)
-    arguments = (
-        ("section", section),
-        rows.rows,
-        ("ahead", (rows.heads or 0) // problem.group * tiles),
-        ("behind", order.behind),
-    )
     boxes = (
         ("q", tile.block_q),
         ("k", tile.block_kv),
         ("v", tile.block_kv),
         ("dout", tile.block_q),
     )
-    main = KernelLaunch(config, launchable(order.blocks, "fa3"), arguments, boxes)
+    heads = problem.batch * problem.heads_kv
+    arguments: tuple[tuple[str, int], ...] = (("section", section),)
+    if tile.shares:
+        order = RowOrder(heads, tiles, section, tile.shares, limits.num_sms)
+        rows, grid = _rows_inside(problem, limits, tile, order), order.blocks
+        ahead = (rows.heads or 0) // problem.group * tiles
+        arguments = (*arguments, ("ahead", ahead), ("behind", order.behind))
+    else:
+        turns = steps.ROWS // tile.block_q if tile.ordered else 0
+        rows = RowSteps(problem, limits, "fa3", fa3.ARITHMETIC, tile.head_dim, turns)
+        grid = heads * tiles
+    main = KernelLaunch(config, launchable(grid, "fa3"), (*arguments, rows.rows), boxes)
+    launches = (rows.before, main) if tile.shares else rows.around(main)
     workspace = tuple(lay_out(rows.sizes))
-    return Plan(problem, "cuda", "fa3", tile, reason, rejected, (rows.before, main), workspace)
+    return Plan(problem, "cuda", "fa3", tile, reason, rejected, launches, workspace)
 
 
-def _rows(
+def _rows_inside(
     problem: AttentionProblem, limits: DeviceLimits, tile: fa3.Fa3BackwardTile, order: RowOrder
 ) -> RowSteps:
     """What runs before, and the workspace: blocks of rows do the rest.

@@ -26,8 +26,6 @@ WARPGROUP, ROWS = 128, 64
 #: The warpgroup's matrix instructions take 16 elements of depth.
 ARITHMETIC = Arithmetic("tensor_cores", 16, 16)
 
-#: Keys of the tiles between one block of rows and the next, backward.
-_KEYS_OF_ROUND = 1024
 
 #: Columns of a panel in shared memory: 128 bytes, the span of the widest swizzle.
 _PANEL = 64
@@ -109,6 +107,8 @@ class Fa3BackwardTile:
     head_dim: int
     head_dim_v: int
     ordered: bool = False  # the sums of dQ, by turns
+    #: Blocks of tiles for each block that prepares and finishes their rows; 0: kernels do.
+    shares: int = 0
 
     #: Those that do arithmetic.
     warpgroups = 2
@@ -129,11 +129,6 @@ class Fa3BackwardTile:
         shared = ceil_div(shared + 8 * barriers, 1024) * 1024
         threads = WARPGROUP * (self.warpgroups + 1)
         return Footprint(shared, 65536 // threads // 8 * 8, threads)
-
-    @property
-    def shares(self) -> int:
-        """Blocks of tiles for each block that prepares and finishes their rows."""
-        return _KEYS_OF_ROUND // self.block_kv
 
     def constants(self) -> dict[str, int]:
         """What the device code reads from ``Config``."""
@@ -201,4 +196,5 @@ def _backward(problem: AttentionProblem) -> Iterator[Fa3BackwardTile]:
                 row.widest,
                 row.widest_v,
                 problem.deterministic,
+                row.shares,
             )

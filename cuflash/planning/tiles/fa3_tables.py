@@ -54,11 +54,12 @@ class BackwardRow(NamedTuple):
     block_q: int
     block_kv: int  # 64 for each of two warpgroups that do arithmetic, or 64 that they share
     num_stages: int  # of Q and dO
+    shares: int = 0  # kv tiles between blocks of rows; 0: rows have kernels of their own
 
 
 BACKWARD = (
-    BackwardRow(64, 64, 128, 128, 2),  # 556 at 64, seqlen 8192 full
-    BackwardRow(128, 128, 64, 128, 2),  # 653 at 128, seqlen 8192 full
+    BackwardRow(64, 64, 128, 128, 2, 8),  # 556 at 64, seqlen 8192 full
+    BackwardRow(128, 128, 64, 128, 2, 8),  # 653 at 128, seqlen 8192 full
     BackwardRow(192, 128, 64, 64, 2),
     BackwardRow(192, 192, 64, 64, 2),
     BackwardRow(256, 256, 64, 64, 2),
