@@ -66,17 +66,12 @@ __device__ inline void backward(const Fa3BackwardParams& params) {
       return;
     }
     tile = place.tile;
-    if (threadIdx.x == kWarpgroup - 1) shared.clearing = clearing_of<Config>(params, tile);
   }
   const auto c = context_of<Config>(params, shared, tile);
   if (c.steps() == 0) {
     store_zeros(c, params.dk, params.shape.head_dim);
     store_zeros(c, params.dv, params.shape.head_dim_v);
-    if constexpr (Config::shares > 0) {
-      __syncthreads();
-      if (threadIdx.x < 32) clear_role(shared);
-      if (threadIdx.x == 0) pass_sums(c);
-    }
+    if (Config::shares > 0 && threadIdx.x == 0) pass_sums(c);
     return;
   }
   // The same in every lane, and known to be: descriptors then stay in uniform registers.
@@ -95,12 +90,8 @@ __device__ inline void backward(const Fa3BackwardParams& params) {
     if constexpr (Config::ordered) {
       if (threadIdx.x == 32) watch_role(c);
       if (threadIdx.x == 64) pass_role(c);
-    }
-    if constexpr (Config::shares > 0) {
-      if (threadIdx.x >= 96) {
-        clear_role(shared);
-        if constexpr (!Config::ordered) sums_role(c);
-      }
+    } else if constexpr (Config::shares > 0) {
+      if (threadIdx.x == 32) sums_role(c);
     }
   } else {
     ptx::take_registers<Config::math_registers>();

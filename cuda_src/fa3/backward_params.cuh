@@ -27,8 +27,8 @@ struct Fa3BackwardParams {
   double scale;
   long long section;      // heads whose tiles run together, see tile/schedule.cuh
   long long padded_rows;  // rows of a head in the workspace
-  long long ahead;        // kv tiles from those of blocks to those whose rows are prepared meanwhile
-  long long behind;       // and from those whose rows are finished meanwhile
+  long long ahead;   // kv tiles from those of blocks to those whose rows are prepared meanwhile
+  long long behind;  // and from those whose rows are finished meanwhile
   Shape shape;
 };
 

@@ -1,7 +1,7 @@
 // FlashAttention-3 backward, blocks of rows: what rows of q need before and after their products,
-// while other blocks multiply. As kernels of their own these are bound by device memory, leave the
-// matrix units idle and take a third of the time where sequences are short. A few multiprocessors
-// do them beside the others in a third of that, and find in L2 what has just been summed.
+// while other blocks multiply. Kernels of their own are bound by device memory and leave the matrix
+// units idle, for a third of the time where sequences are short. A few multiprocessors do it beside
+// the others in less, and find in L2 what has just been summed; bench/NOTES.md has the figures.
 //
 //   prepare   delta = rowsum(dO * O) - dlse, lse in units of the logits, zeros for the sums of dQ:
 //             what steps/statistics.cu does, which here does it for the first heads alone
@@ -19,7 +19,6 @@
 //   summed     who finishes a share, for the blocks of all kv tiles of the head
 #pragma once
 
-#include "../ptx/bulk_copy.cuh"
 #include "../ptx/mma.cuh"
 #include "../ptx/proxy_fence.cuh"
 #include "../ptx/turn.cuh"
@@ -38,7 +37,7 @@ template <class Config>
 __device__ inline void await_prepared(const BackwardContext<Config>& c, unsigned tile) {
   if (tile < c.params.ahead) return;
   await_count(&counters_of(c.params, c.item.batch, c.item.head).prepared,
-              2 * kv_tiles_of_head<Config>(c.params));
+              kv_tiles_of_head<Config>(c.params));
   ptx::fence_async_global();
 }
 
@@ -46,6 +45,13 @@ __device__ inline void await_prepared(const BackwardContext<Config>& c, unsigned
 template <class Config>
 __device__ inline void pass_sums(const BackwardContext<Config>& c) {
   ptx::pass_turn(&counters_of(c.params, c.item.batch, c.item.head).summed);
+}
+
+// By one thread beside math, where sums have no order.
+template <class Config>
+__device__ inline void sums_role(const BackwardContext<Config>& c) {
+  wait<Config>(c.shared.added[0], 0);
+  pass_sums(c);
 }
 
 // The rows of a kv tile: of every query head of its group as large a part as it is of the keys.
@@ -62,21 +68,10 @@ struct RowUnit {
   int row;
 };
 
-// What a warp of a block of rows loads through: a unit for each slot.
-constexpr int kMostSlots = 4;
-struct alignas(128) RowSlots {
-  static constexpr int bytes = 12 * 1024;
-  unsigned char data[bytes];
-  Barrier to_prepare[kMostSlots];
-  Barrier to_finish[kMostSlots];
-};
-
 // What a block of rows has in shared memory.
 template <class Config>
 struct RowStorage {
-  static constexpr int warps = BackwardTypes<Config>::threads / 32;
-  StagedRows staging[warps];
-  RowSlots slots[warps];
+  StagedRows staging[BackwardTypes<Config>::threads / 32];
   RowShare prepared[Config::shares + 1];
   RowShare finished[Config::shares + 1];
 };
@@ -117,63 +112,15 @@ struct RowUnits {
     return {share.batch, static_cast<int>(share.kv_head * group + heads - before * group),
             share.row + static_cast<int>(i - heads * of_share) * 16};
   }
-  __device__ bool has(const RowUnit& unit) const { return unit.row < static_cast<int>(of_head) * 16; }
+  __device__ bool has(const RowUnit& unit) const {
+    return unit.row < static_cast<int>(of_head) * 16;
+  }
   __device__ long long workspace_row(const RowUnit& unit) const {
     return (static_cast<long long>(unit.batch) * params.shape.heads_q + unit.head) *
                params.padded_rows +
            unit.row;
   }
 };
-
-// By one thread, with registers to spare: what clear_role will clear, for the share that a block of
-// rows prepares meanwhile.
-template <class Config>
-__device__ inline Clearing clearing_of(const Fa3BackwardParams& params, unsigned tile) {
-  using Units = RowUnits<Config>;
-  if (tile + params.ahead >= kv_tiles_of_all<Config>(params)) return {nullptr, 0, 0, 0, nullptr};
-  const RowShare share = Units::share(params, tile + params.ahead);
-  const Units units(params, &share, 1);
-  const RowUnit unit = units.at(0);
-  const int rows = min(static_cast<int>(units.of_head) * 16 - unit.row,
-                       static_cast<int>(units.of_share) * 16);
-  constexpr int of_row = Config::head_dim * static_cast<int>(sizeof(float));
-  return {static_cast<unsigned char*>(params.dq_accumulator) + units.workspace_row(unit) * of_row,
-          params.padded_rows * of_row, static_cast<long long>(max(rows, 0)) * of_row,
-          params.shape.heads_q / params.shape.heads_kv, &counters_of(params, share.batch, share.kv_head)};
-}
-
-// By a warp of a block that has a tile: zeros for sums of dQ. Written by the copy engine from a
-// kilobyte of shared memory they cost a multiprocessor that multiplies next to nothing, and would
-// cost one that prepares rows as long as it reads.
-template <class Config>
-__device__ inline void clear_role(BackwardStorage<Config>& shared) {
-  const Clearing& clearing = shared.clearing;
-  if (clearing.counters == nullptr) return;
-  const int lane = ptx::opaque_lane();
-  for (int i = lane; i < 64; i += 32) shared.zeros.chunks[i] = make_uint4(0, 0, 0, 0);
-  ptx::fence_async_shared();
-  __syncwarp();
-  if (lane != 0) return;
-  const unsigned from = ptx::shared_address(&shared.zeros);
-  for (int run = 0; run < clearing.runs; ++run) {
-    unsigned char* const to = clearing.first + run * clearing.stride;
-#pragma unroll 1
-    for (long long byte = 0; byte < clearing.bytes; byte += sizeof(Zeros)) {
-      ptx::bulk_store(to + byte, from, sizeof(Zeros));
-    }
-  }
-  ptx::bulk_stores_wait();
-  ptx::fence_async_global();
-  ptx::pass_turn(&clearing.counters->prepared);
-}
-
-// By a warp where sums have no order.
-template <class Config>
-__device__ inline void sums_role(const BackwardContext<Config>& c) {
-  if (threadIdx.x % 32 != 0) return;
-  wait<Config>(c.shared.added[0], 0);
-  pass_sums(c);
-}
 
 // A row's lse as the caller has it -> in units of the logits; plus infinity, whose P is zero, for a
 // row that sees nothing.
@@ -184,7 +131,7 @@ __device__ inline float backward_lse(float given) {
   return lse == infinity<float>() ? lse - lse : lse;  // NaN: no dead row, but one that overflowed
 }
 
-// A unit to prepare: its rows of out, then of dout, in a slot.
+// A unit to prepare: what is read of it, and what is made of that.
 //
 // rowsum(dO * O) is the diagonal of dO O^T: a product of warp fragments takes a tenth of the
 // instructions that converting, multiplying and adding across lanes would. The order of columns is
@@ -193,76 +140,77 @@ __device__ inline float backward_lse(float given) {
 template <class Config>
 struct UnitToPrepare {
   using Storage = typename Config::Storage;
-  static constexpr int parts = 1;  // of a unit
-  static constexpr int chunks = (Config::head_dim_v + 31) / 32;
-  // Rows lie half of the banks apart, so that eight lanes, of two rows, meet different ones.
-  static constexpr int pitch = (2 * Config::head_dim_v + 127) / 128 * 128 + 64;
-  static constexpr int bytes = 2 * 16 * pitch;
+  static constexpr int chunks = (Config::head_dim_v + 31) / 32;  // of a lane, 32 columns apart
   RowUnit unit;
+  bool exists;
+  uint4 out[chunks][2];  // of both rows
+  uint4 dout[chunks][2];
   float lse[2];  // in the lane that will have their delta
   float dlse[2];
 
   __device__ static bool has_delta(int lane) { return lane % 4 == lane / 8; }
 
-  __device__ __forceinline__ void load(const RowUnits<Config>& units, unsigned i,
-                                       unsigned char* slot, Barrier& full) {
+  __device__ __forceinline__ void load(const RowUnits<Config>& units, unsigned i, bool any) {
     const Fa3BackwardParams& params = units.params;
     const Shape& shape = params.shape;
-    unit = units.at(i);
+    if (any) unit = units.at(i);
+    exists = any && units.has(unit);
+    if (!exists) return;
     const int lane = ptx::opaque_lane();
     const Sequence seq = sequence(shape, unit.batch);
-    const int rows = max(min(shape.seqlen_q - unit.row, 16), 0);
-    const unsigned row_bytes = shape.head_dim_v * static_cast<int>(sizeof(Storage));
-    if (lane == 0) arrive_expecting<Config>(full, 2 * rows * row_bytes);
-    __syncwarp();
-    if (lane % 16 < rows) {
-      const Tensor& tensor = lane < 16 ? params.out : params.dout;
-      ptx::bulk_load(ptx::shared_address(slot + lane * pitch),
-                     q_row<const Storage>(tensor, seq, unit.head, unit.row + lane % 16), row_bytes,
-                     ptx::shared_address(&full));
-    }
 #pragma unroll
     for (int k = 0; k < 2; ++k) {
-      const int row = lane / 4 + 8 * k;
+      const int row = unit.row + lane / 4 + 8 * k;
+      const bool valid = row < shape.seqlen_q;
+      const auto* const from = q_row<const Storage>(params.out, seq, unit.head, row);
+      const auto* const dfrom = q_row<const Storage>(params.dout, seq, unit.head, row);
+#pragma unroll
+      for (int j = 0; j < chunks; ++j) {
+        const int column = 32 * j + lane % 4 * 8;
+        out[j][k] = dout[j][k] = make_uint4(0, 0, 0, 0);
+        if (valid && column < shape.head_dim_v) {
+          out[j][k] = *reinterpret_cast<const uint4*>(from + column);
+          dout[j][k] = *reinterpret_cast<const uint4*>(dfrom + column);
+        }
+      }
       lse[k] = -infinity<float>();
       dlse[k] = 0;
-      if (row < rows && has_delta(lane)) {
-        lse[k] = *row_number<const float>(params.lse, seq, unit.head, unit.row + row);
+      if (valid && has_delta(lane)) {
+        lse[k] = *row_number<const float>(params.lse, seq, unit.head, row);
         if (params.dlse.data != nullptr) {
-          dlse[k] = *row_number<const float>(params.dlse, seq, unit.head, unit.row + row);
+          dlse[k] = *row_number<const float>(params.dlse, seq, unit.head, row);
         }
       }
     }
   }
 
-  __device__ __forceinline__ static uint4 chunk(const unsigned char* slot, int row, int column,
-                                                bool valid) {
-    return valid ? *reinterpret_cast<const uint4*>(slot + row * pitch + 2 * column)
-                 : make_uint4(0, 0, 0, 0);
+  __device__ __forceinline__ static void clear_sums(float* sums) {
+    auto* const to = reinterpret_cast<uint4*>(sums) + ptx::opaque_lane();
+#pragma unroll
+    for (int i = 0; i < 16 * Config::head_dim / 4 / 32; ++i) to[32 * i] = make_uint4(0, 0, 0, 0);
   }
 
-  __device__ __forceinline__ void finish(const RowUnits<Config>& units, const unsigned char* slot,
-                                         StagedRows&) const {
+  __device__ __forceinline__ void finish(const RowUnits<Config>& units) const {
+    if (!exists) return;
     const Fa3BackwardParams& params = units.params;
     const int lane = ptx::opaque_lane();
+    const long long at = units.workspace_row(unit);
+    clear_sums(static_cast<float*>(params.dq_accumulator) + at * Config::head_dim);
     float c[2][4] = {};  // dO of both rows by O of rows 0 to 7, and 8 to 15
 #pragma unroll
     for (int j = 0; j < chunks; ++j) {
-      const int column = 32 * j + lane % 4 * 8;
-      const bool valid = column < params.shape.head_dim_v;
-      const uint4 near = chunk(slot, 16 + lane / 4, column, valid);
-      const uint4 far = chunk(slot, 24 + lane / 4, column, valid);
+      const uint4& near = dout[j][0];
+      const uint4& far = dout[j][1];
 #pragma unroll
       for (int k = 0; k < 2; ++k) {
-        const uint4 b = chunk(slot, lane / 4 + 8 * k, column, valid);
+        const uint4& b = out[j][k];
         ptx::mma_m16n8k16(Storage{}, c[k][0], c[k][1], c[k][2], c[k][3],
                           {near.x, far.x, near.y, far.y}, b.x, b.y);
         ptx::mma_m16n8k16(Storage{}, c[k][0], c[k][1], c[k][2], c[k][3],
                           {near.z, far.z, near.w, far.w}, b.z, b.w);
       }
     }
-    if (!has_delta(lane) || !units.has(unit)) return;
-    const long long at = units.workspace_row(unit);
+    if (!has_delta(lane)) return;
     const bool odd = lane / 4 % 2 != 0;
 #pragma unroll
     for (int k = 0; k < 2; ++k) {
@@ -270,60 +218,47 @@ struct UnitToPrepare {
       const float sum = odd ? c[k][2 * k + 1] : c[k][2 * k];
       const float row_lse = backward_lse<Config>(lse[k]);
       static_cast<float*>(params.row_lse)[row] = row_lse;
-      static_cast<float*>(params.delta)[row] =
-          row_lse == infinity<float>() ? 0.0f : sum - dlse[k];
+      static_cast<float*>(params.delta)[row] = row_lse == infinity<float>() ? 0.0f : sum - dlse[k];
     }
   }
 };
 
-// 64 columns of a unit to finish: their sums of dQ in a slot, as they lie in memory.
+// 64 columns of a unit to finish: the sums of dQ, and dQ.
 template <class Config>
 struct UnitToFinish {
   using Storage = typename Config::Storage;
-  static constexpr int parts = Config::head_dim / kPanelColumns;
-  static constexpr int bytes = 16 * kPanelColumns * static_cast<int>(sizeof(float));
+  static constexpr int parts = Config::head_dim / kPanelColumns;  // of a unit
   RowUnit unit;
   int column;
+  bool exists;
+  WarpTile<float, 16, 16, kPanelColumns> sums;
 
-  __device__ __forceinline__ void load(const RowUnits<Config>& units, unsigned i,
-                                       unsigned char* slot, Barrier& full) {
-    unit = units.at(i / parts);
+  __device__ __forceinline__ void load(const RowUnits<Config>& units, unsigned i, bool any) {
+    const Shape& shape = units.params.shape;
+    if (any) unit = units.at(i / parts);
     column = static_cast<int>(i % parts) * kPanelColumns;
-    if (ptx::opaque_lane() != 0) return;
-    const bool any = units.has(unit);
-    arrive_expecting<Config>(full, any ? bytes : 0);
-    if (!any) return;
-    const auto* const sums = static_cast<const float*>(units.params.dq_accumulator) +
-                             accumulator_index<Config>(units.workspace_row(unit), 0, column, 0);
-    ptx::bulk_load(ptx::shared_address(slot), sums, bytes, ptx::shared_address(&full));
+    exists = any && unit.row < shape.seqlen_q && column < shape.head_dim;
+    if (!exists) return;
+    load_from_accumulator<Config>(static_cast<const float*>(units.params.dq_accumulator), sums,
+                                  units.workspace_row(unit), 0, column);
   }
 
-  __device__ __forceinline__ void finish(const RowUnits<Config>& units, const unsigned char* slot,
-                                         StagedRows& staging) const {
+  __device__ __forceinline__ void finish(const RowUnits<Config>& units, StagedRows& staging) {
+    if (!exists) return;
     const Fa3BackwardParams& params = units.params;
-    const int valid = params.shape.seqlen_q - unit.row;
-    if (valid <= 0 || column >= params.shape.head_dim) return;
     const float scale = static_cast<float>(params.scale);
-    WarpTile<float, 16, 16, kPanelColumns> sums;
-    const auto* const from = reinterpret_cast<const float4*>(slot) + ptx::opaque_lane();
-#pragma unroll
-    for (int n = 0; n < sums.column_fragments; ++n) {
-      const float4 four = from[32 * n];
-      sums.value[0][n][0][0] = four.x * scale;
-      sums.value[0][n][0][1] = four.y * scale;
-      sums.value[0][n][1][0] = four.z * scale;
-      sums.value[0][n][1][1] = four.w * scale;
-    }
+    sums.for_each([&](float& x, int, int, int, int) { x *= scale; });
     const Sequence seq = sequence(params.shape, unit.batch);
     store_staged(sums, staging, q_row<Storage>(params.dq, seq, unit.head, unit.row) + column,
-                 params.dq.row_stride, valid, params.shape.head_dim - column);
+                 params.dq.row_stride, params.shape.seqlen_q - unit.row,
+                 params.shape.head_dim - column);
   }
 };
 
 // What a block of the grid does: a kv tile, or what rows need.
 template <class Config>
 struct BlockPlace {
-  unsigned tile;       // of all, if `has_tile`
+  unsigned tile;  // of all, if `has_tile`
   bool has_tile;
   long long prepared;  // first tile whose share is prepared, if not
   long long finished;  // first tile whose share is finished
@@ -350,37 +285,21 @@ struct BlockPlace {
   }
 };
 
-// For all units, by all warps of the block: as many as there are slots are under way.
-template <class Config, class Unit>
-__device__ inline void for_units(const RowUnits<Config>& units, RowStorage<Config>& shared,
-                                 Barrier (RowSlots::*barriers)[kMostSlots]) {
-  constexpr int fit = RowSlots::bytes / Unit::bytes;
-  constexpr int slots = fit < kMostSlots ? fit : kMostSlots;
-  static_assert(slots > 0, "a unit fits a slot");
-  const unsigned warp = threadIdx.x / 32;
-  const unsigned count = units.count * Unit::parts;
-  RowSlots& mine = shared.slots[warp];
-  Barrier* const full = mine.*barriers;
-  Unit unit[slots];
-  unsigned phase = 0;
-#pragma unroll
-  for (int j = 0; j < slots; ++j) {
-    const unsigned i = warp + j * RowStorage<Config>::warps;
-    if (i < count) unit[j].load(units, i, mine.data + j * Unit::bytes, full[j]);
-  }
+// Units that a warp has under way: what they read hides the way to memory and back.
+constexpr int kUnitsAtOnce = 2;
+
+// For `count` units, by all warps of the block: load of some, then finish of the same.
+template <class Unit, class Units, class... More>
+__device__ inline void for_units(const Units& units, unsigned count, More&... more) {
+  const unsigned warps = blockDim.x / 32;
 #pragma unroll 1
-  for (unsigned first = warp; first < count; first += slots * RowStorage<Config>::warps) {
+  for (unsigned i = threadIdx.x / 32; i < count; i += kUnitsAtOnce * warps) {
+    Unit unit[kUnitsAtOnce];
 #pragma unroll
-    for (int j = 0; j < slots; ++j) {
-      const unsigned i = first + j * RowStorage<Config>::warps;
-      if (i >= count) break;
-      wait<Config>(full[j], phase);
-      unit[j].finish(units, mine.data + j * Unit::bytes, shared.staging[warp]);
-      const unsigned next = i + slots * RowStorage<Config>::warps;
-      __syncwarp();  // all have read the slot
-      if (next < count) unit[j].load(units, next, mine.data + j * Unit::bytes, full[j]);
-    }
-    phase ^= 1;
+    for (int j = 0; j < kUnitsAtOnce; ++j)
+      unit[j].load(units, i + j * warps, i + j * warps < count);
+#pragma unroll
+    for (int j = 0; j < kUnitsAtOnce; ++j) unit[j].finish(units, more...);
   }
 }
 
@@ -408,27 +327,20 @@ __device__ inline void row_block(const Fa3BackwardParams& params, const BlockPla
   if (mine < to_prepare.count) {
     shared.prepared[mine] = Units::share(params, to_prepare.first + mine);
   }
-  if (mine % 32 == 0) {
-    RowSlots& slots = shared.slots[mine / 32];
-    for (int slot = 0; slot < kMostSlots; ++slot) {
-      ptx::mbarrier_init(ptx::shared_address(&slots.to_prepare[slot]), 1);
-      ptx::mbarrier_init(ptx::shared_address(&slots.to_finish[slot]), 1);
-    }
-    ptx::mbarrier_init_fence();
-  }
   if (mine < to_finish.count) {
     shared.finished[mine] = Units::share(params, to_finish.first + mine);
   }
   __syncthreads();
   const Units prepared(params, shared.prepared, to_prepare.count);
-  for_units<Config, UnitToPrepare<Config>>(prepared, shared, &RowSlots::to_prepare);
+  for_units<UnitToPrepare<Config>>(prepared, prepared.count);
   if (mine < to_finish.count) {
     await_count(&counters(shared.finished[mine]).summed, kv_tiles_of_head<Config>(params));
   }
   __syncthreads();
   if (mine < to_prepare.count) ptx::pass_turn(&counters(shared.prepared[mine]).prepared);
+  using Finish = UnitToFinish<Config>;
   const Units finished(params, shared.finished, to_finish.count);
-  for_units<Config, UnitToFinish<Config>>(finished, shared, &RowSlots::to_finish);
+  for_units<Finish>(finished, finished.count * Finish::parts, shared.staging[mine / 32]);
 }
 
 }  // namespace cuflash::fa3

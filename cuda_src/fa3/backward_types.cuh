@@ -64,25 +64,12 @@ struct alignas(16) QueryNumbers {
   float value[Config::block_q];
 };
 
-// Of the rows of a kv head, in device memory, see backward_rows.cuh: how many times a tile's share
-// has been prepared, which takes two, and how many of its tiles have added to dQ.
+// Of the rows of a kv head, in device memory, see backward_rows.cuh: how many of its tiles' shares
+// are prepared, and how many of its tiles have added to dQ.
 struct HeadCounters {
   int prepared;
   int summed;
 };
-struct alignas(128) Zeros {
-  uint4 chunks[64];
-};
-
-// Memory to clear, see backward_rows.cuh: so many runs, which begin `stride` bytes apart.
-struct Clearing {
-  unsigned char* first;
-  long long stride;
-  long long bytes;  // of a run, whole Zeros
-  int runs;
-  HeadCounters* counters;
-};
-
 template <class Config, class Types = BackwardTypes<Config>>
 struct BackwardStorage {
   typename Types::KPanels k;                             // [block_kv, head_dim]
@@ -91,7 +78,6 @@ struct BackwardStorage {
   typename Types::DoutPanels dout[Config::num_stages];   // [block_q, head_dim_v]
   typename Types::ScorePanels ds[Config::score_stages];  // [block_q, block_kv]
   StagedRows staging[Types::math_warps];                 // 64 columns of a warp's dK or dV; P
-  Zeros zeros;                                           // see backward_rows.cuh
   QueryNumbers<Config> lse[Config::num_stages];          // arrive with Q
   QueryNumbers<Config> delta[Config::num_stages];        // arrive with dO
   Barrier k_full;
@@ -103,7 +89,6 @@ struct BackwardStorage {
   Barrier turn_full[kTurnStages];  // see backward_turns.cuh
   Barrier turn_empty[kTurnStages];
   Barrier added[kTurnStages];
-  Clearing clearing;
 };
 
 // The barriers that go by numbers, 0 being that of all threads: of each warpgroup where queries are
@@ -202,8 +187,8 @@ __device__ inline BackwardContext<Config> context_of(const Fa3BackwardParams& pa
                                                      BackwardStorage<Config>& shared,
                                                      unsigned tile) {
   const Shape& shape = params.shape;
-  const WorkItem item = kv_order<Config>(params).template kv_item<Config::block_kv>(
-      shape, tile, Config::ordered);
+  const WorkItem item =
+      kv_order<Config>(params).template kv_item<Config::block_kv>(shape, tile, Config::ordered);
   const Sequence seq = sequence(shape, item.batch);
   return {params,
           shared,

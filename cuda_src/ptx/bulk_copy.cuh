@@ -1,4 +1,4 @@
-// cp.async.bulk: runs of bytes between global and shared memory, by the copy engine.
+// cp.async.bulk: runs of bytes from global to shared memory, by the copy engine.
 // PTX ISA "Data movement and conversion instructions: cp.async.bulk"; sm_90.
 #pragma once
 
@@ -12,19 +12,6 @@ __device__ inline void bulk_load(unsigned shared, const void* from, unsigned byt
           "r"(shared),
       "l"(from), "r"(bytes), "r"(barrier)
       : "memory");
-}
-
-// The other way; this thread waits with bulk_stores_wait.
-__device__ inline void bulk_store(void* to, unsigned shared, unsigned bytes) {
-  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\n" ::"l"(to),
-               "r"(shared), "r"(bytes)
-               : "memory");
-}
-
-// Until all that this thread has stored in bulk is in global memory.
-__device__ inline void bulk_stores_wait() {
-  asm volatile("cp.async.bulk.commit_group;\n" ::: "memory");
-  asm volatile("cp.async.bulk.wait_group 0;\n" ::: "memory");
 }
 
 }  // namespace cuflash::ptx

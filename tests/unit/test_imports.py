@@ -26,6 +26,7 @@ ORDER = [
     "planning.kernel",
     "planning.decision",
     "planning.sections",
+    "planning.row_order",
     "planning.row_steps",
     "planning.fa1",
     "planning.fa2",

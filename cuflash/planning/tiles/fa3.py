@@ -124,7 +124,7 @@ class Fa3BackwardTile:
             shared += self.num_stages * _panels(self.block_q, columns)
         shared += self.score_stages * _panels(self.block_q, self.block_kv)
         shared += 4 * self.warpgroups * _panels(16, _PANEL)  # of dK and dV, a panel for each warp
-        shared += 1024 + 2 * self.num_stages * 4 * self.block_q  # zeros; lse and delta
+        shared += 2 * self.num_stages * 4 * self.block_q  # lse and delta
         barriers = 2 + 2 * self.num_stages + 2 * self.score_stages + 6
         shared = ceil_div(shared + 8 * barriers, 1024) * 1024
         threads = WARPGROUP * (self.warpgroups + 1)

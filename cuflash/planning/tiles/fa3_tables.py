@@ -58,7 +58,7 @@ class BackwardRow(NamedTuple):
 
 
 BACKWARD = (
-    BackwardRow(64, 64, 128, 128, 2, 8),  # 556 at 64, seqlen 8192 full
+    BackwardRow(64, 64, 128, 128, 2),  # 556 at 64, seqlen 8192 full
     BackwardRow(128, 128, 64, 128, 2, 8),  # 653 at 128, seqlen 8192 full
     BackwardRow(192, 128, 64, 64, 2),
     BackwardRow(192, 192, 64, 64, 2),
