@@ -162,8 +162,7 @@ def attention_backward(
         Destinations; they must not overlap anything.
     deterministic : bool
         The same bits from run to run, with O(seqlen) more memory. Without it
-        FlashAttention-2 and 3 add the parts of dq in any order on CUDA. With it
-        ``algorithm="auto"`` takes 2; the sums of 3, asked for by name, are new.
+        FlashAttention-2 and 3 add the parts of dq in any order on CUDA.
     causal, scale, q_offset, layout, backend, algorithm, blocks, workspace
         As for :func:`attention`; ``blocks`` is of this pass.
 

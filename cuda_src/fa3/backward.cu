@@ -14,7 +14,9 @@
 // when it is needed, and one's exponentials can run beside the other's products. Neither comes more
 // than a step ahead: dS has two places, and both have to have read one before it is written again.
 //
-// Wide heads have their own math roles, see backward_wide.cuh.
+// Wide heads have their own math roles, see backward_wide.cuh. Where Config::shares is not 0,
+// blocks of rows come between those of tiles, see backward_rows.cuh; else what they do is kernels'
+// before and after.
 //
 // Who waits for whom (see tile/pipeline.cuh):
 //   k_full, v_full          all warps of math for load, once (in wide heads who reads V for V)
@@ -25,6 +27,8 @@
 //   barrier 3 + s           load for all warps of math: they have read Q and dO of stage s
 //   barrier 5 + s, 7 + s    the key role for P of a step, the value role for its place, in wide
 //   heads
+//   added                   by one thread beside math for all warps of math: their last dQ is under
+//                           way (in ordered sums that of a step, see backward_turns.cuh)
 #include "../ptx/register_budget.cuh"
 #include "backward_load.cuh"
 #include "backward_math.cuh"

@@ -86,7 +86,7 @@ struct BackwardStorage {
   Barrier dout_full[Config::num_stages];
   Barrier ds_full[Config::score_stages];
   Barrier ds_empty[Config::score_stages];
-  Barrier turn_full[kTurnStages];  // see backward_turns.cuh
+  Barrier turn_full[kTurnStages];  // see backward_turns.cuh; `added` is of blocks of rows too
   Barrier turn_empty[kTurnStages];
   Barrier added[kTurnStages];
 };

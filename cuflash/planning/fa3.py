@@ -15,7 +15,7 @@ from .sections import even_section, section_of
 from .tiles import fa3, steps
 from .tiles.common import ceil_div
 
-__all__ = ["OLDEST_NVRTC", "by_name_only", "fa3_plan", "needs_newer_compiler"]
+__all__ = ["OLDEST_NVRTC", "fa3_plan", "needs_newer_compiler"]
 
 #: The first version that takes a second -arch option: sm_90a beside the one that CuPy gives.
 OLDEST_NVRTC = (12, 9)
@@ -23,9 +23,6 @@ OLDEST_NVRTC = (12, 9)
 #: Of keys, backward. With a hundred at a time, of 512 keys, single runs were a tenth slower: their
 #: sums of dQ are more than L2 holds beside Q and dO. See bench/NOTES.md.
 _MOST_HEADS_OF_SECTION = 8
-
-#: Columns of q, k and v up to which "auto" takes the backward pass.
-_WIDEST_BY_ITSELF = 128
 
 #: Tickets go beyond it by as many as there are blocks, and are 32-bit numbers.
 _MOST_TILES = 2**30
@@ -55,28 +52,10 @@ def fa3_plan(
     return _backward(problem, limits, tile, why, rejected)
 
 
-def by_name_only(problem: AttentionProblem) -> str | None:
-    """Why "auto" leaves to others what fa3 can do; None if it does not.
-
-    These kernels are right as far as they were compared on a device, which is
-    less than everything that "auto" takes has been put through.
-    """
-    if problem.operation == "forward":
-        return None
-    if problem.deterministic:
-        return "fa3 sums dq in one fixed order where it is asked for by name, not yet by itself"
-    if max(problem.head_dim, problem.head_dim_v) > _WIDEST_BY_ITSELF:
-        return (
-            f"fa3 has gradients of heads wider than {_WIDEST_BY_ITSELF} where it is asked for "
-            "by name, not yet by itself"
-        )
-    return None
-
-
 def needs_newer_compiler(problem: AttentionProblem, limits: DeviceLimits) -> str | None:
     """What to install for fa3, where nothing but the compiler's age stands against it."""
     enough = replace(limits, nvrtc=OLDEST_NVRTC)
-    if limits.nvrtc >= OLDEST_NVRTC or _why_not(problem, enough) or by_name_only(problem):
+    if limits.nvrtc >= OLDEST_NVRTC or _why_not(problem, enough):
         return None
     return _compiler_reason(limits)
 

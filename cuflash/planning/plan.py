@@ -10,7 +10,7 @@ from .decision import ALGORITHMS, Algorithm, Backend, Plan
 from .device import DeviceLimits, HostLimits
 from .fa1 import fa1_plan
 from .fa2 import fa2_plan
-from .fa3 import by_name_only, fa3_plan
+from .fa3 import fa3_plan
 from .problem import AttentionProblem
 from .tiles import host
 
@@ -55,18 +55,13 @@ def plan(
     rejected: list[tuple[Algorithm, str]] = []
     for candidate in ALGORITHMS:
         try:
-            chosen = _cuda_plan(problem, limits, candidate, blocks, tuple(rejected))
+            return _cuda_plan(problem, limits, candidate, blocks, tuple(rejected))
         except UnsupportedError as error:
             rejected.append((candidate, str(error)))
         except ArgumentValueError as error:  # blocks that it has no tile of
             if candidate != "fa3":  # which has a few tiles; the others have many
                 raise
             rejected.append((candidate, str(error)))
-        else:
-            reason = by_name_only(problem) if candidate == "fa3" else None
-            if reason is None:
-                return chosen
-            rejected.append((candidate, reason))
     raise UnsupportedError("; ".join(reason for _, reason in rejected))
 
 

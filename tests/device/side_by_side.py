@@ -59,15 +59,8 @@ class Account:
 
 
 def deal(tests: Sequence[str], parts: int) -> list[list[str]]:
-    """Lists of tests to run beside each other; neighbours, which take alike, come apart.
-
-    Those of hypothesis come first. Before its first one it reads the source of
-    every imported module that it takes for the project's own, and where
-    packages are not under site-packages, that of PyTorch and JAX if another
-    test has imported them: four minutes a process were seen.
-    """
+    """Lists of tests to run beside each other; neighbours, which take alike, come apart."""
     together = [test for test in tests if not any(name in test for name in ALONE)]
-    together.sort(key=lambda test: "/property/" not in test)
     return [part for part in (together[i::parts] for i in range(parts)) if part]
 
 
@@ -101,7 +94,7 @@ def run(name: str, tests: Sequence[str], folder: Path, seconds: float) -> Accoun
     """Run tests in a process of their own; its output is ``name``.txt."""
     listed, report = folder / f"{name}.list", folder / f"{name}.xml"
     listed.write_text("\n".join(tests))
-    command = [sys.executable, "-m", "pytest", "--require-gpu", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", "--require-gpu", "--part", "-p", "no:cacheprovider"]
     command += ["--tb=short", f"--junitxml={report}", f"@{listed}"]
     with (folder / f"{name}.txt").open("w") as output:
         process = subprocess.Popen(

@@ -1,4 +1,9 @@
-"""Compiles what the properties will run, in parallel, before the first of them on a GPU."""
+"""Compiles what the properties will run, in parallel, before the first of them on a GPU.
+
+Not in a process beside others (``--part``): each would compile what all of them
+need, at the same time. There a test compiles what it needs, and the others
+find it in CuPy's cache.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +33,8 @@ def _compiled_ahead(request: pytest.FixtureRequest) -> None:
         for name, runner in RUNNERS.items()
         if runner.backend == "cuda" and any("-".join(name) in item.name for item in gpu)
     ]
-    if len(gpu) > FEW and cuflash.is_available():
+    part = request.config.getoption("--part")
+    if len(gpu) > FEW and not part and cuflash.is_available():
         with ThreadPoolExecutor() as pool:
             list(pool.map(lambda call: _prepare(**call), _calls(algorithms)))
 

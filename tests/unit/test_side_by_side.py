@@ -27,15 +27,6 @@ def test_every_test_is_dealt_once_and_large_ones_not_at_all() -> None:
     assert deal(tests[:2], 4) == [[tests[0]], [tests[1]]]
 
 
-def test_those_of_hypothesis_come_first() -> None:
-    others = [f"tests/device/test_x.py::test[{i}]" for i in range(5)]
-    drawn = [f"tests/property/test_y.py::test[{i}]" for i in range(3)]
-    assert deal([*others, *drawn], 2) == [
-        [drawn[0], drawn[2], others[1], others[3]],
-        [drawn[1], others[0], others[2], others[4]],
-    ]
-
-
 def test_a_part_that_does_not_end_has_failed(tmp_path: Path) -> None:
     account = run("part3", ["tests/unit/test_side_by_side.py"], tmp_path, 0.01)
     assert account.failed[-1] == "part3: did not end in 0 s"
