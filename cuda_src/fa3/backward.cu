@@ -56,14 +56,13 @@ __device__ inline void backward(const Fa3BackwardParams& params) {
   auto& shared = *reinterpret_cast<BackwardStorage<Config>*>(shared_bytes);
   static_assert(sizeof(BackwardStorage<Config>) == Config::shared_bytes,
                 "the plan and the kernel disagree about shared memory");
-  static_assert(Config::shares == 0 || sizeof(RowStorage<Config>) <= Config::shared_bytes,
-                "there is room");
   static_assert(
       Config::load_registers + BackwardTypes<Config>::warpgroups * Config::math_registers <=
           65536 / BackwardTypes<Config>::threads / 8 * 8 * (BackwardTypes<Config>::warpgroups + 1),
       "the warpgroups take more registers than the block has");
   unsigned tile = blockIdx.x;
   if constexpr (Config::shares > 0) {
+    static_assert(sizeof(RowStorage<Config>) <= Config::shared_bytes, "there is room");
     const BlockPlace<Config> place(params);
     if (!place.has_tile) {
       row_block(params, place, reinterpret_cast<RowStorage<Config>&>(shared_bytes));

@@ -72,8 +72,8 @@ struct RowUnit {
 template <class Config>
 struct RowStorage {
   StagedRows staging[BackwardTypes<Config>::threads / 32];
-  RowShare prepared[Config::shares + 1];
-  RowShare finished[Config::shares + 1];
+  RowShare prepared[Config::shares];
+  RowShare finished[Config::shares];
 };
 
 // Shares one after the other, in units.
@@ -141,6 +141,7 @@ template <class Config>
 struct UnitToPrepare {
   using Storage = typename Config::Storage;
   static constexpr int chunks = (Config::head_dim_v + 31) / 32;  // of a lane, 32 columns apart
+  static constexpr int at_once = 1;                              // by a warp: two would spill
   RowUnit unit;
   bool exists;
   uint4 out[chunks][2];  // of both rows
@@ -228,6 +229,7 @@ template <class Config>
 struct UnitToFinish {
   using Storage = typename Config::Storage;
   static constexpr int parts = Config::head_dim / kPanelColumns;  // of a unit
+  static constexpr int at_once = 2;                               // by a warp
   RowUnit unit;
   int column;
   bool exists;
@@ -285,21 +287,21 @@ struct BlockPlace {
   }
 };
 
-// Units that a warp has under way: what they read hides the way to memory and back.
-constexpr int kUnitsAtOnce = 2;
-
-// For `count` units, by all warps of the block: load of some, then finish of the same.
+// For `count` units, by all warps of the block: load of some, then finish of the same. What they
+// read hides the way to memory and back.
 template <class Unit, class Units, class... More>
 __device__ inline void for_units(const Units& units, unsigned count, More&... more) {
   const unsigned warps = blockDim.x / 32;
 #pragma unroll 1
-  for (unsigned i = threadIdx.x / 32; i < count; i += kUnitsAtOnce * warps) {
-    Unit unit[kUnitsAtOnce];
+  for (unsigned i = threadIdx.x / 32; i < count; i += Unit::at_once * warps) {
+    Unit unit[Unit::at_once];
 #pragma unroll
-    for (int j = 0; j < kUnitsAtOnce; ++j)
-      unit[j].load(units, i + j * warps, i + j * warps < count);
+    for (int j = 0; j < Unit::at_once; ++j) {
+      const unsigned mine = i + j * warps;
+      unit[j].load(units, mine, mine < count);
+    }
 #pragma unroll
-    for (int j = 0; j < kUnitsAtOnce; ++j) unit[j].finish(units, more...);
+    for (int j = 0; j < Unit::at_once; ++j) unit[j].finish(units, more...);
   }
 }
 

@@ -120,10 +120,12 @@ def _check_hopper(config: KernelConfig, built: Built) -> None:
     needed = _HOPPER + _BACKWARD if backward else _HOPPER
     assert [name for name in needed if name not in built.ptx] == []
     sums = {"red.relaxed.gpu.global.add.v4.f32"} if backward else set()  # of dQ, four at a time
-    sums |= {"red.release.gpu.global.add.s32"} if c.get("ordered") else set()  # of turns
+    counts = c.get("ordered") or c.get("shares")  # turns, or rows prepared and summed
+    sums |= {"red.release.gpu.global.add.s32"} if counts else set()
     assert set(re.findall(r"\bred\.[\w.]+", built.ptx)) == sums
-    polls = {"nanosleep"} if c.get("ordered") else set()  # whose turn it is
-    assert {name for name in _OLDER if name in built.ptx} == polls
+    older = {"nanosleep"} if counts else set()  # between one look at a counter and the next
+    older |= {"mma.sync"} if c.get("shares") else set()  # rowsum(dO * O)
+    assert {name for name in _OLDER if name in built.ptx} == older
     pairs = {"float16": "f16.f16", "bfloat16": "bf16.bf16"}[config.storage]
     products = set(re.findall(r"wgmma\.mma_async\.sync\.aligned\.(m64n\d+k16\.[\w.]+)", built.ptx))
     assert products == {f"m64n{n}k16.f32.{pairs}" for n in _columns(config)}
