@@ -74,7 +74,10 @@ __device__ inline void backward(const Fa3BackwardParams& params) {
   if (c.steps() == 0) {
     store_zeros(c, params.dk, params.shape.head_dim);
     store_zeros(c, params.dv, params.shape.head_dim_v);
-    if (Config::shares > 0 && threadIdx.x == 0) pass_sums(c);
+    if (Config::shares > 0 && threadIdx.x == 0) {
+      await_prepared(c, tile);  // or rows could be finished before their sums are cleared
+      pass_sums(c);
+    }
     return;
   }
   // The same in every lane, and known to be: descriptors then stay in uniform registers.

@@ -16,7 +16,8 @@
 // Who waits for whom, by two counters in device memory for every kv head:
 //   prepared   load, before it asks for rows' numbers (and so math, before it adds to dQ), for the
 //              blocks that prepare the head's shares
-//   summed     who finishes a share, for the blocks of all kv tiles of the head
+//   summed     who finishes a share, for the blocks of all kv tiles of the head, which have seen
+//              that the rows are prepared
 #pragma once
 
 #include "../ptx/mma.cuh"
@@ -335,11 +336,12 @@ __device__ inline void row_block(const Fa3BackwardParams& params, const BlockPla
   __syncthreads();
   const Units prepared(params, shared.prepared, to_prepare.count);
   for_units<UnitToPrepare<Config>>(prepared, prepared.count);
+  __syncthreads();
+  if (mine < to_prepare.count) ptx::pass_turn(&counters(shared.prepared[mine]).prepared);
   if (mine < to_finish.count) {
     await_count(&counters(shared.finished[mine]).summed, kv_tiles_of_head<Config>(params));
   }
   __syncthreads();
-  if (mine < to_prepare.count) ptx::pass_turn(&counters(shared.prepared[mine]).prepared);
   using Finish = UnitToFinish<Config>;
   const Units finished(params, shared.finished, to_finish.count);
   for_units<Finish>(finished, finished.count * Finish::parts, shared.staging[mine / 32]);

@@ -12,9 +12,6 @@ __all__ = ["RowOrder"]
 #: many again, so that hardly any block waits.
 _ROUNDS = 2
 
-#: Counters of a head of keys: warps that have prepared rows, tiles that have added to dQ.
-_COUNTERS = 2
-
 
 @dataclass(frozen=True)
 class RowOrder:

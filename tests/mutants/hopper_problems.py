@@ -14,6 +14,7 @@ __all__ = [
     "NARROW",
     "NARROW_GRADIENTS",
     "ORDERED_GRADIENTS",
+    "ROW_BLOCKS",
     "SHARED_GRADIENTS",
     "Listed",
 ]
@@ -23,6 +24,8 @@ CAUSAL, NARROW = "three warpgroups in turn", "four warpgroups without turns"
 #: The backward pass: dQ parted by columns, by rows, and where warpgroups share the keys.
 GRADIENTS, NARROW_GRADIENTS = "gradients of wide heads", "gradients of narrow heads"
 SHARED_GRADIENTS, ORDERED_GRADIENTS = "gradients of shared keys", "gradients by turns"
+#: Heads so many that blocks beside those of tiles prepare rows of the last ones.
+ROW_BLOCKS = "gradients of many heads"
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,12 @@ LISTS = {
         _case(10, (6, 2), (1000, 2500), **_WIDE),
         backward=True,
         ordered=True,
+    ),
+    # Of many all rows but the last ones are dead: its tiles are done long before they are prepared.
+    ROW_BLOCKS: Listed(
+        _case(3, (39, 39), (122, 300), **_WIDE),
+        _case(12, (24, 24), (650, 100), q_offset=-640, **_WIDE),
+        backward=True,
     ),
     NARROW_GRADIENTS: Listed(
         _case(2, (4, 2), (600, 700), **_HALF), _case(40, (8, 2), (520, 600), **_HALF), backward=True

@@ -22,6 +22,8 @@ from ..mutants.hopper_problems import (
     LISTS,
     NARROW,
     NARROW_GRADIENTS,
+    ORDERED_GRADIENTS,
+    ROW_BLOCKS,
     SHARED_GRADIENTS,
     Listed,
 )
@@ -99,6 +101,49 @@ def test_the_problems_of_the_hopper_gradients_are_what_their_bugs_need(name: str
     assert (tile.block_q, tile.block_kv, tile.head_dim) == taken[name]
 
 
+def test_the_problems_of_blocks_of_rows_are_what_their_bugs_need() -> None:
+    """One kernel; rows inside, which the tiles of a head share unevenly, or which are late."""
+    listed = LISTS[ROW_BLOCKS]
+    few, full, many = (
+        _plan(listed, case) for case in (listed.few, replace(listed.few, causal=False), listed.many)
+    )
+    assert few.launches[1].config == many.launches[1].config
+    for chosen in (few, full, many):
+        tiles = chosen.problem.batch * chosen.problem.heads_kv * _kv_tiles(chosen)
+        main = dict(chosen.launches[1].arguments)
+        shares = chosen.tile.shares
+        assert main["ahead"] + shares < tiles, "two blocks prepare rows"
+        assert main["behind"] < -(-tiles // shares) * shares, "one finishes some beside tiles"
+    units = -(-listed.few.seqlen_q // few.tile.block_q) * few.tile.block_q // 16
+    kept = units // _kv_tiles(few) * _kv_tiles(few)  # where the rest is nobody's
+    assert listed.few.seqlen_q > 16 * kept
+    # A block prepares eighty times as many rows as a tile that waits for them multiplies.
+    rows = shares * listed.many.seqlen_q
+    assert (_kv_tiles(many), listed.many.group) == (1, 1)
+    assert rows > 80 * many.tile.block_q * _seen_tiles(listed.many, many.tile.block_q)
+
+
+def test_few_tiles_are_all_on_the_device_at_once_with_what_finishes_their_rows() -> None:
+    """So that whoever does not wait comes before the tiles have ended."""
+    chosen = _plan(LISTS[GRADIENTS], LISTS[GRADIENTS].few)
+    assert chosen.tile.shares
+    assert chosen.launches[1].grid < LIMITS["90"].num_sms
+    assert chosen.problem.batch > 1
+    assert _kv_tiles(chosen) > 1
+    assert _plan(LISTS[ORDERED_GRADIENTS], LISTS[ORDERED_GRADIENTS].few).tile.shares
+
+
+def _kv_tiles(chosen: Any) -> int:
+    """Of a head."""
+    return -(-chosen.problem.seqlen_kv // chosen.tile.block_kv)
+
+
+def _seen_tiles(case: Case, block_q: int) -> int:
+    """Q tiles with a query that is not dead."""
+    alive = case.visible() > 0
+    return sum(bool(alive[i : i + block_q].any()) for i in range(0, case.seqlen_q, block_q))
+
+
 def _plan(listed: Listed, case: Case) -> Any:
     problem = AttentionProblem(
         operation="backward" if listed.backward else "forward",
@@ -111,10 +156,11 @@ def _plan(listed: Listed, case: Case) -> Any:
         head_dim_v=case.head_dim_v,
         storage=case.dtype,
         output=case.dtype,
-        mask="causal",
+        mask="causal" if case.causal else "full",
         scale=case.factor,
         q_offset=case.offset,
         alignment="tensor_map",
+        deterministic=listed.ordered,
     )
     limits = replace(LIMITS["90"], nvrtc=(13, 0))
     return plan(problem, limits, algorithm="fa3", blocks=listed.blocks)

@@ -79,28 +79,36 @@ def _old(monkeypatch: pytest.MonkeyPatch, architecture: str = "90") -> None:
     monkeypatch.setattr(pipeline.DeviceLimits, "query", lambda device_id: limits)
 
 
-@pytest.mark.parametrize("operation", ["forward", "backward"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"operation": "forward"},
+        {"operation": "backward"},
+        {"operation": "backward", "deterministic": True},
+        {"operation": "backward", "shape": (2, 100, 4, 136)},
+    ],
+)
 def test_an_old_compiler_is_warned_of_once(
-    fake_device: FakeDevice, monkeypatch: pytest.MonkeyPatch, operation: str
+    fake_device: FakeDevice, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
 ) -> None:
     _old(monkeypatch)
-    arrays = _arrays() if operation == "forward" else _of_backward()
+    shape = options.pop("shape", SHAPE)
+    arrays = _of_backward(shape) if options["operation"] == "backward" else _arrays(shape)
     with pytest.warns(
         UserWarning, match=r"running fa2: fa3 needs NVRTC 12\.9.*pip install"
     ) as told:
-        assert _pipeline(arrays, operation).plan.algorithm == "fa2"
+        assert _pipeline(arrays, **options).plan.algorithm == "fa2"
     assert [one.filename for one in told] == [__file__]  # of who called the library
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        _pipeline(arrays, operation)
+        _pipeline(arrays, **options)
 
 
 @pytest.mark.parametrize(
     "options",
     [
         {"algorithm": "fa2"},
-        {"operation": "backward", "deterministic": True},
-        {"operation": "backward", "shape": (2, 100, 4, 136)},
+        {"operation": "backward", "shape": (2, 100, 4, 60)},
         {"dtype": np.float32},
         {"architecture": "80"},
         {"shape": (2, 100, 4, 60)},

@@ -23,15 +23,16 @@ from .test_plan_fa3 import ANY, HOPPER, mapped, planned
 
 of_gradients = functools.partial(mapped, operation="backward")
 
-#: The kernels of a pass, in the order they run.
+#: The kernels of a pass, in the order they run; the last is left out where the main one's blocks
+#: of rows finish dq.
 KERNELS = [("steps", "statistics"), ("fa3", "backward"), ("steps", "convert_dq")]
 
 
 def main_of(chosen: Plan) -> KernelLaunch:
-    statistics, main, convert = chosen.launches
-    kernels = [(x.config.generation, x.config.kernel) for x in (statistics, main, convert)]
-    assert kernels == KERNELS
-    return main
+    kernels = [(x.config.generation, x.config.kernel) for x in chosen.launches]
+    assert isinstance(chosen.tile, fa3.Fa3BackwardTile)
+    assert kernels == (KERNELS[:2] if chosen.tile.shares else KERNELS)
+    return chosen.launches[1]
 
 
 #: head_dim, head_dim_v: the tile and the widths of its kernel.
@@ -64,7 +65,9 @@ def test_the_two_widths_choose_the_tile(d: int, dv: int) -> None:
         assert (tile.block_q, tile.block_kv) == blocks
         assert (tile.num_stages, tile.score_stages) == (2, 2)
         assert (tile.head_dim, tile.head_dim_v) == widths
+        assert tile.shares == (8 if widths == (128, 128) else 0)
         config = main_of(chosen).config
+        assert dict(config.constants)["shares"] == tile.shares
         assert (config.head_dim, config.head_dim_v, config.mask) == (*widths, mask)
         assert config.architecture == "sm_90a"
         assert config.entry == "cuflash_fa3_backward"
@@ -74,8 +77,18 @@ def test_every_row_of_the_table_is_taken() -> None:
     for row in BACKWARD:
         tile = planned(of_gradients(head_dim=row.widest, head_dim_v=row.widest_v)).tile
         assert tile == fa3.Fa3BackwardTile(
-            row.block_q, row.block_kv, row.num_stages, row.widest, row.widest_v
+            row.block_q, row.block_kv, row.num_stages, row.widest, row.widest_v, shares=row.shares
         )
+
+
+def test_some_tiles_have_blocks_of_rows_and_some_have_not() -> None:
+    """So that what is said of either is said of something."""
+    assert {row.widest: bool(row.shares) for row in BACKWARD} == {
+        64: False,
+        128: True,
+        192: False,
+        256: False,
+    }
 
 
 #: What is wrong, and what is said of it.
@@ -149,37 +162,20 @@ def test_the_kit_expects_what_is_planned() -> None:
         assert fa3_serves(wanted) == (plan(wanted, HOPPER).algorithm == "fa3"), wanted
 
 
-def test_auto_takes_it_first() -> None:
-    for width, mask in product((64, 128), ("full", "causal")):
-        wanted = of_gradients(width=width, mask=mask)
+@pytest.mark.parametrize(
+    "change",
+    [{"width": 64}, {"width": 128}, {"width": 136}, {"head_dim_v": 136}, {"width": 256}],
+    ids=str,
+)
+def test_auto_takes_it_first(change: dict[str, Any]) -> None:
+    for mask, deterministic in product(("full", "causal"), (False, True)):
+        wanted = of_gradients(**change, mask=mask, deterministic=deterministic)
         chosen = plan(wanted, HOPPER)
         assert (chosen.algorithm, chosen.rejected) == ("fa3", ())
         assert chosen == planned(wanted)
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"deterministic": True}, "one fixed order where it is asked for by name"),
-        ({"width": 136}, "wider than 128 where it is asked for by name"),
-        ({"head_dim_v": 136}, "wider than 128 where it is asked for by name"),
-    ],
-    ids=str,
-)
-def test_some_gradients_are_those_of_fa3_only_by_name(change: dict[str, Any], said: str) -> None:
-    wanted = of_gradients(**change)
-    assert planned(wanted).algorithm == "fa3"
-    chosen = plan(wanted, HOPPER)
-    assert chosen.algorithm == "fa2"
-    ((algorithm, reason),) = chosen.rejected
-    assert algorithm == "fa3"
-    assert said in reason
-    older = plan(wanted, replace(HOPPER, compute_capability=(8, 0)))
-    assert "is for Hopper" in older.rejected[0][1]  # where it can not be asked for at all
-    assert needs_newer_compiler(wanted, replace(HOPPER, nvrtc=(12, 8))) is None
-
-
-@pytest.mark.parametrize(("width", "counters"), [(64, 1), (128, 2), (256, 2)])
+@pytest.mark.parametrize(("width", "counters"), [(64, 1), (160, 2), (256, 2)])
 def test_ordered_sums_have_a_counter_for_every_q_tile(width: int, counters: int) -> None:
     wanted = of_gradients(width=width, seqlen_q=777)
     free, ordered = planned(wanted), planned(replace(wanted, deterministic=True))
@@ -196,11 +192,29 @@ def test_ordered_sums_have_a_counter_for_every_q_tile(width: int, counters: int)
     assert planned(mapped(deterministic=True)).launches == planned(mapped()).launches
 
 
+def test_ordered_sums_have_these_counters_behind_those_of_heads() -> None:
+    """Where there are blocks of rows: two of every head of keys, cleared in powers of two."""
+    wanted = of_gradients(width=128, seqlen_q=777)
+    free, ordered = planned(wanted), planned(replace(wanted, deterministic=True))
+    assert isinstance(free.tile, fa3.Fa3BackwardTile)
+    assert ordered.tile == replace(free.tile, ordered=True)
+    assert ordered.launches[1].grid == free.launches[1].grid
+    assert ordered.launches[1].arguments == free.launches[1].arguments
+    blocks = wanted.batch * wanted.heads_q * 7  # of 128 rows, with two q tiles each
+    of_heads = 2 * wanted.batch * wanted.heads_kv
+    assert 2 * blocks < of_heads + 2 * blocks <= 4 * blocks
+    for chosen, cleared in ((free, 1), (ordered, 4)):  # by a block of ``statistics``
+        assert dict(chosen.launches[0].config.constants)["turns"] == cleared
+        assert {b.name: b.nbytes for b in chosen.workspace}["turns"] == 4 * blocks * cleared
+        assert dict(main_of(chosen).config.constants)["ordered"] == (chosen is ordered)
+
+
 def test_a_newer_compiler_is_asked_for_where_it_would_help() -> None:
     old = replace(HOPPER, nvrtc=(12, 8))
-    said = needs_newer_compiler(of_gradients(), old)
-    assert said is not None
-    assert "needs NVRTC 12.9" in said
+    for change in ({}, {"deterministic": True}, {"width": 136}):
+        said = needs_newer_compiler(of_gradients(**change), old)
+        assert said is not None
+        assert "needs NVRTC 12.9" in said
     for change in ({"alignment": "vector"}, {"storage": "float32"}):
         assert needs_newer_compiler(of_gradients(**change), old) is None
 

@@ -84,6 +84,10 @@ def test_a_row_fits_and_its_registers_move_within_what_the_block_has(row: Backwa
         "num_stages": row.num_stages,
     }
     assert (constants["score_stages"], constants["fragment_rows"]) == (2, 16)
+    # A block of rows has 16 rows of 64 columns for each warp, and the places of what it does.
+    rows = footprint.threads // 32 * 16 * 64 * 2 + 2 * row.shares * 3 * 4
+    assert constants["shares"] == row.shares
+    assert rows <= footprint.shared_bytes
 
 
 def _section(**changes: Any) -> tuple[int, int]:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from cuflash.planning.plan import Plan
+
 from .test_plan_fa1 import check_workspace
-from .test_plan_fa3 import planned
-from .test_plan_fa3_backward import of_gradients
+from .test_plan_fa3 import HOPPER, planned
+from .test_plan_fa3_backward import main_of, of_gradients
+
+#: Widths, of those here, whose kernel has blocks of rows.
+INSIDE = 96, 128
 
 
 @pytest.mark.parametrize("width", [64, 96, 128, 160, 256])
@@ -16,25 +23,42 @@ def test_the_workspace_is_that_of_the_steps(width: int) -> None:
     padded = 896  # 7 times 128
     rows = wanted.batch * wanted.heads_q * padded
     of_kernel = {64: 64, 96: 128, 128: 128, 160: 192, 256: 256}[width]
+    inside = width in INSIDE
+    blocks = rows // 128
+    assert 0 < 2 * wanted.batch * wanted.heads_kv <= blocks  # a counter for each is enough
     sizes = {b.name: b.nbytes for b in chosen.workspace}
     assert sizes == {
         "row_lse": 4 * rows,
         "delta": 4 * rows,
         "dq_accumulator": 4 * of_kernel * rows,
-        "turns": 0,
+        "turns": 4 * blocks if inside else 0,
     }
-    assert [dict(x.arguments)["padded_rows"] for x in chosen.launches] == 3 * [padded]
+    launches = 2 if inside else 3
+    assert [dict(x.arguments)["padded_rows"] for x in chosen.launches] == launches * [padded]
     check_workspace(chosen)
 
 
 def test_the_workspace_is_linear_in_the_queries() -> None:
-    for width in (64, 128, 192, 256):
+    for width in (64, 192, 256):
         sizes = [
             planned(of_gradients(width=width, seqlen_q=n, seqlen_kv=7 * n)).workspace_bytes
             for n in (4096, 8192, 16384)
         ]
         assert sizes == [sizes[0], 2 * sizes[0], 4 * sizes[0]]
         assert sizes[0] == 8 * 4096 * 4 * (2 + width)  # heads, rows, bytes, lse and delta and dq
+
+
+def test_counters_add_less_to_it_than_lse() -> None:
+    """Two of every head of keys, to at least as many blocks, in equal powers of two."""
+    for n in (128, 1000, 4096, 65536):
+        wanted = of_gradients(width=128, batch=20, seqlen_q=n, seqlen_kv=7 * n)
+        chosen = planned(wanted)
+        blocks = chosen.launches[0].grid
+        sizes = {b.name: b.nbytes for b in chosen.workspace}
+        rows = wanted.batch * wanted.heads_q * -(-n // 128) * 128
+        assert sizes["row_lse"] == sizes["delta"] == sizes["dq_accumulator"] // 128 == 4 * rows
+        counters = 2 * wanted.batch * wanted.heads_kv
+        assert 4 * counters <= sizes["turns"] <= max(4 * blocks, 8 * counters) < sizes["row_lse"]
 
 
 def test_the_steps_know_the_layout_of_the_sums() -> None:
@@ -46,35 +70,81 @@ def test_the_steps_know_the_layout_of_the_sums() -> None:
         (192, 128, 192, 128),
         (40, 256, 256, 256),
     ):
-        statistics, main, convert = planned(of_gradients(head_dim=d, head_dim_v=dv)).launches
-        assert [x.config.head_dim for x in (statistics, main, convert)] == 3 * [width]
+        chosen = planned(of_gradients(head_dim=d, head_dim_v=dv))
+        inside = max(d, dv) in INSIDE
+        launches, main = chosen.launches, main_of(chosen)
+        assert len(launches) == (2 if inside else 3)
+        statistics, steps = launches[0], [x for x in launches if x is not main]
+        assert [x.config.head_dim for x in launches] == len(launches) * [width]
         assert statistics.config.head_dim_v == of_v
-        rows = [dict(x.config.constants)["fragment_rows"] for x in (statistics, main, convert)]
-        assert rows == [16, 16, 16]
-        assert dict(statistics.config.constants)["turns"] == 0
-        assert [x.config.mask for x in (statistics, convert)] == ["full", "full"]
-        assert [x.config.architecture for x in (statistics, convert)] == ["sm_90", "sm_90"]
+        rows = [dict(x.config.constants)["fragment_rows"] for x in launches]
+        assert rows == len(launches) * [16]
+        assert dict(statistics.config.constants)["turns"] == inside
+        assert {x.config.mask for x in steps} == {"full"}
+        assert {x.config.architecture for x in steps} == {"sm_90"}
+
+
+#: Batch, heads of queries and of keys, lengths.
+_SIZES = (
+    (1, (1, 1), 1, 1),
+    (3, (8, 2), 777, 1234),
+    (2, (6, 6), 129, 128),
+    (11, (12, 6), 50, 129),
+    (11, (12, 6), 50, 257),
+    (64, (32, 32), 50, 999),
+)
+
+
+def _sized(batch: int, heads: tuple[int, int], sq: int, skv: int, **more: Any) -> Plan:
+    of = {"batch": batch, "heads_q": heads[0], "heads_kv": heads[1], **more}
+    return planned(of_gradients(**of, seqlen_q=sq, seqlen_kv=skv))
 
 
 def test_grids_cover_every_row_and_every_key() -> None:
-    for batch, heads, sq, skv in (
-        (1, (1, 1), 1, 1),
-        (3, (8, 2), 777, 1234),
-        (2, (6, 6), 129, 128),
-        (11, (12, 6), 50, 129),
-        (11, (12, 6), 50, 257),
-        (64, (32, 32), 50, 999),
-    ):
-        for width, keys in ((64, 128), (128, 128), (256, 64)):
-            of = {"batch": batch, "heads_q": heads[0], "heads_kv": heads[1], "width": width}
-            chosen = planned(of_gradients(**of, seqlen_q=sq, seqlen_kv=skv))
+    for batch, heads, sq, skv in _SIZES:
+        for width, keys in ((64, 128), (160, 64), (256, 64)):
+            chosen = _sized(batch, heads, sq, skv, width=width)
             rows = batch * heads[0] * -(-sq // 128)
             tiles = batch * heads[1] * -(-skv // keys)
             assert [x.grid for x in chosen.launches] == [rows, tiles, rows]
 
 
+def test_rows_of_the_first_heads_are_prepared_before_and_of_others_inside() -> None:
+    """Of whole sections of heads, and of enough for two blocks of each multiprocessor more."""
+    later = 0
+    for batch, heads, sq, skv in _SIZES:
+        chosen = _sized(batch, heads, sq, skv, width=128)
+        main, group = main_of(chosen), heads[0] // heads[1]
+        arguments, every = dict(main.arguments), batch * heads[1]
+        tiles = -(-skv // 128)
+        ahead, rest = divmod(arguments["ahead"], tiles)
+        assert rest == 0
+        assert chosen.launches[0].grid == ahead * group * -(-sq // 128)
+        assert ahead == every or ahead % arguments["section"] == 0
+        of_section = tiles * arguments["section"]
+        assert ahead == every or ahead * tiles >= of_section + 2 * HOPPER.num_sms
+        # Every tile and every share to finish, and a block of rows before every eight tiles.
+        assert every * tiles + -(-every * tiles // 8) <= main.grid
+        later += ahead < every
+    assert later == 1  # of the last; else nothing is said of rows inside
+
+
+def test_all_rows_are_prepared_before_where_blocks_of_rows_cannot_read_out() -> None:
+    """They read it in the dtype of q. What they finish is as before, and so is the order."""
+    for batch, heads, sq, skv in _SIZES:
+        plain = _sized(batch, heads, sq, skv, width=128)
+        other = _sized(batch, heads, sq, skv, width=128, output="float32")
+        main, tiles = main_of(other), batch * heads[1] * -(-skv // 128)
+        assert other.launches[0].grid == batch * heads[0] * -(-sq // 128)
+        assert other.launches[0].config.output == "float32"
+        assert dict(main.arguments) == dict(main_of(plain).arguments) | {"ahead": tiles}
+        assert main.grid == main_of(plain).grid
+        assert main.config.output == "float32"
+
+
 def test_maps_bring_a_tile_of_queries_and_a_tile_of_keys() -> None:
     for width, rows, keys in ((64, 128, 128), (96, 64, 128), (128, 64, 128), (192, 64, 64)):
-        statistics, main, convert = planned(of_gradients(width=width)).launches
+        chosen = planned(of_gradients(width=width))
+        main = main_of(chosen)
         assert main.boxes == (("q", rows), ("k", keys), ("v", keys), ("dout", rows))
-        assert statistics.boxes == convert.boxes == ()
+        assert {x.boxes for x in chosen.launches if x is not main} == {()}

@@ -1,0 +1,250 @@
+"""Which block of FlashAttention-3's backward pass prepares, multiplies and finishes what, and when.
+
+What a block finds out from its number is written down here once more, from
+the launch's numbers alone, as ``cuda_src/fa3/backward_rows.cuh`` has it
+(``BlockPlace``, ``ShareRange``) and ``cuda_src/tile/schedule.cuh``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cuflash.planning.fa3 import fa3_plan
+from cuflash.planning.problem import AttentionProblem
+from cuflash.planning.row_order import RowOrder
+from cuflash.planning.tiles import fa3
+
+from .test_plan_fa3 import HOPPER, planned
+from .test_plan_fa3_backward import main_of, of_gradients
+
+
+@dataclass(frozen=True)
+class Launched:
+    """What the kernel is told, and the multiprocessors that run it."""
+
+    heads: int  # of keys, of all batch entries
+    tiles: int  # of each
+    section: int
+    shares: int
+    grid: int
+    ahead: int
+    behind: int
+    num_sms: int
+
+    @property
+    def every(self) -> int:
+        """Tiles of all heads."""
+        return self.heads * self.tiles
+
+    @property
+    def rounds(self) -> int:
+        """Of blocks, each one of rows and then those of tiles."""
+        return -(-self.every // self.shares)
+
+    def head(self, tile: int) -> int:
+        """Of a tile, by its place in the order; ``TileOrder::place``."""
+        first = tile // (self.section * self.tiles) * self.section
+        width = min(self.section, self.heads - first)
+        return first + (tile - first * self.tiles) % width
+
+    def tile(self, block: int) -> int | None:
+        """What a block multiplies; None if it is one of rows, or has nothing to do."""
+        number, within = divmod(block, self.shares + 1)
+        tile = number * self.shares + within - 1
+        return tile if number < self.rounds and within > 0 and tile < self.every else None
+
+    def shares_of(self, block: int) -> tuple[range, range]:
+        """Tiles whose shares of the rows a block of rows prepares, and finishes."""
+        number, within = divmod(block, self.shares + 1)
+        first, most = min(number, self.rounds) * self.shares, self.shares
+        prepared, finished = first + self.ahead, first - self.behind
+        if number >= self.rounds:
+            finished += block - self.rounds * (self.shares + 1)
+            most = 1
+        elif within > 0:
+            most = 0
+        return self._there(prepared, most), self._there(finished, most)
+
+    def _there(self, begin: int, most: int) -> range:
+        first = max(begin, 0)
+        return range(first, first + max(min(begin + most, self.every) - first, 0))
+
+    def of_tiles(self) -> list[tuple[int, int]]:
+        """Tiles that are multiplied, each with its block."""
+        found = ((self.tile(block), block) for block in range(self.grid))
+        return [(tile, block) for tile, block in found if tile is not None]
+
+    def of_rows(self) -> Iterator[tuple[int, range, range]]:
+        """Blocks that are not of tiles, with what they prepare and finish."""
+        for block in range(self.grid):
+            if self.tile(block) is None:
+                yield (block, *self.shares_of(block))
+
+    def first_and_last(self) -> dict[int, tuple[int, int]]:
+        """The blocks of the first and of the last of each head's tiles."""
+        found: dict[int, tuple[int, int]] = {}
+        for tile, block in self.of_tiles():
+            first, last = found.get(self.head(tile), (block, block))
+            found[self.head(tile)] = min(first, block), max(last, block)
+        return found
+
+
+def _launched(order: RowOrder) -> Launched:
+    ahead, of = order.heads_ahead * order.tiles, (order.heads, order.tiles, order.section)
+    return Launched(*of, order.shares, order.blocks, ahead, order.behind, order.num_sms)
+
+
+@st.composite
+def _orders(draw: st.DrawFn) -> Launched:
+    """Up to some hundred tiles, of devices so small that blocks prepare many of their rows."""
+    tiles = draw(st.integers(1, 30))
+    heads = draw(st.integers(1, max(1, 600 // tiles)))
+    section, shares = draw(st.integers(1, min(heads, 9))), draw(st.integers(1, 12))
+    return _launched(RowOrder(heads, tiles, section, shares, draw(st.integers(1, 12))))
+
+
+#: Of multiprocessors as they are: one head; none prepared inside; one section; many short ones.
+_REAL = [
+    _launched(RowOrder(*of, 132))
+    for of in ((1, 1, 1, 8), (80, 4, 8, 8), (117, 3, 8, 8), (12, 30, 8, 8), (700, 1, 5, 8))
+]
+ORDERS = st.one_of(_orders(), _orders(), st.sampled_from(_REAL))
+thoroughly = settings(max_examples=200)
+
+
+@thoroughly
+@given(ORDERS)
+def test_every_tile_is_done_by_one_block(launched: Launched) -> None:
+    assert sorted(tile for tile, _ in launched.of_tiles()) == list(range(launched.every))
+    blocks = Counter(launched.head(tile) for tile, _ in launched.of_tiles())
+    assert blocks == dict.fromkeys(range(launched.heads), launched.tiles)
+
+
+@thoroughly
+@given(ORDERS)
+def test_every_share_is_prepared_once(launched: Launched) -> None:
+    """Those of the first heads by the kernel before, by whole heads: that one knows no tiles."""
+    inside = [tile for _, prepared, _ in launched.of_rows() for tile in prepared]
+    assert sorted(inside) == list(range(launched.ahead, launched.every))
+    heads = launched.ahead // launched.tiles
+    assert [launched.head(tile) < heads for tile in range(launched.every)] == [
+        tile < launched.ahead for tile in range(launched.every)
+    ]
+
+
+@thoroughly
+@given(ORDERS)
+def test_every_share_is_finished_once(launched: Launched) -> None:
+    inside = [tile for _, _, finished in launched.of_rows() for tile in finished]
+    assert sorted(inside) == list(range(launched.every))
+
+
+@thoroughly
+@given(ORDERS)
+def test_no_tile_waits_for_a_later_block_or_for_one_that_still_runs(launched: Launched) -> None:
+    """All shares of a head are prepared before the first of its tiles, and long before."""
+    of_head = launched.first_and_last()
+    for block, prepared, _ in launched.of_rows():
+        for tile in prepared:
+            first, _ = of_head[launched.head(tile)]
+            assert block < first
+            assert first - block >= 2 * launched.num_sms
+
+
+@thoroughly
+@given(ORDERS)
+def test_no_share_is_finished_before_the_last_tile_of_its_head(launched: Launched) -> None:
+    """Beside other tiles long after it; what is left comes after all tiles."""
+    of_head = launched.first_and_last()
+    after_all = launched.rounds * (launched.shares + 1)
+    for block, _, finished in launched.of_rows():
+        for tile in finished:
+            _, last = of_head[launched.head(tile)]
+            assert block > last
+            assert block >= after_all or block - last >= 2 * launched.num_sms
+
+
+@thoroughly
+@given(ORDERS)
+def test_there_is_no_block_too_many(launched: Launched) -> None:
+    """Behind the rounds each finishes a share; before, only the last round may have idle ones."""
+    after_all = launched.rounds * (launched.shares + 1)
+    assert launched.grid >= after_all
+    for block, prepared, finished in launched.of_rows():
+        assert len(finished) == 1 or block < after_all
+        assert block < after_all or not prepared
+        assert block % (launched.shares + 1) == 0 or block >= after_all - launched.shares
+
+
+@thoroughly
+@given(ORDERS)
+def test_nothing_is_prepared_or_left_that_need_not_be(launched: Launched) -> None:
+    """With a section less before, or less left over, somebody could wait."""
+    of_section, far = launched.tiles * launched.section, 2 * launched.num_sms
+    assert launched.ahead < far + 2 * of_section
+    assert launched.behind <= far + of_section + launched.shares
+    assert launched.grid - launched.rounds * (launched.shares + 1) <= launched.behind
+
+
+def _problems() -> st.SearchStrategy[AttentionProblem]:
+    return st.builds(
+        lambda batch, heads, group, deterministic, output, **more: of_gradients(
+            width=128,
+            **{"batch": batch, "heads_q": heads * group, "heads_kv": heads, **more},
+            deterministic=deterministic,
+            output=output,
+        ),
+        st.integers(1, 4),
+        st.integers(1, 20),
+        st.integers(1, 4),
+        st.booleans(),
+        st.sampled_from(("float16", "float16", "float32")),
+        seqlen_q=st.integers(1, 1000),
+        seqlen_kv=st.integers(1, 1500),
+        mask=st.sampled_from(("full", "causal")),
+    )
+
+
+@thoroughly
+@given(_problems(), st.integers(1, 40), st.integers(1, 12))
+def test_a_launch_has_the_numbers_of_its_order(
+    problem: AttentionProblem, num_sms: int, shares: int
+) -> None:
+    limits = replace(HOPPER, num_sms=num_sms)
+    tile = planned(problem).tile
+    assert isinstance(tile, fa3.Fa3BackwardTile)
+    main = main_of(fa3_plan(problem, limits, None, (), tile=replace(tile, shares=shares)))
+    arguments, heads = dict(main.arguments), problem.batch * problem.heads_kv
+    tiles = -(-problem.seqlen_kv // 128)
+    order = RowOrder(heads, tiles, arguments["section"], shares, num_sms)
+    inside = problem.output == problem.storage
+    launched = _launched(order) if inside else replace(_launched(order), ahead=heads * tiles)
+    assert (main.grid, arguments["ahead"], arguments["behind"]) == (
+        launched.grid,
+        launched.ahead,
+        launched.behind,
+    )
+    assert dict(main.config.constants)["shares"] == shares
+
+
+@thoroughly
+@given(_problems(), st.integers(1, 40))
+def test_every_counter_has_a_place_and_is_cleared(problem: AttentionProblem, num_sms: int) -> None:
+    """Two of every head of keys, and behind them those of the q tiles, by the kernel before."""
+    chosen = planned(problem, limits=replace(HOPPER, num_sms=num_sms))
+    before, turns = chosen.launches[0], {b.name: b.nbytes for b in chosen.workspace}["turns"]
+    cleared = dict(before.config.constants)["turns"]
+    assert cleared.bit_count() == 1
+    assert turns == 4 * before.grid * cleared
+    counters = 2 * problem.batch * problem.heads_kv
+    if problem.deterministic:
+        padded = -(-problem.seqlen_q // 128) * 128
+        rows = problem.batch * problem.heads_q * padded
+        counters += rows // chosen.tile.block_q  # that of the last tile of the last head
+    assert turns >= 4 * counters
+    assert cleared == 1 or 4 * before.grid * cleared // 2 < 4 * counters
