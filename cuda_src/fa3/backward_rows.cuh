@@ -4,7 +4,8 @@
 // the others in less, and find in L2 what has just been summed; bench/NOTES.md has the figures.
 //
 //   prepare   delta = rowsum(dO * O) - dlse, lse in units of the logits, zeros for the sums of dQ:
-//             what steps/statistics.cu does, which here does it for the first heads alone
+//             what steps/statistics.cu does, which here does it for the first heads alone (and
+//             adds up a row in another order)
 //   finish    dQ = scale * the sums, rounded: what steps/convert_dq.cu does for others
 //
 // Every kv tile has a share of its head's rows. Before each Config::shares blocks of tiles comes a
@@ -28,7 +29,9 @@
 namespace cuflash::fa3 {
 
 // By one thread: waits until `count` have passed a counter.
+template <class Config>
 __device__ inline void await_count(const int* counter, int count) {
+  jitter<Config>();
   while (ptx::read_turn(counter) < count) __nanosleep(40);
 }
 
@@ -37,14 +40,15 @@ __device__ inline void await_count(const int* counter, int count) {
 template <class Config>
 __device__ inline void await_prepared(const BackwardContext<Config>& c, unsigned tile) {
   if (tile < c.params.ahead) return;
-  await_count(&counters_of(c.params, c.item.batch, c.item.head).prepared,
-              kv_tiles_of_head<Config>(c.params));
+  await_count<Config>(&counters_of(c.params, c.item.batch, c.item.head).prepared,
+                      kv_tiles_of_head<Config>(c.params));
   ptx::fence_async_global();
 }
 
 // By one thread, when additions to dQ of this block's tile are under way, and known to be by it.
 template <class Config>
 __device__ inline void pass_sums(const BackwardContext<Config>& c) {
+  jitter<Config>();
   ptx::pass_turn(&counters_of(c.params, c.item.batch, c.item.head).summed);
 }
 
@@ -337,9 +341,10 @@ __device__ inline void row_block(const Fa3BackwardParams& params, const BlockPla
   const Units prepared(params, shared.prepared, to_prepare.count);
   for_units<UnitToPrepare<Config>>(prepared, prepared.count);
   __syncthreads();
+  jitter<Config>();
   if (mine < to_prepare.count) ptx::pass_turn(&counters(shared.prepared[mine]).prepared);
   if (mine < to_finish.count) {
-    await_count(&counters(shared.finished[mine]).summed, kv_tiles_of_head<Config>(params));
+    await_count<Config>(&counters(shared.finished[mine]).summed, kv_tiles_of_head<Config>(params));
   }
   __syncthreads();
   using Finish = UnitToFinish<Config>;

@@ -30,6 +30,8 @@ class RowOrder:
         Blocks of tiles in a round, before which a block of rows comes.
     num_sms
         Multiprocessors, each with a block at a time.
+    least
+        Heads that the kernel before has to do at least.
     """
 
     heads: int
@@ -37,13 +39,20 @@ class RowOrder:
     section: int
     shares: int
     num_sms: int
+    least: int = 1
 
     @property
     def heads_ahead(self) -> int:
         """The first heads, whose rows no block prepares: whole sections of them."""
         of_section = self.tiles * self.section
         sections = ceil_div(of_section + _ROUNDS * self.num_sms, of_section)
+        sections = max(sections, ceil_div(self.least, self.section))
         return min(self.heads, sections * self.section)
+
+    @property
+    def ahead(self) -> int:
+        """From the first tile of a round to the first whose rows are prepared meanwhile."""
+        return self.heads_ahead * self.tiles
 
     @property
     def behind(self) -> int:

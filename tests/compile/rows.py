@@ -161,7 +161,7 @@ def _name(architecture: str, c: KernelConfig) -> str:
     if constants.get("ordered"):
         parts.append("ordered")
     if constants.get("turns"):  # of statistics, which clears that many
-        parts.append(f"ordered{constants['turns']}")
+        parts.append(f"clears{constants['turns']}")
     if c.kernel == "convert_dq":  # narrow and wide heads can have fragments of different height
         parts.append(f"m{constants['fragment_rows']}")
     return "-".join(parts)

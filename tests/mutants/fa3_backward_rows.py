@@ -34,8 +34,8 @@ _WAITS = (
     Bug(
         "one share too few is waited for",  # of heads of one tile: none
         _ROWS,
-        ".prepared,\n              kv_tiles_of_head<Config>(c.params));",
-        ".prepared,\n              kv_tiles_of_head<Config>(c.params) - 1);",
+        ".prepared,\n                      kv_tiles_of_head<Config>(c.params));",
+        ".prepared,\n                      kv_tiles_of_head<Config>(c.params) - 1);",
         ROW_BLOCKS,
     ),
     Bug(
@@ -55,7 +55,8 @@ _WAITS = (
     Bug(
         "a share is finished before it is summed",
         _ROWS,
-        "await_count(&counters(shared.finished[mine]).summed, kv_tiles_of_head<Config>(params));",
+        "await_count<Config>(&counters(shared.finished[mine]).summed, "
+        "kv_tiles_of_head<Config>(params));",
         "",
         GRADIENTS,
     ),

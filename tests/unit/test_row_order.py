@@ -210,6 +210,19 @@ def _problems() -> st.SearchStrategy[AttentionProblem]:
     )
 
 
+def _least(problem: AttentionProblem) -> int:
+    """Heads of keys whose rows are prepared before: all if blocks of rows could not read out.
+
+    Else those whose blocks, of 128 rows, clear all counters, sixteen each.
+    """
+    heads = problem.batch * problem.heads_kv
+    if problem.output != problem.storage:
+        return heads
+    blocks = problem.heads_q // problem.heads_kv * -(-problem.seqlen_q // 128)
+    counters = 2 + (2 * blocks if problem.deterministic else 0)
+    return next(n for n in range(heads + 1) if 16 * n * blocks >= heads * counters)
+
+
 @thoroughly
 @given(_problems(), st.integers(1, 40), st.integers(1, 12))
 def test_a_launch_has_the_numbers_of_its_order(
@@ -221,9 +234,8 @@ def test_a_launch_has_the_numbers_of_its_order(
     main = main_of(fa3_plan(problem, limits, None, (), tile=replace(tile, shares=shares)))
     arguments, heads = dict(main.arguments), problem.batch * problem.heads_kv
     tiles = -(-problem.seqlen_kv // 128)
-    order = RowOrder(heads, tiles, arguments["section"], shares, num_sms)
-    inside = problem.output == problem.storage
-    launched = _launched(order) if inside else replace(_launched(order), ahead=heads * tiles)
+    order = RowOrder(heads, tiles, arguments["section"], shares, num_sms, _least(problem))
+    launched = _launched(order)
     assert (main.grid, arguments["ahead"], arguments["behind"]) == (
         launched.grid,
         launched.ahead,
@@ -239,7 +251,7 @@ def test_every_counter_has_a_place_and_is_cleared(problem: AttentionProblem, num
     chosen = planned(problem, limits=replace(HOPPER, num_sms=num_sms))
     before, turns = chosen.launches[0], {b.name: b.nbytes for b in chosen.workspace}["turns"]
     cleared = dict(before.config.constants)["turns"]
-    assert cleared.bit_count() == 1
+    assert cleared == 16  # of any problem, since it is compiled
     assert turns == 4 * before.grid * cleared
     counters = 2 * problem.batch * problem.heads_kv
     if problem.deterministic:
@@ -247,4 +259,3 @@ def test_every_counter_has_a_place_and_is_cleared(problem: AttentionProblem, num
         rows = problem.batch * problem.heads_q * padded
         counters += rows // chosen.tile.block_q  # that of the last tile of the last head
     assert turns >= 4 * counters
-    assert cleared == 1 or 4 * before.grid * cleared // 2 < 4 * counters

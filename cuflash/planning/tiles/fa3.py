@@ -26,7 +26,6 @@ WARPGROUP, ROWS = 128, 64
 #: The warpgroup's matrix instructions take 16 elements of depth.
 ARITHMETIC = Arithmetic("tensor_cores", 16, 16)
 
-
 #: Columns of a panel in shared memory: 128 bytes, the span of the widest swizzle.
 _PANEL = 64
 
