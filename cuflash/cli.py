@@ -1,4 +1,4 @@
-"""The command line: ``python -m cuflash info | explain | demo``."""
+"""The command line: ``python -m cuflash info | explain | compile | demo``."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .arrays.spec import LAYOUTS
+from .compile_command import add_compile
 from .demo import PRESETS, plans, run
 from .demo.options import DTYPES as DEMO_DTYPES
 from .demo.options import Options
@@ -75,6 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     told = commands.add_parser("info", help="versions, devices, kernel cache and environment")
     told.set_defaults(run=_info)
     _add_explain(commands.add_parser("explain", help="what a call would run, and why"))
+    add_compile(commands.add_parser("compile", help="fill the kernel cache before the first calls"))
     _add_demo(commands.add_parser("demo", help="train a transformer on the text of Python's help"))
     return parser
 

@@ -14,6 +14,7 @@ __all__ = [
     "BackendUnavailableError",
     "CompileError",
     "CuflashError",
+    "JaxUnavailableError",
     "LaunchError",
     "ToolchainError",
     "UnsupportedError",
@@ -59,6 +60,10 @@ class UnsupportedError(CuflashError, ValueError):
 
 class BackendUnavailableError(CuflashError, RuntimeError):
     """CUDA was asked for and cannot be used here."""
+
+
+class JaxUnavailableError(BackendUnavailableError, ImportError):
+    """``cuflash.jax`` was imported and JAX cannot be; the message says what to install."""
 
 
 class ToolchainError(CuflashError, RuntimeError):

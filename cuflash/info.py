@@ -7,10 +7,10 @@ import os
 import platform
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 
 from .config import VARIABLES
 from .cuda.available import is_usable, require_device
+from .cuda.kernel_cache import binaries, kernel_cache_folder
 from .cuda.source import find_sources
 from .errors import CuflashError
 from .planning.device import DeviceLimits, HostLimits
@@ -132,11 +132,10 @@ def _sources() -> str:
 
 
 def _kernel_cache() -> str:
-    folder = os.environ.get("CUPY_CACHE_DIR") or str(Path.home() / ".cupy" / "kernel_cache")
-    path = Path(folder)
-    if not path.is_dir():
+    folder = kernel_cache_folder()
+    if not folder.is_dir():
         return f"{folder} (empty)"
-    return f"{folder} ({sum(1 for _ in path.glob('*.cubin')):,} binaries)"
+    return f"{folder} ({len(binaries(folder)):,} binaries)"
 
 
 def _environment() -> dict[str, str]:

@@ -75,7 +75,8 @@ def adopt(name: str, value: Any) -> Adopted:
     Raises
     ------
     ArgumentTypeError
-        If it is not an array, or one whose type or byte order cannot be taken over.
+        If it is not an array, or one whose type or byte order cannot be taken over,
+        or a tracer of JAX.
     BackendUnavailableError
         If it is a CUDA array and CuPy is not installed.
     """
@@ -85,11 +86,23 @@ def adopt(name: str, value: Any) -> Adopted:
     cupy = sys.modules.get("cupy")
     if cupy is not None and isinstance(value, getattr(cupy, "ndarray", ())):
         return Adopted(name, value, _same, value)
+    _check_tracer(name, value)
     if hasattr(value, "__dlpack__") and hasattr(value, "__dlpack_device__"):
         return _adopt_dlpack(name, value)
     if hasattr(value, "__cuda_array_interface__"):
         return _adopt_cuda_interface(name, value)
     raise ArgumentTypeError(name, _kind_of(value), _EXPECTED)
+
+
+def _check_tracer(name: str, value: Any) -> None:
+    """Refuse what stands for an array while JAX traces a function: it has no memory yet."""
+    core = getattr(sys.modules.get("jax"), "core", None)
+    if isinstance(value, getattr(core, "Tracer", ())):
+        raise ArgumentTypeError(
+            name,
+            f"{_kind_of(value)}: JAX is tracing, and there is no memory yet",
+            "an array; inside jax.jit, jax.grad or jax.vmap call cuflash.jax.attention",
+        )
 
 
 def _check_numpy(name: str, array: np.ndarray[Any, Any]) -> None:

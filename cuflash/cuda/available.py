@@ -16,6 +16,8 @@ def _why_not() -> str | None:
         import cupy
     except ImportError as error:
         return f"CuPy is not installed ({error}): pip install 'cuflash[cuda13]'"
+    except OSError as error:  # it makes the folder of its kernel cache
+        return f"CuPy could not be imported ({error}): is CUPY_CACHE_DIR one that can be written?"
     if cupy.cuda.runtime.is_hip:
         return "this CuPy is a ROCm build; cuflash's kernels are CUDA"
     try:

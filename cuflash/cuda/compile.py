@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import re
 import site
 import threading
+import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +22,12 @@ from .source import find_sources, source_digest, translation_unit
 __all__ = ["CompiledKernel", "compile_kernel", "compile_options", "require_toolchain"]
 
 _REMEDY = "install NVRTC and the CUDA headers with: pip install 'cuflash[cuda13]' (or [cuda12])"
+_NO_CACHE = (
+    "CuPy's kernel cache cannot be used, so every process compiles this kernel again; set "
+    "CUPY_CACHE_DIR to a folder that can be read and written"
+)
+_IN_MEMORY = "CUPY_CACHE_IN_MEMORY"
+_environment = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -95,15 +104,44 @@ def _build(config: KernelConfig, root: Path, device_id: int, jitter: bool) -> Co
     text = translation_unit(config, root, jitter)
     try:
         with cupy.cuda.Device(device_id):
-            module = cupy.RawModule(code=text, options=compile_options(config, root))
-            function = module.get_function(config.entry)
-            if config.shared_bytes > 48 * 1024:
-                function.max_dynamic_shared_size_bytes = config.shared_bytes
-            return CompiledKernel(function, function.num_regs, function.local_size_bytes)
+            try:
+                return _load(config, text, root)
+            except OSError as error:  # CuPy reads and writes files of its cache; CUDA's are others
+                warnings.warn(f"{error}: {_NO_CACHE}", RuntimeWarning, stacklevel=2)
+            with _nothing_on_disk():
+                return _load(config, text, root)
     except cupy.cuda.compiler.CompileException as error:
         raise _compile_error(config, str(error)) from error
     except cupy.cuda.driver.CUDADriverError as error:
         raise CompileError(f"the driver refused {config.entry} ({config}): {error}") from error
+
+
+def _load(config: KernelConfig, text: str, root: Path) -> CompiledKernel:
+    import cupy
+
+    module = cupy.RawModule(code=text, options=compile_options(config, root))
+    function = module.get_function(config.entry)
+    if config.shared_bytes > 48 * 1024:
+        function.max_dynamic_shared_size_bytes = config.shared_bytes
+    return CompiledKernel(function, function.num_regs, function.local_size_bytes)
+
+
+@contextlib.contextmanager
+def _nothing_on_disk() -> Iterator[None]:
+    """CuPy keeps what is compiled inside for the process alone.
+
+    It reads the variable at every compilation. Another thread that compiles
+    meanwhile may keep nothing either, and does no worse than this one.
+    """
+    with _environment:
+        before = os.environ.get(_IN_MEMORY)
+        os.environ[_IN_MEMORY] = "1"
+        try:
+            yield
+        finally:
+            os.environ.pop(_IN_MEMORY)
+            if before is not None:
+                os.environ[_IN_MEMORY] = before
 
 
 def _compile_error(config: KernelConfig, log: str) -> CompileError | ToolchainError:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import site
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -70,6 +73,49 @@ def test_different_keys_do_not_wait_for_each_other() -> None:
     assert once.get("quick", object) is not None
     release.set()
     thread.join()
+
+
+def test_sixteen_threads_that_ask_first_for_a_kernel_have_it_built_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With a first attempt that fails: its thread has the error, the others the kernel."""
+    built: list[int] = []
+    start = threading.Barrier(16)
+
+    def build(*_: Any) -> Any:
+        built.append(threading.get_ident())
+        time.sleep(0.05)
+        if len(built) == 1:
+            raise CompileError("out of memory")
+        return object()
+
+    def ask(_: int) -> Any:
+        start.wait()
+        try:
+            return compiling.compile_kernel(replace(CONFIG), 0)  # an equal key of its own
+        except CompileError as error:
+            return error
+
+    monkeypatch.setattr(compiling, "_kernels", compiling._Once())
+    monkeypatch.setattr(compiling, "_build", build)
+    with ThreadPoolExecutor(16) as pool:
+        answers = list(pool.map(ask, range(16)))
+    failed = [answer for answer in answers if isinstance(answer, CompileError)]
+    assert len(built) == 2
+    assert len(failed) == 1
+    assert len({id(answer) for answer in answers if answer not in failed}) == 1
+
+
+def test_a_kernel_of_another_device_or_configuration_is_another_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(compiling, "_kernels", compiling._Once())
+    monkeypatch.setattr(compiling, "_build", lambda config, root, device_id, jitter: object())
+    other = replace(CONFIG, architecture="sm_80")
+    asked = [(CONFIG, 0), (CONFIG, 1), (other, 0)]
+    found = [compiling.compile_kernel(*key) for key in (*asked, *asked)]
+    assert len(set(map(id, found))) == 3
+    assert found[:3] == found[3:]
 
 
 @pytest.mark.parametrize(
@@ -137,8 +183,6 @@ def test_a_kernel_with_jitter_is_another_one(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_only_a_special_architecture_is_named_to_the_compiler(tmp_path: Any) -> None:
-    from dataclasses import replace
-
     assert not any("-arch" in o for o in compiling.compile_options(CONFIG, tmp_path))
     special = replace(CONFIG, architecture="sm_90a")
     assert "-arch=sm_90a" in compiling.compile_options(special, tmp_path)
@@ -174,3 +218,36 @@ def test_what_the_driver_refuses_is_a_compile_error(
     ) as caught:
         compiling._build(CONFIG, tmp_path, 0, False)
     assert "block_kv" in str(caught.value)
+
+
+@pytest.mark.parametrize("before", [None, "0"])
+def test_a_cache_that_cannot_be_used_costs_a_compilation(
+    before: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
+    seen: list[str | None] = []
+
+    class Function:
+        num_regs = local_size_bytes = max_dynamic_shared_size_bytes = 0
+
+    class Module:
+        def __init__(self, **_: Any) -> None:
+            seen.append(os.environ.get("CUPY_CACHE_IN_MEMORY"))
+
+        def get_function(self, entry: str) -> Any:
+            if seen[-1] != "1":
+                raise PermissionError(13, "Permission denied", "/cache/tmp")
+            return Function()
+
+    if before is None:
+        monkeypatch.delenv("CUPY_CACHE_IN_MEMORY", raising=False)
+    else:
+        monkeypatch.setenv("CUPY_CACHE_IN_MEMORY", before)
+    monkeypatch.setattr(cupy.cuda, "Device", lambda device_id: contextlib.nullcontext())
+    monkeypatch.setattr(cupy, "RawModule", Module)
+    monkeypatch.setattr(compiling, "translation_unit", lambda config, root, jitter: "")
+    with pytest.warns(RuntimeWarning, match=r"Permission denied.*/cache/tmp.*CUPY_CACHE_DIR"):
+        made = compiling._build(CONFIG, tmp_path, 0, False)
+    assert made.function.max_dynamic_shared_size_bytes == CONFIG.shared_bytes
+    assert seen == [before, "1"]
+    assert os.environ.get("CUPY_CACHE_IN_MEMORY") == before

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -36,6 +37,7 @@ ORDER = [
     "cuda.source",
     "cuda.available",
     "cuda.compile",
+    "cuda.kernel_cache",
     "cuda.tensor_map",
     "cuda.capture",
     "cuda.tile_counter",
@@ -51,6 +53,7 @@ ORDER = [
     "arrays.adopt",
     "arrays.overlap",
     "options",
+    "compile_ahead",
     "checks",
     "pipeline",
     "dispatch",
@@ -58,9 +61,14 @@ ORDER = [
     "prepared",
     "explanation",
     "info",
+    "jax.call",
+    "jax.host",
+    "jax.device",
+    "jax.primitive",
+    "jax",
 ]
 #: Applications of the library: they may use all of it, and nothing of it uses them.
-APPLICATIONS = ("cli", "demo", "__main__")
+APPLICATIONS = ("cli", "compile_command", "demo", "__main__")
 PACKAGES = ("planning", "planning.tiles", "cuda", "arrays")  # their __init__ holds no code
 
 
@@ -159,6 +167,27 @@ def test_it_imports_and_works_without_cupy(root: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "imported []"
+
+
+_WITHOUT_A_CACHE = """
+import numpy, cuflash
+q = numpy.ones((1, 3, 1, 4), numpy.float32)
+assert (cuflash.attention(q, q, q) == 1).all()
+try:
+    cuflash.attention(q, q, q, backend="cuda")
+except cuflash.BackendUnavailableError as error:
+    print(error)
+"""
+
+
+def test_it_works_where_cupy_cannot_make_its_folder(root: Path, tmp_path: Path) -> None:
+    pytest.importorskip("cupy", reason="CuPy is not installed")
+    (tmp_path / "file").write_text("")
+    environment = {**os.environ, "CUPY_CACHE_DIR": str(tmp_path / "file" / "cache")}
+    command = [sys.executable, "-c", _WITHOUT_A_CACHE]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=root, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert "CUPY_CACHE_DIR" in done.stdout
 
 
 _SLOW = ("cupy", "jax", "rich", "matplotlib")

@@ -1,0 +1,158 @@
+"""``python -m cuflash compile``: its options, and what it shows."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+from .compile_ahead import Calls, compile_ahead, device_of, kernels_of
+from .planning.device import DeviceLimits
+from .planning.kernel import KernelConfig
+from .planning.plan import ALGORITHMS
+from .planning.problem import DTYPES, DTypeName
+
+__all__ = ["add_compile"]
+
+_HALVES: tuple[DTypeName, ...] = ("float16", "bfloat16")
+_PASSES = ("forward", "backward")
+_MASKS = ("full", "causal")
+_DESCRIPTION = (
+    "Compile the kernels of calls to come into CuPy's cache (CUPY_CACHE_DIR), so that the first of "
+    "them is quick. Options that take a list mean all combinations. Batch, number of heads and "
+    "lengths are no part of a kernel, but the plan chooses the tile by them: by default every tile "
+    "is compiled that it would choose for these widths. The calls have contiguous arrays, and "
+    "results in the dtype of the inputs."
+)
+
+
+def add_compile(parser: argparse.ArgumentParser) -> None:
+    """Give a parser the options of the command, and the command."""
+    parser.set_defaults(run=_run)
+    parser.description = _DESCRIPTION
+
+    def add(name: str, of: Callable[[str], object], default: str | None, told: str) -> None:
+        metavar = name.rsplit("-", 1)[-1].upper()
+        parser.add_argument(
+            name, type=of, default=default, metavar=f"{metavar}[,{metavar}]", help=told
+        )
+
+    widths = "default %(default)s; 192/128 is 192 columns of q and k and 128 of v"
+    add("--head-dim", _pairs, "64,128", widths)
+    dtypes = f"of {', '.join(DTYPES)}; default {', '.join(_HALVES)} as far as the device has them"
+    add("--dtype", _names(tuple(DTYPES)), None, dtypes)
+    add("--operation", _names(_PASSES), ",".join(_PASSES), "default %(default)s")
+    add("--mask", _names(_MASKS), ",".join(_MASKS), "default %(default)s")
+    lengths = "compile for these alone; 1/4096 is one query and 4096 keys"
+    add("--seqlen", _pairs, None, lengths)
+    parser.add_argument("--algorithm", choices=("auto", *sorted(ALGORITHMS)), default="auto")
+    parser.add_argument(
+        "--deterministic", action="store_true", help="gradients of calls with deterministic=True"
+    )
+    parser.add_argument(
+        "--unaligned",
+        action="store_true",
+        help="of arrays whose rows begin at any address, not at multiples of 16 bytes",
+    )
+    parser.add_argument(
+        "--arch",
+        help="such as sm_90; default that of the current device. CuPy's cache takes kernels for "
+        "devices that are there, and for no others",
+    )
+    parser.add_argument(
+        "--threads", type=_positive, help="that compile; default one for each processor"
+    )
+
+
+def _pairs(text: str) -> tuple[tuple[int, int], ...]:
+    """``"64,192/128"`` is ``((64, 64), (192, 128))``."""
+    pairs = []
+    for part in text.split(","):
+        first, slash, second = part.partition("/")
+        try:
+            pairs.append((int(first), int(second if slash else first)))
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{part!r} is neither 64 nor 192/128") from None
+    return tuple(dict.fromkeys(pairs))
+
+
+def _names(choices: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
+    def names(text: str) -> tuple[str, ...]:
+        parts = tuple(dict.fromkeys(text.split(",")))
+        for part in parts:
+            if part not in choices:
+                raise argparse.ArgumentTypeError(f"{part!r} is none of {', '.join(choices)}")
+        return parts
+
+    return names
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no positive number")
+    return int(text)
+
+
+def _run(given: argparse.Namespace) -> int:
+    device = device_of(given.arch)
+    limits = DeviceLimits.query(device)
+    kernels = kernels_of(_calls(given, limits), limits)
+    console = Console()
+    with _progress(console, len(kernels)) as told:
+        outcome = compile_ahead(kernels, device, told, given.threads)
+    line = (
+        f"{outcome.kernels} kernels for {limits.name} ({limits.architecture}): {outcome.compiled} "
+        f"compiled, {outcome.found} there already, {outcome.seconds:.1f} s; in {outcome.folder}"
+    )
+    console.print(Text(line), soft_wrap=True)
+    return 0
+
+
+def _calls(given: argparse.Namespace, limits: DeviceLimits) -> Calls:
+    halves = _HALVES if limits.compute_capability >= (8, 0) else _HALVES[:1]
+    return Calls(
+        head_dims=given.head_dim,
+        dtypes=given.dtype or halves,
+        operations=given.operation,
+        masks=given.mask,
+        algorithm=given.algorithm,
+        deterministic=given.deterministic,
+        unaligned=given.unaligned,
+        seqlens=given.seqlen,
+    )
+
+
+@contextlib.contextmanager
+def _progress(console: Console, total: int) -> Iterator[Callable[[KernelConfig], None]]:
+    """A bar on a terminal, a line for each kernel elsewhere; yields what is to be told of it."""
+    if not console.is_terminal:
+        numbers = iter(range(1, total + 1))
+        yield lambda kernel: console.print(
+            Text(f"{next(numbers)}/{total} {_name(kernel)}"), soft_wrap=True
+        )
+        return
+    columns = (
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.description}", markup=False),
+    )
+    with Progress(*columns, console=console) as bar:
+        task = bar.add_task("", total=total)
+        yield lambda kernel: bar.update(task, advance=1, description=_name(kernel))
+
+
+def _name(kernel: KernelConfig) -> str:
+    """What people tell kernels apart by."""
+    words = [f"{kernel.generation}/{kernel.kernel}", kernel.storage]
+    if kernel.head_dim:  # shared by all widths and masks otherwise
+        widths = dict.fromkeys((kernel.head_dim, kernel.head_dim_v))
+        words += ["/".join(map(str, widths)), kernel.mask]
+    constants = dict(kernel.constants)
+    if "block_q" in constants:
+        words.append(f"{constants['block_q']}x{constants['block_kv']}")
+    return " ".join(words)

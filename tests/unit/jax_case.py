@@ -1,0 +1,86 @@
+"""What the tests of ``cuflash.jax`` share: attention as one writes it in JAX, and a ruler."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ..kit.limits import REFERENCE_UNITS, UNIT
+
+__all__ = ["draw", "formula", "loss", "near", "wide"]
+
+jax = pytest.importorskip("jax", reason="JAX is not installed")
+jnp = jax.numpy
+
+
+@pytest.fixture
+def wide() -> Iterator[None]:
+    """float64 in JAX: what is structurally wrong is then far above the rounding."""
+    before = jax.config.jax_enable_x64
+    jax.config.update("jax_enable_x64", True)
+    yield
+    jax.config.update("jax_enable_x64", before)
+
+
+def draw(*shapes: tuple[int, ...], dtype: Any = "float64", seed: int = 0) -> list[Any]:
+    """Normal arrays."""
+    rng = np.random.default_rng(seed)
+    return [jnp.asarray(rng.standard_normal(shape), dtype) for shape in shapes]
+
+
+def formula(
+    query: Any,
+    key: Any,
+    value: Any,
+    *,
+    scale: float | None = None,
+    is_causal: bool = False,
+    q_offset: int | None = 0,
+    return_lse: bool = False,
+) -> Any:
+    """Attention from its definition, whole matrix, in the dtype of the arrays."""
+    length, keys = query.shape[-3], key.shape[-3]
+    group = query.shape[-2] // key.shape[-2]
+    key, value = (jnp.repeat(array, group, axis=-2) for array in (key, value))
+    scores = jnp.einsum("...qhd,...khd->...hqk", query, key)
+    scores *= query.shape[-1] ** -0.5 if scale is None else scale
+    if is_causal:
+        offset = keys - length if q_offset is None else q_offset
+        seen = jnp.arange(keys) <= jnp.arange(length)[:, None] + offset
+        scores = jnp.where(seen, scores, -jnp.inf)
+    lse = jax.scipy.special.logsumexp(scores, axis=-1)
+    weights = jnp.exp(scores - lse[..., None])
+    out = jnp.einsum("...hqk,...khd->...qhd", weights, value)
+    return (out, lse) if return_lse else out
+
+
+def loss(function: Any, **options: Any) -> Any:
+    """A number made of the output, and of the log-sum-exp where it is returned."""
+
+    def of(*arrays: Any) -> Any:
+        results = function(*arrays, **options)
+        results = results if isinstance(results, tuple) else (results,)
+        return sum(jnp.sin(2 * result).sum() for result in results)
+
+    return of
+
+
+def near(got: Any, expected: Any) -> None:
+    """Hold float64 arrays, or tuples of them, to each other by rounding alone."""
+    if isinstance(expected, (tuple, list)):
+        assert len(got) == len(expected)
+        for one, other in zip(got, expected, strict=True):
+            near(one, other)
+        return
+    assert got.shape == expected.shape
+    assert got.dtype == expected.dtype == np.float64
+    if expected.size:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            error = np.abs(np.asarray(got) - np.asarray(expected)).max()
+            size = max(1.0, np.abs(np.asarray(expected)).max())
+        assert error <= REFERENCE_UNITS * UNIT["float64"] * size
