@@ -93,13 +93,15 @@ struct RowUnits {
   __device__ RowUnits(const Fa3BackwardParams& params, const RowShare* shares, int count)
       : params(params),
         shares(shares),
-        of_head(ceil_div(params.shape.seqlen_q, Config::block_q) * (Config::block_q / 16)),
+        of_head(units_of_head(params)),
         of_share(units_of_share(params)),
         count(count * of_share * (params.shape.heads_q / params.shape.heads_kv)) {}
 
-  __device__ static unsigned units_of_share(const Fa3BackwardParams& params) {
-    const int units = ceil_div(params.shape.seqlen_q, Config::block_q) * (Config::block_q / 16);
-    return ceil_div(units, kv_tiles_of_head<Config>(params));
+  __device__ static int units_of_head(const Fa3BackwardParams& params) {
+    return ceil_div(params.shape.seqlen_q, Config::block_q) * (Config::block_q / 16);
+  }
+  __device__ static int units_of_share(const Fa3BackwardParams& params) {
+    return ceil_div(units_of_head(params), kv_tiles_of_head<Config>(params));
   }
   __device__ static RowShare share(const Fa3BackwardParams& params, long long tile) {
     const WorkItem item = kv_order<Config>(params).template kv_item<Config::block_kv>(
@@ -138,8 +140,8 @@ __device__ inline float backward_lse(float given) {
 
 // A unit to prepare: what is read of it, and what is made of that.
 //
-// rowsum(dO * O) is the diagonal of dO O^T: a product of warp fragments takes a tenth of the
-// instructions that converting, multiplying and adding across lanes would. The order of columns is
+// rowsum(dO * O) is the diagonal of dO O^T: a product of warp fragments takes far fewer
+// instructions than converting, multiplying and adding across lanes would. The order of columns is
 // free as long as it is the same for both, so a lane takes 16 bytes of a row, which are its
 // elements of two products of depth 16. Lane l has rows l / 4 and l / 4 + 8.
 template <class Config>

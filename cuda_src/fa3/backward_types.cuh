@@ -70,6 +70,7 @@ struct HeadCounters {
   int prepared;
   int summed;
 };
+
 template <class Config, class Types = BackwardTypes<Config>>
 struct BackwardStorage {
   typename Types::KPanels k;                             // [block_kv, head_dim]

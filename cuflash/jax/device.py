@@ -22,8 +22,9 @@ _ALIGNMENT = 256
 class DeviceCall:
     """The callback of one pass, compiled for every device that XLA may run it on.
 
-    It allocates nothing and waits for nothing, so that XLA can capture what it
-    launches into a command buffer.
+    While XLA captures what it launches into a command buffer it allocates
+    nothing and waits for nothing. Else the first fa3 forward launch of a stream
+    allocates the counter of its tiles, see :meth:`cuflash.Prepared.run`.
 
     Attributes
     ----------

@@ -129,8 +129,8 @@ _ARITHMETIC = (
     Bug(
         "the last units of a head are nobody's",  # which its tiles share unevenly
         _ROWS,
-        "return ceil_div(units, kv_tiles_of_head<Config>(params));",
-        "return units / kv_tiles_of_head<Config>(params);",
+        "return ceil_div(units_of_head(params), kv_tiles_of_head<Config>(params));",
+        "return units_of_head(params) / kv_tiles_of_head<Config>(params);",
         ROW_BLOCKS,
     ),
     Bug(

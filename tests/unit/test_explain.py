@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -147,6 +149,21 @@ def test_info_says_what_a_bug_report_needs() -> None:
     ):
         assert part in text
     assert cuflash.info().sources.endswith("cuda_src")
+
+
+def test_info_says_what_is_wrong_with_the_kernel_cache(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("CUPY_CACHE_DIR", str(tmp_path))
+    (tmp_path / "one.cubin").touch()
+    assert cuflash.info().kernel_cache == f"{tmp_path} (1 binaries)"
+
+    def refused(folder: Path) -> dict[str, int]:  # no permission stops the superuser
+        raise PermissionError(13, "Permission denied", str(folder))
+
+    # The package has the function under the name of the module.
+    monkeypatch.setattr(importlib.import_module("cuflash.info"), "binaries", refused)
+    assert "Permission denied" in cuflash.info().kernel_cache
 
 
 def test_nothing_to_compute_runs_nothing() -> None:

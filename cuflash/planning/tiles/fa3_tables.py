@@ -1,8 +1,8 @@
 """The tiles of FlashAttention-3, best first.
 
 The first whose widths and lengths hold the problem's is taken. A figure is what the
-row reaches on an H200 (TFLOP/s of the stored run, bfloat16, taking turns); rows of
-gradients without one are new, see bench/NOTES.md.
+row reaches on an H200 (TFLOP/s of the stored run, bfloat16, taking turns); those of
+gradients are older than the kernel, and rows without one new, see bench/NOTES.md.
 """
 
 from __future__ import annotations
