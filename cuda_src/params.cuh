@@ -118,6 +118,7 @@ struct StatisticsParams {
   void* dq_accumulator;
   void* turns;
   long long padded_rows;
+  long long cleared;  // query heads of all batch entries, the first, whose accumulators it clears
   Shape shape;
 };
 

@@ -14,9 +14,10 @@
 // when it is needed, and one's exponentials can run beside the other's products. Neither comes more
 // than a step ahead: dS has two places, and both have to have read one before it is written again.
 //
-// Wide heads have their own math roles, see backward_wide.cuh. Where Config::shares is not 0,
-// blocks of rows come between those of tiles, see backward_rows.cuh; else what they do is kernels'
-// before and after.
+// Wide heads have their own math roles, see backward_wide.cuh. Every block clears sums of dQ for
+// one that comes later, see backward_clear.cuh. Where Config::shares is not 0, blocks of rows come
+// between those of tiles and round the sums, see backward_rows.cuh; else a kernel does it
+// afterwards.
 //
 // Who waits for whom (see tile/pipeline.cuh):
 //   k_full, v_full          all warps of math for load, once (in wide heads who reads V for V)
@@ -30,6 +31,7 @@
 //   added                   by one thread beside math for all warps of math: their last dQ is under
 //                           way (in ordered sums that of a step, see backward_turns.cuh)
 #include "../ptx/register_budget.cuh"
+#include "backward_clear.cuh"
 #include "backward_load.cuh"
 #include "backward_math.cuh"
 #include "backward_rows.cuh"
@@ -48,6 +50,39 @@ __device__ inline void store_zeros(const BackwardContext<Config>& c, const Tenso
   for (int i = threadIdx.x; i < rows * columns; i += BackwardTypes<Config>::threads) {
     to[i / columns * tensor.row_stride + i % columns] = from_compute<Storage>(0.0f);
   }
+}
+
+// The block of keys that no query sees.
+template <class Config>
+__device__ inline void unseen_keys(const BackwardContext<Config>& c, unsigned tile) {
+  store_zeros(c, c.params.dk, c.params.shape.head_dim);
+  store_zeros(c, c.params.dv, c.params.shape.head_dim_v);
+  if (threadIdx.x >= 32) return;
+  clear_role(c, tile);
+  if (Config::shares > 0 && threadIdx.x == 0) {
+    await_cleared(c, tile);  // or rows could be finished before their sums are cleared
+    pass_sums(c);
+  }
+}
+
+// The three warps beside load's: two keep turns, the last one clears.
+template <class Config>
+__device__ inline void roles_beside_load(const BackwardContext<Config>& c, unsigned tile) {
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const bool first = threadIdx.x % 32 == 0;
+  if (warp == 1 && first) {
+    await_cleared(c, tile);
+    if constexpr (Config::ordered) {
+      watch_role(c);
+    } else {
+      arrive<Config>(c.shared.cleared);
+      sums_role(c);
+    }
+  }
+  if constexpr (Config::ordered) {
+    if (warp == 2 && first) pass_role(c);
+  }
+  if (warp == 3) clear_role(c, tile);
 }
 
 template <class Config>
@@ -72,12 +107,7 @@ __device__ inline void backward(const Fa3BackwardParams& params) {
   }
   const auto c = context_of<Config>(params, shared, tile);
   if (c.steps() == 0) {
-    store_zeros(c, params.dk, params.shape.head_dim);
-    store_zeros(c, params.dv, params.shape.head_dim_v);
-    if (Config::shares > 0 && threadIdx.x == 0) {
-      await_prepared(c, tile);  // or rows could be finished before their sums are cleared
-      pass_sums(c);
-    }
+    unseen_keys(c, tile);
     return;
   }
   // The same in every lane, and known to be: descriptors then stay in uniform registers.
@@ -88,16 +118,15 @@ __device__ inline void backward(const Fa3BackwardParams& params) {
     ptx::tensor_map_prefetch(&params.v_map);
     ptx::tensor_map_prefetch(&params.dout_map);
     init_barriers<Config>(shared);
+    load_first(c);
   }
   __syncthreads();
   if (role == 0) {
     ptx::give_registers<Config::load_registers>();
-    if (threadIdx.x < 32) load_role(c, tile);
-    if constexpr (Config::ordered) {
-      if (threadIdx.x == 32) watch_role(c);
-      if (threadIdx.x == 64) pass_role(c);
-    } else if constexpr (Config::shares > 0) {
-      if (threadIdx.x == 32) sums_role(c);
+    if (threadIdx.x < 32) {
+      load_role(c);
+    } else {
+      roles_beside_load(c, tile);
     }
   } else {
     ptx::take_registers<Config::math_registers>();

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "../ptx/bulk_copy.cuh"
-#include "backward_rows.cuh"
+#include "backward_types.cuh"
 
 namespace cuflash::fa3 {
 
@@ -49,24 +49,38 @@ struct BackwardLoader {
   }
 };
 
-// By a whole warp, of which one thread loads, in the order in which it is waited for.
+// By the thread that loads: what there is room for from the start, in the order in which it is
+// waited for. The thread has initialised the barriers and needs to meet nobody.
 template <class Config>
-__device__ inline void load_role(const BackwardContext<Config>& c, unsigned tile) {
+__device__ inline void load_first(const BackwardContext<Config>& c) {
+  const BackwardLoader<Config> loader{c};
+  QPlace place = c.first();
+#pragma unroll
+  for (int step = 0; step < Config::num_stages; ++step) {
+    if (step >= c.steps()) return;
+    if (step == 0) loader.load_k();
+    loader.load_q(place, step);
+    if (step == 0) loader.load_v();
+    loader.load_dout(place, step);
+    place = c.after(place);
+  }
+}
+
+// By a whole warp, of which one thread loads: what comes after.
+template <class Config>
+__device__ inline void load_role(const BackwardContext<Config>& c) {
   constexpr int stages = Config::num_stages;
   const BackwardLoader<Config> loader{c};
   const bool loads = threadIdx.x % 32 == 0;
   const int steps = c.steps();
   QPlace place = c.first();
+#pragma unroll
+  for (int step = 0; step < stages; ++step) place = c.after(place);
 #pragma unroll 1
-  for (int step = 0; step < steps + stages; ++step) {
-    if (step >= stages) await_step<Config>(step % stages);
+  for (int step = stages; step < steps + stages; ++step) {
+    await_step<Config>(step % stages);
     if (loads && step < steps) {
-      if (step == 0) {
-        loader.load_k();
-        if constexpr (Config::shares > 0) await_prepared(c, tile);
-      }
       loader.load_q(place, step);
-      if (step == 0) loader.load_v();
       loader.load_dout(place, step);
     }
     __syncwarp();

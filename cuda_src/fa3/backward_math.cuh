@@ -103,7 +103,11 @@ struct BackwardMath {
   template <class Part>
   __device__ __forceinline__ void add_q(const StepState& state, Part& dq, int step) const {
     const RingPlace<kTurnStages> ring(step);
-    if constexpr (Config::ordered) wait<Config>(c.shared.turn_full[ring.stage], ring.phase);
+    if constexpr (Config::ordered) {
+      wait<Config>(c.shared.turn_full[ring.stage], ring.phase);
+    } else {
+      wait<Config>(c.shared.cleared, 0);
+    }
     const int row = state.before.tile * Config::block_q +
                     (Types::q_parted_by_rows ? warpgroup * kRowsOfProduct : 0) + warp_row;
     const int column = Types::q_parted_by_rows ? 0 : warpgroup * Types::q_columns;
@@ -169,9 +173,13 @@ struct BackwardMath {
     ptx::wgmma_wait<0>();
     ptx::wgmma_hold(dp.value[0]);
     wait_empty<Config>(c.shared.ds_empty[score_ring.stage], score_ring.phase);
-    if (dead || is_edge(state.place)) hide<Config>(c.shared.lse[stage], c.seq, place, p, dp);
     unsigned dead_rows = 0;
-    if (dead) dead_rows = clear_dead(c.shared.lse[stage], c.shared.q[stage], c.shared.dout[stage]);
+    if (dead) {
+      hide<Config>(c.shared.lse[stage], c.seq, place, p, dp);
+      dead_rows = clear_dead(c.shared.lse[stage], c.shared.q[stage], c.shared.dout[stage]);
+    } else if (is_edge(state.place)) {
+      hide_masked<Config>(c.seq, place, p, dp);
+    }
     ScoreOperand<Config> weights, gradients;
     differentiate<Config>(weights, gradients, p, dp, c.shared.delta[stage], place);
     store_gradients<Config>(gradients, c.shared.ds[0], score_ring.stage, part);

@@ -6,8 +6,8 @@
 namespace cuflash {
 
 // FlashAttention-3 backward, the main kernel. Workspace as in Fa2BackwardParams, but for `turns`:
-// with blocks of rows the HeadCounters of every kv head, and behind them for an ordered sum a
-// counter of every q tile of a head. Tensors from dq on and the two distances are theirs too.
+// where blocks clear for others the HeadCounters of every kv head, and behind them for an ordered
+// sum a counter of every q tile of a head.
 struct Fa3BackwardParams {
   TensorMap q_map;
   TensorMap k_map;
@@ -15,11 +15,7 @@ struct Fa3BackwardParams {
   TensorMap dout_map;
   Tensor dk;
   Tensor dv;
-  Tensor dq;
-  Tensor out;
-  Tensor dout;
-  RowVector lse;
-  RowVector dlse;
+  Tensor dq;  // with blocks of rows
   void* row_lse;
   void* delta;
   void* dq_accumulator;
@@ -27,8 +23,8 @@ struct Fa3BackwardParams {
   double scale;
   long long section;      // heads whose tiles run together, see tile/schedule.cuh
   long long padded_rows;  // rows of a head in the workspace
-  long long ahead;   // kv tiles from those of blocks to those whose rows are prepared meanwhile
-  long long behind;  // and from those whose rows are finished meanwhile
+  long long ahead;        // kv tiles from that of a block to that whose rows' sums it clears
+  long long behind;  // and from those of a round of blocks back to those whose rows it finishes
   Shape shape;
 };
 

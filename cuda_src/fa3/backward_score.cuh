@@ -79,6 +79,29 @@ __device__ inline void hide(const QueryNumbers<Config>& lse, const Sequence& seq
   }
 }
 
+// The same of a q tile without dead queries: of a key the queries before the first that sees it.
+template <class Config, class Scores>
+__device__ __forceinline__ void hide_masked(const Sequence& seq, const ScorePlace& place, Scores& p,
+                                            Scores& dp) {
+  const LanePosition lane;
+#pragma unroll
+  for (int group = 0; group < 2; ++group) {
+    const int key = place.key0 + lane.row + 8 * group;
+    int hidden = Mask<Config>::causal ? key - seq.q_offset - place.query0 - lane.column : 0;
+    if (key >= seq.seqlen_kv) hidden = Config::block_q;
+#pragma unroll
+    for (int n = 0; n < Scores::column_fragments; ++n) {
+#pragma unroll
+      for (int which = 0; which < 2; ++which) {
+        if (Scores::column(n, which) < hidden) {
+          p.value[0][n][group][which] = 0;
+          dp.value[0][n][group][which] = 0;
+        }
+      }
+    }
+  }
+}
+
 // dS^T = P^T * (dP^T - delta); both rounded, as operands.
 template <class Config, class Scores>
 __device__ __forceinline__ void differentiate(ScoreOperand<Config>& weights,

@@ -18,7 +18,7 @@ template <class Config>
 __device__ inline int* turn_of(const BackwardContext<Config>& c, const QPlace& place) {
   const Shape& shape = c.params.shape;
   auto* heads = static_cast<HeadCounters*>(c.params.turns);
-  if (Config::shares > 0) heads += shape.batch * shape.heads_kv;
+  heads += shape.batch * shape.heads_kv;
   return reinterpret_cast<int*>(heads) + c.head_row(place.head) / Config::block_q + place.tile;
 }
 

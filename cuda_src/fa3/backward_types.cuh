@@ -19,6 +19,7 @@ constexpr int kWarpgroup = 128;  // threads
 constexpr int kKeysOfWarpgroup = 64;
 constexpr int kRowsOfProduct = 64;  // that a warpgroup multiplies at once
 constexpr int kTurnStages = 2;      // of turns to add to dQ
+constexpr int kZeroBytes = 4096;    // that a block clears by one copy
 
 // Scores are keys x queries. Every math warpgroup has 64 keys of the kv tile, every warp 16 of
 // them: their P, dS, dK and dV are in its registers, P and dS as left operands of dV and dK. dQ
@@ -64,10 +65,10 @@ struct alignas(16) QueryNumbers {
   float value[Config::block_q];
 };
 
-// Of the rows of a kv head, in device memory, see backward_rows.cuh: how many of its tiles' shares
-// are prepared, and how many of its tiles have added to dQ.
+// Of the rows of a kv head, in device memory: how many of its tiles' shares are cleared, see
+// backward_clear.cuh, and how many of its tiles have added to dQ, see backward_rows.cuh.
 struct HeadCounters {
-  int prepared;
+  int cleared;
   int summed;
 };
 
@@ -87,9 +88,11 @@ struct BackwardStorage {
   Barrier dout_full[Config::num_stages];
   Barrier ds_full[Config::score_stages];
   Barrier ds_empty[Config::score_stages];
+  Barrier cleared;                 // see backward_clear.cuh
   Barrier turn_full[kTurnStages];  // see backward_turns.cuh; `added` is of blocks of rows too
   Barrier turn_empty[kTurnStages];
   Barrier added[kTurnStages];
+  alignas(128) uint4 zeros[Config::zero_bytes / 16];  // copied to where dQ will be summed
 };
 
 // The barriers that go by numbers, 0 being that of all threads: of each warpgroup where queries are
@@ -207,6 +210,7 @@ __device__ inline void init_barriers(BackwardStorage<Config>& shared) {
   };
   init(shared.k_full, 1);
   init(shared.v_full, 1);
+  init(shared.cleared, 1);
   for (int stage = 0; stage < Config::num_stages; ++stage) {
     init(shared.q_full[stage], 1);
     init(shared.dout_full[stage], 1);

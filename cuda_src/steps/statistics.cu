@@ -6,8 +6,8 @@
 //             length, whose P = exp(s - lse) is then zero
 //
 // Both are contiguous over [batch, heads_q, padded_rows], so that a tile of them is copied by 16
-// bytes. One thread block does `rows` rows of a head; it also clears their dQ accumulator and the
-// turns of an ordered accumulation.
+// bytes. One thread block does `rows` rows of a head; it also clears their dQ accumulator, if the
+// main kernel does not, and counters.
 #include "../tile/copy.cuh"
 #include "../tile/product.cuh"
 #include "../tile/sequence.cuh"
@@ -76,9 +76,44 @@ __device__ inline void clear_accumulator(const StatisticsParams& params, long lo
   for (int i = threadIdx.x; i < chunks; i += 32 * Config::warps) to[i] = Chunk{};
 }
 
+// A row, of which lane 0 of its lanes has the numbers.
+template <class Config>
+struct Row {
+  using Compute = typename Config::Compute;
+  Compute sum = 0;                       // of this lane
+  Compute given = -infinity<Compute>();  // lse
+  Compute dlse = 0;
+
+  __device__ inline void load(const StatisticsParams& params, const Sequence& seq, int head,
+                              int row, int lane) {
+    using Statistics = const typename Config::Statistics;
+    if (row >= params.shape.seqlen_q) return;
+    sum = row_product<Config>(params, seq, head, row, lane);
+    if (lane != 0) return;
+    given = *row_number<Statistics>(params.lse, seq, head, row);
+    if (params.dlse.data != nullptr) dlse = *row_number<Statistics>(params.dlse, seq, head, row);
+  }
+
+  // Adds up the lanes, and writes to row `to` of the workspace.
+  template <int lanes>
+  __device__ inline void finish(const StatisticsParams& params, long long to, int lane) {
+#pragma unroll
+    for (int distance = lanes / 2; distance > 0; distance /= 2) {
+      sum += __shfl_xor_sync(0xffffffffu, sum, distance);
+    }
+    if (lane != 0) return;
+    Compute lse = infinity<Compute>();
+    if (given != -infinity<Compute>()) {
+      lse = Logits<Config>::from_natural(given);
+      if (lse == infinity<Compute>()) lse -= lse;  // NaN: no dead row, but one that overflowed
+    }
+    static_cast<Compute*>(params.row_lse)[to] = lse;
+    static_cast<Compute*>(params.delta)[to] = lse == infinity<Compute>() ? 0 : sum - dlse;
+  }
+};
+
 template <class Config>
 __device__ inline void statistics(const StatisticsParams& params) {
-  using Compute = typename Config::Compute;
   constexpr int lanes = RowShare<Config>::lanes;
   const Shape& shape = params.shape;
   const int blocks = static_cast<int>(params.padded_rows) / Config::rows;  // of a head
@@ -88,35 +123,26 @@ __device__ inline void statistics(const StatisticsParams& params) {
   const Sequence seq = sequence(shape, all_heads / shape.heads_q);
   const long long first_row = all_heads * params.padded_rows + begin;
 
-  clear_accumulator<Config>(params, first_row);
+  if (all_heads < params.cleared) clear_accumulator<Config>(params, first_row);
   for (int i = threadIdx.x; i < Config::turns; i += 32 * Config::warps) {
     static_cast<int*>(params.turns)[static_cast<long long>(blockIdx.x) * Config::turns + i] = 0;
   }
+  // Several rows of a thread at once: what they read together hides the way to memory.
+  constexpr int rows_at_once = 32 * Config::warps / lanes;
+  constexpr int batch = 4 * rows_at_once <= Config::rows ? 4 : 1;
+  static_assert(Config::rows % (batch * rows_at_once) == 0, "whole batches");
   const int lane = static_cast<int>(threadIdx.x) % lanes;
-  for (int i = static_cast<int>(threadIdx.x) / lanes; i < Config::rows;
-       i += 32 * Config::warps / lanes) {
-    const int row = begin + i;
-    const bool valid = row < shape.seqlen_q;
-    Compute sum = valid ? row_product<Config>(params, seq, head, row, lane) : Compute(0);
+#pragma unroll 1
+  for (int i = static_cast<int>(threadIdx.x) / lanes; i < Config::rows; i += batch * rows_at_once) {
+    Row<Config> rows[batch];
 #pragma unroll
-    for (int distance = lanes / 2; distance > 0; distance /= 2) {
-      sum += __shfl_xor_sync(0xffffffffu, sum, distance);
+    for (int j = 0; j < batch; ++j) {
+      rows[j].load(params, seq, head, begin + i + j * rows_at_once, lane);
     }
-    if (lane != 0) continue;
-    Compute lse = infinity<Compute>();
-    if (valid) {
-      const Compute given =
-          *row_number<const typename Config::Statistics>(params.lse, seq, head, row);
-      if (given != -infinity<Compute>()) {
-        lse = Logits<Config>::from_natural(given);
-        if (lse == infinity<Compute>()) lse -= lse;  // NaN: no dead row, but one that overflowed
-      }
-      if (params.dlse.data != nullptr) {
-        sum -= *row_number<const typename Config::Statistics>(params.dlse, seq, head, row);
-      }
+#pragma unroll
+    for (int j = 0; j < batch; ++j) {
+      rows[j].template finish<lanes>(params, first_row + i + j * rows_at_once, lane);
     }
-    static_cast<Compute*>(params.row_lse)[first_row + i] = lse;
-    static_cast<Compute*>(params.delta)[first_row + i] = lse == infinity<Compute>() ? 0 : sum;
   }
 }
 

@@ -128,8 +128,8 @@ PARAMETERS = {
     ),
     ("fa3", "backward"): _struct(
         "Fa3BackwardParams",
-        ("dk", "dv", "dq", "out", "dout"),
-        ("lse", "dlse"),
+        ("dk", "dv", "dq"),
+        (),
         (
             *("row_lse", "delta", "dq_accumulator", "turns"),
             *("scale", "section", "padded_rows", "ahead", "behind"),
@@ -141,7 +141,7 @@ PARAMETERS = {
         "StatisticsParams",
         ("out", "dout"),
         ("lse", "dlse"),
-        ("row_lse", "delta", "dq_accumulator", "turns", "padded_rows"),
+        ("row_lse", "delta", "dq_accumulator", "turns", "padded_rows", "cleared"),
     ),
     ("steps", "convert_dq"): _struct(
         "ConvertParams", ("dq",), (), ("dq_accumulator", "scale", "padded_rows")

@@ -24,10 +24,6 @@ OLDEST_NVRTC = (12, 9)
 #: sums of dQ are more than L2 holds beside Q and dO. See bench/NOTES.md.
 _MOST_HEADS_OF_SECTION = 8
 
-#: That a block of ``statistics`` clears where blocks of rows count: one number for all problems,
-#: since it is compiled.
-_COUNTERS = 16
-
 #: Tickets go beyond it by as many as there are blocks, and are 32-bit numbers.
 _MOST_TILES = 2**30
 
@@ -164,41 +160,22 @@ def _backward(
     )
     heads = problem.batch * problem.heads_kv
     arguments: tuple[tuple[str, int], ...] = (("section", section),)
+    order = RowOrder(heads, tiles, section, tile.shares, limits.num_sms)
+    arguments = (*arguments, ("ahead", order.ahead))
     if tile.shares:
-        least = _heads_that_clear(problem, tile, heads)
-        order = RowOrder(heads, tiles, section, tile.shares, limits.num_sms, least)
-        rows = _rows(problem, limits, tile, _COUNTERS, order.heads_ahead * problem.group)
-        grid = order.blocks
-        arguments = (*arguments, ("ahead", order.ahead), ("behind", order.behind))
-    else:
-        rows = _rows(problem, limits, tile, steps.ROWS // tile.block_q if tile.ordered else 0)
-        grid = heads * tiles
-    main = KernelLaunch(config, launchable(grid, "fa3"), (*arguments, rows.rows), boxes)
+        arguments = (*arguments, ("behind", order.behind))
+    turns = _counters(tile)
+    cleared = order.heads_ahead * problem.group
+    rows = RowSteps(problem, limits, "fa3", fa3.ARITHMETIC, tile.head_dim, turns, cleared)
+    main = KernelLaunch(config, launchable(order.blocks, "fa3"), (*arguments, rows.rows), boxes)
     launches = (rows.before, main) if tile.shares else rows.around(main)
     workspace = tuple(lay_out(rows.sizes))
     return Plan(problem, "cuda", "fa3", tile, reason, rejected, launches, workspace)
 
 
-def _heads_that_clear(problem: AttentionProblem, tile: fa3.Fa3BackwardTile, heads: int) -> int:
-    """How many heads of keys ``statistics`` does at least where blocks of rows do the others.
+def _counters(tile: fa3.Fa3BackwardTile) -> int:
+    """At most so many are there for every block of ``statistics``, which has rows of one head.
 
-    All do in a dtype of ``out`` that is not q's, in which those blocks would
-    read it. Else as many as have blocks enough to clear all counters, at
-    :data:`_COUNTERS` a block: two of every head of keys, and of an ordered sum
-    one of every q tile.
+    Two of every head of keys, and of an ordered sum one of every q tile.
     """
-    if problem.output != problem.storage:
-        return heads
-    blocks = problem.group * ceil_div(problem.seqlen_q, steps.ROWS)  # of a head of keys
-    counters = 2 + (blocks * (steps.ROWS // tile.block_q) if tile.ordered else 0)
-    return ceil_div(heads * counters, _COUNTERS * blocks)
-
-
-def _rows(
-    problem: AttentionProblem,
-    limits: DeviceLimits,
-    tile: fa3.Fa3BackwardTile,
-    turns: int,
-    heads: int | None = None,
-) -> RowSteps:
-    return RowSteps(problem, limits, "fa3", fa3.ARITHMETIC, tile.head_dim, turns, heads)
+    return 2 + steps.ROWS // tile.block_q * tile.ordered

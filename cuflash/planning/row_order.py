@@ -1,4 +1,4 @@
-"""When rows of q are prepared and finished by the blocks that multiply other rows."""
+"""When sums of dQ are cleared and rounded by the blocks that multiply other rows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ROUNDS = 2
 
 @dataclass(frozen=True)
 class RowOrder:
-    """The order of the blocks of ``cuda_src/fa3/backward_rows.cuh``; distances in kv tiles.
+    """The order of the blocks of ``cuda_src/fa3/backward.cu``; distances in kv tiles.
 
     Attributes
     ----------
@@ -25,13 +25,12 @@ class RowOrder:
         Tiles of a head's keys.
     section
         Heads whose tiles come together: any block of a section needs what
-        blocks of all its tiles have prepared.
+        blocks have cleared for all its tiles.
     shares
-        Blocks of tiles in a round, before which a block of rows comes.
+        Blocks of tiles in a round, before which a block of rows comes; 0: there
+        are none.
     num_sms
         Multiprocessors, each with a block at a time.
-    least
-        Heads that the kernel before has to do at least.
     """
 
     heads: int
@@ -39,19 +38,17 @@ class RowOrder:
     section: int
     shares: int
     num_sms: int
-    least: int = 1
 
     @property
     def heads_ahead(self) -> int:
-        """The first heads, whose rows no block prepares: whole sections of them."""
+        """The first heads, whose sums no block clears: whole sections of them."""
         of_section = self.tiles * self.section
         sections = ceil_div(of_section + _ROUNDS * self.num_sms, of_section)
-        sections = max(sections, ceil_div(self.least, self.section))
         return min(self.heads, sections * self.section)
 
     @property
     def ahead(self) -> int:
-        """From the first tile of a round to the first whose rows are prepared meanwhile."""
+        """From the tile of a block to the one whose rows' sums it clears."""
         return self.heads_ahead * self.tiles
 
     @property
@@ -67,6 +64,8 @@ class RowOrder:
     @property
     def blocks(self) -> int:
         """Those of the rounds, and one for every share that is left."""
+        if self.shares == 0:
+            return self.heads * self.tiles
         left = self.heads * self.tiles + self.behind - self._rounds * self.shares
         return self._rounds * (self.shares + 1) + left
 

@@ -48,8 +48,9 @@ class RowSteps:
         Columns of the sums of dQ: the main kernel's bucket.
     turns
         Counters that a block of ``statistics``, of :data:`steps.ROWS` rows of a head, clears.
-    heads
-        Query heads whose rows ``statistics`` does, the first; by default all.
+    cleared
+        Query heads of all batch entries, the first, whose sums ``statistics``
+        clears; by default all. The main kernel does the others.
     """
 
     problem: AttentionProblem
@@ -58,7 +59,7 @@ class RowSteps:
     arithmetic: Arithmetic
     head_dim: int
     turns: int = 0
-    heads: int | None = None
+    cleared: int | None = None
 
     @property
     def padded_rows(self) -> int:
@@ -83,25 +84,26 @@ class RowSteps:
 
     @property
     def blocks(self) -> int:
-        """Thread blocks of ``statistics``."""
-        heads = self._all_heads if self.heads is None else self.heads
-        return heads * self.padded_rows // steps.ROWS
+        """Thread blocks of either."""
+        return self._all_heads * self.padded_rows // steps.ROWS
 
     @property
     def before(self) -> KernelLaunch:
         """``statistics``."""
-        return self._launch("statistics", {"turns": self.turns}, self.blocks)
+        cleared = self._all_heads if self.cleared is None else self.cleared
+        return self._launch("statistics", {"turns": self.turns}, ("cleared", cleared))
 
     def around(self, main: KernelLaunch) -> tuple[KernelLaunch, ...]:
         """The launches of the whole pass."""
-        blocks = self._all_heads * self.padded_rows // steps.ROWS
-        return (self.before, main, self._launch("convert_dq", {}, blocks))
+        return (self.before, main, self._launch("convert_dq", {}))
 
     @property
     def _all_heads(self) -> int:
         return self.problem.batch * self.problem.heads_q
 
-    def _launch(self, kernel: str, constants: dict[str, int], blocks: int) -> KernelLaunch:
+    def _launch(
+        self, kernel: str, constants: dict[str, int], *arguments: tuple[str, int]
+    ) -> KernelLaunch:
         tile = steps.RowsTile(self.arithmetic.fragment_rows)
         footprint = tile.footprint
         if kernel == "convert_dq":
@@ -117,4 +119,5 @@ class RowSteps:
         config = replace(config, mask="full", head_dim=self.head_dim)
         if kernel == "convert_dq":  # nothing else changes its code
             config = replace(config, head_dim_v=self.head_dim, output=config.storage)
-        return KernelLaunch(config, launchable(blocks, self.algorithm), (self.rows,))
+        grid = launchable(self.blocks, self.algorithm)
+        return KernelLaunch(config, grid, (self.rows, *arguments))

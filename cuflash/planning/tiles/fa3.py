@@ -106,7 +106,7 @@ class Fa3BackwardTile:
     head_dim: int
     head_dim_v: int
     ordered: bool = False  # the sums of dQ, by turns
-    #: Blocks of tiles for each block that prepares and finishes their rows; 0: kernels do.
+    #: Blocks of tiles for each block that rounds sums of dQ; 0: a kernel does.
     shares: int = 0
 
     #: Those that do arithmetic.
@@ -124,10 +124,15 @@ class Fa3BackwardTile:
         shared += self.score_stages * _panels(self.block_q, self.block_kv)
         shared += 4 * self.warpgroups * _panels(16, _PANEL)  # of dK and dV, a panel for each warp
         shared += 2 * self.num_stages * 4 * self.block_q  # lse and delta
-        barriers = 2 + 2 * self.num_stages + 2 * self.score_stages + 6
-        shared = ceil_div(shared + 8 * barriers, 1024) * 1024
+        barriers = 2 + 2 * self.num_stages + 2 * self.score_stages + 7
+        shared = ceil_div(shared + 8 * barriers, 128) * 128 + self._zero_bytes
         threads = WARPGROUP * (self.warpgroups + 1)
-        return Footprint(shared, 65536 // threads // 8 * 8, threads)
+        return Footprint(ceil_div(shared, 1024) * 1024, 65536 // threads // 8 * 8, threads)
+
+    @property
+    def _zero_bytes(self) -> int:
+        """That are cleared by one copy."""
+        return 4096 if self.block_kv > ROWS else 512  # all that is left at head_dim 256
 
     def constants(self) -> dict[str, int]:
         """What the device code reads from ``Config``."""
@@ -137,6 +142,7 @@ class Fa3BackwardTile:
             "num_stages": self.num_stages,
             "score_stages": self.score_stages,
             "shares": self.shares,
+            "zero_bytes": self._zero_bytes,
             "fragment_rows": ARITHMETIC.fragment_rows,
             "ordered": int(self.ordered),
             "load_registers": _BACKWARD_REGISTERS.load,

@@ -54,7 +54,7 @@ class BackwardRow(NamedTuple):
     block_q: int
     block_kv: int  # 64 for each of two warpgroups that do arithmetic, or 64 that they share
     num_stages: int  # of Q and dO
-    shares: int = 0  # kv tiles between blocks of rows; 0: rows have kernels of their own
+    shares: int = 0  # kv tiles between blocks that round dQ; 0: a kernel of its own does
 
 
 BACKWARD = (

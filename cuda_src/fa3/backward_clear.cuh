@@ -1,0 +1,111 @@
+// FlashAttention-3 backward, zeros where dQ is summed: written by the blocks of kv tiles for blocks
+// that come later, so that no kernel before has to. The copy engine stores them while the block
+// multiplies; a kernel of its own takes as long as device memory does.
+//
+// Every kv tile has a share of its head's rows. A block clears the share of the tile `ahead` of its
+// own; steps/statistics.cu does the first heads. Blocks start in the order of their numbers, and
+// `ahead` is longer than a section of heads (tile/schedule.cuh) and the blocks that run at once, so
+// that hardly any block waits; none waits for a later one.
+//
+// Who waits for whom:
+//   HeadCounters::cleared  in device memory, for every kv head: a thread beside math for the blocks
+//                          that clear the head's shares. It asks as soon as the block begins: an
+//                          answer takes thousands of clocks, which nothing else waits for
+//   cleared                math, before it adds to dQ, for that thread. In ordered sums the thread
+//                          is who watches for turns, and math waits for its turn
+#pragma once
+
+#include "../ptx/bulk_copy.cuh"
+#include "../ptx/proxy_fence.cuh"
+#include "../ptx/turn.cuh"
+#include "backward_types.cuh"
+
+namespace cuflash::fa3 {
+
+// By one thread: waits until `count` have passed a counter.
+template <class Config>
+__device__ inline void await_count(const int* counter, int count) {
+  jitter<Config>();
+  while (ptx::read_turn(counter) < count) __nanosleep(40);
+}
+
+// By one thread: the sums of this block's head are cleared. Those of the first heads were by the
+// kernel before.
+template <class Config>
+__device__ inline void await_cleared(const BackwardContext<Config>& c, unsigned tile) {
+  if (tile < c.params.ahead) return;
+  await_count<Config>(&counters_of(c.params, c.item.batch, c.item.head).cleared,
+                      kv_tiles_of_head<Config>(c.params));
+}
+
+// The rows of a kv tile: of every query head of its group as large a part as it is of the keys.
+struct RowShare {
+  int batch;
+  int kv_head;
+  int row;  // the first
+};
+
+// Shares go by units of sixteen rows of a query head.
+constexpr int kRowsOfUnit = 16;
+
+// Units of a query head, as far as kv tiles add to them, and of a tile's share of it.
+template <class Config>
+__device__ inline int units_of_head(const Fa3BackwardParams& params) {
+  return ceil_div(params.shape.seqlen_q, Config::block_q) * (Config::block_q / kRowsOfUnit);
+}
+template <class Config>
+__device__ inline int units_of_share(const Fa3BackwardParams& params) {
+  return ceil_div(units_of_head<Config>(params), kv_tiles_of_head<Config>(params));
+}
+
+template <class Config>
+__device__ inline RowShare share_of(const Fa3BackwardParams& params, long long tile) {
+  const WorkItem item = kv_order<Config>(params).template kv_item<Config::block_kv>(
+      params.shape, static_cast<unsigned>(tile), Config::ordered);
+  const int tile_of_head = item.kv_begin / Config::block_kv;
+  return {item.batch, item.head, tile_of_head * units_of_share<Config>(params) * kRowsOfUnit};
+}
+
+// Zeros in shared memory -> the sums of a share; by one thread, as a group of copies.
+template <class Config>
+__device__ inline void store_zeros_of(const BackwardContext<Config>& c, const RowShare& share) {
+  constexpr int bytes = Config::zero_bytes;  // of a copy
+  constexpr int copies_of_unit = kRowsOfUnit * Config::head_dim * 4 / bytes;
+  static_assert(copies_of_unit * bytes == kRowsOfUnit * Config::head_dim * 4, "whole copies");
+  const Fa3BackwardParams& params = c.params;
+  const int begin = share.row / kRowsOfUnit;
+  const int units = min(units_of_share<Config>(params), units_of_head<Config>(params) - begin);
+  for (int i = 0; i < c.group; ++i) {
+    const long long head = static_cast<long long>(share.batch) * params.shape.heads_q +
+                           share.kv_head * c.group + i;  // of all
+    auto* to = static_cast<unsigned char*>(params.dq_accumulator) +
+               (head * params.padded_rows + share.row) * (Config::head_dim * 4);
+#pragma unroll 1
+    for (int copy = 0; copy < units * copies_of_unit; ++copy, to += bytes) {
+      ptx::bulk_store(to, ptx::shared_address(c.shared.zeros), bytes);
+    }
+  }
+  ptx::bulk_commit();
+}
+
+// By a warp: clears the share of the tile `ahead`, if there is one.
+template <class Config>
+__device__ inline void clear_role(const BackwardContext<Config>& c, unsigned tile) {
+  const long long ahead = tile + c.params.ahead;
+  if (ahead >= kv_tiles_of_all<Config>(c.params)) return;
+#pragma unroll
+  for (int i = 0; i < Config::zero_bytes / 16; i += 32) {
+    c.shared.zeros[i + threadIdx.x % 32] = make_uint4(0, 0, 0, 0);
+  }
+  ptx::fence_async_shared();
+  __syncwarp();
+  if (threadIdx.x % 32 != 0) return;
+  const RowShare share = share_of<Config>(c.params, ahead);
+  store_zeros_of(c, share);
+  ptx::bulk_wait();
+  ptx::fence_async_global();
+  jitter<Config>();
+  ptx::pass_turn(&counters_of(c.params, share.batch, share.kv_head).cleared);
+}
+
+}  // namespace cuflash::fa3
