@@ -26,28 +26,77 @@ Strides = Mapping[str, tuple[int, int, int]]
 Maps = tuple[tuple[int, str, TensorMapEncoder], ...]
 
 
+#: Launches of a kernel whose parameters are kept.
+_KEPT = 64
+
+
+@dataclass(frozen=True)
+class _Places:
+    """Where a kernel's parameters hold what differs from launch to launch, in 64-bit words."""
+
+    maps: Maps
+    tensors: tuple[tuple[int, str], ...]  # word of a pointer, its name among the call's
+    workspace: tuple[tuple[int, int], ...]  # word of a pointer, its offset in the workspace
+    counter: int | None  # word of the tile counter's pointer
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of all tensors, mapped ones first."""
+        return (*(name for _, name, _ in self.maps), *(name for _, name in self.tensors))
+
+
 class _Parameters:
-    """A kernel's parameters but for what changes with every launch, by its mapped tensors.
+    """A kernel's parameters for any addresses.
 
     Those of the last addresses are kept: most calls come again with the same.
+    A launch only reads them, so threads share them.
+
+    Parameters
+    ----------
+    template
+        All that is the same in every launch.
+    dtype
+        The structure that the kernel takes.
+    places
+        Of the rest.
     """
 
-    def __init__(self, template: npt.NDArray[np.uint64], maps: Maps) -> None:
+    def __init__(
+        self, template: npt.NDArray[np.uint64], dtype: np.dtype[np.void], places: _Places
+    ) -> None:
         self._template = template
-        self._maps = maps
-        self._last: tuple[list[int], npt.NDArray[np.uint64]] = ([], template)
+        self._dtype = dtype
+        self._places = places
+        self._names = places.names
+        self._kept: dict[tuple[int, ...], npt.NDArray[np.void]] = {}
 
-    def words_of(self, pointers: Mapping[str, int]) -> npt.NDArray[np.uint64]:
-        """Words for one launch to fill."""
-        addresses = [pointers[name] for _, name, _ in self._maps]
-        last, words = self._last
-        if last != addresses:
-            words = self._template.copy()
-            for address, (word, _, encoder) in zip(addresses, self._maps, strict=True):
-                words[word : word + WORDS] = encoder.map_of(address)
-            self._last = addresses, words
-        mine: npt.NDArray[np.uint64] = words.copy()  # others may be launching from the same
-        return mine
+    def of(self, pointers: Mapping[str, int], workspace: int, counter: int) -> npt.NDArray[np.void]:
+        """Those of one launch: one structure, not to be changed."""
+        get = pointers.get
+        key = (workspace, counter, *[get(name, 0) for name in self._names])
+        found = self._kept.get(key)
+        if found is None:
+            found = self._filled(key[2:], workspace, counter)
+            if len(self._kept) >= _KEPT:
+                self._kept = {}  # a new one: other threads may be looking at the old
+            self._kept[key] = found
+        return found
+
+    def _filled(
+        self, addresses: tuple[int, ...], workspace: int, counter: int
+    ) -> npt.NDArray[np.void]:
+        words, places = self._template.copy(), self._places
+        mapped = len(places.maps)
+        for address, (word, _, encoder) in zip(addresses, places.maps, strict=False):
+            encoder.write(address, words[word : word + WORDS])
+        for address, (word, _) in zip(addresses[mapped:], places.tensors, strict=True):
+            words[word] = address
+        for word, offset in places.workspace:
+            words[word] = workspace + offset
+        if places.counter is not None:
+            words[places.counter] = counter
+        made: npt.NDArray[np.void] = words.view(self._dtype)
+        return made
 
 
 @dataclass(frozen=True)
@@ -57,23 +106,14 @@ class _PreparedKernel:
     block: tuple[int]
     shared_bytes: int
     parameters: _Parameters
-    dtype: np.dtype[np.void]
-    tensors: tuple[tuple[int, str], ...]  # word of a pointer, its name among the call's
-    workspace: tuple[tuple[int, int], ...]  # word of a pointer, its offset in the workspace
-    counter: tuple[int, int] | None  # word of the tile counter's pointer, offset in the workspace
+    counter: int | None  # offset of the tile counter in the workspace
 
     def launch(self, pointers: Mapping[str, int], workspace: int, device_id: int) -> None:
-        words = self.parameters.words_of(pointers)
+        counter = 0
         if self.counter is not None:
-            word, offset = self.counter
-            words[word] = counter_of_launch(device_id, workspace + offset)
-        for word, name in self.tensors:
-            words[word] = pointers.get(name, 0)
-        for word, offset in self.workspace:
-            words[word] = workspace + offset
-        self.kernel.function(
-            self.grid, self.block, (words.view(self.dtype),), shared_mem=self.shared_bytes
-        )
+            counter = counter_of_launch(device_id, workspace and workspace + self.counter)
+        parameters = self.parameters.of(pointers, workspace, counter)
+        self.kernel.function(self.grid, self.block, (parameters,), shared_mem=self.shared_bytes)
 
 
 class PreparedPlan:
@@ -148,18 +188,19 @@ def _prepare_kernel(
     for name, value in launch.arguments:
         values[name] = value
     parts = {name: (word, offset) for name, word, offset in _workspace_words(struct.dtype, plan)}
-    counter = parts.pop("tile_counter", None)
+    counter_word, counter = parts.pop("tile_counter", (None, None))
+    places = _Places(
+        maps=tuple(_map_words(struct.dtype, plan, launch, strides)),
+        tensors=tuple(_tensor_words(struct.dtype)),
+        workspace=tuple(parts.values()),
+        counter=counter_word,
+    )
     return _PreparedKernel(
         kernel=compile_kernel(config, device_id),
         grid=(launch.grid,),
         block=(config.threads,),
         shared_bytes=config.shared_bytes,
-        parameters=_Parameters(
-            values.view(np.uint64), tuple(_map_words(struct.dtype, plan, launch, strides))
-        ),
-        dtype=struct.dtype,
-        tensors=tuple(_tensor_words(struct.dtype)),
-        workspace=tuple(parts.values()),
+        parameters=_Parameters(values.view(np.uint64), struct.dtype, places),
         counter=counter,
     )
 

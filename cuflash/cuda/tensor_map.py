@@ -97,6 +97,7 @@ class TensorMapEncoder:
         self._shown: dict[int, npt.NDArray[np.uint64]] = {}
         self._address_word: int | None = None
         self._alignment = 0  # of the addresses that showed it
+        self._base = np.zeros(WORDS, np.uint64)  # one of those maps
 
     def map_of(self, address: int) -> npt.NDArray[np.uint64]:
         """The map of a tensor at a device address, as :data:`WORDS` words.
@@ -114,10 +115,25 @@ class TensorMapEncoder:
             self._kept[address] = found
         return found
 
+    def write(self, address: int, to: npt.NDArray[np.uint64]) -> None:
+        """The same, put where the caller has room for it.
+
+        Raises
+        ------
+        LaunchError
+            If the driver refuses it.
+        """
+        word = self._address_word
+        if word is not None and address % self._alignment == 0:
+            to[:] = self._base
+            to[word] = address
+        else:
+            to[:] = self.map_of(address)
+
     def _with_address(self, address: int) -> npt.NDArray[np.uint64]:
         word = self._address_word
         if word is not None and address % self._alignment == 0:
-            patched: npt.NDArray[np.uint64] = next(iter(self._shown.values())).copy()
+            patched: npt.NDArray[np.uint64] = self._base.copy()
             patched[word] = address
             return patched
         words = self._make(address)
@@ -125,7 +141,7 @@ class TensorMapEncoder:
             self._shown = {**self._shown, int(address): words}
             if len(self._shown) == _ENOUGH:
                 every = functools.reduce(int.__or__, self._shown)
-                self._alignment = every & -every
+                self._alignment, self._base = every & -every, words
                 self._address_word = address_word(self._shown)
         return words
 

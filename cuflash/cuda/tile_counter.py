@@ -16,9 +16,10 @@ __all__ = ["counter_of_launch"]
 #: CuPy's address of the per-thread default stream: another stream for every thread.
 _PER_THREAD = 2
 
-#: Never shrinks: a counter may be in use for as long as its stream has work. So every thread that
-#: has launched on its per-thread stream leaves one behind, 512 bytes of CuPy's pool.
-_counters: dict[tuple[int, int, object], Any] = {}
+#: Addresses, and what keeps them. Never shrinks: a counter may be in use for as long as its stream
+#: has work. So every thread that has launched on its per-thread stream leaves one behind, 512 bytes
+#: of CuPy's pool.
+_counters: dict[tuple[int, int, object], tuple[int, Any]] = {}
 _lock = threading.Lock()
 
 
@@ -45,18 +46,22 @@ def counter_of_launch(device_id: int, workspace: int) -> int:
     device_id
         The current device.
     workspace
-        Address for the counter of a captured launch.
+        Address for the counter of a captured launch; 0 if the caller knows that
+        it is not captured.
     """
     import cupy
 
     stream = cupy.cuda.get_current_stream().ptr
-    if is_capturing():
+    if workspace and is_capturing():
         cupy.cuda.runtime.memsetAsync(workspace, 0, 4, stream)
         return workspace
     owner = _thread.token if stream == _PER_THREAD else None
     key = (device_id, stream, owner)
-    counter = _counters.get(key)
-    if counter is None:
+    found = _counters.get(key)
+    if found is None:
         with _lock:
-            counter = _counters.setdefault(key, cupy.zeros(1, cupy.int32))
-    return int(counter.data.ptr)
+            found = _counters.get(key)
+            if found is None:
+                counter = cupy.zeros(1, cupy.int32)
+                found = _counters[key] = int(counter.data.ptr), counter
+    return found[0]

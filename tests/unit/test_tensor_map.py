@@ -173,6 +173,20 @@ def test_the_driver_is_asked_where_an_address_is_not_just_a_word(
     assert len({tuple(words) for words in maps}) == len(_ADDRESSES)
 
 
+@pytest.mark.parametrize("driver", [AddressInWord(5), AddressInWord(0, factor=2)])
+def test_a_map_is_the_same_wherever_it_is_put(
+    monkeypatch: pytest.MonkeyPatch, driver: AddressInWord
+) -> None:
+    """Into zeros or over another map, before and after it is known where an address stands."""
+    monkeypatch.setattr(tensor_map, "_encode", lambda: driver.encode)
+    encoder, other = _encoder(), _encoder()
+    room = np.zeros(WORDS + 2, np.uint64)
+    for address in [*_ADDRESSES, 4104, *_ADDRESSES]:
+        encoder.write(address, room[1:-1])
+        assert (room[1:-1] == other.map_of(address)).all()
+        assert (room[0], room[-1]) == (0, 0)
+
+
 def test_what_the_driver_refuses_is_not_made_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = AddressInWord(0)
     monkeypatch.setattr(tensor_map, "_encode", lambda: driver.encode)
@@ -182,6 +196,8 @@ def test_what_the_driver_refuses_is_not_made_without_it(monkeypatch: pytest.Monk
     driver.status = 1
     with pytest.raises(LaunchError, match="0x1008"):
         encoder.map_of(4104)
+    with pytest.raises(LaunchError, match="0x1008"):
+        encoder.write(4104, np.zeros(WORDS, np.uint64))
 
 
 def test_a_map_is_where_the_driver_wants_it(driver: FakeDriver) -> None:

@@ -147,3 +147,11 @@ def test_nothing_is_made_while_capturing(fake: FakeCupy) -> None:
     fake.capturing = {77}
     assert _on(fake, 77) == WORKSPACE
     assert not fake.made
+
+
+def test_who_gives_no_workspace_knows_that_nothing_is_captured(fake: FakeCupy) -> None:
+    """And the driver is not asked."""
+    before = _on(fake, 77)
+    fake.capturing = {77}
+    assert counter_of_launch(0, 0) == before
+    assert not fake.cleared
