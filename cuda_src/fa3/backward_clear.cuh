@@ -26,7 +26,8 @@ namespace cuflash::fa3 {
 template <class Config>
 __device__ inline void await_count(const int* counter, int count) {
   jitter<Config>();
-  while (ptx::read_turn(counter) < count) __nanosleep(40);
+  const Patience<Config> patience;
+  while (ptx::read_turn(counter) < count) patience.wait(40);
 }
 
 // By one thread: the sums of this block's head are cleared. Those of the first heads were by the

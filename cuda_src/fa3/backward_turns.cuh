@@ -33,7 +33,8 @@ __device__ inline void watch_role(const BackwardContext<Config>& c) {
     const RingPlace<kTurnStages> ring(step);
     wait_empty<Config>(c.shared.turn_empty[ring.stage], ring.phase);
     const int before = kv_tiles_seen<Config>(c.seq, place.tile) - 1 - tile;
-    while (ptx::read_turn(turn_of(c, place)) != before) __nanosleep(20);
+    const Patience<Config> patience;
+    while (ptx::read_turn(turn_of(c, place)) != before) patience.wait(20);
     arrive<Config>(c.shared.turn_full[ring.stage]);
     place = c.after(place);
   }

@@ -3,6 +3,7 @@
 
 #include "../ptx/barrier.cuh"
 #include "../ptx/barrier_arrive.cuh"
+#include "../ptx/deadline.cuh"
 #include "../tile/copy.cuh"
 #include "../tile/gradient_accumulator.cuh"
 #include "../tile/panels.cuh"
@@ -124,6 +125,20 @@ __device__ __forceinline__ void await_step(unsigned stage) {
   ptx::named_barrier(NumberedBarriers<Config>::step + stage,
                      NumberedBarriers<Config>::threads_of_step);
 }
+
+// Of who reads a counter again and again; it has an end where Config::jitter tests.
+template <class Config, bool ends = Config::jitter>
+struct Patience {
+  __device__ static void wait(unsigned nanoseconds) { __nanosleep(nanoseconds); }
+};
+template <class Config>
+struct Patience<Config, true> {
+  const ptx::Deadline deadline;
+  __device__ void wait(unsigned nanoseconds) const {
+    __nanosleep(nanoseconds);
+    deadline.check();
+  }
+};
 
 // The place of a step in a ring, found from its number alone.
 template <int stages>

@@ -40,4 +40,26 @@ __device__ inline void mbarrier_wait(unsigned barrier, unsigned parity) {
       : "memory");
 }
 
+// The same, for builds that test: what never comes is an error in place of a hang, after some ten
+// seconds. PTX ISA "Special registers: %clock_hi", which counts 2^32 clocks, and "trap".
+__device__ inline void mbarrier_wait_or_trap(unsigned barrier, unsigned parity) {
+  asm volatile(
+      "{\n"
+      ".reg .pred complete, late;\n"
+      ".reg .u32 begin, spent;\n"
+      "mov.u32 begin, %%clock_hi;\n"
+      "again:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 complete, [%0], %1;\n"
+      "@complete bra done;\n"
+      "mov.u32 spent, %%clock_hi;\n"
+      "sub.u32 spent, spent, begin;\n"
+      "setp.gt.u32 late, spent, 4;\n"
+      "@late trap;\n"
+      "bra again;\n"
+      "done:\n"
+      "}\n" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
+}
+
 }  // namespace cuflash::ptx

@@ -28,7 +28,8 @@ struct PipelineState {
 using Barrier = unsigned long long;
 
 // With Config::jitter every operation on a barrier comes a little late, a different time for
-// every warp and moment: an order that the barriers do not enforce does not survive that.
+// every warp and moment: an order that the barriers do not enforce does not survive that. And a
+// wait for what never comes ends with an error.
 template <class Config>
 __device__ inline void jitter() {
   if constexpr (Config::jitter) ptx::nanosleep_at_random();
@@ -37,7 +38,11 @@ __device__ inline void jitter() {
 template <class Config>
 __device__ __forceinline__ void wait(const Barrier& barrier, unsigned phase) {
   jitter<Config>();
-  ptx::mbarrier_wait(ptx::shared_address(&barrier), phase);
+  if constexpr (Config::jitter) {
+    ptx::mbarrier_wait_or_trap(ptx::shared_address(&barrier), phase);
+  } else {
+    ptx::mbarrier_wait(ptx::shared_address(&barrier), phase);
+  }
 }
 
 // Whoever fills a buffer waits for the phase before the one it will fill.

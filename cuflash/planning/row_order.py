@@ -8,9 +8,9 @@ from .tiles.common import ceil_div
 
 __all__ = ["RowOrder"]
 
-#: Blocks for each multiprocessor between what is made and what needs it: those that run, and as
-#: many again, so that hardly any block waits.
-_ROUNDS = 2
+#: Blocks for each multiprocessor between what is made and what needs it: those that run. What is
+#: needed is made as soon as a block begins, so that hardly any waits.
+_ROUNDS = 1
 
 
 @dataclass(frozen=True)

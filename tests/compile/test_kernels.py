@@ -90,9 +90,17 @@ def test_every_row_has_its_day(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("kernel", ["forward", "backward"])
-def test_jitter_is_compiled_in_where_it_is_asked_for(kernel: str) -> None:
+def test_jitter_and_an_end_to_waiting_are_compiled_in_where_they_are_asked_for(
+    kernel: str,
+) -> None:
+    """At every wait for a barrier, and for a counter: what never comes must not hang a test."""
     fa3 = (c for c in _all_rows().values() if (c.generation, c.kernel) == ("fa3", kernel))
-    assert "nanosleep" in build(next(fa3), jitter=True).ptx
+    config = next(fa3)
+    plain, tested = build(config).ptx, build(config, jitter=True).ptx
+    assert "trap;" not in plain
+    assert tested.count("nanosleep") > plain.count("nanosleep")
+    waits = tested.count("mbarrier.try_wait") + ("ld.acquire.gpu" in tested)
+    assert tested.count("trap;") >= waits > 0
 
 
 #: What FlashAttention-3 is made of, and what would do its work the older way.
