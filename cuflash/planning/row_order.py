@@ -56,8 +56,11 @@ class RowOrder:
         """From the first tile of a round back to the first whose rows are finished meanwhile.
 
         Far enough that all of its head's tiles come before the round; where
-        there are no more tiles, that no round finishes any.
+        there are no more tiles, that no round finishes any. 0 without blocks of
+        rows.
         """
+        if self.shares == 0:
+            return 0
         far = self.tiles * self.section + self.shares + _ROUNDS * self.num_sms
         return min(far, self._rounds * self.shares)
 

@@ -6,7 +6,17 @@ cannot rot away when the code changes.
 
 from __future__ import annotations
 
-from . import fa1, fa2, fa2_backward, fa3, fa3_backward, fa3_backward_rows, host, products
+from . import (
+    fa1,
+    fa2,
+    fa2_backward,
+    fa3,
+    fa3_backward,
+    fa3_backward_clear,
+    fa3_backward_rows,
+    host,
+    products,
+)
 from .bug import Bug
 
 __all__ = ["BUGS", "HOPPER_BUGS", "Bug"]
@@ -14,4 +24,9 @@ __all__ = ["BUGS", "HOPPER_BUGS", "Bug"]
 #: Those that pytest kills, or the emulator.
 BUGS = (*fa1.BUGS, *fa2.BUGS, *fa2_backward.BUGS, *products.BUGS, *host.BUGS)
 #: Those that only a GPU of compute capability 9.0 runs, in a record of their own; see ``hopper``.
-HOPPER_BUGS = (*fa3.BUGS, *fa3_backward.BUGS, *fa3_backward_rows.BUGS)
+HOPPER_BUGS = (
+    *fa3.BUGS,
+    *fa3_backward.BUGS,
+    *fa3_backward_clear.BUGS,
+    *fa3_backward_rows.BUGS,
+)

@@ -127,7 +127,7 @@ BUGS = (
     Bug(
         "dQ is added to what was there",
         _STATISTICS,
-        "clear_accumulator<Config>(params, first_row);",
+        "if (all_heads < params.cleared) clear_accumulator<Config>(params, first_row);",
         "",
         checks("cuda-fa2", "full"),
         _FULL,
@@ -159,8 +159,8 @@ BUGS = (
     Bug(
         "dlse is added to delta",
         _STATISTICS,
-        "sum -= *row_number",
-        "sum += *row_number",
+        "? 0 : sum - dlse;",
+        "? 0 : sum + dlse;",
         backward("cuda-fa2", "full"),
         _FULL,
     ),
@@ -175,8 +175,8 @@ BUGS = (
     Bug(
         "rows beyond the length have a finite lse",
         _STATISTICS,
-        "Compute lse = infinity<Compute>();",
-        "Compute lse = valid ? infinity<Compute>() : Compute(0);",
+        "Compute given = -infinity<Compute>();  // lse",
+        "Compute given = 0;",
         dead_keys("cuda-fa2"),
         _DEAD_KEYS,
     ),

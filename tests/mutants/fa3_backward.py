@@ -22,8 +22,15 @@ BUGS = (
     Bug(
         "Q is loaded before the one before is read",
         _LOAD,
-        "if (step >= stages) await_step<Config>(step % stages);",
+        "await_step<Config>(step % stages);",
         "",
+        GRADIENTS,
+    ),
+    Bug(
+        "the last of the first q tiles is loaded twice",  # before the block meets, and after
+        _LOAD,
+        "for (int step = 0; step < stages; ++step) place = c.after(place);",
+        "for (int step = 1; step < stages; ++step) place = c.after(place);",
         GRADIENTS,
     ),
     Bug(
@@ -99,8 +106,7 @@ BUGS = (
     Bug(
         "dead queries keep what Q and dO hold",
         _MATH,
-        "if (dead) dead_rows = clear_dead(c.shared.lse[stage], c.shared.q[stage], "
-        "c.shared.dout[stage]);",
+        "dead_rows = clear_dead(c.shared.lse[stage], c.shared.q[stage], c.shared.dout[stage]);",
         "",
         GRADIENTS,
     ),
@@ -116,6 +122,20 @@ BUGS = (
         _SCORE,
         "if (dead || !Mask<Config>::visible(seq, place.query0 + column, key)) {",
         "if (!Mask<Config>::visible(seq, place.query0 + column, key)) {",
+        NARROW_GRADIENTS,
+    ),
+    Bug(
+        "a key is seen by the query before the first",
+        _SCORE,
+        "? key - seq.q_offset - place.query0 - lane.column : 0;",
+        "? key - 1 - seq.q_offset - place.query0 - lane.column : 0;",
+        GRADIENTS,
+    ),
+    Bug(
+        "all lanes hide the queries of the first",
+        _SCORE,
+        "place.query0 - lane.column : 0;",
+        "place.query0 : 0;",
         NARROW_GRADIENTS,
     ),
     Bug(
@@ -149,7 +169,7 @@ BUGS = (
     Bug(
         "keys that no query sees keep their gradients",
         _KERNEL,
-        "store_zeros(c, params.dv, params.shape.head_dim_v);",
+        "store_zeros(c, c.params.dv, c.params.shape.head_dim_v);",
         "",
         GRADIENTS,
     ),
@@ -226,8 +246,8 @@ BUGS = (
     Bug(
         "dQ is added out of turn",
         _TURNS,
-        "while (ptx::read_turn(turn_of(c, place)) != before) __nanosleep(20);",
-        "",
+        "while (ptx::read_turn(turn_of(c, place)) != before)",
+        "while (false)",
         ORDERED_GRADIENTS,
     ),
     Bug(
@@ -240,7 +260,7 @@ BUGS = (
     Bug(
         "math does not wait for its turn",
         _MATH,
-        "if constexpr (Config::ordered) wait<Config>(c.shared.turn_full[ring.stage], ring.phase);",
+        "wait<Config>(c.shared.turn_full[ring.stage], ring.phase);",
         "",
         ORDERED_GRADIENTS,
     ),

@@ -1,50 +1,25 @@
 """Bugs of the blocks of rows of FlashAttention-3's backward pass; see ``hopper``.
 
 Where few tiles run at once, blocks that finish rows begin beside those that
-multiply: ``GRADIENTS`` are for bugs of finishing. Rows are prepared by blocks
-only where there are many tiles, and must not be late but in ``ROW_BLOCKS``:
-there a block prepares thousands of rows that next to no key sees.
+multiply: ``GRADIENTS`` are for them.
 
-What is not here: the fence between numbers that threads wrote and copies that
-read them, and a math role that says it has added its last dQ just before it
-does; either is a matter of nanoseconds.
+What is not here: a math role that says it has added its last dQ just before
+it does, which is a matter of nanoseconds.
 """
 
 from __future__ import annotations
 
 from .bug import Bug
-from .hopper_problems import GRADIENTS, ORDERED_GRADIENTS, ROW_BLOCKS
+from .hopper_problems import GRADIENTS, ORDERED_GRADIENTS
 
 __all__ = ["BUGS"]
 
 _KERNEL = "cuda_src/fa3/backward.cu"
-_LOAD = "cuda_src/fa3/backward_load.cuh"
 _ROWS = "cuda_src/fa3/backward_rows.cuh"
 _TURNS = "cuda_src/fa3/backward_turns.cuh"
 _TYPES = "cuda_src/fa3/backward_types.cuh"
 
 _WAITS = (
-    Bug(
-        "rows' numbers are loaded before they are prepared",
-        _LOAD,
-        "if constexpr (Config::shares > 0) await_prepared(c, tile);",
-        "",
-        ROW_BLOCKS,
-    ),
-    Bug(
-        "one share too few is waited for",  # of heads of one tile: none
-        _ROWS,
-        ".prepared,\n                      kv_tiles_of_head<Config>(c.params));",
-        ".prepared,\n                      kv_tiles_of_head<Config>(c.params) - 1);",
-        ROW_BLOCKS,
-    ),
-    Bug(
-        "only the first share of a block is said to be prepared",  # heads wait for ever
-        _ROWS,
-        "if (mine < to_prepare.count) ptx::pass_turn(",
-        "if (mine < min(to_prepare.count, 1)) ptx::pass_turn(",
-        ROW_BLOCKS,
-    ),
     Bug(
         "rows are said to be summed before math has added",
         _ROWS,
@@ -55,22 +30,22 @@ _WAITS = (
     Bug(
         "a share is finished before it is summed",
         _ROWS,
-        "await_count<Config>(&counters(shared.finished[mine]).summed, "
-        "kv_tiles_of_head<Config>(params));",
+        "await_count<Config>(&counters_of(params, share.batch, share.kv_head).summed,\n"
+        "                        kv_tiles_of_head<Config>(params));",
         "",
         GRADIENTS,
     ),
     Bug(
         "a share is finished when one tile is yet to add to it",  # the longest, in the end
         _ROWS,
-        ".summed, kv_tiles_of_head<Config>(params));",
-        ".summed, kv_tiles_of_head<Config>(params) - 1);",
+        ".summed,\n                        kv_tiles_of_head<Config>(params));",
+        ".summed,\n                        kv_tiles_of_head<Config>(params) - 1);",
         GRADIENTS,
     ),
     Bug(
         "tiles that no query sees do not say that they add nothing",  # their heads are not finished
         _KERNEL,
-        "      pass_sums(c);",
+        "    pass_sums(c);",
         "",
         GRADIENTS,
     ),
@@ -84,60 +59,46 @@ _WAITS = (
     Bug(
         "turns are counted where heads are",
         _TURNS,
-        "if (Config::shares > 0) heads += shape.batch * shape.heads_kv;",
+        "heads += shape.batch * shape.heads_kv;",
         "",
         ORDERED_GRADIENTS,
     ),
 )
 
-_ARITHMETIC = (
+_SHARES = (
     Bug(
-        "dlse is forgotten by blocks of rows",
+        "a round begins with its second tile",  # the first one of all is nobody's
         _ROWS,
-        "? 0.0f : sum - dlse[k];",
-        "? 0.0f : sum;",
-        ROW_BLOCKS,
-    ),
-    Bug(
-        "delta of dead queries is what dO and O make of it",  # NaN, by which even zeros become NaN
-        _ROWS,
-        "= row_lse == infinity<float>() ? 0.0f : sum - dlse[k];",
-        "= sum - dlse[k];",
-        ROW_BLOCKS,
-    ),
-    Bug(
-        "delta of odd rows is of another pair",  # dO of one row by O of its neighbour
-        _ROWS,
-        "const float sum = odd ? c[k][2 * k + 1] : c[k][2 * k];",
-        "const float sum = odd ? c[k][2 * k] : c[k][2 * k + 1];",
-        ROW_BLOCKS,
-    ),
-    Bug(
-        "lse of rows eight apart change places",
-        _ROWS,
-        "backward_lse<Config>(lse[k]);",
-        "backward_lse<Config>(lse[1 - k]);",
-        ROW_BLOCKS,
-    ),
-    Bug(
-        "blocks of rows leave in the sums of dQ what was there",
-        _ROWS,
-        "clear_sums(static_cast<float*>(params.dq_accumulator) + at * Config::head_dim);",
-        "",
-        ROW_BLOCKS,
-    ),
-    Bug(
-        "the last units of a head are nobody's",  # which its tiles share unevenly
-        _ROWS,
-        "return ceil_div(units_of_head(params), kv_tiles_of_head<Config>(params));",
-        "return units_of_head(params) / kv_tiles_of_head<Config>(params);",
-        ROW_BLOCKS,
+        "tile = first + within - 1;",
+        "tile = first + within;",
+        GRADIENTS,
     ),
     Bug(
         "only the first query head of a group has its rows",
         _ROWS,
         "static_cast<int>(share.kv_head * group + heads - before * group)",
         "static_cast<int>(share.kv_head * group)",
+        GRADIENTS,
+    ),
+    Bug(
+        "the second query head of a group begins where the share of the first ends",
+        _ROWS,
+        "static_cast<int>(i - heads * of_share) * kRowsOfUnit",
+        "static_cast<int>(i - before * group * of_share) * kRowsOfUnit",
+        GRADIENTS,
+    ),
+    Bug(
+        "the last part of what a block rounds is nobody's",
+        _ROWS,
+        "const unsigned count = units.count * Unit::parts;",
+        "const unsigned count = units.count * Unit::parts - 1;",
+        GRADIENTS,
+    ),
+    Bug(
+        "all of a unit's columns are the first ones",
+        _ROWS,
+        "column = static_cast<int>(i % parts) * kPanelColumns;",
+        "column = 0;",
         GRADIENTS,
     ),
     Bug(
@@ -156,4 +117,4 @@ _ARITHMETIC = (
     ),
 )
 
-BUGS = (*_WAITS, *_ARITHMETIC)
+BUGS = (*_WAITS, *_SHARES)

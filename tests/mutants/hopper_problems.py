@@ -11,10 +11,10 @@ __all__ = [
     "CAUSAL",
     "GRADIENTS",
     "LISTS",
+    "MANY_HEADS",
     "NARROW",
     "NARROW_GRADIENTS",
     "ORDERED_GRADIENTS",
-    "ROW_BLOCKS",
     "SHARED_GRADIENTS",
     "Listed",
 ]
@@ -24,8 +24,9 @@ CAUSAL, NARROW = "three warpgroups in turn", "four warpgroups without turns"
 #: The backward pass: dQ parted by columns, by rows, and where warpgroups share the keys.
 GRADIENTS, NARROW_GRADIENTS = "gradients of wide heads", "gradients of narrow heads"
 SHARED_GRADIENTS, ORDERED_GRADIENTS = "gradients of shared keys", "gradients by turns"
-#: Heads so many that blocks beside those of tiles prepare rows of the last ones.
-ROW_BLOCKS = "gradients of many heads"
+#: Heads so many that blocks clear sums of the last ones, with tiles that share rows unevenly, and
+#: of which blocks clear more than they multiply.
+MANY_HEADS = "gradients of many heads"
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,7 @@ def _case(batch: int, heads: tuple[int, int], lengths: tuple[int, int], **more: 
 
 
 _WIDE: dict[str, Any] = {"head_dim": 128, "head_dim_v": 128, "dtype": "bfloat16"}
+_FEW_COLUMNS: dict[str, Any] = {"head_dim": 72, "head_dim_v": 8, "dtype": "bfloat16"}
 _WIDEST: dict[str, Any] = {"head_dim": 192, "head_dim_v": 256, "dtype": "bfloat16"}
 _HALF: dict[str, Any] = {"head_dim": 64, "head_dim_v": 64, "dtype": "float16"}
 
@@ -77,19 +79,20 @@ LISTS = {
     ),
     SHARED_GRADIENTS: Listed(
         _case(2, (4, 2), (300, 500), **_WIDEST),
-        _case(20, (4, 2), (400, 600), **_WIDEST),
+        _case(24, (4, 2), (400, 600), **_WIDEST),
         backward=True,
     ),
     ORDERED_GRADIENTS: Listed(
         _case(2, (6, 2), (300, 500), **_WIDE),
-        _case(10, (6, 2), (1000, 2500), **_WIDE),
+        _case(13, (6, 2), (1000, 2500), **_WIDE),
         backward=True,
         ordered=True,
     ),
-    # Of many all rows but the last ones are dead: its tiles are done long before they are prepared.
-    ROW_BLOCKS: Listed(
+    # Of many all rows but the last ones are dead, so tiles are done long before the sums that their
+    # blocks clear, those of the last rows at the end. Columns that do not exist are cleared too.
+    MANY_HEADS: Listed(
         _case(3, (39, 39), (122, 300), **_WIDE),
-        _case(12, (24, 24), (650, 100), q_offset=-640, **_WIDE),
+        _case(12, (23, 23), (4000, 100), q_offset=-3990, **_FEW_COLUMNS),
         backward=True,
     ),
     NARROW_GRADIENTS: Listed(

@@ -6,6 +6,9 @@ from .bug import Bug, checks
 
 _FA2 = "cuflash/planning/fa2.py"
 _FA2_PLANS = "tests/unit/test_plan_fa2.py::"
+_FA3 = "cuflash/planning/fa3.py"
+_ORDER = "cuflash/planning/row_order.py"
+_ROW_ORDER = "tests/unit/test_row_order.py::"
 
 BUGS = (
     Bug(
@@ -77,5 +80,40 @@ BUGS = (
         "min(max(held, enough), heads, cap or heads)",
         "min(held, heads, cap or heads)",
         _FA2_PLANS + "test_a_section_has_work_for_every_multiprocessor",
+    ),
+    Bug(
+        "sums of the first query head of a group are cleared before",
+        _FA3,
+        "cleared = order.heads_ahead * problem.group",
+        "cleared = order.heads_ahead",
+        _ROW_ORDER + "test_a_launch_has_the_numbers_of_its_order",
+    ),
+    Bug(
+        "a head has one counter",
+        _FA3,
+        "return 2 + steps.ROWS",
+        "return 1 + steps.ROWS",
+        _ROW_ORDER + "test_every_counter_has_a_place_and_is_cleared",
+    ),
+    Bug(
+        "blocks clear for the section that they are in",
+        _ORDER,
+        "ceil_div(of_section + _ROUNDS * self.num_sms, of_section)",
+        "ceil_div(_ROUNDS * self.num_sms, of_section)",
+        _ROW_ORDER + "test_no_tile_waits_for_a_later_block_or_for_one_that_began_with_it",
+    ),
+    Bug(
+        "the first heads are not whole sections",
+        _ORDER,
+        "sections * self.section)",
+        "sections * self.section - 1)",
+        _ROW_ORDER + "test_every_share_is_cleared_once",
+    ),
+    Bug(
+        "the last section is what is left",
+        "cuflash/planning/sections.py",
+        "if 2 * (heads % s or s) >= s)",
+        "if s)",
+        "tests/unit/test_plan_fa3_limits.py::test_the_last_section_is_at_least_half_of_the_others",
     ),
 )

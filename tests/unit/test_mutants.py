@@ -20,10 +20,10 @@ from ..mutants.hopper_problems import (
     CAUSAL,
     GRADIENTS,
     LISTS,
+    MANY_HEADS,
     NARROW,
     NARROW_GRADIENTS,
     ORDERED_GRADIENTS,
-    ROW_BLOCKS,
     SHARED_GRADIENTS,
     Listed,
 )
@@ -83,13 +83,14 @@ def test_the_problems_of_the_hopper_kernels_are_what_their_bugs_need(name: str) 
 
 @pytest.mark.parametrize("name", [GRADIENTS, NARROW_GRADIENTS, SHARED_GRADIENTS])
 def test_the_problems_of_the_hopper_gradients_are_what_their_bugs_need(name: str) -> None:
-    """One kernel; several q tiles; more tiles than multiprocessors; tiles that no query sees."""
+    """One kernel; several q tiles; sums that blocks clear; tiles that no query sees."""
     listed = LISTS[name]
     few, many = (_plan(listed, case) for case in (listed.few, listed.many))
     assert few.launches[1].config == many.launches[1].config
     tile, case = many.tile, listed.many
-    tiles = case.batch * case.heads_kv * -(-case.seqlen_kv // tile.block_kv)
-    assert tiles > 2 * LIMITS["90"].num_sms
+    assert _tiles(many) > 2 * LIMITS["90"].num_sms
+    _check_clearing(many)
+    assert case.group > 1  # more query heads to clear than one
     assert min(listed.few.seqlen_q, case.seqlen_q) > 4 * tile.block_q
     unseen = replace(listed.few, q_offset=-40).visible().max()
     assert unseen + tile.block_kv < listed.few.seqlen_kv
@@ -101,26 +102,39 @@ def test_the_problems_of_the_hopper_gradients_are_what_their_bugs_need(name: str
     assert (tile.block_q, tile.block_kv, tile.head_dim) == taken[name]
 
 
-def test_the_problems_of_blocks_of_rows_are_what_their_bugs_need() -> None:
-    """One kernel; rows inside, which the tiles of a head share unevenly, or which are late."""
-    listed = LISTS[ROW_BLOCKS]
+def test_the_problem_of_ordered_gradients_is_what_its_bugs_need() -> None:
+    """One kernel; sums that blocks clear, and that several tiles add to."""
+    listed = LISTS[ORDERED_GRADIENTS]
+    few, many = (_plan(listed, case) for case in (listed.few, listed.many))
+    assert few.launches[1].config == many.launches[1].config
+    assert many.tile.ordered
+    assert _kv_tiles(many) > 4
+    _check_clearing(many)
+
+
+def test_the_problems_of_many_heads_are_what_their_bugs_need() -> None:
+    """One kernel; sums that blocks clear, which the tiles of a head share unevenly, or late."""
+    listed = LISTS[MANY_HEADS]
     few, full, many = (
         _plan(listed, case) for case in (listed.few, replace(listed.few, causal=False), listed.many)
     )
     assert few.launches[1].config == many.launches[1].config
     for chosen in (few, full, many):
-        tiles = chosen.problem.batch * chosen.problem.heads_kv * _kv_tiles(chosen)
-        main = dict(chosen.launches[1].arguments)
-        shares = chosen.tile.shares
-        assert main["ahead"] + shares < tiles, "two blocks prepare rows"
-        assert main["behind"] < -(-tiles // shares) * shares, "one finishes some beside tiles"
+        _check_clearing(chosen)
+        behind, shares = dict(chosen.launches[1].arguments)["behind"], chosen.tile.shares
+        assert behind < -(-_tiles(chosen) // shares) * shares, "a block rounds beside tiles"
     units = -(-listed.few.seqlen_q // few.tile.block_q) * few.tile.block_q // 16
     kept = units // _kv_tiles(few) * _kv_tiles(few)  # where the rest is nobody's
     assert listed.few.seqlen_q > 16 * kept
-    # A block prepares eighty times as many rows as a tile that waits for them multiplies.
-    rows = shares * listed.many.seqlen_q
-    assert (_kv_tiles(many), listed.many.group) == (1, 1)
-    assert rows > 80 * many.tile.block_q * _seen_tiles(listed.many, many.tile.block_q)
+    unseen = replace(listed.few, q_offset=-40).visible().max()
+    assert unseen + few.tile.block_kv < listed.few.seqlen_kv
+    # A block clears twenty times what a tile reads, which has one step. Only the last rows are
+    # added to, those that are cleared last.
+    case, tile = listed.many, many.tile
+    assert (_kv_tiles(many), case.group, _seen_tiles(case, tile.block_q)) == (1, 1, 1)
+    assert case.visible()[-1] > 0
+    cleared = case.seqlen_q * tile.head_dim * 4
+    assert cleared > 20 * 2 * (tile.block_q + tile.block_kv) * (tile.head_dim + tile.head_dim_v)
 
 
 def test_few_tiles_are_all_on_the_device_at_once_with_what_finishes_their_rows() -> None:
@@ -131,6 +145,16 @@ def test_few_tiles_are_all_on_the_device_at_once_with_what_finishes_their_rows()
     assert chosen.problem.batch > 1
     assert _kv_tiles(chosen) > 1
     assert _plan(LISTS[ORDERED_GRADIENTS], LISTS[ORDERED_GRADIENTS].few).tile.shares
+
+
+def _check_clearing(chosen: Any) -> None:
+    """Blocks of tiles clear sums, those of the last head among them, which is held to the truth."""
+    assert dict(chosen.launches[1].arguments)["ahead"] < _tiles(chosen)
+
+
+def _tiles(chosen: Any) -> int:
+    """Of all heads."""
+    return chosen.problem.batch * chosen.problem.heads_kv * _kv_tiles(chosen)
 
 
 def _kv_tiles(chosen: Any) -> int:

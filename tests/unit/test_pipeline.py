@@ -171,12 +171,14 @@ def test_a_backward_launch_carries_maps_and_its_workspace(fake_device: FakeDevic
         assert int(launched[name]["data"]) == pointers[name]
     assert int(convert["dq"]["data"]) == pointers["dq"]
     parts = {buffer.name: ADDRESS * 99 + buffer.offset for buffer in prepared.plan.workspace}
-    for name in ("row_lse", "delta", "dq_accumulator"):
+    for name in ("row_lse", "delta", "dq_accumulator", "turns"):
         assert int(launched[name]) == int(statistics[name]) == parts[name]
     assert int(convert["dq_accumulator"]) == parts["dq_accumulator"]
-    arguments = dict(prepared.plan.launches[1].arguments)
-    for name in ("section", "padded_rows"):
-        assert int(launched[name]) == arguments[name]
+    before, main, _ = (dict(one.arguments) for one in prepared.plan.launches)
+    for name in ("section", "padded_rows", "ahead"):
+        assert int(launched[name]) == main[name]
+    for name in ("padded_rows", "cleared"):
+        assert int(statistics[name]) == before[name]
     assert float(launched["scale"].view(np.float64)) == 0.125
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from cuflash.planning.plan import Plan
 from .test_plan_fa1 import check_workspace
 from .test_plan_fa3 import HOPPER, planned
 from .test_plan_fa3_backward import main_of, of_gradients
+from .test_row_order import ROUNDS
 
 #: Widths, of those here, whose kernel has blocks of rows.
 INSIDE = 96, 128
@@ -30,7 +32,7 @@ def test_the_workspace_is_that_of_the_steps(width: int) -> None:
         "row_lse": 4 * rows,
         "delta": 4 * rows,
         "dq_accumulator": 4 * of_kernel * rows,
-        "turns": 64 * blocks if inside else 0,
+        "turns": 8 * blocks,
     }
     launches = 2 if inside else 3
     assert [dict(x.arguments)["padded_rows"] for x in chosen.launches] == launches * [padded]
@@ -44,20 +46,21 @@ def test_the_workspace_is_linear_in_the_queries() -> None:
             for n in (4096, 8192, 16384)
         ]
         assert sizes == [sizes[0], 2 * sizes[0], 4 * sizes[0]]
-        assert sizes[0] == 8 * 4096 * 4 * (2 + width)  # heads, rows, bytes, lse and delta and dq
+        rows = 8 * 4096
+        assert sizes[0] == rows * 4 * (2 + width) + rows // 128 * 8  # lse, delta, dq; counters
 
 
 def test_counters_add_less_to_it_than_lse() -> None:
-    """Two of every head of keys, and no more than 16 for each block of 128 rows."""
-    for n in (128, 1000, 4096, 65536):
-        wanted = of_gradients(width=128, batch=20, seqlen_q=n, seqlen_kv=7 * n)
+    """Two of every head of keys, and no more than as many for each block of 128 rows."""
+    for n, width in product((128, 1000, 4096, 65536), (64, 128, 256)):
+        wanted = of_gradients(width=width, batch=20, seqlen_q=n, seqlen_kv=7 * n)
         chosen = planned(wanted)
         blocks = chosen.launches[0].grid
         sizes = {b.name: b.nbytes for b in chosen.workspace}
         rows = wanted.batch * wanted.heads_q * -(-n // 128) * 128
-        assert sizes["row_lse"] == sizes["delta"] == sizes["dq_accumulator"] // 128 == 4 * rows
+        assert sizes["row_lse"] == sizes["delta"] == sizes["dq_accumulator"] // width == 4 * rows
         counters = 2 * wanted.batch * wanted.heads_kv
-        assert 4 * counters <= sizes["turns"] == 64 * blocks <= sizes["row_lse"] // 8
+        assert 4 * counters <= sizes["turns"] == 8 * blocks <= sizes["row_lse"] // 64
 
 
 def test_the_steps_know_the_layout_of_the_sums() -> None:
@@ -78,7 +81,7 @@ def test_the_steps_know_the_layout_of_the_sums() -> None:
         assert statistics.config.head_dim_v == of_v
         rows = [dict(x.config.constants)["fragment_rows"] for x in launches]
         assert rows == len(launches) * [16]
-        assert dict(statistics.config.constants)["turns"] == 16 * inside
+        assert dict(statistics.config.constants)["turns"] == 2
         assert {x.config.mask for x in steps} == {"full"}
         assert {x.config.architecture for x in steps} == {"sm_90"}
 
@@ -116,37 +119,42 @@ def test_no_batch_entry_is_no_block(width: int) -> None:
         assert chosen.workspace_bytes == 0
 
 
-def test_rows_of_the_first_heads_are_prepared_before_and_of_others_inside() -> None:
-    """Of whole sections of heads, and of enough for two blocks of each multiprocessor more."""
+@pytest.mark.parametrize(("width", "keys"), [(64, 128), (128, 128), (256, 64)])
+def test_sums_of_the_first_heads_are_cleared_before_and_of_others_inside(
+    width: int, keys: int
+) -> None:
+    """Of whole sections of heads, and of enough for some blocks of each multiprocessor more."""
     later = 0
     for batch, heads, sq, skv in _SIZES:
-        chosen = _sized(batch, heads, sq, skv, width=128)
-        main, group = main_of(chosen), heads[0] // heads[1]
+        chosen = _sized(batch, heads, sq, skv, width=width)
+        main, before, group = main_of(chosen), chosen.launches[0], heads[0] // heads[1]
         arguments, every = dict(main.arguments), batch * heads[1]
-        tiles = -(-skv // 128)
+        tiles = -(-skv // keys)
         ahead, rest = divmod(arguments["ahead"], tiles)
         assert rest == 0
-        assert chosen.launches[0].grid == ahead * group * -(-sq // 128)
+        assert dict(before.arguments)["cleared"] == ahead * group
+        assert before.grid == batch * heads[0] * -(-sq // 128)
         assert ahead == every or ahead % arguments["section"] == 0
         of_section = tiles * arguments["section"]
-        assert ahead == every or ahead * tiles >= of_section + 2 * HOPPER.num_sms
-        # Every tile and every share to finish, and a block of rows before every eight tiles.
-        assert every * tiles + -(-every * tiles // 8) <= main.grid
+        assert ahead == every or ahead * tiles >= of_section + ROUNDS * HOPPER.num_sms
+        if width in INSIDE:  # a block of rows before every eight tiles, and what is left
+            assert every * tiles + -(-every * tiles // 8) <= main.grid
+        else:
+            assert (main.grid, "behind" in arguments) == (every * tiles, False)
         later += ahead < every
-    assert later == 1  # of the last; else nothing is said of rows inside
+    assert 0 < later < len(_SIZES)  # else nothing is said of the others
 
 
-def test_all_rows_are_prepared_before_where_blocks_of_rows_cannot_read_out() -> None:
-    """They read it in the dtype of q. What they finish is as before, and so is the order."""
+@pytest.mark.parametrize("width", [64, 128, 256])
+def test_the_output_of_the_forward_pass_changes_nothing_but_its_type(width: int) -> None:
+    """Only the kernel before reads it."""
     for batch, heads, sq, skv in _SIZES:
-        plain = _sized(batch, heads, sq, skv, width=128)
-        other = _sized(batch, heads, sq, skv, width=128, output="float32")
-        main, tiles = main_of(other), batch * heads[1] * -(-skv // 128)
-        assert other.launches[0].grid == batch * heads[0] * -(-sq // 128)
+        plain = _sized(batch, heads, sq, skv, width=width)
+        other = _sized(batch, heads, sq, skv, width=width, output="float32")
+        assert other.workspace == plain.workspace
+        for one, wide in zip(plain.launches, other.launches, strict=True):
+            assert (wide.grid, wide.arguments) == (one.grid, one.arguments)
         assert other.launches[0].config.output == "float32"
-        assert dict(main.arguments) == dict(main_of(plain).arguments) | {"ahead": tiles}
-        assert main.grid == main_of(plain).grid
-        assert main.config.output == "float32"
 
 
 def test_maps_bring_a_tile_of_queries_and_a_tile_of_keys() -> None:

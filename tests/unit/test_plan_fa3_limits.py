@@ -110,6 +110,23 @@ def _section(**changes: object) -> tuple[int, int, int]:
     return section, wanted.batch * wanted.heads_q, 2 * wanted.seqlen_kv * width
 
 
+def _is_even(heads: int, section: int) -> bool:
+    """Whether the last section has at least half of the heads of the others."""
+    return 2 * (heads % section or section) >= section
+
+
+def _check_evenness(section: int, every: int, most: int) -> None:
+    """As few sections as there must be, or a little more of them for an even last one."""
+    fewest = ceil_div(every, most)
+    widest = ceil_div(every, fewest)
+    assert widest // 2 < section <= widest
+    wider = range(section + 1, widest + 1)
+    assert not any(_is_even(every, s) for s in wider)
+    if not _is_even(every, section):  # then none is
+        assert section == widest
+        assert not any(_is_even(every, s) for s in range(widest // 2 + 1, widest))
+
+
 def test_a_section_is_what_the_cache_holds() -> None:
     room = HOPPER.l2 * 3 // 5
     for seqlen, width, batch, heads, group in product(
@@ -119,19 +136,33 @@ def test_a_section_is_what_the_cache_holds() -> None:
         section, every, of_head = _section(seqlen=seqlen, width=width, **of)
         assert 1 <= section <= every
         assert section <= group or section * of_head <= room * group
-        sections = ceil_div(every, section)
-        assert sections * section - every < sections  # equal but for the rest of a division
-        if sections > 1:  # and no fewer would do
-            assert ceil_div(every, sections - 1) > max(1, room // of_head) * group
+        most = min(every, max(1, room // of_head) * group)
+        _check_evenness(section, every, most)
 
 
 def test_sixteen_heads_in_sections() -> None:
     """Of 16384 keys at 128 + 128 columns: 8 MiB a head, 30 MiB of 50 are for them."""
     of = {"seqlen": 16384, "width": 128, "batch": 1}
-    assert _section(heads_q=16, heads_kv=16, **of)[0] == 3  # six sections, not 4, 4, 4, 4
+    assert _section(heads_q=16, heads_kv=16, **of)[0] == 2  # eight sections, not 3, ..., 3, 1
     assert _section(heads_q=15, heads_kv=15, **of)[0] == 3
+    assert _section(heads_q=17, heads_kv=17, **of)[0] == 3  # the last one has two
     assert _section(heads_q=16, heads_kv=4, **of)[0] == 8  # two of two kv heads, not 12 and 4
     assert _section(heads_q=32, heads_kv=1, **of)[0] == 32
+
+
+def test_the_last_section_is_at_least_half_of_the_others() -> None:
+    """32 heads of 6 MiB, of which five would fit: not five, ..., five, two."""
+    room = HOPPER.l2 * 3 // 5
+    of = {"seqlen": 8192, "width": 192, "batch": 1}
+    section, every, of_head = _section(heads_q=32, heads_kv=32, **of)
+    assert (section, every, of_head) == (4, 32, 6 << 20)
+    assert room // of_head == 5
+    uneven = 0
+    for heads in range(1, 200):
+        section, every, _ = _section(heads_q=heads, heads_kv=heads, **of)
+        _check_evenness(section, every, min(heads, 5))
+        uneven += not _is_even(every, section)
+    assert uneven < 20  # 37 heads are: by five, four and three, two or one are left
 
 
 def test_without_a_mask_heads_come_singly() -> None:

@@ -1,8 +1,9 @@
-"""Which block of FlashAttention-3's backward pass prepares, multiplies and finishes what, and when.
+"""Which block of FlashAttention-3's backward pass clears, multiplies and finishes what, and when.
 
 What a block finds out from its number is written down here once more, from
-the launch's numbers alone, as ``cuda_src/fa3/backward_rows.cuh`` has it
-(``BlockPlace``, ``ShareRange``) and ``cuda_src/tile/schedule.cuh``.
+the launch's numbers alone, as ``cuda_src/fa3/backward_clear.cuh`` has it
+(``clear_role``), ``cuda_src/fa3/backward_rows.cuh`` (``BlockPlace``) and
+``cuda_src/tile/schedule.cuh``.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import dataclass, replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cuflash.planning import row_order
 from cuflash.planning.fa3 import fa3_plan
 from cuflash.planning.problem import AttentionProblem
 from cuflash.planning.row_order import RowOrder
@@ -21,6 +23,9 @@ from cuflash.planning.tiles import fa3
 
 from .test_plan_fa3 import HOPPER, planned
 from .test_plan_fa3_backward import main_of, of_gradients
+
+#: Blocks of each multiprocessor between those that clear, or add, and those that need it.
+ROUNDS = row_order._ROUNDS
 
 
 @dataclass(frozen=True)
@@ -30,7 +35,7 @@ class Launched:
     heads: int  # of keys, of all batch entries
     tiles: int  # of each
     section: int
-    shares: int
+    shares: int  # 0: there are no blocks of rows
     grid: int
     ahead: int
     behind: int
@@ -44,7 +49,12 @@ class Launched:
     @property
     def rounds(self) -> int:
         """Of blocks, each one of rows and then those of tiles."""
-        return -(-self.every // self.shares)
+        return -(-self.every // self.shares) if self.shares else 0
+
+    @property
+    def after_all(self) -> int:
+        """The first block behind those of the rounds, or of tiles where there are no rounds."""
+        return self.rounds * (self.shares + 1) or self.every
 
     def head(self, tile: int) -> int:
         """Of a tile, by its place in the order; ``TileOrder::place``."""
@@ -54,23 +64,21 @@ class Launched:
 
     def tile(self, block: int) -> int | None:
         """What a block multiplies; None if it is one of rows, or has nothing to do."""
+        if self.shares == 0:
+            return block
         number, within = divmod(block, self.shares + 1)
         tile = number * self.shares + within - 1
         return tile if number < self.rounds and within > 0 and tile < self.every else None
 
-    def shares_of(self, block: int) -> tuple[range, range]:
-        """Tiles whose shares of the rows a block of rows prepares, and finishes."""
+    def finished(self, block: int) -> range:
+        """Tiles whose shares of the rows a block of rows finishes."""
         number, within = divmod(block, self.shares + 1)
-        first, most = min(number, self.rounds) * self.shares, self.shares
-        prepared, finished = first + self.ahead, first - self.behind
+        begin, most = min(number, self.rounds) * self.shares - self.behind, self.shares
         if number >= self.rounds:
-            finished += block - self.rounds * (self.shares + 1)
+            begin += block - self.rounds * (self.shares + 1)
             most = 1
         elif within > 0:
             most = 0
-        return self._there(prepared, most), self._there(finished, most)
-
-    def _there(self, begin: int, most: int) -> range:
         first = max(begin, 0)
         return range(first, first + max(min(begin + most, self.every) - first, 0))
 
@@ -79,11 +87,17 @@ class Launched:
         found = ((self.tile(block), block) for block in range(self.grid))
         return [(tile, block) for tile, block in found if tile is not None]
 
-    def of_rows(self) -> Iterator[tuple[int, range, range]]:
-        """Blocks that are not of tiles, with what they prepare and finish."""
+    def of_rows(self) -> Iterator[tuple[int, range]]:
+        """Blocks that are not of tiles, with what they finish."""
         for block in range(self.grid):
             if self.tile(block) is None:
-                yield (block, *self.shares_of(block))
+                yield block, self.finished(block)
+
+    def clearing(self) -> Iterator[tuple[int, int]]:
+        """Tiles whose shares of the rows are cleared, each with the block that does it."""
+        for tile, block in self.of_tiles():
+            if tile + self.ahead < self.every:
+                yield tile + self.ahead, block
 
     def first_and_last(self) -> dict[int, tuple[int, int]]:
         """The blocks of the first and of the last of each head's tiles."""
@@ -95,23 +109,25 @@ class Launched:
 
 
 def _launched(order: RowOrder) -> Launched:
-    ahead, of = order.heads_ahead * order.tiles, (order.heads, order.tiles, order.section)
-    return Launched(*of, order.shares, order.blocks, ahead, order.behind, order.num_sms)
+    behind = order.behind if order.shares else 0
+    of = order.heads, order.tiles, order.section, order.shares, order.blocks
+    return Launched(*of, order.ahead, behind, order.num_sms)
 
 
 @st.composite
 def _orders(draw: st.DrawFn) -> Launched:
-    """Up to some hundred tiles, of devices so small that blocks prepare many of their rows."""
+    """Up to some hundred tiles, of devices so small that blocks clear many of their rows."""
     tiles = draw(st.integers(1, 30))
     heads = draw(st.integers(1, max(1, 600 // tiles)))
-    section, shares = draw(st.integers(1, min(heads, 9))), draw(st.integers(1, 12))
+    section, shares = draw(st.integers(1, min(heads, 9))), draw(st.integers(0, 12))
     return _launched(RowOrder(heads, tiles, section, shares, draw(st.integers(1, 12))))
 
 
-#: Of multiprocessors as they are: one head; none prepared inside; one section; many short ones.
+#: Of multiprocessors as they are: one head; none cleared inside; one section; many short ones.
 _REAL = [
-    _launched(RowOrder(*of, 132))
-    for of in ((1, 1, 1, 8), (80, 4, 8, 8), (117, 3, 8, 8), (12, 30, 8, 8), (700, 1, 5, 8))
+    _launched(RowOrder(*of, shares, 132))
+    for of in ((1, 1, 1), (80, 4, 8), (117, 3, 8), (12, 30, 8), (700, 1, 5))
+    for shares in (0, 8)
 ]
 ORDERS = st.one_of(_orders(), _orders(), st.sampled_from(_REAL))
 thoroughly = settings(max_examples=200)
@@ -127,11 +143,17 @@ def test_every_tile_is_done_by_one_block(launched: Launched) -> None:
 
 @thoroughly
 @given(ORDERS)
-def test_every_share_is_prepared_once(launched: Launched) -> None:
-    """Those of the first heads by the kernel before, by whole heads: that one knows no tiles."""
-    inside = [tile for _, prepared, _ in launched.of_rows() for tile in prepared]
-    assert sorted(inside) == list(range(launched.ahead, launched.every))
-    heads = launched.ahead // launched.tiles
+def test_every_share_is_cleared_once(launched: Launched) -> None:
+    """Those of the first heads by the kernel before, by whole heads: that one knows no tiles.
+
+    A tile asks for its head's counter if its own place says that blocks clear
+    for it, so all shares of a head must be on one side.
+    """
+    assert sorted(tile for tile, _ in launched.clearing()) == list(
+        range(launched.ahead, launched.every)
+    )
+    heads, rest = divmod(launched.ahead, launched.tiles)
+    assert rest == 0
     assert [launched.head(tile) < heads for tile in range(launched.every)] == [
         tile < launched.ahead for tile in range(launched.every)
     ]
@@ -140,20 +162,20 @@ def test_every_share_is_prepared_once(launched: Launched) -> None:
 @thoroughly
 @given(ORDERS)
 def test_every_share_is_finished_once(launched: Launched) -> None:
-    inside = [tile for _, _, finished in launched.of_rows() for tile in finished]
-    assert sorted(inside) == list(range(launched.every))
+    """Where there are blocks of rows; else there is no block that is not of a tile."""
+    inside = [tile for _, finished in launched.of_rows() for tile in finished]
+    assert sorted(inside) == list(range(launched.every if launched.shares else 0))
 
 
 @thoroughly
 @given(ORDERS)
-def test_no_tile_waits_for_a_later_block_or_for_one_that_still_runs(launched: Launched) -> None:
-    """All shares of a head are prepared before the first of its tiles, and long before."""
+def test_no_tile_waits_for_a_later_block_or_for_one_that_began_with_it(launched: Launched) -> None:
+    """All shares of a head are cleared before the first of its tiles, and long before."""
+    assert ROUNDS >= 1
     of_head = launched.first_and_last()
-    for block, prepared, _ in launched.of_rows():
-        for tile in prepared:
-            first, _ = of_head[launched.head(tile)]
-            assert block < first
-            assert first - block >= 2 * launched.num_sms
+    for tile, block in launched.clearing():
+        first, _ = of_head[launched.head(tile)]
+        assert first - block >= ROUNDS * launched.num_sms
 
 
 @thoroughly
@@ -161,87 +183,74 @@ def test_no_tile_waits_for_a_later_block_or_for_one_that_still_runs(launched: La
 def test_no_share_is_finished_before_the_last_tile_of_its_head(launched: Launched) -> None:
     """Beside other tiles long after it; what is left comes after all tiles."""
     of_head = launched.first_and_last()
-    after_all = launched.rounds * (launched.shares + 1)
-    for block, _, finished in launched.of_rows():
+    for block, finished in launched.of_rows():
         for tile in finished:
             _, last = of_head[launched.head(tile)]
             assert block > last
-            assert block >= after_all or block - last >= 2 * launched.num_sms
+            assert block >= launched.after_all or block - last >= ROUNDS * launched.num_sms
 
 
 @thoroughly
 @given(ORDERS)
 def test_there_is_no_block_too_many(launched: Launched) -> None:
     """Behind the rounds each finishes a share; before, only the last round may have idle ones."""
-    after_all = launched.rounds * (launched.shares + 1)
+    after_all = launched.after_all
     assert launched.grid >= after_all
-    for block, prepared, finished in launched.of_rows():
+    assert launched.shares or launched.grid == launched.every
+    for block, finished in launched.of_rows():
         assert len(finished) == 1 or block < after_all
-        assert block < after_all or not prepared
         assert block % (launched.shares + 1) == 0 or block >= after_all - launched.shares
 
 
 @thoroughly
 @given(ORDERS)
-def test_nothing_is_prepared_or_left_that_need_not_be(launched: Launched) -> None:
+def test_nothing_is_cleared_before_or_left_that_need_not_be(launched: Launched) -> None:
     """With a section less before, or less left over, somebody could wait."""
-    of_section, far = launched.tiles * launched.section, 2 * launched.num_sms
+    of_section, far = launched.tiles * launched.section, ROUNDS * launched.num_sms
     assert launched.ahead < far + 2 * of_section
     assert launched.behind <= far + of_section + launched.shares
-    assert launched.grid - launched.rounds * (launched.shares + 1) <= launched.behind
+    assert launched.grid - launched.after_all <= launched.behind
 
 
 def _problems() -> st.SearchStrategy[AttentionProblem]:
+    """Of tiles of both widths of keys and of q."""
     return st.builds(
-        lambda batch, heads, group, deterministic, output, **more: of_gradients(
-            width=128,
-            **{"batch": batch, "heads_q": heads * group, "heads_kv": heads, **more},
-            deterministic=deterministic,
-            output=output,
+        lambda batch, heads, group, **more: of_gradients(
+            **{"batch": batch, "heads_q": heads * group, "heads_kv": heads, **more}
         ),
         st.integers(1, 4),
         st.integers(1, 20),
         st.integers(1, 4),
-        st.booleans(),
-        st.sampled_from(("float16", "float16", "float32")),
+        width=st.sampled_from((64, 128, 256)),
+        deterministic=st.booleans(),
+        output=st.sampled_from(("float16", "float32")),
         seqlen_q=st.integers(1, 1000),
         seqlen_kv=st.integers(1, 1500),
         mask=st.sampled_from(("full", "causal")),
     )
 
 
-def _least(problem: AttentionProblem) -> int:
-    """Heads of keys whose rows are prepared before: all if blocks of rows could not read out.
-
-    Else those whose blocks, of 128 rows, clear all counters, sixteen each.
-    """
-    heads = problem.batch * problem.heads_kv
-    if problem.output != problem.storage:
-        return heads
-    blocks = problem.heads_q // problem.heads_kv * -(-problem.seqlen_q // 128)
-    counters = 2 + (2 * blocks if problem.deterministic else 0)
-    return next(n for n in range(heads + 1) if 16 * n * blocks >= heads * counters)
-
-
 @thoroughly
-@given(_problems(), st.integers(1, 40), st.integers(1, 12))
+@given(_problems(), st.integers(1, 40), st.integers(0, 12))
 def test_a_launch_has_the_numbers_of_its_order(
     problem: AttentionProblem, num_sms: int, shares: int
 ) -> None:
+    """And the kernel before clears what no block does: of all query heads of the first heads."""
     limits = replace(HOPPER, num_sms=num_sms)
     tile = planned(problem).tile
     assert isinstance(tile, fa3.Fa3BackwardTile)
-    main = main_of(fa3_plan(problem, limits, None, (), tile=replace(tile, shares=shares)))
-    arguments, heads = dict(main.arguments), problem.batch * problem.heads_kv
-    tiles = -(-problem.seqlen_kv // 128)
-    order = RowOrder(heads, tiles, arguments["section"], shares, num_sms, _least(problem))
-    launched = _launched(order)
-    assert (main.grid, arguments["ahead"], arguments["behind"]) == (
-        launched.grid,
-        launched.ahead,
-        launched.behind,
-    )
+    chosen = fa3_plan(problem, limits, None, (), tile=replace(tile, shares=shares))
+    main, arguments = main_of(chosen), dict(main_of(chosen).arguments)
+    heads, tiles = problem.batch * problem.heads_kv, -(-problem.seqlen_kv // tile.block_kv)
+    launched = _launched(RowOrder(heads, tiles, arguments["section"], shares, num_sms))
+    assert (main.grid, arguments["ahead"]) == (launched.grid, launched.ahead)
+    assert arguments.get("behind") == (launched.behind if shares else None)
     assert dict(main.config.constants)["shares"] == shares
+    group = problem.heads_q // problem.heads_kv
+    before = chosen.launches[0]
+    assert dict(before.arguments)["cleared"] == launched.ahead // tiles * group
+    # Delta and lse are of every row all the same.
+    assert before.grid == heads * group * -(-problem.seqlen_q // 128)
 
 
 @thoroughly
@@ -251,7 +260,8 @@ def test_every_counter_has_a_place_and_is_cleared(problem: AttentionProblem, num
     chosen = planned(problem, limits=replace(HOPPER, num_sms=num_sms))
     before, turns = chosen.launches[0], {b.name: b.nbytes for b in chosen.workspace}["turns"]
     cleared = dict(before.config.constants)["turns"]
-    assert cleared == 16  # of any problem, since it is compiled
+    of_block = 128 // chosen.tile.block_q * problem.deterministic
+    assert cleared == 2 + of_block  # of any lengths, since it is compiled
     assert turns == 4 * before.grid * cleared
     counters = 2 * problem.batch * problem.heads_kv
     if problem.deterministic:

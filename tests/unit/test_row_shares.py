@@ -1,6 +1,8 @@
-"""The rows of FlashAttention-3's backward pass that blocks of rows have, a kv tile's share each.
+"""The rows of FlashAttention-3's backward pass that a kv tile has a share of.
 
-``RowUnits`` of ``cuda_src/fa3/backward_rows.cuh`` is written down here once more.
+``store_zeros_of`` of ``cuda_src/fa3/backward_clear.cuh``, which clears them,
+and ``RowUnits`` of ``cuda_src/fa3/backward_rows.cuh``, which rounds them, are
+written down here once more.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cuflash.planning.tiles import fa3
+from cuflash.planning.tiles.fa3_tables import BACKWARD, BackwardRow
 
 from .test_plan_fa3 import planned
 from .test_plan_fa3_backward import of_gradients
@@ -22,7 +25,7 @@ from .test_plan_fa3_backward import of_gradients
 
 @dataclass(frozen=True)
 class Shared:
-    """The rows of the heads of a group, and the kv tiles that share them; ``RowUnits``."""
+    """The rows of the heads of a group, and the kv tiles that share them."""
 
     seqlen_q: int
     tiles: int
@@ -31,7 +34,7 @@ class Shared:
 
     @property
     def of_head(self) -> int:
-        """Units of 16 rows of a query head, as far as kv tiles read."""
+        """Units of 16 rows of a query head, as far as kv tiles add to them."""
         return -(-self.seqlen_q // self.block_q) * (self.block_q // 16)
 
     @property
@@ -39,34 +42,71 @@ class Shared:
         """Those that a tile has of a query head."""
         return -(-self.of_head // self.tiles)
 
-    def rows(self, shares: range) -> Iterator[tuple[int, int]]:
+    @property
+    def every(self) -> set[tuple[int, int]]:
+        """Query head of the group and first row of every unit."""
+        return set(product(range(self.group), range(0, self.of_head * 16, 16)))
+
+    def cleared(self, tile: int, row_bytes: int, zero_bytes: int) -> Iterator[tuple[int, int]]:
+        """Query head of the group and first byte of what each copy for a tile clears."""
+        begin = tile * self.of_share
+        units = min(self.of_share, self.of_head - begin)
+        for head in range(self.group):
+            for copy in range(units * (16 * row_bytes // zero_bytes)):
+                yield head, begin * 16 * row_bytes + copy * zero_bytes
+
+    def finished(self, shares: range) -> Iterator[tuple[int, int]]:
         """Query head of the group and first row of each unit of some tiles, by its number."""
         for i in range(len(shares) * self.of_share * self.group):
             heads = i // self.of_share
             before = heads // self.group
             row = shares[before] * self.of_share * 16 + (i - heads * self.of_share) * 16
-            if row < self.of_head * 16:
+            if row < self.seqlen_q:
                 yield heads - before * self.group, row
 
 
-@settings(max_examples=200)
-@given(
-    st.builds(Shared, st.integers(1, 2000), st.integers(1, 40), st.integers(1, 5)),
-    st.integers(1, 9),
+SHARED = st.builds(
+    Shared,
+    st.integers(1, 2000),
+    st.integers(1, 40),
+    st.integers(1, 5),
+    st.sampled_from((64, 128)),
 )
-def test_shares_cover_every_row_once(shared: Shared, shares: int) -> None:
+thoroughly = settings(max_examples=200)
+
+
+@thoroughly
+@given(SHARED, st.sampled_from(BACKWARD))
+def test_copies_of_zeros_cover_every_row_once(shared: Shared, row: BackwardRow) -> None:
+    """That a kv tile adds to, and none of another head, whose sums may be under way."""
+    tile = fa3.Fa3BackwardTile(row.block_q, row.block_kv, row.num_stages, row.widest, row.widest_v)
+    row_bytes, zero_bytes = tile.head_dim * 4, tile.constants()["zero_bytes"]
+    copies = Counter(
+        copy for t in range(shared.tiles) for copy in shared.cleared(t, row_bytes, zero_bytes)
+    )
+    end = shared.of_head * 16 * row_bytes
+    assert copies == dict.fromkeys(product(range(shared.group), range(0, end, zero_bytes)), 1)
+    assert end % zero_bytes == 0
+    assert shared.of_head * 16 >= shared.seqlen_q
+    assert shared.of_head * 16 <= -(-shared.seqlen_q // 128) * 128  # where the workspace has rows
+
+
+@thoroughly
+@given(SHARED, st.integers(1, 9))
+def test_blocks_of_rows_finish_every_row_once(shared: Shared, shares: int) -> None:
     """However many tiles a block does, and whether there are more of them than units, or fewer."""
     blocks = (range(t, min(t + shares, shared.tiles)) for t in range(0, shared.tiles, shares))
-    done = Counter(unit for block in blocks for unit in shared.rows(block))
-    rows = range(0, shared.of_head * 16, 16)
-    assert done == dict.fromkeys(product(range(shared.group), rows), 1)
-    assert rows[-1] + 16 >= shared.seqlen_q
-    assert rows[-1] + 16 <= -(-shared.seqlen_q // 128) * 128  # where the workspace has rows
+    done = Counter(unit for block in blocks for unit in shared.finished(block))
+    assert done == dict.fromkeys((u for u in shared.every if u[1] < shared.seqlen_q), 1)
 
 
-@pytest.mark.parametrize("width", [96, 128])
-def test_units_are_of_the_tile_that_is_chosen(width: int) -> None:
-    tile = planned(of_gradients(width=width)).tile
+@pytest.mark.parametrize("row", BACKWARD, ids=str)
+def test_units_and_copies_are_of_the_tile_that_is_chosen(row: BackwardRow) -> None:
+    """A unit is a row of fragments; a warp writes zeros by 16 bytes a lane."""
+    tile = planned(of_gradients(head_dim=row.widest, head_dim_v=row.widest_v)).tile
     assert isinstance(tile, fa3.Fa3BackwardTile)
-    assert tile.block_q == Shared(1, 1, 1).block_q
-    assert dict(tile.constants())["fragment_rows"] == 16
+    constants = tile.constants()
+    assert tile.block_q in (64, 128)
+    assert constants["fragment_rows"] == 16
+    assert constants["zero_bytes"] % (32 * 16) == 0
+    assert 16 * tile.head_dim * 4 % constants["zero_bytes"] == 0

@@ -1,0 +1,163 @@
+"""Bugs of what blocks of FlashAttention-3's backward pass clear for each other; see ``hopper``.
+
+Blocks clear sums only where there are many tiles, and those sums must not be
+late but in ``MANY_HEADS``: there a block clears megabytes, while next to no
+key is seen. What is not cleared holds the sums of the pass before.
+
+What is not here: the fences between zeros that threads wrote and copies that
+read them, and between copies and additions; either is a matter of
+nanoseconds. A tile that no query sees waits for cleared sums only because of
+heads that no query sees at all.
+"""
+
+from __future__ import annotations
+
+from .bug import Bug
+from .hopper_problems import GRADIENTS, MANY_HEADS, NARROW_GRADIENTS, SHARED_GRADIENTS
+
+__all__ = ["BUGS"]
+
+_CLEAR = "cuda_src/fa3/backward_clear.cuh"
+_KERNEL = "cuda_src/fa3/backward.cu"
+_MATH = "cuda_src/fa3/backward_math.cuh"
+
+_WAITS = (
+    Bug(
+        "nobody asks whether sums are cleared",
+        _KERNEL,
+        "    await_cleared(c, tile);\n    if constexpr (Config::ordered) {",
+        "    if constexpr (Config::ordered) {",
+        MANY_HEADS,
+    ),
+    Bug(
+        "math does not wait for who asks whether sums are cleared",
+        _MATH,
+        "wait<Config>(c.shared.cleared, 0);",
+        "",
+        MANY_HEADS,
+    ),
+    Bug(
+        "who asks does not say that sums are cleared",
+        _KERNEL,
+        "arrive<Config>(c.shared.cleared);",
+        "",
+        GRADIENTS,
+    ),
+    Bug(
+        "one share too few is waited for",  # of heads of one tile: none
+        _CLEAR,
+        ".cleared,\n                      kv_tiles_of_head<Config>(c.params));",
+        ".cleared,\n                      kv_tiles_of_head<Config>(c.params) - 1);",
+        MANY_HEADS,
+    ),
+    Bug(
+        "sums of the first heads are waited for, which no block clears",
+        _CLEAR,
+        "if (tile < c.params.ahead) return;",
+        "",
+        GRADIENTS,
+    ),
+    Bug(
+        "sums are said to be cleared before the copies are done",
+        _CLEAR,
+        "ptx::bulk_wait();",
+        "",
+        MANY_HEADS,
+    ),
+    Bug(
+        "nobody is told that sums are cleared",
+        _CLEAR,
+        "ptx::pass_turn(&counters_of(c.params, share.batch, share.kv_head).cleared);",
+        "",
+        NARROW_GRADIENTS,
+    ),
+    Bug(
+        "the block's own head is said to be cleared",
+        _CLEAR,
+        "ptx::pass_turn(&counters_of(c.params, share.batch, share.kv_head).cleared);",
+        "ptx::pass_turn(&counters_of(c.params, c.item.batch, c.item.head).cleared);",
+        MANY_HEADS,
+    ),
+    Bug(
+        "tiles that no query sees clear nothing",
+        _KERNEL,
+        "  clear_role(c, tile);\n  if (Config::shares > 0",
+        "  if (Config::shares > 0",
+        MANY_HEADS,
+    ),
+    Bug(
+        "the share of the tile behind the one ahead is cleared",  # the first one is nobody's
+        _CLEAR,
+        "const long long ahead = tile + c.params.ahead;",
+        "const long long ahead = tile + c.params.ahead + 1;",
+        SHARED_GRADIENTS,
+    ),
+)
+
+_SHARES = (
+    Bug(
+        "what is copied is not zeros",  # but what the pass before left in shared memory
+        _CLEAR,
+        "c.shared.zeros[i + threadIdx.x % 32] = make_uint4(0, 0, 0, 0);",
+        "",
+        MANY_HEADS,
+    ),
+    Bug(
+        "all tiles of a head have its first share",
+        _CLEAR,
+        "tile_of_head * units_of_share<Config>(params) * kRowsOfUnit",
+        "tile_of_head * 0",
+        NARROW_GRADIENTS,
+    ),
+    Bug(
+        "a share begins where its tile's keys do",
+        _CLEAR,
+        "tile_of_head * units_of_share<Config>(params) * kRowsOfUnit",
+        "item.kv_begin",
+        GRADIENTS,
+    ),
+    Bug(
+        "the last units of a head are nobody's",  # which its tiles share unevenly
+        _CLEAR,
+        "return ceil_div(units_of_head<Config>(params), kv_tiles_of_head<Config>(params));",
+        "return units_of_head<Config>(params) / kv_tiles_of_head<Config>(params);",
+        MANY_HEADS,
+    ),
+    Bug(
+        "the last unit of a share keeps the sums that were there",
+        _CLEAR,
+        "units_of_head<Config>(params) - begin);",
+        "units_of_head<Config>(params) - begin) - 1;",
+        MANY_HEADS,
+    ),
+    Bug(
+        "a unit is cleared but for its last copy",
+        _CLEAR,
+        "copy < units * copies_of_unit;",
+        "copy < units * (copies_of_unit - 1);",
+        SHARED_GRADIENTS,
+    ),
+    Bug(
+        "only the first query head of a group is cleared",
+        _CLEAR,
+        "share.kv_head * c.group + i;  // of all",
+        "share.kv_head * c.group;  // of all",
+        NARROW_GRADIENTS,
+    ),
+    Bug(
+        "the rows of a share are cleared of the block's own head",
+        _CLEAR,
+        "share.kv_head * c.group + i;  // of all",
+        "c.item.head * c.group + i;  // of all",
+        MANY_HEADS,
+    ),
+    Bug(
+        "the rows of a share are cleared of the block's own batch entry",
+        _CLEAR,
+        "static_cast<long long>(share.batch) * params.shape.heads_q +",
+        "static_cast<long long>(c.item.batch) * params.shape.heads_q +",
+        GRADIENTS,
+    ),
+)
+
+BUGS = (*_WAITS, *_SHARES)
