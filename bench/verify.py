@@ -35,19 +35,16 @@ class _Head:
     """What is right for the sampled rows of one head, and the roundings' part of the error."""
 
     batch: int
-    head: int
-    tensors: list[tuple[Any, Any, Any]]  # rows, truth, model; for every output
+    tensors: list[tuple[int, Any, Any, Any]]  # head, rows, truth, model; for every output
 
 
 class Truth:
     """What a case has to give, in the first and the last head."""
 
     def __init__(self, case: Case, inputs: Inputs) -> None:
-        if case.heads_q != case.heads_kv and case.op == "backward":
-            raise ValueError(f"{case}: gradients of heads that share keys are not verified")
         self._case = case
         places = {(0, 0), (case.batch - 1, case.heads_q - 1)}
-        self._heads = [_Head(b, h, _truth(case, inputs, b, h)) for b, h in sorted(places)]
+        self._heads = [_Head(b, _truth(case, inputs, b, h)) for b, h in sorted(places)]
 
     def worst_ratio(self, outputs: Sequence[Any]) -> float:
         """Most of ``|x - r| / (u (|r| + E))`` over the checked rows; infinite for NaN.
@@ -57,8 +54,8 @@ class Truth:
         """
         worst = 0.0
         for head in self._heads:
-            for x, (rows, truth, model) in zip(outputs, head.tensors, strict=True):
-                found = widened(x[head.batch, :, head.head])[rows]
+            for x, (of_head, rows, truth, model) in zip(outputs, head.tensors, strict=True):
+                found = widened(x[head.batch, :, of_head])[rows]
                 worst = max(worst, self._ratio(found, truth, model))
         return worst
 
@@ -79,18 +76,33 @@ def _sample(length: int) -> Any:
     return np.unique(np.linspace(0, length - 1, SAMPLE).round().astype(np.int64))
 
 
-def _truth(case: Case, inputs: Inputs, batch: int, head: int) -> list[tuple[Any, Any, Any]]:
-    names = ("q", "k", "v", "dout")
-    of = {"k": head // (case.heads_q // case.heads_kv)}
-    of["v"] = of["k"]
-    q, k, v, dout = (widened(getattr(inputs, n)[batch, :, of.get(n, head)]) for n in names)
-    xp = array_module(q)
+_Tensors = tuple[Any, Any, Any, Any]  # q, k, v, dout
+
+
+def _truth(case: Case, inputs: Inputs, batch: int, head: int) -> list[tuple[int, Any, Any, Any]]:
+    """Of a query head, and where there are gradients of the keys that it shares with others."""
+    group = case.heads_q // case.heads_kv
+    of_keys = head // group
+
+    def tensors(head: int) -> _Tensors:
+        of = {"q": head, "k": of_keys, "v": of_keys, "dout": head}
+        q, k, v, dout = (widened(getattr(inputs, name)[batch, :, h]) for name, h in of.items())
+        return q, k, v, dout
+
+    q, k, v, _ = tensors(head)
+    xp, scale = array_module(q), case.head_dim**-0.5
     rows, columns = (xp.asarray(_sample(len(a))) for a in (q, k))
     if case.op == "forward":
         p = _weights(case, q, k, rows)
-        return [(rows, p @ v, _product_model(xp, p * p, v))]
-    dq, dk, dv = _gradients(case, (q, k, v, dout), rows, columns)
-    return [(rows, *dq), (columns, *dk), (columns, *dv)]
+        return [(head, rows, p @ v, _product_model(xp, p * p, v))]
+    sharing = range(of_keys * group, (of_keys + 1) * group)
+    parts = [_of_keys(case, tensors(one), columns) for one in sharing]
+    dk, dk_square, dv, dv_square = (sum(part) for part in zip(*parts, strict=True))
+    return [
+        (head, rows, *_dq(case, tensors(head), rows)),
+        (of_keys, columns, dk * scale, scale * xp.sqrt(dk_square)),
+        (of_keys, columns, dv, xp.sqrt(dv_square)),
+    ]
 
 
 def _product_model(xp: Any, square: Any, b: Any) -> Any:
@@ -110,16 +122,10 @@ def _weights(case: Case, q: Any, k: Any, rows: Any) -> Any:
     return p
 
 
-_Pair = tuple[Any, Any]
-
-
-def _gradients(
-    case: Case, tensors: tuple[Any, Any, Any, Any], rows: Any, columns: Any
-) -> tuple[_Pair, _Pair, _Pair]:
-    """dq of the rows, dk and dv of the columns, a chunk of rows of P at a time."""
+def _of_keys(case: Case, tensors: _Tensors, columns: Any) -> _Tensors:
+    """dk / scale and dv of the columns, each with its error's square; by chunks of rows of P."""
     q, k, v, dout = tensors
-    xp, scale = array_module(q), case.head_dim**-0.5
-    dq = _dq(case, tensors, rows)
+    xp = array_module(q)
     dk = xp.zeros((len(columns), k.shape[-1]))
     dv = xp.zeros((len(columns), v.shape[-1]))
     dk_error, dv_error = (xp.zeros(len(columns)) for _ in range(2))
@@ -127,15 +133,15 @@ def _gradients(
         chunk = xp.arange(start, min(start + CHUNK, len(q)))
         p, ds, ds_square, rounding = _score_gradients(case, tensors, chunk)
         square = p[:, columns] ** 2
-        dk += ds[:, columns].T @ q[chunk] * scale
+        dk += ds[:, columns].T @ q[chunk]
         dv += p[:, columns].T @ dout[chunk]
         dk_square = ds_square[:, columns] + square * rounding[:, None]
         dk_error += dk_square.T @ (q[chunk] ** 2).sum(-1)
         dv_error += square.T @ (dout[chunk] ** 2).sum(-1)
-    return dq, (dk, scale * xp.sqrt(dk_error)), (dv, xp.sqrt(dv_error))
+    return dk, dk_error, dv, dv_error
 
 
-def _dq(case: Case, tensors: tuple[Any, Any, Any, Any], rows: Any) -> _Pair:
+def _dq(case: Case, tensors: _Tensors, rows: Any) -> tuple[Any, Any]:
     k, scale = tensors[1], case.head_dim**-0.5
     xp = array_module(k)
     p, ds, ds_square, rounding = _score_gradients(case, tensors, rows)
@@ -143,9 +149,7 @@ def _dq(case: Case, tensors: tuple[Any, Any, Any, Any], rows: Any) -> _Pair:
     return ds @ k * scale, scale * xp.sqrt(error)
 
 
-def _score_gradients(
-    case: Case, tensors: tuple[Any, Any, Any, Any], rows: Any
-) -> tuple[Any, Any, Any, Any]:
+def _score_gradients(case: Case, tensors: _Tensors, rows: Any) -> tuple[Any, Any, Any, Any]:
     """Rows of P and dS, the squares that dS was rounded with, and what delta's rounding adds."""
     q, k, v, dout = tensors
     xp = array_module(q)

@@ -38,6 +38,12 @@ def _peer(name: str, call: Callable[[Case, Inputs], Any], version: str = "1") ->
     )
 
 
+def _outputs(case: Case, inputs: Inputs) -> list[Any]:
+    """The output, or the gradients."""
+    right = _right(case, inputs)
+    return [right] if case.op == "forward" else list(right)
+
+
 def _right(case: Case, inputs: Inputs) -> Any:
     q, k, v, dout = inputs.q, inputs.k, inputs.v, inputs.dout
     out, lse = cuflash.attention(q, k, v, causal=case.causal, return_lse=True)
@@ -183,8 +189,7 @@ def test_the_verification_tells_right_from_wrong(case: Case, dtype: str, seqlen:
     case = replace(case, dtype=dtype, seqlen_q=seqlen, seqlen_kv=seqlen, causal=True)
     inputs = make_inputs(case, np)
     truth = Truth(case, inputs)
-    right = _right(case, inputs)
-    outputs = [right] if case.op == "forward" else list(right)
+    outputs = _outputs(case, inputs)
     assert 0 < truth.worst_ratio(outputs) < 2
     for place, output in enumerate(outputs):
         for at in ((0, 0, 0), (-1, -1, -1)):  # the first and the last row
@@ -201,17 +206,30 @@ def test_a_long_sequence_is_sampled_from_end_to_end() -> None:
     assert set(rows % 64) == set(range(64))
 
 
-def test_heads_that_share_keys_are_verified_forward_alone() -> None:
-    case = replace(CASE, heads_q=6, heads_kv=3, dtype="float16")
+@pytest.mark.parametrize("case", [CASE, BACKWARD], ids=str)
+def test_heads_that_share_keys_are_verified(case: Case) -> None:
+    case = replace(case, heads_q=6, heads_kv=3, dtype="float16")
     inputs = make_inputs(case, np)
-    right = _right(case, inputs)
+    right = _outputs(case, inputs)
     truth = Truth(case, inputs)
-    assert 0 < truth.worst_ratio([right]) < 2
+    assert 0 < truth.worst_ratio(right) < 2
     others = replace(inputs, k=np.roll(inputs.k, 1, axis=2), v=np.roll(inputs.v, 1, axis=2))
-    for wrong in (_right(case, others), right[:, :, ::-1]):  # of another head of keys, of queries
-        assert truth.worst_ratio([wrong]) > WRONG
-    with pytest.raises(ValueError, match="gradients of heads that share keys are not verified"):
-        Truth(replace(case, op="backward"), inputs)
+    wrong = _outputs(case, others)  # of another head of keys
+    for place, output in enumerate(right):  # and of another head of queries, or of keys
+        for bad in (wrong[place], output[:, :, ::-1]):
+            assert truth.worst_ratio([*right[:place], bad, *right[place + 1 :]]) > WRONG
+
+
+def test_gradients_of_shared_keys_are_of_all_heads_that_share_them() -> None:
+    case = replace(BACKWARD, heads_q=6, heads_kv=3, dtype="float16")
+    inputs = make_inputs(case, np)
+    dq, dk, dv = _outputs(case, inputs)
+    truth = Truth(case, inputs)
+    single = replace(case, heads_q=3)
+    one = replace(inputs, q=inputs.q[:, :, ::2], dout=inputs.dout[:, :, ::2])
+    _, dk_of_one, dv_of_one = _outputs(single, one)
+    for wrong in ((dq, dk_of_one, dv), (dq, dk, dv_of_one)):
+        assert truth.worst_ratio(wrong) > WRONG
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
