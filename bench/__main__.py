@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
+
+from cuflash.errors import BackendUnavailableError
 
 
 def main() -> int:
     """Parse the command line and do what it says."""
     arguments = _parser().parse_args()
+    try:
+        return _do(arguments)
+    except BackendUnavailableError as error:
+        print(f"python -m bench {arguments.command}: {error}", file=sys.stderr)
+        return 2
+
+
+def _do(arguments: argparse.Namespace) -> int:
     if arguments.command == "run":
         from .pooled import summary
         from .run import run as run_cases

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bench import __main__ as bench_main
 from bench import report
 from bench.cases import CASES, Case, select
 from bench.run import RESULTS, select_protocols, store
+from cuflash import BackendUnavailableError
 
 #: What every row of a GPU's results has.
 KEYS = [
@@ -181,3 +184,16 @@ def test_an_unknown_protocol_is_named() -> None:
     assert select_protocols("turns,rested") == ["turns", "rested"]
     with pytest.raises(SystemExit, match="no protocol 'sprint'; there are rested, turns"):
         select_protocols("sprint")
+
+
+@pytest.mark.parametrize("command", ["run", "tune"])
+def test_without_a_gpu_a_line_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    def none() -> int:
+        raise BackendUnavailableError("there is no device")
+
+    monkeypatch.setattr("cuflash.cuda.available.require_device", none)
+    monkeypatch.setattr(sys, "argv", ["bench", command, "--cases", "fa3"])
+    assert bench_main.main() == 2
+    assert capsys.readouterr().err == f"python -m bench {command}: there is no device\n"
