@@ -122,7 +122,7 @@ def _weights(case: Case, q: Any, k: Any, rows: Any) -> Any:
     return p
 
 
-def _of_keys(case: Case, tensors: _Tensors, columns: Any) -> _Tensors:
+def _of_keys(case: Case, tensors: _Tensors, columns: Any) -> tuple[Any, Any, Any, Any]:
     """dk / scale and dv of the columns, each with its error's square; by chunks of rows of P."""
     q, k, v, dout = tensors
     xp = array_module(q)

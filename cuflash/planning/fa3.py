@@ -159,11 +159,10 @@ def _backward(
         ("dout", tile.block_q),
     )
     heads = problem.batch * problem.heads_kv
-    arguments: tuple[tuple[str, int], ...] = (("section", section),)
     order = RowOrder(heads, tiles, section, tile.shares, limits.num_sms)
-    arguments = (*arguments, ("ahead", order.ahead))
+    arguments = [("section", section), ("ahead", order.ahead)]
     if tile.shares:
-        arguments = (*arguments, ("behind", order.behind))
+        arguments.append(("behind", order.behind))
     turns = _counters(tile)
     cleared = order.heads_ahead * problem.group
     rows = RowSteps(problem, limits, "fa3", fa3.ARITHMETIC, tile.head_dim, turns, cleared)

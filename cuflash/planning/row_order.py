@@ -8,8 +8,8 @@ from .tiles.common import ceil_div
 
 __all__ = ["RowOrder"]
 
-#: Blocks for each multiprocessor between what is made and what needs it: those that run. What is
-#: needed is made as soon as a block begins, so that hardly any waits.
+#: Blocks for each multiprocessor between what is made and what needs it: those that run. Sums are
+#: cleared as soon as a block begins, and added to until it ends, so that hardly any waits.
 _ROUNDS = 1
 
 
@@ -56,11 +56,8 @@ class RowOrder:
         """From the first tile of a round back to the first whose rows are finished meanwhile.
 
         Far enough that all of its head's tiles come before the round; where
-        there are no more tiles, that no round finishes any. 0 without blocks of
-        rows.
+        there are no more tiles, that no round finishes any. Of blocks of rows.
         """
-        if self.shares == 0:
-            return 0
         far = self.tiles * self.section + self.shares + _ROUNDS * self.num_sms
         return min(far, self._rounds * self.shares)
 

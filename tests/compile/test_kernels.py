@@ -89,17 +89,31 @@ def test_every_row_has_its_day(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not rare
 
 
-@pytest.mark.parametrize("kernel", ["forward", "backward"])
+@pytest.mark.parametrize(
+    ("kernel", "constants", "counters"),
+    [
+        ("forward", {}, 0),
+        ("backward", {"ordered": 0, "shares": 0}, 1),  # of shares cleared
+        ("backward", {"ordered": 1, "shares": 0}, 2),  # and of turns
+        ("backward", {"ordered": 0, "shares": 8}, 2),  # or of tiles summed
+        ("backward", {"ordered": 1, "shares": 8}, 3),
+    ],
+)
 def test_jitter_and_an_end_to_waiting_are_compiled_in_where_they_are_asked_for(
-    kernel: str,
+    kernel: str, constants: dict[str, int], counters: int
 ) -> None:
-    """At every wait for a barrier, and for a counter: what never comes must not hang a test."""
-    fa3 = (c for c in _all_rows().values() if (c.generation, c.kernel) == ("fa3", kernel))
-    config = next(fa3)
+    """At every wait for an mbarrier, and for a counter: what never comes must not hang a test."""
+    config = next(
+        c
+        for c in _all_rows().values()
+        if (c.generation, c.kernel) == ("fa3", kernel)
+        and constants.items() <= dict(c.constants).items()
+    )
     plain, tested = build(config).ptx, build(config, jitter=True).ptx
     assert "trap;" not in plain
     assert tested.count("nanosleep") > plain.count("nanosleep")
-    waits = tested.count("mbarrier.try_wait") + ("ld.acquire.gpu" in tested)
+    assert tested.count("ld.acquire.gpu") >= counters
+    waits = tested.count("mbarrier.try_wait") + counters
     assert tested.count("trap;") >= waits > 0
 
 
@@ -111,10 +125,11 @@ _HOPPER = (
     "prefetch.tensormap",
     "bar.sync",
 )
-#: What the backward pass has besides: numbers of rows by the same engine, dS turned round on its
-#: way to shared memory, where products read it.
+#: What the backward pass has besides: numbers of rows by the same engine, zeros the other way, and
+#: dS turned round on its way to shared memory, where products read it.
 _BACKWARD = (
     "cp.async.bulk.shared::cluster.global",
+    "cp.async.bulk.global.shared::cta.bulk_group",
     "stmatrix.sync.aligned.m8n8.x4.trans",
     "fence.proxy.async",
 )
@@ -128,11 +143,9 @@ def _check_hopper(config: KernelConfig, built: Built) -> None:
     needed = _HOPPER + _BACKWARD if backward else _HOPPER
     assert [name for name in needed if name not in built.ptx] == []
     sums = {"red.relaxed.gpu.global.add.v4.f32"} if backward else set()  # of dQ, four at a time
-    counts = c.get("ordered") or c.get("shares")  # turns, or rows prepared and summed
-    sums |= {"red.release.gpu.global.add.s32"} if counts else set()
+    sums |= {"red.release.gpu.global.add.s32"} if backward else set()  # of shares cleared
     assert set(re.findall(r"\bred\.[\w.]+", built.ptx)) == sums
-    older = {"nanosleep"} if counts else set()  # between one look at a counter and the next
-    older |= {"mma.sync"} if c.get("shares") else set()  # rowsum(dO * O)
+    older = {"nanosleep"} if backward else set()  # between one look at a counter and the next
     assert {name for name in _OLDER if name in built.ptx} == older
     pairs = {"float16": "f16.f16", "bfloat16": "bf16.bf16"}[config.storage]
     products = set(re.findall(r"wgmma\.mma_async\.sync\.aligned\.(m64n\d+k16\.[\w.]+)", built.ptx))

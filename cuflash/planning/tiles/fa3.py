@@ -132,7 +132,7 @@ class Fa3BackwardTile:
     @property
     def _zero_bytes(self) -> int:
         """That are cleared by one copy."""
-        return 4096 if self.block_kv > ROWS else 512  # all that is left at head_dim 256
+        return 4096 if self.block_kv > ROWS else 512  # at head_dim 256 no more than 1024 fit
 
     def constants(self) -> dict[str, int]:
         """What the device code reads from ``Config``."""
