@@ -100,7 +100,7 @@ class TensorMapEncoder:
         self._base = np.zeros(WORDS, np.uint64)  # one of those maps
 
     def map_of(self, address: int) -> npt.NDArray[np.uint64]:
-        """The map of a tensor at a device address, as :data:`WORDS` words.
+        """The map of a tensor at a device address as the driver makes it, :data:`WORDS` words.
 
         Raises
         ------
@@ -109,14 +109,15 @@ class TensorMapEncoder:
         """
         found = self._kept.get(address)
         if found is None:
-            found = self._with_address(address)
+            found = self._make(address)
+            self._learn(address, found)
             if len(self._kept) >= _KEPT:
                 self._kept = {}  # a new one: other threads may be looking at the old
             self._kept[address] = found
         return found
 
     def write(self, address: int, to: npt.NDArray[np.uint64]) -> None:
-        """The same, put where the caller has room for it.
+        """The same words, put where the caller has room for them; without the driver if it can be.
 
         Raises
         ------
@@ -130,20 +131,14 @@ class TensorMapEncoder:
         else:
             to[:] = self.map_of(address)
 
-    def _with_address(self, address: int) -> npt.NDArray[np.uint64]:
-        word = self._address_word
-        if word is not None and address % self._alignment == 0:
-            patched: npt.NDArray[np.uint64] = self._base.copy()
-            patched[word] = address
-            return patched
-        words = self._make(address)
-        if len(self._shown) < _ENOUGH:
-            self._shown = {**self._shown, int(address): words}
-            if len(self._shown) == _ENOUGH:
-                every = functools.reduce(int.__or__, self._shown)
-                self._alignment, self._base = every & -every, words
-                self._address_word = address_word(self._shown)
-        return words
+    def _learn(self, address: int, words: npt.NDArray[np.uint64]) -> None:
+        if len(self._shown) == _ENOUGH:
+            return
+        self._shown = {**self._shown, int(address): words}
+        if len(self._shown) == _ENOUGH:
+            every = functools.reduce(int.__or__, self._shown)
+            self._alignment, self._base = every & -every, words
+            self._address_word = address_word(self._shown)
 
     def _make(self, address: int) -> npt.NDArray[np.uint64]:
         room = np.zeros(WORDS + 8, np.uint64)  # the driver wants 64-byte alignment
