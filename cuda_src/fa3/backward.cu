@@ -14,7 +14,8 @@
 // when it is needed, and one's exponentials can run beside the other's products. Neither comes more
 // than a step ahead: dS has two places, and both have to have read one before it is written again.
 //
-// Wide heads have their own math roles, see backward_wide.cuh. Every block clears sums of dQ for
+// Wide heads have their own math roles, see backward_wide.cuh and, where only K is wide,
+// backward_crowded.cuh. Every block clears sums of dQ for
 // one that comes later, see backward_clear.cuh. Where Config::shares is not 0, blocks of rows come
 // between those of tiles and round the sums, see backward_rows.cuh; else a kernel does it
 // afterwards.
@@ -27,13 +28,16 @@
 //   barrier 1 + w           the warps of warpgroup w for each other, where queries are dead
 //   barrier 3 + s           load for all warps of math: they have read Q and dO of stage s
 //   barrier 5 + s, 7 + s    the key role for P of a step, the value role for its place, in wide
-//   heads
+//                           heads
+//   barrier 9 + w           warpgroup w for the other one's scores, in crowded ones
+//   cleared                 all warps of math for a thread beside load: sums of dQ are zeros, see
+//                           backward_clear.cuh
 //   added                   by one thread beside math for all warps of math: their last dQ is under
 //                           way (in ordered sums that of a step, see backward_turns.cuh)
 #include "../ptx/register_budget.cuh"
 #include "backward_clear.cuh"
+#include "backward_crowded.cuh"
 #include "backward_load.cuh"
-#include "backward_math.cuh"
 #include "backward_rows.cuh"
 #include "backward_turns.cuh"
 #include "backward_wide.cuh"
@@ -65,7 +69,8 @@ __device__ inline void unseen_keys(const BackwardContext<Config>& c, unsigned ti
   }
 }
 
-// The three warps beside load's: two keep turns, the last one clears.
+// The three warps beside load's: the first asks and tells, in ordered sums two keep turns, the last
+// one clears.
 template <class Config>
 __device__ inline void roles_beside_load(const BackwardContext<Config>& c, unsigned tile) {
   const int warp = static_cast<int>(threadIdx.x) / 32;
@@ -130,7 +135,9 @@ __device__ inline void backward(const Fa3BackwardParams& params) {
     }
   } else {
     ptx::take_registers<Config::math_registers>();
-    if constexpr (!BackwardTypes<Config>::keys_shared) {
+    if constexpr (BackwardTypes<Config>::crowded) {
+      crowded_role(c, role - 1);
+    } else if constexpr (!BackwardTypes<Config>::keys_shared) {
       math_role(c, role - 1);
     } else if (role == 1) {
       value_role(c);

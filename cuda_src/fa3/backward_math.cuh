@@ -25,18 +25,34 @@ struct BackwardMath {
   using ScoreRing = RingPlace<Config::score_stages>;
   const BackwardContext<Config>& c;
   const int warpgroup;
-  const int part;      // of the keys of the kv tile
-  const int warp_row;  // of this warp among the 64 of its warpgroup
+  const int part;       // of the keys of the kv tile
+  const int first_row;  // see warp_row
   const float factor;
 
   __device__ BackwardMath(const BackwardContext<Config>& c, int warpgroup)
       : c(c),
         warpgroup(warpgroup),
         part(Types::keys_shared ? 0 : warpgroup),
-        warp_row(static_cast<int>(threadIdx.x) / 32 % 4 * 16),
+        first_row(static_cast<int>(threadIdx.x) / 32 % 4 * 16),
         factor(Logits<Config>::factor(c.params.scale)) {}
 
+  // Row of this warp among the 64 of its warpgroup. Where registers are crowded it is found anew.
+  __device__ int warp_row() const {
+    return Types::crowded ? ptx::opaque_warp() % 4 * 16 : first_row;
+  }
   __device__ int first_key() const { return c.item.kv_begin + part * kKeysOfWarpgroup; }
+
+  __device__ ScorePlace score_place(const StepState& state) const {
+    return {c.item.batch, state.place.head, state.place.tile * Config::block_q,
+            first_key() + warp_row()};
+  }
+
+  // On to the next step; `dead_rows` are those of this one's dQ.
+  __device__ void advance(StepState& state, unsigned dead_rows) const {
+    state.before = state.place;
+    state.dead_before = dead_rows;
+    state.place = c.after(state.place);
+  }
 
   // Whether some pair of the warpgroup's keys and a q tile is masked.
   __device__ bool is_edge(const QPlace& place) const {
@@ -87,9 +103,10 @@ struct BackwardMath {
     const DepthInRows<typename Types::KPanels> b(c.shared.k);
     const unsigned a_step = ring.stage * (sizeof(typename Types::ScorePanels) / 16) +
                             (Types::q_parted_by_rows ? warpgroup * (kRowsOfProduct * 128 / 16) : 0);
-    constexpr unsigned panels = Types::q_columns / kPanelColumns;
-    const unsigned b_step =
-        Types::q_parted_by_rows ? 0 : warpgroup * (panels * Types::KPanels::panel_bytes / 16);
+    // The second one's columns begin behind the first one's, with a panel.
+    constexpr unsigned of_part =
+        Types::q_parted_by_rows ? 0 : Types::KPanels::byte_of(Types::q_columns) / 16;
+    const unsigned b_step = warpgroup * of_part;
     ptx::wgmma_fence();
 #pragma unroll
     for (int key = 0; key < Config::block_kv; key += 16) {
@@ -99,25 +116,24 @@ struct BackwardMath {
     ptx::wgmma_commit();
   }
 
-  // dQ of a step, the one before -> the sums in device memory, nothing of it to dead queries.
+  // dQ of a step -> the sums in device memory, nothing of it to the lane's `dead` rows.
   template <class Part>
-  __device__ __forceinline__ void add_q(const StepState& state, Part& dq, int step) const {
+  __device__ __forceinline__ void add_q(const QPlace& place, unsigned dead, Part& dq,
+                                        int step) const {
     const RingPlace<kTurnStages> ring(step);
     if constexpr (Config::ordered) {
       wait<Config>(c.shared.turn_full[ring.stage], ring.phase);
     } else {
       wait<Config>(c.shared.cleared, 0);
     }
-    const int row = state.before.tile * Config::block_q +
-                    (Types::q_parted_by_rows ? warpgroup * kRowsOfProduct : 0) + warp_row;
+    const int row = place.tile * Config::block_q +
+                    (Types::q_parted_by_rows ? warpgroup * kRowsOfProduct : 0) + warp_row();
     const int column = Types::q_parted_by_rows ? 0 : warpgroup * Types::q_columns;
-    const unsigned dead = state.dead_before;
     dq.for_each([&](float& x, int, int, int group, int) {
       if (dead >> group & 1) x = 0;
     });
     add_to_accumulator<Config>(static_cast<float*>(c.params.dq_accumulator), dq,
-                               c.head_row(state.before.head), row, column,
-                               [](int) { return false; });
+                               c.head_row(place.head), row, column, [](int) { return false; });
     if constexpr (Config::ordered) {
       __syncwarp();
       arrive_warp<Config>(c.shared.added[ring.stage]);
@@ -146,7 +162,7 @@ struct BackwardMath {
     ptx::named_barrier(static_cast<int>(threadIdx.x) / kWarpgroup, kWarpgroup);
     const LanePosition lane;
     const int row =
-        (Types::q_parted_by_rows ? warpgroup * kRowsOfProduct : 0) + warp_row + lane.row;
+        (Types::q_parted_by_rows ? warpgroup * kRowsOfProduct : 0) + warp_row() + lane.row;
     return (lse.value[row] == infinity<float>() ? 1u : 0u) |
            (lse.value[row + 8] == infinity<float>() ? 2u : 0u);
   }
@@ -166,8 +182,7 @@ struct BackwardMath {
     ptx::wgmma_wait<1>();
     ptx::wgmma_hold(p.value[0]);
 
-    const ScorePlace place{c.item.batch, state.place.head, state.place.tile * Config::block_q,
-                           first_key() + warp_row};
+    const ScorePlace place = score_place(state);
     weigh<Config>(p, c.shared.lse[stage], place, factor);
     const bool dead = has_dead_queries(c.shared.lse[stage]);
     ptx::wgmma_wait<0>();
@@ -196,11 +211,9 @@ struct BackwardMath {
     ptx::wgmma_hold(dq.value[0]);
     if (number > 0) {
       arrive_warp<Config>(c.shared.ds_empty[ScoreRing(number - 1).stage]);
-      add_q(state, dq, number - 1);
+      add_q(state.before, state.dead_before, dq, number - 1);
     }
-    state.before = state.place;
-    state.dead_before = dead_rows;
-    state.place = c.after(state.place);
+    advance(state, dead_rows);
     ptx::wgmma_wait<1>();
     ptx::wgmma_hold(dv.value[0]);
     ptx::wgmma_wait<0>();
@@ -212,7 +225,7 @@ struct BackwardMath {
   template <class Gradient>
   __device__ __forceinline__ void store(Gradient& gradient, const Tensor& tensor, int columns,
                                         float scale) const {
-    const int key = first_key() + warp_row;
+    const int key = first_key() + warp_row();
     gradient.for_each([&](float& x, int, int, int, int) { x *= scale; });
     store_staged(gradient, c.shared.staging[threadIdx.x / 32 - 4],
                  kv_row<Storage>(tensor, c.seq, c.item.head, key), tensor.row_stride,
@@ -241,7 +254,7 @@ __device__ inline void math_role(const BackwardContext<Config>& c, int warpgroup
   math.issue_q(dq, steps - 1, true);
   ptx::wgmma_wait<0>();
   ptx::wgmma_hold(dq.value[0]);
-  math.add_q(state, dq, steps - 1);
+  math.add_q(state.before, state.dead_before, dq, steps - 1);
   math.end_sums();
   math.store(dv, c.params.dv, c.params.shape.head_dim_v, 1.0f);
   math.store(dk, c.params.dk, c.params.shape.head_dim, static_cast<float>(c.params.scale));

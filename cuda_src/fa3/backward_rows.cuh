@@ -76,25 +76,32 @@ struct RowUnits {
   }
 };
 
-// 64 columns of a unit to finish: the sums of dQ, and dQ.
+// Some columns of a unit to finish: the sums of dQ, and dQ.
 template <class Config>
 struct UnitToFinish {
   using Storage = typename Config::Storage;
-  static constexpr int parts = Config::head_dim / kPanelColumns;  // of a unit
-  static constexpr int at_once = 2;                               // by a warp
+  static constexpr int columns = Config::head_dim % 64 == 0 ? 64 : 32;
+  static constexpr int parts = Config::head_dim / columns;  // of a unit
+  static constexpr int at_once = 128 / columns;             // by a warp
+  static_assert(parts * columns == Config::head_dim, "whole parts");
   RowUnit unit;
   int column;
   bool exists;
-  WarpTile<float, 16, 16, kPanelColumns> sums;
+  WarpTile<float, 16, 16, columns> sums;
 
   __device__ __forceinline__ void load(const RowUnits<Config>& units, unsigned i, bool any) {
     const Shape& shape = units.params.shape;
     if (any) unit = units.at(i / parts);
-    column = static_cast<int>(i % parts) * kPanelColumns;
+    column = static_cast<int>(i % parts) * columns;
     exists = any && unit.row < shape.seqlen_q && column < shape.head_dim;
     if (!exists) return;
     load_from_accumulator<Config>(static_cast<const float*>(units.params.dq_accumulator), sums,
                                   units.workspace_row(unit), 0, column);
+  }
+
+  // Of `rest`, in this part.
+  __device__ static int valid_columns(int rest) {
+    return columns % 64 == 0 ? rest : min(columns, rest);  // a staged row has 64
   }
 
   __device__ __forceinline__ void finish(const RowUnits<Config>& units, StagedRows& staging) {
@@ -105,7 +112,7 @@ struct UnitToFinish {
     const Sequence seq = sequence(params.shape, unit.batch);
     store_staged(sums, staging, q_row<Storage>(params.dq, seq, unit.head, unit.row) + column,
                  params.dq.row_stride, params.shape.seqlen_q - unit.row,
-                 params.shape.head_dim - column);
+                 valid_columns(params.shape.head_dim - column));
   }
 };
 

@@ -21,8 +21,8 @@ struct ScorePlace {
   int key0;    // of the warp
 };
 
-// scores -> P^T = exp(scores * factor - lse).
-template <class Config, class Scores>
+// scores -> P^T = exp(scores * factor - lse), times 2^exponent.
+template <class Config, int exponent = 0, class Scores>
 __device__ __forceinline__ void weigh(Scores& scores, const QueryNumbers<Config>& lse,
                                       const ScorePlace& place, float factor) {
   const LanePosition lane;
@@ -38,7 +38,7 @@ __device__ __forceinline__ void weigh(Scores& scores, const QueryNumbers<Config>
             s, ScorePosition{place.batch, place.head,
                              place.query0 + lane.column + Scores::column(n, which),
                              place.key0 + lane.row + Scores::row(0, group)});
-        s = Logits<Config>::exponential(s, factor, which == 0 ? offset.x : offset.y);
+        s = Logits<Config>::exponential(s, factor, (which == 0 ? offset.x : offset.y) - exponent);
       }
     }
   }
@@ -80,9 +80,9 @@ __device__ inline void hide(const QueryNumbers<Config>& lse, const Sequence& seq
 }
 
 // The same of a q tile without dead queries: of a key the queries before the first that sees it.
-template <class Config, class Scores>
-__device__ __forceinline__ void hide_masked(const Sequence& seq, const ScorePlace& place, Scores& p,
-                                            Scores& dp) {
+template <class Config, class Scores, class... More>
+__device__ __forceinline__ void hide_masked(const Sequence& seq, const ScorePlace& place,
+                                            Scores& scores, More&... more) {
   const LanePosition lane;
 #pragma unroll
   for (int group = 0; group < 2; ++group) {
@@ -94,8 +94,8 @@ __device__ __forceinline__ void hide_masked(const Sequence& seq, const ScorePlac
 #pragma unroll
       for (int which = 0; which < 2; ++which) {
         if (Scores::column(n, which) < hidden) {
-          p.value[0][n][group][which] = 0;
-          dp.value[0][n][group][which] = 0;
+          scores.value[0][n][group][which] = 0;
+          ((more.value[0][n][group][which] = 0), ...);
         }
       }
     }
@@ -133,19 +133,91 @@ __device__ __forceinline__ void differentiate(ScoreOperand<Config>& weights,
   }
 }
 
-// dS^T of the warp's keys -> its columns of dS in shared memory.
+// P rounded to the storage type stands in for P where there is no room for it. It is at most 1 (and
+// what rounding adds to that); float16, which has few numbers near 0, takes it multiplied by 2^14.
+__device__ constexpr int rounding_exponent(__half) { return 14; }
+__device__ constexpr int rounding_exponent(__nv_bfloat16) { return 0; }
+template <class Storage>
+__device__ constexpr float rounding_factor(Storage) {
+  return static_cast<float>(1 << rounding_exponent(Storage{}));
+}
+__device__ inline float2 unpack(__half, unsigned both) {
+  return __half22float2(*reinterpret_cast<const __half2*>(&both));
+}
+// The upper half of a float32.
+__device__ inline float2 unpack(__nv_bfloat16, unsigned both) {
+  return make_float2(__uint_as_float(both << 16), __uint_as_float(both & 0xffff0000u));
+}
+
+// factor * P^T, rounded, as an operand.
+template <class Config, class Scores>
+__device__ __forceinline__ void round_weights(ScoreOperand<Config>& weights, const Scores& p,
+                                              float factor) {
+  using Storage = typename Config::Storage;
+#pragma unroll
+  for (int n = 0; n < Scores::column_fragments; ++n) {
+#pragma unroll
+    for (int group = 0; group < 2; ++group) {
+      const auto& pair = p.value[0][n][group];
+      weights.value[n / 2][n % 2 * 2 + group] = pack(Storage{}, pair[0] * factor, pair[1] * factor);
+    }
+  }
+}
+
+// dP -> dS^T = P^T * (dP^T - delta) of 16 queries, rounded, as an operand; from rounding_factor *
+// P.
+template <class Config, class Scores>
+__device__ __forceinline__ void differentiate_rounded(unsigned (&gradients)[4], int i,
+                                                      const ScoreOperand<Config>& weights,
+                                                      const Scores& dp,
+                                                      const QueryNumbers<Config>& delta,
+                                                      const ScorePlace& place) {
+  using Storage = typename Config::Storage;
+  constexpr float inverse = 1 / rounding_factor(Storage{});
+  const LanePosition lane;
+#pragma unroll
+  for (int part = 0; part < 4; ++part) {
+    const int n = 2 * i + part / 2;
+    const int group = part % 2;
+    const float2 offset = *reinterpret_cast<const float2*>(&delta.value[lane.column + 8 * n]);
+    const float2 p = unpack(Storage{}, weights.value[i][part]);
+    // A power of two: the same as the difference multiplied.
+    float ds[2] = {p.x * fma(dp.value[0][n][group][0], inverse, -offset.x * inverse),
+                   p.y * fma(dp.value[0][n][group][1], inverse, -offset.y * inverse)};
+#pragma unroll
+    for (int which = 0; which < 2; ++which) {
+      ds[which] = modify_score_gradient<Config>(
+          ds[which], ScorePosition{place.batch, place.head,
+                                   place.query0 + lane.column + Scores::column(n, which),
+                                   place.key0 + lane.row + Scores::row(0, group)});
+    }
+    gradients[part] = pack(Storage{}, ds[0], ds[1]);
+  }
+}
+
+// Where dS^T of the warp's keys goes: its columns of dS in shared memory.
+template <class Panels>
+struct GradientsPlace {
+  unsigned to;
+  __device__ __forceinline__ GradientsPlace(Panels& ds, unsigned stage, int part) {
+    const int lane = ptx::opaque_lane();
+    const int row = lane / 16 * 8 + lane % 8;
+    const int chunk = static_cast<int>(threadIdx.x) / 32 % 4 * 2 + lane / 8 % 2;
+    to = ptx::shared_address(ds.data) + stage * static_cast<unsigned>(sizeof(Panels)) +
+         part * Panels::panel_bytes + row * 128 + (chunk ^ lane % 8) * 16;
+  }
+  // Of 16 queries.
+  __device__ __forceinline__ void store(int i, const unsigned (&gradients)[4]) const {
+    ptx::store_matrix_x4_transposed(to + i * 16 * 128, gradients);
+  }
+};
+
 template <class Config, class Panels>
 __device__ __forceinline__ void store_gradients(const ScoreOperand<Config>& gradients, Panels& ds,
                                                 unsigned stage, int part) {
-  const int lane = ptx::opaque_lane();
-  const int row = lane / 16 * 8 + lane % 8;
-  const int chunk = static_cast<int>(threadIdx.x) / 32 % 4 * 2 + lane / 8 % 2;
-  const unsigned to = ptx::shared_address(ds.data) + stage * static_cast<unsigned>(sizeof(Panels)) +
-                      part * Panels::panel_bytes + row * 128 + (chunk ^ lane % 8) * 16;
+  const GradientsPlace<Panels> place(ds, stage, part);
 #pragma unroll
-  for (int i = 0; i < Config::block_q / 16; ++i) {
-    ptx::store_matrix_x4_transposed(to + i * 16 * 128, gradients.value[i]);
-  }
+  for (int i = 0; i < Config::block_q / 16; ++i) place.store(i, gradients.value[i]);
 }
 
 // Zeros in the rows of dead queries, by the threads of a warpgroup.

@@ -20,7 +20,6 @@ constexpr int kWarpgroup = 128;  // threads
 constexpr int kKeysOfWarpgroup = 64;
 constexpr int kRowsOfProduct = 64;  // that a warpgroup multiplies at once
 constexpr int kTurnStages = 2;      // of turns to add to dQ
-constexpr int kZeroBytes = 4096;    // that a block clears by one copy
 
 // Scores are keys x queries. Every math warpgroup has 64 keys of the kv tile, every warp 16 of
 // them: their P, dS, dK and dV are in its registers, P and dS as left operands of dV and dK. dQ
@@ -34,6 +33,8 @@ struct BackwardTypes {
   using Storage = typename Config::Storage;
   static constexpr int warpgroups = 2;  // that do the arithmetic
   static constexpr bool keys_shared = Config::block_kv == kKeysOfWarpgroup;
+  // See backward_crowded.cuh.
+  static constexpr bool crowded = !keys_shared && Config::head_dim + Config::head_dim_v > 256;
   static constexpr int math_warps = 4 * warpgroups;
   static constexpr int threads = kWarpgroup * (warpgroups + 1);
   static constexpr bool q_parted_by_rows = Config::block_q == warpgroups * kRowsOfProduct;
@@ -46,14 +47,15 @@ struct BackwardTypes {
                 "64 keys for each warpgroup, or for both");
   static_assert(!keys_shared || Config::head_dim > q_columns, "both have columns of dQ");
   static_assert(q_parted_by_rows || Config::block_q == kRowsOfProduct, "dQ is parted evenly");
-  static_assert(q_parted_by_rows || q_columns % kPanelColumns == 0, "a part is whole panels");
 
   using Scores = WarpTile<float, 16, 16, Config::block_q>;
   using KGradient = WarpTile<float, 16, 16, Config::head_dim>;
   using VGradient = WarpTile<float, 16, 16, Config::head_dim_v>;
   using QGradient = WarpTile<float, 16, 16, q_columns>;
   using LastQGradient = WarpTile<float, 16, 16, Config::head_dim - q_columns>;  // of shared keys
-  using KPanels = Panels<Storage, Config::block_kv, Config::head_dim>;
+  // In halves where each warpgroup multiplies one.
+  static constexpr int k_parts = q_parted_by_rows || keys_shared ? 1 : warpgroups;
+  using KPanels = Panels<Storage, Config::block_kv, Config::head_dim, k_parts>;
   using VPanels = Panels<Storage, Config::block_kv, Config::head_dim_v>;
   using QPanels = Panels<Storage, Config::block_q, Config::head_dim>;
   using DoutPanels = Panels<Storage, Config::block_q, Config::head_dim_v>;
@@ -105,7 +107,8 @@ struct NumberedBarriers {
   static constexpr int threads_of_step = 32 * (BackwardTypes<Config>::math_warps + 1);
   static constexpr int weights_full = step + Config::num_stages;
   static constexpr int weights_empty = weights_full + Config::score_stages;
-  static_assert(weights_empty + Config::score_stages <= 16, "there are 16");
+  static constexpr int scores = weights_empty + Config::score_stages;
+  static_assert(scores + BackwardTypes<Config>::warpgroups <= 16, "there are 16");
 };
 
 // By every warp of math, which has read Q and dO and their numbers. Every lane has, so every lane
@@ -172,6 +175,10 @@ struct BackwardContext {
   __device__ QPlace after(const QPlace& place) const {
     const bool last = place.tile + 1 == blocks.end;
     return {place.head + last, last ? blocks.begin : place.tile + 1};
+  }
+  __device__ QPlace before(const QPlace& place) const {
+    const bool first = place.tile == blocks.begin;
+    return {place.head - first, first ? blocks.end - 1 : place.tile - 1};
   }
   // Row of the workspace where a head's rows begin.
   __device__ long long head_row(int head) const {

@@ -5,36 +5,20 @@
 //   key role     dP^T = V dO^T, dS = P (dP - delta) -> shared memory; dK += dS^T Q
 //
 // Each also computes its columns of dQ = dS K of the step before. P passes from a warp of the one
-// to the warp of the other that has the same keys, lane to lane, rounded to the storage type. It is
-// at most 1 (and what rounding adds to that); float16, which has few numbers near 0, takes it
-// multiplied by 2^14.
+// to the warp of the other that has the same keys, lane to lane, rounded to the storage type.
 #pragma once
 
 #include "backward_math.cuh"
 
 namespace cuflash::fa3 {
 
-// P of 16 keys and a q tile as it passes: two neighbouring queries in a register.
-template <class Config>
-struct PassedWeights {
-  static_assert(sizeof(StagedRows) == 2 * 16 * Config::block_q, "the place of a warp and a stage");
-  uint4 value[4];
-};
-
-__device__ constexpr float passing_factor(__half) { return 0x1p14f; }
-__device__ constexpr float passing_factor(__nv_bfloat16) { return 1; }
-__device__ inline float2 unpack(__half, unsigned both) {
-  return __half22float2(*reinterpret_cast<const __half2*>(&both));
-}
-__device__ inline float2 unpack(__nv_bfloat16, unsigned both) {
-  return __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&both));
-}
-
 // A warp's part of a stage lies where results are staged later: stage 0 in the places of the value
 // role's warps, stage 1 in those of the key role's.
 template <class Config>
 __device__ inline uint4* passed_weights(BackwardStorage<Config>& shared, unsigned stage) {
-  static_assert(4 * Config::score_stages <= BackwardTypes<Config>::math_warps, "there is room");
+  static_assert(4 * Config::score_stages <= BackwardTypes<Config>::math_warps &&
+                    sizeof(StagedRows) == 2 * 16 * Config::block_q,
+                "there is room");
   const int warp = static_cast<int>(threadIdx.x) / 32 % 4;
   return &shared.staging[stage * 4 + warp].chunks[0][0] + ptx::opaque_lane();
 }
@@ -52,62 +36,24 @@ __device__ __forceinline__ void arrive_over_weights(int barrier, unsigned stage)
 
 template <class Config, class Scores>
 __device__ __forceinline__ void pass_weights(uint4* to, const Scores& p) {
-  using Storage = typename Config::Storage;
-  constexpr float factor = passing_factor(Storage{});
-  const auto packed = [&](const float (&pair)[2]) {
-    return pack(Storage{}, pair[0] * factor, pair[1] * factor);
-  };
+  ScoreOperand<Config> weights;
+  round_weights(weights, p, rounding_factor(typename Config::Storage{}));
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const auto& near = p.value[0][2 * i];
-    const auto& far = p.value[0][2 * i + 1];
-    to[32 * i] = make_uint4(packed(near[0]), packed(near[1]), packed(far[0]), packed(far[1]));
+  for (int i = 0; i < Config::block_q / 16; ++i) {
+    const auto& four = weights.value[i];
+    to[32 * i] = make_uint4(four[0], four[1], four[2], four[3]);
   }
 }
 
-// P^T, rounded, as an operand.
-template <class Config, class Scores>
-__device__ __forceinline__ void round_weights(ScoreOperand<Config>& weights, const Scores& p) {
-  using Storage = typename Config::Storage;
+template <class Config>
+__device__ __forceinline__ void take_weights(ScoreOperand<Config>& weights, const uint4* from) {
 #pragma unroll
-  for (int n = 0; n < Scores::column_fragments; ++n) {
-#pragma unroll
-    for (int group = 0; group < 2; ++group) {
-      weights.value[n / 2][n % 2 * 2 + group] =
-          pack(Storage{}, p.value[0][n][group][0], p.value[0][n][group][1]);
-    }
-  }
-}
-
-// dP -> dS^T = P^T * (dP^T - delta), rounded, as an operand.
-template <class Config, class Scores>
-__device__ __forceinline__ void differentiate_passed(ScoreOperand<Config>& gradients,
-                                                     const PassedWeights<Config>& passed,
-                                                     const Scores& dp,
-                                                     const QueryNumbers<Config>& delta,
-                                                     const ScorePlace& place) {
-  using Storage = typename Config::Storage;
-  constexpr float inverse = 1 / passing_factor(Storage{});
-  const LanePosition lane;
-#pragma unroll
-  for (int n = 0; n < Scores::column_fragments; ++n) {
-    const float2 offset = *reinterpret_cast<const float2*>(&delta.value[lane.column + 8 * n]);
-    const uint4& four = passed.value[n / 2];
-    const unsigned both[2] = {n % 2 == 0 ? four.x : four.z, n % 2 == 0 ? four.y : four.w};
-#pragma unroll
-    for (int group = 0; group < 2; ++group) {
-      const float2 p = unpack(Storage{}, both[group]);
-      float ds[2] = {p.x * (inverse * (dp.value[0][n][group][0] - offset.x)),
-                     p.y * (inverse * (dp.value[0][n][group][1] - offset.y))};
-#pragma unroll
-      for (int which = 0; which < 2; ++which) {
-        ds[which] = modify_score_gradient<Config>(
-            ds[which], ScorePosition{place.batch, place.head,
-                                     place.query0 + lane.column + Scores::column(n, which),
-                                     place.key0 + lane.row + Scores::row(0, group)});
-      }
-      gradients.value[n / 2][n % 2 * 2 + group] = pack(Storage{}, ds[0], ds[1]);
-    }
+  for (int i = 0; i < Config::block_q / 16; ++i) {
+    const uint4 four = from[32 * i];
+    weights.value[i][0] = four.x;
+    weights.value[i][1] = four.y;
+    weights.value[i][2] = four.z;
+    weights.value[i][3] = four.w;
   }
 }
 
@@ -123,11 +69,6 @@ struct WideMath {
 
   __device__ explicit WideMath(const Math& math) : math(math), c(math.c) {}
 
-  __device__ ScorePlace score_place(const StepState& state) const {
-    return {c.item.batch, state.place.head, state.place.tile * Config::block_q,
-            math.first_key() + math.warp_row};
-  }
-
   // The end of a step, of either role: dQ of the step before leaves while the gradient of the keys
   // is computed.
   template <class QPart, class Gradient>
@@ -137,11 +78,9 @@ struct WideMath {
     ptx::wgmma_hold(dq.value[0]);
     if (number > 0) {
       arrive_warp<Config>(c.shared.ds_empty[ScoreRing(number - 1).stage]);
-      math.add_q(state, dq, number - 1);
+      math.add_q(state.before, state.dead_before, dq, number - 1);
     }
-    state.before = state.place;
-    state.dead_before = dead_rows;
-    state.place = c.after(state.place);
+    math.advance(state, dead_rows);
     ptx::wgmma_wait<0>();
     ptx::wgmma_hold(gradient.value[0]);
     end_step<Config>(Ring(number).stage);
@@ -159,7 +98,7 @@ struct WideMath {
     ptx::wgmma_wait<0>();
     ptx::wgmma_hold(p.value[0]);
 
-    const ScorePlace place = score_place(state);
+    const ScorePlace place = math.score_place(state);
     const auto& lse = c.shared.lse[stage];
     weigh<Config>(p, lse, place, math.factor);
     const bool dead = has_dead_queries(lse);
@@ -170,7 +109,7 @@ struct WideMath {
     pass_weights<Config>(passed_weights(c.shared, passing), p);
     arrive_over_weights<Config>(Numbered::weights_full, passing);
     ScoreOperand<Config> weights;
-    round_weights(weights, p);
+    round_weights(weights, p, 1);
 
     wait<Config>(c.shared.dout_full[stage], ring.phase);
     unsigned dead_rows = 0;
@@ -195,18 +134,19 @@ struct WideMath {
     ptx::wgmma_wait<0>();
     ptx::wgmma_hold(dp.value[0]);
 
-    const ScorePlace place = score_place(state);
+    const ScorePlace place = math.score_place(state);
     if (dead || math.is_edge(state.place)) hide<Config>(lse, c.seq, place, dp);
     unsigned dead_rows = 0;
     if (dead) dead_rows = math.clear_dead(lse, c.shared.q[stage]);
     meet_over_weights<Config>(Numbered::weights_full, score_ring.stage);
-    PassedWeights<Config> passed;
-    const uint4* const from = passed_weights(c.shared, score_ring.stage);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) passed.value[i] = from[32 * i];
+    ScoreOperand<Config> weights;
+    take_weights(weights, passed_weights(c.shared, score_ring.stage));
     arrive_over_weights<Config>(Numbered::weights_empty, score_ring.stage);
     ScoreOperand<Config> gradients;
-    differentiate_passed(gradients, passed, dp, c.shared.delta[stage], place);
+#pragma unroll
+    for (int i = 0; i < Config::block_q / 16; ++i) {
+      differentiate_rounded(gradients.value[i], i, weights, dp, c.shared.delta[stage], place);
+    }
     wait_empty<Config>(c.shared.ds_empty[score_ring.stage], score_ring.phase);
     store_gradients<Config>(gradients, c.shared.ds[0], score_ring.stage, 0);
 
@@ -226,7 +166,7 @@ struct WideMath {
     math.issue_q(dq, steps - 1, true);
     ptx::wgmma_wait<0>();
     ptx::wgmma_hold(dq.value[0]);
-    math.add_q(state, dq, steps - 1);
+    math.add_q(state.before, state.dead_before, dq, steps - 1);
     math.end_sums();
   }
 };

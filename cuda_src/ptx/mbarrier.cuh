@@ -40,8 +40,9 @@ __device__ inline void mbarrier_wait(unsigned barrier, unsigned parity) {
       : "memory");
 }
 
-// The same, for builds that test: what never comes is an error in place of a hang, after some ten
-// seconds. PTX ISA "Special registers: %clock_hi", which counts 2^32 clocks, and "trap".
+// The same, for builds that test: what never comes is an error in place of a hang, as in
+// deadline.cuh, in one text: a loop around a test of its own makes ptxas serialise the products
+// beside it.
 __device__ inline void mbarrier_wait_or_trap(unsigned barrier, unsigned parity) {
   asm volatile(
       "{\n"

@@ -12,6 +12,13 @@ __device__ inline int opaque_lane() {
   return lane & 31;
 }
 
+// The same of the warp's number in its block.
+__device__ inline int opaque_warp() {
+  int thread = threadIdx.x;
+  asm volatile("" : "+r"(thread));
+  return thread / 32;
+}
+
 // A value that is computed here, once, and not taken apart again where it is used.
 __device__ inline unsigned opaque(unsigned x) {
   asm volatile("" : "+r"(x));

@@ -12,6 +12,7 @@
 #include "wgmma/n160.cuh"
 #include "wgmma/n192.cuh"
 #include "wgmma/n256.cuh"
+#include "wgmma/n48.cuh"
 #include "wgmma/n64.cuh"
 #include "wgmma/n80.cuh"
 #include "wgmma/n96.cuh"
@@ -40,6 +41,15 @@ __device__ inline void wgmma_hold(float (&d)[fragments][2][2]) {
     asm volatile(""
                  : "+f"(d[i][0][0]), "+f"(d[i][0][1]), "+f"(d[i][1][0]),
                    "+f"(d[i][1][1])::"memory");
+  }
+}
+
+// The same of operands in registers: they are made here, and what they are made of is free.
+template <int fragments>
+__device__ inline void wgmma_hold(unsigned (&a)[fragments][4]) {
+#pragma unroll
+  for (int i = 0; i < fragments; ++i) {
+    asm volatile("" : "+r"(a[i][0]), "+r"(a[i][1]), "+r"(a[i][2]), "+r"(a[i][3])::"memory");
   }
 }
 

@@ -129,18 +129,19 @@ __device__ inline void statistics(const StatisticsParams& params) {
   }
   // Several rows of a thread at once: what they read together hides the way to memory.
   constexpr int rows_at_once = 32 * Config::warps / lanes;
-  constexpr int batch = 4 * rows_at_once <= Config::rows ? 4 : 1;
-  static_assert(Config::rows % (batch * rows_at_once) == 0, "whole batches");
+  constexpr int together = 4 * rows_at_once <= Config::rows ? 4 : 1;
+  static_assert(Config::rows % (together * rows_at_once) == 0, "whole rounds");
   const int lane = static_cast<int>(threadIdx.x) % lanes;
 #pragma unroll 1
-  for (int i = static_cast<int>(threadIdx.x) / lanes; i < Config::rows; i += batch * rows_at_once) {
-    Row<Config> rows[batch];
+  for (int i = static_cast<int>(threadIdx.x) / lanes; i < Config::rows;
+       i += together * rows_at_once) {
+    Row<Config> rows[together];
 #pragma unroll
-    for (int j = 0; j < batch; ++j) {
+    for (int j = 0; j < together; ++j) {
       rows[j].load(params, seq, head, begin + i + j * rows_at_once, lane);
     }
 #pragma unroll
-    for (int j = 0; j < batch; ++j) {
+    for (int j = 0; j < together; ++j) {
       rows[j].template finish<lanes>(params, first_row + i + j * rows_at_once, lane);
     }
   }

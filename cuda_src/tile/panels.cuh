@@ -13,17 +13,32 @@ namespace cuflash {
 
 constexpr int kPanelColumns = 64;
 
-// [rows, columns] of a 16-bit type. The columns of the last panel beyond `columns` are zeros that
-// no product reads.
-template <class T_, int rows_, int columns_>
+// [rows, columns] of a 16-bit type, the columns in equal parts that each begin a panel, for
+// products that read one part as if it were all. What the last panel of a part has beyond it
+// (columns of the next part, zeros beyond the last) no product reads.
+template <class T_, int rows_, int columns_, int parts = 1>
 struct Panels {
   using T = T_;
   static constexpr int rows = rows_;
   static constexpr int columns = columns_;
-  static constexpr int count = (columns + kPanelColumns - 1) / kPanelColumns;
+  static constexpr int part_columns = columns / parts;
+  static constexpr int part_panels = (part_columns + kPanelColumns - 1) / kPanelColumns;
+  static constexpr int count = parts * part_panels;
   static constexpr int panel_bytes = rows * 128;
   static constexpr int bytes = count * panel_bytes;
-  static_assert(sizeof(T) == 2 && rows % 8 == 0 && columns % 16 == 0, "whole swizzle patterns");
+  static_assert(sizeof(T) == 2 && rows % 8 == 0 && columns % parts == 0 && part_columns % 16 == 0,
+                "whole swizzle patterns");
+
+  // Of the tensor, where a panel begins.
+  __device__ static constexpr int first_column(int panel) {
+    return panel / part_panels * part_columns + panel % part_panels * kPanelColumns;
+  }
+  // Where a column begins in the first row, which is also where all rows exchange no chunks.
+  __device__ static constexpr int byte_of(int column) {
+    const int within = column % part_columns;
+    return (column / part_columns * part_panels + within / kPanelColumns) * panel_bytes +
+           within % kPanelColumns * 2;
+  }
 
   alignas(1024) T data[bytes / 2];
 };
@@ -35,7 +50,7 @@ __device__ inline void load_panels(Matrix& matrix, const void* map, unsigned bar
   const unsigned to = ptx::shared_address(matrix.data);
 #pragma unroll
   for (int i = 0; i < Matrix::count; ++i) {
-    ptx::tensor_load(to + i * Matrix::panel_bytes, map, barrier, i * kPanelColumns, row, head,
+    ptx::tensor_load(to + i * Matrix::panel_bytes, map, barrier, Matrix::first_column(i), row, head,
                      batch, policy);
   }
 }
@@ -53,11 +68,12 @@ struct DepthInColumns {
       : base(kSwizzle128 | kEightRows | 1ull << 16 |
              (ptx::shared_address(matrix.data) & 0x3ffff) / 16) {}
   __device__ __forceinline__ unsigned long long at(int depth) const {
-    return base + (depth / kPanelColumns * Matrix::panel_bytes + depth % kPanelColumns * 2) / 16;
+    return base + Matrix::byte_of(depth) / 16;
   }
 };
 
-// A matrix as an operand whose depth runs along its rows: read transposed, across all panels.
+// A matrix as an operand whose depth runs along its rows: read transposed, across the panels of a
+// part.
 template <class Matrix>
 struct DepthInRows {
   unsigned long long base;

@@ -29,7 +29,7 @@ using Barrier = unsigned long long;
 
 // With Config::jitter every operation on a barrier comes a little late, a different time for
 // every warp and moment: an order that the barriers do not enforce does not survive that. And a
-// wait for what never comes ends with an error.
+// wait at one of these barriers for what never comes ends with an error.
 template <class Config>
 __device__ inline void jitter() {
   if constexpr (Config::jitter) ptx::nanosleep_at_random();

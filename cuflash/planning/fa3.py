@@ -11,7 +11,7 @@ from .kernel import KernelLaunch, kernel_config, lay_out
 from .problem import DTYPES, AttentionProblem
 from .row_order import RowOrder
 from .row_steps import RowSteps, launchable
-from .sections import even_section, section_of
+from .sections import even_section, section_of, taking_turns
 from .tiles import fa3, steps
 from .tiles.common import ceil_div
 
@@ -148,10 +148,7 @@ def _backward(
         config, architecture="sm_90a", head_dim=tile.head_dim, head_dim_v=tile.head_dim_v
     )
     tiles = ceil_div(problem.seqlen_kv, tile.block_kv)
-    section = 1
-    if problem.mask == "causal":
-        per_sm = tile.footprint.blocks_per_sm
-        section = section_of(problem, limits, tiles, per_sm, _MOST_HEADS_OF_SECTION)
+    section = _backward_section(problem, limits, tile, tiles)
     boxes = (
         ("q", tile.block_q),
         ("k", tile.block_kv),
@@ -170,6 +167,18 @@ def _backward(
     launches = (rows.before, main) if tile.shares else rows.around(main)
     workspace = tuple(lay_out(rows.sizes))
     return Plan(problem, "cuda", "fa3", tile, reason, rejected, launches, workspace)
+
+
+def _backward_section(
+    problem: AttentionProblem, limits: DeviceLimits, tile: fa3.Fa3BackwardTile, tiles: int
+) -> int:
+    """Heads of keys whose kv tiles come together."""
+    per_sm = tile.footprint.blocks_per_sm
+    if tile.ordered:
+        return taking_turns(problem.batch * problem.heads_kv, tiles, limits.num_sms * per_sm)
+    if problem.mask == "causal":
+        return section_of(problem, limits, tiles, per_sm, _MOST_HEADS_OF_SECTION)
+    return 1  # all tiles are equal, and heads may come singly
 
 
 def _counters(tile: fa3.Fa3BackwardTile) -> int:

@@ -6,7 +6,10 @@ from .device import DeviceLimits
 from .problem import DTYPES, AttentionProblem
 from .tiles.common import ceil_div
 
-__all__ = ["even_section", "section_of"]
+__all__ = ["even_section", "section_of", "taking_turns"]
+
+#: Of ordered sums: with more, what is summed leaves L2 before it is complete.
+_MOST_TAKING_TURNS = 16
 
 
 def section_of(
@@ -54,3 +57,15 @@ def even_section(problem: AttentionProblem, limits: DeviceLimits) -> int:
     even = ceil_div(heads, ceil_div(heads, held))
     enough = (s for s in range(even, even // 2, -1) if 2 * (heads % s or s) >= s)
     return next(enough, even)
+
+
+def taking_turns(heads: int, tiles: int, blocks: int) -> int:
+    """Heads that come together where the tiles of a head add to dQ one after the other.
+
+    As many as have two tiles for each of the ``blocks`` that run at once, and
+    equal sections of them. Of a single head the tiles that begin together wait
+    for one another; of several each begins with the first tiles of all, and
+    the later ones come when those are under way. bench/NOTES.md has the figures.
+    """
+    most = max(1, min(_MOST_TAKING_TURNS, heads, 2 * blocks // max(1, tiles)))
+    return ceil_div(heads, ceil_div(heads, most)) if heads else 1

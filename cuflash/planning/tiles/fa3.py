@@ -108,6 +108,8 @@ class Fa3BackwardTile:
     ordered: bool = False  # the sums of dQ, by turns
     #: Blocks of tiles for each block that rounds sums of dQ; 0: a kernel does.
     shares: int = 0
+    #: That are cleared by one copy.
+    zero_bytes: int = 4096
 
     #: Those that do arithmetic.
     warpgroups = 2
@@ -117,22 +119,23 @@ class Fa3BackwardTile:
     @property
     def footprint(self) -> Footprint:
         """Shared memory exactly as the kernel lays it out; the registers of the math role."""
-        shared = 0
-        for columns in (self.head_dim, self.head_dim_v):  # of K and Q, of V and dO
-            shared += _panels(self.block_kv, columns)
+        parts = self._k_parts
+        shared = parts * _panels(self.block_kv, self.head_dim // parts)
+        shared += _panels(self.block_kv, self.head_dim_v)
+        for columns in (self.head_dim, self.head_dim_v):
             shared += self.num_stages * _panels(self.block_q, columns)
         shared += self.score_stages * _panels(self.block_q, self.block_kv)
         shared += 4 * self.warpgroups * _panels(16, _PANEL)  # of dK and dV, a panel for each warp
         shared += 2 * self.num_stages * 4 * self.block_q  # lse and delta
         barriers = 2 + 2 * self.num_stages + 2 * self.score_stages + 7
-        shared = ceil_div(shared + 8 * barriers, 128) * 128 + self._zero_bytes
+        shared = ceil_div(shared + 8 * barriers, 128) * 128 + self.zero_bytes
         threads = WARPGROUP * (self.warpgroups + 1)
         return Footprint(ceil_div(shared, 1024) * 1024, 65536 // threads // 8 * 8, threads)
 
     @property
-    def _zero_bytes(self) -> int:
-        """That are cleared by one copy."""
-        return 4096 if self.block_kv > ROWS else 512  # at head_dim 256 no more than 1024 fit
+    def _k_parts(self) -> int:
+        """Of its columns, each a warpgroup's: where dQ is not parted by rows, nor keys shared."""
+        return self.warpgroups if self.block_q == ROWS < self.block_kv else 1
 
     def constants(self) -> dict[str, int]:
         """What the device code reads from ``Config``."""
@@ -142,7 +145,7 @@ class Fa3BackwardTile:
             "num_stages": self.num_stages,
             "score_stages": self.score_stages,
             "shares": self.shares,
-            "zero_bytes": self._zero_bytes,
+            "zero_bytes": self.zero_bytes,
             "fragment_rows": ARITHMETIC.fragment_rows,
             "ordered": int(self.ordered),
             "load_registers": _BACKWARD_REGISTERS.load,
@@ -189,7 +192,7 @@ def _forward(problem: AttentionProblem, every: bool) -> Iterator[Fa3ForwardTile]
 
 def _backward(problem: AttentionProblem) -> Iterator[Fa3BackwardTile]:
     widest = max(problem.head_dim, problem.head_dim_v)
-    narrow = max(row.widest for row in BACKWARD if row.block_kv > ROWS)
+    narrow = max(row.widest_v for row in BACKWARD if row.block_kv > ROWS)
     for row in BACKWARD:
         if row.block_kv == ROWS and widest <= narrow:
             continue  # keys are shared where they have to be
@@ -202,4 +205,5 @@ def _backward(problem: AttentionProblem) -> Iterator[Fa3BackwardTile]:
                 row.widest_v,
                 problem.deterministic,
                 row.shares,
+                row.zero_bytes,
             )

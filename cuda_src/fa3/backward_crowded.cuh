@@ -1,0 +1,181 @@
+// FlashAttention-3 backward, a step of the math role where dK and dV of 64 keys leave a warpgroup
+// no room for two tiles of scores: K of more than 128 columns with V of at most 128.
+//
+// One tile of scores comes after the other. P is kept rounded, as the operand of dV that it
+// becomes, and dS in shared memory alone, from where dK reads it too. dQ of the step before takes
+// the registers of P, once dV has read them. What one warpgroup cannot run side by side runs beside
+// the other one's.
+#pragma once
+
+#include "backward_math.cuh"
+
+namespace cuflash::fa3 {
+
+template <class Config, class Types = BackwardTypes<Config>>
+struct CrowdedMath {
+  using Storage = typename Config::Storage;
+  using Scores = typename Types::Scores;
+  using Ring = RingPlace<Config::num_stages>;
+  using ScoreRing = RingPlace<Config::score_stages>;
+  static constexpr float factor = rounding_factor(Storage{});
+  const BackwardMath<Config>& math;
+  const BackwardContext<Config>& c;
+
+  __device__ explicit CrowdedMath(const BackwardMath<Config>& math) : math(math), c(math.c) {}
+
+  // dQ of the step before -> the sums. That it has dead queries is all that is kept of it: which of
+  // the lane's rows they are is read again.
+  __device__ __forceinline__ void add_q(const StepState& state, typename Types::QGradient& dq,
+                                        int number) const {
+    const QPlace before = c.before(state.place);
+    unsigned dead_rows = 0;
+    if (state.dead_before) {
+      const LanePosition lane;
+      const auto* lse = static_cast<const float*>(c.params.row_lse) + c.head_row(before.head) +
+                        before.tile * Config::block_q + math.warp_row() + lane.row;
+      dead_rows = (lse[0] == infinity<float>() ? 1u : 0u) | (lse[8] == infinity<float>() ? 2u : 0u);
+    }
+    math.add_q(before, dead_rows, dq, number);
+  }
+
+  // By a whole warpgroup: the turn to make scores, which the other one passes on before it makes
+  // gradients.
+  __device__ __forceinline__ void await_turn() const {
+    jitter<Config>();
+    ptx::named_barrier(NumberedBarriers<Config>::scores + math.warpgroup, 2 * kWarpgroup);
+  }
+  __device__ __forceinline__ void pass_turn() const {
+    jitter<Config>();
+    ptx::named_barrier_arrive(NumberedBarriers<Config>::scores + 1 - math.warpgroup,
+                              2 * kWarpgroup);
+  }
+
+  // P of a step, rounded, zeros where it is hidden.
+  __device__ __forceinline__ void score(ScoreOperand<Config>& weights, const StepState& state,
+                                        const Ring& ring, bool edge, bool& dead) const {
+    const ScorePlace place = math.score_place(state);
+    const auto& lse = c.shared.lse[ring.stage];
+    Scores p;
+    wait<Config>(c.shared.q_full[ring.stage], ring.phase);
+    math.template issue_scores<Config::head_dim>(p, c.shared.k, c.shared.q[0], ring.stage);
+    ptx::wgmma_wait<0>();
+    ptx::wgmma_hold(p.value[0]);
+    weigh<Config, rounding_exponent(Storage{})>(p, lse, place, math.factor);
+    dead = has_dead_queries(lse);
+    if (dead || edge) hide<Config>(lse, c.seq, place, p);
+    round_weights(weights, p, 1);
+    ptx::wgmma_hold(weights.value);
+  }
+
+  // dS of a step -> shared memory.
+  __device__ __forceinline__ void differentiate(const ScoreOperand<Config>& weights,
+                                                const StepState& state, const Ring& ring,
+                                                unsigned score_stage, bool edge, bool dead) const {
+    // Found anew: the compiler would keep what is hidden in P for dP.
+    const ScorePlace place = math.score_place(state);
+    Scores dp;
+    wait<Config>(c.shared.dout_full[ring.stage], ring.phase);
+    math.template issue_scores<Config::head_dim_v>(dp, c.shared.v, c.shared.dout[0], ring.stage);
+    ptx::wgmma_wait<0>();
+    ptx::wgmma_hold(dp.value[0]);
+    if (dead) {
+      hide<Config>(c.shared.lse[ring.stage], c.seq, place, dp);
+    } else if (edge) {
+      hide_masked<Config>(c.seq, place, dp);
+    }
+    const GradientsPlace<typename Types::ScorePanels> to(c.shared.ds[0], score_stage, math.part);
+#pragma unroll
+    for (int i = 0; i < Config::block_q / 16; ++i) {
+      unsigned gradients[4];
+      differentiate_rounded(gradients, i, weights, dp, c.shared.delta[ring.stage], place);
+      to.store(i, gradients);
+    }
+  }
+
+  // dK += dS^T Q from the warpgroup's own dS in shared memory, as one group of products.
+  __device__ __forceinline__ void issue_k(typename Types::KGradient& dk, unsigned score_stage,
+                                          unsigned stage) const {
+    using Panels = typename Types::ScorePanels;
+    const DepthInRows<Panels> a(c.shared.ds[0]);
+    const DepthInRows<typename Types::QPanels> b(c.shared.q[0]);
+    const unsigned a_step =
+        score_stage * (sizeof(Panels) / 16) + math.part * (Panels::panel_bytes / 16);
+    const unsigned b_step = stage * (sizeof(typename Types::QPanels) / 16);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int query = 0; query < Config::block_q; query += 16) {
+      ptx::wgmma<true, true>(Storage{}, dk.value[0], a.at(query) + a_step, b.at(query) + b_step,
+                             true);
+    }
+    ptx::wgmma_commit();
+  }
+
+  __device__ __forceinline__ void step(StepState& state, typename Types::KGradient& dk,
+                                       typename Types::VGradient& dv, int number) const {
+    const Ring ring(number);
+    const ScoreRing score_ring(number);
+    const unsigned stage = ring.stage;
+    const bool edge = math.is_edge(state.place);
+    ScoreOperand<Config> weights;
+    bool dead;
+    await_turn();
+    score(weights, state, ring, edge, dead);
+    if (math.warpgroup == 0 || number + 1 < c.steps()) pass_turn();
+    wait_empty<Config>(c.shared.ds_empty[score_ring.stage], score_ring.phase);
+    differentiate(weights, state, ring, score_ring.stage, edge, dead);
+    if (dead) math.clear_dead(c.shared.lse[stage], c.shared.q[stage], c.shared.dout[stage]);
+
+    math.issue_kv(dv, weights, c.shared.dout[0], stage);
+    ptx::fence_async_shared();
+    // All of the warpgroup's dS is there, for its own dK and for dQ.
+    jitter<Config>();
+    ptx::named_barrier(static_cast<int>(threadIdx.x) / kWarpgroup, kWarpgroup);
+    arrive_warp<Config>(c.shared.ds_full[score_ring.stage]);
+    issue_k(dk, score_ring.stage, stage);
+    ptx::wgmma_wait<1>();
+    ptx::wgmma_hold(dv.value[0]);
+
+    typename Types::QGradient dq;
+    math.issue_q(dq, number - 1, number > 0);
+    ptx::wgmma_wait<0>();
+    ptx::wgmma_hold(dk.value[0]);
+    ptx::wgmma_hold(dq.value[0]);
+    end_step<Config>(stage);
+    if (number > 0) {
+      arrive_warp<Config>(c.shared.ds_empty[ScoreRing(number - 1).stage]);
+      add_q(state, dq, number - 1);
+    }
+    math.advance(state, dead);
+  }
+};
+
+template <class Config>
+__device__ inline void crowded_role(const BackwardContext<Config>& c, int warpgroup) {
+  using Types = BackwardTypes<Config>;
+  const BackwardMath<Config> math(c, warpgroup);
+  const CrowdedMath<Config> crowded(math);
+  typename Types::KGradient dk;
+  typename Types::VGradient dv;
+  dk.fill(0);
+  dv.fill(0);
+  StepState state(c.first());
+  const int steps = c.steps();
+  wait<Config>(c.shared.k_full, 0);
+  wait<Config>(c.shared.v_full, 0);
+  if (warpgroup == 1) crowded.pass_turn();
+  int step = 0;
+#pragma unroll 1
+  do {
+    crowded.step(state, dk, dv, step);
+  } while (++step < steps);
+  typename Types::QGradient dq;
+  math.issue_q(dq, steps - 1, true);
+  ptx::wgmma_wait<0>();
+  ptx::wgmma_hold(dq.value[0]);
+  crowded.add_q(state, dq, steps - 1);
+  math.end_sums();
+  math.store(dv, c.params.dv, c.params.shape.head_dim_v, 1 / crowded.factor);
+  math.store(dk, c.params.dk, c.params.shape.head_dim, static_cast<float>(c.params.scale));
+}
+
+}  // namespace cuflash::fa3
