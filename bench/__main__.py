@@ -81,7 +81,7 @@ def _report(write: bool) -> int:
         f"README: the block {name!r} differs from the results"
         for name in report.check(report.README.read_text())
     ]
-    wrong += [f"bench/charts/{name} is not drawn" for name in report.missing_charts()]
+    wrong += report.wrong_charts()
     for line in (*report.outdated(), *wrong):
         print(line)
     return 1 if wrong else 0

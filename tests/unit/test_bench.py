@@ -50,7 +50,7 @@ def test_the_readme_shows_the_stored_results() -> None:
     text = report.README.read_text()
     assert {"fa1", "cpu"} <= set(report.names(text))
     assert report.check(text) == []
-    assert report.missing_charts() == []
+    assert report.wrong_charts() == []
 
 
 @pytest.mark.parametrize("name", ["fa1", "cpu"])
