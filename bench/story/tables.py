@@ -102,7 +102,7 @@ def _speed(rows: Sequence[Row]) -> str:
 
 def _skips(rows: Sequence[Row]) -> str:
     lines = [
-        f"{r['label']}, {r.get('op') or r.get('pass')}, seqlen {r['seqlen']}: {r['skipped']}"
+        f"{r['label']}, {r.get('op') or r.get('pass') or 'forward'}, seqlen {r['seqlen']}: {r['skipped']}"
         for r in rows
     ]
     return "Not measured: " + "; ".join(dict.fromkeys(lines)) + ".\n"
@@ -161,7 +161,7 @@ def _io(rows: Sequence[Row]) -> str:
         )
     parts.append(table(_IO_HEADER, [_io_line(row) for row in counted]))
     skipped = [row for row in rows if row["skipped"]]
-    parts += [_skips([{**row, "op": "forward"} for row in skipped])] if skipped else []
+    parts += [_skips(skipped)] if skipped else []
     return "\n".join(parts)
 
 

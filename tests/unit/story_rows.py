@@ -79,11 +79,12 @@ def share_rows() -> Iterator[dict[str, Any]]:
     gpu = SimpleNamespace(
         num_sms=132, matrix_rate=lambda: {"label": "cuBLAS", "ms": 1.0, "tflops": 700.0}
     )
-    for row in share.measure(
-        gpu,
-        lambda case: None,  # type: ignore[arg-type, return-value]
-        lambda name, call: 1.0,
-        fake_read,
-        lambda job, inputs: (lambda: None, facts_of(plan_of(job, H200))),
-    ):
+
+    def make(case: Any) -> Any:
+        return None
+
+    def prepare(job: Job, inputs: Any) -> Any:
+        return lambda: None, facts_of(plan_of(job, H200))
+
+    for row in share.measure(gpu, make, lambda name, call: 1.0, fake_read, prepare):
         yield {**RUN, "num_sms": 132, "datasheet_tflops": 989.4, **row}
