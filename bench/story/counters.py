@@ -127,7 +127,8 @@ def read(jobs: Sequence[Job], metrics: Sequence[str]) -> list[tuple[dict[str, An
     with tempfile.TemporaryDirectory() as folder:
         asked, log = Path(folder) / "jobs.json", Path(folder) / "ncu.csv"
         asked.write_text(json.dumps([job.as_json() for job in jobs]))
-        options = ["--profile-from-start", "off", "--clock-control", "none", "--csv"]
+        options = ["--target-processes", "all", "--profile-from-start", "off"]
+        options += ["--clock-control", "none", "--csv"]
         options += ["--page", "raw", "--print-units", "base", "--log-file", str(log)]
         options += ["--metrics", ",".join(wanted)]
         probe = [sys.executable, "-m", "bench.story.probe", str(asked)]

@@ -41,6 +41,7 @@ def _run(job: Job, mark: Any, cupy: Any) -> dict[str, Any]:
         said |= facts
     except Exception as error:  # of memory, of the library, of a compiler
         said["skipped"] = _reason(error)
+    cupy.get_default_memory_pool().free_all_blocks()  # ncu saves what is allocated
     cupy.cuda.Device().synchronize()
     cupy.cuda.runtime.profilerStart()
     mark((1,), (1,), ())

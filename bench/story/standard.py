@@ -53,9 +53,8 @@ def backward(
 
 
 def needed_bytes(case: Case) -> int:
-    """Of whole matrices: P, in the backward pass dS beside it, and the mask's."""
-    squares = case.batch * case.heads_q * (2 if case.op == "backward" else 1)
-    # Beside a matrix product a transposed or a widened copy of a square may be made.
+    """Of squares: P, and in the backward pass dS and a transposed copy; and the mask's."""
+    squares = case.batch * case.heads_q * (3 if case.op == "backward" else 1)
     return case.seqlen_q * case.seqlen_kv * 2 * (squares + (3 if case.causal else 0))
 
 

@@ -101,9 +101,10 @@ def _speed(rows: Sequence[Row]) -> str:
 
 
 def _skips(rows: Sequence[Row]) -> str:
+    passes = [row.get("op") or row.get("pass") or "forward" for row in rows]
     lines = [
-        f"{r['label']}, {r.get('op') or r.get('pass') or 'forward'}, seqlen {r['seqlen']}: {r['skipped']}"
-        for r in rows
+        f"{row['label']}, {done}, seqlen {row['seqlen']}: {row['skipped']}"
+        for row, done in zip(rows, passes, strict=True)
     ]
     return "Not measured: " + "; ".join(dict.fromkeys(lines)) + ".\n"
 

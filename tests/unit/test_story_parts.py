@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -44,6 +45,12 @@ def test_attention_by_hand_is_right(op: str, causal: bool) -> None:
     result = standard.prepare(case, _make(case))()
     worst = Truth(case, _make(case)).worst_ratio(result if op == "backward" else (result,))
     assert 0 < worst < 5
+
+
+def test_attention_by_hand_bears_large_scores() -> None:
+    case = Case("forward", "float16", 1, 1, 1, 16, 16, 70, 70, False, "fa1")
+    inputs = replace(_make(case), q=_make(case).q * np.float16(16))
+    assert Truth(case, inputs).worst_ratio((standard.prepare(case, inputs)(),)) < 100
 
 
 def test_a_panel_of_the_speeds(small: None) -> None:
