@@ -67,12 +67,16 @@ def peak_memory(call: Callable[[], Any]) -> tuple[Any, int]:
         name = "Watch"
         held = most = 0
 
-        def malloc_postprocess(self, **of: Any) -> None:
-            self.held += of["mem_size"]
+        def malloc_postprocess(
+            self, device_id: int, size: int, mem_size: int, mem_ptr: int, pmem_id: int
+        ) -> None:
+            self.held += mem_size
             self.most = max(self.most, self.held)
 
-        def free_postprocess(self, **of: Any) -> None:
-            self.held -= of["mem_size"]
+        def free_postprocess(
+            self, device_id: int, mem_size: int, mem_ptr: int, pmem_id: int
+        ) -> None:
+            self.held -= mem_size
 
     pool.free_all_blocks()
     watch = Watch()

@@ -160,6 +160,13 @@ def _io(rows: Sequence[Row]) -> str:
             f"FlashAttention-1 moves {min(ratios):.2f} to {max(ratios):.2f} times what its loops "
             f"count, over {len(ratios)} tiles.\n"
         )
+    tiled = [row for row in counted if row["label"] in OURS[1:]]
+    if tiled:
+        once = [row["dram_read"] / row["once_read"] for row in tiled]
+        parts.append(
+            f"FlashAttention-2 and 3 read {min(once):.2f} to {max(once):.2f} times what reading Q, "
+            "K and V once takes.\n"
+        )
     parts.append(table(_IO_HEADER, [_io_line(row) for row in counted]))
     skipped = [row for row in rows if row["skipped"]]
     parts += [_skips(skipped)] if skipped else []
@@ -168,7 +175,8 @@ def _io(rows: Sequence[Row]) -> str:
 
 _IO_HEADER = (
     *("", "head_dim", "seqlen", "heads", "tile", "shared memory"),
-    *("read", "counted", "written", "counted", "by the paper, both", "moved to counted"),
+    *("read", "counted", "written", "counted", "by the paper, both"),
+    *("each array once, both", "moved to counted"),
     *("through L2", "L2 hits", "ms"),
 )
 
@@ -203,6 +211,7 @@ def _io_line(row: Row) -> list[str]:
         gigabytes(row["dram_write"]),
         gigabytes(row["count_write"]),
         gigabytes(row["paper_read"] + row["paper_write"]),
+        gigabytes(row["once_read"] + row["once_write"]),
         f"{_ratio(row):.2f}",
         gigabytes(through),
         f"{row['l2_hit_percent']:.0f} %",

@@ -114,6 +114,8 @@ def row_of(job: Job, said: dict[str, Any], kernels: Sequence[Kernel]) -> dict[st
             row |= {f"{name}_read": traffic.reads, f"{name}_write": traffic.writes}
     if row["skipped"] is None:
         row |= _measured(kernels)
+        if row["dram_read"] is None or row["dram_write"] is None:
+            row["skipped"] = "the device has no counters of device memory's bytes"
     return row
 
 

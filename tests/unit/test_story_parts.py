@@ -16,7 +16,7 @@ from bench import __main__ as commands
 from bench.cases import Case
 from bench.inputs import make_inputs
 from bench.peers import PEERS
-from bench.story import jobs, memory, share, speed, standard, traffic
+from bench.story import device, jobs, memory, share, speed, standard, traffic
 from bench.story import run as story
 from bench.story.counters import Kernel, NoCountersError
 from bench.story.jobs import Job
@@ -84,10 +84,10 @@ _OURS = tuple(f"cuflash {name}" for name in speed.GENERATIONS)
 
 
 def test_whole_matrices_that_do_not_fit_are_skipped(small: None) -> None:
-    device = SimpleNamespace(num_sms=1, free_bytes=lambda: 10)
+    full = SimpleNamespace(num_sms=1, free_bytes=lambda: 10)
     panel = (64, False, "backward")
     rows = list(
-        speed.measure_panel(panel, [], device, _make, lambda line: None, lambda name, call: 1.0)
+        speed.measure_panel(panel, [], full, _make, lambda line: None, lambda name, call: 1.0)
     )
     assert [r["label"] for r in rows if r["skipped"]] == 2 * [speed.STANDARD, "cuflash fa3"]
     assert "whole matrices of 0 GB, 0 are free" in rows[0]["skipped"]
@@ -130,6 +130,40 @@ def test_extra_memory_is_less_the_results(monkeypatch: pytest.MonkeyPatch) -> No
     assert [r["skipped"] is None for r in rows[:2]] == [True, False]
 
 
+def test_the_most_memory_of_a_call_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    hooks: list[Any] = []
+
+    class MemoryHook:
+        def __enter__(self) -> None:
+            hooks.append(self)
+
+        def __exit__(self, *of: Any) -> None:
+            hooks.clear()
+
+    def take(size: int) -> None:
+        hooks[0].malloc_postprocess(device_id=0, size=1, mem_size=size, mem_ptr=1, pmem_id=2)
+
+    def free(size: int) -> None:
+        hooks[0].free_postprocess(device_id=0, mem_size=size, mem_ptr=1, pmem_id=2)
+
+    def call() -> str:
+        take(512)
+        take(1024)
+        free(1024)
+        take(100)
+        return "result"
+
+    pool = SimpleNamespace(free_all_blocks=lambda: None)
+    cuda = SimpleNamespace(
+        MemoryHook=MemoryHook, Device=lambda: SimpleNamespace(synchronize=lambda: None)
+    )
+    cupy = SimpleNamespace(get_default_memory_pool=lambda: pool, cuda=cuda)
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    assert device.peak_memory(call) == ("result", 1536)
+    assert device.datasheet("NVIDIA A100-SXM4-80GB") == 312.0
+    assert device.datasheet("NVIDIA Abacus") is None
+
+
 def test_a_job_goes_through_json_and_is_planned_in_its_budget() -> None:
     every = story.jobs_of(list(story.PARTS), 132)
     assert [Job.of_json(json.loads(json.dumps(job.as_json()))) for job in every] == every
@@ -166,6 +200,9 @@ def test_counters_of_several_kernels_are_added() -> None:
     ]
     kernels[1].values["lts__t_sector_hit_rate.pct"] = 40.0
     row = traffic.row_of(job, {"skipped": None}, kernels)
+    assert row["skipped"] == "the device has no counters of device memory's bytes"
+    kernels[0].values["dram__bytes_write.sum"] = 2.0
+    assert traffic.row_of(job, {"skipped": None}, kernels)["skipped"] is None
     assert (row["dram_read"], row["dram_write"], row["ms"]) == (15, None, 4.0)
     assert (row["l2_hit_percent"], row["l2_read"], row["kernels"]) == (30.0, None, 2)
     assert traffic.row_of(job, {}, [])["skipped"] == "no kernel was counted"
