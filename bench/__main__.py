@@ -1,4 +1,4 @@
-"""``python -m bench run | host | report | tune``."""
+"""``python -m bench run | host | story | report | tune``."""
 
 from __future__ import annotations
 
@@ -35,6 +35,10 @@ def _do(arguments: argparse.Namespace) -> int:
         from .tune import tune
 
         tune(arguments.cases, arguments.op, arguments.dtype)
+    elif arguments.command == "story":
+        from .story.run import run as run_story
+
+        run_story(arguments.parts, arguments.output, arguments.peers)
     else:
         return _report(arguments.write)
     return 0
@@ -51,6 +55,10 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--runs", type=int, default=1, help="how many, one after the other")
     host = commands.add_parser("host", help="time the tiled NumPy backend on this CPU")
     host.add_argument("--output", type=Path)
+    story = commands.add_parser("story", help="measure the papers' claims on the GPU")
+    story.add_argument("--parts", default="memory,share,io,speed", help="comma-separated")
+    story.add_argument("--peers", help="peers of the part speed; by default the best ones")
+    story.add_argument("--output", type=Path, help="results file; by default by the GPU's name")
     report = commands.add_parser("report", help="check the README against the results")
     report.add_argument("--write", action="store_true", help="bring README and charts up to date")
     tune = commands.add_parser("tune", help="time the candidate tiles beside what the plan takes")
@@ -73,7 +81,7 @@ def _report(write: bool) -> int:
         f"README: the block {name!r} differs from the results"
         for name in report.check(report.README.read_text())
     ]
-    wrong += [f"bench/charts/{name} is not drawn" for name in report.missing_charts()]
+    wrong += report.wrong_charts()
     for line in (*report.outdated(), *wrong):
         print(line)
     return 1 if wrong else 0

@@ -1,15 +1,17 @@
-"""TFLOP/s over the sequence length, drawn from stored rows; needs matplotlib."""
+"""TFLOP/s over the sequence length, drawn from stored rows."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from .drawing import Drawing
 from .stored import Row, implementations, label
 
-__all__ = ["CHARTS", "Chart", "charts_of", "draw", "lines_of", "panels_of"]
+__all__ = ["CHARTS", "Chart", "charts_of", "drawing_of", "lines_of", "panels_of"]
 
 CHARTS = Path(__file__).parent / "charts"
 #: A curve needs this many lengths.
@@ -70,41 +72,42 @@ def lines_of(rows: Sequence[Row]) -> dict[str, list[tuple[int, float]]]:
     return {line: sorted(points) for line, points in lines.items()}
 
 
-def draw(chart: Chart) -> Path:
-    """Write a chart as SVG; the same rows and matplotlib give the same bytes."""
-    import matplotlib
-
-    matplotlib.use("svg")
-    from matplotlib import pyplot
-
+def drawing_of(chart: Chart) -> Drawing:
+    """A chart as a file."""
     panels = [(title, lines_of(rows)) for title, rows in panels_of(chart.rows)]
+    columns = len({row["causal"] for row in chart.rows})
+    content = [chart.title, columns, panels]
+    paint = partial(_paint, title=chart.title, columns=columns, panels=panels)
+    return Drawing(chart.file, content, paint)
+
+
+def _paint(
+    pyplot: Any,
+    title: str,
+    columns: int,
+    panels: Sequence[tuple[str, dict[str, list[tuple[int, float]]]]],
+) -> Any:
     names = list(dict.fromkeys(name for _, lines in panels for name in lines))
     colors = {name: f"C{place % 10}" for place, name in enumerate(names)}
-    columns = len({row["causal"] for row in chart.rows})
     height = -(-len(panels) // columns)
-    with matplotlib.rc_context({"svg.hashsalt": "cuflash", "svg.fonttype": "none"}):
-        figure, axes = pyplot.subplots(
-            height,
-            columns,
-            figsize=(5 * columns, 3 * height + 1),
-            squeeze=False,
-            sharey="row",
-            layout="constrained",
-        )
-        for axis, (title, lines) in zip(axes.flat, panels, strict=False):
-            _draw_panel(axis, title, lines, colors)
-        for axis in axes[:, 0]:  # the others of a line share it
-            axis.set_ylim(bottom=0)
-        for axis in axes.flat[len(panels) :]:
-            axis.remove()
-        figure.suptitle(chart.title, fontsize="medium")
-        handles = {a.get_label(): a for axis in axes.flat for a in axis.get_lines()}
-        figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=3)
-        path = CHARTS / chart.file
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, metadata={"Date": None})
-        pyplot.close(figure)
-    return path
+    figure, axes = pyplot.subplots(
+        height,
+        columns,
+        figsize=(5 * columns, 3 * height + 1),
+        squeeze=False,
+        sharey="row",
+        layout="constrained",
+    )
+    for axis, (panel, lines) in zip(axes.flat, panels, strict=False):
+        _draw_panel(axis, panel, lines, colors)
+    for axis in axes[:, 0]:  # the others of a line share it
+        axis.set_ylim(bottom=0)
+    for axis in axes.flat[len(panels) :]:
+        axis.remove()
+    figure.suptitle(title, fontsize="medium")
+    handles = {a.get_label(): a for axis in axes.flat for a in axis.get_lines()}
+    figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=3)
+    return figure
 
 
 def _draw_panel(

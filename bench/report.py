@@ -6,14 +6,19 @@ import re
 from itertools import product
 from pathlib import Path
 
-from . import charts, run
+from . import charts, drawing, opening, run
 from .cases import CASES
 from .stored import gpu_rows, load, of_set
+from .story.charts import drawings as story_drawings
+from .story.stored import outdated as story_outdated
+from .story.tables import BLOCKS as STORY
 from .tables import SETS, render
 
 __all__ = ["check", "names", "outdated", "render", "write"]
 
 README = Path(__file__).parent.parent / "README.md"
+#: Heading of the story's blocks, and of what comes after them.
+SECTION, BEFORE = "## The papers' claims, measured here\n", "## Architecture\n"
 _BLOCK = "<!-- results: {name} -->\n(.*?)<!-- end of results -->\n?"
 
 
@@ -33,23 +38,51 @@ def check(text: str) -> list[str]:
 
 
 def _missing(text: str) -> list[str]:
-    """Sets with results, and no block in a text."""
-    return [name for name in SETS if name not in names(text) and render(name)]
+    """What has results, and no block in a text."""
+    blocks = ("opening", *SETS, *STORY)
+    return [name for name in blocks if name not in names(text) and render(name)]
 
 
 def write(path: Path | None = None) -> None:
-    """Bring the blocks of the README up to date; a set's first one comes after the others."""
+    """Bring the blocks of the README up to date, and add those that are missing."""
     path = path or README
     text = path.read_text()
     for name in _missing(text):
-        last = [block for block in names(text) if block != "cpu"][-1]
-        found = re.search(_BLOCK.format(name=last), text, re.DOTALL)
-        end = found.end() if found else len(text)
-        text = f"{text[:end]}\n{_block(name)}\n{text[end:]}"
+        if name in STORY and not set(STORY) & set(names(text)):
+            text = _with_section(text)
+            place = text.index(SECTION) + len(SECTION)
+        else:
+            place = _place(name, text)
+        text = f"{text[:place]}\n{_block(name)}\n{text[place:]}"
     for name in names(text):
         block = _block(name) + "\n"
         text = re.sub(_BLOCK.format(name=name), _literal(block), text, flags=re.DOTALL)
     path.write_text(text)
+
+
+def _place(name: str, text: str) -> int:
+    """Where a missing block goes: the opening before all, others after the last of their kind."""
+    if name == "opening":
+        return _after_paragraphs(text)
+    kind = STORY if name in STORY else ("fa1", *SETS)
+    there = [block for block in names(text) if block in kind]
+    found = re.search(_BLOCK.format(name=there[-1]), text, re.DOTALL) if there else None
+    return found.end() if found else len(text)
+
+
+def _after_paragraphs(text: str) -> int:
+    """Behind the title and the first paragraph."""
+    second = text.find("\n\n", text.find("\n\n") + 2)
+    return len(text) if second < 0 else second + 1
+
+
+def _with_section(text: str) -> str:
+    """With the story's heading, before the architecture's or at the end."""
+    if SECTION in text:
+        return text
+    place = text.find(BEFORE)
+    place = len(text) if place < 0 else place
+    return f"{text[:place]}{SECTION}\n{text[place:]}"
 
 
 def _block(name: str) -> str:
@@ -62,22 +95,23 @@ def _literal(text: str) -> str:
 
 
 def draw_charts() -> list[Path]:
-    """Draw the charts of every set that has rows."""
-    return [charts.draw(chart) for chart in _charts()]
+    """Draw everything that there are rows of."""
+    return [drawing.draw(one, charts.CHARTS) for one in _drawings()]
 
 
-def missing_charts() -> list[str]:
-    """Charts that the README shows and nobody has drawn."""
-    return [chart.file for chart in _charts() if not (charts.CHARTS / chart.file).exists()]
+def wrong_charts() -> list[str]:
+    """A line for every chart that is not drawn, or shows something else than the results."""
+    faults = ((one.file, drawing.fault(one, charts.CHARTS)) for one in _drawings())
+    return [f"bench/charts/{file} {why}" for file, why in faults if why]
 
 
-def _charts() -> list[charts.Chart]:
+def _drawings() -> list[drawing.Drawing]:
     rows = gpu_rows()
-    found = []
+    found = opening.drawings() + story_drawings()
     for name in SETS:
         of_name = of_set(name, rows)
         turns = [row for row in of_name if row["protocol"] == "turns"]
-        found += charts.charts_of(name, turns or of_name)
+        found += map(charts.drawing_of, charts.charts_of(name, turns or of_name))
     return found
 
 
@@ -88,7 +122,8 @@ def outdated() -> list[str]:
     from .sources import KERNELS, digest
 
     root, lines = find_sources(), []
-    for path, name in product(sorted(run.RESULTS.glob("nvidia-*.json")), CASES):
+    of_cases = (p for p in run.RESULTS.glob("nvidia-*.json") if not p.stem.endswith("-story"))
+    for path, name in product(sorted(of_cases), CASES):
         ours = [row for row in of_set(name, load(path.name)) if row["sources"]]
         for algorithm, op in sorted({(row["options"]["algorithm"], row["op"]) for row in ours}):
             rows = [r for r in ours if (r["options"]["algorithm"], r["op"]) == (algorithm, op)]
@@ -98,4 +133,4 @@ def outdated() -> list[str]:
                 lines.append(f"{where} is not in the sources")
             elif any(row["sources"] != digest(root, algorithm, op) for row in rows):
                 lines.append(f"{where} changed since run {rows[0]['run']}")
-    return lines
+    return lines + story_outdated(root)

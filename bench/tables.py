@@ -6,10 +6,13 @@ from collections.abc import Sequence
 from statistics import geometric_mean
 from typing import Any
 
+from . import opening
 from .charts import charts_of
+from .markdown import table
 from .stored import Row, gpu_rows, implementations, label, latest, load, of_set, problem
+from .story import tables as story
 
-__all__ = ["SETS", "grid", "render", "table"]
+__all__ = ["SETS", "grid", "render"]
 
 #: Sets of cases that have a table like one another; the tile sets have none.
 SETS = (
@@ -31,15 +34,12 @@ def render(name: str) -> str:
     """The table of a block of the README; empty without rows."""
     if name == "cpu":
         return _cpu()
+    if name == "opening":
+        return opening.render()
+    if name in story.BLOCKS:
+        return story.render(name)
     rows = of_set(name, gpu_rows())
     return _fa1(rows) if name == "fa1" else grid(name, rows)
-
-
-def table(header: list[str], body: list[list[str]]) -> str:
-    """A table in Markdown."""
-    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
-    lines += ["| " + " | ".join(cells) + " |" for cells in body]
-    return "\n".join(lines) + "\n"
 
 
 def grid(name: str, rows: Sequence[Row]) -> str:

@@ -14,7 +14,15 @@ from .inputs import Inputs, make_inputs
 from .timing import median_ratio, turns
 from .verify import WRONG, Truth
 
-__all__ = ["Choice", "candidates_of", "change_lines", "choose", "select_cases", "tune"]
+__all__ = [
+    "Choice",
+    "candidates_of",
+    "change_lines",
+    "choose",
+    "launch_of",
+    "select_cases",
+    "tune",
+]
 
 ROUNDS = 11
 
@@ -204,10 +212,10 @@ def _call_of(case: Case, tile: Any, inputs: Inputs) -> _Prepared:
             causal=case.causal,
             **case.options,
         )
-    return _launch_of(case, prepared, inputs), prepared.plan
+    return launch_of(case, prepared, inputs), prepared.plan
 
 
-def _launch_of(case: Case, prepared: Any, inputs: Inputs) -> Callable[[], Sequence[Any]]:
+def launch_of(case: Case, prepared: Any, inputs: Inputs) -> Callable[[], Sequence[Any]]:
     """A call without arguments of what was prepared; it gives the output or the gradients."""
     import cupy
 

@@ -50,7 +50,7 @@ def test_the_readme_shows_the_stored_results() -> None:
     text = report.README.read_text()
     assert {"fa1", "cpu"} <= set(report.names(text))
     assert report.check(text) == []
-    assert report.missing_charts() == []
+    assert report.wrong_charts() == []
 
 
 @pytest.mark.parametrize("name", ["fa1", "cpu"])
@@ -62,7 +62,10 @@ def test_a_changed_figure_is_noticed(name: str) -> None:
     assert report.check(changed) == [name]
 
 
-@pytest.mark.parametrize("path", sorted(RESULTS.glob("nvidia-*.json")), ids=lambda p: p.name)
+OF_CASES = sorted(p for p in RESULTS.glob("nvidia-*.json") if not p.stem.endswith("-story"))
+
+
+@pytest.mark.parametrize("path", OF_CASES, ids=lambda p: p.name)
 def test_stored_rows_are_whole(path: Path) -> None:
     rows = json.loads(path.read_text())
     assert rows

@@ -151,13 +151,11 @@ def test_a_block_that_is_missing_is_named_and_written(stored: Store, tmp_path: P
 def test_charts_are_drawn_where_there_is_a_curve(stored: Store) -> None:
     sets = ("fa2-single", "generations", "fa3", "fa3-backward")
     stored(*rows_of("fa2", "torch flash"), *(row for name in sets for row in rows_of(name)))
-    assert report.missing_charts() == [
-        "fa3-forward.svg",
-        "fa3-backward.svg",
-        "fa2-forward.svg",
-        "fa2-backward.svg",
-        "generations-forward.svg",
-        "generations-backward.svg",
+    names = [
+        f"{name}-{op}" for name in ("fa3", "fa2", "generations") for op in ("forward", "backward")
+    ]
+    assert report.wrong_charts() == [
+        f"bench/charts/{name}.svg is not drawn" for name in ("opening", *names)
     ]
     assert "bench/charts/fa2-backward.svg)" in render("fa2")
     assert "bench/charts" not in render("fa2-single")
@@ -192,11 +190,16 @@ def test_drawing(stored: Store) -> None:
         return
     forward, _ = report.draw_charts()
     text = forward.read_text()
-    assert report.missing_charts() == []
+    assert report.wrong_charts() == []
     for said in ("torch flash", "head_dim 256, causal", "TFLOP/s", "NVIDIA Abacus"):
         assert said in text
-    charts.draw(report._charts()[0])
+    report.draw_charts()
     assert forward.read_text() == text
+    stored(*rows_of("fa2", "torch flash", tflops=99.0))
+    assert report.wrong_charts() == [
+        f"bench/charts/fa2-{op}.svg shows other figures than the results"
+        for op in ("forward", "backward")
+    ]
 
 
 def test_rows_older_than_the_sources_are_said(stored: Store) -> None:

@@ -174,7 +174,7 @@ def test_candidates_of_the_third_generation_are_of_the_pass(op: str) -> None:
 def test_a_tile_reaches_the_plan_of_its_pass_alone(
     fake_device: FakeDevice, monkeypatch: pytest.MonkeyPatch, op: str
 ) -> None:
-    monkeypatch.setattr(tune, "_launch_of", lambda case, prepared, inputs: prepared)
+    monkeypatch.setattr(tune, "launch_of", lambda case, prepared, inputs: prepared)
     case = replace(CASE, op=op, dtype="float16", algorithm="fa2")
     inputs = Inputs(*(device_array((1, 4096, 40, 16)) for _ in range(4)))
     kept = pipeline.plan, pipeline._decide

@@ -1,0 +1,106 @@
+"""Writes a drawing as SVG that says what it shows, so that a stale one is noticed without drawing.
+
+The same content and matplotlib give the same bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Drawing", "draw", "fault", "label_ends"]
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """One file of ``bench/charts``.
+
+    Attributes
+    ----------
+    file
+        Its name.
+    content
+        Everything that it shows, of plain values.
+    paint
+        Makes the figure; is given ``matplotlib.pyplot``.
+    """
+
+    file: str
+    content: Any
+    paint: Callable[[Any], Any]
+
+    @property
+    def mark(self) -> str:
+        """What the file carries to say what it shows."""
+        text = json.dumps(self.content, sort_keys=True)
+        return f"shows {hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+
+def draw(drawing: Drawing, folder: Path) -> Path:
+    """Write the file; needs matplotlib."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    from matplotlib import pyplot
+
+    with matplotlib.rc_context({"svg.hashsalt": "cuflash", "svg.fonttype": "none"}):
+        figure = drawing.paint(pyplot)
+        path = folder / drawing.file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, metadata={"Date": None, "Description": drawing.mark})
+        pyplot.close(figure)
+    return path
+
+
+def fault(drawing: Drawing, folder: Path) -> str | None:
+    """What is wrong with the file, if something is."""
+    path = folder / drawing.file
+    if not path.exists():
+        return "is not drawn"
+    return None if drawing.mark in path.read_text() else "shows other figures than the results"
+
+
+def label_ends(axis: Any, ends: Mapping[str, tuple[float, str]], gap: float = 0.065) -> None:
+    """Names beside the right end of every line, moved apart where they would cover one another.
+
+    ``ends`` has the height and the color of every line; ``gap`` is a part of
+    the axis. Call it when the limits of the axis are what they will be.
+    """
+    places = spread(
+        {
+            name: float(axis.transAxes.inverted().transform(axis.transData.transform((1, y)))[1])
+            for name, (y, _) in ends.items()
+        },
+        gap,
+    )
+    for name, place in places.items():
+        axis.text(
+            1.015,
+            place,
+            name,
+            transform=axis.transAxes,
+            color=ends[name][1],
+            fontsize="small",
+            va="center",
+        )
+
+
+def spread(places: Mapping[str, float], gap: float) -> dict[str, float]:
+    """The same places in the same order, at least ``gap`` apart and as little moved as may be."""
+    found: list[tuple[list[str], float]] = []  # names that touch, and the middle of them
+    for name in sorted(places, key=lambda one: places[one]):
+        group, middle = [name], places[name]
+        while found and middle - found[-1][1] < gap * (len(group) + len(found[-1][0])) / 2:
+            below, _ = found.pop()
+            group = below + group
+            middle = sum(places[one] for one in group) / len(group)
+        found.append((group, middle))
+    return {
+        name: middle + gap * (place - (len(group) - 1) / 2)
+        for group, middle in found
+        for place, name in enumerate(group)
+    }

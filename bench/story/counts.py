@@ -1,0 +1,99 @@
+"""Bytes that the algorithms read and write, by their loops; of one head, without a mask.
+
+N is the length, d the width of q, k, v and out, and ``size`` the bytes of one of their
+elements. FlashAttention-1 keeps O, l and m in float32. Nothing here knows a cache: these are
+the loads and stores that a kernel makes, each of which reaches device memory where nothing
+between remembers it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["Traffic", "fa1_formula", "fa1_kernel", "once", "standard_by_hand", "standard_paper"]
+__all__ += ["tiled_rows"]
+
+#: Bytes of an element of FlashAttention-1's O, l and m, and of a log-sum-exp.
+FLOAT32 = 4
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes read and bytes written."""
+
+    reads: int
+    writes: int
+
+    @property
+    def total(self) -> int:
+        """Both."""
+        return self.reads + self.writes
+
+    def times(self, count: int) -> Traffic:
+        """Of that many heads."""
+        return Traffic(count * self.reads, count * self.writes)
+
+
+def _tiles(length: int, block: int) -> int:
+    return -(-length // block)
+
+
+def once(seqlen: int, head_dim: int, size: int) -> Traffic:
+    """Every input read once and the output and the log-sum-exp written once: the least there is."""
+    matrix = seqlen * head_dim * size
+    return Traffic(3 * matrix, matrix + FLOAT32 * seqlen)
+
+
+def fa1_formula(seqlen: int, head_dim: int, block_kv: int, size: int) -> Traffic:
+    """Algorithm 1 of FlashAttention: ``2Nd*s + T_c (Nd*s + 8Nd + 16N)`` less first reads.
+
+    T_c K/V blocks; each reads Q, and reads and writes O, l and m. The first block
+    has no O, l and m to read.
+    """
+    passes = _tiles(seqlen, block_kv)
+    matrix = seqlen * head_dim * size
+    state = FLOAT32 * seqlen * (head_dim + 2)
+    return Traffic((2 + passes) * matrix + (passes - 1) * state, passes * state)
+
+
+def fa1_kernel(seqlen: int, head_dim: int, block_kv: int, size: int) -> Traffic:
+    """The same as the kernel does it: its last pass writes the output, rounded, and one number.
+
+    That number is the log-sum-exp, in place of l and m.
+    """
+    passes = _tiles(seqlen, block_kv)
+    matrix = seqlen * head_dim * size
+    state = FLOAT32 * seqlen * (head_dim + 2)
+    return Traffic(
+        (2 + passes) * matrix + (passes - 1) * state,
+        (passes - 1) * state + matrix + FLOAT32 * seqlen,
+    )
+
+
+def standard_paper(seqlen: int, head_dim: int, size: int) -> Traffic:
+    """Algorithm 0 of FlashAttention: S written and read, P written and read."""
+    matrix, square = seqlen * head_dim * size, seqlen * seqlen * size
+    return Traffic(3 * matrix + 2 * square, 2 * square + matrix)
+
+
+def standard_by_hand(seqlen: int, head_dim: int, size: int) -> Traffic:
+    """The same as one writes it in CuPy, an operation a kernel.
+
+    The square is written by the product, the scale, the subtraction of the
+    maxima, the exponential and the division; it is read by the last four of
+    these, by the maximum and the sum, and by the product with V. Maxima and
+    sums are a column each.
+    """
+    matrix, square = seqlen * head_dim * size, seqlen * seqlen * size
+    column = seqlen * size
+    return Traffic(
+        3 * matrix + 7 * square + 2 * column,
+        5 * square + 2 * column + matrix,
+    )
+
+
+def tiled_rows(seqlen: int, head_dim: int, block_q: int, size: int) -> Traffic:
+    """FlashAttention-2 and 3: every q tile reads all of K and V, and writes its rows once."""
+    matrix = seqlen * head_dim * size
+    passes = _tiles(seqlen, block_q)
+    return Traffic((1 + 2 * passes) * matrix, matrix + FLOAT32 * seqlen)

@@ -1,0 +1,119 @@
+"""Extra memory over the length: what a call takes from CuPy's pool beside inputs and results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from ..cases import Case
+from ..inputs import Inputs, array_module
+from . import speed, standard
+from .speed import DTYPE, GENERATIONS, STANDARD
+
+__all__ = ["LENGTHS", "PASSES", "cases", "measure"]
+
+LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768, 65536)
+HEADS, WIDTH = 4, 64
+#: What is asked of a call: its output, or with it the gradients.
+PASSES = ("forward", "forward and backward")
+
+#: Runs a function; gives its results and the most bytes that were taken meanwhile.
+Peak = Callable[[Callable[[], Any]], tuple[Any, int]]
+
+
+def cases() -> list[Case]:
+    """A case a length."""
+    return [
+        Case("forward", DTYPE, 1, HEADS, HEADS, WIDTH, WIDTH, n, n, False, GENERATIONS[-1])
+        for n in LENGTHS
+    ]
+
+
+def measure(
+    make: Callable[[Case], Inputs], peak: Peak, free_bytes: Callable[[], int]
+) -> Iterator[dict[str, Any]]:
+    """Rows: of every length, implementation and pass the extra bytes, or why there are none.
+
+    Parameters
+    ----------
+    make
+        Gives the arrays of a case.
+    peak
+        Runs a call and says how much memory it took.
+    free_bytes
+        Of the device.
+    """
+    for case in cases():
+        inputs = make(case)
+        for name in (STANDARD, *GENERATIONS):
+            for done in PASSES:
+                row: dict[str, Any] = {
+                    "part": "memory",
+                    "label": name if name == STANDARD else f"cuflash {name}",
+                    "pass": done,
+                    "dtype": case.dtype,
+                    "heads": case.heads_q,
+                    "head_dim": case.head_dim,
+                    "seqlen": case.seqlen_q,
+                    "skipped": None,
+                    "extra_bytes": None,
+                }
+                try:
+                    row["extra_bytes"] = _extra(name, done, case, inputs, peak, free_bytes)
+                except Exception as error:  # memory that is not there, foremost
+                    row["skipped"] = speed.reason_of(error)
+                yield row
+
+
+def _extra(
+    name: str, done: str, case: Case, inputs: Inputs, peak: Peak, free_bytes: Callable[[], int]
+) -> int:
+    if name == STANDARD:
+        squares = 1 if done == "forward" else 3  # P, dS, and what passes between them
+        needed = squares * 2 * case.scores
+        if needed > free_bytes():
+            raise MemoryError(
+                f"whole matrices of {needed / 1e9:.0f} GB, {free_bytes() / 1e9:.0f} are free"
+            )
+        call = _standard(done, case, inputs)
+    else:
+        call = _ours(name, done, inputs)
+    if name != STANDARD or case.seqlen_q == LENGTHS[0]:
+        call()  # its kernels are loaded, and what a process keeps (cuBLAS too) is there
+    results, most = peak(call)
+    return most - sum(int(array.nbytes) for array in results)
+
+
+def _ours(name: str, done: str, inputs: Inputs) -> Callable[[], list[Any]]:
+    import cuflash
+
+    q, k, v = inputs.q, inputs.k, inputs.v
+    algorithm: Any = name
+
+    def forward() -> list[Any]:
+        return [cuflash.attention(q, k, v, algorithm=algorithm)]
+
+    def both() -> list[Any]:
+        out, pullback = cuflash.attention_vjp(q, k, v, algorithm=algorithm)
+        return [out, *pullback(inputs.dout)]
+
+    return forward if done == "forward" else both
+
+
+def _standard(done: str, case: Case, inputs: Inputs) -> Callable[[], list[Any]]:
+    xp = array_module(inputs.q)
+
+    def flat(array: Any) -> Any:
+        return xp.ascontiguousarray(array[0].swapaxes(0, 1))
+
+    q, k, v, dout = (flat(array) for array in (inputs.q, inputs.k, inputs.v, inputs.dout))
+    scale = q.dtype.type(case.head_dim**-0.5)
+
+    def forward() -> list[Any]:
+        return [standard.forward(q, k, v, scale, None)[0]]
+
+    def both() -> list[Any]:
+        kept = standard.forward(q, k, v, scale, None)
+        return [kept[0], *standard.backward((q, k, v), kept, dout, scale)]
+
+    return forward if done == "forward" else both

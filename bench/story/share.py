@@ -1,0 +1,134 @@
+"""The share of the peak that each kernel reaches, and how busy it keeps each unit meanwhile."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from ..cases import Case
+from ..inputs import Inputs
+from ..timing import Timer, turns
+from .counters import Kernel, NoCountersError
+from .jobs import Job
+from .jobs import prepare as prepare_job
+from .speed import DTYPE, GENERATIONS
+
+__all__ = ["METRICS", "UNITS", "jobs_of", "measure"]
+
+SEQLEN = 4096
+ROUNDS = 9
+
+#: What is said of a kernel, and the counters that say it: the first that the device has.
+UNITS = {
+    "tensor": (
+        "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed",
+        "sm__pipe_tensor_op_hmma_cycles_active.avg.pct_of_peak_sustained_elapsed",
+        "sm__inst_executed_pipe_tensor.avg.pct_of_peak_sustained_elapsed",
+    ),
+    "exponentials": ("sm__inst_executed_pipe_xu.avg.pct_of_peak_sustained_elapsed",),
+    "fma": (
+        "sm__pipe_fma_cycles_active.avg.pct_of_peak_sustained_elapsed",
+        "sm__inst_executed_pipe_fma.avg.pct_of_peak_sustained_elapsed",
+    ),
+    "alu": (
+        "sm__pipe_alu_cycles_active.avg.pct_of_peak_sustained_elapsed",
+        "sm__inst_executed_pipe_alu.avg.pct_of_peak_sustained_elapsed",
+    ),
+    "issue": ("sm__inst_issued.avg.pct_of_peak_sustained_elapsed",),
+    "shared": ("l1tex__data_pipe_lsu_wavefronts_mem_shared.avg.pct_of_peak_sustained_elapsed",),
+    "l2": ("lts__t_sectors.avg.pct_of_peak_sustained_elapsed",),
+    "dram": ("dram__throughput.avg.pct_of_peak_sustained_elapsed",),
+}
+TIME, CYCLES = "gpu__time_duration.sum", "sm__cycles_elapsed.max"
+METRICS = (*(name for names in UNITS.values() for name in names), TIME, CYCLES)
+
+
+def jobs_of(num_sms: int) -> list[Job]:
+    """Every generation, width and pass of one problem that fills the chip for all of them."""
+    jobs = []
+    for op in ("forward", "backward"):
+        for dim in (64, 128):
+            heads = 2 * num_sms * 64 // dim
+            for name in GENERATIONS:
+                case = Case(op, DTYPE, 1, heads, heads, dim, dim, SEQLEN, SEQLEN, False, name)
+                jobs.append(Job(case))
+    return jobs
+
+
+def measure(
+    gpu: Any,
+    make: Callable[[Case], Inputs],
+    clock: Timer,
+    read: Callable[[Sequence[Job], Sequence[str]], Any],
+    prepare: Callable[[Job, Inputs], Any] = prepare_job,
+) -> Iterator[dict[str, Any]]:
+    """A row for the rate of the matrix units, then one a kernel.
+
+    Parameters
+    ----------
+    gpu
+        A :class:`bench.story.device.Gpu`.
+    make
+        Gives the arrays of a case.
+    clock
+        Gives the milliseconds of a call.
+    read
+        Runs jobs under the counters: :func:`bench.story.counters.read`.
+    prepare
+        Gives the call of a job.
+    """
+    yield {"part": "share", "op": "product", "dtype": DTYPE, **gpu.matrix_rate()}
+    jobs = jobs_of(gpu.num_sms)
+    rows = []
+    for first in range(0, len(jobs), len(GENERATIONS)):
+        rows += _timed(jobs[first : first + len(GENERATIONS)], make, clock, prepare)
+    try:
+        found = read(jobs, METRICS)
+    except NoCountersError as error:
+        found = [({"skipped": str(error)}, []) for _ in jobs]
+    for row, (said, kernels) in zip(rows, found, strict=True):
+        reason = said.get("skipped") or (None if kernels else "no kernel was counted")
+        yield {**row, "no_counters": reason, **(busy(kernels) if reason is None else {})}
+
+
+def _timed(
+    jobs: Sequence[Job],
+    make: Callable[[Case], Inputs],
+    clock: Timer,
+    prepare: Callable[[Job, Inputs], Any],
+) -> list[dict[str, Any]]:
+    """Rows of the generations of one problem, which take turns."""
+    inputs = make(jobs[0].case)
+    prepared = {job.case.algorithm: prepare(job, inputs) for job in jobs}
+    times = turns({name: call for name, (call, _) in prepared.items()}, ROUNDS, clock=clock)
+    rows = []
+    for job in jobs:
+        case, milliseconds = job.case, statistics.median(times[job.case.algorithm])
+        row: dict[str, Any] = {"part": "share", "label": f"cuflash {case.algorithm}", "op": case.op}
+        row |= {"dtype": case.dtype, "heads": case.heads_q, "head_dim": case.head_dim}
+        row |= {"seqlen": case.seqlen_q, **prepared[case.algorithm][1]}
+        row |= {"ms": round(milliseconds, 5), "tflops": round(case.flops / milliseconds / 1e9, 1)}
+        rows.append(row)
+    return rows
+
+
+def busy(kernels: Sequence[Kernel]) -> dict[str, Any]:
+    """Percent of every unit's peak over the kernels of a pass, each by its time, and the clock."""
+    times = [kernel.values.get(TIME, 0.0) for kernel in kernels]
+    whole = sum(times)
+    found: dict[str, Any] = {"counted_ms": round(whole, 4), "ghz": None}
+    if not whole:
+        return found
+    cycles = sum(kernel.values.get(CYCLES, 0.0) for kernel in kernels)
+    found["ghz"] = round(cycles / whole / 1e6, 3)
+    found["main_kernel"] = round(max(times) / whole, 4)
+    for unit, names in UNITS.items():
+        shares = [
+            next((kernel.values[name] for name in names if name in kernel.values), None)
+            for kernel in kernels
+        ]
+        known = None not in shares
+        sums = sum((share or 0.0) * time for share, time in zip(shares, times, strict=True))
+        found[unit] = round(sums / whole, 2) if known else None
+    return found

@@ -1,0 +1,181 @@
+"""The IO theorem: bytes of device memory by the hardware counters, beside the counts.
+
+Everything here runs one pass forward without a mask. FlashAttention-1 streams Q and O of every
+head once a K/V block, and each multiprocessor is at another head: with one for each of them that
+is hundreds of megabytes between two uses of a byte, which no L2 hides. Standard attention has
+squares of half a gigabyte. FlashAttention-2 and 3 have enough heads that what L2 still holds of
+the output at the end, written but not yet sent on, is a small part of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ..cases import Case
+from . import counts
+from .counters import Kernel, NoCountersError
+from .jobs import Job
+from .speed import DTYPE, STANDARD
+
+__all__ = ["METRICS", "batches", "measure", "row_of"]
+
+ELEMENT = 2  # bytes, of float16
+SEQLEN, LONGER = 16384, 32768
+#: Of the standard attention; four squares of half a gigabyte.
+HEADS_BY_HAND = 4
+#: Rows of queries that do not change FlashAttention-1's bytes, and keys that do.
+BLOCK_Q, BLOCKS_KV = 64, (16, 32, 64, 128, 256)
+#: Bytes of shared memory that the plan may count on.
+BUDGETS = tuple(kib << 10 for kib in (24, 32, 48, 64, 96, 128, 227))
+
+METRICS = (
+    "dram__bytes_read.sum",
+    "dram__bytes_write.sum",
+    "lts__t_sectors_srcunit_tex_op_read.sum",
+    "lts__t_sectors_srcunit_tex_op_write.sum",
+    "lts__t_sectors_op_read.sum",
+    "lts__t_sectors_op_write.sum",
+    "lts__t_sector_hit_rate.pct",
+    "gpu__time_duration.sum",
+)
+SECTOR = 32  # bytes
+
+
+def _case(algorithm: str, heads: int, dim: int = 64, seqlen: int = SEQLEN) -> Case:
+    return Case("forward", DTYPE, 1, heads, heads, dim, dim, seqlen, seqlen, False, algorithm)
+
+
+def batches(num_sms: int) -> list[list[Job]]:
+    """What is counted, in processes of their own: one that fails loses no other's."""
+    fa1, wide = _case("fa1", num_sms), _case("fa1", num_sms, 128)
+    by_block = [Job(replace(fa1, blocks=(BLOCK_Q, keys))) for keys in BLOCKS_KV]
+    by_budget = [Job(fa1, budget=budget) for budget in BUDGETS]
+    others = [
+        Job(replace(wide, blocks=(BLOCK_Q, 64))),
+        Job(wide),
+        Job(replace(_case("fa1", num_sms, seqlen=LONGER), blocks=(BLOCK_Q, BLOCKS_KV[-1]))),
+        *(Job(_case(name, 4 * num_sms, dim)) for name in ("fa2", "fa3") for dim in (64, 128)),
+        *(Job(_case("fa1", HEADS_BY_HAND, dim), by_hand=True) for dim in (64, 128)),
+    ]
+    return [others, by_block, by_budget]
+
+
+def measure(
+    num_sms: int,
+    read: Callable[[Sequence[Job], Sequence[str]], Any],
+    say: Callable[[str], None],
+) -> Iterator[list[dict[str, Any]]]:
+    """Rows of every process that ran the jobs.
+
+    Parameters
+    ----------
+    num_sms
+        Multiprocessors of the device.
+    read
+        Runs jobs under the counters: :func:`bench.story.counters.read`.
+    say
+        Is told of every row.
+    """
+    for jobs in batches(num_sms):
+        try:
+            found = read(jobs, METRICS)
+        except NoCountersError as error:
+            found = [({"skipped": str(error)}, []) for _ in jobs]
+        rows = [
+            row_of(job, said, kernels) for job, (said, kernels) in zip(jobs, found, strict=True)
+        ]
+        for row in rows:
+            say(_line(row))
+        yield rows
+
+
+def row_of(job: Job, said: dict[str, Any], kernels: Sequence[Kernel]) -> dict[str, Any]:
+    """One job's bytes: counted by hand, by the paper, and by the hardware; of all heads."""
+    case = job.case
+    blocks = said.get("blocks")
+    row: dict[str, Any] = {
+        "part": "io",
+        "label": STANDARD if job.by_hand else f"cuflash {case.algorithm}",
+        "dtype": case.dtype,
+        "heads": case.heads_q,
+        "head_dim": case.head_dim,
+        "seqlen": case.seqlen_q,
+        "blocks": blocks,
+        "budget": job.budget,
+        "shared_bytes": said.get("shared_bytes"),
+        "kernels": len(kernels),
+        "skipped": said.get("skipped") or (None if kernels else "no kernel was counted"),
+    }
+    if blocks or job.by_hand:
+        for name, of_head in _counted(job, blocks).items():
+            traffic = of_head.times(case.heads_q)
+            row |= {f"{name}_read": traffic.reads, f"{name}_write": traffic.writes}
+    if row["skipped"] is None:
+        row |= _measured(kernels)
+        if row["dram_read"] is None or row["dram_write"] is None:
+            row["skipped"] = "the device has no counters of device memory's bytes"
+    return row
+
+
+def _counted(job: Job, blocks: list[int] | None) -> dict[str, counts.Traffic]:
+    """As the kernel does it, as the paper has it, and the least that can be; of one head."""
+    seqlen, dim = job.case.seqlen_q, job.case.head_dim
+    least = {"once": counts.once(seqlen, dim, ELEMENT)}
+    if job.by_hand or blocks is None:
+        return {
+            "count": counts.standard_by_hand(seqlen, dim, ELEMENT),
+            "paper": counts.standard_paper(seqlen, dim, ELEMENT),
+            **least,
+        }
+    if job.case.algorithm == "fa1":
+        return {
+            "count": counts.fa1_kernel(seqlen, dim, blocks[1], ELEMENT),
+            "paper": counts.fa1_formula(seqlen, dim, blocks[1], ELEMENT),
+            **least,
+        }
+    tiled = counts.tiled_rows(seqlen, dim, blocks[0], ELEMENT)
+    return {"count": tiled, "paper": tiled, **least}
+
+
+def _measured(kernels: Sequence[Kernel]) -> dict[str, Any]:
+    def total(*names: str) -> float | None:
+        """Of the first counter that was there."""
+        for name in names:
+            found = [kernel.values[name] for kernel in kernels if name in kernel.values]
+            if found:
+                return sum(found)
+        return None
+
+    def bytes_of(*names: str) -> int | None:
+        sectors = total(*names)
+        return None if sectors is None else round(SECTOR * sectors)
+
+    read, write = total("dram__bytes_read.sum"), total("dram__bytes_write.sum")
+    times = [kernel.values.get("gpu__time_duration.sum", 0.0) for kernel in kernels]
+    hits = [kernel.values.get("lts__t_sector_hit_rate.pct", 0.0) for kernel in kernels]
+    weights = times if any(times) else [1.0] * len(kernels)
+    hit = sum(h * w for h, w in zip(hits, weights, strict=True)) / sum(weights)
+    return {
+        "dram_read": None if read is None else round(read),
+        "dram_write": None if write is None else round(write),
+        "l2_read": bytes_of("lts__t_sectors_srcunit_tex_op_read.sum"),
+        "l2_write": bytes_of("lts__t_sectors_srcunit_tex_op_write.sum"),
+        "l2_all_read": bytes_of("lts__t_sectors_op_read.sum"),
+        "l2_all_write": bytes_of("lts__t_sectors_op_write.sum"),
+        "l2_hit_percent": round(hit, 2),
+        "ms": round(sum(times), 4),
+    }
+
+
+def _line(row: dict[str, Any]) -> str:
+    tile = "x".join(map(str, row["blocks"] or [])) or "whole"
+    where = f"{row['label']} {row['head_dim']} {row['heads']}x{row['seqlen']} {tile}"
+    if row["skipped"]:
+        return f"{where}: skipped: {row['skipped']}"
+    parts = [
+        f"{way} {(row[f'dram_{way}'] or 0) / 1e9:.2f} GB of {row[f'count_{way}'] / 1e9:.2f} counted"
+        for way in ("read", "write")
+    ]
+    return f"{where}: {', '.join(parts)}, {row['ms']:.1f} ms"
