@@ -112,8 +112,10 @@ def test_dout_has_the_storage_dtype(fake_device: FakeDevice) -> None:
 def test_a_run_is_on_the_stream_of_its_device(fake_device: FakeDevice) -> None:
     prepared = _prepare(device=1)
     prepared.run(_pointers(prepared), stream=77, workspace=ADDRESS)
-    assert fake_device.entered[:2] == [("device", 1), ("stream 77", 1)]
-    assert {device for _, device in fake_device.entered} == {1}
+    fake_device.streams[1] = 78
+    prepared.run(_pointers(prepared), workspace=ADDRESS)
+    assert fake_device.queued == [(1, 77), (1, 78)]
+    assert fake_device.current == 0
 
 
 @pytest.mark.parametrize(
