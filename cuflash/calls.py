@@ -72,14 +72,17 @@ def find(signature: Hashable) -> ReadyCall | None:
         return None
 
 
-def keep(seen: Seen, arrays: Arrays, pipeline: Pipeline) -> None:
+def keep(seen: Seen, keywords: Mapping[str, Any], arrays: Arrays, pipeline: Pipeline) -> None:
     """Have the next call of this signature found, if it can be that simple.
 
-    A call that copies arrays, or has nothing to launch, always goes the long way.
+    A call that copies arrays, or has nothing to launch, always goes the long
+    way, and so does one with a keyword that might be equal and mean another thing.
     """
     global _ready
     signature, addresses = seen
     if pipeline.device is None or pipeline.copied or pipeline.plan.problem.empty:
+        return
+    if not all(map(_lasts, keywords.values())):
         return
     ready = _ready.get(signature)
     if ready is None:
@@ -88,6 +91,12 @@ def keep(seen: Seen, arrays: Arrays, pipeline: Pipeline) -> None:
             _ready = {}  # a new one: other threads may be looking at the old
         _ready[signature] = ready
     ready.allow(addresses)
+
+
+def _lasts(value: Any) -> bool:
+    """Whether a keyword is of a type whose values are keys and stay what they are."""
+    plain = value is None or type(value) in (bool, int, float, str)
+    return plain or isinstance(value, (type, np.generic, np.dtype))
 
 
 def forget() -> None:

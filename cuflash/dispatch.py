@@ -85,7 +85,7 @@ def call(operation: Operation, arrays: Arrays, keywords: Mapping[str, Any]) -> d
         checked,
         want_lse=want_lse,
         workspace=arrays.get("workspace"),
-        decided=None if seen is None else functools.partial(keep, seen, arrays),
+        decided=None if seen is None else functools.partial(keep, seen, keywords, arrays),
     )
 
 
