@@ -38,8 +38,7 @@ def see(operation: str, keywords: Mapping[str, Any], arrays: Arrays) -> Seen | N
     """What decides a call, and where its arrays are; None if one is not plainly CuPy's.
 
     The keywords are as the caller gave them, so their types go with them: True
-    is 1 to a dictionary, and the call takes only one of the two. ``blocks``
-    would need those of its items too, and is left to the long way.
+    is 1 to a dictionary, and the call takes only one of the two.
 
     Parameters
     ----------
@@ -49,8 +48,6 @@ def see(operation: str, keywords: Mapping[str, Any], arrays: Arrays) -> Seen | N
         Inputs, then destinations, then the workspace; what is not given is absent.
     """
     ndarray = getattr(sys.modules.get("cupy"), "ndarray", None)
-    if keywords["blocks"] is not None:
-        return None
     values = keywords.values()
     parts: list[Hashable] = [operation, *values, *map(type, values), *arrays]
     addresses = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
 import numpy as np
@@ -18,12 +19,21 @@ ROWS = (2, 4, 100)
 
 
 class Decided:
-    """Counts the calls that went the long way."""
+    """Counts the calls that went the long way, and has what all of them made."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        import cupy
+
         self.count = 0
+        self.made: deque[Any] = deque(maxlen=9)
+        self._places = iter(range(1 << 40, 1 << 50, 1 << 24))
+        patch.setattr(cupy, "empty", self._empty)
         self._run = dispatch.run
         patch.setattr(dispatch, "run", self)
+
+    def _empty(self, shape: Any, dtype: Any = float) -> Any:
+        self.made.append(device_array(shape, dtype, next(self._places)))
+        return self.made[-1]
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         self.count += 1
@@ -33,14 +43,6 @@ class Decided:
 @pytest.fixture
 def decided(fake_device: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> Decided:
     """On a fake device whose new arrays have places of their own."""
-    import cupy
-
-    places = iter(range(1 << 40, 1 << 50, 1 << 24))
-
-    def empty(shape: Any, dtype: Any = float) -> Any:
-        return device_array(shape, dtype, next(places))
-
-    monkeypatch.setattr(cupy, "empty", empty)
     return Decided(monkeypatch)
 
 

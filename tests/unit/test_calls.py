@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ml_dtypes import bfloat16
 
 import cuflash
 from cuflash import calls, dispatch, pipeline
@@ -64,6 +65,9 @@ def test_the_second_backward_pass_is_not_decided(
             ADDRESS * 2000 if with_dlse else 0,
         ]
         assert _data(statistics, "out", "dout") == [given["out"].data.ptr] * 2
+        workspace = decided.made[-1]
+        assert workspace.dtype == np.uint8
+        assert workspace.data.ptr <= int(main["row_lse"]) < workspace.data.ptr + workspace.nbytes
         assert [int(main[f"{name}_map"]["opaque"][0]) for name in ("q", "k", "v", "dout")] == [
             given[name].data.ptr for name in ("q", "k", "v", "dout")
         ]
@@ -78,7 +82,7 @@ OTHERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "stride": ({"k": lambda: _strided(SHAPE, ADDRESS * 2)}, {}),
     "alignment": ({"k": lambda: device_array(SHAPE, address=ADDRESS * 2 + 8)}, {}),
     "length": ({n: lambda: device_array((2, 90, 4, 64)) for n in "kv"}, {}),
-    "dtype": ({n: lambda: device_array(SHAPE, np.float32) for n in "qkv"}, {}),
+    "dtype": ({n: lambda: device_array(SHAPE, bfloat16) for n in "qkv"}, {}),
     "causal": ({}, {"causal": True}),
     "scale": ({}, {"scale": 0.25}),
     "offset": ({}, {"causal": True, "q_offset": 3}),
@@ -168,7 +172,7 @@ def test_a_call_that_copies_or_does_nothing_is_always_decided(
 ) -> None:
     monkeypatch.setattr(dispatch, "_copy", lambda array, *_: device_array(array.shape))
     wide = device_array((2, 100, 4, 128))
-    nothing = device_array((2, 0, 4, 64))
+    nothing = device_array(SHAPE)[:, :0]
     for _ in range(2):
         cuflash.attention(**qkv(k=wide[..., ::2]))
         cuflash.attention(**qkv(q=nothing))
