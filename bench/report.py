@@ -6,10 +6,10 @@ import re
 from itertools import product
 from pathlib import Path
 
-from . import charts, run
+from . import charts
 from .cases import CASES
-from .stored import gpu_rows, load, of_set
-from .tables import SETS, render
+from .stored import gpu_files, gpu_rows, load, of_set
+from .tables import LATENCY, SETS, render
 
 __all__ = ["check", "names", "outdated", "render", "write"]
 
@@ -34,7 +34,7 @@ def check(text: str) -> list[str]:
 
 def _missing(text: str) -> list[str]:
     """Sets with results, and no block in a text."""
-    return [name for name in SETS if name not in names(text) and render(name)]
+    return [name for name in (*SETS, LATENCY) if name not in names(text) and render(name)]
 
 
 def write(path: Path | None = None) -> None:
@@ -88,7 +88,7 @@ def outdated() -> list[str]:
     from .sources import KERNELS, digest
 
     root, lines = find_sources(), []
-    for path, name in product(sorted(run.RESULTS.glob("nvidia-*.json")), CASES):
+    for path, name in product(gpu_files(), CASES):
         ours = [row for row in of_set(name, load(path.name)) if row["sources"]]
         for algorithm, op in sorted({(row["options"]["algorithm"], row["op"]) for row in ours}):
             rows = [r for r in ours if (r["options"]["algorithm"], r["op"]) == (algorithm, op)]
