@@ -82,6 +82,13 @@ class PreparedPlan:
     device_id
         Where it will run.
 
+    Attributes
+    ----------
+    names
+        Of the tensors, in the order of the addresses of a run.
+    kernels
+        The compiled kernels in the order they run.
+
     Notes
     -----
     The parameters of the last launches are kept: most calls come again with
