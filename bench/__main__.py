@@ -1,4 +1,4 @@
-"""``python -m bench run | host | story | report | tune``."""
+"""``python -m bench run | latency | host | story | report | tune``."""
 
 from __future__ import annotations
 
@@ -27,6 +27,10 @@ def _do(arguments: argparse.Namespace) -> int:
         given = (arguments.cases, arguments.protocol, arguments.output, arguments.peers)
         rows = [row for _ in range(arguments.runs) for row in run_cases(*given)]
         print("\n".join(summary(rows)))
+    elif arguments.command == "latency":
+        from .latency import run_latency
+
+        run_latency(arguments.output, arguments.peers)
     elif arguments.command == "host":
         from .host import run_host
 
@@ -53,6 +57,9 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--protocol", default="rested,turns", help="rested, turns or both")
     run.add_argument("--output", type=Path, help="results file; by default by the GPU's name")
     run.add_argument("--runs", type=int, default=1, help="how many, one after the other")
+    latency = commands.add_parser("latency", help="time the host's part of a call on the GPU")
+    latency.add_argument("--peers", help="peers, comma-separated; by default those it can time")
+    latency.add_argument("--output", type=Path, help="results file; by default by the GPU's name")
     host = commands.add_parser("host", help="time the tiled NumPy backend on this CPU")
     host.add_argument("--output", type=Path)
     story = commands.add_parser("story", help="measure the papers' claims on the GPU")

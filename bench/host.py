@@ -17,7 +17,7 @@ import cuflash
 
 from .run import RESULTS, store
 
-__all__ = ["run_host"]
+__all__ = ["cpu_name", "run_host"]
 
 
 def _whole_forward(q: Any, k: Any, v: Any) -> tuple[Any, Any]:
@@ -45,7 +45,11 @@ def run_host(output: Path | None = None, seqlen: int = 8192, heads: int = 4) -> 
     rng = np.random.default_rng(0)
     tensors = [rng.standard_normal((heads, seqlen, 64)).astype(np.float32) for _ in range(4)]
     now = datetime.datetime.now(datetime.timezone.utc)
-    common = {"run": now.strftime("%Y%m%d-%H%M%S"), "date": now.date().isoformat(), "cpu": _cpu()}
+    common = {
+        "run": now.strftime("%Y%m%d-%H%M%S"),
+        "date": now.date().isoformat(),
+        "cpu": cpu_name(),
+    }
     problem: dict[str, Any] = {"dtype": "float32", "heads": heads, "head_dim": 64, "seqlen": seqlen}
     rows = []
     for impl, passes in _implementations(*tensors).items():
@@ -82,7 +86,8 @@ def _implementations(q: Any, k: Any, v: Any, dout: Any) -> dict[str, dict[str, C
     }
 
 
-def _cpu() -> str:
+def cpu_name() -> str:
+    """The processor, as the system calls it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         name = next(line.split(":")[1].strip() for line in lines if "model name" in line)

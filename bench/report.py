@@ -6,13 +6,13 @@ import re
 from itertools import product
 from pathlib import Path
 
-from . import charts, drawing, opening, run
+from . import charts, drawing, opening
 from .cases import CASES
-from .stored import gpu_rows, load, of_set
+from .stored import gpu_files, gpu_rows, load, of_set
 from .story.charts import drawings as story_drawings
 from .story.stored import outdated as story_outdated
 from .story.tables import BLOCKS as STORY
-from .tables import SETS, render
+from .tables import LATENCY, SETS, render
 
 __all__ = ["check", "names", "outdated", "render", "write"]
 
@@ -39,7 +39,7 @@ def check(text: str) -> list[str]:
 
 def _missing(text: str) -> list[str]:
     """What has results, and no block in a text."""
-    blocks = ("opening", *SETS, *STORY)
+    blocks = ("opening", *SETS, LATENCY, *STORY)
     return [name for name in blocks if name not in names(text) and render(name)]
 
 
@@ -122,8 +122,7 @@ def outdated() -> list[str]:
     from .sources import KERNELS, digest
 
     root, lines = find_sources(), []
-    of_cases = (p for p in run.RESULTS.glob("nvidia-*.json") if not p.stem.endswith("-story"))
-    for path, name in product(sorted(of_cases), CASES):
+    for path, name in product(gpu_files(), CASES):
         ours = [row for row in of_set(name, load(path.name)) if row["sources"]]
         for algorithm, op in sorted({(row["options"]["algorithm"], row["op"]) for row in ours}):
             rows = [r for r in ours if (r["options"]["algorithm"], r["op"]) == (algorithm, op)]

@@ -15,7 +15,7 @@ from .inputs import make_inputs
 from .measure import PROTOCOLS, LeftOutError, measure
 from .peers import Peer, importable, select_peers
 
-__all__ = ["RESULTS", "run", "store"]
+__all__ = ["RESULTS", "common_columns", "results_file", "run", "store"]
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -28,12 +28,7 @@ def run(
 
     cases, asked, timed = select(names), select_peers(peers), select_protocols(protocols)
     require_device()
-    import cupy
-
-    properties = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)
-    gpu = properties["name"].decode()
-    now = datetime.datetime.now(datetime.timezone.utc)
-    common = {"run": now.strftime("%Y%m%d-%H%M%S"), "date": now.date().isoformat(), "gpu": gpu}
+    common = common_columns()
     found = importable(asked, _say)
     rows: list[dict[str, Any]] = []
     try:
@@ -42,11 +37,29 @@ def run(
             _free()
     finally:  # what was measured before an error is kept
         if rows:
-            name = re.sub(r"[^a-z0-9]+", "-", gpu.lower())
-            store(output or RESULTS / f"{name}.json", rows)
+            store(output or results_file(common["gpu"]), rows)
     if not rows:
         raise SystemExit("nothing was measured")
     return rows
+
+
+def common_columns() -> dict[str, str]:
+    """What all rows of a run share: when, and the GPU."""
+    import cupy
+
+    properties = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)
+    now = datetime.datetime.now(datetime.timezone.utc)
+    return {
+        "run": now.strftime("%Y%m%d-%H%M%S"),
+        "date": now.date().isoformat(),
+        "gpu": properties["name"].decode(),
+    }
+
+
+def results_file(gpu: str, kind: str = "") -> Path:
+    """Where the rows of a GPU are: device times, or those of another kind."""
+    name = re.sub(r"[^a-z0-9]+", "-", gpu.lower())
+    return RESULTS / f"{name}{kind}.json"
 
 
 def select_protocols(names: str) -> list[str]:

@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from . import run
 from .cases import CASES, Case
 
-__all__ = ["Row", "gpu_rows", "implementations", "label", "latest", "load", "of_set", "problem"]
+__all__ = [
+    "Row",
+    "gpu_files",
+    "gpu_rows",
+    "implementations",
+    "label",
+    "latest",
+    "load",
+    "of_set",
+    "problem",
+]
 
 Row = dict[str, Any]
 
@@ -33,6 +44,12 @@ def load(name: str) -> list[Row]:
     path = run.RESULTS / name
     rows: list[Row] = json.loads(path.read_text()) if path.exists() else []
     return rows
+
+
+def gpu_files() -> list[Path]:
+    """Files of device times, one for each GPU."""
+    found = sorted(run.RESULTS.glob("nvidia-*.json"))
+    return [path for path in found if not path.stem.endswith(("-latency", "-story"))]
 
 
 def gpu_rows() -> list[Row]:

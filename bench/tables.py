@@ -12,7 +12,7 @@ from .markdown import table
 from .stored import Row, gpu_rows, implementations, label, latest, load, of_set, problem
 from .story import tables as story
 
-__all__ = ["SETS", "grid", "render"]
+__all__ = ["LATENCY", "SETS", "grid", "render"]
 
 #: Sets of cases that have a table like one another; the tile sets have none.
 SETS = (
@@ -30,6 +30,10 @@ SETS = (
 )
 
 
+#: The block of the host time of a call.
+LATENCY = "latency"
+
+
 def render(name: str) -> str:
     """The table of a block of the README; empty without rows."""
     if name == "cpu":
@@ -38,6 +42,8 @@ def render(name: str) -> str:
         return opening.render()
     if name in story.BLOCKS:
         return story.render(name)
+    if name == LATENCY:
+        return _latency()
     rows = of_set(name, gpu_rows())
     return _fa1(rows) if name == "fa1" else grid(name, rows)
 
@@ -177,3 +183,27 @@ def _cpu() -> str:
     )
     header = ["", "pass", "time", "peak memory", "times as fast", "part of its memory"]
     return caption + table(header, body)
+
+
+def _latency() -> str:
+    rows = latest(load("nvidia-h200-latency.json"))
+    if not rows:
+        return ""
+    kinds = [kind for kind in ("cycling", "repeating", "prepared") if _of_kind(rows, kind)]
+    lines = dict.fromkeys((label(row), row["op"]) for row in rows)
+    body = []
+    for name, op in lines:
+        mine = [row for row in rows if (label(row), row["op"]) == (name, op)]
+        cells = [_of_kind(mine, kind) for kind in kinds]
+        body.append([name, op, *(f"{found[0]['us']:.1f}" if found else "" for found in cells)])
+    first = rows[0]
+    caption = (
+        f"{first['gpu']}, {first['cpu']}, Python {first['python']}, {first['dtype']}, "
+        f"batch · heads {first['batch'] * first['heads_q']}, head_dim {first['head_dim']}, seqlen "
+        f"{first['seqlen_q']}, µs of the host for a call, {first['date']}\n\n"
+    )
+    return caption + table(["", "pass", *kinds], body)
+
+
+def _of_kind(rows: Sequence[Row], kind: str) -> list[Row]:
+    return [row for row in rows if row["what"] == kind]

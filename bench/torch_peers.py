@@ -10,6 +10,7 @@ import contextlib
 import importlib
 import importlib.metadata
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +19,7 @@ import ml_dtypes
 from .cases import Case
 from .inputs import Inputs
 
-__all__ = ["BACKENDS", "Backend", "arrays", "to_cupy", "to_torch"]
+__all__ = ["BACKENDS", "Backend", "arrays", "direct", "to_cupy", "to_torch"]
 
 HALF = ("float16", "bfloat16")
 #: Most elements of a score matrix that PyTorch's plain backend is asked for: it keeps several.
@@ -138,6 +139,27 @@ def _sdpa(name: str) -> Forward:
         return out.transpose(1, 2)
 
     return forward
+
+
+def direct(name: str) -> tuple[Callable[..., Any], Callable[[], AbstractContextManager[Any]]]:
+    """A backend's own function of q, k and v, and what a program would call it within.
+
+    PyTorch's takes (batch, heads, seqlen, head_dim), FlashAttention-4's (batch,
+    seqlen, heads, head_dim). Both run on PyTorch's current stream.
+    """
+    torch = _torch()
+    if name == "fa4":
+        return importlib.import_module("flash_attn.cute").flash_attn_func, torch.no_grad
+
+    @contextlib.contextmanager
+    def around() -> Iterator[None]:
+        choice = importlib.import_module("torch.nn.attention")
+        backend = getattr(choice.SDPBackend, f"{name.upper()}_ATTENTION")
+        with torch.no_grad(), choice.sdpa_kernel(backend):
+            yield
+
+    functional = importlib.import_module("torch.nn.functional")
+    return functional.scaled_dot_product_attention, around
 
 
 def _flash_attention_4(case: Case, q: Any, k: Any, v: Any) -> Any:

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from .cuda.available import is_usable
-from .dispatch import run
+from .dispatch import call
 from .errors import ArgumentTypeError, ArgumentValueError
-from .options import AlgorithmChoice, BackendChoice, check_flag, check_options
+from .options import AlgorithmChoice, BackendChoice, check_flag
 
 __all__ = ["attention", "attention_backward", "attention_vjp", "is_available"]
 
@@ -107,21 +107,26 @@ def attention(
     work is queued on CuPy's current stream of the arrays' device; nothing
     waits for it unless the result is a NumPy array.
     """
-    options = check_options(
-        causal=causal,
-        scale=scale,
-        q_offset=q_offset,
-        layout=layout,
-        out_dtype=out_dtype,
-        backend=backend,
-        algorithm=algorithm,
-        blocks=blocks,
-    )
-    want_lse = check_flag("return_lse", return_lse)
-    inputs = {"q": q, "k": k, "v": v}
-    destinations = {n: a for n, a in (("out", out), ("lse_out", lse_out)) if a is not None}
-    results = run("forward", inputs, destinations, options, want_lse=want_lse, workspace=workspace)
-    return (results["out"], results["lse"]) if want_lse else results["out"]
+    keywords = {
+        "causal": causal,
+        "scale": scale,
+        "q_offset": q_offset,
+        "layout": layout,
+        "out_dtype": out_dtype,
+        "backend": backend,
+        "algorithm": algorithm,
+        "blocks": blocks,
+        "return_lse": return_lse,
+    }
+    arrays = {"q": q, "k": k, "v": v}
+    if out is not None:
+        arrays["out"] = out
+    if lse_out is not None:
+        arrays["lse_out"] = lse_out
+    if workspace is not None:
+        arrays["workspace"] = workspace
+    results = call("forward", arrays, keywords)
+    return (results["out"], results["lse"]) if return_lse else results["out"]
 
 
 def attention_backward(
@@ -183,20 +188,24 @@ def attention_backward(
     ``dv = P^T dout``, ``dS = P * (dout v^T - delta)``, ``dq = scale dS k``,
     ``dk = scale dS^T q`` (Dao et al. 2022, Algorithm 4).
     """
-    options = check_options(
-        causal=causal,
-        scale=scale,
-        q_offset=q_offset,
-        layout=layout,
-        deterministic=deterministic,
-        backend=backend,
-        algorithm=algorithm,
-        blocks=blocks,
-    )
-    inputs = {"dout": dout, "q": q, "k": k, "v": v, "out": out, "lse": lse}
+    keywords = {
+        "causal": causal,
+        "scale": scale,
+        "q_offset": q_offset,
+        "layout": layout,
+        "deterministic": deterministic,
+        "backend": backend,
+        "algorithm": algorithm,
+        "blocks": blocks,
+    }
+    arrays = {"dout": dout, "q": q, "k": k, "v": v, "out": out, "lse": lse}
     if dlse is not None:
-        inputs["dlse"] = dlse
-    results = run("backward", inputs, _destinations(grads), options, workspace=workspace)
+        arrays["dlse"] = dlse
+    if grads is not None:
+        arrays |= _destinations(grads)
+    if workspace is not None:
+        arrays["workspace"] = workspace
+    results = call("backward", arrays, keywords)
     return results["dq"], results["dk"], results["dv"]
 
 
@@ -274,8 +283,6 @@ def is_available() -> bool:
 
 
 def _destinations(grads: Any) -> dict[str, Any]:
-    if grads is None:
-        return {}
     if not isinstance(grads, (tuple, list)) or len(grads) != 3:
         raise ArgumentTypeError("grads", repr(type(grads)), "(dq, dk, dv), three arrays")
     if any(g is None for g in grads):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -21,14 +22,15 @@ from .arrays.adopt import (
 )
 from .arrays.overlap import overlaps_itself, share_memory
 from .arrays.spec import Layout, TensorSpec
-from .cuda.capture import is_capturing
+from .calls import Arrays, find, keep, see
+from .cuda.current import current_stream, is_capturing
 from .errors import ArgumentTypeError, ArgumentValueError
-from .options import Options
-from .pipeline import DESTINATIONS, ROWS, Pipeline, choose_device, pipeline_of
+from .options import Options, check_flag, check_options
+from .pipeline import DESTINATIONS, ROWS, TARGETS, Pipeline, choose_device, pipeline_of
 from .planning.plan import Plan
 from .planning.problem import Operation
 
-__all__ = ["observe", "run"]
+__all__ = ["call", "observe", "run"]
 
 _observers: list[Callable[[Plan], None]] = []
 #: What captured calls made for themselves: their graphs may run as long as the process does.
@@ -45,14 +47,62 @@ def observe(callback: Callable[[Plan], None]) -> Iterator[None]:
         _observers.remove(callback)
 
 
+def call(operation: Operation, arrays: Arrays, keywords: Mapping[str, Any]) -> dict[str, Any]:
+    """One pass as a public function was asked for it; the same again is not decided again.
+
+    Parameters
+    ----------
+    operation
+        "forward" or "backward".
+    arrays
+        The caller's inputs by argument name, then the destinations, then the
+        workspace; what is not given is absent.
+    keywords
+        As the caller gave them: those of :func:`check_options`, and ``return_lse``
+        of a forward pass.
+
+    Returns
+    -------
+    dict
+        As of :func:`run`.
+    """
+    seen = see(operation, keywords, arrays)
+    if seen is not None:
+        signature, addresses = seen
+        ready = find(signature)
+        results = None if ready is None else ready.run(arrays, addresses)
+        if ready is not None and results is not None:
+            _tell(ready.plan)
+            return results
+    options = {name: value for name, value in keywords.items() if name != "return_lse"}
+    checked = check_options(**options)
+    want_lse = check_flag("return_lse", keywords.get("return_lse", True))
+    targets = TARGETS[operation]
+    return run(
+        operation,
+        {name: array for name, array in arrays.items() if name not in (*targets, "workspace")},
+        {name: array for name, array in arrays.items() if name in targets},
+        checked,
+        want_lse=want_lse,
+        workspace=arrays.get("workspace"),
+        decided=None if seen is None else functools.partial(keep, seen, keywords, arrays),
+    )
+
+
+def _tell(plan: Plan) -> None:
+    for observer in _observers:
+        observer(plan)
+
+
 def run(
     operation: Operation,
-    inputs: Mapping[str, Any],
-    destinations: Mapping[str, Any],
+    inputs: Arrays,
+    destinations: Arrays,
     options: Options,
     *,
     want_lse: bool = True,
     workspace: Any = None,
+    decided: Callable[[Pipeline], None] | None = None,
 ) -> dict[str, Any]:
     """One pass over arrays of any kind.
 
@@ -68,6 +118,8 @@ def run(
         Whether a forward pass gives the log-sum-exp.
     workspace
         Memory for the kernels instead of a fresh allocation.
+    decided
+        Is given what was decided, once it has run.
 
     Returns
     -------
@@ -88,12 +140,13 @@ def run(
         if name not in natives and name not in results:
             results[name] = empty(natives["q"], spec.shape, spec.dtype)
     if not pipeline.plan.problem.empty:
-        for observer in _observers:
-            observer(pipeline.plan)
+        _tell(pipeline.plan)
         if device is None:
             _run_numpy(pipeline, natives, results)
         else:
             _run_cuda(pipeline, device, natives, results, workspace)
+    if decided is not None:
+        decided(pipeline)
     given = {DESTINATIONS[name]: target.given for name, target in targets.items()}
     answer = adopted["q"].answer
     return {
@@ -166,7 +219,8 @@ def _run_cuda(
     copied = pipeline.copied
     with cupy.cuda.Device(device):
         makes = bool(copied) or (workspace is None and pipeline.plan.workspace_bytes > 0)
-        capturing = makes and is_capturing()
+        stream = current_stream(device)
+        capturing = makes and is_capturing(stream)
         if capturing:
             _refuse_host_arrays({**inputs, **results})
         arrays = {
@@ -180,19 +234,25 @@ def _run_cuda(
             if name in copied
         }
         arrays |= {name: aside.get(name, array) for name, array in results.items()}
-        pointers = {name: address(array) for name, array in arrays.items()}
+        addresses = tuple(address(arrays[name]) for name in pipeline.tensors)
         if workspace is None:
             needed = pipeline.plan.workspace_bytes if capturing else pipeline.plan.eager_bytes
             workspace = cupy.empty(needed, np.uint8) if needed else None
         if capturing:
             made = [*(arrays[name] for name in copied), workspace]
             _kept_for_graphs.extend(array for array in made if array is not None)
-        pipeline.launcher.run(pointers, 0 if workspace is None else address(workspace))
+        place = 0 if workspace is None else address(workspace)
+        pipeline.launcher.run(addresses, place, stream)
         for name, array in aside.items():
-            if isinstance(results[name], np.ndarray):
-                to_host(array, results[name])
-            else:
-                fill(results[name], array)
+            _bring(array, results[name])
+
+
+def _bring(array: Any, destination: Any) -> None:
+    """Copy a device array to where it belongs."""
+    if isinstance(destination, np.ndarray):
+        to_host(array, destination)
+    else:
+        fill(destination, array)
 
 
 def _refuse_host_arrays(arrays: Mapping[str, Any]) -> None:

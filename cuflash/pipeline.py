@@ -21,10 +21,23 @@ from .planning.fa3 import needs_newer_compiler
 from .planning.plan import Plan, plan
 from .planning.problem import DTYPES, Alignment, Operation
 
-__all__ = ["DESTINATIONS", "ROWS", "Pipeline", "choose_device", "pipeline_of"]
+__all__ = [
+    "DESTINATIONS",
+    "ROWS",
+    "TARGETS",
+    "Pipeline",
+    "choose_device",
+    "forget_decisions",
+    "pipeline_of",
+]
 
 #: Arguments that name destinations, and which tensor each of them is.
 DESTINATIONS = {"out": "out", "lse_out": "lse", "dq": "dq", "dk": "dk", "dv": "dv"}
+#: Those of each pass: what is an input of the one may be a destination of the other.
+TARGETS: dict[Operation, tuple[str, ...]] = {
+    "forward": ("out", "lse_out"),
+    "backward": ("dq", "dk", "dv"),
+}
 #: Tensors of one number a row.
 ROWS = ("lse", "dlse")
 _RESULTS: dict[Operation, tuple[str, ...]] = {
@@ -129,6 +142,11 @@ def _decide(
             said = f"running {chosen.algorithm}: fa3 {remedy}"
             warnings.warn(said, stacklevel=_frames_inside())
     return Pipeline(replace(described, problem=problem), chosen, device, tensors, placed)
+
+
+def forget_decisions() -> None:
+    """Decide about every signature anew, in the environment as it then is."""
+    _decide.cache_clear()
 
 
 def _frames_inside() -> int:

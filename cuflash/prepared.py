@@ -8,18 +8,18 @@ from typing import Any
 
 import numpy as np
 
+from .addresses import Addresses
 from .arrays.adopt import adopt
 from .arrays.spec import TensorSpec, contiguous_strides
 from .cuda.available import device_count, require_device
+from .cuda.current import current_stream
 from .errors import ArgumentTypeError, ArgumentValueError
 from .options import AlgorithmChoice, Options, check_dtype, check_options
-from .pipeline import ROWS, Pipeline, choose_device, pipeline_of
+from .pipeline import Pipeline, choose_device, pipeline_of
 from .planning.plan import Plan
 from .planning.problem import DTYPES, DTypeName, Operation
 
 __all__ = ["Prepared", "prepare", "signature_of"]
-
-_OPTIONAL = {"forward": ("lse",), "backward": ("dlse",)}
 
 
 class Prepared:
@@ -31,8 +31,8 @@ class Prepared:
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
         self._launcher = pipeline.launcher
-        operation = pipeline.plan.problem.operation
-        self._required = frozenset(pipeline.tensors) - frozenset(_OPTIONAL[operation])
+        self._addresses = Addresses(pipeline)
+        self._empty = pipeline.plan.problem.empty
 
     @property
     def plan(self) -> Plan:
@@ -77,52 +77,13 @@ class Prepared:
             If an address is missing, of no array of the plan, or not aligned
             as the plan needs it.
         """
-        self._check(pointers, workspace)
-        if self.plan.problem.empty:
+        addresses = self._addresses.of(pointers, workspace)
+        if self._empty:
             return
-        if stream is None:
-            self._launcher.run(pointers, workspace)
-            return
-        import cupy
-
-        device = self._launcher.device_id  # CuPy has a current stream for each device
-        with cupy.cuda.Device(device), cupy.cuda.ExternalStream(stream, device):
-            self._launcher.run(pointers, workspace)
-
-    def _check(self, pointers: Mapping[str, int], workspace: int) -> None:
-        if not isinstance(pointers, Mapping):
-            raise ArgumentTypeError("pointers", repr(pointers), "a mapping of names to addresses")
-        unknown = pointers.keys() - self.tensors.keys()
-        if unknown:
-            raise ArgumentValueError(
-                "pointers", f"{', '.join(map(repr, unknown))}", ", ".join(sorted(self.tensors))
-            )
-        missing = self._required - pointers.keys()
-        if missing:
-            raise ArgumentValueError(
-                "pointers", f"no {', '.join(sorted(missing))}", ", ".join(sorted(self._required))
-            )
-        for name, pointer in pointers.items():
-            self._check_pointer(name, pointer)
-        if self.workspace_bytes and (not workspace or workspace % 256):
-            raise ArgumentValueError(
-                "workspace",
-                f"address {workspace:#x}",
-                f"{self.workspace_bytes} bytes at a multiple of 256",
-            )
-
-    def _check_pointer(self, name: str, pointer: int) -> None:
-        if not isinstance(pointer, (int, np.integer)):
-            raise ArgumentTypeError("pointers", f"{name} at {pointer!r}", "an integer")
-        spec = self.tensors[name]
-        if not pointer and name in self._required and 0 not in spec.shape:
-            raise ArgumentValueError("pointers", f"{name} at 0", "the address of its memory")
-        vector = self.plan.problem.alignment != "element" and name not in ROWS
-        multiple = 16 if vector else spec.itemsize
-        if pointer % multiple:
-            raise ArgumentValueError(
-                "pointers", f"{name} at {pointer:#x}", f"a multiple of {multiple}, as planned"
-            )
+        launcher = self._launcher
+        if stream is None:  # CuPy has a current one for each device
+            stream = current_stream(launcher.device_id)
+        launcher.run(addresses, workspace, stream)
 
 
 def prepare(

@@ -14,7 +14,17 @@ import numpy as np
 from ..errors import ArgumentTypeError, BackendUnavailableError
 from .spec import TensorSpec
 
-__all__ = ["Adopted", "address", "adopt", "contiguous", "empty", "fill", "to_device", "to_host"]
+__all__ = [
+    "Adopted",
+    "address",
+    "adopt",
+    "contiguous",
+    "dtype_named",
+    "empty",
+    "fill",
+    "to_device",
+    "to_host",
+]
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
@@ -194,9 +204,14 @@ def _answer_like(value: Any) -> Callable[[Any], Any]:
     return answer
 
 
+def dtype_named(name: str) -> np.dtype[Any]:
+    """The dtype of a name; NumPy has no name for bfloat16."""
+    return BFLOAT16 if name == "bfloat16" else np.dtype(name)
+
+
 def empty(like: Any, shape: tuple[int, ...], dtype: str) -> Any:
     """A fresh C-contiguous array in the memory of the native array ``like``."""
-    kind = BFLOAT16 if dtype == "bfloat16" else np.dtype(dtype)
+    kind = dtype_named(dtype)
     if isinstance(like, np.ndarray):
         return np.empty(shape, kind)
     import cupy

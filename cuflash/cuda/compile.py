@@ -34,7 +34,8 @@ _environment = threading.Lock()
 class CompiledKernel:
     """A loaded kernel and what the compiler made of it."""
 
-    function: Any  # cupy.RawKernel
+    function: Any  # cupy.RawKernel; it keeps the code loaded
+    handle: int  # of the driver, for the device that it was compiled for
     registers: int
     local_bytes: int  # of local memory for a thread: spills and arrays
 
@@ -123,7 +124,8 @@ def _load(config: KernelConfig, text: str, root: Path) -> CompiledKernel:
     function = module.get_function(config.entry)
     if config.shared_bytes > 48 * 1024:
         function.max_dynamic_shared_size_bytes = config.shared_bytes
-    return CompiledKernel(function, function.num_regs, function.local_size_bytes)
+    handle = int(function.kernel.ptr)
+    return CompiledKernel(function, handle, function.num_regs, function.local_size_bytes)
 
 
 @contextlib.contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,7 @@ from ..errors import LaunchError
 from ..planning.kernel import KernelLaunch
 from ..planning.plan import Plan
 from .compile import CompiledKernel, compile_kernel
+from .current import is_current
 from .parameters import ROW_VECTOR, SHAPE_FIELDS, TENSOR, fields_of, parameters_of
 from .tensor_map import WORDS, TensorMapEncoder
 from .tile_counter import counter_of_launch
@@ -26,8 +27,8 @@ Strides = Mapping[str, tuple[int, int, int]]
 Maps = tuple[tuple[int, str, TensorMapEncoder], ...]
 
 
-#: Launches of a kernel whose parameters are kept.
-_KEPT = 64
+#: Launches of a plan whose parameters are kept.
+_KEPT = 128
 
 
 @dataclass(frozen=True)
@@ -39,81 +40,34 @@ class _Places:
     workspace: tuple[tuple[int, int], ...]  # word of a pointer, its offset in the workspace
     counter: int | None  # word of the tile counter's pointer
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Of all tensors, mapped ones first."""
-        return (*(name for _, name, _ in self.maps), *(name for _, name in self.tensors))
 
+class _Parameters(NamedTuple):
+    """Of one launch of a kernel, as the driver takes them. Never changed: threads share them."""
 
-class _Parameters:
-    """A kernel's parameters for any addresses.
-
-    Those of the last addresses are kept: most calls come again with the same.
-    A launch only reads them, so threads share them.
-
-    Parameters
-    ----------
-    template
-        All that is the same in every launch.
-    dtype
-        The structure that the kernel takes.
-    places
-        Of the rest.
-    """
-
-    def __init__(
-        self, template: npt.NDArray[np.uint64], dtype: np.dtype[np.void], places: _Places
-    ) -> None:
-        self._template = template
-        self._dtype = dtype
-        self._places = places
-        self._names = places.names
-        self._kept: dict[tuple[int, ...], npt.NDArray[np.void]] = {}
-
-    def of(self, pointers: Mapping[str, int], workspace: int, counter: int) -> npt.NDArray[np.void]:
-        """Those of one launch: one structure, not to be changed."""
-        get = pointers.get
-        key = (workspace, counter, *[get(name, 0) for name in self._names])
-        found = self._kept.get(key)
-        if found is None:
-            found = self._filled(key[2:], workspace, counter)
-            if len(self._kept) >= _KEPT:
-                self._kept = {}  # a new one: other threads may be looking at the old
-            self._kept[key] = found
-        return found
-
-    def _filled(
-        self, addresses: tuple[int, ...], workspace: int, counter: int
-    ) -> npt.NDArray[np.void]:
-        words, places = self._template.copy(), self._places
-        mapped = len(places.maps)
-        for address, (word, _, encoder) in zip(addresses, places.maps, strict=False):
-            encoder.write(address, words[word : word + WORDS])
-        for address, (word, _) in zip(addresses[mapped:], places.tensors, strict=True):
-            words[word] = address
-        for word, offset in places.workspace:
-            words[word] = workspace + offset
-        if places.counter is not None:
-            words[places.counter] = counter
-        made: npt.NDArray[np.void] = words.view(self._dtype)
-        return made
+    words: npt.NDArray[np.uint64]  # the structure, and after it its own address
+    address: int  # of that last word: the driver is given a list of pointers to parameters
 
 
 @dataclass(frozen=True)
 class _PreparedKernel:
-    kernel: CompiledKernel
-    grid: tuple[int]
-    block: tuple[int]
-    shared_bytes: int
-    parameters: _Parameters
-    counter: int | None  # offset of the tile counter in the workspace
+    handle: int
+    shape: tuple[int, ...]  # grid, block, bytes of shared memory: as the driver takes them
+    template: npt.NDArray[np.uint64]  # of the parameters: what is the same in every launch
+    places: _Places  # of the rest
 
-    def launch(self, pointers: Mapping[str, int], workspace: int, device_id: int) -> None:
-        counter = 0
-        if self.counter is not None:
-            counter = counter_of_launch(device_id, workspace and workspace + self.counter)
-        parameters = self.parameters.of(pointers, workspace, counter)
-        self.kernel.function(self.grid, self.block, (parameters,), shared_mem=self.shared_bytes)
+    def parameters(self, pointers: Mapping[str, int], workspace: int, counter: int) -> _Parameters:
+        """Those of launches with these addresses; an absent tensor is at 0."""
+        words, places = np.append(self.template, np.uint64(0)), self.places
+        for word, name, encoder in places.maps:
+            encoder.write(pointers.get(name, 0), words[word : word + WORDS])
+        for word, name in places.tensors:
+            words[word] = pointers.get(name, 0)
+        for word, offset in places.workspace:
+            words[word] = workspace + offset
+        if places.counter is not None:
+            words[places.counter] = counter
+        words[-1] = start = words.ctypes.data
+        return _Parameters(words, start + words.nbytes - words.itemsize)
 
 
 class PreparedPlan:
@@ -127,49 +81,91 @@ class PreparedPlan:
         Of every tensor of the call by name, in elements: (batch, row, head).
     device_id
         Where it will run.
+
+    Attributes
+    ----------
+    names
+        Of the tensors, in the order of the addresses of a run.
+    kernels
+        The compiled kernels in the order they run.
+
+    Notes
+    -----
+    The parameters of the last launches are kept: most calls come again with
+    addresses that have been, and then nothing is made.
     """
 
     def __init__(self, plan: Plan, strides: Strides, device_id: int) -> None:
+        import cupy
+
+        self._cuda = cupy.cuda
         self.plan = plan
         self.device_id = device_id
-        self._kernels = [
-            _prepare_kernel(plan, launch, strides, device_id)
-            for launch in plan.launches
-            if launch.grid > 0
+        self.names = tuple(strides)
+        launches = [launch for launch in plan.launches if launch.grid > 0]
+        self.kernels: Sequence[CompiledKernel] = [
+            compile_kernel(launch.config, device_id) for launch in launches
         ]
+        self._kernels = [
+            _prepare_kernel(plan, launch, strides, kernel.handle)
+            for launch, kernel in zip(launches, self.kernels, strict=True)
+        ]
+        offsets = [buffer.offset for buffer in plan.workspace if buffer.name == "tile_counter"]
+        self._counter = offsets[0] if offsets else None
+        self._kept: dict[tuple[int, ...], list[_Parameters]] = {}
 
-    @property
-    def kernels(self) -> Sequence[CompiledKernel]:
-        """The compiled kernels in the order they run."""
-        return [prepared.kernel for prepared in self._kernels]
-
-    def run(self, pointers: Mapping[str, int], workspace: int) -> None:
-        """Launch on the current stream of the current thread, on the plan's device.
+    def run(self, addresses: tuple[int, ...], workspace: int, stream: int) -> None:
+        """Launch on a stream of the plan's device, whatever the current device is.
 
         Parameters
         ----------
-        pointers
-            Device address of every tensor by name; an absent one is null.
+        addresses
+            Of every tensor, in the order of :attr:`names`; of an absent one 0.
         workspace
             Address of ``plan.workspace_bytes`` bytes, a multiple of 256.
+        stream
+            Address of the stream.
 
         Raises
         ------
         LaunchError
             If the driver refuses a launch.
         """
-        import cupy
+        if is_current(self.device_id):
+            self.launch(addresses, workspace, stream)
+            return
+        with self._cuda.Device(self.device_id):
+            self.launch(addresses, workspace, stream)
 
-        with cupy.cuda.Device(self.device_id):
-            for prepared in self._kernels:
-                try:
-                    prepared.launch(pointers, workspace, self.device_id)
-                except cupy.cuda.driver.CUDADriverError as error:
-                    raise LaunchError(f"{self.plan}: the launch was refused: {error}") from error
+    def launch(self, addresses: tuple[int, ...], workspace: int, stream: int) -> None:
+        """The same where :func:`is_current` has said that the plan's device is the current one."""
+        counter = 0
+        if self._counter is not None:
+            place = workspace and workspace + self._counter
+            counter = counter_of_launch(self.device_id, stream, place)
+        key = (workspace, counter, *addresses)
+        every = self._kept.get(key)
+        if every is None:
+            every = self._make(key)
+        driver = self._cuda.driver
+        try:
+            for one, (_, parameters) in zip(self._kernels, every, strict=True):
+                driver.launchKernel(one.handle, *one.shape, stream, parameters, 0)
+        except driver.CUDADriverError as error:
+            raise LaunchError(f"{self.plan}: the launch was refused: {error}") from error
+
+    def _make(self, key: tuple[int, ...]) -> list[_Parameters]:
+        workspace, counter, *addresses = key
+        pointers = dict(zip(self.names, addresses, strict=True))
+        made = [kernel.parameters(pointers, workspace, counter) for kernel in self._kernels]
+        if len(self._kept) >= _KEPT:
+            self._kept = {}  # a new one: other threads may be looking at the old
+        self._kept[key] = made
+        return made
 
 
 def _prepare_kernel(
-    plan: Plan, launch: KernelLaunch, strides: Strides, device_id: int
+    plan: Plan, launch: KernelLaunch, strides: Strides, handle: int
 ) -> _PreparedKernel:
     config = launch.config
     struct = parameters_of(config.generation, config.kernel)
@@ -188,20 +184,18 @@ def _prepare_kernel(
     for name, value in launch.arguments:
         values[name] = value
     parts = {name: (word, offset) for name, word, offset in _workspace_words(struct.dtype, plan)}
-    counter_word, counter = parts.pop("tile_counter", (None, None))
+    counter, _ = parts.pop("tile_counter", (None, 0))
     places = _Places(
         maps=tuple(_map_words(struct.dtype, plan, launch, strides)),
         tensors=tuple(_tensor_words(struct.dtype)),
         workspace=tuple(parts.values()),
-        counter=counter_word,
+        counter=counter,
     )
     return _PreparedKernel(
-        kernel=compile_kernel(config, device_id),
-        grid=(launch.grid,),
-        block=(config.threads,),
-        shared_bytes=config.shared_bytes,
-        parameters=_Parameters(values.view(np.uint64), struct.dtype, places),
-        counter=counter,
+        handle=handle,
+        shape=(launch.grid, 1, 1, config.threads, 1, 1, config.shared_bytes),
+        template=values.view(np.uint64),
+        places=places,
     )
 
 

@@ -6,15 +6,13 @@ other share one; two at once must not.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from typing import Any
 
-from .capture import is_capturing
+from .current import PER_THREAD, current_stream, is_capturing
 
 __all__ = ["counter_of_launch"]
-
-#: CuPy's address of the per-thread default stream: another stream for every thread.
-_PER_THREAD = 2
 
 #: Addresses, and what keeps them. Never shrinks: a counter may be in use for as long as its stream
 #: has work. So every thread that has launched on its per-thread stream leaves one behind, 512 bytes
@@ -33,8 +31,8 @@ class _Thread(threading.local):
 _thread = _Thread()
 
 
-def counter_of_launch(device_id: int, workspace: int) -> int:
-    """Address of a counter, 0 and unused when the next launch of the current stream runs.
+def counter_of_launch(device_id: int, stream: int, workspace: int) -> int:
+    """Address of a counter, 0 and unused when the next launch of a stream runs.
 
     Of the stream, and for the per-thread default stream of the thread too: what
     shares it runs one after the other. While a graph is being captured the
@@ -45,23 +43,34 @@ def counter_of_launch(device_id: int, workspace: int) -> int:
     ----------
     device_id
         The current device.
+    stream
+        Of that device.
     workspace
         Address for the counter of a captured launch; 0 if the caller knows that
         it is not captured.
     """
-    import cupy
+    if workspace and is_capturing(stream):
+        import cupy
 
-    stream = cupy.cuda.get_current_stream().ptr
-    if workspace and is_capturing():
         cupy.cuda.runtime.memsetAsync(workspace, 0, 4, stream)
         return workspace
-    owner = _thread.token if stream == _PER_THREAD else None
+    owner = _thread.token if stream == PER_THREAD else None
     key = (device_id, stream, owner)
     found = _counters.get(key)
     if found is None:
         with _lock:
             found = _counters.get(key)
             if found is None:
-                counter = cupy.zeros(1, cupy.int32)
-                found = _counters[key] = int(counter.data.ptr), counter
+                found = _counters[key] = _new_counter(device_id, stream)
     return found[0]
+
+
+def _new_counter(device_id: int, stream: int) -> tuple[int, Any]:
+    """A zero that is made in the order of the stream, and its address before it."""
+    import cupy
+
+    current = current_stream(device_id) == stream
+    other = contextlib.nullcontext() if current else cupy.cuda.ExternalStream(stream, device_id)
+    with other:
+        counter = cupy.zeros(1, cupy.int32)
+    return int(counter.data.ptr), counter

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import cuflash
-from cuflash import pipeline
+from cuflash import calls
 
 from ..kit.case import Case
 from ..kit.compare import compare
@@ -66,9 +66,9 @@ def jitter() -> Iterator[None]:
     """Kernels that are made inside wait a random time at every barrier."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CUFLASH_JITTER", "1")
-        pipeline._decide.cache_clear()  # it holds the kernels that run already
+        calls.forget()  # it holds the kernels that run already
         yield
-    pipeline._decide.cache_clear()
+    calls.forget()
 
 
 class Hog:

@@ -154,7 +154,7 @@ def test_a_refused_launch_raises_and_leaves_the_process_usable(
     expected = cuflash.attention(**problem)
     prepared = cuflash.prepare(*problem.values())
     kernels = prepared._launcher._kernels
-    broken = [replace(kernel, shared_bytes=10**9) for kernel in kernels]
+    broken = [replace(kernel, shape=(*kernel.shape[:-1], 10**9)) for kernel in kernels]
     monkeypatch.setattr(prepared._launcher, "_kernels", broken)
     out = cp.full_like(expected, np.nan)
     pointers = {n: a.data.ptr for n, a in {**problem, "out": out}.items()}

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import cuflash
-from cuflash import pipeline
+from cuflash import calls
 from cuflash.cuda import compile as compiling
 
 from ..kit.badcalls import BAD_CALLS, good_call, make
@@ -120,7 +120,7 @@ def test_sixteen_threads_first_calling_compile_once(
 
     monkeypatch.setattr(compiling, "_build", spy)
     monkeypatch.setattr(compiling, "_kernels", compiling._Once())
-    pipeline._decide.cache_clear()
+    calls.forget()
     answers: list[np.ndarray] = []
     threads = [
         threading.Thread(target=lambda: answers.append(cuflash.attention(**problem).get()))
@@ -173,13 +173,13 @@ def test_a_broken_source_raises_with_the_log_and_mends(
     text = kernel.read_text()
     kernel.write_text(text.replace(f"{function}(", f"{broken}("))
     monkeypatch.setenv("CUFLASH_CUDA_SRC", str(folder))
-    pipeline._decide.cache_clear()
+    calls.forget()
     with pytest.raises(cuflash.CompileError, match=f"(?s)block_kv.*{broken}"):
         cuflash.attention(**problem)
     kernel.write_text(text)
     assert bool((cuflash.attention(**problem) == expected).all())
     monkeypatch.undo()
-    pipeline._decide.cache_clear()
+    calls.forget()
 
 
 def test_out_of_memory_passes_through_and_leaks_nothing(cp: Any, problem: dict[str, Any]) -> None:

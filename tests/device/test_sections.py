@@ -7,7 +7,7 @@ from unittest import mock
 
 import pytest
 
-from cuflash import pipeline
+from cuflash import calls
 from cuflash.planning import fa2, fa3
 
 from ..kit.case import Case
@@ -20,14 +20,14 @@ from .common import skip_without
 
 @pytest.fixture
 def _of_three() -> Iterator[None]:
-    pipeline._decide.cache_clear()
+    calls.forget()
     with (
         mock.patch.object(fa2, "section_of", return_value=3),
         mock.patch.object(fa3, "section_of", return_value=3),
         mock.patch.object(fa3, "even_section", return_value=3),
     ):
         yield
-    pipeline._decide.cache_clear()
+    calls.forget()
 
 
 @pytest.mark.usefixtures("_of_three")

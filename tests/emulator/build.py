@@ -13,7 +13,6 @@ import tempfile
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 from cuflash.cuda.source import find_sources, include_closure, translation_unit
 from cuflash.planning.kernel import KernelConfig
@@ -37,14 +36,16 @@ extern "C" void emulate(const void* params, int grid, int threads, long shared) 
 
 
 class Emulated:
-    """A compiled kernel, called as a ``cupy.RawKernel`` is."""
+    """A compiled kernel."""
 
     def __init__(self, library: Path) -> None:
         self._run = ctypes.CDLL(str(library)).emulate
         self._run.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_int, ctypes.c_long]
 
-    def __call__(self, grid: Any, block: Any, arguments: tuple[Any, ...], shared_mem: int) -> None:
-        self._run(arguments[0].ctypes.data, grid[0], block[0], max(shared_mem, 16))
+    def __call__(self, grid: int, threads: int, shared_bytes: int, parameters: int) -> None:
+        """Run it; ``parameters`` is the address of a list of addresses, as the driver takes it."""
+        (first,) = (ctypes.c_void_p * 1).from_address(parameters)
+        self._run(first, grid, threads, max(shared_bytes, 16))
 
 
 def compiler() -> str | None:

@@ -11,7 +11,7 @@ from unittest import mock
 import numpy as np
 
 import cuflash
-from cuflash import pipeline, prepared
+from cuflash import calls, pipeline, prepared
 from cuflash.cuda import launch
 from cuflash.cuda.compile import CompiledKernel
 from cuflash.planning.kernel import KernelConfig
@@ -36,11 +36,18 @@ def emulated_device(
     """
     import cupy
 
+    kernels: list[Any] = []
+
     def nothing(*_: Any) -> Any:
         return contextlib.nullcontext()
 
     def compiled(config: KernelConfig, _: int) -> CompiledKernel:
-        return CompiledKernel(make(config), 0, 0)
+        kernels.append(make(config))
+        return CompiledKernel(kernels[-1], len(kernels) - 1, 0, 0)
+
+    def launched(handle: int, *numbers: int) -> None:
+        grid, _, _, threads, _, _, shared_bytes, _, parameters, _ = numbers
+        kernels[handle](grid, threads, shared_bytes, parameters)
 
     limits = LIMITS[architecture]
     limits = replace(limits, num_sms=num_sms or limits.num_sms)
@@ -53,12 +60,15 @@ def emulated_device(
             (pipeline, "is_usable", lambda: True),
             (pipeline, "require_toolchain", lambda: None),
             (launch, "compile_kernel", compiled),
+            (launch, "is_current", lambda _: True),
+            (prepared, "current_stream", lambda _: 0),
+            (cupy.cuda.driver, "launchKernel", launched),
             (cupy.cuda, "Device", nothing),
         ):
             stack.enter_context(mock.patch.object(owner, name, value))
-        pipeline._decide.cache_clear()
+        calls.forget()
         yield
-    pipeline._decide.cache_clear()
+    calls.forget()
 
 
 @dataclass(frozen=True)

@@ -134,7 +134,7 @@ _TILES = (
     Bug(
         "captured launches have the counter of their stream",  # graphs of it may run at once
         _COUNTER,
-        "if workspace and is_capturing():",
+        "if workspace and is_capturing(stream):",
         "if False:",
         CAUSAL,
     ),

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 import cuflash
-from cuflash import pipeline
+from cuflash import calls
 
 from ..device.common import Gradients, Problem, hold
 from ..kit.case import Case
@@ -234,7 +234,7 @@ def build(listed: Listed) -> None:
 def choose(jitter: bool) -> None:
     """Which kernel calls run from now on."""
     os.environ["CUFLASH_JITTER"] = str(int(jitter))
-    pipeline._decide.cache_clear()
+    calls.forget()
 
 
 def end(how: End, said: str) -> None:

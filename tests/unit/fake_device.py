@@ -5,14 +5,17 @@ from __future__ import annotations
 import contextlib
 import ctypes
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from cuflash import pipeline, prepared
-from cuflash.cuda import launch, tensor_map
+from cuflash import calls, pipeline, prepared
+from cuflash.cuda import current, launch, tensor_map
 from cuflash.cuda.compile import CompiledKernel
+from cuflash.cuda.parameters import parameters_of
+from cuflash.planning.kernel import KernelConfig
 
 from ..architectures import LIMITS
 
@@ -30,10 +33,29 @@ class FakeDevice:
     def __init__(self) -> None:
         self.entered: list[tuple[str, int]] = []
         self.launched: list[Any] = []
+        self.queued: list[tuple[int, int]] = []  # device and stream of every launch
+        self.contexts: list[int] = []  # devices whose context a thread was given
+        self.current = 0  # the device
+        self.streams = {0: 0, 1: 0}  # CuPy's current one of every device
+        self.capturing: set[int] = set()
+        self._kernels: list[KernelConfig] = []
 
-    def kernel(self, grid: Any, block: Any, arguments: tuple[Any, ...], shared_mem: int) -> None:
-        """Stands for a RawKernel."""
-        self.launched.append(arguments[0][0].copy())
+    def compiled(self, config: KernelConfig, device_id: int) -> CompiledKernel:
+        """Stands for compile_kernel."""
+        self._kernels.append(config)
+        return CompiledKernel(None, len(self._kernels), 32, 0)
+
+    def launch(self, handle: int, *numbers: int) -> None:
+        """Stands for cuLaunchKernel."""
+        *shape, stream, parameters, extra = numbers
+        config = self._kernels[handle - 1]
+        assert shape[1:] == [1, 1, config.threads, 1, 1, config.shared_bytes]
+        assert (shape[0] > 0, extra) == (True, 0)
+        dtype = parameters_of(config.generation, config.kernel).dtype
+        (place,) = (ctypes.c_void_p * 1).from_address(parameters)
+        structure = ctypes.string_at(place, dtype.itemsize)
+        self.launched.append(np.frombuffer(structure, dtype)[0])
+        self.queued.append((self.current, stream))
 
     def encode(self, words: Any, dtype: int, rank: int, address: Any, *others: Any) -> int:
         """Stands for cuTensorMapEncodeTiled: a map begins with the address of its tensor."""
@@ -44,7 +66,9 @@ class FakeDevice:
     def device(self, device_id: int) -> Iterator[None]:
         """Stands for cupy.cuda.Device."""
         self.entered.append(("device", device_id))
+        before, self.current = self.current, device_id
         yield
+        self.current = before
 
     @contextlib.contextmanager
     def stream(self, address: int, device_id: int = -1) -> Iterator[None]:
@@ -52,27 +76,43 @@ class FakeDevice:
         self.entered.append((f"stream {address}", device_id))
         yield
 
+    def current_stream(self, device_id: int) -> Any:
+        """Stands for cupy.cuda.get_current_stream."""
+        return SimpleNamespace(ptr=self.streams[device_id])
+
+    def patches(self, cupy: Any) -> list[tuple[Any, str, Any]]:
+        """What stands for what."""
+        runtime = cupy.cuda.runtime
+        return [
+            (pipeline.DeviceLimits, "query", lambda device_id: LIMITS["90"]),
+            *((module, "require_device", lambda: 0) for module in (pipeline, prepared)),
+            (prepared, "device_count", lambda: 2),
+            (pipeline, "is_usable", lambda: True),
+            (pipeline, "require_toolchain", lambda: None),
+            (launch, "compile_kernel", self.compiled),
+            (launch, "counter_of_launch", lambda device_id, stream, workspace: COUNTER),
+            (tensor_map, "_encode", lambda: self.encode),
+            (current, "_thread", current._Thread()),
+            (cupy.cuda, "Device", self.device),
+            (cupy.cuda, "ExternalStream", self.stream),
+            (cupy.cuda, "get_current_stream", self.current_stream),
+            (cupy.cuda.driver, "launchKernel", self.launch),
+            (runtime, "getDevice", lambda: self.current),
+            (runtime, "setDevice", self.contexts.append),
+            (runtime, "streamIsCapturing", self.capturing.__contains__),
+        ]
+
 
 @pytest.fixture
 def fake_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDevice]:
     """Two devices with the limits of sm_90."""
     cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
     fake = FakeDevice()
-    monkeypatch.setattr(pipeline.DeviceLimits, "query", lambda device_id: LIMITS["90"])
-    for module in (pipeline, prepared):
-        monkeypatch.setattr(module, "require_device", lambda: 0)
-    monkeypatch.setattr(prepared, "device_count", lambda: 2)
-    monkeypatch.setattr(pipeline, "is_usable", lambda: True)
-    monkeypatch.setattr(pipeline, "require_toolchain", lambda: None)
-    kernel = CompiledKernel(fake.kernel, 32, 0)
-    monkeypatch.setattr(launch, "compile_kernel", lambda config, device_id: kernel)
-    monkeypatch.setattr(tensor_map, "_encode", lambda: fake.encode)
-    monkeypatch.setattr(launch, "counter_of_launch", lambda device_id, workspace: COUNTER)
-    monkeypatch.setattr(cupy.cuda, "Device", fake.device)
-    monkeypatch.setattr(cupy.cuda, "ExternalStream", fake.stream)
-    pipeline._decide.cache_clear()
+    for owner, name, value in fake.patches(cupy):
+        monkeypatch.setattr(owner, name, value)
+    calls.forget()
     yield fake
-    pipeline._decide.cache_clear()
+    calls.forget()
 
 
 def device_array(shape: tuple[int, ...], dtype: Any = np.float16, address: int = ADDRESS) -> Any:

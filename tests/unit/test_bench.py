@@ -13,7 +13,8 @@ import pytest
 from bench import __main__ as bench_main
 from bench import report
 from bench.cases import CASES, Case, select
-from bench.run import RESULTS, select_protocols, store
+from bench.run import select_protocols, store
+from bench.stored import gpu_files
 from cuflash import BackendUnavailableError
 
 #: What every row of a GPU's results has.
@@ -62,10 +63,7 @@ def test_a_changed_figure_is_noticed(name: str) -> None:
     assert report.check(changed) == [name]
 
 
-OF_CASES = sorted(p for p in RESULTS.glob("nvidia-*.json") if not p.stem.endswith("-story"))
-
-
-@pytest.mark.parametrize("path", OF_CASES, ids=lambda p: p.name)
+@pytest.mark.parametrize("path", gpu_files(), ids=lambda p: p.name)
 def test_stored_rows_are_whole(path: Path) -> None:
     rows = json.loads(path.read_text())
     assert rows

@@ -9,6 +9,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -229,6 +230,7 @@ def test_a_cache_that_cannot_be_used_costs_a_compilation(
 
     class Function:
         num_regs = local_size_bytes = max_dynamic_shared_size_bytes = 0
+        kernel = SimpleNamespace(ptr=77)
 
     class Module:
         def __init__(self, **_: Any) -> None:
@@ -249,5 +251,6 @@ def test_a_cache_that_cannot_be_used_costs_a_compilation(
     with pytest.warns(RuntimeWarning, match=r"Permission denied.*/cache/tmp.*CUPY_CACHE_DIR"):
         made = compiling._build(CONFIG, tmp_path, 0, False)
     assert made.function.max_dynamic_shared_size_bytes == CONFIG.shared_bytes
+    assert made.handle == 77
     assert seen == [before, "1"]
     assert os.environ.get("CUPY_CACHE_IN_MEMORY") == before

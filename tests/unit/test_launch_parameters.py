@@ -2,42 +2,47 @@
 
 from __future__ import annotations
 
+import ctypes
 from itertools import product
 from typing import Any, cast
 
 import numpy as np
+import pytest
 
+import cuflash
 from cuflash.cuda import launch
-from cuflash.cuda.launch import _Parameters, _Places
+from cuflash.cuda.launch import PreparedPlan, _Places, _PreparedKernel
 from cuflash.cuda.tensor_map import WORDS, TensorMapEncoder
+
+from .fake_device import ADDRESS, FakeDevice, fake_device
+
+__all__ = ["fake_device"]
 
 
 class FakeEncoder:
     """A map of an address is that address in every word."""
 
-    def __init__(self) -> None:
-        self.asked: list[int] = []
-
     def write(self, address: int, to: Any) -> None:
-        self.asked.append(address)
         to[:] = address
 
 
 #: A word of the template, two maps, a tensor, the counter, two parts of the workspace.
 _LENGTH = 1 + 2 * WORDS + 4
-_DTYPE = np.dtype([(f"word{i}", np.uint64) for i in range(_LENGTH)])
 
 
-def _parameters() -> tuple[_Parameters, list[FakeEncoder]]:
-    encoders = [FakeEncoder(), FakeEncoder()]
+def _kernel() -> _PreparedKernel:
     maps = tuple(
-        (1 + WORDS * i, name, cast(TensorMapEncoder, encoder))
-        for i, (name, encoder) in enumerate(zip("qk", encoders, strict=True))
+        (1 + WORDS * i, name, cast(TensorMapEncoder, FakeEncoder())) for i, name in enumerate("qk")
     )
     at = 1 + 2 * WORDS
     places = _Places(maps, ((at, "out"),), ((at + 2, 256), (at + 3, 512)), at + 1)
-    template = np.full(_LENGTH, 5, np.uint64)
-    return _Parameters(template, _DTYPE, places), encoders
+    return _PreparedKernel(1, (1,) * 7, np.full(_LENGTH, 5, np.uint64), places)
+
+
+def _read(parameters: Any, length: int = _LENGTH) -> list[int]:
+    """The structure that the driver would find."""
+    (structure,) = (ctypes.c_void_p * 1).from_address(parameters.address)
+    return [*(ctypes.c_uint64 * length).from_address(structure)]
 
 
 def _expected(q: int, k: int, out: int, workspace: int, counter: int) -> list[int]:
@@ -45,41 +50,76 @@ def _expected(q: int, k: int, out: int, workspace: int, counter: int) -> list[in
 
 
 def test_parameters_follow_every_address() -> None:
-    parameters, encoders = _parameters()
+    kernel = _kernel()
     every = list(product((16, 48), (32, 64), (80, 96), (1 << 20, 1 << 21), (7, 8)))
-    for q, k, out, workspace, counter in [*every, *reversed(every)]:
-        made = parameters.of({"q": q, "k": k, "out": out}, workspace, counter)
-        assert (made.dtype, made.shape) == (_DTYPE, (1,))
-        assert [*made[0]] == _expected(q, k, out, workspace, counter)
-    assert len(encoders[0].asked) == len(every)  # not again for addresses that have been
+    made = [kernel.parameters({"q": q, "k": k, "out": o}, w, c) for q, k, o, w, c in every]
+    for addresses, parameters in zip(every, made, strict=True):  # none has changed another
+        assert _read(parameters) == _expected(*addresses)
 
 
 def test_an_absent_tensor_is_at_0() -> None:
-    parameters, _ = _parameters()
-    assert [*parameters.of({"q": 16, "k": 32}, 0, 7)[0]] == _expected(16, 32, 0, 0, 7)
-
-
-def test_so_many_are_kept_and_no_more() -> None:
-    parameters, encoders = _parameters()
-    for i in range(3 * launch._KEPT):
-        parameters.of({"q": 16 * i, "k": 32}, 0, 7)
-        assert 0 < len(parameters._kept) <= launch._KEPT
-    last = 16 * (3 * launch._KEPT - 1)
-    before = len(encoders[0].asked)
-    assert [*parameters.of({"q": last, "k": 32}, 0, 7)[0]] == _expected(last, 32, 0, 0, 7)
-    assert len(encoders[0].asked) == before
-
-
-def test_what_is_kept_does_not_change_when_others_are_made() -> None:
-    """A launch of another thread may be about to read it."""
-    parameters, _ = _parameters()
-    first = parameters.of({"q": 16, "k": 32}, 0, 7)
-    parameters.of({"q": 48, "k": 32}, 0, 7)
-    assert [*first[0]] == _expected(16, 32, 0, 0, 7)
+    assert _read(_kernel().parameters({"q": 16, "k": 32}, 0, 7)) == _expected(16, 32, 0, 0, 7)
 
 
 def test_without_maps_the_rest_is_the_template() -> None:
-    dtype = np.dtype([(name, np.uint64) for name in "abc"])
     places = _Places((), ((1, "q"),), (), None)
-    parameters = _Parameters(np.arange(3, dtype=np.uint64), dtype, places)
-    assert [*parameters.of({"q": 16}, 999, 0)[0]] == [0, 16, 2]
+    kernel = _PreparedKernel(1, (1,) * 7, np.arange(3, dtype=np.uint64), places)
+    assert _read(kernel.parameters({"q": 16}, 999, 0), 3) == [0, 16, 2]
+
+
+SHAPE = (2, 100, 4, 64)
+
+
+def _plan() -> PreparedPlan:
+    return cuflash.prepare(SHAPE, SHAPE, SHAPE, dtype="float16")._launcher
+
+
+def _addresses(plan: PreparedPlan, number: int = 0) -> tuple[int, ...]:
+    return tuple(ADDRESS * (i + 1) + 256 * number for i in range(len(plan.names)))
+
+
+def test_the_same_addresses_have_the_same_parameters(fake_device: FakeDevice) -> None:
+    plan = _plan()
+    for number in (0, 1, 0, 1):
+        plan.run(_addresses(plan, number), ADDRESS, 0)
+    assert [int(one["out"]["data"]) for one in fake_device.launched] == [
+        dict(zip(plan.names, _addresses(plan, number), strict=True))["out"]
+        for number in (0, 1, 0, 1)
+    ]
+    assert len(plan._kept) == 2
+
+
+def test_another_workspace_or_counter_has_others(fake_device: FakeDevice, monkeypatch: Any) -> None:
+    plan = _plan()
+    counters = iter((7, 8, 8))
+    monkeypatch.setattr(launch, "counter_of_launch", lambda *_: next(counters))
+    for workspace in (ADDRESS, ADDRESS, 2 * ADDRESS):
+        plan.run(_addresses(plan), workspace, 0)
+    assert [int(one["tile_counter"]) for one in fake_device.launched] == [7, 8, 8]
+    assert len(plan._kept) == 3
+
+
+def test_so_many_are_kept_and_no_more(fake_device: FakeDevice) -> None:
+    plan = _plan()
+    for number in range(3 * launch._KEPT):
+        plan.run(_addresses(plan, number), ADDRESS, 0)
+        assert 0 < len(plan._kept) <= launch._KEPT
+    kept = plan._kept
+    plan.run(_addresses(plan, 3 * launch._KEPT - 1), ADDRESS, 0)
+    assert plan._kept is kept
+
+
+def test_a_refused_launch_names_the_plan(fake_device: FakeDevice, monkeypatch: Any) -> None:
+    import cupy
+
+    class RefusedError(Exception):
+        """Stands for CUDADriverError, which the driver has to make."""
+
+    def refuse(*_: Any) -> None:
+        raise RefusedError("CUDA_ERROR_INVALID_VALUE")
+
+    plan = _plan()
+    monkeypatch.setattr(cupy.cuda.driver, "CUDADriverError", RefusedError)
+    monkeypatch.setattr(cupy.cuda.driver, "launchKernel", refuse)
+    with pytest.raises(cuflash.LaunchError, match=r"fa3 on cuda.*refused: CUDA_ERROR_INVALID"):
+        plan.run(_addresses(plan), ADDRESS, 0)

@@ -185,17 +185,17 @@ def test_a_backward_launch_carries_maps_and_its_workspace(fake_device: FakeDevic
 def test_the_counter_may_be_the_first_of_the_workspace(
     fake_device: FakeDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[tuple[int, int]] = []
+    asked: list[tuple[int, int, int]] = []
 
-    def counter(device_id: int, workspace: int) -> int:
-        asked.append((device_id, workspace))
+    def counter(device_id: int, stream: int, workspace: int) -> int:
+        asked.append((device_id, stream, workspace))
         return workspace
 
     monkeypatch.setattr("cuflash.cuda.launch.counter_of_launch", counter)
     prepared = cuflash.prepare(SHAPE, SHAPE, SHAPE, dtype="float16", device=1)
     pointers = {name: ADDRESS * (i + 1) for i, name in enumerate(prepared.tensors)}
-    prepared.run(pointers, workspace=ADDRESS * 9)
-    assert asked == [(1, ADDRESS * 9)]
+    prepared.run(pointers, 77, ADDRESS * 9)
+    assert asked == [(1, 77, ADDRESS * 9)]
     assert int(fake_device.launched[0]["tile_counter"]) == ADDRESS * 9
 
 
@@ -230,7 +230,7 @@ def test_a_graph_keeps_its_workspace(
 
     kept: list[Any] = []
     monkeypatch.setattr(cupy, "empty", device_array)
-    monkeypatch.setattr(dispatch, "is_capturing", lambda: capturing)
+    monkeypatch.setattr(dispatch, "is_capturing", lambda stream: capturing)
     monkeypatch.setattr(dispatch, "_kept_for_graphs", kept)
     arrays = _arrays()
     for own in (None, device_array((256,), np.uint8, ADDRESS << 12)):
@@ -250,7 +250,7 @@ def test_a_graph_keeps_what_was_copied_for_it(
     monkeypatch.setattr(cupy, "empty", device_array)
     monkeypatch.setattr(dispatch, "_copy", lambda array, *_: device_array(array.shape))
     monkeypatch.setattr(dispatch, "fill", lambda to, array: None)
-    monkeypatch.setattr(dispatch, "is_capturing", lambda: capturing)
+    monkeypatch.setattr(dispatch, "is_capturing", lambda stream: capturing)
     monkeypatch.setattr(dispatch, "_kept_for_graphs", kept)
     wide = device_array((2, 100, 4, 128), address=ADDRESS << 4)
     arrays = _arrays() | {"k": wide[..., ::2]}
@@ -263,7 +263,7 @@ def test_a_graph_keeps_what_was_copied_for_it(
 def test_host_arrays_are_refused_in_a_capture(
     fake_device: FakeDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dispatch, "is_capturing", lambda: True)
+    monkeypatch.setattr(dispatch, "is_capturing", lambda stream: True)
     arrays = {name: np.zeros((2, 100, 4, 64), np.float16) for name in "qkv"}
     with pytest.raises(cuflash.ArgumentTypeError, match="in host memory while a CUDA graph"):
         cuflash.attention(**arrays, backend="cuda")
@@ -283,7 +283,7 @@ def test_nothing_is_allocated_for_a_counter_that_no_graph_needs(
 
     monkeypatch.setattr(dispatch, "empty", lambda like, shape, dtype: device_array(shape, dtype))
     monkeypatch.setattr(cupy, "empty", empty)
-    monkeypatch.setattr(dispatch, "is_capturing", lambda: False)
+    monkeypatch.setattr(dispatch, "is_capturing", lambda stream: False)
     cuflash.attention(**_arrays())
     assert len(fake_device.launched) == 1
     assert not made

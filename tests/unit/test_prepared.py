@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import pytest
 
 import cuflash
+from cuflash import addresses
+from cuflash.addresses import Addresses
 from cuflash.arrays.adopt import adopt
 from cuflash.dispatch import _check_workspace
 from cuflash.options import Options
@@ -112,8 +115,10 @@ def test_dout_has_the_storage_dtype(fake_device: FakeDevice) -> None:
 def test_a_run_is_on_the_stream_of_its_device(fake_device: FakeDevice) -> None:
     prepared = _prepare(device=1)
     prepared.run(_pointers(prepared), stream=77, workspace=ADDRESS)
-    assert fake_device.entered[:2] == [("device", 1), ("stream 77", 1)]
-    assert {device for _, device in fake_device.entered} == {1}
+    fake_device.streams[1] = 78
+    prepared.run(_pointers(prepared), workspace=ADDRESS)
+    assert fake_device.queued == [(1, 77), (1, 78)]
+    assert fake_device.current == 0
 
 
 @pytest.mark.parametrize(
@@ -177,3 +182,50 @@ def test_a_workspace_in_use_is_refused(fake_device: FakeDevice, over: str) -> No
 def test_pointers_are_a_mapping(fake_device: FakeDevice) -> None:
     with pytest.raises(TYPE, match="a mapping of names to addresses"):
         _prepare().run([ADDRESS])
+
+
+@pytest.mark.parametrize("operation", ["forward", "backward"])
+def test_the_same_addresses_are_looked_at_once(
+    fake_device: FakeDevice, monkeypatch: pytest.MonkeyPatch, operation: str
+) -> None:
+    prepared = _prepare(operation, algorithm="fa1")  # which has a workspace
+    looked: list[Any] = []
+    check = Addresses._checked
+
+    def look(self: Addresses, *given: Any) -> Any:
+        looked.append(given)
+        return check(self, *given)
+
+    monkeypatch.setattr(Addresses, "_checked", look)
+    pointers = _pointers(prepared)
+    moved = {name: address + 256 for name, address in pointers.items()}
+    turned = dict(reversed(pointers.items()))
+    for given in (pointers, moved, pointers, moved, turned, {**moved}):
+        prepared.run(given, workspace=ADDRESS * 50)
+        last = {name: int(fake_device.launched[-1][name]["data"]) for name in "qkv"}
+        assert last == {name: given[name] for name in "qkv"}
+    assert [given for given, _ in looked] == [pointers, moved, turned]
+    for workspace in (0, ADDRESS + 4):
+        with pytest.raises(VALUE, match="workspace: got address"):
+            prepared.run(pointers, workspace=workspace)
+
+
+@pytest.mark.parametrize("address", [float(ADDRESS), None, [ADDRESS], str(ADDRESS)])
+def test_what_only_looks_the_same_is_refused(fake_device: FakeDevice, address: Any) -> None:
+    prepared = _prepare()
+    pointers = {**_pointers(prepared), "k": ADDRESS}
+    for _ in range(2):
+        prepared.run(pointers, workspace=ADDRESS)
+        with pytest.raises(TYPE, match="pointers: got k at"):
+            prepared.run({**pointers, "k": address}, workspace=ADDRESS)
+    prepared.run({**pointers, "k": np.uint64(ADDRESS)}, workspace=ADDRESS)  # type: ignore[dict-item]
+    prepared.run(MappingProxyType(pointers), workspace=ADDRESS)
+    assert len(fake_device.launched) == 4
+
+
+def test_so_many_addresses_are_kept_and_no_more(fake_device: FakeDevice) -> None:
+    prepared = _prepare()
+    for number in range(3 * addresses._KEPT):
+        pointers = _pointers(prepared)
+        prepared.run({**pointers, "q": ADDRESS + 256 * number}, workspace=ADDRESS)
+        assert 0 < len(prepared._addresses._kept) <= addresses._KEPT

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import cuflash
-from cuflash import explanation, pipeline
+from cuflash import calls, explanation, pipeline
 from cuflash.arrays import adopt
 from cuflash.cuda import available
 from cuflash.cuda import compile as compiling
@@ -152,7 +152,7 @@ def _on_hopper(patch: pytest.MonkeyPatch, **limits: Any) -> None:
     patch.setattr(pipeline, "is_usable", lambda: True)
     for name, answer in (("require_device", 0), ("require_toolchain", None)):
         patch.setattr(pipeline, name, lambda answer=answer: answer)
-    pipeline._decide.cache_clear()
+    calls.forget()
 
 
 def _explain(dtype: str, **options: Any) -> None:
@@ -160,7 +160,7 @@ def _explain(dtype: str, **options: Any) -> None:
     try:
         cuflash.explain(x, x, x, dtype=dtype, **options)
     finally:
-        pipeline._decide.cache_clear()  # of a device that is not there
+        calls.forget()  # of a device that is not there
 
 
 def _old_nvrtc(patch: pytest.MonkeyPatch) -> str:

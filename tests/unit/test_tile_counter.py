@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,13 +22,19 @@ class FakeCupy:
     """Streams that may be capturing, and arrays that have an address."""
 
     def __init__(self) -> None:
-        self.stream = 0
+        self.stream = 0  # CuPy's current one
         self.capturing: set[int] = set()
         self.cleared: list[tuple[int, ...]] = []
         self.made: list[tuple[Any, ...]] = []
 
-    def get_current_stream(self) -> Any:
+    def get_current_stream(self, device_id: int) -> Any:
         return SimpleNamespace(ptr=self.stream)
+
+    @contextlib.contextmanager
+    def external_stream(self, stream: int, device_id: int) -> Iterator[None]:
+        before, self.stream = self.stream, stream
+        yield
+        self.stream = before
 
     def is_capturing(self, stream: int) -> bool:
         assert stream != 0, "the driver does not answer for the null stream"
@@ -48,14 +56,14 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeCupy:
     monkeypatch.setattr(tile_counter, "_counters", {})
     monkeypatch.setattr(cupy, "zeros", made.zeros)
     monkeypatch.setattr(cupy.cuda, "get_current_stream", made.get_current_stream)
+    monkeypatch.setattr(cupy.cuda, "ExternalStream", made.external_stream)
     monkeypatch.setattr(cupy.cuda.runtime, "streamIsCapturing", made.is_capturing)
     monkeypatch.setattr(cupy.cuda.runtime, "memsetAsync", made.clear)
     return made
 
 
 def _on(fake: FakeCupy, stream: int, device: int = 0) -> int:
-    fake.stream = stream
-    return counter_of_launch(device, WORKSPACE)
+    return counter_of_launch(device, stream, WORKSPACE)
 
 
 def test_a_stream_keeps_its_counter(fake: FakeCupy) -> None:
@@ -71,24 +79,26 @@ def test_other_streams_and_devices_have_others(fake: FakeCupy) -> None:
     assert WORKSPACE not in found
 
 
-def test_a_counter_is_one_zero_made_on_its_stream(fake: FakeCupy) -> None:
+@pytest.mark.parametrize("current", [0, 77])
+def test_a_counter_is_one_zero_made_on_its_stream(fake: FakeCupy, current: int) -> None:
     """In the order of the stream: the kernel after it finds the zero."""
     import cupy
 
+    fake.stream = current
     _on(fake, 77)
     assert fake.made == [(1, cupy.int32, 77)]
+    assert fake.stream == current
 
 
 @pytest.mark.parametrize(("stream", "shared"), [(0, True), (77, True), (PER_THREAD, False)])
 def test_the_per_thread_stream_is_another_for_every_thread(
     fake: FakeCupy, stream: int, shared: bool
 ) -> None:
-    fake.stream = stream
     found: list[list[int]] = []
     both = threading.Barrier(2)  # identifiers of threads that are gone are used again
 
     def launch() -> None:
-        found.append([counter_of_launch(0, WORKSPACE) for _ in range(2)])
+        found.append([_on(fake, stream) for _ in range(2)])
         both.wait()
 
     threads = [threading.Thread(target=launch) for _ in range(2)]
@@ -103,23 +113,21 @@ def test_the_per_thread_stream_is_another_for_every_thread(
 
 def test_a_thread_does_not_inherit_from_one_that_has_ended(fake: FakeCupy) -> None:
     """Whose work may still run, and whose identifier it may have been given."""
-    fake.stream = PER_THREAD
     found: list[int] = []
     for _ in range(4):
-        thread = threading.Thread(target=lambda: found.append(counter_of_launch(0, WORKSPACE)))
+        thread = threading.Thread(target=lambda: found.append(_on(fake, PER_THREAD)))
         thread.start()
         thread.join()
     assert len(set(found)) == 4
 
 
 def test_sixteen_threads_of_a_stream_make_one_counter(fake: FakeCupy) -> None:
-    fake.stream = 77
     found: set[int] = set()
     start = threading.Barrier(16)
 
     def launch() -> None:
         start.wait()
-        found.add(counter_of_launch(0, WORKSPACE))
+        found.add(_on(fake, 77))
 
     threads = [threading.Thread(target=launch) for _ in range(16)]
     for thread in threads:
@@ -153,5 +161,5 @@ def test_who_gives_no_workspace_knows_that_nothing_is_captured(fake: FakeCupy) -
     """And the driver is not asked."""
     before = _on(fake, 77)
     fake.capturing = {77}
-    assert counter_of_launch(0, 0) == before
+    assert counter_of_launch(0, 77, 0) == before
     assert not fake.cleared

@@ -1,0 +1,86 @@
+"""The addresses of a prepared run: those that were right once are not looked at again."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+
+import numpy as np
+
+from .errors import ArgumentTypeError, ArgumentValueError
+from .pipeline import ROWS, Pipeline
+
+__all__ = ["Addresses"]
+
+#: Runs whose addresses are kept.
+_KEPT = 128
+_OPTIONAL = {"forward": ("lse",), "backward": ("dlse",)}
+
+
+class Addresses:
+    """Checks the addresses of a pipeline's runs, and puts them in order."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        plan = pipeline.plan
+        self._tensors = pipeline.tensors
+        self._required = frozenset(self._tensors) - {*_OPTIONAL[plan.problem.operation]}
+        self._vector = plan.problem.alignment != "element"
+        self._workspace_bytes = plan.workspace_bytes
+        self._kept: dict[Hashable, tuple[int, ...]] = {}
+
+    def of(self, pointers: Mapping[str, int], workspace: int) -> tuple[int, ...]:
+        """Those of all tensors in the order of the pipeline's, 0 of an absent one.
+
+        Raises
+        ------
+        ArgumentTypeError, ArgumentValueError
+            If they are not what was planned.
+        """
+        if type(pointers) is not dict:
+            return self._checked(pointers, workspace)
+        # With their types: 256.0 is 256 to a dictionary, and no address.
+        key = (workspace, *pointers.items(), *map(type, pointers.values()))
+        try:
+            found = self._kept.get(key)
+        except TypeError:  # no key, and no address
+            return self._checked(pointers, workspace)
+        if found is None:
+            found = self._checked(pointers, workspace)
+            if len(self._kept) >= _KEPT:
+                self._kept = {}  # a new one: other threads may be looking at the old
+            self._kept[key] = found
+        return found
+
+    def _checked(self, pointers: Mapping[str, int], workspace: int) -> tuple[int, ...]:
+        if not isinstance(pointers, Mapping):
+            raise ArgumentTypeError("pointers", repr(pointers), "a mapping of names to addresses")
+        unknown = pointers.keys() - self._tensors.keys()
+        if unknown:
+            raise ArgumentValueError(
+                "pointers", f"{', '.join(map(repr, unknown))}", ", ".join(sorted(self._tensors))
+            )
+        missing = self._required - pointers.keys()
+        if missing:
+            raise ArgumentValueError(
+                "pointers", f"no {', '.join(sorted(missing))}", ", ".join(sorted(self._required))
+            )
+        for name, pointer in pointers.items():
+            self._check_pointer(name, pointer)
+        if self._workspace_bytes and (not workspace or workspace % 256):
+            raise ArgumentValueError(
+                "workspace",
+                f"address {workspace:#x}",
+                f"{self._workspace_bytes} bytes at a multiple of 256",
+            )
+        return tuple(int(pointers.get(name, 0)) for name in self._tensors)
+
+    def _check_pointer(self, name: str, pointer: int) -> None:
+        if not isinstance(pointer, (int, np.integer)):
+            raise ArgumentTypeError("pointers", f"{name} at {pointer!r}", "an integer")
+        spec = self._tensors[name]
+        if not pointer and name in self._required and 0 not in spec.shape:
+            raise ArgumentValueError("pointers", f"{name} at 0", "the address of its memory")
+        multiple = 16 if self._vector and name not in ROWS else spec.itemsize
+        if pointer % multiple:
+            raise ArgumentValueError(
+                "pointers", f"{name} at {pointer:#x}", f"a multiple of {multiple}, as planned"
+            )

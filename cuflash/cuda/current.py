@@ -1,0 +1,61 @@
+"""What is current in the calling thread: its device, CuPy's stream there, and a capture of it."""
+
+from __future__ import annotations
+
+import functools
+import threading
+
+__all__ = ["PER_THREAD", "current_stream", "is_capturing", "is_current"]
+
+#: CuPy's address of the per-thread default stream: another stream for every thread.
+PER_THREAD = 2
+
+
+class _Thread(threading.local):
+    """Devices whose context the thread has had."""
+
+    def __init__(self) -> None:
+        self.devices: set[int] = set()
+
+
+_thread = _Thread()
+
+
+def is_current(device_id: int) -> bool:
+    """Whether a device is the thread's own, which can then launch on it.
+
+    The driver launches only in a context, and a thread that has asked CUDA for
+    nothing has none: the first answer here gives it that of its device
+    (CUDA Runtime API: ``cudaSetDevice``).
+    """
+    import cupy
+
+    runtime = cupy.cuda.runtime
+    if runtime.getDevice() != device_id:
+        return False
+    if device_id not in _thread.devices:
+        runtime.setDevice(device_id)
+        _thread.devices.add(device_id)
+    return True
+
+
+def current_stream(device_id: int) -> int:
+    """Address of CuPy's current stream of a device, which need not be the current one."""
+    import cupy
+
+    return cupy.cuda.get_current_stream(device_id).ptr or _default_stream()
+
+
+@functools.cache
+def _default_stream() -> int:
+    """Where CuPy queues what it runs on the null stream: with a variable of its, elsewhere."""
+    from cupy_backends.cuda import stream
+
+    return PER_THREAD if stream.get_default_stream_ptr() == PER_THREAD else 0
+
+
+def is_capturing(stream: int) -> bool:
+    """Whether a stream is capturing: what is launched on it now runs when a graph does."""
+    import cupy
+
+    return bool(stream) and bool(cupy.cuda.runtime.streamIsCapturing(stream))
