@@ -8,12 +8,10 @@ namespace cuflash::fa3 {
 
 // Where a warp is in the steps.
 struct StepState {
-  QPlace place;          // of the step
-  QPlace before;         // of the step before, whose dQ is under way
+  QPlace place;          // of the step; dQ of the one before is under way
   unsigned dead_before;  // bit 8-row group: this lane's row of that dQ is a dead query's
 
-  __device__ explicit StepState(const QPlace& first)
-      : place(first), before(first), dead_before(0) {}
+  __device__ explicit StepState(const QPlace& first) : place(first), dead_before(0) {}
 };
 
 template <class Config, class Types = BackwardTypes<Config>>
@@ -49,7 +47,6 @@ struct BackwardMath {
 
   // On to the next step; `dead_rows` are those of this one's dQ.
   __device__ void advance(StepState& state, unsigned dead_rows) const {
-    state.before = state.place;
     state.dead_before = dead_rows;
     state.place = c.after(state.place);
   }
@@ -211,7 +208,7 @@ struct BackwardMath {
     ptx::wgmma_hold(dq.value[0]);
     if (number > 0) {
       arrive_warp<Config>(c.shared.ds_empty[ScoreRing(number - 1).stage]);
-      add_q(state.before, state.dead_before, dq, number - 1);
+      add_q(c.before(state.place), state.dead_before, dq, number - 1);
     }
     advance(state, dead_rows);
     ptx::wgmma_wait<1>();
@@ -254,7 +251,7 @@ __device__ inline void math_role(const BackwardContext<Config>& c, int warpgroup
   math.issue_q(dq, steps - 1, true);
   ptx::wgmma_wait<0>();
   ptx::wgmma_hold(dq.value[0]);
-  math.add_q(state.before, state.dead_before, dq, steps - 1);
+  math.add_q(c.before(state.place), state.dead_before, dq, steps - 1);
   math.end_sums();
   math.store(dv, c.params.dv, c.params.shape.head_dim_v, 1.0f);
   math.store(dk, c.params.dk, c.params.shape.head_dim, static_cast<float>(c.params.scale));

@@ -78,7 +78,7 @@ struct WideMath {
     ptx::wgmma_hold(dq.value[0]);
     if (number > 0) {
       arrive_warp<Config>(c.shared.ds_empty[ScoreRing(number - 1).stage]);
-      math.add_q(state.before, state.dead_before, dq, number - 1);
+      math.add_q(c.before(state.place), state.dead_before, dq, number - 1);
     }
     math.advance(state, dead_rows);
     ptx::wgmma_wait<0>();
@@ -166,7 +166,7 @@ struct WideMath {
     math.issue_q(dq, steps - 1, true);
     ptx::wgmma_wait<0>();
     ptx::wgmma_hold(dq.value[0]);
-    math.add_q(state.before, state.dead_before, dq, steps - 1);
+    math.add_q(c.before(state.place), state.dead_before, dq, steps - 1);
     math.end_sums();
   }
 };
