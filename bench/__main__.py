@@ -1,4 +1,4 @@
-"""``python -m bench run | latency | host | story | report | tune``."""
+"""``python -m bench run | latency | jit | host | story | report | tune``."""
 
 from __future__ import annotations
 
@@ -31,6 +31,10 @@ def _do(arguments: argparse.Namespace) -> int:
         from .latency import run_latency
 
         run_latency(arguments.output, arguments.peers)
+    elif arguments.command == "jit":
+        from .jit import run_jit
+
+        run_jit(arguments.output)
     elif arguments.command == "host":
         from .host import run_host
 
@@ -60,6 +64,8 @@ def _parser() -> argparse.ArgumentParser:
     latency = commands.add_parser("latency", help="time the host's part of a call on the GPU")
     latency.add_argument("--peers", help="peers, comma-separated; by default those it can time")
     latency.add_argument("--output", type=Path, help="results file; by default by the GPU's name")
+    jit = commands.add_parser("jit", help="time gradients under jax.jit beside the plain calls")
+    jit.add_argument("--output", type=Path, help="results file; by default by the GPU's name")
     host = commands.add_parser("host", help="time the tiled NumPy backend on this CPU")
     host.add_argument("--output", type=Path)
     story = commands.add_parser("story", help="measure the papers' claims on the GPU")

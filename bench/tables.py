@@ -12,7 +12,7 @@ from .markdown import table
 from .stored import Row, gpu_rows, implementations, label, latest, load, of_set, problem
 from .story import tables as story
 
-__all__ = ["LATENCY", "SETS", "grid", "render"]
+__all__ = ["JIT", "LATENCY", "SETS", "grid", "render"]
 
 #: Sets of cases that have a table like one another; the tile sets have none.
 SETS = (
@@ -32,6 +32,8 @@ SETS = (
 
 #: The block of the host time of a call.
 LATENCY = "latency"
+#: And that of gradients under ``jax.jit``.
+JIT = "jit"
 
 
 def render(name: str) -> str:
@@ -44,6 +46,8 @@ def render(name: str) -> str:
         return story.render(name)
     if name == LATENCY:
         return _latency()
+    if name == JIT:
+        return _jit()
     rows = of_set(name, gpu_rows())
     return _fa1(rows) if name == "fa1" else grid(name, rows)
 
@@ -207,3 +211,26 @@ def _latency() -> str:
 
 def _of_kind(rows: Sequence[Row], kind: str) -> list[Row]:
     return [row for row in rows if row["what"] == kind]
+
+
+def _jit() -> str:
+    rows = latest(load("nvidia-h200-jit.json"))
+    if not rows:
+        return ""
+    body = [
+        [
+            row["impl"],
+            "causal" if row["causal"] else "full",
+            f"{row['ms']:.3f}",
+            f"{row['ratio']:.3f}",
+            f"{row['ratio_low']:.3f}",
+        ]
+        for row in rows
+    ]
+    first = rows[0]
+    caption = (
+        f"{first['gpu']}, {first['version']}, {first['dtype']}, batch {first['batch']}, "
+        f"{first['heads_q']} heads, head_dim {first['head_dim']}, seqlen {first['seqlen_q']}, "
+        f"{first['op']}, ms, {first['date']}\n\n"
+    )
+    return caption + table(["", "mask", "ms", "times as fast as the plain calls", "at least"], body)

@@ -1,0 +1,140 @@
+"""What gradients under ``jax.jit`` take beside the plain calls, on the same arrays.
+
+XLA has a stream of its own, where no event of ours can stand. So many passes
+are queued one after the other, large enough that the host is far ahead, and
+the time until all are done is shared among them.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from .cases import Case
+from .inputs import make_inputs
+from .run import common_columns, results_file, store
+from .timing import median_ratio
+
+__all__ = ["IMPLEMENTATIONS", "run_jit", "time_passes"]
+
+#: Forward and backward passes take some milliseconds.
+CASES = tuple(
+    Case("backward", "bfloat16", 2, 16, 16, 128, 128, 8192, 8192, causal, "auto")
+    for causal in (False, True)
+)
+PASSES = 12
+ROUNDS = 9
+IMPLEMENTATIONS = ("cuflash", "jax.jit(jax.grad)")
+
+#: Queues one pass; what it returns keeps its results.
+Pass = Callable[[], Any]
+
+
+def run_jit(output: Path | None = None) -> list[dict[str, Any]]:
+    """Time both ways on the GPU, print a line for each case and store the rows."""
+    from cuflash.cuda.available import require_device
+
+    require_device()
+    import cupy
+    import jax
+
+    common = {**common_columns(), "version": f"jax {jax.__version__}"}
+    rows: list[dict[str, Any]] = []
+    for case in CASES:
+        passes = {
+            name: make(case)
+            for name, make in zip(IMPLEMENTATIONS, (plain_pass, jitted_pass), strict=True)
+        }
+        timed = time_passes(passes, lambda _: cupy.cuda.runtime.deviceSynchronize())
+        rows += [{**common, **row} for row in rows_of(case, timed)]
+        print(f"{case!s:<52} jit {rows[-1]['ratio']:.3f} of the plain calls' speed", flush=True)
+    store(output or results_file(common["gpu"], "-jit"), rows)
+    return rows
+
+
+def plain_pass(case: Case) -> Pass:
+    """The library's own calls on CuPy's arrays."""
+    import cupy
+
+    import cuflash
+
+    x = make_inputs(case, cupy)
+
+    def both() -> Any:
+        out, lse = cuflash.attention(x.q, x.k, x.v, causal=case.causal, return_lse=True)
+        return cuflash.attention_backward(x.dout, x.q, x.k, x.v, out, lse, causal=case.causal)
+
+    return both
+
+
+def jitted_pass(case: Case) -> Pass:
+    """The same gradients of ``sum(out * dout)`` by JAX, all of it compiled."""
+    import cupy
+    import jax
+
+    from cuflash.jax import attention
+
+    x = make_inputs(case, cupy)
+    q, k, v, dout = (jax.dlpack.from_dlpack(a) for a in (x.q, x.k, x.v, x.dout))
+
+    def product(q: Any, k: Any, v: Any, dout: Any) -> Any:
+        return (attention(q, k, v, is_causal=case.causal, q_offset=None) * dout).sum()
+
+    gradients = jax.jit(jax.grad(product, argnums=(0, 1, 2)))
+    return lambda: gradients(q, k, v, dout)
+
+
+def time_passes(
+    passes: Mapping[str, Pass],
+    wait: Callable[[Any], Any],
+    rounds: int = ROUNDS,
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[str, list[float]]:
+    """Milliseconds of a pass in each of its rounds, taking turns.
+
+    Parameters
+    ----------
+    passes
+        In each round in another order.
+    wait
+        Takes what the last pass returned, and returns when the device has
+        nothing left to do.
+    """
+    times: dict[str, list[float]] = {name: [] for name in passes}
+    names, order = list(passes), random.Random(0)
+    for each in passes.values():  # compiles
+        wait(each())
+    for _ in range(rounds):
+        order.shuffle(names)
+        for name in names:
+            start = clock()
+            last = [passes[name]() for _ in range(PASSES)][-1]
+            wait(last)
+            times[name].append(1e3 * (clock() - start) / PASSES)
+    return times
+
+
+def rows_of(case: Case, timed: Mapping[str, list[float]]) -> list[dict[str, Any]]:
+    """A row for each way; its ratio is how many times as fast as the plain calls it is."""
+    plain = timed[IMPLEMENTATIONS[0]]
+    rows = []
+    for name, times in timed.items():
+        ratio, low, _ = median_ratio(times, plain)
+        median = statistics.median(times)
+        rows.append(
+            {
+                "impl": name,
+                "op": "forward and backward",
+                **{n: getattr(case, n) for n in ("dtype", "batch", "heads_q", "head_dim")},
+                **{n: getattr(case, n) for n in ("seqlen_q", "causal")},
+                "ms": round(median, 4),
+                "spread": round((max(times) - min(times)) / median, 4),
+                "ratio": round(ratio, 4),
+                "ratio_low": round(low, 4),
+            }
+        )
+    return rows
