@@ -79,17 +79,25 @@ def standard_paper(seqlen: int, head_dim: int, size: int) -> Traffic:
 def standard_by_hand(seqlen: int, head_dim: int, size: int) -> Traffic:
     """The same as one writes it in CuPy, an operation a kernel.
 
-    The square is written by the product, the scale, the subtraction of the
-    maxima, the exponential and the division; it is read by the last four of
-    these, by the maximum and the sum, and by the product with V. Maxima and
-    sums are a column each.
+    CuPy multiplies batches of 16-bit matrices in float32: each operand is
+    widened first, and the product rounded. Between the products the square is
+    read by the scale, the maximum, the subtraction, the exponential, the sum
+    and the division, and written by four of these. Maxima and sums are a
+    column each.
     """
-    matrix, square = seqlen * head_dim * size, seqlen * seqlen * size
-    column = seqlen * size
-    return Traffic(
-        3 * matrix + 7 * square + 2 * column,
-        5 * square + 2 * column + matrix,
+    matrix, square, column = seqlen * head_dim, seqlen * seqlen, seqlen
+    wide = FLOAT32
+    first = Traffic(
+        2 * matrix * (size + wide) + square * wide,
+        2 * matrix * wide + square * (wide + size),
     )
+    between = Traffic(6 * square * size + 2 * column * size, 4 * square * size + 2 * column * size)
+    second = Traffic(
+        (square + matrix) * (size + wide) + matrix * wide,
+        square * wide + 2 * matrix * wide + matrix * size,
+    )
+    parts = (first, between, second)
+    return Traffic(sum(part.reads for part in parts), sum(part.writes for part in parts))
 
 
 def tiled_rows(seqlen: int, head_dim: int, block_q: int, size: int) -> Traffic:

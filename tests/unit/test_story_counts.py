@@ -113,16 +113,22 @@ def test_standard_attention_is_what_its_operations_do() -> None:
     n, d, memory = 12, 4, Memory()
     square, matrix = n * n, n * d
     operations = [
-        (2 * matrix, square),  # Q K^T
         (square, square),  # times the scale
         (square, n),  # maxima
         (square + n, square),  # less them
         (square, square),  # exponentials
         (square, n),  # sums
         (square + n, square),  # divided by them
-        (square + matrix, matrix),  # P V
     ]
     for read, written in operations:
         memory.read(read, HALF)
         memory.write(written, HALF)
+    for left, right, product in ((matrix, matrix, square), (square, matrix, matrix)):
+        for operand in (left, right):  # widened
+            memory.read(operand, HALF)
+            memory.write(operand, SINGLE)
+        memory.read(left + right, SINGLE)
+        memory.write(product, SINGLE)
+        memory.read(product, SINGLE)  # rounded
+        memory.write(product, HALF)
     assert standard_by_hand(n, d, HALF) == memory.traffic
