@@ -94,7 +94,7 @@ LISTS = {
     ),
     ORDERED_GRADIENTS: Listed(
         _case(2, (6, 2), (300, 500), **_WIDE),
-        _case(16, (6, 2), (1000, 2500), **_WIDE),
+        _case(14, (6, 2), (1000, 2500), **_WIDE),
         backward=True,
         ordered=True,
     ),
@@ -105,7 +105,7 @@ LISTS = {
     ),
     CROWDED_TURNS: Listed(
         _case(2, (6, 2), (300, 500), **_WIDER_KEYS),
-        _case(20, (4, 2), (500, 2100), **_WIDER_KEYS),
+        _case(16, (4, 2), (500, 2100), **_WIDER_KEYS),
         backward=True,
         ordered=True,
     ),
