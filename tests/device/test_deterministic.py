@@ -11,7 +11,8 @@ import pytest
 
 import cuflash
 
-from .common import Hog, skip_without
+from ..kit.case import Case
+from .common import Gradients, Hog, skip_without
 
 #: Runs of float16; the others have a part of them.
 RUNS = 200
@@ -87,4 +88,38 @@ def test_gradients_are_bit_equal_beside_copies(
         hog.copy()
         for got, expected in zip(gradients(), first, strict=True):
             wrong += (got != expected).sum()
+    assert int(wrong) == 0
+
+
+#: (heads of keys, lengths, dims, causal): of FlashAttention-3, heads in several sections, most with
+#: fewer heads in the last one; with more kv tiles to a head fewer heads, to one each.
+SECTIONS = (
+    (17, (300, 2000), (96, 96), False),
+    (17, (600, 2048), (96, 96), True),
+    (33, (500, 1500), (64, 64), True),
+    (20, (200, 4200), (160, 128), False),
+    (20, (500, 4200), (192, 128), True),
+    (10, (200, 8400), (128, 128), False),
+    (5, (200, 16_800), (64, 64), True),
+    (2, (200, 17_000), (128, 128), True),
+)
+
+
+@pytest.mark.parametrize(("heads", "lengths", "dims", "causal"), SECTIONS, ids=str)
+def test_heads_in_sections_have_the_same_bits(
+    cp: Any, hog: Hog, heads: int, lengths: tuple[int, int], dims: tuple[int, int], causal: bool
+) -> None:
+    """And the last ones are right."""
+    skip_without("fa3")
+    case = Case(1, 2 * heads, heads, *lengths, *dims, "bfloat16", causal=causal, seed=4)
+    gradients = Gradients(cp, case, ordered=True)
+    section = dict(gradients.prepare().plan.launches[1].arguments)["section"]
+    assert 1 <= section < heads
+    first, again = gradients.first(), gradients.destinations()
+    wrong = cp.zeros((), np.int64)
+    for _ in range(RUNS // 8):
+        hog.copy()
+        gradients.poison(again)
+        gradients.launch(again)
+        wrong += gradients.differ(again, first)
     assert int(wrong) == 0

@@ -11,14 +11,14 @@ import pytest
 
 import cuflash
 from cuflash.cuda import compile as compiling
-from cuflash.planning.tiles.fa3_tables import BACKWARD
+from cuflash.planning.tiles.fa3_tables import BACKWARD, BackwardRow
 
 from ..kit.case import Case
 from .common import Gradients, Hog, hold, jitter, skip_without
 from .test_generations import APART
 
-#: (head_dim, head_dim_v): every form of the kernel, and one with columns to spare.
-DIMS = ((64, 64), (128, 128), (96, 64), (192, 128), (192, 192), (256, 256))
+#: (head_dim, head_dim_v): every row of the table, and one with columns to spare.
+DIMS = ((64, 64), (96, 64), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256))
 REPEATS = 50
 
 
@@ -32,8 +32,10 @@ def _busy(dims: tuple[int, int], causal: bool) -> Case:
     return Case(36, 4, 2, 300, 777, *dims, "bfloat16", causal=causal, seed=1)
 
 
-def _has_row_blocks(dims: tuple[int, int]) -> bool:
-    return next(row.shares for row in BACKWARD if max(dims) <= row.widest) > 0
+def _row(case: Case) -> BackwardRow:
+    """The first that holds both widths, of the table best first."""
+    d, dv = case.head_dim, case.head_dim_v
+    return next(row for row in BACKWARD if d <= row.widest and dv <= row.widest_v)
 
 
 def _small(dims: tuple[int, int]) -> Case:
@@ -45,8 +47,7 @@ def _busy_gradients(cp: Any, case: Case) -> Gradients:
     gradients = Gradients(cp, case)
     main = gradients.prepare().plan.launches[1]
     assert dict(main.arguments)["ahead"] < _tiles(case), "no block would clear sums"
-    has_row_blocks = _has_row_blocks((case.head_dim, case.head_dim_v))
-    assert (main.grid > _tiles(case)) == has_row_blocks
+    assert (main.grid > _tiles(case)) == (_row(case).shares > 0)
     assert _tiles(case) > cp.cuda.Device().attributes["MultiProcessorCount"]
     return gradients
 
@@ -57,7 +58,7 @@ def _tiles(case: Case) -> int:
 
 def block_kv(case: Case) -> int:
     """Keys of a block."""
-    return 128 if max(case.head_dim, case.head_dim_v) <= 128 else 64
+    return _row(case).block_kv
 
 
 @pytest.mark.parametrize("causal", [False, True])

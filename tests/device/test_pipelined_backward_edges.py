@@ -37,6 +37,18 @@ EDGES = (
 )
 
 
+#: Valid columns end inside a panel or a half of K, or at the first of those that a role has of dQ.
+INSIDE = (
+    (72, 72),
+    (72, 128),
+    (136, 40),
+    (160, 128),
+    (136, 136),
+    (200, 136),
+    (64, 256),
+)
+
+
 def _edge(
     dims: tuple[int, int], lengths: tuple[int, int], q_offset: int | None, dtype: str = "float16"
 ) -> Case:
@@ -66,8 +78,7 @@ def _check(
 
 
 @pytest.mark.parametrize(("lengths", "q_offset"), EDGES, ids=str)
-# Valid columns end inside a panel, or at the first of those that a role has of dQ.
-@pytest.mark.parametrize("dims", [*DIMS, (72, 128), (136, 136), (200, 136), (64, 256)], ids=str)
+@pytest.mark.parametrize("dims", [*DIMS, *INSIDE], ids=str)
 def test_edges(dims: tuple[int, int], lengths: tuple[int, int], q_offset: int | None) -> None:
     for dtype in ("float16", "bfloat16"):
         case = _edge(dims, lengths, q_offset, dtype)

@@ -24,6 +24,7 @@ def _of_three() -> Iterator[None]:
     with (
         mock.patch.object(fa2, "section_of", return_value=3),
         mock.patch.object(fa3, "section_of", return_value=3),
+        mock.patch.object(fa3, "taking_turns", return_value=3),
         mock.patch.object(fa3, "even_section", return_value=3),
     ):
         yield
@@ -31,12 +32,22 @@ def _of_three() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_of_three")
-@pytest.mark.parametrize(("algorithm", "dtype"), [("fa2", "float32"), ("fa3", "float16")])
-def test_the_last_section_is_narrower(algorithm: str, dtype: str) -> None:
+@pytest.mark.parametrize(
+    ("algorithm", "dtype", "causal", "ordered"),
+    [
+        ("fa2", "float32", True, False),
+        ("fa3", "float16", True, False),
+        ("fa3", "float16", True, True),
+        ("fa3", "float16", False, True),
+    ],
+)
+def test_the_last_section_is_narrower(
+    algorithm: str, dtype: str, causal: bool, ordered: bool
+) -> None:
     """Eight query heads, four of keys."""
     skip_without(algorithm)
-    case = Case(2, 4, 2, 300, 400, dtype=dtype, causal=True, seed=1)
-    runner = ApiRunner("cuda", algorithm)
+    case = Case(2, 4, 2, 300, 400, dtype=dtype, causal=causal, seed=1)
+    runner = ApiRunner("cuda", algorithm, options=(("deterministic", ordered),))
     x = arrays(case, "q", "k", "v", "dout", "dlse")
     out, lse = runner.forward(case, x["q"], x["k"], x["v"])
     grads = runner.backward(case, x["dout"], x["q"], x["k"], x["v"], out, lse, x["dlse"])

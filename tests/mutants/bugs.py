@@ -13,6 +13,7 @@ from . import (
     fa3,
     fa3_backward,
     fa3_backward_clear,
+    fa3_backward_crowded,
     fa3_backward_rows,
     host,
     products,
@@ -28,5 +29,6 @@ HOPPER_BUGS = (
     *fa3.BUGS,
     *fa3_backward.BUGS,
     *fa3_backward_clear.BUGS,
+    *fa3_backward_crowded.BUGS,
     *fa3_backward_rows.BUGS,
 )

@@ -162,8 +162,8 @@ _TILES = (
     Bug(
         "depth beyond a panel begins again",  # 64 columns are read twice, 64 never
         _PANELS,
-        "depth / kPanelColumns * Matrix::panel_bytes + depth % kPanelColumns * 2",
-        "depth % kPanelColumns * 2",
+        "(column / part_columns * part_panels + within / kPanelColumns) * panel_bytes +",
+        "column / part_columns * part_panels * panel_bytes +",
         CAUSAL,
     ),
     Bug(

@@ -64,15 +64,15 @@ BUGS = (
     Bug(
         "dQ goes to the q tile of its next step",
         _MATH,
-        "const int row = state.before.tile * Config::block_q +",
-        "const int row = state.place.tile * Config::block_q +",
+        "add_q(state.before, state.dead_before, dq, number - 1);",
+        "add_q(state.place, state.dead_before, dq, number - 1);",
         GRADIENTS,
     ),
     Bug(
         "both warpgroups have the first columns of dQ",
         _MATH,
-        "Types::q_parted_by_rows ? 0 : warpgroup * (panels * Types::KPanels::panel_bytes / 16);",
-        "0;",
+        "const unsigned b_step = warpgroup * of_part;",
+        "const unsigned b_step = 0 * of_part;",
         GRADIENTS,
     ),
     Bug(
@@ -85,7 +85,7 @@ BUGS = (
     Bug(
         "the last dQ of a tile is dropped",
         _MATH,
-        "  math.add_q(state, dq, steps - 1);",
+        "  math.add_q(state.before, state.dead_before, dq, steps - 1);",
         "",
         NARROW_GRADIENTS,
     ),
@@ -190,15 +190,15 @@ BUGS = (
     Bug(
         "P of the other stage is read",
         _WIDE,
-        "const uint4* const from = passed_weights(c.shared, score_ring.stage);",
-        "const uint4* const from = passed_weights(c.shared, score_ring.stage ^ 1);",
+        "take_weights(weights, passed_weights(c.shared, score_ring.stage));",
+        "take_weights(weights, passed_weights(c.shared, score_ring.stage ^ 1));",
         SHARED_GRADIENTS,
     ),
     Bug(
         "P of one group of rows is taken for that of the other",
-        _WIDE,
-        "unpack(Storage{}, both[group]);",
-        "unpack(Storage{}, both[group ^ 1]);",
+        _SCORE,
+        "unpack(Storage{}, weights.value[i][part]);",
+        "unpack(Storage{}, weights.value[i][part ^ 1]);",
         SHARED_GRADIENTS,
     ),
     Bug(

@@ -97,7 +97,7 @@ _SHARES = (
     Bug(
         "all of a unit's columns are the first ones",
         _ROWS,
-        "column = static_cast<int>(i % parts) * kPanelColumns;",
+        "column = static_cast<int>(i % parts) * columns;",
         "column = 0;",
         GRADIENTS,
     ),

@@ -9,7 +9,10 @@ from ..kit.case import Case
 
 __all__ = [
     "CAUSAL",
+    "CROWDED_GRADIENTS",
+    "CROWDED_TURNS",
     "GRADIENTS",
+    "HALVES_GRADIENTS",
     "LISTS",
     "MANY_HEADS",
     "NARROW",
@@ -24,6 +27,10 @@ CAUSAL, NARROW = "three warpgroups in turn", "four warpgroups without turns"
 #: The backward pass: dQ parted by columns, by rows, and where warpgroups share the keys.
 GRADIENTS, NARROW_GRADIENTS = "gradients of wide heads", "gradients of narrow heads"
 SHARED_GRADIENTS, ORDERED_GRADIENTS = "gradients of shared keys", "gradients by turns"
+#: Where dK is so wide that scores come one after the other, in either sum; and where the halves of
+#: K are less than a panel each.
+CROWDED_GRADIENTS, CROWDED_TURNS = "gradients of crowded registers", "the same by turns"
+HALVES_GRADIENTS = "gradients of halves of a panel"
 #: Heads so many that blocks clear sums of the last ones, with tiles that share rows unevenly, and
 #: of which blocks clear more than they multiply.
 MANY_HEADS = "gradients of many heads"
@@ -60,7 +67,10 @@ def _case(batch: int, heads: tuple[int, int], lengths: tuple[int, int], **more: 
 
 
 _WIDE: dict[str, Any] = {"head_dim": 128, "head_dim_v": 128, "dtype": "bfloat16"}
-_FEW_COLUMNS: dict[str, Any] = {"head_dim": 72, "head_dim_v": 8, "dtype": "bfloat16"}
+_FEW_COLUMNS: dict[str, Any] = {"head_dim": 104, "head_dim_v": 8, "dtype": "bfloat16"}
+_WIDE_KEYS: dict[str, Any] = {"head_dim": 192, "head_dim_v": 128, "dtype": "float16"}
+_WIDER_KEYS: dict[str, Any] = {"head_dim": 160, "head_dim_v": 128, "dtype": "bfloat16"}
+_BETWEEN: dict[str, Any] = {"head_dim": 96, "head_dim_v": 96, "dtype": "float16"}
 _WIDEST: dict[str, Any] = {"head_dim": 192, "head_dim_v": 256, "dtype": "bfloat16"}
 _HALF: dict[str, Any] = {"head_dim": 64, "head_dim_v": 64, "dtype": "float16"}
 
@@ -84,9 +94,25 @@ LISTS = {
     ),
     ORDERED_GRADIENTS: Listed(
         _case(2, (6, 2), (300, 500), **_WIDE),
-        _case(13, (6, 2), (1000, 2500), **_WIDE),
+        _case(14, (6, 2), (1000, 2500), **_WIDE),
         backward=True,
         ordered=True,
+    ),
+    CROWDED_GRADIENTS: Listed(
+        _case(2, (6, 2), (300, 500), **_WIDE_KEYS),
+        _case(40, (6, 2), (400, 600), **_WIDE_KEYS),
+        backward=True,
+    ),
+    CROWDED_TURNS: Listed(
+        _case(2, (6, 2), (300, 500), **_WIDER_KEYS),
+        _case(16, (4, 2), (500, 2100), **_WIDER_KEYS),
+        backward=True,
+        ordered=True,
+    ),
+    HALVES_GRADIENTS: Listed(
+        _case(2, (6, 2), (300, 500), **_BETWEEN),
+        _case(40, (6, 2), (400, 600), **_BETWEEN),
+        backward=True,
     ),
     # Of many all rows but the last ones are dead, so tiles are done long before the sums that their
     # blocks clear, those of the last rows at the end. Columns that do not exist are cleared too.

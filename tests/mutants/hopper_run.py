@@ -227,8 +227,12 @@ def build(listed: Listed) -> None:
     cuflash.prepare(*shapes, **named)
     if listed.backward:
         for causal in (True, False):
+            named |= {"causal": causal}
             for operation in ("forward", "backward"):
-                cuflash.prepare(*shapes, operation=operation, **{**named, "causal": causal})
+                cuflash.prepare(*shapes, operation=operation, **named)
+        if listed.ordered:
+            named |= {"causal": listed.few.causal, "deterministic": True}
+            cuflash.prepare(*shapes, operation="backward", **named)
 
 
 def choose(jitter: bool) -> None:

@@ -116,4 +116,18 @@ BUGS = (
         "if s)",
         "tests/unit/test_plan_fa3_limits.py::test_the_last_section_is_at_least_half_of_the_others",
     ),
+    Bug(
+        "the last of the heads that take turns comes alone",
+        "cuflash/planning/sections.py",
+        "return ceil_div(heads, ceil_div(heads, most)) if heads else 1",
+        "return most",
+        "tests/unit/test_plan_fa3_backward_sections.py",
+    ),
+    Bug(
+        "heads of ordered sums come singly without a mask",
+        _FA3,
+        "    if tile.ordered:\n        return taking_turns(",
+        '    if tile.ordered and problem.mask == "causal":\n        return taking_turns(',
+        "tests/unit/test_plan_fa3_backward_sections.py",
+    ),
 )

@@ -18,7 +18,10 @@ from ..mutants.__main__ import judge
 from ..mutants.bugs import BUGS, HOPPER_BUGS, Bug
 from ..mutants.hopper_problems import (
     CAUSAL,
+    CROWDED_GRADIENTS,
+    CROWDED_TURNS,
     GRADIENTS,
+    HALVES_GRADIENTS,
     LISTS,
     MANY_HEADS,
     NARROW,
@@ -81,7 +84,17 @@ def test_the_problems_of_the_hopper_kernels_are_what_their_bugs_need(name: str) 
     assert (tile.takes_turns, tile.warpgroups) == {CAUSAL: (True, 3), NARROW: (False, 4)}[name]
 
 
-@pytest.mark.parametrize("name", [GRADIENTS, NARROW_GRADIENTS, SHARED_GRADIENTS])
+#: What is multiplied at a time: queries, keys, and columns of either.
+_TILES = {
+    GRADIENTS: (64, 128, 128, 128),
+    NARROW_GRADIENTS: (128, 128, 64, 64),
+    SHARED_GRADIENTS: (64, 64, 256, 256),
+    CROWDED_GRADIENTS: (64, 128, 192, 128),
+    HALVES_GRADIENTS: (64, 128, 96, 96),
+}
+
+
+@pytest.mark.parametrize("name", _TILES)
 def test_the_problems_of_the_hopper_gradients_are_what_their_bugs_need(name: str) -> None:
     """One kernel; several q tiles; sums that blocks clear; tiles that no query sees."""
     listed = LISTS[name]
@@ -94,20 +107,22 @@ def test_the_problems_of_the_hopper_gradients_are_what_their_bugs_need(name: str
     assert min(listed.few.seqlen_q, case.seqlen_q) > 4 * tile.block_q
     unseen = replace(listed.few, q_offset=-40).visible().max()
     assert unseen + tile.block_kv < listed.few.seqlen_kv
-    taken = {
-        GRADIENTS: (64, 128, 128),
-        NARROW_GRADIENTS: (128, 128, 64),
-        SHARED_GRADIENTS: (64, 64, 256),
-    }
-    assert (tile.block_q, tile.block_kv, tile.head_dim) == taken[name]
+    assert (tile.block_q, tile.block_kv, tile.head_dim, tile.head_dim_v) == _TILES[name]
+    if name == CROWDED_GRADIENTS:
+        assert case.dtype == "float16"  # weights are multiplied before they are rounded
+        assert -(-listed.few.seqlen_q // tile.block_q) * tile.block_q > listed.few.seqlen_q
 
 
-def test_the_problem_of_ordered_gradients_is_what_its_bugs_need() -> None:
-    """One kernel; sums that blocks clear, and that several tiles add to."""
-    listed = LISTS[ORDERED_GRADIENTS]
+@pytest.mark.parametrize("name", [ORDERED_GRADIENTS, CROWDED_TURNS])
+def test_the_problems_of_ordered_gradients_are_what_their_bugs_need(name: str) -> None:
+    """One kernel; sums that blocks clear, and that several tiles add to; several sections."""
+    listed = LISTS[name]
     few, many = (_plan(listed, case) for case in (listed.few, listed.many))
     assert few.launches[1].config == many.launches[1].config
     assert many.tile.ordered
+    assert (many.tile.head_dim + many.tile.head_dim_v > 256) == (name == CROWDED_TURNS)
+    section = dict(many.launches[1].arguments)["section"]
+    assert 1 < section < many.problem.batch * many.problem.heads_kv
     assert _kv_tiles(many) > 4
     _check_clearing(many)
 

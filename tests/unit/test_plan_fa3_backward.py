@@ -39,18 +39,29 @@ def main_of(chosen: Plan) -> KernelLaunch:
 _TAKEN = {
     (8, 8): ((128, 128), (64, 64)),
     (64, 64): ((128, 128), (64, 64)),
-    (72, 72): ((64, 128), (128, 128)),
-    (96, 96): ((64, 128), (128, 128)),
+    (65, 65): ((64, 128), (96, 96)),
+    (72, 72): ((64, 128), (96, 96)),
+    (72, 8): ((64, 128), (96, 96)),
+    (96, 64): ((64, 128), (96, 96)),
+    (8, 96): ((64, 128), (96, 96)),
+    (96, 96): ((64, 128), (96, 96)),
+    (97, 97): ((64, 128), (128, 128)),
+    (96, 104): ((64, 128), (128, 128)),
+    (104, 8): ((64, 128), (128, 128)),
     (128, 128): ((64, 128), (128, 128)),
     (64, 128): ((64, 128), (128, 128)),
     (128, 64): ((64, 128), (128, 128)),
-    (72, 8): ((64, 128), (128, 128)),
+    (129, 8): ((64, 128), (192, 128)),
+    (136, 64): ((64, 128), (192, 128)),
+    (160, 128): ((64, 128), (192, 128)),
+    (192, 128): ((64, 128), (192, 128)),
     (136, 136): ((64, 64), (192, 192)),
-    (192, 128): ((64, 64), (192, 128)),
-    (136, 64): ((64, 64), (192, 128)),
+    (192, 129): ((64, 64), (192, 192)),
     (64, 136): ((64, 64), (192, 192)),
+    (128, 192): ((64, 64), (192, 192)),
     (192, 192): ((64, 64), (192, 192)),
     (200, 64): ((64, 64), (256, 256)),
+    (128, 200): ((64, 64), (256, 256)),
     (256, 256): ((64, 64), (256, 256)),
 }
 
@@ -65,7 +76,7 @@ def test_the_two_widths_choose_the_tile(d: int, dv: int) -> None:
         assert (tile.block_q, tile.block_kv) == blocks
         assert (tile.num_stages, tile.score_stages) == (2, 2)
         assert (tile.head_dim, tile.head_dim_v) == widths
-        assert tile.shares == (8 if widths == (128, 128) else 0)
+        assert tile.shares == (8 if widths in ((96, 96), (128, 128)) else 0)
         config = main_of(chosen).config
         assert dict(config.constants)["shares"] == tile.shares
         assert (config.head_dim, config.head_dim_v, config.mask) == (*widths, mask)
@@ -76,18 +87,18 @@ def test_the_two_widths_choose_the_tile(d: int, dv: int) -> None:
 def test_every_row_of_the_table_is_taken() -> None:
     for row in BACKWARD:
         tile = planned(of_gradients(head_dim=row.widest, head_dim_v=row.widest_v)).tile
-        assert tile == fa3.Fa3BackwardTile(
-            row.block_q, row.block_kv, row.num_stages, row.widest, row.widest_v, shares=row.shares
-        )
+        numbers = row.block_q, row.block_kv, row.num_stages, row.widest, row.widest_v
+        assert tile == fa3.Fa3BackwardTile(*numbers, False, row.shares, row.zero_bytes)
 
 
 def test_some_tiles_have_blocks_of_rows_and_some_have_not() -> None:
     """So that what is said of either is said of something."""
-    assert {row.widest: bool(row.shares) for row in BACKWARD} == {
-        64: False,
-        128: True,
-        192: False,
-        256: False,
+    assert {(row.widest, row.widest_v) for row in BACKWARD if row.shares} == {(96, 96), (128, 128)}
+    assert {(row.widest, row.widest_v) for row in BACKWARD if not row.shares} == {
+        (64, 64),
+        (192, 128),
+        (192, 192),
+        (256, 256),
     }
 
 
@@ -218,7 +229,7 @@ def test_blocks_are_those_of_the_table() -> None:
 def test_a_given_tile_is_taken() -> None:
     wanted = of_gradients()
     every = list(fa3.candidates(wanted, HOPPER, every=True))
-    assert [tile.head_dim for tile in every] == [64, 128]  # the wider one would do as well
+    assert [tile.head_dim for tile in every] == [64, 96, 128, 192]  # wider ones would do as well
     assert [fa3_plan(wanted, HOPPER, None, (), tile=t).tile for t in every] == every
     old = replace(HOPPER, compute_capability=(8, 0))
     with pytest.raises(UnsupportedError, match="fa3 is for Hopper"):

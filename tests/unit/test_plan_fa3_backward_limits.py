@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from itertools import product
-from typing import Any
-
 import pytest
 
-from cuflash.planning.sections import section_of
 from cuflash.planning.tiles import fa3
 from cuflash.planning.tiles.fa3_tables import BACKWARD, BackwardRow
 
 from .test_plan_fa3 import HOPPER, planned
-from .test_plan_fa3_backward import main_of, of_gradients
+from .test_plan_fa3_backward import of_gradients
 from .test_plan_fa3_limits import SHARED_OF_H200
 
-#: Bytes that a copy clears, where keys are not shared.
+#: Bytes that a copy clears, where there is room for them.
 ZEROS = 4096
 
 
@@ -49,9 +45,23 @@ def test_shared_memory_of_the_wide_tile() -> None:
 
 def test_shared_memory_where_warpgroups_share_keys() -> None:
     scores, staging, rows = 2 * 64 * 64 * 2, 8 * 16 * 64 * 2, 2 * 2 * 64 * 4
-    for d, dv, whole in ((256, 256, 231_424), (192, 192, 182_272), (192, 128, 157_696)):
-        tiles = (64 + 2 * 64) * (d + dv) * 2  # K and Q in two stages, V and dO
-        used = tiles + scores + staging + rows + _rounded(8 * 17, 128) + 512  # of zeros
+    for width, whole in ((256, 232_448), (192, 183_296)):
+        tiles = (64 + 2 * 64) * 2 * width * 2  # K and Q in two stages, V and dO
+        used = tiles + scores + staging + rows + _rounded(8 * 17, 128) + 1024  # of zeros
+        assert whole - 1024 < used <= whole
+        assert planned(of_gradients(width=width)).tile.footprint.shared_bytes == whole
+
+
+def test_shared_memory_where_each_half_of_k_begins_a_panel() -> None:
+    """48 columns take the panel of 64, 96 take two; the others' panels are of all columns."""
+    scores, staging, rows = 2 * 64 * 128 * 2, 8 * 16 * 64 * 2, 2 * 2 * 64 * 4
+    for d, dv, of_k, of_v, zeros, whole in (
+        (96, 96, 2 * 64, 128, 2048, 184_320),
+        (192, 128, 2 * 128, 128, 512, 231_424),
+    ):
+        of_q = _rounded(d, 64)
+        tiles = 128 * (of_k + of_v) * 2 + 2 * 64 * (of_q + of_v) * 2  # K and V, Q and dO
+        used = tiles + scores + staging + rows + _rounded(8 * 17, 128) + zeros
         assert whole - 1024 < used <= whole
         wanted = of_gradients(head_dim=d, head_dim_v=dv)
         assert planned(wanted).tile.footprint.shared_bytes == whole
@@ -83,11 +93,15 @@ def test_a_row_fits_and_its_registers_move_within_what_the_block_has(row: Backwa
     assert load + warpgroups * math <= start * (warpgroups + 1)
     assert 24 <= load < start < math <= 240  # setmaxnreg begins at 24
     assert (load % 8, math % 8) == (0, 0)
-    # Of 64 keys dK and dV, and of one q tile scores and dP; or one of each, and columns of dQ.
+    # Of 64 keys dK and dV, and of one q tile scores and dP; or one of the two beside P rounded; or
+    # one of each, and columns of dQ.
+    operand = row.block_q // 4  # P or dS, rounded
     if row.block_kv == 128:
-        assert (row.widest + row.widest_v) // 2 + 2 * row.block_q // 2 < math
+        of_keys = (row.widest + row.widest_v) // 2
+        crowded = row.widest + row.widest_v > 256
+        assert of_keys + (operand + row.block_q // 2 if crowded else row.block_q) < math
+        assert not crowded or of_keys + row.widest // 4 < math  # half the columns of dQ
     else:
-        operand = row.block_q // 4  # P or dS
         assert max(row.widest, row.widest_v) // 2 + operand + 128 // 2 < math
     assert row.block_q % 64 == 0
     assert row.block_q <= 256  # the most rows of a box
@@ -101,40 +115,3 @@ def test_a_row_fits_and_its_registers_move_within_what_the_block_has(row: Backwa
     rows = footprint.threads // 32 * 16 * 64 * 2 + row.shares * 3 * 4
     assert constants["shares"] == row.shares
     assert rows <= footprint.shared_bytes
-
-
-def _section(**changes: Any) -> tuple[int, int]:
-    """Heads that run together, and all of them."""
-    wanted = of_gradients(**changes)
-    launch = main_of(planned(wanted))
-    return dict(launch.arguments)["section"], wanted.batch * wanted.heads_kv
-
-
-def test_a_section_has_work_for_every_multiprocessor_or_eight_heads() -> None:
-    for length, heads, width in product((100, 4096, 65536), (1, 8, 64, 4096), (64, 128)):
-        section, every = _section(
-            batch=1, heads_q=heads, heads_kv=heads, seqlen=length, width=width
-        )
-        assert 1 <= section <= min(every, 8)
-        enough = section * -(-length // 128) >= HOPPER.num_sms
-        assert section in (every, 8) or enough
-
-
-@pytest.mark.parametrize(("heads", "section"), [(8, 8), (9, 5), (17, 6), (33, 7), (64, 8)])
-def test_the_last_section_has_not_a_single_head(heads: int, section: int) -> None:
-    assert _section(batch=1, heads_q=heads, heads_kv=heads, seqlen=512)[0] == section
-
-
-def test_a_section_is_of_kv_heads_and_of_what_their_queries_take() -> None:
-    wanted = of_gradients(batch=1, heads_q=64, heads_kv=16, seqlen=16384, width=128)
-    of_head = 16384 * 4 * 256 * 2  # rows of queries of a group, columns of Q and dO, bytes
-    tiles = 128
-    # Half of L2 holds none; two rounds of blocks are three heads, and 16 = 5 * 3 + 1 = 8 * 2.
-    assert HOPPER.l2 // 2 < of_head
-    assert -(-2 * HOPPER.num_sms // tiles) == 3
-    assert _section(batch=1, heads_q=64, heads_kv=16, seqlen=16384, width=128) == (2, 16)
-    assert section_of(wanted, HOPPER, tiles, 1) == 2
-
-
-def test_without_a_mask_heads_come_singly() -> None:
-    assert _section(mask="full", batch=1, heads_q=64, heads_kv=16, seqlen=16384)[0] == 1

@@ -24,7 +24,7 @@ def test_the_workspace_is_that_of_the_steps(width: int) -> None:
     chosen = planned(wanted)
     padded = 896  # 7 times 128
     rows = wanted.batch * wanted.heads_q * padded
-    of_kernel = {64: 64, 96: 128, 128: 128, 160: 192, 256: 256}[width]
+    of_kernel = {64: 64, 96: 96, 128: 128, 160: 192, 256: 256}[width]
     inside = width in INSIDE
     blocks = rows // 128
     sizes = {b.name: b.nbytes for b in chosen.workspace}
@@ -67,7 +67,7 @@ def test_the_steps_know_the_layout_of_the_sums() -> None:
     """Columns and fragments of dq are the main kernel's; delta has the columns of v."""
     for d, dv, width, of_v in (
         (64, 64, 64, 64),
-        (96, 40, 128, 64),
+        (96, 40, 96, 64),
         (72, 128, 128, 128),
         (192, 128, 192, 128),
         (40, 256, 256, 256),
@@ -119,7 +119,7 @@ def test_no_batch_entry_is_no_block(width: int) -> None:
         assert chosen.workspace_bytes == 0
 
 
-@pytest.mark.parametrize(("width", "keys"), [(64, 128), (128, 128), (256, 64)])
+@pytest.mark.parametrize(("width", "keys"), [(64, 128), (96, 128), (128, 128), (256, 64)])
 def test_sums_of_the_first_heads_are_cleared_before_and_of_others_inside(
     width: int, keys: int
 ) -> None:
@@ -158,8 +158,14 @@ def test_the_output_of_the_forward_pass_changes_nothing_but_its_type(width: int)
 
 
 def test_maps_bring_a_tile_of_queries_and_a_tile_of_keys() -> None:
-    for width, rows, keys in ((64, 128, 128), (96, 64, 128), (128, 64, 128), (192, 64, 64)):
-        chosen = planned(of_gradients(width=width))
+    for d, dv, rows, keys in (
+        (64, 64, 128, 128),
+        (96, 96, 64, 128),
+        (128, 128, 64, 128),
+        (192, 128, 64, 128),
+        (192, 192, 64, 64),
+    ):
+        chosen = planned(of_gradients(head_dim=d, head_dim_v=dv))
         main = main_of(chosen)
         assert main.boxes == (("q", rows), ("k", keys), ("v", keys), ("dout", rows))
         assert {x.boxes for x in chosen.launches if x is not main} == {()}

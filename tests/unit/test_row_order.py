@@ -221,7 +221,7 @@ def _problems() -> st.SearchStrategy[AttentionProblem]:
         st.integers(1, 4),
         st.integers(1, 20),
         st.integers(1, 4),
-        width=st.sampled_from((64, 128, 256)),
+        width=st.sampled_from((64, 96, 128, 256)),
         deterministic=st.booleans(),
         output=st.sampled_from(("float16", "float32")),
         seqlen_q=st.integers(1, 1000),

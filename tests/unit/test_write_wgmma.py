@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from cuflash.planning.tiles.fa3_tables import BUCKETS, FORWARD
+from cuflash.planning.tiles.fa3_tables import BACKWARD, BUCKETS, FORWARD
 
 
 @pytest.fixture(scope="module")
@@ -35,8 +35,15 @@ def test_what_is_written_is_what_is_there(
 
 
 def test_every_tile_has_its_products(writer: ModuleType) -> None:
-    """Scores have the columns of a block of keys, the output those of v."""
-    assert {*BUCKETS, *(row.block_kv for row in FORWARD)} <= set(writer.WIDTHS)
+    """Scores have the columns of a block of keys, the output those of v.
+
+    Backward they have those of a block of queries; of dq a warpgroup may have
+    half of the columns.
+    """
+    halves = {row.widest // 2 for row in BACKWARD if row.block_q < row.block_kv}
+    assert min(halves) < min(BUCKETS)
+    blocks = {row.block_kv for row in FORWARD} | {row.block_q for row in BACKWARD}
+    assert {*BUCKETS, *blocks, *halves} == set(writer.WIDTHS)
 
 
 def test_every_operand_has_its_place(writer: ModuleType) -> None:

@@ -1,0 +1,165 @@
+"""Bugs of two tiles of FlashAttention-3's backward pass; see ``hopper``.
+
+Of 192 columns with 128 of V, where scores come one after the other and dK
+reads dS from shared memory, and of 96, where each half of K has a panel that
+it does not fill.
+
+What is not here: the barrier between dS and dK, whose warps read the keys that
+they wrote themselves; turns to make scores, without which results are the same
+(or never come); masked dP, which is multiplied by zeros of P; weights of dead
+queries, which their lse makes zeros where a mask does not hide them; and dS
+that is written before dQ of two steps ago has read it, which slack prevents.
+"""
+
+from __future__ import annotations
+
+from .bug import Bug
+from .hopper_problems import CROWDED_GRADIENTS, CROWDED_TURNS, HALVES_GRADIENTS
+
+__all__ = ["BUGS"]
+
+_CLEAR = "cuda_src/fa3/backward_clear.cuh"
+_CROWDED = "cuda_src/fa3/backward_crowded.cuh"
+_MATH = "cuda_src/fa3/backward_math.cuh"
+_PANELS = "cuda_src/tile/panels.cuh"
+_ROWS = "cuda_src/fa3/backward_rows.cuh"
+_SCORE = "cuda_src/fa3/backward_score.cuh"
+_TYPES = "cuda_src/fa3/backward_types.cuh"
+
+_HALVES = (
+    Bug(
+        "the second half of K begins in the last panel of the first",
+        _MATH,
+        "Types::KPanels::byte_of(Types::q_columns) / 16;",
+        "Types::q_columns / kPanelColumns * Types::KPanels::panel_bytes / 16;",
+        CROWDED_GRADIENTS,
+    ),
+    Bug(
+        "panels are filled as if K had no halves",  # 16 columns are in none
+        _PANELS,
+        "return panel / part_panels * part_columns + panel % part_panels * kPanelColumns;",
+        "return panel * kPanelColumns;",
+        HALVES_GRADIENTS,
+    ),
+    Bug(
+        "columns of the second half are looked for in the first",
+        _PANELS,
+        "(column / part_columns * part_panels + within / kPanelColumns)",
+        "(within / kPanelColumns)",
+        HALVES_GRADIENTS,
+    ),
+    Bug(
+        "a part of 32 columns of dQ is stored as 64",  # half of them what was there
+        _ROWS,
+        "return columns % 64 == 0 ? rest : min(columns, rest);",
+        "return rest;",
+        HALVES_GRADIENTS,
+    ),
+    Bug(
+        "a copy clears half of its bytes",
+        _CLEAR,
+        "ptx::shared_address(c.shared.zeros), bytes);",
+        "ptx::shared_address(c.shared.zeros), bytes / 2);",
+        HALVES_GRADIENTS,
+    ),
+)
+
+_PRODUCTS = (
+    Bug(
+        "dK has the dS of the other warpgroup's keys",
+        _CROWDED,
+        "math.part * (Panels::panel_bytes / 16);",
+        "(math.part ^ 1) * (Panels::panel_bytes / 16);",
+        CROWDED_GRADIENTS,
+    ),
+    Bug(
+        "dK has the dS of the step before",
+        _CROWDED,
+        "score_stage * (sizeof(Panels) / 16) +",
+        "(score_stage ^ 1) * (sizeof(Panels) / 16) +",
+        CROWDED_TURNS,
+    ),
+    Bug(
+        "dV keeps the factor of P",
+        _CROWDED,
+        "1 / crowded.factor);",
+        "1.0f);",
+        CROWDED_GRADIENTS,
+    ),
+    Bug(
+        "dS keeps the factor of P",
+        _SCORE,
+        "constexpr float inverse = 1 / rounding_factor(Storage{});",
+        "constexpr float inverse = 1;",
+        CROWDED_GRADIENTS,
+    ),
+    Bug(
+        "rounded P meets delta of the other stage",
+        _CROWDED,
+        "weights, dp, c.shared.delta[ring.stage], place);",
+        "weights, dp, c.shared.delta[ring.stage ^ 1], place);",
+        CROWDED_TURNS,
+    ),
+    Bug(
+        "the last dQ of a crowded tile is dropped",
+        _CROWDED,
+        "  crowded.add_q(state, dq, steps - 1);",
+        "",
+        CROWDED_GRADIENTS,
+    ),
+    Bug(
+        "before the first q tile of a head there is no other one",  # dQ of the last goes to it
+        _TYPES,
+        "first ? blocks.end - 1 : place.tile - 1",
+        "first ? blocks.begin : place.tile - 1",
+        CROWDED_GRADIENTS,
+    ),
+)
+
+_HIDDEN = (
+    Bug(
+        "masked keys keep their rounded weights",
+        _CROWDED,
+        "if (dead || edge) hide<Config>(lse, c.seq, place, p);",
+        "if (dead) hide<Config>(lse, c.seq, place, p);",
+        CROWDED_GRADIENTS,
+    ),
+    Bug(
+        "dP of dead queries meets zeros of P",  # which make NaN of what is not finite
+        _CROWDED,
+        "    if (dead) {\n      hide<Config>(c.shared.lse[ring.stage], c.seq, place, dp);\n"
+        "    } else if (edge) {",
+        "    if (edge) {",
+        CROWDED_TURNS,
+    ),
+    Bug(
+        "a crowded step keeps what Q and dO hold of dead queries",
+        _CROWDED,
+        "if (dead) math.clear_dead(c.shared.lse[stage], c.shared.q[stage], c.shared.dout[stage]);",
+        "",
+        CROWDED_GRADIENTS,
+    ),
+    Bug(
+        "nobody keeps in mind that a step had dead queries",  # zeros of dS meet any K
+        _CROWDED,
+        "math.advance(state, dead);",
+        "math.advance(state, 0);",
+        CROWDED_TURNS,
+    ),
+    Bug(
+        "dead rows of dQ are looked for in the q tile of its next step",
+        _CROWDED,
+        "before.tile * Config::block_q + math.warp_row() + lane.row;",
+        "state.place.tile * Config::block_q + math.warp_row() + lane.row;",
+        CROWDED_GRADIENTS,
+    ),
+    Bug(
+        "a lane's second row of dQ is dead where the first is",
+        _CROWDED,
+        "(lse[8] == infinity<float>() ? 2u : 0u);",
+        "(lse[0] == infinity<float>() ? 2u : 0u);",
+        CROWDED_GRADIENTS,
+    ),
+)
+
+BUGS = (*_HALVES, *_PRODUCTS, *_HIDDEN)
