@@ -12,7 +12,7 @@ from .pipeline import ROWS, Pipeline
 __all__ = ["Addresses"]
 
 #: Runs whose addresses are kept.
-_KEPT = 128
+_KEPT = 64
 _OPTIONAL = {"forward": ("lse",), "backward": ("dlse",)}
 
 
@@ -38,10 +38,10 @@ class Addresses:
         if type(pointers) is not dict:
             return self._checked(pointers, workspace)
         # With their types: 256.0 is 256 to a dictionary, and no address.
-        key = (workspace, *pointers.items(), *map(type, pointers.values()))
+        key = (workspace, type(workspace), *pointers.items(), *map(type, pointers.values()))
         try:
             found = self._kept.get(key)
-        except TypeError:  # no key, and no address
+        except Exception:  # no key, and no address, whatever its hash raises
             return self._checked(pointers, workspace)
         if found is None:
             found = self._checked(pointers, workspace)
@@ -65,7 +65,9 @@ class Addresses:
             )
         for name, pointer in pointers.items():
             self._check_pointer(name, pointer)
-        if self._workspace_bytes and (not workspace or workspace % 256):
+        if not isinstance(workspace, (int, np.integer)):
+            raise ArgumentTypeError("workspace", repr(workspace), "an integer, its address")
+        if self._workspace_bytes and (workspace <= 0 or workspace % 256):
             raise ArgumentValueError(
                 "workspace",
                 f"address {workspace:#x}",
@@ -80,7 +82,7 @@ class Addresses:
         if not pointer and name in self._required and 0 not in spec.shape:
             raise ArgumentValueError("pointers", f"{name} at 0", "the address of its memory")
         multiple = 16 if self._vector and name not in ROWS else spec.itemsize
-        if pointer % multiple:
+        if pointer < 0 or pointer % multiple:
             raise ArgumentValueError(
                 "pointers", f"{name} at {pointer:#x}", f"a multiple of {multiple}, as planned"
             )

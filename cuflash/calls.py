@@ -9,7 +9,7 @@ to be apart are kept with it.
 from __future__ import annotations
 
 import sys
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ import numpy as np
 from .arrays.adopt import dtype_named
 from .cuda.current import current_stream, is_capturing, is_current
 from .pipeline import DESTINATIONS, TARGETS, Pipeline, forget_decisions
+from .planning.plan import Plan
 
 __all__ = ["Arrays", "ReadyCall", "Seen", "find", "forget", "keep", "see"]
 
@@ -30,6 +31,9 @@ Seen = tuple[Hashable, list[int]]
 _KEPT = 1024
 #: Sets of addresses of a signature that are known to be apart.
 _APART = 128
+
+#: NumPy's numbers; a subclass may be equal and mean another thing.
+_SCALARS = frozenset(np.sctypeDict.values())
 
 _ready: dict[Hashable, ReadyCall] = {}
 
@@ -92,8 +96,10 @@ def keep(seen: Seen, keywords: Mapping[str, Any], arrays: Arrays, pipeline: Pipe
 
 def _lasts(value: Any) -> bool:
     """Whether a keyword is of a type whose values are keys and stay what they are."""
+    if isinstance(value, type):  # a dtype by its scalar type, whose hash is Python's own
+        return type(value) is type and issubclass(value, np.generic)
     plain = value is None or type(value) in (bool, int, float, str)
-    return plain or isinstance(value, (type, np.generic, np.dtype))
+    return plain or isinstance(value, np.dtype) or type(value) in _SCALARS
 
 
 def forget() -> None:
@@ -149,11 +155,14 @@ class ReadyCall:
             self._apart = {}  # a new one: other threads may be looking at the old
         self._apart[tuple(addresses)] = True
 
-    def run(self, arrays: Arrays, addresses: list[int]) -> dict[str, Any] | None:
+    def run(
+        self, arrays: Arrays, addresses: list[int], tell: Callable[[Plan], None]
+    ) -> dict[str, Any] | None:
         """Launch, and give the results by name; None, and nothing, if it takes the long way.
 
         As it does where a graph has to keep what the call makes for itself,
-        and for addresses that are not known to be apart.
+        and for addresses that are not known to be apart. ``tell`` is given the
+        plan before the launch.
 
         Raises
         ------
@@ -164,11 +173,13 @@ class ReadyCall:
             return None
         device = self._launcher.device_id
         if is_current(device):
-            return self._run(arrays, addresses, device)
+            return self._run(arrays, addresses, device, tell)
         with self._cupy.cuda.Device(device):
-            return self._run(arrays, addresses, device)
+            return self._run(arrays, addresses, device, tell)
 
-    def _run(self, arrays: Arrays, addresses: list[int], device: int) -> dict[str, Any] | None:
+    def _run(
+        self, arrays: Arrays, addresses: list[int], device: int, tell: Callable[[Plan], None]
+    ) -> dict[str, Any] | None:
         stream = current_stream(device)
         if self._temporary and is_capturing(stream):
             return None
@@ -182,5 +193,6 @@ class ReadyCall:
         if self._eager_bytes:
             workspace = empty(self._eager_bytes, np.uint8)  # until the launch is queued
             place = workspace.data.ptr
+        tell(self.plan)
         self._launcher.launch(tuple(addresses), place, stream)
         return results

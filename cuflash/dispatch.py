@@ -70,9 +70,8 @@ def call(operation: Operation, arrays: Arrays, keywords: Mapping[str, Any]) -> d
     if seen is not None:
         signature, addresses = seen
         ready = find(signature)
-        results = None if ready is None else ready.run(arrays, addresses)
-        if ready is not None and results is not None:
-            _tell(ready.plan)
+        results = None if ready is None else ready.run(arrays, addresses, _tell)
+        if results is not None:
             return results
     options = {name: value for name, value in keywords.items() if name != "return_lse"}
     checked = check_options(**options)

@@ -110,7 +110,7 @@ def pipeline_of(
     return _decide(operation, given, options, device, want_lse, host)
 
 
-@functools.lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=1024)
 def _decide(
     operation: Operation,
     given: tuple[tuple[str, TensorSpec], ...],

@@ -28,7 +28,7 @@ Maps = tuple[tuple[int, str, TensorMapEncoder], ...]
 
 
 #: Launches of a plan whose parameters are kept.
-_KEPT = 128
+_KEPT = 64
 
 
 @dataclass(frozen=True)

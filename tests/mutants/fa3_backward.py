@@ -64,7 +64,7 @@ BUGS = (
     Bug(
         "dQ goes to the q tile of its next step",
         _MATH,
-        "add_q(state.before, state.dead_before, dq, number - 1);",
+        "add_q(c.before(state.place), state.dead_before, dq, number - 1);",
         "add_q(state.place, state.dead_before, dq, number - 1);",
         GRADIENTS,
     ),
@@ -85,7 +85,7 @@ BUGS = (
     Bug(
         "the last dQ of a tile is dropped",
         _MATH,
-        "  math.add_q(state.before, state.dead_before, dq, steps - 1);",
+        "  math.add_q(c.before(state.place), state.dead_before, dq, steps - 1);",
         "",
         NARROW_GRADIENTS,
     ),

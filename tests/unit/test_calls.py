@@ -157,7 +157,11 @@ class Moody(float):
         raise ValueError("not today")
 
 
-@pytest.mark.parametrize("scale", [Fraction(1, 2), np.float32(0.5), Moody(0.5)])
+class Half(np.float64):
+    """A number of NumPy's that might say another thing tomorrow."""
+
+
+@pytest.mark.parametrize("scale", [Fraction(1, 2), np.float32(0.5), Moody(0.5), Half(0.5)])
 def test_odd_keywords_are_taken_as_they_are(
     fake_device: FakeDevice, decided: Decided, scale: Any
 ) -> None:
@@ -165,6 +169,28 @@ def test_odd_keywords_are_taken_as_they_are(
         cuflash.attention(**qkv(), scale=scale)
     assert [float(one["scale"].view(np.float64)) for one in fake_device.launched] == [0.5, 0.5]
     assert decided.count == (1 if isinstance(scale, np.float32) else 2)
+
+
+def test_a_class_with_a_dtype_is_asked_every_time(
+    fake_device: FakeDevice, decided: Decided
+) -> None:
+    class Changing:
+        dtype = np.dtype("float32")
+
+    assert cuflash.attention(**qkv(), out_dtype=Changing).dtype == np.float32
+    Changing.dtype = np.dtype("float16")
+    assert cuflash.attention(**qkv(), out_dtype=Changing).dtype == np.float16
+
+
+def test_who_observes_is_told_before_the_launch(fake_device: FakeDevice, decided: Decided) -> None:
+    def refuse(plan: Any) -> None:
+        raise RuntimeError("not this one")
+
+    for launched in (0, 1):
+        with dispatch.observe(refuse), pytest.raises(RuntimeError, match="not this one"):
+            cuflash.attention(**qkv())
+        assert len(fake_device.launched) == launched
+        cuflash.attention(**qkv())
 
 
 def test_a_call_that_copies_or_does_nothing_is_always_decided(

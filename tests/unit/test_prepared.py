@@ -218,6 +218,10 @@ def test_what_only_looks_the_same_is_refused(fake_device: FakeDevice, address: A
         prepared.run(pointers, workspace=ADDRESS)
         with pytest.raises(TYPE, match="pointers: got k at"):
             prepared.run({**pointers, "k": address}, workspace=ADDRESS)
+        with pytest.raises(TYPE, match="workspace: got"):
+            prepared.run(pointers, workspace=address)
+        with pytest.raises(VALUE, match="pointers: got k at -"):
+            prepared.run({**pointers, "k": -ADDRESS}, workspace=ADDRESS)
     prepared.run({**pointers, "k": np.uint64(ADDRESS)}, workspace=ADDRESS)  # type: ignore[dict-item]
     prepared.run(MappingProxyType(pointers), workspace=ADDRESS)
     assert len(fake_device.launched) == 4
