@@ -15,21 +15,21 @@
 // than a step ahead: dS has two places, and both have to have read one before it is written again.
 //
 // Wide heads have their own math roles, see backward_wide.cuh and, where only K is wide,
-// backward_crowded.cuh. Every block clears sums of dQ for
-// one that comes later, see backward_clear.cuh. Where Config::shares is not 0, blocks of rows come
-// between those of tiles and round the sums, see backward_rows.cuh; else a kernel does it
-// afterwards.
+// backward_crowded.cuh. Every block clears sums of dQ for one that comes later, see
+// backward_clear.cuh. Where Config::shares is not 0, blocks of rows come between those of tiles and
+// round the sums, see backward_rows.cuh; else a kernel does it afterwards.
 //
 // Who waits for whom (see tile/pipeline.cuh):
 //   k_full, v_full          all warps of math for load, once (in wide heads who reads V for V)
 //   q_full, dout_full       all warps of math for load, with the rows' numbers
 //   ds_full                 every warp of math for all that have dS: that of a step is written
 //   ds_empty                every warp of math for all of them: their dQ has read dS
-//   barrier 1 + w           the warps of warpgroup w for each other, where queries are dead
+//   barrier 1 + w           the warps of warpgroup w for each other, where queries are dead; where
+//                           registers are crowded, before dK reads their dS too
 //   barrier 3 + s           load for all warps of math: they have read Q and dO of stage s
 //   barrier 5 + s, 7 + s    the key role for P of a step, the value role for its place, in wide
 //                           heads
-//   barrier 9 + w           warpgroup w for the other one's scores, in crowded ones
+//   barrier 9 + w           warpgroup w for the other one's P, where registers are crowded
 //   cleared                 all warps of math for a thread beside load: sums of dQ are zeros, see
 //                           backward_clear.cuh
 //   added                   by one thread beside math for all warps of math: their last dQ is under

@@ -127,7 +127,8 @@ struct CrowdedMath {
 
     math.issue_kv(dv, weights, c.shared.dout[0], stage);
     ptx::fence_async_shared();
-    // All of the warpgroup's dS is there, for its own dK and for dQ.
+    // All of the warpgroup's dS is there, for its own dK and for dQ. The barrier is also that of
+    // clear_dead, which comes before it or not at all.
     jitter<Config>();
     ptx::named_barrier(static_cast<int>(threadIdx.x) / kWarpgroup, kWarpgroup);
     arrive_warp<Config>(c.shared.ds_full[score_ring.stage]);

@@ -133,8 +133,9 @@ __device__ __forceinline__ void differentiate(ScoreOperand<Config>& weights,
   }
 }
 
-// P rounded to the storage type stands in for P where there is no room for it. It is at most 1 (and
-// what rounding adds to that); float16, which has few numbers near 0, takes it multiplied by 2^14.
+// P rounded to the storage type stands in for P where there is no room for it. It is at most 1, and
+// what rounding of the log-sum-exp adds: less than 4 for logits below some 10^7, beyond which no
+// digit of P is right. float16, which has few numbers near 0, takes it multiplied by 2^14.
 __device__ constexpr int rounding_exponent(__half) { return 14; }
 __device__ constexpr int rounding_exponent(__nv_bfloat16) { return 0; }
 template <class Storage>

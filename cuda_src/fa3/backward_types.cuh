@@ -27,13 +27,13 @@ constexpr int kTurnStages = 2;      // of turns to add to dQ
 // where the q tile has no more a part of the columns.
 //
 // In wide heads dK and dV of 64 keys are all that two warpgroups hold. They then share the keys:
-// one has P and dV, the other dS and dK, see backward_wide.cuh.
+// one has P and dV, the other dS and dK, see backward_wide.cuh. Where only K is wide registers are
+// crowded, and dS is in shared memory alone, see backward_crowded.cuh.
 template <class Config>
 struct BackwardTypes {
   using Storage = typename Config::Storage;
   static constexpr int warpgroups = 2;  // that do the arithmetic
   static constexpr bool keys_shared = Config::block_kv == kKeysOfWarpgroup;
-  // See backward_crowded.cuh.
   static constexpr bool crowded = !keys_shared && Config::head_dim + Config::head_dim_v > 256;
   static constexpr int math_warps = 4 * warpgroups;
   static constexpr int threads = kWarpgroup * (warpgroups + 1);
@@ -56,6 +56,8 @@ struct BackwardTypes {
   // In halves where each warpgroup multiplies one.
   static constexpr int k_parts = q_parted_by_rows || keys_shared ? 1 : warpgroups;
   using KPanels = Panels<Storage, Config::block_kv, Config::head_dim, k_parts>;
+  static_assert(q_parted_by_rows || KPanels::byte_of(q_columns) % KPanels::panel_bytes == 0,
+                "a warpgroup's columns of K begin a panel");
   using VPanels = Panels<Storage, Config::block_kv, Config::head_dim_v>;
   using QPanels = Panels<Storage, Config::block_q, Config::head_dim>;
   using DoutPanels = Panels<Storage, Config::block_q, Config::head_dim_v>;
@@ -98,9 +100,9 @@ struct BackwardStorage {
   alignas(128) uint4 zeros[Config::zero_bytes / 16];  // copied to where dQ will be summed
 };
 
-// The barriers that go by numbers, 0 being that of all threads: of each warpgroup where queries are
-// dead, by its number in the block; of each stage, where its step ends and load waits; and where
-// keys are shared of each place of P, filled and read.
+// The barriers that go by numbers, 0 being that of all threads: of each warpgroup, by its number in
+// the block; of each stage, where its step ends and load waits; where keys are shared of each place
+// of P, filled and read; and where registers are crowded of each warpgroup's turn at P.
 template <class Config>
 struct NumberedBarriers {
   static constexpr int step = 1 + BackwardTypes<Config>::warpgroups;

@@ -9,8 +9,8 @@ __device__ inline void fence_async_shared() {
   asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory");
 }
 
-// The same of global memory, in both directions: what this thread knows to be written, by threads or
-// by copies, is seen by either after it.
+// The same of global memory, in both directions: what this thread knows to be written, by threads
+// or by copies, is seen by either after it.
 __device__ inline void fence_async_global() {
   asm volatile("fence.proxy.async.global;\n" ::: "memory");
 }

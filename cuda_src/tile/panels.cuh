@@ -33,7 +33,7 @@ struct Panels {
   __device__ static constexpr int first_column(int panel) {
     return panel / part_panels * part_columns + panel % part_panels * kPanelColumns;
   }
-  // Where a column begins in the first row, which is also where all rows exchange no chunks.
+  // Where a column begins in the first row, whose chunks are not exchanged.
   __device__ static constexpr int byte_of(int column) {
     const int within = column % part_columns;
     return (column / part_columns * part_panels + within / kPanelColumns) * panel_bytes +

@@ -54,14 +54,14 @@ class BackwardRow(NamedTuple):
     block_kv: int  # 64 for each of two warpgroups that do arithmetic, or 64 that they share
     num_stages: int  # of Q and dO
     shares: int = 0  # kv tiles between blocks that round dQ; 0: a kernel of its own does
-    zero_bytes: int = 4096  # that one copy clears, of 16 rows of sums a whole number
+    zero_bytes: int = 4096  # that one copy clears; 16 rows of sums are a whole number of them
 
 
 BACKWARD = (
-    BackwardRow(64, 64, 128, 128, 2),  # 578 at 64, seqlen 8192 full
-    BackwardRow(96, 96, 64, 128, 2, 8, 2048),
-    BackwardRow(128, 128, 64, 128, 2, 8),  # 657 at 128, seqlen 8192 full
-    BackwardRow(192, 128, 64, 128, 2, 0, 512),
-    BackwardRow(192, 192, 64, 64, 2, 0, 1024),
-    BackwardRow(256, 256, 64, 64, 2, 0, 1024),  # 524 at 256, seqlen 8192 full
+    BackwardRow(64, 64, 128, 128, 2),  # 570 at 64, seqlen 8192 full
+    BackwardRow(96, 96, 64, 128, 2, 8, 2048),  # 547 at 96, seqlen 8192 causal
+    BackwardRow(128, 128, 64, 128, 2, 8),  # 633 at 128, seqlen 8192 full
+    BackwardRow(192, 128, 64, 128, 2, 0, 512),  # 508 at 192/128, seqlen 8192 causal
+    BackwardRow(192, 192, 64, 64, 2, 0, 1024),  # 480 at 192, seqlen 8192 causal
+    BackwardRow(256, 256, 64, 64, 2, 0, 1024),  # 509 at 256, seqlen 8192 full
 )
