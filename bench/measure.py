@@ -12,6 +12,7 @@ from cuflash.errors import UnsupportedError
 from .cases import Case
 from .inputs import Inputs
 from .peers import OURS, PEERS, Peer
+from .sources import digest_now
 from .timing import Timer, median_ratio, rested, turns
 from .verify import WRONG, Truth
 
@@ -113,7 +114,7 @@ def _row(entry: _Entry, protocol: str, timed: dict[str, list[float]]) -> dict[st
     milliseconds = statistics.median(times)
     ratio, ratio_low = _ratio(entry.name, timed)
     return {
-        "sources": _sources(case) if entry.ours else None,
+        "sources": digest_now(case.algorithm, case.op) if entry.ours else None,
         "impl": entry.peer.label,
         "version": entry.peer.version(),
         "op": case.op,
@@ -146,14 +147,6 @@ def _ratio(name: str, timed: dict[str, list[float]]) -> tuple[float | None, floa
     best = min(others, key=lambda other: statistics.median(timed[other]))
     ratio, low, _ = median_ratio(timed[name], timed[best])
     return round(ratio, 4), round(low, 4)
-
-
-def _sources(case: Case) -> str:
-    from cuflash.cuda.source import find_sources
-
-    from .sources import digest
-
-    return digest(find_sources(), case.algorithm, case.op)
 
 
 def _plan(case: Case) -> str:

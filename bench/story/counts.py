@@ -10,11 +10,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["Traffic", "fa1_formula", "fa1_kernel", "once", "standard_by_hand", "standard_paper"]
-__all__ += ["tiled_rows"]
+from ..stored import Row
+from .speed import STANDARD
+
+__all__ = ["Traffic", "fa1_formula", "fa1_kernel", "of_row", "once", "standard_by_hand"]
+__all__ += ["standard_paper", "tiled_rows"]
 
 #: Bytes of an element of FlashAttention-1's O, l and m, and of a log-sum-exp.
 FLOAT32 = 4
+#: Of an element of what the rows are of: float16.
+ELEMENT = 2
 
 
 @dataclass(frozen=True)
@@ -105,3 +110,28 @@ def tiled_rows(seqlen: int, head_dim: int, block_q: int, size: int) -> Traffic:
     matrix = seqlen * head_dim * size
     passes = _tiles(seqlen, block_q)
     return Traffic((1 + 2 * passes) * matrix, matrix + FLOAT32 * seqlen)
+
+
+def of_row(row: Row) -> dict[str, int]:
+    """Bytes of all heads of a row of the part io; none where its blocks are not known.
+
+    ``count`` is as the kernel does it, ``paper`` as the paper has it, and ``once`` the least
+    that can be; each read and written.
+    """
+    seqlen, dim, blocks = row["seqlen"], row["head_dim"], row["blocks"]
+    if row["label"] == STANDARD:
+        count = standard_by_hand(seqlen, dim, ELEMENT)
+        paper = standard_paper(seqlen, dim, ELEMENT)
+    elif not blocks:
+        return {}
+    elif row["label"] == "cuflash fa1":
+        count = fa1_kernel(seqlen, dim, blocks[1], ELEMENT)
+        paper = fa1_formula(seqlen, dim, blocks[1], ELEMENT)
+    else:
+        count = paper = tiled_rows(seqlen, dim, blocks[0], ELEMENT)
+    found = {}
+    least = once(seqlen, dim, ELEMENT)
+    for name, of_head in (("count", count), ("paper", paper), ("once", least)):
+        traffic = of_head.times(row["heads"])
+        found |= {f"{name}_read": traffic.reads, f"{name}_write": traffic.writes}
+    return found

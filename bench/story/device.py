@@ -28,7 +28,7 @@ class Gpu:
 
         self._cupy = cupy
         limits = DeviceLimits.query(cupy.cuda.Device().id)
-        self.name, self.num_sms, self.l2 = limits.name, limits.num_sms, limits.l2
+        self.name, self.num_sms = limits.name, limits.num_sms
         self.clock = Clock()
 
     def free_bytes(self) -> int:

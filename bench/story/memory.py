@@ -7,6 +7,7 @@ from typing import Any
 
 from ..cases import Case
 from ..inputs import Inputs, array_module
+from ..sources import digest_now
 from . import speed, standard
 from .speed import DTYPE, GENERATIONS, STANDARD
 
@@ -50,6 +51,7 @@ def measure(
                 row: dict[str, Any] = {
                     "part": "memory",
                     "label": name if name == STANDARD else f"cuflash {name}",
+                    "sources": None if name == STANDARD else digest_now(name, done),
                     "pass": done,
                     "dtype": case.dtype,
                     "heads": case.heads_q,

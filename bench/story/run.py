@@ -120,7 +120,7 @@ def run(parts: str, output: Path | None = None, peers: str | None = None) -> Pat
     common |= {"gpu": gpu.name}
     name = re.sub(r"[^a-z0-9]+", "-", gpu.name.lower())
     path = output or RESULTS / f"{name}-story.json"
-    fixed = {"num_sms": gpu.num_sms, "l2": gpu.l2, "datasheet_tflops": datasheet(gpu.name)}
+    fixed = {"num_sms": gpu.num_sms, "datasheet_tflops": datasheet(gpu.name)}
     compile_all(jobs_of(selected, gpu.num_sms), _say)
     for part in selected:
         start = time.perf_counter()

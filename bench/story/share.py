@@ -8,6 +8,7 @@ from typing import Any
 
 from ..cases import Case
 from ..inputs import Inputs
+from ..sources import digest_now
 from ..timing import Timer, turns
 from .counters import Kernel, NoCountersError
 from .jobs import Job
@@ -40,8 +41,8 @@ UNITS = {
     "l2": ("lts__t_sectors.avg.pct_of_peak_sustained_elapsed",),
     "dram": ("dram__throughput.avg.pct_of_peak_sustained_elapsed",),
 }
-TIME, CYCLES = "gpu__time_duration.sum", "sm__cycles_elapsed.max"
-METRICS = (*(name for names in UNITS.values() for name in names), TIME, CYCLES)
+TIME = "gpu__time_duration.sum"
+METRICS = (*(name for names in UNITS.values() for name in names), TIME)
 
 
 def jobs_of(num_sms: int) -> list[Job]:
@@ -78,7 +79,8 @@ def measure(
     prepare
         Gives the call of a job.
     """
-    yield {"part": "share", "op": "product", "dtype": DTYPE, **gpu.matrix_rate()}
+    product = {"part": "share", "op": "product", "sources": None, "dtype": DTYPE}
+    yield {**product, **gpu.matrix_rate()}
     jobs = jobs_of(gpu.num_sms)
     rows = []
     for first in range(0, len(jobs), len(GENERATIONS)):
@@ -106,6 +108,7 @@ def _timed(
     for job in jobs:
         case, milliseconds = job.case, statistics.median(times[job.case.algorithm])
         row: dict[str, Any] = {"part": "share", "label": f"cuflash {case.algorithm}", "op": case.op}
+        row |= {"sources": digest_now(case.algorithm, case.op)}
         row |= {"dtype": case.dtype, "heads": case.heads_q, "head_dim": case.head_dim}
         row |= {"seqlen": case.seqlen_q, **prepared[case.algorithm][1]}
         row |= {"ms": round(milliseconds, 5), "tflops": round(case.flops / milliseconds / 1e9, 1)}
@@ -114,15 +117,12 @@ def _timed(
 
 
 def busy(kernels: Sequence[Kernel]) -> dict[str, Any]:
-    """Percent of every unit's peak over the kernels of a pass, each by its time, and the clock."""
+    """Percent of every unit's peak over the kernels of a pass, each by its time."""
     times = [kernel.values.get(TIME, 0.0) for kernel in kernels]
     whole = sum(times)
-    found: dict[str, Any] = {"counted_ms": round(whole, 4), "ghz": None}
+    found: dict[str, Any] = {}
     if not whole:
         return found
-    cycles = sum(kernel.values.get(CYCLES, 0.0) for kernel in kernels)
-    found["ghz"] = round(cycles / whole / 1e6, 3)
-    found["main_kernel"] = round(max(times) / whole, 4)
     for unit, names in UNITS.items():
         shares = [
             next((kernel.values[name] for name in names if name in kernel.values), None)

@@ -16,6 +16,7 @@ from typing import Any
 from ..cases import HIDDEN, TOKENS, Case
 from ..inputs import Inputs
 from ..peers import OURS, PEERS, Peer
+from ..sources import digest_now
 from ..timing import Timer, turns
 from ..verify import WRONG, Truth
 from . import standard
@@ -177,7 +178,7 @@ def _row(entry: _Entry) -> dict[str, Any]:
         "part": "speed",
         "label": entry.label,
         "version": entry.peer.version() if entry.peer else PEERS["by-hand"].version(),
-        "sources": _sources(case) if ours else None,
+        "sources": digest_now(case.algorithm, case.op) if ours else None,
         "setting": entry.setting,
         "op": case.op,
         "dtype": case.dtype,
@@ -191,14 +192,6 @@ def _row(entry: _Entry) -> dict[str, Any]:
         "rounds": None,
         "worst_ratio": None,
     }
-
-
-def _sources(case: Case) -> str:
-    from cuflash.cuda.source import find_sources
-
-    from ..sources import digest
-
-    return digest(find_sources(), case.algorithm, case.op)
 
 
 def _fill(row: dict[str, Any], case: Case, times: Sequence[float]) -> None:

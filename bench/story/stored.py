@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ..sources import digest
 from ..stored import Row, load
+from .counts import of_row
 
-__all__ = ["FILE", "name_of", "of_part", "outdated", "share_of", "story_rows"]
+__all__ = ["FILE", "PARTS", "name_of", "of_part", "outdated", "pass_of", "share_of", "story_rows"]
 
 #: Of the GPU that the README is of.
 FILE = "nvidia-h200-story.json"
+PARTS = ("speed", "memory", "io", "share")
 
 
 def story_rows() -> list[Row]:
@@ -18,13 +21,17 @@ def story_rows() -> list[Row]:
 
 
 def of_part(part: str) -> list[Row]:
-    """The rows of a part, of one run: the last of those that measured most of it."""
+    """The rows of a part, of one run: the last of those that measured most of it.
+
+    Those of the part io have what is counted by hand, too.
+    """
     runs: dict[str, list[Row]] = {}
     for row in story_rows():
         if row["part"] == part:
             runs.setdefault(row["run"], []).append(row)
     best = max(runs, key=lambda run: (_measured(runs[run]), run), default="")
-    return runs.get(best, [])
+    rows = runs.get(best, [])
+    return [{**row, **of_row(row)} for row in rows] if part == "io" else rows
 
 
 def _measured(rows: list[Row]) -> int:
@@ -41,13 +48,17 @@ def share_of(tflops: float, peak: float | None) -> str:
     return f"{100 * tflops / peak:.0f} %" if peak else ""
 
 
-def outdated(root: Path) -> list[str]:
-    """A line for every pass whose rows of the part speed are older than its kernel."""
-    from ..sources import digest
+def pass_of(row: Row) -> str:
+    """What a row is of; the part io has no column for it."""
+    return str(row.get("op") or row.get("pass") or "forward")
 
-    seen = {(r["label"], r["op"]): r for r in of_part("speed") if r["sources"]}
+
+def outdated(root: Path) -> list[str]:
+    """A line for every pass of a part whose rows are older than its kernels."""
     lines = []
-    for (label, op), row in sorted(seen.items()):
-        if row["sources"] != digest(root, label.split()[-1], op):
-            lines.append(f"{FILE}: speed: {label} {op} changed since run {row['run']}")
+    for part in PARTS:
+        seen = {(r["label"], pass_of(r)): r for r in of_part(part) if r["sources"]}
+        for (label, op), row in sorted(seen.items()):
+            if row["sources"] != digest(root, label.split()[-1], op):
+                lines.append(f"{FILE}: {part}: {label} {op} changed since run {row['run']}")
     return lines

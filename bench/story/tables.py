@@ -11,15 +11,17 @@ from .charts import FILES
 from .device import datasheet
 from .share import UNITS
 from .speed import GENERATIONS, STANDARD
-from .stored import name_of, of_part, share_of
+from .stored import name_of, of_part, pass_of, share_of
 
 __all__ = ["BLOCKS", "render"]
 
 #: What the papers say of their own kernels, as part of the matrix units' datasheet rate.
 SAID = {
-    "cuflash fa1": "25 to 40 % on an A100",
-    "cuflash fa2": "50 to 73 % on an A100, 35 % on an H100",
-    "cuflash fa3": "75 % on an H100",
+    ("forward", "cuflash fa1"): "25 to 40 % on an A100",
+    ("forward", "cuflash fa2"): "50 to 73 % on an A100, 35 % on an H100",
+    ("forward", "cuflash fa3"): "75 % on an H100",
+    ("backward", "cuflash fa1"): "25 to 35 % on an A100",
+    ("backward", "cuflash fa2"): "up to 63 % on an A100",
 }
 OURS = tuple(f"cuflash {name}" for name in GENERATIONS)
 
@@ -33,7 +35,8 @@ LEADS = {
     ),
     "memory": (
         "**Extra memory**, what a call takes from CuPy's pool beside its inputs and results: "
-        "standard attention keeps P, a square."
+        "standard attention keeps P, a square. Forward its peak is three of them: CuPy multiplies "
+        "16-bit batches in float32, so a square in float32 is there beside P."
     ),
     "io": (
         "**The IO theorem.** FlashAttention-1 reads Q, and reads and writes O, l and m, once for "
@@ -90,7 +93,7 @@ def _speed(rows: Sequence[Row]) -> str:
             if any(best):
                 share = share_of(max(best), peak)
                 cells = [f"{rate:.0f}" if rate else "" for rate in best]
-                body.append([op, name, *cells, share, SAID.get(name, "")])
+                body.append([op, name, *cells, share, SAID.get((op, name), "")])
     header = ["pass", "", *(f"{dim} {'causal' if c else 'full'}" for dim, c in places)]
     header += ["of the datasheet" + (f"'s {peak:.0f}" if peak else ""), "the papers say"]
     told = "TFLOP/s at each one's best length, 512 to 16384, as many tokens at every length"
@@ -101,10 +104,8 @@ def _speed(rows: Sequence[Row]) -> str:
 
 
 def _skips(rows: Sequence[Row]) -> str:
-    passes = [row.get("op") or row.get("pass") or "forward" for row in rows]
     lines = [
-        f"{row['label']}, {done}, seqlen {row['seqlen']}: {row['skipped']}"
-        for row, done in zip(rows, passes, strict=True)
+        f"{row['label']}, {pass_of(row)}, seqlen {row['seqlen']}: {row['skipped']}" for row in rows
     ]
     return "Not measured: " + "; ".join(dict.fromkeys(lines)) + ".\n"
 
@@ -157,15 +158,15 @@ def _io(rows: Sequence[Row]) -> str:
     parts = [_head(rows, told), *_images("io", "bytes of device memory")]
     if ratios:
         parts.append(
-            f"FlashAttention-1 moves {min(ratios):.2f} to {max(ratios):.2f} times what its loops "
-            f"count, over {len(ratios)} tiles.\n"
+            f"FlashAttention-1 moves {_range(ratios)} times what its loops count, over "
+            f"{len(ratios)} tiles.\n"
         )
     tiled = [row for row in counted if row["label"] in OURS[1:]]
     if tiled:
         once = [row["dram_read"] / row["once_read"] for row in tiled]
         parts.append(
-            f"FlashAttention-2 and 3 read {min(once):.2f} to {max(once):.2f} times what reading Q, "
-            "K and V once takes.\n"
+            f"FlashAttention-2 and 3 read {_range(once)} times what reading Q, K and V once "
+            "takes.\n"
         )
     parts.append(table(_IO_HEADER, [_io_line(row) for row in counted]))
     skipped = [row for row in rows if row["skipped"]]
@@ -179,6 +180,12 @@ _IO_HEADER = (
     *("each array once, both", "moved to counted"),
     *("through L2", "L2 hits", "ms"),
 )
+
+
+def _range(ratios: Sequence[float]) -> str:
+    """One figure where least and most are printed alike."""
+    least, most = f"{min(ratios):.2f}", f"{max(ratios):.2f}"
+    return least if least == most else f"{least} to {most}"
 
 
 def _tile(row: Row) -> tuple[int, int]:

@@ -14,14 +14,14 @@ from dataclasses import replace
 from typing import Any
 
 from ..cases import Case
-from . import counts
+from ..sources import digest_now
 from .counters import Kernel, NoCountersError
+from .counts import of_row
 from .jobs import Job
 from .speed import DTYPE, STANDARD
 
 __all__ = ["METRICS", "batches", "measure", "row_of"]
 
-ELEMENT = 2  # bytes, of float16
 SEQLEN, LONGER = 16384, 32768
 #: Of the standard attention; four squares of half a gigabyte.
 HEADS_BY_HAND = 4
@@ -35,8 +35,6 @@ METRICS = (
     "dram__bytes_write.sum",
     "lts__t_sectors_srcunit_tex_op_read.sum",
     "lts__t_sectors_srcunit_tex_op_write.sum",
-    "lts__t_sectors_op_read.sum",
-    "lts__t_sectors_op_write.sum",
     "lts__t_sector_hit_rate.pct",
     "gpu__time_duration.sum",
 )
@@ -92,51 +90,27 @@ def measure(
 
 
 def row_of(job: Job, said: dict[str, Any], kernels: Sequence[Kernel]) -> dict[str, Any]:
-    """One job's bytes: counted by hand, by the paper, and by the hardware; of all heads."""
+    """One job's bytes by the hardware, of all heads."""
     case = job.case
-    blocks = said.get("blocks")
     row: dict[str, Any] = {
         "part": "io",
         "label": STANDARD if job.by_hand else f"cuflash {case.algorithm}",
+        "sources": None if job.by_hand else digest_now(case.algorithm, case.op),
         "dtype": case.dtype,
         "heads": case.heads_q,
         "head_dim": case.head_dim,
         "seqlen": case.seqlen_q,
-        "blocks": blocks,
+        "blocks": said.get("blocks"),
         "budget": job.budget,
         "shared_bytes": said.get("shared_bytes"),
         "kernels": len(kernels),
         "skipped": said.get("skipped") or (None if kernels else "no kernel was counted"),
     }
-    if blocks or job.by_hand:
-        for name, of_head in _counted(job, blocks).items():
-            traffic = of_head.times(case.heads_q)
-            row |= {f"{name}_read": traffic.reads, f"{name}_write": traffic.writes}
     if row["skipped"] is None:
         row |= _measured(kernels)
         if row["dram_read"] is None or row["dram_write"] is None:
             row["skipped"] = "the device has no counters of device memory's bytes"
     return row
-
-
-def _counted(job: Job, blocks: list[int] | None) -> dict[str, counts.Traffic]:
-    """As the kernel does it, as the paper has it, and the least that can be; of one head."""
-    seqlen, dim = job.case.seqlen_q, job.case.head_dim
-    least = {"once": counts.once(seqlen, dim, ELEMENT)}
-    if job.by_hand or blocks is None:
-        return {
-            "count": counts.standard_by_hand(seqlen, dim, ELEMENT),
-            "paper": counts.standard_paper(seqlen, dim, ELEMENT),
-            **least,
-        }
-    if job.case.algorithm == "fa1":
-        return {
-            "count": counts.fa1_kernel(seqlen, dim, blocks[1], ELEMENT),
-            "paper": counts.fa1_formula(seqlen, dim, blocks[1], ELEMENT),
-            **least,
-        }
-    tiled = counts.tiled_rows(seqlen, dim, blocks[0], ELEMENT)
-    return {"count": tiled, "paper": tiled, **least}
 
 
 def _measured(kernels: Sequence[Kernel]) -> dict[str, Any]:
@@ -162,8 +136,6 @@ def _measured(kernels: Sequence[Kernel]) -> dict[str, Any]:
         "dram_write": None if write is None else round(write),
         "l2_read": bytes_of("lts__t_sectors_srcunit_tex_op_read.sum"),
         "l2_write": bytes_of("lts__t_sectors_srcunit_tex_op_write.sum"),
-        "l2_all_read": bytes_of("lts__t_sectors_op_read.sum"),
-        "l2_all_write": bytes_of("lts__t_sectors_op_write.sum"),
         "l2_hit_percent": round(hit, 2),
         "ms": round(sum(times), 4),
     }
@@ -174,6 +146,7 @@ def _line(row: dict[str, Any]) -> str:
     where = f"{row['label']} {row['head_dim']} {row['heads']}x{row['seqlen']} {tile}"
     if row["skipped"]:
         return f"{where}: skipped: {row['skipped']}"
+    row = {**row, **of_row(row)}
     parts = [
         f"{way} {(row[f'dram_{way}'] or 0) / 1e9:.2f} GB of {row[f'count_{way}'] / 1e9:.2f} counted"
         for way in ("read", "write")

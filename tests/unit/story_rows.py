@@ -9,6 +9,7 @@ from typing import Any
 
 from bench.story import share, speed, traffic
 from bench.story.counters import Kernel
+from bench.story.counts import of_row
 from bench.story.jobs import Job, facts_of, plan_of
 
 from ..architectures import LIMITS
@@ -26,9 +27,9 @@ def fake_read(jobs: Sequence[Job], metrics: Sequence[str]) -> list[Any]:
         facts = {} if job.by_hand else facts_of(plan_of(job, H200))
         values = dict.fromkeys(metrics, 50.0)
         if "dram__bytes_read.sum" in metrics:
-            row = traffic.row_of(job, facts, [])
-            values["dram__bytes_read.sum"] = row["count_read"]
-            values["dram__bytes_write.sum"] = row["count_write"]
+            counts = of_row(traffic.row_of(job, facts, []))
+            values["dram__bytes_read.sum"] = counts["count_read"]
+            values["dram__bytes_write.sum"] = counts["count_write"]
         found.append(({"skipped": None, **facts}, [Kernel("main", values)]))
     return found
 
@@ -65,6 +66,7 @@ def memory_rows() -> Iterator[dict[str, Any]]:
                     extra = 0
                 row = {"part": "memory", "label": label, "pass": done, "dtype": "float16"}
                 row |= {"heads": 4, "head_dim": 64, "seqlen": seqlen, "skipped": None}
+                row |= {"sources": None if square else "0" * 16}
                 yield {**RUN, **row, "extra_bytes": extra}
 
 

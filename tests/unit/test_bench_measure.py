@@ -128,7 +128,7 @@ def test_a_case_that_the_library_cannot_do_says_why() -> None:
 
 
 def test_generations_take_turns_without_peers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measuring, "_sources", lambda case: case.algorithm)
+    monkeypatch.setattr(measuring, "digest_now", lambda algorithm, op: algorithm)
     case = replace(CASE, algorithm="fa2", beside=("fa1",))
     rows, lines = _measure(case, _peer("quick", _right))
     assert lines == []

@@ -19,6 +19,7 @@ from bench.peers import PEERS
 from bench.story import device, jobs, memory, share, speed, standard, traffic
 from bench.story import run as story
 from bench.story.counters import Kernel, NoCountersError
+from bench.story.counts import of_row
 from bench.story.jobs import Job
 from bench.verify import Truth
 
@@ -124,6 +125,7 @@ def test_extra_memory_is_less_the_results(monkeypatch: pytest.MonkeyPatch) -> No
         (name, done) for name in (speed.STANDARD, *_OURS) for done in memory.PASSES
     ]
     matrix = 4 * 16 * 64 * 2
+    assert [r["sources"] is None for r in rows[:4]] == [True, True, False, False]
     assert [r["extra_bytes"] for r in rows[:6]] == 3 * [10**6 - matrix, 10**6 - 4 * matrix]
     assert all("fa3 is for Hopper" in r["skipped"] for r in rows[6:])
     rows = list(memory.measure(_make, lambda call: (call(), 10**6), lambda: 5000))
@@ -178,7 +180,7 @@ def test_a_job_goes_through_json_and_is_planned_in_its_budget() -> None:
 
 
 def test_bytes_stand_beside_their_counts() -> None:
-    rows = list(io_rows())
+    rows = [{**row, **of_row(row)} for row in io_rows()]
     assert len(rows) == sum(map(len, traffic.batches(132)))
     by_tile = {
         (r["label"], r["head_dim"], tuple(r["blocks"] or ())): r for r in rows if not r["budget"]
@@ -231,18 +233,18 @@ def test_without_counters_the_rows_say_why() -> None:
 def test_units_are_weighed_by_time() -> None:
     names = share.UNITS["tensor"]
     kernels = [
-        Kernel("a", {share.TIME: 1.0, share.CYCLES: 2e6, names[1]: 10.0}),
-        Kernel("b", {share.TIME: 3.0, share.CYCLES: 6e6, names[0]: 50.0, names[1]: 1.0}),
+        Kernel("a", {share.TIME: 1.0, names[1]: 10.0}),
+        Kernel("b", {share.TIME: 3.0, names[0]: 50.0, names[1]: 1.0}),
     ]
     found = share.busy(kernels)
-    assert (found["tensor"], found["ghz"], found["main_kernel"]) == (40.0, 2.0, 0.75)
+    assert found["tensor"] == 40.0
     assert found["dram"] is None
-    assert share.busy([])["ghz"] is None
+    assert share.busy([]) == {}
     assert {row["tensor"] for row in share_rows() if row["op"] != "product"} == {50.0}
 
 
 def test_each_part_is_stored_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu = SimpleNamespace(name="NVIDIA Abacus 1", num_sms=132, l2=1)
+    gpu = SimpleNamespace(name="NVIDIA Abacus 1", num_sms=132)
     monkeypatch.setattr("cuflash.cuda.available.require_device", lambda: 0)
     monkeypatch.setattr(story, "Gpu", lambda: gpu)
     monkeypatch.setattr(story, "compile_all", lambda jobs, say: None)

@@ -64,6 +64,9 @@ def test_speeds_and_what_the_papers_say(stored: Store) -> None:
     line = _line(block, "| forward | cuflash fa3")
     assert line == "| forward | cuflash fa3 | 300 | 300 | 300 | 300 | 30 % | 75 % on an H100 |"
     assert _line(block, "| backward | standard (CuPy)").endswith("| 10 | 10 | 10 | 10 | 1 % |  |")
+    said = {name: _line("story-speed", f"| backward | cuflash {name} |") for name in ("fa2", "fa3")}
+    assert said["fa2"].endswith("| up to 63 % on an A100 |")
+    assert said["fa3"].endswith("| 30 % |  |")
     filled = "| forward | cuflash fa1, filled | 150 | 150 | 150 | 150 | 15 % |  |"
     assert _line(block, "| forward | cuflash fa1, filled") == filled
     assert "of the datasheet's 989" in render(block)
@@ -111,7 +114,13 @@ def test_bytes_beside_their_counts(stored: Store) -> None:
         line.split(" | ")[4] for line in text.splitlines() if "| cuflash fa1 | 64 | 16384" in line
     ]
     assert tiles[:5] == ["64x16", "64x32", "64x64", "64x128", "64x256"]
-    assert _line("story-io", "| standard (CuPy) | 64 |").count("2.69") == 2
+    assert "| 5.93 | 5.93 | 4.85 | 4.85 | 2.16 |" in _line("story-io", "| standard (CuPy) | 64 |")
+
+
+def test_a_range_of_one_figure_is_told_once(stored: Store) -> None:
+    stored(*io_rows())
+    told = "FlashAttention-1 moves 1.00 times what its loops count, over 15 tiles."
+    assert told in render("story-io").splitlines()
 
 
 def test_without_counters_the_blocks_say_why(stored: Store) -> None:
@@ -185,18 +194,35 @@ def test_a_readme_gets_the_section_and_notices_a_changed_figure(
 
 
 def test_rows_older_than_the_sources_are_said(stored: Store) -> None:
-    stored(*speed_rows())
+    stored(*speed_rows(), *memory_rows())
     said = [line for line in report.outdated() if "story" in line]
-    assert len(said) == 6
+    assert len(said) == 12
     assert said[0] == (
         "nvidia-h200-story.json: speed: cuflash fa1 backward changed since run 20300101-000000"
     )
+    assert said[7] == (
+        "nvidia-h200-story.json: memory: cuflash fa1 forward and backward changed since run "
+        "20300101-000000"
+    )
+
+
+@pytest.mark.parametrize("part", ["io", "share"])
+def test_every_part_knows_its_sources(stored: Store, part: str) -> None:
+    rows = list(ROWS[part]())
+    stored(*rows)
+    assert not [line for line in report.outdated() if "story" in line]
+    old = [{**row, "sources": row["sources"] and "0" * 16} for row in rows]
+    stored(*old)
+    said = [line for line in report.outdated() if "story" in line]
+    assert len(said) == {"io": 3, "share": 6}[part]
+    assert f"{part}: cuflash fa1 forward changed" in " ".join(said)
 
 
 def test_stored_rows_are_whole() -> None:
     for path in RESULTS.glob("*-story.json"):
         for row in json.loads(path.read_text()):
             assert row["part"] in ROWS
-            assert {"run", "date", "gpu"} <= set(row)
+            assert {"run", "date", "gpu", "sources"} <= set(row)
+            assert not [name for name in row if name.startswith(("count_", "paper_", "once_"))]
             if row["part"] == "speed" and row["skipped"] is None and row["sources"]:
                 assert 0 < row["worst_ratio"] <= (1 if row["op"] == "forward" else 2)
