@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from pathlib import Path
 
-from cuflash.cuda.source import find_sources, source_digest
+from cuflash.cuda.source import find_sources, include_closure
 
 __all__ = ["KERNELS", "digest", "digest_now"]
 
@@ -28,11 +29,22 @@ KERNELS = {
 }
 
 
+#: Comments and assertions.
+_NO_CODE = re.compile(r"//[^\n]*|/\*.*?\*/|static_assert\(.*?\);", re.DOTALL)
+
+
 def digest(root: Path, algorithm: str, op: str) -> str:
-    """Changes when one of the kernels can have changed; of a pass, or ``forward and backward``."""
+    """Changes when one of the kernels can have changed; of a pass, or ``forward and backward``.
+
+    Comments, assertions and the space between words do not count: they make no code.
+    """
     kernels = [kernel for one in op.split(" and ") for kernel in KERNELS[algorithm, one]]
-    parts = [source_digest(root, *kernel) for kernel in kernels]
-    return parts[0] if len(parts) == 1 else hashlib.sha256("".join(parts).encode()).hexdigest()[:16]
+    found = hashlib.sha256()
+    for folder, name in kernels:
+        for path in include_closure(root, root / folder / f"{name}.cu"):
+            words = _NO_CODE.sub(" ", path.read_text()).split()
+            found.update("\0".join([path.name, *words, ""]).encode())
+    return found.hexdigest()[:16]
 
 
 def digest_now(algorithm: str, op: str) -> str:
