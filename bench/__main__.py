@@ -1,4 +1,4 @@
-"""``python -m bench run | latency | jit | host | story | report | tune``."""
+"""``python -m bench run | latency | jit | cold | host | story | report | tune``."""
 
 from __future__ import annotations
 
@@ -35,6 +35,10 @@ def _do(arguments: argparse.Namespace) -> int:
         from .jit import run_jit
 
         run_jit(arguments.output)
+    elif arguments.command == "cold":
+        from .cold import run_cold
+
+        run_cold(arguments.output)
     elif arguments.command == "host":
         from .host import run_host
 
@@ -66,6 +70,8 @@ def _parser() -> argparse.ArgumentParser:
     latency.add_argument("--output", type=Path, help="results file; by default by the GPU's name")
     jit = commands.add_parser("jit", help="time gradients under jax.jit beside the plain calls")
     jit.add_argument("--output", type=Path, help="results file; by default by the GPU's name")
+    cold = commands.add_parser("cold", help="time the first call of a kind on the GPU")
+    cold.add_argument("--output", type=Path, help="results file; by default by the GPU's name")
     host = commands.add_parser("host", help="time the tiled NumPy backend on this CPU")
     host.add_argument("--output", type=Path)
     story = commands.add_parser("story", help="measure the papers' claims on the GPU")

@@ -49,7 +49,9 @@ def load(name: str) -> list[Row]:
 def gpu_files() -> list[Path]:
     """Files of device times, one for each GPU."""
     found = sorted(run.RESULTS.glob("nvidia-*.json"))
-    return [path for path in found if not path.stem.endswith(("-latency", "-story", "-jit"))]
+    return [
+        path for path in found if not path.stem.endswith(("-latency", "-story", "-jit", "-cold"))
+    ]
 
 
 def gpu_rows() -> list[Row]:

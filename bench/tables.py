@@ -12,7 +12,7 @@ from .markdown import table
 from .stored import Row, gpu_rows, implementations, label, latest, load, of_set, problem
 from .story import tables as story
 
-__all__ = ["JIT", "LATENCY", "SETS", "grid", "render"]
+__all__ = ["COLD", "JIT", "LATENCY", "SETS", "grid", "render"]
 
 #: Sets of cases that have a table like one another; the tile sets have none.
 SETS = (
@@ -32,6 +32,8 @@ SETS = (
 
 #: The block of the host time of a call.
 LATENCY = "latency"
+#: That of first calls.
+COLD = "cold"
 #: And that of gradients under ``jax.jit``.
 JIT = "jit"
 
@@ -48,6 +50,8 @@ def render(name: str) -> str:
         return _latency()
     if name == JIT:
         return _jit()
+    if name == COLD:
+        return _cold()
     rows = of_set(name, gpu_rows())
     return _fa1(rows) if name == "fa1" else grid(name, rows)
 
@@ -234,3 +238,22 @@ def _jit() -> str:
         f"{first['op']}, ms, {first['date']}\n\n"
     )
     return caption + table(["", "mask", "ms", "times as fast as the plain calls", "at least"], body)
+
+
+def _cold() -> str:
+    rows = latest(load("nvidia-h200-cold.json"))
+    if not rows:
+        return ""
+    body = [
+        [
+            *(row["algorithm"], row["op"], str(row["head_dim"])),
+            *(f"{row[name]:.0f}" for name in ("compiled_ms", "loaded_ms")),
+        ]
+        for row in rows
+    ]
+    first = rows[0]
+    caption = (
+        f"{first['gpu']}, {first['cpu']}, Python {first['python']}, {first['dtype']}, "
+        f"the first call of a process, ms, {first['date']}\n\n"
+    )
+    return caption + table(["", "pass", "head_dim", "compiled", "from disk"], body)
