@@ -17,7 +17,7 @@ __all__ = ["BLOCKS", "render"]
 
 #: What the papers say of their own kernels, as part of the matrix units' datasheet rate.
 SAID = {
-    ("forward", "cuflash fa1"): "25 to 40 % on an A100",
+    ("forward", "cuflash fa1"): "30 to 50 % on an A100",
     ("forward", "cuflash fa2"): "50 to 73 % on an A100, 35 % on an H100",
     ("forward", "cuflash fa3"): "75 % on an H100",
     ("backward", "cuflash fa1"): "25 to 35 % on an A100",
@@ -31,7 +31,8 @@ LEADS = {
     "speed": (
         "**Speed** in the papers' setting: 16,384 tokens in all and heads that make 2,048 columns. "
         "FlashAttention-1 gives a head to one multiprocessor; where that leaves some idle it is "
-        "drawn once more, filled: with a head for each of them."
+        "drawn once more, filled: with a head for each of them. What the papers say is of their "
+        "GPUs: a share there is not one of an H200."
     ),
     "memory": (
         "**Extra memory**, what a call takes from CuPy's pool beside its inputs and results: "
