@@ -71,7 +71,8 @@ def _extra(
     name: str, done: str, case: Case, inputs: Inputs, peak: Peak, free_bytes: Callable[[], int]
 ) -> int:
     if name == STANDARD:
-        squares = 1 if done == "forward" else 3  # P, dS, and what passes between them
+        # P, and a product in float32; backward dS too.
+        squares = 3 if done == "forward" else 4
         needed = squares * 2 * case.scores
         if needed > free_bytes():
             raise MemoryError(
