@@ -12,7 +12,7 @@
 // One barrier a step. At it
 //   K of step + 1 and V of step have arrived, and
 //   everyone has read K of step and V of step - 1, whose stages the next copies take.
-#include "forward_steps.cuh"
+#include "forward_store.cuh"
 
 namespace cuflash::fa2 {
 
@@ -20,9 +20,41 @@ template <class Config>
 __device__ inline void begin_step(const ForwardContext<Config>& c, int step) {
   wait_copies<Config::copies, 0>();
   __syncthreads();
-  load_k_tile(c, step + 2);
-  load_v_tile(c, step + 1);
+  load_k_tile(c, step + Config::num_stages);
+  if constexpr (Config::num_stages > 1) load_v_tile(c, step + 1);
   commit_copies<Config::copies>();
+}
+
+// Between the products with V and the scores of the next step.
+template <class Config>
+__device__ inline void turn_to_scores(const ForwardContext<Config>& c, int step) {
+  if constexpr (Config::num_stages == 1) {
+    wait_copies<Config::copies, 0>();
+    __syncthreads();
+    load_v_tile(c, step + 1);
+    commit_copies<Config::copies>();
+  }
+}
+
+// The scores of a step.
+template <class Config, class Scores>
+__device__ inline void score(const ForwardContext<Config>& c, Scores& scores, int step) {
+  score_tile(c, scores, step);
+  if constexpr (Config::paired) {
+    auto maxima = row_maxima(scores);
+    post_numbers(c, maxima);
+  }
+}
+
+// Their weights, and what they add to the output.
+template <class Config, class Scores>
+__device__ inline void weigh(const ForwardContext<Config>& c, ForwardState<Config>& state,
+                             Scores& scores, int step) {
+  if constexpr (Config::paired) {
+    weigh_paired_tile(c, state, scores, step);
+  } else {
+    weigh_tile(c, state, scores, step);
+  }
 }
 
 template <class Config>
@@ -34,18 +66,19 @@ __device__ inline void forward_tile(const ForwardContext<Config>& c) {
     load_q_tile(c);
     load_k_tile(c, 0);
     commit_copies<Config::copies>();
-    load_k_tile(c, 1);
+    if constexpr (Config::num_stages > 1) load_k_tile(c, 1);
     load_v_tile(c, 0);
     commit_copies<Config::copies>();
     wait_copies<Config::copies, 1>();
     __syncthreads();
     typename ForwardTypes<Config>::Scores scores;
-    score_tile(c, scores, 0);
+    score(c, scores, 0);
     for (int step = 0;; ++step) {
       begin_step(c, step);
-      weigh_tile(c, state, scores, step);
+      weigh(c, state, scores, step);
       if (step + 1 == steps) break;
-      score_tile(c, scores, step + 1);
+      turn_to_scores(c, step);
+      score(c, scores, step + 1);
     }
   }
   store_rows(c, state);
@@ -65,13 +98,14 @@ __device__ inline void forward(const Fa2ForwardParams& params) {
   const Sequence seq = sequence(shape, item.batch);
   using Storage = typename Config::Storage;
   const int rows = ForwardTypes<Config>::rows_per_warp;
+  const int sharing = ForwardTypes<Config>::sharing;
   const int kv_head = item.head / (shape.heads_q / shape.heads_kv);
   forward_tile(ForwardContext<Config>{params,
                                       shared,
                                       item,
                                       seq,
                                       {seq, item.q_tile},
-                                      static_cast<int>(threadIdx.x) / 32 * rows,
+                                      static_cast<int>(threadIdx.x) / 32 / sharing * rows,
                                       {kv_row<const Storage>(params.k, seq, kv_head, 0),
                                        params.k.row_stride, seq.seqlen_kv, shape.head_dim},
                                       {kv_row<const Storage>(params.v, seq, kv_head, 0),

@@ -33,19 +33,20 @@ __device__ inline void begin_rows(const ForwardContext<Config>& c, ForwardState<
   state.reference.for_each([&](typename Config::Compute& reference, int m, int group) {
     begin_row<Config>(reference, state.sum.value[m][group], c.item,
                       c.first_query() + lane.row + ForwardTypes<Config>::Scores::row(m, group));
-    if (lane.column != 0) state.sum.value[m][group] = 0;  // one of the four lanes holds it
+    // One of the lanes that share the row holds it.
+    if (lane.column != 0 || c.part() != 0) state.sum.value[m][group] = 0;
   });
 }
 
-// scores = Q K^T of a step, masked.
+// scores = Q K^T of a step, masked; of this warp's keys.
 template <class Config, class Scores>
 __device__ inline void score_tile(const ForwardContext<Config>& c, Scores& scores, int step) {
   scores.fill(0);
-  Products<Config>::template multiply_ahead<Config::head_dim>(scores, rows_by_depth(c.q(), c.row0),
-                                                              rows_by_depth(c.k(step), 0));
+  Products<Config>::template multiply_ahead<Config::head_dim>(
+      scores, rows_by_depth(c.q(), c.row0), rows_by_depth(c.k(step), c.first_key()));
   const Block block = c.blocks[step];
-  prepare_scores<Config>(scores, c.item, c.seq, c.first_query(), block.index * Config::block_kv,
-                         block.edge);
+  prepare_scores<Config>(scores, c.item, c.seq, c.first_query(),
+                         block.index * Config::block_kv + c.first_key(), block.edge);
 }
 
 // output *= keep, sum *= keep.
@@ -112,7 +113,7 @@ struct PartWeights {
   }
 };
 
-// scores -> weights, output += weights V of a step.
+// scores -> weights, output += weights V of a step; by a warp whose rows no other one shares.
 template <class Config, class Scores>
 __device__ inline void weigh_tile(const ForwardContext<Config>& c, ForwardState<Config>& state,
                                   Scores& scores, int step) {
@@ -131,47 +132,6 @@ __device__ inline void weigh_tile(const ForwardContext<Config>& c, ForwardState<
   Products<Config>::template multiply_prepared_weights<ForwardTypes<Config>::keys_at_once>(
       state.output, scores, depth_by_rows(c.v(step), Zero{}), c.p(), c.row0, 0,
       PartWeights<Config, Scores>{state, scores, offset, factor});
-}
-
-// Divides by the rows' sums and writes output and log-sum-exp.
-template <class Config>
-__device__ inline void store_rows(const ForwardContext<Config>& c, ForwardState<Config>& state) {
-  using Compute = typename Config::Compute;
-  using Output = typename ForwardTypes<Config>::Output;
-  const LanePosition lane;
-  const int first_row = c.first_query() + lane.row;
-  typename ForwardTypes<Config>::Rows inverse;  // zero for a row that has seen nothing
-  state.sum.for_each([&](Compute& sum, int m, int group) {
-    const int row = first_row + Output::row(m, group);
-    Compute& reference = state.reference.value[m][group];
-    sum = combine_row_lanes(sum, [](Compute a, Compute b) { return a + b; });
-    end_row<Config>(reference, sum, c.item, row);
-    sum = checked_sum(reference, sum);
-    inverse.value[m][group] = sum == Compute(0) ? Compute(0) : Compute(1) / sum;
-    if (lane.column != 0 || row >= c.seq.seqlen_q || c.params.lse.data == nullptr) return;
-    *row_number<typename Config::Statistics>(c.params.lse, c.seq, c.item.head, row) =
-        sum == Compute(0) ? -infinity<Compute>()
-                          : Logits<Config>::to_natural(reference) + log_of(sum);
-  });
-  state.output.for_each([&](Compute& x, int m, int, int group, int) {
-    x = Logits<Config>::normalise(x, state.sum.value[m][group], inverse.value[m][group]);
-  });
-  using T = typename Config::Output;
-  T* out = q_row<T>(c.params.out, c.seq, c.item.head, c.first_query());
-  const int valid_rows = c.seq.seqlen_q - c.first_query();
-  if constexpr (ForwardTypes<Config>::staged) {
-    // The output lies over Q, also over other warps' rows if it is narrower: the barrier of the
-    // last step came after every read of Q.
-    __syncwarp();
-    store_shared<Config::architecture>(state.output, c.staging(), c.row0, Zero{});
-    __syncwarp();
-    copy_out(c.staging(), c.row0, Output::rows, out, c.params.out.row_stride, valid_rows,
-             c.params.shape.head_dim_v);
-  } else {
-    store_rounded<Config::copies != CopyKind::element>(state.output, out, c.params.out.row_stride,
-                                                       valid_rows, 0, c.params.shape.head_dim_v,
-                                                       Compute(1));
-  }
 }
 
 }  // namespace cuflash::fa2

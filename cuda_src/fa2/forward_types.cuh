@@ -10,14 +10,17 @@
 namespace cuflash::fa2 {
 
 // The warps of a block part the q tile's rows; each keeps its rows' scores, weights and output in
-// registers. K and V pass through rings of two stages that all warps share.
+// registers. K and V pass through rings of two stages that all warps share. Where the output of
+// wide heads leaves no registers for rows enough, pairs of warps share rows: a warp then has half
+// of a tile's keys and half of the output's columns, see forward_paired.cuh.
 template <class Config>
 struct ForwardTypes {
   using Storage = typename Config::Storage;
   using Compute = typename Config::Compute;
-  static constexpr int rows_per_warp = Config::block_q / Config::warps;
+  static constexpr int sharing = Config::paired ? 2 : 1;  // warps that have the same rows
+  static constexpr int rows_per_warp = Config::block_q / (Config::warps / sharing);
   static constexpr int threads = 32 * Config::warps;
-  static constexpr bool scratch_needed = Config::products == ProductKind::scalar;
+  static constexpr bool weights_shared = Config::products == ProductKind::scalar || Config::paired;
   // Whether the output passes through Q's place in shared memory on its way out.
   static constexpr bool staged = Config::copies != CopyKind::element &&
                                  sizeof(typename Config::Output) == sizeof(Storage) &&
@@ -28,8 +31,10 @@ struct ForwardTypes {
       Config::maxima_on_demand && Config::head_dim_v <= 64 && Config::block_kv % 32 == 0 ? 32 : 16;
   static_assert(!Config::maxima_on_demand || !natural_logits<Config>, "of 16-bit storage alone");
 
-  using Scores = WarpTile<Compute, Config::fragment_rows, rows_per_warp, Config::block_kv>;
-  using Output = WarpTile<Compute, Config::fragment_rows, rows_per_warp, Config::head_dim_v>;
+  using Scores =
+      WarpTile<Compute, Config::fragment_rows, rows_per_warp, Config::block_kv / sharing>;
+  using Output =
+      WarpTile<Compute, Config::fragment_rows, rows_per_warp, Config::head_dim_v / sharing>;
   using Rows = RowValues<Scores>;
   using QTile = SharedTile<Storage, Config::block_q, Config::head_dim>;
   using OutTile = SharedTile<Storage, Config::block_q, Config::head_dim_v>;
@@ -38,15 +43,25 @@ struct ForwardTypes {
   using PTile = SharedTile<Storage, Config::block_q, Config::block_kv>;
 };
 
+// A number of each row from either warp of a pair: maxima of scores, at the end sums.
+template <class Config, bool paired = Config::paired>
+struct PairStorage {
+  SharedArray<Pair<typename Config::Compute>, Config::block_q> of_rows;
+};
 template <class Config>
-struct ForwardStorage {
+struct PairStorage<Config, false> {};
+
+template <class Config>
+struct ForwardStorage : PairStorage<Config> {
   using Storage = typename Config::Storage;
-  SharedArray<Storage, Config::block_q * Config::head_dim> q;        // [block_q, head_dim]
-  SharedArray<Storage, Config::block_kv * Config::head_dim> k[2];    // [block_kv, head_dim]
-  SharedArray<Storage, Config::block_kv * Config::head_dim_v> v[2];  // [block_kv, head_dim_v]
+  SharedArray<Storage, Config::block_q * Config::head_dim> q;  // [block_q, head_dim]
+  SharedArray<Storage, Config::block_kv * Config::head_dim>
+      k[Config::num_stages];  // [block_kv, head_dim]
+  SharedArray<Storage, Config::block_kv * Config::head_dim_v>
+      v[Config::num_stages];  // [block_kv, head_dim_v]
   SharedArray<Storage,
-              ForwardTypes<Config>::scratch_needed ? Config::block_q * Config::block_kv : 0>
-      p;  // [block_q, block_kv], if the products are scalar
+              ForwardTypes<Config>::weights_shared ? Config::block_q * Config::block_kv : 0>
+      p;  // [block_q, block_kv], if the products are scalar or warps paired
 };
 
 // What every step of a thread block needs, the same for all its tiles.
@@ -62,10 +77,19 @@ struct ForwardContext {
   const TileStream<Config::copies, Types::threads, typename Types::VTile> v_stream;
 
   __device__ typename Types::QTile q() const { return {shared.q.data}; }
-  __device__ typename Types::KTile k(int step) const { return {shared.k[step % 2].data}; }
-  __device__ typename Types::VTile v(int step) const { return {shared.v[step % 2].data}; }
+  __device__ typename Types::KTile k(int step) const {
+    return {shared.k[step % Config::num_stages].data};
+  }
+  __device__ typename Types::VTile v(int step) const {
+    return {shared.v[step % Config::num_stages].data};
+  }
   __device__ typename Types::OutTile staging() const { return {shared.q.data}; }
   __device__ typename Types::PTile p() const { return {shared.p.data}; }
+  // Which of the warps that share its rows this is.
+  __device__ int part() const {
+    return Types::sharing > 1 ? static_cast<int>(threadIdx.x) / 32 % Types::sharing : 0;
+  }
+  __device__ int first_key() const { return part() * Types::Scores::columns; }  // of a tile
   __device__ int first_query() const { return item.q_tile * Config::block_q + row0; }
 };
 

@@ -33,13 +33,19 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Fa2ForwardTile:
-    """The forward pass: ``warps`` warps part the rows, K and V stream through two stages."""
+    """The forward pass: ``warps`` warps part the rows, K and V stream through two stages.
+
+    Where they are ``paired``, two warps share rows: each has half of a tile's
+    keys and half of the output's columns.
+    """
 
     block_q: int
     block_kv: int
     warps: int
     blocks_per_sm: int
     maxima_on_demand: bool  # row maxima are looked for only where weights come out too large
+    paired: bool
+    num_stages: int  # of K and V
     storage: DTypeName
     head_dim: int
     head_dim_v: int
@@ -52,13 +58,15 @@ class Fa2ForwardTile:
         scalar = self.arithmetic.products == "scalar"
         shared = (
             shared_array(self.block_q * self.head_dim, self.storage)
-            + 2 * shared_array(self.block_kv * self.head_dim, self.storage)
-            + 2 * shared_array(self.block_kv * self.head_dim_v, self.storage)
-            + shared_array(self.block_q * self.block_kv if scalar else 0, self.storage)
+            + self.num_stages * shared_array(self.block_kv * self.head_dim, self.storage)
+            + self.num_stages * shared_array(self.block_kv * self.head_dim_v, self.storage)
+            + shared_array(self.block_q * self.block_kv * (scalar or self.paired), self.storage)
+            + (shared_array(2 * self.block_q, compute) if self.paired else 0)
         )
-        rows = self.block_q // self.warps
-        held = values_in_registers(rows, self.head_dim_v, compute)
-        held += values_in_registers(rows, self.block_kv, compute)
+        sharing = 2 if self.paired else 1
+        rows = self.block_q * sharing // self.warps
+        held = values_in_registers(rows, self.head_dim_v // sharing, compute)
+        held += values_in_registers(rows, self.block_kv // sharing, compute)
         return Footprint(shared, held + 56, 32 * self.warps, self.blocks_per_sm)
 
     def constants(self) -> dict[str, int]:
@@ -68,6 +76,8 @@ class Fa2ForwardTile:
             "block_kv": self.block_kv,
             "warps": self.warps,
             "maxima_on_demand": int(self.maxima_on_demand),
+            "paired": int(self.paired),
+            "num_stages": self.num_stages,
             "fragment_rows": self.arithmetic.fragment_rows,
         }
 
@@ -154,12 +164,13 @@ def candidates(
     width = max(bucket(problem.head_dim), bucket(problem.head_dim_v))
     if problem.operation == "forward":
         for row in FORWARD[itemsize]:
-            if every or (width <= row.widest and problem.seqlen_kv >= row.shortest):
+            wide = row.wider_than < width <= row.widest
+            if every or (wide and problem.seqlen_kv >= row.shortest):
                 yield from _forward(problem, limits, row)
     else:
-        for wide in BACKWARD[itemsize]:
-            if every or width <= wide.widest:
-                yield from _backward(problem, limits, wide)
+        for back in BACKWARD[itemsize]:
+            if every or width <= back.widest:
+                yield from _backward(problem, limits, back)
 
 
 def tiles_of_blocks(
@@ -199,14 +210,21 @@ def _forward(
     problem: AttentionProblem, limits: DeviceLimits, row: ForwardRow
 ) -> Iterator[Fa2ForwardTile]:
     for arithmetic in arithmetics(problem.storage, limits.compute_capability):
-        whole_rows = row.block_q % (row.warps * arithmetic.fragment_rows) == 0
-        if whole_rows and row.block_kv % key_step(problem.storage) == 0:
+        sharing = 2 if row.paired else 1
+        whole_rows = row.block_q * sharing % (row.warps * arithmetic.fragment_rows) == 0
+        halves = row.block_kv, bucket(problem.head_dim_v)
+        whole = all(n % (sharing * key_step(problem.storage)) == 0 for n in halves)
+        if row.paired and arithmetic.products == "scalar":
+            continue
+        if whole_rows and whole:
             yield Fa2ForwardTile(
                 row.block_q,
                 row.block_kv,
                 row.warps,
                 row.blocks_per_sm,
                 row.maxima_on_demand,
+                row.paired,
+                row.num_stages,
                 problem.storage,
                 bucket(problem.head_dim),
                 bucket(problem.head_dim_v),

@@ -14,7 +14,7 @@ __all__ = ["BACKWARD", "FORWARD", "BackwardRow", "ForwardRow"]
 
 
 class ForwardRow(NamedTuple):
-    """A tile of the forward pass for head dims up to ``widest``."""
+    """A tile of the forward pass for head dims above ``wider_than`` and up to ``widest``."""
 
     widest: int
     block_q: int
@@ -23,6 +23,9 @@ class ForwardRow(NamedTuple):
     blocks_per_sm: int = 1
     maxima_on_demand: bool = False  # fewer instructions a step, more code
     shortest: int = 0  # seqlen_kv from which it is taken; one more kernel for a cache that grows
+    paired: bool = False  # two warps share rows: half of the keys and of the columns each
+    num_stages: int = 2  # of K and V
+    wider_than: int = 0
 
 
 class BackwardRow(NamedTuple):
@@ -44,8 +47,10 @@ FORWARD = {
         ForwardRow(64, 128, 64, 4, 3),  # 270 at 64 and seqlen 512
         ForwardRow(128, 128, 64, 4, 2, True, 1024),  # 403 at 128
         ForwardRow(128, 128, 64, 4, 2),  # 321 at 128 and seqlen 512
-        ForwardRow(256, 128, 64, 8),  # 336 at 256
-        ForwardRow(256, 64, 64, 4, 2),
+        ForwardRow(192, 64, 64, 4, 2, num_stages=1, wider_than=128),
+        ForwardRow(256, 128, 64, 8, paired=True, shortest=1024, wider_than=192),
+        ForwardRow(256, 64, 64, 4, 2, num_stages=1, wider_than=192),
+        ForwardRow(256, 128, 64, 8),
         ForwardRow(256, 64, 64, 4),
         ForwardRow(256, 64, 32, 4),
         ForwardRow(256, 32, 32, 2),

@@ -100,13 +100,17 @@ inline bool turns = false;         // whether this launch takes turns
 inline int lane() { return static_cast<int>(current->index.x) % kWarp; }
 inline Warp& warp() { return block->warps[current->index.x / kWarp]; }
 
+// Whether this was the last of `count`.
+inline bool arrive(Barrier& barrier, unsigned count) {
+  if (++barrier.arrived < count) return false;
+  barrier.arrived = 0;
+  ++barrier.generation;
+  barrier.any[barrier.generation % 2] = 0;
+  return true;
+}
+
 inline void wait(Barrier& barrier, unsigned count) {
-  if (++barrier.arrived == count) {
-    barrier.arrived = 0;
-    ++barrier.generation;
-    barrier.any[barrier.generation % 2] = 0;
-    return;
-  }
+  if (arrive(barrier, count)) return;
   current->waiting = &barrier;
   current->generation = barrier.generation;
   swapcontext(&current->context, &scheduler);
@@ -138,7 +142,8 @@ inline void finish_group(const std::vector<Copy>& group) {
 }
 
 inline unsigned char* shared_at(unsigned address, unsigned bytes) {
-  if (address % bytes != 0 || address + bytes > shared_size) fail("address outside of shared memory");
+  if (address % bytes != 0 || address + bytes > shared_size)
+    fail("address outside of shared memory");
   return shared_base + address;
 }
 
