@@ -33,9 +33,10 @@ __device__ inline void clear_scores(const BackwardContext<Config>& c, const QSte
 
 template <class Config, class KGradient, class VGradient>
 __device__ inline void gradient_step(const BackwardContext<Config>& c, const QStep& step, int i,
-                                     bool dead, KGradient& dk, VGradient& dv) {
+                                     bool dead, KGradient& dk, VGradient& dv,
+                                     OpenTurn<Config::ordered>& open) {
   accumulate_kv<Config>(c, step, c.p(i), c.ds(i), dk, dv);
-  accumulate_q(c, step, i, dead);
+  accumulate_q(c, step, i, dead, open);
 }
 
 // All steps, scores of the next beside gradients of this one.
@@ -50,6 +51,7 @@ __device__ inline void steps_ahead(const BackwardContext<Config>& c, const QStep
   load_q_step(c, next, 1 < steps.count);
   wait_copies<Config::workspace_copies, 1>();
   __syncthreads();
+  OpenTurn<Config::ordered> open;
   bool dead = clear_inputs(c, step);
   score_step(c, step, 0);
   if (dead) clear_scores(c, step, 0);
@@ -60,7 +62,7 @@ __device__ inline void steps_ahead(const BackwardContext<Config>& c, const QStep
     load_q_step(c, loaded, i + 2 < steps.count);
     const bool next_dead = clear_inputs(c, next);
     if (scores_first) score_step(c, next, i + 1);
-    gradient_step(c, step, i, dead, dk, dv);
+    gradient_step(c, step, i, dead, dk, dv, open);
     if (!scores_first) score_step(c, next, i + 1);
     if (next_dead) clear_scores(c, next, i + 1);
     dead = next_dead;
@@ -68,7 +70,8 @@ __device__ inline void steps_ahead(const BackwardContext<Config>& c, const QStep
     next = loaded;
   }
   arrive_step<Config>();
-  gradient_step(c, step, steps.count - 1, dead, dk, dv);
+  gradient_step(c, step, steps.count - 1, dead, dk, dv, open);
+  open.pass();
 }
 
 // All steps, one after the other.
@@ -77,6 +80,7 @@ __device__ inline void steps_in_turn(const BackwardContext<Config>& c, const QSt
                                      KGradient& dk, VGradient& dv) {
   constexpr bool ring = Config::num_stages > 1;
   QStep step = steps.first();
+  OpenTurn<Config::ordered> open;
   load_q_step(c, step, true);
   for (int i = 0; i < steps.count; ++i) {
     const QStep next = steps.after(step);
@@ -86,13 +90,14 @@ __device__ inline void steps_in_turn(const BackwardContext<Config>& c, const QSt
     score_step(c, step, i);
     if (dead) clear_scores(c, step, i);
     __syncthreads();
-    gradient_step(c, step, i, dead, dk, dv);
+    gradient_step(c, step, i, dead, dk, dv, open);
     if (!ring) {
       __syncthreads();
       load_q_step(c, next, i + 1 < steps.count);
     }
     step = next;
   }
+  open.pass();
 }
 
 // What block number `block` of the grid works on.

@@ -133,18 +133,27 @@ __device__ inline void await_turn(const BackwardContext<Config>& c, const QStep&
     __syncwarp();
   }
 }
-template <class Config>
-__device__ inline void end_turn(const BackwardContext<Config>& c, const QStep& step) {
-  if constexpr (Config::ordered) {
+
+// The turn that a warp has yet to pass. It passes it a step later: by then what it has added has
+// arrived, and the warp does not wait for it.
+template <bool ordered>
+struct OpenTurn {
+  int* counter = nullptr;
+  __device__ void pass() const {
     __syncwarp();
-    if (ptx::opaque_lane() == 0) ptx::pass_turn(turn_of(c, step));
+    if (ptx::opaque_lane() == 0 && counter != nullptr) ptx::pass_turn(counter);
   }
-}
+  __device__ void open(int* next) { counter = next; }
+};
+template <>
+struct OpenTurn<false> {
+  __device__ void pass() const {}
+};
 
 // dQ_i += dS_ij K_j in device memory; nothing is added to dead rows.
 template <class Config>
 __device__ inline void accumulate_q(const BackwardContext<Config>& c, const QStep& step, int i,
-                                    bool dead) {
+                                    bool dead, OpenTurn<Config::ordered>& open) {
   using Compute = typename Config::Compute;
   using Gradient = typename BackwardTypes<Config>::QGradient;
   const typename BackwardTypes<Config>::QGrid warp;
@@ -164,6 +173,7 @@ __device__ inline void accumulate_q(const BackwardContext<Config>& c, const QSte
     Products<Config>::template multiply_ahead<Config::block_kv>(dq, rows_by_depth(c.ds(i), row0),
                                                                 keys);
   }
+  open.pass();
   await_turn(c, step);
   auto* accumulator = static_cast<Compute*>(c.params.dq_accumulator);
   const long long head_row = c.head_row(step.head);
@@ -175,7 +185,7 @@ __device__ inline void accumulate_q(const BackwardContext<Config>& c, const QSte
     add_to_accumulator<Config>(accumulator, dq, head_row, step.q_begin + row0, column0,
                                [](int) { return false; });
   }
-  end_turn(c, step);
+  if constexpr (Config::ordered) open.open(turn_of(c, step));
 }
 
 // A tile of shared memory -> the kv tile's rows of a tensor; the warps part the rows.

@@ -115,15 +115,16 @@ __device__ inline void steps_transposed(const BackwardContext<Config>& c,
   QStep step = steps.first();
   QStep before = step;
   bool dead_before = false;
+  OpenTurn<Config::ordered> open;
   load_q_step(c, step, true);
   const bool scores_first = static_cast<int>(threadIdx.x) / 32 < Config::warps / 2;
   for (int i = 0; i < steps.count; ++i) {
     arrive_step<Config>();
     load_q_step(c, steps.after(step), i + 1 < steps.count);
     const bool dead = clear_inputs(c, step);
-    if (!scores_first && i > 0) accumulate_q(c, before, i - 1, dead_before);
+    if (!scores_first && i > 0) accumulate_q(c, before, i - 1, dead_before, open);
     transposed_step(c, step, i, dead, dk, dv);
-    if (scores_first && i > 0) accumulate_q(c, before, i - 1, dead_before);
+    if (scores_first && i > 0) accumulate_q(c, before, i - 1, dead_before, open);
     before = step;
     dead_before = dead;
     // Opaque: the step after is found a second time instead of living in registers until here.
@@ -131,7 +132,8 @@ __device__ inline void steps_transposed(const BackwardContext<Config>& c,
     step = steps.after(step);
   }
   __syncthreads();
-  accumulate_q(c, before, steps.count - 1, dead_before);
+  accumulate_q(c, before, steps.count - 1, dead_before, open);
+  open.pass();
 }
 
 }  // namespace cuflash::fa2

@@ -232,9 +232,26 @@ BUGS = (
         "a turn is passed before dQ is added",
         _STEPS,
         "await_turn(c, step);\n",
-        "await_turn(c, step);\n  end_turn(c, step);\n",
+        "await_turn(c, step);\n  if constexpr (Config::ordered) {\n"
+        "    open.open(turn_of(c, step));\n    open.pass();\n  }\n",
         ORDER,
         _ORDERED,
+    ),
+    Bug(
+        "the last turn of a block is not passed",
+        _BACKWARD,
+        "gradient_step(c, step, steps.count - 1, dead, dk, dv, open);\n  open.pass();",
+        "gradient_step(c, step, steps.count - 1, dead, dk, dv, open);",
+        ORDER,
+        _ORDERED,
+    ),
+    Bug(
+        "scores as keys x queries: the last turn is not passed",
+        _TRANSPOSED,
+        "accumulate_q(c, before, steps.count - 1, dead_before, open);\n  open.pass();",
+        "accumulate_q(c, before, steps.count - 1, dead_before, open);",
+        ORDER,
+        _FILLED_ORDERED,
     ),
     Bug(
         "scores as keys x queries: all warps take the first keys",

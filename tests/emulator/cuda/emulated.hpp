@@ -71,6 +71,7 @@ struct Warp {
   std::uint64_t word[kWarp];
   double left[kWarp][8];
   double right[kWarp][4];
+  const int* turn = nullptr;  // that it has, of an ordered accumulation
 };
 
 struct Block {
@@ -88,8 +89,7 @@ inline Index block_index{0};
 inline Index grid_size{0};
 inline unsigned char* shared_base = nullptr;
 inline std::size_t shared_size = 0;
-inline const int* turn = nullptr;  // that is had, of an ordered accumulation
-inline bool turns = false;         // whether this launch takes turns
+inline bool turns = false;  // whether this launch takes turns at an ordered accumulation
 
 [[noreturn]] inline void fail(const char* what) {
   std::fprintf(stderr, "emulated block %u thread %u: %s\n", block_index.x,
@@ -197,13 +197,15 @@ inline void run_block(int threads, unsigned order) {
   for (const Fiber& fiber : mine.fibers) {
     if (!fiber.done) fail("a barrier that some threads never reach");
   }
+  for (const Warp& warp : mine.warps) {
+    if (turns && warp.turn != nullptr) fail("a turn that is not passed");
+  }
 }
 
 inline void launch(int grid, int threads, std::size_t shared_bytes, unsigned char* shared,
                    const std::function<void()>& entry) {
   _mm_setcsr(_mm_getcsr() | 0x8040);  // subnormal numbers are flushed, as with -ftz=true
   kernel = &entry;
-  turn = nullptr;
   turns = false;
   shared_base = shared;
   shared_size = shared_bytes;

@@ -12,13 +12,13 @@ inline int read_turn(const int* counter) {
   waited = last == counter ? waited + 1 : 0;
   last = counter;
   if (waited > 1000) emulated::fail("a turn that never comes");
-  emulated::turn = counter;
+  emulated::warp().turn = counter;
   return *counter;
 }
 
 inline void pass_turn(int* counter) {
-  if (emulated::turn != counter) emulated::fail("a turn is passed by whoever does not have it");
-  emulated::turn = nullptr;
+  if (emulated::warp().turn != counter) emulated::fail("a turn is passed by whoever does not have it");
+  emulated::warp().turn = nullptr;
   emulated::turns = true;
   ++*counter;
 }
