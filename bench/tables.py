@@ -128,18 +128,26 @@ def _main(rows: list[Row]) -> Row:
 
 
 def _summary(op: str, rows: list[Row]) -> str:
-    """Geometric mean of our ratios, and the worst of them."""
+    """Geometric means of our ratios, and the worst of them; deterministic ones apart."""
     mains = [main for main in map(_main, _problems(rows)) if main["ratio"]]
     if not mains:
         return f"**{op.capitalize()}**: nothing else was timed."
+    kinds = [
+        (name, alike)
+        for name, asked in ((op.capitalize(), False), ("Deterministic", True))
+        if (alike := [m for m in mains if bool(m["options"].get("deterministic")) == asked])
+    ]
+    return " ".join(f"**{name}**: {_mean_and_worst(alike)}" for name, alike in kinds)
+
+
+def _mean_and_worst(mains: list[Row]) -> str:
     mean = geometric_mean(row["ratio"] for row in mains)
     worst = min(mains, key=lambda row: row["ratio"])
     dim, heads, seqlen, mask = _place(worst)
-    alike = " deterministic" if worst["options"].get("deterministic") else ""
     return (
-        f"**{op.capitalize()}**: {label(worst)} is {mean:.2f} times as fast as the best other "
+        f"{label(worst)} is {mean:.2f} times as fast as the best other "
         f"(geometric mean of {len(mains)}); worst {worst['ratio']:.2f} at head_dim {dim}, "
-        f"batch · heads {heads}, seqlen {seqlen}, {mask}{alike}."
+        f"batch · heads {heads}, seqlen {seqlen}, {mask}."
     )
 
 

@@ -177,7 +177,7 @@ def _io(rows: Sequence[Row]) -> str:
 
 _IO_HEADER = (
     *("", "head_dim", "seqlen", "heads", "tile", "shared memory"),
-    *("read", "counted", "written", "counted", "by the paper, both"),
+    *("read", "read, by count", "written", "written, by count", "by the paper, both"),
     *("each array once, both", "moved to counted"),
     *("through L2", "L2 hits", "ms"),
 )
