@@ -17,7 +17,7 @@ from typing import Any
 from ..config import Environment
 from ..errors import CompileError, ToolchainError
 from ..planning.kernel import KernelConfig
-from .source import find_sources, source_digest, translation_unit
+from .source import Sources, find_sources, translation_unit
 
 __all__ = ["CompiledKernel", "compile_kernel", "compile_options", "require_toolchain"]
 
@@ -66,13 +66,22 @@ class _Once:
 _kernels = _Once()
 
 
-def compile_kernel(config: KernelConfig, device_id: int) -> CompiledKernel:
+def compile_kernel(
+    config: KernelConfig, device_id: int, sources: Sources | None = None
+) -> CompiledKernel:
     """The kernel of ``config`` on a device, compiled or from a cache.
 
     It is kept for the life of the process; CuPy keeps the binary on disk. This
     function notices an edited source file by its digest. It is called once
     for each new signature of a call, so a signature that has run in this
     process keeps its kernel; a new one, or a new process, has the edit.
+
+    Parameters
+    ----------
+    config, device_id
+        What is compiled, and where it will run.
+    sources
+        As :func:`find_sources` finds them, for several kernels at once.
 
     Raises
     ------
@@ -81,12 +90,12 @@ def compile_kernel(config: KernelConfig, device_id: int) -> CompiledKernel:
     CompileError
         If NVRTC refuses the source, or the driver what became of it.
     """
-    root = find_sources()
-    digest = source_digest(root, config.generation, config.kernel)
+    sources = sources or Sources(find_sources())
+    root, digest = sources.root, sources.digest(config.generation, config.kernel)
     jitter = Environment.read().jitter
     return _kernels.get(
         (config, str(root), digest, device_id, jitter),
-        functools.partial(_build, config, root, device_id, jitter),
+        functools.partial(_build, config, root, digest, device_id, jitter),
     )
 
 
@@ -98,11 +107,13 @@ def compile_options(config: KernelConfig, root: Path) -> tuple[str, ...]:
     return options
 
 
-def _build(config: KernelConfig, root: Path, device_id: int, jitter: bool) -> CompiledKernel:
+def _build(
+    config: KernelConfig, root: Path, digest: str, device_id: int, jitter: bool
+) -> CompiledKernel:
     require_toolchain()
     import cupy
 
-    text = translation_unit(config, root, jitter)
+    text = translation_unit(config, root, jitter, digest)
     try:
         with cupy.cuda.Device(device_id):
             try:

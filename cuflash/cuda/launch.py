@@ -15,6 +15,7 @@ from ..planning.plan import Plan
 from .compile import CompiledKernel, compile_kernel
 from .current import is_current
 from .parameters import ROW_VECTOR, SHAPE_FIELDS, TENSOR, fields_of, parameters_of
+from .source import Sources, find_sources
 from .tensor_map import WORDS, TensorMapEncoder
 from .tile_counter import counter_of_launch
 
@@ -103,8 +104,9 @@ class PreparedPlan:
         self.device_id = device_id
         self.names = tuple(strides)
         launches = [launch for launch in plan.launches if launch.grid > 0]
+        sources = Sources(find_sources())
         self.kernels: Sequence[CompiledKernel] = [
-            compile_kernel(launch.config, device_id) for launch in launches
+            compile_kernel(launch.config, device_id, sources) for launch in launches
         ]
         self._kernels = [
             _prepare_kernel(plan, launch, strides, kernel.handle)

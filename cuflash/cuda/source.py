@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import os
+import posixpath
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
 from ..config import VARIABLES, Environment
@@ -13,7 +16,7 @@ from ..planning.kernel import KernelConfig
 from ..planning.problem import DTYPES
 from .parameters import ParameterStruct, parameters_of
 
-__all__ = ["find_sources", "include_closure", "source_digest", "translation_unit"]
+__all__ = ["Sources", "find_sources", "include_closure", "source_digest", "translation_unit"]
 
 #: The file that marks a folder as the CUDA sources.
 MARKER = "params.cuh"
@@ -47,18 +50,9 @@ def find_sources() -> Path:
 
 def include_closure(root: Path, entry: Path) -> list[Path]:
     """The file ``entry`` and all it includes, sorted by name."""
-    found: set[Path] = set()
-    waiting = [entry.resolve()]
-    while waiting:
-        path = waiting.pop()
-        if path in found:
-            continue
-        found.add(path)
-        waiting += [
-            (path.parent / name).resolve() for name in _INCLUDE.findall(path.read_text("utf-8"))
-        ]
     root = root.resolve()
-    return sorted(found, key=lambda path: path.relative_to(root).as_posix())
+    name = entry.resolve().relative_to(root).as_posix()
+    return [root / name for name in Sources(root).closure(name)]
 
 
 def source_digest(root: Path, generation: str, kernel: str) -> str:
@@ -67,40 +61,82 @@ def source_digest(root: Path, generation: str, kernel: str) -> str:
     CuPy's disk cache looks at the text it is given and not at what that
     includes, so this digest is part of the text.
     """
-    return _digest(root, generation, kernel, _stamp(root))
+    return Sources(root).digest(generation, kernel)
 
 
-_Stamp = tuple[tuple[str, int, int], ...]
+class Sources:
+    """The CUDA sources as they are from now on: every file is looked at once.
+
+    Names are strings: the first call of a process waits for this, and paths take their time.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._seen: dict[str, _File] = {}
+
+    def digest(self, generation: str, kernel: str) -> str:
+        """The same as :func:`source_digest`."""
+        return _digest(tuple(self.closure(f"{generation}/{kernel}.cu").items()))
+
+    def closure(self, entry: str) -> dict[str, _File]:
+        """The file ``entry`` and all it includes by their names, in the order of the names."""
+        found: dict[str, _File] = {}
+        waiting = [entry]
+        while waiting:
+            name = waiting.pop()
+            if name not in found:
+                found[name] = self._file(name)
+                waiting += found[name].includes
+        return {name: found[name] for name in sorted(found)}
+
+    def _file(self, name: str) -> _File:
+        """A file, read again only if its time or size is another one than before."""
+        if name not in self._seen:
+            path = os.path.join(self.root, name)
+            stat = os.stat(path)
+            self._seen[name] = _read(path, name, stat.st_mtime_ns, stat.st_size)
+        return self._seen[name]
 
 
-def _stamp(root: Path) -> _Stamp:
-    """Name, time and size of every source file: a digest is read again only if one differs."""
-    files = ((path, path.stat()) for path in sorted(root.rglob("*.cu*")))
-    return tuple(
-        (path.relative_to(root).as_posix(), stat.st_mtime_ns, stat.st_size) for path, stat in files
-    )
+@dataclass(frozen=True, eq=False)
+class _File:
+    """A source file as it was at some time."""
+
+    data: bytes
+    includes: tuple[str, ...]  # names, from the root
 
 
-@functools.lru_cache(maxsize=64)
-def _digest(root: Path, generation: str, kernel: str, stamp: _Stamp) -> str:
-    del stamp
+@functools.lru_cache(maxsize=32)
+def _digest(files: tuple[tuple[str, _File], ...]) -> str:
     digest = hashlib.sha256()
-    for path in include_closure(root, root / generation / f"{kernel}.cu"):
-        digest.update(path.relative_to(root.resolve()).as_posix().encode())
-        digest.update(b"\0" + path.read_bytes() + b"\0")
+    for name, file in files:
+        digest.update(name.encode() + b"\0" + file.data + b"\0")
     return digest.hexdigest()[:16]
 
 
-def translation_unit(config: KernelConfig, root: Path, jitter: bool = False) -> str:
+@functools.lru_cache(maxsize=512)
+def _read(path: str, name: str, time: int, size: int) -> _File:
+    del time, size
+    with open(path, "rb") as file:
+        data = file.read()
+    folder = posixpath.dirname(name)
+    beside = (posixpath.join(folder, other) for other in _INCLUDE.findall(data.decode()))
+    return _File(data, tuple(map(posixpath.normpath, beside)))
+
+
+def translation_unit(
+    config: KernelConfig, root: Path, jitter: bool = False, digest: str | None = None
+) -> str:
     """The text that NVRTC compiles: constants, the kernel's file, its entry.
 
     With ``jitter`` every operation on a barrier of a pipelined kernel comes late by chance.
+    ``digest`` is that of the sources, for whoever has it.
     """
+    digest = digest or source_digest(root, config.generation, config.kernel)
     params = parameters_of(config.generation, config.kernel)
     return "\n".join(
         [
-            f"// {config.generation}/{config.kernel}.cu, sources "
-            f"{source_digest(root, config.generation, config.kernel)}",
+            f"// {config.generation}/{config.kernel}.cu, sources {digest}",
             f'#include "{config.generation}/{config.kernel}.cu"',
             "",
             *_layout_assertions(params),

@@ -20,6 +20,9 @@ __all__ = ["OLDEST_NVRTC", "fa3_plan", "needs_newer_compiler"]
 #: The first version that takes a second -arch option: sm_90a beside the one that CuPy gives.
 OLDEST_NVRTC = (12, 9)
 
+#: All instructions of Hopper.
+_ARCHITECTURE = "sm_90a"
+
 #: Of keys, backward. With a hundred at a time, of 512 keys, single runs were a tenth slower: their
 #: sums of dQ are more than L2 holds beside Q and dO. See bench/NOTES.md.
 _MOST_HEADS_OF_SECTION = 8
@@ -118,7 +121,7 @@ def _forward(
         problem, limits, ("fa3", "forward"), fa3.ARITHMETIC, tile.constants(), footprint
     )
     config = replace(
-        config, architecture="sm_90a", head_dim=tile.head_dim, head_dim_v=tile.head_dim_v
+        config, architecture=_ARCHITECTURE, head_dim=tile.head_dim, head_dim_v=tile.head_dim_v
     )
     tiles_of_head = ceil_div(problem.seqlen_q, tile.block_q)
     tiles = problem.batch * problem.heads_q * tiles_of_head
@@ -144,9 +147,7 @@ def _backward(
     config = kernel_config(
         problem, limits, ("fa3", "backward"), fa3.ARITHMETIC, tile.constants(), tile.footprint
     )
-    config = replace(
-        config, architecture="sm_90a", head_dim=tile.head_dim, head_dim_v=tile.head_dim_v
-    )
+    config = replace(config, head_dim=tile.head_dim, head_dim_v=tile.head_dim_v)
     tiles = ceil_div(problem.seqlen_kv, tile.block_kv)
     section = _backward_section(problem, limits, tile, tiles)
     boxes = (
@@ -164,9 +165,19 @@ def _backward(
     cleared = order.heads_ahead * problem.group
     rows = RowSteps(problem, limits, "fa3", fa3.ARITHMETIC, tile.head_dim, turns, cleared)
     main = KernelLaunch(config, launchable(order.blocks, "fa3"), (*arguments, rows.rows), boxes)
-    launches = (rows.before, main) if tile.shares else rows.around(main)
+    every = (rows.before, main) if tile.shares else rows.around(main)
+    launches = tuple(map(_for_hopper, every))
     workspace = tuple(lay_out(rows.sizes))
     return Plan(problem, "cuda", "fa3", tile, reason, rejected, launches, workspace)
+
+
+def _for_hopper(launch: KernelLaunch) -> KernelLaunch:
+    """Compiled with the options of the main kernel.
+
+    The machine code of the others is the same without them. But CuPy asks the compiler for its
+    version once for each set of options, and the first call of a process waits for that.
+    """
+    return replace(launch, config=replace(launch.config, architecture=_ARCHITECTURE))
 
 
 def _backward_section(

@@ -7,6 +7,7 @@ import functools
 import os
 import re
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 
@@ -87,6 +88,25 @@ def test_every_row_has_its_day(monkeypatch: pytest.MonkeyPatch) -> None:
         rare -= {name for name in rare if built_today(name, rare=True)}
     assert not left
     assert not rare
+
+
+@pytest.mark.parametrize("kernel", ["statistics", "convert_dq"])
+def test_all_of_hopper_changes_nothing_of_the_steps(kernel: str) -> None:
+    """They have it named for one set of options of a pass; those of the older pass do not."""
+    config = next(
+        c
+        for c in _all_rows().values()
+        if (c.architecture, c.generation, c.kernel) == ("sm_90a", "steps", kernel)
+    )
+    whole, plain = build(config), build(replace(config, architecture="sm_90"))
+    assert ".target sm_90a" in whole.ptx
+    assert _code(whole.ptx) == _code(plain.ptx)
+    assert (whole.registers, whole.local) == (plain.registers, plain.local)
+
+
+def _code(ptx: str) -> str:
+    """From the first function on."""
+    return ptx[ptx.index(".visible .entry") :]
 
 
 @pytest.mark.parametrize(

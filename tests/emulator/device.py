@@ -41,7 +41,7 @@ def emulated_device(
     def nothing(*_: Any) -> Any:
         return contextlib.nullcontext()
 
-    def compiled(config: KernelConfig, _: int) -> CompiledKernel:
+    def compiled(config: KernelConfig, *_: Any) -> CompiledKernel:
         kernels.append(make(config))
         return CompiledKernel(kernels[-1], len(kernels) - 1, 0, 0)
 

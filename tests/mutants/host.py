@@ -42,8 +42,8 @@ BUGS = (
     Bug(
         "an edited header is not noticed",
         "cuflash/cuda/source.py",
-        'digest.update(b"\\0" + path.read_bytes() + b"\\0")',
-        'digest.update(b"\\0")',
+        'name.encode() + b"\\0" + file.data + b"\\0"',
+        "name.encode()",
         "tests/unit/test_source.py",
     ),
     Bug(

@@ -40,7 +40,7 @@ class FakeDevice:
         self.capturing: set[int] = set()
         self._kernels: list[KernelConfig] = []
 
-    def compiled(self, config: KernelConfig, device_id: int) -> CompiledKernel:
+    def compiled(self, config: KernelConfig, *_: Any) -> CompiledKernel:
         """Stands for compile_kernel."""
         self._kernels.append(config)
         return CompiledKernel(None, len(self._kernels), 32, 0)

@@ -111,7 +111,7 @@ def test_a_kernel_of_another_device_or_configuration_is_another_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(compiling, "_kernels", compiling._Once())
-    monkeypatch.setattr(compiling, "_build", lambda config, root, device_id, jitter: object())
+    monkeypatch.setattr(compiling, "_build", lambda *given: object())
     other = replace(CONFIG, architecture="sm_80")
     asked = [(CONFIG, 0), (CONFIG, 1), (other, 0)]
     found = [compiling.compile_kernel(*key) for key in (*asked, *asked)]
@@ -174,7 +174,7 @@ def test_missing_nvrtc_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_kernel_with_jitter_is_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiling, "_kernels", compiling._Once())
-    monkeypatch.setattr(compiling, "_build", lambda config, root, device_id, jitter: [jitter])
+    monkeypatch.setattr(compiling, "_build", lambda *given: [given[-1]])
     found = []
     for value in ("0", "1", "", "1"):
         monkeypatch.setenv("CUFLASH_JITTER", value)
@@ -212,12 +212,12 @@ def test_what_the_driver_refuses_is_a_compile_error(
     monkeypatch.setattr(cupy.cuda.driver, "CUDADriverError", RefusedError)
     monkeypatch.setattr(cupy.cuda, "Device", lambda device_id: contextlib.nullcontext())
     monkeypatch.setattr(cupy, "RawModule", Module)
-    monkeypatch.setattr(compiling, "translation_unit", lambda config, root, jitter: "")
+    monkeypatch.setattr(compiling, "translation_unit", lambda *given: "")
     assert CONFIG.shared_bytes > 48 * 1024
     with pytest.raises(
         CompileError, match=r"the driver refused cuflash_fa1_forward.*INVALID_VALUE"
     ) as caught:
-        compiling._build(CONFIG, tmp_path, 0, False)
+        compiling._build(CONFIG, tmp_path, "", 0, False)
     assert "block_kv" in str(caught.value)
 
 
@@ -247,9 +247,9 @@ def test_a_cache_that_cannot_be_used_costs_a_compilation(
         monkeypatch.setenv("CUPY_CACHE_IN_MEMORY", before)
     monkeypatch.setattr(cupy.cuda, "Device", lambda device_id: contextlib.nullcontext())
     monkeypatch.setattr(cupy, "RawModule", Module)
-    monkeypatch.setattr(compiling, "translation_unit", lambda config, root, jitter: "")
+    monkeypatch.setattr(compiling, "translation_unit", lambda *given: "")
     with pytest.warns(RuntimeWarning, match=r"Permission denied.*/cache/tmp.*CUPY_CACHE_DIR"):
-        made = compiling._build(CONFIG, tmp_path, 0, False)
+        made = compiling._build(CONFIG, tmp_path, "", 0, False)
     assert made.function.max_dynamic_shared_size_bytes == CONFIG.shared_bytes
     assert made.handle == 77
     assert seen == [before, "1"]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -64,6 +66,78 @@ def test_a_deleted_header_is_noticed(sources: Path) -> None:
     oldest.unlink()
     with pytest.raises(FileNotFoundError):
         source.source_digest(sources, "fa1", "forward")
+
+
+def test_a_header_that_comes_back_is_noticed(sources: Path) -> None:
+    before = source.source_digest(sources, "fa1", "forward")
+    header = sources / "tile" / "mask.cuh"
+    text = header.read_text()
+    header.unlink()
+    with pytest.raises(FileNotFoundError):
+        source.source_digest(sources, "fa1", "forward")
+    header.write_text(f'#include "more.cuh"\n{text}')
+    (sources / "tile" / "more.cuh").write_text("")
+    assert source.source_digest(sources, "fa1", "forward") != before
+
+
+def test_the_digest_is_of_the_names_and_texts_of_the_closure(sources: Path) -> None:
+    """Stored results and CuPy's cache know the sources by it."""
+    for generation, kernel in PARAMETERS:
+        digest = hashlib.sha256()
+        paths = source.include_closure(sources, sources / generation / f"{kernel}.cu")
+        names = sorted(path.relative_to(sources.resolve()).as_posix() for path in paths)
+        for name in names:
+            digest.update(name.encode() + b"\0" + (sources / name).read_bytes() + b"\0")
+        found = source.source_digest(sources, generation, kernel)
+        assert found == digest.hexdigest()[:16]
+
+
+def test_a_link_to_the_sources_is_the_sources(sources: Path, tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(sources)
+    ours, same = (source.source_digest(x, "fa3", "backward") for x in (sources, link))
+    assert ours == same
+    closures = [source.include_closure(x, x / "fa3" / "backward.cu") for x in (sources, link)]
+    assert closures[0] == closures[1]
+
+
+def test_kernels_of_a_plan_look_at_every_file_once(
+    sources: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+    real = os.stat
+
+    def look(path: str) -> os.stat_result:
+        seen.append(path)
+        return real(path)
+
+    monkeypatch.setattr(os, "stat", look)
+    found = source.Sources(sources)
+    digests = [found.digest(*kernel) for kernel in PARAMETERS]
+    monkeypatch.undo()
+    assert len(seen) == len(set(seen)) > len(PARAMETERS)
+    assert digests == [source.source_digest(sources, *kernel) for kernel in PARAMETERS]
+
+
+def test_a_file_is_read_again_only_when_it_changed(
+    sources: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+
+    def count(path: str, mode: str) -> Any:
+        opened.append(path)
+        return open(path, mode)
+
+    monkeypatch.setattr(source, "open", count, raising=False)
+    first = source.source_digest(sources, "fa2", "forward")
+    assert opened
+    opened.clear()
+    assert source.source_digest(sources, "fa2", "forward") == first
+    assert opened == []
+    mask = sources / "tile" / "mask.cuh"
+    mask.write_text(mask.read_text() + "// edited\n")
+    assert source.source_digest(sources, "fa2", "forward") != first
+    assert opened == [str(mask)]
 
 
 def test_the_closure_reaches_every_header(root: Path) -> None:

@@ -1,0 +1,124 @@
+"""What compute-sanitizer's racecheck reports, and what of it is known not to be a race.
+
+The load role of FlashAttention-3's backward pass copies the next rows' numbers over those that
+math has read (``bulk_load``). It waits for a barrier of the block that every warp of math
+arrives at after its reads, which orders them. Racecheck sees that order only as long as a warp
+comes to no other numbered barrier between its wait for the numbers and that arrival, and some
+do: where dead queries are cleared, and where weights are passed on. So it reports reads in
+``fa3/backward_*.cuh`` against that copy. Nothing else is set aside.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+__all__ = ["Access", "Race", "Verdict", "judge"]
+
+KERNEL = "cuflash_fa3_backward"
+WRITE = PurePosixPath("ptx/bulk_copy.cuh")
+_FA3 = Path(__file__).parents[2] / "cuda_src" / "fa3"
+READS = [PurePosixPath("fa3", path.name) for path in sorted(_FA3.glob("backward_*.cuh"))]
+
+_PREFIX = "========="
+_ACCESS = r"(Read|Write) access at (.+)\+0x[0-9a-f]+(?: in (.+):(\d+))?"
+_FIRST = re.compile(rf"{_PREFIX} \w+: Race reported between {_ACCESS}\s*")
+_SECOND = re.compile(rf"{_PREFIX}\s+and {_ACCESS} \[\d+ hazards?\]\s*")
+_SUMMARY = re.compile(rf"{_PREFIX} RACECHECK SUMMARY: (\d+) hazards? displayed\b.*")
+
+
+@dataclass(frozen=True)
+class Access:
+    """One side of a race."""
+
+    kind: str  # Read, Write
+    kernel: str
+    file: str  # as the compiler knows it, with or without folders; empty without line information
+    line: int
+
+    def is_in(self, files: Sequence[PurePosixPath]) -> bool:
+        """Whether it is in one of some files, which have a folder each."""
+        here = PurePosixPath(self.file)
+        return any(
+            here.name == file.name and here.parent.name in ("", file.parent.name) for file in files
+        )
+
+    def __str__(self) -> str:
+        place = f"{self.file}:{self.line}" if self.file else "an unknown line"
+        return f"{self.kind.lower()} of {self.kernel} at {place}"
+
+
+@dataclass(frozen=True)
+class Race:
+    """Two accesses that the tool sees no order between."""
+
+    one: Access
+    other: Access
+
+    @property
+    def known(self) -> bool:
+        """Whether it is the one kind that the module is about."""
+        read, write = sorted((self.one, self.other), key=lambda access: access.kind)
+        return (
+            (read.kind, write.kind) == ("Read", "Write")
+            and read.kernel == write.kernel == KERNEL
+            and write.is_in([WRITE])
+            and read.is_in(READS)
+        )
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What is left of a report."""
+
+    known: int  # races set aside
+    faults: tuple[str, ...]  # a line for everything else
+
+
+def judge(text: str) -> Verdict:
+    """Read what racecheck printed. Whatever is not understood is a fault."""
+    races: list[Race] = []
+    faults: list[str] = []
+    seconds: list[int] = []  # of every report
+    displayed, first = 0, None
+    for line in text.splitlines():
+        if begins := _FIRST.fullmatch(line):
+            seconds.append(0)
+            first = _access(begins)
+        elif (goes_on := _SECOND.fullmatch(line)) and first:
+            seconds[-1] += 1
+            races.append(Race(first, _access(goes_on)))
+        elif said := _SUMMARY.fullmatch(line):
+            displayed += int(said[1])
+        elif _says_something(line):
+            faults.append(line)
+    faults += dict.fromkeys(f"{race.one}, {race.other}" for race in races if not race.known)
+    faults += _missing(text, seconds, displayed)
+    return Verdict(sum(race.known for race in races), tuple(faults))
+
+
+def _access(found: re.Match[str]) -> Access:
+    kind, kernel, file, line = found.groups()
+    return Access(kind, kernel, file or "", int(line or 0))
+
+
+def _says_something(line: str) -> bool:
+    """Lines of the tool, but for its name, empty ones, and the callers of what was reported."""
+    if not line.startswith(_PREFIX):
+        return False
+    rest = line[len(_PREFIX) :]
+    return "access at" in rest or not (rest.startswith("  ") or rest.strip() in _NEUTRAL)
+
+
+_NEUTRAL = ("", "COMPUTE-SANITIZER")
+
+
+def _missing(text: str, seconds: list[int], displayed: int) -> list[str]:
+    """What there should be and is not."""
+    if not any(map(_SUMMARY.fullmatch, text.splitlines())):
+        return ["there is no summary"]
+    if displayed > len(seconds):
+        return [f"the summary counts {displayed} hazards, {len(seconds)} were read"]
+    return ["a report has only one access"] * (0 in seconds)
