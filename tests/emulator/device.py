@@ -15,6 +15,7 @@ from cuflash import calls, pipeline, prepared
 from cuflash.cuda import launch
 from cuflash.cuda.compile import CompiledKernel
 from cuflash.planning.kernel import KernelConfig
+from cuflash.planning.tiles.fa2_tables import FORWARD, ForwardRow
 
 from ..architectures import LIMITS
 from ..kit.arena import Arena
@@ -80,6 +81,7 @@ class EmulatedRunner:
     blocks: tuple[int, int] | None = None
     deterministic: bool = False
     num_sms: int | None = None  # in place of the device's
+    forward_row: ForwardRow | None = None  # the only one of 16-bit tiles forward
 
     def tiles(self, case: Case, operation: str = "forward") -> tuple[int, int]:
         """``(block_q, block_kv)`` of the plan."""
@@ -146,8 +148,11 @@ class EmulatedRunner:
         arena.check(case.repro)
         return tuple(results.values())
 
-    def _device(self, make: Callable[..., Any] = emulate) -> Any:
-        return emulated_device(self.architecture, make, self.num_sms)
+    @contextlib.contextmanager
+    def _device(self, make: Callable[..., Any] = emulate) -> Iterator[None]:
+        rows = {2: (self.forward_row,)} if self.forward_row else {}
+        with emulated_device(self.architecture, make, self.num_sms), mock.patch.dict(FORWARD, rows):
+            yield
 
     def _shapes(self, case: Case) -> list[tuple[int, ...]]:
         return [case.shape(name) for name in "qkv"]

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from cuflash.planning.tiles.fa2_tables import ForwardRow
+
 from ..kit.case import Case
 from ..kit.strides import Strides
 from .device import EmulatedRunner
@@ -39,12 +41,16 @@ class Row:
     deterministic: bool = False
     blocks: tuple[int, int] | None = None  # in place of the small ones
     filled: bool = False  # planned for one multiprocessor, which any problem gives enough to do
+    forward_row: ForwardRow | None = None  # the only one that the forward pass has
 
     @property
     def runner(self) -> EmulatedRunner:
-        blocks = None if self.planned or self.filled else self.blocks or SMALL[self.dtype]
+        planned = self.planned or self.filled or self.forward_row
+        blocks = None if planned else self.blocks or SMALL[self.dtype]
         sms = 1 if self.filled else None
-        return EmulatedRunner(self.architecture, self.algorithm, blocks, self.deterministic, sms)
+        return EmulatedRunner(
+            self.architecture, self.algorithm, blocks, self.deterministic, sms, self.forward_row
+        )
 
     @property
     def name(self) -> str:
@@ -54,6 +60,9 @@ class Row:
             ["planned"] * self.planned + ["filled"] * self.filled + ["ordered"] * self.deterministic
         )
         parts += ["x".join(map(str, self.blocks))] if self.blocks else []
+        if self.forward_row:
+            parts += ["paired"] * self.forward_row.paired
+            parts += ["single-stage"] * (self.forward_row.num_stages == 1)
         return "-".join(parts)
 
     def cases(self) -> list[Case]:
@@ -82,6 +91,18 @@ ROWS = (
     Row("fa2", "90", "float16", (256, 192)),
     Row("fa2", "90", "float16", planned=True, deterministic=True),
     Row("fa2", "90", "float16", blocks=(32, 64)),  # weights of a step in two parts of 32 keys
+    # warps that share rows, two pairs of them; K and V in one stage
+    Row("fa2", "90", "float16", forward_row=ForwardRow(256, 64, 32, 4, paired=True)),
+    Row(
+        "fa2",
+        "90",
+        "float16",
+        (40, 192),
+        _FULL,
+        forward_row=ForwardRow(256, 64, 64, 4, 2, paired=True),
+    ),
+    Row("fa2", "80", "bfloat16", forward_row=ForwardRow(256, 32, 32, 2, num_stages=1)),
+    Row("fa2", "90", "float16", (256, 256), planned=True),
     Row("fa2", "75", "float16"),
     Row("fa2", "90", "bfloat16", causal=_FULL),
     # backward with scores as keys x queries

@@ -9,8 +9,10 @@ __all__ = [
     "FULL_DEVICE_DEAD",
     "LONG_ROWS",
     "ORDER",
+    "PAIRS",
     "POISON",
     "SECTIONS",
+    "SINGLE_STAGE",
     "STREAMS",
     "Bug",
     "backward",
@@ -28,6 +30,9 @@ LONG_ROWS = "tests/device/test_generations.py::test_long_rows[float16-64-False-f
 FULL_DEVICE = "tests/device/test_generations.py::test_tiles_of_a_full_device[float16-dims0-False]"
 #: The same with keys that kill every row.
 FULL_DEVICE_DEAD = "tests/device/test_generations.py::test_dead_rows_of_a_full_device"
+#: Wide heads, long and short.
+PAIRS = "tests/device/test_wide_heads.py::test_pairs_of_warps[float16-dims0-True]"
+SINGLE_STAGE = "tests/device/test_wide_heads.py::test_single_stage[float16-dims0-True]"
 #: Sections of a few heads each.
 SECTIONS = "tests/device/test_sections.py"
 #: The same bits where another stream takes a part of the device; long rows, on which warps drift.

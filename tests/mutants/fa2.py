@@ -6,6 +6,7 @@ from .bug import LONG_ROWS, SECTIONS, STREAMS, Bug, checks, dead_keys, forward, 
 
 _FORWARD = "cuda_src/fa2/forward.cu"
 _STEPS = "cuda_src/fa2/forward_steps.cuh"
+_STORE = "cuda_src/fa2/forward_store.cuh"
 _TYPES = "cuda_src/fa2/forward_types.cuh"
 _SCHEDULE = "cuda_src/tile/schedule.cuh"
 _SOFTMAX = "cuda_src/tile/softmax.cuh"
@@ -33,8 +34,8 @@ BUGS = (
     Bug(
         "a step waits for one group too few",
         _FORWARD,
-        "wait_copies<Config::copies, 0>();",
-        "wait_copies<Config::copies, 1>();",
+        "\n  wait_copies<Config::copies, 0>();",
+        "\n  wait_copies<Config::copies, 1>();",
         STREAMS,
         _FULL,
     ),
@@ -49,7 +50,7 @@ BUGS = (
     Bug(
         "K has one stage where it needs two",
         _TYPES,
-        "return {shared.k[step % 2].data};",
+        "return {shared.k[step % Config::num_stages].data};",
         "return {shared.k[0].data};",
         forward("cuda-fa2", "full"),
         _FULL,
@@ -128,7 +129,7 @@ BUGS = (
     ),
     Bug(
         "row sums stay apart in four lanes",
-        _STEPS,
+        _STORE,
         "sum = combine_row_lanes(sum,",
         "combine_row_lanes(sum,",
         checks("cuda-fa2", "full"),
@@ -168,9 +169,9 @@ BUGS = (
     ),
     Bug(
         "every warp's output leaves from the first rows",
-        _STEPS,
-        "copy_out(c.staging(), c.row0,",
-        "copy_out(c.staging(), 0,",
+        _STORE,
+        "copy_out(c.staging(), c.row0 + first,",
+        "copy_out(c.staging(), first,",
         forward("cuda-fa2", "full"),
         _FULL,
     ),

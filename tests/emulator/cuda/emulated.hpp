@@ -57,11 +57,12 @@ struct Fiber {
   const Barrier* waiting = nullptr;
   unsigned generation = 0;
   bool done = false;
+  bool paused = false;  // until all warps have had their turn
   std::vector<Copy> open;
   std::deque<std::vector<Copy>> groups;
 
   bool runnable() const {
-    return !done && (waiting == nullptr || waiting->generation != generation);
+    return !done && !paused && (waiting == nullptr || waiting->generation != generation);
   }
 };
 
@@ -115,6 +116,13 @@ inline void wait(Barrier& barrier, unsigned count) {
   current->generation = barrier.generation;
   swapcontext(&current->context, &scheduler);
   current->waiting = nullptr;
+}
+
+// Lets the other warps go ahead; in half of the blocks.
+inline void pause() {
+  if (block_index.x / 2 % 2 != 0) return;
+  current->paused = true;
+  swapcontext(&current->context, &scheduler);
 }
 
 inline void sync_warp() { wait(warp().barrier, kWarp); }
@@ -192,6 +200,10 @@ inline void run_block(int threads, unsigned order) {
     for (int i = 0; i < warps; ++i) {
       const int which = order % 2 ? warps - 1 - i : i;
       progress |= run_warp(which * kWarp);
+    }
+    for (Fiber& fiber : mine.fibers) {
+      progress |= fiber.paused;
+      fiber.paused = false;
     }
   }
   for (const Fiber& fiber : mine.fibers) {

@@ -7,7 +7,8 @@ namespace cuflash::ptx {
 
 template <class T>
 inline void reduce_add(T* to, T x) {
-  if (emulated::turns && emulated::warp().turn == nullptr) emulated::fail("an addition out of turn");
+  if (emulated::turns && emulated::warp().turn == nullptr)
+    emulated::fail("an addition out of turn");
   *to += x;
 }
 

@@ -17,7 +17,8 @@ inline int read_turn(const int* counter) {
 }
 
 inline void pass_turn(int* counter) {
-  if (emulated::warp().turn != counter) emulated::fail("a turn is passed by whoever does not have it");
+  if (emulated::warp().turn != counter)
+    emulated::fail("a turn is passed by whoever does not have it");
   emulated::warp().turn = nullptr;
   emulated::turns = true;
   ++*counter;
