@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from cuflash.errors import BackendUnavailableError
@@ -13,10 +16,25 @@ def main() -> int:
     """Parse the command line and do what it says."""
     arguments = _parser().parse_args()
     try:
-        return _do(arguments)
+        with ended_as_by_an_error():
+            return _do(arguments)
     except BackendUnavailableError as error:
         print(f"python -m bench {arguments.command}: {error}", file=sys.stderr)
         return 2
+
+
+@contextlib.contextmanager
+def ended_as_by_an_error() -> Iterator[None]:
+    """A run that is told to end (SIGTERM, a time limit) keeps what it has measured."""
+
+    def end(number: int, _: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _do(arguments: argparse.Namespace) -> int:

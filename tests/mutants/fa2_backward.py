@@ -288,7 +288,7 @@ BUGS = (
     Bug(
         "scores as keys x queries: dQ of the last step is not added",
         _TRANSPOSED,
-        "accumulate_q(c, before, steps.count - 1, dead_before);",
+        "accumulate_q(c, before, steps.count - 1, dead_before, open);",
         "",
         FULL_DEVICE,
         _FILLED_ORDERED,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from bench import __main__ as bench_main
 from bench import report
+from bench.__main__ import ended_as_by_an_error
 from bench.cases import CASES, Case, select
 from bench.run import select_protocols, store
 from bench.stored import gpu_files
@@ -105,6 +107,24 @@ SIZES = {
     "fa3-backward": 24,
     "fa3-backward-shapes": 7,
 }
+
+
+def test_a_run_that_is_told_to_end_keeps_what_it_has() -> None:
+    """A time limit sends SIGTERM, which ends Python without a word; rows are stored at the end."""
+    before = signal.getsignal(signal.SIGTERM)
+    kept = []
+
+    def run() -> None:
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        finally:
+            kept.append("rows")
+
+    with pytest.raises(SystemExit) as ended, ended_as_by_an_error():
+        run()
+    assert ended.value.code == 128 + signal.SIGTERM
+    assert kept
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 def test_sets_of_cases() -> None:
