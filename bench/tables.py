@@ -171,7 +171,7 @@ def _fa1(rows: list[Row]) -> str:
         )
     if not rows:
         return ""
-    caption = f"{rows[0]['gpu']}, float16, TFLOP/s, {rows[0]['date']}\n\n"
+    caption = f"{rows[0]['gpu']}, float16, TFLOP/s, rested, {rows[0]['date']}\n\n"
     header = ["head_dim", "batch · heads", "seqlen", "mask", "forward", "backward"]
     return caption + table([*header, "CuPy by hand, forward", "ratio"], body)
 
