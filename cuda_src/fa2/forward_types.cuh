@@ -10,7 +10,7 @@
 namespace cuflash::fa2 {
 
 // The warps of a block part the q tile's rows; each keeps its rows' scores, weights and output in
-// registers. K and V pass through rings of two stages that all warps share. Where the output of
+// registers. K and V pass through rings of stages that all warps share. Where the output of
 // wide heads leaves no registers for rows enough, pairs of warps share rows: a warp then has half
 // of a tile's keys and half of the output's columns, see forward_paired.cuh.
 template <class Config>

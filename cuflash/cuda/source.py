@@ -65,7 +65,7 @@ def source_digest(root: Path, generation: str, kernel: str) -> str:
 
 
 class Sources:
-    """The CUDA sources as they are from now on: every file is looked at once.
+    """The CUDA sources as they are now: every file is looked at once for what it holds.
 
     Names are strings: the first call of a process waits for this, and paths take their time.
     """

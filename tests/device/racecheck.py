@@ -7,7 +7,8 @@ comes to no other numbered barrier between its wait for the numbers and that arr
 do: where dead queries are cleared, and where weights are passed on. A kernel of two dozen lines
 with such a barrier is reported too, and is not without it. So reads in ``fa3/backward_*.cuh``
 against that copy are set aside, with those of the kernel whose line the compiler has lost; nothing
-else is.
+else is. So racecheck does not hold this one order: the planted bugs of it do ("Q is loaded before
+the one before is read" in ``tests/mutants/fa3_backward.py``, and its like).
 """
 
 from __future__ import annotations

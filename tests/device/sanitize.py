@@ -46,6 +46,13 @@ PROBLEMS = (
 #: And of FlashAttention-3: several q tiles of every head, so that blocks draw more than one, and
 #: heads so wide that warpgroups share the keys of the backward pass.
 MORE_OF_FA3 = ((6, 700, 300, 8, 2, 128, 128, True), (2, 300, 150, 4, 2, 256, 192, True))
+#: And of FlashAttention-2: pairs of warps, and K and V in one stage.
+MORE_OF_FA2 = (
+    (6, 290, 1100, 12, 6, 256, 256, True),
+    (6, 290, 1100, 12, 6, 256, 64, False),
+    (6, 290, 150, 12, 6, 192, 192, True),
+    (6, 290, 150, 12, 6, 256, 256, False),
+)
 
 
 def inside(algorithm: str, dtype: str) -> None:
@@ -81,6 +88,8 @@ def _every_problem(algorithm: str, dtype: str) -> None:
     problems = PROBLEMS
     if algorithm == "fa3":
         problems = (*(sizes for sizes in PROBLEMS if sizes[5] % 8 == 0), *MORE_OF_FA3)
+    if algorithm == "fa2" and dtype in ("float16", "bfloat16"):
+        problems = (*PROBLEMS, *MORE_OF_FA2)
     for batch, sq, sk, hq, hk, d, dv, causal in problems:
         call["causal"] = causal
         qkv = normal(batch, sq, hq, d), normal(batch, sk, hk, d), normal(batch, sk, hk, dv)

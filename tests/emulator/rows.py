@@ -102,6 +102,7 @@ ROWS = (
         forward_row=ForwardRow(256, 64, 64, 4, 2, paired=True),
     ),
     Row("fa2", "80", "bfloat16", forward_row=ForwardRow(256, 32, 32, 2, num_stages=1)),
+    Row("fa2", "80", "bfloat16", forward_row=ForwardRow(256, 64, 32, 4, paired=True)),
     Row("fa2", "90", "float16", (256, 256), planned=True),
     Row("fa2", "75", "float16"),
     Row("fa2", "90", "bfloat16", causal=_FULL),

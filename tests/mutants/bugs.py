@@ -10,6 +10,7 @@ from . import (
     fa1,
     fa2,
     fa2_backward,
+    fa2_ordered,
     fa2_wide,
     fa3,
     fa3_backward,
@@ -24,7 +25,15 @@ from .bug import Bug
 __all__ = ["BUGS", "HOPPER_BUGS", "Bug"]
 
 #: Those that pytest kills, or the emulator.
-BUGS = (*fa1.BUGS, *fa2.BUGS, *fa2_backward.BUGS, *fa2_wide.BUGS, *products.BUGS, *host.BUGS)
+BUGS = (
+    *fa1.BUGS,
+    *fa2.BUGS,
+    *fa2_backward.BUGS,
+    *fa2_ordered.BUGS,
+    *fa2_wide.BUGS,
+    *products.BUGS,
+    *host.BUGS,
+)
 #: Those that only a GPU of compute capability 9.0 runs, in a record of their own; see ``hopper``.
 HOPPER_BUGS = (
     *fa3.BUGS,

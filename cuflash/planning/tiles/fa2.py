@@ -33,7 +33,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Fa2ForwardTile:
-    """The forward pass: ``warps`` warps part the rows, K and V stream through two stages.
+    """The forward pass: ``warps`` warps part the rows, K and V stream through rings of stages.
 
     Where they are ``paired``, two warps share rows: each has half of a tile's
     keys and half of the output's columns.

@@ -47,10 +47,11 @@ FORWARD = {
         ForwardRow(64, 128, 64, 4, 3),  # 270 at 64 and seqlen 512
         ForwardRow(128, 128, 64, 4, 2, True, 1024),  # 403 at 128
         ForwardRow(128, 128, 64, 4, 2),  # 321 at 128 and seqlen 512
+        # Single runs, bench/NOTES.md; not measured where there are few blocks.
         ForwardRow(192, 64, 64, 4, 2, num_stages=1, wider_than=128),
         ForwardRow(256, 128, 64, 8, paired=True, shortest=1024, wider_than=192),
         ForwardRow(256, 64, 64, 4, 2, num_stages=1, wider_than=192),
-        ForwardRow(256, 128, 64, 8),
+        ForwardRow(256, 128, 64, 8),  # 336 at 256 before those above were there
         ForwardRow(256, 64, 64, 4),
         ForwardRow(256, 64, 32, 4),
         ForwardRow(256, 32, 32, 2),
