@@ -41,12 +41,12 @@ LEADS = {
     ),
     "io": (
         "**The IO theorem.** FlashAttention-1 reads Q, and reads and writes O, l and m, once for "
-        "each of T_c blocks of keys, so more shared memory means fewer bytes: "
-        "`2Nd*s + T_c (Nd*s + 8Nd + 16N)` of them a head at s bytes an element, less what the "
-        "first pass need not read. Counted is what the kernel's own loops load and store; its "
-        "last pass writes the rounded output and one number a row. Standard attention is counted as CuPy does it, an operation "
-        "a kernel. FlashAttention-2 and 3 are counted as if there were no cache, all of K and V "
-        "for every tile of queries; L2 keeps that from device memory."
+        "each of T_c blocks of keys, so more shared memory means fewer bytes: `2Nd*s + T_c (Nd*s "
+        "+ 8Nd + 16N)` of them a head at s bytes an element, less what the first pass need not "
+        "read. Counted is what the kernel's own loops load and store; its last pass writes the "
+        "rounded output and one number a row. Standard attention is counted as CuPy does it, an "
+        "operation a kernel. FlashAttention-2 and 3 are counted as if there were no cache, all of "
+        "K and V for every tile of queries; L2 keeps that from device memory."
     ),
     "share": (
         "**Where the time goes**: the rate of every kernel as part of the peak, and how busy it "

@@ -55,9 +55,7 @@ def _problems() -> Iterator[AttentionProblem]:
         yield replace(plain, operation=operation, storage=dtype, output=dtype, alignment="element")
     for operation, dtype in product(("forward", "backward"), _HALVES):
         yield replace(plain, operation=operation, storage=dtype, output="float32")
-    for dtype, mask in product(
-        _HALVES, ("full", "causal")
-    ):  # wide heads, short and rounded to more
+    for dtype, mask in product(_HALVES, ("full", "causal")):
         of = replace(plain, head_dim=256, head_dim_v=256, mask=mask, storage=dtype)
         yield replace(of, output=dtype, seqlen_q=SHORT, seqlen_kv=SHORT)
         yield replace(of, output="float32")
