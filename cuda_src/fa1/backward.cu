@@ -35,7 +35,8 @@ __device__ inline void backward_step(const BackwardContext<Config>& c, const QSt
   }
   __syncthreads();  // B
 
-  accumulate_kv<Config>(c, step, c.p(), c.ds(), dk, dv);
+  accumulate_v<Config>(c, step, c.p(), dv);
+  accumulate_k<Config>(c, step, c.ds(), dk);
   accumulate_q(c, step, first, last);
   if (dead && last) {
     __syncthreads();

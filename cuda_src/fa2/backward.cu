@@ -13,7 +13,8 @@
 //   P and dS of step i are complete, Q and dO of step i + 1 have arrived, and
 //   everyone has read Q and dO of step i - 1, whose stage step i + 2 takes.
 // Otherwise a step has a barrier before its scores (Q and dO have arrived, P and dS of the step
-// before have been read) and one after them, and with a single stage one at its end.
+// before have been read) and one after them. With a single stage it has two more: dO has been read
+// once dV is summed, and Q once dK is, so that those of the next step arrive beside dK and dQ.
 //
 // Narrow heads have registers to spare: there the warps part the keys, P and dS are operands where
 // they were computed, and only dS passes through shared memory (backward_transposed.cuh).
@@ -35,8 +36,31 @@ template <class Config, class KGradient, class VGradient>
 __device__ inline void gradient_step(const BackwardContext<Config>& c, const QStep& step, int i,
                                      bool dead, KGradient& dk, VGradient& dv,
                                      OpenTurn<Config::ordered>& open) {
-  accumulate_kv<Config>(c, step, c.p(i), c.ds(i), dk, dv);
+  accumulate_v<Config>(c, step, c.p(i), dv);
+  accumulate_k<Config>(c, step, c.ds(i), dk);
   accumulate_q(c, step, i, dead, open);
+}
+
+// The same with one stage: Q and dO of the next step come as soon as those of this one have been
+// read. So do the numbers of the rows, unless some are dead: then dQ needs them once more.
+template <class Config, class KGradient, class VGradient>
+__device__ inline void gradient_step_of_one_stage(const BackwardContext<Config>& c,
+                                                  const QStep& step, const QStep& next, int i,
+                                                  bool dead, bool more, KGradient& dk,
+                                                  VGradient& dv, OpenTurn<Config::ordered>& open) {
+  accumulate_v<Config>(c, step, c.p(i), dv);
+  __syncthreads();
+  if (more) load_dout(c, next);
+  accumulate_k<Config>(c, step, c.ds(i), dk);
+  __syncthreads();
+  if (more) load_q(c, next);
+  if (more && !dead) copy_row_numbers(c, next);
+  accumulate_q(c, step, i, dead, open);
+  if (dead) {
+    __syncthreads();
+    if (more) copy_row_numbers(c, next);
+  }
+  commit_copies<Config::workspace_copies>();
 }
 
 // All steps, scores of the next beside gradients of this one.
@@ -78,22 +102,22 @@ __device__ inline void steps_ahead(const BackwardContext<Config>& c, const QStep
 template <class Config, class KGradient, class VGradient>
 __device__ inline void steps_in_turn(const BackwardContext<Config>& c, const QSteps<Config>& steps,
                                      KGradient& dk, VGradient& dv) {
-  constexpr bool ring = Config::num_stages > 1;
   QStep step = steps.first();
   OpenTurn<Config::ordered> open;
   load_q_step(c, step, true);
   for (int i = 0; i < steps.count; ++i) {
     const QStep next = steps.after(step);
+    const bool more = i + 1 < steps.count;
     arrive_step<Config>();
     const bool dead = clear_inputs(c, step);
-    if (ring) load_q_step(c, next, i + 1 < steps.count);
+    if (Config::num_stages > 1) load_q_step(c, next, more);
     score_step(c, step, i);
     if (dead) clear_scores(c, step, i);
     __syncthreads();
-    gradient_step(c, step, i, dead, dk, dv, open);
-    if (!ring) {
-      __syncthreads();
-      load_q_step(c, next, i + 1 < steps.count);
+    if constexpr (Config::num_stages > 1) {
+      gradient_step(c, step, i, dead, dk, dv, open);
+    } else {
+      gradient_step_of_one_stage(c, step, next, i, dead, more, dk, dv, open);
     }
     step = next;
   }

@@ -23,13 +23,25 @@ __device__ inline void copy_row_numbers(const BackwardContext<Config>& c, const 
   }
 }
 
-// Q_i, dO_i and the numbers of their rows -> their stage; nothing if there is no such step.
+// Q_i -> its stage.
+template <class Config>
+__device__ inline void load_q(const BackwardContext<Config>& c, const QStep& step) {
+  c.q_stream.load(c.q(step.stage), step.q_begin, step.head * c.params.q.head_stride);
+}
+
+// dO_i -> its stage.
+template <class Config>
+__device__ inline void load_dout(const BackwardContext<Config>& c, const QStep& step) {
+  c.dout_stream.load(c.dout(step.stage), step.q_begin, step.head * c.params.dout.head_stride);
+}
+
+// Both, and the numbers of their rows; nothing if there is no such step.
 template <class Config>
 __device__ inline void load_q_step(const BackwardContext<Config>& c, const QStep& step,
                                    bool exists) {
   if (exists) {
-    c.q_stream.load(c.q(step.stage), step.q_begin, step.head * c.params.q.head_stride);
-    c.dout_stream.load(c.dout(step.stage), step.q_begin, step.head * c.params.dout.head_stride);
+    load_q(c, step);
+    load_dout(c, step);
     copy_row_numbers(c, step);
   }
   commit_copies<Config::workspace_copies>();

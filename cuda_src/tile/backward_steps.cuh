@@ -46,9 +46,7 @@ __device__ inline void score_tiles(const Context& c, const QStep& step, int kv_b
       p, rows_by_depth(c.q(step.stage), row0), rows_by_depth(c.k(), key0));
   prepare_scores<Config>(p, item, c.seq, step.q_begin + row0, kv_begin + key0, step.edge);
   const Compute factor = Logits<Config>::factor(c.params.scale);
-  p.for_each([&](Compute& s, int m, int, int group, int) {
-    s = Logits<Config>::exponential(s, factor, lse.value[m][group]);
-  });
+  exponentials<Config>(p, factor, [&](int m, int, int group, int) { return lse.value[m][group]; });
   store_shared<Config::architecture>(p, p_tile, row0,
                                      part_offset<Shared, Scores::columns>(warp.column));
 
@@ -61,22 +59,28 @@ __device__ inline void score_tiles(const Context& c, const QStep& step, int kv_b
                                      part_offset<Shared, Scores::columns>(warp.column));
 }
 
-// dV_j += P_ij^T dO_i and dK_j += dS_ij^T Q_i.
-template <class Config, class Context, class Shared, class KGradient, class VGradient>
-__device__ inline void accumulate_kv(const Context& c, const QStep& step, const Shared& p_tile,
-                                     const Shared& ds_tile, KGradient& dk, VGradient& dv) {
+// dV_j += P_ij^T dO_i.
+template <class Config, class Context, class Shared, class VGradient>
+__device__ inline void accumulate_v(const Context& c, const QStep& step, const Shared& p_tile,
+                                    VGradient& dv) {
   const typename BackwardTypes<Config>::KvGrid warp;
   if (!warp.active) return;
-  using Types = BackwardTypes<Config>;
-  const auto key0 = part_offset<Shared, KGradient::rows>(warp.row);
+  using Tile = typename BackwardTypes<Config>::DoutTile;
   Products<Config>::template multiply_ahead<Config::block_q>(
-      dv, depth_by_rows(p_tile, key0),
-      depth_by_rows(c.dout(step.stage),
-                    part_offset<typename Types::DoutTile, VGradient::columns>(warp.column)));
+      dv, depth_by_rows(p_tile, part_offset<Shared, VGradient::rows>(warp.row)),
+      depth_by_rows(c.dout(step.stage), part_offset<Tile, VGradient::columns>(warp.column)));
+}
+
+// dK_j += dS_ij^T Q_i.
+template <class Config, class Context, class Shared, class KGradient>
+__device__ inline void accumulate_k(const Context& c, const QStep& step, const Shared& ds_tile,
+                                    KGradient& dk) {
+  const typename BackwardTypes<Config>::KvGrid warp;
+  if (!warp.active) return;
+  using Tile = typename BackwardTypes<Config>::QTile;
   Products<Config>::template multiply_ahead<Config::block_q>(
-      dk, depth_by_rows(ds_tile, key0),
-      depth_by_rows(c.q(step.stage),
-                    part_offset<typename Types::QTile, KGradient::columns>(warp.column)));
+      dk, depth_by_rows(ds_tile, part_offset<Shared, KGradient::rows>(warp.row)),
+      depth_by_rows(c.q(step.stage), part_offset<Tile, KGradient::columns>(warp.column)));
 }
 
 // A finished dK_j or dV_j; `tensor` and `columns` say which.

@@ -50,10 +50,14 @@ struct DepthPairs<DepthByRows<Tile, Offset>> {
   }
 };
 
-// Whether both operands have the depth along their rows, and so can be read in wider pieces.
+// Whether an operand has the depth along its rows.
+template <class Operand>
+constexpr bool depth_along_row = false;
+template <class Tile, class Offset>
+constexpr bool depth_along_row<RowsByDepth<Tile, Offset>> = true;
+
+// Whether both operands do, and so can be read in wider pieces.
 template <class A, class B>
-constexpr bool depth_along_rows = false;
-template <class TileA, class OffsetA, class TileB, class OffsetB>
-constexpr bool depth_along_rows<RowsByDepth<TileA, OffsetA>, RowsByDepth<TileB, OffsetB>> = true;
+constexpr bool depth_along_rows = depth_along_row<A> && depth_along_row<B>;
 
 }  // namespace cuflash

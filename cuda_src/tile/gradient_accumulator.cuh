@@ -1,7 +1,8 @@
 // The place in device memory where thread blocks sum dQ, in the compute type: fragments of
 // fragment_rows x 8 as the warps hold them, one after the other over [batch, heads_q,
-// padded_rows / fragment_rows, head_dim / 8], so that a warp adds a fragment by one instruction
-// to consecutive memory.
+// padded_rows / fragment_rows, head_dim / 8], so that a warp adds to consecutive memory. What a
+// lane holds of a fragment lies together where one instruction adds it; elsewhere an instruction
+// adds a number of each lane, and those lie together.
 #pragma once
 
 #include "../ptx/reduce.cuh"
@@ -13,6 +14,15 @@ namespace cuflash {
 template <class Tile>
 constexpr int kLaneElements = Tile::row_groups * 2;
 
+// Whether one instruction adds four float32 numbers.
+template <class Config>
+constexpr bool adds_four = sizeof(typename Config::Compute) == 4 && Config::architecture >= 90 &&
+                           Config::fragment_rows == 16;
+
+// From a lane's element of a fragment to its next.
+template <class Config>
+constexpr int kElementStride = adds_four<Config> ? 1 : 32;
+
 // First element that `lane` holds of the fragment at (row, column), both multiples of a fragment,
 // of a head whose accumulator begins at row `head_row`.
 template <class Config>
@@ -20,7 +30,7 @@ __device__ inline long long accumulator_index(long long head_row, int row, int c
   constexpr int lane_elements = Config::fragment_rows / 4;
   const long long fragment =
       (head_row + row) / Config::fragment_rows * (Config::head_dim / 8) + column / 8;
-  return (fragment * 32 + lane) * lane_elements;
+  return fragment * 32 * lane_elements + lane * (adds_four<Config> ? lane_elements : 1);
 }
 
 // The tile whose first element is (row0, column0) of the accumulator.
@@ -30,8 +40,9 @@ __device__ inline void load_from_accumulator(const typename Config::Compute* acc
                                              int column0) {
   constexpr int count = kLaneElements<Tile>;
   using Compute = typename Config::Compute;
-  struct alignas(count * sizeof(Compute) < 16 ? count * sizeof(Compute) : 16) Elements {
-    Compute x[count];
+  constexpr bool whole = adds_four<Config>;
+  struct alignas(whole ? 16 : sizeof(Compute)) Elements {
+    Compute x[whole ? count : 1];
   };
   const int lane = ptx::opaque_lane();
   const Compute* from = accumulator + accumulator_index<Config>(head_row, row0, column0, lane);
@@ -40,22 +51,28 @@ __device__ inline void load_from_accumulator(const typename Config::Compute* acc
   for (int m = 0; m < Tile::row_fragments; ++m) {
 #pragma unroll
     for (int n = 0; n < Tile::column_fragments; ++n) {
-      const Elements elements =
-          *reinterpret_cast<const Elements*>(from + m * row_stride + n * 32 * count);
+      constexpr int step = sizeof(Elements) / sizeof(Compute);
 #pragma unroll
-      for (int i = 0; i < count; ++i) tile.value[m][n][i / 2][i % 2] = elements.x[i];
+      for (int first = 0; first < count; first += step) {
+        const Elements elements = *reinterpret_cast<const Elements*>(
+            from + m * row_stride + n * 32 * count + first * kElementStride<Config>);
+#pragma unroll
+        for (int i = 0; i < step; ++i) {
+          tile.value[m][n][(first + i) / 2][(first + i) % 2] = elements.x[i];
+        }
+      }
     }
   }
 }
 
-// to[i] += x[i], by one instruction where there is one.
+// A lane's elements of a fragment += x, by one instruction where there is one.
 template <class Config, class T, int count>
 __device__ inline void add_all(T* to, const T (&x)[count]) {
-  if constexpr (count == 4 && sizeof(T) == 4 && Config::architecture >= 90) {
+  if constexpr (adds_four<Config>) {
     ptx::reduce_add_four(to, x);
   } else {
 #pragma unroll
-    for (int i = 0; i < count; ++i) ptx::reduce_add(to + i, x[i]);
+    for (int i = 0; i < count; ++i) ptx::reduce_add(to + i * kElementStride<Config>, x[i]);
   }
 }
 

@@ -24,7 +24,7 @@ struct Fp64Products : ProductsByParts<Fp64Products<mma_depth>> {
   __device__ static void multiply(Accumulators& accumulators, const A& a, const B& b) {
     static_assert(depth % 8 == 0, "the depth is whole steps of 8");
     const int lane = ptx::opaque_lane();
-    constexpr bool spread = depth_along_rows<A, B> && depth % 16 == 0;
+    constexpr bool spread = depth_along_row<A> && depth % 16 == 0;
     const auto left = fragments_of<spread>(a, lane);
     const auto right = fragments_of<spread>(b, lane);
     constexpr int steps = spread || mma_depth == 16 ? 2 : 1;
@@ -59,23 +59,65 @@ struct Fp64Products : ProductsByParts<Fp64Products<mma_depth>> {
     double rows[groups][2];
   };
 
-  // Where both operands have the depth along their rows, steps of 8 go by pairs, and lane l gives
-  // of steps s = 0 and 1 depths 4 * (l % 4) + 2 * s and + 1: the four chunks of a row that are read
-  // at once are then of one parity, those of the next row of the other, and no two rows meet in a
-  // bank. load() is that of DepthPairs.
+  // Where the left operand has the depth along its rows a lane loads each number by itself. Two
+  // that lie side by side are of one row and two depths, and the instruction wants those of two
+  // rows and one depth in neighbouring registers: what came by one load would be moved.
+  //
+  // Of steps s = 0 and 1 lane l then gives as number i depth (3 * (l % 2) + 12 * (l / 2 % 2)) ^
+  // (4 * s + i). Bits 1 and 2 differ among the four lanes of a row, so that down the columns of a
+  // tile they read rows of different permutations; bits 0 and 3 differ too, so that along its rows
+  // four lanes of each of four rows, a half-warp, read both halves of all eight chunks of a line.
+  // No two lanes meet in a bank either way.
+  static constexpr int spread_depths = 16;
+  __device__ static int spread_depth(int lane, int s, int i) {
+    return (lane % 2 * 3 + lane / 2 % 2 * 12) ^ (4 * s + i);
+  }
+  template <class Tile, class Offset>
+  using ChunksOf = LaneChunks<Tile, is_aligned<Offset>>;
+  template <class Tile, class Offset>
+  __device__ static ChunksOf<Tile, Offset> chunks_of(const RowsByDepth<Tile, Offset>& operand,
+                                                     int lane, int depth) {
+    return {operand.tile, operand.row0 + lane / 4, operand.depth0 / 2 + depth / 2, depth % 2 * 8};
+  }
+  template <class Tile, class Offset>
+  __device__ static ChunksOf<Tile, Offset> chunks_of(const DepthByRows<Tile, Offset>& operand,
+                                                     int lane, int depth) {
+    return {operand.tile, operand.depth0 + depth, operand.row0 / 2 + lane / 8, lane / 4 % 2 * 8};
+  }
+  template <class Tile, class Offset>
+  __device__ static unsigned address(const RowsByDepth<Tile, Offset>&,
+                                     const ChunksOf<Tile, Offset>& chunks, int row, int k) {
+    return chunks.at(row, k / 2);
+  }
+  template <class Tile, class Offset>
+  __device__ static unsigned address(const DepthByRows<Tile, Offset>&,
+                                     const ChunksOf<Tile, Offset>& chunks, int row, int k) {
+    return chunks.at(k, row / 2);
+  }
+  // load() is that of DepthPairs.
   template <class Operand>
-  struct SpreadPairs {
-    LaneChunks<typename Operand::Tile, is_aligned<decltype(Operand::depth0)>> chunks;
-    __device__ SpreadPairs(const Operand& operand, int lane)
-        : chunks{operand.tile, operand.row0 + lane / 4, operand.depth0 / 2 + lane % 4 * 2} {}
+  struct SpreadDepths {
+    using Chunks = decltype(chunks_of(*static_cast<const Operand*>(nullptr), 0, 0));
+    const Operand& operand;
+    Chunks chunks[2][2];  // [step][number]
+    __device__ SpreadDepths(const Operand& operand, int lane)
+        : operand(operand),
+          chunks{{chunks_of(operand, lane, spread_depth(lane, 0, 0)),
+                  chunks_of(operand, lane, spread_depth(lane, 0, 1))},
+                 {chunks_of(operand, lane, spread_depth(lane, 1, 0)),
+                  chunks_of(operand, lane, spread_depth(lane, 1, 1))}} {}
     __device__ void load(double (&d)[2], int row, int k) const {
-      ptx::load_shared(d, chunks.at(row, k / 16 * 8 + k / 8 % 2));
+      const int far = k / spread_depths * spread_depths;
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        ptx::load_shared(d[i], address(operand, chunks[k / 8 % 2][i], row, far));
+      }
     }
   };
   template <bool spread, class Operand>
   __device__ static auto fragments_of(const Operand& operand, int lane) {
     if constexpr (spread) {
-      return SpreadPairs<Operand>(operand, lane);
+      return SpreadDepths<Operand>(operand, lane);
     } else {
       return DepthPairs<Operand>(operand, lane);
     }

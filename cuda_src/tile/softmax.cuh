@@ -3,6 +3,7 @@
 // zero. No finite number stands in for minus infinity.
 #pragma once
 
+#include "exponential.cuh"
 #include "numeric.cuh"
 #include "score.cuh"
 #include "warp_tile.cuh"
@@ -66,6 +67,21 @@ struct Logits<Config, true> {
   }
 };
 
+// x -> exponential(x * factor - offset(m, n, group, which)) of every element of a tile.
+template <class Config, class Tile, class Compute, class Offset>
+__device__ inline void exponentials(Tile& tile, Compute factor, Offset offset) {
+  if constexpr (sizeof(Compute) == 8) {
+    tile.for_each([&](Compute& x, int m, int n, int group, int which) {
+      x = rounded_product(x, factor) - offset(m, n, group, which);
+    });
+    exponentials(tile);
+  } else {
+    tile.for_each([&](Compute& x, int m, int n, int group, int which) {
+      x = Logits<Config>::exponential(x, factor, offset(m, n, group, which));
+    });
+  }
+}
+
 // Applies the score function, and on an edge tile hides what the mask hides.
 template <class Config, class Scores>
 __device__ inline void prepare_scores(Scores& scores, const WorkItem& item, const Sequence& seq,
@@ -121,10 +137,9 @@ __device__ inline RowValues<Scores> exponentiate(Scores& scores, RowValues<Score
   RowValues<Scores> offset = offsets_of(reference);
   RowValues<Scores> sums;
   sums.for_each([](Compute& x, int, int) { x = Compute(0); });
-  scores.for_each([&](Compute& s, int m, int, int group, int) {
-    s = Logits<Config>::exponential(s, factor, offset.value[m][group]);
-    sums.value[m][group] += s;
-  });
+  exponentials<Config>(scores, factor,
+                       [&](int m, int, int group, int) { return offset.value[m][group]; });
+  scores.for_each([&](Compute& s, int m, int, int group, int) { sums.value[m][group] += s; });
   sums.for_each([&](Compute& x, int, int) {
     x = combine_row_lanes(x, [](Compute a, Compute b) { return a + b; });
   });
@@ -155,10 +170,11 @@ __device__ inline void weigh_columns(Part& part, RowValues<Scores>& sums, const 
                                      const RowValues<Scores>& offset, Compute factor, int first) {
   sums.for_each([](Compute& x, int, int) { x = Compute(0); });
   part.for_each([&](Compute& x, int m, int n, int group, int which) {
-    x = Logits<Config>::exponential(scores.value[m][first / 8 + n][group][which], factor,
-                                    offset.value[m][group]);
-    sums.value[m][group] += x;
+    x = scores.value[m][first / 8 + n][group][which];
   });
+  exponentials<Config>(part, factor,
+                       [&](int m, int, int group, int) { return offset.value[m][group]; });
+  part.for_each([&](Compute& x, int m, int, int group, int) { sums.value[m][group] += x; });
 }
 
 // ds = dP -> dS = P * (dP - delta), the gradient of the raw products q . k (before the scale).

@@ -54,7 +54,13 @@ def _tile(
     if _blocks(problem, best) >= limits.num_sms:
         return best, "the first of the table that fits"
     others = [tile for tile in fitting if tile is best or _is_smaller(tile, best)]
-    chosen = max(others, key=lambda tile: (_blocks(problem, tile), -tile.block_q))
+
+    def value(tile: fa2.Fa2Tile) -> tuple[int, int, int]:
+        blocks = _blocks(problem, tile)
+        alone = blocks <= limits.num_sms  # no block has another one beside it to wait less with
+        return blocks, -tile.block_q, -tile.blocks_per_sm if alone else 0
+
+    chosen = max(others, key=value)
     if chosen is best:
         return best, "the first of the table that fits"
     return chosen, f"instead of {best.block_q}x{best.block_kv}, for more or smaller blocks"

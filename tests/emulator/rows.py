@@ -124,6 +124,7 @@ ROWS = (
     Row("fa2", "90", "float64", causal=_FULL),
     Row("fa2", "90", "float64", (96, 128)),
     Row("fa2", "90", "float64", planned=True, deterministic=True),
+    Row("fa2", "90", "float64", filled=True),  # backward with one stage of Q and dO
     # fused multiply-adds
     Row("fa2", "75", "float32"),
     Row("fa2", "75", "float64", (5, 24), _FULL),

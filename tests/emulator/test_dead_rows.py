@@ -22,6 +22,8 @@ _CAUSAL = [
     and row.causal
     and not row.planned
 ]
+#: One stage of Q and dO, where dQ asks once more which rows are dead.
+_ONE_STAGE = [r for r in ROWS if r.dtype == "float64" and r.filled]
 
 
 def _results(row: Row, case: Case, x: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -59,3 +61,15 @@ def test_keys_that_kill_every_row(row: Row) -> None:
         assert (got[name][0] == 0).all(), name
         assert np.isfinite(got[name][1]).all(), name
     assert (got["lse"][0] == -np.inf).all()
+
+
+@pytest.mark.parametrize("row", params(*_CAUSAL, *_ONE_STAGE))
+def test_dead_rows_beside_rows_that_see_nan(row: Row) -> None:
+    case = Case(1, 2, 1, 100, 90, *row.dims, row.dtype, causal=True, q_offset=-6)
+    x = arrays(case, "q", "k", "v", "dout", "dlse")
+    x["k"][:, 1], x["v"][:, 1] = np.nan, np.nan  # seen from query 7 on
+    got = _results(row, case, x)
+    assert np.isnan(got["out"][:, :, 7:]).all()
+    assert (got["out"][:, :, :6] == 0).all()
+    assert (got["dq"][:, :, :6] == 0).all()
+    assert (got["lse"][:, :, :6] == -np.inf).all()

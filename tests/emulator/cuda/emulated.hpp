@@ -273,5 +273,10 @@ inline double __longlong_as_double(long long bits) {
   std::memcpy(&x, &bits, sizeof x);
   return x;
 }
+inline long long __double_as_longlong(double x) {
+  long long bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  return bits;
+}
 inline float __fmul_rn(float a, float b) { return a * b; }
 inline double __dmul_rn(double a, double b) { return a * b; }
