@@ -186,7 +186,9 @@ struct BackwardContext {
   // Of K and V.
   __device__ int kv_head() const {
     if constexpr (Config::parted) {
-      return item.head / static_cast<int>(params.parts);
+      // Unsigned: what ptxas keeps of signed numbers takes a register that math needs.
+      return static_cast<int>(static_cast<unsigned>(item.head) /
+                              static_cast<unsigned>(params.parts));
     } else {
       return item.head;
     }
