@@ -16,6 +16,11 @@ namespace cuflash::fa3 {
 
 constexpr int kRowsOfFragment = 16;
 
+// What a lane holds of a fragment: [row group][which of two columns].
+struct alignas(16) LaneFragment {
+  float value[2][2];
+};
+
 // Where this lane's part of the fragment at (row, column) lies; rows count through all heads.
 template <int columns>
 __device__ inline long long part_index(long long row, int column) {
@@ -27,11 +32,11 @@ __device__ inline long long part_index(long long row, int column) {
 template <class Tile>
 __device__ __forceinline__ void store_part(float* parts, const Tile& tile, long long row) {
   static_assert(Tile::rows == kRowsOfFragment, "one row of fragments");
-  auto* const to = reinterpret_cast<float4*>(parts + part_index<Tile::columns>(row, 0));
+  auto* const to = reinterpret_cast<LaneFragment*>(parts + part_index<Tile::columns>(row, 0));
 #pragma unroll
   for (int n = 0; n < Tile::column_fragments; ++n) {
     const auto& groups = tile.value[0][n];
-    to[n * 32] = make_float4(groups[0][0], groups[0][1], groups[1][0], groups[1][1]);
+    to[n * 32] = {{{groups[0][0], groups[0][1]}, {groups[1][0], groups[1][1]}}};
   }
 }
 
@@ -41,25 +46,20 @@ __device__ __forceinline__ void load_part(Tile& tile, const float* parts, long l
                                           int column) {
   static_assert(Tile::rows == kRowsOfFragment, "one row of fragments");
   const auto* const from =
-      reinterpret_cast<const float4*>(parts + part_index<columns>(row, column));
+      reinterpret_cast<const LaneFragment*>(parts + part_index<columns>(row, column));
 #pragma unroll
   for (int n = 0; n < Tile::column_fragments; ++n) {
-    const float4 four = from[n * 32];
-    auto& groups = tile.value[0][n];
-    groups[0][0] = four.x;
-    groups[0][1] = four.y;
-    groups[1][0] = four.z;
-    groups[1][1] = four.w;
+    const LaneFragment fragment = from[n * 32];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) tile.value[0][n][i / 2][i % 2] = fragment.value[i / 2][i % 2];
   }
 }
 
 // Zeros in `rows` rows, by `threads` threads.
 template <int columns, int rows, int threads>
 __device__ inline void clear_part(float* parts, long long row) {
-  auto* const to = reinterpret_cast<float4*>(parts + row * columns);
-  for (int i = threadIdx.x; i < rows * columns / 4; i += threads) {
-    to[i] = make_float4(0, 0, 0, 0);
-  }
+  auto* const to = reinterpret_cast<LaneFragment*>(parts + row * columns);
+  for (int i = threadIdx.x; i < rows * columns / 4; i += threads) to[i] = LaneFragment{};
 }
 
 }  // namespace cuflash::fa3

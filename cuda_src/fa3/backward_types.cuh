@@ -187,8 +187,8 @@ struct BackwardContext {
   __device__ int kv_head() const {
     if constexpr (Config::parted) {
       // Unsigned: what ptxas keeps of signed numbers takes a register that math needs.
-      return static_cast<int>(static_cast<unsigned>(item.head) /
-                              static_cast<unsigned>(params.parts));
+      const auto parts = static_cast<unsigned>(params.parts);
+      return static_cast<int>(static_cast<unsigned>(item.head) / parts);
     } else {
       return item.head;
     }
