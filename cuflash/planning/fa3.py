@@ -173,6 +173,7 @@ def _backward(
     every = (rows.before, main) if tile.shares else rows.around(main)
     launches = tuple(map(_for_hopper, (*every, *keys.after)))
     workspace = tuple(lay_out([*rows.sizes, *keys.sizes]))
+    reason += keys.said
     return Plan(problem, "cuda", "fa3", tile, reason, rejected, launches, workspace)
 
 

@@ -50,7 +50,7 @@ def parts_of(problem: AttentionProblem, tiles: int, at_once: int) -> int:
 
     if blocks == 0:
         return 1
-    return max((p for p in range(1, group + 1) if group % p == 0), key=lambda p: (busy(p), -p))
+    return max((p for p in range(1, group + 1) if group % p == 0), key=busy)  # the first of equals
 
 
 @dataclass(frozen=True)
@@ -76,6 +76,13 @@ class KeyParts:
     def seen(self) -> AttentionProblem:
         """The problem as the main kernel has it: every part is a head of keys."""
         return replace(self.problem, heads_kv=self.problem.heads_kv * self.parts)
+
+    @property
+    def said(self) -> str:
+        """Behind the plan's reason."""
+        if self.parts == 1:
+            return ""
+        return f"; {self.parts} blocks share the query heads of a kv tile, which are few"
 
     @property
     def constants(self) -> dict[str, int]:

@@ -9,14 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import cuflash
 from cuflash.planning.key_parts import parts_of
 from cuflash.planning.plan import Plan
 from cuflash.planning.problem import AttentionProblem
 
 from ..kit.parts import parts_forced
+from .fake_device import ADDRESS, FakeDevice, fake_device
 from .test_plan_fa1 import check_workspace
 from .test_plan_fa3 import HOPPER, planned
 from .test_plan_fa3_backward import main_of, of_gradients
+
+__all__ = ["fake_device"]
 
 SMS = HOPPER.num_sms
 
@@ -132,6 +136,9 @@ def test_the_main_kernel_takes_a_part_for_a_head(
 def test_the_workspace_has_the_parts_behind_everything_else(parts: int, d: int, dv: int) -> None:
     whole, parted = _both(parts, head_dim=d, head_dim_v=dv)
     assert parted.workspace[:-2] == whole.workspace
+    assert parted.reason == whole.reason + (
+        f"; {parts} blocks share the query heads of a kv tile, which are few"
+    )
     keys = -(-1000 // parted.tile.block_kv) * parted.tile.block_kv
     sizes = {b.name: b.nbytes for b in parted.workspace[-2:]}
     rows = 3 * 2 * parts * keys
@@ -176,3 +183,25 @@ def test_heads_of_their_own_have_no_parts() -> None:
         for launch in planned(of_gradients(heads_q=4, heads_kv=4, seqlen=seqlen)).launches:
             assert not dict(launch.config.constants).get("parted")
             assert launch.config.kernel != "sum_parts"
+
+
+def test_of_parts_the_main_kernel_is_told_of_more_heads_and_the_sum_is_not(
+    fake_device: FakeDevice,
+) -> None:
+    of_q, of_keys = (2, 300, 8, 64), (2, 200, 2, 64)
+    prepared = cuflash.prepare(of_q, of_keys, of_keys, dtype="float16", operation="backward")
+    pointers = {name: ADDRESS * (i + 1) for i, name in enumerate(prepared.tensors)}
+    prepared.run(pointers, workspace=ADDRESS * 99)
+    statistics, main, convert, added = fake_device.launched
+    parts = {buffer.name: ADDRESS * 99 + buffer.offset for buffer in prepared.plan.workspace}
+    assert dict(prepared.plan.launches[1].arguments)["parts"] == 4
+    for launched in (main, added):
+        assert int(launched["parts"]) == 4
+        assert int(launched["padded_keys"]) == 256
+        for name in ("dk_parts", "dv_parts"):
+            assert int(launched[name]) == parts[name]
+    heads = [int(x["shape"]["heads_kv"]) for x in (statistics, main, convert, added)]
+    assert heads == [2, 8, 2, 2]
+    for name in ("dk", "dv"):
+        assert int(added[name]["data"]) == pointers[name]
+        assert int(added[name]["head_stride"]) == 64
