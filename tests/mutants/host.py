@@ -82,6 +82,20 @@ BUGS = (
         _FA2_PLANS + "test_a_section_has_work_for_every_multiprocessor",
     ),
     Bug(
+        "the main kernel is not told that parts are heads",
+        "cuflash/planning/key_parts.py",
+        'return [("heads_kv", self.seen.heads_kv), *self._both]',
+        "return [*self._both]",
+        "tests/unit/test_plan_key_parts.py::test_the_main_kernel_takes_a_part_for_a_head",
+    ),
+    Bug(
+        "parts that a mask makes unequal are as few as equal ones",
+        "cuflash/planning/key_parts.py",
+        'if problem.mask == "causal":',
+        'if problem.mask == "none":',
+        "tests/unit/test_plan_key_parts.py::test_as_few_as_keep_the_multiprocessors_busy",
+    ),
+    Bug(
         "sums of the first query head of a group are cleared before",
         _FA3,
         "cleared = order.heads_ahead * seen.group",
