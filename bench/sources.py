@@ -25,6 +25,7 @@ KERNELS = {
         ("steps", "statistics"),
         ("fa3", "backward"),
         ("steps", "convert_dq"),
+        ("fa3", "sum_parts"),
     ),
 }
 

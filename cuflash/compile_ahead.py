@@ -159,11 +159,12 @@ def _problems(calls: Calls) -> Iterator[AttentionProblem]:
     ):
         rows = [dim * DTYPES[dtype].itemsize for dim in dims]
         aligned = not calls.unaligned and all(row % 16 == 0 for row in rows)
-        for (seqlen_q, seqlen_kv), heads in product(seqlens, _HEADS):
+        groups = (1, 2) if operation == "backward" else (1,)  # of grouped heads few have parts
+        for (seqlen_q, seqlen_kv), heads, group in product(seqlens, _HEADS, groups):
             yield AttentionProblem(
                 operation=operation,
                 batch=1,
-                heads_q=heads,
+                heads_q=heads * group,
                 heads_kv=heads,
                 seqlen_q=seqlen_q,
                 seqlen_kv=seqlen_kv,

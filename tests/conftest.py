@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 import cuflash
 
 from .kit.compare import REGISTRY
+from .kit.parts import parts_forced
 from .kit.problem import register_profiles
 
 register_profiles()
@@ -24,6 +26,13 @@ LISTED_SKIPS: tuple[str, ...] = (
     "Numba is not installed",
     "not on this device",  # followed by the library's own reason
 )
+
+
+@pytest.fixture(scope="module")
+def whole_groups() -> Iterator[None]:
+    """No group of query heads is parted, however few tiles FlashAttention-3's gradients have."""
+    with parts_forced(1):
+        yield
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

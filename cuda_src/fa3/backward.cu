@@ -17,7 +17,8 @@
 // Wide heads have their own math roles, see backward_wide.cuh and, where only K is wide,
 // backward_crowded.cuh. Every block clears sums of dQ for one that comes later, see
 // backward_clear.cuh. Where Config::shares is not 0, blocks of rows come between those of tiles and
-// round the sums, see backward_rows.cuh; else a kernel does it afterwards.
+// round the sums, see backward_rows.cuh; else a kernel does it afterwards. Where Config::parted, dK
+// and dV of a tile are the sums of several blocks', see backward_parts.cuh.
 //
 // Who waits for whom (see tile/pipeline.cuh):
 //   k_full, v_full          all warps of math for load, once (in wide heads who reads V for V)
@@ -59,8 +60,17 @@ __device__ inline void store_zeros(const BackwardContext<Config>& c, const Tenso
 // The block of keys that no query sees.
 template <class Config>
 __device__ inline void unseen_keys(const BackwardContext<Config>& c, unsigned tile) {
-  store_zeros(c, c.params.dk, c.params.shape.head_dim);
-  store_zeros(c, c.params.dv, c.params.shape.head_dim_v);
+  if constexpr (Config::parted) {
+    constexpr int threads = BackwardTypes<Config>::threads;
+    const long long row = part_row(c);
+    clear_part<Config::head_dim, Config::block_kv, threads>(static_cast<float*>(c.params.dk_parts),
+                                                            row);
+    clear_part<Config::head_dim_v, Config::block_kv, threads>(
+        static_cast<float*>(c.params.dv_parts), row);
+  } else {
+    store_zeros(c, c.params.dk, c.params.shape.head_dim);
+    store_zeros(c, c.params.dv, c.params.shape.head_dim_v);
+  }
   if (threadIdx.x >= 32) return;
   clear_role(c, tile);
   if (Config::shares > 0 && threadIdx.x == 0) {

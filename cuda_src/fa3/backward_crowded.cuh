@@ -175,8 +175,8 @@ __device__ inline void crowded_role(const BackwardContext<Config>& c, int warpgr
   ptx::wgmma_hold(dq.value[0]);
   crowded.add_q(state, dq, steps - 1);
   math.end_sums();
-  math.store(dv, c.params.dv, c.params.shape.head_dim_v, 1 / crowded.factor);
-  math.store(dk, c.params.dk, c.params.shape.head_dim, static_cast<float>(c.params.scale));
+  math.store_v(dv, 1 / crowded.factor);
+  math.store_k(dk);
 }
 
 }  // namespace cuflash::fa3

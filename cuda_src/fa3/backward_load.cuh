@@ -15,7 +15,7 @@ struct BackwardLoader {
   __device__ void load_kv(Matrix& matrix, const TensorMap* map, Barrier& full) const {
     arrive_expecting<Config>(full, Matrix::bytes);
     load_panels(matrix, map, ptx::shared_address(&full),
-                static_cast<int>(c.seq.kv_row0) + c.item.kv_begin, c.item.head, c.seq.batch,
+                static_cast<int>(c.seq.kv_row0) + c.item.kv_begin, c.kv_head(), c.seq.batch,
                 ptx::kEvictFirst);
   }
   __device__ void load_k() const { load_kv(c.shared.k, &c.params.k_map, c.shared.k_full); }

@@ -218,15 +218,30 @@ struct BackwardMath {
     end_step<Config>(stage);
   }
 
-  // A finished gradient of the warp's keys -> its rows of the tensor.
+  // Finished gradients of the warp's keys -> memory; dV multiplied.
+  __device__ __forceinline__ void store_v(typename Types::VGradient& dv, float factor) const {
+    store(dv, c.params.dv, c.params.dv_parts, c.params.shape.head_dim_v, factor);
+  }
+  __device__ __forceinline__ void store_k(typename Types::KGradient& dk) const {
+    store(dk, c.params.dk, c.params.dk_parts, c.params.shape.head_dim,
+          static_cast<float>(c.params.scale));
+  }
+
+ private:
+  // -> their rows of the tensor, or of this block's part.
   template <class Gradient>
-  __device__ __forceinline__ void store(Gradient& gradient, const Tensor& tensor, int columns,
-                                        float scale) const {
-    const int key = first_key() + warp_row();
+  __device__ __forceinline__ void store(Gradient& gradient, const Tensor& tensor, void* parts,
+                                        int columns, float scale) const {
     gradient.for_each([&](float& x, int, int, int, int) { x *= scale; });
-    store_staged(gradient, c.shared.staging[threadIdx.x / 32 - 4],
-                 kv_row<Storage>(tensor, c.seq, c.item.head, key), tensor.row_stride,
-                 c.seq.seqlen_kv - key, columns);
+    if constexpr (Config::parted) {
+      store_part(static_cast<float*>(parts), gradient,
+                 part_row(c) + part * kKeysOfWarpgroup + warp_row());
+    } else {
+      const int key = first_key() + warp_row();
+      store_staged(gradient, c.shared.staging[threadIdx.x / 32 - 4],
+                   kv_row<Storage>(tensor, c.seq, c.item.head, key), tensor.row_stride,
+                   c.seq.seqlen_kv - key, columns);
+    }
   }
 };
 
@@ -253,8 +268,8 @@ __device__ inline void math_role(const BackwardContext<Config>& c, int warpgroup
   ptx::wgmma_hold(dq.value[0]);
   math.add_q(c.before(state.place), state.dead_before, dq, steps - 1);
   math.end_sums();
-  math.store(dv, c.params.dv, c.params.shape.head_dim_v, 1.0f);
-  math.store(dk, c.params.dk, c.params.shape.head_dim, static_cast<float>(c.params.scale));
+  math.store_v(dv, 1.0f);
+  math.store_k(dk);
 }
 
 }  // namespace cuflash::fa3

@@ -25,6 +25,22 @@ struct Fa3BackwardParams {
   long long padded_rows;  // rows of a head in the workspace
   long long ahead;        // kv tiles from that of a block to that whose rows' sums it clears
   long long behind;  // and from those of a round of blocks back to those whose rows it finishes
+  Shape shape;       // where keys have parts, heads_kv counts every part of a head
+  // Where they have, see backward_parts.cuh. Last, so that without parts nothing changes its place.
+  long long parts;
+  long long padded_keys;  // rows of a head in the workspace: whole kv tiles
+  void* dk_parts;
+  void* dv_parts;
+};
+
+// See sum_parts.cu.
+struct SumPartsParams {
+  Tensor dk;
+  Tensor dv;
+  void* dk_parts;
+  void* dv_parts;
+  long long parts;
+  long long padded_keys;
   Shape shape;
 };
 

@@ -13,6 +13,7 @@
 #include "../tile/softmax.cuh"
 #include "../tile/store_staged.cuh"
 #include "backward_params.cuh"
+#include "backward_parts.cuh"
 
 namespace cuflash::fa3 {
 
@@ -162,7 +163,7 @@ struct QPlace {
 };
 
 // What both roles know: the kv tile, and the steps through the q tiles that see it, of one query
-// head of the group after the other. `item.head` is the kv head.
+// head of the group after the other. `item.head` is the kv head, or one of its parts.
 template <class Config>
 struct BackwardContext {
   const Fa3BackwardParams& params;
@@ -181,6 +182,16 @@ struct BackwardContext {
   __device__ QPlace before(const QPlace& place) const {
     const bool first = place.tile == blocks.begin;
     return {place.head - first, first ? blocks.end - 1 : place.tile - 1};
+  }
+  // Of K and V.
+  __device__ int kv_head() const {
+    if constexpr (Config::parted) {
+      // Unsigned: what ptxas keeps of signed numbers takes a register that math needs.
+      const auto parts = static_cast<unsigned>(params.parts);
+      return static_cast<int>(static_cast<unsigned>(item.head) / parts);
+    } else {
+      return item.head;
+    }
   }
   // Row of the workspace where a head's rows begin.
   __device__ long long head_row(int head) const {
@@ -207,6 +218,14 @@ __device__ inline TileOrder kv_order(const Fa3BackwardParams& params) {
 __device__ inline HeadCounters& counters_of(const Fa3BackwardParams& params, int batch,
                                             int kv_head) {
   return static_cast<HeadCounters*>(params.turns)[batch * params.shape.heads_kv + kv_head];
+}
+
+// Row of dk_parts and dv_parts where the block's keys begin.
+template <class Config>
+__device__ inline long long part_row(const BackwardContext<Config>& c) {
+  const long long head =
+      static_cast<long long>(c.seq.batch) * c.params.shape.heads_kv + c.item.head;
+  return head * c.params.padded_keys + c.item.kv_begin;
 }
 
 // `tile` is its place in the order of kv tiles.

@@ -191,7 +191,7 @@ __device__ inline void value_role(const BackwardContext<Config>& c) {
   for (step = max(0, steps - Config::score_stages); step < steps; ++step) {
     meet_over_weights<Config>(NumberedBarriers<Config>::weights_empty, step % Config::score_stages);
   }
-  math.store(dv, c.params.dv, c.params.shape.head_dim_v, 1.0f);
+  math.store_v(dv, 1.0f);
 }
 
 template <class Config>
@@ -211,7 +211,7 @@ __device__ inline void key_role(const BackwardContext<Config>& c) {
     wide.key_step(state, dk, step);
   } while (++step < steps);
   wide.template finish_q<typename Types::LastQGradient>(state, steps);
-  math.store(dk, c.params.dk, c.params.shape.head_dim, static_cast<float>(c.params.scale));
+  math.store_k(dk);
 }
 
 }  // namespace cuflash::fa3

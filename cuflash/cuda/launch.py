@@ -184,7 +184,7 @@ def _prepare_kernel(
     if "scale" in (struct.dtype.names or ()):
         values["scale"] = plan.problem.scale
     for name, value in launch.arguments:
-        values[name] = value
+        (values["shape"] if name in SHAPE_FIELDS else values)[name] = value
     parts = {name: (word, offset) for name, word, offset in _workspace_words(struct.dtype, plan)}
     counter, _ = parts.pop("tile_counter", (None, 0))
     places = _Places(

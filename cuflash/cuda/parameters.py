@@ -78,12 +78,14 @@ def _struct(
     vectors: tuple[str, ...],
     rest: tuple[str, ...],
     maps: tuple[str, ...] = (),
+    last: tuple[str, ...] = (),
 ) -> ParameterStruct:
     fields: list[tuple[str, np.dtype[np.void] | type]] = [(m, TENSOR_MAP) for m in maps]
     fields += [(t, TENSOR) for t in tensors]
     fields += [(v, ROW_VECTOR) for v in vectors]
     fields += [(r, np.float64 if r == "scale" else np.uint64) for r in rest]
-    dtype = np.dtype([*fields, ("shape", SHAPE)], align=True)
+    fields += [("shape", SHAPE), *((name, np.uint64) for name in last)]
+    dtype = np.dtype(fields, align=True)
     return ParameterStruct(name, _padded(dtype, 64) if maps else dtype)
 
 
@@ -135,6 +137,13 @@ PARAMETERS = {
             *("scale", "section", "padded_rows", "ahead", "behind"),
         ),
         maps=("q_map", "k_map", "v_map", "dout_map"),
+        last=("parts", "padded_keys", "dk_parts", "dv_parts"),
+    ),
+    ("fa3", "sum_parts"): _struct(
+        "SumPartsParams",
+        ("dk", "dv"),
+        (),
+        ("dk_parts", "dv_parts", "parts", "padded_keys"),
     ),
     ("steps", "delta"): _struct("DeltaParams", ("out", "dout"), ("dlse",), ("delta",)),
     ("steps", "statistics"): _struct(

@@ -8,6 +8,7 @@ from ..errors import ArgumentValueError, UnsupportedError
 from .decision import Algorithm, Plan
 from .device import DeviceLimits
 from .kernel import KernelLaunch, kernel_config, lay_out
+from .key_parts import KeyParts, parts_of
 from .problem import DTYPES, AttentionProblem
 from .row_order import RowOrder
 from .row_steps import RowSteps, launchable
@@ -40,7 +41,7 @@ def fa3_plan(
 ) -> Plan:
     """Forward: a block for every multiprocessor, which draw the q tiles of all heads.
 
-    Backward: a block for each kv tile of each head.
+    Backward: a block for each kv tile of each head, or of each part of a head's group.
 
     ``tile`` takes the place of the chosen one, for whoever compares tiles.
     """
@@ -144,30 +145,35 @@ def _backward(
     reason: str,
     rejected: tuple[tuple[Algorithm, str], ...],
 ) -> Plan:
+    tiles = ceil_div(problem.seqlen_kv, tile.block_kv)
+    at_once = limits.num_sms * tile.footprint.blocks_per_sm
+    keys = KeyParts(problem, limits, tile, parts_of(problem, tiles, at_once))
+    seen = keys.seen
+    constants = tile.constants() | keys.constants
     config = kernel_config(
-        problem, limits, ("fa3", "backward"), fa3.ARITHMETIC, tile.constants(), tile.footprint
+        problem, limits, ("fa3", "backward"), fa3.ARITHMETIC, constants, tile.footprint
     )
     config = replace(config, head_dim=tile.head_dim, head_dim_v=tile.head_dim_v)
-    tiles = ceil_div(problem.seqlen_kv, tile.block_kv)
-    section = _backward_section(problem, limits, tile, tiles)
+    section = _backward_section(seen, limits, tile, tiles)
     boxes = (
         ("q", tile.block_q),
         ("k", tile.block_kv),
         ("v", tile.block_kv),
         ("dout", tile.block_q),
     )
-    heads = problem.batch * problem.heads_kv
+    heads = problem.batch * seen.heads_kv
     order = RowOrder(heads, tiles, section, tile.shares, limits.num_sms)
-    arguments = [("section", section), ("ahead", order.ahead)]
+    arguments = [("section", section), ("ahead", order.ahead), *keys.arguments]
     if tile.shares:
         arguments.append(("behind", order.behind))
     turns = _counters(tile)
-    cleared = order.heads_ahead * problem.group
+    cleared = order.heads_ahead * seen.group
     rows = RowSteps(problem, limits, "fa3", fa3.ARITHMETIC, tile.head_dim, turns, cleared)
     main = KernelLaunch(config, launchable(order.blocks, "fa3"), (*arguments, rows.rows), boxes)
     every = (rows.before, main) if tile.shares else rows.around(main)
-    launches = tuple(map(_for_hopper, every))
-    workspace = tuple(lay_out(rows.sizes))
+    launches = tuple(map(_for_hopper, (*every, *keys.after)))
+    workspace = tuple(lay_out([*rows.sizes, *keys.sizes]))
+    reason += keys.said
     return Plan(problem, "cuda", "fa3", tile, reason, rejected, launches, workspace)
 
 
@@ -195,6 +201,6 @@ def _backward_section(
 def _counters(tile: fa3.Fa3BackwardTile) -> int:
     """At most so many are there for every block of ``statistics``, which has rows of one head.
 
-    Two of every head of keys, and of an ordered sum one of every q tile.
+    Two of every head of keys or part of one, and of an ordered sum one of every q tile.
     """
     return 2 + steps.ROWS // tile.block_q * tile.ordered

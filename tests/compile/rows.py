@@ -76,8 +76,8 @@ def _fa3_problems() -> Iterator[AttentionProblem]:
     for row, mask, dtype in product(BACKWARD, ("full", "causal"), _HALVES):
         of = replace(plain, operation="backward", mask=mask, storage=dtype, output=dtype)
         of = replace(of, head_dim=row.widest, head_dim_v=row.widest_v)
-        yield of
-        yield replace(of, deterministic=True)
+        for deterministic, keys in product((False, True), (LONG, SHORT)):  # whose tiles are few
+            yield replace(of, deterministic=deterministic, seqlen_kv=keys)
 
 
 def _rare_fa3_problems() -> Iterator[AttentionProblem]:
@@ -161,10 +161,12 @@ def _name(architecture: str, c: KernelConfig) -> str:
     if c.head_dim and c.copies == "element":
         parts.append("element")
     constants = dict(c.constants)
-    if c.generation == "fa3":
+    if "block_q" in constants and c.generation == "fa3":
         parts.append(f"{constants['block_q']}x{constants['block_kv']}")
     if constants.get("ordered"):
         parts.append("ordered")
+    if constants.get("parted"):
+        parts.append("parted")
     if constants.get("turns"):  # of statistics, which clears that many
         parts.append(f"clears{constants['turns']}")
     if c.kernel == "convert_dq":  # narrow and wide heads can have fragments of different height

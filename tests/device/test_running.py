@@ -243,6 +243,7 @@ def test_compiled_registers_are_reported(problem: dict[str, Any]) -> None:
         "steps/statistics",
         f"{said.algorithm}/backward",
         "steps/convert_dq",
+        *(["fa3/sum_parts"] if said.algorithm == "fa3" else []),  # so few tiles share their heads
     ]
     assert all(16 <= (kernel.registers or 0) <= 255 for kernel in said.kernels)
     assert "registers" in str(said)

@@ -17,6 +17,7 @@ from . import (
     fa3_backward,
     fa3_backward_clear,
     fa3_backward_crowded,
+    fa3_backward_parts,
     fa3_backward_rows,
     host,
     products,
@@ -42,5 +43,6 @@ HOPPER_BUGS = (
     *fa3_backward.BUGS,
     *fa3_backward_clear.BUGS,
     *fa3_backward_crowded.BUGS,
+    *fa3_backward_parts.BUGS,
     *fa3_backward_rows.BUGS,
 )

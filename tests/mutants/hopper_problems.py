@@ -18,6 +18,7 @@ __all__ = [
     "NARROW",
     "NARROW_GRADIENTS",
     "ORDERED_GRADIENTS",
+    "PARTED_GRADIENTS",
     "SHARED_GRADIENTS",
     "Listed",
 ]
@@ -34,6 +35,8 @@ HALVES_GRADIENTS = "gradients of halves of a panel"
 #: Heads so many that blocks clear sums of the last ones, with tiles that share rows unevenly, and
 #: of which blocks clear more than they multiply.
 MANY_HEADS = "gradients of many heads"
+#: Where several blocks share a kv tile. In the other lists none do, few tiles or many.
+PARTED_GRADIENTS = "gradients in parts"
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,8 @@ class Listed:
         The same with two q tiles or more for each multiprocessor of an H200.
     blocks : (int, int), optional
         The tile, where it is not what the lengths choose.
+    parts : int
+        Of every group of query heads.
     """
 
     few: Case
@@ -55,6 +60,7 @@ class Listed:
     blocks: tuple[int, int] | None = None
     backward: bool = False
     ordered: bool = False
+    parts: int = 1
 
     @property
     def options(self) -> dict[str, Any]:
@@ -120,6 +126,12 @@ LISTS = {
         _case(3, (39, 39), (122, 300), **_WIDE),
         _case(12, (23, 23), (4000, 100), q_offset=-3990, **_FEW_COLUMNS),
         backward=True,
+    ),
+    PARTED_GRADIENTS: Listed(
+        _case(2, (8, 2), (300, 500), **_WIDE),
+        _case(20, (8, 2), (400, 600), **_WIDE),
+        backward=True,
+        parts=2,
     ),
     NARROW_GRADIENTS: Listed(
         _case(2, (4, 2), (600, 700), **_HALF), _case(40, (8, 2), (520, 600), **_HALF), backward=True

@@ -25,6 +25,7 @@ from ..kit.case import Case
 from ..kit.compare import compare
 from ..kit.data import arrays, raise_scores
 from ..kit.oracle import judge
+from ..kit.parts import parts_forced
 from ..kit.runners import ApiRunner
 from .hopper_problems import LISTS, Listed
 
@@ -250,6 +251,11 @@ def end(how: End, said: str) -> None:
 def main() -> None:
     """Compile, then compute."""
     listed = LISTS[sys.argv[1]]
+    with parts_forced(listed.parts):
+        _run(listed)
+
+
+def _run(listed: Listed) -> None:
     try:
         for jitter in (True, False):
             choose(jitter)

@@ -29,9 +29,11 @@ def device_digest() -> str:
 
 
 def hopper_digest(kernel: str, files: Iterable[str]) -> str:
-    """Digest of the code of a pass of FlashAttention-3 and of the host code among ``files``."""
-    host = {ROOT / name for name in files if name.endswith(".py")}
-    return _digest(_closure([ROOT / "cuda_src" / "fa3" / f"{kernel}.cu"]) | host)
+    """Digest of a pass of FlashAttention-3, and of kernels and host code among ``files``."""
+    named = {ROOT / name for name in files}
+    kernels = {path for path in named if path.suffix == ".cu"}
+    host = {path for path in named if path.suffix == ".py"}
+    return _digest(_closure(kernels | {ROOT / "cuda_src" / "fa3" / f"{kernel}.cu"}) | host)
 
 
 def _closure(kernels: Iterable[Path]) -> set[Path]:

@@ -29,6 +29,7 @@ ORDER = [
     "planning.sections",
     "planning.row_order",
     "planning.row_steps",
+    "planning.key_parts",
     "planning.fa1",
     "planning.fa2",
     "planning.fa3",

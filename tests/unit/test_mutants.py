@@ -13,6 +13,7 @@ from cuflash.planning.problem import AttentionProblem
 
 from ..architectures import LIMITS
 from ..kit.case import Case
+from ..kit.parts import parts_forced
 from ..mutants import hopper
 from ..mutants.__main__ import judge
 from ..mutants.bugs import BUGS, HOPPER_BUGS, Bug
@@ -27,6 +28,7 @@ from ..mutants.hopper_problems import (
     NARROW,
     NARROW_GRADIENTS,
     ORDERED_GRADIENTS,
+    PARTED_GRADIENTS,
     SHARED_GRADIENTS,
     Listed,
 )
@@ -91,6 +93,7 @@ _TILES = {
     SHARED_GRADIENTS: (64, 64, 256, 256),
     CROWDED_GRADIENTS: (64, 128, 192, 128),
     HALVES_GRADIENTS: (64, 128, 96, 96),
+    PARTED_GRADIENTS: (64, 128, 128, 128),
 }
 
 
@@ -103,7 +106,9 @@ def test_the_problems_of_the_hopper_gradients_are_what_their_bugs_need(name: str
     tile, case = many.tile, listed.many
     assert _tiles(many) > 2 * LIMITS["90"].num_sms
     _check_clearing(many)
-    assert case.group > 1  # more query heads to clear than one
+    assert case.group > listed.parts  # more query heads to clear than one
+    for chosen in (few, many):
+        assert dict(chosen.launches[1].arguments).get("parts", 1) == listed.parts
     assert min(listed.few.seqlen_q, case.seqlen_q) > 4 * tile.block_q
     unseen = replace(listed.few, q_offset=-40).visible().max()
     assert unseen + tile.block_kv < listed.few.seqlen_kv
@@ -169,7 +174,8 @@ def _check_clearing(chosen: Any) -> None:
 
 def _tiles(chosen: Any) -> int:
     """Of all heads."""
-    return chosen.problem.batch * chosen.problem.heads_kv * _kv_tiles(chosen)
+    heads_kv = dict(chosen.launches[1].arguments).get("heads_kv", chosen.problem.heads_kv)
+    return chosen.problem.batch * heads_kv * _kv_tiles(chosen)
 
 
 def _kv_tiles(chosen: Any) -> int:
@@ -202,7 +208,8 @@ def _plan(listed: Listed, case: Case) -> Any:
         deterministic=listed.ordered,
     )
     limits = replace(LIMITS["90"], nvrtc=(13, 0))
-    return plan(problem, limits, algorithm="fa3", blocks=listed.blocks)
+    with parts_forced(listed.parts):
+        return plan(problem, limits, algorithm="fa3", blocks=listed.blocks)
 
 
 def test_bugs_of_the_hopper_kernels_are_left_out_elsewhere(

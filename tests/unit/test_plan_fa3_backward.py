@@ -23,15 +23,19 @@ from .test_plan_fa3 import ANY, HOPPER, mapped, planned
 
 of_gradients = functools.partial(mapped, operation="backward")
 
+#: For parts of groups there is a file of its own; here none are, however few tiles there are.
+pytestmark = pytest.mark.usefixtures("whole_groups")
+
 #: The kernels of a pass, in the order they run; the last is left out where the main one's blocks
-#: of rows finish dq.
+#: of rows finish dq. Where groups have parts one more comes after it.
 KERNELS = [("steps", "statistics"), ("fa3", "backward"), ("steps", "convert_dq")]
 
 
 def main_of(chosen: Plan) -> KernelLaunch:
     kernels = [(x.config.generation, x.config.kernel) for x in chosen.launches]
     assert isinstance(chosen.tile, fa3.Fa3BackwardTile)
-    assert kernels == (KERNELS[:2] if chosen.tile.shares else KERNELS)
+    after = [("fa3", "sum_parts")] if "parts" in dict(chosen.launches[1].arguments) else []
+    assert kernels == [*(KERNELS[:2] if chosen.tile.shares else KERNELS), *after]
     return chosen.launches[1]
 
 

@@ -14,6 +14,8 @@ from cuflash.planning.sections import section_of, taking_turns
 from .test_plan_fa3 import HOPPER, planned
 from .test_plan_fa3_backward import main_of, of_gradients
 
+pytestmark = pytest.mark.usefixtures("whole_groups")
+
 
 def _section(**changes: Any) -> tuple[int, int]:
     """Heads that run together, and all of them."""

@@ -14,6 +14,8 @@ from .test_plan_fa3 import HOPPER, planned
 from .test_plan_fa3_backward import main_of, of_gradients
 from .test_row_order import ROUNDS
 
+pytestmark = pytest.mark.usefixtures("whole_groups")
+
 #: Widths, of those here, whose kernel has blocks of rows.
 INSIDE = 96, 128
 

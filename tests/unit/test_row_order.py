@@ -241,12 +241,13 @@ def test_a_launch_has_the_numbers_of_its_order(
     assert isinstance(tile, fa3.Fa3BackwardTile)
     chosen = fa3_plan(problem, limits, None, (), tile=replace(tile, shares=shares))
     main, arguments = main_of(chosen), dict(main_of(chosen).arguments)
-    heads, tiles = problem.batch * problem.heads_kv, -(-problem.seqlen_kv // tile.block_kv)
+    seen = arguments.get("heads_kv", problem.heads_kv)  # every part of a group is one to it
+    heads, tiles = problem.batch * seen, -(-problem.seqlen_kv // tile.block_kv)
     launched = _launched(RowOrder(heads, tiles, arguments["section"], shares, num_sms))
     assert (main.grid, arguments["ahead"]) == (launched.grid, launched.ahead)
     assert arguments.get("behind") == (launched.behind if shares else None)
     assert dict(main.config.constants)["shares"] == shares
-    group = problem.heads_q // problem.heads_kv
+    group = problem.heads_q // seen
     before = chosen.launches[0]
     assert dict(before.arguments)["cleared"] == launched.ahead // tiles * group
     # Delta and lse are of every row all the same.
@@ -263,7 +264,8 @@ def test_every_counter_has_a_place_and_is_cleared(problem: AttentionProblem, num
     of_block = 128 // chosen.tile.block_q * problem.deterministic
     assert cleared == 2 + of_block  # of any lengths, since it is compiled
     assert turns == 4 * before.grid * cleared
-    counters = 2 * problem.batch * problem.heads_kv
+    seen = dict(chosen.launches[1].arguments).get("heads_kv", problem.heads_kv)
+    counters = 2 * problem.batch * seen
     if problem.deterministic:
         padded = -(-problem.seqlen_q // 128) * 128
         rows = problem.batch * problem.heads_q * padded

@@ -13,15 +13,22 @@ from .fa3_tables import BACKWARD, BUCKETS, FORWARD, ForwardRow
 __all__ = [
     "ARITHMETIC",
     "ROWS",
+    "SUM_COLUMNS",
+    "SUM_ROWS",
     "Fa3BackwardTile",
     "Fa3ForwardTile",
     "Fa3Tile",
+    "SumTile",
     "candidates",
     "tile_of_row",
 ]
 
 #: Threads and rows of queries of a warpgroup.
 WARPGROUP, ROWS = 128, 64
+
+#: What a warp adds up of the parts of dK or dV: the rows of a fragment, and as many columns as
+#: divide every width.
+SUM_ROWS, SUM_COLUMNS = 16, 32
 
 #: The warpgroup's matrix instructions take 16 elements of depth.
 ARITHMETIC = Arithmetic("tensor_cores", 16, 16)
@@ -151,6 +158,22 @@ class Fa3BackwardTile:
             "load_registers": _BACKWARD_REGISTERS.load,
             "math_registers": _BACKWARD_REGISTERS.math,
         }
+
+
+@dataclass(frozen=True)
+class SumTile:
+    """``sum_parts``: places of :data:`SUM_ROWS` by :data:`SUM_COLUMNS`, one for each warp."""
+
+    warps: int = 8
+
+    @property
+    def footprint(self) -> Footprint:
+        """A panel of rows on their way out for each warp."""
+        return Footprint(self.warps * _panels(SUM_ROWS, _PANEL), 128, 32 * self.warps)
+
+    def constants(self) -> dict[str, int]:
+        """What the device code reads from ``Config``."""
+        return {"warps": self.warps, "sum_rows": SUM_ROWS, "sum_columns": SUM_COLUMNS}
 
 
 Fa3Tile = Fa3ForwardTile | Fa3BackwardTile

@@ -22,8 +22,13 @@
 #define __global__
 #define __shared__
 #define __grid_constant__
+#define __forceinline__
 #define __launch_bounds__(...)
 #define __align__(bytes) __attribute__((aligned(bytes)))
+
+struct alignas(16) uint4 {
+  unsigned x, y, z, w;
+};
 
 using std::fma;
 using std::max;

@@ -1,0 +1,91 @@
+// dK and dV of FlashAttention-3's backward pass where several blocks have had each kv tile: the sum
+// of their parts, see backward_parts.cuh, rounded. Parts are added one after the other, so that the
+// sum is the same from run to run.
+#include "../tile/copy.cuh"
+#include "../tile/product.cuh"
+#include "../tile/schedule.cuh"
+#include "../tile/store_staged.cuh"
+#include "backward_parts.cuh"
+
+namespace cuflash::fa3 {
+
+// What a warp adds up: as many columns as divide every width. Each lane reads 64 bytes of a part.
+constexpr int kColumnsOfSum = 32;
+using SumTile = WarpTile<float, kRowsOfFragment, kRowsOfFragment, kColumnsOfSum>;
+
+template <class Config>
+struct SumStorage {
+  StagedRows staging[Config::warps];
+};
+
+// Rows and columns of one of the two gradients.
+struct SumPlace {
+  int batch;
+  int head;  // of the tensor
+  int row;
+  int column;
+};
+
+// The parts of a place -> the tensor, whose heads have `valid` columns of the `columns` in memory.
+template <class Config, int columns>
+__device__ inline void sum_place(const SumPartsParams& params, const SumPlace& at,
+                                 const void* memory, const Tensor& tensor, int valid,
+                                 StagedRows& staging) {
+  using Storage = typename Config::Storage;
+  if (at.column >= valid) return;
+  const int parts = static_cast<int>(params.parts);
+  const auto* const from = static_cast<const float*>(memory);
+  const long long head = static_cast<long long>(at.batch) * params.shape.heads_kv + at.head;
+  const long long row = head * parts * params.padded_keys + at.row;
+  SumTile sum;
+  load_part<columns>(sum, from, row, at.column);
+  // What is read together hides the way to memory.
+#pragma unroll 4
+  for (int part = 1; part < parts; ++part) {
+    SumTile more;
+    load_part<columns>(more, from, row + part * params.padded_keys, at.column);
+    sum.for_each(
+        [&](float& x, int m, int n, int group, int which) { x += more.value[m][n][group][which]; });
+  }
+  const Sequence seq = sequence(params.shape, at.batch);
+  store_staged(sum, staging, kv_row<Storage>(tensor, seq, at.head, at.row) + at.column,
+               tensor.row_stride, seq.seqlen_kv - at.row, min(kColumnsOfSum, valid - at.column));
+}
+
+// A warp has some columns of 16 rows of dK or of dV.
+template <class Config>
+__device__ inline void sum_parts(const SumPartsParams& params) {
+  extern __shared__ __align__(1024) unsigned char shared_bytes[];
+  auto& shared = *reinterpret_cast<SumStorage<Config>*>(shared_bytes);
+  static_assert(sizeof(SumStorage<Config>) == Config::shared_bytes,
+                "the plan and the kernel disagree about shared memory");
+  static_assert(Config::sum_rows == kRowsOfFragment && Config::sum_columns == kColumnsOfSum &&
+                    Config::head_dim % kColumnsOfSum == 0 &&
+                    Config::head_dim_v % kColumnsOfSum == 0,
+                "the grid has a warp for each place");
+  constexpr int of_k = Config::head_dim / kColumnsOfSum;
+  constexpr int of_both = of_k + Config::head_dim_v / kColumnsOfSum;
+  const Shape& shape = params.shape;
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const long long number = static_cast<long long>(blockIdx.x) * Config::warps + warp;
+  const int rows = ceil_div(shape.seqlen_kv, kRowsOfFragment);  // of fragments, of a head
+  const int within = static_cast<int>(number % of_both);
+  const long long head = number / of_both / rows;  // of all
+  if (head >= static_cast<long long>(shape.batch) * shape.heads_kv) return;
+  SumPlace at;
+  at.batch = static_cast<int>(head / shape.heads_kv);
+  at.head = static_cast<int>(head % shape.heads_kv);
+  at.row = static_cast<int>(number / of_both % rows) * kRowsOfFragment;
+  StagedRows& staging = shared.staging[warp];
+  if (within < of_k) {
+    at.column = within * kColumnsOfSum;
+    sum_place<Config, Config::head_dim>(params, at, params.dk_parts, params.dk, shape.head_dim,
+                                        staging);
+  } else {
+    at.column = (within - of_k) * kColumnsOfSum;
+    sum_place<Config, Config::head_dim_v>(params, at, params.dv_parts, params.dv, shape.head_dim_v,
+                                          staging);
+  }
+}
+
+}  // namespace cuflash::fa3

@@ -1,0 +1,124 @@
+"""FlashAttention-3's gradients where several blocks share the query heads of a kv tile."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cuflash
+
+from ..kit.case import Case
+from ..kit.compare import compare
+from ..kit.data import arrays
+from ..kit.oracle import judge
+from ..kit.parts import parts_forced
+from ..kit.runners import ApiRunner
+from .common import Gradients, jitter, skip_without
+
+#: Query heads, heads of keys, parts; also the whole group, which small problems would not get.
+HEADS = ((8, 1, 1), (32, 1, 8), (8, 1, 4), (6, 2, 3), (4, 1, 4))
+DIMS = ((64, 64), (96, 96), (128, 128), (192, 128), (256, 256))
+#: Lengths, offset under a mask: tails; dead rows; tiles of keys that no row sees.
+LENGTHS = (((200, 333), None), ((300, 700), -40), ((150, 900), 100), ((1, 300), 0))
+
+
+@pytest.fixture(autouse=True)
+def _on_hopper() -> None:
+    skip_without("fa3")
+
+
+def _parts(gradients: Gradients) -> int:
+    launches = gradients.prepare().plan.launches
+    assert ("sum_parts" in launches[-1].config.kernel) == ("parts" in dict(launches[1].arguments))
+    return dict(launches[1].arguments).get("parts", 1)
+
+
+def _check(cp: Any, case: Case, ordered: bool) -> None:
+    """All gradients, into NaN and out of a workspace of NaN, held to the truth."""
+    x = arrays(case, "q", "k", "v", "dout", "dlse")
+    given = {name: cp.asarray(array) for name, array in x.items()}
+    qkv, options = [given[name] for name in "qkv"], {**case.options, "algorithm": "fa3"}
+    saved = cuflash.attention(*qkv, return_lse=True, **options)
+    options["deterministic"] = ordered
+    plan = cuflash.prepare(*qkv, operation="backward", **options)
+    workspace = cp.full(plan.workspace_bytes, 0xFF, np.uint8)
+    grads = tuple(cp.empty_like(array) for array in qkv)
+    for array in grads:
+        array.view(np.uint16)[...] = 0xFFFF
+    named = {"dlse": given["dlse"], "grads": grads, "workspace": workspace, **options}
+    cuflash.attention_backward(given["dout"], *qkv, *saved, **named)
+    truth = judge(case, x)
+    for name, array in zip(("dq", "dk", "dv"), grads, strict=True):
+        compare(truth, name, array.get()).check()
+
+
+@pytest.mark.parametrize("heads", HEADS, ids=str)
+@pytest.mark.parametrize("dims", DIMS, ids=str)
+def test_against_float64(cp: Any, dims: tuple[int, int], heads: tuple[int, int, int]) -> None:
+    of_q, of_keys, parts = heads
+    with parts_forced(parts):
+        for number, (lengths, q_offset) in enumerate(LENGTHS):
+            dtype = ("float16", "bfloat16")[number % 2]
+            case = Case(2, of_q, of_keys, *lengths, *dims, dtype, seed=number)
+            _check(cp, replace(case, causal=True, q_offset=q_offset), ordered=False)
+            _check(cp, case, ordered=number == 0)
+            if number == 2:
+                _check(cp, replace(case, causal=True, q_offset=q_offset), ordered=True)
+
+
+@pytest.mark.parametrize("dims", [(72, 8), (104, 128), (136, 40), (200, 136)], ids=str)
+def test_columns_that_do_not_fill_the_kernels_widths(cp: Any, dims: tuple[int, int]) -> None:
+    with parts_forced(2):
+        case = Case(1, 4, 2, 130, 200, *dims, "float16", causal=True, layout="bshd", seed=3)
+        _check(cp, case, ordered=False)
+
+
+@pytest.mark.parametrize("dims", DIMS, ids=str)
+def test_strided_gradients(dims: tuple[int, int]) -> None:
+    """In a layout whose heads lie apart, dk and dv are written head by head."""
+    with parts_forced(2):
+        case = Case(2, 4, 2, 130, 200, *dims, "bfloat16", causal=True, layout="bhsd", seed=4)
+        runner, x = ApiRunner("cuda", "fa3"), arrays(case, "q", "k", "v", "dout", "dlse")
+        saved = runner.forward(case, x["q"], x["k"], x["v"])
+        grads = runner.backward(case, x["dout"], x["q"], x["k"], x["v"], *saved, x["dlse"])
+        truth = judge(case, x)
+        for name, got in zip(("dq", "dk", "dv"), grads, strict=True):
+            compare(truth, name, got).check()
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("dims", DIMS, ids=str)
+def test_many_tiles_have_the_same_bits_again_and_with_jitter(
+    cp: Any, dims: tuple[int, int], causal: bool
+) -> None:
+    """So many that blocks clear sums for others; deterministic, dq too."""
+    with parts_forced(4):
+        case = Case(9, 8, 2, 300, 777, *dims, "bfloat16", causal=causal, seed=1)
+        for ordered in (False, True):
+            gradients = Gradients(cp, case, ordered)
+            assert _parts(gradients) == 4
+            main = gradients.prepare().plan.launches[1]
+            assert dict(main.arguments)["ahead"] < main.grid, "no block would clear sums"
+            first, again = gradients.first(), gradients.destinations()
+            for _ in range(10):
+                gradients.poison(again)
+                gradients.launch(again)
+                assert int(gradients.differ(again, first)) == 0
+            with jitter():
+                gradients.poison(again)
+                gradients.launch(again)
+                assert int(gradients.differ(again, first)) == 0
+                gradients.check("dq", gradients.last("dq", again[0]))
+
+
+def test_few_tiles_are_parted_and_many_are_not(cp: Any) -> None:
+    """By the plan's own rule."""
+    few = Case(1, 8, 1, 300, 500, 128, 128, "bfloat16", causal=True, seed=1)
+    many = replace(few, batch=120)
+    assert _parts(Gradients(cp, few)) == 8
+    assert _parts(Gradients(cp, many)) == 1
+    for case in (few, many):
+        Gradients(cp, case).first()

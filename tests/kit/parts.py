@@ -1,0 +1,30 @@
+"""Plans of FlashAttention-3's gradients with as many blocks for a kv tile as a test says."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest import mock
+
+from cuflash import calls
+from cuflash.planning import fa3
+from cuflash.planning.problem import AttentionProblem
+
+__all__ = ["parts_forced"]
+
+
+@contextmanager
+def parts_forced(parts: int) -> Iterator[None]:
+    """So many parts of every group of query heads, or as many of those as the group divides into.
+
+    1 is what problems with tiles enough have of themselves, and small ones not.
+    """
+
+    def parts_of(problem: AttentionProblem, *_: int) -> int:
+        return math.gcd(parts, problem.group)
+
+    with mock.patch.object(fa3, "parts_of", parts_of):
+        calls.forget()
+        yield
+    calls.forget()
