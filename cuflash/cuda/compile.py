@@ -9,7 +9,7 @@ import re
 import site
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,13 @@ from ..errors import CompileError, ToolchainError
 from ..planning.kernel import KernelConfig
 from .source import Sources, find_sources, translation_unit
 
-__all__ = ["CompiledKernel", "compile_kernel", "compile_options", "require_toolchain"]
+__all__ = [
+    "CompiledKernel",
+    "compile_kernel",
+    "compile_kernels",
+    "compile_options",
+    "require_toolchain",
+]
 
 _REMEDY = "install NVRTC and the CUDA headers with: pip install 'cuflash[cuda13]' (or [cuda12])"
 _NO_CACHE = (
@@ -28,6 +34,9 @@ _NO_CACHE = (
 )
 _IN_MEMORY = "CUPY_CACHE_IN_MEMORY"
 _environment = threading.Lock()
+
+#: Compilations of a plan whose sources are edited meanwhile.
+_TRIES = 4
 
 
 @dataclass(frozen=True)
@@ -66,36 +75,59 @@ class _Once:
 _kernels = _Once()
 
 
-def compile_kernel(
-    config: KernelConfig, device_id: int, sources: Sources | None = None
-) -> CompiledKernel:
-    """The kernel of ``config`` on a device, compiled or from a cache.
+class _SourcesChangedError(CompileError):
+    """What was compiled may be neither of the sources before nor of those after."""
 
-    It is kept for the life of the process; CuPy keeps the binary on disk. This
-    function notices an edited source file by its digest. It is called once
-    for each new signature of a call, so a signature that has run in this
-    process keeps its kernel; a new one, or a new process, has the edit.
+
+def compile_kernel(config: KernelConfig, device_id: int) -> CompiledKernel:
+    """One kernel as of :func:`compile_kernels`."""
+    return compile_kernels((config,), device_id)[0]
+
+
+def compile_kernels(configs: Sequence[KernelConfig], device_id: int) -> list[CompiledKernel]:
+    """The kernels of a plan on a device, compiled or from a cache.
+
+    They are kept for the life of the process; CuPy keeps the binaries on disk.
+    This function notices an edited source file by its digest. It is called
+    once for each new signature of a call, so a signature that has run in this
+    process keeps its kernels; a new one, or a new process, has the edit.
+
+    All are of the same sources: an edit while one is compiled has all of them
+    asked for again, and of what the edit came upon nothing is kept.
 
     Parameters
     ----------
-    config, device_id
+    configs, device_id
         What is compiled, and where it will run.
-    sources
-        As :func:`find_sources` finds them, for several kernels at once.
 
     Raises
     ------
     ToolchainError
-        If NVRTC, the CUDA headers or the CUDA sources are missing.
+        If NVRTC, the CUDA headers or the CUDA sources are missing; no kernel needs none.
     CompileError
-        If NVRTC refuses the source, or the driver what became of it.
+        If NVRTC refuses the source, or the driver what became of it, or if
+        the sources changed during every try.
     """
-    sources = sources or Sources(find_sources())
-    root, digest = sources.root, sources.digest(config.generation, config.kernel)
-    jitter = Environment.read().jitter
+    if not configs:
+        return []
+    for _ in range(_TRIES - 1):
+        with contextlib.suppress(_SourcesChangedError):
+            return _compile_all(configs, device_id)
+    return _compile_all(configs, device_id)
+
+
+def _compile_all(configs: Sequence[KernelConfig], device_id: int) -> list[CompiledKernel]:
+    sources, jitter = Sources(find_sources()), Environment.read().jitter
+    return [_compile(config, sources, device_id, jitter) for config in configs]
+
+
+def _compile(
+    config: KernelConfig, sources: Sources, device_id: int, jitter: bool
+) -> CompiledKernel:
+    digest = sources.digest(config.generation, config.kernel)
     return _kernels.get(
-        (config, str(root), digest, device_id, jitter),
-        functools.partial(_build, config, root, digest, device_id, jitter),
+        (config, str(sources.root), digest, device_id, jitter),
+        functools.partial(_build, config, sources, device_id, jitter),
     )
 
 
@@ -107,32 +139,58 @@ def compile_options(config: KernelConfig, root: Path) -> tuple[str, ...]:
     return options
 
 
-def _build(
-    config: KernelConfig, root: Path, digest: str, device_id: int, jitter: bool
-) -> CompiledKernel:
+def _build(config: KernelConfig, sources: Sources, device_id: int, jitter: bool) -> CompiledKernel:
     require_toolchain()
     import cupy
 
-    text = translation_unit(config, root, jitter, digest)
+    digest = sources.digest(config.generation, config.kernel)
+    text = translation_unit(config, sources.root, jitter, digest)
+    unchanged = functools.partial(_require_unchanged, config, sources)
     try:
         with cupy.cuda.Device(device_id):
             try:
-                return _load(config, text, root)
+                return _load(config, text, sources.root, unchanged)
             except OSError as error:  # CuPy reads and writes files of its cache; CUDA's are others
                 warnings.warn(f"{error}: {_NO_CACHE}", RuntimeWarning, stacklevel=2)
             with _nothing_on_disk():
-                return _load(config, text, root)
+                return _load(config, text, sources.root, unchanged)
     except cupy.cuda.compiler.CompileException as error:
+        unchanged()
         raise _compile_error(config, str(error)) from error
     except cupy.cuda.driver.CUDADriverError as error:
         raise CompileError(f"the driver refused {config.entry} ({config}): {error}") from error
 
 
-def _load(config: KernelConfig, text: str, root: Path) -> CompiledKernel:
+def _require_unchanged(config: KernelConfig, sources: Sources) -> None:
+    if sources.changed(config.generation, config.kernel):
+        raise _SourcesChangedError(
+            f"the CUDA sources were edited while {config.entry} ({config}) was compiled; nothing "
+            "was kept of it"
+        )
+
+
+class _AfterCompiling:
+    """A log as CuPy writes it: once NVRTC is done, and before anything is kept.
+
+    Not where the binary was there already. So what is raised here keeps
+    CuPy from storing the binary, on disk and in memory.
+    """
+
+    def __init__(self, act: Callable[[], None]) -> None:
+        self._act = act
+
+    def write(self, _: str) -> None:
+        self._act()
+
+
+def _load(
+    config: KernelConfig, text: str, root: Path, compiled: Callable[[], None]
+) -> CompiledKernel:
+    """From CuPy's cache, or else compiled; then ``compiled`` may refuse it."""
     import cupy
 
-    module = cupy.RawModule(code=text, options=compile_options(config, root))
-    function = module.get_function(config.entry)
+    function = cupy.RawKernel(text, config.entry, compile_options(config, root))
+    function.compile(_AfterCompiling(compiled))
     if config.shared_bytes > 48 * 1024:
         function.max_dynamic_shared_size_bytes = config.shared_bytes
     handle = int(function.kernel.ptr)

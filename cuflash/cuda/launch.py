@@ -12,10 +12,9 @@ import numpy.typing as npt
 from ..errors import LaunchError
 from ..planning.kernel import KernelLaunch
 from ..planning.plan import Plan
-from .compile import CompiledKernel, compile_kernel
+from .compile import CompiledKernel, compile_kernels
 from .current import is_current
 from .parameters import ROW_VECTOR, SHAPE_FIELDS, TENSOR, fields_of, parameters_of
-from .source import Sources, find_sources
 from .tensor_map import WORDS, TensorMapEncoder
 from .tile_counter import counter_of_launch
 
@@ -104,10 +103,8 @@ class PreparedPlan:
         self.device_id = device_id
         self.names = tuple(strides)
         launches = [launch for launch in plan.launches if launch.grid > 0]
-        sources = Sources(find_sources())
-        self.kernels: Sequence[CompiledKernel] = [
-            compile_kernel(launch.config, device_id, sources) for launch in launches
-        ]
+        configs = [launch.config for launch in launches]
+        self.kernels: Sequence[CompiledKernel] = compile_kernels(configs, device_id)
         self._kernels = [
             _prepare_kernel(plan, launch, strides, kernel.handle)
             for launch, kernel in zip(launches, self.kernels, strict=True)

@@ -78,6 +78,16 @@ class Sources:
         """The same as :func:`source_digest`."""
         return _digest(tuple(self.closure(f"{generation}/{kernel}.cu").items()))
 
+    def changed(self, generation: str, kernel: str) -> bool:
+        """Whether files of a kernel's include closure have changed since they were looked at."""
+        entry = f"{generation}/{kernel}.cu"
+        try:
+            now = Sources(self.root).closure(entry)
+        except FileNotFoundError:
+            return True
+        then = self.closure(entry)
+        return then.keys() != now.keys() or any(then[n].differs(now[n]) for n in then)
+
     def closure(self, entry: str) -> dict[str, _File]:
         """The file ``entry`` and all it includes by their names, in the order of the names."""
         found: dict[str, _File] = {}
@@ -104,6 +114,11 @@ class _File:
 
     data: bytes
     includes: tuple[str, ...]  # names, from the root
+    time: int  # of its last change
+
+    def differs(self, other: _File) -> bool:
+        """Edited in between, be it to the same text: compilers may have read another one."""
+        return (self.time, self.data) != (other.time, other.data)
 
 
 @functools.lru_cache(maxsize=32)
@@ -116,12 +131,12 @@ def _digest(files: tuple[tuple[str, _File], ...]) -> str:
 
 @functools.lru_cache(maxsize=512)
 def _read(path: str, name: str, time: int, size: int) -> _File:
-    del time, size
+    del size
     with open(path, "rb") as file:
         data = file.read()
     folder = posixpath.dirname(name)
     beside = (posixpath.join(folder, other) for other in _INCLUDE.findall(data.decode()))
-    return _File(data, tuple(map(posixpath.normpath, beside)))
+    return _File(data, tuple(map(posixpath.normpath, beside)), time)
 
 
 def translation_unit(

@@ -1,7 +1,7 @@
 """FlashAttention-2's forward tiles of wide heads: pairs of warps, and K and V in one stage.
 
 As many heads as fill the device, since the plan takes others for few; some are
-held to the truth.
+held to the truth. Every pass runs twice, to the same bits.
 """
 
 from __future__ import annotations
@@ -27,27 +27,39 @@ _FULL_OF_TILES = {"batch": 6, "heads_q": 12, "heads_kv": 6, "seqlen_q": 290}
 
 def _tile(cp: Any, case: Case) -> Any:
     shapes = [case.shape(name) for name in "qkv"]
-    named: dict[str, Any] = {"dtype": case.dtype, "causal": case.causal, "algorithm": "fa2"}
+    named: dict[str, Any] = {"dtype": case.dtype, "algorithm": "fa2", **case.options}
     tile = cuflash.prepare(*shapes, **named).plan.tile
     if cp.cuda.Device().compute_capability != "90":
         pytest.skip(f"not on this device: {tile}")
     return tile
 
 
+def _run(case: Case, x: dict[str, np.ndarray], out_dtype: str = "") -> dict[str, np.ndarray]:
+    """Out and lse, the same bits twice."""
+    runner = ApiRunner("cuda", "fa2")
+    if out_dtype:  # the runner's own destinations are of the case's dtype
+        runner = replace(runner, destinations=False, options=(("out_dtype", out_dtype),))
+    first, again = (runner.forward(case, x["q"], x["k"], x["v"]) for _ in range(2))
+    for name, got, other in zip(("out", "lse"), first, again, strict=True):
+        assert got.tobytes() == other.tobytes(), f"{name}: two runs differ"
+    return {"out": first[0], "lse": first[1]}
+
+
+def _hold(case: Case, x: dict[str, np.ndarray], results: dict[str, np.ndarray]) -> None:
+    """The last heads, to the truth."""
+    last = replace(case, batch=1, heads_q=2, heads_kv=1)
+    of_last = {name: last_heads(last, name, array) for name, array in x.items()}
+    of_last["dout"] = np.zeros(last.shape("dout"), case.storage)
+    truth = judge(last, of_last)
+    for name, got in results.items():
+        compare(truth, name, last_heads(last, name, got)).check()
+
+
 def _check(case: Case, rising: int = 0) -> None:
     x = arrays(case, "q", "k", "v")
     if rising:
         raise_scores(x, rising, 5.0)
-    runner = ApiRunner("cuda", "fa2")
-    results = dict(zip(("out", "lse"), runner.forward(case, x["q"], x["k"], x["v"]), strict=True))
-    again = runner.forward(case, x["q"], x["k"], x["v"])
-    last = replace(case, batch=1, heads_q=2, heads_kv=1)
-    of_last = {name: last_heads(last, name, array) for name, array in x.items()}
-    of_last["dout"] = np.zeros_like(last_heads(last, "out", results["out"]))
-    truth = judge(last, of_last)
-    for (name, got), other in zip(results.items(), again, strict=True):
-        assert got.tobytes() == other.tobytes(), f"{name}: two runs differ"
-        compare(truth, name, last_heads(last, name, got)).check()
+    _hold(case, x, _run(case, x))
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -90,3 +102,69 @@ def test_single_stage(cp: Any, dtype: str, dims: tuple[int, int], causal: bool) 
         tile = _tile(cp, case)
         assert tile.num_stages == 1
         _check(case, tile.block_kv)
+
+
+def _square(cp: Any, dtype: str, seqlen_kv: int, q_offset: int) -> Case:
+    """Causal, of head_dim 256: by the length one warp to its rows, or a pair."""
+    dims = {"head_dim": 256, "head_dim_v": 256}
+    lengths = {**_FULL_OF_TILES, "seqlen_kv": seqlen_kv}
+    case = Case(**lengths, **dims, dtype=dtype, causal=True, q_offset=q_offset)
+    tile, paired = _tile(cp, case), seqlen_kv >= 1024
+    assert (tile.paired, tile.num_stages) == (paired, 2 if paired else 1)
+    return case
+
+
+_square_problems = pytest.mark.parametrize(
+    ("dtype", "seqlen_kv", "q_offset"),
+    [(dtype, *lengths) for dtype in _HALVES for lengths in ((300, 40), (1100, -40), (1100, 900))],
+)
+
+
+@_square_problems
+def test_float32_output(cp: Any, dtype: str, seqlen_kv: int, q_offset: int) -> None:
+    """What is rounded to 16 bits otherwise: nothing lies between the sums and the output."""
+    case = _square(cp, dtype, seqlen_kv, q_offset)
+    x = arrays(case, "q", "k", "v")
+    rounded, results = _run(case, x), _run(case, x, "float32")
+    assert results["out"].dtype == np.float32
+    _hold(case, x, results)
+    assert results["out"].astype(case.storage).tobytes() == rounded["out"].tobytes()
+    assert results["lse"].tobytes() == rounded["lse"].tobytes()
+
+
+@_square_problems
+def test_keys_of_minus_infinity(cp: Any, dtype: str, seqlen_kv: int, q_offset: int) -> None:
+    """All keys of the first batch entry, and of the others the last, which are visited first.
+
+    They end within a tile, and within the half of a pair's second warp.
+    """
+    case = _square(cp, dtype, seqlen_kv, q_offset)
+    x = arrays(case, "q", "k", "v")
+    seen = seqlen_kv - 100
+    x["q"][..., 0] = 1
+    x["k"][0, :, :, 0] = x["k"][1:, seen:, :, 0] = -np.inf
+    results = _run(case, x)
+    assert (results["out"][0] == 0).all()
+    assert (results["lse"][0] == -np.inf).all()
+    shorter = replace(case, seqlen_kv=seen)
+    _hold(shorter, {name: a if name == "q" else a[:, :seen] for name, a in x.items()}, results)
+
+
+@pytest.mark.parametrize("seqlen_kv", [300, 1100])
+@pytest.mark.parametrize("dtype", _HALVES)
+def test_dead_rows_hold_anything(cp: Any, dtype: str, seqlen_kv: int) -> None:
+    """The mask hides all keys from the first 40 rows; a row in another warp is dead by itself."""
+    case = _square(cp, dtype, seqlen_kv, -40)
+    x = arrays(case, "q", "k", "v")
+    x["k"][..., 0] = 1 + np.abs(x["k"][..., 0])
+    clean = _run(case, x)
+    _hold(case, x, clean)
+    assert (clean["out"][:, :40] == 0).all()
+    assert (clean["lse"][:, :, :40] == -np.inf).all()
+    x["q"][:, :40] = np.nan
+    x["q"][:, 170] = 0
+    x["q"][:, 170, :, 0] = -np.inf
+    clean["out"][:, 170] = 0
+    clean["lse"][:, :, 170] = -np.inf
+    for name, got in _run(case, x).items():
+        assert np.array_equal(got, clean[name]), name

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
@@ -42,9 +42,10 @@ def emulated_device(
     def nothing(*_: Any) -> Any:
         return contextlib.nullcontext()
 
-    def compiled(config: KernelConfig, *_: Any) -> CompiledKernel:
-        kernels.append(make(config))
-        return CompiledKernel(kernels[-1], len(kernels) - 1, 0, 0)
+    def compiled(configs: Sequence[KernelConfig], device_id: int) -> list[CompiledKernel]:
+        before = len(kernels)
+        kernels.extend(map(make, configs))
+        return [CompiledKernel(kernels[i], i, 0, 0) for i in range(before, len(kernels))]
 
     def launched(handle: int, *numbers: int) -> None:
         grid, _, _, threads, _, _, shared_bytes, _, parameters, _ = numbers
@@ -60,7 +61,7 @@ def emulated_device(
             (prepared, "device_count", lambda: 1),
             (pipeline, "is_usable", lambda: True),
             (pipeline, "require_toolchain", lambda: None),
-            (launch, "compile_kernel", compiled),
+            (launch, "compile_kernels", compiled),
             (launch, "is_current", lambda _: True),
             (prepared, "current_stream", lambda _: 0),
             (cupy.cuda.driver, "launchKernel", launched),

@@ -12,6 +12,21 @@ _OF_PAIRS = row("fa2-sm_90-float16-d64-dv64-causal-paired")
 _UNEVEN = row("fa2-sm_90-float16-d40-dv192-full-paired")
 _SINGLE = row("fa2-sm_80-bfloat16-d64-dv64-causal-single-stage")
 
+_WRITE_P = (
+    "    store_shared<Config::architecture>(part, c.p(), c.row0, Aligned{c.first_key() + first});\n"
+)
+_UNTIL_ANNOUNCED = """\
+    part.for_each([&](Compute& x, int m, int n, int group, int which) {
+      scores.value[m][first / 8 + n][group][which] = x;
+    });
+    sums.for_each([&](Compute& x, int m, int group) { state.sum.value[m][group] += x; });
+"""
+_ANNOUNCE_P = """\
+    if (first + columns == Scores::columns) {
+      ptx::named_barrier_arrive(own_barrier(), kThreadsOfPair);
+    }
+"""
+
 BUGS = (
     Bug(
         "pairs: references of each warp follow its own half of the keys",
@@ -26,6 +41,38 @@ BUGS = (
         _PAIRED,
         "  ptx::named_barrier(other_barrier(), kThreadsOfPair);\n",
         "",
+        PAIRS,
+        _OF_PAIRS,
+    ),
+    Bug(
+        "pairs: a warp waits for its own half of P",
+        _PAIRED,
+        "  ptx::named_barrier(other_barrier(), kThreadsOfPair);",
+        "  ptx::named_barrier(own_barrier(), kThreadsOfPair);",
+        PAIRS,
+        _OF_PAIRS,
+    ),
+    Bug(
+        "pairs: P is announced before it is written",
+        _PAIRED,
+        _WRITE_P + _UNTIL_ANNOUNCED + _ANNOUNCE_P,
+        _ANNOUNCE_P + _WRITE_P + _UNTIL_ANNOUNCED,
+        PAIRS,
+        _OF_PAIRS,
+    ),
+    Bug(
+        "pairs: both write the first half of P",
+        _PAIRED,
+        "c.p(), c.row0, Aligned{c.first_key() + first});",
+        "c.p(), c.row0, Aligned{first});",
+        PAIRS,
+        _OF_PAIRS,
+    ),
+    Bug(
+        "pairs: one warp alone posts its maxima",
+        _FORWARD,
+        "    post_numbers(c, maxima);",
+        "    if (c.part() == 0) post_numbers(c, maxima);",
         PAIRS,
         _OF_PAIRS,
     ),
@@ -92,6 +139,23 @@ BUGS = (
         "return part_offset<typename Types::OutTile, Output::columns>(0);",
         PAIRS,
         _OF_PAIRS,
+    ),
+    Bug(
+        "pairs: rows leave before the other warp has written its columns",
+        _STORE,
+        "    meet_in_pair();",
+        "    __syncwarp();",
+        PAIRS,
+        _OF_PAIRS,
+    ),
+    Bug(
+        "one stage: K of the next step comes while others read this one",
+        _FORWARD,
+        "  __syncthreads();\n  load_k_tile(c, step + Config::num_stages);",
+        "  if constexpr (Config::num_stages > 1) __syncthreads();\n"
+        "  load_k_tile(c, step + Config::num_stages);",
+        SINGLE_STAGE,
+        _SINGLE,
     ),
     Bug(
         "one stage: V of the next step is loaded before all have read this one",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -40,10 +40,11 @@ class FakeDevice:
         self.capturing: set[int] = set()
         self._kernels: list[KernelConfig] = []
 
-    def compiled(self, config: KernelConfig, *_: Any) -> CompiledKernel:
-        """Stands for compile_kernel."""
-        self._kernels.append(config)
-        return CompiledKernel(None, len(self._kernels), 32, 0)
+    def compiled(self, configs: Sequence[KernelConfig], device_id: int) -> list[CompiledKernel]:
+        """Stands for compile_kernels."""
+        before = len(self._kernels)
+        self._kernels += configs
+        return [CompiledKernel(None, before + i, 32, 0) for i in range(1, len(configs) + 1)]
 
     def launch(self, handle: int, *numbers: int) -> None:
         """Stands for cuLaunchKernel."""
@@ -89,7 +90,7 @@ class FakeDevice:
             (prepared, "device_count", lambda: 2),
             (pipeline, "is_usable", lambda: True),
             (pipeline, "require_toolchain", lambda: None),
-            (launch, "compile_kernel", self.compiled),
+            (launch, "compile_kernels", self.compiled),
             (launch, "counter_of_launch", lambda device_id, stream, workspace: COUNTER),
             (tensor_map, "_encode", lambda: self.encode),
             (current, "_thread", current._Thread()),

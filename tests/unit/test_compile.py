@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from cuflash.cuda import compile as compiling
+from cuflash.cuda.source import Sources, find_sources
 from cuflash.errors import CompileError, ToolchainError
 from cuflash.planning.plan import plan
 
@@ -189,9 +190,9 @@ def test_only_a_special_architecture_is_named_to_the_compiler(tmp_path: Any) -> 
     assert "-arch=sm_90a" in compiling.compile_options(special, tmp_path)
 
 
-@pytest.mark.parametrize("refused", ["get_function", "max_dynamic_shared_size_bytes"])
+@pytest.mark.parametrize("refused", ["compile", "max_dynamic_shared_size_bytes"])
 def test_what_the_driver_refuses_is_a_compile_error(
-    refused: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+    refused: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
 
@@ -205,25 +206,23 @@ def test_what_the_driver_refuses_is_a_compile_error(
         num_regs = local_size_bytes = 0
         max_dynamic_shared_size_bytes = property(lambda self: 0, refuse)
 
-    class Module:
-        def __init__(self, **_: Any) -> None:
-            self.get_function = refuse if refused == "get_function" else lambda entry: Function()
+        def __init__(self, *_: Any) -> None:
+            self.compile = refuse if refused == "compile" else lambda log: None
 
     monkeypatch.setattr(cupy.cuda.driver, "CUDADriverError", RefusedError)
     monkeypatch.setattr(cupy.cuda, "Device", lambda device_id: contextlib.nullcontext())
-    monkeypatch.setattr(cupy, "RawModule", Module)
-    monkeypatch.setattr(compiling, "translation_unit", lambda *given: "")
+    monkeypatch.setattr(cupy, "RawKernel", Function)
     assert CONFIG.shared_bytes > 48 * 1024
     with pytest.raises(
         CompileError, match=r"the driver refused cuflash_fa1_forward.*INVALID_VALUE"
     ) as caught:
-        compiling._build(CONFIG, tmp_path, "", 0, False)
+        compiling._build(CONFIG, Sources(find_sources()), 0, False)
     assert "block_kv" in str(caught.value)
 
 
 @pytest.mark.parametrize("before", [None, "0"])
 def test_a_cache_that_cannot_be_used_costs_a_compilation(
-    before: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+    before: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
     seen: list[str | None] = []
@@ -232,24 +231,21 @@ def test_a_cache_that_cannot_be_used_costs_a_compilation(
         num_regs = local_size_bytes = max_dynamic_shared_size_bytes = 0
         kernel = SimpleNamespace(ptr=77)
 
-    class Module:
-        def __init__(self, **_: Any) -> None:
+        def __init__(self, *_: Any) -> None:
             seen.append(os.environ.get("CUPY_CACHE_IN_MEMORY"))
 
-        def get_function(self, entry: str) -> Any:
+        def compile(self, log: Any) -> None:
             if seen[-1] != "1":
                 raise PermissionError(13, "Permission denied", "/cache/tmp")
-            return Function()
 
     if before is None:
         monkeypatch.delenv("CUPY_CACHE_IN_MEMORY", raising=False)
     else:
         monkeypatch.setenv("CUPY_CACHE_IN_MEMORY", before)
     monkeypatch.setattr(cupy.cuda, "Device", lambda device_id: contextlib.nullcontext())
-    monkeypatch.setattr(cupy, "RawModule", Module)
-    monkeypatch.setattr(compiling, "translation_unit", lambda *given: "")
+    monkeypatch.setattr(cupy, "RawKernel", Function)
     with pytest.warns(RuntimeWarning, match=r"Permission denied.*/cache/tmp.*CUPY_CACHE_DIR"):
-        made = compiling._build(CONFIG, tmp_path, "", 0, False)
+        made = compiling._build(CONFIG, Sources(find_sources()), 0, False)
     assert made.function.max_dynamic_shared_size_bytes == CONFIG.shared_bytes
     assert made.handle == 77
     assert seen == [before, "1"]

@@ -1,7 +1,8 @@
 // Runs a thread block of CUDA code on the CPU: every thread is a fiber, and collectives and
 // barriers are where fibers change. Copies that cp.async starts are done when they are waited for
 // and not before, and warps run as far as they can, one after the other, so that a missing wait or
-// barrier shows. A wrong address in shared memory, and a barrier that cannot open, abort.
+// barrier shows. A wrong address in shared memory aborts, and so does a barrier that cannot open,
+// that is met with different numbers of threads, or that a block leaves half full.
 #pragma once
 
 #include <ucontext.h>
@@ -41,6 +42,7 @@ constexpr std::size_t kStack = 256 * 1024;
 
 struct Barrier {
   unsigned arrived = 0;
+  unsigned expected = 0;  // by those that have arrived
   unsigned generation = 0;
   int any[2] = {0, 0};  // of this generation and the next
 };
@@ -108,6 +110,9 @@ inline Warp& warp() { return block->warps[current->index.x / kWarp]; }
 
 // Whether this was the last of `count`.
 inline bool arrive(Barrier& barrier, unsigned count) {
+  if (count == 0 || count % kWarp != 0) fail("a barrier of parts of warps");
+  if (barrier.arrived == 0) barrier.expected = count;
+  if (barrier.expected != count) fail("a barrier that is met with different numbers of threads");
   if (++barrier.arrived < count) return false;
   barrier.arrived = 0;
   ++barrier.generation;
@@ -213,6 +218,9 @@ inline void run_block(int threads, unsigned order) {
   }
   for (const Fiber& fiber : mine.fibers) {
     if (!fiber.done) fail("a barrier that some threads never reach");
+  }
+  for (const Barrier& barrier : mine.named) {
+    if (barrier.arrived != 0) fail("a named barrier that is left half full");
   }
   for (const Warp& warp : mine.warps) {
     if (turns && warp.turn != nullptr) fail("a turn that is not passed");
