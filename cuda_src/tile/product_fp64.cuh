@@ -29,7 +29,7 @@ struct Fp64Products : ProductsByParts<Fp64Products<mma_depth>> {
     const auto right = fragments_of<spread>(b, lane);
     constexpr int steps = spread || mma_depth == 16 ? 2 : 1;
     constexpr int whole = depth / (steps * 8) * (steps * 8);
-#pragma unroll(2)
+#pragma unroll(8)
     for (int k = 0; k < whole; k += steps * 8) multiply_steps<steps>(accumulators, left, right, k);
     if constexpr (whole < depth) multiply_steps<1>(accumulators, left, right, whole);
   }

@@ -147,7 +147,7 @@ def _backward(
 ) -> Plan:
     tiles = ceil_div(problem.seqlen_kv, tile.block_kv)
     at_once = limits.num_sms * tile.footprint.blocks_per_sm
-    keys = KeyParts(problem, limits, tile, parts_of(problem, tiles, at_once))
+    keys = KeyParts(problem, limits, tile, parts_of(problem, tile, at_once))
     seen = keys.seen
     constants = tile.constants() | keys.constants
     config = kernel_config(

@@ -13,44 +13,61 @@ from .tiles.common import ceil_div
 
 __all__ = ["KeyParts", "parts_of"]
 
-#: Rounds of tiles over the multiprocessors that are enough where tiles are unequal. Under a mask
-#: they come longest first; two rounds could end together if a tile's time were its length alone.
-_ROUNDS_CAUSAL = 3
-#: Of the multiprocessors' time, where tiles are equal and end in rounds: a part of the last round
-#: is lost.
-_BUSY_FULL = 0.85
+#: Steps, each a q tile of a query head against a kv tile, that a block takes to begin and to end.
+_STEPS_OF_BLOCK = 2
+#: Of the longest block, what is added to everybody's share of the steps: blocks come longest first.
+_OF_LONGEST = 1 / 3
+#: Steps that a multiprocessor could do while all of them write, read and add up a part of a tile:
+#: 8 bytes a number at 4 TB/s beside products at 600 TFLOP/s.
+_STEPS_OF_PART = 0.028
+#: How much less parts have to cost to be worth a kernel more.
+_WORTH = 0.95
 
 
-def parts_of(problem: AttentionProblem, tiles: int, at_once: int) -> int:
-    """Blocks that share a kv tile: the fewest that keep all multiprocessors busy.
+def parts_of(problem: AttentionProblem, tile: fa3.Fa3BackwardTile, at_once: int) -> int:
+    """Blocks that share a kv tile, each with as many query heads of its group.
 
-    Each has as many query heads of the group. Of 32 query heads on one of
-    keys, two batch entries, 64 tiles, there are 128 blocks of very unequal
-    length for 132 multiprocessors: one block does the longest tile in all
-    heads while others are long done. Every part costs its own sums in memory,
-    so there are no more than needed.
+    Of 32 query heads on one of keys, two batch entries, 64 tiles, there are 128
+    blocks of very unequal length for 132 multiprocessors: one block does the
+    longest tile in all heads while others are long done. The reckoning is in
+    ``bench/NOTES.md`` beside what was measured.
 
     Parameters
     ----------
     problem
         A backward pass.
-    tiles
-        Of a head's keys.
+    tile
+        Of the main kernel.
     at_once
         Blocks that run at a time.
     """
-    blocks, group = problem.batch * problem.heads_kv * tiles, problem.group
-
-    def busy(parts: int) -> float:
-        """As a share of what is enough."""
-        if problem.mask == "causal":
-            return min(1.0, blocks * parts / (_ROUNDS_CAUSAL * at_once))
-        rounds = ceil_div(blocks * parts, at_once)
-        return min(1.0, blocks * parts / (rounds * at_once) / _BUSY_FULL)
-
-    if blocks == 0:
+    heads, group = problem.batch * problem.heads_kv, problem.group
+    lengths = _lengths(problem, tile)
+    longest, total = max(lengths, default=0), heads * group * sum(lengths)
+    if total == 0:
         return 1
-    return max((p for p in range(1, group + 1) if group % p == 0), key=busy)  # the first of equals
+
+    def cost(parts: int) -> float:
+        """Steps, one after the other."""
+        blocks, block = heads * len(lengths) * parts, longest * group // parts + _STEPS_OF_BLOCK
+        sums = _STEPS_OF_PART * blocks * (parts > 1)
+        if min(lengths) == longest:  # all blocks are equal and come in rounds
+            return ceil_div(blocks, at_once) * block + sums
+        share = (total + _STEPS_OF_BLOCK * blocks) / at_once
+        return max(block, share + _OF_LONGEST * block) + sums
+
+    best = min((p for p in range(1, group + 1) if group % p == 0), key=cost)  # the first of equals
+    return best if cost(best) < _WORTH * cost(1) else 1
+
+
+def _lengths(problem: AttentionProblem, tile: fa3.Fa3BackwardTile) -> list[int]:
+    """Of the kv tiles of a head: q tiles of a query head that see them."""
+    q_tiles = ceil_div(problem.seqlen_q, tile.block_q)
+    keys = range(0, problem.seqlen_kv, tile.block_kv)
+    if problem.mask == "full":
+        return [q_tiles] * len(keys)
+    first = (max(0, key - problem.q_offset) // tile.block_q for key in keys)
+    return [max(0, q_tiles - tile_of_first) for tile_of_first in first]
 
 
 @dataclass(frozen=True)

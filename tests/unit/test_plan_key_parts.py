@@ -13,85 +13,94 @@ import cuflash
 from cuflash.planning.key_parts import parts_of
 from cuflash.planning.plan import Plan
 from cuflash.planning.problem import AttentionProblem
+from cuflash.planning.tiles.fa3 import Fa3BackwardTile
 
 from ..kit.parts import parts_forced
 from .fake_device import ADDRESS, FakeDevice, fake_device
 from .test_plan_fa1 import check_workspace
-from .test_plan_fa3 import HOPPER, planned
+from .test_plan_fa3 import planned
 from .test_plan_fa3_backward import main_of, of_gradients
 
 __all__ = ["fake_device"]
-
-SMS = HOPPER.num_sms
 
 
 def _grouped(batch: int, heads_q: int, heads_kv: int, **more: Any) -> AttentionProblem:
     return of_gradients(**{"batch": batch, "heads_q": heads_q, "heads_kv": heads_kv, **more})
 
 
-def _parts(batch: int, heads: tuple[int, int], tiles: int, mask: str) -> int:
-    return parts_of(_grouped(batch, *heads, mask=mask), tiles, 132)
+def _problem(heads: str, seqlen: int, head_dim: int, mask: str) -> AttentionProblem:
+    """``heads`` are batch entries, query heads and heads of keys."""
+    batch, heads_q, heads_kv = map(int, heads.replace("/", " ").split())
+    lengths = {"seqlen_q": seqlen, "seqlen_kv": seqlen, "head_dim": head_dim}
+    return _grouped(batch, heads_q, heads_kv, mask=mask, head_dim_v=head_dim, **lengths)
 
 
+def _parts(problem: AttentionProblem) -> int:
+    tile = planned(problem).tile
+    assert isinstance(tile, Fa3BackwardTile)
+    return parts_of(problem, tile, 132)
+
+
+# Milliseconds were measured for 1, 2, 4 and so on up to the group; those that follow are at most
+# 4 % from the best of them, but for two at head_dim 256 (11 %), see bench/NOTES.md.
 @pytest.mark.parametrize(
-    ("batch", "heads", "tiles", "causal", "full"),
+    ("heads", "seqlen", "head_dim", "causal", "full"),
     [
         # 128 tiles of 132 at once: without a mask a round that is nearly whole.
-        (2, (32, 1), 64, 4, 1),
-        (1, (32, 1), 64, 8, 2),
-        (2, (16, 1), 64, 4, 1),
-        (1, (32, 2), 64, 4, 1),
-        (2, (32, 8), 16, 2, 1),
-        # Three rounds are enough under a mask.
-        (1, (8, 1), 396, 1, 1),
-        (1, (8, 1), 395, 2, 1),
-        # Whole rounds are, or many: 133 tiles would leave half of a second one.
-        (1, (8, 1), 132, 4, 1),
-        (1, (8, 1), 133, 4, 8),
-        (1, (4, 1), 66, 4, 2),
-        (1, (4, 1), 900, 1, 1),
-        # As many as there are, where even those are too few.
-        (1, (32, 1), 1, 32, 32),
-        (1, (6, 2), 4, 3, 3),
-        # A group has divisors only.
-        (1, (6, 1), 100, 6, 6),
-        (1, (7, 1), 120, 7, 1),
-        (1, (7, 1), 100, 7, 7),
+        ("2 32/1", 8192, 128, 16, 1),
+        ("1 32/1", 8192, 128, 16, 2),
+        ("2 32/1", 2048, 64, 8, 4),
+        ("1 32/1", 2048, 256, 16, 4),
+        ("2 16/1", 8192, 128, 8, 1),
+        ("1 32/2", 2048, 128, 8, 4),
+        ("1 8/1", 2048, 128, 8, 8),
+        # Tiles enough.
+        ("2 32/8", 8192, 128, 1, 1),
+        ("2 64/8", 8192, 128, 1, 1),
+        ("2 32/8", 2048, 128, 1, 1),
+        ("8 32/8", 512, 64, 1, 1),
         # Nothing to part, and nothing to do.
-        (1, (8, 8), 1, 1, 1),
-        (1, (1, 1), 1, 1, 1),
-        (0, (8, 1), 64, 1, 1),
+        ("1 8/8", 128, 64, 1, 1),
+        ("1 1/1", 8192, 64, 1, 1),
+        ("0 8/1", 8192, 64, 1, 1),
     ],
 )
-def test_as_few_as_keep_the_multiprocessors_busy(
-    batch: int, heads: tuple[int, int], tiles: int, causal: int, full: int
+def test_parts_where_blocks_are_few(
+    heads: str, seqlen: int, head_dim: int, causal: int, full: int
 ) -> None:
-    assert _parts(batch, heads, tiles, "causal") == causal
-    assert _parts(batch, heads, tiles, "full") == full
+    assert _parts(_problem(heads, seqlen, head_dim, "causal")) == causal
+    assert _parts(_problem(heads, seqlen, head_dim, "full")) == full
+
+
+def test_a_group_has_divisors_only() -> None:
+    assert _parts(_problem("1 7/1", 2048, 128, "causal")) == 7
+    assert _parts(_problem("1 6/2", 512, 128, "full")) == 3
+
+
+def test_tiles_that_no_query_sees_are_no_work() -> None:
+    """The mask is where the offset says."""
+    problem = _problem("1 32/1", 8192, 128, "causal")
+    assert _parts(replace(problem, q_offset=-8192)) == 1
+    assert _parts(replace(problem, q_offset=8192)) == _parts(replace(problem, mask="full"))
+    # Most tiles are seen by nobody, and the others are short.
+    assert _parts(replace(problem, q_offset=-7000)) > _parts(replace(problem, mask="full"))
 
 
 @given(
     st.integers(1, 8),
     st.integers(1, 40),
     st.integers(1, 8),
-    st.integers(1, 600),
+    st.integers(1, 9000),
     st.sampled_from(("full", "causal")),
 )
-def test_parts_divide_the_group_and_no_fewer_would_do(
-    batch: int, group: int, heads: int, tiles: int, mask: str
+def test_parts_divide_the_group_and_leave_full_rounds_alone(
+    batch: int, group: int, heads: int, seqlen: int, mask: str
 ) -> None:
-    parts = _parts(batch, (group * heads, heads), tiles, mask)
+    problem = _problem(f"{batch} {group * heads}/{heads}", seqlen, 128, mask)
+    parts = _parts(problem)
     assert group % parts == 0
-    blocks = batch * heads * tiles
-
-    def busy(count: int) -> float:
-        if mask == "causal":
-            return min(1.0, blocks * count / (3 * 132))
-        return min(0.85, blocks * count / (-(-blocks * count // 132) * 132))
-
-    divisors = [p for p in range(1, group + 1) if group % p == 0]
-    assert all(busy(p) <= busy(parts) for p in divisors)
-    assert all(busy(p) < busy(parts) for p in divisors if p < parts)
+    if batch * heads * (seqlen // 128) >= 132 * 16:
+        assert parts == 1
 
 
 def _both(parts: int, **more: Any) -> tuple[Plan, Plan]:
@@ -175,7 +184,7 @@ def test_the_workspace_is_linear_in_the_keys() -> None:
             sizes = {b.name: b.nbytes for b in planned(wanted).workspace}
             parts = sizes.get("dk_parts", 0)
             assert parts <= 32 * n * 128 * 4
-            assert parts <= 2 * 3 * SMS * 128 * 128 * 4
+            assert n < 2**20 or parts == 0
 
 
 def test_heads_of_their_own_have_no_parts() -> None:
