@@ -159,7 +159,8 @@ def _problems(calls: Calls) -> Iterator[AttentionProblem]:
     ):
         rows = [dim * DTYPES[dtype].itemsize for dim in dims]
         aligned = not calls.unaligned and all(row % 16 == 0 for row in rows)
-        groups = (1, 2) if operation == "backward" else (1,)  # of grouped heads few have parts
+        # Large groups of few heads have parts, and small ones none.
+        groups = (1, 64) if operation == "backward" else (1,)
         for (seqlen_q, seqlen_kv), heads, group in product(seqlens, _HEADS, groups):
             yield AttentionProblem(
                 operation=operation,

@@ -30,7 +30,8 @@ __device__ inline long long accumulator_index(long long head_row, int row, int c
   constexpr int lane_elements = Config::fragment_rows / 4;
   const long long fragment =
       (head_row + row) / Config::fragment_rows * (Config::head_dim / 8) + column / 8;
-  return fragment * 32 * lane_elements + lane * (adds_four<Config> ? lane_elements : 1);
+  if constexpr (adds_four<Config>) return (fragment * 32 + lane) * lane_elements;
+  return fragment * 32 * lane_elements + lane;
 }
 
 // The tile whose first element is (row0, column0) of the accumulator.

@@ -118,6 +118,13 @@ def compile_kernels(configs: Sequence[KernelConfig], device_id: int) -> list[Com
 
 def _compile_all(configs: Sequence[KernelConfig], device_id: int) -> list[CompiledKernel]:
     sources, jitter = Sources(find_sources()), Environment.read().jitter
+    try:
+        for config in configs:  # looks at every file before anything is compiled
+            sources.digest(config.generation, config.kernel)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ToolchainError(
+            f"the CUDA sources in {sources.root} cannot be read: {error}"
+        ) from error
     return [_compile(config, sources, device_id, jitter) for config in configs]
 
 
@@ -162,7 +169,7 @@ def _build(config: KernelConfig, sources: Sources, device_id: int, jitter: bool)
 
 
 def _require_unchanged(config: KernelConfig, sources: Sources) -> None:
-    if sources.changed(config.generation, config.kernel):
+    if sources.changed():
         raise _SourcesChangedError(
             f"the CUDA sources were edited while {config.entry} ({config}) was compiled; nothing "
             "was kept of it"

@@ -78,15 +78,13 @@ class Sources:
         """The same as :func:`source_digest`."""
         return _digest(tuple(self.closure(f"{generation}/{kernel}.cu").items()))
 
-    def changed(self, generation: str, kernel: str) -> bool:
-        """Whether files of a kernel's include closure have changed since they were looked at."""
-        entry = f"{generation}/{kernel}.cu"
+    def changed(self) -> bool:
+        """Whether a file has changed since it was looked at: any of all kernels asked for."""
+        now = Sources(self.root)
         try:
-            now = Sources(self.root).closure(entry)
-        except FileNotFoundError:
+            return any(then.differs(now._file(name)) for name, then in self._seen.items())
+        except (OSError, UnicodeDecodeError):  # gone, or half written
             return True
-        then = self.closure(entry)
-        return then.keys() != now.keys() or any(then[n].differs(now[n]) for n in then)
 
     def closure(self, entry: str) -> dict[str, _File]:
         """The file ``entry`` and all it includes by their names, in the order of the names."""

@@ -57,12 +57,16 @@ def _tile(
 
     def value(tile: fa2.Fa2Tile) -> tuple[int, int, int]:
         blocks = _blocks(problem, tile)
-        alone = blocks <= limits.num_sms  # no block has another one beside it to wait less with
-        return blocks, -tile.block_q, -tile.blocks_per_sm if alone else 0
+        if isinstance(tile, fa2.Fa2ForwardTile) and blocks <= limits.num_sms:
+            # No block has another one beside it that works while it waits for K and V.
+            return blocks, -tile.block_q, tile.num_stages
+        return blocks, -tile.block_q, 0
 
     chosen = max(others, key=value)
     if chosen is best:
         return best, "the first of the table that fits"
+    if (chosen.block_q, chosen.block_kv) == (best.block_q, best.block_kv):
+        return chosen, "the form of the first that fits for blocks that are alone"
     return chosen, f"instead of {best.block_q}x{best.block_kv}, for more or smaller blocks"
 
 

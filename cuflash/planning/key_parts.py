@@ -42,6 +42,8 @@ def parts_of(problem: AttentionProblem, tile: fa3.Fa3BackwardTile, at_once: int)
         Blocks that run at a time.
     """
     heads, group = problem.batch * problem.heads_kv, problem.group
+    if group == 1:
+        return 1
     lengths = _lengths(problem, tile)
     longest, total = max(lengths, default=0), heads * group * sum(lengths)
     if total == 0:
@@ -99,7 +101,7 @@ class KeyParts:
         """Behind the plan's reason."""
         if self.parts == 1:
             return ""
-        return f"; {self.parts} blocks share the query heads of a kv tile, which are few"
+        return f"; {self.parts} blocks share the query heads of a kv tile, as kv tiles are few"
 
     @property
     def constants(self) -> dict[str, int]:

@@ -145,6 +145,7 @@ def write(path: Path, ran: set[str], killed: dict[str, str]) -> None:
         # Of the same code: what ran now replaces what was known of it.
         record["killed"] = {bug: by for bug, by in known["killed"].items() if bug not in ran}
     record["killed"] |= killed
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(record, indent=1) + "\n")
 
 

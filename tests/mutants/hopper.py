@@ -138,4 +138,5 @@ def _write(path: Path, name: str, bugs: Sequence[Bug], killed: dict[str, str]) -
         ran = {bug.name for bug in bugs}
         record["killed"] = {bug: by for bug, by in known["killed"].items() if bug not in ran}
     record["killed"] |= {bug.name: killed[bug.name] for bug in bugs if bug.name in killed}
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(record, indent=1) + "\n")

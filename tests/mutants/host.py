@@ -89,11 +89,11 @@ BUGS = (
         "tests/unit/test_plan_key_parts.py::test_the_main_kernel_takes_a_part_for_a_head",
     ),
     Bug(
-        "parts that a mask makes unequal are as few as equal ones",
+        "parts of tiles that a mask makes unequal are as few as of equal ones",
         "cuflash/planning/key_parts.py",
-        'if problem.mask == "causal":',
-        'if problem.mask == "none":',
-        "tests/unit/test_plan_key_parts.py::test_as_few_as_keep_the_multiprocessors_busy",
+        "if min(lengths) == longest:",
+        "if longest > 0:",
+        "tests/unit/test_plan_key_parts.py::test_parts_where_blocks_are_few",
     ),
     Bug(
         "sums of the first query head of a group are cleared before",

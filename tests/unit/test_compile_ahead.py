@@ -36,7 +36,7 @@ def _any_problem(calls: Calls, rng: random.Random) -> AttentionProblem:
     """Of such calls: any batch, heads, group and lengths."""
     keys, queries = (int(2 ** rng.uniform(0, 17)) for _ in range(2))
     queries = rng.choice((keys, queries, 1))
-    heads, group = int(2 ** rng.uniform(0, 5)), rng.choice((1, 1, 2, 3, 8))
+    heads, group = int(2 ** rng.uniform(0, 5)), rng.choice((1, 1, 2, 3, 8, 32))
     mask, storage = rng.choice(calls.masks), calls.dtypes[0]
     return AttentionProblem(
         operation=rng.choice(calls.operations),

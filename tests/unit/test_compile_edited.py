@@ -138,6 +138,24 @@ def test_an_edit_before_the_compiler_reads_is_noticed(compiler: FakeCompiler) ->
     assert compiler.digests().isdisjoint({old})
 
 
+def test_an_edit_of_what_other_kernels_include_has_all_compiled_again(
+    compiler: FakeCompiler,
+) -> None:
+    """While the second kernel is compiled, which includes none of it: not one old, one new."""
+
+    def edit() -> None:
+        if compiler.compiled == 2:
+            for name in ("steps/statistics.cu", "steps/convert_dq.cu"):
+                _edit(compiler.root / name)
+
+    compiler.during = edit
+    compiling.compile_kernels(CONFIGS, 0)
+    compiler.check()
+    for config in CONFIGS:
+        now = Sources(compiler.root).digest(config.generation, config.kernel)
+        assert now in compiler.digests(), config.kernel
+
+
 @pytest.mark.parametrize("gone", [False, True])
 def test_sources_that_never_rest_are_an_error_that_leaves_nothing(
     compiler: FakeCompiler, gone: bool
@@ -145,7 +163,7 @@ def test_sources_that_never_rest_are_an_error_that_leaves_nothing(
     header = compiler.root / HEADER
     kept = header.read_bytes()
     compiler.during = header.unlink if gone else lambda: _edit(header)
-    with pytest.raises(FileNotFoundError if gone else CompileError):
+    with pytest.raises(ToolchainError if gone else CompileError):
         compiling.compile_kernels(CONFIGS[:1], 0)
     assert compiler.compiled == (1 if gone else compiling._TRIES)
     assert (compiler.stored, len(compiling._kernels)) == ({}, 0)

@@ -72,6 +72,18 @@ def test_widths_and_keys_decide(dims: tuple[int, int], seqlen_kv: int, dtype: st
     assert (constants["paired"], constants["num_stages"]) == asked
 
 
+@pytest.mark.parametrize("width", [192, 256])
+def test_blocks_that_are_alone_have_two_stages(width: int) -> None:
+    """128 of them have a multiprocessor each; of 256 some have another one beside them."""
+    lengths = {"batch": 1, "seqlen_q": 2048, "seqlen_kv": 2048}
+    for heads, stages in ((4, 2), (8, 1)):
+        few = problem(**lengths, heads_q=heads, heads_kv=heads, head_dim=width, head_dim_v=width)
+        chosen = planned(few, LIMITS["90"])
+        assert _form(chosen.tile) == (64, 64, False, stages)
+        if (width, heads) == (192, 4):
+            assert "alone" in chosen.reason
+
+
 @pytest.mark.parametrize("architecture", LIMITS)
 def test_pairs_are_where_shared_memory_is(architecture: str) -> None:
     """At the widest heads; everywhere what is taken fits."""

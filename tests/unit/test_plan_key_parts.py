@@ -146,7 +146,7 @@ def test_the_workspace_has_the_parts_behind_everything_else(parts: int, d: int, 
     whole, parted = _both(parts, head_dim=d, head_dim_v=dv)
     assert parted.workspace[:-2] == whole.workspace
     assert parted.reason == whole.reason + (
-        f"; {parts} blocks share the query heads of a kv tile, which are few"
+        f"; {parts} blocks share the query heads of a kv tile, as kv tiles are few"
     )
     keys = -(-1000 // parted.tile.block_kv) * parted.tile.block_kv
     sizes = {b.name: b.nbytes for b in parted.workspace[-2:]}

@@ -1,4 +1,6 @@
-// Stands for cuda_src/ptx/async_copy.cuh: a copy is done when its group is waited for.
+// Stands for cuda_src/ptx/async_copy.cuh. A copy is done at any time from when it is asked for
+// until its group is waited for: those of even warps as late as that may be, those of odd ones at
+// once.
 #pragma once
 
 #include "load_matrix.cuh"
@@ -9,6 +11,10 @@ inline void async_copy_16(unsigned shared, const void* global, int bytes = 16) {
   void* to = emulated::shared_at(shared, 16);
   if (bytes && reinterpret_cast<std::uintptr_t>(global) % 16) {
     emulated::fail("cp.async: an address is not a multiple of 16");
+  }
+  if (threadIdx.x / 32 % 2 != 0) {
+    emulated::finish_group({{to, global, bytes != 0}});
+    return;
   }
   emulated::current->open.push_back({to, global, bytes != 0});
 }
