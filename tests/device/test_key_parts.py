@@ -30,21 +30,22 @@ def _on_hopper() -> None:
     skip_without("fa3")
 
 
-def _parts(gradients: Gradients) -> int:
-    launches = gradients.prepare().plan.launches
+def _parts(prepared: cuflash.Prepared) -> int:
+    launches = prepared.plan.launches
     assert ("sum_parts" in launches[-1].config.kernel) == ("parts" in dict(launches[1].arguments))
     return dict(launches[1].arguments).get("parts", 1)
 
 
-def _check(cp: Any, case: Case, ordered: bool) -> None:
-    """All gradients, into NaN and out of a workspace of NaN, held to the truth."""
+def _check(cp: Any, case: Case, ordered: bool, parts: int) -> None:
+    """All gradients, in parts, into NaN and out of a workspace of NaN, held to the truth."""
     x = arrays(case, "q", "k", "v", "dout", "dlse")
     given = {name: cp.asarray(array) for name, array in x.items()}
     qkv, options = [given[name] for name in "qkv"], {**case.options, "algorithm": "fa3"}
     saved = cuflash.attention(*qkv, return_lse=True, **options)
     options["deterministic"] = ordered
-    plan = cuflash.prepare(*qkv, operation="backward", **options)
-    workspace = cp.full(plan.workspace_bytes, 0xFF, np.uint8)
+    prepared = cuflash.prepare(*qkv, operation="backward", **options)
+    assert _parts(prepared) == parts
+    workspace = cp.full(prepared.workspace_bytes, 0xFF, np.uint8)
     grads = tuple(cp.empty_like(array) for array in qkv)
     for array in grads:
         array.view(np.uint16)[...] = 0xFFFF
@@ -63,17 +64,17 @@ def test_against_float64(cp: Any, dims: tuple[int, int], heads: tuple[int, int, 
         for number, (lengths, q_offset) in enumerate(LENGTHS):
             dtype = ("float16", "bfloat16")[number % 2]
             case = Case(2, of_q, of_keys, *lengths, *dims, dtype, seed=number)
-            _check(cp, replace(case, causal=True, q_offset=q_offset), ordered=False)
-            _check(cp, case, ordered=number == 0)
+            _check(cp, replace(case, causal=True, q_offset=q_offset), ordered=False, parts=parts)
+            _check(cp, case, ordered=number == 0, parts=parts)
             if number == 2:
-                _check(cp, replace(case, causal=True, q_offset=q_offset), ordered=True)
+                _check(cp, replace(case, causal=True, q_offset=q_offset), ordered=True, parts=parts)
 
 
 @pytest.mark.parametrize("dims", [(72, 8), (104, 128), (136, 40), (200, 136)], ids=str)
 def test_columns_that_do_not_fill_the_kernels_widths(cp: Any, dims: tuple[int, int]) -> None:
     with parts_forced(2):
         case = Case(1, 4, 2, 130, 200, *dims, "float16", causal=True, layout="bshd", seed=3)
-        _check(cp, case, ordered=False)
+        _check(cp, case, ordered=False, parts=2)
 
 
 @pytest.mark.parametrize("dims", DIMS, ids=str)
@@ -99,8 +100,9 @@ def test_many_tiles_have_the_same_bits_again_and_with_jitter(
         case = Case(9, 8, 2, 300, 777, *dims, "bfloat16", causal=causal, seed=1)
         for ordered in (False, True):
             gradients = Gradients(cp, case, ordered)
-            assert _parts(gradients) == 4
-            main = gradients.prepare().plan.launches[1]
+            prepared = gradients.prepare()
+            assert _parts(prepared) == 4
+            main = prepared.plan.launches[1]
             assert dict(main.arguments)["ahead"] < main.grid, "no block would clear sums"
             first, again = gradients.first(), gradients.destinations()
             for _ in range(10):
@@ -118,7 +120,7 @@ def test_few_tiles_are_parted_and_many_are_not(cp: Any) -> None:
     """By the plan's own rule."""
     few = Case(1, 8, 1, 300, 500, 128, 128, "bfloat16", causal=True, seed=1)
     many = replace(few, batch=120)
-    assert _parts(Gradients(cp, few)) == 8
-    assert _parts(Gradients(cp, many)) == 1
+    assert _parts(Gradients(cp, few).prepare()) == 8
+    assert _parts(Gradients(cp, many).prepare()) == 1
     for case in (few, many):
         Gradients(cp, case).first()
