@@ -119,7 +119,7 @@ def outdated() -> list[str]:
     """A line for every pass of a set whose stored rows are older than its kernel."""
     from cuflash.cuda.source import find_sources
 
-    from .sources import KERNELS, digest
+    from .sources import KERNELS, is_current
 
     root, lines = find_sources(), []
     for path, name in product(gpu_files(), CASES):
@@ -130,6 +130,6 @@ def outdated() -> list[str]:
             kernels = KERNELS.get((algorithm, op), ())
             if not kernels or not all((root / a / f"{b}.cu").exists() for a, b in kernels):
                 lines.append(f"{where} is not in the sources")
-            elif any(row["sources"] != digest(root, algorithm, op) for row in rows):
+            elif not all(is_current(root, algorithm, op, row) for row in rows):
                 lines.append(f"{where} changed since run {rows[0]['run']}")
     return lines + story_outdated(root)

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from cuflash.cuda.source import find_sources, include_closure
 
-__all__ = ["KERNELS", "digest", "digest_now"]
+__all__ = ["KERNELS", "SAME_CODE", "digest", "digest_now", "is_current"]
+
+#: Earlier sources whose machine code has been compared and is that of later ones: a row keeps the
+#: digest that it was measured with. ``only`` and ``but`` say of which rows that holds.
+SAME_CODE = Path(__file__).with_name("same_code.json")
 
 #: Folder and file of every kernel of a pass.
 KERNELS = {
@@ -46,6 +54,23 @@ def digest(root: Path, algorithm: str, op: str) -> str:
             words = _NO_CODE.sub(" ", path.read_text()).split()
             found.update("\0".join([path.name, *words, ""]).encode())
     return found.hexdigest()[:16]
+
+
+@functools.cache
+def _same_code() -> tuple[dict[str, Any], ...]:
+    return tuple(json.loads(SAME_CODE.read_text(encoding="utf-8")))
+
+
+def is_current(root: Path, algorithm: str, op: str, row: Mapping[str, Any]) -> bool:
+    """Whether a row was measured with these sources, or with ones of the same machine code."""
+    now = digest(root, algorithm, op)
+    return row["sources"] == now or any(
+        (same["algorithm"], same["op"], same["of"], same["as"])
+        == (algorithm, op, row["sources"], now)
+        and all(row.get(name) == value for name, value in same["only"].items())
+        and not any(row.get(name) == value for name, value in same["but"].items())
+        for same in _same_code()
+    )
 
 
 def digest_now(algorithm: str, op: str) -> str:

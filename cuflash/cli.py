@@ -97,6 +97,7 @@ def _add_explain(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--operation", choices=("forward", "backward", "both"), default="both", help="default both"
     )
+    parser.add_argument("--deterministic", action="store_true", help="gradients of the same bits")
     parser.add_argument("--blocks", type=int, nargs=2, metavar=("Q", "KV"))
     parser.add_argument("--compile", action="store_true", help="also compile; report registers")
     _add_selection(parser, "auto")
@@ -142,6 +143,7 @@ def _explain(given: argparse.Namespace) -> int:
             causal=given.causal,
             q_offset=given.q_offset,
             layout=given.layout,
+            deterministic=given.deterministic,
             backend=given.backend,
             algorithm=given.algorithm,
             blocks=None if given.blocks is None else tuple(given.blocks),

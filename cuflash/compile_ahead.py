@@ -17,7 +17,9 @@ from .cuda.compile import compile_kernel, require_toolchain
 from .cuda.kernel_cache import binaries, require_kernel_cache
 from .errors import ArgumentValueError, BackendUnavailableError, UnsupportedError
 from .options import AlgorithmChoice
+from .planning.decision import Plan
 from .planning.device import DeviceLimits
+from .planning.fa3 import fa3_plan
 from .planning.kernel import KernelConfig
 from .planning.plan import plan
 from .planning.problem import (
@@ -147,9 +149,19 @@ def kernels_of(calls: Calls, limits: DeviceLimits) -> tuple[KernelConfig, ...]:
     calls.check()
     found: dict[KernelConfig, None] = {}
     for problem in _problems(calls):
-        chosen = plan(problem, limits, algorithm=calls.algorithm)
-        found |= dict.fromkeys(launch.config for launch in chosen.launches if launch.grid)
+        for chosen in _plans(problem, limits, calls):
+            found |= dict.fromkeys(launch.config for launch in chosen.launches if launch.grid)
     return tuple(found)
+
+
+def _plans(problem: AttentionProblem, limits: DeviceLimits, calls: Calls) -> Iterator[Plan]:
+    """Of a problem, and of others that differ in nothing but their heads."""
+    chosen = plan(problem, limits, algorithm=calls.algorithm)
+    yield chosen
+    if chosen.algorithm == "fa3" and problem.operation == "backward" and problem.group > 1:
+        # How many heads there are decides whether blocks share kv tiles.
+        for parts in (1, problem.group):
+            yield fa3_plan(problem, limits, None, (), parts=parts)
 
 
 def _problems(calls: Calls) -> Iterator[AttentionProblem]:
@@ -159,7 +171,6 @@ def _problems(calls: Calls) -> Iterator[AttentionProblem]:
     ):
         rows = [dim * DTYPES[dtype].itemsize for dim in dims]
         aligned = not calls.unaligned and all(row % 16 == 0 for row in rows)
-        # Large groups of few heads have parts, and small ones none.
         groups = (1, 64) if operation == "backward" else (1,)
         for (seqlen_q, seqlen_kv), heads, group in product(seqlens, _HEADS, groups):
             yield AttentionProblem(

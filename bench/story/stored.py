@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..sources import digest
+from ..sources import is_current
 from ..stored import Row, load
 from .counts import of_row
 
@@ -59,6 +59,6 @@ def outdated(root: Path) -> list[str]:
     for part in PARTS:
         seen = {(r["label"], pass_of(r)): r for r in of_part(part) if r["sources"]}
         for (label, op), row in sorted(seen.items()):
-            if row["sources"] != digest(root, label.split()[-1], op):
+            if not is_current(root, label.split()[-1], op, row):
                 lines.append(f"{FILE}: {part}: {label} {op} changed since run {row['run']}")
     return lines

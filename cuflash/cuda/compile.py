@@ -8,6 +8,7 @@ import os
 import re
 import site
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -37,6 +38,8 @@ _environment = threading.Lock()
 
 #: Compilations of a plan whose sources are edited meanwhile.
 _TRIES = 4
+#: Seconds before a file that is not there is looked for again.
+_PAUSE = 0.02
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,10 @@ class _SourcesChangedError(CompileError):
     """What was compiled may be neither of the sources before nor of those after."""
 
 
+class _SourceGoneError(ToolchainError):
+    """For ever, or while an editor writes it anew."""
+
+
 def compile_kernel(config: KernelConfig, device_id: int) -> CompiledKernel:
     """One kernel as of :func:`compile_kernels`."""
     return compile_kernels((config,), device_id)[0]
@@ -111,8 +118,12 @@ def compile_kernels(configs: Sequence[KernelConfig], device_id: int) -> list[Com
     if not configs:
         return []
     for _ in range(_TRIES - 1):
-        with contextlib.suppress(_SourcesChangedError):
+        try:
             return _compile_all(configs, device_id)
+        except _SourcesChangedError:
+            continue
+        except _SourceGoneError:
+            time.sleep(_PAUSE)
     return _compile_all(configs, device_id)
 
 
@@ -122,7 +133,7 @@ def _compile_all(configs: Sequence[KernelConfig], device_id: int) -> list[Compil
         for config in configs:  # looks at every file before anything is compiled
             sources.digest(config.generation, config.kernel)
     except (OSError, UnicodeDecodeError) as error:
-        raise ToolchainError(
+        raise _SourceGoneError(
             f"the CUDA sources in {sources.root} cannot be read: {error}"
         ) from error
     return [_compile(config, sources, device_id, jitter) for config in configs]

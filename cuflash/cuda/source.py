@@ -98,11 +98,12 @@ class Sources:
         return {name: found[name] for name in sorted(found)}
 
     def _file(self, name: str) -> _File:
-        """A file, read again only if its time or size is another one than before."""
+        """A file, read again only if it is not the one of before by its times, number and size."""
         if name not in self._seen:
             path = os.path.join(self.root, name)
             stat = os.stat(path)
-            self._seen[name] = _read(path, name, stat.st_mtime_ns, stat.st_size)
+            mark = stat.st_ino, stat.st_ctime_ns, stat.st_size
+            self._seen[name] = _read(path, name, stat.st_mtime_ns, mark)
         return self._seen[name]
 
 
@@ -128,8 +129,8 @@ def _digest(files: tuple[tuple[str, _File], ...]) -> str:
 
 
 @functools.lru_cache(maxsize=512)
-def _read(path: str, name: str, time: int, size: int) -> _File:
-    del size
+def _read(path: str, name: str, time: int, mark: tuple[int, ...]) -> _File:
+    del mark  # two texts of one time differ in it
     with open(path, "rb") as file:
         data = file.read()
     folder = posixpath.dirname(name)

@@ -38,12 +38,14 @@ def fa3_plan(
     blocks: tuple[int, int] | None,
     rejected: tuple[tuple[Algorithm, str], ...],
     tile: fa3.Fa3Tile | None = None,
+    parts: int | None = None,
 ) -> Plan:
     """Forward: a block for every multiprocessor, which draw the q tiles of all heads.
 
     Backward: a block for each kv tile of each head, or of each part of a head's group.
 
-    ``tile`` takes the place of the chosen one, for whoever compares tiles.
+    ``tile`` takes the place of the chosen one, for whoever compares tiles, and
+    ``parts`` that of the number of blocks that share a kv tile.
     """
     reason = _why_not(problem, limits)
     if reason is not None:
@@ -53,7 +55,7 @@ def fa3_plan(
         tile, why = _tile(problem, limits, blocks)
     if isinstance(tile, fa3.Fa3ForwardTile):
         return _forward(problem, limits, tile, why, rejected)
-    return _backward(problem, limits, tile, why, rejected)
+    return _backward(problem, limits, tile, why, rejected, parts)
 
 
 def needs_newer_compiler(problem: AttentionProblem, limits: DeviceLimits) -> str | None:
@@ -144,10 +146,11 @@ def _backward(
     tile: fa3.Fa3BackwardTile,
     reason: str,
     rejected: tuple[tuple[Algorithm, str], ...],
+    parts: int | None,
 ) -> Plan:
     tiles = ceil_div(problem.seqlen_kv, tile.block_kv)
     at_once = limits.num_sms * tile.footprint.blocks_per_sm
-    keys = KeyParts(problem, limits, tile, parts_of(problem, tile, at_once))
+    keys = KeyParts(problem, limits, tile, parts or parts_of(problem, tile, at_once))
     seen = keys.seen
     constants = tile.constants() | keys.constants
     config = kernel_config(

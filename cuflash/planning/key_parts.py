@@ -46,6 +46,7 @@ def parts_of(problem: AttentionProblem, tile: fa3.Fa3BackwardTile, at_once: int)
         return 1
     lengths = _lengths(problem, tile)
     longest, total = max(lengths, default=0), heads * group * sum(lengths)
+    equal = min(lengths, default=0) == longest
     if total == 0:
         return 1
 
@@ -53,7 +54,7 @@ def parts_of(problem: AttentionProblem, tile: fa3.Fa3BackwardTile, at_once: int)
         """Steps, one after the other."""
         blocks, block = heads * len(lengths) * parts, longest * group // parts + _STEPS_OF_BLOCK
         sums = _STEPS_OF_PART * blocks * (parts > 1)
-        if min(lengths) == longest:  # all blocks are equal and come in rounds
+        if equal:  # all blocks come in rounds
             return ceil_div(blocks, at_once) * block + sums
         share = (total + _STEPS_OF_BLOCK * blocks) / at_once
         return max(block, share + _OF_LONGEST * block) + sums

@@ -26,10 +26,10 @@ FLAGS = ("-std=c++20", "-O1", "-w", "-shared", "-fPIC", "-ffp-contract=off")
 
 _ENTRY = """
 namespace cuflash::{generation} {{
-alignas(128) unsigned char shared_bytes[256 * 1024];
+alignas(1024) unsigned char shared_bytes[256 * 1024];
 }}
 extern "C" void emulate(const void* params, int grid, int threads, long shared) {{
-  emulated::launch(grid, threads, shared, cuflash::{generation}::shared_bytes,
+  emulated::launch(grid, threads, shared, cuflash::{generation}::shared_bytes, {{{habits}}},
                    [&] {{ {entry}(*static_cast<const cuflash::{struct}*>(params)); }});
 }}
 """
@@ -81,7 +81,14 @@ def _text(config: KernelConfig, root: Path) -> str:
     lines = [line for line in text.splitlines() if "__INTADDR__" not in line]
     struct = re.search(r"const __grid_constant__ cuflash::(\w+) params", text)
     assert struct, text
-    more = _ENTRY.format(generation=config.generation, entry=config.entry, struct=struct[1])
+    fa3 = config.generation == "fa3"
+    habits = (fa3, fa3 and config.kernel == "forward")  # as emulated::Habits
+    more = _ENTRY.format(
+        generation=config.generation,
+        entry=config.entry,
+        struct=struct[1],
+        habits=", ".join(str(habit).lower() for habit in habits),
+    )
     return '#include "emulated.hpp"\n' + "\n".join(lines) + more
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,7 +13,7 @@ import numpy as np
 
 import cuflash
 from cuflash import calls, pipeline, prepared
-from cuflash.cuda import launch
+from cuflash.cuda import launch, tensor_map
 from cuflash.cuda.compile import CompiledKernel
 from cuflash.planning.kernel import KernelConfig
 from cuflash.planning.tiles.fa2_tables import FORWARD, ForwardRow
@@ -63,6 +64,8 @@ def emulated_device(
             (pipeline, "require_toolchain", lambda: None),
             (launch, "compile_kernels", compiled),
             (launch, "is_current", lambda _: True),
+            (launch, "counter_of_launch", lambda *_: _COUNTER.ctypes.data),
+            (tensor_map, "_encode", lambda: _encode_map),
             (prepared, "current_stream", lambda _: 0),
             (cupy.cuda.driver, "launchKernel", launched),
             (cupy.cuda, "Device", nothing),
@@ -73,13 +76,26 @@ def emulated_device(
     calls.forget()
 
 
+#: Of the tiles that a persistent kernel draws; 0 before a launch and after it.
+_COUNTER = np.zeros(1, np.int32)
+
+
+def _encode_map(to: Any, _: int, rank: int, address: Any, *more: Any) -> int:
+    """In the driver's place: what ``cuda/ptx/tensor_copy.cuh`` reads."""
+    assert rank == 4
+    sizes, strides, box, *_rest = more
+    words = (address.value, *sizes, *strides, box[1])
+    (ctypes.c_uint64 * len(words)).from_address(to.value)[:] = words
+    return 0
+
+
 @dataclass(frozen=True)
 class EmulatedRunner:
     """A runner as the kit's: results of the device code of an architecture, in guarded buffers."""
 
     architecture: str = "90"
     algorithm: str = "fa1"
-    blocks: tuple[int, int] | None = None
+    blocks: tuple[int, int] | None = None  # of fa3 forward alone
     deterministic: bool = False
     num_sms: int | None = None  # in place of the device's
     forward_row: ForwardRow | None = None  # the only one of 16-bit tiles forward
@@ -165,7 +181,7 @@ class EmulatedRunner:
             operation=operation,
             dtype=case.dtype,
             algorithm=self.algorithm,
-            blocks=self.blocks,
+            blocks=self.blocks if self.algorithm != "fa3" or operation == "forward" else None,
             deterministic=self.deterministic,
             **case.options,
         )

@@ -26,6 +26,12 @@ _STRIDED = {
     "k": Strides((), (8, 8, 8, 0), 8, (0, 2)),
     "v": Strides((2, 1, 0, 3), (0, 0, 24, 0)),
 }
+#: The same as far as the copy engine can load it.
+_LOADED = {
+    "q": Strides((1, 0, 2, 3), (0, 8, 16, 0), 16),
+    "k": Strides((), (8, 8, 8, 0), 8),
+    "v": Strides((2, 1, 0, 3), (0, 0, 24, 0)),
+}
 
 
 @dataclass(frozen=True)
@@ -39,14 +45,14 @@ class Row:
     causal: bool = True
     planned: bool = False  # the plan's own tiles
     deterministic: bool = False
-    blocks: tuple[int, int] | None = None  # in place of the small ones
+    blocks: tuple[int, int] | None = None  # in place of the small ones; of fa3 forward
     filled: bool = False  # planned for one multiprocessor, which any problem gives enough to do
     forward_row: ForwardRow | None = None  # the only one that the forward pass has
 
     @property
     def runner(self) -> EmulatedRunner:
         planned = self.planned or self.filled or self.forward_row
-        blocks = None if planned else self.blocks or SMALL[self.dtype]
+        blocks = self.blocks or (None if planned else SMALL[self.dtype])
         sms = 1 if self.filled else None
         return EmulatedRunner(
             self.architecture, self.algorithm, blocks, self.deterministic, sms, self.forward_row
@@ -68,6 +74,8 @@ class Row:
     def cases(self) -> list[Case]:
         """Several tiles and tails both ways; grouped heads; dead rows and tiles; strides; a row."""
         first = Case(2, 4, 2, 70, 100, *self.dims, self.dtype, causal=self.causal, seed=1)
+        if self.algorithm == "fa3":
+            return self._cases_of_wide_tiles(first)
         second = replace(first, batch=1, heads_q=2, seqlen_q=37, seqlen_kv=130, seed=2)
         short = replace(second, q_offset=-40, seqlen_q=70, seqlen_kv=33, layout="bhsd", seed=3)
         found = [
@@ -77,6 +85,21 @@ class Row:
             replace(second, seqlen_q=1),
         ]
         return found if self.algorithm == "fa1" else [*found, replace(second, values="x8")]
+
+    def _cases_of_wide_tiles(self, first: Case) -> list[Case]:
+        first = replace(first, seqlen_q=150, seqlen_kv=200)
+        second = replace(first, batch=1, heads_q=2, seqlen_q=70, seqlen_kv=333, seed=2)
+        short = replace(second, q_offset=-80, seqlen_q=200, seqlen_kv=70, layout="bhsd", seed=3)
+        many = replace(first, batch=5, seed=4)
+        return [
+            first.with_strides(**_LOADED),
+            replace(second, q_offset=150, values="outliers"),
+            short,
+            replace(second, seqlen_q=1),
+            replace(second, heads_kv=1, values="x8"),
+            # heads so many that blocks clear sums for others, also those that no query sees
+            replace(many, heads_q=8, heads_kv=4, seqlen_q=100, seqlen_kv=300, q_offset=0),
+        ]
 
 
 _FULL = False
@@ -128,6 +151,15 @@ ROWS = (
     # fused multiply-adds
     Row("fa2", "75", "float32"),
     Row("fa2", "75", "float64", (5, 24), _FULL),
+    # FlashAttention-3 on one multiprocessor, whose block draws all tiles; blocks clear for others
+    Row("fa3", "90", "float16", filled=True),
+    Row("fa3", "90", "bfloat16", causal=_FULL, filled=True, deterministic=True),
+    Row("fa3", "90", "bfloat16", (96, 80), filled=True),
+    Row("fa3", "90", "bfloat16", (128, 128), filled=True, blocks=(192, 80)),
+    Row("fa3", "90", "float16", (128, 72), _FULL, filled=True, deterministic=True),
+    Row("fa3", "90", "float16", (192, 128), filled=True),
+    Row("fa3", "90", "bfloat16", (160, 128), filled=True, deterministic=True),
+    Row("fa3", "90", "bfloat16", (200, 256), filled=True),
 )
 
 

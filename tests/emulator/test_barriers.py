@@ -1,4 +1,4 @@
-"""The emulator itself: barriers that are used as no GPU allows abort."""
+"""The emulator itself: barriers, copies and products that are used as no GPU allows abort."""
 
 from __future__ import annotations
 
@@ -38,6 +38,23 @@ _USES = {
     ),
     "nobody_else_comes": ("if (first) named_barrier(1, 64);", "some threads never reach"),
     "parts_of_warps": ("named_barrier(1, 40);", "parts of warps"),
+    # Barriers with phases: one arrival of each warp.
+    "a_phase_ends": ("begin(2); if (lane == 0) mbarrier_arrive(0); mbarrier_wait(0, 0);", ""),
+    "the_phase_before_the_first_has_ended": ("begin(2); mbarrier_wait(0, 1);", ""),
+    "bytes_are_waited_for": ("begin(1); if (one) copy(); mbarrier_wait(0, 0); read();", ""),
+    "bytes_that_never_come": (
+        "begin(1); if (one) mbarrier_arrive_expecting(0, 32); mbarrier_wait(0, 0);",
+        "some threads never reach",
+    ),
+    "an_arrival_is_missing": ("begin(3); mbarrier_wait(0, 0);", "some threads never reach"),
+    "a_copy_is_not_waited_for": ("begin(1); if (one) copy();", "copies that nobody waits for"),
+    "no_barrier": ("mbarrier_wait(0, 0);", "not initialised"),
+    "twice_a_barrier": ("begin(1); begin(1);", "initialised twice"),
+    # Products of a warpgroup, and stores of the copy engine.
+    "an_operand_changes": ("multiply(true, true);", "an operand that changes"),
+    "a_product_is_waited_for": ("multiply(false, true);", ""),
+    "a_product_is_not_waited_for": ("multiply(false, false);", "products that nobody waits for"),
+    "a_store_is_not_waited_for": ("store();", "stores of the copy engine"),
 }
 
 
@@ -49,12 +66,43 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     text = f"""
         #include "ptx/barrier_arrive.cuh"
         #include "ptx/barrier.cuh"
+        #include "ptx/bulk_copy.cuh"
+        #include "ptx/mbarrier.cuh"
+        #include "ptx/wgmma.cuh"
         using namespace cuflash::ptx;
-        alignas(128) unsigned char shared[128];
+        alignas(1024) unsigned char shared[4096];
+        alignas(16) unsigned char memory[16] = {{1}};
+        bool one_thread() {{ return threadIdx.x == 0; }}
+        void begin(int arrivals) {{
+          if (one_thread()) mbarrier_init(0, arrivals);
+          __syncthreads();
+        }}
+        void copy() {{
+          mbarrier_arrive_expecting(0, 16);
+          bulk_load(64, memory, 16, 0);
+        }}
+        void read() {{
+          if (shared[64] != 1) emulated::fail("not there");
+        }}
+        void store() {{
+          bulk_store(memory, 64, 16);
+          bulk_commit();
+        }}
+        void multiply(bool changes, bool waits) {{
+          std::memset(shared, 0, sizeof shared);
+          __syncthreads();
+          float d[1][2][2] = {{}};
+          unsigned a[4] = {{}};
+          wgmma<false>(__half{{}}, d, a, 1ull << 62 | 64ull << 32);
+          wgmma_commit();
+          if (changes) a[0] = 1;
+          if (waits) wgmma_wait<0>();
+        }}
         int main(int, char** arguments) {{
           const int which = std::atoi(arguments[1]);
-          emulated::launch(4, 64, sizeof shared, shared, [=] {{
-            const bool first = threadIdx.x < 32;
+          emulated::launch(4, 64, sizeof shared, shared, {{}}, [=] {{
+            const bool first = threadIdx.x < 32, one = one_thread();
+            const int lane = emulated::lane();
             switch (which) {{
               {cases}
             }}
@@ -69,7 +117,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("use", list(_USES))
-def test_named_barriers(program: Path, use: str) -> None:
+def test_a_use(program: Path, use: str) -> None:
     which = str(list(_USES).index(use))
     done = subprocess.run([program, which], capture_output=True, text=True)
     said = _USES[use][1]

@@ -24,6 +24,7 @@ pytestmark = pytest.mark.skipif(compiler() is None, reason="there is no g++ to c
 
 _SMALL = [row for row in ROWS if not row.planned and row.dims == (64, 64)]
 _NEWEST = [row for row in _SMALL if (row.algorithm, row.architecture) == ("fa2", "90")]
+_HOPPER = [row for row in ROWS if row.algorithm == "fa3"]
 
 
 @pytest.mark.parametrize("row", params(*ROWS))
@@ -56,7 +57,7 @@ def test_six_checks(row: Row) -> None:
     require(case, run_checks(row.runner, case))
 
 
-@pytest.mark.parametrize("row", params(*_SMALL))
+@pytest.mark.parametrize("row", params(*dict.fromkeys([*_SMALL, *_HOPPER])))
 def test_what_dead_rows_hold_reaches_nothing(row: Row) -> None:
     dead = (3, 50)
     case = Case(1, 4, 2, 70, 100, *row.dims, row.dtype, causal=row.causal)

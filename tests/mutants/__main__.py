@@ -1,10 +1,10 @@
 """Plant every bug in a copy of the tree, run its test, and record what killed it.
 
 ``python -m tests.mutants [--only TEXT]``. Without a GPU bugs in device code are
-run by the emulator, whose tests then stand for the named one. Bugs of
-FlashAttention-3 (``--only fa3``) run on a GPU of compute capability 9.0 and
-are left out elsewhere. Exits 1 if a bug survives, or if a test fails without
-any bug.
+run by the emulator, whose tests then stand for the named one; those of
+FlashAttention-3 (``--only fa3``) have a record for either, and with a GPU of
+another compute capability than 9.0 they are left out. Exits 1 if a bug
+survives, or if a test fails without any bug.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -23,9 +24,9 @@ from typing import Any
 import cuflash
 
 from ..emulator.build import KEPT, compiler
-from . import hopper
+from . import hopper, hopper_emulated
 from .bugs import BUGS, HOPPER_BUGS, Bug
-from .record import RECORD, device_digest
+from .record import EMULATED_RECORD, RECORD, device_digest
 from .tree import copy_tree, environment_of, plant
 
 #: What runs device code without a GPU.
@@ -58,9 +59,12 @@ def killer(output: str) -> str:
     return f"{failed[0] if failed else '?'}: {said}"
 
 
-def test_of(bug: Bug) -> str:
-    """The test that has to kill a bug here."""
-    return EMULATED + bug.emulated if is_emulated(bug) else bug.test
+def tests_of(bug: Bug) -> list[str]:
+    """The tests of which one has to kill a bug here."""
+    if not is_emulated(bug):
+        return [bug.test]
+    tests = hopper_emulated.tests_of(bug) if bug in HOPPER_BUGS else [bug.emulated]
+    return [EMULATED + test for test in tests]
 
 
 def is_emulated(bug: Bug) -> bool:
@@ -73,11 +77,12 @@ def judge(bug: Bug) -> tuple[bool, str]:
     with tempfile.TemporaryDirectory() as folder:
         tree = copy_tree(Path(folder))
         plant(bug, tree)
-        code, output = run_tests(tree, [test_of(bug)])
+        tests = tests_of(bug)
+        code, output = run_tests(tree, tests)
     if code < 0 and is_emulated(bug):  # the emulator stopped, or died of a wrong address
-        return True, f"{test_of(bug)}: signal {-code}"
+        return True, f"{tests[0]}: signal {-code}"
     if code == TIMED_OUT and not is_emulated(bug):
-        return bug.needs_gpu, f"{test_of(bug)}: {output}"
+        return bug.needs_gpu, f"{tests[0]}: {output}"
     if code not in (0, 1) or NO_PROGRAM.search(output):
         return False, f"pytest exited {code}: {output[-600:]}"
     return code == 1, killer(output) if code == 1 else "survived"
@@ -99,8 +104,11 @@ def main() -> int:
     of_fa3 = [b for b in HOPPER_BUGS if only in f"fa3 {b.name} {b.file}"]
     of_fa3 = [b for b in of_fa3 if arguments.fa3_pass in hopper.pass_of(b)]
     right = not bugs or run_bugs(bugs, arguments.jobs, arguments.record if runs else None)
-    if of_fa3:
+    if of_fa3 and cuflash.is_available():
         right &= hopper.run(of_fa3, arguments.jobs, arguments.hopper_records)
+    elif of_fa3 and runs:
+        shown = [bug for bug in of_fa3 if hopper_emulated.seen(bug)]
+        right &= run_bugs(shown, arguments.jobs, arguments.hopper_records / EMULATED_RECORD.name)
     return 0 if right else 1
 
 
@@ -110,14 +118,14 @@ def run_bugs(bugs: list[Bug], jobs: int, record: Path | None) -> bool:
         os.environ[KEPT] = kept  # kernels that a bug leaves as they are compile once
         with tempfile.TemporaryDirectory() as folder:
             tree = copy_tree(Path(folder))
-            code, output = run_tests(tree, sorted({test_of(bug) for bug in bugs}))
+            code, output = run_tests(tree, sorted({test for bug in bugs for test in tests_of(bug)}))
         print(f"without a bug: pytest exited {code}", flush=True)
         if code != 0:
             print(output[-3000:])
             return False
         killed = judge_all(bugs, jobs)
     if record is not None:
-        write(record, {bug.name for bug in bugs}, killed)
+        write(record, bugs, killed)
     return len(killed) == len(bugs)
 
 
@@ -132,17 +140,20 @@ def judge_all(bugs: list[Bug], jobs: int) -> dict[str, str]:
     return killed
 
 
-def write(path: Path, ran: set[str], killed: dict[str, str]) -> None:
+def write(path: Path, bugs: Sequence[Bug], killed: dict[str, str]) -> None:
     """Add what was seen to the record, with the digest of the device code it was seen with."""
+    of_fa3 = path.name == EMULATED_RECORD.name
+    code = hopper.digest_of_both() if of_fa3 else device_digest()
     name = "the emulator"
     if cuflash.is_available():
         import cupy
 
         name = cupy.cuda.runtime.getDeviceProperties(0)["name"].decode()
-    record: dict[str, Any] = {"ran_on": name, "device_code": device_digest(), "killed": {}}
+    record: dict[str, Any] = {"ran_on": name, "device_code": code, "killed": {}}
     known = json.loads(path.read_text()) if path.exists() else record
     if all(known[key] == record[key] for key in ("ran_on", "device_code")):
         # Of the same code: what ran now replaces what was known of it.
+        ran = {bug.name for bug in bugs}
         record["killed"] = {bug: by for bug, by in known["killed"].items() if bug not in ran}
     record["killed"] |= killed
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -37,7 +37,8 @@ BUGS = (
     *products.BUGS,
     *host.BUGS,
 )
-#: Those that only a GPU of compute capability 9.0 runs, in a record of their own; see ``hopper``.
+#: Those of FlashAttention-3, in records of their own: of a GPU of compute capability 9.0, see
+#: ``hopper``, and of the emulator.
 HOPPER_BUGS = (
     *fa3.BUGS,
     *fa3_backward.BUGS,

@@ -1,4 +1,4 @@
-"""Bugs of FlashAttention-3, which only a GPU of compute capability 9.0 runs; see ``hopper``.
+"""Bugs of FlashAttention-3, for a GPU of compute capability 9.0 and for the emulator.
 
 ``test`` names the list of problems in ``hopper_problems`` that has to kill a
 bug. Behind a bug stands why it is wrong and not only slow. What is not here:

@@ -25,7 +25,7 @@ from .hopper_run import BUILT, PATIENCE, End
 from .record import HOPPER_RECORDS, hopper_digest
 from .tree import copy_tree, environment_of, plant
 
-__all__ = ["digest_of", "pass_of", "run", "why_left_out"]
+__all__ = ["digest_of", "digest_of_both", "pass_of", "run", "why_left_out"]
 
 #: Seconds for a whole process, compilation included; its own patience ends sooner.
 SECONDS = PATIENCE + 60
@@ -76,6 +76,11 @@ def digest_of(name: str) -> str:
     from .bugs import HOPPER_BUGS
 
     return hopper_digest(name, {bug.file for bug in HOPPER_BUGS if pass_of(bug) == name})
+
+
+def digest_of_both() -> str:
+    """Of the code of both passes."""
+    return " ".join(map(digest_of, HOPPER_RECORDS))
 
 
 def judge(bug: Bug) -> tuple[bool, str]:

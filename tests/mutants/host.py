@@ -91,7 +91,7 @@ BUGS = (
     Bug(
         "parts of tiles that a mask makes unequal are as few as of equal ones",
         "cuflash/planning/key_parts.py",
-        "if min(lengths) == longest:",
+        "if equal:",
         "if longest > 0:",
         "tests/unit/test_plan_key_parts.py::test_parts_where_blocks_are_few",
     ),

@@ -11,15 +11,25 @@ from typing import Any
 
 from cuflash.cuda.source import include_closure
 
-__all__ = ["HOPPER_RECORDS", "RECORD", "ROOT", "device_digest", "hopper_digest", "read"]
+__all__ = [
+    "EMULATED_RECORD",
+    "HOPPER_RECORDS",
+    "RECORD",
+    "ROOT",
+    "device_digest",
+    "hopper_digest",
+    "read",
+]
 
 ROOT = Path(__file__).resolve().parents[2]
 #: Of what the emulator runs.
 RECORD = Path(__file__).with_name("killed.json")
-#: Of what only a GPU of compute capability 9.0 runs, by pass.
+#: Of FlashAttention-3 on a GPU of compute capability 9.0, by pass.
 HOPPER_RECORDS = {
     name: Path(__file__).with_name(f"killed_hopper_{name}.json") for name in ("forward", "backward")
 }
+#: Of FlashAttention-3 by the emulator.
+EMULATED_RECORD = Path(__file__).with_name("killed_hopper_emulated.json")
 
 
 def device_digest() -> str:

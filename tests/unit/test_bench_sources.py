@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from bench.sources import KERNELS, digest
+from bench import sources
+from bench.sources import KERNELS, SAME_CODE, digest, is_current
+from bench.stored import load
 from cuflash.cuda.source import find_sources
 from cuflash.planning.plan import plan
 from cuflash.planning.problem import AttentionProblem
@@ -41,3 +44,39 @@ def test_a_comment_changes_no_digest_and_a_number_does(tmp_path: Path) -> None:
     after = {which: digest(root, *which) for which in KERNELS}
     of_masks = {which for which in KERNELS if which[0] != "steps"}
     assert {which for which in KERNELS if after[which] != before[which]} == of_masks
+
+
+def test_a_row_of_other_sources_is_current_where_the_machine_code_is_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = find_sources()
+    now = digest(root, "fa3", "backward")
+    row = {"sources": "of then", "dtype": "float16", "heads_kv": 2}
+    same = {"algorithm": "fa3", "op": "backward", "of": "of then", "as": now}
+    only = {"only": {"dtype": "float16"}, "but": {"heads_kv": 1}}
+
+    def says(**changed: object) -> bool:
+        sources._same_code.cache_clear()
+        path = tmp_path / "same_code.json"
+        path.write_text(json.dumps([{**same, **only, **changed}]))
+        monkeypatch.setattr(sources, "SAME_CODE", path)
+        return is_current(root, "fa3", "backward", row)
+
+    assert says()
+    assert not says(of="something else")
+    assert not says(**{"as": "what came before"})  # the sources have changed since
+    assert not says(op="forward")
+    assert not says(algorithm="fa2")
+    assert not says(only={"dtype": "bfloat16"})
+    assert not says(but={"heads_kv": 2})
+    assert is_current(root, "fa3", "backward", {"sources": now})
+    sources._same_code.cache_clear()
+
+
+def test_what_is_said_to_be_the_same_is_of_stored_rows() -> None:
+    """And says what was compared."""
+    stored = {row["sources"] for row in load("nvidia-h200.json")}
+    for same in json.loads(SAME_CODE.read_text()):
+        assert (same["algorithm"], same["op"]) in KERNELS
+        assert same["of"] in stored
+        assert "machine code" in same["compared"]

@@ -42,6 +42,7 @@ def test_explain_prints_the_explanation_of_both_passes(capsys: pytest.CaptureFix
 def test_explain_passes_every_option_on(capsys: pytest.CaptureFixture[str]) -> None:
     sizes = "--seqlen-q 5 --seqlen-kv 7 --heads-q 4 --heads-kv 2 --head-dim 8 --head-dim-v 16"
     others = "--dtype float32 --causal --q-offset 1 --layout hsd --algorithm fa1 --blocks 2 3"
+    others += " --deterministic"
     command = f"explain --operation backward {sizes} {others}".split()
     assert cli.main([*command, *_HOST]) == 0
     expected = cuflash.explain(
@@ -54,6 +55,7 @@ def test_explain_passes_every_option_on(capsys: pytest.CaptureFixture[str]) -> N
         q_offset=1,
         layout="hsd",
         algorithm="fa1",
+        deterministic=True,
         blocks=(2, 3),
         backend="numpy",
     )

@@ -77,6 +77,24 @@ def test_one_query_of_many_heads_on_many_keys_has_its_kernels_too() -> None:
     assert needed <= set(kernels_of(HALF, LIMITS["90"]))
 
 
+@pytest.mark.parametrize("lengths", [(18, 10709), (512, 512), (8192, 8192)], ids=str)
+def test_whether_blocks_share_keys_depends_on_heads_that_nobody_gave(
+    lengths: tuple[int, int],
+) -> None:
+    some = _any_problem(HALF, random.Random(7))
+    calls = replace(HALF, operations=("backward",), masks=("causal",), seqlens=(lengths,))
+    listed = set(kernels_of(calls, LIMITS["90"]))
+    asked = {"operation": "backward", "mask": "causal", "q_offset": lengths[1] - lengths[0]}
+    asked |= {"seqlen_q": lengths[0], "seqlen_kv": lengths[1]}
+    kinds = set()
+    for batch, heads_q, heads_kv in ((1, 2, 1), (1, 64, 2), (1, 64, 1), (90, 64, 2), (9, 7, 7)):
+        heads = {"batch": batch, "heads_q": heads_q, "heads_kv": heads_kv}
+        chosen = plan(replace(some, **asked, **heads), LIMITS["90"])
+        kinds.add(len(chosen.launches))
+        assert {launch.config for launch in chosen.launches} <= listed, heads
+    assert len(kinds) == 2, "with parts and without"
+
+
 def test_each_kernel_is_listed_once_and_no_more_than_some_call_needs() -> None:
     listed = kernels_of(HALF, LIMITS["90"])
     assert len(set(listed)) == len(listed)

@@ -173,6 +173,35 @@ def test_sources_that_never_rest_are_an_error_that_leaves_nothing(
     compiler.check()
 
 
+def test_a_file_that_an_editor_writes_anew_is_waited_for(
+    compiler: FakeCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    header = compiler.root / HEADER
+    text = header.read_bytes()
+    header.unlink()
+    waits: list[float] = []
+
+    def wait(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 2:
+            header.write_bytes(text)
+
+    monkeypatch.setattr(compiling.time, "sleep", wait)
+    compiling.compile_kernels(CONFIGS[:1], 0)
+    assert len(waits) == 2
+    compiler.check()
+
+
+def test_a_file_of_the_same_time_and_size_is_another_file(compiler: FakeCompiler) -> None:
+    header = compiler.root / HEADER
+    before = Sources(compiler.root).digest(CONFIGS[0].generation, CONFIGS[0].kernel)
+    stat, text = header.stat(), header.read_text()
+    header.write_text(text.replace("Sequence", "Eequence", 1))
+    os.utime(header, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert header.stat().st_size == stat.st_size
+    assert Sources(compiler.root).digest(CONFIGS[0].generation, CONFIGS[0].kernel) != before
+
+
 def test_what_the_compiler_refuses_of_a_file_half_written_is_tried_again(
     compiler: FakeCompiler,
 ) -> None:

@@ -42,7 +42,7 @@ def _parts(problem: AttentionProblem) -> int:
 
 
 # Milliseconds were measured for 1, 2, 4 and so on up to the group; those that follow are at most
-# 4 % from the best of them, but for two at head_dim 256 (11 %), see bench/NOTES.md.
+# 4 % from the best of them, but for two of the three at head_dim 256 (11 %) in bench/NOTES.md.
 @pytest.mark.parametrize(
     ("heads", "seqlen", "head_dim", "causal", "full"),
     [

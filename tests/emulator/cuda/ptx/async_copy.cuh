@@ -1,6 +1,5 @@
 // Stands for cuda_src/ptx/async_copy.cuh. A copy is done at any time from when it is asked for
-// until its group is waited for: those of even warps as late as that may be, those of odd ones at
-// once.
+// until its group is waited for: as late as that may be, or at once, by turns of warps and blocks.
 #pragma once
 
 #include "load_matrix.cuh"
@@ -12,7 +11,7 @@ inline void async_copy_16(unsigned shared, const void* global, int bytes = 16) {
   if (bytes && reinterpret_cast<std::uintptr_t>(global) % 16) {
     emulated::fail("cp.async: an address is not a multiple of 16");
   }
-  if (threadIdx.x / 32 % 2 != 0) {
+  if ((threadIdx.x / 32 + emulated::block_index.x) % 2 != 0) {
     emulated::finish_group({{to, global, bytes != 0}});
     return;
   }

@@ -6,6 +6,7 @@
 namespace cuflash::ptx {
 
 inline int opaque_lane() { return emulated::lane(); }
+inline int opaque_warp() { return static_cast<int>(threadIdx.x) / 32; }
 
 template <class T>
 inline T opaque(T x) {

@@ -1,5 +1,5 @@
 // Stands for cuda_src/ptx/turn.cuh: blocks run one after the other, so a turn that has not come
-// never will, and who adds out of turn shows by what it has waited for.
+// never will. Who adds out of turn shows by what it has waited for, unless others keep the turns.
 #pragma once
 
 #include "../emulated.hpp"
@@ -12,15 +12,15 @@ inline int read_turn(const int* counter) {
   waited = last == counter ? waited + 1 : 0;
   last = counter;
   if (waited > 1000) emulated::fail("a turn that never comes");
-  emulated::warp().turn = counter;
+  if (!emulated::habits.roles) emulated::warp().turn = counter;
   return *counter;
 }
 
 inline void pass_turn(int* counter) {
-  if (emulated::warp().turn != counter)
+  if (!emulated::habits.roles && emulated::warp().turn != counter)
     emulated::fail("a turn is passed by whoever does not have it");
   emulated::warp().turn = nullptr;
-  emulated::turns = true;
+  emulated::turns = !emulated::habits.roles;
   ++*counter;
 }
 

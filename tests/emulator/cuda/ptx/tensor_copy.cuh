@@ -1,0 +1,45 @@
+// Stands for cuda_src/ptx/tensor_copy.cuh. A map is what emulator/device.py makes in the driver's
+// place: an address, four sizes, three strides in bytes, the rows of a box.
+#pragma once
+
+#include "load_matrix.cuh"
+
+namespace cuflash::ptx {
+
+constexpr unsigned long long kEvictFirst = 0;
+constexpr unsigned long long kEvictLast = 0;
+
+// Where a byte of a tile with the 128-byte swizzle lies.
+inline unsigned swizzled(unsigned address) { return address ^ (address >> 7 & 7) << 4; }
+
+inline void tensor_load(unsigned shared, const void* map, unsigned barrier, int column, int row,
+                        int head, int batch, unsigned long long) {
+  unsigned long long words[9];
+  std::memcpy(words, map, sizeof words);
+  const unsigned rows = static_cast<unsigned>(words[8]);
+  if (shared % 1024 != 0) emulated::fail("a box in shared memory that starts within a pattern");
+  emulated::shared_at(shared, 1024);
+  emulated::shared_at(shared + rows * 128 - 16, 16);
+  const auto inside = [](int at, unsigned long long size) {
+    return at >= 0 && static_cast<unsigned long long>(at) < size;
+  };
+  emulated::copy_later(barrier, rows * 128, [=, address = words[0]] {
+    for (unsigned i = 0; i < rows; ++i) {
+      const int at_row = row + static_cast<int>(i);
+      const unsigned long long from =
+          address + at_row * words[5] + head * words[6] + batch * words[7];
+      for (int j = 0; j < 64; ++j) {
+        const int at_column = column + j;
+        const bool valid = inside(at_column, words[1]) && inside(at_row, words[2]) &&
+                           inside(head, words[3]) && inside(batch, words[4]);
+        std::uint16_t x = 0;
+        if (valid) std::memcpy(&x, reinterpret_cast<const void*>(from + 2 * at_column), 2);
+        std::memcpy(emulated::shared_base + swizzled(shared + i * 128 + j * 2), &x, 2);
+      }
+    }
+  });
+}
+
+inline void tensor_map_prefetch(const void*) {}
+
+}  // namespace cuflash::ptx

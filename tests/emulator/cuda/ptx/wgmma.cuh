@@ -1,0 +1,129 @@
+// Stands for cuda_src/ptx/wgmma.cuh: PTX ISA, "Asynchronous warpgroup level matrix instructions".
+// Every lane computes its own elements. Its operands are read, and its sums written, when the
+// product is asked for or when it is waited for: blocks and warpgroups have it both ways.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "load_matrix.cuh"
+#include "tensor_copy.cuh"
+
+namespace cuflash::ptx {
+
+inline float float_of(__half x) { return __half2float(x); }
+inline float float_of(__nv_bfloat16 x) { return __bfloat162float(x); }
+
+// A matrix in shared memory by its descriptor: "Matrix descriptor" and "Strides", 128-byte swizzle.
+struct DescribedMatrix {
+  unsigned start, leading, stride;
+
+  explicit DescribedMatrix(unsigned long long descriptor)
+      : start((descriptor & 0x3fff) << 4),
+        leading((descriptor >> 16 & 0x3fff) << 4),
+        stride((descriptor >> 32 & 0x3fff) << 4) {
+    if (descriptor >> 62 != 1) emulated::fail("a descriptor without the 128-byte swizzle");
+  }
+
+  // Of an element: `i` along the rows of A or columns of B, `depth` along the sum.
+  template <class T, bool transposed>
+  float at(int i, int depth) const {
+    const unsigned by_rows = i / 8 * stride + i % 8 * 128 + depth * 2;
+    const unsigned by_depth = i / 64 * leading + i % 64 * 2 + depth / 8 * stride + depth % 8 * 128;
+    const unsigned address = swizzled(start + (transposed ? by_depth : by_rows));
+    T x;
+    std::memcpy(&x, emulated::shared_at(address, 2), 2);
+    return float_of(x);
+  }
+};
+
+inline bool products_are_late() { return (threadIdx.x / 128 + emulated::block_index.x) % 2 == 0; }
+
+inline void multiply(emulated::Work work) {
+  if (products_are_late()) {
+    emulated::current->products.open.push_back(std::move(work));
+  } else {
+    work();
+  }
+}
+
+// d += a b for the rows of a lane, of which `left` gives both for a depth.
+template <class T, bool transpose_b, int fragments>
+inline void add_product(float (*d)[2][2], const float (&left)[2][16], unsigned long long b) {
+  const DescribedMatrix right(b);
+  const int lane = emulated::lane();
+  for (int n = 0; n < fragments; ++n) {
+    for (int which = 0; which < 2; ++which) {
+      float sum[2] = {0, 0};
+      for (int depth = 0; depth < 16; ++depth) {
+        const float x = right.at<T, transpose_b>(8 * n + lane % 4 * 2 + which, depth);
+        for (int group = 0; group < 2; ++group) sum[group] += left[group][depth] * x;
+      }
+      for (int group = 0; group < 2; ++group) d[n][group][which] += sum[group];
+    }
+  }
+}
+
+template <bool transpose_a, bool transpose_b, class T, int fragments>
+inline void wgmma(T, float (&d)[fragments][2][2], unsigned long long a, unsigned long long b,
+                  bool accumulate) {
+  multiply([=, to = &d[0]] {
+    const DescribedMatrix matrix(a);
+    const int first = threadIdx.x / 32 % 4 * 16 + emulated::lane() / 4;
+    float left[2][16];
+    for (int depth = 0; depth < 16; ++depth) {
+      for (int group = 0; group < 2; ++group) {
+        left[group][depth] = matrix.at<T, transpose_a>(first + 8 * group, depth);
+      }
+    }
+    if (!accumulate) std::memset(to, 0, sizeof(float[fragments][2][2]));
+    add_product<T, transpose_b, fragments>(to, left, b);
+  });
+}
+
+// What the lanes of a row hold of an operand is handed out when the product is asked for; that it
+// has not changed since is looked at when it is done.
+template <bool transpose_b, class T, int fragments>
+inline void wgmma(T, float (&d)[fragments][2][2], const unsigned (&a)[4], unsigned long long b) {
+  struct Left {
+    float x[2][16];
+    unsigned given[4];
+  } left;
+  std::memcpy(left.given, a, sizeof left.given);
+  emulated::Warp& warp = emulated::warp();
+  const int lane = emulated::lane();
+  std::memcpy(warp.left[lane], a, sizeof left.given);
+  emulated::sync_warp();
+  for (int from = 0; from < 4; ++from) {
+    T x[4][2];
+    std::memcpy(x, warp.left[lane / 4 * 4 + from], sizeof x);
+    for (int i = 0; i < 4; ++i) {
+      for (int which = 0; which < 2; ++which) {
+        left.x[i % 2][i / 2 * 8 + 2 * from + which] = float_of(x[i][which]);
+      }
+    }
+  }
+  emulated::sync_warp();
+  multiply([=, to = &d[0], operand = &a[0]] {
+    if (std::memcmp(operand, left.given, sizeof left.given) != 0) {
+      emulated::fail("an operand that changes while a product reads it");
+    }
+    add_product<T, transpose_b, fragments>(to, left.x, b);
+  });
+}
+
+inline void wgmma_fence() {}
+
+inline void wgmma_commit() { emulated::current->products.commit(); }
+
+template <int pending>
+inline void wgmma_wait() {
+  emulated::current->products.retire(pending);
+}
+
+template <int fragments>
+inline void wgmma_hold(float (&)[fragments][2][2]) {}
+template <int fragments>
+inline void wgmma_hold(unsigned (&)[fragments][4]) {}
+
+}  // namespace cuflash::ptx

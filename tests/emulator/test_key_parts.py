@@ -1,0 +1,30 @@
+"""FlashAttention-3's gradients where several blocks share a kv tile, on the CPU."""
+
+from __future__ import annotations
+
+import pytest
+
+from ..kit.case import Case
+from ..kit.compare import compare
+from ..kit.data import arrays
+from ..kit.oracle import judge
+from ..kit.parts import parts_forced
+from .build import compiler
+from .device import EmulatedRunner
+
+pytestmark = pytest.mark.skipif(compiler() is None, reason="there is no g++ to compile with")
+
+
+@pytest.mark.parametrize("ordered", [False, True], ids=["", "ordered"])
+@pytest.mark.parametrize("dims", [(128, 128), (192, 256)], ids=str)
+def test_against_float64(dims: tuple[int, int], ordered: bool) -> None:
+    runner = EmulatedRunner("90", "fa3", deterministic=ordered, num_sms=1)
+    case = Case(2, 4, 1, 150, 300, *dims, "bfloat16", causal=True, q_offset=-40, seed=1)
+    x = arrays(case, "q", "k", "v", "dout", "dlse")
+    with parts_forced(2):
+        saved = runner.forward(case, x["q"], x["k"], x["v"])
+        given = (x["dout"], x["q"], x["k"], x["v"], *saved, x["dlse"])
+        grads = runner.backward(case, *given)
+    truth = judge(case, x)
+    for name, got in zip(("dq", "dk", "dv"), grads, strict=True):
+        compare(truth, name, got).check()
