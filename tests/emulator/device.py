@@ -50,7 +50,9 @@ def emulated_device(
 
     def launched(handle: int, *numbers: int) -> None:
         grid, _, _, threads, _, _, shared_bytes, _, parameters, _ = numbers
+        _COUNTER[...] = 0
         kernels[handle](grid, threads, shared_bytes, parameters)
+        assert _COUNTER == 0, "the counter of tiles is not 0 after a launch"
 
     limits = LIMITS[architecture]
     limits = replace(limits, num_sms=num_sms or limits.num_sms)
@@ -80,10 +82,14 @@ def emulated_device(
 _COUNTER = np.zeros(1, np.int32)
 
 
-def _encode_map(to: Any, _: int, rank: int, address: Any, *more: Any) -> int:
+def _encode_map(to: Any, kind: int, rank: int, address: Any, *more: Any) -> int:
     """In the driver's place: what ``cuda/ptx/tensor_copy.cuh`` reads."""
-    assert rank == 4
-    sizes, strides, box, *_rest = more
+    assert (rank, kind in (6, 9)) == (4, True)  # float16, bfloat16
+    sizes, strides, box, steps, interleave, swizzle, _promotion, fill = more
+    assert (box[0], [*box][2:], [*steps]) == (64, [1, 1], [1] * 4)
+    assert (interleave, swizzle, fill) == (0, 3, 0)  # 128 bytes; zeros outside
+    assert box[1] <= 256
+    assert all(number % 16 == 0 for number in (address.value, *strides))
     words = (address.value, *sizes, *strides, box[1])
     (ctypes.c_uint64 * len(words)).from_address(to.value)[:] = words
     return 0

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from .build import HERE, compiler
+from .build import HERE, UNHARDENED, compiler
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="there is no g++ to compile with")
 
@@ -110,7 +110,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
         }}
     """
     (folder / "uses.cpp").write_text(text)
-    command = ["g++", "-std=c++20", f"-I{HERE}", "uses.cpp", "-o", "uses"]
+    command = ["g++", "-std=c++20", UNHARDENED, f"-I{HERE}", "uses.cpp", "-o", "uses"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return folder / "uses"

@@ -1,4 +1,4 @@
-"""Bugs of FlashAttention-3's backward pass, which only a Hopper GPU runs; see ``hopper``.
+"""Bugs of FlashAttention-3's backward pass; see ``fa3``.
 
 What is not here: a missing wait for a product (as in ``fa3``), the fence
 between dS and the products that read it, and waits that slack of a step or

@@ -22,7 +22,7 @@ import cuflash
 from .bug import Bug
 from .hopper_problems import LISTS
 from .hopper_run import BUILT, PATIENCE, End
-from .record import HOPPER_RECORDS, hopper_digest
+from .record import HOPPER_RECORDS, emulator_digest, hopper_digest
 from .tree import copy_tree, environment_of, plant
 
 __all__ = ["digest_of", "digest_of_both", "pass_of", "run", "why_left_out"]
@@ -79,8 +79,8 @@ def digest_of(name: str) -> str:
 
 
 def digest_of_both() -> str:
-    """Of the code of both passes."""
-    return " ".join(map(digest_of, HOPPER_RECORDS))
+    """Of the code of both passes, and of the emulator that runs it."""
+    return " ".join((*map(digest_of, HOPPER_RECORDS), emulator_digest()))
 
 
 def judge(bug: Bug) -> tuple[bool, str]:

@@ -17,6 +17,7 @@ __all__ = [
     "RECORD",
     "ROOT",
     "device_digest",
+    "emulator_digest",
     "hopper_digest",
     "read",
 ]
@@ -36,6 +37,12 @@ def device_digest() -> str:
     """Digest of the device code that the emulator runs: all but FlashAttention-3."""
     kernels = (ROOT / "cuda_src").rglob("*.cu")
     return _digest(_closure(kernel for kernel in kernels if kernel.parent.name != "fa3"))
+
+
+def emulator_digest() -> str:
+    """Digest of the emulator and of what it is given to run."""
+    folder = ROOT / "tests" / "emulator"
+    return _digest({*folder.glob("cuda/**/*.*h"), *folder.glob("cuda/*.hpp"), folder / "rows.py"})
 
 
 def hopper_digest(kernel: str, files: Iterable[str]) -> str:

@@ -11,7 +11,7 @@ inline void async_copy_16(unsigned shared, const void* global, int bytes = 16) {
   if (bytes && reinterpret_cast<std::uintptr_t>(global) % 16) {
     emulated::fail("cp.async: an address is not a multiple of 16");
   }
-  if ((threadIdx.x / 32 + emulated::block_index.x) % 2 != 0) {
+  if ((threadIdx.x / 32 + emulated::variant()) % 2 != 0) {
     emulated::finish_group({{to, global, bytes != 0}});
     return;
   }

@@ -23,6 +23,7 @@ struct DescribedMatrix {
         leading((descriptor >> 16 & 0x3fff) << 4),
         stride((descriptor >> 32 & 0x3fff) << 4) {
     if (descriptor >> 62 != 1) emulated::fail("a descriptor without the 128-byte swizzle");
+    if ((descriptor & ~0xc0003fff3fff3fffull) != 0) emulated::fail("a descriptor with other bits");
   }
 
   // Of an element: `i` along the rows of A or columns of B, `depth` along the sum.
@@ -37,7 +38,7 @@ struct DescribedMatrix {
   }
 };
 
-inline bool products_are_late() { return (threadIdx.x / 128 + emulated::block_index.x) % 2 == 0; }
+inline bool products_are_late() { return (threadIdx.x / 128 + emulated::variant()) % 2 == 0; }
 
 inline void multiply(emulated::Work work) {
   if (products_are_late()) {
