@@ -57,6 +57,7 @@ UNSEEN: dict[str, str] = {
     "a captured counter does not begin at zero": _STREAMS,
     "all warps stage their rows in one place": _WARPS,
     "dQ is added out of turn": f"{_BLOCKS}; other threads than those that add keep the turns",
+    "math does not wait for its turn": _BLOCKS,
     "nobody asks whether sums are cleared": _BLOCKS,
     "math does not wait for who asks whether sums are cleared": _BLOCKS,
     "one share too few is waited for": _BLOCKS,
