@@ -31,6 +31,8 @@ namespace cuflash::{generation} {{
 alignas(1024) unsigned char shared_bytes[256 * 1024];
 }}
 extern "C" void emulate(const void* params, int grid, int threads, long shared) {{
+  static unsigned launches = 0;  // variables of emulated:: are one for all kernels of a process
+  emulated::launches = launches++;
   emulated::launch(grid, threads, shared, cuflash::{generation}::shared_bytes, {{{habits}}},
                    [&] {{ {entry}(*static_cast<const cuflash::{struct}*>(params)); }});
 }}

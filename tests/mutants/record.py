@@ -42,7 +42,7 @@ def device_digest() -> str:
 def emulator_digest() -> str:
     """Digest of the emulator and of what it is given to run."""
     folder = ROOT / "tests" / "emulator"
-    return _digest({*folder.glob("cuda/**/*.*h"), *folder.glob("cuda/*.hpp"), folder / "rows.py"})
+    return _digest({*folder.glob("cuda/**/*.*h*"), folder / "build.py", folder / "rows.py"})
 
 
 def hopper_digest(kernel: str, files: Iterable[str]) -> str:

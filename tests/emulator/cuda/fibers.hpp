@@ -230,7 +230,6 @@ inline void launch(int grid, int threads, std::size_t shared_bytes, unsigned cha
     block_index.x = i;
     run_block(threads, variant());
   }
-  ++launches;
   _mm_setcsr(_mm_getcsr() & ~0x8040u);
 }
 

@@ -119,7 +119,7 @@ inline std::jmp_buf scheduler;
 inline const std::function<void()>* kernel = nullptr;
 inline Index block_index{0};
 inline Index grid_size{0};
-inline unsigned launches = 0;  // of this kernel
+inline unsigned launches = 0;  // of this kernel before this one
 inline Index block_size{0};
 inline unsigned char* shared_base = nullptr;
 inline std::size_t shared_size = 0;
