@@ -48,12 +48,6 @@ def emulated_device(
         kernels.extend(map(make, configs))
         return [CompiledKernel(kernels[i], i, 0, 0) for i in range(before, len(kernels))]
 
-    def launched(handle: int, *numbers: int) -> None:
-        grid, _, _, threads, _, _, shared_bytes, _, parameters, _ = numbers
-        _COUNTER[...] = 0
-        kernels[handle](grid, threads, shared_bytes, parameters)
-        assert _COUNTER == 0, "the counter of tiles is not 0 after a launch"
-
     limits = LIMITS[architecture]
     limits = replace(limits, num_sms=num_sms or limits.num_sms)
     with contextlib.ExitStack() as stack:
@@ -69,7 +63,7 @@ def emulated_device(
             (launch, "counter_of_launch", lambda *_: _COUNTER.ctypes.data),
             (tensor_map, "_encode", lambda: _encode_map),
             (prepared, "current_stream", lambda _: 0),
-            (cupy.cuda.driver, "launchKernel", launched),
+            (cupy.cuda.driver, "launchKernel", lambda i, *more: _launch(kernels[i], *more)),
             (cupy.cuda, "Device", nothing),
         ):
             stack.enter_context(mock.patch.object(owner, name, value))
@@ -80,6 +74,14 @@ def emulated_device(
 
 #: Of the tiles that a persistent kernel draws; 0 before a launch and after it.
 _COUNTER = np.zeros(1, np.int32)
+
+
+def _launch(kernel: Any, *numbers: int) -> None:
+    """With what the driver's launchKernel is given."""
+    grid, _, _, threads, _, _, shared_bytes, _, parameters, _ = numbers
+    _COUNTER[...] = 0
+    kernel(grid, threads, shared_bytes, parameters)
+    assert _COUNTER == 0, "the counter of tiles is not 0 after a launch"
 
 
 def _encode_map(to: Any, kind: int, rank: int, address: Any, *more: Any) -> int:

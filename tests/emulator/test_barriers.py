@@ -58,57 +58,60 @@ _USES = {
 }
 
 
+_PROGRAM = """\
+#include "ptx/barrier_arrive.cuh"
+#include "ptx/barrier.cuh"
+#include "ptx/bulk_copy.cuh"
+#include "ptx/mbarrier.cuh"
+#include "ptx/wgmma.cuh"
+using namespace cuflash::ptx;
+alignas(1024) unsigned char shared[4096];
+alignas(16) unsigned char memory[16] = {{1}};
+bool one_thread() {{ return threadIdx.x == 0; }}
+void begin(int arrivals) {{
+  if (one_thread()) mbarrier_init(0, arrivals);
+  __syncthreads();
+}}
+void copy() {{
+  mbarrier_arrive_expecting(0, 16);
+  bulk_load(64, memory, 16, 0);
+}}
+void read() {{
+  if (shared[64] != 1) emulated::fail("not there");
+}}
+void store() {{
+  bulk_store(memory, 64, 16);
+  bulk_commit();
+}}
+void multiply(bool changes, bool waits) {{
+  std::memset(shared, 0, sizeof shared);
+  __syncthreads();
+  float d[1][2][2] = {{}};
+  unsigned a[4] = {{}};
+  wgmma<false>(__half{{}}, d, a, 1ull << 62 | 64ull << 32);
+  wgmma_commit();
+  if (changes) a[0] = 1;
+  if (waits) wgmma_wait<0>();
+}}
+int main(int, char** arguments) {{
+  const int which = std::atoi(arguments[1]);
+  emulated::launch(4, 64, sizeof shared, shared, {{}}, [=] {{
+    const bool first = threadIdx.x < 32, one = one_thread();
+    const int lane = emulated::lane();
+    switch (which) {{
+      {cases}
+    }}
+  }});
+}}
+"""
+
+
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """It takes the number of a use."""
     folder = tmp_path_factory.mktemp("barriers")
     cases = "".join(f"case {i}: {body} break;\n" for i, (body, _) in enumerate(_USES.values()))
-    text = f"""
-        #include "ptx/barrier_arrive.cuh"
-        #include "ptx/barrier.cuh"
-        #include "ptx/bulk_copy.cuh"
-        #include "ptx/mbarrier.cuh"
-        #include "ptx/wgmma.cuh"
-        using namespace cuflash::ptx;
-        alignas(1024) unsigned char shared[4096];
-        alignas(16) unsigned char memory[16] = {{1}};
-        bool one_thread() {{ return threadIdx.x == 0; }}
-        void begin(int arrivals) {{
-          if (one_thread()) mbarrier_init(0, arrivals);
-          __syncthreads();
-        }}
-        void copy() {{
-          mbarrier_arrive_expecting(0, 16);
-          bulk_load(64, memory, 16, 0);
-        }}
-        void read() {{
-          if (shared[64] != 1) emulated::fail("not there");
-        }}
-        void store() {{
-          bulk_store(memory, 64, 16);
-          bulk_commit();
-        }}
-        void multiply(bool changes, bool waits) {{
-          std::memset(shared, 0, sizeof shared);
-          __syncthreads();
-          float d[1][2][2] = {{}};
-          unsigned a[4] = {{}};
-          wgmma<false>(__half{{}}, d, a, 1ull << 62 | 64ull << 32);
-          wgmma_commit();
-          if (changes) a[0] = 1;
-          if (waits) wgmma_wait<0>();
-        }}
-        int main(int, char** arguments) {{
-          const int which = std::atoi(arguments[1]);
-          emulated::launch(4, 64, sizeof shared, shared, {{}}, [=] {{
-            const bool first = threadIdx.x < 32, one = one_thread();
-            const int lane = emulated::lane();
-            switch (which) {{
-              {cases}
-            }}
-          }});
-        }}
-    """
+    text = _PROGRAM.format(cases=cases)
     (folder / "uses.cpp").write_text(text)
     command = ["g++", "-std=c++20", UNHARDENED, f"-I{HERE}", "uses.cpp", "-o", "uses"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
