@@ -28,7 +28,7 @@ import cuflash
 
 from ..emulator.build import KEPT, compiler
 from . import hopper, hopper_emulated
-from .bugs import BUGS, HOPPER_BUGS, Bug
+from .bugs import BUGS, EMULATED_BUGS, HOPPER_BUGS, Bug
 from .record import EMULATED_RECORD, RECORD, device_digest
 from .tree import copy_tree, environment_of, plant
 
@@ -46,7 +46,8 @@ NO_PROGRAM = re.compile(r"CompileError|\berror: |static assertion failed")
 
 def run_tests(tree: Path, tests: list[str]) -> tuple[int, str]:
     """Pytest's exit code and output in a copy of the tree."""
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests]
+    # Without capture: the emulator says what is wrong and aborts.
+    command = [sys.executable, "-m", "pytest", "-qxs", "-p", "no:cacheprovider", *tests]
     options: dict[str, Any] = {"cwd": tree, "env": environment_of(tree), "capture_output": True}
     seconds = (GPU_SECONDS if cuflash.is_available() else CPU_SECONDS) * len(tests)
     try:
@@ -68,7 +69,7 @@ def tests_of(bug: Bug) -> list[str]:
     """The tests of which one has to kill a bug here."""
     if not is_emulated(bug):
         return [bug.test]
-    tests = hopper_emulated.tests_of(bug) if bug in HOPPER_BUGS else [bug.emulated]
+    tests = hopper_emulated.tests_of(bug) if bug not in BUGS else [bug.emulated]
     return [EMULATED + test for test in tests]
 
 
@@ -85,7 +86,8 @@ def judge(bug: Bug) -> tuple[bool, str]:
         tests = tests_of(bug)
         code, output = run_tests(tree, tests)
     if -code in CRASHES and is_emulated(bug):  # the emulator stopped, or died of a wrong address
-        return True, f"signal {-code}"
+        said = re.search(r"^.*emulated block \d+ thread \d+: (.+)$", output, re.MULTILINE)
+        return True, f"the emulator: {said[1]}" if said else f"signal {-code}"
     if code == TIMED_OUT and not is_emulated(bug):
         return bug.needs_gpu, f"{tests[0]}: {output}"
     if code not in (0, 1) or NO_PROGRAM.search(output):
@@ -106,7 +108,8 @@ def main() -> int:
     runs = cuflash.is_available() or compiler() is not None
     bugs = [b for b in BUGS if only in f"{b.name} {b.file}" and (runs or not b.needs_gpu)]
     bugs = [] if arguments.fa3_pass else bugs
-    of_fa3 = [b for b in HOPPER_BUGS if only in f"fa3 {b.name} {b.file}"]
+    of_fa3 = [*HOPPER_BUGS, *(() if cuflash.is_available() else EMULATED_BUGS)]
+    of_fa3 = [b for b in of_fa3 if only in f"fa3 {b.name} {b.file}"]
     of_fa3 = [b for b in of_fa3 if arguments.fa3_pass in hopper.pass_of(b)]
     right = not bugs or run_bugs(bugs, arguments.jobs, arguments.record if runs else None)
     if of_fa3 and cuflash.is_available():

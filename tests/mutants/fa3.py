@@ -3,7 +3,7 @@
 ``test`` names the list of problems in ``hopper_problems`` that has to kill a
 bug. Behind a bug stands why it is wrong and not only slow. What is not here:
 a missing wait for a product (ptxas sees it, waits by itself and says so, which
-``tests/compile`` looks for), turns that anyone may take, barriers between the
+``tests/compile`` looks for; see ``fa3_order``), turns that anyone may take, barriers between the
 lanes of a warp that has not parted, a counter reset by the last ticket but one
 (right unless the last one is drawn several microseconds later), releases of V,
 Q and skipped blocks that come early, but not before the loads that would do

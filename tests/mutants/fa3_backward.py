@@ -1,8 +1,7 @@
 """Bugs of FlashAttention-3's backward pass; see ``fa3``.
 
-What is not here: a missing wait for a product (as in ``fa3``), the fence
-between dS and the products that read it, and waits that slack of a step or
-two makes come true by themselves.
+What is not here: missing waits for products and fences, of which ``fa3_order``
+has some, and waits that slack of a step or two makes come true by themselves.
 """
 
 from __future__ import annotations

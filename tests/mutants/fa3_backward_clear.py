@@ -4,11 +4,11 @@ Blocks clear sums only where there are many tiles, and those sums must not be
 late but in ``MANY_HEADS``: there a block clears megabytes, while next to no
 key is seen. What is not cleared holds the sums of the pass before.
 
-What is not here: the fences between zeros that threads wrote and copies that
-read them, and between copies and additions, and the wait for the copies. All
-are a matter of nanoseconds to a microsecond, and no run has seen the last one
-missing. A tile that no query sees waits for cleared sums only because of
-heads that no query sees at all.
+What is not here but in ``fa3_order``: the fences between zeros that threads
+wrote and copies that read them, and between copies and additions, and the wait
+for the copies. All are a matter of nanoseconds to a microsecond, and no run on
+a GPU has seen the last one missing. A tile that no query sees waits for cleared
+sums only because of heads that no query sees at all.
 """
 
 from __future__ import annotations

@@ -8,7 +8,8 @@ What is not here: the barrier between dS and dK, whose warps read the keys that
 they wrote themselves; turns to make scores, without which results are the same
 (or never come); masked dP, which is multiplied by zeros of P; weights of dead
 queries, which their lse makes zeros where a mask does not hide them; and dS
-that is written before dQ of two steps ago has read it, which slack prevents.
+that is written before dQ of two steps ago has read it, which slack prevents on
+a GPU (``fa3_order`` has it).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Planted bugs of FlashAttention-3 where there is no GPU: by the tests of the emulator.
 
 Their own account, beside that of a GPU: it says which of them the emulator
-finds. It has one way to memory and as many registers as anybody wants, so
-fences between the units of a GPU and what setmaxnreg moves it does not see.
+finds, and has more of them than a GPU (``fa3_order``). The emulator has as many
+registers as anybody wants, so what setmaxnreg moves it does not see.
 """
 
 from __future__ import annotations

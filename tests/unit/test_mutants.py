@@ -16,7 +16,7 @@ from ..kit.case import Case
 from ..kit.parts import parts_forced
 from ..mutants import hopper, hopper_emulated
 from ..mutants.__main__ import judge
-from ..mutants.bugs import BUGS, HOPPER_BUGS, Bug
+from ..mutants.bugs import BUGS, EMULATED_BUGS, HOPPER_BUGS, Bug
 from ..mutants.hopper_problems import (
     CAUSAL,
     CROWDED_GRADIENTS,
@@ -34,15 +34,17 @@ from ..mutants.hopper_problems import (
 )
 from ..mutants.record import EMULATED_RECORD, HOPPER_RECORDS, device_digest, read
 
+_ALL = (*BUGS, *HOPPER_BUGS, *EMULATED_BUGS)
 
-@pytest.mark.parametrize("bug", [*BUGS, *HOPPER_BUGS], ids=lambda bug: bug.name)
+
+@pytest.mark.parametrize("bug", _ALL, ids=lambda bug: bug.name)
 def test_a_bug_is_one_edit_that_can_be_made(bug: Bug, root: Path) -> None:
     assert (root / bug.file).read_text().count(bug.find) == 1
     assert bug.find != bug.replace
 
 
 def test_names_are_unique() -> None:
-    assert len({bug.name for bug in (*BUGS, *HOPPER_BUGS)}) == len(BUGS) + len(HOPPER_BUGS)
+    assert len({bug.name for bug in _ALL}) == len(_ALL)
 
 
 def test_there_are_enough_of_each_kind() -> None:
@@ -83,7 +85,7 @@ def test_every_bug_of_the_hopper_kernels_was_killed(name: str) -> None:
 
 def test_every_bug_of_the_hopper_kernels_that_the_emulator_shows_was_killed() -> None:
     """Of this very code: ``python -m tests.mutants --only fa3`` without a GPU."""
-    record, names = read(EMULATED_RECORD), {bug.name for bug in HOPPER_BUGS}
+    record, names = read(EMULATED_RECORD), {bug.name for bug in (*HOPPER_BUGS, *EMULATED_BUGS)}
     assert set(hopper_emulated.UNSEEN) <= names
     assert set(record["killed"]) == names - set(hopper_emulated.UNSEEN)
     assert record["device_code"] == hopper.digest_of_both(), "the code changed since the record"

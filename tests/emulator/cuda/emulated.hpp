@@ -1,7 +1,8 @@
-// The part of CUDA C++ that the sources use, on the fibers of fibers.hpp.
+// The part of CUDA C++ that the sources use, on the fibers of fibers.hpp. 16 bytes are written
+// as proxies.hpp wants to know.
 #pragma once
 
-#include "fibers.hpp"
+#include "proxies.hpp"
 
 #define __device__
 #define __global__
@@ -13,6 +14,11 @@
 
 struct alignas(16) uint4 {
   unsigned x, y, z, w;
+  uint4& operator=(const uint4& from) {
+    std::memcpy(this, &from, sizeof from);
+    emulated::wrote_if_shared(this, sizeof from);
+    return *this;
+  }
 };
 struct alignas(8) float2 {
   float x, y;

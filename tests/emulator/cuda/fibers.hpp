@@ -168,6 +168,7 @@ inline void run_block(int threads, unsigned order) {
   Block mine;
   mine.fibers = std::vector<Fiber>(threads);
   mine.warps = std::vector<Warp>(threads / kWarp);
+  mine.writers.assign(shared_size / 2, 0);
   block = &mine;
   for (int i = 0; i < threads; ++i) {
     Fiber& fiber = mine.fibers[i];
@@ -205,6 +206,9 @@ inline void run_block(int threads, unsigned order) {
     if (!fiber.done) fail("a barrier that some threads never reach");
     if (!fiber.products.empty()) fail("products that nobody waits for");
     if (!fiber.stores.empty()) fail("stores of the copy engine that nobody waits for");
+    if (fiber.asked != mine.fibers[fiber.index.x / 128 * 128].asked) {
+      fail("products that a part of a warpgroup asks for");
+    }
   }
   if (!mine.copies.empty()) fail("copies that nobody waits for");
   for (const Barrier& barrier : mine.named) {

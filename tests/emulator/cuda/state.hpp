@@ -72,6 +72,12 @@ struct Groups {
   bool empty() const { return open.empty() && closed.empty(); }
 };
 
+// What a product under way adds to, as it has to be when it is done.
+struct Sums {
+  std::vector<float> value;
+  int products = 0;
+};
+
 struct Fiber {
   ucontext_t begin;
   std::jmp_buf place;  // where it stopped
@@ -87,7 +93,12 @@ struct Fiber {
   std::vector<Copy> open;
   std::deque<std::vector<Copy>> groups;
   Groups products;
+  std::map<const float*, Sums> sums;  // of products that are under way
+  std::uint64_t asked = 0;            // digest of all products so far
+  bool ordered = false;               // its registers before the next product
   Groups stores;
+  bool cleared = false;  // device memory by the copy engine, which nothing has ordered yet
+  std::vector<unsigned> unfenced;  // see proxies.hpp
 
   bool runnable() const {
     return !done && !paused && (waiting == nullptr || waiting->generation != generation) &&
@@ -111,6 +122,7 @@ struct Block {
   Barrier named[16];
   std::map<unsigned, PhaseBarrier> phases;  // by their address
   std::deque<Work> copies;                  // that the copy engine has been asked for
+  std::vector<std::uint16_t> writers;       // see proxies.hpp
 };
 
 inline Block* block = nullptr;

@@ -15,13 +15,19 @@ inline void check_bulk(const void* global, unsigned shared, unsigned bytes) {
 
 inline void bulk_load(unsigned shared, const void* from, unsigned bytes, unsigned barrier) {
   check_bulk(from, shared, bytes);
-  emulated::copy_later(barrier, bytes,
-                       [=] { std::memcpy(emulated::shared_base + shared, from, bytes); });
+  emulated::copy_later(barrier, bytes, [=] {
+    emulated::copied(shared, bytes);
+    std::memcpy(emulated::shared_base + shared, from, bytes);
+  });
 }
 
 inline void bulk_store(void* to, unsigned shared, unsigned bytes) {
   check_bulk(to, shared, bytes);
-  const auto work = [=] { std::memcpy(to, emulated::shared_base + shared, bytes); };
+  const auto work = [=] {
+    emulated::copied(shared, bytes);
+    std::memcpy(to, emulated::shared_base + shared, bytes);
+  };
+  emulated::current->cleared = true;
   if (emulated::variant() % 2 == 0) {
     work();
   } else {

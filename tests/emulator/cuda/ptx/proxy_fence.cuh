@@ -1,9 +1,16 @@
-// Stands for cuda_src/ptx/proxy_fence.cuh: there is one way to memory here.
+// Stands for cuda_src/ptx/proxy_fence.cuh.
 #pragma once
+
+#include "../emulated.hpp"
 
 namespace cuflash::ptx {
 
-inline void fence_async_shared() {}
-inline void fence_async_global() {}
+inline void fence_async_shared() { emulated::fence_shared(); }
+
+inline void fence_async_global() {
+  if (!emulated::current->stores.empty())
+    emulated::fail("a fence behind stores that are under way");
+  emulated::current->cleared = false;
+}
 
 }  // namespace cuflash::ptx

@@ -15,6 +15,7 @@ inline void store_matrix_x4_transposed(unsigned row, const unsigned (&d)[4]) {
       const unsigned to = warp.word[i * 8 + lane % 4 * 2 + which];
       const auto x = static_cast<std::uint16_t>(d[i] >> 16 * which);
       std::memcpy(emulated::shared_at(to, 16) + lane / 4 * 2, &x, 2);
+      emulated::wrote(to + lane / 4 * 2, 2);
     }
   }
   emulated::sync_warp();

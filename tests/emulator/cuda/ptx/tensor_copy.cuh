@@ -24,6 +24,7 @@ inline void tensor_load(unsigned shared, const void* map, unsigned barrier, int 
     return at >= 0 && static_cast<unsigned long long>(at) < size;
   };
   emulated::copy_later(barrier, rows * 128, [=, address = words[0]] {
+    emulated::copied(shared, rows * 128);
     for (unsigned i = 0; i < rows; ++i) {
       const int at_row = row + static_cast<int>(i);
       const unsigned long long from =

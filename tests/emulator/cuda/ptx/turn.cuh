@@ -19,6 +19,7 @@ inline int read_turn(const int* counter) {
 inline void pass_turn(int* counter) {
   if (!emulated::habits.roles && emulated::warp().turn != counter)
     emulated::fail("a turn is passed by whoever does not have it");
+  if (emulated::current->cleared) emulated::fail("stores of the copy engine without a fence");
   emulated::warp().turn = nullptr;
   emulated::turns = !emulated::habits.roles;
   ++*counter;

@@ -6,6 +6,8 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include <limits>
+
 #include "load_matrix.cuh"
 #include "tensor_copy.cuh"
 
@@ -34,18 +36,32 @@ struct DescribedMatrix {
     const unsigned address = swizzled(start + (transposed ? by_depth : by_rows));
     T x;
     std::memcpy(&x, emulated::shared_at(address, 2), 2);
-    return float_of(x);
+    // Where no fence is, anything: it is no error of a product that nobody looks at.
+    return emulated::is_fenced(address) ? float_of(x) : std::numeric_limits<float>::quiet_NaN();
   }
 };
 
 inline bool products_are_late() { return (threadIdx.x / 128 + emulated::variant()) % 2 == 0; }
 
-inline void multiply(emulated::Work work) {
-  if (products_are_late()) {
-    emulated::current->products.open.push_back(std::move(work));
-  } else {
+// Work that adds to `d`, of which all of a warpgroup say the same `what`. Nobody else may write
+// there until it is done.
+template <int fragments>
+inline void multiply(float (&d)[fragments][2][2], unsigned long long what, emulated::Work work) {
+  emulated::Fiber& fiber = *emulated::current;
+  if (!fiber.ordered) emulated::fail("products without a fence before them");
+  fiber.asked = (fiber.asked + what + fragments) * 0x9e3779b97f4a7c15ull;
+  if (!products_are_late()) return work();
+  const float* first = &d[0][0][0];
+  emulated::Sums& sums = fiber.sums[first];
+  if (sums.products++ == 0) sums.value.assign(first, first + 4 * fragments);
+  fiber.products.open.push_back([=, &fiber, &sums, work = std::move(work)] {
+    if (std::memcmp(first, sums.value.data(), 16 * fragments) != 0) {
+      emulated::fail("sums that change while a product adds to them");
+    }
     work();
-  }
+    sums.value.assign(first, first + 4 * fragments);
+    if (--sums.products == 0) fiber.sums.erase(first);
+  });
 }
 
 // d += a b for the rows of a lane, of which `left` gives both for a depth.
@@ -68,7 +84,7 @@ inline void add_product(float (*d)[2][2], const float (&left)[2][16], unsigned l
 template <bool transpose_a, bool transpose_b, class T, int fragments>
 inline void wgmma(T, float (&d)[fragments][2][2], unsigned long long a, unsigned long long b,
                   bool accumulate) {
-  multiply([=, to = &d[0]] {
+  multiply(d, a * 31 + b * 2 + accumulate, [=, to = &d[0]] {
     const DescribedMatrix matrix(a);
     const int first = threadIdx.x / 32 % 4 * 16 + emulated::lane() / 4;
     float left[2][16];
@@ -105,7 +121,7 @@ inline void wgmma(T, float (&d)[fragments][2][2], const unsigned (&a)[4], unsign
     }
   }
   emulated::sync_warp();
-  multiply([=, to = &d[0], operand = &a[0]] {
+  multiply(d, b, [=, to = &d[0], operand = &a[0]] {
     if (std::memcmp(operand, left.given, sizeof left.given) != 0) {
       emulated::fail("an operand that changes while a product reads it");
     }
@@ -113,9 +129,13 @@ inline void wgmma(T, float (&d)[fragments][2][2], const unsigned (&a)[4], unsign
   });
 }
 
-inline void wgmma_fence() {}
+inline void wgmma_fence() { emulated::current->ordered = true; }
 
-inline void wgmma_commit() { emulated::current->products.commit(); }
+// The house has a fence before every group, since what is multiplied has mostly just been written.
+inline void wgmma_commit() {
+  emulated::current->ordered = false;
+  emulated::current->products.commit();
+}
 
 template <int pending>
 inline void wgmma_wait() {

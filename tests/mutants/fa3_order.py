@@ -1,0 +1,167 @@
+"""Bugs of FlashAttention-3's order between units of a GPU, which only the emulator shows for sure.
+
+Products of a warpgroup and the copy engine run beside the threads, and see
+what threads wrote only behind a fence. On a GPU a missing wait or fence is a
+matter of nanoseconds, which most runs win; the emulator has products and
+copies late, and what is not fenced is not there.
+
+What is not here: keys shared by warpgroups that wait for the place of dS
+although whoever passes weights has seen it read; fences of the barriers'
+beginnings, which the emulator does not have.
+"""
+
+from __future__ import annotations
+
+from .bug import Bug
+from .hopper_problems import CAUSAL, CROWDED_GRADIENTS, GRADIENTS, NARROW, SHARED_GRADIENTS
+
+__all__ = ["BUGS"]
+
+_CLEAR = "cuda_src/fa3/backward_clear.cuh"
+_CROWDED = "cuda_src/fa3/backward_crowded.cuh"
+_FORWARD = "cuda_src/fa3/forward_math.cuh"
+_MATH = "cuda_src/fa3/backward_math.cuh"
+_WIDE = "cuda_src/fa3/backward_wide.cuh"
+
+_FENCE = "    ptx::fence_async_shared();\n"
+_HANDED_ON = "    __syncwarp();\n    arrive_warp<Config>(c.shared.ds_full[score_ring.stage]);\n"
+_ENDS = "    end_step<Config>(stage);\n"
+
+
+def _wait(pending: int) -> str:
+    return f"    ptx::wgmma_wait<{pending}>();\n"
+
+
+def _hold(name: str) -> str:
+    return f"    ptx::wgmma_hold({name}.value[0]);\n"
+
+
+def _swapped(name: str, file: str, first: str, second: str, test: str, follows: str = "") -> Bug:
+    """Two pieces of code in the other order, before what follows."""
+    return Bug(name, file, first + second + follows, second + first + follows, test)
+
+
+def _unfenced(name: str, file: str, fence: str, follows: str, test: str) -> Bug:
+    """Without the fence before what follows."""
+    return Bug(name, file, fence + follows, follows, test)
+
+
+def _early(name: str, file: str, pending: int, held: str, test: str) -> Bug:
+    """Waits for one product too few."""
+    hold = _hold(held)
+    return Bug(name, file, _wait(pending) + hold, _wait(pending + 1) + hold, test)
+
+
+def _overwritten(name: str, file: str, test: str) -> Bug:
+    """Nobody waits until the place of dS is free."""
+    wait = "wait_empty<Config>(c.shared.ds_empty[score_ring.stage], score_ring.phase);"
+    return Bug(name, file, wait, "", test)
+
+
+_FENCES = (
+    _unfenced("dS has no fence", _MATH, _FENCE, _HANDED_ON, GRADIENTS),
+    _swapped("dS is fenced when it has been handed on", _MATH, _FENCE, _HANDED_ON, GRADIENTS),
+    _unfenced("dS of shared keys has no fence", _WIDE, _FENCE, _HANDED_ON, SHARED_GRADIENTS),
+    _unfenced(
+        "dS of crowded registers has no fence",
+        _CROWDED,
+        _FENCE,
+        "    // All of the warpgroup's dS is there",
+        CROWDED_GRADIENTS,
+    ),
+    _unfenced(
+        "zeros of dead queries have no fence", _MATH, _FENCE, "    jitter<Config>();\n", GRADIENTS
+    ),
+    _unfenced(
+        "zeros that are copied have no fence",
+        _CLEAR,
+        "  ptx::fence_async_shared();\n",
+        "  __syncwarp();\n",
+        GRADIENTS,
+    ),
+    _unfenced(
+        "cleared sums have no fence",
+        _CLEAR,
+        "  ptx::fence_async_global();\n",
+        "  jitter<Config>();\n",
+        GRADIENTS,
+    ),
+    _unfenced(
+        "products begin before their registers are there",
+        _FORWARD,
+        "    ptx::wgmma_fence();\n",
+        "#pragma unroll\n    for (int key = 0;",
+        CAUSAL,
+    ),
+)
+
+_FORWARD_WAITS = (
+    _early("scores are not waited for", _FORWARD, 1, "scores", CAUSAL),
+    _swapped(
+        "weights change while they are multiplied",
+        _FORWARD,
+        _wait(0) + _hold("state.output") + "    release_v();\n",
+        "    weigh(state, scores);\n",
+        NARROW,
+    ),
+    _swapped(
+        "V is released while it is multiplied",
+        _FORWARD,
+        _wait(0) + _hold("state.output"),
+        "    release_v();\n",
+        NARROW,
+        "    weigh(",
+    ),
+    _swapped(
+        "V of the last block is released while it is multiplied",
+        _FORWARD,
+        _wait(0) + _hold("state.output"),
+        "    release_v();\n",
+        NARROW,
+        "    store_rows(",
+    ),
+)
+
+_BACKWARD_WAITS = (
+    _early("S is not waited for", _MATH, 1, "p", GRADIENTS),
+    _early("dP is not waited for", _MATH, 0, "dp", GRADIENTS),
+    _early("dQ is added while it is computed", _MATH, 2, "dq", GRADIENTS),
+    _early("dQ of shared keys is added while it is computed", _WIDE, 1, "dq", SHARED_GRADIENTS),
+    _early("S of crowded registers is not waited for", _CROWDED, 0, "p", CROWDED_GRADIENTS),
+    _swapped("a step ends while Q is multiplied", _MATH, _wait(0) + _hold("dk"), _ENDS, GRADIENTS),
+    _swapped(
+        "a step of crowded registers ends while Q is multiplied",
+        _CROWDED,
+        _wait(0) + _hold("dk") + _hold("dq"),
+        _ENDS,
+        CROWDED_GRADIENTS,
+    ),
+    Bug(
+        "dQ of the last step is not waited for",
+        _MATH,
+        "  ptx::wgmma_wait<0>();\n  ptx::wgmma_hold(dq.value[0]);\n  math.add_q",
+        "  math.add_q",
+        GRADIENTS,
+    ),
+    Bug("cleared sums are not waited for", _CLEAR, "  ptx::bulk_wait();\n", "", GRADIENTS),
+)
+
+_PLACES = (
+    _overwritten("dS is overwritten while dQ reads it", _MATH, GRADIENTS),
+    _overwritten(
+        "dS of crowded registers is overwritten while dQ reads it", _CROWDED, CROWDED_GRADIENTS
+    ),
+)
+
+_OPERANDS = (
+    Bug(
+        "one warp multiplies other keys than its warpgroup",
+        _FORWARD,
+        "v_place.stage * (sizeof(typename Types::VPanels) / 16);",
+        "v_place.stage * (sizeof(typename Types::VPanels) / 16) + threadIdx.x / 96 % 4 / 3 * 128;",
+        CAUSAL,
+    ),
+)
+
+#: Those that no GPU is held to.
+BUGS = (*_FENCES, *_FORWARD_WAITS, *_BACKWARD_WAITS, *_PLACES, *_OPERANDS)
