@@ -46,6 +46,7 @@ struct Fa1ForwardParams {
   void* row_max;
   void* row_sum;
   double scale;
+  float factor;  // of the logits, see logit_factor in tile/softmax.cuh
   Shape shape;
 };
 
@@ -63,6 +64,7 @@ struct Fa1BackwardParams {
   void* delta;
   void* dq_accumulator;
   double scale;
+  float factor;  // of the logits, see logit_factor in tile/softmax.cuh
   Shape shape;
 };
 
@@ -74,6 +76,7 @@ struct Fa2ForwardParams {
   Tensor out;
   RowVector lse;
   double scale;
+  float factor;       // of the logits, see logit_factor in tile/softmax.cuh
   long long section;  // heads whose tiles run together, see tile/schedule.cuh
   Shape shape;
 };
@@ -102,6 +105,7 @@ struct Fa2BackwardParams {
   void* dq_accumulator;
   void* turns;
   double scale;
+  float factor;           // of the logits, see logit_factor in tile/softmax.cuh
   long long section;      // heads whose tiles run together, see tile/schedule.cuh
   long long padded_rows;  // rows of a head in the workspace
   Shape shape;

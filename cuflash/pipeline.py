@@ -204,7 +204,15 @@ def _placed(name: str, spec: TensorSpec, described: Described, device: int) -> T
 
 
 def _strides(name: str, spec: TensorSpec, layout: Layout) -> tuple[int, int, int]:
-    strides = spec.strides or contiguous_strides(spec.shape)
+    """What a launch is told; 0 of an axis of one element.
+
+    Kernels form addresses of rows that are not there, and read nothing from
+    them. Of a sequence of one row they would lie wherever its stride says.
+    """
+    given = spec.strides or contiguous_strides(spec.shape)
+    strides = tuple(
+        0 if size == 1 else stride for size, stride in zip(spec.shape, given, strict=True)
+    )
     if name in ROWS:
         return layout.canonical_rows(strides, 0)
     return layout.canonical(strides, 0)[:3]

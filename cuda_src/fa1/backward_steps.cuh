@@ -67,28 +67,36 @@ __device__ inline void store_dead_rows(const BackwardContext<Config>& c, const Q
   });
 }
 
-// The log-sum-exp, in the units of the logits, and delta of this warp's rows. A dead row, and one
-// beyond the length, gets plus infinity: its P is then exp(-inf) = 0.
+// The log-sum-exp, in the units of the logits, and delta of a warp's rows. A dead row, and one
+// beyond the length, gets an lse of plus infinity: its P is then exp(-inf) = 0.
 template <class Config>
 struct StepStatistics {
   const BackwardContext<Config>& c;
   const QStep& step;
   using Compute = typename Config::Compute;
   using Rows = typename BackwardTypes<Config>::Rows;
-  __device__ void operator()(int row0, Rows& lse, Rows& delta) const {
-    const LanePosition lane;
-    const int first_row = step.q_begin + row0 + lane.row;
-    lse.for_each([&](Compute& x, int m, int group) {
-      const int row = first_row + BackwardTypes<Config>::Scores::row(m, group);
-      x = -infinity<Compute>();
-      delta.value[m][group] = 0;
-      if (row < c.seq.seqlen_q) {
-        x = lse_of(c, step, row);
-        delta.value[m][group] = static_cast<const Compute*>(
-            c.params.delta)[workspace_row(c.params.shape, c.seq, step.head, row)];
-      }
-      x = x == -infinity<Compute>() ? infinity<Compute>() : Logits<Config>::from_natural(x);
+  __device__ Rows lse_of(int row0) const {
+    return rows_of(row0, [&](int row) {
+      Compute x = -infinity<Compute>();
+      if (row < c.seq.seqlen_q) x = fa1::lse_of(c, step, row);
+      return x == -infinity<Compute>() ? infinity<Compute>() : Logits<Config>::from_natural(x);
     });
+  }
+  __device__ Rows delta_of(int row0) const {
+    const auto* delta = static_cast<const Compute*>(c.params.delta);
+    const long long first = workspace_row(c.params.shape, c.seq, step.head, 0);
+    return rows_of(row0, [&](int row) { return row < c.seq.seqlen_q ? delta[first + row] : 0; });
+  }
+
+ private:
+  template <class Number>
+  __device__ Rows rows_of(int row0, Number number) const {
+    const LanePosition lane;
+    Rows rows;
+    rows.for_each([&](Compute& x, int m, int group) {
+      x = number(step.q_begin + row0 + lane.row + BackwardTypes<Config>::Scores::row(m, group));
+    });
+    return rows;
   }
 };
 

@@ -22,7 +22,7 @@ __device__ inline void forward_step(const ForwardContext<Config>& c, const Block
   using Types = ForwardTypes<Config>;
   using Compute = typename Config::Compute;
   const int kv_begin = kv_tile * Config::block_kv;
-  const Compute factor = Logits<Config>::factor(c.params.scale);
+  const Compute factor = logit_factor<Config>(c.params);
   const bool first = kv_tile == 0;
   const bool last = kv_tile == kv_tiles_seen<Config>(c.seq, block.index) - 1;
 

@@ -45,20 +45,20 @@ __device__ inline void gradient_step(const BackwardContext<Config>& c, const QSt
 // read. So do the numbers of the rows, unless some are dead: then dQ needs them once more.
 template <class Config, class KGradient, class VGradient>
 __device__ inline void gradient_step_of_one_stage(const BackwardContext<Config>& c,
-                                                  const QStep& step, const QStep& next, int i,
-                                                  bool dead, bool more, KGradient& dk,
-                                                  VGradient& dv, OpenTurn<Config::ordered>& open) {
+                                                  const QStep& step, QLoads<Config>& loads, int i,
+                                                  bool dead, KGradient& dk, VGradient& dv,
+                                                  OpenTurn<Config::ordered>& open) {
   accumulate_v<Config>(c, step, c.p(i), dv);
   __syncthreads();
-  if (more) load_dout(c, next);
+  loads.load_dout(c);
   accumulate_k<Config>(c, step, c.ds(i), dk);
   __syncthreads();
-  if (more) load_q(c, next);
-  if (more && !dead) copy_row_numbers(c, next);
+  loads.load_q(c);
+  if (!dead) loads.load_numbers(c);
   accumulate_q(c, step, i, dead, open);
   if (dead) {
     __syncthreads();
-    if (more) copy_row_numbers(c, next);
+    loads.load_numbers(c);
   }
   commit_copies<Config::workspace_copies>();
 }
@@ -69,29 +69,28 @@ __device__ inline void steps_ahead(const BackwardContext<Config>& c, const QStep
                                    KGradient& dk, VGradient& dv) {
   static_assert(Config::num_stages == 3 && Config::score_stages == 2, "three steps are under way");
   QStep step = steps.first();
-  QStep next = steps.after(step);
-  QStep loaded = next;
-  load_q_step(c, step, 0 < steps.count);
-  load_q_step(c, next, 1 < steps.count);
+  QLoads<Config> loads(c, steps);
+  load_step(c, steps, loads);
+  load_step(c, steps, loads);
   wait_copies<Config::workspace_copies, 1>();
   __syncthreads();
   OpenTurn<Config::ordered> open;
-  bool dead = clear_inputs(c, step);
+  bool dead = clear_inputs(c, step, sees_dead_row(c, step));
   score_step(c, step, 0);
   if (dead) clear_scores(c, step, 0);
   const bool scores_first = static_cast<int>(threadIdx.x) / 32 < Config::warps / 2;
   for (int i = 0; i + 1 < steps.count; ++i) {
     arrive_step<Config>();
-    loaded = steps.after(loaded);
-    load_q_step(c, loaded, i + 2 < steps.count);
-    const bool next_dead = clear_inputs(c, next);
+    const QStep next = steps.after(step);
+    const bool seen = sees_dead_row(c, next);  // its latency passes beside the copies
+    load_step(c, steps, loads);
+    const bool next_dead = clear_inputs(c, next, seen);
     if (scores_first) score_step(c, next, i + 1);
     gradient_step(c, step, i, dead, dk, dv, open);
     if (!scores_first) score_step(c, next, i + 1);
     if (next_dead) clear_scores(c, next, i + 1);
     dead = next_dead;
     step = next;
-    next = loaded;
   }
   arrive_step<Config>();
   gradient_step(c, step, steps.count - 1, dead, dk, dv, open);
@@ -103,23 +102,23 @@ template <class Config, class KGradient, class VGradient>
 __device__ inline void steps_in_turn(const BackwardContext<Config>& c, const QSteps<Config>& steps,
                                      KGradient& dk, VGradient& dv) {
   QStep step = steps.first();
+  QLoads<Config> loads(c, steps);
   OpenTurn<Config::ordered> open;
-  load_q_step(c, step, true);
+  load_step(c, steps, loads);
   for (int i = 0; i < steps.count; ++i) {
-    const QStep next = steps.after(step);
-    const bool more = i + 1 < steps.count;
     arrive_step<Config>();
-    const bool dead = clear_inputs(c, step);
-    if (Config::num_stages > 1) load_q_step(c, next, more);
+    const bool dead = clear_inputs(c, step, sees_dead_row(c, step));
+    if (Config::num_stages > 1) load_step(c, steps, loads);
     score_step(c, step, i);
     if (dead) clear_scores(c, step, i);
     __syncthreads();
     if constexpr (Config::num_stages > 1) {
       gradient_step(c, step, i, dead, dk, dv, open);
     } else {
-      gradient_step_of_one_stage(c, step, next, i, dead, more, dk, dv, open);
+      gradient_step_of_one_stage(c, step, loads, i, dead, dk, dv, open);
+      loads.advance(c, steps);
     }
-    step = next;
+    step = steps.after(step);
   }
   open.pass();
 }
@@ -129,22 +128,13 @@ template <class Config>
 __device__ inline BackwardContext<Config> context_of(const Fa2BackwardParams& params,
                                                      BackwardStorage<Config>& shared,
                                                      unsigned block) {
-  using Storage = typename Config::Storage;
   const Shape& shape = params.shape;
   const TileOrder order{static_cast<unsigned>(ceil_div(shape.seqlen_kv, Config::block_kv)),
                         static_cast<unsigned>(shape.heads_kv),
                         static_cast<unsigned>(params.section)};
   const WorkItem item = order.kv_item<Config::block_kv>(shape, block, last_tile_first<Config>);
   const Sequence seq = sequence(shape, item.batch);
-  return {params,
-          shared,
-          item,
-          seq,
-          shape.heads_q / shape.heads_kv,
-          {q_row<const Storage>(params.q, seq, 0, 0), params.q.row_stride, shape.seqlen_q,
-           shape.head_dim},
-          {q_row<const Storage>(params.dout, seq, 0, 0), params.dout.row_stride, shape.seqlen_q,
-           shape.head_dim_v}};
+  return {params, shared, item, seq, shape.heads_q / shape.heads_kv};
 }
 
 template <class Config>

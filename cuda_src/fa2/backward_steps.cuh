@@ -2,61 +2,20 @@
 #pragma once
 
 #include "../ptx/turn.cuh"
-#include "backward_types.cuh"
+#include "backward_loads.cuh"
 
 namespace cuflash::fa2 {
 
-// The numbers of a q tile's rows, 16 bytes at a time, dealt to the threads of the block.
+// Whether a q tile that has arrived reaches beyond the length, or holds a dead row that this lane
+// looks at. The lanes of a warp look at all rows.
 template <class Config>
-__device__ inline void copy_row_numbers(const BackwardContext<Config>& c, const QStep& step) {
-  using Compute = typename Config::Compute;
-  constexpr int chunk = 16 / static_cast<int>(sizeof(Compute));
-  constexpr int chunks = Config::block_q / chunk;
-  static_assert(Config::block_q % chunk == 0, "rows are whole chunks");
-  const long long first_row = c.head_row(step.head) + step.q_begin;
-  RowStatistics<Config>& rows = c.shared.rows[step.stage];
-  for (int i = threadIdx.x; i < 2 * chunks; i += BackwardTypes<Config>::threads) {
-    Compute* to = i < chunks ? rows.lse.data : rows.delta.data;
-    const auto* from = static_cast<const Compute*>(i < chunks ? c.params.row_lse : c.params.delta);
-    const int row = i % chunks * chunk;
-    copy_chunk<Config::workspace_copies>(to + row, from + first_row + row, true);
-  }
-}
-
-// Q_i -> its stage.
-template <class Config>
-__device__ inline void load_q(const BackwardContext<Config>& c, const QStep& step) {
-  c.q_stream.load(c.q(step.stage), step.q_begin, step.head * c.params.q.head_stride);
-}
-
-// dO_i -> its stage.
-template <class Config>
-__device__ inline void load_dout(const BackwardContext<Config>& c, const QStep& step) {
-  c.dout_stream.load(c.dout(step.stage), step.q_begin, step.head * c.params.dout.head_stride);
-}
-
-// Both, and the numbers of their rows; nothing if there is no such step.
-template <class Config>
-__device__ inline void load_q_step(const BackwardContext<Config>& c, const QStep& step,
-                                   bool exists) {
-  if (exists) {
-    load_q(c, step);
-    load_dout(c, step);
-    copy_row_numbers(c, step);
-  }
-  commit_copies<Config::workspace_copies>();
-}
-
-// Whether a q tile that has arrived holds a dead row, or reaches beyond the length. All warps find
-// the same.
-template <class Config>
-__device__ inline bool has_dead_rows(const BackwardContext<Config>& c, const QStep& step) {
+__device__ inline bool sees_dead_row(const BackwardContext<Config>& c, const QStep& step) {
   const auto* lse = c.lse(step.stage);
   bool dead = step.q_begin + Config::block_q > c.seq.seqlen_q;
   for (int row = ptx::opaque_lane(); row < Config::block_q; row += 32) {
     dead |= lse[row] == infinity<typename Config::Compute>();
   }
-  return __any_sync(0xffffffffu, dead);
+  return dead;
 }
 
 // Zeros in the dead rows of a tile in shared memory, dealt to the threads of the block.
@@ -74,10 +33,12 @@ __device__ inline void arrive_step() {
   __syncthreads();
 }
 
-// What dead rows of a q tile hold is cleared; says whether there are any.
+// What dead rows of a q tile hold is cleared; says whether there are any. All warps find the same
+// of what their lanes have `seen`.
 template <class Config>
-__device__ inline bool clear_inputs(const BackwardContext<Config>& c, const QStep& step) {
-  const bool dead = has_dead_rows(c, step);
+__device__ inline bool clear_inputs(const BackwardContext<Config>& c, const QStep& step,
+                                    bool seen) {
+  const bool dead = __any_sync(0xffffffffu, seen);
   if (dead) {
     clear_dead_rows(c, step, c.q(step.stage));
     clear_dead_rows(c, step, c.dout(step.stage));
@@ -86,19 +47,23 @@ __device__ inline bool clear_inputs(const BackwardContext<Config>& c, const QSte
   return dead;
 }
 
-// The numbers of a warp's rows of a step.
+// The numbers of a warp's rows of a step, from shared memory.
 template <class Config>
 struct StepStatistics {
   const typename Config::Compute* lse;
   const typename Config::Compute* delta;
   using Rows = typename BackwardTypes<Config>::Rows;
-  __device__ void operator()(int row0, Rows& row_lse, Rows& row_delta) const {
+  __device__ Rows lse_of(int row0) const { return rows_of(lse, row0); }
+  __device__ Rows delta_of(int row0) const { return rows_of(delta, row0); }
+
+ private:
+  __device__ static Rows rows_of(const typename Config::Compute* numbers, int row0) {
     const LanePosition lane;
-    row_lse.for_each([&](typename Config::Compute& x, int m, int group) {
-      const int row = row0 + lane.row + BackwardTypes<Config>::Scores::row(m, group);
-      x = lse[row];
-      row_delta.value[m][group] = delta[row];
+    Rows rows;
+    rows.for_each([&](typename Config::Compute& x, int m, int group) {
+      x = numbers[row0 + lane.row + BackwardTypes<Config>::Scores::row(m, group)];
     });
+    return rows;
   }
 };
 
@@ -191,11 +156,11 @@ __device__ inline void accumulate_q(const BackwardContext<Config>& c, const QSte
   const long long head_row = c.head_row(step.head);
   if (dead) {
     const Compute* lse = c.lse(step.stage) + row0;
-    add_to_accumulator<Config>(accumulator, dq, head_row, step.q_begin + row0, column0,
-                               [&](int row) { return lse[row] == infinity<Compute>(); });
+    add_to_accumulator<Config, ByRows>(accumulator, dq, head_row, step.q_begin + row0, column0,
+                                       [&](int row) { return lse[row] == infinity<Compute>(); });
   } else {
-    add_to_accumulator<Config>(accumulator, dq, head_row, step.q_begin + row0, column0,
-                               [](int) { return false; });
+    add_to_accumulator<Config, ByRows>(accumulator, dq, head_row, step.q_begin + row0, column0,
+                                       [](int) { return false; });
   }
   if constexpr (Config::ordered) open.open(turn_of(c, step));
 }

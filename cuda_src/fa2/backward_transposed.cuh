@@ -49,7 +49,7 @@ __device__ inline void weigh_transposed(const BackwardContext<Config>& c, const 
   using Compute = typename Config::Compute;
   const LanePosition lane;
   const QueryNumbers<Config> lse(c.lse(step.stage));
-  const Compute factor = Logits<Config>::factor(c.params.scale);
+  const Compute factor = logit_factor<Config>(c.params);
   scores.for_each([&](Compute& s, int m, int n, int group, int which) {
     const int i = step.q_begin + lane.column + Scores::column(n, which);
     const int j = c.item.kv_begin + key0 + lane.row + Scores::row(m, group);
@@ -115,20 +115,20 @@ __device__ inline void steps_transposed(const BackwardContext<Config>& c,
   QStep step = steps.first();
   QStep before = step;
   bool dead_before = false;
+  QLoads<Config> loads(c, steps);
   OpenTurn<Config::ordered> open;
-  load_q_step(c, step, true);
+  load_step(c, steps, loads);
   const bool scores_first = static_cast<int>(threadIdx.x) / 32 < Config::warps / 2;
   for (int i = 0; i < steps.count; ++i) {
     arrive_step<Config>();
-    load_q_step(c, steps.after(step), i + 1 < steps.count);
-    const bool dead = clear_inputs(c, step);
+    const bool seen = sees_dead_row(c, step);  // its latency passes beside the copies
+    load_step(c, steps, loads);
+    const bool dead = clear_inputs(c, step, seen);
     if (!scores_first && i > 0) accumulate_q(c, before, i - 1, dead_before, open);
     transposed_step(c, step, i, dead, dk, dv);
     if (scores_first && i > 0) accumulate_q(c, before, i - 1, dead_before, open);
     before = step;
     dead_before = dead;
-    // Opaque: the step after is found a second time instead of living in registers until here.
-    step.q_tile = static_cast<int>(ptx::opaque(step.q_tile));
     step = steps.after(step);
   }
   __syncthreads();

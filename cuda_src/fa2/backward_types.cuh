@@ -37,9 +37,6 @@ struct BackwardContext {
   const WorkItem item;
   const Sequence seq;
   const int group;  // query heads of this kv head
-  // Of the batch entry's head 0.
-  const TileStream<Config::copies, Types::threads, typename Types::QTile> q_stream;
-  const TileStream<Config::copies, Types::threads, typename Types::DoutTile> dout_stream;
 
   __device__ typename Types::KTile k() const { return {shared.k.data}; }
   __device__ typename Types::VTile v() const { return {shared.v.data}; }

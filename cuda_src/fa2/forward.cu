@@ -21,7 +21,7 @@
 namespace cuflash::fa2 {
 
 template <class Config>
-__device__ inline void begin_step(const ForwardContext<Config>& c, int step) {
+__device__ inline void begin_step(ForwardContext<Config>& c, int step) {
   wait_copies<Config::copies, 0>();
   __syncthreads();
   load_k_tile(c, step + Config::num_stages);
@@ -31,7 +31,7 @@ __device__ inline void begin_step(const ForwardContext<Config>& c, int step) {
 
 // Between the products with V and the scores of the next step.
 template <class Config>
-__device__ inline void turn_to_scores(const ForwardContext<Config>& c, int step) {
+__device__ inline void turn_to_scores(ForwardContext<Config>& c, int step) {
   if constexpr (Config::num_stages == 1) {
     wait_copies<Config::copies, 0>();
     __syncthreads();
@@ -62,16 +62,16 @@ __device__ inline void weigh(const ForwardContext<Config>& c, ForwardState<Confi
 }
 
 template <class Config>
-__device__ inline void forward_tile(const ForwardContext<Config>& c) {
+__device__ inline void forward_tile(ForwardContext<Config>& c) {
   ForwardState<Config> state;
   begin_rows(c, state);
   const int steps = c.blocks.count;
   if (steps > 0) {
     load_q_tile(c);
-    load_k_tile(c, 0);
+    load_k_tile<true>(c, 0);
     commit_copies<Config::copies>();
     if constexpr (Config::num_stages > 1) load_k_tile(c, 1);
-    load_v_tile(c, 0);
+    load_v_tile<true>(c, 0);
     commit_copies<Config::copies>();
     wait_copies<Config::copies, 1>();
     __syncthreads();
@@ -104,16 +104,18 @@ __device__ inline void forward(const Fa2ForwardParams& params) {
   const int rows = ForwardTypes<Config>::rows_per_warp;
   const int sharing = ForwardTypes<Config>::sharing;
   const int kv_head = item.head / (shape.heads_q / shape.heads_kv);
-  forward_tile(ForwardContext<Config>{params,
-                                      shared,
-                                      item,
-                                      seq,
-                                      {seq, item.q_tile},
-                                      static_cast<int>(threadIdx.x) / 32 / sharing * rows,
-                                      {kv_row<const Storage>(params.k, seq, kv_head, 0),
-                                       params.k.row_stride, seq.seqlen_kv, shape.head_dim},
-                                      {kv_row<const Storage>(params.v, seq, kv_head, 0),
-                                       params.v.row_stride, seq.seqlen_kv, shape.head_dim_v}});
+  const KvBlocks<Config> blocks(seq, item.q_tile);
+  const int last = (blocks.count - 1) * Config::block_kv;
+  ForwardContext<Config> c{
+      params,
+      shared,
+      item,
+      seq,
+      blocks,
+      static_cast<int>(threadIdx.x) / 32 / sharing * rows,
+      {kv_row<const Storage>(params.k, seq, kv_head, last), params.k.row_stride, shape.head_dim},
+      {kv_row<const Storage>(params.v, seq, kv_head, last), params.v.row_stride, shape.head_dim_v}};
+  forward_tile(c);
 }
 
 }  // namespace cuflash::fa2

@@ -98,7 +98,7 @@ __device__ inline void weigh_paired_tile(const ForwardContext<Config>& c,
   using Compute = typename Config::Compute;
   using Types = ForwardTypes<Config>;
   constexpr int columns = Types::Output::columns;
-  const Compute factor = Logits<Config>::factor(c.params.scale);
+  const Compute factor = logit_factor<Config>(c.params);
   typename Types::Rows maxima, keep;
   combine_numbers(c, maxima, [](Compute a, Compute b) { return larger(a, b); });
   if (move_references<Config>(state.reference, keep, maxima, factor)) rescale(state, keep);

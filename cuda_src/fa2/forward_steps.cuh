@@ -13,15 +13,16 @@ __device__ inline void load_q_tile(const ForwardContext<Config>& c) {
       c.params.q.row_stride, c.seq.seqlen_q - begin, c.params.shape.head_dim);
 }
 
-// The K tile of a step -> its stage; nothing if there is no such step.
-template <class Config>
-__device__ inline void load_k_tile(const ForwardContext<Config>& c, int step) {
-  if (step < c.blocks.count) c.k_stream.load(c.k(step), c.blocks[step].index * Config::block_kv);
+// The K tile of a step -> its stage; nothing if there is no such step. The first step's is the last
+// tile, the only one that may reach beyond the keys.
+template <bool first = false, class Config>
+__device__ inline void load_k_tile(ForwardContext<Config>& c, int step) {
+  c.k_stream.template load<!first>(c.k(step), step < c.blocks.count, c.last_rows());
 }
 
-template <class Config>
-__device__ inline void load_v_tile(const ForwardContext<Config>& c, int step) {
-  if (step < c.blocks.count) c.v_stream.load(c.v(step), c.blocks[step].index * Config::block_kv);
+template <bool first = false, class Config>
+__device__ inline void load_v_tile(ForwardContext<Config>& c, int step) {
+  c.v_stream.template load<!first>(c.v(step), step < c.blocks.count, c.last_rows());
 }
 
 // Reference and sum of this warp's rows, and its output, as they begin.
@@ -58,46 +59,19 @@ __device__ inline void rescale(ForwardState<Config>& state, const Rows& keep) {
 }
 
 // Moves the references of this warp's rows to the maxima of the scores from column `first` on,
-// where they have risen by more than the slack. The columns before are weights already; those of
-// the last group of them have not been multiplied yet.
-template <class Config, int group_columns, class Scores>
+// where they have risen by more than the slack. What the columns before give is in the output.
+template <class Config, class Scores>
 __device__ inline void follow_maxima(ForwardState<Config>& state, Scores& scores,
                                      typename Config::Compute factor, int first) {
-  using Compute = typename Config::Compute;
   typename ForwardTypes<Config>::Rows maxima = row_maxima(scores, first);
   typename ForwardTypes<Config>::Rows keep;
-  if (!move_references<Config>(state.reference, keep, maxima, factor)) return;
-  rescale(state, keep);
-  scores.for_each([&](Compute& x, int m, int n, int group, int) {
-    if (n * 8 < first && n * 8 >= first - group_columns) x *= keep.value[m][group];
-  });
+  if (move_references<Config>(state.reference, keep, maxima, factor)) rescale(state, keep);
 }
 
-// Columns [first, first + columns) of the scores -> weights, and their sums.
-//
-// With `maxima_on_demand` the maxima of a tile are looked for only if they can matter: while a row
-// has no reference, and where these weights come out too large for it, which their sums tell.
-template <class Config, int columns, class Scores>
-__device__ inline void weigh_part(ForwardState<Config>& state, Scores& scores,
-                                  typename ForwardTypes<Config>::Rows& offset,
-                                  typename Config::Compute factor, int first) {
-  using Compute = typename Config::Compute;
-  WarpTile<Compute, Config::fragment_rows, Scores::rows, columns> part;
-  typename ForwardTypes<Config>::Rows sums;
-  weigh_columns<Config>(part, sums, scores, offset, factor, first);
-  if constexpr (Config::maxima_on_demand) {
-    bool fits = true;  // a NaN does not
-    sums.for_each([&](Compute& x, int, int) { fits = fits && x < Logits<Config>::most_weight(); });
-    if (!__all_sync(0xffffffffu, fits)) {
-      follow_maxima<Config, columns>(state, scores, factor, first);
-      offset = offsets_of(state.reference);
-      weigh_columns<Config>(part, sums, scores, offset, factor, first);
-    }
-  }
-  part.for_each([&](Compute& x, int m, int n, int group, int which) {
-    scores.value[m][first / 8 + n][group][which] = x;
-  });
-  sums.for_each([&](Compute& x, int m, int group) { state.sum.value[m][group] += x; });
+template <class Config, class Rows>
+__device__ inline void add_to_sums(ForwardState<Config>& state, Rows& sums) {
+  sums.for_each(
+      [&](typename Config::Compute& x, int m, int group) { state.sum.value[m][group] += x; });
 }
 
 // What turns scores into weights as products ask for them.
@@ -105,33 +79,93 @@ template <class Config, class Scores>
 struct PartWeights {
   ForwardState<Config>& state;
   Scores& scores;
-  typename ForwardTypes<Config>::Rows& offset;
+  const typename ForwardTypes<Config>::Rows& offset;
   typename Config::Compute factor;
   template <int columns>
   __device__ void prepare(int first) const {
-    weigh_part<Config, columns>(state, scores, offset, factor, first);
+    using Compute = typename Config::Compute;
+    WarpTile<Compute, Config::fragment_rows, Scores::rows, columns> part;
+    typename ForwardTypes<Config>::Rows sums;
+    weigh_columns<Config>(part, sums, scores, offset, factor, first);
+    part.for_each([&](Compute& x, int m, int n, int group, int which) {
+      scores.value[m][first / 8 + n][group][which] = x;
+    });
+    add_to_sums(state, sums);
   }
 };
+
+// The same where maxima are looked for only if they can matter: while a row has no reference, and
+// where weights come out too large for it, which their sums tell. Until then the scores stay.
+template <class Config, class Scores>
+struct WeightsOnDemand {
+  using Rows = typename ForwardTypes<Config>::Rows;
+  ForwardState<Config>& state;
+  Scores& scores;
+  Rows& offset;
+  float factor;
+
+  template <int columns>
+  struct Part {
+    static constexpr int count = columns;
+    using Weights = WarpTile<float, Config::fragment_rows, Scores::rows, columns>;
+    typename Products<Config>::template Operands<Weights> operands;
+    Rows sums;
+  };
+
+  template <int columns>
+  __device__ Part<columns> weigh(int first) const {
+    typename Part<columns>::Weights weights;
+    Part<columns> part;
+    weigh_columns<Config>(weights, part.sums, scores, offset, factor, first);
+    part.operands = Products<Config>::operands_of(weights);
+    return part;
+  }
+  template <class Part>
+  __device__ void settle(Part& part, int first) const {
+    bool fits = true;  // a NaN does not
+    part.sums.for_each(
+        [&](float& x, int, int) { fits = fits && x < Logits<Config>::most_weight(); });
+    if (!__all_sync(0xffffffffu, fits)) {
+      follow_maxima<Config>(state, scores, factor, first);
+      offset = offsets_of(state.reference);
+      part = weigh<Part::count>(first);
+    }
+    add_to_sums(state, part.sums);
+  }
+};
+
+// Whether every row of the warp has a reference.
+template <class Config>
+__device__ inline bool all_settled(ForwardState<Config>& state) {
+  using Compute = typename Config::Compute;
+  bool settled = true;
+  state.reference.for_each(
+      [&](Compute& x, int, int) { settled = settled && x != -infinity<Compute>(); });
+  return __all_sync(0xffffffffu, settled);
+}
 
 // scores -> weights, output += weights V of a step; by a warp whose rows no other one shares.
 template <class Config, class Scores>
 __device__ inline void weigh_tile(const ForwardContext<Config>& c, ForwardState<Config>& state,
                                   Scores& scores, int step) {
-  using Compute = typename Config::Compute;
-  const Compute factor = Logits<Config>::factor(c.params.scale);
-  if (!Config::maxima_on_demand || !state.settled) {
-    follow_maxima<Config, 0>(state, scores, factor, 0);
-    if constexpr (Config::maxima_on_demand) {
-      bool settled = true;
-      state.reference.for_each(
-          [&](Compute& x, int, int) { settled = settled && x != -infinity<Compute>(); });
-      state.settled = __all_sync(0xffffffffu, settled);
+  using Types = ForwardTypes<Config>;
+  const auto factor = logit_factor<Config>(c.params);
+  const auto v = depth_by_rows(c.v(step), Zero{});
+  if constexpr (Config::maxima_on_demand) {
+    if (!state.settled) {
+      follow_maxima<Config>(state, scores, factor, 0);
+      state.settled = all_settled(state);
     }
+    auto offset = offsets_of(state.reference);
+    Products<Config>::template multiply_parts<Types::keys_at_once, Scores::columns>(
+        state.output, v, WeightsOnDemand<Config, Scores>{state, scores, offset, factor});
+  } else {
+    follow_maxima<Config>(state, scores, factor, 0);
+    const auto offset = offsets_of(state.reference);
+    Products<Config>::template multiply_prepared_weights<Types::keys_at_once>(
+        state.output, scores, v, c.p(), c.row0, 0,
+        PartWeights<Config, Scores>{state, scores, offset, factor});
   }
-  auto offset = offsets_of(state.reference);
-  Products<Config>::template multiply_prepared_weights<ForwardTypes<Config>::keys_at_once>(
-      state.output, scores, depth_by_rows(c.v(step), Zero{}), c.p(), c.row0, 0,
-      PartWeights<Config, Scores>{state, scores, offset, factor});
 }
 
 }  // namespace cuflash::fa2

@@ -26,9 +26,10 @@ struct ForwardTypes {
                                  sizeof(typename Config::Output) == sizeof(Storage) &&
                                  Config::head_dim_v <= Config::head_dim;
 
-  // Keys whose scores become weights together, beside the products of those before.
+  // Keys whose scores become weights together, beside the products of those before. Of narrow heads
+  // as many as most_weight() is for, which is a tile of the table.
   static constexpr int keys_at_once =
-      Config::maxima_on_demand && Config::head_dim_v <= 64 && Config::block_kv % 32 == 0 ? 32 : 16;
+      Config::maxima_on_demand && Config::head_dim_v <= 64 && Config::block_kv % 64 == 0 ? 64 : 16;
   static_assert(!Config::maxima_on_demand || !natural_logits<Config>, "of 16-bit storage alone");
 
   using Scores =
@@ -73,8 +74,8 @@ struct ForwardContext {
   const Sequence seq;
   const KvBlocks<Config> blocks;
   const int row0;  // of this warp in the q tile
-  const TileStream<Config::copies, Types::threads, typename Types::KTile> k_stream;
-  const TileStream<Config::copies, Types::threads, typename Types::VTile> v_stream;
+  TileStream<Config::copies, Types::threads, Direction::down, typename Types::KTile> k_stream;
+  TileStream<Config::copies, Types::threads, Direction::down, typename Types::VTile> v_stream;
 
   __device__ typename Types::QTile q() const { return {shared.q.data}; }
   __device__ typename Types::KTile k(int step) const {
@@ -90,6 +91,8 @@ struct ForwardContext {
     return Types::sharing > 1 ? static_cast<int>(threadIdx.x) / 32 % Types::sharing : 0;
   }
   __device__ int first_key() const { return part() * Types::Scores::columns; }  // of a tile
+  // Keys of the last tile, which the steps begin with.
+  __device__ int last_rows() const { return seq.seqlen_kv - (blocks.count - 1) * Config::block_kv; }
   __device__ int first_query() const { return item.q_tile * Config::block_q + row0; }
 };
 

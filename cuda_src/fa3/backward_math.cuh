@@ -129,8 +129,9 @@ struct BackwardMath {
     dq.for_each([&](float& x, int, int, int group, int) {
       if (dead >> group & 1) x = 0;
     });
-    add_to_accumulator<Config>(static_cast<float*>(c.params.dq_accumulator), dq,
-                               c.head_row(place.head), row, column, [](int) { return false; });
+    add_to_accumulator<Config, ByFragments>(static_cast<float*>(c.params.dq_accumulator), dq,
+                                            c.head_row(place.head), row, column,
+                                            [](int) { return false; });
     if constexpr (Config::ordered) {
       __syncwarp();
       arrive_warp<Config>(c.shared.added[ring.stage]);

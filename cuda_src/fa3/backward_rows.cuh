@@ -95,8 +95,9 @@ struct UnitToFinish {
     column = static_cast<int>(i % parts) * columns;
     exists = any && unit.row < shape.seqlen_q && column < shape.head_dim;
     if (!exists) return;
-    load_from_accumulator<Config>(static_cast<const float*>(units.params.dq_accumulator), sums,
-                                  units.workspace_row(unit), 0, column);
+    load_from_accumulator<Config, ByFragments>(
+        static_cast<const float*>(units.params.dq_accumulator), sums, units.workspace_row(unit), 0,
+        column);
   }
 
   // Of `rest`, in this part.

@@ -6,15 +6,25 @@
 
 namespace cuflash::ptx {
 
-// 16 bytes past L1 to an address in the shared window; both addresses 16-byte aligned.
-__device__ inline void async_copy_16(unsigned shared, const void* global) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;\n" ::"r"(shared), "l"(global) : "memory");
-}
-// The same, of which `bytes` (0 or 16) are read; the rest is zero.
+// 16 bytes past L1 to an address in the shared window, of which `bytes` (0 or 16) are read; the
+// rest is zero. Both addresses are 16-byte aligned, also where nothing is read.
 __device__ inline void async_copy_16(unsigned shared, const void* global, int bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(shared), "l"(global),
                "r"(bytes)
                : "memory");
+}
+
+// The same if `wanted`, and nothing otherwise; without a branch.
+__device__ inline void async_copy_16_if(bool wanted, unsigned shared, const void* global,
+                                        int bytes) {
+  asm volatile(
+      "{\n"
+      ".reg .pred wanted;\n"
+      "setp.ne.b32 wanted, %0, 0;\n"
+      "@wanted cp.async.cg.shared.global [%1], [%2], 16, %3;\n"
+      "}\n" ::"r"(static_cast<int>(wanted)),
+      "r"(shared), "l"(global), "r"(bytes)
+      : "memory");
 }
 
 // Closes the group of all copies this thread has issued since the last one.

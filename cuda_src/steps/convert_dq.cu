@@ -68,7 +68,8 @@ __device__ inline void convert_dq(const ConvertParams& params) {
     const int column = i % parts * Part::columns;
     if (row >= shape.seqlen_q || column >= shape.head_dim) continue;
     Part part;
-    load_from_accumulator<Config>(accumulator, part, all_heads * params.padded_rows, row, column);
+    load_from_accumulator<Config, ByRows>(accumulator, part, all_heads * params.padded_rows, row,
+                                          column);
     store_part(params, part, shared, q_row<typename Config::Storage>(params.dq, seq, head, row),
                shape.seqlen_q - row, column);
   }

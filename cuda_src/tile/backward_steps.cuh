@@ -22,8 +22,9 @@ __device__ inline void load_kv_tile(const Context& c, int kv_begin) {
 }
 
 // P_ij = exp(scale Q_i K_j^T - lse) and dS_ij = P_ij * (dO_i V_j^T - delta) -> `p` and `ds` in
-// shared memory. `statistics(row0, lse, delta)` gives those of this warp's rows; an infinite lse
-// makes a row's P zero.
+// shared memory. `statistics` gives lse and delta of this warp's rows; an infinite lse makes a
+// row's P zero. Where S and dP are computed one after the other, each is asked for behind its
+// product, which needs the registers.
 template <class Config, class Context, class Shared, class Statistics>
 __device__ inline void score_tiles(const Context& c, const QStep& step, int kv_begin,
                                    const Shared& p_tile, const Shared& ds_tile,
@@ -38,22 +39,31 @@ __device__ inline void score_tiles(const Context& c, const QStep& step, int kv_b
   WorkItem item = c.item;
   item.head = step.head;
   typename Types::Rows lse, delta;
-  statistics(row0, lse, delta);
-
-  Scores p;
+  Scores p, ds;
   p.fill(0);
-  Products<Config>::template multiply_ahead<Config::head_dim>(
-      p, rows_by_depth(c.q(step.stage), row0), rows_by_depth(c.k(), key0));
+  ds.fill(0);
+  const auto q = rows_by_depth(c.q(step.stage), row0);
+  const auto k = rows_by_depth(c.k(), key0);
+  const auto dout = rows_by_depth(c.dout(step.stage), row0);
+  const auto v = rows_by_depth(c.v(), key0);
+  if constexpr (Types::together) {
+    lse = statistics.lse_of(row0);
+    delta = statistics.delta_of(row0);
+    Products<Config>::template multiply_two_ahead<Config::head_dim>(p, q, k, ds, dout, v);
+  } else {
+    Products<Config>::template multiply_ahead<Config::head_dim>(p, q, k);
+    lse = statistics.lse_of(row0);
+  }
   prepare_scores<Config>(p, item, c.seq, step.q_begin + row0, kv_begin + key0, step.edge);
-  const Compute factor = Logits<Config>::factor(c.params.scale);
+  const Compute factor = logit_factor<Config>(c.params);
   exponentials<Config>(p, factor, [&](int m, int, int group, int) { return lse.value[m][group]; });
   store_shared<Config::architecture>(p, p_tile, row0,
                                      part_offset<Shared, Scores::columns>(warp.column));
 
-  Scores ds;
-  ds.fill(0);
-  Products<Config>::template multiply_ahead<Config::head_dim_v>(
-      ds, rows_by_depth(c.dout(step.stage), row0), rows_by_depth(c.v(), key0));
+  if constexpr (!Types::together) {
+    Products<Config>::template multiply_ahead<Config::head_dim_v>(ds, dout, v);
+    delta = statistics.delta_of(row0);
+  }
   differentiate_scores<Config>(ds, p, delta, item, step.q_begin + row0, kv_begin + key0);
   store_shared<Config::architecture>(ds, ds_tile, row0,
                                      part_offset<Shared, Scores::columns>(warp.column));

@@ -27,6 +27,10 @@ struct BackwardTypes {
 
   using Scores = WarpTile<Compute, Config::fragment_rows, Config::block_q / Config::score_grid_rows,
                           Config::block_kv / Config::score_grid_columns>;
+  // Whether S and dP, whose fragments are few, are computed together.
+  static constexpr bool together = Config::products == ProductKind::tensor_cores &&
+                                   Config::head_dim == Config::head_dim_v &&
+                                   Scores::row_fragments * Scores::column_fragments < 4;
   using KGradient =
       WarpTile<Compute, Config::fragment_rows, Config::block_kv / Config::kv_grid_rows,
                Config::head_dim / Config::kv_grid_columns>;

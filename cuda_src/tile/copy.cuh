@@ -28,6 +28,16 @@ __device__ inline void copy_chunk(void* to, const void* from, bool valid) {
   }
 }
 
+// 16 bytes by one thread if they are `wanted`; without a branch where copies are asynchronous.
+template <CopyKind kind>
+__device__ inline void copy_chunk_if(bool wanted, void* to, const void* from) {
+  if constexpr (kind == CopyKind::asynchronous) {
+    ptx::async_copy_16_if(wanted, ptx::shared_address(to), from, 16);
+  } else if (wanted) {
+    *static_cast<Chunk*>(to) = *static_cast<const Chunk*>(from);
+  }
+}
+
 // The largest power of two of rows that `threads` threads copy at a time, a chunk each; at least
 // one. The places of a thread's rows in shared memory then differ by what the compiler knows.
 __device__ constexpr int rows_at_a_time(int chunks, int threads) {
@@ -83,61 +93,71 @@ __device__ inline void copy_tile(const Tile& tile, const typename Tile::Element*
   }
 }
 
-// The tiles of one tensor that a block visits one after the other. What does not change from tile
-// to tile is computed once; a whole tile then costs a thread one addition and one copy a chunk.
-template <CopyKind kind, int threads, class Tile>
+// Which way a block goes through the tiles of a tensor: each begins where the last one ended.
+enum class Direction { up, down };
+
+// The tiles of one tensor that a block visits one after the other, and where the next one lies.
+// Nothing branches where all threads copy alike: the compiler lays the copies of a step among its
+// other instructions.
+template <CopyKind kind, int threads, Direction direction, class Tile>
 struct TileStream {
   using Element = typename Tile::Element;
   static constexpr int row_step = rows_at_a_time(Tile::chunks, threads);
   // Whether every thread copies the same number of chunks, all of one column.
-  static constexpr bool even = kind != CopyKind::element && Tile::chunks <= threads &&
+  static constexpr bool even = kind == CopyKind::asynchronous && Tile::chunks <= threads &&
                                threads == row_step * Tile::chunks && Tile::rows % row_step == 0;
   long long row_stride;
-  int rows;
   int columns;
-  // This thread's chunk of rows 0 to row_step - 1; row 0 where the copies are not even. Opaque, so
-  // that row 0 is computed from it where it is needed and takes no register of its own.
-  const Element* mine;
+  // Row 0 of the next tile; where copies are even this thread's first chunk of it. Opaque, so that
+  // it is one value, and not taken apart again where it is used.
+  const Element* next;
 
-  __device__ TileStream(const Element* source, long long row_stride, int rows, int columns)
-      : row_stride(row_stride), rows(rows), columns(columns), mine(source) {
-    if constexpr (even) mine = ptx::opaque(source + place());
-  }
-
-  // Rows [begin, begin + Tile::rows) -> tile; `offset` elements are added to where they lie.
-  __device__ void load(const Tile& tile, int begin, long long offset = 0) const {
-    offset += begin * row_stride;
+  // `source` is row 0 of the first tile.
+  __device__ TileStream(const Element* source, long long row_stride, int columns)
+      : row_stride(row_stride), columns(columns), next(source) {
     if constexpr (even) {
-      if (begin + Tile::rows <= rows && columns > Tile::columns - Tile::chunk) {
-        load_whole(tile, ptx::opaque(mine + offset));
-        return;
-      }
+      next = ptx::opaque(source + (row() + first_row) * row_stride + chunk() * Tile::chunk);
     }
-    const Element* const source = even ? mine - place() : mine;
-    copy_tile<kind, threads>(tile, source + offset, row_stride, rows - begin, columns);
   }
+
+  // The next tile -> `tile`, if there is one, and on to the one after. `whole` says that all of its
+  // rows are valid.
+  template <bool whole = false>
+  __device__ void load(const Tile& tile, bool exists, int valid_rows) {
+    if constexpr (even) {
+      load_even<whole>(tile, exists, valid_rows);
+    } else {
+      if (whole) valid_rows = Tile::rows;
+      if (exists) copy_tile<kind, threads>(tile, next, row_stride, valid_rows, columns);
+      next += (up ? Tile::rows : -Tile::rows) * row_stride;
+    }
+  }
+
+  // The next tile lies so many elements further on.
+  __device__ void move(long long elements) { next += elements; }
 
  private:
-  // Elements from row 0 to this thread's chunk.
-  __device__ long long place() const {
-    const int thread = static_cast<int>(threadIdx.x);
-    return thread / Tile::chunks * row_stride + thread % Tile::chunks * Tile::chunk;
-  }
+  static constexpr bool up = direction == Direction::up;
+  static constexpr int first_row = up ? 0 : Tile::rows - row_step;
+  __device__ static int row() { return static_cast<int>(threadIdx.x) / Tile::chunks; }
+  __device__ static int chunk() { return static_cast<int>(threadIdx.x) % Tile::chunks; }
 
-  __device__ void load_whole(const Tile& tile, const Element* from) const {
+  // Of what is not valid nothing is read: its address may lie outside of the tensor.
+  template <bool whole>
+  __device__ void load_even(const Tile& tile, bool exists, int valid_rows) {
+    const bool column = chunk() * Tile::chunk < columns;
     // Rows eight apart have the same permutation: their places differ by what the compiler knows.
-    constexpr bool apart = row_step % 8 == 0 && kind == CopyKind::asynchronous;
-    const int row = static_cast<int>(threadIdx.x) / Tile::chunks;
-    const int chunk = static_cast<int>(threadIdx.x) % Tile::chunks;
-    const unsigned to = ptx::opaque(ptx::shared_address(tile.chunk_at(row, chunk)));
+    constexpr bool apart = row_step % 8 == 0;
+    const unsigned to = ptx::opaque(ptx::shared_address(tile.chunk_at(row(), chunk())));
 #pragma unroll
     for (int i = 0; i < Tile::rows; i += row_step) {
-      if constexpr (apart) {
-        ptx::async_copy_16(to + i * Tile::chunks * 16, from);
-      } else {
-        copy_chunk<kind>(tile.chunk_at(row + i, chunk), from, true);
-      }
-      from += row_step * row_stride;
+      const int rows = up ? i : first_row - i;
+      const bool valid = column && (whole || row() + rows < valid_rows);
+      const unsigned place = apart ? to + rows * Tile::chunks * 16
+                                   : ptx::shared_address(tile.chunk_at(row() + rows, chunk()));
+      ptx::async_copy_16_if(exists, place, next, valid ? 16 : 0);
+      // Opaque: each from the one before by an addition, not by a product from the first.
+      next = ptx::opaque(next + (up ? row_step : -row_step) * row_stride);
     }
   }
 };

@@ -24,18 +24,29 @@ template <class Config>
 constexpr int kElementStride = adds_four<Config> ? 1 : 32;
 
 // First element that `lane` holds of the fragment at (row, column), both multiples of a fragment,
-// of a head whose accumulator begins at row `head_row`.
-template <class Config>
-__device__ inline long long accumulator_index(long long head_row, int row, int column, int lane) {
-  constexpr int lane_elements = Config::fragment_rows / 4;
-  const long long fragment =
-      (head_row + row) / Config::fragment_rows * (Config::head_dim / 8) + column / 8;
-  if constexpr (adds_four<Config>) return (fragment * 32 + lane) * lane_elements;
-  return fragment * 32 * lane_elements + lane;
-}
+// of a head whose accumulator begins at row `head_row`. Counted by rows or by fragments: the same
+// number, but in a kernel whose registers are full the compiler makes more of that than of the few
+// instructions between them, so each keeps the one that it was measured with.
+struct ByRows {
+  template <class Config>
+  __device__ static long long index(long long head_row, int row, int column, int lane) {
+    const long long first = (head_row + row) * Config::head_dim + column * Config::fragment_rows;
+    return first + lane * (adds_four<Config> ? Config::fragment_rows / 4 : 1);
+  }
+};
+struct ByFragments {
+  template <class Config>
+  __device__ static long long index(long long head_row, int row, int column, int lane) {
+    constexpr int lane_elements = Config::fragment_rows / 4;
+    const long long fragment =
+        (head_row + row) / Config::fragment_rows * (Config::head_dim / 8) + column / 8;
+    if constexpr (adds_four<Config>) return (fragment * 32 + lane) * lane_elements;
+    return fragment * 32 * lane_elements + lane;
+  }
+};
 
 // The tile whose first element is (row0, column0) of the accumulator.
-template <class Config, class Tile>
+template <class Config, class Counted, class Tile>
 __device__ inline void load_from_accumulator(const typename Config::Compute* accumulator,
                                              Tile& tile, long long head_row, int row0,
                                              int column0) {
@@ -46,7 +57,8 @@ __device__ inline void load_from_accumulator(const typename Config::Compute* acc
     Compute x[whole ? count : 1];
   };
   const int lane = ptx::opaque_lane();
-  const Compute* from = accumulator + accumulator_index<Config>(head_row, row0, column0, lane);
+  const Compute* from =
+      accumulator + Counted::template index<Config>(head_row, row0, column0, lane);
   constexpr int row_stride = Config::head_dim / 8 * 32 * count;
 #pragma unroll
   for (int m = 0; m < Tile::row_fragments; ++m) {
@@ -79,11 +91,11 @@ __device__ inline void add_all(T* to, const T (&x)[count]) {
 
 // accumulator += tile, whose first element is (row0, column0). With `dead(row)` true for a row of
 // the tile nothing is added there.
-template <class Config, class Tile, class Dead>
+template <class Config, class Counted, class Tile, class Dead>
 __device__ inline void add_to_accumulator(typename Config::Compute* accumulator, const Tile& tile,
                                           long long head_row, int row0, int column0, Dead dead) {
   const int lane = ptx::opaque_lane();
-  auto* to = accumulator + accumulator_index<Config>(head_row, row0, column0, lane);
+  auto* to = accumulator + Counted::template index<Config>(head_row, row0, column0, lane);
   constexpr int row_stride = Config::head_dim / 8 * 32 * kLaneElements<Tile>;
 #pragma unroll
   for (int m = 0; m < Tile::row_fragments; ++m) {

@@ -33,23 +33,26 @@ struct TensorCoreProducts {
   template <int depth, class Accumulators, class A, class B>
   __device__ static void multiply_ahead(Accumulators& accumulators, const A& a, const B& b) {
     const int lane = ptx::opaque_lane();
-    const auto left = left_of(a, lane);
-    const auto right = right_of(b, lane);
-    constexpr int groups = groups_of<Accumulators>;
-    unsigned rows[2][Accumulators::row_fragments][4];
-    Group<Accumulators> columns[2];
-    load_left(rows[0], left, 0);
-    columns[0].load(right, 0, 0);
+    Ahead<depth, Accumulators, decltype(left_of(a, lane)), decltype(right_of(b, lane))> product{
+        left_of(a, lane), right_of(b, lane)};
+    product.begin();
 #pragma unroll
-    for (int i = 0; i < depth / 16 * groups; ++i) {
-      const int next = i + 1;
-      const int k = i / groups * 16;
-      if (i % groups == 0 && k + 16 < depth) load_left(rows[(i / groups + 1) % 2], left, k + 16);
-      if (next < depth / 16 * groups) {
-        columns[next % 2].load(right, next % groups, next / groups * 16);
-      }
-      columns[i % 2].multiply(accumulators, rows[i / groups % 2], i % groups);
-    }
+    for (int i = 0; i < depth / 16 * groups_of<Accumulators>; ++i) product.step(accumulators, i);
+  }
+
+  // Two such products of one shape, a step of either in turn: of so few fragments that each
+  // instruction of one alone would wait for the one before.
+  template <int depth, class Accumulators, class A, class B, class C, class D>
+  __device__ static void multiply_two_ahead(Accumulators& ab, const A& a, const B& b,
+                                            Accumulators& cd, const C& c, const D& d) {
+    const int lane = ptx::opaque_lane();
+    Ahead<depth, Accumulators, decltype(left_of(a, lane)), decltype(right_of(b, lane))> first{
+        left_of(a, lane), right_of(b, lane)};
+    Ahead<depth, Accumulators, decltype(left_of(c, lane)), decltype(right_of(d, lane))> second{
+        left_of(c, lane), right_of(d, lane)};
+    first.begin();
+    second.begin();
+    steps_by_turns<0>(first, ab, second, cd);
   }
 
   struct NothingToPrepare {
@@ -93,6 +96,50 @@ struct TensorCoreProducts {
         }
         columns[i % 2].multiply(accumulators, rows, group);
       }
+    }
+  }
+
+  // Left operands of products: those of sixteen columns of accumulators in registers, rounded.
+  template <class Weights>
+  struct Operands {
+    unsigned value[Weights::columns / 16][Weights::row_fragments][4];
+  };
+  template <class Weights>
+  __device__ static Operands<Weights> operands_of(const Weights& weights) {
+    Operands<Weights> operands;
+#pragma unroll
+    for (int k = 0; k < Weights::columns; k += 16) pack_weights(operands.value[k / 16], weights, k);
+    return operands;
+  }
+
+  // accumulators += weights b over all keys, a part of them at a time. `weights.weigh<part>(first)`
+  // gives a part, with its `operands`, from nothing that the products before it change: it runs
+  // beside those of the part before. `weights.settle(part, first)` is called behind them, and may
+  // change the accumulators and the part.
+  template <int part, int keys, class Accumulators, class B, class Weights>
+  __device__ static void multiply_parts(Accumulators& accumulators, const B& b, Weights weights) {
+    static_assert(part % 16 == 0 && keys % part == 0, "the keys are whole instructions");
+    const auto right = right_of(b, ptx::opaque_lane());
+    constexpr int groups = groups_of<Accumulators>;
+    constexpr int count = keys / 16 * groups;
+    Group<Accumulators> columns[2];
+    columns[0].load(right, 0, 0);
+    auto now = weights.template weigh<part>(0);
+    weights.settle(now, 0);
+#pragma unroll
+    for (int first = 0; first < keys; first += part) {
+      const bool more = first + part < keys;
+      auto next = more ? weights.template weigh<part>(first + part) : now;
+#pragma unroll
+      for (int i = first / 16 * groups; i < (first + part) / 16 * groups; ++i) {
+        if (i + 1 < count) {
+          columns[(i + 1) % 2].load(right, (i + 1) % groups, (i + 1) / groups * 16);
+        }
+        columns[i % 2].multiply(accumulators, now.operands.value[i / groups - first / 16],
+                                i % groups);
+      }
+      if (more) weights.settle(next, first + part);
+      now = next;
     }
   }
 
@@ -188,6 +235,41 @@ struct TensorCoreProducts {
       }
     }
   };
+
+  // A product whose fragments are loaded one step before they are needed; a step is a group of
+  // products.
+  template <int depth, class Accumulators, class Left, class Right>
+  struct Ahead {
+    static constexpr int groups = groups_of<Accumulators>;
+    static constexpr int count = depth / 16 * groups;
+    Left left;
+    Right right;
+    unsigned rows[2][Accumulators::row_fragments][4];
+    Group<Accumulators> columns[2];
+    __device__ void begin() {
+      load_left(rows[0], left, 0);
+      columns[0].load(right, 0, 0);
+    }
+    __device__ void step(Accumulators& accumulators, int i) {
+      const int next = i + 1;
+      const int k = i / groups * 16;
+      if (i % groups == 0 && k + 16 < depth) load_left(rows[(i / groups + 1) % 2], left, k + 16);
+      if (next < count) columns[next % 2].load(right, next % groups, next / groups * 16);
+      columns[i % 2].multiply(accumulators, rows[i / groups % 2], i % groups);
+    }
+  };
+
+  // Steps from number i on of two products. By recursion: the compiler leaves a loop of so much
+  // code a loop.
+  template <int i, class First, class Second, class Accumulators>
+  __device__ static void steps_by_turns(First& first, Accumulators& ab, Second& second,
+                                        Accumulators& cd) {
+    if constexpr (i < First::count) {
+      first.step(ab, i);
+      second.step(cd, i);
+      steps_by_turns<i + 1>(first, ab, second, cd);
+    }
+  }
 
   // One step of 16 along the depth.
   template <class Accumulators, class Left, class Right>

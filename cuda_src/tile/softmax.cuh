@@ -39,7 +39,7 @@ struct Logits {
   // the range of float32 is lost to the sums of bfloat16 values.
   __device__ static constexpr float slack() { return 8.0f; }
   // Without the maximum at hand weights may be larger, as long as the sum of a lane's part stays
-  // below this: more than eight weights within the slack come to.
+  // below this: as much as sixteen of the largest weights within the slack come to.
   __device__ static constexpr float most_weight() { return 0x1p12f; }
   __device__ static float to_natural(float logit) { return logit * static_cast<float>(kLn2); }
   __device__ static float from_natural(float logit) { return logit * static_cast<float>(kLog2E); }
@@ -66,6 +66,18 @@ struct Logits<Config, true> {
     return sum == Compute(0) ? Compute(0) : x / sum;
   }
 };
+
+// The factor of a kernel whose parameters bring it, rounded by the host as Logits<Config>::factor
+// rounds: what multiplies a score is then in constant memory, and takes no register. Doubles have
+// it in the scale.
+template <class Config, class Params>
+__device__ inline typename Config::Compute logit_factor(const Params& params) {
+  if constexpr (sizeof(typename Config::Compute) == 8) {
+    return params.scale;
+  } else {
+    return params.factor;
+  }
+}
 
 // x -> exponential(x * factor - offset(m, n, group, which)) of every element of a tile.
 template <class Config, class Tile, class Compute, class Offset>

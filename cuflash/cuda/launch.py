@@ -178,8 +178,8 @@ def _prepare_kernel(
             values[name]["head_stride"] = head
     for name in SHAPE_FIELDS:
         values["shape"][name] = getattr(plan.problem, name)
-    if "scale" in (struct.dtype.names or ()):
-        values["scale"] = plan.problem.scale
+    for name in {"scale", "factor"} & set(struct.dtype.names or ()):
+        values[name] = getattr(plan.problem, name)
     for name, value in launch.arguments:
         (values["shape"] if name in SHAPE_FIELDS else values)[name] = value
     parts = {name: (word, offset) for name, word, offset in _workspace_words(struct.dtype, plan)}

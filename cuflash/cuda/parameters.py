@@ -51,6 +51,10 @@ SHAPE_FIELDS = (
 SHAPE = np.dtype([(name, np.int32) for name in SHAPE_FIELDS], align=True)
 
 
+#: What is not a pointer, a length or a count.
+_NUMBERS: dict[str, type] = {"scale": np.float64, "factor": np.float32}
+
+
 def fields_of(dtype: np.dtype[np.void]) -> dict[str, tuple[np.dtype[np.void], int]]:
     """Dtype and byte offset of every field; empty for a plain dtype."""
     return {name: (field[0], field[1]) for name, field in (dtype.fields or {}).items()}
@@ -83,7 +87,7 @@ def _struct(
     fields: list[tuple[str, np.dtype[np.void] | type]] = [(m, TENSOR_MAP) for m in maps]
     fields += [(t, TENSOR) for t in tensors]
     fields += [(v, ROW_VECTOR) for v in vectors]
-    fields += [(r, np.float64 if r == "scale" else np.uint64) for r in rest]
+    fields += [(r, _NUMBERS.get(r, np.uint64)) for r in rest]
     fields += [("shape", SHAPE), *((name, np.uint64) for name in last)]
     dtype = np.dtype(fields, align=True)
     return ParameterStruct(name, _padded(dtype, 64) if maps else dtype)
@@ -104,22 +108,25 @@ PARAMETERS = {
         "Fa1ForwardParams",
         ("q", "k", "v", "out"),
         ("lse",),
-        ("out_accumulator", "row_max", "row_sum", "scale"),
+        ("out_accumulator", "row_max", "row_sum", "scale", "factor"),
     ),
     ("fa1", "backward"): _struct(
         "Fa1BackwardParams",
         ("q", "k", "v", "dout", "dq", "dk", "dv"),
         ("lse",),
-        ("delta", "dq_accumulator", "scale"),
+        ("delta", "dq_accumulator", "scale", "factor"),
     ),
     ("fa2", "forward"): _struct(
-        "Fa2ForwardParams", ("q", "k", "v", "out"), ("lse",), ("scale", "section")
+        "Fa2ForwardParams", ("q", "k", "v", "out"), ("lse",), ("scale", "factor", "section")
     ),
     ("fa2", "backward"): _struct(
         "Fa2BackwardParams",
         ("q", "k", "v", "dout", "dk", "dv"),
         (),
-        ("row_lse", "delta", "dq_accumulator", "turns", "scale", "section", "padded_rows"),
+        (
+            *("row_lse", "delta", "dq_accumulator", "turns"),
+            *("scale", "factor", "section", "padded_rows"),
+        ),
     ),
     ("fa3", "forward"): _struct(
         "Fa3ForwardParams",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -30,6 +31,9 @@ MAX_HEADS = 2**31 - 1
 #: Longest sequence. Positions are 32-bit in the kernels (offsets in memory are not), also that of
 #: a last tile's rows beyond the length plus an offset of as many keys.
 MAX_SEQLEN = 2**30 - 2**12
+
+#: Smallest and largest normal number of float32.
+_LEAST, _MOST = 2.0**-126, (2 - 2.0**-23) * 2.0**127
 
 
 @dataclass(frozen=True)
@@ -91,6 +95,16 @@ class AttentionProblem:
     def statistics(self) -> DTypeName:
         """Type of the log-sum-exp that callers see."""
         return DTYPES[self.storage].compute
+
+    @property
+    def factor(self) -> float:
+        """What the kernels multiply scores by, within float32: in log2 units for 16-bit storage.
+
+        Never 0 or infinite there, which would make NaN of a hidden score. Of
+        float64 it is the scale itself that multiplies.
+        """
+        log2_units = DTYPES[self.storage].itemsize == 2
+        return min(max(self.scale * (math.log2(math.e) if log2_units else 1), _LEAST), _MOST)
 
     @property
     def group(self) -> int:

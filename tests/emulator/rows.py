@@ -32,6 +32,8 @@ _LOADED = {
     "k": Strides((), (8, 8, 8, 0), 8),
     "v": Strides((2, 1, 0, 3), (0, 0, 24, 0)),
 }
+#: Of axes of one element, which lie nowhere.
+_ALONE = {name: Strides(absurd=True) for name in ("q", "k", "v", "dout")}
 
 
 @dataclass(frozen=True)
@@ -82,9 +84,15 @@ class Row:
             first.with_strides(**_STRIDED),
             replace(second, q_offset=20, values="outliers"),
             short,
-            replace(second, seqlen_q=1),
+            replace(second, seqlen_q=1).with_strides(**_ALONE),
         ]
-        return found if self.algorithm == "fa1" else [*found, replace(second, values="x8")]
+        if self.algorithm == "fa1":
+            return found
+        return [
+            *found,
+            replace(first, seqlen_kv=1).with_strides(**_ALONE),
+            replace(second, values="x8"),
+        ]
 
     def _cases_of_wide_tiles(self, first: Case) -> list[Case]:
         first = replace(first, seqlen_q=150, seqlen_kv=200)
@@ -95,7 +103,7 @@ class Row:
             first.with_strides(**_LOADED),
             replace(second, q_offset=150, values="outliers"),
             short,
-            replace(second, seqlen_q=1),
+            replace(second, seqlen_q=1).with_strides(**_ALONE),
             replace(second, heads_kv=1, values="x8"),
             # heads so many that blocks clear sums for others, also those that no query sees
             replace(many, heads_q=8, heads_kv=4, seqlen_q=100, seqlen_kv=300, q_offset=0),
@@ -113,7 +121,7 @@ ROWS = (
     Row("fa2", "90", "float16", (5, 24), _FULL),
     Row("fa2", "90", "float16", (256, 192)),
     Row("fa2", "90", "float16", planned=True, deterministic=True),
-    Row("fa2", "90", "float16", blocks=(32, 64)),  # weights of a step in two parts of 32 keys
+    Row("fa2", "90", "float16", blocks=(32, 64)),  # weights of a step as one part
     # warps that share rows, two pairs of them; K and V in one stage
     Row("fa2", "90", "float16", forward_row=ForwardRow(256, 64, 32, 4, paired=True)),
     Row(

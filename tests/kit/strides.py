@@ -11,8 +11,9 @@ import numpy as np
 
 __all__ = ["CONTIGUOUS", "Placement", "Strides", "strided_view"]
 
-#: Stride, in elements, of an axis of one element that asks for an absurd one.
-ABSURD = 2**40
+#: Stride, in elements, of an axis of one element that asks for an absurd one: beyond all memory,
+#: and no multiple of 16 bytes.
+ABSURD = 2**40 + 1
 
 
 @dataclass(frozen=True)

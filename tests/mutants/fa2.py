@@ -8,6 +8,8 @@ _FORWARD = "cuda_src/fa2/forward.cu"
 _STEPS = "cuda_src/fa2/forward_steps.cuh"
 _STORE = "cuda_src/fa2/forward_store.cuh"
 _TYPES = "cuda_src/fa2/forward_types.cuh"
+_COPY = "cuda_src/tile/copy.cuh"
+_MMA = "cuda_src/tile/product_mma.cuh"
 _SCHEDULE = "cuda_src/tile/schedule.cuh"
 _SOFTMAX = "cuda_src/tile/softmax.cuh"
 _TILE_IO = "cuda_src/tile/tile_io.cuh"
@@ -42,8 +44,24 @@ BUGS = (
     Bug(
         "V of a step goes to the stage that is read",
         _STEPS,
-        "c.v_stream.load(c.v(step),",
-        "c.v_stream.load(c.v(step + 1),",
+        "c.v_stream.template load<!first>(c.v(step),",
+        "c.v_stream.template load<!first>(c.v(step + 1),",
+        forward("cuda-fa2", "full"),
+        _FULL,
+    ),
+    Bug(
+        "the last tile of V is copied as if it were whole",
+        _STEPS,
+        "c.v_stream.template load<!first>(",
+        "c.v_stream.template load<true>(",
+        checks("cuda-fa2", "full"),
+        _FULL,
+    ),
+    Bug(
+        "streams go up through the keys",
+        _COPY,
+        "next + (up ? row_step : -row_step) * row_stride",
+        "next + row_step * row_stride",
         forward("cuda-fa2", "full"),
         _FULL,
     ),
@@ -152,12 +170,28 @@ BUGS = (
         _CAUSAL,
     ),
     Bug(
-        "weights that wait for their product keep the old reference",
+        "weights that come out too large are not found anew",
         _STEPS,
-        "if (n * 8 < first && n * 8 >= first - group_columns) x *=",
-        "if (n * 8 < first && n * 8 >= first && group_columns) x *=",
+        "      part = weigh<Part::count>(first);\n",
+        "",
         LONG_ROWS,
-        row("fa2-sm_90-float16-d256-dv192-causal", "test_device_code.py::test_maxima_that_rise"),
+        _CAUSAL,
+    ),
+    Bug(
+        "sums of weights that were found anew are those of before",
+        _STEPS,
+        "part = weigh<Part::count>(first);",
+        "part.operands = weigh<Part::count>(first).operands;",
+        LONG_ROWS,
+        _CAUSAL,
+    ),
+    Bug(
+        "weights of later keys are not looked at",
+        _MMA,
+        "if (more) weights.settle(next, first + part);",
+        "if (more) next.sums.for_each([](float&, int, int) {});",
+        LONG_ROWS,
+        row("fa2-sm_90-float16-d256-dv192-causal"),
     ),
     Bug(
         "the offsets stay when a reference has moved",

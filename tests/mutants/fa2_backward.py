@@ -17,6 +17,7 @@ from .bug import (
 _BACKWARD = "cuda_src/fa2/backward.cu"
 _STEPS = "cuda_src/fa2/backward_steps.cuh"
 _TYPES = "cuda_src/fa2/backward_types.cuh"
+_LOADS = "cuda_src/fa2/backward_loads.cuh"
 _TRANSPOSED = "cuda_src/fa2/backward_transposed.cuh"
 _STATISTICS = "cuda_src/steps/statistics.cu"
 _SUM = "cuda_src/tile/gradient_accumulator.cuh"
@@ -100,11 +101,27 @@ BUGS = (
     ),
     Bug(
         "heads of dout are as far apart as those of q",
-        _STEPS,
-        "step.head * c.params.dout.head_stride);",
-        "step.head * c.params.q.head_stride);",
+        _LOADS,
+        "dout.move(c.params.dout.head_stride - back",
+        "dout.move(c.params.q.head_stride - back",
         backward("cuda-fa2", "full", "float16-d100-dv256"),
+        row("fa2-sm_90-float16-d256-dv192-causal"),
+    ),
+    Bug(
+        "the numbers of a head's rows follow on those of the head before",
+        _LOADS,
+        "numbers += c.params.padded_rows - back;",
+        "numbers += c.params.padded_rows;",
+        backward("cuda-fa2", "full"),
         _FULL,
+    ),
+    Bug(
+        "fragments of S and dP that are computed together go to one of them",
+        "cuda_src/tile/product_mma.cuh",
+        "second.step(cd, i);",
+        "second.step(ab, i);",
+        backward("cuda-fa2", "full", "float16-d100-dv256"),
+        row("fa2-sm_90-float16-d256-dv256-causal-planned"),
     ),
     Bug(
         "dk of whole rows lacks the scale",
@@ -141,8 +158,8 @@ BUGS = (
     Bug(
         "all warps add to the first columns of dQ",
         _SUM,
-        "auto* to = accumulator + accumulator_index<Config>(head_row, row0, column0, lane);",
-        "auto* to = accumulator + accumulator_index<Config>(head_row, row0, 0, lane);",
+        "auto* to = accumulator + Counted::template index<Config>(head_row, row0, column0, lane);",
+        "auto* to = accumulator + Counted::template index<Config>(head_row, row0, 0, lane);",
         checks("cuda-fa2", "full"),
         _FULL,
     ),

@@ -21,24 +21,24 @@ BUGS = (
     Bug(
         "one stage: dO of the next step comes while dV reads this one's",
         _BACKWARD,
-        "  __syncthreads();\n  if (more) load_dout(c, next);",
-        "  if (more) load_dout(c, next);",
+        "  __syncthreads();\n  loads.load_dout(c);",
+        "  loads.load_dout(c);",
         _CAUSAL,
         _ONE_STAGE,
     ),
     Bug(
         "one stage: Q of the next step comes while dK reads this one's",
         _BACKWARD,
-        "  __syncthreads();\n  if (more) load_q(c, next);",
-        "  if (more) load_q(c, next);",
+        "  __syncthreads();\n  loads.load_q(c);",
+        "  loads.load_q(c);",
         _CAUSAL,
         _ONE_STAGE,
     ),
     Bug(
         "one stage: numbers of the next rows come before dQ has asked which of these are dead",
         _BACKWARD,
-        "  if (more && !dead) copy_row_numbers(c, next);\n  accumulate_q(c, step, i, dead, open);",
-        "  if (more) copy_row_numbers(c, next);\n  commit_copies<Config::workspace_copies>();\n"
+        "  if (!dead) loads.load_numbers(c);\n  accumulate_q(c, step, i, dead, open);",
+        "  loads.load_numbers(c);\n  commit_copies<Config::workspace_copies>();\n"
         "  wait_copies<Config::workspace_copies, 0>();\n"
         "  __syncthreads();\n  accumulate_q(c, step, i, dead, open);",
         "tests/property/test_dead_rows.py::"

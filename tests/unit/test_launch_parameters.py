@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from itertools import product
 from typing import Any, cast
 
@@ -97,6 +98,34 @@ def test_another_workspace_or_counter_has_others(fake_device: FakeDevice, monkey
         plan.run(_addresses(plan), workspace, 0)
     assert [int(one["tile_counter"]) for one in fake_device.launched] == [7, 8, 8]
     assert len(plan._kept) == 3
+
+
+@pytest.mark.parametrize("scale", [0.1, 0.125, 1e-60, 3e38])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_a_launch_brings_the_factor_of_the_logits(
+    fake_device: FakeDevice, dtype: str, scale: float
+) -> None:
+    """The scale, of 16-bit storage in log2 units, as the nearest normal number of float32."""
+    options: dict[str, Any] = {"dtype": dtype, "scale": scale, "algorithm": "fa2"}
+    plan = cuflash.prepare(SHAPE, SHAPE, SHAPE, **options)._launcher
+    plan.run(_addresses(plan), ADDRESS, 0)
+    (launched,) = fake_device.launched
+    numbers = np.finfo(np.float32)
+    exact = scale * (math.log2(math.e) if dtype == "float16" else 1)
+    assert launched["scale"] == scale
+    assert launched["factor"] == np.float32(np.clip(exact, numbers.tiny, numbers.max))
+    assert launched["factor"].dtype == np.float32
+
+
+def test_axes_of_one_element_have_no_stride(fake_device: FakeDevice) -> None:
+    """So that rows which are not there lie where the one does."""
+    alone = (2, 1, 4, 64)
+    options: dict[str, Any] = {"dtype": "float16", "algorithm": "fa2"}
+    plan = cuflash.prepare(SHAPE, alone, alone, **options)._launcher
+    plan.run(_addresses(plan), ADDRESS, 0)
+    (launched,) = fake_device.launched
+    assert launched["k"]["row_stride"] == launched["v"]["row_stride"] == 0
+    assert launched["q"]["row_stride"] == launched["k"]["batch_stride"] == 4 * 64
 
 
 def test_so_many_are_kept_and_no_more(fake_device: FakeDevice) -> None:

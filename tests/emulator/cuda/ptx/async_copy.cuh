@@ -6,9 +6,9 @@
 
 namespace cuflash::ptx {
 
-inline void async_copy_16(unsigned shared, const void* global, int bytes = 16) {
+inline void async_copy_16(unsigned shared, const void* global, int bytes) {
   void* to = emulated::shared_at(shared, 16);
-  if (bytes && reinterpret_cast<std::uintptr_t>(global) % 16) {
+  if (reinterpret_cast<std::uintptr_t>(global) % 16) {
     emulated::fail("cp.async: an address is not a multiple of 16");
   }
   if ((threadIdx.x / 32 + emulated::variant()) % 2 != 0) {
@@ -16,6 +16,10 @@ inline void async_copy_16(unsigned shared, const void* global, int bytes = 16) {
     return;
   }
   emulated::current->open.push_back({to, global, bytes != 0});
+}
+
+inline void async_copy_16_if(bool wanted, unsigned shared, const void* global, int bytes) {
+  if (wanted) async_copy_16(shared, global, bytes);
 }
 
 inline void async_copy_commit() {

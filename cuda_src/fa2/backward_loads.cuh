@@ -1,0 +1,89 @@
+// FlashAttention-2 backward: what the steps of a block bring from device memory.
+#pragma once
+
+#include "backward_types.cuh"
+
+namespace cuflash::fa2 {
+
+// Q, dO and the numbers of their rows of the next step that has not been asked for. Where they lie
+// is carried from step to step; it is found anew only where a query head of the group ends.
+template <class Config>
+struct QLoads {
+  using Types = BackwardTypes<Config>;
+  using Storage = typename Config::Storage;
+  using Compute = typename Config::Compute;
+  // The numbers come 16 bytes at a time, each by a thread of its own: lse, then delta.
+  static constexpr int chunk = 16 / static_cast<int>(sizeof(Compute));
+  static constexpr int chunks = Config::block_q / chunk;
+  static_assert(Config::block_q % chunk == 0, "rows are whole chunks");
+  static_assert(2 * chunks <= Types::threads, "a thread for each");
+
+  TileStream<Config::copies, Types::threads, Direction::up, typename Types::QTile> q;
+  TileStream<Config::copies, Types::threads, Direction::up, typename Types::DoutTile> dout;
+  const Compute* numbers;  // this thread's
+  int q_tile;
+  int stage = 0;
+  int left;  // steps, this one among them
+
+  __device__ QLoads(const BackwardContext<Config>& c, const QSteps<Config>& steps)
+      : q(first_row(c, steps, c.params.q), c.params.q.row_stride, c.params.shape.head_dim),
+        dout(first_row(c, steps, c.params.dout), c.params.dout.row_stride,
+             c.params.shape.head_dim_v),
+        q_tile(steps.blocks.begin),
+        left(steps.count) {
+    const void* from = is_lse() ? c.params.row_lse : c.params.delta;
+    const long long row = c.head_row(steps.first_head) + q_tile * Config::block_q;
+    numbers = static_cast<const Compute*>(from) + row + thread() % chunks * chunk;
+  }
+
+  __device__ void load_q(const BackwardContext<Config>& c) {
+    q.load(c.q(stage), left > 0, valid_rows(c));
+  }
+  __device__ void load_dout(const BackwardContext<Config>& c) {
+    dout.load(c.dout(stage), left > 0, valid_rows(c));
+  }
+  __device__ void load_numbers(const BackwardContext<Config>& c) const {
+    RowStatistics<Config>& rows = c.shared.rows[stage];
+    Compute* to = is_lse() ? rows.lse.data : rows.delta.data;
+    copy_chunk_if<Config::workspace_copies>(left > 0 && thread() < 2 * chunks,
+                                            to + thread() % chunks * chunk, numbers);
+  }
+
+  // On to the step after, once all of this one has been asked for.
+  __device__ void advance(const BackwardContext<Config>& c, const QSteps<Config>& steps) {
+    --left;
+    stage = stage + 1 == Config::num_stages ? 0 : stage + 1;
+    numbers += Config::block_q;
+    if (++q_tile < steps.blocks.end) return;
+    const int back = (q_tile - steps.blocks.begin) * Config::block_q;
+    q.move(c.params.q.head_stride - back * q.row_stride);
+    dout.move(c.params.dout.head_stride - back * dout.row_stride);
+    numbers += c.params.padded_rows - back;
+    q_tile = steps.blocks.begin;
+  }
+
+ private:
+  __device__ static int thread() { return static_cast<int>(threadIdx.x); }
+  __device__ static bool is_lse() { return thread() < chunks; }
+  __device__ static const Storage* first_row(const BackwardContext<Config>& c,
+                                             const QSteps<Config>& steps, const Tensor& tensor) {
+    const int row = steps.blocks.begin * Config::block_q;
+    return q_row<const Storage>(tensor, c.seq, steps.first_head, row);
+  }
+  __device__ int valid_rows(const BackwardContext<Config>& c) const {
+    return c.seq.seqlen_q - q_tile * Config::block_q;
+  }
+};
+
+// All of a step, and on; nothing is asked for if there is no such step.
+template <class Config>
+__device__ inline void load_step(const BackwardContext<Config>& c, const QSteps<Config>& steps,
+                                 QLoads<Config>& loads) {
+  loads.load_q(c);
+  loads.load_dout(c);
+  loads.load_numbers(c);
+  commit_copies<Config::workspace_copies>();
+  loads.advance(c, steps);
+}
+
+}  // namespace cuflash::fa2
