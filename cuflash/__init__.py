@@ -8,7 +8,7 @@ square of the sequence length.
 from __future__ import annotations
 
 from . import reference
-from .api import attention, attention_backward, attention_vjp, is_available
+from .api import Pullback, attention, attention_backward, attention_vjp, is_available
 from .errors import (
     ArgumentTypeError,
     ArgumentValueError,
@@ -36,6 +36,7 @@ __all__ = [
     "JaxUnavailableError",
     "LaunchError",
     "Prepared",
+    "Pullback",
     "ToolchainError",
     "UnsupportedError",
     "attention",

@@ -18,6 +18,7 @@ __all__ = [
     "AlgorithmChoice",
     "BackendChoice",
     "Options",
+    "check_blocks",
     "check_dtype",
     "check_flag",
     "check_options",
@@ -123,7 +124,8 @@ def _check_choice(name: str, value: Any) -> Any:
     return value
 
 
-def _check_blocks(name: str, value: Any) -> tuple[int, int] | None:
+def check_blocks(name: str, value: Any) -> tuple[int, int] | None:
+    """Two positive integers; None for None."""
     expected = f"(block_q, block_kv), two integers from 1 to {MAX_SEQLEN}"
     if value is None:
         return None
@@ -145,7 +147,7 @@ _OPTION_CHECKS = {
     "deterministic": check_flag,
     "backend": _check_choice,
     "algorithm": _check_choice,
-    "blocks": _check_blocks,
+    "blocks": check_blocks,
 }
 
 
