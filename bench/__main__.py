@@ -1,4 +1,4 @@
-"""``python -m bench run | latency | jit | cold | host | story | report | tune``."""
+"""``python -m bench run | latency | jit | cold | residual | host | story | report | tune``."""
 
 from __future__ import annotations
 
@@ -57,6 +57,10 @@ def _do(arguments: argparse.Namespace) -> int:
         from .cold import run_cold
 
         run_cold(arguments.output)
+    elif arguments.command == "residual":
+        from .residual import run_residual
+
+        run_residual(arguments.output)
     elif arguments.command == "host":
         from .host import run_host
 
@@ -90,6 +94,8 @@ def _parser() -> argparse.ArgumentParser:
     jit.add_argument("--output", type=Path, help="results file; by default by the GPU's name")
     cold = commands.add_parser("cold", help="time the first call of a kind on the GPU")
     cold.add_argument("--output", type=Path, help="results file; by default by the GPU's name")
+    residual = commands.add_parser("residual", help="measure what a float32 residual is worth")
+    residual.add_argument("--output", type=Path, help="results file; by default by the GPU's name")
     host = commands.add_parser("host", help="time the tiled NumPy backend on this CPU")
     host.add_argument("--output", type=Path)
     story = commands.add_parser("story", help="measure the papers' claims on the GPU")

@@ -7,12 +7,13 @@ from statistics import geometric_mean
 from typing import Any
 
 from . import opening
+from . import residual_table as residual
 from .charts import charts_of
 from .markdown import table
 from .stored import Row, gpu_rows, implementations, label, latest, load, of_set, problem
 from .story import tables as story
 
-__all__ = ["COLD", "JIT", "LATENCY", "SETS", "grid", "render"]
+__all__ = ["COLD", "JIT", "LATENCY", "RESIDUAL", "SETS", "grid", "render"]
 
 #: Sets of cases that have a table like one another; the tile sets have none.
 SETS = (
@@ -36,6 +37,8 @@ LATENCY = "latency"
 COLD = "cold"
 #: And that of gradients under ``jax.jit``.
 JIT = "jit"
+#: And that of errors and times with a float32 residual.
+RESIDUAL = "residual"
 
 
 def render(name: str) -> str:
@@ -52,6 +55,8 @@ def render(name: str) -> str:
         return _jit()
     if name == COLD:
         return _cold()
+    if name == RESIDUAL:
+        return residual.render()
     rows = of_set(name, gpu_rows())
     return _fa1(rows) if name == "fa1" else grid(name, rows)
 
