@@ -52,6 +52,8 @@ ORDER = [
     "tiled_numpy",
     "arrays.spec",
     "arrays.adopt",
+    "arrays.sums",
+    "arrays.mapped",
     "arrays.overlap",
     "options",
     "compile_ahead",
