@@ -51,6 +51,8 @@ ORDER = [
     "tiled_numpy.fa2",
     "tiled_numpy",
     "arrays.spec",
+    "arrays.dlpack",
+    "arrays.meaning",
     "arrays.adopt",
     "arrays.sums",
     "arrays.mapped",
