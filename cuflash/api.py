@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from .cuda.available import is_usable
 from .dispatch import call
 from .errors import ArgumentTypeError, ArgumentValueError
 from .options import AlgorithmChoice, BackendChoice, check_flag
+from .pullback import Pullback
 
 __all__ = ["attention", "attention_backward", "attention_vjp", "is_available"]
 
@@ -37,8 +37,10 @@ def attention(
     ----------
     q : array, (batch, seqlen_q, heads_q, head_dim)
         Queries. NumPy, CuPy, or anything with DLPack or
-        ``__cuda_array_interface__``; float16, bfloat16, float32 or float64;
-        head_dim 1 to 256.
+        ``__cuda_array_interface__``; float16, bfloat16 (the interface cannot
+        say it), float32 or float64; head_dim 1 to 256. A subclass is computed
+        as a plain array; masked arrays, matrices and quantities with a unit
+        are refused.
     k : array, (batch, seqlen_kv, heads_kv, head_dim)
         Keys. heads_kv divides heads_q; query head h reads kv head
         ``h // (heads_q // heads_kv)``.
@@ -59,10 +61,13 @@ def attention(
     return_lse : bool
         Also return the log-sum-exp of the scores.
     out, lse_out : array, optional
-        Destinations; they must not overlap an input, each other or themselves.
+        Destinations, returned as given; they must not overlap an input, each
+        other or themselves. Two mappings of one file overlap where they show
+        the same bytes of it.
     out_dtype : dtype, optional
-        float32 for the output of 16-bit inputs; else the dtype of q. By
-        default that of ``out``, if given.
+        float32 for the output of 16-bit inputs; else the dtype of q. Of NumPy
+        or of another library (``torch.float32``). By default that of ``out``,
+        if given.
     backend : {"auto", "cuda", "numpy"}
         Arrays in CUDA memory are computed there. With "auto" NumPy arrays go
         to the GPU and back where one can be used, else to the tiled NumPy
@@ -82,7 +87,10 @@ def attention(
     Returns
     -------
     out : array, (batch, seqlen_q, heads_q, head_dim_v)
-        Of q's kind and layout, C-contiguous. A row that sees no key is 0.
+        Of q's layout, C-contiguous, and of q's kind: made by the ``from_dlpack``
+        of its library, so of a subclass it is the plain array
+        (``numpy.ndarray``, ``torch.Tensor``), and of a library without one a
+        NumPy or CuPy array. A row that sees no key is 0.
     lse : array, (batch, heads_q, seqlen_q)
         Only with ``return_lse``: natural log of the sum of exp of the scaled,
         masked scores; float32, or float64 for float64; minus infinity for a
@@ -223,7 +231,7 @@ def attention_vjp(
     deterministic: bool = False,
     backend: BackendChoice = "auto",
     algorithm: AlgorithmChoice = "auto",
-) -> tuple[Any, Callable[..., tuple[Any, Any, Any]]]:
+) -> tuple[Any, Pullback]:
     """The output of :func:`attention` and the function that pulls gradients back through it.
 
     Parameters
@@ -237,7 +245,7 @@ def attention_vjp(
     -------
     out : array, or (out, lse) with ``return_lse``
         As of :func:`attention`.
-    pullback : callable
+    pullback : callable, which pickles if the arrays do
         ``pullback(dout, dlse=None) -> (dq, dk, dv)``, any number of times:
         dout (batch, seqlen_q, heads_q, head_dim_v) like out, dlse (batch,
         heads_q, seqlen_q) like lse; dq, dk and dv as of
@@ -268,12 +276,8 @@ def attention_vjp(
     check_flag("deterministic", deterministic)
     with_lse = check_flag("return_lse", return_lse)
     out, lse = attention(q, k, v, return_lse=True, out_dtype=out_dtype, **shared)
-
-    def pullback(dout: Any, dlse: Any = None) -> tuple[Any, Any, Any]:
-        return attention_backward(
-            dout, q, k, v, out, lse, dlse=dlse, deterministic=deterministic, **shared
-        )
-
+    saved = {"q": q, "k": k, "v": v, "out": out, "lse": lse}
+    pullback = Pullback(saved, {**shared, "deterministic": deterministic})
     return ((out, lse) if with_lse else out), pullback
 
 

@@ -63,6 +63,7 @@ ORDER = [
     "pipeline",
     "calls",
     "dispatch",
+    "pullback",
     "api",
     "addresses",
     "prepared",
