@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,37 +13,37 @@ from .sums import can_reach
 __all__ = ["overlaps_itself", "share_memory"]
 
 
-@dataclass(frozen=True)
-class _Extent:
+class _Extent(NamedTuple):
     """The bytes of an array that has elements.
 
     Attributes
     ----------
     first
         The address of its lowest byte.
+    reach
+        Bytes from its lowest element to its highest.
     axes
-        ``(step, most)`` of every axis: bytes from one index to the next, which
-        are positive once an axis that runs backwards is turned around, and the
+        ``(step, most)`` of every axis of more than one index: bytes from one
+        index to the next, counted in the direction in which they grow, and the
         largest index.
     itemsize
         Bytes of an element.
     """
 
     first: int
-    axes: tuple[tuple[int, int], ...]
+    reach: int
+    axes: list[tuple[int, int]]
     itemsize: int
 
-    @property
-    def reach(self) -> int:
-        """Bytes from the lowest element to the highest."""
-        return sum(step * most for step, most in self.axes)
 
-
-def _extent(array: Any, first: int | None = None) -> _Extent:
-    pairs = [(stride, size - 1) for size, stride in zip(array.shape, array.strides, strict=True)]
-    if first is None:
-        first = address(array) + sum(min(stride * most, 0) for stride, most in pairs)
-    return _Extent(first, tuple((abs(s), most) for s, most in pairs if most), array.dtype.itemsize)
+def _extent(array: Any) -> _Extent:
+    first, reach, axes = address(array), 0, []
+    for size, stride in zip(array.shape, array.strides, strict=True):
+        if size > 1:
+            axes.append((abs(stride), size - 1))
+            reach += abs(stride) * (size - 1)
+            first += min(stride, 0) * (size - 1)
+    return _Extent(first, reach, axes, array.dtype.itemsize)
 
 
 def share_memory(a: Any, b: Any, mappings: Mappings | None = None) -> bool:
@@ -70,7 +69,9 @@ def share_memory(a: Any, b: Any, mappings: Mappings | None = None) -> bool:
     if not isinstance(a, np.ndarray):
         return False
     places = (mappings or Mappings()).same_file(a, first.first, b, second.first)
-    return places is not None and _meet(_extent(a, places[0]), _extent(b, places[1]))
+    if places is None:
+        return False
+    return _meet(first._replace(first=places[0]), second._replace(first=places[1]))
 
 
 def _meet(a: _Extent, b: _Extent) -> bool:
@@ -79,6 +80,8 @@ def _meet(a: _Extent, b: _Extent) -> bool:
     #     a.first - (b.first + b.reach) + sum of all steps
     # beyond one of b. They meet if it is more than -a.itemsize and less than b.itemsize.
     start = b.first + b.reach - a.first
+    if start <= -b.itemsize or start - a.itemsize >= a.reach + b.reach:
+        return False  # one ends before the other begins
     return can_reach((*a.axes, *b.axes), start - a.itemsize + 1, start + b.itemsize - 1)
 
 
