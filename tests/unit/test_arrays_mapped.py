@@ -6,6 +6,7 @@ import contextlib
 import mmap
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -82,9 +83,10 @@ def test_a_destination_in_the_file_of_an_input_is_refused(file: Path, how: str) 
 
 @pytest.mark.parametrize("modes", ["cc", "cr", "rr"])
 def test_mappings_that_do_not_change_the_file_are_apart(file: Path, modes: str) -> None:
-    one, other = (np.memmap(file, np.float32, mode, shape=(40,)) for mode in modes)
+    one, other, third = (np.memmap(file, np.float32, mode, shape=(40,)) for mode in (*modes, "r+"))
     assert not share_memory(one, other)
     assert share_memory(one, one[3:])
+    assert share_memory(one, third)
 
 
 def test_other_files_and_memory_of_no_file_are_apart(file: Path, tmp_path: Path) -> None:
@@ -103,6 +105,15 @@ def test_mappings_that_numpy_did_not_make_are_known(file: Path) -> None:
         one, other = (np.frombuffer(mmap.mmap(opened.fileno(), 400), np.uint8) for _ in range(2))
     assert share_memory(one, other)
     assert not share_memory(one[:200], other[200:])
+
+
+def test_memory_behind_a_mapping_is_not_the_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = (np.frombuffer(bytearray(64), np.uint8) for _ in range(2))
+    lines = [f"{a.ctypes.data:x}-{a.ctypes.data + 16:x} rw-s 0 fe:00 7 /f" for a in (one, other)]
+    maps = SimpleNamespace(read_text=lambda *_: "\n".join(sorted(lines)))
+    monkeypatch.setattr(mapped, "_MAPS", maps)
+    assert share_memory(one[:16], other[:16])
+    assert not share_memory(one[16:], other[16:])
 
 
 @pytest.mark.skipif(not mapped._MAPS.exists(), reason="mappings are not listed by this system")

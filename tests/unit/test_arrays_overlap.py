@@ -7,7 +7,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import event, example, given
+from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
 
 import cuflash
@@ -48,14 +48,24 @@ def _touched(array: np.ndarray) -> Counter[int]:
     return found
 
 
+#: What these look for is rare.
+MANY = settings(max_examples=300)
+
+
+@MANY
 @given(_arrays(), _arrays())
+@example(_at(0, "V8", (), ()), _at(7, "V1", (), ()))
+@example(_at(0, "V8", (), ()), _at(8, "V1", (), ()))
 def test_sharing_is_decided_exactly(a: np.ndarray, b: np.ndarray) -> None:
     share = bool(_touched(a).keys() & _touched(b).keys())
     event(f"share: {share}")
     assert share_memory(a, b) == share_memory(b, a) == share
 
 
+@MANY
 @given(_arrays())
+@example(_at(0, "V1", (2, 3, 2), (7, 5, 3)))  # 7 + 3 is 5 + 5
+@example(_at(0, "V1", (2, 6), (5, 2)))  # 5 is no multiple of 2
 def test_overlap_of_an_array_with_itself_is_decided_exactly(array: np.ndarray) -> None:
     overlap = any(times > 1 for times in _touched(array).values())
     event(f"overlap: {overlap}")
@@ -101,11 +111,13 @@ def test_a_destination_is_refused_only_where_bytes_are_shared(
         assert not q.any()
 
 
+@MANY
 @given(
     st.lists(st.tuples(st.integers(0, 40), st.integers(0, 4)), max_size=5),
-    st.integers(-50, 300),
+    st.integers(-10, 150),
     st.integers(0, 9),
 )
+@example([(4, 3), (6, 2)], 24, 0)  # all of them
 def test_sums_are_found_exactly(steps: list[tuple[int, int]], low: int, width: int) -> None:
     ranges = [range(0, step * most + 1, step) if step else (0,) for step, most in steps]
     reached = {sum(one) for one in itertools.product(*ranges)}
