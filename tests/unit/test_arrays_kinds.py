@@ -118,8 +118,13 @@ def test_nothing_needs_no_memory(library: ModuleType) -> None:
     kv = _normal()
     assert cuflash.attention(q, kv, kv, backend="numpy").array.shape == (1, 0, 2, 4)
     positive = library.Negative(_normal())
-    positive.pending = False
-    cuflash.attention(positive, kv, kv, backend="numpy")
+    for pending in (False, "of each element"):  # what other libraries call so
+        positive.pending = pending
+        cuflash.attention(positive, kv, kv, backend="numpy")
+
+
+def test_no_bfloat16_has_8_bits(library: ModuleType) -> None:
+    _refused(Tensor(np.zeros(SHAPE, np.uint8), "bfloat16"), "refused to share its memory")
 
 
 def _mean(kind: type) -> type:
@@ -225,5 +230,5 @@ def test_a_class_is_no_array(kind: type) -> None:
 
 
 def test_mocks_are_no_arrays() -> None:
-    _refused(mock.Mock(spec=np.ndarray), "Mock")
+    _refused(mock.Mock(spec=np.ndarray), "Mock; expected an array")
     _refused(mock.MagicMock(), "MagicMock")

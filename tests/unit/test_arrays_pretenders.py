@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import cuflash
+from cuflash.arrays import adopt as adopting
 from cuflash.arrays.adopt import adopt
 from cuflash.cuda import available
 
@@ -87,6 +88,13 @@ def test_any_cuda_array_interface_is_taken_or_refused_by_name(described: Any) ->
         cuflash.attention(x, k, x, backend="numpy")
 
 
+class OnDevice(Tensor):
+    """An array that says it is in CUDA memory."""
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 2, 0
+
+
 def test_a_device_array_beside_no_driver_is_refused_with_the_reason(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -96,11 +104,7 @@ def test_a_device_array_beside_no_driver_is_refused_with_the_reason(
     interface = {"typestr": "<f4", "shape": SHAPE, "data": (4096, False), "version": 3}
     by_interface = SimpleNamespace(__cuda_array_interface__=interface)
 
-    class ByDlpack(Tensor):
-        def __dlpack_device__(self) -> tuple[int, int]:
-            return 2, 0
-
-    for value in (by_interface, ByDlpack(np.ones(SHAPE, np.float32))):
+    for value in (by_interface, OnDevice(np.ones(SHAPE, np.float32))):
         with pytest.raises(cuflash.BackendUnavailableError) as caught:
             cuflash.attention(value, value, value)
         assert str(caught.value) == f"q is in CUDA memory, which cannot be used: {reason}"
@@ -108,6 +112,23 @@ def test_a_device_array_beside_no_driver_is_refused_with_the_reason(
     native = cupy.ndarray(SHAPE, np.float32, memory)
     with pytest.raises(cuflash.BackendUnavailableError, match="too old"):
         cuflash.attention(native, native, native)
+
+
+def test_a_device_array_without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
+
+    def at(place: int, *shape: int) -> Any:
+        memory = cupy.cuda.UnownedMemory(place, 4096, None, 0)
+        return cupy.ndarray(shape, np.float32, cupy.cuda.MemoryPointer(memory, 0))
+
+    for native, fine in ((at(0, *SHAPE), False), (at(4096, *SHAPE), True), (at(0, 0, 4), True)):
+        fake = SimpleNamespace(from_dlpack=lambda value, native=native: native)
+        monkeypatch.setattr(adopting, "require_cupy", lambda what, fake=fake: fake)
+        if fine:
+            assert adopt("q", OnDevice(np.ones(SHAPE))).native is native
+        else:
+            with pytest.raises(cuflash.ArgumentTypeError, match="q: got .*without memory"):
+                adopt("q", OnDevice(np.ones(SHAPE)))
 
 
 def test_a_device_array_of_a_foreign_byte_order_or_class(monkeypatch: pytest.MonkeyPatch) -> None:
