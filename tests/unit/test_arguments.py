@@ -107,10 +107,18 @@ class dtype:  # noqa: N801  (as other libraries call theirs)
         return self.text
 
 
+class DType(dtype):
+    """One that NumPy knows by an attribute."""
+
+    dtype = np.dtype("float32")
+
+
 def test_dtypes_of_other_libraries_are_taken_by_name() -> None:
     q = np.ones((1, 2, 1, 4), np.float16)
     for text, expected in (("torch.float32", np.float32), ("mlx.core.float16", np.float16)):
         assert cuflash.attention(q, q, q, out_dtype=dtype(text), backend="numpy").dtype == expected
+    known = DType("<dtype: 'float32'>")
+    assert cuflash.attention(q, q, q, out_dtype=known, backend="numpy").dtype == np.float32
     shape = (2, 4)
     assert "bfloat16" in str(cuflash.explain(*[shape] * 3, dtype=dtype("torch.bfloat16")))
     for text in ("torch.bfloat16", "torch.int8", "torch.qint8", "torch.", "float33", ""):

@@ -135,3 +135,7 @@ def test_the_list_of_mappings_is_read_once_and_only_if_need_be(
     for _ in range(3):
         assert share_memory(one, other, mappings)
     assert len(reads) == 1
+    parts = np.memmap(file, np.float32, "r+", shape=(160,)).reshape(4, *_OUT)
+    cuflash.attention(*parts[:3], out=parts[3], backend="numpy")
+    assert len(reads) == 2
+    parts[:] = 0

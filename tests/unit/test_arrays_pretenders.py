@@ -127,7 +127,7 @@ def test_a_device_array_without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
         if fine:
             assert adopt("q", OnDevice(np.ones(SHAPE))).native is native
         else:
-            with pytest.raises(cuflash.ArgumentTypeError, match="q: got .*without memory"):
+            with pytest.raises(cuflash.ArgumentTypeError, match=r"q: got .*without memory"):
                 adopt("q", OnDevice(np.ones(SHAPE)))
 
 

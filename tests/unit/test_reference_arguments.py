@@ -124,6 +124,14 @@ def test_shapes_that_do_not_fit_are_refused(drawn: tuple[str, str, dict[str, np.
         reference.attention(*(arrays[name] for name in "qkv"), layout=layout)
 
 
+def test_dlse_is_not_taken_in_another_order() -> None:
+    x, rows = np.zeros((1, 3, 2, 4)), np.zeros((1, 2, 3))
+    reference.attention_backward(x, x, x, x, dlse=rows)
+    for wrong in (rows.swapaxes(1, 2), rows[0], rows.ravel()):
+        with pytest.raises(ArgumentValueError, match=r"^dlse: got shape .* expected \(1, 2, 3\)"):
+            reference.attention_backward(x, x, x, x, dlse=wrong)
+
+
 @pytest.mark.parametrize("name", ["q", "k", "v", "dout"])
 def test_arrays_have_the_axes_of_the_layout(name: str) -> None:
     with pytest.raises(ArgumentValueError, match="axes"):
