@@ -20,6 +20,7 @@ from .arrays.adopt import (
     to_device,
     to_host,
 )
+from .arrays.mapped import Mappings
 from .arrays.overlap import overlaps_itself, share_memory
 from .arrays.spec import Layout, TensorSpec
 from .calls import Arrays, find, keep, see
@@ -155,16 +156,17 @@ def run(
 
 def _check_destinations(inputs: Mapping[str, Adopted], targets: Mapping[str, Adopted]) -> None:
     taken: dict[str, Any] = {name: array.native for name, array in inputs.items()}
+    mappings = Mappings()
     for name, target in targets.items():
         array = target.native
         if isinstance(array, np.ndarray) and not array.flags.writeable:
             raise ArgumentValueError(name, "a read-only array", "one that can be written")
         if overlaps_itself(array):
             raise ArgumentValueError(
-                name, "an array whose elements may share memory", "one place for each element"
+                name, "an array whose elements share memory", "one place for each element"
             )
         for other, native in taken.items():
-            if share_memory(array, native):
+            if share_memory(array, native, mappings):
                 raise ArgumentValueError(name, f"memory that {other} uses", "memory of its own")
         taken[name] = array
 

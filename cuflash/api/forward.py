@@ -34,8 +34,10 @@ def attention(
     ----------
     q : array, (batch, seqlen_q, heads_q, head_dim)
         Queries. NumPy, CuPy, or anything with DLPack or
-        ``__cuda_array_interface__``; float16, bfloat16, float32 or float64;
-        head_dim 1 to 256.
+        ``__cuda_array_interface__``; float16, bfloat16 (the interface cannot
+        say it), float32 or float64; head_dim 1 to 256. A subclass is computed
+        as a plain array; masked arrays, matrices and quantities with a unit
+        are refused.
     k : array, (batch, seqlen_kv, heads_kv, head_dim)
         Keys. heads_kv divides heads_q; query head h reads kv head
         ``h // (heads_q // heads_kv)``.
@@ -56,10 +58,13 @@ def attention(
     return_lse : bool
         Also return the log-sum-exp of the scores.
     out, lse_out : array, optional
-        Destinations; they must not overlap an input, each other or themselves.
+        Destinations, returned as given; they must not overlap an input, each
+        other or themselves. Two mappings of one file overlap where they show
+        the same bytes of it.
     out_dtype : dtype, optional
-        float32 for the output of 16-bit inputs; else the dtype of q. By
-        default that of ``out``, if given.
+        float32 for the output of 16-bit inputs; else the dtype of q. Of NumPy
+        or of another library (``torch.float32``). By default that of ``out``,
+        if given.
     backend : {"auto", "cuda", "numpy"}
         Arrays in CUDA memory are computed there. With "auto" NumPy arrays go
         to the GPU and back where one can be used, else to the tiled NumPy
@@ -79,7 +84,10 @@ def attention(
     Returns
     -------
     out : array, (batch, seqlen_q, heads_q, head_dim_v)
-        Of q's kind and layout, C-contiguous. A row that sees no key is 0.
+        Of q's layout, C-contiguous, and of q's kind: made by the ``from_dlpack``
+        of its library, so of a subclass it is the plain array
+        (``numpy.ndarray``, ``torch.Tensor``), and of a library without one a
+        NumPy or CuPy array. A row that sees no key is 0.
     lse : array, (batch, heads_q, seqlen_q)
         Only with ``return_lse``: natural log of the sum of exp of the scaled,
         masked scores; float32, or float64 for float64; minus infinity for a

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from ..arrays.adopt import adopt
@@ -11,55 +10,10 @@ from ..arrays.cast import cast
 from ..errors import ArgumentTypeError, ArgumentValueError
 from ..options import AlgorithmChoice, BackendChoice, check_blocks, check_dtype, check_flag
 from ..planning.problem import DTYPES
-from .backward import attention_backward
 from .forward import attention
+from .pullback import Pullback
 
-__all__ = ["Pullback", "attention_vjp"]
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class Pullback:
-    """Pulls gradients back through one call of attention. Made by :func:`attention_vjp`.
-
-    Attributes
-    ----------
-    q, k, v : array
-        As they were given, not copied.
-    out, lse : array
-        What the forward pass gave; ``out`` in the residual's dtype.
-    keywords : mapping
-        Those of :func:`attention_backward`.
-    """
-
-    q: Any
-    k: Any
-    v: Any
-    out: Any
-    lse: Any
-    keywords: Mapping[str, Any] = field(default_factory=dict)
-
-    def __call__(self, dout: Any, dlse: Any = None) -> tuple[Any, Any, Any]:
-        """Gradients of ``sum(out * dout) + sum(lse * dlse)``.
-
-        Parameters
-        ----------
-        dout : array, (batch, seqlen_q, heads_q, head_dim_v)
-            Gradient of the output.
-        dlse : array, (batch, heads_q, seqlen_q), optional
-            Gradient of the log-sum-exp.
-
-        Returns
-        -------
-        dq, dk, dv : array
-            As of :func:`attention_backward`.
-
-        Raises
-        ------
-        ArgumentTypeError, ArgumentValueError
-            If ``dout`` or ``dlse`` does not fit the call.
-        """
-        saved = (self.q, self.k, self.v, self.out, self.lse)
-        return attention_backward(dout, *saved, dlse=dlse, **self.keywords)
+__all__ = ["attention_vjp"]
 
 
 def attention_vjp(
@@ -132,7 +86,7 @@ def attention_vjp(
     check_blocks("backward_blocks", backward_blocks)
     out, kept, lse = _forward(q, k, v, out_dtype, residual_dtype, {**shared, "blocks": blocks})
     keywords = {**shared, "deterministic": deterministic, "blocks": backward_blocks}
-    pullback = Pullback(q, k, v, kept, lse, keywords)
+    pullback = Pullback({"q": q, "k": k, "v": v, "out": kept, "lse": lse}, keywords)
     return ((out, lse) if with_lse else out), pullback
 
 
