@@ -24,6 +24,7 @@ from ..errors import ArgumentTypeError
 from ..options import AlgorithmChoice, check_flag
 from .call import Call, call_of, check_arrays
 from .primitive import run
+from .types import joined
 
 __all__ = ["attention"]
 
@@ -105,7 +106,14 @@ def attention(
     several devices, divide batch or heads with :func:`jax.shard_map`, given
     ``check_vma=False``; without it XLA gathers the arrays on every device.
     """
-    call = call_of(is_causal, scale, q_offset, algorithm, deterministic)
+    call = call_of(
+        is_causal=is_causal,
+        scale=scale,
+        q_offset=q_offset,
+        algorithm=algorithm,
+        deterministic_gradients=deterministic,
+        residual_dtype=None,
+    )
     with_lse = check_flag("return_lse", return_lse)
     given = {"query": query, "key": key, "value": value}
     arrays = [_as_array(name, array) for name, array in given.items()]
@@ -114,7 +122,7 @@ def attention(
     if one:
         arrays = [array[None] for array in arrays]
     q, k, v = arrays
-    out, lse = (result[0] if one else result for result in _attention(q, k, v, call))
+    out, lse = (result[0] if one else result for result in _compiled(*joined((q, k, v)), call))
     return (out, lse) if with_lse else out
 
 
@@ -149,3 +157,5 @@ def _pull_back(call: Call, saved: tuple[Any, ...], cotangents: tuple[Any, Any]) 
 
 _attention = jax.custom_vjp(_forward, nondiff_argnums=(3,))
 _attention.defvjp(_save, _pull_back, symbolic_zeros=True)
+# Called as it is, jax.shard_map without jax.jit refuses it for its symbolic zeros.
+_compiled = jax.jit(_attention, static_argnums=3, inline=True)

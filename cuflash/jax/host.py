@@ -23,6 +23,7 @@ class HostCall:
     """The callback of one pass."""
 
     call: Call
+    scratch_bytes: int = 0
 
     def __call__(self, context: Any, results: Sequence[Any], *buffers: Any) -> None:
         """Fill the buffers of the results.
