@@ -16,7 +16,7 @@ from ..errors import ArgumentTypeError, ArgumentValueError
 from ..options import AlgorithmChoice, Options, check_dtype, check_flag, check_options
 from ..planning.problem import DTypeName, Operation
 
-__all__ = ["Call", "call_of", "check_arrays", "renamed"]
+__all__ = ["Call", "call_of", "check_arrays", "folded", "renamed"]
 
 _Item = TypeVar("_Item")
 
@@ -52,7 +52,7 @@ class Call:
 
     @property
     def saving(self) -> Call:
-        """This pass where a backward pass follows it."""
+        """The same pass where a backward pass follows it."""
         return replace(self, options=replace(self.options, out_dtype=self.residual))
 
     @property
@@ -73,16 +73,16 @@ class Call:
         """How many axes of :func:`jax.vmap` stand before the batch, in every array."""
         return len(self.named(arrays)["q"].shape) - len(self.options.layout or "bshd")
 
-    def folded(self, arrays: Sequence[Any]) -> list[tuple[int, ...]]:
-        """Shapes of its arguments with the mapped axes made part of the batch."""
-        mapped = self.mapped(arrays)
-        return [_fold(tuple(array.shape), mapped) for array in arrays]
-
     def specs(self, arrays: Sequence[Any]) -> dict[str, TensorSpec]:
-        """Descriptions of its folded arguments by name, C-contiguous: JAX asks XLA for that."""
-        shapes = self.folded(arrays)
-        specs = [_spec_of(shape, a.dtype) for shape, a in zip(shapes, arrays, strict=True)]
-        return self.named(specs)
+        """Descriptions of its arguments by name, C-contiguous: the layout JAX asks XLA for.
+
+        The mapped axes are part of the batch.
+        """
+        mapped = self.mapped(arrays)
+        return {
+            name: _spec_of(folded(array.shape, mapped), array.dtype)
+            for name, array in self.named(arrays).items()
+        }
 
     def results_of(self, arrays: Sequence[Any]) -> list[tuple[tuple[int, ...], str]]:
         """Shape and dtype of every result, with the mapped axes that the arguments have.
@@ -94,15 +94,16 @@ class Call:
         """
         described = describe(self.operation, self.specs(arrays), self.options)
         mapped = self.mapped(arrays)
-        batch = tuple(arrays[0].shape[: mapped + 1]) if mapped else ()
+        batch = tuple(arrays[0].shape[: mapped + 1])
         shapes = [described.shapes[name] for name in self.results]
-        shapes = [(*batch, *shape[1:]) if batch else shape for shape in shapes]
+        shapes = [(*batch, *shape[1:]) if mapped else shape for shape in shapes]
         kinds = [described.dtypes[name] for name in self.results]
         return list(zip(shapes, kinds, strict=True))
 
 
-def _fold(shape: tuple[int, ...], mapped: int) -> tuple[int, ...]:
-    return (math.prod(shape[: mapped + 1]), *shape[mapped + 1 :]) if mapped else shape
+def folded(shape: Sequence[int], mapped: int) -> tuple[int, ...]:
+    """A shape with the mapped axes made part of the batch."""
+    return (math.prod(shape[: mapped + 1]), *shape[mapped + 1 :]) if mapped else tuple(shape)
 
 
 def _spec_of(shape: tuple[int, ...], dtype: Any) -> TensorSpec:
@@ -111,7 +112,6 @@ def _spec_of(shape: tuple[int, ...], dtype: Any) -> TensorSpec:
 
 
 def call_of(
-    *,
     is_causal: Any,
     scale: Any,
     q_offset: Any,

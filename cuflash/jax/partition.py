@@ -13,7 +13,11 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from jax.experimental.custom_partitioning import CompoundFactor, SdyShardingRule, custom_partitioning
+from jax.experimental.custom_partitioning import (
+    CompoundFactor,
+    SdyShardingRule,
+    custom_partitioning,
+)
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from .call import Call

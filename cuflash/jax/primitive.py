@@ -92,15 +92,22 @@ def _lower(context: Any, *values: Any, call: Call) -> Any:
     """What a pass is in a computation for one platform."""
     module = context.module_context
     _refuse_elsewhere(module)
+    _refuse_half_manual(module.axis_context)
+    if all(0 in kind.shape for kind in context.avals_out):
+        return mlir.lower_fun(_nothing, multiple_results=True)(context, *values, call=call)
     site = Site(call, module.platforms[0], len(values))
-    if not all(0 in kind.shape for kind in context.avals_out):
-        module.add_host_callback(site)
-        site.index = len(module.host_callbacks) - 1
+    site.prepare(context.avals_in)
+    module.add_host_callback(site)
+    site.index = len(module.host_callbacks) - 1
     compute = site.compute
     if _is_divided(module.axis_context):
-        jax.eval_shape(compute, *context.avals_in)
         compute = functools.partial(compute_divided, site)
     return mlir.lower_fun(compute, multiple_results=True)(context, *values)
+
+
+def _nothing(*arrays: Any, call: Call) -> list[Any]:
+    """Results without elements, for which nothing is called."""
+    return [jnp.zeros(shape, kind) for shape, kind in call.results_of(arrays)]
 
 
 def _refuse_elsewhere(module: Any) -> None:
@@ -120,11 +127,25 @@ def _refuse_elsewhere(module: Any) -> None:
         )
 
 
+def _refuse_half_manual(where: Any) -> None:
+    """Raise where the older partitioner of XLA would end the process."""
+    manual = getattr(where, "manual_axes", frozenset())
+    half = manual and manual != frozenset(where.mesh.axis_names)
+    if half and not jax.config.jax_use_shardy_partitioner:
+        raise UnsupportedError(
+            "cuflash.jax.attention inside jax.shard_map over some axes of the mesh only needs "
+            "the Shardy partitioner (jax_use_shardy_partitioner); "
+            "name all axes of the mesh in axis_names"
+        )
+
+
 def _is_divided(where: Any) -> bool:
-    """Whether XLA divides the computation over devices, and not the caller over all of them."""
-    mesh = getattr(where, "mesh", None)
-    if mesh is not None:
-        return mesh.size > 1 and set(where.manual_axes) != set(mesh.axis_names)
+    """Whether XLA divides the computation over devices.
+
+    Inside :func:`jax.shard_map` the caller has. If only over some axes of the
+    mesh, XLA could still divide over the others, but JAX cannot be asked how
+    arrays are divided there.
+    """
     return len(getattr(where, "device_assignment", None) or ()) > 1
 
 

@@ -25,12 +25,18 @@ def joined(arrays: Sequence[Any]) -> list[Any]:
     JAX's own functions do the same before they compute; the transpose of this
     step sums a gradient over the axes that its argument does not vary over.
     """
-    varying = [frozenset(getattr(jax.typeof(array), "vma", ())) for array in arrays]
+    varying = [_varying(jax.typeof(array)) for array in arrays]
     everywhere = frozenset().union(*varying)
     return [
         _vary(array, tuple(sorted(everywhere - axes, key=str)))
         for array, axes in zip(arrays, varying, strict=True)
     ]
+
+
+def _varying(kind: Any) -> frozenset[Any]:
+    """Axes of the mesh over which a type varies; newer versions of JAX say it elsewhere."""
+    manual = getattr(kind, "manual_axis_type", None)
+    return frozenset(kind.vma if manual is None else manual.varying)
 
 
 def _vary(array: Any, axes: tuple[Any, ...]) -> Any:

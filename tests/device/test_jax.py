@@ -90,7 +90,7 @@ def test_it_is_what_the_library_gives(cp: Any, jax: Any, deterministic: bool) ->
     """The same kernels run, so the bits are the same; of dq only where its sum has an order."""
     case = replace(CASE, dtype="float16", causal=True)
     x = arrays(case, "q", "k", "v", "dout", "dlse")
-    got = _all_results(jax, _attention(case, deterministic=deterministic), x)
+    got = _all_results(jax, _attention(case, deterministic_gradients=deterministic), x)
     dout, q, k, v, dlse = (cp.asarray(x[name]) for name in ("dout", "q", "k", "v", "dlse"))
     out, lse = cuflash.attention(q, k, v, causal=True, return_lse=True)
     shared: dict[str, Any] = {"dlse": dlse, "causal": True, "deterministic": deterministic}
