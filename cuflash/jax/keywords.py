@@ -24,9 +24,9 @@ _ELSEWHERE = "jax.nn.dot_product_attention takes it"
 _REMEDIES = {
     "bias": f"there is no bias yet, {_ELSEWHERE}",
     "mask": (
-        "there are no masks yet but the causal one: is_causal=True, for attention_fn of Flax "
-        "functools.partial(cuflash.jax.attention, is_causal=True); "
-        f"any other, and the one of decode=True: {_ELSEWHERE}"
+        "the only mask yet is is_causal=True (as attention_fn of Flax: "
+        "functools.partial(cuflash.jax.attention, is_causal=True)); "
+        f"of any other, also that of decode=True, {_ELSEWHERE}"
     ),
     "module": "weights are never formed, so none can be sown: sow_weights=False",
     "qk_attn_weights_einsum": "the products are computed as they are, not quantized",
