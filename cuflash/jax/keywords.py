@@ -24,8 +24,8 @@ _ELSEWHERE = "jax.nn.dot_product_attention takes it"
 _REMEDIES = {
     "bias": f"there is no bias yet, {_ELSEWHERE}",
     "mask": (
-        "the only mask yet is is_causal=True (as attention_fn of Flax: "
-        "functools.partial(cuflash.jax.attention, is_causal=True)); "
+        "the only mask yet is is_causal=True, which NNX passes on; attention_fn of Linen may be "
+        "functools.partial(cuflash.jax.attention, is_causal=True); "
         f"of any other, also that of decode=True, {_ELSEWHERE}"
     ),
     "module": "weights are never formed, so none can be sown: sow_weights=False",
