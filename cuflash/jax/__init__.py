@@ -208,7 +208,7 @@ def _pull_back(call: Call, saved: tuple[Any, ...], cotangents: tuple[Any, Any]) 
     """Gradients of q, k and v. An lse that nothing was made of has none, and costs nothing."""
     dout, dlse = cotangents
     if isinstance(dout, SymbolicZero):
-        dout = jnp.zeros(dout.shape, dout.dtype)
+        dout = jnp.zeros_like(saved[3], dout.dtype)  # divided as the output is
     given = () if isinstance(dlse, SymbolicZero) else (dlse,)
     return tuple(run(call.backward, dout, *saved, *given))
 

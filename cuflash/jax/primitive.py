@@ -18,7 +18,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax._src.dispatch import prim_requires_devices_during_lowering
 from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 
@@ -26,7 +25,13 @@ from ..errors import UnsupportedError
 from .call import Call
 from .partition import compute_divided
 from .site import TARGETS, Site
-from .types import joined, result_types
+from .types import joined, repeated, result_types
+
+try:
+    # custom_partitioning has to know the devices. It says so here of its own primitive.
+    from jax._src.dispatch import prim_requires_devices_during_lowering
+except ImportError:  # elsewhere in another JAX: then divided arrays are gathered
+    prim_requires_devices_during_lowering = set()
 
 __all__ = ["run"]
 
@@ -78,11 +83,14 @@ def _batch(
     strides, and a kernel reads every batch entry at a place of its own.
     """
     size = next(a.shape[axis] for a, axis in zip(arrays, axes, strict=True) if axis is not None)
-    whole = [
-        jnp.broadcast_to(array, (size, *array.shape))
-        if axis is None
-        else jnp.moveaxis(array, axis, 0)
+    moved = [
+        array if axis is None else jnp.moveaxis(array, axis, 0)
         for array, axis in zip(arrays, axes, strict=True)
+    ]
+    like = next(a for a, axis in zip(moved, axes, strict=True) if axis is not None)
+    whole = [
+        repeated(array, size, like) if axis is None else array
+        for array, axis in zip(moved, axes, strict=True)
     ]
     results = run(call, *whole)
     return results, [0] * len(results)
@@ -112,7 +120,7 @@ def _nothing(*arrays: Any, call: Call) -> list[Any]:
 
 def _refuse_elsewhere(module: Any) -> None:
     """Raise unless the computation is compiled here and now, for CPU or CUDA."""
-    if module.lowering_parameters.for_export:
+    if getattr(module.lowering_parameters, "for_export", False):
         raise UnsupportedError(
             "jax.export cannot take cuflash.jax.attention: what is exported runs in other "
             "processes, and the pass calls back into this one; "
@@ -129,7 +137,7 @@ def _refuse_elsewhere(module: Any) -> None:
 
 def _refuse_half_manual(where: Any) -> None:
     """Raise where the older partitioner of XLA would end the process."""
-    manual = getattr(where, "manual_axes", frozenset())
+    manual: frozenset[Any] = getattr(where, "manual_axes", frozenset())
     half = manual and manual != frozenset(where.mesh.axis_names)
     if half and not jax.config.jax_use_shardy_partitioner:
         raise UnsupportedError(
@@ -153,5 +161,4 @@ _primitive.def_impl(_eagerly)
 _primitive.def_abstract_eval(_types)
 batching.primitive_batchers[_primitive] = _batch
 mlir.register_lowering(_primitive, _lower)
-# Which devices they are is known when it is lowered: custom_partitioning asks.
 prim_requires_devices_during_lowering.add(_primitive)

@@ -16,7 +16,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from ..errors import ArgumentValueError
 from .call import Call, renamed
 
-__all__ = ["free_axes", "joined", "result_types"]
+__all__ = ["free_axes", "joined", "repeated", "result_types"]
 
 
 def joined(arrays: Sequence[Any]) -> list[Any]:
@@ -45,6 +45,16 @@ def _vary(array: Any, axes: tuple[Any, ...]) -> Any:
     if hasattr(jax.lax, "pcast"):
         return jax.lax.pcast(array, axes, to="varying")
     return jax.lax.pvary(array, axes)
+
+
+def repeated(array: Any, size: int, like: Any) -> Any:
+    """``size`` times the array, along a first axis that is divided as that of ``like`` is."""
+    first, *_ = _spec(jax.typeof(like))
+    if first is None:
+        return jax.numpy.broadcast_to(array, (size, *array.shape))
+    kind = jax.typeof(array)
+    sharding = NamedSharding(kind.sharding.mesh, PartitionSpec(first, *_spec(kind)))
+    return jax.lax.broadcast(array, (size,), out_sharding=sharding)
 
 
 def free_axes(mapped: int, ndim: int) -> list[int]:

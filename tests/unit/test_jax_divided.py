@@ -199,6 +199,31 @@ def test_a_mesh_of_explicit_axes(spec: Any) -> None:
     assert jax.typeof(mapped).sharding.spec == P(None, batch, None, heads, None)
 
 
+@pytest.mark.parametrize("name", ["dout", "dlse", "both"])
+def test_gradients_on_explicit_axes(name: str) -> None:
+    mesh, spec = cpu_mesh(2, 2, explicit=True), P("x", None, "y")
+    arrays = draw(WHOLE, GROUPED, GROUPED, dtype="float32")
+    expected = jax.jit(_pass(name))(*arrays)
+    with _using(mesh):
+        grads = jax.jit(_pass(name))(*_place(mesh, arrays, [spec] * 3))
+    for got, other in zip(grads, expected, strict=True):
+        assert np.asarray(got).tobytes() == np.asarray(other).tobytes()
+        assert jax.typeof(got).sharding.spec == P("x", None, "y", None)
+
+
+def test_vmap_over_an_explicit_axis() -> None:
+    """What is not mapped is repeated on the devices that have the mapped entries."""
+    mesh = cpu_mesh(2, 2, explicit=True)
+    arrays = draw((2, *WHOLE), WHOLE, (2, *WHOLE), dtype="float32")
+    specs = [P("x", "y"), P("y"), P("x", "y")]
+    mapped = jax.vmap(attention, in_axes=(0, None, 0))
+    expected = mapped(*arrays)
+    with _using(mesh):
+        out = jax.jit(mapped)(*_place(mesh, arrays, specs))
+    assert np.asarray(out).tobytes() == np.asarray(expected).tobytes()
+    assert jax.typeof(out).sharding.spec == P("x", "y", None, None, None)
+
+
 @pytest.mark.parametrize(
     ("specs", "says"),
     [
