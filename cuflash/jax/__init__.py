@@ -149,9 +149,9 @@ def attention(
     mesh of explicit axes it is refused. :func:`jax.shard_map` works with and
     without ``check_vma``.
 
-    While XLA waits for the CPU's code an interrupt (Ctrl-C) is raised inside
-    it, and JAX reports it as a ``JaxRuntimeError`` that begins with INTERNAL
-    and names KeyboardInterrupt.
+    Ctrl-C inside a computation on the CPU interrupts the callback, and JAX
+    reports a ``RuntimeError`` that begins with INTERNAL and holds the traceback
+    of KeyboardInterrupt, which an ``except KeyboardInterrupt`` does not catch.
     """
     check_none(bias=bias, mask=mask, module=module)
     check_none(qk_attn_weights_einsum=qk_attn_weights_einsum)

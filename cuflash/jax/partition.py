@@ -13,6 +13,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from jax.experimental.custom_partitioning import (
     CompoundFactor,
     SdyShardingRule,
@@ -37,6 +38,7 @@ def _partition(
     site: Site, mesh: Mesh, operands: Sequence[Any], results: Sequence[Any]
 ) -> tuple[Mesh, Any, list[NamedSharding], tuple[NamedSharding, ...]]:
     """What each device computes, and how the arrays have to be divided for it."""
+    mesh = _mesh_of(mesh, operands)
     divided = _division(site.call, mesh, [*operands, *results])
     return (
         mesh,
@@ -50,8 +52,18 @@ def _infer_results(
     site: Site, mesh: Mesh, operands: Sequence[Any], results: Sequence[Any]
 ) -> list[NamedSharding]:
     """How the results are divided where the arguments are as they are."""
+    mesh = _mesh_of(mesh, operands)
     divided = _division(site.call, mesh, operands)
     return [_sharding(mesh, site.call, divided, operands, array) for array in results]
+
+
+def _mesh_of(mesh: Mesh, operands: Sequence[Any]) -> Mesh:
+    """The mesh, or all devices in a row if the arrays are divided without one."""
+    if not mesh.empty:
+        return mesh
+    one = operands[0]
+    devices = list(one.sharding.devices_indices_map(tuple(one.shape)))
+    return Mesh(np.array(devices), ("devices",))
 
 
 def _sharding(
@@ -74,19 +86,37 @@ def _division(call: Call, mesh: Mesh, arrays: Sequence[Any]) -> list[Any]:
     divided: list[tuple[Any, ...] | None] = []
     for place, axis in enumerate(free_axes(mapped, len(key.shape))):
         taken = {name for names in divided for name in names or ()}
-        given = [_names(array, free_axes(mapped, len(array.shape))[place]) for array in arrays]
+        given = [
+            _names(mesh, array, free_axes(mapped, len(array.shape))[place]) for array in arrays
+        ]
         fitting = [_fitting(mesh, names, key.shape[axis], taken) for names in given]
         divided.append(next((names for names in fitting if names), None))
     return divided
 
 
-def _names(array: Any, axis: int) -> tuple[Any, ...]:
-    """Axes of the mesh over which an axis of an array is divided, as XLA suggests."""
-    if not isinstance(array.sharding, NamedSharding):
+def _names(mesh: Mesh, array: Any, axis: int) -> tuple[Any, ...]:
+    """Axes of the mesh over which an axis of an array is divided, from the outermost on.
+
+    Read off the parts that the devices hold: XLA may suggest to divide over a
+    part of a mesh axis, after a reshape for example, and JAX cannot name that.
+    It counts as not divided, as unequal parts do.
+    """
+    try:
+        indices = array.sharding.devices_indices_map(tuple(array.shape))
+    except (AttributeError, ValueError):  # no suggestion; unequal parts
         return ()
-    spec = array.sharding.spec
-    names = spec[axis] if axis < len(spec) else None
-    return () if names is None else names if isinstance(names, tuple) else (names,)
+    starts = [indices[device][axis].start or 0 for device in mesh.devices.flat]
+    _, place = np.unique(starts, return_inverse=True)
+    place = place.reshape(mesh.devices.shape)
+    long = [number for number, size in enumerate(place.shape) if size > 1]
+    ahead = {number: int(place.take(1, number).flat[0]) for number in long}
+    steps = {number: step for number, step in ahead.items() if step}
+    order = sorted(steps, key=steps.__getitem__, reverse=True)
+    sizes = [place.shape[number] for number in order]
+    coordinates = np.indices(place.shape)
+    expected = sum((steps[number] * coordinates[number] for number in order), np.zeros_like(place))
+    whole = math.prod(sizes) == place.max() + 1 and (expected == place).all()
+    return tuple(mesh.axis_names[number] for number in order) if whole else ()
 
 
 def _fitting(mesh: Mesh, names: tuple[Any, ...], size: int, taken: set[Any]) -> tuple[Any, ...]:
@@ -106,7 +136,7 @@ def _rule(site: Site, mesh: Mesh, operands: Sequence[Any], results: Sequence[Any
     call = site.call
     named = [*call.named(operands).items(), *zip(call.results, results, strict=True)]
     heads = {name: kind.shape[len(kind.shape) - 2] for name, kind in named}
-    factor = _head_factors(mesh, heads["q"], heads["k"])
+    factor = _head_factors(heads["q"], heads["k"])
     own = itertools.count()
     mappings = []
     for name, kind in named:
@@ -116,26 +146,25 @@ def _rule(site: Site, mesh: Mesh, operands: Sequence[Any], results: Sequence[Any
             factors[axis] = f"batch{axis}"
         factors[last] = factor[heads[name]]
         mappings.append(tuple(factors))
-    sizes = {"group": heads["q"] // heads["k"]} if "group" in factor[heads["q"]] else {}
+    grouped = heads["q"] > heads["k"] > 1
+    sizes = {"group": heads["q"] // heads["k"]} if grouped else {}
     split = len(operands)
     return SdyShardingRule(tuple(mappings[:split]), tuple(mappings[split:]), **sizes)
 
 
-def _head_factors(mesh: Mesh, heads_q: int, heads_kv: int) -> dict[int, Any]:
+def _head_factors(heads_q: int, heads_kv: int) -> dict[int, Any]:
     """The factor of an axis of heads, by how many there are.
 
-    The heads of queries are those of keys and, within each, a group. Shardy
-    divides a factor over a part of a mesh axis where it is too small for the
-    whole one, and JAX has no name for such a part. So where that could happen
-    the heads of queries are a factor by themselves.
+    The heads of queries are those of keys and, within each, a group; a single
+    key head is no factor to share.
     """
-    sizes = mesh.shape.values()
-    whole = all(heads_kv % size == 0 or math.gcd(heads_kv, size) == 1 for size in sizes)
-    linked = heads_q > heads_kv > 1 and whole
-    of_queries = CompoundFactor("heads", "group") if linked else "heads of queries"
+    of_queries = CompoundFactor("heads", "group") if heads_kv > 1 else "heads of queries"
     return {heads_q: of_queries, heads_kv: "heads"}
 
 
 compute_divided.def_partition(
-    partition=_partition, infer_sharding_from_operands=_infer_results, sharding_rule=_rule
+    partition=_partition,
+    infer_sharding_from_operands=_infer_results,
+    sharding_rule=_rule,
+    decode_shardings=False,
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -78,6 +79,26 @@ def test_batch_and_heads_stay_divided(name: str, keys: tuple[int, ...], spec: An
         assert _entries(result.sharding.spec, result.ndim)[1 if rows else 2] == heads
 
 
+@pytest.fixture
+def older_partitioner() -> Iterator[None]:
+    """The one that JAX had before Shardy; it asks for the division of results by itself."""
+    before = jax.config.jax_use_shardy_partitioner
+    jax.config.update("jax_use_shardy_partitioner", False)
+    jax.clear_caches()
+    yield
+    jax.config.update("jax_use_shardy_partitioner", before)
+    jax.clear_caches()
+
+
+@pytest.mark.parametrize("spec", FREE[::2], ids=str)
+def test_the_older_partitioner(older_partitioner: None, spec: Any) -> None:
+    arrays = draw(WHOLE, GROUPED, GROUPED, dtype="float32")
+    for name in ("forward", "both"):
+        results, collectives = _run(_pass(name), cpu_mesh(2, 2), arrays, [spec] * 3)
+        assert not collectives
+        assert _entries(results[0].sharding.spec, 4) == _entries(spec, 4)
+
+
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_a_float32_residual_is_divided_too(dtype: str) -> None:
     arrays = draw(WHOLE, GROUPED, GROUPED, dtype=dtype)
@@ -125,6 +146,55 @@ def test_more_devices_than_key_heads(name: str) -> None:
     for specs in ([P(None, None, "x"), P(), P()], [P(None, None, "x"), P("x"), P("x")]):
         _, collectives = _run(_pass(name), cpu_mesh(4), arrays, specs)
         assert collectives
+
+
+def _projected(x: Any, *weights: Any) -> Any:
+    heads = [(x @ weight).reshape(4, 6, -1, 8) for weight in weights]
+    return attention(*heads)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: attention(*[x.reshape(2, 12, 8, 8)] * 3),
+        lambda x: jax.vmap(lambda x: attention(x, x, x))(x.reshape(2, 2, *WHOLE[1:])),
+        lambda x: attention(*[x.reshape(4, 6, 2, 32)] * 3),
+    ],
+)
+@pytest.mark.parametrize("spec", [P("x"), P(None, None, "x")], ids=str)
+def test_a_part_of_a_mesh_axis(function: Any, spec: Any) -> None:
+    """After a reshape two parts of an axis of four divide two axes: JAX has no name for that."""
+    _run(function, cpu_mesh(4), draw(WHOLE, dtype="float32"), [spec])
+
+
+def test_projections_into_fewer_key_heads_than_devices() -> None:
+    """Tensor parallelism over four devices, two key heads: half a head a device."""
+    arrays = draw((4, 6, 16), (16, 64), (16, 16), (16, 16), dtype="float32")
+    specs = [P(), *[P(None, "x")] * 3]
+    divided = _place(cpu_mesh(4), arrays, specs)
+    for function in (_projected, jax.grad(lambda *a: _projected(*a).sum(), (0, 1, 2, 3))):
+        got = jax.tree.leaves(jax.jit(function)(*divided))
+        for one, other in zip(got, jax.tree.leaves(jax.jit(function)(*arrays)), strict=True):
+            # The products around it are summed in another order.
+            assert np.abs(one - other).max() <= 2.0**-20 * np.abs(other).max()
+
+
+def test_the_order_of_the_axes_of_a_mesh() -> None:
+    """Names are read off the parts: the outer axis is the one of the greater step."""
+    from cuflash.jax.partition import _names
+
+    mesh = cpu_mesh(2, 2)
+    for spec in (P("x"), P("y"), P(("x", "y")), P(("y", "x")), P(None, "x"), P()):
+        sharding = jax.sharding.NamedSharding(mesh, spec)
+        array = jax.ShapeDtypeStruct((4, 8), "float32", sharding=sharding)
+        for axis, names in enumerate(_entries(spec, 2)):
+            expected = () if names is None else names if isinstance(names, tuple) else (names,)
+            assert _names(mesh, array, axis) == expected
+    row = cpu_mesh(4)
+    split = jax.sharding.NamedSharding(mesh, P("x", "y"))
+    array = jax.ShapeDtypeStruct((4, 8), "float32", sharding=split)
+    assert [_names(row, array, axis) for axis in (0, 1)] == [(), ()]  # parts of "x"
+    assert _names(mesh, jax.ShapeDtypeStruct((4, 8), "float32"), 0) == ()
 
 
 def test_eager_calls_stay_divided_too() -> None:

@@ -64,21 +64,21 @@ def test_a_place_in_a_computation_is_not_pickled() -> None:
 
 
 _INTERRUPTED = """
-import os, signal, jax, numpy
+import os, signal, threading, jax
 from cuflash import dispatch
 from cuflash.jax import attention
+
+jax.config.update("jax_cpu_enable_async_dispatch", False)
 
 def interrupt(plan):  # inside of the callback, on the thread that waits for it
     if threading.current_thread() is threading.main_thread():
         os.kill(os.getpid(), signal.SIGINT)
 
-import threading
 x = jax.numpy.ones((1, 64, 2, 8))
 try:
     with dispatch.observe(interrupt):
         jax.block_until_ready(jax.jit(lambda x: attention(x, x, x))(x))
 except RuntimeError as error:
-    assert not isinstance(error, KeyboardInterrupt)
     print("INTERNAL" in str(error), "KeyboardInterrupt" in str(error))
 except KeyboardInterrupt:
     print("itself")
@@ -86,7 +86,7 @@ except KeyboardInterrupt:
 
 
 def test_an_interrupt_inside_jit_is_an_internal_error_of_the_runtime(root: Path) -> None:
-    """As the documentation says; a newer JAX may hand it on as it is."""
+    """As the docstring says. It is raised on the thread that waits for the callback."""
     command = [sys.executable, "-c", _INTERRUPTED]
     done = subprocess.run(command, capture_output=True, text=True, cwd=root)
     assert done.stdout.strip() == "True True", done.stdout + done.stderr
