@@ -13,6 +13,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import numpy as np
 from jax.experimental.custom_partitioning import (
     CompoundFactor,
@@ -58,12 +59,16 @@ def _infer_results(
 
 
 def _mesh_of(mesh: Mesh, operands: Sequence[Any]) -> Mesh:
-    """The mesh, or all devices in a row if the arrays are divided without one."""
+    """The mesh; without one, the devices in a row over which an array is divided.
+
+    XLA also asks before it knows how any is: then nothing is divided, and any
+    mesh will do to say so.
+    """
     if not mesh.empty:
         return mesh
-    one = operands[0]
-    devices = list(one.sharding.devices_indices_map(tuple(one.shape)))
-    return Mesh(np.array(devices), ("devices",))
+    known = [array for array in operands if array.sharding is not None]
+    devices = list(known[0].sharding.devices_indices_map(tuple(known[0].shape))) if known else []
+    return Mesh(np.array(devices or jax.local_devices()[:1]), ("devices",))
 
 
 def _sharding(

@@ -158,6 +158,21 @@ def test_the_order_of_the_axes_of_a_mesh() -> None:
     assert _names(mesh, jax.ShapeDtypeStruct((4, 8), "float32"), 0) == ()
 
 
+def test_a_division_without_a_mesh() -> None:
+    """XLA may know the devices alone, or not yet how any array is divided."""
+    from cuflash.jax.partition import _mesh_of
+
+    row = cpu_mesh(4)
+    sharding = jax.sharding.NamedSharding(row, P("x"))
+    known = jax.ShapeDtypeStruct((4, 8), "float32", sharding=sharding)
+    unknown = jax.ShapeDtypeStruct((4, 8), "float32")
+    none = jax.sharding.Mesh(np.empty((), object), ())
+    assert none.empty
+    assert list(_mesh_of(none, [unknown, known]).devices.flat) == list(row.devices.flat)
+    assert _mesh_of(none, [unknown, unknown]).size == 1
+    assert _mesh_of(row, [unknown]) is row
+
+
 def test_eager_calls_stay_divided_too() -> None:
     mesh, spec = cpu_mesh(2, 2), P("x", None, "y")
     arrays = draw(WHOLE, GROUPED, GROUPED, dtype="float32")
