@@ -10,7 +10,7 @@ import numpy as np
 
 from ..dispatch import run
 from ..pipeline import DESTINATIONS, pipeline_of
-from .call import Call
+from .call import Call, folded
 
 __all__ = ["HostCall", "prepare_host"]
 
@@ -18,11 +18,17 @@ __all__ = ["HostCall", "prepare_host"]
 _ARGUMENTS = {result: argument for argument, result in DESTINATIONS.items()}
 
 
+def _fold(array: Any, mapped: int) -> Any:
+    """The array with the mapped axes made part of the batch; a view of it."""
+    return array.reshape(folded(array.shape, mapped))
+
+
 @dataclass(frozen=True)
 class HostCall:
     """The callback of one pass."""
 
     call: Call
+    scratch_bytes: int = 0
 
     def __call__(self, context: Any, results: Sequence[Any], *buffers: Any) -> None:
         """Fill the buffers of the results.
@@ -35,11 +41,14 @@ class HostCall:
             Of the results and the arguments, in the order of the call.
         """
         # NumPy's views of the buffers: nothing is copied, and what is written is in the result.
-        inputs = self.call.named([np.asarray(buffer) for buffer in buffers])
+        # Axes of vmap become part of the batch.
+        mapped = self.call.mapped(buffers)
+        arrays = [_fold(np.asarray(buffer), mapped) for buffer in buffers]
         destinations = {
-            _ARGUMENTS[name]: np.asarray(buffer)
+            _ARGUMENTS[name]: _fold(np.asarray(buffer), mapped)
             for name, buffer in zip(self.call.results, results, strict=True)
         }
+        inputs = self.call.named(arrays)
         run(self.call.operation, inputs, destinations, self.call.options)
 
 

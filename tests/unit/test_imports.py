@@ -78,7 +78,11 @@ ORDER = [
     "jax.call",
     "jax.host",
     "jax.device",
+    "jax.types",
+    "jax.site",
+    "jax.partition",
     "jax.primitive",
+    "jax.keywords",
     "jax",
 ]
 #: Applications of the library: they may use all of it, and nothing of it uses them.
