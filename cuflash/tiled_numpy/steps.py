@@ -99,10 +99,15 @@ def _sum_over_keys(weights: Array) -> Array:
     return total
 
 
-def finish(state: RowState) -> Array:
-    """Make the output of dead rows exactly zero; the log-sum-exp of all of them."""
+def finish(state: RowState, shift: Array | None) -> Array:
+    """Make the output of dead rows exactly zero; the log-sum-exp of all of them.
+
+    ``shift`` is what the scores lack, as :func:`row_shift` gives it.
+    """
     dead = state.row_sum == 0
     if dead.any():
         state.out[dead] = 0
     lse: Array = state.row_max + np.log(state.row_sum)
+    if shift is not None:
+        lse = (lse + shift).astype(lse.dtype)
     return lse

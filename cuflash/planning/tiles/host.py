@@ -7,7 +7,7 @@ from math import isqrt
 
 from ...errors import ArgumentValueError
 from ..device import HostLimits
-from ..problem import DTYPES, AttentionProblem
+from ..problem import DTYPES, AttentionProblem, Operation
 from .common import ceil_div, round_down
 
 __all__ = ["HostTile", "tile_of_blocks", "tile_of_cache"]
@@ -19,6 +19,11 @@ MOST_KEYS = 1024
 #: half-hidden squares on the diagonal, which take one part in ``CAUSAL_BLOCKS`` of the work.
 FEWEST_CAUSAL_QUERIES = 128
 CAUSAL_BLOCKS = 8
+#: Tasks that a call has at least, where its blocks allow it. Every part of a backward pass
+#: computes dK and dV of its own, which have to be added.
+TASKS: dict[Operation, int] = {"forward": 32, "backward": 16}
+#: Multiplications that outweigh handing a task to another thread: about a millisecond.
+WORK_OF_A_TASK = 1 << 25
 
 
 @dataclass(frozen=True)
@@ -29,11 +34,18 @@ class HostTile:
     ``block_kv`` keys, for ``block_heads`` pairs of a batch entry and a
     key/value head at once: short sequences need many pairs to outweigh the
     cost of a NumPy call.
+
+    The queries of the heads of a step are divided into ``parts`` of whole
+    blocks, each of which is a task of its own, so that few heads keep many
+    threads busy. Sums are rounded part by part: like all else but ``threads``
+    their number follows from the problem alone, and so do the results' bits.
     """
 
     block_q: int
     block_kv: int
     block_heads: int
+    parts: int = 1
+    threads: int = 1
 
 
 def tile_of_cache(problem: AttentionProblem, limits: HostLimits) -> HostTile:
@@ -50,7 +62,7 @@ def tile_of_cache(problem: AttentionProblem, limits: HostLimits) -> HostTile:
     block_q = _even(problem.seqlen_q, max(1, most_queries))
     most_keys = min(MOST_KEYS, scores // _rows(problem, block_q))
     block_kv = _even(problem.seqlen_kv, max(1, most_keys))
-    return _fill(problem, scores, block_q, block_kv)
+    return _fill(problem, limits, scores, block_q, block_kv)
 
 
 def tile_of_blocks(
@@ -61,7 +73,7 @@ def tile_of_blocks(
         raise ArgumentValueError("blocks", f"{blocks}", "two positive numbers of rows")
     block_q = min(blocks[0], max(1, problem.seqlen_q))
     block_kv = min(blocks[1], max(1, problem.seqlen_kv))
-    return _fill(problem, _scores(problem, limits), block_q, block_kv)
+    return _fill(problem, limits, _scores(problem, limits), block_q, block_kv)
 
 
 def _scores(problem: AttentionProblem, limits: HostLimits) -> int:
@@ -74,9 +86,24 @@ def _rows(problem: AttentionProblem, block_q: int) -> int:
     return block_q * max(1, problem.group)
 
 
-def _fill(problem: AttentionProblem, scores: int, block_q: int, block_kv: int) -> HostTile:
+def _fill(
+    problem: AttentionProblem, limits: HostLimits, scores: int, block_q: int, block_kv: int
+) -> HostTile:
+    pairs = problem.batch * problem.heads_kv
     fitting = scores // (_rows(problem, block_q) * block_kv)
-    return HostTile(block_q, block_kv, max(1, min(fitting, problem.batch * problem.heads_kv)))
+    together = max(1, min(fitting, pairs))
+    chunks = ceil_div(pairs, together)
+    wanted = ceil_div(TASKS[problem.operation], max(1, chunks))
+    shares = _work(problem) // WORK_OF_A_TASK
+    parts = max(1, min(wanted, ceil_div(problem.seqlen_q, block_q), shares // max(1, chunks)))
+    threads = max(1, min(limits.threads, chunks * parts, shares))
+    return HostTile(block_q, block_kv, together, parts, threads)
+
+
+def _work(problem: AttentionProblem) -> int:
+    """Products of two numbers, and exponentials as so many of them."""
+    pairs = problem.batch * problem.heads_q * problem.seqlen_q * problem.seqlen_kv
+    return pairs * (problem.head_dim + problem.head_dim_v + 64)
 
 
 def _even(length: int, most: int) -> int:
