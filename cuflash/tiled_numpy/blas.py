@@ -36,7 +36,7 @@ class _Setting:
                 self._saved = [library.get_num_threads() for library in self._libraries]
                 self._set([1] * len(self._saved))
             self._calls += 1
-            return min(self._saved, default=os.cpu_count() or 1)
+            return min(self._saved) if self._saved else os.cpu_count() or 1
 
     def leave(self) -> None:
         """Restore it if no other call runs."""

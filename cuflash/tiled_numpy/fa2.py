@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+
+import numpy as np
 
 from ..planning.plan import Plan
 from .blocks import Array, Blocks, Scratch
 from .common_part import row_shift
+from .few_rows import FEW_ROWS, few_rows_block
 from .gradients import Gradients, GradientRows
 from .heads import Heads
-from .operands import Operands
-from .steps import RowState, accumulate, finish, online_softmax, transposed_product
+from .operands import Operands, longest_norm
+from .steps import RowState, accumulate, finish, online_softmax, sum_over_keys, transposed_product
 from .threads import Task
 
 __all__ = ["backward", "forward"]
+
+#: With fewer rows, measuring keys and values costs more than the maxima do.
+_ROWS_TO_MEASURE = 256
 
 
 def forward(
@@ -38,14 +44,25 @@ def _forward(
     scaled_q = heads.rows(q)
     scaled_q *= blocks.problem.scale
     state = RowState.start((*scaled_q.shape[:3], made.values.shape[-1]), blocks.compute)
+    block = _block_for(blocks, scaled_q, made)
     for queries in blocks.queries:
         rows = blocks.rows(queries)
-        _block(blocks, queries, scaled_q[:, :, rows], made, state.part(rows), scratch)
+        block(blocks, queries, scaled_q[:, :, rows], made, state.part(rows), scratch)
     shift = None if made.common is None else row_shift(scaled_q, made.common)
     all_lse = finish(state, shift)
     heads.set_rows(out, state.out)
     if lse is not None:
         heads.set_statistics(lse, all_lse)
+
+
+def _block_for(blocks: Blocks, scaled_q: Array, operands: Operands) -> Callable[..., None]:
+    """What computes a block of these rows."""
+    if blocks.tile.block_q * blocks.problem.group <= FEW_ROWS:
+        return few_rows_block
+    many = scaled_q.shape[2] >= _ROWS_TO_MEASURE
+    if many and longest_norm(scaled_q) <= operands.longest_row:
+        return _small_block
+    return _block
 
 
 def _block(
@@ -70,6 +87,26 @@ def _block(
             state.out *= rescale[..., None]
         values = operands.values[:, :, tile.keys]
         accumulate(state.out, scores.swapaxes(-1, -2), values, scratch, first)
+    state.out /= state.row_sum[..., None]
+
+
+def _small_block(
+    blocks: Blocks,
+    queries: slice,
+    scaled_q: Array,
+    operands: Operands,
+    state: RowState,
+    scratch: Scratch,
+) -> None:
+    """The same where no score is so large that its exp needs the maximum: the maximum stays 0."""
+    state.row_max[...] = 0
+    for tile in blocks.of_queries(queries):
+        scores = transposed_product(operands.keys[:, :, tile.keys], scaled_q, scratch, "scores")
+        blocks.hide(scores, tile)
+        np.exp(scores, out=scores)
+        state.row_sum += sum_over_keys(scores)
+        values = operands.values[:, :, tile.keys]
+        accumulate(state.out, scores.swapaxes(-1, -2), values, scratch, tile.keys.start == 0)
     state.out /= state.row_sum[..., None]
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import threading
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -10,11 +12,26 @@ from .blocks import Array, Blocks
 from .common_part import common_part
 from .heads import Heads
 
-__all__ = ["Operands"]
+__all__ = ["Operands", "longest_norm"]
 
 #: With fewer rows the common part of the keys costs more to take off than the products.
 #: The backward pass always takes it off, since it has to.
 _FEW_ROWS = 16
+
+
+@dataclass(frozen=True)
+class _Range:
+    """Where exp of a score, times a value, is an ordinary number without a maximum taken off."""
+
+    score: float
+    least: float  # of the largest value of a column
+    most: float
+
+
+_RANGES = {
+    "float32": _Range(24.0, 1e-20, 1e20),
+    "float64": _Range(200.0, 1e-150, 1e150),
+}
 
 
 class Operands:
@@ -58,3 +75,26 @@ class Operands:
             self.common = None  # an infinity times a key keeps its sign
         if self.common is not None:
             self.keys = np.subtract(self.keys, self.common)
+
+    @functools.cached_property
+    def longest_row(self) -> float:
+        """The norm of a row of queries up to which no score needs its row's maximum.
+
+        A score is at most the product of two norms (Cauchy and Schwarz). Not
+        positive where the values are too large or too small for that, or not
+        finite.
+        """
+        numbers, seen = _RANGES[self.keys.dtype.name], self._blocks.seen_keys
+        keys, values = self.keys[:, :, :seen], self.values[:, :, :seen]
+        if 0 in keys.shape or 0 in values.shape:
+            return 0.0
+        columns = np.maximum(values.max(axis=2), -values.min(axis=2))
+        if not ((columns == 0) | ((columns >= numbers.least) & (columns <= numbers.most))).all():
+            return 0.0
+        longest = longest_norm(keys)
+        return numbers.score / longest if longest > 0 else 0.0
+
+
+def longest_norm(rows: Array) -> float:
+    """The largest Euclidean norm of (batch, head, row, width); 0 of no rows."""
+    return float(np.sqrt(np.einsum("bhrw,bhrw->bhr", rows, rows).max(initial=0)))

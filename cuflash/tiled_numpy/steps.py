@@ -14,7 +14,7 @@ import numpy as np
 
 from .blocks import Array, Scratch
 
-__all__ = ["RowState", "accumulate", "finish", "online_softmax", "transposed_product"]
+__all__ = ["RowState", "accumulate", "finish", "online_softmax", "sum_over_keys", "transposed_product"]
 
 #: Keys whose weights are summed one after another; 1024 so cost half of float32's accuracy.
 _KEYS_SUMMED = 64
@@ -78,12 +78,12 @@ def online_softmax(scores: Array, state: RowState) -> Array:
     np.exp(scores, out=scores)
     rescale: Array = np.exp(state.row_max - shift)
     state.row_sum *= rescale
-    state.row_sum += _sum_over_keys(scores)
+    state.row_sum += sum_over_keys(scores)
     state.row_max[...] = new_max
     return rescale
 
 
-def _sum_over_keys(weights: Array) -> Array:
+def sum_over_keys(weights: Array) -> Array:
     """Sums of a few keys, then the sum of those: the error grows with either number, not both.
 
     A product with ones takes half the time that ``add.reduce`` over lines does.

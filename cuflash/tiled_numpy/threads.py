@@ -14,6 +14,7 @@ from queue import SimpleQueue
 
 import numpy as np
 
+from ..planning.cores import usable_cores
 from .blas import one_blas_thread
 
 __all__ = ["Task", "run_tasks"]
@@ -143,7 +144,8 @@ def run_tasks(tasks: Iterable[Task], threads: int) -> None:
     """
     with one_blas_thread() as allowed, np.errstate(all="ignore"):
         job = _Job(tasks)
-        helpers = min(threads, allowed) - 1
+        # The plan may be older than what the process is allowed now.
+        helpers = min(threads, allowed, usable_cores()) - 1 if threads > 1 else 0
         if helpers > 0:
             _helpers.offer(job, helpers)
         try:

@@ -15,6 +15,8 @@ __all__ = ["HostTile", "tile_of_blocks", "tile_of_cache"]
 #: Longer blocks gained nothing on any cache, and a causal mask cuts off less of them.
 MOST_QUERIES = 512
 MOST_KEYS = 1024
+#: Of few rows, whose products are short of work.
+FEW_ROWS, MOST_KEYS_OF_FEW = 16, 8192
 #: Shorter blocks of queries cost more in small matrix products than they save of the
 #: half-hidden squares on the diagonal, which take one part in ``CAUSAL_BLOCKS`` of the work.
 FEWEST_CAUSAL_QUERIES = 128
@@ -23,7 +25,7 @@ CAUSAL_BLOCKS = 8
 #: computes dK and dV of its own, which have to be added.
 TASKS: dict[Operation, int] = {"forward": 32, "backward": 16}
 #: Multiplications that outweigh handing a task to another thread: about a millisecond.
-WORK_OF_A_TASK = 1 << 25
+WORK_OF_A_TASK = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ class HostTile:
 
 
 def tile_of_cache(problem: AttentionProblem, limits: HostLimits) -> HostTile:
-    """Blocks whose scores fill the cache: the backward pass holds two arrays of them.
+    """Blocks whose scores fill the cache.
 
     A block has about twice as many keys as rows. Lengths are parted evenly, so
     that no short block is left at the end.
@@ -60,7 +62,8 @@ def tile_of_cache(problem: AttentionProblem, limits: HostLimits) -> HostTile:
         causal = max(FEWEST_CAUSAL_QUERIES, problem.seqlen_q // CAUSAL_BLOCKS)
         most_queries = min(most_queries, causal)
     block_q = _even(problem.seqlen_q, max(1, most_queries))
-    most_keys = min(MOST_KEYS, scores // _rows(problem, block_q))
+    rows = _rows(problem, block_q)
+    most_keys = min(MOST_KEYS if rows > FEW_ROWS else MOST_KEYS_OF_FEW, scores // rows)
     block_kv = _even(problem.seqlen_kv, max(1, most_keys))
     return _fill(problem, limits, scores, block_q, block_kv)
 
@@ -77,9 +80,13 @@ def tile_of_blocks(
 
 
 def _scores(problem: AttentionProblem, limits: HostLimits) -> int:
-    """How many scores a step may have; never fewer than a square of 16."""
-    arrays = 1 if problem.operation == "forward" else 2
-    return max(256, limits.cache // (arrays * DTYPES[problem.compute].itemsize))
+    """How many scores a step may have; never fewer than a square of 16.
+
+    The backward pass holds two arrays of them and has the same blocks: BLAS
+    rounds a score by the shape of its product, and the weights of both passes
+    should be the same to the last bit. It loses nothing by it.
+    """
+    return max(256, limits.cache // DTYPES[problem.compute].itemsize)
 
 
 def _rows(problem: AttentionProblem, block_q: int) -> int:
