@@ -53,9 +53,7 @@ class _Setting:
             self._set(self._saved)
 
     def _set(self, numbers: list[int]) -> None:
-        for library, saved, number in zip(
-            self._libraries or (), self._saved, numbers, strict=True
-        ):
+        for library, saved, number in zip(self._libraries or (), self._saved, numbers, strict=True):
             if saved != 1:
                 library.set_num_threads(number)
 

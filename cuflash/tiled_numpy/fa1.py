@@ -10,7 +10,7 @@ import numpy as np
 from ..planning.plan import Plan
 from .blocks import Array, Blocks, Scratch
 from .common_part import row_shift
-from .gradients import Gradients, GradientRows
+from .gradients import GradientRows, Gradients
 from .heads import Heads
 from .operands import Operands
 from .steps import RowState, finish, online_softmax, transposed_product

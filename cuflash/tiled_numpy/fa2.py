@@ -11,7 +11,7 @@ from ..planning.plan import Plan
 from .blocks import Array, Blocks, Scratch
 from .common_part import row_shift
 from .few_rows import FEW_ROWS, few_rows_block
-from .gradients import Gradients, GradientRows
+from .gradients import GradientRows, Gradients
 from .heads import Heads
 from .operands import Operands, longest_norm
 from .steps import RowState, accumulate, finish, online_softmax, sum_over_keys, transposed_product

@@ -8,95 +8,20 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
 from ..planning.plan import Plan
 from .blocks import Array, Blocks, Scratch, Tile
-from .common_part import row_shift
+from .gradient_rows import Given, GradientRows
 from .heads import Heads
 from .key_sums import KeySums
 from .operands import Operands
-from .steps import accumulate, transposed_product
+from .own_lse import own_lse
+from .steps import accumulate, sum_over_keys, transposed_product
 from .threads import Task
 
 __all__ = ["Given", "GradientRows", "Gradients", "tasks"]
-
-
-@dataclass(frozen=True)
-class Given:
-    """The arrays of the call."""
-
-    dout: Array
-    q: Array
-    k: Array
-    v: Array
-    out: Array
-    lse: Array
-    dlse: Array | None
-    dq: Array
-    dk: Array
-    dv: Array
-
-
-@dataclass
-class GradientRows:
-    """Folded rows of the inputs that queries index, and of dQ; (batch, head, row, ...)."""
-
-    scaled_q: Array
-    dout: Array
-    out: Array
-    lse: Array  # of scores without the keys' common part
-    dlse: Array | None
-    dead: Array
-    some_dead: bool
-    dq: Array  # less the factor scale, and less what the common part of the keys gives
-
-    @classmethod
-    def load(
-        cls, blocks: Blocks, heads: Heads, given: Given, common: Array | None
-    ) -> GradientRows:
-        """Copies in the compute dtype, with zeros in dead rows: whatever those hold is not read."""
-        scaled_q, dout, lse = heads.rows(given.q), heads.rows(given.dout), heads.statistics(given.lse)
-        scaled_q *= blocks.problem.scale
-        dead = lse == -np.inf
-        some_dead = bool(dead.any())
-        if some_dead:
-            scaled_q[dead] = 0
-            dout[dead] = 0
-        if common is not None:
-            lse = (lse - row_shift(scaled_q, common)).astype(lse.dtype)
-        return cls(
-            scaled_q=scaled_q,
-            dout=dout,
-            out=heads.rows(given.out),
-            lse=lse,
-            dlse=None if given.dlse is None else heads.statistics(given.dlse),
-            dead=dead,
-            some_dead=some_dead,
-            dq=np.zeros_like(scaled_q),
-        )
-
-    def delta(self, rows: slice) -> Array:
-        """rowsum(dO * O) - dlse of some rows."""
-        delta: Array = np.einsum("bhrw,bhrw->bhr", self.dout[:, :, rows], self.out[:, :, rows])
-        if self.dlse is not None:
-            delta -= self.dlse[:, :, rows]
-        return delta
-
-    def store(self, blocks: Blocks, heads: Heads, dq: Array, common: Array | None) -> None:
-        """Write dQ to its place.
-
-        dS of a row adds up to its dlse, which is what the common part of the keys is
-        multiplied by.
-        """
-        if common is not None and self.dlse is not None:
-            self.dq += self.dlse[..., None] * common
-        self.dq *= blocks.problem.scale
-        if self.some_dead:
-            self.dq[self.dead] = 0
-        heads.set_rows(dq, self.dq)
 
 
 #: What an algorithm does with the rows of a task.
@@ -127,10 +52,13 @@ class Gradients:
 
     def run(self, inner: Inner, given: Given) -> None:
         """Compute and write everything."""
-        common = self._operands.make().common
-        rows = GradientRows.load(self._blocks, self._heads, given, common)
+        blocks, operands = self._blocks, self._operands.make()
+        rows = GradientRows.load(blocks, self._heads, given)
+        if operands.common is not None:
+            own = own_lse(blocks, operands.keys, rows.scaled_q, self._scratch)
+            rows.take_off(operands.common, own)
         inner(self, rows)
-        rows.store(self._blocks, self._heads, given.dq, common)
+        rows.store(blocks, self._heads, given.dq, operands.common)
 
     def column_blocks(self, rows: GradientRows, delta_of: Callable[[slice], Array]) -> None:
         """Hand over dK and dV block by block, and accumulate dQ over the blocks.
@@ -162,6 +90,8 @@ class Gradients:
         weights, dscores = self._weights(tile, rows, delta, keys)
         accumulate(dv, weights, rows.dout[:, :, tile.rows], scratch, first)
         accumulate(dk, dscores, rows.scaled_q[:, :, tile.rows], scratch, first)
+        if rows.sums is not None:
+            rows.sums[:, :, tile.rows] += sum_over_keys(dscores)
         dq = rows.dq[:, :, tile.rows]
         accumulate(dq, dscores.swapaxes(-1, -2), keys, scratch, tile.keys.start == 0)
 

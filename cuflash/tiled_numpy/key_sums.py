@@ -17,9 +17,7 @@ class KeySums:
     their order, so only a few wait for an earlier one.
     """
 
-    def __init__(
-        self, heads: Heads, keys: list[slice], parts: int, dk: Array, dv: Array
-    ) -> None:
+    def __init__(self, heads: Heads, keys: list[slice], parts: int, dk: Array, dv: Array) -> None:
         self._heads, self._keys = heads, keys
         self._parts = parts
         self._dk, self._dv = dk, dv

@@ -14,7 +14,14 @@ import numpy as np
 
 from .blocks import Array, Scratch
 
-__all__ = ["RowState", "accumulate", "finish", "online_softmax", "sum_over_keys", "transposed_product"]
+__all__ = [
+    "RowState",
+    "accumulate",
+    "finish",
+    "online_softmax",
+    "sum_over_keys",
+    "transposed_product",
+]
 
 #: Keys whose weights are summed one after another; 1024 so cost half of float32's accuracy.
 _KEYS_SUMMED = 64
