@@ -1,4 +1,4 @@
-"""``python -m bench run | latency | jit | cold | host | story | report | tune``."""
+"""``python -m bench run | latency | jit | cold | cpu | story | report | tune``."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ def _do(arguments: argparse.Namespace) -> int:
         from .cold import run_cold
 
         run_cold(arguments.output)
-    elif arguments.command == "host":
-        from .host import run_host
+    elif arguments.command == "cpu":
+        from .cpu import run_cpu
 
-        run_host(arguments.output)
+        run_cpu(arguments.cases, arguments.conditions, arguments.output)
     elif arguments.command == "tune":
         from .tune import tune
 
@@ -90,8 +90,10 @@ def _parser() -> argparse.ArgumentParser:
     jit.add_argument("--output", type=Path, help="results file; by default by the GPU's name")
     cold = commands.add_parser("cold", help="time the first call of a kind on the GPU")
     cold.add_argument("--output", type=Path, help="results file; by default by the GPU's name")
-    host = commands.add_parser("host", help="time the tiled NumPy backend on this CPU")
-    host.add_argument("--output", type=Path)
+    cpu = commands.add_parser("cpu", help="time the tiled NumPy backend on this CPU")
+    cpu.add_argument("--cases", default="8192,2048,float16,bfloat16,decoding,small")
+    cpu.add_argument("--conditions", default="alone,loaded")
+    cpu.add_argument("--output", type=Path)
     story = commands.add_parser("story", help="measure the papers' claims on the GPU")
     story.add_argument("--parts", default="memory,share,io,speed", help="comma-separated")
     story.add_argument("--peers", help="peers of the part speed; by default the best ones")

@@ -60,7 +60,7 @@ class _Setting:
 
 def _libraries() -> list[Any]:
     """Controllers of NumPy's BLAS: the one beside NumPy, else every BLAS of the process."""
-    from threadpoolctl import ThreadpoolController
+    from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]
 
     found = ThreadpoolController().select(user_api="blas").lib_controllers
     package = os.path.dirname(np.__file__)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -41,6 +42,15 @@ class Blocks:
         self.keys = _slices(plan.problem.seqlen_kv, self.tile.block_kv)
         causal = plan.problem.mask == "causal"
         self._staircase = _staircase(self.tile.block_q, self.compute) if causal else None
+        self._of_thread = threading.local()
+
+    @property
+    def scratch(self) -> Scratch:
+        """Memory that the tasks of one thread use one after another."""
+        found: Scratch | None = getattr(self._of_thread, "scratch", None)
+        if found is None:
+            found = self._of_thread.scratch = Scratch(self.compute)
+        return found
 
     @property
     def seen_keys(self) -> int:
@@ -49,7 +59,7 @@ class Blocks:
             return 0
         if self._staircase is None:
             return self.problem.seqlen_kv
-        last = self.queries[-1].stop + self.problem.q_offset
+        last: int = self.queries[-1].stop + self.problem.q_offset
         return min(self.problem.seqlen_kv, max(0, last))
 
     def parts(self) -> list[Blocks]:

@@ -37,7 +37,7 @@ def forward(
 def _forward(
     blocks: Blocks, heads: Heads, operands: Operands, q: Array, out: Array, lse: Array | None
 ) -> None:
-    made, scratch = operands.make(), Scratch(blocks.compute)
+    made, scratch = operands.make(), blocks.scratch
     scaled_q = heads.rows(q)
     scaled_q *= blocks.problem.scale
     state = RowState.start((*scaled_q.shape[:3], made.values.shape[-1]), blocks.compute)

@@ -99,7 +99,7 @@ class GradientRows:
         is exactly dlse where the weights add up to 1; computed, it would have
         an error that a large common part makes larger than all the rest.
         """
-        if common is not None and self.sums is not None:
+        if common is not None and self.sums is not None and self.same is not None:
             exact = np.zeros_like(self.sums) if self.dlse is None else self.dlse
             self.dq += np.where(self.same, exact, self.sums)[..., None] * common
         self.dq *= blocks.problem.scale

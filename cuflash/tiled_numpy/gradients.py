@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from ..planning.plan import Plan
-from .blocks import Array, Blocks, Scratch, Tile
+from .blocks import Array, Blocks, Tile
 from .gradient_rows import Given, GradientRows
 from .heads import Heads
 from .key_sums import KeySums
@@ -48,11 +48,11 @@ class Gradients:
     ) -> None:
         self._blocks, self._heads = blocks, heads
         self._operands, self._sums, self._index = operands, sums, index
-        self._scratch = Scratch(blocks.compute)
 
     def run(self, inner: Inner, given: Given) -> None:
         """Compute and write everything."""
         blocks, operands = self._blocks, self._operands.make()
+        self._scratch = blocks.scratch
         rows = GradientRows.load(blocks, self._heads, given)
         if operands.common is not None:
             own = own_lse(blocks, operands.keys, rows.scaled_q, self._scratch)

@@ -156,12 +156,10 @@ def test_nothing_runs_when_an_error_has_been_raised() -> None:
         raise KeyboardInterrupt
 
     caller = threading.current_thread()
-    free = iter((slow, fail))
 
     def either() -> None:
         (fail if threading.current_thread() is caller else slow)()
 
-    del free
     with pytest.raises(KeyboardInterrupt):
         threads.run_tasks([either, either], 2)
     assert done.is_set()
