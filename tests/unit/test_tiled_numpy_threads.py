@@ -261,6 +261,8 @@ def test_the_plan_has_one_thread_for_small_problems() -> None:
     assert plan(small, limits).tile.threads == 1
     large = replace(small, seqlen_q=2048, seqlen_kv=2048)
     assert plan(large, limits).tile.threads == 8
+    assert "8 threads" in plan(large, limits).reason
+    assert "threads" not in plan(small, limits).reason
     assert plan(large, replace(limits, threads=2)).tile.threads == 2
 
 
