@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from ..planning.plan import Plan
+from ..planning.tiles.host import FEW_ROWS
 from .blocks import Array, Blocks, Scratch
 from .common_part import row_shift
-from .few_rows import FEW_ROWS, few_rows_block
+from .few_rows import few_rows_block
 from .gradients import GradientRows, Gradients
 from .heads import Heads
 from .operands import Operands, longest_norm

@@ -12,10 +12,7 @@ from .blocks import Array, Blocks, Scratch
 from .operands import Operands
 from .steps import RowState
 
-__all__ = ["FEW_ROWS", "few_rows_block"]
-
-#: Most rows of a block for which this is the faster way.
-FEW_ROWS = 16
+__all__ = ["few_rows_block"]
 
 
 def few_rows_block(

@@ -8,15 +8,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..planning.tiles.host import FEW_ROWS
 from .blocks import Array, Blocks
 from .common_part import common_part
 from .heads import Heads
 
 __all__ = ["Operands", "longest_norm"]
-
-#: With fewer rows the common part of the keys costs more to take off than the products.
-#: The backward pass always takes it off, since it has to.
-_FEW_ROWS = 16
 
 
 @dataclass(frozen=True)
@@ -69,7 +66,8 @@ class Operands:
         self.keys, self.values = self._heads.keys(k), self._heads.keys(v)
         self.common = None
         rows = problem.group * problem.seqlen_q
-        if problem.operation == "backward" or rows >= _FEW_ROWS:
+        # Of few rows it costs more to take off than the products; only gradients need it.
+        if problem.operation == "backward" or rows > FEW_ROWS:
             self.common = common_part(self.keys, self._blocks.seen_keys)
         if self.common is not None and not self._heads.finite(q):
             self.common = None  # an infinity times a key keeps its sign

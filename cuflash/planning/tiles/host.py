@@ -10,12 +10,13 @@ from ..device import HostLimits
 from ..problem import DTYPES, AttentionProblem, Operation
 from .common import ceil_div, round_down
 
-__all__ = ["HostTile", "tile_of_blocks", "tile_of_cache"]
+__all__ = ["FEW_ROWS", "HostTile", "tile_of_blocks", "tile_of_cache"]
 
 #: Longer blocks gained nothing on any cache, and a causal mask cuts off less of them.
 MOST_QUERIES = 512
 MOST_KEYS = 1024
-#: Of few rows, whose products are short of work.
+#: So few rows of a block are computed in a way of their own, with longer blocks of keys:
+#: their products are short of work.
 FEW_ROWS, MOST_KEYS_OF_FEW = 16, 8192
 #: Shorter blocks of queries cost more in small matrix products than they save of the
 #: half-hidden squares on the diagonal, which take one part in ``CAUSAL_BLOCKS`` of the work.
