@@ -55,6 +55,28 @@ def loaded(processes: int) -> Iterator[None]:
             process.wait()
 
 
+def cores_used() -> tuple[float, float, float] | None:
+    """Seconds: of the clock, of all cores being busy, of this process; None if nobody says."""
+    try:
+        numbers = [int(word) for word in Path("/proc/stat").read_text().split("\n")[0].split()[1:]]
+    except (OSError, ValueError):
+        return None
+    user, nice, system, _, _, irq, softirq = numbers[:7]
+    busy = (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
+    own = os.times()
+    return time.perf_counter(), busy, own.user + own.system
+
+
+def used_by_others(
+    start: tuple[float, float, float] | None, end: tuple[float, float, float] | None
+) -> float | None:
+    """Cores that other processes used between two readings; 0 says that it was alone."""
+    if start is None or end is None:
+        return None
+    clock, busy, own = (after - before for after, before in zip(end, start, strict=True))
+    return round(max(0.0, (busy - own) / clock), 2)
+
+
 def time_turns(
     calls: Mapping[str, Call], clock: Callable[[], float] = time.perf_counter
 ) -> dict[str, list[float]]:
@@ -116,13 +138,14 @@ def run_cpu(
             calls = {name: call for name, (_, call) in found.items()}
             versions = {name: version for name, (version, _) in found.items()}
             peaks = {name: _peak(calls[name]) for name in ("cuflash", "whole matrix")}
-            busy = round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None
             for condition in asked:
                 with loaded((os.cpu_count() or 1) if condition == "loaded" else 0):
+                    start = cores_used()
                     timed = time_turns(calls)
+                    others = used_by_others(start, cores_used())
                 for row in rows_of(case, condition, versions, timed):
                     row["peak_mib"] = peaks.get(row["impl"])
-                    row["load_before"] = busy  # what else the machine did
+                    row["others"] = others
                     rows.append({**common, **row})
                     print(_line(case, row), flush=True)
     finally:  # what was measured before an error is kept

@@ -31,9 +31,10 @@ def render_cpu() -> str:
     caption = (
         f"{first['cpu']}, {first['cores']} cores, {first['blas']}, {', '.join(versions)}, head_dim "
         f"{first['head_dim']}, {' and '.join(dates)}; times as fast as each peer (under jit beside "
-        "jax.nn), medians of turns; loaded: another process for each core computes products\n\n"
+        "jax.nn), medians of turns; others: cores that other processes used meanwhile (loaded: one "
+        "for each core computes products)\n\n"
     )
-    header = ["heads", "seqlen", "dtype", "mask", "pass", "cores", "cuflash"]
+    header = ["heads", "seqlen", "dtype", "mask", "pass", "cores", "others", "cuflash"]
     header += ["NumPy", "PyTorch", "jax.nn", "memory", "of NumPy's"]
     return caption + table(header, [_line(found) for found in groups.values()])
 
@@ -50,6 +51,7 @@ def _line(found: dict[str, Row]) -> list[str]:
         "causal" if ours["causal"] else "full",
         ours["op"],
         ours["condition"],
+        "" if ours["others"] is None else f"{ours['others']:.1f}",
         f"{ours['ms']:.3g} ms" if ours["ms"] < 100 else f"{ours['ms']:.0f} ms",
         *(f"{found[peer]['ratio']:.2f}" if peer in found else "" for peer in _PEERS),
         f"{ours['peak_mib']:.1f} MiB",

@@ -14,7 +14,7 @@ from bench.cpu_cases import CASES, CpuCase, implementations
 from bench.cpu_table import render_cpu
 
 CASE = CpuCase("small", "float32", 2, 1, 5, 7, False, "forward", head_dim=4)
-COMMON = {"cpu": "Abacus", "cores": 2, "blas": "beads", "environment": {}, "load_before": 0.0}
+COMMON = {"cpu": "Abacus", "cores": 2, "blas": "beads", "environment": {}, "others": 2.04}
 
 
 def test_all_take_turns_until_the_time_is_up() -> None:
@@ -70,6 +70,16 @@ def test_the_load_ends_with_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
     assert started[0].returncode is not None
 
 
+def test_what_other_processes_used_is_told() -> None:
+    assert cpu.used_by_others((0.0, 10.0, 3.0), (2.0, 14.0, 4.0)) == 1.5
+    assert cpu.used_by_others((0.0, 10.0, 3.0), (2.0, 11.0, 4.02)) == 0.0
+    assert cpu.used_by_others(None, (2.0, 11.0, 4.0)) is None
+    start = cpu.cores_used()
+    end = cpu.cores_used()
+    assert (start is None) == (end is None)
+    assert start is None or start <= end  # type: ignore[operator]
+
+
 @pytest.mark.parametrize("what", ["cases", "conditions"])
 def test_unknown_names_are_refused(what: str) -> None:
     given = {
@@ -120,7 +130,7 @@ def test_the_table_has_the_last_run_of_each_case(
             rows.append({"run": stamp, "date": stamp[:8], **COMMON, **row, "peak_mib": peak})
     (tmp_path / "cpu.json").write_text(json.dumps(rows))
     lines = render_cpu().splitlines()
-    assert "| 2/1 | 5 x 7 | float32 | full | forward | loaded | 5 ms | 2.00 |" in lines[-1]
+    assert "| 2/1 | 5 x 7 | float32 | full | forward | loaded | 2.0 | 5 ms | 2.00 |" in lines[-1]
     assert lines[-1].endswith("| 1.0 MiB | 0.125 |")
     assert sum("5 x 7" in line for line in lines) == 1
 
