@@ -91,6 +91,29 @@ def test_unknown_names_are_refused(what: str) -> None:
         cpu.run_cpu(**given)
 
 
+@pytest.mark.parametrize(
+    ("asked", "others", "said"),
+    [
+        ("alone", 0.1, "alone"),
+        ("alone", 1.3, "shared"),
+        ("alone", None, "alone"),
+        ("loaded", 2.0, "loaded"),
+    ],
+)
+def test_the_table_does_not_call_a_busy_machine_quiet(
+    asked: str,
+    others: float | None,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(run, "RESULTS", tmp_path)
+    (row,) = cpu.rows_of(CASE, asked, {"cuflash": "1"}, {"cuflash": [2.0] * 7})
+    stored = {"run": "1", "date": "1", **COMMON, **row, "peak_mib": 1.0, "others": others}
+    (tmp_path / "cpu.json").write_text(json.dumps([stored]))
+    assert f"| forward | {said} |" in render_cpu()
+
+
 @pytest.mark.parametrize("op", ["forward", "forward and backward"])
 @pytest.mark.parametrize(
     ("dtype", "causal", "heads_kv"), [("float32", True, 2), ("float16", False, 1)]
