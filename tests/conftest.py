@@ -62,6 +62,7 @@ def pytest_terminal_summary(
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "here: not in a process of its own, in tests/emulator")
     if config.getoption("--require-gpu") and not cuflash.is_available():
         raise pytest.UsageError("--require-gpu: CUDA cannot be used here")
 

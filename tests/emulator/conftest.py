@@ -1,10 +1,13 @@
-"""Compiles what the selected tests will run, beside the first of them."""
+"""Compiles what the selected tests will run, beside the first of them; each in its own process."""
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
-from .build import begin, compiler
+from .apart import apart
+from .build import begin, compiler, emulate
 from .rows import Row
 
 
@@ -17,3 +20,19 @@ def _compiled_ahead(request: pytest.FixtureRequest) -> None:
     for row in dict.fromkeys(row for row in rows if isinstance(row, Row)):
         for config in row.runner.configs(row.cases()[0]):
             begin(config)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Every test in a child; a property runs its examples apart itself."""
+    if getattr(pyfuncitem.obj, "is_hypothesis_test", False):
+        return None
+    if "here" in pyfuncitem.keywords:
+        return None
+    row = pyfuncitem.funcargs.get("row")
+    if isinstance(row, Row):
+        for config in row.runner.configs(row.cases()[0]):
+            emulate(config)
+    names = pyfuncitem._fixtureinfo.argnames
+    apart(partial(pyfuncitem.obj, **{name: pyfuncitem.funcargs[name] for name in names}))
+    return True

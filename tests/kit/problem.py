@@ -11,7 +11,16 @@ from hypothesis import strategies as st
 from .case import LAYOUTS, TENSORS, VALUES, Case
 from .strides import CONTIGUOUS, Strides
 
-__all__ = ["LAYOUTS", "TENSORS", "VALUES", "Case", "cases", "lengths", "register_profiles"]
+__all__ = [
+    "LAYOUTS",
+    "TENSORS",
+    "VALUES",
+    "Case",
+    "cases",
+    "lengths",
+    "recipes",
+    "register_profiles",
+]
 
 
 def lengths(tile: int, longest: int) -> st.SearchStrategy[int]:
@@ -77,7 +86,7 @@ def cases(
         layout=layout,
         seed=draw(st.integers(0, 2**31 - 1)),
         values=draw(st.sampled_from(values)),
-        strides=tuple(draw(_recipes(layout, name, strided)) for name in TENSORS),
+        strides=tuple(draw(recipes(layout, name, strided)) for name in TENSORS),
     )
 
 
@@ -107,8 +116,8 @@ def _counts(draw: st.DrawFn, layout: str, room: int) -> tuple[int, int, int]:
     return batch, group * heads_kv, heads_kv
 
 
-def _recipes(layout: str, name: str, strided: bool) -> st.SearchStrategy[Strides]:
-    """Half of the tensors contiguous; the others mostly with a last stride of one element."""
+def recipes(layout: str, name: str, strided: bool = True) -> st.SearchStrategy[Strides]:
+    """Strides of a tensor: half of the tensors contiguous; the others mostly with a last stride of one element."""
     if not strided:
         return st.just(CONTIGUOUS)
     axes = range(len(layout))

@@ -1,0 +1,32 @@
+"""The public functions as users call them, drawn; the kernels run, and every launch is audited."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from .apart import apart
+from .build import compiler
+from .drawn import Kernels, calls
+from .session import check
+
+pytestmark = pytest.mark.skipif(compiler() is None, reason="there is no g++ to compile with")
+
+KERNELS = (
+    Kernels("fa1", "float16", (64, 64), True, (32, 32), steps=(16, 32)),
+    Kernels("fa2", "float16", (64, 64), True, (32, 32), steps=(16, 32, 64)),
+    Kernels("fa2", "float32", (5, 24), False, (16, 32), steps=(8, 16, 32, 64)),
+    Kernels("fa3", "float16", (64, 64), True, num_sms=1, steps=(16, 64, 128)),
+)
+
+
+@pytest.mark.parametrize("kernels", [pytest.param(k, id=k.name) for k in KERNELS])
+@settings(max_examples=25)
+@given(data=st.data())
+def test_any_call(kernels: Kernels, data: Any) -> None:
+    call = data.draw(calls(kernels))
+    apart(partial(check, kernels, call))
