@@ -33,11 +33,13 @@ class Kernels:
     num_sms: int | None = None  # in place of the device's; few make a block do several tiles
     deterministic: bool = False
     steps: tuple[int, ...] = (16, 64)  # multiples that lengths are about
+    parted: bool = False  # also kernels of several blocks for a kv tile
 
     @property
     def name(self) -> str:
         words = [self.algorithm, f"sm_{self.architecture}", self.dtype, "d{}-dv{}".format(*self.dims)]
         words += ["causal" if self.causal else "full", "ordered" * self.deterministic]
+        words += ["x".join(map(str, self.blocks or ())), f"{self.num_sms or ''}"]
         return "-".join(word for word in words if word)
 
     @property
@@ -119,6 +121,8 @@ def _problems(draw: st.DrawFn, kernels: Kernels, work: int) -> Case:
     longest = 3 * max(kernels.steps)
     seqlen_q = draw(_lengths(kernels.steps, longest))
     seqlen_kv = draw(_lengths(kernels.steps, longest))
+    if kernels.algorithm == "fa3":  # which leaves it to the others to do nothing
+        seqlen_q, seqlen_kv = max(seqlen_q, 1), max(seqlen_kv, 1)
     room = max(1, work // ((seqlen_q + 32) * (seqlen_kv + 32)))
     heads_kv, group, batch = 1, 1, 1
     if "h" in layout:
@@ -160,7 +164,6 @@ def calls(draw: st.DrawFn, kernels: Kernels, work: int = 2**16) -> Call:
         case = case.with_strides(**{name: _loadable(case.recipe(name)) for name in TENSORS})
     odd = st.lists(st.sampled_from(PLACED), max_size=3, unique=True).map(tuple)
     rows = st.sampled_from((CONTIGUOUS, CONTIGUOUS, Strides(gaps=(5, 3, 1), offset=1)))
-    fa3 = kernels.algorithm == "fa3"
     flags = {name: draw(st.booleans()) for name in ("with_dlse", "made", "workspace")}
     return Call(
         case,
@@ -169,7 +172,7 @@ def calls(draw: st.DrawFn, kernels: Kernels, work: int = 2**16) -> Call:
         host=draw(st.sampled_from((False,) * 5 + (True,))),
         odd=() if plain else draw(odd),
         rows=draw(rows),
-        parts=draw(st.sampled_from((1, 2, 3, 4))) if fa3 else 1,
+        parts=draw(st.sampled_from((1, 2, 3, 4))) if kernels.parted else 1,
         stream=draw(st.sampled_from((0, 0, 77, 78))),
         device=draw(st.sampled_from((0, 0, 0, 1))),
         **flags,

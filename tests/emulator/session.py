@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
-from unittest import mock
 
 import numpy as np
 
 import cuflash
+from cuflash.planning.kernel import KernelConfig
 from cuflash.planning.plan import Plan
 
 from ..kit.arena import Arena
-from ..kit.case import TENSORS
+from ..kit.case import Case
 from ..kit.compare import compare
 from ..kit.data import arrays
 from ..kit.oracle import Truth, judge
 from ..kit.parts import parts_forced
+from ..kit.strides import Strides
 from .build import emulate
 from .drawn import Call, Kernels
 from .host_cupy import HostCupy, host_cupy
 
-__all__ = ["Session", "check", "session_of"]
+__all__ = ["Session", "check", "configs_of", "session_of"]
 
 #: Bytes that any workspace of these problems fits in.
 _WORKSPACE = 1 << 24
@@ -56,6 +58,29 @@ def check(kernels: Kernels, call: Call, turns: int = 3) -> None:
             session.run(x, truth)
             kept = [session] if turn == 0 else []
         del kept
+
+
+def configs_of(kernels: Kernels) -> set[KernelConfig]:
+    """What the calls of these kernels compile."""
+    found: set[KernelConfig] = set()
+
+    def make(config: KernelConfig) -> Any:
+        found.add(config)
+        return lambda *_: None
+
+    case = Case(2, 4, 1, 70, 100, *kernels.dims, kernels.dtype, causal=kernels.causal)
+    odd = case.with_strides(**{name: Strides(gaps=(0, 0, 1, 0)) for name in ("q", "out", "dq")})
+    x = arrays(case, "q", "k", "v", "dout") | {"out": np.zeros(case.shape("out"), case.storage)}
+    x["lse"] = np.zeros(case.shape("lse"), case.statistics)
+    wide = (False, True) if case.storage.itemsize == 2 else (False,)
+    strided = (case,) if kernels.algorithm == "fa3" else (case, odd)
+    for parts in (1, 2) if kernels.parted else (1,):
+        with session_of(kernels, parts, make) as host:
+            for w, one in itertools.product(wide, strided):
+                session = Session(host, kernels, Call(one, wide=w, made=True), 0)
+                out, _ = session.forward(x)
+                session.backward(x | {"out": np.zeros_like(out.peek())})
+    return found
 
 
 @dataclass

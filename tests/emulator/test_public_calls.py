@@ -16,11 +16,22 @@ from .session import check
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="there is no g++ to compile with")
 
+_SMALL, _NARROW = (32, 32), (16, 32)
+_WIDE = (16, 64, 128)
 KERNELS = (
-    Kernels("fa1", "float16", (64, 64), True, (32, 32), steps=(16, 32)),
-    Kernels("fa2", "float16", (64, 64), True, (32, 32), steps=(16, 32, 64)),
-    Kernels("fa2", "float32", (5, 24), False, (16, 32), steps=(8, 16, 32, 64)),
-    Kernels("fa3", "float16", (64, 64), True, num_sms=1, steps=(16, 64, 128)),
+    Kernels("fa1", "float16", (64, 64), True, _SMALL, steps=(16, 32)),
+    Kernels("fa1", "float64", (64, 64), True, _NARROW, steps=(16, 32)),
+    Kernels("fa2", "float16", (64, 64), True, _SMALL, steps=(16, 32, 64)),
+    Kernels("fa2", "bfloat16", (64, 64), False, _SMALL, steps=(16, 32, 64)),
+    Kernels("fa2", "float32", (5, 24), True, _NARROW, "80", steps=(8, 16, 32, 64)),
+    Kernels("fa2", "float64", (64, 64), False, _NARROW, steps=(8, 16, 32, 64)),
+    # Backward with scores as keys x queries, and its sums in an order.
+    Kernels("fa2", "bfloat16", (64, 64), True, num_sms=1, steps=(16, 64, 128)),
+    Kernels("fa2", "float16", (64, 64), True, num_sms=1, deterministic=True),
+    Kernels("fa3", "float16", (64, 64), True, num_sms=1, steps=_WIDE, parted=True),
+    Kernels("fa3", "bfloat16", (64, 64), False, num_sms=1, steps=_WIDE, deterministic=True),
+    Kernels("fa3", "bfloat16", (128, 128), True, (192, 80), num_sms=1, steps=_WIDE, parted=True),
+    Kernels("fa3", "float16", (192, 128), True, num_sms=1, steps=_WIDE),
 )
 
 
