@@ -68,17 +68,18 @@ def _bytes(size: int, start: int = 0) -> Make:
 #: Values of every argument, the first the one that a call has of itself. Functions make arrays.
 RECIPES: dict[str, list[Any]] = {
     **{name: [*_MATRICES, *_ELSEWHERE] for name in "qkv"},
-    "causal": [True, False],
-    "scale": [None, 0.25, 0.5, 1],
-    "q_offset": [None, 3, 0, -2],
-    "layout": [None, "bhsd", "bshd"],
-    "return_lse": [False, True],
+    # Also what is equal to another value and of another type, which may be refused.
+    "causal": [True, False, 1, np.True_],
+    "scale": [None, 0.25, 0.5, 1, True, np.float32(0.5), "1"],
+    "q_offset": [None, 3, 0, -2, 3.0, False, np.int64(3)],
+    "layout": [None, "bhsd", "bshd", "hsd"],
+    "return_lse": [False, True, 0, 1],
     "out_dtype": [None, "float16", np.float32, "float64"],
     "backend": ["auto", "cuda", "numpy"],
     "algorithm": ["auto", "fa1", "fa2", "fa3"],
-    "blocks": [None, (64, 64), (32, 64), (64, 32)],
+    "blocks": [None, (64, 64), (32, 64), (64, 32), (64.0, 64), (32, True)],
     "workspace": [None, _bytes(1 << 22), _bytes(1 << 22, 256), _bytes(1 << 22, 16), _bytes(256)],
-    "deterministic": [False, True],
+    "deterministic": [False, True, 0, 1.0],
     "lse_out": [None, *_VECTORS],
     "dlse": [None, *_VECTORS],
     "lse": _VECTORS,
@@ -98,6 +99,7 @@ _OUT = {
 }
 #: Values that do the same as the one that a call has of itself, and why.
 MATTERS_NOT = {
+    "causal": "NumPy's True is True",
     "scale": "1/sqrt(head_dim) is one of its values only where it is None",
     "layout": "'bshd' is what four axes mean",
     "q_offset": "0 is seqlen_kv - seqlen_q of as many queries as keys",

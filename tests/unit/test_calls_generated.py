@@ -95,11 +95,11 @@ def test_the_vjp_takes_a_keyword_to_both_passes(
     teller: Teller, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each pass is given what it is given when it is called by itself."""
-    given: list[tuple[str, dict[str, Any]]] = []
+    given: list[tuple[str, dict[str, Any], dict[str, Any]]] = []
     run = dispatch.call
 
     def call(operation: Any, arrays: Any, keywords: Any) -> Any:
-        given.append((operation, dict(keywords)))
+        given.append((operation, dict(keywords), dict(arrays)))
         return run(operation, arrays, keywords)
 
     monkeypatch.setattr(cuflash.api, "call", call)
@@ -110,15 +110,19 @@ def test_the_vjp_takes_a_keyword_to_both_passes(
             out, pullback = teller.host.call(cuflash.attention_vjp, **arrays, **{name: value})
             out = out[0] if isinstance(out, tuple) else out
             dout = teller.host.array(out.peek().astype(arrays["q"].dtype))
-            teller.host.call(pullback, dout)
+            dlse = made(teller.host, {"dlse": RECIPES["lse"][0]})["dlse"]
+            teller.host.call(pullback, dout, dlse)
         except cuflash.CuflashError:
-            assert value in ("float64", "numpy")
+            every = [p for p in PASSES if name in arguments_of(p)]
+            alone = [_fresh(teller, p, _defaults(p, **{name: value})) for p in every]
+            assert "refused" in [told[0] for told in alone]
             continue
-        for operation, keywords in given:
+        assert (given[1][2]["dout"], given[1][2]["dlse"]) == (dout, dlse)
+        for operation, keywords, _ in given:
             takes = name in inspect.signature(PASSES[operation]).parameters
             if takes and name != "return_lse":
                 assert keywords[name] == value, operation
-        assert [operation for operation, _ in given] == ["forward", "backward"]
+        assert [operation for operation, *_ in given] == ["forward", "backward"]
 
 
 def test_every_keyword_of_preparing_is_that_of_the_call(teller: Teller) -> None:
