@@ -145,10 +145,12 @@ def _subsets(axes: Sequence[int]) -> st.SearchStrategy[tuple[int, ...]]:
     return st.one_of(st.just(()), some)
 
 
-def register_profiles() -> None:
-    """Profiles of hypothesis: "ci" is loaded; ``--hypothesis-profile`` takes another."""
+def register_profiles(load: str = "drawn") -> None:
+    """Profiles of hypothesis, one of them loaded; ``--hypothesis-profile`` takes another."""
     shared = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
-    settings.register_profile("ci", derandomize=True, max_examples=50, database=None, **shared)
+    few = {**shared, "max_examples": 50, "database": None, "print_blob": True}
+    settings.register_profile("ci", derandomize=True, **few)
+    settings.register_profile("drawn", **few)
     settings.register_profile("device", max_examples=300, print_blob=True, **shared)
     settings.register_profile("soak", max_examples=20_000, print_blob=True, **shared)
-    settings.load_profile("ci")
+    settings.load_profile(load)
