@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
+from cuflash.planning.tiles.fa2_tables import ForwardRow
+
 from ..kit.case import LAYOUTS, TENSORS, Case
 from ..kit.problem import recipes
 from ..kit.strides import CONTIGUOUS, Strides
@@ -34,6 +36,8 @@ class Kernels:
     deterministic: bool = False
     steps: tuple[int, ...] = (16, 64)  # multiples that lengths are about
     parted: bool = False  # also kernels of several blocks for a kv tile
+    plain: bool = False  # of one alignment and type of output
+    forward_row: ForwardRow | None = None  # the only one that the forward pass has
 
     @property
     def name(self) -> str:
@@ -63,6 +67,8 @@ class Call:
         Whether the arrays are NumPy's, which go to the device and back.
     parts
         Blocks that share a kv tile of FlashAttention-3's backward pass.
+    turns
+        How often it is made, at other places and on other streams.
     """
 
     case: Case
@@ -77,6 +83,7 @@ class Call:
     parts: int = 1
     stream: int = 0
     device: int = 0
+    turns: int = 1
 
     def __repr__(self) -> str:
         """What makes it again."""
@@ -155,11 +162,12 @@ def _offsets(kernels: Kernels, seqlen_q: int, seqlen_kv: int) -> st.SearchStrate
 
 
 @st.composite
-def calls(draw: st.DrawFn, kernels: Kernels, work: int = 2**16) -> Call:
-    """Draw a call, of about so many scores."""
+def calls(draw: st.DrawFn, kernels: Kernels) -> Call:
+    """Draw a call: a small problem several times, or a larger one."""
+    work, turns = draw(st.sampled_from(((2**12, 3), (2**13, 2), (2**14, 1), (2**15, 1))))
     case = draw(_problems(kernels, work))
-    narrow = case.storage.itemsize == 2
-    plain = draw(st.booleans())  # what the kernels take as it is, of each algorithm the best
+    narrow = case.storage.itemsize == 2 and not kernels.plain
+    plain = kernels.plain or draw(st.booleans())  # what the kernels take as it is, of each algorithm the best
     if plain or kernels.algorithm == "fa3":
         case = case.with_strides(**{name: _loadable(case.recipe(name)) for name in TENSORS})
     odd = st.lists(st.sampled_from(PLACED), max_size=3, unique=True).map(tuple)
@@ -175,6 +183,7 @@ def calls(draw: st.DrawFn, kernels: Kernels, work: int = 2**16) -> Call:
         parts=draw(st.sampled_from((1, 2, 3, 4))) if kernels.parted else 1,
         stream=draw(st.sampled_from((0, 0, 77, 78))),
         device=draw(st.sampled_from((0, 0, 0, 1))),
+        turns=turns,
         **flags,
     )
 

@@ -7,12 +7,14 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
 import cuflash
 from cuflash.planning.kernel import KernelConfig
 from cuflash.planning.plan import Plan
+from cuflash.planning.tiles.fa2_tables import FORWARD
 
 from ..kit.arena import Arena
 from ..kit.case import Case
@@ -36,14 +38,16 @@ def session_of(
     kernels: Kernels, parts: int = 1, make: Callable[[Any], Any] = emulate
 ) -> Iterator[HostCupy]:
     """The stand-in for these kernels."""
+    rows = {2: (kernels.forward_row,)} if kernels.forward_row else {}
     with (
+        mock.patch.dict(FORWARD, rows),
         parts_forced(parts),
         host_cupy(kernels.architecture, kernels.num_sms, make) as host,
     ):
         yield host
 
 
-def check(kernels: Kernels, call: Call, turns: int = 3) -> None:
+def check(kernels: Kernels, call: Call) -> None:
     """Both passes of a call, several times, at other places and on other streams."""
     case = call.case
     x = arrays(case, "q", "k", "v", "dout", "dlse")
@@ -51,8 +55,8 @@ def check(kernels: Kernels, call: Call, turns: int = 3) -> None:
         del x["dlse"]
     truth = judge(case, x)
     with session_of(kernels, call.parts) as host:
-        kept = []
-        for turn in range(turns):
+        kept: list[Session] = []
+        for turn in range(call.turns):
             # The first two have places of their own, the last those of the first.
             session = Session(host, kernels, call, call.stream + turn % 2)
             session.run(x, truth)
@@ -72,8 +76,8 @@ def configs_of(kernels: Kernels) -> set[KernelConfig]:
     odd = case.with_strides(**{name: Strides(gaps=(0, 0, 1, 0)) for name in ("q", "out", "dq")})
     x = arrays(case, "q", "k", "v", "dout") | {"out": np.zeros(case.shape("out"), case.storage)}
     x["lse"] = np.zeros(case.shape("lse"), case.statistics)
-    wide = (False, True) if case.storage.itemsize == 2 else (False,)
-    strided = (case,) if kernels.algorithm == "fa3" else (case, odd)
+    wide = (False, True) if case.storage.itemsize == 2 and not kernels.plain else (False,)
+    strided = (case,) if kernels.plain or kernels.algorithm == "fa3" else (case, odd)
     for parts in (1, 2) if kernels.parted else (1,):
         with session_of(kernels, parts, make) as host:
             for w, one in itertools.product(wide, strided):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from .apart import apart
 from .build import compiler
 from .drawn import Kernels, calls
+from .rows import ROWS, Row
 from .session import check
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="there is no g++ to compile with")
@@ -35,9 +37,39 @@ KERNELS = (
 )
 
 
-@pytest.mark.parametrize("kernels", [pytest.param(k, id=k.name) for k in KERNELS])
-@settings(max_examples=25)
+
+def _of_row(row: Row) -> Kernels:
+    """Calls that compile nothing that the row does not."""
+    runner = row.runner
+    return Kernels(
+        *(row.algorithm, row.dtype, row.dims, row.causal, runner.blocks, row.architecture),
+        num_sms=runner.num_sms,
+        deterministic=row.deterministic,
+        steps=_WIDE if row.algorithm == "fa3" else (8, 16, 32, 64),
+        plain=True,
+        forward_row=row.forward_row,
+    )
+
+
+_OF_ROWS = dict.fromkeys(_of_row(row) for row in ROWS if not row.planned)
+
+
+def _params(kernels: Iterable[Kernels]) -> Any:
+    named = [pytest.param(one, id=f"{i}-{one.name}") for i, one in enumerate(kernels)]
+    return pytest.mark.parametrize("kernels", named)
+
+
+@_params(KERNELS)
+@settings(max_examples=30)
 @given(data=st.data())
 def test_any_call(kernels: Kernels, data: Any) -> None:
+    call = data.draw(calls(kernels))
+    apart(partial(check, kernels, call))
+
+
+@_params(_OF_ROWS)
+@settings(max_examples=6)
+@given(data=st.data())
+def test_any_call_of_a_row(kernels: Kernels, data: Any) -> None:
     call = data.draw(calls(kernels))
     apart(partial(check, kernels, call))
