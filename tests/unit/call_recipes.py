@@ -17,7 +17,7 @@ import cuflash
 
 from ..emulator.host_cupy import HostCupy
 
-__all__ = ["MATTERS_NOT", "PASSES", "RECIPES", "SHAPE", "arguments_of", "made"]
+__all__ = ["MATTERS_NOT", "PASSES", "RECIPES", "SHAPE", "WIDE", "arguments_of", "made"]
 
 #: As many rows as heads, so that two layouts are of the same shape.
 SHAPE = (2, 8, 8, 64)
@@ -54,7 +54,7 @@ _VECTORS = [
     _part(lambda a: a.transpose(0, 2, 1), _ROWS, np.float32),
     _part(lambda a: a[1:].view(np.float32).reshape(_ROWS), (4 * 2 * 8 * 8 + 1,), np.uint8),
 ]
-_WIDE = _array(dtype=np.float32)
+WIDE = _array(dtype=np.float32)
 
 
 def _three(*makes: Make) -> Make:
@@ -83,7 +83,7 @@ RECIPES: dict[str, list[Any]] = {
     "lse_out": [None, *_VECTORS],
     "dlse": [None, *_VECTORS],
     "lse": _VECTORS,
-    "dout": [*_MATRICES, _WIDE],
+    "dout": [*_MATRICES, WIDE],
     "grads": [
         None,
         _three(_array(), _array(), _array()),
@@ -94,8 +94,8 @@ RECIPES: dict[str, list[Any]] = {
 }
 #: As in the forward pass a destination, and an input in the other.
 _OUT = {
-    "forward": [None, *_MATRICES, _WIDE],
-    "backward": [*_MATRICES, _WIDE],
+    "forward": [None, *_MATRICES, WIDE],
+    "backward": [*_MATRICES, WIDE],
 }
 #: Values that do the same as the one that a call has of itself, and why.
 MATTERS_NOT = {

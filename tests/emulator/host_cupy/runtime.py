@@ -90,8 +90,10 @@ class Runtime:
 
     @contextlib.contextmanager
     def on_device(self, device: int) -> Iterator[None]:
-        before, self._current = self._current, int(device)
-        assert 0 <= self._current < self.devices
+        before = self._current
+        assert 0 <= device < self.devices
+        if device != before:
+            self.set_device(int(device))
         try:
             yield
         finally:
