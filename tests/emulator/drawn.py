@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from cuflash.planning.tiles.fa2_tables import ForwardRow
 
 from ..kit.case import LAYOUTS, TENSORS, Case
+from ..kit.data import arrays
 from ..kit.problem import recipes
 from ..kit.strides import CONTIGUOUS, Strides
 
@@ -69,6 +70,11 @@ class Call:
         Blocks that share a kv tile of FlashAttention-3's backward pass.
     turns
         How often it is made, at other places and on other streams.
+    shift
+        What is added to every score, through the first column of q and k: exponentials of a
+        log-sum-exp so far from 0 are beyond float32 where a score is taken for 0.
+    dead
+        Queries whose scores are all minus infinity, and whose gradients are infinite.
     """
 
     case: Case
@@ -84,6 +90,8 @@ class Call:
     stream: int = 0
     device: int = 0
     turns: int = 1
+    shift: float = 0
+    dead: tuple[int, ...] = ()
 
     def __repr__(self) -> str:
         """What makes it again."""
@@ -101,6 +109,29 @@ class Call:
     @property
     def out_dtype(self) -> np.dtype[Any]:
         return np.dtype(np.float32) if self.wide else self.case.storage
+
+    def inputs(self) -> dict[str, np.ndarray]:
+        """Of both passes."""
+        x = arrays(self.case, "q", "k", "v", "dout", "dlse")
+        if self.dead:  # rows of zeros that give nothing, and so the same gradients
+            x["k"][..., 0] = 1 + np.abs(x["k"][..., 0])
+            for name in ("q", "dout", "dlse"):
+                self.case.heads_first(name, x[name])[:, :, self.dead] = 0
+        elif self.shift:
+            x["q"][..., 0] = 8
+            x["k"][..., 0] = self.shift / (8 * self.case.factor)
+        if not self.with_dlse:
+            del x["dlse"]
+        return x
+
+    def killed(self, x: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The same inputs, the dead queries as the kernels are given them."""
+        if not self.dead:
+            return x
+        x = {name: array.copy() for name, array in x.items()}
+        self.case.heads_first("q", x["q"])[:, :, self.dead, 0] = -np.inf
+        self.case.heads_first("dout", x["dout"])[:, :, self.dead] = np.inf
+        return x
 
     def recipe(self, name: str) -> Strides:
         """Of any array of the call."""
@@ -161,6 +192,17 @@ def _offsets(kernels: Kernels, seqlen_q: int, seqlen_kv: int) -> st.SearchStrate
     return st.one_of(st.none(), st.none(), near, near, far)
 
 
+def _dead_queries(kernels: Kernels, case: Case) -> st.SearchStrategy[tuple[int, ...]]:
+    """None mostly; else a few, among them the first and the last of tiles."""
+    length = case.seqlen_q
+    if not length:
+        return st.just(())
+    edges = [0, length - 1, *(i for n in kernels.steps for i in (n - 1, n) if i < length)]
+    one = st.one_of(st.sampled_from(edges), st.integers(0, length - 1))
+    some = st.lists(one, min_size=1, max_size=3, unique=True).map(sorted).map(tuple)
+    return st.one_of(st.just(()), st.just(()), some)
+
+
 @st.composite
 def calls(draw: st.DrawFn, kernels: Kernels) -> Call:
     """Draw a call: a small problem several times, or a larger one."""
@@ -184,6 +226,8 @@ def calls(draw: st.DrawFn, kernels: Kernels) -> Call:
         stream=draw(st.sampled_from((0, 0, 77, 78))),
         device=draw(st.sampled_from((0, 0, 0, 1))),
         turns=turns,
+        shift=draw(st.sampled_from((0, 0, 0, -300, 200))),
+        dead=draw(_dead_queries(kernels, case)),
         **flags,
     )
 
