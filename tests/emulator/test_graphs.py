@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -22,11 +21,6 @@ from .host_cupy import HostCupy, host_cupy
 pytestmark = pytest.mark.skipif(compiler() is None, reason="there is no g++ to compile with")
 
 _CASE = Case(2, 4, 2, 70, 100, 64, 64, "float16", causal=True, seed=1)
-
-
-def _replay(steps: list[Callable[[], None]]) -> None:
-    for step in steps:
-        step()
 
 
 def _others_take_the_memory(host: HostCupy, stream: int) -> list[Any]:
@@ -60,14 +54,13 @@ def test_a_graph_runs_when_the_call_is_long_over(algorithm: Any, seen_before: bo
                 )
             taken = _others_take_the_memory(host, 77)
             results = dict(zip(("out", "lse", "dq", "dk", "dv"), (out, lse, *grads), strict=True))
-            plans = host.auditor.plan
+            plans = [_plan(options, given, "forward"), host.auditor.plan]
             for seed, x in ((1, first), (2, second), (1, first)):
                 for name, array in (*given.items(), ("dout", dout)):
                     array.set(x[name])
-                host.auditor.plan = _plan(options, given, "forward")
-                _replay(steps)
-                host.auditor.plan = plans
-                _replay(more)
+                for host.auditor.plan, captured in zip(plans, (steps, more), strict=True):
+                    for step in captured:
+                        step()
                 truth = judge(Case(**{**vars(_CASE), "seed": seed}), x)
                 for name, array in results.items():
                     compare(truth, name, array.peek()).check()
@@ -95,8 +88,11 @@ def test_streams_that_take_turns_have_counters_of_their_own() -> None:
 
 def test_a_capture_refuses_what_a_graph_could_not_repeat() -> None:
     x = arrays(_CASE, "q", "k", "v")
-    with host_cupy(make=lambda config: lambda *numbers: None) as host:
-        with host.runtime.on_stream(77, 0), host.runtime.capture(77) as steps:
-            with pytest.raises(cuflash.ArgumentTypeError, match="graph is captured"):
-                cuflash.attention(**x, backend="cuda", algorithm="fa2")
+    with (
+        host_cupy(make=lambda config: lambda *numbers: None) as host,
+        host.runtime.on_stream(77, 0),
+        host.runtime.capture(77) as steps,
+    ):
+        with pytest.raises(cuflash.ArgumentTypeError, match="graph is captured"):
+            cuflash.attention(**x, backend="cuda", algorithm="fa2")
         assert not steps

@@ -14,7 +14,12 @@ pytestmark = pytest.mark.skipif(compiler() is None, reason="there is no g++ to c
 _SHOWN = [
     row
     for row in ROWS
-    if (not row.planned and row.dims == (64, 64) and not row.forward_row and row.architecture != "75")
+    if (
+        not row.planned
+        and row.dims == (64, 64)
+        and not row.forward_row
+        and row.architecture != "75"
+    )
     or row.algorithm == "fa3"
 ]
 

@@ -37,7 +37,6 @@ KERNELS = (
 )
 
 
-
 def _of_row(row: Row) -> Kernels:
     """Calls that compile nothing that the row does not."""
     runner = row.runner

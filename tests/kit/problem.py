@@ -117,7 +117,7 @@ def _counts(draw: st.DrawFn, layout: str, room: int) -> tuple[int, int, int]:
 
 
 def recipes(layout: str, name: str, strided: bool = True) -> st.SearchStrategy[Strides]:
-    """Strides of a tensor: half of the tensors contiguous; the others mostly with a last stride of one element."""
+    """Strides of a tensor: contiguous for half; else mostly with a last stride of one element."""
     if not strided:
         return st.just(CONTIGUOUS)
     axes = range(len(layout))

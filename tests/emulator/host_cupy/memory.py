@@ -1,4 +1,4 @@
-"""Device memory that is host memory: blocks with guarded margins, pooled by stream as CuPy's are."""
+"""Device memory that is host memory: blocks with guarded margins, pooled by stream like CuPy's."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def _functions(runtime: Runtime) -> dict[str, Any]:
 
 def _as_strided(array: Any, shape: Any, strides: Any) -> Any:
     host = np.lib.stride_tricks.as_strided(array._host, shape, strides)
-    return array._seen(host)
+    return array.seen(host)
 
 
 def _cuda(runtime: Runtime) -> types.ModuleType:
