@@ -77,15 +77,23 @@ class HostArray:
         """A kernel of CuPy's."""
         target = self[key]
         sources = [value] if isinstance(value, HostArray) else []
-        self.runtime.element_kernel([target], sources)
-        target._host[...] = value._host if sources else value
+        to, given = target._host, value._host if sources else value
+
+        def run() -> None:
+            to[...] = given
+
+        self.runtime.element_kernel([target], sources, run)
 
     def astype(self, dtype: Any, copy: bool = True) -> Any:
         if not copy and self.dtype == np.dtype(dtype):
             return self
         made = type(self)(self.shape, dtype)
-        self.runtime.element_kernel([made], [self])
-        made._host[...] = self._host.astype(made.dtype)
+        to, given = made._host, self._host
+
+        def run() -> None:
+            to[...] = given.astype(to.dtype)
+
+        self.runtime.element_kernel([made], [self], run)
         return made
 
     def get(self) -> np.ndarray:

@@ -122,6 +122,7 @@ class Auditor:
 
     def _use(self, block: Block, name: str, launch: Launch) -> None:
         assert block.alive, f"{name}: memory that was given back"
+        assert block.life == launch.lives.get(block), f"{name}: memory that is somebody else's now"
         assert block.device == launch.device, f"{name}: memory of device {block.device}"
         if block.inside:
             assert block.stream == launch.stream, (

@@ -62,8 +62,8 @@ def _functions(runtime: Runtime) -> dict[str, Any]:
 
     def zeros(shape: Any, dtype: Any = float) -> Any:
         made = ndarray(shape, dtype)
-        runtime.element_kernel([made], [])
-        made._host[...] = 0
+        host = made._host
+        runtime.element_kernel([made], [], lambda: host.fill(0))
         return made
 
     def asarray(value: Any) -> Any:

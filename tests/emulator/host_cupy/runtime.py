@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,6 +34,7 @@ class Launch:
     device: int
     stream: int
     replayed: bool  # by a graph
+    lives: Mapping[Block, int]  # of the blocks that there were when it was queued
 
 
 @dataclass(frozen=True)
@@ -133,12 +134,26 @@ class Runtime:
             assert block.device == device, f"{what} of device {block.device} on device {device}"
         self.queue.append(Queued(what, device, self._streams[device], blocks, launch))
 
-    def element_kernel(self, written: Sequence[Any], read: Sequence[Any]) -> None:
-        """An elementwise kernel of CuPy's, which takes aligned elements alone."""
+    def element_kernel(
+        self, written: Sequence[Any], read: Sequence[Any], run: Callable[[], None]
+    ) -> None:
+        """An elementwise kernel of CuPy's, which takes aligned elements alone.
+
+        ``run`` holds no array: a graph does not keep memory for others.
+        """
         for array in (*written, *read):
             assert array.is_aligned(), "a kernel of CuPy's on elements that are not aligned"
         self.queued("a kernel of CuPy's", [*written, *read])
-        assert not self.capturing.get(self._streams[self._current]), "not replayed here"
+        blocks = {a.data.block for a in (*written, *read)} - {None}
+        lives = {block: block.life for block in blocks}
+
+        def step() -> None:
+            for block, life in lives.items():
+                assert block.alive, "a graph copies memory that was given back"
+                assert block.life == life, "a graph copies what is somebody else's now"
+            run()
+
+        self._run_or_capture(self._streams[self._current], step)
 
     # Kernels.
 
@@ -161,10 +176,11 @@ class Runtime:
         dtype = parameters_of(config.generation, config.kernel).dtype
         (place,) = (ctypes.c_void_p * 1).from_address(parameters)
         device, replayed = self._current, stream in self.capturing
+        lives = {block: block.life for block in self.memory.living()}
         held = np.frombuffer(ctypes.string_at(place, dtype.itemsize), np.uint64).copy()
 
         def run() -> None:
-            launch = Launch(config, held.view(dtype)[0], grid, device, stream, replayed)
+            launch = Launch(config, held.view(dtype)[0], grid, device, stream, replayed, lives)
             self.audit(launch)
             first = ctypes.c_void_p(held.ctypes.data)
             kernel(grid, config.threads, config.shared_bytes, ctypes.addressof(first))
@@ -177,9 +193,10 @@ class Runtime:
         block = self.memory.at(address)
         assert block is not None
         assert block.holds(address, nbytes)
+        life = block.life
 
         def run() -> None:
-            assert block.alive, "memset of memory that was given back"
+            assert (block.alive, block.life) == (True, life), "memset of memory given back"
             start = address - block.address
             block.bytes[start : start + nbytes] = value
             self.queue.append(Queued("memset", block.device, stream, (block,)))
