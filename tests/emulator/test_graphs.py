@@ -41,7 +41,8 @@ def test_a_graph_runs_when_the_call_is_long_over(algorithm: Any, seen_before: bo
         runtime = host.runtime
         with runtime.on_stream(77, 0):
             given = {name: host.array(first[name]) for name in "qkv"}
-            given["k"] = host.array(np.repeat(first["k"], 2, axis=-1))[..., ::2]  # is copied
+            if not seen_before:  # nobody sees again what is copied
+                given["k"] = host.array(np.repeat(first["k"], 2, axis=-1))[..., ::2]
             dout = host.array(first["dout"])
             if seen_before:
                 saved = host.call(cuflash.attention, **given, return_lse=True, **options)
