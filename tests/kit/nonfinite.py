@@ -86,8 +86,10 @@ class Spoiled:
         group = self.case.group
         head = self.head // group if of_query else self.head
         heads = [head] if of_keys else range(head * group, (head + 1) * group)
-        for one in heads:
-            may[0, one, max(0, edge - self.slack) : edge + self.slack] = True
+        # Keys behind the last that anybody sees share tiles with rows that are reached.
+        for at in (edge, int(seen[-1])) if of_keys else (edge,):
+            for one in heads:
+                may[0, one, max(0, at - self.slack) : at + self.slack] = True
         return may
 
 
