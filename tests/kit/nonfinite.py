@@ -82,7 +82,8 @@ class Spoiled:
         if of_query:
             edge = seen[self.place] if of_keys else self.place
         else:
-            edge = self.place if of_keys else int(np.argmax(seen > self.place))
+            first = int((seen <= self.place).sum())  # query that sees it, if one does
+            edge = self.place if of_keys else first
         group = self.case.group
         head = self.head // group if of_query else self.head
         heads = [head] if of_keys else range(head * group, (head + 1) * group)
