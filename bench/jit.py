@@ -118,9 +118,11 @@ def time_passes(
     return times
 
 
-def rows_of(case: Case, timed: Mapping[str, list[float]]) -> list[dict[str, Any]]:
-    """A row for each way; its ratio is how many times as fast as the plain calls it is."""
-    plain = timed[IMPLEMENTATIONS[0]]
+def rows_of(
+    case: Case, timed: Mapping[str, list[float]], yardstick: str = IMPLEMENTATIONS[0]
+) -> list[dict[str, Any]]:
+    """A row for each way; its ratio is how many times as fast as the yardstick it is."""
+    plain = timed[yardstick]
     rows = []
     for name, times in timed.items():
         ratio, low, _ = median_ratio(times, plain)

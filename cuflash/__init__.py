@@ -2,13 +2,17 @@
 
 ``attention(q, k, v)`` computes ``softmax(scale * q k^T) v`` on the GPU where
 the arrays are, or with tiled NumPy where there is none, and never holds the
-square of the sequence length.
+square of the sequence length. ``cuflash.jax.attention`` does so inside
+``jax.jit``; the module is imported when it is first asked for.
 """
 
 from __future__ import annotations
 
+import importlib
+from typing import Any
+
 from . import reference
-from .api import attention, attention_backward, attention_vjp, is_available
+from .api import Pullback, attention, attention_backward, attention_vjp, is_available
 from .errors import (
     ArgumentTypeError,
     ArgumentValueError,
@@ -21,7 +25,7 @@ from .errors import (
     UnsupportedError,
 )
 from .explanation import Explanation, explain
-from .info import info
+from .info import Info, info
 from .prepared import Prepared, prepare
 
 __version__ = "0.1.0"
@@ -33,9 +37,11 @@ __all__ = [
     "CompileError",
     "CuflashError",
     "Explanation",
+    "Info",
     "JaxUnavailableError",
     "LaunchError",
     "Prepared",
+    "Pullback",
     "ToolchainError",
     "UnsupportedError",
     "attention",
@@ -47,3 +53,22 @@ __all__ = [
     "prepare",
     "reference",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """The module ``cuflash.jax``, which needs JAX.
+
+    Raises
+    ------
+    JaxUnavailableError
+        If JAX cannot be imported.
+    """
+    if name == "jax":
+        return importlib.import_module(f"{__name__}.jax")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """The public names; ``jax`` once it is imported, so that listing them needs no JAX."""
+    special = [name for name in globals() if name.startswith("__")]
+    return sorted([*special, *__all__, *(["jax"] if "jax" in globals() else [])])

@@ -19,6 +19,7 @@ from .planning.problem import (
     MAX_HEADS,
     MAX_SEQLEN,
     AttentionProblem,
+    DType,
     DTypeName,
     Operation,
 )
@@ -175,12 +176,21 @@ def _output_dtype(specs: Mapping[str, TensorSpec], options: Options) -> DTypeNam
     return output
 
 
+def _check_scale(scale: float | None, storage: DType) -> None:
+    least, most = storage.scales
+    if scale is not None and not least <= scale <= most:
+        raise ArgumentValueError(
+            "scale", repr(scale), f"{least:.3g} to {most:.3g} for {storage.name} inputs"
+        )
+
+
 def _problem(
     operation: Operation,
     sizes: _Sizes,
     specs: Mapping[str, TensorSpec],
     options: Options,
 ) -> AttentionProblem:
+    _check_scale(options.scale, DTYPES[specs["q"].dtype])
     seqlen_q, seqlen_kv = sizes.seqlen_q, sizes.seqlen_kv
     offset = seqlen_kv - seqlen_q if options.q_offset is None else options.q_offset
     return AttentionProblem(

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from . import __version__
 from .arrays.spec import LAYOUTS
 from .compile_command import add_compile
 from .demo import PRESETS, plans, run
@@ -56,7 +57,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Raises
     ------
     SystemExit
-        From argparse, with code 2 for wrong arguments and 0 for ``--help``.
+        From argparse, with code 2 for wrong arguments and 0 for ``--help``
+        and ``--version``.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     given = _parser().parse_args(arguments, argparse.Namespace(arguments=arguments))
@@ -72,6 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m cuflash", description=__doc__)
+    parser.add_argument("--version", action="version", version=f"cuflash {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
     told = commands.add_parser("info", help="versions, devices, kernel cache and environment")
     told.set_defaults(run=_info)

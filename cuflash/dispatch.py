@@ -20,6 +20,7 @@ from .arrays.adopt import (
     to_device,
     to_host,
 )
+from .arrays.mapped import Mappings
 from .arrays.overlap import overlaps_itself, share_memory
 from .arrays.spec import Layout, TensorSpec
 from .calls import Arrays, find, keep, see
@@ -30,7 +31,7 @@ from .pipeline import DESTINATIONS, ROWS, TARGETS, Pipeline, choose_device, pipe
 from .planning.plan import Plan
 from .planning.problem import Operation
 
-__all__ = ["call", "observe", "run"]
+__all__ = ["call", "observe", "run", "run_numpy"]
 
 _observers: list[Callable[[Plan], None]] = []
 #: What captured calls made for themselves: their graphs may run as long as the process does.
@@ -138,12 +139,11 @@ def run(
     for name, spec in pipeline.tensors.items():
         if name not in natives and name not in results:
             results[name] = empty(natives["q"], spec.shape, spec.dtype)
-    if not pipeline.plan.problem.empty:
+    if device is None:
+        run_numpy(pipeline, natives, results)
+    elif not pipeline.plan.problem.empty:
         _tell(pipeline.plan)
-        if device is None:
-            _run_numpy(pipeline, natives, results)
-        else:
-            _run_cuda(pipeline, device, natives, results, workspace)
+        _run_cuda(pipeline, device, natives, results, workspace)
     if decided is not None:
         decided(pipeline)
     given = {DESTINATIONS[name]: target.given for name, target in targets.items()}
@@ -155,16 +155,17 @@ def run(
 
 def _check_destinations(inputs: Mapping[str, Adopted], targets: Mapping[str, Adopted]) -> None:
     taken: dict[str, Any] = {name: array.native for name, array in inputs.items()}
+    mappings = Mappings()
     for name, target in targets.items():
         array = target.native
         if isinstance(array, np.ndarray) and not array.flags.writeable:
             raise ArgumentValueError(name, "a read-only array", "one that can be written")
         if overlaps_itself(array):
             raise ArgumentValueError(
-                name, "an array whose elements may share memory", "one place for each element"
+                name, "an array whose elements share memory", "one place for each element"
             )
         for other, native in taken.items():
-            if share_memory(array, native):
+            if share_memory(array, native, mappings):
                 raise ArgumentValueError(name, f"memory that {other} uses", "memory of its own")
         taken[name] = array
 
@@ -188,7 +189,19 @@ def _check_workspace(workspace: Any, pipeline: Pipeline, others: Mapping[str, Ad
             raise ArgumentValueError("workspace", f"memory that {name} uses", "memory of its own")
 
 
-def _run_numpy(pipeline: Pipeline, inputs: Mapping[str, Any], results: Mapping[str, Any]) -> None:
+def run_numpy(pipeline: Pipeline, inputs: Mapping[str, Any], results: Mapping[str, Any]) -> None:
+    """A decided pass of the tiled NumPy code; nothing is checked any more.
+
+    Parameters
+    ----------
+    pipeline
+        Of no CUDA device.
+    inputs, results
+        NumPy arrays by the tensors' names; what is written lies apart from all else.
+    """
+    if pipeline.plan.problem.empty:
+        return
+    _tell(pipeline.plan)
     layout = pipeline.described.layout
     arrays = {name: _canonical(name, a, layout) for name, a in {**inputs, **results}.items()}
     if pipeline.plan.problem.operation == "forward":

@@ -6,6 +6,7 @@ import importlib.metadata
 import os
 import platform
 import sys
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from .config import VARIABLES
@@ -32,20 +33,42 @@ _PACKAGES = (
 )
 
 
+class Texts(Mapping[str, str]):
+    """Texts by name, which do not change and can be hashed."""
+
+    def __init__(self, texts: Mapping[str, str]) -> None:
+        self._texts = dict(texts)
+
+    def __getitem__(self, name: str) -> str:
+        return self._texts[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._texts)
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self._texts.items()))
+
+    def __repr__(self) -> str:
+        return repr(self._texts)
+
+
 @dataclass(frozen=True)
 class Info:
     """Versions, devices, cache and environment; ``print`` it."""
 
-    versions: dict[str, str]
+    versions: Texts
     cuda: str  # "usable", or why not
     devices: tuple[DeviceLimits, ...]
     host: str  # what the NumPy backend sizes its blocks from
     sources: str
     kernel_cache: str
-    environment: dict[str, str]
+    environment: Texts
 
     @property
-    def sections(self) -> tuple[dict[str, str], ...]:
+    def sections(self) -> tuple[Mapping[str, str], ...]:
         """Everything by the name it is printed with: versions, machine, environment."""
         devices = {f"device {i}": str(device) for i, device in enumerate(self.devices)}
         machine = {
@@ -68,16 +91,16 @@ def info() -> Info:
     Returns
     -------
     Info
-        A frozen record that prints itself.
+        A frozen record that prints itself, and can be hashed.
     """
     return Info(
-        versions=_versions(),
+        versions=Texts(_versions()),
         cuda=_cuda(),
         devices=_devices(),
         host=_host(),
         sources=_sources(),
         kernel_cache=_kernel_cache(),
-        environment=_environment(),
+        environment=Texts(_environment()),
     )
 
 

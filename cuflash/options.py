@@ -18,6 +18,7 @@ __all__ = [
     "AlgorithmChoice",
     "BackendChoice",
     "Options",
+    "check_blocks",
     "check_dtype",
     "check_flag",
     "check_options",
@@ -96,7 +97,7 @@ def _check_layout(name: str, value: Any) -> str | None:
 
 
 def check_dtype(name: str, value: Any) -> DTypeName | None:
-    """The name of a dtype; None for None.
+    """The name of a dtype, of NumPy or of another library; None for None.
 
     Raises
     ------
@@ -105,15 +106,24 @@ def check_dtype(name: str, value: Any) -> DTypeName | None:
     """
     if value is None:
         return None
-    if isinstance(value, str) and value == "bfloat16":  # NumPy knows it only by its type
-        return "bfloat16"
     try:
+        known = _dtype_name(value)
+        if known is not None:
+            return known
         dtype = np.dtype(value)
     except Exception as error:  # NumPy's parser has a type for every mistake
         raise ArgumentTypeError(name, _shown(value), f"one of {names_of(DTYPES)}") from error
     if dtype.name not in DTYPES or not dtype.isnative:
         raise ArgumentTypeError(name, _shown(dtype), f"one of {names_of(DTYPES)}")
     return DTYPES[dtype.name].name
+
+
+def _dtype_name(value: Any) -> DTypeName | None:
+    """The name of a dtype that NumPy does not know: bfloat16, or another library's."""
+    if type(value).__name__.lower() == "dtype":  # as torch.float32, mlx.core.float32
+        value = str(value).rpartition(".")[2]
+        return DTYPES[value].name if value in DTYPES else None
+    return "bfloat16" if isinstance(value, str) and value == "bfloat16" else None
 
 
 def _check_choice(name: str, value: Any) -> Any:
@@ -123,7 +133,8 @@ def _check_choice(name: str, value: Any) -> Any:
     return value
 
 
-def _check_blocks(name: str, value: Any) -> tuple[int, int] | None:
+def check_blocks(name: str, value: Any) -> tuple[int, int] | None:
+    """Two positive integers; None for None."""
     expected = f"(block_q, block_kv), two integers from 1 to {MAX_SEQLEN}"
     if value is None:
         return None
@@ -145,7 +156,7 @@ _OPTION_CHECKS = {
     "deterministic": check_flag,
     "backend": _check_choice,
     "algorithm": _check_choice,
-    "blocks": _check_blocks,
+    "blocks": check_blocks,
 }
 
 

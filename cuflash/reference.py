@@ -1,8 +1,9 @@
 """Attention from its definition, whole matrix by whole matrix: the oracle of the tests.
 
-It knows nothing of tiles, backends or plans, and shares no code with them, so
-that agreeing with it means something. One (batch, head) is held at a time:
-4096 queries by 4096 keys need about half a gigabyte in float64.
+It knows nothing of tiles, backends or plans, and shares no code with them but
+the classes of errors, so that agreeing with it means something. One (batch,
+head) is held at a time: 4096 queries by 4096 keys need about half a gigabyte in
+float64.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from .reference_checks import check_arrays, check_options, find_layout
 
 __all__ = ["attention", "attention_backward"]
 
@@ -24,6 +27,7 @@ def attention(
     v: _Array,
     *,
     causal: bool = False,
+    window_size: tuple[int | None, int | None] | None = None,
     scale: float | None = None,
     q_offset: int | None = None,
     layout: str | None = None,
@@ -41,6 +45,9 @@ def attention(
         Values.
     causal : bool
         Query i sees key j iff ``j <= i + q_offset``.
+    window_size : (int or None, int or None), optional
+        ``(left, right)``: query i sees key j iff ``i + q_offset - left <= j <=
+        i + q_offset + right``; None: no bound on that side.
     scale : float, optional
         Factor of the scores; by default ``1 / sqrt(head_dim)``.
     q_offset : int, optional
@@ -60,9 +67,9 @@ def attention(
 
     Raises
     ------
-    ValueError
-        If the layout is unknown or does not fit q, heads_kv does not divide
-        heads_q, or scale is not finite and positive.
+    ArgumentTypeError, ArgumentValueError
+        Naming the argument: one that is no NumPy array of real numbers, that
+        does not fit the layout or those before it, or an option that is none.
 
     Notes
     -----
@@ -77,9 +84,11 @@ def attention(
     is 0 and its lse minus infinity. A NaN or plus infinity among the scores
     that a row sees makes its out and lse NaN. What no row sees never matters.
     """
-    layout = _layout_of(q, layout)
+    layout = find_layout(q, layout)
+    check_arrays({"q": q, "k": k, "v": v}, layout)
+    check_options(causal, window_size, scale, q_offset, dtype)
     q, k, v = (_to_heads_first(x, layout) for x in (q, k, v))
-    heads = _Heads(q, k, v, causal, scale, q_offset, dtype)
+    heads = _Heads(q, k, v, causal, window_size, scale, q_offset, dtype)
     out = np.zeros((*q.shape[:3], v.shape[3]), dtype)
     lse = np.zeros(q.shape[:3], dtype)
     for b, h in np.ndindex(*q.shape[:2]):
@@ -95,6 +104,7 @@ def attention_backward(
     *,
     dlse: _Array | None = None,
     causal: bool = False,
+    window_size: tuple[int | None, int | None] | None = None,
     scale: float | None = None,
     q_offset: int | None = None,
     layout: str | None = None,
@@ -106,7 +116,7 @@ def attention_backward(
     ----------
     dout : ndarray, (batch, seqlen_q, heads_q, head_dim_v)
         Gradient of out.
-    q, k, v, causal, scale, q_offset, layout, dtype
+    q, k, v, causal, window_size, scale, q_offset, layout, dtype
         As for :func:`attention`.
     dlse : ndarray, (batch, heads_q, seqlen_q), optional
         Gradient of lse; by default 0.
@@ -118,7 +128,7 @@ def attention_backward(
 
     Raises
     ------
-    ValueError
+    ArgumentTypeError, ArgumentValueError
         As for :func:`attention`.
 
     Notes
@@ -136,9 +146,11 @@ def attention_backward(
     The out and lse of a dead row do not depend on anything: its dq is 0, and
     it gives nothing to dk and dv.
     """
-    layout = _layout_of(q, layout)
+    layout = find_layout(q, layout)
+    check_arrays({"q": q, "k": k, "v": v, "dout": dout}, layout, dlse)
+    check_options(causal, window_size, scale, q_offset, dtype)
     dout, q, k, v = (_to_heads_first(x, layout) for x in (dout, q, k, v))
-    heads = _Heads(q, k, v, causal, scale, q_offset, dtype)
+    heads = _Heads(q, k, v, causal, window_size, scale, q_offset, dtype)
     dlse = np.zeros(q.shape[:3], dtype) if dlse is None else dlse.reshape(q.shape[:3])
     dq, dk, dv = (np.zeros(x.shape, dtype) for x in (q, k, v))
     for b, h in np.ndindex(*q.shape[:2]):
@@ -150,9 +162,20 @@ def attention_backward(
     return dq, dk, dv
 
 
-def _sees(i: _Array, j: _Array, q_offset: int) -> _Array:
-    """The causal mask: whether query i sees key j."""
-    return j <= i + q_offset
+def _sees(
+    i: _Array, j: _Array, causal: bool, window: tuple[int | None, int | None] | None, q_offset: int
+) -> _Array:
+    """Whether query i, which stands at key ``i + q_offset``, sees key j."""
+    left, right = window or (None, None)
+    ahead = j - (i + q_offset)
+    seen = np.ones(ahead.shape, bool)
+    if causal:
+        seen &= ahead <= 0
+    if right is not None:
+        seen &= ahead <= right
+    if left is not None:
+        seen &= ahead >= -left
+    return seen
 
 
 class _Heads:
@@ -164,18 +187,16 @@ class _Heads:
         k: _Array,
         v: _Array,
         causal: bool,
+        window_size: tuple[int | None, int | None] | None,
         scale: float | None,
         q_offset: int | None,
         dtype: type[np.floating[Any]],
     ) -> None:
-        _check_heads(q.shape[1], k.shape[1])
-        _check_scale(scale)
         self._q, self._k, self._v, self._dtype = q, k, v, dtype
         seqlen_q, seqlen_kv = q.shape[2], k.shape[2]
         offset = seqlen_kv - seqlen_q if q_offset is None else q_offset
         i, j = np.arange(seqlen_q)[:, None], np.arange(seqlen_kv)[None, :]
-        everything = np.ones((seqlen_q, seqlen_kv), bool)
-        self._visible = _sees(i, j, offset) if causal else everything
+        self._visible = _sees(i, j, causal, window_size, offset)
         self._scale = dtype(1) / np.sqrt(dtype(q.shape[3])) if scale is None else dtype(scale)
 
     def kv_head(self, h: int) -> int:
@@ -238,26 +259,9 @@ def _sum_of_seen(weights: _Array, seen: _Array, values: _Array) -> _Array:
     return total
 
 
-def _check_heads(heads_q: int, heads_kv: int) -> None:
-    if heads_q % heads_kv if heads_kv else heads_q:
-        raise ValueError(f"heads_kv={heads_kv} does not divide heads_q={heads_q}")
-
-
-def _check_scale(scale: float | None) -> None:
-    if scale is not None and not 0 < scale < math.inf:
-        raise ValueError(f"scale={scale!r} is not finite and positive")
-
-
-def _layout_of(q: _Array, layout: str | None) -> str:
-    named = {4: "bshd", 2: "sd"}.get(q.ndim) if layout is None else layout
-    if named not in ("bshd", "bhsd", "shd", "hsd", "sd") or len(named) != q.ndim:
-        raise ValueError(f"layout={layout!r} of {q.ndim} axes; 3 axes are 'shd' or 'hsd'")
-    return named
-
-
 def _to_heads_first(x: _Array, layout: str) -> _Array:
     """A (batch, head, row, dim) view."""
-    view = x.transpose([layout.index(axis) for axis in "bhsd" if axis in layout])
+    view = np.asarray(x).transpose([layout.index(axis) for axis in "bhsd" if axis in layout])
     return np.expand_dims(view, [i for i, axis in enumerate("bhsd") if axis not in layout])
 
 

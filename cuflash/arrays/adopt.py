@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import functools
-import sys
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
-from ..errors import ArgumentTypeError, BackendUnavailableError
+from ..cuda.available import require_cupy
+from ..errors import ArgumentTypeError, CuflashError
+from .dlpack import BFLOAT16, NoMemoryError, answer_like, host_view
+from .meaning import check_byte_order, check_foreign, check_subclass, class_of, kind_of
 from .spec import TensorSpec
 
 __all__ = [
@@ -25,8 +27,6 @@ __all__ = [
     "to_device",
     "to_host",
 ]
-
-BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 # DLPack device types.
 _DLPACK_CPU, _DLPACK_CUDA, _DLPACK_CUDA_HOST, _DLPACK_CUDA_MANAGED = 1, 2, 3, 13
@@ -62,7 +62,7 @@ class Adopted:
     def spec(self) -> TensorSpec:
         """Its description."""
         array = self.native
-        itemsize = array.dtype.itemsize
+        itemsize = array.dtype.itemsize or 1  # of "V0", which is refused with its name
         whole = all(stride % itemsize == 0 for stride in array.strides)
         return TensorSpec(
             shape=tuple(array.shape),
@@ -82,126 +82,90 @@ def address(array: Any) -> int:
 def adopt(name: str, value: Any) -> Adopted:
     """See an argument as a native array over the same memory.
 
+    Subclasses of NumPy's and CuPy's arrays are seen as plain arrays.
+
     Raises
     ------
     ArgumentTypeError
-        If it is not an array, or one whose type or byte order cannot be taken over,
-        or a tracer of JAX.
+        If it is not an array, or one whose type, byte order or memory cannot be
+        taken over, or whose meaning would be lost.
     BackendUnavailableError
-        If it is a CUDA array and CuPy is not installed.
+        If it is a CUDA array and CUDA cannot be used.
     """
-    if isinstance(value, np.ndarray):
-        _check_numpy(name, value)
-        return Adopted(name, value, _same, value)
-    cupy = sys.modules.get("cupy")
-    if cupy is not None and isinstance(value, getattr(cupy, "ndarray", ())):
-        return Adopted(name, value, _same, value)
-    _check_tracer(name, value)
-    if hasattr(value, "__dlpack__") and hasattr(value, "__dlpack_device__"):
-        return _adopt_dlpack(name, value)
-    if hasattr(value, "__cuda_array_interface__"):
-        return _adopt_cuda_interface(name, value)
-    raise ArgumentTypeError(name, _kind_of(value), _EXPECTED)
-
-
-def _check_tracer(name: str, value: Any) -> None:
-    """Refuse what stands for an array while JAX traces a function: it has no memory yet."""
-    core = getattr(sys.modules.get("jax"), "core", None)
-    if isinstance(value, getattr(core, "Tracer", ())):
+    try:
+        native, answer = _adopt(name, value)
+        check_byte_order(name, native)
+    except CuflashError:
+        raise
+    except NoMemoryError as error:
         raise ArgumentTypeError(
-            name,
-            f"{_kind_of(value)}: JAX is tracing, and there is no memory yet",
-            "an array; inside jax.jit, jax.grad or jax.vmap call cuflash.jax.attention",
-        )
-
-
-def _check_numpy(name: str, array: np.ndarray[Any, Any]) -> None:
-    """Refuse what would lose its meaning: a mask, another ``*``, another byte order."""
-    if isinstance(array, (np.ma.MaskedArray, np.matrix)):
-        raise ArgumentTypeError(name, _kind_of(array), "a plain NumPy array")
-    if not array.dtype.isnative:
+            name, f"{kind_of(value)} without memory (a fake one, or a wrapper)", _EXPECTED
+        ) from error
+    except Exception as error:  # whatever another library raises
+        said = f"{type(error).__name__}: {error}"
         raise ArgumentTypeError(
-            name, f"dtype {array.dtype.str!r}, not in native byte order", "native byte order"
-        )
+            name, f"{kind_of(value)}, which refused to share its memory ({said})", _EXPECTED
+        ) from error
+    return Adopted(name, native, answer, value)
+
+
+def _adopt(name: str, value: Any) -> tuple[Any, Callable[[Any], Any]]:
+    """A native array over the memory of a value, and the way back."""
+    kind = type(value)
+    if issubclass(kind, np.ndarray):
+        if kind is np.ndarray:
+            return value, _same
+        check_subclass(name, value)
+        return np.ndarray.view(value, np.ndarray), _same
+    of_cupy = class_of("cupy", "ndarray")
+    if issubclass(kind, of_cupy):
+        return value if kind is of_cupy else value.view(type=of_cupy), _same
+    check_foreign(name, value)
+    # Looked up as Python looks up its own protocols, in the class: a wrapper that passes
+    # everything on (``__getattr__``) may mean something else than what it wraps.
+    if hasattr(kind, "__dlpack__") and hasattr(kind, "__dlpack_device__"):
+        return _dlpack_view(name, value), answer_like(value)
+    if inspect.getattr_static(value, "__cuda_array_interface__", None) is not None:
+        return _cuda_interface_view(name, value), answer_like(value)
+    raise ArgumentTypeError(name, kind_of(value), _EXPECTED)
 
 
 def _same(native: Any) -> Any:
     return native
 
 
-def _kind_of(value: Any) -> str:
-    return f"{type(value).__module__}.{type(value).__qualname__}"
-
-
-def _adopt_dlpack(name: str, value: Any) -> Adopted:
+def _dlpack_view(name: str, value: Any) -> Any:
     device_type = int(value.__dlpack_device__()[0])
-    try:
-        if device_type in (_DLPACK_CPU, _DLPACK_CUDA_HOST):
-            native = _host_view(value)
-        elif device_type in (_DLPACK_CUDA, _DLPACK_CUDA_MANAGED):
-            native = _require_cupy(name).from_dlpack(value)
-        else:
-            raise ArgumentTypeError(
-                name, f"memory of DLPack device type {device_type}", "host or CUDA memory"
-            )
-    except (BufferError, RuntimeError, ValueError, TypeError) as error:
-        if isinstance(error, (ArgumentTypeError, BackendUnavailableError)):
-            raise
+    if device_type in (_DLPACK_CPU, _DLPACK_CUDA_HOST):
+        return host_view(value)
+    if device_type not in (_DLPACK_CUDA, _DLPACK_CUDA_MANAGED):
         raise ArgumentTypeError(
-            name, f"{_kind_of(value)}, which refused to share its memory ({error})", _EXPECTED
-        ) from error
-    return Adopted(name, native, _answer_like(value), value)
+            name, f"memory of DLPack device type {device_type}", "host or CUDA memory"
+        )
+    native = _cupy_for(name).from_dlpack(value)
+    if native.size and not address(native):
+        raise NoMemoryError
+    return native
 
 
-def _host_view(value: Any) -> Any:
-    try:
-        return np.from_dlpack(value)
-    except (BufferError, RuntimeError, TypeError):
-        # NumPy's DLPack has no bfloat16; JAX hands it over as an ml_dtypes array.
-        if hasattr(value, "__array__") and "bfloat16" in str(getattr(value, "dtype", "")):
-            array = np.asarray(value)
-            if array.dtype == BFLOAT16:
-                return array
-        raise
-
-
-def _adopt_cuda_interface(name: str, value: Any) -> Adopted:
-    typestr = value.__cuda_array_interface__["typestr"]
+def _cuda_interface_view(name: str, value: Any) -> Any:
+    described = value.__cuda_array_interface__
+    typestr = described.get("typestr") if isinstance(described, Mapping) else None
+    if not isinstance(typestr, str):
+        raise ArgumentTypeError(
+            name, f"{kind_of(value)} whose __cuda_array_interface__ has no typestr", _EXPECTED
+        )
     if typestr[1:] == "V2":
         raise ArgumentTypeError(
             name,
-            f"{_kind_of(value)} with {typestr!r}: __cuda_array_interface__ cannot say bfloat16",
+            f"{kind_of(value)} with {typestr!r}: __cuda_array_interface__ cannot say bfloat16",
             "bfloat16 as a CuPy array or through DLPack",
         )
-    return Adopted(name, _require_cupy(name).asarray(value), _answer_like(value), value)
+    return _cupy_for(name).asarray(value)
 
 
-def _require_cupy(name: str) -> Any:
-    try:
-        import cupy
-    except ImportError as error:
-        raise BackendUnavailableError(
-            f"{name} is in CUDA memory, which needs CuPy: pip install 'cuflash[cuda13]'"
-        ) from error
-    return cupy
-
-
-def _answer_like(value: Any) -> Callable[[Any], Any]:
-    """The caller's own from_dlpack: of its array namespace, else of its module."""
-    namespace: Any = None
-    if hasattr(value, "__array_namespace__"):
-        namespace = value.__array_namespace__()
-    if not hasattr(namespace, "from_dlpack"):
-        namespace = sys.modules.get(type(value).__module__.split(".")[0])
-    if not hasattr(namespace, "from_dlpack"):
-        return _same
-
-    def answer(native: Any) -> Any:
-        if isinstance(native, np.ndarray) and native.dtype == BFLOAT16:
-            return namespace.asarray(native)
-        return namespace.from_dlpack(native)
-
-    return answer
+def _cupy_for(name: str) -> Any:
+    return require_cupy(f"{name} is in CUDA memory, which")
 
 
 def dtype_named(name: str) -> np.dtype[Any]:

@@ -1,60 +1,105 @@
-"""Whether memory is shared: exact where it can be decided quickly, else assumed."""
+"""Whether memory is shared, decided from addresses and strides; no memory is read."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from .adopt import address
+from .mapped import Mappings
+from .sums import can_reach
 
 __all__ = ["overlaps_itself", "share_memory"]
 
-# Steps of NumPy's exact solver; beyond them an overlap is assumed.
-_WORK = 10_000
+
+class _Extent(NamedTuple):
+    """The bytes of an array that has elements.
+
+    Attributes
+    ----------
+    first
+        The address of its lowest byte.
+    reach
+        Bytes from its lowest element to its highest.
+    axes
+        ``(step, most)`` of every axis of more than one index: bytes from one
+        index to the next, counted in the direction in which they grow, and the
+        largest index.
+    itemsize
+        Bytes of an element.
+    """
+
+    first: int
+    reach: int
+    axes: list[tuple[int, int]]
+    itemsize: int
 
 
-class _Extent:
-    """An array's address, shape and strides as NumPy reads them; its memory is never touched."""
-
-    def __init__(self, array: Any) -> None:
-        self.__array_interface__ = {
-            "version": 3,
-            "data": (address(array), True),
-            "shape": tuple(array.shape),
-            "strides": tuple(array.strides),
-            "typestr": f"|V{array.dtype.itemsize}",
-        }
+def _extent(array: Any) -> _Extent:
+    first, reach, axes = address(array), 0, []
+    for size, stride in zip(array.shape, array.strides, strict=True):
+        if size > 1:
+            axes.append((abs(stride), size - 1))
+            reach += abs(stride) * (size - 1)
+            first += min(stride, 0) * (size - 1)
+    return _Extent(first, reach, axes, array.dtype.itemsize)
 
 
-def share_memory(a: Any, b: Any) -> bool:
-    """Whether some element of one native array lies in an element of the other."""
+def share_memory(a: Any, b: Any, mappings: Mappings | None = None) -> bool:
+    """Whether some byte of one native array is a byte of the other.
+
+    Exact for arrays in the same address space, interleaved ones too, as far as
+    :func:`can_reach` is. Host arrays in different mappings of one file share
+    its bytes (:class:`Mappings`); two mappings of one allocation of CUDA
+    memory are not told.
+
+    Parameters
+    ----------
+    a, b
+        NumPy or CuPy arrays. One on the host and one on a device are apart.
+    mappings
+        Those of the process, if several pairs are asked about.
+    """
     if 0 in (a.size, b.size) or isinstance(a, np.ndarray) != isinstance(b, np.ndarray):
         return False
-    first, second = np.asarray(_Extent(a)), np.asarray(_Extent(b))
-    if not np.may_share_memory(first, second):
-        return False
-    try:
-        return bool(np.shares_memory(first, second, max_work=_WORK))  # type: ignore[arg-type]
-    except np.exceptions.TooHardError:
+    first, second = _extent(a), _extent(b)
+    if _meet(first, second):
         return True
+    if not isinstance(a, np.ndarray):
+        return False
+    places = (mappings or Mappings()).same_file(a, first.first, b, second.first)
+    if places is None:
+        return False
+    return _meet(first._replace(first=places[0]), second._replace(first=places[1]))
+
+
+def _meet(a: _Extent, b: _Extent) -> bool:
+    """Whether the extents have a byte in common."""
+    # With the axes of b counted from their ends, an element of a lies
+    #     a.first - (b.first + b.reach) + sum of all steps
+    # beyond one of b. They meet if it is more than -a.itemsize and less than b.itemsize.
+    start = b.first + b.reach - a.first
+    if start <= -b.itemsize or start - a.itemsize >= a.reach + b.reach:
+        return False  # one ends before the other begins
+    return can_reach((*a.axes, *b.axes), start - a.itemsize + 1, start + b.itemsize - 1)
 
 
 def overlaps_itself(array: Any) -> bool:
-    """Whether two elements of an array may share memory, as in a broadcast view.
+    """Whether two elements of an array share a byte, as in a broadcast view.
 
-    False is certain; True is not. What NumPy makes by slicing, transposing or
-    broadcasting is told exactly, but strides that interleave without meeting,
-    such as 2 and 3 elements over axes of 3 and 2, are taken for an overlap.
+    Exact as far as :func:`can_reach` is.
     """
-    axes = sorted(
-        (abs(stride), size)
-        for size, stride in zip(array.shape, array.strides, strict=True)
-        if size > 1
-    )
-    reach = array.dtype.itemsize
-    for stride, size in axes:
-        if stride < reach:
-            return bool(array.size > 0)
-        reach += stride * (size - 1)
+    if array.size == 0:
+        return False
+    extent = _extent(array)
+    axes = sorted(extent.axes)
+    for position, (step, most) in enumerate(axes):
+        # Two elements whose longest step apart is this one: it takes 1 to ``most`` of it, and
+        # from minus to plus ``most`` of each shorter one, counted here from minus ``most``.
+        shorter = [(s, 2 * n) for s, n in axes[:position]]
+        start = sum(s * n for s, n in axes[:position]) - step
+        near = extent.itemsize - 1
+        if can_reach([(step, most - 1), *shorter], start - near, start + near):
+            return True
     return False

@@ -45,6 +45,18 @@ class DType:
     compute: DTypeName  # of accumulators, softmax, lse and delta
     cuda: str  # its name in CUDA C++
 
+    @property
+    def scales(self) -> tuple[float, float]:
+        """The least and the largest ``scale`` that scores of this type are right with.
+
+        A product q.k below the smallest normal number of the compute type may
+        count as 0. Times the largest scale that is an error of 2^-26 of a
+        score in float32, and of 2^-122 in float64: less than one rounding.
+        The least scale is a normal number, and so is its product with log2(e).
+        """
+        exponent = 100 if self.compute == "float32" else 900
+        return 2.0**-exponent, 2.0**exponent
+
 
 #: The four storage types.
 DTYPES: dict[str, DType] = {

@@ -95,3 +95,32 @@ def test_numpy_integers_and_bools_are_taken() -> None:
     one = cuflash.attention(q, q, q, causal=np.bool_(True), q_offset=np.int16(-2), backend="numpy")
     assert (one[0, :2] == 0).all()
     assert (one[0, 2:] == 1).all()
+
+
+class dtype:  # noqa: N801  (as other libraries call theirs)
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __str__(self) -> str:
+        if not self.text:
+            raise RuntimeError("no text")
+        return self.text
+
+
+class DType(dtype):
+    """One that NumPy knows by an attribute."""
+
+    dtype = np.dtype("float32")
+
+
+def test_dtypes_of_other_libraries_are_taken_by_name() -> None:
+    q = np.ones((1, 2, 1, 4), np.float16)
+    for text, expected in (("torch.float32", np.float32), ("mlx.core.float16", np.float16)):
+        assert cuflash.attention(q, q, q, out_dtype=dtype(text), backend="numpy").dtype == expected
+    known = DType("<dtype: 'float32'>")
+    assert cuflash.attention(q, q, q, out_dtype=known, backend="numpy").dtype == np.float32
+    shape = (2, 4)
+    assert "bfloat16" in str(cuflash.explain(*[shape] * 3, dtype=dtype("torch.bfloat16")))
+    for text in ("torch.bfloat16", "torch.int8", "torch.qint8", "torch.", "float33", ""):
+        with pytest.raises(cuflash.ArgumentTypeError, match=r"^out_dtype: got "):
+            cuflash.attention(q, q, q, out_dtype=dtype(text), backend="numpy")

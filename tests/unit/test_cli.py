@@ -88,6 +88,11 @@ def test_what_cannot_be_done_is_said_and_ends_with_2(
     assert answer.err.count("\n") == 1
 
 
+def test_the_version_is_printed(root: Path) -> None:
+    ended = _in_process(root, "-m", "cuflash", "--version")
+    assert (ended.returncode, ended.stdout) == (0, f"cuflash {cuflash.__version__}\n")
+
+
 @pytest.mark.parametrize("command", ["", "unknown", "explain --dtype int8", "demo --steps many"])
 def test_wrong_arguments_end_with_2(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
 import zipfile
@@ -80,3 +81,67 @@ def test_the_public_names_are_documented() -> None:
 def test_the_version_is_one(root: Path) -> None:
     assert 'dynamic = ["version"]' in (root / "pyproject.toml").read_text()
     assert cuflash.__version__.count(".") == 2
+
+
+def test_the_public_names_are_what_is_listed(root: Path) -> None:
+    """Not those of internal modules; ``jax`` once somebody has asked for it."""
+    program = "import cuflash; print([name for name in dir(cuflash) if name[0] != '_'])"
+    listed = _printed(root, program)
+    assert listed == str(sorted(cuflash.__all__))
+    assert {name for name in dir(cuflash) if name[0] != "_"} - {"jax"} == set(cuflash.__all__)
+    assert {"__doc__", "__file__", "__version__"} <= set(dir(cuflash))
+
+
+def _printed(root: Path, program: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, cwd=root, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_jax_is_imported_when_it_is_asked_for(root: Path) -> None:
+    pytest.importorskip("jax", reason="JAX is not installed")
+    program = """
+import sys, cuflash
+assert "jax" not in sys.modules and "jax" not in dir(cuflash)
+print(cuflash.jax.attention.__module__, "jax" in dir(cuflash))
+"""
+    assert _printed(root, program) == "cuflash.jax True"
+
+
+_WITHOUT_JAX = """
+import sys
+sys.modules["jax"] = None  # an import of it raises ImportError
+import inspect, cuflash
+inspect.getmembers(cuflash)
+try:
+    cuflash.jax
+except cuflash.JaxUnavailableError as error:
+    print(error)
+"""
+
+
+def test_without_jax_it_says_what_to_install(root: Path) -> None:
+    assert "pip install 'cuflash[jax]'" in _printed(root, _WITHOUT_JAX)
+
+
+def test_what_it_does_not_have_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="module 'cuflash' has no attribute 'flash'"):
+        cuflash.flash  # noqa: B018
+    assert not hasattr(cuflash, "torch")
+
+
+def test_info_is_a_record_that_can_be_a_key() -> None:
+    one, other = cuflash.info(), cuflash.info()
+    assert isinstance(one, cuflash.Info)
+    assert one == other
+    assert len({one, other, pickle.loads(pickle.dumps(one))}) == 1
+    assert one.versions["numpy"] in str(one)
+    assert dict(one.versions)["cuflash"] == one.versions.get("cuflash")
+    assert eval(repr(one.environment)) == one.environment == dict(one.environment)
+    with pytest.raises(TypeError, match="does not support item assignment"):
+        one.versions["numpy"] = "0"  # type: ignore[index]
+    changed = type(one.versions)({**one.versions, "numpy": "0"})
+    assert changed != one.versions
+    assert hash(changed) != hash(one.versions)

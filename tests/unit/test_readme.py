@@ -106,6 +106,9 @@ def _without_cupy(patch: pytest.MonkeyPatch, error: Exception) -> None:
     patch.setattr("builtins.__import__", importing)
 
 
+_NOT_FOUND = ModuleNotFoundError("No module named 'cupy'", name="cupy")
+
+
 def _no_driver(patch: pytest.MonkeyPatch) -> str:
     import cupy
 
@@ -124,8 +127,11 @@ class _Foreign:
 
 
 def _foreign_without_cupy(patch: pytest.MonkeyPatch) -> str:
-    _without_cupy(patch, ImportError("No module named 'cupy'"))
-    return _raised(lambda: adopt.adopt("q", _Foreign()))
+    available._why_not.cache_clear()
+    _without_cupy(patch, _NOT_FOUND)
+    said = _raised(lambda: adopt.adopt("q", _Foreign()))
+    available._why_not.cache_clear()
+    return said
 
 
 def _no_nvrtc(patch: pytest.MonkeyPatch) -> str:
@@ -188,7 +194,7 @@ def _traced(patch: pytest.MonkeyPatch) -> str:
 
 #: What provokes the messages, in the order of the table.
 PROVOKED: tuple[Callable[[pytest.MonkeyPatch], str], ...] = (
-    lambda patch: _unavailable(patch, ImportError("No module named 'cupy'")),
+    lambda patch: _unavailable(patch, _NOT_FOUND),
     _no_driver,
     lambda patch: _unavailable(patch, PermissionError(13, "Permission denied")),
     _foreign_without_cupy,

@@ -1,0 +1,141 @@
+"""Attention."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..dispatch import call
+from ..options import AlgorithmChoice, BackendChoice
+
+__all__ = ["attention"]
+
+
+def attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    q_offset: int | None = None,
+    layout: str | None = None,
+    return_lse: bool = False,
+    out: Any = None,
+    lse_out: Any = None,
+    out_dtype: Any = None,
+    backend: BackendChoice = "auto",
+    algorithm: AlgorithmChoice = "auto",
+    blocks: tuple[int, int] | None = None,
+    workspace: Any = None,
+) -> Any:
+    """Exact attention: ``softmax(scale * q k^T + mask) v``, without the square in memory.
+
+    Parameters
+    ----------
+    q : array, (batch, seqlen_q, heads_q, head_dim)
+        Queries. NumPy, CuPy, or anything with DLPack or
+        ``__cuda_array_interface__``; float16, bfloat16 (the interface cannot
+        say it), float32 or float64; head_dim 1 to 256. A subclass is computed
+        as a plain array; masked arrays, matrices and quantities with a unit
+        are refused.
+    k : array, (batch, seqlen_kv, heads_kv, head_dim)
+        Keys. heads_kv divides heads_q; query head h reads kv head
+        ``h // (heads_q // heads_kv)``.
+    v : array, (batch, seqlen_kv, heads_kv, head_dim_v)
+        Values.
+    causal : bool
+        Query i sees key j iff ``j <= i + q_offset``.
+    scale : float, optional
+        Factor of the scores; by default ``1 / sqrt(head_dim)``. From 2^-100 to
+        2^100, for float64 from 2^-900 to 2^900.
+    q_offset : int, optional
+        Position of query 0 among the keys; by default ``seqlen_kv - seqlen_q``
+        (the last query sees the last key). 0 is the alignment of JAX and
+        PyTorch. Without a mask it changes nothing.
+    layout : {"bshd", "bhsd", "shd", "hsd", "sd"}, optional
+        Order of the axes batch, sequence, head, dimension. By default "bshd"
+        for 4 axes and "sd" for 2; 3 axes must be named.
+    return_lse : bool
+        Also return the log-sum-exp of the scores.
+    out, lse_out : array, optional
+        Destinations, returned as given; they must not overlap an input, each
+        other or themselves. Two mappings of one file overlap where they show
+        the same bytes of it.
+    out_dtype : dtype, optional
+        float32 for the output of 16-bit inputs; else the dtype of q. Of NumPy
+        or of another library (``torch.float32``). By default that of ``out``,
+        if given.
+    backend : {"auto", "cuda", "numpy"}
+        Arrays in CUDA memory are computed there. With "auto" NumPy arrays go
+        to the GPU and back where one can be used, else to the tiled NumPy
+        code; "numpy" keeps them on the host.
+    algorithm : {"auto", "fa1", "fa2", "fa3"}
+        "auto" takes the best generation that can do the problem; a named one
+        never falls back. :func:`explain` says which and why.
+    blocks : (int, int), optional
+        ``(block_q, block_kv)`` instead of the planned tile.
+    workspace : CuPy uint8 array, optional
+        At least ``prepare(...).workspace_bytes`` bytes, 256-byte aligned, not
+        used by anything else until the call has run. By default it is
+        allocated; while a CUDA graph is captured it is then kept for the life
+        of the process, since the graph goes on using it, and so is what the
+        call copies. Arrays in host memory are refused in a capture.
+
+    Returns
+    -------
+    out : array, (batch, seqlen_q, heads_q, head_dim_v)
+        Of q's layout, C-contiguous, and of q's kind: made by the ``from_dlpack``
+        of its library, so of a subclass it is the plain array
+        (``numpy.ndarray``, ``torch.Tensor``), and of a library without one a
+        NumPy or CuPy array. A row that sees no key is 0.
+    lse : array, (batch, heads_q, seqlen_q)
+        Only with ``return_lse``: natural log of the sum of exp of the scaled,
+        masked scores; float32, or float64 for float64; minus infinity for a
+        row that sees no key. Axes that the layout lacks are left out.
+
+    Raises
+    ------
+    ArgumentTypeError, ArgumentValueError
+        Naming the argument, what it got and what is needed, before anything
+        is compiled, launched or written.
+    UnsupportedError
+        If the algorithm cannot do this problem on this device.
+    BackendUnavailableError, ToolchainError
+        If CUDA is needed and cannot be used.
+    CompileError, LaunchError
+        If the compiler or the driver refuses a kernel, with the plan.
+
+    Notes
+    -----
+    Dao, Fu, Ermon, Rudra, Re, "FlashAttention: Fast and Memory-Efficient Exact
+    Attention with IO-Awareness", 2022; Dao, "FlashAttention-2", 2023. CUDA
+    work is queued on CuPy's current stream of the arrays' device; nothing
+    waits for it unless the result is a NumPy array.
+
+    Range: sums are formed in float32 (float64 for float64 inputs), and what
+    exceeds it becomes infinite or NaN. That holds for ``q k^T`` before it is
+    scaled, for the scores, and for the sum over the keys that ``out`` is
+    divided from. With |v| at most 3.4e38 / seqlen_kv for float32 inputs,
+    1.8e308 / seqlen_kv for float64 and 8e34 / seqlen_kv for bfloat16 (weights
+    reach 4096 before a row's reference follows its maximum) that sum is finite.
+    """
+    keywords = {
+        "causal": causal,
+        "scale": scale,
+        "q_offset": q_offset,
+        "layout": layout,
+        "out_dtype": out_dtype,
+        "backend": backend,
+        "algorithm": algorithm,
+        "blocks": blocks,
+        "return_lse": return_lse,
+    }
+    arrays = {"q": q, "k": k, "v": v}
+    if out is not None:
+        arrays["out"] = out
+    if lse_out is not None:
+        arrays["lse_out"] = lse_out
+    if workspace is not None:
+        arrays["workspace"] = workspace
+    results = call("forward", arrays, keywords)
+    return (results["out"], results["lse"]) if return_lse else results["out"]

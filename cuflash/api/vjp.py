@@ -1,0 +1,123 @@
+"""Attention together with the function that pulls gradients back through it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..arrays.adopt import adopt
+from ..arrays.cast import cast
+from ..errors import ArgumentTypeError, ArgumentValueError
+from ..options import AlgorithmChoice, BackendChoice, check_blocks, check_dtype, check_flag
+from ..planning.problem import DTYPES
+from .forward import attention
+from .pullback import Pullback
+
+__all__ = ["attention_vjp"]
+
+
+def attention_vjp(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    q_offset: int | None = None,
+    layout: str | None = None,
+    return_lse: bool = False,
+    out_dtype: Any = None,
+    residual_dtype: Any = None,
+    deterministic: bool = False,
+    backend: BackendChoice = "auto",
+    algorithm: AlgorithmChoice = "auto",
+    blocks: tuple[int, int] | None = None,
+    backward_blocks: tuple[int, int] | None = None,
+) -> tuple[Any, Pullback]:
+    """The output of :func:`attention` and the function that pulls gradients back through it.
+
+    Parameters
+    ----------
+    q, k, v, causal, scale, q_offset, layout, return_lse, out_dtype, backend, algorithm
+        As for :func:`attention`.
+    residual_dtype : dtype, optional
+        Of the output that the pullback keeps; by default that of ``out``.
+        "float32" keeps the output of 16-bit inputs before it is rounded: delta
+        = rowsum(dout * out) is then as accurate as float32, which matters
+        where the keys have a large component in common. It keeps 4 bytes an
+        element beside the 2 of ``out``, and rounds ``out`` in a pass of its own.
+    deterministic : bool
+        As for :func:`attention_backward`.
+    blocks, backward_blocks : (int, int), optional
+        ``(block_q, block_kv)`` of the forward and of the backward pass,
+        instead of the planned tiles.
+
+    Returns
+    -------
+    out : array, or (out, lse) with ``return_lse``
+        As of :func:`attention`.
+    pullback : Pullback
+        ``pullback(dout, dlse=None) -> (dq, dk, dv)``, any number of times. It
+        keeps q, k, v, out and lse; do not overwrite them before it is called.
+        It pickles if the arrays do.
+
+    Raises
+    ------
+    ArgumentTypeError, ArgumentValueError, UnsupportedError, BackendUnavailableError, ToolchainError
+        As for :func:`attention`; of ``dout`` and ``dlse`` when ``pullback``
+        is called.
+
+    Notes
+    -----
+    The pullback computes the vector-Jacobian product of
+    :func:`attention_backward`: with ``L = sum(out * dout) + sum(lse * dlse)``
+    it gives ``dL/dq``, ``dL/dk`` and ``dL/dv``.
+    """
+    shared: dict[str, Any] = {
+        "causal": causal,
+        "scale": scale,
+        "q_offset": q_offset,
+        "layout": layout,
+        "backend": backend,
+        "algorithm": algorithm,
+    }
+    check_flag("deterministic", deterministic)
+    with_lse = check_flag("return_lse", return_lse)
+    check_blocks("backward_blocks", backward_blocks)
+    out, kept, lse = _forward(q, k, v, out_dtype, residual_dtype, {**shared, "blocks": blocks})
+    keywords = {**shared, "deterministic": deterministic, "blocks": backward_blocks}
+    pullback = Pullback({"q": q, "k": k, "v": v, "out": kept, "lse": lse}, keywords)
+    return ((out, lse) if with_lse else out), pullback
+
+
+def _forward(
+    q: Any, k: Any, v: Any, out_dtype: Any, residual_dtype: Any, keywords: Mapping[str, Any]
+) -> tuple[Any, Any, Any]:
+    """The output as the caller wants it, as the pullback keeps it, and the log-sum-exp."""
+    written = _residual_dtype(residual_dtype, out_dtype)
+    try:
+        kept, lse = attention(q, k, v, return_lse=True, out_dtype=written, **keywords)
+    except ArgumentTypeError as error:
+        if error.argument != "out_dtype" or residual_dtype is None:
+            raise
+        raise ArgumentTypeError("residual_dtype", error.got, error.expected) from error
+    if residual_dtype is None:
+        return kept, kept, lse
+    wanted = check_dtype("out_dtype", out_dtype) or adopt("q", q).spec.dtype
+    return cast("out", kept, wanted), kept, lse
+
+
+def _residual_dtype(residual_dtype: Any, out_dtype: Any) -> Any:
+    """The dtype that the forward pass writes: that of the residual, which ``out`` is rounded from.
+
+    Raises
+    ------
+    ArgumentTypeError, ArgumentValueError
+        If one is no dtype, or the residual would hold less than ``out``.
+    """
+    kept, out = check_dtype("residual_dtype", residual_dtype), check_dtype("out_dtype", out_dtype)
+    if kept is None:
+        return out_dtype
+    if out is not None and DTYPES[kept].itemsize < DTYPES[out].itemsize:
+        raise ArgumentValueError("residual_dtype", f"{kept} beside out_dtype {out}", f"{out}")
+    return kept

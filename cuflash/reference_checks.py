@@ -1,0 +1,126 @@
+"""What the reference refuses. It checks for itself, so that it shares no code with the library."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from .errors import ArgumentTypeError, ArgumentValueError
+
+__all__ = ["check_arrays", "check_options", "find_layout"]
+
+_LAYOUTS = ("bshd", "bhsd", "shd", "hsd", "sd")
+#: What the axes of every array are: batch, row, head, dimension.
+_AXES = {
+    "q": ("batch", "seqlen_q", "heads_q", "head_dim"),
+    "k": ("batch", "seqlen_kv", "heads_kv", "head_dim"),
+    "v": ("batch", "seqlen_kv", "heads_kv", "head_dim_v"),
+    "dout": ("batch", "seqlen_q", "heads_q", "head_dim_v"),
+}
+
+
+def find_layout(q: Any, layout: Any) -> str:
+    """The order of the axes: as it was given, else that of so many axes.
+
+    Raises
+    ------
+    ArgumentTypeError, ArgumentValueError
+        Naming q or layout.
+    """
+    _check_array("q", q)
+    found = {4: "bshd", 2: "sd"}.get(q.ndim) if layout is None else layout
+    if not isinstance(found, str) or found not in _LAYOUTS or len(found) != q.ndim:
+        raise ArgumentValueError(
+            "layout",
+            f"{layout!r} for q of {q.ndim} axes",
+            "'bshd' or 'bhsd' for 4 axes, 'shd' or 'hsd' for 3, 'sd' for 2",
+        )
+    return found
+
+
+def check_arrays(arrays: Mapping[str, Any], layout: str, dlse: Any = None) -> None:
+    """Hold the shapes of q, k, v and dout against each other, and dlse against them.
+
+    Raises
+    ------
+    ArgumentTypeError, ArgumentValueError
+        Naming the first array that does not fit those before it.
+    """
+    known: dict[str, tuple[int, str]] = {}
+    for name, array in arrays.items():
+        _check_array(name, array)
+        if array.ndim != len(layout):
+            raise ArgumentValueError(
+                name, f"{array.ndim} axes", f"{len(layout)}, as layout={layout!r} has"
+            )
+        for letter, axis in zip("bshd", _AXES[name], strict=True):
+            if letter not in layout:
+                continue
+            size = array.shape[layout.index(letter)]
+            expected, other = known.setdefault(axis, (size, name))
+            if size != expected:
+                raise ArgumentValueError(
+                    name, f"{axis} {size}, shape {array.shape}", f"{expected}, as {other} has"
+                )
+    sizes = {axis: size for axis, (size, _) in known.items()}
+    _check_sizes(sizes)
+    if dlse is not None:
+        _check_array("dlse", dlse)
+        rows = zip("bhs", ("batch", "heads_q", "seqlen_q"), strict=True)
+        shape = tuple(sizes[axis] for letter, axis in rows if letter in layout)
+        if dlse.shape != shape:
+            raise ArgumentValueError("dlse", f"shape {dlse.shape}", f"{shape}")
+
+
+def _check_array(name: str, array: Any) -> None:
+    if not isinstance(array, np.ndarray) or isinstance(array, np.ma.MaskedArray):
+        kind = f"{type(array).__module__}.{type(array).__qualname__}"
+        raise ArgumentTypeError(name, kind, "a NumPy array, without a mask")
+    if not np.can_cast(array.dtype, np.longdouble, "same_kind"):
+        raise ArgumentTypeError(name, f"dtype {array.dtype}", "real numbers")
+
+
+def _check_sizes(sizes: Mapping[str, int]) -> None:
+    heads_q, heads_kv = sizes.get("heads_q", 1), sizes.get("heads_kv", 1)
+    if heads_q % heads_kv if heads_kv else heads_q:
+        raise ArgumentValueError(
+            "k", f"heads_kv={heads_kv} beside heads_q={heads_q}", "a number that divides heads_q"
+        )
+    if not sizes["head_dim"]:
+        raise ArgumentValueError("q", "head_dim 0", "at least 1")
+
+
+def check_options(causal: Any, window_size: Any, scale: Any, q_offset: Any, dtype: Any) -> None:
+    """Check every other argument by itself.
+
+    Raises
+    ------
+    ArgumentTypeError, ArgumentValueError
+        Naming the argument.
+    """
+    if not isinstance(causal, (bool, np.bool_)):
+        raise ArgumentTypeError("causal", repr(causal), "True or False")
+    if window_size is not None and (
+        not isinstance(window_size, (tuple, list)) or len(window_size) != 2
+    ):
+        raise ArgumentTypeError("window_size", repr(window_size), "(left, right), or None")
+    for side in window_size or ():
+        if side is not None and (isinstance(side, bool) or not isinstance(side, numbers.Integral)):
+            raise ArgumentTypeError("window_size", repr(window_size), "two integers, each or None")
+    if scale is not None:
+        _check_number("scale", scale, numbers.Real, "a number, finite and positive, or None")
+        if not 0 < scale < math.inf:
+            raise ArgumentValueError("scale", repr(scale), "a number, finite and positive")
+    if q_offset is not None:
+        _check_number("q_offset", q_offset, numbers.Integral, "an integer or None")
+    if not (isinstance(dtype, type) and issubclass(dtype, np.floating)):
+        raise ArgumentTypeError("dtype", repr(dtype), "numpy.float64 or numpy.longdouble")
+
+
+def _check_number(name: str, value: Any, kind: type, expected: str) -> None:
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, kind):
+        raise ArgumentTypeError(name, repr(value), expected)

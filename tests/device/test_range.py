@@ -1,0 +1,133 @@
+"""The ends of what is accepted: scales, values, keys that share a large component."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import cuflash
+
+from ..kit import whole_matrix
+from .common import skip_without
+
+#: Exponents that q is multiplied by; the keys have what is left of the scale's.
+SHIFTS = {"bfloat16": (-60, 60), "float32": (-60, 60), "float64": (-400, 400)}
+#: Exponent of the largest and the smallest scale.
+ENDS = {"bfloat16": 100, "float32": 100, "float64": 900}
+
+
+def _dtype(name: str) -> Any:
+    return ml_dtypes.bfloat16 if name == "bfloat16" else np.dtype(name)
+
+
+def _algorithms(dtype: str) -> tuple[str, ...]:
+    return ("fa1", "fa2", "fa3") if dtype in ("float16", "bfloat16") else ("fa1", "fa2")
+
+
+_EACH = [(dtype, a) for dtype in ENDS for a in _algorithms(dtype)]
+
+
+def _shifted(array: Any, exponent: int) -> Any:
+    return (array.astype(np.float64) * 2.0**exponent).astype(array.dtype)
+
+
+def _error(found: Any, truth: Any) -> float:
+    return whole_matrix.error(found.get().astype(np.float64), truth.astype(np.float64))
+
+
+@pytest.mark.parametrize("end", [-1, 1])
+@pytest.mark.parametrize(("dtype", "algorithm"), _EACH)
+def test_scales_at_either_end(cp: Any, dtype: str, algorithm: Any, end: int) -> None:
+    """Powers of two move between q, k and the scale, and the scores stay what they are."""
+    skip_without(algorithm)
+    rng = np.random.default_rng(3)
+    q, k, v, dout = (rng.standard_normal((2, 200, 3, 64)).astype(_dtype(dtype)) for _ in range(4))
+    of_q = SHIFTS[dtype][end > 0] * -1
+    of_k = -end * ENDS[dtype] - of_q
+    x = [cp.asarray(a) for a in (_shifted(q, of_q), _shifted(k, of_k), v)]
+    out, pullback = cuflash.attention_vjp(*x, scale=2.0 ** (end * ENDS[dtype]), algorithm=algorithm)
+    grads = pullback(cp.asarray(dout))
+    wide = [a.astype(np.float64) for a in (q, k, v, dout)]
+    truth, pull = cuflash.attention_vjp(*wide[:3], scale=1.0, backend="numpy")
+    allowed = 8 * float(ml_dtypes.finfo(_dtype(dtype)).eps)
+    assert _error(out, truth) < allowed
+    for found, expected, exponent in zip(grads, pull(wide[3]), (-of_q, -of_k, 0), strict=True):
+        assert _error(found, expected * 2.0**exponent) < allowed
+
+
+@pytest.mark.parametrize("end", [-1, 1])
+@pytest.mark.parametrize(("dtype", "algorithm"), _EACH)
+def test_queries_of_zero_give_the_mean(cp: Any, dtype: str, algorithm: Any, end: int) -> None:
+    skip_without(algorithm)
+    x = cp.ones((1, 70, 2, 64), _dtype(dtype))
+    scale = 2.0 ** (end * ENDS[dtype])
+    out, lse = cuflash.attention(0 * x, x, x, scale=scale, algorithm=algorithm, return_lse=True)
+    assert bool((out == 1).all())
+    assert float(abs(lse - np.log(70)).max()) < 1e-5
+
+
+@pytest.mark.parametrize("keys", [1, 70, 1000])
+@pytest.mark.parametrize(("dtype", "algorithm"), _EACH)
+def test_values_within_the_bound_of_the_contract(
+    cp: Any, dtype: str, algorithm: Any, keys: int
+) -> None:
+    """The largest whose un-normalised sum is finite, with maxima that rise from tile to tile."""
+    skip_without(algorithm)
+    most = {"bfloat16": 8e34, "float32": 3.4e38, "float64": 1.79e308}[dtype] / keys
+    rng = np.random.default_rng(keys)
+    q, k = (rng.standard_normal((1, n, 1, 64)).astype(_dtype(dtype)) for n in (130, keys))
+    k = (k * np.linspace(0, 3, keys)[:, None, None]).astype(k.dtype)
+    v = np.full((1, keys, 1, 64), most).astype(_dtype(dtype))
+    out = cuflash.attention(*map(cp.asarray, (q, k, v)), algorithm=algorithm)
+    allowed = 4 * float(ml_dtypes.finfo(_dtype(dtype)).eps)
+    assert _error(out / most, np.ones(out.shape)) < allowed
+
+
+@pytest.mark.parametrize("common", [30.0, 3000.0, 30000.0])
+@pytest.mark.parametrize(("dtype", "algorithm"), [*_EACH, *(("float16", f"fa{n}") for n in "123")])
+def test_keys_with_a_large_common_component(
+    cp: Any, dtype: str, algorithm: Any, common: float
+) -> None:
+    """Gradients err no more than twice as much as whole matrices in the same precision.
+
+    Of 16-bit types where the output is kept in float32; P and dS are rounded there as here.
+    """
+    skip_without(algorithm)
+    rng = np.random.default_rng(8)
+    q, dout = (rng.standard_normal((1, 256, 2, 64)) for _ in range(2))
+    k, v = (rng.standard_normal((1, 2048, 2, 64)) for _ in range(2))
+    k[..., 0], q[..., 0] = common, 8
+    x = [a.astype(_dtype(dtype)) for a in (q, k, v, dout)]
+    truth = whole_matrix.gradients(*(a.astype(np.longdouble) for a in x))
+    half = x[0].dtype.itemsize == 2
+    operands, compute = (_dtype(dtype), np.float32) if half else (None, _dtype(dtype))
+    by_hand = whole_matrix.gradients(*(a.astype(compute) for a in x), operands=operands)
+    by_hand = [a.astype(_dtype(dtype)) for a in by_hand]
+    options = {"algorithm": algorithm, **({"residual_dtype": "float32"} if half else {})}
+    on_device = [cp.asarray(a) for a in x]
+    grads = cuflash.attention_vjp(*on_device[:3], **options)[1](on_device[3])
+    for name, found, hand, right in zip(("dq", "dk", "dv"), grads, by_hand, truth, strict=True):
+        allowed = 2 * whole_matrix.error(hand.astype(np.float64), right)
+        assert _error(found, right) <= allowed, name
+
+
+@pytest.mark.parametrize("algorithm", ["fa1", "fa2", "fa3"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_float32_residual(cp: Any, dtype: str, algorithm: Any) -> None:
+    """The same output to the bit, and gradients without the rounding of what delta is made of."""
+    skip_without(algorithm)
+    rng = np.random.default_rng(4)
+    q, k, v, dout = (rng.standard_normal((2, 320, 2, 64)) for _ in range(4))
+    k += 16 * rng.standard_normal(64)
+    x = [cp.asarray(a.astype(_dtype(dtype))) for a in (q, k, v, dout)]
+    wide = [a.get().astype(np.float64) for a in x]
+    truth = cuflash.attention_vjp(*wide[:3], backend="numpy")[1](wide[3])[0]
+    plain, pullback = cuflash.attention_vjp(*x[:3], algorithm=algorithm)
+    out, kept = cuflash.attention_vjp(*x[:3], algorithm=algorithm, residual_dtype="float32")
+    assert out.dtype == plain.dtype
+    assert bool((out.view(np.uint16) == plain.view(np.uint16)).all())
+    assert kept.saved["out"].dtype == np.float32
+    assert _error(kept(x[3])[0], truth) < _error(pullback(x[3])[0], truth) / 4
