@@ -110,7 +110,8 @@ def test_the_vjp_takes_a_keyword_to_both_passes(
         given.append((operation, dict(keywords), dict(arrays)))
         return run(operation, arrays, keywords)
 
-    monkeypatch.setattr(cuflash.api, "call", call)
+    monkeypatch.setattr("cuflash.api.forward.call", call)
+    monkeypatch.setattr("cuflash.api.backward.call", call)
     for value in RECIPES[name]:
         given.clear()
         arrays = made(teller.host, {n: RECIPES[n][0] for n in "qkv"})
