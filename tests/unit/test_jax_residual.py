@@ -46,9 +46,9 @@ def _worst(dtype: str, shift: float, **options: Any) -> float:
 
 @pytest.mark.parametrize(("dtype", "units"), [("bfloat16", 2.0**-8), ("float16", 2.0**-11)])
 def test_dq_is_as_exact_as_its_rounding_allows(wide: None, dtype: str, units: float) -> None:
-    """Where the common part is 16 times what differs, a rounded output costs digits."""
-    rounded = _worst(dtype, 16.0)
-    exact = _worst(dtype, 16.0, residual_dtype="float32")
+    """Where the common part is 64 times what differs, a rounded output costs digits."""
+    rounded = _worst(dtype, 64.0)
+    exact = _worst(dtype, 64.0, residual_dtype="float32")
     assert rounded > 3 * units  # else the case would show nothing
     assert exact < units
     assert exact < rounded / 4
