@@ -1,4 +1,4 @@
-"""``python -m bench run | latency | jit | cold | residual | host | story | report | tune``."""
+"""``python -m bench run | latency | jit | cold | residual | cpu | story | report | tune``."""
 
 from __future__ import annotations
 
@@ -61,10 +61,10 @@ def _do(arguments: argparse.Namespace) -> int:
         from .residual import run_residual
 
         run_residual(arguments.output)
-    elif arguments.command == "host":
-        from .host import run_host
+    elif arguments.command == "cpu":
+        from .cpu import run_cpu
 
-        run_host(arguments.output)
+        run_cpu(arguments.cases, arguments.conditions, arguments.output)
     elif arguments.command == "tune":
         from .tune import tune
 
@@ -96,8 +96,10 @@ def _parser() -> argparse.ArgumentParser:
     cold.add_argument("--output", type=Path, help="results file; by default by the GPU's name")
     residual = commands.add_parser("residual", help="measure what a float32 residual is worth")
     residual.add_argument("--output", type=Path, help="results file; by default by the GPU's name")
-    host = commands.add_parser("host", help="time the tiled NumPy backend on this CPU")
-    host.add_argument("--output", type=Path)
+    cpu = commands.add_parser("cpu", help="time the tiled NumPy backend on this CPU")
+    cpu.add_argument("--cases", default="8192,2048,float16,bfloat16,decoding,small")
+    cpu.add_argument("--conditions", default="alone,loaded")
+    cpu.add_argument("--output", type=Path)
     story = commands.add_parser("story", help="measure the papers' claims on the GPU")
     story.add_argument("--parts", default="memory,share,io,speed", help="comma-separated")
     story.add_argument("--peers", help="peers of the part speed; by default the best ones")

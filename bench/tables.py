@@ -9,6 +9,7 @@ from typing import Any
 from . import opening
 from . import residual_table as residual
 from .charts import charts_of
+from .cpu_table import render_cpu
 from .markdown import table
 from .stored import Row, gpu_rows, implementations, label, latest, load, of_set, problem
 from .story import tables as story
@@ -44,7 +45,7 @@ RESIDUAL = "residual"
 def render(name: str) -> str:
     """The table of a block of the README; empty without rows."""
     if name == "cpu":
-        return _cpu()
+        return render_cpu()
     if name == "opening":
         return opening.render()
     if name in story.BLOCKS:
@@ -179,31 +180,6 @@ def _fa1(rows: list[Row]) -> str:
     caption = f"{rows[0]['gpu']}, float16, TFLOP/s, rested, {rows[0]['date']}\n\n"
     header = ["head_dim", "batch · heads", "seqlen", "mask", "forward", "backward"]
     return caption + table([*header, "CuPy by hand, forward", "ratio"], body)
-
-
-def _cpu() -> str:
-    rows = latest(load("cpu.json"))
-    if not rows:
-        return ""
-    whole = {row["op"]: row for row in rows if row["impl"] == "whole matrix"}
-    body = [
-        [
-            row["impl"],
-            row["op"],
-            f"{row['ms']:.0f} ms",
-            f"{row['peak_mib']:.0f} MiB",
-            f"{whole[row['op']]['ms'] / row['ms']:.1f}",
-            f"{row['peak_mib'] / whole[row['op']]['peak_mib']:.3f}",
-        ]
-        for row in rows
-    ]
-    first = rows[0]
-    caption = (
-        f"{first['cpu']}, {first['version']}, float32, {first['heads']} heads, "
-        f"head_dim {first['head_dim']}, seqlen {first['seqlen']}, {first['date']}\n\n"
-    )
-    header = ["", "pass", "time", "peak memory", "times as fast", "part of its memory"]
-    return caption + table(header, body)
 
 
 def _latency() -> str:

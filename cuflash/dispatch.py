@@ -31,7 +31,7 @@ from .pipeline import DESTINATIONS, ROWS, TARGETS, Pipeline, choose_device, pipe
 from .planning.plan import Plan
 from .planning.problem import Operation
 
-__all__ = ["call", "observe", "run"]
+__all__ = ["call", "observe", "run", "run_numpy"]
 
 _observers: list[Callable[[Plan], None]] = []
 #: What captured calls made for themselves: their graphs may run as long as the process does.
@@ -139,12 +139,11 @@ def run(
     for name, spec in pipeline.tensors.items():
         if name not in natives and name not in results:
             results[name] = empty(natives["q"], spec.shape, spec.dtype)
-    if not pipeline.plan.problem.empty:
+    if device is None:
+        run_numpy(pipeline, natives, results)
+    elif not pipeline.plan.problem.empty:
         _tell(pipeline.plan)
-        if device is None:
-            _run_numpy(pipeline, natives, results)
-        else:
-            _run_cuda(pipeline, device, natives, results, workspace)
+        _run_cuda(pipeline, device, natives, results, workspace)
     if decided is not None:
         decided(pipeline)
     given = {DESTINATIONS[name]: target.given for name, target in targets.items()}
@@ -190,7 +189,19 @@ def _check_workspace(workspace: Any, pipeline: Pipeline, others: Mapping[str, Ad
             raise ArgumentValueError("workspace", f"memory that {name} uses", "memory of its own")
 
 
-def _run_numpy(pipeline: Pipeline, inputs: Mapping[str, Any], results: Mapping[str, Any]) -> None:
+def run_numpy(pipeline: Pipeline, inputs: Mapping[str, Any], results: Mapping[str, Any]) -> None:
+    """A decided pass of the tiled NumPy code; nothing is checked any more.
+
+    Parameters
+    ----------
+    pipeline
+        Of no CUDA device.
+    inputs, results
+        NumPy arrays by the tensors' names; what is written lies apart from all else.
+    """
+    if pipeline.plan.problem.empty:
+        return
+    _tell(pipeline.plan)
     layout = pipeline.described.layout
     arrays = {name: _canonical(name, a, layout) for name, a in {**inputs, **results}.items()}
     if pipeline.plan.problem.operation == "forward":

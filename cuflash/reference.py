@@ -27,6 +27,7 @@ def attention(
     v: _Array,
     *,
     causal: bool = False,
+    window_size: tuple[int | None, int | None] | None = None,
     scale: float | None = None,
     q_offset: int | None = None,
     layout: str | None = None,
@@ -44,6 +45,9 @@ def attention(
         Values.
     causal : bool
         Query i sees key j iff ``j <= i + q_offset``.
+    window_size : (int or None, int or None), optional
+        ``(left, right)``: query i sees key j iff ``i + q_offset - left <= j <=
+        i + q_offset + right``; None: no bound on that side.
     scale : float, optional
         Factor of the scores; by default ``1 / sqrt(head_dim)``.
     q_offset : int, optional
@@ -82,9 +86,9 @@ def attention(
     """
     layout = find_layout(q, layout)
     check_arrays({"q": q, "k": k, "v": v}, layout)
-    check_options(causal, scale, q_offset, dtype)
+    check_options(causal, window_size, scale, q_offset, dtype)
     q, k, v = (_to_heads_first(x, layout) for x in (q, k, v))
-    heads = _Heads(q, k, v, causal, scale, q_offset, dtype)
+    heads = _Heads(q, k, v, causal, window_size, scale, q_offset, dtype)
     out = np.zeros((*q.shape[:3], v.shape[3]), dtype)
     lse = np.zeros(q.shape[:3], dtype)
     for b, h in np.ndindex(*q.shape[:2]):
@@ -100,6 +104,7 @@ def attention_backward(
     *,
     dlse: _Array | None = None,
     causal: bool = False,
+    window_size: tuple[int | None, int | None] | None = None,
     scale: float | None = None,
     q_offset: int | None = None,
     layout: str | None = None,
@@ -111,7 +116,7 @@ def attention_backward(
     ----------
     dout : ndarray, (batch, seqlen_q, heads_q, head_dim_v)
         Gradient of out.
-    q, k, v, causal, scale, q_offset, layout, dtype
+    q, k, v, causal, window_size, scale, q_offset, layout, dtype
         As for :func:`attention`.
     dlse : ndarray, (batch, heads_q, seqlen_q), optional
         Gradient of lse; by default 0.
@@ -143,9 +148,9 @@ def attention_backward(
     """
     layout = find_layout(q, layout)
     check_arrays({"q": q, "k": k, "v": v, "dout": dout}, layout, dlse)
-    check_options(causal, scale, q_offset, dtype)
+    check_options(causal, window_size, scale, q_offset, dtype)
     dout, q, k, v = (_to_heads_first(x, layout) for x in (dout, q, k, v))
-    heads = _Heads(q, k, v, causal, scale, q_offset, dtype)
+    heads = _Heads(q, k, v, causal, window_size, scale, q_offset, dtype)
     dlse = np.zeros(q.shape[:3], dtype) if dlse is None else dlse.reshape(q.shape[:3])
     dq, dk, dv = (np.zeros(x.shape, dtype) for x in (q, k, v))
     for b, h in np.ndindex(*q.shape[:2]):
@@ -157,9 +162,20 @@ def attention_backward(
     return dq, dk, dv
 
 
-def _sees(i: _Array, j: _Array, q_offset: int) -> _Array:
-    """The causal mask: whether query i sees key j."""
-    return j <= i + q_offset
+def _sees(
+    i: _Array, j: _Array, causal: bool, window: tuple[int | None, int | None] | None, q_offset: int
+) -> _Array:
+    """Whether query i, which stands at key ``i + q_offset``, sees key j."""
+    left, right = window or (None, None)
+    ahead = j - (i + q_offset)
+    seen = np.ones(ahead.shape, bool)
+    if causal:
+        seen &= ahead <= 0
+    if right is not None:
+        seen &= ahead <= right
+    if left is not None:
+        seen &= ahead >= -left
+    return seen
 
 
 class _Heads:
@@ -171,6 +187,7 @@ class _Heads:
         k: _Array,
         v: _Array,
         causal: bool,
+        window_size: tuple[int | None, int | None] | None,
         scale: float | None,
         q_offset: int | None,
         dtype: type[np.floating[Any]],
@@ -179,8 +196,7 @@ class _Heads:
         seqlen_q, seqlen_kv = q.shape[2], k.shape[2]
         offset = seqlen_kv - seqlen_q if q_offset is None else q_offset
         i, j = np.arange(seqlen_q)[:, None], np.arange(seqlen_kv)[None, :]
-        everything = np.ones((seqlen_q, seqlen_kv), bool)
-        self._visible = _sees(i, j, offset) if causal else everything
+        self._visible = _sees(i, j, causal, window_size, offset)
         self._scale = dtype(1) / np.sqrt(dtype(q.shape[3])) if scale is None else dtype(scale)
 
     def kv_head(self, h: int) -> int:

@@ -94,7 +94,7 @@ def _check_sizes(sizes: Mapping[str, int]) -> None:
         raise ArgumentValueError("q", "head_dim 0", "at least 1")
 
 
-def check_options(causal: Any, scale: Any, q_offset: Any, dtype: Any) -> None:
+def check_options(causal: Any, window_size: Any, scale: Any, q_offset: Any, dtype: Any) -> None:
     """Check every other argument by itself.
 
     Raises
@@ -104,6 +104,13 @@ def check_options(causal: Any, scale: Any, q_offset: Any, dtype: Any) -> None:
     """
     if not isinstance(causal, (bool, np.bool_)):
         raise ArgumentTypeError("causal", repr(causal), "True or False")
+    if window_size is not None and (
+        not isinstance(window_size, (tuple, list)) or len(window_size) != 2
+    ):
+        raise ArgumentTypeError("window_size", repr(window_size), "(left, right), or None")
+    for side in window_size or ():
+        if side is not None and (isinstance(side, bool) or not isinstance(side, numbers.Integral)):
+            raise ArgumentTypeError("window_size", repr(window_size), "two integers, each or None")
     if scale is not None:
         _check_number("scale", scale, numbers.Real, "a number, finite and positive, or None")
         if not 0 < scale < math.inf:

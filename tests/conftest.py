@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +14,9 @@ from .kit.compare import REGISTRY
 from .kit.parts import parts_forced
 from .kit.problem import register_profiles
 
-register_profiles()
+#: Without a GPU properties draw anew in every run; with one they are the same, as kernels are
+#: compiled for them ahead.
+register_profiles("ci" if cuflash.is_available() else "drawn")
 
 #: Fewest GPU tests that a full run has; recorded so that tests cannot fall away unnoticed.
 MINIMUM_GPU_TESTS = 1173
@@ -57,11 +60,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
+    seed = getattr(config.option, "hypothesis_seed", None)
+    if terminalreporter.stats.get("failed") and seed is not None:
+        terminalreporter.write_line(f"properties were drawn with --hypothesis-seed={seed}")
     for line in REGISTRY.report() if config.getoption("--ratios") else ():
         terminalreporter.write_line(line)
 
 
+@pytest.hookimpl(tryfirst=True)  # before hypothesis reads it
 def pytest_configure(config: pytest.Config) -> None:
+    if getattr(config.option, "hypothesis_seed", None) is None:
+        config.option.hypothesis_seed = str(secrets.randbelow(2**32))
+    config.addinivalue_line("markers", "here: not in a process of its own, in tests/emulator")
     if config.getoption("--require-gpu") and not cuflash.is_available():
         raise pytest.UsageError("--require-gpu: CUDA cannot be used here")
 

@@ -23,7 +23,9 @@ except ImportError as error:
 from ..errors import ArgumentTypeError
 from ..options import AlgorithmChoice, check_flag
 from .call import Call, call_of, check_arrays
+from .keywords import as_number, check_cast, check_no_dropout, check_none, check_precision
 from .primitive import run
+from .types import joined
 
 __all__ = ["attention"]
 
@@ -32,19 +34,33 @@ def attention(
     query: Any,
     key: Any,
     value: Any,
+    bias: None = None,
+    mask: None = None,
     *,
-    scale: float | None = None,
+    scale: Any = None,
     is_causal: bool = False,
     q_offset: int | None = 0,
     return_lse: bool = False,
     algorithm: AlgorithmChoice = "auto",
+    deterministic_gradients: bool = False,
+    residual_dtype: Any = None,
+    dropout_rate: float = 0.0,
+    dropout_rng: Any = None,
+    broadcast_dropout: bool = True,
     deterministic: bool = False,
+    dtype: Any = None,
+    precision: Any = None,
+    module: None = None,
+    force_fp32_for_softmax: bool = False,
+    qk_attn_weights_einsum: None = None,
+    attn_weights_value_einsum: None = None,
 ) -> Any:
     """Exact attention as :func:`jax.nn.dot_product_attention` computes it, in linear memory.
 
     ``softmax(scale * query key^T + mask) value`` of every head, without the
     square of the sequence length, forward or backward. Works under
-    :func:`jax.jit`, :func:`jax.grad`, :func:`jax.vmap` and what is made of them.
+    :func:`jax.jit`, :func:`jax.grad`, :func:`jax.vmap` and what is made of
+    them, and as ``attention_fn`` of Flax's modules.
 
     Parameters
     ----------
@@ -57,9 +73,12 @@ def attention(
         head ``h // (heads_q // heads_kv)``.
     value : array, (batch, seqlen_kv, heads_kv, head_dim_v)
         Values, of query's dtype. head_dim_v may differ from head_dim.
+    bias, mask : None
+        Anything else is refused: neither is computed yet.
     scale : float, optional
-        Factor of the scores, a finite and positive Python number, compiled
-        in; by default ``1 / sqrt(head_dim)``.
+        Factor of the scores, a finite and positive number or an array without
+        axes that holds one, compiled in; by default ``1 / sqrt(head_dim)``.
+        Multiply ``query`` by a traced factor, and give ``scale=1``.
     is_causal : bool
         Query i sees key j iff ``j <= i + q_offset``.
     q_offset : int or None
@@ -71,9 +90,26 @@ def attention(
         Also return the log-sum-exp of the scores.
     algorithm : {"auto", "fa1", "fa2", "fa3"}
         As for :func:`cuflash.attention`.
-    deterministic : bool
-        Gradients with the same bits from run to run, as for
+    deterministic_gradients : bool
+        Gradients with the same bits from run to run, as ``deterministic`` of
         :func:`cuflash.attention_backward`.
+    residual_dtype : dtype, optional
+        Of the output that is kept for the backward pass, "float32" or query's
+        dtype, which is the default. Of 16-bit arrays the gradients of query
+        and key are then made from the output before it is rounded: more exact
+        where keys have a large part in common, for 2 bytes more an element.
+        What is returned has query's dtype all the same.
+    dropout_rate, dropout_rng, broadcast_dropout, deterministic
+        As Flax passes them. A rate above 0 is refused unless ``deterministic``
+        is True, which says that there is no dropout.
+    dtype : dtype, optional
+        What query, key and value are cast to first, and the dtype of ``out``.
+    precision, force_fp32_for_softmax
+        Every setting of :class:`jax.lax.Precision` is taken: all are met.
+        Products are summed, and weights formed, in float32 or float64.
+    module, qk_attn_weights_einsum, attn_weights_value_einsum : None
+        Anything else is refused: no weights are there to be sown, and the
+        products cannot be replaced.
 
     Returns
     -------
@@ -93,29 +129,53 @@ def attention(
         Naming the argument, when the call is traced.
     UnsupportedError, BackendUnavailableError, ToolchainError, CompileError
         As for :func:`cuflash.attention`, when JAX lowers the computation.
+        UnsupportedError also for a TPU or ROCm, and under :mod:`jax.export`
+        and when a compiled computation is serialised: it calls back into this
+        process.
 
     Notes
     -----
-    ``bias``, ``mask``, ``query_seq_lengths``, ``key_value_seq_lengths``,
-    ``local_window_size`` and ``implementation`` of JAX's function are not
-    taken. A computation for CUDA runs the kernels of :func:`cuflash.prepare`
-    on XLA's stream and buffers; one for the CPU runs the tiled NumPy code.
-    There are no second derivatives and no forward mode: JAX says so. What
-    :func:`jax.vmap` does not map is repeated for each mapped entry. Over
-    several devices, divide batch or heads with :func:`jax.shard_map`, given
-    ``check_vma=False``; without it XLA gathers the arrays on every device.
+    ``query_seq_lengths``, ``key_value_seq_lengths``, ``local_window_size`` and
+    ``implementation`` of JAX's function are not taken. A computation for CUDA
+    runs the kernels of :func:`cuflash.prepare` on XLA's stream and buffers; one
+    for the CPU runs the tiled NumPy code. There are no second derivatives and
+    no forward mode: JAX says so. What :func:`jax.vmap` does not map is repeated
+    for each mapped entry.
+
+    Arrays divided over several devices by batch, by heads or by both are
+    computed where they are, forward and backward. Heads can be divided into as
+    many parts as divide heads_kv. What is divided otherwise (by sequence, by
+    width, into more parts than there are key heads) is gathered first; on a
+    mesh of explicit axes it is refused. :func:`jax.shard_map` works with and
+    without ``check_vma``.
+
+    Ctrl-C inside a computation on the CPU interrupts the callback, and JAX
+    reports a ``RuntimeError`` that begins with INTERNAL and holds the traceback
+    of KeyboardInterrupt, which an ``except KeyboardInterrupt`` does not catch.
     """
-    call = call_of(is_causal, scale, q_offset, algorithm, deterministic)
+    check_none(bias=bias, mask=mask, module=module)
+    check_none(qk_attn_weights_einsum=qk_attn_weights_einsum)
+    check_none(attn_weights_value_einsum=attn_weights_value_einsum)
+    check_no_dropout(dropout_rate, dropout_rng, broadcast_dropout, deterministic)
+    check_precision(precision, force_fp32_for_softmax)
+    factor = as_number("scale", scale, _SCALE)
+    call = call_of(is_causal, factor, q_offset, algorithm, deterministic_gradients, residual_dtype)
     with_lse = check_flag("return_lse", return_lse)
-    given = {"query": query, "key": key, "value": value}
-    arrays = [_as_array(name, array) for name, array in given.items()]
+    out, lse = _compute({"query": query, "key": key, "value": value}, call, check_cast(dtype))
+    return (out, lse) if with_lse else out
+
+
+_SCALE = "a number that is known while JAX traces: multiply query by a traced one, and give scale=1"
+
+
+def _compute(given: dict[str, Any], call: Call, dtype: str | None) -> tuple[Any, Any]:
+    arrays = [_cast(_as_array(name, array), dtype) for name, array in given.items()]
     check_arrays(arrays, call)
     one = arrays[0].ndim == 3
     if one:
         arrays = [array[None] for array in arrays]
-    q, k, v = arrays
-    out, lse = (result[0] if one else result for result in _attention(q, k, v, call))
-    return (out, lse) if with_lse else out
+    out, lse = _compiled(*joined(arrays), call)
+    return (out[0], lse[0]) if one else (out, lse)
 
 
 def _as_array(name: str, value: Any) -> Any:
@@ -126,6 +186,12 @@ def _as_array(name: str, value: Any) -> Any:
         raise ArgumentTypeError(name, kind, "an array") from error
 
 
+def _cast(array: Any, dtype: str | None) -> Any:
+    """The array in another dtype; a complex one as it is, and refused for it."""
+    kept = dtype is None or jnp.issubdtype(array.dtype, jnp.complexfloating)
+    return array if kept else array.astype(dtype)
+
+
 def _forward(query: Any, key: Any, value: Any, call: Call) -> tuple[Any, Any]:
     out, lse = run(call, query, key, value)
     return out, lse
@@ -134,18 +200,20 @@ def _forward(query: Any, key: Any, value: Any, call: Call) -> tuple[Any, Any]:
 def _save(query: Any, key: Any, value: Any, call: Call) -> tuple[Any, Any]:
     """The forward pass, and what the backward pass needs of it."""
     q, k, v = query.value, key.value, value.value
-    out, lse = _forward(q, k, v, call)
-    return (out, lse), (q, k, v, out, lse)
+    out, lse = run(call.saving, q, k, v)
+    return (out.astype(q.dtype), lse), (q, k, v, out, lse)
 
 
 def _pull_back(call: Call, saved: tuple[Any, ...], cotangents: tuple[Any, Any]) -> tuple[Any, ...]:
     """Gradients of q, k and v. An lse that nothing was made of has none, and costs nothing."""
     dout, dlse = cotangents
     if isinstance(dout, SymbolicZero):
-        dout = jnp.zeros(dout.shape, dout.dtype)
+        dout = jnp.zeros_like(saved[3], dout.dtype)  # divided as the output is
     given = () if isinstance(dlse, SymbolicZero) else (dlse,)
     return tuple(run(call.backward, dout, *saved, *given))
 
 
 _attention = jax.custom_vjp(_forward, nondiff_argnums=(3,))
 _attention.defvjp(_save, _pull_back, symbolic_zeros=True)
+# Called as it is, jax.shard_map without jax.jit refuses it for its symbolic zeros.
+_compiled = jax.jit(_attention, static_argnums=3, inline=True)

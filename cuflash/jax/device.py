@@ -74,13 +74,14 @@ def prepare_device(call: Call, arrays: Sequence[Any]) -> DeviceCall:
     UnsupportedError, BackendUnavailableError, ToolchainError, CompileError
         As :func:`cuflash.prepare` does.
     """
-    named, options = call.named(arrays), call.options
-    shapes = [tuple(named[name].shape) for name in ("q", "k", "v")]
+    specs, options = call.specs(arrays), call.options
+    shapes = [specs[name].shape for name in ("q", "k", "v")]
     prepared = {
         device: prepare(
             *shapes,
             operation=call.operation,
-            dtype=named["q"].dtype,
+            dtype=specs["q"].dtype,
+            out_dtype=options.out_dtype,
             causal=options.causal,
             scale=options.scale,
             q_offset=options.q_offset,

@@ -8,21 +8,20 @@ from typing import Any
 
 import numpy as np
 
-from ..dispatch import run
-from ..pipeline import DESTINATIONS, pipeline_of
-from .call import Call
+from ..dispatch import run_numpy
+from ..pipeline import Pipeline, pipeline_of
+from .call import Call, folded
 
 __all__ = ["HostCall", "prepare_host"]
 
-#: Names that destinations have as arguments, by those of the results.
-_ARGUMENTS = {result: argument for argument, result in DESTINATIONS.items()}
 
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # JAX hashes it
 class HostCall:
-    """The callback of one pass."""
+    """The callback of one pass; everything is decided, and XLA's buffers lie apart."""
 
     call: Call
+    pipeline: Pipeline
+    scratch_bytes: int = 0
 
     def __call__(self, context: Any, results: Sequence[Any], *buffers: Any) -> None:
         """Fill the buffers of the results.
@@ -34,13 +33,19 @@ class HostCall:
         results, buffers
             Of the results and the arguments, in the order of the call.
         """
-        # NumPy's views of the buffers: nothing is copied, and what is written is in the result.
-        inputs = self.call.named([np.asarray(buffer) for buffer in buffers])
-        destinations = {
-            _ARGUMENTS[name]: np.asarray(buffer)
-            for name, buffer in zip(self.call.results, results, strict=True)
-        }
-        run(self.call.operation, inputs, destinations, self.call.options)
+        mapped = self.call.mapped(buffers)
+        inputs = self.call.named([_view(buffer, mapped) for buffer in buffers])
+        made = [_view(buffer, mapped) for buffer in results]
+        run_numpy(self.pipeline, inputs, dict(zip(self.call.results, made, strict=True)))
+
+
+def _view(buffer: Any, mapped: int) -> Any:
+    """NumPy's view of a buffer: what is written to it is in the result.
+
+    The mapped axes of vmap are part of its batch.
+    """
+    array = np.asarray(buffer)
+    return array.reshape(folded(array.shape, mapped))
 
 
 def prepare_host(call: Call, arrays: Sequence[Any]) -> HostCall:
@@ -52,5 +57,5 @@ def prepare_host(call: Call, arrays: Sequence[Any]) -> HostCall:
         If the tiled NumPy code has no such algorithm.
     """
     on_host = replace(call, options=replace(call.options, backend="numpy"))
-    pipeline_of(call.operation, tuple(call.specs(arrays).items()), on_host.options, None)
-    return HostCall(on_host)
+    specs = tuple(call.specs(arrays).items())
+    return HostCall(on_host, pipeline_of(call.operation, specs, on_host.options, None))

@@ -12,18 +12,26 @@ wrapped around each pass to do so.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.experimental.buffer_callback import buffer_callback
 from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 
+from ..errors import UnsupportedError
 from .call import Call
-from .device import prepare_device
-from .host import prepare_host
+from .partition import compute_divided
+from .site import TARGETS, Site
+from .types import joined, repeated, result_types
+
+try:
+    # custom_partitioning has to know the devices. It says so here of its own primitive.
+    from jax._src.dispatch import prim_requires_devices_during_lowering
+except ImportError:  # elsewhere in another JAX: then divided arrays are gathered
+    prim_requires_devices_during_lowering = set()
 
 __all__ = ["run"]
 
@@ -40,19 +48,20 @@ def run(call: Call, *arrays: Any) -> list[Any]:
         The pass.
     *arrays
         q, k and v (forward), or dout, q, k, v, out, lse and perhaps dlse
-        (backward), in the layout "bshd".
+        (backward), in the layout "bshd", each with the axes of
+        :func:`jax.vmap` before the batch.
 
     Returns
     -------
     list
         Out and lse, or dq, dk and dv.
     """
-    results: list[Any] = _primitive.bind(*arrays, call=call)
+    results: list[Any] = _primitive.bind(*joined(arrays), call=call)
     return results
 
 
-def _shapes(*arrays: Any, call: Call) -> list[Any]:
-    return [jax.core.ShapedArray(shape, jnp.dtype(kind)) for shape, kind in call.results_of(arrays)]
+def _types(*arrays: Any, call: Call) -> list[Any]:
+    return result_types(call, arrays)
 
 
 def _eagerly(*arrays: Any, call: Call) -> list[Any]:
@@ -68,54 +77,88 @@ _compiled = jax.jit(run, static_argnums=0)
 def _batch(
     arrays: Sequence[Any], axes: Sequence[int | None], *, call: Call
 ) -> tuple[list[Any], list[int]]:
-    """:func:`jax.vmap`: the mapped axis becomes the outer part of the batch.
+    """:func:`jax.vmap`: the mapped axis stands before the batch, and joins it where a pass runs.
 
     What is not mapped is repeated for each entry: XLA's buffers have no
     strides, and a kernel reads every batch entry at a place of its own.
     """
     size = next(a.shape[axis] for a, axis in zip(arrays, axes, strict=True) if axis is not None)
-    whole = [
-        jnp.broadcast_to(array, (size, *array.shape))
-        if axis is None
-        else jnp.moveaxis(array, axis, 0)
+    moved = [
+        array if axis is None else jnp.moveaxis(array, axis, 0)
         for array, axis in zip(arrays, axes, strict=True)
     ]
-    batch = whole[0].shape[1]
-    folded = [array.reshape(size * batch, *array.shape[2:]) for array in whole]
-    results = [array.reshape(size, batch, *array.shape[1:]) for array in run(call, *folded)]
+    like = next(a for a, axis in zip(moved, axes, strict=True) if axis is not None)
+    whole = [
+        repeated(array, size, like) if axis is None else array
+        for array, axis in zip(moved, axes, strict=True)
+    ]
+    results = run(call, *whole)
     return results, [0] * len(results)
 
 
-def _on_host(*arrays: Any, call: Call) -> list[Any]:
-    return _callback(prepare_host(call, arrays), 0, arrays, call)
+def _lower(context: Any, *values: Any, call: Call) -> Any:
+    """What a pass is in a computation for one platform."""
+    module = context.module_context
+    _refuse_elsewhere(module)
+    _refuse_half_manual(module.axis_context)
+    if all(0 in kind.shape for kind in context.avals_out):
+        return mlir.lower_fun(_nothing, multiple_results=True)(context, *values, call=call)
+    site = Site(call, module.platforms[0], len(values))
+    site.prepare(context.avals_in)
+    module.add_host_callback(site)
+    site.index = len(module.host_callbacks) - 1
+    compute = site.compute
+    if _is_divided(module.axis_context):
+        compute = functools.partial(compute_divided, site)
+    return mlir.lower_fun(compute, multiple_results=True)(context, *values)
 
 
-def _on_device(*arrays: Any, call: Call) -> list[Any]:
-    prepared = prepare_device(call, arrays)
-    return _callback(prepared, prepared.scratch_bytes, arrays, call)
+def _nothing(*arrays: Any, call: Call) -> list[Any]:
+    """Results without elements, for which nothing is called."""
+    return [jnp.zeros(shape, kind) for shape, kind in call.results_of(arrays)]
 
 
-def _callback(
-    function: Callable[..., None], scratch_bytes: int, arrays: Sequence[Any], call: Call
-) -> list[Any]:
-    """The call of a pass's callback in the computation.
+def _refuse_elsewhere(module: Any) -> None:
+    """Raise unless the computation is compiled here and now, for CPU or CUDA."""
+    if getattr(module.lowering_parameters, "for_export", False):
+        raise UnsupportedError(
+            "jax.export cannot take cuflash.jax.attention: what is exported runs in other "
+            "processes, and the pass calls back into this one; "
+            "export the model with jax.nn.dot_product_attention"
+        )
+    platforms = tuple(module.platforms)
+    if len(platforms) > 1 or platforms[0] not in TARGETS:
+        raise UnsupportedError(
+            f"cuflash.jax.attention is compiled for one platform, cpu or cuda; "
+            f"this computation is for {', '.join(platforms)}: "
+            "use jax.nn.dot_product_attention there"
+        )
 
-    Its workspace is one more result, which nothing reads: XLA plans memory for
-    it as for any other, and the callback has nothing to allocate.
+
+def _refuse_half_manual(where: Any) -> None:
+    """Raise where the older partitioner of XLA would end the process."""
+    manual: frozenset[Any] = getattr(where, "manual_axes", frozenset())
+    half = manual and manual != frozenset(where.mesh.axis_names)
+    if half and not jax.config.jax_use_shardy_partitioner:
+        raise UnsupportedError(
+            "cuflash.jax.attention inside jax.shard_map over some axes of the mesh only needs "
+            "the Shardy partitioner (jax_use_shardy_partitioner); "
+            "name all axes of the mesh in axis_names"
+        )
+
+
+def _is_divided(where: Any) -> bool:
+    """Whether XLA divides the computation over devices.
+
+    Inside :func:`jax.shard_map` the caller has. If only over some axes of the
+    mesh, XLA could still divide over the others, but JAX cannot be asked how
+    arrays are divided there.
     """
-    wanted = [jax.ShapeDtypeStruct(shape, kind) for shape, kind in call.results_of(arrays)]
-    if all(0 in result.shape for result in wanted):
-        return [jnp.zeros(result.shape, result.dtype) for result in wanted]
-    scratch = [jax.ShapeDtypeStruct((scratch_bytes,), jnp.uint8)] if scratch_bytes else []
-    fill = buffer_callback(function, [*wanted, *scratch], command_buffer_compatible=True)
-    results: list[Any] = fill(*arrays)[: len(wanted)]
-    return results
+    return len(getattr(where, "device_assignment", None) or ()) > 1
 
 
 _primitive.def_impl(_eagerly)
-_primitive.def_abstract_eval(_shapes)
+_primitive.def_abstract_eval(_types)
 batching.primitive_batchers[_primitive] = _batch
-for _platform, _lowered in (("cpu", _on_host), ("cuda", _on_device)):
-    mlir.register_lowering(
-        _primitive, mlir.lower_fun(_lowered, multiple_results=True), platform=_platform
-    )
+mlir.register_lowering(_primitive, _lower)
+prim_requires_devices_during_lowering.add(_primitive)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..config import Environment
+from .cores import usable_cores
 
 __all__ = ["DeviceLimits", "HostLimits"]
 
@@ -69,14 +70,15 @@ def _nvrtc_version() -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class HostLimits:
-    """What the tiled NumPy code sizes its blocks from."""
+    """What the tiled NumPy code sizes its blocks from, and the threads it may have."""
 
     cache: int  # bytes of cache that one thread may count on
+    threads: int = 1  # that compute at once; results do not depend on it
 
     @classmethod
     def query(cls) -> HostLimits:
-        """The second-level cache of one core, or ``CUFLASH_CPU_CACHE``."""
-        return cls(Environment.read().cpu_cache or _second_level_cache())
+        """The second-level cache of one core, or ``CUFLASH_CPU_CACHE``; the usable cores."""
+        return cls(Environment.read().cpu_cache or _second_level_cache(), usable_cores())
 
 
 @functools.cache

@@ -79,6 +79,8 @@ def _host_plan(
     else:
         tile = host.tile_of_blocks(problem, limits, blocks)
         reason = "blocks as asked"
+    if tile.threads > 1:
+        reason += f", {tile.threads} threads"
     chosen: Algorithm = "fa2" if algorithm == "auto" else algorithm
     return Plan(problem, "numpy", chosen, tile, reason)
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from ..planning.plan import Plan
-from . import fa1, fa2
-from .blocks import Array
+from . import fa1, fa2, gradients
+from .blocks import Array, tile_of
+from .threads import run_tasks
 
 __all__ = ["backward", "forward"]
 
@@ -35,8 +34,8 @@ def forward(plan: Plan, q: Array, k: Array, v: Array, out: Array, lse: Array | N
         Destination, (batch, heads_q, seqlen_q) of the statistics dtype: the
         natural log of the sum of exp of a row's scores. Or None.
     """
-    with np.errstate(all="ignore"):
-        _ALGORITHMS[plan.algorithm].forward(plan, q, k, v, out, lse)
+    tasks = _ALGORITHMS[plan.algorithm].forward(plan, q, k, v, out, lse)
+    run_tasks(tasks, tile_of(plan).threads)
 
 
 def backward(
@@ -72,5 +71,6 @@ def backward(
         Destinations, like ``q``, ``k`` and ``v``. Heads of a group are summed
         in the compute dtype and rounded once.
     """
-    with np.errstate(all="ignore"):
-        _ALGORITHMS[plan.algorithm].backward(plan, dout, q, k, v, out, lse, dlse, dq, dk, dv)
+    inner = _ALGORITHMS[plan.algorithm].backward
+    given = gradients.Given(dout, q, k, v, out, lse, dlse, dq, dk, dv)
+    run_tasks(gradients.tasks(plan, inner, given), tile_of(plan).threads)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -14,7 +16,7 @@ from ..errors import ArgumentTypeError
 from ..planning.plan import Plan
 from ..planning.tiles.host import HostTile
 
-__all__ = ["Array", "Blocks", "Scratch", "Tile"]
+__all__ = ["Array", "Blocks", "Scratch", "Tile", "tile_of"]
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -32,20 +34,50 @@ class Blocks:
     """The blocks of a plan and their tiles, in the order of either loop."""
 
     def __init__(self, plan: Plan) -> None:
-        if not isinstance(plan.tile, HostTile):
-            raise ArgumentTypeError("plan", f"{plan}", "a plan of the numpy backend")
         self.problem = plan.problem
-        self.tile = plan.tile
+        self.tile = tile_of(plan)
         self.compute = np.dtype(plan.problem.compute)
-        self.queries = _slices(plan.problem.seqlen_q, plan.tile.block_q)
-        self.keys = _slices(plan.problem.seqlen_kv, plan.tile.block_kv)
+        self.queries = _slices(plan.problem.seqlen_q, self.tile.block_q)
+        self.first_query = 0
+        self.keys = _slices(plan.problem.seqlen_kv, self.tile.block_kv)
         causal = plan.problem.mask == "causal"
-        self._staircase = _staircase(plan.tile.block_q, self.compute) if causal else None
+        self._staircase = _staircase(self.tile.block_q, self.compute) if causal else None
+        self._of_thread = threading.local()
+
+    @property
+    def scratch(self) -> Scratch:
+        """Memory that the tasks of one thread use one after another."""
+        found: Scratch | None = getattr(self._of_thread, "scratch", None)
+        if found is None:
+            found = self._of_thread.scratch = Scratch(self.compute)
+        return found
+
+    @property
+    def seen_keys(self) -> int:
+        """How many of the first keys some query of these blocks sees."""
+        if not self.queries:
+            return 0
+        if self._staircase is None:
+            return self.problem.seqlen_kv
+        last: int = self.queries[-1].stop + self.problem.q_offset
+        return min(self.problem.seqlen_kv, max(0, last))
+
+    def parts(self) -> list[Blocks]:
+        """The blocks of queries in runs, as many as the plan says; their rows are disjoint."""
+        count = len(self.queries)
+        wanted = max(1, min(self.tile.parts, count))
+        found = []
+        for index in range(wanted):
+            part = copy.copy(self)
+            part.queries = self.queries[index * count // wanted : (index + 1) * count // wanted]
+            part.first_query = part.queries[0].start if part.queries else 0
+            found.append(part)
+        return found
 
     def rows(self, queries: slice) -> slice:
-        """Where a block of queries lies among the folded rows."""
-        group = self.problem.group
-        return slice(group * queries.start, group * queries.stop)
+        """Where a block of queries lies among the folded rows of these blocks."""
+        group, first = self.problem.group, self.first_query
+        return slice(group * (queries.start - first), group * (queries.stop - first))
 
     def of_queries(self, queries: slice) -> Iterator[Tile]:
         """The tiles of a block of queries, over the keys: FlashAttention-2's inner loop."""
@@ -101,6 +133,19 @@ class Scratch:
         if buffer is None or buffer.size < size:
             buffer = self._buffers[name] = np.empty(size, self._dtype)
         return buffer[:size].reshape(shape)
+
+
+def tile_of(plan: Plan) -> HostTile:
+    """The tile of a plan of this backend.
+
+    Raises
+    ------
+    ArgumentTypeError
+        If it is of another one.
+    """
+    if not isinstance(plan.tile, HostTile):
+        raise ArgumentTypeError("plan", f"{plan}", "a plan of the numpy backend")
+    return plan.tile
 
 
 def _slices(length: int, block: int) -> list[slice]:

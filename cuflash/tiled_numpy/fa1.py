@@ -2,43 +2,57 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Iterator
+
 import numpy as np
 
 from ..planning.plan import Plan
 from .blocks import Array, Blocks, Scratch
-from .gradients import GradientRows, column_blocks
+from .common_part import row_shift
+from .gradients import GradientRows, Gradients
 from .heads import Heads
+from .operands import Operands
 from .steps import RowState, finish, online_softmax, transposed_product
+from .threads import Task
 
 __all__ = ["backward", "forward"]
 
 
-def forward(plan: Plan, q: Array, k: Array, v: Array, out: Array, lse: Array | None) -> None:
+def forward(
+    plan: Plan, q: Array, k: Array, v: Array, out: Array, lse: Array | None
+) -> Iterator[Task]:
     """Algorithms 1 and 2: blocks of keys outside, blocks of queries inside.
 
     O, l and m of all rows are kept between a row's tiles, and O is normalised
     after every one. Arguments are those of :func:`cuflash.tiled_numpy.forward`.
     """
     blocks = Blocks(plan)
-    scratch = Scratch(blocks.compute)
     for heads in Heads.of(blocks):
-        scaled_q = heads.rows(q)
-        scaled_q *= plan.problem.scale
-        keys, values = heads.keys(k), heads.keys(v)
-        state = RowState.start((*scaled_q.shape[:3], values.shape[-1]), blocks.compute)
-        for block in blocks.keys:
-            for tile in blocks.of_keys(block):
-                scores = transposed_product(
-                    keys[:, :, tile.keys], scaled_q[:, :, tile.rows], scratch, "scores"
-                )
-                blocks.hide(scores, tile)
-                _join(scores, values[:, :, tile.keys], state.part(tile.rows), scratch)
-        all_lse = finish(state)
-        for queries in blocks.queries:
-            rows = blocks.rows(queries)
-            heads.set_rows(out, queries, state.out[:, :, rows])
-            if lse is not None:
-                heads.set_statistics(lse, queries, all_lse[:, :, rows])
+        operands = Operands(blocks, heads, q, k, v)
+        for part in blocks.parts():
+            yield functools.partial(_forward, part, heads.part(part), operands, q, out, lse)
+
+
+def _forward(
+    blocks: Blocks, heads: Heads, operands: Operands, q: Array, out: Array, lse: Array | None
+) -> None:
+    made, scratch = operands.make(), blocks.scratch
+    scaled_q = heads.rows(q)
+    scaled_q *= blocks.problem.scale
+    state = RowState.start((*scaled_q.shape[:3], made.values.shape[-1]), blocks.compute)
+    for block in blocks.keys:
+        for tile in blocks.of_keys(block):
+            scores = transposed_product(
+                made.keys[:, :, tile.keys], scaled_q[:, :, tile.rows], scratch, "scores"
+            )
+            blocks.hide(scores, tile)
+            _join(scores, made.values[:, :, tile.keys], state.part(tile.rows), scratch)
+    shift = None if made.common is None else row_shift(scaled_q, made.common)
+    all_lse = finish(state, shift)
+    heads.set_rows(out, state.out)
+    if lse is not None:
+        heads.set_statistics(lse, all_lse)
 
 
 def _join(scores: Array, v: Array, state: RowState, scratch: Scratch) -> None:
@@ -58,27 +72,9 @@ def _join(scores: Array, v: Array, state: RowState, scratch: Scratch) -> None:
     state.out += product
 
 
-def backward(
-    plan: Plan,
-    dout: Array,
-    q: Array,
-    k: Array,
-    v: Array,
-    out: Array,
-    lse: Array,
-    dlse: Array | None,
-    dq: Array,
-    dk: Array,
-    dv: Array,
-) -> None:
+def backward(gradients: Gradients, rows: GradientRows) -> None:
     """Algorithm 4: delta is computed anew in every tile (line 19), from O and dO.
 
     P comes from lse = m + log l, the one statistic that a call hands on.
-    Arguments are those of :func:`cuflash.tiled_numpy.backward`.
     """
-    blocks = Blocks(plan)
-    scratch = Scratch(blocks.compute)
-    for heads in Heads.of(blocks):
-        rows = GradientRows.load(blocks, heads, dout, q, out, lse, dlse)
-        column_blocks(blocks, heads, rows, rows.delta, k, v, dk, dv, scratch)
-        rows.store(blocks, heads, dq)
+    gradients.column_blocks(rows, rows.delta)

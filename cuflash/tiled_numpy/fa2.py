@@ -2,80 +2,116 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
 from ..planning.plan import Plan
+from ..planning.tiles.host import FEW_ROWS
 from .blocks import Array, Blocks, Scratch
-from .gradients import GradientRows, column_blocks
+from .common_part import row_shift
+from .few_rows import few_rows_block
+from .gradients import GradientRows, Gradients
 from .heads import Heads
-from .steps import RowState, accumulate, finish, online_softmax, transposed_product
+from .operands import Operands, longest_norm
+from .steps import RowState, accumulate, finish, online_softmax, sum_over_keys, transposed_product
+from .threads import Task
 
 __all__ = ["backward", "forward"]
 
+#: With fewer rows, measuring keys and values costs more than the maxima do.
+_ROWS_TO_MEASURE = 256
 
-def forward(plan: Plan, q: Array, k: Array, v: Array, out: Array, lse: Array | None) -> None:
+
+def forward(
+    plan: Plan, q: Array, k: Array, v: Array, out: Array, lse: Array | None
+) -> Iterator[Task]:
     """Algorithm 1: blocks of queries outside, blocks of keys inside.
 
     Arguments are those of :func:`cuflash.tiled_numpy.forward`.
     """
     blocks = Blocks(plan)
-    scratch = Scratch(blocks.compute)
     for heads in Heads.of(blocks):
-        scaled_q = heads.rows(q)
-        scaled_q *= plan.problem.scale
-        keys, values = heads.keys(k), heads.keys(v)
-        for queries in blocks.queries:
-            state, block_lse = _block(blocks, queries, scaled_q, keys, values, scratch)
-            heads.set_rows(out, queries, state.out)
-            if lse is not None:
-                heads.set_statistics(lse, queries, block_lse)
+        operands = Operands(blocks, heads, q, k, v)
+        for part in blocks.parts():
+            yield functools.partial(_forward, part, heads.part(part), operands, q, out, lse)
+
+
+def _forward(
+    blocks: Blocks, heads: Heads, operands: Operands, q: Array, out: Array, lse: Array | None
+) -> None:
+    made, scratch = operands.make(), blocks.scratch
+    scaled_q = heads.rows(q)
+    scaled_q *= blocks.problem.scale
+    state = RowState.start((*scaled_q.shape[:3], made.values.shape[-1]), blocks.compute)
+    block = _block_for(blocks, scaled_q, made)
+    for queries in blocks.queries:
+        rows = blocks.rows(queries)
+        block(blocks, queries, scaled_q[:, :, rows], made, state.part(rows), scratch)
+    shift = None if made.common is None else row_shift(scaled_q, made.common)
+    all_lse = finish(state, shift)
+    heads.set_rows(out, state.out)
+    if lse is not None:
+        heads.set_statistics(lse, all_lse)
+
+
+def _block_for(blocks: Blocks, scaled_q: Array, operands: Operands) -> Callable[..., None]:
+    """What computes a block of these rows."""
+    if blocks.tile.block_q * blocks.problem.group <= FEW_ROWS:
+        return few_rows_block
+    many = scaled_q.shape[2] >= _ROWS_TO_MEASURE
+    if many and longest_norm(scaled_q) <= operands.longest_row:
+        return _small_block
+    return _block
 
 
 def _block(
-    blocks: Blocks, queries: slice, scaled_q: Array, k: Array, v: Array, scratch: Scratch
-) -> tuple[RowState, Array]:
+    blocks: Blocks,
+    queries: slice,
+    scaled_q: Array,
+    operands: Operands,
+    state: RowState,
+    scratch: Scratch,
+) -> None:
     """Algorithm 1, lines 5 to 13: one block of rows over all keys that it sees.
 
     The output stays un-normalised until the last tile: one division, and one
     log-sum-exp in place of maximum and sum.
     """
-    block_q = scaled_q[:, :, blocks.rows(queries)]
-    state = RowState.start((*block_q.shape[:3], v.shape[-1]), blocks.compute)
     for tile in blocks.of_queries(queries):
-        scores = transposed_product(k[:, :, tile.keys], block_q, scratch, "scores")
+        scores = transposed_product(operands.keys[:, :, tile.keys], scaled_q, scratch, "scores")
         blocks.hide(scores, tile)
         rescale = online_softmax(scores, state)
         first = tile.keys.start == 0
         if not first:
             state.out *= rescale[..., None]
-        accumulate(state.out, scores.swapaxes(-1, -2), v[:, :, tile.keys], scratch, first)
+        values = operands.values[:, :, tile.keys]
+        accumulate(state.out, scores.swapaxes(-1, -2), values, scratch, first)
     state.out /= state.row_sum[..., None]
-    return state, finish(state)
 
 
-def backward(
-    plan: Plan,
-    dout: Array,
-    q: Array,
-    k: Array,
-    v: Array,
-    out: Array,
-    lse: Array,
-    dlse: Array | None,
-    dq: Array,
-    dk: Array,
-    dv: Array,
+def _small_block(
+    blocks: Blocks,
+    queries: slice,
+    scaled_q: Array,
+    operands: Operands,
+    state: RowState,
+    scratch: Scratch,
 ) -> None:
-    """Algorithm 2: delta is computed before the loops (line 4).
+    """The same where no score is so large that its exp needs the maximum: the maximum stays 0."""
+    state.row_max[...] = 0
+    for tile in blocks.of_queries(queries):
+        scores = transposed_product(operands.keys[:, :, tile.keys], scaled_q, scratch, "scores")
+        blocks.hide(scores, tile)
+        np.exp(scores, out=scores)
+        state.row_sum += sum_over_keys(scores)
+        values = operands.values[:, :, tile.keys]
+        accumulate(state.out, scores.swapaxes(-1, -2), values, scratch, tile.keys.start == 0)
+    state.out /= state.row_sum[..., None]
 
-    Arguments are those of :func:`cuflash.tiled_numpy.backward`.
-    """
-    blocks = Blocks(plan)
-    scratch = Scratch(blocks.compute)
-    for heads in Heads.of(blocks):
-        rows = GradientRows.load(blocks, heads, dout, q, out, lse, dlse)
-        delta = rows.delta(slice(None))
 
-        def delta_of(part: slice, delta: Array = delta) -> Array:
-            return delta[:, :, part]
-
-        column_blocks(blocks, heads, rows, delta_of, k, v, dk, dv, scratch)
-        rows.store(blocks, heads, dq)
+def backward(gradients: Gradients, rows: GradientRows) -> None:
+    """Algorithm 2: delta is computed before the loops (line 4)."""
+    delta = rows.delta(slice(None))
+    gradients.column_blocks(rows, lambda part: delta[:, :, part])

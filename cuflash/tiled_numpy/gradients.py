@@ -6,127 +6,109 @@ algorithms' modules say.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import functools
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from .blocks import Array, Blocks, Scratch, Tile
+from ..planning.plan import Plan
+from .blocks import Array, Blocks, Tile
+from .gradient_rows import Given, GradientRows
 from .heads import Heads
-from .steps import accumulate, transposed_product
+from .key_sums import KeySums
+from .operands import Operands
+from .own_lse import own_lse
+from .steps import accumulate, sum_over_keys, transposed_product
+from .threads import Task
 
-__all__ = ["GradientRows", "column_blocks"]
-
-
-@dataclass
-class GradientRows:
-    """Folded rows of the inputs that queries index, and of dQ; (batch, head, row, ...)."""
-
-    scaled_q: Array
-    dout: Array
-    out: Array
-    lse: Array
-    dlse: Array | None
-    dead: Array
-    dq: Array  # less the factor scale
-
-    @classmethod
-    def load(
-        cls,
-        blocks: Blocks,
-        heads: Heads,
-        dout: Array,
-        q: Array,
-        out: Array,
-        lse: Array,
-        dlse: Array | None,
-    ) -> GradientRows:
-        """Copies in the compute dtype, with zeros in dead rows: whatever those hold is not read."""
-        scaled_q, dout_rows, lse_rows = heads.rows(q), heads.rows(dout), heads.statistics(lse)
-        scaled_q *= blocks.problem.scale
-        dead = lse_rows == -np.inf
-        if dead.any():
-            scaled_q[dead] = 0
-            dout_rows[dead] = 0
-        return cls(
-            scaled_q=scaled_q,
-            dout=dout_rows,
-            out=heads.rows(out),
-            lse=lse_rows,
-            dlse=None if dlse is None else heads.statistics(dlse),
-            dead=dead,
-            dq=np.zeros_like(scaled_q),
-        )
-
-    def delta(self, rows: slice) -> Array:
-        """rowsum(dO * O) - dlse of some rows."""
-        delta: Array = np.einsum("bhrw,bhrw->bhr", self.dout[:, :, rows], self.out[:, :, rows])
-        if self.dlse is not None:
-            delta -= self.dlse[:, :, rows]
-        return delta
-
-    def store(self, blocks: Blocks, heads: Heads, dq: Array) -> None:
-        """Write dQ to its place."""
-        self.dq *= blocks.problem.scale
-        if self.dead.any():
-            self.dq[self.dead] = 0
-        for queries in blocks.queries:
-            heads.set_rows(dq, queries, self.dq[:, :, blocks.rows(queries)])
+__all__ = ["Given", "GradientRows", "Gradients", "tasks"]
 
 
-def column_blocks(
-    blocks: Blocks,
-    heads: Heads,
-    rows: GradientRows,
-    delta_of: Callable[[slice], Array],
-    k: Array,
-    v: Array,
-    dk: Array,
-    dv: Array,
-    scratch: Scratch,
-) -> None:
-    """Write dK and dV block by block, and accumulate dQ over the blocks.
-
-    dK and dV of a block are local to the inner loop. Heads of a group are
-    folded into the rows, so these sums are over the group too.
-    """
-    keys, values = heads.keys(k), heads.keys(v)
-    for block in blocks.keys:
-        shape = (*keys.shape[:2], block.stop - block.start)
-        block_dk = np.zeros((*shape, keys.shape[-1]), keys.dtype)
-        block_dv = np.zeros((*shape, values.shape[-1]), keys.dtype)
-        for index, tile in enumerate(blocks.of_keys(block)):
-            operands = keys[:, :, tile.keys], values[:, :, tile.keys]
-            weights, dscores = _tile(blocks, tile, rows, delta_of(tile.rows), *operands, scratch)
-            seen = slice(0, tile.keys.stop - tile.keys.start)
-            dout, scaled_q = rows.dout[:, :, tile.rows], rows.scaled_q[:, :, tile.rows]
-            accumulate(block_dv[:, :, seen], weights, dout, scratch, index == 0)
-            accumulate(block_dk[:, :, seen], dscores, scaled_q, scratch, index == 0)
-            dq = rows.dq[:, :, tile.rows]
-            accumulate(dq, dscores.swapaxes(-1, -2), operands[0], scratch, block.start == 0)
-        heads.set_keys(dk, block, block_dk)
-        heads.set_keys(dv, block, block_dv)
+#: What an algorithm does with the rows of a task.
+Inner = Callable[["Gradients", GradientRows], None]
 
 
-def _tile(
-    blocks: Blocks,
-    tile: Tile,
-    rows: GradientRows,
-    delta: Array,
-    k: Array,
-    v: Array,
-    scratch: Scratch,
-) -> tuple[Array, Array]:
-    """P^T and dS^T of a tile, [key, row]: exp(S - lse) and P * (dP - delta)."""
-    weights = transposed_product(k, rows.scaled_q[:, :, tile.rows], scratch, "weights")
-    blocks.hide(weights, tile)
-    weights -= rows.lse[:, :, None, tile.rows]
-    np.exp(weights, out=weights)
-    dscores = transposed_product(v, rows.dout[:, :, tile.rows], scratch, "dscores")
-    dscores -= delta[:, :, None]
-    dscores *= weights
-    dead = rows.dead[:, :, None, tile.rows]
-    if dead.any():
-        np.copyto(weights, 0, where=dead)
-        np.copyto(dscores, 0, where=dead)
-    return weights, dscores
+def tasks(plan: Plan, inner: Inner, given: Given) -> Iterator[Task]:
+    """The tasks of a backward pass: some heads and a part of their queries each."""
+    blocks = Blocks(plan)
+    for heads in Heads.of(blocks):
+        operands = Operands(blocks, heads, given.q, given.k, given.v)
+        parts = blocks.parts()
+        sums = KeySums(heads, blocks.keys, len(parts), given.dk, given.dv)
+        for index, part in enumerate(parts):
+            task = Gradients(part, heads.part(part), operands, sums, index)
+            yield functools.partial(task.run, inner, given)
+
+
+class Gradients:
+    """One task: dQ of a part of the queries, and what they give to dK and dV."""
+
+    def __init__(
+        self, blocks: Blocks, heads: Heads, operands: Operands, sums: KeySums, index: int
+    ) -> None:
+        self._blocks, self._heads = blocks, heads
+        self._operands, self._sums, self._index = operands, sums, index
+
+    def run(self, inner: Inner, given: Given) -> None:
+        """Compute and write everything."""
+        blocks, operands = self._blocks, self._operands.make()
+        self._scratch = blocks.scratch
+        rows = GradientRows.load(blocks, self._heads, given)
+        if operands.common is not None:
+            own = own_lse(blocks, operands.keys, rows.scaled_q, self._scratch)
+            rows.take_off(operands.common, own)
+        inner(self, rows)
+        rows.store(blocks, self._heads, given.dq, operands.common)
+
+    def column_blocks(self, rows: GradientRows, delta_of: Callable[[slice], Array]) -> None:
+        """Hand over dK and dV block by block, and accumulate dQ over the blocks.
+
+        dK and dV of a block are local to the inner loop. Heads of a group are
+        folded into the rows, so these sums are over the group too.
+        """
+        keys, values = self._operands.keys, self._operands.values
+        for number, block in enumerate(self._blocks.keys):
+            shape = (*keys.shape[:2], block.stop - block.start)
+            dk = np.zeros((*shape, keys.shape[-1]), keys.dtype)
+            dv = np.zeros((*shape, values.shape[-1]), keys.dtype)
+            for index, tile in enumerate(self._blocks.of_keys(block)):
+                seen = slice(0, tile.keys.stop - tile.keys.start)
+                sums = dk[:, :, seen], dv[:, :, seen]
+                self._tile(tile, rows, delta_of(tile.rows), sums, index == 0)
+            self._sums.add(self._index, number, dk, dv)
+
+    def _tile(
+        self,
+        tile: Tile,
+        rows: GradientRows,
+        delta: Array,
+        sums: tuple[Array, Array],
+        first: bool,
+    ) -> None:
+        dk, dv = sums
+        scratch, keys = self._scratch, self._operands.keys[:, :, tile.keys]
+        weights, dscores = self._weights(tile, rows, delta, keys)
+        accumulate(dv, weights, rows.dout[:, :, tile.rows], scratch, first)
+        accumulate(dk, dscores, rows.scaled_q[:, :, tile.rows], scratch, first)
+        if rows.sums is not None:
+            rows.sums[:, :, tile.rows] += sum_over_keys(dscores)
+        dq = rows.dq[:, :, tile.rows]
+        accumulate(dq, dscores.swapaxes(-1, -2), keys, scratch, tile.keys.start == 0)
+
+    def _weights(
+        self, tile: Tile, rows: GradientRows, delta: Array, keys: Array
+    ) -> tuple[Array, Array]:
+        """P^T and dS^T of a tile, [key, row]: exp(S - lse) and P * (dP - delta)."""
+        scratch, values = self._scratch, self._operands.values[:, :, tile.keys]
+        weights = transposed_product(keys, rows.scaled_q[:, :, tile.rows], scratch, "weights")
+        self._blocks.hide(weights, tile)
+        weights -= rows.lse[:, :, None, tile.rows]
+        np.exp(weights, out=weights)
+        dscores = transposed_product(values, rows.dout[:, :, tile.rows], scratch, "dscores")
+        dscores -= delta[:, :, None]
+        dscores *= weights
+        if rows.some_dead:
+            dead = rows.dead[:, :, None, tile.rows]
+            np.copyto(weights, 0, where=dead)
+            np.copyto(dscores, 0, where=dead)
+        return weights, dscores

@@ -49,6 +49,14 @@ class Heads:
             return part
         return np.array(part, self._blocks.compute, order="C")
 
+    def part(self, blocks: Blocks) -> Heads:
+        """The same heads with the rows of some of the blocks."""
+        return Heads(blocks, self._batch, self._heads)
+
+    def finite(self, array: Array) -> bool:
+        """Whether the rows of all queries are free of infinities and NaN."""
+        return bool(np.isfinite(self._by_group(array)).all())
+
     def set_keys(self, array: Array, keys: slice, values: Array) -> None:
         """Write a block of (batch, head, key, width) to its place, rounding once."""
         array[self._batch, keys, self._heads] = values.swapaxes(1, 2)
@@ -57,17 +65,17 @@ class Heads:
         """Folded rows (batch, head, row, width): a copy."""
         return self._fold(self._by_group(array))
 
-    def set_rows(self, array: Array, queries: slice, rows: Array) -> None:
-        """Write the folded rows of a block of queries to their place, rounding once."""
-        self._by_group(array)[:, :, :, queries] = self._unfolded(rows, queries)
+    def set_rows(self, array: Array, rows: Array) -> None:
+        """Write all folded rows to their place, rounding once."""
+        self._unfold(rows, self._by_group(array))
 
     def statistics(self, array: Array) -> Array:
         """Folded statistics (batch, head, row): a copy."""
         return self._fold(self._statistics_by_group(array))
 
-    def set_statistics(self, array: Array, queries: slice, rows: Array) -> None:
-        """Write the folded statistics of a block of queries to their place."""
-        self._statistics_by_group(array)[:, :, :, queries] = self._unfolded(rows, queries)
+    def set_statistics(self, array: Array, rows: Array) -> None:
+        """Write all folded statistics to their place."""
+        self._unfold(rows, self._statistics_by_group(array))
 
     def _by_group(self, array: Array) -> Array:
         """A view (batch, head, head of the group, query, width)."""
@@ -87,18 +95,31 @@ class Heads:
         return heads_kv, heads // heads_kv
 
     def _fold(self, grouped: Array) -> Array:
-        batch, heads, group, seqlen, *width = grouped.shape
-        rows = np.empty((batch, heads, group * seqlen, *width), self._blocks.compute)
-        for queries in self._blocks.queries:
-            block = self._unfolded(rows[:, :, self._blocks.rows(queries)], queries)
-            block[...] = grouped[:, :, :, queries]
+        batch, heads, group, _, *width = grouped.shape
+        runs = self._runs()
+        length = sum(queries.stop - queries.start for queries in runs)
+        rows = np.empty((batch, heads, group * length, *width), self._blocks.compute)
+        for queries in runs:
+            self._run_of(rows, queries)[...] = grouped[:, :, :, queries]
         return rows
 
-    def _unfolded(self, rows: Array, queries: slice) -> Array:
-        """The folded rows of a block as a view with the heads of the group as an axis."""
+    def _unfold(self, rows: Array, grouped: Array) -> None:
+        for queries in self._runs():
+            grouped[:, :, :, queries] = self._run_of(rows, queries)
+
+    def _runs(self) -> list[slice]:
+        """Queries whose heads follow one another among the rows; of single heads all at once."""
+        queries = self._blocks.queries
+        if self._blocks.problem.group == 1 and queries:
+            return [slice(queries[0].start, queries[-1].stop)]
+        return queries
+
+    def _run_of(self, rows: Array, queries: slice) -> Array:
+        """The folded rows of a run as a view with the heads of the group as an axis."""
         batch, heads, _, *width = rows.shape
         length = queries.stop - queries.start
-        return rows.reshape(batch, heads, self._blocks.problem.group, length, *width)
+        part = rows[:, :, self._blocks.rows(queries)]
+        return part.reshape(batch, heads, self._blocks.problem.group, length, *width)
 
 
 def _is_matrix(array: Array) -> bool:

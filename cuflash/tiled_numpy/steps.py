@@ -14,7 +14,14 @@ import numpy as np
 
 from .blocks import Array, Scratch
 
-__all__ = ["RowState", "accumulate", "finish", "online_softmax", "transposed_product"]
+__all__ = [
+    "RowState",
+    "accumulate",
+    "finish",
+    "online_softmax",
+    "sum_over_keys",
+    "transposed_product",
+]
 
 #: Keys whose weights are summed one after another; 1024 so cost half of float32's accuracy.
 _KEYS_SUMMED = 64
@@ -78,12 +85,12 @@ def online_softmax(scores: Array, state: RowState) -> Array:
     np.exp(scores, out=scores)
     rescale: Array = np.exp(state.row_max - shift)
     state.row_sum *= rescale
-    state.row_sum += _sum_over_keys(scores)
+    state.row_sum += sum_over_keys(scores)
     state.row_max[...] = new_max
     return rescale
 
 
-def _sum_over_keys(weights: Array) -> Array:
+def sum_over_keys(weights: Array) -> Array:
     """Sums of a few keys, then the sum of those: the error grows with either number, not both.
 
     A product with ones takes half the time that ``add.reduce`` over lines does.
@@ -99,10 +106,15 @@ def _sum_over_keys(weights: Array) -> Array:
     return total
 
 
-def finish(state: RowState) -> Array:
-    """Make the output of dead rows exactly zero; the log-sum-exp of all of them."""
+def finish(state: RowState, shift: Array | None) -> Array:
+    """Make the output of dead rows exactly zero; the log-sum-exp of all of them.
+
+    ``shift`` is what the scores lack, as :func:`row_shift` gives it.
+    """
     dead = state.row_sum == 0
     if dead.any():
         state.out[dead] = 0
     lse: Array = state.row_max + np.log(state.row_sum)
+    if shift is not None:
+        lse = (lse + shift).astype(lse.dtype)
     return lse

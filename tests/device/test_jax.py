@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -90,7 +91,7 @@ def test_it_is_what_the_library_gives(cp: Any, jax: Any, deterministic: bool) ->
     """The same kernels run, so the bits are the same; of dq only where its sum has an order."""
     case = replace(CASE, dtype="float16", causal=True)
     x = arrays(case, "q", "k", "v", "dout", "dlse")
-    got = _all_results(jax, _attention(case, deterministic=deterministic), x)
+    got = _all_results(jax, _attention(case, deterministic_gradients=deterministic), x)
     dout, q, k, v, dlse = (cp.asarray(x[name]) for name in ("dout", "q", "k", "v", "dlse"))
     out, lse = cuflash.attention(q, k, v, causal=True, return_lse=True)
     shared: dict[str, Any] = {"dlse": dlse, "causal": True, "deterministic": deterministic}
@@ -98,6 +99,25 @@ def test_it_is_what_the_library_gives(cp: Any, jax: Any, deterministic: bool) ->
     expected = dict(zip(("out", "lse", *GRADIENTS), (out, lse, *grads), strict=True))
     for name in expected if deterministic else ("out", "lse", "dk", "dv"):
         assert got[name].tobytes() == expected[name].get().tobytes(), name
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_float32_residual_is_the_float32_output_of_the_library(
+    cp: Any, jax: Any, dtype: str
+) -> None:
+    case = replace(CASE, dtype=dtype, causal=True)
+    x = arrays(case, "q", "k", "v", "dout")
+    options = {"residual_dtype": "float32", "deterministic_gradients": True}
+    got = _all_results(jax, _attention(case, **options), x)
+    plain = _all_results(jax, _attention(case, deterministic_gradients=True), x)
+    assert got["out"].tobytes() == plain["out"].tobytes()
+    assert got["out"].dtype == plain["out"].dtype
+    q, k, v, dout = (jax.numpy.asarray(x[name]) for name in ("q", "k", "v", "dout"))
+    q, k, v, dout = (cp.from_dlpack(array) for array in (q, k, v, dout))
+    out, lse = cuflash.attention(q, k, v, causal=True, return_lse=True, out_dtype="float32")
+    grads = cuflash.attention_backward(dout, q, k, v, out, lse, causal=True, deterministic=True)
+    for name, grad in zip(GRADIENTS, grads, strict=True):
+        assert got[name].tobytes() == grad.get().tobytes(), name
 
 
 @pytest.mark.parametrize("algorithm", ["fa1", "fa2", "fa3"])
@@ -195,3 +215,35 @@ def test_another_device_than_the_first(jax: Any) -> None:
     ]
     assert [next(iter(out.devices())) for out in outs] == jax.local_devices()[:2]
     assert np.asarray(outs[0]).tobytes() == np.asarray(outs[1]).tobytes()
+
+
+@pytest.mark.parametrize("spec", [("x",), (None, None, "x")], ids=["batch", "heads"])
+@pytest.mark.parametrize("algorithm", ["fa1", "fa2", "fa3"])
+def test_arrays_divided_over_devices_are_not_gathered(
+    jax: Any, spec: tuple[Any, ...], algorithm: str
+) -> None:
+    from cuflash.jax import attention
+
+    skip_without(algorithm)
+    if jax.local_device_count() < 2:
+        pytest.skip("needs a second CUDA device")
+    mesh = jax.sharding.Mesh(np.array(jax.local_devices()[:2]), ("x",))
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*spec))
+    rng = np.random.default_rng(4)
+    host = [rng.standard_normal((2, 150, heads, 64)).astype(np.float16) for heads in (4, 2, 2)]
+
+    def both(q: Any, k: Any, v: Any) -> Any:
+        options = {"algorithm": algorithm, "deterministic_gradients": True}
+        out, pull = jax.vjp(lambda *qkv: attention(*qkv, is_causal=True, **options), q, k, v)
+        return out, *pull(out)
+
+    divided = [jax.device_put(array, sharding) for array in host]
+    compiled = jax.jit(both).lower(*divided).compile()
+    assert not re.findall("all-gather|all-reduce|collective-permute|all-to-all", compiled.as_text())
+    # A whole pass may sum in another order than its parts: each part is held to itself.
+    axis = spec.index("x")
+    halves = zip(*(np.split(array, 2, axis) for array in host), strict=True)
+    parts = [jax.jit(both)(*map(jax.numpy.asarray, half)) for half in halves]
+    for got, *half in zip(compiled(*divided), *parts, strict=True):
+        assert len(got.sharding.device_set) == 2
+        assert np.asarray(got).tobytes() == np.concatenate(half, axis).tobytes()

@@ -1,11 +1,16 @@
-"""Compiles what the selected tests will run, beside the first of them."""
+"""Compiles what the selected tests will run, beside the first of them; each in its own process."""
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
-from .build import begin, compiler
+from .apart import apart
+from .build import begin, compiler, emulate
+from .drawn import Kernels
 from .rows import Row
+from .session import configs_of
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -13,7 +18,37 @@ def _compiled_ahead(request: pytest.FixtureRequest) -> None:
     if compiler() is None:
         return
     given = [getattr(item, "callspec", None) for item in request.session.items]
+    kernels = [spec.params.get("kernels") for spec in given if spec is not None]
+    for one in dict.fromkeys(one for one in kernels if isinstance(one, Kernels)):
+        for config in configs_of(one):
+            begin(config)
     rows = [spec.params.get("row") for spec in given if spec is not None]
     for row in dict.fromkeys(row for row in rows if isinstance(row, Row)):
         for config in row.runner.configs(row.cases()[0]):
             begin(config)
+
+
+@pytest.fixture(autouse=True)
+def _compiled(request: pytest.FixtureRequest) -> None:
+    """Waits for the kernels of a test: its children do not share what is being compiled."""
+    spec = getattr(request.node, "callspec", None)
+    asked = [] if spec is None else [spec.params.get(name) for name in ("row", "kernels")]
+    for one in asked:
+        if isinstance(one, Row):
+            configs = one.runner.configs(one.cases()[0])
+        else:
+            configs = configs_of(one) if isinstance(one, Kernels) else set()
+        for config in configs:
+            emulate(config)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Every test in a child; a property runs its examples apart itself."""
+    if getattr(pyfuncitem.obj, "is_hypothesis_test", False):
+        return None
+    if "here" in pyfuncitem.keywords:
+        return None
+    names = pyfuncitem._fixtureinfo.argnames
+    apart(partial(pyfuncitem.obj, **{name: pyfuncitem.funcargs[name] for name in names}))
+    return True

@@ -57,6 +57,7 @@ class Case:
     layout: str = "bshd"
     seed: int = 0
     values: str = "normal"
+    window: str = ""  # "left:right", an absent side is not bounded
     strides: tuple[Strides, ...] = (CONTIGUOUS,) * len(TENSORS)
 
     def __post_init__(self) -> None:
@@ -93,6 +94,12 @@ class Case:
         return self.seqlen_kv - self.seqlen_q if self.q_offset is None else self.q_offset
 
     @property
+    def sides(self) -> tuple[int | None, int | None]:
+        """Of the window: keys to the left and to the right of a query's own, None without bound."""
+        left, _, right = self.window.partition(":")
+        return int(left) if left else None, int(right) if right else None
+
+    @property
     def options(self) -> dict[str, Any]:
         """The keywords that say what is computed."""
         return {
@@ -100,14 +107,30 @@ class Case:
             "scale": self.scale,
             "q_offset": self.q_offset,
             "layout": self.layout,
+            **({"window_size": self.sides} if self.window else {}),
         }
 
+    def visible_range(self) -> tuple[np.ndarray, np.ndarray]:
+        """The keys that each query sees, [begin, end), of (seqlen_q,) each, O(seqlen_q)."""
+        own = np.arange(self.seqlen_q, dtype=np.int64) + self.offset
+        left, right = self.sides
+        if self.causal:
+            right = 0 if right is None else min(right, 0)
+        begin = np.zeros_like(own) if left is None else own - left
+        end = np.full_like(own, self.seqlen_kv) if right is None else own + right + 1
+        begin, end = (np.clip(bound, 0, self.seqlen_kv) for bound in (begin, end))
+        return begin, np.maximum(begin, end)
+
     def visible(self) -> np.ndarray:
-        """How many keys each query sees: always the first so many. (seqlen_q,), O(seqlen_q)."""
-        everything = np.full(self.seqlen_q, self.seqlen_kv, np.int64)
-        if not self.causal:
-            return everything
-        return np.clip(np.arange(self.seqlen_q) + self.offset + 1, 0, everything)
+        """How many keys each query sees. (seqlen_q,)."""
+        begin, end = self.visible_range()
+        return end - begin
+
+    def sees(self) -> np.ndarray:
+        """Whether each query sees each key, (seqlen_q, seqlen_kv)."""
+        begin, end = self.visible_range()
+        keys = np.arange(self.seqlen_kv)
+        return (keys >= begin[:, None]) & (keys < end[:, None])
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of a tensor in the layout."""
@@ -158,7 +181,7 @@ class Case:
         words = []
         for key, name in _WORDS.items():
             value = getattr(self, name)
-            if value is not None and value is not False:
+            if value is not None and value is not False and value != "":
                 words.append(f"{key}={'yes' if value is True else value}")
         strided = zip(TENSORS, self.strides, strict=True)
         words += [f"{name}:{recipe}" for name, recipe in strided if recipe != CONTIGUOUS]
@@ -196,4 +219,5 @@ _WORDS = {
     "layout": "layout",
     "seed": "seed",
     "values": "values",
+    "window": "window",
 }

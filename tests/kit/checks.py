@@ -75,7 +75,8 @@ def census(runner: Runner, case: Case) -> Verdict:
     columns = generator.integers(0, case.head_dim_v, _shape(case, "v")[:3])
     v = columns[..., None] == np.arange(case.head_dim_v)
     out, lse = _forward(runner, case, q, k, v)
-    visible = case.visible()
+    begin, end = case.visible_range()
+    visible = end - begin
     unit, wide = limits.UNIT[case.dtype], limits.UNIT[case.statistics.name]
     with np.errstate(over="ignore"):
         found = np.exp(lse.astype(np.float64))
@@ -85,7 +86,7 @@ def census(runner: Runner, case: Case) -> Verdict:
     for b, h in np.ndindex(case.batch, case.heads_q):
         counted = np.zeros((case.seqlen_kv + 1, case.head_dim_v))
         np.cumsum(v[b, h // case.group], axis=0, out=counted[1:])
-        expected = counted[visible] / np.maximum(visible, 1)[:, None]
+        expected = (counted[end] - counted[begin]) / np.maximum(visible, 1)[:, None]
         size = np.where(expected > 0, np.maximum(expected, limits.SMALLEST[case.dtype]), 0)
         verdicts.append(
             _verdict("census", np.abs(out[b, h] - expected), relative * size, "v", (b, h))
@@ -107,12 +108,13 @@ def one_hot(runner: Runner, case: Case) -> Verdict:
     targets, codes = _codes(generator, case.seqlen_kv, signs)
     if not targets.size or not case.seqlen_q:
         return Verdict("one_hot", 0.0, detail="does not apply")
-    visible = case.visible()
-    choices = np.searchsorted(targets, visible)  # targets that a row sees
+    first, end = (np.searchsorted(targets, bound) for bound in case.visible_range())
+    choices = end - first  # targets that a row sees
+    judged = (choices > 0) | (case.visible() == 0)  # a row may see keys and no target
     anywhere = generator.random((case.heads_q, case.seqlen_q))
     anywhere[generator.random(anywhere.shape) < 0.25] = 1  # the last one, at the mask's edge
     picks = np.clip((anywhere * choices).astype(np.int64), 0, np.maximum(choices - 1, 0))
-    chosen = targets[picks]
+    chosen = targets[np.minimum(first + picks, len(targets) - 1)]
     gap = limits.ONE_HOT_GAP[case.statistics.name] / (2 * case.factor)
     power = max(0, math.ceil(math.log2(gap)))
     for_k = 2.0 ** (power // 2)
@@ -125,8 +127,8 @@ def one_hot(runner: Runner, case: Case) -> Verdict:
     out, _ = _forward(runner, case, q, k, v)
     verdicts = []
     for b, h in np.ndindex(case.batch, case.heads_q):
-        expected = np.where(visible[:, None] > 0, v[b, h // case.group, chosen[h]], 0)
-        wrong = (out[b, h] != expected).astype(np.float64)
+        expected = np.where(choices[:, None] > 0, v[b, h // case.group, chosen[h]], 0)
+        wrong = ((out[b, h] != expected) & judged[:, None]).astype(np.float64)
         verdicts.append(_verdict("one_hot", wrong, np.zeros_like(wrong), "v of the key", (b, h)))
     return _worst(verdicts, "one_hot")
 
@@ -217,12 +219,14 @@ def _moved(
 
 def _row_sizes(case: Case) -> dict[str, np.ndarray]:
     """E of ``oracle`` for out and dv if logits, v and dO are of unit variance, doubled for luck."""
-    visible = case.visible()
+    begin, end = case.visible_range()
+    visible = end - begin
     keys = np.maximum(visible, 1)
     of_out = np.minimum(1, 2 * np.sqrt(math.e / keys)) * (visible > 0)
     squares = np.minimum(1, 4 * math.e / keys**2) * (visible > 0) * case.group
-    ends = np.bincount(visible, squares, case.seqlen_kv + 1)  # of rows that see so many keys
-    of_dv = np.sqrt(np.cumsum(ends[::-1])[::-1][1:])
+    # Of every key the rows that see it: their ranges begin at or before it and end behind it.
+    begins, ends = (np.bincount(bound, squares, case.seqlen_kv + 1) for bound in (begin, end))
+    of_dv = np.sqrt(np.maximum(np.cumsum(begins - ends)[:-1], 0))
     root = math.sqrt(case.head_dim_v)
     return {"out": root * of_out, "dv": root * of_dv}
 

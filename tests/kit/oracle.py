@@ -146,7 +146,7 @@ class _Head:
         self._out, lse = (results[name][b, h].astype(np.float64) for name in ("out", "lse"))
         live = lse != -np.inf
         self._lse = np.where(live, lse, 0)[:, None]
-        self._seen = np.arange(case.seqlen_kv) < np.where(live, case.visible(), 0)[:, None]
+        self._seen = case.sees() & live[:, None]
         scores = case.factor * (self._x["q"] @ self._x["k"].T)
         self._p = np.exp(np.where(self._seen, scores - self._lse, -np.inf))
         terms = case.factor * (np.abs(self._x["q"]) @ np.abs(self._x["k"]).T)
@@ -210,7 +210,7 @@ def plain(case: Case, inputs: Mapping[str, np.ndarray], step: int = 1) -> dict[s
     names = ("out", "lse", "dq", "dk", "dv") if gradients else ("out", "lse")
     shapes = {n: case.heads_first(n, np.empty(case.shape(n))).shape for n in names}
     results = {name: np.zeros(shape, case.storage) for name, shape in shapes.items()}
-    visible = (np.arange(case.seqlen_kv) < case.visible()[:, None])[::step, ::step]
+    visible = case.sees()[::step, ::step]
     scale = case.storage.type(case.factor)
     ordered = {name: array[:, :, ::step] for name, array in results.items()}
     with np.errstate(all="ignore"):

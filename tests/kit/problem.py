@@ -11,7 +11,16 @@ from hypothesis import strategies as st
 from .case import LAYOUTS, TENSORS, VALUES, Case
 from .strides import CONTIGUOUS, Strides
 
-__all__ = ["LAYOUTS", "TENSORS", "VALUES", "Case", "cases", "lengths", "register_profiles"]
+__all__ = [
+    "LAYOUTS",
+    "TENSORS",
+    "VALUES",
+    "Case",
+    "cases",
+    "lengths",
+    "recipes",
+    "register_profiles",
+]
 
 
 def lengths(tile: int, longest: int) -> st.SearchStrategy[int]:
@@ -77,7 +86,7 @@ def cases(
         layout=layout,
         seed=draw(st.integers(0, 2**31 - 1)),
         values=draw(st.sampled_from(values)),
-        strides=tuple(draw(_recipes(layout, name, strided)) for name in TENSORS),
+        strides=tuple(draw(recipes(layout, name, strided)) for name in TENSORS),
     )
 
 
@@ -107,8 +116,8 @@ def _counts(draw: st.DrawFn, layout: str, room: int) -> tuple[int, int, int]:
     return batch, group * heads_kv, heads_kv
 
 
-def _recipes(layout: str, name: str, strided: bool) -> st.SearchStrategy[Strides]:
-    """Half of the tensors contiguous; the others mostly with a last stride of one element."""
+def recipes(layout: str, name: str, strided: bool = True) -> st.SearchStrategy[Strides]:
+    """Strides of a tensor: contiguous for half; else mostly with a last stride of one element."""
     if not strided:
         return st.just(CONTIGUOUS)
     axes = range(len(layout))
@@ -136,10 +145,12 @@ def _subsets(axes: Sequence[int]) -> st.SearchStrategy[tuple[int, ...]]:
     return st.one_of(st.just(()), some)
 
 
-def register_profiles() -> None:
-    """Profiles of hypothesis: "ci" is loaded; ``--hypothesis-profile`` takes another."""
+def register_profiles(load: str = "drawn") -> None:
+    """Profiles of hypothesis, one of them loaded; ``--hypothesis-profile`` takes another."""
     shared = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
-    settings.register_profile("ci", derandomize=True, max_examples=50, database=None, **shared)
+    few = {**shared, "max_examples": 50, "database": None, "print_blob": True}
+    settings.register_profile("ci", derandomize=True, **few)
+    settings.register_profile("drawn", **few)
     settings.register_profile("device", max_examples=300, print_blob=True, **shared)
     settings.register_profile("soak", max_examples=20_000, print_blob=True, **shared)
-    settings.load_profile("ci")
+    settings.load_profile(load)

@@ -47,7 +47,8 @@ NO_PROGRAM = re.compile(r"CompileError|\berror: |static assertion failed")
 def run_tests(tree: Path, tests: list[str]) -> tuple[int, str]:
     """Pytest's exit code and output in a copy of the tree."""
     # Without capture: the emulator says what is wrong and aborts.
-    command = [sys.executable, "-m", "pytest", "-qxs", "-p", "no:cacheprovider", *tests]
+    command = [sys.executable, "-m", "pytest", "-qxs", "-p", "no:cacheprovider"]
+    command += ["--hypothesis-profile=ci", *tests]  # the same examples whenever it is run
     options: dict[str, Any] = {"cwd": tree, "env": environment_of(tree), "capture_output": True}
     seconds = (GPU_SECONDS if cuflash.is_available() else CPU_SECONDS) * len(tests)
     try:

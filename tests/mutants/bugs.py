@@ -21,6 +21,7 @@ from . import (
     fa3_backward_rows,
     fa3_order,
     host,
+    host_calls,
     products,
 )
 from .bug import Bug
@@ -37,6 +38,7 @@ BUGS = (
     *fa2_wide.BUGS,
     *products.BUGS,
     *host.BUGS,
+    *host_calls.BUGS,
 )
 #: Those of FlashAttention-3, in records of their own: of a GPU of compute capability 9.0, see
 #: ``hopper``, and of the emulator.

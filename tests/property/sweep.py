@@ -96,7 +96,8 @@ def tiles(
 def count(runner: ApiRunner, parametrisations: int) -> int:
     """Examples for each of so many parametrisations of a property.
 
-    The profile "ci" (50 examples) stands for these numbers, another one for its share of them.
+    The profiles "ci" and "drawn" (50 examples) stand for these numbers, another one for its
+    share of them.
     """
     base = EXAMPLES[runner.backend]
     if runner.algorithm == "auto":  # which a sweep has fewer parametrisations of

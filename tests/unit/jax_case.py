@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -11,7 +12,12 @@ import pytest
 
 from ..kit.limits import REFERENCE_UNITS, UNIT
 
-__all__ = ["draw", "formula", "loss", "near", "wide"]
+__all__ = ["cpu_mesh", "draw", "formula", "loss", "near", "wide"]
+
+# Read when JAX starts its backend, which nothing does while tests are collected.
+_DEVICES = "--xla_force_host_platform_device_count=4"
+if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_DEVICES}".strip()
 
 jax = pytest.importorskip("jax", reason="JAX is not installed")
 jnp = jax.numpy
@@ -24,6 +30,16 @@ def wide() -> Iterator[None]:
     jax.config.update("jax_enable_x64", True)
     yield
     jax.config.update("jax_enable_x64", before)
+
+
+def cpu_mesh(*sizes: int, explicit: bool = False) -> Any:
+    """Four devices of the CPU as a mesh of axes "x" and "y"."""
+    devices = jax.devices("cpu")
+    assert len(devices) >= 4, "JAX was started before the tests asked for 4 devices"
+    kind = jax.sharding.AxisType.Explicit if explicit else jax.sharding.AxisType.Auto
+    names = ("x", "y")[: len(sizes)]
+    grid = np.array(devices[:4]).reshape(sizes)
+    return jax.sharding.Mesh(grid, names, axis_types=(kind,) * len(sizes))
 
 
 def draw(*shapes: tuple[int, ...], dtype: Any = "float64", seed: int = 0) -> list[Any]:

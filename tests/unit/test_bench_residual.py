@@ -21,7 +21,7 @@ def _ours(kept: str | None) -> Any:
 @pytest.fixture
 def rows(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     monkeypatch.setattr(residual, "SHAPE", (1, 64, 1, 16))
-    monkeypatch.setattr(residual, "SHIFTS", (0, 16))
+    monkeypatch.setattr(residual, "SHIFTS", (0, 64))
     return residual.errors({name: _ours(kept) for name, kept in residual.RESIDUALS.items()})
 
 
@@ -29,7 +29,7 @@ def test_errors_are_of_dq_and_fall_with_the_residual(rows: list[dict[str, Any]])
     found = {(row["shift"], row["impl"]): row["error"] for row in rows}
     assert len(found) == 4
     assert all(0 < error < 0.3 for error in found.values())
-    assert found[16, "cuflash, float32 residual"] < found[16, "cuflash"] / 4
+    assert found[64, "cuflash, float32 residual"] < found[64, "cuflash"] / 4
 
 
 def test_the_table_has_a_line_a_shift_and_a_line_a_time(
@@ -41,5 +41,5 @@ def test_the_table_has_a_line_a_shift_and_a_line_a_time(
     stored = [{**common, **row} for row in [*rows, time]]
     monkeypatch.setattr(residual_table, "load", lambda _: stored)
     lines = residual_table.render().splitlines()
-    assert sum(line.startswith(("| 0 |", "| 16 |")) for line in lines) == 2
+    assert sum(line.startswith(("| 0 |", "| 64 |")) for line in lines) == 2
     assert "| cuflash | 64 | 512 | 1.500 | 1.000 |" in lines

@@ -168,14 +168,14 @@ def test_rows_that_see_no_key(wide: None) -> None:
 
 def test_options_reach_the_passes() -> None:
     q, k, v = draw((1, 5, 2, 8), (1, 5, 2, 8), (1, 5, 2, 8), dtype="float32")
-    for options in ({"algorithm": "fa1"}, {"algorithm": "fa2", "deterministic": True}):
+    for options in ({"algorithm": "fa1"}, {"algorithm": "fa2", "deterministic_gradients": True}):
         ran: list[Any] = []
         with dispatch.observe(ran.append):
             jax.block_until_ready(jax.grad(loss(attention, **options))(q, k, v))
         assert [plan.problem.operation for plan in ran] == ["forward", "backward"]
         assert {plan.backend for plan in ran} == {"numpy"}
         assert {plan.algorithm for plan in ran} == {options["algorithm"]}
-        assert ran[1].problem.deterministic is options.get("deterministic", False)
+        assert ran[1].problem.deterministic is options.get("deterministic_gradients", False)
 
 
 def test_it_is_what_the_library_gives(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import cuflash
@@ -19,6 +20,19 @@ attention = pytest.importorskip("cuflash.jax", reason="JAX is not installed").at
 
 VALUE, TYPE = cuflash.ArgumentValueError, cuflash.ArgumentTypeError
 Q, KV = (2, 5, 4, 8), (2, 9, 2, 8)
+#: Keywords that Flax's modules pass to an attention function.
+FLAX = (
+    "dropout_rate",
+    "dropout_rng",
+    "broadcast_dropout",
+    "deterministic",
+    "dtype",
+    "precision",
+    "module",
+    "force_fp32_for_softmax",
+    "qk_attn_weights_einsum",
+    "attn_weights_value_einsum",
+)
 
 BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"query": (5, 8)}, VALUE, r"query: got 2 axes \(5, 8\); expected \(batch, seqlen, heads"),
@@ -35,9 +49,21 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"key": object()}, TYPE, "key: got builtins.object; expected an array"),
     ({"is_causal": 1}, TYPE, "is_causal: got 1; expected True or False"),
     ({"return_lse": None}, TYPE, "return_lse: got None"),
-    ({"deterministic": 0}, TYPE, "deterministic: got 0"),
+    (
+        {"deterministic_gradients": 0},
+        TYPE,
+        "deterministic_gradients: got 0; expected True or False",
+    ),
+    (
+        {"residual_dtype": "float16"},
+        TYPE,
+        "residual_dtype: got float16 for float32 inputs; expected",
+    ),
+    ({"residual_dtype": "int8"}, TYPE, r"residual_dtype: got dtype\('int8'\); expected one of"),
     ({"scale": 0}, VALUE, "scale: got 0; expected a finite positive number"),
     ({"scale": "1"}, TYPE, "scale: got '1'"),
+    ({"scale": np.ones(1)}, TYPE, r"scale: got array\(\[1.\]\); expected a number"),
+    ({"scale": np.asarray(True)}, TYPE, "scale: got True; expected a number"),
     ({"q_offset": 0.5}, TYPE, "q_offset: got 0.5; expected an integer or None"),
     ({"algorithm": "cudnn"}, VALUE, "algorithm: got 'cudnn'"),
 ]
@@ -74,10 +100,38 @@ def test_a_bad_call_names_the_argument(
 
 def test_traced_options_are_refused() -> None:
     q, k, v = draw(Q, KV, KV, dtype="float32")
-    with pytest.raises(TYPE, match=r"scale: got .*expected a number"):
+    says = "scale: got an array that JAX is tracing; .*: multiply query by a traced one, and give"
+    with pytest.raises(TYPE, match=says):
         jax.jit(lambda scale: attention(q, k, v, scale=scale))(0.5)
     with pytest.raises(TYPE, match="is_causal: got"):
         jax.jit(lambda causal: attention(q, k, v, is_causal=causal))(True)
+    with pytest.raises(TYPE, match="dropout_rate: got an array that JAX is tracing"):
+        jax.jit(lambda rate: attention(q, k, v, dropout_rate=rate))(0.0)
+
+
+@pytest.mark.parametrize(
+    "scale",
+    [np.float32(0.5), np.asarray(0.5), jnp.asarray(0.5), jnp.bfloat16(0.5), np.float16(0.5)],
+)
+def test_a_scale_may_be_an_array_without_axes(scale: Any) -> None:
+    q, k, v = draw(Q, KV, KV, dtype="float32")
+    expected = attention(q, k, v, scale=0.5)
+    assert (attention(q, k, v, scale=scale) == expected).all()
+    assert (jax.jit(lambda *qkv: attention(*qkv, scale=scale))(q, k, v) == expected).all()
+
+
+def test_a_traced_scale_by_way_of_the_query() -> None:
+    q, k, v = draw(Q, KV, KV, dtype="float32")
+    by_query = jax.jit(lambda factor: attention(q * factor, k, v, scale=1))
+    assert (by_query(0.5) == attention(q, k, v, scale=0.5)).all()
+
+
+def test_a_scale_that_cannot_be_read() -> None:
+    q, k, v = draw(Q, KV, KV, dtype="float32")
+    gone = jnp.asarray(0.5)
+    gone.delete()
+    with pytest.raises(TYPE, match=r"scale: got an array that cannot be read .*deleted"):
+        attention(q, k, v, scale=gone)
 
 
 def test_an_algorithm_that_the_platform_lacks_is_named() -> None:
@@ -87,11 +141,11 @@ def test_an_algorithm_that_the_platform_lacks_is_named() -> None:
             function(q, k, v, algorithm="fa3")
 
 
-def test_its_arguments_are_jaxs_or_its_own() -> None:
+def test_its_arguments_are_jaxs_flaxs_or_its_own() -> None:
     theirs = inspect.signature(jax.nn.dot_product_attention).parameters
     mine = inspect.signature(attention).parameters
-    own = {"q_offset", "return_lse", "algorithm", "deterministic"}
-    assert set(mine) - set(theirs) == own
+    own = {"q_offset", "return_lse", "algorithm", "deterministic_gradients", "residual_dtype"}
+    assert set(mine) - set(theirs) == own | set(FLAX)
     assert [n for n in theirs if n in mine] == [n for n in mine if n in theirs]
     for name in set(mine) & set(theirs):
         assert (mine[name].kind, mine[name].default) == (theirs[name].kind, theirs[name].default)

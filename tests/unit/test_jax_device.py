@@ -20,6 +20,7 @@ __all__ = ["fake_device"]
 attention = pytest.importorskip("cuflash.jax", reason="JAX is not installed").attention
 from cuflash.jax import device as on_device  # noqa: E402
 from cuflash.jax.call import Call  # noqa: E402
+from cuflash.jax.site import Site  # noqa: E402
 from cuflash.options import Options  # noqa: E402
 
 Q, KV = (2, 5, 4, 8), (2, 9, 2, 8)
@@ -51,13 +52,16 @@ def _lowered(function: Any, *arrays: Any) -> str:
     return str(traced.lower(lowering_platforms=("cuda",)).as_text())
 
 
-def _prepared(operation: Any = "forward", **options: Any) -> Any:
+def _prepared(operation: Any = "forward", mapped: tuple[int, ...] = (), **options: Any) -> Any:
     call = Call(operation, Options(**{"layout": "bshd", "q_offset": 0, **options}))
     rows = (2, 4, 5)
     shapes = {"q": Q, "k": KV, "v": KV, "out": Q, "dout": Q, "lse": rows, "dlse": rows}
     names = ("q", "k", "v") if operation == "forward" else ("dout", "q", "k", "v", "out", "lse")
-    kinds = [np.float32 if name == "lse" else np.float16 for name in names]
-    arrays = [jax.ShapeDtypeStruct(shapes[n], k) for n, k in zip(names, kinds, strict=True)]
+    kinds = {"lse": np.float32, "out": options.get("out_dtype", np.float16)}
+    arrays = [
+        jax.ShapeDtypeStruct((*mapped, *shapes[name]), kinds.get(name, np.float16))
+        for name in names
+    ]
     return on_device.prepare_device(call, arrays), arrays
 
 
@@ -174,6 +178,52 @@ def test_a_backward_callback_names_its_buffers(fake_device: FakeDevice) -> None:
     with_dlse = on_device.DeviceCall(prepared.call, prepared.prepared)
     at = _run(with_dlse, [*arrays, jax.ShapeDtypeStruct((2, 4, 5), jnp.float32)])
     assert given[1]["dlse"] == at["dlse"]
+
+
+def test_every_part_of_divided_arrays_has_its_own_plan(fake_device: FakeDevice) -> None:
+    """What XLA asks of a device is planned for the part that it has, and found by its shapes."""
+    site = Site(Call("forward", Options(layout="bshd", algorithm="fa2")), "cuda", 3)
+    parts = [(4, 5, 4, 8), (1, 5, 2, 8), (2, 5, 4, 8)]
+    for shape in parts:
+        arrays = [jax.ShapeDtypeStruct(shape, jnp.float16)] * 3
+        out, lse = jax.eval_shape(site.compute, *arrays)
+        assert (out.shape, lse.shape) == (shape, (shape[0], shape[2], shape[1]))
+    for shape in parts:
+        arrays = [_Buffer(shape, np.float16, (i + 1) << 20, 1) for i in range(3)]
+        rows = _Buffer((shape[0], shape[2], shape[1]), np.float32, 5 << 20, 1)
+        out = _Buffer(shape, np.float16, 4 << 20, 1)
+        assert site(SimpleNamespace(stream=STREAM), *arrays, out, rows) == ()
+        words = fake_device.launched[-1]
+        assert [_data(words, name) >> 20 for name in ("q", "k", "v", "out", "lse")] == [
+            1,
+            2,
+            3,
+            4,
+            5,
+        ]
+        problem = site.prepare(arrays).prepared[1].plan.problem
+        assert (problem.batch, problem.heads_q) == (shape[0], shape[2])
+    assert len(fake_device.launched) == len(parts)
+
+
+def test_axes_of_vmap_are_part_of_the_batch(fake_device: FakeDevice) -> None:
+    q, k, v = draw((3, *Q), (3, *KV), KV, dtype="float16")
+    text = _lowered(jax.vmap(attention, in_axes=(0, 0, None)), q, k, v)
+    assert "reshape" not in text
+    assert text.count("custom_call @xla_buffer_python_gpu_callback_cmd_buffer") == 1
+    prepared, _ = _prepared(mapped=(3, 2))
+    assert all(p.plan.problem.batch == 12 for p in prepared.prepared.values())
+
+
+@pytest.mark.parametrize("operation", ["forward", "backward"])
+def test_a_float32_residual_reaches_the_plan(operation: str) -> None:
+    prepared, _ = _prepared(operation, out_dtype="float32")
+    for one in prepared.prepared.values():
+        assert (one.plan.problem.storage, one.plan.problem.output) == ("float16", "float32")
+        kinds = {name: spec.dtype for name, spec in one.tensors.items()}
+        assert kinds["out"] == "float32"
+        assert kinds.get("dout", "float16") == "float16"
+        assert kinds.get("dq", "float16") == "float16"
 
 
 def test_buffers_without_elements_have_no_address(fake_device: FakeDevice) -> None:

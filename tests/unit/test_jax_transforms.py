@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -167,38 +164,3 @@ def test_the_forward_mode_is_refused() -> None:
     x = draw(Q, KV, KV)
     with pytest.raises(TypeError, match="forward-mode"):
         jax.jvp(attention, x, x)
-
-
-_DIVIDED = """
-import os
-os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
-import jax, numpy
-from jax.sharding import NamedSharding, PartitionSpec
-from cuflash.jax import attention
-
-assert len(jax.devices()) == 2
-spec = PartitionSpec("x")
-mesh = jax.sharding.Mesh(jax.devices(), "x")
-q = jax.random.normal(jax.random.PRNGKey(0), (2, 5, 4, 8))
-own = lambda x: (attention(x, x, x) ** 2).sum()
-expected = attention(q, q, q), jax.grad(own)(q)
-divided = jax.device_put(q, NamedSharding(mesh, spec))
-each = jax.shard_map(lambda x: attention(x, x, x), mesh=mesh, in_specs=spec, out_specs=spec,
-                     check_vma=False)
-got = jax.jit(each)(divided), jax.jit(jax.grad(lambda x: (each(x) ** 2).sum()))(divided)
-for one, other in zip(got, expected):
-    assert len(one.sharding.device_set) == 2
-    assert numpy.allclose(one, other, rtol=1e-6, atol=1e-6)
-gathered = jax.jit(lambda x: attention(x, x, x))(divided)
-assert numpy.array_equal(gathered, expected[0])
-print("works")
-"""
-
-
-def test_several_devices(root: Path) -> None:
-    if not hasattr(jax, "shard_map"):
-        pytest.skip("this JAX has no jax.shard_map")
-    done = subprocess.run(
-        [sys.executable, "-c", _DIVIDED], capture_output=True, text=True, cwd=root
-    )
-    assert done.stdout.strip() == "works", done.stderr

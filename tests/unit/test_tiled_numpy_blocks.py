@@ -90,9 +90,8 @@ def test_delta_is_computed_in_every_tile_or_once(
 
 def bytes_of_scores(chosen: Plan) -> int:
     p, tile = chosen.problem, chosen.tile
-    arrays = 1 if p.operation == "forward" else 2
     itemsize = DTYPES[p.compute].itemsize
-    return arrays * itemsize * p.group * tile.block_q * tile.block_kv * tile.block_heads
+    return itemsize * p.group * tile.block_q * tile.block_kv * tile.block_heads
 
 
 @pytest.mark.parametrize("operation", ["forward", "backward"])
@@ -130,14 +129,14 @@ def test_scores_of_a_step_fit_the_cache(
     ("changes", "cache", "tile"),
     [
         ({}, 1 << 20, (352, 688, 1)),
-        ({"operation": "backward"}, 1 << 20, (256, 512, 1)),
+        ({"operation": "backward"}, 1 << 20, (352, 688, 1)),  # as forward: scores round alike
         ({}, 1 << 24, (512, 1024, 8)),  # longer blocks gain nothing; more heads do
         ({"heads_q": 32}, 1 << 20, (80, 752, 1)),  # four heads a group share the rows
         ({"mask": "causal"}, 1 << 20, (352, 688, 1)),
         ({"mask": "causal", "seqlen_q": 2048}, 1 << 20, (256, 1024, 1)),
         ({"mask": "causal", "seqlen_q": 512, "seqlen_kv": 512}, 1 << 20, (128, 512, 4)),
         ({"seqlen_q": 128, "seqlen_kv": 128}, 1 << 20, (128, 128, 16)),
-        ({"seqlen_q": 1}, 1 << 20, (1, 1024, 16)),
+        ({"seqlen_q": 1}, 1 << 20, (1, 8192, 16)),  # few rows: products short of work
     ],
 )
 def test_the_measured_choices(

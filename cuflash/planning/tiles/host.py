@@ -7,18 +7,26 @@ from math import isqrt
 
 from ...errors import ArgumentValueError
 from ..device import HostLimits
-from ..problem import DTYPES, AttentionProblem
+from ..problem import DTYPES, AttentionProblem, Operation
 from .common import ceil_div, round_down
 
-__all__ = ["HostTile", "tile_of_blocks", "tile_of_cache"]
+__all__ = ["FEW_ROWS", "HostTile", "tile_of_blocks", "tile_of_cache"]
 
 #: Longer blocks gained nothing on any cache, and a causal mask cuts off less of them.
 MOST_QUERIES = 512
 MOST_KEYS = 1024
+#: So few rows of a block are computed in a way of their own, with longer blocks of keys:
+#: their products are short of work.
+FEW_ROWS, MOST_KEYS_OF_FEW = 16, 8192
 #: Shorter blocks of queries cost more in small matrix products than they save of the
 #: half-hidden squares on the diagonal, which take one part in ``CAUSAL_BLOCKS`` of the work.
 FEWEST_CAUSAL_QUERIES = 128
 CAUSAL_BLOCKS = 8
+#: Tasks that a call has at least, where its blocks allow it. Every part of a backward pass
+#: computes dK and dV of its own, which have to be added.
+TASKS: dict[Operation, int] = {"forward": 32, "backward": 16}
+#: Multiplications that outweigh handing a task to another thread: about a millisecond.
+WORK_OF_A_TASK = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -29,15 +37,22 @@ class HostTile:
     ``block_kv`` keys, for ``block_heads`` pairs of a batch entry and a
     key/value head at once: short sequences need many pairs to outweigh the
     cost of a NumPy call.
+
+    The queries of the heads of a step are divided into ``parts`` of whole
+    blocks, each of which is a task of its own, so that few heads keep many
+    threads busy. Sums are rounded part by part: like all else but ``threads``
+    their number follows from the problem alone, and so do the results' bits.
     """
 
     block_q: int
     block_kv: int
     block_heads: int
+    parts: int = 1
+    threads: int = 1
 
 
 def tile_of_cache(problem: AttentionProblem, limits: HostLimits) -> HostTile:
-    """Blocks whose scores fill the cache: the backward pass holds two arrays of them.
+    """Blocks whose scores fill the cache.
 
     A block has about twice as many keys as rows. Lengths are parted evenly, so
     that no short block is left at the end.
@@ -48,9 +63,10 @@ def tile_of_cache(problem: AttentionProblem, limits: HostLimits) -> HostTile:
         causal = max(FEWEST_CAUSAL_QUERIES, problem.seqlen_q // CAUSAL_BLOCKS)
         most_queries = min(most_queries, causal)
     block_q = _even(problem.seqlen_q, max(1, most_queries))
-    most_keys = min(MOST_KEYS, scores // _rows(problem, block_q))
+    rows = _rows(problem, block_q)
+    most_keys = min(MOST_KEYS if rows > FEW_ROWS else MOST_KEYS_OF_FEW, scores // rows)
     block_kv = _even(problem.seqlen_kv, max(1, most_keys))
-    return _fill(problem, scores, block_q, block_kv)
+    return _fill(problem, limits, scores, block_q, block_kv)
 
 
 def tile_of_blocks(
@@ -61,22 +77,41 @@ def tile_of_blocks(
         raise ArgumentValueError("blocks", f"{blocks}", "two positive numbers of rows")
     block_q = min(blocks[0], max(1, problem.seqlen_q))
     block_kv = min(blocks[1], max(1, problem.seqlen_kv))
-    return _fill(problem, _scores(problem, limits), block_q, block_kv)
+    return _fill(problem, limits, _scores(problem, limits), block_q, block_kv)
 
 
 def _scores(problem: AttentionProblem, limits: HostLimits) -> int:
-    """How many scores a step may have; never fewer than a square of 16."""
-    arrays = 1 if problem.operation == "forward" else 2
-    return max(256, limits.cache // (arrays * DTYPES[problem.compute].itemsize))
+    """How many scores a step may have; never fewer than a square of 16.
+
+    The backward pass holds two arrays of them and has the same blocks: BLAS
+    rounds a score by the shape of its product, and the weights of both passes
+    should be the same to the last bit. It loses nothing by it.
+    """
+    return max(256, limits.cache // DTYPES[problem.compute].itemsize)
 
 
 def _rows(problem: AttentionProblem, block_q: int) -> int:
     return block_q * max(1, problem.group)
 
 
-def _fill(problem: AttentionProblem, scores: int, block_q: int, block_kv: int) -> HostTile:
+def _fill(
+    problem: AttentionProblem, limits: HostLimits, scores: int, block_q: int, block_kv: int
+) -> HostTile:
+    pairs = problem.batch * problem.heads_kv
     fitting = scores // (_rows(problem, block_q) * block_kv)
-    return HostTile(block_q, block_kv, max(1, min(fitting, problem.batch * problem.heads_kv)))
+    together = max(1, min(fitting, pairs))
+    chunks = ceil_div(pairs, together)
+    wanted = ceil_div(TASKS[problem.operation], max(1, chunks))
+    shares = _work(problem) // WORK_OF_A_TASK
+    parts = max(1, min(wanted, ceil_div(problem.seqlen_q, block_q), shares // max(1, chunks)))
+    threads = max(1, min(limits.threads, chunks * parts, shares))
+    return HostTile(block_q, block_kv, together, parts, threads)
+
+
+def _work(problem: AttentionProblem) -> int:
+    """Products of two numbers, and exponentials as so many of them."""
+    pairs = problem.batch * problem.heads_q * problem.seqlen_q * problem.seqlen_kv
+    return pairs * (problem.head_dim + problem.head_dim_v + 64)
 
 
 def _even(length: int, most: int) -> int:

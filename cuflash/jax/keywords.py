@@ -1,0 +1,133 @@
+"""Keywords that networks pass to an attention function: what is met, and what is refused.
+
+Flax calls its ``attention_fn`` with them, and leaves out those that the
+function has no parameter for. So a keyword that changes the answer has to be a
+parameter here even if every value but one is refused.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+from typing import Any
+
+import jax
+import numpy as np
+
+from ..errors import ArgumentTypeError, ArgumentValueError
+from ..options import check_dtype, check_flag
+from ..planning.problem import DTypeName
+
+__all__ = ["as_number", "check_cast", "check_no_dropout", "check_none", "check_precision"]
+
+_ELSEWHERE = "jax.nn.dot_product_attention takes it"
+_REMEDIES = {
+    "bias": f"there is no bias yet, {_ELSEWHERE}",
+    "mask": (
+        "the only mask yet is is_causal=True, which NNX passes on; attention_fn of Linen may be "
+        "functools.partial(cuflash.jax.attention, is_causal=True); "
+        f"of any other, also that of decode=True, {_ELSEWHERE}"
+    ),
+    "module": "weights are never formed, so none can be sown: sow_weights=False",
+    "qk_attn_weights_einsum": "the products are computed as they are, not quantized",
+    "attn_weights_value_einsum": "the products are computed as they are, not quantized",
+}
+
+
+def check_none(**given: Any) -> None:
+    """Refuse what would change the answer and is not computed.
+
+    Raises
+    ------
+    ArgumentValueError
+        Naming the keyword, and what to do.
+    """
+    for name, value in given.items():
+        if value is not None:
+            raise ArgumentValueError(name, _shown(value), f"None: {_REMEDIES[name]}")
+
+
+def check_no_dropout(rate: Any, rng: Any, broadcast: Any, deterministic: Any) -> None:
+    """Refuse dropout: a rate above 0, unless ``deterministic`` says that there is none.
+
+    Raises
+    ------
+    ArgumentTypeError, ArgumentValueError
+        Naming the keyword.
+    """
+    check_flag("broadcast_dropout", broadcast)
+    without = check_flag("deterministic", deterministic)
+    given = as_number("dropout_rate", rate, "a number that is known while JAX traces")
+    if isinstance(given, bool) or not isinstance(given, numbers.Real):
+        raise ArgumentTypeError("dropout_rate", _shown(given), "a number")
+    rate = float(given)
+    if not (math.isfinite(rate) and 0 <= rate <= 1):
+        raise ArgumentValueError("dropout_rate", repr(rate), "0 to 1")
+    if rate > 0 and not without:
+        remedy = "0, or deterministic=True: there is no dropout yet"
+        raise ArgumentValueError("dropout_rate", f"{rate!r} and deterministic=False", remedy)
+    if rng is not None and not hasattr(rng, "dtype"):
+        raise ArgumentTypeError("dropout_rng", _shown(rng), "a key of jax.random, or None")
+
+
+def check_precision(precision: Any, force_fp32_for_softmax: Any) -> None:
+    """Take every setting of :class:`jax.lax.Precision`: all of them are met, and exceeded.
+
+    Raises
+    ------
+    ArgumentTypeError, ArgumentValueError
+        If a keyword is no such setting.
+    """
+    check_flag("force_fp32_for_softmax", force_fp32_for_softmax)
+    both = precision if isinstance(precision, tuple) and len(precision) == 2 else (precision,)
+    for one in both:
+        try:
+            known = one is None or isinstance(jax.lax.Precision(one), jax.lax.Precision)
+        except (TypeError, ValueError):
+            known = False
+        if not known:
+            expected = "None, one or two settings of jax.lax.Precision"
+            raise ArgumentValueError("precision", _shown(precision), expected)
+
+
+def check_cast(dtype: Any) -> DTypeName | None:
+    """The dtype to compute in and to return; None for that of the arrays.
+
+    Raises
+    ------
+    ArgumentTypeError, ArgumentValueError
+        If it is no storage type, or one that JAX is not set up for.
+    """
+    checked = check_dtype("dtype", dtype)
+    if checked == "float64" and not jax.config.jax_enable_x64:
+        raise ArgumentValueError("dtype", "float64", "float64 only with jax_enable_x64")
+    return checked
+
+
+def as_number(name: str, value: Any, expected: str) -> Any:
+    """What an array without axes holds; anything else as it is.
+
+    Raises
+    ------
+    ArgumentTypeError
+        If the array is being traced or cannot be read.
+    """
+    if isinstance(value, jax.core.Tracer):
+        raise ArgumentTypeError(name, "an array that JAX is tracing", expected)
+    if not isinstance(value, (np.generic, np.ndarray, jax.Array)) or value.shape != ():
+        return value
+    try:
+        return value.item()
+    except RuntimeError as error:  # deleted, or in another process
+        raise ArgumentTypeError(
+            name, f"an array that cannot be read ({error})", expected
+        ) from error
+
+
+def _shown(value: Any) -> str:
+    """What an error says it got, short."""
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        return f"an array of shape {tuple(value.shape)}"
+    if value is None or isinstance(value, (str, int, float, complex, tuple)):
+        return repr(value)[:100]
+    return f"{type(value).__module__}.{type(value).__qualname__}"

@@ -1,0 +1,92 @@
+"""One place of a computation at which a pass runs: what XLA calls, and with which buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..errors import UnsupportedError
+from .call import Call
+from .device import prepare_device
+from .host import prepare_host
+
+__all__ = ["TARGETS", "Site"]
+
+#: What XLA calls a callback of Python by, as jax.experimental.buffer_callback does.
+TARGETS = {
+    "cpu": "xla_buffer_python_cpu_callback",
+    "cuda": "xla_buffer_python_gpu_callback_cmd_buffer",
+}
+_PREPARE: dict[str, Callable[[Call, Sequence[Any]], Any]] = {
+    "cpu": prepare_host,
+    "cuda": prepare_device,
+}
+
+
+class Site:
+    """A pass in one computation: XLA calls it with a context, the arguments, and the results.
+
+    :func:`jax.experimental.buffer_callback` makes as much of a function. But it
+    adds the function to the computation that is being lowered. XLA asks how a
+    pass over divided arrays is computed when that computation is already
+    complete; the call it then gets has to name a callback that was there before.
+
+    Attributes
+    ----------
+    call
+        The pass.
+    platform
+        "cpu" or "cuda".
+    operands
+        How many arguments it has.
+    index
+        Its number among the callbacks of the computation.
+    """
+
+    def __init__(self, call: Call, platform: str, operands: int) -> None:
+        self.call = call
+        self.platform = platform
+        self.operands = operands
+        self.index = 0
+        self._prepared: dict[tuple[tuple[int, ...], ...], Any] = {}
+
+    def __call__(self, context: Any, *buffers: Any) -> tuple[()]:
+        """Fill the buffers of the results, which stand last."""
+        operands, results = buffers[: self.operands], buffers[self.operands :]
+        prepared = self._prepared[tuple(tuple(buffer.shape) for buffer in operands)]
+        prepared(context, results, *operands)
+        return ()
+
+    def __reduce__(self) -> NoReturn:
+        raise UnsupportedError(
+            "a compiled computation with cuflash.jax.attention cannot be serialised: it calls back "
+            "into this process; serialise what it is made from, and compile it where it runs"
+        )
+
+    def prepare(self, arrays: Sequence[Any]) -> Any:
+        """The callback over arrays of these shapes."""
+        shapes = tuple(tuple(array.shape) for array in arrays)
+        if shapes not in self._prepared:
+            self._prepared[shapes] = _PREPARE[self.platform](self.call, arrays)
+        return self._prepared[shapes]
+
+    def compute(self, *arrays: Any) -> list[Any]:
+        """The call in the computation, over whole arrays or over a device's parts of them.
+
+        The workspace of a pass is one more result, which nothing reads: XLA
+        plans memory for it as for any other, and the callback has nothing to
+        allocate.
+        """
+        wanted = [
+            jax.ShapeDtypeStruct(shape, jnp.dtype(kind))
+            for shape, kind in self.call.results_of(arrays)
+        ]
+        scratch_bytes = self.prepare(arrays).scratch_bytes
+        scratch = [jax.ShapeDtypeStruct((scratch_bytes,), jnp.uint8)] if scratch_bytes else []
+        fill = jax.ffi.ffi_call(TARGETS[self.platform], [*wanted, *scratch])
+        results: list[Any] = fill(*arrays, index=np.uint64(self.index))[: len(wanted)]
+        return results

@@ -1,0 +1,109 @@
+"""Types of arrays inside JAX: over which axes of a mesh they vary, and how they are divided.
+
+Inside :func:`jax.shard_map` a type names the axes of the mesh over which its
+values vary. On a mesh of explicit axes a type also says over which of them
+each of its own axes is divided.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from ..errors import ArgumentValueError
+from .call import Call, renamed
+
+__all__ = ["free_axes", "joined", "repeated", "result_types"]
+
+
+def joined(arrays: Sequence[Any]) -> list[Any]:
+    """The arrays, each varying over every axis of the mesh that one of them varies over.
+
+    JAX's own functions do the same before they compute; the transpose of this
+    step sums a gradient over the axes that its argument does not vary over.
+    """
+    varying = [_varying(jax.typeof(array)) for array in arrays]
+    everywhere = frozenset().union(*varying)
+    return [
+        _vary(array, tuple(sorted(everywhere - axes, key=str)))
+        for array, axes in zip(arrays, varying, strict=True)
+    ]
+
+
+def _varying(kind: Any) -> frozenset[Any]:
+    """Axes of the mesh over which a type varies; newer versions of JAX say it elsewhere."""
+    manual = getattr(kind, "manual_axis_type", None)
+    return frozenset(kind.vma if manual is None else manual.varying)
+
+
+def _vary(array: Any, axes: tuple[Any, ...]) -> Any:
+    if not axes:
+        return array
+    if hasattr(jax.lax, "pcast"):
+        return jax.lax.pcast(array, axes, to="varying")
+    return jax.lax.pvary(array, axes)
+
+
+def repeated(array: Any, size: int, like: Any) -> Any:
+    """``size`` times the array, along a first axis that is divided as that of ``like`` is."""
+    first, *_ = _spec(jax.typeof(like))
+    if first is None:
+        return jax.numpy.broadcast_to(array, (size, *array.shape))
+    kind = jax.typeof(array)
+    sharding = NamedSharding(kind.sharding.mesh, PartitionSpec(first, *_spec(kind)))
+    return jax.lax.broadcast(array, (size,), out_sharding=sharding)
+
+
+def free_axes(mapped: int, ndim: int) -> list[int]:
+    """Axes that may be divided, of a matrix or of rows: the mapped ones, batch and heads."""
+    return [*range(mapped + 1), ndim - 2]
+
+
+def result_types(call: Call, types: Sequence[Any]) -> list[Any]:
+    """Types of the results, from those of the arguments.
+
+    Raises
+    ------
+    ArgumentTypeError, ArgumentValueError
+        If the arguments are of no such call, or divided as no pass can take them.
+    """
+    shapes = call.results_of(types)
+    q, mapped = call.named(types)["q"], call.mapped(types)
+    divided = _division(call, types)
+    results = []
+    for shape, kind in shapes:
+        spec: list[Any] = [None] * len(shape)
+        for axis, names in zip(free_axes(mapped, len(shape)), divided, strict=True):
+            spec[axis] = names
+        sharding = NamedSharding(q.sharding.mesh, PartitionSpec(*spec))
+        results.append(
+            q.update(shape=shape, dtype=jax.numpy.dtype(kind), weak_type=False, sharding=sharding)
+        )
+    return results
+
+
+def _division(call: Call, types: Sequence[Any]) -> list[Any]:
+    """What the types say of the axes that may be divided, the same for every argument."""
+    mapped = call.mapped(types)
+    named = call.named(types)
+    divided = {name: _spec(kind) for name, kind in named.items()}
+    wanted = [divided["q"][axis] for axis in free_axes(mapped, len(divided["q"]))]
+    for name, spec in divided.items():
+        free = free_axes(mapped, len(spec))
+        others = [names for axis, names in enumerate(spec) if axis not in free]
+        if any(others) or [spec[axis] for axis in free] != wanted:
+            raise ArgumentValueError(
+                renamed(name),
+                f"an array divided as {PartitionSpec(*spec)}",
+                "batch and heads divided as query's, sequence and width whole: "
+                "use jax.sharding.reshard",
+            )
+    return wanted
+
+
+def _spec(kind: Any) -> tuple[Any, ...]:
+    spec = tuple(kind.sharding.spec)
+    return (*spec, *[None] * (len(kind.shape) - len(spec)))

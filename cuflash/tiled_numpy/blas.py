@@ -1,0 +1,87 @@
+"""NumPy's BLAS with one thread while calls of this library run."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+__all__ = ["one_blas_thread"]
+
+
+class _Setting:
+    """The number of threads of the BLAS that NumPy calls.
+
+    The setting belongs to the process, so the first of the calls that run at
+    once saves it and the last one restores it. Libraries are looked for once:
+    NumPy's BLAS is loaded before any call, and stays.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._calls = 0
+        self._libraries: list[Any] | None = None
+        self._saved: list[int] = []
+
+    def enter(self) -> int:
+        """Set it to one; the number of threads that the caller allows."""
+        with self._lock:
+            if self._libraries is None:
+                self._libraries = _libraries()
+            if self._calls == 0:
+                self._saved = [library.get_num_threads() for library in self._libraries]
+                self._set([1] * len(self._saved))
+            self._calls += 1
+            return min(self._saved) if self._saved else os.cpu_count() or 1
+
+    def leave(self) -> None:
+        """Restore it if no other call runs."""
+        with self._lock:
+            self._calls -= 1
+            if self._calls == 0:
+                self._set(self._saved)
+
+    def restore_in_child(self) -> None:
+        """A child of fork has none of the calls that other threads were in."""
+        self._lock = threading.Lock()
+        if self._calls:
+            self._calls = 0
+            self._set(self._saved)
+
+    def _set(self, numbers: list[int]) -> None:
+        for library, saved, number in zip(self._libraries or (), self._saved, numbers, strict=True):
+            if saved != 1:
+                library.set_num_threads(number)
+
+
+def _libraries() -> list[Any]:
+    """Controllers of NumPy's BLAS: the one beside NumPy, else every BLAS of the process."""
+    from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]
+
+    found = ThreadpoolController().select(user_api="blas").lib_controllers
+    package = os.path.dirname(np.__file__)
+    own = [one for one in found if str(one.filepath).startswith((package, f"{package}.libs"))]
+    return own or list(found)
+
+
+_setting = _Setting()
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_setting.restore_in_child)
+
+
+@contextlib.contextmanager
+def one_blas_thread() -> Iterator[int]:
+    """Hold NumPy's BLAS at one thread; gives the number that the caller had set.
+
+    Where no BLAS can be set, which is so of Apple's, the number is that of the cores.
+    """
+    allowed = _setting.enter()
+    try:
+        yield allowed
+    finally:
+        _setting.leave()

@@ -1,0 +1,98 @@
+"""Keys and values of some heads, shared by the tasks that compute with them."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..planning.tiles.host import FEW_ROWS
+from .blocks import Array, Blocks
+from .common_part import common_part
+from .heads import Heads
+
+__all__ = ["Operands", "longest_norm"]
+
+
+@dataclass(frozen=True)
+class _Range:
+    """Where exp of a score, times a value, is an ordinary number without a maximum taken off."""
+
+    score: float
+    least: float  # of the largest value of a column
+    most: float
+
+
+_RANGES = {
+    "float32": _Range(24.0, 1e-20, 1e20),
+    "float64": _Range(200.0, 1e-150, 1e150),
+}
+
+
+class Operands:
+    """Made by the first task that asks, while the others wait for it.
+
+    Attributes
+    ----------
+    keys, values
+        (batch, head, key, width) as BLAS reads them, in the compute dtype.
+        Keys are without their common part.
+    common
+        That part, (batch, head, 1, width), or None.
+    """
+
+    keys: Array
+    values: Array
+    common: Array | None
+
+    def __init__(self, blocks: Blocks, heads: Heads, q: Array, k: Array, v: Array) -> None:
+        self._blocks, self._heads = blocks, heads
+        self._given = q, k, v
+        self._lock = threading.Lock()
+        self._made = False
+
+    def make(self) -> Operands:
+        """Have everything there; returns itself."""
+        with self._lock:
+            if not self._made:
+                self._make(*self._given)
+                self._made = True
+        return self
+
+    def _make(self, q: Array, k: Array, v: Array) -> None:
+        problem = self._blocks.problem
+        self.keys, self.values = self._heads.keys(k), self._heads.keys(v)
+        self.common = None
+        rows = problem.group * problem.seqlen_q
+        # Of few rows it costs more to take off than the products; only gradients need it.
+        if problem.operation == "backward" or rows > FEW_ROWS:
+            self.common = common_part(self.keys, self._blocks.seen_keys)
+        if self.common is not None and not self._heads.finite(q):
+            self.common = None  # an infinity times a key keeps its sign
+        if self.common is not None:
+            self.keys = np.subtract(self.keys, self.common)
+
+    @functools.cached_property
+    def longest_row(self) -> float:
+        """The norm of a row of queries up to which no score needs its row's maximum.
+
+        A score is at most the product of two norms (Cauchy and Schwarz). Not
+        positive where the values are too large or too small for that, or not
+        finite.
+        """
+        numbers, seen = _RANGES[self.keys.dtype.name], self._blocks.seen_keys
+        keys, values = self.keys[:, :, :seen], self.values[:, :, :seen]
+        if 0 in keys.shape or 0 in values.shape:
+            return 0.0
+        columns = np.maximum(values.max(axis=2), -values.min(axis=2))
+        if not ((columns == 0) | ((columns >= numbers.least) & (columns <= numbers.most))).all():
+            return 0.0
+        longest = longest_norm(keys)
+        return numbers.score / longest if longest > 0 else 0.0
+
+
+def longest_norm(rows: Array) -> float:
+    """The largest Euclidean norm of (batch, head, row, width); 0 of no rows."""
+    return float(np.sqrt(np.einsum("bhrw,bhrw->bhr", rows, rows).max(initial=0)))

@@ -1,0 +1,165 @@
+"""What every launch is held to: its parameters are those of arrays that are there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from cuflash.cuda.parameters import ROW_VECTOR, TENSOR, TENSOR_MAP, fields_of
+from cuflash.planning.plan import Plan
+from cuflash.planning.problem import DTYPES
+
+from .memory import Block
+from .runtime import Launch, Runtime
+
+__all__ = ["Auditor"]
+
+#: Axes longer than 1, each with its stride in bytes, in no order.
+Axes = list[tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class _Tensor:
+    """A tensor as a launch describes it."""
+
+    name: str
+    address: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]  # in bytes, of all axes
+    dtype: str
+
+    @property
+    def axes(self) -> Axes:
+        return _axes(self.shape, self.strides)
+
+    @property
+    def is_vector(self) -> bool:
+        """Whether its rows begin at, and are a multiple of, 16 bytes."""
+        whole = [self.address, *(stride for _, stride in _axes(self.shape[:-1], self.strides[:-1]))]
+        whole.append(self.shape[-1] * DTYPES[self.dtype].itemsize)
+        return all(number % 16 == 0 for number in whole)
+
+
+def _axes(shape: Any, strides: Any) -> Axes:
+    return sorted((n, int(s)) for n, s in zip(shape, strides, strict=True) if n > 1)
+
+
+@dataclass
+class Auditor:
+    """Looks at launches; ``plan`` is of the pass that they belong to.
+
+    Attributes
+    ----------
+    used
+        Blocks that launches were given, and how.
+    counters
+        Tile counters by address, and the streams that launches drew from them on.
+    """
+
+    runtime: Runtime
+    plan: Plan | None = None
+    used: dict[Block, set[str]] = field(default_factory=dict)
+    counters: dict[tuple[int, int], set[tuple[int, int]]] = field(default_factory=dict)
+
+    def launch(self, launch: Launch) -> None:
+        """Raise AssertionError unless all its parameters are right."""
+        assert self.plan is not None, "a launch that nobody was told of"
+        assert launch.config in [one.config for one in self.plan.launches]
+        tensors = [t for t in _tensors(launch, self.plan) if 0 not in t.shape]
+        for tensor in tensors:
+            self._check_tensor(tensor, launch)
+        self._check_alignment([t for t in tensors if len(t.shape) == 4], launch)
+        self._check_workspace(launch)
+
+    def _check_tensor(self, tensor: _Tensor, launch: Launch) -> None:
+        same = [
+            array
+            for array in list(self.runtime.ndarray.living)
+            if array.data.ptr == tensor.address
+            and array.dtype.name == tensor.dtype
+            and _axes(array.shape, array.strides) == tensor.axes
+        ]
+        where = f"{launch.config.entry}: {tensor.name} at {tensor.address:#x}, {tensor.dtype}"
+        assert same, f"{where}: no array of shape {tensor.shape}, strides {tensor.strides} is there"
+        self._use(same[0].data.block, tensor.name, launch)
+
+    def _check_alignment(self, matrices: list[_Tensor], launch: Launch) -> None:
+        claimed = launch.config.copies != "element"
+        for tensor in matrices:
+            assert not claimed or tensor.is_vector, (
+                f"{launch.config.entry}: {launch.config.copies} copies of {tensor}"
+            )
+
+    def _check_workspace(self, launch: Launch) -> None:
+        """Every part lies at its offset from one place, in one array of bytes, with its room."""
+        assert self.plan is not None
+        names, places = launch.parameters.dtype.names, set()
+        for part in self.plan.workspace:
+            if part.name not in names or not part.nbytes:
+                continue
+            address = int(launch.parameters[part.name])
+            block = self.runtime.memory.at(address)
+            assert block is not None, f"{part.name} is nowhere"
+            if part.name == "tile_counter" and not launch.replayed:
+                self._check_counter(address, block, launch)
+                continue
+            assert block.holds(address, part.nbytes), f"{part.name} has no room"
+            places.add(address - part.offset)
+            self._use(block, "workspace", launch)
+        assert len(places) <= 1, "parts of several workspaces"
+        for place in places:
+            arrays = [a for a in self.runtime.ndarray.living if a.data.ptr == place]
+            assert any(a.dtype == "uint8" for a in arrays), "a workspace that is no array of bytes"
+            assert place % 256 == 0
+
+    def _check_counter(self, address: int, block: Block, launch: Launch) -> None:
+        streams = self.counters.setdefault((address, block.life), set())
+        streams.add((launch.device, launch.stream))
+        assert len(streams) == 1, f"streams {streams} share a tile counter"
+        self._use(block, "tile_counter", launch)
+        assert (block.bytes[:4] == 0).all(), "a tile counter is not 0 before a launch"
+
+    def _use(self, block: Block, name: str, launch: Launch) -> None:
+        assert block.alive, f"{name}: memory that was given back"
+        assert block.life == launch.lives.get(block), f"{name}: memory that is somebody else's now"
+        assert block.device == launch.device, f"{name}: memory of device {block.device}"
+        if block.inside:
+            assert block.stream == launch.stream, (
+                f"{name}: the library allocated it on stream {block.stream:#x}, whose next array "
+                f"may be given it while stream {launch.stream:#x} works"
+            )
+        self.used.setdefault(block, set()).add(name)
+
+
+def _tensors(launch: Launch, plan: Plan) -> Iterator[_Tensor]:
+    """Every tensor that the parameters of a launch describe."""
+    problem, parameters = plan.problem, launch.parameters
+    output = {"out": problem.output, "lse": problem.statistics, "dlse": problem.statistics}
+    rows = (problem.batch, problem.seqlen_q, problem.heads_q)
+    for name, (kind, _) in fields_of(parameters.dtype).items():
+        field_of, short = parameters[name], name.removesuffix("_map")
+        dtype = output.get(short, problem.storage)
+        size = DTYPES[dtype].itemsize
+        if kind == TENSOR_MAP:
+            words = [int(word) for word in field_of["opaque"][:8]]
+            sizes = (words[1], *words[2:5])
+            yield _mapped(short, words, problem.shapes[short], sizes, dtype)
+        elif kind in (TENSOR, ROW_VECTOR):
+            address = int(field_of["data"])
+            strides = [size * int(field_of[f"{axis}_stride"]) for axis in ("batch", "row", "head")]
+            if kind == TENSOR:
+                yield _Tensor(name, address, problem.shapes[name], (*strides, size), dtype)
+            elif address or name not in ("lse", "dlse"):
+                yield _Tensor(name, address, rows, tuple(strides), dtype)
+
+
+def _mapped(
+    name: str, words: list[int], shape: tuple[int, ...], sizes: tuple[int, ...], dtype: str
+) -> _Tensor:
+    """What a map describes: columns, rows, heads, batch."""
+    batch, rows, heads, columns = shape
+    assert sizes == (columns, rows, heads, batch), f"{name}: a map of {sizes} for {shape}"
+    by_row, by_head, by_batch = words[5:8]
+    strides = (by_batch, by_row, by_head, DTYPES[dtype].itemsize)
+    return _Tensor(name, words[0], shape, strides, dtype)

@@ -1,0 +1,74 @@
+"""The public functions as users call them, drawn; the kernels run, and every launch is audited."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from .apart import apart
+from .build import compiler
+from .drawn import Kernels, calls
+from .rows import ROWS, Row
+from .session import check
+
+pytestmark = pytest.mark.skipif(compiler() is None, reason="there is no g++ to compile with")
+
+_SMALL, _NARROW = (32, 32), (16, 32)
+_WIDE = (16, 64, 128)
+KERNELS = (
+    Kernels("fa1", "float16", (64, 64), True, _SMALL, steps=(16, 32)),
+    Kernels("fa1", "float64", (64, 64), True, _NARROW, steps=(16, 32)),
+    Kernels("fa2", "float16", (64, 64), True, _SMALL, steps=(16, 32, 64)),
+    Kernels("fa2", "bfloat16", (64, 64), False, _SMALL, steps=(16, 32, 64)),
+    Kernels("fa2", "float32", (5, 24), True, _NARROW, "80", steps=(8, 16, 32, 64)),
+    Kernels("fa2", "float64", (64, 64), False, _NARROW, steps=(8, 16, 32, 64)),
+    # Backward with scores as keys x queries, and its sums in an order.
+    Kernels("fa2", "bfloat16", (64, 64), True, num_sms=1, steps=(16, 64, 128)),
+    Kernels("fa2", "float16", (64, 64), True, num_sms=1, deterministic=True),
+    Kernels("fa3", "float16", (64, 64), True, num_sms=1, steps=_WIDE, parted=True),
+    Kernels("fa3", "bfloat16", (64, 64), False, num_sms=1, steps=_WIDE, deterministic=True),
+    Kernels("fa3", "bfloat16", (128, 128), True, (192, 80), num_sms=1, steps=_WIDE, parted=True),
+    Kernels("fa3", "float16", (192, 128), True, num_sms=1, steps=_WIDE),
+)
+
+
+def _of_row(row: Row) -> Kernels:
+    """Calls that compile nothing that the row does not."""
+    runner = row.runner
+    return Kernels(
+        *(row.algorithm, row.dtype, row.dims, row.causal, runner.blocks, row.architecture),
+        num_sms=runner.num_sms,
+        deterministic=row.deterministic,
+        steps=_WIDE if row.algorithm == "fa3" else (8, 16, 32, 64),
+        plain=True,
+        forward_row=row.forward_row,
+    )
+
+
+_OF_ROWS = dict.fromkeys(_of_row(row) for row in ROWS if not row.planned)
+
+
+def _params(kernels: Iterable[Kernels]) -> Any:
+    named = [pytest.param(one, id=f"{i}-{one.name}") for i, one in enumerate(kernels)]
+    return pytest.mark.parametrize("kernels", named)
+
+
+@_params(KERNELS)
+@settings(max_examples=30)
+@given(data=st.data())
+def test_any_call(kernels: Kernels, data: Any) -> None:
+    call = data.draw(calls(kernels))
+    apart(partial(check, kernels, call))
+
+
+@_params(_OF_ROWS)
+@settings(max_examples=6)
+@given(data=st.data())
+def test_any_call_of_a_row(kernels: Kernels, data: Any) -> None:
+    call = data.draw(calls(kernels))
+    apart(partial(check, kernels, call))

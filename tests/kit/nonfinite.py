@@ -1,0 +1,106 @@
+"""One element that is not finite, and which results it has to reach: those of whoever sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cuflash import reference
+
+from .case import Case
+from .data import arrays
+
+__all__ = ["SPOILED", "Spoiled", "spoiled"]
+
+#: Largest difference from the truth of what is not reached, relative to the largest number.
+_TOLERANCE = {"float16": 2e-2, "bfloat16": 1e-1, "float32": 1e-4, "float64": 1e-10}
+#: Tensor and what one of its elements becomes.
+SPOILED = (
+    ("q", np.nan),
+    ("k", np.nan),
+    ("v", np.nan),
+    ("v", np.inf),
+    ("dout", np.nan),
+    ("dlse", np.nan),
+)
+
+
+@dataclass(frozen=True)
+class Spoiled:
+    """Inputs with one such element.
+
+    Attributes
+    ----------
+    slack
+        Rows or keys about the edge of the mask that share a tile with what is hidden from
+        them: those may be reached too.
+    """
+
+    case: Case
+    x: dict[str, np.ndarray]
+    name: str
+    head: int
+    place: int
+    slack: int
+
+    def check(self, results: Mapping[str, np.ndarray]) -> None:
+        """Raise AssertionError unless exactly the right rows of every result are not finite."""
+        for name, truth in self._truth().items():
+            got = self.case.heads_first(name, results[name]).astype(np.float64)
+            bad, right = ~np.isfinite(truth), np.isfinite(got)
+            dead = (truth == -np.inf) & (name == "lse")  # of rows that see nothing
+            where = f"{name} with {self.name} at row {self.place}: {self.case.repro}"
+            assert not (right & bad & ~dead).any(), f"{where}: it does not come out"
+            assert (got[dead] == -np.inf).all(), where
+            kept = ~bad & ~self._may(name, truth)
+            assert right[kept].all(), f"{where}: it comes out of what does not see it"
+            most = np.abs(truth[~bad]).max(initial=1)
+            error = np.abs(np.where(kept, got, 0) - np.where(kept, truth, 0)).max(initial=0)
+            assert error <= _TOLERANCE[self.case.dtype] * most, f"{where}: off by {error}"
+
+    def _truth(self) -> dict[str, np.ndarray]:
+        options: dict[str, Any] = {**self.case.options, "dtype": np.float64}
+        q, k, v = (self.x[name] for name in "qkv")
+        with np.errstate(all="ignore"):
+            out, lse = reference.attention(q, k, v, **options)
+            grads = reference.attention_backward(
+                self.x["dout"], q, k, v, dlse=self.x["dlse"], **options
+            )
+        named = zip(("out", "lse", "dq", "dk", "dv"), (out, lse, *grads), strict=True)
+        return {name: self.case.heads_first(name, array) for name, array in named}
+
+    def _may(self, name: str, truth: np.ndarray) -> np.ndarray:
+        """What shares a tile with the edge of what is seen, of the heads that are reached."""
+        may = np.zeros(truth.shape, bool)
+        if not self.case.causal:
+            return may
+        seen = self.case.visible()
+        of_keys, of_query = name in ("dk", "dv"), self.name in ("q", "dout", "dlse")
+        if of_query:
+            edge = seen[self.place] if of_keys else self.place
+        else:
+            first = int((seen <= self.place).sum())  # query that sees it, if one does
+            edge = self.place if of_keys else first
+        group = self.case.group
+        head = self.head // group if of_query else self.head
+        heads = [head] if of_keys else range(head * group, (head + 1) * group)
+        # Keys behind the last that anybody sees share tiles with rows that are reached.
+        for at in (edge, int(seen[-1])) if of_keys else (edge,):
+            for one in heads:
+                may[0, one, max(0, at - self.slack) : at + self.slack] = True
+        return may
+
+
+def spoiled(case: Case, name: str, value: float, place: float, slack: int) -> Spoiled:
+    """The case's inputs, one element of a tensor spoiled, as far down as ``place`` says, 0 to 1."""
+    x = {n: a.copy() for n, a in arrays(case, "q", "k", "v", "dout", "dlse").items()}
+    rows = case.heads_first(name, x[name])
+    row, head = int(place * (rows.shape[2] - 1)), rows.shape[1] - 1
+    if name == "dlse":
+        rows[0, head, row] = value
+    else:
+        rows[0, head, row, rows.shape[3] // 2] = value
+    return Spoiled(case, x, name, head, row, slack)

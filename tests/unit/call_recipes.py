@@ -1,0 +1,130 @@
+"""Values for every argument of the public functions: what tests of repeated calls draw from.
+
+A function's arguments are found by ``inspect``; one that has no recipe here
+fails the tests.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from ml_dtypes import bfloat16
+
+import cuflash
+
+from ..emulator.host_cupy import HostCupy
+
+__all__ = ["MATTERS_NOT", "PASSES", "RECIPES", "SHAPE", "WIDE", "arguments_of", "made"]
+
+#: As many rows as heads, so that two layouts are of the same shape.
+SHAPE = (2, 8, 8, 64)
+_ROWS = (2, 8, 8)
+#: Both passes.
+PASSES: dict[str, Callable[..., Any]] = {
+    "forward": cuflash.attention,
+    "backward": cuflash.attention_backward,
+}
+
+#: An array, made anew: a shape and dtype, and what is taken of it.
+Make = Callable[[HostCupy], Any]
+
+
+def _array(shape: Any = SHAPE, dtype: Any = np.float16, device: int = 0) -> Make:
+    return lambda host: host.array(np.zeros(shape, dtype), device)
+
+
+def _part(view: Callable[[Any], Any], shape: Any, dtype: Any = np.float16) -> Make:
+    return lambda host: view(host.array(np.zeros(shape, dtype)))
+
+
+_ALIGNED = _part(lambda a: a[..., :64], (2, 8, 8, 128))
+_EIGHT_ON = _part(lambda a: a[4:].reshape(SHAPE), (2 * 8 * 8 * 64 + 4,))
+_TWO_APART = _part(lambda a: a[..., ::2], (2, 8, 8, 128))
+_ODD = _part(lambda a: a[1:].view(np.float16).reshape(SHAPE), (2 * 2 * 8 * 8 * 64 + 1,), np.uint8)
+_BACKWARDS = _part(lambda a: a[:, ::-1], SHAPE)
+_TURNED = _part(lambda a: a.transpose(0, 2, 1, 3), SHAPE)
+_MATRICES = [_array(), _ALIGNED, _EIGHT_ON, _TWO_APART, _ODD, _BACKWARDS, _TURNED]
+_ELSEWHERE = [_array(dtype=bfloat16), _array(device=1), _array((2, 5, 8, 64))]
+_VECTORS = [
+    _array(_ROWS, np.float32),
+    _part(lambda a: a[..., ::2], (2, 8, 16), np.float32),
+    _part(lambda a: a.transpose(0, 2, 1), _ROWS, np.float32),
+    _part(lambda a: a[1:].view(np.float32).reshape(_ROWS), (4 * 2 * 8 * 8 + 1,), np.uint8),
+]
+WIDE = _array(dtype=np.float32)
+
+
+def _three(*makes: Make) -> Make:
+    return lambda host: tuple(make(host) for make in makes)
+
+
+def _bytes(size: int, start: int = 0) -> Make:
+    return lambda host: host.array(np.zeros(size, np.uint8))[start:]
+
+
+#: Values of every argument, the first the one that a call has of itself. Functions make arrays.
+RECIPES: dict[str, list[Any]] = {
+    **{name: [*_MATRICES, *_ELSEWHERE] for name in "qkv"},
+    # Also what is equal to another value and of another type, which may be refused.
+    "causal": [True, False, 1, np.True_],
+    "scale": [None, 0.25, 0.5, 1, True, np.float32(0.5), "1"],
+    "q_offset": [None, 3, 0, -2, 3.0, False, np.int64(3)],
+    "layout": [None, "bhsd", "bshd", "hsd"],
+    "return_lse": [False, True, 0, 1],
+    "out_dtype": [None, "float16", np.float32, "float64"],
+    "backend": ["auto", "cuda", "numpy"],
+    "algorithm": ["auto", "fa1", "fa2", "fa3"],
+    "blocks": [None, (64, 64), (32, 64), (64, 32), (64.0, 64), (32, True)],
+    "workspace": [None, _bytes(1 << 22), _bytes(1 << 22, 256), _bytes(1 << 22, 16), _bytes(256)],
+    "deterministic": [False, True, 0, 1.0],
+    "lse_out": [None, *_VECTORS],
+    "dlse": [None, *_VECTORS],
+    "lse": _VECTORS,
+    "dout": [*_MATRICES, WIDE],
+    "grads": [
+        None,
+        _three(_array(), _array(), _array()),
+        _three(_ALIGNED, _EIGHT_ON, _array()),
+        _three(_ODD, _array(), _TWO_APART),
+        _three(_TURNED, _BACKWARDS, _BACKWARDS),
+    ],
+}
+#: As in the forward pass a destination, and an input in the other.
+_OUT = {
+    "forward": [None, *_MATRICES, WIDE],
+    "backward": [*_MATRICES, WIDE],
+}
+#: Values that do the same as the one that a call has of itself, and why.
+MATTERS_NOT = {
+    "causal": "NumPy's True is True",
+    "scale": "1/sqrt(head_dim) is one of its values only where it is None",
+    "layout": "'bshd' is what four axes mean",
+    "q_offset": "0 is seqlen_kv - seqlen_q of as many queries as keys",
+    "out_dtype": "'float16' is the dtype of q",
+    "backend": "arrays in CUDA memory are computed there",
+    "algorithm": "'auto' is one of them",
+    "blocks": "the plan's own tile may be one of them",
+}
+
+
+def arguments_of(operation: str) -> dict[str, list[Any]]:
+    """Values of every argument of a pass.
+
+    Raises
+    ------
+    KeyError
+        If one has no recipe.
+    """
+    own = {**RECIPES, "out": _OUT[operation]}
+    return {name: own[name] for name in inspect.signature(PASSES[operation]).parameters}
+
+
+def made(host: HostCupy, arguments: dict[str, Any]) -> dict[str, Any]:
+    """The arguments, arrays made."""
+    return {
+        name: value(host) if callable(value) and not isinstance(value, type) else value
+        for name, value in arguments.items()
+    }

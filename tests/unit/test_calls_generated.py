@@ -1,0 +1,159 @@
+"""Repeated calls against fresh ones, for every argument of the public functions."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import cuflash
+from cuflash import calls, dispatch
+
+from ..emulator.host_cupy import host_cupy
+from .call_recipes import MATTERS_NOT, PASSES, RECIPES, WIDE, arguments_of, made
+from .told_calls import Teller, no_kernel
+
+_ARGUMENTS = [(pass_, name) for pass_ in PASSES for name in arguments_of(pass_)]
+
+
+@pytest.fixture
+def teller() -> Iterator[Teller]:
+    with host_cupy(make=no_kernel) as host:
+        yield Teller(host)
+
+
+def _defaults(operation: str, **changed: Any) -> dict[str, Any]:
+    return {name: values[0] for name, values in arguments_of(operation).items()} | changed
+
+
+#: What has to be given beside an argument for its values to be taken.
+_BESIDE: dict[tuple[str, str], dict[str, Any]] = {
+    ("backward", "dout"): {"out": WIDE},
+}
+
+
+def _fresh(teller: Teller, operation: str, arguments: dict[str, Any]) -> Any:
+    calls.forget()
+    return teller.call(PASSES[operation], made(teller.host, arguments))
+
+
+@pytest.mark.parametrize(("operation", "name"), _ARGUMENTS)
+def test_an_argument_changes_the_call(teller: Teller, operation: str, name: str) -> None:
+    """Calls of two values in turn, each made twice, do what each does alone."""
+    values = arguments_of(operation)[name]
+    beside = _BESIDE.get((operation, name), {})
+    alone = [_fresh(teller, operation, _defaults(operation, **{**beside, name: v})) for v in values]
+    calls.forget()
+    for first in range(len(values)):
+        for second in range(first + 1, len(values)):
+            for at in (first, second, first, second):
+                arguments = made(teller.host, _defaults(operation, **{**beside, name: values[at]}))
+                told = teller.call(PASSES[operation], arguments)
+                assert told == alone[at], (name, at)
+    different = {repr(told) for told in alone}
+    same = len(alone) - len(different)
+    arrays = callable(values[-1])  # of which some do the same
+    assert same == 0 or name in MATTERS_NOT or arrays, f"{name}: what is it for?"
+
+
+@pytest.mark.parametrize("operation", PASSES)
+def test_every_plain_keyword_does_something(teller: Teller, operation: str) -> None:
+    for name, values in arguments_of(operation).items():
+        plain = [value for value in values if not callable(value)]
+        alone = {repr(_fresh(teller, operation, _defaults(operation, **{name: v}))) for v in plain}
+        assert len(alone) > 1 or len(plain) < 2, name
+
+
+@pytest.mark.parametrize("operation", PASSES)
+@settings(max_examples=25)
+@given(data=st.data())
+def test_calls_in_any_order_are_as_fresh_ones(operation: str, data: Any) -> None:
+    """Of arguments, streams and devices that change from call to call, and memory that returns."""
+    every = arguments_of(operation)
+    drawn = []
+    for _ in range(data.draw(st.integers(2, 5))):
+        some = data.draw(st.lists(st.sampled_from([*every]), max_size=3, unique=True))
+        picked = {name: data.draw(st.integers(0, len(every[name]) - 1), name) for name in some}
+        where = data.draw(st.sampled_from([(0, 0), (0, 77), (1, 0), (1, 78)]))
+        drawn.append((picked, where))
+    with host_cupy(make=no_kernel) as host:
+        teller, told = Teller(host), {True: [], False: []}
+        for cached in (True, False):
+            calls.forget()
+            for picked, (device, stream) in [*drawn, *drawn]:
+                if not cached:
+                    calls.forget()
+                chosen = {name: every[name][i] for name, i in picked.items()}
+                with host.runtime.on_device(device), host.runtime.on_stream(stream, 0):
+                    arguments = made(host, _defaults(operation, **chosen))
+                    told[cached].append(teller.call(PASSES[operation], arguments))
+                    del arguments
+        assert told[True] == told[False]
+
+
+_SHARED = [n for n in inspect.signature(cuflash.attention_vjp).parameters if n not in "qkv"]
+
+
+@pytest.mark.parametrize("name", _SHARED)
+def test_the_vjp_takes_a_keyword_to_both_passes(
+    teller: Teller, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each pass is given what it is given when it is called by itself."""
+    given: list[tuple[str, dict[str, Any], dict[str, Any]]] = []
+    run = dispatch.call
+
+    def call(operation: Any, arrays: Any, keywords: Any) -> Any:
+        given.append((operation, dict(keywords), dict(arrays)))
+        return run(operation, arrays, keywords)
+
+    monkeypatch.setattr(cuflash.api, "call", call)
+    for value in RECIPES[name]:
+        given.clear()
+        arrays = made(teller.host, {n: RECIPES[n][0] for n in "qkv"})
+        try:
+            out, pullback = teller.host.call(cuflash.attention_vjp, **arrays, **{name: value})
+            out = out[0] if isinstance(out, tuple) else out
+            dout = teller.host.array(out.peek().astype(arrays["q"].dtype))
+            dlse = made(teller.host, {"dlse": RECIPES["lse"][0]})["dlse"]
+            teller.host.call(pullback, dout, dlse)
+        except cuflash.CuflashError:
+            every = [p for p in PASSES if name in arguments_of(p)]
+            alone = [_fresh(teller, p, _defaults(p, **{name: value})) for p in every]
+            assert "refused" in [told[0] for told in alone]
+            continue
+        assert (given[1][2]["dout"], given[1][2]["dlse"]) == (dout, dlse)
+        for operation, keywords, _ in given:
+            takes = name in inspect.signature(PASSES[operation]).parameters
+            if takes and name != "return_lse":
+                assert keywords[name] == value, operation
+        assert [operation for operation, *_ in given] == ["forward", "backward"]
+
+
+def test_every_keyword_of_preparing_is_that_of_the_call(teller: Teller) -> None:
+    """What ``prepare`` plans is what the call runs, whatever the keyword."""
+    for name in inspect.signature(cuflash.prepare).parameters:
+        if name in (*"qkv", "operation", "dtype", "device"):
+            continue
+        for operation in PASSES:
+            if name not in arguments_of(operation):
+                continue
+            for value in RECIPES[name]:
+                _check_prepared(teller, operation, name, value)
+
+
+def _check_prepared(teller: Teller, operation: Any, name: str, value: Any) -> None:
+    arguments = made(teller.host, _defaults(operation, **{name: value}))
+    plans: list[Any] = []
+    with dispatch.observe(plans.append):
+        told = teller.call(PASSES[operation], arguments)
+    options = {n: arguments[n] for n in ("causal", name)}
+    qkv = [arguments[n] for n in "qkv"]
+    if told[0] == "refused":
+        with pytest.raises(cuflash.CuflashError):
+            cuflash.prepare(*qkv, operation=operation, **options)
+    else:
+        assert cuflash.prepare(*qkv, operation=operation, **options).plan == plans[-1], name

@@ -1,0 +1,173 @@
+"""``cuflash.jax.attention`` inside the modules of Flax and Equinox."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+
+import cuflash
+from cuflash import dispatch
+
+from .jax_case import draw, formula, jax, jnp, near, wide
+
+__all__ = ["wide"]
+
+attention = pytest.importorskip("cuflash.jax", reason="JAX is not installed").attention
+linen = pytest.importorskip("flax.linen", reason="Flax is not installed")
+nnx = pytest.importorskip("flax.nnx", reason="Flax is not installed")
+
+pytestmark = pytest.mark.usefixtures("wide")
+
+X = (2, 6, 16)
+MASKED = r"mask: got an array of shape \(2, 1, \d+, \d+\); expected None: .*is_causal=True"
+
+
+def _linen(attention_fn: Any = linen.dot_product_attention, **options: Any) -> Any:
+    """A Linen module and its parameters, the same whatever computes."""
+    module = linen.MultiHeadDotProductAttention(
+        num_heads=4, param_dtype=jnp.float64, attention_fn=attention_fn, **options
+    )
+    plain = linen.MultiHeadDotProductAttention(
+        num_heads=4,
+        param_dtype=jnp.float64,
+        normalize_qk=options.get("normalize_qk", False),
+        qkv_features=options.get("qkv_features"),
+    )
+    parameters = plain.init(jax.random.key(0), *draw(X))
+    return functools.partial(module.apply, parameters)
+
+
+def _plain(q: Any, k: Any, v: Any, *, mask: Any, is_causal: bool, **_: Any) -> Any:
+    """For NNX, whose own function rounds the weights to float32."""
+    if mask is None:
+        return formula(q, k, v, is_causal=is_causal)
+    return linen.dot_product_attention(q, k, v, mask=mask)
+
+
+def _nnx(attention_fn: Any = _plain, **options: Any) -> Any:
+    """A module of NNX, the same whatever computes."""
+    shared = {"in_features": 16, "decode": False, "param_dtype": jnp.float64, **options}
+    shared["attention_fn"] = attention_fn
+    return nnx.MultiHeadAttention(num_heads=4, rngs=nnx.Rngs(0), **shared)
+
+
+MODULES = [_linen, _nnx]
+
+
+def _loss(layer: Any, *others: Any, **options: Any) -> Any:
+    return jax.value_and_grad(lambda x: jnp.sin(layer(x, *others, **options)).sum())
+
+
+def _both(module: Any, *arrays: Any, **options: Any) -> None:
+    """The output, and the gradient of the input, as with Flax's own function."""
+    got, expected = (
+        _loss(f, *arrays[1:], **options)(arrays[0]) for f in (module(attention), module())
+    )
+    near(got, expected)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_without_a_mask_it_is_flaxs_own_attention(module: Any) -> None:
+    (x, y) = draw(X, (2, 9, 16))
+    _both(module, x)
+    _both(module, x, y)
+    _both(functools.partial(module, dropout_rate=0.5), x, deterministic=True)
+
+
+def test_options_of_linen() -> None:
+    (x,) = draw(X)
+    for options in (
+        {"precision": "highest"},
+        {"precision": jax.lax.Precision.DEFAULT, "broadcast_dropout": False},
+        {"normalize_qk": True, "qkv_features": 32},
+    ):
+        _both(functools.partial(_linen, **options), x)
+    near(_linen(attention, force_fp32_for_softmax=True)(x), _linen()(x))
+
+
+def test_options_of_nnx() -> None:
+    (x,) = draw(X)
+    _both(functools.partial(_nnx, num_kv_heads=2), x)
+    _both(_nnx, x, is_causal=True)
+
+
+def test_it_is_the_attention_of_nnx() -> None:
+    (x,) = draw(X)
+    for options in ({}, {"is_causal": True}):
+        own = _nnx(nnx.dot_product_attention)(x, **options)
+        assert jnp.abs(_nnx(attention)(x, **options) - own).max() < 2.0**-22 * jnp.abs(own).max()
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_its_dtype_is_a_cast(module: Any) -> None:
+    (x,) = draw(X)
+    got, own = module(attention, dtype=jnp.bfloat16)(x), module(dtype=jnp.bfloat16)(x)
+    assert got.dtype == own.dtype == jnp.bfloat16
+    assert jnp.abs(got.astype(float) - own.astype(float)).max() < 2.0**-6 * jnp.abs(own).max()
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_mask_is_refused(module: Any) -> None:
+    (x,) = draw(X)
+    mask = linen.make_causal_mask(x[..., 0])
+    with pytest.raises(cuflash.ArgumentValueError, match=MASKED):
+        module(attention)(x, mask=mask)
+    expected = module()(x, mask=mask)  # and now as the message says
+    if module is _linen:
+        near(_linen(functools.partial(attention, is_causal=True))(x), expected)
+    else:
+        near(_nnx(attention)(x, is_causal=True), expected)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_dropout_is_refused(module: Any) -> None:
+    (x,) = draw(X)
+    layer = module(attention, dropout_rate=0.25)
+    options = {"rngs": {"dropout": jax.random.key(1)}} if module is _linen else {}
+    says = "dropout_rate: got 0.25 and deterministic=False; expected 0, or deterministic=True"
+    with pytest.raises(cuflash.ArgumentValueError, match=says):
+        layer(x, deterministic=False, **options)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_weights_are_not_sown(module: Any) -> None:
+    (x,) = draw(X)
+    options = {"mutable": ["intermediates"]} if module is _linen else {}
+    says = r"module: got flax\..*MultiHead.*; expected None: .*sow_weights=False"
+    with pytest.raises(cuflash.ArgumentValueError, match=says):
+        module(attention)(x, sow_weights=True, **options)
+
+
+def test_decoding_is_refused_for_its_mask() -> None:
+    (x,) = draw((2, 1, 16))
+    module = linen.MultiHeadDotProductAttention(num_heads=4, decode=True, attention_fn=attention)
+    variables = module.init(jax.random.key(0), *draw(X))
+    with pytest.raises(cuflash.ArgumentValueError, match=MASKED):
+        module.apply(variables, x, mutable=["cache"])
+    layer = _nnx(attention, decode=True)
+    layer.init_cache(X, jnp.float64)
+    with pytest.raises(cuflash.ArgumentValueError, match=MASKED):
+        layer(x)
+
+
+@pytest.mark.parametrize("name", ["qk_attn_weights_einsum", "attn_weights_value_einsum"])
+def test_quantized_products_are_refused(name: str) -> None:
+    (x,) = draw(X)
+    layer = _linen(attention, **{f"{name}_cls": lambda: jnp.einsum})
+    with pytest.raises(cuflash.ArgumentValueError, match=f"{name}: got builtins.function"):
+        layer(x)
+
+
+def test_deterministic_of_flax_chooses_no_slower_gradients() -> None:
+    """It says that there is no dropout, and nothing of the order of sums."""
+    (x,) = draw(X)
+    ran: list[Any] = []
+    for module in MODULES:
+        layer = module(attention, dropout_rate=0.5)
+        with dispatch.observe(ran.append):
+            step = jax.grad(lambda x, f=layer: f(x, deterministic=True).sum())
+            jax.block_until_ready(step(x))
+    assert [plan.problem.operation for plan in ran] == ["forward", "backward"] * 2
+    assert not any(plan.problem.deterministic for plan in ran)
