@@ -39,6 +39,10 @@ _PROBLEM = (
 )
 
 
+#: How the names of files of another kind than device times end.
+_OTHER_KINDS = ("-latency", "-story", "-jit", "-cold", "-residual")
+
+
 def load(name: str) -> list[Row]:
     """The rows of a file of results; none if there is no file."""
     path = run.RESULTS / name
@@ -49,9 +53,7 @@ def load(name: str) -> list[Row]:
 def gpu_files() -> list[Path]:
     """Files of device times, one for each GPU."""
     found = sorted(run.RESULTS.glob("nvidia-*.json"))
-    return [
-        path for path in found if not path.stem.endswith(("-latency", "-story", "-jit", "-cold"))
-    ]
+    return [path for path in found if not path.stem.endswith(_OTHER_KINDS)]
 
 
 def gpu_rows() -> list[Row]:

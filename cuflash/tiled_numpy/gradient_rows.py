@@ -46,6 +46,7 @@ class GradientRows:
     dq: Array  # less the factor scale, and what the common part of the keys gives
     sums: Array | None = None  # of dS over the keys, where the keys had a common part
     same: Array | None = None  # rows whose lse was that of these keys
+    centred: Array | None = None  # (batch, head), heads whose keys had a common part
 
     @classmethod
     def load(cls, blocks: Blocks, heads: Heads, given: Given) -> GradientRows:
@@ -74,13 +75,17 @@ class GradientRows:
 
         A row's own, if the given one is that up to its rounding: it has more
         digits. Else the given one less what the scores lack, since the
-        caller may have given that of more keys than these.
+        caller may have given that of more keys than these. Heads whose keys
+        have nothing in common keep what was given, whatever other heads have.
         """
+        centred: Array = np.asarray(common.any(axis=(2, 3)))
+        self.centred = centred
         shift = row_shift(self.scaled_q, common)
         given = self.lse - shift
         size = row_shift(np.abs(self.scaled_q), np.abs(common)) + np.abs(own_lse) + 1
         eps = np.finfo(self.lse.dtype).eps
         self.same = np.abs(given - own_lse) <= _ROUNDINGS * eps * size
+        self.same &= centred[..., None]
         lse = np.where(self.same, own_lse, given).astype(self.lse.dtype)
         self.lse = np.where(self.dead, -np.inf, lse).astype(lse.dtype)
         self.sums = np.zeros_like(self.lse)
@@ -99,9 +104,10 @@ class GradientRows:
         is exactly dlse where the weights add up to 1; computed, it would have
         an error that a large common part makes larger than all the rest.
         """
-        if common is not None and self.sums is not None and self.same is not None:
+        if common is not None and self.sums is not None and self.centred is not None:
             exact = np.zeros_like(self.sums) if self.dlse is None else self.dlse
-            self.dq += np.where(self.same, exact, self.sums)[..., None] * common
+            of_common = np.where(np.asarray(self.same), exact, self.sums)[..., None] * common
+            np.add(self.dq, of_common, out=self.dq, where=self.centred[..., None, None])
         self.dq *= blocks.problem.scale
         if self.some_dead:
             self.dq[self.dead] = 0

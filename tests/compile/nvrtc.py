@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
+import struct
 from dataclasses import dataclass
 
 from cuflash.cuda.compile import compile_options
@@ -20,6 +22,7 @@ class Built:
     spill_loads: int
     log: str
     ptx: str
+    code: str  # a hash of the machine code
 
     @property
     def local(self) -> int:
@@ -48,6 +51,7 @@ def build(config: KernelConfig, jitter: bool = False) -> Built:
     try:
         nvrtc.compileProgram(program, options)
         ptx = nvrtc.getPTX(program).decode()
+        cubin = nvrtc.getCUBIN(program)
     except nvrtc.NVRTCError as error:
         raise AssertionError(f"{config}: {nvrtc.getProgramLog(program)}") from error
     finally:
@@ -59,4 +63,37 @@ def build(config: KernelConfig, jitter: bool = False) -> Built:
     )
     assert registers, log
     assert frame, log
-    return Built(int(registers[1]), *map(int, frame.groups()), log=log, ptx=ptx)
+    return Built(
+        int(registers[1]), *map(int, frame.groups()), log=log, ptx=ptx, code=hash_of_text(cubin)
+    )
+
+
+def hash_of_text(cubin: bytes) -> str:
+    """The first 16 digits of SHA-256 over the machine code: every ``.text`` section, by name.
+
+    Names, constants and debugging information of the ELF file are left out, so
+    that a comment or another digest of the sources changes nothing.
+    """
+    code = hashlib.sha256()
+    for name, section in sorted(_sections(cubin).items()):
+        if name.startswith(".text"):
+            code.update(section)
+    return code.hexdigest()[:16]
+
+
+def _sections(elf: bytes) -> dict[str, bytes]:
+    """The sections of a 64-bit little-endian ELF file (System V ABI, chapter 4)."""
+    assert elf[:6] == b"\x7fELF\x02\x01", elf[:6]
+    (table,) = struct.unpack_from("<Q", elf, 0x28)
+    size, count, of_names = struct.unpack_from("<HHH", elf, 0x3A)
+    headers = [struct.unpack_from("<IIQQQQ", elf, table + size * i) for i in range(count)]
+    names = headers[of_names][4]
+    found = {}
+    for name, kind, _, _, offset, length in headers:
+        start = names + name
+        content = b"" if kind == _NO_CONTENT else elf[offset : offset + length]
+        found[elf[start : elf.index(b"\0", start)].decode()] = content
+    return found
+
+
+_NO_CONTENT = 8  # SHT_NOBITS: memory that the file only names

@@ -1,9 +1,10 @@
-"""Registers and local memory of every kernel, as they were when they were last accepted.
+"""Registers, local memory and machine code of every kernel, as they were last accepted.
 
-``python -m tests.compile.record`` builds the rows of some architectures and
-rewrites the record, printing what differs; with ``--only`` those whose name a
-regular expression finds, and the others keep their lines. The compiler decides
-much of it, so the record names the NVRTC it is of.
+``python -m tests.compile.record`` builds the rows of some architectures with
+the NVRTC that is installed, rewrites what the record says of that version, and
+prints what differs. ``--only`` builds the rows whose name matches a regular
+expression; the others keep their lines. Machine code is held by a hash. A hash
+that changes belongs beside a timing in ``bench/NOTES.md``.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..architectures import LIMITS
 from .nvrtc import build
 from .rows import rare_rows, rows
 
-__all__ = ["ANY", "RECORD", "Record", "nvrtc_version", "read"]
+__all__ = ["ANY", "RECORD", "Line", "Record", "nvrtc_version", "read"]
 
 RECORD = Path(__file__).with_name("record.json")
 #: Bytes of local memory that a kernel may use which is in no record of the running compiler: more
@@ -30,22 +31,40 @@ RECORD = Path(__file__).with_name("record.json")
 ANY = 256
 
 
+class Line(NamedTuple):
+    """What one compiler makes of a kernel."""
+
+    registers: int
+    local: int  # bytes of local memory
+    code: str  # a hash of the machine code
+
+
 @dataclass(frozen=True)
 class Record:
-    """The stored account: name -> (registers, bytes of local memory)."""
+    """The stored account: version of NVRTC -> name of a kernel -> what it makes of it."""
 
-    nvrtc: str
-    kernels: Mapping[str, tuple[int, int]]
+    versions: Mapping[str, Mapping[str, Line]]
 
     def allowed(self, name: str, version: str, rare: bool) -> int:
         """Bytes of local memory that a kernel may use; KeyError if it has to be here and is not."""
-        if version == self.nvrtc and not rare and self.holds(name.split("-")[0]):
-            return self.kernels[name][1]
-        return max(ANY, self.kernels.get(name, (0, 0))[1])
+        if not rare and self.holds(name.split("-")[0], version):
+            return self.versions[version][name].local
+        return max(ANY, *(of[name].local for of in self.versions.values() if name in of), 0)
 
-    def holds(self, architecture: str) -> bool:
-        """Whether the rows of an architecture are recorded."""
-        return any(name.startswith(f"{architecture}-") for name in self.kernels)
+    def code(self, name: str, version: str) -> str | None:
+        """The hash of a kernel's machine code; None where the record has no such line."""
+        line = self.versions.get(version, {}).get(name)
+        return None if line is None else line.code
+
+    def holds(self, architecture: str, version: str) -> bool:
+        """Whether the rows of an architecture are recorded for a version of NVRTC."""
+        names = self.versions.get(version, {})
+        return any(name.startswith(f"{architecture}-") for name in names)
+
+    @property
+    def names(self) -> set[str]:
+        """Of all kernels."""
+        return {name for of in self.versions.values() for name in of}
 
 
 def nvrtc_version() -> str:
@@ -57,16 +76,21 @@ def nvrtc_version() -> str:
 
 def read(path: Path = RECORD) -> Record:
     """The stored account."""
-    stored: dict[str, Any] = json.loads(path.read_text())
-    kernels = {name: (row[0], row[1]) for name, row in stored["kernels"].items()}
-    return Record(stored["nvrtc"], kernels)
+    stored: dict[str, dict[str, list[Any]]] = json.loads(path.read_text())
+    versions: dict[str, dict[str, Line]] = {}
+    for name, by_version in stored.items():
+        for version, line in by_version.items():
+            versions.setdefault(version, {})[name] = Line(*line)
+    return Record(versions)
 
 
 def write(path: Path, record: Record) -> None:
     """One line a kernel, so that a change is a line of a diff."""
-    lines = [f'  "{name}": [{r}, {local}]' for name, (r, local) in sorted(record.kernels.items())]
-    body = ",\n".join(lines)
-    path.write_text(f'{{\n "nvrtc": "{record.nvrtc}",\n "kernels": {{\n{body}\n }}\n}}\n')
+    lines = []
+    for name in sorted(record.names):
+        by_version = {v: of[name] for v, of in sorted(record.versions.items()) if name in of}
+        lines.append(f" {json.dumps(name)}: {json.dumps(by_version)}")
+    path.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
@@ -78,14 +102,14 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 def main() -> int:
     """Build, compare, write."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--architectures", nargs="+", default=["75", "80", "86", "90"])
+    parser.add_argument("--architectures", nargs="+", default=["75", "80", "90"])
     parser.add_argument("--only", default="", help="part of a name, as a regular expression")
     parser.add_argument("--rare", action="store_true", help="what few calls ask for as well")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--into", type=Path, default=RECORD, help="another file to write")
     asked = parser.parse_args()
-    old = read() if RECORD.exists() else Record(nvrtc_version(), {})
-    if asked.only and old.nvrtc != nvrtc_version():
-        parser.error(f"the record is of NVRTC {old.nvrtc}, this is {nvrtc_version()}: no --only")
+    old = read() if RECORD.exists() else Record({})
+    version = nvrtc_version()
     wanted = {}
     for architecture in asked.architectures:
         wanted |= rare_rows(architecture) if asked.rare else {}
@@ -93,12 +117,12 @@ def main() -> int:
     wanted = {name: config for name, config in wanted.items() if re.search(asked.only, name)}
     with ThreadPoolExecutor(asked.jobs) as pool:
         built = dict(zip(wanted, pool.map(build, wanted.values()), strict=True))
-    kept = old.kernels if old.nvrtc == nvrtc_version() else {}
     known = {name for a in LIMITS for name in (rows(a) | rare_rows(a))}
-    new = {name: row for name, row in kept.items() if name in known}
-    new |= {name: (b.registers, b.local) for name, b in built.items()}
-    print("\n".join(differences(old.kernels, new)) or "nothing changed")
-    write(RECORD, Record(nvrtc_version(), new))
+    kept = old.versions.get(version, {})
+    new = {name: line for name, line in kept.items() if name in known}
+    new |= {name: Line(b.registers, b.local, b.code) for name, b in built.items()}
+    print("\n".join(differences(kept, new)) or "nothing changed")
+    write(asked.into, Record({**old.versions, version: new}))
     return 0
 
 

@@ -41,21 +41,29 @@ def _error(found: Any, truth: Any) -> float:
 @pytest.mark.parametrize("end", [-1, 1])
 @pytest.mark.parametrize(("dtype", "algorithm"), _EACH)
 def test_scales_at_either_end(cp: Any, dtype: str, algorithm: Any, end: int) -> None:
-    """Powers of two move between q, k and the scale, and the scores stay what they are."""
+    """Powers of two move between q, k and the scale, and every result errs as without them."""
     skip_without(algorithm)
     rng = np.random.default_rng(3)
     q, k, v, dout = (rng.standard_normal((2, 200, 3, 64)).astype(_dtype(dtype)) for _ in range(4))
     of_q = SHIFTS[dtype][end > 0] * -1
     of_k = -end * ENDS[dtype] - of_q
-    x = [cp.asarray(a) for a in (_shifted(q, of_q), _shifted(k, of_k), v)]
-    out, pullback = cuflash.attention_vjp(*x, scale=2.0 ** (end * ENDS[dtype]), algorithm=algorithm)
-    grads = pullback(cp.asarray(dout))
     wide = [a.astype(np.float64) for a in (q, k, v, dout)]
     truth, pull = cuflash.attention_vjp(*wide[:3], scale=1.0, backend="numpy")
-    allowed = 8 * float(ml_dtypes.finfo(_dtype(dtype)).eps)
-    assert _error(out, truth) < allowed
-    for found, expected, exponent in zip(grads, pull(wide[3]), (-of_q, -of_k, 0), strict=True):
-        assert _error(found, expected * 2.0**exponent) < allowed
+    expected = (truth, *pull(wide[3]))
+
+    def errors(of_q: int, of_k: int) -> list[float]:
+        x = [cp.asarray(a) for a in (_shifted(q, of_q), _shifted(k, of_k), v)]
+        scale = 2.0 ** -(of_q + of_k)
+        out, pullback = cuflash.attention_vjp(*x, scale=scale, algorithm=algorithm)
+        found = (out, *pullback(cp.asarray(dout)))
+        shifts = (0, -of_q, -of_k, 0)
+        return [
+            _error(one, right * 2.0**by)
+            for one, right, by in zip(found, expected, shifts, strict=True)
+        ]
+
+    for plain, moved in zip(errors(0, 0), errors(of_q, of_k), strict=True):
+        assert moved <= 1.05 * plain
 
 
 @pytest.mark.parametrize("end", [-1, 1])
@@ -117,7 +125,7 @@ def test_keys_with_a_large_common_component(
 @pytest.mark.parametrize("algorithm", ["fa1", "fa2", "fa3"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_a_float32_residual(cp: Any, dtype: str, algorithm: Any) -> None:
-    """The same output to the bit, and gradients without the rounding of what delta is made of."""
+    """The same output to the bit, and less error in dq; P and dS are rounded all the same."""
     skip_without(algorithm)
     rng = np.random.default_rng(4)
     q, k, v, dout = (rng.standard_normal((2, 320, 2, 64)) for _ in range(4))
@@ -130,4 +138,4 @@ def test_a_float32_residual(cp: Any, dtype: str, algorithm: Any) -> None:
     assert out.dtype == plain.dtype
     assert bool((out.view(np.uint16) == plain.view(np.uint16)).all())
     assert kept.saved["out"].dtype == np.float32
-    assert _error(kept(x[3])[0], truth) < _error(pullback(x[3])[0], truth) / 4
+    assert _error(kept(x[3])[0], truth) < 0.95 * _error(pullback(x[3])[0], truth)

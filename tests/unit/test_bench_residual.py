@@ -8,6 +8,7 @@ import pytest
 
 import cuflash
 from bench import residual, residual_table
+from bench.stored import gpu_files
 
 
 def _ours(kept: str | None) -> Any:
@@ -43,3 +44,8 @@ def test_the_table_has_a_line_a_shift_and_a_line_a_time(
     lines = residual_table.render().splitlines()
     assert sum(line.startswith(("| 0 |", "| 64 |")) for line in lines) == 2
     assert "| cuflash | 64 | 512 | 1.500 | 1.000 |" in lines
+
+
+def test_its_file_is_not_taken_for_device_times() -> None:
+    assert residual_table.load("nvidia-h200-residual.json")
+    assert not [path for path in gpu_files() if "residual" in path.stem]
