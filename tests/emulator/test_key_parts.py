@@ -15,11 +15,22 @@ from .device import EmulatedRunner
 pytestmark = pytest.mark.skipif(compiler() is None, reason="there is no g++ to compile with")
 
 
-@pytest.mark.parametrize("ordered", [False, True], ids=["", "ordered"])
-@pytest.mark.parametrize("dims", [(128, 128), (192, 256)], ids=str)
-def test_against_float64(dims: tuple[int, int], ordered: bool) -> None:
+#: Widths, and whether sums have an order.
+_KERNELS = [
+    ((128, 128), False),
+    ((128, 128), True),
+    ((192, 128), False),
+    ((192, 256), False),
+    ((192, 256), True),
+]
+
+
+@pytest.mark.parametrize("heads", [(4, 1), (4, 2)], ids=str)
+@pytest.mark.parametrize(("dims", "ordered"), _KERNELS, ids=str)
+def test_against_float64(dims: tuple[int, int], ordered: bool, heads: tuple[int, int]) -> None:
+    """Of one kv head and of several; some keys are seen by no query."""
     runner = EmulatedRunner("90", "fa3", deterministic=ordered, num_sms=1)
-    case = Case(2, 4, 1, 150, 300, *dims, "bfloat16", causal=True, q_offset=-40, seed=1)
+    case = Case(2, *heads, 150, 300, *dims, "bfloat16", causal=True, q_offset=-40, seed=1)
     x = arrays(case, "q", "k", "v", "dout", "dlse")
     with parts_forced(2):
         saved = runner.forward(case, x["q"], x["k"], x["v"])
