@@ -113,11 +113,11 @@ def check_options(causal: Any, window_size: Any, scale: Any, q_offset: Any, dtyp
             raise ArgumentTypeError("window_size", repr(window_size), "two integers, each or None")
     if scale is not None:
         _check_number("scale", scale, numbers.Real, "a number, finite and positive, or None")
-        if not 0 < scale < math.inf:
+        if not 0 < scale < math.inf or scale > np.finfo(np.float64).max:
             raise ArgumentValueError("scale", repr(scale), "a number, finite and positive")
     if q_offset is not None:
         _check_number("q_offset", q_offset, numbers.Integral, "an integer or None")
-    if not (isinstance(dtype, type) and issubclass(dtype, np.floating)):
+    if dtype is np.floating or not (isinstance(dtype, type) and issubclass(dtype, np.floating)):
         raise ArgumentTypeError("dtype", repr(dtype), "numpy.float64 or numpy.longdouble")
 
 

@@ -114,10 +114,10 @@ def attention(
 
     Range: sums are formed in float32 (float64 for float64 inputs), and what
     exceeds it becomes infinite or NaN. That holds for ``q k^T`` before it is
-    scaled, for the scores, and for the sum over the keys that ``out`` is
+    scaled, for ``scale * q``, for the scores, and for the sum over the keys that ``out`` is
     divided from. With |v| at most 3.4e38 / seqlen_kv for float32 inputs,
     1.8e308 / seqlen_kv for float64 and 8e34 / seqlen_kv for bfloat16 (weights
-    reach 4096 before a row's reference follows its maximum) that sum is finite.
+    are kept relative to an older maximum, up to a factor of 4096) that sum is finite.
     """
     keywords = {
         "causal": causal,

@@ -95,15 +95,19 @@ def _forward(
 ) -> tuple[Any, Any, Any]:
     """The output as the caller wants it, as the pullback keeps it, and the log-sum-exp."""
     written = _residual_dtype(residual_dtype, out_dtype)
+    if residual_dtype is None:
+        out, lse = attention(q, k, v, return_lse=True, out_dtype=out_dtype, **keywords)
+        return out, out, lse
+    storage = adopt("q", q).spec.dtype
+    wanted = check_dtype("out_dtype", out_dtype) or storage
+    if wanted not in (storage, written):
+        raise ArgumentTypeError("out_dtype", f"{wanted} for {storage} inputs", f"{storage}")
     try:
         kept, lse = attention(q, k, v, return_lse=True, out_dtype=written, **keywords)
     except ArgumentTypeError as error:
-        if error.argument != "out_dtype" or residual_dtype is None:
+        if error.argument != "out_dtype":
             raise
         raise ArgumentTypeError("residual_dtype", error.got, error.expected) from error
-    if residual_dtype is None:
-        return kept, kept, lse
-    wanted = check_dtype("out_dtype", out_dtype) or adopt("q", q).spec.dtype
     return cast("out", kept, wanted), kept, lse
 
 

@@ -181,7 +181,7 @@ def _compute(given: dict[str, Any], call: Call, dtype: str | None) -> tuple[Any,
 def _as_array(name: str, value: Any) -> Any:
     try:
         return jnp.asarray(value)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RuntimeError) as error:  # the last of deleted arrays
         kind = f"{type(value).__module__}.{type(value).__qualname__}"
         raise ArgumentTypeError(name, kind, "an array") from error
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 __all__ = ["usable_cores"]
 
-#: What the user told the BLAS libraries; a list, as OpenMP allows it, begins with the outer level.
+#: What the user told the BLAS libraries. OpenMP allows a list, whose first number is that of the
+#: outer level.
 _VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
@@ -45,7 +46,7 @@ def _in_quota(root: Path) -> tuple[int, ...]:
     """Whole cores of every quota that holds for this process: of its group and those above it."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
+    except (OSError, ValueError):
         return ()
     limits: list[int] = []
     for line in lines:
@@ -59,7 +60,7 @@ def _in_quota(root: Path) -> tuple[int, ...]:
         for folder in _with_parents(mounted, path):
             try:
                 share = read(folder)
-            except (OSError, ValueError):
+            except (OSError, ValueError, ZeroDivisionError):
                 continue
             if share is not None:
                 limits.append(max(1, int(share)))

@@ -17,43 +17,67 @@ class _Setting:
     """The number of threads of the BLAS that NumPy calls.
 
     The setting belongs to the process, so the first of the calls that run at
-    once saves it and the last one restores it. Libraries are looked for once:
-    NumPy's BLAS is loaded before any call, and stays.
+    once saves it and the last one restores it. What is saved stays saved until
+    it is restored, so that a call that is interrupted anywhere leaves nothing
+    behind. Libraries are looked for once: NumPy's BLAS is loaded before any
+    call, and stays.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._calls = 0
+        self._calls: set[object] = set()
         self._libraries: list[Any] | None = None
-        self._saved: list[int] = []
+        self._saved: list[int] | None = None
 
-    def enter(self) -> int:
+    def enter(self, call: object) -> int:
         """Set it to one; the number of threads that the caller allows."""
         with self._lock:
             if self._libraries is None:
                 self._libraries = _libraries()
-            if self._calls == 0:
+            if self._saved is None:
                 self._saved = [library.get_num_threads() for library in self._libraries]
+            if not self._calls:
                 self._set([1] * len(self._saved))
-            self._calls += 1
+            self._calls.add(call)
             return min(self._saved) if self._saved else os.cpu_count() or 1
 
-    def leave(self) -> None:
-        """Restore it if no other call runs."""
-        with self._lock:
-            self._calls -= 1
-            if self._calls == 0:
-                self._set(self._saved)
+    def leave(self, call: object) -> None:
+        """Restore it if no other call runs.
+
+        Raises
+        ------
+        KeyboardInterrupt
+            After it is restored.
+        """
+        interrupt: KeyboardInterrupt | None = None
+        while True:
+            try:
+                with self._lock:
+                    self._calls.discard(call)
+                    if not self._calls:
+                        self._restore()
+                break
+            except KeyboardInterrupt as caught:
+                interrupt = caught
+        if interrupt is not None:
+            raise interrupt
 
     def restore_in_child(self) -> None:
         """A child of fork has none of the calls that other threads were in."""
         self._lock = threading.Lock()
-        if self._calls:
-            self._calls = 0
+        self._calls = set()
+        self._restore()
+
+    def _restore(self) -> None:
+        if self._saved is not None:
             self._set(self._saved)
+            self._saved = None
 
     def _set(self, numbers: list[int]) -> None:
-        for library, saved, number in zip(self._libraries or (), self._saved, numbers, strict=True):
+        saved_numbers = self._saved or ()
+        for library, saved, number in zip(
+            self._libraries or (), saved_numbers, numbers, strict=True
+        ):
             if saved != 1:
                 library.set_num_threads(number)
 
@@ -80,8 +104,8 @@ def one_blas_thread() -> Iterator[int]:
 
     Where no BLAS can be set, which is so of Apple's, the number is that of the cores.
     """
-    allowed = _setting.enter()
+    call = object()
     try:
-        yield allowed
+        yield _setting.enter(call)
     finally:
-        _setting.leave()
+        _setting.leave(call)

@@ -20,11 +20,12 @@ _SAMPLE = 16
 
 
 def common_part(keys: Array, seen: int) -> Array | None:
-    """A vector that no component of a key grows by losing.
+    """A vector whose subtraction makes no component of any key larger in magnitude.
 
-    Component by component the mean, or twice the smallest magnitude if that
-    is less, where all keys have the same sign; else zero. So the bound on a
-    score's rounding never becomes worse, whatever else the keys hold.
+    Where all keys have the same sign in a component: the mean, or twice the
+    smallest magnitude if that is less. Elsewhere 0. So the bound on a score's
+    rounding never becomes worse, whatever else the keys hold. Under a causal
+    mask a later key may so change the rounding of an earlier row.
 
     Parameters
     ----------
@@ -54,7 +55,8 @@ def common_part(keys: Array, seen: int) -> Array | None:
 
 
 def row_shift(rows: Array, part: Array) -> Array:
-    """``rows @ part`` (batch, head, row) in more digits than the rows have."""
+    """``rows @ part`` (batch, head, row) in more digits than the rows have; 0 of heads without."""
     wide = np.float64 if rows.dtype == np.float32 else np.longdouble
     shift: Array = np.einsum("bhrw,bhw->bhr", rows.astype(wide), part[:, :, 0].astype(wide))
+    shift[~part.any(axis=(2, 3))] = 0
     return shift

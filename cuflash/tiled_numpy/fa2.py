@@ -99,7 +99,7 @@ def _small_block(
     state: RowState,
     scratch: Scratch,
 ) -> None:
-    """The same where no score is so large that its exp needs the maximum: the maximum stays 0."""
+    """The same for scores so small that exp needs no maximum taken off: the maximum stays 0."""
     state.row_max[...] = 0
     for tile in blocks.of_queries(queries):
         scores = transposed_product(operands.keys[:, :, tile.keys], scaled_q, scratch, "scores")

@@ -73,10 +73,12 @@ class GradientRows:
     def take_off(self, common: Array, own_lse: Array) -> None:
         """Have the log-sum-exp that belongs to keys without their common part.
 
-        A row's own, if the given one is that up to its rounding: it has more
-        digits. Else the given one less what the scores lack, since the
-        caller may have given that of more keys than these. Heads whose keys
-        have nothing in common keep what was given, whatever other heads have.
+        If the given value equals the row's own up to rounding, the own one is
+        taken, which has more digits. Otherwise the given one is kept, less
+        what the scores lack: the caller may have given that of more keys than
+        these, whose weight then has to be larger than that rounding. Heads
+        whose keys have nothing in common keep what was given, whatever other
+        heads have.
         """
         centred: Array = np.asarray(common.any(axis=(2, 3)))
         self.centred = centred

@@ -53,9 +53,10 @@ class Heads:
         """The same heads with the rows of some of the blocks."""
         return Heads(blocks, self._batch, self._heads)
 
-    def finite(self, array: Array) -> bool:
-        """Whether the rows of all queries are free of infinities and NaN."""
-        return bool(np.isfinite(self._by_group(array)).all())
+    def finite(self, array: Array) -> Array:
+        """Whether the queries of each (batch, head) are free of infinities and NaN."""
+        found: Array = np.asarray(np.isfinite(self._by_group(array)).all(axis=(2, 3, 4)))
+        return found
 
     def set_keys(self, array: Array, keys: slice, values: Array) -> None:
         """Write a block of (batch, head, key, width) to its place, rounding once."""

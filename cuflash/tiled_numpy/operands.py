@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import threading
 from dataclasses import dataclass
 
@@ -52,6 +51,7 @@ class Operands:
         self._given = q, k, v
         self._lock = threading.Lock()
         self._made = False
+        self._longest_row: float | None = None
 
     def make(self) -> Operands:
         """Have everything there; returns itself."""
@@ -69,28 +69,42 @@ class Operands:
         # Of few rows it costs more to take off than the products; only gradients need it.
         if problem.operation == "backward" or rows > FEW_ROWS:
             self.common = common_part(self.keys, self._blocks.seen_keys)
-        if self.common is not None and not self._heads.finite(q):
-            self.common = None  # an infinity times a key keeps its sign
+        if self.common is not None:
+            # An infinity times a key keeps its sign: heads whose queries have one stay as they are.
+            finite = self._heads.finite(q)[..., None, None]
+            self.common = np.where(finite, self.common, 0) if finite.any() else None
         if self.common is not None:
             self.keys = np.subtract(self.keys, self.common)
 
-    @functools.cached_property
+    @property
     def longest_row(self) -> float:
         """The norm of a row of queries up to which no score needs its row's maximum.
 
-        A score is at most the product of two norms (Cauchy and Schwarz). Not
-        positive where the values are too large or too small for that, or not
+        A score is at most the product of two norms (Cauchy and Schwarz).
+        Negative where the values are too large or too small for that, or not
         finite.
         """
+        with self._lock:
+            if self._longest_row is None:
+                self._longest_row = self._measure()
+            return self._longest_row
+
+    def _measure(self) -> float:
         numbers, seen = _RANGES[self.keys.dtype.name], self._blocks.seen_keys
         keys, values = self.keys[:, :, :seen], self.values[:, :, :seen]
         if 0 in keys.shape or 0 in values.shape:
-            return 0.0
-        columns = np.maximum(values.max(axis=2), -values.min(axis=2))
-        if not ((columns == 0) | ((columns >= numbers.least) & (columns <= numbers.most))).all():
-            return 0.0
+            return -1.0
+        largest = np.maximum(values.max(axis=2), -values.min(axis=2))
+        least = largest
+        if self._blocks.problem.mask != "full":  # a row may see any one of the values alone
+            least = np.abs(values)
+        if (
+            not ((least == 0) | (least >= numbers.least)).all()
+            or not (largest <= numbers.most).all()
+        ):
+            return -1.0
         longest = longest_norm(keys)
-        return numbers.score / longest if longest > 0 else 0.0
+        return numbers.score / longest if 0 < longest < np.inf else -1.0
 
 
 def longest_norm(rows: Array) -> float:

@@ -30,6 +30,7 @@ class _Job:
         self._change = threading.Condition()
         self._helping = 0
         self._error: BaseException | None = None
+        self._interrupt: BaseException | None = None
 
     def work(self) -> None:
         """Run tasks in the thread of the caller until none is left."""
@@ -57,7 +58,6 @@ class _Job:
         BaseException
             What a helper's task raised, or what interrupted the wait, after it.
         """
-        interrupt: BaseException | None = None
         while True:
             try:
                 with self._change:
@@ -65,8 +65,8 @@ class _Job:
                     self._change.wait_for(lambda: not self._helping)
                 break
             except BaseException as caught:  # helpers still write to the caller's arrays
-                interrupt = caught
-        error = interrupt or self._error
+                self._interrupt = caught
+        error = self._interrupt or self._error
         if error is not None:
             raise error
 
@@ -95,13 +95,19 @@ class _Helpers:
         self._count = 0
 
     def offer(self, job: _Job, count: int) -> None:
-        """Let at most ``count`` helpers join a job, whenever they have time."""
+        """Let at most ``count`` helpers join a job, whenever they have time.
+
+        Fewer where the system gives no more threads; the caller works anyway.
+        """
         with self._lock:
             while self._count < count:
+                name = f"cuflash-{self._count + 1}"
+                try:
+                    threading.Thread(target=self._serve, name=name, daemon=True).start()
+                except RuntimeError:
+                    break
                 self._count += 1
-                name = f"cuflash-{self._count}"
-                threading.Thread(target=self._serve, name=name, daemon=True).start()
-        for _ in range(count):
+        for _ in range(min(count, self._count)):
             self._queue.put(job)
 
     def _serve(self) -> None:
@@ -146,9 +152,9 @@ def run_tasks(tasks: Iterable[Task], threads: int) -> None:
         job = _Job(tasks)
         # The plan may be older than what the process is allowed now.
         helpers = min(threads, allowed, usable_cores()) - 1 if threads > 1 else 0
-        if helpers > 0:
-            _helpers.offer(job, helpers)
         try:
+            if helpers > 0:
+                _helpers.offer(job, helpers)
             job.work()
         finally:
             job.finish()

@@ -27,8 +27,8 @@ NUMPY = (
     OutsideBug(
         "large_negative_values",
         "cuflash/tiled_numpy/operands.py",
-        "columns = np.maximum(values.max(axis=2), -values.min(axis=2))",
-        "columns = np.maximum(values.max(axis=2), values.min(axis=2))",
+        "largest = np.maximum(values.max(axis=2), -values.min(axis=2))",
+        "largest = np.maximum(values.max(axis=2), values.min(axis=2))",
         "numpy",
         "attention in float32 of 256 queries or more with v down to -1e30 in a column that also "
         "has ordinary positive values: the sum overflows, out is minus infinity.",
