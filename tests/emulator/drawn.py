@@ -19,6 +19,8 @@ __all__ = ["PLACED", "Call", "Kernels", "calls"]
 
 #: Every array of either pass.
 PLACED = (*TENSORS, "lse", "dlse", "lse_out")
+#: Query heads of all batch entries that short problems have room for.
+_MANY = 8
 #: Values that none of the kernels' sums overflow for.
 _VALUES = ("normal", "normal", "small", "x8", "integers", "outliers", "equal", "zeros")
 
@@ -161,12 +163,13 @@ def _lengths(steps: tuple[int, ...], longest: int) -> st.SearchStrategy[int]:
 @st.composite
 def _problems(draw: st.DrawFn, kernels: Kernels, work: int) -> Case:
     layout = draw(st.sampled_from((*LAYOUTS, "bshd", "bhsd")))
-    longest = 3 * max(kernels.steps)
-    seqlen_q = draw(_lengths(kernels.steps, longest))
-    seqlen_kv = draw(_lengths(kernels.steps, longest))
+    many = draw(st.booleans())  # heads, with several for a kv head, or else rows
+    steps = (min(kernels.steps),) if many else kernels.steps
+    longest = (2 if many else 3) * max(steps)
+    seqlen_q, seqlen_kv = draw(_lengths(steps, longest)), draw(_lengths(steps, longest))
     if kernels.algorithm == "fa3":  # which leaves it to the others to do nothing
         seqlen_q, seqlen_kv = max(seqlen_q, 1), max(seqlen_kv, 1)
-    room = max(1, work // ((seqlen_q + 32) * (seqlen_kv + 32)))
+    room = max(_MANY if many else 1, work // ((seqlen_q + 32) * (seqlen_kv + 32)))
     heads_kv, group, batch = 1, 1, 1
     if "h" in layout:
         heads_kv = draw(st.sampled_from([n for n in (1, 2, 3) if n <= room]))
@@ -229,7 +232,7 @@ def calls(draw: st.DrawFn, kernels: Kernels) -> Call:
         host=draw(st.sampled_from((False,) * 5 + (True,))),
         odd=() if plain else draw(odd),
         rows=draw(rows),
-        parts=draw(st.sampled_from((1, 2, 3, 4))) if kernels.parted else 1,
+        parts=draw(st.sampled_from((1, 2, case.group))) if kernels.parted else 1,
         stream=draw(st.sampled_from((0, 0, 77, 78))),
         device=draw(st.sampled_from((0, 0, 0, 1))),
         turns=turns,

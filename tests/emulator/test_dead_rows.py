@@ -76,3 +76,27 @@ def test_dead_rows_beside_rows_that_see_nan(row: Row) -> None:
     assert (got["out"][:, :, :6] == 0).all()
     assert (got["dq"][:, :, :6] == 0).all()
     assert (got["lse"][:, :, :6] == -np.inf).all()
+
+
+@pytest.mark.parametrize("row", params(*_CAUSAL))
+def test_one_dead_query_anywhere(row: Row) -> None:
+    """The only one of its tile or warp: it is dead, and what it holds reaches nothing."""
+    case = Case(1, 1, 1, 150, 20, *row.dims, row.dtype, causal=True, q_offset=20)
+    for dead in range(5, 150, 29):  # in either half of all that rows are counted in
+        x = arrays(case, "q", "k", "v", "dout", "dlse")
+        x["k"][..., 0] = 1 + np.abs(x["k"][..., 0])
+        for name in ("q", "dout", "dlse"):
+            case.heads_first(name, x[name])[:, :, dead] = 0
+        clean = _results(row, case, x)
+        x["q"][:, dead, :, 0] = -np.inf
+        x["dout"][:, dead], x["dlse"][..., dead] = np.inf, np.nan
+        for name, got in _results(row, case, x).items():
+            expected = clean[name]
+            if name not in ("dk", "dv"):
+                assert (got[:, :, dead] == (-np.inf if name == "lse" else 0)).all(), name
+                got, expected = (np.delete(a, dead, axis=2) for a in (got, expected))
+            assert np.abs(got - expected).max() < 0.01 * np.abs(expected).max(), (name, dead)
+        x["v"][:, 0] = np.inf
+        out, _ = row.runner.forward(case, x["q"], x["k"], x["v"])
+        assert (out[:, dead] == 0).all(), dead
+        assert np.isinf(np.delete(out, dead, axis=1)).all(), dead

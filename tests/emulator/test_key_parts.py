@@ -15,11 +15,24 @@ from .device import EmulatedRunner
 pytestmark = pytest.mark.skipif(compiler() is None, reason="there is no g++ to compile with")
 
 
-@pytest.mark.parametrize("ordered", [False, True], ids=["", "ordered"])
-@pytest.mark.parametrize("dims", [(128, 128), (192, 256)], ids=str)
-def test_against_float64(dims: tuple[int, int], ordered: bool) -> None:
+#: Widths, dtype, and whether sums have an order.
+_KERNELS = [
+    ((128, 128), "bfloat16", False),
+    ((128, 128), "bfloat16", True),
+    ((192, 128), "float16", False),
+    ((192, 256), "bfloat16", False),
+    ((192, 256), "bfloat16", True),
+]
+
+
+@pytest.mark.parametrize("heads", [(4, 1), (4, 2)], ids=str)
+@pytest.mark.parametrize(("dims", "dtype", "ordered"), _KERNELS, ids=str)
+def test_against_float64(
+    dims: tuple[int, int], dtype: str, ordered: bool, heads: tuple[int, int]
+) -> None:
+    """Of one kv head and of several; some keys are seen by no query."""
     runner = EmulatedRunner("90", "fa3", deterministic=ordered, num_sms=1)
-    case = Case(2, 4, 1, 150, 300, *dims, "bfloat16", causal=True, q_offset=-40, seed=1)
+    case = Case(2, *heads, 150, 300, *dims, dtype, causal=True, q_offset=-40, seed=1)
     x = arrays(case, "q", "k", "v", "dout", "dlse")
     with parts_forced(2):
         saved = runner.forward(case, x["q"], x["k"], x["v"])

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ..kit.case import Case
 from .apart import apart
 from .build import compiler
-from .drawn import Kernels, calls
+from .drawn import Call, Kernels, calls
 from .rows import ROWS, Row
 from .session import check
 
@@ -22,9 +23,10 @@ _SMALL, _NARROW = (32, 32), (16, 32)
 _WIDE = (16, 64, 128)
 KERNELS = (
     Kernels("fa1", "float16", (64, 64), True, _SMALL, steps=(16, 32)),
+    Kernels("fa1", "float16", (24, 56), False, _SMALL, steps=(16, 32)),  # a chunk less than whole
     Kernels("fa1", "float64", (64, 64), True, _NARROW, steps=(16, 32)),
     Kernels("fa2", "float16", (64, 64), True, _SMALL, steps=(16, 32, 64)),
-    Kernels("fa2", "bfloat16", (64, 64), False, _SMALL, steps=(16, 32, 64)),
+    Kernels("fa2", "bfloat16", (56, 24), False, _SMALL, steps=(16, 32, 64)),
     Kernels("fa2", "float32", (5, 24), True, _NARROW, "80", steps=(8, 16, 32, 64)),
     Kernels("fa2", "float64", (64, 64), False, _NARROW, steps=(8, 16, 32, 64)),
     # Backward with scores as keys x queries, and its sums in an order.
@@ -33,7 +35,7 @@ KERNELS = (
     Kernels("fa3", "float16", (64, 64), True, num_sms=1, steps=_WIDE, parted=True),
     Kernels("fa3", "bfloat16", (64, 64), False, num_sms=1, steps=_WIDE, deterministic=True),
     Kernels("fa3", "bfloat16", (128, 128), True, (192, 80), num_sms=1, steps=_WIDE, parted=True),
-    Kernels("fa3", "float16", (192, 128), True, num_sms=1, steps=_WIDE),
+    Kernels("fa3", "float16", (192, 128), True, num_sms=1, steps=_WIDE, parted=True),
 )
 
 
@@ -72,3 +74,13 @@ def test_any_call(kernels: Kernels, data: Any) -> None:
 def test_any_call_of_a_row(kernels: Kernels, data: Any) -> None:
     call = data.draw(calls(kernels))
     apart(partial(check, kernels, call))
+
+
+@_params(KERNELS)
+def test_tails_of_scores_far_below_zero(kernels: Kernels) -> None:
+    """One key and query beside what the kernels count in: what is taken for a score of 0 shows."""
+    for step in kernels.steps:
+        for beside in (-1, 1):
+            lengths = step - beside, step + beside
+            case = Case(1, 1, 1, *lengths, *kernels.dims, kernels.dtype, causal=kernels.causal)
+            check(kernels, Call(case, shift=-300))

@@ -15,6 +15,7 @@ __all__ = [
     "SINGLE_STAGE",
     "STREAMS",
     "Bug",
+    "OutsideBug",
     "backward",
     "checks",
     "dead_keys",
@@ -77,6 +78,29 @@ class Bug:
     def needs_gpu(self) -> bool:
         """Whether the bug is in device code."""
         return self.file.startswith("cuda_src/")
+
+
+@dataclass(frozen=True)
+class OutsideBug:
+    """One edit, and what it changes.
+
+    Attributes
+    ----------
+    name, file, find, replace : str
+        The edit: ``find`` stands exactly once in the file.
+    area : str
+        "host", "planning", "shared" (device code of all generations, and
+        FlashAttention-1 and 2), "fa3", "numpy" or "jax".
+    changes : str
+        For which legal call what is different.
+    """
+
+    name: str
+    file: str
+    find: str
+    replace: str
+    area: str
+    changes: str
 
 
 def forward(runner: str, mask: str = "causal", dims: str = _D64) -> str:

@@ -96,9 +96,9 @@ BUGS = (
     ),
     Bug(
         "the forward pass of a pullback has q's dtype",
-        "cuflash/api.py",
-        "return_lse=True, out_dtype=out_dtype, **shared",
-        "return_lse=True, **shared",
+        "cuflash/api/vjp.py",
+        "return_lse=True, out_dtype=written, **keywords",
+        "return_lse=True, **keywords",
         "tests/unit/test_calls_generated.py::test_the_vjp_takes_a_keyword_to_both_passes[out_dtype]",
     ),
 )

@@ -6,7 +6,7 @@ import os
 import shutil
 from pathlib import Path
 
-from .bug import Bug
+from .bug import Bug, OutsideBug
 from .record import ROOT
 
 __all__ = ["copy_tree", "environment_of", "plant"]
@@ -15,7 +15,7 @@ __all__ = ["copy_tree", "environment_of", "plant"]
 PARTS = ("cuflash", "cuda_src", "tests", "pyproject.toml", "README.md", "bench")
 
 
-def plant(bug: Bug, tree: Path) -> None:
+def plant(bug: Bug | OutsideBug, tree: Path) -> None:
     """Make the edit in a copy of the tree."""
     path = tree / bug.file
     text = path.read_text()

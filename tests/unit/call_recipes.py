@@ -80,6 +80,8 @@ RECIPES: dict[str, list[Any]] = {
     "blocks": [None, (64, 64), (32, 64), (64, 32), (64.0, 64), (32, True)],
     "workspace": [None, _bytes(1 << 22), _bytes(1 << 22, 256), _bytes(1 << 22, 16), _bytes(256)],
     "deterministic": [False, True, 0, 1.0],
+    "residual_dtype": [None, "float16", np.float32, "float64"],
+    "backward_blocks": [None, (64, 64), (32, 64), (64.0, 64), (32, True)],
     "lse_out": [None, *_VECTORS],
     "dlse": [None, *_VECTORS],
     "lse": _VECTORS,

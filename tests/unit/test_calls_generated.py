@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import cuflash
 from cuflash import calls, dispatch
+from cuflash.options import check_dtype
 
 from ..emulator.host_cupy import host_cupy
 from .call_recipes import MATTERS_NOT, PASSES, RECIPES, WIDE, arguments_of, made
@@ -96,13 +97,27 @@ def test_calls_in_any_order_are_as_fresh_ones(operation: str, data: Any) -> None
 
 
 _SHARED = [n for n in inspect.signature(cuflash.attention_vjp).parameters if n not in "qkv"]
+#: What a keyword of the vjp is called in a pass that is given it under another name, or not at all.
+_NAMES: dict[tuple[str, str], str | None] = {
+    ("forward", "residual_dtype"): "out_dtype",
+    ("forward", "backward_blocks"): None,
+    ("backward", "backward_blocks"): "blocks",
+    ("backward", "blocks"): None,
+    ("backward", "residual_dtype"): None,
+}
+
+
+def _name_in(operation: str, name: str) -> str | None:
+    """What the pass calls a keyword of the vjp; None if it is nothing to it."""
+    takes = name in inspect.signature(PASSES[operation]).parameters
+    return _NAMES.get((operation, name), name if takes else None)
 
 
 @pytest.mark.parametrize("name", _SHARED)
 def test_the_vjp_takes_a_keyword_to_both_passes(
     teller: Teller, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each pass is given what it is given when it is called by itself."""
+    """Each pass is given what it is given when it is called by itself, and nothing else."""
     given: list[tuple[str, dict[str, Any], dict[str, Any]]] = []
     run = dispatch.call
 
@@ -112,8 +127,10 @@ def test_the_vjp_takes_a_keyword_to_both_passes(
 
     monkeypatch.setattr("cuflash.api.forward.call", call)
     monkeypatch.setattr("cuflash.api.backward.call", call)
+    defaults = {"forward": {"return_lse": True}, "backward": {}}
     for value in RECIPES[name]:
         given.clear()
+        passed = check_dtype(name, value) if name == "residual_dtype" else value
         arrays = made(teller.host, {n: RECIPES[n][0] for n in "qkv"})
         try:
             out, pullback = teller.host.call(cuflash.attention_vjp, **arrays, **{name: value})
@@ -122,15 +139,19 @@ def test_the_vjp_takes_a_keyword_to_both_passes(
             dlse = made(teller.host, {"dlse": RECIPES["lse"][0]})["dlse"]
             teller.host.call(pullback, dout, dlse)
         except cuflash.CuflashError:
-            every = [p for p in PASSES if name in arguments_of(p)]
-            alone = [_fresh(teller, p, _defaults(p, **{name: value})) for p in every]
+            called = {p: _name_in(p, name) for p in PASSES}
+            alone = [
+                _fresh(teller, p, _defaults(p, **{own: value})) for p, own in called.items() if own
+            ]
             assert "refused" in [told[0] for told in alone]
             continue
         assert (given[1][2]["dout"], given[1][2]["dlse"]) == (dout, dlse)
         for operation, keywords, _ in given:
-            takes = name in inspect.signature(PASSES[operation]).parameters
-            if takes and name != "return_lse":
-                assert keywords[name] == value, operation
+            own = _name_in(operation, name)
+            for keyword, got in keywords.items():
+                plain = inspect.signature(PASSES[operation]).parameters[keyword].default
+                expected = defaults[operation].get(keyword, passed if keyword == own else plain)
+                assert got == expected, (operation, keyword)
         assert [operation for operation, *_ in given] == ["forward", "backward"]
 
 

@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import cuflash
 
@@ -55,3 +57,40 @@ def test_every_launch(operation: Any, algorithm: Any, wide: bool) -> None:
                 }
                 assert {(one.device, one.stream) for one in launched[half:]} == {(device, 99)}
                 launched.clear()
+
+
+@pytest.mark.parametrize("operation", ["forward", "backward"])
+@pytest.mark.parametrize("algorithm", ["fa1", "fa2", "fa3"])
+@settings(max_examples=20)
+@given(data=st.data())
+def test_a_run_is_as_that_of_a_fresh_object(operation: Any, algorithm: Any, data: Any) -> None:
+    """Whatever runs came before: addresses under other names or in another order, other streams."""
+    with host_cupy(make=no_kernel) as host:
+        launched: list[Any] = []
+        host.runtime.audit = launched.append
+        kept = _prepared(operation, algorithm)
+        arrays = _arrays(host, kept, 0)
+        workspace = host.cupy.empty(max(kept.workspace_bytes, 1), np.uint8).data.ptr
+        rows = [name for name in arrays if name in ("lse", "dlse")]
+        alike = [name for name in arrays if name not in rows]
+        for turn in range(data.draw(st.integers(2, 4))):
+            names = data.draw(st.permutations(alike), label="names")
+            places = data.draw(st.sampled_from((alike, alike[::-1])), label="places")
+            pointers = {n: arrays[at].data.ptr for n, at in zip(names, places, strict=True)}
+            pointers |= {n: arrays[n].data.ptr for n in data.draw(st.permutations(rows))}
+            current = data.draw(st.sampled_from((0, 77)), label="current stream")
+            stream = data.draw(st.sampled_from((None, 0, 99)), label="stream")
+            told = []
+            for ready in (kept, _prepared(operation, algorithm)):
+                launched.clear()
+                with host.runtime.on_stream(current, 0):
+                    ready.run(pointers, stream=stream, workspace=workspace)
+                told.append([(one.config, one.parameters.tobytes()) for one in launched])
+                expected = current if stream is None else stream
+                assert {one.stream for one in launched} == {expected}, turn
+            assert told[0] == told[1], turn
+
+
+def _prepared(operation: Any, algorithm: Any) -> cuflash.Prepared:
+    options: dict[str, Any] = {"operation": operation, "algorithm": algorithm}
+    return cuflash.prepare(*[_SHAPE] * 3, dtype="float16", device=0, **options)

@@ -7,7 +7,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import cuflash
@@ -85,8 +85,8 @@ def _shifted(array: Any, exponent: int) -> Any:
     return (array.astype(np.float64) * 2.0**exponent).astype(array.dtype)
 
 
-def _close(found: Any, expected: Any, dtype: str) -> None:
-    allowed = 8 * float(ml_dtypes.finfo(_dtype(dtype)).eps)
+def _close(found: Any, expected: Any, dtype: str, units: float = 8) -> None:
+    allowed = units * float(ml_dtypes.finfo(_dtype(dtype)).eps)
     found, expected = (np.asarray(a, np.float64) for a in (found, expected))
     assert np.linalg.norm(found - expected) <= allowed * np.linalg.norm(expected)
 
@@ -105,3 +105,33 @@ def test_values_within_the_bound_of_the_contract_are_averaged(
     v = np.full((1, keys, 1, 16), most / keys).astype(_dtype(dtype))
     out = cuflash.attention(q, k, v, algorithm=algorithm, **CPU)
     _close(out.astype(np.float64) / (most / keys), np.ones(out.shape), dtype)
+
+
+@pytest.mark.parametrize("algorithm", ["fa1", "fa2"])
+@pytest.mark.parametrize(("dtype", "most"), [("float32", 126), ("float64", 1022)])
+@settings(max_examples=100)
+@given(st.data())
+def test_a_column_of_large_values_beside_ordinary_ones(
+    dtype: str, most: int, algorithm: Any, data: st.DataObject
+) -> None:
+    """Of either sign, of weights far from each other: whatever way through the rows is taken."""
+    keys = data.draw(st.integers(2, 40), label="keys")
+    sign = data.draw(st.sampled_from((-1, 1)), label="sign")
+    largest = st.integers(most - 20, most - 6)
+    exponent = data.draw(st.integers(0, most - 6) | largest, label="exponent")
+    ordinary = data.draw(st.integers(0, keys - 1), label="keys of ordinary values")
+    longest = data.draw(st.sampled_from((20.0, 1.0, 100.0)), label="largest score")
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**16), label="seed"))
+    q, k = (rng.standard_normal((1, n, 1, 2)) for n in (300, keys))
+    q *= longest / (np.linalg.norm(q, axis=-1).max() * np.linalg.norm(k, axis=-1).max())
+    v = np.abs(rng.standard_normal((1, keys, 1, 3))).clip(0.1, 2)
+    v[:, ordinary:, :, 1:] *= sign * 2.0 ** (exponent - 1)
+    q, k, v = (x.astype(dtype) for x in (q, k, v))
+    out = cuflash.attention(q, k, v, scale=1.0, algorithm=algorithm, **CPU)
+    shrunk = v.astype(np.float64)
+    shrunk[..., 1:] *= 2.0**-exponent
+    expected, _ = cuflash.reference.attention(q, k, shrunk, scale=1.0)
+    found = out.astype(np.float64)
+    found[..., 1:] *= 2.0**-exponent
+    for column in range(3):  # a score as large as that is rounded by as many units
+        _close(found[..., column], expected[..., column], dtype, 8 + longest)

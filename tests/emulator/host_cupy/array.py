@@ -84,7 +84,8 @@ class HostArray:
 
         self.runtime.element_kernel([target], sources, run)
 
-    def astype(self, dtype: Any, copy: bool = True) -> Any:
+    def astype(self, dtype: Any, order: str = "C", copy: bool = True) -> Any:
+        assert order == "C", "made C-contiguous"
         if not copy and self.dtype == np.dtype(dtype):
             return self
         made = type(self)(self.shape, dtype)
