@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from .jax_case import jax
+from .jax_case import alike, jax
 
 __all__ = [
     "FREE",
@@ -66,7 +66,7 @@ def run_divided(function: Any, mesh: Any, arrays: Any, specs: Any) -> tuple[list
     compiled = jax.jit(function).lower(*divided).compile()
     results = jax.tree.leaves(compiled(*divided))
     for got, expected in zip(results, jax.tree.leaves(jax.jit(function)(*arrays)), strict=True):
-        assert np.asarray(got).tobytes() == np.asarray(expected).tobytes()
+        alike(got, expected)
     return results, COLLECTIVE.findall(compiled.as_text())
 
 

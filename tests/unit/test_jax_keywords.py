@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import cuflash
 
-from .jax_case import draw, jax, jnp
+from .jax_case import alike, draw, jax, jnp
 
 attention = pytest.importorskip("cuflash.jax", reason="JAX is not installed").attention
 
@@ -74,7 +74,7 @@ def _same(got: Any, keywords: dict[str, Any]) -> None:
     arrays = [a if dtype is None else a.astype(dtype) for a in _arrays()]
     expected = attention(*arrays, is_causal=keywords.get("is_causal", False))
     assert got.dtype == expected.dtype
-    assert np.asarray(got).tobytes() == np.asarray(expected).tobytes()
+    alike(got, expected)
 
 
 @settings(deadline=None)
