@@ -62,6 +62,18 @@ class Blocks:
         last: int = self.queries[-1].stop + self.problem.q_offset
         return min(self.problem.seqlen_kv, max(0, last))
 
+    def live(self, q: Array) -> Array:
+        """Queries (batch, seqlen, head, width) with zeros where the mask shows no key at all.
+
+        What these rows hold decides nothing. A copy only where there are such rows.
+        """
+        dead = -self.problem.q_offset if self._staircase is not None else 0
+        if dead <= 0:
+            return q
+        q = q.copy()
+        q[:, :dead] = 0
+        return q
+
     def parts(self) -> list[Blocks]:
         """The blocks of queries in runs, as many as the plan says; their rows are disjoint."""
         count = len(self.queries)

@@ -28,6 +28,7 @@ def forward(
     after every one. Arguments are those of :func:`cuflash.tiled_numpy.forward`.
     """
     blocks = Blocks(plan)
+    q = blocks.live(q)
     for heads in Heads.of(blocks):
         operands = Operands(blocks, heads, q, k, v)
         for part in blocks.parts():

@@ -32,6 +32,7 @@ def forward(
     Arguments are those of :func:`cuflash.tiled_numpy.forward`.
     """
     blocks = Blocks(plan)
+    q = blocks.live(q)
     for heads in Heads.of(blocks):
         operands = Operands(blocks, heads, q, k, v)
         for part in blocks.parts():

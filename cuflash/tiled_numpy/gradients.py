@@ -31,8 +31,9 @@ Inner = Callable[["Gradients", GradientRows], None]
 def tasks(plan: Plan, inner: Inner, given: Given) -> Iterator[Task]:
     """The tasks of a backward pass: some heads and a part of their queries each."""
     blocks = Blocks(plan)
+    live = blocks.live(given.q)
     for heads in Heads.of(blocks):
-        operands = Operands(blocks, heads, given.q, given.k, given.v)
+        operands = Operands(blocks, heads, live, given.k, given.v)
         parts = blocks.parts()
         sums = KeySums(heads, blocks.keys, len(parts), given.dk, given.dv)
         for index, part in enumerate(parts):

@@ -90,7 +90,7 @@ def test_values_within_the_bound_of_the_contract(
     k = (k * np.linspace(0, 3, keys)[:, None, None]).astype(k.dtype)
     v = np.full((1, keys, 1, 64), most).astype(_dtype(dtype))
     out = cuflash.attention(*map(cp.asarray, (q, k, v)), algorithm=algorithm)
-    allowed = 4 * float(ml_dtypes.finfo(_dtype(dtype)).eps)
+    allowed = (4 + keys**0.5) * float(ml_dtypes.finfo(_dtype(dtype)).eps)  # of a sum of the keys
     assert _error(out / most, np.ones(out.shape)) < allowed
 
 
