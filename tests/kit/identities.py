@@ -98,7 +98,19 @@ class _Group:
         size = math.sqrt(sum((part**2).sum() for part in rounded))
         bound = (self.rounding + self.several) * size + self.drift * abs(of_q.sum())
         bound += sum(self._vanished(f"d{name}", self.x[name]).sum() for name in "qk")
+        bound += self.rounding * self._of_delta()
         return _over(np.atleast_1d(of_q.sum() - of_k.sum()), np.atleast_1d(bound))
+
+    def _of_delta(self) -> float:
+        """What the rounding of the out in delta may give to dk and not to dq.
+
+        It adds to the sum of a row's dS. A backend that takes off what all keys have in common
+        knows that sum, and leaves the error out of dq.
+        """
+        in_delta = ((self.dout * self.x["out"]) ** 2).sum(axis=2)
+        of_rows = in_delta * (self.x["q"] ** 2).sum(axis=2)
+        longest = (self.x["k"] ** 2).sum(axis=1).max(initial=0)
+        return float(self.case.factor * math.sqrt(of_rows.sum() * longest))
 
     def _vanished(self, name: str, weights: np.ndarray) -> np.ndarray:
         """Most that the smallest numbers of a result hide: what is lost may be of one sign."""
