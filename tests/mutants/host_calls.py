@@ -97,7 +97,7 @@ BUGS = (
     Bug(
         "the forward pass of a pullback has q's dtype",
         "cuflash/api/vjp.py",
-        "return_lse=True, out_dtype=written, **keywords",
+        "return_lse=True, out_dtype=out_dtype, **keywords",
         "return_lse=True, **keywords",
         "tests/unit/test_calls_generated.py::test_the_vjp_takes_a_keyword_to_both_passes[out_dtype]",
     ),
