@@ -124,7 +124,7 @@ class HostArray:
     def seen(self, host: Any) -> Any:
         """An array over a view of this one's memory."""
         if not isinstance(host, np.ndarray):  # NumPy's scalars; CuPy has arrays without axes
-            raise NotImplementedError("one element")
+            raise TypeError("this stand-in gives no view of a single element")
         pointer = self.data
         if pointer.block is not None and host.size:
             pointer = Pointer(host.ctypes.data, pointer.device_id, pointer.holder, pointer.block)
