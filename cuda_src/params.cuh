@@ -76,8 +76,8 @@ struct Fa2ForwardParams {
   Tensor out;
   RowVector lse;
   double scale;
-  float factor;       // of the logits, see logit_factor in tile/softmax.cuh
-  long long section;  // heads whose tiles run together, see tile/schedule.cuh
+  float factor;          // of the logits, see logit_factor in tile/softmax.cuh
+  long long head_group;  // heads whose tiles run together, see tile/schedule.cuh
   Shape shape;
 };
 
@@ -106,7 +106,7 @@ struct Fa2BackwardParams {
   void* turns;
   double scale;
   float factor;           // of the logits, see logit_factor in tile/softmax.cuh
-  long long section;      // heads whose tiles run together, see tile/schedule.cuh
+  long long head_group;   // heads whose tiles run together, see tile/schedule.cuh
   long long padded_rows;  // rows of a head in the workspace
   Shape shape;
 };
@@ -123,6 +123,16 @@ struct StatisticsParams {
   void* turns;
   long long padded_rows;
   long long cleared;  // query heads of all batch entries, the first, whose accumulators it clears
+  Shape shape;
+};
+
+// See steps/sink_gradient.cu. The sinks themselves are in the parameters of their feature.
+struct SinkGradientParams {
+  RowVector lse;
+  RowVector dlse;
+  void* delta;
+  void* dsinks;           // [heads_q], contiguous, of the type of the sinks
+  long long padded_rows;  // rows of a head in `delta`
   Shape shape;
 };
 

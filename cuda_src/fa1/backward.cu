@@ -6,7 +6,7 @@
 // lives in device memory in the compute type, is read and written at every step by this block
 // alone, in a fixed order: the pass is deterministic.
 //
-// A dead row (log-sum-exp minus infinity) gives and gets nothing, whatever it or the keys hold.
+// A dead row (it sees no key) gives and gets nothing, whatever it or the keys hold.
 // Such rows are rare: a step that has one knows it at its first barrier, and clears their Q, dO, P,
 // dS and dQ, which a zero P alone would not do where something is not finite.
 //
@@ -23,8 +23,9 @@ namespace cuflash::fa1 {
 template <class Config, class KGradient, class VGradient>
 __device__ inline void backward_step(const BackwardContext<Config>& c, const QStep& step,
                                      int kv_tile, bool dead, KGradient& dk, VGradient& dv) {
-  const bool first = kv_tile == 0;
-  const bool last = kv_tile == kv_tiles_seen<Config>(c.seq, step.q_tile) - 1;
+  const KvRange seen = kv_range<Config>(c.seq, step.q_tile);
+  const bool first = kv_tile == seen.begin;
+  const bool last = kv_tile == seen.end - 1;
 
   score_tiles<Config>(c, step, kv_tile * Config::block_kv, c.p(), c.ds(),
                       StepStatistics<Config>{c, step});
@@ -84,19 +85,23 @@ __device__ inline void backward_kv_tile(const BackwardContext<Config>& c, int kv
 }
 
 template <class Config>
-__device__ inline void backward(const Fa1BackwardParams& params) {
+__device__ inline void backward(const typename Config::Params& params) {
   extern __shared__ __align__(128) unsigned char shared_bytes[];
   auto& shared = *reinterpret_cast<BackwardStorage<Config>*>(shared_bytes);
   static_assert(sizeof(BackwardStorage<Config>) == Config::shared_bytes,
                 "the plan and the kernel disagree about shared memory");
   const WorkItem item = head_work_item(params.shape, params.shape.heads_kv);
-  const BackwardContext<Config> c{params, shared, item, sequence(params.shape, item.batch),
+  const BackwardContext<Config> c{params, shared, item, sequence<Config>(params, item.batch),
                                   params.shape.heads_q / params.shape.heads_kv};
 
   const int q_tiles = ceil_div(c.seq.seqlen_q, Config::block_q);
   for (int head = item.head * c.group; head < (item.head + 1) * c.group; ++head) {
-    for (int i = 0; i < q_tiles && kv_tiles_seen<Config>(c.seq, i) == 0; ++i) {
-      store_dead_tile(c, head, i);
+    for (int i = 0; i < q_tiles; ++i) {
+      if (is_dead_tile<Config>(c.seq, i)) {
+        store_dead_tile(c, head, i);
+      } else if (!Mask<Config>::has_first) {
+        break;  // later queries see more
+      }
     }
   }
   const int kv_tiles = ceil_div(c.seq.seqlen_kv, Config::block_kv);

@@ -5,11 +5,14 @@
 
 namespace cuflash::fa1 {
 
-// The log-sum-exp of a query.
+// The log-sum-exp of a query; minus infinity if it is dead.
 template <class Config>
 __device__ inline typename Config::Compute lse_of(const BackwardContext<Config>& c,
                                                   const QStep& step, int row) {
-  return *row_number<const typename Config::Statistics>(c.params.lse, c.seq, step.head, row);
+  using Compute = typename Config::Compute;
+  const Compute lse =
+      *row_number<const typename Config::Statistics>(c.params.lse, c.seq, step.head, row);
+  return lse_or_dead<Config>(c.seq, row, lse);
 }
 
 // Q_i and dO_i -> their stage of shared memory (line 10). One group of copies. Says whether one of

@@ -20,7 +20,7 @@ struct BackwardStorage {
 // What every step of a thread block needs. `item.head` is the kv head.
 template <class Config, class Types = BackwardTypes<Config>>
 struct BackwardContext {
-  const Fa1BackwardParams& params;
+  const typename Config::Params& params;
   BackwardStorage<Config>& shared;
   const WorkItem item;
   const Sequence seq;

@@ -23,8 +23,9 @@ __device__ inline void forward_step(const ForwardContext<Config>& c, const Block
   using Compute = typename Config::Compute;
   const int kv_begin = kv_tile * Config::block_kv;
   const Compute factor = logit_factor<Config>(c.params);
-  const bool first = kv_tile == 0;
-  const bool last = kv_tile == kv_tiles_seen<Config>(c.seq, block.index) - 1;
+  const KvRange seen = kv_range<Config>(c.seq, block.index);
+  const bool first = kv_tile == seen.begin;
+  const bool last = kv_tile == seen.end - 1;
 
   wait_copies<Config::copies, 0>();
   c.warp.sync_row();  // A
@@ -57,29 +58,38 @@ __device__ inline void forward_step(const ForwardContext<Config>& c, const Block
   c.warp.sync_row();  // C
   gather_rows<Config>(c, c.group().row_sum.data, sum, [](Compute a, Compute b) { return a + b; });
   gather_output<Config>(c, output);
-  typename Types::Rows keep;
-  update_statistics<Config>(c, old_max, old_sum, new_max, sum, keep, block.index, last);
-  update_output<Config>(c, output, keep, sum, block.index, first, last);
+  typename Types::Rows keep, kept;
+  update_statistics<Config>(c, old_max, old_sum, new_max, sum, keep, kept, block.index, last);
+  update_output<Config>(c, output, keep, sum, kept, block.index, first, last);
 }
 
 template <class Config>
-__device__ inline void forward(const Fa1ForwardParams& params) {
+__device__ inline void forward(const typename Config::Params& params) {
   extern __shared__ __align__(128) unsigned char shared_bytes[];
   auto& shared = *reinterpret_cast<ForwardStorage<Config>*>(shared_bytes);
   static_assert(sizeof(ForwardStorage<Config>) == Config::shared_bytes,
                 "the plan and the kernel disagree about shared memory");
   const WorkItem item = head_work_item(params.shape, params.shape.heads_q);
-  const ForwardContext<Config> c{params, shared, item, sequence(params.shape, item.batch),
+  const ForwardContext<Config> c{params, shared, item, sequence<Config>(params, item.batch),
                                  item.head / (params.shape.heads_q / params.shape.heads_kv)};
 
   const int q_tiles = ceil_div(c.seq.seqlen_q, Config::block_q);
-  for (int i = 0; i < q_tiles && kv_tiles_seen<Config>(c.seq, i) == 0; ++i) store_dead_tile(c, i);
+  for (int i = 0; i < q_tiles; ++i) {
+    if (is_dead_tile<Config>(c.seq, i)) {
+      store_dead_tile(c, i);
+    } else if (!Mask<Config>::has_first) {
+      break;  // later queries see more
+    }
+  }
 
   const int kv_tiles = ceil_div(c.seq.seqlen_kv, Config::block_kv);
   for (int j = 0; j < kv_tiles; ++j) {
     const QBlocks<Config> blocks(c.seq, j * Config::block_kv);
-    if (blocks.begin >= blocks.end) break;  // later keys are seen by nobody either
-    __syncthreads();                        // every group has read the K and V before
+    if (blocks.begin >= blocks.end) {
+      if (Mask<Config>::has_first) continue;  // keys before every query's first
+      break;                                  // later keys are seen by nobody either
+    }
+    __syncthreads();  // every group has read the K and V before
     load_kv_tile(c, j * Config::block_kv);
     load_q_tile(c, blocks.begin);
     wait_copies<Config::copies, 0>();

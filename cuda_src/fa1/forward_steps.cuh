@@ -58,7 +58,7 @@ __device__ inline void load_statistics(const ForwardContext<Config>& c, int q_ti
   const int first_row = c.first_query(q_tile) + lane.row;
   row_max.for_each([&](typename Config::Compute& reference, int m, int group) {
     const int row = first_row + Scores::row(m, group);
-    begin_row<Config>(reference, row_sum.value[m][group], c.item, row);
+    begin_row(reference, row_sum.value[m][group]);
     if (!first && row < c.seq.seqlen_q) {
       reference = c.row_max(row);
       row_sum.value[m][group] = c.row_sum(row);
@@ -73,7 +73,8 @@ __device__ inline void score_tile(const ForwardContext<Config>& c, Scores& score
   scores.fill(0);
   Products<Config>::template multiply<Config::head_dim>(scores, rows_by_depth(c.q(), 0),
                                                         rows_by_depth(c.k(), c.key0()));
-  prepare_scores<Config>(scores, c.item, c.seq, c.first_query(q_tile), kv_begin + c.key0(), edge);
+  prepare_scores<Config>(c.params, scores, c.seq, c.item.head, c.first_query(q_tile),
+                         kv_begin + c.key0(), edge);
 }
 
 // Where the keys are parted: publishes this warp's number for each row of the group.
@@ -158,11 +159,12 @@ __device__ inline void store_lse(const ForwardContext<Config>& c, int row,
 }
 
 // l_i and m_i <- this tile's part (line 11): to the workspace, or on the last step as the
-// log-sum-exp to its destination. `keep` becomes the weight of the O so far, `sum` the new l_i.
+// log-sum-exp to its destination. `keep` becomes the weight of the O so far, `sum` the new l_i;
+// `kept`, 1 but on the last step, is what the end of a row keeps of the weights.
 template <class Config, class Rows>
 __device__ inline void update_statistics(const ForwardContext<Config>& c, const Rows& old_max,
                                          const Rows& old_sum, Rows& new_max, Rows& sum, Rows& keep,
-                                         int q_tile, bool last) {
+                                         Rows& kept, int q_tile, bool last) {
   using Compute = typename Config::Compute;
   const LanePosition lane;
   const int first_row = c.first_query(q_tile) + lane.row;
@@ -174,16 +176,11 @@ __device__ inline void update_statistics(const ForwardContext<Config>& c, const 
         Logits<Config>::exponential(old_max.value[m][group] - subtrahend(reference));
     Compute& total = sum.value[m][group];
     total += keep.value[m][group];
-    if (last) {
-      end_row<Config>(reference, total, c.item, row);
-      total = checked_sum(reference, total);
-    }
+    kept.value[m][group] = 1;
+    if (last) kept.value[m][group] = end_row<Config>(c.params, c.item.head, reference, total);
     if (!writes || row >= c.seq.seqlen_q) return;
     if (last) {
-      store_lse<Config>(c, row,
-                        total == Compute(0)
-                            ? -infinity<Compute>()
-                            : Logits<Config>::to_natural(reference) + log_of(total));
+      store_lse<Config>(c, row, log_sum_exp<Config>(reference, total));
     } else {
       c.row_max(row) = reference;
       c.row_sum(row) = total;
@@ -195,8 +192,8 @@ __device__ inline void update_statistics(const ForwardContext<Config>& c, const 
 // K/V tile that the q tile sees, to `out`.
 template <class Config, class Output, class Rows>
 __device__ inline void update_output(const ForwardContext<Config>& c, const Output& output,
-                                     const Rows& keep, Rows& sum, int q_tile, bool first,
-                                     bool last) {
+                                     const Rows& keep, Rows& sum, const Rows& kept, int q_tile,
+                                     bool first, bool last) {
   using Compute = typename Config::Compute;
   using T = typename Config::Output;
   const LanePosition lane;
@@ -206,7 +203,7 @@ __device__ inline void update_output(const ForwardContext<Config>& c, const Outp
   Compute* accumulator = c.out_accumulator(query) + lane.column;
   Rows inverse;  // zero for a row that has seen nothing
   sum.for_each([&](Compute& x, int m, int group) {
-    inverse.value[m][group] = x == Compute(0) ? Compute(0) : Compute(1) / x;
+    inverse.value[m][group] = inverse_of(x, kept.value[m][group]);
   });
   Output::for_each_pair([&](int m, int n, int group) {
     if (!owns_fragment<Config>(c, n)) return;
@@ -218,8 +215,9 @@ __device__ inline void update_output(const ForwardContext<Config>& c, const Outp
       x = fma(before.x, keep.value[m][group], x);
       y = fma(before.y, keep.value[m][group], y);
     }
-    x = Logits<Config>::normalise(x, sum.value[m][group], inverse.value[m][group]);
-    y = Logits<Config>::normalise(y, sum.value[m][group], inverse.value[m][group]);
+    const Compute factor = kept.value[m][group];
+    x = Logits<Config>::normalise(x, sum.value[m][group], factor, inverse.value[m][group]);
+    y = Logits<Config>::normalise(y, sum.value[m][group], factor, inverse.value[m][group]);
     if (Output::row(m, group) >= valid_rows) return;
     if (last) {
       const int column = lane.column + Output::column(n);
@@ -233,7 +231,7 @@ __device__ inline void update_output(const ForwardContext<Config>& c, const Outp
   });
 }
 
-// The rows of a tile that sees no key: output 0, log-sum-exp minus infinity.
+// The rows of a tile that sees no key: output 0, the log-sum-exp of a row that has summed nothing.
 template <class Config>
 __device__ inline void store_dead_tile(const ForwardContext<Config>& c, int q_tile) {
   using Compute = typename Config::Compute;
@@ -243,8 +241,11 @@ __device__ inline void store_dead_tile(const ForwardContext<Config>& c, int q_ti
   store_zeros<Config::copies != CopyKind::element, threads, Config::head_dim_v>(
       q_row<typename Config::Output>(c.params.out, c.seq, c.item.head, begin),
       c.params.out.row_stride, rows, c.params.shape.head_dim_v);
+  Compute reference, sum;
+  begin_row(reference, sum);
+  end_row<Config>(c.params, c.item.head, reference, sum);
   for (int i = threadIdx.x; i < rows; i += threads) {
-    store_lse<Config>(c, begin + i, -infinity<Compute>());
+    store_lse<Config>(c, begin + i, log_sum_exp<Config>(reference, sum));
   }
 }
 

@@ -63,7 +63,7 @@ struct ForwardStorage {
 // What every step of a thread block needs, the same for all its tiles.
 template <class Config, class Types = ForwardTypes<Config>>
 struct ForwardContext {
-  const Fa1ForwardParams& params;
+  const typename Config::Params& params;
   ForwardStorage<Config>& shared;
   const WorkItem item;
   const Sequence seq;

@@ -125,20 +125,20 @@ __device__ inline void steps_in_turn(const BackwardContext<Config>& c, const QSt
 
 // What block number `block` of the grid works on.
 template <class Config>
-__device__ inline BackwardContext<Config> context_of(const Fa2BackwardParams& params,
+__device__ inline BackwardContext<Config> context_of(const typename Config::Params& params,
                                                      BackwardStorage<Config>& shared,
                                                      unsigned block) {
   const Shape& shape = params.shape;
   const TileOrder order{static_cast<unsigned>(ceil_div(shape.seqlen_kv, Config::block_kv)),
                         static_cast<unsigned>(shape.heads_kv),
-                        static_cast<unsigned>(params.section)};
+                        static_cast<unsigned>(params.head_group)};
   const WorkItem item = order.kv_item<Config::block_kv>(shape, block, last_tile_first<Config>);
-  const Sequence seq = sequence(shape, item.batch);
+  const Sequence seq = sequence<Config>(params, item.batch);
   return {params, shared, item, seq, shape.heads_q / shape.heads_kv};
 }
 
 template <class Config>
-__device__ inline void backward(const Fa2BackwardParams& params) {
+__device__ inline void backward(const typename Config::Params& params) {
   using Types = BackwardTypes<Config>;
   extern __shared__ __align__(128) unsigned char shared_bytes[];
   auto& shared = *reinterpret_cast<BackwardStorage<Config>*>(shared_bytes);

@@ -90,12 +90,12 @@ __device__ inline int* turn_of(const BackwardContext<Config>& c, const QStep& st
 // tiles have their numbers in the order in which they add, so whoever waits waits for a block that
 // runs or has run.
 template <class Config>
-constexpr bool last_tile_first = Config::ordered && Mask<Config>::causal;
+constexpr bool last_tile_first = Config::ordered && Mask<Config>::kind != MaskKind::full;
 
 template <class Config>
 __device__ inline int turn_number(const BackwardContext<Config>& c, const QStep& step) {
   const int tile = c.item.kv_begin / Config::block_kv;
-  return last_tile_first<Config> ? kv_tiles_seen<Config>(c.seq, step.q_tile) - 1 - tile : tile;
+  return last_tile_first<Config> ? kv_range<Config>(c.seq, step.q_tile).end - 1 - tile : tile;
 }
 
 template <class Config>

@@ -44,16 +44,15 @@ __device__ inline void clear_dead_queries(const BackwardContext<Config>& c, cons
 
 // scores -> P^T = exp(scores * factor - lse); zeros for what the mask hides and for dead queries.
 template <class Config, class Scores>
-__device__ inline void weigh_transposed(const BackwardContext<Config>& c, const QStep& step,
-                                        Scores& scores, int key0, bool dead) {
+__device__ inline void exponentiate_transposed(const BackwardContext<Config>& c, const QStep& step,
+                                               Scores& scores, int key0, bool dead) {
   using Compute = typename Config::Compute;
   const LanePosition lane;
   const QueryNumbers<Config> lse(c.lse(step.stage));
   const Compute factor = logit_factor<Config>(c.params);
-  scores.for_each([&](Compute& s, int m, int n, int group, int which) {
-    const int i = step.q_begin + lane.column + Scores::column(n, which);
-    const int j = c.item.kv_begin + key0 + lane.row + Scores::row(m, group);
-    s = modify_score<Config>(s, ScorePosition{c.item.batch, step.head, i, j});
+  change_scores<Config>(
+      c.params, RowsOfKeys{c.item.batch, step.head, step.q_begin, c.item.kv_begin + key0}, scores);
+  scores.for_each([&](Compute& s, int, int n, int, int which) {
     s = Logits<Config>::exponential(s, factor, lse.value[n][which]);
   });
   if (dead) clear_dead_queries(c, step, scores);
@@ -76,7 +75,7 @@ __device__ inline void differentiate_transposed(const BackwardContext<Config>& c
     const int i = step.q_begin + lane.column + Scores::column(n, which);
     const int j = c.item.kv_begin + key0 + lane.row + Scores::row(m, group);
     x = p.value[m][n][group][which] * (x - delta.value[n][which]);
-    x = modify_score_gradient<Config>(x, ScorePosition{c.item.batch, step.head, i, j});
+    x = raw_gradient<Config>(x, ScorePosition{c.item.batch, step.head, i, j});
   });
   if (dead) clear_dead_queries(c, step, ds);
 }
@@ -93,7 +92,7 @@ __device__ inline void transposed_step(const BackwardContext<Config>& c, const Q
   p.fill(0);
   P::template multiply_ahead<Config::head_dim>(p, rows_by_depth(c.k(), key0),
                                                rows_by_depth(c.q(step.stage), 0));
-  weigh_transposed(c, step, p, key0, dead);
+  exponentiate_transposed(c, step, p, key0, dead);
   P::multiply_weights(dv, p, depth_by_rows(c.dout(step.stage), Zero{}), unused, 0, 0);
   Scores ds;
   ds.fill(0);

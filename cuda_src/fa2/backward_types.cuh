@@ -32,7 +32,7 @@ struct BackwardStorage {
 template <class Config, class Types = BackwardTypes<Config>>
 struct BackwardContext {
   using Compute = typename Config::Compute;
-  const Fa2BackwardParams& params;
+  const typename Config::Params& params;
   BackwardStorage<Config>& shared;
   const WorkItem item;
   const Sequence seq;

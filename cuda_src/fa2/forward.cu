@@ -52,12 +52,12 @@ __device__ inline void score(const ForwardContext<Config>& c, Scores& scores, in
 
 // Their weights, and what they add to the output.
 template <class Config, class Scores>
-__device__ inline void weigh(const ForwardContext<Config>& c, ForwardState<Config>& state,
-                             Scores& scores, int step) {
+__device__ inline void exponentiate(const ForwardContext<Config>& c, ForwardState<Config>& state,
+                                    Scores& scores, int step) {
   if constexpr (Config::paired) {
-    weigh_paired_tile(c, state, scores, step);
+    exponentiate_paired_tile(c, state, scores, step);
   } else {
-    weigh_tile(c, state, scores, step);
+    exponentiate_tile(c, state, scores, step);
   }
 }
 
@@ -65,7 +65,7 @@ template <class Config>
 __device__ inline void forward_tile(ForwardContext<Config>& c) {
   ForwardState<Config> state;
   begin_rows(c, state);
-  const int steps = c.blocks.count;
+  const int steps = c.blocks.count();
   if (steps > 0) {
     load_q_tile(c);
     load_k_tile<true>(c, 0);
@@ -79,7 +79,7 @@ __device__ inline void forward_tile(ForwardContext<Config>& c) {
     score(c, scores, 0);
     for (int step = 0;; ++step) {
       begin_step(c, step);
-      weigh(c, state, scores, step);
+      exponentiate(c, state, scores, step);
       if (step + 1 == steps) break;
       turn_to_scores(c, step);
       score(c, scores, step + 1);
@@ -89,7 +89,7 @@ __device__ inline void forward_tile(ForwardContext<Config>& c) {
 }
 
 template <class Config>
-__device__ inline void forward(const Fa2ForwardParams& params) {
+__device__ inline void forward(const typename Config::Params& params) {
   extern __shared__ __align__(128) unsigned char shared_bytes[];
   auto& shared = *reinterpret_cast<ForwardStorage<Config>*>(shared_bytes);
   static_assert(sizeof(ForwardStorage<Config>) == Config::shared_bytes,
@@ -97,15 +97,15 @@ __device__ inline void forward(const Fa2ForwardParams& params) {
   const Shape& shape = params.shape;
   const TileOrder order{static_cast<unsigned>(ceil_div(shape.seqlen_q, Config::block_q)),
                         static_cast<unsigned>(shape.heads_q),
-                        static_cast<unsigned>(params.section)};
+                        static_cast<unsigned>(params.head_group)};
   const WorkItem item = order.q_item(shape, blockIdx.x);
-  const Sequence seq = sequence(shape, item.batch);
+  const Sequence seq = sequence<Config>(params, item.batch);
   using Storage = typename Config::Storage;
   const int rows = ForwardTypes<Config>::rows_per_warp;
   const int sharing = ForwardTypes<Config>::sharing;
   const int kv_head = item.head / (shape.heads_q / shape.heads_kv);
   const KvBlocks<Config> blocks(seq, item.q_tile);
-  const int last = (blocks.count - 1) * Config::block_kv;
+  const int last = (blocks.range.end - 1) * Config::block_kv;
   ForwardContext<Config> c{
       params,
       shared,

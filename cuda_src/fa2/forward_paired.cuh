@@ -79,7 +79,7 @@ struct PairedWeights {
     using Compute = typename Config::Compute;
     WarpTile<Compute, Config::fragment_rows, Scores::rows, columns> part;
     typename ForwardTypes<Config>::Rows sums;
-    weigh_columns<Config>(part, sums, scores, offset, factor, first);
+    exponentiate_columns<Config>(part, sums, scores, offset, factor, first);
     store_shared<Config::architecture>(part, c.p(), c.row0, Aligned{c.first_key() + first});
     part.for_each([&](Compute& x, int m, int n, int group, int which) {
       scores.value[m][first / 8 + n][group][which] = x;
@@ -93,8 +93,9 @@ struct PairedWeights {
 
 // scores -> weights, output += weights V of a step, of this warp's columns.
 template <class Config, class Scores>
-__device__ inline void weigh_paired_tile(const ForwardContext<Config>& c,
-                                         ForwardState<Config>& state, Scores& scores, int step) {
+__device__ inline void exponentiate_paired_tile(const ForwardContext<Config>& c,
+                                                ForwardState<Config>& state, Scores& scores,
+                                                int step) {
   using Compute = typename Config::Compute;
   using Types = ForwardTypes<Config>;
   constexpr int columns = Types::Output::columns;

@@ -17,12 +17,12 @@ __device__ inline void load_q_tile(const ForwardContext<Config>& c) {
 // tile, the only one that may reach beyond the keys.
 template <bool first = false, class Config>
 __device__ inline void load_k_tile(ForwardContext<Config>& c, int step) {
-  c.k_stream.template load<!first>(c.k(step), step < c.blocks.count, c.last_rows());
+  c.k_stream.template load<!first>(c.k(step), step < c.blocks.count(), c.last_rows());
 }
 
 template <bool first = false, class Config>
 __device__ inline void load_v_tile(ForwardContext<Config>& c, int step) {
-  c.v_stream.template load<!first>(c.v(step), step < c.blocks.count, c.last_rows());
+  c.v_stream.template load<!first>(c.v(step), step < c.blocks.count(), c.last_rows());
 }
 
 // Reference and sum of this warp's rows, and its output, as they begin.
@@ -32,8 +32,7 @@ __device__ inline void begin_rows(const ForwardContext<Config>& c, ForwardState<
   state.output.fill(0);
   state.settled = false;
   state.reference.for_each([&](typename Config::Compute& reference, int m, int group) {
-    begin_row<Config>(reference, state.sum.value[m][group], c.item,
-                      c.first_query() + lane.row + ForwardTypes<Config>::Scores::row(m, group));
+    begin_row(reference, state.sum.value[m][group]);
     // One of the lanes that share the row holds it.
     if (lane.column != 0 || c.part() != 0) state.sum.value[m][group] = 0;
   });
@@ -46,7 +45,7 @@ __device__ inline void score_tile(const ForwardContext<Config>& c, Scores& score
   Products<Config>::template multiply_ahead<Config::head_dim>(
       scores, rows_by_depth(c.q(), c.row0), rows_by_depth(c.k(step), c.first_key()));
   const Block block = c.blocks[step];
-  prepare_scores<Config>(scores, c.item, c.seq, c.first_query(),
+  prepare_scores<Config>(c.params, scores, c.seq, c.item.head, c.first_query(),
                          block.index * Config::block_kv + c.first_key(), block.edge);
 }
 
@@ -61,8 +60,8 @@ __device__ inline void rescale(ForwardState<Config>& state, const Rows& keep) {
 // Moves the references of this warp's rows to the maxima of the scores from column `first` on,
 // where they have risen by more than the slack. What the columns before give is in the output.
 template <class Config, class Scores>
-__device__ inline void follow_maxima(ForwardState<Config>& state, Scores& scores,
-                                     typename Config::Compute factor, int first) {
+__device__ inline void raise_references(ForwardState<Config>& state, Scores& scores,
+                                        typename Config::Compute factor, int first) {
   typename ForwardTypes<Config>::Rows maxima = row_maxima(scores, first);
   typename ForwardTypes<Config>::Rows keep;
   if (move_references<Config>(state.reference, keep, maxima, factor)) rescale(state, keep);
@@ -86,7 +85,7 @@ struct PartWeights {
     using Compute = typename Config::Compute;
     WarpTile<Compute, Config::fragment_rows, Scores::rows, columns> part;
     typename ForwardTypes<Config>::Rows sums;
-    weigh_columns<Config>(part, sums, scores, offset, factor, first);
+    exponentiate_columns<Config>(part, sums, scores, offset, factor, first);
     part.for_each([&](Compute& x, int m, int n, int group, int which) {
       scores.value[m][first / 8 + n][group][which] = x;
     });
@@ -113,10 +112,10 @@ struct WeightsOnDemand {
   };
 
   template <int columns>
-  __device__ Part<columns> weigh(int first) const {
+  __device__ Part<columns> exponentiate(int first) const {
     typename Part<columns>::Weights weights;
     Part<columns> part;
-    weigh_columns<Config>(weights, part.sums, scores, offset, factor, first);
+    exponentiate_columns<Config>(weights, part.sums, scores, offset, factor, first);
     part.operands = Products<Config>::operands_of(weights);
     return part;
   }
@@ -126,9 +125,9 @@ struct WeightsOnDemand {
     part.sums.for_each(
         [&](float& x, int, int) { fits = fits && x < Logits<Config>::most_weight(); });
     if (!__all_sync(0xffffffffu, fits)) {
-      follow_maxima<Config>(state, scores, factor, first);
+      raise_references<Config>(state, scores, factor, first);
       offset = offsets_of(state.reference);
-      part = weigh<Part::count>(first);
+      part = exponentiate<Part::count>(first);
     }
     add_to_sums(state, part.sums);
   }
@@ -146,21 +145,21 @@ __device__ inline bool all_settled(ForwardState<Config>& state) {
 
 // scores -> weights, output += weights V of a step; by a warp whose rows no other one shares.
 template <class Config, class Scores>
-__device__ inline void weigh_tile(const ForwardContext<Config>& c, ForwardState<Config>& state,
-                                  Scores& scores, int step) {
+__device__ inline void exponentiate_tile(const ForwardContext<Config>& c,
+                                         ForwardState<Config>& state, Scores& scores, int step) {
   using Types = ForwardTypes<Config>;
   const auto factor = logit_factor<Config>(c.params);
   const auto v = depth_by_rows(c.v(step), Zero{});
   if constexpr (Config::maxima_on_demand) {
     if (!state.settled) {
-      follow_maxima<Config>(state, scores, factor, 0);
+      raise_references<Config>(state, scores, factor, 0);
       state.settled = all_settled(state);
     }
     auto offset = offsets_of(state.reference);
     Products<Config>::template multiply_parts<Types::keys_at_once, Scores::columns>(
         state.output, v, WeightsOnDemand<Config, Scores>{state, scores, offset, factor});
   } else {
-    follow_maxima<Config>(state, scores, factor, 0);
+    raise_references<Config>(state, scores, factor, 0);
     const auto offset = offsets_of(state.reference);
     Products<Config>::template multiply_prepared_weights<Types::keys_at_once>(
         state.output, scores, v, c.p(), c.row0, 0,

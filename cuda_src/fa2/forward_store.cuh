@@ -13,6 +13,7 @@ __device__ inline void finish_rows(const ForwardContext<Config>& c, ForwardState
   const LanePosition lane;
   const int first_row = c.first_query() + lane.row;
   typename ForwardTypes<Config>::Rows inverse;  // zero for a row that has seen nothing
+  typename ForwardTypes<Config>::Rows keep;     // of the weights so far
   if constexpr (Config::paired) add_up_sums(c, state.sum);
   state.sum.for_each([&](Compute& sum, int m, int group) {
     const int row = first_row + Output::row(m, group);
@@ -20,17 +21,16 @@ __device__ inline void finish_rows(const ForwardContext<Config>& c, ForwardState
     if constexpr (!Config::paired) {
       sum = combine_row_lanes(sum, [](Compute a, Compute b) { return a + b; });
     }
-    end_row<Config>(reference, sum, c.item, row);
-    sum = checked_sum(reference, sum);
-    inverse.value[m][group] = sum == Compute(0) ? Compute(0) : Compute(1) / sum;
+    keep.value[m][group] = end_row<Config>(c.params, c.item.head, reference, sum);
+    inverse.value[m][group] = inverse_of(sum, keep.value[m][group]);
     if (lane.column != 0 || c.part() != 0) return;
     if (row >= c.seq.seqlen_q || c.params.lse.data == nullptr) return;
     *row_number<typename Config::Statistics>(c.params.lse, c.seq, c.item.head, row) =
-        sum == Compute(0) ? -infinity<Compute>()
-                          : Logits<Config>::to_natural(reference) + log_of(sum);
+        log_sum_exp<Config>(reference, sum);
   });
   state.output.for_each([&](Compute& x, int m, int, int group, int) {
-    x = Logits<Config>::normalise(x, state.sum.value[m][group], inverse.value[m][group]);
+    x = Logits<Config>::normalise(x, state.sum.value[m][group], keep.value[m][group],
+                                  inverse.value[m][group]);
   });
 }
 

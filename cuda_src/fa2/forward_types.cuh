@@ -68,7 +68,7 @@ struct ForwardStorage : PairStorage<Config> {
 // What every step of a thread block needs, the same for all its tiles.
 template <class Config, class Types = ForwardTypes<Config>>
 struct ForwardContext {
-  const Fa2ForwardParams& params;
+  const typename Config::Params& params;
   ForwardStorage<Config>& shared;
   const WorkItem item;
   const Sequence seq;
@@ -92,7 +92,9 @@ struct ForwardContext {
   }
   __device__ int first_key() const { return part() * Types::Scores::columns; }  // of a tile
   // Keys of the last tile, which the steps begin with.
-  __device__ int last_rows() const { return seq.seqlen_kv - (blocks.count - 1) * Config::block_kv; }
+  __device__ int last_rows() const {
+    return seq.seqlen_kv - (blocks.range.end - 1) * Config::block_kv;
+  }
   __device__ int first_query() const { return item.q_tile * Config::block_q + row0; }
 };
 

@@ -15,10 +15,11 @@
 // than a step ahead: dS has two places, and both have to have read one before it is written again.
 //
 // Wide heads have their own math roles, see backward_wide.cuh and, where only K is wide,
-// backward_crowded.cuh. Every block clears sums of dQ for one that comes later, see
-// backward_clear.cuh. Where Config::shares is not 0, blocks of rows come between those of tiles and
-// round the sums, see backward_rows.cuh; else a kernel does it afterwards. Where Config::parted, dK
-// and dV of a tile are the sums of several blocks', see backward_parts.cuh.
+// backward_serial.cuh. Every block clears sums of dQ for one that comes later, see
+// backward_clear.cuh. Where Config::kv_tiles_per_convert_block is not 0, blocks of rows come
+// between those of tiles and round the sums, see backward_rows.cuh; else a kernel does it
+// afterwards. Where Config::parted, dK and dV of a tile are the sums of several blocks', see
+// backward_parts.cuh.
 //
 // Who waits for whom (see tile/pipeline.cuh):
 //   k_full, v_full          all warps of math for load, once (in wide heads who reads V for V)
@@ -26,20 +27,20 @@
 //   ds_full                 every warp of math for all that have dS: that of a step is written
 //   ds_empty                every warp of math for all of them: their dQ has read dS
 //   barrier 1 + w           the warps of warpgroup w for each other, where queries are dead; where
-//                           registers are crowded, before dK reads their dS too
+//                           score tiles are serial, before dK reads their dS too
 //   barrier 3 + s           load for all warps of math: they have read Q and dO of stage s
 //   barrier 5 + s, 7 + s    the key role for P of a step, the value role for its place, in wide
 //                           heads
-//   barrier 9 + w           warpgroup w for the other one's P, where registers are crowded
+//   barrier 9 + w           warpgroup w for the other one's P, where score tiles are serial
 //   cleared                 all warps of math for a thread beside load: sums of dQ are zeros, see
 //                           backward_clear.cuh
 //   added                   by one thread beside math for all warps of math: their last dQ is under
 //                           way (in ordered sums that of a step, see backward_turns.cuh)
 #include "../ptx/register_budget.cuh"
 #include "backward_clear.cuh"
-#include "backward_crowded.cuh"
 #include "backward_load.cuh"
 #include "backward_rows.cuh"
+#include "backward_serial.cuh"
 #include "backward_turns.cuh"
 #include "backward_wide.cuh"
 
@@ -73,7 +74,7 @@ __device__ inline void unseen_keys(const BackwardContext<Config>& c, unsigned ti
   }
   if (threadIdx.x >= 32) return;
   clear_role(c, tile);
-  if (Config::shares > 0 && threadIdx.x == 0) {
+  if (Config::kv_tiles_per_convert_block > 0 && threadIdx.x == 0) {
     await_cleared(c, tile);  // or rows could be finished before their sums are cleared
     pass_sums(c);
   }
@@ -101,7 +102,7 @@ __device__ inline void roles_beside_load(const BackwardContext<Config>& c, unsig
 }
 
 template <class Config>
-__device__ inline void backward(const Fa3BackwardParams& params) {
+__device__ inline void backward(const typename Config::Params& params) {
   extern __shared__ __align__(1024) unsigned char shared_bytes[];
   auto& shared = *reinterpret_cast<BackwardStorage<Config>*>(shared_bytes);
   static_assert(sizeof(BackwardStorage<Config>) == Config::shared_bytes,
@@ -111,7 +112,7 @@ __device__ inline void backward(const Fa3BackwardParams& params) {
           65536 / BackwardTypes<Config>::threads / 8 * 8 * (BackwardTypes<Config>::warpgroups + 1),
       "the warpgroups take more registers than the block has");
   unsigned tile = blockIdx.x;
-  if constexpr (Config::shares > 0) {
+  if constexpr (Config::kv_tiles_per_convert_block > 0) {
     static_assert(sizeof(RowStorage<Config>) <= Config::shared_bytes, "there is room");
     const BlockPlace<Config> place(params);
     if (!place.has_tile) {
@@ -145,8 +146,8 @@ __device__ inline void backward(const Fa3BackwardParams& params) {
     }
   } else {
     ptx::take_registers<Config::math_registers>();
-    if constexpr (BackwardTypes<Config>::crowded) {
-      crowded_role(c, role - 1);
+    if constexpr (BackwardTypes<Config>::serial) {
+      serial_role(c, role - 1);
     } else if constexpr (!BackwardTypes<Config>::keys_shared) {
       math_role(c, role - 1);
     } else if (role == 1) {

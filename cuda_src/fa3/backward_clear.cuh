@@ -4,7 +4,7 @@
 //
 // Every kv tile has a share of its head's rows. A block clears the share of the tile `ahead` of its
 // own; steps/statistics.cu does the first heads. Blocks start in the order of their numbers, and
-// `ahead` is longer than a section of heads (tile/schedule.cuh) and the blocks that run at once, so
+// `ahead` is longer than a head group (tile/schedule.cuh) and the blocks that run at once, so
 // that hardly any block waits; none waits for a later one.
 //
 // Who waits for whom:

@@ -34,13 +34,13 @@ struct BackwardMath {
         first_row(static_cast<int>(threadIdx.x) / 32 % 4 * 16),
         factor(Logits<Config>::factor(c.params.scale)) {}
 
-  // Row of this warp among the 64 of its warpgroup. Where registers are crowded it is found anew.
+  // Row of this warp among the 64 of its warpgroup. Where score tiles are serial it is found anew.
   __device__ int warp_row() const {
-    return Types::crowded ? ptx::opaque_warp() % 4 * 16 : first_row;
+    return Types::serial ? ptx::opaque_warp() % 4 * 16 : first_row;
   }
   __device__ int first_key() const { return c.item.kv_begin + part * kKeysOfWarpgroup; }
 
-  __device__ ScorePlace score_place(const StepState& state) const {
+  __device__ RowsOfKeys score_place(const StepState& state) const {
     return {c.item.batch, state.place.head, state.place.tile * Config::block_q,
             first_key() + warp_row()};
   }
@@ -53,9 +53,8 @@ struct BackwardMath {
 
   // Whether some pair of the warpgroup's keys and a q tile is masked.
   __device__ bool is_edge(const QPlace& place) const {
-    const int last_key = first_key() + kKeysOfWarpgroup - 1;
-    return last_key >= c.seq.seqlen_kv ||
-           (Mask<Config>::causal && last_key > place.tile * Config::block_q + c.seq.q_offset);
+    return Mask<Config>::template is_edge<Config::block_q, kKeysOfWarpgroup>(
+        c.seq, place.tile * Config::block_q, first_key());
   }
 
   // S^T = K Q^T or dP^T = V dO^T of the warpgroup's keys, as one group of products.
@@ -140,7 +139,7 @@ struct BackwardMath {
 
   // By a warp that will add no more to dQ.
   __device__ __forceinline__ void end_sums() const {
-    if constexpr (Config::shares > 0 && !Config::ordered) {
+    if constexpr (Config::kv_tiles_per_convert_block > 0 && !Config::ordered) {
       __syncwarp();
       arrive_warp<Config>(c.shared.added[0]);
     }
@@ -180,18 +179,18 @@ struct BackwardMath {
     ptx::wgmma_wait<1>();
     ptx::wgmma_hold(p.value[0]);
 
-    const ScorePlace place = score_place(state);
-    weigh<Config>(p, c.shared.lse[stage], place, factor);
+    const RowsOfKeys place = score_place(state);
+    exponentiate<Config>(c.params, p, c.shared.lse[stage], place, factor);
     const bool dead = has_dead_queries(c.shared.lse[stage]);
     ptx::wgmma_wait<0>();
     ptx::wgmma_hold(dp.value[0]);
     wait_empty<Config>(c.shared.ds_empty[score_ring.stage], score_ring.phase);
     unsigned dead_rows = 0;
     if (dead) {
-      hide<Config>(c.shared.lse[stage], c.seq, place, p, dp);
+      apply_mask<Config>(c.shared.lse[stage], c.seq, place, p, dp);
       dead_rows = clear_dead(c.shared.lse[stage], c.shared.q[stage], c.shared.dout[stage]);
     } else if (is_edge(state.place)) {
-      hide_masked<Config>(c.seq, place, p, dp);
+      apply_mask_to_live_queries<Config>(c.seq, place, p, dp);
     }
     ScoreOperand<Config> weights, gradients;
     differentiate<Config>(weights, gradients, p, dp, c.shared.delta[stage], place);

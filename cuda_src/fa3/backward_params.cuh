@@ -21,11 +21,11 @@ struct Fa3BackwardParams {
   void* dq_accumulator;
   void* turns;
   double scale;
-  long long section;      // heads whose tiles run together, see tile/schedule.cuh
+  long long head_group;   // heads whose tiles run together, see tile/schedule.cuh
   long long padded_rows;  // rows of a head in the workspace
   long long ahead;        // kv tiles from that of a block to that whose rows' sums it clears
-  long long behind;  // and from those of a round of blocks back to those whose rows it finishes
-  Shape shape;       // where keys have parts, heads_kv counts every part of a head
+  long long convert_lag;  // kv tiles between a round of blocks and the rows it converts
+  Shape shape;            // where keys have parts, heads_kv counts every part of a head
   // Where they have, see backward_parts.cuh. Last, so that without parts nothing changes its place.
   long long parts;
   long long padded_keys;  // rows of a head in the workspace: whole kv tiles

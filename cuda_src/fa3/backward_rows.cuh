@@ -3,9 +3,10 @@
 // matrix units idle; a few multiprocessors do it beside the others in less, and find in L2 what has
 // just been summed. bench/NOTES.md has the figures.
 //
-// Every kv tile has a share of its head's rows, as in backward_clear.cuh. Before each
-// Config::shares blocks of tiles comes a block of rows, which finishes the shares of the tiles
-// `behind` those blocks: far enough that hardly any waits. What is left comes after all tiles.
+// Every kv tile has a share of its head's rows, as in backward_clear.cuh. A block of rows comes
+// before each round of Config::kv_tiles_per_convert_block blocks of tiles. It finishes the shares
+// of as many tiles, `convert_lag` before those of the round: far enough that hardly any waits. What
+// is left comes after all tiles.
 //
 // Who waits for whom, by a counter in device memory for every kv head:
 //   summed   who finishes a share, for the blocks of all kv tiles of the head, which have seen that
@@ -26,7 +27,7 @@ __device__ inline void pass_sums(const BackwardContext<Config>& c) {
 // By one thread beside math, where sums have no order.
 template <class Config>
 __device__ inline void sums_role(const BackwardContext<Config>& c) {
-  if constexpr (Config::shares > 0) {
+  if constexpr (Config::kv_tiles_per_convert_block > 0) {
     wait<Config>(c.shared.added[0], 0);
     pass_sums(c);
   }
@@ -43,18 +44,18 @@ struct RowUnit {
 template <class Config>
 struct RowStorage {
   StagedRows staging[BackwardTypes<Config>::threads / 32];
-  RowShare finished[Config::shares];
+  RowShare finished[Config::kv_tiles_per_convert_block];
 };
 
 // Shares one after the other, in units.
 template <class Config>
 struct RowUnits {
-  const Fa3BackwardParams& params;
+  const typename Config::Params& params;
   const RowShare* const shares;
   const unsigned of_share;  // units of a tile's share of a query head
   const unsigned count;     // of all shares
 
-  __device__ RowUnits(const Fa3BackwardParams& params, const RowShare* shares, int count)
+  __device__ RowUnits(const typename Config::Params& params, const RowShare* shares, int count)
       : params(params),
         shares(shares),
         of_share(units_of_share<Config>(params)),
@@ -107,10 +108,10 @@ struct UnitToFinish {
 
   __device__ __forceinline__ void finish(const RowUnits<Config>& units, StagedRows& staging) {
     if (!exists) return;
-    const Fa3BackwardParams& params = units.params;
+    const typename Config::Params& params = units.params;
     const float scale = static_cast<float>(params.scale);
     sums.for_each([&](float& x, int, int, int, int) { x *= scale; });
-    const Sequence seq = sequence(params.shape, unit.batch);
+    const Sequence seq = sequence<Config>(params, unit.batch);
     store_staged(sums, staging, q_row<Storage>(params.dq, seq, unit.head, unit.row) + column,
                  params.dq.row_stride, params.shape.seqlen_q - unit.row,
                  valid_columns(params.shape.head_dim - column));
@@ -125,17 +126,18 @@ struct BlockPlace {
   long long finished;  // first tile whose share is finished, if not
   int shares;          // that are finished
 
-  __device__ explicit BlockPlace(const Fa3BackwardParams& params) {
+  __device__ explicit BlockPlace(const typename Config::Params& params) {
     const unsigned tiles = kv_tiles_of_all<Config>(params);
-    constexpr unsigned blocks = Config::shares + 1;  // of a round
-    const unsigned rounds = (tiles + Config::shares - 1) / Config::shares;
+    constexpr unsigned blocks = Config::kv_tiles_per_convert_block + 1;  // of a round
+    const unsigned rounds =
+        (tiles + Config::kv_tiles_per_convert_block - 1) / Config::kv_tiles_per_convert_block;
     const unsigned round = blockIdx.x / blocks;
     const unsigned within = blockIdx.x % blocks;
-    const unsigned first = min(round, rounds) * Config::shares;
+    const unsigned first = min(round, rounds) * Config::kv_tiles_per_convert_block;
     tile = first + within - 1;
     has_tile = round < rounds && within > 0 && tile < tiles;
-    finished = first - params.behind;
-    shares = Config::shares;
+    finished = first - params.convert_lag;
+    shares = Config::kv_tiles_per_convert_block;
     if (round >= rounds) {  // after all tiles a block finishes one share
       finished += blockIdx.x - rounds * blocks;
       shares = 1;
@@ -165,8 +167,8 @@ __device__ inline void finish_units(const RowUnits<Config>& units, StagedRows& s
 }
 
 template <class Config>
-__device__ inline void row_block(const Fa3BackwardParams& params, const BlockPlace<Config>& place,
-                                 RowStorage<Config>& shared) {
+__device__ inline void row_block(const typename Config::Params& params,
+                                 const BlockPlace<Config>& place, RowStorage<Config>& shared) {
   const long long tiles = kv_tiles_of_all<Config>(params);
   const long long first = max(place.finished, 0ll);
   const int count = static_cast<int>(max(min(place.finished + place.shares, tiles) - first, 0ll));

@@ -13,18 +13,12 @@ struct ScoreOperand {
   unsigned value[Config::block_q / 16][4];
 };
 
-// Where a warp's scores are.
-struct ScorePlace {
-  int batch;
-  int head;    // of the queries
-  int query0;  // of the q tile
-  int key0;    // of the warp
-};
-
-// scores -> P^T = exp(scores * factor - lse), times 2^exponent.
+// Raw products -> P^T = exp(scores * factor - lse), times 2^exponent.
 template <class Config, int exponent = 0, class Scores>
-__device__ __forceinline__ void weigh(Scores& scores, const QueryNumbers<Config>& lse,
-                                      const ScorePlace& place, float factor) {
+__device__ __forceinline__ void exponentiate(const typename Config::Params& params, Scores& scores,
+                                             const QueryNumbers<Config>& lse,
+                                             const RowsOfKeys& place, float factor) {
+  change_scores<Config>(params, place, scores);
   const LanePosition lane;
 #pragma unroll
   for (int n = 0; n < Scores::column_fragments; ++n) {
@@ -34,10 +28,6 @@ __device__ __forceinline__ void weigh(Scores& scores, const QueryNumbers<Config>
 #pragma unroll
       for (int which = 0; which < 2; ++which) {
         float& s = scores.value[0][n][group][which];
-        s = modify_score<Config>(
-            s, ScorePosition{place.batch, place.head,
-                             place.query0 + lane.column + Scores::column(n, which),
-                             place.key0 + lane.row + Scores::row(0, group)});
         s = Logits<Config>::exponential(s, factor, (which == 0 ? offset.x : offset.y) - exponent);
       }
     }
@@ -58,8 +48,8 @@ __device__ __forceinline__ bool has_dead_queries(const QueryNumbers<Config>& lse
 // Zeros in scores (P, dP) for what the mask hides and for dead queries, whatever K and V hold
 // there.
 template <class Config, class Scores, class... More>
-__device__ inline void hide(const QueryNumbers<Config>& lse, const Sequence& seq,
-                            const ScorePlace& place, Scores& scores, More&... more) {
+__device__ inline void apply_mask(const QueryNumbers<Config>& lse, const Sequence& seq,
+                                  const RowsOfKeys& place, Scores& scores, More&... more) {
   const LanePosition lane;
 #pragma unroll
   for (int n = 0; n < Scores::column_fragments; ++n) {
@@ -79,21 +69,26 @@ __device__ inline void hide(const QueryNumbers<Config>& lse, const Sequence& seq
   }
 }
 
-// The same of a q tile without dead queries: of a key the queries before the first that sees it.
+// The same of a q tile without dead queries: of a key the queries before the first that sees it,
+// and those behind the last.
 template <class Config, class Scores, class... More>
-__device__ __forceinline__ void hide_masked(const Sequence& seq, const ScorePlace& place,
-                                            Scores& scores, More&... more) {
+__device__ __forceinline__ void apply_mask_to_live_queries(const Sequence& seq,
+                                                           const RowsOfKeys& place, Scores& scores,
+                                                           More&... more) {
   const LanePosition lane;
 #pragma unroll
   for (int group = 0; group < 2; ++group) {
     const int key = place.key0 + lane.row + 8 * group;
-    int hidden = Mask<Config>::causal ? key - seq.q_offset - place.query0 - lane.column : 0;
+    int hidden = Mask<Config>::has_last ? key - seq.q_last - place.query0 - lane.column : 0;
     if (key >= seq.seqlen_kv) hidden = Config::block_q;
+    int end = Config::block_q;  // one past the last query that sees the key
+    if (Mask<Config>::has_first) end = key - seq.q_first - place.query0 - lane.column + 1;
 #pragma unroll
     for (int n = 0; n < Scores::column_fragments; ++n) {
 #pragma unroll
       for (int which = 0; which < 2; ++which) {
-        if (Scores::column(n, which) < hidden) {
+        const int column = Scores::column(n, which);
+        if (column < hidden || (Mask<Config>::has_first && column >= end)) {
           scores.value[0][n][group][which] = 0;
           ((more.value[0][n][group][which] = 0), ...);
         }
@@ -107,7 +102,7 @@ template <class Config, class Scores>
 __device__ __forceinline__ void differentiate(ScoreOperand<Config>& weights,
                                               ScoreOperand<Config>& gradients, const Scores& p,
                                               const Scores& dp, const QueryNumbers<Config>& delta,
-                                              const ScorePlace& place) {
+                                              const RowsOfKeys& place) {
   using Storage = typename Config::Storage;
   const LanePosition lane;
 #pragma unroll
@@ -120,7 +115,7 @@ __device__ __forceinline__ void differentiate(ScoreOperand<Config>& weights,
       for (int which = 0; which < 2; ++which) {
         ds[which] = p.value[0][n][group][which] *
                     (dp.value[0][n][group][which] - (which == 0 ? offset.x : offset.y));
-        ds[which] = modify_score_gradient<Config>(
+        ds[which] = raw_gradient<Config>(
             ds[which], ScorePosition{place.batch, place.head,
                                      place.query0 + lane.column + Scores::column(n, which),
                                      place.key0 + lane.row + Scores::row(0, group)});
@@ -172,7 +167,7 @@ __device__ __forceinline__ void differentiate_rounded(unsigned (&gradients)[4], 
                                                       const ScoreOperand<Config>& weights,
                                                       const Scores& dp,
                                                       const QueryNumbers<Config>& delta,
-                                                      const ScorePlace& place) {
+                                                      const RowsOfKeys& place) {
   using Storage = typename Config::Storage;
   constexpr float inverse = 1 / rounding_factor(Storage{});
   const LanePosition lane;
@@ -187,7 +182,7 @@ __device__ __forceinline__ void differentiate_rounded(unsigned (&gradients)[4], 
                    p.y * fma(dp.value[0][n][group][1], inverse, -offset.y * inverse)};
 #pragma unroll
     for (int which = 0; which < 2; ++which) {
-      ds[which] = modify_score_gradient<Config>(
+      ds[which] = raw_gradient<Config>(
           ds[which], ScorePosition{place.batch, place.head,
                                    place.query0 + lane.column + Scores::column(n, which),
                                    place.key0 + lane.row + Scores::row(0, group)});

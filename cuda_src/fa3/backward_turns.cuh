@@ -32,7 +32,7 @@ __device__ inline void watch_role(const BackwardContext<Config>& c) {
   for (int step = 0; step < steps; ++step) {
     const RingPlace<kTurnStages> ring(step);
     wait_empty<Config>(c.shared.turn_empty[ring.stage], ring.phase);
-    const int before = kv_tiles_seen<Config>(c.seq, place.tile) - 1 - tile;
+    const int before = kv_range<Config>(c.seq, place.tile).end - 1 - tile;
     const Patience<Config> patience;
     while (ptx::read_turn(turn_of(c, place)) != before) patience.wait(20);
     arrive<Config>(c.shared.turn_full[ring.stage]);
@@ -53,7 +53,7 @@ __device__ inline void pass_role(const BackwardContext<Config>& c) {
     arrive<Config>(c.shared.turn_empty[ring.stage]);
     place = c.after(place);
   }
-  if constexpr (Config::shares > 0) pass_sums(c);
+  if constexpr (Config::kv_tiles_per_convert_block > 0) pass_sums(c);
 }
 
 }  // namespace cuflash::fa3

@@ -28,14 +28,15 @@ constexpr int kTurnStages = 2;      // of turns to add to dQ
 // where the q tile has no more a part of the columns.
 //
 // In wide heads dK and dV of 64 keys are all that two warpgroups hold. They then share the keys:
-// one has P and dV, the other dS and dK, see backward_wide.cuh. Where only K is wide registers are
-// crowded, and dS is in shared memory alone, see backward_crowded.cuh.
+// one has P and dV, the other dS and dK, see backward_wide.cuh. Where only K is wide, a warpgroup
+// computes one tile of scores after the other, and dS is in shared memory alone:
+// backward_serial.cuh.
 template <class Config>
 struct BackwardTypes {
   using Storage = typename Config::Storage;
   static constexpr int warpgroups = 2;  // that do the arithmetic
   static constexpr bool keys_shared = Config::block_kv == kKeysOfWarpgroup;
-  static constexpr bool crowded = !keys_shared && Config::head_dim + Config::head_dim_v > 256;
+  static constexpr bool serial = !keys_shared && Config::head_dim + Config::head_dim_v > 256;
   static constexpr int math_warps = 4 * warpgroups;
   static constexpr int threads = kWarpgroup * (warpgroups + 1);
   static constexpr bool q_parted_by_rows = Config::block_q == warpgroups * kRowsOfProduct;
@@ -103,7 +104,7 @@ struct BackwardStorage {
 
 // The barriers that go by numbers, 0 being that of all threads: of each warpgroup, by its number in
 // the block; of each stage, where its step ends and load waits; where keys are shared of each place
-// of P, filled and read; and where registers are crowded of each warpgroup's turn at P.
+// of P, filled and read; and where score tiles are serial of each warpgroup's turn at P.
 template <class Config>
 struct NumberedBarriers {
   static constexpr int step = 1 + BackwardTypes<Config>::warpgroups;
@@ -166,7 +167,7 @@ struct QPlace {
 // head of the group after the other. `item.head` is the kv head, or one of its parts.
 template <class Config>
 struct BackwardContext {
-  const Fa3BackwardParams& params;
+  const typename Config::Params& params;
   BackwardStorage<Config>& shared;
   const WorkItem item;
   const Sequence seq;
@@ -212,7 +213,7 @@ __device__ inline unsigned kv_tiles_of_all(const Fa3BackwardParams& params) {
 template <class Config>
 __device__ inline TileOrder kv_order(const Fa3BackwardParams& params) {
   return {static_cast<unsigned>(kv_tiles_of_head<Config>(params)),
-          static_cast<unsigned>(params.shape.heads_kv), static_cast<unsigned>(params.section)};
+          static_cast<unsigned>(params.shape.heads_kv), static_cast<unsigned>(params.head_group)};
 }
 
 __device__ inline HeadCounters& counters_of(const Fa3BackwardParams& params, int batch,
@@ -230,13 +231,13 @@ __device__ inline long long part_row(const BackwardContext<Config>& c) {
 
 // `tile` is its place in the order of kv tiles.
 template <class Config>
-__device__ inline BackwardContext<Config> context_of(const Fa3BackwardParams& params,
+__device__ inline BackwardContext<Config> context_of(const typename Config::Params& params,
                                                      BackwardStorage<Config>& shared,
                                                      unsigned tile) {
   const Shape& shape = params.shape;
   const WorkItem item =
       kv_order<Config>(params).template kv_item<Config::block_kv>(shape, tile, Config::ordered);
-  const Sequence seq = sequence(shape, item.batch);
+  const Sequence seq = sequence<Config>(params, item.batch);
   return {params,
           shared,
           item,

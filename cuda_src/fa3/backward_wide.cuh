@@ -98,11 +98,11 @@ struct WideMath {
     ptx::wgmma_wait<0>();
     ptx::wgmma_hold(p.value[0]);
 
-    const ScorePlace place = math.score_place(state);
+    const RowsOfKeys place = math.score_place(state);
     const auto& lse = c.shared.lse[stage];
-    weigh<Config>(p, lse, place, math.factor);
+    exponentiate<Config>(c.params, p, lse, place, math.factor);
     const bool dead = has_dead_queries(lse);
-    if (dead || math.is_edge(state.place)) hide<Config>(lse, c.seq, place, p);
+    if (dead || math.is_edge(state.place)) apply_mask<Config>(lse, c.seq, place, p);
     // Whoever has dS of two steps ago, as dQ of the step before had, knows that P of then has been
     // read; but of a warp one lane said so. Here all do.
     if (number >= Config::score_stages) meet_over_weights<Config>(Numbered::weights_empty, passing);
@@ -134,8 +134,8 @@ struct WideMath {
     ptx::wgmma_wait<0>();
     ptx::wgmma_hold(dp.value[0]);
 
-    const ScorePlace place = math.score_place(state);
-    if (dead || math.is_edge(state.place)) hide<Config>(lse, c.seq, place, dp);
+    const RowsOfKeys place = math.score_place(state);
+    if (dead || math.is_edge(state.place)) apply_mask<Config>(lse, c.seq, place, dp);
     unsigned dead_rows = 0;
     if (dead) dead_rows = math.clear_dead(lse, c.shared.q[stage]);
     meet_over_weights<Config>(Numbered::weights_full, score_ring.stage);

@@ -22,7 +22,7 @@
 namespace cuflash::fa3 {
 
 template <class Config>
-__device__ inline void forward(const Fa3ForwardParams& params) {
+__device__ inline void forward(const typename Config::Params& params) {
   extern __shared__ __align__(1024) unsigned char shared_bytes[];
   auto& shared = *reinterpret_cast<ForwardStorage<Config>*>(shared_bytes);
   static_assert(sizeof(ForwardStorage<Config>) == Config::shared_bytes,

@@ -66,36 +66,36 @@ __device__ inline void load_role(const ForwardContext<Config>& c) {
   const Shape& shape = c.params.shape;
   const TileOrder order{static_cast<unsigned>(ceil_div(shape.seqlen_q, Config::block_q)),
                         static_cast<unsigned>(shape.heads_q),
-                        static_cast<unsigned>(c.params.section)};
+                        static_cast<unsigned>(c.params.head_group)};
   const int tiles = static_cast<int>(order.tiles) * shape.heads_q * shape.batch;
   ForwardLoader<Config> loader(c);
   ForwardTile<Config> tile = c.tile(order.q_item(shape, blockIdx.x));
   loader.pass_on(tile.item);
-  loader.load_k(tile, tile.kv_tiles - 1);
+  loader.load_k(tile, tile.kv.end - 1);
   loader.load_q(tile);
 #pragma unroll 1
   while (true) {
 #pragma unroll 1
-    for (int block = tile.kv_tiles - 2; block > 0; --block) {
+    for (int block = tile.kv.end - 2; block > tile.kv.begin; --block) {
       loader.load_k(tile, block);
       loader.load_v(tile, block + 1);
     }
     const int ticket = draw_ticket(c.params.tile_counter);
-    if (tile.kv_tiles > 1) {
-      loader.load_k(tile, 0);
-      loader.load_v(tile, 1);
+    if (tile.kv.end > tile.kv.begin + 1) {
+      loader.load_k(tile, tile.kv.begin);
+      loader.load_v(tile, tile.kv.begin + 1);
     }
     const int number = tile_of_ticket(c.params.tile_counter, ticket, tiles);
     if (number >= tiles) break;
     const ForwardTile<Config> next = c.tile(order.q_item(shape, number));
     loader.pass_on(next.item);
-    loader.load_v(tile, 0);
-    loader.load_k(next, next.kv_tiles - 1);
+    loader.load_v(tile, tile.kv.begin);
+    loader.load_k(next, next.kv.end - 1);
     loader.load_q(next);
     tile = next;
   }
   loader.pass_on(no_item());
-  loader.load_v(tile, 0);
+  loader.load_v(tile, tile.kv.begin);
 }
 
 }  // namespace cuflash::fa3

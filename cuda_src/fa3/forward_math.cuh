@@ -6,23 +6,32 @@
 
 namespace cuflash::fa3 {
 
-// Blocks of keys for one warpgroup: it skips those that no row of its own sees, down to the first
-// one left, and masks down to the first block that all of its rows see whole.
+// Blocks of keys for one warpgroup, from the last to the first. It skips those that no row of its
+// own sees, and masks those that some row of its own does not see whole.
 template <class Config>
 struct WarpgroupBlocks {
-  int row0;   // of the warpgroup
-  int count;  // blocks [0, count) are computed
-  int whole;  // blocks [0, whole) need no mask
+  int row0;       // of the warpgroup
+  KvRange seen;   // blocks that are computed: at least one of the tile's
+  KvRange whole;  // blocks that need no mask; may be empty
 
   __device__ WarpgroupBlocks(const ForwardTile<Config>& tile, int warpgroup)
-      : row0(tile.q_begin() + warpgroup * kRowsOfWarpgroup) {
-    const int last_row = min(row0 + kRowsOfWarpgroup, tile.seq.seqlen_q) - 1;
-    const int seen = ceil_div(Mask<Config>::visible_end(tile.seq, last_row), Config::block_kv);
-    count = max(1, min(tile.kv_tiles, seen));
-    whole = Mask<Config>::visible_end(tile.seq, row0) / Config::block_kv;
+      : row0(tile.q_begin() + warpgroup * kRowsOfWarpgroup), seen{0, 0}, whole{0, 0} {
+    const Sequence& seq = tile.seq;
+    const int last_row = min(row0 + kRowsOfWarpgroup, seq.seqlen_q) - 1;
+    seen.end = ceil_div(Mask<Config>::visible_end(seq, last_row), Config::block_kv);
+    seen.end = max(tile.kv.begin + 1, min(tile.kv.end, seen.end));
+    whole.end = Mask<Config>::visible_end(seq, row0) / Config::block_kv;
+    if constexpr (Mask<Config>::has_first) {
+      seen.begin = Mask<Config>::visible_begin(seq, row0) / Config::block_kv;
+      seen.begin = max(tile.kv.begin, min(seen.begin, seen.end - 1));
+      whole.begin = ceil_div(Mask<Config>::visible_begin(seq, last_row), Config::block_kv);
+    }
   }
 
-  __device__ bool first_is_edge() const { return count > whole; }
+  // Whether the first block that is computed, the last of the keys, needs a mask.
+  __device__ bool last_is_edge() const {
+    return seen.end > whole.end || (Mask<Config>::has_first && seen.end <= whole.begin);
+  }
 };
 
 // What a warp carries from step to step.
@@ -135,33 +144,33 @@ struct ForwardMath {
     ptx::wgmma_commit();
   }
 
-  // Applies the score function, and hides what the mask hides.
+  // Raw products -> scores, minus infinity for what the mask hides.
   __device__ __forceinline__ void mask(const ForwardTile<Config>& tile,
                                        const WarpgroupBlocks<Config>& blocks, Scores& scores,
                                        int block, bool masked) const {
-    const int row0 = blocks.row0 + warp_row;
-    const int key0 = block * Config::block_kv;
-    modify_scores<Config>(scores, tile.item, row0, key0);
-    if (masked) hide_scores<Config>(scores, tile.seq, row0, key0);
+    const RowsOfQueries place{tile.item.batch, tile.item.head, blocks.row0 + warp_row,
+                              block * Config::block_kv};
+    change_scores<Config>(c.params, place, scores);
+    if (masked) apply_mask<Config>(scores, tile.seq, place);
   }
 
   // Moves the references up to the maxima met so far, and the output along with them.
-  __device__ __forceinline__ void follow(State& state, const Scores& scores) const {
+  __device__ __forceinline__ void rescale(State& state, const Scores& scores) const {
     Rows keep = lane_maxima(scores);
-    follow_maxima(state.rows, keep, factor);
+    raise_references(state.rows, keep, factor);
     state.output.for_each([&](float& x, int m, int, int group, int) { x *= keep.value[m][group]; });
   }
 
   // scores -> state.weights, whose product has retired, and their sums. Maxima are looked for while
   // some row has no reference, and where weights come out too large, which their sums tell. Once
   // through the loop, seldom twice; it keeps the code short.
-  __device__ __forceinline__ void weigh(State& state, const Scores& scores) const {
+  __device__ __forceinline__ void exponentiate(State& state, const Scores& scores) const {
     bool raise = !state.rows.settled;
     Rows sums;
 #pragma unroll 1
     while (true) {
-      if (raise) follow(state, scores);
-      sums = weigh_scores<Config>(state.weights, scores, state.rows, factor);
+      if (raise) rescale(state, scores);
+      sums = exponentiate_scores<Config>(state.weights, scores, state.rows, factor);
       bool fits = true;  // a NaN does not
       sums.for_each([&](float& x, int, int) { fits &= x < Logits<Config>::most_weight(); });
       if (raise || __all_sync(0xffffffffu, fits)) break;
@@ -183,11 +192,11 @@ struct ForwardMath {
     ptx::wgmma_wait<0>();
     ptx::wgmma_hold(scores.value[0]);
     release_k();
-    if (blocks.count == 1) release_q();
-    begin_rows<Config>(state.rows, tile.item, blocks.row0 + warp_row);
-    mask(tile, blocks, scores, blocks.count - 1, blocks.first_is_edge());
+    if (blocks.seen.end == blocks.seen.begin + 1) release_q();
+    begin_rows(state.rows);
+    mask(tile, blocks, scores, blocks.seen.end - 1, blocks.last_is_edge());
     state.output.fill(0);
-    weigh(state, scores);
+    exponentiate(state, scores);
   }
 
   // The scores of a block, issued together with the product of the weights of the block before with
@@ -206,12 +215,12 @@ struct ForwardMath {
     ptx::wgmma_wait<1>();
     ptx::wgmma_hold(scores.value[0]);
     release_k();
-    if (block == 0) release_q();
+    if (block == blocks.seen.begin) release_q();
     mask(tile, blocks, scores, block, masked);
     ptx::wgmma_wait<0>();
     ptx::wgmma_hold(state.output.value[0]);
     release_v();
-    weigh(state, scores);
+    exponentiate(state, scores);
   }
 
   // The last product of a tile, beside it the log-sum-exp, and the output.
@@ -227,14 +236,27 @@ struct ForwardMath {
 
   __device__ __forceinline__ void one_tile(const ForwardTile<Config>& tile, State& state) {
     const WarpgroupBlocks<Config> blocks(tile, warpgroup);
-    skip(tile.kv_tiles - blocks.count);
+    skip(tile.kv.end - blocks.seen.end);
     first_scores(tile, blocks, state);
-    int block = blocks.count - 2;
+    int block = blocks.seen.end - 2;
+    if constexpr (Mask<Config>::has_first) {
+      const int masked_end = max(blocks.whole.end, blocks.seen.begin);
 #pragma unroll 1
-    for (; block >= blocks.whole; --block) step<true>(tile, blocks, state, block);
+      for (; block >= masked_end; --block) step<true>(tile, blocks, state, block);
 #pragma unroll 1
-    for (; block >= 0; --block) step<false>(tile, blocks, state, block);
+      for (; block >= max(blocks.whole.begin, blocks.seen.begin); --block) {
+        step<false>(tile, blocks, state, block);
+      }
+#pragma unroll 1
+      for (; block >= blocks.seen.begin; --block) step<true>(tile, blocks, state, block);
+    } else {
+#pragma unroll 1
+      for (; block >= blocks.whole.end; --block) step<true>(tile, blocks, state, block);
+#pragma unroll 1
+      for (; block >= 0; --block) step<false>(tile, blocks, state, block);
+    }
     finish(tile, blocks.row0, state);
+    if constexpr (Mask<Config>::has_first) skip(blocks.seen.begin - tile.kv.begin);
   }
 
  private:

@@ -19,49 +19,43 @@ struct RowState {
 };
 
 template <class Config>
-__device__ __forceinline__ void begin_rows(RowState<Config>& rows, const WorkItem& item, int row0) {
+__device__ __forceinline__ void begin_rows(RowState<Config>& rows) {
   const LanePosition lane;
   rows.settled = false;
   rows.reference.for_each([&](float& reference, int m, int group) {
     float& sum = rows.sum.value[m][group];
-    begin_row<Config>(reference, sum, item, row0 + lane.row + 8 * group);
+    begin_row(reference, sum);
     if (lane.column != 0) sum = 0;  // one of the four lanes holds it
     rows.seen[group] = reference != -infinity<float>();
     reference = subtrahend(reference);
   });
 }
 
-// Hides what the mask hides, in the block of keys from key0 on, for the warp's rows from row0 on.
+// Minus infinity for what the mask hides; the limits of a row are found once.
 template <class Config, class Scores>
-__device__ __forceinline__ void hide_scores(Scores& scores, const Sequence& seq, int row0,
-                                            int key0) {
+__device__ __forceinline__ void apply_mask(Scores& scores, const Sequence& seq,
+                                           const RowsOfQueries& place) {
   const LanePosition lane;
-  int visible[2];  // columns, from this lane's first
+  int begin[2] = {}, end[2];  // columns that a row sees, from this lane's first
 #pragma unroll
   for (int group = 0; group < 2; ++group) {
-    visible[group] =
-        Mask<Config>::visible_end(seq, row0 + lane.row + 8 * group) - key0 - lane.column;
+    const int row = place.query0 + lane.row + 8 * group;
+    if constexpr (Mask<Config>::has_first) {
+      begin[group] = Mask<Config>::visible_begin(seq, row) - place.key0 - lane.column;
+    }
+    end[group] = Mask<Config>::visible_end(seq, row) - place.key0 - lane.column;
   }
   scores.for_each([&](float& s, int, int n, int group, int which) {
-    if (Scores::column(n, which) >= visible[group]) s = -infinity<float>();
-  });
-}
-
-template <class Config, class Scores>
-__device__ __forceinline__ void modify_scores(Scores& scores, const WorkItem& item, int row0,
-                                              int key0) {
-  const LanePosition lane;
-  scores.for_each([&](float& s, int m, int n, int group, int which) {
-    s = modify_score<Config>(
-        s, ScorePosition{item.batch, item.head, row0 + lane.row + Scores::row(m, group),
-                         key0 + lane.column + Scores::column(n, which)});
+    const int column = Scores::column(n, which);
+    const bool before = Mask<Config>::has_first && column < begin[group];
+    if (before || column >= end[group]) s = -infinity<float>();
   });
 }
 
 // Moves the references up to the maxima met so far. `top`: this lane's largest raw scores; it
 // becomes what the sums, and whatever else the old references scale, are multiplied by.
 template <class Config, class Rows>
-__device__ __forceinline__ void follow_maxima(RowState<Config>& rows, Rows& top, float factor) {
+__device__ __forceinline__ void raise_references(RowState<Config>& rows, Rows& top, float factor) {
   top.for_each([&](float& x, int m, int group) {
     const float maximum = combine_row_lanes(x, [](float a, float b) { return larger(a, b); });
     const float candidate = rounded_product(maximum, factor);
@@ -100,7 +94,7 @@ __device__ __forceinline__ RowValues<Scores> lane_maxima(const Scores& scores) {
 // scores -> weights in the scale of the rows' references, rounded, as the operand of a product: two
 // 16x8 accumulators are one 16x16 operand. Also their sums in this lane.
 template <class Config, class Scores>
-__device__ __forceinline__ RowValues<Scores> weigh_scores(
+__device__ __forceinline__ RowValues<Scores> exponentiate_scores(
     unsigned (&weights)[Scores::columns / 16][4], const Scores& scores,
     const RowState<Config>& rows, float factor) {
   float sums[2][2] = {};

@@ -17,12 +17,11 @@ __device__ __forceinline__ Rows end_rows(const ForwardContext<Config>& c,
     const int row = row0 + lane.row + 8 * group;
     float reference = rows.seen[group] ? rows.reference.value[m][group] : -infinity<float>();
     sum = combine_row_lanes(sum, [](float a, float b) { return a + b; });
-    end_row<Config>(reference, sum, tile.item, row);
-    sum = checked_sum(reference, sum);
-    inverse.value[m][group] = sum == 0.0f ? 0.0f : 1.0f / sum;
+    const float keep = end_row<Config>(c.params, tile.item.head, reference, sum);
+    inverse.value[m][group] = inverse_of(sum, keep);
     if (lane.column != 0 || row >= tile.seq.seqlen_q || c.params.lse.data == nullptr) return;
     *row_number<float>(c.params.lse, tile.seq, tile.item.head, row) =
-        sum == 0.0f ? -infinity<float>() : Logits<Config>::to_natural(reference) + log_of(sum);
+        log_sum_exp<Config>(reference, sum);
   });
   return inverse;
 }

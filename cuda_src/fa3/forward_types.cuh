@@ -54,8 +54,8 @@ template <class Config>
 struct ForwardTile {
   WorkItem item;
   Sequence seq;
-  int kv_tiles;  // that the load role brings, and every warpgroup passes: at least one
-  int kv_head;   // for the load role; worth a division a tile, not one a block
+  KvRange kv;   // tiles that the load role brings, and every warpgroup passes: at least one
+  int kv_head;  // for the load role; worth a division a tile, not one a block
 
   __device__ int q_begin() const { return item.q_tile * Config::block_q; }
 };
@@ -63,14 +63,16 @@ struct ForwardTile {
 // What both roles know of a launch.
 template <class Config, class Types = ForwardTypes<Config>>
 struct ForwardContext {
-  const Fa3ForwardParams& params;
+  const typename Config::Params& params;
   ForwardStorage<Config>& shared;
 
   __device__ ForwardTile<Config> tile(const WorkItem& item) const {
-    const Sequence seq = sequence(params.shape, item.batch);
+    const Sequence seq = sequence<Config>(params, item.batch);
     const Shape& shape = params.shape;
-    const int kv_tiles = max(1, kv_tiles_seen<Config>(seq, item.q_tile));
-    return {item, seq, kv_tiles, item.head / (shape.heads_q / shape.heads_kv)};
+    KvRange kv = kv_range<Config>(seq, item.q_tile);
+    kv.end = max(1, kv.end);
+    if constexpr (Mask<Config>::has_first) kv.begin = min(kv.begin, kv.end - 1);
+    return {item, seq, kv, item.head / (shape.heads_q / shape.heads_kv)};
   }
 };
 

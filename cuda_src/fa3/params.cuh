@@ -20,7 +20,7 @@ struct Fa3ForwardParams {
   RowVector lse;
   void* tile_counter;
   double scale;
-  long long section;  // heads whose tiles run together, see tile/schedule.cuh
+  long long head_group;  // heads whose tiles run together, see tile/schedule.cuh
   Shape shape;
 };
 

@@ -28,7 +28,7 @@ struct SumPlace {
 
 // The parts of a place -> the tensor, whose heads have `valid` columns of the `columns` in memory.
 template <class Config, int columns>
-__device__ inline void sum_place(const SumPartsParams& params, const SumPlace& at,
+__device__ inline void sum_place(const typename Config::Params& params, const SumPlace& at,
                                  const void* memory, const Tensor& tensor, int valid,
                                  StagedRows& staging) {
   using Storage = typename Config::Storage;
@@ -47,14 +47,14 @@ __device__ inline void sum_place(const SumPartsParams& params, const SumPlace& a
     sum.for_each(
         [&](float& x, int m, int n, int group, int which) { x += more.value[m][n][group][which]; });
   }
-  const Sequence seq = sequence(params.shape, at.batch);
+  const Sequence seq = sequence<Config>(params, at.batch);
   store_staged(sum, staging, kv_row<Storage>(tensor, seq, at.head, at.row) + at.column,
                tensor.row_stride, seq.seqlen_kv - at.row, min(kColumnsOfSum, valid - at.column));
 }
 
 // A warp has some columns of 16 rows of dK or of dV.
 template <class Config>
-__device__ inline void sum_parts(const SumPartsParams& params) {
+__device__ inline void sum_parts(const typename Config::Params& params) {
   extern __shared__ __align__(1024) unsigned char shared_bytes[];
   auto& shared = *reinterpret_cast<SumStorage<Config>*>(shared_bytes);
   static_assert(sizeof(SumStorage<Config>) == Config::shared_bytes,

@@ -26,7 +26,7 @@ struct ConvertStorage {
 
 // scale * part -> its rows of the tensor, by 16 bytes if they are aligned.
 template <class Config, class Part>
-__device__ inline void store_part(const ConvertParams& params, Part& part,
+__device__ inline void store_part(const typename Config::Params& params, Part& part,
                                   ConvertStorage<Config>& shared, typename Config::Storage* to,
                                   int valid_rows, int column0) {
   using Compute = typename Config::Compute;
@@ -48,7 +48,7 @@ __device__ inline void store_part(const ConvertParams& params, Part& part,
 
 // One thread block does `rows` rows of a head.
 template <class Config>
-__device__ inline void convert_dq(const ConvertParams& params) {
+__device__ inline void convert_dq(const typename Config::Params& params) {
   using Part = typename ConvertTypes<Config>::Part;
   extern __shared__ __align__(128) unsigned char shared_bytes[];
   auto& shared = *reinterpret_cast<ConvertStorage<Config>*>(shared_bytes);
@@ -60,7 +60,7 @@ __device__ inline void convert_dq(const ConvertParams& params) {
   const int all_heads = blockIdx.x / blocks;
   const int begin = static_cast<int>(blockIdx.x) % blocks * Config::rows;
   const int head = all_heads % shape.heads_q;
-  const Sequence seq = sequence(shape, all_heads / shape.heads_q);
+  const Sequence seq = sequence<Config>(params, all_heads / shape.heads_q);
   const auto* accumulator = static_cast<const typename Config::Compute*>(params.dq_accumulator);
   const int warp = static_cast<int>(threadIdx.x) / 32;
   for (int i = warp; i < Config::rows / Part::rows * parts; i += Config::warps) {

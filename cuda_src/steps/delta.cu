@@ -8,7 +8,7 @@ namespace cuflash::steps {
 
 // One warp a row, rows dealt to the grid in turns.
 template <class Config>
-__device__ inline void delta(const DeltaParams& params) {
+__device__ inline void delta(const typename Config::Params& params) {
   using Compute = typename Config::Compute;
   const Shape& shape = params.shape;
   const long long rows = static_cast<long long>(shape.batch) * shape.heads_q * shape.seqlen_q;
@@ -18,7 +18,8 @@ __device__ inline void delta(const DeltaParams& params) {
        row < rows; row += stride) {
     const int i = static_cast<int>(row % shape.seqlen_q);
     const int head = static_cast<int>(row / shape.seqlen_q % shape.heads_q);
-    const Sequence seq = sequence(shape, static_cast<int>(row / shape.seqlen_q / shape.heads_q));
+    const Sequence seq =
+        sequence<Config>(params, static_cast<int>(row / shape.seqlen_q / shape.heads_q));
     const auto* out = q_row<const typename Config::Output>(params.out, seq, head, i);
     const auto* dout = q_row<const typename Config::Storage>(params.dout, seq, head, i);
     Compute sum = 0;

@@ -10,6 +10,7 @@
 // main kernel does not, and counters.
 #include "../tile/copy.cuh"
 #include "../tile/product.cuh"
+#include "../tile/score.cuh"
 #include "../tile/sequence.cuh"
 #include "../tile/softmax.cuh"
 
@@ -43,7 +44,7 @@ struct RowShare {
 
 // This lane's part of rowsum(dout * out).
 template <class Config>
-__device__ inline typename Config::Compute row_product(const StatisticsParams& params,
+__device__ inline typename Config::Compute row_product(const typename Config::Params& params,
                                                        const Sequence& seq, int head, int row,
                                                        int lane) {
   using Compute = typename Config::Compute;
@@ -67,7 +68,8 @@ __device__ inline typename Config::Compute row_product(const StatisticsParams& p
 }
 
 template <class Config>
-__device__ inline void clear_accumulator(const StatisticsParams& params, long long first_row) {
+__device__ inline void clear_accumulator(const typename Config::Params& params,
+                                         long long first_row) {
   constexpr int chunks =
       Config::rows * Config::head_dim * static_cast<int>(sizeof(typename Config::Compute)) / 16;
   auto* to = reinterpret_cast<Chunk*>(
@@ -84,19 +86,20 @@ struct Row {
   Compute given = -infinity<Compute>();  // lse
   Compute dlse = 0;
 
-  __device__ inline void load(const StatisticsParams& params, const Sequence& seq, int head,
+  __device__ inline void load(const typename Config::Params& params, const Sequence& seq, int head,
                               int row, int lane) {
     using Statistics = const typename Config::Statistics;
     if (row >= params.shape.seqlen_q) return;
     sum = row_product<Config>(params, seq, head, row, lane);
     if (lane != 0) return;
-    given = *row_number<Statistics>(params.lse, seq, head, row);
+    given =
+        lse_or_dead<Config>(seq, row, Compute(*row_number<Statistics>(params.lse, seq, head, row)));
     if (params.dlse.data != nullptr) dlse = *row_number<Statistics>(params.dlse, seq, head, row);
   }
 
   // Adds up the lanes, and writes to row `to` of the workspace.
   template <int lanes>
-  __device__ inline void finish(const StatisticsParams& params, long long to, int lane) {
+  __device__ inline void finish(const typename Config::Params& params, long long to, int lane) {
 #pragma unroll
     for (int distance = lanes / 2; distance > 0; distance /= 2) {
       sum += __shfl_xor_sync(0xffffffffu, sum, distance);
@@ -113,14 +116,14 @@ struct Row {
 };
 
 template <class Config>
-__device__ inline void statistics(const StatisticsParams& params) {
+__device__ inline void statistics(const typename Config::Params& params) {
   constexpr int lanes = RowShare<Config>::lanes;
   const Shape& shape = params.shape;
   const int blocks = static_cast<int>(params.padded_rows) / Config::rows;  // of a head
   const int all_heads = blockIdx.x / blocks;
   const int begin = static_cast<int>(blockIdx.x) % blocks * Config::rows;
   const int head = all_heads % shape.heads_q;
-  const Sequence seq = sequence(shape, all_heads / shape.heads_q);
+  const Sequence seq = sequence<Config>(params, all_heads / shape.heads_q);
   const long long first_row = all_heads * params.padded_rows + begin;
 
   if (all_heads < params.cleared) clear_accumulator<Config>(params, first_row);

@@ -36,8 +36,6 @@ __device__ inline void score_tiles(const Context& c, const QStep& step, int kv_b
   if (!warp.active) return;
   const int row0 = warp.row * Scores::rows;
   const int key0 = warp.column * Scores::columns;
-  WorkItem item = c.item;
-  item.head = step.head;
   typename Types::Rows lse, delta;
   Scores p, ds;
   p.fill(0);
@@ -54,7 +52,8 @@ __device__ inline void score_tiles(const Context& c, const QStep& step, int kv_b
     Products<Config>::template multiply_ahead<Config::head_dim>(p, q, k);
     lse = statistics.lse_of(row0);
   }
-  prepare_scores<Config>(p, item, c.seq, step.q_begin + row0, kv_begin + key0, step.edge);
+  prepare_scores<Config>(c.params, p, c.seq, step.head, step.q_begin + row0, kv_begin + key0,
+                         step.edge);
   const Compute factor = logit_factor<Config>(c.params);
   exponentials<Config>(p, factor, [&](int m, int, int group, int) { return lse.value[m][group]; });
   store_shared<Config::architecture>(p, p_tile, row0,
@@ -64,7 +63,8 @@ __device__ inline void score_tiles(const Context& c, const QStep& step, int kv_b
     Products<Config>::template multiply_ahead<Config::head_dim_v>(ds, dout, v);
     delta = statistics.delta_of(row0);
   }
-  differentiate_scores<Config>(ds, p, delta, item, step.q_begin + row0, kv_begin + key0);
+  differentiate_scores<Config>(ds, p, delta, c.seq, step.head, step.q_begin + row0,
+                               kv_begin + key0);
   store_shared<Config::architecture>(ds, ds_tile, row0,
                                      part_offset<Shared, Scores::columns>(warp.column));
 }

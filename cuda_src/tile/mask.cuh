@@ -1,41 +1,64 @@
-// Which keys a query sees, element by element and tile by tile. This is the only statement of the
-// masks on the device: loops, masking and the dead-row rule all derive from it.
+// Which keys a query sees: one interval of keys for each query, cut at the length. What is hidden,
+// which tiles are visited and which of them need a mask all derive from here.
 #pragma once
 
 #include "sequence.cuh"
 
 namespace cuflash {
 
+// Query i sees key j iff i + q_first <= j <= i + q_last, as far as the kind has these bounds.
 enum class MaskKind {
-  full,    // every key
-  causal,  // key j for query i iff j <= i + q_offset
+  full,    // neither
+  causal,  // a last key
+  left,    // a first key
+  band,    // both
 };
 
 __device__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
 template <class Config>
 struct Mask {
-  static constexpr bool causal = Config::mask == MaskKind::causal;
+  static constexpr MaskKind kind = Config::mask;
+  static constexpr bool has_last = kind == MaskKind::causal || kind == MaskKind::band;
+  static constexpr bool has_first = kind == MaskKind::left || kind == MaskKind::band;
 
   __device__ static bool visible(const Sequence& seq, int i, int j) {
-    return j < seq.seqlen_kv && (!causal || j <= i + seq.q_offset);
+    return j < seq.seqlen_kv && (!has_last || j <= i + seq.q_last) &&
+           (!has_first || j >= i + seq.q_first);
   }
 
-  // Queries from here on see some key at or after key `kv_begin`.
-  __device__ static int first_query_seeing(const Sequence& seq, int kv_begin) {
-    return causal ? max(0, kv_begin - seq.q_offset) : 0;
+  // The first key that query i sees, and one past the last; the range may be empty.
+  __device__ static int visible_begin(const Sequence& seq, int i) {
+    return has_first ? max(0, i + seq.q_first) : 0;
   }
-
-  // One past the last key that query i sees; 0 if it sees none.
   __device__ static int visible_end(const Sequence& seq, int i) {
-    return causal ? max(0, min(seq.seqlen_kv, i + seq.q_offset + 1)) : seq.seqlen_kv;
+    return has_last ? max(0, min(seq.seqlen_kv, i + seq.q_last + 1)) : seq.seqlen_kv;
   }
 
-  // Whether a tile of block_q queries from q_begin and block_kv keys from kv_begin holds a pair
-  // that must be masked. Queries beyond the length do not count: their rows are never written.
+  __device__ static bool sees_nothing(const Sequence& seq, int i) {
+    return visible_begin(seq, i) >= visible_end(seq, i);
+  }
+
+  // The first query that sees some key at or after key `kv_begin`, and one past the last query that
+  // sees some key at or before key `kv_last`.
+  __device__ static int first_query_seeing(const Sequence& seq, int kv_begin) {
+    return has_last ? max(0, kv_begin - seq.q_last) : 0;
+  }
+  __device__ static int end_of_queries_seeing(const Sequence& seq, int kv_last) {
+    return has_first ? max(0, min(seq.seqlen_q, kv_last - seq.q_first + 1)) : seq.seqlen_q;
+  }
+
+  // Whether queries [q_begin, q_begin + queries) and keys [kv_begin, kv_begin + keys) hold a pair
+  // that must be hidden. Queries beyond the length do not count: their rows are never written.
+  template <int queries, int keys>
   __device__ static bool is_edge(const Sequence& seq, int q_begin, int kv_begin) {
-    const int kv_last = kv_begin + Config::block_kv - 1;
-    return kv_last >= seq.seqlen_kv || (causal && kv_last > q_begin + seq.q_offset);
+    const int kv_last = kv_begin + keys - 1;
+    bool edge = kv_last >= seq.seqlen_kv || (has_last && kv_last > q_begin + seq.q_last);
+    if constexpr (has_first) {
+      const int q_end = min(q_begin + queries, seq.seqlen_q);
+      edge = edge || kv_begin < q_end - 1 + seq.q_first;
+    }
+    return edge;
   }
 };
 

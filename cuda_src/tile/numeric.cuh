@@ -59,6 +59,18 @@ __device__ inline double infinity<double>() {
   return __longlong_as_double(0x7ff0000000000000LL);
 }
 
+// The least number above 0 that is not flushed to it.
+template <class Compute>
+__device__ inline Compute least();
+template <>
+__device__ inline float least<float>() {
+  return __int_as_float(0x00800000);
+}
+template <>
+__device__ inline double least<double>() {
+  return __longlong_as_double(0x0010000000000000LL);
+}
+
 __device__ inline float exp_of(float x) { return expf(x); }
 __device__ inline double exp_of(double x) { return exp(x); }
 __device__ inline float log_of(float x) { return logf(x); }

@@ -112,10 +112,10 @@ struct TensorCoreProducts {
     return operands;
   }
 
-  // accumulators += weights b over all keys, a part of them at a time. `weights.weigh<part>(first)`
-  // gives a part, with its `operands`, from nothing that the products before it change: it runs
-  // beside those of the part before. `weights.settle(part, first)` is called behind them, and may
-  // change the accumulators and the part.
+  // accumulators += weights b over all keys, a part of them at a time.
+  // `weights.exponentiate<part>(first)` gives a part, with its `operands`, from nothing that the
+  // products before it change: it runs beside those of the part before. `weights.settle(part,
+  // first)` is called behind them, and may change the accumulators and the part.
   template <int part, int keys, class Accumulators, class B, class Weights>
   __device__ static void multiply_parts(Accumulators& accumulators, const B& b, Weights weights) {
     static_assert(part % 16 == 0 && keys % part == 0, "the keys are whole instructions");
@@ -124,12 +124,12 @@ struct TensorCoreProducts {
     constexpr int count = keys / 16 * groups;
     Group<Accumulators> columns[2];
     columns[0].load(right, 0, 0);
-    auto now = weights.template weigh<part>(0);
+    auto now = weights.template exponentiate<part>(0);
     weights.settle(now, 0);
 #pragma unroll
     for (int first = 0; first < keys; first += part) {
       const bool more = first + part < keys;
-      auto next = more ? weights.template weigh<part>(first + part) : now;
+      auto next = more ? weights.template exponentiate<part>(first + part) : now;
 #pragma unroll
       for (int i = first / 16 * groups; i < (first + part) / 16 * groups; ++i) {
         if (i + 1 < count) {

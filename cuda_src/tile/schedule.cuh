@@ -25,13 +25,13 @@ __device__ inline WorkItem head_work_item(const Shape& shape, int heads) {
 }
 
 // One block a tile, `tiles` tiles of each of `heads` heads of every batch entry. Heads come in
-// sections of `section`, whose other operands the second-level cache holds together; in a section
+// groups of `head_group`, whose other operands the second-level cache holds together; in a group
 // the tiles come first that are longest under a causal mask: the last q tiles, the first kv tiles.
 // Where kv tiles add to dQ in turn the last ones come first, as they have the first turns.
 struct TileOrder {
   unsigned tiles;
   unsigned heads;
-  unsigned section;
+  unsigned head_group;
 
   __device__ WorkItem q_item(const Shape& shape, unsigned block) const {
     WorkItem item = place(shape, block);
@@ -51,8 +51,8 @@ struct TileOrder {
 
  private:
   __device__ WorkItem place(const Shape& shape, unsigned block) const {
-    const unsigned first = block / (section * tiles) * section;
-    const unsigned width = min(section, shape.batch * heads - first);
+    const unsigned first = block / (head_group * tiles) * head_group;
+    const unsigned width = min(head_group, shape.batch * heads - first);
     const unsigned within = block - first * tiles;
     const unsigned head = first + within % width;
     return {static_cast<int>(head / heads),
@@ -70,6 +70,11 @@ struct Block {
   bool edge;  // some pair in it is masked
 };
 
+template <class Config>
+__device__ inline bool is_edge_tile(const Sequence& seq, int q_begin, int kv_begin) {
+  return Mask<Config>::template is_edge<Config::block_q, Config::block_kv>(seq, q_begin, kv_begin);
+}
+
 // The q tiles that see a kv tile: [begin, end).
 template <class Config>
 struct QBlocks {
@@ -82,37 +87,66 @@ struct QBlocks {
       : seq(seq), kv_begin(kv_begin), end(ceil_div(seq.seqlen_q, Config::block_q)) {
     const int first = Mask<Config>::first_query_seeing(seq, kv_begin);
     begin = first < seq.seqlen_q ? first / Config::block_q : end;
+    if constexpr (Mask<Config>::has_first) {
+      const int kv_last = min(kv_begin + Config::block_kv, seq.seqlen_kv) - 1;
+      const int queries = Mask<Config>::end_of_queries_seeing(seq, kv_last);
+      end = max(begin, ceil_div(queries, Config::block_q));
+    }
   }
 
   __device__ Block operator[](int index) const {
-    return {index, Mask<Config>::is_edge(seq, index * Config::block_q, kv_begin)};
+    return {index, is_edge_tile<Config>(seq, index * Config::block_q, kv_begin)};
   }
 };
 
-// The kv tiles that a q tile sees, last first: those that need masking come before the others.
+// Tiles of keys: [begin, end).
+struct KvRange {
+  int begin;
+  int end;
+};
+
+// The kv tiles that hold a key which some query of a q tile may see. A kv tile is in the range of a
+// q tile exactly if the q tile is in the QBlocks of the kv tile: ordered sums count on it.
+template <class Config>
+__device__ inline KvRange kv_range(const Sequence& seq, int q_tile) {
+  const int q_begin = q_tile * Config::block_q;
+  const int last_query = min(q_begin + Config::block_q, seq.seqlen_q) - 1;
+  const int end = ceil_div(Mask<Config>::visible_end(seq, last_query), Config::block_kv);
+  if constexpr (Mask<Config>::has_first) {
+    const int first_key = Mask<Config>::visible_begin(seq, q_begin);
+    return {first_key < seq.seqlen_kv ? min(first_key / Config::block_kv, end) : end, end};
+  } else {
+    return {0, end};
+  }
+}
+
+// Whether no kv tile is visited for a q tile.
+template <class Config>
+__device__ inline bool is_dead_tile(const Sequence& seq, int q_tile) {
+  const KvRange range = kv_range<Config>(seq, q_tile);
+  return range.begin == range.end;
+}
+
+// The kv tiles that a q tile sees, last first: under a causal mask those that need masking come
+// before the others.
 template <class Config>
 struct KvBlocks {
   Sequence seq;
   int q_begin;
-  int count;
+  KvRange range;
 
-  __device__ KvBlocks(const Sequence& seq, int q_tile);
+  __device__ KvBlocks(const Sequence& seq, int q_tile)
+      : seq(seq), q_begin(q_tile * Config::block_q), range(kv_range<Config>(seq, q_tile)) {}
+
+  // A range that begins at 0 has to say so: with a difference ptxas takes other registers.
+  __device__ int count() const {
+    return Mask<Config>::has_first ? range.end - range.begin : range.end;
+  }
 
   __device__ Block operator[](int step) const {
-    const int index = count - 1 - step;
-    return {index, Mask<Config>::is_edge(seq, q_begin, index * Config::block_kv)};
+    const int index = range.end - 1 - step;
+    return {index, is_edge_tile<Config>(seq, q_begin, index * Config::block_kv)};
   }
 };
-
-// The kv tiles that a q tile sees are [0, this); 0 for a tile of dead rows.
-template <class Config>
-__device__ inline int kv_tiles_seen(const Sequence& seq, int q_tile) {
-  const int last_query = min((q_tile + 1) * Config::block_q, seq.seqlen_q) - 1;
-  return ceil_div(Mask<Config>::visible_end(seq, last_query), Config::block_kv);
-}
-
-template <class Config>
-__device__ inline KvBlocks<Config>::KvBlocks(const Sequence& seq, int q_tile)
-    : seq(seq), q_begin(q_tile * Config::block_q), count(kv_tiles_seen<Config>(seq, q_tile)) {}
 
 }  // namespace cuflash

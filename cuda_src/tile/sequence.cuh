@@ -1,5 +1,5 @@
-// Where a batch entry's rows are and how long it is. Every kernel asks here and nowhere else, so
-// that lengths and offsets may one day come from device memory instead of the parameters.
+// Where the rows of a batch entry are, how many there are, and which keys its first query may see.
+// Config::Lengths knows: it reads the parameters of the launch.
 #pragma once
 
 #include "../params.cuh"
@@ -10,13 +10,24 @@ struct Sequence {
   int batch;
   int seqlen_q;
   int seqlen_kv;
-  int q_offset;      // position of query 0 among the keys
+  int q_last;        // the last key that query 0 sees, where the mask has a last key
+  int q_first;       // the first key that query 0 sees, where the mask has a first key
   long long q_row0;  // of the tensors' rows, the sequence's first
   long long kv_row0;
 };
 
-__device__ inline Sequence sequence(const Shape& shape, int batch) {
-  return {batch, shape.seqlen_q, shape.seqlen_kv, shape.q_offset, 0, 0};
+// Every batch entry has the lengths of the shape.
+struct FixedLengths {
+  template <class Params>
+  __device__ static Sequence of(const Params& params, int batch) {
+    const Shape& shape = params.shape;
+    return {batch, shape.seqlen_q, shape.seqlen_kv, shape.q_offset, 0, 0, 0};
+  }
+};
+
+template <class Config>
+__device__ inline Sequence sequence(const typename Config::Params& params, int batch) {
+  return Config::Lengths::of(params, batch);
 }
 
 template <class T>

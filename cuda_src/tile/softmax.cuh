@@ -43,9 +43,9 @@ struct Logits {
   __device__ static constexpr float most_weight() { return 0x1p12f; }
   __device__ static float to_natural(float logit) { return logit * static_cast<float>(kLn2); }
   __device__ static float from_natural(float logit) { return logit * static_cast<float>(kLog2E); }
-  // A row's sum of products over the sum of its weights; zero for a row that has seen nothing,
-  // also where a weight of zero has met a value that is not finite.
-  __device__ static float normalise(float x, float, float inverse) {
+  // A row's sum of products, times what is kept of it, over the sum of its weights; zero for a row
+  // that has seen nothing, also where a weight of zero has met a value that is not finite.
+  __device__ static float normalise(float x, float, float, float inverse) {
     return inverse == 0.0f ? 0.0f : x * inverse;
   }
 };
@@ -62,10 +62,21 @@ struct Logits<Config, true> {
   __device__ static constexpr Compute slack() { return Compute(0); }
   __device__ static Compute to_natural(Compute logit) { return logit; }
   __device__ static Compute from_natural(Compute logit) { return logit; }
-  __device__ static Compute normalise(Compute x, Compute sum, Compute) {
+  __device__ static Compute normalise(Compute x, Compute sum, Compute keep, Compute) {
+    if (Config::Rows::changes) {
+      if (keep == Compute(0)) return Compute(0);
+      x *= keep;
+    }
     return sum == Compute(0) ? Compute(0) : x / sum;
   }
 };
+
+// The log-sum-exp of a row, in natural units; minus infinity of one that has summed nothing.
+template <class Config, class Compute>
+__device__ inline Compute log_sum_exp(Compute reference, Compute sum) {
+  return sum == Compute(0) ? -infinity<Compute>()
+                           : Logits<Config>::to_natural(reference) + log_of(sum);
+}
 
 // The factor of a kernel whose parameters bring it, rounded by the host as Logits<Config>::factor
 // rounds: what multiplies a score is then in constant memory, and takes no register. Doubles have
@@ -94,17 +105,15 @@ __device__ inline void exponentials(Tile& tile, Compute factor, Offset offset) {
   }
 }
 
-// Applies the score function, and on an edge tile hides what the mask hides.
+// Raw products of queries from row0 on and keys from key0 on -> scores; on an edge tile minus
+// infinity for what the mask hides.
 template <class Config, class Scores>
-__device__ inline void prepare_scores(Scores& scores, const WorkItem& item, const Sequence& seq,
-                                      int row0, int key0, bool edge) {
+__device__ inline void prepare_scores(const typename Config::Params& params, Scores& scores,
+                                      const Sequence& seq, int head, int row0, int key0,
+                                      bool edge) {
   using Compute = typename Scores::Compute;
   const LanePosition lane;
-  scores.for_each([&](Compute& s, int m, int n, int group, int which) {
-    const int i = row0 + lane.row + Scores::row(m, group);
-    const int j = key0 + lane.column + Scores::column(n, which);
-    s = modify_score<Config>(s, ScorePosition{item.batch, item.head, i, j});
-  });
+  change_scores<Config>(params, RowsOfQueries{seq.batch, head, row0, key0}, scores);
   if (!edge) return;
   scores.for_each([&](Compute& s, int m, int n, int group, int which) {
     const int i = row0 + lane.row + Scores::row(m, group);
@@ -178,8 +187,9 @@ __device__ inline bool move_references(Rows& reference, Rows& keep, Rows& maxima
 
 // The weights of columns [first, first + Part::columns) of the scores, and their sums in this lane.
 template <class Config, class Part, class Scores, class Compute = typename Scores::Compute>
-__device__ inline void weigh_columns(Part& part, RowValues<Scores>& sums, const Scores& scores,
-                                     const RowValues<Scores>& offset, Compute factor, int first) {
+__device__ inline void exponentiate_columns(Part& part, RowValues<Scores>& sums,
+                                            const Scores& scores, const RowValues<Scores>& offset,
+                                            Compute factor, int first) {
   sums.for_each([](Compute& x, int, int) { x = Compute(0); });
   part.for_each([&](Compute& x, int m, int n, int group, int which) {
     x = scores.value[m][first / 8 + n][group][which];
@@ -192,16 +202,15 @@ __device__ inline void weigh_columns(Part& part, RowValues<Scores>& sums, const 
 // ds = dP -> dS = P * (dP - delta), the gradient of the raw products q . k (before the scale).
 template <class Config, class Scores>
 __device__ inline void differentiate_scores(Scores& ds, const Scores& p,
-                                            const RowValues<Scores>& delta, const WorkItem& item,
-                                            int row0, int key0) {
+                                            const RowValues<Scores>& delta, const Sequence& seq,
+                                            int head, int row0, int key0) {
   const LanePosition lane;
   ds.for_each([&](typename Scores::Compute& x, int m, int n, int group, int which) {
     const int i = row0 + lane.row + Scores::row(m, group);
     const int j = key0 + lane.column + Scores::column(n, which);
     x = p.value[m][n][group][which] * (x - delta.value[m][group]);
-    x = modify_score_gradient<Config>(x, ScorePosition{item.batch, item.head, i, j});
+    x = raw_gradient<Config>(x, ScorePosition{seq.batch, head, i, j});
   });
-  hand_on_score_gradient<Config>(ds, item, row0, key0);
 }
 
 }  // namespace cuflash

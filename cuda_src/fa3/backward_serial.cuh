@@ -12,7 +12,7 @@
 namespace cuflash::fa3 {
 
 template <class Config, class Types = BackwardTypes<Config>>
-struct CrowdedMath {
+struct SerialMath {
   using Storage = typename Config::Storage;
   using Scores = typename Types::Scores;
   using Ring = RingPlace<Config::num_stages>;
@@ -21,7 +21,7 @@ struct CrowdedMath {
   const BackwardMath<Config>& math;
   const BackwardContext<Config>& c;
 
-  __device__ explicit CrowdedMath(const BackwardMath<Config>& math) : math(math), c(math.c) {}
+  __device__ explicit SerialMath(const BackwardMath<Config>& math) : math(math), c(math.c) {}
 
   // dQ of the step before -> the sums. That it has dead queries is all that is kept of it: which of
   // the lane's rows they are is read again.
@@ -53,16 +53,16 @@ struct CrowdedMath {
   // P of a step, rounded, zeros where it is hidden.
   __device__ __forceinline__ void score(ScoreOperand<Config>& weights, const StepState& state,
                                         const Ring& ring, bool edge, bool& dead) const {
-    const ScorePlace place = math.score_place(state);
+    const RowsOfKeys place = math.score_place(state);
     const auto& lse = c.shared.lse[ring.stage];
     Scores p;
     wait<Config>(c.shared.q_full[ring.stage], ring.phase);
     math.template issue_scores<Config::head_dim>(p, c.shared.k, c.shared.q[0], ring.stage);
     ptx::wgmma_wait<0>();
     ptx::wgmma_hold(p.value[0]);
-    weigh<Config, rounding_exponent(Storage{})>(p, lse, place, math.factor);
+    exponentiate<Config, rounding_exponent(Storage{})>(c.params, p, lse, place, math.factor);
     dead = has_dead_queries(lse);
-    if (dead || edge) hide<Config>(lse, c.seq, place, p);
+    if (dead || edge) apply_mask<Config>(lse, c.seq, place, p);
     round_weights(weights, p, 1);
     ptx::wgmma_hold(weights.value);
   }
@@ -72,16 +72,16 @@ struct CrowdedMath {
                                                 const StepState& state, const Ring& ring,
                                                 unsigned score_stage, bool edge, bool dead) const {
     // Found anew: the compiler would keep what is hidden in P for dP.
-    const ScorePlace place = math.score_place(state);
+    const RowsOfKeys place = math.score_place(state);
     Scores dp;
     wait<Config>(c.shared.dout_full[ring.stage], ring.phase);
     math.template issue_scores<Config::head_dim_v>(dp, c.shared.v, c.shared.dout[0], ring.stage);
     ptx::wgmma_wait<0>();
     ptx::wgmma_hold(dp.value[0]);
     if (dead) {
-      hide<Config>(c.shared.lse[ring.stage], c.seq, place, dp);
+      apply_mask<Config>(c.shared.lse[ring.stage], c.seq, place, dp);
     } else if (edge) {
-      hide_masked<Config>(c.seq, place, dp);
+      apply_mask_to_live_queries<Config>(c.seq, place, dp);
     }
     const GradientsPlace<typename Types::ScorePanels> to(c.shared.ds[0], score_stage, math.part);
 #pragma unroll
@@ -151,10 +151,10 @@ struct CrowdedMath {
 };
 
 template <class Config>
-__device__ inline void crowded_role(const BackwardContext<Config>& c, int warpgroup) {
+__device__ inline void serial_role(const BackwardContext<Config>& c, int warpgroup) {
   using Types = BackwardTypes<Config>;
   const BackwardMath<Config> math(c, warpgroup);
-  const CrowdedMath<Config> crowded(math);
+  const SerialMath<Config> serial(math);
   typename Types::KGradient dk;
   typename Types::VGradient dv;
   dk.fill(0);
@@ -163,19 +163,19 @@ __device__ inline void crowded_role(const BackwardContext<Config>& c, int warpgr
   const int steps = c.steps();
   wait<Config>(c.shared.k_full, 0);
   wait<Config>(c.shared.v_full, 0);
-  if (warpgroup == 1) crowded.pass_turn();
+  if (warpgroup == 1) serial.pass_turn();
   int step = 0;
 #pragma unroll 1
   do {
-    crowded.step(state, dk, dv, step);
+    serial.step(state, dk, dv, step);
   } while (++step < steps);
   typename Types::QGradient dq;
   math.issue_q(dq, steps - 1, true);
   ptx::wgmma_wait<0>();
   ptx::wgmma_hold(dq.value[0]);
-  crowded.add_q(state, dq, steps - 1);
+  serial.add_q(state, dq, steps - 1);
   math.end_sums();
-  math.store_v(dv, 1 / crowded.factor);
+  math.store_v(dv, 1 / serial.factor);
   math.store_k(dk);
 }
 
