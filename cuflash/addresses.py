@@ -6,29 +6,40 @@ from collections.abc import Hashable, Mapping
 
 import numpy as np
 
+from .bounded_cache import BoundedCache
 from .errors import ArgumentTypeError, ArgumentValueError
-from .pipeline import ROWS, Pipeline
+from .pipeline import CallPlan
+from .tensors import tensors
 
 __all__ = ["Addresses"]
 
 #: Runs whose addresses are kept.
 _KEPT = 64
-_OPTIONAL = {"forward": ("lse",), "backward": ("dlse",)}
 
 
 class Addresses:
-    """Checks the addresses of a pipeline's runs, and puts them in order."""
+    """Checks the addresses of the runs of a call, and puts them in order."""
 
-    def __init__(self, pipeline: Pipeline) -> None:
-        plan = pipeline.plan
-        self._tensors = pipeline.tensors
-        self._required = frozenset(self._tensors) - {*_OPTIONAL[plan.problem.operation]}
-        self._vector = plan.problem.alignment != "element"
-        self._workspace_bytes = plan.workspace_bytes
-        self._kept: dict[Hashable, tuple[int, ...]] = {}
+    def __init__(self, planned: CallPlan) -> None:
+        plan = planned.plan
+        self._tensors = planned.tensors
+        table, operands = tensors(), plan.problem.operands
+        operation = plan.problem.operation
+        self._required = frozenset(
+            n for n in self._tensors if operation not in table[n].optional or n in operands
+        )
+        # Addresses are multiples of these.
+        in_rows = plan.problem.alignment != "element"
+        self._multiples = {
+            name: 16 if in_rows and table[name].role == "matrix" else spec.itemsize
+            for name, spec in self._tensors.items()
+        }
+        self._scratch = [*planned.scratch.values()]
+        self._workspace_bytes = planned.workspace_bytes
+        self._kept: BoundedCache[Hashable, tuple[int, ...]] = BoundedCache(_KEPT)
 
     def of(self, pointers: Mapping[str, int], workspace: int) -> tuple[int, ...]:
-        """Those of all tensors in the order of the pipeline's, 0 of an absent one.
+        """Those of all tensors in the order of a launch, 0 of an absent one.
 
         Raises
         ------
@@ -45,8 +56,6 @@ class Addresses:
             return self._checked(pointers, workspace)
         if found is None:
             found = self._checked(pointers, workspace)
-            if len(self._kept) >= _KEPT:
-                self._kept = {}  # a new one: other threads may be looking at the old
             self._kept[key] = found
         return found
 
@@ -73,7 +82,8 @@ class Addresses:
                 f"address {workspace:#x}",
                 f"{self._workspace_bytes} bytes at a multiple of 256",
             )
-        return tuple(int(pointers.get(name, 0)) for name in self._tensors)
+        scratch = [int(workspace) + offset for offset in self._scratch]
+        return (*(int(pointers.get(name, 0)) for name in self._tensors), *scratch)
 
     def _check_pointer(self, name: str, pointer: int) -> None:
         if not isinstance(pointer, (int, np.integer)):
@@ -81,7 +91,7 @@ class Addresses:
         spec = self._tensors[name]
         if not pointer and name in self._required and 0 not in spec.shape:
             raise ArgumentValueError("pointers", f"{name} at 0", "the address of its memory")
-        multiple = 16 if self._vector and name not in ROWS else spec.itemsize
+        multiple = self._multiples[name]
         if pointer < 0 or pointer % multiple:
             raise ArgumentValueError(
                 "pointers", f"{name} at {pointer:#x}", f"a multiple of {multiple}, as planned"

@@ -15,11 +15,13 @@ from typing import Any
 import numpy as np
 
 from .arrays.adopt import dtype_named
+from .bounded_cache import BoundedCache
 from .cuda.current import current_stream, is_capturing, is_current
-from .pipeline import DESTINATIONS, TARGETS, Pipeline, forget_decisions
+from .pipeline import CallPlan, forget_decisions
 from .planning.plan import Plan
+from .tensors import destinations
 
-__all__ = ["Arrays", "ReadyCall", "Seen", "find", "forget", "keep", "see"]
+__all__ = ["Arrays", "PreparedCall", "Seen", "find", "forget", "keep", "see"]
 
 #: Arrays of a call by argument name.
 Arrays = Mapping[str, Any]
@@ -35,7 +37,7 @@ _APART = 128
 #: NumPy's numbers; a subclass may be equal and mean another thing.
 _SCALARS = frozenset(np.sctypeDict.values())
 
-_ready: dict[Hashable, ReadyCall] = {}
+_ready: BoundedCache[Hashable, PreparedCall] = BoundedCache(_KEPT)
 
 
 def see(operation: str, keywords: Mapping[str, Any], arrays: Arrays) -> Seen | None:
@@ -65,37 +67,42 @@ def see(operation: str, keywords: Mapping[str, Any], arrays: Arrays) -> Seen | N
     return tuple(parts), addresses
 
 
-def find(signature: Hashable) -> ReadyCall | None:
-    """The calls of a signature, if one has been; None of what is no key."""
+def find(signature: Hashable, keywords: Mapping[str, Any]) -> PreparedCall | None:
+    """The calls of a signature, if one has been; None of what is no key.
+
+    A signature holds the types of keywords, but not those inside of tuples:
+    they are compared here, for True is 1 in a tuple too.
+    """
     try:
-        return _ready.get(signature)
+        ready = _ready.get(signature)
     except Exception:  # whatever a keyword of the caller's raises; the checks know what to say
         return None
+    if ready is None or not ready.tuples or ready.takes(keywords):
+        return ready
+    return None
 
 
-def keep(seen: Seen, keywords: Mapping[str, Any], arrays: Arrays, pipeline: Pipeline) -> None:
+def keep(seen: Seen, keywords: Mapping[str, Any], arrays: Arrays, planned: CallPlan) -> None:
     """Have the next call of this signature found, if it can be that simple.
 
     A call that copies arrays, or has nothing to launch, always goes the long
     way, and so does one with a keyword that might be equal and mean another thing.
     """
-    global _ready
     signature, addresses = seen
-    if pipeline.device is None or pipeline.copied or pipeline.plan.problem.empty:
+    if planned.device is None or planned.copied or planned.plan.problem.empty:
         return
     if not all(map(_lasts, keywords.values())):
         return
     ready = _ready.get(signature)
-    if ready is None:
-        ready = ReadyCall(pipeline, arrays)
-        if len(_ready) >= _KEPT:
-            _ready = {}  # a new one: other threads may be looking at the old
-        _ready[signature] = ready
+    if ready is None or not ready.takes(keywords):
+        _ready[signature] = ready = PreparedCall(planned, arrays, keywords)
     ready.allow(addresses)
 
 
 def _lasts(value: Any) -> bool:
     """Whether a keyword is of a type whose values are keys and stay what they are."""
+    if type(value) is tuple:
+        return all(type(one) is not tuple and _lasts(one) for one in value)
     if isinstance(value, type):  # a dtype by its scalar type, whose hash is Python's own
         return type(value) is type and issubclass(value, np.generic)
     plain = value is None or type(value) in (bool, int, float, str)
@@ -104,56 +111,66 @@ def _lasts(value: Any) -> bool:
 
 def forget() -> None:
     """Decide about every signature anew, in the environment as it then is."""
-    global _ready
-    _ready = {}
+    _ready.clear()
     forget_decisions()
 
 
-class ReadyCall:
+class PreparedCall:
     """The calls of a signature, with everything decided but the addresses.
 
     Parameters
     ----------
-    pipeline
+    planned
         Of a CUDA device; it copies nothing.
-    arrays
-        Of a call of the signature, as :func:`see` takes them; none is kept.
+    arrays, keywords
+        Of a call of the signature, as :func:`see` takes them; no array is kept.
 
     Attributes
     ----------
     plan
         What runs.
+    tuples
+        Keywords that are tuples, and their values.
     """
 
-    def __init__(self, pipeline: Pipeline, arrays: Arrays) -> None:
+    def __init__(self, planned: CallPlan, arrays: Arrays, keywords: Mapping[str, Any]) -> None:
         import cupy
 
-        self.plan = plan = pipeline.plan
+        self.tuples = [(name, v) for name, v in keywords.items() if type(v) is tuple]
+
+        self.plan = plan = planned.plan
         self._cupy = cupy
-        self._launcher = pipeline.launcher
+        self._launcher = planned.launcher
         self._workspace = "workspace" in arrays
-        given = {DESTINATIONS.get(name, name) for name in arrays}
-        # What is made comes after what is given, in the pipeline and so in a launch.
+        tensor_of = destinations(plan.problem.operation)
+        given = {tensor_of.get(name, name) for name in arrays}
+        # Arrays that are made come after those that are given, as in a launch.
         self._made = [
             (name, spec.shape, dtype_named(spec.dtype))
-            for name, spec in pipeline.tensors.items()
+            for name, spec in planned.tensors.items()
             if name not in given
         ]
-        self._temporary = plan.workspace_bytes > 0 and not self._workspace
-        self._eager_bytes = 0 if self._workspace else plan.eager_bytes
-        targets = TARGETS[plan.problem.operation]
-        self._targets = [(DESTINATIONS[name], name) for name in arrays if name in targets]
-        self._apart: dict[tuple[int, ...], bool] | None = None
+        self._temporary = planned.workspace_bytes > 0 and not self._workspace
+        self._eager_bytes = 0 if self._workspace else planned.eager_bytes
+        self._scratch = [*planned.scratch.values()]
+        self._targets = [(tensor_of[name], name) for name in arrays if name in tensor_of]
+        self._apart: BoundedCache[tuple[int, ...], bool] | None = None
         if self._workspace or self._targets:
-            self._apart = {}
+            self._apart = BoundedCache(_APART)
+
+    def takes(self, keywords: Mapping[str, Any]) -> bool:
+        """Whether tuples among the keywords of the signature hold what these calls have."""
+        for name, value in self.tuples:
+            if keywords[name] is not value:
+                given = keywords[name]
+                if [*map(type, given)] != [*map(type, value)]:
+                    return False
+        return True
 
     def allow(self, addresses: list[int]) -> None:
         """Take it that what a call writes lies apart from all else that it was given."""
-        if self._apart is None:
-            return
-        if len(self._apart) >= _APART:
-            self._apart = {}  # a new one: other threads may be looking at the old
-        self._apart[tuple(addresses)] = True
+        if self._apart is not None:
+            self._apart[tuple(addresses)] = True
 
     def run(
         self, arrays: Arrays, addresses: list[int], tell: Callable[[Plan], None]
@@ -186,13 +203,17 @@ class ReadyCall:
         empty, place = self._cupy.empty, 0
         if self._workspace:
             *addresses, place = addresses
-        results = {name: arrays[argument] for name, argument in self._targets}
+        results = {}
+        if self._targets:
+            results = {name: arrays[argument] for name, argument in self._targets}
         for name, shape, dtype in self._made:
             results[name] = made = empty(shape, dtype)
             addresses.append(made.data.ptr)
         if self._eager_bytes:
             workspace = empty(self._eager_bytes, np.uint8)  # until the launch is queued
             place = workspace.data.ptr
+        if self._scratch:  # gradients that nobody asked for
+            addresses += [place + offset for offset in self._scratch]
         tell(self.plan)
         self._launcher.launch(tuple(addresses), place, stream)
         return results

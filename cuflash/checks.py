@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from .arrays.spec import LAYOUTS, Layout, TensorSpec, default_layout
+from .arrays.spec import LAYOUTS, Layout, TensorSpec, contiguous_strides, default_layout
 from .errors import ArgumentTypeError, ArgumentValueError
+from .features.table import with_features
+from .features.use import Operand
+from .features.window import bounds_of, mask_of
 from .options import Options, names_of
 from .planning.problem import (
     DTYPES,
@@ -23,18 +26,29 @@ from .planning.problem import (
     DTypeName,
     Operation,
 )
+from .tensors import QKV, destinations, dtypes_of, shape_of, tensors
 
-__all__ = ["Described", "describe"]
+__all__ = ["CallProblem", "describe"]
 
 
 @dataclass(frozen=True)
-class Described:
-    """A problem, and the layout its arrays come in."""
+class CallProblem:
+    """The problem of a call, and the layout that its arrays come in."""
 
     problem: AttentionProblem
     layout: Layout
     shapes: Mapping[str, tuple[int, ...]]  # of every tensor the call may have, in the layout
-    dtypes: Mapping[str, DTypeName]
+    allowed: Mapping[str, tuple[DTypeName, ...]]  # dtypes of each, the first that of a new one
+
+    @property
+    def dtypes(self) -> Mapping[str, DTypeName]:
+        """Dtype of every tensor that the call makes."""
+        return {name: allowed[0] for name, allowed in self.allowed.items()}
+
+    def fresh(self, name: str, device: int | None) -> TensorSpec:
+        """A new C-contiguous tensor of the call, on a CUDA device or in host memory."""
+        shape, dtype = self.shapes[name], self.allowed[name][0]
+        return TensorSpec(shape, dtype, contiguous_strides(shape), DTYPES[dtype].itemsize, device)
 
 
 class _Sizes(NamedTuple):
@@ -47,7 +61,9 @@ class _Sizes(NamedTuple):
     head_dim_v: int
 
 
-def describe(operation: Operation, specs: Mapping[str, TensorSpec], options: Options) -> Described:
+def describe(
+    operation: Operation, specs: Mapping[str, TensorSpec], options: Options
+) -> CallProblem:
     """The problem of a call, from its tensors and keywords.
 
     Parameters
@@ -67,12 +83,33 @@ def describe(operation: Operation, specs: Mapping[str, TensorSpec], options: Opt
     layout = _find_layout(specs["q"], options)
     _check_dtypes(specs)
     _check_devices(specs)
-    sizes = _sizes(specs, layout)
-    problem = _problem(operation, sizes, specs, options)
-    described = Described(problem, layout, _shapes(problem, layout), _dtypes(problem))
+    plain = _problem(operation, _sizes(specs, layout), specs, options)
+    call = _call_problem(plain, layout, specs)
     for name, spec in specs.items():
-        _check_tensor(name, spec, described)
-    return described
+        _check_tensor(name, spec, call)
+    _check_wrt(operation, specs, options)
+    operands = {name: Operand(name, spec.dtype, spec.shape) for name, spec in specs.items()}
+    return replace(call, problem=with_features(plain, dict(options.more), operands))
+
+
+def _call_problem(
+    problem: AttentionProblem, layout: Layout, specs: Mapping[str, TensorSpec]
+) -> CallProblem:
+    given = {name: spec.dtype for name, spec in specs.items()}
+    every = tensors()
+    return CallProblem(
+        problem,
+        layout,
+        {name: shape_of(tensor, problem, layout) for name, tensor in every.items()},
+        {name: dtypes_of(tensor, problem, given) for name, tensor in every.items()},
+    )
+
+
+def _check_wrt(operation: Operation, specs: Mapping[str, TensorSpec], options: Options) -> None:
+    if operation == "backward":
+        for name in options.wrt:
+            if name not in specs:
+                raise ArgumentValueError("wrt", f"{name!r} and no {name}", f"{name} as an argument")
 
 
 def _find_layout(q: TensorSpec, options: Options) -> Layout:
@@ -192,7 +229,8 @@ def _problem(
 ) -> AttentionProblem:
     _check_scale(options.scale, DTYPES[specs["q"].dtype])
     seqlen_q, seqlen_kv = sizes.seqlen_q, sizes.seqlen_kv
-    offset = seqlen_kv - seqlen_q if options.q_offset is None else options.q_offset
+    window = options.keyword("window_size")
+    bounds = bounds_of(seqlen_q, seqlen_kv, options.causal, options.q_offset, window)
     return AttentionProblem(
         operation=operation,
         batch=sizes.batch,
@@ -204,48 +242,24 @@ def _problem(
         head_dim_v=sizes.head_dim_v,
         storage=DTYPES[specs["q"].dtype].name,
         output=_output_dtype(specs, options),
-        mask="causal" if options.causal else "full",
+        mask=mask_of(bounds),
         scale=options.scale or 1.0 / math.sqrt(sizes.head_dim),
-        # Beyond these bounds every query sees nothing, or everything. With the longest
-        # sequences i + q_offset + 1 is then just within 32 bits.
-        q_offset=max(-seqlen_q, min(seqlen_kv - 1, offset)) if options.causal else 0,
+        q_offset=bounds[1] or 0,
+        q_first=bounds[0] or 0,
         deterministic=options.deterministic,
+        wrt=QKV if operation == "forward" else tuple(n for n in tensors() if n in options.wrt),
     )
 
 
-def _shapes(problem: AttentionProblem, layout: Layout) -> dict[str, tuple[int, ...]]:
-    p = problem
-    q = layout.shape(p.batch, p.seqlen_q, p.heads_q, p.head_dim)
-    k = layout.shape(p.batch, p.seqlen_kv, p.heads_kv, p.head_dim)
-    v = layout.shape(p.batch, p.seqlen_kv, p.heads_kv, p.head_dim_v)
-    out = layout.shape(p.batch, p.seqlen_q, p.heads_q, p.head_dim_v)
-    rows = layout.rows_shape(p.batch, p.heads_q, p.seqlen_q)
-    return {
-        **dict.fromkeys(("q", "dq"), q),
-        **dict.fromkeys(("k", "dk"), k),
-        **dict.fromkeys(("v", "dv"), v),
-        **dict.fromkeys(("out", "dout"), out),
-        **dict.fromkeys(("lse", "dlse"), rows),
-    }
-
-
-def _dtypes(problem: AttentionProblem) -> dict[str, DTypeName]:
-    names = dict.fromkeys(("q", "k", "v", "dq", "dk", "dv", "dout"), problem.storage)
-    rows = dict.fromkeys(("lse", "dlse"), problem.statistics)
-    return {**names, **rows, "out": problem.output}
-
-
-def _check_tensor(name: str, spec: TensorSpec, described: Described) -> None:
+def _check_tensor(name: str, spec: TensorSpec, call: CallProblem) -> None:
     """Shape and dtype of one tensor against what the problem makes of it."""
-    role = {"lse_out": "lse"}.get(name, name)
-    if spec.shape != described.shapes[role]:
-        raise ArgumentValueError(
-            name,
-            f"shape {spec.shape}",
-            f"{described.shapes[role]} (layout {described.layout.name!r})",
-        )
-    allowed = {described.dtypes[role]}
-    if role == "dout":
-        allowed.add(described.dtypes["out"])
+    tensor = tensors()[destinations(call.problem.operation).get(name, name)]
+    shape = call.shapes[tensor.name]
+    if spec.shape != shape:
+        axes = f"layout {call.layout.name!r}"
+        if tensor.role == "array":
+            axes = ", ".join(tensor.axes)
+        raise ArgumentValueError(name, f"shape {spec.shape}", f"{shape} ({axes})")
+    allowed = call.allowed[tensor.name]
     if spec.dtype not in allowed:
         raise ArgumentTypeError(name, f"dtype {spec.dtype}", " or ".join(sorted(allowed)))

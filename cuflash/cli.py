@@ -24,6 +24,7 @@ from .explanation import explain
 from .info import info
 from .planning.plan import ALGORITHMS
 from .planning.problem import DTYPES, Operation
+from .tensors import QKV, differentiable
 
 __all__ = ["main"]
 
@@ -95,15 +96,50 @@ def _add_explain(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--head-dim-v", type=int, help="default that of q")
     parser.add_argument("--dtype", choices=DTYPES, default="float16", help="default %(default)s")
     parser.add_argument("--causal", action="store_true")
+    _add_features(parser)
     parser.add_argument("--q-offset", type=int, help="position of query 0 among the keys")
     parser.add_argument("--layout", choices=LAYOUTS, default="bshd", help="default %(default)s")
     parser.add_argument(
         "--operation", choices=("forward", "backward", "both"), default="both", help="default both"
     )
+    parser.add_argument(
+        "--wrt",
+        type=lambda text: tuple(text.split(",")),
+        default=QKV,
+        metavar="NAME[,NAME]",
+        help=f"gradients that are asked for: of {', '.join(differentiable())}; default q,k,v",
+    )
     parser.add_argument("--deterministic", action="store_true", help="gradients of the same bits")
     parser.add_argument("--blocks", type=int, nargs=2, metavar=("Q", "KV"))
     parser.add_argument("--compile", action="store_true", help="also compile; report registers")
     _add_selection(parser, "auto")
+
+
+def _add_features(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--window-size",
+        type=_side,
+        nargs=2,
+        metavar=("LEFT", "RIGHT"),
+        help="keys that a query sees before and after its own; none: all of them",
+    )
+    parser.add_argument(
+        "--sinks",
+        nargs="?",
+        const="",
+        metavar="DTYPE",
+        help="with sinks; of this dtype, by default that of q",
+    )
+
+
+def _side(text: str) -> int | None:
+    """A side of a window: ``"none"`` or a number of keys."""
+    if text == "none":
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a number nor none") from None
 
 
 def _add_demo(parser: argparse.ArgumentParser) -> None:
@@ -144,6 +180,9 @@ def _explain(given: argparse.Namespace) -> int:
             operation=operation,
             dtype=given.dtype,
             causal=given.causal,
+            window_size=None if given.window_size is None else tuple(given.window_size),
+            sinks=given.dtype if given.sinks == "" else given.sinks,
+            wrt=given.wrt,
             q_offset=given.q_offset,
             layout=given.layout,
             deterministic=given.deterministic,

@@ -8,7 +8,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 
@@ -16,6 +16,8 @@ from .cuda.available import device_count, require_device
 from .cuda.compile import compile_kernel, require_toolchain
 from .cuda.kernel_cache import binaries, require_kernel_cache
 from .errors import ArgumentValueError, BackendUnavailableError, UnsupportedError
+from .features.table import with_features
+from .features.use import Operand
 from .options import AlgorithmChoice
 from .planning.decision import Plan
 from .planning.device import DeviceLimits
@@ -32,6 +34,7 @@ from .planning.problem import (
     Operation,
 )
 from .planning.tiles import fa2_tables, fa3_tables
+from .tensors import QKV, dtypes_of, tensors
 
 __all__ = ["Calls", "Outcome", "compile_ahead", "device_of", "kernels_of"]
 
@@ -59,8 +62,14 @@ class Calls:
     ----------
     head_dims
         Widths of q and k, and of v.
-    dtypes, operations, masks, algorithm, deterministic
+    dtypes, operations, algorithm, deterministic
         As the calls will have them.
+    masks
+        "causal", "full", or those of windows: "left" bounds the keys of a
+        query on the left alone, "band" on both sides.
+    sinks
+        Dtypes of sinks: None for calls without any, "query" for the dtype of
+        q. Gradients of calls with sinks are also those of the sinks.
     unaligned
         Rows begin at no multiples of 16 bytes. They do anyway where a row is
         not a multiple of 16 bytes itself.
@@ -72,6 +81,7 @@ class Calls:
     dtypes: tuple[DTypeName, ...]
     operations: tuple[Operation, ...] = ("forward", "backward")
     masks: tuple[MaskKind, ...] = ("full", "causal")
+    sinks: tuple[str | None, ...] = (None,)
     algorithm: AlgorithmChoice = "auto"
     deterministic: bool = False
     unaligned: bool = False
@@ -166,14 +176,17 @@ def _plans(problem: AttentionProblem, limits: DeviceLimits, calls: Calls) -> Ite
 
 def _problems(calls: Calls) -> Iterator[AttentionProblem]:
     seqlens = _telling_lengths() if calls.seqlens is None else calls.seqlens
-    for dims, dtype, operation, mask in product(
-        calls.head_dims, calls.dtypes, calls.operations, calls.masks
+    for dims, dtype, operation, mask, sinks in product(
+        calls.head_dims, calls.dtypes, calls.operations, calls.masks, calls.sinks
     ):
         rows = [dim * DTYPES[dtype].itemsize for dim in dims]
         aligned = not calls.unaligned and all(row % 16 == 0 for row in rows)
         groups = (1, 64) if operation == "backward" else (1,)
-        for (seqlen_q, seqlen_kv), heads, group in product(seqlens, _HEADS, groups):
-            yield AttentionProblem(
+        windows = _telling_windows() if mask in ("left", "band") else (0,)
+        for (seqlen_q, seqlen_kv), heads, group, window in product(
+            seqlens, _HEADS, groups, windows
+        ):
+            plain = AttentionProblem(
                 operation=operation,
                 batch=1,
                 heads_q=heads * group,
@@ -186,10 +199,34 @@ def _problems(calls: Calls) -> Iterator[AttentionProblem]:
                 output=dtype,
                 mask=mask,
                 scale=1.0 / math.sqrt(dims[0]),
-                q_offset=seqlen_kv - seqlen_q if mask == "causal" else 0,
+                q_offset=seqlen_kv - seqlen_q if mask in ("causal", "band") else 0,
+                q_first=seqlen_kv - window - (seqlen_q - 1 if mask == "band" else 0)
+                if window
+                else 0,
                 alignment="tensor_map" if aligned else "element",
                 deterministic=calls.deterministic,
             )
+            yield _with_sinks(plain, sinks)
+
+
+def _telling_windows() -> tuple[int, ...]:
+    """Numbers of keys in a window: both sides of every one at which the tables change."""
+    widest = {row.widest_window for row in fa3_tables.FORWARD if row.widest_window}
+    return tuple(keys for last in sorted(widest) for keys in (last, last + 1))
+
+
+def _with_sinks(problem: AttentionProblem, sinks: str | None) -> AttentionProblem:
+    """The problem with its features: those of its mask, and sinks of a dtype."""
+    if sinks is None:
+        return with_features(problem, {}, {})
+    dtype = problem.storage if sinks == "query" else sinks
+    allowed = dtypes_of(tensors()["sinks"], problem, {})
+    if dtype not in allowed:
+        raise ArgumentValueError("sinks", f"{dtype} for {problem.storage}", " or ".join(allowed))
+    operand = Operand("sinks", dtype, (problem.heads_q,))
+    if problem.operation == "backward":
+        problem = replace(problem, wrt=(*QKV, "sinks"))
+    return with_features(problem, {}, {"sinks": operand})
 
 
 def _telling_lengths() -> tuple[Pair, ...]:

@@ -20,7 +20,8 @@ __all__ = ["add_compile"]
 
 _HALVES: tuple[DTypeName, ...] = ("float16", "bfloat16")
 _PASSES = ("forward", "backward")
-_MASKS = ("full", "causal")
+_MASKS = ("full", "causal", "left", "band")
+_SINKS = ("none", "query", *DTYPES)
 _DESCRIPTION = (
     "Compile the kernels of calls to come into CuPy's cache (CUPY_CACHE_DIR), so that the first of "
     "them is quick. Options that take a list mean all combinations. Batch, number of heads and "
@@ -46,7 +47,10 @@ def add_compile(parser: argparse.ArgumentParser) -> None:
     dtypes = f"of {', '.join(DTYPES)}; default {', '.join(_HALVES)} as far as the device has them"
     add("--dtype", _names(tuple(DTYPES)), None, dtypes)
     add("--operation", _names(_PASSES), ",".join(_PASSES), "default %(default)s")
-    add("--mask", _names(_MASKS), ",".join(_MASKS), "default %(default)s")
+    masks = "default %(default)s; left and band are those of windows, open and closed on the right"
+    add("--mask", _names(_MASKS), "full,causal", masks)
+    sinks = "default %(default)s; query is the dtype of q. Gradients are then also of the sinks"
+    add("--sinks", _names(_SINKS), "none", sinks)
     lengths = "compile for these alone; 1/4096 is one query and 4096 keys"
     add("--seqlen", _pairs, None, lengths)
     parser.add_argument("--algorithm", choices=("auto", *sorted(ALGORITHMS)), default="auto")
@@ -119,6 +123,7 @@ def _calls(given: argparse.Namespace, limits: DeviceLimits) -> Calls:
         dtypes=given.dtype or halves,
         operations=given.operation,
         masks=given.mask,
+        sinks=tuple(None if name == "none" else name for name in given.sinks),
         algorithm=given.algorithm,
         deterministic=given.deterministic,
         unaligned=given.unaligned,
@@ -152,6 +157,8 @@ def _name(kernel: KernelConfig) -> str:
     if kernel.head_dim:  # shared by all widths and masks otherwise
         widths = dict.fromkeys((kernel.head_dim, kernel.head_dim_v))
         words += ["/".join(map(str, widths)), kernel.mask]
+    for feature in kernel.features:
+        words += [feature.name, *(str(value) for _, value in feature.constants)]
     constants = dict(kernel.constants)
     if "block_q" in constants:
         words.append(f"{constants['block_q']}x{constants['block_kv']}")

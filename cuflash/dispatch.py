@@ -1,4 +1,4 @@
-"""Runs the pipeline of a call: adopt, decide, place, compute, answer."""
+"""Runs a call: adopt, decide, place, compute, answer."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ from .calls import Arrays, find, keep, see
 from .cuda.current import current_stream, is_capturing
 from .errors import ArgumentTypeError, ArgumentValueError
 from .options import Options, check_flag, check_options
-from .pipeline import DESTINATIONS, ROWS, TARGETS, Pipeline, choose_device, pipeline_of
+from .pipeline import CallPlan, choose_device, plan_call
 from .planning.plan import Plan
 from .planning.problem import Operation
+from .tensors import QKV, destinations, made_by, tensors
 
 __all__ = ["call", "observe", "run", "run_numpy"]
 
@@ -70,14 +71,14 @@ def call(operation: Operation, arrays: Arrays, keywords: Mapping[str, Any]) -> d
     seen = see(operation, keywords, arrays)
     if seen is not None:
         signature, addresses = seen
-        ready = find(signature)
+        ready = find(signature, keywords)
         results = None if ready is None else ready.run(arrays, addresses, _tell)
         if results is not None:
             return results
     options = {name: value for name, value in keywords.items() if name != "return_lse"}
     checked = check_options(**options)
     want_lse = check_flag("return_lse", keywords.get("return_lse", True))
-    targets = TARGETS[operation]
+    targets = destinations(operation)
     return run(
         operation,
         {name: array for name, array in arrays.items() if name not in (*targets, "workspace")},
@@ -97,12 +98,12 @@ def _tell(plan: Plan) -> None:
 def run(
     operation: Operation,
     inputs: Arrays,
-    destinations: Arrays,
+    targets: Arrays,
     options: Options,
     *,
     want_lse: bool = True,
     workspace: Any = None,
-    decided: Callable[[Pipeline], None] | None = None,
+    decided: Callable[[CallPlan], None] | None = None,
 ) -> dict[str, Any]:
     """One pass over arrays of any kind.
 
@@ -110,8 +111,8 @@ def run(
     ----------
     operation
         "forward" or "backward".
-    inputs, destinations
-        The caller's arrays by argument name.
+    inputs, targets
+        The caller's arrays by argument name: what is read, and where to write.
     options
         The checked keywords.
     want_lse
@@ -124,29 +125,31 @@ def run(
     Returns
     -------
     dict
-        The results by name, each its destination or a new array of q's kind.
+        The results by name, each its destination or a new array of q's kind:
+        destinations in the order given, then what is made, in that of ``wrt``.
     """
     adopted = {name: adopt(name, value) for name, value in inputs.items()}
-    targets = {name: adopt(name, value) for name, value in destinations.items()}
-    specs = tuple((name, array.spec) for name, array in {**adopted, **targets}.items())
+    written = {name: adopt(name, value) for name, value in targets.items()}
+    specs = tuple((name, array.spec) for name, array in {**adopted, **written}.items())
     device = choose_device(adopted["q"].spec.device, options)
-    pipeline = pipeline_of(operation, specs, options, device, want_lse or "lse_out" in targets)
-    _check_destinations(adopted, targets)
-    _check_workspace(workspace, pipeline, {**adopted, **targets})
+    planned = plan_call(operation, specs, options, device, want_lse or "lse_out" in written)
+    _check_destinations(adopted, written)
+    _check_workspace(workspace, planned, {**adopted, **written})
 
     natives = {name: array.native for name, array in adopted.items()}
-    results = {DESTINATIONS[name]: target.native for name, target in targets.items()}
-    for name, spec in pipeline.tensors.items():
+    tensor_of = destinations(operation)
+    results = {tensor_of[name]: target.native for name, target in written.items()}
+    for name, spec in planned.tensors.items():
         if name not in natives and name not in results:
             results[name] = empty(natives["q"], spec.shape, spec.dtype)
     if device is None:
-        run_numpy(pipeline, natives, results)
-    elif not pipeline.plan.problem.empty:
-        _tell(pipeline.plan)
-        _run_cuda(pipeline, device, natives, results, workspace)
+        run_numpy(planned, natives, results)
+    elif not planned.plan.problem.empty:
+        _tell(planned.plan)
+        _run_cuda(planned, device, natives, results, workspace)
     if decided is not None:
-        decided(pipeline)
-    given = {DESTINATIONS[name]: target.given for name, target in targets.items()}
+        decided(planned)
+    given = {tensor_of[name]: target.given for name, target in written.items()}
     answer = adopted["q"].answer
     return {
         name: given[name] if name in given else answer(array) for name, array in results.items()
@@ -170,16 +173,16 @@ def _check_destinations(inputs: Mapping[str, Adopted], targets: Mapping[str, Ado
         taken[name] = array
 
 
-def _check_workspace(workspace: Any, pipeline: Pipeline, others: Mapping[str, Adopted]) -> None:
+def _check_workspace(workspace: Any, planned: CallPlan, others: Mapping[str, Adopted]) -> None:
     if workspace is None:
         return
-    if pipeline.device is None:
+    if planned.device is None:
         raise ArgumentValueError("workspace", "an array for the NumPy backend", "None")
-    needed = pipeline.plan.workspace_bytes
+    needed = planned.workspace_bytes
     expected = f"a CuPy array of at least {needed} uint8, 256-byte aligned, on the same device"
     array = adopt("workspace", workspace)
     spec = array.spec
-    if spec.dtype != "uint8" or len(spec.shape) != 1 or spec.device != pipeline.device:
+    if spec.dtype != "uint8" or len(spec.shape) != 1 or spec.device != planned.device:
         raise ArgumentTypeError("workspace", f"{spec.dtype} of shape {spec.shape}", expected)
     place = address(array.native)
     if spec.shape[0] < needed or not spec.rows_are_unit or place % 256:
@@ -189,38 +192,42 @@ def _check_workspace(workspace: Any, pipeline: Pipeline, others: Mapping[str, Ad
             raise ArgumentValueError("workspace", f"memory that {name} uses", "memory of its own")
 
 
-def run_numpy(pipeline: Pipeline, inputs: Mapping[str, Any], results: Mapping[str, Any]) -> None:
+def run_numpy(planned: CallPlan, inputs: Mapping[str, Any], results: Mapping[str, Any]) -> None:
     """A decided pass of the tiled NumPy code; nothing is checked any more.
 
     Parameters
     ----------
-    pipeline
+    planned
         Of no CUDA device.
     inputs, results
         NumPy arrays by the tensors' names; what is written lies apart from all else.
     """
-    if pipeline.plan.problem.empty:
+    if planned.plan.problem.empty:
         return
-    _tell(pipeline.plan)
-    layout = pipeline.described.layout
+    _tell(planned.plan)
+    layout = planned.call.layout
     arrays = {name: _canonical(name, a, layout) for name, a in {**inputs, **results}.items()}
-    if pipeline.plan.problem.operation == "forward":
-        tiled_numpy.forward(pipeline.plan, **{"lse": None, **arrays})
+    if planned.plan.problem.operation == "forward":
+        tiled_numpy.forward(planned.plan, **{"lse": None, **arrays})
     else:
-        tiled_numpy.backward(pipeline.plan, **{"dlse": None, **arrays})
+        absent = dict.fromkeys(("dlse", *made_by("backward", QKV)))
+        tiled_numpy.backward(planned.plan, **{**absent, **arrays})
 
 
 def _canonical(name: str, array: Any, layout: Layout) -> Any:
-    """A view with all four axes in the order of the kernels; (batch, head, row) for rows."""
-    wanted = "bhs" if name in ROWS else "bshd"
+    """A view with all axes in the order of the kernels: "bshd", of rows "bhs"."""
+    role = tensors()[name].role
+    if role == "array":
+        return array
+    wanted = "bhs" if role == "rows" else "bshd"
     present = [axis for axis in wanted if axis in layout.name]
-    order = present if name in ROWS else list(layout.name)
+    order = present if role == "rows" else list(layout.name)
     view = array.transpose([order.index(axis) for axis in present])
     return np.expand_dims(view, [i for i, axis in enumerate(wanted) if axis not in present])
 
 
 def _run_cuda(
-    pipeline: Pipeline,
+    planned: CallPlan,
     device: int,
     inputs: Mapping[str, Any],
     results: Mapping[str, Any],
@@ -228,15 +235,15 @@ def _run_cuda(
 ) -> None:
     import cupy
 
-    copied = pipeline.copied
+    copied = planned.copied
     with cupy.cuda.Device(device):
-        makes = bool(copied) or (workspace is None and pipeline.plan.workspace_bytes > 0)
+        makes = bool(copied) or (workspace is None and planned.workspace_bytes > 0)
         stream = current_stream(device)
         capturing = makes and is_capturing(stream)
         if capturing:
             _refuse_host_arrays({**inputs, **results})
         arrays = {
-            name: _copy(array, pipeline.placed[name], device) if name in copied else array
+            name: _copy(array, planned.placed[name], device) if name in copied else array
             for name, array in inputs.items()
         }
         # A result that the kernels cannot write where it belongs is made aside and copied.
@@ -246,15 +253,16 @@ def _run_cuda(
             if name in copied
         }
         arrays |= {name: aside.get(name, array) for name, array in results.items()}
-        addresses = tuple(address(arrays[name]) for name in pipeline.tensors)
         if workspace is None:
-            needed = pipeline.plan.workspace_bytes if capturing else pipeline.plan.eager_bytes
+            needed = planned.workspace_bytes if capturing else planned.eager_bytes
             workspace = cupy.empty(needed, np.uint8) if needed else None
         if capturing:
             made = [*(arrays[name] for name in copied), workspace]
             _kept_for_graphs.extend(array for array in made if array is not None)
         place = 0 if workspace is None else address(workspace)
-        pipeline.launcher.run(addresses, place, stream)
+        addresses = [address(arrays[name]) for name in planned.tensors]
+        addresses += [place + offset for offset in planned.scratch.values()]
+        planned.launcher.run(tuple(addresses), place, stream)
         for name, array in aside.items():
             _bring(array, results[name])
 

@@ -8,6 +8,8 @@ written.
 
 from __future__ import annotations
 
+from typing import Any
+
 __all__ = [
     "ArgumentTypeError",
     "ArgumentValueError",
@@ -18,6 +20,7 @@ __all__ = [
     "LaunchError",
     "ToolchainError",
     "UnsupportedError",
+    "shown",
 ]
 
 
@@ -76,3 +79,12 @@ class CompileError(CuflashError, RuntimeError):
 
 class LaunchError(CuflashError, RuntimeError):
     """The driver refused a launch; the message holds the configuration."""
+
+
+def shown(value: Any) -> str:
+    """What an error says it got: short, and never an error of its own."""
+    try:
+        text = repr(value)
+    except Exception:  # whatever a caller's object raises; ints of thousands of digits too
+        return f"a value of type {type(value).__qualname__}"
+    return text if len(text) <= 100 else f"{text[:100]}..."

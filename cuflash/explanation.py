@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .options import AlgorithmChoice, BackendChoice, check_flag, check_options
-from .pipeline import Pipeline, choose_device, pipeline_of
+from .arrays.spec import LayoutName
+from .options import (
+    AlgorithmChoice,
+    BackendChoice,
+    Differentiable,
+    WindowSize,
+    check_flag,
+    check_options,
+)
+from .pipeline import CallPlan, choose_device, plan_call
 from .planning.device import DeviceLimits, HostLimits
 from .planning.kernel import KernelLaunch
 from .planning.plan import Algorithm, Backend
 from .planning.problem import AttentionProblem, Operation
 from .prepared import signature_of
+from .tensors import QKV
 
 __all__ = ["Explanation", "KernelReport", "explain"]
 
@@ -102,10 +112,13 @@ def explain(
     operation: Operation = "forward",
     dtype: Any = None,
     causal: bool = False,
+    window_size: WindowSize | None = None,
+    sinks: Any = None,
     scale: float | None = None,
     q_offset: int | None = None,
-    layout: str | None = None,
+    layout: LayoutName | None = None,
     out_dtype: Any = None,
+    wrt: Sequence[Differentiable] = QKV,
     deterministic: bool = False,
     backend: BackendChoice = "auto",
     algorithm: AlgorithmChoice = "auto",
@@ -123,7 +136,11 @@ def explain(
         Which pass.
     compile : bool
         Also compile, and report registers.
-    dtype, causal, scale, q_offset, layout, out_dtype, deterministic, backend, algorithm, blocks
+    sinks : array, tuple of int, or dtype, optional
+        As for :func:`prepare`.
+    dtype, causal, window_size, scale, q_offset, layout, out_dtype, wrt, deterministic
+        As for :func:`attention`, :func:`attention_backward` and :func:`prepare`.
+    backend, algorithm, blocks
         As for :func:`attention`, :func:`attention_backward` and :func:`prepare`.
 
     Returns
@@ -138,26 +155,29 @@ def explain(
     """
     options = check_options(
         causal=causal,
+        window_size=window_size,
         scale=scale,
         q_offset=q_offset,
         layout=layout,
         out_dtype=out_dtype,
+        wrt=wrt,
         deterministic=deterministic,
         backend=backend,
         algorithm=algorithm,
         blocks=blocks,
     )
     compiled = check_flag("compile", compile)
-    given = signature_of(operation, (q, k, v), dtype, options, choose_device(None, options))
+    arrays = {"q": q, "k": k, "v": v, **({} if sinks is None else {"sinks": sinks})}
+    given = signature_of(operation, arrays, dtype, options, choose_device(None, options))
     device = choose_device(given[0][1].device, options)
-    return _report(pipeline_of(operation, given, options, device), compiled)
+    return _report(plan_call(operation, given, options, device), compiled)
 
 
-def _report(pipeline: Pipeline, compiled: bool) -> Explanation:
-    plan = pipeline.plan
+def _report(planned: CallPlan, compiled: bool) -> Explanation:
+    plan = planned.plan
     kernels = [_kernel_report(launch) for launch in plan.launches]
-    if compiled and pipeline.device is not None:
-        made = iter(pipeline.launcher.kernels)
+    if compiled and planned.device is not None:
+        made = iter(planned.launcher.kernels)
         kernels = [
             replace(report, registers=kernel.registers, local_bytes=kernel.local_bytes)
             for report, kernel in zip((k for k in kernels if k.grid), made, strict=True)
@@ -171,9 +191,9 @@ def _report(pipeline: Pipeline, compiled: bool) -> Explanation:
         block_q=plan.tile.block_q,
         block_kv=plan.tile.block_kv,
         kernels=tuple(kernels),
-        workspace_bytes=plan.workspace_bytes,
-        copies=pipeline.copied,
-        device=_device_text(pipeline.device),
+        workspace_bytes=planned.workspace_bytes,
+        copies=planned.copied,
+        device=_device_text(planned.device),
     )
 
 

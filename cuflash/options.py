@@ -9,40 +9,58 @@ from typing import Any, Literal
 
 import numpy as np
 
-from .arrays.spec import LAYOUTS
-from .errors import ArgumentTypeError, ArgumentValueError
+from .arrays.spec import LAYOUTS, LayoutName
+from .errors import ArgumentTypeError, ArgumentValueError, shown
+from .features.table import FEATURES
 from .planning.plan import ALGORITHMS, Algorithm, Backend
 from .planning.problem import DTYPES, MAX_SEQLEN, DTypeName
+from .tensors import QKV, differentiable
 
 __all__ = [
     "AlgorithmChoice",
     "BackendChoice",
+    "Differentiable",
     "Options",
+    "WindowSize",
     "check_blocks",
     "check_dtype",
     "check_flag",
     "check_options",
+    "check_wrt",
     "names_of",
 ]
 
 
 AlgorithmChoice = Algorithm | Literal["auto"]
 BackendChoice = Backend | Literal["auto"]
+#: Sides of a window.
+WindowSize = tuple[int | None, int | None]
+#: What ``wrt`` may name.
+Differentiable = Literal["q", "k", "v", "sinks"]
 
 
 @dataclass(frozen=True)
 class Options:
-    """The keywords of a call, checked; None where the problem decides."""
+    """The keywords of a call, checked; None where the problem decides.
+
+    They are handed on as they are: nothing unpacks them into keywords again.
+    """
 
     causal: bool = False
     scale: float | None = None
     q_offset: int | None = None
-    layout: str | None = None
+    layout: LayoutName | None = None
     out_dtype: DTypeName | None = None
     deterministic: bool = False
     backend: BackendChoice = "auto"
     algorithm: AlgorithmChoice = "auto"
     blocks: tuple[int, int] | None = None
+    wrt: tuple[str, ...] = QKV
+    more: tuple[tuple[str, Any], ...] = ()  # keywords of features that were given, in their order
+
+    def keyword(self, name: str) -> Any:
+        """The value of a feature's keyword; None if it was not given."""
+        return dict(self.more).get(name)
 
 
 def check_options(**given: Any) -> Options:
@@ -53,14 +71,20 @@ def check_options(**given: Any) -> Options:
     ArgumentTypeError, ArgumentValueError
         Naming the keyword, what it got and what it takes.
     """
-    checked = {name: _OPTION_CHECKS[name](name, value) for name, value in given.items()}
-    return Options(**checked)
+    more = []
+    for feature in FEATURES.values():
+        for name, check in feature.keywords.items():
+            value = given.pop(name, None)
+            if value is not None:
+                more.append((name, check(name, value)))
+    checked = {name: _BASE_CHECKS[name](name, value) for name, value in given.items()}
+    return Options(**checked, more=tuple(more))
 
 
 def check_flag(name: str, value: Any) -> bool:
     """True or False, and nothing that merely counts as it."""
     if not isinstance(value, (bool, np.bool_)):
-        raise ArgumentTypeError(name, _shown(value), "True or False")
+        raise ArgumentTypeError(name, shown(value), "True or False")
     return bool(value)
 
 
@@ -68,13 +92,13 @@ def _check_scale(name: str, value: Any) -> float | None:
     if value is None:
         return None
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real):
-        raise ArgumentTypeError(name, _shown(value), "a number, or None for 1/sqrt(head_dim)")
+        raise ArgumentTypeError(name, shown(value), "a number, or None for 1/sqrt(head_dim)")
     try:
         scale = float(value)
     except OverflowError:
         scale = math.inf
     if not (math.isfinite(scale) and scale > 0):
-        raise ArgumentValueError(name, _shown(value), "a finite positive number")
+        raise ArgumentValueError(name, shown(value), "a finite positive number")
     return scale
 
 
@@ -82,18 +106,18 @@ def _check_integer(name: str, value: Any) -> int | None:
     if value is None:
         return None
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Integral):
-        raise ArgumentTypeError(name, _shown(value), "an integer or None")
+        raise ArgumentTypeError(name, shown(value), "an integer or None")
     return int(value)
 
 
-def _check_layout(name: str, value: Any) -> str | None:
+def _check_layout(name: str, value: Any) -> LayoutName | None:
     if value is None:
         return None
     if not isinstance(value, str):
-        raise ArgumentTypeError(name, _shown(value), f"None or one of {names_of(LAYOUTS)}")
+        raise ArgumentTypeError(name, shown(value), f"None or one of {names_of(LAYOUTS)}")
     if value not in LAYOUTS:
-        raise ArgumentValueError(name, _shown(value), f"one of {names_of(LAYOUTS)}")
-    return str(value)
+        raise ArgumentValueError(name, shown(value), f"one of {names_of(LAYOUTS)}")
+    return LAYOUTS[value].name
 
 
 def check_dtype(name: str, value: Any) -> DTypeName | None:
@@ -112,9 +136,9 @@ def check_dtype(name: str, value: Any) -> DTypeName | None:
             return known
         dtype = np.dtype(value)
     except Exception as error:  # NumPy's parser has a type for every mistake
-        raise ArgumentTypeError(name, _shown(value), f"one of {names_of(DTYPES)}") from error
+        raise ArgumentTypeError(name, shown(value), f"one of {names_of(DTYPES)}") from error
     if dtype.name not in DTYPES or not dtype.isnative:
-        raise ArgumentTypeError(name, _shown(dtype), f"one of {names_of(DTYPES)}")
+        raise ArgumentTypeError(name, shown(dtype), f"one of {names_of(DTYPES)}")
     return DTYPES[dtype.name].name
 
 
@@ -129,8 +153,26 @@ def _dtype_name(value: Any) -> DTypeName | None:
 def _check_choice(name: str, value: Any) -> Any:
     choices = ("auto", "cuda", "numpy") if name == "backend" else ("auto", *sorted(ALGORITHMS))
     if not isinstance(value, str) or value not in choices:
-        raise ArgumentValueError(name, _shown(value), f"one of {names_of(choices)}")
+        raise ArgumentValueError(name, shown(value), f"one of {names_of(choices)}")
     return value
+
+
+def check_wrt(name: str, value: Any) -> tuple[str, ...]:
+    """Names of tensors that have a gradient, each once, in the order given.
+
+    Raises
+    ------
+    ArgumentTypeError, ArgumentValueError
+        If it is no sequence of names, or names none, an unknown one, or one twice.
+    """
+    choices = differentiable()
+    expected = f"some of {names_of(choices)}, each once, as a tuple"
+    if not isinstance(value, (tuple, list)) or not all(isinstance(one, str) for one in value):
+        raise ArgumentTypeError(name, shown(value), expected)
+    if not value or len(set(value)) != len(value) or not set(value) <= set(choices):
+        raise ArgumentValueError(name, shown(value), expected)
+    named = tuple(map(str, value))
+    return QKV if named == QKV else named
 
 
 def check_blocks(name: str, value: Any) -> tuple[int, int] | None:
@@ -139,15 +181,15 @@ def check_blocks(name: str, value: Any) -> tuple[int, int] | None:
     if value is None:
         return None
     if not isinstance(value, (tuple, list)) or len(value) != 2:
-        raise ArgumentTypeError(name, _shown(value), expected)
+        raise ArgumentTypeError(name, shown(value), expected)
     given = [_check_integer(name, block) for block in value]
     blocks = [block for block in given if block is not None and 1 <= block <= MAX_SEQLEN]
     if len(blocks) != 2:
-        raise ArgumentValueError(name, _shown(value), expected)
+        raise ArgumentValueError(name, shown(value), expected)
     return blocks[0], blocks[1]
 
 
-_OPTION_CHECKS = {
+_BASE_CHECKS = {
     "causal": check_flag,
     "scale": _check_scale,
     "q_offset": _check_integer,
@@ -157,18 +199,10 @@ _OPTION_CHECKS = {
     "backend": _check_choice,
     "algorithm": _check_choice,
     "blocks": check_blocks,
+    "wrt": check_wrt,
 }
 
 
 def names_of(values: Any) -> str:
     """The values as a caller would write them."""
     return ", ".join(map(repr, values))
-
-
-def _shown(value: Any) -> str:
-    """What an error says it got: short, and never an error of its own."""
-    try:
-        text = repr(value)
-    except Exception:  # whatever a caller's object raises; ints of thousands of digits too
-        return f"a value of type {type(value).__qualname__}"
-    return text if len(text) <= 100 else f"{text[:100]}..."

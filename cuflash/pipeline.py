@@ -5,11 +5,11 @@ from __future__ import annotations
 import functools
 import inspect
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from .arrays.spec import Layout, TensorSpec, contiguous_strides
-from .checks import Described, describe
+from .checks import CallProblem, describe
 from .config import Environment
 from .cuda.available import is_usable, require_device
 from .cuda.compile import require_toolchain
@@ -18,42 +18,22 @@ from .errors import ArgumentValueError
 from .options import Options
 from .planning.device import DeviceLimits, HostLimits
 from .planning.fa3 import needs_newer_compiler
+from .planning.kernel import lay_out
 from .planning.plan import Plan, plan
-from .planning.problem import DTYPES, Alignment, Operation
+from .planning.problem import DTYPES, Alignment, AttentionProblem, Operation
+from .tensors import QKV, destinations, made_by, tensors
 
-__all__ = [
-    "DESTINATIONS",
-    "ROWS",
-    "TARGETS",
-    "Pipeline",
-    "choose_device",
-    "forget_decisions",
-    "pipeline_of",
-]
-
-#: Arguments that name destinations, and which tensor each of them is.
-DESTINATIONS = {"out": "out", "lse_out": "lse", "dq": "dq", "dk": "dk", "dv": "dv"}
-#: Those of each pass: what is an input of the one may be a destination of the other.
-TARGETS: dict[Operation, tuple[str, ...]] = {
-    "forward": ("out", "lse_out"),
-    "backward": ("dq", "dk", "dv"),
-}
-#: Tensors of one number a row.
-ROWS = ("lse", "dlse")
-_RESULTS: dict[Operation, tuple[str, ...]] = {
-    "forward": ("out", "lse"),
-    "backward": ("dq", "dk", "dv"),
-}
+__all__ = ["CallPlan", "choose_device", "forget_decisions", "plan_call"]
 
 
 @dataclass(frozen=True)
-class Pipeline:
-    """Everything decided about the calls of one signature.
+class CallPlan:
+    """The plan of all calls of one signature, and how their arrays come to it.
 
     Attributes
     ----------
-    described
-        The problem and the shape and dtype of every tensor.
+    call
+        The problem, and the shape and dtype of every tensor.
     plan
         What runs.
     device
@@ -61,14 +41,30 @@ class Pipeline:
     tensors
         Every tensor as it is, or will be made, where the caller's arrays are.
     placed
-        The same as the computation sees them: what differs is copied.
+        The same as the computation sees them: what differs is copied. On CUDA
+        the gradients of ``scratch`` follow.
+    scratch
+        Gradients that the kernels write and nobody asked for, and where each
+        of them lies in the workspace, in bytes.
     """
 
-    described: Described
+    call: CallProblem
     plan: Plan
     device: int | None
     tensors: Mapping[str, TensorSpec]
     placed: Mapping[str, TensorSpec]
+    scratch: Mapping[str, int]
+
+    @functools.cached_property
+    def workspace_bytes(self) -> int:
+        """Device memory beside the tensors: that of the plan, and the scratch behind it."""
+        ends = [at + self.placed[name].nbytes for name, at in self.scratch.items()]
+        return max([self.plan.workspace_bytes, *ends])
+
+    @property
+    def eager_bytes(self) -> int:
+        """The same where no CUDA graph is captured."""
+        return self.workspace_bytes if self.scratch else self.plan.eager_bytes
 
     @property
     def copied(self) -> tuple[str, ...]:
@@ -77,19 +73,19 @@ class Pipeline:
 
     @functools.cached_property
     def launcher(self) -> PreparedPlan:
-        """The compiled kernels of a CUDA pipeline, for as long as it is kept."""
-        layout = self.described.layout
+        """The compiled kernels of a call on CUDA, kept as long as this plan."""
+        layout = self.call.layout
         strides = {name: _strides(name, spec, layout) for name, spec in self.placed.items()}
         return PreparedPlan(self.plan, strides, self.device or 0)
 
 
-def pipeline_of(
+def plan_call(
     operation: Operation,
     given: tuple[tuple[str, TensorSpec], ...],
     options: Options,
     device: int | None,
     want_lse: bool = True,
-) -> Pipeline:
+) -> CallPlan:
     """Check, describe and plan the calls of one signature.
 
     Parameters
@@ -118,22 +114,33 @@ def _decide(
     device: int | None,
     want_lse: bool,
     host: HostLimits | None,
-) -> Pipeline:
-    described = describe(operation, dict(given), options)
+) -> CallPlan:
+    call = describe(operation, dict(given), options)
     # `out` is an input of the backward pass, a destination of the forward one.
-    tensors = {DESTINATIONS.get(name, name): spec for name, spec in given}
-    where = tensors["q"].device
-    for name in _RESULTS[operation]:
-        if name not in tensors and (name != "lse" or want_lse):
-            tensors[name] = _fresh(name, described, where)
-    placed = {
-        name: spec if device is None else _placed(name, spec, described, device)
-        for name, spec in tensors.items()
-    }
-    matrices = [spec for name, spec in placed.items() if name not in ROWS]
-    alignment = "element" if device is None else _alignment(matrices)
-    problem = replace(described.problem, alignment=alignment)
-    limits = host or DeviceLimits.query(device or 0)
+    argument_of = destinations(operation)
+    seen = {argument_of.get(name, name): spec for name, spec in given}
+    where = seen["q"].device
+    for name in made_by(operation, options.wrt):
+        if name not in seen and (name != "lse" or want_lse):
+            seen[name] = call.fresh(name, where)
+    placed = dict(seen)
+    if device is not None:
+        placed = {name: _placed(name, spec, call, device) for name, spec in seen.items()}
+        if operation == "backward":  # whose kernels write the gradients of q, k and v in any case
+            every = made_by(operation, QKV)
+            placed |= {n: call.fresh(n, device) for n in every if n not in seen}
+    alignment = "element" if device is None else _alignment(placed)
+    problem = replace(call.problem, alignment=alignment)
+    chosen = _plan(problem, options, host or DeviceLimits.query(device or 0))
+    extra = [(name, spec.nbytes) for name, spec in placed.items() if name not in seen]
+    whole = [("", chosen.workspace_bytes), *extra]
+    scratch = {buffer.name: buffer.offset for buffer in lay_out(whole) if buffer.name}
+    call = replace(call, problem=problem)
+    return CallPlan(call, chosen, device, seen, placed, scratch)
+
+
+def _plan(problem: AttentionProblem, options: Options, limits: DeviceLimits | HostLimits) -> Plan:
+    """The plan; a warning if a newer compiler would have given a better one."""
     chosen = plan(problem, limits, algorithm=options.algorithm, blocks=options.blocks)
     anything = options.algorithm == "auto" and options.blocks is None
     if isinstance(limits, DeviceLimits) and anything:
@@ -141,7 +148,7 @@ def _decide(
         if remedy is not None:
             said = f"running {chosen.algorithm}: fa3 {remedy}"
             warnings.warn(said, stacklevel=_frames_inside())
-    return Pipeline(replace(described, problem=problem), chosen, device, tensors, placed)
+    return chosen
 
 
 def forget_decisions() -> None:
@@ -157,7 +164,9 @@ def _frames_inside() -> int:
     return level
 
 
-def _alignment(matrices: Sequence[TensorSpec]) -> Alignment:
+def _alignment(placed: Mapping[str, TensorSpec]) -> Alignment:
+    table = tensors()
+    matrices = [spec for name, spec in placed.items() if table[name].role == "matrix"]
     if all(spec.mappable for spec in matrices):
         return "tensor_map"
     return "vector" if all(spec.aligned for spec in matrices) else "element"
@@ -187,24 +196,20 @@ def choose_device(where: int | None, options: Options) -> int | None:
     return where
 
 
-def _fresh(name: str, described: Described, where: int | None) -> TensorSpec:
-    shape, dtype = described.shapes[name], described.dtypes[name]
-    return TensorSpec(shape, dtype, contiguous_strides(shape), DTYPES[dtype].itemsize, where)
-
-
-def _placed(name: str, spec: TensorSpec, described: Described, device: int) -> TensorSpec:
+def _placed(name: str, spec: TensorSpec, call: CallProblem, device: int) -> TensorSpec:
     """How a tensor looks to the kernels of ``device``: as it is if they can take it."""
-    storage = DTYPES[described.problem.storage]
+    storage = DTYPES[call.problem.storage]
     if name == "dout" and spec.dtype != storage.name:
         spec = replace(spec.contiguous(), dtype=storage.name, itemsize=storage.itemsize)
     if spec.device is None:
         return spec.on_device(device)
-    usable = spec.whole_elements and (name in ROWS or spec.rows_are_unit)
+    in_order = {"matrix": spec.rows_are_unit, "rows": True, "array": spec.is_contiguous}
+    usable = spec.whole_elements and in_order[tensors()[name].role]
     return spec if usable else spec.contiguous()
 
 
 def _strides(name: str, spec: TensorSpec, layout: Layout) -> tuple[int, int, int]:
-    """What a launch is told; 0 of an axis of one element.
+    """What a launch is told, (batch, row, head); 0 of an axis of one element or of none.
 
     Kernels form addresses of rows that are not there, and read nothing from
     them. Of a sequence of one row they would lie wherever its stride says.
@@ -213,6 +218,11 @@ def _strides(name: str, spec: TensorSpec, layout: Layout) -> tuple[int, int, int
     strides = tuple(
         0 if size == 1 else stride for size, stride in zip(spec.shape, given, strict=True)
     )
-    if name in ROWS:
+    tensor = tensors()[name]
+    if tensor.role == "matrix":
+        return layout.canonical(strides, 0)[:3]
+    if tensor.role == "rows":
         return layout.canonical_rows(strides, 0)
-    return layout.canonical(strides, 0)[:3]
+    named = dict(zip(tensor.axes, strides, strict=True))
+    row = named.get("seqlen_q", named.get("seqlen_kv", 0))
+    return named.get("batch", 0), row, named.get("heads_q", named.get("heads_kv", 0))

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from .addresses import Addresses
 from .arrays.adopt import adopt
-from .arrays.spec import TensorSpec, contiguous_strides
+from .arrays.spec import LayoutName, TensorSpec, contiguous_strides
+from .checks import describe
 from .cuda.available import device_count, require_device
 from .cuda.current import current_stream
 from .errors import ArgumentTypeError, ArgumentValueError
-from .options import AlgorithmChoice, Options, check_dtype, check_options
-from .pipeline import Pipeline, choose_device, pipeline_of
+from .options import (
+    AlgorithmChoice,
+    Differentiable,
+    Options,
+    WindowSize,
+    check_dtype,
+    check_options,
+)
+from .pipeline import CallPlan, choose_device, plan_call
 from .planning.plan import Plan
 from .planning.problem import DTYPES, DTypeName, Operation
+from .tensors import QKV, tensors
 
 __all__ = ["Prepared", "prepare", "signature_of"]
 
@@ -28,26 +36,26 @@ class Prepared:
     Made by :func:`prepare`.
     """
 
-    def __init__(self, pipeline: Pipeline) -> None:
-        self._pipeline = pipeline
-        self._launcher = pipeline.launcher
-        self._addresses = Addresses(pipeline)
-        self._empty = pipeline.plan.problem.empty
+    def __init__(self, planned: CallPlan) -> None:
+        self._planned = planned
+        self._launcher = planned.launcher
+        self._addresses = Addresses(planned)
+        self._empty = planned.plan.problem.empty
 
     @property
     def plan(self) -> Plan:
         """What runs."""
-        return self._pipeline.plan
+        return self._planned.plan
 
     @property
     def workspace_bytes(self) -> int:
         """Bytes of workspace that :meth:`run` needs."""
-        return self.plan.workspace_bytes
+        return self._planned.workspace_bytes
 
     @property
     def tensors(self) -> Mapping[str, TensorSpec]:
         """Shape, dtype and strides of every array whose address :meth:`run` takes."""
-        return self._pipeline.tensors
+        return self._planned.tensors
 
     def run(
         self, pointers: Mapping[str, int], stream: int | None = None, workspace: int = 0
@@ -94,10 +102,13 @@ def prepare(
     operation: Operation = "forward",
     dtype: Any = None,
     causal: bool = False,
+    window_size: WindowSize | None = None,
+    sinks: Any = None,
     scale: float | None = None,
     q_offset: int | None = None,
-    layout: str | None = None,
+    layout: LayoutName | None = None,
     out_dtype: Any = None,
+    wrt: Sequence[Differentiable] = QKV,
     deterministic: bool = False,
     algorithm: AlgorithmChoice = "auto",
     blocks: tuple[int, int] | None = None,
@@ -121,15 +132,19 @@ def prepare(
         Of the arrays; needed where shapes are given.
     device : int, optional
         The CUDA device; by default the arrays', or the current one.
-    causal, scale, q_offset, layout, out_dtype, deterministic, algorithm, blocks
+    sinks : array, tuple of int, or dtype, optional
+        The array; or its shape, of ``dtype``; or its dtype, of the shape that
+        the call needs.
+    causal, window_size, scale, q_offset, layout, out_dtype, wrt, deterministic, algorithm, blocks
         As for :func:`attention` and :func:`attention_backward`.
 
     Returns
     -------
     Prepared
         With ``plan``, ``workspace_bytes``, ``tensors`` and ``run``. All arrays
-        but q, k and v are C-contiguous; ``dout`` has the dtype of q, whatever
-        ``out_dtype`` is.
+        that are not given here are C-contiguous; ``dout`` has the dtype of q,
+        whatever ``out_dtype`` is. The kernels write the gradients of q, k and
+        v in any case: one that ``wrt`` does not name lies in the workspace.
 
     Raises
     ------
@@ -138,21 +153,23 @@ def prepare(
     """
     options = check_options(
         causal=causal,
+        window_size=window_size,
         scale=scale,
         q_offset=q_offset,
         layout=layout,
         out_dtype=out_dtype,
+        wrt=wrt,
         deterministic=deterministic,
         algorithm=algorithm,
         blocks=blocks,
         backend="cuda",
     )
-    where = _check_device(device)
-    given = signature_of(operation, (q, k, v), dtype, options, where)
+    arrays = {"q": q, "k": k, "v": v, **({} if sinks is None else {"sinks": sinks})}
+    given = signature_of(operation, arrays, dtype, options, _check_device(device))
     for name, spec in given:
         _check_place(name, spec, device)
     chosen = choose_device(given[0][1].device, options)
-    return Prepared(_check_copies(pipeline_of(operation, given, options, chosen)))
+    return Prepared(_check_copies(plan_call(operation, given, options, chosen)))
 
 
 def _check_device(device: Any) -> int:
@@ -174,60 +191,53 @@ def _check_place(name: str, spec: TensorSpec, device: int | None) -> None:
         raise ArgumentValueError("device", str(device), f"{spec.device}, where {name} is")
 
 
-def _check_copies(pipeline: Pipeline) -> Pipeline:
+def _check_copies(planned: CallPlan) -> CallPlan:
     """Refuse what needs a copy: a prepared run makes none."""
-    if pipeline.copied:
+    if planned.copied:
         raise ArgumentValueError(
-            ", ".join(pipeline.copied),
+            ", ".join(planned.copied),
             "strides or an address that the kernels cannot read",
             "rows of consecutive elements, each at a multiple of its size",
         )
-    return pipeline
+    return planned
 
 
 def signature_of(
     operation: Operation,
-    tensors: Sequence[Any],
+    arrays: Mapping[str, Any],
     dtype: Any,
     options: Options,
     where: int | None,
 ) -> tuple[tuple[str, TensorSpec], ...]:
-    """Descriptions of a call's arrays, from arrays or shapes of q, k and v.
+    """Descriptions of a call's arrays, from arrays or shapes of q, k, v and those of features.
 
     What the backward pass takes besides is described as the forward pass
     would have made it, ``dout`` in the dtype of q, ``dlse`` included.
     """
     if not isinstance(operation, str) or operation not in ("forward", "backward"):
         raise ArgumentValueError("operation", repr(operation), "'forward' or 'backward'")
-    names = ("q", "k", "v")
-    given = tuple(
-        (name, _spec_of(name, tensor, dtype, where))
-        for name, tensor in zip(names, tensors, strict=True)
-    )
-    if operation == "forward":
-        return given
-    forward = pipeline_of("forward", given, _forward_options(options), given[0][1].device)
-    out, lse = forward.tensors["out"], forward.tensors["lse"]
-    q = given[0][1]
-    dout = replace(out, dtype=q.dtype, itemsize=q.itemsize)
-    return (*given, ("out", out), ("dout", dout), ("lse", lse), ("dlse", lse))
-
-
-def _forward_options(options: Options) -> Options:
-    return Options(
-        causal=options.causal,
-        scale=options.scale,
-        q_offset=options.q_offset,
-        layout=options.layout,
-        out_dtype=options.out_dtype,
-        backend=options.backend,
-    )
+    given = {
+        name: _spec_of(name, array, dtype, where)
+        for name, array in arrays.items()
+        if name in QKV or not _is_dtype(array)
+    }
+    sizes = describe("forward", given, options)
+    for name, array in arrays.items():
+        if name not in given:
+            kind = DTYPES[_dtype(array, name)]
+            shape = sizes.shapes[name]
+            strides = contiguous_strides(shape)
+            given[name] = TensorSpec(shape, kind.name, strides, kind.itemsize, given["q"].device)
+    if operation == "backward":
+        made = [n for n, t in tensors().items() if t.reads == ("backward",)]
+        given |= {name: sizes.fresh(name, given["q"].device) for name in made}
+    return tuple(given.items())
 
 
 def _spec_of(name: str, tensor: Any, dtype: Any, where: int | None) -> TensorSpec:
     if not isinstance(tensor, (tuple, list)):
         spec = adopt(name, tensor).spec
-        if dtype is not None and _dtype(dtype) != spec.dtype:
+        if dtype is not None and name in QKV and _dtype(dtype) != spec.dtype:
             raise ArgumentValueError("dtype", repr(dtype), f"{spec.dtype}, which {name} has")
         return spec
     if not all(_is_size(size) for size in tensor):
@@ -237,13 +247,19 @@ def _spec_of(name: str, tensor: Any, dtype: Any, where: int | None) -> TensorSpe
     return TensorSpec(shape, kind, contiguous_strides(shape), DTYPES[kind].itemsize, where)
 
 
+def _is_dtype(value: Any) -> bool:
+    """Whether it stands for an array by its dtype alone."""
+    known = isinstance(value, (str, np.dtype, type))
+    return known or type(value).__name__.lower() == "dtype"
+
+
 def _is_size(size: Any) -> bool:
     whole = isinstance(size, (int, np.integer)) and not isinstance(size, bool)
     return whole and size >= 0
 
 
-def _dtype(dtype: Any) -> DTypeName:
-    checked = check_dtype("dtype", dtype)
+def _dtype(dtype: Any, name: str = "dtype") -> DTypeName:
+    checked = check_dtype(name, dtype)
     if checked is None:
         raise ArgumentTypeError("dtype", "None", "a dtype, where shapes are given")
     return checked

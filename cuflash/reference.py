@@ -26,6 +26,7 @@ def attention(
     k: _Array,
     v: _Array,
     *,
+    sinks: _Array | None = None,
     causal: bool = False,
     window_size: tuple[int | None, int | None] | None = None,
     scale: float | None = None,
@@ -43,6 +44,8 @@ def attention(
         Keys. Query head h reads kv head ``h // (heads_q // heads_kv)``.
     v : ndarray, (batch, seqlen_kv, heads_kv, head_dim_v)
         Values.
+    sinks : ndarray, (heads_q,), optional
+        A logit of each query head that takes weight and has no value.
     causal : bool
         Query i sees key j iff ``j <= i + q_offset``.
     window_size : (int or None, int or None), optional
@@ -76,19 +79,20 @@ def attention(
     With the sum over the keys j that query i sees::
 
         S_ij  = scale * sum_c q_ic k_jc
-        lse_i = log sum_j exp(S_ij)
+        lse_i = log(sum_j exp(S_ij) + exp(sinks[h]))
         P_ij  = exp(S_ij - lse_i)
         out_i = sum_j P_ij v_j
 
-    A row that sees no key, or only scores of minus infinity, is dead: its out
-    is 0 and its lse minus infinity. A NaN or plus infinity among the scores
-    that a row sees makes its out and lse NaN. What no row sees never matters.
+    A row that sees no key is dead, and without a sink also one that sees only
+    scores of minus infinity: its out is 0 and its lse the sink, minus infinity
+    without one. A NaN or plus infinity among the scores that a row sees, or as
+    its sink, makes its out and lse NaN. What no row sees never matters.
     """
     layout = find_layout(q, layout)
-    check_arrays({"q": q, "k": k, "v": v}, layout)
+    check_arrays({"q": q, "k": k, "v": v}, layout, sinks=sinks)
     check_options(causal, window_size, scale, q_offset, dtype)
     q, k, v = (_to_heads_first(x, layout) for x in (q, k, v))
-    heads = _Heads(q, k, v, causal, window_size, scale, q_offset, dtype)
+    heads = _Heads(q, k, v, sinks, causal, window_size, scale, q_offset, dtype)
     out = np.zeros((*q.shape[:3], v.shape[3]), dtype)
     lse = np.zeros(q.shape[:3], dtype)
     for b, h in np.ndindex(*q.shape[:2]):
@@ -103,20 +107,21 @@ def attention_backward(
     v: _Array,
     *,
     dlse: _Array | None = None,
+    sinks: _Array | None = None,
     causal: bool = False,
     window_size: tuple[int | None, int | None] | None = None,
     scale: float | None = None,
     q_offset: int | None = None,
     layout: str | None = None,
     dtype: type[np.floating[Any]] = np.float64,
-) -> tuple[_Array, _Array, _Array]:
-    """Gradients of ``sum(out * dout) + sum(lse * dlse)`` with respect to q, k and v.
+) -> tuple[_Array, ...]:
+    """Gradients of ``sum(out * dout) + sum(lse * dlse)`` with respect to q, k, v and sinks.
 
     Parameters
     ----------
     dout : ndarray, (batch, seqlen_q, heads_q, head_dim_v)
         Gradient of out.
-    q, k, v, causal, window_size, scale, q_offset, layout, dtype
+    q, k, v, sinks, causal, window_size, scale, q_offset, layout, dtype
         As for :func:`attention`.
     dlse : ndarray, (batch, heads_q, seqlen_q), optional
         Gradient of lse; by default 0.
@@ -125,6 +130,8 @@ def attention_backward(
     -------
     dq, dk, dv : ndarray
         Shaped like q, k and v. Query heads that share a kv head are summed.
+    dsinks : ndarray, (heads_q,)
+        Only where there are sinks.
 
     Raises
     ------
@@ -142,24 +149,27 @@ def attention_backward(
         dq_i    = scale * sum_j dS_ij k_j
         dk_j    = scale * sum_i dS_ij q_i
         dv_j    = sum_i P_ij dout_i
+        dsinks  = sum_i exp(sinks[h] - lse_i) (dlse_i - delta_i)
 
-    The out and lse of a dead row do not depend on anything: its dq is 0, and
-    it gives nothing to dk and dv.
+    The out and lse of a dead row depend on nothing but the sink: its dq is 0,
+    it gives nothing to dk and dv, and its delta is 0.
     """
     layout = find_layout(q, layout)
-    check_arrays({"q": q, "k": k, "v": v, "dout": dout}, layout, dlse)
+    check_arrays({"q": q, "k": k, "v": v, "dout": dout}, layout, dlse, sinks)
     check_options(causal, window_size, scale, q_offset, dtype)
     dout, q, k, v = (_to_heads_first(x, layout) for x in (dout, q, k, v))
-    heads = _Heads(q, k, v, causal, window_size, scale, q_offset, dtype)
+    heads = _Heads(q, k, v, sinks, causal, window_size, scale, q_offset, dtype)
     dlse = np.zeros(q.shape[:3], dtype) if dlse is None else dlse.reshape(q.shape[:3])
     dq, dk, dv = (np.zeros(x.shape, dtype) for x in (q, k, v))
+    dsinks = np.zeros(q.shape[1], dtype)
     for b, h in np.ndindex(*q.shape[:2]):
         kv = heads.kv_head(h)
-        dq[b, h], dk_part, dv_part = heads.backward(b, h, dout[b, h], dlse[b, h])
+        dq[b, h], dk_part, dv_part, dsink = heads.backward(b, h, dout[b, h], dlse[b, h])
         dk[b, kv] += dk_part
         dv[b, kv] += dv_part
+        dsinks[h] += dsink
     dq, dk, dv = (_from_heads_first(x, layout) for x in (dq, dk, dv))
-    return dq, dk, dv
+    return (dq, dk, dv) if sinks is None else (dq, dk, dv, dsinks)
 
 
 def _sees(
@@ -186,6 +196,7 @@ class _Heads:
         q: _Array,
         k: _Array,
         v: _Array,
+        sinks: _Array | None,
         causal: bool,
         window_size: tuple[int | None, int | None] | None,
         scale: float | None,
@@ -193,6 +204,8 @@ class _Heads:
         dtype: type[np.floating[Any]],
     ) -> None:
         self._q, self._k, self._v, self._dtype = q, k, v, dtype
+        none = np.full(q.shape[1], -math.inf)
+        self._sinks: _Array = (none if sinks is None else sinks).astype(dtype)
         seqlen_q, seqlen_kv = q.shape[2], k.shape[2]
         offset = seqlen_kv - seqlen_q if q_offset is None else q_offset
         i, j = np.arange(seqlen_q)[:, None], np.arange(seqlen_kv)[None, :]
@@ -206,43 +219,49 @@ class _Heads:
     def forward(self, b: int, h: int) -> tuple[_Array, _Array]:
         """Out and lse of one head."""
         with np.errstate(invalid="ignore", over="ignore"):
-            p, lse = self._softmax(b, h)
-            return _sum_of_seen(p, self._seen(lse), self._head(self._v, b, self.kv_head(h))), lse
+            p, lse, seen = self._softmax(b, h)
+            return _sum_of_seen(p, seen, self._head(self._v, b, self.kv_head(h))), lse
 
-    def backward(self, b: int, h: int, dout: _Array, dlse: _Array) -> tuple[_Array, _Array, _Array]:
-        """What one query head gives to dq, dk and dv."""
+    def backward(
+        self, b: int, h: int, dout: _Array, dlse: _Array
+    ) -> tuple[_Array, _Array, _Array, _Array]:
+        """What one query head gives to dq, dk, dv and the gradient of its sink."""
         q = self._head(self._q, b, h)
         k, v = (self._head(x, b, self.kv_head(h)) for x in (self._k, self._v))
         dout, dlse = dout.astype(self._dtype), dlse.astype(self._dtype)
         with np.errstate(invalid="ignore", over="ignore"):
-            p, lse = self._softmax(b, h)
-            seen = self._seen(lse)
+            p, lse, seen = self._softmax(b, h)
             out = _sum_of_seen(p, seen, v)
-            delta = (dout * out).sum(axis=1)
+            delta = np.where(seen.any(axis=1), (dout * out).sum(axis=1), 0)
             ds = p * (dout @ v.T - delta[:, None] + dlse[:, None])
             dq = self._scale * _sum_of_seen(ds, seen, k)
             dk = self._scale * _sum_of_seen(ds.T, seen.T, q)
-            return dq, dk, _sum_of_seen(p.T, seen.T, dout)
+            dv = _sum_of_seen(p.T, seen.T, dout)
+            sink = self._sinks[h]
+            of_sink = 0 if sink == -math.inf else np.exp(sink - lse) * (dlse - delta)
+            return dq, dk, dv, np.sum(of_sink, dtype=self._dtype)
 
     def _head(self, x: _Array, b: int, h: int) -> _Array:
         head: _Array = x[b, h].astype(self._dtype)
         return head
 
-    def _seen(self, lse: _Array) -> _Array:
-        """The pairs that count: visible ones of rows that are not dead."""
-        seen: _Array = self._visible & (lse != -math.inf)[:, None]
-        return seen
+    def _softmax(self, b: int, h: int) -> tuple[_Array, _Array, _Array]:
+        """P, lse, and the pairs that count: visible ones of rows that are not dead.
 
-    def _softmax(self, b: int, h: int) -> tuple[_Array, _Array]:
-        """P, (seqlen_q, seqlen_kv), and lse, (seqlen_q,)."""
+        (seqlen_q, seqlen_kv), (seqlen_q,), (seqlen_q, seqlen_kv).
+        """
         q, k = self._head(self._q, b, h), self._head(self._k, b, self.kv_head(h))
+        sink = self._sinks[h]
         scores = np.where(self._visible, self._scale * (q @ k.T), -math.inf)
-        largest = scores.max(axis=1, initial=-math.inf)
-        dead = largest == -math.inf
-        weights = np.exp(scores - np.where(dead, 0, largest)[:, None])
-        total = np.where(dead, 1, weights.sum(axis=1))
-        lse = np.where(dead, -math.inf, largest + np.log(total))
-        return weights / total[:, None], lse
+        of_keys = scores.max(axis=1, initial=-math.inf)
+        largest = np.maximum(of_keys, sink)
+        nothing = largest == -math.inf
+        base = np.where(nothing, 0, largest)
+        weights = np.exp(scores - base[:, None])
+        total = np.where(nothing, 1, weights.sum(axis=1) + np.exp(sink - base))
+        lse = np.where(nothing, -math.inf, largest + np.log(total))
+        alive = (of_keys != -math.inf) | (sink != -math.inf)
+        return weights / total[:, None], lse, self._visible & alive[:, None]
 
 
 def _sum_of_seen(weights: _Array, seen: _Array, values: _Array) -> _Array:

@@ -42,8 +42,10 @@ def find_layout(q: Any, layout: Any) -> str:
     return found
 
 
-def check_arrays(arrays: Mapping[str, Any], layout: str, dlse: Any = None) -> None:
-    """Hold the shapes of q, k, v and dout against each other, and dlse against them.
+def check_arrays(
+    arrays: Mapping[str, Any], layout: str, dlse: Any = None, sinks: Any = None
+) -> None:
+    """Hold the shapes of q, k, v and dout against each other, and dlse and sinks against them.
 
     Raises
     ------
@@ -68,12 +70,17 @@ def check_arrays(arrays: Mapping[str, Any], layout: str, dlse: Any = None) -> No
                 )
     sizes = {axis: size for axis, (size, _) in known.items()}
     _check_sizes(sizes)
-    if dlse is not None:
-        _check_array("dlse", dlse)
-        rows = zip("bhs", ("batch", "heads_q", "seqlen_q"), strict=True)
-        shape = tuple(sizes[axis] for letter, axis in rows if letter in layout)
-        if dlse.shape != shape:
-            raise ArgumentValueError("dlse", f"shape {dlse.shape}", f"{shape}")
+    rows = zip("bhs", ("batch", "heads_q", "seqlen_q"), strict=True)
+    shapes = {
+        "dlse": tuple(sizes[axis] for letter, axis in rows if letter in layout),
+        "sinks": (sizes.get("heads_q", 1),),
+    }
+    for name, array in (("dlse", dlse), ("sinks", sinks)):
+        if array is None:
+            continue
+        _check_array(name, array)
+        if array.shape != shapes[name]:
+            raise ArgumentValueError(name, f"shape {array.shape}", f"{shapes[name]}")
 
 
 def _check_array(name: str, array: Any) -> None:

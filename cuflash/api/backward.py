@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+from ..arrays.spec import LayoutName
 from ..dispatch import call
 from ..errors import ArgumentTypeError, ArgumentValueError
-from ..options import AlgorithmChoice, BackendChoice
+from ..options import AlgorithmChoice, BackendChoice, Differentiable, WindowSize, check_wrt
+from ..tensors import QKV
 
 __all__ = ["attention_backward"]
 
@@ -20,18 +23,21 @@ def attention_backward(
     lse: Any,
     *,
     dlse: Any = None,
-    grads: tuple[Any, Any, Any] | None = None,
+    wrt: Sequence[Differentiable] = QKV,
+    grads: Sequence[Any] | None = None,
     causal: bool = False,
+    window_size: WindowSize | None = None,
+    sinks: Any = None,
     scale: float | None = None,
     q_offset: int | None = None,
-    layout: str | None = None,
+    layout: LayoutName | None = None,
     deterministic: bool = False,
     backend: BackendChoice = "auto",
     algorithm: AlgorithmChoice = "auto",
     blocks: tuple[int, int] | None = None,
     workspace: Any = None,
-) -> tuple[Any, Any, Any]:
-    """Gradients of :func:`attention` with respect to q, k and v.
+) -> tuple[Any, ...]:
+    """Gradients of :func:`attention` with respect to its arrays.
 
     Parameters
     ----------
@@ -45,19 +51,30 @@ def attention_backward(
         What :func:`attention` returned, of any algorithm or backend.
     dlse : array, like lse, optional
         Gradient of the log-sum-exp.
-    grads : (dq, dk, dv), optional
-        Destinations; they must not overlap anything.
+    wrt : sequence of {"q", "k", "v", "sinks"}
+        With respect to what, each once; "sinks" only where they are given.
+        What is not named is neither computed into memory of its own nor
+        returned. (On CUDA the kernels write the gradients of q, k and v in any
+        case: those that are not named lie in the workspace.)
+    grads : sequence of arrays, optional
+        Destinations, one for each name of ``wrt`` in its order; they must not
+        overlap anything.
     deterministic : bool
         The same bits from run to run, with O(seqlen) more memory. Without it
         FlashAttention-2 and 3 add the parts of dq in any order on CUDA.
-    causal, scale, q_offset, layout, backend, algorithm, blocks, workspace
+    causal, window_size, sinks, scale, q_offset, layout
+        As for :func:`attention`.
+    backend, algorithm, blocks, workspace
         As for :func:`attention`; ``blocks`` is of this pass.
 
     Returns
     -------
-    dq, dk, dv : array
-        Shaped and typed like q, k and v, C-contiguous. Grouped heads are
-        summed into their kv head. Rows that see no key have gradient 0.
+    gradients : tuple of arrays
+        In the order of ``wrt``, each shaped and typed like the array it is
+        the gradient of, C-contiguous. Grouped heads are summed into their kv
+        head. Rows that see no key have gradient 0. That of ``sinks`` is summed
+        in float32 (float64 for float64) in one fixed order, so it has the same
+        bits from run to run.
 
     Raises
     ------
@@ -68,10 +85,14 @@ def attention_backward(
     -----
     With ``P = exp(scale q k^T - lse)`` and ``delta = rowsum(dout * out) - dlse``:
     ``dv = P^T dout``, ``dS = P * (dout v^T - delta)``, ``dq = scale dS k``,
-    ``dk = scale dS^T q`` (Dao et al. 2022, Algorithm 4).
+    ``dk = scale dS^T q`` (Dao et al. 2022, Algorithm 4). With sinks, ``lse``
+    includes them, and ``dsinks = -rowsum(exp(sinks - lse) * delta)`` over all rows
+    of a head.
     """
-    keywords = {
+    arrays = {"dout": dout, "q": q, "k": k, "v": v, "out": out, "lse": lse}
+    keywords: dict[str, Any] = {
         "causal": causal,
+        "window_size": window_size,
         "scale": scale,
         "q_offset": q_offset,
         "layout": layout,
@@ -80,20 +101,38 @@ def attention_backward(
         "algorithm": algorithm,
         "blocks": blocks,
     }
-    arrays = {"dout": dout, "q": q, "k": k, "v": v, "out": out, "lse": lse}
-    if dlse is not None:
-        arrays["dlse"] = dlse
-    if grads is not None:
-        arrays |= _destinations(grads)
-    if workspace is not None:
-        arrays["workspace"] = workspace
-    results = call("backward", arrays, keywords)
-    return results["dq"], results["dk"], results["dv"]
+    # The default of wrt goes without saying: its calls are then as quick as they can be.
+    if not (wrt is QKV and dlse is sinks is grads is workspace is None):
+        _add(arrays, keywords, dlse, sinks, wrt, grads, workspace)
+    return tuple(call("backward", arrays, keywords).values())
 
 
-def _destinations(grads: Any) -> dict[str, Any]:
-    if not isinstance(grads, (tuple, list)) or len(grads) != 3:
-        raise ArgumentTypeError("grads", repr(type(grads)), "(dq, dk, dv), three arrays")
+def _add(
+    arrays: dict[str, Any],
+    keywords: dict[str, Any],
+    dlse: Any,
+    sinks: Any,
+    wrt: Any,
+    grads: Any,
+    workspace: Any,
+) -> None:
+    """Add what was given besides, in the order of a call: inputs come first."""
+    if wrt is not QKV:
+        keywords["wrt"] = wrt
+    targets = {} if grads is None else _destinations(grads, wrt)
+    given = {"dlse": dlse, "sinks": sinks, **targets, "workspace": workspace}
+    arrays |= {name: array for name, array in given.items() if array is not None}
+
+
+def _destinations(grads: Any, wrt: Any) -> dict[str, Any]:
+    """Destinations by the names of the gradients."""
+    names = check_wrt("wrt", wrt)
+    count = {1: "one array", 2: "two arrays", 3: "three arrays"}.get(len(names), "arrays")
+    expected = f"{count}: {', '.join(f'd{name}' for name in names)}"
+    if not isinstance(grads, (tuple, list)):
+        raise ArgumentTypeError("grads", repr(type(grads)), expected)
+    if len(grads) != len(names):
+        raise ArgumentTypeError("grads", f"{len(grads)} arrays", expected)
     if any(g is None for g in grads):
-        raise ArgumentValueError("grads", "None in place of an array", "three arrays")
-    return dict(zip(("dq", "dk", "dv"), grads, strict=True))
+        raise ArgumentValueError("grads", "None in place of an array", expected)
+    return dict(zip((f"d{name}" for name in names), grads, strict=True))

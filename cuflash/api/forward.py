@@ -2,12 +2,82 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, overload
 
+from ..arrays.spec import LayoutName
 from ..dispatch import call
-from ..options import AlgorithmChoice, BackendChoice
+from ..options import AlgorithmChoice, BackendChoice, WindowSize
 
 __all__ = ["attention"]
+
+
+@overload
+def attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    causal: bool = ...,
+    window_size: WindowSize | None = ...,
+    sinks: Any = ...,
+    scale: float | None = ...,
+    q_offset: int | None = ...,
+    layout: LayoutName | None = ...,
+    return_lse: Literal[False] = ...,
+    out: Any = ...,
+    lse_out: Any = ...,
+    out_dtype: Any = ...,
+    backend: BackendChoice = ...,
+    algorithm: AlgorithmChoice = ...,
+    blocks: tuple[int, int] | None = ...,
+    workspace: Any = ...,
+) -> Any: ...
+
+
+@overload
+def attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    causal: bool = ...,
+    window_size: WindowSize | None = ...,
+    sinks: Any = ...,
+    scale: float | None = ...,
+    q_offset: int | None = ...,
+    layout: LayoutName | None = ...,
+    return_lse: Literal[True],
+    out: Any = ...,
+    lse_out: Any = ...,
+    out_dtype: Any = ...,
+    backend: BackendChoice = ...,
+    algorithm: AlgorithmChoice = ...,
+    blocks: tuple[int, int] | None = ...,
+    workspace: Any = ...,
+) -> tuple[Any, Any]: ...
+
+
+@overload
+def attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    causal: bool = ...,
+    window_size: WindowSize | None = ...,
+    sinks: Any = ...,
+    scale: float | None = ...,
+    q_offset: int | None = ...,
+    layout: LayoutName | None = ...,
+    return_lse: bool,
+    out: Any = ...,
+    lse_out: Any = ...,
+    out_dtype: Any = ...,
+    backend: BackendChoice = ...,
+    algorithm: AlgorithmChoice = ...,
+    blocks: tuple[int, int] | None = ...,
+    workspace: Any = ...,
+) -> Any: ...
 
 
 def attention(
@@ -16,9 +86,11 @@ def attention(
     v: Any,
     *,
     causal: bool = False,
+    window_size: WindowSize | None = None,
+    sinks: Any = None,
     scale: float | None = None,
     q_offset: int | None = None,
-    layout: str | None = None,
+    layout: LayoutName | None = None,
     return_lse: bool = False,
     out: Any = None,
     lse_out: Any = None,
@@ -45,13 +117,22 @@ def attention(
         Values.
     causal : bool
         Query i sees key j iff ``j <= i + q_offset``.
+    window_size : (int or None, int or None), optional
+        ``(left, right)``: query i sees key j iff ``i + q_offset - left <= j <=
+        i + q_offset + right``, both ends included; None: no bound on that
+        side. With ``causal`` the right side is 0.
+    sinks : array, (heads_q,), optional
+        A learned logit of every query head, of q's dtype or float32 (float64
+        for float64): it takes part in the softmax and has no value, so
+        ``lse = log(sum_j exp(z_j) + exp(sinks[h]))``. Minus infinity is no
+        sink; plus infinity and NaN make the head's ``out`` and ``lse`` NaN.
     scale : float, optional
         Factor of the scores; by default ``1 / sqrt(head_dim)``. From 2^-100 to
         2^100, for float64 from 2^-900 to 2^900.
     q_offset : int, optional
         Position of query 0 among the keys; by default ``seqlen_kv - seqlen_q``
         (the last query sees the last key). 0 is the alignment of JAX and
-        PyTorch. Without a mask it changes nothing.
+        PyTorch. Without a mask or a window it changes nothing.
     layout : {"bshd", "bhsd", "shd", "hsd", "sd"}, optional
         Order of the axes batch, sequence, head, dimension. By default "bshd"
         for 4 axes and "sd" for 2; 3 axes must be named.
@@ -91,7 +172,8 @@ def attention(
     lse : array, (batch, heads_q, seqlen_q)
         Only with ``return_lse``: natural log of the sum of exp of the scaled,
         masked scores; float32, or float64 for float64; minus infinity for a
-        row that sees no key. Axes that the layout lacks are left out.
+        row that sees no key. With sinks they are in the sum, and a row that
+        sees no key has its head's sink. Axes that the layout lacks are left out.
 
     Raises
     ------
@@ -121,6 +203,7 @@ def attention(
     """
     keywords = {
         "causal": causal,
+        "window_size": window_size,
         "scale": scale,
         "q_offset": q_offset,
         "layout": layout,
@@ -131,11 +214,9 @@ def attention(
         "return_lse": return_lse,
     }
     arrays = {"q": q, "k": k, "v": v}
-    if out is not None:
-        arrays["out"] = out
-    if lse_out is not None:
-        arrays["lse_out"] = lse_out
-    if workspace is not None:
-        arrays["workspace"] = workspace
+    arrays = arrays if sinks is None else {**arrays, "sinks": sinks}
+    if out is not None or lse_out is not None or workspace is not None:
+        given = {"out": out, "lse_out": lse_out, "workspace": workspace}
+        arrays |= {name: array for name, array in given.items() if array is not None}
     results = call("forward", arrays, keywords)
     return (results["out"], results["lse"]) if return_lse else results["out"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ..tensors import QKV
 from .backward import attention_backward
 
 __all__ = ["Pullback"]
@@ -18,7 +19,7 @@ class Pullback:
     Parameters
     ----------
     saved
-        q, k, v, out and lse of the forward pass, by name.
+        q, k, v, out and lse of the forward pass, by name, and sinks if there were any.
     keywords
         Those of :func:`attention_backward`, as the caller gave them.
 
@@ -32,8 +33,13 @@ class Pullback:
         self.saved = dict(saved)
         self._keywords = dict(keywords)
 
-    def __call__(self, dout: Any, dlse: Any = None) -> tuple[Any, Any, Any]:
-        """Gradients of q, k and v from those of out and, if given, of lse.
+    @property
+    def wrt(self) -> tuple[str, ...]:
+        """Names of the arrays that it gives gradients of, in their order."""
+        return tuple(self._keywords.get("wrt", QKV))
+
+    def __call__(self, dout: Any, dlse: Any = None) -> tuple[Any, ...]:
+        """Gradients of the arrays of :attr:`wrt` from those of out and, if given, of lse.
 
         Parameters
         ----------
@@ -44,8 +50,8 @@ class Pullback:
 
         Returns
         -------
-        dq, dk, dv : array
-            As of :func:`attention_backward`.
+        gradients : tuple of arrays
+            In the order of :attr:`wrt`, as of :func:`attention_backward`.
 
         Raises
         ------

@@ -2,18 +2,101 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, overload
 
 from ..arrays.adopt import adopt
 from ..arrays.cast import cast
+from ..arrays.spec import LayoutName
 from ..errors import ArgumentTypeError, ArgumentValueError
-from ..options import AlgorithmChoice, BackendChoice, check_blocks, check_dtype, check_flag
+from ..options import (
+    AlgorithmChoice,
+    BackendChoice,
+    Differentiable,
+    WindowSize,
+    check_blocks,
+    check_dtype,
+    check_flag,
+    check_wrt,
+)
 from ..planning.problem import DTYPES
+from ..tensors import QKV
 from .forward import attention
 from .pullback import Pullback
 
 __all__ = ["attention_vjp"]
+
+
+@overload
+def attention_vjp(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    causal: bool = ...,
+    window_size: WindowSize | None = ...,
+    sinks: Any = ...,
+    scale: float | None = ...,
+    q_offset: int | None = ...,
+    layout: LayoutName | None = ...,
+    return_lse: Literal[False] = ...,
+    out_dtype: Any = ...,
+    residual_dtype: Any = ...,
+    wrt: Sequence[Differentiable] = ...,
+    deterministic: bool = ...,
+    backend: BackendChoice = ...,
+    algorithm: AlgorithmChoice = ...,
+    blocks: tuple[int, int] | None = ...,
+    backward_blocks: tuple[int, int] | None = ...,
+) -> tuple[Any, Pullback]: ...
+
+
+@overload
+def attention_vjp(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    causal: bool = ...,
+    window_size: WindowSize | None = ...,
+    sinks: Any = ...,
+    scale: float | None = ...,
+    q_offset: int | None = ...,
+    layout: LayoutName | None = ...,
+    return_lse: Literal[True],
+    out_dtype: Any = ...,
+    residual_dtype: Any = ...,
+    wrt: Sequence[Differentiable] = ...,
+    deterministic: bool = ...,
+    backend: BackendChoice = ...,
+    algorithm: AlgorithmChoice = ...,
+    blocks: tuple[int, int] | None = ...,
+    backward_blocks: tuple[int, int] | None = ...,
+) -> tuple[tuple[Any, Any], Pullback]: ...
+
+
+@overload
+def attention_vjp(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    causal: bool = ...,
+    window_size: WindowSize | None = ...,
+    sinks: Any = ...,
+    scale: float | None = ...,
+    q_offset: int | None = ...,
+    layout: LayoutName | None = ...,
+    return_lse: bool,
+    out_dtype: Any = ...,
+    residual_dtype: Any = ...,
+    wrt: Sequence[Differentiable] = ...,
+    deterministic: bool = ...,
+    backend: BackendChoice = ...,
+    algorithm: AlgorithmChoice = ...,
+    blocks: tuple[int, int] | None = ...,
+    backward_blocks: tuple[int, int] | None = ...,
+) -> tuple[Any, Pullback]: ...
 
 
 def attention_vjp(
@@ -22,12 +105,15 @@ def attention_vjp(
     v: Any,
     *,
     causal: bool = False,
+    window_size: WindowSize | None = None,
+    sinks: Any = None,
     scale: float | None = None,
     q_offset: int | None = None,
-    layout: str | None = None,
+    layout: LayoutName | None = None,
     return_lse: bool = False,
     out_dtype: Any = None,
     residual_dtype: Any = None,
+    wrt: Sequence[Differentiable] = QKV,
     deterministic: bool = False,
     backend: BackendChoice = "auto",
     algorithm: AlgorithmChoice = "auto",
@@ -38,7 +124,9 @@ def attention_vjp(
 
     Parameters
     ----------
-    q, k, v, causal, scale, q_offset, layout, return_lse, out_dtype, backend, algorithm
+    q, k, v, causal, window_size, sinks, scale, q_offset, layout, return_lse, out_dtype
+        As for :func:`attention`.
+    backend, algorithm
         As for :func:`attention`.
     residual_dtype : dtype, optional
         Of the output that the pullback keeps; by default that of ``out``.
@@ -46,7 +134,7 @@ def attention_vjp(
         = rowsum(dout * out) is then as accurate as float32, which matters
         where the keys have a large component in common. It keeps 4 bytes an
         element beside the 2 of ``out``, and rounds ``out`` in a pass of its own.
-    deterministic : bool
+    wrt, deterministic
         As for :func:`attention_backward`.
     blocks, backward_blocks : (int, int), optional
         ``(block_q, block_kv)`` of the forward and of the backward pass,
@@ -57,9 +145,9 @@ def attention_vjp(
     out : array, or (out, lse) with ``return_lse``
         As of :func:`attention`.
     pullback : Pullback
-        ``pullback(dout, dlse=None) -> (dq, dk, dv)``, any number of times. It
-        keeps q, k, v, out and lse; do not overwrite them before it is called.
-        It pickles if the arrays do.
+        ``pullback(dout, dlse=None)`` gives the gradients of ``wrt`` in its
+        order, any number of times. It keeps q, k, v, sinks, out and lse; do not
+        overwrite them before it is called. It pickles if the arrays do.
 
     Raises
     ------
@@ -71,39 +159,50 @@ def attention_vjp(
     -----
     The pullback computes the vector-Jacobian product of
     :func:`attention_backward`: with ``L = sum(out * dout) + sum(lse * dlse)``
-    it gives ``dL/dq``, ``dL/dk`` and ``dL/dv``.
+    it gives ``dL/dq``, ``dL/dk``, ``dL/dv`` and ``dL/dsinks``, those of ``wrt``.
     """
     shared: dict[str, Any] = {
         "causal": causal,
+        "window_size": window_size,
         "scale": scale,
         "q_offset": q_offset,
         "layout": layout,
         "backend": backend,
         "algorithm": algorithm,
     }
+    named = _check_wrt(wrt, sinks)
     check_flag("deterministic", deterministic)
     with_lse = check_flag("return_lse", return_lse)
     check_blocks("backward_blocks", backward_blocks)
-    out, kept, lse = _forward(q, k, v, out_dtype, residual_dtype, {**shared, "blocks": blocks})
-    keywords = {**shared, "deterministic": deterministic, "blocks": backward_blocks}
-    pullback = Pullback({"q": q, "k": k, "v": v, "out": kept, "lse": lse}, keywords)
+    arrays = {"q": q, "k": k, "v": v, **({} if sinks is None else {"sinks": sinks})}
+    out, kept, lse = _forward(arrays, out_dtype, residual_dtype, {**shared, "blocks": blocks})
+    own = {"wrt": named, "deterministic": deterministic, "blocks": backward_blocks}
+    pullback = Pullback({**arrays, "out": kept, "lse": lse}, {**shared, **own})
     return ((out, lse) if with_lse else out), pullback
 
 
+def _check_wrt(wrt: Any, sinks: Any) -> tuple[str, ...]:
+    """What the pullback gives gradients of, which the call has to have been given."""
+    named = check_wrt("wrt", wrt)
+    if "sinks" in named and sinks is None:
+        raise ArgumentValueError("wrt", "'sinks' and no sinks", "sinks as an argument")
+    return named
+
+
 def _forward(
-    q: Any, k: Any, v: Any, out_dtype: Any, residual_dtype: Any, keywords: Mapping[str, Any]
+    arrays: Mapping[str, Any], out_dtype: Any, residual_dtype: Any, keywords: Mapping[str, Any]
 ) -> tuple[Any, Any, Any]:
     """The output as the caller wants it, as the pullback keeps it, and the log-sum-exp."""
     written = _residual_dtype(residual_dtype, out_dtype)
     if residual_dtype is None:
-        out, lse = attention(q, k, v, return_lse=True, out_dtype=out_dtype, **keywords)
+        out, lse = attention(**arrays, return_lse=True, out_dtype=out_dtype, **keywords)
         return out, out, lse
-    storage = adopt("q", q).spec.dtype
+    storage = adopt("q", arrays["q"]).spec.dtype
     wanted = check_dtype("out_dtype", out_dtype) or storage
     if wanted not in (storage, written):
         raise ArgumentTypeError("out_dtype", f"{wanted} for {storage} inputs", f"{storage}")
     try:
-        kept, lse = attention(q, k, v, return_lse=True, out_dtype=written, **keywords)
+        kept, lse = attention(**arrays, return_lse=True, out_dtype=written, **keywords)
     except ArgumentTypeError as error:
         if error.argument != "out_dtype":
             raise

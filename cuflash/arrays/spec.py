@@ -5,18 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Literal, get_args
 
-__all__ = ["LAYOUTS", "Layout", "TensorSpec", "contiguous_strides", "default_layout"]
+__all__ = ["LAYOUTS", "Layout", "LayoutName", "TensorSpec", "contiguous_strides", "default_layout"]
 
 #: Axes that the kernels and the tiled NumPy code work in.
 CANONICAL = "bshd"
+
+LayoutName = Literal["bshd", "bhsd", "shd", "hsd", "sd"]
 
 
 @dataclass(frozen=True)
 class Layout:
     """The order of a call's axes: batch, sequence, head, dimension."""
 
-    name: str
+    name: LayoutName
 
     def shape(self, batch: int, seqlen: int, heads: int, head_dim: int) -> tuple[int, ...]:
         """The shape of a tensor with these sizes."""
@@ -41,7 +44,7 @@ class Layout:
 
 
 #: The layouts by name. Four axes default to "bshd"; three must be named.
-LAYOUTS = {name: Layout(name) for name in ("bshd", "bhsd", "shd", "hsd", "sd")}
+LAYOUTS: dict[str, Layout] = {name: Layout(name) for name in get_args(LayoutName)}
 
 
 def default_layout(ndim: int) -> Layout | None:
@@ -70,9 +73,22 @@ class TensorSpec:
     offset: int = 0
 
     @property
+    def nbytes(self) -> int:
+        """Bytes of its elements."""
+        return math.prod(self.shape) * self.itemsize
+
+    @property
     def whole_elements(self) -> bool:
         """Whether every element's address is a multiple of its size."""
         return self.strides is not None and self.offset % self.itemsize == 0
+
+    @property
+    def is_contiguous(self) -> bool:
+        """Whether it is C-contiguous; strides of axes of one element do not matter."""
+        if self.strides is None or 0 in self.shape:
+            return self.strides is not None
+        pairs = zip(self.shape, self.strides, contiguous_strides(self.shape), strict=True)
+        return all(size == 1 or stride == wanted for size, stride, wanted in pairs)
 
     @property
     def rows_are_unit(self) -> bool:

@@ -131,7 +131,7 @@ def _compile_all(configs: Sequence[KernelConfig], device_id: int) -> list[Compil
     sources, jitter = Sources(find_sources()), Environment.read().jitter
     try:
         for config in configs:  # looks at every file before anything is compiled
-            sources.digest(config.generation, config.kernel)
+            sources.digest_of(config)
     except (OSError, UnicodeDecodeError) as error:
         raise _SourceGoneError(
             f"the CUDA sources in {sources.root} cannot be read: {error}"
@@ -142,7 +142,7 @@ def _compile_all(configs: Sequence[KernelConfig], device_id: int) -> list[Compil
 def _compile(
     config: KernelConfig, sources: Sources, device_id: int, jitter: bool
 ) -> CompiledKernel:
-    digest = sources.digest(config.generation, config.kernel)
+    digest = sources.digest_of(config)
     return _kernels.get(
         (config, str(sources.root), digest, device_id, jitter),
         functools.partial(_build, config, sources, device_id, jitter),
@@ -161,7 +161,7 @@ def _build(config: KernelConfig, sources: Sources, device_id: int, jitter: bool)
     require_toolchain()
     import cupy
 
-    digest = sources.digest(config.generation, config.kernel)
+    digest = sources.digest_of(config)
     text = translation_unit(config, sources.root, jitter, digest)
     unchanged = functools.partial(_require_unchanged, config, sources)
     try:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from ..bounded_cache import BoundedCache
 from ..errors import LaunchError
 from ..planning.kernel import KernelLaunch
 from ..planning.plan import Plan
 from .compile import CompiledKernel, compile_kernels
 from .current import is_current
-from .parameters import ROW_VECTOR, SHAPE_FIELDS, TENSOR, fields_of, parameters_of
+from .parameters import ROW_VECTOR, SHAPE_FIELDS, TENSOR, ParameterStruct, fields_of, struct_of
 from .tensor_map import WORDS, TensorMapEncoder
 from .tile_counter import counter_of_launch
 
@@ -111,7 +112,7 @@ class PreparedPlan:
         ]
         offsets = [buffer.offset for buffer in plan.workspace if buffer.name == "tile_counter"]
         self._counter = offsets[0] if offsets else None
-        self._kept: dict[tuple[int, ...], list[_Parameters]] = {}
+        self._kept: BoundedCache[tuple[int, ...], list[_Parameters]] = BoundedCache(_KEPT)
 
     def run(self, addresses: tuple[int, ...], workspace: int, stream: int) -> None:
         """Launch on a stream of the plan's device, whatever the current device is.
@@ -157,8 +158,6 @@ class PreparedPlan:
         workspace, counter, *addresses = key
         pointers = dict(zip(self.names, addresses, strict=True))
         made = [kernel.parameters(pointers, workspace, counter) for kernel in self._kernels]
-        if len(self._kept) >= _KEPT:
-            self._kept = {}  # a new one: other threads may be looking at the old
         self._kept[key] = made
         return made
 
@@ -167,7 +166,7 @@ def _prepare_kernel(
     plan: Plan, launch: KernelLaunch, strides: Strides, handle: int
 ) -> _PreparedKernel:
     config = launch.config
-    struct = parameters_of(config.generation, config.kernel)
+    struct = struct_of(config)
     values: Any = np.zeros(1, dtype=struct.dtype)
     for name in struct.dtype.names or ():
         kind = values.dtype[name]
@@ -180,13 +179,17 @@ def _prepare_kernel(
         values["shape"][name] = getattr(plan.problem, name)
     for name in {"scale", "factor"} & set(struct.dtype.names or ()):
         values[name] = getattr(plan.problem, name)
+    numbers = {use.feature: use.numbers for use in plan.problem.uses}
+    for feature in config.features:
+        for field, value in numbers[feature.name]:
+            values[feature.name][field] = value
     for name, value in launch.arguments:
         (values["shape"] if name in SHAPE_FIELDS else values)[name] = value
     parts = {name: (word, offset) for name, word, offset in _workspace_words(struct.dtype, plan)}
     counter, _ = parts.pop("tile_counter", (None, 0))
     places = _Places(
         maps=tuple(_map_words(struct.dtype, plan, launch, strides)),
-        tensors=tuple(_tensor_words(struct.dtype)),
+        tensors=(*_tensor_words(struct.dtype), *_array_words(struct, strides)),
         workspace=tuple(parts.values()),
         counter=counter,
     )
@@ -204,6 +207,14 @@ def _tensor_words(dtype: np.dtype[np.void]) -> list[tuple[int, str]]:
         for name, (kind, offset) in fields_of(dtype).items()
         if kind in (TENSOR, ROW_VECTOR)
     ]
+
+
+def _array_words(struct: ParameterStruct, names: Container[str]) -> Iterator[tuple[int, str]]:
+    """Word of the pointer and name of every array that has no strides of its own."""
+    for path, offset in struct.offsets():
+        *_, name = path.split(".")
+        if name in names:
+            yield offset // 8, name
 
 
 def _map_words(

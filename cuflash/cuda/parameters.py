@@ -11,7 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["PARAMETERS", "ParameterStruct", "fields_of", "parameters_of"]
+from ..planning.kernel import KernelConfig
+
+__all__ = ["PARAMETERS", "ParameterStruct", "fields_of", "parameters_of", "struct_of"]
 
 _POINTER = np.dtype(np.uint64)
 
@@ -117,7 +119,7 @@ PARAMETERS = {
         ("delta", "dq_accumulator", "scale", "factor"),
     ),
     ("fa2", "forward"): _struct(
-        "Fa2ForwardParams", ("q", "k", "v", "out"), ("lse",), ("scale", "factor", "section")
+        "Fa2ForwardParams", ("q", "k", "v", "out"), ("lse",), ("scale", "factor", "head_group")
     ),
     ("fa2", "backward"): _struct(
         "Fa2BackwardParams",
@@ -125,14 +127,14 @@ PARAMETERS = {
         (),
         (
             *("row_lse", "delta", "dq_accumulator", "turns"),
-            *("scale", "factor", "section", "padded_rows"),
+            *("scale", "factor", "head_group", "padded_rows"),
         ),
     ),
     ("fa3", "forward"): _struct(
         "Fa3ForwardParams",
         ("out",),
         ("lse",),
-        ("tile_counter", "scale", "section"),
+        ("tile_counter", "scale", "head_group"),
         maps=("q_map", "k_map", "v_map"),
     ),
     ("fa3", "backward"): _struct(
@@ -141,7 +143,7 @@ PARAMETERS = {
         (),
         (
             *("row_lse", "delta", "dq_accumulator", "turns"),
-            *("scale", "section", "padded_rows", "ahead", "behind"),
+            *("scale", "head_group", "padded_rows", "ahead", "convert_lag"),
         ),
         maps=("q_map", "k_map", "v_map", "dout_map"),
         last=("parts", "padded_keys", "dk_parts", "dv_parts"),
@@ -159,6 +161,9 @@ PARAMETERS = {
         ("lse", "dlse"),
         ("row_lse", "delta", "dq_accumulator", "turns", "padded_rows", "cleared"),
     ),
+    ("steps", "sink_gradient"): _struct(
+        "SinkGradientParams", (), ("lse", "dlse"), ("delta", "dsinks", "padded_rows")
+    ),
     ("steps", "convert_dq"): _struct(
         "ConvertParams", ("dq",), (), ("dq_accumulator", "scale", "padded_rows")
     ),
@@ -168,3 +173,27 @@ PARAMETERS = {
 def parameters_of(generation: str, kernel: str) -> ParameterStruct:
     """The structure that a kernel takes."""
     return PARAMETERS[generation, kernel]
+
+
+def struct_of(config: KernelConfig) -> ParameterStruct:
+    """The same, followed by the parameters of each of the kernel's features.
+
+    In C++ it is derived from the plain structure, whose offsets stay as they are.
+    """
+    plain = parameters_of(config.generation, config.kernel)
+    if not config.features:
+        return plain
+    fields = fields_of(plain.dtype)
+    names, formats = [*fields], [kind for kind, _ in fields.values()]
+    offsets, end = [offset for _, offset in fields.values()], plain.dtype.itemsize
+    for feature in config.features:
+        block = feature.device.block
+        offset = -(-end // block.alignment) * block.alignment
+        names.append(feature.name)
+        formats.append(block)
+        offsets.append(offset)
+        end = offset + block.itemsize
+    alignment = 64 if any(kind == TENSOR_MAP for kind in formats) else 8
+    size = -(-end // alignment) * alignment
+    dtype = np.dtype({"names": names, "formats": formats, "offsets": offsets, "itemsize": size})
+    return ParameterStruct(plain.name, dtype)

@@ -7,14 +7,16 @@ import hashlib
 import os
 import posixpath
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..config import VARIABLES, Environment
-from ..errors import ToolchainError
+from ..errors import ToolchainError, UnsupportedError
+from ..features.device import DevicePart
 from ..planning.kernel import KernelConfig
 from ..planning.problem import DTYPES
-from .parameters import ParameterStruct, parameters_of
+from .parameters import ParameterStruct, parameters_of, struct_of
 
 __all__ = ["Sources", "find_sources", "include_closure", "source_digest", "translation_unit"]
 
@@ -74,9 +76,17 @@ class Sources:
         self.root = root
         self._seen: dict[str, _File] = {}
 
-    def digest(self, generation: str, kernel: str) -> str:
-        """The same as :func:`source_digest`."""
-        return _digest(tuple(self.closure(f"{generation}/{kernel}.cu").items()))
+    def digest(self, generation: str, kernel: str, headers: Iterable[str] = ()) -> str:
+        """The same as :func:`source_digest`, with further headers."""
+        files = self.closure(f"{generation}/{kernel}.cu")
+        for header in headers:
+            files |= self.closure(header)
+        return _digest(tuple(sorted(files.items())))
+
+    def digest_of(self, config: KernelConfig) -> str:
+        """Digest of all files that a configuration's kernel is made of."""
+        headers = (feature.device.header for feature in config.features)
+        return self.digest(config.generation, config.kernel, filter(None, headers))
 
     def changed(self) -> bool:
         """Whether a file has changed since it was looked at: any of all kernels asked for."""
@@ -146,27 +156,60 @@ def translation_unit(
     With ``jitter`` every operation on a barrier of a pipelined kernel comes late by chance.
     ``digest`` is that of the sources, for whoever has it.
     """
-    digest = digest or source_digest(root, config.generation, config.kernel)
-    params = parameters_of(config.generation, config.kernel)
+    digest = digest or Sources(root).digest_of(config)
     return "\n".join(
         [
             f"// {config.generation}/{config.kernel}.cu, sources {digest}",
             f'#include "{config.generation}/{config.kernel}.cu"',
+            *(_header(feature.device) for feature in config.features),
             "",
-            *_layout_assertions(params),
+            *_params_lines(config),
             "",
             "struct Config {",
             *(f"  {line}" for line in _config_lines(config, jitter)),
             "};",
             "",
+            *_layout_assertions(struct_of(config)),
+            "",
             'extern "C" __global__ '
             f"__launch_bounds__({config.threads}, {config.blocks_per_sm}) void",
-            f"{config.entry}(const __grid_constant__ cuflash::{params.name} params) {{",
+            f"{config.entry}(const __grid_constant__ Config::Params params) {{",
             f"  cuflash::{config.generation}::{config.kernel}<Config>(params);",
             "}",
             "",
         ]
     )
+
+
+#: Types of ``Config`` that features name, as a plain kernel has them.
+_LENGTHS = {"Lengths": "FixedLengths"}
+#: Those that hold what features add one after the other; of kernels that see scores or rows.
+_CHAINS = {"Score": "ScoreChain", "Rows": "RowChain"}
+_WITH_CHAINS = ("forward", "backward", "statistics")
+
+
+def _header(part: DevicePart) -> str:
+    """The line that brings a feature's header, or its text."""
+    return part.text or f'#include "{part.header}"'
+
+
+def _seams(config: KernelConfig) -> dict[str, str]:
+    """The types of ``Config`` that features can change."""
+    added: dict[str, list[str]] = {}
+    for feature in config.features:
+        names = {
+            name: DTYPES[value].cuda if value in DTYPES else str(value)
+            for name, value in feature.constants
+        }
+        for seam, kind in feature.device.seams:
+            if seam not in _LENGTHS | _CHAINS or (seam in _LENGTHS and seam in added):
+                raise UnsupportedError(f"{config.entry}: {feature.name} cannot have {seam} too")
+            added.setdefault(seam, []).append("cuflash::" + kind.format(**names))
+    types = {name: added.get(name, ["cuflash::" + kind])[-1] for name, kind in _LENGTHS.items()}
+    if config.kernel in _WITH_CHAINS:
+        for name, chain in _CHAINS.items():
+            types[name] = f"cuflash::{chain}<{', '.join(added.get(name, []))}>"
+    return types
 
 
 def _config_lines(config: KernelConfig, jitter: bool) -> list[str]:
@@ -177,6 +220,8 @@ def _config_lines(config: KernelConfig, jitter: bool) -> list[str]:
         "Statistics": config.statistics,
     }
     lines = [f"using {name} = {DTYPES[dtype].cuda};" for name, dtype in types.items()]
+    lines += ["using Params = ::Params;"]
+    lines += [f"using {name} = {kind};" for name, kind in _seams(config).items()]
     if config.kernel != "delta":
         lines += [
             f"static constexpr auto mask = cuflash::MaskKind::{config.mask};",
@@ -194,21 +239,28 @@ def _config_lines(config: KernelConfig, jitter: bool) -> list[str]:
         **dict(config.constants),
     }
     lines += [f"static constexpr int {name} = {value};" for name, value in numbers.items()]
-    lines += [f"static constexpr bool {feature} = true;" for feature in config.features]
     lines.append(f"static constexpr bool jitter = {str(jitter).lower()};")
     return lines
 
 
+def _params_lines(config: KernelConfig) -> list[str]:
+    """The structure that a launch passes: the plain one, and what the features add to it."""
+    plain = parameters_of(config.generation, config.kernel).name
+    if not config.features:
+        return [f"using Params = cuflash::{plain};"]
+    blocks = [f"  cuflash::{f.device.struct} {f.name};" for f in config.features]
+    return [f"struct Params : cuflash::{plain} {{", *blocks, "};"]
+
+
 def _layout_assertions(struct: ParameterStruct) -> list[str]:
-    """Hold the structure of params.cuh against the one that launches pack.
+    """Hold the structure of the launch against the one that the host packs.
 
     NVRTC before 13.1 has no offsetof; __INTADDR__ is what it would be made of.
     """
-    name = f"cuflash::{struct.name}"
     return [
-        f'static_assert(sizeof({name}) == {struct.dtype.itemsize}, "{struct.name}: size");',
+        f'static_assert(sizeof(Params) == {struct.dtype.itemsize}, "{struct.name}: size");',
         *(
-            f"static_assert(__INTADDR__(&(({name}*)0)->{path}) == {offset}, "
+            f"static_assert(__INTADDR__(&((Params*)0)->{path}) == {offset}, "
             f'"{struct.name}.{path}");'
             for path, offset in struct.offsets()
         ),

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from ..errors import JaxUnavailableError
@@ -22,8 +23,9 @@ except ImportError as error:
 
 from ..errors import ArgumentTypeError
 from ..options import AlgorithmChoice, check_flag
+from .axes import has_batch
 from .call import Call, call_of, check_arrays
-from .keywords import as_number, check_cast, check_no_dropout, check_none, check_precision
+from .keywords import check_cast, checked
 from .primitive import run
 from .types import joined
 
@@ -39,8 +41,10 @@ def attention(
     *,
     scale: Any = None,
     is_causal: bool = False,
+    local_window_size: int | tuple[int, int] | None = None,
     q_offset: int | None = 0,
     return_lse: bool = False,
+    sinks: Any = None,
     algorithm: AlgorithmChoice = "auto",
     deterministic_gradients: bool = False,
     residual_dtype: Any = None,
@@ -81,6 +85,11 @@ def attention(
         Multiply ``query`` by a traced factor, and give ``scale=1``.
     is_causal : bool
         Query i sees key j iff ``j <= i + q_offset``.
+    local_window_size : int or (int, int), optional
+        ``(left, right)``, or one number for both, compiled in: query i sees
+        key j iff ``i + q_offset - left <= j <= i + q_offset + right``. Both
+        ends are included, and a negative side is a bound like any other. With
+        ``is_causal`` both masks apply.
     q_offset : int or None
         Position of query 0 among the keys, compiled in. 0, the default, is
         the alignment of JAX: the first query sees the first key. None is
@@ -88,6 +97,11 @@ def attention(
         the last query sees the last key. Without a mask it changes nothing.
     return_lse : bool
         Also return the log-sum-exp of the scores.
+    sinks : array, (heads_q,), optional
+        One more score of every row of a head, not scaled, whose value is 0: it
+        takes part in the softmax and in lse. Of query's dtype, and then cast
+        with it, or float32 (float64 for float64). It can be differentiated;
+        minus infinity is no sink.
     algorithm : {"auto", "fa1", "fa2", "fa3"}
         As for :func:`cuflash.attention`.
     deterministic_gradients : bool
@@ -118,8 +132,8 @@ def attention(
         all values).
     lse : array, (batch, heads_q, seqlen_q)
         Only with ``return_lse``: natural log of the sum of exp of the scaled,
-        masked scores; float32, or float64 for float64; minus infinity for a
-        row that sees no key. It can be differentiated. JAX's
+        masked scores, and of the sink; float32, or float64 for float64; minus
+        infinity, or the sink, for a row that sees no key. It can be differentiated. JAX's
         ``return_residual`` is another thing: (batch, seqlen_q, heads_q),
         rounded to the dtype of key, and constant for :func:`jax.grad`.
 
@@ -135,12 +149,14 @@ def attention(
 
     Notes
     -----
-    ``query_seq_lengths``, ``key_value_seq_lengths``, ``local_window_size`` and
-    ``implementation`` of JAX's function are not taken. A computation for CUDA
+    ``query_seq_lengths``, ``key_value_seq_lengths`` and ``implementation`` of
+    JAX's function are not taken. A computation for CUDA
     runs the kernels of :func:`cuflash.prepare` on XLA's stream and buffers; one
     for the CPU runs the tiled NumPy code. There are no second derivatives and
     no forward mode: JAX says so. What :func:`jax.vmap` does not map is repeated
-    for each mapped entry.
+    for each mapped entry, but for ``sinks``. If ``sinks`` are mapped, or their
+    gradient is, each mapped entry becomes heads of its own, for which arrays
+    are copied.
 
     Arrays divided over several devices by batch, by heads or by both are
     computed where they are, forward and backward. Heads can be divided into as
@@ -153,28 +169,28 @@ def attention(
     reports a ``RuntimeError`` that begins with INTERNAL and holds the traceback
     of KeyboardInterrupt, which an ``except KeyboardInterrupt`` does not catch.
     """
-    check_none(bias=bias, mask=mask, module=module)
-    check_none(qk_attn_weights_einsum=qk_attn_weights_einsum)
-    check_none(attn_weights_value_einsum=attn_weights_value_einsum)
-    check_no_dropout(dropout_rate, dropout_rng, broadcast_dropout, deterministic)
-    check_precision(precision, force_fp32_for_softmax)
-    factor = as_number("scale", scale, _SCALE)
-    call = call_of(is_causal, factor, q_offset, algorithm, deterministic_gradients, residual_dtype)
+    given = dict(locals())  # every argument by name
+    call = call_of(**checked(given))
     with_lse = check_flag("return_lse", return_lse)
-    out, lse = _compute({"query": query, "key": key, "value": value}, call, check_cast(dtype))
+    out, lse = _compute(given, call, check_cast(dtype))
     return (out, lse) if with_lse else out
 
 
-_SCALE = "a number that is known while JAX traces: multiply query by a traced one, and give scale=1"
+#: Arguments that are cast, and the tensors that they are.
+_CAST = {"query": "q", "key": "k", "value": "v"}
 
 
 def _compute(given: dict[str, Any], call: Call, dtype: str | None) -> tuple[Any, Any]:
-    arrays = [_cast(_as_array(name, array), dtype) for name, array in given.items()]
+    arrays = {t: _cast(_as_array(name, given[name]), dtype) for name, t in _CAST.items()}
+    if given["sinks"] is not None:
+        sinks = _as_array("sinks", given["sinks"])
+        of_query = sinks.dtype == _as_array("query", given["query"]).dtype
+        arrays["sinks"] = _cast(sinks, dtype) if of_query else sinks
     check_arrays(arrays, call)
-    one = arrays[0].ndim == 3
+    one = arrays["q"].ndim == 3
     if one:
-        arrays = [array[None] for array in arrays]
-    out, lse = _compiled(*joined(arrays), call)
+        arrays = {name: a[None] if has_batch(name) else a for name, a in arrays.items()}
+    out, lse = _compiled(dict(zip(arrays, joined(list(arrays.values())), strict=True)), call)
     return (out[0], lse[0]) if one else (out, lse)
 
 
@@ -192,28 +208,51 @@ def _cast(array: Any, dtype: str | None) -> Any:
     return array if kept else array.astype(dtype)
 
 
-def _forward(query: Any, key: Any, value: Any, call: Call) -> tuple[Any, Any]:
-    out, lse = run(call, query, key, value)
-    return out, lse
+def _mark(perturbed: Iterable[bool]) -> Any:
+    """An array without elements whose last size says which gradients are wanted.
+
+    JAX keeps the structure of what is saved from one trace to another, so it
+    may not depend on that; shapes are those of the trace.
+    """
+    return jnp.zeros((0, sum(flag << i for i, flag in enumerate(perturbed))), bool)
 
 
-def _save(query: Any, key: Any, value: Any, call: Call) -> tuple[Any, Any]:
+def _marked(mark: Any, names: Iterable[str]) -> tuple[str, ...]:
+    """The names of which gradients are wanted."""
+    return tuple(name for i, name in enumerate(names) if mark.shape[-1] >> i & 1)
+
+
+def _forward(arrays: dict[str, Any], call: Call) -> tuple[Any, Any]:
+    results = run(call, arrays)
+    return results["out"], results["lse"]
+
+
+def _save(arrays: dict[str, Any], call: Call) -> tuple[Any, Any]:
     """The forward pass, and what the backward pass needs of it."""
-    q, k, v = query.value, key.value, value.value
-    out, lse = run(call.saving, q, k, v)
-    return (out.astype(q.dtype), lse), (q, k, v, out, lse)
+    values = {name: array.value for name, array in arrays.items()}
+    mark = _mark(array.perturbed for array in arrays.values())
+    results = run(call.saving, values)
+    out = results["out"].astype(values["q"].dtype)
+    return (out, results["lse"]), (mark, values, results)
 
 
-def _pull_back(call: Call, saved: tuple[Any, ...], cotangents: tuple[Any, Any]) -> tuple[Any, ...]:
-    """Gradients of q, k and v. An lse that nothing was made of has none, and costs nothing."""
+def _pull_back(call: Call, saved: tuple[Any, ...], cotangents: tuple[Any, Any]) -> tuple[Any]:
+    """Gradients of what they are wanted of; None, which is zero, of the other arguments.
+
+    An lse that nothing was made of has none, and costs nothing.
+    """
+    mark, values, results = saved
     dout, dlse = cotangents
     if isinstance(dout, SymbolicZero):
-        dout = jnp.zeros_like(saved[3], dout.dtype)  # divided as the output is
-    given = () if isinstance(dlse, SymbolicZero) else (dlse,)
-    return tuple(run(call.backward, dout, *saved, *given))
+        dout = jnp.zeros_like(results["out"], dout.dtype)  # divided as the output is
+    given = {"dout": dout, **values, **results}
+    if not isinstance(dlse, SymbolicZero):
+        given["dlse"] = dlse
+    gradients = run(call.backward(_marked(mark, values)), given)
+    return ({name: gradients.get(f"d{name}") for name in values},)
 
 
-_attention = jax.custom_vjp(_forward, nondiff_argnums=(3,))
+_attention = jax.custom_vjp(_forward, nondiff_argnums=(1,))
 _attention.defvjp(_save, _pull_back, symbolic_zeros=True)
 # Called as it is, jax.shard_map without jax.jit refuses it for its symbolic zeros.
-_compiled = jax.jit(_attention, static_argnums=3, inline=True)
+_compiled = jax.jit(_attention, static_argnums=1, inline=True)

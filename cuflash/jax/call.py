@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
 
-from ..arrays.spec import TensorSpec, contiguous_strides
+from ..arrays.spec import LayoutName, TensorSpec, contiguous_strides
 from ..checks import describe
 from ..errors import ArgumentTypeError, ArgumentValueError
 from ..options import AlgorithmChoice, Options, check_dtype, check_flag, check_options
-from ..planning.problem import DTypeName, Operation
+from ..planning.problem import MAX_SEQLEN, DTypeName, Operation
+from ..tensors import QKV, made_by
+from .axes import has_batch
 
 __all__ = ["Call", "call_of", "check_arrays", "folded", "renamed"]
 
 _Item = TypeVar("_Item")
 
-_ARGUMENTS: dict[Operation, tuple[str, ...]] = {
-    "forward": ("q", "k", "v"),
-    "backward": ("dout", "q", "k", "v", "out", "lse", "dlse"),
-}
-_RESULTS: dict[Operation, tuple[str, ...]] = {
-    "forward": ("out", "lse"),
-    "backward": ("dq", "dk", "dv"),
-}
 #: Names of the arguments here, by those that the rest of the library gives them.
 _NAMES = {"q": "query", "k": "key", "v": "value", "out_dtype": "residual_dtype"}
 
@@ -44,33 +39,40 @@ class Call:
         The checked keywords.
     residual
         The dtype of the output that is kept for the backward pass; None for query's.
+    names
+        Of the arguments, in the order that they come in.
     """
 
     operation: Operation
     options: Options
     residual: DTypeName | None = None
+    names: tuple[str, ...] = QKV
 
     @property
     def saving(self) -> Call:
         """The same pass where a backward pass follows it."""
         return replace(self, options=replace(self.options, out_dtype=self.residual))
 
-    @property
-    def backward(self) -> Call:
-        """The pass that pulls gradients back through this one."""
-        return replace(self.saving, operation="backward")
+    def backward(self, wrt: tuple[str, ...]) -> Call:
+        """The pass that pulls gradients back through this one to what ``wrt`` names."""
+        options = replace(self.saving.options, wrt=wrt)
+        return replace(self, operation="backward", options=options)
+
+    def taking(self, names: Iterable[str]) -> Call:
+        """The same pass with these arguments."""
+        return replace(self, names=tuple(names))
 
     @property
     def results(self) -> tuple[str, ...]:
-        """Names of the results."""
-        return _RESULTS[self.operation]
+        """Names of the results, in their order."""
+        return made_by(self.operation, self.options.wrt)
 
-    def named(self, arrays: Sequence[_Item]) -> dict[str, _Item]:
-        """The arguments of the pass by name; dlse, the last, may be absent."""
-        return dict(zip(_ARGUMENTS[self.operation], arrays, strict=False))
+    def named(self, arrays: Iterable[_Item]) -> dict[str, _Item]:
+        """The arguments of the pass by name."""
+        return dict(zip(self.names, arrays, strict=True))
 
     def mapped(self, arrays: Sequence[Any]) -> int:
-        """How many axes of :func:`jax.vmap` stand before the batch, in every array."""
+        """How many axes of :func:`jax.vmap` stand before the batch, in every array that has one."""
         return len(self.named(arrays)["q"].shape) - len(self.options.layout or "bshd")
 
     def specs(self, arrays: Sequence[Any]) -> dict[str, TensorSpec]:
@@ -80,7 +82,7 @@ class Call:
         """
         mapped = self.mapped(arrays)
         return {
-            name: _spec_of(folded(array.shape, mapped), array.dtype)
+            name: _spec_of(folded(name, array.shape, mapped), array.dtype)
             for name, array in self.named(arrays).items()
         }
 
@@ -92,18 +94,28 @@ class Call:
         ArgumentTypeError, ArgumentValueError
             If the arrays are of no such call.
         """
-        described = describe(self.operation, self.specs(arrays), self.options)
-        mapped = self.mapped(arrays)
-        batch = tuple(arrays[0].shape[: mapped + 1])
-        shapes = [described.shapes[name] for name in self.results]
-        shapes = [(*batch, *shape[1:]) if mapped else shape for shape in shapes]
-        kinds = [described.dtypes[name] for name in self.results]
-        return list(zip(shapes, kinds, strict=True))
+        specs, mapped = self.specs(arrays), self.mapped(arrays)
+        batch = tuple(self.named(arrays)["q"].shape[: mapped + 1])
+        return [
+            ((*batch, *shape[1:]) if mapped and has_batch(name) else shape, kind)
+            for name, shape, kind in _described(self, tuple(specs.items()))
+        ]
 
 
-def folded(shape: Sequence[int], mapped: int) -> tuple[int, ...]:
-    """A shape with the mapped axes made part of the batch."""
-    return (math.prod(shape[: mapped + 1]), *shape[mapped + 1 :]) if mapped else tuple(shape)
+@functools.lru_cache(maxsize=1024)  # an eager call asks the same of the same arrays again
+def _described(
+    call: Call, specs: tuple[tuple[str, TensorSpec], ...]
+) -> list[tuple[str, tuple[int, ...], str]]:
+    """Name, shape and dtype of every result, without mapped axes."""
+    described = describe(call.operation, dict(specs), call.options)
+    return [(name, described.shapes[name], described.dtypes[name]) for name in call.results]
+
+
+def folded(name: str, shape: Sequence[int], mapped: int) -> tuple[int, ...]:
+    """The shape of a tensor with the mapped axes made part of its batch, if it has one."""
+    if not mapped or not has_batch(name):
+        return tuple(shape)
+    return (math.prod(shape[: mapped + 1]), *shape[mapped + 1 :])
 
 
 def _spec_of(shape: tuple[int, ...], dtype: Any) -> TensorSpec:
@@ -112,14 +124,16 @@ def _spec_of(shape: tuple[int, ...], dtype: Any) -> TensorSpec:
 
 
 def call_of(
+    *,
     is_causal: Any,
+    local_window_size: tuple[int, int] | None,
     scale: Any,
     q_offset: Any,
     algorithm: AlgorithmChoice,
     deterministic_gradients: Any,
     residual_dtype: Any,
 ) -> Call:
-    """The forward pass that the keywords ask for.
+    """The forward pass that the keywords ask for; of a window the checked sides.
 
     Raises
     ------
@@ -134,24 +148,42 @@ def call_of(
         deterministic=check_flag("deterministic_gradients", deterministic_gradients),
         layout="bshd",
     )
+    checked = _with_window(checked, local_window_size)
     return Call("forward", checked, check_dtype("residual_dtype", residual_dtype))
 
 
-def check_arrays(arrays: Sequence[Any], call: Call) -> None:
-    """Hold query, key and value against each other and the keywords.
+def _with_window(options: Options, sides: tuple[int, int] | None) -> Options:
+    """The keywords with a window, whose sides may be negative here: such a side is a bound.
+
+    A window that shows nothing becomes a causal mask before the first key.
+    """
+    if sides is None:
+        return options
+    left, right = sides
+    if options.causal:
+        right = min(right, 0)
+    if -left > right:
+        return replace(options, causal=True, q_offset=-2 * MAX_SEQLEN)
+    others = [one for one in options.more if one[0] != "window_size"]
+    return replace(options, more=(*others, ("window_size", (left, right))))
+
+
+def check_arrays(arrays: Mapping[str, Any], call: Call) -> None:
+    """Hold the arrays of a forward pass against each other and the keywords.
 
     Raises
     ------
     ArgumentTypeError, ArgumentValueError
         Naming the argument as it is named here.
     """
-    shape = tuple(arrays[0].shape)
+    shape = tuple(arrays["q"].shape)
     if len(shape) not in (3, 4):
         expected = "(batch, seqlen, heads, head_dim) or (seqlen, heads, head_dim)"
         raise ArgumentValueError("query", f"{len(shape)} axes {shape}", expected)
-    layout = "shd" if len(shape) == 3 else "bshd"
+    layout: LayoutName = "shd" if len(shape) == 3 else "bshd"
+    asked = replace(call, options=replace(call.options, layout=layout)).taking(arrays)
     try:
-        replace(call, options=replace(call.options, layout=layout)).saving.results_of(arrays)
+        asked.saving.results_of(list(arrays.values()))
     except (ArgumentTypeError, ArgumentValueError) as error:
         argument, got, expected = map(renamed, (error.argument, error.got, error.expected))
         raise type(error)(argument, got, expected) from error

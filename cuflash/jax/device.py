@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 
 from ..errors import BackendUnavailableError
-from ..prepared import Prepared, prepare
+from ..pipeline import choose_device, plan_call
+from ..prepared import Prepared
 from .call import Call
 
 __all__ = ["DeviceCall", "prepare_device"]
@@ -74,25 +75,14 @@ def prepare_device(call: Call, arrays: Sequence[Any]) -> DeviceCall:
     UnsupportedError, BackendUnavailableError, ToolchainError, CompileError
         As :func:`cuflash.prepare` does.
     """
-    specs, options = call.specs(arrays), call.options
-    shapes = [specs[name].shape for name in ("q", "k", "v")]
-    prepared = {
-        device: prepare(
-            *shapes,
-            operation=call.operation,
-            dtype=specs["q"].dtype,
-            out_dtype=options.out_dtype,
-            causal=options.causal,
-            scale=options.scale,
-            q_offset=options.q_offset,
-            layout=options.layout,
-            deterministic=options.deterministic,
-            algorithm=options.algorithm,
-            device=device,
-        )
-        for device in _devices()
-    }
-    return DeviceCall(call, prepared)
+    return DeviceCall(call, {device: _prepared(call, arrays, device) for device in _devices()})
+
+
+def _prepared(call: Call, arrays: Sequence[Any], device: int) -> Prepared:
+    """The kernels of a pass on one device."""
+    options = replace(call.options, backend="cuda")
+    given = tuple((name, spec.on_device(device)) for name, spec in call.specs(arrays).items())
+    return Prepared(plan_call(call.operation, given, options, choose_device(device, options)))
 
 
 def _devices() -> list[int]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from ..dispatch import run_numpy
-from ..pipeline import Pipeline, pipeline_of
+from ..pipeline import CallPlan, plan_call
 from .call import Call, folded
 
 __all__ = ["HostCall", "prepare_host"]
@@ -20,7 +20,7 @@ class HostCall:
     """The callback of one pass; everything is decided, and XLA's buffers lie apart."""
 
     call: Call
-    pipeline: Pipeline
+    planned: CallPlan
     scratch_bytes: int = 0
 
     def __call__(self, context: Any, results: Sequence[Any], *buffers: Any) -> None:
@@ -34,18 +34,18 @@ class HostCall:
             Of the results and the arguments, in the order of the call.
         """
         mapped = self.call.mapped(buffers)
-        inputs = self.call.named([_view(buffer, mapped) for buffer in buffers])
-        made = [_view(buffer, mapped) for buffer in results]
-        run_numpy(self.pipeline, inputs, dict(zip(self.call.results, made, strict=True)))
+        given = self.call.named(buffers)
+        made = dict(zip(self.call.results, results, strict=True))
+        run_numpy(self.planned, _views(given, mapped), _views(made, mapped))
 
 
-def _view(buffer: Any, mapped: int) -> Any:
-    """NumPy's view of a buffer: what is written to it is in the result.
+def _views(buffers: Mapping[str, Any], mapped: int) -> dict[str, Any]:
+    """NumPy's views of buffers: what is written to them is in the results.
 
-    The mapped axes of vmap are part of its batch.
+    The mapped axes of vmap are part of their batch.
     """
-    array = np.asarray(buffer)
-    return array.reshape(folded(array.shape, mapped))
+    arrays = {name: np.asarray(buffer) for name, buffer in buffers.items()}
+    return {name: a.reshape(folded(name, a.shape, mapped)) for name, a in arrays.items()}
 
 
 def prepare_host(call: Call, arrays: Sequence[Any]) -> HostCall:
@@ -58,4 +58,4 @@ def prepare_host(call: Call, arrays: Sequence[Any]) -> HostCall:
     """
     on_host = replace(call, options=replace(call.options, backend="numpy"))
     specs = tuple(call.specs(arrays).items())
-    return HostCall(on_host, pipeline_of(call.operation, specs, on_host.options, None))
+    return HostCall(on_host, plan_call(call.operation, specs, on_host.options, None))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import numbers
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -18,7 +19,9 @@ from ..errors import ArgumentTypeError, ArgumentValueError
 from ..options import check_dtype, check_flag
 from ..planning.problem import DTypeName
 
-__all__ = ["as_number", "check_cast", "check_no_dropout", "check_none", "check_precision"]
+__all__ = ["check_cast", "checked"]
+
+_SCALE = "a number that is known while JAX traces: multiply query by a traced one, and give scale=1"
 
 _ELSEWHERE = "jax.nn.dot_product_attention takes it"
 _REMEDIES = {
@@ -33,8 +36,41 @@ _REMEDIES = {
     "attn_weights_value_einsum": "the products are computed as they are, not quantized",
 }
 
+_DROPOUT = ("dropout_rate", "dropout_rng", "broadcast_dropout", "deterministic")
+_OF_THE_PASS = (
+    "is_causal",
+    "local_window_size",
+    "scale",
+    "q_offset",
+    "algorithm",
+    "deterministic_gradients",
+    "residual_dtype",
+)
 
-def check_none(**given: Any) -> None:
+
+def checked(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The keywords of the pass itself; the others leave the answer as it is, or are refused.
+
+    Parameters
+    ----------
+    given
+        Every argument by name.
+
+    Raises
+    ------
+    ArgumentTypeError, ArgumentValueError
+        Naming the keyword.
+    """
+    _check_none(**{name: given[name] for name in _REMEDIES})
+    _check_no_dropout(*(given[name] for name in _DROPOUT))
+    _check_precision(given["precision"], given["force_fp32_for_softmax"])
+    found = {name: given[name] for name in _OF_THE_PASS}
+    found["scale"] = _as_number("scale", given["scale"], _SCALE)
+    found["local_window_size"] = _check_window(given["local_window_size"])
+    return found
+
+
+def _check_none(**given: Any) -> None:
     """Refuse what would change the answer and is not computed.
 
     Raises
@@ -47,7 +83,7 @@ def check_none(**given: Any) -> None:
             raise ArgumentValueError(name, _shown(value), f"None: {_REMEDIES[name]}")
 
 
-def check_no_dropout(rate: Any, rng: Any, broadcast: Any, deterministic: Any) -> None:
+def _check_no_dropout(rate: Any, rng: Any, broadcast: Any, deterministic: Any) -> None:
     """Refuse dropout: a rate above 0, unless ``deterministic`` says that there is none.
 
     Raises
@@ -57,7 +93,7 @@ def check_no_dropout(rate: Any, rng: Any, broadcast: Any, deterministic: Any) ->
     """
     check_flag("broadcast_dropout", broadcast)
     without = check_flag("deterministic", deterministic)
-    given = as_number("dropout_rate", rate, "a number that is known while JAX traces")
+    given = _as_number("dropout_rate", rate, "a number that is known while JAX traces")
     if isinstance(given, bool) or not isinstance(given, numbers.Real):
         raise ArgumentTypeError("dropout_rate", _shown(given), "a number")
     rate = float(given)
@@ -70,7 +106,7 @@ def check_no_dropout(rate: Any, rng: Any, broadcast: Any, deterministic: Any) ->
         raise ArgumentTypeError("dropout_rng", _shown(rng), "a key of jax.random, or None")
 
 
-def check_precision(precision: Any, force_fp32_for_softmax: Any) -> None:
+def _check_precision(precision: Any, force_fp32_for_softmax: Any) -> None:
     """Take every setting of :class:`jax.lax.Precision`: all of them are met, and exceeded.
 
     Raises
@@ -90,6 +126,25 @@ def check_precision(precision: Any, force_fp32_for_softmax: Any) -> None:
             raise ArgumentValueError("precision", _shown(precision), expected)
 
 
+def _check_window(value: Any) -> tuple[int, int] | None:
+    """The sides of ``local_window_size``: one number is both, and a negative one is a bound too.
+
+    Raises
+    ------
+    ArgumentTypeError
+        If it is no integer and no pair of them.
+    """
+    expected = "an integer or a pair (left, right), known while JAX traces; None for no window"
+    sides = list(value) if isinstance(value, (tuple, list)) else [value, value]
+    sides = [_as_number("local_window_size", side, expected) for side in sides]
+    if value is None:
+        return None
+    whole = all(isinstance(n, numbers.Integral) and not isinstance(n, bool) for n in sides)
+    if len(sides) != 2 or not whole:
+        raise ArgumentTypeError("local_window_size", _shown(value), expected)
+    return int(sides[0]), int(sides[1])
+
+
 def check_cast(dtype: Any) -> DTypeName | None:
     """The dtype to compute in and to return; None for that of the arrays.
 
@@ -104,7 +159,7 @@ def check_cast(dtype: Any) -> DTypeName | None:
     return checked
 
 
-def as_number(name: str, value: Any, expected: str) -> Any:
+def _as_number(name: str, value: Any, expected: str) -> Any:
     """What an array without axes holds; anything else as it is.
 
     Raises

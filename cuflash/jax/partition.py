@@ -2,7 +2,8 @@
 
 Every head of every batch entry is computed by itself. So batch and heads may
 be divided in any way, with the heads of keys and values divided as those of
-the queries are. Sequence and width are needed whole.
+the queries are. Sequence and width are needed whole. Which axes are batch and
+heads the table of tensors says.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -22,9 +23,8 @@ from jax.experimental.custom_partitioning import (
 )
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from .call import Call
+from .axes import HEADS, free_axes, has_batch
 from .site import Site
-from .types import free_axes
 
 __all__ = ["compute_divided"]
 
@@ -39,23 +39,39 @@ def _partition(
     site: Site, mesh: Mesh, operands: Sequence[Any], results: Sequence[Any]
 ) -> tuple[Mesh, Any, list[NamedSharding], tuple[NamedSharding, ...]]:
     """What each device computes, and how the arrays have to be divided for it."""
-    mesh = _mesh_of(mesh, operands)
-    divided = _division(site.call, mesh, [*operands, *results])
+    call, mesh = site.call, _mesh_of(mesh, operands)
+    given, made = call.named(operands), dict(zip(call.results, results, strict=True))
+    mapped = call.mapped(operands)
+    divided = _division(mesh, mapped, {**given, **made})
     return (
         mesh,
-        site.compute,
-        [_sharding(mesh, site.call, divided, operands, array) for array in results],
-        tuple(_sharding(mesh, site.call, divided, operands, array) for array in operands),
+        functools.partial(_compute_part, site, divided),
+        [_sharding(mesh, mapped, divided, *item) for item in made.items()],
+        tuple(_sharding(mesh, mapped, divided, *item) for item in given.items()),
     )
+
+
+def _compute_part(site: Site, divided: Mapping[str, tuple[Any, ...]], *arrays: Any) -> list[Any]:
+    """The results of a device; what all batch entries share is summed over their parts."""
+    results = site.compute(*arrays)
+    entries = [name for counted, names in divided.items() if counted != HEADS for name in names]
+    if not entries:
+        return results
+    return [
+        result if has_batch(name) else jax.lax.psum(result, tuple(entries))
+        for name, result in zip(site.call.results, results, strict=True)
+    ]
 
 
 def _infer_results(
     site: Site, mesh: Mesh, operands: Sequence[Any], results: Sequence[Any]
 ) -> list[NamedSharding]:
     """How the results are divided where the arguments are as they are."""
-    mesh = _mesh_of(mesh, operands)
-    divided = _division(site.call, mesh, operands)
-    return [_sharding(mesh, site.call, divided, operands, array) for array in results]
+    call, mesh = site.call, _mesh_of(mesh, operands)
+    mapped = call.mapped(operands)
+    divided = _division(mesh, mapped, call.named(operands))
+    made = zip(call.results, results, strict=True)
+    return [_sharding(mesh, mapped, divided, *item) for item in made]
 
 
 def _mesh_of(mesh: Mesh, operands: Sequence[Any]) -> Mesh:
@@ -72,30 +88,32 @@ def _mesh_of(mesh: Mesh, operands: Sequence[Any]) -> Mesh:
 
 
 def _sharding(
-    mesh: Mesh, call: Call, divided: Sequence[Any], operands: Sequence[Any], array: Any
+    mesh: Mesh, mapped: int, divided: Mapping[str, tuple[Any, ...]], name: str, array: Any
 ) -> NamedSharding:
-    ndim = len(array.shape)
-    spec: list[Any] = [None] * ndim
-    for axis, names in zip(free_axes(call.mapped(operands), ndim), divided, strict=True):
-        spec[axis] = names
+    spec: list[Any] = [None] * len(array.shape)
+    for counted, axis in free_axes(name, mapped).items():
+        spec[axis] = divided[counted] or None
     return NamedSharding(mesh, PartitionSpec(*spec))
 
 
-def _division(call: Call, mesh: Mesh, arrays: Sequence[Any]) -> list[Any]:
+def _division(mesh: Mesh, mapped: int, arrays: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
     """Axes of the mesh for every axis that may be divided: the first that an array has and can be.
 
     It cannot where the parts would be unequal, or would part the queries of one
     key head: that axis is then whole on every device.
     """
-    mapped, key = call.mapped(arrays), call.named(arrays)["k"]
-    divided: list[tuple[Any, ...] | None] = []
-    for place, axis in enumerate(free_axes(mapped, len(key.shape))):
-        taken = {name for names in divided for name in names or ()}
+    key = arrays["k"]
+    free = {name: free_axes(name, mapped) for name in arrays}
+    divided: dict[str, tuple[Any, ...]] = {}
+    for counted, axis in free["k"].items():
+        taken = {name for names in divided.values() for name in names}
         given = [
-            _names(mesh, array, free_axes(mapped, len(array.shape))[place]) for array in arrays
+            _names(mesh, array, free[name][counted])
+            for name, array in arrays.items()
+            if counted in free[name]
         ]
         fitting = [_fitting(mesh, names, key.shape[axis], taken) for names in given]
-        divided.append(next((names for names in fitting if names), None))
+        divided[counted] = next((names for names in fitting if names), ())
     return divided
 
 
@@ -139,32 +157,33 @@ def _rule(site: Site, mesh: Mesh, operands: Sequence[Any], results: Sequence[Any
     An axis that cannot be divided is a factor of its own.
     """
     call = site.call
-    named = [*call.named(operands).items(), *zip(call.results, results, strict=True)]
-    heads = {name: kind.shape[len(kind.shape) - 2] for name, kind in named}
-    factor = _head_factors(heads["q"], heads["k"])
+    given = call.named(operands)
+    named = [*given.items(), *zip(call.results, results, strict=True)]
+    mapped = call.mapped(operands)
+    heads_q, heads_kv = (given[name].shape[free_axes(name, mapped)[HEADS]] for name in "qk")
     own = itertools.count()
     mappings = []
     for name, kind in named:
-        *batch, last = free_axes(call.mapped(operands), len(kind.shape))
         factors: list[Any] = [f"own{next(own)}" for _ in kind.shape]
-        for axis in batch:
-            factors[axis] = f"batch{axis}"
-        factors[last] = factor[heads[name]]
+        for counted, axis in free_axes(name, mapped).items():
+            of_heads = _head_factor(kind.shape[axis], heads_q, heads_kv)
+            factors[axis] = of_heads if counted == HEADS else counted
         mappings.append(tuple(factors))
-    grouped = heads["q"] > heads["k"] > 1
-    sizes = {"group": heads["q"] // heads["k"]} if grouped else {}
+    grouped = heads_q > heads_kv > 1
+    sizes = {"group": heads_q // heads_kv} if grouped else {}
     split = len(operands)
     return SdyShardingRule(tuple(mappings[:split]), tuple(mappings[split:]), **sizes)
 
 
-def _head_factors(heads_q: int, heads_kv: int) -> dict[int, Any]:
-    """The factor of an axis of heads, by how many there are.
+def _head_factor(count: int, heads_q: int, heads_kv: int) -> Any:
+    """The factor of an axis of so many heads.
 
     The heads of queries are those of keys and, within each, a group; a single
     key head is no factor to share.
     """
-    of_queries = CompoundFactor("heads", "group") if heads_kv > 1 else "heads of queries"
-    return {heads_q: of_queries, heads_kv: "heads"}
+    if count == heads_kv:
+        return "heads"
+    return CompoundFactor("heads", "group") if heads_kv > 1 else "heads of queries"
 
 
 compute_divided.def_partition(

@@ -13,7 +13,7 @@ wrapped around each pass to do so.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -22,10 +22,11 @@ from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 
 from ..errors import UnsupportedError
+from .axes import HEADS, free_axes, has_batch
 from .call import Call
 from .partition import compute_divided
 from .site import TARGETS, Site
-from .types import joined, repeated, result_types
+from .types import joined, repeated, result_types, with_heads, without_heads
 
 try:
     # custom_partitioning has to know the devices. It says so here of its own primitive.
@@ -39,25 +40,25 @@ _primitive = Primitive("cuflash_attention")
 _primitive.multiple_results = True
 
 
-def run(call: Call, *arrays: Any) -> list[Any]:
+def run(call: Call, arrays: Mapping[str, Any]) -> dict[str, Any]:
     """One pass over JAX arrays or tracers.
 
     Parameters
     ----------
     call
         The pass.
-    *arrays
-        q, k and v (forward), or dout, q, k, v, out, lse and perhaps dlse
-        (backward), in the layout "bshd", each with the axes of
-        :func:`jax.vmap` before the batch.
+    arrays
+        Its arguments by the names of their tensors, in the layout "bshd", each
+        that has a batch with the axes of :func:`jax.vmap` before it.
 
     Returns
     -------
-    list
-        Out and lse, or dq, dk and dv.
+    dict
+        The results by name.
     """
-    results: list[Any] = _primitive.bind(*joined(arrays), call=call)
-    return results
+    taking = call.taking(arrays)
+    results = _primitive.bind(*joined(list(arrays.values())), call=taking)
+    return dict(zip(call.results, results, strict=True))
 
 
 def _types(*arrays: Any, call: Call) -> list[Any]:
@@ -71,7 +72,12 @@ def _eagerly(*arrays: Any, call: Call) -> list[Any]:
     return results
 
 
-_compiled = jax.jit(run, static_argnums=0)
+def _bound(call: Call, *arrays: Any) -> list[Any]:
+    results: list[Any] = _primitive.bind(*arrays, call=call)
+    return results
+
+
+_compiled = jax.jit(_bound, static_argnums=0)
 
 
 def _batch(
@@ -80,20 +86,41 @@ def _batch(
     """:func:`jax.vmap`: the mapped axis stands before the batch, and joins it where a pass runs.
 
     What is not mapped is repeated for each entry: XLA's buffers have no
-    strides, and a kernel reads every batch entry at a place of its own.
+    strides, and a kernel reads every batch entry at a place of its own. What
+    all batch entries share cannot be mapped so: then each mapped entry has
+    heads of its own.
     """
-    size = next(a.shape[axis] for a, axis in zip(arrays, axes, strict=True) if axis is not None)
-    moved = [
+    is_mapped = {name: axis is not None for name, axis in call.named(axes).items()}
+    first = [
         array if axis is None else jnp.moveaxis(array, axis, 0)
         for array, axis in zip(arrays, axes, strict=True)
     ]
-    like = next(a for a, axis in zip(moved, axes, strict=True) if axis is not None)
-    whole = [
-        repeated(array, size, like) if axis is None else array
-        for array, axis in zip(moved, axes, strict=True)
-    ]
-    results = run(call, *whole)
+    like = next(a for a, axis in zip(first, axes, strict=True) if axis is not None)
+    named = call.named(first)
+    inner = named["q"].ndim - len("bshd") - is_mapped["q"]
+    by_entry = [*(name for name in named if is_mapped[name]), *call.results]
+    if all(has_batch(name) for name in by_entry):
+        for name, array in named.items():
+            if not is_mapped[name] and has_batch(name):
+                named[name] = repeated(array, like.shape[0], like)
+        results = list(run(call, named).values())
+    else:
+        for name, array in named.items():
+            whole = array if is_mapped[name] else repeated(array, like.shape[0], like)
+            named[name] = with_heads(whole, _heads_axis(name, inner))
+        results = [
+            without_heads(result, like.shape[0], _heads_axis(name, inner))
+            for name, result in run(call, named).items()
+        ]
     return results, [0] * len(results)
+
+
+def _heads_axis(name: str, mapped: int) -> int:
+    """The axis of heads of a tensor, or an error if it has none."""
+    axis = free_axes(name, mapped).get(HEADS)
+    if axis is None:
+        raise UnsupportedError(f"jax.vmap over {name}, which all entries and heads share")
+    return axis
 
 
 def _lower(context: Any, *values: Any, call: Call) -> Any:
@@ -103,7 +130,7 @@ def _lower(context: Any, *values: Any, call: Call) -> Any:
     _refuse_half_manual(module.axis_context)
     if all(0 in kind.shape for kind in context.avals_out):
         return mlir.lower_fun(_nothing, multiple_results=True)(context, *values, call=call)
-    site = Site(call, module.platforms[0], len(values))
+    site = Site(call, module.platforms[0])
     site.prepare(context.avals_in)
     module.add_host_callback(site)
     site.index = len(module.host_callbacks) - 1

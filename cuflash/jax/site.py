@@ -41,22 +41,20 @@ class Site:
         The pass.
     platform
         "cpu" or "cuda".
-    operands
-        How many arguments it has.
     index
         Its number among the callbacks of the computation.
     """
 
-    def __init__(self, call: Call, platform: str, operands: int) -> None:
+    def __init__(self, call: Call, platform: str) -> None:
         self.call = call
         self.platform = platform
-        self.operands = operands
         self.index = 0
         self._prepared: dict[tuple[tuple[int, ...], ...], Any] = {}
 
     def __call__(self, context: Any, *buffers: Any) -> tuple[()]:
         """Fill the buffers of the results, which stand last."""
-        operands, results = buffers[: self.operands], buffers[self.operands :]
+        split = len(self.call.names)
+        operands, results = buffers[:split], buffers[split:]
         prepared = self._prepared[tuple(tuple(buffer.shape) for buffer in operands)]
         prepared(context, results, *operands)
         return ()

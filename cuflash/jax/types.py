@@ -14,9 +14,10 @@ import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from ..errors import ArgumentValueError
+from .axes import free_axes
 from .call import Call, renamed
 
-__all__ = ["free_axes", "joined", "repeated", "result_types"]
+__all__ = ["joined", "repeated", "result_types", "with_heads", "without_heads"]
 
 
 def joined(arrays: Sequence[Any]) -> list[Any]:
@@ -57,9 +58,18 @@ def repeated(array: Any, size: int, like: Any) -> Any:
     return jax.lax.broadcast(array, (size,), out_sharding=sharding)
 
 
-def free_axes(mapped: int, ndim: int) -> list[int]:
-    """Axes that may be divided, of a matrix or of rows: the mapped ones, batch and heads."""
-    return [*range(mapped + 1), ndim - 2]
+def with_heads(array: Any, axis: int) -> Any:
+    """An array whose first axis is made part of another: its heads, entry after entry."""
+    shape = array.shape[1:]
+    merged = (*shape[:axis], array.shape[0] * shape[axis], *shape[axis + 1 :])
+    return jax.numpy.moveaxis(array, 0, axis).reshape(merged)
+
+
+def without_heads(array: Any, size: int, axis: int) -> Any:
+    """The inverse: ``size`` entries along a first axis again."""
+    shape = array.shape
+    parted = array.reshape(*shape[:axis], size, shape[axis] // size, *shape[axis + 1 :])
+    return jax.numpy.moveaxis(parted, axis, 0)
 
 
 def result_types(call: Call, types: Sequence[Any]) -> list[Any]:
@@ -74,10 +84,10 @@ def result_types(call: Call, types: Sequence[Any]) -> list[Any]:
     q, mapped = call.named(types)["q"], call.mapped(types)
     divided = _division(call, types)
     results = []
-    for shape, kind in shapes:
+    for name, (shape, kind) in zip(call.results, shapes, strict=True):
         spec: list[Any] = [None] * len(shape)
-        for axis, names in zip(free_axes(mapped, len(shape)), divided, strict=True):
-            spec[axis] = names
+        for counted, axis in free_axes(name, mapped).items():
+            spec[axis] = divided[counted]
         sharding = NamedSharding(q.sharding.mesh, PartitionSpec(*spec))
         results.append(
             q.update(shape=shape, dtype=jax.numpy.dtype(kind), weak_type=False, sharding=sharding)
@@ -85,16 +95,15 @@ def result_types(call: Call, types: Sequence[Any]) -> list[Any]:
     return results
 
 
-def _division(call: Call, types: Sequence[Any]) -> list[Any]:
+def _division(call: Call, types: Sequence[Any]) -> dict[str, Any]:
     """What the types say of the axes that may be divided, the same for every argument."""
     mapped = call.mapped(types)
-    named = call.named(types)
-    divided = {name: _spec(kind) for name, kind in named.items()}
-    wanted = [divided["q"][axis] for axis in free_axes(mapped, len(divided["q"]))]
+    divided = {name: _spec(kind) for name, kind in call.named(types).items()}
+    wanted = {counted: divided["q"][axis] for counted, axis in free_axes("q", mapped).items()}
     for name, spec in divided.items():
-        free = free_axes(mapped, len(spec))
-        others = [names for axis, names in enumerate(spec) if axis not in free]
-        if any(others) or [spec[axis] for axis in free] != wanted:
+        free = free_axes(name, mapped)
+        others = [names for axis, names in enumerate(spec) if axis not in free.values()]
+        if any(others) or any(spec[axis] != wanted[counted] for counted, axis in free.items()):
             raise ArgumentValueError(
                 renamed(name),
                 f"an array divided as {PartitionSpec(*spec)}",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from .argument_gradients import argument_gradients
 from .decision import Algorithm, Plan, asked_tile, nothing_fits
 from .device import DeviceLimits
 from .kernel import KernelLaunch, kernel_config, lay_out
@@ -37,6 +38,7 @@ def fa1_plan(
         launches = [
             _delta_launch(problem, limits),
             KernelLaunch(config, problem.batch * problem.heads_kv),
+            *argument_gradients(problem, limits, arithmetic, problem.seqlen_q),
         ]
         sizes = [
             ("delta", rows * itemsize),

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from .argument_gradients import argument_gradients
 from .decision import Algorithm, Plan, asked_tile, nothing_fits
 from .device import DeviceLimits
+from .head_groups import head_group_of
 from .kernel import KernelLaunch, kernel_config, lay_out
 from .problem import AttentionProblem
 from .row_steps import RowSteps, launchable
-from .sections import section_of
 from .tiles import fa2, steps
 from .tiles.common import ceil_div
 
@@ -97,8 +98,8 @@ def _main_launch(
         problem.heads_q if problem.operation == "forward" else problem.heads_kv
     )
     tiles = grid // max(1, heads)
-    section = section_of(problem, limits, tiles, footprint.blocks_per_sm)
-    return KernelLaunch(config, grid, (("section", section), *more))
+    head_group = head_group_of(problem, limits, tiles, footprint.blocks_per_sm)
+    return KernelLaunch(config, grid, (("head_group", head_group), *more))
 
 
 def _forward(
@@ -121,6 +122,9 @@ def _backward(
 ) -> Plan:
     turns = steps.ROWS // tile.block_q * tile.warps if tile.ordered else 0
     rows = RowSteps(problem, limits, "fa2", tile.arithmetic, tile.head_dim, turns)
-    launches = rows.around(_main_launch(problem, limits, tile, rows.rows))
+    launches = (
+        *rows.around(_main_launch(problem, limits, tile, rows.rows)),
+        *argument_gradients(problem, limits, tile.arithmetic, rows.padded_rows),
+    )
     workspace = tuple(lay_out(rows.sizes))
     return Plan(problem, "cuda", "fa2", tile, reason, rejected, launches, workspace)

@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..errors import ArgumentValueError, UnsupportedError
+from .argument_gradients import argument_gradients
 from .decision import Algorithm, Plan
 from .device import DeviceLimits
+from .head_groups import even_head_group, head_group_of, taking_turns
 from .kernel import KernelLaunch, kernel_config, lay_out
 from .key_parts import KeyParts, parts_of
 from .problem import DTYPES, AttentionProblem
 from .row_order import RowOrder
 from .row_steps import RowSteps, launchable
-from .sections import even_section, section_of, taking_turns
 from .tiles import fa3, steps
 from .tiles.common import ceil_div
 
@@ -26,7 +27,7 @@ _ARCHITECTURE = "sm_90a"
 
 #: Of keys, backward. With a hundred at a time, of 512 keys, single runs were a tenth slower: their
 #: sums of dQ are more than L2 holds beside Q and dO. See bench/NOTES.md.
-_MOST_HEADS_OF_SECTION = 8
+_MOST_HEADS_IN_GROUP = 8
 
 #: Tickets go beyond it by as many as there are blocks, and are 32-bit numbers.
 _MOST_TILES = 2**30
@@ -130,12 +131,12 @@ def _forward(
     tiles = problem.batch * problem.heads_q * tiles_of_head
     if tiles > _MOST_TILES:
         raise UnsupportedError(f"fa3 would need {tiles:,} tiles, it can count {_MOST_TILES:,}")
-    section = 1
-    if problem.mask == "causal":  # without a mask all tiles are equal, and heads may come singly
-        section = even_section(problem, limits)
+    head_group = 1
+    if problem.mask == "causal":  # else tiles are about equal, and heads may come singly
+        head_group = even_head_group(problem, limits)
     grid = min(tiles, limits.num_sms * footprint.blocks_per_sm)
     boxes = (("q", fa3.ROWS), ("k", tile.block_kv), ("v", tile.block_kv))
-    launch = KernelLaunch(config, grid, (("section", section),), boxes)
+    launch = KernelLaunch(config, grid, (("head_group", head_group),), boxes)
     workspace = tuple(lay_out([("tile_counter", 4)]))
     return Plan(problem, "cuda", "fa3", tile, reason, rejected, (launch,), workspace)
 
@@ -157,7 +158,7 @@ def _backward(
         problem, limits, ("fa3", "backward"), fa3.ARITHMETIC, constants, tile.footprint
     )
     config = replace(config, head_dim=tile.head_dim, head_dim_v=tile.head_dim_v)
-    section = _backward_section(seen, limits, tile, tiles)
+    head_group = _backward_head_group(seen, limits, tile, tiles)
     boxes = (
         ("q", tile.block_q),
         ("k", tile.block_kv),
@@ -165,16 +166,17 @@ def _backward(
         ("dout", tile.block_q),
     )
     heads = problem.batch * seen.heads_kv
-    order = RowOrder(heads, tiles, section, tile.shares, limits.num_sms)
-    arguments = [("section", section), ("ahead", order.ahead), *keys.arguments]
-    if tile.shares:
-        arguments.append(("behind", order.behind))
+    order = RowOrder(heads, tiles, head_group, tile.kv_tiles_per_convert_block, limits.num_sms)
+    arguments = [("head_group", head_group), ("ahead", order.ahead), *keys.arguments]
+    if tile.kv_tiles_per_convert_block:
+        arguments.append(("convert_lag", order.convert_lag))
     turns = _counters(tile)
     cleared = order.heads_ahead * seen.group
     rows = RowSteps(problem, limits, "fa3", fa3.ARITHMETIC, tile.head_dim, turns, cleared)
     main = KernelLaunch(config, launchable(order.blocks, "fa3"), (*arguments, rows.rows), boxes)
-    every = (rows.before, main) if tile.shares else rows.around(main)
-    launches = tuple(map(_for_hopper, (*every, *keys.after)))
+    every = (rows.before, main) if tile.kv_tiles_per_convert_block else rows.around(main)
+    others = argument_gradients(problem, limits, fa3.ARITHMETIC, rows.padded_rows)
+    launches = tuple(map(_for_hopper, (*every, *keys.after, *others)))
     workspace = tuple(lay_out([*rows.sizes, *keys.sizes]))
     reason += keys.said
     return Plan(problem, "cuda", "fa3", tile, reason, rejected, launches, workspace)
@@ -189,7 +191,7 @@ def _for_hopper(launch: KernelLaunch) -> KernelLaunch:
     return replace(launch, config=replace(launch.config, architecture=_ARCHITECTURE))
 
 
-def _backward_section(
+def _backward_head_group(
     problem: AttentionProblem, limits: DeviceLimits, tile: fa3.Fa3BackwardTile, tiles: int
 ) -> int:
     """Heads of keys whose kv tiles come together."""
@@ -197,8 +199,8 @@ def _backward_section(
     if tile.ordered:
         return taking_turns(problem.batch * problem.heads_kv, tiles, limits.num_sms * per_sm)
     if problem.mask == "causal":
-        return section_of(problem, limits, tiles, per_sm, _MOST_HEADS_OF_SECTION)
-    return 1  # all tiles are equal, and heads may come singly
+        return head_group_of(problem, limits, tiles, per_sm, _MOST_HEADS_IN_GROUP)
+    return 1  # tiles are about equal, and heads may come singly
 
 
 def _counters(tile: fa3.Fa3BackwardTile) -> int:

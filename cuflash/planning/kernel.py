@@ -6,13 +6,31 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from ..features.device import DevicePart, KernelName
 from .device import DeviceLimits
 from .problem import AttentionProblem, DTypeName, MaskKind
 from .tiles.common import Arithmetic, Footprint, ProductKind, bucket
 
-__all__ = ["Buffer", "CopyKind", "KernelConfig", "KernelLaunch", "kernel_config", "lay_out"]
+__all__ = [
+    "Buffer",
+    "CompiledFeature",
+    "CopyKind",
+    "KernelConfig",
+    "KernelLaunch",
+    "kernel_config",
+    "lay_out",
+]
 
 CopyKind = Literal["asynchronous", "vector", "element"]
+
+
+@dataclass(frozen=True)
+class CompiledFeature:
+    """A feature as it changes the machine code of a kernel."""
+
+    name: str
+    device: DevicePart
+    constants: tuple[tuple[str, int | str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -42,7 +60,7 @@ class KernelConfig:
     threads: int
     shared_bytes: int
     blocks_per_sm: int = 1  # the registers are bounded so that as many fit
-    features: tuple[str, ...] = ()
+    features: tuple[CompiledFeature, ...] = ()
 
     @property
     def entry(self) -> str:
@@ -63,7 +81,7 @@ class KernelLaunch:
 def kernel_config(
     problem: AttentionProblem,
     limits: DeviceLimits,
-    kernel: tuple[str, str],
+    kernel: KernelName,
     arithmetic: Arithmetic,
     constants: dict[str, int],
     footprint: Footprint,
@@ -89,7 +107,16 @@ def kernel_config(
         threads=footprint.threads,
         shared_bytes=footprint.shared_bytes,
         blocks_per_sm=footprint.blocks_per_sm,
-        features=problem.features,
+        features=_features(problem, kernel),
+    )
+
+
+def _features(problem: AttentionProblem, kernel: KernelName) -> tuple[CompiledFeature, ...]:
+    """What the features of a problem add to a kernel."""
+    return tuple(
+        CompiledFeature(use.feature, use.device, use.compiled)
+        for use in problem.uses
+        if use.device is not None and kernel in use.device.kernels
     )
 
 

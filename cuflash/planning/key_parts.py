@@ -65,12 +65,11 @@ def parts_of(problem: AttentionProblem, tile: fa3.Fa3BackwardTile, at_once: int)
 
 def _lengths(problem: AttentionProblem, tile: fa3.Fa3BackwardTile) -> list[int]:
     """Of the kv tiles of a head: q tiles of a query head that see them."""
-    q_tiles = ceil_div(problem.seqlen_q, tile.block_q)
     keys = range(0, problem.seqlen_kv, tile.block_kv)
-    if problem.mask == "full":
-        return [q_tiles] * len(keys)
-    first = (max(0, key - problem.q_offset) // tile.block_q for key in keys)
-    return [max(0, q_tiles - tile_of_first) for tile_of_first in first]
+    ends = (min(key + tile.block_kv, problem.seqlen_kv) for key in keys)
+    queries_seeing = problem.visibility.queries_seeing
+    seen = (queries_seeing(key, end) for key, end in zip(keys, ends, strict=True))
+    return [ceil_div(end, tile.block_q) - begin // tile.block_q for begin, end in seen]
 
 
 @dataclass(frozen=True)
@@ -150,6 +149,7 @@ class KeyParts:
         )
         widths = self.tile.head_dim, self.tile.head_dim_v
         config = replace(config, mask="full", head_dim=widths[0], head_dim_v=widths[1])
+        config = replace(config, features=())  # masks are behind it
         config = replace(config, output=config.storage)  # what it is changes nothing
         strips = problem.batch * problem.heads_kv * ceil_div(problem.seqlen_kv, fa3.SUM_ROWS)
         places = strips * (sum(widths) // fa3.SUM_COLUMNS)

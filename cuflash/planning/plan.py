@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from ..errors import ArgumentValueError, UnsupportedError
+from ..features.refused import check_refused
 from .decision import ALGORITHMS, Algorithm, Backend, Plan
 from .device import DeviceLimits, HostLimits
 from .fa1 import fa1_plan
@@ -73,6 +74,9 @@ def _host_plan(
 ) -> Plan:
     if algorithm == "fa3":
         raise UnsupportedError("fa3 is for Hopper GPUs; the NumPy backend has fa1 and fa2")
+    for use in problem.uses:
+        if use.needs_cuda:
+            raise UnsupportedError(f"the NumPy backend does not have {use.feature}")
     if blocks is None:
         tile = host.tile_of_cache(problem, limits)
         reason = f"blocks for {limits.cache:,} bytes of cache"
@@ -82,6 +86,7 @@ def _host_plan(
     if tile.threads > 1:
         reason += f", {tile.threads} threads"
     chosen: Algorithm = "fa2" if algorithm == "auto" else algorithm
+    check_refused((*problem.features, chosen, "numpy"))
     return Plan(problem, "numpy", chosen, tile, reason)
 
 
@@ -94,6 +99,7 @@ def _cuda_plan(
 ) -> Plan:
     if algorithm not in _CUDA_FAMILIES:
         raise UnsupportedError(f"{algorithm} has no CUDA kernels in this version")
+    check_refused((*problem.features, algorithm, "cuda"))
     _check_device(problem, limits, algorithm)
     return _CUDA_FAMILIES[algorithm](problem, limits, blocks, rejected)
 

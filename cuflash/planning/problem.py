@@ -6,6 +6,9 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from ..features.use import Operand, Use
+from .visibility import Visibility
+
 __all__ = [
     "DTYPES",
     "MAX_HEADS",
@@ -20,7 +23,7 @@ __all__ = [
 ]
 
 Operation = Literal["forward", "backward"]
-MaskKind = Literal["full", "causal"]
+MaskKind = Literal["full", "causal", "left", "band"]
 Alignment = Literal["tensor_map", "vector", "element"]
 DTypeName = Literal["float16", "bfloat16", "float32", "float64"]
 
@@ -74,11 +77,15 @@ DTYPES: dict[str, DType] = {
 class AttentionProblem:
     """One call of attention or of its gradient: everything but the data.
 
-    Lengths and widths are elements. ``q_offset`` is the position of query 0
-    among the keys, clamped to where it still makes a difference.
+    Lengths and widths are elements. ``mask`` says which bounds the keys of a
+    query have: "causal" and "band" a last one, ``i + q_offset`` for query i,
+    "left" and "band" a first one, ``i + q_first``. Both are clamped to where
+    they still make a difference, and 0 where the mask has no such bound.
     ``alignment`` is "vector" when every row of every tensor starts at, and is
     a multiple of, 16 bytes, and "tensor_map" when besides all strides are what
-    Hopper's copy engine takes: positive and below 2^40 bytes.
+    Hopper's copy engine takes: positive and below 2^40 bytes. ``uses`` says
+    what features add, in the order of their table. ``wrt`` names the tensors
+    whose gradients a backward pass is asked for; its order does not matter.
     """
 
     operation: Operation
@@ -96,7 +103,36 @@ class AttentionProblem:
     q_offset: int
     alignment: Alignment = "vector"
     deterministic: bool = False
-    features: tuple[str, ...] = ()
+    q_first: int = 0
+    uses: tuple[Use, ...] = ()
+    wrt: tuple[str, ...] = ("q", "k", "v")
+
+    @property
+    def has_last(self) -> bool:
+        """Whether a query has a last key."""
+        return self.mask in ("causal", "band")
+
+    @property
+    def has_first(self) -> bool:
+        """Whether a query has a first key."""
+        return self.mask in ("left", "band")
+
+    @property
+    def visibility(self) -> Visibility:
+        """Which keys a query sees."""
+        first = self.q_first if self.has_first else None
+        last = self.q_offset if self.has_last else None
+        return Visibility(self.seqlen_q, self.seqlen_kv, first, last)
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """Names of the features that the problem uses."""
+        return tuple(use.feature for use in self.uses)
+
+    @property
+    def operands(self) -> dict[str, Operand]:
+        """Arrays of its features by name."""
+        return {operand.name: operand for use in self.uses for operand in use.operands}
 
     @property
     def compute(self) -> DTypeName:
@@ -140,8 +176,11 @@ class AttentionProblem:
     def empty(self) -> bool:
         """Whether there is nothing at all to compute or to write."""
         rows_q = self.batch * self.heads_q * self.seqlen_q
+        if self.operation == "forward":
+            return rows_q == 0
         rows_kv = self.batch * self.heads_kv * self.seqlen_kv
-        return rows_q == 0 and (self.operation == "forward" or rows_kv == 0)
+        arrays = any(0 not in o.shape for name, o in self.operands.items() if name in self.wrt)
+        return rows_q == 0 and rows_kv == 0 and not arrays
 
     @property
     def flops(self) -> int:
@@ -153,6 +192,8 @@ class AttentionProblem:
         pairs = self.batch * self.heads_q * self.seqlen_q * self.seqlen_kv
         if self.mask == "causal":
             pairs //= 2
+        elif self.mask != "full":
+            pairs = self.batch * self.heads_q * self.visibility.pairs
         if self.operation == "forward":
             return 2 * pairs * (self.head_dim + self.head_dim_v)
         return 2 * pairs * (3 * self.head_dim + 2 * self.head_dim_v)
@@ -163,7 +204,16 @@ class AttentionProblem:
         if self.head_dim_v != self.head_dim:
             dims += f"/{self.head_dim_v}"
         offset = f" q_offset {self.q_offset}" if self.mask == "causal" else ""
+        if self.has_first:
+            last = f" to i{self.q_offset:+d}" if self.has_last else ""
+            offset = f" keys i{self.q_first:+d}{last}"
+        named = (use for use in self.uses if use.feature != "window")  # its bounds stand above
+        more = [f"{name} {value}" for use in named for name, value in use.numbers]
+        more += [f"{operand.name} {operand.dtype}" for operand in self.operands.values()]
+        if self.wrt != ("q", "k", "v"):
+            more.append(f"wrt {', '.join(self.wrt)}")
         return (
             f"{self.operation} {self.storage} batch {self.batch} heads {heads} "
             f"seqlen {self.seqlen_q}x{self.seqlen_kv} head_dim {dims} {self.mask}{offset}"
+            f"{''.join(f' {what}' for what in more)}"
         )

@@ -23,10 +23,10 @@ class RowOrder:
         Heads of keys of all batch entries.
     tiles
         Tiles of a head's keys.
-    section
-        Heads whose tiles come together: any block of a section needs what
-        blocks have cleared for all its tiles.
-    shares
+    head_group
+        Heads whose tiles come together: any block of them needs what blocks
+        have cleared for all their tiles.
+    tiles_of_round
         Blocks of tiles in a round, before which a block of rows comes; 0: there
         are none.
     num_sms
@@ -35,16 +35,16 @@ class RowOrder:
 
     heads: int
     tiles: int
-    section: int
-    shares: int
+    head_group: int
+    tiles_of_round: int
     num_sms: int
 
     @property
     def heads_ahead(self) -> int:
-        """The first heads, whose sums no block clears: whole sections of them."""
-        of_section = self.tiles * self.section
-        sections = ceil_div(of_section + _ROUNDS * self.num_sms, of_section)
-        return min(self.heads, sections * self.section)
+        """The first heads, whose sums no block clears: whole head groups."""
+        of_head_group = self.tiles * self.head_group
+        head_groups = ceil_div(of_head_group + _ROUNDS * self.num_sms, of_head_group)
+        return min(self.heads, head_groups * self.head_group)
 
     @property
     def ahead(self) -> int:
@@ -52,23 +52,23 @@ class RowOrder:
         return self.heads_ahead * self.tiles
 
     @property
-    def behind(self) -> int:
+    def convert_lag(self) -> int:
         """From the first tile of a round back to the first whose rows are finished meanwhile.
 
         Far enough that all of its head's tiles come before the round; where
         there are no more tiles, that no round finishes any. Of blocks of rows.
         """
-        far = self.tiles * self.section + self.shares + _ROUNDS * self.num_sms
-        return min(far, self._rounds * self.shares)
+        far = self.tiles * self.head_group + self.tiles_of_round + _ROUNDS * self.num_sms
+        return min(far, self._rounds * self.tiles_of_round)
 
     @property
     def blocks(self) -> int:
         """Those of the rounds, and one for every share that is left."""
-        if self.shares == 0:
+        if self.tiles_of_round == 0:
             return self.heads * self.tiles
-        left = self.heads * self.tiles + self.behind - self._rounds * self.shares
-        return self._rounds * (self.shares + 1) + left
+        left = self.heads * self.tiles + self.convert_lag - self._rounds * self.tiles_of_round
+        return self._rounds * (self.tiles_of_round + 1) + left
 
     @property
     def _rounds(self) -> int:
-        return ceil_div(self.heads * self.tiles, self.shares)
+        return ceil_div(self.heads * self.tiles, self.tiles_of_round)

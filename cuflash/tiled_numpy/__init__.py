@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from ..planning.plan import Plan
-from . import fa1, fa2, gradients
+from . import fa1, fa2, gradients, outputs
 from .blocks import Array, tile_of
 from .threads import run_tasks
 
@@ -12,7 +14,16 @@ __all__ = ["backward", "forward"]
 _ALGORITHMS = {"fa1": fa1, "fa2": fa2}
 
 
-def forward(plan: Plan, q: Array, k: Array, v: Array, out: Array, lse: Array | None) -> None:
+def forward(
+    plan: Plan,
+    q: Array,
+    k: Array,
+    v: Array,
+    out: Array,
+    lse: Array | None = None,
+    sinks: Array | None = None,
+    **more: Array,
+) -> None:
     """Write ``softmax(scale * q k^T) v`` and its log-sum-exp to where they belong.
 
     FlashAttention-1, Algorithms 1 and 2 (Dao et al. 2022), or
@@ -33,9 +44,17 @@ def forward(plan: Plan, q: Array, k: Array, v: Array, out: Array, lse: Array | N
     lse
         Destination, (batch, heads_q, seqlen_q) of the statistics dtype: the
         natural log of the sum of exp of a row's scores. Or None.
+    sinks
+        (heads_q,): one more score of every row, whose value is zero; minus
+        infinity is no sink, plus infinity and NaN make their head NaN. A row
+        that sees no key has the output 0 and the log-sum-exp of its sink.
+    **more
+        Operands of the plan's other features, by name.
     """
-    tasks = _ALGORITHMS[plan.algorithm].forward(plan, q, k, v, out, lse)
-    run_tasks(tasks, tile_of(plan).threads)
+    given = outputs.GivenForward(q, k, v, out, lse, sinks, more)
+    run_tasks(
+        outputs.tasks(plan, _ALGORITHMS[plan.algorithm].forward, given), tile_of(plan).threads
+    )
 
 
 def backward(
@@ -46,10 +65,13 @@ def backward(
     v: Array,
     out: Array,
     lse: Array,
-    dlse: Array | None,
-    dq: Array,
-    dk: Array,
-    dv: Array,
+    dlse: Array | None = None,
+    dq: Array | None = None,
+    dk: Array | None = None,
+    dv: Array | None = None,
+    sinks: Array | None = None,
+    dsinks: Array | None = None,
+    **more: Array,
 ) -> None:
     """Write the gradients of :func:`forward` to where they belong.
 
@@ -63,14 +85,26 @@ def backward(
         Of the numpy backend, for this problem; nothing is checked against it.
     dout
         Gradient of ``out``, and like it.
-    q, k, v, out, lse
+    q, k, v, out, lse, sinks
         As :func:`forward` took and gave them.
     dlse
         Gradient of ``lse``, and like it; None stands for zeros.
     dq, dk, dv
-        Destinations, like ``q``, ``k`` and ``v``. Heads of a group are summed
-        in the compute dtype and rounded once.
+        Destinations, like ``q``, ``k`` and ``v``; None of what is not wanted.
+        Heads of a group are summed in the compute dtype and rounded once.
+    dsinks
+        Destination, like ``sinks``, or None: the sum of P (dlse - rowsum(dO *
+        O)) over all rows of a head, P the weight of the sink. Rows are summed
+        in one order, whatever the threads.
+    **more
+        As :func:`forward` took them.
     """
     inner = _ALGORITHMS[plan.algorithm].backward
-    given = gradients.Given(dout, q, k, v, out, lse, dlse, dq, dk, dv)
-    run_tasks(gradients.tasks(plan, inner, given), tile_of(plan).threads)
+    given = gradients.Given(dout, q, k, v, out, lse, dlse, dq, dk, dv, sinks, more)
+    problem = plan.problem
+    shape = (problem.batch, problem.heads_q, problem.seqlen_q)
+    of_sinks = None if dsinks is None else np.zeros(shape, problem.compute)
+    run_tasks(gradients.tasks(plan, inner, given, of_sinks), tile_of(plan).threads)
+    if dsinks is not None and of_sinks is not None:
+        by_head = of_sinks.swapaxes(0, 1).reshape(problem.heads_q, shape[0] * shape[2])
+        dsinks[...] = by_head.sum(axis=1)

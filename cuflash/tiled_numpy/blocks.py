@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import math
 import threading
 from collections.abc import Iterator
@@ -28,6 +29,7 @@ class Tile:
     queries: slice
     keys: slice
     rows: slice  # the queries among the folded rows
+    first: bool  # no earlier block of keys has a tile of these queries
 
 
 class Blocks:
@@ -40,8 +42,10 @@ class Blocks:
         self.queries = _slices(plan.problem.seqlen_q, self.tile.block_q)
         self.first_query = 0
         self.keys = _slices(plan.problem.seqlen_kv, self.tile.block_kv)
-        causal = plan.problem.mask == "causal"
-        self._staircase = _staircase(self.tile.block_q, self.compute) if causal else None
+        self._sees = plan.problem.visibility
+        steps = functools.partial(_staircase, self.tile.block_q, self.compute)
+        self._until = None if self._sees.last is None else steps(hidden_from_earlier=True)
+        self._from = None if self._sees.first is None else steps(hidden_from_earlier=False)
         self._of_thread = threading.local()
 
     @property
@@ -53,25 +57,29 @@ class Blocks:
         return found
 
     @property
-    def seen_keys(self) -> int:
-        """How many of the first keys some query of these blocks sees."""
-        if not self.queries:
-            return 0
-        if self._staircase is None:
-            return self.problem.seqlen_kv
-        last: int = self.queries[-1].stop + self.problem.q_offset
-        return min(self.problem.seqlen_kv, max(0, last))
+    def seen_keys(self) -> slice:
+        """The keys that some query sees."""
+        return self._keys_seen(slice(0, self.problem.seqlen_q))
+
+    @property
+    def live_queries(self) -> slice:
+        """The queries that see a key; those before and after are dead rows."""
+        keys = self.seen_keys
+        if keys.start == keys.stop:
+            return slice(0, 0)
+        return slice(*self._sees.queries_seeing(0, self.problem.seqlen_kv))
 
     def live(self, q: Array) -> Array:
         """Queries (batch, seqlen, head, width) with zeros where the mask shows no key at all.
 
         What these rows hold decides nothing. A copy only where there are such rows.
         """
-        dead = -self.problem.q_offset if self._staircase is not None else 0
-        if dead <= 0:
+        live = self.live_queries
+        if live.stop - live.start == self.problem.seqlen_q:
             return q
         q = q.copy()
-        q[:, :dead] = 0
+        q[:, : live.start] = 0
+        q[:, live.stop :] = 0
         return q
 
     def parts(self) -> list[Blocks]:
@@ -93,42 +101,53 @@ class Blocks:
 
     def of_queries(self, queries: slice) -> Iterator[Tile]:
         """The tiles of a block of queries, over the keys: FlashAttention-2's inner loop."""
-        for keys in self.keys:
-            stop = self._end_of_seen(queries, keys)
-            if stop <= keys.start:
-                return
-            yield Tile(queries, slice(keys.start, stop), self.rows(queries))
+        seen, length = self._keys_seen(queries), self.tile.block_kv
+        for block in self.keys[seen.start // length : -(-seen.stop // length)]:
+            yield self._tile(queries, block, seen)
 
     def of_keys(self, keys: slice) -> Iterator[Tile]:
         """The tiles of a block of keys, over the queries: FlashAttention-1's inner loop."""
         for queries in self.queries:
-            stop = self._end_of_seen(queries, keys)
-            if stop > keys.start:
-                yield Tile(queries, slice(keys.start, stop), self.rows(queries))
+            seen = self._keys_seen(queries)
+            if seen.start < keys.stop and keys.start < seen.stop:
+                yield self._tile(queries, keys, seen)
 
-    def hide(self, scores: Array, tile: Tile) -> None:
+    def apply_mask(self, scores: Array, tile: Tile) -> None:
         """Set what the mask hides to minus infinity; keys that every query sees are not read.
 
         Scores are (batch, head, key, row). A NaN that is seen may become plus
         infinity, which makes its row NaN just as well.
         """
-        if self._staircase is None:
-            return
-        first_hidden = tile.queries.start + self.problem.q_offset + 1  # from the first query
-        first = max(first_hidden, tile.keys.start)
-        if first >= tile.keys.stop:
+        first, last = self._sees.first, self._sees.last
+        if self._until is not None and last is not None:
+            # From the first key that the first query does not see any more.
+            self._limit(scores, tile, self._until, tile.queries.start + last + 1, tile.keys.stop)
+        if self._from is not None and first is not None:
+            # From the first key that the first query sees, up to that of the last query.
+            stop = min(tile.keys.stop, tile.queries.stop - 1 + first)
+            self._limit(scores, tile, self._from, tile.queries.start + first, stop)
+
+    def _limit(self, scores: Array, tile: Tile, steps: Array, key_of_step: int, stop: int) -> None:
+        """Apply a staircase, whose first step is of one key, to the tile's keys before ``stop``."""
+        start = max(key_of_step, tile.keys.start)
+        if start >= stop:
             return
         length = tile.queries.stop - tile.queries.start
-        limit = self._staircase[first - first_hidden : tile.keys.stop - first_hidden, :length]
-        edge = scores[:, :, first - tile.keys.start :]
+        limit = steps[start - key_of_step : stop - key_of_step, :length]
+        edge = scores[:, :, start - tile.keys.start : stop - tile.keys.start]
         edge = edge.reshape(*edge.shape[:3], self.problem.group, length)
         np.fmin(edge, limit[:, None], out=edge)
 
-    def _end_of_seen(self, queries: slice, keys: slice) -> int:
-        """The last query sees most: the end of what it sees of these keys."""
-        if self._staircase is None:
-            return int(keys.stop)
-        return int(min(keys.stop, queries.stop + self.problem.q_offset))
+    def _keys_seen(self, queries: slice) -> slice:
+        """The keys that some query of a block sees; none at 0 where there is no such key."""
+        first, last = self._sees.first, self._sees.last
+        if first is not None and last is not None and first > last:
+            return slice(0, 0)
+        return slice(*self._sees.keys_seen(queries.start, queries.stop))
+
+    def _tile(self, queries: slice, block: slice, seen: slice) -> Tile:
+        keys = slice(max(block.start, seen.start), min(block.stop, seen.stop))
+        return Tile(queries, keys, self.rows(queries), keys.start == seen.start)
 
 
 class Scratch:
@@ -164,13 +183,14 @@ def _slices(length: int, block: int) -> list[slice]:
     return [slice(start, min(start + block, length)) for start in range(0, length, block)]
 
 
-def _staircase(block_q: int, dtype: np.dtype[Any]) -> Array:
-    """What scores at the edge may be at most: [key, query], minus infinity where hidden.
+def _staircase(block_q: int, dtype: np.dtype[Any], *, hidden_from_earlier: bool) -> Array:
+    """What scores at an edge may be at most: [key, query], minus infinity where hidden.
 
-    Key 0 is the first that query 0 does not see, so the query must come after
-    the key. A view of one row of 2 block_q - 1 numbers, of which every key
-    sees another window.
+    Key k of it is hidden from the queries 0 to k, which come too early for it,
+    or else from all later ones, which come too late. A view of one row of
+    2 block_q - 1 numbers, of which every key sees another window.
     """
-    steps = np.full(2 * block_q - 1, np.inf, dtype)
-    steps[:block_q] = -np.inf
+    early, late = (-np.inf, np.inf) if hidden_from_earlier else (np.inf, -np.inf)
+    steps = np.full(2 * block_q - 1, late, dtype)
+    steps[:block_q] = early
     return np.lib.stride_tricks.sliding_window_view(steps, block_q)[::-1]

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 
-from ..planning.plan import Plan
 from ..planning.tiles.host import FEW_ROWS
 from .blocks import Array, Blocks, Scratch
-from .common_part import row_shift
 from .few_rows import few_rows_block
 from .gradients import GradientRows, Gradients
-from .heads import Heads
 from .operands import Operands, longest_norm
-from .steps import RowState, accumulate, finish, online_softmax, sum_over_keys, transposed_product
-from .threads import Task
+from .steps import RowState, accumulate, online_softmax, sum_over_keys, transposed_product
 
 __all__ = ["backward", "forward"]
 
@@ -24,37 +19,13 @@ __all__ = ["backward", "forward"]
 _ROWS_TO_MEASURE = 256
 
 
-def forward(
-    plan: Plan, q: Array, k: Array, v: Array, out: Array, lse: Array | None
-) -> Iterator[Task]:
-    """Algorithm 1: blocks of queries outside, blocks of keys inside.
-
-    Arguments are those of :func:`cuflash.tiled_numpy.forward`.
-    """
-    blocks = Blocks(plan)
-    q = blocks.live(q)
-    for heads in Heads.of(blocks):
-        operands = Operands(blocks, heads, q, k, v)
-        for part in blocks.parts():
-            yield functools.partial(_forward, part, heads.part(part), operands, q, out, lse)
-
-
-def _forward(
-    blocks: Blocks, heads: Heads, operands: Operands, q: Array, out: Array, lse: Array | None
-) -> None:
-    made, scratch = operands.make(), blocks.scratch
-    scaled_q = heads.rows(q)
-    scaled_q *= blocks.problem.scale
-    state = RowState.start((*scaled_q.shape[:3], made.values.shape[-1]), blocks.compute)
-    block = _block_for(blocks, scaled_q, made)
+def forward(blocks: Blocks, operands: Operands, scaled_q: Array, state: RowState) -> None:
+    """Algorithm 1: blocks of queries outside, blocks of keys inside."""
+    scratch = blocks.scratch
+    block = _block_for(blocks, scaled_q, operands)
     for queries in blocks.queries:
         rows = blocks.rows(queries)
-        block(blocks, queries, scaled_q[:, :, rows], made, state.part(rows), scratch)
-    shift = None if made.common is None else row_shift(scaled_q, made.common)
-    all_lse = finish(state, shift)
-    heads.set_rows(out, state.out)
-    if lse is not None:
-        heads.set_statistics(lse, all_lse)
+        block(blocks, queries, scaled_q[:, :, rows], operands, state.part(rows), scratch)
 
 
 def _block_for(blocks: Blocks, scaled_q: Array, operands: Operands) -> Callable[..., None]:
@@ -82,13 +53,12 @@ def _block(
     """
     for tile in blocks.of_queries(queries):
         scores = transposed_product(operands.keys[:, :, tile.keys], scaled_q, scratch, "scores")
-        blocks.hide(scores, tile)
+        operands.change(scores, tile)
         rescale = online_softmax(scores, state)
-        first = tile.keys.start == 0
-        if not first:
+        if not tile.first:
             state.out *= rescale[..., None]
         values = operands.values[:, :, tile.keys]
-        accumulate(state.out, scores.swapaxes(-1, -2), values, scratch, first)
+        accumulate(state.out, scores.swapaxes(-1, -2), values, scratch, tile.first)
     state.out /= state.row_sum[..., None]
 
 
@@ -104,11 +74,11 @@ def _small_block(
     state.row_max[...] = 0
     for tile in blocks.of_queries(queries):
         scores = transposed_product(operands.keys[:, :, tile.keys], scaled_q, scratch, "scores")
-        blocks.hide(scores, tile)
+        operands.change(scores, tile)
         np.exp(scores, out=scores)
         state.row_sum += sum_over_keys(scores)
         values = operands.values[:, :, tile.keys]
-        accumulate(state.out, scores.swapaxes(-1, -2), values, scratch, tile.keys.start == 0)
+        accumulate(state.out, scores.swapaxes(-1, -2), values, scratch, tile.first)
     state.out /= state.row_sum[..., None]
 
 

@@ -28,7 +28,7 @@ def few_rows_block(
         keys, values = operands.keys[:, :, tile.keys], operands.values[:, :, tile.keys]
         scores = scratch.array("scores", (*scaled_q.shape[:3], keys.shape[2]))
         np.matmul(scaled_q, keys.swapaxes(-1, -2), out=scores)
-        blocks.hide(scores.swapaxes(-1, -2), tile)
+        operands.change(scores.swapaxes(-1, -2), tile)
         new_max = np.maximum(scores.max(axis=-1), state.row_max)
         shift = np.where(new_max == -np.inf, 0, new_max)
         scores -= shift[..., None]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,10 +11,12 @@ import numpy as np
 from .blocks import Array, Blocks
 from .common_part import row_shift
 from .heads import Heads
+from .steps import wider
 
 __all__ = ["Given", "GradientRows"]
 
-#: Roundings of a score by which the log-sum-exp of another pass may differ.
+#: Roundings of a score by which the log-sum-exp of another pass may differ, beside those of the sum
+#: of head_dim products, whose number grows as the root of head_dim.
 _ROUNDINGS = 4
 
 
@@ -27,9 +31,11 @@ class Given:
     out: Array
     lse: Array
     dlse: Array | None
-    dq: Array
-    dk: Array
-    dv: Array
+    dq: Array | None  # like dk and dv None where it is not wanted
+    dk: Array | None
+    dv: Array | None
+    sinks: Array | None
+    more: Mapping[str, Array]  # of other features
 
 
 @dataclass
@@ -43,31 +49,37 @@ class GradientRows:
     dlse: Array | None
     dead: Array
     some_dead: bool
-    dq: Array  # less the factor scale, and what the common part of the keys gives
+    sinks: Array | None = None  # less what the scores lack
+    dq: Array | None = None  # less the factor scale, and what the common part of the keys gives
     sums: Array | None = None  # of dS over the keys, where the keys had a common part
     same: Array | None = None  # rows whose lse was that of these keys
     centred: Array | None = None  # (batch, head), heads whose keys had a common part
+    unrounded_lse: Array | None = None  # beside sinks, where the keys had a common part
+    of_keys: Array | None = None  # weight of all keys together, where there are sinks and a part
 
     @classmethod
     def load(cls, blocks: Blocks, heads: Heads, given: Given) -> GradientRows:
         """Copies in the compute dtype, with zeros in dead rows: whatever those hold is not read."""
-        scaled_q, dout = heads.rows(given.q), heads.rows(given.dout)
-        lse = heads.statistics(given.lse)
+        scaled_q, dout, out = (heads.rows(array) for array in (given.q, given.dout, given.out))
+        lse, unseeing = heads.statistics(given.lse), heads.dead()
         scaled_q *= blocks.problem.scale
         dead = lse == -np.inf
+        if unseeing is not None:
+            dead |= unseeing
         some_dead = bool(dead.any())
         if some_dead:
-            scaled_q[dead] = 0
-            dout[dead] = 0
+            for rows in (scaled_q, dout, out):
+                rows[dead] = 0
         return cls(
             scaled_q=scaled_q,
             dout=dout,
-            out=heads.rows(given.out),
+            out=out,
             lse=lse,
             dlse=None if given.dlse is None else heads.statistics(given.dlse),
             dead=dead,
             some_dead=some_dead,
-            dq=np.zeros_like(scaled_q),
+            sinks=None if given.sinks is None else heads.sinks(given.sinks),
+            dq=None if given.dq is None else np.zeros_like(scaled_q),
         )
 
     def take_off(self, common: Array, own_lse: Array) -> None:
@@ -84,13 +96,20 @@ class GradientRows:
         self.centred = centred
         shift = row_shift(self.scaled_q, common)
         given = self.lse - shift
+        if self.sinks is not None:
+            self.sinks = self.sinks - shift
+            of_keys, own_lse = own_lse, np.logaddexp(own_lse, self.sinks)
+            self.of_keys = np.exp(of_keys - own_lse).astype(self.lse.dtype)
         size = row_shift(np.abs(self.scaled_q), np.abs(common)) + np.abs(own_lse) + 1
         eps = np.finfo(self.lse.dtype).eps
-        self.same = np.abs(given - own_lse) <= _ROUNDINGS * eps * size
+        roundings = _ROUNDINGS + math.sqrt(common.shape[3])
+        self.same = np.abs(given - own_lse) <= roundings * eps * size
         self.same &= centred[..., None]
-        lse = np.where(self.same, own_lse, given).astype(self.lse.dtype)
-        self.lse = np.where(self.dead, -np.inf, lse).astype(lse.dtype)
-        self.sums = np.zeros_like(self.lse)
+        lse = np.where(self.dead, -np.inf, np.where(self.same, own_lse, given))
+        if self.sinks is not None:
+            self.unrounded_lse = lse
+        self.lse = lse.astype(self.lse.dtype)
+        self.sums = None if self.dq is None else np.zeros_like(self.lse)
 
     def delta(self, rows: slice) -> Array:
         """rowsum(dO * O) - dlse of some rows."""
@@ -99,16 +118,49 @@ class GradientRows:
             delta -= self.dlse[:, :, rows]
         return delta
 
+    def of_sinks(self) -> Array:
+        """What every row gives to the gradient of its sink: P (dlse - delta), P of the sink."""
+        terms: Array = np.where(
+            self.sinks == -np.inf, 0, -self._sink_weights() * self.delta(slice(None))
+        )
+        return terms
+
+    def _sink_weights(self) -> Array:
+        sinks = np.asarray(self.sinks, wider(self.lse.dtype))
+        # A sink less itself is 0, and NaN if it is no number: in a dead row it is all the weight.
+        lse = self.lse if self.unrounded_lse is None else self.unrounded_lse
+        weights: Array = np.exp(sinks - np.where(self.dead, sinks, lse))
+        return weights.astype(self.lse.dtype)
+
+    def _exact_sums(self) -> Array:
+        """What dS sums up to over the keys where the weights are those of these keys.
+
+        That is dlse. With a sink it is P D + W dlse: P is the weight of the
+        sink, W that of all keys, and D the sum of weights times dP. D comes
+        from the computed sums, which lack W delta: delta itself would bring
+        the rounding of O. W comes from the scores: 1 - P would have no digits
+        where P is almost 1.
+        """
+        none = np.zeros_like(self.lse)
+        dlse = none if self.dlse is None else self.dlse
+        if self.of_keys is None:
+            return dlse
+        products = np.asarray(self.sums) + self.of_keys * self.delta(slice(None))
+        sums: Array = self._sink_weights() * products + self.of_keys * dlse
+        return sums
+
     def store(self, blocks: Blocks, heads: Heads, dq: Array, common: Array | None) -> None:
         """Write dQ to its place.
 
-        The common part of the keys is multiplied by the sum of a row's dS. It
-        is exactly dlse where the weights add up to 1; computed, it would have
+        The common part of the keys is multiplied by the sum of a row's dS. That
+        is known where the row's weights are its own; computed, it would have
         an error that a large common part makes larger than all the rest.
         """
+        if self.dq is None:
+            return
         if common is not None and self.sums is not None and self.centred is not None:
-            exact = np.zeros_like(self.sums) if self.dlse is None else self.dlse
-            of_common = np.where(np.asarray(self.same), exact, self.sums)[..., None] * common
+            sums = np.where(np.asarray(self.same), self._exact_sums(), self.sums)
+            of_common = sums[..., None] * common
             np.add(self.dq, of_common, out=self.dq, where=self.centred[..., None, None])
         self.dq *= blocks.problem.scale
         if self.some_dead:

@@ -19,6 +19,7 @@ from .key_sums import KeySums
 from .operands import Operands
 from .own_lse import own_lse
 from .steps import accumulate, sum_over_keys, transposed_product
+from .terms import terms_of
 from .threads import Task
 
 __all__ = ["Given", "GradientRows", "Gradients", "tasks"]
@@ -28,17 +29,21 @@ __all__ = ["Given", "GradientRows", "Gradients", "tasks"]
 Inner = Callable[["Gradients", GradientRows], None]
 
 
-def tasks(plan: Plan, inner: Inner, given: Given) -> Iterator[Task]:
-    """The tasks of a backward pass: some heads and a part of their queries each."""
+def tasks(plan: Plan, inner: Inner, given: Given, of_sinks: Array | None = None) -> Iterator[Task]:
+    """The tasks of a backward pass: some heads and a part of their queries each.
+
+    ``of_sinks``, (batch, heads_q, seqlen_q), takes what every row gives to the
+    gradient of its sink.
+    """
     blocks = Blocks(plan)
-    live = blocks.live(given.q)
+    live, terms = blocks.live(given.q), terms_of(plan.problem, given.more)
     for heads in Heads.of(blocks):
-        operands = Operands(blocks, heads, live, given.k, given.v)
+        operands = Operands(blocks, heads, live, given.k, given.v, terms)
         parts = blocks.parts()
         sums = KeySums(heads, blocks.keys, len(parts), given.dk, given.dv)
         for index, part in enumerate(parts):
             task = Gradients(part, heads.part(part), operands, sums, index)
-            yield functools.partial(task.run, inner, given)
+            yield functools.partial(task.run, inner, given, of_sinks)
 
 
 class Gradients:
@@ -50,16 +55,20 @@ class Gradients:
         self._blocks, self._heads = blocks, heads
         self._operands, self._sums, self._index = operands, sums, index
 
-    def run(self, inner: Inner, given: Given) -> None:
-        """Compute and write everything."""
+    def run(self, inner: Inner, given: Given, of_sinks: Array | None) -> None:
+        """Compute and write everything that is wanted."""
         blocks, operands = self._blocks, self._operands.make()
         self._scratch = blocks.scratch
         rows = GradientRows.load(blocks, self._heads, given)
         if operands.common is not None:
-            own = own_lse(blocks, operands.keys, rows.scaled_q, self._scratch)
+            own = own_lse(blocks, operands, rows.scaled_q, self._scratch)
             rows.take_off(operands.common, own)
-        inner(self, rows)
-        rows.store(blocks, self._heads, given.dq, operands.common)
+        if of_sinks is not None and rows.sinks is not None:
+            self._heads.set_statistics(of_sinks, rows.of_sinks())
+        if any(array is not None for array in (given.dq, given.dk, given.dv)):
+            inner(self, rows)
+        if given.dq is not None:
+            rows.store(blocks, self._heads, given.dq, operands.common)
 
     def column_blocks(self, rows: GradientRows, delta_of: Callable[[slice], Array]) -> None:
         """Hand over dK and dV block by block, and accumulate dQ over the blocks.
@@ -67,49 +76,56 @@ class Gradients:
         dK and dV of a block are local to the inner loop. Heads of a group are
         folded into the rows, so these sums are over the group too.
         """
-        keys, values = self._operands.keys, self._operands.values
         for number, block in enumerate(self._blocks.keys):
-            shape = (*keys.shape[:2], block.stop - block.start)
-            dk = np.zeros((*shape, keys.shape[-1]), keys.dtype)
-            dv = np.zeros((*shape, values.shape[-1]), keys.dtype)
+            whole = self._sums.start(self._operands, block)
             for index, tile in enumerate(self._blocks.of_keys(block)):
-                seen = slice(0, tile.keys.stop - tile.keys.start)
-                sums = dk[:, :, seen], dv[:, :, seen]
-                self._tile(tile, rows, delta_of(tile.rows), sums, index == 0)
-            self._sums.add(self._index, number, dk, dv)
+                seen = slice(tile.keys.start - block.start, tile.keys.stop - block.start)
+                dk, dv = (None if array is None else array[:, :, seen] for array in whole)
+                self._tile(tile, rows, delta_of, (dk, dv), index == 0)
+            self._sums.add(self._index, number, whole)
 
     def _tile(
         self,
         tile: Tile,
         rows: GradientRows,
-        delta: Array,
-        sums: tuple[Array, Array],
+        delta_of: Callable[[slice], Array],
+        sums: tuple[Array | None, Array | None],
         first: bool,
     ) -> None:
         dk, dv = sums
         scratch, keys = self._scratch, self._operands.keys[:, :, tile.keys]
-        weights, dscores = self._weights(tile, rows, delta, keys)
-        accumulate(dv, weights, rows.dout[:, :, tile.rows], scratch, first)
-        accumulate(dk, dscores, rows.scaled_q[:, :, tile.rows], scratch, first)
+        weights = self._weights(tile, rows, keys)
+        if dv is not None:
+            accumulate(dv, weights, rows.dout[:, :, tile.rows], scratch, first)
+        if dk is None and rows.dq is None:
+            return
+        dscores = self._dscores(tile, rows, delta_of(tile.rows), weights)
+        if dk is not None:
+            accumulate(dk, dscores, rows.scaled_q[:, :, tile.rows], scratch, first)
+        if rows.dq is None:
+            return
         if rows.sums is not None:
             rows.sums[:, :, tile.rows] += sum_over_keys(dscores)
         dq = rows.dq[:, :, tile.rows]
-        accumulate(dq, dscores.swapaxes(-1, -2), keys, scratch, tile.keys.start == 0)
+        accumulate(dq, dscores.swapaxes(-1, -2), keys, scratch, tile.first)
 
-    def _weights(
-        self, tile: Tile, rows: GradientRows, delta: Array, keys: Array
-    ) -> tuple[Array, Array]:
-        """P^T and dS^T of a tile, [key, row]: exp(S - lse) and P * (dP - delta)."""
-        scratch, values = self._scratch, self._operands.values[:, :, tile.keys]
-        weights = transposed_product(keys, rows.scaled_q[:, :, tile.rows], scratch, "weights")
-        self._blocks.hide(weights, tile)
+    def _weights(self, tile: Tile, rows: GradientRows, keys: Array) -> Array:
+        """P^T of a tile, [key, row]: exp(S - lse), and 0 in dead rows."""
+        scaled_q = rows.scaled_q[:, :, tile.rows]
+        weights = transposed_product(keys, scaled_q, self._scratch, "weights")
+        self._operands.change(weights, tile)
         weights -= rows.lse[:, :, None, tile.rows]
         np.exp(weights, out=weights)
-        dscores = transposed_product(values, rows.dout[:, :, tile.rows], scratch, "dscores")
+        if rows.some_dead:
+            np.copyto(weights, 0, where=rows.dead[:, :, None, tile.rows])
+        return weights
+
+    def _dscores(self, tile: Tile, rows: GradientRows, delta: Array, weights: Array) -> Array:
+        """dS^T of a tile, [key, row]: P * (dP - delta), and 0 in dead rows."""
+        values, dout = self._operands.values[:, :, tile.keys], rows.dout[:, :, tile.rows]
+        dscores = transposed_product(values, dout, self._scratch, "dscores")
         dscores -= delta[:, :, None]
         dscores *= weights
         if rows.some_dead:
-            dead = rows.dead[:, :, None, tile.rows]
-            np.copyto(weights, 0, where=dead)
-            np.copyto(dscores, 0, where=dead)
-        return weights, dscores
+            np.copyto(dscores, 0, where=rows.dead[:, :, None, tile.rows])
+        return dscores

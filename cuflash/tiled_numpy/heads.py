@@ -13,7 +13,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from .blocks import Array, Blocks
+from ..features.host import ScorePlace
+from .blocks import Array, Blocks, Tile
 
 __all__ = ["Heads"]
 
@@ -42,12 +43,15 @@ class Heads:
     def keys(self, array: Array) -> Array:
         """Keys or values, (batch, head, key, width), as BLAS reads them.
 
-        A copy only where the dtype or the strides need one.
+        A copy only where the dtype or the strides need one; of it, what no
+        query sees is undefined.
         """
         part: Array = array[self._batch, :, self._heads].swapaxes(1, 2)
         if part.dtype == self._blocks.compute and _is_matrix(part):
             return part
-        return np.array(part, self._blocks.compute, order="C")
+        seen, copied = self._blocks.seen_keys, np.empty(part.shape, self._blocks.compute)
+        copied[:, :, seen] = part[:, :, seen]
+        return copied
 
     def part(self, blocks: Blocks) -> Heads:
         """The same heads with the rows of some of the blocks."""
@@ -77,6 +81,37 @@ class Heads:
     def set_statistics(self, array: Array, rows: Array) -> None:
         """Write all folded statistics to their place."""
         self._unfold(rows, self._statistics_by_group(array))
+
+    def sinks(self, sinks: Array) -> Array:
+        """The sink (heads_q,) of every row, (batch, head, row); infinite ones give NaN."""
+        problem = self._blocks.problem
+        everywhere = (problem.batch, problem.heads_q, problem.seqlen_q)
+        rows = self.statistics(np.broadcast_to(sinks[:, None], everywhere))
+        rows[rows == np.inf] = np.nan
+        return rows
+
+    def place(self, tile: Tile) -> ScorePlace:
+        """Entries, heads, queries and keys of a tile's scores."""
+        problem = self._blocks.problem
+        heads = np.arange(problem.heads_q).reshape(self._split(problem.heads_q))[self._heads]
+        return ScorePlace(
+            np.arange(problem.batch)[self._batch, None, None, None, None],
+            heads[:, None, :, None][None],
+            np.arange(tile.queries.start, tile.queries.stop),
+            np.arange(tile.keys.start, tile.keys.stop)[:, None, None],
+        )
+
+    def dead(self) -> Array | None:
+        """Which rows (batch, head, row) the mask shows no key; None where it shows one to all."""
+        live, runs = self._blocks.live_queries, self._runs()
+        if not runs or (live.start <= runs[0].start and runs[-1].stop <= live.stop):
+            return None
+        problem = self._blocks.problem
+        everywhere = (problem.batch, problem.heads_q, problem.seqlen_q)
+        query = np.arange(problem.seqlen_q)
+        dead = (query < live.start) | (query >= live.stop)
+        rows: Array = self.statistics(np.broadcast_to(dead, everywhere)) != 0
+        return rows
 
     def _by_group(self, array: Array) -> Array:
         """A view (batch, head, head of the group, query, width)."""

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import threading
+from typing import TypeAlias
+
+import numpy as np
 
 from .blocks import Array
 from .heads import Heads
+from .operands import Operands
 
 __all__ = ["KeySums"]
+
+#: Of dK and of dV; None of what is not wanted.
+Sums: TypeAlias = tuple[Array | None, Array | None]
 
 
 class KeySums:
@@ -17,30 +24,44 @@ class KeySums:
     their order, so only a few wait for an earlier one.
     """
 
-    def __init__(self, heads: Heads, keys: list[slice], parts: int, dk: Array, dv: Array) -> None:
+    def __init__(
+        self, heads: Heads, keys: list[slice], parts: int, dk: Array | None, dv: Array | None
+    ) -> None:
         self._heads, self._keys = heads, keys
         self._parts = parts
-        self._dk, self._dv = dk, dv
+        self._into = dk, dv
         self._lock = threading.Lock()
         self._next = [0] * len(keys)
-        self._totals: dict[int, tuple[Array, Array]] = {}
-        self._waiting: dict[tuple[int, int], tuple[Array, Array]] = {}
+        self._totals: dict[int, Sums] = {}
+        self._waiting: dict[tuple[int, int], Sums] = {}
 
-    def add(self, part: int, block: int, dk: Array, dv: Array) -> None:
-        """Take over what a part gives to a block of keys: (batch, head, key, width) each."""
+    def start(self, operands: Operands, block: slice) -> Sums:
+        """Zeros for dK and dV of a block of keys, (batch, head, key, width) each."""
+        length = block.stop - block.start
+        made = [
+            None
+            if array is None
+            else np.zeros((*rows.shape[:2], length, rows.shape[3]), rows.dtype)
+            for array, rows in zip(self._into, (operands.keys, operands.values), strict=True)
+        ]
+        return made[0], made[1]
+
+    def add(self, part: int, block: int, given: Sums) -> None:
+        """Take over what a part gives to a block of keys."""
         with self._lock:
-            self._waiting[part, block] = dk, dv
+            self._waiting[part, block] = given
             while (ready := self._waiting.pop((self._next[block], block), None)) is not None:
                 self._next[block] += 1
                 if block in self._totals:
                     for total, more in zip(self._totals[block], ready, strict=True):
-                        total += more
+                        if total is not None and more is not None:
+                            total += more
                 else:
                     self._totals[block] = ready
                 if self._next[block] == self._parts:
                     self._write(block)
 
     def _write(self, block: int) -> None:
-        dk, dv = self._totals.pop(block)
-        self._heads.set_keys(self._dk, self._keys[block], dk)
-        self._heads.set_keys(self._dv, self._keys[block], dv)
+        for array, total in zip(self._into, self._totals.pop(block), strict=True):
+            if array is not None and total is not None:
+                self._heads.set_keys(array, self._keys[block], total)

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..planning.tiles.host import FEW_ROWS
-from .blocks import Array, Blocks
+from .blocks import Array, Blocks, Tile
 from .common_part import common_part
 from .heads import Heads
+from .terms import Terms
 
 __all__ = ["Operands", "longest_norm"]
 
@@ -37,7 +38,8 @@ class Operands:
     ----------
     keys, values
         (batch, head, key, width) as BLAS reads them, in the compute dtype.
-        Keys are without their common part.
+        Keys are without their common part. In what is a copy, keys that no
+        query sees are undefined.
     common
         That part, (batch, head, 1, width), or None.
     """
@@ -46,8 +48,10 @@ class Operands:
     values: Array
     common: Array | None
 
-    def __init__(self, blocks: Blocks, heads: Heads, q: Array, k: Array, v: Array) -> None:
-        self._blocks, self._heads = blocks, heads
+    def __init__(
+        self, blocks: Blocks, heads: Heads, q: Array, k: Array, v: Array, terms: Terms
+    ) -> None:
+        self._blocks, self._heads, self._terms = blocks, heads, terms
         self._given = q, k, v
         self._lock = threading.Lock()
         self._made = False
@@ -61,20 +65,35 @@ class Operands:
                 self._made = True
         return self
 
+    def change(self, scores: Array, tile: Tile) -> None:
+        """Products ``scale * q k^T`` -> scores: what features change, then what the mask hides.
+
+        Scores are (batch, head, key, row). What is hidden becomes minus infinity.
+        """
+        if self._terms:
+            group, length = self._blocks.problem.group, tile.queries.stop - tile.queries.start
+            by_group = scores.reshape(*scores.shape[:3], group, length)
+            place = self._heads.place(tile)
+            for term in self._terms:
+                term(by_group, place)
+        self._blocks.apply_mask(scores, tile)
+
     def _make(self, q: Array, k: Array, v: Array) -> None:
-        problem = self._blocks.problem
+        problem, seen = self._blocks.problem, self._blocks.seen_keys
         self.keys, self.values = self._heads.keys(k), self._heads.keys(v)
         self.common = None
         rows = problem.group * problem.seqlen_q
         # Of few rows it costs more to take off than the products; only gradients need it.
         if problem.operation == "backward" or rows > FEW_ROWS:
-            self.common = common_part(self.keys, self._blocks.seen_keys)
+            self.common = common_part(self.keys[:, :, seen])
         if self.common is not None:
             # An infinity times a key keeps its sign: heads whose queries have one stay as they are.
             finite = self._heads.finite(q)[..., None, None]
             self.common = np.where(finite, self.common, 0) if finite.any() else None
         if self.common is not None:
-            self.keys = np.subtract(self.keys, self.common)
+            less = np.empty(self.keys.shape, self.keys.dtype)
+            np.subtract(self.keys[:, :, seen], self.common, out=less[:, :, seen])
+            self.keys = less
 
     @property
     def longest_row(self) -> float:
@@ -82,16 +101,16 @@ class Operands:
 
         A score is at most the product of two norms (Cauchy and Schwarz).
         Negative where the values are too large or too small for that, or not
-        finite.
+        finite, and where features change the scores.
         """
         with self._lock:
             if self._longest_row is None:
-                self._longest_row = self._measure()
+                self._longest_row = -1.0 if self._terms else self._measure()
             return self._longest_row
 
     def _measure(self) -> float:
         numbers, seen = _RANGES[self.keys.dtype.name], self._blocks.seen_keys
-        keys, values = self.keys[:, :, :seen], self.values[:, :, :seen]
+        keys, values = self.keys[:, :, seen], self.values[:, :, seen]
         if 0 in keys.shape or 0 in values.shape:
             return -1.0
         largest = np.maximum(values.max(axis=2), -values.min(axis=2))

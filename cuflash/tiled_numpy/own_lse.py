@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from .blocks import Array, Blocks, Scratch
+from .operands import Operands
 from .steps import RowState, finish, online_softmax, transposed_product
 
 __all__ = ["own_lse"]
 
 
-def own_lse(blocks: Blocks, keys: Array, scaled_q: Array, scratch: Scratch) -> Array:
+def own_lse(blocks: Blocks, operands: Operands, scaled_q: Array, scratch: Scratch) -> Array:
     """(batch, head, row), of keys without their common part; minus infinity of dead rows."""
     state = RowState.start((*scaled_q.shape[:3], 0), blocks.compute)
     for queries in blocks.queries:
         rows = blocks.rows(queries)
         for tile in blocks.of_queries(queries):
             scores = transposed_product(
-                keys[:, :, tile.keys], scaled_q[:, :, rows], scratch, "weights"
+                operands.keys[:, :, tile.keys], scaled_q[:, :, rows], scratch, "weights"
             )
-            blocks.hide(scores, tile)
+            operands.change(scores, tile)
             online_softmax(scores, state.part(rows))
     return finish(state, None)

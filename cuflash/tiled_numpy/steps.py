@@ -21,10 +21,16 @@ __all__ = [
     "online_softmax",
     "sum_over_keys",
     "transposed_product",
+    "wider",
 ]
 
 #: Keys whose weights are summed one after another; 1024 so cost half of float32's accuracy.
 _KEYS_SUMMED = 64
+
+
+def wider(dtype: np.dtype[Any]) -> type[np.floating[Any]]:
+    """A type with more digits, for the few numbers a row that need them."""
+    return np.float64 if dtype == np.float32 else np.longdouble
 
 
 @dataclass
@@ -106,15 +112,41 @@ def sum_over_keys(weights: Array) -> Array:
     return total
 
 
-def finish(state: RowState, shift: Array | None) -> Array:
+def finish(state: RowState, shift: Array | None, sinks: Array | None = None) -> Array:
     """Make the output of dead rows exactly zero; the log-sum-exp of all of them.
 
-    ``shift`` is what the scores lack, as :func:`row_shift` gives it.
+    Parameters
+    ----------
+    state
+        The rows after their last tile, normalised by their sums.
+    shift
+        What the scores lack, as :func:`row_shift` gives it.
+    sinks
+        (batch, head, row), a logit more of every row, with a value of zero.
     """
     dead = state.row_sum == 0
-    if dead.any():
-        state.out[dead] = 0
     lse: Array = state.row_max + np.log(state.row_sum)
     if shift is not None:
         lse = (lse + shift).astype(lse.dtype)
+    if sinks is not None:
+        lse = _join_sinks(state, lse, shift, sinks)
+    if dead.any():
+        state.out[dead] = 0
     return lse
+
+
+def _join_sinks(state: RowState, lse: Array, shift: Array | None, sinks: Array) -> Array:
+    """Let every row share with its sink; the new log-sum-exp.
+
+    The weight of the sink is exp of a difference, so both sides of it are
+    needed in more digits than large scores have.
+    """
+    wide = wider(lse.dtype)
+    of_keys = state.row_max.astype(wide) + np.log(state.row_sum.astype(wide))
+    if shift is not None:
+        of_keys += shift
+    total = np.logaddexp(of_keys, sinks)
+    state.out *= np.exp(of_keys - total)[..., None].astype(lse.dtype)
+    without = sinks == -np.inf
+    joined: Array = np.where(without, lse, total).astype(lse.dtype)
+    return joined

@@ -114,7 +114,7 @@ class Fa3BackwardTile:
     head_dim_v: int
     ordered: bool = False  # the sums of dQ, by turns
     #: Blocks of tiles for each block that rounds sums of dQ; 0: a kernel does.
-    shares: int = 0
+    kv_tiles_per_convert_block: int = 0
     #: That are cleared by one copy.
     zero_bytes: int = 4096
 
@@ -151,7 +151,7 @@ class Fa3BackwardTile:
             "block_kv": self.block_kv,
             "num_stages": self.num_stages,
             "score_stages": self.score_stages,
-            "shares": self.shares,
+            "kv_tiles_per_convert_block": self.kv_tiles_per_convert_block,
             "zero_bytes": self.zero_bytes,
             "fragment_rows": ARITHMETIC.fragment_rows,
             "ordered": int(self.ordered),
@@ -208,8 +208,9 @@ def candidates(
 def _forward(problem: AttentionProblem, every: bool) -> Iterator[Fa3ForwardTile]:
     for row in FORWARD:
         holds = problem.head_dim <= row.widest and problem.head_dim_v <= row.widest_v
-        longest = row.longest_causal if problem.mask == "causal" else row.longest
-        if holds and (every or problem.seqlen_kv <= longest):
+        longest = row.longest if problem.mask == "full" else row.longest_causal
+        narrow = problem.has_first and 0 < problem.visibility.most_keys <= row.widest_window
+        if holds and (every or narrow or problem.seqlen_kv <= longest):
             yield tile_of_row(problem, row)
 
 
@@ -227,6 +228,6 @@ def _backward(problem: AttentionProblem) -> Iterator[Fa3BackwardTile]:
                 row.widest,
                 row.widest_v,
                 problem.deterministic,
-                row.shares,
+                row.kv_tiles_per_convert_block,
                 row.zero_bytes,
             )

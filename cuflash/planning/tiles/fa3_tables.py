@@ -29,11 +29,12 @@ class ForwardRow(NamedTuple):
     takes_turns: bool = True  # warpgroups issue their products one after the other
     longest: int = _ANY  # seqlen_kv up to which it is taken, without a mask
     longest_causal: int = _ANY
+    widest_window: int = 0  # keys of a window up to which it is taken, whatever the length
 
 
 FORWARD = (
     ForwardRow(64, 64, 256, 64, 4, 2, True, 2048, 0),  # 588 at 64, seqlen 2048 full
-    ForwardRow(64, 64, 256, 64, 4, 2, False, 0, 2048),  # 501 at 64, seqlen 2048 causal
+    ForwardRow(64, 64, 256, 64, 4, 2, False, 0, 2048, 1280),  # 501 at 64, seqlen 2048 causal
     ForwardRow(64, 64, 192, 128, 3, 2),  # 656 at 64, seqlen 8192 full
     ForwardRow(96, 96, 192, 96, 2, 2),  # 643 at 80 and 705 at 96, seqlen 8192 causal
     ForwardRow(128, 128, 128, 64, 4, 2, True, 0, 512),  # 353 at 128, seqlen 512 causal
@@ -53,7 +54,7 @@ class BackwardRow(NamedTuple):
     block_q: int
     block_kv: int  # 64 for each of two warpgroups that do arithmetic, or 64 that they share
     num_stages: int  # of Q and dO
-    shares: int = 0  # kv tiles between blocks that round dQ; 0: a kernel of its own does
+    kv_tiles_per_convert_block: int = 0  # that round dQ; 0: a kernel of its own does
     zero_bytes: int = 4096  # that one copy clears; 16 rows of sums are a whole number of them
 
 

@@ -8,7 +8,7 @@ from ..device import DeviceLimits
 from ..problem import DTypeName
 from .common import Footprint, ceil_div, shared_array
 
-__all__ = ["ROWS", "DeltaTile", "RowsTile", "delta_tile"]
+__all__ = ["ROWS", "DeltaTile", "RowsTile", "SinkTile", "delta_tile"]
 
 #: Rows of a thread block of the kernels before and after a backward pass: a multiple of every
 #: q tile, so that a tile never reaches beyond a head's part of the workspace.
@@ -59,3 +59,19 @@ class RowsTile:
     def constants(self) -> dict[str, int]:
         """What the device code reads from ``Config``."""
         return {"warps": self.warps, "rows": ROWS, "fragment_rows": self.fragment_rows}
+
+
+@dataclass(frozen=True)
+class SinkTile:
+    """``sink_gradient``: a query head of all batch entries for each block."""
+
+    warps: int = 8
+
+    @property
+    def footprint(self) -> Footprint:
+        """A double for each thread."""
+        return Footprint(shared_array(32 * self.warps, "float64"), 40, 32 * self.warps)
+
+    def constants(self) -> dict[str, int]:
+        """What the device code reads from ``Config``."""
+        return {"warps": self.warps}

@@ -6,14 +6,14 @@ from .device import DeviceLimits
 from .problem import DTYPES, AttentionProblem
 from .tiles.common import ceil_div
 
-__all__ = ["even_section", "section_of", "taking_turns"]
+__all__ = ["even_head_group", "head_group_of", "taking_turns"]
 
 #: Of ordered sums, as measured at head_dim 64 to 256: with more, what is summed leaves L2 before it
 #: is complete.
 _MOST_TAKING_TURNS = 16
 
 
-def section_of(
+def head_group_of(
     problem: AttentionProblem,
     limits: DeviceLimits,
     tiles: int,
@@ -23,9 +23,9 @@ def section_of(
     """Heads whose tiles run together: as many as half of L2 holds the streamed rows of.
 
     Or as give every multiprocessor two rounds of blocks, if that is more. The
-    last section needs many too: its longest tiles begin when the others end.
+    last head group needs many too: its longest tiles begin when the others end.
     So of the upper half of these numbers (a round of blocks at least) the one
-    is taken that leaves most to the last section; 16 heads are better cut into
+    is taken that leaves most to the last head group; 16 heads are better cut into
     fours than into fives. There are never more than ``cap``.
     """
     forward = problem.operation == "forward"
@@ -41,13 +41,13 @@ def section_of(
     return max(range(fewest, most + 1), key=lambda s: (heads % s or s, s))
 
 
-def even_section(problem: AttentionProblem, limits: DeviceLimits) -> int:
-    """Heads whose q tiles are drawn together by blocks that stay: sections as equal as can be.
+def even_head_group(problem: AttentionProblem, limits: DeviceLimits) -> int:
+    """Heads whose q tiles are drawn together by blocks that stay: groups as equal as can be.
 
-    As few as keep the keys and values of a section in three fifths of L2 (those
-    of a head more where a section begins inside a group). The fewer, the more
+    As few heads as keep their keys and values in three fifths of L2 (those of a
+    head more where a head group begins between heads that share keys). The fewer, the more
     short tiles are left for the end, and the more evenly it comes. The last
-    section is at least half of the others where that takes no more than half of
+    head group is at least half of the others where that takes no more than half of
     their heads away: 32 heads go by four rather than by six and then two, which
     single runs took 3 % longer for at head_dim 192.
     """
@@ -64,7 +64,7 @@ def taking_turns(heads: int, tiles: int, blocks: int) -> int:
     """Heads that come together where the tiles of a head add to dQ one after the other.
 
     As many as have two tiles for each of the ``blocks`` that run at once, and
-    equal sections of them. Of a single head the tiles that begin together wait
+    equal head groups. Of a single head the tiles that begin together wait
     for one another; of several each begins with the first tiles of all, and
     the later ones come when those are under way. bench/NOTES.md has the figures.
     """

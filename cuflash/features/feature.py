@@ -1,0 +1,95 @@
+"""What the host has to know of a feature."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from ..planning.problem import AttentionProblem
+from .device import DevicePart
+from .use import Operand, Use
+
+__all__ = ["ArrayRule", "Axis", "DTypeRule", "Feature", "Request"]
+
+#: An axis of an array, by the field of the problem that holds its size.
+Axis = Literal["batch", "heads_q", "heads_kv", "seqlen_q", "seqlen_kv", "head_dim", "head_dim_v"]
+#: A dtype of the problem: of q, of the output, or of the softmax.
+DTypeRule = Literal["storage", "output", "compute"]
+
+
+@dataclass(frozen=True)
+class ArrayRule:
+    """An array argument of a feature; the forward and the backward pass take it.
+
+    Attributes
+    ----------
+    axes
+        Sizes of its axes, in order. "batch" and "heads_q" or "heads_kv" also
+        say which axes may be divided over devices and mapped by ``vmap``.
+    dtypes
+        Those that it may have.
+    differentiable
+        Whether ``wrt`` may name it; its gradient is then ``d`` and its name,
+        of the same shape and dtype.
+    """
+
+    axes: tuple[Axis, ...]
+    dtypes: tuple[DTypeRule, ...]
+    differentiable: bool = False
+
+    @property
+    def batch_axis(self) -> int | None:
+        """Which axis counts batch entries; None if they share the array."""
+        return self.axes.index("batch") if "batch" in self.axes else None
+
+    @property
+    def heads_axis(self) -> int | None:
+        """Which axis counts heads; None if they share the array."""
+        found = [i for i, axis in enumerate(self.axes) if axis in ("heads_q", "heads_kv")]
+        return found[0] if found else None
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a call asks of a feature.
+
+    Attributes
+    ----------
+    problem
+        Everything that is known without features; its bounds of the keys included.
+    keywords
+        The feature's own, checked; those that were not given are absent.
+    operands
+        Its arrays that were given, checked against their rules.
+    """
+
+    problem: AttentionProblem
+    keywords: Mapping[str, Any] = field(default_factory=dict)
+    operands: Mapping[str, Operand] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)  # a row is itself: tables are kept by their rows
+class Feature:
+    """A row of the table of features.
+
+    Attributes
+    ----------
+    name
+        By which uses, kernels and refusals name it.
+    use
+        What it adds to the problem of a call; None if this call does not use it.
+    device
+        How it enters kernels.
+    keywords
+        Checks of its keywords that are not arrays: each takes the name and the
+        value, which is not None, and returns the value or raises.
+    arrays
+        Rules of its array arguments.
+    """
+
+    name: str
+    use: Callable[[Request], Use | None]
+    device: DevicePart | None = None
+    keywords: Mapping[str, Callable[[str, Any], Any]] = field(default_factory=dict)
+    arrays: Mapping[str, ArrayRule] = field(default_factory=dict)

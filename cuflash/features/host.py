@@ -1,0 +1,51 @@
+"""How a feature enters the tiled NumPy code: what it changes of a tile of scores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Given", "HostPart", "ScorePlace", "Term"]
+
+#: Of one use by name: its constants, its numbers, and its arrays as the call gave them.
+Given: TypeAlias = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class ScorePlace:
+    """Where scores (batch, head of the keys, key, head of the group, query) stand.
+
+    Every array broadcasts against the scores.
+
+    Attributes
+    ----------
+    batch
+        Entry of the batch, (batch, 1, 1, 1, 1).
+    head
+        Head of the queries, (1, head of the keys, 1, head of the group, 1).
+    i, j
+        Query, (query,), and key, (key, 1, 1).
+    """
+
+    batch: npt.NDArray[np.intp]
+    head: npt.NDArray[np.intp]
+    i: npt.NDArray[np.intp]
+    j: npt.NDArray[np.intp]
+
+
+#: Changes scores in place. They are in natural units, ``scale * q k^T``, less any number that all
+#: scores of a row lack: a term adds what does not depend on them (so its slope is 1), or sets minus
+#: infinity, which hides a pair. A row whose pairs are all hidden is dead, as under a mask. With
+#: sinks it has a weight all the same: the caller's q and dout of such a row have to be finite then.
+Term: TypeAlias = Callable[[npt.NDArray[Any], ScorePlace, Given], None]
+
+
+@dataclass(frozen=True)
+class HostPart:
+    """What a feature adds to the tiled NumPy code; the twin of the device's seam "Score"."""
+
+    score: Term

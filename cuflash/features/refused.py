@@ -1,0 +1,40 @@
+"""The closed list of what does not go together. Every other pair runs.
+
+A name is that of a feature, an algorithm, a backend, a pass or a storage type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ..errors import UnsupportedError
+
+__all__ = ["REFUSED", "Refusal", "check_refused"]
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Two names that no call may have together, and why."""
+
+    first: str
+    second: str
+    reason: str
+
+
+#: Windows and sinks run together, and with every algorithm, backend, pass and dtype.
+REFUSED: tuple[Refusal, ...] = ()
+
+
+def check_refused(names: Iterable[str]) -> None:
+    """Hold what a call has against the list.
+
+    Raises
+    ------
+    UnsupportedError
+        Naming both of a pair that is refused, and the reason.
+    """
+    present = frozenset(names)
+    for pair in REFUSED:
+        if pair.first in present and pair.second in present:
+            raise UnsupportedError(f"{pair.first} with {pair.second}: {pair.reason}")

@@ -1,0 +1,53 @@
+"""The table of features: a row here and its file make a call take the feature's arguments.
+
+The public functions name theirs by hand; a test holds their signatures to the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from ..planning.problem import AttentionProblem
+from .feature import Feature, Request
+from .refused import check_refused
+from .sinks import SINKS
+from .use import Operand
+from .window import WINDOW
+
+__all__ = ["FEATURES", "with_features"]
+
+#: By name, in the order of their parameters on the device.
+FEATURES: dict[str, Feature] = {feature.name: feature for feature in (WINDOW, SINKS)}
+
+
+def with_features(
+    problem: AttentionProblem, keywords: Mapping[str, Any], operands: Mapping[str, Operand]
+) -> AttentionProblem:
+    """The problem with what every feature adds to it.
+
+    Parameters
+    ----------
+    problem
+        Without features, but with the bounds of its keys.
+    keywords, operands
+        Of all features, by argument name; what was not given is absent.
+
+    Raises
+    ------
+    UnsupportedError
+        If two features, or one and the pass or dtype, do not go together.
+    """
+    uses = []
+    for feature in FEATURES.values():
+        request = Request(
+            problem,
+            {name: keywords[name] for name in feature.keywords if name in keywords},
+            {name: operands[name] for name in feature.arrays if name in operands},
+        )
+        use = feature.use(request)
+        if use is not None:
+            uses.append(use)
+    check_refused((problem.operation, problem.storage, *(use.feature for use in uses)))
+    return replace(problem, uses=tuple(uses))

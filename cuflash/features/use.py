@@ -1,0 +1,53 @@
+"""A feature as one problem uses it: hashable, and without arrays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .device import DevicePart
+from .host import HostPart
+
+__all__ = ["Operand", "Use"]
+
+
+@dataclass(frozen=True)
+class Operand:
+    """An array that a feature reads: C-contiguous, its elements aligned."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Use:
+    """What a feature adds to one problem.
+
+    Attributes
+    ----------
+    feature
+        Its name in the table of features.
+    device
+        What it adds to kernels; None where it changes none.
+    host
+        What it adds to the tiled NumPy code; None where it changes no score.
+    compiled
+        Constants that change the machine code, by name.
+    numbers
+        Values of the fields of its device block, by name.
+    operands
+        Arrays. The device block has a field of each name that holds the address.
+    """
+
+    feature: str
+    device: DevicePart | None = None
+    compiled: tuple[tuple[str, int | str], ...] = ()
+    numbers: tuple[tuple[str, int | float], ...] = ()
+    operands: tuple[Operand, ...] = ()
+    host: HostPart | None = None
+
+    @property
+    def needs_cuda(self) -> bool:
+        """Whether kernels change scores by it, and the tiled NumPy code cannot."""
+        changes = self.device is not None and "Score" in dict(self.device.seams)
+        return changes and self.host is None

@@ -1,0 +1,87 @@
+"""Sliding windows: the keys of a query begin and end at fixed distances from its diagonal."""
+
+from __future__ import annotations
+
+import numbers
+from typing import Any
+
+import numpy as np
+
+from ..errors import ArgumentTypeError, ArgumentValueError, shown
+from ..planning.problem import MaskKind
+from .device import MAIN_KERNELS, DevicePart
+from .feature import Feature, Request
+from .use import Use
+
+__all__ = ["WINDOW", "Bounds", "bounds_of", "mask_of"]
+
+#: The first and the last key that query 0 sees; None for a bound that hides nothing.
+Bounds = tuple[int | None, int | None]
+
+
+def bounds_of(
+    seqlen_q: int,
+    seqlen_kv: int,
+    causal: bool,
+    q_offset: int | None,
+    sides: tuple[int | None, int | None] | None,
+) -> Bounds:
+    """The bounds of a call, None for one that hides nothing; sides may be negative.
+
+    Both are clamped to where every query sees nothing: with the longest
+    sequences ``i + last + 1`` and ``i + first`` are then just within 32 bits.
+    """
+    offset = seqlen_kv - seqlen_q if q_offset is None else q_offset
+    left, right = sides or (None, None)
+    if causal:
+        right = 0 if right is None else min(right, 0)
+    first = None if left is None else min(seqlen_kv, offset - left)
+    last = None if right is None else max(-seqlen_q, offset + right)
+    if first is not None and first + seqlen_q - 1 <= 0:
+        first = None
+    if last is not None and last >= seqlen_kv - 1:
+        last = None
+    return first, last
+
+
+def mask_of(bounds: Bounds) -> MaskKind:
+    """Which bounds there are, by the name that kernels have for it."""
+    first, last = bounds
+    if first is None:
+        return "full" if last is None else "causal"
+    return "left" if last is None else "band"
+
+
+def _check_sides(name: str, value: Any) -> tuple[int | None, int | None]:
+    """Sides of a window: each a number of keys, or None for all of them."""
+    expected = "(left, right), each a number of keys from 0 on, or None for all (-1 elsewhere)"
+    if not isinstance(value, (tuple, list)) or len(value) != 2:
+        raise ArgumentTypeError(name, shown(value), expected)
+    for side in value:
+        if side is None:
+            continue
+        if isinstance(side, (bool, np.bool_)) or not isinstance(side, numbers.Integral):
+            raise ArgumentTypeError(name, shown(value), expected)
+        if side < 0:
+            raise ArgumentValueError(name, shown(value), expected)
+    left, right = (None if side is None else int(side) for side in value)
+    return left, right
+
+
+_DEVICE = DevicePart(
+    kernels=MAIN_KERNELS | {("steps", "statistics"), ("steps", "sink_gradient")},
+    struct="WindowParams",
+    block=np.dtype([("first", np.int64)], align=True),
+    seams=(("Lengths", "WindowedLengths"),),
+    header="features/window.cuh",
+)
+
+
+def _use(request: Request) -> Use | None:
+    problem = request.problem
+    if not problem.has_first:
+        return None  # the last key is known to every kernel
+    return Use("window", _DEVICE, numbers=(("first", problem.q_first),))
+
+
+WINDOW = Feature("window", _use, _DEVICE, keywords={"window_size": _check_sides})

@@ -1,0 +1,171 @@
+"""The table of tensors: every array of a call, what it holds and which pass reads or writes it.
+
+Nothing else lists tensors. Arrays of features come from the table of features.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from .arrays.spec import Layout
+from .features.feature import Axis, DTypeRule, Feature
+from .features.table import FEATURES
+from .planning.problem import AttentionProblem, DTypeName, Operation
+
+__all__ = [
+    "QKV",
+    "Role",
+    "Tensor",
+    "destinations",
+    "differentiable",
+    "dtypes_of",
+    "made_by",
+    "shape_of",
+    "tensors",
+]
+
+#: A matrix has the axes of q; rows have one number for each row of q; an array has its own axes.
+Role = Literal["matrix", "rows", "array"]
+
+#: What every call gives.
+QKV: tuple[Literal["q"], Literal["k"], Literal["v"]] = ("q", "k", "v")
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A row of the table.
+
+    Attributes
+    ----------
+    name
+        Of the tensor; an input argument has the same name.
+    role, axes
+        What it is, and the sizes of its axes: of a matrix in the order "bshd",
+        of rows in the order "bhs".
+    dtypes
+        Those that it may have; a new one has the first.
+    reads
+        Passes that take it as an input.
+    written
+        The pass that makes it, None if none does.
+    optional
+        Passes that may go without it: it is not read, or not made.
+    destination
+        The argument that says where to write it; empty if there is none.
+    gradient_of
+        The tensor whose gradient it is.
+    """
+
+    name: str
+    role: Role
+    axes: tuple[Axis, ...]
+    dtypes: tuple[DTypeRule, ...]
+    reads: tuple[Operation, ...] = ()
+    written: Operation | None = None
+    optional: tuple[Operation, ...] = ()
+    destination: str = ""
+    gradient_of: str | None = None
+
+
+_BOTH: tuple[Operation, ...] = ("forward", "backward")
+_Q: tuple[Axis, ...] = ("batch", "seqlen_q", "heads_q", "head_dim")
+_K: tuple[Axis, ...] = ("batch", "seqlen_kv", "heads_kv", "head_dim")
+_V: tuple[Axis, ...] = ("batch", "seqlen_kv", "heads_kv", "head_dim_v")
+_OUT: tuple[Axis, ...] = ("batch", "seqlen_q", "heads_q", "head_dim_v")
+_ROWS: tuple[Axis, ...] = ("batch", "heads_q", "seqlen_q")
+
+
+def _gradient(tensor: Tensor) -> Tensor:
+    name = f"d{tensor.name}"
+    return Tensor(
+        name,
+        tensor.role,
+        tensor.axes,
+        tensor.dtypes,
+        written="backward",
+        destination=name,
+        gradient_of=tensor.name,
+    )
+
+
+_INPUTS = (
+    Tensor("q", "matrix", _Q, ("storage",), _BOTH),
+    Tensor("k", "matrix", _K, ("storage",), _BOTH),
+    Tensor("v", "matrix", _V, ("storage",), _BOTH),
+)
+_BASE = (
+    *_INPUTS,
+    Tensor("out", "matrix", _OUT, ("output",), ("backward",), "forward", destination="out"),
+    Tensor("lse", "rows", _ROWS, ("compute",), ("backward",), "forward", ("forward",), "lse_out"),
+    Tensor("dout", "matrix", _OUT, ("storage", "output"), ("backward",)),
+    Tensor("dlse", "rows", _ROWS, ("compute",), ("backward",), optional=("backward",)),
+    *map(_gradient, _INPUTS),
+)
+
+
+def tensors() -> Mapping[str, Tensor]:
+    """Every tensor by name."""
+    return _tensors(*FEATURES.values())
+
+
+def destinations(operation: Operation) -> Mapping[str, str]:
+    """Arguments of a pass that say where to write, and which tensor each of them is."""
+    return _destinations(operation, *FEATURES.values())
+
+
+@functools.cache
+def _tensors(*features: Feature) -> Mapping[str, Tensor]:
+    every = list(_BASE)
+    for feature in features:
+        for name, rule in feature.arrays.items():
+            array = Tensor(name, "array", rule.axes, rule.dtypes, _BOTH, optional=_BOTH)
+            every += [array, *([_gradient(array)] if rule.differentiable else [])]
+    return {tensor.name: tensor for tensor in every}
+
+
+@functools.cache
+def _destinations(operation: Operation, *features: Feature) -> Mapping[str, str]:
+    table = _tensors(*features).values()
+    return {t.destination: t.name for t in table if t.written == operation}
+
+
+def made_by(operation: Operation, wrt: tuple[str, ...]) -> tuple[str, ...]:
+    """Names of the results of a pass: of the backward pass the gradients named, in their order."""
+    if operation == "backward":
+        return tuple(f"d{name}" for name in wrt)
+    return tuple(name for name, t in tensors().items() if t.written == operation)
+
+
+def differentiable() -> tuple[str, ...]:
+    """Names that ``wrt`` may hold, in the order of the table."""
+    return tuple(t.gradient_of for t in tensors().values() if t.gradient_of is not None)
+
+
+def shape_of(tensor: Tensor, problem: AttentionProblem, layout: Layout) -> tuple[int, ...]:
+    """The shape that the problem gives a tensor, in the layout of its call."""
+    sizes: list[int] = [getattr(problem, axis) for axis in tensor.axes]
+    if tensor.role == "matrix":
+        batch, seqlen, heads, head_dim = sizes
+        return layout.shape(batch, seqlen, heads, head_dim)
+    if tensor.role == "rows":
+        batch, heads, seqlen = sizes
+        return layout.rows_shape(batch, heads, seqlen)
+    return tuple(sizes)
+
+
+def dtypes_of(
+    tensor: Tensor, problem: AttentionProblem, given: Mapping[str, str]
+) -> tuple[DTypeName, ...]:
+    """Dtypes that a tensor of the problem may have; a gradient's is that of its array.
+
+    Parameters
+    ----------
+    given
+        Dtype of every tensor that was given, by name.
+    """
+    allowed = dict.fromkeys(getattr(problem, rule) for rule in tensor.dtypes)
+    source = given.get(tensor.gradient_of or "")
+    return tuple(name for name in allowed if source in (None, name))
