@@ -36,7 +36,7 @@ VALUES = (
 #: The tensors that have a recipe of strides, in the order of ``Case.strides``.
 TENSORS = ("q", "k", "v", "out", "dout", "dq", "dk", "dv")
 _SIZES_OF = {"q": "qd", "k": "kd", "v": "kv", "out": "qv"}
-_LIKE = {"dq": "q", "dk": "k", "dv": "v", "dout": "out", "dlse": "lse"}
+_LIKE = {"dq": "q", "dk": "k", "dv": "v", "dout": "out", "dlse": "lse", "dsinks": "sinks"}
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,7 @@ class Case:
     seed: int = 0
     values: str = "normal"
     window: str = ""  # "left:right", an absent side is not bounded
+    sinks: str = ""  # their dtype, where there are sinks
     strides: tuple[Strides, ...] = (CONTIGUOUS,) * len(TENSORS)
 
     def __post_init__(self) -> None:
@@ -65,7 +66,9 @@ class Case:
         fits = ("b" in self.layout or self.batch == 1) and (
             "h" in self.layout or self.heads_q == self.heads_kv == 1
         )
-        if not (grouped and fits and self.dtype in STORAGE and self.values in VALUES):
+        known = self.dtype in STORAGE and self.values in VALUES
+        known &= self.sinks in ("", self.dtype, self.statistics.name)
+        if not (grouped and fits and known):
             raise ValueError(f"no such case: {self}")
 
     @property
@@ -77,6 +80,17 @@ class Case:
     def statistics(self) -> np.dtype[Any]:
         """Dtype of lse."""
         return np.dtype(np.float64 if self.dtype == "float64" else np.float32)
+
+    @property
+    def gradients(self) -> tuple[str, ...]:
+        """What the backward pass gives."""
+        return ("dq", "dk", "dv", "dsinks") if self.sinks else ("dq", "dk", "dv")
+
+    def dtype_of(self, name: str) -> np.dtype[Any]:
+        """Dtype of any input or result."""
+        if name in ("lse", "dlse"):
+            return self.statistics
+        return np.dtype(STORAGE[self.sinks]) if name in ("sinks", "dsinks") else self.storage
 
     @property
     def group(self) -> int:
@@ -101,7 +115,7 @@ class Case:
 
     @property
     def options(self) -> dict[str, Any]:
-        """The keywords that say what is computed."""
+        """The keywords that say what is computed, but for sinks."""
         return {
             "causal": self.causal,
             "scale": self.scale,
@@ -135,6 +149,8 @@ class Case:
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of a tensor in the layout."""
         name = _LIKE.get(name, name)
+        if name == "sinks":
+            return (self.heads_q,)
         if name == "lse":
             sizes = {"b": self.batch, "h": self.heads_q, "s": self.seqlen_q}
             return tuple(sizes[axis] for axis in "bhs" if axis in self.layout)
@@ -148,7 +164,12 @@ class Case:
         return tuple(sizes[axis] for axis in self.layout)
 
     def heads_first(self, name: str, array: np.ndarray) -> np.ndarray:
-        """The (batch, head, row, dim) view of a tensor, (batch, head, row) of lse and dlse."""
+        """The (batch, head, row, dim) view of a tensor, (batch, head, row) of lse and dlse.
+
+        Sinks and their gradient stay as they are.
+        """
+        if name in ("sinks", "dsinks"):
+            return array
         wanted = "bhs" if name in ("lse", "dlse") else "bhsd"
         present = [axis for axis in wanted if axis in self.layout]
         order = present if len(wanted) == 3 else list(self.layout)
@@ -220,4 +241,5 @@ _WORDS = {
     "seed": "seed",
     "values": "values",
     "window": "window",
+    "sinks": "sinks",
 }

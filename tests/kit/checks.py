@@ -11,6 +11,10 @@ shift      C is added to all logits: lse moves by C, out and dv by no more than 
 sum_dv     sum_j dv_j = sum_i dO_i over rows that see a key.
 sum_dk     sum_j dk_j = 0: the rows of dS sum to 0.
 q_dq       <q, dq> = <k, dk> for each kv head and its group.
+
+With sinks the census counts what they weigh, rows of P lack that weight and rows of dS sum to what
+it takes of delta; and ``sum_ds``: the gradient of a sink is what its rows say. One-hot and shift
+have nothing to say of sinks.
 """
 
 from __future__ import annotations
@@ -24,16 +28,26 @@ import numpy as np
 from . import limits
 from .case import Case
 from .compare import REGISTRY, Verdict
+from .data import tensor
 from .identities import identities
 
 __all__ = ["Runner", "census", "identities", "one_hot", "require", "run_checks", "shift"]
 
 
 class Runner(Protocol):
-    """What computes: arrays in the case's layout in and out, strides as the case asks."""
+    """What computes: arrays in the case's layout in and out, strides as the case asks.
+
+    Sinks are by default those of the case, if it has any; the backward pass then gives their
+    gradient too.
+    """
 
     def forward(
-        self, case: Case, q: np.ndarray, k: np.ndarray, v: np.ndarray
+        self,
+        case: Case,
+        q: np.ndarray,
+        k: np.ndarray,
+        v: np.ndarray,
+        sinks: np.ndarray | None = None,
     ) -> tuple[np.ndarray, np.ndarray]: ...
 
     def backward(
@@ -46,12 +60,14 @@ class Runner(Protocol):
         out: np.ndarray,
         lse: np.ndarray,
         dlse: np.ndarray | None = None,
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]: ...
+        sinks: np.ndarray | None = None,
+    ) -> tuple[np.ndarray, ...]: ...
 
 
 def run_checks(runner: Any, case: Case) -> list[Verdict]:
-    """All six, their worst ratios registered."""
-    verdicts = [census(runner, case), one_hot(runner, case), shift(runner, case)]
+    """All that say something of the case, their worst ratios registered."""
+    verdicts = [census(runner, case)]
+    verdicts += [] if case.sinks else [one_hot(runner, case), shift(runner, case)]
     verdicts += identities(runner, case)
     REGISTRY.add(case, "check", verdicts)
     return verdicts
@@ -76,17 +92,20 @@ def census(runner: Runner, case: Case) -> Verdict:
     v = columns[..., None] == np.arange(case.head_dim_v)
     out, lse = _forward(runner, case, q, k, v)
     begin, end = case.visible_range()
-    visible = end - begin
+    sinks = tensor(case, "sinks") if case.sinks else np.full(case.heads_q, -np.inf)
+    visible = (end - begin) + np.exp(sinks.astype(np.float64))[:, None]  # (head, row)
     unit, wide = limits.UNIT[case.dtype], limits.UNIT[case.statistics.name]
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
         found = np.exp(lse.astype(np.float64))
-    allowed = limits.CENSUS_UNITS * wide * np.log(np.maximum(visible, math.e)) * visible
+        logarithms = np.maximum(np.abs(np.log(visible)), 1)
+        allowed = np.where(visible > 0, limits.CENSUS_UNITS * wide * logarithms * visible, 0)
     verdicts = [_verdict("census", np.abs(found - visible), allowed, "exp(lse)")]
     relative = unit + wide * (limits.OPERATIONS + math.sqrt(case.seqlen_kv))
     for b, h in np.ndindex(case.batch, case.heads_q):
         counted = np.zeros((case.seqlen_kv + 1, case.head_dim_v))
         np.cumsum(v[b, h // case.group], axis=0, out=counted[1:])
-        expected = (counted[end] - counted[begin]) / np.maximum(visible, 1)[:, None]
+        weights = np.where(visible[h] > 0, visible[h], 1)
+        expected = (counted[end] - counted[begin]) / weights[:, None]
         size = np.where(expected > 0, np.maximum(expected, limits.SMALLEST[case.dtype]), 0)
         verdicts.append(
             _verdict("census", np.abs(out[b, h] - expected), relative * size, "v", (b, h))
@@ -112,7 +131,8 @@ def one_hot(runner: Runner, case: Case) -> Verdict:
     choices = end - first  # targets that a row sees
     judged = (choices > 0) | (case.visible() == 0)  # a row may see keys and no target
     anywhere = generator.random((case.heads_q, case.seqlen_q))
-    anywhere[generator.random(anywhere.shape) < 0.25] = 1  # the last one, at the mask's edge
+    edges = generator.random(anywhere.shape)  # the first and the last one, at the mask's edges
+    anywhere[edges < 0.25], anywhere[edges > 0.85] = 1, 0
     picks = np.clip((anywhere * choices).astype(np.int64), 0, np.maximum(choices - 1, 0))
     chosen = targets[np.minimum(first + picks, len(targets) - 1)]
     gap = limits.ONE_HOT_GAP[case.statistics.name] / (2 * case.factor)

@@ -13,7 +13,9 @@ plain      float32 and float64: the same ratio, as a root mean square over a til
            of two orders of adding, all heads where they err more than this one, and the unit
            take the luck out.
 bias       16-bit dtypes, normal values: the part of the error of a whole head that points
-           along the truth, against what independent errors of rows would give.
+           along the truth, against what independent errors of rows would give; those of rows
+           that are flushed add up.
+sinks      the gradient of every sink, as a row.
 lse        every value by itself, in terms of the compute dtype, whatever the dtype of the case.
 """
 
@@ -124,7 +126,7 @@ def compare(truth: Truth, name: str, got: np.ndarray, registry: Registry = REGIS
     ----------
     truth : Truth
         Of the case and its inputs.
-    name : {"out", "lse", "dq", "dk", "dv"}
+    name : {"out", "lse", "dq", "dk", "dv", "dsinks"}
         Which result.
     got : ndarray
         In the case's layout.
@@ -137,7 +139,9 @@ def compare(truth: Truth, name: str, got: np.ndarray, registry: Registry = REGIS
         # A row that is not finite, where it should not be or should, has no error to measure.
         usable = np.isfinite(wide) & np.isfinite(expected)
         with np.errstate(over="ignore"):
-            if name == "lse":
+            if name == "dsinks":
+                verdicts.append(_sinks(truth, wide, usable))
+            elif name == "lse":
                 verdicts.append(_lse(truth, wide, usable))
             else:
                 verdicts += _rows(truth, name, wide, usable)
@@ -147,7 +151,7 @@ def compare(truth: Truth, name: str, got: np.ndarray, registry: Registry = REGIS
 
 
 def _shape(case: Case, name: str, got: np.ndarray) -> Verdict:
-    dtypes = [case.statistics if name == "lse" else case.storage]
+    dtypes = [case.dtype_of(name)]
     if name == "out" and case.storage.itemsize == 2:
         dtypes.append(np.dtype(np.float32))  # out_dtype
     right = got.shape == case.shape(name) and got.dtype in dtypes
@@ -156,7 +160,8 @@ def _shape(case: Case, name: str, got: np.ndarray) -> Verdict:
 
 
 def _nonfinite(case: Case, got: np.ndarray, expected: np.ndarray) -> Verdict:
-    info = ml_dtypes.finfo(case.statistics if expected.ndim == 3 else case.storage)
+    name = {1: "dsinks", 3: "lse"}.get(expected.ndim, "out")
+    info = ml_dtypes.finfo(case.dtype_of(name))
     near = float(info.max) * (1 - 4 * limits.UNIT[case.dtype])
     with np.errstate(invalid="ignore"):
         either = np.isinf(got) & (np.abs(expected) >= near) & (np.sign(got) == np.sign(expected))
@@ -185,6 +190,16 @@ def _lse(truth: Truth, got: np.ndarray, usable: np.ndarray) -> Verdict:
     scores = limits.LSE_SCORES * limits.UNIT[case.dtype] * truth.model["lse"]
     allowed = allowed + np.where(usable, scores, 0)
     return _worst("lse", error / allowed.astype(np.float64), 1.0)
+
+
+def _sinks(truth: Truth, got: np.ndarray, usable: np.ndarray) -> Verdict:
+    """|x - r| / (u (|r| + E)) of every head."""
+    expected, model = truth.results["dsinks"], truth.model["dsinks"]
+    smallest = np.where(model + np.abs(expected) > 0, limits.SMALLEST[truth.case.sinks], 0)
+    allowed = limits.UNIT[truth.case.dtype] * (np.maximum(np.abs(expected), smallest) + model)
+    error = np.where(usable, got - expected, 0)
+    ratio = np.where(allowed > 0, np.abs(error) / np.where(allowed > 0, allowed, 1), error != 0)
+    return _worst("sinks", ratio.astype(np.float64), limits.ROW_LIMIT["dsinks"])
 
 
 def _rows(truth: Truth, name: str, got: np.ndarray, usable: np.ndarray) -> list[Verdict]:
@@ -220,6 +235,12 @@ def _norm(rows: np.ndarray) -> np.ndarray:
     return np.sqrt((rows.astype(np.float64) ** 2).sum(axis=-1))
 
 
+def _norm_of_small(rows: np.ndarray) -> np.ndarray:
+    """The same where squares may underflow: of products of small results and their errors."""
+    largest = rows.max(axis=-1, keepdims=True, initial=0)
+    return largest[..., 0] * _norm(rows / np.where(largest > 0, largest, 1))
+
+
 def _worst(rule: str, ratio: np.ndarray, limit: float) -> Verdict:
     if not ratio.size:
         return Verdict(rule, 0.0, limit)
@@ -235,7 +256,8 @@ def _plain(ratio: np.ndarray, plain: np.ndarray, units: float) -> Verdict:
         tile = slice(max(0, min(start, length - rows)), start + rows)
         squares, own = ((x[:, :, tile] ** 2).mean(axis=2) for x in (ratio, plain))
         level = np.sqrt(np.maximum(own, own.mean()))
-        found_by_head = np.sqrt(squares) / (units + limits.PLAIN_FACTOR * level)
+        allowed = units + limits.PLAIN_FACTOR * level
+        found_by_head = np.sqrt(squares) / (allowed * limits.plain_scatter(min(length, rows)))
         b, h = np.unravel_index(np.argmax(found_by_head), squares.shape)
         found = float(found_by_head[b, h])
         if found > worst.ratio:
@@ -247,7 +269,11 @@ def _plain(ratio: np.ndarray, plain: np.ndarray, units: float) -> Verdict:
 def _bias(truth: Truth, name: str, error: np.ndarray, size: np.ndarray) -> Verdict:
     case, expected = truth.case, truth.results[name]
     along = np.abs((error * expected).sum(axis=(2, 3)))
-    independent = np.sqrt(((_norm(expected) * size) ** 2).sum(axis=2))
+    length = _norm(expected)
+    flushed = length < limits.SMALLEST[case.dtype] * np.sqrt(expected.shape[-1])
+    independent = _norm_of_small(np.where(flushed, 0, length * size))
+    # What is lost below the smallest number, or put in its place, has the sign of the truth.
+    independent += np.where(flushed, length * size, 0).sum(axis=2)
     terms = case.seqlen_kv if name in ("out", "dq") else case.seqlen_q * case.group
     drift = limits.SUM_DRIFT * terms * limits.UNIT[case.statistics.name]
     allowed = limits.UNIT[case.dtype] * independent + drift * (expected**2).sum(axis=(2, 3))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -24,22 +25,31 @@ def arrays(case: Case, *names: str) -> dict[str, np.ndarray]:
         Of which the family of values says what q, k, v and dout hold. What
         scales q, k and v leaves dout as it is: float16 gradients would overflow.
     *names : str
-        Of "q", "k", "v", "dout", "dlse"; by default q, k, v and dout.
+        Of "q", "k", "v", "dout", "dlse", "sinks"; by default q, k, v and dout.
     """
     return {name: tensor(case, name) for name in names or ("q", "k", "v", "dout")}
 
 
 def tensor(case: Case, name: str) -> np.ndarray:
     """One input of a case; it does not depend on the shapes of the others."""
-    index = (*TENSORS, "dlse").index(name)
+    index = (*TENSORS, "dlse", "sinks").index(name)
     generator = np.random.default_rng([case.seed, index])
     shape = list(case.shape(name))
     if name == "dlse":
         return generator.standard_normal(shape).astype(case.statistics)
+    if name == "sinks":
+        return _sinks(case, generator).astype(case.dtype_of(name))
     for axis in case.recipe(name).broadcast:
         shape[axis] = min(shape[axis], 1)
     values = as_storage(case, _family(case, name)(generator, tuple(shape)))
     return strided(np.broadcast_to(values, case.shape(name)), case.recipe(name))
+
+
+def _sinks(case: Case, generator: np.random.Generator) -> np.ndarray:
+    """Mostly of the weight of all keys; now and then none, next to nothing or nearly everything."""
+    likely = math.log1p(case.seqlen_kv) + generator.standard_normal(case.heads_q)
+    odd = generator.choice([-math.inf, -40.0, 20.0, 0.0], case.heads_q)
+    return np.where(generator.random(case.heads_q) < 0.25, odd, likely)
 
 
 def as_storage(case: Case, values: np.ndarray) -> np.ndarray:

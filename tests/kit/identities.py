@@ -11,12 +11,13 @@ import numpy as np
 from . import limits
 from .case import Case
 from .compare import Verdict
+from .data import tensor
 
 __all__ = ["identities"]
 
 
 def identities(runner: Any, case: Case) -> list[Verdict]:
-    """``sum_dv``, ``sum_dk`` and ``q_dq`` of one pass forward and back.
+    """``sum_dv``, ``sum_dk`` and ``q_dq`` of one pass forward and back, ``sum_ds`` where sinks are.
 
     Logits are of unit variance, half of it from the key alone, so that
     columns of P differ and what they sum to is rounded in no common
@@ -31,18 +32,44 @@ def identities(runner: Any, case: Case) -> list[Verdict]:
     x = {name: value.astype(case.storage) for name, value in values.items()}
     x["out"], x["lse"] = runner.forward(case, x["q"], x["k"], x["v"])
     names = ("dout", "q", "k", "v", "out", "lse")
-    x["dq"], x["dk"], x["dv"] = runner.backward(case, *(x[name] for name in names))
+    grads = runner.backward(case, *(x[name] for name in names))
+    x |= zip(case.gradients, grads, strict=True)
+    sinks = tensor(case, "sinks") if case.sinks else np.full(case.heads_q, -np.inf)
     x = {name: case.heads_first(name, array) for name, array in x.items()}
+    with np.errstate(invalid="ignore"):  # of each row, (batch, head, row): what the sink weighs
+        lost = np.exp(sinks.astype(np.float64)[:, None] - x["lse"])
+    x["lost"] = np.where(sinks[:, None] > -np.inf, lost, 0)
     worst = [Verdict(name, 0.0) for name in ("sum_dv", "sum_dk", "q_dq")]
+    if case.sinks:
+        worst.append(_sum_ds(case, x))
     for b, kv in np.ndindex(case.batch, case.heads_kv):
         heads = slice(kv * case.group, (kv + 1) * case.group)
-        group = _Group(case, {n: a[b, kv if n in _OF_KV else heads] for n, a in x.items()})
+        of_rows = x.keys() - {"dsinks"}
+        part = {n: x[n][b, kv if n in _OF_KV else heads] for n in of_rows}
+        group = _Group(case, part, centred=getattr(runner, "backend", "") == "numpy")
         found = (group.sum_dv(), group.sum_dk(), group.q_dq())
         for i, ratios in enumerate(found):
             ratio = float(np.max(np.where(np.isnan(ratios), np.inf, ratios), initial=0))
             if ratio > worst[i].ratio:
                 worst[i] = Verdict(worst[i].rule, ratio, index=(b, kv), detail="(batch, kv head)")
     return worst
+
+
+def _sum_ds(case: Case, x: dict[str, np.ndarray]) -> Verdict:
+    """The gradient of every sink against the sum over its rows, of the out that was saved."""
+    dout, out = (x[name].astype(np.float64) for name in ("dout", "out"))
+    delta, size = (dout * out).sum(axis=3), np.abs(dout * out).sum(axis=3)
+    expected = -(x["lost"] * delta).sum(axis=(0, 2))
+    rows, wide = case.batch * case.seqlen_q, limits.UNIT[case.statistics.name]
+    exponents = -np.log(x["lost"], where=x["lost"] > 0, out=np.zeros(x["lost"].shape))
+    largest = max(np.abs(a[np.isfinite(a)]).max(initial=0) for a in (x["lse"], exponents))
+    roots = math.sqrt(max(rows, 1)) + math.sqrt(case.head_dim_v) + largest
+    bound = wide * (limits.OPERATIONS + roots) * (x["lost"] * size).sum(axis=(0, 2))
+    magnitude = np.maximum(np.abs(expected), np.where(expected, limits.SMALLEST[case.sinks], 0))
+    bound += limits.DEVIATIONS * limits.UNIT[case.sinks] * magnitude
+    ratio = _over(x["dsinks"].astype(np.float64) - expected, bound)
+    ratio = np.where(np.isnan(ratio), np.inf, ratio)
+    return Verdict("sum_ds", float(ratio.max(initial=0)))
 
 
 _OF_KV = ("k", "v", "dk", "dv")
@@ -54,6 +81,7 @@ class _Group:
 
     case: Case
     x: dict[str, np.ndarray]
+    centred: bool  # the backend takes off what all keys have in common
 
     def __post_init__(self) -> None:
         self.x = {name: array.astype(np.float64) for name, array in self.x.items()}
@@ -72,13 +100,17 @@ class _Group:
 
     def sum_dv(self) -> np.ndarray:
         """Per column of v: rounding of dv and of the P in it, drift of all of dO."""
-        deviation = self.x["dv"].sum(axis=0) - self.dout.sum(axis=(0, 1))
+        kept = self.dout * (1 - self.x["lost"])[:, :, None]
+        deviation = self.x["dv"].sum(axis=0) - kept.sum(axis=(0, 1))
         rounded = _root(self._rounded("dv"))
         bound = self.rounding * rounded + self.drift * self.dout.sum(axis=(0, 1))
         return _over(deviation, bound)
 
     def sum_dk(self) -> np.ndarray:
-        """Per column of k: rounding of dk and of the dS in it, and delta's of every row."""
+        """Per column of k: rounding of dk and of the dS in it, and delta's of every row.
+
+        Rows of dS sum to what the sink takes of delta, to 0 without one.
+        """
         x, smallest = self.x, limits.SMALLEST[self.case.dtype]
         in_delta = ((self.dout * x["out"]) ** 2).sum(axis=2).reshape(-1, 1)
         in_dp = (self.dout**2).sum(axis=2).reshape(-1, 1) * (x["v"] ** 2).sum(axis=1).max(initial=0)
@@ -86,7 +118,9 @@ class _Group:
         small = smallest * math.sqrt(self.case.seqlen_kv) * _root(q)  # of dS
         rounded = _root(self._rounded("dk")) + _root(q * np.sqrt(in_delta)) + small
         bound = self.rounding * rounded + self.several * _root(q * np.sqrt(in_dp))
-        return _over(x["dk"].sum(axis=0), bound)
+        of_sinks = q * (x["lost"] * (self.dout * x["out"]).sum(axis=2)).reshape(-1, 1)
+        bound += self.drift * np.abs(of_sinks).sum(axis=0)
+        return _over(x["dk"].sum(axis=0) - of_sinks.sum(axis=0), bound)
 
     def q_dq(self) -> np.ndarray:
         """One number: rounding of dq and dk and of the dS in each, drift of the whole."""
@@ -98,14 +132,15 @@ class _Group:
         size = math.sqrt(sum((part**2).sum() for part in rounded))
         bound = (self.rounding + self.several) * size + self.drift * abs(of_q.sum())
         bound += sum(self._vanished(f"d{name}", self.x[name]).sum() for name in "qk")
-        bound += self.rounding * self._of_delta()
+        if self.centred:
+            bound += self.rounding * self._of_delta()
         return _over(np.atleast_1d(of_q.sum() - of_k.sum()), np.atleast_1d(bound))
 
     def _of_delta(self) -> float:
-        """What the rounding of the out in delta may give to dk and not to dq.
+        """Error of delta that may be in dk and not in dq, of a backend that centres the keys.
 
-        It adds to the sum of a row's dS. A backend that takes off what all keys have in common
-        knows that sum, and leaves the error out of dq.
+        The saved output is rounded, so delta errs, and every row of dS sums to that error
+        instead of 0. Such a backend computes the sum and takes it out of dq.
         """
         in_delta = ((self.dout * self.x["out"]) ** 2).sum(axis=2)
         of_rows = in_delta * (self.x["q"] ** 2).sum(axis=2)

@@ -73,22 +73,26 @@ class Spoiled:
         return {name: self.case.heads_first(name, array) for name, array in named}
 
     def _may(self, name: str, truth: np.ndarray) -> np.ndarray:
-        """What shares a tile with the edge of what is seen, of the heads that are reached."""
+        """What shares a tile with an edge of what is seen, of the heads that are reached."""
         may = np.zeros(truth.shape, bool)
-        if not self.case.causal:
+        begin, end = self.case.visible_range()
+        if (begin == 0).all() and (end == self.case.seqlen_kv).all():
             return may
-        seen = self.case.visible()
         of_keys, of_query = name in ("dk", "dv"), self.name in ("q", "dout", "dlse")
         if of_query:
-            edge = seen[self.place] if of_keys else self.place
+            reached = np.array([self.place])
         else:
-            first = int((seen <= self.place).sum())  # query that sees it, if one does
-            edge = self.place if of_keys else first
+            reached = np.flatnonzero((begin <= self.place) & (self.place < end))
+            if not reached.size:  # nobody sees it: who would be the first
+                reached = np.minimum([(end <= self.place).sum()], self.case.seqlen_q - 1)
+        edges = [reached[0], reached[-1]]
+        if of_keys:  # all keys of rows that are reached, and what shares tiles with them
+            edges = [self.place] * (not of_query) + [begin[edges[0]], end[edges[1]]]
+            edges += [begin[0], end[-1]]
         group = self.case.group
         head = self.head // group if of_query else self.head
         heads = [head] if of_keys else range(head * group, (head + 1) * group)
-        # Keys behind the last that anybody sees share tiles with rows that are reached.
-        for at in (edge, int(seen[-1])) if of_keys else (edge,):
+        for at in edges:
             for one in heads:
                 may[0, one, max(0, at - self.slack) : at + self.slack] = True
         return may

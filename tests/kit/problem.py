@@ -20,7 +20,30 @@ __all__ = [
     "lengths",
     "recipes",
     "register_profiles",
+    "windows",
 ]
+
+
+def windows(
+    steps: Sequence[int], seqlen_q: int, seqlen_kv: int, kind: str = "any"
+) -> st.SearchStrategy[str]:
+    """``Case.window``: sides at and beside multiples of the steps, of no key, beyond all keys.
+
+    Of the kind "left" only that side is bounded, of "band" both are, of "any" either or both.
+    """
+    longest = seqlen_q + seqlen_kv
+    near = st.builds(
+        lambda step, times, beside: max(0, step * times + beside),
+        st.sampled_from(tuple(steps)),
+        st.integers(0, 3),
+        st.sampled_from((-1, 0, 1)),
+    )
+    side = st.one_of(near, near, st.sampled_from((0, 1, longest)), st.integers(0, longest))
+    left, right = side.map("{}:".format), side.map(":{}".format)
+    few = st.sampled_from(("0:0", "0:0", "1:0", "0:1"))
+    pairs = st.builds("{}:{}".format, side, side)
+    both = st.one_of(pairs, pairs, pairs, few)
+    return {"left": left, "band": both, "any": st.one_of(left, both, both, right)}[kind]
 
 
 def lengths(tile: int, longest: int) -> st.SearchStrategy[int]:
@@ -48,6 +71,8 @@ def cases(
     layouts: Sequence[str] = LAYOUTS,
     values: Sequence[str] = VALUES,
     strided: bool = True,
+    windowed: bool = False,
+    sinks: Sequence[str] = ("",),
 ) -> Case:
     """Draw a case and a seed. What decides the compilation is given, the rest is drawn.
 
@@ -58,19 +83,21 @@ def cases(
     tile
         Its ``(block_q, block_kv)``, from the plan.
     budget
-        Most of ``batch * heads_q * (seqlen_q + 64) * (seqlen_kv + 64)``: the
-        work, and enough of the memory where one length is short.
+        Most of ``batch * heads_q * (seqlen_q + 64) * (seqlen_kv + 64)``.
     layouts, values
         What to draw from.
     strided
         Whether tensors get strides of their own, each different.
+    windowed
+        Whether there is a window, with or without the causal mask.
+    sinks
+        Their dtypes to draw from; "" is none.
     """
     seqlen_q, seqlen_kv = _both_lengths(draw, tile, budget)
     layout = draw(st.sampled_from(layouts))
     room = max(1, budget // ((seqlen_q + 64) * (seqlen_kv + 64)))
     batch, heads_q, heads_kv = draw(_counts(layout, room))
-    offsets = st.one_of(st.none(), st.just(0), st.integers(-seqlen_q - 1, seqlen_kv + 1))
-    scales = st.sampled_from((None, None, 1 / head_dim, 0.3 / math.sqrt(head_dim)))
+    sides = windows((1, *tile), seqlen_q, seqlen_kv) if windowed else st.just("")
     return Case(
         batch=batch,
         heads_q=heads_q,
@@ -81,13 +108,22 @@ def cases(
         head_dim_v=head_dim if head_dim_v is None else head_dim_v,
         dtype=dtype,
         causal=causal,
-        q_offset=draw(offsets),
-        scale=draw(scales),
+        q_offset=draw(_offsets(seqlen_q, seqlen_kv, windowed)),
+        scale=draw(st.sampled_from((None, None, 1 / head_dim, 0.3 / math.sqrt(head_dim)))),
         layout=layout,
         seed=draw(st.integers(0, 2**31 - 1)),
         values=draw(st.sampled_from(values)),
+        window=draw(sides),
+        sinks=draw(st.sampled_from(sinks)),
         strides=tuple(draw(recipes(layout, name, strided)) for name in TENSORS),
     )
+
+
+def _offsets(seqlen_q: int, seqlen_kv: int, windowed: bool) -> st.SearchStrategy[int | None]:
+    """Of either sign; with windows now and then such that nobody sees a key."""
+    near = st.one_of(st.none(), st.just(0), st.integers(-seqlen_q - 1, seqlen_kv + 1))
+    far = st.sampled_from((-3 * seqlen_q, 3 * seqlen_kv))
+    return st.one_of(near, near, far) if windowed else near
 
 
 def _both_lengths(draw: st.DrawFn, tile: tuple[int, int], budget: int) -> tuple[int, int]:

@@ -20,6 +20,8 @@ from cuflash.planning.problem import DTYPES, AttentionProblem
 
 from .arena import Arena
 from .case import Case
+from .data import tensor
+from .strides import CONTIGUOUS
 
 __all__ = ["PAIRS", "RUNNERS", "ApiRunner", "fa3_serves"]
 
@@ -73,6 +75,9 @@ class ApiRunner:
         """The plan of a case as contiguous arrays: the one place that knows ``explain``."""
         shapes = [case.shape(name) for name in ("q", "k", "v")]
         options = self._options(case, operation)
+        if case.sinks:
+            options["sinks"] = case.sinks
+            options |= {"wrt": ("q", "k", "v", "sinks")} if operation == "backward" else {}
         return cuflash.explain(*shapes, operation=operation, dtype=case.dtype, **options)
 
     def tiles(self, case: Case, operation: str = "forward") -> tuple[int, int]:
@@ -81,12 +86,18 @@ class ApiRunner:
         return explanation.block_q, explanation.block_kv
 
     def forward(
-        self, case: Case, q: np.ndarray, k: np.ndarray, v: np.ndarray
+        self,
+        case: Case,
+        q: np.ndarray,
+        k: np.ndarray,
+        v: np.ndarray,
+        sinks: np.ndarray | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
         """Out and lse."""
         arena = Arena(self.xp, self.poison)
         inputs = _place(arena, case, {"q": q, "k": k, "v": v})
         options = self._options(case, "forward") | self._workspace(arena, case, "forward")
+        options |= _place_sinks(arena, case, sinks)
         if self.destinations:
             options["out"] = arena.output(
                 "out", case.shape("out"), case.storage, case.recipe("out")
@@ -107,18 +118,22 @@ class ApiRunner:
         out: np.ndarray,
         lse: np.ndarray,
         dlse: np.ndarray | None = None,
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Dq, dk and dv."""
+        sinks: np.ndarray | None = None,
+    ) -> tuple[np.ndarray, ...]:
+        """Dq, dk and dv, and dsinks where there are sinks."""
         arena = Arena(self.xp, self.poison)
         named = {"dout": dout, "q": q, "k": k, "v": v, "out": out, "lse": lse}
         inputs = _place(arena, case, named)
         options = self._options(case, "backward") | self._workspace(arena, case, "backward")
+        options |= _place_sinks(arena, case, sinks)
+        if case.sinks:
+            options["wrt"] = ("q", "k", "v", "sinks")
         if dlse is not None:
             (options["dlse"],) = _place(arena, case, {"dlse": dlse})
         if self.destinations:
             options["grads"] = tuple(
-                arena.output(name, case.shape(name), case.storage, case.recipe(name))
-                for name in ("dq", "dk", "dv")
+                arena.output(name, case.shape(name), case.dtype_of(name), case.recipe(name))
+                for name in case.gradients
             )
         results = self._spied(
             case, "backward", lambda: cuflash.attention_backward(*inputs, **options)
@@ -132,7 +147,8 @@ class ApiRunner:
             results = call()
         rows_q = case.batch * case.heads_q * case.seqlen_q
         rows_kv = case.batch * case.heads_kv * case.seqlen_kv
-        something = rows_q or (operation == "backward" and rows_kv)
+        of_sinks = case.heads_q if case.sinks else 0
+        something = rows_q or (operation == "backward" and (rows_kv or of_sinks))
         expected = [(self.backend, self._expected(plan)) for plan in ran[:1]] if something else []
         assert [(plan.backend, plan.algorithm) for plan in ran] == expected, case.repro
         assert bool(ran) == bool(something), case.repro
@@ -175,6 +191,14 @@ def fa3_serves(problem: AttentionProblem) -> bool:
     if problem.operation == "backward":
         served &= problem.heads_q * problem.seqlen_q > 0
     return served
+
+
+def _place_sinks(arena: Arena, case: Case, sinks: np.ndarray | None) -> dict[str, Any]:
+    """The keyword of a case that has sinks: those given, or its own."""
+    if not case.sinks:
+        return {}
+    values = tensor(case, "sinks") if sinks is None else sinks
+    return {"sinks": arena.input("sinks", values, CONTIGUOUS)}
 
 
 def _place(arena: Arena, case: Case, arrays: dict[str, np.ndarray]) -> list[Any]:

@@ -1,0 +1,70 @@
+"""Attention as one would write it in NumPy, in the case's own dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from .case import Case
+
+__all__ = ["plain"]
+
+
+def plain(case: Case, inputs: Mapping[str, np.ndarray], step: int = 1) -> dict[str, np.ndarray]:
+    """Attention as one would write it in NumPy, in the case's own dtype.
+
+    With a step of -1 queries and keys are taken from the last to the first:
+    what weighs most is then added early instead of late, and errs more.
+    The backward pass starts from the output and the lse that the forward
+    pass saved, as a backend's does, and computes the scores again, adding in
+    the other direction: scores that err alike in both passes would cancel.
+    """
+    x = {name: case.heads_first(name, array) for name, array in inputs.items()}
+    gradients = "dout" in inputs
+    names = ("out", "lse", "dq", "dk", "dv") if gradients else ("out", "lse")
+    sinks = x.pop("sinks", np.full(case.heads_q, -np.inf)).astype(case.storage)
+    shapes = {n: case.heads_first(n, np.empty(case.shape(n))).shape for n in names}
+    results = {name: np.zeros(shape, case.storage) for name, shape in shapes.items()}
+    visible = case.sees()[::step, ::step]
+    scale = case.storage.type(case.factor)
+    ordered = {name: array[:, :, ::step] for name, array in results.items()}
+    with np.errstate(all="ignore"):
+        for b, h in np.ndindex(case.batch, case.heads_q):
+            kv = h // case.group
+            q, k, v = x["q"][b, h, ::step], x["k"][b, kv, ::step], x["v"][b, kv, ::step]
+            scores = np.where(visible, scale * _product(q, k.T), -np.inf)
+            out, lse = _plain_forward(scores, v, sinks[h])
+            ordered["out"][b, h], ordered["lse"][b, h] = out, lse
+            if not gradients:
+                continue
+            scores = scale * _product(q[:, ::-1], k[:, ::-1].T)
+            p = np.where(visible, np.exp(scores - np.where(lse == -np.inf, 0, lse)[:, None]), 0)
+            dout = x["dout"][b, h, ::step]
+            delta = (dout * out).sum(axis=1) - (x["dlse"][b, h, ::step] if "dlse" in x else 0)
+            ds = p * (_product(dout, v.T) - delta[:, None])
+            ordered["dq"][b, h] = scale * _product(ds, k)
+            ordered["dk"][b, kv] += scale * _product(ds.T, q)
+            ordered["dv"][b, kv] += _product(p.T, dout)
+    return results
+
+
+def _plain_forward(
+    scores: np.ndarray, v: np.ndarray, sink: np.floating[Any]
+) -> tuple[np.ndarray, np.ndarray]:
+    largest = np.maximum(scores.max(axis=1, initial=-np.inf), sink)
+    dead = largest == -np.inf
+    base = np.where(dead, 0, largest)
+    weights = np.exp(scores - base[:, None])
+    total = np.where(dead, 1, weights.sum(axis=1) + np.exp(sink - base))
+    return _product(weights / total[:, None], v), np.where(dead, -np.inf, largest + np.log(total))
+
+
+def _product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """a @ b, as a product of matrices even for one row.
+
+    BLAS has another routine for a vector, which adds in more parts and errs
+    less; it is not what a row among others gets.
+    """
+    return (np.concatenate([a, a]) @ b)[:1] if len(a) == 1 else a @ b
