@@ -11,7 +11,6 @@ import tempfile
 import traceback
 import warnings
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import pytest
@@ -67,8 +66,7 @@ def _child(run: Callable[[], Any], said: int, answer: int) -> None:
         os.dup2(said, 2)
         sys.stdout = sys.stderr = open(said, "w", closefd=False)  # noqa: SIM115
         signal.alarm(SECONDS)
-        build._pool = ThreadPoolExecutor(os.cpu_count() or 1)  # threads are not inherited
-        build._made.clear()
+        build.forget_threads()
         outcome = _outcome(run)
         with os.fdopen(answer, "wb", closefd=False) as file:
             pickle.dump((*outcome, REGISTRY.worst), file)

@@ -2,41 +2,78 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import ctypes
+import fcntl
 import functools
 import hashlib
 import os
-import re
 import shutil
 import subprocess
 import tempfile
 import threading
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from cuflash.cuda.source import find_sources, include_closure, translation_unit
 from cuflash.planning.kernel import KernelConfig
 
-__all__ = ["KEPT", "Emulated", "begin", "compiler", "emulate"]
+__all__ = ["KEPT", "Emulated", "Watch", "begin", "compiler", "emulate", "forget_threads", "watched"]
 
 HERE = Path(__file__).parent / "cuda"
 #: Environment variable: a folder for what is compiled, which processes then share.
 KEPT = "CUFLASH_EMULATOR_KEEPS"
 #: Without the checks of a hardened compiler: fibers jump between stacks.
 UNHARDENED = "-U_FORTIFY_SOURCE"
-FLAGS = ("-std=c++20", "-O1", "-w", "-shared", "-fPIC", "-ffp-contract=off", UNHARDENED)
+FLAGS = ("-std=c++20", "-O1", "-w", "-fPIC", "-ffp-contract=off", UNHARDENED)
+
+#: What a kernel's text includes first: the emulator, and the kernel before its ``Config``.
+PRECOMPILED = "kernel.hpp"
 
 _ENTRY = """
 namespace cuflash::{generation} {{
 alignas(1024) unsigned char shared_bytes[256 * 1024];
 }}
-extern "C" void emulate(const void* params, int grid, int threads, long shared) {{
+extern "C" void emulate(const void* params, int grid, int threads, long shared, void* watches,
+                        int watch_count) {{
+  emulated::watches = static_cast<emulated::Watch*>(watches);
+  emulated::watch_count = watch_count;
   static unsigned launches = 0;  // variables of emulated:: are one for all kernels of a process
   emulated::launches = launches++;
   emulated::launch(grid, threads, shared, cuflash::{generation}::shared_bytes, {{{habits}}},
-                   [&] {{ {entry}(*static_cast<const cuflash::{struct}*>(params)); }});
+                   [&] {{ {entry}(*static_cast<const Params*>(params)); }});
 }}
 """
+
+
+class Watch(ctypes.Structure):
+    """A range of memory, and how many bytes kernels have copied from it to shared memory."""
+
+    _fields_ = (
+        ("begin", ctypes.c_uint64),
+        ("end", ctypes.c_uint64),
+        ("bytes", ctypes.c_uint64),
+    )
+
+
+_watches = (Watch * 0)()
+
+
+@contextlib.contextmanager
+def watched(arrays: Sequence[np.ndarray]) -> Iterator[Any]:
+    """Within it the kernels count what they read of contiguous arrays; a :class:`Watch` each."""
+    global _watches
+    spans = [(a.ctypes.data, a.ctypes.data + a.nbytes, 0) for a in arrays]
+    _watches = (Watch * len(spans))(*spans)
+    try:
+        yield _watches
+    finally:
+        _watches = (Watch * 0)()
 
 
 class Emulated:
@@ -45,11 +82,13 @@ class Emulated:
     def __init__(self, library: Path) -> None:
         self._run = ctypes.CDLL(str(library)).emulate
         self._run.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+        self._run.argtypes += [ctypes.c_void_p, ctypes.c_int]
 
     def __call__(self, grid: int, threads: int, shared_bytes: int, parameters: int) -> None:
         """Run it; ``parameters`` is the address of a list of addresses, as the driver takes it."""
         (first,) = (ctypes.c_void_p * 1).from_address(parameters)
-        self._run(first, grid, threads, max(shared_bytes, 16))
+        watches = ctypes.addressof(_watches)
+        self._run(first, grid, threads, max(shared_bytes, 16), watches, len(_watches))
 
 
 def compiler() -> str | None:
@@ -63,6 +102,13 @@ _made: dict[tuple[KernelConfig, str, str], Future[Path]] = {}
 _lock = threading.Lock()
 
 
+def forget_threads() -> None:
+    """In a child of this process, which has none of its threads."""
+    global _pool, _lock
+    _pool, _lock = ThreadPoolExecutor(os.cpu_count() or 1), threading.Lock()
+    _made.clear()
+
+
 def emulate(config: KernelConfig) -> Emulated:
     """The kernel of a configuration; compiled once for each text of the sources."""
     return Emulated(begin(config).result())
@@ -71,11 +117,12 @@ def emulate(config: KernelConfig) -> Emulated:
 def begin(config: KernelConfig) -> Future[Path]:
     """Have it compiled beside other work, to be there when it is asked for."""
     root = find_sources()
-    text, digest = _text(config, root), _digest(config, root)
+    text = _text(config, root)
+    digest = _digest(config, root, text)
     with _lock:
         key = (config, text, digest)
         if key not in _made:
-            _made[key] = _pool.submit(_library, root, text, digest)
+            _made[key] = _pool.submit(_library, root, config, text, digest)
         return _made[key]
 
 
@@ -83,23 +130,29 @@ def _text(config: KernelConfig, root: Path) -> str:
     """The translation unit without what only NVRTC understands, and with an entry of ours."""
     text = translation_unit(config, root)
     lines = [line for line in text.splitlines() if "__INTADDR__" not in line]
-    struct = re.search(r"const __grid_constant__ cuflash::(\w+) params", text)
-    assert struct, text
+    lines.remove(_include(config))  # the precompiled header has it
     fa3 = config.generation == "fa3"
     habits = (fa3, fa3 and config.kernel == "forward")  # as emulated::Habits
     more = _ENTRY.format(
         generation=config.generation,
         entry=config.entry,
-        struct=struct[1],
         habits=", ".join(str(habit).lower() for habit in habits),
     )
-    return '#include "emulated.hpp"\n' + "\n".join(lines) + more
+    return f'#include "{PRECOMPILED}"\n' + "\n".join(lines) + more
 
 
-def _digest(config: KernelConfig, root: Path) -> str:
+def _include(config: KernelConfig) -> str:
+    return f'#include "{config.generation}/{config.kernel}.cu"'
+
+
+def _digest(config: KernelConfig, root: Path, text: str = "") -> str:
+    """Of the files that a kernel is compiled from, with the headers that ``text`` names."""
     digest = hashlib.sha256()
     ours = [path for path in sorted(HERE.rglob("*")) if path.is_file()]
-    for path in [*include_closure(root, root / config.generation / f"{config.kernel}.cu"), *ours]:
+    of_features = [path for path in sorted(root.glob("features/*.cuh")) if path.name in text]
+    entries = [root / config.generation / f"{config.kernel}.cu", *of_features]
+    theirs = dict.fromkeys(path for entry in entries for path in include_closure(root, entry))
+    for path in [*theirs, *ours]:
         digest.update(path.read_bytes())
     return digest.hexdigest()
 
@@ -108,27 +161,63 @@ def _digest(config: KernelConfig, root: Path) -> str:
 def _folder() -> Path:
     """Where this process keeps what it compiles, or several that have been given a place."""
     given = os.environ.get(KEPT)
-    return Path(given) if given else Path(tempfile.mkdtemp(prefix="cuflash-emulator-"))
+    if given:
+        return Path(given)
+    made = Path(tempfile.mkdtemp(prefix="cuflash-emulator-"))
+    atexit.register(shutil.rmtree, made, ignore_errors=True)
+    return made
 
 
-def _library(root: Path, text: str, digest: str) -> Path:
-    kept = _folder() / f"{hashlib.sha256((text + digest).encode()).hexdigest()}.so"
-    if not kept.exists():
-        _compile(root, text).replace(kept)
+def _library(root: Path, config: KernelConfig, text: str, digest: str) -> Path:
+    name = hashlib.sha256((text + digest).encode()).hexdigest()
+    kept = _folder() / f"{name}.so"
+    with _alone(name):
+        if not kept.exists():
+            headers = _precompiled(root, config)
+            made = Path(tempfile.mkdtemp(dir=_folder()))
+            (made / "kernel.cpp").write_text(text)
+            _gcc("-shared", f"-I{headers}", made / "kernel.cpp", "-o", made / "kernel.so")
+            (made / "kernel.so").replace(kept)
+            shutil.rmtree(made)
     return kept
 
 
-def _compile(root: Path, text: str) -> Path:
-    folder = Path(tempfile.mkdtemp(dir=_folder()))
-    shutil.copytree(root, folder / "src")
+@contextlib.contextmanager
+def _alone(name: str) -> Iterator[None]:
+    """One thread of one process makes a file; others wait until it is there."""
+    with open(_folder() / f"{name}.lock", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.flock(file, fcntl.LOCK_UN)  # a child of this process may have the file open
+
+
+def _precompiled(root: Path, config: KernelConfig) -> Path:
+    """A folder with the sources, and what all configurations of a kernel share precompiled."""
+    digest = _digest(config, root)
+    kept = _folder() / f"{config.generation}-{config.kernel}-{digest}"
+    with _alone(kept.name):
+        if not kept.exists():
+            made = Path(tempfile.mkdtemp(dir=_folder()))
+            _copy_sources(root, made)
+            header = made / PRECOMPILED
+            header.write_text(f'#include "emulated.hpp"\n{_include(config)}\n')
+            _gcc("-x", "c++-header", f"-I{made}", header, "-o", f"{header}.gch")
+            made.rename(kept)
+    return kept
+
+
+def _copy_sources(root: Path, folder: Path) -> None:
+    """Copy the kernels, with the emulator's stand-ins for CUDA's headers and for PTX."""
+    shutil.copytree(root, folder, dirs_exist_ok=True)
     for path in (HERE / "ptx").iterdir():
-        shutil.copy(path, folder / "src" / "ptx" / path.name)
+        shutil.copy(path, folder / "ptx" / path.name)
     for path in HERE.glob("*.h*"):
-        shutil.copy(path, folder / "src" / path.name)
-    (folder / "kernel.cpp").write_text(text)
-    command = ["g++", *FLAGS, f"-I{folder / 'src'}", str(folder / "kernel.cpp")]
-    done = subprocess.run(
-        [*command, "-o", str(folder / "kernel.so")], capture_output=True, text=True
-    )
+        shutil.copy(path, folder / path.name)
+
+
+def _gcc(*arguments: str | Path) -> None:
+    command = ["g++", *FLAGS, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
-    return folder / "kernel.so"

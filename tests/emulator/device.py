@@ -21,8 +21,9 @@ from cuflash.planning.tiles.fa2_tables import FORWARD, ForwardRow
 from ..architectures import LIMITS
 from ..kit.arena import Arena
 from ..kit.case import Case
+from ..kit.data import tensor
 from ..kit.strides import CONTIGUOUS, Strides
-from .build import emulate
+from .build import emulate, watched
 
 __all__ = ["EmulatedRunner", "emulated_device", "on_device"]
 
@@ -115,10 +116,15 @@ class EmulatedRunner:
         return tile.block_q, tile.block_kv
 
     def forward(
-        self, case: Case, q: np.ndarray, k: np.ndarray, v: np.ndarray
+        self,
+        case: Case,
+        q: np.ndarray,
+        k: np.ndarray,
+        v: np.ndarray,
+        sinks: np.ndarray | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
         """Out and lse."""
-        given = {"q": q, "k": k, "v": v}
+        given = {"q": q, "k": k, "v": v, **_sinks(case, sinks)}
         made = {"out": case.storage, "lse": case.statistics}
         return self._run(case, "forward", given, made)
 
@@ -132,12 +138,14 @@ class EmulatedRunner:
         out: np.ndarray,
         lse: np.ndarray,
         dlse: np.ndarray | None = None,
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Dq, dk and dv."""
+        sinks: np.ndarray | None = None,
+    ) -> tuple[np.ndarray, ...]:
+        """Dq, dk and dv, and dsinks where there are sinks."""
         given = {"q": q, "k": k, "v": v, "out": out, "dout": dout, "lse": lse}
+        given |= _sinks(case, sinks)
         if dlse is not None:
             given["dlse"] = dlse
-        return self._run(case, "backward", given, dict.fromkeys(("dq", "dk", "dv"), case.storage))
+        return self._run(case, "backward", given, {n: case.dtype_of(n) for n in case.gradients})
 
     def configs(self, case: Case) -> set[KernelConfig]:
         """What both passes of a case compile."""
@@ -152,8 +160,24 @@ class EmulatedRunner:
                 self.prepare(case, operation, tensors)
         return found
 
+    def reads(self, case: Case, x: dict[str, np.ndarray]) -> dict[str, dict[str, int]]:
+        """Bytes of q, k and v that each pass copies to shared memory; of contiguous arrays."""
+        read: dict[str, dict[str, int]] = {"forward": {}, "backward": {}}
+        given = {name: x[name] for name in "qkv"}
+        made = {"out": case.storage, "lse": case.statistics}
+        out, lse = self._run(case, "forward", given, made, read["forward"])
+        given |= {"out": out, "dout": x["dout"], "lse": lse}
+        made = dict.fromkeys(("dq", "dk", "dv"), case.storage)
+        self._run(case, "backward", given, made, read["backward"])
+        return read
+
     def _run(
-        self, case: Case, operation: str, given: dict[str, np.ndarray], made: dict[str, Any]
+        self,
+        case: Case,
+        operation: str,
+        given: dict[str, np.ndarray],
+        made: dict[str, Any],
+        read: dict[str, int] | None = None,
     ) -> Any:
         arena = Arena(np, "nan")
         inputs = {
@@ -169,7 +193,10 @@ class EmulatedRunner:
             assert (ready.plan.backend, ready.plan.algorithm) == ("cuda", self.algorithm)
             workspace = arena.workspace(ready.workspace_bytes)
             pointers = {n: a.ctypes.data for n, a in {**inputs, **results}.items()}
-            ready.run(pointers, workspace=workspace.ctypes.data)
+            with watched([inputs[name] for name in "qkv"]) as watches:
+                ready.run(pointers, workspace=workspace.ctypes.data)
+        if read is not None:
+            read |= {name: watch.bytes for name, watch in zip("qkv", watches, strict=True)}
         arena.check(case.repro)
         return tuple(results.values())
 
@@ -192,7 +219,22 @@ class EmulatedRunner:
             blocks=self.blocks if self.algorithm != "fa3" or operation == "forward" else None,
             deterministic=self.deterministic,
             **case.options,
+            **self._keywords(case, operation),
         )
+
+    def _keywords(self, case: Case, operation: str) -> dict[str, Any]:
+        """Those of sinks."""
+        if not case.sinks:
+            return {}
+        wrt = {"wrt": ("q", "k", "v", "sinks")} if operation == "backward" else {}
+        return {"sinks": case.sinks, **wrt}
+
+
+def _sinks(case: Case, sinks: np.ndarray | None) -> dict[str, np.ndarray]:
+    """Those given, or the case's own, if it has any."""
+    if not case.sinks:
+        return {}
+    return {"sinks": tensor(case, "sinks") if sinks is None else sinks}
 
 
 def _recipe(case: Case, name: str) -> Strides:

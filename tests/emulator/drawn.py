@@ -12,13 +12,15 @@ from cuflash.planning.tiles.fa2_tables import ForwardRow
 
 from ..kit.case import LAYOUTS, TENSORS, Case
 from ..kit.data import arrays
-from ..kit.problem import recipes
+from ..kit.problem import recipes, windows
 from ..kit.strides import CONTIGUOUS, Strides
 
-__all__ = ["PLACED", "Call", "Kernels", "calls"]
+__all__ = ["PLACED", "QKV", "Call", "Kernels", "calls"]
 
 #: Every array of either pass.
-PLACED = (*TENSORS, "lse", "dlse", "lse_out")
+PLACED = (*TENSORS, "lse", "dlse", "lse_out", "sinks", "dsinks")
+#: What a backward pass differentiates by where nobody says so.
+QKV = ("q", "k", "v")
 #: Query heads of all batch entries that short problems have room for.
 _MANY = 8
 #: Values that none of the kernels' sums overflow for.
@@ -41,6 +43,8 @@ class Kernels:
     parted: bool = False  # also kernels of several blocks for a kv tile
     plain: bool = False  # of one alignment and type of output
     forward_row: ForwardRow | None = None  # the only one that the forward pass has
+    window: str = ""  # "left" or "band": the bounds that the keys of a query mostly have
+    sinks: str = ""  # their dtype, if there are any
 
     @property
     def name(self) -> str:
@@ -50,7 +54,9 @@ class Kernels:
             self.dtype,
             "d{}-dv{}".format(*self.dims),
         ]
-        words += ["causal" if self.causal else "full", "ordered" * self.deterministic]
+        mask = self.window or ("causal" if self.causal else "full")
+        words += [mask, "ordered" * self.deterministic]
+        words += [f"sinks-{self.sinks}" * bool(self.sinks)]
         words += ["x".join(map(str, self.blocks or ())), f"{self.num_sms or ''}"]
         return "-".join(word for word in words if word)
 
@@ -82,6 +88,8 @@ class Call:
         log-sum-exp so far from 0 are beyond float32 where a score is taken for 0.
     dead
         Queries whose scores are all minus infinity, and whose gradients are infinite.
+    wrt
+        What the backward pass differentiates by.
     """
 
     case: Case
@@ -99,6 +107,7 @@ class Call:
     turns: int = 1
     shift: float = 0
     dead: tuple[int, ...] = ()
+    wrt: tuple[str, ...] = QKV
 
     def __repr__(self) -> str:
         """What makes it again."""
@@ -112,6 +121,11 @@ class Call:
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         """What hypothesis prints."""
         printer.text(repr(self))
+
+    @property
+    def gradients(self) -> tuple[str, ...]:
+        """Names of what the backward pass gives."""
+        return tuple(f"d{name}" for name in self.wrt)
 
     @property
     def out_dtype(self) -> np.dtype[Any]:
@@ -129,7 +143,7 @@ class Call:
             x["k"][..., 0] = self.shift / (8 * self.case.factor)
         if not self.with_dlse:
             del x["dlse"]
-        return x
+        return x | (arrays(self.case, "sinks") if self.case.sinks else {})
 
     def killed(self, x: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The same inputs, the dead queries as the kernels are given them."""
@@ -145,7 +159,7 @@ class Call:
         if name in TENSORS:
             return self.case.recipe(name)
         row = self.rows
-        ndim = len(self.case.shape("lse"))
+        ndim = 1 if name in ("sinks", "dsinks") else len(self.case.shape("lse"))
         return Strides(gaps=row.gaps[-ndim:], offset=row.offset) if row.gaps else row
 
 
@@ -176,9 +190,15 @@ def _problems(draw: st.DrawFn, kernels: Kernels, work: int) -> Case:
         group = draw(st.sampled_from([n for n in (1, 2, 4, 3) if n * heads_kv <= room]))
     if "b" in layout:
         batch = draw(st.sampled_from([n for n in (1, 2, 3) if n * group * heads_kv <= room]))
+    window, causal = "", kernels.causal
+    if kernels.window:
+        window = draw(windows(kernels.steps, seqlen_q, seqlen_kv, kernels.window))
+        causal = kernels.window == "band" and draw(st.booleans())
     return Case(
         *(batch, heads_kv * group, heads_kv, seqlen_q, seqlen_kv, *kernels.dims, kernels.dtype),
-        causal=kernels.causal,
+        causal=causal,
+        window=window,
+        sinks=kernels.sinks,
         q_offset=draw(_offsets(kernels, seqlen_q, seqlen_kv)),
         scale=draw(st.sampled_from((None, None, 0.3, 2.0**-5))),
         layout=layout,
@@ -237,9 +257,17 @@ def calls(draw: st.DrawFn, kernels: Kernels) -> Call:
         device=draw(st.sampled_from((0, 0, 0, 1))),
         turns=turns,
         shift=draw(st.sampled_from((0, 0, -300, 200))),
-        dead=draw(_dead_queries(kernels, case)),
+        dead=() if case.sinks else draw(_dead_queries(kernels, case)),
+        wrt=draw(_named(kernels)),
         **flags,
     )
+
+
+def _named(kernels: Kernels) -> st.SearchStrategy[tuple[str, ...]]:
+    """All mostly; else any, in any order."""
+    every = (*QKV, "sinks") if kernels.sinks else QKV
+    some = st.lists(st.sampled_from(every), min_size=1, unique=True).map(tuple)
+    return st.one_of(st.just(every), st.just(every), some)
 
 
 def _loadable(recipe: Strides) -> Strides:

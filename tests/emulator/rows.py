@@ -17,7 +17,7 @@ from ..kit.case import Case
 from ..kit.strides import Strides
 from .device import EmulatedRunner
 
-__all__ = ["ROWS", "SMALL", "Row", "params"]
+__all__ = ["ROWS", "SMALL", "SUNK", "WINDOWED", "Row", "params"]
 
 #: Small tiles, so that short problems have many of them.
 SMALL = {"float16": (32, 32), "bfloat16": (32, 32), "float32": (16, 32), "float64": (16, 32)}
@@ -50,6 +50,8 @@ class Row:
     blocks: tuple[int, int] | None = None  # in place of the small ones; of fa3 forward
     filled: bool = False  # planned for one multiprocessor, which any problem gives enough to do
     forward_row: ForwardRow | None = None  # the only one that the forward pass has
+    window: str = ""  # "left" or "band": the bounds that the keys of a query have
+    sinks: str = ""  # their dtype, if there are any
 
     @property
     def runner(self) -> EmulatedRunner:
@@ -63,7 +65,9 @@ class Row:
     @property
     def name(self) -> str:
         parts = [f"{self.algorithm}-sm_{self.architecture}-{self.dtype}"]
-        parts += [f"d{self.dims[0]}-dv{self.dims[1]}", "causal" if self.causal else "full"]
+        mask = self.window or ("causal" if self.causal else "full")
+        parts += [f"d{self.dims[0]}-dv{self.dims[1]}", mask]
+        parts += [f"sinks-{self.sinks}"] if self.sinks else []
         parts += (
             ["planned"] * self.planned + ["filled"] * self.filled + ["ordered"] * self.deterministic
         )
@@ -75,6 +79,10 @@ class Row:
 
     def cases(self) -> list[Case]:
         """Several tiles and tails both ways; grouped heads; dead rows and tiles; strides; a row."""
+        found = self._windowed_cases() if self.window else self._plain_cases()
+        return [replace(case, sinks=self.sinks) for case in found]
+
+    def _plain_cases(self) -> list[Case]:
         first = Case(2, 4, 2, 70, 100, *self.dims, self.dtype, causal=self.causal, seed=1)
         if self.algorithm == "fa3":
             return self._cases_of_wide_tiles(first)
@@ -107,6 +115,33 @@ class Row:
             replace(second, heads_kv=1, values="x8"),
             # heads so many that blocks clear sums for others, also those that no query sees
             replace(many, heads_q=8, heads_kv=4, seqlen_q=100, seqlen_kv=300, q_offset=0),
+        ]
+
+    def windowed(self, case: Case, left: int, right: int) -> Case:
+        """The case with this window, as far as the row's kernels have its bounds."""
+        if self.window == "left":
+            return replace(case, causal=False, window=f"{left}:")
+        return replace(case, window=f"{left}:{right}")
+
+    def _windowed_cases(self) -> list[Case]:
+        """Edges at and beside tiles; no key for the first and the last queries; a key each."""
+        first = Case(1, 4, 2, 100, 140, *self.dims, self.dtype, seed=1)
+        loaded = self.algorithm == "fa3"
+        if loaded:
+            first = replace(first, heads_q=2, heads_kv=1, seqlen_q=200, seqlen_kv=300)
+        one = replace(first, heads_q=2, heads_kv=1, seed=2)
+        dead = replace(one, seqlen_q=first.seqlen_kv + 70, seqlen_kv=70, layout="bhsd")
+        square = replace(one, heads_kv=2, seqlen_q=128, seqlen_kv=128, values="x8")
+        return [
+            self.windowed(first.with_strides(**(_LOADED if loaded else _STRIDED)), 31, 7),
+            self.windowed(replace(one, q_offset=20, values="outliers"), 64, 5),
+            self.windowed(replace(dead, q_offset=-40), 16, 3),
+            self.windowed(square, 32, 64),
+            self.windowed(replace(square, q_offset=-1), 64, 31),
+            self.windowed(replace(one, q_offset=3), 0, 0),
+            self.windowed(replace(one, causal=True, q_offset=5), 17, 2),
+            self.windowed(replace(one, q_offset=first.seqlen_kv + 50), 49, 1),  # nobody sees a key
+            self.windowed(replace(one, seqlen_q=1, q_offset=90).with_strides(**_ALONE), 30, 10),
         ]
 
 
@@ -168,6 +203,65 @@ ROWS = (
     Row("fa3", "90", "float16", (192, 128), filled=True),
     Row("fa3", "90", "bfloat16", (160, 128), filled=True, deterministic=True),
     Row("fa3", "90", "bfloat16", (200, 256), filled=True),
+)
+
+#: Configurations whose masks have a first key.
+WINDOWED = (
+    Row("fa1", "90", "float16", window="band"),
+    Row("fa1", "90", "float32", (5, 24), window="left"),
+    Row("fa1", "75", "float16", window="left"),
+    Row("fa2", "90", "float16", window="band"),
+    Row("fa2", "75", "float16", window="left"),
+    Row("fa2", "80", "float32", (5, 24), window="band"),
+    Row("fa2", "90", "float64", window="left"),
+    Row("fa2", "90", "float16", planned=True, deterministic=True, window="band"),
+    Row("fa2", "90", "bfloat16", filled=True, window="band"),
+    Row("fa2", "90", "float16", filled=True, deterministic=True, window="left"),
+    Row("fa2", "90", "float64", filled=True, window="band"),
+    Row(
+        "fa2",
+        "90",
+        "float16",
+        window="band",
+        forward_row=ForwardRow(256, 64, 32, 4, paired=True),
+    ),
+    Row(
+        "fa2",
+        "80",
+        "bfloat16",
+        window="left",
+        forward_row=ForwardRow(256, 32, 32, 2, num_stages=1),
+    ),
+    Row("fa3", "90", "float16", filled=True, window="band"),
+    Row("fa3", "90", "bfloat16", filled=True, deterministic=True, window="left"),
+    Row("fa3", "90", "bfloat16", (96, 80), filled=True, deterministic=True, window="band"),
+    Row("fa3", "90", "bfloat16", (128, 128), filled=True, blocks=(192, 80), window="band"),
+    Row("fa3", "90", "float16", (128, 72), filled=True, window="left"),
+    Row("fa3", "90", "float16", (192, 128), filled=True, window="band"),
+    Row("fa3", "90", "bfloat16", (200, 256), filled=True, deterministic=True, window="band"),
+)
+#: Configurations with sinks, of each mask and of each generation.
+SUNK = (
+    Row("fa1", "90", "float16", sinks="float32"),
+    Row("fa1", "90", "float32", (5, 24), sinks="float32", window="left"),
+    Row("fa1", "75", "float16", causal=_FULL, sinks="float16"),
+    Row("fa2", "90", "float16", sinks="float16"),
+    Row("fa2", "75", "float32", causal=_FULL, sinks="float32"),
+    Row("fa2", "80", "bfloat16", (40, 64), filled=True, sinks="bfloat16", window="band"),
+    Row("fa2", "90", "float16", planned=True, deterministic=True, sinks="float32"),
+    Row("fa2", "90", "float64", sinks="float64", window="band"),
+    Row(
+        "fa2",
+        "90",
+        "float16",
+        sinks="float32",
+        forward_row=ForwardRow(256, 64, 32, 4, paired=True),
+    ),
+    Row("fa3", "90", "float16", filled=True, sinks="float16"),
+    Row("fa3", "90", "bfloat16", causal=_FULL, filled=True, deterministic=True, sinks="float32"),
+    Row("fa3", "90", "bfloat16", (128, 128), filled=True, sinks="bfloat16", window="band"),
+    Row("fa3", "90", "float16", (192, 128), filled=True, sinks="float32"),
+    Row("fa3", "90", "bfloat16", (200, 256), filled=True, sinks="float32", window="left"),
 )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest import mock
 
@@ -24,7 +24,7 @@ from ..kit.oracle import Truth, judge
 from ..kit.parts import parts_forced
 from ..kit.strides import Strides
 from .build import emulate
-from .drawn import Call, Kernels
+from .drawn import QKV, Call, Kernels
 from .host_cupy import HostCupy, host_cupy
 
 __all__ = ["Session", "check", "configs_of", "session_of"]
@@ -70,15 +70,20 @@ def configs_of(kernels: Kernels) -> set[KernelConfig]:
         return lambda *_: None
 
     case = Case(2, 4, 1, 70, 100, *kernels.dims, kernels.dtype, causal=kernels.causal)
+    window = {"": "", "left": "9:", "band": "9:3"}[kernels.window]
+    case = replace(case, window=window, causal=kernels.causal and not window)
+    case = replace(case, sinks=kernels.sinks)
+    wrt = (*QKV, "sinks") if kernels.sinks else QKV
     odd = case.with_strides(**{name: Strides(gaps=(0, 0, 1, 0)) for name in ("q", "out", "dq")})
     x = arrays(case, "q", "k", "v", "dout") | {"out": np.zeros(case.shape("out"), case.storage)}
     x["lse"] = np.zeros(case.shape("lse"), case.statistics)
+    x |= arrays(case, "sinks") if case.sinks else {}
     wide = (False, True) if case.storage.itemsize == 2 and not kernels.plain else (False,)
     strided = (case,) if kernels.plain or kernels.algorithm == "fa3" else (case, odd)
     for parts in (1, 2) if kernels.parted else (1,):
         with session_of(kernels, parts, make) as host:
             for w, one in itertools.product(wide, strided):
-                session = Session(host, kernels, Call(one, wide=w, made=True), 0)
+                session = Session(host, kernels, Call(one, wide=w, made=True, wrt=wrt), 0)
                 out, _ = session.forward(x)
                 session.backward(x | {"out": np.zeros_like(out.peek())})
     return found
@@ -105,7 +110,7 @@ class Session:
             saved = {"out": self._read(out), "lse": self._read(lse)}
             assert saved["out"].dtype == call.out_dtype, case.repro
             grads = self.backward({**x, **saved})
-            self._judge(truth, dict(zip(("dq", "dk", "dv"), grads, strict=True)))
+            self._judge(truth, dict(zip(call.gradients, grads, strict=True)))
         for arena in self.arenas:
             arena.check(case.repro)
 
@@ -119,13 +124,14 @@ class Session:
             options["out"] = self._place("out", case.shape("out"), call.out_dtype)
             options["lse_out"] = self._place("lse_out", case.shape("lse"), case.statistics)
         inputs = [self._place(name, x[name]) for name in "qkv"]
+        options |= {name: self._place(name, x[name]) for name in x.keys() & {"sinks"}}
         results = self._called(cuflash.attention, *inputs, return_lse=True, **options)
         if call.made:
             assert results[0] is options["out"]
             assert results[1] is options["lse_out"]
         return results  # type: ignore[no-any-return]
 
-    def backward(self, x: Mapping[str, np.ndarray]) -> tuple[Any, Any, Any]:
+    def backward(self, x: Mapping[str, np.ndarray]) -> tuple[Any, ...]:
         """As the call says it."""
         call, case = self.call, self.call.case
         options = {**case.options, **self.kernels.options, **self._more()}
@@ -137,9 +143,12 @@ class Session:
             given["dout"] = given["dout"].astype(np.float32)
         if call.with_dlse:
             options["dlse"] = self._place("dlse", given["dlse"])
+        options |= {name: self._place(name, x[name]) for name in x.keys() & {"sinks"}}
+        if call.wrt != QKV:
+            options["wrt"] = call.wrt
         if call.made:
             options["grads"] = tuple(
-                self._place(name, case.shape(name), case.storage) for name in ("dq", "dk", "dv")
+                self._place(name, case.shape(name), case.dtype_of(name)) for name in call.gradients
             )
         names = ("dout", "q", "k", "v", "out", "lse")
         inputs = [self._place(name, given[name]) for name in names]
@@ -196,7 +205,7 @@ class Session:
 
     def _without_dead_rows(self, truth: Truth, name: str, got: np.ndarray) -> np.ndarray:
         """They are what a dead row is, and make way for those that the truth has."""
-        if name in ("dk", "dv"):
+        if name not in ("out", "lse", "dq"):
             return got
         case, dead, got = self.call.case, self.call.dead, got.copy()
         rows = case.heads_first(name, got)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -36,6 +37,31 @@ KERNELS = (
     Kernels("fa3", "bfloat16", (64, 64), False, num_sms=1, steps=_WIDE, deterministic=True),
     Kernels("fa3", "bfloat16", (128, 128), True, (192, 80), num_sms=1, steps=_WIDE, parted=True),
     Kernels("fa3", "float16", (192, 128), True, num_sms=1, steps=_WIDE, parted=True),
+    # Windows.
+    Kernels("fa1", "float16", (64, 64), False, _SMALL, steps=(16, 32), window="band"),
+    Kernels("fa2", "float16", (64, 64), False, _SMALL, steps=(16, 32, 64), window="band"),
+    Kernels("fa2", "float32", (5, 24), False, _NARROW, "80", steps=(8, 16, 32), window="left"),
+    Kernels("fa2", "bfloat16", (64, 64), False, num_sms=1, deterministic=True, window="band"),
+    Kernels("fa3", "float16", (64, 64), False, num_sms=1, steps=_WIDE, parted=True, window="band"),
+    Kernels(
+        *("fa3", "bfloat16", (128, 128), False, (192, 80)),
+        num_sms=1,
+        steps=_WIDE,
+        deterministic=True,
+        window="band",
+    ),
+    # Sinks.
+    Kernels("fa1", "float16", (64, 64), True, _SMALL, steps=(16, 32), sinks="float32"),
+    Kernels("fa2", "float16", (64, 64), True, _SMALL, steps=(16, 32, 64), sinks="float16"),
+    Kernels("fa2", "float64", (64, 64), False, _NARROW, steps=(8, 16, 32), sinks="float64"),
+    Kernels("fa3", "bfloat16", (64, 64), True, num_sms=1, steps=_WIDE, sinks="float32"),
+    Kernels(
+        *("fa3", "float16", (128, 128), False, (192, 80)),
+        num_sms=1,
+        steps=_WIDE,
+        window="band",
+        sinks="float16",
+    ),
 )
 
 
@@ -83,4 +109,6 @@ def test_tails_of_scores_far_below_zero(kernels: Kernels) -> None:
         for beside in (-1, 1):
             lengths = step - beside, step + beside
             case = Case(1, 1, 1, *lengths, *kernels.dims, kernels.dtype, causal=kernels.causal)
+            if kernels.window:
+                case = replace(case, window={"left": "3:", "band": "3:2"}[kernels.window])
             check(kernels, Call(case, shift=-300))

@@ -21,11 +21,11 @@ _HALF = [r for r in ROWS if (r.algorithm, r.dtype, r.dims) == ("fa2", "float16",
 
 
 @pytest.mark.parametrize("row", params(*(r for r in _HALF if not r.planned)))
-def test_heads_in_sections(row: Row) -> None:
+def test_heads_in_groups(row: Row) -> None:
     """Of three heads: eight query heads and four of keys leave a last one that is narrower."""
     case = Case(2, 4, 2, 70, 100, *row.dims, row.dtype, causal=row.causal, seed=1)
     x = arrays(case, "q", "k", "v", "dout", "dlse")
-    with mock.patch.object(fa2, "section_of", return_value=3):
+    with mock.patch.object(fa2, "head_group_of", return_value=3):
         out, lse = row.runner.forward(case, x["q"], x["k"], x["v"])
         given = (x["dout"], x["q"], x["k"], x["v"], out, lse, x["dlse"])
         grads = row.runner.backward(case, *given)

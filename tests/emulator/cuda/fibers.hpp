@@ -129,6 +129,7 @@ inline void copy_later(unsigned barrier, unsigned bytes, Work work) {
 inline void finish_group(const std::vector<Copy>& group) {
   for (const Copy& copy : group) {
     if (copy.valid) {
+      reads(copy.from, 16);
       std::memcpy(copy.to, copy.from, 16);
     } else {
       std::memset(copy.to, 0, 16);

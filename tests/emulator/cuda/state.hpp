@@ -137,6 +137,22 @@ inline unsigned char* shared_base = nullptr;
 inline std::size_t shared_size = 0;
 inline bool turns = false;  // whether this launch takes turns at an ordered accumulation
 
+// Ranges of memory, and how many of their bytes copies to shared memory have read.
+struct Watch {
+  std::uint64_t begin;
+  std::uint64_t end;
+  std::uint64_t bytes;
+};
+inline Watch* watches = nullptr;
+inline int watch_count = 0;
+
+inline void reads(const void* from, std::size_t bytes) {
+  const auto at = reinterpret_cast<std::uintptr_t>(from);
+  for (int i = 0; i < watch_count; ++i) {
+    if (at >= watches[i].begin && at < watches[i].end) watches[i].bytes += bytes;
+  }
+}
+
 // What is right in one kernel and wrong in another.
 struct Habits {
   bool roles;        // turns are kept by other threads than those that add

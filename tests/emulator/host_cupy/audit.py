@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -41,6 +42,24 @@ class _Tensor:
         return all(number % 16 == 0 for number in whole)
 
 
+def _dense(shape: tuple[int, ...], itemsize: int) -> Iterator[int]:
+    """Strides of a contiguous array as launches are told them: 0 of an axis of one element."""
+    for axis, size in enumerate(shape):
+        last = axis == len(shape) - 1
+        yield 0 if size == 1 and not last else itemsize * math.prod(shape[axis + 1 :])
+
+
+def _is_dense(tensor: _Tensor) -> bool:
+    """Whether it is contiguous with rows before heads, or with heads before rows."""
+    batch, rows, heads, depth = tensor.shape
+    itemsize = DTYPES[tensor.dtype].itemsize
+    batches, by_row, by_head, last = tensor.strides
+    turned = (batches, by_head, by_row, last)
+    return tensor.strides == tuple(_dense(tensor.shape, itemsize)) or turned == tuple(
+        _dense((batch, heads, rows, depth), itemsize)
+    )
+
+
 def _axes(shape: Any, strides: Any) -> Axes:
     return sorted((n, int(s)) for n, s in zip(shape, strides, strict=True) if n > 1)
 
@@ -69,10 +88,18 @@ class Auditor:
         tensors = [t for t in _tensors(launch, self.plan) if 0 not in t.shape]
         for tensor in tensors:
             self._check_tensor(tensor, launch)
+        self._check_operands(launch)
         self._check_alignment([t for t in tensors if len(t.shape) == 4], launch)
         self._check_workspace(launch)
 
     def _check_tensor(self, tensor: _Tensor, launch: Launch) -> None:
+        assert self.plan is not None
+        if tensor.name in ("dq", "dk", "dv") and tensor.name[1:] not in self.plan.problem.wrt:
+            self._check_scratch(tensor, launch)
+        else:
+            self._check_array(tensor, launch)
+
+    def _check_array(self, tensor: _Tensor, launch: Launch) -> None:
         same = [
             array
             for array in list(self.runtime.ndarray.living)
@@ -83,6 +110,38 @@ class Auditor:
         where = f"{launch.config.entry}: {tensor.name} at {tensor.address:#x}, {tensor.dtype}"
         assert same, f"{where}: no array of shape {tensor.shape}, strides {tensor.strides} is there"
         self._use(same[0].data.block, tensor.name, launch)
+
+    def _check_operands(self, launch: Launch) -> None:
+        """Arrays of features and their gradients are there, contiguous, as they were planned."""
+        assert self.plan is not None
+        blocks = launch.parameters.dtype.names
+        uses = [use for use in self.plan.problem.uses if use.feature in blocks]
+        for operand in (operand for use in uses for operand in use.operands):
+            (feature,) = (use.feature for use in uses if operand in use.operands)
+            places = {operand.name: launch.parameters[feature][operand.name]}
+            if f"d{operand.name}" in blocks:
+                places[f"d{operand.name}"] = launch.parameters[f"d{operand.name}"]
+            strides = tuple(_dense(operand.shape, DTYPES[operand.dtype].itemsize))
+            for name, address in places.items():
+                if 0 not in operand.shape:
+                    tensor = _Tensor(name, int(address), operand.shape, strides, operand.dtype)
+                    self._check_array(tensor, launch)
+
+    def _check_scratch(self, tensor: _Tensor, launch: Launch) -> None:
+        """A gradient that nobody asked for lies whole in the workspace, behind the plan's parts."""
+        assert self.plan is not None
+        block = self.runtime.memory.at(tensor.address)
+        assert block is not None, f"{tensor.name} is nowhere"
+        nbytes = math.prod(tensor.shape) * DTYPES[tensor.dtype].itemsize
+        assert _is_dense(tensor), f"{tensor} has gaps, or overlaps itself"
+        assert block.holds(tensor.address, nbytes), f"{tensor.name} has no room"
+        assert tensor.address % 256 == 0
+        arrays = [a for a in self.runtime.ndarray.living if a.data.block is block]
+        behind = [tensor.address - a.data.ptr for a in arrays if a.dtype == "uint8"]
+        assert any(place >= self.plan.workspace_bytes for place in behind), tensor.name
+        for other in arrays:
+            assert other.dtype == "uint8", f"{tensor.name} in the memory of an array"
+        self._use(block, "workspace", launch)
 
     def _check_alignment(self, matrices: list[_Tensor], launch: Launch) -> None:
         claimed = launch.config.copies != "element"

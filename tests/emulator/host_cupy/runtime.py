@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from cuflash.cuda.parameters import parameters_of
+from cuflash.cuda.parameters import struct_of
 from cuflash.planning.kernel import KernelConfig
 
 from .array import Pointer, ndarray_of
@@ -173,7 +173,7 @@ class Runtime:
         assert shape == [1, 1, config.threads, 1, 1, config.shared_bytes]
         assert (grid > 0, extra) == (True, 0)
         assert (threading.get_ident(), self._current) in self.contexts, "a thread has no context"
-        dtype = parameters_of(config.generation, config.kernel).dtype
+        dtype = struct_of(config).dtype
         (place,) = (ctypes.c_void_p * 1).from_address(parameters)
         device, replayed = self._current, stream in self.capturing
         lives = {block: block.life for block in self.memory.living()}

@@ -17,6 +17,7 @@ inline void bulk_load(unsigned shared, const void* from, unsigned bytes, unsigne
   check_bulk(from, shared, bytes);
   emulated::copy_later(barrier, bytes, [=] {
     emulated::copied(shared, bytes);
+    emulated::reads(from, bytes);
     std::memcpy(emulated::shared_base + shared, from, bytes);
   });
 }

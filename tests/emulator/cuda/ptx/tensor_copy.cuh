@@ -34,7 +34,11 @@ inline void tensor_load(unsigned shared, const void* map, unsigned barrier, int 
         const bool valid = inside(at_column, words[1]) && inside(at_row, words[2]) &&
                            inside(head, words[3]) && inside(batch, words[4]);
         std::uint16_t x = 0;
-        if (valid) std::memcpy(&x, reinterpret_cast<const void*>(from + 2 * at_column), 2);
+        if (valid) {
+          const void* element = reinterpret_cast<const void*>(from + 2 * at_column);
+          emulated::reads(element, 2);
+          std::memcpy(&x, element, 2);
+        }
         std::memcpy(emulated::shared_base + swizzled(shared + i * 128 + j * 2), &x, 2);
       }
     }

@@ -1,0 +1,91 @@
+"""Attention sinks on the emulated device."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from ..kit.case import Case
+from ..kit.checks import require, run_checks
+from ..kit.compare import compare
+from ..kit.data import arrays, tensor
+from ..kit.oracle import judge
+from .build import compiler
+from .rows import SUNK, Row, params
+
+pytestmark = pytest.mark.skipif(compiler() is None, reason="there is no g++ to compile with")
+
+
+def _results(
+    row: Row, case: Case, x: dict[str, np.ndarray], sinks: np.ndarray | None = None
+) -> dict[str, np.ndarray]:
+    """Of both passes."""
+    out, lse = row.runner.forward(case, x["q"], x["k"], x["v"], sinks)
+    given = (x["dout"], x["q"], x["k"], x["v"], out, lse, x["dlse"])
+    grads = row.runner.backward(case, *given, sinks)
+    return dict(zip(("out", "lse", *case.gradients), (out, lse, *grads), strict=True))
+
+
+@pytest.mark.parametrize("row", params(*SUNK))
+def test_against_float64(row: Row) -> None:
+    # A block of the sinks' gradient has 256 threads, one for each row.
+    tall = replace(row.cases()[0], batch=2, seqlen_q=300, seqlen_kv=70, strides=Case().strides)
+    for case in (*row.cases(), tall):
+        x = arrays(case, "q", "k", "v", "dout", "dlse")
+        truth = judge(case, x)
+        for name, got in _results(row, case, x).items():
+            compare(truth, name, got).check()
+
+
+@pytest.mark.parametrize("row", params(*SUNK))
+def test_checks(row: Row) -> None:
+    case = replace(row.cases()[1], values="normal")
+    require(case, run_checks(row.runner, case))
+
+
+@pytest.mark.parametrize("row", params(*SUNK))
+def test_a_sink_of_minus_infinity_is_none(row: Row) -> None:
+    """The same bits as without, of gradients that have an order."""
+    case = row.cases()[0]
+    x = arrays(case, "q", "k", "v", "dout", "dlse")
+    none = np.full(case.heads_q, -np.inf, case.dtype_of("sinks"))
+    expected = _results(row, replace(case, sinks=""), x)
+    got = _results(row, case, x, none)
+    assert (got.pop("dsinks") == 0).all()
+    for name, array in got.items():
+        assert array.tobytes() == expected[name].tobytes(), name
+
+
+@pytest.mark.parametrize("row", params(*(row for row in SUNK if row.causal or row.window)))
+def test_rows_that_see_no_key_are_their_sink(row: Row) -> None:
+    """What they hold reaches the gradient of no tensor; only dlse reaches that of the sinks."""
+    case = replace(row.cases()[0], strides=Case().strides)
+    case = replace(case, q_offset=case.seqlen_kv - 40 if row.window == "left" else -60)
+    dead = case.visible() == 0
+    assert dead.any()
+    x = arrays(case, "q", "k", "v", "dout", "dlse")
+    expected, truth = _results(row, case, x), judge(case, x)
+    x["q"][:, dead], x["dout"][:, dead] = np.nan, np.inf
+    for name, got in _results(row, case, x).items():
+        assert got.tobytes() == expected[name].tobytes(), name
+    assert (expected["out"][:, dead] == 0).all()
+    assert (expected["dq"][:, dead] == 0).all()
+    compare(truth, "lse", expected["lse"]).check()
+
+
+@pytest.mark.parametrize("row", params(*SUNK))
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_sink_that_is_not_finite_comes_out_of_its_head_alone(row: Row, bad: float) -> None:
+    case = replace(row.cases()[0], strides=Case().strides)
+    x = arrays(case, "q", "k", "v")
+    sinks = tensor(case, "sinks")
+    sinks[1] = bad
+    out, lse = row.runner.forward(case, x["q"], x["k"], x["v"], sinks)
+    seen = case.visible() > 0
+    assert np.isnan(out[:, seen, 1].astype(np.float64)).all()
+    assert (out[:, ~seen] == 0).all()
+    assert np.isnan(lse[:, 1]).all()
+    assert np.isfinite(np.delete(out, 1, axis=2).astype(np.float64)).all()
+    assert not np.isnan(np.delete(lse, 1, axis=1)).any()

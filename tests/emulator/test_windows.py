@@ -1,0 +1,154 @@
+"""Masks with a first key on the emulated device."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from ..kit.case import Case
+from ..kit.compare import compare
+from ..kit.data import arrays
+from ..kit.nonfinite import SPOILED, spoiled
+from ..kit.oracle import judge
+from .build import compiler
+from .rows import ROWS, WINDOWED, Row, params
+
+pytestmark = pytest.mark.skipif(compiler() is None, reason="there is no g++ to compile with")
+
+_NAMES = ("out", "lse", "dq", "dk", "dv")
+
+
+def results(row: Row, case: Case, x: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Of both passes."""
+    out, lse = row.runner.forward(case, x["q"], x["k"], x["v"])
+    grads = row.runner.backward(case, x["dout"], x["q"], x["k"], x["v"], out, lse, x["dlse"])
+    return dict(zip(_NAMES, (out, lse, *grads), strict=True))
+
+
+@pytest.mark.parametrize("row", params(*WINDOWED))
+def test_against_float64(row: Row) -> None:
+    for case in (*row.cases(), _last_query_alone(row)):
+        x = arrays(case, "q", "k", "v", "dout", "dlse")
+        truth = judge(case, x)
+        for name, got in results(row, case, x).items():
+            compare(truth, name, got).check()
+
+
+def _last_query_alone(row: Row) -> Case:
+    """The last query that sees the first tile of keys begins a tile, and sees one of its keys."""
+    case = Case(1, 1, 1, 64, 64, *row.dims, row.dtype, seed=3)
+    block_q, block_kv = row.runner.tiles(row.windowed(case, 1, 1), "backward")
+    left = (1 - block_kv) % block_q
+    last = block_kv + left - 1
+    assert last % block_q == 0
+    case = replace(case, seqlen_q=last + 20, seqlen_kv=block_kv + last + 30, q_offset=0)
+    return row.windowed(case, left, 3)
+
+
+def _tiles_seen(case: Case, tile: tuple[int, int]) -> np.ndarray:
+    """Whether a q tile and a kv tile have a pair that is not hidden."""
+    padded = [-(-n // t) * t for n, t in zip((case.seqlen_q, case.seqlen_kv), tile, strict=True)]
+    sees = np.zeros(padded, bool)
+    sees[: case.seqlen_q, : case.seqlen_kv] = case.sees()
+    parts = sees.reshape(padded[0] // tile[0], tile[0], padded[1] // tile[1], tile[1])
+    return parts.any(axis=(1, 3))
+
+
+def _visit_one_tile(case: Case, seen: np.ndarray, block_q: int) -> None:
+    """What FlashAttention-3 does for a q tile that sees nothing: the nearest tile of keys."""
+    behind = case.visible_range()[0][::block_q] == case.seqlen_kv
+    dead = ~seen.any(axis=1)
+    seen[dead & behind, -1] = True
+    seen[dead & ~behind, 0] = True
+
+
+def _rows(length: int, tile: int) -> np.ndarray:
+    """Of each tile, those that there are."""
+    return np.minimum(tile, length - np.arange(0, length, tile))
+
+
+_COPYING = [row for row in WINDOWED if row.architecture != "75" and row.dims[0] % 8 == 0]
+
+
+@pytest.mark.parametrize("row", params(*_COPYING))
+def test_no_tile_outside_of_the_band_is_loaded(row: Row) -> None:
+    """Bytes read are those of the pairs of tiles that hold a pair of query and key to compute."""
+    for case in row.cases()[:4]:
+        case = replace(case, strides=Case().strides)
+        x = arrays(case)
+        read = row.runner.reads(case, x)
+        for operation in ("forward", "backward"):
+            tile = row.runner.tiles(case, operation)
+            seen = _tiles_seen(case, tile)
+            by_kv_tile = operation == "backward" or row.algorithm == "fa1"
+            if row.algorithm == "fa3" and operation == "forward":
+                _visit_one_tile(case, seen, tile[0])
+            if by_kv_tile:
+                expected = {"q": _rows(case.seqlen_q, tile[0]) @ seen.sum(axis=1)}
+            else:
+                of_kv = seen.sum(axis=0) @ _rows(case.seqlen_kv, tile[1])
+                expected = {"k": of_kv, "v": of_kv}
+            width = {"q": case.head_dim, "k": case.head_dim, "v": case.head_dim_v}
+            heads = case.batch * case.heads_q * case.storage.itemsize
+            found = {name: read[operation][name] for name in expected}
+            assert found == {n: rows * width[n] * heads for n, rows in expected.items()}, (
+                operation,
+                case.repro,
+            )
+
+
+@pytest.mark.parametrize("row", params(*WINDOWED))
+def test_queries_that_see_no_key_may_hold_anything(row: Row) -> None:
+    """Those before the keys, and of a band those behind them."""
+    case = Case(1, 2, 1, 210, 70, *row.dims, row.dtype, q_offset=-60, seed=1)
+    case = row.windowed(case, 20, 3)
+    dead = case.visible() == 0
+    assert dead[-1]
+    x = arrays(case, "q", "k", "v", "dout", "dlse")
+    expected = results(row, case, x)
+    x["q"][:, dead], x["dout"][:, dead], x["dlse"][:, :, dead] = np.nan, np.inf, np.nan
+    for name, got in results(row, case, x).items():
+        assert got.tobytes() == expected[name].tobytes(), name
+    assert (expected["lse"][:, :, dead] == -np.inf).all()
+    assert (expected["out"][:, dead] == 0).all()
+    assert (expected["dq"][:, dead] == 0).all()
+
+
+_SHOWN = [r for r in WINDOWED if r.dims == (64, 64) and not r.forward_row and r.dtype != "float64"]
+
+
+@pytest.mark.parametrize("row", params(*_SHOWN))
+@pytest.mark.parametrize("place", [0.1, 0.6])
+def test_who_sees_what_is_not_finite(row: Row, place: float) -> None:
+    small = row.blocks or not (row.planned or row.filled)
+    lengths, slack = ((170, 260), 64) if small else ((600, 700), 256)
+    case = Case(1, 2, 1, *lengths, *row.dims, row.dtype, q_offset=-20, seed=1)
+    case = row.windowed(case, 40, 20)
+    for name, value in SPOILED:
+        one = spoiled(case, name, value, place, slack)
+        one.check(results(row, case, one.x))
+
+
+#: One row of each generation and mask.
+_FIRST = {(row.algorithm, row.causal): row for row in reversed(ROWS) if row.dims == (64, 64)}
+
+#: Sides of a window, and what is left of them over 70 queries and 100 keys.
+_NEEDLESS = ((":0", True), ("99:0", True), ("99:69", False), (":1000", False), ("1000:", False))
+
+
+@pytest.mark.parametrize("row", params(*(_FIRST[key] for key in sorted(_FIRST))))
+def test_a_bound_that_hides_nothing_changes_nothing(row: Row) -> None:
+    """The same kernels, and the same bits."""
+    plain = Case(1, 2, 1, 70, 100, *row.dims, row.dtype, causal=row.causal, seed=1)
+    x = arrays(plain, "q", "k", "v", "dout", "dlse")
+    expected = results(row, plain, x)
+    for window, causal in _NEEDLESS:
+        if causal != row.causal:
+            continue
+        for keyword in {causal, False} if window.endswith(":0") else {causal}:
+            case = replace(plain, window=window, causal=keyword)
+            assert row.runner.configs(case) == row.runner.configs(plain)
+            for name, got in results(row, case, x).items():
+                assert got.tobytes() == expected[name].tobytes(), (name, case.repro)
