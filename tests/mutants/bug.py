@@ -7,11 +7,11 @@ from dataclasses import dataclass
 __all__ = [
     "FULL_DEVICE",
     "FULL_DEVICE_DEAD",
+    "HEAD_GROUPS",
     "LONG_ROWS",
     "ORDER",
     "PAIRS",
     "POISON",
-    "SECTIONS",
     "SINGLE_STAGE",
     "STREAMS",
     "Bug",
@@ -35,7 +35,7 @@ FULL_DEVICE_DEAD = "tests/device/test_generations.py::test_dead_rows_of_a_full_d
 PAIRS = "tests/device/test_wide_heads.py::test_pairs_of_warps[float16-dims0-True]"
 SINGLE_STAGE = "tests/device/test_wide_heads.py::test_single_stage[float16-dims0-True]"
 #: Sections of a few heads each.
-SECTIONS = "tests/device/test_sections.py"
+HEAD_GROUPS = "tests/device/test_head_groups.py"
 #: The same bits where another stream takes a part of the device; long rows, on which warps drift.
 STREAMS = "tests/device/test_generations.py::test_two_streams_at_once[fa2]"
 #: The same bits whatever lies in the workspace beforehand.

@@ -16,13 +16,16 @@ from . import (
     fa3,
     fa3_backward,
     fa3_backward_clear,
-    fa3_backward_crowded,
     fa3_backward_parts,
     fa3_backward_rows,
+    fa3_backward_serial,
     fa3_order,
     host,
     host_calls,
     products,
+    sinks,
+    terms,
+    windows,
 )
 from .bug import Bug
 
@@ -37,6 +40,9 @@ BUGS = (
     *fa2_ordered.BUGS,
     *fa2_wide.BUGS,
     *products.BUGS,
+    *sinks.BUGS,
+    *terms.BUGS,
+    *windows.BUGS,
     *host.BUGS,
     *host_calls.BUGS,
 )
@@ -46,9 +52,9 @@ HOPPER_BUGS = (
     *fa3.BUGS,
     *fa3_backward.BUGS,
     *fa3_backward_clear.BUGS,
-    *fa3_backward_crowded.BUGS,
+    *fa3_backward_serial.BUGS,
     *fa3_backward_parts.BUGS,
     *fa3_backward_rows.BUGS,
 )
 #: More of FlashAttention-3, which a GPU would not show every time: of the emulator alone.
-EMULATED_BUGS = fa3_order.BUGS
+EMULATED_BUGS = (*fa3_order.BUGS, *sinks.HOPPER, *terms.HOPPER, *windows.HOPPER)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .bug import LONG_ROWS, SECTIONS, STREAMS, Bug, checks, dead_keys, forward, row
+from .bug import HEAD_GROUPS, LONG_ROWS, STREAMS, Bug, checks, dead_keys, forward, row
 
 _FORWARD = "cuda_src/fa2/forward.cu"
 _STEPS = "cuda_src/fa2/forward_steps.cuh"
@@ -108,8 +108,8 @@ BUGS = (
     Bug(
         "kv tiles begin one too late",
         _SCHEDULE,
-        "const int index = count - 1 - step;",
-        "const int index = count - step;",
+        "const int index = range.end - 1 - step;",
+        "const int index = range.end - step;",
         checks("cuda-fa2", "full"),
         _FULL,
     ),
@@ -122,20 +122,20 @@ BUGS = (
         _FULL,
     ),
     Bug(
-        "the last section of heads is as wide as the others",
+        "the last head group is as wide as the others",
         _SCHEDULE,
-        "width = min(section, shape.batch * heads - first);",
-        "width = section;",
-        SECTIONS,
-        row("fa2-sm_90-float16-d64-dv64-causal", "test_schedules.py::test_heads_in_sections"),
+        "width = min(head_group, shape.batch * heads - first);",
+        "width = head_group;",
+        HEAD_GROUPS,
+        row("fa2-sm_90-float16-d64-dv64-causal", "test_schedules.py::test_heads_in_groups"),
     ),
     Bug(
-        "a section begins at its number",
+        "a head group begins at its number",
         _SCHEDULE,
-        "block / (section * tiles) * section;",
-        "block / (section * tiles);",
-        SECTIONS,
-        row("fa2-sm_90-float16-d64-dv64-causal", "test_schedules.py::test_heads_in_sections"),
+        "block / (head_group * tiles) * head_group;",
+        "block / (head_group * tiles);",
+        HEAD_GROUPS,
+        row("fa2-sm_90-float16-d64-dv64-causal", "test_schedules.py::test_heads_in_groups"),
     ),
     Bug(
         "query heads read the kv head of the same number",
@@ -156,8 +156,8 @@ BUGS = (
     Bug(
         "references begin at zero",
         "cuda_src/tile/score.cuh",
-        "row_max = -infinity<Compute>();",
-        "row_max = Compute(0);",
+        "reference = -infinity<Compute>();",
+        "reference = Compute(0);",
         checks("cuda-fa2", "full"),
         row("fa2-sm_90-float16-d64-dv64-causal", "test_device_code.py::test_six_checks"),
     ),
@@ -172,7 +172,7 @@ BUGS = (
     Bug(
         "weights that come out too large are not found anew",
         _STEPS,
-        "      part = weigh<Part::count>(first);\n",
+        "      part = exponentiate<Part::count>(first);\n",
         "",
         LONG_ROWS,
         _CAUSAL,
@@ -180,8 +180,8 @@ BUGS = (
     Bug(
         "sums of weights that were found anew are those of before",
         _STEPS,
-        "part = weigh<Part::count>(first);",
-        "part.operands = weigh<Part::count>(first).operands;",
+        "part = exponentiate<Part::count>(first);",
+        "part.operands = exponentiate<Part::count>(first).operands;",
         LONG_ROWS,
         _CAUSAL,
     ),

@@ -31,7 +31,7 @@ BUGS = (
     Bug(
         "under a causal mask the first kv tile has the first turn",
         _STEPS,
-        "kv_tiles_seen<Config>(c.seq, step.q_tile) - 1 - tile : tile",
+        "kv_range<Config>(c.seq, step.q_tile).end - 1 - tile : tile",
         "tile : tile",
         ORDER,
         _ORDERED,

@@ -82,8 +82,8 @@ _BARRIERS = (
     Bug(
         "a warpgroup passes one block too few of those it does not see",  # and reads it for another
         _MATH,
-        "skip(tile.kv_tiles - blocks.count);",
-        "skip(tile.kv_tiles - blocks.count - 1);",
+        "skip(tile.kv.end - blocks.seen.end);",
+        "skip(tile.kv.end - blocks.seen.end - 1);",
         NARROW,
     ),
     Bug(
@@ -179,22 +179,22 @@ _ROWS = (
     Bug(
         "a future key leaks",
         _SOFTMAX,
-        "if (Scores::column(n, which) >= visible[group])",
-        "if (Scores::column(n, which) > visible[group])",
+        "if (before || column >= end[group])",
+        "if (before || column > end[group])",
         CAUSAL,
     ),
     Bug(
         "the mask is a block of keys off",  # keys that are seen are hidden
         _MATH,
-        "const int key0 = block * Config::block_kv;",
-        "const int key0 = (block + 1) * Config::block_kv;",
+        "block * Config::block_kv};",
+        "(block + 1) * Config::block_kv};",
         CAUSAL,
     ),
     Bug(
         "blocks are whole that the last row sees whole",  # the first rows do not
         _MATH,
-        "whole = Mask<Config>::visible_end(tile.seq, row0) /",
-        "whole = Mask<Config>::visible_end(tile.seq, last_row) /",
+        "whole.end = Mask<Config>::visible_end(seq, row0) /",
+        "whole.end = Mask<Config>::visible_end(seq, last_row) /",
         CAUSAL,
     ),
     Bug(
@@ -235,7 +235,7 @@ _ROWS = (
     Bug(
         "lse lacks the reference",
         _STORE,
-        "Logits<Config>::to_natural(reference) + log_of(sum);",
+        "log_sum_exp<Config>(reference, sum);",
         "log_of(sum);",
         CAUSAL,
     ),

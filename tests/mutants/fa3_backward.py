@@ -98,8 +98,8 @@ BUGS = (
     Bug(
         "a tile is whole that only the first keys see whole",
         _MATH,
-        "first_key() + kKeysOfWarpgroup - 1;",
-        "first_key();",
+        "is_edge<Config::block_q, kKeysOfWarpgroup>(",
+        "is_edge<Config::block_q, 1>(",
         GRADIENTS,
     ),
     Bug(
@@ -126,8 +126,8 @@ BUGS = (
     Bug(
         "a key is seen by the query before the first",
         _SCORE,
-        "? key - seq.q_offset - place.query0 - lane.column : 0;",
-        "? key - 1 - seq.q_offset - place.query0 - lane.column : 0;",
+        "? key - seq.q_last - place.query0 - lane.column : 0;",
+        "? key - 1 - seq.q_last - place.query0 - lane.column : 0;",
         GRADIENTS,
     ),
     Bug(
@@ -217,14 +217,14 @@ BUGS = (
     Bug(
         "masked keys keep their weights",
         _WIDE,
-        "if (dead || math.is_edge(state.place)) hide<Config>(lse, c.seq, place, p);",
+        "if (dead || math.is_edge(state.place)) apply_mask<Config>(lse, c.seq, place, p);",
         "",
         SHARED_GRADIENTS,
     ),
     Bug(
         "dP of dead queries stays",
         _WIDE,
-        "if (dead || math.is_edge(state.place)) hide<Config>(lse, c.seq, place, dp);",
+        "if (dead || math.is_edge(state.place)) apply_mask<Config>(lse, c.seq, place, dp);",
         "",
         SHARED_GRADIENTS,
     ),

@@ -75,8 +75,8 @@ _WAITS = (
     Bug(
         "tiles that no query sees clear nothing",
         _KERNEL,
-        "  clear_role(c, tile);\n  if (Config::shares > 0",
-        "  if (Config::shares > 0",
+        "  clear_role(c, tile);\n  if (Config::kv_tiles_per_convert_block > 0",
+        "  if (Config::kv_tiles_per_convert_block > 0",
         MANY_HEADS,
     ),
     Bug(

@@ -13,12 +13,12 @@ beginnings, which the emulator does not have.
 from __future__ import annotations
 
 from .bug import Bug
-from .hopper_problems import CAUSAL, CROWDED_GRADIENTS, GRADIENTS, NARROW, SHARED_GRADIENTS
+from .hopper_problems import CAUSAL, GRADIENTS, NARROW, SERIAL_GRADIENTS, SHARED_GRADIENTS
 
 __all__ = ["BUGS"]
 
 _CLEAR = "cuda_src/fa3/backward_clear.cuh"
-_CROWDED = "cuda_src/fa3/backward_crowded.cuh"
+_SERIAL = "cuda_src/fa3/backward_serial.cuh"
 _FORWARD = "cuda_src/fa3/forward_math.cuh"
 _MATH = "cuda_src/fa3/backward_math.cuh"
 _WIDE = "cuda_src/fa3/backward_wide.cuh"
@@ -63,11 +63,11 @@ _FENCES = (
     _swapped("dS is fenced when it has been handed on", _MATH, _FENCE, _HANDED_ON, GRADIENTS),
     _unfenced("dS of shared keys has no fence", _WIDE, _FENCE, _HANDED_ON, SHARED_GRADIENTS),
     _unfenced(
-        "dS of crowded registers has no fence",
-        _CROWDED,
+        "dS of serial score tiles has no fence",
+        _SERIAL,
         _FENCE,
         "    // All of the warpgroup's dS is there",
-        CROWDED_GRADIENTS,
+        SERIAL_GRADIENTS,
     ),
     _unfenced(
         "zeros of dead queries have no fence", _MATH, _FENCE, "    jitter<Config>();\n", GRADIENTS
@@ -101,7 +101,7 @@ _FORWARD_WAITS = (
         "weights change while they are multiplied",
         _FORWARD,
         _wait(0) + _hold("state.output") + "    release_v();\n",
-        "    weigh(state, scores);\n",
+        "    exponentiate(state, scores);\n",
         NARROW,
     ),
     _swapped(
@@ -110,7 +110,7 @@ _FORWARD_WAITS = (
         _wait(0) + _hold("state.output"),
         "    release_v();\n",
         NARROW,
-        "    weigh(",
+        "    exponentiate(",
     ),
     _swapped(
         "V of the last block is released while it is multiplied",
@@ -127,14 +127,14 @@ _BACKWARD_WAITS = (
     _early("dP is not waited for", _MATH, 0, "dp", GRADIENTS),
     _early("dQ is added while it is computed", _MATH, 2, "dq", GRADIENTS),
     _early("dQ of shared keys is added while it is computed", _WIDE, 1, "dq", SHARED_GRADIENTS),
-    _early("S of crowded registers is not waited for", _CROWDED, 0, "p", CROWDED_GRADIENTS),
+    _early("S of serial score tiles is not waited for", _SERIAL, 0, "p", SERIAL_GRADIENTS),
     _swapped("a step ends while Q is multiplied", _MATH, _wait(0) + _hold("dk"), _ENDS, GRADIENTS),
     _swapped(
-        "a step of crowded registers ends while Q is multiplied",
-        _CROWDED,
+        "a step of serial score tiles ends while Q is multiplied",
+        _SERIAL,
         _wait(0) + _hold("dk") + _hold("dq"),
         _ENDS,
-        CROWDED_GRADIENTS,
+        SERIAL_GRADIENTS,
     ),
     Bug(
         "dQ of the last step is not waited for",
@@ -149,7 +149,7 @@ _BACKWARD_WAITS = (
 _PLACES = (
     _overwritten("dS is overwritten while dQ reads it", _MATH, GRADIENTS),
     _overwritten(
-        "dS of crowded registers is overwritten while dQ reads it", _CROWDED, CROWDED_GRADIENTS
+        "dS of serial score tiles is overwritten while dQ reads it", _SERIAL, SERIAL_GRADIENTS
     ),
 )
 

@@ -10,8 +10,6 @@ from __future__ import annotations
 from .bug import Bug, row
 from .hopper_problems import (
     CAUSAL,
-    CROWDED_GRADIENTS,
-    CROWDED_TURNS,
     GRADIENTS,
     HALVES_GRADIENTS,
     MANY_HEADS,
@@ -19,6 +17,8 @@ from .hopper_problems import (
     NARROW_GRADIENTS,
     ORDERED_GRADIENTS,
     PARTED_GRADIENTS,
+    SERIAL_GRADIENTS,
+    SERIAL_TURNS,
     SHARED_GRADIENTS,
 )
 
@@ -35,8 +35,8 @@ _ROWS = {
     MANY_HEADS: _WIDE,
     HALVES_GRADIENTS: "fa3-sm_90-bfloat16-d96-dv80-causal-filled",
     ORDERED_GRADIENTS: "fa3-sm_90-float16-d128-dv72-full-filled-ordered",
-    CROWDED_GRADIENTS: "fa3-sm_90-float16-d192-dv128-causal-filled",
-    CROWDED_TURNS: "fa3-sm_90-bfloat16-d160-dv128-causal-filled-ordered",
+    SERIAL_GRADIENTS: "fa3-sm_90-float16-d192-dv128-causal-filled",
+    SERIAL_TURNS: "fa3-sm_90-bfloat16-d160-dv128-causal-filled-ordered",
     SHARED_GRADIENTS: "fa3-sm_90-bfloat16-d200-dv256-causal-filled",
 }
 _TESTS = (
@@ -75,6 +75,8 @@ def seen(bug: Bug) -> bool:
 
 def tests_of(bug: Bug) -> list[str]:
     """What has to kill it, in ``tests/emulator``."""
+    if bug.emulated:
+        return [bug.emulated]
     if bug.test == PARTED_GRADIENTS:
         return ["test_key_parts.py"]
     name = _ROWS[bug.test]

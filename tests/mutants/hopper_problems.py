@@ -9,8 +9,6 @@ from ..kit.case import Case
 
 __all__ = [
     "CAUSAL",
-    "CROWDED_GRADIENTS",
-    "CROWDED_TURNS",
     "GRADIENTS",
     "HALVES_GRADIENTS",
     "LISTS",
@@ -19,6 +17,8 @@ __all__ = [
     "NARROW_GRADIENTS",
     "ORDERED_GRADIENTS",
     "PARTED_GRADIENTS",
+    "SERIAL_GRADIENTS",
+    "SERIAL_TURNS",
     "SHARED_GRADIENTS",
     "Listed",
 ]
@@ -30,7 +30,7 @@ GRADIENTS, NARROW_GRADIENTS = "gradients of wide heads", "gradients of narrow he
 SHARED_GRADIENTS, ORDERED_GRADIENTS = "gradients of shared keys", "gradients by turns"
 #: Where dK is so wide that scores come one after the other, in either sum; and where the halves of
 #: K are less than a panel each.
-CROWDED_GRADIENTS, CROWDED_TURNS = "gradients of crowded registers", "the same by turns"
+SERIAL_GRADIENTS, SERIAL_TURNS = "gradients of serial score tiles", "the same by turns"
 HALVES_GRADIENTS = "gradients of halves of a panel"
 #: Heads so many that blocks clear sums of the last ones, with tiles that share rows unevenly, and
 #: of which blocks clear more than they multiply.
@@ -104,12 +104,12 @@ LISTS = {
         backward=True,
         ordered=True,
     ),
-    CROWDED_GRADIENTS: Listed(
+    SERIAL_GRADIENTS: Listed(
         _case(2, (6, 2), (300, 500), **_WIDE_KEYS),
         _case(40, (6, 2), (400, 600), **_WIDE_KEYS),
         backward=True,
     ),
-    CROWDED_TURNS: Listed(
+    SERIAL_TURNS: Listed(
         _case(2, (6, 2), (300, 500), **_WIDER_KEYS),
         _case(16, (4, 2), (500, 2100), **_WIDER_KEYS),
         backward=True,

@@ -55,8 +55,8 @@ BUGS = (
     Bug(
         "a call that copies is repeated without its copies",
         _CALLS,
-        "if pipeline.device is None or pipeline.copied or",
-        "if pipeline.device is None or",
+        "if planned.device is None or planned.copied or",
+        "if planned.device is None or",
         _argument("forward", "v"),
     ),
     Bug(

@@ -10,8 +10,8 @@ SHARED = (
     OutsideBug(
         "edge_one_key_late",
         "cuda_src/tile/mask.cuh",
-        "(causal && kv_last > q_begin + seq.q_offset)",
-        "(causal && kv_last > q_begin + seq.q_offset + 1)",
+        "(has_last && kv_last > q_begin + seq.q_last)",
+        "(has_last && kv_last > q_begin + seq.q_last + 1)",
         "shared",
         "causal with a q_offset that lays one hidden pair in the corner of a tile: that query sees "
         "one key too many.",
@@ -64,8 +64,8 @@ SHARED = (
     OutsideBug(
         "tiles_seen_from_beyond_the_length",
         "cuda_src/tile/schedule.cuh",
-        "const int last_query = min((q_tile + 1) * Config::block_q, seq.seqlen_q) - 1;",
-        "const int last_query = (q_tile + 1) * Config::block_q - 1;",
+        "const int last_query = min(q_begin + Config::block_q, seq.seqlen_q) - 1;",
+        "const int last_query = q_begin + Config::block_q - 1;",
         "shared",
         "fa1 backward, causal with q_offset=0 and more keys than queries, last q tile not whole: "
         "its dq is never written.",
@@ -73,8 +73,9 @@ SHARED = (
     OutsideBug(
         "offsets_from_before",
         "cuda_src/fa2/forward_steps.cuh",
-        "      offset = offsets_of(state.reference);\n      part = weigh<Part::count>(first);",
-        "      part = weigh<Part::count>(first);",
+        "      offset = offsets_of(state.reference);\n"
+        "      part = exponentiate<Part::count>(first);",
+        "      part = exponentiate<Part::count>(first);",
         "shared",
         "fa2 forward of 16 bits with maxima on demand, scores that rise by more than 12 in log2 "
         "units after the first tile.",
@@ -114,23 +115,23 @@ FA3 = (
     OutsideBug(
         "edge_beyond_one_key_more",
         "cuda_src/fa3/backward_math.cuh",
-        "return last_key >= c.seq.seqlen_kv ||",
-        "return last_key > c.seq.seqlen_kv ||",
+        "c.seq, place.tile * Config::block_q, first_key());",
+        "c.seq, place.tile * Config::block_q, first_key() - 1);",
         "fa3",
         "fa3 backward, no mask, one key less than whole tiles, scores so low that exp(-lse) "
         "overflows: dq is NaN.",
     ),
     OutsideBug(
         "dv_times_the_rounding_factor",
-        "cuda_src/fa3/backward_crowded.cuh",
-        "math.store_v(dv, 1 / crowded.factor);",
+        "cuda_src/fa3/backward_serial.cuh",
+        "math.store_v(dv, 1 / serial.factor);",
         "math.store_v(dv, 1.0f);",
         "fa3",
         "fa3 backward at head_dim 192 and 128 in float16: dv is 16384 times too large.",
     ),
     OutsideBug(
         "dead_rows_of_the_next_tile",
-        "cuda_src/fa3/backward_crowded.cuh",
+        "cuda_src/fa3/backward_serial.cuh",
         "before.tile * Config::block_q + math.warp_row() + lane.row;",
         "state.place.tile * Config::block_q + math.warp_row() + lane.row;",
         "fa3",

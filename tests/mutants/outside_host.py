@@ -99,18 +99,18 @@ HOST = (
     ),
     OutsideBug(
         "last_query_sees_a_key",
-        "cuflash/checks.py",
-        "max(-seqlen_q, min(seqlen_kv - 1, offset))",
-        "max(1 - seqlen_q, min(seqlen_kv - 1, offset))",
+        "cuflash/features/window.py",
+        "max(-seqlen_q, offset + right)",
+        "max(1 - seqlen_q, offset + right)",
         "host",
         "causal with q_offset=-seqlen_q or less: the last query sees key 0, where it should see "
         "none.",
     ),
     OutsideBug(
         "wide_dout_of_narrow_out",
-        "cuflash/checks.py",
-        'allowed.add(described.dtypes["out"])',
-        'allowed.add(described.dtypes["lse"])',
+        "cuflash/tensors.py",
+        '("storage", "output"), ("backward",)',
+        '("storage", "output", "compute"), ("backward",)',
         "host",
         "A float32 dout beside a float16 out is taken, where the contract refuses it.",
     ),
@@ -153,12 +153,12 @@ PLANNING = (
         "the next part's first rows, or beyond the workspace.",
     ),
     OutsideBug(
-        "heads_ahead_not_whole_sections",
+        "heads_ahead_not_whole_head_groups",
         "cuflash/planning/row_order.py",
-        "return min(self.heads, sections * self.section)",
-        "return min(self.heads, self.section + ceil_div(_ROUNDS * self.num_sms, self.tiles))",
+        "return min(self.heads, head_groups * self.head_group)",
+        "return min(self.heads, self.head_group + ceil_div(_ROUNDS * self.num_sms, self.tiles))",
         "planning",
-        "fa3 backward, causal, sections of several heads: sums of dQ of some heads are cleared by "
+        "fa3 backward, causal, groups of several heads: sums of dQ of some heads are cleared by "
         "nobody, and their blocks wait for ever.",
     ),
     OutsideBug(

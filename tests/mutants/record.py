@@ -54,8 +54,10 @@ def hopper_digest(kernel: str, files: Iterable[str]) -> str:
 
 
 def _closure(kernels: Iterable[Path]) -> set[Path]:
-    """The kernels' files and all they include."""
-    return {path for kernel in kernels for path in include_closure(ROOT / "cuda_src", kernel)}
+    """The kernels' files, those of features, and all they include."""
+    root = ROOT / "cuda_src"
+    entries = [*kernels, *root.glob("features/*.cuh")]
+    return {path for entry in entries for path in include_closure(root, entry)}
 
 
 def _digest(files: Iterable[Path]) -> str:

@@ -15,12 +15,12 @@ a GPU (``fa3_order`` has it).
 from __future__ import annotations
 
 from .bug import Bug
-from .hopper_problems import CROWDED_GRADIENTS, CROWDED_TURNS, HALVES_GRADIENTS
+from .hopper_problems import HALVES_GRADIENTS, SERIAL_GRADIENTS, SERIAL_TURNS
 
 __all__ = ["BUGS"]
 
 _CLEAR = "cuda_src/fa3/backward_clear.cuh"
-_CROWDED = "cuda_src/fa3/backward_crowded.cuh"
+_SERIAL = "cuda_src/fa3/backward_serial.cuh"
 _MATH = "cuda_src/fa3/backward_math.cuh"
 _PANELS = "cuda_src/tile/panels.cuh"
 _ROWS = "cuda_src/fa3/backward_rows.cuh"
@@ -33,7 +33,7 @@ _HALVES = (
         _MATH,
         "Types::KPanels::byte_of(Types::q_columns) / 16;",
         "Types::q_columns / kPanelColumns * Types::KPanels::panel_bytes / 16;",
-        CROWDED_GRADIENTS,
+        SERIAL_GRADIENTS,
     ),
     Bug(
         "panels are filled as if K had no halves",  # 16 columns are in none
@@ -68,98 +68,98 @@ _HALVES = (
 _PRODUCTS = (
     Bug(
         "dK has the dS of the other warpgroup's keys",
-        _CROWDED,
+        _SERIAL,
         "math.part * (Panels::panel_bytes / 16);",
         "(math.part ^ 1) * (Panels::panel_bytes / 16);",
-        CROWDED_GRADIENTS,
+        SERIAL_GRADIENTS,
     ),
     Bug(
         "dK has the dS of the step before",
-        _CROWDED,
+        _SERIAL,
         "score_stage * (sizeof(Panels) / 16) +",
         "(score_stage ^ 1) * (sizeof(Panels) / 16) +",
-        CROWDED_TURNS,
+        SERIAL_TURNS,
     ),
     Bug(
         "dV keeps the factor of P",
-        _CROWDED,
-        "1 / crowded.factor);",
+        _SERIAL,
+        "1 / serial.factor);",
         "1.0f);",
-        CROWDED_GRADIENTS,
+        SERIAL_GRADIENTS,
     ),
     Bug(
         "dS keeps the factor of P",
         _SCORE,
         "constexpr float inverse = 1 / rounding_factor(Storage{});",
         "constexpr float inverse = 1;",
-        CROWDED_GRADIENTS,
+        SERIAL_GRADIENTS,
     ),
     Bug(
         "rounded P meets delta of the other stage",
-        _CROWDED,
+        _SERIAL,
         "weights, dp, c.shared.delta[ring.stage], place);",
         "weights, dp, c.shared.delta[ring.stage ^ 1], place);",
-        CROWDED_TURNS,
+        SERIAL_TURNS,
     ),
     Bug(
-        "the last dQ of a crowded tile is dropped",
-        _CROWDED,
-        "  crowded.add_q(state, dq, steps - 1);",
+        "the last dQ of a serial tile is dropped",
+        _SERIAL,
+        "  serial.add_q(state, dq, steps - 1);",
         "",
-        CROWDED_GRADIENTS,
+        SERIAL_GRADIENTS,
     ),
     Bug(
         "before the first q tile of a head there is no other one",  # dQ of the last goes to it
         _TYPES,
         "first ? blocks.end - 1 : place.tile - 1",
         "first ? blocks.begin : place.tile - 1",
-        CROWDED_GRADIENTS,
+        SERIAL_GRADIENTS,
     ),
 )
 
 _HIDDEN = (
     Bug(
         "masked keys keep their rounded weights",
-        _CROWDED,
-        "if (dead || edge) hide<Config>(lse, c.seq, place, p);",
-        "if (dead) hide<Config>(lse, c.seq, place, p);",
-        CROWDED_GRADIENTS,
+        _SERIAL,
+        "if (dead || edge) apply_mask<Config>(lse, c.seq, place, p);",
+        "if (dead) apply_mask<Config>(lse, c.seq, place, p);",
+        SERIAL_GRADIENTS,
     ),
     Bug(
         "dP of dead queries meets zeros of P",  # which make NaN of what is not finite
-        _CROWDED,
-        "    if (dead) {\n      hide<Config>(c.shared.lse[ring.stage], c.seq, place, dp);\n"
+        _SERIAL,
+        "    if (dead) {\n      apply_mask<Config>(c.shared.lse[ring.stage], c.seq, place, dp);\n"
         "    } else if (edge) {",
         "    if (edge) {",
-        CROWDED_TURNS,
+        SERIAL_TURNS,
     ),
     Bug(
-        "a crowded step keeps what Q and dO hold of dead queries",
-        _CROWDED,
+        "a serial step keeps what Q and dO hold of dead queries",
+        _SERIAL,
         "if (dead) math.clear_dead(c.shared.lse[stage], c.shared.q[stage], c.shared.dout[stage]);",
         "",
-        CROWDED_GRADIENTS,
+        SERIAL_GRADIENTS,
     ),
     Bug(
         "nobody keeps in mind that a step had dead queries",  # zeros of dS meet any K
-        _CROWDED,
+        _SERIAL,
         "math.advance(state, dead);",
         "math.advance(state, 0);",
-        CROWDED_TURNS,
+        SERIAL_TURNS,
     ),
     Bug(
         "dead rows of dQ are looked for in the q tile of its next step",
-        _CROWDED,
+        _SERIAL,
         "before.tile * Config::block_q + math.warp_row() + lane.row;",
         "state.place.tile * Config::block_q + math.warp_row() + lane.row;",
-        CROWDED_GRADIENTS,
+        SERIAL_GRADIENTS,
     ),
     Bug(
         "a lane's second row of dQ is dead where the first is",
-        _CROWDED,
+        _SERIAL,
         "(lse[8] == infinity<float>() ? 2u : 0u);",
         "(lse[0] == infinity<float>() ? 2u : 0u);",
-        CROWDED_GRADIENTS,
+        SERIAL_GRADIENTS,
     ),
 )
 
