@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import secrets
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import pytest
 
 import cuflash
 
+from .emulator.build import KEPT
 from .kit.compare import REGISTRY
 from .kit.parts import parts_forced
 from .kit.problem import register_profiles
@@ -71,9 +74,22 @@ def pytest_terminal_summary(
 def pytest_configure(config: pytest.Config) -> None:
     if getattr(config.option, "hypothesis_seed", None) is None:
         config.option.hypothesis_seed = str(secrets.randbelow(2**32))
+    if getattr(config.option, "numprocesses", None):
+        if config.getoption("--ratios"):
+            raise pytest.UsageError("--ratios: only without -n, in a single process")
+        _share_emulated_kernels(config)
     config.addinivalue_line("markers", "here: not in a process of its own, in tests/emulator")
     if config.getoption("--require-gpu") and not cuflash.is_available():
         raise pytest.UsageError("--require-gpu: CUDA cannot be used here")
+
+
+def _share_emulated_kernels(config: pytest.Config) -> None:
+    """Give the processes that ``-n`` starts one folder for the kernels that they compile."""
+    if KEPT not in os.environ:
+        folder = tempfile.TemporaryDirectory(prefix="cuflash-emulator-")
+        os.environ[KEPT] = folder.name
+        config.add_cleanup(lambda: os.environ.pop(KEPT))
+        config.add_cleanup(folder.cleanup)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

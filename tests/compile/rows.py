@@ -15,9 +15,11 @@ from dataclasses import replace
 from itertools import product
 
 from cuflash.errors import UnsupportedError
+from cuflash.features.table import with_features
+from cuflash.features.use import Operand
 from cuflash.planning.kernel import KernelConfig
 from cuflash.planning.plan import Algorithm, plan
-from cuflash.planning.problem import DTYPES, AttentionProblem
+from cuflash.planning.problem import DTYPES, AttentionProblem, DTypeName, MaskKind
 from cuflash.planning.tiles.common import HEAD_DIM_BUCKETS
 from cuflash.planning.tiles.fa3_tables import BACKWARD, BUCKETS, FORWARD
 
@@ -31,6 +33,10 @@ _HALVES = ("float16", "bfloat16")
 
 #: Keys and queries that give every multiprocessor work, and that do not.
 LONG, SHORT = 100_000, 1000
+
+#: Kernels of FlashAttention-3 that spill, and bytes: see "Windows: what the compiler says" in
+#: ``bench/NOTES.md``. There are no others.
+SPILLS = {"sm_90-fa3-backward-bfloat16-d64-band-128x128-ordered": 112}
 
 _HEAD_DIMS = (*((d, d) for d in HEAD_DIM_BUCKETS), (192, 128))
 
@@ -80,6 +86,47 @@ def _fa3_problems() -> Iterator[AttentionProblem]:
             yield replace(of, deterministic=deterministic, seqlen_kv=keys)
 
 
+#: Representative kernels with features: dtype, widths, mask, whether dq has an order, sinks' dtype.
+_FEATURED: dict[Algorithm, list[tuple[DTypeName, int, int, MaskKind, bool, str]]] = {
+    "fa1": [
+        ("float16", 64, 64, "band", False, ""),
+        ("float16", 64, 64, "causal", False, "float32"),
+    ],
+    "fa2": [
+        ("float16", 64, 64, "band", False, ""),
+        ("float16", 64, 64, "left", True, ""),
+        ("bfloat16", 128, 128, "band", True, ""),
+        ("float32", 64, 64, "band", False, ""),
+        ("float64", 64, 64, "left", False, ""),
+        ("float16", 64, 64, "causal", False, "float16"),
+        ("float64", 64, 64, "band", False, "float64"),
+    ],
+    "fa3": [
+        ("bfloat16", 64, 64, "band", False, ""),
+        ("bfloat16", 64, 64, "left", False, ""),
+        ("bfloat16", 64, 64, "band", True, ""),
+        ("bfloat16", 128, 128, "band", False, ""),
+        ("bfloat16", 128, 128, "left", True, ""),
+        ("bfloat16", 192, 128, "band", False, ""),
+        ("bfloat16", 256, 256, "band", True, ""),
+        ("bfloat16", 64, 64, "causal", False, "float32"),
+        ("bfloat16", 128, 128, "causal", False, "bfloat16"),
+        ("bfloat16", 256, 256, "band", False, "float32"),
+    ],
+}
+
+
+def _featured_problems(algorithm: Algorithm) -> Iterator[AttentionProblem]:
+    plain = replace(next(_problems()), alignment="tensor_map", q_first=-LONG // 2)
+    for dtype, d, dv, mask, deterministic, sinks in _FEATURED[algorithm]:
+        of = replace(plain, head_dim=d, head_dim_v=dv, mask=mask, storage=dtype, output=dtype)
+        operands = {"sinks": Operand("sinks", sinks, (of.heads_q,))} if sinks else {}
+        of = with_features(of, {}, operands)
+        yield of
+        of = replace(of, wrt=("q", "k", "v", *operands))
+        yield replace(of, operation="backward", deterministic=deterministic)
+
+
 def _rare_fa3_problems() -> Iterator[AttentionProblem]:
     plain = replace(next(_problems()), alignment="tensor_map", mask="causal")
     for d, dv in product(BUCKETS, BUCKETS):
@@ -101,8 +148,11 @@ def _rare_problems() -> Iterator[AttentionProblem]:
 
 def rows(architecture: str) -> dict[str, KernelConfig]:
     """Configurations of an architecture by a readable name, each machine code once."""
-    older = _named(architecture, _problems(), _OLDER)
-    return _both(older, _named(architecture, _fa3_problems(), ("fa3",)))
+    found = _named(architecture, _problems(), _OLDER)
+    found = _both(found, _named(architecture, _fa3_problems(), ("fa3",)))
+    for algorithm in _FEATURED if architecture == "90" else ():
+        found = _both(found, _named(architecture, _featured_problems(algorithm), (algorithm,)))
+    return found
 
 
 def rare_rows(architecture: str) -> dict[str, KernelConfig]:
@@ -159,10 +209,14 @@ def _name(architecture: str, c: KernelConfig) -> str:
         parts.append(f"to-{c.output}")
     if c.head_dim:
         parts += [f"d{c.head_dim}", c.mask]
+    elif c.features:
+        parts.append(c.mask)
     if c.head_dim != c.head_dim_v:
         parts.append(f"dv{c.head_dim_v}")
     if c.head_dim and c.copies == "element":
         parts.append("element")
+    for feature in c.features:  # a window is in the mask
+        parts += [f"{feature.name}-{dtype}" for _, dtype in feature.constants]
     constants = dict(c.constants)
     if "block_q" in constants and c.generation == "fa3":
         parts.append(f"{constants['block_q']}x{constants['block_kv']}")

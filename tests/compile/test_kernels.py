@@ -6,6 +6,7 @@ import datetime
 import functools
 import os
 import re
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 
@@ -17,7 +18,7 @@ from ..architectures import LIMITS
 from . import rows as rows_module
 from .nvrtc import Built, build
 from .record import nvrtc_version, read
-from .rows import built_today, rare_rows, rows
+from .rows import SPILLS, built_today, rare_rows, rows
 
 
 @functools.cache
@@ -40,22 +41,38 @@ def _params() -> list[object]:
     ]
 
 
+class _Builds:
+    """Builds of kernels, each made once: those of ``ahead`` in as many threads as there are cores.
+
+    Processes that part the tests among them build what they are asked for.
+    """
+
+    def __init__(self, ahead: Iterable[str]) -> None:
+        self._pool = ThreadPoolExecutor(os.cpu_count() or 1)
+        self._begun = {name: self._begin(name) for name in ahead}
+
+    def _begin(self, name: str) -> Future[Built]:
+        return self._pool.submit(build, _all_rows().get(name) or _rare_rows()[name])
+
+    def __getitem__(self, name: str) -> Future[Built]:
+        if name not in self._begun:
+            self._begun[name] = self._begin(name)
+        return self._begun[name]
+
+
 @pytest.fixture(scope="session")
-def builds(request: pytest.FixtureRequest) -> dict[str, Future[Built]]:
-    """Builds of the selected rows, under way in as many threads as there are cores."""
-    wanted = [
-        item.callspec.params["row"]
-        for item in request.session.items
-        if hasattr(item, "callspec") and "row" in item.callspec.params
-    ]
-    pool = ThreadPoolExecutor(os.cpu_count() or 1)
+def builds(request: pytest.FixtureRequest) -> _Builds:
+    """Builds of the selected rows."""
+    if hasattr(request.config, "workerinput"):  # of pytest-xdist
+        return _Builds(())
+    given = [getattr(item, "callspec", None) for item in request.session.items]
+    wanted = [spec.params["row"] for spec in given if spec is not None and "row" in spec.params]
     every = {**_all_rows(), **_rare_rows()}  # the emulator's tests have rows of their own
-    names = [name for name in dict.fromkeys(wanted) if name in every]
-    return {name: pool.submit(build, every[name]) for name in names}
+    return _Builds([name for name in dict.fromkeys(wanted) if name in every])
 
 
 @pytest.mark.parametrize("row", _params())
-def test_kernel_compiles_within_its_record(row: str, builds: dict[str, Future[Built]]) -> None:
+def test_kernel_compiles_within_its_record(row: str, builds: _Builds) -> None:
     """``python -m tests.compile.record`` accepts what a change of a kernel makes of it.
 
     Other machine code needs a timing beside the old one in ``bench/NOTES.md``.
@@ -65,7 +82,7 @@ def test_kernel_compiles_within_its_record(row: str, builds: dict[str, Future[Bu
     assert "warning" not in built.log.lower(), built.log
     assert built.registers * config.threads <= 65536
     if config.generation == "fa3" and config.kernel != "sum_parts":
-        _check_hopper(config, built)
+        _check_hopper(config, built, SPILLS.get(row, 0))
     else:
         _check_instructions(config, built.ptx)
     record, version = read(), nvrtc_version()
@@ -118,12 +135,12 @@ def _code(ptx: str) -> str:
     ("kernel", "constants", "counters"),
     [
         ("forward", {}, 0),
-        ("backward", {"ordered": 0, "shares": 0}, 1),  # of shares cleared
-        ("backward", {"ordered": 0, "zero_bytes": 512}, 1),  # where registers are crowded
-        ("backward", {"ordered": 1, "shares": 0}, 2),  # and of turns
-        ("backward", {"ordered": 0, "shares": 8}, 2),  # or of tiles summed
-        ("backward", {"ordered": 1, "shares": 8}, 3),
-        ("backward", {"ordered": 1, "shares": 8, "parted": 1}, 3),
+        ("backward", {"ordered": 0, "kv_tiles_per_convert_block": 0}, 1),  # of shares cleared
+        ("backward", {"ordered": 0, "zero_bytes": 512}, 1),  # where score tiles are serial
+        ("backward", {"ordered": 1, "kv_tiles_per_convert_block": 0}, 2),  # and of turns
+        ("backward", {"ordered": 0, "kv_tiles_per_convert_block": 8}, 2),  # or of tiles summed
+        ("backward", {"ordered": 1, "kv_tiles_per_convert_block": 8}, 3),
+        ("backward", {"ordered": 1, "kv_tiles_per_convert_block": 8, "parted": 1}, 3),
     ],
 )
 def test_jitter_and_an_end_to_waiting_are_compiled_in_where_they_are_asked_for(
@@ -165,7 +182,7 @@ _BACKWARD = (
 _OLDER = ("mma.sync", "ldmatrix", "cp.async.cg", "cp.async.ca", "nanosleep")
 
 
-def _check_hopper(config: KernelConfig, built: Built) -> None:
+def _check_hopper(config: KernelConfig, built: Built, spills: int = 0) -> None:
     """The instructions are those of Hopper, and ptxas left the design as it was written."""
     c = dict(config.constants)
     backward = config.kernel == "backward"
@@ -183,7 +200,7 @@ def _check_hopper(config: KernelConfig, built: Built) -> None:
     assert moved == {("dec", str(c["load_registers"])), ("inc", str(c["math_registers"]))}
     # Products one after the other, a setmaxnreg ignored: ptxas says so and goes on.
     assert not re.search(r"C75\d\d", built.log), built.log
-    assert built.local == 0, built.log
+    assert built.local <= spills, built.log
     # What the load role gives back has to be enough, or those who ask for it wait for ever.
     warpgroups = 2 if backward else c["block_q"] // 64
     assert config.threads == 128 * (warpgroups + 1)

@@ -91,9 +91,9 @@ def test_gradients_are_bit_equal_beside_copies(
     assert int(wrong) == 0
 
 
-#: (heads of keys, lengths, dims, causal): of FlashAttention-3, heads in several sections, most with
+#: (heads of keys, lengths, dims, causal): of FlashAttention-3, several groups of heads, most with
 #: fewer heads in the last one; with more kv tiles to a head fewer heads, to one each.
-SECTIONS = (
+HEAD_GROUPS = (
     (17, (300, 2000), (96, 96), False),
     (17, (600, 2048), (96, 96), True),
     (33, (500, 1500), (64, 64), True),
@@ -105,16 +105,16 @@ SECTIONS = (
 )
 
 
-@pytest.mark.parametrize(("heads", "lengths", "dims", "causal"), SECTIONS, ids=str)
-def test_heads_in_sections_have_the_same_bits(
+@pytest.mark.parametrize(("heads", "lengths", "dims", "causal"), HEAD_GROUPS, ids=str)
+def test_heads_in_groups_have_the_same_bits(
     cp: Any, hog: Hog, heads: int, lengths: tuple[int, int], dims: tuple[int, int], causal: bool
 ) -> None:
     """And the last ones are right."""
     skip_without("fa3")
     case = Case(1, 2 * heads, heads, *lengths, *dims, "bfloat16", causal=causal, seed=4)
     gradients = Gradients(cp, case, ordered=True)
-    section = dict(gradients.prepare().plan.launches[1].arguments)["section"]
-    assert 1 <= section < heads
+    head_group = dict(gradients.prepare().plan.launches[1].arguments)["head_group"]
+    assert 1 <= head_group < heads
     first, again = gradients.first(), gradients.destinations()
     wrong = cp.zeros((), np.int64)
     for _ in range(RUNS // 8):

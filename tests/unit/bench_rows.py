@@ -47,8 +47,6 @@ def rows_of(name: str, *peers: str, **more: Any) -> list[dict[str, Any]]:
     found = []
     for case in select(name):
         found.append(row(case, "cuflash", 100.0, **more))
-        for algorithm in case.beside:
-            options = {**case.options, "algorithm": algorithm}
-            found.append(row(case, "cuflash", 50.0, options=options, **more))
+        found += [row(one, "cuflash", 50.0, **more) for one in case.companions]
         found += [row(case, peer, 200.0, **more) for peer in peers]
     return found

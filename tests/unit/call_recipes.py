@@ -14,6 +14,7 @@ import numpy as np
 from ml_dtypes import bfloat16
 
 import cuflash
+from cuflash.tensors import QKV
 
 from ..emulator.host_cupy import HostCupy
 
@@ -57,7 +58,20 @@ _VECTORS = [
 WIDE = _array(dtype=np.float32)
 
 
-def _three(*makes: Make) -> Make:
+#: Of as many heads as the calls have: sinks, and where their gradient goes.
+_SINKS = [
+    _array((8,), np.float32),
+    _array((8,)),
+    _part(lambda a: a[::2], (16,), np.float32),
+    _part(lambda a: a[1:], (9,)),
+    _part(lambda a: a[1:].view(np.float32), (4 * 8 + 1,), np.uint8),
+    _array((8,), np.float64),
+    _array((4,), np.float32),
+    _array((8,), np.float32, device=1),
+]
+
+
+def _several(*makes: Make) -> Make:
     return lambda host: tuple(make(host) for make in makes)
 
 
@@ -71,6 +85,9 @@ RECIPES: dict[str, list[Any]] = {
     # Also what is equal to another value and of another type, which may be refused.
     "causal": [True, False, 1, np.True_],
     "scale": [None, 0.25, 0.5, 1, True, np.float32(0.5), "1"],
+    "window_size": [None, (3, None), (3, 2), [3, 2], (3.0, 2), (True, 2), (0, 0), (None, -1)],
+    "sinks": [None, *_SINKS],
+    "wrt": [QKV, ("q",), ("v", "k"), ["v", "k"], ("q", "q"), ("q", "sinks"), "q", ()],
     "q_offset": [None, 3, 0, -2, 3.0, False, np.int64(3)],
     "layout": [None, "bhsd", "bshd", "hsd"],
     "return_lse": [False, True, 0, 1],
@@ -88,10 +105,10 @@ RECIPES: dict[str, list[Any]] = {
     "dout": [*_MATRICES, WIDE],
     "grads": [
         None,
-        _three(_array(), _array(), _array()),
-        _three(_ALIGNED, _EIGHT_ON, _array()),
-        _three(_ODD, _array(), _TWO_APART),
-        _three(_TURNED, _BACKWARDS, _BACKWARDS),
+        _several(_array(), _array(), _array()),
+        _several(_ALIGNED, _EIGHT_ON, _array()),
+        _several(_ODD, _array(), _TWO_APART),
+        _several(_TURNED, _BACKWARDS, _BACKWARDS),
     ],
 }
 #: As in the forward pass a destination, and an input in the other.
@@ -101,6 +118,8 @@ _OUT = {
 }
 #: Values that do the same as the one that a call has of itself, and why.
 MATTERS_NOT = {
+    "window_size": "a list is what a tuple is; causal bounds the right side",
+    "wrt": "a list is what a tuple is",
     "causal": "NumPy's True is True",
     "scale": "1/sqrt(head_dim) is one of its values only where it is None",
     "layout": "'bshd' is what four axes mean",

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tests.kit.case import Case
+from tests.kit.data import tensor
 
 __all__ = ["BUGS", "Emulation"]
 
@@ -43,6 +44,14 @@ BUGS = {
     "gradient_unmasked": "the backward pass does not mask the last tile of keys",
     "group_overwritten": "dk and dv hold the last query head of a group, not the sum",
     "dv_bias": "dO is 1 % too large inside dv",
+    "window_end": "a window shows one key too many on its right",
+    "window_begin": "a window hides one key too many on its left",
+    "sink_twice": "the sink weighs twice as much",
+    "sink_next_head": "a head has the sink of the next one",
+    "sink_output": "the output is not scaled down by what the sink weighs",
+    "sink_log2": "the sink is taken for a number in units of log 2",
+    "dsinks_sign": "the gradient of the sinks has the wrong sign",
+    "dsinks_first_tile": "the gradient of the sinks is that of the first tile of queries",
 }
 
 
@@ -59,8 +68,14 @@ class Emulation:
         return self.block_q, self.block_kv
 
     def forward(
-        self, case: Case, q: np.ndarray, k: np.ndarray, v: np.ndarray
+        self,
+        case: Case,
+        q: np.ndarray,
+        k: np.ndarray,
+        v: np.ndarray,
+        sinks: np.ndarray | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
+        sinks = self._sinks(case, sinks)
         compute = case.statistics
         q, k, v = (
             case.heads_first(n, x).astype(compute) for n, x in zip("qkv", (q, k, v), strict=True)
@@ -70,7 +85,8 @@ class Emulation:
         with np.errstate(all="ignore"):
             for b, h in np.ndindex(case.batch, case.heads_q):
                 kv = self._kv_head(case, h)
-                out[b, h], lse[b, h] = self._forward_head(case, q[b, h], k[b, kv], v[b, kv])
+                given = q[b, h], k[b, kv], v[b, kv], sinks[h]
+                out[b, h], lse[b, h] = self._forward_head(case, *given)
         return case.in_layout(out), lse.reshape(case.shape("lse"))
 
     def backward(
@@ -83,7 +99,8 @@ class Emulation:
         out: np.ndarray,
         lse: np.ndarray,
         dlse: np.ndarray | None = None,
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        sinks: np.ndarray | None = None,
+    ) -> tuple[np.ndarray, ...]:
         compute = case.statistics
         names = ("dout", "q", "k", "v", "out")
         given = zip(names, (dout, q, k, v, out), strict=True)
@@ -92,6 +109,7 @@ class Emulation:
         lse = lse.reshape(rows)
         dlse = np.zeros(rows, compute) if dlse is None else dlse.reshape(rows)
         dq, dk, dv = (np.zeros_like(x[name]) for name in "qkv")
+        sinks, dsinks = self._sinks(case, sinks), np.zeros(case.heads_q, compute)
         with np.errstate(all="ignore"):
             for b, h in np.ndindex(case.batch, case.heads_q):
                 kv = self._kv_head(case, h)
@@ -102,13 +120,33 @@ class Emulation:
                     dk[b, kv], dv[b, kv] = 0, 0
                 dk[b, kv] += dk_head
                 dv[b, kv] += dv_head
-            return tuple(case.in_layout(x.astype(case.storage)) for x in (dq, dk, dv))
+                weight = np.exp(sinks[h] - lse[b, h]) if sinks[h] > -np.inf else 0 * delta
+                weight *= 1 if self.bug == "dsinks_sign" else -1
+                rows = self.block_q if self.bug == "dsinks_first_tile" else case.seqlen_q
+                dsinks[h] += (weight * delta)[:rows].sum()
+            grads = tuple(case.in_layout(x.astype(case.storage)) for x in (dq, dk, dv))
+            return (*grads, dsinks.astype(case.dtype_of("sinks"))) if case.sinks else grads
+
+    def _sinks(self, case: Case, sinks: np.ndarray | None) -> np.ndarray:
+        """In the compute type, as the bugs have them; minus infinity where there are none."""
+        if not case.sinks:
+            return np.full(case.heads_q, -np.inf, case.statistics)
+        found = (tensor(case, "sinks") if sinks is None else sinks).astype(case.statistics)
+        found = np.roll(found, -1) if self.bug == "sink_next_head" else found
+        found = found * (np.log(2) if self.bug == "sink_log2" else 1)
+        return (found + (np.log(2) if self.bug == "sink_twice" else 0)).astype(case.statistics)
 
     def _kv_head(self, case: Case, h: int) -> int:
         return h % case.heads_kv if self.bug == "head_modulo" else h // case.group
 
     def _visible(self, case: Case, i: np.ndarray, j: np.ndarray) -> np.ndarray:
         seen = np.full((i.size, j.size), True)
+        left, right = case.sides
+        own = i[:, None] + case.offset
+        if left is not None:
+            seen &= j >= own - left + (self.bug == "window_begin")
+        if right is not None:
+            seen &= j <= own + right + (self.bug == "window_end")
         if self.bug != "tail_unmasked":
             seen &= j < case.seqlen_kv
         if case.causal:
@@ -118,19 +156,25 @@ class Emulation:
         return seen
 
     def _forward_head(
-        self, case: Case, q: np.ndarray, k: np.ndarray, v: np.ndarray
+        self, case: Case, q: np.ndarray, k: np.ndarray, v: np.ndarray, sink: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
         out = np.zeros((case.seqlen_q, v.shape[1]), q.dtype)
         lse = np.full(case.seqlen_q, -np.inf, q.dtype)
         for start in range(0, case.seqlen_q, self.block_q):
             rows = slice(start, min(start + self.block_q, case.seqlen_q))
-            out[rows], lse[rows] = self._forward_tile(case, rows, q[rows], k, v)
+            out[rows], lse[rows] = self._forward_tile(case, rows, q[rows], k, v, sink)
         if self.bug == "last_rows_zero":
             out[-8:] = 0
         return out, lse / np.log(2).astype(q.dtype) if self.bug == "lse_log2" else lse
 
     def _forward_tile(
-        self, case: Case, rows: slice, q: np.ndarray, k: np.ndarray, v: np.ndarray
+        self,
+        case: Case,
+        rows: slice,
+        q: np.ndarray,
+        k: np.ndarray,
+        v: np.ndarray,
+        sink: np.ndarray,
     ) -> tuple[np.ndarray, np.ndarray]:
         hidden = q.dtype.type(-5e4 if self.bug == "sentinel" else -np.inf)
         top = np.full(len(q), hidden)
@@ -152,6 +196,13 @@ class Emulation:
             acc = acc + self._rounded(case, p) @ self._load("v", v, stage)
             total = (1 if self.bug == "no_rescale_sum" else alpha) * total + p.sum(axis=1)
             top = new_top
+        if sink > -np.inf:
+            raised = np.maximum(top, sink)
+            keep = np.exp(top - raised)
+            if self.bug == "sink_output":
+                acc = acc / np.where(total == 0, 1, total)[:, None]
+            total, top = total * keep + np.exp(sink - raised), raised
+            acc = (total if self.bug == "sink_output" else keep)[:, None] * acc
         dead = total == 0
         safe = np.where(dead, 1, total)
         return acc / safe[:, None], np.where(dead, -np.inf, top + np.log(safe))

@@ -14,7 +14,7 @@ import pytest
 from cuflash import calls, pipeline, prepared
 from cuflash.cuda import current, launch, tensor_map
 from cuflash.cuda.compile import CompiledKernel
-from cuflash.cuda.parameters import parameters_of
+from cuflash.cuda.parameters import struct_of
 from cuflash.planning.kernel import KernelConfig
 
 from ..architectures import LIMITS
@@ -52,7 +52,7 @@ class FakeDevice:
         config = self._kernels[handle - 1]
         assert shape[1:] == [1, 1, config.threads, 1, 1, config.shared_bytes]
         assert (shape[0] > 0, extra) == (True, 0)
-        dtype = parameters_of(config.generation, config.kernel).dtype
+        dtype = struct_of(config).dtype
         (place,) = (ctypes.c_void_p * 1).from_address(parameters)
         structure = ctypes.string_at(place, dtype.itemsize)
         self.launched.append(np.frombuffer(structure, dtype)[0])

@@ -13,7 +13,7 @@ import pytest
 
 from ..kit.limits import REFERENCE_UNITS, UNIT
 
-__all__ = ["alike", "cpu_mesh", "draw", "formula", "loss", "near", "wide"]
+__all__ = ["alike", "cpu_mesh", "draw", "formula", "loss", "near", "seen_pairs", "wide"]
 
 # Read when JAX starts its backend, which nothing does while tests are collected.
 _DEVICES = "--xla_force_host_platform_device_count=4"
@@ -49,28 +49,59 @@ def draw(*shapes: tuple[int, ...], dtype: Any = "float64", seed: int = 0) -> lis
     return [jnp.asarray(rng.standard_normal(shape), dtype) for shape in shapes]
 
 
+def seen_pairs(
+    queries: int,
+    keys: int,
+    *,
+    is_causal: bool = False,
+    local_window_size: Any = None,
+    q_offset: int | None = 0,
+) -> Any:
+    """Which query sees which key, by the rules of ``jax.nn``."""
+    i = np.arange(queries)[:, None] + (keys - queries if q_offset is None else q_offset)
+    j = np.arange(keys)
+    seen = np.ones((queries, keys), bool)
+    if is_causal:
+        seen &= j <= i
+    if local_window_size is not None:
+        window = local_window_size
+        left, right = window if isinstance(window, tuple) else (window, window)
+        seen &= (i - left <= j) & (j <= i + right)
+    return seen
+
+
 def formula(
     query: Any,
     key: Any,
     value: Any,
     *,
+    sinks: Any = None,
     scale: float | None = None,
     is_causal: bool = False,
+    local_window_size: Any = None,
     q_offset: int | None = 0,
     return_lse: bool = False,
 ) -> Any:
     """Attention from its definition, whole matrix, in the dtype of the arrays."""
     length, keys = query.shape[-3], key.shape[-3]
+    seen = seen_pairs(
+        length, keys, is_causal=is_causal, local_window_size=local_window_size, q_offset=q_offset
+    )
     group = query.shape[-2] // key.shape[-2]
     key, value = (jnp.repeat(array, group, axis=-2) for array in (key, value))
     scores = jnp.einsum("...qhd,...khd->...hqk", query, key)
     scores *= query.shape[-1] ** -0.5 if scale is None else scale
-    if is_causal:
-        offset = keys - length if q_offset is None else q_offset
-        seen = jnp.arange(keys) <= jnp.arange(length)[:, None] + offset
+    if sinks is not None:
         scores = jnp.where(seen, scores, -jnp.inf)
+        logits = jnp.broadcast_to(sinks[:, None, None], (*scores.shape[:-1], 1))
+        lse = jax.scipy.special.logsumexp(jnp.concatenate([scores, logits], axis=-1), axis=-1)
+        out = jnp.einsum("...hqk,...khd->...qhd", jnp.exp(scores - lse[..., None]), value)
+        return (out, lse) if return_lse else out
+    dead = ~seen.any(axis=1)[:, None]
+    scores = jnp.where(seen, scores, jnp.where(dead, 0, -jnp.inf))
     lse = jax.scipy.special.logsumexp(scores, axis=-1)
-    weights = jnp.exp(scores - lse[..., None])
+    weights = jnp.where(dead, 0, jnp.exp(scores - lse[..., None]))
+    lse = jnp.where(dead[:, 0], -jnp.inf, lse)
     out = jnp.einsum("...hqk,...khd->...qhd", weights, value)
     return (out, lse) if return_lse else out
 

@@ -128,7 +128,7 @@ def test_a_case_that_the_library_cannot_do_says_why() -> None:
 
 
 def test_generations_take_turns_without_peers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measuring, "digest_now", lambda algorithm, op: algorithm)
+    monkeypatch.setattr(measuring, "digest_now", lambda algorithm, op, features: algorithm)
     case = replace(CASE, algorithm="fa2", beside=("fa1",))
     rows, lines = _measure(case, _peer("quick", _right))
     assert lines == []
@@ -166,6 +166,9 @@ def test_peers_are_named() -> None:
         ({"dtype": "float16", "op": "backward", "seqlen_q": 2**20, "seqlen_kv": 2**20}, "many"),
         ({"dtype": "float16", "causal": True, "seqlen_q": 8}, set()),
         ({"dtype": "float16", "blocks": (64, 64)}, set()),
+        ({"dtype": "float16", "window_size": (5, 0)}, {"fa4"}),
+        ({"dtype": "float16", "window_size": (5, 0), "seqlen_q": 8}, set()),
+        ({"dtype": "float16", "sinks": True}, {"fa4"}),
     ],
 )
 def test_what_peers_are_asked(change: dict[str, Any], able: Any) -> None:

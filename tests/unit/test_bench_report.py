@@ -80,6 +80,13 @@ def test_the_deterministic_pass_stands_beside_the_other(stored: Store) -> None:
     assert "(geometric mean of 8)" in deterministic
 
 
+def test_rows_of_tiles_are_found_again_in_a_file(stored: Store) -> None:
+    stored(*rows_of("fa1-tiles"))
+    from bench.stored import gpu_rows
+
+    assert len(of_set("fa1-tiles", gpu_rows())) == len(select("fa1-tiles"))
+
+
 def test_generations_stand_side_by_side(stored: Store) -> None:
     stored(*rows_of("generations", ratio=2.0))
     text = render("generations")

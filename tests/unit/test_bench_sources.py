@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bench import sources
-from bench.sources import KERNELS, SAME_CODE, digest, is_current
+from bench.sources import KERNELS, SAME_CODE, digest, features_of, is_current
 from bench.stored import load
 from cuflash.cuda.source import find_sources
 from cuflash.planning.plan import plan
@@ -40,10 +40,25 @@ def test_a_comment_changes_no_digest_and_a_number_does(tmp_path: Path) -> None:
     before = {which: digest(root, *which) for which in KERNELS}
     mask.write_text("// Another word.\n" + mask.read_text().replace("\n\n", "\n/* and\n one */\n"))
     assert {which: digest(root, *which) for which in KERNELS} == before
-    mask.write_text(mask.read_text().replace("q_offset + 1", "q_offset + 2"))
+    mask.write_text(mask.read_text().replace("q_last + 1", "q_last + 2"))
     after = {which: digest(root, *which) for which in KERNELS}
     of_masks = {which for which in KERNELS if which[0] != "steps"}
     assert {which for which in KERNELS if after[which] != before[which]} == of_masks
+
+
+def test_a_feature_counts_where_a_row_has_it(tmp_path: Path) -> None:
+    root = tmp_path / "cuda_src"
+    shutil.copytree(find_sources(), root)
+    plain, windowed = ({"options": {}}, {"options": {"window_size": [3, 0]}})
+    rows = [
+        {**row, "sources": digest(root, "fa3", "forward", features_of(row))}
+        for row in (plain, windowed)
+    ]
+    assert [features_of(row) for row in rows] == [(), ("window",)]
+    assert [is_current(root, "fa3", "forward", row) for row in rows] == [True, True]
+    header = root / "features" / "window.cuh"
+    header.write_text(header.read_text().replace("window.first", "window.first + 1"))
+    assert [is_current(root, "fa3", "forward", row) for row in rows] == [True, False]
 
 
 def test_a_row_of_other_sources_is_current_where_the_machine_code_is_the_same(

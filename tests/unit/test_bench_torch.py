@@ -74,6 +74,22 @@ def test_flash_attention_4_takes_the_layout_as_it_is(fake_torch: FakeTorch) -> N
     assert asked["options"] == {"causal": True}
 
 
+@pytest.mark.parametrize("op", ["forward", "backward"])
+def test_flash_attention_4_is_asked_for_windows_and_sinks(fake_torch: FakeTorch, op: str) -> None:
+    case = replace(CASE, op=op, causal=False, window_size=(3, 0), sinks=True)
+    inputs = make_inputs(case, np)
+    call, peer = _call("fa4", case, inputs)
+    results = peer.arrays(call())
+    options = dict(fake_torch.calls[0][1]["options"])
+    sinks = options.pop("learnable_sink")
+    assert np.shares_memory(sinks.array, inputs.sinks)
+    assert sinks.array.shape == (3,)
+    assert options == {"causal": False, "window_size": (3, 0)}
+    if op == "backward":
+        assert fake_torch.calls[1][1]["wanted"] == [True] * 4
+        assert np.shares_memory(results[3], inputs.sinks)
+
+
 def test_the_default_stream_is_pytorchs_own(
     fake_torch: FakeTorch, monkeypatch: pytest.MonkeyPatch
 ) -> None:

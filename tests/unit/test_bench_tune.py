@@ -7,14 +7,24 @@ from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 import cuflash
-from bench import tune
+from bench import forced, tune
 from bench.cases import Case
+from bench.forced import call_of, poisoned
 from bench.inputs import Inputs, make_inputs
-from bench.tune import Choice, candidates_of, change_lines, choose, select_cases
+from bench.tune import (
+    Choice,
+    candidates_of,
+    change_lines,
+    choose,
+    rows_of,
+    select_cases,
+    speed_lines,
+)
 from cuflash import pipeline
 from cuflash.errors import CompileError, UnsupportedError
 from cuflash.planning.fa3 import fa3_plan
@@ -66,10 +76,16 @@ def _candidates(case: Case, problem: Any) -> Iterator[Tile]:
     return iter([QUICK, PLANNED, SLOW, BAD, BIG])
 
 
-def _choose(case: Case = CASE, call_of: Any = _call_of) -> tuple[Choice | None, list[str]]:
+def _choose(
+    case: Case = CASE, call_of: Any = _call_of, beside: tuple[str, ...] = ()
+) -> tuple[Choice | None, list[str]]:
     lines: list[str] = []
     inputs = make_inputs(case, np)
-    return choose(case, inputs, call_of, lines.append, _candidates, _clock), lines
+    return choose(case, inputs, call_of, lines.append, _candidates, _clock, beside), lines
+
+
+def _choice(times: dict[Any, list[float]]) -> Choice:
+    return Choice(CASE, PLANNED, times, dict.fromkeys(times, 0.5))
 
 
 def test_the_fastest_tile_is_found_and_bad_ones_are_left_out() -> None:
@@ -82,6 +98,77 @@ def test_the_fastest_tile_is_found_and_bad_ones_are_left_out() -> None:
     assert "1x1 warps 4: " in lines[0]
     assert lines[0].endswith("times the error of its roundings")
     assert lines[1] == "left out: 512x9 warps 4: too much shared memory"
+
+
+@dataclass(frozen=True)
+class OlderTile(Tile):
+    """Of another generation, whose blocks are those of the plan."""
+
+
+def test_another_generation_takes_turns_with_its_own_tile() -> None:
+    older = OlderTile(64, 64)
+
+    def call_of(case: Case, tile: Any, inputs: Inputs) -> Any:
+        call, plan = _call_of(case, tile, inputs)
+        if case.algorithm == "fa2":
+            return call, plan
+        assert (case, tile) == (replace(CASE, algorithm="fa1"), None)
+        return lambda: (call(), call_times.append(SLOW))[0], replace_tile(plan, older)
+
+    choice, _ = _choose(call_of=call_of, beside=("fa1",))
+    assert choice is not None
+    assert list(choice.times) == [PLANNED, QUICK, SLOW, older]
+    assert set(choice.times[older]) == {3.0}
+    assert set(choice.worst) == set(choice.times)
+
+
+def replace_tile(plan: Any, tile: Any) -> Any:
+    return SimpleNamespace(tile=tile, problem=plan.problem)
+
+
+def test_a_plan_that_computes_something_else_is_not_timed() -> None:
+    def wrong(case: Case, tile: Any, inputs: Inputs) -> Any:
+        call, plan = _call_of(case, tile, inputs)
+        return (call if tile else lambda: [inputs.v]), plan
+
+    choice, lines = _choose(call_of=wrong)
+    assert choice is None
+    assert lines[0].startswith("left out: 64x64 warps 4: ")
+
+
+def test_every_tile_has_a_row_and_a_place_in_its_cases_line() -> None:
+    choice = _choice({PLANNED: [2.0] * 11, QUICK: [1.0] * 11, SLOW: [4.0] * 11})
+    rows = rows_of(choice)
+    assert [(row["tile"], row["planned"], row["ms"]) for row in rows] == [
+        ("64x64 warps 4", True, 2.0),
+        ("128x64 warps 4", False, 1.0),
+        ("32x32 warps 4", False, 4.0),
+    ]
+    assert [row["of_the_plan"] for row in rows] == [[1.0] * 3, [2.0] * 3, [0.5] * 3]
+    assert {row["worst_ratio"] for row in rows} == {0.5}
+    assert rows[0]["options"] == CASE.options
+    (line,) = speed_lines([choice])
+    assert line.startswith(f"{CASE}: 64x64 warps 4 0 TFLOP/s; ")
+    assert line.endswith("; 128x64 warps 4 2.000; 32x32 warps 4 0.500")
+
+
+@pytest.mark.parametrize("dtype", ["float16", ml_dtypes.bfloat16, "float32", "float64"])
+def test_results_hold_nan_before_a_call(dtype: Any) -> None:
+    array = poisoned(np, (2, 3), dtype)
+    assert (array.shape, array.dtype) == ((2, 3), np.dtype(dtype))
+    assert np.isnan(array.astype(np.float64)).all()
+
+
+@pytest.mark.parametrize("op", ["forward", "backward"])
+def test_a_forced_call_has_the_window_of_its_case(
+    fake_device: FakeDevice, monkeypatch: pytest.MonkeyPatch, op: str
+) -> None:
+    monkeypatch.setattr(forced, "launch_of", lambda case, prepared, inputs: prepared)
+    case = Case(op, "float16", 1, 40, 40, 16, 16, 4096, 4096, False, "fa2", window_size=(127, 0))
+    inputs = Inputs(*(device_array((1, 4096, 40, 16)) for _ in range(4)))
+    _, made = call_of(case, None, inputs)
+    assert (made.problem.mask, made.problem.q_first, made.problem.q_offset) == ("band", -127, 0)
+    assert made.problem.flops == case.flops
 
 
 def test_the_tile_of_the_plan_is_prepared_once() -> None:
@@ -105,7 +192,7 @@ def test_a_case_that_the_library_cannot_do_is_left_out() -> None:
 
 
 def test_what_would_change_is_said() -> None:
-    choice = Choice(CASE, PLANNED, {PLANNED: [2.0] * 11, QUICK: [1.0] * 11})
+    choice = _choice({PLANNED: [2.0] * 11, QUICK: [1.0] * 11})
     assert change_lines([choice]) == [
         f"would change: {CASE}: 64x64 warps 4 -> 128x64 warps 4, 2.00 times as fast (at least 2.00)"
     ]
@@ -120,14 +207,14 @@ def test_what_would_change_is_said() -> None:
     ],
 )
 def test_nothing_changes_without_a_gain(times: dict[Any, list[float]]) -> None:
-    assert change_lines([Choice(CASE, PLANNED, times)]) == ["would change nothing"]
+    assert change_lines([_choice(times)]) == ["would change nothing"]
 
 
 def test_the_table_marks_the_plan_and_the_fastest() -> None:
     from rich.console import Console
 
     console = Console(width=100, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    choice = Choice(CASE, PLANNED, {PLANNED: [2.0], QUICK: [1.0], SLOW: [4.0]})
+    choice = _choice({PLANNED: [2.0], QUICK: [1.0], SLOW: [4.0]})
     console.print(tune._table(choice))
     lines = [line for line in console.export_text().splitlines() if "warps" in line]
     assert ["128x64" in lines[0], "64x64" in lines[1], "32x32" in lines[2]] == [True] * 3
@@ -174,15 +261,15 @@ def test_candidates_of_the_third_generation_are_of_the_pass(op: str) -> None:
 def test_a_tile_reaches_the_plan_of_its_pass_alone(
     fake_device: FakeDevice, monkeypatch: pytest.MonkeyPatch, op: str
 ) -> None:
-    monkeypatch.setattr(tune, "launch_of", lambda case, prepared, inputs: prepared)
+    monkeypatch.setattr(forced, "launch_of", lambda case, prepared, inputs: prepared)
     case = replace(CASE, op=op, dtype="float16", algorithm="fa2")
     inputs = Inputs(*(device_array((1, 4096, 40, 16)) for _ in range(4)))
     kept = pipeline.plan, pipeline._decide
-    prepared, made = tune._call_of(case, None, inputs)
+    prepared, made = call_of(case, None, inputs)
     other = list(candidates_of(case, made.problem, LIMITS["80"]))[-1]
     assert other != made.tile
-    prepared, forced = tune._call_of(case, other, inputs)
-    assert forced is prepared.plan
-    assert forced.tile == other
-    assert forced.problem == made.problem
+    prepared, chosen = call_of(case, other, inputs)
+    assert chosen is prepared.plan
+    assert chosen.tile == other
+    assert chosen.problem == made.problem
     assert (pipeline.plan, pipeline._decide) == kept

@@ -13,6 +13,7 @@ from bench.inputs import Inputs, make_inputs
 from bench.verify import SAMPLE, WHOLE, WRONG, Truth, _sample
 
 from .test_bench_measure import BACKWARD, CASE, _right
+from .whole_attention import whole_attention
 
 
 def _outputs(case: Case, inputs: Inputs) -> list[Any]:
@@ -69,3 +70,63 @@ def test_gradients_of_shared_keys_are_of_all_heads_that_share_them() -> None:
     _, dk_of_one, dv_of_one = _outputs(single, one)
     for wrong in ((dq, dk_of_one, dv), (dq, dk, dv_of_one)):
         assert truth.worst_ratio(wrong) > WRONG
+
+
+FEATURES: list[dict[str, Any]] = [
+    {"window_size": (5, 0)},
+    {"window_size": (3, 4)},
+    {"window_size": (None, 2)},
+    {"window_size": (6, 2), "causal": True},
+    {"window_size": (2, 0), "seqlen_q": 50},  # the first queries see no key
+    {"sinks": True, "causal": True},
+    {"sinks": True, "window_size": (5, 0)},
+]
+
+
+@pytest.mark.parametrize("case", [CASE, BACKWARD], ids=str)
+@pytest.mark.parametrize("features", FEATURES, ids=str)
+def test_features_are_verified(case: Case, features: dict[str, Any]) -> None:
+    case = replace(case, **{"batch": 2, "heads_q": 4, "dtype": "float16", **features})
+    inputs = make_inputs(case, np)
+    right = whole_attention(case, inputs)
+    truth = Truth(case, inputs)
+    assert 0 < truth.worst_ratio(right) < 1
+    for place, output in enumerate(right):
+        wrong = output.copy()
+        wrong[..., -1] += np.float16(2)
+        assert truth.worst_ratio([*right[:place], wrong, *right[place + 1 :]]) > truth.limit
+
+
+@pytest.mark.parametrize("case", [CASE, BACKWARD], ids=str)
+@pytest.mark.parametrize(
+    ("features", "others"),
+    [
+        ({"window_size": (5, 0)}, {"window_size": (4, 0)}),
+        ({"window_size": (5, 0)}, {"window_size": (6, 0)}),
+        ({"window_size": (5, 3)}, {"window_size": (5, 2)}),
+        ({"window_size": (5, 3)}, {"window_size": None}),
+        ({"sinks": True}, {"sinks": False}),
+    ],
+)
+def test_another_problem_is_no_answer(
+    case: Case, features: dict[str, Any], others: dict[str, Any]
+) -> None:
+    case = replace(case, **{"dtype": "float16", **features})
+    inputs = make_inputs(case, np)
+    answer = whole_attention(replace(case, **others), inputs)
+    truth = Truth(case, inputs)
+    if case.sinks and case.op == "backward":
+        with pytest.raises(ValueError, match="longer"):
+            truth.worst_ratio(answer)
+        answer.append(whole_attention(case, inputs)[-1])
+    assert truth.worst_ratio(answer) > truth.limit
+
+
+def test_the_gradient_of_sinks_is_of_all_batch_entries() -> None:
+    case = replace(BACKWARD, dtype="float16", batch=2, sinks=True)
+    inputs = make_inputs(case, np)
+    right, truth = whole_attention(case, inputs), Truth(case, inputs)
+    first = Inputs(*(a[:1] for a in (inputs.q, inputs.k, inputs.v, inputs.dout)), inputs.sinks)
+    of_first = whole_attention(replace(case, batch=1), first)[-1]
+    assert truth.worst_ratio([*right[:-1], of_first]) > WRONG
+    assert truth.worst_ratio([*right[:-1], np.full_like(of_first, np.nan)]) == np.inf

@@ -220,7 +220,7 @@ def test_a_subclass_is_not_plainly_an_array(fake_device: FakeDevice, decided: De
 def test_so_many_kinds_are_kept_and_no_more(
     fake_device: FakeDevice, decided: Decided, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(calls, "_KEPT", 8)
+    monkeypatch.setattr(calls._ready, "most", 8)
     for number in range(30):
         cuflash.attention(**qkv(), scale=1.0 + number)
         assert 0 < len(calls._ready) <= 8

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -63,11 +64,42 @@ def test_explain_passes_every_option_on(capsys: pytest.CaptureFixture[str]) -> N
 
 
 @pytest.mark.parametrize(
+    ("options", "keywords"),
+    [
+        ("--window-size 3 none", {"window_size": (3, None)}),
+        ("--window-size none 0", {"window_size": (None, 0)}),
+        ("--sinks", {"sinks": "float16"}),
+        ("--sinks float32", {"sinks": "float32"}),
+        ("--wrt v", {"wrt": ("v",)}),
+        (
+            "--sinks --wrt sinks,q --window-size 2 1",
+            {"sinks": "float16", "wrt": ("sinks", "q"), "window_size": (2, 1)},
+        ),
+    ],
+)
+def test_explain_passes_on_what_features_take(
+    options: str, keywords: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = f"explain --operation backward --seqlen-q 9 --head-dim 8 {options}".split()
+    assert cli.main([*command, *_HOST]) == 0
+    shape, fixed = (1, 9, 16, 8), {"operation": "backward", "dtype": "float16", "backend": "numpy"}
+    expected = str(cuflash.explain(*[shape] * 3, **fixed, **keywords))
+    assert capsys.readouterr().out == f"{expected}\n"
+    without = str(cuflash.explain(*[shape] * 3, **fixed))
+    assert expected != without
+
+
+@pytest.mark.parametrize(
     ("command", "named"),
     [
         ("explain --heads-q 3 --heads-kv 2", "heads"),
         ("explain --algorithm fa3 --backend numpy", "fa3"),
         ("explain --layout sd --batch 2", "--batch"),
+        ("explain --wrt q,q", "wrt"),
+        ("explain --wrt sinks", "sinks as an argument"),
+        ("explain --sinks float64", "sinks"),
+        ("explain --sinks no", "sinks"),
+        ("explain --window-size -1 0", "window_size"),
         ("demo --head-dim 7", "head_dim"),
         ("demo --steps 0", "steps"),
         ("demo --seqlen 1000000000", "seqlen"),
@@ -93,7 +125,10 @@ def test_the_version_is_printed(root: Path) -> None:
     assert (ended.returncode, ended.stdout) == (0, f"cuflash {cuflash.__version__}\n")
 
 
-@pytest.mark.parametrize("command", ["", "unknown", "explain --dtype int8", "demo --steps many"])
+@pytest.mark.parametrize(
+    "command",
+    ["", "unknown", "explain --dtype int8", "explain --window-size 3 x", "demo --steps many"],
+)
 def test_wrong_arguments_end_with_2(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         cli.main(command.split())

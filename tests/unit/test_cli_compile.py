@@ -62,6 +62,7 @@ def compiler(monkeypatch: pytest.MonkeyPatch) -> Compiler:
 
 def test_every_option_is_passed_on(compiler: Compiler) -> None:
     lists = "--head-dim 64,192/128 --dtype float32,float64 --operation backward --mask causal"
+    lists += ",band --sinks none,query"
     others = "--algorithm fa2 --deterministic --unaligned --seqlen 512,1/4096 --arch sm_90"
     assert cli.main(["compile", *lists.split(), *others.split(), "--threads", "2"]) == 0
     assert compiler.calls == [
@@ -69,7 +70,8 @@ def test_every_option_is_passed_on(compiler: Compiler) -> None:
             head_dims=((64, 64), (192, 128)),
             dtypes=("float32", "float64"),
             operations=("backward",),
-            masks=("causal",),
+            masks=("causal", "band"),
+            sinks=(None, "query"),
             algorithm="fa2",
             deterministic=True,
             unaligned=True,

@@ -14,6 +14,8 @@ from cuflash import compile_ahead as ahead
 from cuflash.compile_ahead import Calls, device_of, kernels_of
 from cuflash.cuda import kernel_cache
 from cuflash.errors import ArgumentValueError, BackendUnavailableError, UnsupportedError
+from cuflash.features.table import with_features
+from cuflash.features.use import Operand
 from cuflash.planning.plan import plan
 from cuflash.planning.problem import AttentionProblem
 
@@ -25,6 +27,9 @@ KINDS = (
     HALF,
     replace(HALF, deterministic=True),
     replace(HALF, unaligned=True),
+    replace(HALF, masks=("left", "band")),
+    replace(HALF, head_dims=((64, 64),), masks=("left", "band"), operations=("forward",)),
+    replace(HALF, masks=("full", "causal", "band"), sinks=("query", "float32", None)),
     replace(HALF, head_dims=((64, 64),)),
     replace(HALF, head_dims=((192, 128),)),
     replace(HALF, dtypes=("float32",), head_dims=((256, 256),)),
@@ -38,7 +43,7 @@ def _any_problem(calls: Calls, rng: random.Random) -> AttentionProblem:
     queries = rng.choice((keys, queries, 1))
     heads, group = int(2 ** rng.uniform(0, 5)), rng.choice((1, 1, 2, 3, 8, 32))
     mask, storage = rng.choice(calls.masks), calls.dtypes[0]
-    return AttentionProblem(
+    problem = AttentionProblem(
         operation=rng.choice(calls.operations),
         batch=int(2 ** rng.uniform(0, 5)),
         heads_q=heads * group,
@@ -51,10 +56,19 @@ def _any_problem(calls: Calls, rng: random.Random) -> AttentionProblem:
         output=storage,
         mask=mask,
         scale=0.1,
-        q_offset=keys - queries if mask == "causal" else 0,
+        q_offset=keys - queries if mask in ("causal", "band") else 0,
+        # The last query sees a key.
+        q_first=rng.randint(-queries, keys - queries) if mask in ("left", "band") else 0,
         alignment="element" if calls.unaligned else "tensor_map",
         deterministic=calls.deterministic,
     )
+    sinks = rng.choice(calls.sinks)
+    dtype = storage if sinks == "query" else sinks
+    if dtype is None:
+        return with_features(problem, {}, {})
+    if problem.operation == "backward":
+        problem = replace(problem, wrt=("q", "k", "v", "sinks"))
+    return with_features(problem, {}, {"sinks": Operand("sinks", dtype, (heads * group,))})
 
 
 @pytest.mark.parametrize("architecture", ["75", "80", "90", "120"])
@@ -66,6 +80,11 @@ def test_whatever_the_lengths_and_heads_the_kernels_are_there(architecture: str)
             problem = _any_problem(calls, rng)
             for launch in plan(problem, limits).launches:
                 assert launch.config in listed, (problem, launch.config)
+
+
+def test_sinks_of_a_dtype_that_no_call_takes_are_refused() -> None:
+    with pytest.raises(ArgumentValueError, match="sinks: got float64 for float16; expected"):
+        kernels_of(replace(HALF, sinks=("float64",)), LIMITS["90"])
 
 
 def test_one_query_of_many_heads_on_many_keys_has_its_kernels_too() -> None:

@@ -79,18 +79,17 @@ def test_another_cache_gives_other_blocks(monkeypatch: pytest.MonkeyPatch) -> No
 def test_the_offset_keeps_what_every_query_sees_within_32_bits(seqlen: int) -> None:
     shape = (1, seqlen, 1, 8)
 
-    def offset(given: int | None) -> int:
+    def bounds(given: int | None) -> tuple[str, int]:
         said = cuflash.explain(
             *[shape] * 3, dtype="float16", causal=True, q_offset=given, backend="numpy"
         )
-        return said.problem.q_offset
+        return said.problem.mask, said.problem.q_offset
 
-    assert (offset(None), offset(0)) == (0, 0)
+    assert bounds(None) == bounds(0) == (("causal", 0) if seqlen > 1 else ("full", 0))
     for large in (seqlen - 1, seqlen, 2**31, 2**70):
-        assert offset(large) == seqlen - 1
-        assert (seqlen - 1) + offset(large) + 1 < 2**31
+        assert bounds(large) == ("full", 0)
     for small in (-seqlen, -seqlen - 1, -(2**70)):
-        assert offset(small) == -seqlen
+        assert bounds(small) == ("causal", -seqlen)
 
 
 def test_it_is_frozen_and_prints_itself() -> None:

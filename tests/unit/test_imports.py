@@ -15,6 +15,12 @@ ORDER = [
     "errors",
     "reference_checks",
     "config",
+    "bounded_cache",
+    "features.device",
+    "features.host",
+    "features.use",
+    "features.refused",
+    "planning.visibility",
     "planning.problem",
     "planning.cores",
     "planning.device",
@@ -28,10 +34,11 @@ ORDER = [
     "planning.tiles.host",
     "planning.kernel",
     "planning.decision",
-    "planning.sections",
+    "planning.head_groups",
     "planning.row_order",
     "planning.row_steps",
     "planning.key_parts",
+    "planning.argument_gradients",
     "planning.fa1",
     "planning.fa2",
     "planning.fa3",
@@ -49,10 +56,12 @@ ORDER = [
     "tiled_numpy.threads",
     "tiled_numpy.blocks",
     "tiled_numpy.heads",
-    "tiled_numpy.common_part",
-    "tiled_numpy.operands",
     "tiled_numpy.steps",
+    "tiled_numpy.common_part",
+    "tiled_numpy.terms",
+    "tiled_numpy.operands",
     "tiled_numpy.few_rows",
+    "tiled_numpy.outputs",
     "tiled_numpy.own_lse",
     "tiled_numpy.key_sums",
     "tiled_numpy.gradient_rows",
@@ -68,6 +77,11 @@ ORDER = [
     "arrays.mapped",
     "arrays.overlap",
     "arrays.cast",
+    "features.feature",
+    "features.window",
+    "features.sinks",
+    "features.table",
+    "tensors",
     "options",
     "compile_ahead",
     "checks",
@@ -84,6 +98,7 @@ ORDER = [
     "prepared",
     "explanation",
     "info",
+    "jax.axes",
     "jax.call",
     "jax.host",
     "jax.device",
@@ -96,7 +111,13 @@ ORDER = [
 ]
 #: Applications of the library: they may use all of it, and nothing of it uses them.
 APPLICATIONS = ("cli", "compile_command", "demo", "__main__")
-PACKAGES = ("planning", "planning.tiles", "cuda", "arrays")  # their __init__ holds no code
+PACKAGES = (
+    "planning",
+    "planning.tiles",
+    "cuda",
+    "arrays",
+    "features",
+)  # their __init__ holds no code
 
 
 def _modules(package: Path) -> dict[str, Path]:

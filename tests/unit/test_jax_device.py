@@ -53,10 +53,10 @@ def _lowered(function: Any, *arrays: Any) -> str:
 
 
 def _prepared(operation: Any = "forward", mapped: tuple[int, ...] = (), **options: Any) -> Any:
-    call = Call(operation, Options(**{"layout": "bshd", "q_offset": 0, **options}))
+    names = ("q", "k", "v") if operation == "forward" else ("dout", "q", "k", "v", "out", "lse")
+    call = Call(operation, Options(**{"layout": "bshd", "q_offset": 0, **options})).taking(names)
     rows = (2, 4, 5)
     shapes = {"q": Q, "k": KV, "v": KV, "out": Q, "dout": Q, "lse": rows, "dlse": rows}
-    names = ("q", "k", "v") if operation == "forward" else ("dout", "q", "k", "v", "out", "lse")
     kinds = {"lse": np.float32, "out": options.get("out_dtype", np.float16)}
     arrays = [
         jax.ShapeDtypeStruct((*mapped, *shapes[name]), kinds.get(name, np.float16))
@@ -175,14 +175,15 @@ def test_a_backward_callback_names_its_buffers(fake_device: FakeDevice) -> None:
     at.pop("workspace", None)
     assert given == [at]
     assert set(at) == {"dout", "q", "k", "v", "out", "lse", "dq", "dk", "dv"}
-    with_dlse = on_device.DeviceCall(prepared.call, prepared.prepared)
+    taking = prepared.call.taking((*prepared.call.names, "dlse"))
+    with_dlse = on_device.DeviceCall(taking, prepared.prepared)
     at = _run(with_dlse, [*arrays, jax.ShapeDtypeStruct((2, 4, 5), jnp.float32)])
     assert given[1]["dlse"] == at["dlse"]
 
 
 def test_every_part_of_divided_arrays_has_its_own_plan(fake_device: FakeDevice) -> None:
     """What XLA asks of a device is planned for the part that it has, and found by its shapes."""
-    site = Site(Call("forward", Options(layout="bshd", algorithm="fa2")), "cuda", 3)
+    site = Site(Call("forward", Options(layout="bshd", algorithm="fa2")), "cuda")
     parts = [(4, 5, 4, 8), (1, 5, 2, 8), (2, 5, 4, 8)]
     for shape in parts:
         arrays = [jax.ShapeDtypeStruct(shape, jnp.float16)] * 3

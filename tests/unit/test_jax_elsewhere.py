@@ -60,7 +60,7 @@ def test_a_place_in_a_computation_is_not_pickled() -> None:
     from cuflash.options import Options
 
     with pytest.raises(cuflash.UnsupportedError, match="cannot be serialised"):
-        pickle.dumps(Site(Call("forward", Options(layout="bshd")), "cpu", 3))
+        pickle.dumps(Site(Call("forward", Options(layout="bshd")), "cpu"))
 
 
 _INTERRUPTED = """

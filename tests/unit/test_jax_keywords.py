@@ -41,6 +41,7 @@ HARMLESS: dict[str, list[Any]] = {
     "attn_weights_value_einsum": [None],
     "dtype": [None, "float32", np.float16, jnp.bfloat16],
     "is_causal": [True, False],
+    "local_window_size": [None, 9, (9, 9), (np.int64(20), 9)],
 }
 REFUSED: dict[str, list[Any]] = {
     "bias": [ARRAY, jnp.asarray(ARRAY), 0, False],
@@ -56,6 +57,7 @@ REFUSED: dict[str, list[Any]] = {
     "attn_weights_value_einsum": [jnp.einsum],
     "dtype": ["int32", "complex64", "bf16", object(), "float64"],
     "is_causal": [1, None],
+    "local_window_size": [True, 1.0, "1", (1,), (None, 1), jnp.zeros(2, int)],
 }
 
 

@@ -18,6 +18,9 @@ from tests.unit.emulation import BUGS, Emulation
 # Two whose lengths are no multiples of the emulation's tiles, of which there are three or more.
 CAUSAL = Case(1, 4, 2, 130, 250, 32, 48, causal=True)
 FULL = Case(1, 4, 2, 70, 170, 32, 48, layout="bhsd")
+#: The same of what only some bugs are about.
+WINDOW = Case(1, 4, 2, 130, 250, 32, 48, window="60:20")
+SINKS = Case(1, 4, 2, 130, 250, 32, 48, causal=True, seed=1)
 
 #: Which checks have to see each bug; what else they see is welcome.
 SEEN_BY = {
@@ -46,14 +49,25 @@ SEEN_BY = {
     "gradient_unmasked": {"sum_dv", "sum_dk"},
     "group_overwritten": {"sum_dv", "q_dq"},
     "dv_bias": {"sum_dv"},
+    "window_end": {"census"},
+    "window_begin": {"census"},
+    "sink_twice": {"census", "sum_dv", "sum_dk", "sum_ds"},
+    "sink_next_head": {"census", "sum_dv", "sum_dk", "sum_ds"},
+    "sink_output": {"census", "sum_dk"},
+    "sink_log2": {"census", "sum_dv", "sum_dk", "sum_ds"},
+    "dsinks_sign": {"sum_ds"},
+    "dsinks_first_tile": {"sum_ds"},
 }
 
 
 @functools.cache
 def found(bug: str, dtype: str) -> dict[str, bool]:
-    """Whether each check failed on either case."""
+    """Whether each check failed on any case."""
     failed: dict[str, bool] = {}
-    for case in (CAUSAL, FULL):
+    sunk = replace(SINKS, dtype=dtype, sinks=replace(SINKS, dtype=dtype).statistics.name)
+    cases = {"": (CAUSAL, FULL, WINDOW, sunk), "window": (WINDOW,), "sink": (sunk,)}
+    kind = next((kind for kind in ("window", "sink") if kind in bug), "")
+    for case in cases[kind] if kind or not bug else (CAUSAL, FULL):
         for verdict in checks.run_checks(Emulation(bug), replace(case, dtype=dtype)):
             failed[verdict.rule] = failed.get(verdict.rule, False) or not verdict.passed
     return failed
@@ -84,6 +98,11 @@ CASES = [
     "B=1 Hq=2 Hk=2 Sq=0 Sk=5 D=4 Dv=4",
     "B=1 Hq=2 Hk=2 Sq=5 Sk=0 D=4 Dv=4",
     "B=1 Hq=2 Hk=2 Sq=40 Sk=40 D=64 Dv=64 scale=2.0",
+    "B=2 Hq=4 Hk=2 Sq=100 Sk=120 D=64 Dv=64 window=20:0",
+    "B=1 Hq=2 Hk=2 Sq=150 Sk=90 D=32 Dv=32 window=:5 q_offset=-20",
+    "B=1 Hq=2 Hk=1 Sq=200 Sk=70 D=64 Dv=64 window=31:33 q_offset=-60 layout=bhsd",
+    "B=1 Hq=2 Hk=2 Sq=60 Sk=90 D=8 Dv=8 window=0:0",
+    "B=1 Hq=2 Hk=2 Sq=60 Sk=90 D=8 Dv=8 window=3: q_offset=500",
 ]
 
 
@@ -101,6 +120,19 @@ def test_correct_attention_passes_in_any_shape(line: str, dtype: str) -> None:
         "q_dq",
     ]
     checks.require(case, verdicts)
+
+
+@pytest.mark.parametrize("dtype", STORAGE)
+@pytest.mark.parametrize("line", [line for line in CASES if "B=0" not in line])
+def test_correct_sinks_pass_in_any_shape(line: str, dtype: str) -> None:
+    case = Case.parse(f"{line} dtype={dtype}")
+    for sinks in dict.fromkeys((dtype, case.statistics.name)):
+        for seed in range(4):
+            sunk = replace(case, sinks=sinks, seed=seed)
+            verdicts = checks.run_checks(Emulation(), sunk)
+            rules = [verdict.rule for verdict in verdicts]
+            assert rules == ["census", "sum_dv", "sum_dk", "q_dq", "sum_ds"]
+            checks.require(sunk, verdicts)
 
 
 def test_checks_ignore_broadcast_strides() -> None:

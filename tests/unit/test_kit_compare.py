@@ -221,6 +221,19 @@ def test_an_overflow_is_right_where_the_truth_overflows() -> None:
     assert not compare(beyond, "out", out, Registry()).passed
 
 
+def test_flushed_rows_pass_whose_squares_underflow() -> None:
+    """A sink that takes all the weight leaves an output of 1e-131: right is what rounds to 0."""
+    case = case_of("bfloat16")
+    truth, _ = solved(case)
+    results = {"out": truth.results["out"] * 1e-131}
+    model = {"out": truth.model["out"] * 1e-131}
+    small = replace(truth, results=results, model=model)
+    for flushed in (0, 2.0**-126 * np.sign(results["out"])):
+        got = np.broadcast_to(flushed, results["out"].shape).astype(case.storage)
+        assert compare(small, "out", got, Registry()).check().passed
+    assert rejected(compare(small, "out", got * 2**13, Registry()), "row")
+
+
 def test_nan_where_the_truth_has_nan() -> None:
     case = case_of("bfloat16")
     x = data.arrays(case)

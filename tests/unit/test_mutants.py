@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,6 @@ from ..mutants.__main__ import judge
 from ..mutants.bugs import BUGS, EMULATED_BUGS, HOPPER_BUGS, Bug
 from ..mutants.hopper_problems import (
     CAUSAL,
-    CROWDED_GRADIENTS,
-    CROWDED_TURNS,
     GRADIENTS,
     HALVES_GRADIENTS,
     LISTS,
@@ -29,6 +28,8 @@ from ..mutants.hopper_problems import (
     NARROW_GRADIENTS,
     ORDERED_GRADIENTS,
     PARTED_GRADIENTS,
+    SERIAL_GRADIENTS,
+    SERIAL_TURNS,
     SHARED_GRADIENTS,
     Listed,
 )
@@ -55,11 +56,18 @@ def test_there_are_enough_of_each_kind() -> None:
     assert {bug.test for bug in HOPPER_BUGS} == set(LISTS)
 
 
+def _check_code(record: Mapping[str, Any], key: str, now: str) -> None:
+    """A record is of this very code, or says what has changed since and which bugs ran again."""
+    since = record.get("since", {"code": record[key], "changed": ""})
+    assert since["code"] == now, "the code changed since the record"
+    assert record[key] == now or len(since["changed"]) > 20
+
+
 def test_every_bug_of_the_device_code_was_killed() -> None:
-    """Of this very code: ``python -m tests.mutants`` brings the record up to date."""
+    """``python -m tests.mutants`` brings the record up to date."""
     record = read()
     assert {bug.name for bug in BUGS if bug.needs_gpu} <= set(record["killed"])
-    assert record["device_code"] == device_digest(), "the device code changed since the record"
+    _check_code(record, "device_code", device_digest())
 
 
 @pytest.mark.parametrize("name", HOPPER_RECORDS)
@@ -76,19 +84,17 @@ def test_every_bug_of_the_hopper_kernels_was_killed(name: str) -> None:
     bugs = [bug for bug in HOPPER_BUGS if hopper.pass_of(bug) == name]
     assert {bug.name for bug in bugs} == set(record["killed"])
     assert record["compute_capability"] == "90"
-    now, since = hopper.digest_of(name), record.get("since", {"code": None})
-    if record["code"] != now:
-        assert since["code"] == now, "the code changed since the record"
-        assert len(since["changed"]) > 20
-        assert read(EMULATED_RECORD)["device_code"] == hopper.digest_of_both()
+    _check_code(record, "code", hopper.digest_of(name))
+    if record["code"] != hopper.digest_of(name):
+        _check_code(read(EMULATED_RECORD), "device_code", hopper.digest_of_both())
 
 
 def test_every_bug_of_the_hopper_kernels_that_the_emulator_shows_was_killed() -> None:
-    """Of this very code: ``python -m tests.mutants --only fa3`` without a GPU."""
+    """``python -m tests.mutants --only fa3`` without a GPU."""
     record, names = read(EMULATED_RECORD), {bug.name for bug in (*HOPPER_BUGS, *EMULATED_BUGS)}
     assert set(hopper_emulated.UNSEEN) <= names
     assert set(record["killed"]) == names - set(hopper_emulated.UNSEEN)
-    assert record["device_code"] == hopper.digest_of_both(), "the code changed since the record"
+    _check_code(record, "device_code", hopper.digest_of_both())
 
 
 @pytest.mark.parametrize("name", [CAUSAL, NARROW])
@@ -109,7 +115,7 @@ _TILES = {
     GRADIENTS: (64, 128, 128, 128),
     NARROW_GRADIENTS: (128, 128, 64, 64),
     SHARED_GRADIENTS: (64, 64, 256, 256),
-    CROWDED_GRADIENTS: (64, 128, 192, 128),
+    SERIAL_GRADIENTS: (64, 128, 192, 128),
     HALVES_GRADIENTS: (64, 128, 96, 96),
     PARTED_GRADIENTS: (64, 128, 128, 128),
 }
@@ -131,21 +137,21 @@ def test_the_problems_of_the_hopper_gradients_are_what_their_bugs_need(name: str
     unseen = replace(listed.few, q_offset=-40).visible().max()
     assert unseen + tile.block_kv < listed.few.seqlen_kv
     assert (tile.block_q, tile.block_kv, tile.head_dim, tile.head_dim_v) == _TILES[name]
-    if name == CROWDED_GRADIENTS:
+    if name == SERIAL_GRADIENTS:
         assert case.dtype == "float16"  # weights are multiplied before they are rounded
         assert -(-listed.few.seqlen_q // tile.block_q) * tile.block_q > listed.few.seqlen_q
 
 
-@pytest.mark.parametrize("name", [ORDERED_GRADIENTS, CROWDED_TURNS])
+@pytest.mark.parametrize("name", [ORDERED_GRADIENTS, SERIAL_TURNS])
 def test_the_problems_of_ordered_gradients_are_what_their_bugs_need(name: str) -> None:
-    """One kernel; sums that blocks clear, and that several tiles add to; several sections."""
+    """One kernel; sums that blocks clear, and that several tiles add to; several head groups."""
     listed = LISTS[name]
     few, many = (_plan(listed, case) for case in (listed.few, listed.many))
     assert few.launches[1].config == many.launches[1].config
     assert many.tile.ordered
-    assert (many.tile.head_dim + many.tile.head_dim_v > 256) == (name == CROWDED_TURNS)
-    section = dict(many.launches[1].arguments)["section"]
-    assert 1 < section < many.problem.batch * many.problem.heads_kv
+    assert (many.tile.head_dim + many.tile.head_dim_v > 256) == (name == SERIAL_TURNS)
+    head_group = dict(many.launches[1].arguments)["head_group"]
+    assert 1 < head_group < many.problem.batch * many.problem.heads_kv
     assert _kv_tiles(many) > 4
     _check_clearing(many)
 
@@ -159,8 +165,9 @@ def test_the_problems_of_many_heads_are_what_their_bugs_need() -> None:
     assert few.launches[1].config == many.launches[1].config
     for chosen in (few, full, many):
         _check_clearing(chosen)
-        behind, shares = dict(chosen.launches[1].arguments)["behind"], chosen.tile.shares
-        assert behind < -(-_tiles(chosen) // shares) * shares, "a block rounds beside tiles"
+        lag = dict(chosen.launches[1].arguments)["convert_lag"]
+        of_round = chosen.tile.kv_tiles_per_convert_block
+        assert lag < -(-_tiles(chosen) // of_round) * of_round, "a block rounds beside tiles"
     units = -(-listed.few.seqlen_q // few.tile.block_q) * few.tile.block_q // 16
     kept = units // _kv_tiles(few) * _kv_tiles(few)  # where the rest is nobody's
     assert listed.few.seqlen_q > 16 * kept
@@ -178,11 +185,12 @@ def test_the_problems_of_many_heads_are_what_their_bugs_need() -> None:
 def test_few_tiles_are_all_on_the_device_at_once_with_what_finishes_their_rows() -> None:
     """So that whoever does not wait comes before the tiles have ended."""
     chosen = _plan(LISTS[GRADIENTS], LISTS[GRADIENTS].few)
-    assert chosen.tile.shares
+    assert chosen.tile.kv_tiles_per_convert_block
     assert chosen.launches[1].grid < LIMITS["90"].num_sms
     assert chosen.problem.batch > 1
     assert _kv_tiles(chosen) > 1
-    assert _plan(LISTS[ORDERED_GRADIENTS], LISTS[ORDERED_GRADIENTS].few).tile.shares
+    ordered = _plan(LISTS[ORDERED_GRADIENTS], LISTS[ORDERED_GRADIENTS].few)
+    assert ordered.tile.kv_tiles_per_convert_block
 
 
 def _check_clearing(chosen: Any) -> None:

@@ -15,7 +15,7 @@ from cuflash import dispatch, pipeline
 from cuflash.arrays.adopt import adopt
 from cuflash.cuda.tensor_map import WORDS
 from cuflash.options import Options
-from cuflash.pipeline import Pipeline, pipeline_of
+from cuflash.pipeline import CallPlan, plan_call
 from cuflash.planning import device
 
 from ..architectures import LIMITS
@@ -26,9 +26,9 @@ __all__ = ["fake_device"]
 SHAPE = (2, 100, 4, 64)
 
 
-def _pipeline(arrays: dict[str, Any], operation: Any = "forward", **options: Any) -> Pipeline:
+def _planned(arrays: dict[str, Any], operation: Any = "forward", **options: Any) -> CallPlan:
     given = tuple((name, adopt(name, array).spec) for name, array in arrays.items())
-    return pipeline_of(operation, given, Options(**options), 0)
+    return plan_call(operation, given, Options(**options), 0)
 
 
 def _arrays(shape: tuple[int, ...] = SHAPE, **others: Any) -> dict[str, Any]:
@@ -57,15 +57,15 @@ def _broadcast() -> Any:
 def test_the_alignment_is_that_of_the_worst_matrix(
     fake_device: FakeDevice, change: dict[str, Any], alignment: str
 ) -> None:
-    made = _pipeline(_arrays(**{name: make() for name, make in change.items()}))
+    made = _planned(_arrays(**{name: make() for name, make in change.items()}))
     assert made.plan.problem.alignment == alignment
     assert made.plan.algorithm == ("fa3" if alignment == "tensor_map" else "fa2")
     assert not made.copied
 
 
 def test_widths_that_are_no_multiple_of_16_bytes_are_not_mapped(fake_device: FakeDevice) -> None:
-    assert _pipeline(_arrays((2, 100, 4, 60))).plan.problem.alignment == "element"
-    assert _pipeline(_arrays((2, 100, 4, 56))).plan.problem.alignment == "tensor_map"
+    assert _planned(_arrays((2, 100, 4, 60))).plan.problem.alignment == "element"
+    assert _planned(_arrays((2, 100, 4, 56))).plan.problem.alignment == "tensor_map"
 
 
 def _of_backward(shape: tuple[int, ...] = SHAPE) -> dict[str, Any]:
@@ -97,11 +97,11 @@ def test_an_old_compiler_is_warned_of_once(
     with pytest.warns(
         UserWarning, match=r"running fa2: fa3 needs NVRTC 12\.9.*pip install"
     ) as told:
-        assert _pipeline(arrays, **options).plan.algorithm == "fa2"
+        assert _planned(arrays, **options).plan.algorithm == "fa2"
     assert [one.filename for one in told] == [__file__]  # of who called the library
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        _pipeline(arrays, **options)
+        _planned(arrays, **options)
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_nobody_is_warned_where_a_newer_one_would_not_help(
     arrays = _of_backward(shape) if backward else dict.fromkeys("qkv", device_array(shape, dtype))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert _pipeline(arrays, **options).plan.algorithm == "fa2"
+        assert _planned(arrays, **options).plan.algorithm == "fa2"
 
 
 def test_the_algorithm_by_name_is_refused_and_not_warned_of(
@@ -132,7 +132,7 @@ def test_the_algorithm_by_name_is_refused_and_not_warned_of(
 ) -> None:
     _old(monkeypatch)
     with pytest.raises(cuflash.UnsupportedError, match=r"fa3 needs NVRTC 12\.9"):
-        _pipeline(_arrays(), algorithm="fa3")
+        _planned(_arrays(), algorithm="fa3")
 
 
 def test_a_launch_carries_maps_and_a_counter(fake_device: FakeDevice) -> None:
@@ -150,7 +150,9 @@ def test_a_launch_carries_maps_and_a_counter(fake_device: FakeDevice) -> None:
         assert int(launched["out"]["data"]) == moved["out"]
         assert int(launched["lse"]["data"]) == moved["lse"]
         assert int(launched["tile_counter"]) == COUNTER
-        assert int(launched["section"]) == dict(prepared.plan.launches[0].arguments)["section"]
+        assert (
+            int(launched["head_group"]) == dict(prepared.plan.launches[0].arguments)["head_group"]
+        )
         assert float(launched["scale"].view(np.float64)) == 0.125
         assert [int(launched["out"][f"{a}_stride"]) for a in ("batch", "row", "head")] == [
             25600,
@@ -175,7 +177,7 @@ def test_a_backward_launch_carries_maps_and_its_workspace(fake_device: FakeDevic
         assert int(launched[name]) == int(statistics[name]) == parts[name]
     assert int(convert["dq_accumulator"]) == parts["dq_accumulator"]
     before, main, _ = (dict(one.arguments) for one in prepared.plan.launches)
-    for name in ("section", "padded_rows", "ahead"):
+    for name in ("head_group", "padded_rows", "ahead"):
         assert int(launched[name]) == main[name]
     for name in ("padded_rows", "cleared"):
         assert int(statistics[name]) == before[name]

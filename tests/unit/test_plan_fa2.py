@@ -185,16 +185,19 @@ def test_grids_cover_every_row(architecture: str, dtype: str) -> None:
 
 @pytest.mark.parametrize("operation", PASSES)
 @pytest.mark.parametrize("architecture", LIMITS)
-def test_a_section_has_work_for_every_multiprocessor(architecture: str, operation: str) -> None:
+def test_a_head_group_has_work_for_every_multiprocessor(architecture: str, operation: str) -> None:
     limits = LIMITS[architecture]
     for length, heads in product((1, 100, 4096, 65536), (1, 8, 64, 4096)):
         changes = {"seqlen_q": length, "seqlen_kv": length, "heads_q": heads, "heads_kv": heads}
         wanted = problem(operation=operation, batch=1, **changes)
         launch = main_launch(planned(wanted, limits))
-        section = dict(launch.arguments)["section"]
-        assert 1 <= section <= heads
+        head_group = dict(launch.arguments)["head_group"]
+        assert 1 <= head_group <= heads
         tiles = launch.grid // heads
-        assert section == heads or section * tiles >= limits.num_sms * launch.config.blocks_per_sm
+        assert (
+            head_group == heads
+            or head_group * tiles >= limits.num_sms * launch.config.blocks_per_sm
+        )
 
 
 def test_the_workspace_is_linear() -> None:

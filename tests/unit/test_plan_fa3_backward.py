@@ -35,7 +35,8 @@ def main_of(chosen: Plan) -> KernelLaunch:
     kernels = [(x.config.generation, x.config.kernel) for x in chosen.launches]
     assert isinstance(chosen.tile, fa3.Fa3BackwardTile)
     after = [("fa3", "sum_parts")] if "parts" in dict(chosen.launches[1].arguments) else []
-    assert kernels == [*(KERNELS[:2] if chosen.tile.shares else KERNELS), *after]
+    own = KERNELS[:2] if chosen.tile.kv_tiles_per_convert_block else KERNELS
+    assert kernels == [*own, *after]
     return chosen.launches[1]
 
 
@@ -80,9 +81,10 @@ def test_the_two_widths_choose_the_tile(d: int, dv: int) -> None:
         assert (tile.block_q, tile.block_kv) == blocks
         assert (tile.num_stages, tile.score_stages) == (2, 2)
         assert (tile.head_dim, tile.head_dim_v) == widths
-        assert tile.shares == (8 if widths in ((96, 96), (128, 128)) else 0)
+        of_round = 8 if widths in ((96, 96), (128, 128)) else 0
+        assert tile.kv_tiles_per_convert_block == of_round
         config = main_of(chosen).config
-        assert dict(config.constants)["shares"] == tile.shares
+        assert dict(config.constants)["kv_tiles_per_convert_block"] == of_round
         assert (config.head_dim, config.head_dim_v, config.mask) == (*widths, mask)
         assert config.architecture == "sm_90a"
         assert config.entry == "cuflash_fa3_backward"
@@ -92,13 +94,15 @@ def test_every_row_of_the_table_is_taken() -> None:
     for row in BACKWARD:
         tile = planned(of_gradients(head_dim=row.widest, head_dim_v=row.widest_v)).tile
         numbers = row.block_q, row.block_kv, row.num_stages, row.widest, row.widest_v
-        assert tile == fa3.Fa3BackwardTile(*numbers, False, row.shares, row.zero_bytes)
+        more = row.kv_tiles_per_convert_block, row.zero_bytes
+        assert tile == fa3.Fa3BackwardTile(*numbers, False, *more)
 
 
 def test_some_tiles_have_blocks_of_rows_and_some_have_not() -> None:
     """So that what is said of either is said of something."""
-    assert {(row.widest, row.widest_v) for row in BACKWARD if row.shares} == {(96, 96), (128, 128)}
-    assert {(row.widest, row.widest_v) for row in BACKWARD if not row.shares} == {
+    with_some = [row for row in BACKWARD if row.kv_tiles_per_convert_block]
+    assert {(row.widest, row.widest_v) for row in with_some} == {(96, 96), (128, 128)}
+    assert {(row.widest, row.widest_v) for row in BACKWARD if row not in with_some} == {
         (64, 64),
         (192, 128),
         (192, 192),

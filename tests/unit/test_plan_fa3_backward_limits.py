@@ -98,9 +98,9 @@ def test_a_row_fits_and_its_registers_move_within_what_the_block_has(row: Backwa
     operand = row.block_q // 4  # P or dS, rounded
     if row.block_kv == 128:
         of_keys = (row.widest + row.widest_v) // 2
-        crowded = row.widest + row.widest_v > 256
-        assert of_keys + (operand + row.block_q // 2 if crowded else row.block_q) < math
-        assert not crowded or of_keys + row.widest // 4 < math  # half the columns of dQ
+        serial = row.widest + row.widest_v > 256
+        assert of_keys + (operand + row.block_q // 2 if serial else row.block_q) < math
+        assert not serial or of_keys + row.widest // 4 < math  # half the columns of dQ
     else:
         assert max(row.widest, row.widest_v) // 2 + operand + 128 // 2 < math
     assert row.block_q % 64 == 0
@@ -112,6 +112,6 @@ def test_a_row_fits_and_its_registers_move_within_what_the_block_has(row: Backwa
     }
     assert (constants["score_stages"], constants["fragment_rows"]) == (2, 16)
     # A block of rows has 16 rows of 64 columns for each warp, and the places of what it does.
-    rows = footprint.threads // 32 * 16 * 64 * 2 + row.shares * 3 * 4
-    assert constants["shares"] == row.shares
+    rows = footprint.threads // 32 * 16 * 64 * 2 + row.kv_tiles_per_convert_block * 3 * 4
+    assert constants["kv_tiles_per_convert_block"] == row.kv_tiles_per_convert_block
     assert rows <= footprint.shared_bytes

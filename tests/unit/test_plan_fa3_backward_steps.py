@@ -125,7 +125,7 @@ def test_no_batch_entry_is_no_block(width: int) -> None:
 def test_sums_of_the_first_heads_are_cleared_before_and_of_others_inside(
     width: int, keys: int
 ) -> None:
-    """Of whole sections of heads, and of enough for some blocks of each multiprocessor more."""
+    """Of whole head groups, and of enough for some blocks of each multiprocessor more."""
     later = 0
     for batch, heads, sq, skv in _SIZES:
         chosen = _sized(batch, heads, sq, skv, width=width)
@@ -136,13 +136,13 @@ def test_sums_of_the_first_heads_are_cleared_before_and_of_others_inside(
         assert rest == 0
         assert dict(before.arguments)["cleared"] == ahead * group
         assert before.grid == batch * heads[0] * -(-sq // 128)
-        assert ahead == every or ahead % arguments["section"] == 0
-        of_section = tiles * arguments["section"]
-        assert ahead == every or ahead * tiles >= of_section + ROUNDS * HOPPER.num_sms
+        assert ahead == every or ahead % arguments["head_group"] == 0
+        of_head_group = tiles * arguments["head_group"]
+        assert ahead == every or ahead * tiles >= of_head_group + ROUNDS * HOPPER.num_sms
         if width in INSIDE:  # a block of rows before every eight tiles, and what is left
             assert every * tiles + -(-every * tiles // 8) <= main.grid
         else:
-            assert (main.grid, "behind" in arguments) == (every * tiles, False)
+            assert (main.grid, "convert_lag" in arguments) == (every * tiles, False)
         later += ahead < every
     assert 0 < later < len(_SIZES)  # else nothing is said of the others
 

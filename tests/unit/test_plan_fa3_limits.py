@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 
-from cuflash.planning.sections import even_section
+from cuflash.planning.head_groups import even_head_group
 from cuflash.planning.tiles import fa3
 from cuflash.planning.tiles.common import ceil_div
 from cuflash.planning.tiles.fa3_tables import BUCKETS, FORWARD, ForwardRow
@@ -101,70 +101,70 @@ def test_the_instructions_take_every_tile() -> None:
     assert list(BUCKETS) == sorted(set(BUCKETS))
 
 
-def _section(**changes: object) -> tuple[int, int, int]:
-    """Heads of a section, all heads, and bytes of K and V of one."""
+def _head_group(**changes: object) -> tuple[int, int, int]:
+    """Heads of a head group, all heads, and bytes of K and V of one."""
     wanted = mapped(**changes)
-    section = even_section(wanted, HOPPER)
-    assert dict(planned(wanted).launches[0].arguments) == {"section": section}
+    head_group = even_head_group(wanted, HOPPER)
+    assert dict(planned(wanted).launches[0].arguments) == {"head_group": head_group}
     width = wanted.head_dim + wanted.head_dim_v
-    return section, wanted.batch * wanted.heads_q, 2 * wanted.seqlen_kv * width
+    return head_group, wanted.batch * wanted.heads_q, 2 * wanted.seqlen_kv * width
 
 
-def _is_even(heads: int, section: int) -> bool:
-    """Whether the last section has at least half of the heads of the others."""
-    return 2 * (heads % section or section) >= section
+def _is_even(heads: int, head_group: int) -> bool:
+    """Whether the last head group has at least half of the heads of the others."""
+    return 2 * (heads % head_group or head_group) >= head_group
 
 
-def _check_evenness(section: int, every: int, most: int) -> None:
-    """As few sections as there must be, or a little more of them for an even last one."""
+def _check_evenness(head_group: int, every: int, most: int) -> None:
+    """As few head groups as there must be, or a little more of them for an even last one."""
     fewest = ceil_div(every, most)
     widest = ceil_div(every, fewest)
-    assert widest // 2 < section <= widest
-    wider = range(section + 1, widest + 1)
+    assert widest // 2 < head_group <= widest
+    wider = range(head_group + 1, widest + 1)
     assert not any(_is_even(every, s) for s in wider)
-    if not _is_even(every, section):  # then none is
-        assert section == widest
+    if not _is_even(every, head_group):  # then none is
+        assert head_group == widest
         assert not any(_is_even(every, s) for s in range(widest // 2 + 1, widest))
 
 
-def test_a_section_is_what_the_cache_holds() -> None:
+def test_a_head_group_is_what_the_cache_holds() -> None:
     room = HOPPER.l2 * 3 // 5
     for seqlen, width, batch, heads, group in product(
         (1, 512, 4096, 16384, 131072), (64, 128, 256), (1, 3, 16), (1, 4, 15, 32), (1, 2, 8)
     ):
         of = {"batch": batch, "heads_q": heads * group, "heads_kv": heads}
-        section, every, of_head = _section(seqlen=seqlen, width=width, **of)
-        assert 1 <= section <= every
-        assert section <= group or section * of_head <= room * group
+        head_group, every, of_head = _head_group(seqlen=seqlen, width=width, **of)
+        assert 1 <= head_group <= every
+        assert head_group <= group or head_group * of_head <= room * group
         most = min(every, max(1, room // of_head) * group)
-        _check_evenness(section, every, most)
+        _check_evenness(head_group, every, most)
 
 
-def test_sixteen_heads_in_sections() -> None:
+def test_sixteen_heads_in_head_groups() -> None:
     """Of 16384 keys at 128 + 128 columns: 8 MiB a head, 30 MiB of 50 are for them."""
     of = {"seqlen": 16384, "width": 128, "batch": 1}
-    assert _section(heads_q=16, heads_kv=16, **of)[0] == 2  # eight sections, not 3, ..., 3, 1
-    assert _section(heads_q=15, heads_kv=15, **of)[0] == 3
-    assert _section(heads_q=17, heads_kv=17, **of)[0] == 3  # the last one has two
-    assert _section(heads_q=16, heads_kv=4, **of)[0] == 8  # two of two kv heads, not 12 and 4
-    assert _section(heads_q=32, heads_kv=1, **of)[0] == 32
+    assert _head_group(heads_q=16, heads_kv=16, **of)[0] == 2  # eight head groups, not 3, ..., 3, 1
+    assert _head_group(heads_q=15, heads_kv=15, **of)[0] == 3
+    assert _head_group(heads_q=17, heads_kv=17, **of)[0] == 3  # the last one has two
+    assert _head_group(heads_q=16, heads_kv=4, **of)[0] == 8  # two of two kv heads, not 12 and 4
+    assert _head_group(heads_q=32, heads_kv=1, **of)[0] == 32
 
 
-def test_the_last_section_is_at_least_half_of_the_others() -> None:
+def test_the_last_head_group_is_at_least_half_of_the_others() -> None:
     """32 heads of 6 MiB, of which five would fit: not five, ..., five, two."""
     room = HOPPER.l2 * 3 // 5
     of = {"seqlen": 8192, "width": 192, "batch": 1}
-    section, every, of_head = _section(heads_q=32, heads_kv=32, **of)
-    assert (section, every, of_head) == (4, 32, 6 << 20)
+    head_group, every, of_head = _head_group(heads_q=32, heads_kv=32, **of)
+    assert (head_group, every, of_head) == (4, 32, 6 << 20)
     assert room // of_head == 5
     uneven = 0
     for heads in range(1, 200):
-        section, every, _ = _section(heads_q=heads, heads_kv=heads, **of)
-        _check_evenness(section, every, min(heads, 5))
-        uneven += not _is_even(every, section)
+        head_group, every, _ = _head_group(heads_q=heads, heads_kv=heads, **of)
+        _check_evenness(head_group, every, min(heads, 5))
+        uneven += not _is_even(every, head_group)
     assert uneven < 20  # 37 heads are: by five, four and three, two or one are left
 
 
 def test_without_a_mask_heads_come_singly() -> None:
     chosen = planned(mapped(mask="full", seqlen=16384))
-    assert dict(chosen.launches[0].arguments) == {"section": 1}
+    assert dict(chosen.launches[0].arguments) == {"head_group": 1}

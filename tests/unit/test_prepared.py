@@ -13,8 +13,9 @@ from cuflash import addresses
 from cuflash.addresses import Addresses
 from cuflash.arrays.adopt import adopt
 from cuflash.dispatch import _check_workspace
+from cuflash.features.use import Operand
 from cuflash.options import Options
-from cuflash.pipeline import pipeline_of
+from cuflash.pipeline import plan_call
 
 from .fake_device import ADDRESS, FakeDevice, device_array, fake_device
 
@@ -160,9 +161,9 @@ def test_unaligned_arrays_are_copied(fake_device: FakeDevice) -> None:
     arrays |= {"k": device_array(Q, address=ADDRESS + 1), "out": device_array(Q, address=1)}
     arrays["lse_out"] = device_array((2, 4, 5), np.float32, ADDRESS + 2)
     given = tuple((name, adopt(name, array).spec) for name, array in arrays.items())
-    pipeline = pipeline_of("forward", given, Options(), 0)
-    assert set(pipeline.copied) == {"k", "out", "lse"}
-    assert all(pipeline.placed[name].offset == 0 for name in pipeline.copied)
+    planned = plan_call("forward", given, Options(), 0)
+    assert set(planned.copied) == {"k", "out", "lse"}
+    assert all(planned.placed[name].offset == 0 for name in planned.copied)
 
 
 @pytest.mark.parametrize("over", ["q", "out"])
@@ -171,12 +172,12 @@ def test_a_workspace_in_use_is_refused(fake_device: FakeDevice, over: str) -> No
     arrays["out"] = device_array(Q, address=ADDRESS * 3)
     given = tuple((name, adopt(name, array).spec) for name, array in arrays.items())
     others = {over: adopt(over, arrays[over])}
-    pipeline = pipeline_of("forward", given, Options(), 0)
+    planned = plan_call("forward", given, Options(), 0)
     start = arrays[over].data.ptr + 256
     free = device_array((1 << 19,), np.uint8, start + (1 << 18))
-    _check_workspace(free, pipeline, others)
+    _check_workspace(free, planned, others)
     with pytest.raises(VALUE, match=f"workspace: got memory that {over} uses"):
-        _check_workspace(device_array((1 << 19,), np.uint8, start), pipeline, others)
+        _check_workspace(device_array((1 << 19,), np.uint8, start), planned, others)
 
 
 def test_pointers_are_a_mapping(fake_device: FakeDevice) -> None:
@@ -233,3 +234,39 @@ def test_so_many_addresses_are_kept_and_no_more(fake_device: FakeDevice) -> None
         pointers = _pointers(prepared)
         prepared.run({**pointers, "q": ADDRESS + 256 * number}, workspace=ADDRESS)
         assert 0 < len(prepared._addresses._kept) <= addresses._KEPT
+
+
+@pytest.mark.parametrize("operation", ["forward", "backward"])
+@pytest.mark.parametrize(
+    ("sinks", "dtype"),
+    [((4,), "float16"), ("float32", "float32"), (np.float16, "float16"), ([4], "float16")],
+    ids=str,
+)
+def test_sinks_are_planned_from_a_shape_or_a_dtype(operation: Any, sinks: Any, dtype: str) -> None:
+    """Without a device: as ``explain`` describes them."""
+    explained = cuflash.explain(
+        Q, KV, KV, operation=operation, dtype="float16", sinks=sinks, backend="numpy"
+    )
+    (use,) = explained.problem.uses
+    assert (use.feature, use.compiled) == ("sinks", (("sinks_dtype", dtype),))
+    assert use.operands == (Operand("sinks", dtype, (4,)),)
+
+
+@pytest.mark.parametrize(
+    ("sinks", "error", "says"),
+    [
+        ((3,), VALUE, "sinks: got shape (3,)"),
+        ((4, 1), VALUE, "sinks: got shape (4, 1)"),
+        ((-4,), VALUE, "a shape: non-negative integers"),
+        ("float64", TYPE, "sinks: got dtype float64"),
+        ("int32", TYPE, "sinks: got"),
+        ("nothing", TYPE, "sinks: got"),
+        (np.zeros(3, np.float16), VALUE, "sinks: got shape (3,)"),
+        (4, TYPE, "sinks: got builtins.int"),
+    ],
+    ids=str,
+)
+def test_other_sinks_are_refused(sinks: Any, error: Any, says: str) -> None:
+    with pytest.raises(error) as caught:
+        cuflash.explain(Q, KV, KV, dtype="float16", sinks=sinks, backend="numpy")
+    assert says in str(caught.value)

@@ -34,11 +34,11 @@ class Launched:
 
     heads: int  # of keys, of all batch entries
     tiles: int  # of each
-    section: int
-    shares: int  # 0: there are no blocks of rows
+    head_group: int
+    tiles_of_round: int  # 0: there are no blocks of rows
     grid: int
     ahead: int
-    behind: int
+    convert_lag: int
     num_sms: int
 
     @property
@@ -49,33 +49,34 @@ class Launched:
     @property
     def rounds(self) -> int:
         """Of blocks, each one of rows and then those of tiles."""
-        return -(-self.every // self.shares) if self.shares else 0
+        return -(-self.every // self.tiles_of_round) if self.tiles_of_round else 0
 
     @property
     def after_all(self) -> int:
         """The first block behind those of the rounds, or of tiles where there are no rounds."""
-        return self.rounds * (self.shares + 1) or self.every
+        return self.rounds * (self.tiles_of_round + 1) or self.every
 
     def head(self, tile: int) -> int:
         """Of a tile, by its place in the order; ``TileOrder::place``."""
-        first = tile // (self.section * self.tiles) * self.section
-        width = min(self.section, self.heads - first)
+        first = tile // (self.head_group * self.tiles) * self.head_group
+        width = min(self.head_group, self.heads - first)
         return first + (tile - first * self.tiles) % width
 
     def tile(self, block: int) -> int | None:
         """What a block multiplies; None if it is one of rows, or has nothing to do."""
-        if self.shares == 0:
+        if self.tiles_of_round == 0:
             return block
-        number, within = divmod(block, self.shares + 1)
-        tile = number * self.shares + within - 1
+        number, within = divmod(block, self.tiles_of_round + 1)
+        tile = number * self.tiles_of_round + within - 1
         return tile if number < self.rounds and within > 0 and tile < self.every else None
 
     def finished(self, block: int) -> range:
         """Tiles whose shares of the rows a block of rows finishes."""
-        number, within = divmod(block, self.shares + 1)
-        begin, most = min(number, self.rounds) * self.shares - self.behind, self.shares
+        number, within = divmod(block, self.tiles_of_round + 1)
+        begin = min(number, self.rounds) * self.tiles_of_round - self.convert_lag
+        most = self.tiles_of_round
         if number >= self.rounds:
-            begin += block - self.rounds * (self.shares + 1)
+            begin += block - self.rounds * (self.tiles_of_round + 1)
             most = 1
         elif within > 0:
             most = 0
@@ -109,8 +110,8 @@ class Launched:
 
 
 def _launched(order: RowOrder) -> Launched:
-    behind = order.behind if order.shares else 0
-    of = order.heads, order.tiles, order.section, order.shares, order.blocks
+    behind = order.convert_lag if order.tiles_of_round else 0
+    of = order.heads, order.tiles, order.head_group, order.tiles_of_round, order.blocks
     return Launched(*of, order.ahead, behind, order.num_sms)
 
 
@@ -119,11 +120,11 @@ def _orders(draw: st.DrawFn) -> Launched:
     """Up to some hundred tiles, of devices so small that blocks clear many of their rows."""
     tiles = draw(st.integers(1, 30))
     heads = draw(st.integers(1, max(1, 600 // tiles)))
-    section, shares = draw(st.integers(1, min(heads, 9))), draw(st.integers(0, 12))
-    return _launched(RowOrder(heads, tiles, section, shares, draw(st.integers(1, 12))))
+    head_group, shares = draw(st.integers(1, min(heads, 9))), draw(st.integers(0, 12))
+    return _launched(RowOrder(heads, tiles, head_group, shares, draw(st.integers(1, 12))))
 
 
-#: Of multiprocessors as they are: one head; none cleared inside; one section; many short ones.
+#: Of multiprocessors as they are: one head; none cleared inside; one head group; many short ones.
 _REAL = [
     _launched(RowOrder(*of, shares, 132))
     for of in ((1, 1, 1), (80, 4, 8), (117, 3, 8), (12, 30, 8), (700, 1, 5))
@@ -164,7 +165,7 @@ def test_every_share_is_cleared_once(launched: Launched) -> None:
 def test_every_share_is_finished_once(launched: Launched) -> None:
     """Where there are blocks of rows; else there is no block that is not of a tile."""
     inside = [tile for _, finished in launched.of_rows() for tile in finished]
-    assert sorted(inside) == list(range(launched.every if launched.shares else 0))
+    assert sorted(inside) == list(range(launched.every if launched.tiles_of_round else 0))
 
 
 @thoroughly
@@ -196,20 +197,23 @@ def test_there_is_no_block_too_many(launched: Launched) -> None:
     """Behind the rounds each finishes a share; before, only the last round may have idle ones."""
     after_all = launched.after_all
     assert launched.grid >= after_all
-    assert launched.shares or launched.grid == launched.every
+    assert launched.tiles_of_round or launched.grid == launched.every
     for block, finished in launched.of_rows():
         assert len(finished) == 1 or block < after_all
-        assert block % (launched.shares + 1) == 0 or block >= after_all - launched.shares
+        assert (
+            block % (launched.tiles_of_round + 1) == 0
+            or block >= after_all - launched.tiles_of_round
+        )
 
 
 @thoroughly
 @given(ORDERS)
 def test_nothing_is_cleared_before_or_left_that_need_not_be(launched: Launched) -> None:
-    """With a section less before, or less left over, somebody could wait."""
-    of_section, far = launched.tiles * launched.section, ROUNDS * launched.num_sms
-    assert launched.ahead < far + 2 * of_section
-    assert launched.behind <= far + of_section + launched.shares
-    assert launched.grid - launched.after_all <= launched.behind
+    """With a head group less before, or less left over, somebody could wait."""
+    of_head_group, far = launched.tiles * launched.head_group, ROUNDS * launched.num_sms
+    assert launched.ahead < far + 2 * of_head_group
+    assert launched.convert_lag <= far + of_head_group + launched.tiles_of_round
+    assert launched.grid - launched.after_all <= launched.convert_lag
 
 
 def _problems() -> st.SearchStrategy[AttentionProblem]:
@@ -239,14 +243,16 @@ def test_a_launch_has_the_numbers_of_its_order(
     limits = replace(HOPPER, num_sms=num_sms)
     tile = planned(problem).tile
     assert isinstance(tile, fa3.Fa3BackwardTile)
-    chosen = fa3_plan(problem, limits, None, (), tile=replace(tile, shares=shares))
+    chosen = fa3_plan(
+        problem, limits, None, (), tile=replace(tile, kv_tiles_per_convert_block=shares)
+    )
     main, arguments = main_of(chosen), dict(main_of(chosen).arguments)
     seen = arguments.get("heads_kv", problem.heads_kv)  # every part of a group is one to it
     heads, tiles = problem.batch * seen, -(-problem.seqlen_kv // tile.block_kv)
-    launched = _launched(RowOrder(heads, tiles, arguments["section"], shares, num_sms))
+    launched = _launched(RowOrder(heads, tiles, arguments["head_group"], shares, num_sms))
     assert (main.grid, arguments["ahead"]) == (launched.grid, launched.ahead)
-    assert arguments.get("behind") == (launched.behind if shares else None)
-    assert dict(main.config.constants)["shares"] == shares
+    assert arguments.get("convert_lag") == (launched.convert_lag if shares else None)
+    assert dict(main.config.constants)["kv_tiles_per_convert_block"] == shares
     group = problem.heads_q // seen
     before = chosen.launches[0]
     assert dict(before.arguments)["cleared"] == launched.ahead // tiles * group

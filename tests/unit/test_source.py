@@ -14,8 +14,9 @@ import pytest
 
 from cuflash.cuda import source
 from cuflash.cuda.parameters import PARAMETERS
-from cuflash.errors import ToolchainError
-from cuflash.planning.kernel import KernelConfig
+from cuflash.errors import ToolchainError, UnsupportedError
+from cuflash.features.table import FEATURES
+from cuflash.planning.kernel import CompiledFeature, KernelConfig
 from cuflash.planning.plan import plan
 
 from ..architectures import LIMITS
@@ -148,6 +149,9 @@ def test_the_closure_reaches_every_header(root: Path) -> None:
         for generation, kernel in PARAMETERS
         for path in source.include_closure(folder, folder / generation / f"{kernel}.cu")
     }
+    for feature in FEATURES.values():
+        assert feature.device is not None
+        reached.update(source.include_closure(folder, folder / feature.device.header))
     assert reached == set(folder.rglob("*.cu*"))
 
 
@@ -166,16 +170,71 @@ def test_every_field_of_the_parameters_is_asserted(config: KernelConfig, root: P
     offsets = dict(struct.offsets())
     own = {
         "fa1": {"q.data", "row_max"},
-        "fa2": {"q.data", "section"},
+        "fa2": {"q.data", "head_group"},
         "fa3": {"q_map.opaque", "tile_counter"},
     }[config.generation]
     assert own | {"lse.row_stride", "scale", "shape.q_offset"} <= set(offsets)
     assert text.count("static_assert(") == len(offsets) + 1
 
 
-def test_features_become_constants(config: KernelConfig, root: Path) -> None:
-    text = source.translation_unit(replace(config, features=("window",)), root / "cuda_src")
-    assert "static constexpr bool window = true;" in text
+_PLAIN_SEAMS = ("FixedLengths", "ScoreChain<>", "RowChain<>")
+_OF_WINDOWS = ("WindowedLengths", "ScoreChain<>", "RowChain<>")
+_OF_SINKS = ("FixedLengths", "ScoreChain<>", "RowChain<cuflash::Sinks<float>>")
+
+
+def _featured(config: KernelConfig, *names: str) -> KernelConfig:
+    """With features of the table, sinks in float32."""
+    constants = {"sinks": (("sinks_dtype", "float32"),)}
+    parts = {name: feature.device for name, feature in FEATURES.items()}
+    features = tuple(
+        CompiledFeature(name, part, constants.get(name, ()))
+        for name in names
+        if (part := parts[name]) is not None
+    )
+    return replace(config, features=features)
+
+
+@pytest.mark.parametrize(
+    ("names", "types"),
+    [
+        ((), _PLAIN_SEAMS),
+        (("window",), _OF_WINDOWS),
+        (("sinks",), _OF_SINKS),
+        (("window", "sinks"), (_OF_WINDOWS[0], *_OF_SINKS[1:])),
+    ],
+)
+def test_features_name_types_of_config_and_bring_headers_and_parameters(
+    config: KernelConfig, root: Path, names: tuple[str, ...], types: tuple[str, ...]
+) -> None:
+    text = source.translation_unit(_featured(config, *names), root / "cuda_src")
+    for name, kind in zip(("Lengths", "Score", "Rows"), types, strict=True):
+        assert f"using {name} = cuflash::{kind};" in text
+    structs = {"window": "WindowParams", "sinks": "SinksParams"}
+    for name, struct in structs.items():
+        assert (f'#include "features/{name}.cuh"' in text) == (name in names)
+        assert (f"  cuflash::{struct} {name};" in text) == (name in names)
+    assert ("using Params = cuflash::" in text) == (not names)
+
+
+def test_an_edited_header_of_a_feature_changes_the_text_of_its_kernels_alone(
+    sources: Path, config: KernelConfig
+) -> None:
+    plain, with_sinks = config, _featured(config, "sinks")
+    before = [source.translation_unit(one, sources) for one in (plain, with_sinks)]
+    header = sources / "features" / "sinks.cuh"
+    header.write_text(header.read_text() + "// edited\n")
+    after = [source.translation_unit(one, sources) for one in (plain, with_sinks)]
+    assert (before[0] == after[0], before[1] == after[1]) == (True, False)
+
+
+@pytest.mark.parametrize("seam", ["Lengths", "Nothing"])
+def test_what_two_features_cannot_both_be_is_refused(
+    config: KernelConfig, root: Path, seam: str
+) -> None:
+    window = _featured(config, "window").features[0]
+    other = replace(window, device=replace(window.device, seams=((seam, "Other"),)))
+    with pytest.raises(UnsupportedError, match=seam):
+        source.translation_unit(replace(config, features=(window, other)), root / "cuda_src")
 
 
 def test_jitter_is_a_constant(config: KernelConfig, root: Path) -> None:

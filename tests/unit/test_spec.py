@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from cuflash.arrays.adopt import adopt
 from cuflash.arrays.spec import TensorSpec, contiguous_strides
 
 SHAPE = (2, 100, 4, 64)
@@ -79,3 +83,18 @@ def test_what_is_not_aligned_is_not_mappable() -> None:
     ):
         assert not spec.aligned
         assert not spec.mappable
+
+
+@given(
+    shape=st.lists(st.integers(0, 3), min_size=1, max_size=4).map(tuple),
+    steps=st.lists(st.sampled_from([1, 1, 2, -1]), min_size=4, max_size=4),
+    order=st.permutations(range(4)),
+)
+def test_contiguous_is_what_numpy_calls_so(
+    shape: tuple[int, ...], steps: list[int], order: list[int]
+) -> None:
+    """Strides of axes of one element do not matter, nor any of an array without elements."""
+    whole = np.zeros([size * abs(step) for size, step in zip(shape, steps, strict=False)])
+    view = whole[tuple(slice(None, None, step) for step in steps[: len(shape)])]
+    array = view.transpose([axis for axis in order if axis < len(shape)])
+    assert adopt("a", array).spec.is_contiguous == array.flags.c_contiguous

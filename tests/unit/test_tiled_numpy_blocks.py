@@ -48,13 +48,13 @@ def test_memory_stays_far_below_the_square(heads_kv: int, algorithm: str) -> Non
 def visits(monkeypatch: pytest.MonkeyPatch, p: AttentionProblem, algorithm: str) -> Any:
     """(query block, key block) of every tile, in order, of either pass."""
     seen: list[tuple[int, int]] = []
-    hide = Blocks.hide
+    apply_mask = Blocks.apply_mask
 
     def record(self: Blocks, scores: Array, tile: Tile) -> None:
         seen.append((tile.queries.start // 4, tile.keys.start // 4))
-        hide(self, scores, tile)
+        apply_mask(self, scores, tile)
 
-    monkeypatch.setattr(Blocks, "hide", record)
+    monkeypatch.setattr(Blocks, "apply_mask", record)
     solve(p, draw(p), algorithm=algorithm, blocks=(4, 4))
     return seen[: len(seen) // 2], seen[len(seen) // 2 :]
 

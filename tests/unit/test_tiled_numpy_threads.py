@@ -99,13 +99,13 @@ def test_parts_give_the_gradients_of_the_whole(algorithm: str) -> None:
 
 def watch(monkeypatch: pytest.MonkeyPatch, note: Callable[[], None]) -> None:
     """Call ``note`` in every tile."""
-    hide = Blocks.hide
+    apply_mask = Blocks.apply_mask
 
     def noted(self: Blocks, *arguments: Any) -> None:
         note()
-        hide(self, *arguments)
+        apply_mask(self, *arguments)
 
-    monkeypatch.setattr(Blocks, "hide", noted)
+    monkeypatch.setattr(Blocks, "apply_mask", noted)
 
 
 @pytest.mark.parametrize("count", [1, 3])

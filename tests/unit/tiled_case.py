@@ -78,32 +78,49 @@ class Answer:
     dq: Array
     dk: Array
     dv: Array
+    dsinks: Array | None = None
 
 
 def visible(p: AttentionProblem) -> Array:
     query, key = np.arange(p.seqlen_q)[:, None], np.arange(p.seqlen_kv)
-    return (key <= query + p.q_offset) | (p.mask == "full")
+    seen = np.ones((p.seqlen_q, p.seqlen_kv), bool)
+    if p.mask in ("causal", "band"):
+        seen &= key <= query + p.q_offset
+    if p.mask in ("left", "band"):
+        seen &= key >= query + p.q_first
+    return seen
 
 
-def definition(p: AttentionProblem, given: dict[str, Array]) -> Answer:
-    """Attention and its gradient, whole matrix, float64."""
+def definition(p: AttentionProblem, given: dict[str, Array], seen: Array | None = None) -> Answer:
+    """Attention and its gradient, whole matrix, float64; ``seen`` instead of the problem's mask."""
+    seen = visible(p) if seen is None else seen
     q, k, v, dout = (given[n].astype(np.float64).swapaxes(1, 2) for n in GIVEN[:4])
     k, v = (np.repeat(x, p.group, axis=1) for x in (k, v))
-    scores = np.where(visible(p), p.scale * (q @ k.swapaxes(-1, -2)), -np.inf)
+    scores = np.where(seen, p.scale * (q @ k.swapaxes(-1, -2)), -np.inf)
     highest = scores.max(axis=-1, keepdims=True, initial=-np.inf)
     weights = np.exp(scores - np.where(highest == -np.inf, 0, highest))
     total = weights.sum(axis=-1, keepdims=True)
     with np.errstate(divide="ignore"):
         lse = (highest + np.log(total))[..., 0]
     weights /= np.where(total == 0, 1, total)
+    dlse = np.where(lse == -np.inf, 0, given["dlse"])
+    dsinks = None
+    if "sinks" in given:
+        sinks = given["sinks"].astype(np.float64)[:, None]
+        dlse = np.where(sinks == -np.inf, dlse, given["dlse"])
+        of_keys, lse = lse, np.logaddexp(lse, sinks)
+        weights *= np.exp(np.where(of_keys == -np.inf, 0, of_keys - lse))[..., None]
     out = weights @ v
-    delta = (dout * out).sum(axis=-1) - np.where(lse == -np.inf, 0, given["dlse"])
+    delta = (dout * out).sum(axis=-1) - dlse
+    if "sinks" in given:
+        of_sink = np.exp(np.where(sinks == -np.inf, -np.inf, sinks - lse))
+        dsinks = -(of_sink * delta).sum(axis=(0, 2))
     dscores = p.scale * weights * (dout @ v.swapaxes(-1, -2) - delta[..., None])
     by_group = (p.batch, p.heads_kv, p.group, p.seqlen_kv)
     dk = (dscores.swapaxes(-1, -2) @ q).reshape(*by_group, p.head_dim).sum(axis=2)
     dv = (weights.swapaxes(-1, -2) @ dout).reshape(*by_group, p.head_dim_v).sum(axis=2)
     out, dq, dk, dv = (x.swapaxes(1, 2) for x in (out, dscores @ k, dk, dv))
-    return Answer(out, lse, dq, dk, dv)
+    return Answer(out, lse, dq, dk, dv, dsinks)
 
 
 def destinations(p: AttentionProblem) -> dict[str, Array]:
@@ -130,12 +147,16 @@ def solve(p: AttentionProblem, given: dict[str, Array], **choice: Any) -> Answer
     return Answer(**into)
 
 
-def check(got: Answer, wanted: Answer, tolerance: float) -> None:
-    """Infinite and NaN in the same places; elsewhere close, measured by each array's size."""
+def check(got: Answer, wanted: Answer, tolerance: float, least: float = 0) -> None:
+    """Infinite and NaN in the same places; elsewhere close, measured by each array's size.
+
+    ``least`` is a size for arrays that are smaller, as those of few numbers
+    may be by chance: they have the rounding of what was summed.
+    """
     for name in WANTED:
         a, b = (getattr(x, name).astype(np.float64) for x in (got, wanted))
         finite = np.isfinite(b)
         np.testing.assert_array_equal(a[~finite], b[~finite], err_msg=name)
-        size = np.abs(b[finite]).max(initial=0)
+        size = np.abs(b[finite]).max(initial=least)
         error = np.abs(a[finite] - b[finite]).max(initial=0)
         assert error <= tolerance * size, f"{name}: {error} of {size}"

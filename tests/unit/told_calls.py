@@ -90,6 +90,12 @@ class Teller:
                 told.append((name, place(int(value["data"])), *strides))
             elif kind == np.uint64:
                 told.append((name, place(int(value))))
+            elif name in [feature.name for feature in launch.config.features]:
+                inner = fields_of(kind)
+                addresses = [field for field, (of, _) in inner.items() if of == np.uint64]
+                told.append((name, *(place(int(value[field])) for field in addresses)))
+                numbers = [field for field in inner if field not in addresses]
+                told.append((name, *(value[field].tobytes() for field in numbers)))
             else:
                 told.append((name, value.tobytes()))
         return tuple(told)

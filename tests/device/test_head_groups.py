@@ -1,4 +1,4 @@
-"""Heads in sections of a few, as only large problems have them of themselves."""
+"""Heads in head groups of a few, as only large problems have them of themselves."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from .common import skip_without
 def _of_three() -> Iterator[None]:
     calls.forget()
     with (
-        mock.patch.object(fa2, "section_of", return_value=3),
-        mock.patch.object(fa3, "section_of", return_value=3),
+        mock.patch.object(fa2, "head_group_of", return_value=3),
+        mock.patch.object(fa3, "head_group_of", return_value=3),
         mock.patch.object(fa3, "taking_turns", return_value=3),
-        mock.patch.object(fa3, "even_section", return_value=3),
+        mock.patch.object(fa3, "even_head_group", return_value=3),
     ):
         yield
     calls.forget()
@@ -41,7 +41,7 @@ def _of_three() -> Iterator[None]:
         ("fa3", "float16", False, True),
     ],
 )
-def test_the_last_section_is_narrower(
+def test_the_last_head_group_is_narrower(
     algorithm: str, dtype: str, causal: bool, ordered: bool
 ) -> None:
     """Eight query heads, four of keys."""

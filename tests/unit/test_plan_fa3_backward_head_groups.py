@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cuflash.planning.sections import section_of, taking_turns
+from cuflash.planning.head_groups import head_group_of, taking_turns
 
 from .test_plan_fa3 import HOPPER, planned
 from .test_plan_fa3_backward import main_of, of_gradients
@@ -17,50 +17,50 @@ from .test_plan_fa3_backward import main_of, of_gradients
 pytestmark = pytest.mark.usefixtures("whole_groups")
 
 
-def _section(**changes: Any) -> tuple[int, int]:
+def _head_group(**changes: Any) -> tuple[int, int]:
     """Heads that run together, and all of them."""
     wanted = of_gradients(**changes)
     launch = main_of(planned(wanted))
-    return dict(launch.arguments)["section"], wanted.batch * wanted.heads_kv
+    return dict(launch.arguments)["head_group"], wanted.batch * wanted.heads_kv
 
 
-def test_a_section_has_work_for_every_multiprocessor_or_eight_heads() -> None:
+def test_a_head_group_has_work_for_every_multiprocessor_or_eight_heads() -> None:
     for length, heads, width in product((100, 4096, 65536), (1, 8, 64, 4096), (64, 128)):
-        section, every = _section(
+        head_group, every = _head_group(
             batch=1, heads_q=heads, heads_kv=heads, seqlen=length, width=width
         )
-        assert 1 <= section <= min(every, 8)
-        enough = section * -(-length // 128) >= HOPPER.num_sms
-        assert section in (every, 8) or enough
+        assert 1 <= head_group <= min(every, 8)
+        enough = head_group * -(-length // 128) >= HOPPER.num_sms
+        assert head_group in (every, 8) or enough
 
 
-@pytest.mark.parametrize(("heads", "section"), [(8, 8), (9, 5), (17, 6), (33, 7), (64, 8)])
-def test_the_last_section_has_not_a_single_head(heads: int, section: int) -> None:
-    assert _section(batch=1, heads_q=heads, heads_kv=heads, seqlen=512)[0] == section
+@pytest.mark.parametrize(("heads", "head_group"), [(8, 8), (9, 5), (17, 6), (33, 7), (64, 8)])
+def test_the_last_head_group_has_not_a_single_head(heads: int, head_group: int) -> None:
+    assert _head_group(batch=1, heads_q=heads, heads_kv=heads, seqlen=512)[0] == head_group
 
 
-def test_a_section_is_of_kv_heads_and_of_what_their_queries_take() -> None:
+def test_a_head_group_is_of_kv_heads_and_of_what_their_queries_take() -> None:
     wanted = of_gradients(batch=1, heads_q=64, heads_kv=16, seqlen=16384, width=128)
     of_head = 16384 * 4 * 256 * 2  # rows of queries of a group, columns of Q and dO, bytes
     tiles = 128
     # Half of L2 holds none; two rounds of blocks are three heads, and 16 = 5 * 3 + 1 = 8 * 2.
     assert HOPPER.l2 // 2 < of_head
     assert -(-2 * HOPPER.num_sms // tiles) == 3
-    assert _section(batch=1, heads_q=64, heads_kv=16, seqlen=16384, width=128) == (2, 16)
-    assert section_of(wanted, HOPPER, tiles, 1) == 2
+    assert _head_group(batch=1, heads_q=64, heads_kv=16, seqlen=16384, width=128) == (2, 16)
+    assert head_group_of(wanted, HOPPER, tiles, 1) == 2
 
 
 def test_without_a_mask_heads_come_singly() -> None:
-    assert _section(mask="full", batch=1, heads_q=64, heads_kv=16, seqlen=16384)[0] == 1
+    assert _head_group(mask="full", batch=1, heads_q=64, heads_kv=16, seqlen=16384)[0] == 1
 
 
 @pytest.mark.parametrize(
-    ("heads", "tiles", "section"),
+    ("heads", "tiles", "head_group"),
     [
         # 264 tiles, two for each of 132 blocks, and sixteen heads at most.
         (64, 1, 16),
         (64, 16, 16),
-        (64, 17, 13),  # 15 at most: five sections, of which four have 13 and the last 12
+        (64, 17, 13),  # 15 at most: five head groups, of which four have 13 and the last 12
         (64, 33, 8),
         (64, 66, 4),
         (64, 88, 3),
@@ -68,7 +68,7 @@ def test_without_a_mask_heads_come_singly() -> None:
         (64, 132, 2),
         (64, 133, 1),
         (64, 100_000, 1),
-        # Equal sections: the last one has as many heads as the others, or nearly.
+        # Equal head groups: the last one has as many heads as the others, or nearly.
         (17, 16, 9),  # and 8, not 16 and 1
         (33, 16, 11),
         (18, 16, 9),
@@ -82,28 +82,28 @@ def test_without_a_mask_heads_come_singly() -> None:
         (5, 0, 5),
     ],
 )
-def test_heads_that_take_turns(heads: int, tiles: int, section: int) -> None:
-    assert taking_turns(heads, tiles, 132) == section
+def test_heads_that_take_turns(heads: int, tiles: int, head_group: int) -> None:
+    assert taking_turns(heads, tiles, 132) == head_group
 
 
 @given(st.integers(0, 10_000), st.integers(1, 10_000), st.integers(1, 400))
-def test_sections_that_take_turns_are_equal_and_as_few_as_can_be(
+def test_head_groups_that_take_turns_are_equal_and_as_few_as_can_be(
     heads: int, tiles: int, blocks: int
 ) -> None:
-    section = taking_turns(heads, tiles, blocks)
-    assert 1 <= section <= max(1, min(16, heads))
-    assert section == 1 or section * tiles <= 2 * blocks
+    head_group = taking_turns(heads, tiles, blocks)
+    assert 1 <= head_group <= max(1, min(16, heads))
+    assert head_group == 1 or head_group * tiles <= 2 * blocks
     most = max(s for s in range(1, 17) if s == 1 or s * tiles <= 2 * blocks)
-    sections = -(-heads // section)
-    assert sections == -(-heads // most)
-    # Not a head less would do: none of the sections is empty, and the last one lacks fewer heads
-    # than there are sections.
-    assert sections * section - heads < max(1, sections)
+    head_groups = -(-heads // head_group)
+    assert head_groups == -(-heads // most)
+    # Not a head less would do: none of the head groups is empty, and the last one lacks fewer heads
+    # than there are head groups.
+    assert head_groups * head_group - heads < max(1, head_groups)
 
 
 @pytest.mark.parametrize("mask", ["full", "causal"])
 @pytest.mark.parametrize(
-    ("width", "length", "heads", "section"),
+    ("width", "length", "heads", "head_group"),
     [
         (64, 2048, 17, 9),
         (96, 2049, 32, 11),  # 17 tiles: 15 heads at most
@@ -113,19 +113,19 @@ def test_sections_that_take_turns_are_equal_and_as_few_as_can_be(
         (256, 2048, 33, 7),  # of 64 keys there are twice as many tiles
     ],
 )
-def test_ordered_sums_have_their_section_with_and_without_a_mask(
-    mask: str, width: int, length: int, heads: int, section: int
+def test_ordered_sums_have_their_head_group_with_and_without_a_mask(
+    mask: str, width: int, length: int, heads: int, head_group: int
 ) -> None:
     sizes: dict[str, Any] = {"batch": 1, "heads_q": 2 * heads, "heads_kv": heads}
     sizes |= {"seqlen_q": 100, "seqlen_kv": length, "width": width, "mask": mask}
-    assert _section(**sizes, deterministic=True) == (section, heads)
+    assert _head_group(**sizes, deterministic=True) == (head_group, heads)
     # Batch entries are as good as heads; those of queries make no difference.
     sizes |= {"batch": heads, "heads_q": 1, "heads_kv": 1}
-    assert _section(**sizes, deterministic=True) == (section, heads)
-    free = _section(**sizes)[0]
+    assert _head_group(**sizes, deterministic=True) == (head_group, heads)
+    free = _head_group(**sizes)[0]
     assert free == 1 if mask == "full" else free <= 8
 
 
-def test_a_section_of_no_head_is_no_division_by_it() -> None:
+def test_a_head_group_of_no_head_is_no_division_by_it() -> None:
     for mask in ("full", "causal"):
-        assert _section(batch=0, mask=mask, deterministic=True) == (1, 0)
+        assert _head_group(batch=0, mask=mask, deterministic=True) == (1, 0)

@@ -1,0 +1,96 @@
+"""Features of this folder in the kernels: their sources, their compilation, and what they give."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+
+from cuflash.cuda.source import find_sources, translation_unit
+
+from ..compile.nvrtc import Built, build
+from ..emulator.apart import apart
+from ..emulator.build import begin, compiler
+from .case import DTYPES, judge
+from .kernels import KERNELS, TenantKernels
+
+_PASSES = ("forward", "backward")
+_BY_NAME = {one.name: one for one in KERNELS}
+
+
+@pytest.fixture(scope="module")
+def _compiled_ahead() -> None:
+    if compiler() is None:
+        pytest.skip("there is no g++ to compile with")
+    for one in KERNELS:
+        for config in one.configs().values():
+            begin(config)
+
+
+@pytest.mark.usefixtures("_compiled_ahead")
+@pytest.mark.parametrize("name", _BY_NAME)
+def test_against_float64(name: str) -> None:
+    kernels = _BY_NAME[name]
+    for config in kernels.configs().values():
+        begin(config).result()  # a child of this process does not share what is being compiled
+    apart(partial(_check, kernels))
+
+
+def _check(kernels: TenantKernels) -> None:
+    for one in kernels.calls():
+        truth, got = judge(one), kernels.run(one)
+        assert got.keys() == truth.keys()
+        for name, expected in truth.items():
+            result = got[name].astype(np.float64)
+            seen = np.isfinite(expected)
+            np.testing.assert_array_equal(np.isfinite(result), seen, f"{name} {one}")
+            error = np.abs(result[seen] - expected[seen]).max(initial=0)
+            size = np.abs(expected[seen]).max(initial=1)
+            assert error <= DTYPES[one.dtype][1] * size, f"{name} {error / size} {one}"
+
+
+@pytest.mark.parametrize("name", _BY_NAME)
+def test_sources_name_the_terms_in_the_order_of_the_table(name: str) -> None:
+    kernels = _BY_NAME[name]
+    terms = {"parity": "cuflash::ParityTerm", "tilt": "cuflash::TiltTerm<float>"}
+    used = [term for feature, term in terms.items() if getattr(kernels.used, feature) is not None]
+    configs = kernels.configs()
+    for kernel, config in configs.items():
+        text = translation_unit(config, find_sources())
+        main = kernel.endswith(("/forward", "/backward"))
+        assert (f"using Score = cuflash::ScoreChain<{', '.join(used)}>;" in text) == main
+        assert ("struct ParityTerm" in text) == (main and kernels.used.parity is not None)
+        assert ("struct TiltTerm" in text) == (main and kernels.used.tilt is not None)
+    assert {k.split("/")[1] for k in configs if not k.startswith("steps")} >= {
+        "forward",
+        "backward",
+    }
+
+
+def _compiled() -> dict[str, TenantKernels]:
+    """Every generation on sm_90, and the older two on sm_75, with all features."""
+    every = [one for one in KERNELS if one.used.sinks and one.head_dim == 64]
+    old = [replace(one, architecture="75") for one in every if one.algorithm == "fa1"]
+    return {one.name: one for one in (*every, *old)}
+
+
+_ROWS = [(n, f"{one.algorithm}/{p}") for n, one in _compiled().items() for p in _PASSES]
+
+
+@pytest.fixture(scope="module")
+def built() -> dict[tuple[str, str], Future[Built]]:
+    configs = {(n, k): _compiled()[n].configs()[k] for n, k in _ROWS}  # beside no stand-in
+    pool = ThreadPoolExecutor(2)
+    return {row: pool.submit(build, config) for row, config in configs.items()}
+
+
+@pytest.mark.parametrize(("name", "kernel"), _ROWS)
+def test_nvrtc_compiles_them(
+    name: str, kernel: str, built: dict[tuple[str, str], Future[Built]]
+) -> None:
+    made = built[name, kernel].result()
+    assert made.registers > 0
+    assert "C75" not in made.log, made.log  # products of fa3 one after the other

@@ -1,0 +1,84 @@
+"""The matrix of pairs of features, made from their table, and a call of each.
+
+One without values here fails.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import cuflash
+from cuflash.features.refused import REFUSED, Refusal
+from cuflash.features.table import FEATURES
+
+from .wrt_case import DTYPES, GivenCall
+
+__all__ = ["OPERATIONS", "PAIRS", "VALUES", "call_of", "in_float64", "refusal_of", "run"]
+
+_HEADS = 4
+#: What a call that uses the feature is given.
+VALUES: dict[str, dict[str, Any]] = {
+    "window": {"window_size": (3, 1)},
+    "sinks": {"sinks": np.linspace(-1, 2, _HEADS).astype(np.float32)},
+}
+PAIRS = [*itertools.combinations_with_replacement(FEATURES, 2)]
+OPERATIONS = ["forward", "backward"]
+
+
+def call_of(
+    names: tuple[str, ...], dtype: str = "float32", head_dim: int = 8, **more: Any
+) -> GivenCall:
+    """A call that uses these features; ``more`` are further keywords."""
+    rng = np.random.default_rng(3)
+    q, kv = (2, 9, _HEADS, head_dim), (2, 11, 2, head_dim)
+    inputs: dict[str, Any] = {
+        name: rng.standard_normal(shape).astype(DTYPES[dtype])
+        for name, shape in {"q": q, "k": kv, "v": kv}.items()
+    }
+    keywords: dict[str, Any] = dict(more)
+    for name in names:
+        for argument, value in VALUES[name].items():
+            (inputs if argument in FEATURES[name].arrays else keywords)[argument] = value
+    return GivenCall(inputs, keywords)
+
+
+def in_float64(call: GivenCall) -> GivenCall:
+    """The same, computed in double precision by the NumPy backend's own choice."""
+    inputs = {name: array.astype(np.float64) for name, array in call.inputs.items()}
+    chosen = {"algorithm", "blocks", "backend"}
+    keywords = {name: v for name, v in call.keywords.items() if name not in chosen}
+    return GivenCall(inputs, {**keywords, "backend": "numpy"})
+
+
+def refusal_of(names: tuple[str, ...]) -> Refusal | None:
+    """What refuses a call of these names of features, algorithm, backend, pass and dtype."""
+    return next((r for r in REFUSED if {r.first, r.second} <= set(names)), None)
+
+
+def run(
+    call: GivenCall,
+    operation: str,
+    place: Callable[[Any], Any] = lambda array: array,
+    called: Callable[..., Any] = lambda function, **given: function(**given),
+) -> tuple[Any, ...]:
+    """What a pass gives; every gradient of the backward pass.
+
+    ``place`` puts an array where the call is computed, ``called`` calls a function of the library.
+    """
+    inputs = {name: place(array) for name, array in call.inputs.items()}
+    given = {**inputs, **call.keywords}
+    out, lse = called(cuflash.attention, **given, return_lse=True)
+    if operation == "forward":
+        return out, lse
+    dtype, statistics = call.inputs["q"].dtype, str(lse.dtype)
+    dout = np.cos(np.arange(out.size).reshape(out.shape)).astype(dtype)
+    dlse = np.sin(np.arange(lse.size).reshape(lse.shape)).astype(statistics)
+    saved = {"dout": place(dout), "dlse": place(dlse), "out": out, "lse": lse}
+    results: tuple[Any, ...] = called(
+        cuflash.attention_backward, **saved, **given, wrt=tuple(inputs)
+    )
+    return results

@@ -1,0 +1,58 @@
+"""Every feature, and every pair of them, over four devices against one; and under vmap."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+from cuflash.features.table import FEATURES
+
+from .divided_case import GROUPED, WHOLE, P, run_divided
+from .jax_case import cpu_mesh, draw, jax, jnp
+
+attention = pytest.importorskip("cuflash.jax", reason="JAX is not installed").attention
+
+#: Of each feature: keywords, and for each array its shape and how it is divided with the heads.
+KEYWORDS: dict[str, dict[str, Any]] = {"window": {"local_window_size": (2, 1)}, "sinks": {}}
+ARRAYS: dict[str, dict[str, tuple[tuple[int, ...], Any]]] = {
+    "window": {},
+    "sinks": {"sinks": ((8,), P("y"))},
+}
+CHOSEN = [c for count in (1, 2) for c in itertools.combinations(FEATURES, count)]
+
+
+def test_every_feature_has_a_case() -> None:
+    assert set(KEYWORDS) == set(ARRAYS) == set(FEATURES)
+    for name, feature in FEATURES.items():
+        assert set(ARRAYS[name]) == set(feature.arrays)
+
+
+def case_of(chosen: tuple[str, ...]) -> tuple[Any, list[Any], list[Any]]:
+    """Gradients of everything with these features, their arrays, and how those are divided."""
+    keywords = {k: v for name in chosen for k, v in KEYWORDS[name].items()}
+    extra = {k: v for name in chosen for k, v in ARRAYS[name].items()}
+
+    def total(q: Any, k: Any, v: Any, *others: Any) -> Any:
+        named = dict(zip(extra, others, strict=True))
+        out, lse = attention(q, k, v, is_causal=True, return_lse=True, **keywords, **named)
+        return (out * out).sum() + jnp.sin(lse).sum()
+
+    shapes = [WHOLE, GROUPED, GROUPED, *(shape for shape, _ in extra.values())]
+    specs = [P("x", None, "y")] * 3 + [spec for _, spec in extra.values()]
+    return jax.grad(total, tuple(range(len(shapes)))), draw(*shapes, dtype="float32"), specs
+
+
+@pytest.mark.parametrize("chosen", CHOSEN, ids="+".join)
+def test_over_four_devices(chosen: tuple[str, ...]) -> None:
+    gradients, arrays, specs = case_of(chosen)
+    _, collectives = run_divided(gradients, cpu_mesh(2, 2), arrays, specs)
+    assert set(collectives) <= {"all-reduce"}
+
+
+@pytest.mark.parametrize("chosen", CHOSEN, ids="+".join)
+def test_mapped_entries_over_four_devices(chosen: tuple[str, ...]) -> None:
+    gradients, arrays, specs = case_of(chosen)
+    mapped = [jnp.stack([array, array[::-1]]) for array in arrays]
+    run_divided(jax.vmap(gradients), cpu_mesh(2, 2), mapped, [P("x") for _ in specs])

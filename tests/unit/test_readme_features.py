@@ -1,0 +1,60 @@
+"""What README says of features, and of what does not go together, is what the tables say.
+
+``python -m tests.unit.test_readme_features`` prints the block.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cuflash.features import refused
+from cuflash.features.refused import Refusal
+from cuflash.features.table import FEATURES
+
+BEGIN, END = "<!-- features -->\n", "<!-- end of features -->\n"
+
+
+def block() -> str:
+    """A row for each feature, and every pair that is refused."""
+    lines = ["| feature | arguments | gradients (`wrt`) | is refused with |", "|---|---|---|---|"]
+    for feature in FEATURES.values():
+        arguments = (*feature.keywords, *feature.arrays)
+        gradients = [name for name, rule in feature.arrays.items() if rule.differentiable]
+        pairs = [pair for pair in refused.REFUSED if feature.name in (pair.first, pair.second)]
+        cells = [_code(arguments), _code(gradients), _refusals(feature.name, pairs)]
+        lines.append(f"| {feature.name} | {' | '.join(cells)} |")
+    return "\n".join([*lines, ""])
+
+
+def _code(names: list[str] | tuple[str, ...]) -> str:
+    return ", ".join(f"`{name}`" for name in names) or "none"
+
+
+def _refusals(name: str, pairs: list[Refusal]) -> str:
+    others = [(p.second if p.first == name else p.first, p.reason) for p in pairs]
+    return "; ".join(f"{other}: {reason}" for other, reason in others) or "nothing"
+
+
+def test_readme_shows_the_table(root: Path) -> None:
+    text = (root / "README.md").read_text("utf-8")
+    assert text.count(BEGIN) == text.count(END) == 1, "python -m tests.unit.test_readme_features"
+    assert text.split(BEGIN)[1].split(END)[0] == block()
+
+
+def test_the_block_shows_every_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the rows of both features, with the reason."""
+    rows = (
+        Refusal("window", "sinks", "as a test has it"),
+        Refusal("sinks", "fa1", "as another test has it"),
+    )
+    monkeypatch.setattr(refused, "REFUSED", rows)
+    _, _, *lines = block().splitlines()
+    of = {line.split()[1]: line for line in lines}
+    assert of["window"].endswith("| none | sinks: as a test has it |")
+    assert of["sinks"].endswith("| window: as a test has it; fa1: as another test has it |")
+
+
+if __name__ == "__main__":
+    print(f"{BEGIN}{block()}{END}", end="")

@@ -1,0 +1,168 @@
+"""Windows and sinks of the oracle, against loops, finite differences and what they fall back to."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cuflash import ArgumentTypeError, ArgumentValueError, reference
+from tests.kit import limits
+from tests.unit.test_reference import assert_near, draw
+
+_SIDES = st.one_of(st.none(), st.integers(0, 6))
+
+
+@st.composite
+def problems(draw_: st.DrawFn) -> tuple[tuple[int, ...], dict[str, Any]]:
+    """Sizes and options: windows of both kinds, sinks or none, rows that see nothing."""
+    group, heads_kv = draw_(st.sampled_from(((1, 1), (2, 2), (3, 1))))
+    lengths = draw_(st.integers(1, 5)), draw_(st.integers(1, 6))
+    sizes = (draw_(st.integers(1, 2)), group * heads_kv, heads_kv, *lengths, 2, 3)
+    options: dict[str, Any] = {
+        "causal": draw_(st.booleans()),
+        "window_size": draw_(st.one_of(st.none(), st.tuples(_SIDES, _SIDES))),
+        "q_offset": draw_(st.one_of(st.none(), st.integers(-8, 8))),
+        "sinks": None,
+    }
+    if draw_(st.booleans()):
+        seed = draw_(st.integers(0, 2**16))
+        options["sinks"] = 2 * np.random.default_rng(seed).standard_normal(sizes[1])
+    return sizes, options
+
+
+def by_loops(inputs: dict[str, np.ndarray], options: dict[str, Any]) -> tuple[np.ndarray, ...]:
+    """The definition, one number at a time."""
+    q, k, v = (inputs[name] for name in "qkv")
+    (b, sq, hq, d), (sk, hk) = q.shape, k.shape[1:3]
+    offset = sk - sq if options["q_offset"] is None else options["q_offset"]
+    left, right = options["window_size"] or (None, None)
+    out, lse = np.zeros((b, sq, hq, v.shape[3])), np.full((b, hq, sq), -np.inf)
+    for n, h, i in itertools.product(range(b), range(hq), range(sq)):
+        weights = {}
+        for j in range(sk):
+            late = (options["causal"] and j > i + offset) or (
+                right is not None and j > i + offset + right
+            )
+            early = left is not None and j < i + offset - left
+            if not late and not early:
+                weights[j] = np.exp(q[n, i, h] @ k[n, j, h // (hq // hk)] / np.sqrt(d))
+        total = sum(weights.values())
+        if options["sinks"] is not None:
+            total += np.exp(options["sinks"][h])
+        if total:
+            lse[n, h, i] = np.log(total)
+        for j, weight in weights.items():
+            out[n, i, h] += weight / total * v[n, j, h // (hq // hk)]
+    return out, lse
+
+
+@settings(max_examples=100)
+@given(problems())
+def test_forward_is_the_definition(problem: tuple[tuple[int, ...], dict[str, Any]]) -> None:
+    sizes, options = problem
+    inputs, _ = draw(sizes)
+    for got, expected in zip(
+        reference.attention(**inputs, **options), by_loops(inputs, options), strict=True
+    ):
+        assert_near(got, expected)
+
+
+@settings(max_examples=50)
+@given(problems())
+def test_gradients_are_finite_differences(problem: tuple[tuple[int, ...], dict[str, Any]]) -> None:
+    sizes, options = problem
+    inputs, gradients = draw(sizes, 1)
+    if options["sinks"] is not None:
+        inputs["sinks"] = options["sinks"]
+    options = {name: value for name, value in options.items() if name != "sinks"}
+
+    def loss(**moved: np.ndarray) -> float:
+        out, lse = reference.attention(**{**inputs, **moved}, **options)
+        live = np.isfinite(lse)
+        by_lse = np.sum(lse[live] * gradients["dlse"][live])
+        return float(np.sum(out * gradients["dout"]) + by_lse)
+
+    grads = reference.attention_backward(
+        gradients["dout"], **inputs, dlse=gradients["dlse"], **options
+    )
+    step = limits.DIFFERENCE_STEP
+    generator = np.random.default_rng(2)
+    for (name, value), grad in zip(inputs.items(), grads, strict=True):
+        assert grad.shape == value.shape
+        along = generator.standard_normal(value.shape)
+        ahead, behind = (loss(**{name: value + sign * step * along}) for sign in (1, -1))
+        found, expected = (ahead - behind) / (2 * step), np.sum(grad * along)
+        size = np.linalg.norm(along) * max(1, np.linalg.norm(grad))
+        assert abs(found - expected) <= limits.DIFFERENCE_LIMIT * size, name
+
+
+def _both(inputs: dict[str, np.ndarray], dout: np.ndarray, **options: Any) -> list[np.ndarray]:
+    """Out, lse, dq, dk and dv."""
+    grads = reference.attention_backward(dout, **inputs, **options)
+    return [*reference.attention(**inputs, **options), *grads[:3]]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"window_size": (None, 0)}, {"causal": True}),
+        ({"window_size": (2, 3), "causal": True}, {"window_size": (2, 0)}),
+        ({"window_size": (9, 9)}, {}),
+        ({"window_size": (None, None)}, {}),
+        ({"sinks": np.full(4, -np.inf)}, {}),
+        ({"sinks": np.full(4, -np.inf), "window_size": (1, 1)}, {"window_size": (1, 1)}),
+    ],
+)
+def test_these_are_the_same(one: dict[str, Any], other: dict[str, Any]) -> None:
+    inputs, gradients = draw((2, 4, 2, 7, 6, 3, 2))
+    pairs = zip(
+        _both(inputs, gradients["dout"], **one),
+        _both(inputs, gradients["dout"], **other),
+        strict=True,
+    )
+    assert all(np.array_equal(a, b) for a, b in pairs)
+
+
+def test_a_dead_row_is_its_sink() -> None:
+    inputs, gradients = draw((2, 2, 1, 5, 4, 3, 2))
+    sinks = np.array([0.5, -3.0])
+    options: dict[str, Any] = {"causal": True, "q_offset": -3, "sinks": sinks}
+    out, lse = reference.attention(**inputs, **options)
+    assert not out[:, :3].any()
+    assert np.array_equal(lse[:, :, :3], np.broadcast_to(sinks[None, :, None], (2, 2, 3)))
+    dout, dlse = gradients["dout"], gradients["dlse"]
+    expected = reference.attention_backward(dout, **inputs, dlse=dlse, **options)
+    dout = dout.copy()
+    dout[:, :3] = np.inf  # times an output of 0: no part of delta
+    got = reference.attention_backward(dout, **inputs, dlse=dlse, **options)
+    assert all(np.array_equal(a, b) for a, b in zip(got, expected, strict=True))
+    options["q_offset"] = -9  # all rows are dead: only dlse reaches the sinks
+    *none, dsinks = reference.attention_backward(dout, **inputs, dlse=dlse, **options)
+    assert not any(grad.any() for grad in none)
+    assert_near(dsinks, dlse.sum(axis=(0, 2)))
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_sink_that_is_not_finite_comes_out_of_its_head_alone(bad: float) -> None:
+    inputs, _ = draw((1, 2, 1, 3, 4, 3, 2))
+    out, lse = reference.attention(**inputs, sinks=np.array([0.0, bad]))
+    assert np.isnan(out[:, :, 1]).all()
+    assert np.isnan(lse[:, 1]).all()
+    assert np.isfinite(out[:, :, 0]).all()
+    assert np.isfinite(lse[:, 0]).all()
+
+
+def test_sinks_are_one_for_each_query_head() -> None:
+    inputs, gradients = draw((1, 4, 2, 3, 4, 3, 2))
+    for wrong in (np.zeros(2), np.zeros((4, 1)), np.float64(0)):
+        with pytest.raises((ArgumentTypeError, ArgumentValueError), match=r"^sinks: got "):
+            reference.attention(**inputs, sinks=wrong)
+        with pytest.raises((ArgumentTypeError, ArgumentValueError), match=r"^sinks: got "):
+            reference.attention_backward(gradients["dout"], **inputs, sinks=wrong)
+    q, one = inputs["q"][0, :, 0], np.zeros(1)  # without an axis of heads there is one
+    reference.attention(q, q, q, sinks=one)

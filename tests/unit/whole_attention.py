@@ -1,0 +1,53 @@
+"""Attention of the benchmarks' cases by whole matrices in float64, with windows and sinks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from bench.cases import Case
+from bench.inputs import Inputs, narrowed, widened
+
+__all__ = ["whole_attention"]
+
+
+def whole_attention(case: Case, inputs: Inputs) -> list[Any]:
+    """The output; or the gradients of q, k and v, and of sinks where there are any."""
+    group = case.heads_q // case.heads_kv
+    q, k, v, dout = (widened(a) for a in (inputs.q, inputs.k, inputs.v, inputs.dout))
+    k, v = (np.repeat(a, group, axis=2) for a in (k, v))
+    scores = np.einsum("bihd,bjhd->bhij", q, k) * case.head_dim**-0.5
+    scores[:, :, ~_visible(case)] = -np.inf
+    p = np.exp(scores)
+    sink = np.exp(widened(inputs.sinks))[None, :, None, None] if case.sinks else 0.0
+    total = p.sum(-1, keepdims=True) + sink
+    p = np.divide(p, total, out=np.zeros_like(p), where=total > 0)
+    out = np.einsum("bhij,bjhd->bihd", p, v)
+    if case.op == "forward":
+        return [narrowed(out.astype(_wide(case)), case.dtype)]
+    delta = np.einsum("bihd,bihd->bhi", dout, out)
+    ds = p * (np.einsum("bihd,bjhd->bhij", dout, v) - delta[..., None]) * case.head_dim**-0.5
+    dk, dv = np.einsum("bhij,bihd->bjhd", ds, q), np.einsum("bhij,bihd->bjhd", p, dout)
+    of_keys = [a.reshape(*a.shape[:2], case.heads_kv, group, -1).sum(3) for a in (dk, dv)]
+    gradients = [np.einsum("bhij,bjhd->bihd", ds, k), *of_keys]
+    if case.sinks:
+        gradients.append(-(sink / total * delta[..., None]).sum((0, 2, 3)))
+    return [narrowed(a.astype(_wide(case)), case.dtype) for a in gradients]
+
+
+def _visible(case: Case) -> Any:
+    """[query, key], by the words of the contract."""
+    position = np.arange(case.seqlen_q)[:, None] + case.seqlen_kv - case.seqlen_q
+    left, right = case.window_size or (None, None)
+    keys = np.arange(case.seqlen_kv)[None]
+    seen = np.ones((case.seqlen_q, case.seqlen_kv), bool)
+    if left is not None:
+        seen &= keys >= position - left
+    if right is not None:
+        seen &= keys <= position + right
+    return seen & (keys <= position) if case.causal else seen
+
+
+def _wide(case: Case) -> type:
+    return np.float64 if case.dtype == "float64" else np.float32

@@ -1,0 +1,77 @@
+"""Generated calls with windows and sinks, small enough to compute many of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from hypothesis import strategies as st
+
+__all__ = ["DTYPES", "GivenCall", "calls", "sides"]
+
+DTYPES: dict[str, Any] = {
+    "float16": np.float16,
+    "bfloat16": ml_dtypes.bfloat16,
+    "float32": np.float32,
+    "float64": np.float64,
+}
+_COMPUTE = {"float64": "float64"}
+
+
+@dataclass
+class GivenCall:
+    """Arrays and keywords of a call of ``attention``.
+
+    Attributes
+    ----------
+    inputs
+        q, k, v, and sinks if there are any.
+    keywords
+        What is not an array.
+    """
+
+    inputs: dict[str, Any]
+    keywords: dict[str, Any] = field(default_factory=dict)
+
+
+def sides() -> st.SearchStrategy[tuple[int | None, int | None]]:
+    """Windows: short sides, long ones, and none."""
+    side = st.one_of(st.none(), st.integers(0, 9), st.sampled_from([2**31, 2**70]))
+    return st.tuples(side, side)
+
+
+@st.composite
+def calls(draw: Any, sinks: bool | None = None, layouts: str = "bshd bhsd shd hsd sd") -> GivenCall:
+    """A call of the NumPy backend; with ``sinks`` None there may be some."""
+    layout = draw(st.sampled_from(layouts.split()))
+    batch = draw(st.integers(0, 2)) if "b" in layout else 1
+    heads_kv = draw(st.integers(1, 2)) if "h" in layout else 1
+    heads_q = heads_kv * (draw(st.integers(1, 3)) if "h" in layout else 1)
+    seqlen_q, seqlen_kv = draw(st.integers(0, 9)), draw(st.integers(0, 9))
+    width, width_v = draw(st.integers(1, 5)), draw(st.integers(1, 5))
+    dtype = draw(st.sampled_from([*DTYPES]))
+    random = np.random.default_rng(draw(st.integers(0, 99)))
+
+    def make(seqlen: int, heads: int, columns: int) -> Any:
+        sizes = {"b": batch, "s": seqlen, "h": heads, "d": columns}
+        return random.standard_normal([sizes[axis] for axis in layout]).astype(DTYPES[dtype])
+
+    inputs = {
+        "q": make(seqlen_q, heads_q, width),
+        "k": make(seqlen_kv, heads_kv, width),
+        "v": make(seqlen_kv, heads_kv, width_v),
+    }
+    if draw(st.booleans()) if sinks is None else sinks:
+        kind = draw(st.sampled_from([dtype, _COMPUTE.get(dtype, "float32")]))
+        inputs["sinks"] = random.standard_normal(heads_q).astype(DTYPES[kind])
+    keywords = {
+        "layout": layout,
+        "causal": draw(st.booleans()),
+        "window_size": draw(st.one_of(st.none(), sides())),
+        "q_offset": draw(st.one_of(st.none(), st.integers(-4, 12))),
+        "algorithm": draw(st.sampled_from(["auto", "fa1", "fa2"])),
+        "backend": "numpy",
+    }
+    return GivenCall(inputs, keywords)
