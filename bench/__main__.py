@@ -1,13 +1,15 @@
-"""``python -m bench run | latency | jit | cold | residual | cpu | story | report | tune``."""
+"""``python -m bench COMMAND``: measures, stores and reports; ``--help`` lists the commands."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from cuflash.errors import BackendUnavailableError
 
@@ -37,6 +39,10 @@ def ended_as_by_an_error() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
+#: Commands that are told where to store and nothing else, and the functions of their modules.
+_OF_AN_OUTPUT = {"jit": "run_jit", "cold": "run_cold", "residual": "run_residual"}
+
+
 def _do(arguments: argparse.Namespace) -> int:
     if arguments.command == "run":
         from .pooled import summary
@@ -49,18 +55,13 @@ def _do(arguments: argparse.Namespace) -> int:
         from .latency import run_latency
 
         run_latency(arguments.output, arguments.peers)
-    elif arguments.command == "jit":
-        from .jit import run_jit
+    elif arguments.command in _OF_AN_OUTPUT:
+        module = importlib.import_module(f".{arguments.command}", __package__)
+        getattr(module, _OF_AN_OUTPUT[arguments.command])(arguments.output)
+    elif arguments.command == "flash3":
+        from .flash3 import run_flash3
 
-        run_jit(arguments.output)
-    elif arguments.command == "cold":
-        from .cold import run_cold
-
-        run_cold(arguments.output)
-    elif arguments.command == "residual":
-        from .residual import run_residual
-
-        run_residual(arguments.output)
+        run_flash3(arguments.cases, arguments.output)
     elif arguments.command == "cpu":
         from .cpu import run_cpu
 
@@ -68,7 +69,8 @@ def _do(arguments: argparse.Namespace) -> int:
     elif arguments.command == "tune":
         from .tune import tune
 
-        tune(arguments.cases, arguments.op, arguments.dtype)
+        beside = [name for name in arguments.beside.split(",") if name]
+        tune(arguments.cases, arguments.op, arguments.dtype, beside, arguments.output)
     elif arguments.command == "story":
         from .story.run import run as run_story
 
@@ -92,6 +94,9 @@ def _parser() -> argparse.ArgumentParser:
     latency.add_argument("--output", type=Path, help="results file; by default by the GPU's name")
     jit = commands.add_parser("jit", help="time gradients under jax.jit beside the plain calls")
     jit.add_argument("--output", type=Path, help="results file; by default by the GPU's name")
+    flash3 = commands.add_parser("flash3", help="time FlashAttention-3 beside ours under jax.jit")
+    flash3.add_argument("--cases", default="windows,windows-backward", help="sets of cases")
+    flash3.add_argument("--output", type=Path, help="results file; by default by the GPU's name")
     cold = commands.add_parser("cold", help="time the first call of a kind on the GPU")
     cold.add_argument("--output", type=Path, help="results file; by default by the GPU's name")
     residual = commands.add_parser("residual", help="measure what a float32 residual is worth")
@@ -106,11 +111,17 @@ def _parser() -> argparse.ArgumentParser:
     story.add_argument("--output", type=Path, help="results file; by default by the GPU's name")
     report = commands.add_parser("report", help="check the README against the results")
     report.add_argument("--write", action="store_true", help="bring README and charts up to date")
+    _add_tune(commands)
+    return parser
+
+
+def _add_tune(commands: Any) -> None:
     tune = commands.add_parser("tune", help="time the candidate tiles beside what the plan takes")
     tune.add_argument("--cases", default="fa2", help="sets of cases, comma-separated")
     tune.add_argument("--op", choices=("forward", "backward"))
     tune.add_argument("--dtype", choices=("float16", "bfloat16", "float32", "float64"))
-    return parser
+    tune.add_argument("--beside", default="", help="generations beside, comma-separated")
+    tune.add_argument("--output", type=Path, help="a file that the rows are appended to")
 
 
 def _report(write: bool) -> int:

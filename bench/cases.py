@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-__all__ = ["CASES", "Case", "select"]
+from cuflash.planning.visibility import Visibility
+
+__all__ = ["CASES", "Case", "Window", "mask_text", "select"]
+
+#: (left, right): how many keys before and after its own a query sees; None: all of them.
+Window = tuple[int | None, int | None]
 
 
 @dataclass(frozen=True)
@@ -28,17 +33,56 @@ class Case:
     blocks: tuple[int, int] | None = None  # else what the plan takes
     deterministic: bool = False
     beside: tuple[str, ...] = ()  # older generations that take turns with it, instead of peers
+    window_size: Window | None = None
+    sinks: bool = False  # a learned logit for each query head; the same call without takes turns
 
     @property
     def options(self) -> dict[str, Any]:
-        """Keywords of our own call beside ``causal``."""
+        """What a row of ours says it was asked beside ``causal``."""
         blocks = {} if self.blocks is None else {"blocks": self.blocks}
         return {"algorithm": self.algorithm, **blocks, **self.peer_options}
 
     @property
     def peer_options(self) -> dict[str, Any]:
-        """What a peer is asked beside ``causal``."""
-        return {"deterministic": True} if self.deterministic else {}
+        """What the row of a peer says it was asked beside ``causal``."""
+        asked = {
+            "deterministic": self.deterministic,
+            "window_size": self.window_size,
+            "sinks": self.sinks,
+        }
+        return {name: value for name, value in asked.items() if value}
+
+    @property
+    def keywords(self) -> dict[str, Any]:
+        """Keywords of our own call beside ``causal``; the arrays of features are inputs."""
+        return {name: value for name, value in self.options.items() if name != "sinks"}
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """The features that the kernels need besides the plain ones."""
+        asked = {"window": self.window_size, "sinks": self.sinks}
+        return tuple(name for name, value in asked.items() if value)
+
+    @property
+    def companions(self) -> list[Case]:
+        """Calls of ours that take turns with it: older generations, and the call without sinks."""
+        older = [replace(self, algorithm=name, beside=()) for name in self.beside]
+        return older + ([replace(self, sinks=False)] if self.sinks else [])
+
+    @property
+    def visibility(self) -> Visibility:
+        """Which keys a query sees; the last query's window is around the last key."""
+        offset = self.seqlen_kv - self.seqlen_q
+        left, right = self.window_size or (None, None)
+        right = 0 if self.causal else right
+        first = None if left is None else offset - left
+        last = None if right is None else offset + right
+        return Visibility(self.seqlen_q, self.seqlen_kv, first, last)
+
+    @property
+    def mask(self) -> str:
+        """What hides keys, in words."""
+        return mask_text(self.causal, self.window_size)
 
     @property
     def scores(self) -> int:
@@ -47,22 +91,37 @@ class Case:
 
     @property
     def flops(self) -> float:
-        """Of the matrix products, half of the square if causal, 2.5 times that backward."""
-        forward = 2.0 * self.scores * (self.head_dim + self.head_dim_v)
-        return forward * (0.5 if self.causal else 1.0) * (2.5 if self.op == "backward" else 1.0)
+        """Of the matrix products, 2.5 times as many backward as forward.
+
+        Half of the square if causal, as the papers count; under a window those of pairs that see
+        each other.
+        """
+        pairs = self.scores * (0.5 if self.causal else 1.0)
+        if self.window_size is not None:
+            pairs = self.batch * self.heads_q * self.visibility.pairs
+        forward = 2.0 * pairs * (self.head_dim + self.head_dim_v)
+        return forward * (2.5 if self.op == "backward" else 1.0)
 
     def __str__(self) -> str:
-        mask = "causal" if self.causal else "full"
         heads = f"{self.heads_q}" + (f"/{self.heads_kv}" if self.heads_kv != self.heads_q else "")
         dims = f"{self.head_dim}"
         dims += f"/{self.head_dim_v}" if self.head_dim_v != self.head_dim else ""
         more = f" {self.blocks}" if self.blocks else ""
         more += " deterministic" if self.deterministic else ""
         more += f" beside {', '.join(self.beside)}" if self.beside else ""
+        more += " sinks" if self.sinks else ""
         return (
             f"{self.algorithm} {self.op} {self.dtype} {self.batch}x{self.seqlen_q}x{heads}"
-            f"x{dims} {mask}{more}"
+            f"x{dims} {self.mask}{more}"
         )
+
+
+def mask_text(causal: bool, window_size: Sequence[int | None] | None) -> str:
+    """What hides keys, in words: a table says it of a row as a case does of itself."""
+    if window_size is None:
+        return "causal" if causal else "full"
+    sides = ", ".join("all" if side is None else str(side) for side in window_size)
+    return f"causal window ({sides})" if causal else f"window ({sides})"
 
 
 def _square(
@@ -170,6 +229,33 @@ def _generations() -> list[Case]:
     ]
 
 
+#: Windows, and the batch, seqlen, heads and head_dim that each of them is timed at.
+_WINDOWS: tuple[tuple[Window, int, int, int, int], ...] = (
+    ((1023, 0), 2, 8192, 16, 128),
+    ((1023, 0), 1, 32768, 16, 128),
+    ((127, 0), 2, 8192, 32, 64),
+    ((512, 512), 2, 8192, 32, 64),
+    ((4095, 0), 1, 16384, 16, 128),
+)
+
+
+def _windows(op: str) -> list[Case]:
+    """Windows of one side and of both; backward also what the widest is compared with besides."""
+    windows = [
+        replace(_square(op, "bfloat16", batch, h, d, seqlen, False, "fa3"), window_size=window)
+        for window, batch, seqlen, h, d in _WINDOWS
+    ]
+    if op == "forward":
+        return windows
+    return [*windows, _square(op, "bfloat16", 1, 16, 128, 16384, True, "fa3")]
+
+
+def _sinks(op: str) -> list[Case]:
+    """Sinks with a causal mask alone, and with a narrow window."""
+    plain = Case(op, "bfloat16", 2, 32, 8, 64, 64, 8192, 8192, True, "fa3", sinks=True)
+    return [plain, replace(plain, causal=False, window_size=(127, 0))]
+
+
 #: Sets of cases by name.
 CASES: dict[str, Callable[[], list[Case]]] = {
     "fa1": _fa1,
@@ -185,6 +271,10 @@ CASES: dict[str, Callable[[], list[Case]]] = {
     "fa3-shapes": lambda: _shapes("forward"),
     "fa3-backward": lambda: _grid("bfloat16", "fa3", ("backward",)),
     "fa3-backward-shapes": lambda: _shapes("backward"),
+    "windows": lambda: _windows("forward"),
+    "windows-backward": lambda: _windows("backward"),
+    "sinks": lambda: _sinks("forward"),
+    "sinks-backward": lambda: _sinks("backward"),
 }
 
 

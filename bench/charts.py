@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from .drawing import Drawing
-from .stored import Row, implementations, label
+from .stored import Row, implementations, kind, label
 
 __all__ = ["CHARTS", "Chart", "charts_of", "drawing_of", "lines_of", "panels_of"]
 
@@ -30,11 +30,12 @@ class Chart:
 def charts_of(name: str, rows: Sequence[Row]) -> list[Chart]:
     """The charts of a set of cases: one a pass, where the rows have lengths enough.
 
-    A set that is named after its pass has it in the names once.
+    A set that is named after its pass has it in the names once. Windows differ from length to
+    length, and have none.
     """
     charts = []
     for op in ("forward", "backward"):
-        of_op = [row for row in rows if row["op"] == op]
+        of_op = [row for row in rows if row["op"] == op and kind(row) != "windows"]
         if len({row["seqlen_q"] for row in of_op}) >= FEWEST_LENGTHS:
             of_set = name.removesuffix(f"-{op}")
             title = f"{of_set}, {op}, {of_op[0]['dtype']}, {of_op[0]['gpu']}, {of_op[0]['date']}"

@@ -21,6 +21,11 @@ class Inputs:
     k: Any
     v: Any
     dout: Any
+    sinks: Any = None  # (heads_q,), where the case has them
+
+    def features(self, case: Case) -> dict[str, Any]:
+        """The arrays of a case's features, by the keyword of our own call."""
+        return {"sinks": self.sinks} if case.sinks else {}
 
 
 def array_module(array: Any) -> Any:
@@ -59,9 +64,13 @@ def make_inputs(case: Case, xp: Any) -> Inputs:
         shape = (case.batch, seqlen, heads, dim)
         return narrowed(generator.standard_normal(shape, dtype=drawn), case.dtype)
 
-    return Inputs(
+    matrices = (
         normal(case.seqlen_q, case.heads_q, case.head_dim),
         normal(case.seqlen_kv, case.heads_kv, case.head_dim),
         normal(case.seqlen_kv, case.heads_kv, case.head_dim_v),
         normal(case.seqlen_q, case.heads_q, case.head_dim_v),
     )
+    if not case.sinks:
+        return Inputs(*matrices)
+    logits = generator.standard_normal(case.heads_q, dtype=drawn)
+    return Inputs(*matrices, narrowed(logits, case.dtype))

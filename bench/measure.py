@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from cuflash.errors import UnsupportedError
@@ -14,7 +14,7 @@ from .inputs import Inputs
 from .peers import OURS, PEERS, Peer
 from .sources import digest_now
 from .timing import Timer, median_ratio, rested, turns
-from .verify import WRONG, Truth
+from .verify import Truth
 
 __all__ = ["PROTOCOLS", "LeftOutError", "measure"]
 
@@ -37,7 +37,14 @@ class _Entry:
     @property
     def name(self) -> str:
         """Unlike that of every other entry of the case."""
-        return f"{self.peer.name} {self.case.algorithm}" if self.ours else self.peer.name
+        if not self.ours:
+            return self.peer.name
+        return " ".join([self.peer.name, self.case.algorithm, *self.of])
+
+    @property
+    def of(self) -> list[str]:
+        """What tells its problem from those of the other entries."""
+        return ["sinks"] if self.case.sinks else []
 
     @property
     def ours(self) -> bool:
@@ -64,25 +71,25 @@ def measure(
     rows = []
     for protocol in protocols:
         timed = PROTOCOLS[protocol]({entry.name: entry.call for entry in entries}, clock=clock)
-        rows += [_row(entry, protocol, timed) for entry in entries]
+        rows += [_row(entry, entries, protocol, timed, inputs) for entry in entries]
     return rows
 
 
 def _entries(
     case: Case, peers: Sequence[Peer], inputs: Inputs, say: Callable[[str], None]
 ) -> list[_Entry]:
-    ours = [case] + [replace(case, algorithm=name, beside=()) for name in case.beside]
-    truth = None
+    truths: dict[bool, Truth] = {}
     entries = []
-    for one in ours:
+    for one in (case, *case.companions):
         call = _ours(one, inputs)
-        truth = truth or Truth(case, inputs)
-        entries.append(_verified(PEERS[OURS], one, call, truth))
+        if one.sinks not in truths:
+            truths[one.sinks] = Truth(one, inputs)
+        entries.append(_verified(PEERS[OURS], one, call, truths[one.sinks]))
     for peer in () if case.beside else peers:
         if not peer.supports(case):
             continue
         try:
-            entries.append(_verified(peer, case, peer.prepare(case, inputs), truth))
+            entries.append(_verified(peer, case, peer.prepare(case, inputs), truths[case.sinks]))
         except Exception as error:  # a peer may fail in any way, and is then not compared with
             say(f"left out: {peer.label}, {case}: {_first_line(error)}")
     return entries
@@ -97,9 +104,9 @@ def _ours(case: Case, inputs: Inputs) -> Callable[[], Any]:
     return call
 
 
-def _verified(peer: Peer, case: Case, call: Callable[[], Any], truth: Any) -> _Entry:
+def _verified(peer: Peer, case: Case, call: Callable[[], Any], truth: Truth) -> _Entry:
     worst = truth.worst_ratio(peer.arrays(call()))
-    if not worst <= WRONG:
+    if not worst <= truth.limit:
         raise RuntimeError(f"{peer.label}, {case}: {worst:.3g} times the error of its roundings")
     return _Entry(peer, case, call, worst)
 
@@ -109,12 +116,19 @@ def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {lines[0][:160]}" if lines else type(error).__name__
 
 
-def _row(entry: _Entry, protocol: str, timed: dict[str, list[float]]) -> dict[str, Any]:
+def _row(
+    entry: _Entry,
+    entries: Sequence[_Entry],
+    protocol: str,
+    timed: dict[str, list[float]],
+    inputs: Inputs,
+) -> dict[str, Any]:
     case, times = entry.case, timed[entry.name]
     milliseconds = statistics.median(times)
-    ratio, ratio_low = _ratio(entry.name, timed)
+    others = {other.name: timed[other.name] for other in _compared(entry, entries)}
+    ratio, ratio_low = _ratio(times, others)
     return {
-        "sources": digest_now(case.algorithm, case.op) if entry.ours else None,
+        "sources": digest_now(case.algorithm, case.op, case.features) if entry.ours else None,
         "impl": entry.peer.label,
         "version": entry.peer.version(),
         "op": case.op,
@@ -128,7 +142,7 @@ def _row(entry: _Entry, protocol: str, timed: dict[str, list[float]]) -> dict[st
         "seqlen_kv": case.seqlen_kv,
         "causal": case.causal,
         "options": case.options if entry.ours else case.peer_options,
-        "plan": _plan(case) if entry.ours else None,
+        "plan": _plan(case, inputs) if entry.ours else None,
         "protocol": protocol,
         "ms": round(milliseconds, 5),
         "spread": round((max(times) - min(times)) / milliseconds, 4),
@@ -139,29 +153,27 @@ def _row(entry: _Entry, protocol: str, timed: dict[str, list[float]]) -> dict[st
     }
 
 
-def _ratio(name: str, timed: dict[str, list[float]]) -> tuple[float | None, float | None]:
+def _compared(entry: _Entry, entries: Sequence[_Entry]) -> list[_Entry]:
+    """What an entry's ratio is to: others of its problem; of the call without sinks, ours with."""
+    main = entries[0]
+    if entry.of != main.of:
+        return [main]
+    return [other for other in entries if other is not entry and other.of == entry.of]
+
+
+def _ratio(times: list[float], others: dict[str, list[float]]) -> tuple[float | None, float | None]:
     """How many times as fast as the best of the others, and the low end of the interval."""
-    others = [other for other in timed if other != name]
     if not others:
         return None, None
-    best = min(others, key=lambda other: statistics.median(timed[other]))
-    ratio, low, _ = median_ratio(timed[name], timed[best])
+    best = min(others.values(), key=statistics.median)
+    ratio, low, _ = median_ratio(times, best)
     return round(ratio, 4), round(low, 4)
 
 
-def _plan(case: Case) -> str:
+def _plan(case: Case, inputs: Inputs) -> str:
     import cuflash
 
-    q = (case.batch, case.seqlen_q, case.heads_q, case.head_dim)
-    k = (case.batch, case.seqlen_kv, case.heads_kv, case.head_dim)
     operation: Any = case.op
-    said = cuflash.explain(
-        q,
-        k,
-        (*k[:3], case.head_dim_v),
-        dtype=case.dtype,
-        causal=case.causal,
-        operation=operation,
-        **case.options,
-    )
+    asked: dict[str, Any] = {"causal": case.causal, **case.keywords, **inputs.features(case)}
+    said = cuflash.explain(inputs.q, inputs.k, inputs.v, operation=operation, **asked)
     return f"{said.algorithm} {said.block_q}x{said.block_kv}"

@@ -9,7 +9,7 @@ from typing import Any
 
 from .drawing import Drawing, label_ends
 from .markdown import table
-from .stored import Row, gpu_rows, label, of_set, problem
+from .stored import Row, gpu_rows, label, of_set
 
 __all__ = ["CHART", "drawings", "render"]
 
@@ -121,9 +121,7 @@ def drawings() -> list[Drawing]:
 def _lines(rows: Sequence[Row]) -> dict[str, list[list[Any]]]:
     """Of every implementation [seqlen, causal, TFLOP/s], full before causal; ours last, on top."""
     found: dict[str, list[list[Any]]] = {}
-    for row in sorted(
-        rows, key=lambda row: (label(row) == OURS, problem(row)[-2], row["seqlen_q"])
-    ):
+    for row in sorted(rows, key=lambda row: (label(row) == OURS, row["causal"], row["seqlen_q"])):
         point = [row["seqlen_q"], row["causal"], row["tflops"]]
         found.setdefault(_name(label(row)), []).append(point)
     return found

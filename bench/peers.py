@@ -20,7 +20,7 @@ class Peer:
     """One implementation.
 
     ``prepare(case, inputs)`` gives the call that is timed, and ``arrays`` makes
-    CuPy arrays of what that returns: the output, or the three gradients.
+    CuPy arrays of what that returns: the output, or the gradients, that of sinks last.
     ``version`` raises where the implementation cannot be imported.
     """
 
@@ -41,14 +41,16 @@ def _cuflash_version() -> str:
 def _cuflash(case: Case, inputs: Inputs) -> Callable[[], Any]:
     import cuflash
 
+    features = inputs.features(case)
+    options: dict[str, Any] = {"causal": case.causal, **case.keywords, **features}
     q, k, v = inputs.q, inputs.k, inputs.v
-    options = {"causal": case.causal, **case.options}
     if case.op == "forward":
         return lambda: cuflash.attention(q, k, v, **options)
-    algorithm: Any = case.algorithm
-    out, lse = cuflash.attention(
-        q, k, v, return_lse=True, causal=case.causal, algorithm=algorithm
-    )  # its tile is its own
+    of_this_pass = ("blocks", "deterministic")
+    asked = {name: value for name, value in options.items() if name not in of_this_pass}
+    out, lse = cuflash.attention(q, k, v, return_lse=True, **asked)
+    if features:
+        options["wrt"] = ("q", "k", "v", *features)
     return lambda: cuflash.attention_backward(inputs.dout, q, k, v, out, lse, **options)
 
 
@@ -84,7 +86,7 @@ MOST_SCORES = 2**31
 
 def _writable_by_hand(case: Case) -> bool:
     plain = case.op == "forward" and not case.causal and case.blocks is None
-    return plain and case.scores <= MOST_SCORES
+    return plain and not case.features and case.scores <= MOST_SCORES
 
 
 def _as_tuple(result: Any) -> Sequence[Any]:

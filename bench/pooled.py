@@ -6,23 +6,23 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from statistics import geometric_mean
 
-from .stored import Row, label, problem
+from .stored import Row, kind, label, problem
 
 __all__ = ["pooled", "summary"]
 
-_Key = tuple[str, str, str, str]
+_Key = tuple[str, str, str, str, str]
 _Problem = tuple[object, ...]
 
 
 def pooled(rows: Sequence[Row]) -> dict[_Key, dict[_Problem, float]]:
-    """By generation, pass, dtype and protocol: of every problem the mean of our ratio over runs.
+    """By generation, pass, dtype, protocol and kind: of every problem our mean ratio over runs.
 
     A ratio is the one to the best other implementation of its run.
     """
     ratios: dict[_Key, dict[_Problem, list[float]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
         if row["impl"] == "cuflash" and row["ratio"]:
-            key = (label(row), row["op"], row["dtype"], row["protocol"])
+            key = (label(row), row["op"], row["dtype"], row["protocol"], kind(row))
             ratios[key][problem(row)].append(row["ratio"])
     return {
         key: {p: geometric_mean(of) for p, of in cells.items()} for key, cells in ratios.items()
@@ -34,8 +34,9 @@ def summary(rows: Sequence[Row]) -> list[str]:
     a_row = {problem(row): row for row in rows}
     lines = []
     for key, cells in pooled(rows).items():
+        name = " ".join(filter(None, key))
         lines.append(
-            f"{' '.join(key)}: {geometric_mean(cells.values()):.3f} times the best other "
+            f"{name}: {geometric_mean(cells.values()):.3f} times the best other "
             f"(geometric mean of {len(cells)}), worst {min(cells.values()):.3f}"
         )
         for axis in ("seqlen_q", "head_dim"):

@@ -6,13 +6,14 @@ import functools
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from cuflash.cuda.source import find_sources, include_closure
+from cuflash.features.table import FEATURES
 
-__all__ = ["KERNELS", "SAME_CODE", "digest", "digest_now", "is_current"]
+__all__ = ["KERNELS", "SAME_CODE", "digest", "digest_now", "features_of", "is_current"]
 
 #: Earlier sources whose machine code has been compared and is that of later ones: a row keeps the
 #: digest that it was measured with. ``only`` and ``but`` say of which rows that holds.
@@ -37,20 +38,27 @@ KERNELS = {
     ),
 }
 
+#: Those that a feature adds to a pass, of whatever generation.
+FEATURE_KERNELS = {("sinks", "backward"): (("steps", "sink_gradient"),)}
 
 #: Comments and assertions.
 _NO_CODE = re.compile(r"//[^\n]*|/\*.*?\*/|static_assert\(.*?\);", re.DOTALL)
 
 
-def digest(root: Path, algorithm: str, op: str) -> str:
+def digest(root: Path, algorithm: str, op: str, features: Sequence[str] = ()) -> str:
     """Changes when one of the kernels can have changed; of a pass, or ``forward and backward``.
 
     Comments, assertions and the space between words do not count: they make no code.
+    The headers and kernels of features count where the pass has them.
     """
-    kernels = [kernel for one in op.split(" and ") for kernel in KERNELS[algorithm, one]]
+    passes = op.split(" and ")
+    kernels = [kernel for one in passes for kernel in KERNELS[algorithm, one]]
+    kernels += [k for one in passes for f in features for k in FEATURE_KERNELS.get((f, one), ())]
+    entries = [f"{folder}/{name}.cu" for folder, name in kernels]
     found = hashlib.sha256()
-    for folder, name in kernels:
-        for path in include_closure(root, root / folder / f"{name}.cu"):
+    parts = [part for feature in features if (part := FEATURES[feature].device) is not None]
+    for entry in (*entries, *(part.header for part in parts)):
+        for path in include_closure(root, root / entry):
             words = _NO_CODE.sub(" ", path.read_text()).split()
             found.update("\0".join([path.name, *words, ""]).encode())
     return found.hexdigest()[:16]
@@ -63,7 +71,7 @@ def _same_code() -> tuple[dict[str, Any], ...]:
 
 def is_current(root: Path, algorithm: str, op: str, row: Mapping[str, Any]) -> bool:
     """Whether a row was measured with these sources, or with ones of the same machine code."""
-    now = digest(root, algorithm, op)
+    now = digest(root, algorithm, op, features_of(row))
     return row["sources"] == now or any(
         (same["algorithm"], same["op"], same["of"], same["as"])
         == (algorithm, op, row["sources"], now)
@@ -73,6 +81,13 @@ def is_current(root: Path, algorithm: str, op: str, row: Mapping[str, Any]) -> b
     )
 
 
-def digest_now(algorithm: str, op: str) -> str:
+def digest_now(algorithm: str, op: str, features: Sequence[str] = ()) -> str:
     """Of the sources that this process compiles."""
-    return digest(find_sources(), algorithm, op)
+    return digest(find_sources(), algorithm, op, features)
+
+
+def features_of(row: Mapping[str, Any]) -> tuple[str, ...]:
+    """The features whose code a row was measured with."""
+    options = row.get("options", {})
+    asked = {"window": options.get("window_size"), "sinks": options.get("sinks")}
+    return tuple(name for name, value in asked.items() if value)

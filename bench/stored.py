@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ __all__ = [
     "gpu_files",
     "gpu_rows",
     "implementations",
+    "kind",
     "label",
     "latest",
     "load",
@@ -40,7 +41,7 @@ _PROBLEM = (
 
 
 #: How the names of files of another kind than device times end.
-_OTHER_KINDS = ("-latency", "-story", "-jit", "-cold", "-residual")
+_OTHER_KINDS = ("-latency", "-story", "-jit", "-cold", "-residual", "-flash3", "-tiles")
 
 
 def load(name: str) -> list[Row]:
@@ -63,12 +64,25 @@ def gpu_rows() -> list[Row]:
 
 def problem(row: Row) -> tuple[Any, ...]:
     """What a row computed; alike for all implementations that were timed together."""
-    deterministic = bool(row["options"].get("deterministic", False))
-    return (*(row[name] for name in _PROBLEM), deterministic)
+    return (*(row[name] for name in _PROBLEM), *_asked(row["options"]))
 
 
 def _problem_of(case: Case) -> tuple[Any, ...]:
-    return (*(getattr(case, name) for name in _PROBLEM), case.deterministic)
+    return (*(getattr(case, name) for name in _PROBLEM), *_asked(case.options))
+
+
+def _asked(options: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What of the options changes the problem."""
+    window = options.get("window_size")
+    sides = None if window is None else tuple(window)
+    return bool(options.get("deterministic")), sides, bool(options.get("sinks"))
+
+
+def kind(row: Row) -> str:
+    """Which rows of a pass are summed up together; empty for the plain call."""
+    deterministic, window, sinks = _asked(row["options"])
+    named = {"deterministic": deterministic, "sinks": sinks, "windows": window is not None}
+    return next((name for name, holds in named.items() if holds), "")
 
 
 def latest(rows: list[Row]) -> list[Row]:
@@ -80,37 +94,48 @@ def latest(rows: list[Row]) -> list[Row]:
 def label(row: Row) -> str:
     """What a table calls the implementation of a row."""
     algorithm = row["options"].get("algorithm")
-    return f"{row['impl']} {algorithm}" if algorithm else str(row["impl"])
+    sinks = ", sinks" if row["options"].get("sinks") else ""
+    return f"{row['impl']} {algorithm}{sinks}" if algorithm else str(row["impl"])
 
 
 def of_set(name: str, rows: Sequence[Row]) -> list[Row]:
     """The rows of a set of cases, of one run: the last of those that cover most of it.
 
-    A run may hold several sets, and a set only a part; a table never mixes runs.
+    A run may hold several sets, and a set only a part; a table never mixes runs. Of a set of
+    features a run has to hold more than the plain calls that they are compared with.
     """
     cases = CASES[name]()
-    options = {_problem_of(case): _options(case) for case in cases}
+    options: dict[tuple[Any, ...], list[Any]] = {}
+    for case in cases:
+        for one in (case, *case.companions):
+            options.setdefault(_problem_of(one), []).append(_loaded(one.options))
     found: dict[str, list[Row]] = {}
     for row in rows:
         ours = row["impl"] == "cuflash"
         wanted = options.get(problem(row))
-        if wanted is not None and (not ours or row["options"] in wanted):
+        if wanted is not None and (not ours or _loaded(row["options"]) in wanted):
             found.setdefault(row["run"], []).append(row)
+    if any(case.features for case in cases):
+        found = {run: some for run, some in found.items() if any(map(_has_feature, some))}
     covered = {run: _covered(cases, matches) for run, matches in found.items()}
     best = max(covered, key=lambda run: (covered[run], run), default="")
     return found[best] if covered.get(best) else []
 
 
-def _options(case: Case) -> list[dict[str, Any]]:
-    """Of our own rows of a case."""
-    return [case.options] + [{**case.options, "algorithm": name} for name in case.beside]
+def _has_feature(row: Row) -> bool:
+    return kind(row) in ("windows", "sinks")
+
+
+def _loaded(options: Any) -> Any:
+    """As they come back from a file, which has lists in place of tuples."""
+    return json.loads(json.dumps(options))
 
 
 def _covered(cases: Sequence[Case], rows: list[Row]) -> int:
     """How many cases of a set were timed, with all that they have beside them."""
     ours = {(problem(row), row["options"]["algorithm"]) for row in rows if row["sources"]}
     return sum(
-        all((_problem_of(case), name) in ours for name in (case.algorithm, *case.beside))
+        all((_problem_of(one), one.algorithm) in ours for one in (case, *case.companions))
         for case in cases
     )
 

@@ -6,15 +6,17 @@ from collections.abc import Sequence
 from statistics import geometric_mean
 from typing import Any
 
+from . import flash3_table as flash3
 from . import opening
 from . import residual_table as residual
+from .cases import mask_text
 from .charts import charts_of
 from .cpu_table import render_cpu
 from .markdown import table
-from .stored import Row, gpu_rows, implementations, label, latest, load, of_set, problem
+from .stored import Row, gpu_rows, implementations, kind, label, latest, load, of_set, problem
 from .story import tables as story
 
-__all__ = ["COLD", "JIT", "LATENCY", "RESIDUAL", "SETS", "grid", "render"]
+__all__ = ["COLD", "FLASH3", "JIT", "LATENCY", "RESIDUAL", "SETS", "grid", "render"]
 
 #: Sets of cases that have a table like one another; the tile sets have none.
 SETS = (
@@ -23,6 +25,10 @@ SETS = (
     "fa3-shapes",
     "fa3-backward",
     "fa3-backward-shapes",
+    "windows",
+    "windows-backward",
+    "sinks",
+    "sinks-backward",
     "fa2",
     "fa2-float16",
     "fa2-single",
@@ -38,6 +44,8 @@ LATENCY = "latency"
 COLD = "cold"
 #: And that of gradients under ``jax.jit``.
 JIT = "jit"
+#: And that of FlashAttention-3, which JAX alone can call.
+FLASH3 = "flash3"
 #: And that of errors and times with a float32 residual.
 RESIDUAL = "residual"
 
@@ -54,6 +62,8 @@ def render(name: str) -> str:
         return _latency()
     if name == JIT:
         return _jit()
+    if name == FLASH3:
+        return flash3.render()
     if name == COLD:
         return _cold()
     if name == RESIDUAL:
@@ -85,6 +95,7 @@ def grid(name: str, rows: Sequence[Row]) -> str:
 def _grid_table(rows: list[Row]) -> str:
     names = implementations(rows)
     deterministic = any(row["options"].get("deterministic") for row in rows)
+    sinks = any(row["options"].get("sinks") for row in rows)
     body = []
     for same in _problems(rows):
         cells = {
@@ -94,15 +105,27 @@ def _grid_table(rows: list[Row]) -> str:
         body.append(
             [
                 *_place(same[0]),
-                *(["yes" if problem(same[0])[-1] else "no"] if deterministic else []),
+                *([_yes(same[0]["options"].get("deterministic"))] if deterministic else []),
                 *(cells.get(name, "") for name in names),
                 f"{ours['ratio']:.2f}" if ours["ratio"] else "",
                 f"{ours['ratio_low']:.2f}" if ours["ratio"] else "",
+                *([_of_the_plain_call(same)] if sinks else []),
             ]
         )
     header = ["head_dim", "batch · heads", "seqlen", "mask"]
     header += ["deterministic"] if deterministic else []
-    return table([*header, *names, "ratio to the best other", "at least"], body)
+    header += [*names, "ratio to the best other", "at least"]
+    return table([*header, *(["of the call without sinks"] if sinks else [])], body)
+
+
+def _yes(value: Any) -> str:
+    return "yes" if value else "no"
+
+
+def _of_the_plain_call(same: list[Row]) -> str:
+    """The speed with sinks over that without, whose own ratio is the other way round."""
+    plain = [row["ratio"] for row in same if row["sources"] and not row["options"].get("sinks")]
+    return f"{1 / plain[0]:.3f}" if plain and plain[0] else ""
 
 
 def _place(row: Row) -> list[str]:
@@ -111,7 +134,7 @@ def _place(row: Row) -> list[str]:
         _pair(row["head_dim"], row["head_dim_v"]),
         _pair(row["batch"] * row["heads_q"], row["batch"] * row["heads_kv"]),
         str(row["seqlen_q"]),
-        "causal" if row["causal"] else "full",
+        mask_text(row["causal"], row["options"].get("window_size")),
     ]
 
 
@@ -121,29 +144,33 @@ def _pair(of_q: int, of_kv: int) -> str:
 
 
 def _problems(rows: Sequence[Row]) -> list[list[Row]]:
-    """The rows of every problem that ours was timed on, in the order they were stored."""
+    """The rows of every problem that ours was timed on, in the order they were stored.
+
+    A call with sinks and the one without are of one line.
+    """
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
-        groups.setdefault(problem(row), []).append(row)
+        *apart, _ = problem(row)
+        groups.setdefault(tuple(apart), []).append(row)
     return [same for same in groups.values() if any(row["sources"] for row in same)]
 
 
 def _main(rows: list[Row]) -> Row:
-    """Our row of a problem, the newest generation's if there are several."""
+    """Our row of a problem: the newest generation's, with sinks if there are any."""
     return max((row for row in rows if row["sources"]), key=label)
 
 
 def _summary(op: str, rows: list[Row]) -> str:
-    """Geometric means of our ratios, and the worst of them; deterministic ones apart."""
+    """Geometric means of our ratios, and the worst of them; each kind of call apart."""
     mains = [main for main in map(_main, _problems(rows)) if main["ratio"]]
     if not mains:
         return f"**{op.capitalize()}**: nothing else was timed."
-    kinds = [
-        (name, alike)
-        for name, asked in ((op.capitalize(), False), ("Deterministic", True))
-        if (alike := [m for m in mains if bool(m["options"].get("deterministic")) == asked])
-    ]
-    return " ".join(f"**{name}**: {_mean_and_worst(alike)}" for name, alike in kinds)
+    kinds: dict[str, list[Row]] = {}
+    for main in mains:
+        kinds.setdefault(kind(main) or op, []).append(main)
+    return " ".join(
+        f"**{name.capitalize()}**: {_mean_and_worst(alike)}" for name, alike in kinds.items()
+    )
 
 
 def _mean_and_worst(mains: list[Row]) -> str:

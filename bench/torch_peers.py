@@ -25,8 +25,9 @@ HALF = ("float16", "bfloat16")
 #: Most elements of a score matrix that PyTorch's plain backend is asked for: it keeps several.
 MOST_SCORES = 2**28
 
-#: Forward pass of (batch, seqlen, heads, head_dim) tensors, in that layout again.
-Forward = Callable[[Case, Any, Any, Any], Any]
+#: Forward pass of (batch, seqlen, heads, head_dim) tensors, and of sinks where the case has them;
+#: in that layout again.
+Forward = Callable[..., Any]
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,8 @@ class Backend:
 
     def supports(self, case: Case) -> bool:
         """Whether it computes what the case says; the tile sets are of ours alone."""
-        aligned = not case.causal or case.seqlen_q == case.seqlen_kv
+        masked = case.causal or case.window_size is not None
+        aligned = not masked or case.seqlen_q == case.seqlen_kv
         return case.blocks is None and aligned and self.takes(case)
 
     def prepare(self, case: Case, inputs: Inputs) -> Callable[[], Any]:
@@ -112,16 +114,17 @@ def _prepare(forward: Forward, case: Case, inputs: Inputs) -> Callable[[], Any]:
     torch.set_float32_matmul_precision("highest")
     backward = case.op == "backward"
     with _same_stream(torch), _determinism(torch, case.deterministic):
-        q, k, v = (to_torch(a).requires_grad_(backward) for a in (inputs.q, inputs.k, inputs.v))
+        given = [inputs.q, inputs.k, inputs.v, *inputs.features(case).values()]
+        leaves = [to_torch(array).requires_grad_(backward) for array in given]
         dout = to_torch(inputs.dout)
-        out = forward(case, q, k, v) if backward else None
+        out = forward(case, *leaves) if backward else None
 
     def call() -> Any:
         with _same_stream(torch), _determinism(torch, case.deterministic):
             if backward:
-                return torch.autograd.grad(out, (q, k, v), dout, retain_graph=True)
+                return torch.autograd.grad(out, leaves, dout, retain_graph=True)
             with torch.no_grad():
-                return forward(case, q, k, v)
+                return forward(case, *leaves)
 
     return call
 
@@ -162,9 +165,12 @@ def direct(name: str) -> tuple[Callable[..., Any], Callable[[], AbstractContextM
     return functional.scaled_dot_product_attention, around
 
 
-def _flash_attention_4(case: Case, q: Any, k: Any, v: Any) -> Any:
+def _flash_attention_4(case: Case, q: Any, k: Any, v: Any, sinks: Any = None) -> Any:
     function = importlib.import_module("flash_attn.cute").flash_attn_func
-    result = function(q, k, v, causal=case.causal, **case.peer_options)
+    options = {name: value for name, value in case.peer_options.items() if name != "sinks"}
+    if sinks is not None:
+        options["learnable_sink"] = sinks
+    result = function(q, k, v, causal=case.causal, **options)
     return result[0] if isinstance(result, tuple) else result
 
 
@@ -192,21 +198,25 @@ def _half(case: Case) -> bool:
     return case.dtype in HALF
 
 
+def _plain_half(case: Case) -> bool:
+    return _half(case) and not case.features
+
+
 BACKENDS = (
-    Backend("flash", "torch flash", _torch_version, _half, _sdpa("FLASH_ATTENTION")),
-    Backend("cudnn", "torch cudnn", _cudnn_version, _half, _sdpa("CUDNN_ATTENTION")),
+    Backend("flash", "torch flash", _torch_version, _plain_half, _sdpa("FLASH_ATTENTION")),
+    Backend("cudnn", "torch cudnn", _cudnn_version, _plain_half, _sdpa("CUDNN_ATTENTION")),
     Backend(
         "efficient",
         "torch efficient",
         _torch_version,
-        lambda case: case.dtype != "float64",
+        lambda case: case.dtype != "float64" and not case.features,
         _sdpa("EFFICIENT_ATTENTION"),
     ),
     Backend(
         "math",
         "torch math",
         _torch_version,
-        lambda case: case.scores <= MOST_SCORES,
+        lambda case: case.scores <= MOST_SCORES and not case.features,
         _sdpa("MATH"),
     ),
     Backend("fa4", "flash-attn-4", _fa4_version, _half, _flash_attention_4),

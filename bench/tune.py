@@ -5,22 +5,26 @@ from __future__ import annotations
 import importlib
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 from typing import Any
-from unittest import mock
 
 from .cases import Case, select
+from .forced import Prepared, call_of
 from .inputs import Inputs, make_inputs
+from .run import common_columns, store
 from .timing import median_ratio, turns
-from .verify import WRONG, Truth
+from .verify import Truth
 
 __all__ = [
     "Choice",
     "candidates_of",
     "change_lines",
     "choose",
-    "launch_of",
+    "rows_of",
     "select_cases",
+    "speed_lines",
     "tune",
 ]
 
@@ -34,6 +38,7 @@ class Choice:
     case: Case
     planned: Any
     times: Mapping[Any, list[float]]  # by tile
+    worst: Mapping[Any, float]  # error of each, over that of the roundings
 
     @property
     def best(self) -> Any:
@@ -52,8 +57,18 @@ class Choice:
         return self.best != self.planned and self.gain[1] > 1.0
 
 
-def tune(names: str, op: str | None = None, dtype: str | None = None) -> list[Choice]:
-    """Time the candidates of every case; print a table each, then what the plan would change."""
+def tune(
+    names: str,
+    op: str | None = None,
+    dtype: str | None = None,
+    beside: Sequence[str] = (),
+    output: Path | None = None,
+) -> list[Choice]:
+    """Time the candidates of every case; print a table each, then all in short.
+
+    The generations ``beside`` take turns with them, each with its own plan's
+    tile. Rows go to the file ``output`` after every case.
+    """
     from cuflash.cuda.available import require_device
 
     cases = select_cases(names, op, dtype)
@@ -61,14 +76,16 @@ def tune(names: str, op: str | None = None, dtype: str | None = None) -> list[Ch
     import cupy
     from rich.console import Console
 
-    console, choices = Console(width=100), []
+    console, choices, common = Console(width=100), [], common_columns()
     for case in cases:
-        found = choose(case, make_inputs(case, cupy), _call_of, print)
+        found = choose(case, make_inputs(case, cupy), call_of, print, beside=beside)
         if found is not None:
             console.print(_table(found))
             choices.append(found)
+            if output is not None:
+                store(output, [{**common, **row} for row in rows_of(found)])
         cupy.get_default_memory_pool().free_all_blocks()
-    print("\n".join(change_lines(choices)))
+    print("\n".join([*speed_lines(choices), *change_lines(choices)]), flush=True)
     return choices
 
 
@@ -96,16 +113,14 @@ def candidates_of(case: Case, problem: Any, limits: Any = None) -> Iterator[Any]
     return (tile for tile in found if tile.footprint.excess(limits) is None)
 
 
-_Prepared = tuple[Callable[[], Sequence[Any]], Any]  # the call, and its plan
-
-
 def choose(
     case: Case,
     inputs: Inputs,
-    call_of: Callable[[Case, Any, Inputs], _Prepared],
+    call_of: Callable[[Case, Any, Inputs], Prepared],
     say: Callable[[str], None],
     candidates: Callable[[Case, Any], Iterator[Any]] = candidates_of,
     clock: Any = None,
+    beside: Sequence[str] = (),
 ) -> Choice | None:
     """Time the tiles of a case in turns; None, and a line, where the library cannot do it.
 
@@ -116,31 +131,92 @@ def choose(
         its plan.
     candidates
         Gives the tiles of a case's problem.
+    beside
+        Other generations, each with the tile of its own plan.
     """
-    from cuflash.errors import CuflashError, UnsupportedError
+    from cuflash.errors import UnsupportedError
 
     try:
         call, plan = call_of(case, None, inputs)
     except UnsupportedError as error:
         say(f"left out: {case}: {error}")
         return None
-    truth, calls = Truth(case, inputs), {plan.tile: call}
+    truth = Truth(case, inputs)
+    found: dict[Any, Callable[[], Any]] = {}
+    worst: dict[Any, float] = {}
+    asked: dict[Any, Callable[[], Prepared]] = {plan.tile: lambda: (call, plan)}
     for tile in candidates(case, plan.problem):
-        if tile in calls:
-            continue
-        try:
-            call, _ = call_of(case, tile, inputs)
-            worst = truth.worst_ratio(call())
-        except CuflashError as error:  # one that does not fit, or does not compile
-            say(f"left out: {_name(tile)}: {str(error).splitlines()[0]}")
-            continue
-        if worst <= WRONG:
-            calls[tile] = call
-        else:
-            say(f"left out: {_name(tile)}: {worst:.3g} times the error of its roundings")
-    names = {str(place): tile for place, tile in enumerate(calls)}
-    timed = turns({n: calls[tile] for n, tile in names.items()}, rounds=ROUNDS, clock=clock)
-    return Choice(case, plan.tile, {tile: timed[n] for n, tile in names.items()})
+        asked.setdefault(tile, partial(call_of, case, tile, inputs))
+    for name in beside:
+        asked[name] = partial(call_of, replace(case, algorithm=name), None, inputs)
+    for which, make in asked.items():
+        name = which if isinstance(which, str) else _name(which)
+        checked = _checked(make, truth, name, say)
+        if checked is not None:
+            one, made, most = checked
+            tile = made.tile if isinstance(which, str) else which
+            found[tile], worst[tile] = one, most
+    if plan.tile not in found:
+        return None
+    names = {str(place): tile for place, tile in enumerate(found)}
+    timed = turns({n: found[tile] for n, tile in names.items()}, rounds=ROUNDS, clock=clock)
+    return Choice(case, plan.tile, {tile: timed[n] for n, tile in names.items()}, worst)
+
+
+def _checked(
+    make: Callable[[], Prepared], truth: Truth, name: str, say: Callable[[str], None]
+) -> tuple[Callable[[], Any], Any, float] | None:
+    """A call, its plan and its error; None, and a line, where it cannot be or computes wrongly."""
+    from cuflash.errors import CuflashError
+
+    try:
+        call, plan = make()
+        worst = truth.worst_ratio(call())
+    except CuflashError as error:  # one that does not fit, or does not compile
+        say(f"left out: {name}: {str(error).splitlines()[0]}")
+        return None
+    if worst <= truth.limit:
+        return call, plan, worst
+    say(f"left out: {name}: {worst:.3g} times the error of its roundings")
+    return None
+
+
+def rows_of(choice: Choice) -> list[dict[str, Any]]:
+    """A row for every tile that was timed."""
+    case, planned = choice.case, choice.times[choice.planned]
+    rows = []
+    for tile, times in choice.times.items():
+        median = statistics.median(times)
+        ratio, low, high = median_ratio(times, planned)
+        rows.append(
+            {
+                **{n: getattr(case, n) for n in ("op", "dtype", "batch", "heads_q", "heads_kv")},
+                **{n: getattr(case, n) for n in ("head_dim", "head_dim_v", "seqlen_q")},
+                **{n: getattr(case, n) for n in ("seqlen_kv", "causal", "options")},
+                "tile": _name(tile),
+                "generation": _generation(tile),
+                "planned": tile == choice.planned,
+                "ms": round(median, 5),
+                "tflops": round(case.flops / median / 1e9, 2),
+                "of_the_plan": [round(x, 4) for x in (ratio, low, high)],
+                "worst_ratio": round(choice.worst[tile], 4),
+            }
+        )
+    return rows
+
+
+def speed_lines(choices: Sequence[Choice]) -> list[str]:
+    """A line for each case: the speed of the plan's tile, and that of others as a part of it."""
+    lines = []
+    for choice in choices:
+        rows = sorted(rows_of(choice), key=lambda row: (not row["planned"], row["ms"]))
+        parts = [f"{choice.case}: {rows[0]['tile']} {rows[0]['tflops']:.0f} TFLOP/s"]
+        for row in rows[1:]:
+            apart = row["generation"] != rows[0]["generation"]
+            name = f"{row['generation']} {row['tile']}" if apart else row["tile"]
+            parts.append(f"{name} {row['of_the_plan'][0]:.3f}")
+        lines.append("; ".join(parts))
+    return lines
 
 
 def change_lines(choices: Sequence[Choice]) -> list[str]:
@@ -168,79 +244,23 @@ def _name(tile: Any) -> str:
     return " ".join([f"{tile.block_q}x{tile.block_kv}", *more])
 
 
+def _generation(tile: Any) -> str:
+    """The planning module that a tile is of."""
+    return type(tile).__module__.rpartition(".")[2]
+
+
 def _table(choice: Choice) -> Any:
     from rich.table import Table
 
     table = Table(title=str(choice.case), title_justify="left")
-    for header in ("tile", "ms", "TFLOP/s", ""):
+    for header in ("tile", "ms", "TFLOP/s", "error", ""):
         table.add_column(header, justify="left" if header in ("tile", "") else "right")
     medians = {tile: statistics.median(times) for tile, times in choice.times.items()}
     for tile in sorted(medians, key=lambda tile: medians[tile]):
         said = ["plan"] if tile == choice.planned else []
         said += ["fastest"] if tile == choice.best else []
-        rate = choice.case.flops / medians[tile] / 1e9
-        table.add_row(_name(tile), f"{medians[tile]:.4f}", f"{rate:.1f}", ", ".join(said))
+        said += [_generation(tile)] if type(tile) is not type(choice.planned) else []
+        rate = f"{choice.case.flops / medians[tile] / 1e9:.1f}"
+        error = f"{choice.worst[tile]:.2f}"
+        table.add_row(_name(tile), f"{medians[tile]:.4f}", rate, error, ", ".join(said))
     return table
-
-
-def _call_of(case: Case, tile: Any, inputs: Inputs) -> _Prepared:
-    """A prepared call of a case, with a tile in place of the plan's unless that is None.
-
-    The one place that knows how a tile is forced: the plan of this pass is
-    made with it, outside the cache of plans.
-    """
-    import cuflash
-    from cuflash import pipeline
-    from cuflash.planning.plan import plan
-
-    module = importlib.import_module(f"cuflash.planning.{case.algorithm}")
-    make = getattr(module, f"{case.algorithm}_plan")
-
-    def planned(problem: Any, limits: Any, **options: Any) -> Any:
-        if tile is None or problem.operation != case.op:
-            return plan(problem, limits, **options)
-        return make(problem, limits, None, (), tile)
-
-    decide = pipeline._decide.__wrapped__
-    operation: Any = case.op
-    with mock.patch.multiple(pipeline, plan=planned, _decide=decide):
-        prepared = cuflash.prepare(
-            inputs.q,
-            inputs.k,
-            inputs.v,
-            operation=operation,
-            causal=case.causal,
-            **case.options,
-        )
-    return launch_of(case, prepared, inputs), prepared.plan
-
-
-def launch_of(case: Case, prepared: Any, inputs: Inputs) -> Callable[[], Sequence[Any]]:
-    """A call without arguments of what was prepared; it gives the output or the gradients."""
-    import cupy
-
-    arrays = {"q": inputs.q, "k": inputs.k, "v": inputs.v, "dout": inputs.dout}
-    results = ("out",) if case.op == "forward" else ("dq", "dk", "dv")
-    if case.op == "backward":
-        arrays["out"], arrays["lse"] = _forward(case, inputs)
-    for name in (*results, "lse"):
-        if name not in arrays:
-            spec = prepared.tensors[name]
-            arrays[name] = cupy.empty(spec.shape, spec.dtype if name == "lse" else inputs.q.dtype)
-    pointers = {n: arrays[n].data.ptr for n in prepared.tensors if n in arrays}
-    workspace = cupy.empty(prepared.workspace_bytes, "uint8")
-
-    def call() -> Sequence[Any]:
-        prepared.run(pointers, workspace=workspace.data.ptr)
-        return [arrays[name] for name in results]
-
-    return call
-
-
-def _forward(case: Case, inputs: Inputs) -> tuple[Any, Any]:
-    import cuflash
-
-    found: tuple[Any, Any] = cuflash.attention(
-        inputs.q, inputs.k, inputs.v, causal=case.causal, return_lse=True
-    )
-    return found

@@ -7,7 +7,7 @@ beside what is timed. The truth of a case is computed once, for all implementati
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +28,8 @@ WHOLE, SAMPLE = 2048, 512
 CHUNK = 1024
 #: A ratio that no order of roundings explains: something else was computed.
 WRONG = 100.0
+#: The same where a window or sinks change few weights or all of them a little.
+WRONG_FEATURE = 10.0
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,15 @@ class _Head:
     tensors: list[tuple[int, Any, Any, Any]]  # head, rows, truth, model; for every output
 
 
+@dataclass(frozen=True)
+class _Sum:
+    """The gradient of one head's sink."""
+
+    head: int
+    truth: Any
+    model: Any
+
+
 class Truth:
     """What a case has to give, in the first and the last head."""
 
@@ -45,6 +56,9 @@ class Truth:
         self._case = case
         places = {(0, 0), (case.batch - 1, case.heads_q - 1)}
         self._heads = [_Head(b, _truth(case, inputs, b, h)) for b, h in sorted(places)]
+        self._sinks: list[list[_Sum]] = []  # of every output that is one number a head
+        if case.sinks and case.op == "backward":
+            self._sinks = [[_dsink(case, inputs, h) for h in (0, case.heads_q - 1)]]
 
     def worst_ratio(self, outputs: Sequence[Any]) -> float:
         """Most of ``|x - r| / (u (|r| + E))`` over the checked rows; infinite for NaN.
@@ -52,12 +66,27 @@ class Truth:
         E is what the roundings that really happen (of P, of dS and of the
         output) amount to; a correct kernel stays below 1 forward, 2 backward.
         """
+        matrices, sums = outputs[: self._matrices], outputs[self._matrices :]
         worst = 0.0
         for head in self._heads:
-            for x, (of_head, rows, truth, model) in zip(outputs, head.tensors, strict=True):
+            for x, (of_head, rows, truth, model) in zip(matrices, head.tensors, strict=True):
                 found = widened(x[head.batch, :, of_head])[rows]
                 worst = max(worst, self._ratio(found, truth, model))
+        for x, heads in zip(sums, self._sinks, strict=True):
+            for one in heads:
+                found = widened(x[one.head : one.head + 1])
+                worst = max(worst, self._ratio(found, one.truth, one.model))
         return worst
+
+    @property
+    def limit(self) -> float:
+        """The ratio beyond which something else was computed."""
+        return WRONG_FEATURE if self._case.features else WRONG
+
+    @property
+    def _matrices(self) -> int:
+        """How many outputs have a row for each query or key; sums over them come after."""
+        return len(self._heads[0].tensors)
 
     def _ratio(self, found: Any, truth: Any, model: Any) -> float:
         xp = array_module(found)
@@ -76,7 +105,23 @@ def _sample(length: int) -> Any:
     return np.unique(np.linspace(0, length - 1, SAMPLE).round().astype(np.int64))
 
 
-_Tensors = tuple[Any, Any, Any, Any]  # q, k, v, dout
+@dataclass(frozen=True)
+class _Tensors:
+    """Of one head, in float64."""
+
+    q: Any
+    k: Any
+    v: Any
+    dout: Any
+    sink: Any  # one number; minus infinity is no sink
+
+
+def _tensors(case: Case, inputs: Inputs, batch: int, head: int) -> _Tensors:
+    of_keys = head // (case.heads_q // case.heads_kv)
+    of = {"q": head, "k": of_keys, "v": of_keys, "dout": head}
+    found = {name: widened(getattr(inputs, name)[batch, :, h]) for name, h in of.items()}
+    sink = widened(inputs.sinks)[head] if case.sinks else -math.inf
+    return _Tensors(**found, sink=sink)
 
 
 def _truth(case: Case, inputs: Inputs, batch: int, head: int) -> list[tuple[int, Any, Any, Any]]:
@@ -84,22 +129,17 @@ def _truth(case: Case, inputs: Inputs, batch: int, head: int) -> list[tuple[int,
     group = case.heads_q // case.heads_kv
     of_keys = head // group
 
-    def tensors(head: int) -> _Tensors:
-        of = {"q": head, "k": of_keys, "v": of_keys, "dout": head}
-        q, k, v, dout = (widened(getattr(inputs, name)[batch, :, h]) for name, h in of.items())
-        return q, k, v, dout
-
-    q, k, v, _ = tensors(head)
-    xp, scale = array_module(q), case.head_dim**-0.5
-    rows, columns = (xp.asarray(_sample(len(a))) for a in (q, k))
+    x = _tensors(case, inputs, batch, head)
+    xp, scale = array_module(x.q), case.head_dim**-0.5
+    rows, columns = (xp.asarray(_sample(len(a))) for a in (x.q, x.k))
     if case.op == "forward":
-        p = _weights(case, q, k, rows)
-        return [(head, rows, p @ v, _product_model(xp, p * p, v))]
+        p = _weights(case, x, rows)
+        return [(head, rows, p @ x.v, _product_model(xp, p * p, x.v))]
     sharing = range(of_keys * group, (of_keys + 1) * group)
-    parts = [_of_keys(case, tensors(one), columns) for one in sharing]
+    parts = [_of_keys(case, _tensors(case, inputs, batch, one), columns) for one in sharing]
     dk, dk_square, dv, dv_square = (sum(part) for part in zip(*parts, strict=True))
     return [
-        (head, rows, *_dq(case, tensors(head), rows)),
+        (head, rows, *_dq(case, x, rows)),
         (of_keys, columns, dk * scale, scale * xp.sqrt(dk_square)),
         (of_keys, columns, dv, xp.sqrt(dv_square)),
     ]
@@ -110,54 +150,77 @@ def _product_model(xp: Any, square: Any, b: Any) -> Any:
     return xp.sqrt(square @ (b * b).sum(-1))
 
 
-def _weights(case: Case, q: Any, k: Any, rows: Any) -> Any:
+def _weights(case: Case, x: _Tensors, rows: Any) -> Any:
     """Rows of P."""
-    xp = array_module(q)
-    scores = q[rows] @ k.T * case.head_dim**-0.5
-    if case.causal:
-        seen = xp.arange(len(k))[None] <= rows[:, None] + len(k) - len(q)
-        scores = xp.where(seen, scores, -xp.inf)
-    p = xp.exp(scores - scores.max(-1, keepdims=True))
-    p /= p.sum(-1, keepdims=True)
+    xp = array_module(x.q)
+    scores = x.q[rows] @ x.k.T * case.head_dim**-0.5
+    seen, keys = case.visibility, xp.arange(len(x.k))[None]
+    if seen.first is not None:
+        scores = xp.where(keys >= rows[:, None] + seen.first, scores, -xp.inf)
+    if seen.last is not None:
+        scores = xp.where(keys <= rows[:, None] + seen.last, scores, -xp.inf)
+    top = xp.maximum(scores.max(-1, keepdims=True), x.sink)
+    top = xp.where(xp.isfinite(top), top, 0)  # of a row that sees nothing
+    p = xp.exp(scores - top)
+    total = p.sum(-1, keepdims=True) + xp.exp(x.sink - top)
+    p /= xp.where(total > 0, total, 1)
     return p
 
 
-def _of_keys(case: Case, tensors: _Tensors, columns: Any) -> tuple[Any, Any, Any, Any]:
+def _of_keys(case: Case, x: _Tensors, columns: Any) -> tuple[Any, Any, Any, Any]:
     """dk / scale and dv of the columns, each with its error's square; by chunks of rows of P."""
-    q, k, v, dout = tensors
-    xp = array_module(q)
-    dk = xp.zeros((len(columns), k.shape[-1]))
-    dv = xp.zeros((len(columns), v.shape[-1]))
+    xp = array_module(x.q)
+    dk = xp.zeros((len(columns), x.k.shape[-1]))
+    dv = xp.zeros((len(columns), x.v.shape[-1]))
     dk_error, dv_error = (xp.zeros(len(columns)) for _ in range(2))
-    for start in range(0, len(q), CHUNK):
-        chunk = xp.arange(start, min(start + CHUNK, len(q)))
-        p, ds, ds_square, rounding = _score_gradients(case, tensors, chunk)
+    for chunk in _chunks(x):
+        p, ds, ds_square, _, rounding = _score_gradients(case, x, chunk)
         square = p[:, columns] ** 2
-        dk += ds[:, columns].T @ q[chunk]
-        dv += p[:, columns].T @ dout[chunk]
+        dk += ds[:, columns].T @ x.q[chunk]
+        dv += p[:, columns].T @ x.dout[chunk]
         dk_square = ds_square[:, columns] + square * rounding[:, None]
-        dk_error += dk_square.T @ (q[chunk] ** 2).sum(-1)
-        dv_error += square.T @ (dout[chunk] ** 2).sum(-1)
+        dk_error += dk_square.T @ (x.q[chunk] ** 2).sum(-1)
+        dv_error += square.T @ (x.dout[chunk] ** 2).sum(-1)
     return dk, dk_error, dv, dv_error
 
 
-def _dq(case: Case, tensors: _Tensors, rows: Any) -> tuple[Any, Any]:
-    k, scale = tensors[1], case.head_dim**-0.5
-    xp = array_module(k)
-    p, ds, ds_square, rounding = _score_gradients(case, tensors, rows)
-    error = ds_square @ (k * k).sum(-1) + rounding * ((p @ k) ** 2).sum(-1)
-    return ds @ k * scale, scale * xp.sqrt(error)
+def _chunks(x: _Tensors) -> Iterator[Any]:
+    """The queries, so many at a time as scores are in memory."""
+    xp = array_module(x.q)
+    for start in range(0, len(x.q), CHUNK):
+        yield xp.arange(start, min(start + CHUNK, len(x.q)))
 
 
-def _score_gradients(case: Case, tensors: _Tensors, rows: Any) -> tuple[Any, Any, Any, Any]:
-    """Rows of P and dS, the squares that dS was rounded with, and what delta's rounding adds."""
-    q, k, v, dout = tensors
-    xp = array_module(q)
-    p = _weights(case, q, k, rows)
-    out, dp = p @ v, dout[rows] @ v.T
-    ds = p * (dp - (dout[rows] * out).sum(-1, keepdims=True))
+def _dsink(case: Case, inputs: Inputs, head: int) -> _Sum:
+    """Of the sink of a query head, which all batch entries share: -sum of its weight and delta."""
+    total, square = 0.0, 0.0
+    for batch in range(case.batch):
+        x = _tensors(case, inputs, batch, head)
+        for chunk in _chunks(x):
+            p, _, _, delta, rounding = _score_gradients(case, x, chunk)
+            weight = 1 - p.sum(-1)
+            total = total - weight @ delta
+            square = square + weight**2 @ rounding
+    xp = array_module(inputs.q)
+    return _Sum(head, xp.asarray(total).reshape(1), xp.sqrt(square))
+
+
+def _dq(case: Case, x: _Tensors, rows: Any) -> tuple[Any, Any]:
+    xp, scale = array_module(x.q), case.head_dim**-0.5
+    p, ds, ds_square, _, rounding = _score_gradients(case, x, rows)
+    error = ds_square @ (x.k * x.k).sum(-1) + rounding * ((p @ x.k) ** 2).sum(-1)
+    return ds @ x.k * scale, scale * xp.sqrt(error)
+
+
+def _score_gradients(case: Case, x: _Tensors, rows: Any) -> tuple[Any, Any, Any, Any, Any]:
+    """Rows of P and dS, the squares that dS was rounded with, delta, and what its rounding adds."""
+    xp = array_module(x.q)
+    p, dout = _weights(case, x, rows), x.dout[rows]
+    out, dp = p @ x.v, dout @ x.v.T
+    delta = (dout * out).sum(-1)
+    ds = p * (dp - delta[:, None])
     rounded = xp.maximum(abs(ds), SMALLEST.get(case.dtype, 0.0))
     ds_square = xp.where(p > 0, rounded, 0) ** 2
     # Of the output inside delta: its own rounding, and that of the weights it was summed with.
-    rounding = ((dout[rows] * out) ** 2).sum(-1) + (p * p * dp**2).sum(-1)
-    return p, ds, ds_square, rounding
+    rounding = ((dout * out) ** 2).sum(-1) + (p * p * dp**2).sum(-1)
+    return p, ds, ds_square, delta, rounding

@@ -8,8 +8,8 @@ from typing import Any
 from unittest import mock
 
 from ..cases import Case
+from ..forced import launch_of
 from ..inputs import Inputs
-from ..tune import launch_of
 from . import standard
 
 __all__ = ["Job", "compile_all", "plan_of", "prepare"]
