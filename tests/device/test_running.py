@@ -153,7 +153,9 @@ def test_five_hundred_bad_calls_leave_a_good_one_right(cp: Any) -> None:
         assert bool((got == expected).all())
 
 
-@pytest.mark.parametrize(("algorithm", "function"), [("fa2", "weigh_tile"), ("fa3", "load_role")])
+@pytest.mark.parametrize(
+    ("algorithm", "function"), [("fa2", "exponentiate_tile"), ("fa3", "load_role")]
+)
 def test_a_broken_source_raises_with_the_log_and_mends(
     problem: dict[str, Any],
     tmp_path: Any,
@@ -171,6 +173,7 @@ def test_a_broken_source_raises_with_the_log_and_mends(
     folder = shutil.copytree(find_sources(), tmp_path / "cuda_src")
     kernel = folder / algorithm / "forward.cu"
     text = kernel.read_text()
+    assert f"{function}(" in text
     kernel.write_text(text.replace(f"{function}(", f"{broken}("))
     monkeypatch.setenv("CUFLASH_CUDA_SRC", str(folder))
     calls.forget()

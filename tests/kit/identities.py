@@ -99,11 +99,17 @@ class _Group:
         self.several = limits.DEVIATIONS * wide * (limits.OPERATIONS + roots)
 
     def sum_dv(self) -> np.ndarray:
-        """Per column of v: rounding of dv and of the P in it, drift of all of dO."""
+        """Per column of v: rounding of dv and of the P in it, drift of all of dO.
+
+        With a single row, the dv of every key is that row of dO times a number of few bits. Such
+        products are rounded in one direction more often than in the other, so errors add up.
+        """
         kept = self.dout * (1 - self.x["lost"])[:, :, None]
         deviation = self.x["dv"].sum(axis=0) - kept.sum(axis=(0, 1))
         rounded = _root(self._rounded("dv"))
         bound = self.rounding * rounded + self.drift * self.dout.sum(axis=(0, 1))
+        if np.count_nonzero(self.dout.any(axis=2)) == 1:
+            bound += limits.UNIT[self.case.dtype] * self._rounded("dv").sum(axis=0)
         return _over(deviation, bound)
 
     def sum_dk(self) -> np.ndarray:

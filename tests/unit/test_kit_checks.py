@@ -94,6 +94,7 @@ CASES = [
     "B=1 Hq=2 Hk=1 Sq=500 Sk=1 D=64 Dv=64",
     "B=1 Hq=2 Hk=2 Sq=100 Sk=100 D=2 Dv=4 causal=yes",
     "B=1 Hq=2 Hk=2 Sq=5 Sk=7 D=1 Dv=1",
+    "B=1 Hq=1 Hk=1 Sq=1 Sk=323 D=40 Dv=40 layout=sd seed=5",
     "B=0 Hq=2 Hk=2 Sq=5 Sk=5 D=4 Dv=4",
     "B=1 Hq=2 Hk=2 Sq=0 Sk=5 D=4 Dv=4",
     "B=1 Hq=2 Hk=2 Sq=5 Sk=0 D=4 Dv=4",
