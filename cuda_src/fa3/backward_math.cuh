@@ -57,6 +57,12 @@ struct BackwardMath {
         c.seq, place.tile * Config::block_q, first_key());
   }
 
+  // Whether the warpgroup's keys are hidden from all of a q tile.
+  __device__ bool is_hidden(const QPlace& place) const {
+    return Mask<Config>::template hides_all<Config::block_q, kKeysOfWarpgroup>(
+        c.seq, place.tile * Config::block_q, first_key());
+  }
+
   // S^T = K Q^T or dP^T = V dO^T of the warpgroup's keys, as one group of products.
   template <int depth_end, class Keys, class Queries>
   __device__ __forceinline__ void issue_scores(Scores& scores, const Keys& keys,
@@ -157,6 +163,10 @@ struct BackwardMath {
     jitter<Config>();
     // From the thread, since a number that waits for this rare place takes a register.
     ptx::named_barrier(static_cast<int>(threadIdx.x) / kWarpgroup, kWarpgroup);
+    return dead_rows_of_q(lse);
+  }
+
+  __device__ unsigned dead_rows_of_q(const QueryNumbers<Config>& lse) const {
     const LanePosition lane;
     const int row =
         (Types::q_parted_by_rows ? warpgroup * kRowsOfProduct : 0) + warp_row() + lane.row;
@@ -218,6 +228,32 @@ struct BackwardMath {
     end_step<Config>(stage);
   }
 
+  // A step whose pairs are all hidden: dS is zeros, and dV and dK stay as they are.
+  __device__ __forceinline__ void hidden_step(StepState& state, int number) const {
+    const Ring ring(number);
+    const ScoreRing score_ring(number);
+    const unsigned stage = ring.stage;
+    QGradient dq;
+    wait<Config>(c.shared.q_full[stage], ring.phase);
+    wait<Config>(c.shared.dout_full[stage], ring.phase);
+    const QueryNumbers<Config>& lse = c.shared.lse[stage];
+    const unsigned dead_rows = has_dead_queries(lse) ? dead_rows_of_q(lse) : 0;
+    wait_empty<Config>(c.shared.ds_empty[score_ring.stage], score_ring.phase);
+    store_gradients<Config>(ScoreOperand<Config>{}, c.shared.ds[0], score_ring.stage, part);
+    issue_q(dq, number - 1, number > 0);
+    ptx::fence_async_shared();
+    __syncwarp();
+    arrive_warp<Config>(c.shared.ds_full[score_ring.stage]);
+    ptx::wgmma_wait<0>();
+    ptx::wgmma_hold(dq.value[0]);
+    if (number > 0) {
+      arrive_warp<Config>(c.shared.ds_empty[ScoreRing(number - 1).stage]);
+      add_q(c.before(state.place), state.dead_before, dq, number - 1);
+    }
+    advance(state, dead_rows);
+    end_step<Config>(stage);
+  }
+
   // Finished gradients of the warp's keys -> memory; dV multiplied.
   __device__ __forceinline__ void store_v(typename Types::VGradient& dv, float factor) const {
     store(dv, c.params.dv, c.params.dv_parts, c.params.shape.head_dim_v, factor);
@@ -257,10 +293,17 @@ __device__ inline void math_role(const BackwardContext<Config>& c, int warpgroup
   const int steps = c.steps();
   wait<Config>(c.shared.k_full, 0);
   wait<Config>(c.shared.v_full, 0);
+  // Under a causal mask alone, and with 128 queries a step, a step like this takes more time from
+  // the others than it saves.
+  constexpr bool skips_hidden = Mask<Config>::has_first && !Types::q_parted_by_rows;
   int step = 0;
 #pragma unroll 1
   do {
-    math.step(state, dk, dv, step);
+    if (skips_hidden && math.is_hidden(state.place)) {
+      math.hidden_step(state, step);
+    } else {
+      math.step(state, dk, dv, step);
+    }
   } while (++step < steps);
   typename Types::QGradient dq;
   math.issue_q(dq, steps - 1, true);

@@ -60,6 +60,15 @@ struct Mask {
     }
     return edge;
   }
+
+  // Whether all pairs of the same are hidden.
+  template <int queries, int keys>
+  __device__ static bool hides_all(const Sequence& seq, int q_begin, int kv_begin) {
+    const int q_last = min(q_begin + queries, seq.seqlen_q) - 1;
+    const int kv_last = min(kv_begin + keys, seq.seqlen_kv) - 1;
+    return kv_begin > kv_last || (has_last && kv_begin > q_last + seq.q_last) ||
+           (has_first && kv_last < q_begin + seq.q_first);
+  }
 };
 
 }  // namespace cuflash

@@ -115,6 +115,12 @@ class EmulatedRunner:
             tile = self.prepare(case, operation, self._shapes(case)).plan.tile
         return tile.block_q, tile.block_kv
 
+    def kernels(self, case: Case, operation: str = "forward") -> list[str]:
+        """Those that the plan launches, in order."""
+        with self._device():
+            plan = self.prepare(case, operation, self._shapes(case)).plan
+        return [launch.config.kernel for launch in plan.launches]
+
     def forward(
         self,
         case: Case,

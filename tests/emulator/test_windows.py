@@ -69,6 +69,18 @@ def _rows(length: int, tile: int) -> np.ndarray:
     return np.minimum(tile, length - np.arange(0, length, tile))
 
 
+def test_under_a_wide_window_blocks_of_rows_finish_dq() -> None:
+    """The backward pass of narrow heads, whose dq a kernel of its own finishes elsewhere."""
+    row = next(r for r in WINDOWED if r.algorithm == "fa3" and r.dims == (64, 64) and r.filled)
+    case = Case(1, 4, 2, 150, 1300, *row.dims, row.dtype, q_offset=1100, seed=2)
+    case = row.windowed(case, 1100, 100)
+    assert row.runner.kernels(case, "backward") == ["statistics", "backward"]
+    x = arrays(case, "q", "k", "v", "dout", "dlse")
+    truth = judge(case, x)
+    for name, got in results(row, case, x).items():
+        compare(truth, name, got).check()
+
+
 _COPYING = [row for row in WINDOWED if row.architecture != "75" and row.dims[0] % 8 == 0]
 
 

@@ -14,6 +14,7 @@ _FA1 = "cuda_src/fa1/forward.cu"
 _MATH = "cuda_src/fa3/forward_math.cuh"
 _SOFTMAX = "cuda_src/fa3/forward_softmax.cuh"
 _SCORE = "cuda_src/fa3/backward_score.cuh"
+_BACKWARD = "cuda_src/fa3/backward_math.cuh"
 
 _HOST = "cuflash/features/window.py"
 
@@ -174,6 +175,38 @@ HOPPER = (
         _SCORE,
         "key - seq.q_first - place.query0 - lane.column + 1;",
         "key - seq.q_first - place.query0 - lane.column;",
+        "wide",
+        GRADIENTS,
+    ),
+    _hopper(
+        "a warpgroup skips keys that the last query sees",
+        _MASK,
+        "(has_last && kv_begin > q_last + seq.q_last)",
+        "(has_last && kv_begin >= q_last + seq.q_last)",
+        "wide",
+        GRADIENTS,
+    ),
+    _hopper(
+        "a warpgroup skips keys that the first query sees",
+        _MASK,
+        "(has_first && kv_last < q_begin + seq.q_first)",
+        "(has_first && kv_last <= q_begin + seq.q_first)",
+        "wide",
+        GRADIENTS,
+    ),
+    _hopper(
+        "dS of a skipped step is what an older step has left",
+        _BACKWARD,
+        "store_gradients<Config>(ScoreOperand<Config>{}, c.shared.ds[0], score_ring.stage, part);",
+        "",
+        "wide",
+        GRADIENTS,
+    ),
+    _hopper(
+        "a skipped step is followed by the dead rows of the step before",
+        _BACKWARD,
+        "has_dead_queries(lse) ? dead_rows_of_q(lse) : 0;",
+        "state.dead_before;",
         "wide",
         GRADIENTS,
     ),
