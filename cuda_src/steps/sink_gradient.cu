@@ -12,24 +12,36 @@
 
 namespace cuflash::steps {
 
-// Ps * (dlse - rowsum(dout * out)) of a row.
+// What a row of a head adds to it: Ps * (dlse - rowsum(dout * out)).
 template <class Config>
-__device__ inline double sink_term(const typename Config::Params& params, const Sequence& seq,
-                                   int head, int row, typename Config::Compute sink) {
+struct SinkRow {
   using Compute = typename Config::Compute;
-  using Statistics = const typename Config::Statistics;
-  const Compute lse = *row_number<Statistics>(params.lse, seq, head, row);
-  if (lse == -infinity<Compute>()) return 0;  // neither keys nor a sink
-  if (Mask<Config>::sees_nothing(seq, row)) {
-    const Compute whole = 1 + (sink - sink);  // all the weight is the sink's; NaN if it is infinite
-    if (params.dlse.data == nullptr) return 0 * whole;
-    return whole * *row_number<Statistics>(params.dlse, seq, head, row);
+  Compute lse = -infinity<Compute>();
+  Compute delta = 0;
+
+  __device__ inline void load(const typename Config::Params& params, const Sequence& seq, int head,
+                              int row) {
+    using Statistics = const typename Config::Statistics;
+    if (row >= seq.seqlen_q) return;
+    lse = *row_number<Statistics>(params.lse, seq, head, row);
+    const long long first =
+        (static_cast<long long>(seq.batch) * params.shape.heads_q + head) * params.padded_rows;
+    delta = static_cast<const Compute*>(params.delta)[first + row];
+    if (!Mask<Config>::sees_nothing(seq, row)) return;
+    delta = 0;
+    if (params.dlse.data != nullptr) {
+      delta = -*row_number<Statistics>(params.dlse, seq, head, row);
+    }
   }
-  const long long first =
-      (static_cast<long long>(seq.batch) * params.shape.heads_q + head) * params.padded_rows;
-  const Compute delta = static_cast<const Compute*>(params.delta)[first + row];
-  return static_cast<double>(exp_of(sink - lse)) * -delta;
-}
+
+  // A row that sees no key gives the sink all its weight; NaN if the sink is infinite.
+  __device__ inline double term(const Sequence& seq, int row, Compute sink) const {
+    if (lse == -infinity<Compute>()) return 0;  // neither keys nor a sink
+    const bool dead = Mask<Config>::sees_nothing(seq, row);
+    const double weight = dead ? Compute(1) + (sink - sink) : exp_of(sink - lse);
+    return weight * -delta;
+  }
+};
 
 template <class Config>
 __device__ inline void sink_gradient(const typename Config::Params& params) {
@@ -45,9 +57,16 @@ __device__ inline void sink_gradient(const typename Config::Params& params) {
   double sum = 0;
   for (int batch = 0; batch < params.shape.batch; ++batch) {
     const Sequence seq = sequence<Config>(params, batch);
-#pragma unroll 4
-    for (int row = static_cast<int>(threadIdx.x); row < seq.seqlen_q; row += threads) {
-      sum += sink_term<Config>(params, seq, head, row, sink);
+    // Several rows of a thread at once: what they read together hides the way to memory.
+    constexpr int together = 8;
+#pragma unroll 1
+    for (int begin = static_cast<int>(threadIdx.x); begin < seq.seqlen_q;
+         begin += together * threads) {
+      SinkRow<Config> rows[together];
+#pragma unroll
+      for (int i = 0; i < together; ++i) rows[i].load(params, seq, head, begin + i * threads);
+#pragma unroll
+      for (int i = 0; i < together; ++i) sum += rows[i].term(seq, begin + i * threads, sink);
     }
   }
   sums[threadIdx.x] = sum;

@@ -92,8 +92,7 @@ struct Row {
     if (row >= params.shape.seqlen_q) return;
     sum = row_product<Config>(params, seq, head, row, lane);
     if (lane != 0) return;
-    given =
-        lse_or_dead<Config>(seq, row, Compute(*row_number<Statistics>(params.lse, seq, head, row)));
+    given = *row_number<Statistics>(params.lse, seq, head, row);
     if (params.dlse.data != nullptr) dlse = *row_number<Statistics>(params.dlse, seq, head, row);
   }
 
@@ -145,6 +144,8 @@ __device__ inline void statistics(const typename Config::Params& params) {
     }
 #pragma unroll
     for (int j = 0; j < together; ++j) {
+      // Not before all rows are asked for: the loads of one row would wait for those of another.
+      rows[j].given = lse_or_dead<Config>(seq, begin + i + j * rows_at_once, rows[j].given);
       rows[j].template finish<lanes>(params, first_row + i + j * rows_at_once, lane);
     }
   }

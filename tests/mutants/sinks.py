@@ -98,22 +98,22 @@ BUGS = (
     _bug(
         "delta of rows that see no key reaches the sink",
         _GRADIENT,
-        "if (Mask<Config>::sees_nothing(seq, row)) {",
-        "if (false) {",
+        "if (!Mask<Config>::sees_nothing(seq, row)) return;",
+        "return;",
         "fa1",
         _DEAD,
     ),
     _bug(
         "dlse of rows that see no key does not reach the sink",
         _GRADIENT,
-        "return whole * *row_number<Statistics>(params.dlse, seq, head, row);",
-        "return 0;",
+        "delta = -*row_number<Statistics>(params.dlse, seq, head, row);",
+        "",
     ),
     _bug(
         "the gradient of the sinks has the wrong sign",
         _GRADIENT,
-        "(exp_of(sink - lse)) * -delta;",
-        "(exp_of(sink - lse)) * delta;",
+        "return weight * -delta;",
+        "return weight * delta;",
     ),
     _bug(
         "the gradient of the sinks is of one batch entry",

@@ -65,12 +65,12 @@ class RowsTile:
 class SinkTile:
     """``sink_gradient``: a query head of all batch entries for each block."""
 
-    warps: int = 8
+    warps: int = 32
 
     @property
     def footprint(self) -> Footprint:
         """A double for each thread."""
-        return Footprint(shared_array(32 * self.warps, "float64"), 40, 32 * self.warps)
+        return Footprint(shared_array(32 * self.warps, "float64"), 64, 32 * self.warps)
 
     def constants(self) -> dict[str, int]:
         """What the device code reads from ``Config``."""
