@@ -105,7 +105,7 @@ def _tile(
             f"fa3 has no tile for head_dim {problem.head_dim}/{problem.head_dim_v} "
             f"in {limits.shared_per_block:,} bytes of shared memory"
         )
-    listed = list(fa3.candidates(problem, limits, every=True))
+    listed = [*fa3.candidates(problem, limits), *fa3.candidates(problem, limits, every=True)]
     for tile in listed:
         if (tile.block_q, tile.block_kv) == blocks:
             return tile, "blocks as asked"

@@ -35,7 +35,11 @@ def _busy(dims: tuple[int, int], causal: bool) -> Case:
 def _row(case: Case) -> BackwardRow:
     """The first that holds both widths, of the table best first."""
     d, dv = case.head_dim, case.head_dim_v
-    return next(row for row in BACKWARD if d <= row.widest and dv <= row.widest_v)
+    return next(
+        row
+        for row in BACKWARD
+        if d <= row.widest and dv <= row.widest_v and not row.fewest_of_window
+    )
 
 
 def _small(dims: tuple[int, int]) -> Case:

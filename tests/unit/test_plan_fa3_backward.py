@@ -15,7 +15,7 @@ from cuflash.planning.kernel import KernelLaunch
 from cuflash.planning.plan import Plan, plan
 from cuflash.planning.problem import AttentionProblem
 from cuflash.planning.tiles import fa3
-from cuflash.planning.tiles.fa3_tables import BACKWARD
+from cuflash.planning.tiles.fa3_tables import BACKWARD, BackwardRow
 
 from ..architectures import LIMITS
 from ..kit.runners import fa3_serves
@@ -90,19 +90,38 @@ def test_the_two_widths_choose_the_tile(d: int, dv: int) -> None:
         assert config.entry == "cuflash_fa3_backward"
 
 
+def _problem_of(row: BackwardRow) -> AttentionProblem:
+    """A problem of the row's widths, with the narrowest window that it is for."""
+    plain = of_gradients(head_dim=row.widest, head_dim_v=row.widest_v)
+    if not row.fewest_of_window:
+        return plain
+    long = replace(plain, seqlen_q=2 * row.fewest_of_window, seqlen_kv=2 * row.fewest_of_window)
+    return replace(long, mask="band", q_first=1 - row.fewest_of_window)
+
+
 def test_every_row_of_the_table_is_taken() -> None:
     for row in BACKWARD:
-        tile = planned(of_gradients(head_dim=row.widest, head_dim_v=row.widest_v)).tile
+        tile = planned(_problem_of(row)).tile
         numbers = row.block_q, row.block_kv, row.num_stages, row.widest, row.widest_v
         more = row.kv_tiles_per_convert_block, row.zero_bytes
         assert tile == fa3.Fa3BackwardTile(*numbers, False, *more)
 
 
+def test_a_narrower_window_takes_the_row_of_any_mask() -> None:
+    row = next(row for row in BACKWARD if row.fewest_of_window)
+    wide = _problem_of(row)
+    narrow = replace(wide, q_first=wide.q_first + 1)
+    assert wide.visibility.most_keys == row.fewest_of_window
+    assert planned(narrow).tile == planned(replace(narrow, mask="causal", q_first=0)).tile
+    assert planned(narrow).tile != planned(wide).tile
+
+
 def test_some_tiles_have_blocks_of_rows_and_some_have_not() -> None:
     """So that what is said of either is said of something."""
-    with_some = [row for row in BACKWARD if row.kv_tiles_per_convert_block]
+    rows = [row for row in BACKWARD if not row.fewest_of_window]
+    with_some = [row for row in rows if row.kv_tiles_per_convert_block]
     assert {(row.widest, row.widest_v) for row in with_some} == {(96, 96), (128, 128)}
-    assert {(row.widest, row.widest_v) for row in BACKWARD if row not in with_some} == {
+    assert {(row.widest, row.widest_v) for row in rows if row not in with_some} == {
         (64, 64),
         (192, 128),
         (192, 192),
@@ -237,7 +256,8 @@ def test_blocks_are_those_of_the_table() -> None:
 def test_a_given_tile_is_taken() -> None:
     wanted = of_gradients()
     every = list(fa3.candidates(wanted, HOPPER, every=True))
-    assert [tile.head_dim for tile in every] == [64, 96, 128, 192]  # wider ones would do as well
+    # Wider ones would do as well, and those for windows.
+    assert [tile.head_dim for tile in every] == [64, 64, 96, 128, 192]
     assert [fa3_plan(wanted, HOPPER, None, (), tile=t).tile for t in every] == every
     old = replace(HOPPER, compute_capability=(8, 0))
     with pytest.raises(UnsupportedError, match="fa3 is for Hopper"):

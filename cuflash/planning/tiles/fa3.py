@@ -200,7 +200,7 @@ def candidates(
     With ``every`` also those that the table has for other lengths.
     """
     forward = problem.operation == "forward"
-    for tile in _forward(problem, every) if forward else _backward(problem):
+    for tile in _forward(problem, every) if forward else _backward(problem, every):
         if tile.footprint.excess(limits) is None:
             yield tile
 
@@ -214,12 +214,15 @@ def _forward(problem: AttentionProblem, every: bool) -> Iterator[Fa3ForwardTile]
             yield tile_of_row(problem, row)
 
 
-def _backward(problem: AttentionProblem) -> Iterator[Fa3BackwardTile]:
+def _backward(problem: AttentionProblem, every: bool) -> Iterator[Fa3BackwardTile]:
+    window = problem.visibility.most_keys if problem.has_first else 0
     widest = max(problem.head_dim, problem.head_dim_v)
     narrow = max(row.widest_v for row in BACKWARD if row.block_kv > ROWS)
     for row in BACKWARD:
         if row.block_kv == ROWS and widest <= narrow:
             continue  # keys are shared where they have to be
+        if not every and window < row.fewest_of_window:
+            continue
         if problem.head_dim <= row.widest and problem.head_dim_v <= row.widest_v:
             yield Fa3BackwardTile(
                 row.block_q,

@@ -56,9 +56,11 @@ class BackwardRow(NamedTuple):
     num_stages: int  # of Q and dO
     kv_tiles_per_convert_block: int = 0  # that round dQ; 0: a kernel of its own does
     zero_bytes: int = 4096  # that one copy clears; 16 rows of sums are a whole number of them
+    fewest_of_window: int = 0  # keys of a window from which on it is taken; 0: by any mask
 
 
 BACKWARD = (
+    BackwardRow(64, 64, 128, 128, 2, 32, fewest_of_window=1024),  # 391 at 64, (512, 512)
     BackwardRow(64, 64, 128, 128, 2),  # 570 at 64, seqlen 8192 full
     BackwardRow(96, 96, 64, 128, 2, 8, 2048),  # 547 at 96, seqlen 8192 causal
     BackwardRow(128, 128, 64, 128, 2, 8),  # 633 at 128, seqlen 8192 full
