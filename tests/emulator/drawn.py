@@ -25,6 +25,9 @@ QKV = ("q", "k", "v")
 _MANY = 8
 #: Values that none of the kernels' sums overflow for.
 _VALUES = ("normal", "normal", "small", "x8", "integers", "outliers", "equal", "zeros")
+#: Not "equal": one number is then all scores of a head, and a sink, unlike softmax alone, lets its
+#: error through, which no model of independent errors holds.
+_WITH_SINKS = tuple(values for values in _VALUES if values != "equal")
 
 
 @dataclass(frozen=True)
@@ -203,7 +206,7 @@ def _problems(draw: st.DrawFn, kernels: Kernels, work: int) -> Case:
         scale=draw(st.sampled_from((None, None, 0.3, 2.0**-5))),
         layout=layout,
         seed=draw(st.integers(0, 2**31 - 1)),
-        values=draw(st.sampled_from(_VALUES)),
+        values=draw(st.sampled_from(_WITH_SINKS if kernels.sinks else _VALUES)),
         strides=tuple(draw(recipes(layout, name)) for name in TENSORS),
     )
 
