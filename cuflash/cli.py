@@ -171,18 +171,24 @@ def _info(given: argparse.Namespace) -> int:
 
 
 def _explain(given: argparse.Namespace) -> int:
-    console = Console()
     both: tuple[Operation, ...] = ("forward", "backward")
     operations = [name for name in both if given.operation in (name, "both")]
-    for operation in operations:
-        explanation = explain(
+    explanations = [_explained(given, operation) for operation in operations]
+    Console().print(Text("\n\n".join(explanations)), soft_wrap=True)
+    return 0
+
+
+def _explained(given: argparse.Namespace, operation: Operation) -> str:
+    selects = operation == "backward" or given.operation == "forward"  # which refuses it
+    return str(
+        explain(
             *_shapes(given),
             operation=operation,
             dtype=given.dtype,
             causal=given.causal,
             window_size=None if given.window_size is None else tuple(given.window_size),
             sinks=given.dtype if given.sinks == "" else given.sinks,
-            wrt=given.wrt,
+            wrt=given.wrt if selects else QKV,
             q_offset=given.q_offset,
             layout=given.layout,
             deterministic=given.deterministic,
@@ -191,10 +197,7 @@ def _explain(given: argparse.Namespace) -> int:
             blocks=None if given.blocks is None else tuple(given.blocks),
             compile=given.compile,
         )
-        console.print(Text(str(explanation)), soft_wrap=True)
-        if operation != operations[-1]:
-            console.print()
-    return 0
+    )
 
 
 def _shapes(given: argparse.Namespace) -> list[tuple[int, ...]]:

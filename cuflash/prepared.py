@@ -221,6 +221,8 @@ def signature_of(
         for name, array in arrays.items()
         if name in QKV or not _is_dtype(array)
     }
+    if operation == "forward" and options.wrt != QKV:
+        raise ArgumentValueError("wrt", repr(options.wrt), 'operation="backward" beside it')
     sizes = describe("forward", given, options)
     for name, array in arrays.items():
         if name not in given:

@@ -111,6 +111,14 @@ def test_sinks_are_named_only_where_they_are_given() -> None:
         cuflash.attention_backward(**_good(wrt=("q", "sinks")))
 
 
+@pytest.mark.parametrize("wrt", [("q",), ("k", "q", "v"), ("sinks",)])
+def test_a_forward_pass_takes_no_selection(wrt: Any) -> None:
+    shape = (1, 3, 2, 4)
+    asked = {"operation": "forward", "dtype": "float32", "backend": "numpy", "wrt": wrt}
+    with pytest.raises(_VALUE, match=r"^wrt: got .*; expected operation=\"backward\""):
+        cuflash.explain(shape, shape, shape, **asked)
+
+
 @pytest.mark.parametrize(
     ("wrt", "grads", "error", "says"),
     [
