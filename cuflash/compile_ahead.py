@@ -182,7 +182,7 @@ def _problems(calls: Calls) -> Iterator[AttentionProblem]:
         rows = [dim * DTYPES[dtype].itemsize for dim in dims]
         aligned = not calls.unaligned and all(row % 16 == 0 for row in rows)
         groups = (1, 64) if operation == "backward" else (1,)
-        windows = _telling_windows() if mask in ("left", "band") else (0,)
+        windows = _telling_windows(operation) if mask in ("left", "band") else (0,)
         for (seqlen_q, seqlen_kv), heads, group, window in product(
             seqlens, _HEADS, groups, windows
         ):
@@ -209,10 +209,14 @@ def _problems(calls: Calls) -> Iterator[AttentionProblem]:
             yield _with_sinks(plain, sinks)
 
 
-def _telling_windows() -> tuple[int, ...]:
-    """Numbers of keys in a window: both sides of every one at which the tables change."""
-    widest = {row.widest_window for row in fa3_tables.FORWARD if row.widest_window}
-    return tuple(keys for last in sorted(widest) for keys in (last, last + 1))
+def _telling_windows(operation: Operation) -> tuple[int, ...]:
+    """Numbers of keys in a window: both sides of every one at which a pass's table changes."""
+    if operation == "forward":
+        last_of_rows = {row.widest_window for row in fa3_tables.FORWARD if row.widest_window}
+    else:
+        first_of_rows = {row.fewest_of_window for row in fa3_tables.BACKWARD}
+        last_of_rows = {first - 1 for first in first_of_rows if first}
+    return tuple(keys for last in sorted(last_of_rows) for keys in (last, last + 1))
 
 
 def _with_sinks(problem: AttentionProblem, sinks: str | None) -> AttentionProblem:

@@ -125,6 +125,12 @@ def _featured_problems(algorithm: Algorithm) -> Iterator[AttentionProblem]:
         yield of
         of = replace(of, wrt=("q", "k", "v", *operands))
         yield replace(of, operation="backward", deterministic=deterministic)
+    for width in (64, 128) if algorithm == "fa3" else ():  # of a narrow window
+        of = replace(plain, head_dim=width, head_dim_v=width, mask="band", q_first=-127)
+        of = with_features(replace(of, storage="bfloat16", output="bfloat16"), {}, {})
+        yield of
+        for deterministic in (False, True):
+            yield replace(of, operation="backward", deterministic=deterministic)
 
 
 def _rare_fa3_problems() -> Iterator[AttentionProblem]:
@@ -220,6 +226,8 @@ def _name(architecture: str, c: KernelConfig) -> str:
     constants = dict(c.constants)
     if "block_q" in constants and c.generation == "fa3":
         parts.append(f"{constants['block_q']}x{constants['block_kv']}")
+    if constants.get("kv_tiles_per_convert_block", 0) > 8:
+        parts.append(f"converts{constants['kv_tiles_per_convert_block']}")
     if constants.get("ordered"):
         parts.append("ordered")
     if constants.get("parted"):

@@ -28,7 +28,7 @@ KINDS = (
     replace(HALF, deterministic=True),
     replace(HALF, unaligned=True),
     replace(HALF, masks=("left", "band")),
-    replace(HALF, head_dims=((64, 64),), masks=("left", "band"), operations=("forward",)),
+    replace(HALF, head_dims=((64, 64),), masks=("left", "band")),
     replace(HALF, masks=("full", "causal", "band"), sinks=("query", "float32", None)),
     replace(HALF, head_dims=((64, 64),)),
     replace(HALF, head_dims=((192, 128),)),
@@ -80,6 +80,24 @@ def test_whatever_the_lengths_and_heads_the_kernels_are_there(architecture: str)
             problem = _any_problem(calls, rng)
             for launch in plan(problem, limits).launches:
                 assert launch.config in listed, (problem, launch.config)
+
+
+@pytest.mark.parametrize("mask", ["left", "band"])
+def test_windows_of_any_width_have_their_kernels_at_lengths_that_are_given(mask: Any) -> None:
+    calls = replace(HALF, head_dims=((64, 64),), masks=(mask,), seqlens=((8192, 8192),))
+    listed, kinds = set(kernels_of(calls, LIMITS["90"])), set()
+    some = replace(_any_problem(calls, random.Random(7)), batch=2, heads_q=32, heads_kv=32)
+    some = replace(some, seqlen_q=8192, seqlen_kv=8192, q_offset=0)
+    for window in (1, 64, 128, 512, 1023, 1024, 1280, 1281, 8000):
+        first = 8192 - window - (8191 if mask == "band" else 0)
+        for operation in ("forward", "backward"):
+            problem = replace(some, operation=operation, q_first=first)
+            needed = {launch.config for launch in plan(problem, LIMITS["90"]).launches}
+            assert needed <= listed, window
+            kinds |= needed
+    assert kinds <= listed
+    assert len([kernel for kernel in kinds if kernel.kernel == "backward"]) == 2
+    assert len([kernel for kernel in kinds if kernel.kernel == "forward"]) == 2
 
 
 def test_sinks_of_a_dtype_that_no_call_takes_are_refused() -> None:
