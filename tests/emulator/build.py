@@ -145,11 +145,12 @@ def _include(config: KernelConfig) -> str:
     return f'#include "{config.generation}/{config.kernel}.cu"'
 
 
-def _digest(config: KernelConfig, root: Path, text: str = "") -> str:
-    """Of the files that a kernel is compiled from, with the headers that ``text`` names."""
+def _digest(config: KernelConfig, root: Path, text: str | None = None) -> str:
+    """Of the files that a kernel is compiled from, with the headers that ``text`` names, or all."""
     digest = hashlib.sha256()
     ours = [path for path in sorted(HERE.rglob("*")) if path.is_file()]
-    of_features = [path for path in sorted(root.glob("features/*.cuh")) if path.name in text]
+    features = sorted(root.glob("features/*.cuh"))
+    of_features = [path for path in features if text is None or path.name in text]
     entries = [root / config.generation / f"{config.kernel}.cu", *of_features]
     theirs = dict.fromkeys(path for entry in entries for path in include_closure(root, entry))
     for path in [*theirs, *ours]:
