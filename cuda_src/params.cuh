@@ -30,7 +30,7 @@ struct Shape {
   int seqlen_kv;
   int head_dim;    // of q and k; the compiled bucket may be wider
   int head_dim_v;  // of v and out
-  int q_offset;    // position of query 0 among the keys
+  int q_offset;    // the last key that query 0 sees, under a mask that has one
 };
 
 // FlashAttention-1 forward. The three accumulators live in the workspace, contiguous over

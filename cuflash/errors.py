@@ -58,7 +58,7 @@ class ArgumentTypeError(_ArgumentError, TypeError):
 
 
 class UnsupportedError(CuflashError, ValueError):
-    """The algorithm that was asked for cannot do this problem on this device."""
+    """The algorithm, the device or a pair of features cannot do this problem."""
 
 
 class BackendUnavailableError(CuflashError, RuntimeError):

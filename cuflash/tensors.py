@@ -1,6 +1,7 @@
 """The table of tensors: every array of a call, what it holds and which pass reads or writes it.
 
-Nothing else lists tensors. Arrays of features come from the table of features.
+Arrays of features come from the table of features. The fields of kernels' parameters are in
+``cuda/parameters.py``.
 """
 
 from __future__ import annotations

@@ -81,10 +81,10 @@ __device__ inline int* turn_of(const BackwardContext<Config>& c, const QStep& st
   return static_cast<int*>(c.params.turns) + tile * Config::warps + threadIdx.x / 32;
 }
 
-// Ordered accumulation: kv tiles add to a q tile one after the other, from the first on; under a
-// causal mask from the last on. A kv tile begins with the q tile on its diagonal, so that those of
-// a head that start together do not meet at one (as they do where the first queries see several kv
-// tiles).
+// Ordered accumulation: kv tiles add to a q tile one after the other, from the first on; where the
+// mask has a bound, from the last on. Under a causal mask a kv tile begins with the q tile on its
+// diagonal, so that the kv tiles of a head that start together add to different q tiles. They meet
+// at one q tile where the first queries see several kv tiles.
 //
 // GPUs start the blocks of a grid in the order of their numbers (no manual promises it), and the
 // tiles have their numbers in the order in which they add, so whoever waits waits for a block that

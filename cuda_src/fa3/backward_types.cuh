@@ -133,7 +133,7 @@ __device__ __forceinline__ void await_step(unsigned stage) {
                      NumberedBarriers<Config>::threads_of_step);
 }
 
-// Of who reads a counter again and again; it has an end where Config::jitter tests.
+// The backoff of a thread that polls a counter. In jitter builds it times out and traps.
 template <class Config, bool ends = Config::jitter>
 struct Patience {
   __device__ static void wait(unsigned nanoseconds) { __nanosleep(nanoseconds); }

@@ -103,8 +103,8 @@ struct WideMath {
     exponentiate<Config>(c.params, p, lse, place, math.factor);
     const bool dead = has_dead_queries(lse);
     if (dead || math.is_edge(state.place)) apply_mask<Config>(lse, c.seq, place, p);
-    // Whoever has dS of two steps ago, as dQ of the step before had, knows that P of then has been
-    // read; but of a warp one lane said so. Here all do.
+    // ds_full of two steps ago implies that P of that step has been read, but only lane 0 of each
+    // warp arrives there. This barrier orders all lanes.
     if (number >= Config::score_stages) meet_over_weights<Config>(Numbered::weights_empty, passing);
     pass_weights<Config>(passed_weights(c.shared, passing), p);
     arrive_over_weights<Config>(Numbered::weights_full, passing);

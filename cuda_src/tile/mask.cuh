@@ -1,5 +1,6 @@
-// Which keys a query sees: one interval of keys for each query, cut at the length. What is hidden,
-// which tiles are visited and which of them need a mask all derive from here.
+// Which keys a query sees: one interval of keys for each query, cut at the length. Which tiles are
+// visited and which of them need a mask derives from here. Kernels hide pairs of an edge tile by
+// the same two bounds, seq.q_first and seq.q_last.
 #pragma once
 
 #include "sequence.cuh"
@@ -61,7 +62,7 @@ struct Mask {
     return edge;
   }
 
-  // Whether all pairs of the same are hidden.
+  // Whether every pair of these queries and keys is hidden.
   template <int queries, int keys>
   __device__ static bool hides_all(const Sequence& seq, int q_begin, int kv_begin) {
     const int q_last = min(q_begin + queries, seq.seqlen_q) - 1;

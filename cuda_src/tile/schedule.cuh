@@ -1,5 +1,6 @@
 // Which work a thread block does, and which blocks its inner loop visits. Loading and arithmetic
-// go through the same iterator, so that a new way of choosing blocks changes this file alone.
+// take their range from the same function. FlashAttention-3's forward pass divides it further, in
+// fa3/forward_math.cuh.
 #pragma once
 
 #include "mask.cuh"

@@ -53,9 +53,9 @@ def attention_backward(
         Gradient of the log-sum-exp.
     wrt : sequence of {"q", "k", "v", "sinks"}
         With respect to what, each once; "sinks" only where they are given.
-        What is not named is neither computed into memory of its own nor
-        returned. (On CUDA the kernels write the gradients of q, k and v in any
-        case: those that are not named lie in the workspace.)
+        What is not named is not returned. The NumPy backend does not compute
+        it either; on CUDA the kernels compute the gradients of q, k and v in
+        any case, and write those that are not named to the workspace.
     grads : sequence of arrays, optional
         Destinations, one for each name of ``wrt`` in its order; they must not
         overlap anything.
@@ -73,8 +73,8 @@ def attention_backward(
         In the order of ``wrt``, each shaped and typed like the array it is
         the gradient of, C-contiguous. Grouped heads are summed into their kv
         head. Rows that see no key have gradient 0. That of ``sinks`` is summed
-        in float32 (float64 for float64) in one fixed order, so it has the same
-        bits from run to run.
+        in one fixed order, so it has the same bits from run to run: in float64
+        on CUDA, and in float32 by the NumPy backend (float64 for float64).
 
     Raises
     ------

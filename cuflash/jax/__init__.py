@@ -94,7 +94,8 @@ def attention(
         Position of query 0 among the keys, compiled in. 0, the default, is
         the alignment of JAX: the first query sees the first key. None is
         ``seqlen_kv - seqlen_q``, the default of :func:`cuflash.attention`:
-        the last query sees the last key. Without a mask it changes nothing.
+        the last query sees the last key. Without a mask or a window it
+        changes nothing.
     return_lse : bool
         Also return the log-sum-exp of the scores.
     sinks : array, (heads_q,), optional

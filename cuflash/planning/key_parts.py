@@ -15,7 +15,7 @@ __all__ = ["KeyParts", "parts_of"]
 
 #: Steps, each a q tile of a query head against a kv tile, that a block takes to begin and to end.
 _STEPS_OF_BLOCK = 2
-#: Of the longest block, what is added to everybody's share of the steps: blocks come longest first.
+#: Fraction of the longest block's steps that is added as tail. Blocks come longest first.
 _OF_LONGEST = 1 / 3
 #: Steps that a multiprocessor could do while all of them write, read and add up a part of a tile:
 #: 8 bytes a number at 4 TB/s beside products at 600 TFLOP/s.
