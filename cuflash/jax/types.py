@@ -13,7 +13,7 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from ..errors import ArgumentValueError
+from ..errors import ArgumentValueError, UnsupportedError
 from .axes import free_axes
 from .call import Call, renamed
 
@@ -59,7 +59,18 @@ def repeated(array: Any, size: int, like: Any) -> Any:
 
 
 def with_heads(array: Any, axis: int) -> Any:
-    """An array whose first axis is made part of another: its heads, entry after entry."""
+    """An array whose first axis is made part of another: its heads, entry after entry.
+
+    Raises
+    ------
+    UnsupportedError
+        If the type says that the heads are divided: no type says how the merged axis would be.
+    """
+    if _spec(jax.typeof(array))[axis + 1] is not None:
+        raise UnsupportedError(
+            "jax.vmap of the gradient of what all batch entries share takes no heads that a mesh "
+            "of explicit axes divides; divide the batch, or map inside jax.shard_map"
+        )
     shape = array.shape[1:]
     merged = (*shape[:axis], array.shape[0] * shape[axis], *shape[axis + 1 :])
     return jax.numpy.moveaxis(array, 0, axis).reshape(merged)

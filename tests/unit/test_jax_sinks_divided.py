@@ -121,3 +121,23 @@ def test_shard_map(wide: None, spec: Any, check: dict[str, Any]) -> None:
 
     near(of(each), of(whole))
     assert np.isfinite(np.asarray(each(*arrays))).all()
+
+
+@pytest.mark.parametrize("mapped", [0, 3], ids=["query", "sinks"])
+def test_entries_with_sinks_of_their_own_want_whole_heads_on_explicit_axes(mapped: int) -> None:
+    """No type says how the heads of several entries, merged, are divided."""
+    mesh = cpu_mesh(2, 2, explicit=True)
+    arrays = draw(*[(4, 6, 4, 8)] * 3, (4,), dtype="float32")
+    arrays[mapped] = jnp.stack([arrays[mapped]] * 2)
+    axes = tuple(0 if i == mapped else None for i in ALL)
+    for heads in (None, "y"):
+        specs = [P("x", None, heads)] * 3 + [P(heads)]
+        specs[mapped] = P(None, *specs[mapped])
+        with jax.set_mesh(mesh):
+            given = place(mesh, arrays, specs)
+            call = jax.jit(jax.vmap(gradients, axes))
+            if heads is None:
+                assert call(*given)[3].shape == (2, 4)
+                continue
+            with pytest.raises(cuflash.UnsupportedError, match="no heads that a mesh of explicit"):
+                call(*given)
