@@ -54,7 +54,7 @@ def mask_of(bounds: Bounds) -> MaskKind:
 
 def _check_sides(name: str, value: Any) -> tuple[int | None, int | None]:
     """Sides of a window: each a number of keys, or None for all of them."""
-    expected = "(left, right), each a number of keys from 0 on, or None for all (-1 elsewhere)"
+    expected = "(left, right), each a number of keys, or None for no bound (-1 in flash-attn)"
     if not isinstance(value, (tuple, list)) or len(value) != 2:
         raise ArgumentTypeError(name, shown(value), expected)
     for side in value:

@@ -71,7 +71,7 @@ def test_a_window_is_two_sides_or_refused(value: Any) -> None:
         assert got == tuple(value)
         assert all(side is None or type(side) is int for side in got)
         return
-    with pytest.raises((_VALUE, _TYPE), match=r"^window_size: got .*-1 elsewhere"):
+    with pytest.raises((_VALUE, _TYPE), match=r"^window_size: got .*-1 in flash-attn"):
         check_options(window_size=value)
 
 
