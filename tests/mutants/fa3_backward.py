@@ -17,6 +17,16 @@ _TYPES = "cuda_src/fa3/backward_types.cuh"
 _TURNS = "cuda_src/fa3/backward_turns.cuh"
 _WIDE = "cuda_src/fa3/backward_wide.cuh"
 
+#: Of a whole step, which a hidden one has otherwise.
+_DQ_HAS_COME = """    ptx::wgmma_wait<2>();
+    ptx::wgmma_hold(dq.value[0]);
+    if (number > 0) {
+      """
+_DV_BESIDE = """
+    }
+    advance(state, dead_rows);
+    ptx::wgmma_wait<1>();"""
+
 BUGS = (
     Bug(
         "Q is loaded before the one before is read",
@@ -56,15 +66,15 @@ BUGS = (
     Bug(
         "nobody says that dS has been read",
         _MATH,
-        "arrive_warp<Config>(c.shared.ds_empty[ScoreRing(number - 1).stage]);",
-        "",
+        f"{_DQ_HAS_COME}arrive_warp<Config>(c.shared.ds_empty[ScoreRing(number - 1).stage]);",
+        _DQ_HAS_COME,
         GRADIENTS,
     ),
     Bug(
         "dQ goes to the q tile of its next step",
         _MATH,
-        "add_q(c.before(state.place), state.dead_before, dq, number - 1);",
-        "add_q(state.place, state.dead_before, dq, number - 1);",
+        f"add_q(c.before(state.place), state.dead_before, dq, number - 1);{_DV_BESIDE}",
+        f"add_q(state.place, state.dead_before, dq, number - 1);{_DV_BESIDE}",
         GRADIENTS,
     ),
     Bug(

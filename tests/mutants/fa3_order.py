@@ -25,6 +25,8 @@ _WIDE = "cuda_src/fa3/backward_wide.cuh"
 
 _FENCE = "    ptx::fence_async_shared();\n"
 _HANDED_ON = "    __syncwarp();\n    arrive_warp<Config>(c.shared.ds_full[score_ring.stage]);\n"
+#: After a whole step's dS; after a hidden one's all products are waited for.
+_BESIDE = "\n    ptx::wgmma_wait<2>();\n"
 _ENDS = "    end_step<Config>(stage);\n"
 
 
@@ -52,15 +54,18 @@ def _early(name: str, file: str, pending: int, held: str, test: str) -> Bug:
     return Bug(name, file, _wait(pending) + hold, _wait(pending + 1) + hold, test)
 
 
-def _overwritten(name: str, file: str, test: str) -> Bug:
+def _overwritten(name: str, file: str, test: str, follows: str = "") -> Bug:
     """Nobody waits until the place of dS is free."""
     wait = "wait_empty<Config>(c.shared.ds_empty[score_ring.stage], score_ring.phase);"
-    return Bug(name, file, wait, "", test)
+    return Bug(name, file, wait + follows, follows, test)
 
 
 _FENCES = (
-    _unfenced("dS has no fence", _MATH, _FENCE, _HANDED_ON, GRADIENTS),
-    _swapped("dS is fenced when it has been handed on", _MATH, _FENCE, _HANDED_ON, GRADIENTS),
+    _unfenced("dS has no fence", _MATH, _FENCE, _HANDED_ON + _BESIDE, GRADIENTS),
+    _swapped(
+        *("dS is fenced when it has been handed on", _MATH, _FENCE, _HANDED_ON, GRADIENTS),
+        follows=_BESIDE,
+    ),
     _unfenced("dS of shared keys has no fence", _WIDE, _FENCE, _HANDED_ON, SHARED_GRADIENTS),
     _unfenced(
         "dS of serial score tiles has no fence",
@@ -147,7 +152,10 @@ _BACKWARD_WAITS = (
 )
 
 _PLACES = (
-    _overwritten("dS is overwritten while dQ reads it", _MATH, GRADIENTS),
+    _overwritten(
+        *("dS is overwritten while dQ reads it", _MATH, GRADIENTS),
+        follows="\n    unsigned dead_rows = 0;",
+    ),
     _overwritten(
         "dS of serial score tiles is overwritten while dQ reads it", _SERIAL, SERIAL_GRADIENTS
     ),

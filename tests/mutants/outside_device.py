@@ -115,8 +115,10 @@ FA3 = (
     OutsideBug(
         "edge_beyond_one_key_more",
         "cuda_src/fa3/backward_math.cuh",
-        "c.seq, place.tile * Config::block_q, first_key());",
-        "c.seq, place.tile * Config::block_q, first_key() - 1);",
+        "is_edge<Config::block_q, kKeysOfWarpgroup>(\n"
+        "        c.seq, place.tile * Config::block_q, first_key());",
+        "is_edge<Config::block_q, kKeysOfWarpgroup>(\n"
+        "        c.seq, place.tile * Config::block_q, first_key() - 1);",
         "fa3",
         "fa3 backward, no mask, one key less than whole tiles, scores so low that exp(-lse) "
         "overflows: dq is NaN.",

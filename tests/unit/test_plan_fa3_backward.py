@@ -90,7 +90,7 @@ def test_the_two_widths_choose_the_tile(d: int, dv: int) -> None:
         assert config.entry == "cuflash_fa3_backward"
 
 
-def _problem_of(row: BackwardRow) -> AttentionProblem:
+def problem_of(row: BackwardRow) -> AttentionProblem:
     """A problem of the row's widths, with the narrowest window that it is for."""
     plain = of_gradients(head_dim=row.widest, head_dim_v=row.widest_v)
     if not row.fewest_of_window:
@@ -101,7 +101,7 @@ def _problem_of(row: BackwardRow) -> AttentionProblem:
 
 def test_every_row_of_the_table_is_taken() -> None:
     for row in BACKWARD:
-        tile = planned(_problem_of(row)).tile
+        tile = planned(problem_of(row)).tile
         numbers = row.block_q, row.block_kv, row.num_stages, row.widest, row.widest_v
         more = row.kv_tiles_per_convert_block, row.zero_bytes
         assert tile == fa3.Fa3BackwardTile(*numbers, False, *more)
@@ -109,7 +109,7 @@ def test_every_row_of_the_table_is_taken() -> None:
 
 def test_a_narrower_window_takes_the_row_of_any_mask() -> None:
     row = next(row for row in BACKWARD if row.fewest_of_window)
-    wide = _problem_of(row)
+    wide = problem_of(row)
     narrow = replace(wide, q_first=wide.q_first + 1)
     assert wide.visibility.most_keys == row.fewest_of_window
     assert planned(narrow).tile == planned(replace(narrow, mask="causal", q_first=0)).tile

@@ -8,7 +8,7 @@ from cuflash.planning.tiles import fa3
 from cuflash.planning.tiles.fa3_tables import BACKWARD, BackwardRow
 
 from .test_plan_fa3 import HOPPER, planned
-from .test_plan_fa3_backward import of_gradients
+from .test_plan_fa3_backward import of_gradients, problem_of
 from .test_plan_fa3_limits import SHARED_OF_H200
 
 #: Bytes that a copy clears, where there is room for them.
@@ -80,7 +80,7 @@ def test_barriers_lse_and_delta_have_their_bytes(block_q: int, stages: int, beyo
 
 @pytest.mark.parametrize("row", BACKWARD, ids=str)
 def test_a_row_fits_and_its_registers_move_within_what_the_block_has(row: BackwardRow) -> None:
-    tile = planned(of_gradients(head_dim=row.widest, head_dim_v=row.widest_v)).tile
+    tile = planned(problem_of(row)).tile
     constants, footprint = tile.constants(), tile.footprint
     assert footprint.excess(HOPPER) is None
     assert footprint.shared_bytes <= SHARED_OF_H200
