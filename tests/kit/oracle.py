@@ -17,6 +17,7 @@ what these contribute, in units of u::
              D_ij = dS_ij^2 r_ij + c^2 P_ij^2 t_ij^2 + f^2 (dP_ij - delta_i)^2
              e_i  = sum_c (dO_ic out_ic)^2 + sum_j (P_ij^2 dP_ij^2 + c^2 dS_ij^2 s_ij^2)
                     + c^2 (sum_c |dO_ic out_ic|)^2
+                    + f^2 (sum_c |dO_ic| sum_j |v_jc|)^2 where there is a sink
     dsink    E = F + c sqrt(n) sum_i |P_is g_i|, n rows, g_i = delta_i - dlse_i
              F^2 = sum_i P_is^2 (e_i + g_i^2 (c^2 x_i^2 + E(lse_i)^2))
              P_is = exp(sink - lse_i), x_i = 1 + |lse_i| + 2 |sink - lse_i|
@@ -184,10 +185,13 @@ class _Head:
         distance = _squares(v) - 2 * (out @ v.T) + _squares(out)[:, None]
         by_scores = (self._p * self._s) ** 2 * np.maximum(distance, 0)
         square = self._rounded(self._p) @ _squares(v) + by_scores.sum(axis=1)
-        if self._sink > -np.inf:  # what it leaves of a row is a factor of all its weights
-            most = MOST_WEIGHT[self._case.dtype] * SMALLEST[self._case.statistics.name]
-            square += _squares(np.where(self._seen, self._c * most, 0) @ np.abs(v))
-        return square
+        return square + _squares(self._left())
+
+    def _left(self) -> np.ndarray:
+        """E of the output by what a sink leaves of a row, a factor of all its weights."""
+        most = MOST_WEIGHT[self._case.dtype] * SMALLEST[self._case.statistics.name]
+        lost = self._c * most if self._sink > -np.inf else 0
+        return np.where(self._seen, lost, 0) @ np.abs(self._x["v"])
 
     def gradients(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Of dq, (seqlen_q,), dk and dv, (seqlen_kv,)."""
@@ -235,6 +239,7 @@ class _Head:
         ds = p * (dp - delta[:, None])
         smallest = SMALLEST[self._case.dtype]
         error = _squares(np.abs(x["dout"]) * np.maximum(np.abs(self._out), smallest))
+        error += (np.abs(x["dout"]) * self._left()).sum(axis=1) ** 2
         error += (self._rounded(p) * dp**2 + (growth * ds * self._s) ** 2).sum(axis=1)
         drift = 1 + SUM_DRIFT * _alike_terms(self._case)["out"]  # of the out that delta is made of
         error += (c * drift * np.abs(terms).sum(axis=1)) ** 2
