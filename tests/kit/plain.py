@@ -15,8 +15,8 @@ __all__ = ["plain"]
 def plain(case: Case, inputs: Mapping[str, np.ndarray], step: int = 1) -> dict[str, np.ndarray]:
     """Attention as one would write it in NumPy, in the case's own dtype.
 
-    With a step of -1 queries and keys are taken from the last to the first:
-    what weighs most is then added early instead of late, and errs more.
+    With a step of -1 queries, keys and columns are taken from the last to the
+    first: what weighs most is then added early instead of late, and errs more.
     The backward pass starts from the output and the lse that the forward
     pass saved, as a backend's does, and computes the scores again, adding in
     the other direction: scores that err alike in both passes would cancel.
@@ -34,12 +34,13 @@ def plain(case: Case, inputs: Mapping[str, np.ndarray], step: int = 1) -> dict[s
         for b, h in np.ndindex(case.batch, case.heads_q):
             kv = h // case.group
             q, k, v = x["q"][b, h, ::step], x["k"][b, kv, ::step], x["v"][b, kv, ::step]
-            scores = np.where(visible, scale * _product(q, k.T), -np.inf)
+            scores = scale * _product(q[:, ::step], k[:, ::step].T)
+            scores = np.where(visible, scores, -np.inf)
             out, lse = _plain_forward(scores, v, sinks[h])
             ordered["out"][b, h], ordered["lse"][b, h] = out, lse
             if not gradients:
                 continue
-            scores = scale * _product(q[:, ::-1], k[:, ::-1].T)
+            scores = scale * _product(q[:, ::-step], k[:, ::-step].T)
             p = np.where(visible, np.exp(scores - np.where(lse == -np.inf, 0, lse)[:, None]), 0)
             dout = x["dout"][b, h, ::step]
             delta = (dout * out).sum(axis=1) - (x["dlse"][b, h, ::step] if "dlse" in x else 0)
