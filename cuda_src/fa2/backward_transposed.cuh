@@ -45,13 +45,15 @@ __device__ inline void clear_dead_queries(const BackwardContext<Config>& c, cons
 // scores -> P^T = exp(scores * factor - lse); zeros for what the mask hides and for dead queries.
 template <class Config, class Scores>
 __device__ inline void exponentiate_transposed(const BackwardContext<Config>& c, const QStep& step,
-                                               Scores& scores, int key0, bool dead) {
+                                               Scores& scores, SlopesOf<Config, Scores>& slopes,
+                                               int key0, bool dead) {
   using Compute = typename Config::Compute;
   const LanePosition lane;
   const QueryNumbers<Config> lse(c.lse(step.stage));
   const Compute factor = logit_factor<Config>(c.params);
-  change_scores<Config>(
-      c.params, RowsOfKeys{c.item.batch, step.head, step.q_begin, c.item.kv_begin + key0}, scores);
+  change_scores<Config>(c.params,
+                        RowsOfKeys{c.item.batch, step.head, step.q_begin, c.item.kv_begin + key0},
+                        scores, slopes);
   scores.for_each([&](Compute& s, int, int n, int, int which) {
     s = Logits<Config>::exponential(s, factor, lse.value[n][which]);
   });
@@ -64,18 +66,14 @@ __device__ inline void exponentiate_transposed(const BackwardContext<Config>& c,
   });
 }
 
-// dP^T -> dS^T = P^T * (dP^T - delta); zeros for dead queries.
+// dP^T -> dS^T = P^T * (dP^T - delta), from P times the slopes; zeros for dead queries.
 template <class Config, class Scores>
 __device__ inline void differentiate_transposed(const BackwardContext<Config>& c, const QStep& step,
-                                                Scores& ds, const Scores& p, int key0, bool dead) {
+                                                Scores& ds, const Scores& p, bool dead) {
   using Compute = typename Config::Compute;
-  const LanePosition lane;
   const QueryNumbers<Config> delta(c.delta(step.stage));
   ds.for_each([&](Compute& x, int m, int n, int group, int which) {
-    const int i = step.q_begin + lane.column + Scores::column(n, which);
-    const int j = c.item.kv_begin + key0 + lane.row + Scores::row(m, group);
     x = p.value[m][n][group][which] * (x - delta.value[n][which]);
-    x = raw_gradient<Config>(x, ScorePosition{c.item.batch, step.head, i, j});
   });
   if (dead) clear_dead_queries(c, step, ds);
 }
@@ -92,14 +90,16 @@ __device__ inline void transposed_step(const BackwardContext<Config>& c, const Q
   p.fill(0);
   P::template multiply_ahead<Config::head_dim>(p, rows_by_depth(c.k(), key0),
                                                rows_by_depth(c.q(step.stage), 0));
-  exponentiate_transposed(c, step, p, key0, dead);
+  SlopesOf<Config, Scores> slopes;
+  exponentiate_transposed(c, step, p, slopes, key0, dead);
   P::multiply_weights(dv, p, depth_by_rows(c.dout(step.stage), Zero{}), unused, 0, 0);
+  slopes.multiply(p);
   Scores ds;
   ds.fill(0);
   // Loaded ahead, the fragments would need more registers than there are beside P.
   P::template multiply<Config::head_dim_v>(ds, rows_by_depth(c.v(), key0),
                                            rows_by_depth(c.dout(step.stage), 0));
-  differentiate_transposed(c, step, ds, p, key0, dead);
+  differentiate_transposed(c, step, ds, p, dead);
   store_shared<Config::architecture>(ds, c.ds_transposed(i), key0, Zero{});
   P::multiply_weights(dk, ds, depth_by_rows(c.q(step.stage), Zero{}), unused, 0, 0);
 }

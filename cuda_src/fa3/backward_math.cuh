@@ -21,6 +21,10 @@ struct BackwardMath {
   using QGradient = typename Types::QGradient;
   using Ring = RingPlace<Config::num_stages>;
   using ScoreRing = RingPlace<Config::score_stages>;
+  static constexpr bool has_slope = Config::Score::has_slope;
+  // Where P times the slopes of 128 queries would need too many registers beside P: rounded too.
+  static constexpr bool rounds_sloped = has_slope && Types::q_parted_by_rows;
+  static constexpr int exponent = rounds_sloped ? rounding_exponent(Storage{}) : 0;  // of P
   const BackwardContext<Config>& c;
   const int warpgroup;
   const int part;       // of the keys of the kv tile
@@ -32,7 +36,7 @@ struct BackwardMath {
         warpgroup(warpgroup),
         part(Types::keys_shared ? 0 : warpgroup),
         first_row(static_cast<int>(threadIdx.x) / 32 % 4 * 16),
-        factor(Logits<Config>::factor(c.params.scale)) {}
+        factor(Logits<Config>::factor(Config::Score::unit(c.params))) {}
 
   // Row of this warp among the 64 of its warpgroup. Where score tiles are serial it is found anew.
   __device__ int warp_row() const {
@@ -174,6 +178,51 @@ struct BackwardMath {
            (lse.value[row + 8] == infinity<float>() ? 2u : 0u);
   }
 
+  // Zeros in `scores` (P, dP) for what is hidden, and in Q and dO for what dead queries hold there;
+  // which are that of this lane's rows of dQ.
+  template <class... All>
+  __device__ __forceinline__ unsigned hide(const StepState& state, unsigned stage, bool dead,
+                                           const RowsOfKeys& place, All&... scores) const {
+    const QueryNumbers<Config>& lse = c.shared.lse[stage];
+    if (dead) {
+      apply_mask<Config>(lse, c.seq, place, scores...);
+      return clear_dead(lse, c.shared.q[stage], c.shared.dout[stage]);
+    }
+    if (is_edge(state.place)) apply_mask_to_live_queries<Config>(c.seq, place, scores...);
+    return 0;
+  }
+
+  // P and dS of a step, rounded, of scores with slopes where the registers do not hold these beside
+  // P and dP: P, and P times its slopes, are rounded before dP is computed. S has been issued. P is
+  // multiplied by 2^exponent. Returns the dead rows of dQ of this lane.
+  __device__ __forceinline__ unsigned score_serially(ScoreOperand<Config>& weights,
+                                                     ScoreOperand<Config>& gradients, Scores& p,
+                                                     const StepState& state, const Ring& ring,
+                                                     const ScoreRing& score_ring) const {
+    const unsigned stage = ring.stage;
+    const QueryNumbers<Config>& lse = c.shared.lse[stage];
+    const RowsOfKeys place = score_place(state);
+    ScoreOperand<Config> sloped;
+    ptx::wgmma_wait<0>();
+    ptx::wgmma_hold(p.value[0]);
+    exponentiate<Config, exponent>(c.params, p, weights, sloped, lse, place, factor);
+    const bool dead = has_dead_queries(lse);
+    if (dead) {
+      apply_mask<Config>(lse, c.seq, place, weights, sloped);
+    } else if (is_edge(state.place)) {
+      apply_mask_to_live_queries<Config>(c.seq, place, weights, sloped);
+    }
+    Scores dp;
+    wait<Config>(c.shared.dout_full[stage], ring.phase);
+    issue_scores<Config::head_dim_v>(dp, c.shared.v, c.shared.dout[0], stage);
+    ptx::wgmma_wait<0>();
+    ptx::wgmma_hold(dp.value[0]);
+    wait_empty<Config>(c.shared.ds_empty[score_ring.stage], score_ring.phase);
+    const unsigned dead_rows = hide(state, stage, dead, score_place(state), dp);
+    differentiate_rounded<Config>(gradients, sloped, dp, c.shared.delta[stage]);
+    return dead_rows;
+  }
+
   // Scores of a step, and its gradients beside dQ of the step before.
   __device__ __forceinline__ void step(StepState& state, typename Types::KGradient& dk,
                                        typename Types::VGradient& dv, int number) const {
@@ -184,26 +233,34 @@ struct BackwardMath {
     QGradient dq;
     wait<Config>(c.shared.q_full[stage], ring.phase);
     issue_scores<Config::head_dim>(p, c.shared.k, c.shared.q[0], stage);
-    wait<Config>(c.shared.dout_full[stage], ring.phase);
-    issue_scores<Config::head_dim_v>(dp, c.shared.v, c.shared.dout[0], stage);
-    ptx::wgmma_wait<1>();
-    ptx::wgmma_hold(p.value[0]);
-
-    const RowsOfKeys place = score_place(state);
-    exponentiate<Config>(c.params, p, c.shared.lse[stage], place, factor);
-    const bool dead = has_dead_queries(c.shared.lse[stage]);
-    ptx::wgmma_wait<0>();
-    ptx::wgmma_hold(dp.value[0]);
-    wait_empty<Config>(c.shared.ds_empty[score_ring.stage], score_ring.phase);
-    unsigned dead_rows = 0;
-    if (dead) {
-      apply_mask<Config>(c.shared.lse[stage], c.seq, place, p, dp);
-      dead_rows = clear_dead(c.shared.lse[stage], c.shared.q[stage], c.shared.dout[stage]);
-    } else if (is_edge(state.place)) {
-      apply_mask_to_live_queries<Config>(c.seq, place, p, dp);
-    }
     ScoreOperand<Config> weights, gradients;
-    differentiate<Config>(weights, gradients, p, dp, c.shared.delta[stage], place);
+    unsigned dead_rows;
+    if constexpr (rounds_sloped) {
+      dead_rows = score_serially(weights, gradients, p, state, ring, score_ring);
+    } else {
+      wait<Config>(c.shared.dout_full[stage], ring.phase);
+      issue_scores<Config::head_dim_v>(dp, c.shared.v, c.shared.dout[0], stage);
+      ptx::wgmma_wait<1>();
+      ptx::wgmma_hold(p.value[0]);
+
+      const RowsOfKeys place = score_place(state);
+      if constexpr (has_slope) {
+        exponentiate<Config>(c.params, p, weights, p, c.shared.lse[stage], place, factor);
+      } else {
+        exponentiate<Config>(c.params, p, c.shared.lse[stage], place, factor);
+      }
+      const bool dead = has_dead_queries(c.shared.lse[stage]);
+      ptx::wgmma_wait<0>();
+      ptx::wgmma_hold(dp.value[0]);
+      wait_empty<Config>(c.shared.ds_empty[score_ring.stage], score_ring.phase);
+      if constexpr (has_slope) {
+        dead_rows = hide(state, stage, dead, place, p, dp, weights);
+        differentiate<Config>(gradients, p, dp, c.shared.delta[stage]);
+      } else {
+        dead_rows = hide(state, stage, dead, place, p, dp);
+        differentiate<Config>(gradients, p, dp, c.shared.delta[stage], weights);
+      }
+    }
     store_gradients<Config>(gradients, c.shared.ds[0], score_ring.stage, part);
 
     issue_q(dq, number - 1, number > 0);
@@ -311,7 +368,7 @@ __device__ inline void math_role(const BackwardContext<Config>& c, int warpgroup
   ptx::wgmma_hold(dq.value[0]);
   math.add_q(c.before(state.place), state.dead_before, dq, steps - 1);
   math.end_sums();
-  math.store_v(dv, 1.0f);
+  math.store_v(dv, 1.0f / static_cast<float>(1 << BackwardMath<Config>::exponent));
   math.store_k(dk);
 }
 

@@ -34,6 +34,48 @@ __device__ __forceinline__ void exponentiate(const typename Config::Params& para
   }
 }
 
+// A pair of numbers -> their places in a tile of scores, or rounded in an operand.
+template <class Scores>
+__device__ __forceinline__ void put_pair(Scores& scores, int n, int group, float x, float y) {
+  scores.value[0][n][group][0] = x;
+  scores.value[0][n][group][1] = y;
+}
+template <class Config>
+__device__ __forceinline__ void put_pair(ScoreOperand<Config>& operand, int n, int group, float x,
+                                         float y) {
+  operand.value[n / 2][n % 2 * 2 + group] = pack(typename Config::Storage{}, x, y);
+}
+
+// The same of scores that have slopes: P^T, rounded, and P^T times the slopes, from which dS is
+// made: in place of the scores, or as an operand.
+template <class Config, int exponent = 0, class Scores, class Sloped>
+__device__ __forceinline__ void exponentiate(const typename Config::Params& params,
+                                             const Scores& scores, ScoreOperand<Config>& weights,
+                                             Sloped& sloped, const QueryNumbers<Config>& lse,
+                                             const RowsOfKeys& place, float factor) {
+  const auto terms = Config::Score::terms(params, place.batch, place.head);
+  const LanePosition lane;
+#pragma unroll
+  for (int n = 0; n < Scores::column_fragments; ++n) {
+    const float2 offset = *reinterpret_cast<const float2*>(&lse.value[lane.column + 8 * n]);
+#pragma unroll
+    for (int group = 0; group < 2; ++group) {
+      float p[2], slope[2];
+#pragma unroll
+      for (int which = 0; which < 2; ++which) {
+        Graded<float> score{scores.value[0][n][group][which], 1};
+        terms.apply(score, place.query<Scores>(lane, 0, n, group, which),
+                    place.key<Scores>(lane, 0, n, group, which));
+        p[which] = Logits<Config>::exponential(score.value, factor,
+                                               (which == 0 ? offset.x : offset.y) - exponent);
+        slope[which] = score.slope;
+      }
+      put_pair(weights, n, group, p[0], p[1]);
+      put_pair(sloped, n, group, p[0] * slope[0], p[1] * slope[1]);
+    }
+  }
+}
+
 // Whether a q tile holds a dead query, or reaches beyond the length: all warps find the same.
 template <class Config>
 __device__ __forceinline__ bool has_dead_queries(const QueryNumbers<Config>& lse) {
@@ -45,11 +87,23 @@ __device__ __forceinline__ bool has_dead_queries(const QueryNumbers<Config>& lse
   return __any_sync(0xffffffffu, dead);
 }
 
+// Zero for one pair of a tile of scores, or of what has been rounded of it.
+template <class Scores>
+__device__ __forceinline__ void clear_pair(Scores& scores, int n, int group, int which) {
+  scores.value[0][n][group][which] = 0;
+}
+template <class Config>
+__device__ __forceinline__ void clear_pair(ScoreOperand<Config>& operand, int n, int group,
+                                           int which) {
+  operand.value[n / 2][n % 2 * 2 + group] &= which == 0 ? 0xffff0000u : 0x0000ffffu;
+}
+
 // Zeros in scores (P, dP) for what the mask hides and for dead queries, whatever K and V hold
 // there.
-template <class Config, class Scores, class... More>
+template <class Config, class... All>
 __device__ inline void apply_mask(const QueryNumbers<Config>& lse, const Sequence& seq,
-                                  const RowsOfKeys& place, Scores& scores, More&... more) {
+                                  const RowsOfKeys& place, All&... scores) {
+  using Scores = typename BackwardTypes<Config>::Scores;
   const LanePosition lane;
 #pragma unroll
   for (int n = 0; n < Scores::column_fragments; ++n) {
@@ -61,8 +115,7 @@ __device__ inline void apply_mask(const QueryNumbers<Config>& lse, const Sequenc
       for (int group = 0; group < 2; ++group) {
         const int key = place.key0 + lane.row + Scores::row(0, group);
         if (dead || !Mask<Config>::visible(seq, place.query0 + column, key)) {
-          scores.value[0][n][group][which] = 0;
-          ((more.value[0][n][group][which] = 0), ...);
+          (clear_pair(scores, n, group, which), ...);
         }
       }
     }
@@ -71,10 +124,11 @@ __device__ inline void apply_mask(const QueryNumbers<Config>& lse, const Sequenc
 
 // The same of a q tile without dead queries: of a key the queries before the first that sees it,
 // and those behind the last.
-template <class Config, class Scores, class... More>
+template <class Config, class... All>
 __device__ __forceinline__ void apply_mask_to_live_queries(const Sequence& seq,
-                                                           const RowsOfKeys& place, Scores& scores,
-                                                           More&... more) {
+                                                           const RowsOfKeys& place,
+                                                           All&... scores) {
+  using Scores = typename BackwardTypes<Config>::Scores;
   const LanePosition lane;
 #pragma unroll
   for (int group = 0; group < 2; ++group) {
@@ -89,20 +143,19 @@ __device__ __forceinline__ void apply_mask_to_live_queries(const Sequence& seq,
       for (int which = 0; which < 2; ++which) {
         const int column = Scores::column(n, which);
         if (column < hidden || (Mask<Config>::has_first && column >= end)) {
-          scores.value[0][n][group][which] = 0;
-          ((more.value[0][n][group][which] = 0), ...);
+          (clear_pair(scores, n, group, which), ...);
         }
       }
     }
   }
 }
 
-// dS^T = P^T * (dP^T - delta); both rounded, as operands.
-template <class Config, class Scores>
-__device__ __forceinline__ void differentiate(ScoreOperand<Config>& weights,
-                                              ScoreOperand<Config>& gradients, const Scores& p,
+// dS^T = P^T * (dP^T - delta), rounded, as an operand; on the way also P^T itself where it is asked
+// for.
+template <class Config, class Scores, class... Weights>
+__device__ __forceinline__ void differentiate(ScoreOperand<Config>& gradients, const Scores& p,
                                               const Scores& dp, const QueryNumbers<Config>& delta,
-                                              const RowsOfKeys& place) {
+                                              Weights&... weights) {
   using Storage = typename Config::Storage;
   const LanePosition lane;
 #pragma unroll
@@ -115,15 +168,10 @@ __device__ __forceinline__ void differentiate(ScoreOperand<Config>& weights,
       for (int which = 0; which < 2; ++which) {
         ds[which] = p.value[0][n][group][which] *
                     (dp.value[0][n][group][which] - (which == 0 ? offset.x : offset.y));
-        ds[which] = raw_gradient<Config>(
-            ds[which], ScorePosition{place.batch, place.head,
-                                     place.query0 + lane.column + Scores::column(n, which),
-                                     place.key0 + lane.row + Scores::row(0, group)});
       }
       const int part = n % 2 * 2 + group;
       gradients.value[n / 2][part] = pack(Storage{}, ds[0], ds[1]);
-      weights.value[n / 2][part] =
-          pack(Storage{}, p.value[0][n][group][0], p.value[0][n][group][1]);
+      (put_pair(weights, n, group, p.value[0][n][group][0], p.value[0][n][group][1]), ...);
     }
   }
 }
@@ -161,13 +209,12 @@ __device__ __forceinline__ void round_weights(ScoreOperand<Config>& weights, con
 }
 
 // dP -> dS^T = P^T * (dP^T - delta) of 16 queries, rounded, as an operand; from rounding_factor *
-// P.
+// P, which comes with the slopes of the scores.
 template <class Config, class Scores>
 __device__ __forceinline__ void differentiate_rounded(unsigned (&gradients)[4], int i,
                                                       const ScoreOperand<Config>& weights,
                                                       const Scores& dp,
-                                                      const QueryNumbers<Config>& delta,
-                                                      const RowsOfKeys& place) {
+                                                      const QueryNumbers<Config>& delta) {
   using Storage = typename Config::Storage;
   constexpr float inverse = 1 / rounding_factor(Storage{});
   const LanePosition lane;
@@ -181,13 +228,20 @@ __device__ __forceinline__ void differentiate_rounded(unsigned (&gradients)[4], 
     float ds[2] = {p.x * fma(dp.value[0][n][group][0], inverse, -offset.x * inverse),
                    p.y * fma(dp.value[0][n][group][1], inverse, -offset.y * inverse)};
 #pragma unroll
-    for (int which = 0; which < 2; ++which) {
-      ds[which] = raw_gradient<Config>(
-          ds[which], ScorePosition{place.batch, place.head,
-                                   place.query0 + lane.column + Scores::column(n, which),
-                                   place.key0 + lane.row + Scores::row(0, group)});
-    }
+    for (int which = 0; which < 2; ++which) ds[which] = unchanged(ds[which], lane.row);
     gradients[part] = pack(Storage{}, ds[0], ds[1]);
+  }
+}
+
+// The same of a whole q tile.
+template <class Config, class Scores>
+__device__ __forceinline__ void differentiate_rounded(ScoreOperand<Config>& gradients,
+                                                      const ScoreOperand<Config>& weights,
+                                                      const Scores& dp,
+                                                      const QueryNumbers<Config>& delta) {
+#pragma unroll
+  for (int i = 0; i < Config::block_q / 16; ++i) {
+    differentiate_rounded(gradients.value[i], i, weights, dp, delta);
   }
 }
 

@@ -18,10 +18,11 @@ struct SerialMath {
   using Ring = RingPlace<Config::num_stages>;
   using ScoreRing = RingPlace<Config::score_stages>;
   static constexpr float factor = rounding_factor(Storage{});
-  const BackwardMath<Config>& math;
+  using Math = BackwardMath<Config>;
+  const Math& math;
   const BackwardContext<Config>& c;
 
-  __device__ explicit SerialMath(const BackwardMath<Config>& math) : math(math), c(math.c) {}
+  __device__ explicit SerialMath(const Math& math) : math(math), c(math.c) {}
 
   // dQ of the step before -> the sums. That it has dead queries is all that is kept of it: which of
   // the lane's rows they are is read again.
@@ -50,9 +51,10 @@ struct SerialMath {
                               2 * kWarpgroup);
   }
 
-  // P of a step, rounded, zeros where it is hidden.
-  __device__ __forceinline__ void score(ScoreOperand<Config>& weights, const StepState& state,
-                                        const Ring& ring, bool edge, bool& dead) const {
+  // P of a step, rounded, zeros where it is hidden. Where scores have slopes also P times them.
+  __device__ __forceinline__ void score(ScoreOperand<Config>& weights, ScoreOperand<Config>& sloped,
+                                        const StepState& state, const Ring& ring, bool edge,
+                                        bool& dead) const {
     const RowsOfKeys place = math.score_place(state);
     const auto& lse = c.shared.lse[ring.stage];
     Scores p;
@@ -60,10 +62,18 @@ struct SerialMath {
     math.template issue_scores<Config::head_dim>(p, c.shared.k, c.shared.q[0], ring.stage);
     ptx::wgmma_wait<0>();
     ptx::wgmma_hold(p.value[0]);
-    exponentiate<Config, rounding_exponent(Storage{})>(c.params, p, lse, place, math.factor);
-    dead = has_dead_queries(lse);
-    if (dead || edge) apply_mask<Config>(lse, c.seq, place, p);
-    round_weights(weights, p, 1);
+    constexpr int exponent = rounding_exponent(Storage{});
+    if constexpr (Math::has_slope) {
+      exponentiate<Config, exponent>(c.params, p, weights, sloped, lse, place, math.factor);
+      dead = has_dead_queries(lse);
+      if (dead || edge) apply_mask<Config>(lse, c.seq, place, weights, sloped);
+      ptx::wgmma_hold(sloped.value);
+    } else {
+      exponentiate<Config, exponent>(c.params, p, lse, place, math.factor);
+      dead = has_dead_queries(lse);
+      if (dead || edge) apply_mask<Config>(lse, c.seq, place, p);
+      round_weights(weights, p, 1);
+    }
     ptx::wgmma_hold(weights.value);
   }
 
@@ -87,7 +97,7 @@ struct SerialMath {
 #pragma unroll
     for (int i = 0; i < Config::block_q / 16; ++i) {
       unsigned gradients[4];
-      differentiate_rounded(gradients, i, weights, dp, c.shared.delta[ring.stage], place);
+      differentiate_rounded(gradients, i, weights, dp, c.shared.delta[ring.stage]);
       to.store(i, gradients);
     }
   }
@@ -116,13 +126,14 @@ struct SerialMath {
     const ScoreRing score_ring(number);
     const unsigned stage = ring.stage;
     const bool edge = math.is_edge(state.place);
-    ScoreOperand<Config> weights;
+    ScoreOperand<Config> weights, sloped;
     bool dead;
     await_turn();
-    score(weights, state, ring, edge, dead);
+    score(weights, sloped, state, ring, edge, dead);
     if (math.warpgroup == 0 || number + 1 < c.steps()) pass_turn();
     wait_empty<Config>(c.shared.ds_empty[score_ring.stage], score_ring.phase);
-    differentiate(weights, state, ring, score_ring.stage, edge, dead);
+    const ScoreOperand<Config>& p = Math::has_slope ? sloped : weights;
+    differentiate(p, state, ring, score_ring.stage, edge, dead);
     if (dead) math.clear_dead(c.shared.lse[stage], c.shared.q[stage], c.shared.dout[stage]);
 
     math.issue_kv(dv, weights, c.shared.dout[0], stage);

@@ -13,7 +13,8 @@
 namespace cuflash::fa3 {
 
 // A warp's part of a stage lies where results are staged later: stage 0 in the places of the value
-// role's warps, stage 1 in those of the key role's.
+// role's warps, stage 1 in those of the key role's. Where scores have slopes it is P times them
+// that passes.
 template <class Config>
 __device__ inline uint4* passed_weights(BackwardStorage<Config>& shared, unsigned stage) {
   static_assert(4 * Config::score_stages <= BackwardTypes<Config>::math_warps &&
@@ -100,16 +101,26 @@ struct WideMath {
 
     const RowsOfKeys place = math.score_place(state);
     const auto& lse = c.shared.lse[stage];
-    exponentiate<Config>(c.params, p, lse, place, math.factor);
+    ScoreOperand<Config> weights;
+    if constexpr (Math::has_slope) {
+      exponentiate<Config>(c.params, p, weights, p, lse, place, math.factor);
+    } else {
+      exponentiate<Config>(c.params, p, lse, place, math.factor);
+    }
     const bool dead = has_dead_queries(lse);
-    if (dead || math.is_edge(state.place)) apply_mask<Config>(lse, c.seq, place, p);
+    if (dead || math.is_edge(state.place)) {
+      if constexpr (Math::has_slope) {
+        apply_mask<Config>(lse, c.seq, place, p, weights);
+      } else {
+        apply_mask<Config>(lse, c.seq, place, p);
+      }
+    }
     // ds_full of two steps ago implies that P of that step has been read, but only lane 0 of each
     // warp arrives there. This barrier orders all lanes.
     if (number >= Config::score_stages) meet_over_weights<Config>(Numbered::weights_empty, passing);
     pass_weights<Config>(passed_weights(c.shared, passing), p);
     arrive_over_weights<Config>(Numbered::weights_full, passing);
-    ScoreOperand<Config> weights;
-    round_weights(weights, p, 1);
+    if constexpr (!Math::has_slope) round_weights(weights, p, 1);
 
     wait<Config>(c.shared.dout_full[stage], ring.phase);
     unsigned dead_rows = 0;
@@ -143,10 +154,7 @@ struct WideMath {
     take_weights(weights, passed_weights(c.shared, score_ring.stage));
     arrive_over_weights<Config>(Numbered::weights_empty, score_ring.stage);
     ScoreOperand<Config> gradients;
-#pragma unroll
-    for (int i = 0; i < Config::block_q / 16; ++i) {
-      differentiate_rounded(gradients.value[i], i, weights, dp, c.shared.delta[stage], place);
-    }
+    differentiate_rounded<Config>(gradients, weights, dp, c.shared.delta[stage]);
     wait_empty<Config>(c.shared.ds_empty[score_ring.stage], score_ring.phase);
     store_gradients<Config>(gradients, c.shared.ds[0], score_ring.stage, 0);
 

@@ -60,7 +60,7 @@ struct ForwardMath {
       : c(c),
         warpgroup(warpgroup),
         warp_row(static_cast<int>(threadIdx.x) / 32 % 4 * 16),
-        factor(Logits<Config>::factor(c.params.scale)) {}
+        factor(Logits<Config>::factor(Config::Score::unit(c.params))) {}
 
   // Warpgroups take turns at issuing products, so that one's softmax runs beside another's
   // products. Every warpgroup takes as many turns for a tile, one for each block.

@@ -52,19 +52,20 @@ __device__ inline void score_tiles(const Context& c, const QStep& step, int kv_b
     Products<Config>::template multiply_ahead<Config::head_dim>(p, q, k);
     lse = statistics.lse_of(row0);
   }
+  SlopesOf<Config, Scores> slopes;
   prepare_scores<Config>(c.params, p, c.seq, step.head, step.q_begin + row0, kv_begin + key0,
-                         step.edge);
+                         step.edge, slopes);
   const Compute factor = logit_factor<Config>(c.params);
   exponentials<Config>(p, factor, [&](int m, int, int group, int) { return lse.value[m][group]; });
   store_shared<Config::architecture>(p, p_tile, row0,
                                      part_offset<Shared, Scores::columns>(warp.column));
+  slopes.multiply(p);
 
   if constexpr (!Types::together) {
     Products<Config>::template multiply_ahead<Config::head_dim_v>(ds, dout, v);
     delta = statistics.delta_of(row0);
   }
-  differentiate_scores<Config>(ds, p, delta, c.seq, step.head, step.q_begin + row0,
-                               kv_begin + key0);
+  differentiate_scores(ds, p, delta);
   store_shared<Config::architecture>(ds, ds_tile, row0,
                                      part_offset<Shared, Scores::columns>(warp.column));
 }

@@ -80,6 +80,13 @@ __device__ inline double log_of(double x) { return log(x); }
 __device__ inline float rounded_product(float a, float b) { return __fmul_rn(a, b); }
 __device__ inline double rounded_product(double a, double b) { return __dmul_rn(a, b); }
 
+// The number itself. Stands where a pass over numbers that reads the lane's position, and does
+// nothing, has ptxas allocate registers better: see "Code that does nothing" in bench/NOTES.md.
+template <class Compute>
+__device__ inline Compute unchanged(Compute x, int) {
+  return x;
+}
+
 // The larger of two; a NaN loses, so that a row's reference stays a number and the NaN arrives
 // through the exponential instead.
 __device__ inline float larger(float a, float b) { return fmaxf(a, b); }

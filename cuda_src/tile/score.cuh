@@ -2,11 +2,17 @@
 // kernel calls the functions below and never asks which there are.
 //
 //   Config::Score = ScoreChain<Term...>  a term changes the raw product q . k of query i and key j.
-//                                        Its slope is 1, so that dS is what it would be without it.
-//       struct Term {
-//         Term(params, batch, head);             // what depends on the head is read once
+//       struct Term : AddedTerm {                // its slope is 1: dS is what it is without it
+//         Term(params, batch, head, unit);       // what depends on the head is read once
 //         Compute operator()(Compute score, int i, int j) const;  // minus infinity hides a pair
 //       };
+//       struct Term : FunctionTerm {             // a function of the score, before all added terms
+//         Term(params, batch, head, unit);
+//         static double unit(params, double before);
+//         Graded<Compute> operator()(Compute score, int i, int j) const;  // its value and slope
+//       };
+//     A score in natural units is the number in the register times the unit: the scale at first,
+//     then what the function says.
 //   Config::Rows = RowChain<End...>      an end changes what a finished row has summed.
 //       struct End {
 //         static constexpr bool finite_when_dead;  // the log-sum-exp of a row that sees no key
@@ -52,56 +58,137 @@ struct RowsOfKeys {
   }
 };
 
+// A score, and the slope of all that has been done to it: d score / d raw product, both in natural
+// units.
+template <class Compute>
+struct Graded {
+  Compute value;
+  Compute slope;
+};
+
+// What a term has in common with all others that add to a score or hide it.
+struct AddedTerm {
+  static constexpr bool has_slope = false;
+  template <class Params>
+  __device__ static double unit(const Params&, double before) {
+    return before;
+  }
+};
+
+// The same of a function of the score.
+struct FunctionTerm {
+  static constexpr bool has_slope = true;
+};
+
+// The terms of one head.
+template <class... Terms>
+struct TermList {
+  template <class Params>
+  __device__ TermList(const Params&, int, int, double) {}
+  template <class Compute>
+  __device__ void apply(Graded<Compute>&, int, int) const {}
+};
+template <class First, class... Rest>
+struct TermList<First, Rest...> {
+  First first;
+  TermList<Rest...> rest;
+  template <class Params>
+  __device__ TermList(const Params& params, int batch, int head, double unit)
+      : first(params, batch, head, unit), rest(params, batch, head, unit) {}
+  template <class Compute>
+  __device__ void apply(Graded<Compute>& score, int i, int j) const {
+    if constexpr (First::has_slope) {
+      const Graded<Compute> result = first(score.value, i, j);
+      score = {result.value, score.slope * result.slope};
+    } else {
+      score.value = first(score.value, i, j);
+    }
+    rest.apply(score, i, j);
+  }
+};
+
 // Terms one after the other, each applied to what the one before has made of a score.
 template <class... Terms>
 struct ScoreChain {
-  template <class Params, class Place, class Scores>
-  __device__ static void apply(const Params& params, const Place& place, Scores& scores) {
-    apply_terms(place, scores, Terms(params, place.batch, place.head)...);
-  }
+  static constexpr bool is_empty = sizeof...(Terms) == 0;
+  // dS is not what it is without the terms.
+  static constexpr bool has_slope = (Terms::has_slope || ...);
 
- private:
-  template <class Place, class Scores>
-  __device__ static void apply_terms(const Place& place, Scores& scores, const Terms&... terms) {
-    using Compute = typename Scores::Compute;
-    if constexpr (sizeof...(Terms) == 0) {  // ptxas takes fewer registers than without this loop
-      scores.for_each([](Compute& s, int, int, int, int) { s = changed(s, 0, 0); });
-    } else {
-      const LanePosition lane;
-      scores.for_each([&](Compute& s, int m, int n, int group, int which) {
-        const int i = place.template query<Scores>(lane, m, n, group, which);
-        const int j = place.template key<Scores>(lane, m, n, group, which);
-        s = changed(s, i, j, terms...);
-      });
-    }
+  // What one unit of the changed scores is in natural units.
+  template <class Params>
+  __device__ static double unit(const Params& params) {
+    double unit = params.scale;
+    ((unit = Terms::unit(params, unit)), ...);
+    return unit;
   }
-
-  template <class Compute>
-  __device__ static Compute changed(Compute score, int i, int j, const Terms&... terms) {
-    ((score = terms(score, i, j)), ...);
-    return score;
+  template <class Params>
+  __device__ static TermList<Terms...> terms(const Params& params, int batch, int head) {
+    return {params, batch, head, unit(params)};
   }
 };
+
+// Calls function(element, graded score) for every element of a tile of raw products.
+template <class Config, class Place, class Scores, class Function>
+__device__ inline void for_each_score(const typename Config::Params& params, const Place& place,
+                                      Scores& scores, Function function) {
+  using Compute = typename Scores::Compute;
+  const auto terms = Config::Score::terms(params, place.batch, place.head);
+  const LanePosition lane;
+  scores.for_each([&](Compute& s, int m, int n, int group, int which) {
+    Graded<Compute> score{s, 1};
+    terms.apply(score, place.template query<Scores>(lane, m, n, group, which),
+                place.template key<Scores>(lane, m, n, group, which));
+    function(s, score, m, n, group, which);
+  });
+}
 
 // Changes raw products, in registers, to the scores that enter the softmax.
 template <class Config, class Place, class Scores>
 __device__ inline void change_scores(const typename Config::Params& params, const Place& place,
                                      Scores& scores) {
-  Config::Score::apply(params, place, scores);
+  using Compute = typename Scores::Compute;
+  if constexpr (Config::Score::is_empty) {  // ptxas takes fewer registers than without this loop
+    scores.for_each([](Compute& s, int, int, int, int) { s = s; });
+  } else {
+    for_each_score<Config>(
+        params, place, scores,
+        [](Compute& s, const Graded<Compute>& score, int, int, int, int) { s = score.value; });
+  }
 }
 
-// Where a score stands: query i, key j of (batch, head).
-struct ScorePosition {
-  int batch;
-  int head;
-  int i;
-  int j;
+// Slopes of a tile of scores. Where all are 1 nothing is kept.
+template <class Scores, bool kept>
+struct Slopes {
+  __device__ void multiply(Scores&) const {}
 };
+template <class Scores>
+struct Slopes<Scores, true> {
+  Scores slope;
+  // x -> x times its slope: P, from which dS is made.
+  __device__ void multiply(Scores& p) const {
+    p.for_each([&](typename Scores::Compute& x, int m, int n, int group, int which) {
+      x *= slope.value[m][n][group][which];
+    });
+  }
+};
+template <class Config, class Scores>
+using SlopesOf = Slopes<Scores, Config::Score::has_slope>;
 
-// The gradient of a raw product from that of its score: the slope of every term is 1.
-template <class Config, class Compute>
-__device__ inline Compute raw_gradient(Compute gradient, const ScorePosition&) {
-  return gradient;
+// The same, and the slopes.
+template <class Config, class Place, class Scores>
+__device__ inline void change_scores(const typename Config::Params& params, const Place& place,
+                                     Scores& scores, SlopesOf<Config, Scores>& slopes) {
+  using Compute = typename Scores::Compute;
+  if constexpr (Config::Score::has_slope) {
+    for_each_score<Config>(
+        params, place, scores,
+        [&](Compute& s, const Graded<Compute>& score, int m, int n, int group, int which) {
+          s = score.value;
+          slopes.slope.value[m][n][group][which] = score.slope;
+        });
+  } else {
+    change_scores<Config>(params, place, scores);
+  }
 }
 
 // Ends one after the other.

@@ -78,12 +78,14 @@ __device__ inline Compute log_sum_exp(Compute reference, Compute sum) {
                            : Logits<Config>::to_natural(reference) + log_of(sum);
 }
 
-// The factor of a kernel whose parameters bring it, rounded by the host as Logits<Config>::factor
-// rounds: what multiplies a score is then in constant memory, and takes no register. Doubles have
-// it in the scale.
+// What multiplies the scores of a kernel whose parameters bring it, rounded by the host as
+// Logits<Config>::factor rounds: it is then in constant memory, and takes no register. Doubles have
+// it in the scale. A term that gives scores another unit brings its own.
 template <class Config, class Params>
 __device__ inline typename Config::Compute logit_factor(const Params& params) {
-  if constexpr (sizeof(typename Config::Compute) == 8) {
+  if constexpr (Config::Score::has_slope) {
+    return Logits<Config>::factor(Config::Score::unit(params));
+  } else if constexpr (sizeof(typename Config::Compute) == 8) {
     return params.scale;
   } else {
     return params.factor;
@@ -106,14 +108,14 @@ __device__ inline void exponentials(Tile& tile, Compute factor, Offset offset) {
 }
 
 // Raw products of queries from row0 on and keys from key0 on -> scores; on an edge tile minus
-// infinity for what the mask hides.
-template <class Config, class Scores>
+// infinity for what the mask hides. `slopes` are asked for by the backward pass.
+template <class Config, class Scores, class... Slopes>
 __device__ inline void prepare_scores(const typename Config::Params& params, Scores& scores,
-                                      const Sequence& seq, int head, int row0, int key0,
-                                      bool edge) {
+                                      const Sequence& seq, int head, int row0, int key0, bool edge,
+                                      Slopes&... slopes) {
   using Compute = typename Scores::Compute;
   const LanePosition lane;
-  change_scores<Config>(params, RowsOfQueries{seq.batch, head, row0, key0}, scores);
+  change_scores<Config>(params, RowsOfQueries{seq.batch, head, row0, key0}, scores, slopes...);
   if (!edge) return;
   scores.for_each([&](Compute& s, int m, int n, int group, int which) {
     const int i = row0 + lane.row + Scores::row(m, group);
@@ -199,17 +201,15 @@ __device__ inline void exponentiate_columns(Part& part, RowValues<Scores>& sums,
   part.for_each([&](Compute& x, int m, int, int group, int) { sums.value[m][group] += x; });
 }
 
-// ds = dP -> dS = P * (dP - delta), the gradient of the raw products q . k (before the scale).
-template <class Config, class Scores>
+// ds = dP -> dS = P * (dP - delta), the gradient of the raw products q . k (before the scale), from
+// P times the slopes of the scores.
+template <class Scores>
 __device__ inline void differentiate_scores(Scores& ds, const Scores& p,
-                                            const RowValues<Scores>& delta, const Sequence& seq,
-                                            int head, int row0, int key0) {
+                                            const RowValues<Scores>& delta) {
   const LanePosition lane;
   ds.for_each([&](typename Scores::Compute& x, int m, int n, int group, int which) {
-    const int i = row0 + lane.row + Scores::row(m, group);
-    const int j = key0 + lane.column + Scores::column(n, which);
     x = p.value[m][n][group][which] * (x - delta.value[m][group]);
-    x = raw_gradient<Config>(x, ScorePosition{seq.batch, head, i, j});
+    x = unchanged(x, lane.row + Scores::row(m, group));
   });
 }
 

@@ -5,11 +5,11 @@ struct ParityParams {
   long long parity;
 };
 
-struct ParityTerm {
+struct ParityTerm : AddedTerm {
   int parity;
 
   template <class Params>
-  __device__ ParityTerm(const Params& params, int, int)
+  __device__ ParityTerm(const Params& params, int, int, double)
       : parity(static_cast<int>(params.parity.parity)) {}
 
   template <class Compute>

@@ -7,14 +7,14 @@ struct TiltParams {
 };
 
 template <class T>
-struct TiltTerm {
-  double slope;  // in units of raw products
+struct TiltTerm : AddedTerm {
+  double slope;  // in units of the scores
 
   template <class Params>
-  __device__ TiltTerm(const Params& params, int batch, int head) {
+  __device__ TiltTerm(const Params& params, int batch, int head, double unit) {
     const int place = batch * params.shape.heads_q + head;
     const double weight = to_compute(static_cast<const T*>(params.tilt.weights)[place]);
-    slope = params.tilt.tilt * weight / params.scale;
+    slope = params.tilt.tilt * weight / unit;
   }
 
   template <class Compute>
