@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Given", "HostPart", "ScorePlace", "Term"]
+__all__ = ["Given", "HostPart", "ScorePlace", "SlopeTerm", "Term"]
 
 #: Of one use by name: its constants, its numbers, and its arrays as the call gave them.
 Given: TypeAlias = Mapping[str, Any]
@@ -37,15 +37,29 @@ class ScorePlace:
     j: npt.NDArray[np.intp]
 
 
-#: Changes scores in place. They are in natural units, ``scale * q k^T``, less any number that all
-#: scores of a row lack: a term adds what does not depend on them (so its slope is 1), or sets minus
-#: infinity, which hides a pair. A row whose pairs are all hidden is dead, as under a mask. With
-#: sinks it has a weight all the same: the caller's q and dout of such a row have to be finite then.
+#: Changes scores in place. They are in natural units, ``scale * q k^T``. A term adds what does not
+#: depend on them (so its slope is 1), or sets minus infinity, which hides a pair; scores may then
+#: lack a number that is the same for all of a row. A row whose pairs are all hidden is dead, as
+#: under a mask. With sinks it has a weight all the same: the caller's q and dout of such a row have
+#: to be finite then.
 Term: TypeAlias = Callable[[npt.NDArray[Any], ScorePlace, Given], None]
+
+#: Changes scores in place by a function of them; its slope at what they were.
+SlopeTerm: TypeAlias = Callable[[npt.NDArray[Any], ScorePlace, Given], npt.NDArray[Any]]
 
 
 @dataclass(frozen=True)
 class HostPart:
-    """What a feature adds to the tiled NumPy code; the twin of the device's seam "Score"."""
+    """What a feature adds to the tiled NumPy code; the twin of the device's seam "Score".
+
+    Attributes
+    ----------
+    score
+        What it does to scores.
+    with_slope
+        The same for the backward pass, of a function of the scores; None of a
+        term whose slope is 1.
+    """
 
     score: Term
+    with_slope: SlopeTerm | None = None

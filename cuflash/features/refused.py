@@ -22,7 +22,7 @@ class Refusal:
     reason: str
 
 
-#: Windows and sinks run together, and with every algorithm, backend, pass and dtype.
+#: Windows, soft caps and sinks run together, and with every algorithm, backend, pass and dtype.
 REFUSED: tuple[Refusal, ...] = ()
 
 

@@ -13,13 +13,14 @@ from ..planning.problem import AttentionProblem
 from .feature import Feature, Request
 from .refused import check_refused
 from .sinks import SINKS
+from .softcap import SOFTCAP
 from .use import Operand
 from .window import WINDOW
 
 __all__ = ["FEATURES", "with_features"]
 
 #: By name, in the order of their parameters on the device.
-FEATURES: dict[str, Feature] = {feature.name: feature for feature in (WINDOW, SINKS)}
+FEATURES: dict[str, Feature] = {feature.name: feature for feature in (WINDOW, SOFTCAP, SINKS)}
 
 
 def with_features(

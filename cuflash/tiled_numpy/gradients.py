@@ -94,12 +94,12 @@ class Gradients:
     ) -> None:
         dk, dv = sums
         scratch, keys = self._scratch, self._operands.keys[:, :, tile.keys]
-        weights = self._weights(tile, rows, keys)
+        weights, slopes = self._weights(tile, rows, keys)
         if dv is not None:
             accumulate(dv, weights, rows.dout[:, :, tile.rows], scratch, first)
         if dk is None and rows.dq is None:
             return
-        dscores = self._dscores(tile, rows, delta_of(tile.rows), weights)
+        dscores = self._dscores(tile, rows, delta_of(tile.rows), weights, slopes)
         if dk is not None:
             accumulate(dk, dscores, rows.scaled_q[:, :, tile.rows], scratch, first)
         if rows.dq is None:
@@ -109,23 +109,27 @@ class Gradients:
         dq = rows.dq[:, :, tile.rows]
         accumulate(dq, dscores.swapaxes(-1, -2), keys, scratch, tile.first)
 
-    def _weights(self, tile: Tile, rows: GradientRows, keys: Array) -> Array:
-        """P^T of a tile, [key, row]: exp(S - lse), and 0 in dead rows."""
+    def _weights(self, tile: Tile, rows: GradientRows, keys: Array) -> tuple[Array, Array | None]:
+        """P^T of a tile, [key, row]: exp(S - lse), and 0 in dead rows; and the slopes of S."""
         scaled_q = rows.scaled_q[:, :, tile.rows]
         weights = transposed_product(keys, scaled_q, self._scratch, "weights")
-        self._operands.change(weights, tile)
+        slopes = self._operands.change_with_slopes(weights, tile)
         weights -= rows.lse[:, :, None, tile.rows]
         np.exp(weights, out=weights)
         if rows.some_dead:
             np.copyto(weights, 0, where=rows.dead[:, :, None, tile.rows])
-        return weights
+        return weights, slopes
 
-    def _dscores(self, tile: Tile, rows: GradientRows, delta: Array, weights: Array) -> Array:
-        """dS^T of a tile, [key, row]: P * (dP - delta), and 0 in dead rows."""
+    def _dscores(
+        self, tile: Tile, rows: GradientRows, delta: Array, weights: Array, slopes: Array | None
+    ) -> Array:
+        """dS^T of a tile, [key, row]: P * (dP - delta) * slope, and 0 in dead rows."""
         values, dout = self._operands.values[:, :, tile.keys], rows.dout[:, :, tile.rows]
         dscores = transposed_product(values, dout, self._scratch, "dscores")
         dscores -= delta[:, :, None]
         dscores *= weights
+        if slopes is not None:
+            dscores *= slopes
         if rows.some_dead:
             np.copyto(dscores, 0, where=rows.dead[:, :, None, tile.rows])
         return dscores

@@ -71,20 +71,31 @@ class Operands:
         Scores are (batch, head, key, row). What is hidden becomes minus infinity.
         """
         if self._terms:
-            group, length = self._blocks.problem.group, tile.queries.stop - tile.queries.start
-            by_group = scores.reshape(*scores.shape[:3], group, length)
-            place = self._heads.place(tile)
-            for term in self._terms:
-                term(by_group, place)
+            self._terms.apply(self._by_group(scores, tile), self._heads.place(tile))
         self._blocks.apply_mask(scores, tile)
+
+    def change_with_slopes(self, scores: Array, tile: Tile) -> Array | None:
+        """The same for the backward pass; the slopes of scores, None if they are 1."""
+        slopes = None
+        if self._terms:
+            by_group = self._by_group(scores, tile)
+            slopes = self._terms.apply_with_slopes(by_group, self._heads.place(tile))
+        self._blocks.apply_mask(scores, tile)
+        return None if slopes is None else slopes.reshape(scores.shape)
+
+    def _by_group(self, scores: Array, tile: Tile) -> Array:
+        group, length = self._blocks.problem.group, tile.queries.stop - tile.queries.start
+        return scores.reshape(*scores.shape[:3], group, length)
 
     def _make(self, q: Array, k: Array, v: Array) -> None:
         problem, seen = self._blocks.problem, self._blocks.seen_keys
         self.keys, self.values = self._heads.keys(k), self._heads.keys(v)
         self.common = None
         rows = problem.group * problem.seqlen_q
-        # Of few rows it costs more to take off than the products; only gradients need it.
-        if problem.operation == "backward" or rows > FEW_ROWS:
+        # Of few rows it costs more to take off than the products; only gradients need it. A term
+        # that is a function of the scores needs them whole.
+        wanted = problem.operation == "backward" or rows > FEW_ROWS
+        if wanted and not self._terms.have_slopes:
             self.common = common_part(self.keys[:, :, seen])
         if self.common is not None:
             # An infinity times a key keeps its sign: heads whose queries have one stay as they are.

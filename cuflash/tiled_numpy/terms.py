@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping
-from typing import TypeAlias
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from ..features.host import Given, HostPart, ScorePlace
 from ..features.use import Use
@@ -13,8 +12,37 @@ from .blocks import Array
 
 __all__ = ["Terms", "terms_of"]
 
-#: Terms of a call: each changes scores in place.
-Terms: TypeAlias = tuple[Callable[[Array, ScorePlace], None], ...]
+
+@dataclass(frozen=True)
+class Terms:
+    """The terms of a call, each with what the call gives it."""
+
+    parts: tuple[tuple[HostPart, Given], ...]
+
+    def __bool__(self) -> bool:
+        """Whether there is any."""
+        return bool(self.parts)
+
+    @property
+    def have_slopes(self) -> bool:
+        """Whether some slope is not 1: scores then have to be whole."""
+        return any(part.with_slope is not None for part, _ in self.parts)
+
+    def apply(self, scores: Array, place: ScorePlace) -> None:
+        """Change scores in place."""
+        for part, given in self.parts:
+            part.score(scores, place, given)
+
+    def apply_with_slopes(self, scores: Array, place: ScorePlace) -> Array | None:
+        """The same; the slopes of all terms together, None if they are 1."""
+        slopes = None
+        for part, given in self.parts:
+            if part.with_slope is None:
+                part.score(scores, place, given)
+                continue
+            slope = part.with_slope(scores, place, given)
+            slopes = slope if slopes is None else slopes * slope
+        return slopes
 
 
 def terms_of(problem: AttentionProblem, arrays: Mapping[str, Array]) -> Terms:
@@ -27,17 +55,10 @@ def terms_of(problem: AttentionProblem, arrays: Mapping[str, Array]) -> Terms:
     arrays
         Of features, by operand name.
     """
-    return tuple(
-        functools.partial(_apply, use.host, _given(use, arrays))
-        for use in problem.uses
-        if use.host is not None
-    )
+    used = [(use.host, _given(use, arrays)) for use in problem.uses if use.host is not None]
+    return Terms(tuple(used))
 
 
 def _given(use: Use, arrays: Mapping[str, Array]) -> Given:
     own = {operand.name: arrays[operand.name] for operand in use.operands}
     return {**dict(use.compiled), **dict(use.numbers), **own}
-
-
-def _apply(part: HostPart, given: Given, scores: Array, place: ScorePlace) -> None:
-    part.score(scores, place, given)

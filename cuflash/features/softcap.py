@@ -1,0 +1,79 @@
+"""Soft capping: scores that approach a bound instead of exceeding it.
+
+With ``s = scale * q k^T`` a score is ``softcap * tanh(s / softcap)``. Masks
+come after it, so what is hidden stays hidden.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+from typing import Any
+
+import numpy as np
+
+from ..errors import ArgumentTypeError, ArgumentValueError, shown
+from ..planning.problem import DTYPES
+from .device import MAIN_KERNELS, DevicePart
+from .feature import Feature, Request
+from .host import Given, HostPart, ScorePlace
+from .use import Use
+
+__all__ = ["SOFTCAP"]
+
+_DEVICE = DevicePart(
+    kernels=MAIN_KERNELS,
+    struct="SoftcapParams",
+    block=np.dtype([("inner", np.float64), ("cap", np.float64)], align=True),
+    seams=(("Score", "SoftcapTerm<{softcap_dtype}>"),),
+    header="features/softcap.cuh",
+)
+
+
+def _check(name: str, value: Any) -> float:
+    """A number, 0 for no cap."""
+    expected = "a positive number; 0 or None for no cap"
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real):
+        raise ArgumentTypeError(name, shown(value), expected)
+    try:
+        cap = float(value)
+    except OverflowError:
+        cap = math.inf
+    if not (math.isfinite(cap) and cap >= 0):
+        raise ArgumentValueError(name, shown(value), expected)
+    return cap
+
+
+def _cap(scores: Any, _: ScorePlace, given: Given) -> None:
+    scores /= given["cap"]
+    np.tanh(scores, out=scores)
+    scores *= given["cap"]
+
+
+def _cap_with_slope(scores: Any, _: ScorePlace, given: Given) -> Any:
+    scores /= given["cap"]
+    np.tanh(scores, out=scores)
+    slope = 1 - scores * scores
+    scores *= given["cap"]
+    return slope
+
+
+def _use(request: Request) -> Use | None:
+    cap = request.keywords.get("softcap")
+    if not cap:
+        return None
+    problem = request.problem
+    least, most = DTYPES[problem.storage].scales
+    if not (least <= cap <= most and least <= problem.scale / cap <= most):
+        expected = f"{least:.3g} to {most:.3g}, and as scale / softcap, for {problem.storage}"
+        raise ArgumentValueError("softcap", f"{cap!r} with scale {problem.scale!r}", expected)
+    return Use(
+        "softcap",
+        _DEVICE,
+        compiled=(("softcap_dtype", problem.storage),),
+        numbers=(("inner", problem.scale / cap), ("cap", cap)),
+        host=HostPart(_cap, _cap_with_slope),
+    )
+
+
+SOFTCAP = Feature("softcap", _use, _DEVICE, keywords={"softcap": _check})
