@@ -123,6 +123,7 @@ def _add_features(parser: argparse.ArgumentParser) -> None:
         metavar=("LEFT", "RIGHT"),
         help="keys that a query sees before and after its own; none: all of them",
     )
+    parser.add_argument("--softcap", type=float, help="what scores approach; default no cap")
     parser.add_argument(
         "--sinks",
         nargs="?",
@@ -187,6 +188,7 @@ def _explained(given: argparse.Namespace, operation: Operation) -> str:
             dtype=given.dtype,
             causal=given.causal,
             window_size=None if given.window_size is None else tuple(given.window_size),
+            softcap=given.softcap,
             sinks=given.dtype if given.sinks == "" else given.sinks,
             wrt=given.wrt if selects else QKV,
             q_offset=given.q_offset,

@@ -67,6 +67,8 @@ class Calls:
     masks
         "causal", "full", or those of windows: "left" bounds the keys of a
         query on the left alone, "band" on both sides.
+    softcap
+        Whether scores are capped; by how much is no part of a kernel.
     sinks
         Dtypes of sinks: None for calls without any, "query" for the dtype of
         q. Gradients of calls with sinks are also those of the sinks.
@@ -81,6 +83,7 @@ class Calls:
     dtypes: tuple[DTypeName, ...]
     operations: tuple[Operation, ...] = ("forward", "backward")
     masks: tuple[MaskKind, ...] = ("full", "causal")
+    softcap: tuple[bool, ...] = (False,)
     sinks: tuple[str | None, ...] = (None,)
     algorithm: AlgorithmChoice = "auto"
     deterministic: bool = False
@@ -176,8 +179,9 @@ def _plans(problem: AttentionProblem, limits: DeviceLimits, calls: Calls) -> Ite
 
 def _problems(calls: Calls) -> Iterator[AttentionProblem]:
     seqlens = _telling_lengths() if calls.seqlens is None else calls.seqlens
-    for dims, dtype, operation, mask, sinks in product(
-        calls.head_dims, calls.dtypes, calls.operations, calls.masks, calls.sinks
+    features = product(calls.softcap, calls.sinks)
+    for dims, dtype, operation, mask, (softcap, sinks) in product(
+        calls.head_dims, calls.dtypes, calls.operations, calls.masks, features
     ):
         rows = [dim * DTYPES[dtype].itemsize for dim in dims]
         aligned = not calls.unaligned and all(row % 16 == 0 for row in rows)
@@ -206,7 +210,7 @@ def _problems(calls: Calls) -> Iterator[AttentionProblem]:
                 alignment="tensor_map" if aligned else "element",
                 deterministic=calls.deterministic,
             )
-            yield _with_sinks(plain, sinks)
+            yield _featured(plain, softcap, sinks)
 
 
 def _telling_windows(operation: Operation) -> tuple[int, ...]:
@@ -219,10 +223,11 @@ def _telling_windows(operation: Operation) -> tuple[int, ...]:
     return tuple(keys for last in sorted(last_of_rows) for keys in (last, last + 1))
 
 
-def _with_sinks(problem: AttentionProblem, sinks: str | None) -> AttentionProblem:
-    """The problem with its features: those of its mask, and sinks of a dtype."""
+def _featured(problem: AttentionProblem, softcap: bool, sinks: str | None) -> AttentionProblem:
+    """The problem with its features: that of its mask, a cap of any size, and sinks of a dtype."""
+    keywords = {"softcap": 1.0} if softcap else {}
     if sinks is None:
-        return with_features(problem, {}, {})
+        return with_features(problem, keywords, {})
     dtype = problem.storage if sinks == "query" else sinks
     allowed = dtypes_of(tensors()["sinks"], problem, {})
     if dtype not in allowed:
@@ -230,7 +235,7 @@ def _with_sinks(problem: AttentionProblem, sinks: str | None) -> AttentionProble
     operand = Operand("sinks", dtype, (problem.heads_q,))
     if problem.operation == "backward":
         problem = replace(problem, wrt=(*QKV, "sinks"))
-    return with_features(problem, {}, {"sinks": operand})
+    return with_features(problem, keywords, {"sinks": operand})
 
 
 def _telling_lengths() -> tuple[Pair, ...]:

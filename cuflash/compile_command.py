@@ -49,6 +49,7 @@ def add_compile(parser: argparse.ArgumentParser) -> None:
     add("--operation", _names(_PASSES), ",".join(_PASSES), "default %(default)s")
     masks = "default %(default)s; left and band are those of windows, open and closed on the right"
     add("--mask", _names(_MASKS), "full,causal", masks)
+    add("--softcap", _flags, "no", "of no, yes; default %(default)s")
     sinks = "default %(default)s; query is the dtype of q. Gradients are then also of the sinks"
     add("--sinks", _names(_SINKS), "none", sinks)
     lengths = "compile for these alone; 1/4096 is one query and 4096 keys"
@@ -95,6 +96,10 @@ def _names(choices: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
     return names
 
 
+def _flags(text: str) -> tuple[bool, ...]:
+    return tuple(name == "yes" for name in _names(("no", "yes"))(text))
+
+
 def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) == 0:
         raise argparse.ArgumentTypeError(f"{text!r} is no positive number")
@@ -123,6 +128,7 @@ def _calls(given: argparse.Namespace, limits: DeviceLimits) -> Calls:
         dtypes=given.dtype or halves,
         operations=given.operation,
         masks=given.mask,
+        softcap=given.softcap,
         sinks=tuple(None if name == "none" else name for name in given.sinks),
         algorithm=given.algorithm,
         deterministic=given.deterministic,

@@ -113,6 +113,7 @@ def explain(
     dtype: Any = None,
     causal: bool = False,
     window_size: WindowSize | None = None,
+    softcap: float | None = None,
     sinks: Any = None,
     scale: float | None = None,
     q_offset: int | None = None,
@@ -138,7 +139,7 @@ def explain(
         Also compile, and report registers.
     sinks : array, tuple of int, or dtype, optional
         As for :func:`prepare`.
-    dtype, causal, window_size, scale, q_offset, layout, out_dtype, wrt, deterministic
+    dtype, causal, window_size, softcap, scale, q_offset, layout, out_dtype, wrt, deterministic
         As for :func:`attention`, :func:`attention_backward` and :func:`prepare`.
     backend, algorithm, blocks
         As for :func:`attention`, :func:`attention_backward` and :func:`prepare`.
@@ -156,6 +157,7 @@ def explain(
     options = check_options(
         causal=causal,
         window_size=window_size,
+        softcap=softcap,
         scale=scale,
         q_offset=q_offset,
         layout=layout,

@@ -103,6 +103,7 @@ def prepare(
     dtype: Any = None,
     causal: bool = False,
     window_size: WindowSize | None = None,
+    softcap: float | None = None,
     sinks: Any = None,
     scale: float | None = None,
     q_offset: int | None = None,
@@ -135,7 +136,9 @@ def prepare(
     sinks : array, tuple of int, or dtype, optional
         The array; or its shape, of ``dtype``; or its dtype, of the shape that
         the call needs.
-    causal, window_size, scale, q_offset, layout, out_dtype, wrt, deterministic, algorithm, blocks
+    causal, window_size, softcap, scale, q_offset, layout, out_dtype
+        As for :func:`attention` and :func:`attention_backward`.
+    wrt, deterministic, algorithm, blocks
         As for :func:`attention` and :func:`attention_backward`.
 
     Returns
@@ -154,6 +157,7 @@ def prepare(
     options = check_options(
         causal=causal,
         window_size=window_size,
+        softcap=softcap,
         scale=scale,
         q_offset=q_offset,
         layout=layout,

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .reference_checks import check_arrays, check_options, find_layout
+from .reference_scores import cap_slopes, capped, sees
 
 __all__ = ["attention", "attention_backward"]
 
@@ -29,6 +30,7 @@ def attention(
     sinks: _Array | None = None,
     causal: bool = False,
     window_size: tuple[int | None, int | None] | None = None,
+    softcap: float | None = None,
     scale: float | None = None,
     q_offset: int | None = None,
     layout: str | None = None,
@@ -51,6 +53,8 @@ def attention(
     window_size : (int or None, int or None), optional
         ``(left, right)``: query i sees key j iff ``i + q_offset - left <= j <=
         i + q_offset + right``; None: no bound on that side.
+    softcap : float, optional
+        Scores become ``softcap * tanh(score / softcap)``; None and 0: no cap.
     scale : float, optional
         Factor of the scores; by default ``1 / sqrt(head_dim)``.
     q_offset : int, optional
@@ -78,7 +82,7 @@ def attention(
     -----
     With the sum over the keys j that query i sees::
 
-        S_ij  = scale * sum_c q_ic k_jc
+        S_ij  = scale * sum_c q_ic k_jc, with a softcap C: C tanh(S_ij / C)
         lse_i = log(sum_j exp(S_ij) + exp(sinks[h]))
         P_ij  = exp(S_ij - lse_i)
         out_i = sum_j P_ij v_j
@@ -90,9 +94,9 @@ def attention(
     """
     layout = find_layout(q, layout)
     check_arrays({"q": q, "k": k, "v": v}, layout, sinks=sinks)
-    check_options(causal, window_size, scale, q_offset, dtype)
+    check_options(causal, window_size, softcap, scale, q_offset, dtype)
     q, k, v = (_to_heads_first(x, layout) for x in (q, k, v))
-    heads = _Heads(q, k, v, sinks, causal, window_size, scale, q_offset, dtype)
+    heads = _Heads(q, k, v, sinks, causal, window_size, softcap, scale, q_offset, dtype)
     out = np.zeros((*q.shape[:3], v.shape[3]), dtype)
     lse = np.zeros(q.shape[:3], dtype)
     for b, h in np.ndindex(*q.shape[:2]):
@@ -110,6 +114,7 @@ def attention_backward(
     sinks: _Array | None = None,
     causal: bool = False,
     window_size: tuple[int | None, int | None] | None = None,
+    softcap: float | None = None,
     scale: float | None = None,
     q_offset: int | None = None,
     layout: str | None = None,
@@ -121,7 +126,7 @@ def attention_backward(
     ----------
     dout : ndarray, (batch, seqlen_q, heads_q, head_dim_v)
         Gradient of out.
-    q, k, v, sinks, causal, window_size, scale, q_offset, layout, dtype
+    q, k, v, sinks, causal, window_size, softcap, scale, q_offset, layout, dtype
         As for :func:`attention`.
     dlse : ndarray, (batch, heads_q, seqlen_q), optional
         Gradient of lse; by default 0.
@@ -145,7 +150,7 @@ def attention_backward(
 
         dP_ij   = sum_c dout_ic v_jc
         delta_i = sum_c dout_ic out_ic
-        dS_ij   = P_ij (dP_ij - delta_i + dlse_i)
+        dS_ij   = P_ij (dP_ij - delta_i + dlse_i), with a softcap C: times 1 - (S_ij / C)^2
         dq_i    = scale * sum_j dS_ij k_j
         dk_j    = scale * sum_i dS_ij q_i
         dv_j    = sum_i P_ij dout_i
@@ -156,9 +161,9 @@ def attention_backward(
     """
     layout = find_layout(q, layout)
     check_arrays({"q": q, "k": k, "v": v, "dout": dout}, layout, dlse, sinks)
-    check_options(causal, window_size, scale, q_offset, dtype)
+    check_options(causal, window_size, softcap, scale, q_offset, dtype)
     dout, q, k, v = (_to_heads_first(x, layout) for x in (dout, q, k, v))
-    heads = _Heads(q, k, v, sinks, causal, window_size, scale, q_offset, dtype)
+    heads = _Heads(q, k, v, sinks, causal, window_size, softcap, scale, q_offset, dtype)
     dlse = np.zeros(q.shape[:3], dtype) if dlse is None else dlse.reshape(q.shape[:3])
     dq, dk, dv = (np.zeros(x.shape, dtype) for x in (q, k, v))
     dsinks = np.zeros(q.shape[1], dtype)
@@ -172,22 +177,6 @@ def attention_backward(
     return (dq, dk, dv) if sinks is None else (dq, dk, dv, dsinks)
 
 
-def _sees(
-    i: _Array, j: _Array, causal: bool, window: tuple[int | None, int | None] | None, q_offset: int
-) -> _Array:
-    """Whether query i, which stands at key ``i + q_offset``, sees key j."""
-    left, right = window or (None, None)
-    ahead = j - (i + q_offset)
-    seen = np.ones(ahead.shape, bool)
-    if causal:
-        seen &= ahead <= 0
-    if right is not None:
-        seen &= ahead <= right
-    if left is not None:
-        seen &= ahead >= -left
-    return seen
-
-
 class _Heads:
     """Attention of one (batch, head) after the other; arrays are (batch, head, row, dim)."""
 
@@ -199,6 +188,7 @@ class _Heads:
         sinks: _Array | None,
         causal: bool,
         window_size: tuple[int | None, int | None] | None,
+        softcap: float | None,
         scale: float | None,
         q_offset: int | None,
         dtype: type[np.floating[Any]],
@@ -209,8 +199,9 @@ class _Heads:
         seqlen_q, seqlen_kv = q.shape[2], k.shape[2]
         offset = seqlen_kv - seqlen_q if q_offset is None else q_offset
         i, j = np.arange(seqlen_q)[:, None], np.arange(seqlen_kv)[None, :]
-        self._visible = _sees(i, j, causal, window_size, offset)
+        self._visible = sees(i, j, causal, window_size, offset)
         self._scale = dtype(1) / np.sqrt(dtype(q.shape[3])) if scale is None else dtype(scale)
+        self._cap = dtype(softcap or 0)
 
     def kv_head(self, h: int) -> int:
         """The kv head that query head h reads."""
@@ -233,7 +224,11 @@ class _Heads:
             p, lse, seen = self._softmax(b, h)
             out = _sum_of_seen(p, seen, v)
             delta = np.where(seen.any(axis=1), (dout * out).sum(axis=1), 0)
-            ds = p * (dout @ v.T - delta[:, None] + dlse[:, None])
+            ds = (
+                p
+                * (dout @ v.T - delta[:, None] + dlse[:, None])
+                * cap_slopes(self._scale * (q @ k.T), self._cap)
+            )
             dq = self._scale * _sum_of_seen(ds, seen, k)
             dk = self._scale * _sum_of_seen(ds.T, seen.T, q)
             dv = _sum_of_seen(p.T, seen.T, dout)
@@ -252,7 +247,7 @@ class _Heads:
         """
         q, k = self._head(self._q, b, h), self._head(self._k, b, self.kv_head(h))
         sink = self._sinks[h]
-        scores = np.where(self._visible, self._scale * (q @ k.T), -math.inf)
+        scores = np.where(self._visible, capped(self._scale * (q @ k.T), self._cap), -math.inf)
         of_keys = scores.max(axis=1, initial=-math.inf)
         largest = np.maximum(of_keys, sink)
         nothing = largest == -math.inf

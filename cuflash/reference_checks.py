@@ -101,7 +101,9 @@ def _check_sizes(sizes: Mapping[str, int]) -> None:
         raise ArgumentValueError("q", "head_dim 0", "at least 1")
 
 
-def check_options(causal: Any, window_size: Any, scale: Any, q_offset: Any, dtype: Any) -> None:
+def check_options(
+    causal: Any, window_size: Any, softcap: Any, scale: Any, q_offset: Any, dtype: Any
+) -> None:
     """Check every other argument by itself.
 
     Raises
@@ -118,6 +120,10 @@ def check_options(causal: Any, window_size: Any, scale: Any, q_offset: Any, dtyp
     for side in window_size or ():
         if side is not None and (isinstance(side, bool) or not isinstance(side, numbers.Integral)):
             raise ArgumentTypeError("window_size", repr(window_size), "two integers, each or None")
+    if softcap is not None:
+        _check_number("softcap", softcap, numbers.Real, "a number, finite and not negative")
+        if not 0 <= softcap < math.inf:
+            raise ArgumentValueError("softcap", repr(softcap), "a number, finite and not negative")
     if scale is not None:
         _check_number("scale", scale, numbers.Real, "a number, finite and positive, or None")
         if not 0 < scale < math.inf or scale > np.finfo(np.float64).max:

@@ -27,6 +27,7 @@ def attention_backward(
     grads: Sequence[Any] | None = None,
     causal: bool = False,
     window_size: WindowSize | None = None,
+    softcap: float | None = None,
     sinks: Any = None,
     scale: float | None = None,
     q_offset: int | None = None,
@@ -62,7 +63,7 @@ def attention_backward(
     deterministic : bool
         The same bits from run to run, with O(seqlen) more memory. Without it
         FlashAttention-2 and 3 add the parts of dq in any order on CUDA.
-    causal, window_size, sinks, scale, q_offset, layout
+    causal, window_size, softcap, sinks, scale, q_offset, layout
         As for :func:`attention`.
     backend, algorithm, blocks, workspace
         As for :func:`attention`; ``blocks`` is of this pass.
@@ -85,7 +86,8 @@ def attention_backward(
     -----
     With ``P = exp(scale q k^T - lse)`` and ``delta = rowsum(dout * out) - dlse``:
     ``dv = P^T dout``, ``dS = P * (dout v^T - delta)``, ``dq = scale dS k``,
-    ``dk = scale dS^T q`` (Dao et al. 2022, Algorithm 4). With sinks, ``lse``
+    ``dk = scale dS^T q`` (Dao et al. 2022, Algorithm 4). With a softcap ``S`` is
+    the capped score, and dS is multiplied by ``1 - (S / softcap)^2``. With sinks, ``lse``
     includes them, and ``dsinks = -rowsum(exp(sinks - lse) * delta)`` over all rows
     of a head.
     """
@@ -93,6 +95,7 @@ def attention_backward(
     keywords: dict[str, Any] = {
         "causal": causal,
         "window_size": window_size,
+        "softcap": softcap,
         "scale": scale,
         "q_offset": q_offset,
         "layout": layout,

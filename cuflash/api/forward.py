@@ -19,6 +19,7 @@ def attention(
     *,
     causal: bool = ...,
     window_size: WindowSize | None = ...,
+    softcap: float | None = ...,
     sinks: Any = ...,
     scale: float | None = ...,
     q_offset: int | None = ...,
@@ -42,6 +43,7 @@ def attention(
     *,
     causal: bool = ...,
     window_size: WindowSize | None = ...,
+    softcap: float | None = ...,
     sinks: Any = ...,
     scale: float | None = ...,
     q_offset: int | None = ...,
@@ -65,6 +67,7 @@ def attention(
     *,
     causal: bool = ...,
     window_size: WindowSize | None = ...,
+    softcap: float | None = ...,
     sinks: Any = ...,
     scale: float | None = ...,
     q_offset: int | None = ...,
@@ -87,6 +90,7 @@ def attention(
     *,
     causal: bool = False,
     window_size: WindowSize | None = None,
+    softcap: float | None = None,
     sinks: Any = None,
     scale: float | None = None,
     q_offset: int | None = None,
@@ -121,6 +125,11 @@ def attention(
         ``(left, right)``: query i sees key j iff ``i + q_offset - left <= j <=
         i + q_offset + right``, both ends included; None: no bound on that
         side. With ``causal`` the right side is 0.
+    softcap : float, optional
+        Scores ``s = scale * q k^T`` become ``softcap * tanh(s / softcap)``
+        before the mask. For bfloat16 the tangent is the one of the special
+        function unit, with a relative error of 2^-11. It and ``scale /
+        softcap`` lie where ``scale`` may. None and 0: no cap.
     sinks : array, (heads_q,), optional
         A learned logit of every query head, of q's dtype or float32 (float64
         for float64): it takes part in the softmax and has no value, so
@@ -204,6 +213,7 @@ def attention(
     keywords = {
         "causal": causal,
         "window_size": window_size,
+        "softcap": softcap,
         "scale": scale,
         "q_offset": q_offset,
         "layout": layout,

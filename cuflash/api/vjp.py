@@ -35,6 +35,7 @@ def attention_vjp(
     *,
     causal: bool = ...,
     window_size: WindowSize | None = ...,
+    softcap: float | None = ...,
     sinks: Any = ...,
     scale: float | None = ...,
     q_offset: int | None = ...,
@@ -59,6 +60,7 @@ def attention_vjp(
     *,
     causal: bool = ...,
     window_size: WindowSize | None = ...,
+    softcap: float | None = ...,
     sinks: Any = ...,
     scale: float | None = ...,
     q_offset: int | None = ...,
@@ -83,6 +85,7 @@ def attention_vjp(
     *,
     causal: bool = ...,
     window_size: WindowSize | None = ...,
+    softcap: float | None = ...,
     sinks: Any = ...,
     scale: float | None = ...,
     q_offset: int | None = ...,
@@ -106,6 +109,7 @@ def attention_vjp(
     *,
     causal: bool = False,
     window_size: WindowSize | None = None,
+    softcap: float | None = None,
     sinks: Any = None,
     scale: float | None = None,
     q_offset: int | None = None,
@@ -124,7 +128,7 @@ def attention_vjp(
 
     Parameters
     ----------
-    q, k, v, causal, window_size, sinks, scale, q_offset, layout, return_lse, out_dtype
+    q, k, v, causal, window_size, softcap, sinks, scale, q_offset, layout, return_lse, out_dtype
         As for :func:`attention`.
     backend, algorithm
         As for :func:`attention`.
@@ -164,6 +168,7 @@ def attention_vjp(
     shared: dict[str, Any] = {
         "causal": causal,
         "window_size": window_size,
+        "softcap": softcap,
         "scale": scale,
         "q_offset": q_offset,
         "layout": layout,

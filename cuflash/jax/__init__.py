@@ -42,6 +42,7 @@ def attention(
     scale: Any = None,
     is_causal: bool = False,
     local_window_size: int | tuple[int, int] | None = None,
+    softcap: float | None = None,
     q_offset: int | None = 0,
     return_lse: bool = False,
     sinks: Any = None,
@@ -90,6 +91,9 @@ def attention(
         key j iff ``i + q_offset - left <= j <= i + q_offset + right``. Both
         ends are included, and a negative side is a bound like any other. With
         ``is_causal`` both masks apply.
+    softcap : float, optional
+        Scores become ``softcap * tanh(score / softcap)`` before the masks,
+        compiled in. None and 0: no cap.
     q_offset : int or None
         Position of query 0 among the keys, compiled in. 0, the default, is
         the alignment of JAX: the first query sees the first key. None is

@@ -127,6 +127,7 @@ def call_of(
     *,
     is_causal: Any,
     local_window_size: tuple[int, int] | None,
+    softcap: Any,
     scale: Any,
     q_offset: Any,
     algorithm: AlgorithmChoice,
@@ -142,6 +143,7 @@ def call_of(
     """
     checked = check_options(
         causal=check_flag("is_causal", is_causal),
+        softcap=softcap,
         scale=scale,
         q_offset=q_offset,
         algorithm=algorithm,

@@ -21,7 +21,8 @@ from ..planning.problem import DTypeName
 
 __all__ = ["check_cast", "checked"]
 
-_SCALE = "a number that is known while JAX traces: multiply query by a traced one, and give scale=1"
+_KNOWN = "a number that is known while JAX traces"
+_SCALE = f"{_KNOWN}: multiply query by a traced one, and give scale=1"
 
 _ELSEWHERE = "jax.nn.dot_product_attention takes it"
 _REMEDIES = {
@@ -40,6 +41,7 @@ _DROPOUT = ("dropout_rate", "dropout_rng", "broadcast_dropout", "deterministic")
 _OF_THE_PASS = (
     "is_causal",
     "local_window_size",
+    "softcap",
     "scale",
     "q_offset",
     "algorithm",
@@ -66,6 +68,7 @@ def checked(given: Mapping[str, Any]) -> dict[str, Any]:
     _check_precision(given["precision"], given["force_fp32_for_softmax"])
     found = {name: given[name] for name in _OF_THE_PASS}
     found["scale"] = _as_number("scale", given["scale"], _SCALE)
+    found["softcap"] = _as_number("softcap", given["softcap"], _KNOWN)
     found["local_window_size"] = _check_window(given["local_window_size"])
     return found
 
@@ -93,7 +96,7 @@ def _check_no_dropout(rate: Any, rng: Any, broadcast: Any, deterministic: Any) -
     """
     check_flag("broadcast_dropout", broadcast)
     without = check_flag("deterministic", deterministic)
-    given = _as_number("dropout_rate", rate, "a number that is known while JAX traces")
+    given = _as_number("dropout_rate", rate, _KNOWN)
     if isinstance(given, bool) or not isinstance(given, numbers.Real):
         raise ArgumentTypeError("dropout_rate", _shown(given), "a number")
     rate = float(given)

@@ -1,0 +1,39 @@
+"""What is done to scores before the softmax, from its definition, for :mod:`cuflash.reference`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["cap_slopes", "capped", "sees"]
+
+_Array = NDArray[Any]
+
+
+def sees(
+    i: _Array, j: _Array, causal: bool, window: tuple[int | None, int | None] | None, q_offset: int
+) -> _Array:
+    """Whether query i, which stands at key ``i + q_offset``, sees key j."""
+    left, right = window or (None, None)
+    ahead = j - (i + q_offset)
+    seen = np.ones(ahead.shape, bool)
+    if causal:
+        seen &= ahead <= 0
+    if right is not None:
+        seen &= ahead <= right
+    if left is not None:
+        seen &= ahead >= -left
+    return seen
+
+
+def capped(scores: _Array, cap: np.floating[Any]) -> _Array:
+    """``cap * tanh(scores / cap)``; the scores themselves where the cap is 0."""
+    return cap * np.tanh(scores / cap) if cap else scores
+
+
+def cap_slopes(scores: _Array, cap: np.floating[Any]) -> _Array:
+    """The derivative of every capped score by the score: ``1 / cosh(scores / cap)^2``."""
+    slopes: _Array = 1 / np.cosh(scores / cap) ** 2 if cap else np.ones_like(scores)
+    return slopes
