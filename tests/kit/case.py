@@ -59,6 +59,7 @@ class Case:
     values: str = "normal"
     window: str = ""  # "left:right", an absent side is not bounded
     sinks: str = ""  # their dtype, where there are sinks
+    softcap: float | None = None
     strides: tuple[Strides, ...] = (CONTIGUOUS,) * len(TENSORS)
 
     def __post_init__(self) -> None:
@@ -122,6 +123,7 @@ class Case:
             "q_offset": self.q_offset,
             "layout": self.layout,
             **({"window_size": self.sides} if self.window else {}),
+            **({"softcap": self.softcap} if self.softcap else {}),
         }
 
     def visible_range(self) -> tuple[np.ndarray, np.ndarray]:
@@ -242,4 +244,5 @@ _WORDS = {
     "values": "values",
     "window": "window",
     "sinks": "sinks",
+    "softcap": "softcap",
 }

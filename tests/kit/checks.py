@@ -67,7 +67,8 @@ class Runner(Protocol):
 def run_checks(runner: Any, case: Case) -> list[Verdict]:
     """All that say something of the case, their worst ratios registered."""
     verdicts = [census(runner, case)]
-    verdicts += [] if case.sinks else [one_hot(runner, case), shift(runner, case)]
+    if not case.sinks and not case.softcap:
+        verdicts += [one_hot(runner, case), shift(runner, case)]
     verdicts += identities(runner, case)
     REGISTRY.add(case, "check", verdicts)
     return verdicts

@@ -14,7 +14,8 @@ plain      float32 and float64: the same ratio, as a root mean square over a til
            take the luck out.
 bias       16-bit dtypes, normal values: the part of the error of a whole head that points
            along the truth, against what independent errors of rows would give; those of rows
-           that are flushed add up.
+           that are flushed add up. Not where a function of the scores is approximated: it errs
+           alike for scores that are alike.
 sinks      the gradient of every sink, as a row.
 lse        every value by itself, in terms of the compute dtype, whatever the dtype of the case.
 """
@@ -212,7 +213,7 @@ def _rows(truth: Truth, name: str, got: np.ndarray, usable: np.ndarray) -> list[
         plain = [_ratio(truth, name, p[name].astype(expected.dtype), finite) for p in truth.plain]
         return [*verdicts, _plain(ratio, np.maximum(*plain), limits.PLAIN_UNITS[truth.case.dtype])]
     verdicts.append(_worst("row", ratio, limits.ROW_LIMIT[name]))
-    if case.values == "normal":
+    if case.values == "normal" and limits.exact(case):
         verdicts.append(_bias(truth, name, np.where(usable, got - expected, 0), size))
     return verdicts
 

@@ -19,6 +19,8 @@ __all__ = ["identities"]
 def identities(runner: Any, case: Case) -> list[Verdict]:
     """``sum_dv``, ``sum_dk`` and ``q_dq`` of one pass forward and back, ``sum_ds`` where sinks are.
 
+    With a soft cap there is no ``sum_dk``: rows of dS then do not sum to 0.
+
     Logits are of unit variance, half of it from the key alone, so that
     columns of P differ and what they sum to is rounded in no common
     direction; dO is positive, so that a bias of it adds up.
@@ -39,20 +41,19 @@ def identities(runner: Any, case: Case) -> list[Verdict]:
     with np.errstate(invalid="ignore"):  # of each row, (batch, head, row): what the sink weighs
         lost = np.exp(sinks.astype(np.float64)[:, None] - x["lse"])
     x["lost"] = np.where(sinks[:, None] > -np.inf, lost, 0)
-    worst = [Verdict(name, 0.0) for name in ("sum_dv", "sum_dk", "q_dq")]
-    if case.sinks:
-        worst.append(_sum_ds(case, x))
+    rules = ["sum_dv", *([] if case.softcap else ["sum_dk"]), "q_dq"]
+    worst = [Verdict(name, 0.0) for name in rules]
     for b, kv in np.ndindex(case.batch, case.heads_kv):
         heads = slice(kv * case.group, (kv + 1) * case.group)
         of_rows = x.keys() - {"dsinks"}
         part = {n: x[n][b, kv if n in _OF_KV else heads] for n in of_rows}
         group = _Group(case, part, centred=getattr(runner, "backend", "") == "numpy")
-        found = (group.sum_dv(), group.sum_dk(), group.q_dq())
-        for i, ratios in enumerate(found):
+        for i, rule in enumerate(rules):
+            ratios = getattr(group, rule)()
             ratio = float(np.max(np.where(np.isnan(ratios), np.inf, ratios), initial=0))
             if ratio > worst[i].ratio:
-                worst[i] = Verdict(worst[i].rule, ratio, index=(b, kv), detail="(batch, kv head)")
-    return worst
+                worst[i] = Verdict(rule, ratio, index=(b, kv), detail="(batch, kv head)")
+    return [*worst, _sum_ds(case, x)] if case.sinks else worst
 
 
 def _sum_ds(case: Case, x: dict[str, np.ndarray]) -> Verdict:

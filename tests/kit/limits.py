@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import math
 
+from .case import Case
+
 #: u: the largest relative error of one rounding to nearest. By definition.
 UNIT = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24, "float64": 2.0**-53}
 
@@ -26,6 +28,16 @@ SMALLEST = {
 #: Largest weight of a key before a row is normalised. A row's reference follows its maximum late
 #: in 16-bit kernels (``slack`` and ``most_weight`` of ``tile/softmax.cuh``).
 MOST_WEIGHT = {"float16": 2.0**12, "bfloat16": 2.0**12, "float32": 1.0, "float64": 1.0}
+
+#: Relative error of a soft cap's tanh. bfloat16: of the instruction, by the PTX manual; else a few
+#: units in the last place of the compute dtype, as the CUDA manual has it for tanhf and tanh.
+TANH = {"bfloat16": 2.0**-11, "float16": 2.0**-22, "float32": 2.0**-22, "float64": 2.0**-51}
+
+
+def exact(case: Case) -> bool:
+    """Whether no function of the scores errs by more than a few units of the compute dtype."""
+    return not (case.softcap and TANH[case.dtype] > 16 * UNIT[case.statistics.name])
+
 
 #: 16-bit dtypes: most of |x - r| / (u (|r| + E)) in any row, E of ``oracle``. Correct: out 0.74,
 #: dq 1.57, dk 1.45, dv 0.97 (each the worst of 24,000 rows; medians 0.3). One row of dq hangs on

@@ -31,6 +31,17 @@ Roundings are independent, so squares add up; only where all rows are the same
 row ("equal") are they the same error in each: n of them are n times as large,
 not sqrt(n) times, and a sum of n terms drifts one way, by ``SUM_DRIFT`` u of
 the compute dtype for each.
+
+A soft cap C makes z_ij of the scores, with slopes g_ij = 1 - z_ij^2 / C^2. Then
+s_ij is multiplied by g_ij, and dS is P (dP - delta) g. The slope errs by
+G_ij = c (1 + 2 s_ij |z_ij| / C^2): D_ij gets P^2 (dP - delta)^2 G^2, and
+g + u G takes the place of g in the other terms. The tanh errs by h, in u, and
+so alike for scores that are alike: with w_ij = h |z_ij| these sums, squared,
+are added to those of lse, out, delta, dv, and of dq and dk::
+
+    sum_j P_ij w_ij         sum_j P_ij w_ij |v_j - out_i|    sum_j P_ij |dP_ij - delta_i| w_ij
+    sum_i P_ij w_ij |dO_i|  scale sum P |dP - delta| w (g + 2 |z| / C^2) |k_j| or |q_i|
+
 What is not here, the growth of long sums, is below u for 16-bit dtypes;
 float32 and float64 are therefore compared with plain NumPy in the same dtype,
 which :func:`~tests.kit.plain.plain` computes.
@@ -48,7 +59,7 @@ from cuflash import reference
 
 from .case import Case
 from .data import tensor
-from .limits import MOST_WEIGHT, SMALLEST, SUM_DRIFT, UNIT
+from .limits import MOST_WEIGHT, SMALLEST, SUM_DRIFT, TANH, UNIT
 from .plain import plain
 
 __all__ = ["Truth", "judge"]
@@ -169,22 +180,40 @@ class _Head:
         live = lse != -np.inf
         self._lse = np.where(live, lse, 0)[:, None]
         self._seen = case.sees() & live[:, None]
-        scores = case.factor * (self._x["q"] @ self._x["k"].T)
+        scores, self._slope = self._capped(case.factor * (self._x["q"] @ self._x["k"].T))
         self._p = np.exp(np.where(self._seen, scores - self._lse, -np.inf))
         terms = case.factor * (np.abs(self._x["q"]) @ np.abs(self._x["k"]).T)
         self._c = UNIT[case.statistics.name] / UNIT[case.dtype]
-        self._s = np.where(self._seen, self._c * terms, 0)
+        self._of_slope: Any = 0.0  # error of the slope
+        self._s = np.where(self._seen, self._c * terms * self._slope, 0)
+        self._tanh = self._slope_by_tanh = np.zeros_like(self._s)
+        if case.softcap:
+            size = np.where(self._seen, np.abs(scores), 0)
+            by_score = 2 * size / case.softcap**2  # of the slope
+            self._of_slope = self._c + by_score * self._s
+            self._tanh = size * TANH[case.dtype] / UNIT[case.dtype]
+            self._slope_by_tanh = by_score * self._tanh
+
+    def _capped(self, scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Scores as a soft cap leaves them, and their slopes."""
+        cap = self._case.softcap
+        if not cap:
+            return scores, np.ones_like(scores)
+        capped = np.tanh(scores / cap)
+        return cap * capped, 1 - capped**2
 
     def lse(self) -> np.ndarray:
         """Of the log-sum-exp, (seqlen_q,)."""
-        return ((self._p * self._s) ** 2).sum(axis=1)
+        return ((self._p * self._s) ** 2).sum(axis=1) + (self._p * self._tanh).sum(axis=1) ** 2
 
     def out(self) -> np.ndarray:
         """Of the output, (seqlen_q,)."""
         v, out = self._x["v"], self._out
         distance = _squares(v) - 2 * (out @ v.T) + _squares(out)[:, None]
-        by_scores = (self._p * self._s) ** 2 * np.maximum(distance, 0)
-        square = self._rounded(self._p) @ _squares(v) + by_scores.sum(axis=1)
+        distance = np.maximum(distance, 0)
+        by_scores = ((self._p * self._s) ** 2 * distance).sum(axis=1)
+        by_scores += (self._p * self._tanh * np.sqrt(distance)).sum(axis=1) ** 2
+        square = self._rounded(self._p) @ _squares(v) + by_scores
         return square + _squares(self._left())
 
     def _left(self) -> np.ndarray:
@@ -197,15 +226,22 @@ class _Head:
         """Of dq, (seqlen_q,), dk and dv, (seqlen_kv,)."""
         x, p, factor, c = self._x, self._p, self._case.factor, self._c
         delta, delta_error, dp = self._delta()
-        ds = p * (dp - delta[:, None])
+        without = p * (dp - delta[:, None])
+        ds = without * self._slope
+        of_slope = self._of_slope + self._slope_by_tanh
+        sloped = p * (self._slope + UNIT[self._case.dtype] * of_slope)
         relative = 1 + (self._s + c * np.abs(self._lse)) ** 2
         off = np.abs(x["dout"]) @ np.abs(x["v"]).T
         flushed = np.where(self._seen, c * SMALLEST[self._case.statistics.name], 0)
-        ds_error = self._rounded(ds) * relative + (c * p * off) ** 2
-        ds_error += (flushed * (dp - delta[:, None])) ** 2
-        dq = ds_error @ _squares(x["k"]) + delta_error * _squares(p @ x["k"])
-        dk = (ds_error + p**2 * delta_error[:, None]).T @ _squares(x["q"])
+        ds_error = self._rounded(ds) * relative + (c * sloped * off) ** 2
+        ds_error += (flushed * (dp - delta[:, None])) ** 2 + (without * self._of_slope) ** 2
+        dq = ds_error @ _squares(x["k"]) + delta_error * _squares(sloped @ x["k"])
+        dk = (ds_error + sloped**2 * delta_error[:, None]).T @ _squares(x["q"])
         dv = (self._rounded(p) * relative).T @ _squares(x["dout"])
+        alike = np.abs(ds) * self._tanh + np.abs(without) * self._slope_by_tanh
+        dq += (alike @ np.sqrt(_squares(x["k"]))) ** 2
+        dk += (alike.T @ np.sqrt(_squares(x["q"]))) ** 2
+        dv += ((p * self._tanh).T @ np.sqrt(_squares(x["dout"]))) ** 2
         return factor**2 * dq, factor**2 * dk, dv
 
     def sink(self) -> tuple[float, float]:
@@ -240,6 +276,7 @@ class _Head:
         smallest = SMALLEST[self._case.dtype]
         error = _squares(np.abs(x["dout"]) * np.maximum(np.abs(self._out), smallest))
         error += (np.abs(x["dout"]) * self._left()).sum(axis=1) ** 2
+        error += (np.abs(ds) * self._tanh).sum(axis=1) ** 2
         error += (self._rounded(p) * dp**2 + (growth * ds * self._s) ** 2).sum(axis=1)
         drift = 1 + SUM_DRIFT * _alike_terms(self._case)["out"]  # of the out that delta is made of
         error += (c * drift * np.abs(terms).sum(axis=1)) ** 2

@@ -35,20 +35,31 @@ def plain(case: Case, inputs: Mapping[str, np.ndarray], step: int = 1) -> dict[s
             kv = h // case.group
             q, k, v = x["q"][b, h, ::step], x["k"][b, kv, ::step], x["v"][b, kv, ::step]
             scores = scale * _product(q[:, ::step], k[:, ::step].T)
+            scores, _ = _capped(case, scores)
             scores = np.where(visible, scores, -np.inf)
             out, lse = _plain_forward(scores, v, sinks[h])
             ordered["out"][b, h], ordered["lse"][b, h] = out, lse
             if not gradients:
                 continue
             scores = scale * _product(q[:, ::-step], k[:, ::-step].T)
+            scores, slopes = _capped(case, scores)
             p = np.where(visible, np.exp(scores - np.where(lse == -np.inf, 0, lse)[:, None]), 0)
             dout = x["dout"][b, h, ::step]
             delta = (dout * out).sum(axis=1) - (x["dlse"][b, h, ::step] if "dlse" in x else 0)
-            ds = p * (_product(dout, v.T) - delta[:, None])
+            ds = p * (_product(dout, v.T) - delta[:, None]) * slopes
             ordered["dq"][b, h] = scale * _product(ds, k)
             ordered["dk"][b, kv] += scale * _product(ds.T, q)
             ordered["dv"][b, kv] += _product(p.T, dout)
     return results
+
+
+def _capped(case: Case, scores: np.ndarray) -> tuple[np.ndarray, np.ndarray | int]:
+    """Scores as a soft cap leaves them, and their slopes."""
+    if not case.softcap:
+        return scores, 1
+    cap = case.storage.type(case.softcap)
+    capped = np.tanh(scores / cap)
+    return cap * capped, 1 - capped * capped
 
 
 def _plain_forward(

@@ -73,6 +73,7 @@ def cases(
     strided: bool = True,
     windowed: bool = False,
     sinks: Sequence[str] = ("",),
+    softcaps: Sequence[float | None] = (None,),
 ) -> Case:
     """Draw a case and a seed. What decides the compilation is given, the rest is drawn.
 
@@ -92,6 +93,8 @@ def cases(
         Whether there is a window, with or without the causal mask.
     sinks
         Their dtypes to draw from; "" is none.
+    softcaps
+        Caps to draw from; None is none.
     """
     seqlen_q, seqlen_kv = _both_lengths(draw, tile, budget)
     layout = draw(st.sampled_from(layouts))
@@ -115,6 +118,7 @@ def cases(
         values=draw(st.sampled_from(values)),
         window=draw(sides),
         sinks=draw(st.sampled_from(sinks)),
+        softcap=draw(st.sampled_from(softcaps)),
         strides=tuple(draw(recipes(layout, name, strided)) for name in TENSORS),
     )
 
