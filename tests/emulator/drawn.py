@@ -48,6 +48,7 @@ class Kernels:
     forward_row: ForwardRow | None = None  # the only one that the forward pass has
     window: str = ""  # "left" or "band": the bounds that the keys of a query mostly have
     sinks: str = ""  # their dtype, if there are any
+    softcap: bool = False
 
     @property
     def name(self) -> str:
@@ -59,7 +60,7 @@ class Kernels:
         ]
         mask = self.window or ("causal" if self.causal else "full")
         words += [mask, "ordered" * self.deterministic]
-        words += [f"sinks-{self.sinks}" * bool(self.sinks)]
+        words += ["softcap" * self.softcap, f"sinks-{self.sinks}" * bool(self.sinks)]
         words += ["x".join(map(str, self.blocks or ())), f"{self.num_sms or ''}"]
         return "-".join(word for word in words if word)
 
@@ -203,6 +204,7 @@ def _problems(draw: st.DrawFn, kernels: Kernels, work: int) -> Case:
         window=window,
         sinks=kernels.sinks,
         q_offset=draw(_offsets(kernels, seqlen_q, seqlen_kv)),
+        softcap=draw(st.sampled_from((0.5, 5.0, 50.0))) if kernels.softcap else None,
         scale=draw(st.sampled_from((None, None, 0.3, 2.0**-5))),
         layout=layout,
         seed=draw(st.integers(0, 2**31 - 1)),
@@ -260,7 +262,7 @@ def calls(draw: st.DrawFn, kernels: Kernels) -> Call:
         device=draw(st.sampled_from((0, 0, 0, 1))),
         turns=turns,
         shift=draw(st.sampled_from((0, 0, -300, 200))),
-        dead=() if case.sinks else draw(_dead_queries(kernels, case)),
+        dead=() if case.sinks or case.softcap else draw(_dead_queries(kernels, case)),
         wrt=draw(_named(kernels)),
         **flags,
     )

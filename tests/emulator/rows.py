@@ -17,7 +17,7 @@ from ..kit.case import Case
 from ..kit.strides import Strides
 from .device import EmulatedRunner
 
-__all__ = ["ROWS", "SMALL", "SUNK", "WINDOWED", "Row", "params"]
+__all__ = ["CAPPED", "ROWS", "SMALL", "SUNK", "WINDOWED", "Row", "params"]
 
 #: Small tiles, so that short problems have many of them.
 SMALL = {"float16": (32, 32), "bfloat16": (32, 32), "float32": (16, 32), "float64": (16, 32)}
@@ -52,6 +52,7 @@ class Row:
     forward_row: ForwardRow | None = None  # the only one that the forward pass has
     window: str = ""  # "left" or "band": the bounds that the keys of a query have
     sinks: str = ""  # their dtype, if there are any
+    softcap: float | None = None
 
     @property
     def runner(self) -> EmulatedRunner:
@@ -67,6 +68,7 @@ class Row:
         parts = [f"{self.algorithm}-sm_{self.architecture}-{self.dtype}"]
         mask = self.window or ("causal" if self.causal else "full")
         parts += [f"d{self.dims[0]}-dv{self.dims[1]}", mask]
+        parts += ["softcap"] * (self.softcap is not None)
         parts += [f"sinks-{self.sinks}"] if self.sinks else []
         parts += (
             ["planned"] * self.planned + ["filled"] * self.filled + ["ordered"] * self.deterministic
@@ -80,7 +82,7 @@ class Row:
     def cases(self) -> list[Case]:
         """Several tiles and tails both ways; grouped heads; dead rows and tiles; strides; a row."""
         found = self._windowed_cases() if self.window else self._plain_cases()
-        return [replace(case, sinks=self.sinks) for case in found]
+        return [replace(case, sinks=self.sinks, softcap=self.softcap) for case in found]
 
     def _plain_cases(self) -> list[Case]:
         first = Case(2, 4, 2, 70, 100, *self.dims, self.dtype, causal=self.causal, seed=1)
@@ -262,6 +264,22 @@ SUNK = (
     Row("fa3", "90", "bfloat16", (128, 128), filled=True, sinks="bfloat16", window="band"),
     Row("fa3", "90", "float16", (192, 128), filled=True, sinks="float32"),
     Row("fa3", "90", "bfloat16", (200, 256), filled=True, sinks="float32", window="left"),
+)
+#: Configurations with a soft cap; fa3's of every form of its backward pass.
+CAPPED = (
+    Row("fa1", "90", "float16", softcap=3.0),
+    Row("fa1", "75", "float32", (5, 24), _FULL, softcap=0.5),
+    Row("fa2", "90", "float16", softcap=3.0, window="band"),
+    Row("fa2", "80", "bfloat16", (40, 64), _FULL, filled=True, softcap=3.0),
+    Row("fa2", "90", "float16", filled=True, deterministic=True, softcap=3.0),
+    Row("fa2", "80", "float32", (5, 24), softcap=3.0),
+    Row("fa2", "90", "float64", softcap=3.0),
+    Row("fa3", "90", "float16", filled=True, softcap=3.0),
+    Row("fa3", "90", "bfloat16", filled=True, deterministic=True, softcap=50.0, window="band"),
+    Row("fa3", "90", "float16", (96, 80), filled=True, softcap=3.0),
+    Row("fa3", "90", "bfloat16", (128, 128), filled=True, blocks=(192, 80), softcap=3.0),
+    Row("fa3", "90", "float16", (192, 128), filled=True, softcap=3.0),
+    Row("fa3", "90", "float16", (200, 256), filled=True, softcap=3.0),
 )
 
 

@@ -72,7 +72,7 @@ def configs_of(kernels: Kernels) -> set[KernelConfig]:
     case = Case(2, 4, 1, 70, 100, *kernels.dims, kernels.dtype, causal=kernels.causal)
     window = {"": "", "left": "9:", "band": "9:3"}[kernels.window]
     case = replace(case, window=window, causal=kernels.causal and not window)
-    case = replace(case, sinks=kernels.sinks)
+    case = replace(case, sinks=kernels.sinks, softcap=9.0 if kernels.softcap else None)
     wrt = (*QKV, "sinks") if kernels.sinks else QKV
     odd = case.with_strides(**{name: Strides(gaps=(0, 0, 1, 0)) for name in ("q", "out", "dq")})
     x = arrays(case, "q", "k", "v", "dout") | {"out": np.zeros(case.shape("out"), case.storage)}

@@ -41,6 +41,7 @@ class TenantCall:
     sinks: bool = False
     parity: int | None = None
     tilt: float | None = None
+    softcap: float | None = None
     shift: float = 0.0  # what all keys have in common
     dead: float | None = None  # what q and dout hold of queries that see no key
     seed: int = 0
@@ -49,7 +50,7 @@ class TenantCall:
     def keywords(self) -> dict[str, Any]:
         """Those that are no arrays and not None."""
         every = {"causal": self.causal, "window_size": self.window, "q_offset": self.q_offset}
-        every |= {"parity": self.parity, "tilt": self.tilt}
+        every |= {"parity": self.parity, "tilt": self.tilt, "softcap": self.softcap}
         return {name: value for name, value in every.items() if value is not None}
 
     def inputs(self) -> dict[str, Array]:
@@ -104,6 +105,7 @@ class TenantCall:
     def without(self, *names: str) -> TenantCall:
         """The same without some of the features."""
         plain: dict[str, Any] = {"parity": None, "tilt": None, "window": None, "sinks": False}
+        plain["softcap"] = None
         return replace(self, **{name: plain[name] for name in names})
 
 
@@ -137,6 +139,10 @@ def judge(given: TenantCall) -> dict[str, Array]:
     scale = 1 / np.sqrt(given.head_dim)
     z = np.einsum("bihd,bjhd->bhij", x["q"], k) * scale
     i, j = np.arange(given.seqlen_q)[:, None], np.arange(given.seqlen_kv)
+    slope: Any = 1.0
+    if given.softcap is not None:
+        slope = 1 - np.tanh(z / given.softcap) ** 2
+        z = given.softcap * np.tanh(z / given.softcap)
     if given.tilt is not None:
         z += given.tilt * x["weights"][:, :, None, None] * (i - j)
     z[:, :, ~given.visible()] = -np.inf
@@ -148,8 +154,8 @@ def judge(given: TenantCall) -> dict[str, Array]:
     out = np.einsum("bhij,bjhd->bihd", p, v)
     delta = np.einsum("bihd,bihd->bhi", dout, out) - dlse
     ds = p * (np.einsum("bihd,bjhd->bhij", dout, v) - delta[..., None])
-    dq = np.einsum("bhij,bjhd->bihd", ds, k) * scale
-    dk = np.einsum("bhij,bihd->bjhd", ds, x["q"]) * scale
+    dq = np.einsum("bhij,bjhd->bihd", ds * slope, k) * scale
+    dk = np.einsum("bhij,bihd->bjhd", ds * slope, x["q"]) * scale
     dv = np.einsum("bhij,bihd->bjhd", p, dout)
     dk, dv = (g.reshape(*x["k"].shape[:3], group, -1).sum(axis=3) for g in (dk, dv))
     found = {"out": out, "lse": lse, "dq": dq, "dk": dk, "dv": dv}

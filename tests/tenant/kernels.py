@@ -23,6 +23,8 @@ __all__ = ["KERNELS", "TenantKernels"]
 _PARITY = TenantCall(parity=1, causal=True, q_offset=0, dead=math.nan)  # as the first query is
 _TILT = TenantCall(tilt=0.05)
 _ALL = TenantCall(parity=0, tilt=-0.05, sinks=True, window=(40, 9))
+#: A function of the scores, whose results have another unit, before terms that add to them.
+_CAPPED = TenantCall(parity=1, tilt=0.05, softcap=1.5, causal=True)
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,8 @@ class TenantKernels:
     @property
     def name(self) -> str:
         """As a test shows it."""
-        names = [name for name in ("parity", "tilt") if getattr(self.used, name) is not None]
+        every = ("parity", "tilt", "softcap")
+        names = [name for name in every if getattr(self.used, name) is not None]
         parts = [self.algorithm, f"sm_{self.architecture}", self.dtype, f"d{self.head_dim}"]
         return "-".join([*parts, *names])
 
@@ -101,12 +104,15 @@ _SMALL = (32, 32)
 KERNELS = (
     TenantKernels("fa1", "90", "float32", _TILT, (16, 32)),
     TenantKernels("fa1", "90", "float32", _ALL, (16, 32)),
+    TenantKernels("fa1", "90", "float32", _CAPPED, (16, 32)),
     TenantKernels("fa2", "75", "float16", _PARITY, _SMALL, num_sms=None),
     TenantKernels("fa2", "75", "float16", _TILT, _SMALL, num_sms=None),
     TenantKernels("fa2", "75", "float16", _ALL, _SMALL, num_sms=None),
     # Backward with scores as keys x queries.
     TenantKernels("fa2", "90", "bfloat16", _ALL),
+    TenantKernels("fa2", "90", "float16", _CAPPED),
     TenantKernels("fa3", "90", "float16", _PARITY),
+    TenantKernels("fa3", "90", "float16", _CAPPED),
     TenantKernels("fa3", "90", "float16", _TILT),
     TenantKernels("fa3", "90", "float16", _ALL),
     # Backward with one tile of scores at a time.

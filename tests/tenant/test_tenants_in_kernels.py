@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from cuflash.cuda.source import find_sources, translation_unit
+from cuflash.planning.problem import DTYPES as CUDA_DTYPES
 
 from ..compile.nvrtc import Built, build
 from ..emulator.apart import apart
@@ -55,7 +56,11 @@ def _check(kernels: TenantKernels) -> None:
 @pytest.mark.parametrize("name", _BY_NAME)
 def test_sources_name_the_terms_in_the_order_of_the_table(name: str) -> None:
     kernels = _BY_NAME[name]
-    terms = {"parity": "cuflash::ParityTerm", "tilt": "cuflash::TiltTerm<float>"}
+    terms = {
+        "softcap": f"cuflash::SoftcapTerm<{CUDA_DTYPES[kernels.dtype].cuda}>",
+        "parity": "cuflash::ParityTerm",
+        "tilt": "cuflash::TiltTerm<float>",
+    }
     used = [term for feature, term in terms.items() if getattr(kernels.used, feature) is not None]
     configs = kernels.configs()
     for kernel, config in configs.items():

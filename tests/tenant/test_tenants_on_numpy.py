@@ -48,6 +48,7 @@ def _calls(draw: Any) -> TenantCall:
         sinks=draw(st.booleans()),
         parity=draw(st.sampled_from([None, 0, 1])),
         tilt=draw(st.none() | st.floats(-0.5, 0.5, width=32)),
+        softcap=draw(st.sampled_from([None, None, 0.5, 4.0])),
         shift=draw(st.sampled_from([0.0, 4.0])),
         seed=draw(st.integers(0, 9)),
     )
@@ -124,9 +125,9 @@ def test_keys_with_a_common_part(algorithm: str, sinks: bool) -> None:
 
 
 def test_each_term_changes_the_result() -> None:
-    one = TenantCall(parity=1, tilt=0.2, sinks=True, window=(20, 5))
+    one = TenantCall(parity=1, tilt=0.2, sinks=True, window=(20, 5), softcap=2.0)
     every = both_passes(one, backend="numpy")
-    for name in ("parity", "tilt", "sinks", "window"):
+    for name in ("parity", "tilt", "sinks", "window", "softcap"):
         other = both_passes(one.without(name), backend="numpy")
         for result in every.keys() & other.keys():
             assert not np.array_equal(every[result], other[result]), (name, result)
