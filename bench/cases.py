@@ -35,6 +35,7 @@ class Case:
     beside: tuple[str, ...] = ()  # older generations that take turns with it, instead of peers
     window_size: Window | None = None
     sinks: bool = False  # a learned logit for each query head; the same call without takes turns
+    softcap: float | None = None  # what scores approach; the same call without takes turns
 
     @property
     def options(self) -> dict[str, Any]:
@@ -48,6 +49,7 @@ class Case:
         asked = {
             "deterministic": self.deterministic,
             "window_size": self.window_size,
+            "softcap": self.softcap,
             "sinks": self.sinks,
         }
         return {name: value for name, value in asked.items() if value}
@@ -60,14 +62,19 @@ class Case:
     @property
     def features(self) -> tuple[str, ...]:
         """The features that the kernels need besides the plain ones."""
-        asked = {"window": self.window_size, "sinks": self.sinks}
+        asked = {"window": self.window_size, "softcap": self.softcap, "sinks": self.sinks}
         return tuple(name for name, value in asked.items() if value)
 
     @property
     def companions(self) -> list[Case]:
-        """Calls of ours that take turns with it: older generations, and the call without sinks."""
+        """Calls of ours that take turns with it: older generations, and the call without extras."""
         older = [replace(self, algorithm=name, beside=()) for name in self.beside]
-        return older + ([replace(self, sinks=False)] if self.sinks else [])
+        return older + ([replace(self, sinks=False, softcap=None)] if self.extras else [])
+
+    @property
+    def extras(self) -> list[str]:
+        """The features that leave the pairs as they are, whose price a table shows."""
+        return [name for name in self.features if name != "window"]
 
     @property
     def visibility(self) -> Visibility:
@@ -109,6 +116,7 @@ class Case:
         more = f" {self.blocks}" if self.blocks else ""
         more += " deterministic" if self.deterministic else ""
         more += f" beside {', '.join(self.beside)}" if self.beside else ""
+        more += f" softcap {self.softcap:g}" if self.softcap else ""
         more += " sinks" if self.sinks else ""
         return (
             f"{self.algorithm} {self.op} {self.dtype} {self.batch}x{self.seqlen_q}x{heads}"
@@ -256,6 +264,15 @@ def _sinks(op: str) -> list[Case]:
     return [plain, replace(plain, causal=False, window_size=(127, 0))]
 
 
+def _softcap(op: str) -> list[Case]:
+    """Caps at head_dim 128 with and without a causal mask, and at 64."""
+    squares = [(16, 128, True), (16, 128, False), (32, 64, True)]
+    return [
+        replace(_square(op, "bfloat16", 2, heads, dim, 8192, causal, "fa3"), softcap=30.0)
+        for heads, dim, causal in squares
+    ]
+
+
 #: Sets of cases by name.
 CASES: dict[str, Callable[[], list[Case]]] = {
     "fa1": _fa1,
@@ -275,6 +292,8 @@ CASES: dict[str, Callable[[], list[Case]]] = {
     "windows-backward": lambda: _windows("backward"),
     "sinks": lambda: _sinks("forward"),
     "sinks-backward": lambda: _sinks("backward"),
+    "softcap": lambda: _softcap("forward"),
+    "softcap-backward": lambda: _softcap("backward"),
 }
 
 

@@ -82,6 +82,8 @@ def _forward(case: Case, inputs: Inputs) -> tuple[Any, Any]:
     asked: dict[str, Any] = {"causal": case.causal, **inputs.features(case)}
     if case.window_size is not None:
         asked["window_size"] = case.window_size
+    if case.softcap is not None:
+        asked["softcap"] = case.softcap
     found: tuple[Any, Any] = cuflash.attention(
         inputs.q, inputs.k, inputs.v, return_lse=True, **asked
     )

@@ -44,7 +44,7 @@ class _Entry:
     @property
     def of(self) -> list[str]:
         """What tells its problem from those of the other entries."""
-        return ["sinks"] if self.case.sinks else []
+        return self.case.extras
 
     @property
     def ours(self) -> bool:
@@ -78,18 +78,18 @@ def measure(
 def _entries(
     case: Case, peers: Sequence[Peer], inputs: Inputs, say: Callable[[str], None]
 ) -> list[_Entry]:
-    truths: dict[bool, Truth] = {}
+    truths: dict[tuple[str, ...], Truth] = {}
     entries = []
     for one in (case, *case.companions):
         call = _ours(one, inputs)
-        if one.sinks not in truths:
-            truths[one.sinks] = Truth(one, inputs)
-        entries.append(_verified(PEERS[OURS], one, call, truths[one.sinks]))
+        if one.features not in truths:
+            truths[one.features] = Truth(one, inputs)
+        entries.append(_verified(PEERS[OURS], one, call, truths[one.features]))
     for peer in () if case.beside else peers:
         if not peer.supports(case):
             continue
         try:
-            entries.append(_verified(peer, case, peer.prepare(case, inputs), truths[case.sinks]))
+            entries.append(_verified(peer, case, peer.prepare(case, inputs), truths[case.features]))
         except Exception as error:  # a peer may fail in any way, and is then not compared with
             say(f"left out: {peer.label}, {case}: {_first_line(error)}")
     return entries
@@ -154,7 +154,7 @@ def _row(
 
 
 def _compared(entry: _Entry, entries: Sequence[_Entry]) -> list[_Entry]:
-    """What an entry's ratio is to: others of its problem; of the call without sinks, ours with."""
+    """What an entry's ratio is to: others of its problem; of the call without extras, ours with."""
     main = entries[0]
     if entry.of != main.of:
         return [main]

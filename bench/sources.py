@@ -89,5 +89,5 @@ def digest_now(algorithm: str, op: str, features: Sequence[str] = ()) -> str:
 def features_of(row: Mapping[str, Any]) -> tuple[str, ...]:
     """The features whose code a row was measured with."""
     options = row.get("options", {})
-    asked = {"window": options.get("window_size"), "sinks": options.get("sinks")}
-    return tuple(name for name, value in asked.items() if value)
+    asked = {"window": "window_size", "softcap": "softcap", "sinks": "sinks"}
+    return tuple(name for name, option in asked.items() if options.get(option))

@@ -75,13 +75,15 @@ def _asked(options: Mapping[str, Any]) -> tuple[Any, ...]:
     """What of the options changes the problem."""
     window = options.get("window_size")
     sides = None if window is None else tuple(window)
-    return bool(options.get("deterministic")), sides, bool(options.get("sinks"))
+    extras = bool(options.get("sinks")), options.get("softcap")
+    return bool(options.get("deterministic")), sides, extras
 
 
 def kind(row: Row) -> str:
     """Which rows of a pass are summed up together; empty for the plain call."""
-    deterministic, window, sinks = _asked(row["options"])
-    named = {"deterministic": deterministic, "sinks": sinks, "windows": window is not None}
+    deterministic, window, (sinks, softcap) = _asked(row["options"])
+    named = {"deterministic": deterministic, "sinks": sinks, "soft caps": softcap is not None}
+    named["windows"] = window is not None
     return next((name for name, holds in named.items() if holds), "")
 
 
@@ -94,8 +96,9 @@ def latest(rows: list[Row]) -> list[Row]:
 def label(row: Row) -> str:
     """What a table calls the implementation of a row."""
     algorithm = row["options"].get("algorithm")
-    sinks = ", sinks" if row["options"].get("sinks") else ""
-    return f"{row['impl']} {algorithm}{sinks}" if algorithm else str(row["impl"])
+    words = [str(row["impl"]), *([algorithm] if algorithm else [])]
+    extras = [f", {name}" for name in ("softcap", "sinks") if row["options"].get(name)]
+    return " ".join(words) + "".join(extras if algorithm else [])
 
 
 def of_set(name: str, rows: Sequence[Row]) -> list[Row]:
@@ -123,7 +126,7 @@ def of_set(name: str, rows: Sequence[Row]) -> list[Row]:
 
 
 def _has_feature(row: Row) -> bool:
-    return kind(row) in ("windows", "sinks")
+    return kind(row) in ("windows", "soft caps", "sinks")
 
 
 def _loaded(options: Any) -> Any:

@@ -92,10 +92,14 @@ def grid(name: str, rows: Sequence[Row]) -> str:
     return "\n".join(parts)
 
 
+#: What a column is called that compares a call with the one without its extra.
+_BESIDE = {"sinks": "of the call without sinks", "soft caps": "of the call without a cap"}
+
+
 def _grid_table(rows: list[Row]) -> str:
     names = implementations(rows)
     deterministic = any(row["options"].get("deterministic") for row in rows)
-    sinks = any(row["options"].get("sinks") for row in rows)
+    beside = next((_BESIDE[kind(row)] for row in rows if kind(row) in _BESIDE), None)
     body = []
     for same in _problems(rows):
         cells = {
@@ -109,13 +113,13 @@ def _grid_table(rows: list[Row]) -> str:
                 *(cells.get(name, "") for name in names),
                 f"{ours['ratio']:.2f}" if ours["ratio"] else "",
                 f"{ours['ratio_low']:.2f}" if ours["ratio"] else "",
-                *([_of_the_plain_call(same)] if sinks else []),
+                *([_of_the_plain_call(same)] if beside else []),
             ]
         )
     header = ["head_dim", "batch · heads", "seqlen", "mask"]
     header += ["deterministic"] if deterministic else []
     header += [*names, "ratio to the best other", "at least"]
-    return table([*header, *(["of the call without sinks"] if sinks else [])], body)
+    return table([*header, *([beside] if beside else [])], body)
 
 
 def _yes(value: Any) -> str:
@@ -123,8 +127,8 @@ def _yes(value: Any) -> str:
 
 
 def _of_the_plain_call(same: list[Row]) -> str:
-    """The speed with sinks over that without, whose own ratio is the other way round."""
-    plain = [row["ratio"] for row in same if row["sources"] and not row["options"].get("sinks")]
+    """The speed with an extra over that without, whose own ratio is the other way round."""
+    plain = [row["ratio"] for row in same if row["sources"] and kind(row) not in _BESIDE]
     return f"{1 / plain[0]:.3f}" if plain and plain[0] else ""
 
 
@@ -146,7 +150,7 @@ def _pair(of_q: int, of_kv: int) -> str:
 def _problems(rows: Sequence[Row]) -> list[list[Row]]:
     """The rows of every problem that ours was timed on, in the order they were stored.
 
-    A call with sinks and the one without are of one line.
+    A call with an extra and the one without are of one line.
     """
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
@@ -156,7 +160,7 @@ def _problems(rows: Sequence[Row]) -> list[list[Row]]:
 
 
 def _main(rows: list[Row]) -> Row:
-    """Our row of a problem: the newest generation's, with sinks if there are any."""
+    """Our row of a problem: the newest generation's, with its extra if there is one."""
     return max((row for row in rows if row["sources"]), key=label)
 
 

@@ -28,7 +28,7 @@ WHOLE, SAMPLE = 2048, 512
 CHUNK = 1024
 #: A ratio that no order of roundings explains: something else was computed.
 WRONG = 100.0
-#: The same where a window or sinks change few weights or all of them a little.
+#: The same where a feature changes few weights or all of them a little.
 WRONG_FEATURE = 10.0
 
 
@@ -150,10 +150,20 @@ def _product_model(xp: Any, square: Any, b: Any) -> Any:
     return xp.sqrt(square @ (b * b).sum(-1))
 
 
+def _scores(case: Case, x: _Tensors, rows: Any) -> tuple[Any, Any]:
+    """Rows of the scores before the mask, and their slopes."""
+    xp = array_module(x.q)
+    scores = x.q[rows] @ x.k.T * case.head_dim**-0.5
+    if case.softcap is None:
+        return scores, 1.0
+    capped = xp.tanh(scores / case.softcap)
+    return case.softcap * capped, 1 - capped**2
+
+
 def _weights(case: Case, x: _Tensors, rows: Any) -> Any:
     """Rows of P."""
     xp = array_module(x.q)
-    scores = x.q[rows] @ x.k.T * case.head_dim**-0.5
+    scores, _ = _scores(case, x, rows)
     seen, keys = case.visibility, xp.arange(len(x.k))[None]
     if seen.first is not None:
         scores = xp.where(keys >= rows[:, None] + seen.first, scores, -xp.inf)
@@ -215,10 +225,10 @@ def _dq(case: Case, x: _Tensors, rows: Any) -> tuple[Any, Any]:
 def _score_gradients(case: Case, x: _Tensors, rows: Any) -> tuple[Any, Any, Any, Any, Any]:
     """Rows of P and dS, the squares that dS was rounded with, delta, and what its rounding adds."""
     xp = array_module(x.q)
-    p, dout = _weights(case, x, rows), x.dout[rows]
+    p, (_, slopes), dout = _weights(case, x, rows), _scores(case, x, rows), x.dout[rows]
     out, dp = p @ x.v, dout @ x.v.T
     delta = (dout * out).sum(-1)
-    ds = p * (dp - delta[:, None])
+    ds = p * (dp - delta[:, None]) * slopes
     rounded = xp.maximum(abs(ds), SMALLEST.get(case.dtype, 0.0))
     ds_square = xp.where(p > 0, rounded, 0) ** 2
     # Of the output inside delta: its own rounding, and that of the weights it was summed with.

@@ -110,6 +110,8 @@ SIZES = {
     "windows-backward": 6,
     "sinks": 2,
     "sinks-backward": 2,
+    "softcap": 3,
+    "softcap-backward": 3,
 }
 
 
@@ -233,11 +235,22 @@ def test_windows_are_timed_both_ways_and_the_widest_beside_a_causal_mask() -> No
 def test_sinks_come_with_the_call_without_them() -> None:
     for case in select("sinks,sinks-backward"):
         assert case.companions == [replace(case, sinks=False)]
+        assert case.extras == ["sinks"]
         assert case.options["sinks"] is case.peer_options["sinks"] is True
         assert "sinks" not in case.keywords
         assert "sinks" not in case.companions[0].options
         assert str(case).endswith(" sinks")
     assert [case.features for case in select("sinks")] == [("sinks",), ("window", "sinks")]
+
+
+def test_soft_caps_come_with_the_call_without_them() -> None:
+    for case in select("softcap,softcap-backward"):
+        assert case.companions == [replace(case, softcap=None)]
+        assert case.options["softcap"] == case.peer_options["softcap"] == 30.0
+        assert case.keywords["softcap"] == 30.0
+        assert "softcap" not in case.companions[0].options
+        assert (case.features, case.extras) == (("softcap",), ["softcap"])
+        assert str(case).endswith(" softcap 30")
 
 
 def test_an_unknown_protocol_is_named() -> None:

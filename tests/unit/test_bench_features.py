@@ -123,6 +123,19 @@ def test_sinks_stand_beside_the_call_without_them(stored: Store, name: str) -> N
     assert "(geometric mean of 2)" in text
 
 
+def test_soft_caps_stand_beside_the_call_without_them(stored: Store) -> None:
+    rows = rows_of("softcap", "flash-attn-4", ratio=2.5)
+    for r in rows:
+        if r["impl"] == "cuflash" and not r["options"].get("softcap"):
+            r["ratio"] = 1.25
+    stored(*rows)
+    text = render("softcap")
+    assert "| mask | cuflash fa3, softcap | cuflash fa3 | flash-attn-4 |" in text
+    assert "| at least | of the call without a cap |" in text
+    assert text.count("| 2.50 | 0.40 | 0.800 |") == 3
+    assert "**Soft caps**: cuflash fa3, softcap is 2.50 times" in text
+
+
 def test_windows_are_summed_up_without_what_they_are_compared_with(stored: Store) -> None:
     stored(*rows_of("windows-backward", "flash-attn-4", ratio=1.1))
     text = render("windows-backward")

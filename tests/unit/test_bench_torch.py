@@ -75,8 +75,8 @@ def test_flash_attention_4_takes_the_layout_as_it_is(fake_torch: FakeTorch) -> N
 
 
 @pytest.mark.parametrize("op", ["forward", "backward"])
-def test_flash_attention_4_is_asked_for_windows_and_sinks(fake_torch: FakeTorch, op: str) -> None:
-    case = replace(CASE, op=op, causal=False, window_size=(3, 0), sinks=True)
+def test_flash_attention_4_is_asked_for_features(fake_torch: FakeTorch, op: str) -> None:
+    case = replace(CASE, op=op, causal=False, window_size=(3, 0), sinks=True, softcap=9.0)
     inputs = make_inputs(case, np)
     call, peer = _call("fa4", case, inputs)
     results = peer.arrays(call())
@@ -84,7 +84,7 @@ def test_flash_attention_4_is_asked_for_windows_and_sinks(fake_torch: FakeTorch,
     sinks = options.pop("learnable_sink")
     assert np.shares_memory(sinks.array, inputs.sinks)
     assert sinks.array.shape == (3,)
-    assert options == {"causal": False, "window_size": (3, 0)}
+    assert options == {"causal": False, "window_size": (3, 0), "softcap": 9.0}
     if op == "backward":
         assert fake_torch.calls[1][1]["wanted"] == [True] * 4
         assert np.shares_memory(results[3], inputs.sinks)

@@ -80,6 +80,8 @@ FEATURES: list[dict[str, Any]] = [
     {"window_size": (2, 0), "seqlen_q": 50},  # the first queries see no key
     {"sinks": True, "causal": True},
     {"sinks": True, "window_size": (5, 0)},
+    {"softcap": 0.7, "causal": True},
+    {"softcap": 1.5, "window_size": (5, 0)},
 ]
 
 
@@ -106,6 +108,8 @@ def test_features_are_verified(case: Case, features: dict[str, Any]) -> None:
         ({"window_size": (5, 3)}, {"window_size": (5, 2)}),
         ({"window_size": (5, 3)}, {"window_size": None}),
         ({"sinks": True}, {"sinks": False}),
+        ({"softcap": 0.7}, {"softcap": None}),
+        ({"softcap": 0.7}, {"softcap": 0.9}),
     ],
 )
 def test_another_problem_is_no_answer(

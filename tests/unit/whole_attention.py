@@ -1,4 +1,4 @@
-"""Attention of the benchmarks' cases by whole matrices in float64, with windows and sinks."""
+"""Attention of the benchmarks' cases by whole matrices in float64, with their features."""
 
 from __future__ import annotations
 
@@ -18,6 +18,10 @@ def whole_attention(case: Case, inputs: Inputs) -> list[Any]:
     q, k, v, dout = (widened(a) for a in (inputs.q, inputs.k, inputs.v, inputs.dout))
     k, v = (np.repeat(a, group, axis=2) for a in (k, v))
     scores = np.einsum("bihd,bjhd->bhij", q, k) * case.head_dim**-0.5
+    slopes = 1.0
+    if case.softcap:
+        slopes = 1 / np.cosh(scores / case.softcap) ** 2
+        scores = case.softcap * np.tanh(scores / case.softcap)
     scores[:, :, ~_visible(case)] = -np.inf
     p = np.exp(scores)
     sink = np.exp(widened(inputs.sinks))[None, :, None, None] if case.sinks else 0.0
@@ -28,6 +32,7 @@ def whole_attention(case: Case, inputs: Inputs) -> list[Any]:
         return [narrowed(out.astype(_wide(case)), case.dtype)]
     delta = np.einsum("bihd,bihd->bhi", dout, out)
     ds = p * (np.einsum("bihd,bjhd->bhij", dout, v) - delta[..., None]) * case.head_dim**-0.5
+    ds *= slopes
     dk, dv = np.einsum("bhij,bihd->bjhd", ds, q), np.einsum("bhij,bihd->bjhd", p, dout)
     of_keys = [a.reshape(*a.shape[:2], case.heads_kv, group, -1).sum(3) for a in (dk, dv)]
     gradients = [np.einsum("bhij,bjhd->bihd", ds, k), *of_keys]
