@@ -24,6 +24,7 @@ from . import (
     host_calls,
     products,
     sinks,
+    softcap,
     terms,
     windows,
 )
@@ -41,6 +42,7 @@ BUGS = (
     *fa2_wide.BUGS,
     *products.BUGS,
     *sinks.BUGS,
+    *softcap.BUGS,
     *terms.BUGS,
     *windows.BUGS,
     *host.BUGS,
@@ -57,4 +59,10 @@ HOPPER_BUGS = (
     *fa3_backward_rows.BUGS,
 )
 #: More of FlashAttention-3, which a GPU would not show every time: of the emulator alone.
-EMULATED_BUGS = (*fa3_order.BUGS, *sinks.HOPPER, *terms.HOPPER, *windows.HOPPER)
+EMULATED_BUGS = (
+    *fa3_order.BUGS,
+    *sinks.HOPPER,
+    *softcap.HOPPER,
+    *terms.HOPPER,
+    *windows.HOPPER,
+)

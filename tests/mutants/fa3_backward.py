@@ -115,8 +115,8 @@ BUGS = (
     Bug(
         "dead queries keep what Q and dO hold",
         _MATH,
-        "dead_rows = clear_dead(c.shared.lse[stage], c.shared.q[stage], c.shared.dout[stage]);",
-        "",
+        "return clear_dead(lse, c.shared.q[stage], c.shared.dout[stage]);",
+        "return 0;",
         GRADIENTS,
     ),
     Bug(
@@ -150,8 +150,8 @@ BUGS = (
     Bug(
         "delta is of the other stage",
         _MATH,
-        "c.shared.delta[stage], place);",
-        "c.shared.delta[stage ^ 1], place);",
+        "p, dp, c.shared.delta[stage], weights);",
+        "p, dp, c.shared.delta[stage ^ 1], weights);",
         GRADIENTS,
     ),
     Bug(
@@ -227,7 +227,7 @@ BUGS = (
     Bug(
         "masked keys keep their weights",
         _WIDE,
-        "if (dead || math.is_edge(state.place)) apply_mask<Config>(lse, c.seq, place, p);",
+        "apply_mask<Config>(lse, c.seq, place, p);",
         "",
         SHARED_GRADIENTS,
     ),

@@ -97,8 +97,8 @@ _PRODUCTS = (
     Bug(
         "rounded P meets delta of the other stage",
         _SERIAL,
-        "weights, dp, c.shared.delta[ring.stage], place);",
-        "weights, dp, c.shared.delta[ring.stage ^ 1], place);",
+        "weights, dp, c.shared.delta[ring.stage]);",
+        "weights, dp, c.shared.delta[ring.stage ^ 1]);",
         SERIAL_TURNS,
     ),
     Bug(

@@ -48,10 +48,11 @@ def _unfenced(name: str, file: str, fence: str, follows: str, test: str) -> Bug:
     return Bug(name, file, fence + follows, follows, test)
 
 
-def _early(name: str, file: str, pending: int, held: str, test: str) -> Bug:
-    """Waits for one product too few."""
-    hold = _hold(held)
-    return Bug(name, file, _wait(pending) + hold, _wait(pending + 1) + hold, test)
+def _early(name: str, file: str, pending: int, held: str, test: str, inner: bool = False) -> Bug:
+    """Waits for one product too few, in the function or in a block of it."""
+    margin = "  " if inner else ""
+    waits = [margin + _wait(count) + margin + _hold(held) for count in (pending, pending + 1)]
+    return Bug(name, file, *waits, test)
 
 
 def _overwritten(name: str, file: str, test: str, follows: str = "") -> Bug:
@@ -128,8 +129,8 @@ _FORWARD_WAITS = (
 )
 
 _BACKWARD_WAITS = (
-    _early("S is not waited for", _MATH, 1, "p", GRADIENTS),
-    _early("dP is not waited for", _MATH, 0, "dp", GRADIENTS),
+    _early("S is not waited for", _MATH, 1, "p", GRADIENTS, inner=True),
+    _early("dP is not waited for", _MATH, 0, "dp", GRADIENTS, inner=True),
     _early("dQ is added while it is computed", _MATH, 2, "dq", GRADIENTS),
     _early("dQ of shared keys is added while it is computed", _WIDE, 1, "dq", SHARED_GRADIENTS),
     _early("S of serial score tiles is not waited for", _SERIAL, 0, "p", SERIAL_GRADIENTS),
@@ -154,7 +155,7 @@ _BACKWARD_WAITS = (
 _PLACES = (
     _overwritten(
         *("dS is overwritten while dQ reads it", _MATH, GRADIENTS),
-        follows="\n    unsigned dead_rows = 0;",
+        follows="\n      if constexpr (has_slope) {",
     ),
     _overwritten(
         "dS of serial score tiles is overwritten while dQ reads it", _SERIAL, SERIAL_GRADIENTS

@@ -35,16 +35,16 @@ BUGS = (
     Bug(
         "NumPy adds terms twice in the backward pass",
         _GRADIENTS,
-        "        self._operands.change(weights, tile)\n",
-        "        self._operands.change(weights, tile)\n"
+        "        slopes = self._operands.change_with_slopes(weights, tile)\n",
+        "        slopes = self._operands.change_with_slopes(weights, tile)\n"
         "        self._operands.change(weights, tile)\n",
         _ANY,
     ),
     Bug(
         "NumPy's backward pass has no terms",
         _GRADIENTS,
-        "        self._operands.change(weights, tile)\n",
-        "        self._blocks.apply_mask(weights, tile)\n",
+        "        slopes = self._operands.change_with_slopes(weights, tile)\n",
+        "        slopes = self._blocks.apply_mask(weights, tile)\n",
         _ANY,
     ),
     Bug(
@@ -87,22 +87,23 @@ BUGS = (
     _in_kernels(
         "a term is given the batch entry for the head",
         _SCORE,
-        "Terms(params, place.batch, place.head)...",
-        "Terms(params, place.head, place.batch)...",
+        "return {params, batch, head, unit(params)};",
+        "return {params, head, batch, unit(params)};",
         "fa2",
     ),
     _in_kernels(
         "fa1 and fa2 hide and do not change scores",
         "cuda_src/tile/softmax.cuh",
-        "  change_scores<Config>(params, RowsOfQueries{seq.batch, head, row0, key0}, scores);\n",
+        "  change_scores<Config>(params, RowsOfQueries{seq.batch, head, row0, key0}, scores, "
+        "slopes...);\n",
         "",
         "fa1",
     ),
     _in_kernels(
         "all warps are given the first keys of a transposed tile",
         "cuda_src/fa2/backward_transposed.cuh",
-        "step.q_begin, c.item.kv_begin + key0}, scores);",
-        "step.q_begin, c.item.kv_begin}, scores);",
+        "step.q_begin, c.item.kv_begin + key0},",
+        "step.q_begin, c.item.kv_begin},",
         "fa2 transposed",
     ),
 )

@@ -1,0 +1,182 @@
+"""Bugs of soft caps, and of slopes of scores in general."""
+
+from __future__ import annotations
+
+from .bug import Bug, row
+
+__all__ = ["BUGS", "HOPPER"]
+
+_FEATURE = "cuda_src/features/softcap.cuh"
+_SCORE = "cuda_src/tile/score.cuh"
+_STEPS = "cuda_src/tile/backward_steps.cuh"
+_TRANSPOSED = "cuda_src/fa2/backward_transposed.cuh"
+_FA3_SCORE = "cuda_src/fa3/backward_score.cuh"
+_FA3_MATH = "cuda_src/fa3/backward_math.cuh"
+_SERIAL = "cuda_src/fa3/backward_serial.cuh"
+_WIDE = "cuda_src/fa3/backward_wide.cuh"
+_NUMPY = "cuflash/features/softcap.py"
+
+_FORMULA = "tests/unit/test_softcap.py::test_both_passes_against_the_formula"
+_PROPERTY = "tests/property/test_softcap.py::"
+_IN_KERNELS = "tests/tenant/test_tenants_in_kernels.py::test_against_float64"
+
+
+_AGAINST = "test_softcap.py::test_against_float64"
+_ROWS = {
+    "fa1": "fa1-sm_90-float16-d64-dv64-causal-softcap",
+    "fa2": "fa2-sm_90-float16-d64-dv64-band-softcap",
+    "transposed": "fa2-sm_90-float16-d64-dv64-causal-softcap-filled-ordered",
+    "fa3 narrow": "fa3-sm_90-float16-d64-dv64-causal-softcap-filled",
+    "fa3": "fa3-sm_90-bfloat16-d128-dv128-causal-softcap-filled-192x80",
+    "fa3 serial": "fa3-sm_90-float16-d192-dv128-causal-softcap-filled",
+    "fa3 wide": "fa3-sm_90-float16-d200-dv256-causal-softcap-filled",
+}
+
+
+def _bug(name: str, file: str, find: str, replace: str, of: str) -> Bug:
+    """Of device code."""
+    algorithm, dtype, dims = _ROWS[of].split("-", 3)[0], *_ROWS[of].split("-")[2:4]
+    runner = {"fa3": "auto"}.get(algorithm, algorithm)
+    dims = {"d200": "d100-dv256", "d192": "d192-dv128"}.get(dims, f"{dims}-dv{dims[1:]}")
+    on_gpu = f"{_PROPERTY}test_against_float64[cuda-{runner}-{dtype}-{dims}-causal]"
+    return Bug(name, file, find, replace, on_gpu, row(_ROWS[of], _AGAINST))
+
+
+BUGS = (
+    Bug(
+        "NumPy's slope of a cap is 1",
+        _NUMPY,
+        "slope = 1 - scores * scores",
+        "slope = 1 - 0 * scores",
+        _FORMULA,
+    ),
+    Bug(
+        "NumPy's slope is that of the capped score",
+        _NUMPY,
+        '    slope = 1 - scores * scores\n    scores *= given["cap"]\n',
+        '    scores *= given["cap"]\n    slope = 1 - scores * scores\n',
+        _FORMULA,
+    ),
+    Bug(
+        "NumPy takes what keys have in common off scores that are capped",
+        "cuflash/tiled_numpy/operands.py",
+        "if wanted and not self._terms.have_slopes:",
+        "if wanted:",
+        "tests/unit/test_softcap.py::test_scores_are_whole_where_keys_have_a_common_part[fa2]",
+    ),
+    Bug(
+        "scale and cap change places in the kernels' parameters",
+        _NUMPY,
+        '("inner", problem.scale / cap), ("cap", cap)',
+        '("inner", cap / problem.scale), ("cap", cap)',
+        "tests/unit/test_softcap.py::test_the_size_of_the_cap_is_no_part_of_a_kernel[fa2]",
+    ),
+    _bug(
+        "scores are capped and not scaled back",
+        _SCORE,
+        "(unit = Terms::unit(params, unit))",
+        "(unit = 0 * Terms::unit(params, unit) + params.scale)",
+        "fa2",
+    ),
+    _bug(
+        "the slope of a cap is 1", _FEATURE, "fma(-capped, capped, Compute(1))", "Compute(1)", "fa1"
+    ),
+    _bug(
+        "the slope of a cap is 1 + tanh^2",
+        _FEATURE,
+        "fma(-capped, capped,",
+        "fma(capped, capped,",
+        "fa2",
+    ),
+    _bug("fa1 and fa2 multiply no slopes", _STEPS, "  slopes.multiply(p);\n", "", "fa2"),
+    _bug(
+        "transposed scores have no slopes",
+        _TRANSPOSED,
+        "  slopes.multiply(p);\n",
+        "",
+        "transposed",
+    ),
+    _bug(
+        "the factor of the logits is that of scores without a cap",
+        "cuda_src/tile/softmax.cuh",
+        "if constexpr (Config::Score::has_slope) {",
+        "if constexpr (false) {",
+        "fa1",
+    ),
+    Bug(
+        "terms behind a cap add in units of the scale",
+        _SCORE,
+        "    return {params, batch, head, unit(params)};",
+        "    return {params, batch, head, params.scale};",
+        f"{_IN_KERNELS}[fa1-sm_90-float32-d64-parity-tilt-softcap]",
+        "../tenant/test_tenants_in_kernels.py::test_against_float64"
+        "[fa1-sm_90-float32-d64-parity-tilt-softcap]",
+    ),
+)
+
+#: Of FlashAttention-3, for the emulator.
+HOPPER = (
+    _bug(
+        "P and P times slopes change places",
+        _FA3_SCORE,
+        "      put_pair(weights, n, group, p[0], p[1]);\n",
+        "      put_pair(weights, n, group, p[0] * slope[0], p[1] * slope[1]);\n",
+        "fa3 narrow",
+    ),
+    _bug(
+        "dS of fa3 is made of P without slopes",
+        _FA3_SCORE,
+        "put_pair(sloped, n, group, p[0] * slope[0], p[1] * slope[1]);",
+        "put_pair(sloped, n, group, p[0], p[1]);",
+        "fa3",
+    ),
+    _bug(
+        "a pair's slope is its neighbour's",
+        _FA3_SCORE,
+        "slope[which] = score.slope;",
+        "slope[1 - which] = score.slope;",
+        "fa3",
+    ),
+    _bug(
+        "hidden pairs keep the P that dV is made of",
+        _FA3_MATH,
+        "dead_rows = hide(state, stage, dead, place, p, dp, weights);",
+        "dead_rows = hide(state, stage, dead, place, p, dp);",
+        "fa3",
+    ),
+    _bug(
+        "the wrong half of an operand is cleared",
+        _FA3_SCORE,
+        "&= which == 0 ? 0xffff0000u : 0x0000ffffu;",
+        "&= which == 1 ? 0xffff0000u : 0x0000ffffu;",
+        "fa3",
+    ),
+    _bug(
+        "serial P of narrow heads is not hidden at the edge",
+        _FA3_MATH,
+        "apply_mask_to_live_queries<Config>(c.seq, place, weights, sloped);",
+        "",
+        "fa3 narrow",
+    ),
+    _bug(
+        "dV of narrow heads keeps the power of two of P",
+        _FA3_MATH,
+        "static_cast<float>(1 << BackwardMath<Config>::exponent)",
+        "1.0f",
+        "fa3 narrow",
+    ),
+    _bug(
+        "serial scores lose their slopes",
+        _SERIAL,
+        "Math::has_slope ? sloped : weights",
+        "weights",
+        "fa3 serial",
+    ),
+    _bug(
+        "hidden pairs of shared keys keep their P",
+        _WIDE,
+        "apply_mask<Config>(lse, c.seq, place, p, weights);",
+        "apply_mask<Config>(lse, c.seq, place, p);",
+        "fa3 wide",
+    ),
+)
