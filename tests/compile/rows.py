@@ -34,9 +34,10 @@ _HALVES = ("float16", "bfloat16")
 #: Keys and queries that give every multiprocessor work, and that do not.
 LONG, SHORT = 100_000, 1000
 
-#: Kernels of FlashAttention-3 that spill, and bytes: see "Windows: what the compiler says" in
-#: ``bench/NOTES.md``. There are no others.
+#: Kernels of FlashAttention-3 that spill, and bytes: see "Windows: what the compiler says" and
+#: "Soft caps: what the compiler says" in ``bench/NOTES.md``. There are no others.
 SPILLS = {
+    "sm_90-fa3-backward-bfloat16-d192-causal-dv128-softcap-bfloat16-64x128": 8,
     "sm_90-fa3-backward-bfloat16-d64-band-128x128-ordered": 112,
     "sm_90-fa3-backward-bfloat16-d64-band-128x128-converts32-ordered": 112,
 }
@@ -89,11 +90,13 @@ def _fa3_problems() -> Iterator[AttentionProblem]:
             yield replace(of, deterministic=deterministic, seqlen_kv=keys)
 
 
-#: Representative kernels with features: dtype, widths, mask, whether dq has an order, sinks' dtype.
+#: Representative kernels with features: dtype, widths, mask, whether dq has an order, and sinks'
+#: dtype or "softcap".
 _FEATURED: dict[Algorithm, list[tuple[DTypeName, int, int, MaskKind, bool, str]]] = {
     "fa1": [
         ("float16", 64, 64, "band", False, ""),
         ("float16", 64, 64, "causal", False, "float32"),
+        ("float16", 64, 64, "causal", False, "softcap"),
     ],
     "fa2": [
         ("float16", 64, 64, "band", False, ""),
@@ -103,6 +106,10 @@ _FEATURED: dict[Algorithm, list[tuple[DTypeName, int, int, MaskKind, bool, str]]
         ("float64", 64, 64, "left", False, ""),
         ("float16", 64, 64, "causal", False, "float16"),
         ("float64", 64, 64, "band", False, "float64"),
+        ("float16", 64, 64, "causal", True, "softcap"),
+        ("bfloat16", 128, 128, "full", False, "softcap"),
+        ("float32", 64, 64, "causal", False, "softcap"),
+        ("float64", 64, 64, "full", False, "softcap"),
     ],
     "fa3": [
         ("bfloat16", 64, 64, "band", False, ""),
@@ -115,16 +122,29 @@ _FEATURED: dict[Algorithm, list[tuple[DTypeName, int, int, MaskKind, bool, str]]
         ("bfloat16", 64, 64, "causal", False, "float32"),
         ("bfloat16", 128, 128, "causal", False, "bfloat16"),
         ("bfloat16", 256, 256, "band", False, "float32"),
+        ("bfloat16", 64, 64, "full", False, "softcap"),
+        ("bfloat16", 64, 64, "causal", True, "softcap"),
+        ("bfloat16", 64, 64, "band", False, "softcap"),
+        ("bfloat16", 96, 96, "causal", False, "softcap"),
+        ("bfloat16", 128, 128, "full", False, "softcap"),
+        ("bfloat16", 128, 128, "causal", True, "softcap"),
+        ("bfloat16", 192, 128, "causal", False, "softcap"),
+        ("bfloat16", 192, 192, "full", False, "softcap"),
+        ("bfloat16", 256, 256, "causal", False, "softcap"),
+        ("float16", 64, 64, "causal", False, "softcap"),
+        ("float16", 128, 128, "causal", False, "softcap"),
     ],
 }
 
 
 def _featured_problems(algorithm: Algorithm) -> Iterator[AttentionProblem]:
     plain = replace(next(_problems()), alignment="tensor_map", q_first=-LONG // 2)
-    for dtype, d, dv, mask, deterministic, sinks in _FEATURED[algorithm]:
+    for dtype, d, dv, mask, deterministic, feature in _FEATURED[algorithm]:
+        keywords = {"softcap": 50.0} if feature == "softcap" else {}
+        sinks = "" if keywords else feature
         of = replace(plain, head_dim=d, head_dim_v=dv, mask=mask, storage=dtype, output=dtype)
         operands = {"sinks": Operand("sinks", sinks, (of.heads_q,))} if sinks else {}
-        of = with_features(of, {}, operands)
+        of = with_features(of, keywords, operands)
         yield of
         of = replace(of, wrt=("q", "k", "v", *operands))
         yield replace(of, operation="backward", deterministic=deterministic)

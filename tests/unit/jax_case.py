@@ -79,6 +79,7 @@ def formula(
     scale: float | None = None,
     is_causal: bool = False,
     local_window_size: Any = None,
+    softcap: float | None = None,
     q_offset: int | None = 0,
     return_lse: bool = False,
 ) -> Any:
@@ -91,6 +92,8 @@ def formula(
     key, value = (jnp.repeat(array, group, axis=-2) for array in (key, value))
     scores = jnp.einsum("...qhd,...khd->...hqk", query, key)
     scores *= query.shape[-1] ** -0.5 if scale is None else scale
+    if softcap is not None:
+        scores = softcap * jnp.tanh(scores / softcap)
     if sinks is not None:
         scores = jnp.where(seen, scores, -jnp.inf)
         logits = jnp.broadcast_to(sinks[:, None, None], (*scores.shape[:-1], 1))

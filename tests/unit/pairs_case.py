@@ -23,6 +23,7 @@ _HEADS = 4
 #: What a call that uses the feature is given.
 VALUES: dict[str, dict[str, Any]] = {
     "window": {"window_size": (3, 1)},
+    "softcap": {"softcap": 1.5},
     "sinks": {"sinks": np.linspace(-1, 2, _HEADS).astype(np.float32)},
 }
 PAIRS = [*itertools.combinations_with_replacement(FEATURES, 2)]

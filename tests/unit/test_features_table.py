@@ -33,6 +33,7 @@ OF_GRADIENTS = [f for f in FUNCTIONS if f is not cuflash.attention]
 #: What asks ``python -m cuflash compile`` for kernels of a feature.
 COMPILED: dict[str, dict[str, Any]] = {
     "window": {"masks": ("left", "band")},
+    "softcap": {"softcap": (False, True)},
     "sinks": {"sinks": ("float16", "float32")},
 }
 

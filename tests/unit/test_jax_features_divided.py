@@ -15,9 +15,14 @@ from .jax_case import cpu_mesh, draw, jax, jnp
 attention = pytest.importorskip("cuflash.jax", reason="JAX is not installed").attention
 
 #: Of each feature: keywords, and for each array its shape and how it is divided with the heads.
-KEYWORDS: dict[str, dict[str, Any]] = {"window": {"local_window_size": (2, 1)}, "sinks": {}}
+KEYWORDS: dict[str, dict[str, Any]] = {
+    "window": {"local_window_size": (2, 1)},
+    "softcap": {"softcap": 1.5},
+    "sinks": {},
+}
 ARRAYS: dict[str, dict[str, tuple[tuple[int, ...], Any]]] = {
     "window": {},
+    "softcap": {},
     "sinks": {"sinks": ((8,), P("y"))},
 }
 CHOSEN = [c for count in (1, 2) for c in itertools.combinations(FEATURES, count)]

@@ -273,12 +273,12 @@ def test_large_logits_neither_overflow_nor_vanish(sign: int) -> None:
     assert_near(lse, np.full(2, sign * 1e8 + math.log(2)))
 
 
-def test_it_imports_nothing_of_the_library_but_its_own_checks() -> None:
+def test_it_imports_nothing_of_the_library_but_its_own_parts() -> None:
     tree = ast.parse(Path(reference.__file__).read_text())
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
             assert node.module is not None
-            if (node.level, node.module) == (1, "reference_checks"):
+            if node.level == 1 and node.module in ("reference_checks", "reference_scores"):
                 continue
             assert node.level == 0
             assert node.module.split(".")[0] in ("__future__", "typing", "numpy")
