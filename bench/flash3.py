@@ -174,6 +174,8 @@ def _ours(case: Case) -> Function:
     if case.window_size is not None:  # whose negative sides are bounds in JAX
         sides = (case.seqlen_kv if side is None else side for side in case.window_size)
         options["local_window_size"] = tuple(sides)
+    if case.softcap is not None:
+        options["softcap"] = case.softcap
 
     def function(q: Any, k: Any, v: Any, *sinks: Any) -> Any:
         return attention(q, k, v, **options, **dict(zip(("sinks",), sinks, strict=False)))
@@ -183,6 +185,8 @@ def _ours(case: Case) -> Function:
 
 def _flash3(case: Case) -> Function:
     flash_mha = importlib.import_module("dew_flash_attn").flash_mha
+    if case.softcap is not None:
+        raise ValueError("takes no softcap")
     sides = tuple(-1 if side is None else side for side in case.window_size or (None, None))
 
     def function(q: Any, k: Any, v: Any, *sinks: Any) -> Any:

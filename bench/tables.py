@@ -128,7 +128,9 @@ def _yes(value: Any) -> str:
 
 def _of_the_plain_call(same: list[Row]) -> str:
     """The speed with an extra over that without, whose own ratio is the other way round."""
-    plain = [row["ratio"] for row in same if row["sources"] and kind(row) not in _BESIDE]
+    extras = [any(row["options"].get(name) for name in ("softcap", "sinks")) for row in same]
+    ours = [row for row, extra in zip(same, extras, strict=True) if row["sources"] and not extra]
+    plain = [row["ratio"] for row in ours]
     return f"{1 / plain[0]:.3f}" if plain and plain[0] else ""
 
 

@@ -246,11 +246,11 @@ def test_sinks_come_with_the_call_without_them() -> None:
 def test_soft_caps_come_with_the_call_without_them() -> None:
     for case in select("softcap,softcap-backward"):
         assert case.companions == [replace(case, softcap=None)]
-        assert case.options["softcap"] == case.peer_options["softcap"] == 30.0
-        assert case.keywords["softcap"] == 30.0
+        assert case.options["softcap"] == case.peer_options["softcap"] == 1.0
+        assert case.keywords["softcap"] == 1.0
         assert "softcap" not in case.companions[0].options
         assert (case.features, case.extras) == (("softcap",), ["softcap"])
-        assert str(case).endswith(" softcap 30")
+        assert str(case).endswith(" softcap 1")
 
 
 def test_an_unknown_protocol_is_named() -> None:

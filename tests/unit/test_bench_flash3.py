@@ -170,6 +170,17 @@ def test_a_peer_that_cannot_is_left_out() -> None:
         _measure(CASE, cuflash=unable)
 
 
+def test_a_cap_reaches_our_call_and_the_peer_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr("cuflash.jax.attention", lambda *arrays, **given: asked.append(given))
+    monkeypatch.setitem(sys.modules, "dew_flash_attn", SimpleNamespace(flash_mha=None))
+    case = replace(CASE, softcap=2.0)
+    flash3._ours(case)("q", "k", "v")
+    assert asked[0]["softcap"] == 2.0
+    with pytest.raises(ValueError, match="takes no softcap"):
+        flash3._flash3(case)
+
+
 @pytest.mark.parametrize(
     ("window", "sides"), [((5, 0), (5, 0)), ((None, 3), (-1, 3)), (None, (-1, -1))]
 )

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench.cases import Case
+from bench.cases import Case, select
 from bench.inputs import Inputs, make_inputs
 from bench.verify import SAMPLE, WHOLE, WRONG, Truth, _sample
 
@@ -124,6 +124,16 @@ def test_another_problem_is_no_answer(
             truth.worst_ratio(answer)
         answer.append(whole_attention(case, inputs)[-1])
     assert truth.worst_ratio(answer) > truth.limit
+
+
+@pytest.mark.parametrize("case", select("softcap,softcap-backward"), ids=str)
+def test_a_timed_call_that_leaves_out_its_cap_is_told(case: Case) -> None:
+    """Shorter and with fewer heads: only whether the cap is felt matters."""
+    case = replace(case, batch=1, heads_q=2, heads_kv=2, seqlen_q=256, seqlen_kv=256)
+    inputs = make_inputs(case, np)
+    truth = Truth(case, inputs)
+    assert truth.worst_ratio(whole_attention(case, inputs)) < 1
+    assert truth.worst_ratio(whole_attention(replace(case, softcap=None), inputs)) > truth.limit
 
 
 def test_the_gradient_of_sinks_is_of_all_batch_entries() -> None:
