@@ -121,9 +121,10 @@ def check_options(
         if side is not None and (isinstance(side, bool) or not isinstance(side, numbers.Integral)):
             raise ArgumentTypeError("window_size", repr(window_size), "two integers, each or None")
     if softcap is not None:
-        _check_number("softcap", softcap, numbers.Real, "a number, finite and not negative")
-        if not 0 <= softcap < math.inf:
-            raise ArgumentValueError("softcap", repr(softcap), "a number, finite and not negative")
+        expected = "a number, finite and not negative, or None"
+        _check_number("softcap", softcap, numbers.Real, expected)
+        if not 0 <= softcap < math.inf or softcap > np.finfo(np.float64).max:
+            raise ArgumentValueError("softcap", repr(softcap), expected)
     if scale is not None:
         _check_number("scale", scale, numbers.Real, "a number, finite and positive, or None")
         if not 0 < scale < math.inf or scale > np.finfo(np.float64).max:
@@ -132,6 +133,8 @@ def check_options(
         _check_number("q_offset", q_offset, numbers.Integral, "an integer or None")
     if dtype is np.floating or not (isinstance(dtype, type) and issubclass(dtype, np.floating)):
         raise ArgumentTypeError("dtype", repr(dtype), "numpy.float64 or numpy.longdouble")
+    if softcap and not 0 < dtype(softcap) < math.inf:
+        raise ArgumentValueError("softcap", repr(softcap), f"a number that {dtype.__name__} holds")
 
 
 def _check_number(name: str, value: Any, kind: type, expected: str) -> None:

@@ -1,5 +1,5 @@
 // Soft capping: a score s becomes cap * tanh(s / cap), which never exceeds the cap. Its slope is
-// 1 - tanh(s / cap)^2.
+// 1 - tanh(s / cap)^2, or 4 e / (1 + e)^2 with e = exp(-2 |s| / cap).
 #pragma once
 
 #include "../ptx/tanh.cuh"
@@ -18,6 +18,17 @@ __device__ inline float tanh_for(__half, float x) { return tanhf(x); }
 __device__ inline float tanh_for(float, float x) { return tanhf(x); }
 __device__ inline double tanh_for(double, double x) { return tanh(x); }
 
+// The slope at x, whose hyperbolic tangent is y. 16-bit types do not hold what 1 - y^2 cancels.
+template <class Storage, class Compute>
+__device__ inline Compute slope_for(Storage, Compute x, Compute y) {
+  if constexpr (sizeof(Storage) == 2) {
+    return fma(-y, y, Compute(1));
+  } else {
+    const Compute e = exp_of(Compute(-2) * fabs(x));
+    return Compute(4) * e / ((Compute(1) + e) * (Compute(1) + e));
+  }
+}
+
 // Scores are in units of the cap.
 template <class Storage>
 struct SoftcapTerm : FunctionTerm {
@@ -34,8 +45,9 @@ struct SoftcapTerm : FunctionTerm {
   }
 
   __device__ Graded<Compute> operator()(Compute score, int, int) const {
-    const Compute capped = tanh_for(Storage(), rounded_product(score, inner));
-    return {capped, fma(-capped, capped, Compute(1))};
+    const Compute x = rounded_product(score, inner);
+    const Compute capped = tanh_for(Storage(), x);
+    return {capped, slope_for(Storage(), x, capped)};
   }
 };
 

@@ -90,6 +90,7 @@ struct TermList {
 };
 template <class First, class... Rest>
 struct TermList<First, Rest...> {
+  static_assert(!(Rest::has_slope || ...), "a function of the score comes before all added terms");
   First first;
   TermList<Rest...> rest;
   template <class Params>

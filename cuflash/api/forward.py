@@ -127,9 +127,10 @@ def attention(
         side. With ``causal`` the right side is 0.
     softcap : float, optional
         Scores ``s = scale * q k^T`` become ``softcap * tanh(s / softcap)``
-        before the mask. For bfloat16 the tangent is the one of the special
-        function unit, with a relative error of 2^-11. It and ``scale /
-        softcap`` lie where ``scale`` may. None and 0: no cap.
+        before the mask; sinks are not capped. On CUDA bfloat16 takes the
+        approximate hyperbolic tangent, with a relative error of 2^-11.
+        ``softcap`` and ``scale / softcap`` are from 2^-100 to 2^100, for
+        float64 from 2^-900 to 2^900. None and 0: no cap.
     sinks : array, (heads_q,), optional
         A learned logit of every query head, of q's dtype or float32 (float64
         for float64): it takes part in the softmax and has no value, so

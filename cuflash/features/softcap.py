@@ -52,10 +52,10 @@ def _cap(scores: Any, _: ScorePlace, given: Given) -> None:
 
 def _cap_with_slope(scores: Any, _: ScorePlace, given: Given) -> Any:
     scores /= given["cap"]
+    e = np.exp(-2 * np.abs(scores))
     np.tanh(scores, out=scores)
-    slope = 1 - scores * scores
     scores *= given["cap"]
-    return slope
+    return 4 * e / (1 + e) ** 2  # 1 - tanh^2, which would cancel
 
 
 def _use(request: Request) -> Use | None:
@@ -65,7 +65,7 @@ def _use(request: Request) -> Use | None:
     problem = request.problem
     least, most = DTYPES[problem.storage].scales
     if not (least <= cap <= most and least <= problem.scale / cap <= most):
-        expected = f"{least:.3g} to {most:.3g}, and as scale / softcap, for {problem.storage}"
+        expected = f"it and scale / softcap from {least:.3g} to {most:.3g} for {problem.storage}"
         raise ArgumentValueError("softcap", f"{cap!r} with scale {problem.scale!r}", expected)
     return Use(
         "softcap",
