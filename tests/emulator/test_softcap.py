@@ -11,6 +11,7 @@ from ..kit.case import Case
 from ..kit.checks import require, run_checks
 from ..kit.compare import compare
 from ..kit.data import arrays
+from ..kit.nonfinite import SPOILED, spoiled
 from ..kit.oracle import judge
 from .build import compiler
 from .rows import CAPPED, Row, params
@@ -32,6 +33,33 @@ def test_against_float64(row: Row) -> None:
 def test_checks(row: Row) -> None:
     case = replace(row.cases()[1], values="normal")
     require(case, run_checks(row.runner, case))
+
+
+@pytest.mark.parametrize("row", params(*CAPPED))
+def test_caps_of_any_size(row: Row) -> None:
+    """At either end of what is taken: one is no cap, the other one makes all scores alike."""
+    exponent = 890 if row.dtype == "float64" else 96
+    for cap in (2.0**exponent, 2.0**-exponent):
+        case = replace(row.cases()[1], softcap=cap)
+        x = arrays(case, "q", "k", "v", "dout", "dlse")
+        truth = judge(case, x)
+        for name, got in results(row, case, x).items():
+            compare(truth, name, got).check()
+
+
+#: Whose tiles are small, or whose mask hides nothing.
+_TELLING = tuple(row for row in CAPPED if not row.filled or not (row.causal or row.window))
+
+
+@pytest.mark.parametrize("row", params(*_TELLING))
+@pytest.mark.parametrize("place", [0.1, 0.7])
+def test_one_element_that_is_not_finite(row: Row, place: float) -> None:
+    case = Case(1, 2, 1, 170, 260, *row.dims, row.dtype, causal=row.causal, softcap=3.0, seed=1)
+    if row.window:
+        case = row.windowed(replace(case, causal=False, q_offset=-20), 40, 20)
+    for name, value in SPOILED:
+        one = spoiled(case, name, value, place, 64)
+        one.check(results(row, case, one.x))
 
 
 @pytest.mark.parametrize("row", params(*CAPPED))

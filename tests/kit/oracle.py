@@ -34,14 +34,16 @@ the compute dtype for each.
 
 A soft cap C makes z_ij of the scores, with slopes g_ij = 1 - z_ij^2 / C^2. Then
 s_ij is multiplied by g_ij, and dS is P (dP - delta) g. The slope errs by
-G_ij = c (1 + 2 s_ij |z_ij| / C^2): D_ij gets P^2 (dP - delta)^2 G^2, and
-g + u G takes the place of g in the other terms. The tanh errs by h, in u, and
-so alike for scores that are alike: with w_ij = h |z_ij| these sums, squared,
-are added to those of lse, out, delta, dv, and of dq and dk::
+G_ij = c + 2 c s_ij |z_ij| / C^2 (of wide dtypes 4 h g in place of the first c),
+and D_ij gets P^2 (dP - delta)^2 G^2. The tanh errs by h, in u, and so alike for
+scores that are alike: with w_ij = h |z_ij| these sums, squared, are added to
+those of lse, out, delta, dv, and of dq and dk, 2 |z| / C^2 of 16-bit dtypes
+alone, whose slope is made of the tanh::
 
     sum_j P_ij w_ij         sum_j P_ij w_ij |v_j - out_i|    sum_j P_ij |dP_ij - delta_i| w_ij
     sum_i P_ij w_ij |dO_i|  scale sum P |dP - delta| w (g + 2 |z| / C^2) |k_j| or |q_i|
 
+P in the term of t_ij, and beside e_i, is multiplied by g and all that g errs by.
 What is not here, the growth of long sums, is below u for 16-bit dtypes;
 float32 and float64 are therefore compared with plain NumPy in the same dtype,
 which :func:`~tests.kit.plain.plain` computes.
@@ -189,18 +191,21 @@ class _Head:
         self._tanh = self._slope_by_tanh = np.zeros_like(self._s)
         if case.softcap:
             size = np.where(self._seen, np.abs(scores), 0)
-            by_score = 2 * size / case.softcap**2  # of the slope
-            self._of_slope = self._c + by_score * self._s
-            self._tanh = size * TANH[case.dtype] / UNIT[case.dtype]
-            self._slope_by_tanh = by_score * self._tanh
+            by_score = 2 * (size / case.softcap) / case.softcap  # of the slope
+            by_tanh = TANH[case.dtype] / UNIT[case.dtype]
+            narrow = case.storage.itemsize == 2  # the slope is 1 - tanh^2
+            rounded = self._c if narrow else 4 * by_tanh * self._slope
+            self._of_slope = rounded + by_score * self._s
+            self._tanh = size * by_tanh
+            if narrow:
+                self._slope_by_tanh = by_score * self._tanh
 
     def _capped(self, scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Scores as a soft cap leaves them, and their slopes."""
         cap = self._case.softcap
         if not cap:
             return scores, np.ones_like(scores)
-        capped = np.tanh(scores / cap)
-        return cap * capped, 1 - capped**2
+        return cap * np.tanh(scores / cap), 1 / np.cosh(np.clip(scores / cap, -300, 300)) ** 2
 
     def lse(self) -> np.ndarray:
         """Of the log-sum-exp, (seqlen_q,)."""

@@ -58,8 +58,8 @@ def _capped(case: Case, scores: np.ndarray) -> tuple[np.ndarray, np.ndarray | in
     if not case.softcap:
         return scores, 1
     cap = case.storage.type(case.softcap)
-    capped = np.tanh(scores / cap)
-    return cap * capped, 1 - capped * capped
+    e = np.exp(-2 * np.abs(scores / cap))
+    return cap * np.tanh(scores / cap), 4 * e / (1 + e) ** 2
 
 
 def _plain_forward(

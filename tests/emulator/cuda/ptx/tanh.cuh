@@ -8,6 +8,7 @@ namespace cuflash::ptx {
 
 inline float tanh_approximate(float x) {
   const float y = tanhf(x);
+  if (y != y) return y;
   unsigned bits;
   memcpy(&bits, &x, sizeof bits);
   const float off = 0x1p-11f * (static_cast<int>(bits / 4096 % 256) - 128) / 128;
