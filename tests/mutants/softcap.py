@@ -25,6 +25,7 @@ _AGAINST = "test_softcap.py::test_against_float64"
 _ROWS = {
     "fa1": "fa1-sm_90-float16-d64-dv64-causal-softcap",
     "fa2": "fa2-sm_90-float16-d64-dv64-band-softcap",
+    "fa2 wide": "fa2-sm_80-float32-d5-dv24-causal-softcap",
     "transposed": "fa2-sm_90-float16-d64-dv64-causal-softcap-filled-ordered",
     "fa3 narrow": "fa3-sm_90-float16-d64-dv64-causal-softcap-filled",
     "fa3": "fa3-sm_90-bfloat16-d128-dv128-causal-softcap-filled-192x80",
@@ -33,28 +34,33 @@ _ROWS = {
 }
 
 
-def _bug(name: str, file: str, find: str, replace: str, of: str) -> Bug:
+_DEAD = "test_softcap.py::test_dead_rows_may_hold_anything"
+
+
+def _bug(name: str, file: str, find: str, replace: str, of: str, test: str = _AGAINST) -> Bug:
     """Of device code."""
     algorithm, dtype, dims = _ROWS[of].split("-", 3)[0], *_ROWS[of].split("-")[2:4]
     runner = {"fa3": "auto"}.get(algorithm, algorithm)
-    dims = {"d200": "d100-dv256", "d192": "d192-dv128"}.get(dims, f"{dims}-dv{dims[1:]}")
+    dims = {"d200": "d100-dv256", "d192": "d192-dv128", "d5": "d40-dv40"}.get(
+        dims, f"{dims}-dv{dims[1:]}"
+    )
     on_gpu = f"{_PROPERTY}test_against_float64[cuda-{runner}-{dtype}-{dims}-causal]"
-    return Bug(name, file, find, replace, on_gpu, row(_ROWS[of], _AGAINST))
+    return Bug(name, file, find, replace, on_gpu, row(_ROWS[of], test))
 
 
 BUGS = (
     Bug(
         "NumPy's slope of a cap is 1",
         _NUMPY,
-        "slope = 1 - scores * scores",
-        "slope = 1 - 0 * scores",
+        "return 4 * e / (1 + e) ** 2  # 1 - tanh^2, which would cancel",
+        "return 1 + 0 * e",
         _FORMULA,
     ),
     Bug(
-        "NumPy's slope is that of the capped score",
+        "NumPy's slope is that of twice the score",
         _NUMPY,
-        '    slope = 1 - scores * scores\n    scores *= given["cap"]\n',
-        '    scores *= given["cap"]\n    slope = 1 - scores * scores\n',
+        "e = np.exp(-2 * np.abs(scores))",
+        "e = np.exp(-4 * np.abs(scores))",
         _FORMULA,
     ),
     Bug(
@@ -79,14 +85,25 @@ BUGS = (
         "fa2",
     ),
     _bug(
-        "the slope of a cap is 1", _FEATURE, "fma(-capped, capped, Compute(1))", "Compute(1)", "fa1"
+        "the slope of a cap is 1",
+        _FEATURE,
+        "return fma(-y, y, Compute(1));",
+        "return Compute(1);",
+        "fa1",
     ),
     _bug(
         "the slope of a cap is 1 + tanh^2",
         _FEATURE,
-        "fma(-capped, capped,",
-        "fma(capped, capped,",
+        "return fma(-y, y,",
+        "return fma(y, y,",
         "fa2",
+    ),
+    _bug(
+        "the slope of a cap of a wide type lacks a square",
+        _FEATURE,
+        "/ ((Compute(1) + e) * (Compute(1) + e));",
+        "/ (Compute(1) + e);",
+        "fa2 wide",
     ),
     _bug("fa1 and fa2 multiply no slopes", _STEPS, "  slopes.multiply(p);\n", "", "fa2"),
     _bug(
@@ -178,5 +195,49 @@ HOPPER = (
         "apply_mask<Config>(lse, c.seq, place, p, weights);",
         "apply_mask<Config>(lse, c.seq, place, p);",
         "fa3 wide",
+    ),
+    _bug(
+        "serial S of narrow heads is not waited for",
+        _FA3_MATH,
+        "    ptx::wgmma_wait<0>();\n    ptx::wgmma_hold(p.value[0]);\n    exponentiate<",
+        "    ptx::wgmma_wait<1>();\n    ptx::wgmma_hold(p.value[0]);\n    exponentiate<",
+        "fa3 narrow",
+    ),
+    _bug(
+        "serial dP of narrow heads is not waited for",
+        _FA3_MATH,
+        "    ptx::wgmma_wait<0>();\n    ptx::wgmma_hold(dp.value[0]);\n",
+        "    ptx::wgmma_wait<1>();\n    ptx::wgmma_hold(dp.value[0]);\n",
+        "fa3 narrow",
+    ),
+    _bug(
+        "serial dP of narrow heads is of a dO that may not have come",
+        _FA3_MATH,
+        "    Scores dp;\n    wait<Config>(c.shared.dout_full[stage], ring.phase);\n",
+        "    Scores dp;\n",
+        "fa3 narrow",
+    ),
+    _bug(
+        "serial dS of narrow heads is overwritten while dQ reads it",
+        _FA3_MATH,
+        "    wait_empty<Config>(c.shared.ds_empty[score_ring.stage], score_ring.phase);\n"
+        "    const unsigned dead_rows = hide(",
+        "    const unsigned dead_rows = hide(",
+        "fa3 narrow",
+    ),
+    _bug(
+        "serial P of dead queries of narrow heads stays",
+        _FA3_MATH,
+        "      apply_mask<Config>(lse, c.seq, place, weights, sloped);\n    } else if",
+        "    } else if",
+        "fa3 narrow",
+        _DEAD,
+    ),
+    _bug(
+        "hidden pairs of serial scores keep their P",
+        _SERIAL,
+        "if (dead || edge) apply_mask<Config>(lse, c.seq, place, weights, sloped);",
+        "",
+        "fa3 serial",
     ),
 )
