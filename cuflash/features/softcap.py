@@ -73,6 +73,7 @@ def _use(request: Request) -> Use | None:
         compiled=(("softcap_dtype", problem.storage),),
         numbers=(("inner", problem.scale / cap), ("cap", cap)),
         host=HostPart(_cap, _cap_with_slope),
+        shown=f"softcap {cap:g}",
     )
 
 

@@ -31,6 +31,8 @@ class Use:
         What it adds to kernels; None where it changes none.
     host
         What it adds to the tiled NumPy code; None where it changes no score.
+    shown
+        What plans and errors say of it; empty: its numbers by name.
     compiled
         Constants that change the machine code, by name.
     numbers
@@ -45,6 +47,7 @@ class Use:
     numbers: tuple[tuple[str, int | float], ...] = ()
     operands: tuple[Operand, ...] = ()
     host: HostPart | None = None
+    shown: str = ""
 
     @property
     def needs_cuda(self) -> bool:

@@ -208,7 +208,11 @@ class AttentionProblem:
             last = f" to i{self.q_offset:+d}" if self.has_last else ""
             offset = f" keys i{self.q_first:+d}{last}"
         named = (use for use in self.uses if use.feature != "window")  # its bounds stand above
-        more = [f"{name} {value}" for use in named for name, value in use.numbers]
+        more = [
+            use.shown or " ".join(f"{name} {value}" for name, value in use.numbers)
+            for use in named
+            if use.shown or use.numbers
+        ]
         more += [f"{operand.name} {operand.dtype}" for operand in self.operands.values()]
         if self.wrt != ("q", "k", "v"):
             more.append(f"wrt {', '.join(self.wrt)}")

@@ -116,6 +116,7 @@ def test_the_size_of_the_cap_is_no_part_of_a_kernel(algorithm: Any) -> None:
     ]
     first, second = ([launch.config for launch in one.launches] for one in plans)
     assert first == second
+    assert [str(one.problem).rpartition("full ")[2] for one in plans] == ["softcap 2", "softcap 30"]
     numbers = [dict(one.problem.uses[0].numbers) for one in plans]
     assert numbers == [{"inner": 0.05, "cap": 2.0}, {"inner": 0.1 / 30, "cap": 30.0}]
     named = [[feature.name for feature in config.features] for config in first]
