@@ -63,15 +63,10 @@ KERNELS = (
         sinks="float16",
     ),
     # Soft caps.
-    Kernels("fa1", "float16", (64, 64), True, _SMALL, steps=(16, 32), softcap=True),
     Kernels("fa2", "float32", (24, 24), False, _NARROW, "80", steps=(8, 16, 32), softcap=True),
     Kernels("fa2", "bfloat16", (64, 64), True, num_sms=1, deterministic=True, softcap=True),
-    Kernels("fa2", "float64", (64, 64), True, _NARROW, steps=(8, 16, 32), softcap=True),
     Kernels("fa3", "bfloat16", (64, 64), True, num_sms=1, steps=_WIDE, parted=True, softcap=True),
-    Kernels("fa3", "float16", (64, 64), False, num_sms=1, window="band", softcap=True),
     Kernels("fa3", "float16", (128, 128), True, (192, 80), num_sms=1, steps=_WIDE, softcap=True),
-    Kernels("fa3", "float16", (192, 128), True, num_sms=1, steps=_WIDE, softcap=True),
-    Kernels("fa3", "bfloat16", (256, 256), False, num_sms=1, steps=_WIDE, softcap=True),
 )
 
 

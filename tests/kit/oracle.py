@@ -41,8 +41,9 @@ those of lse, out, delta, dv, and of dq and dk, 2 |z| / C^2 of 16-bit dtypes
 alone, whose slope is made of the tanh::
 
     sum_j P_ij w_ij         sum_j P_ij w_ij |v_j - out_i|    sum_j P_ij |dP_ij - delta_i| w_ij
-    sum_i P_ij w_ij |dO_i|  scale sum P |dP - delta| w (g + 2 |z| / C^2) |k_j| or |q_i|
+    sum_i P_ij W_ij |dO_i|  scale sum P |dP - delta| (W g + w 2 |z| / C^2) |k_j| or |q_i|
 
+W_ij = w_ij + sum_j P_ij w_ij: the weights err by the log-sum-exp too.
 P in the term of t_ij, and beside e_i, is multiplied by g and all that g errs by.
 What is not here, the growth of long sums, is below u for 16-bit dtypes;
 float32 and float64 are therefore compared with plain NumPy in the same dtype,
@@ -243,10 +244,11 @@ class _Head:
         dq = ds_error @ _squares(x["k"]) + delta_error * _squares(sloped @ x["k"])
         dk = (ds_error + sloped**2 * delta_error[:, None]).T @ _squares(x["q"])
         dv = (self._rounded(p) * relative).T @ _squares(x["dout"])
-        alike = np.abs(ds) * self._tanh + np.abs(without) * self._slope_by_tanh
+        of_weights = self._tanh + (p * self._tanh).sum(axis=1, keepdims=True)  # and of lse
+        alike = np.abs(ds) * of_weights + np.abs(without) * self._slope_by_tanh
         dq += (alike @ np.sqrt(_squares(x["k"]))) ** 2
         dk += (alike.T @ np.sqrt(_squares(x["q"]))) ** 2
-        dv += ((p * self._tanh).T @ np.sqrt(_squares(x["dout"]))) ** 2
+        dv += ((p * of_weights).T @ np.sqrt(_squares(x["dout"]))) ** 2
         return factor**2 * dq, factor**2 * dk, dv
 
     def sink(self) -> tuple[float, float]:
