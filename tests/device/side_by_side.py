@@ -30,6 +30,8 @@ __all__ = ["Account", "deal", "read"]
 ROOT = Path(__file__).resolve().parents[2]
 #: Files whose tests want the device's memory for themselves.
 ALONE = ("test_large.py",)
+#: So many of the slowest tests are named.
+SLOWEST = 8
 #: Processes beside each other would each take every core, and JAX most of the memory.
 SHARED = {
     "OPENBLAS_NUM_THREADS": "2",
@@ -45,11 +47,13 @@ class Account:
     passed: int = 0
     skipped: dict[str, int] = field(default_factory=dict)  # by reason
     failed: list[str] = field(default_factory=list)  # names, and what was said
+    seconds: dict[str, float] = field(default_factory=dict)  # by name
 
     def add(self, other: Account) -> None:
         """Take another account in."""
         self.passed += other.passed
         self.failed += other.failed
+        self.seconds |= other.seconds
         for reason, count in other.skipped.items():
             self.skipped[reason] = self.skipped.get(reason, 0) + count
 
@@ -73,6 +77,7 @@ def read(report: Path) -> Account:
         name = f"{case.get('classname')}::{case.get('name')}"
         wrong = [*case.findall("failure"), *case.findall("error")]
         skip = case.find("skipped")
+        account.seconds[name] = float(case.get("time", "0"))
         if wrong:
             account.failed += [f"{name}: {part.get('message', '')[:200]}" for part in wrong]
         elif skip is not None:
@@ -159,6 +164,8 @@ def say(account: Account, collected: int, seconds: float, whole: bool) -> int:
         wrong.append(f"fewer than the recorded minimum of {MINIMUM_GPU_TESTS} GPU tests")
     for reason, count in sorted(account.skipped.items()):
         print(f"skipped {count}: {reason}")
+    for name in sorted(account.seconds, key=account.seconds.__getitem__)[: -SLOWEST - 1 : -1]:
+        print(f"{account.seconds[name]:.0f} s in {name}")
     for line in wrong:
         print(line)
     print(
