@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import strategies as st
 
 from ..kit.case import Case
 from ..kit.checks import require, run_checks
@@ -37,9 +36,10 @@ def test_against_float64(
             compare(truth, name, got).check()
 
     first = replace(several_tiles(tile, dtype, dims, causal), softcap=3.0)
-    options = {"causal": causal, "tile": tile, "budget": _BUDGET[dtype], "softcaps": _CAPS}
-    both = (cases(dtype, *dims, **options, windowed=windowed) for windowed in (False, True))
-    examples(runner, st.one_of(*both), check, 80, first=first)
+    options = {"tile": tile, "budget": _BUDGET[dtype], "softcaps": _CAPS}
+    # Every kind of window is a kernel of its own to compile: windows come with the causal mask.
+    drawn = cases(dtype, *dims, causal=causal, windowed=causal, **options)
+    examples(runner, drawn, check, 80, first=first)
 
 
 @sweep(((40, 40), (128, 128)))
