@@ -148,29 +148,54 @@ struct ForwardMath {
   __device__ __forceinline__ void mask(const ForwardTile<Config>& tile,
                                        const WarpgroupBlocks<Config>& blocks, Scores& scores,
                                        int block, bool masked) const {
-    const RowsOfQueries place{tile.item.batch, tile.item.head, blocks.row0 + warp_row,
-                              block * Config::block_kv};
-    change_scores<Config>(c.params, place, scores);
-    if (masked) apply_mask<Config>(scores, tile.seq, place);
+    const RowsOfQueries where = place(tile, blocks, block);
+    change_scores<Config>(c.params, where, scores);
+    if (masked) apply_mask<Config>(scores, tile.seq, where);
+  }
+  __device__ __forceinline__ RowsOfQueries place(const ForwardTile<Config>& tile,
+                                                 const WarpgroupBlocks<Config>& blocks,
+                                                 int block) const {
+    return {tile.item.batch, tile.item.head, blocks.row0 + warp_row, block * Config::block_kv};
+  }
+
+  // Scores that no mask follows are changed as their weights are made: the special function unit,
+  // which terms and weights may both need, is then busy with both at once.
+  template <bool masked>
+  static constexpr bool changes_late = !masked && !Config::Score::is_empty;
+
+  // What is still to be done to the scores of a block.
+  template <bool masked>
+  __device__ __forceinline__ auto late_change(const ForwardTile<Config>& tile,
+                                              const WarpgroupBlocks<Config>& blocks,
+                                              int block) const {
+    if constexpr (changes_late<masked>) {
+      return ScoreChange<Config, Scores>(c.params, place(tile, blocks, block));
+    } else {
+      return NoChange();
+    }
   }
 
   // Moves the references up to the maxima met so far, and the output along with them.
-  __device__ __forceinline__ void rescale(State& state, const Scores& scores) const {
-    Rows keep = lane_maxima(scores);
+  template <class Change>
+  __device__ __forceinline__ void rescale(State& state, const Scores& scores,
+                                          const Change& change) const {
+    Rows keep = lane_maxima(scores, change);
     raise_references(state.rows, keep, factor);
     state.output.for_each([&](float& x, int m, int, int group, int) { x *= keep.value[m][group]; });
   }
 
-  // scores -> state.weights, whose product has retired, and their sums. Maxima are looked for while
-  // some row has no reference, and where weights come out too large, which their sums tell. Once
-  // through the loop, seldom twice; it keeps the code short.
-  __device__ __forceinline__ void exponentiate(State& state, const Scores& scores) const {
+  // change(scores) -> state.weights, whose product has retired, and their sums. Maxima are looked
+  // for while some row has no reference, and where weights come out too large, which their sums
+  // tell. Once through the loop, seldom twice; it keeps the code short.
+  template <class Change>
+  __device__ __forceinline__ void exponentiate(State& state, const Scores& scores,
+                                               const Change& change) const {
     bool raise = !state.rows.settled;
     Rows sums;
 #pragma unroll 1
     while (true) {
-      if (raise) rescale(state, scores);
-      sums = exponentiate_scores<Config>(state.weights, scores, state.rows, factor);
+      if (raise) rescale(state, scores, change);
+      sums = exponentiate_scores<Config>(state.weights, scores, state.rows, factor, change);
       bool fits = true;  // a NaN does not
       sums.for_each([&](float& x, int, int) { fits &= x < Logits<Config>::most_weight(); });
       if (raise || __all_sync(0xffffffffu, fits)) break;
@@ -196,7 +221,7 @@ struct ForwardMath {
     begin_rows(state.rows);
     mask(tile, blocks, scores, blocks.seen.end - 1, blocks.last_is_edge());
     state.output.fill(0);
-    exponentiate(state, scores);
+    exponentiate(state, scores, NoChange());
   }
 
   // The scores of a block, issued together with the product of the weights of the block before with
@@ -216,11 +241,11 @@ struct ForwardMath {
     ptx::wgmma_hold(scores.value[0]);
     release_k();
     if (block == blocks.seen.begin) release_q();
-    mask(tile, blocks, scores, block, masked);
+    if constexpr (!changes_late<masked>) mask(tile, blocks, scores, block, masked);
     ptx::wgmma_wait<0>();
     ptx::wgmma_hold(state.output.value[0]);
     release_v();
-    exponentiate(state, scores);
+    exponentiate(state, scores, late_change<masked>(tile, blocks, block));
   }
 
   // The last product of a tile, beside it the log-sum-exp, and the output.

@@ -74,29 +74,30 @@ __device__ __forceinline__ void raise_references(RowState<Config>& rows, Rows& t
   rows.settled = __all_sync(0xffffffffu, rows.seen[0] && rows.seen[1]);
 }
 
-// This lane's largest raw score of each row.
-template <class Scores>
-__device__ __forceinline__ RowValues<Scores> lane_maxima(const Scores& scores) {
+// This lane's largest score of each row.
+template <class Scores, class Change>
+__device__ __forceinline__ RowValues<Scores> lane_maxima(const Scores& scores,
+                                                         const Change& change) {
   RowValues<Scores> top;
 #pragma unroll
   for (int group = 0; group < 2; ++group) {
     float& largest = top.value[0][group];
-    largest = scores.value[0][0][group][0];
+    largest = change(scores.value[0][0][group][0], 0, group, 0);
 #pragma unroll
     for (int n = 0; n < Scores::column_fragments; ++n) {
       const float (&pair)[2] = scores.value[0][n][group];
-      largest = larger(largest, larger(pair[0], pair[1]));
+      largest = larger(largest, larger(change(pair[0], n, group, 0), change(pair[1], n, group, 1)));
     }
   }
   return top;
 }
 
-// scores -> weights in the scale of the rows' references, rounded, as the operand of a product: two
-// 16x8 accumulators are one 16x16 operand. Also their sums in this lane.
-template <class Config, class Scores>
+// change(scores) -> weights in the scale of the rows' references, rounded, as the operand of a
+// product: two 16x8 accumulators are one 16x16 operand. Also their sums in this lane.
+template <class Config, class Scores, class Change>
 __device__ __forceinline__ RowValues<Scores> exponentiate_scores(
     unsigned (&weights)[Scores::columns / 16][4], const Scores& scores,
-    const RowState<Config>& rows, float factor) {
+    const RowState<Config>& rows, float factor, const Change& change) {
   float sums[2][2] = {};
 #pragma unroll
   for (int n = 0; n < Scores::column_fragments; ++n) {
@@ -105,8 +106,9 @@ __device__ __forceinline__ RowValues<Scores> exponentiate_scores(
       float pair[2];
 #pragma unroll
       for (int which = 0; which < 2; ++which) {
-        pair[which] = Logits<Config>::exponential(scores.value[0][n][group][which], factor,
-                                                  rows.reference.value[0][group]);
+        pair[which] =
+            Logits<Config>::exponential(change(scores.value[0][n][group][which], n, group, which),
+                                        factor, rows.reference.value[0][group]);
         sums[group][which] += pair[which];
       }
       weights[n / 2][n % 2 * 2 + group] = pack(typename Config::Storage{}, pair[0], pair[1]);

@@ -10,7 +10,18 @@ namespace cuflash {
 struct SoftcapParams {
   double inner;  // scale / cap
   double cap;
+  float inner_single;
 };
+
+// scale / cap in the compute type. The host rounds it: a conversion here would be one a step.
+template <class Params>
+__device__ inline double inner_of(double, const Params& params) {
+  return params.softcap.inner;
+}
+template <class Params>
+__device__ inline float inner_of(float, const Params& params) {
+  return params.softcap.inner_single;
+}
 
 // As accurate as the storage type needs it: one instruction for bfloat16.
 __device__ inline float tanh_for(__nv_bfloat16, float x) { return ptx::tanh_approximate(x); }
@@ -37,7 +48,7 @@ struct SoftcapTerm : FunctionTerm {
 
   template <class Params>
   __device__ SoftcapTerm(const Params& params, int, int, double)
-      : inner(static_cast<Compute>(params.softcap.inner)) {}
+      : inner(inner_of(Compute(), params)) {}
 
   template <class Params>
   __device__ static double unit(const Params& params, double) {

@@ -115,6 +115,8 @@ struct ScoreChain {
   // dS is not what it is without the terms.
   static constexpr bool has_slope = (Terms::has_slope || ...);
 
+  using List = TermList<Terms...>;
+
   // What one unit of the changed scores is in natural units.
   template <class Params>
   __device__ static double unit(const Params& params) {
@@ -123,7 +125,7 @@ struct ScoreChain {
     return unit;
   }
   template <class Params>
-  __device__ static TermList<Terms...> terms(const Params& params, int batch, int head) {
+  __device__ static List terms(const Params& params, int batch, int head) {
     return {params, batch, head, unit(params)};
   }
 };
@@ -142,6 +144,29 @@ __device__ inline void for_each_score(const typename Config::Params& params, con
     function(s, score, m, n, group, which);
   });
 }
+
+// The change of one raw product of a tile, where the tile is not changed as a whole.
+template <class Config, class Scores, class Place = RowsOfQueries>
+struct ScoreChange {
+  using Compute = typename Scores::Compute;
+  const typename Config::Score::List terms;
+  const Place place;
+  const LanePosition lane;
+  __device__ ScoreChange(const typename Config::Params& params, const Place& place)
+      : terms(Config::Score::terms(params, place.batch, place.head)), place(place) {}
+  __device__ Compute operator()(Compute raw, int n, int group, int which) const {
+    Graded<Compute> score{raw, 1};
+    terms.apply(score, place.template query<Scores>(lane, 0, n, group, which),
+                place.template key<Scores>(lane, 0, n, group, which));
+    return score.value;
+  }
+};
+struct NoChange {
+  template <class Compute>
+  __device__ Compute operator()(Compute score, int, int, int) const {
+    return score;
+  }
+};
 
 // Changes raw products, in registers, to the scores that enter the softmax.
 template <class Config, class Place, class Scores>

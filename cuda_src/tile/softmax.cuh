@@ -80,13 +80,11 @@ __device__ inline Compute log_sum_exp(Compute reference, Compute sum) {
 
 // What multiplies the scores of a kernel whose parameters bring it, rounded by the host as
 // Logits<Config>::factor rounds: it is then in constant memory, and takes no register. Doubles have
-// it in the scale. A term that gives scores another unit brings its own.
+// the unit of scores itself.
 template <class Config, class Params>
 __device__ inline typename Config::Compute logit_factor(const Params& params) {
-  if constexpr (Config::Score::has_slope) {
-    return Logits<Config>::factor(Config::Score::unit(params));
-  } else if constexpr (sizeof(typename Config::Compute) == 8) {
-    return params.scale;
+  if constexpr (sizeof(typename Config::Compute) == 8) {
+    return Config::Score::unit(params);
   } else {
     return params.factor;
   }

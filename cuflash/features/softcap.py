@@ -24,7 +24,9 @@ __all__ = ["SOFTCAP"]
 _DEVICE = DevicePart(
     kernels=MAIN_KERNELS,
     struct="SoftcapParams",
-    block=np.dtype([("inner", np.float64), ("cap", np.float64)], align=True),
+    block=np.dtype(
+        [("inner", np.float64), ("cap", np.float64), ("inner_single", np.float32)], align=True
+    ),
     seams=(("Score", "SoftcapTerm<{softcap_dtype}>"),),
     header="features/softcap.cuh",
 )
@@ -67,12 +69,14 @@ def _use(request: Request) -> Use | None:
     if not (least <= cap <= most and least <= problem.scale / cap <= most):
         expected = f"it and scale / softcap from {least:.3g} to {most:.3g} for {problem.storage}"
         raise ArgumentValueError("softcap", f"{cap!r} with scale {problem.scale!r}", expected)
+    inner = problem.scale / cap
     return Use(
         "softcap",
         _DEVICE,
         compiled=(("softcap_dtype", problem.storage),),
-        numbers=(("inner", problem.scale / cap), ("cap", cap)),
+        numbers=(("inner", inner), ("cap", cap), ("inner_single", inner)),
         host=HostPart(_cap, _cap_with_slope),
+        unit=cap,
         shown=f"softcap {cap:g}",
     )
 

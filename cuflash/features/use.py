@@ -31,6 +31,9 @@ class Use:
         What it adds to kernels; None where it changes none.
     host
         What it adds to the tiled NumPy code; None where it changes no score.
+    unit
+        What one unit of the scores that its kernels make is, in natural units;
+        None where it is what it was before.
     shown
         What plans and errors say of it; empty: its numbers by name.
     compiled
@@ -47,6 +50,7 @@ class Use:
     numbers: tuple[tuple[str, int | float], ...] = ()
     operands: tuple[Operand, ...] = ()
     host: HostPart | None = None
+    unit: float | None = None
     shown: str = ""
 
     @property

@@ -145,14 +145,19 @@ class AttentionProblem:
         return DTYPES[self.storage].compute
 
     @property
+    def unit(self) -> float:
+        """What one unit of the scores that enter the softmax is, in natural units."""
+        return next((use.unit for use in self.uses[::-1] if use.unit is not None), self.scale)
+
+    @property
     def factor(self) -> float:
         """What the kernels multiply scores by, within float32: in log2 units for 16-bit storage.
 
         Never 0 or infinite there, which would make NaN of a hidden score. Of
-        float64 it is the scale itself that multiplies.
+        float64 it is the unit of scores itself that multiplies.
         """
         log2_units = DTYPES[self.storage].itemsize == 2
-        return min(max(self.scale * (math.log2(math.e) if log2_units else 1), _LEAST), _MOST)
+        return min(max(self.unit * (math.log2(math.e) if log2_units else 1), _LEAST), _MOST)
 
     @property
     def group(self) -> int:

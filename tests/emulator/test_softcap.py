@@ -47,6 +47,17 @@ def test_caps_of_any_size(row: Row) -> None:
             compare(truth, name, got).check()
 
 
+@pytest.mark.parametrize("row", params(*CAPPED))
+def test_references_rise(row: Row) -> None:
+    """Kernels that begin at the last keys meet the largest scores late."""
+    case = Case(1, 2, 1, 70, 600, *row.dims, row.dtype, causal=row.causal, softcap=50.0, seed=4)
+    x = arrays(case, "q", "k", "v", "dout", "dlse")
+    x["k"][:, :400] *= np.asarray(24, x["k"].dtype)
+    truth = judge(case, x)
+    for name, got in results(row, case, x).items():
+        compare(truth, name, got).check()
+
+
 #: Whose tiles are small, or whose mask hides nothing.
 _TELLING = tuple(row for row in CAPPED if not row.filled or not (row.causal or row.window))
 

@@ -11,6 +11,7 @@ _SCORE = "cuda_src/tile/score.cuh"
 _STEPS = "cuda_src/tile/backward_steps.cuh"
 _TRANSPOSED = "cuda_src/fa2/backward_transposed.cuh"
 _FA3_SCORE = "cuda_src/fa3/backward_score.cuh"
+_FA3_FORWARD = "cuda_src/fa3/forward_math.cuh"
 _FA3_MATH = "cuda_src/fa3/backward_math.cuh"
 _SERIAL = "cuda_src/fa3/backward_serial.cuh"
 _WIDE = "cuda_src/fa3/backward_wide.cuh"
@@ -25,6 +26,7 @@ _AGAINST = "test_softcap.py::test_against_float64"
 _ROWS = {
     "fa1": "fa1-sm_90-float16-d64-dv64-causal-softcap",
     "fa2": "fa2-sm_90-float16-d64-dv64-band-softcap",
+    "fa2 double": "fa2-sm_90-float64-d64-dv64-causal-softcap",
     "fa2 wide": "fa2-sm_80-float32-d5-dv24-causal-softcap",
     "transposed": "fa2-sm_90-float16-d64-dv64-causal-softcap-filled-ordered",
     "fa3 narrow": "fa3-sm_90-float16-d64-dv64-causal-softcap-filled",
@@ -73,8 +75,8 @@ BUGS = (
     Bug(
         "scale and cap change places in the kernels' parameters",
         _NUMPY,
-        '("inner", problem.scale / cap), ("cap", cap)',
-        '("inner", cap / problem.scale), ("cap", cap)',
+        "inner = problem.scale / cap",
+        "inner = cap / problem.scale",
         "tests/unit/test_softcap.py::test_the_size_of_the_cap_is_no_part_of_a_kernel[fa2]",
     ),
     _bug(
@@ -82,7 +84,7 @@ BUGS = (
         _SCORE,
         "(unit = Terms::unit(params, unit))",
         "(unit = 0 * Terms::unit(params, unit) + params.scale)",
-        "fa2",
+        "fa2 double",
     ),
     _bug(
         "the slope of a cap is 1",
@@ -113,12 +115,19 @@ BUGS = (
         "",
         "transposed",
     ),
-    _bug(
+    Bug(
         "the factor of the logits is that of scores without a cap",
-        "cuda_src/tile/softmax.cuh",
-        "if constexpr (Config::Score::has_slope) {",
-        "if constexpr (false) {",
-        "fa1",
+        _NUMPY,
+        "unit=cap,",
+        "unit=None,",
+        "tests/unit/test_softcap.py::test_the_size_of_the_cap_is_no_part_of_a_kernel[fa1]",
+    ),
+    Bug(
+        "the factor of the logits forgets the unit of scores",
+        "cuflash/planning/problem.py",
+        "min(max(self.unit * (",
+        "min(max(self.scale * (",
+        "tests/unit/test_softcap.py::test_the_size_of_the_cap_is_no_part_of_a_kernel[fa2]",
     ),
     Bug(
         "terms behind a cap add in units of the scale",
@@ -133,6 +142,21 @@ BUGS = (
 
 #: Of FlashAttention-3, for the emulator.
 HOPPER = (
+    _bug(
+        "blocks that need no mask are not capped",
+        _FA3_FORWARD,
+        "return ScoreChange<Config, Scores>(c.params, place(tile, blocks, block));",
+        "return NoChange();",
+        "fa3",
+    ),
+    _bug(
+        "references rise to what scores are without a cap",
+        _FA3_FORWARD,
+        "Rows keep = lane_maxima(scores, change);",
+        "Rows keep = lane_maxima(scores, NoChange());",
+        "fa3",
+        "test_softcap.py::test_references_rise",
+    ),
     _bug(
         "P and P times slopes change places",
         _FA3_SCORE,

@@ -133,11 +133,12 @@ def test_projections_into_fewer_key_heads_than_devices() -> None:
     arrays = draw((4, 6, 16), (16, 64), (16, 16), (16, 16), dtype="float32")
     specs = [P(), *[P(None, "x")] * 3]
     divided = place(cpu_mesh(4), arrays, specs)
+    summed = 16 + (64 + 16 + 16)  # products of a projection, and of the gradient of its input
     for function in (_projected, jax.grad(lambda *a: _projected(*a).sum(), (0, 1, 2, 3))):
         got = jax.tree.leaves(jax.jit(function)(*divided))
         for one, other in zip(got, jax.tree.leaves(jax.jit(function)(*arrays)), strict=True):
-            # The products around it are summed in another order.
-            assert np.abs(one - other).max() <= 2.0**-20 * np.abs(other).max()
+            # The products around it are summed in another order, as the processor likes it.
+            assert np.abs(one - other).max() <= summed * 2.0**-24 * np.abs(other).max()
 
 
 def test_the_order_of_the_axes_of_a_mesh() -> None:

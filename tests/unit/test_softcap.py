@@ -118,7 +118,13 @@ def test_the_size_of_the_cap_is_no_part_of_a_kernel(algorithm: Any) -> None:
     assert first == second
     assert [str(one.problem).rpartition("full ")[2] for one in plans] == ["softcap 2", "softcap 30"]
     numbers = [dict(one.problem.uses[0].numbers) for one in plans]
-    assert numbers == [{"inner": 0.05, "cap": 2.0}, {"inner": 0.1 / 30, "cap": 30.0}]
+    assert numbers == [
+        {"inner": inner, "cap": cap, "inner_single": inner}
+        for inner, cap in ((0.05, 2.0), (0.1 / 30, 30.0))
+    ]
+    for one, cap in zip(plans, (2.0, 30.0), strict=True):
+        assert one.problem.unit == cap
+        assert one.problem.factor == pytest.approx(cap * np.log2(np.e))
     named = [[feature.name for feature in config.features] for config in first]
     assert ["softcap"] in named
     assert SOFTCAP.arrays == {}
