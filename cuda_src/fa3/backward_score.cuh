@@ -53,7 +53,7 @@ __device__ __forceinline__ void exponentiate(const typename Config::Params& para
                                              const Scores& scores, ScoreOperand<Config>& weights,
                                              Sloped& sloped, const QueryNumbers<Config>& lse,
                                              const RowsOfKeys& place, float factor) {
-  const auto terms = Config::Score::terms(params, place.batch, place.head);
+  const ScoreChange<Config, Scores, RowsOfKeys> change(params, place);
   const LanePosition lane;
 #pragma unroll
   for (int n = 0; n < Scores::column_fragments; ++n) {
@@ -63,9 +63,8 @@ __device__ __forceinline__ void exponentiate(const typename Config::Params& para
       float p[2], slope[2];
 #pragma unroll
       for (int which = 0; which < 2; ++which) {
-        Graded<float> score{scores.value[0][n][group][which], 1};
-        terms.apply(score, place.query<Scores>(lane, 0, n, group, which),
-                    place.key<Scores>(lane, 0, n, group, which));
+        const Graded<float> score =
+            change.graded(scores.value[0][n][group][which], 0, n, group, which);
         p[which] = Logits<Config>::exponential(score.value, factor,
                                                (which == 0 ? offset.x : offset.y) - exponent);
         slope[which] = score.slope;

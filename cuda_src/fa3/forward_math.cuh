@@ -169,7 +169,7 @@ struct ForwardMath {
                                               const WarpgroupBlocks<Config>& blocks,
                                               int block) const {
     if constexpr (changes_late<masked>) {
-      return ScoreChange<Config, Scores>(c.params, place(tile, blocks, block));
+      return ScoreChange<Config, Scores, RowsOfQueries>(c.params, place(tile, blocks, block));
     } else {
       return NoChange();
     }

@@ -10,10 +10,10 @@ namespace cuflash {
 struct SoftcapParams {
   double inner;  // scale / cap
   double cap;
-  float inner_single;
+  float inner_single;  // rounded by the host: here it would be a conversion a step
 };
 
-// scale / cap in the compute type. The host rounds it: a conversion here would be one a step.
+// scale / cap in the compute type.
 template <class Params>
 __device__ inline double inner_of(double, const Params& params) {
   return params.softcap.inner;

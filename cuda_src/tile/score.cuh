@@ -130,23 +130,8 @@ struct ScoreChain {
   }
 };
 
-// Calls function(element, graded score) for every element of a tile of raw products.
-template <class Config, class Place, class Scores, class Function>
-__device__ inline void for_each_score(const typename Config::Params& params, const Place& place,
-                                      Scores& scores, Function function) {
-  using Compute = typename Scores::Compute;
-  const auto terms = Config::Score::terms(params, place.batch, place.head);
-  const LanePosition lane;
-  scores.for_each([&](Compute& s, int m, int n, int group, int which) {
-    Graded<Compute> score{s, 1};
-    terms.apply(score, place.template query<Scores>(lane, m, n, group, which),
-                place.template key<Scores>(lane, m, n, group, which));
-    function(s, score, m, n, group, which);
-  });
-}
-
-// The change of one raw product of a tile, where the tile is not changed as a whole.
-template <class Config, class Scores, class Place = RowsOfQueries>
+// Changes the raw products of a tile one at a time.
+template <class Config, class Scores, class Place>
 struct ScoreChange {
   using Compute = typename Scores::Compute;
   const typename Config::Score::List terms;
@@ -154,19 +139,35 @@ struct ScoreChange {
   const LanePosition lane;
   __device__ ScoreChange(const typename Config::Params& params, const Place& place)
       : terms(Config::Score::terms(params, place.batch, place.head)), place(place) {}
-  __device__ Compute operator()(Compute raw, int n, int group, int which) const {
+  __device__ Graded<Compute> graded(Compute raw, int m, int n, int group, int which) const {
     Graded<Compute> score{raw, 1};
-    terms.apply(score, place.template query<Scores>(lane, 0, n, group, which),
-                place.template key<Scores>(lane, 0, n, group, which));
-    return score.value;
+    terms.apply(score, place.template query<Scores>(lane, m, n, group, which),
+                place.template key<Scores>(lane, m, n, group, which));
+    return score;
+  }
+  // Of a tile of one fragment of rows.
+  __device__ Compute operator()(Compute raw, int n, int group, int which) const {
+    return graded(raw, 0, n, group, which).value;
   }
 };
+
+// In its place where scores are changed already.
 struct NoChange {
   template <class Compute>
   __device__ Compute operator()(Compute score, int, int, int) const {
     return score;
   }
 };
+
+// Calls function(element, graded score) for every element of a tile of raw products.
+template <class Config, class Place, class Scores, class Function>
+__device__ inline void for_each_score(const typename Config::Params& params, const Place& place,
+                                      Scores& scores, Function function) {
+  const ScoreChange<Config, Scores, Place> change(params, place);
+  scores.for_each([&](typename Scores::Compute& s, int m, int n, int group, int which) {
+    function(s, change.graded(s, m, n, group, which), m, n, group, which);
+  });
+}
 
 // Changes raw products, in registers, to the scores that enter the softmax.
 template <class Config, class Place, class Scores>

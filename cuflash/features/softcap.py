@@ -66,10 +66,10 @@ def _use(request: Request) -> Use | None:
         return None
     problem = request.problem
     least, most = DTYPES[problem.storage].scales
-    if not (least <= cap <= most and least <= problem.scale / cap <= most):
+    inner = problem.scale / cap
+    if not (least <= cap <= most and least <= inner <= most):
         expected = f"it and scale / softcap from {least:.3g} to {most:.3g} for {problem.storage}"
         raise ArgumentValueError("softcap", f"{cap!r} with scale {problem.scale!r}", expected)
-    inner = problem.scale / cap
     return Use(
         "softcap",
         _DEVICE,

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import heapq
 import os
 import signal
 import subprocess
@@ -164,8 +165,8 @@ def say(account: Account, collected: int, seconds: float, whole: bool) -> int:
         wrong.append(f"fewer than the recorded minimum of {MINIMUM_GPU_TESTS} GPU tests")
     for reason, count in sorted(account.skipped.items()):
         print(f"skipped {count}: {reason}")
-    for name in sorted(account.seconds, key=account.seconds.__getitem__)[: -SLOWEST - 1 : -1]:
-        print(f"{account.seconds[name]:.0f} s in {name}")
+    for name, taken in heapq.nlargest(SLOWEST, account.seconds.items(), key=lambda item: item[1]):
+        print(f"{taken:.0f} s in {name}")
     for line in wrong:
         print(line)
     print(

@@ -47,7 +47,7 @@ def test_caps_of_any_size(row: Row) -> None:
             compare(truth, name, got).check()
 
 
-@pytest.mark.parametrize("row", params(*CAPPED))
+@pytest.mark.parametrize("row", params(*(row for row in CAPPED if not row.window)))
 def test_references_rise(row: Row) -> None:
     """Kernels that begin at the last keys meet the largest scores late."""
     case = Case(1, 2, 1, 70, 600, *row.dims, row.dtype, causal=row.causal, softcap=50.0, seed=4)

@@ -75,8 +75,8 @@ BUGS = (
     Bug(
         "scale and cap change places in the kernels' parameters",
         _NUMPY,
-        "inner = problem.scale / cap",
-        "inner = cap / problem.scale",
+        '(("inner", inner), ("cap", cap), ("inner_single", inner))',
+        '(("inner", cap), ("cap", inner), ("inner_single", inner))',
         "tests/unit/test_softcap.py::test_the_size_of_the_cap_is_no_part_of_a_kernel[fa2]",
     ),
     _bug(
@@ -145,7 +145,7 @@ HOPPER = (
     _bug(
         "blocks that need no mask are not capped",
         _FA3_FORWARD,
-        "return ScoreChange<Config, Scores>(c.params, place(tile, blocks, block));",
+        "return ScoreChange<Config, Scores, RowsOfQueries>(c.params, place(tile, blocks, block));",
         "return NoChange();",
         "fa3",
     ),

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from ..conftest import MINIMUM_GPU_TESTS
-from ..device.side_by_side import Account, deal, read, run, say
+from ..device.side_by_side import SLOWEST, Account, deal, read, run, say
 
 REPORT = """<testsuites><testsuite>
-<testcase classname="tests.device.a" name="test_one[1]"/>
+<testcase classname="tests.device.a" name="test_one[1]" time="2.5"/>
 <testcase classname="tests.device.a" name="test_two"><failure message="assert 1 == 2">x</failure>
 </testcase>
 <testcase classname="tests.device.a" name="test_three"><error message="no device"/></testcase>
@@ -44,6 +44,8 @@ def test_a_report_is_read(tmp_path: Path) -> None:
     ]
     assert account.skipped == {"needs a second CUDA device": 1, "tired": 1}
     assert account.unlisted() == ["tired"]
+    assert account.seconds["tests.device.a::test_one[1]"] == 2.5
+    assert account.seconds["tests.device.a::test_five"] == 0
 
 
 def test_a_part_without_a_report_has_failed(tmp_path: Path) -> None:
@@ -51,9 +53,16 @@ def test_a_part_without_a_report_has_failed(tmp_path: Path) -> None:
 
 
 def test_accounts_add_up() -> None:
-    sum_of = Account(2, {"a": 1})
-    sum_of.add(Account(3, {"a": 2, "b": 1}, ["x: y"]))
-    assert sum_of == Account(5, {"a": 3, "b": 1}, ["x: y"])
+    sum_of = Account(2, {"a": 1}, seconds={"one": 1.0})
+    sum_of.add(Account(3, {"a": 2, "b": 1}, ["x: y"], {"two": 2.0}))
+    assert sum_of == Account(5, {"a": 3, "b": 1}, ["x: y"], {"one": 1.0, "two": 2.0})
+
+
+def test_the_slowest_tests_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    taken = {f"test{i}": float(i) for i in range(SLOWEST + 2)}
+    say(Account(5, seconds=taken), 5, 1.0, whole=False)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:-1] == [f"{i} s in test{i}" for i in range(SLOWEST + 1, 1, -1)]
 
 
 #: Tests that pass in a whole run.
