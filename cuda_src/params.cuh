@@ -136,6 +136,15 @@ struct SinkGradientParams {
   Shape shape;
 };
 
+// See steps/slope_gradient.cu.
+struct SlopeGradientParams {
+  void* pair_sums;      // [batch, heads_q, sums_of_head]
+  void* dalibi_slopes;  // [batch or none, heads_q], contiguous
+  long long sums_of_head;
+  long long entries;  // of the batch that share a slope
+  Shape shape;
+};
+
 // See steps/convert_dq.cu.
 struct ConvertParams {
   Tensor dq;

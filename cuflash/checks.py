@@ -89,18 +89,23 @@ def describe(
         _check_tensor(name, spec, call)
     _check_wrt(operation, specs, options)
     operands = {name: Operand(name, spec.dtype, spec.shape) for name, spec in specs.items()}
-    return replace(call, problem=with_features(plain, dict(options.more), operands))
+    position = options.q_offset
+    if position is None:
+        position = plain.seqlen_kv - plain.seqlen_q
+    problem = with_features(plain, dict(options.more), operands, position)
+    return replace(call, problem=problem)
 
 
 def _call_problem(
     problem: AttentionProblem, layout: Layout, specs: Mapping[str, TensorSpec]
 ) -> CallProblem:
     given = {name: spec.dtype for name, spec in specs.items()}
+    shapes = {name: spec.shape for name, spec in specs.items()}
     every = tensors()
     return CallProblem(
         problem,
         layout,
-        {name: shape_of(tensor, problem, layout) for name, tensor in every.items()},
+        {name: shape_of(tensor, problem, layout, shapes) for name, tensor in every.items()},
         {name: dtypes_of(tensor, problem, given) for name, tensor in every.items()},
     )
 
@@ -259,6 +264,7 @@ def _check_tensor(name: str, spec: TensorSpec, call: CallProblem) -> None:
         axes = f"layout {call.layout.name!r}"
         if tensor.role == "array":
             axes = ", ".join(tensor.axes)
+            axes += "".join(f", {axis} may be left out" for axis in tensor.shared)
         raise ArgumentValueError(name, f"shape {spec.shape}", f"{shape} ({axes})")
     allowed = call.allowed[tensor.name]
     if spec.dtype not in allowed:

@@ -125,6 +125,11 @@ def _add_features(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--softcap", type=float, help="what scores approach; default no cap")
     parser.add_argument(
+        "--alibi-slopes",
+        choices=("heads", "batch"),
+        help="with ALiBi; slopes by head, or by batch entry and head",
+    )
+    parser.add_argument(
         "--sinks",
         nargs="?",
         const="",
@@ -189,6 +194,7 @@ def _explained(given: argparse.Namespace, operation: Operation) -> str:
             causal=given.causal,
             window_size=None if given.window_size is None else tuple(given.window_size),
             softcap=given.softcap,
+            alibi_slopes=_slopes(given),
             sinks=given.dtype if given.sinks == "" else given.sinks,
             wrt=given.wrt if selects else QKV,
             q_offset=given.q_offset,
@@ -219,6 +225,15 @@ def _shapes(given: argparse.Namespace) -> list[tuple[int, ...]]:
         {"b": batch, "s": seqlen_kv, "h": heads_kv, "d": head_dim_v},
     )
     return [tuple(sizes[axis] for axis in given.layout) for sizes in tensors]
+
+
+def _slopes(given: argparse.Namespace) -> tuple[int, ...] | None:
+    """The shape of slopes that was asked for."""
+    if given.alibi_slopes is None:
+        return None
+    sizes = dict(zip(given.layout, _shapes(given)[0], strict=True))
+    batch, heads = sizes.get("b", 1), sizes.get("h", 1)
+    return (heads,) if given.alibi_slopes == "heads" else (batch, heads)
 
 
 def _demo(given: argparse.Namespace) -> int:

@@ -10,7 +10,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from .compile_ahead import Calls, compile_ahead, device_of, kernels_of
+from .calls_to_come import Calls
+from .compile_ahead import compile_ahead, device_of, kernels_of
 from .planning.device import DeviceLimits
 from .planning.kernel import KernelConfig
 from .planning.plan import ALGORITHMS
@@ -49,11 +50,18 @@ def add_compile(parser: argparse.ArgumentParser) -> None:
     add("--operation", _names(_PASSES), ",".join(_PASSES), "default %(default)s")
     masks = "default %(default)s; left and band are those of windows, open and closed on the right"
     add("--mask", _names(_MASKS), "full,causal", masks)
-    add("--softcap", _flags, "no", "of no, yes; default %(default)s")
+    flags = "of no, yes; default %(default)s"
+    add("--softcap", _flags, "no", flags)
+    add("--alibi", _flags, "no", f"{flags}. Gradients are then with and without that of the slopes")
     sinks = "default %(default)s; query is the dtype of q. Gradients are then also of the sinks"
     add("--sinks", _names(_SINKS), "none", sinks)
     lengths = "compile for these alone; 1/4096 is one query and 4096 keys"
     add("--seqlen", _pairs, None, lengths)
+    _add_single(parser)
+
+
+def _add_single(parser: argparse.ArgumentParser) -> None:
+    """The options that take no list."""
     parser.add_argument("--algorithm", choices=("auto", *sorted(ALGORITHMS)), default="auto")
     parser.add_argument(
         "--deterministic", action="store_true", help="gradients of calls with deterministic=True"
@@ -129,6 +137,7 @@ def _calls(given: argparse.Namespace, limits: DeviceLimits) -> Calls:
         operations=given.operation,
         masks=given.mask,
         softcap=given.softcap,
+        alibi=given.alibi,
         sinks=tuple(None if name == "none" else name for name in given.sinks),
         algorithm=given.algorithm,
         deterministic=given.deterministic,

@@ -223,6 +223,7 @@ def _strides(name: str, spec: TensorSpec, layout: Layout) -> tuple[int, int, int
         return layout.canonical(strides, 0)[:3]
     if tensor.role == "rows":
         return layout.canonical_rows(strides, 0)
-    named = dict(zip(tensor.axes, strides, strict=True))
+    axes = tensor.axes[len(tensor.axes) - len(strides) :]
+    named = dict(zip(axes, strides, strict=True))
     row = named.get("seqlen_q", named.get("seqlen_kv", 0))
     return named.get("batch", 0), row, named.get("heads_q", named.get("heads_kv", 0))

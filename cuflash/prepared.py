@@ -10,7 +10,7 @@ import numpy as np
 from .addresses import Addresses
 from .arrays.adopt import adopt
 from .arrays.spec import LayoutName, TensorSpec, contiguous_strides
-from .checks import describe
+from .checks import CallProblem, describe
 from .cuda.available import device_count, require_device
 from .cuda.current import current_stream
 from .errors import ArgumentTypeError, ArgumentValueError
@@ -104,6 +104,7 @@ def prepare(
     causal: bool = False,
     window_size: WindowSize | None = None,
     softcap: float | None = None,
+    alibi_slopes: Any = None,
     sinks: Any = None,
     scale: float | None = None,
     q_offset: int | None = None,
@@ -133,9 +134,9 @@ def prepare(
         Of the arrays; needed where shapes are given.
     device : int, optional
         The CUDA device; by default the arrays', or the current one.
-    sinks : array, tuple of int, or dtype, optional
-        The array; or its shape, of ``dtype``; or its dtype, of the shape that
-        the call needs.
+    alibi_slopes, sinks : array, tuple of int, or dtype, optional
+        The array; or its shape, of the first dtype that the call takes; or its
+        dtype, of the full shape, that of slopes (batch, heads_q).
     causal, window_size, softcap, scale, q_offset, layout, out_dtype
         As for :func:`attention` and :func:`attention_backward`.
     wrt, deterministic, algorithm, blocks
@@ -168,7 +169,8 @@ def prepare(
         blocks=blocks,
         backend="cuda",
     )
-    arrays = {"q": q, "k": k, "v": v, **({} if sinks is None else {"sinks": sinks})}
+    of_features = {"alibi_slopes": alibi_slopes, "sinks": sinks}
+    arrays = {"q": q, "k": k, "v": v, **{n: a for n, a in of_features.items() if a is not None}}
     given = signature_of(operation, arrays, dtype, options, _check_device(device))
     for name, spec in given:
         _check_place(name, spec, device)
@@ -220,20 +222,14 @@ def signature_of(
     """
     if not isinstance(operation, str) or operation not in ("forward", "backward"):
         raise ArgumentValueError("operation", repr(operation), "'forward' or 'backward'")
-    given = {
-        name: _spec_of(name, array, dtype, where)
-        for name, array in arrays.items()
-        if name in QKV or not _is_dtype(array)
-    }
+    given: dict[str, TensorSpec] = {}
+    given |= {name: _spec_of(name, arrays[name], dtype, where) for name in QKV}
     if operation == "forward" and options.wrt != QKV:
         raise ArgumentValueError("wrt", repr(options.wrt), 'operation="backward" beside it')
     sizes = describe("forward", given, options)
     for name, array in arrays.items():
         if name not in given:
-            kind = DTYPES[_dtype(array, name)]
-            shape = sizes.shapes[name]
-            strides = contiguous_strides(shape)
-            given[name] = TensorSpec(shape, kind.name, strides, kind.itemsize, given["q"].device)
+            given[name] = _spec_of_feature(name, array, sizes, given["q"].device)
     if operation == "backward":
         made = [n for n, t in tensors().items() if t.reads == ("backward",)]
         given |= {name: sizes.fresh(name, given["q"].device) for name in made}
@@ -248,9 +244,18 @@ def _spec_of(name: str, tensor: Any, dtype: Any, where: int | None) -> TensorSpe
         return spec
     if not all(_is_size(size) for size in tensor):
         raise ArgumentValueError(name, repr(tensor), "a shape: non-negative integers")
-    shape = tuple(int(size) for size in tensor)
-    kind = _dtype(dtype)
-    return TensorSpec(shape, kind, contiguous_strides(shape), DTYPES[kind].itemsize, where)
+    return _fresh(tuple(int(size) for size in tensor), _dtype(dtype), where)
+
+
+def _fresh(shape: tuple[int, ...], dtype: DTypeName, where: int | None) -> TensorSpec:
+    return TensorSpec(shape, dtype, contiguous_strides(shape), DTYPES[dtype].itemsize, where)
+
+
+def _spec_of_feature(name: str, array: Any, sizes: CallProblem, where: int | None) -> TensorSpec:
+    """Of an array of a feature; where its shape or its dtype is given, as the call needs it."""
+    if _is_dtype(array):
+        return _fresh(sizes.shapes[name], _dtype(array, name), where)
+    return _spec_of(name, array, sizes.allowed[name][0], where)
 
 
 def _is_dtype(value: Any) -> bool:

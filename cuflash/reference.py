@@ -14,8 +14,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .reference_checks import check_arrays, check_options, find_layout
-from .reference_scores import cap_slopes, capped, sees
+from .reference_checks import (
+    check_arrays,
+    check_options,
+    find_layout,
+    from_heads_first,
+    rows_from_heads_first,
+    to_heads_first,
+)
+from .reference_scores import cap_slopes, capped, distances, sees
 
 __all__ = ["attention", "attention_backward"]
 
@@ -27,6 +34,7 @@ def attention(
     k: _Array,
     v: _Array,
     *,
+    alibi_slopes: _Array | None = None,
     sinks: _Array | None = None,
     causal: bool = False,
     window_size: tuple[int | None, int | None] | None = None,
@@ -46,6 +54,8 @@ def attention(
         Keys. Query head h reads kv head ``h // (heads_q // heads_kv)``.
     v : ndarray, (batch, seqlen_kv, heads_kv, head_dim_v)
         Values.
+    alibi_slopes : ndarray, (heads_q,) or (batch, heads_q), optional
+        How much a score loses with every key between its own and the query's.
     sinks : ndarray, (heads_q,), optional
         A logit of each query head that takes weight and has no value.
     causal : bool
@@ -83,8 +93,9 @@ def attention(
     With the sum over the keys j that query i sees::
 
         S_ij  = scale * sum_c q_ic k_jc, with a softcap C: C tanh(S_ij / C)
-        lse_i = log(sum_j exp(S_ij) + exp(sinks[h]))
-        P_ij  = exp(S_ij - lse_i)
+        Z_ij  = S_ij - alibi_slopes[h] |i + q_offset - j|
+        lse_i = log(sum_j exp(Z_ij) + exp(sinks[h]))
+        P_ij  = exp(Z_ij - lse_i)
         out_i = sum_j P_ij v_j
 
     A row that sees no key is dead, and without a sink also one that sees only
@@ -93,15 +104,16 @@ def attention(
     its sink, makes its out and lse NaN. What no row sees never matters.
     """
     layout = find_layout(q, layout)
-    check_arrays({"q": q, "k": k, "v": v}, layout, sinks=sinks)
+    check_arrays({"q": q, "k": k, "v": v}, layout, alibi_slopes=alibi_slopes, sinks=sinks)
     check_options(causal, window_size, softcap, scale, q_offset, dtype)
-    q, k, v = (_to_heads_first(x, layout) for x in (q, k, v))
-    heads = _Heads(q, k, v, sinks, causal, window_size, softcap, scale, q_offset, dtype)
+    q, k, v = (to_heads_first(x, layout) for x in (q, k, v))
+    options = (causal, window_size, softcap, scale, q_offset)
+    heads = _Heads(q, k, v, alibi_slopes, sinks, *options, dtype)
     out = np.zeros((*q.shape[:3], v.shape[3]), dtype)
     lse = np.zeros(q.shape[:3], dtype)
     for b, h in np.ndindex(*q.shape[:2]):
         out[b, h], lse[b, h] = heads.forward(b, h)
-    return _from_heads_first(out, layout), _rows_from_heads_first(lse, layout)
+    return from_heads_first(out, layout), rows_from_heads_first(lse, layout)
 
 
 def attention_backward(
@@ -111,6 +123,7 @@ def attention_backward(
     v: _Array,
     *,
     dlse: _Array | None = None,
+    alibi_slopes: _Array | None = None,
     sinks: _Array | None = None,
     causal: bool = False,
     window_size: tuple[int | None, int | None] | None = None,
@@ -120,13 +133,13 @@ def attention_backward(
     layout: str | None = None,
     dtype: type[np.floating[Any]] = np.float64,
 ) -> tuple[_Array, ...]:
-    """Gradients of ``sum(out * dout) + sum(lse * dlse)`` with respect to q, k, v and sinks.
+    """Gradients of ``sum(out * dout) + sum(lse * dlse)`` by q, k, v, alibi_slopes and sinks.
 
     Parameters
     ----------
     dout : ndarray, (batch, seqlen_q, heads_q, head_dim_v)
         Gradient of out.
-    q, k, v, sinks, causal, window_size, softcap, scale, q_offset, layout, dtype
+    q, k, v, alibi_slopes, sinks, causal, window_size, softcap, scale, q_offset, layout, dtype
         As for :func:`attention`.
     dlse : ndarray, (batch, heads_q, seqlen_q), optional
         Gradient of lse; by default 0.
@@ -135,6 +148,8 @@ def attention_backward(
     -------
     dq, dk, dv : ndarray
         Shaped like q, k and v. Query heads that share a kv head are summed.
+    dalibi_slopes : ndarray, (heads_q,) or (batch, heads_q)
+        Only where there are slopes, and shaped like them.
     dsinks : ndarray, (heads_q,)
         Only where there are sinks.
 
@@ -150,31 +165,36 @@ def attention_backward(
 
         dP_ij   = sum_c dout_ic v_jc
         delta_i = sum_c dout_ic out_ic
-        dS_ij   = P_ij (dP_ij - delta_i + dlse_i), with a softcap C: times 1 - (S_ij / C)^2
+        dZ_ij   = P_ij (dP_ij - delta_i + dlse_i)
+        dS_ij   = dZ_ij, with a softcap C: times 1 - (S_ij / C)^2
         dq_i    = scale * sum_j dS_ij k_j
         dk_j    = scale * sum_i dS_ij q_i
         dv_j    = sum_i P_ij dout_i
+        dalibi_slopes = -sum_ij |i + q_offset - j| dZ_ij
         dsinks  = sum_i exp(sinks[h] - lse_i) (dlse_i - delta_i)
 
     The out and lse of a dead row depend on nothing but the sink: its dq is 0,
     it gives nothing to dk and dv, and its delta is 0.
     """
     layout = find_layout(q, layout)
-    check_arrays({"q": q, "k": k, "v": v, "dout": dout}, layout, dlse, sinks)
+    more = {"dlse": dlse, "alibi_slopes": alibi_slopes, "sinks": sinks}
+    check_arrays({"q": q, "k": k, "v": v, "dout": dout}, layout, **more)
     check_options(causal, window_size, softcap, scale, q_offset, dtype)
-    dout, q, k, v = (_to_heads_first(x, layout) for x in (dout, q, k, v))
-    heads = _Heads(q, k, v, sinks, causal, window_size, softcap, scale, q_offset, dtype)
+    dout, q, k, v = (to_heads_first(x, layout) for x in (dout, q, k, v))
+    options = (causal, window_size, softcap, scale, q_offset)
+    heads = _Heads(q, k, v, alibi_slopes, sinks, *options, dtype)
     dlse = np.zeros(q.shape[:3], dtype) if dlse is None else dlse.reshape(q.shape[:3])
     dq, dk, dv = (np.zeros(x.shape, dtype) for x in (q, k, v))
-    dsinks = np.zeros(q.shape[1], dtype)
+    of_heads = np.zeros((2, *q.shape[:2]), dtype)  # gradients of slopes and of sinks
     for b, h in np.ndindex(*q.shape[:2]):
         kv = heads.kv_head(h)
-        dq[b, h], dk_part, dv_part, dsink = heads.backward(b, h, dout[b, h], dlse[b, h])
+        dq[b, h], dk_part, dv_part, of_heads[:, b, h] = heads.backward(b, h, dout[b, h], dlse[b, h])
         dk[b, kv] += dk_part
         dv[b, kv] += dv_part
-        dsinks[h] += dsink
-    dq, dk, dv = (_from_heads_first(x, layout) for x in (dq, dk, dv))
-    return (dq, dk, dv) if sinks is None else (dq, dk, dv, dsinks)
+    grads = [from_heads_first(x, layout) for x in (dq, dk, dv)]
+    given = zip(of_heads, (alibi_slopes, sinks), strict=True)
+    grads += [x.sum(axis=0) if to.ndim == 1 else x for x, to in given if to is not None]
+    return tuple(grads)
 
 
 class _Heads:
@@ -185,6 +205,7 @@ class _Heads:
         q: _Array,
         k: _Array,
         v: _Array,
+        alibi_slopes: _Array | None,
         sinks: _Array | None,
         causal: bool,
         window_size: tuple[int | None, int | None] | None,
@@ -196,10 +217,15 @@ class _Heads:
         self._q, self._k, self._v, self._dtype = q, k, v, dtype
         none = np.full(q.shape[1], -math.inf)
         self._sinks: _Array = (none if sinks is None else sinks).astype(dtype)
+        slopes = np.zeros(q.shape[1]) if alibi_slopes is None else alibi_slopes
+        self._alibi: _Array = np.broadcast_to(slopes.astype(dtype), q.shape[:2])
         seqlen_q, seqlen_kv = q.shape[2], k.shape[2]
         offset = seqlen_kv - seqlen_q if q_offset is None else q_offset
         i, j = np.arange(seqlen_q)[:, None], np.arange(seqlen_kv)[None, :]
         self._visible = sees(i, j, causal, window_size, offset)
+        self._distances: _Array = np.zeros((1, 1), dtype)
+        if alibi_slopes is not None:
+            self._distances = distances(i, j, offset).astype(dtype)
         self._scale = dtype(1) / np.sqrt(dtype(q.shape[3])) if scale is None else dtype(scale)
         self._cap = dtype(softcap or 0)
 
@@ -216,7 +242,7 @@ class _Heads:
     def backward(
         self, b: int, h: int, dout: _Array, dlse: _Array
     ) -> tuple[_Array, _Array, _Array, _Array]:
-        """What one query head gives to dq, dk, dv and the gradient of its sink."""
+        """What one query head gives to dq, dk, dv and the gradients of its slope and sink."""
         q = self._head(self._q, b, h)
         k, v = (self._head(x, b, self.kv_head(h)) for x in (self._k, self._v))
         dout, dlse = dout.astype(self._dtype), dlse.astype(self._dtype)
@@ -224,17 +250,15 @@ class _Heads:
             p, lse, seen = self._softmax(b, h)
             out = _sum_of_seen(p, seen, v)
             delta = np.where(seen.any(axis=1), (dout * out).sum(axis=1), 0)
-            ds = (
-                p
-                * (dout @ v.T - delta[:, None] + dlse[:, None])
-                * cap_slopes(self._scale * (q @ k.T), self._cap)
-            )
+            dz = p * (dout @ v.T - delta[:, None] + dlse[:, None])
+            ds = dz * cap_slopes(self._scale * (q @ k.T), self._cap)
             dq = self._scale * _sum_of_seen(ds, seen, k)
             dk = self._scale * _sum_of_seen(ds.T, seen.T, q)
             dv = _sum_of_seen(p.T, seen.T, dout)
             sink = self._sinks[h]
             of_sink = 0 if sink == -math.inf else np.exp(sink - lse) * (dlse - delta)
-            return dq, dk, dv, np.sum(of_sink, dtype=self._dtype)
+            of_slope = -np.where(seen, self._distances * dz, 0)
+            return dq, dk, dv, np.array([of_slope.sum(), np.sum(of_sink, dtype=self._dtype)])
 
     def _head(self, x: _Array, b: int, h: int) -> _Array:
         head: _Array = x[b, h].astype(self._dtype)
@@ -247,7 +271,8 @@ class _Heads:
         """
         q, k = self._head(self._q, b, h), self._head(self._k, b, self.kv_head(h))
         sink = self._sinks[h]
-        scores = np.where(self._visible, capped(self._scale * (q @ k.T), self._cap), -math.inf)
+        scores = capped(self._scale * (q @ k.T), self._cap) - self._alibi[b, h] * self._distances
+        scores = np.where(self._visible, scores, -math.inf)
         of_keys = scores.max(axis=1, initial=-math.inf)
         largest = np.maximum(of_keys, sink)
         nothing = largest == -math.inf
@@ -271,19 +296,3 @@ def _sum_of_seen(weights: _Array, seen: _Array, values: _Array) -> _Array:
         term = weights[:, j, None] * np.where(finite[j], 0, values[j])
         total += np.where(seen[:, j, None], term, 0)
     return total
-
-
-def _to_heads_first(x: _Array, layout: str) -> _Array:
-    """A (batch, head, row, dim) view."""
-    view = np.asarray(x).transpose([layout.index(axis) for axis in "bhsd" if axis in layout])
-    return np.expand_dims(view, [i for i, axis in enumerate("bhsd") if axis not in layout])
-
-
-def _from_heads_first(x: _Array, layout: str) -> _Array:
-    absent = tuple(i for i, axis in enumerate("bhsd") if axis not in layout)
-    present = [axis for axis in "bhsd" if axis in layout]
-    return np.ascontiguousarray(x.squeeze(absent).transpose([present.index(a) for a in layout]))
-
-
-def _rows_from_heads_first(x: _Array, layout: str) -> _Array:
-    return x.squeeze(tuple(i for i, axis in enumerate("bhs") if axis not in layout))

@@ -1,4 +1,7 @@
-"""What the reference refuses. It checks for itself, so that it shares no code with the library."""
+"""What the reference refuses, and the orders of axes that it takes.
+
+It checks for itself, so that it shares no code with the library.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,20 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .errors import ArgumentTypeError, ArgumentValueError
 
-__all__ = ["check_arrays", "check_options", "find_layout"]
+__all__ = [
+    "check_arrays",
+    "check_options",
+    "find_layout",
+    "from_heads_first",
+    "rows_from_heads_first",
+    "to_heads_first",
+]
+
+_Array = NDArray[Any]
 
 _LAYOUTS = ("bshd", "bhsd", "shd", "hsd", "sd")
 #: What the axes of every array are: batch, row, head, dimension.
@@ -42,10 +55,17 @@ def find_layout(q: Any, layout: Any) -> str:
     return found
 
 
-def check_arrays(
-    arrays: Mapping[str, Any], layout: str, dlse: Any = None, sinks: Any = None
-) -> None:
-    """Hold the shapes of q, k, v and dout against each other, and dlse and sinks against them.
+def check_arrays(arrays: Mapping[str, Any], layout: str, **more: Any) -> None:
+    """Hold the shapes of q, k, v and dout against each other, and the others against them.
+
+    Parameters
+    ----------
+    arrays : mapping
+        q, k, v and perhaps dout.
+    layout : str
+        Order of their axes.
+    **more : ndarray or None
+        dlse, alibi_slopes and sinks.
 
     Raises
     ------
@@ -71,16 +91,19 @@ def check_arrays(
     sizes = {axis: size for axis, (size, _) in known.items()}
     _check_sizes(sizes)
     rows = zip("bhs", ("batch", "heads_q", "seqlen_q"), strict=True)
-    shapes = {
-        "dlse": tuple(sizes[axis] for letter, axis in rows if letter in layout),
-        "sinks": (sizes.get("heads_q", 1),),
+    batch, heads_q = sizes.get("batch", 1), sizes.get("heads_q", 1)
+    shapes: dict[str, list[tuple[int, ...]]] = {
+        "dlse": [tuple(sizes[axis] for letter, axis in rows if letter in layout)],
+        "alibi_slopes": [(heads_q,), (batch, heads_q)],
+        "sinks": [(heads_q,)],
     }
-    for name, array in (("dlse", dlse), ("sinks", sinks)):
+    for name, array in more.items():
         if array is None:
             continue
         _check_array(name, array)
-        if array.shape != shapes[name]:
-            raise ArgumentValueError(name, f"shape {array.shape}", f"{shapes[name]}")
+        if array.shape not in shapes[name]:
+            fitting = " or ".join(map(str, shapes[name]))
+            raise ArgumentValueError(name, f"shape {array.shape}", fitting)
 
 
 def _check_array(name: str, array: Any) -> None:
@@ -140,3 +163,21 @@ def check_options(
 def _check_number(name: str, value: Any, kind: type, expected: str) -> None:
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, kind):
         raise ArgumentTypeError(name, repr(value), expected)
+
+
+def to_heads_first(x: _Array, layout: str) -> _Array:
+    """A (batch, head, row, dim) view."""
+    view = np.asarray(x).transpose([layout.index(axis) for axis in "bhsd" if axis in layout])
+    return np.expand_dims(view, [i for i, axis in enumerate("bhsd") if axis not in layout])
+
+
+def from_heads_first(x: _Array, layout: str) -> _Array:
+    """Back in the layout, C-contiguous."""
+    absent = tuple(i for i, axis in enumerate("bhsd") if axis not in layout)
+    present = [axis for axis in "bhsd" if axis in layout]
+    return np.ascontiguousarray(x.squeeze(absent).transpose([present.index(a) for a in layout]))
+
+
+def rows_from_heads_first(x: _Array, layout: str) -> _Array:
+    """The same of (batch, head, row)."""
+    return x.squeeze(tuple(i for i, axis in enumerate("bhs") if axis not in layout))

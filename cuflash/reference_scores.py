@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["cap_slopes", "capped", "sees"]
+__all__ = ["cap_slopes", "capped", "distances", "sees"]
 
 _Array = NDArray[Any]
 
@@ -37,3 +37,9 @@ def cap_slopes(scores: _Array, cap: np.floating[Any]) -> _Array:
     """The derivative of every capped score by the score: ``1 / cosh(scores / cap)^2``."""
     slopes: _Array = 1 / np.cosh(scores / cap) ** 2 if cap else np.ones_like(scores)
     return slopes
+
+
+def distances(i: _Array, j: _Array, q_offset: int) -> _Array:
+    """Keys from the one that query i stands at, ``i + q_offset``, to key j, in either direction."""
+    away: _Array = np.abs(i + q_offset - j)
+    return away

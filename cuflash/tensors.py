@@ -58,6 +58,8 @@ class Tensor:
         The argument that says where to write it; empty if there is none.
     gradient_of
         The tensor whose gradient it is.
+    shared
+        Axes that an array may lack.
     """
 
     name: str
@@ -69,6 +71,7 @@ class Tensor:
     optional: tuple[Operation, ...] = ()
     destination: str = ""
     gradient_of: str | None = None
+    shared: tuple[Axis, ...] = ()
 
 
 _BOTH: tuple[Operation, ...] = ("forward", "backward")
@@ -89,6 +92,7 @@ def _gradient(tensor: Tensor) -> Tensor:
         written="backward",
         destination=name,
         gradient_of=tensor.name,
+        shared=tensor.shared,
     )
 
 
@@ -122,7 +126,9 @@ def _tensors(*features: Feature) -> Mapping[str, Tensor]:
     every = list(_BASE)
     for feature in features:
         for name, rule in feature.arrays.items():
-            array = Tensor(name, "array", rule.axes, rule.dtypes, _BOTH, optional=_BOTH)
+            array = Tensor(
+                name, "array", rule.axes, rule.dtypes, _BOTH, optional=_BOTH, shared=rule.shared
+            )
             every += [array, *([_gradient(array)] if rule.differentiable else [])]
     return {tensor.name: tensor for tensor in every}
 
@@ -145,8 +151,20 @@ def differentiable() -> tuple[str, ...]:
     return tuple(t.gradient_of for t in tensors().values() if t.gradient_of is not None)
 
 
-def shape_of(tensor: Tensor, problem: AttentionProblem, layout: Layout) -> tuple[int, ...]:
-    """The shape that the problem gives a tensor, in the layout of its call."""
+def shape_of(
+    tensor: Tensor,
+    problem: AttentionProblem,
+    layout: Layout,
+    given: Mapping[str, tuple[int, ...]],
+) -> tuple[int, ...]:
+    """The shape that the problem gives a tensor, in the layout of its call.
+
+    Parameters
+    ----------
+    given
+        Shape of every tensor that was given, by name: an array may lack its
+        shared axes, and its gradient then lacks them too.
+    """
     sizes: list[int] = [getattr(problem, axis) for axis in tensor.axes]
     if tensor.role == "matrix":
         batch, seqlen, heads, head_dim = sizes
@@ -154,7 +172,9 @@ def shape_of(tensor: Tensor, problem: AttentionProblem, layout: Layout) -> tuple
     if tensor.role == "rows":
         batch, heads, seqlen = sizes
         return layout.rows_shape(batch, heads, seqlen)
-    return tuple(sizes)
+    source = given.get(tensor.gradient_of or tensor.name, tuple(sizes))
+    lacking = len(sizes) - len(source)
+    return tuple(sizes[lacking if 0 < lacking <= len(tensor.shared) else 0 :])
 
 
 def dtypes_of(

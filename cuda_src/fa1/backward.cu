@@ -56,6 +56,7 @@ __device__ inline void backward_kv_tile(const BackwardContext<Config>& c, int kv
   dk.fill(0);
   dv.fill(0);
   bool dead = false;  // whether this thread saw a dead row of the q tile that was loaded last
+  clear_pair_sums<Config>(c.params, c.item.batch, c.item.head * c.group, c.group, kv_begin);
   QStep step = steps.first();
   if (steps.count > 0) {
     __syncthreads();  // the last step of the kv tile before has read K and V

@@ -150,6 +150,7 @@ __device__ inline void backward(const typename Config::Params& params) {
   typename Types::VGradient dv;
   dk.fill(0);
   dv.fill(0);
+  clear_pair_sums<Config>(params, c.item.batch, c.item.head * c.group, c.group, c.item.kv_begin);
   if (steps.count > 0) {
     load_kv_tile<Config>(c, c.item.kv_begin);
     if constexpr (Config::transposed) {

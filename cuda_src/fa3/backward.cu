@@ -122,6 +122,7 @@ __device__ inline void backward(const typename Config::Params& params) {
     tile = place.tile;
   }
   const auto c = context_of<Config>(params, shared, tile);
+  clear_pair_sums<Config>(params, c.item.batch, c.item.head * c.group, c.group, c.item.kv_begin);
   if (c.steps() == 0) {
     unseen_keys(c, tile);
     return;

@@ -219,6 +219,7 @@ struct BackwardMath {
     ptx::wgmma_hold(dp.value[0]);
     wait_empty<Config>(c.shared.ds_empty[score_ring.stage], score_ring.phase);
     const unsigned dead_rows = hide(state, stage, dead, score_place(state), dp);
+    sum_pairs<Config, exponent>(c, score_place(state), weights, dp, c.shared.delta[stage]);
     differentiate_rounded<Config>(gradients, sloped, dp, c.shared.delta[stage]);
     return dead_rows;
   }
@@ -255,9 +256,11 @@ struct BackwardMath {
       wait_empty<Config>(c.shared.ds_empty[score_ring.stage], score_ring.phase);
       if constexpr (has_slope) {
         dead_rows = hide(state, stage, dead, place, p, dp, weights);
+        sum_pairs<Config, exponent>(c, place, weights, dp, c.shared.delta[stage]);
         differentiate<Config>(gradients, p, dp, c.shared.delta[stage]);
       } else {
         dead_rows = hide(state, stage, dead, place, p, dp);
+        sum_pairs<Config, exponent>(c, place, p, dp, c.shared.delta[stage]);
         differentiate<Config>(gradients, p, dp, c.shared.delta[stage], weights);
       }
     }

@@ -244,6 +244,44 @@ __device__ __forceinline__ void differentiate_rounded(ScoreOperand<Config>& grad
   }
 }
 
+// P of an element: of a tile, or of what has been rounded of it times 2^exponent.
+template <class Config, int, class Scores>
+__device__ __forceinline__ float weight_of(const Scores& p, int n, int group, int which) {
+  return p.value[0][n][group][which];
+}
+template <class Config, int exponent>
+__device__ __forceinline__ float weight_of(const ScoreOperand<Config>& p, int n, int group,
+                                           int which) {
+  const float2 both = unpack(typename Config::Storage{}, p.value[n / 2][n % 2 * 2 + group]);
+  return (which == 0 ? both.x : both.y) * (1.0f / static_cast<float>(1 << exponent));
+}
+
+// P and dP of a step -> the sums for the gradient of a term, if one is asked for.
+template <class Config, int exponent, class Weights, class Scores>
+__device__ __forceinline__ void sum_pairs(const BackwardContext<Config>& c, const RowsOfKeys& place,
+                                          const Weights& p, const Scores& dp,
+                                          const QueryNumbers<Config>& delta) {
+  if constexpr (Config::Score::summed) {
+    PairSum<Config, Scores, RowsOfKeys> sum(c.params, place);
+    const LanePosition lane;
+#pragma unroll
+    for (int n = 0; n < Scores::column_fragments; ++n) {
+      const float2 offset = *reinterpret_cast<const float2*>(&delta.value[lane.column + 8 * n]);
+#pragma unroll
+      for (int group = 0; group < 2; ++group) {
+#pragma unroll
+        for (int which = 0; which < 2; ++which) {
+          const float weight = weight_of<Config, exponent>(p, n, group, which);
+          const float difference =
+              dp.value[0][n][group][which] - (which == 0 ? offset.x : offset.y);
+          sum.add(weight, weight * difference, 0, n, group, which);
+        }
+      }
+    }
+    sum.store(c.params, place, c.item.kv_begin);
+  }
+}
+
 // Where dS^T of the warp's keys goes: its columns of dS in shared memory.
 template <class Panels>
 struct GradientsPlace {

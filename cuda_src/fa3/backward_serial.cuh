@@ -79,6 +79,7 @@ struct SerialMath {
 
   // dS of a step -> shared memory.
   __device__ __forceinline__ void differentiate(const ScoreOperand<Config>& weights,
+                                                const ScoreOperand<Config>& sloped,
                                                 const StepState& state, const Ring& ring,
                                                 unsigned score_stage, bool edge, bool dead) const {
     // Found anew: the compiler would keep what is hidden in P for dP.
@@ -93,11 +94,14 @@ struct SerialMath {
     } else if (edge) {
       apply_mask_to_live_queries<Config>(c.seq, place, dp);
     }
+    sum_pairs<Config, rounding_exponent(Storage{})>(c, place, weights, dp,
+                                                    c.shared.delta[ring.stage]);
     const GradientsPlace<typename Types::ScorePanels> to(c.shared.ds[0], score_stage, math.part);
 #pragma unroll
     for (int i = 0; i < Config::block_q / 16; ++i) {
       unsigned gradients[4];
-      differentiate_rounded(gradients, i, weights, dp, c.shared.delta[ring.stage]);
+      differentiate_rounded(gradients, i, Math::has_slope ? sloped : weights, dp,
+                            c.shared.delta[ring.stage]);
       to.store(i, gradients);
     }
   }
@@ -132,8 +136,7 @@ struct SerialMath {
     score(weights, sloped, state, ring, edge, dead);
     if (math.warpgroup == 0 || number + 1 < c.steps()) pass_turn();
     wait_empty<Config>(c.shared.ds_empty[score_ring.stage], score_ring.phase);
-    const ScoreOperand<Config>& p = Math::has_slope ? sloped : weights;
-    differentiate(p, state, ring, score_ring.stage, edge, dead);
+    differentiate(weights, sloped, state, ring, score_ring.stage, edge, dead);
     if (dead) math.clear_dead(c.shared.lse[stage], c.shared.q[stage], c.shared.dout[stage]);
 
     math.issue_kv(dv, weights, c.shared.dout[0], stage);

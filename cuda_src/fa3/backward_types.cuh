@@ -6,6 +6,7 @@
 #include "../ptx/deadline.cuh"
 #include "../tile/copy.cuh"
 #include "../tile/gradient_accumulator.cuh"
+#include "../tile/pair_sums.cuh"
 #include "../tile/panels.cuh"
 #include "../tile/pipeline.cuh"
 #include "../tile/product.cuh"

@@ -153,6 +153,9 @@ struct WideMath {
     ScoreOperand<Config> weights;
     take_weights(weights, passed_weights(c.shared, score_ring.stage));
     arrive_over_weights<Config>(Numbered::weights_empty, score_ring.stage);
+    static_assert(!(Config::Score::summed && Math::has_slope), "P without slopes is not here");
+    sum_pairs<Config, rounding_exponent(typename Config::Storage{})>(c, place, weights, dp,
+                                                                     c.shared.delta[stage]);
     ScoreOperand<Config> gradients;
     differentiate_rounded<Config>(gradients, weights, dp, c.shared.delta[stage]);
     wait_empty<Config>(c.shared.ds_empty[score_ring.stage], score_ring.phase);

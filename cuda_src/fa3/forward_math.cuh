@@ -191,6 +191,7 @@ struct ForwardMath {
   __device__ __forceinline__ void exponentiate(State& state, const Scores& scores,
                                                const Change& change) const {
     bool raise = !state.rows.settled;
+    if constexpr (Change::may_rise) raise |= change.rises(Logits<Config>::slack() / factor);
     Rows sums;
 #pragma unroll 1
     while (true) {
@@ -242,10 +243,11 @@ struct ForwardMath {
     release_k();
     if (block == blocks.seen.begin) release_q();
     if constexpr (!changes_late<masked>) mask(tile, blocks, scores, block, masked);
+    const auto change = late_change<masked>(tile, blocks, block);  // reads what it needs meanwhile
     ptx::wgmma_wait<0>();
     ptx::wgmma_hold(state.output.value[0]);
     release_v();
-    exponentiate(state, scores, late_change<masked>(tile, blocks, block));
+    exponentiate(state, scores, change);
   }
 
   // The last product of a tile, beside it the log-sum-exp, and the output.

@@ -47,7 +47,7 @@ struct SoftcapTerm : FunctionTerm {
   Compute inner;
 
   template <class Params>
-  __device__ SoftcapTerm(const Params& params, int, int, double)
+  __device__ SoftcapTerm(const Params& params, const Lane&, double)
       : inner(inner_of(Compute(), params)) {}
 
   template <class Params>

@@ -9,6 +9,7 @@
 #include "../tile/mask.cuh"
 #include "../tile/numeric.cuh"
 #include "../tile/product.cuh"
+#include "block_sum.cuh"
 
 namespace cuflash::steps {
 
@@ -69,14 +70,9 @@ __device__ inline void sink_gradient(const typename Config::Params& params) {
       for (int i = 0; i < together; ++i) sum += rows[i].term(seq, begin + i * threads, sink);
     }
   }
-  sums[threadIdx.x] = sum;
-  for (int distance = threads / 2; distance > 0; distance /= 2) {
-    __syncthreads();
-    if (static_cast<int>(threadIdx.x) < distance) sums[threadIdx.x] += sums[threadIdx.x + distance];
-  }
+  const double total = block_sum<threads>(sums, sum);
   if (threadIdx.x == 0) {
-    static_cast<Storage*>(params.dsinks)[head] =
-        from_compute<Storage>(static_cast<Compute>(sums[0]));
+    static_cast<Storage*>(params.dsinks)[head] = from_compute<Storage>(static_cast<Compute>(total));
   }
 }
 

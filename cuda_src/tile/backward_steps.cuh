@@ -59,13 +59,18 @@ __device__ inline void score_tiles(const Context& c, const QStep& step, int kv_b
   exponentials<Config>(p, factor, [&](int m, int, int group, int) { return lse.value[m][group]; });
   store_shared<Config::architecture>(p, p_tile, row0,
                                      part_offset<Shared, Scores::columns>(warp.column));
-  slopes.multiply(p);
+  if constexpr (!Config::Score::summed) slopes.multiply(p);
 
   if constexpr (!Types::together) {
     Products<Config>::template multiply_ahead<Config::head_dim_v>(ds, dout, v);
     delta = statistics.delta_of(row0);
   }
   differentiate_scores(ds, p, delta);
+  if constexpr (Config::Score::summed) {
+    const RowsOfQueries place{c.seq.batch, step.head, step.q_begin + row0, kv_begin + key0};
+    sum_pairs<Config>(c.params, place, kv_begin, p, ds);
+    slopes.multiply(ds);
+  }
   store_shared<Config::architecture>(ds, ds_tile, row0,
                                      part_offset<Shared, Scores::columns>(warp.column));
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "copy.cuh"
+#include "pair_sums.cuh"
 #include "product.cuh"
 #include "shared_tile.cuh"
 #include "softmax.cuh"

@@ -1,18 +1,26 @@
 // What features change of scores and of rows. Config::Score and Config::Rows name the features; a
 // kernel calls the functions below and never asks which there are.
 //
-//   Config::Score = ScoreChain<Term...>  a term changes the raw product q . k of query i and key j.
+//   Config::Score = ScoreChain<Term...>  a term changes the raw product q . k of a query and a key.
 //       struct Term : AddedTerm {                // its slope is 1: dS is what it is without it
-//         Term(params, batch, head, unit);       // what depends on the head is read once
-//         Compute operator()(Compute score, int i, int j) const;  // minus infinity hides a pair
+//         Term(params, const Lane& lane, unit);  // once a tile
+//         Compute operator()(Compute score, int di, int dj) const;  // minus infinity hides a pair
 //       };
 //       struct Term : FunctionTerm {             // a function of the score, before all added terms
-//         Term(params, batch, head, unit);
+//         Term(params, const Lane& lane, unit);
 //         static double unit(params, double before);
-//         Graded<Compute> operator()(Compute score, int i, int j) const;  // its value and slope
+//         Graded<Compute> operator()(Compute score, int di, int dj) const;  // its value and slope
 //       };
-//     A score in natural units is the number in the register times the unit: the scale at first,
-//     then what the function says.
+//     The lane has a first query and a first key; an element is of query lane.i + di and key
+//     lane.j + dj, whose steps di and dj the compiler knows. A score in natural units is the number
+//     in the register times the unit: the scale at first, then what the function says.
+//     An added term may know where scores rise:
+//         static constexpr bool may_rise = true;
+//         bool rises(int keys, Compute much) const;  // by more, from so many keys to those before
+//     One added term may have a gradient, if it has a number for each head:
+//         static constexpr bool summed = true;
+//         static void* pair_sums(params);          // see tile/pair_sums.cuh
+//         Compute partial(int di, int dj) const;   // the score's derivative by that number
 //   Config::Rows = RowChain<End...>      an end changes what a finished row has summed.
 //       struct End {
 //         static constexpr bool finite_when_dead;  // the log-sum-exp of a row that sees no key
@@ -26,19 +34,31 @@
 
 namespace cuflash {
 
+// What a lane has of a tile of scores.
+struct Lane {
+  int batch;
+  int head;  // of the queries
+  int i;     // its first query
+  int j;     // its first key
+};
+
 // Where a tile of scores stands whose rows are queries, and what an element of it is of.
 struct RowsOfQueries {
   int batch;
   int head;  // of the queries
   int query0;
   int key0;
-  template <class Tile>
-  __device__ int query(const LanePosition& lane, int m, int, int group, int) const {
-    return query0 + lane.row + Tile::row(m, group);
+  __device__ Lane lane() const {
+    const LanePosition position;
+    return {batch, head, query0 + position.row, key0 + position.column};
   }
   template <class Tile>
-  __device__ int key(const LanePosition& lane, int, int n, int, int which) const {
-    return key0 + lane.column + Tile::column(n, which);
+  __device__ static constexpr int query_step(int m, int, int group, int) {
+    return Tile::row(m, group);
+  }
+  template <class Tile>
+  __device__ static constexpr int key_step(int, int n, int, int which) {
+    return Tile::column(n, which);
   }
 };
 
@@ -48,13 +68,17 @@ struct RowsOfKeys {
   int head;  // of the queries
   int query0;
   int key0;
-  template <class Tile>
-  __device__ int query(const LanePosition& lane, int, int n, int, int which) const {
-    return query0 + lane.column + Tile::column(n, which);
+  __device__ Lane lane() const {
+    const LanePosition position;
+    return {batch, head, query0 + position.column, key0 + position.row};
   }
   template <class Tile>
-  __device__ int key(const LanePosition& lane, int m, int, int group, int) const {
-    return key0 + lane.row + Tile::row(m, group);
+  __device__ static constexpr int query_step(int, int n, int, int which) {
+    return Tile::column(n, which);
+  }
+  template <class Tile>
+  __device__ static constexpr int key_step(int m, int, int group, int) {
+    return Tile::row(m, group);
   }
 };
 
@@ -69,6 +93,8 @@ struct Graded {
 // What a term has in common with all others that add to a score or hide it.
 struct AddedTerm {
   static constexpr bool has_slope = false;
+  static constexpr bool summed = false;
+  static constexpr bool may_rise = false;
   template <class Params>
   __device__ static double unit(const Params&, double before) {
     return before;
@@ -78,15 +104,21 @@ struct AddedTerm {
 // The same of a function of the score.
 struct FunctionTerm {
   static constexpr bool has_slope = true;
+  static constexpr bool summed = false;
+  static constexpr bool may_rise = false;
 };
 
-// The terms of one head.
+// The terms of one lane.
 template <class... Terms>
 struct TermList {
   template <class Params>
-  __device__ TermList(const Params&, int, int, double) {}
+  __device__ TermList(const Params&, const Lane&, double) {}
   template <class Compute>
   __device__ void apply(Graded<Compute>&, int, int) const {}
+  template <class Compute>
+  __device__ bool rises(int, Compute) const {
+    return false;
+  }
 };
 template <class First, class... Rest>
 struct TermList<First, Rest...> {
@@ -94,17 +126,41 @@ struct TermList<First, Rest...> {
   First first;
   TermList<Rest...> rest;
   template <class Params>
-  __device__ TermList(const Params& params, int batch, int head, double unit)
-      : first(params, batch, head, unit), rest(params, batch, head, unit) {}
+  __device__ TermList(const Params& params, const Lane& lane, double unit)
+      : first(params, lane, unit), rest(params, lane, unit) {}
   template <class Compute>
-  __device__ void apply(Graded<Compute>& score, int i, int j) const {
+  __device__ void apply(Graded<Compute>& score, int di, int dj) const {
     if constexpr (First::has_slope) {
-      const Graded<Compute> result = first(score.value, i, j);
+      const Graded<Compute> result = first(score.value, di, dj);
       score = {result.value, score.slope * result.slope};
     } else {
-      score.value = first(score.value, i, j);
+      score.value = first(score.value, di, dj);
     }
-    rest.apply(score, i, j);
+    rest.apply(score, di, dj);
+  }
+  template <class Compute>
+  __device__ bool rises(int keys, Compute much) const {
+    if constexpr (First::may_rise) {
+      return first.rises(keys, much) || rest.rises(keys, much);
+    } else {
+      return rest.rises(keys, much);
+    }
+  }
+  // Of the term that has a gradient.
+  __device__ auto partial(int di, int dj) const {
+    if constexpr (First::summed) {
+      return first.partial(di, dj);
+    } else {
+      return rest.partial(di, dj);
+    }
+  }
+  template <class Params>
+  __device__ static void* pair_sums(const Params& params) {
+    if constexpr (First::summed) {
+      return First::pair_sums(params);
+    } else {
+      return TermList<Rest...>::pair_sums(params);
+    }
   }
 };
 
@@ -114,6 +170,9 @@ struct ScoreChain {
   static constexpr bool is_empty = sizeof...(Terms) == 0;
   // dS is not what it is without the terms.
   static constexpr bool has_slope = (Terms::has_slope || ...);
+  // What pairs give to the gradient of a term is summed.
+  static constexpr bool summed = (Terms::summed || ...);
+  static constexpr bool may_rise = (Terms::may_rise || ...);
 
   using List = TermList<Terms...>;
 
@@ -125,8 +184,8 @@ struct ScoreChain {
     return unit;
   }
   template <class Params>
-  __device__ static List terms(const Params& params, int batch, int head) {
-    return {params, batch, head, unit(params)};
+  __device__ static List terms(const Params& params, const Lane& lane) {
+    return {params, lane, unit(params)};
   }
 };
 
@@ -134,16 +193,20 @@ struct ScoreChain {
 template <class Config, class Scores, class Place>
 struct ScoreChange {
   using Compute = typename Scores::Compute;
+  static constexpr bool may_rise = Config::Score::may_rise;
   const typename Config::Score::List terms;
-  const Place place;
-  const LanePosition lane;
   __device__ ScoreChange(const typename Config::Params& params, const Place& place)
-      : terms(Config::Score::terms(params, place.batch, place.head)), place(place) {}
+      : terms(Config::Score::terms(params, place.lane())) {}
   __device__ Graded<Compute> graded(Compute raw, int m, int n, int group, int which) const {
     Graded<Compute> score{raw, 1};
-    terms.apply(score, place.template query<Scores>(lane, m, n, group, which),
-                place.template key<Scores>(lane, m, n, group, which));
+    terms.apply(score, Place::template query_step<Scores>(m, n, group, which),
+                Place::template key_step<Scores>(m, n, group, which));
     return score;
+  }
+  // Whether scores of the tile before this one are likely to be larger, by more than `much`, in
+  // some lane.
+  __device__ bool rises(Compute much) const {
+    return __any_sync(0xffffffffu, terms.rises(Scores::columns, much));
   }
   // Of a tile of one fragment of rows.
   __device__ Compute operator()(Compute raw, int n, int group, int which) const {
@@ -153,6 +216,7 @@ struct ScoreChange {
 
 // In its place where scores are changed already.
 struct NoChange {
+  static constexpr bool may_rise = false;
   template <class Compute>
   __device__ Compute operator()(Compute score, int, int, int) const {
     return score;
@@ -255,7 +319,7 @@ template <class Config, class Compute>
 __device__ inline Compute end_row(const typename Config::Params& params, int head,
                                   Compute& reference, Compute& sum) {
   sum = checked_sum(reference, sum);
-  const bool dead = reference == -infinity<Compute>();
+  const bool dead = sum == Compute(0);  // not of a NaN, which leaves no reference either
   const Compute keep = Config::Rows::template end<Config>(params, head, reference, sum);
   if constexpr (!Config::Rows::changes) return keep;
   return dead ? Compute(0) : larger(keep, least<Compute>());

@@ -28,6 +28,7 @@ def attention_backward(
     causal: bool = False,
     window_size: WindowSize | None = None,
     softcap: float | None = None,
+    alibi_slopes: Any = None,
     sinks: Any = None,
     scale: float | None = None,
     q_offset: int | None = None,
@@ -52,8 +53,9 @@ def attention_backward(
         What :func:`attention` returned, of any algorithm or backend.
     dlse : array, like lse, optional
         Gradient of the log-sum-exp.
-    wrt : sequence of {"q", "k", "v", "sinks"}
-        With respect to what, each once; "sinks" only where they are given.
+    wrt : sequence of {"q", "k", "v", "alibi_slopes", "sinks"}
+        With respect to what, each once; "alibi_slopes" and "sinks" only where
+        they are given.
         What is not named is not returned. The NumPy backend does not compute
         it either; on CUDA the kernels compute the gradients of q, k and v in
         any case, and write those that are not named to the workspace.
@@ -63,7 +65,7 @@ def attention_backward(
     deterministic : bool
         The same bits from run to run, with O(seqlen) more memory. Without it
         FlashAttention-2 and 3 add the parts of dq in any order on CUDA.
-    causal, window_size, softcap, sinks, scale, q_offset, layout
+    causal, window_size, softcap, alibi_slopes, sinks, scale, q_offset, layout
         As for :func:`attention`.
     backend, algorithm, blocks, workspace
         As for :func:`attention`; ``blocks`` is of this pass.
@@ -73,9 +75,10 @@ def attention_backward(
     gradients : tuple of arrays
         In the order of ``wrt``, each shaped and typed like the array it is
         the gradient of, C-contiguous. Grouped heads are summed into their kv
-        head. Rows that see no key have gradient 0. That of ``sinks`` is summed
-        in one fixed order, so it has the same bits from run to run: in float64
-        on CUDA, and in float32 by the NumPy backend (float64 for float64).
+        head. Rows that see no key have gradient 0. Those of ``alibi_slopes``
+        and ``sinks`` are summed in one fixed order, so they have the same bits
+        from run to run; that of ``sinks`` in float64 on CUDA, and in float32 by
+        the NumPy backend (float64 for float64).
 
     Raises
     ------
@@ -87,9 +90,11 @@ def attention_backward(
     With ``P = exp(scale q k^T - lse)`` and ``delta = rowsum(dout * out) - dlse``:
     ``dv = P^T dout``, ``dS = P * (dout v^T - delta)``, ``dq = scale dS k``,
     ``dk = scale dS^T q`` (Dao et al. 2022, Algorithm 4). With a softcap ``S`` is
-    the capped score, and dS is multiplied by ``1 - (S / softcap)^2``. With sinks, ``lse``
-    includes them, and ``dsinks = -rowsum(exp(sinks - lse) * delta)`` over all rows
-    of a head.
+    the capped score, and dS is multiplied by ``1 - (S / softcap)^2``. With ALiBi
+    ``dalibi_slopes = -sum(dS * abs(i + q_offset - j))`` over all visible pairs of
+    a head, of dS before that factor; slopes of shape (heads_q,) sum it over the
+    batch too. With sinks, ``lse`` includes them, and ``dsinks = -rowsum(exp(sinks
+    - lse) * delta)`` over all rows of a head.
     """
     arrays = {"dout": dout, "q": q, "k": k, "v": v, "out": out, "lse": lse}
     keywords: dict[str, Any] = {
@@ -105,16 +110,16 @@ def attention_backward(
         "blocks": blocks,
     }
     # The default of wrt goes without saying: its calls are then as quick as they can be.
-    if not (wrt is QKV and dlse is sinks is grads is workspace is None):
-        _add(arrays, keywords, dlse, sinks, wrt, grads, workspace)
+    if not (wrt is QKV and dlse is alibi_slopes is sinks is grads is workspace is None):
+        inputs = {"dlse": dlse, "alibi_slopes": alibi_slopes, "sinks": sinks}
+        _add(arrays, keywords, inputs, wrt, grads, workspace)
     return tuple(call("backward", arrays, keywords).values())
 
 
 def _add(
     arrays: dict[str, Any],
     keywords: dict[str, Any],
-    dlse: Any,
-    sinks: Any,
+    inputs: dict[str, Any],
     wrt: Any,
     grads: Any,
     workspace: Any,
@@ -123,7 +128,7 @@ def _add(
     if wrt is not QKV:
         keywords["wrt"] = wrt
     targets = {} if grads is None else _destinations(grads, wrt)
-    given = {"dlse": dlse, "sinks": sinks, **targets, "workspace": workspace}
+    given = {**inputs, **targets, "workspace": workspace}
     arrays |= {name: array for name, array in given.items() if array is not None}
 
 

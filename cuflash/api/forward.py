@@ -20,6 +20,7 @@ def attention(
     causal: bool = ...,
     window_size: WindowSize | None = ...,
     softcap: float | None = ...,
+    alibi_slopes: Any = ...,
     sinks: Any = ...,
     scale: float | None = ...,
     q_offset: int | None = ...,
@@ -44,6 +45,7 @@ def attention(
     causal: bool = ...,
     window_size: WindowSize | None = ...,
     softcap: float | None = ...,
+    alibi_slopes: Any = ...,
     sinks: Any = ...,
     scale: float | None = ...,
     q_offset: int | None = ...,
@@ -68,6 +70,7 @@ def attention(
     causal: bool = ...,
     window_size: WindowSize | None = ...,
     softcap: float | None = ...,
+    alibi_slopes: Any = ...,
     sinks: Any = ...,
     scale: float | None = ...,
     q_offset: int | None = ...,
@@ -91,6 +94,7 @@ def attention(
     causal: bool = False,
     window_size: WindowSize | None = None,
     softcap: float | None = None,
+    alibi_slopes: Any = None,
     sinks: Any = None,
     scale: float | None = None,
     q_offset: int | None = None,
@@ -131,6 +135,12 @@ def attention(
         approximate hyperbolic tangent, with a relative error of 2^-11.
         ``softcap`` and ``scale / softcap`` are from 2^-100 to 2^100, for
         float64 from 2^-900 to 2^900. None and 0: no cap.
+    alibi_slopes : array, (heads_q,) or (batch, heads_q), optional
+        ALiBi: a score loses ``alibi_slopes[h] * abs(i + q_offset - j)``, after
+        the softcap and before the mask; sinks lose nothing. float32 (float64
+        for float64), finite, of either sign. It needs ``q_offset`` from
+        -(2^30 - 2^12) to 2^30 - 2^12, and but for float64 ``softcap``, or
+        ``scale`` without one, from 2^-60 to 2^60.
     sinks : array, (heads_q,), optional
         A learned logit of every query head, of q's dtype or float32 (float64
         for float64): it takes part in the softmax and has no value, so
@@ -142,7 +152,7 @@ def attention(
     q_offset : int, optional
         Position of query 0 among the keys; by default ``seqlen_kv - seqlen_q``
         (the last query sees the last key). 0 is the alignment of JAX and
-        PyTorch. Without a mask or a window it changes nothing.
+        PyTorch. Without a mask, a window or ALiBi it changes nothing.
     layout : {"bshd", "bhsd", "shd", "hsd", "sd"}, optional
         Order of the axes batch, sequence, head, dimension. By default "bshd"
         for 4 axes and "sd" for 2; 3 axes must be named.
@@ -225,7 +235,9 @@ def attention(
         "return_lse": return_lse,
     }
     arrays = {"q": q, "k": k, "v": v}
-    arrays = arrays if sinks is None else {**arrays, "sinks": sinks}
+    if not (alibi_slopes is sinks is None):
+        of_features = {"alibi_slopes": alibi_slopes, "sinks": sinks}
+        arrays |= {name: array for name, array in of_features.items() if array is not None}
     if out is not None or lse_out is not None or workspace is not None:
         given = {"out": out, "lse_out": lse_out, "workspace": workspace}
         arrays |= {name: array for name, array in given.items() if array is not None}

@@ -19,7 +19,8 @@ class Pullback:
     Parameters
     ----------
     saved
-        q, k, v, out and lse of the forward pass, by name, and sinks if there were any.
+        q, k, v, out and lse of the forward pass, by name, and the arrays of features
+        that were given.
     keywords
         Those of :func:`attention_backward`, as the caller gave them.
 

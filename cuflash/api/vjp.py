@@ -36,6 +36,7 @@ def attention_vjp(
     causal: bool = ...,
     window_size: WindowSize | None = ...,
     softcap: float | None = ...,
+    alibi_slopes: Any = ...,
     sinks: Any = ...,
     scale: float | None = ...,
     q_offset: int | None = ...,
@@ -61,6 +62,7 @@ def attention_vjp(
     causal: bool = ...,
     window_size: WindowSize | None = ...,
     softcap: float | None = ...,
+    alibi_slopes: Any = ...,
     sinks: Any = ...,
     scale: float | None = ...,
     q_offset: int | None = ...,
@@ -86,6 +88,7 @@ def attention_vjp(
     causal: bool = ...,
     window_size: WindowSize | None = ...,
     softcap: float | None = ...,
+    alibi_slopes: Any = ...,
     sinks: Any = ...,
     scale: float | None = ...,
     q_offset: int | None = ...,
@@ -110,6 +113,7 @@ def attention_vjp(
     causal: bool = False,
     window_size: WindowSize | None = None,
     softcap: float | None = None,
+    alibi_slopes: Any = None,
     sinks: Any = None,
     scale: float | None = None,
     q_offset: int | None = None,
@@ -128,7 +132,9 @@ def attention_vjp(
 
     Parameters
     ----------
-    q, k, v, causal, window_size, softcap, sinks, scale, q_offset, layout, return_lse, out_dtype
+    q, k, v, causal, window_size, softcap, alibi_slopes, sinks, scale, q_offset, layout
+        As for :func:`attention`.
+    return_lse, out_dtype
         As for :func:`attention`.
     backend, algorithm
         As for :func:`attention`.
@@ -150,8 +156,9 @@ def attention_vjp(
         As of :func:`attention`.
     pullback : Pullback
         ``pullback(dout, dlse=None)`` gives the gradients of ``wrt`` in its
-        order, any number of times. It keeps q, k, v, sinks, out and lse; do not
-        overwrite them before it is called. It pickles if the arrays do.
+        order, any number of times. It keeps q, k, v, alibi_slopes, sinks, out
+        and lse; do not overwrite them before it is called. It pickles if the
+        arrays do.
 
     Raises
     ------
@@ -163,7 +170,8 @@ def attention_vjp(
     -----
     The pullback computes the vector-Jacobian product of
     :func:`attention_backward`: with ``L = sum(out * dout) + sum(lse * dlse)``
-    it gives ``dL/dq``, ``dL/dk``, ``dL/dv`` and ``dL/dsinks``, those of ``wrt``.
+    it gives ``dL/dq``, ``dL/dk``, ``dL/dv``, ``dL/dalibi_slopes`` and ``dL/dsinks``,
+    those of ``wrt``.
     """
     shared: dict[str, Any] = {
         "causal": causal,
@@ -175,22 +183,25 @@ def attention_vjp(
         "backend": backend,
         "algorithm": algorithm,
     }
-    named = _check_wrt(wrt, sinks)
+    of_features = {"alibi_slopes": alibi_slopes, "sinks": sinks}
+    given = {name: array for name, array in of_features.items() if array is not None}
+    arrays = {"q": q, "k": k, "v": v, **given}
+    named = _check_wrt(wrt, arrays)
     check_flag("deterministic", deterministic)
     with_lse = check_flag("return_lse", return_lse)
     check_blocks("backward_blocks", backward_blocks)
-    arrays = {"q": q, "k": k, "v": v, **({} if sinks is None else {"sinks": sinks})}
     out, kept, lse = _forward(arrays, out_dtype, residual_dtype, {**shared, "blocks": blocks})
     own = {"wrt": named, "deterministic": deterministic, "blocks": backward_blocks}
     pullback = Pullback({**arrays, "out": kept, "lse": lse}, {**shared, **own})
     return ((out, lse) if with_lse else out), pullback
 
 
-def _check_wrt(wrt: Any, sinks: Any) -> tuple[str, ...]:
+def _check_wrt(wrt: Any, arrays: Mapping[str, Any]) -> tuple[str, ...]:
     """What the pullback gives gradients of, which the call has to have been given."""
     named = check_wrt("wrt", wrt)
-    if "sinks" in named and sinks is None:
-        raise ArgumentValueError("wrt", "'sinks' and no sinks", "sinks as an argument")
+    for name in named:
+        if name not in arrays:
+            raise ArgumentValueError("wrt", f"{name!r} and no {name}", f"{name} as an argument")
     return named
 
 

@@ -185,7 +185,7 @@ def _prepare_kernel(
             values[feature.name][field] = value
     for name, value in launch.arguments:
         (values["shape"] if name in SHAPE_FIELDS else values)[name] = value
-    parts = {name: (word, offset) for name, word, offset in _workspace_words(struct.dtype, plan)}
+    parts = {name: (word, offset) for name, word, offset in _workspace_words(struct, plan)}
     counter, _ = parts.pop("tile_counter", (None, 0))
     places = _Places(
         maps=tuple(_map_words(struct.dtype, plan, launch, strides)),
@@ -228,9 +228,9 @@ def _map_words(
         yield fields[f"{name}_map"][1] // 8, name, encoder
 
 
-def _workspace_words(dtype: np.dtype[np.void], plan: Plan) -> Iterator[tuple[str, int, int]]:
+def _workspace_words(struct: ParameterStruct, plan: Plan) -> Iterator[tuple[str, int, int]]:
     """Name, word of the pointer and offset of every part of the workspace that a kernel takes."""
-    fields = fields_of(dtype)
+    places = {path.rpartition(".")[2]: offset for path, offset in struct.offsets()}
     for buffer in plan.workspace:
-        if buffer.name in fields:
-            yield buffer.name, fields[buffer.name][1] // 8, buffer.offset
+        if buffer.name in places:
+            yield buffer.name, places[buffer.name] // 8, buffer.offset

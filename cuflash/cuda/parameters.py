@@ -164,6 +164,9 @@ PARAMETERS = {
     ("steps", "sink_gradient"): _struct(
         "SinkGradientParams", (), ("lse", "dlse"), ("delta", "dsinks", "padded_rows")
     ),
+    ("steps", "slope_gradient"): _struct(
+        "SlopeGradientParams", (), (), ("pair_sums", "dalibi_slopes", "sums_of_head", "entries")
+    ),
     ("steps", "convert_dq"): _struct(
         "ConvertParams", ("dq",), (), ("dq_accumulator", "scale", "padded_rows")
     ),

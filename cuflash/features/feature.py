@@ -32,11 +32,15 @@ class ArrayRule:
     differentiable
         Whether ``wrt`` may name it; its gradient is then ``d`` and its name,
         of the same shape and dtype.
+    shared
+        Axes that an array may lack, from the first on: it then holds the same
+        for all of them.
     """
 
     axes: tuple[Axis, ...]
     dtypes: tuple[DTypeRule, ...]
     differentiable: bool = False
+    shared: tuple[Axis, ...] = ()
 
     @property
     def batch_axis(self) -> int | None:
@@ -57,16 +61,19 @@ class Request:
     Attributes
     ----------
     problem
-        Everything that is known without features; its bounds of the keys included.
+        Everything that is known so far: the bounds of the keys, and the features before this one.
     keywords
         The feature's own, checked; those that were not given are absent.
     operands
         Its arrays that were given, checked against their rules.
+    position
+        Of query 0 among the keys, whatever the mask.
     """
 
     problem: AttentionProblem
     keywords: Mapping[str, Any] = field(default_factory=dict)
     operands: Mapping[str, Operand] = field(default_factory=dict)
+    position: int = 0
 
 
 @dataclass(frozen=True, eq=False)  # a row is itself: tables are kept by their rows

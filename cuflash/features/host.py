@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Given", "HostPart", "ScorePlace", "SlopeTerm", "Term"]
+__all__ = ["Given", "HostPart", "Partial", "ScorePlace", "SlopeTerm", "Term"]
 
 #: Of one use by name: its constants, its numbers, and its arrays as the call gave them.
 Given: TypeAlias = Mapping[str, Any]
@@ -47,6 +47,9 @@ Term: TypeAlias = Callable[[npt.NDArray[Any], ScorePlace, Given], None]
 #: Changes scores in place by a function of them; its slope at what they were.
 SlopeTerm: TypeAlias = Callable[[npt.NDArray[Any], ScorePlace, Given], npt.NDArray[Any]]
 
+#: The derivative of scores by the number that a term has for each head; broadcasts against them.
+Partial: TypeAlias = Callable[[ScorePlace, Given], npt.NDArray[Any]]
+
 
 @dataclass(frozen=True)
 class HostPart:
@@ -59,7 +62,10 @@ class HostPart:
     with_slope
         The same for the backward pass, of a function of the scores; None of a
         term whose slope is 1.
+    partial
+        Of a term whose operand has a number for each head, and a gradient.
     """
 
     score: Term
     with_slope: SlopeTerm | None = None
+    partial: Partial | None = None

@@ -22,7 +22,8 @@ class Refusal:
     reason: str
 
 
-#: Windows, soft caps and sinks run together, and with every algorithm, backend, pass and dtype.
+#: All features run together, and with every backend, pass and dtype. An algorithm that has no kernel
+#: for some of them says so when it plans: then "auto" takes the next one.
 REFUSED: tuple[Refusal, ...] = ()
 
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..planning.problem import AttentionProblem
+from .alibi import ALIBI
 from .feature import Feature, Request
 from .refused import check_refused
 from .sinks import SINKS
@@ -20,11 +21,16 @@ from .window import WINDOW
 __all__ = ["FEATURES", "with_features"]
 
 #: By name, in the order of their parameters on the device.
-FEATURES: dict[str, Feature] = {feature.name: feature for feature in (WINDOW, SOFTCAP, SINKS)}
+FEATURES: dict[str, Feature] = {
+    feature.name: feature for feature in (WINDOW, SOFTCAP, ALIBI, SINKS)
+}
 
 
 def with_features(
-    problem: AttentionProblem, keywords: Mapping[str, Any], operands: Mapping[str, Operand]
+    problem: AttentionProblem,
+    keywords: Mapping[str, Any],
+    operands: Mapping[str, Operand],
+    position: int = 0,
 ) -> AttentionProblem:
     """The problem with what every feature adds to it.
 
@@ -34,21 +40,23 @@ def with_features(
         Without features, but with the bounds of its keys.
     keywords, operands
         Of all features, by argument name; what was not given is absent.
+    position
+        Of query 0 among the keys, whatever the mask.
 
     Raises
     ------
     UnsupportedError
         If two features, or one and the pass or dtype, do not go together.
     """
-    uses = []
     for feature in FEATURES.values():
         request = Request(
             problem,
             {name: keywords[name] for name in feature.keywords if name in keywords},
             {name: operands[name] for name in feature.arrays if name in operands},
+            position,
         )
         use = feature.use(request)
         if use is not None:
-            uses.append(use)
-    check_refused((problem.operation, problem.storage, *(use.feature for use in uses)))
-    return replace(problem, uses=tuple(uses))
+            problem = replace(problem, uses=(*problem.uses, use))
+    check_refused((problem.operation, problem.storage, *problem.features))
+    return problem

@@ -34,6 +34,10 @@ class Use:
     unit
         What one unit of the scores that its kernels make is, in natural units;
         None where it is what it was before.
+    pair_sums
+        The operand whose gradient is asked for, where it has one number for
+        each head: what every pair gives to it is summed as dS is made. None
+        where there is no such gradient.
     shown
         What plans and errors say of it; empty: its numbers by name.
     compiled
@@ -51,6 +55,7 @@ class Use:
     operands: tuple[Operand, ...] = ()
     host: HostPart | None = None
     unit: float | None = None
+    pair_sums: str | None = None
     shown: str = ""
 
     @property

@@ -23,11 +23,11 @@ except ImportError as error:
 
 from ..errors import ArgumentTypeError
 from ..options import AlgorithmChoice, check_flag
-from .axes import has_batch
+from .axes import has_batch, may_share_batch
 from .call import Call, call_of, check_arrays
 from .keywords import check_cast, checked
 from .primitive import run
-from .types import joined
+from .types import joined, repeated
 
 __all__ = ["attention"]
 
@@ -45,6 +45,7 @@ def attention(
     softcap: float | None = None,
     q_offset: int | None = 0,
     return_lse: bool = False,
+    alibi_slopes: Any = None,
     sinks: Any = None,
     algorithm: AlgorithmChoice = "auto",
     deterministic_gradients: bool = False,
@@ -98,10 +99,16 @@ def attention(
         Position of query 0 among the keys, compiled in. 0, the default, is
         the alignment of JAX: the first query sees the first key. None is
         ``seqlen_kv - seqlen_q``, the default of :func:`cuflash.attention`:
-        the last query sees the last key. Without a mask or a window it
-        changes nothing.
+        the last query sees the last key. Without a mask, a window or ALiBi
+        it changes nothing.
     return_lse : bool
         Also return the log-sum-exp of the scores.
+    alibi_slopes : array, (heads_q,) or (batch, heads_q), optional
+        ALiBi: a score loses ``alibi_slopes[h] * abs(i + q_offset - j)``, after
+        the softcap and before the masks. With the default q_offset of 0 query
+        i stands at key i. float32 (float64 for float64, and cast where ``dtype``
+        casts query from one to the other), finite, of either sign; (heads_q,)
+        where query has no batch axis. It can be differentiated.
     sinks : array, (heads_q,), optional
         One more score of every row of a head, not scaled, whose value is 0: it
         takes part in the softmax and in lse. Of query's dtype, and then cast
@@ -187,16 +194,40 @@ _CAST = {"query": "q", "key": "k", "value": "v"}
 
 def _compute(given: dict[str, Any], call: Call, dtype: str | None) -> tuple[Any, Any]:
     arrays = {t: _cast(_as_array(name, given[name]), dtype) for name, t in _CAST.items()}
-    if given["sinks"] is not None:
-        sinks = _as_array("sinks", given["sinks"])
-        of_query = sinks.dtype == _as_array("query", given["query"]).dtype
-        arrays["sinks"] = _cast(sinks, dtype) if of_query else sinks
+    arrays |= _of_features(given, _as_array("query", given["query"]).dtype, dtype)
     check_arrays(arrays, call)
-    one = arrays["q"].ndim == 3
+    q = arrays["q"]
+    one = q.ndim == 3
     if one:
         arrays = {name: a[None] if has_batch(name) else a for name, a in arrays.items()}
+    else:  # before the primitive, so that JAX sums what is shared over the batch
+        shared = {name: a for name, a in arrays.items() if may_share_batch(name) and a.ndim == 1}
+        arrays |= {name: repeated(a, q.shape[0], q) for name, a in shared.items()}
     out, lse = _compiled(dict(zip(arrays, joined(list(arrays.values())), strict=True)), call)
     return (out[0], lse[0]) if one else (out, lse)
+
+
+def _of_features(given: dict[str, Any], of_query: Any, dtype: str | None) -> dict[str, Any]:
+    """Slopes and sinks that were given; cast with query where they had the dtype that goes with it.
+
+    Parameters
+    ----------
+    given
+        Every argument by name.
+    of_query
+        The dtype of query before its cast.
+    dtype
+        What query is cast to; None for no cast.
+    """
+    arrays = {n: _as_array(n, given[n]) for n in ("alibi_slopes", "sinks") if given[n] is not None}
+    before = {"alibi_slopes": _statistics(of_query), "sinks": of_query}
+    after = {"alibi_slopes": None if dtype is None else _statistics(dtype), "sinks": dtype}
+    return {n: _cast(a, after[n]) if a.dtype == before[n] else a for n, a in arrays.items()}
+
+
+def _statistics(dtype: Any) -> str:
+    """The dtype of sums over arrays of a dtype."""
+    return "float64" if jnp.dtype(dtype) == "float64" else "float32"
 
 
 def _as_array(name: str, value: Any) -> Any:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ..tensors import tensors
 
-__all__ = ["HEADS", "free_axes", "has_batch"]
+__all__ = ["HEADS", "free_axes", "has_batch", "may_share_batch"]
 
 #: The heads among the axes that may be divided: of queries, or in the same parts of keys.
 HEADS = "heads"
@@ -16,6 +16,11 @@ HEADS = "heads"
 def has_batch(name: str) -> bool:
     """Whether a tensor has something for each batch entry."""
     return "batch" in tensors()[name].axes
+
+
+def may_share_batch(name: str) -> bool:
+    """Whether an array of a tensor may lack the batch, and then holds the same for all entries."""
+    return "batch" in tensors()[name].shared
 
 
 def free_axes(name: str, mapped: int) -> dict[str, int]:

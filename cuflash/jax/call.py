@@ -17,7 +17,7 @@ from ..errors import ArgumentTypeError, ArgumentValueError
 from ..options import AlgorithmChoice, Options, check_dtype, check_flag, check_options
 from ..planning.problem import MAX_SEQLEN, DTypeName, Operation
 from ..tensors import QKV, made_by
-from .axes import has_batch
+from .axes import has_batch, may_share_batch
 
 __all__ = ["Call", "call_of", "check_arrays", "folded", "renamed"]
 
@@ -165,7 +165,7 @@ def _with_window(options: Options, sides: tuple[int, int] | None) -> Options:
     if options.causal:
         right = min(right, 0)
     if -left > right:
-        return replace(options, causal=True, q_offset=-2 * MAX_SEQLEN)
+        return replace(options, causal=True, q_offset=-MAX_SEQLEN)
     others = [one for one in options.more if one[0] != "window_size"]
     return replace(options, more=(*others, ("window_size", (left, right))))
 
@@ -183,12 +183,22 @@ def check_arrays(arrays: Mapping[str, Any], call: Call) -> None:
         expected = "(batch, seqlen, heads, head_dim) or (seqlen, heads, head_dim)"
         raise ArgumentValueError("query", f"{len(shape)} axes {shape}", expected)
     layout: LayoutName = "shd" if len(shape) == 3 else "bshd"
+    if layout == "shd":
+        _check_no_batch(arrays)
     asked = replace(call, options=replace(call.options, layout=layout)).taking(arrays)
     try:
         asked.saving.results_of(list(arrays.values()))
     except (ArgumentTypeError, ArgumentValueError) as error:
         argument, got, expected = map(renamed, (error.argument, error.got, error.expected))
         raise type(error)(argument, got, expected) from error
+
+
+def _check_no_batch(arrays: Mapping[str, Any]) -> None:
+    """Raise ArgumentValueError for an array that has a batch where query has none."""
+    for name, array in arrays.items():
+        if may_share_batch(name) and array.ndim != 1:
+            expected = f"({arrays['q'].shape[1]},), without a batch as query is"
+            raise ArgumentValueError(name, f"shape {tuple(array.shape)}", expected)
 
 
 def renamed(text: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from .argument_gradients import argument_gradients
+from .argument_gradients import ArgumentGradients
 from .decision import Algorithm, Plan, asked_tile, nothing_fits
 from .device import DeviceLimits
 from .kernel import KernelLaunch, kernel_config, lay_out
@@ -35,14 +35,18 @@ def fa1_plan(
             ("row_sum", rows * itemsize),
         ]
     else:
+        others = ArgumentGradients(
+            problem, limits, arithmetic, problem.seqlen_q, config.threads, tile.block_kv
+        )
         launches = [
             _delta_launch(problem, limits),
             KernelLaunch(config, problem.batch * problem.heads_kv),
-            *argument_gradients(problem, limits, arithmetic, problem.seqlen_q),
+            *others.after,
         ]
         sizes = [
             ("delta", rows * itemsize),
             ("dq_accumulator", rows * tile.head_dim * itemsize),
+            *others.sizes,
         ]
     return Plan(
         problem, "cuda", "fa1", tile, reason, rejected, tuple(launches), tuple(lay_out(sizes))

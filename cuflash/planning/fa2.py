@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .argument_gradients import argument_gradients
+from .argument_gradients import ArgumentGradients
 from .decision import Algorithm, Plan, asked_tile, nothing_fits
 from .device import DeviceLimits
 from .head_groups import head_group_of
@@ -122,9 +122,10 @@ def _backward(
 ) -> Plan:
     turns = steps.ROWS // tile.block_q * tile.warps if tile.ordered else 0
     rows = RowSteps(problem, limits, "fa2", tile.arithmetic, tile.head_dim, turns)
-    launches = (
-        *rows.around(_main_launch(problem, limits, tile, rows.rows)),
-        *argument_gradients(problem, limits, tile.arithmetic, rows.padded_rows),
+    main = _main_launch(problem, limits, tile, rows.rows)
+    others = ArgumentGradients(
+        problem, limits, tile.arithmetic, rows.padded_rows, main.config.threads, tile.block_kv
     )
-    workspace = tuple(lay_out(rows.sizes))
+    launches = (*rows.around(main), *others.after)
+    workspace = tuple(lay_out([*rows.sizes, *others.sizes]))
     return Plan(problem, "cuda", "fa2", tile, reason, rejected, launches, workspace)

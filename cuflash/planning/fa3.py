@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..errors import ArgumentValueError, UnsupportedError
-from .argument_gradients import argument_gradients
+from .argument_gradients import ArgumentGradients
 from .decision import Algorithm, Plan
 from .device import DeviceLimits
 from .head_groups import even_head_group, head_group_of, taking_turns
@@ -149,6 +149,7 @@ def _backward(
     rejected: tuple[tuple[Algorithm, str], ...],
     parts: int | None,
 ) -> Plan:
+    _check_pair_sums(problem, tile)
     tiles = ceil_div(problem.seqlen_kv, tile.block_kv)
     at_once = limits.num_sms * tile.footprint.blocks_per_sm
     keys = KeyParts(problem, limits, tile, parts or parts_of(problem, tile, at_once))
@@ -159,12 +160,8 @@ def _backward(
     )
     config = replace(config, head_dim=tile.head_dim, head_dim_v=tile.head_dim_v)
     head_group = _backward_head_group(seen, limits, tile, tiles)
-    boxes = (
-        ("q", tile.block_q),
-        ("k", tile.block_kv),
-        ("v", tile.block_kv),
-        ("dout", tile.block_q),
-    )
+    of_q, of_kv = tile.block_q, tile.block_kv
+    boxes = (("q", of_q), ("k", of_kv), ("v", of_kv), ("dout", of_q))
     heads = problem.batch * seen.heads_kv
     order = RowOrder(heads, tiles, head_group, tile.kv_tiles_per_convert_block, limits.num_sms)
     arguments = [("head_group", head_group), ("ahead", order.ahead), *keys.arguments]
@@ -175,11 +172,24 @@ def _backward(
     rows = RowSteps(problem, limits, "fa3", fa3.ARITHMETIC, tile.head_dim, turns, cleared)
     main = KernelLaunch(config, launchable(order.blocks, "fa3"), (*arguments, rows.rows), boxes)
     every = (rows.before, main) if tile.kv_tiles_per_convert_block else rows.around(main)
-    others = argument_gradients(problem, limits, fa3.ARITHMETIC, rows.padded_rows)
-    launches = tuple(map(_for_hopper, (*every, *keys.after, *others)))
-    workspace = tuple(lay_out([*rows.sizes, *keys.sizes]))
+    others = ArgumentGradients(
+        problem, limits, fa3.ARITHMETIC, rows.padded_rows, config.threads, tile.block_kv
+    )
+    launches = tuple(map(_for_hopper, (*every, *keys.after, *others.after)))
+    workspace = tuple(lay_out([*rows.sizes, *keys.sizes, *others.sizes]))
     reason += keys.said
     return Plan(problem, "cuda", "fa3", tile, reason, rejected, launches, workspace)
+
+
+def _check_pair_sums(problem: AttentionProblem, tile: fa3.Fa3BackwardTile) -> None:
+    """Refuse what needs P beside P times slopes where one warpgroup passes a tile to the other."""
+    summed = [use.pair_sums for use in problem.uses if use.pair_sums]
+    slopes = any(use.unit is not None for use in problem.uses)
+    if summed and slopes and tile.block_kv == fa3.ROWS:
+        raise UnsupportedError(
+            f"fa3 has no gradient of {summed[0]} beside a softcap in heads of "
+            f"{problem.head_dim}/{problem.head_dim_v}"
+        )
 
 
 def _for_hopper(launch: KernelLaunch) -> KernelLaunch:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from ..planning.plan import Plan
@@ -97,14 +99,23 @@ def backward(
         O)) over all rows of a head, P the weight of the sink. Rows are summed
         in one order, whatever the threads.
     **more
-        As :func:`forward` took them.
+        As :func:`forward` took them, and destinations of gradients among them.
     """
-    inner = _ALGORITHMS[plan.algorithm].backward
+    inner, problem = _ALGORITHMS[plan.algorithm].backward, plan.problem
+    summed = [(use.pair_sums, more.get(f"d{use.pair_sums}")) for use in problem.uses]
+    dpairs = next((array for name, array in summed if name is not None), None)
     given = gradients.Given(dout, q, k, v, out, lse, dlse, dq, dk, dv, sinks, more)
-    problem = plan.problem
     shape = (problem.batch, problem.heads_q, problem.seqlen_q)
-    of_sinks = None if dsinks is None else np.zeros(shape, problem.compute)
-    run_tasks(gradients.tasks(plan, inner, given, of_sinks), tile_of(plan).threads)
-    if dsinks is not None and of_sinks is not None:
-        by_head = of_sinks.swapaxes(0, 1).reshape(problem.heads_q, shape[0] * shape[2])
-        dsinks[...] = by_head.sum(axis=1)
+    by_row = gradients.ByRow(
+        *(None if to is None else np.zeros(shape, problem.compute) for to in (dsinks, dpairs))
+    )
+    run_tasks(gradients.tasks(plan, inner, given, by_row), tile_of(plan).threads)
+    for to, rows in ((dsinks, by_row.sinks), (dpairs, by_row.pairs)):
+        if to is not None and rows is not None:
+            _sum_rows(to, rows)
+
+
+def _sum_rows(to: Array, rows: Array) -> None:
+    """Sums of rows (batch, heads_q, seqlen_q) over all axes that the result lacks."""
+    by_head = rows.swapaxes(0, 1) if to.ndim == 1 else rows
+    to[...] = by_head.reshape(*to.shape, math.prod(rows.shape) // max(1, to.size)).sum(axis=-1)

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .blocks import Array, Blocks
+from .blocks import Array, Blocks, Tile
 from .common_part import row_shift
 from .heads import Heads
 from .steps import wider
 
-__all__ = ["Given", "GradientRows"]
+__all__ = ["ByRow", "Given", "GradientRows"]
 
 #: Roundings of a score by which the log-sum-exp of another pass may differ, beside those of the sum
 #: of head_dim products, whose number grows as the root of head_dim.
@@ -38,6 +38,14 @@ class Given:
     more: Mapping[str, Array]  # of other features
 
 
+@dataclass(frozen=True)
+class ByRow:
+    """What every row gives to gradients of features, (batch, heads_q, seqlen_q), or None."""
+
+    sinks: Array | None = None
+    pairs: Array | None = None  # to the term that has a number for each head
+
+
 @dataclass
 class GradientRows:
     """Folded rows of the inputs that queries index, and of dQ; (batch, head, row, ...)."""
@@ -55,6 +63,7 @@ class GradientRows:
     same: Array | None = None  # rows whose lse was that of these keys
     centred: Array | None = None  # (batch, head), heads whose keys had a common part
     unrounded_lse: Array | None = None  # beside sinks, where the keys had a common part
+    pairs: Array | None = None  # sums over the keys for the gradient of a term
     of_keys: Array | None = None  # weight of all keys together, where there are sinks and a part
 
     @classmethod
@@ -110,6 +119,11 @@ class GradientRows:
             self.unrounded_lse = lse
         self.lse = lse.astype(self.lse.dtype)
         self.sums = None if self.dq is None else np.zeros_like(self.lse)
+
+    def clear_dead(self, scores: Array, tile: Tile) -> None:
+        """Zeros in the dead rows of a tile, (batch, head, key, row)."""
+        if self.some_dead:
+            np.copyto(scores, 0, where=self.dead[:, :, None, tile.rows])
 
     def delta(self, rows: slice) -> Array:
         """rowsum(dO * O) - dlse of some rows."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..planning.plan import Plan
 from .blocks import Array, Blocks, Tile
-from .gradient_rows import Given, GradientRows
+from .gradient_rows import ByRow, Given, GradientRows
 from .heads import Heads
 from .key_sums import KeySums
 from .operands import Operands
@@ -22,18 +22,17 @@ from .steps import accumulate, sum_over_keys, transposed_product
 from .terms import terms_of
 from .threads import Task
 
-__all__ = ["Given", "GradientRows", "Gradients", "tasks"]
+__all__ = ["ByRow", "Given", "GradientRows", "Gradients", "tasks"]
 
 
 #: What an algorithm does with the rows of a task.
 Inner = Callable[["Gradients", GradientRows], None]
 
 
-def tasks(plan: Plan, inner: Inner, given: Given, of_sinks: Array | None = None) -> Iterator[Task]:
+def tasks(plan: Plan, inner: Inner, given: Given, by_row: ByRow) -> Iterator[Task]:
     """The tasks of a backward pass: some heads and a part of their queries each.
 
-    ``of_sinks``, (batch, heads_q, seqlen_q), takes what every row gives to the
-    gradient of its sink.
+    The arrays of ``by_row`` take what every row gives.
     """
     blocks = Blocks(plan)
     live, terms = blocks.live(given.q), terms_of(plan.problem, given.more)
@@ -43,7 +42,7 @@ def tasks(plan: Plan, inner: Inner, given: Given, of_sinks: Array | None = None)
         sums = KeySums(heads, blocks.keys, len(parts), given.dk, given.dv)
         for index, part in enumerate(parts):
             task = Gradients(part, heads.part(part), operands, sums, index)
-            yield functools.partial(task.run, inner, given, of_sinks)
+            yield functools.partial(task.run, inner, given, by_row)
 
 
 class Gradients:
@@ -55,7 +54,7 @@ class Gradients:
         self._blocks, self._heads = blocks, heads
         self._operands, self._sums, self._index = operands, sums, index
 
-    def run(self, inner: Inner, given: Given, of_sinks: Array | None) -> None:
+    def run(self, inner: Inner, given: Given, by_row: ByRow) -> None:
         """Compute and write everything that is wanted."""
         blocks, operands = self._blocks, self._operands.make()
         self._scratch = blocks.scratch
@@ -63,10 +62,14 @@ class Gradients:
         if operands.common is not None:
             own = own_lse(blocks, operands, rows.scaled_q, self._scratch)
             rows.take_off(operands.common, own)
-        if of_sinks is not None and rows.sinks is not None:
-            self._heads.set_statistics(of_sinks, rows.of_sinks())
-        if any(array is not None for array in (given.dq, given.dk, given.dv)):
+        if by_row.sinks is not None and rows.sinks is not None:
+            self._heads.set_statistics(by_row.sinks, rows.of_sinks())
+        if by_row.pairs is not None:
+            rows.pairs = np.zeros_like(rows.lse)
+        if any(array is not None for array in (given.dq, given.dk, given.dv, rows.pairs)):
             inner(self, rows)
+        if by_row.pairs is not None and rows.pairs is not None:
+            self._heads.set_statistics(by_row.pairs, rows.pairs)
         if given.dq is not None:
             rows.store(blocks, self._heads, given.dq, operands.common)
 
@@ -97,9 +100,14 @@ class Gradients:
         weights, slopes = self._weights(tile, rows, keys)
         if dv is not None:
             accumulate(dv, weights, rows.dout[:, :, tile.rows], scratch, first)
-        if dk is None and rows.dq is None:
+        if dk is None and rows.dq is None and rows.pairs is None:
             return
-        dscores = self._dscores(tile, rows, delta_of(tile.rows), weights, slopes)
+        dscores = self._dscores(tile, rows, delta_of(tile.rows), weights)
+        if rows.pairs is not None:
+            rows.pairs[:, :, tile.rows] += self._operands.sums_of_pairs(dscores, tile)
+        if slopes is not None:
+            dscores *= slopes
+            rows.clear_dead(dscores, tile)
         if dk is not None:
             accumulate(dk, dscores, rows.scaled_q[:, :, tile.rows], scratch, first)
         if rows.dq is None:
@@ -116,20 +124,14 @@ class Gradients:
         slopes = self._operands.change_with_slopes(weights, tile)
         weights -= rows.lse[:, :, None, tile.rows]
         np.exp(weights, out=weights)
-        if rows.some_dead:
-            np.copyto(weights, 0, where=rows.dead[:, :, None, tile.rows])
+        rows.clear_dead(weights, tile)
         return weights, slopes
 
-    def _dscores(
-        self, tile: Tile, rows: GradientRows, delta: Array, weights: Array, slopes: Array | None
-    ) -> Array:
-        """dS^T of a tile, [key, row]: P * (dP - delta) * slope, and 0 in dead rows."""
+    def _dscores(self, tile: Tile, rows: GradientRows, delta: Array, weights: Array) -> Array:
+        """P * (dP - delta) of a tile, [key, row]: dS^T but for slopes; 0 in dead rows."""
         values, dout = self._operands.values[:, :, tile.keys], rows.dout[:, :, tile.rows]
         dscores = transposed_product(values, dout, self._scratch, "dscores")
         dscores -= delta[:, :, None]
         dscores *= weights
-        if slopes is not None:
-            dscores *= slopes
-        if rows.some_dead:
-            np.copyto(dscores, 0, where=rows.dead[:, :, None, tile.rows])
+        rows.clear_dead(dscores, tile)
         return dscores

@@ -11,6 +11,7 @@ from ..planning.tiles.host import FEW_ROWS
 from .blocks import Array, Blocks, Tile
 from .common_part import common_part
 from .heads import Heads
+from .steps import sum_over_keys
 from .terms import Terms
 
 __all__ = ["Operands", "longest_norm"]
@@ -82,6 +83,17 @@ class Operands:
             slopes = self._terms.apply_with_slopes(by_group, self._heads.place(tile))
         self._blocks.apply_mask(scores, tile)
         return None if slopes is None else slopes.reshape(scores.shape)
+
+    def sums_of_pairs(self, gradients: Array, tile: Tile) -> Array | None:
+        """Of every row (batch, head, row) the sum over the keys of dS times what has a gradient.
+
+        ``gradients`` are of the scores that enter the softmax, (batch, head, key, row).
+        """
+        partial = self._terms.partial(self._heads.place(tile))
+        if partial is None:
+            return None
+        products = self._by_group(gradients, tile) * partial.astype(gradients.dtype)
+        return sum_over_keys(products.reshape(gradients.shape))
 
     def _by_group(self, scores: Array, tile: Tile) -> Array:
         group, length = self._blocks.problem.group, tile.queries.stop - tile.queries.start

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ..features.host import Given, HostPart, ScorePlace
+from ..features.host import Given, HostPart, Partial, ScorePlace
 from ..features.use import Use
 from ..planning.problem import AttentionProblem
 from .blocks import Array
@@ -18,6 +18,7 @@ class Terms:
     """The terms of a call, each with what the call gives it."""
 
     parts: tuple[tuple[HostPart, Given], ...]
+    summed: tuple[Partial, Given] | None = None  # of the one whose pairs are summed for a gradient
 
     def __bool__(self) -> bool:
         """Whether there is any."""
@@ -27,6 +28,13 @@ class Terms:
     def have_slopes(self) -> bool:
         """Whether some slope is not 1: scores then have to be whole."""
         return any(part.with_slope is not None for part, _ in self.parts)
+
+    def partial(self, place: ScorePlace) -> Array | None:
+        """The derivative of scores by the number of their head that has a gradient."""
+        if self.summed is None:
+            return None
+        of_pairs, given = self.summed
+        return of_pairs(place, given)
 
     def apply(self, scores: Array, place: ScorePlace) -> None:
         """Change scores in place."""
@@ -55,8 +63,10 @@ def terms_of(problem: AttentionProblem, arrays: Mapping[str, Array]) -> Terms:
     arrays
         Of features, by operand name.
     """
-    used = [(use.host, _given(use, arrays)) for use in problem.uses if use.host is not None]
-    return Terms(tuple(used))
+    used = [(use, use.host, _given(use, arrays)) for use in problem.uses if use.host is not None]
+    summed = [(h.partial, given) for use, h, given in used if use.pair_sums and h.partial]
+    parts = tuple((host, given) for _, host, given in used)
+    return Terms(parts, summed[0] if summed else None)
 
 
 def _given(use: Use, arrays: Mapping[str, Array]) -> Given:

@@ -22,6 +22,7 @@ from cuflash.planning.plan import Algorithm, plan
 from cuflash.planning.problem import DTYPES, AttentionProblem, DTypeName, MaskKind
 from cuflash.planning.tiles.common import HEAD_DIM_BUCKETS
 from cuflash.planning.tiles.fa3_tables import BACKWARD, BUCKETS, FORWARD
+from cuflash.tensors import QKV
 
 from ..architectures import LIMITS
 
@@ -91,12 +92,13 @@ def _fa3_problems() -> Iterator[AttentionProblem]:
 
 
 #: Representative kernels with features: dtype, widths, mask, whether dq has an order, and sinks'
-#: dtype or "softcap".
+#: dtype, "softcap", "alibi", or "dalibi" with the gradient of its slopes.
 _FEATURED: dict[Algorithm, list[tuple[DTypeName, int, int, MaskKind, bool, str]]] = {
     "fa1": [
         ("float16", 64, 64, "band", False, ""),
         ("float16", 64, 64, "causal", False, "float32"),
         ("float16", 64, 64, "causal", False, "softcap"),
+        ("float16", 64, 64, "causal", False, "dalibi"),
     ],
     "fa2": [
         ("float16", 64, 64, "band", False, ""),
@@ -110,6 +112,9 @@ _FEATURED: dict[Algorithm, list[tuple[DTypeName, int, int, MaskKind, bool, str]]
         ("bfloat16", 128, 128, "full", False, "softcap"),
         ("float32", 64, 64, "causal", False, "softcap"),
         ("float64", 64, 64, "full", False, "softcap"),
+        ("float16", 64, 64, "causal", True, "dalibi"),
+        ("bfloat16", 128, 128, "full", False, "alibi"),
+        ("float32", 64, 64, "causal", False, "dalibi"),
     ],
     "fa3": [
         ("bfloat16", 64, 64, "band", False, ""),
@@ -133,6 +138,14 @@ _FEATURED: dict[Algorithm, list[tuple[DTypeName, int, int, MaskKind, bool, str]]
         ("bfloat16", 256, 256, "causal", False, "softcap"),
         ("float16", 64, 64, "causal", False, "softcap"),
         ("float16", 128, 128, "causal", False, "softcap"),
+        ("bfloat16", 64, 64, "causal", False, "alibi"),
+        ("bfloat16", 64, 64, "full", True, "dalibi"),
+        ("bfloat16", 96, 96, "causal", False, "dalibi"),
+        ("bfloat16", 128, 128, "causal", False, "alibi"),
+        ("bfloat16", 128, 128, "full", False, "dalibi"),
+        ("bfloat16", 192, 128, "causal", False, "dalibi"),
+        ("bfloat16", 256, 256, "causal", False, "dalibi"),
+        ("float16", 64, 64, "band", False, "dalibi"),
     ],
 }
 
@@ -140,14 +153,17 @@ _FEATURED: dict[Algorithm, list[tuple[DTypeName, int, int, MaskKind, bool, str]]
 def _featured_problems(algorithm: Algorithm) -> Iterator[AttentionProblem]:
     plain = replace(next(_problems()), alignment="tensor_map", q_first=-LONG // 2)
     for dtype, d, dv, mask, deterministic, feature in _FEATURED[algorithm]:
-        keywords = {"softcap": 50.0} if feature == "softcap" else {}
-        sinks = "" if keywords else feature
         of = replace(plain, head_dim=d, head_dim_v=dv, mask=mask, storage=dtype, output=dtype)
-        operands = {"sinks": Operand("sinks", sinks, (of.heads_q,))} if sinks else {}
-        of = with_features(of, keywords, operands)
-        yield of
-        of = replace(of, wrt=("q", "k", "v", *operands))
-        yield replace(of, operation="backward", deterministic=deterministic)
+        keywords = {"softcap": 50.0} if feature == "softcap" else {}
+        operands = {}
+        if feature.endswith("alibi"):
+            operands["alibi_slopes"] = Operand("alibi_slopes", of.compute, (of.heads_q,))
+        elif feature and not keywords:
+            operands["sinks"] = Operand("sinks", feature, (of.heads_q,))
+        yield with_features(of, keywords, operands)
+        wrt = QKV if feature == "alibi" else (*QKV, *operands)
+        of = replace(of, operation="backward", deterministic=deterministic, wrt=wrt)
+        yield with_features(of, keywords, operands)
     for width in (64, 128) if algorithm == "fa3" else ():  # of a narrow window
         of = replace(plain, head_dim=width, head_dim_v=width, mask="band", q_first=-127)
         of = with_features(replace(of, storage="bfloat16", output="bfloat16"), {}, {})
@@ -245,7 +261,8 @@ def _name(architecture: str, c: KernelConfig) -> str:
     if c.head_dim and c.copies == "element":
         parts.append("element")
     for feature in c.features:  # a window is in the mask
-        parts += [f"{feature.name}-{dtype}" for _, dtype in feature.constants]
+        if feature.constants:
+            parts += ["-".join([feature.name, *(str(value) for _, value in feature.constants)])]
     constants = dict(c.constants)
     if "block_q" in constants and c.generation == "fa3":
         parts.append(f"{constants['block_q']}x{constants['block_kv']}")

@@ -21,7 +21,7 @@ from cuflash.planning.tiles.fa2_tables import FORWARD, ForwardRow
 from ..architectures import LIMITS
 from ..kit.arena import Arena
 from ..kit.case import Case
-from ..kit.data import tensor
+from ..kit.data import operands
 from ..kit.strides import CONTIGUOUS, Strides
 from .build import emulate, watched
 
@@ -128,9 +128,10 @@ class EmulatedRunner:
         k: np.ndarray,
         v: np.ndarray,
         sinks: np.ndarray | None = None,
+        **alibi: np.ndarray,
     ) -> tuple[np.ndarray, np.ndarray]:
         """Out and lse."""
-        given = {"q": q, "k": k, "v": v, **_sinks(case, sinks)}
+        given = {"q": q, "k": k, "v": v, **operands(case, sinks=sinks, **alibi)}
         made = {"out": case.storage, "lse": case.statistics}
         return self._run(case, "forward", given, made)
 
@@ -145,10 +146,11 @@ class EmulatedRunner:
         lse: np.ndarray,
         dlse: np.ndarray | None = None,
         sinks: np.ndarray | None = None,
+        **alibi: np.ndarray,
     ) -> tuple[np.ndarray, ...]:
-        """Dq, dk and dv, and dsinks where there are sinks."""
+        """What the case gives the gradients of."""
         given = {"q": q, "k": k, "v": v, "out": out, "dout": dout, "lse": lse}
-        given |= _sinks(case, sinks)
+        given |= operands(case, sinks=sinks, **alibi)
         if dlse is not None:
             given["dlse"] = dlse
         return self._run(case, "backward", given, {n: case.dtype_of(n) for n in case.gradients})
@@ -229,18 +231,13 @@ class EmulatedRunner:
         )
 
     def _keywords(self, case: Case, operation: str) -> dict[str, Any]:
-        """Those of sinks."""
-        if not case.sinks:
-            return {}
-        wrt = {"wrt": ("q", "k", "v", "sinks")} if operation == "backward" else {}
-        return {"sinks": case.sinks, **wrt}
-
-
-def _sinks(case: Case, sinks: np.ndarray | None) -> dict[str, np.ndarray]:
-    """Those given, or the case's own, if it has any."""
-    if not case.sinks:
-        return {}
-    return {"sinks": tensor(case, "sinks") if sinks is None else sinks}
+        """What else is said of arrays."""
+        said: dict[str, Any] = {"wrt": case.wrt} if operation == "backward" else {}
+        if case.sinks:
+            said["sinks"] = case.sinks
+        if case.alibi:
+            said["alibi_slopes"] = case.shape("alibi_slopes")
+        return said
 
 
 def _recipe(case: Case, name: str) -> Strides:

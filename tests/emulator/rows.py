@@ -17,7 +17,7 @@ from ..kit.case import Case
 from ..kit.strides import Strides
 from .device import EmulatedRunner
 
-__all__ = ["CAPPED", "ROWS", "SMALL", "SUNK", "WINDOWED", "Row", "params"]
+__all__ = ["FULL", "ROWS", "SMALL", "Row", "params"]
 
 #: Small tiles, so that short problems have many of them.
 SMALL = {"float16": (32, 32), "bfloat16": (32, 32), "float32": (16, 32), "float64": (16, 32)}
@@ -53,6 +53,7 @@ class Row:
     window: str = ""  # "left" or "band": the bounds that the keys of a query have
     sinks: str = ""  # their dtype, if there are any
     softcap: float | None = None
+    alibi: str = ""  # "heads" or "batch", as a case has it
 
     @property
     def runner(self) -> EmulatedRunner:
@@ -69,6 +70,7 @@ class Row:
         mask = self.window or ("causal" if self.causal else "full")
         parts += [f"d{self.dims[0]}-dv{self.dims[1]}", mask]
         parts += ["softcap"] * (self.softcap is not None)
+        parts += [f"alibi-{self.alibi}"] if self.alibi else []
         parts += [f"sinks-{self.sinks}"] if self.sinks else []
         parts += (
             ["planned"] * self.planned + ["filled"] * self.filled + ["ordered"] * self.deterministic
@@ -82,7 +84,8 @@ class Row:
     def cases(self) -> list[Case]:
         """Several tiles and tails both ways; grouped heads; dead rows and tiles; strides; a row."""
         found = self._windowed_cases() if self.window else self._plain_cases()
-        return [replace(case, sinks=self.sinks, softcap=self.softcap) for case in found]
+        more = {"sinks": self.sinks, "softcap": self.softcap, "alibi": self.alibi}
+        return [replace(case, **more) for case in found]
 
     def _plain_cases(self) -> list[Case]:
         first = Case(2, 4, 2, 70, 100, *self.dims, self.dtype, causal=self.causal, seed=1)
@@ -147,15 +150,15 @@ class Row:
         ]
 
 
-_FULL = False
+FULL = False
 ROWS = (
     Row("fa1", "90", "float16"),
-    Row("fa1", "90", "float16", (5, 24), _FULL),
-    Row("fa1", "75", "float16", causal=_FULL),
+    Row("fa1", "90", "float16", (5, 24), FULL),
+    Row("fa1", "75", "float16", causal=FULL),
     Row("fa1", "90", "float32", (5, 24)),
     Row("fa1", "90", "float64"),
     Row("fa2", "90", "float16"),
-    Row("fa2", "90", "float16", (5, 24), _FULL),
+    Row("fa2", "90", "float16", (5, 24), FULL),
     Row("fa2", "90", "float16", (256, 192)),
     Row("fa2", "90", "float16", planned=True, deterministic=True),
     Row("fa2", "90", "float16", blocks=(32, 64)),  # weights of a step as one part
@@ -166,120 +169,45 @@ ROWS = (
         "90",
         "float16",
         (40, 192),
-        _FULL,
+        FULL,
         forward_row=ForwardRow(256, 64, 64, 4, 2, paired=True),
     ),
     Row("fa2", "80", "bfloat16", forward_row=ForwardRow(256, 32, 32, 2, num_stages=1)),
     Row("fa2", "80", "bfloat16", forward_row=ForwardRow(256, 64, 32, 4, paired=True)),
     Row("fa2", "90", "float16", (256, 256), planned=True),
     Row("fa2", "75", "float16"),
-    Row("fa2", "90", "bfloat16", causal=_FULL),
+    Row("fa2", "90", "bfloat16", causal=FULL),
     # backward with scores as keys x queries
     Row("fa2", "90", "bfloat16", filled=True),
     Row("fa2", "90", "float16", filled=True, deterministic=True),
-    Row("fa2", "80", "bfloat16", (40, 64), _FULL, filled=True),
+    Row("fa2", "80", "bfloat16", (40, 64), FULL, filled=True),
     Row("fa2", "80", "float16", (64, 5), filled=True),
     Row("fa2", "75", "float16", (8, 16), filled=True),
     # tf32
-    Row("fa2", "90", "float32", causal=_FULL),
+    Row("fa2", "90", "float32", causal=FULL),
     Row("fa2", "80", "float32", (5, 24)),
     Row("fa2", "80", "float32", (96, 128)),
     Row("fa2", "90", "float32", planned=True),
     # m8n8k4
     Row("fa2", "80", "float64"),
-    Row("fa2", "80", "float64", (5, 24), _FULL),
+    Row("fa2", "80", "float64", (5, 24), FULL),
     # m16n8k16
-    Row("fa2", "90", "float64", causal=_FULL),
+    Row("fa2", "90", "float64", causal=FULL),
     Row("fa2", "90", "float64", (96, 128)),
     Row("fa2", "90", "float64", planned=True, deterministic=True),
     Row("fa2", "90", "float64", filled=True),  # backward with one stage of Q and dO
     # fused multiply-adds
     Row("fa2", "75", "float32"),
-    Row("fa2", "75", "float64", (5, 24), _FULL),
+    Row("fa2", "75", "float64", (5, 24), FULL),
     # FlashAttention-3 on one multiprocessor, whose block draws all tiles; blocks clear for others
     Row("fa3", "90", "float16", filled=True),
-    Row("fa3", "90", "bfloat16", causal=_FULL, filled=True, deterministic=True),
+    Row("fa3", "90", "bfloat16", causal=FULL, filled=True, deterministic=True),
     Row("fa3", "90", "bfloat16", (96, 80), filled=True),
     Row("fa3", "90", "bfloat16", (128, 128), filled=True, blocks=(192, 80)),
-    Row("fa3", "90", "float16", (128, 72), _FULL, filled=True, deterministic=True),
+    Row("fa3", "90", "float16", (128, 72), FULL, filled=True, deterministic=True),
     Row("fa3", "90", "float16", (192, 128), filled=True),
     Row("fa3", "90", "bfloat16", (160, 128), filled=True, deterministic=True),
     Row("fa3", "90", "bfloat16", (200, 256), filled=True),
-)
-
-#: Configurations whose masks have a first key.
-WINDOWED = (
-    Row("fa1", "90", "float16", window="band"),
-    Row("fa1", "90", "float32", (5, 24), window="left"),
-    Row("fa1", "75", "float16", window="left"),
-    Row("fa2", "90", "float16", window="band"),
-    Row("fa2", "75", "float16", window="left"),
-    Row("fa2", "80", "float32", (5, 24), window="band"),
-    Row("fa2", "90", "float64", window="left"),
-    Row("fa2", "90", "float16", planned=True, deterministic=True, window="band"),
-    Row("fa2", "90", "bfloat16", filled=True, window="band"),
-    Row("fa2", "90", "float16", filled=True, deterministic=True, window="left"),
-    Row("fa2", "90", "float64", filled=True, window="band"),
-    Row(
-        "fa2",
-        "90",
-        "float16",
-        window="band",
-        forward_row=ForwardRow(256, 64, 32, 4, paired=True),
-    ),
-    Row(
-        "fa2",
-        "80",
-        "bfloat16",
-        window="left",
-        forward_row=ForwardRow(256, 32, 32, 2, num_stages=1),
-    ),
-    Row("fa3", "90", "float16", filled=True, window="band"),
-    Row("fa3", "90", "bfloat16", filled=True, deterministic=True, window="left"),
-    Row("fa3", "90", "bfloat16", (96, 80), filled=True, deterministic=True, window="band"),
-    Row("fa3", "90", "bfloat16", (128, 128), filled=True, blocks=(192, 80), window="band"),
-    Row("fa3", "90", "float16", (128, 72), filled=True, window="left"),
-    Row("fa3", "90", "float16", (192, 128), filled=True, window="band"),
-    Row("fa3", "90", "bfloat16", (200, 256), filled=True, deterministic=True, window="band"),
-)
-#: Configurations with sinks, of each mask and of each generation.
-SUNK = (
-    Row("fa1", "90", "float16", sinks="float32"),
-    Row("fa1", "90", "float32", (5, 24), sinks="float32", window="left"),
-    Row("fa1", "75", "float16", causal=_FULL, sinks="float16"),
-    Row("fa2", "90", "float16", sinks="float16"),
-    Row("fa2", "75", "float32", causal=_FULL, sinks="float32"),
-    Row("fa2", "80", "bfloat16", (40, 64), filled=True, sinks="bfloat16", window="band"),
-    Row("fa2", "90", "float16", planned=True, deterministic=True, sinks="float32"),
-    Row("fa2", "90", "float64", sinks="float64", window="band"),
-    Row(
-        "fa2",
-        "90",
-        "float16",
-        sinks="float32",
-        forward_row=ForwardRow(256, 64, 32, 4, paired=True),
-    ),
-    Row("fa3", "90", "float16", filled=True, sinks="float16"),
-    Row("fa3", "90", "bfloat16", causal=_FULL, filled=True, deterministic=True, sinks="float32"),
-    Row("fa3", "90", "bfloat16", (128, 128), filled=True, sinks="bfloat16", window="band"),
-    Row("fa3", "90", "float16", (192, 128), filled=True, sinks="float32"),
-    Row("fa3", "90", "bfloat16", (200, 256), filled=True, sinks="float32", window="left"),
-)
-#: Configurations with a soft cap; fa3's of every form of its backward pass.
-CAPPED = (
-    Row("fa1", "90", "float16", softcap=3.0),
-    Row("fa1", "75", "float32", (5, 24), _FULL, softcap=0.5),
-    Row("fa2", "90", "float16", softcap=3.0, window="band"),
-    Row("fa2", "80", "bfloat16", (40, 64), _FULL, filled=True, softcap=3.0),
-    Row("fa2", "90", "float16", filled=True, deterministic=True, softcap=3.0),
-    Row("fa2", "80", "float32", (5, 24), softcap=3.0),
-    Row("fa2", "90", "float64", softcap=3.0),
-    Row("fa3", "90", "float16", filled=True, softcap=3.0),
-    Row("fa3", "90", "bfloat16", filled=True, deterministic=True, softcap=50.0, window="band"),
-    Row("fa3", "90", "float16", (96, 80), filled=True, softcap=3.0),
-    Row("fa3", "90", "bfloat16", (128, 128), filled=True, blocks=(192, 80), softcap=3.0),
-    Row("fa3", "90", "float16", (192, 128), filled=True, softcap=3.0),
-    Row("fa3", "90", "float16", (200, 256), filled=True, softcap=3.0),
 )
 
 

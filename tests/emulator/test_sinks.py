@@ -11,9 +11,11 @@ from ..kit.case import Case
 from ..kit.checks import require, run_checks
 from ..kit.compare import compare
 from ..kit.data import arrays, tensor
+from ..kit.nonfinite import SPOILED, spoiled
 from ..kit.oracle import judge
 from .build import compiler
-from .rows import SUNK, Row, params
+from .featured_rows import SUNK
+from .rows import Row, params
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="there is no g++ to compile with")
 
@@ -89,3 +91,14 @@ def test_a_sink_that_is_not_finite_comes_out_of_its_head_alone(row: Row, bad: fl
     assert np.isnan(lse[:, 1]).all()
     assert np.isfinite(np.delete(out, 1, axis=2).astype(np.float64)).all()
     assert not np.isnan(np.delete(lse, 1, axis=1)).any()
+
+
+@pytest.mark.parametrize("row", params(*(row for row in SUNK if not row.window)))
+def test_one_query_that_is_not_finite_comes_out(row: Row) -> None:
+    """A NaN, which is larger than no reference, is no row that sees nothing."""
+    sizes = (1, 2, 1, 70, 100, *row.dims, row.dtype)
+    case = Case(*sizes, causal=row.causal, q_offset=0, sinks=row.sinks, seed=1)
+    for name, value in SPOILED:
+        if name in ("q", "v"):
+            one = spoiled(case, name, value, 0.5, 256)
+            one.check(_results(row, case, one.x))

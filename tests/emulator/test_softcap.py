@@ -14,7 +14,8 @@ from ..kit.data import arrays
 from ..kit.nonfinite import SPOILED, spoiled
 from ..kit.oracle import judge
 from .build import compiler
-from .rows import CAPPED, Row, params
+from .featured_rows import CAPPED
+from .rows import Row, params
 from .test_windows import results
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="there is no g++ to compile with")

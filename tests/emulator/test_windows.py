@@ -13,7 +13,8 @@ from ..kit.data import arrays
 from ..kit.nonfinite import SPOILED, spoiled
 from ..kit.oracle import judge
 from .build import compiler
-from .rows import ROWS, WINDOWED, Row, params
+from .featured_rows import WINDOWED
+from .rows import ROWS, Row, params
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="there is no g++ to compile with")
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from .strides import CONTIGUOUS, Strides
 
-__all__ = ["LAYOUTS", "TENSORS", "VALUES", "Case"]
+__all__ = ["LAYOUTS", "OF_HEADS", "TENSORS", "VALUES", "Case"]
 
 STORAGE: dict[str, Any] = {
     "float16": np.float16,
@@ -36,7 +36,9 @@ VALUES = (
 #: The tensors that have a recipe of strides, in the order of ``Case.strides``.
 TENSORS = ("q", "k", "v", "out", "dout", "dq", "dk", "dv")
 _SIZES_OF = {"q": "qd", "k": "kd", "v": "kv", "out": "qv"}
-_LIKE = {"dq": "q", "dk": "k", "dv": "v", "dout": "out", "dlse": "lse", "dsinks": "sinks"}
+_LIKE = {"dq": "q", "dk": "k", "dv": "v", "dout": "out", "dlse": "lse"}
+#: Arrays with a number for each head, and their gradients.
+OF_HEADS = ("alibi_slopes", "sinks", "dalibi_slopes", "dsinks")
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,7 @@ class Case:
     window: str = ""  # "left:right", an absent side is not bounded
     sinks: str = ""  # their dtype, where there are sinks
     softcap: float | None = None
+    alibi: str = ""  # "heads": a slope for each, "batch": for each of each batch entry
     strides: tuple[Strides, ...] = (CONTIGUOUS,) * len(TENSORS)
 
     def __post_init__(self) -> None:
@@ -69,6 +72,7 @@ class Case:
         )
         known = self.dtype in STORAGE and self.values in VALUES
         known &= self.sinks in ("", self.dtype, self.statistics.name)
+        known &= self.alibi in ("", "heads", "batch")
         if not (grouped and fits and known):
             raise ValueError(f"no such case: {self}")
 
@@ -83,13 +87,24 @@ class Case:
         return np.dtype(np.float64 if self.dtype == "float64" else np.float32)
 
     @property
+    def operands(self) -> tuple[str, ...]:
+        """Arrays beside q, k and v, in the order of their gradients."""
+        has = {"alibi_slopes": self.alibi, "sinks": self.sinks}
+        return tuple(name for name, kind in has.items() if kind)
+
+    @property
     def gradients(self) -> tuple[str, ...]:
         """What the backward pass gives."""
-        return ("dq", "dk", "dv", "dsinks") if self.sinks else ("dq", "dk", "dv")
+        return tuple(f"d{name}" for name in self.wrt)
+
+    @property
+    def wrt(self) -> tuple[str, ...]:
+        """What it gives the gradients of."""
+        return ("q", "k", "v", *self.operands)
 
     def dtype_of(self, name: str) -> np.dtype[Any]:
         """Dtype of any input or result."""
-        if name in ("lse", "dlse"):
+        if name in ("lse", "dlse", "alibi_slopes", "dalibi_slopes"):
             return self.statistics
         return np.dtype(STORAGE[self.sinks]) if name in ("sinks", "dsinks") else self.storage
 
@@ -116,7 +131,7 @@ class Case:
 
     @property
     def options(self) -> dict[str, Any]:
-        """The keywords that say what is computed, but for sinks."""
+        """The keywords that say what is computed, but for arrays."""
         return {
             "causal": self.causal,
             "scale": self.scale,
@@ -148,11 +163,17 @@ class Case:
         keys = np.arange(self.seqlen_kv)
         return (keys >= begin[:, None]) & (keys < end[:, None])
 
+    def distances(self) -> np.ndarray:
+        """Keys between each query's own and each key, (seqlen_q, seqlen_kv)."""
+        own = np.arange(self.seqlen_q, dtype=np.int64) + self.offset
+        return np.abs(own[:, None] - np.arange(self.seqlen_kv))
+
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of a tensor in the layout."""
         name = _LIKE.get(name, name)
-        if name == "sinks":
-            return (self.heads_q,)
+        if name in OF_HEADS:
+            each = self.alibi == "batch" and "alibi" in name
+            return (self.batch, self.heads_q) if each else (self.heads_q,)
         if name == "lse":
             sizes = {"b": self.batch, "h": self.heads_q, "s": self.seqlen_q}
             return tuple(sizes[axis] for axis in "bhs" if axis in self.layout)
@@ -168,9 +189,9 @@ class Case:
     def heads_first(self, name: str, array: np.ndarray) -> np.ndarray:
         """The (batch, head, row, dim) view of a tensor, (batch, head, row) of lse and dlse.
 
-        Sinks and their gradient stay as they are.
+        What has a number for each head stays as it is.
         """
-        if name in ("sinks", "dsinks"):
+        if name in OF_HEADS:
             return array
         wanted = "bhs" if name in ("lse", "dlse") else "bhsd"
         present = [axis for axis in wanted if axis in self.layout]
@@ -245,4 +266,5 @@ _WORDS = {
     "window": "window",
     "sinks": "sinks",
     "softcap": "softcap",
+    "alibi": "alibi",
 }

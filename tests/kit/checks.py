@@ -14,7 +14,7 @@ q_dq       <q, dq> = <k, dk> for each kv head and its group.
 
 With sinks the census counts what they weigh, rows of P lack that weight and rows of dS sum to what
 it takes of delta; and ``sum_ds``: the gradient of a sink is what its rows say. One-hot and shift
-have nothing to say of sinks.
+have nothing to say of sinks. With ALiBi the first three give slopes of zero, which change nothing.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ __all__ = ["Runner", "census", "identities", "one_hot", "require", "run_checks",
 class Runner(Protocol):
     """What computes: arrays in the case's layout in and out, strides as the case asks.
 
-    Sinks are by default those of the case, if it has any; the backward pass then gives their
-    gradient too.
+    Sinks and ALiBi's slopes are by default those of the case, if it has any; the backward pass
+    then gives their gradients too.
     """
 
     def forward(
@@ -48,6 +48,7 @@ class Runner(Protocol):
         k: np.ndarray,
         v: np.ndarray,
         sinks: np.ndarray | None = None,
+        **alibi: np.ndarray,
     ) -> tuple[np.ndarray, np.ndarray]: ...
 
     def backward(
@@ -61,6 +62,7 @@ class Runner(Protocol):
         lse: np.ndarray,
         dlse: np.ndarray | None = None,
         sinks: np.ndarray | None = None,
+        **alibi: np.ndarray,
     ) -> tuple[np.ndarray, ...]: ...
 
 
@@ -203,10 +205,10 @@ def _shifted(
     q, k, v, dout = (x.copy() for x in data)
     q[..., :1], k[..., :1] = in_q, in_k
     inputs = [case.in_layout(x).astype(case.storage) for x in (q, k, v)]
-    out, lse = runner.forward(case, *inputs)
+    out, lse = runner.forward(case, *inputs, **_flat(case))
     given = case.in_layout(dout).astype(case.storage)
-    grads = runner.backward(case, given, *inputs, out, lse)
-    results = dict(zip(("out", "lse", "dq", "dk", "dv"), (out, lse, *grads), strict=True))
+    grads = runner.backward(case, given, *inputs, out, lse, **_flat(case))
+    results = dict(zip(("out", "lse", "dq", "dk", "dv"), (out, lse, *grads[:3]), strict=True))
     return {
         name: case.heads_first(name, array).astype(np.float64) for name, array in results.items()
     }
@@ -239,7 +241,7 @@ def _moved(
 
 
 def _row_sizes(case: Case) -> dict[str, np.ndarray]:
-    """E of ``oracle`` for out and dv if logits, v and dO are of unit variance, doubled for luck."""
+    """E of ``error_model`` for out and dv if logits, v, dO are of unit variance; twice for luck."""
     begin, end = case.visible_range()
     visible = end - begin
     keys = np.maximum(visible, 1)
@@ -256,8 +258,16 @@ def _shape(case: Case, name: str) -> tuple[int, ...]:
     return case.heads_first(name, np.empty(case.shape(name), bool)).shape
 
 
+def _flat(case: Case) -> dict[str, np.ndarray]:
+    """Slopes of zero for a case that has any."""
+    if not case.alibi:
+        return {}
+    return {"alibi_slopes": np.zeros(case.shape("alibi_slopes"), case.statistics)}
+
+
 def _forward(runner: Runner, case: Case, *inputs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    out, lse = runner.forward(case, *(case.in_layout(x).astype(case.storage) for x in inputs))
+    placed = (case.in_layout(x).astype(case.storage) for x in inputs)
+    out, lse = runner.forward(case, *placed, **_flat(case))
     return case.heads_first("out", out), case.heads_first("lse", lse)
 
 

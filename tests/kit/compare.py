@@ -6,7 +6,7 @@ shape      shape and dtype as the case says.
 nonfinite  NaN and infinities where the truth has them. Where the truth is beyond the dtype's
            largest number, infinity and a number near it are both right.
 zero       what has no error at all in the model (dead rows, keys that no query sees) is 0.
-row        16-bit dtypes: |x - r| / (u (|r| + E)) of every row, E the model of ``oracle``.
+row        16-bit dtypes: |x - r| / (u (|r| + E)) of every row, E that of ``error_model``.
 plain      float32 and float64: the same ratio, as a root mean square over a tile of 64 rows
            of one head, against twice that of plain NumPy in the same dtype over the same rows,
            plus one unit. A single row of plain NumPy is often exact by luck. The tile, the worse
@@ -16,7 +16,7 @@ bias       16-bit dtypes, normal values: the part of the error of a whole head t
            along the truth, against what independent errors of rows would give; those of rows
            that are flushed add up. Not where a function of the scores is approximated: it errs
            alike for scores that are alike.
-sinks      the gradient of every sink, as a row.
+heads      the gradients of numbers for each head, each as a row.
 lse        every value by itself, in terms of the compute dtype, whatever the dtype of the case.
 """
 
@@ -29,7 +29,7 @@ import ml_dtypes
 import numpy as np
 
 from . import limits
-from .case import Case
+from .case import OF_HEADS, Case
 from .oracle import Truth
 
 __all__ = ["REGISTRY", "Registry", "Result", "Verdict", "compare"]
@@ -110,7 +110,7 @@ class Registry:
     def report(self) -> list[str]:
         """One line for each, for the end of a test session."""
         return [
-            f"{name:<8}{dtype:<9} {rule:<9} {verdict.ratio:8.3g} of {verdict.limit:g}  {repro}"
+            f"{name:<14}{dtype:<9} {rule:<9} {verdict.ratio:8.3g} of {verdict.limit:g}  {repro}"
             for (name, dtype, rule), (verdict, repro) in sorted(self.worst.items())
             if verdict.ratio > 0
         ]
@@ -127,7 +127,7 @@ def compare(truth: Truth, name: str, got: np.ndarray, registry: Registry = REGIS
     ----------
     truth : Truth
         Of the case and its inputs.
-    name : {"out", "lse", "dq", "dk", "dv", "dsinks"}
+    name : {"out", "lse", "dq", "dk", "dv", "dalibi_slopes", "dsinks"}
         Which result.
     got : ndarray
         In the case's layout.
@@ -136,12 +136,12 @@ def compare(truth: Truth, name: str, got: np.ndarray, registry: Registry = REGIS
     verdicts = [_shape(case, name, got)]
     if verdicts[0].passed:
         wide = case.heads_first(name, got).astype(expected.dtype)
-        verdicts.append(_nonfinite(case, wide, expected))
+        verdicts.append(_nonfinite(case, name, wide, expected))
         # A row that is not finite, where it should not be or should, has no error to measure.
         usable = np.isfinite(wide) & np.isfinite(expected)
         with np.errstate(over="ignore"):
-            if name == "dsinks":
-                verdicts.append(_sinks(truth, wide, usable))
+            if name in OF_HEADS:
+                verdicts.append(_heads(truth, name, wide, usable))
             elif name == "lse":
                 verdicts.append(_lse(truth, wide, usable))
             else:
@@ -160,8 +160,7 @@ def _shape(case: Case, name: str, got: np.ndarray) -> Verdict:
     return Verdict("shape", 0.0 if right else np.inf, detail=said)
 
 
-def _nonfinite(case: Case, got: np.ndarray, expected: np.ndarray) -> Verdict:
-    name = {1: "dsinks", 3: "lse"}.get(expected.ndim, "out")
+def _nonfinite(case: Case, name: str, got: np.ndarray, expected: np.ndarray) -> Verdict:
     info = ml_dtypes.finfo(case.dtype_of(name))
     near = float(info.max) * (1 - 4 * limits.UNIT[case.dtype])
     with np.errstate(invalid="ignore"):
@@ -193,14 +192,15 @@ def _lse(truth: Truth, got: np.ndarray, usable: np.ndarray) -> Verdict:
     return _worst("lse", error / allowed.astype(np.float64), 1.0)
 
 
-def _sinks(truth: Truth, got: np.ndarray, usable: np.ndarray) -> Verdict:
+def _heads(truth: Truth, name: str, got: np.ndarray, usable: np.ndarray) -> Verdict:
     """|x - r| / (u (|r| + E)) of every head."""
-    expected, model = truth.results["dsinks"], truth.model["dsinks"]
-    smallest = np.where(model + np.abs(expected) > 0, limits.SMALLEST[truth.case.sinks], 0)
+    expected, model = truth.results[name], truth.model[name]
+    smallest = limits.SMALLEST[truth.case.dtype_of(name).name]
+    smallest = np.where(model + np.abs(expected) > 0, smallest, 0)
     allowed = limits.UNIT[truth.case.dtype] * (np.maximum(np.abs(expected), smallest) + model)
     error = np.where(usable, got - expected, 0)
     ratio = np.where(allowed > 0, np.abs(error) / np.where(allowed > 0, allowed, 1), error != 0)
-    return _worst("sinks", ratio.astype(np.float64), limits.ROW_LIMIT["dsinks"])
+    return _worst("heads", ratio.astype(np.float64), limits.ROW_LIMIT[name])
 
 
 def _rows(truth: Truth, name: str, got: np.ndarray, usable: np.ndarray) -> list[Verdict]:

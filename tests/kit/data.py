@@ -11,7 +11,7 @@ import numpy as np
 from .case import TENSORS, Case
 from .strides import Strides, strided_view
 
-__all__ = ["arrays", "as_storage", "raise_scores", "strided", "tensor"]
+__all__ = ["arrays", "as_storage", "operands", "raise_scores", "strided", "tensor"]
 
 _Draw = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
 
@@ -25,24 +25,35 @@ def arrays(case: Case, *names: str) -> dict[str, np.ndarray]:
         Of which the family of values says what q, k, v and dout hold. What
         scales q, k and v leaves dout as it is: float16 gradients would overflow.
     *names : str
-        Of "q", "k", "v", "dout", "dlse", "sinks"; by default q, k, v and dout.
+        Of "q", "k", "v", "dout", "dlse", "sinks", "alibi_slopes"; by default q, k, v and dout.
     """
     return {name: tensor(case, name) for name in names or ("q", "k", "v", "dout")}
 
 
 def tensor(case: Case, name: str) -> np.ndarray:
     """One input of a case; it does not depend on the shapes of the others."""
-    index = (*TENSORS, "dlse", "sinks").index(name)
+    index = (*TENSORS, "dlse", "sinks", "alibi_slopes").index(name)
     generator = np.random.default_rng([case.seed, index])
     shape = list(case.shape(name))
     if name == "dlse":
         return generator.standard_normal(shape).astype(case.statistics)
     if name == "sinks":
         return _sinks(case, generator).astype(case.dtype_of(name))
+    if name == "alibi_slopes":
+        return _slopes(generator, tuple(shape)).astype(case.dtype_of(name))
     for axis in case.recipe(name).broadcast:
         shape[axis] = min(shape[axis], 1)
     values = as_storage(case, _family(case, name)(generator, tuple(shape)))
     return strided(np.broadcast_to(values, case.shape(name)), case.recipe(name))
+
+
+def operands(case: Case, **given: np.ndarray | None) -> dict[str, np.ndarray]:
+    """What the case has beside q, k and v: what is given by name, else its own."""
+    found = {}
+    for name in case.operands:
+        array = given.get(name)
+        found[name] = tensor(case, name) if array is None else array
+    return found
 
 
 def _sinks(case: Case, generator: np.random.Generator) -> np.ndarray:
@@ -50,6 +61,16 @@ def _sinks(case: Case, generator: np.random.Generator) -> np.ndarray:
     likely = math.log1p(case.seqlen_kv) + generator.standard_normal(case.heads_q)
     odd = generator.choice([-math.inf, -40.0, 20.0, 0.0], case.heads_q)
     return np.where(generator.random(case.heads_q) < 0.25, odd, likely)
+
+
+def _slopes(generator: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    """Mostly as of models, 1 to 2^-8; now and then none, of the other sign, or of the nearest key.
+
+    From some head to the next the sign changes.
+    """
+    likely = 2.0 ** generator.uniform(-8, 0, shape)
+    odd = generator.choice([0.0, -(2.0**-6), -0.5, 4.0], shape)
+    return np.where(generator.random(shape) < 0.3, odd, likely)
 
 
 def as_storage(case: Case, values: np.ndarray) -> np.ndarray:

@@ -39,10 +39,12 @@ def exact(case: Case) -> bool:
     return not (case.softcap and TANH[case.dtype] > 16 * UNIT[case.statistics.name])
 
 
-#: 16-bit dtypes: most of |x - r| / (u (|r| + E)) in any row, E of ``oracle``. Correct: out 0.74,
-#: dq 1.57, dk 1.45, dv 0.97 (each the worst of 24,000 rows; medians 0.3). One row of dq hangs on
-#: one rounding of delta, so its tail is that of a single deviate: 2 is more than 5 of its own.
-ROW_LIMIT = {"out": 1.0, "dq": 2.0, "dk": 2.0, "dv": 2.0, "dsinks": 2.0}
+#: 16-bit dtypes: most of |x - r| / (u (|r| + E)) in any row, E of ``error_model``. Correct: out
+#: 0.74, dq 1.57, dk 1.45, dv 0.97 (each the worst of 24,000 rows; medians 0.3). One row of dq hangs
+#: on one rounding of delta, so its tail is that of a single deviate: 2 is more than 5 of its own.
+#: Gradients of numbers for each head are judged so in all dtypes. Correct, of the NumPy backend:
+#: dalibi_slopes 0.91, the worst of 8,500 cases, of a query or two.
+ROW_LIMIT = {"out": 1.0, "dq": 2.0, "dk": 2.0, "dv": 2.0, "dalibi_slopes": 2.0, "dsinks": 2.0}
 
 #: float32 and float64: a 64-row tile's RMS of the same ratio may be twice that of plain NumPy
 #: over the same rows (the rule of the project), plus one unit. The unit is for luck: plain NumPy
@@ -77,7 +79,7 @@ SUM_DRIFT = 1 / 8
 
 #: lse: error allowed as a part of max(1, |lse|), and for each key that is summed; float32.
 #: float64 scales both by 2^-29. Given by the project; correct: 0.06 of it. Beside them stands
-#: the error of the scores themselves, E of ``oracle``: a score of 1 that is left of terms of
+#: the error of the scores themselves, E of ``error_model``: a score of 1 that is left of terms of
 #: 1,000 (values x30) is off by 1e-4 in any float32 product. E is a standard deviation at most
 #: three times too large, lse is judged value by value: thrice E. Correct: 0.94 of E in 4,000.
 LSE_RELATIVE = 1e-5

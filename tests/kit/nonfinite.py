@@ -10,8 +10,8 @@ import numpy as np
 
 from cuflash import reference
 
-from .case import Case
-from .data import arrays
+from .case import OF_HEADS, Case
+from .data import arrays, operands
 
 __all__ = ["SPOILED", "Spoiled", "spoiled"]
 
@@ -62,23 +62,28 @@ class Spoiled:
             assert error <= _TOLERANCE[self.case.dtype] * most, f"{where}: off by {error}"
 
     def _truth(self) -> dict[str, np.ndarray]:
-        options: dict[str, Any] = {**self.case.options, "dtype": np.float64}
+        options: dict[str, Any] = {**self.case.options, **operands(self.case), "dtype": np.float64}
         q, k, v = (self.x[name] for name in "qkv")
         with np.errstate(all="ignore"):
             out, lse = reference.attention(q, k, v, **options)
             grads = reference.attention_backward(
                 self.x["dout"], q, k, v, dlse=self.x["dlse"], **options
             )
-        named = zip(("out", "lse", "dq", "dk", "dv"), (out, lse, *grads), strict=True)
+        named = zip(("out", "lse", *self.case.gradients), (out, lse, *grads), strict=True)
         return {name: self.case.heads_first(name, array) for name, array in named}
 
     def _may(self, name: str, truth: np.ndarray) -> np.ndarray:
         """What shares a tile with an edge of what is seen, of the heads that are reached."""
         may = np.zeros(truth.shape, bool)
+        group, of_query = self.case.group, self.name in ("q", "dout", "dlse")
+        if name in OF_HEADS:  # all rows of a head share its number
+            first, count = (self.head, 1) if of_query else (self.head * group, group)
+            may[(0,) * (may.ndim - 1)][first : first + count] = True
+            return may
         begin, end = self.case.visible_range()
         if (begin == 0).all() and (end == self.case.seqlen_kv).all():
             return may
-        of_keys, of_query = name in ("dk", "dv"), self.name in ("q", "dout", "dlse")
+        of_keys = name in ("dk", "dv")
         if of_query:
             reached = np.array([self.place])
         else:
@@ -89,7 +94,6 @@ class Spoiled:
         if of_keys:  # all keys of rows that are reached, and what shares tiles with them
             edges = [self.place] * (not of_query) + [begin[edges[0]], end[edges[1]]]
             edges += [begin[0], end[-1]]
-        group = self.case.group
         head = self.head // group if of_query else self.head
         heads = [head] if of_keys else range(head * group, (head + 1) * group)
         for at in edges:

@@ -1,54 +1,4 @@
-"""What a case should give, and how far off rounding alone may take it.
-
-A backend rounds P before ``P v`` and ``P^T dO``, dS before ``dS k`` and
-``dS^T q``, and the output before delta, each by up to u of its dtype. Scores,
-dP and delta are dot products in the compute dtype, each off by about c u of
-the sum of its terms' magnitudes, c the ratio of the two dtypes' u. For every
-row of every result :class:`Truth` holds the root of the sum of squares E of
-what these contribute, in units of u::
-
-    s_ij   = scale sum_c |q_ic k_jc|        t_ij = sum_c |dO_ic v_jc|
-    lse_i    E^2 = c^2 sum_j P_ij^2 s_ij^2
-    out_i    E^2 = sum_j P_ij^2 (|v_j|^2 + c^2 s_ij^2 |v_j - out_i|^2)
-             + f^2 |sum_j |v_j||^2 where there is a sink
-    dv_j     E^2 = sum_i P_ij^2 r_ij |dO_i|^2,  r_ij = 1 + c^2 (s_ij + |lse_i|)^2
-    dq_i     E^2 = scale^2 (sum_j D_ij |k_j|^2 + e_i |sum_j P_ij k_j|^2)
-    dk_j     E^2 = scale^2 sum_i (D_ij + P_ij^2 e_i) |q_i|^2
-             D_ij = dS_ij^2 r_ij + c^2 P_ij^2 t_ij^2 + f^2 (dP_ij - delta_i)^2
-             e_i  = sum_c (dO_ic out_ic)^2 + sum_j (P_ij^2 dP_ij^2 + c^2 dS_ij^2 s_ij^2)
-                    + c^2 (sum_c |dO_ic out_ic|)^2
-                    + f^2 (sum_c |dO_ic| sum_j |v_jc|)^2 where there is a sink
-    dsink    E = F + c sqrt(n) sum_i |P_is g_i|, n rows, g_i = delta_i - dlse_i
-             F^2 = sum_i P_is^2 (e_i + g_i^2 (c^2 x_i^2 + E(lse_i)^2))
-             P_is = exp(sink - lse_i), x_i = 1 + |lse_i| + 2 |sink - lse_i|
-
-e_i is the square of delta's error: the saved output that delta is made from
-carries the rounding of P and the error of the scores as well as its own.
-f is what is lost, in u, where P is flushed to zero in the compute dtype. In the
-output it is the factor that a sink leaves of a row's weights, which are up to
-``MOST_WEIGHT`` before that. Magnitudes below ``SMALLEST`` count as that.
-Roundings are independent, so squares add up; only where all rows are the same
-row ("equal") are they the same error in each: n of them are n times as large,
-not sqrt(n) times, and a sum of n terms drifts one way, by ``SUM_DRIFT`` u of
-the compute dtype for each.
-
-A soft cap C makes z_ij of the scores, with slopes g_ij = 1 - z_ij^2 / C^2. Then
-s_ij is multiplied by g_ij, and dS is P (dP - delta) g. The slope errs by
-G_ij = c + 2 c s_ij |z_ij| / C^2 (of wide dtypes 4 h g in place of the first c),
-and D_ij gets P^2 (dP - delta)^2 G^2. The tanh errs by h, in u, and so alike for
-scores that are alike: with w_ij = h |z_ij| these sums, squared, are added to
-those of lse, out, delta, dv, and of dq and dk, 2 |z| / C^2 of 16-bit dtypes
-alone, whose slope is made of the tanh::
-
-    sum_j P_ij w_ij         sum_j P_ij w_ij |v_j - out_i|    sum_j P_ij |dP_ij - delta_i| w_ij
-    sum_i P_ij W_ij |dO_i|  scale sum P |dP - delta| (W g + w 2 |z| / C^2) |k_j| or |q_i|
-
-W_ij = w_ij + sum_j P_ij w_ij: the weights err by the log-sum-exp too.
-P in the term of t_ij, and beside e_i, is multiplied by g and all that g errs by.
-What is not here, the growth of long sums, is below u for 16-bit dtypes;
-float32 and float64 are therefore compared with plain NumPy in the same dtype,
-which :func:`~tests.kit.plain.plain` computes.
-"""
+"""What a case should give, and how far off rounding alone may take it."""
 
 from __future__ import annotations
 
@@ -61,8 +11,8 @@ import numpy as np
 from cuflash import reference
 
 from .case import Case
-from .data import tensor
-from .limits import MOST_WEIGHT, SMALLEST, SUM_DRIFT, TANH, UNIT
+from .data import operands
+from .error_model import model_of
 from .plain import plain
 
 __all__ = ["Truth", "judge"]
@@ -78,9 +28,10 @@ class Truth:
     Attributes
     ----------
     results : dict
-        "out", "lse" and, where asked for, "dq", "dk", "dv" and "dsinks", (head,).
+        "out", "lse" and, where asked for, what ``case.gradients`` names, those of
+        numbers for each head as they are.
     model : dict
-        E of every row of every result.
+        E of every row of every result, as :mod:`~tests.kit.error_model` has it.
     plain : tuple of dict
         The results of plain NumPy, forwards and backwards; empty for 16-bit dtypes.
     """
@@ -100,14 +51,14 @@ def judge(case: Case, inputs: Mapping[str, np.ndarray]) -> Truth:
         float64 is judged in longdouble, so keep it small.
     inputs : mapping
         "q", "k", "v", for the gradients "dout", and "dlse" where there is one;
-        in the case's layout. "sinks" by default are the case's.
+        in the case's layout. "alibi_slopes" and "sinks" by default are the case's.
     """
     wide: Any = np.longdouble if case.dtype == "float64" else np.float64
     if case.dtype == "float64" and not WIDE:
         raise RuntimeError("float64 cannot be judged here: longdouble is no wider")
-    if case.sinks:  # those that a runner takes where it is given none
-        inputs = {"sinks": tensor(case, "sinks"), **inputs}
-    options = {**case.options, "dtype": wide, "sinks": inputs.get("sinks")}
+    beside = operands(case, **{name: inputs.get(name) for name in case.operands})
+    inputs = {**inputs, **beside}
+    options = {**case.options, "dtype": wide, **beside}
     q, k, v = (inputs[name] for name in "qkv")
     out, lse = reference.attention(q, k, v, **options)
     results = {"out": out, "lse": lse}
@@ -118,182 +69,4 @@ def judge(case: Case, inputs: Mapping[str, np.ndarray]) -> Truth:
     results = {name: case.heads_first(name, array) for name, array in results.items()}
     steps = (1, -1) if case.storage.itemsize > 2 else ()
     comparators = tuple(plain(case, inputs, step) for step in steps)
-    return Truth(case, results, _model(case, inputs, results), comparators)
-
-
-def _model(
-    case: Case, inputs: Mapping[str, np.ndarray], results: Mapping[str, np.ndarray]
-) -> dict[str, np.ndarray]:
-    squares = {name: np.zeros(result.shape[:3]) for name, result in results.items()}
-    sums = np.zeros(case.heads_q)  # of dsinks' long sum, without squares
-    with np.errstate(invalid="ignore", over="ignore"):
-        for b, h in np.ndindex(case.batch, case.heads_q):
-            kv = h // case.group
-            head = _Head(case, inputs, results, b, h)
-            squares["lse"][b, h], squares["out"][b, h] = head.lse(), head.out()
-            if "dq" in squares:
-                squares["dq"][b, h], dk, dv = head.gradients()
-                squares["dk"][b, kv] += dk
-                squares["dv"][b, kv] += dv
-            if "dsinks" in squares:
-                of_head, long = head.sink()
-                squares["dsinks"][h] += of_head
-                sums[h] += long
-        terms, unit = _alike_terms(case), UNIT[case.statistics.name] / UNIT[case.dtype]
-        model = {
-            name: np.sqrt(square * max(1, terms.get(name, 1))) for name, square in squares.items()
-        }
-        if "dsinks" in model:
-            model["dsinks"] = np.sqrt(squares["dsinks"]) + sums
-        for name in model.keys() - {"dsinks"}:
-            drift = SUM_DRIFT * unit * terms[name]
-            rows = results[name].astype(np.float64)
-            size = np.abs(rows) if name == "lse" else np.sqrt((rows**2).sum(axis=-1))
-            model[name] += np.where(model[name] > 0, drift * np.nan_to_num(size, posinf=0), 0)
-        return model
-
-
-def _alike_terms(case: Case) -> dict[str, int]:
-    """How many terms of a sum are the same term; 0 unless all are."""
-    same = case.values == "equal"
-    rows, keys = (case.seqlen_q * case.group, case.seqlen_kv) if same else (0, 0)
-    return {"out": keys, "lse": keys, "dq": keys, "dk": rows, "dv": rows}
-
-
-class _Head:
-    """Squares of E of one query head."""
-
-    def __init__(
-        self,
-        case: Case,
-        inputs: Mapping[str, np.ndarray],
-        results: Mapping[str, np.ndarray],
-        b: int,
-        h: int,
-    ) -> None:
-        heads = {"q": h, "dout": h, "dlse": h, "k": h // case.group, "v": h // case.group}
-        self._x = {
-            name: case.heads_first(name, array)[b, heads[name]].astype(np.float64)
-            for name, array in inputs.items()
-            if name != "sinks"
-        }
-        self._sink = float(inputs["sinks"][h]) if "sinks" in inputs else -np.inf
-        self._case = case
-        self._out, lse = (results[name][b, h].astype(np.float64) for name in ("out", "lse"))
-        live = lse != -np.inf
-        self._lse = np.where(live, lse, 0)[:, None]
-        self._seen = case.sees() & live[:, None]
-        scores, self._slope = self._capped(case.factor * (self._x["q"] @ self._x["k"].T))
-        self._p = np.exp(np.where(self._seen, scores - self._lse, -np.inf))
-        terms = case.factor * (np.abs(self._x["q"]) @ np.abs(self._x["k"]).T)
-        self._c = UNIT[case.statistics.name] / UNIT[case.dtype]
-        self._of_slope: Any = 0.0  # error of the slope
-        self._s = np.where(self._seen, self._c * terms * self._slope, 0)
-        self._tanh = self._slope_by_tanh = np.zeros_like(self._s)
-        if case.softcap:
-            size = np.where(self._seen, np.abs(scores), 0)
-            by_score = 2 * (size / case.softcap) / case.softcap  # of the slope
-            by_tanh = TANH[case.dtype] / UNIT[case.dtype]
-            narrow = case.storage.itemsize == 2  # the slope is 1 - tanh^2
-            rounded = self._c if narrow else 4 * by_tanh * self._slope
-            self._of_slope = rounded + by_score * self._s
-            self._tanh = size * by_tanh
-            if narrow:
-                self._slope_by_tanh = by_score * self._tanh
-
-    def _capped(self, scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Scores as a soft cap leaves them, and their slopes."""
-        cap = self._case.softcap
-        if not cap:
-            return scores, np.ones_like(scores)
-        return cap * np.tanh(scores / cap), 1 / np.cosh(np.clip(scores / cap, -300, 300)) ** 2
-
-    def lse(self) -> np.ndarray:
-        """Of the log-sum-exp, (seqlen_q,)."""
-        return ((self._p * self._s) ** 2).sum(axis=1) + (self._p * self._tanh).sum(axis=1) ** 2
-
-    def out(self) -> np.ndarray:
-        """Of the output, (seqlen_q,)."""
-        v, out = self._x["v"], self._out
-        distance = _squares(v) - 2 * (out @ v.T) + _squares(out)[:, None]
-        distance = np.maximum(distance, 0)
-        by_scores = ((self._p * self._s) ** 2 * distance).sum(axis=1)
-        by_scores += (self._p * self._tanh * np.sqrt(distance)).sum(axis=1) ** 2
-        square = self._rounded(self._p) @ _squares(v) + by_scores
-        return square + _squares(self._left())
-
-    def _left(self) -> np.ndarray:
-        """E of the output by what a sink leaves of a row, a factor of all its weights."""
-        most = MOST_WEIGHT[self._case.dtype] * SMALLEST[self._case.statistics.name]
-        lost = self._c * most if self._sink > -np.inf else 0
-        return np.where(self._seen, lost, 0) @ np.abs(self._x["v"])
-
-    def gradients(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Of dq, (seqlen_q,), dk and dv, (seqlen_kv,)."""
-        x, p, factor, c = self._x, self._p, self._case.factor, self._c
-        delta, delta_error, dp = self._delta()
-        without = p * (dp - delta[:, None])
-        ds = without * self._slope
-        of_slope = self._of_slope + self._slope_by_tanh
-        sloped = p * (self._slope + UNIT[self._case.dtype] * of_slope)
-        relative = 1 + (self._s + c * np.abs(self._lse)) ** 2
-        off = np.abs(x["dout"]) @ np.abs(x["v"]).T
-        flushed = np.where(self._seen, c * SMALLEST[self._case.statistics.name], 0)
-        ds_error = self._rounded(ds) * relative + (c * sloped * off) ** 2
-        ds_error += (flushed * (dp - delta[:, None])) ** 2 + (without * self._of_slope) ** 2
-        dq = ds_error @ _squares(x["k"]) + delta_error * _squares(sloped @ x["k"])
-        dk = (ds_error + sloped**2 * delta_error[:, None]).T @ _squares(x["q"])
-        dv = (self._rounded(p) * relative).T @ _squares(x["dout"])
-        of_weights = self._tanh + (p * self._tanh).sum(axis=1, keepdims=True)  # and of lse
-        alike = np.abs(ds) * of_weights + np.abs(without) * self._slope_by_tanh
-        dq += (alike @ np.sqrt(_squares(x["k"]))) ** 2
-        dk += (alike.T @ np.sqrt(_squares(x["q"]))) ** 2
-        dv += ((p * of_weights).T @ np.sqrt(_squares(x["dout"]))) ** 2
-        return factor**2 * dq, factor**2 * dk, dv
-
-    def sink(self) -> tuple[float, float]:
-        """Of the gradient of the head's sink; and E, no square, of the sum over its rows."""
-        growth = self._growth()
-        delta, delta_error, _ = self._delta(growth)
-        lse = self._lse[:, 0]
-        weight = np.exp(self._sink - lse) if self._sink > -np.inf else np.zeros_like(lse)
-        exponent = np.abs(self._sink - lse) if self._sink > -np.inf else 0
-        relative = self._c**2 * (1 + np.abs(lse) + 2 * exponent) ** 2 + growth**2 * self.lse()
-        flushed = self._c * SMALLEST[self._case.statistics.name] if self._sink > -np.inf else 0
-        square = weight**2 * (delta_error + delta**2 * relative) + (flushed * delta) ** 2
-        long = np.abs(weight * delta).sum() * np.sqrt(max(1, self._case.batch * len(delta)))
-        return float(square.sum()), float(self._c * long)
-
-    def _growth(self) -> float:
-        """Of a score's error with head_dim, where float32 and float64 are not held to plain NumPy.
-
-        The first term may be the whole sum. Each addition of another one then errs by half a unit
-        in its last place at most, by 0.58 u as a root mean square, and these are independent.
-        """
-        wide = self._case.storage.itemsize > 2
-        return max(1.0, 0.6 * self._case.head_dim**0.5) if wide else 1.0
-
-    def _delta(self, growth: float = 1.0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Delta of every row less dlse, the square of its E, and dP."""
-        x, p, c = self._x, self._p, self._c
-        terms = x["dout"] * self._out
-        delta = terms.sum(axis=1) - x.get("dlse", 0)
-        dp = x["dout"] @ x["v"].T
-        ds = p * (dp - delta[:, None])
-        smallest = SMALLEST[self._case.dtype]
-        error = _squares(np.abs(x["dout"]) * np.maximum(np.abs(self._out), smallest))
-        error += (np.abs(x["dout"]) * self._left()).sum(axis=1) ** 2
-        error += (np.abs(ds) * self._tanh).sum(axis=1) ** 2
-        error += (self._rounded(p) * dp**2 + (growth * ds * self._s) ** 2).sum(axis=1)
-        drift = 1 + SUM_DRIFT * _alike_terms(self._case)["out"]  # of the out that delta is made of
-        error += (c * drift * np.abs(terms).sum(axis=1)) ** 2
-        return delta, error, dp
-
-    def _rounded(self, values: np.ndarray) -> np.ndarray:
-        """Squares of what the rounding of values is proportional to, 0 where nothing is seen."""
-        magnitude = np.maximum(np.abs(values), SMALLEST[self._case.dtype])
-        return np.where(self._seen, magnitude, 0) ** 2
-
-
-def _squares(rows: np.ndarray) -> np.ndarray:
-    return (rows**2).sum(axis=1)
+    return Truth(case, results, model_of(case, inputs, results), comparators)

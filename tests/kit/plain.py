@@ -25,9 +25,11 @@ def plain(case: Case, inputs: Mapping[str, np.ndarray], step: int = 1) -> dict[s
     gradients = "dout" in inputs
     names = ("out", "lse", "dq", "dk", "dv") if gradients else ("out", "lse")
     sinks = x.pop("sinks", np.full(case.heads_q, -np.inf)).astype(case.storage)
+    alibi = np.broadcast_to(x.pop("alibi_slopes", 0), (case.batch, case.heads_q))
     shapes = {n: case.heads_first(n, np.empty(case.shape(n))).shape for n in names}
     results = {name: np.zeros(shape, case.storage) for name, shape in shapes.items()}
     visible = case.sees()[::step, ::step]
+    distances = case.distances()[::step, ::step].astype(case.storage) if case.alibi else 0
     scale = case.storage.type(case.factor)
     ordered = {name: array[:, :, ::step] for name, array in results.items()}
     with np.errstate(all="ignore"):
@@ -35,15 +37,17 @@ def plain(case: Case, inputs: Mapping[str, np.ndarray], step: int = 1) -> dict[s
             kv = h // case.group
             q, k, v = x["q"][b, h, ::step], x["k"][b, kv, ::step], x["v"][b, kv, ::step]
             scores = scale * _product(q[:, ::step], k[:, ::step].T)
+            lost = alibi[b, h].astype(case.storage) * distances
             scores, _ = _capped(case, scores)
-            scores = np.where(visible, scores, -np.inf)
+            scores = np.where(visible, scores - lost, -np.inf)
             out, lse = _plain_forward(scores, v, sinks[h])
             ordered["out"][b, h], ordered["lse"][b, h] = out, lse
             if not gradients:
                 continue
             scores = scale * _product(q[:, ::-step], k[:, ::-step].T)
             scores, slopes = _capped(case, scores)
-            p = np.where(visible, np.exp(scores - np.where(lse == -np.inf, 0, lse)[:, None]), 0)
+            base = np.where(lse == -np.inf, 0, lse)[:, None]
+            p = np.where(visible, np.exp(scores - lost - base), 0)
             dout = x["dout"][b, h, ::step]
             delta = (dout * out).sum(axis=1) - (x["dlse"][b, h, ::step] if "dlse" in x else 0)
             ds = p * (_product(dout, v.T) - delta[:, None]) * slopes

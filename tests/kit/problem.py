@@ -74,6 +74,7 @@ def cases(
     windowed: bool = False,
     sinks: Sequence[str] = ("",),
     softcaps: Sequence[float | None] = (None,),
+    alibis: Sequence[str] = ("",),
 ) -> Case:
     """Draw a case and a seed. What decides the compilation is given, the rest is drawn.
 
@@ -95,12 +96,15 @@ def cases(
         Their dtypes to draw from; "" is none.
     softcaps
         Caps to draw from; None is none.
+    alibis
+        Shapes of ALiBi's slopes to draw from, as ``Case.alibi`` names them.
     """
     seqlen_q, seqlen_kv = _both_lengths(draw, tile, budget)
     layout = draw(st.sampled_from(layouts))
     room = max(1, budget // ((seqlen_q + 64) * (seqlen_kv + 64)))
     batch, heads_q, heads_kv = draw(_counts(layout, room))
     sides = windows((1, *tile), seqlen_q, seqlen_kv) if windowed else st.just("")
+    alibi = draw(st.sampled_from(alibis))
     return Case(
         batch=batch,
         heads_q=heads_q,
@@ -111,7 +115,7 @@ def cases(
         head_dim_v=head_dim if head_dim_v is None else head_dim_v,
         dtype=dtype,
         causal=causal,
-        q_offset=draw(_offsets(seqlen_q, seqlen_kv, windowed)),
+        q_offset=draw(_offsets(seqlen_q, seqlen_kv, windowed or bool(alibi))),
         scale=draw(st.sampled_from((None, None, 1 / head_dim, 0.3 / math.sqrt(head_dim)))),
         layout=layout,
         seed=draw(st.integers(0, 2**31 - 1)),
@@ -119,15 +123,16 @@ def cases(
         window=draw(sides),
         sinks=draw(st.sampled_from(sinks)),
         softcap=draw(st.sampled_from(softcaps)),
+        alibi=alibi,
         strides=tuple(draw(recipes(layout, name, strided)) for name in TENSORS),
     )
 
 
-def _offsets(seqlen_q: int, seqlen_kv: int, windowed: bool) -> st.SearchStrategy[int | None]:
-    """Of either sign; with windows now and then such that nobody sees a key."""
+def _offsets(seqlen_q: int, seqlen_kv: int, distant: bool) -> st.SearchStrategy[int | None]:
+    """Of either sign; now and then far from all keys: under a window nobody then sees one."""
     near = st.one_of(st.none(), st.just(0), st.integers(-seqlen_q - 1, seqlen_kv + 1))
     far = st.sampled_from((-3 * seqlen_q, 3 * seqlen_kv))
-    return st.one_of(near, near, far) if windowed else near
+    return st.one_of(near, near, far) if distant else near
 
 
 def _both_lengths(draw: st.DrawFn, tile: tuple[int, int], budget: int) -> tuple[int, int]:

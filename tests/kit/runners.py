@@ -5,6 +5,7 @@ A new pair is one line in :data:`PAIRS`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import ModuleType
@@ -20,7 +21,7 @@ from cuflash.planning.problem import DTYPES, AttentionProblem
 
 from .arena import Arena
 from .case import Case
-from .data import tensor
+from .data import operands
 from .strides import CONTIGUOUS
 
 __all__ = ["PAIRS", "RUNNERS", "ApiRunner", "fa3_serves"]
@@ -77,7 +78,10 @@ class ApiRunner:
         options = self._options(case, operation)
         if case.sinks:
             options["sinks"] = case.sinks
-            options |= {"wrt": ("q", "k", "v", "sinks")} if operation == "backward" else {}
+        if case.alibi:
+            options["alibi_slopes"] = case.shape("alibi_slopes")
+        if case.operands and operation == "backward":
+            options["wrt"] = case.wrt
         return cuflash.explain(*shapes, operation=operation, dtype=case.dtype, **options)
 
     def tiles(self, case: Case, operation: str = "forward") -> tuple[int, int]:
@@ -92,12 +96,13 @@ class ApiRunner:
         k: np.ndarray,
         v: np.ndarray,
         sinks: np.ndarray | None = None,
+        alibi_slopes: np.ndarray | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
         """Out and lse."""
         arena = Arena(self.xp, self.poison)
         inputs = _place(arena, case, {"q": q, "k": k, "v": v})
         options = self._options(case, "forward") | self._workspace(arena, case, "forward")
-        options |= _place_sinks(arena, case, sinks)
+        options |= _place_operands(arena, operands(case, sinks=sinks, alibi_slopes=alibi_slopes))
         if self.destinations:
             options["out"] = arena.output(
                 "out", case.shape("out"), case.storage, case.recipe("out")
@@ -119,15 +124,16 @@ class ApiRunner:
         lse: np.ndarray,
         dlse: np.ndarray | None = None,
         sinks: np.ndarray | None = None,
+        alibi_slopes: np.ndarray | None = None,
     ) -> tuple[np.ndarray, ...]:
-        """Dq, dk and dv, and dsinks where there are sinks."""
+        """Gradients, as ``case.gradients`` names them."""
         arena = Arena(self.xp, self.poison)
         named = {"dout": dout, "q": q, "k": k, "v": v, "out": out, "lse": lse}
         inputs = _place(arena, case, named)
         options = self._options(case, "backward") | self._workspace(arena, case, "backward")
-        options |= _place_sinks(arena, case, sinks)
-        if case.sinks:
-            options["wrt"] = ("q", "k", "v", "sinks")
+        options |= _place_operands(arena, operands(case, sinks=sinks, alibi_slopes=alibi_slopes))
+        if case.operands:
+            options["wrt"] = case.wrt
         if dlse is not None:
             (options["dlse"],) = _place(arena, case, {"dlse": dlse})
         if self.destinations:
@@ -147,8 +153,8 @@ class ApiRunner:
             results = call()
         rows_q = case.batch * case.heads_q * case.seqlen_q
         rows_kv = case.batch * case.heads_kv * case.seqlen_kv
-        of_sinks = case.heads_q if case.sinks else 0
-        something = rows_q or (operation == "backward" and (rows_kv or of_sinks))
+        of_heads = sum(math.prod(case.shape(name)) for name in case.operands)
+        something = rows_q or (operation == "backward" and (rows_kv or of_heads))
         expected = [(self.backend, self._expected(plan)) for plan in ran[:1]] if something else []
         assert [(plan.backend, plan.algorithm) for plan in ran] == expected, case.repro
         assert bool(ran) == bool(something), case.repro
@@ -193,12 +199,8 @@ def fa3_serves(problem: AttentionProblem) -> bool:
     return served
 
 
-def _place_sinks(arena: Arena, case: Case, sinks: np.ndarray | None) -> dict[str, Any]:
-    """The keyword of a case that has sinks: those given, or its own."""
-    if not case.sinks:
-        return {}
-    values = tensor(case, "sinks") if sinks is None else sinks
-    return {"sinks": arena.input("sinks", values, CONTIGUOUS)}
+def _place_operands(arena: Arena, given: dict[str, np.ndarray]) -> dict[str, Any]:
+    return {name: arena.input(name, array, CONTIGUOUS) for name, array in given.items()}
 
 
 def _place(arena: Arena, case: Case, arrays: dict[str, np.ndarray]) -> list[Any]:

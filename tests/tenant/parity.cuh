@@ -7,14 +7,15 @@ struct ParityParams {
 
 struct ParityTerm : AddedTerm {
   int parity;
+  int first;  // key of the lane
 
   template <class Params>
-  __device__ ParityTerm(const Params& params, int, int, double)
-      : parity(static_cast<int>(params.parity.parity)) {}
+  __device__ ParityTerm(const Params& params, const Lane& lane, double)
+      : parity(static_cast<int>(params.parity.parity)), first(lane.j) {}
 
   template <class Compute>
-  __device__ Compute operator()(Compute score, int, int j) const {
-    return j % 2 == parity ? score : -infinity<Compute>();
+  __device__ Compute operator()(Compute score, int, int dj) const {
+    return (first + dj) % 2 == parity ? score : -infinity<Compute>();
   }
 };
 

@@ -71,6 +71,19 @@ _SINKS = [
 ]
 
 
+#: Of every head, or of every batch entry and head.
+_SLOPES = [
+    _array((8,), np.float32),
+    _array((2, 8), np.float32),
+    _part(lambda a: a[::2], (16,), np.float32),
+    _part(lambda a: a.transpose(1, 0), (8, 2), np.float32),
+    _part(lambda a: a[1:].view(np.float32).reshape(2, 8), (4 * 16 + 1,), np.uint8),
+    _array((8,)),
+    _array((1, 8), np.float32),
+    _array((2, 8), np.float32, device=1),
+]
+
+
 def _several(*makes: Make) -> Make:
     return lambda host: tuple(make(host) for make in makes)
 
@@ -87,8 +100,19 @@ RECIPES: dict[str, list[Any]] = {
     "scale": [None, 0.25, 0.5, 1, True, np.float32(0.5), "1"],
     "window_size": [None, (3, None), (3, 2), [3, 2], (3.0, 2), (True, 2), (0, 0), (None, -1)],
     "softcap": [None, 20.0, 0, 3, True, np.float32(20), "20", -1.0, float("nan")],
+    "alibi_slopes": [None, *_SLOPES],
     "sinks": [None, *_SINKS],
-    "wrt": [QKV, ("q",), ("v", "k"), ["v", "k"], ("q", "q"), ("q", "sinks"), "q", ()],
+    "wrt": [
+        QKV,
+        ("q",),
+        ("v", "k"),
+        ["v", "k"],
+        ("q", "q"),
+        ("q", "sinks"),
+        ("alibi_slopes",),
+        "q",
+        (),
+    ],
     "q_offset": [None, 3, 0, -2, 3.0, False, np.int64(3)],
     "layout": [None, "bhsd", "bshd", "hsd"],
     "return_lse": [False, True, 0, 1],

@@ -49,6 +49,17 @@ def draw(*shapes: tuple[int, ...], dtype: Any = "float64", seed: int = 0) -> lis
     return [jnp.asarray(rng.standard_normal(shape), dtype) for shape in shapes]
 
 
+def _positions(queries: int, keys: int, q_offset: int | None) -> tuple[Any, Any]:
+    """Of the queries among the keys, as a column, and of the keys."""
+    first = keys - queries if q_offset is None else q_offset
+    return np.arange(queries)[:, None] + first, np.arange(keys)
+
+
+def _distances(queries: int, keys: int, q_offset: int | None) -> Any:
+    i, j = _positions(queries, keys, q_offset)
+    return abs(i - j)
+
+
 def seen_pairs(
     queries: int,
     keys: int,
@@ -58,8 +69,7 @@ def seen_pairs(
     q_offset: int | None = 0,
 ) -> Any:
     """Which query sees which key, by the rules of ``jax.nn``."""
-    i = np.arange(queries)[:, None] + (keys - queries if q_offset is None else q_offset)
-    j = np.arange(keys)
+    i, j = _positions(queries, keys, q_offset)
     seen = np.ones((queries, keys), bool)
     if is_causal:
         seen &= j <= i
@@ -75,6 +85,7 @@ def formula(
     key: Any,
     value: Any,
     *,
+    alibi_slopes: Any = None,
     sinks: Any = None,
     scale: float | None = None,
     is_causal: bool = False,
@@ -94,6 +105,9 @@ def formula(
     scores *= query.shape[-1] ** -0.5 if scale is None else scale
     if softcap is not None:
         scores = softcap * jnp.tanh(scores / softcap)
+    if alibi_slopes is not None:
+        distances = _distances(length, keys, q_offset)
+        scores -= jnp.asarray(alibi_slopes)[..., None, None] * distances
     if sinks is not None:
         scores = jnp.where(seen, scores, -jnp.inf)
         logits = jnp.broadcast_to(sinks[:, None, None], (*scores.shape[:-1], 1))

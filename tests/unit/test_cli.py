@@ -68,6 +68,11 @@ def test_explain_passes_every_option_on(capsys: pytest.CaptureFixture[str]) -> N
     [
         ("--window-size 3 none", {"window_size": (3, None)}),
         ("--window-size none 0", {"window_size": (None, 0)}),
+        ("--alibi-slopes heads", {"alibi_slopes": (16,)}),
+        (
+            "--alibi-slopes batch --wrt alibi_slopes",
+            {"alibi_slopes": (1, 16), "wrt": ("alibi_slopes",)},
+        ),
         ("--sinks", {"sinks": "float16"}),
         ("--sinks float32", {"sinks": "float32"}),
         ("--wrt v", {"wrt": ("v",)}),
@@ -97,6 +102,8 @@ def test_explain_passes_on_what_features_take(
         ("explain --layout sd --batch 2", "--batch"),
         ("explain --wrt q,q", "wrt"),
         ("explain --wrt sinks", "sinks as an argument"),
+        ("explain --wrt alibi_slopes", "alibi_slopes as an argument"),
+        ("explain --alibi-slopes heads --q-offset 2000000000", "q_offset"),
         ("explain --sinks float64", "sinks"),
         ("explain --sinks no", "sinks"),
         ("explain --window-size -1 0", "window_size"),

@@ -10,7 +10,8 @@ import pytest
 from rich.console import Console
 
 from cuflash import cli, compile_command
-from cuflash.compile_ahead import Calls, Outcome, kernels_of
+from cuflash.calls_to_come import Calls
+from cuflash.compile_ahead import Outcome, kernels_of
 from cuflash.planning.device import DeviceLimits
 from cuflash.planning.kernel import KernelConfig
 
@@ -62,7 +63,7 @@ def compiler(monkeypatch: pytest.MonkeyPatch) -> Compiler:
 
 def test_every_option_is_passed_on(compiler: Compiler) -> None:
     lists = "--head-dim 64,192/128 --dtype float32,float64 --operation backward --mask causal"
-    lists += ",band --sinks none,query"
+    lists += ",band --softcap yes --alibi no,yes --sinks none,query"
     others = "--algorithm fa2 --deterministic --unaligned --seqlen 512,1/4096 --arch sm_90"
     assert cli.main(["compile", *lists.split(), *others.split(), "--threads", "2"]) == 0
     assert compiler.calls == [
@@ -71,6 +72,8 @@ def test_every_option_is_passed_on(compiler: Compiler) -> None:
             dtypes=("float32", "float64"),
             operations=("backward",),
             masks=("causal", "band"),
+            softcap=(True,),
+            alibi=(False, True),
             sinks=(None, "query"),
             algorithm="fa2",
             deterministic=True,

@@ -12,7 +12,8 @@ import pytest
 
 import cuflash
 from cuflash import cli
-from cuflash.compile_ahead import Calls, kernels_of
+from cuflash.calls_to_come import Calls
+from cuflash.compile_ahead import kernels_of
 from cuflash.features.table import FEATURES, with_features
 from cuflash.options import Differentiable, Options, check_options
 from cuflash.planning.kernel import KernelConfig
@@ -34,6 +35,7 @@ OF_GRADIENTS = [f for f in FUNCTIONS if f is not cuflash.attention]
 COMPILED: dict[str, dict[str, Any]] = {
     "window": {"masks": ("left", "band")},
     "softcap": {"softcap": (False, True)},
+    "alibi": {"alibi": (False, True)},
     "sinks": {"sinks": ("float16", "float32")},
 }
 

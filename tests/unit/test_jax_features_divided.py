@@ -18,11 +18,13 @@ attention = pytest.importorskip("cuflash.jax", reason="JAX is not installed").at
 KEYWORDS: dict[str, dict[str, Any]] = {
     "window": {"local_window_size": (2, 1)},
     "softcap": {"softcap": 1.5},
+    "alibi": {},
     "sinks": {},
 }
 ARRAYS: dict[str, dict[str, tuple[tuple[int, ...], Any]]] = {
     "window": {},
     "softcap": {},
+    "alibi": {"alibi_slopes": ((4, 8), P("x", "y"))},
     "sinks": {"sinks": ((8,), P("y"))},
 }
 CHOSEN = [c for count in (1, 2) for c in itertools.combinations(FEATURES, count)]

@@ -13,7 +13,6 @@ from cuflash import addresses
 from cuflash.addresses import Addresses
 from cuflash.arrays.adopt import adopt
 from cuflash.dispatch import _check_workspace
-from cuflash.features.use import Operand
 from cuflash.options import Options
 from cuflash.pipeline import plan_call
 
@@ -234,39 +233,3 @@ def test_so_many_addresses_are_kept_and_no_more(fake_device: FakeDevice) -> None
         pointers = _pointers(prepared)
         prepared.run({**pointers, "q": ADDRESS + 256 * number}, workspace=ADDRESS)
         assert 0 < len(prepared._addresses._kept) <= addresses._KEPT
-
-
-@pytest.mark.parametrize("operation", ["forward", "backward"])
-@pytest.mark.parametrize(
-    ("sinks", "dtype"),
-    [((4,), "float16"), ("float32", "float32"), (np.float16, "float16"), ([4], "float16")],
-    ids=str,
-)
-def test_sinks_are_planned_from_a_shape_or_a_dtype(operation: Any, sinks: Any, dtype: str) -> None:
-    """Without a device: as ``explain`` describes them."""
-    explained = cuflash.explain(
-        Q, KV, KV, operation=operation, dtype="float16", sinks=sinks, backend="numpy"
-    )
-    (use,) = explained.problem.uses
-    assert (use.feature, use.compiled) == ("sinks", (("sinks_dtype", dtype),))
-    assert use.operands == (Operand("sinks", dtype, (4,)),)
-
-
-@pytest.mark.parametrize(
-    ("sinks", "error", "says"),
-    [
-        ((3,), VALUE, "sinks: got shape (3,)"),
-        ((4, 1), VALUE, "sinks: got shape (4, 1)"),
-        ((-4,), VALUE, "a shape: non-negative integers"),
-        ("float64", TYPE, "sinks: got dtype float64"),
-        ("int32", TYPE, "sinks: got"),
-        ("nothing", TYPE, "sinks: got"),
-        (np.zeros(3, np.float16), VALUE, "sinks: got shape (3,)"),
-        (4, TYPE, "sinks: got builtins.int"),
-    ],
-    ids=str,
-)
-def test_other_sinks_are_refused(sinks: Any, error: Any, says: str) -> None:
-    with pytest.raises(error) as caught:
-        cuflash.explain(Q, KV, KV, dtype="float16", sinks=sinks, backend="numpy")
-    assert says in str(caught.value)

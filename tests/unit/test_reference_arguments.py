@@ -69,9 +69,9 @@ def test_both_kinds_of_true_are_true(causal: bool) -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["q", "k", "v", "dout", "dlse"])
+@pytest.mark.parametrize("name", ["q", "k", "v", "dout", "dlse", "alibi_slopes"])
 def test_only_numpy_arrays_of_real_numbers_are_taken(name: str) -> None:
-    shape = (2,) if name == "dlse" else (2, 4)
+    shape = {"dlse": (2,), "alibi_slopes": (1,)}.get(name, (2, 4))
     bad = [[[1.0]], 1.0, np.zeros(shape, complex), np.zeros(shape, "U1"), np.zeros(shape, object)]
     for value in (*bad, np.ma.masked_array(np.zeros(shape))):
         with pytest.raises(ArgumentTypeError, match=f"^{name}: got "):

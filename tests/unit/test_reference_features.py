@@ -1,4 +1,4 @@
-"""Windows and sinks of the oracle, against loops, finite differences and what they fall back to."""
+"""Windows, slopes and sinks of the oracle: loops, finite differences, what they fall back to."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SIDES = st.one_of(st.none(), st.integers(0, 6))
 
 @st.composite
 def problems(draw_: st.DrawFn) -> tuple[tuple[int, ...], dict[str, Any]]:
-    """Sizes and options: windows of both kinds, sinks or none, rows that see nothing."""
+    """Sizes and options: windows of both kinds, slopes, sinks, rows that see nothing; or none."""
     group, heads_kv = draw_(st.sampled_from(((1, 1), (2, 2), (3, 1))))
     lengths = draw_(st.integers(1, 5)), draw_(st.integers(1, 6))
     sizes = (draw_(st.integers(1, 2)), group * heads_kv, heads_kv, *lengths, 2, 3)
@@ -27,11 +27,16 @@ def problems(draw_: st.DrawFn) -> tuple[tuple[int, ...], dict[str, Any]]:
         "causal": draw_(st.booleans()),
         "window_size": draw_(st.one_of(st.none(), st.tuples(_SIDES, _SIDES))),
         "q_offset": draw_(st.one_of(st.none(), st.integers(-8, 8))),
+        "softcap": draw_(st.sampled_from((None, 1.5))),
+        "alibi_slopes": None,
         "sinks": None,
     }
+    random = np.random.default_rng(draw_(st.integers(0, 2**16)))
+    shape = draw_(st.sampled_from((None, sizes[1:2], sizes[:2])))
+    if shape is not None:
+        options["alibi_slopes"] = 0.5 * random.standard_normal(shape)
     if draw_(st.booleans()):
-        seed = draw_(st.integers(0, 2**16))
-        options["sinks"] = 2 * np.random.default_rng(seed).standard_normal(sizes[1])
+        options["sinks"] = 2 * random.standard_normal(sizes[1])
     return sizes, options
 
 
@@ -41,6 +46,7 @@ def by_loops(inputs: dict[str, np.ndarray], options: dict[str, Any]) -> tuple[np
     (b, sq, hq, d), (sk, hk) = q.shape, k.shape[1:3]
     offset = sk - sq if options["q_offset"] is None else options["q_offset"]
     left, right = options["window_size"] or (None, None)
+    slopes = np.zeros(hq) if options["alibi_slopes"] is None else options["alibi_slopes"]
     out, lse = np.zeros((b, sq, hq, v.shape[3])), np.full((b, hq, sq), -np.inf)
     for n, h, i in itertools.product(range(b), range(hq), range(sq)):
         weights = {}
@@ -50,7 +56,11 @@ def by_loops(inputs: dict[str, np.ndarray], options: dict[str, Any]) -> tuple[np
             )
             early = left is not None and j < i + offset - left
             if not late and not early:
-                weights[j] = np.exp(q[n, i, h] @ k[n, j, h // (hq // hk)] / np.sqrt(d))
+                score = q[n, i, h] @ k[n, j, h // (hq // hk)] / np.sqrt(d)
+                if options["softcap"]:
+                    score = options["softcap"] * np.tanh(score / options["softcap"])
+                slope = slopes[h] if slopes.ndim == 1 else slopes[n, h]
+                weights[j] = np.exp(score - slope * abs(i + offset - j))
         total = sum(weights.values())
         if options["sinks"] is not None:
             total += np.exp(options["sinks"][h])
@@ -77,9 +87,9 @@ def test_forward_is_the_definition(problem: tuple[tuple[int, ...], dict[str, Any
 def test_gradients_are_finite_differences(problem: tuple[tuple[int, ...], dict[str, Any]]) -> None:
     sizes, options = problem
     inputs, gradients = draw(sizes, 1)
-    if options["sinks"] is not None:
-        inputs["sinks"] = options["sinks"]
-    options = {name: value for name, value in options.items() if name != "sinks"}
+    for name in ("alibi_slopes", "sinks"):  # in the order of their gradients
+        value = options.pop(name)
+        inputs |= {} if value is None else {name: value}
 
     def loss(**moved: np.ndarray) -> float:
         out, lse = reference.attention(**{**inputs, **moved}, **options)
@@ -114,6 +124,9 @@ def _both(inputs: dict[str, np.ndarray], dout: np.ndarray, **options: Any) -> li
         ({"window_size": (2, 3), "causal": True}, {"window_size": (2, 0)}),
         ({"window_size": (9, 9)}, {}),
         ({"window_size": (None, None)}, {}),
+        ({"alibi_slopes": np.zeros(4)}, {}),
+        ({"alibi_slopes": np.zeros((2, 4)), "causal": True}, {"causal": True}),
+        ({"alibi_slopes": np.full((2, 4), 0.5)}, {"alibi_slopes": np.full(4, 0.5)}),
         ({"sinks": np.full(4, -np.inf)}, {}),
         ({"sinks": np.full(4, -np.inf), "window_size": (1, 1)}, {"window_size": (1, 1)}),
     ],
@@ -155,6 +168,33 @@ def test_a_sink_that_is_not_finite_comes_out_of_its_head_alone(bad: float) -> No
     assert np.isnan(lse[:, 1]).all()
     assert np.isfinite(out[:, :, 0]).all()
     assert np.isfinite(lse[:, 0]).all()
+
+
+def test_slopes_are_one_for_each_query_head_of_each_entry_or_of_all() -> None:
+    inputs, gradients = draw((3, 4, 2, 3, 4, 3, 2))
+    for wrong in (np.zeros(2), np.zeros((2, 4)), np.zeros((4, 1)), np.float64(0), np.zeros(3)):
+        with pytest.raises((ArgumentTypeError, ArgumentValueError), match=r"^alibi_slopes: got "):
+            reference.attention(**inputs, alibi_slopes=wrong)
+        with pytest.raises((ArgumentTypeError, ArgumentValueError), match=r"^alibi_slopes: got "):
+            reference.attention_backward(gradients["dout"], **inputs, alibi_slopes=wrong)
+    q = inputs["q"][0, :, 0]  # without an axis of heads there is one, and one entry
+    for right in (np.zeros(1), np.zeros((1, 1))):
+        reference.attention(q, q, q, alibi_slopes=right)
+
+
+def test_a_slope_counts_keys_in_either_direction() -> None:
+    """Scores of nothing else: weights are powers of two, the lse that of their sum."""
+    q, k, v = np.zeros((1, 1, 1, 2)), np.zeros((1, 4, 1, 2)), np.eye(4)[None, :, None]
+    halved = np.array([np.log(2)])
+    for q_offset, away in ((1, [1, 0, 1, 2]), (-2, [2, 3, 4, 5]), (5, [5, 4, 3, 2])):
+        out, lse = reference.attention(q, k, v, alibi_slopes=halved, q_offset=q_offset)
+        weights = 2.0 ** -np.array(away)
+        assert_near(out.ravel(), weights / weights.sum())
+        assert_near(lse.ravel(), np.log([weights.sum()]))
+        dlse = np.ones((1, 1, 1))
+        given_ = {"dlse": dlse, "alibi_slopes": halved, "q_offset": q_offset}
+        *_, dslopes = reference.attention_backward(np.zeros_like(out), q, k, v, **given_)
+        assert_near(dslopes, -np.array([weights @ away / weights.sum()]))
 
 
 def test_sinks_are_one_for_each_query_head() -> None:

@@ -40,9 +40,9 @@ def test_what_a_pass_reads_and_where_it_writes_are_its_arguments(operation: Any)
 @settings(max_examples=40)
 @given(call=calls())
 def test_shapes_and_dtypes_are_those_of_what_calls_give(call: GivenCall) -> None:
-    """Of both passes, in every layout, as described from q, k, v and the sinks alone."""
+    """Of both passes, in every layout, as described from q, k, v and features' arrays alone."""
     out, lse = cuflash.attention(**call.inputs, **call.keywords, return_lse=True)
-    wrt = tuple(name for name in ("v", "sinks", "q", "k") if name in call.inputs)
+    wrt = tuple(name for name in ("v", "sinks", "q", "alibi_slopes", "k") if name in call.inputs)
     dout = np.zeros_like(out)
     saved = {"dout": dout, "out": out, "lse": lse}
     grads = cuflash.attention_backward(**saved, **call.inputs, **call.keywords, wrt=wrt)

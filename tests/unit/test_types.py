@@ -18,6 +18,7 @@ def program(q: Any, flag: bool) -> None:
     reveal_type(cuflash.attention(q, q, q, return_lse=flag))
     reveal_type(cuflash.attention_vjp(q, q, q))
     reveal_type(cuflash.attention_vjp(q, q, q, return_lse=True, wrt=("sinks", "q"), sinks=q))
+    reveal_type(cuflash.attention_vjp(q, q, q, wrt=("alibi_slopes",), alibi_slopes=q))
     out, pullback = cuflash.attention_vjp(q, q, q, return_lse=flag)
     reveal_type(pullback(out))
     reveal_type(cuflash.attention_backward(q, q, q, q, q, q, wrt=["k", "v"]))
@@ -29,6 +30,7 @@ _REVEALED = [
     "Any",
     "tuple[Any, cuflash.api.pullback.Pullback]",
     "tuple[tuple[Any, Any], cuflash.api.pullback.Pullback]",
+    "tuple[Any, cuflash.api.pullback.Pullback]",
     "tuple[Any, ...]",
     "tuple[Any, ...]",
 ]

@@ -72,30 +72,30 @@ def _good(**more: Any) -> dict[str, Any]:
 
 
 _NAMES = st.one_of(
-    st.sampled_from(["q", "k", "v", "sinks", "lse", "Q", "dq", "", "kv"]),
+    st.sampled_from(["q", "k", "v", "alibi_slopes", "sinks", "lse", "Q", "dq", "", "kv"]),
     st.sampled_from([0, None, b"q", ("q",), 1.5]),
 )
 _ODD = st.sampled_from([None, 0, "q", "qkv", b"q", {"q"}, {"q": 1}, iter("q"), np.array(["q"])])
 
 
-def _fine(value: Any, sinks: bool) -> bool:
+def _fine(value: Any, features: Any) -> bool:
     if not isinstance(value, (tuple, list)) or not value:
         return False
-    known = {"q", "k", "v", *(["sinks"] if sinks else [])}
+    known = {"q", "k", "v", *features}
     return all(isinstance(n, str) and n in known for n in value) and len({*value}) == len(value)
 
 
 @settings(max_examples=150)
 @given(
     value=st.one_of(_ODD, st.lists(_NAMES, max_size=5), st.lists(_NAMES, max_size=3).map(tuple)),
-    with_sinks=st.booleans(),
+    features=st.sets(st.sampled_from(["alibi_slopes", "sinks"])),
 )
-def test_every_other_selection_is_refused_and_nothing_runs(value: Any, with_sinks: bool) -> None:
-    more = {"sinks": np.zeros(2, np.float32)} if with_sinks else {}
+def test_every_other_selection_is_refused_and_nothing_runs(value: Any, features: Any) -> None:
+    more = {name: np.zeros(2, np.float32) for name in features}
     call = _good(**more)
     ran: list[Any] = []
     with dispatch.observe(ran.append):
-        if _fine(value, with_sinks):
+        if _fine(value, features):
             assert len(cuflash.attention_backward(**call, wrt=value)) == len(value)
             return
         with pytest.raises((_VALUE, _TYPE), match=r"^wrt: got") as caught:
@@ -106,12 +106,16 @@ def test_every_other_selection_is_refused_and_nothing_runs(value: Any, with_sink
     assert not ran
 
 
-def test_sinks_are_named_only_where_they_are_given() -> None:
-    with pytest.raises(_VALUE, match="'sinks' and no sinks; expected sinks as an argument"):
-        cuflash.attention_backward(**_good(wrt=("q", "sinks")))
+@pytest.mark.parametrize("name", ["alibi_slopes", "sinks"])
+def test_arrays_of_features_are_named_only_where_they_are_given(name: str) -> None:
+    q, says = np.ones((1, 3, 2, 4), np.float32), f"'{name}' and no {name}; expected {name} as an"
+    with pytest.raises(_VALUE, match=says):
+        cuflash.attention_backward(**_good(wrt=("q", name)))
+    with pytest.raises(_VALUE, match=says):
+        cuflash.attention_vjp(q, q, q, wrt=(name,))
 
 
-@pytest.mark.parametrize("wrt", [("q",), ("k", "q", "v"), ("sinks",)])
+@pytest.mark.parametrize("wrt", [("q",), ("k", "q", "v"), ("sinks",), ("alibi_slopes",)])
 def test_a_forward_pass_takes_no_selection(wrt: Any) -> None:
     shape = (1, 3, 2, 4)
     asked = {"operation": "forward", "dtype": "float32", "backend": "numpy", "wrt": wrt}
@@ -150,9 +154,24 @@ def test_grads_hold_what_wrt_names_in_its_order() -> None:
         cuflash.attention_backward(**call, grads=(None, matrix))
 
 
+@pytest.mark.parametrize("shape", [(2,), (1, 2)], ids=str)
+def test_grads_of_slopes_are_shaped_as_they_are(shape: Any) -> None:
+    other = np.ones((1, 2) if shape == (2,) else (2,), np.float32)
+    slopes, gradient = np.zeros(shape, np.float32), np.ones(shape, np.float32)
+    call = _good(alibi_slopes=slopes, wrt=("alibi_slopes",))
+    assert cuflash.attention_backward(**call, grads=(gradient,))[0] is gradient
+    with pytest.raises(_VALUE, match=r"dalibi_slopes: got shape"):
+        cuflash.attention_backward(**call, grads=(other,))
+    with pytest.raises(_TYPE, match="dalibi_slopes: got dtype float64"):
+        cuflash.attention_backward(**call, grads=(gradient.astype(np.float64),))
+    with pytest.raises(_VALUE, match="dalibi_slopes: got memory that alibi_slopes uses"):
+        cuflash.attention_backward(**call, grads=(slopes,))
+
+
 def test_every_selection_there_is() -> None:
     """Of two arrays and more, without generating."""
-    call = _good(sinks=np.zeros(2, np.float32))
+    features = {"alibi_slopes": np.zeros((1, 2), np.float32), "sinks": np.zeros(2, np.float32)}
+    call = _good(**features)
     every = differentiable()
     for count in range(1, len(every) + 1):
         for wrt in itertools.permutations(every, count):
@@ -160,19 +179,19 @@ def test_every_selection_there_is() -> None:
             assert shapes == [call[name].shape for name in wrt]
 
 
-@pytest.mark.parametrize("operand", ["sinks", "q"])
+@pytest.mark.parametrize("operand", ["sinks", "alibi_slopes", "q"])
 @pytest.mark.parametrize("shape", [(0, 3, 2, 4), (2, 0, 2, 4), (0, 0, 2, 4)], ids=str)
 def test_the_gradient_of_what_nothing_reads_is_written_as_zero(operand: str, shape: Any) -> None:
     """Sinks without a single row have a gradient: it is 0, and not what the memory held."""
-    q, sinks = np.ones(shape, np.float32), np.ones(2, np.float32)
+    q, of_heads = np.ones(shape, np.float32), np.ones(2, np.float32)
     lse = np.ones((shape[0], 2, shape[1]), np.float32)
-    dsinks, dq = np.full(2, 7, np.float32), np.ones(shape, np.float32)
-    given = {"sinks": (sinks, dsinks), "q": (q, dq)}
+    target = np.full(q.shape if operand == "q" else 2, 7, np.float32)
+    features = {} if operand == "q" else {operand: of_heads}
     ran: list[Any] = []
     with dispatch.observe(ran.append):
         (gradient,) = cuflash.attention_backward(
-            *[q, q, q, q, q, lse], sinks=sinks, wrt=(operand,), grads=(given[operand][1],)
+            *[q, q, q, q, q, lse], **features, wrt=(operand,), grads=(target,)
         )
-    assert gradient is given[operand][1]
+    assert gradient is target
     assert (gradient == 0).all()
-    assert len(ran) == (operand == "sinks"), "nothing runs where nothing is written"
+    assert len(ran) == (operand != "q"), "nothing runs where nothing is written"

@@ -1,4 +1,4 @@
-"""Generated calls with windows and sinks, small enough to compute many of them."""
+"""Generated calls with windows, slopes and sinks, small enough to compute many of them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class GivenCall:
     Attributes
     ----------
     inputs
-        q, k, v, and sinks if there are any.
+        q, k, v, and slopes and sinks if there are any.
     keywords
         What is not an array.
     """
@@ -43,8 +43,13 @@ def sides() -> st.SearchStrategy[tuple[int | None, int | None]]:
 
 
 @st.composite
-def calls(draw: Any, sinks: bool | None = None, layouts: str = "bshd bhsd shd hsd sd") -> GivenCall:
-    """A call of the NumPy backend; with ``sinks`` None there may be some."""
+def calls(
+    draw: Any,
+    sinks: bool | None = None,
+    alibi: bool | None = None,
+    layouts: str = "bshd bhsd shd hsd sd",
+) -> GivenCall:
+    """A call of the NumPy backend; with ``sinks`` or ``alibi`` None there may be some."""
     layout = draw(st.sampled_from(layouts.split()))
     batch = draw(st.integers(0, 2)) if "b" in layout else 1
     heads_kv = draw(st.integers(1, 2)) if "h" in layout else 1
@@ -63,10 +68,21 @@ def calls(draw: Any, sinks: bool | None = None, layouts: str = "bshd bhsd shd hs
         "k": make(seqlen_kv, heads_kv, width),
         "v": make(seqlen_kv, heads_kv, width_v),
     }
+    if draw(st.booleans()) if alibi is None else alibi:
+        shape = draw(st.sampled_from([(heads_q,), (batch, heads_q)]))
+        inputs["alibi_slopes"] = _slopes(random, shape, dtype)
     if draw(st.booleans()) if sinks is None else sinks:
         kind = draw(st.sampled_from([dtype, _COMPUTE.get(dtype, "float32")]))
         inputs["sinks"] = random.standard_normal(heads_q).astype(DTYPES[kind])
-    keywords = {
+    return GivenCall(inputs, _keywords(draw, layout))
+
+
+def _slopes(random: np.random.Generator, shape: tuple[int, ...], dtype: str) -> Any:
+    return (0.2 * random.standard_normal(shape)).astype(_COMPUTE.get(dtype, "float32"))
+
+
+def _keywords(draw: Any, layout: str) -> dict[str, Any]:
+    return {
         "layout": layout,
         "causal": draw(st.booleans()),
         "window_size": draw(st.one_of(st.none(), sides())),
@@ -74,4 +90,3 @@ def calls(draw: Any, sinks: bool | None = None, layouts: str = "bshd bhsd shd hs
         "algorithm": draw(st.sampled_from(["auto", "fa1", "fa2"])),
         "backend": "numpy",
     }
-    return GivenCall(inputs, keywords)

@@ -8,7 +8,7 @@ from ..device import DeviceLimits
 from ..problem import DTypeName
 from .common import Footprint, ceil_div, shared_array
 
-__all__ = ["ROWS", "DeltaTile", "RowsTile", "SinkTile", "delta_tile"]
+__all__ = ["ROWS", "ArgumentTile", "DeltaTile", "RowsTile", "delta_tile"]
 
 #: Rows of a thread block of the kernels before and after a backward pass: a multiple of every
 #: q tile, so that a tile never reaches beyond a head's part of the workspace.
@@ -62,8 +62,8 @@ class RowsTile:
 
 
 @dataclass(frozen=True)
-class SinkTile:
-    """``sink_gradient``: a query head of all batch entries for each block."""
+class ArgumentTile:
+    """``sink_gradient`` and ``slope_gradient``: a query head for each block."""
 
     warps: int = 32
 

@@ -1,0 +1,178 @@
+"""Calls that are still to come, and the problems that stand for all of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+
+from .errors import ArgumentValueError
+from .features.table import with_features
+from .features.use import Operand
+from .options import AlgorithmChoice
+from .planning.problem import (
+    DTYPES,
+    MAX_HEAD_DIM,
+    MAX_SEQLEN,
+    AttentionProblem,
+    DTypeName,
+    MaskKind,
+    Operation,
+)
+from .planning.tiles import fa2_tables, fa3_tables
+from .tensors import QKV, dtypes_of, tensors
+
+__all__ = ["Calls", "problems_of"]
+
+#: (q or k, v), or (queries, keys).
+Pair = tuple[int, int]
+
+#: Heads of all batch entries. With few of them plans take smaller tiles.
+_HEADS = tuple(4**i for i in range(7))
+#: Beyond the last length there is no other tile.
+_LENGTHS = tuple(2**i for i in range(4, 18))
+
+
+@dataclass(frozen=True)
+class Calls:
+    """Calls to come: all combinations of these.
+
+    Attributes
+    ----------
+    head_dims
+        Widths of q and k, and of v.
+    dtypes, operations, algorithm, deterministic
+        As the calls will have them.
+    masks
+        "causal", "full", or those of windows: "left" bounds the keys of a
+        query on the left alone, "band" on both sides.
+    softcap
+        Whether scores are capped; by how much is no part of a kernel.
+    alibi
+        Whether there are slopes of ALiBi; their shape is no part of a kernel.
+        Gradients are then those with and those without that of the slopes.
+    sinks
+        Dtypes of sinks: None for calls without any, "query" for the dtype of
+        q. Gradients of calls with sinks are also those of the sinks.
+    unaligned
+        Rows begin at no multiples of 16 bytes. They do anyway where a row is
+        not a multiple of 16 bytes itself.
+    seqlens
+        Lengths of q and of k; None for all that make a difference.
+    """
+
+    head_dims: tuple[Pair, ...]
+    dtypes: tuple[DTypeName, ...]
+    operations: tuple[Operation, ...] = ("forward", "backward")
+    masks: tuple[MaskKind, ...] = ("full", "causal")
+    softcap: tuple[bool, ...] = (False,)
+    alibi: tuple[bool, ...] = (False,)
+    sinks: tuple[str | None, ...] = (None,)
+    algorithm: AlgorithmChoice = "auto"
+    deterministic: bool = False
+    unaligned: bool = False
+    seqlens: tuple[Pair, ...] | None = None
+
+    def check(self) -> None:
+        """Raise ArgumentValueError for widths and lengths that no call has."""
+        limits = (("head_dim", self.head_dims, MAX_HEAD_DIM), ("seqlen", self.seqlens, MAX_SEQLEN))
+        for name, pairs, most in limits:
+            for value in (value for pair in pairs or () for value in pair):
+                if not 1 <= value <= most:
+                    raise ArgumentValueError(name, str(value), f"1 to {most}")
+
+
+def problems_of(calls: Calls) -> Iterator[AttentionProblem]:
+    """Problems of which every kernel of such calls is planned for one.
+
+    Raises
+    ------
+    ArgumentValueError
+        If sinks of a dtype are asked for that no such call takes.
+    """
+    seqlens = _telling_lengths() if calls.seqlens is None else calls.seqlens
+    features = product(calls.softcap, calls.alibi, calls.sinks)
+    for dims, dtype, operation, mask, asked in product(
+        calls.head_dims, calls.dtypes, calls.operations, calls.masks, features
+    ):
+        rows = [dim * DTYPES[dtype].itemsize for dim in dims]
+        aligned = not calls.unaligned and all(row % 16 == 0 for row in rows)
+        groups = (1, 64) if operation == "backward" else (1,)
+        windows = _telling_windows(operation) if mask in ("left", "band") else (0,)
+        for (seqlen_q, seqlen_kv), heads, group, window in product(
+            seqlens, _HEADS, groups, windows
+        ):
+            plain = AttentionProblem(
+                operation=operation,
+                batch=1,
+                heads_q=heads * group,
+                heads_kv=heads,
+                seqlen_q=seqlen_q,
+                seqlen_kv=seqlen_kv,
+                head_dim=dims[0],
+                head_dim_v=dims[1],
+                storage=dtype,
+                output=dtype,
+                mask=mask,
+                scale=1.0 / math.sqrt(dims[0]),
+                q_offset=seqlen_kv - seqlen_q if mask in ("causal", "band") else 0,
+                q_first=seqlen_kv - window - (seqlen_q - 1 if mask == "band" else 0)
+                if window
+                else 0,
+                alignment="tensor_map" if aligned else "element",
+                deterministic=calls.deterministic,
+            )
+            yield from _featured(plain, *asked)
+
+
+def _telling_windows(operation: Operation) -> tuple[int, ...]:
+    """Numbers of keys in a window: both sides of every one at which a pass's table changes."""
+    if operation == "forward":
+        last_of_rows = {row.widest_window for row in fa3_tables.FORWARD if row.widest_window}
+    else:
+        first_of_rows = {row.fewest_of_window for row in fa3_tables.BACKWARD}
+        last_of_rows = {first - 1 for first in first_of_rows if first}
+    return tuple(keys for last in sorted(last_of_rows) for keys in (last, last + 1))
+
+
+def _featured(
+    problem: AttentionProblem, softcap: bool, alibi: bool, sinks: str | None
+) -> Iterator[AttentionProblem]:
+    """The problem with its features: that of its mask, a cap of any size, slopes, and sinks.
+
+    Gradients are of all arrays; with slopes there are others without theirs, which are cheaper.
+    """
+    keywords = {"softcap": 1.0} if softcap else {}
+    operands = {}
+    if alibi:
+        shape = (problem.batch, problem.heads_q)
+        operands["alibi_slopes"] = Operand("alibi_slopes", problem.compute, shape)
+    if sinks is not None:
+        operands["sinks"] = Operand("sinks", _dtype_of_sinks(problem, sinks), (problem.heads_q,))
+    without = tuple(name for name in operands if name != "alibi_slopes")
+    named = (tuple(operands), without) if problem.operation == "backward" else ((),)
+    for names in dict.fromkeys(named):
+        yield with_features(replace(problem, wrt=(*QKV, *names)), keywords, operands)
+
+
+def _dtype_of_sinks(problem: AttentionProblem, asked: str) -> str:
+    dtype = problem.storage if asked == "query" else asked
+    allowed = dtypes_of(tensors()["sinks"], problem, {})
+    if dtype not in allowed:
+        raise ArgumentValueError("sinks", f"{dtype} for {problem.storage}", " or ".join(allowed))
+    return dtype
+
+
+def _telling_lengths() -> tuple[Pair, ...]:
+    """Lengths of which every tile that a plan can take is taken by one.
+
+    Both sides of every length at which the tables change, and among them
+    enough for the plans that weigh lengths against heads; as many queries as
+    keys, or one as in decoding.
+    """
+    shorter = [n for row in fa3_tables.FORWARD for n in (row.longest, row.longest_causal)]
+    longer = [row.shortest - 1 for rows in fa2_tables.FORWARD.values() for row in rows]
+    edges = [n for last in (*shorter, *longer) for n in (last, last + 1)]
+    lengths = {*_LENGTHS, *(n for n in edges if 1 <= n <= MAX_SEQLEN)}
+    return tuple((queries, keys) for keys in sorted(lengths) for queries in (keys, 1))

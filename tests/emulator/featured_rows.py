@@ -1,0 +1,101 @@
+"""What the emulator runs with features: of each a few configurations of every generation."""
+
+from __future__ import annotations
+
+from cuflash.planning.tiles.fa2_tables import ForwardRow
+
+from .rows import FULL, Row
+
+__all__ = ["ALIBI", "CAPPED", "SUNK", "WINDOWED"]
+
+#: Configurations whose masks have a first key.
+WINDOWED = (
+    Row("fa1", "90", "float16", window="band"),
+    Row("fa1", "90", "float32", (5, 24), window="left"),
+    Row("fa1", "75", "float16", window="left"),
+    Row("fa2", "90", "float16", window="band"),
+    Row("fa2", "75", "float16", window="left"),
+    Row("fa2", "80", "float32", (5, 24), window="band"),
+    Row("fa2", "90", "float64", window="left"),
+    Row("fa2", "90", "float16", planned=True, deterministic=True, window="band"),
+    Row("fa2", "90", "bfloat16", filled=True, window="band"),
+    Row("fa2", "90", "float16", filled=True, deterministic=True, window="left"),
+    Row("fa2", "90", "float64", filled=True, window="band"),
+    Row(
+        "fa2",
+        "90",
+        "float16",
+        window="band",
+        forward_row=ForwardRow(256, 64, 32, 4, paired=True),
+    ),
+    Row(
+        "fa2",
+        "80",
+        "bfloat16",
+        window="left",
+        forward_row=ForwardRow(256, 32, 32, 2, num_stages=1),
+    ),
+    Row("fa3", "90", "float16", filled=True, window="band"),
+    Row("fa3", "90", "bfloat16", filled=True, deterministic=True, window="left"),
+    Row("fa3", "90", "bfloat16", (96, 80), filled=True, deterministic=True, window="band"),
+    Row("fa3", "90", "bfloat16", (128, 128), filled=True, blocks=(192, 80), window="band"),
+    Row("fa3", "90", "float16", (128, 72), filled=True, window="left"),
+    Row("fa3", "90", "float16", (192, 128), filled=True, window="band"),
+    Row("fa3", "90", "bfloat16", (200, 256), filled=True, deterministic=True, window="band"),
+)
+#: Configurations with sinks, of each mask and of each generation.
+SUNK = (
+    Row("fa1", "90", "float16", sinks="float32"),
+    Row("fa1", "90", "float32", (5, 24), sinks="float32", window="left"),
+    Row("fa1", "75", "float16", causal=FULL, sinks="float16"),
+    Row("fa2", "90", "float16", sinks="float16"),
+    Row("fa2", "75", "float32", causal=FULL, sinks="float32"),
+    Row("fa2", "80", "bfloat16", (40, 64), filled=True, sinks="bfloat16", window="band"),
+    Row("fa2", "90", "float16", planned=True, deterministic=True, sinks="float32"),
+    Row("fa2", "90", "float64", sinks="float64", window="band"),
+    Row(
+        "fa2",
+        "90",
+        "float16",
+        sinks="float32",
+        forward_row=ForwardRow(256, 64, 32, 4, paired=True),
+    ),
+    Row("fa3", "90", "float16", filled=True, sinks="float16"),
+    Row("fa3", "90", "bfloat16", causal=FULL, filled=True, deterministic=True, sinks="float32"),
+    Row("fa3", "90", "bfloat16", (128, 128), filled=True, sinks="bfloat16", window="band"),
+    Row("fa3", "90", "float16", (192, 128), filled=True, sinks="float32"),
+    Row("fa3", "90", "bfloat16", (200, 256), filled=True, sinks="float32", window="left"),
+)
+#: Configurations with a soft cap; fa3's of every form of its backward pass.
+CAPPED = (
+    Row("fa1", "90", "float16", softcap=3.0),
+    Row("fa1", "75", "float32", (5, 24), FULL, softcap=0.5),
+    Row("fa2", "90", "float16", softcap=3.0, window="band"),
+    Row("fa2", "80", "bfloat16", (40, 64), FULL, filled=True, softcap=3.0),
+    Row("fa2", "90", "float16", filled=True, deterministic=True, softcap=3.0),
+    Row("fa2", "80", "float32", (5, 24), softcap=3.0),
+    Row("fa2", "90", "float64", softcap=3.0),
+    Row("fa3", "90", "float16", filled=True, softcap=3.0),
+    Row("fa3", "90", "bfloat16", filled=True, deterministic=True, softcap=50.0, window="band"),
+    Row("fa3", "90", "float16", (96, 80), filled=True, softcap=3.0),
+    Row("fa3", "90", "bfloat16", (128, 128), filled=True, blocks=(192, 80), softcap=3.0),
+    Row("fa3", "90", "float16", (192, 128), filled=True, softcap=3.0),
+    Row("fa3", "90", "float16", (200, 256), filled=True, softcap=3.0),
+)
+#: Configurations with ALiBi; fa3's of every form of its backward pass.
+ALIBI = (
+    Row("fa1", "90", "float16", alibi="heads"),
+    Row("fa1", "75", "float32", (5, 24), FULL, alibi="batch", softcap=3.0),
+    Row("fa2", "90", "float16", alibi="batch", window="band"),
+    Row("fa2", "80", "bfloat16", (40, 64), FULL, filled=True, alibi="heads", softcap=3.0),
+    Row("fa2", "90", "float16", filled=True, deterministic=True, alibi="batch"),
+    Row("fa2", "80", "float32", (5, 24), FULL, alibi="heads", sinks="float32"),
+    Row("fa2", "90", "float64", alibi="batch", softcap=3.0),
+    Row("fa3", "90", "float16", filled=True, alibi="heads"),
+    Row("fa3", "90", "bfloat16", (64, 64), FULL, filled=True, deterministic=True, alibi="batch"),
+    Row("fa3", "90", "bfloat16", (128, 128), filled=True, blocks=(192, 80), alibi="heads"),
+    Row("fa3", "90", "float16", (128, 72), filled=True, alibi="heads", window="band"),
+    Row("fa3", "90", "float16", (192, 128), filled=True, alibi="batch"),
+    Row("fa3", "90", "float16", (192, 128), FULL, filled=True, alibi="heads", softcap=3.0),
+    Row("fa3", "90", "float16", (200, 256), filled=True, alibi="heads"),
+)

@@ -1,0 +1,184 @@
+"""Which kernels are compiled ahead: those that calls to come ask for. No GPU needed."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from cuflash import calls_to_come
+from cuflash.calls_to_come import Calls
+from cuflash.compile_ahead import kernels_of
+from cuflash.errors import ArgumentValueError, UnsupportedError
+from cuflash.features.table import with_features
+from cuflash.features.use import Operand
+from cuflash.planning.plan import plan
+from cuflash.planning.problem import AttentionProblem
+
+from ..architectures import LIMITS
+
+HALF = Calls(head_dims=((128, 128),), dtypes=("float16",))
+#: Widths, dtype and what else plans have tiles of their own for.
+KINDS = (
+    HALF,
+    replace(HALF, deterministic=True),
+    replace(HALF, unaligned=True),
+    replace(HALF, masks=("left", "band")),
+    replace(HALF, head_dims=((64, 64),), masks=("left", "band")),
+    replace(HALF, masks=("full", "causal", "band"), sinks=("query", "float32", None)),
+    replace(HALF, masks=("full", "causal"), alibi=(False, True), sinks=("float32", None)),
+    replace(HALF, head_dims=((64, 64),)),
+    replace(HALF, head_dims=((192, 128),)),
+    replace(HALF, dtypes=("float32",), head_dims=((256, 256),)),
+    replace(HALF, dtypes=("float64",), head_dims=((64, 64),), deterministic=True),
+)
+
+
+def _any_problem(calls: Calls, rng: random.Random) -> AttentionProblem:
+    """Of such calls: any batch, heads, group and lengths."""
+    keys, queries = (int(2 ** rng.uniform(0, 17)) for _ in range(2))
+    queries = rng.choice((keys, queries, 1))
+    heads, group = int(2 ** rng.uniform(0, 5)), rng.choice((1, 1, 2, 3, 8, 32))
+    mask, storage = rng.choice(calls.masks), calls.dtypes[0]
+    problem = AttentionProblem(
+        operation=rng.choice(calls.operations),
+        batch=int(2 ** rng.uniform(0, 5)),
+        heads_q=heads * group,
+        heads_kv=heads,
+        seqlen_q=queries,
+        seqlen_kv=keys,
+        head_dim=calls.head_dims[0][0],
+        head_dim_v=calls.head_dims[0][1],
+        storage=storage,
+        output=storage,
+        mask=mask,
+        scale=0.1,
+        q_offset=keys - queries if mask in ("causal", "band") else 0,
+        # The last query sees a key.
+        q_first=rng.randint(-queries, keys - queries) if mask in ("left", "band") else 0,
+        alignment="element" if calls.unaligned else "tensor_map",
+        deterministic=calls.deterministic,
+    )
+    operands = _any_operands(problem, calls, rng)
+    if problem.operation == "backward":
+        wanted = [name for name in operands if name == "sinks" or rng.choice((False, True))]
+        problem = replace(problem, wrt=("q", "k", "v", *wanted))
+    return with_features(problem, {}, operands)
+
+
+def _any_operands(
+    problem: AttentionProblem, calls: Calls, rng: random.Random
+) -> dict[str, Operand]:
+    """Slopes and sinks of such calls, if any."""
+    operands, heads = {}, problem.heads_q
+    if rng.choice(calls.alibi):
+        shape = rng.choice(((heads,), (problem.batch, heads)))
+        operands["alibi_slopes"] = Operand("alibi_slopes", problem.compute, shape)
+    sinks = rng.choice(calls.sinks)
+    if sinks is not None:
+        dtype = problem.storage if sinks == "query" else sinks
+        operands["sinks"] = Operand("sinks", dtype, (heads,))
+    return operands
+
+
+@pytest.mark.parametrize("architecture", ["75", "80", "90", "120"])
+def test_whatever_the_lengths_and_heads_the_kernels_are_there(architecture: str) -> None:
+    limits, rng = LIMITS[architecture], random.Random(7)
+    for calls in KINDS:
+        listed = set(kernels_of(calls, limits))
+        for _ in range(300):
+            problem = _any_problem(calls, rng)
+            for launch in plan(problem, limits).launches:
+                assert launch.config in listed, (problem, launch.config)
+
+
+@pytest.mark.parametrize("mask", ["left", "band"])
+def test_windows_of_any_width_have_their_kernels_at_lengths_that_are_given(mask: Any) -> None:
+    calls = replace(HALF, head_dims=((64, 64),), masks=(mask,), seqlens=((8192, 8192),))
+    listed, kinds = set(kernels_of(calls, LIMITS["90"])), set()
+    some = replace(_any_problem(calls, random.Random(7)), batch=2, heads_q=32, heads_kv=32)
+    some = replace(some, seqlen_q=8192, seqlen_kv=8192, q_offset=0)
+    for window in (1, 64, 128, 512, 1023, 1024, 1280, 1281, 8000):
+        first = 8192 - window - (8191 if mask == "band" else 0)
+        for operation in ("forward", "backward"):
+            problem = replace(some, operation=operation, q_first=first)
+            needed = {launch.config for launch in plan(problem, LIMITS["90"]).launches}
+            assert needed <= listed, window
+            kinds |= needed
+    assert kinds <= listed
+    assert len([kernel for kernel in kinds if kernel.kernel == "backward"]) == 2
+    assert len([kernel for kernel in kinds if kernel.kernel == "forward"]) == 2
+
+
+def test_sinks_of_a_dtype_that_no_call_takes_are_refused() -> None:
+    with pytest.raises(ArgumentValueError, match="sinks: got float64 for float16; expected"):
+        kernels_of(replace(HALF, sinks=("float64",)), LIMITS["90"])
+
+
+def test_one_query_of_many_heads_on_many_keys_has_its_kernels_too() -> None:
+    """They ask for the most counters, of a kernel that hardly any other problem needs."""
+    some = _any_problem(HALF, random.Random(7))
+    problem = replace(some, operation="backward", mask="full", q_offset=0, batch=22)
+    problem = replace(problem, heads_q=52, heads_kv=52, seqlen_q=6, seqlen_kv=69985)
+    needed = {launch.config for launch in plan(problem, LIMITS["90"]).launches}
+    assert needed <= set(kernels_of(HALF, LIMITS["90"]))
+
+
+@pytest.mark.parametrize("lengths", [(18, 10709), (512, 512), (8192, 8192)], ids=str)
+def test_whether_blocks_share_keys_depends_on_heads_that_nobody_gave(
+    lengths: tuple[int, int],
+) -> None:
+    some = _any_problem(HALF, random.Random(7))
+    calls = replace(HALF, operations=("backward",), masks=("causal",), seqlens=(lengths,))
+    listed = set(kernels_of(calls, LIMITS["90"]))
+    asked = {"operation": "backward", "mask": "causal", "q_offset": lengths[1] - lengths[0]}
+    asked |= {"seqlen_q": lengths[0], "seqlen_kv": lengths[1]}
+    kinds = set()
+    for batch, heads_q, heads_kv in ((1, 2, 1), (1, 64, 2), (1, 64, 1), (90, 64, 2), (9, 7, 7)):
+        heads = {"batch": batch, "heads_q": heads_q, "heads_kv": heads_kv}
+        chosen = plan(replace(some, **asked, **heads), LIMITS["90"])
+        kinds.add(len(chosen.launches))
+        assert {launch.config for launch in chosen.launches} <= listed, heads
+    assert len(kinds) == 2, "with parts and without"
+
+
+def test_each_kernel_is_listed_once_and_no_more_than_some_call_needs() -> None:
+    listed = kernels_of(HALF, LIMITS["90"])
+    assert len(set(listed)) == len(listed)
+    assert {kernel.generation for kernel in listed} == {"fa3", "steps"}
+    (only,) = kernels_of(
+        replace(HALF, operations=("forward",), masks=("full",), seqlens=((4096, 4096),)),
+        LIMITS["90"],
+    )
+    assert (only.generation, only.kernel, only.mask) == ("fa3", "forward", "full")
+
+
+def test_both_sides_of_every_length_of_the_tables_are_asked_for() -> None:
+    keys = {length for _, length in calls_to_come._telling_lengths()}
+    assert {512, 513, 1023, 1024, 1535, 1536, 2048, 2049} <= keys
+    assert all((1, length) in calls_to_come._telling_lengths() for length in keys)
+
+
+@pytest.mark.parametrize(("head_dim", "unaligned"), [(128, True), (65, False), (65, True)])
+def test_rows_of_any_address_are_copied_by_elements(head_dim: int, unaligned: bool) -> None:
+    calls = replace(HALF, head_dims=((head_dim, head_dim),), unaligned=unaligned)
+    main = [k for k in kernels_of(calls, LIMITS["90"]) if k.generation != "steps"]
+    assert {k.copies for k in main} == {"element"}
+    assert {k.generation for k in main} == {"fa2"}
+
+
+@pytest.mark.parametrize("algorithm", ["fa1", "fa2"])
+def test_a_named_algorithm_is_taken(algorithm: Any) -> None:
+    listed = kernels_of(replace(HALF, algorithm=algorithm), LIMITS["90"])
+    assert {kernel.generation for kernel in listed} == {algorithm, "steps"}
+
+
+def test_what_no_device_or_call_can_do_is_refused() -> None:
+    with pytest.raises(UnsupportedError, match="float32"):
+        kernels_of(replace(HALF, dtypes=("float16", "float32"), algorithm="fa3"), LIMITS["90"])
+    with pytest.raises(ArgumentValueError, match=r"head_dim: got 257; expected 1 to 256"):
+        kernels_of(replace(HALF, head_dims=((64, 257),)), LIMITS["90"])
+    with pytest.raises(ArgumentValueError, match=r"seqlen: got 0; expected 1 to"):
+        kernels_of(replace(HALF, seqlens=((0, 5),)), LIMITS["90"])

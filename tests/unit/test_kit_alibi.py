@@ -1,0 +1,220 @@
+"""What the kit allows under ALiBi: rounding, and no wrong distance, slope or order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cuflash import reference
+
+from ..kit import checks
+from ..kit.case import STORAGE, Case
+from ..kit.compare import Registry, compare
+from ..kit.data import arrays, operands, tensor
+from ..kit.nonfinite import SPOILED, spoiled
+from ..kit.oracle import judge
+from ..kit.runners import ApiRunner
+
+_CASE = Case(2, 4, 2, 70, 90, 16, 16, causal=True, alibi="batch", seed=1)
+_FORMS = [
+    {},
+    {"alibi": "heads"},
+    {"softcap": 2.0},
+    {"sinks": "float32", "window": "30:"},
+    {"causal": False, "q_offset": 300},
+]
+
+
+def _results(case: Case, x: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """In wide precision, rounded once."""
+    options = {**case.options, **operands(case, **x), "dtype": np.longdouble}
+    out, lse = reference.attention(x["q"], x["k"], x["v"], **options)
+    dlse = {"dlse": x["dlse"]}
+    grads = reference.attention_backward(x["dout"], x["q"], x["k"], x["v"], **dlse, **options)
+    found = zip(("out", "lse", *case.gradients), (out, lse, *grads), strict=True)
+    return {name: array.astype(case.dtype_of(name)) for name, array in found}
+
+
+def _failed(case: Case, got: dict[str, np.ndarray], x: dict[str, np.ndarray]) -> set[str]:
+    truth = judge(case, x)
+    return {n for n in truth.results if not compare(truth, n, got[n], Registry()).passed}
+
+
+def _of(dtype: str, **changes: Any) -> tuple[Case, dict[str, np.ndarray]]:
+    """A case of which every head has a slope that matters, and its inputs."""
+    case = replace(_CASE, **{**changes, "sinks": ""}, dtype=dtype)
+    if "sinks" in changes:
+        case = replace(case, sinks=case.statistics.name)
+    x = arrays(case, "q", "k", "v", "dout", "dlse")
+    slopes = np.linspace(0.5, 0.05, case.batch * case.heads_q).reshape(case.batch, -1)
+    slopes[:, 1] *= -1
+    return case, x | {"alibi_slopes": slopes[-1] if case.alibi == "heads" else slopes}
+
+
+def _all(case: Case) -> set[str]:
+    return {"out", "lse", *case.gradients}
+
+
+@pytest.mark.parametrize("dtype", STORAGE)
+@pytest.mark.parametrize("form", _FORMS, ids=str)
+def test_rounded_results_pass(dtype: str, form: dict[str, Any]) -> None:
+    case, x = _of(dtype, **form)
+    assert not _failed(case, _results(case, x), x)
+    del x["alibi_slopes"]  # the case's own
+    assert not _failed(case, _results(case, x), x)
+
+
+@pytest.mark.parametrize("dtype", STORAGE)
+@pytest.mark.parametrize("form", _FORMS, ids=str)
+def test_another_slope_fails(dtype: str, form: dict[str, Any]) -> None:
+    """By 3 % in 16 bits, by 1e-4 otherwise."""
+    case, x = _of(dtype, **form)
+    factor = 1.03 if case.storage.itemsize == 2 else 1.0001
+    other = {**x, "alibi_slopes": x["alibi_slopes"] * factor}
+    assert _failed(case, _results(case, other), x) >= {"out", "lse", "dq", "dk", "dv"}
+    none = _results(replace(case, alibi=""), x) | {
+        "dalibi_slopes": np.zeros(case.shape("dalibi_slopes"), case.statistics)
+    }
+    assert _failed(case, none, x) >= _all(case) - {"dsinks"}
+
+
+#: What can be wrong with distances, by what a wrong one is of ``own - j``.
+_DISTANCES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "of one sign": lambda behind: behind,
+    "of keys behind": lambda behind: np.maximum(behind, 0),
+    "of keys ahead": lambda behind: np.maximum(-behind, 0),
+    "one too far": lambda behind: np.abs(behind + 1),
+    "of another offset": lambda behind: np.abs(behind - 20),
+    "squared": lambda behind: behind**2,
+}
+
+
+@pytest.mark.parametrize("dtype", STORAGE)
+@pytest.mark.parametrize("wrong", _DISTANCES)
+def test_wrong_distances_fail(dtype: str, wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of keys on either side: the softmax does not see what all keys of a row have in common."""
+    case, x = _of(dtype, causal=False)
+    with monkeypatch.context() as patched:
+        patched.setattr(reference, "distances", lambda i, j, at: _DISTANCES[wrong](i + at - j))
+        got = _results(case, x)
+    assert _failed(case, got, x) == _all(case)
+
+
+@pytest.mark.parametrize("dtype", STORAGE)
+def test_distances_before_the_cap_fail(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    case, x = _of(dtype, softcap=2.0, alibi="heads")
+    x["alibi_slopes"][:] = 0.25
+    away = 0.25 * case.distances()
+    with monkeypatch.context() as patched:
+        patched.setattr(reference, "distances", lambda i, j, at: np.zeros_like(i + j))
+        patched.setattr(reference, "capped", lambda s, cap: cap * np.tanh((s - away) / cap))
+        got = _results(case, x)
+    assert _failed(case, got, x) == _all(case)
+
+
+@pytest.mark.parametrize("dtype", STORAGE)
+@pytest.mark.parametrize("alibi", ["heads", "batch"])
+def test_slopes_of_others_fail(dtype: str, alibi: str) -> None:
+    """Of the next head, of the head of the keys, of the next entry of the batch."""
+    case, x = _of(dtype, alibi=alibi)
+    slopes = x["alibi_slopes"]
+    others = [np.roll(slopes, 1, axis=-1), np.repeat(slopes[..., ::2], 2, axis=-1)]
+    others += [np.roll(slopes, 1, axis=0)] * (alibi == "batch")
+    for other in others:
+        got = _results(case, {**x, "alibi_slopes": other})
+        assert _failed(case, got, x) == _all(case)
+
+
+@pytest.mark.parametrize("dtype", STORAGE)
+@pytest.mark.parametrize("form", _FORMS, ids=str)
+def test_wrong_gradients_of_slopes_fail(dtype: str, form: dict[str, Any]) -> None:
+    """Of the wrong sign, off, of the head beside, none; or without the last row."""
+    case, x = _of(dtype, **form)
+    right = _results(case, x)
+    found = right["dalibi_slopes"]
+    short = replace(case, seqlen_q=case.seqlen_q - 1, q_offset=case.offset)
+    fewer = {n: a[:, :-1] if n in ("q", "dout") else a for n, a in x.items()}
+    fewer["dlse"] = x["dlse"][:, :, :-1]
+    factor = 1.1 if case.storage.itemsize == 2 else 1.002
+    wrong = [-found, factor * found, np.roll(found, 1, axis=-1), np.zeros_like(found)]
+    wrong.append(_results(short, fewer)["dalibi_slopes"])
+    for one in wrong:
+        got = right | {"dalibi_slopes": one.astype(found.dtype)}
+        assert _failed(case, got, x) == {"dalibi_slopes"}
+
+
+@pytest.mark.parametrize("dtype", STORAGE)
+def test_a_gradient_behind_the_slope_of_the_cap_fails(dtype: str) -> None:
+    """dS is what q and k get; slopes get what it is before the cap's slope."""
+    case, x = _of(dtype, softcap=2.0)
+    right = _results(case, x)
+    for behind in (False, True):
+        wrong = _gradient(case, x, behind).astype(right["dalibi_slopes"].dtype)
+        failed = _failed(case, right | {"dalibi_slopes": wrong}, x)
+        assert failed == ({"dalibi_slopes"} if behind else set())
+
+
+def _gradient(case: Case, x: dict[str, np.ndarray], behind: bool) -> np.ndarray:
+    """Of the slopes, on whole matrices; behind the cap's slope or before it."""
+    named = {name: case.heads_first(name, x[name]).astype(np.longdouble) for name in x}
+    q, dout, dlse = (named[name] for name in ("q", "dout", "dlse"))
+    k, v = (np.repeat(named[name], case.group, axis=1).swapaxes(-1, -2) for name in "kv")
+    scores, away = case.softcap * np.tanh(case.factor * (q @ k) / case.softcap), case.distances()
+    lost = named["alibi_slopes"][..., None, None] * away
+    p = np.exp(np.where(case.sees(), scores - lost, -np.inf))
+    p /= p.sum(axis=-1, keepdims=True)
+    delta = (dout * (p @ v.swapaxes(-1, -2))).sum(axis=-1) - dlse
+    dz = p * (dout @ v - delta[..., None])
+    slopes = 1 - (scores / case.softcap) ** 2 if behind else 1
+    return -(away * dz * slopes).sum(axis=(2, 3))
+
+
+def test_a_case_with_slopes_is_read_back() -> None:
+    for alibi in ("heads", "batch"):
+        case = replace(_CASE, alibi=alibi, sinks="float32")
+        assert Case.parse(case.repro) == case
+        assert case.repro.endswith(f"alibi={alibi}")
+        assert case.gradients == ("dq", "dk", "dv", "dalibi_slopes", "dsinks")
+        shape = {"heads": (4,), "batch": (2, 4)}[alibi]
+        assert case.shape("alibi_slopes") == case.shape("dalibi_slopes") == shape
+        assert tensor(case, "alibi_slopes").shape == shape
+    with pytest.raises(ValueError, match="no such case"):
+        replace(_CASE, alibi="yes")
+
+
+def test_slopes_are_of_every_kind() -> None:
+    slopes = tensor(Case(batch=20, heads_q=20, heads_kv=20, alibi="batch"), "alibi_slopes")
+    assert slopes.dtype == np.float32
+    for kind in (slopes == 0, slopes < 0, slopes == 4, (slopes > 0) & (slopes < 0.01)):
+        assert 0 < kind.sum() < slopes.size / 2
+
+
+@pytest.mark.parametrize("alibi", ["heads", "batch"])
+@pytest.mark.parametrize("window", ["", "40:20"])
+def test_what_is_not_finite_reaches_the_slopes_of_its_heads(alibi: str, window: str) -> None:
+    case = Case(2, 4, 2, 70, 90, 16, 16, window=window, alibi=alibi, sinks="float32", seed=1)
+    runner = ApiRunner("numpy", "fa2")
+    for name, value in SPOILED:
+        one = spoiled(case, name, value, 0.5, 64)
+        x = one.x
+        out, lse = runner.forward(case, x["q"], x["k"], x["v"])
+        grads = runner.backward(case, x["dout"], x["q"], x["k"], x["v"], out, lse, x["dlse"])
+        got = dict(zip(("out", "lse", *case.gradients), (out, lse, *grads), strict=True))
+        one.check(got)
+        got["dalibi_slopes"] = np.zeros_like(got["dalibi_slopes"])
+        with pytest.raises(AssertionError, match="dalibi_slopes with"):
+            one.check(got)
+
+
+@pytest.mark.parametrize("dtype", STORAGE)
+@pytest.mark.parametrize("form", _FORMS, ids=str)
+def test_checks_pass(dtype: str, form: dict[str, Any]) -> None:
+    case, _ = _of(dtype, **form)
+    rules = [verdict.rule for verdict in checks.run_checks(ApiRunner("numpy", "fa1"), case)]
+    assert rules[0] == "census"
+    assert ("one_hot" in rules) == (not case.sinks and not case.softcap)
+    checks.require(case, checks.run_checks(ApiRunner("numpy", "fa2"), case))

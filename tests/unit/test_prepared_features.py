@@ -1,0 +1,84 @@
+"""Arrays of features where a pass is planned from shapes and dtypes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cuflash
+from cuflash.features.use import Operand
+
+Q, KV = (2, 5, 4, 8), (2, 7, 2, 8)
+VALUE, TYPE = cuflash.ArgumentValueError, cuflash.ArgumentTypeError
+
+
+@pytest.mark.parametrize("operation", ["forward", "backward"])
+@pytest.mark.parametrize(
+    ("sinks", "dtype"),
+    [((4,), "float16"), ("float32", "float32"), (np.float16, "float16"), ([4], "float16")],
+    ids=str,
+)
+def test_sinks_are_planned_from_a_shape_or_a_dtype(operation: Any, sinks: Any, dtype: str) -> None:
+    """Without a device: as ``explain`` describes them."""
+    explained = cuflash.explain(
+        Q, KV, KV, operation=operation, dtype="float16", sinks=sinks, backend="numpy"
+    )
+    (use,) = explained.problem.uses
+    assert (use.feature, use.compiled) == ("sinks", (("sinks_dtype", dtype),))
+    assert use.operands == (Operand("sinks", dtype, (4,)),)
+
+
+@pytest.mark.parametrize("operation", ["forward", "backward"])
+@pytest.mark.parametrize(
+    ("slopes", "shape"),
+    [((4,), (4,)), ((2, 4), (2, 4)), ("float32", (2, 4)), (np.zeros(4, np.float32), (4,))],
+    ids=str,
+)
+def test_slopes_are_planned_from_a_shape_or_a_dtype(
+    operation: Any, slopes: Any, shape: Any
+) -> None:
+    """They are float32 of whatever halves; from a dtype alone they have all axes."""
+    explained = cuflash.explain(
+        Q, KV, KV, operation=operation, dtype="float16", alibi_slopes=slopes, backend="numpy"
+    )
+    (use,) = explained.problem.uses
+    assert use.feature == "alibi"
+    assert use.operands == (Operand("alibi_slopes", "float32", shape),)
+
+
+@pytest.mark.parametrize(
+    ("slopes", "error", "says"),
+    [
+        ((3,), VALUE, "alibi_slopes: got shape (3,)"),
+        ((1, 4), VALUE, "alibi_slopes: got shape (1, 4)"),
+        ("float16", TYPE, "alibi_slopes: got dtype float16"),
+        (4, TYPE, "alibi_slopes: got builtins.int"),
+    ],
+    ids=str,
+)
+def test_other_slopes_are_refused(slopes: Any, error: Any, says: str) -> None:
+    with pytest.raises(error) as caught:
+        cuflash.explain(Q, KV, KV, dtype="float16", alibi_slopes=slopes, backend="numpy")
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("sinks", "error", "says"),
+    [
+        ((3,), VALUE, "sinks: got shape (3,)"),
+        ((4, 1), VALUE, "sinks: got shape (4, 1)"),
+        ((-4,), VALUE, "a shape: non-negative integers"),
+        ("float64", TYPE, "sinks: got dtype float64"),
+        ("int32", TYPE, "sinks: got"),
+        ("nothing", TYPE, "sinks: got"),
+        (np.zeros(3, np.float16), VALUE, "sinks: got shape (3,)"),
+        (4, TYPE, "sinks: got builtins.int"),
+    ],
+    ids=str,
+)
+def test_other_sinks_are_refused(sinks: Any, error: Any, says: str) -> None:
+    with pytest.raises(error) as caught:
+        cuflash.explain(Q, KV, KV, dtype="float16", sinks=sinks, backend="numpy")
+    assert says in str(caught.value)
