@@ -22,7 +22,7 @@ class Refusal:
     reason: str
 
 
-#: All features run together, and with every backend, pass and dtype. An algorithm that has no kernel
+#: All features run together, with every backend, pass and dtype. An algorithm that has no kernel
 #: for some of them says so when it plans: then "auto" takes the next one.
 REFUSED: tuple[Refusal, ...] = ()
 

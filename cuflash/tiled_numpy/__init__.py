@@ -118,4 +118,5 @@ def backward(
 def _sum_rows(to: Array, rows: Array) -> None:
     """Sums of rows (batch, heads_q, seqlen_q) over all axes that the result lacks."""
     by_head = rows.swapaxes(0, 1) if to.ndim == 1 else rows
-    to[...] = by_head.reshape(*to.shape, math.prod(rows.shape) // max(1, to.size)).sum(axis=-1)
+    with np.errstate(invalid="ignore"):
+        to[...] = by_head.reshape(*to.shape, math.prod(rows.shape) // max(1, to.size)).sum(axis=-1)

@@ -97,8 +97,8 @@ _PRODUCTS = (
     Bug(
         "rounded P meets delta of the other stage",
         _SERIAL,
-        "weights, dp, c.shared.delta[ring.stage]);",
-        "weights, dp, c.shared.delta[ring.stage ^ 1]);",
+        "sloped : weights, dp,\n                            c.shared.delta[ring.stage]);",
+        "sloped : weights, dp,\n                            c.shared.delta[ring.stage ^ 1]);",
         SERIAL_TURNS,
     ),
     Bug(

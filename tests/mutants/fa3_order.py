@@ -107,7 +107,7 @@ _FORWARD_WAITS = (
         "weights change while they are multiplied",
         _FORWARD,
         _wait(0) + _hold("state.output") + "    release_v();\n",
-        "    exponentiate(state, scores, late_change<masked>(tile, blocks, block));\n",
+        "    exponentiate(state, scores, change);\n",
         NARROW,
     ),
     _swapped(

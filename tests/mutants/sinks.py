@@ -124,7 +124,7 @@ BUGS = (
     ),
     _bug(
         "half of the rows are not added to the gradient of the sinks",
-        _GRADIENT,
+        "cuda_src/steps/block_sum.cuh",
         "for (int distance = threads / 2;",
         "for (int distance = threads / 4;",
     ),

@@ -107,11 +107,17 @@ BUGS = (
         "/ (Compute(1) + e);",
         "fa2 wide",
     ),
-    _bug("fa1 and fa2 multiply no slopes", _STEPS, "  slopes.multiply(p);\n", "", "fa2"),
+    _bug(
+        "fa1 and fa2 multiply no slopes",
+        _STEPS,
+        "if constexpr (!Config::Score::summed) slopes.multiply(p);",
+        "",
+        "fa2",
+    ),
     _bug(
         "transposed scores have no slopes",
         _TRANSPOSED,
-        "  slopes.multiply(p);\n",
+        "if constexpr (!Config::Score::summed) slopes.multiply(p);",
         "",
         "transposed",
     ),
@@ -132,8 +138,8 @@ BUGS = (
     Bug(
         "terms behind a cap add in units of the scale",
         _SCORE,
-        "    return {params, batch, head, unit(params)};",
-        "    return {params, batch, head, params.scale};",
+        "    return {params, lane, unit(params)};",
+        "    return {params, lane, params.scale};",
         f"{_IN_KERNELS}[fa1-sm_90-float32-d64-parity-tilt-softcap]",
         "../tenant/test_tenants_in_kernels.py::test_against_float64"
         "[fa1-sm_90-float32-d64-parity-tilt-softcap]",

@@ -87,8 +87,8 @@ BUGS = (
     _in_kernels(
         "a term is given the batch entry for the head",
         _SCORE,
-        "return {params, batch, head, unit(params)};",
-        "return {params, head, batch, unit(params)};",
+        "return {params, lane, unit(params)};",
+        "return {params, Lane{lane.head, lane.batch, lane.i, lane.j}, unit(params)};",
         "fa2",
     ),
     _in_kernels(

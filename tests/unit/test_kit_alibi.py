@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import Phase, given, settings
 
 from cuflash import reference
 
@@ -17,6 +18,7 @@ from ..kit.compare import Registry, compare
 from ..kit.data import arrays, operands, tensor
 from ..kit.nonfinite import SPOILED, spoiled
 from ..kit.oracle import judge
+from ..kit.problem import cases
 from ..kit.runners import ApiRunner
 
 _CASE = Case(2, 4, 2, 70, 90, 16, 16, causal=True, alibi="batch", seed=1)
@@ -184,6 +186,22 @@ def test_a_case_with_slopes_is_read_back() -> None:
         assert tensor(case, "alibi_slopes").shape == shape
     with pytest.raises(ValueError, match="no such case"):
         replace(_CASE, alibi="yes")
+
+
+def test_every_kind_is_drawn() -> None:
+    drawn: list[Case] = []
+    strategy = cases("float16", 8, causal=False, tile=(16, 24), alibis=("", "heads", "batch"))
+
+    @settings(max_examples=200, database=None, phases=[Phase.generate])
+    @given(strategy)
+    def collect(case: Case) -> None:
+        drawn.append(case)
+
+    collect()
+    assert {case.alibi for case in drawn} == {"", "heads", "batch"}
+    far = [case for case in drawn if abs(case.offset) > case.seqlen_q + case.seqlen_kv + 1]
+    assert far
+    assert all(case.alibi for case in far)
 
 
 def test_slopes_are_of_every_kind() -> None:
