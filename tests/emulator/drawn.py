@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from cuflash.planning.tiles.fa2_tables import ForwardRow
 
-from ..kit.case import LAYOUTS, TENSORS, Case
+from ..kit.case import LAYOUTS, OF_HEADS, TENSORS, Case
 from ..kit.data import arrays
 from ..kit.problem import recipes, windows
 from ..kit.strides import CONTIGUOUS, Strides
@@ -18,7 +18,7 @@ from ..kit.strides import CONTIGUOUS, Strides
 __all__ = ["PLACED", "QKV", "Call", "Kernels", "calls"]
 
 #: Every array of either pass.
-PLACED = (*TENSORS, "lse", "dlse", "lse_out", "sinks", "dsinks")
+PLACED = (*TENSORS, "lse", "dlse", "lse_out", *OF_HEADS)
 #: What a backward pass differentiates by where nobody says so.
 QKV = ("q", "k", "v")
 #: Query heads of all batch entries that short problems have room for.
@@ -49,6 +49,7 @@ class Kernels:
     window: str = ""  # "left" or "band": the bounds that the keys of a query mostly have
     sinks: str = ""  # their dtype, if there are any
     softcap: bool = False
+    alibi: str = ""  # "heads" or "batch": what has a slope of its own
 
     @property
     def name(self) -> str:
@@ -61,6 +62,7 @@ class Kernels:
         mask = self.window or ("causal" if self.causal else "full")
         words += [mask, "ordered" * self.deterministic]
         words += ["softcap" * self.softcap, f"sinks-{self.sinks}" * bool(self.sinks)]
+        words += [f"alibi-{self.alibi}" * bool(self.alibi)]
         words += ["x".join(map(str, self.blocks or ())), f"{self.num_sms or ''}"]
         return "-".join(word for word in words if word)
 
@@ -147,7 +149,7 @@ class Call:
             x["k"][..., 0] = self.shift / (8 * self.case.factor)
         if not self.with_dlse:
             del x["dlse"]
-        return x | (arrays(self.case, "sinks") if self.case.sinks else {})
+        return x | (arrays(self.case, *self.case.operands) if self.case.operands else {})
 
     def killed(self, x: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The same inputs, the dead queries as the kernels are given them."""
@@ -163,7 +165,7 @@ class Call:
         if name in TENSORS:
             return self.case.recipe(name)
         row = self.rows
-        ndim = 1 if name in ("sinks", "dsinks") else len(self.case.shape("lse"))
+        ndim = len(self.case.shape(name if name in OF_HEADS else "lse"))
         return Strides(gaps=row.gaps[-ndim:], offset=row.offset) if row.gaps else row
 
 
@@ -203,6 +205,7 @@ def _problems(draw: st.DrawFn, kernels: Kernels, work: int) -> Case:
         causal=causal,
         window=window,
         sinks=kernels.sinks,
+        alibi=kernels.alibi,
         q_offset=draw(_offsets(kernels, seqlen_q, seqlen_kv)),
         softcap=draw(st.sampled_from((0.5, 5.0, 50.0))) if kernels.softcap else None,
         scale=draw(st.sampled_from((None, None, 0.3, 2.0**-5))),
@@ -270,7 +273,7 @@ def calls(draw: st.DrawFn, kernels: Kernels) -> Call:
 
 def _named(kernels: Kernels) -> st.SearchStrategy[tuple[str, ...]]:
     """All mostly; else any, in any order."""
-    every = (*QKV, "sinks") if kernels.sinks else QKV
+    every = (*QKV, *["alibi_slopes"] * bool(kernels.alibi), *["sinks"] * bool(kernels.sinks))
     some = st.lists(st.sampled_from(every), min_size=1, unique=True).map(tuple)
     return st.one_of(st.just(every), st.just(every), some)
 

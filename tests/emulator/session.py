@@ -73,16 +73,17 @@ def configs_of(kernels: Kernels) -> set[KernelConfig]:
     window = {"": "", "left": "9:", "band": "9:3"}[kernels.window]
     case = replace(case, window=window, causal=kernels.causal and not window)
     case = replace(case, sinks=kernels.sinks, softcap=9.0 if kernels.softcap else None)
-    wrt = (*QKV, "sinks") if kernels.sinks else QKV
+    case = replace(case, alibi=kernels.alibi)
     odd = case.with_strides(**{name: Strides(gaps=(0, 0, 1, 0)) for name in ("q", "out", "dq")})
     x = arrays(case, "q", "k", "v", "dout") | {"out": np.zeros(case.shape("out"), case.storage)}
     x["lse"] = np.zeros(case.shape("lse"), case.statistics)
-    x |= arrays(case, "sinks") if case.sinks else {}
+    x |= arrays(case, *case.operands) if case.operands else {}
     wide = (False, True) if case.storage.itemsize == 2 and not kernels.plain else (False,)
     strided = (case,) if kernels.plain or kernels.algorithm == "fa3" else (case, odd)
     for parts in (1, 2) if kernels.parted else (1,):
         with session_of(kernels, parts, make) as host:
-            for w, one in itertools.product(wide, strided):
+            named = dict.fromkeys((QKV, case.wrt))
+            for w, one, wrt in itertools.product(wide, strided, named):
                 session = Session(host, kernels, Call(one, wide=w, made=True, wrt=wrt), 0)
                 out, _ = session.forward(x)
                 session.backward(x | {"out": np.zeros_like(out.peek())})
@@ -124,7 +125,7 @@ class Session:
             options["out"] = self._place("out", case.shape("out"), call.out_dtype)
             options["lse_out"] = self._place("lse_out", case.shape("lse"), case.statistics)
         inputs = [self._place(name, x[name]) for name in "qkv"]
-        options |= {name: self._place(name, x[name]) for name in x.keys() & {"sinks"}}
+        options |= {name: self._place(name, x[name]) for name in case.operands}
         results = self._called(cuflash.attention, *inputs, return_lse=True, **options)
         if call.made:
             assert results[0] is options["out"]
@@ -143,7 +144,7 @@ class Session:
             given["dout"] = given["dout"].astype(np.float32)
         if call.with_dlse:
             options["dlse"] = self._place("dlse", given["dlse"])
-        options |= {name: self._place(name, x[name]) for name in x.keys() & {"sinks"}}
+        options |= {name: self._place(name, x[name]) for name in case.operands}
         if call.wrt != QKV:
             options["wrt"] = call.wrt
         if call.made:

@@ -67,6 +67,9 @@ KERNELS = (
     Kernels("fa2", "bfloat16", (64, 64), True, num_sms=1, deterministic=True, softcap=True),
     Kernels("fa3", "bfloat16", (64, 64), True, num_sms=1, steps=_WIDE, parted=True, softcap=True),
     Kernels("fa3", "float16", (128, 128), True, (192, 80), num_sms=1, steps=_WIDE, softcap=True),
+    # ALiBi.
+    Kernels("fa2", "float32", (24, 24), True, _NARROW, "80", steps=(8, 16, 32), alibi="batch"),
+    Kernels("fa3", "float16", (64, 64), True, num_sms=1, steps=_WIDE, parted=True, alibi="heads"),
 )
 
 

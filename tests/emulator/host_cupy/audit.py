@@ -115,10 +115,11 @@ class Auditor:
         """Arrays of features and their gradients are there, contiguous, as they were planned."""
         assert self.plan is not None
         blocks = launch.parameters.dtype.names
-        uses = [use for use in self.plan.problem.uses if use.feature in blocks]
-        for operand in (operand for use in uses for operand in use.operands):
-            (feature,) = (use.feature for use in uses if operand in use.operands)
-            places = {operand.name: launch.parameters[feature][operand.name]}
+        uses = self.plan.problem.uses
+        for use, operand in ((use, operand) for use in uses for operand in use.operands):
+            places = {}
+            if use.feature in blocks:
+                places[operand.name] = launch.parameters[use.feature][operand.name]
             if f"d{operand.name}" in blocks:
                 places[f"d{operand.name}"] = launch.parameters[f"d{operand.name}"]
             strides = tuple(_dense(operand.shape, DTYPES[operand.dtype].itemsize))
@@ -153,11 +154,11 @@ class Auditor:
     def _check_workspace(self, launch: Launch) -> None:
         """Every part lies at its offset from one place, in one array of bytes, with its room."""
         assert self.plan is not None
-        names, places = launch.parameters.dtype.names, set()
+        pointers, places = _pointers(launch.parameters), set()
         for part in self.plan.workspace:
-            if part.name not in names or not part.nbytes:
+            if part.name not in pointers or not part.nbytes:
                 continue
-            address = int(launch.parameters[part.name])
+            address = pointers[part.name]
             block = self.runtime.memory.at(address)
             assert block is not None, f"{part.name} is nowhere"
             if part.name == "tile_counter" and not launch.replayed:
@@ -189,6 +190,17 @@ class Auditor:
                 f"may be given it while stream {launch.stream:#x} works"
             )
         self.used.setdefault(block, set()).add(name)
+
+
+def _pointers(parameters: Any) -> dict[str, int]:
+    """Numbers that may be addresses, by name: of the structure, and of its features' blocks."""
+    found = {}
+    for name, (kind, _) in fields_of(parameters.dtype).items():
+        if kind.names is None:
+            found[name] = int(parameters[name]) if kind.kind in "ui" else 0
+        elif kind not in (TENSOR, ROW_VECTOR, TENSOR_MAP):
+            found |= {k: int(parameters[name][k]) for k in kind.names if kind[k].kind in "ui"}
+    return found
 
 
 def _tensors(launch: Launch, plan: Plan) -> Iterator[_Tensor]:
