@@ -7,6 +7,7 @@ cannot rot away when the code changes.
 from __future__ import annotations
 
 from . import (
+    alibi,
     fa1,
     fa2,
     fa2_backward,
@@ -40,6 +41,7 @@ BUGS = (
     *fa2_one_stage.BUGS,
     *fa2_ordered.BUGS,
     *fa2_wide.BUGS,
+    *alibi.BUGS,
     *products.BUGS,
     *sinks.BUGS,
     *softcap.BUGS,
@@ -61,6 +63,7 @@ HOPPER_BUGS = (
 #: More of FlashAttention-3, which a GPU would not show every time: of the emulator alone.
 EMULATED_BUGS = (
     *fa3_order.BUGS,
+    *alibi.HOPPER,
     *sinks.HOPPER,
     *softcap.HOPPER,
     *terms.HOPPER,

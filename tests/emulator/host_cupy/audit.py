@@ -115,8 +115,8 @@ class Auditor:
         """Arrays of features and their gradients are there, contiguous, as they were planned."""
         assert self.plan is not None
         blocks = launch.parameters.dtype.names
-        uses = self.plan.problem.uses
-        for use, operand in ((use, operand) for use in uses for operand in use.operands):
+        every = [(use, operand) for use in self.plan.problem.uses for operand in use.operands]
+        for use, operand in every:
             places = {}
             if use.feature in blocks:
                 places[operand.name] = launch.parameters[use.feature][operand.name]
