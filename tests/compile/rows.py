@@ -35,12 +35,18 @@ _HALVES = ("float16", "bfloat16")
 #: Keys and queries that give every multiprocessor work, and that do not.
 LONG, SHORT = 100_000, 1000
 
-#: Kernels of FlashAttention-3 that spill, and bytes: see "Windows: what the compiler says" and
-#: "Soft caps: what the compiler says" in ``bench/NOTES.md``. There are no others.
+#: Kernels of FlashAttention-3 that spill, and bytes: see what the compiler says of windows, soft caps
+#: and ALiBi in ``bench/NOTES.md``. There are no others.
 SPILLS = {
     "sm_90-fa3-backward-bfloat16-d192-causal-dv128-softcap-bfloat16-64x128": 8,
     "sm_90-fa3-backward-bfloat16-d64-band-128x128-ordered": 112,
     "sm_90-fa3-backward-bfloat16-d64-band-128x128-converts32-ordered": 112,
+    "sm_90-fa3-backward-bfloat16-d128-causal-alibi-bfloat16-0-64x128": 24,
+    "sm_90-fa3-backward-bfloat16-d128-full-alibi-bfloat16-1-64x128": 24,
+    "sm_90-fa3-backward-bfloat16-d192-causal-dv128-alibi-bfloat16-1-64x128": 40,
+    "sm_90-fa3-backward-bfloat16-d64-causal-alibi-bfloat16-0-128x128": 88,
+    "sm_90-fa3-backward-bfloat16-d64-full-alibi-bfloat16-1-128x128-ordered": 260,
+    "sm_90-fa3-backward-float16-d64-band-alibi-float16-1-128x128-converts32": 200,
 }
 
 _HEAD_DIMS = (*((d, d) for d in HEAD_DIM_BUCKETS), (192, 128))

@@ -78,7 +78,7 @@ x = jax.numpy.ones((1, 64, 2, 8))
 call = jax.jit(lambda x: attention(x, x, x))
 try:
     with dispatch.observe(interrupt):
-        for _ in range(100):  # the runtime may call back on a thread of its own
+        for _ in range(3000):  # the runtime may call back on a thread of its own
             jax.block_until_ready(call(x))
 except RuntimeError as error:
     print("INTERNAL" in str(error), "KeyboardInterrupt" in str(error))
