@@ -35,8 +35,8 @@ _HALVES = ("float16", "bfloat16")
 #: Keys and queries that give every multiprocessor work, and that do not.
 LONG, SHORT = 100_000, 1000
 
-#: Kernels of FlashAttention-3 that spill, and bytes: see what the compiler says of windows, soft caps
-#: and ALiBi in ``bench/NOTES.md``. There are no others.
+#: Kernels of FlashAttention-3 that spill, and bytes: see what the compiler says of windows, soft
+#: caps and ALiBi in ``bench/NOTES.md``. There are no others.
 SPILLS = {
     "sm_90-fa3-backward-bfloat16-d192-causal-dv128-softcap-bfloat16-64x128": 8,
     "sm_90-fa3-backward-bfloat16-d64-band-128x128-ordered": 112,
