@@ -110,6 +110,14 @@ def test_any_call_of_a_row(kernels: Kernels, data: Any) -> None:
     apart(partial(check, kernels, call))
 
 
+def test_roundings_of_the_same_number_add_up() -> None:
+    """All keys are the same key, and dS is below the smallest normal number: they add up."""
+    case = Case(1, 1, 1, 47, 23, 64, 64, "float16", causal=True, values="zeros", alibi="heads")
+    case = replace(case, seed=56)
+    call = Call(case, with_dlse=True, shift=-300, wrt=("q", "k", "v", "alibi_slopes"))
+    check(next(one for one in KERNELS if one.alibi == "heads"), call)
+
+
 @_params(KERNELS)
 def test_tails_of_scores_far_below_zero(kernels: Kernels) -> None:
     """One key and query beside what the kernels count in: what is taken for a score of 0 shows."""

@@ -28,9 +28,9 @@ f is what is lost, in u, where P is flushed to zero in the compute dtype. In the
 output it is the factor that a sink leaves of a row's weights, which are up to
 ``MOST_WEIGHT`` before that. Magnitudes below ``SMALLEST`` count as that.
 Roundings are independent, so squares add up; only where all rows are the same
-row ("equal") are they the same error in each: n of them are n times as large,
-not sqrt(n) times, and a sum of n terms drifts one way, by ``SUM_DRIFT`` u of
-the compute dtype for each.
+row ("equal"), or all keys are the same key ("zeros"), are they the same error in
+each: n of them are n times as large, not sqrt(n) times, and a sum of n terms
+drifts one way, by ``SUM_DRIFT`` u of the compute dtype for each.
 
 A soft cap C makes z_ij of the scores, with slopes g_ij = 1 - z_ij^2 / C^2. Then
 s_ij is multiplied by g_ij, and dS is P (dP - delta) g. The slope errs by
@@ -110,8 +110,8 @@ def model_of(
 
 def _alike_terms(case: Case) -> dict[str, int]:
     """How many terms of a sum are the same term; 0 unless all are."""
-    same = case.values == "equal"
-    rows, keys = (case.seqlen_q * case.group, case.seqlen_kv) if same else (0, 0)
+    rows = case.seqlen_q * case.group if case.values == "equal" else 0
+    keys = case.seqlen_kv if case.values in ("equal", "zeros") else 0
     return {"out": keys, "lse": keys, "dq": keys, "dk": rows, "dv": rows}
 
 
