@@ -211,7 +211,8 @@ def _rows(truth: Truth, name: str, got: np.ndarray, usable: np.ndarray) -> list[
     ratio = _ratio(truth, name, got, finite)
     if truth.plain:
         plain = [_ratio(truth, name, p[name].astype(expected.dtype), finite) for p in truth.plain]
-        return [*verdicts, _plain(ratio, np.maximum(*plain), limits.PLAIN_UNITS[truth.case.dtype])]
+        units = limits.PLAIN_UNITS[truth.case.dtype]
+        return [*verdicts, _plain(ratio, np.maximum(*plain), units, _deviates(case, name))]
     verdicts.append(_worst("row", ratio, limits.ROW_LIMIT[name]))
     if case.values == "normal" and limits.exact(case):
         verdicts.append(_bias(truth, name, np.where(usable, got - expected, 0), size))
@@ -249,7 +250,16 @@ def _worst(rule: str, ratio: np.ndarray, limit: float) -> Verdict:
     return Verdict(rule, float(ratio[index]), limit, tuple(map(int, index)))
 
 
-def _plain(ratio: np.ndarray, plain: np.ndarray, units: float) -> Verdict:
+def _deviates(case: Case, name: str) -> int:
+    """Most rows of a head whose errors are independent.
+
+    All keys have the error of the log-sum-exp of each query that sees them.
+    """
+    of_keys = name in ("dk", "dv")
+    return case.seqlen_q * case.group if of_keys else case.seqlen_q
+
+
+def _plain(ratio: np.ndarray, plain: np.ndarray, units: float, deviates: int) -> Verdict:
     """Tile by tile; the last tile of 64 reaches back into the one before it."""
     rows, length = limits.PLAIN_ROWS, ratio.shape[2]
     worst = Verdict("plain", 0.0)
@@ -258,7 +268,8 @@ def _plain(ratio: np.ndarray, plain: np.ndarray, units: float) -> Verdict:
         squares, own = ((x[:, :, tile] ** 2).mean(axis=2) for x in (ratio, plain))
         level = np.sqrt(np.maximum(own, own.mean()))
         allowed = units + limits.PLAIN_FACTOR * level
-        found_by_head = np.sqrt(squares) / (allowed * limits.plain_scatter(min(length, rows)))
+        scatter = limits.plain_scatter(max(1, min(length, rows, deviates)))
+        found_by_head = np.sqrt(squares) / (allowed * scatter)
         b, h = np.unravel_index(np.argmax(found_by_head), squares.shape)
         found = float(found_by_head[b, h])
         if found > worst.ratio:

@@ -69,6 +69,7 @@ from cuflash import dispatch
 from cuflash.jax import attention
 
 jax.config.update("jax_cpu_enable_async_dispatch", False)
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it
 
 def interrupt(plan):  # inside of the callback, on the thread that waits for it
     if threading.current_thread() is threading.main_thread():

@@ -12,6 +12,7 @@ from tests.kit import data, limits, oracle
 from tests.kit.case import STORAGE, VALUES, Case
 from tests.kit.compare import Registry, Result, compare
 from tests.kit.oracle import Truth, judge
+from tests.kit.runners import ApiRunner
 from tests.unit.emulation import Emulation
 
 HALVES = ("float16", "bfloat16")
@@ -259,6 +260,21 @@ def test_the_model_needs_each_of_its_terms() -> None:
     for case in (errors_of_delta, products_that_cancel, one_key, same_rows):
         for name in (*RESULTS, "lse"):
             result_of(case, name).check()
+
+
+def test_keys_of_one_query_share_its_error() -> None:
+    """One key a block: the sum of 117 weights errs, and the gradients of all values with it."""
+    case = Case(1, 2, 2, 1, 117, 40, 40, "float32", causal=True, layout="shd", values="small")
+    case = replace(case, seed=1)
+    x = data.arrays(case)
+    runner = ApiRunner("numpy", "fa1", options=(("blocks", (40, 1)),))
+    out, lse = runner.forward(case, x["q"], x["k"], x["v"])
+    grads = runner.backward(case, x["dout"], x["q"], x["k"], x["v"], out, lse)
+    truth = judge(case, x)
+    for name, got in zip(GRADIENTS, grads, strict=True):
+        compare(truth, name, got, Registry()).check()
+    wrong = grads[2] * np.float32(1 + 4e-6)
+    assert rejected(compare(truth, "dv", wrong, Registry()), "plain")
 
 
 def test_the_registry_keeps_the_worst() -> None:
