@@ -265,6 +265,7 @@ def _check_tensor(name: str, spec: TensorSpec, call: CallProblem) -> None:
         if tensor.role == "array":
             axes = ", ".join(tensor.axes)
             axes += "".join(f", {axis} may be left out" for axis in tensor.shared)
+            axes += ", each may be 1, the first ones may be left out" * tensor.broadcast
         raise ArgumentValueError(name, f"shape {spec.shape}", f"{shape} ({axes})")
     allowed = call.allowed[tensor.name]
     if spec.dtype not in allowed:

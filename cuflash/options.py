@@ -36,7 +36,7 @@ BackendChoice = Backend | Literal["auto"]
 #: Sides of a window.
 WindowSize = tuple[int | None, int | None]
 #: What ``wrt`` may name.
-Differentiable = Literal["q", "k", "v", "alibi_slopes", "sinks"]
+Differentiable = Literal["q", "k", "v", "alibi_slopes", "bias", "sinks"]
 
 
 @dataclass(frozen=True)

@@ -203,16 +203,22 @@ def _placed(name: str, spec: TensorSpec, call: CallProblem, device: int) -> Tens
         spec = replace(spec.contiguous(), dtype=storage.name, itemsize=storage.itemsize)
     if spec.device is None:
         return spec.on_device(device)
-    in_order = {"matrix": spec.rows_are_unit, "rows": True, "array": spec.is_contiguous}
-    usable = spec.whole_elements and in_order[tensors()[name].role]
+    tensor = tensors()[name]
+    in_order = {
+        "matrix": spec.rows_are_unit,
+        "rows": True,
+        "array": tensor.broadcast or spec.is_contiguous,
+    }
+    usable = spec.whole_elements and in_order[tensor.role]
     return spec if usable else spec.contiguous()
 
 
-def _strides(name: str, spec: TensorSpec, layout: Layout) -> tuple[int, int, int]:
+def _strides(name: str, spec: TensorSpec, layout: Layout) -> tuple[int, ...]:
     """What a launch is told, (batch, row, head); 0 of an axis of one element or of none.
 
-    Kernels form addresses of rows that are not there, and read nothing from
-    them. Of a sequence of one row they would lie wherever its stride says.
+    Of an array that broadcasts (batch, row, head, column). Kernels form
+    addresses of rows that are not there, and read nothing from them. Of a
+    sequence of one row they would lie wherever its stride says.
     """
     given = spec.strides or contiguous_strides(spec.shape)
     strides = tuple(
@@ -225,5 +231,5 @@ def _strides(name: str, spec: TensorSpec, layout: Layout) -> tuple[int, int, int
         return layout.canonical_rows(strides, 0)
     axes = tensor.axes[len(tensor.axes) - len(strides) :]
     named = dict(zip(axes, strides, strict=True))
-    row = named.get("seqlen_q", named.get("seqlen_kv", 0))
-    return named.get("batch", 0), row, named.get("heads_q", named.get("heads_kv", 0))
+    first = named.get("batch", 0), named.get("seqlen_q", 0), named.get("heads_q", 0)
+    return (*first, named.get("seqlen_kv", 0)) if tensor.broadcast else first

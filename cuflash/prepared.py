@@ -105,6 +105,7 @@ def prepare(
     window_size: WindowSize | None = None,
     softcap: float | None = None,
     alibi_slopes: Any = None,
+    bias: Any = None,
     sinks: Any = None,
     scale: float | None = None,
     q_offset: int | None = None,
@@ -134,7 +135,7 @@ def prepare(
         Of the arrays; needed where shapes are given.
     device : int, optional
         The CUDA device; by default the arrays', or the current one.
-    alibi_slopes, sinks : array, tuple of int, or dtype, optional
+    alibi_slopes, bias, sinks : array, tuple of int, or dtype, optional
         The array; or its shape, of the first dtype that the call takes; or its
         dtype, of the full shape, that of slopes (batch, heads_q).
     causal, window_size, softcap, scale, q_offset, layout, out_dtype
@@ -169,7 +170,7 @@ def prepare(
         blocks=blocks,
         backend="cuda",
     )
-    of_features = {"alibi_slopes": alibi_slopes, "sinks": sinks}
+    of_features = {"alibi_slopes": alibi_slopes, "bias": bias, "sinks": sinks}
     arrays = {"q": q, "k": k, "v": v, **{n: a for n, a in of_features.items() if a is not None}}
     given = signature_of(operation, arrays, dtype, options, _check_device(device))
     for name, spec in given:

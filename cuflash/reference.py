@@ -22,7 +22,7 @@ from .reference_checks import (
     rows_from_heads_first,
     to_heads_first,
 )
-from .reference_scores import cap_slopes, capped, distances, sees
+from .reference_scores import add_pairs, cap_slopes, capped, distances, sees
 
 __all__ = ["attention", "attention_backward"]
 
@@ -35,6 +35,7 @@ def attention(
     v: _Array,
     *,
     alibi_slopes: _Array | None = None,
+    bias: _Array | None = None,
     sinks: _Array | None = None,
     causal: bool = False,
     window_size: tuple[int | None, int | None] | None = None,
@@ -56,6 +57,8 @@ def attention(
         Values.
     alibi_slopes : ndarray, (heads_q,) or (batch, heads_q), optional
         How much a score loses with every key between its own and the query's.
+    bias : ndarray, broadcasts against (batch, heads_q, seqlen_q, seqlen_kv), optional
+        What is added to the scores; leading axes may be left out.
     sinks : ndarray, (heads_q,), optional
         A logit of each query head that takes weight and has no value.
     causal : bool
@@ -93,7 +96,7 @@ def attention(
     With the sum over the keys j that query i sees::
 
         S_ij  = scale * sum_c q_ic k_jc, with a softcap C: C tanh(S_ij / C)
-        Z_ij  = S_ij - alibi_slopes[h] |i + q_offset - j|
+        Z_ij  = S_ij - alibi_slopes[h] |i + q_offset - j| + bias[b, h, i, j]
         lse_i = log(sum_j exp(Z_ij) + exp(sinks[h]))
         P_ij  = exp(Z_ij - lse_i)
         out_i = sum_j P_ij v_j
@@ -104,11 +107,12 @@ def attention(
     its sink, makes its out and lse NaN. What no row sees never matters.
     """
     layout = find_layout(q, layout)
-    check_arrays({"q": q, "k": k, "v": v}, layout, alibi_slopes=alibi_slopes, sinks=sinks)
+    features = {"alibi_slopes": alibi_slopes, "bias": bias, "sinks": sinks}
+    check_arrays({"q": q, "k": k, "v": v}, layout, **features)
     check_options(causal, window_size, softcap, scale, q_offset, dtype)
     q, k, v = (to_heads_first(x, layout) for x in (q, k, v))
     options = (causal, window_size, softcap, scale, q_offset)
-    heads = _Heads(q, k, v, alibi_slopes, sinks, *options, dtype)
+    heads = _Heads(q, k, v, alibi_slopes, bias, sinks, *options, dtype)
     out = np.zeros((*q.shape[:3], v.shape[3]), dtype)
     lse = np.zeros(q.shape[:3], dtype)
     for b, h in np.ndindex(*q.shape[:2]):
@@ -124,6 +128,7 @@ def attention_backward(
     *,
     dlse: _Array | None = None,
     alibi_slopes: _Array | None = None,
+    bias: _Array | None = None,
     sinks: _Array | None = None,
     causal: bool = False,
     window_size: tuple[int | None, int | None] | None = None,
@@ -133,13 +138,15 @@ def attention_backward(
     layout: str | None = None,
     dtype: type[np.floating[Any]] = np.float64,
 ) -> tuple[_Array, ...]:
-    """Gradients of ``sum(out * dout) + sum(lse * dlse)`` by q, k, v, alibi_slopes and sinks.
+    """Gradients of ``sum(out * dout) + sum(lse * dlse)`` by every array.
 
     Parameters
     ----------
     dout : ndarray, (batch, seqlen_q, heads_q, head_dim_v)
         Gradient of out.
-    q, k, v, alibi_slopes, sinks, causal, window_size, softcap, scale, q_offset, layout, dtype
+    q, k, v, alibi_slopes, bias, sinks
+        As for :func:`attention`.
+    causal, window_size, softcap, scale, q_offset, layout, dtype
         As for :func:`attention`.
     dlse : ndarray, (batch, heads_q, seqlen_q), optional
         Gradient of lse; by default 0.
@@ -150,6 +157,8 @@ def attention_backward(
         Shaped like q, k and v. Query heads that share a kv head are summed.
     dalibi_slopes : ndarray, (heads_q,) or (batch, heads_q)
         Only where there are slopes, and shaped like them.
+    dbias : ndarray
+        Only where there is a bias, and shaped like it.
     dsinks : ndarray, (heads_q,)
         Only where there are sinks.
 
@@ -171,29 +180,39 @@ def attention_backward(
         dk_j    = scale * sum_i dS_ij q_i
         dv_j    = sum_i P_ij dout_i
         dalibi_slopes = -sum_ij |i + q_offset - j| dZ_ij
+        dbias   = dZ_ij, summed over the axes that bias broadcasts
         dsinks  = sum_i exp(sinks[h] - lse_i) (dlse_i - delta_i)
 
     The out and lse of a dead row depend on nothing but the sink: its dq is 0,
     it gives nothing to dk and dv, and its delta is 0.
     """
     layout = find_layout(q, layout)
-    more = {"dlse": dlse, "alibi_slopes": alibi_slopes, "sinks": sinks}
-    check_arrays({"q": q, "k": k, "v": v, "dout": dout}, layout, **more)
+    features = {"alibi_slopes": alibi_slopes, "bias": bias, "sinks": sinks}
+    check_arrays({"q": q, "k": k, "v": v, "dout": dout}, layout, dlse=dlse, **features)
     check_options(causal, window_size, softcap, scale, q_offset, dtype)
     dout, q, k, v = (to_heads_first(x, layout) for x in (dout, q, k, v))
     options = (causal, window_size, softcap, scale, q_offset)
-    heads = _Heads(q, k, v, alibi_slopes, sinks, *options, dtype)
+    heads = _Heads(q, k, v, alibi_slopes, bias, sinks, *options, dtype)
     dlse = np.zeros(q.shape[:3], dtype) if dlse is None else dlse.reshape(q.shape[:3])
     dq, dk, dv = (np.zeros(x.shape, dtype) for x in (q, k, v))
     of_heads = np.zeros((2, *q.shape[:2]), dtype)  # gradients of slopes and of sinks
+    dbias = None if bias is None else np.zeros(bias.shape, dtype)
     for b, h in np.ndindex(*q.shape[:2]):
         kv = heads.kv_head(h)
-        dq[b, h], dk_part, dv_part, of_heads[:, b, h] = heads.backward(b, h, dout[b, h], dlse[b, h])
+        given = heads.backward(b, h, dout[b, h], dlse[b, h])
+        dq[b, h], dk_part, dv_part, dz, of_heads[:, b, h] = given
         dk[b, kv] += dk_part
         dv[b, kv] += dv_part
+        if dbias is not None:
+            add_pairs(dbias, b, h, dz)
     grads = [from_heads_first(x, layout) for x in (dq, dk, dv)]
-    given = zip(of_heads, (alibi_slopes, sinks), strict=True)
-    grads += [x.sum(axis=0) if to.ndim == 1 else x for x, to in given if to is not None]
+    of_slopes, of_sinks = of_heads
+    if alibi_slopes is not None:
+        grads.append(of_slopes.sum(axis=0) if alibi_slopes.ndim == 1 else of_slopes)
+    if dbias is not None:
+        grads.append(dbias)
+    if sinks is not None:
+        grads.append(of_sinks.sum(axis=0))
     return tuple(grads)
 
 
@@ -206,6 +225,7 @@ class _Heads:
         k: _Array,
         v: _Array,
         alibi_slopes: _Array | None,
+        bias: _Array | None,
         sinks: _Array | None,
         causal: bool,
         window_size: tuple[int | None, int | None] | None,
@@ -226,6 +246,8 @@ class _Heads:
         self._distances: _Array = np.zeros((1, 1), dtype)
         if alibi_slopes is not None:
             self._distances = distances(i, j, offset).astype(dtype)
+        square = (*q.shape[:2], seqlen_q, seqlen_kv)
+        self._bias: _Array = np.broadcast_to(0 if bias is None else bias, square)
         self._scale = dtype(1) / np.sqrt(dtype(q.shape[3])) if scale is None else dtype(scale)
         self._cap = dtype(softcap or 0)
 
@@ -241,8 +263,11 @@ class _Heads:
 
     def backward(
         self, b: int, h: int, dout: _Array, dlse: _Array
-    ) -> tuple[_Array, _Array, _Array, _Array]:
-        """What one query head gives to dq, dk, dv and the gradients of its slope and sink."""
+    ) -> tuple[_Array, _Array, _Array, _Array, _Array]:
+        """What one query head gives to dq, dk, dv, dbias and the gradients of its slope and sink.
+
+        To dbias dZ, (seqlen_q, seqlen_kv).
+        """
         q = self._head(self._q, b, h)
         k, v = (self._head(x, b, self.kv_head(h)) for x in (self._k, self._v))
         dout, dlse = dout.astype(self._dtype), dlse.astype(self._dtype)
@@ -258,7 +283,8 @@ class _Heads:
             sink = self._sinks[h]
             of_sink = 0 if sink == -math.inf else np.exp(sink - lse) * (dlse - delta)
             of_slope = -np.where(seen, self._distances * dz, 0)
-            return dq, dk, dv, np.array([of_slope.sum(), np.sum(of_sink, dtype=self._dtype)])
+            numbers = np.array([of_slope.sum(), np.sum(of_sink, dtype=self._dtype)])
+            return dq, dk, dv, np.where(seen, dz, 0), numbers
 
     def _head(self, x: _Array, b: int, h: int) -> _Array:
         head: _Array = x[b, h].astype(self._dtype)
@@ -272,6 +298,7 @@ class _Heads:
         q, k = self._head(self._q, b, h), self._head(self._k, b, self.kv_head(h))
         sink = self._sinks[h]
         scores = capped(self._scale * (q @ k.T), self._cap) - self._alibi[b, h] * self._distances
+        scores += self._bias[b, h].astype(self._dtype)
         scores = np.where(self._visible, scores, -math.inf)
         of_keys = scores.max(axis=1, initial=-math.inf)
         largest = np.maximum(of_keys, sink)

@@ -65,7 +65,7 @@ def check_arrays(arrays: Mapping[str, Any], layout: str, **more: Any) -> None:
     layout : str
         Order of their axes.
     **more : ndarray or None
-        dlse, alibi_slopes and sinks.
+        dlse, alibi_slopes, bias and sinks.
 
     Raises
     ------
@@ -101,7 +101,9 @@ def check_arrays(arrays: Mapping[str, Any], layout: str, **more: Any) -> None:
         if array is None:
             continue
         _check_array(name, array)
-        if array.shape not in shapes[name]:
+        if name == "bias":
+            _check_broadcast(name, array, (batch, heads_q, sizes["seqlen_q"], sizes["seqlen_kv"]))
+        elif array.shape not in shapes[name]:
             fitting = " or ".join(map(str, shapes[name]))
             raise ArgumentValueError(name, f"shape {array.shape}", fitting)
 
@@ -112,6 +114,14 @@ def _check_array(name: str, array: Any) -> None:
         raise ArgumentTypeError(name, kind, "a NumPy array, without a mask")
     if not np.can_cast(array.dtype, np.longdouble, "same_kind"):
         raise ArgumentTypeError(name, f"dtype {array.dtype}", "real numbers")
+
+
+def _check_broadcast(name: str, array: _Array, sizes: tuple[int, ...]) -> None:
+    own = sizes[len(sizes) - array.ndim :]
+    if array.ndim > len(sizes) or any(
+        n not in (1, of) for n, of in zip(array.shape, own, strict=False)
+    ):
+        raise ArgumentValueError(name, f"shape {array.shape}", f"{sizes}, or 1 in place of any")
 
 
 def _check_sizes(sizes: Mapping[str, int]) -> None:

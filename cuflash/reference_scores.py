@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["cap_slopes", "capped", "distances", "sees"]
+__all__ = ["add_pairs", "cap_slopes", "capped", "distances", "sees"]
 
 _Array = NDArray[Any]
 
@@ -43,3 +43,23 @@ def distances(i: _Array, j: _Array, q_offset: int) -> _Array:
     """Keys from the one that query i stands at, ``i + q_offset``, to key j, in either direction."""
     away: _Array = np.abs(i + q_offset - j)
     return away
+
+
+def add_pairs(total: _Array, b: int, h: int, pairs: _Array) -> None:
+    """Add numbers of all pairs of one head to an array that broadcasts, summed over its axes of 1.
+
+    Parameters
+    ----------
+    total : ndarray
+        Broadcasts against (batch, heads_q, seqlen_q, seqlen_kv).
+    b, h : int
+        Entry and head of the pairs.
+    pairs : ndarray, (seqlen_q, seqlen_kv)
+        What is added.
+    """
+    whole = total[(None,) * (4 - total.ndim)]
+    entry, head = (at if size > 1 else 0 for at, size in zip((b, h), whole.shape, strict=False))
+    for axis, size in enumerate(whole.shape[2:]):
+        if size == 1:
+            pairs = pairs.sum(axis=axis, keepdims=True)
+    whole[entry, head] += pairs

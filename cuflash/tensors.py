@@ -58,8 +58,9 @@ class Tensor:
         The argument that says where to write it; empty if there is none.
     gradient_of
         The tensor whose gradient it is.
-    shared
-        Axes that an array may lack.
+    shared, broadcast
+        Axes that an array may lack; whether it may lack any, and have 1 in
+        place of a size, and any strides.
     """
 
     name: str
@@ -72,6 +73,13 @@ class Tensor:
     destination: str = ""
     gradient_of: str | None = None
     shared: tuple[Axis, ...] = ()
+    broadcast: bool = False
+
+    def fits(self, shape: tuple[int, ...], sizes: tuple[int, ...]) -> bool:
+        """Whether an array that broadcasts has a shape that goes with these sizes."""
+        lacking = len(sizes) - len(shape)
+        own = zip(shape, sizes[lacking:], strict=True) if lacking >= 0 else ()
+        return lacking >= 0 and all(has in (1, size) for has, size in own)
 
 
 _BOTH: tuple[Operation, ...] = ("forward", "backward")
@@ -93,6 +101,7 @@ def _gradient(tensor: Tensor) -> Tensor:
         destination=name,
         gradient_of=tensor.name,
         shared=tensor.shared,
+        broadcast=tensor.broadcast,
     )
 
 
@@ -127,7 +136,14 @@ def _tensors(*features: Feature) -> Mapping[str, Tensor]:
     for feature in features:
         for name, rule in feature.arrays.items():
             array = Tensor(
-                name, "array", rule.axes, rule.dtypes, _BOTH, optional=_BOTH, shared=rule.shared
+                name,
+                "array",
+                rule.axes,
+                rule.dtypes,
+                _BOTH,
+                optional=_BOTH,
+                shared=rule.shared,
+                broadcast=rule.broadcast,
             )
             every += [array, *([_gradient(array)] if rule.differentiable else [])]
     return {tensor.name: tensor for tensor in every}
@@ -163,7 +179,7 @@ def shape_of(
     ----------
     given
         Shape of every tensor that was given, by name: an array may lack its
-        shared axes, and its gradient then lacks them too.
+        shared axes, or broadcast, and its gradient is then like it.
     """
     sizes: list[int] = [getattr(problem, axis) for axis in tensor.axes]
     if tensor.role == "matrix":
@@ -173,6 +189,8 @@ def shape_of(
         batch, heads, seqlen = sizes
         return layout.rows_shape(batch, heads, seqlen)
     source = given.get(tensor.gradient_of or tensor.name, tuple(sizes))
+    if tensor.broadcast:
+        return source if tensor.fits(source, tuple(sizes)) else tuple(sizes)
     lacking = len(sizes) - len(source)
     return tuple(sizes[lacking if 0 < lacking <= len(tensor.shared) else 0 :])
 
@@ -187,6 +205,8 @@ def dtypes_of(
     given
         Dtype of every tensor that was given, by name.
     """
-    allowed = dict.fromkeys(getattr(problem, rule) for rule in tensor.dtypes)
+    allowed = dict.fromkeys(
+        rule if rule == "float32" else getattr(problem, rule) for rule in tensor.dtypes
+    )
     source = given.get(tensor.gradient_of or "")
     return tuple(name for name in allowed if source in (None, name))

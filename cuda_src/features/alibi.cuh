@@ -1,28 +1,18 @@
 // ALiBi: a score loses slope * |i + position - j|, in natural units.
 #pragma once
 
-#include "../tile/score.cuh"
+#include "added.cuh"
 
 namespace cuflash {
 
 struct AlibiParams {
   const void* alibi_slopes;  // [batch or none, heads_q], contiguous, of the compute type
   void* pair_sums;           // see tile/pair_sums.cuh
-  double inverse_unit;       // 1 over the unit of scores
   long long batch_stride;    // of the slopes
   int position;              // of query 0 among the keys
+  double inverse_unit;       // 1 over the unit of scores
   float inverse_unit_single;
 };
-
-// 1 over the unit in the compute type.
-template <class Params>
-__device__ inline double inverse_unit_of(double, const Params& params) {
-  return params.alibi.inverse_unit;
-}
-template <class Params>
-__device__ inline float inverse_unit_of(float, const Params& params) {
-  return params.alibi.inverse_unit_single;
-}
 
 template <class Storage, bool summed_>
 struct AlibiTerm : AddedTerm {
@@ -36,7 +26,7 @@ struct AlibiTerm : AddedTerm {
   __device__ AlibiTerm(const Params& params, const Lane& lane, double)
       : slope(-static_cast<const Compute*>(
                   params.alibi.alibi_slopes)[lane.batch * params.alibi.batch_stride + lane.head] *
-              inverse_unit_of(Compute(), params)),
+              inverse_unit_of(Compute(), params.alibi)),
         ahead(static_cast<Compute>(lane.i + params.alibi.position - lane.j)) {}
 
   template <class Params>

@@ -29,6 +29,7 @@ def attention_backward(
     window_size: WindowSize | None = None,
     softcap: float | None = None,
     alibi_slopes: Any = None,
+    bias: Any = None,
     sinks: Any = None,
     scale: float | None = None,
     q_offset: int | None = None,
@@ -53,10 +54,9 @@ def attention_backward(
         What :func:`attention` returned, of any algorithm or backend.
     dlse : array, like lse, optional
         Gradient of the log-sum-exp.
-    wrt : sequence of {"q", "k", "v", "alibi_slopes", "sinks"}
-        With respect to what, each once; "alibi_slopes" and "sinks" only where
-        they are given.
-        What is not named is not returned. The NumPy backend does not compute
+    wrt : sequence of {"q", "k", "v", "alibi_slopes", "bias", "sinks"}
+        With respect to what, each once; arrays of features only where they are
+        given. What is not named is not returned. The NumPy backend does not compute
         it either; on CUDA the kernels compute the gradients of q, k and v in
         any case, and write those that are not named to the workspace.
     grads : sequence of arrays, optional
@@ -65,7 +65,8 @@ def attention_backward(
     deterministic : bool
         The same bits from run to run, with O(seqlen) more memory. Without it
         FlashAttention-2 and 3 add the parts of dq in any order on CUDA.
-    causal, window_size, softcap, alibi_slopes, sinks, scale, q_offset, layout
+    causal, window_size, softcap, alibi_slopes, bias, sinks, scale, q_offset,
+    layout
         As for :func:`attention`.
     backend, algorithm, blocks, workspace
         As for :func:`attention`; ``blocks`` is of this pass.
@@ -75,10 +76,12 @@ def attention_backward(
     gradients : tuple of arrays
         In the order of ``wrt``, each shaped and typed like the array it is
         the gradient of, C-contiguous. Grouped heads are summed into their kv
-        head. Rows that see no key have gradient 0. Those of ``alibi_slopes``
-        and ``sinks`` are summed in one fixed order, so they have the same bits
-        from run to run; that of ``sinks`` in float64 on CUDA, and in float32 by
-        the NumPy backend (float64 for float64).
+        head. Rows that see no key have gradient 0. Those of ``alibi_slopes``,
+        ``bias`` and ``sinks`` are summed in one fixed order, so they have the
+        same bits from run to run: in float32 (float64 for float64), but on
+        CUDA that of ``sinks`` in float64, and that of ``alibi_slopes`` in
+        float32 within a thread and in float64 over threads. That of ``bias``
+        is rounded once, and summed over the axes that ``bias`` broadcasts.
 
     Raises
     ------
@@ -93,8 +96,9 @@ def attention_backward(
     the capped score, and dS is multiplied by ``1 - (S / softcap)^2``. With ALiBi
     ``dalibi_slopes = -sum(dS * abs(i + q_offset - j))`` over all visible pairs of
     a head, of dS before that factor; slopes of shape (heads_q,) sum it over the
-    batch too. With sinks, ``lse`` includes them, and ``dsinks = -rowsum(exp(sinks
-    - lse) * delta)`` over all rows of a head.
+    batch too. ``dbias`` is dS before that factor. With sinks, ``lse`` includes
+    them, and ``dsinks = -rowsum(exp(sinks - lse) * delta)`` over all rows of a
+    head.
     """
     arrays = {"dout": dout, "q": q, "k": k, "v": v, "out": out, "lse": lse}
     keywords: dict[str, Any] = {
@@ -110,8 +114,8 @@ def attention_backward(
         "blocks": blocks,
     }
     # The default of wrt goes without saying: its calls are then as quick as they can be.
-    if not (wrt is QKV and dlse is alibi_slopes is sinks is grads is workspace is None):
-        inputs = {"dlse": dlse, "alibi_slopes": alibi_slopes, "sinks": sinks}
+    if not (wrt is QKV and dlse is alibi_slopes is bias is sinks is grads is workspace is None):
+        inputs = {"dlse": dlse, "alibi_slopes": alibi_slopes, "bias": bias, "sinks": sinks}
         _add(arrays, keywords, inputs, wrt, grads, workspace)
     return tuple(call("backward", arrays, keywords).values())
 

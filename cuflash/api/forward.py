@@ -21,6 +21,7 @@ def attention(
     window_size: WindowSize | None = ...,
     softcap: float | None = ...,
     alibi_slopes: Any = ...,
+    bias: Any = ...,
     sinks: Any = ...,
     scale: float | None = ...,
     q_offset: int | None = ...,
@@ -46,6 +47,7 @@ def attention(
     window_size: WindowSize | None = ...,
     softcap: float | None = ...,
     alibi_slopes: Any = ...,
+    bias: Any = ...,
     sinks: Any = ...,
     scale: float | None = ...,
     q_offset: int | None = ...,
@@ -71,6 +73,7 @@ def attention(
     window_size: WindowSize | None = ...,
     softcap: float | None = ...,
     alibi_slopes: Any = ...,
+    bias: Any = ...,
     sinks: Any = ...,
     scale: float | None = ...,
     q_offset: int | None = ...,
@@ -95,6 +98,7 @@ def attention(
     window_size: WindowSize | None = None,
     softcap: float | None = None,
     alibi_slopes: Any = None,
+    bias: Any = None,
     sinks: Any = None,
     scale: float | None = None,
     q_offset: int | None = None,
@@ -141,6 +145,14 @@ def attention(
         for float64), finite, of either sign. It needs ``q_offset`` from
         -(2^30 - 2^12) to 2^30 - 2^12, and but for float64 ``softcap``, or
         ``scale`` without one, from 2^-60 to 2^60.
+    bias : array, broadcasts against (batch, heads_q, seqlen_q, seqlen_kv), optional
+        Numbers that are added to the scores, after the softcap and before the
+        mask. Each axis may be 1, the first ones may be left out, and strides
+        may be any: nothing is repeated in memory. Of q's dtype or float32.
+        Minus infinity hides a pair; a row that is so hidden whole sees no key,
+        and if it has a sink its ``q`` and ``dout`` have to be finite. Infinity
+        and NaN make their rows NaN. It needs a ``scale`` or ``softcap`` as
+        ``alibi_slopes`` does.
     sinks : array, (heads_q,), optional
         A learned logit of every query head, of q's dtype or float32 (float64
         for float64): it takes part in the softmax and has no value, so
@@ -235,8 +247,8 @@ def attention(
         "return_lse": return_lse,
     }
     arrays = {"q": q, "k": k, "v": v}
-    if not (alibi_slopes is sinks is None):
-        of_features = {"alibi_slopes": alibi_slopes, "sinks": sinks}
+    if not (alibi_slopes is bias is sinks is None):
+        of_features = {"alibi_slopes": alibi_slopes, "bias": bias, "sinks": sinks}
         arrays |= {name: array for name, array in of_features.items() if array is not None}
     if out is not None or lse_out is not None or workspace is not None:
         given = {"out": out, "lse_out": lse_out, "workspace": workspace}

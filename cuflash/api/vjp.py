@@ -37,6 +37,7 @@ def attention_vjp(
     window_size: WindowSize | None = ...,
     softcap: float | None = ...,
     alibi_slopes: Any = ...,
+    bias: Any = ...,
     sinks: Any = ...,
     scale: float | None = ...,
     q_offset: int | None = ...,
@@ -63,6 +64,7 @@ def attention_vjp(
     window_size: WindowSize | None = ...,
     softcap: float | None = ...,
     alibi_slopes: Any = ...,
+    bias: Any = ...,
     sinks: Any = ...,
     scale: float | None = ...,
     q_offset: int | None = ...,
@@ -89,6 +91,7 @@ def attention_vjp(
     window_size: WindowSize | None = ...,
     softcap: float | None = ...,
     alibi_slopes: Any = ...,
+    bias: Any = ...,
     sinks: Any = ...,
     scale: float | None = ...,
     q_offset: int | None = ...,
@@ -114,6 +117,7 @@ def attention_vjp(
     window_size: WindowSize | None = None,
     softcap: float | None = None,
     alibi_slopes: Any = None,
+    bias: Any = None,
     sinks: Any = None,
     scale: float | None = None,
     q_offset: int | None = None,
@@ -132,7 +136,8 @@ def attention_vjp(
 
     Parameters
     ----------
-    q, k, v, causal, window_size, softcap, alibi_slopes, sinks, scale, q_offset, layout
+    q, k, v, causal, window_size, softcap, alibi_slopes, bias, sinks, scale, q_offset,
+    layout
         As for :func:`attention`.
     return_lse, out_dtype
         As for :func:`attention`.
@@ -156,7 +161,7 @@ def attention_vjp(
         As of :func:`attention`.
     pullback : Pullback
         ``pullback(dout, dlse=None)`` gives the gradients of ``wrt`` in its
-        order, any number of times. It keeps q, k, v, alibi_slopes, sinks, out
+        order, any number of times. It keeps the arrays that it was given, out
         and lse; do not overwrite them before it is called. It pickles if the
         arrays do.
 
@@ -170,8 +175,7 @@ def attention_vjp(
     -----
     The pullback computes the vector-Jacobian product of
     :func:`attention_backward`: with ``L = sum(out * dout) + sum(lse * dlse)``
-    it gives ``dL/dq``, ``dL/dk``, ``dL/dv``, ``dL/dalibi_slopes`` and ``dL/dsinks``,
-    those of ``wrt``.
+    it gives ``dL/dq`` and the like of all that ``wrt`` names.
     """
     shared: dict[str, Any] = {
         "causal": causal,
@@ -183,7 +187,7 @@ def attention_vjp(
         "backend": backend,
         "algorithm": algorithm,
     }
-    of_features = {"alibi_slopes": alibi_slopes, "sinks": sinks}
+    of_features = {"alibi_slopes": alibi_slopes, "bias": bias, "sinks": sinks}
     given = {name: array for name, array in of_features.items() if array is not None}
     arrays = {"q": q, "k": k, "v": v, **given}
     named = _check_wrt(wrt, arrays)

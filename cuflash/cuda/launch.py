@@ -15,14 +15,18 @@ from ..planning.kernel import KernelLaunch
 from ..planning.plan import Plan
 from .compile import CompiledKernel, compile_kernels
 from .current import is_current
-from .parameters import ROW_VECTOR, SHAPE_FIELDS, TENSOR, ParameterStruct, fields_of, struct_of
+from .parameters import SHAPE_FIELDS, STRIDED, ParameterStruct, fields_of, struct_of
 from .tensor_map import WORDS, TensorMapEncoder
 from .tile_counter import counter_of_launch
 
 __all__ = ["PreparedPlan"]
 
-#: Strides in elements of every tensor of a call: (batch, row, head).
-Strides = Mapping[str, tuple[int, int, int]]
+#: Strides in elements of every tensor of a call: (batch, row, head), and of one that broadcasts
+#: that of columns.
+Strides = Mapping[str, tuple[int, ...]]
+
+#: Their fields in the parameters.
+_STRIDES = ("batch_stride", "row_stride", "head_stride", "column_stride")
 
 #: First word, tensor and what makes it, of every tensor map of a kernel.
 Maps = tuple[tuple[int, str, TensorMapEncoder], ...]
@@ -170,11 +174,9 @@ def _prepare_kernel(
     values: Any = np.zeros(1, dtype=struct.dtype)
     for name in struct.dtype.names or ():
         kind = values.dtype[name]
-        if kind in (TENSOR, ROW_VECTOR) and name in strides:
-            batch, row, head = strides[name]
-            values[name]["batch_stride"] = batch
-            values[name]["row_stride"] = row
-            values[name]["head_stride"] = head
+        if kind in STRIDED and name in strides:
+            for field, stride in zip(_STRIDES, strides[name], strict=False):
+                values[name][field] = stride
     for name in SHAPE_FIELDS:
         values["shape"][name] = getattr(plan.problem, name)
     for name in {"scale", "factor"} & set(struct.dtype.names or ()):
@@ -182,6 +184,8 @@ def _prepare_kernel(
     numbers = {use.feature: use.numbers for use in plan.problem.uses}
     for feature in config.features:
         for field, value in numbers[feature.name]:
+            values[feature.name][field] = value
+        for field, value in _own_strides(feature.device.block, strides):
             values[feature.name][field] = value
     for name, value in launch.arguments:
         (values["shape"] if name in SHAPE_FIELDS else values)[name] = value
@@ -201,16 +205,24 @@ def _prepare_kernel(
     )
 
 
+def _own_strides(block: np.dtype[np.void], strides: Strides) -> Iterator[tuple[str, int]]:
+    """Fields of a feature's parameters that hold strides of its arrays, and what they hold."""
+    names = block.names or ()
+    for array in set(names) & set(strides):
+        for stride, value in zip(_STRIDES, strides[array], strict=False):
+            field = f"{array}_{stride}"
+            if field in names:
+                yield field, value
+
+
 def _tensor_words(dtype: np.dtype[np.void]) -> list[tuple[int, str]]:
     return [
-        (offset // 8, name)
-        for name, (kind, offset) in fields_of(dtype).items()
-        if kind in (TENSOR, ROW_VECTOR)
+        (offset // 8, name) for name, (kind, offset) in fields_of(dtype).items() if kind in STRIDED
     ]
 
 
 def _array_words(struct: ParameterStruct, names: Container[str]) -> Iterator[tuple[int, str]]:
-    """Word of the pointer and name of every array that has no strides of its own."""
+    """Word of the pointer and name of every array that is no structure with its strides."""
     for path, offset in struct.offsets():
         *_, name = path.split(".")
         if name in names:
@@ -224,7 +236,9 @@ def _map_words(
     fields = fields_of(dtype)
     shapes = plan.problem.shapes
     for name, rows in launch.boxes:
-        encoder = TensorMapEncoder(plan.problem.storage, shapes[name], strides[name], rows)
+        batch, row, head, *_ = strides[name]
+        own = batch, row, head
+        encoder = TensorMapEncoder(plan.problem.storage, shapes[name], own, rows)
         yield fields[f"{name}_map"][1] // 8, name, encoder
 
 

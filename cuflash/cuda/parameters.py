@@ -37,6 +37,21 @@ ROW_VECTOR = np.dtype(
     align=True,
 )
 
+#: Of an array that broadcasts.
+PAIRS = np.dtype(
+    [
+        ("data", _POINTER),
+        ("batch_stride", np.int64),
+        ("head_stride", np.int64),
+        ("row_stride", np.int64),
+        ("column_stride", np.int64),
+    ],
+    align=True,
+)
+
+#: What has strides.
+STRIDED = (TENSOR, ROW_VECTOR, PAIRS)
+
 #: CUtensorMap of the driver.
 TENSOR_MAP = np.dtype([("opaque", np.uint64, (16,))])
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from ..errors import ArgumentValueError
 from ..planning.problem import MAX_SEQLEN
+from .added import INVERSE_UNIT, inverse_unit
 from .device import MAIN_KERNELS, DevicePart
 from .feature import ArrayRule, Feature, Request
 from .host import Given, HostPart, ScorePlace
@@ -29,19 +30,15 @@ _DEVICE = DevicePart(
         [
             (_NAME, np.uint64),
             ("pair_sums", np.uint64),
-            ("inverse_unit", np.float64),
             ("batch_stride", np.int64),
             ("position", np.int32),
-            ("inverse_unit_single", np.float32),
+            *INVERSE_UNIT,
         ],
         align=True,
     ),
     seams=(("Score", "AlibiTerm<{alibi_dtype}, {alibi_summed}>"),),
     header="features/alibi.cuh",
 )
-
-#: Where ``1 / unit``, times a slope and a distance, is far from the ends of float32.
-_LEAST_UNIT, _MOST_UNIT = 2.0**-60, 2.0**60
 
 
 def _distances(place: ScorePlace, given: Given) -> Any:
@@ -67,22 +64,15 @@ def _use(request: Request) -> Use | None:
         raise ArgumentValueError(
             "q_offset", f"{position} with {_NAME}", f"{-MAX_SEQLEN} to {MAX_SEQLEN}"
         )
-    if problem.compute == "float32" and not _LEAST_UNIT <= problem.unit <= _MOST_UNIT:
-        name = "softcap" if "softcap" in problem.features else "scale"
-        raise ArgumentValueError(
-            name, f"{problem.unit!r} with {_NAME}", f"{_LEAST_UNIT:.3g} to {_MOST_UNIT:.3g}"
-        )
     wanted = problem.operation == "backward" and _NAME in problem.wrt
-    inverse = 1 / problem.unit
     return Use(
         "alibi",
         _DEVICE,
         compiled=(("alibi_dtype", problem.storage), ("alibi_summed", int(wanted))),
         numbers=(
-            ("inverse_unit", inverse),
             ("batch_stride", problem.heads_q * (len(slopes.shape) - 1)),
             ("position", position),
-            ("inverse_unit_single", inverse),
+            *inverse_unit(request, _NAME),
         ),
         operands=(slopes,),
         host=HostPart(_add, partial=_partial),

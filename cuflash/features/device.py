@@ -13,9 +13,14 @@ KernelName = tuple[str, str]
 
 #: Those that compute tiles of scores.
 MAIN_KERNELS: frozenset[KernelName] = frozenset(
-    (generation, kernel)
-    for generation in ("fa1", "fa2", "fa3")
-    for kernel in ("forward", "backward")
+    (
+        *(
+            (generation, kernel)
+            for generation in ("fa1", "fa2", "fa3")
+            for kernel in ("forward", "backward")
+        ),
+        ("steps", "bias_gradient"),
+    )
 )
 
 

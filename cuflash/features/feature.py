@@ -14,8 +14,8 @@ __all__ = ["ArrayRule", "Axis", "DTypeRule", "Feature", "Request"]
 
 #: An axis of an array, by the field of the problem that holds its size.
 Axis = Literal["batch", "heads_q", "heads_kv", "seqlen_q", "seqlen_kv", "head_dim", "head_dim_v"]
-#: A dtype of the problem: of q, of the output, or of the softmax.
-DTypeRule = Literal["storage", "output", "compute"]
+#: A dtype of the problem: of q, of the output, or of the softmax; or float32 whatever they are.
+DTypeRule = Literal["storage", "output", "compute", "float32"]
 
 
 @dataclass(frozen=True)
@@ -35,12 +35,16 @@ class ArrayRule:
     shared
         Axes that an array may lack, from the first on: it then holds the same
         for all of them.
+    broadcast
+        Whether it may lack any axes, from the first on, and have 1 in place of
+        the size of any other. Its elements may then lie at any strides.
     """
 
     axes: tuple[Axis, ...]
     dtypes: tuple[DTypeRule, ...]
     differentiable: bool = False
     shared: tuple[Axis, ...] = ()
+    broadcast: bool = False
 
     @property
     def batch_axis(self) -> int | None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from ..planning.problem import AttentionProblem
 from .alibi import ALIBI
+from .bias import BIAS
 from .feature import Feature, Request
 from .refused import check_refused
 from .sinks import SINKS
@@ -22,7 +23,7 @@ __all__ = ["FEATURES", "with_features"]
 
 #: By name, in the order of their parameters on the device.
 FEATURES: dict[str, Feature] = {
-    feature.name: feature for feature in (WINDOW, SOFTCAP, ALIBI, SINKS)
+    feature.name: feature for feature in (WINDOW, SOFTCAP, ALIBI, BIAS, SINKS)
 }
 
 

@@ -12,7 +12,7 @@ __all__ = ["Operand", "Use"]
 
 @dataclass(frozen=True)
 class Operand:
-    """An array that a feature reads: C-contiguous, its elements aligned."""
+    """An array that a feature reads; C-contiguous unless its rule says that it broadcasts."""
 
     name: str
     dtype: str

@@ -8,6 +8,7 @@ import numpy as np
 
 from ..planning.plan import Plan
 from . import fa1, fa2, gradients, outputs
+from .bias_gradient import BiasGradient
 from .blocks import Array, tile_of
 from .threads import run_tasks
 
@@ -109,7 +110,12 @@ def backward(
     by_row = gradients.ByRow(
         *(None if to is None else np.zeros(shape, problem.compute) for to in (dsinks, dpairs))
     )
-    run_tasks(gradients.tasks(plan, inner, given, by_row), tile_of(plan).threads)
+    threads = tile_of(plan).threads
+    run_tasks(gradients.tasks(plan, inner, given, by_row), threads)
+    if "dbias" in more:
+        of_bias = BiasGradient(plan, given, more["dbias"])
+        run_tasks(of_bias.tasks(), threads)
+        of_bias.finish()
     for to, rows in ((dsinks, by_row.sinks), (dpairs, by_row.pairs)):
         if to is not None and rows is not None:
             _sum_rows(to, rows)

@@ -82,10 +82,13 @@ class Blocks:
         q[:, live.stop :] = 0
         return q
 
-    def parts(self) -> list[Blocks]:
-        """The blocks of queries in runs, as many as the plan says; their rows are disjoint."""
+    def parts(self, wanted: int | None = None) -> list[Blocks]:
+        """The blocks of queries in runs, as many as the plan says; their rows are disjoint.
+
+        Or as many as are ``wanted``, where there are so many blocks.
+        """
         count = len(self.queries)
-        wanted = max(1, min(self.tile.parts, count))
+        wanted = max(1, min(self.tile.parts if wanted is None else wanted, count))
         found = []
         for index in range(wanted):
             part = copy.copy(self)

@@ -41,27 +41,30 @@ def tasks(plan: Plan, inner: Inner, given: Given, by_row: ByRow) -> Iterator[Tas
         parts = blocks.parts()
         sums = KeySums(heads, blocks.keys, len(parts), given.dk, given.dv)
         for index, part in enumerate(parts):
-            task = Gradients(part, heads.part(part), operands, sums, index)
-            yield functools.partial(task.run, inner, given, by_row)
+            task = Gradients(part, heads.part(part), operands)
+            yield functools.partial(task.run, inner, given, by_row, sums, index)
 
 
 class Gradients:
     """One task: dQ of a part of the queries, and what they give to dK and dV."""
 
-    def __init__(
-        self, blocks: Blocks, heads: Heads, operands: Operands, sums: KeySums, index: int
-    ) -> None:
-        self._blocks, self._heads = blocks, heads
-        self._operands, self._sums, self._index = operands, sums, index
+    def __init__(self, blocks: Blocks, heads: Heads, operands: Operands) -> None:
+        self._blocks, self._heads, self._operands = blocks, heads, operands
 
-    def run(self, inner: Inner, given: Given, by_row: ByRow) -> None:
-        """Compute and write everything that is wanted."""
+    def load(self, given: Given) -> GradientRows:
+        """The rows of the task, with the log-sum-exp of its scores; by the thread that runs it."""
         blocks, operands = self._blocks, self._operands.make()
         self._scratch = blocks.scratch
         rows = GradientRows.load(blocks, self._heads, given)
         if operands.common is not None:
             own = own_lse(blocks, operands, rows.scaled_q, self._scratch)
             rows.take_off(operands.common, own)
+        return rows
+
+    def run(self, inner: Inner, given: Given, by_row: ByRow, sums: KeySums, index: int) -> None:
+        """Compute and write everything that is wanted."""
+        self._sums, self._index = sums, index
+        rows, blocks, operands = self.load(given), self._blocks, self._operands
         if by_row.sinks is not None and rows.sinks is not None:
             self._heads.set_statistics(by_row.sinks, rows.of_sinks())
         if by_row.pairs is not None:
@@ -72,6 +75,14 @@ class Gradients:
             self._heads.set_statistics(by_row.pairs, rows.pairs)
         if given.dq is not None:
             rows.store(blocks, self._heads, given.dq, operands.common)
+
+    def dscores(self, tile: Tile, rows: GradientRows, delta: Array) -> Array:
+        """What dS of a tile is but for slopes, [key, row]; 0 where P is 0, whatever dP is."""
+        keys = self._operands.keys[:, :, tile.keys]
+        weights, _ = self._weights(tile, rows, keys)
+        dscores = self._dscores(tile, rows, delta, weights)
+        np.copyto(dscores, 0, where=weights == 0)
+        return dscores
 
     def column_blocks(self, rows: GradientRows, delta_of: Callable[[slice], Array]) -> None:
         """Hand over dK and dV block by block, and accumulate dQ over the blocks.

@@ -40,6 +40,18 @@ class Heads:
             for head in range(0, heads, together):
                 yield cls(blocks, slice(entry, entry + entries), slice(head, head + together))
 
+    @property
+    def entries(self) -> slice:
+        """The entries of the batch."""
+        return slice(*self._batch.indices(self._blocks.problem.batch)[:2])
+
+    @property
+    def query_heads(self) -> slice:
+        """The heads of the queries."""
+        problem = self._blocks.problem
+        start, stop, _ = self._heads.indices(problem.heads_kv)
+        return slice(start * problem.group, stop * problem.group)
+
     def keys(self, array: Array) -> Array:
         """Keys or values, (batch, head, key, width), as BLAS reads them.
 

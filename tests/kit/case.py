@@ -11,7 +11,7 @@ import numpy as np
 
 from .strides import CONTIGUOUS, Strides
 
-__all__ = ["LAYOUTS", "OF_HEADS", "TENSORS", "VALUES", "Case"]
+__all__ = ["LAYOUTS", "OF_FEATURES", "OF_HEADS", "TENSORS", "VALUES", "Case"]
 
 STORAGE: dict[str, Any] = {
     "float16": np.float16,
@@ -39,6 +39,8 @@ _SIZES_OF = {"q": "qd", "k": "kd", "v": "kv", "out": "qv"}
 _LIKE = {"dq": "q", "dk": "k", "dv": "v", "dout": "out", "dlse": "lse"}
 #: Arrays with a number for each head, and their gradients.
 OF_HEADS = ("alibi_slopes", "sinks", "dalibi_slopes", "dsinks")
+#: All that has axes of its own.
+OF_FEATURES = (*OF_HEADS, "bias", "dbias")
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,9 @@ class Case:
     sinks: str = ""  # their dtype, where there are sinks
     softcap: float | None = None
     alibi: str = ""  # "heads": a slope for each, "batch": for each of each batch entry
+    #: Its last axes, each a letter of "bhqk" or 1; after ":" its dtype, if not the case's; "-inf"
+    #: at the end: some pairs are hidden. Its strides follow from the seed.
+    bias: str = ""
     strides: tuple[Strides, ...] = (CONTIGUOUS,) * len(TENSORS)
 
     def __post_init__(self) -> None:
@@ -73,6 +78,10 @@ class Case:
         known = self.dtype in STORAGE and self.values in VALUES
         known &= self.sinks in ("", self.dtype, self.statistics.name)
         known &= self.alibi in ("", "heads", "batch")
+        axes = self.bias_axes
+        known &= all(
+            one in ("1", own) for one, own in zip(axes, "bhqk"[4 - len(axes) :], strict=True)
+        )
         if not (grouped and fits and known):
             raise ValueError(f"no such case: {self}")
 
@@ -89,7 +98,7 @@ class Case:
     @property
     def operands(self) -> tuple[str, ...]:
         """Arrays beside q, k and v, in the order of their gradients."""
-        has = {"alibi_slopes": self.alibi, "sinks": self.sinks}
+        has = {"alibi_slopes": self.alibi, "bias": self.bias, "sinks": self.sinks}
         return tuple(name for name, kind in has.items() if kind)
 
     @property
@@ -106,7 +115,15 @@ class Case:
         """Dtype of any input or result."""
         if name in ("lse", "dlse", "alibi_slopes", "dalibi_slopes"):
             return self.statistics
+        if name in ("bias", "dbias"):
+            _, _, dtype = self.bias.removesuffix("-inf").partition(":")
+            return np.dtype(STORAGE[dtype or self.dtype])
         return np.dtype(STORAGE[self.sinks]) if name in ("sinks", "dsinks") else self.storage
+
+    @property
+    def bias_axes(self) -> str:
+        """Of the bias: letters of "bhqk", or 1."""
+        return self.bias.removesuffix("-inf").partition(":")[0]
 
     @property
     def group(self) -> int:
@@ -171,6 +188,9 @@ class Case:
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of a tensor in the layout."""
         name = _LIKE.get(name, name)
+        if name in ("bias", "dbias"):
+            sizes = {"b": self.batch, "h": self.heads_q, "q": self.seqlen_q, "k": self.seqlen_kv}
+            return tuple(sizes.get(axis, 1) for axis in self.bias_axes)
         if name in OF_HEADS:
             each = self.alibi == "batch" and "alibi" in name
             return (self.batch, self.heads_q) if each else (self.heads_q,)
@@ -189,9 +209,9 @@ class Case:
     def heads_first(self, name: str, array: np.ndarray) -> np.ndarray:
         """The (batch, head, row, dim) view of a tensor, (batch, head, row) of lse and dlse.
 
-        What has a number for each head stays as it is.
+        What has axes of its own stays as it is.
         """
-        if name in OF_HEADS:
+        if name in OF_FEATURES:
             return array
         wanted = "bhs" if name in ("lse", "dlse") else "bhsd"
         present = [axis for axis in wanted if axis in self.layout]
@@ -207,7 +227,9 @@ class Case:
         return np.ascontiguousarray(view)
 
     def recipe(self, name: str) -> Strides:
-        """The recipe of a tensor's strides; lse and dlse are contiguous."""
+        """The recipe of a tensor's strides; lse, dlse and numbers of heads are contiguous."""
+        if name in ("bias", "dbias"):
+            return _own_recipe(len(self.shape(name)), self.seed + (name == "dbias"))
         return self.strides[TENSORS.index(name)] if name in TENSORS else CONTIGUOUS
 
     def with_strides(self, **recipes: Strides) -> Case:
@@ -248,6 +270,20 @@ class Case:
         return cls(**given).with_strides(**recipes)
 
 
+def _own_recipe(axes: int, seed: int) -> Strides:
+    """For half of the seeds contiguous, for the others anything that addresses can do."""
+    random = np.random.default_rng([seed, 77])
+    if random.integers(2):
+        return CONTIGUOUS
+    return Strides(
+        order=tuple(int(axis) for axis in random.permutation(axes)),
+        gaps=tuple(int(gap) for gap in random.choice([0, 0, 1, 8], axes)),
+        offset=int(random.choice([0, 1, 8])),
+        flipped=tuple(axis for axis in range(axes) if random.integers(4) == 0),
+        absurd=bool(random.integers(2)),
+    )
+
+
 _WORDS = {
     "B": "batch",
     "Hq": "heads_q",
@@ -267,4 +303,5 @@ _WORDS = {
     "sinks": "sinks",
     "softcap": "softcap",
     "alibi": "alibi",
+    "bias": "bias",
 }

@@ -37,8 +37,8 @@ __all__ = ["Runner", "census", "identities", "one_hot", "require", "run_checks",
 class Runner(Protocol):
     """What computes: arrays in the case's layout in and out, strides as the case asks.
 
-    Sinks and ALiBi's slopes are by default those of the case, if it has any; the backward pass
-    then gives their gradients too.
+    What ``case.operands`` names is by default that of the case; the backward pass then gives
+    gradients of it too.
     """
 
     def forward(
@@ -47,8 +47,7 @@ class Runner(Protocol):
         q: np.ndarray,
         k: np.ndarray,
         v: np.ndarray,
-        sinks: np.ndarray | None = None,
-        **alibi: np.ndarray,
+        **beside: np.ndarray,
     ) -> tuple[np.ndarray, np.ndarray]: ...
 
     def backward(
@@ -61,8 +60,7 @@ class Runner(Protocol):
         out: np.ndarray,
         lse: np.ndarray,
         dlse: np.ndarray | None = None,
-        sinks: np.ndarray | None = None,
-        **alibi: np.ndarray,
+        **beside: np.ndarray,
     ) -> tuple[np.ndarray, ...]: ...
 
 
@@ -259,10 +257,9 @@ def _shape(case: Case, name: str) -> tuple[int, ...]:
 
 
 def _flat(case: Case) -> dict[str, np.ndarray]:
-    """Slopes of zero for a case that has any."""
-    if not case.alibi:
-        return {}
-    return {"alibi_slopes": np.zeros(case.shape("alibi_slopes"), case.statistics)}
+    """Slopes and a bias of zero for a case that has any."""
+    added = set(case.operands) & {"alibi_slopes", "bias"}
+    return {name: np.zeros(case.shape(name), case.dtype_of(name)) for name in added}
 
 
 def _forward(runner: Runner, case: Case, *inputs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

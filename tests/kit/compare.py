@@ -16,20 +16,21 @@ bias       16-bit dtypes, normal values: the part of the error of a whole head t
            along the truth, against what independent errors of rows would give; those of rows
            that are flushed add up. Not where a function of the scores is approximated: it errs
            alike for scores that are alike.
-heads      the gradients of numbers for each head, each as a row.
+features   the gradients of arrays of features, each number as a row; those of a bias also by the
+           rules of matrices.
 lse        every value by itself, in terms of the compute dtype, whatever the dtype of the case.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import ml_dtypes
 import numpy as np
 
 from . import limits
-from .case import OF_HEADS, Case
+from .case import OF_FEATURES, Case
 from .oracle import Truth
 
 __all__ = ["REGISTRY", "Registry", "Result", "Verdict", "compare"]
@@ -127,7 +128,7 @@ def compare(truth: Truth, name: str, got: np.ndarray, registry: Registry = REGIS
     ----------
     truth : Truth
         Of the case and its inputs.
-    name : {"out", "lse", "dq", "dk", "dv", "dalibi_slopes", "dsinks"}
+    name : {"out", "lse", "dq", "dk", "dv", "dalibi_slopes", "dbias", "dsinks"}
         Which result.
     got : ndarray
         In the case's layout.
@@ -140,8 +141,10 @@ def compare(truth: Truth, name: str, got: np.ndarray, registry: Registry = REGIS
         # A row that is not finite, where it should not be or should, has no error to measure.
         usable = np.isfinite(wide) & np.isfinite(expected)
         with np.errstate(over="ignore"):
-            if name in OF_HEADS:
-                verdicts.append(_heads(truth, name, wide, usable))
+            if name == "dbias":
+                verdicts += _pairs(truth, wide, usable)
+            elif name in OF_FEATURES:
+                verdicts.append(_features(truth, name, wide, usable))
             elif name == "lse":
                 verdicts.append(_lse(truth, wide, usable))
             else:
@@ -192,15 +195,39 @@ def _lse(truth: Truth, got: np.ndarray, usable: np.ndarray) -> Verdict:
     return _worst("lse", error / allowed.astype(np.float64), 1.0)
 
 
-def _heads(truth: Truth, name: str, got: np.ndarray, usable: np.ndarray) -> Verdict:
-    """|x - r| / (u (|r| + E)) of every head."""
-    expected, model = truth.results[name], truth.model[name]
+def _features(truth: Truth, name: str, got: np.ndarray, usable: np.ndarray) -> Verdict:
+    """|x - r| / (u (|r| + E)) of every number; |r| is rounded to its own dtype."""
+    expected, model, unit = truth.results[name], truth.model[name], limits.UNIT[truth.case.dtype]
     smallest = limits.SMALLEST[truth.case.dtype_of(name).name]
     smallest = np.where(model + np.abs(expected) > 0, smallest, 0)
-    allowed = limits.UNIT[truth.case.dtype] * (np.maximum(np.abs(expected), smallest) + model)
+    own = limits.UNIT[truth.case.dtype_of(name).name] if name == "dbias" else unit
+    allowed = own * np.maximum(np.abs(expected), smallest) + unit * model
     error = np.where(usable, got - expected, 0)
     ratio = np.where(allowed > 0, np.abs(error) / np.where(allowed > 0, allowed, 1), error != 0)
-    return _worst("heads", ratio.astype(np.float64), limits.ROW_LIMIT[name])
+    limit = limits.PAIR_LIMIT if name == "dbias" else limits.ROW_LIMIT[name]
+    return _worst("features", ratio.astype(np.float64), limit)
+
+
+def _pairs(truth: Truth, got: np.ndarray, usable: np.ndarray) -> list[Verdict]:
+    """The gradient of a bias: number by number, and as rows of a matrix."""
+    name, case = "dbias", truth.case
+    single = _features(truth, name, got, usable)
+    if case.dtype_of(name).itemsize < case.storage.itemsize:
+        return [single]  # mostly of its own rounding
+    lacking = (1,) * (4 - got.ndim)
+
+    def matrix(array: np.ndarray) -> np.ndarray:
+        return array.reshape(lacking + array.shape)
+
+    model = np.sqrt((matrix(truth.model[name]) ** 2).sum(axis=-1))
+    whole = replace(
+        truth,
+        results={name: matrix(truth.results[name])},
+        model={name: model},
+        plain=tuple({name: matrix(one[name])} for one in truth.plain),
+    )
+    of_rows = _rows(whole, name, matrix(got), matrix(usable))
+    return [single, *(replace(one, index=one.index[len(lacking) :]) for one in of_rows)]
 
 
 def _rows(truth: Truth, name: str, got: np.ndarray, usable: np.ndarray) -> list[Verdict]:

@@ -25,14 +25,14 @@ def arrays(case: Case, *names: str) -> dict[str, np.ndarray]:
         Of which the family of values says what q, k, v and dout hold. What
         scales q, k and v leaves dout as it is: float16 gradients would overflow.
     *names : str
-        Of "q", "k", "v", "dout", "dlse", "sinks", "alibi_slopes"; by default q, k, v and dout.
+        Of "q", "k", "v", "dout", "dlse" and ``case.operands``; by default q, k, v and dout.
     """
     return {name: tensor(case, name) for name in names or ("q", "k", "v", "dout")}
 
 
 def tensor(case: Case, name: str) -> np.ndarray:
     """One input of a case; it does not depend on the shapes of the others."""
-    index = (*TENSORS, "dlse", "sinks", "alibi_slopes").index(name)
+    index = (*TENSORS, "dlse", "sinks", "alibi_slopes", "bias").index(name)
     generator = np.random.default_rng([case.seed, index])
     shape = list(case.shape(name))
     if name == "dlse":
@@ -41,6 +41,9 @@ def tensor(case: Case, name: str) -> np.ndarray:
         return _sinks(case, generator).astype(case.dtype_of(name))
     if name == "alibi_slopes":
         return _slopes(generator, tuple(shape)).astype(case.dtype_of(name))
+    if name == "bias":
+        values = _bias(case, generator, tuple(shape)).astype(case.dtype_of(name))
+        return strided(values, case.recipe(name))
     for axis in case.recipe(name).broadcast:
         shape[axis] = min(shape[axis], 1)
     values = as_storage(case, _family(case, name)(generator, tuple(shape)))
@@ -71,6 +74,14 @@ def _slopes(generator: np.random.Generator, shape: tuple[int, ...]) -> np.ndarra
     likely = 2.0 ** generator.uniform(-8, 0, shape)
     odd = generator.choice([0.0, -(2.0**-6), -0.5, 4.0], shape)
     return np.where(generator.random(shape) < 0.3, odd, likely)
+
+
+def _bias(case: Case, generator: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    """Of the size of scores; where the case says so, minus infinity for one in five."""
+    values = generator.standard_normal(shape)
+    if case.bias.endswith("-inf"):
+        values[generator.random(shape) < 0.2] = -np.inf
+    return values
 
 
 def as_storage(case: Case, values: np.ndarray) -> np.ndarray:

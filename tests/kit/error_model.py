@@ -55,7 +55,9 @@ multiplied by g_ij, and the gradient of a is, of m_ij = d_ij P_ij (dP_ij - delta
                    + sum_i ((sum_j d_ij P_ij)^2 e_i + (sum_j m_ij)^2 (E(lse_i)^2 + c^2 lse_i^2)
                    + (sum_j |m_ij| W_ij)^2)
 
-P is rounded to 16 bits before this sum where there is a soft cap.
+P is rounded to 16 bits before this sum where there is a soft cap. A bias counts
+in s_ij as slopes do, and its gradient, of dS_ij before slopes, errs as that of
+slopes with 1 in place of d_ij, summed over what it broadcasts.
 What is not here, the growth of long sums, is below u for 16-bit dtypes;
 float32 and float64 are therefore compared with plain NumPy in the same dtype,
 which :func:`~tests.kit.plain.plain` computes.
@@ -68,7 +70,7 @@ from typing import Any
 
 import numpy as np
 
-from .case import OF_HEADS, Case
+from .case import OF_FEATURES, OF_HEADS, Case
 from .limits import MOST_WEIGHT, SMALLEST, SUM_DRIFT, TANH, UNIT
 
 __all__ = ["model_of"]
@@ -77,10 +79,11 @@ __all__ = ["model_of"]
 def model_of(
     case: Case, inputs: Mapping[str, np.ndarray], results: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    squares = {name: np.zeros(result.shape[:3]) for name, result in results.items()}
-    long = {
-        name: np.zeros_like(squares[name]) for name in OF_HEADS if name in squares
-    }  # no squares
+    squares = {
+        name: np.zeros(result.shape if name in OF_FEATURES else result.shape[:3])
+        for name, result in results.items()
+    }
+    long = {n: np.zeros_like(squares[n]) for n in OF_FEATURES if n in squares}  # no squares
     with np.errstate(invalid="ignore", over="ignore"):
         for b, h in np.ndindex(case.batch, case.heads_q):
             kv = h // case.group
@@ -90,11 +93,14 @@ def model_of(
                 squares["dq"][b, h], dk, dv = head.gradients()
                 squares["dk"][b, kv] += dk
                 squares["dv"][b, kv] += dv
-            for name in long:
+            for name in long.keys() & {*OF_HEADS}:
                 at = (b, h)[-squares[name].ndim :]
                 square, of_sum = head.sink() if name == "dsinks" else head.alibi()
                 squares[name][at] += square
                 long[name][at] += of_sum
+            if "dbias" in long:
+                for total, of_head in zip((squares, long), head.bias(), strict=True):
+                    _reduced_into(total["dbias"], b, h, of_head)
         terms, unit = _alike_terms(case), UNIT[case.statistics.name] / UNIT[case.dtype]
         model = {
             name: np.sqrt(square * max(1, terms.get(name, 1))) for name, square in squares.items()
@@ -115,6 +121,13 @@ def _alike_terms(case: Case) -> dict[str, int]:
     return {"out": keys, "lse": keys, "dq": keys, "dk": rows, "dv": rows}
 
 
+def _reduced_into(total: np.ndarray, b: int, h: int, pairs: np.ndarray) -> None:
+    """Add numbers of the pairs of a head to what broadcasts against all pairs."""
+    whole = total.reshape((1,) * (4 - total.ndim) + total.shape)
+    place = whole[b % whole.shape[0], h % whole.shape[1]]
+    place += pairs.sum(axis=tuple(a for a in (0, 1) if place.shape[a] == 1), keepdims=True)
+
+
 class _Head:
     """Squares of E of one query head."""
 
@@ -130,18 +143,21 @@ class _Head:
         self._x = {
             name: case.heads_first(name, array)[b, heads[name]].astype(np.float64)
             for name, array in inputs.items()
-            if name not in OF_HEADS
+            if name not in OF_FEATURES
         }
         self._sink = float(inputs["sinks"][h]) if "sinks" in inputs else -np.inf
         self._case = case
         self._out, lse = (results[name][b, h].astype(np.float64) for name in ("out", "lse"))
         live = lse != -np.inf
         self._lse = np.where(live, lse, 0)[:, None]
-        self._seen = case.sees() & live[:, None]
+        whole = (case.batch, case.heads_q, case.seqlen_q, case.seqlen_kv)
+        bias = np.broadcast_to(inputs.get("bias", 0), whole)[b, h].astype(np.float64)
+        self._seen = case.sees() & live[:, None] & (bias != -np.inf)
+        bias = np.where(self._seen, bias, 0)
         scores, self._slope = self._capped(case.factor * (self._x["q"] @ self._x["k"].T))
         self._distances = np.where(self._seen, case.distances(), 0) if case.alibi else 0
         slopes = np.broadcast_to(inputs.get("alibi_slopes", 0), (case.batch, case.heads_q))
-        lost = float(slopes[b, h]) * self._distances
+        lost = float(slopes[b, h]) * self._distances - bias
         self._p = np.exp(np.where(self._seen, scores - lost - self._lse, -np.inf))
         terms = case.factor * (np.abs(self._x["q"]) @ np.abs(self._x["k"]).T)
         self._c = UNIT[case.statistics.name] / UNIT[case.dtype]
@@ -150,7 +166,7 @@ class _Head:
         self._tanh = self._slope_by_tanh = np.zeros_like(self._s)
         if case.softcap:
             self._set_errors_of_cap(np.where(self._seen, np.abs(scores), 0), case.softcap)
-        self._s += self._c * np.abs(lost)
+        self._s += self._c * (np.abs(lost + bias) + np.abs(bias))
 
     def _set_errors_of_cap(self, size: np.ndarray, softcap: float) -> None:
         """Of its tanh and its slope; ``size`` is the magnitude of what it leaves of scores."""
@@ -249,6 +265,30 @@ class _Head:
             square *= max(1, self._case.batch * terms.size)
         roots = np.sqrt(self._case.batch * len(terms)) + np.sqrt(self._case.seqlen_kv)
         return float(square), float(c * roots * np.abs(terms).sum())
+
+    def bias(self) -> tuple[np.ndarray, np.ndarray]:
+        """Of the gradient of the bias of every pair, (seqlen_q, seqlen_kv).
+
+        Squares, to be added up, and E, no square, of the sum over what it broadcasts.
+        """
+        growth, p, c = self._growth(), self._p, self._c
+        delta, delta_error, dp = self._delta(growth)
+        apart, lse = np.where(self._seen, dp - delta[:, None], 0), self._lse
+        terms = p * apart
+        off = np.abs(self._x["dout"]) @ np.abs(self._x["v"]).T
+        relative = (growth * self._s + c * (1 + np.abs(lse))) ** 2
+        square = terms**2 * relative + (growth * c * p * off) ** 2
+        square += (c * SMALLEST[self._case.statistics.name] * apart) ** 2
+        if self._case.softcap and self._case.storage.itemsize == 2:
+            square += self._rounded(p) * apart**2
+        of_weights = self._tanh + (p * self._tanh).sum(axis=1, keepdims=True)
+        # What a row has in common: of one number the same, of a sum over keys at most so much.
+        keys = self._case.seqlen_kv if self._case.bias_axes.endswith("1") else 1
+        of_row = np.sqrt(delta_error)[:, None] * p + np.abs(terms) * of_weights
+        square += keys * of_row**2
+        rows = self._case.batch * self._case.heads_q * self._case.seqlen_q
+        roots = np.sqrt(rows) + np.sqrt(self._case.seqlen_kv)
+        return np.where(self._seen, square, 0), c * roots * np.abs(terms)
 
     def _growth(self) -> float:
         """Of a score's error with head_dim, where float32 and float64 are not held to plain NumPy.

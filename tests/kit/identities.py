@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from . import limits
-from .case import OF_HEADS, Case
+from .case import OF_FEATURES, Case
 from .compare import Verdict
 from .data import tensor
 
@@ -45,7 +45,7 @@ def identities(runner: Any, case: Case) -> list[Verdict]:
     worst = [Verdict(name, 0.0) for name in rules]
     for b, kv in np.ndindex(case.batch, case.heads_kv):
         heads = slice(kv * case.group, (kv + 1) * case.group)
-        of_rows = x.keys() - {*OF_HEADS}
+        of_rows = x.keys() - {*OF_FEATURES}
         part = {n: x[n][b, kv if n in _OF_KV else heads] for n in of_rows}
         group = _Group(case, part, centred=getattr(runner, "backend", "") == "numpy")
         for i, rule in enumerate(rules):

@@ -29,7 +29,7 @@ class Truth:
     ----------
     results : dict
         "out", "lse" and, where asked for, what ``case.gradients`` names, those of
-        numbers for each head as they are.
+        features as they are.
     model : dict
         E of every row of every result, as :mod:`~tests.kit.error_model` has it.
     plain : tuple of dict
@@ -51,7 +51,7 @@ def judge(case: Case, inputs: Mapping[str, np.ndarray]) -> Truth:
         float64 is judged in longdouble, so keep it small.
     inputs : mapping
         "q", "k", "v", for the gradients "dout", and "dlse" where there is one;
-        in the case's layout. "alibi_slopes" and "sinks" by default are the case's.
+        in the case's layout. What ``case.operands`` names is by default the case's.
     """
     wide: Any = np.longdouble if case.dtype == "float64" else np.float64
     if case.dtype == "float64" and not WIDE:

@@ -26,18 +26,22 @@ def plain(case: Case, inputs: Mapping[str, np.ndarray], step: int = 1) -> dict[s
     names = ("out", "lse", "dq", "dk", "dv") if gradients else ("out", "lse")
     sinks = x.pop("sinks", np.full(case.heads_q, -np.inf)).astype(case.storage)
     alibi = np.broadcast_to(x.pop("alibi_slopes", 0), (case.batch, case.heads_q))
+    square = (case.batch, case.heads_q, case.seqlen_q, case.seqlen_kv)
+    bias = np.broadcast_to(x.pop("bias", 0), square)[:, :, ::step, ::step]
     shapes = {n: case.heads_first(n, np.empty(case.shape(n))).shape for n in names}
     results = {name: np.zeros(shape, case.storage) for name, shape in shapes.items()}
+    if case.bias and gradients:
+        results["dbias"] = np.zeros(case.shape("bias"), case.storage)
     visible = case.sees()[::step, ::step]
     distances = case.distances()[::step, ::step].astype(case.storage) if case.alibi else 0
     scale = case.storage.type(case.factor)
-    ordered = {name: array[:, :, ::step] for name, array in results.items()}
+    ordered = {name: array[:, :, ::step] for name, array in results.items() if name != "dbias"}
     with np.errstate(all="ignore"):
         for b, h in np.ndindex(case.batch, case.heads_q):
             kv = h // case.group
             q, k, v = x["q"][b, h, ::step], x["k"][b, kv, ::step], x["v"][b, kv, ::step]
             scores = scale * _product(q[:, ::step], k[:, ::step].T)
-            lost = alibi[b, h].astype(case.storage) * distances
+            lost = alibi[b, h].astype(case.storage) * distances - bias[b, h].astype(case.storage)
             scores, _ = _capped(case, scores)
             scores = np.where(visible, scores - lost, -np.inf)
             out, lse = _plain_forward(scores, v, sinks[h])
@@ -50,11 +54,24 @@ def plain(case: Case, inputs: Mapping[str, np.ndarray], step: int = 1) -> dict[s
             p = np.where(visible, np.exp(scores - lost - base), 0)
             dout = x["dout"][b, h, ::step]
             delta = (dout * out).sum(axis=1) - (x["dlse"][b, h, ::step] if "dlse" in x else 0)
-            ds = p * (_product(dout, v.T) - delta[:, None]) * slopes
+            dz = p * (_product(dout, v.T) - delta[:, None])
+            ds = dz * slopes
+            if case.bias:
+                _add_pairs(results["dbias"], b, h, dz[::step, ::step])
             ordered["dq"][b, h] = scale * _product(ds, k)
             ordered["dk"][b, kv] += scale * _product(ds.T, q)
             ordered["dv"][b, kv] += _product(p.T, dout)
     return results
+
+
+def _add_pairs(total: np.ndarray, b: int, h: int, pairs: np.ndarray) -> None:
+    """Add numbers of the pairs of a head to what broadcasts against all pairs."""
+    whole = total.reshape((1,) * (4 - total.ndim) + total.shape)
+    place = whole[b % whole.shape[0], h % whole.shape[1]]
+    for axis in (0, 1):
+        if place.shape[axis] == 1:
+            pairs = pairs.sum(axis=axis, keepdims=True)
+    place += pairs
 
 
 def _capped(case: Case, scores: np.ndarray) -> tuple[np.ndarray, np.ndarray | int]:

@@ -75,6 +75,7 @@ def cases(
     sinks: Sequence[str] = ("",),
     softcaps: Sequence[float | None] = (None,),
     alibis: Sequence[str] = ("",),
+    biases: Sequence[str] = ("",),
 ) -> Case:
     """Draw a case and a seed. What decides the compilation is given, the rest is drawn.
 
@@ -98,6 +99,8 @@ def cases(
         Caps to draw from; None is none.
     alibis
         Shapes of ALiBi's slopes to draw from, as ``Case.alibi`` names them.
+    biases
+        Biases to draw from, as ``Case.bias`` names them.
     """
     seqlen_q, seqlen_kv = _both_lengths(draw, tile, budget)
     layout = draw(st.sampled_from(layouts))
@@ -124,6 +127,7 @@ def cases(
         sinks=draw(st.sampled_from(sinks)),
         softcap=draw(st.sampled_from(softcaps)),
         alibi=alibi,
+        bias=draw(st.sampled_from(biases)),
         strides=tuple(draw(recipes(layout, name, strided)) for name in TENSORS),
     )
 

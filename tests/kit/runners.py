@@ -21,8 +21,7 @@ from cuflash.planning.problem import DTYPES, AttentionProblem
 
 from .arena import Arena
 from .case import Case
-from .data import operands
-from .strides import CONTIGUOUS
+from .data import operands, tensor
 
 __all__ = ["PAIRS", "RUNNERS", "ApiRunner", "fa3_serves"]
 
@@ -80,6 +79,8 @@ class ApiRunner:
             options["sinks"] = case.sinks
         if case.alibi:
             options["alibi_slopes"] = case.shape("alibi_slopes")
+        if case.bias:
+            options["bias"] = tensor(case, "bias")
         if case.operands and operation == "backward":
             options["wrt"] = case.wrt
         return cuflash.explain(*shapes, operation=operation, dtype=case.dtype, **options)
@@ -95,14 +96,13 @@ class ApiRunner:
         q: np.ndarray,
         k: np.ndarray,
         v: np.ndarray,
-        sinks: np.ndarray | None = None,
-        alibi_slopes: np.ndarray | None = None,
+        **beside: np.ndarray | None,
     ) -> tuple[np.ndarray, np.ndarray]:
         """Out and lse."""
         arena = Arena(self.xp, self.poison)
         inputs = _place(arena, case, {"q": q, "k": k, "v": v})
         options = self._options(case, "forward") | self._workspace(arena, case, "forward")
-        options |= _place_operands(arena, operands(case, sinks=sinks, alibi_slopes=alibi_slopes))
+        options |= _named(arena, case, operands(case, **beside))
         if self.destinations:
             options["out"] = arena.output(
                 "out", case.shape("out"), case.storage, case.recipe("out")
@@ -123,15 +123,14 @@ class ApiRunner:
         out: np.ndarray,
         lse: np.ndarray,
         dlse: np.ndarray | None = None,
-        sinks: np.ndarray | None = None,
-        alibi_slopes: np.ndarray | None = None,
+        **beside: np.ndarray | None,
     ) -> tuple[np.ndarray, ...]:
         """Gradients, as ``case.gradients`` names them."""
         arena = Arena(self.xp, self.poison)
         named = {"dout": dout, "q": q, "k": k, "v": v, "out": out, "lse": lse}
         inputs = _place(arena, case, named)
         options = self._options(case, "backward") | self._workspace(arena, case, "backward")
-        options |= _place_operands(arena, operands(case, sinks=sinks, alibi_slopes=alibi_slopes))
+        options |= _named(arena, case, operands(case, **beside))
         if case.operands:
             options["wrt"] = case.wrt
         if dlse is not None:
@@ -199,12 +198,12 @@ def fa3_serves(problem: AttentionProblem) -> bool:
     return served
 
 
-def _place_operands(arena: Arena, given: dict[str, np.ndarray]) -> dict[str, Any]:
-    return {name: arena.input(name, array, CONTIGUOUS) for name, array in given.items()}
+def _named(arena: Arena, case: Case, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
+    return {name: arena.input(name, array, case.recipe(name)) for name, array in arrays.items()}
 
 
 def _place(arena: Arena, case: Case, arrays: dict[str, np.ndarray]) -> list[Any]:
-    return [arena.input(name, array, case.recipe(name)) for name, array in arrays.items()]
+    return list(_named(arena, case, arrays).values())
 
 
 RUNNERS = {pair: ApiRunner(*pair) for pair in PAIRS}

@@ -1,0 +1,18 @@
+// What terms that add a number to scores have in common.
+#pragma once
+
+#include "../tile/score.cuh"
+
+namespace cuflash {
+
+// 1 over the unit of scores, in the compute type; of the parameters of such a term.
+template <class Block>
+__device__ inline double inverse_unit_of(double, const Block& block) {
+  return block.inverse_unit;
+}
+template <class Block>
+__device__ inline float inverse_unit_of(float, const Block& block) {
+  return block.inverse_unit_single;
+}
+
+}  // namespace cuflash

@@ -1,0 +1,92 @@
+"""Bias: a number of every pair, added to its score.
+
+``z = scale q k^T + bias`` before the softmax, after a softcap. The array
+broadcasts against (batch, heads_q, seqlen_q, seqlen_kv), and what it is
+broadcast over is never repeated in memory. Minus infinity hides a pair.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .added import INVERSE_UNIT, inverse_unit
+from .device import MAIN_KERNELS, DevicePart
+from .feature import ArrayRule, Axis, Feature, Request
+from .host import Given, HostPart, ScorePlace
+from .use import Use
+
+__all__ = ["BIAS", "part_of"]
+
+_NAME = "bias"
+_AXES: tuple[Axis, ...] = ("batch", "heads_q", "seqlen_q", "seqlen_kv")
+_STRIDES = ("batch_stride", "head_stride", "row_stride", "column_stride")
+_DEVICE = DevicePart(
+    kernels=MAIN_KERNELS,
+    struct="BiasParams",
+    block=np.dtype(
+        [
+            (_NAME, np.uint64),
+            *((f"{_NAME}_{stride}", np.int64) for stride in _STRIDES),
+            *INVERSE_UNIT,
+        ],
+        align=True,
+    ),
+    seams=(("Score", "BiasTerm<{bias_dtype}, {bias_storage}, {bias_of_rows}, {bias_of_keys}>"),),
+    header="features/bias.cuh",
+)
+
+
+def part_of(array: Any, place: ScorePlace) -> Any:
+    """The part of an array that broadcasts which a tile needs, as a view.
+
+    (batch, head of the keys, key, head of the group, query), each its size or 1.
+    """
+    whole = array.reshape((1,) * (len(_AXES) - array.ndim) + array.shape)
+    _, of_keys, _, group, _ = place.head.shape
+    split = (1, 1)
+    if whole.shape[1] > 1:
+        first = place.head.flat[0]
+        whole = whole[:, first : first + of_keys * group]
+        split = (of_keys, group)
+    indices = ((0, place.batch.ravel()), (2, place.i.ravel()), (3, place.j.ravel()))
+    for axis, own in indices:
+        if whole.shape[axis] > 1:
+            whole = whole[(slice(None),) * axis + (slice(own[0], own[-1] + 1),)]
+    batch, _, rows, keys = whole.shape
+    return whole.reshape(batch, *split, rows, keys).transpose(0, 1, 4, 2, 3)
+
+
+def _add(scores: Any, place: ScorePlace, given: Given) -> None:
+    scores += part_of(given[_NAME], place).astype(scores.dtype)
+
+
+def _use(request: Request) -> Use | None:
+    bias = request.operands.get(_NAME)
+    if bias is None:
+        return None
+    problem = request.problem
+    rows, keys = (1, 1, *bias.shape)[-2:]
+    return Use(
+        "bias",
+        _DEVICE,
+        compiled=(
+            ("bias_dtype", bias.dtype),
+            ("bias_storage", problem.storage),
+            ("bias_of_rows", int(rows > 1)),
+            ("bias_of_keys", int(keys > 1)),
+        ),
+        numbers=inverse_unit(request, _NAME),
+        operands=(bias,),
+        host=HostPart(_add),
+        shown="bias " + "x".join(map(str, bias.shape)),
+    )
+
+
+BIAS = Feature(
+    "bias",
+    _use,
+    _DEVICE,
+    arrays={_NAME: ArrayRule(_AXES, ("storage", "float32"), differentiable=True, broadcast=True)},
+)
