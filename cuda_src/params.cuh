@@ -21,6 +21,16 @@ struct RowVector {
   long long row_stride;
 };
 
+// An array that broadcasts against all pairs, [batch, head, query, key]; strides in elements, 0
+// along an axis that it broadcasts.
+struct PairArray {
+  void* data;
+  long long batch_stride;
+  long long head_stride;
+  long long row_stride;
+  long long column_stride;
+};
+
 // What differs between calls and never costs a compile.
 struct Shape {
   int batch;
@@ -142,6 +152,34 @@ struct SlopeGradientParams {
   void* dalibi_slopes;  // [batch or none, heads_q], contiguous
   long long sums_of_head;
   long long entries;  // of the batch that share a slope
+  Shape shape;
+};
+
+// See steps/bias_gradient.cu. The bias itself is in the parameters of its feature.
+struct BiasGradientParams {
+  Tensor q;
+  Tensor k;
+  Tensor v;
+  Tensor dout;
+  RowVector lse;
+  PairArray dbias;
+  void* delta;
+  void* bias_parts;  // [batch, heads_q, seqlen_q or seqlen_kv], of what is no result yet
+  double scale;
+  float factor;           // of the logits, see logit_factor in tile/softmax.cuh
+  long long padded_rows;  // rows of a head in `delta`
+  long long bias_batch;   // entries of the bias: 1, or those of the batch
+  long long bias_heads;
+  Shape shape;
+};
+
+// See steps/reduce_bias.cu.
+struct ReduceBiasParams {
+  PairArray dbias;
+  void* bias_parts;
+  long long length;  // numbers of a part
+  long long bias_batch;
+  long long bias_heads;
   Shape shape;
 };
 

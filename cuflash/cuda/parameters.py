@@ -100,10 +100,12 @@ def _struct(
     rest: tuple[str, ...],
     maps: tuple[str, ...] = (),
     last: tuple[str, ...] = (),
+    pairs: tuple[str, ...] = (),
 ) -> ParameterStruct:
     fields: list[tuple[str, np.dtype[np.void] | type]] = [(m, TENSOR_MAP) for m in maps]
     fields += [(t, TENSOR) for t in tensors]
     fields += [(v, ROW_VECTOR) for v in vectors]
+    fields += [(p, PAIRS) for p in pairs]
     fields += [(r, _NUMBERS.get(r, np.uint64)) for r in rest]
     fields += [("shape", SHAPE), *((name, np.uint64) for name in last)]
     dtype = np.dtype(fields, align=True)
@@ -181,6 +183,23 @@ PARAMETERS = {
     ),
     ("steps", "slope_gradient"): _struct(
         "SlopeGradientParams", (), (), ("pair_sums", "dalibi_slopes", "sums_of_head", "entries")
+    ),
+    ("steps", "bias_gradient"): _struct(
+        "BiasGradientParams",
+        ("q", "k", "v", "dout"),
+        ("lse",),
+        (
+            *("delta", "bias_parts", "scale", "factor"),
+            *("padded_rows", "bias_batch", "bias_heads"),
+        ),
+        pairs=("dbias",),
+    ),
+    ("steps", "reduce_bias"): _struct(
+        "ReduceBiasParams",
+        (),
+        (),
+        ("bias_parts", "length", "bias_batch", "bias_heads"),
+        pairs=("dbias",),
     ),
     ("steps", "convert_dq"): _struct(
         "ConvertParams", ("dq",), (), ("dq_accumulator", "scale", "padded_rows")

@@ -185,7 +185,7 @@ def translation_unit(
 _LENGTHS = {"Lengths": "FixedLengths"}
 #: Those that hold what features add one after the other; of kernels that see scores or rows.
 _CHAINS = {"Score": "ScoreChain", "Rows": "RowChain"}
-_WITH_CHAINS = ("forward", "backward", "statistics")
+_WITH_CHAINS = ("forward", "backward", "statistics", "bias_gradient")
 
 
 def _header(part: DevicePart) -> str:

@@ -6,13 +6,33 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import prod
 
+from ..errors import UnsupportedError
 from .device import DeviceLimits
 from .kernel import KernelConfig, KernelLaunch, kernel_config
 from .problem import DTYPES, AttentionProblem, DTypeName
+from .row_steps import launchable
 from .tiles import steps
+from .tiles.bias import bias_tiles
 from .tiles.common import Arithmetic, ceil_div
 
 __all__ = ["ArgumentGradients"]
+
+
+@dataclass(frozen=True)
+class _Bias:
+    """A bias: entries and heads it has, and by what it differs from pair to pair."""
+
+    batch: int
+    heads: int
+    by_rows: bool
+    by_keys: bool
+    length: int  # of a part of its gradient, where there are parts
+    dtype: DTypeName
+
+    @property
+    def whole(self) -> bool:
+        """Whether a tile of its gradient is that of a tile of pairs."""
+        return self.by_rows and self.by_keys
 
 
 @dataclass(frozen=True)
@@ -39,11 +59,14 @@ class ArgumentGradients:
     @property
     def sizes(self) -> list[tuple[str, int]]:
         """Buffers of the workspace and their bytes."""
-        if self._summed is None:
-            return []
-        problem = self.problem
-        sums = problem.batch * problem.heads_q * self._sums_of_head
-        return [("pair_sums", sums * DTYPES[problem.compute].itemsize)]
+        sizes = []
+        heads = self.problem.batch * self.problem.heads_q
+        itemsize = DTYPES[self.problem.compute].itemsize
+        if self._summed is not None:
+            sizes.append(("pair_sums", heads * self._sums_of_head * itemsize))
+        if self._bias is not None and not self._bias.whole:
+            sizes.append(("bias_parts", heads * self._bias.length * itemsize))
+        return sizes
 
     @property
     def after(self) -> Iterator[KernelLaunch]:
@@ -54,11 +77,55 @@ class ArgumentGradients:
             more = (("sums_of_head", self._sums_of_head), ("entries", entries))
             config = self._config("slope_gradient", self.problem.compute)
             yield KernelLaunch(replace(config, mask="full", features=()), prod(shape), more)
+        if self._bias is not None:
+            yield from self._of_bias(self._bias)
         if "sinks" in self.problem.wrt:
             config = self._config(
                 "sink_gradient", DTYPES[self.problem.operands["sinks"].dtype].name
             )
             yield KernelLaunch(config, self.problem.heads_q, (("padded_rows", self.padded_rows),))
+
+    @property
+    def _bias(self) -> _Bias | None:
+        """The bias whose gradient is asked for."""
+        if "bias" not in self.problem.wrt:
+            return None
+        bias = self.problem.operands["bias"]
+        batch, heads, rows, keys = (*(1,) * (4 - len(bias.shape)), *bias.shape)
+        length = self.problem.seqlen_kv if keys > 1 else self.problem.seqlen_q
+        return _Bias(batch, heads, rows > 1, keys > 1, length, DTYPES[bias.dtype].name)
+
+    def _of_bias(self, bias: _Bias) -> Iterator[KernelLaunch]:
+        """What sums dS, and what adds up its parts."""
+        problem = self.problem
+        by_rows = bias.by_rows or not bias.by_keys
+        tile = next(bias_tiles(problem, self.limits, by_rows, bias.by_keys), None)
+        if tile is None:
+            raise UnsupportedError(
+                f"the gradient of bias in {problem.storage} at head_dim "
+                f"{problem.head_dim}/{problem.head_dim_v} needs more shared memory than the "
+                f"{self.limits.shared_per_block:,} bytes of a block"
+            )
+        place = ("steps", "bias_gradient")
+        config = kernel_config(
+            problem, self.limits, place, tile.arithmetic, tile.constants(), tile.footprint
+        )
+        of_bias = (("bias_batch", bias.batch), ("bias_heads", bias.heads))
+        tiles = ceil_div(problem.seqlen_q, tile.block_q) if by_rows else 1
+        tiles *= ceil_div(problem.seqlen_kv, tile.block_kv) if bias.by_keys else 1
+        heads = bias.batch * bias.heads if bias.whole else problem.batch * problem.heads_q
+        grid = launchable(heads * tiles, "the gradient of bias")
+        rows = ("padded_rows", self.padded_rows)
+        yield KernelLaunch(replace(config, output=bias.dtype), grid, (rows, *of_bias))
+        if bias.whole:
+            return
+        reduced = self._config("reduce_bias", bias.dtype)
+        single = not (bias.by_rows or bias.by_keys)
+        constants = (*reduced.constants, ("single", int(single)))
+        reduced = replace(reduced, mask="full", features=(), constants=constants)
+        blocks = 1 if single else ceil_div(bias.length, reduced.threads)
+        grid = launchable(bias.batch * bias.heads * blocks, "the gradient of bias")
+        yield KernelLaunch(reduced, grid, (("length", bias.length), *of_bias))
 
     @property
     def _summed(self) -> str | None:

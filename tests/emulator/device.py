@@ -127,11 +127,10 @@ class EmulatedRunner:
         q: np.ndarray,
         k: np.ndarray,
         v: np.ndarray,
-        sinks: np.ndarray | None = None,
-        **alibi: np.ndarray,
+        **beside: np.ndarray,
     ) -> tuple[np.ndarray, np.ndarray]:
         """Out and lse."""
-        given = {"q": q, "k": k, "v": v, **operands(case, sinks=sinks, **alibi)}
+        given = {"q": q, "k": k, "v": v, **operands(case, **beside)}
         made = {"out": case.storage, "lse": case.statistics}
         return self._run(case, "forward", given, made)
 
@@ -145,12 +144,11 @@ class EmulatedRunner:
         out: np.ndarray,
         lse: np.ndarray,
         dlse: np.ndarray | None = None,
-        sinks: np.ndarray | None = None,
-        **alibi: np.ndarray,
+        **beside: np.ndarray,
     ) -> tuple[np.ndarray, ...]:
         """What the case gives the gradients of."""
         given = {"q": q, "k": k, "v": v, "out": out, "dout": dout, "lse": lse}
-        given |= operands(case, sinks=sinks, **alibi)
+        given |= operands(case, **beside)
         if dlse is not None:
             given["dlse"] = dlse
         return self._run(case, "backward", given, {n: case.dtype_of(n) for n in case.gradients})
@@ -189,7 +187,7 @@ class EmulatedRunner:
     ) -> Any:
         arena = Arena(np, "nan")
         inputs = {
-            name: arena.input(name, array, _recipe(case, name) if name in "qkv" else CONTIGUOUS)
+            name: arena.input(name, array, _recipe(case, name))
             for name, array in given.items()
         }
         results = {
@@ -197,7 +195,8 @@ class EmulatedRunner:
             for name, dtype in made.items()
         }
         with self._device():
-            ready = self.prepare(case, operation, [on_device(inputs[name]) for name in "qkv"])
+            tensors = [on_device(inputs[name]) for name in "qkv"]
+            ready = self.prepare(case, operation, tensors, inputs.get("bias"))
             assert (ready.plan.backend, ready.plan.algorithm) == ("cuda", self.algorithm)
             workspace = arena.workspace(ready.workspace_bytes)
             pointers = {n: a.ctypes.data for n, a in {**inputs, **results}.items()}
@@ -217,7 +216,9 @@ class EmulatedRunner:
     def _shapes(self, case: Case) -> list[tuple[int, ...]]:
         return [case.shape(name) for name in "qkv"]
 
-    def prepare(self, case: Case, operation: Any, tensors: Any) -> cuflash.Prepared:
+    def prepare(
+        self, case: Case, operation: Any, tensors: Any, bias: np.ndarray | None = None
+    ) -> cuflash.Prepared:
         """The library's own object; only within :func:`emulated_device`."""
         return cuflash.prepare(
             *tensors,
@@ -227,22 +228,29 @@ class EmulatedRunner:
             blocks=self.blocks if self.algorithm != "fa3" or operation == "forward" else None,
             deterministic=self.deterministic,
             **case.options,
-            **self._keywords(case, operation),
+            **self._keywords(case, operation, bias),
         )
 
-    def _keywords(self, case: Case, operation: str) -> dict[str, Any]:
+    def _keywords(self, case: Case, operation: str, bias: np.ndarray | None) -> dict[str, Any]:
         """What else is said of arrays."""
         said: dict[str, Any] = {"wrt": case.wrt} if operation == "backward" else {}
         if case.sinks:
             said["sinks"] = case.sinks
         if case.alibi:
             said["alibi_slopes"] = case.shape("alibi_slopes")
+        if case.bias:
+            some = np.zeros(case.shape("bias"), case.dtype_of("bias"))
+            said["bias"] = on_device(some if bias is None else bias)
         return said
 
 
 def _recipe(case: Case, name: str) -> Strides:
     """The case's strides; contiguous where the library would have to copy first."""
+    if name not in ("q", "k", "v", "bias"):
+        return CONTIGUOUS
     recipe = case.recipe(name)
+    if name == "bias":  # any are taken
+        return recipe
     gap = any(recipe.gaps[-1:])
     moved = recipe.order and recipe.order[-1] != len(recipe.order) - 1
     return CONTIGUOUS if gap or moved else recipe

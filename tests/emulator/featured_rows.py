@@ -6,7 +6,7 @@ from cuflash.planning.tiles.fa2_tables import ForwardRow
 
 from .rows import FULL, Row
 
-__all__ = ["ALIBI", "CAPPED", "SUNK", "WINDOWED"]
+__all__ = ["ALIBI", "BIASED", "CAPPED", "SUNK", "WINDOWED"]
 
 #: Configurations whose masks have a first key.
 WINDOWED = (
@@ -98,4 +98,23 @@ ALIBI = (
     Row("fa3", "90", "float16", (192, 128), filled=True, alibi="batch"),
     Row("fa3", "90", "float16", (192, 128), FULL, filled=True, alibi="heads", softcap=3.0),
     Row("fa3", "90", "float16", (200, 256), filled=True, alibi="heads"),
+)
+#: Configurations with a bias of every form; fa3's of every form of its backward pass.
+BIASED = (
+    Row("fa1", "90", "float16", bias="bhqk"),
+    Row("fa1", "75", "float32", (5, 24), FULL, bias="1hqk-inf", softcap=3.0),
+    Row("fa1", "90", "float64", bias="k:float32", sinks="float64"),
+    Row("fa2", "90", "float16", bias="11qk:float32", window="band"),
+    Row("fa2", "80", "bfloat16", (40, 64), FULL, filled=True, bias="b1qk-inf", softcap=3.0),
+    Row("fa2", "90", "float16", filled=True, deterministic=True, bias="bh1k"),
+    Row("fa2", "80", "float32", (5, 24), FULL, bias="hqk", alibi="heads"),
+    Row("fa2", "90", "float64", bias="1hq1", window="left"),
+    Row("fa2", "75", "float16", bias="b1q1:float32"),
+    Row("fa2", "90", "bfloat16", (256, 192), bias="b111", sinks="bfloat16"),
+    Row("fa3", "90", "float16", filled=True, bias="1hqk"),
+    Row("fa3", "90", "bfloat16", (64, 64), FULL, filled=True, deterministic=True, bias="11qk-inf"),
+    Row("fa3", "90", "bfloat16", (128, 128), filled=True, blocks=(192, 80), bias="b11k:float32"),
+    Row("fa3", "90", "float16", (128, 72), filled=True, bias="qk", window="band"),
+    Row("fa3", "90", "float16", (192, 128), filled=True, bias="bhqk:float32", softcap=3.0),
+    Row("fa3", "90", "float16", (200, 256), filled=True, bias="h11", alibi="batch"),
 )

@@ -54,6 +54,7 @@ class Row:
     sinks: str = ""  # their dtype, if there are any
     softcap: float | None = None
     alibi: str = ""  # "heads" or "batch", as a case has it
+    bias: str = ""  # as a case has it
 
     @property
     def runner(self) -> EmulatedRunner:
@@ -71,6 +72,7 @@ class Row:
         parts += [f"d{self.dims[0]}-dv{self.dims[1]}", mask]
         parts += ["softcap"] * (self.softcap is not None)
         parts += [f"alibi-{self.alibi}"] if self.alibi else []
+        parts += [f"bias-{self.bias}"] if self.bias else []
         parts += [f"sinks-{self.sinks}"] if self.sinks else []
         parts += (
             ["planned"] * self.planned + ["filled"] * self.filled + ["ordered"] * self.deterministic
@@ -85,6 +87,7 @@ class Row:
         """Several tiles and tails both ways; grouped heads; dead rows and tiles; strides; a row."""
         found = self._windowed_cases() if self.window else self._plain_cases()
         more = {"sinks": self.sinks, "softcap": self.softcap, "alibi": self.alibi}
+        more["bias"] = self.bias
         return [replace(case, **more) for case in found]
 
     def _plain_cases(self) -> list[Case]:
