@@ -168,7 +168,7 @@ struct BiasGradientParams {
   double scale;
   float factor;           // of the logits, see logit_factor in tile/softmax.cuh
   long long padded_rows;  // rows of a head in `delta`
-  long long bias_batch;   // entries of the bias: 1, or those of the batch
+  long long bias_batch;   // entries of the gradient, each of as many of the batch
   long long bias_heads;
   Shape shape;
 };

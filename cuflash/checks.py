@@ -84,11 +84,15 @@ def describe(
     _check_dtypes(specs)
     _check_devices(specs)
     plain = _problem(operation, _sizes(specs, layout), specs, options)
-    call = _call_problem(plain, layout, specs)
+    entries = dict(options.entries)
+    call = _call_problem(plain, layout, specs, entries)
     for name, spec in specs.items():
         _check_tensor(name, spec, call)
     _check_wrt(operation, specs, options)
-    operands = {name: Operand(name, spec.dtype, spec.shape) for name, spec in specs.items()}
+    operands = {
+        name: Operand(name, spec.dtype, spec.shape, entries.get(name))
+        for name, spec in specs.items()
+    }
     position = options.q_offset
     if position is None:
         position = plain.seqlen_kv - plain.seqlen_q
@@ -97,7 +101,10 @@ def describe(
 
 
 def _call_problem(
-    problem: AttentionProblem, layout: Layout, specs: Mapping[str, TensorSpec]
+    problem: AttentionProblem,
+    layout: Layout,
+    specs: Mapping[str, TensorSpec],
+    entries: Mapping[str, tuple[int, int]],
 ) -> CallProblem:
     given = {name: spec.dtype for name, spec in specs.items()}
     shapes = {name: spec.shape for name, spec in specs.items()}
@@ -105,7 +112,10 @@ def _call_problem(
     return CallProblem(
         problem,
         layout,
-        {name: shape_of(tensor, problem, layout, shapes) for name, tensor in every.items()},
+        {
+            name: shape_of(tensor, problem, layout, shapes, entries)
+            for name, tensor in every.items()
+        },
         {name: dtypes_of(tensor, problem, given) for name, tensor in every.items()},
     )
 

@@ -57,6 +57,10 @@ class Options:
     blocks: tuple[int, int] | None = None
     wrt: tuple[str, ...] = QKV
     more: tuple[tuple[str, Any], ...] = ()  # keywords of features that were given, in their order
+    #: Of arrays that broadcast, by name: how many neighbouring entries of the batch share one of
+    #: theirs, and how many share one of the gradient. What is not named has one entry for all, or
+    #: one for each. With (n, m), entry e reads ``e // n`` modulo the entries that there are.
+    entries: tuple[tuple[str, tuple[int, int]], ...] = ()
 
     def keyword(self, name: str) -> Any:
         """The value of a feature's keyword; None if it was not given."""

@@ -75,9 +75,15 @@ class Tensor:
     shared: tuple[Axis, ...] = ()
     broadcast: bool = False
 
-    def fits(self, shape: tuple[int, ...], sizes: tuple[int, ...]) -> bool:
-        """Whether an array that broadcasts has a shape that goes with these sizes."""
+    def fits(self, shape: tuple[int, ...], sizes: tuple[int, ...], entries: int = 0) -> bool:
+        """Whether an array that broadcasts has a shape that goes with these sizes.
+
+        Or where so many neighbouring ``entries`` of the batch share one of its
+        own, with a part of the batch.
+        """
         lacking = len(sizes) - len(shape)
+        if entries and lacking == 0:
+            return sizes[0] % (shape[0] * entries) == 0 and self.fits(shape[1:], sizes[1:])
         own = zip(shape, sizes[lacking:], strict=True) if lacking >= 0 else ()
         return lacking >= 0 and all(has in (1, size) for has, size in own)
 
@@ -172,6 +178,7 @@ def shape_of(
     problem: AttentionProblem,
     layout: Layout,
     given: Mapping[str, tuple[int, ...]],
+    entries: Mapping[str, tuple[int, int]] | None = None,
 ) -> tuple[int, ...]:
     """The shape that the problem gives a tensor, in the layout of its call.
 
@@ -180,6 +187,8 @@ def shape_of(
     given
         Shape of every tensor that was given, by name: an array may lack its
         shared axes, or broadcast, and its gradient is then like it.
+    entries
+        Of arrays that broadcast, as :class:`~cuflash.options.Options` has them.
     """
     sizes: list[int] = [getattr(problem, axis) for axis in tensor.axes]
     if tensor.role == "matrix":
@@ -190,7 +199,11 @@ def shape_of(
         return layout.rows_shape(batch, heads, seqlen)
     source = given.get(tensor.gradient_of or tensor.name, tuple(sizes))
     if tensor.broadcast:
-        return source if tensor.fits(source, tuple(sizes)) else tuple(sizes)
+        of_array, of_gradient = (entries or {}).get(tensor.gradient_of or tensor.name, (0, 0))
+        if not tensor.fits(source, tuple(sizes), of_array):
+            return tuple(sizes)
+        own = of_array and tensor.gradient_of
+        return (problem.batch // of_gradient, *source[1:]) if own else source
     lacking = len(sizes) - len(source)
     return tuple(sizes[lacking if 0 < lacking <= len(tensor.shared) else 0 :])
 

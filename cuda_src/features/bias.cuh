@@ -13,6 +13,8 @@ struct BiasParams {
   long long bias_head_stride;
   long long bias_row_stride;
   long long bias_column_stride;
+  int entries;          // neighbouring ones of the batch that share one of the bias
+  int own_entries;      // of the bias
   double inverse_unit;  // 1 over the unit of scores
   float inverse_unit_single;
 };
@@ -35,8 +37,9 @@ struct BiasTerm : AddedTerm {
         rows_left(params.shape.seqlen_q - 1 - lane.i),
         keys_left(params.shape.seqlen_kv - 1 - lane.j),
         factor(static_cast<Compute>(inverse_unit_of(Compute(), params.bias))) {
-    first = static_cast<const Bias*>(params.bias.bias) +
-            lane.batch * params.bias.bias_batch_stride + lane.head * params.bias.bias_head_stride;
+    const int entry = lane.batch / params.bias.entries % params.bias.own_entries;
+    first = static_cast<const Bias*>(params.bias.bias) + entry * params.bias.bias_batch_stride +
+            lane.head * params.bias.bias_head_stride;
     if constexpr (of_rows) first += lane.i * row_stride;
     if constexpr (of_keys) first += lane.j * column_stride;
   }

@@ -56,6 +56,7 @@ struct BiasItem {
   Walk heads;
   Walk q_tiles;
   Walk kv_tiles;
+  int result_entry = 0;
 
   __device__ BiasItem(const typename Config::Params& params, long long block) {
     const Shape& shape = params.shape;
@@ -65,7 +66,12 @@ struct BiasItem {
     if constexpr (Config::by_rows) q_tiles = own(block, q_tiles.end);
     constexpr bool whole = Config::by_rows && Config::by_keys;  // a result, no part
     heads = whole && params.bias_heads == 1 ? Walk{0, shape.heads_q} : own(block, shape.heads_q);
-    entries = whole && params.bias_batch == 1 ? Walk{0, shape.batch} : own(block, shape.batch);
+    entries = own(block, whole ? static_cast<int>(params.bias_batch) : shape.batch);
+    if constexpr (whole) {
+      result_entry = entries.begin;
+      const int shared = shape.batch / static_cast<int>(params.bias_batch);
+      entries = {entries.begin * shared, (entries.begin + 1) * shared};
+    }
   }
 
  private:
@@ -122,8 +128,8 @@ struct BiasGradient {
     const LanePosition lane;
     const int row = item.q_tiles.begin * Config::block_q + row0 + lane.row;
     const int key = item.kv_tiles.begin * Config::block_kv + key0 + lane.column;
-    // An entry or head that the result does not have is 0, and its stride too.
-    auto* first = static_cast<Bias*>(to.data) + item.entries.begin * to.batch_stride +
+    // A head that the result does not have is 0, and its stride too.
+    auto* first = static_cast<Bias*>(to.data) + item.result_entry * to.batch_stride +
                   item.heads.begin * to.head_stride + row * to.row_stride + key * to.column_stride;
     Scores::for_each_pair([&](int m, int n, int group) {
 #pragma unroll

@@ -27,13 +27,13 @@ __device__ inline void reduce_bias(const typename Config::Params& params) {
   const int entry = static_cast<int>(blockIdx.x) / blocks / static_cast<int>(params.bias_heads);
   const int first = block * threads + static_cast<int>(threadIdx.x);
   const int heads = params.bias_heads == 1 ? shape.heads_q : 1;  // that share it
-  const int entries = params.bias_batch == 1 ? shape.batch : 1;
+  const int entries = shape.batch / static_cast<int>(params.bias_batch);
   double sum = 0;
   for (int e = 0; e < entries; ++e) {
     // What is read together hides the way to memory.
 #pragma unroll 4
     for (int h = 0; h < heads; ++h) {
-      const long long part = static_cast<long long>(entry + e) * shape.heads_q + head + h;
+      const long long part = static_cast<long long>(entry * entries + e) * shape.heads_q + head + h;
       const auto* from =
           static_cast<const typename Config::Compute*>(params.bias_parts) + part * length;
       for (int i = first; i < length; i += threads) {

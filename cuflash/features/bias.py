@@ -29,6 +29,8 @@ _DEVICE = DevicePart(
         [
             (_NAME, np.uint64),
             *((f"{_NAME}_{stride}", np.int64) for stride in _STRIDES),
+            ("entries", np.int32),
+            ("own_entries", np.int32),
             *INVERSE_UNIT,
         ],
         align=True,
@@ -38,10 +40,12 @@ _DEVICE = DevicePart(
 )
 
 
-def part_of(array: Any, place: ScorePlace) -> Any:
-    """The part of an array that broadcasts which a tile needs, as a view.
+def part_of(array: Any, place: ScorePlace, entries: int = 1) -> Any:
+    """The part of an array that broadcasts which a tile needs.
 
-    (batch, head of the keys, key, head of the group, query), each its size or 1.
+    (batch, head of the keys, key, head of the group, query), each its size or
+    1; a view unless so many neighbouring ``entries`` of the batch share one of
+    the array's.
     """
     whole = array.reshape((1,) * (len(_AXES) - array.ndim) + array.shape)
     _, of_keys, _, group, _ = place.head.shape
@@ -50,16 +54,19 @@ def part_of(array: Any, place: ScorePlace) -> Any:
         first = place.head.flat[0]
         whole = whole[:, first : first + of_keys * group]
         split = (of_keys, group)
-    indices = ((0, place.batch.ravel()), (2, place.i.ravel()), (3, place.j.ravel()))
-    for axis, own in indices:
+    own = place.batch.ravel() // entries % whole.shape[0]
+    if whole.shape[0] > 1:
+        in_order = np.array_equal(own, np.arange(own[0], own[0] + own.size))
+        whole = whole[own[0] : own[-1] + 1] if in_order else whole[own]
+    for axis, index in ((2, place.i.ravel()), (3, place.j.ravel())):
         if whole.shape[axis] > 1:
-            whole = whole[(slice(None),) * axis + (slice(own[0], own[-1] + 1),)]
+            whole = whole[(slice(None),) * axis + (slice(index[0], index[-1] + 1),)]
     batch, _, rows, keys = whole.shape
     return whole.reshape(batch, *split, rows, keys).transpose(0, 1, 4, 2, 3)
 
 
 def _add(scores: Any, place: ScorePlace, given: Given) -> None:
-    scores += part_of(given[_NAME], place).astype(scores.dtype)
+    scores += part_of(given[_NAME], place, given["entries"]).astype(scores.dtype)
 
 
 def _use(request: Request) -> Use | None:
@@ -67,7 +74,8 @@ def _use(request: Request) -> Use | None:
     if bias is None:
         return None
     problem = request.problem
-    rows, keys = (1, 1, *bias.shape)[-2:]
+    own, _, rows, keys = (1,) * (len(_AXES) - len(bias.shape)) + bias.shape
+    entries = 1 if bias.entries is None else bias.entries[0]
     return Use(
         "bias",
         _DEVICE,
@@ -77,7 +85,11 @@ def _use(request: Request) -> Use | None:
             ("bias_of_rows", int(rows > 1)),
             ("bias_of_keys", int(keys > 1)),
         ),
-        numbers=inverse_unit(request, _NAME),
+        numbers=(
+            ("entries", entries),
+            ("own_entries", max(1, own)),
+            *inverse_unit(request, _NAME),
+        ),
         operands=(bias,),
         host=HostPart(_add),
         shown="bias " + "x".join(map(str, bias.shape)),

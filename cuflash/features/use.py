@@ -17,6 +17,9 @@ class Operand:
     name: str
     dtype: str
     shape: tuple[int, ...]
+    #: Of one that broadcasts: entries of the batch that share one of its own, and one of its
+    #: gradient; None where it has one entry for all, or one for each.
+    entries: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ __all__ = ["ArgumentGradients"]
 
 @dataclass(frozen=True)
 class _Bias:
-    """A bias: entries and heads it has, and by what it differs from pair to pair."""
+    """A bias: entries and heads of its gradient, and by what it differs from pair to pair."""
 
     batch: int
     heads: int
@@ -92,6 +92,8 @@ class ArgumentGradients:
             return None
         bias = self.problem.operands["bias"]
         batch, heads, rows, keys = (*(1,) * (4 - len(bias.shape)), *bias.shape)
+        if bias.entries is not None:
+            batch = self.problem.batch // bias.entries[1]
         length = self.problem.seqlen_kv if keys > 1 else self.problem.seqlen_q
         return _Bias(batch, heads, rows > 1, keys > 1, length, DTYPES[bias.dtype].name)
 

@@ -70,11 +70,17 @@ class BiasGradient:
     def _owners(self) -> Iterator[list[Heads]]:
         """Heads and entries, those together that share a part of the result."""
         found: dict[tuple[int, int], list[Heads]] = {}
-        batch, heads = (size > 1 for size in self._result.shape[:2])
-        for one in Heads.of(self._blocks):
-            key = one.entries.start if batch else 0, one.query_heads.start if heads else 0
+        heads, shared = self._result.shape[1] > 1, self._sharing
+        some = 1 < shared < self._plan.problem.batch
+        for one in Heads.of(self._blocks, most_entries=1 if some else None):
+            key = one.entries.start // shared, one.query_heads.start if heads else 0
             found.setdefault(key, []).append(one)
         yield from found.values()
+
+    @property
+    def _sharing(self) -> int:
+        """Entries of the batch that share one of the result."""
+        return max(1, self._plan.problem.batch // max(1, self._result.shape[0]))
 
     def _run(self, walked: list[tuple[Heads, Operands]], index: int) -> None:
         part, first = self._parts[index], walked[0][0]
@@ -82,8 +88,10 @@ class BiasGradient:
         if self._by_rows:
             stop = part.queries[-1].stop if part.queries else part.first_query
             rows = slice(part.first_query, stop)
-        shape = self._result.shape
-        entries = first.entries if shape[0] > 1 else slice(0, 1)
+        shape, shared = self._result.shape, self._sharing
+        entries = first.entries
+        if shared > 1:
+            entries = slice(entries.start // shared, entries.start // shared + 1)
         heads = first.query_heads if shape[1] > 1 else slice(0, 1)
         sizes = [s.stop - s.start for s in (entries, heads, rows)]
         total = np.zeros((*sizes, shape[3]), part.compute)
@@ -99,7 +107,8 @@ class BiasGradient:
         gradients = Gradients(part, heads, operands)
         rows = gradients.load(self._given)
         delta = rows.delta(slice(None))
-        lacking = tuple(axis for axis, size in enumerate(self._result.shape) if size == 1)
+        sizes = (1 if self._sharing > 1 else 0, *self._result.shape[1:])
+        lacking = tuple(axis for axis, size in enumerate(sizes) if size == 1)
         for queries in part.queries:
             for tile in part.of_queries(queries):
                 pairs = self._pairs(gradients.dscores(tile, rows, delta[:, :, tile.rows]), tile)

@@ -31,11 +31,12 @@ class Heads:
         self._batch, self._heads = batch, heads
 
     @classmethod
-    def of(cls, blocks: Blocks) -> Iterator[Heads]:
-        """All pairs of a problem, at most ``block_heads`` at a time."""
+    def of(cls, blocks: Blocks, most_entries: int | None = None) -> Iterator[Heads]:
+        """All pairs of a problem, at most ``block_heads`` at a time, of so many entries."""
         batch, heads = blocks.problem.batch, blocks.problem.heads_kv
         together = blocks.tile.block_heads
         entries = max(1, together // max(1, heads))
+        entries = min(entries, most_entries or entries)
         for entry in range(0, batch, entries):
             for head in range(0, heads, together):
                 yield cls(blocks, slice(entry, entry + entries), slice(head, head + together))
