@@ -80,7 +80,7 @@ class BiasGradient:
     @property
     def _sharing(self) -> int:
         """Entries of the batch that share one of the result."""
-        return max(1, self._plan.problem.batch // max(1, self._result.shape[0]))
+        return max(1, int(self._plan.problem.batch // max(1, self._result.shape[0])))
 
     def _run(self, walked: list[tuple[Heads, Operands]], index: int) -> None:
         part, first = self._parts[index], walked[0][0]
