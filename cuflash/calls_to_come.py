@@ -52,6 +52,9 @@ class Calls:
     alibi
         Whether there are slopes of ALiBi; their shape is no part of a kernel.
         Gradients are then those with and those without that of the slopes.
+    bias
+        By what the bias differs: "q", "k", both or "1" for neither, and after
+        ":" its dtype if it is not that of q; None for calls without one.
     sinks
         Dtypes of sinks: None for calls without any, "query" for the dtype of
         q. Gradients of calls with sinks are also those of the sinks.
@@ -68,6 +71,7 @@ class Calls:
     masks: tuple[MaskKind, ...] = ("full", "causal")
     softcap: tuple[bool, ...] = (False,)
     alibi: tuple[bool, ...] = (False,)
+    bias: tuple[str | None, ...] = (None,)
     sinks: tuple[str | None, ...] = (None,)
     algorithm: AlgorithmChoice = "auto"
     deterministic: bool = False
@@ -89,10 +93,10 @@ def problems_of(calls: Calls) -> Iterator[AttentionProblem]:
     Raises
     ------
     ArgumentValueError
-        If sinks of a dtype are asked for that no such call takes.
+        If a bias or sinks of a dtype are asked for that no such call takes.
     """
     seqlens = _telling_lengths() if calls.seqlens is None else calls.seqlens
-    features = product(calls.softcap, calls.alibi, calls.sinks)
+    features = product(calls.softcap, calls.alibi, calls.bias, calls.sinks)
     for dims, dtype, operation, mask, asked in product(
         calls.head_dims, calls.dtypes, calls.operations, calls.masks, features
     ):
@@ -137,9 +141,9 @@ def _telling_windows(operation: Operation) -> tuple[int, ...]:
 
 
 def _featured(
-    problem: AttentionProblem, softcap: bool, alibi: bool, sinks: str | None
+    problem: AttentionProblem, softcap: bool, alibi: bool, bias: str | None, sinks: str | None
 ) -> Iterator[AttentionProblem]:
-    """The problem with its features: that of its mask, a cap of any size, slopes, and sinks.
+    """The problem with its features: that of its mask, a cap of any size, slopes, bias and sinks.
 
     Gradients are of all arrays; with slopes there are others without theirs, which are cheaper.
     """
@@ -148,19 +152,30 @@ def _featured(
     if alibi:
         shape = (problem.batch, problem.heads_q)
         operands["alibi_slopes"] = Operand("alibi_slopes", problem.compute, shape)
+    if bias is not None:
+        axes, _, dtype = bias.partition(":")
+        lengths = {"q": problem.seqlen_q, "k": problem.seqlen_kv}
+        broadcast: tuple[int, ...] = (
+            1,
+            1,
+            *(size if axis in axes else 1 for axis, size in lengths.items()),
+        )
+        asked = _dtype_of("bias", problem, dtype or "query")
+        operands["bias"] = Operand("bias", asked, broadcast)
     if sinks is not None:
-        operands["sinks"] = Operand("sinks", _dtype_of_sinks(problem, sinks), (problem.heads_q,))
+        operands["sinks"] = Operand("sinks", _dtype_of("sinks", problem, sinks), (problem.heads_q,))
     without = tuple(name for name in operands if name != "alibi_slopes")
     named = (tuple(operands), without) if problem.operation == "backward" else ((),)
     for names in dict.fromkeys(named):
         yield with_features(replace(problem, wrt=(*QKV, *names)), keywords, operands)
 
 
-def _dtype_of_sinks(problem: AttentionProblem, asked: str) -> str:
+def _dtype_of(name: str, problem: AttentionProblem, asked: str) -> str:
+    """Of an array that has that of q or another one."""
     dtype = problem.storage if asked == "query" else asked
-    allowed = dtypes_of(tensors()["sinks"], problem, {})
+    allowed = dtypes_of(tensors()[name], problem, {})
     if dtype not in allowed:
-        raise ArgumentValueError("sinks", f"{dtype} for {problem.storage}", " or ".join(allowed))
+        raise ArgumentValueError(name, f"{dtype} for {problem.storage}", " or ".join(allowed))
     return dtype
 
 

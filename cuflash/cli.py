@@ -130,6 +130,13 @@ def _add_features(parser: argparse.ArgumentParser) -> None:
         help="with ALiBi; slopes by head, or by batch entry and head",
     )
     parser.add_argument(
+        "--bias",
+        type=_axes,
+        metavar="AXES[:DTYPE]",
+        help="with a bias of these axes of b, h, q and k (1: of none), by default of q's dtype; "
+        "hqk is one for each head, query and key",
+    )
+    parser.add_argument(
         "--sinks",
         nargs="?",
         const="",
@@ -195,6 +202,7 @@ def _explained(given: argparse.Namespace, operation: Operation) -> str:
             window_size=None if given.window_size is None else tuple(given.window_size),
             softcap=given.softcap,
             alibi_slopes=_slopes(given),
+            bias=_bias(given),
             sinks=given.dtype if given.sinks == "" else given.sinks,
             wrt=given.wrt if selects else QKV,
             q_offset=given.q_offset,
@@ -234,6 +242,25 @@ def _slopes(given: argparse.Namespace) -> tuple[int, ...] | None:
     sizes = dict(zip(given.layout, _shapes(given)[0], strict=True))
     batch, heads = sizes.get("b", 1), sizes.get("h", 1)
     return (heads,) if given.alibi_slopes == "heads" else (batch, heads)
+
+
+def _axes(text: str) -> tuple[str, str]:
+    """``"hqk:float32"`` is ``("hqk", "float32")``."""
+    axes, _, dtype = text.partition(":")
+    if axes != "1" and (not axes or not set(axes) <= set("bhqk") or len(set(axes)) < len(axes)):
+        raise argparse.ArgumentTypeError(f"{axes!r} is neither 1 nor some of b, h, q and k")
+    return axes, dtype
+
+
+def _bias(given: argparse.Namespace) -> tuple[tuple[int, ...], str] | None:
+    """The shape and dtype of the bias that was asked for."""
+    if given.bias is None:
+        return None
+    axes, dtype = given.bias
+    q, k, _ = (dict(zip(given.layout, shape, strict=True)) for shape in _shapes(given))
+    sizes = {"b": q.get("b", 1), "h": q.get("h", 1), "q": q["s"], "k": k["s"]}
+    shape = tuple(size if axis in axes else 1 for axis, size in sizes.items())
+    return shape, dtype or given.dtype
 
 
 def _demo(given: argparse.Namespace) -> int:

@@ -22,6 +22,7 @@ __all__ = ["add_compile"]
 _HALVES: tuple[DTypeName, ...] = ("float16", "bfloat16")
 _PASSES = ("forward", "backward")
 _MASKS = ("full", "causal", "left", "band")
+_BIASES = ("none", *(f"{axes}{of}" for of in ("", ":float32") for axes in ("qk", "q", "k", "1")))
 _SINKS = ("none", "query", *DTYPES)
 _DESCRIPTION = (
     "Compile the kernels of calls to come into CuPy's cache (CUPY_CACHE_DIR), so that the first of "
@@ -53,6 +54,9 @@ def add_compile(parser: argparse.ArgumentParser) -> None:
     flags = "of no, yes; default %(default)s"
     add("--softcap", _flags, "no", flags)
     add("--alibi", _flags, "no", f"{flags}. Gradients are then with and without that of the slopes")
+    biases = "default %(default)s; k is one that differs from key to key, q from query to query, "
+    biases += "qk is both and 1 neither; qk:float32 is one of this dtype"
+    add("--bias", _names(_BIASES), "none", biases)
     sinks = "default %(default)s; query is the dtype of q. Gradients are then also of the sinks"
     add("--sinks", _names(_SINKS), "none", sinks)
     lengths = "compile for these alone; 1/4096 is one query and 4096 keys"
@@ -138,6 +142,7 @@ def _calls(given: argparse.Namespace, limits: DeviceLimits) -> Calls:
         masks=given.mask,
         softcap=given.softcap,
         alibi=given.alibi,
+        bias=tuple(None if name == "none" else name for name in given.bias),
         sinks=tuple(None if name == "none" else name for name in given.sinks),
         algorithm=given.algorithm,
         deterministic=given.deterministic,

@@ -139,7 +139,7 @@ def explain(
         Which pass.
     compile : bool
         Also compile, and report registers.
-    alibi_slopes, bias, sinks : array, tuple of int, or dtype, optional
+    alibi_slopes, bias, sinks : array, tuple of int, dtype, or both, optional
         As for :func:`prepare`.
     dtype, causal, window_size, softcap, scale, q_offset, layout, out_dtype, wrt, deterministic
         As for :func:`attention`, :func:`attention_backward` and :func:`prepare`.

@@ -135,9 +135,10 @@ def prepare(
         Of the arrays; needed where shapes are given.
     device : int, optional
         The CUDA device; by default the arrays', or the current one.
-    alibi_slopes, bias, sinks : array, tuple of int, or dtype, optional
+    alibi_slopes, bias, sinks : array, tuple of int, dtype, or both, optional
         The array; or its shape, of the first dtype that the call takes; or its
-        dtype, of the full shape, that of slopes (batch, heads_q).
+        dtype, of the full shape, that of slopes (batch, heads_q); or both as a
+        pair, ``(shape, dtype)``.
     causal, window_size, softcap, scale, q_offset, layout, out_dtype
         As for :func:`attention` and :func:`attention_backward`.
     wrt, deterministic, algorithm, blocks
@@ -256,6 +257,8 @@ def _spec_of_feature(name: str, array: Any, sizes: CallProblem, where: int | Non
     """Of an array of a feature; where its shape or its dtype is given, as the call needs it."""
     if _is_dtype(array):
         return _fresh(sizes.shapes[name], _dtype(array, name), where)
+    if isinstance(array, (tuple, list)) and len(array) == 2 and _is_dtype(array[1]):
+        return _spec_of(name, array[0], _dtype(array[1], name), where)
     return _spec_of(name, array, sizes.allowed[name][0], where)
 
 

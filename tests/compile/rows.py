@@ -98,13 +98,15 @@ def _fa3_problems() -> Iterator[AttentionProblem]:
 
 
 #: Representative kernels with features: dtype, widths, mask, whether dq has an order, and sinks'
-#: dtype, "softcap", "alibi", or "dalibi" with the gradient of its slopes.
+#: dtype, "softcap", "alibi", or "dalibi" with the gradient of its slopes, or "bias:" and the axes
+#: of q and k that it has, with its gradient.
 _FEATURED: dict[Algorithm, list[tuple[DTypeName, int, int, MaskKind, bool, str]]] = {
     "fa1": [
         ("float16", 64, 64, "band", False, ""),
         ("float16", 64, 64, "causal", False, "float32"),
         ("float16", 64, 64, "causal", False, "softcap"),
         ("float16", 64, 64, "causal", False, "dalibi"),
+        ("float16", 64, 64, "causal", False, "bias:qk"),
     ],
     "fa2": [
         ("float16", 64, 64, "band", False, ""),
@@ -121,6 +123,10 @@ _FEATURED: dict[Algorithm, list[tuple[DTypeName, int, int, MaskKind, bool, str]]
         ("float16", 64, 64, "causal", True, "dalibi"),
         ("bfloat16", 128, 128, "full", False, "alibi"),
         ("float32", 64, 64, "causal", False, "dalibi"),
+        ("float16", 64, 64, "causal", False, "bias:qk"),
+        ("bfloat16", 128, 128, "full", False, "bias:k:float32"),
+        ("float32", 64, 64, "full", False, "bias:q"),
+        ("float64", 256, 256, "causal", False, "bias:qk"),
     ],
     "fa3": [
         ("bfloat16", 64, 64, "band", False, ""),
@@ -152,6 +158,14 @@ _FEATURED: dict[Algorithm, list[tuple[DTypeName, int, int, MaskKind, bool, str]]
         ("bfloat16", 192, 128, "causal", False, "dalibi"),
         ("bfloat16", 256, 256, "causal", False, "dalibi"),
         ("float16", 64, 64, "band", False, "dalibi"),
+        ("bfloat16", 64, 64, "causal", False, "bias:qk"),
+        ("bfloat16", 64, 64, "full", False, "bias:k"),
+        ("bfloat16", 96, 96, "causal", False, "bias:qk"),
+        ("bfloat16", 128, 128, "causal", False, "bias:qk:float32"),
+        ("bfloat16", 128, 128, "full", True, "bias:qk"),
+        ("bfloat16", 192, 128, "causal", False, "bias:qk"),
+        ("bfloat16", 256, 256, "causal", False, "bias:qk"),
+        ("float16", 64, 64, "band", False, "bias:1"),
     ],
 }
 
@@ -164,6 +178,11 @@ def _featured_problems(algorithm: Algorithm) -> Iterator[AttentionProblem]:
         operands = {}
         if feature.endswith("alibi"):
             operands["alibi_slopes"] = Operand("alibi_slopes", of.compute, (of.heads_q,))
+        elif feature.startswith("bias"):
+            _, axes, *dtype_of = feature.split(":")
+            lengths = {"q": of.seqlen_q, "k": of.seqlen_kv}
+            shape = (1, 1, *(size if axis in axes else 1 for axis, size in lengths.items()))
+            operands["bias"] = Operand("bias", *(*dtype_of, dtype)[:1], shape)
         elif feature and not keywords:
             operands["sinks"] = Operand("sinks", feature, (of.heads_q,))
         yield with_features(of, keywords, operands)
