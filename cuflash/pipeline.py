@@ -15,6 +15,7 @@ from .cuda.available import is_usable, require_device
 from .cuda.compile import require_toolchain
 from .cuda.launch import PreparedPlan
 from .errors import ArgumentValueError
+from .features.use import Use
 from .options import Options
 from .planning.device import DeviceLimits, HostLimits
 from .planning.fa3 import needs_newer_compiler
@@ -130,7 +131,8 @@ def _decide(
             every = made_by(operation, QKV)
             placed |= {n: call.fresh(n, device) for n in every if n not in seen}
     alignment = "element" if device is None else _alignment(placed)
-    problem = replace(call.problem, alignment=alignment)
+    uses = tuple(_with_maps(use, placed) for use in call.problem.uses)
+    problem = replace(call.problem, alignment=alignment, uses=uses)
     chosen = _plan(problem, options, host or DeviceLimits.query(device or 0))
     extra = [(name, spec.nbytes) for name, spec in placed.items() if name not in seen]
     whole = [("", chosen.workspace_bytes), *extra]
@@ -170,6 +172,17 @@ def _alignment(placed: Mapping[str, TensorSpec]) -> Alignment:
     if all(spec.mappable for spec in matrices):
         return "tensor_map"
     return "vector" if all(spec.aligned for spec in matrices) else "element"
+
+
+def _with_maps(use: Use, placed: Mapping[str, TensorSpec]) -> Use:
+    """A use whose arrays say whether the copy engine can read them where they lie."""
+    if not any(operand.staged for operand in use.operands):
+        return use
+    specs = ((operand, placed[operand.name]) for operand in use.operands)
+    return replace(
+        use,
+        operands=tuple(replace(operand, mappable=spec.boxable) for operand, spec in specs),
+    )
 
 
 def choose_device(where: int | None, options: Options) -> int | None:

@@ -13,6 +13,8 @@
 //   q_empty[stage][w]   load for the four warps of warpgroup w
 //   k_full, v_full      all warps of math for load
 //   k_empty, v_empty    load for every warp of math
+//   operand_full        all warps of math for load, where a term of the scores reads an array
+//   operand_empty       load for every warp of math
 //   queue               all warps of math for the next tile from load, and load for them
 //   barrier 1 + w       warpgroup w for warpgroup w - 1: its turn to issue products
 #include "../ptx/register_budget.cuh"

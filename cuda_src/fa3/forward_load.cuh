@@ -13,6 +13,8 @@ struct ForwardLoader {
   PipelineState<Config::num_stages> k_place;
   PipelineState<Config::num_stages> v_place;
   PipelineState<2> queue_place;
+  static constexpr bool has_operand = Config::operand_stages > 0;
+  PipelineState<has_operand ? Config::operand_stages : 1> operand_place;
 
   __device__ explicit ForwardLoader(const ForwardContext<Config>& c) : c(c) {}
 
@@ -34,6 +36,24 @@ struct ForwardLoader {
     load_kv(c.shared.k[k_place.stage], &c.params.k_map, c.shared.k_full[k_place.stage], tile,
             block);
     k_place.advance();
+    load_operand(tile, block);
+  }
+
+  // What a term of the scores reads of a block.
+  __device__ void load_operand(const ForwardTile<Config>& tile, int block) {
+    if constexpr (has_operand) {
+      const unsigned stage = operand_place.stage;
+      auto& full = c.shared.operand_full[stage];
+      wait_empty<Config>(c.shared.operand_empty[stage], operand_place.phase);
+      auto& panels = c.shared.operand[stage];
+      arrive_expecting<Config>(full, sizeof(panels.data));
+      const StagedPlace place =
+          Config::Score::List::staged_place(c.params, tile.item.batch, tile.item.head);
+      load_pairs(panels, place.map, ptx::shared_address(&full), block * Config::block_kv,
+                 Config::operand_rows == Config::block_q ? tile.q_begin() : 0, place.head,
+                 place.batch, place.policy);
+      operand_place.advance();
+    }
   }
 
   __device__ void load_v(const ForwardTile<Config>& tile, int block) {

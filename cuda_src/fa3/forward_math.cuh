@@ -55,6 +55,8 @@ struct ForwardMath {
   PipelineState<Config::q_stages> q_place;
   PipelineState<Config::num_stages> k_place;
   PipelineState<Config::num_stages> v_place;
+  static constexpr bool has_operand = Config::operand_stages > 0;
+  PipelineState<has_operand ? Config::operand_stages : 1> operand_place;
 
   __device__ ForwardMath(const ForwardContext<Config>& c, int warpgroup)
       : c(c),
@@ -86,6 +88,18 @@ struct ForwardMath {
   __device__ void wait_q() const {
     wait<Config>(c.shared.q_full[q_place.stage][warpgroup], q_place.phase);
   }
+  __device__ void wait_operand() const {
+    if constexpr (has_operand) {
+      wait<Config>(c.shared.operand_full[operand_place.stage], operand_place.phase);
+    }
+  }
+  __device__ void release_operand() {
+    if constexpr (has_operand) {
+      __syncwarp();
+      arrive_warp<Config>(c.shared.operand_empty[operand_place.stage]);
+      operand_place.advance();
+    }
+  }
   __device__ void release_k() {
     arrive_warp<Config>(c.shared.k_empty[k_place.stage]);
     k_place.advance();
@@ -112,6 +126,8 @@ struct ForwardMath {
       wait_v();
       __syncwarp();
       release_v();
+      wait_operand();
+      release_operand();
     }
   }
 
@@ -155,7 +171,18 @@ struct ForwardMath {
   __device__ __forceinline__ RowsOfQueries place(const ForwardTile<Config>& tile,
                                                  const WarpgroupBlocks<Config>& blocks,
                                                  int block) const {
-    return {tile.item.batch, tile.item.head, blocks.row0 + warp_row, block * Config::block_kv};
+    const int key0 = block * Config::block_kv;
+    if constexpr (has_operand) {
+      const auto& panels = c.shared.operand[operand_place.stage];
+      const int row = warpgroup * kRowsOfWarpgroup + warp_row;
+      return {tile.item.batch,
+              tile.item.head,
+              blocks.row0 + warp_row,
+              key0,
+              {panels.data, panels.panel_bytes, row, 0}};
+    } else {
+      return {tile.item.batch, tile.item.head, blocks.row0 + warp_row, key0};
+    }
   }
 
   // Scores that no mask follows are changed as their weights are made: the special function unit,
@@ -220,7 +247,9 @@ struct ForwardMath {
     release_k();
     if (blocks.seen.end == blocks.seen.begin + 1) release_q();
     begin_rows(state.rows);
+    wait_operand();
     mask(tile, blocks, scores, blocks.seen.end - 1, blocks.last_is_edge());
+    release_operand();
     state.output.fill(0);
     exponentiate(state, scores, NoChange());
   }
@@ -242,12 +271,14 @@ struct ForwardMath {
     ptx::wgmma_hold(scores.value[0]);
     release_k();
     if (block == blocks.seen.begin) release_q();
+    wait_operand();
     if constexpr (!changes_late<masked>) mask(tile, blocks, scores, block, masked);
     const auto change = late_change<masked>(tile, blocks, block);  // reads what it needs meanwhile
     ptx::wgmma_wait<0>();
     ptx::wgmma_hold(state.output.value[0]);
     release_v();
     exponentiate(state, scores, change);
+    release_operand();
   }
 
   // The last product of a tile, beside it the log-sum-exp, and the output.

@@ -1,6 +1,7 @@
 // FlashAttention-3 forward: the tiles of a thread block, in shared memory and in registers.
 #pragma once
 
+#include "../tile/pair_panels.cuh"
 #include "../tile/panels.cuh"
 #include "../tile/product.cuh"
 #include "../tile/score.cuh"
@@ -33,8 +34,19 @@ struct ForwardTypes {
   using VPanels = Panels<Storage, Config::block_kv, Config::head_dim_v>;
 };
 
+// The array of pairs that a term of the scores reads: a ring of tiles, [operand_rows, block_kv].
+template <class Config, bool = (Config::operand_stages > 0)>
+struct OperandStorage {
+  PairPanels<Config::operand_bytes, Config::operand_rows, Config::block_kv>
+      operand[Config::operand_stages];
+  Barrier operand_full[Config::operand_stages];
+  Barrier operand_empty[Config::operand_stages];
+};
+template <class Config>
+struct OperandStorage<Config, false> {};
+
 template <class Config, class Types = ForwardTypes<Config>>
-struct ForwardStorage {
+struct ForwardStorage : OperandStorage<Config> {
   using Storage = typename Config::Storage;
   typename Types::QPanels q[Config::q_stages][Types::warpgroups];  // [64, head_dim]
   typename Types::KPanels k[Config::num_stages];                   // [block_kv, head_dim]
@@ -93,6 +105,12 @@ __device__ inline void init_barriers(ForwardStorage<Config>& shared) {
     init(shared.v_full[stage], 1);
     init(shared.k_empty[stage], Types::math_warps);
     init(shared.v_empty[stage], Types::math_warps);
+  }
+  if constexpr (Config::operand_stages > 0) {
+    for (int stage = 0; stage < Config::operand_stages; ++stage) {
+      init(shared.operand_full[stage], 1);
+      init(shared.operand_empty[stage], Types::math_warps);
+    }
   }
   init_tile_queue(shared.queue, Types::math_warps);
   ptx::mbarrier_init_fence();

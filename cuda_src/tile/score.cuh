@@ -21,6 +21,9 @@
 //         static constexpr bool summed = true;
 //         static void* pair_sums(params);          // see tile/pair_sums.cuh
 //         Compute partial(int di, int dj) const;   // the score's derivative by that number
+//     One may read an array that the copy engine brings to shared memory (Config::operand_stages):
+//         static constexpr bool staged = true;     // its lane has the tile
+//         static StagedPlace staged_place(params, int batch, int head);
 //   Config::Rows = RowChain<End...>      an end changes what a finished row has summed.
 //       struct End {
 //         static constexpr bool finite_when_dead;  // the log-sum-exp of a row that sees no key
@@ -34,12 +37,30 @@
 
 namespace cuflash {
 
+// Of a term whose array comes to shared memory tile by tile: the tile, and where in it a lane or a
+// warp is.
+struct StagedLane {
+  const void* panels = nullptr;
+  int panel_bytes = 0;
+  int row = 0;
+  int column = 0;
+};
+
 // What a lane has of a tile of scores.
 struct Lane {
   int batch;
   int head;  // of the queries
   int i;     // its first query
   int j;     // its first key
+  StagedLane staged;
+};
+
+// Where the copy engine finds an array of pairs of an entry and a head.
+struct StagedPlace {
+  const void* map;
+  int batch;
+  int head;
+  unsigned long long policy;  // of the second-level cache
 };
 
 // Where a tile of scores stands whose rows are queries, and what an element of it is of.
@@ -48,9 +69,15 @@ struct RowsOfQueries {
   int head;  // of the queries
   int query0;
   int key0;
+  StagedLane staged = {};  // of query0 and key0
   __device__ Lane lane() const {
     const LanePosition position;
-    return {batch, head, query0 + position.row, key0 + position.column};
+    return {batch,
+            head,
+            query0 + position.row,
+            key0 + position.column,
+            {staged.panels, staged.panel_bytes, staged.row + position.row,
+             staged.column + position.column}};
   }
   template <class Tile>
   __device__ static constexpr int query_step(int m, int, int group, int) {
@@ -70,7 +97,7 @@ struct RowsOfKeys {
   int key0;
   __device__ Lane lane() const {
     const LanePosition position;
-    return {batch, head, query0 + position.column, key0 + position.row};
+    return {batch, head, query0 + position.column, key0 + position.row, {}};
   }
   template <class Tile>
   __device__ static constexpr int query_step(int, int n, int, int which) {
@@ -95,6 +122,7 @@ struct AddedTerm {
   static constexpr bool has_slope = false;
   static constexpr bool summed = false;
   static constexpr bool may_rise = false;
+  static constexpr bool staged = false;
   template <class Params>
   __device__ static double unit(const Params&, double before) {
     return before;
@@ -106,6 +134,7 @@ struct FunctionTerm {
   static constexpr bool has_slope = true;
   static constexpr bool summed = false;
   static constexpr bool may_rise = false;
+  static constexpr bool staged = false;
 };
 
 // The terms of one lane.
@@ -152,6 +181,14 @@ struct TermList<First, Rest...> {
       return first.partial(di, dj);
     } else {
       return rest.partial(di, dj);
+    }
+  }
+  template <class Params>
+  __device__ static StagedPlace staged_place(const Params& params, int batch, int head) {
+    if constexpr (First::staged) {
+      return First::staged_place(params, batch, head);
+    } else {
+      return TermList<Rest...>::staged_place(params, batch, head);
     }
   }
   template <class Params>

@@ -114,6 +114,14 @@ class TensorSpec:
         strides = self._outer_strides()
         return self.aligned and all(0 < stride * self.itemsize < 1 << 40 for stride in strides)
 
+    @property
+    def boxable(self) -> bool:
+        """The same where rows may be of any length: what lies beyond one is not read."""
+        if not self.rows_are_unit or (self.offset % 16 and 0 not in self.shape):
+            return False
+        sizes = [stride * self.itemsize for stride in self._outer_strides()]
+        return all(size % 16 == 0 and 0 < size < 1 << 40 for size in sizes)
+
     def _outer_strides(self) -> list[int]:
         if 0 in self.shape:  # which has no rows to lie anywhere
             return []

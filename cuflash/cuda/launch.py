@@ -13,6 +13,7 @@ from ..bounded_cache import BoundedCache
 from ..errors import LaunchError
 from ..planning.kernel import KernelLaunch
 from ..planning.plan import Plan
+from ..planning.problem import DTYPES
 from .compile import CompiledKernel, compile_kernels
 from .current import is_current
 from .parameters import SHAPE_FIELDS, STRIDED, ParameterStruct, fields_of, struct_of
@@ -183,8 +184,10 @@ def _prepare_kernel(
         values[name] = getattr(plan.problem, name)
     numbers = {use.feature: use.numbers for use in plan.problem.uses}
     for feature in config.features:
+        names = feature.device.block.names or ()
         for field, value in numbers[feature.name]:
-            values[feature.name][field] = value
+            if field in names:
+                values[feature.name][field] = value
         for field, value in _own_strides(feature.device.block, strides):
             values[feature.name][field] = value
     for name, value in launch.arguments:
@@ -192,7 +195,7 @@ def _prepare_kernel(
     parts = {name: (word, offset) for name, word, offset in _workspace_words(struct, plan)}
     counter, _ = parts.pop("tile_counter", (None, 0))
     places = _Places(
-        maps=tuple(_map_words(struct.dtype, plan, launch, strides)),
+        maps=tuple(_map_words(struct, plan, launch, strides)),
         tensors=(*_tensor_words(struct.dtype), *_array_words(struct, strides)),
         workspace=tuple(parts.values()),
         counter=counter,
@@ -230,16 +233,22 @@ def _array_words(struct: ParameterStruct, names: Container[str]) -> Iterator[tup
 
 
 def _map_words(
-    dtype: np.dtype[np.void], plan: Plan, launch: KernelLaunch, strides: Strides
+    struct: ParameterStruct, plan: Plan, launch: KernelLaunch, strides: Strides
 ) -> Iterator[tuple[int, str, TensorMapEncoder]]:
     """First word of every tensor map, the name of its tensor and what makes the map."""
-    fields = fields_of(dtype)
-    shapes = plan.problem.shapes
+    problem = plan.problem
+    fields = {path.removesuffix(".opaque"): offset for path, offset in struct.offsets()}
+    places = {path.rpartition(".")[2]: offset for path, offset in fields.items()}
     for name, rows in launch.boxes:
+        dtype, shape = problem.storage, problem.shapes.get(name)
+        if shape is None:
+            operand = problem.operands[name]
+            entries, heads, queries, keys = operand.pairs
+            dtype, shape = DTYPES[operand.dtype].name, (entries, queries, heads, keys)
         batch, row, head, *_ = strides[name]
         own = batch, row, head
-        encoder = TensorMapEncoder(plan.problem.storage, shapes[name], own, rows)
-        yield fields[f"{name}_map"][1] // 8, name, encoder
+        encoder = TensorMapEncoder(dtype, shape, own, rows)
+        yield places[f"{name}_map"] // 8, name, encoder
 
 
 def _workspace_words(struct: ParameterStruct, plan: Plan) -> Iterator[tuple[str, int, int]]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..features.device import TENSOR_MAP
 from ..planning.kernel import KernelConfig
 
 __all__ = ["PARAMETERS", "ParameterStruct", "fields_of", "parameters_of", "struct_of"]
@@ -51,9 +52,6 @@ PAIRS = np.dtype(
 
 #: What has strides.
 STRIDED = (TENSOR, ROW_VECTOR, PAIRS)
-
-#: CUtensorMap of the driver.
-TENSOR_MAP = np.dtype([("opaque", np.uint64, (16,))])
 
 SHAPE_FIELDS = (
     "batch",
@@ -225,12 +223,13 @@ def struct_of(config: KernelConfig) -> ParameterStruct:
     offsets, end = [offset for _, offset in fields.values()], plain.dtype.itemsize
     for feature in config.features:
         block = feature.device.block
-        offset = -(-end // block.alignment) * block.alignment
+        offset = -(-end // feature.device.alignment) * feature.device.alignment
         names.append(feature.name)
         formats.append(block)
         offsets.append(offset)
         end = offset + block.itemsize
-    alignment = 64 if any(kind == TENSOR_MAP for kind in formats) else 8
+    with_maps = any(feature.device.alignment == 64 for feature in config.features)
+    alignment = 64 if with_maps or any(kind == TENSOR_MAP for kind in formats) else 8
     size = -(-end // alignment) * alignment
     dtype = np.dtype({"names": names, "formats": formats, "offsets": offsets, "itemsize": size})
     return ParameterStruct(plain.name, dtype)

@@ -21,8 +21,9 @@ __all__ = ["WORDS", "TensorMapEncoder"]
 #: 64-bit words of a map.
 WORDS = 16
 
-_PANEL = 64  # columns of a box: 128 bytes, the span of the widest swizzle
-_TYPES: dict[str, int] = {"float16": 6, "bfloat16": 9}  # CUtensorMapDataType
+_PANEL = 128  # bytes of a row of a box, the span of the widest swizzle
+#: CUtensorMapDataType, and bytes.
+_TYPES: dict[str, tuple[int, int]] = {"float16": (6, 2), "float32": (7, 4), "bfloat16": (9, 2)}
 _SWIZZLE_128B = 3
 _PROMOTE_L2_256B = 3
 _KEPT = 256  # maps of one tensor
@@ -59,14 +60,14 @@ class TensorMapEncoder:
     Parameters
     ----------
     dtype
-        "float16" or "bfloat16".
+        "float16", "bfloat16" or "float32".
     shape
         (batch, rows, heads, columns).
     strides
         In elements: (batch, row, head); every one of an axis longer than 1
         positive and a multiple of 16 bytes.
     rows
-        Of a box; its columns are 64.
+        Of a box; its columns are 128 bytes.
 
     Notes
     -----
@@ -87,11 +88,11 @@ class TensorMapEncoder:
         sizes = (columns, seqlen, heads, batch)
         outer = (strides[1], strides[2], strides[0])
         # An axis of one element has any stride; a legal one is put in its place.
-        spans = [2 * s if n > 1 else 16 for n, s in zip(sizes[1:], outer, strict=True)]
-        self._type = _TYPES[dtype]
+        self._type, itemsize = _TYPES[dtype]
+        spans = [itemsize * s if n > 1 else 16 for n, s in zip(sizes[1:], outer, strict=True)]
         self._sizes = (ctypes.c_uint64 * 4)(*sizes)
         self._strides = (ctypes.c_uint64 * 3)(*spans)
-        self._box = (ctypes.c_uint32 * 4)(_PANEL, rows, 1, 1)
+        self._box = (ctypes.c_uint32 * 4)(_PANEL // itemsize, rows, 1, 1)
         self._steps = (ctypes.c_uint32 * 4)(1, 1, 1, 1)
         self._kept: dict[int, npt.NDArray[np.uint64]] = {}
         self._shown: dict[int, npt.NDArray[np.uint64]] = {}

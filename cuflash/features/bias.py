@@ -7,12 +7,13 @@ broadcast over is never repeated in memory. Minus infinity hides a pair.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from .added import INVERSE_UNIT, inverse_unit
-from .device import MAIN_KERNELS, DevicePart
+from .device import MAIN_KERNELS, TENSOR_MAP, DevicePart, with_map
 from .feature import ArrayRule, Axis, Feature, Request
 from .host import Given, HostPart, ScorePlace
 from .use import Use
@@ -38,6 +39,23 @@ _DEVICE = DevicePart(
     seams=(("Score", "BiasTerm<{bias_dtype}, {bias_storage}, {bias_of_rows}, {bias_of_keys}>"),),
     header="features/bias.cuh",
 )
+
+
+#: Of FlashAttention-3's forward pass where the bias differs from key to key.
+_STAGED = DevicePart(
+    kernels=frozenset({("fa3", "forward")}),
+    struct="StagedBiasParams",
+    block=with_map(
+        (f"{_NAME}_map", TENSOR_MAP),
+        ("entries", np.int32),
+        ("own_entries", np.int32),
+        ("own_heads", np.int32),
+        *INVERSE_UNIT,
+    ),
+    seams=(("Score", "StagedBiasTerm<{bias_dtype}, {bias_storage}, {bias_of_rows}>"),),
+    header="features/bias_staged.cuh",
+)
+_UNSTAGED = replace(_DEVICE, kernels=MAIN_KERNELS - _STAGED.kernels)
 
 
 def part_of(array: Any, place: ScorePlace, entries: int = 1) -> Any:
@@ -74,11 +92,13 @@ def _use(request: Request) -> Use | None:
     if bias is None:
         return None
     problem = request.problem
-    own, _, rows, keys = (1,) * (len(_AXES) - len(bias.shape)) + bias.shape
+    own, heads, rows, keys = bias.pairs
+    bias = replace(bias, staged=keys > 1)
     entries = 1 if bias.entries is None else bias.entries[0]
     return Use(
         "bias",
-        _DEVICE,
+        _UNSTAGED if bias.staged else _DEVICE,
+        others=(_STAGED,) if bias.staged else (),
         compiled=(
             ("bias_dtype", bias.dtype),
             ("bias_storage", problem.storage),
@@ -88,6 +108,7 @@ def _use(request: Request) -> Use | None:
         numbers=(
             ("entries", entries),
             ("own_entries", max(1, own)),
+            ("own_heads", heads),
             *inverse_unit(request, _NAME),
         ),
         operands=(bias,),

@@ -3,13 +3,34 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-__all__ = ["MAIN_KERNELS", "DevicePart", "KernelName"]
+__all__ = ["MAIN_KERNELS", "TENSOR_MAP", "DevicePart", "KernelName", "with_map"]
 
 #: Folder and file of a kernel.
 KernelName = tuple[str, str]
+
+#: CUtensorMap of the driver, which lies at a multiple of 64 bytes.
+TENSOR_MAP = np.dtype([("opaque", np.uint64, (16,))])
+_MAP_ALIGNMENT = 64
+
+
+def with_map(*fields: tuple[str, Any]) -> np.dtype[np.void]:
+    """A block of parameters of these fields, one of which is a map: whole lines of 64 bytes."""
+    block = np.dtype(list(fields), align=True)
+    size = -(-block.itemsize // _MAP_ALIGNMENT) * _MAP_ALIGNMENT
+    kinds = {name: field[:2] for name, field in (block.fields or {}).items()}
+    return np.dtype(
+        {
+            "names": [*kinds],
+            "formats": [kind for kind, _ in kinds.values()],
+            "offsets": [offset for _, offset in kinds.values()],
+            "itemsize": size,
+        }
+    )
+
 
 #: Those that compute tiles of scores.
 MAIN_KERNELS: frozenset[KernelName] = frozenset(
@@ -52,3 +73,9 @@ class DevicePart:
     seams: tuple[tuple[str, str], ...]
     header: str = ""
     text: str = ""
+
+    @property
+    def alignment(self) -> int:
+        """Bytes of which its parameters lie at a multiple."""
+        kinds = [field[0] for field in (self.block.fields or {}).values()]
+        return _MAP_ALIGNMENT if TENSOR_MAP in kinds else self.block.alignment

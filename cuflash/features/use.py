@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .device import DevicePart
+from .device import DevicePart, KernelName
 from .host import HostPart
 
 __all__ = ["Operand", "Use"]
@@ -20,6 +20,16 @@ class Operand:
     #: Of one that broadcasts: entries of the batch that share one of its own, and one of its
     #: gradient; None where it has one entry for all, or one for each.
     entries: tuple[int, int] | None = None
+    #: Whether FlashAttention-3 brings it to shared memory tile by tile, and whether the copy engine
+    #: can read it where it lies.
+    staged: bool = False
+    mappable: bool = True
+
+    @property
+    def pairs(self) -> tuple[int, int, int, int]:
+        """The shape of one that broadcasts with all its axes."""
+        batch, heads, rows, keys = (*(1,) * (4 - len(self.shape)), *self.shape)
+        return batch, heads, rows, keys
 
 
 @dataclass(frozen=True)
@@ -30,8 +40,9 @@ class Use:
     ----------
     feature
         Its name in the table of features.
-    device
-        What it adds to kernels; None where it changes none.
+    device, others
+        What it adds to kernels; None where it changes none. And in other forms
+        to others.
     host
         What it adds to the tiled NumPy code; None where it changes no score.
     unit
@@ -60,6 +71,12 @@ class Use:
     unit: float | None = None
     pair_sums: str | None = None
     shown: str = ""
+    others: tuple[DevicePart, ...] = ()
+
+    def part_in(self, kernel: KernelName) -> DevicePart | None:
+        """What it adds to a kernel."""
+        parts = () if self.device is None else (self.device, *self.others)
+        return next((part for part in parts if kernel in part.kernels), None)
 
     @property
     def needs_cuda(self) -> bool:

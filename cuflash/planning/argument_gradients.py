@@ -91,7 +91,7 @@ class ArgumentGradients:
         if "bias" not in self.problem.wrt:
             return None
         bias = self.problem.operands["bias"]
-        batch, heads, rows, keys = (*(1,) * (4 - len(bias.shape)), *bias.shape)
+        batch, heads, rows, keys = bias.pairs
         if bias.entries is not None:
             batch = self.problem.batch // bias.entries[1]
         length = self.problem.seqlen_kv if keys > 1 else self.problem.seqlen_q

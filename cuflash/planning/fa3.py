@@ -85,6 +85,13 @@ def _why_not(problem: AttentionProblem, limits: DeviceLimits) -> str | None:
             "loads through the copy engine, which needs rows and strides of positive multiples "
             "of 16 bytes"
         )
+    if problem.operation == "forward":
+        for name, operand in problem.operands.items():
+            if operand.staged and not operand.mappable:
+                return (
+                    f"loads {name} through the copy engine, which needs rows and strides of "
+                    "positive multiples of 16 bytes"
+                )
     if problem.seqlen_kv == 0:
         return "needs at least one key"
     if problem.operation == "backward" and problem.heads_q * problem.seqlen_q == 0:
@@ -135,8 +142,10 @@ def _forward(
     if problem.mask == "causal":  # else tiles are about equal, and heads may come singly
         head_group = even_head_group(problem, limits)
     grid = min(tiles, limits.num_sms * footprint.blocks_per_sm)
-    boxes = (("q", fa3.ROWS), ("k", tile.block_kv), ("v", tile.block_kv))
-    launch = KernelLaunch(config, grid, (("head_group", head_group),), boxes)
+    boxes = [("q", fa3.ROWS), ("k", tile.block_kv), ("v", tile.block_kv)]
+    staged = (name for name, operand in problem.operands.items() if operand.staged)
+    boxes += [(name, tile.operand[1]) for name in staged]
+    launch = KernelLaunch(config, grid, (("head_group", head_group),), tuple(boxes))
     workspace = tuple(lay_out([("tile_counter", 4)]))
     return Plan(problem, "cuda", "fa3", tile, reason, rejected, (launch,), workspace)
 

@@ -113,10 +113,9 @@ def kernel_config(
 
 def _features(problem: AttentionProblem, kernel: KernelName) -> tuple[CompiledFeature, ...]:
     """What the features of a problem add to a kernel."""
+    parts = ((use, use.part_in(kernel)) for use in problem.uses)
     return tuple(
-        CompiledFeature(use.feature, use.device, use.compiled)
-        for use in problem.uses
-        if use.device is not None and kernel in use.device.kernels
+        CompiledFeature(use.feature, part, use.compiled) for use, part in parts if part is not None
     )
 
 

@@ -21,8 +21,8 @@ from cuflash.planning.tiles.fa2_tables import FORWARD, ForwardRow
 from ..architectures import LIMITS
 from ..kit.arena import Arena
 from ..kit.case import Case
-from ..kit.data import operands
-from ..kit.strides import CONTIGUOUS, Strides
+from ..kit.data import operands, strided
+from ..kit.strides import CONTIGUOUS, Strides, boxed
 from .build import emulate, watched
 
 __all__ = ["EmulatedRunner", "emulated_device", "on_device"]
@@ -87,13 +87,14 @@ def _launch(kernel: Any, *numbers: int) -> None:
 
 def _encode_map(to: Any, kind: int, rank: int, address: Any, *more: Any) -> int:
     """In the driver's place: what ``cuda/ptx/tensor_copy.cuh`` reads."""
-    assert (rank, kind in (6, 9)) == (4, True)  # float16, bfloat16
+    assert rank == 4
+    itemsize = {6: 2, 7: 4, 9: 2}[kind]  # float16, float32, bfloat16
     sizes, strides, box, steps, interleave, swizzle, _promotion, fill = more
-    assert (box[0], [*box][2:], [*steps]) == (64, [1, 1], [1] * 4)
+    assert (box[0] * itemsize, [*box][2:], [*steps]) == (128, [1, 1], [1] * 4)
     assert (interleave, swizzle, fill) == (0, 3, 0)  # 128 bytes; zeros outside
     assert box[1] <= 256
     assert all(number % 16 == 0 for number in (address.value, *strides))
-    words = (address.value, *sizes, *strides, box[1])
+    words = (address.value, *sizes, *strides, box[1], itemsize)
     (ctypes.c_uint64 * len(words)).from_address(to.value)[:] = words
     return 0
 
@@ -159,7 +160,9 @@ class EmulatedRunner:
         for operation in ("forward", "backward"):
             arena = Arena(np, "nan")
             tensors = [
-                on_device(arena.input(n, np.zeros(case.shape(n), case.storage), _recipe(case, n)))
+                on_device(
+                    arena.input(n, np.zeros(case.shape(n), case.storage), self._recipe(case, n))
+                )
                 for n in "qkv"
             ]
             with self._device(found.add):
@@ -187,7 +190,7 @@ class EmulatedRunner:
     ) -> Any:
         arena = Arena(np, "nan")
         inputs = {
-            name: arena.input(name, array, _recipe(case, name))
+            name: arena.input(name, array, self._recipe(case, name))
             for name, array in given.items()
         }
         results = {
@@ -231,6 +234,18 @@ class EmulatedRunner:
             **self._keywords(case, operation, bias),
         )
 
+    def _recipe(self, case: Case, name: str) -> Strides:
+        """The case's strides; contiguous where the library would have to copy first."""
+        if name not in ("q", "k", "v", "bias"):
+            return CONTIGUOUS
+        recipe = case.recipe(name)
+        if name == "bias":  # any are taken, but by the copy engine
+            own = boxed(case.shape(name), case.dtype_of(name).itemsize)
+            return own if self.algorithm == "fa3" else recipe
+        gap = any(recipe.gaps[-1:])
+        moved = recipe.order and recipe.order[-1] != len(recipe.order) - 1
+        return CONTIGUOUS if gap or moved else recipe
+
     def _keywords(self, case: Case, operation: str, bias: np.ndarray | None) -> dict[str, Any]:
         """What else is said of arrays."""
         said: dict[str, Any] = {"wrt": case.wrt} if operation == "backward" else {}
@@ -240,20 +255,9 @@ class EmulatedRunner:
             said["alibi_slopes"] = case.shape("alibi_slopes")
         if case.bias:
             some = np.zeros(case.shape("bias"), case.dtype_of("bias"))
-            said["bias"] = on_device(some if bias is None else bias)
+            own = strided(some, self._recipe(case, "bias")) if bias is None else bias
+            said["bias"] = on_device(own)
         return said
-
-
-def _recipe(case: Case, name: str) -> Strides:
-    """The case's strides; contiguous where the library would have to copy first."""
-    if name not in ("q", "k", "v", "bias"):
-        return CONTIGUOUS
-    recipe = case.recipe(name)
-    if name == "bias":  # any are taken
-        return recipe
-    gap = any(recipe.gaps[-1:])
-    moved = recipe.order and recipe.order[-1] != len(recipe.order) - 1
-    return CONTIGUOUS if gap or moved else recipe
 
 
 def on_device(array: np.ndarray) -> Any:

@@ -193,6 +193,8 @@ def fa3_serves(problem: AttentionProblem) -> bool:
     """Whether "auto" gives a problem to FlashAttention-3, on the device that it is for."""
     served = problem.alignment == "tensor_map" and problem.seqlen_kv > 0
     served &= DTYPES[problem.storage].itemsize == 2
+    if problem.operation == "forward":
+        served &= all(one.mappable or not one.staged for one in problem.operands.values())
     if problem.operation == "backward":
         served &= problem.heads_q * problem.seqlen_q > 0
     return served

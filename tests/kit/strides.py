@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["CONTIGUOUS", "Placement", "Strides", "strided_view"]
+__all__ = ["CONTIGUOUS", "Placement", "Strides", "any_recipe", "boxed", "strided_view"]
 
 #: Stride, in elements, of an axis of one element that asks for an absurd one: beyond all memory,
 #: and no multiple of 16 bytes.
@@ -107,6 +107,15 @@ class Strides:
 CONTIGUOUS = Strides()
 
 
+def boxed(shape: Sequence[int], itemsize: int) -> Strides:
+    """Rows at multiples of 16 bytes, as the copy engine reads boxes of them."""
+    if len(shape) < 2:
+        return CONTIGUOUS
+    gaps = [0] * len(shape)
+    gaps[-2] = -shape[-1] % (16 // itemsize)
+    return Strides(gaps=tuple(gaps))
+
+
 def strided_view(flat: Any, placement: Placement, xp: Any = np) -> Any:
     """The tensor of a placement in a one-dimensional array that holds its extent."""
     itemsize = flat.dtype.itemsize
@@ -114,4 +123,18 @@ def strided_view(flat: Any, placement: Placement, xp: Any = np) -> Any:
         flat[placement.start :],
         placement.shape,
         tuple(stride * itemsize for stride in placement.strides),
+    )
+
+
+def any_recipe(axes: int, seed: int) -> Strides:
+    """For half of the seeds contiguous, for the others anything that addresses can do."""
+    random = np.random.default_rng([seed, 77])
+    if random.integers(2):
+        return CONTIGUOUS
+    return Strides(
+        order=tuple(int(axis) for axis in random.permutation(axes)),
+        gaps=tuple(int(gap) for gap in random.choice([0, 0, 1, 8], axes)),
+        offset=int(random.choice([0, 1, 8])),
+        flipped=tuple(axis for axis in range(axes) if random.integers(4) == 0),
+        absurd=bool(random.integers(2)),
     )

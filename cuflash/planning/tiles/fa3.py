@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import product
 
 from ..device import DeviceLimits
-from ..problem import AttentionProblem
+from ..problem import DTYPES, AttentionProblem
 from .common import Arithmetic, Footprint, bucket, ceil_div
 from .fa3_tables import BACKWARD, BUCKETS, FORWARD, ForwardRow
 
@@ -29,6 +30,9 @@ WARPGROUP, ROWS = 128, 64
 #: What a warp adds up of the parts of dK or dV: the rows of a fragment, and as many columns as
 #: divide every width.
 SUM_ROWS, SUM_COLUMNS = 16, 32
+
+#: Rows of a tile of an array that is the same for all queries: a whole pattern of the swizzle.
+_ROWS_OF_ONE = 8
 
 #: The warpgroup's matrix instructions take 16 elements of depth.
 ARITHMETIC = Arithmetic("tensor_cores", 16, 16)
@@ -66,6 +70,9 @@ class Fa3ForwardTile:
     takes_turns: bool
     head_dim: int
     head_dim_v: int
+    #: Of an array of pairs that a term of the scores reads: stages, rows of a tile, bytes of an
+    #: element.
+    operand: tuple[int, int, int] = (0, 0, 0)
 
     @property
     def warpgroups(self) -> int:
@@ -80,6 +87,9 @@ class Fa3ForwardTile:
         shared += 4 * self.warpgroups * _panels(16, _PANEL)  # of the output, a panel for each warp
         barriers = 2 * self.q_stages * self.warpgroups + 4 * self.num_stages + 4
         shared = ceil_div(shared + 8 * barriers + 48, 1024) * 1024
+        stages, rows, itemsize = self.operand
+        if stages:  # tiles, and their barriers before all others
+            shared += stages * ceil_div(self.block_kv * itemsize, 128) * rows * 128 + 1024
         threads = WARPGROUP * (self.warpgroups + 1)
         return Footprint(shared, 65536 // threads // 8 * 8, threads)
 
@@ -95,6 +105,9 @@ class Fa3ForwardTile:
             "math_registers": registers.math,
             "blocks_per_sm": 1,
             "takes_turns": int(self.takes_turns),
+            "operand_stages": self.operand[0],
+            "operand_rows": self.operand[1],
+            "operand_bytes": self.operand[2],
         }
 
 
@@ -211,7 +224,22 @@ def _forward(problem: AttentionProblem, every: bool) -> Iterator[Fa3ForwardTile]
         longest = row.longest if problem.mask == "full" else row.longest_causal
         narrow = problem.has_first and 0 < problem.visibility.most_keys <= row.widest_window
         if holds and (every or narrow or problem.seqlen_kv <= longest):
-            yield tile_of_row(problem, row)
+            yield from _with_operand(problem, tile_of_row(problem, row))
+
+
+def _with_operand(problem: AttentionProblem, tile: Fa3ForwardTile) -> Iterator[Fa3ForwardTile]:
+    """The tile with room for an array of pairs, if there is one, and fewer other stages for it."""
+    staged = [operand for use in problem.uses for operand in use.operands if operand.staged]
+    if not staged:
+        yield tile
+    for operand in staged:
+        _, _, queries, _ = operand.pairs
+        rows = tile.block_q if queries > 1 else _ROWS_OF_ONE
+        itemsize = DTYPES[operand.dtype].itemsize
+        choices = product((2, 1), range(tile.num_stages, 1, -1), range(tile.q_stages, 0, -1))
+        for stages, num_stages, q_stages in choices:
+            given = stages, rows, itemsize
+            yield replace(tile, num_stages=num_stages, q_stages=q_stages, operand=given)
 
 
 def _backward(problem: AttentionProblem, every: bool) -> Iterator[Fa3BackwardTile]:

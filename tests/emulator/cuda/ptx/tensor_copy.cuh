@@ -1,5 +1,5 @@
 // Stands for cuda_src/ptx/tensor_copy.cuh. A map is what emulator/device.py makes in the driver's
-// place: an address, four sizes, three strides in bytes, the rows of a box.
+// place: an address, four sizes, three strides in bytes, the rows of a box, the bytes of an element.
 #pragma once
 
 #include "load_matrix.cuh"
@@ -14,9 +14,10 @@ inline unsigned swizzled(unsigned address) { return address ^ (address >> 7 & 7)
 
 inline void tensor_load(unsigned shared, const void* map, unsigned barrier, int column, int row,
                         int head, int batch, unsigned long long) {
-  unsigned long long words[9];
+  unsigned long long words[10];
   std::memcpy(words, map, sizeof words);
   const unsigned rows = static_cast<unsigned>(words[8]);
+  const unsigned itemsize = static_cast<unsigned>(words[9]);
   if (shared % 1024 != 0) emulated::fail("a box in shared memory that starts within a pattern");
   emulated::shared_at(shared, 1024);
   emulated::shared_at(shared + rows * 128 - 16, 16);
@@ -29,17 +30,18 @@ inline void tensor_load(unsigned shared, const void* map, unsigned barrier, int 
       const int at_row = row + static_cast<int>(i);
       const unsigned long long from =
           address + at_row * words[5] + head * words[6] + batch * words[7];
-      for (int j = 0; j < 64; ++j) {
-        const int at_column = column + j;
+      for (unsigned j = 0; j < 128 / itemsize; ++j) {
+        const int at_column = column + static_cast<int>(j);
         const bool valid = inside(at_column, words[1]) && inside(at_row, words[2]) &&
                            inside(head, words[3]) && inside(batch, words[4]);
-        std::uint16_t x = 0;
+        std::uint32_t x = 0;
         if (valid) {
-          const void* element = reinterpret_cast<const void*>(from + 2 * at_column);
-          emulated::reads(element, 2);
-          std::memcpy(&x, element, 2);
+          const void* element = reinterpret_cast<const void*>(from + itemsize * at_column);
+          emulated::reads(element, itemsize);
+          std::memcpy(&x, element, itemsize);
         }
-        std::memcpy(emulated::shared_base + swizzled(shared + i * 128 + j * 2), &x, 2);
+        std::memcpy(emulated::shared_base + swizzled(shared + i * 128 + j * itemsize), &x,
+                    itemsize);
       }
     }
   });
