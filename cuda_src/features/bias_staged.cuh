@@ -1,0 +1,46 @@
+// Bias whose tiles the copy engine brings to shared memory.
+#pragma once
+
+#include "../fa3/params.cuh"
+#include "../tile/numeric.cuh"
+#include "../tile/pair_panels.cuh"
+#include "added.cuh"
+
+namespace cuflash {
+
+struct StagedBiasParams {
+  TensorMap bias_map;  // [batch, head, query, key], axes that it broadcasts of one element
+  int entries;         // neighbouring ones of the batch that share one of the bias
+  int own_entries;     // of the bias
+  int own_heads;
+  double inverse_unit;  // 1 over the unit of scores
+  float inverse_unit_single;
+};
+
+// `of_rows`: whether it differs from query to query; if not, one row of a tile has it.
+template <class Bias, class Storage, bool of_rows>
+struct StagedBiasTerm : AddedTerm {
+  static constexpr bool staged = true;
+  using Compute = decltype(to_compute(Storage()));
+  PairReader<Bias> reader;
+  Compute factor;
+
+  template <class Params>
+  __device__ StagedBiasTerm(const Params& params, const Lane& lane, double)
+      : reader(lane.staged, of_rows ? lane.staged.row : 0),
+        factor(static_cast<Compute>(inverse_unit_of(Compute(), params.bias))) {}
+
+  template <class Params>
+  __device__ static StagedPlace staged_place(const Params& params, int batch, int head) {
+    const StagedBiasParams& bias = params.bias;
+    const bool shared = bias.own_entries == 1 || bias.own_heads == 1;
+    return {&bias.bias_map, batch / bias.entries % bias.own_entries, bias.own_heads == 1 ? 0 : head,
+            shared ? ptx::kEvictLast : ptx::kEvictFirst};
+  }
+
+  __device__ Compute operator()(Compute score, int di, int dj) const {
+    return fma(static_cast<Compute>(to_compute(reader.at(of_rows ? di : 0, dj))), factor, score);
+  }
+};
+
+}  // namespace cuflash
