@@ -23,7 +23,8 @@ except ImportError as error:
 
 from ..errors import ArgumentTypeError
 from ..options import AlgorithmChoice, check_flag
-from .axes import has_batch, may_share_batch
+from ..tensors import tensors
+from .axes import broadcasts, has_batch, may_share_batch
 from .call import Call, call_of, check_arrays
 from .keywords import check_cast, checked
 from .primitive import run
@@ -36,7 +37,7 @@ def attention(
     query: Any,
     key: Any,
     value: Any,
-    bias: None = None,
+    bias: Any = None,
     mask: None = None,
     *,
     scale: Any = None,
@@ -79,8 +80,15 @@ def attention(
         head ``h // (heads_q // heads_kv)``.
     value : array, (batch, seqlen_kv, heads_kv, head_dim_v)
         Values, of query's dtype. head_dim_v may differ from head_dim.
-    bias, mask : None
-        Anything else is refused: neither is computed yet.
+    bias : array, (batch, heads_q, seqlen_q, seqlen_kv), optional
+        A number of every pair, added to its score after the softcap; minus
+        infinity hides the pair. Any axis may be 1, and the first ones may be
+        left out: nothing is repeated in memory. Where query has no batch axis,
+        its batch is 1. Of query's dtype, and then cast with it, or float32. It
+        can be differentiated: the gradient has its shape and dtype, and is the
+        sum over what it is broadcast over.
+    mask : None
+        Anything else is refused: it is not computed yet.
     scale : float, optional
         Factor of the scores, a finite and positive number or an array without
         axes that holds one, compiled in; by default ``1 / sqrt(head_dim)``.
@@ -166,16 +174,20 @@ def attention(
     runs the kernels of :func:`cuflash.prepare` on XLA's stream and buffers; one
     for the CPU runs the tiled NumPy code. There are no second derivatives and
     no forward mode: JAX says so. What :func:`jax.vmap` does not map is repeated
-    for each mapped entry, but for ``sinks``. If ``sinks`` are mapped, or their
-    gradient is, each mapped entry becomes heads of its own, for which arrays
-    are copied.
+    for each mapped entry, but for ``sinks`` and ``bias``. Of several mapped axes,
+    ``bias`` is repeated along one that it lacks between two that it has, the batch
+    being the last. If ``sinks`` are mapped, or their gradient is, each mapped entry
+    becomes heads of its own, for which arrays are copied. Under :func:`jax.vmap` the
+    gradient of ``bias`` has an entry for each mapped entry, which JAX adds up if
+    ``bias`` is not mapped.
 
     Arrays divided over several devices by batch, by heads or by both are
     computed where they are, forward and backward. Heads can be divided into as
     many parts as divide heads_kv. What is divided otherwise (by sequence, by
     width, into more parts than there are key heads) is gathered first; on a
-    mesh of explicit axes it is refused. :func:`jax.shard_map` works with and
-    without ``check_vma``.
+    mesh of explicit axes it is refused. Axes of 1 of ``bias`` are not divided, and
+    its gradient is summed over the devices that share it. :func:`jax.shard_map`
+    works with and without ``check_vma``.
 
     Ctrl-C inside a computation on the CPU interrupts the callback, and JAX
     reports a ``RuntimeError`` that begins with INTERNAL and holds the traceback
@@ -198,8 +210,11 @@ def _compute(given: dict[str, Any], call: Call, dtype: str | None) -> tuple[Any,
     check_arrays(arrays, call)
     q = arrays["q"]
     one = q.ndim == 3
+    whole = {name: _with_all_axes(name, a) for name, a in arrays.items() if broadcasts(name)}
+    arrays |= whole
     if one:
-        arrays = {name: a[None] if has_batch(name) else a for name, a in arrays.items()}
+        without = [name for name in arrays if has_batch(name) and name not in whole]
+        arrays |= {name: arrays[name][None] for name in without}
     else:  # before the primitive, so that JAX sums what is shared over the batch
         shared = {name: a for name, a in arrays.items() if may_share_batch(name) and a.ndim == 1}
         arrays |= {name: repeated(a, q.shape[0], q) for name, a in shared.items()}
@@ -207,8 +222,14 @@ def _compute(given: dict[str, Any], call: Call, dtype: str | None) -> tuple[Any,
     return (out[0], lse[0]) if one else (out, lse)
 
 
+def _with_all_axes(name: str, array: Any) -> Any:
+    """An array that broadcasts, with an axis of 1 for every one that it lacks."""
+    lacking = len(tensors()[name].axes) - array.ndim
+    return jnp.expand_dims(array, tuple(range(lacking)))
+
+
 def _of_features(given: dict[str, Any], of_query: Any, dtype: str | None) -> dict[str, Any]:
-    """Slopes and sinks that were given; cast with query where they had the dtype that goes with it.
+    """Slopes, bias and sinks that were given, cast with query if they had the dtype for it.
 
     Parameters
     ----------
@@ -219,9 +240,10 @@ def _of_features(given: dict[str, Any], of_query: Any, dtype: str | None) -> dic
     dtype
         What query is cast to; None for no cast.
     """
-    arrays = {n: _as_array(n, given[n]) for n in ("alibi_slopes", "sinks") if given[n] is not None}
-    before = {"alibi_slopes": _statistics(of_query), "sinks": of_query}
-    after = {"alibi_slopes": None if dtype is None else _statistics(dtype), "sinks": dtype}
+    before = {"alibi_slopes": _statistics(of_query), "bias": of_query, "sinks": of_query}
+    slopes = None if dtype is None else _statistics(dtype)
+    after = {"alibi_slopes": slopes, "bias": dtype, "sinks": dtype}
+    arrays = {n: _as_array(n, given[n]) for n in before if given[n] is not None}
     return {n: _cast(a, after[n]) if a.dtype == before[n] else a for n, a in arrays.items()}
 
 

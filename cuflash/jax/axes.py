@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ..tensors import tensors
 
-__all__ = ["HEADS", "free_axes", "has_batch", "may_share_batch"]
+__all__ = ["HEADS", "broadcasts", "free_axes", "has_batch", "may_share_batch", "source_of"]
 
 #: The heads among the axes that may be divided: of queries, or in the same parts of keys.
 HEADS = "heads"
@@ -21,6 +21,16 @@ def has_batch(name: str) -> bool:
 def may_share_batch(name: str) -> bool:
     """Whether an array of a tensor may lack the batch, and then holds the same for all entries."""
     return "batch" in tensors()[name].shared
+
+
+def broadcasts(name: str) -> bool:
+    """Whether an array of a tensor may have 1 in place of any size, mapped ones too."""
+    return tensors()[name].broadcast
+
+
+def source_of(name: str) -> str:
+    """The tensor of which one is the gradient; one that is none is its own."""
+    return tensors()[name].gradient_of or name
 
 
 def free_axes(name: str, mapped: int) -> dict[str, int]:

@@ -17,7 +17,8 @@ from ..errors import ArgumentTypeError, ArgumentValueError
 from ..options import AlgorithmChoice, Options, check_dtype, check_flag, check_options
 from ..planning.problem import MAX_SEQLEN, DTypeName, Operation
 from ..tensors import QKV, made_by
-from .axes import has_batch, may_share_batch
+from .axes import broadcasts, has_batch, may_share_batch, source_of
+from .entries import sharing
 
 __all__ = ["Call", "call_of", "check_arrays", "folded", "renamed"]
 
@@ -80,11 +81,31 @@ class Call:
 
         The mapped axes are part of the batch.
         """
-        mapped = self.mapped(arrays)
-        return {
+        given, mapped = self.named(arrays), self.mapped(arrays)
+        specs = {
             name: _spec_of(folded(name, array.shape, mapped), array.dtype)
-            for name, array in self.named(arrays).items()
+            for name, array in given.items()
         }
+        if mapped and 0 in given["q"].shape[: mapped + 1]:  # entries that nothing shares
+            for name in filter(broadcasts, given):
+                specs[name] = _spec_of((1, *specs[name].shape[1:]), given[name].dtype)
+        return specs
+
+    def over(self, arrays: Sequence[Any]) -> Call:
+        """The same pass, told which entries of its batch share one of an array that broadcasts.
+
+        Shapes say that: where arrays are divided, those of a device's parts.
+        """
+        given, mapped = self.named(arrays), self.mapped(arrays)
+        if not mapped:
+            return self
+        batch = given["q"].shape[: mapped + 1]
+        found = {
+            name: sharing(given[name].shape[: mapped + 1], batch, name in self.options.wrt)
+            for name in filter(broadcasts, given)
+        }
+        entries = tuple((name, shared) for name, shared in found.items() if shared is not None)
+        return replace(self, options=replace(self.options, entries=entries))
 
     def results_of(self, arrays: Sequence[Any]) -> list[tuple[tuple[int, ...], str]]:
         """Shape and dtype of every result, with the mapped axes that the arguments have.
@@ -95,11 +116,23 @@ class Call:
             If the arrays are of no such call.
         """
         specs, mapped = self.specs(arrays), self.mapped(arrays)
-        batch = tuple(self.named(arrays)["q"].shape[: mapped + 1])
+        described = _described(self.over(arrays), tuple(specs.items()))
+        if not mapped:
+            return [(shape, kind) for _, shape, kind in described]
+        given = self.named(arrays)
+        first = tuple(given["q"].shape[: mapped + 1])
         return [
-            ((*batch, *shape[1:]) if mapped and has_batch(name) else shape, kind)
-            for name, shape, kind in _described(self, tuple(specs.items()))
+            ((*_batch_of(name, first, given), *shape[1:]) if has_batch(name) else shape, kind)
+            for name, shape, kind in described
         ]
+
+
+def _batch_of(name: str, batch: tuple[int, ...], given: Mapping[str, Any]) -> tuple[int, ...]:
+    """Mapped axes and batch of a result; the gradient of what broadcasts has the batch of that."""
+    if not broadcasts(name):
+        return batch
+    *mapped, _ = batch
+    return (*mapped, given[source_of(name)].shape[len(mapped)])
 
 
 @functools.lru_cache(maxsize=1024)  # an eager call asks the same of the same arrays again

@@ -56,6 +56,7 @@ def prepare_host(call: Call, arrays: Sequence[Any]) -> HostCall:
     UnsupportedError
         If the tiled NumPy code has no such algorithm.
     """
+    call = call.over(arrays)
     on_host = replace(call, options=replace(call.options, backend="numpy"))
     specs = tuple(call.specs(arrays).items())
     return HostCall(on_host, plan_call(call.operation, specs, on_host.options, None))

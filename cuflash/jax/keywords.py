@@ -24,13 +24,11 @@ __all__ = ["check_cast", "checked"]
 _KNOWN = "a number that is known while JAX traces"
 _SCALE = f"{_KNOWN}: multiply query by a traced one, and give scale=1"
 
-_ELSEWHERE = "jax.nn.dot_product_attention takes it"
 _REMEDIES = {
-    "bias": f"there is no bias yet, {_ELSEWHERE}",
     "mask": (
         "the only mask yet is is_causal=True, which NNX passes on; attention_fn of Linen may be "
         "functools.partial(cuflash.jax.attention, is_causal=True); "
-        f"of any other, also that of decode=True, {_ELSEWHERE}"
+        "of any other, also that of decode=True, jax.nn.dot_product_attention takes it"
     ),
     "module": "weights are never formed, so none can be sown: sow_weights=False",
     "qk_attn_weights_einsum": "the products are computed as they are, not quantized",

@@ -3,7 +3,8 @@
 Every head of every batch entry is computed by itself. So batch and heads may
 be divided in any way, with the heads of keys and values divided as those of
 the queries are. Sequence and width are needed whole. Which axes are batch and
-heads the table of tensors says.
+heads the table of tensors says. An axis of 1 of an array that broadcasts is
+not divided.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from jax.experimental.custom_partitioning import (
 )
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from .axes import HEADS, free_axes, has_batch
+from .axes import HEADS, broadcasts, free_axes
 from .site import Site
 
 __all__ = ["compute_divided"]
@@ -43,24 +44,29 @@ def _partition(
     given, made = call.named(operands), dict(zip(call.results, results, strict=True))
     mapped = call.mapped(operands)
     divided = _division(mesh, mapped, {**given, **made})
+    shared = [_shared(mapped, divided, *item) for item in made.items()]
     return (
         mesh,
-        functools.partial(_compute_part, site, divided),
+        functools.partial(_compute_part, site, shared),
         [_sharding(mesh, mapped, divided, *item) for item in made.items()],
         tuple(_sharding(mesh, mapped, divided, *item) for item in given.items()),
     )
 
 
-def _compute_part(site: Site, divided: Mapping[str, tuple[Any, ...]], *arrays: Any) -> list[Any]:
-    """The results of a device; what all batch entries share is summed over their parts."""
-    results = site.compute(*arrays)
-    entries = [name for counted, names in divided.items() if counted != HEADS for name in names]
-    if not entries:
-        return results
+def _compute_part(site: Site, shared: Sequence[tuple[Any, ...]], *arrays: Any) -> list[Any]:
+    """The results of a device, each summed over the axes of the mesh on which others share it."""
     return [
-        result if has_batch(name) else jax.lax.psum(result, tuple(entries))
-        for name, result in zip(site.call.results, results, strict=True)
+        jax.lax.psum(result, names) if names else result
+        for result, names in zip(site.compute(*arrays), shared, strict=True)
     ]
+
+
+def _shared(
+    mapped: int, divided: Mapping[str, tuple[Any, ...]], name: str, array: Any
+) -> tuple[Any, ...]:
+    """Axes of the mesh that divide entries or heads which a result has not."""
+    own = _divisible(mapped, name, array)
+    return tuple(one for counted, names in divided.items() if counted not in own for one in names)
 
 
 def _infer_results(
@@ -91,9 +97,18 @@ def _sharding(
     mesh: Mesh, mapped: int, divided: Mapping[str, tuple[Any, ...]], name: str, array: Any
 ) -> NamedSharding:
     spec: list[Any] = [None] * len(array.shape)
-    for counted, axis in free_axes(name, mapped).items():
+    for counted, axis in _divisible(mapped, name, array).items():
         spec[axis] = divided[counted] or None
     return NamedSharding(mesh, PartitionSpec(*spec))
+
+
+def _divisible(mapped: int, name: str, array: Any) -> dict[str, int]:
+    """The axes of an array that are divided where the pass is: not those of 1 that are shared."""
+    return {
+        counted: axis
+        for counted, axis in free_axes(name, mapped).items()
+        if not (broadcasts(name) and array.shape[axis] == 1)
+    }
 
 
 def _division(mesh: Mesh, mapped: int, arrays: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
@@ -165,7 +180,7 @@ def _rule(site: Site, mesh: Mesh, operands: Sequence[Any], results: Sequence[Any
     mappings = []
     for name, kind in named:
         factors: list[Any] = [f"own{next(own)}" for _ in kind.shape]
-        for counted, axis in free_axes(name, mapped).items():
+        for counted, axis in _divisible(mapped, name, kind).items():
             of_heads = _head_factor(kind.shape[axis], heads_q, heads_kv)
             factors[axis] = of_heads if counted == HEADS else counted
         mappings.append(tuple(factors))

@@ -22,11 +22,12 @@ from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 
 from ..errors import UnsupportedError
-from .axes import HEADS, free_axes, has_batch
+from .axes import HEADS, broadcasts, free_axes, has_batch, source_of
 from .call import Call
+from .entries import holes
 from .partition import compute_divided
 from .site import TARGETS, Site
-from .types import joined, repeated, result_types, with_heads, without_heads
+from .types import filled, joined, repeated, result_types, with_heads, without_heads
 
 try:
     # custom_partitioning has to know the devices. It says so here of its own primitive.
@@ -86,9 +87,9 @@ def _batch(
     """:func:`jax.vmap`: the mapped axis stands before the batch, and joins it where a pass runs.
 
     What is not mapped is repeated for each entry: XLA's buffers have no
-    strides, and a kernel reads every batch entry at a place of its own. What
-    all batch entries share cannot be mapped so: then each mapped entry has
-    heads of its own.
+    strides, and a kernel reads every batch entry at a place of its own. An
+    array that broadcasts has an axis of 1 instead. What all batch entries share
+    cannot be mapped so: then each mapped entry has heads of its own.
     """
     is_mapped = {name: axis is not None for name, axis in call.named(axes).items()}
     first = [
@@ -97,22 +98,69 @@ def _batch(
     ]
     like = next(a for a, axis in zip(first, axes, strict=True) if axis is not None)
     named = call.named(first)
-    inner = named["q"].ndim - len("bshd") - is_mapped["q"]
     by_entry = [*(name for name in named if is_mapped[name]), *call.results]
     if all(has_batch(name) for name in by_entry):
         for name, array in named.items():
-            if not is_mapped[name] and has_batch(name):
+            if not is_mapped[name] and broadcasts(name):
+                named[name] = jnp.expand_dims(array, 0)
+            elif not is_mapped[name] and has_batch(name):
                 named[name] = repeated(array, like.shape[0], like)
-        results = list(run(call, named).values())
+        results = list(run(call, _without_holes(named)).values())
     else:
-        for name, array in named.items():
-            whole = array if is_mapped[name] else repeated(array, like.shape[0], like)
-            named[name] = with_heads(whole, _heads_axis(name, inner))
-        results = [
-            without_heads(result, like.shape[0], _heads_axis(name, inner))
-            for name, result in run(call, named).items()
-        ]
+        results = _by_heads(call, named, is_mapped, like)
     return results, [0] * len(results)
+
+
+def _without_holes(arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a pass, those that broadcast repeated along axes between two they have."""
+    q = arrays["q"]
+    entries = q.shape[: q.ndim - len("shd")]
+    filling = dict(arrays)
+    for name in filter(broadcasts, arrays):
+        for axis in holes(arrays[name].shape[: len(entries)], entries):
+            filling[name] = filled(filling[name], axis, q, axis)
+    return filling
+
+
+def _by_heads(
+    call: Call, arrays: Mapping[str, Any], is_mapped: Mapping[str, bool], like: Any
+) -> list[Any]:
+    """The results of a pass whose mapped entries have heads of their own.
+
+    Parameters
+    ----------
+    call
+        The pass of one entry.
+    arrays
+        Its arguments by name, the mapped axis of those that have it first.
+    is_mapped
+        Which have it.
+    like
+        One that has it.
+    """
+    q, size = arrays["q"], like.shape[0]
+    inner = q.ndim - len("bshd") - is_mapped["q"]
+    wanted = {source_of(name) for name in call.results}
+    heads, alone = {}, set()
+    for name, array in arrays.items():
+        axis, mapped = _heads_axis(name, inner), is_mapped[name]
+        one = broadcasts(name) and array.shape[axis + mapped] == 1
+        if one and not mapped and name not in wanted:  # one head for all, of every entry
+            heads[name] = array
+            continue
+        whole = array if mapped else repeated(array, size, like)
+        if one:  # what the heads of an entry alone share has a copy for each: it is rare
+            alone.add(name)
+            whole = filled(whole, axis + 1, q, _heads_axis("q", inner) + is_mapped["q"])
+        heads[name] = with_heads(whole, axis)
+    results = []
+    for name, result in run(call, heads).items():
+        axis = _heads_axis(name, inner)
+        entries = without_heads(result, size, axis)
+        if source_of(name) in alone:
+            entries = entries.sum(axis + 1, keepdims=True)
+        results.append(entries)
+    return results
 
 
 def _heads_axis(name: str, mapped: int) -> int:
@@ -128,7 +176,8 @@ def _lower(context: Any, *values: Any, call: Call) -> Any:
     module = context.module_context
     _refuse_elsewhere(module)
     _refuse_half_manual(module.axis_context)
-    if all(0 in kind.shape for kind in context.avals_out):
+    batch = call.named(context.avals_in)["q"].shape[: call.mapped(context.avals_in) + 1]
+    if 0 in batch or all(0 in kind.shape for kind in context.avals_out):
         return mlir.lower_fun(_nothing, multiple_results=True)(context, *values, call=call)
     site = Site(call, module.platforms[0])
     site.prepare(context.avals_in)
@@ -141,7 +190,7 @@ def _lower(context: Any, *values: Any, call: Call) -> Any:
 
 
 def _nothing(*arrays: Any, call: Call) -> list[Any]:
-    """Results without elements, for which nothing is called."""
+    """Results without elements, or of no entries: nothing is called for them."""
     return [jnp.zeros(shape, kind) for shape, kind in call.results_of(arrays)]
 
 

@@ -14,10 +14,10 @@ import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from ..errors import ArgumentValueError, UnsupportedError
-from .axes import free_axes
+from .axes import broadcasts, free_axes, source_of
 from .call import Call, renamed
 
-__all__ = ["joined", "repeated", "result_types", "with_heads", "without_heads"]
+__all__ = ["filled", "joined", "repeated", "result_types", "with_heads", "without_heads"]
 
 
 def joined(arrays: Sequence[Any]) -> list[Any]:
@@ -48,14 +48,21 @@ def _vary(array: Any, axes: tuple[Any, ...]) -> Any:
     return jax.lax.pvary(array, axes)
 
 
-def repeated(array: Any, size: int, like: Any) -> Any:
-    """``size`` times the array, along a first axis that is divided as that of ``like`` is."""
-    first, *_ = _spec(jax.typeof(like))
+def repeated(array: Any, size: int, like: Any, axis: int = 0) -> Any:
+    """``size`` times the array, along a first axis that is divided as one of ``like`` is."""
+    first = _spec(jax.typeof(like))[axis]
     if first is None:
         return jax.numpy.broadcast_to(array, (size, *array.shape))
     kind = jax.typeof(array)
     sharding = NamedSharding(kind.sharding.mesh, PartitionSpec(first, *_spec(kind)))
     return jax.lax.broadcast(array, (size,), out_sharding=sharding)
+
+
+def filled(array: Any, axis: int, like: Any, like_axis: int) -> Any:
+    """The array repeated along an axis of 1, to the size of one of ``like``."""
+    one = jax.numpy.squeeze(array, axis)
+    whole = repeated(one, like.shape[like_axis], like, like_axis)
+    return jax.numpy.moveaxis(whole, 0, axis)
 
 
 def with_heads(array: Any, axis: int) -> Any:
@@ -94,11 +101,14 @@ def result_types(call: Call, types: Sequence[Any]) -> list[Any]:
     shapes = call.results_of(types)
     q, mapped = call.named(types)["q"], call.mapped(types)
     divided = _division(call, types)
+    given = {name: _spec(kind) for name, kind in call.named(types).items()}
     results = []
     for name, (shape, kind) in zip(call.results, shapes, strict=True):
         spec: list[Any] = [None] * len(shape)
         for counted, axis in free_axes(name, mapped).items():
             spec[axis] = divided[counted]
+        if broadcasts(name):  # but for the mapped axes, which it has
+            spec[mapped:] = given[source_of(name)][mapped:]
         sharding = NamedSharding(q.sharding.mesh, PartitionSpec(*spec))
         results.append(
             q.update(shape=shape, dtype=jax.numpy.dtype(kind), weak_type=False, sharding=sharding)
@@ -107,14 +117,24 @@ def result_types(call: Call, types: Sequence[Any]) -> list[Any]:
 
 
 def _division(call: Call, types: Sequence[Any]) -> dict[str, Any]:
-    """What the types say of the axes that may be divided, the same for every argument."""
-    mapped = call.mapped(types)
-    divided = {name: _spec(kind) for name, kind in call.named(types).items()}
+    """What the types say of the axes that may be divided, the same for every argument.
+
+    But for axes of 1 of what broadcasts, which are whole.
+    """
+    mapped, given = call.mapped(types), call.named(types)
+    divided = {name: _spec(kind) for name, kind in given.items()}
     wanted = {counted: divided["q"][axis] for counted, axis in free_axes("q", mapped).items()}
     for name, spec in divided.items():
         free = free_axes(name, mapped)
         others = [names for axis, names in enumerate(spec) if axis not in free.values()]
-        if any(others) or any(spec[axis] != wanted[counted] for counted, axis in free.items()):
+        ones = broadcasts(name)
+        shared = {axis for axis, size in enumerate(given[name].shape) if ones and size == 1}
+        unlike = [
+            axis
+            for counted, axis in free.items()
+            if spec[axis] != wanted[counted] and not (axis in shared and spec[axis] is None)
+        ]
+        if any(others) or unlike:
             raise ArgumentValueError(
                 renamed(name),
                 f"an array divided as {PartitionSpec(*spec)}",

@@ -84,6 +84,7 @@ def formula(
     query: Any,
     key: Any,
     value: Any,
+    bias: Any = None,
     *,
     alibi_slopes: Any = None,
     sinks: Any = None,
@@ -108,6 +109,8 @@ def formula(
     if alibi_slopes is not None:
         distances = _distances(length, keys, q_offset)
         scores -= jnp.asarray(alibi_slopes)[..., None, None] * distances
+    if bias is not None:
+        scores += jnp.reshape(bias, bias.shape[max(0, bias.ndim - scores.ndim) :])
     if sinks is not None:
         scores = jnp.where(seen, scores, -jnp.inf)
         logits = jnp.broadcast_to(sinks[:, None, None], (*scores.shape[:-1], 1))
