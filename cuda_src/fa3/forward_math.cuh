@@ -186,9 +186,10 @@ struct ForwardMath {
   }
 
   // Scores that no mask follows are changed as their weights are made: the special function unit,
-  // which terms and weights may both need, is then busy with both at once.
+  // which terms and weights may both need, is then busy with both at once. But what lies in shared
+  // memory is read once.
   template <bool masked>
-  static constexpr bool changes_late = !masked && !Config::Score::is_empty;
+  static constexpr bool changes_late = !masked && !Config::Score::is_empty && !has_operand;
 
   // What is still to be done to the scores of a block.
   template <bool masked>
@@ -273,12 +274,12 @@ struct ForwardMath {
     if (block == blocks.seen.begin) release_q();
     wait_operand();
     if constexpr (!changes_late<masked>) mask(tile, blocks, scores, block, masked);
+    release_operand();
     const auto change = late_change<masked>(tile, blocks, block);  // reads what it needs meanwhile
     ptx::wgmma_wait<0>();
     ptx::wgmma_hold(state.output.value[0]);
     release_v();
     exponentiate(state, scores, change);
-    release_operand();
   }
 
   // The last product of a tile, beside it the log-sum-exp, and the output.

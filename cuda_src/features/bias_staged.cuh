@@ -39,7 +39,7 @@ struct StagedBiasTerm : AddedTerm {
   }
 
   __device__ Compute operator()(Compute score, int di, int dj) const {
-    return fma(static_cast<Compute>(to_compute(reader.at(of_rows ? di : 0, dj))), factor, score);
+    return fma(reader.at(of_rows ? di : 0, dj), factor, score);
   }
 };
 

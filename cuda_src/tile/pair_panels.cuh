@@ -45,12 +45,26 @@ struct PairReader {
       : data(static_cast<const unsigned char*>(lane.panels)),
         panel_bytes(lane.panel_bytes),
         first(row * 128 + (lane.column * sizeof(T) ^ row % 8 * 16)) {}
-  __device__ T at(int di, int dj) const {
+  __device__ float at(int di, int dj) const {
     constexpr int panel_columns = 128 / sizeof(T);
     const unsigned within = dj / 8 * 8 % panel_columns * sizeof(T);
     const unsigned place = (first ^ within) + dj / panel_columns * panel_bytes + di * 128;
-    const auto& both = *reinterpret_cast<const Pair<T>*>(data + place);
-    return dj % 2 == 0 ? both.x : both.y;
+    if constexpr (sizeof(T) == 2) {
+      return half_of(T{}, *reinterpret_cast<const unsigned*>(data + place), dj % 2);
+    } else {
+      const auto& both = *reinterpret_cast<const Pair<T>*>(data + place);
+      return dj % 2 == 0 ? both.x : both.y;
+    }
+  }
+
+ private:
+  // One of two numbers that were loaded together: said otherwise, the compiler loads each alone.
+  __device__ static float half_of(__nv_bfloat16, unsigned both, int which) {
+    return __uint_as_float(which == 0 ? both << 16 : both & 0xffff0000u);
+  }
+  __device__ static float half_of(__half, unsigned both, int which) {
+    const auto pair = __half22float2(*reinterpret_cast<const __half2*>(&both));
+    return which == 0 ? pair.x : pair.y;
   }
 };
 
