@@ -9,7 +9,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from .strides import CONTIGUOUS, Strides
+from .strides import CONTIGUOUS, Strides, any_recipe
 
 __all__ = ["LAYOUTS", "OF_FEATURES", "OF_HEADS", "TENSORS", "VALUES", "Case"]
 
@@ -229,7 +229,7 @@ class Case:
     def recipe(self, name: str) -> Strides:
         """The recipe of a tensor's strides; lse, dlse and numbers of heads are contiguous."""
         if name in ("bias", "dbias"):
-            return _own_recipe(len(self.shape(name)), self.seed + (name == "dbias"))
+            return any_recipe(len(self.shape(name)), self.seed + (name == "dbias"))
         return self.strides[TENSORS.index(name)] if name in TENSORS else CONTIGUOUS
 
     def with_strides(self, **recipes: Strides) -> Case:
@@ -268,20 +268,6 @@ class Case:
             read = {"i": int, "f": float, "s": str, "b": lambda word: word == "yes"}
             given[name] = read[kinds[name][0]](text)
         return cls(**given).with_strides(**recipes)
-
-
-def _own_recipe(axes: int, seed: int) -> Strides:
-    """For half of the seeds contiguous, for the others anything that addresses can do."""
-    random = np.random.default_rng([seed, 77])
-    if random.integers(2):
-        return CONTIGUOUS
-    return Strides(
-        order=tuple(int(axis) for axis in random.permutation(axes)),
-        gaps=tuple(int(gap) for gap in random.choice([0, 0, 1, 8], axes)),
-        offset=int(random.choice([0, 1, 8])),
-        flipped=tuple(axis for axis in range(axes) if random.integers(4) == 0),
-        absurd=bool(random.integers(2)),
-    )
 
 
 _WORDS = {

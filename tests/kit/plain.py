@@ -28,10 +28,9 @@ def plain(case: Case, inputs: Mapping[str, np.ndarray], step: int = 1) -> dict[s
     alibi = np.broadcast_to(x.pop("alibi_slopes", 0), (case.batch, case.heads_q))
     square = (case.batch, case.heads_q, case.seqlen_q, case.seqlen_kv)
     bias = np.broadcast_to(x.pop("bias", 0), square)[:, :, ::step, ::step]
+    names += ("dbias",) * bool(case.bias and gradients)
     shapes = {n: case.heads_first(n, np.empty(case.shape(n))).shape for n in names}
     results = {name: np.zeros(shape, case.storage) for name, shape in shapes.items()}
-    if case.bias and gradients:
-        results["dbias"] = np.zeros(case.shape("bias"), case.storage)
     visible = case.sees()[::step, ::step]
     distances = case.distances()[::step, ::step].astype(case.storage) if case.alibi else 0
     scale = case.storage.type(case.factor)
@@ -40,9 +39,8 @@ def plain(case: Case, inputs: Mapping[str, np.ndarray], step: int = 1) -> dict[s
         for b, h in np.ndindex(case.batch, case.heads_q):
             kv = h // case.group
             q, k, v = x["q"][b, h, ::step], x["k"][b, kv, ::step], x["v"][b, kv, ::step]
-            scores = scale * _product(q[:, ::step], k[:, ::step].T)
+            scores, _ = _capped(case, scale * _product(q[:, ::step], k[:, ::step].T))
             lost = alibi[b, h].astype(case.storage) * distances - bias[b, h].astype(case.storage)
-            scores, _ = _capped(case, scores)
             scores = np.where(visible, scores - lost, -np.inf)
             out, lse = _plain_forward(scores, v, sinks[h])
             ordered["out"][b, h], ordered["lse"][b, h] = out, lse
@@ -55,17 +53,18 @@ def plain(case: Case, inputs: Mapping[str, np.ndarray], step: int = 1) -> dict[s
             dout = x["dout"][b, h, ::step]
             delta = (dout * out).sum(axis=1) - (x["dlse"][b, h, ::step] if "dlse" in x else 0)
             dz = p * (_product(dout, v.T) - delta[:, None])
+            _add_pairs(results.get("dbias"), b, h, dz[::step, ::step])
             ds = dz * slopes
-            if case.bias:
-                _add_pairs(results["dbias"], b, h, dz[::step, ::step])
             ordered["dq"][b, h] = scale * _product(ds, k)
             ordered["dk"][b, kv] += scale * _product(ds.T, q)
             ordered["dv"][b, kv] += _product(p.T, dout)
     return results
 
 
-def _add_pairs(total: np.ndarray, b: int, h: int, pairs: np.ndarray) -> None:
-    """Add numbers of the pairs of a head to what broadcasts against all pairs."""
+def _add_pairs(total: np.ndarray | None, b: int, h: int, pairs: np.ndarray) -> None:
+    """Add numbers of the pairs of a head to what broadcasts against all pairs, if it is there."""
+    if total is None:
+        return
     whole = total.reshape((1,) * (4 - total.ndim) + total.shape)
     place = whole[b % whole.shape[0], h % whole.shape[1]]
     for axis in (0, 1):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import Phase, given, settings
 
-from cuflash import reference
+from cuflash import reference, reference_heads
 
 from ..kit import checks
 from ..kit.case import STORAGE, Case
@@ -101,7 +101,9 @@ def test_wrong_distances_fail(dtype: str, wrong: str, monkeypatch: pytest.Monkey
     """Of keys on either side: the softmax does not see what all keys of a row have in common."""
     case, x = _of(dtype, causal=False)
     with monkeypatch.context() as patched:
-        patched.setattr(reference, "distances", lambda i, j, at: _DISTANCES[wrong](i + at - j))
+        patched.setattr(
+            reference_heads, "distances", lambda i, j, at: _DISTANCES[wrong](i + at - j)
+        )
         got = _results(case, x)
     assert _failed(case, got, x) == _all(case)
 
@@ -112,8 +114,8 @@ def test_distances_before_the_cap_fail(dtype: str, monkeypatch: pytest.MonkeyPat
     x["alibi_slopes"][:] = 0.25
     away = 0.25 * case.distances()
     with monkeypatch.context() as patched:
-        patched.setattr(reference, "distances", lambda i, j, at: np.zeros_like(i + j))
-        patched.setattr(reference, "capped", lambda s, cap: cap * np.tanh((s - away) / cap))
+        patched.setattr(reference_heads, "distances", lambda i, j, at: np.zeros_like(i + j))
+        patched.setattr(reference_heads, "capped", lambda s, cap: cap * np.tanh((s - away) / cap))
         got = _results(case, x)
     assert _failed(case, got, x) == _all(case)
 

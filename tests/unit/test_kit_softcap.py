@@ -8,7 +8,7 @@ import ml_dtypes  # noqa: F401  (NumPy knows bfloat16 by it)
 import numpy as np
 import pytest
 
-from cuflash import reference
+from cuflash import reference, reference_heads
 
 from ..kit.case import Case
 from ..kit.compare import Registry, compare
@@ -59,7 +59,7 @@ def test_gradients_without_slopes_fail(dtype: str, monkeypatch: pytest.MonkeyPat
     case = replace(_CASE, dtype=dtype)
     x = arrays(case, "q", "k", "v", "dout", "dlse")
     with monkeypatch.context() as patched:
-        patched.setattr(reference, "cap_slopes", lambda scores, cap: np.ones_like(scores))
+        patched.setattr(reference_heads, "cap_slopes", lambda scores, cap: np.ones_like(scores))
         got = _results(case, x)
     assert _failed(case, got, x) == {"dq", "dk"}
 

@@ -1,0 +1,124 @@
+"""Both passes of one head after the other, from their definition, for :mod:`cuflash.reference`."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .reference_scores import cap_slopes, capped, distances, sees
+
+__all__ = ["Heads"]
+
+_Array = NDArray[Any]
+
+
+class Heads:
+    """Attention of one (batch, head) after the other; arrays are (batch, head, row, dim)."""
+
+    def __init__(
+        self,
+        q: _Array,
+        k: _Array,
+        v: _Array,
+        alibi_slopes: _Array | None,
+        bias: _Array | None,
+        sinks: _Array | None,
+        causal: bool,
+        window_size: tuple[int | None, int | None] | None,
+        softcap: float | None,
+        scale: float | None,
+        q_offset: int | None,
+        dtype: type[np.floating[Any]],
+    ) -> None:
+        self._q, self._k, self._v, self._dtype = q, k, v, dtype
+        none = np.full(q.shape[1], -math.inf)
+        self._sinks: _Array = (none if sinks is None else sinks).astype(dtype)
+        slopes = np.zeros(q.shape[1]) if alibi_slopes is None else alibi_slopes
+        self._alibi: _Array = np.broadcast_to(slopes.astype(dtype), q.shape[:2])
+        seqlen_q, seqlen_kv = q.shape[2], k.shape[2]
+        offset = seqlen_kv - seqlen_q if q_offset is None else q_offset
+        i, j = np.arange(seqlen_q)[:, None], np.arange(seqlen_kv)[None, :]
+        self._visible = sees(i, j, causal, window_size, offset)
+        self._distances: _Array = np.zeros((1, 1), dtype)
+        if alibi_slopes is not None:
+            self._distances = distances(i, j, offset).astype(dtype)
+        square = (*q.shape[:2], seqlen_q, seqlen_kv)
+        self._bias: _Array = np.broadcast_to(0 if bias is None else bias, square)
+        self._scale = dtype(1) / np.sqrt(dtype(q.shape[3])) if scale is None else dtype(scale)
+        self._cap = dtype(softcap or 0)
+
+    def kv_head(self, h: int) -> int:
+        """The kv head that query head h reads."""
+        return h // int(self._q.shape[1] // self._k.shape[1])
+
+    def forward(self, b: int, h: int) -> tuple[_Array, _Array]:
+        """Out and lse of one head."""
+        with np.errstate(invalid="ignore", over="ignore"):
+            p, lse, seen = self._softmax(b, h)
+            return _sum_of_seen(p, seen, self._head(self._v, b, self.kv_head(h))), lse
+
+    def backward(
+        self, b: int, h: int, dout: _Array, dlse: _Array
+    ) -> tuple[_Array, _Array, _Array, _Array, _Array]:
+        """What one query head gives to dq, dk, dv, dbias and the gradients of its slope and sink.
+
+        To dbias dZ, (seqlen_q, seqlen_kv).
+        """
+        q = self._head(self._q, b, h)
+        k, v = (self._head(x, b, self.kv_head(h)) for x in (self._k, self._v))
+        dout, dlse = dout.astype(self._dtype), dlse.astype(self._dtype)
+        with np.errstate(invalid="ignore", over="ignore"):
+            p, lse, seen = self._softmax(b, h)
+            out = _sum_of_seen(p, seen, v)
+            delta = np.where(seen.any(axis=1), (dout * out).sum(axis=1), 0)
+            dz = p * (dout @ v.T - delta[:, None] + dlse[:, None])
+            ds = dz * cap_slopes(self._scale * (q @ k.T), self._cap)
+            dq = self._scale * _sum_of_seen(ds, seen, k)
+            dk = self._scale * _sum_of_seen(ds.T, seen.T, q)
+            dv = _sum_of_seen(p.T, seen.T, dout)
+            sink = self._sinks[h]
+            of_sink = 0 if sink == -math.inf else np.exp(sink - lse) * (dlse - delta)
+            of_slope = -np.where(seen, self._distances * dz, 0)
+            numbers = np.array([of_slope.sum(), np.sum(of_sink, dtype=self._dtype)])
+            return dq, dk, dv, np.where(seen, dz, 0), numbers
+
+    def _head(self, x: _Array, b: int, h: int) -> _Array:
+        head: _Array = x[b, h].astype(self._dtype)
+        return head
+
+    def _softmax(self, b: int, h: int) -> tuple[_Array, _Array, _Array]:
+        """P, lse, and the pairs that count: visible ones of rows that are not dead.
+
+        (seqlen_q, seqlen_kv), (seqlen_q,), (seqlen_q, seqlen_kv).
+        """
+        q, k = self._head(self._q, b, h), self._head(self._k, b, self.kv_head(h))
+        sink = self._sinks[h]
+        scores = capped(self._scale * (q @ k.T), self._cap) - self._alibi[b, h] * self._distances
+        scores += self._bias[b, h].astype(self._dtype)
+        scores = np.where(self._visible, scores, -math.inf)
+        of_keys = scores.max(axis=1, initial=-math.inf)
+        largest = np.maximum(of_keys, sink)
+        nothing = largest == -math.inf
+        base = np.where(nothing, 0, largest)
+        weights = np.exp(scores - base[:, None])
+        total = np.where(nothing, 1, weights.sum(axis=1) + np.exp(sink - base))
+        lse = np.where(nothing, -math.inf, largest + np.log(total))
+        alive = (of_keys != -math.inf) | (sink != -math.inf)
+        return weights / total[:, None], lse, self._visible & alive[:, None]
+
+
+def _sum_of_seen(weights: _Array, seen: _Array, values: _Array) -> _Array:
+    """Row i: ``sum_j weights[i, j] * values[j]`` over the j with ``seen[i, j]``.
+
+    What is not seen is left out of the sum, not multiplied by 0, which would
+    let its NaN through.
+    """
+    finite = np.isfinite(values)
+    total = np.where(seen, weights, 0) @ np.where(finite, values, 0)
+    for j in np.flatnonzero(~finite.all(axis=1)):
+        term = weights[:, j, None] * np.where(finite[j], 0, values[j])
+        total += np.where(seen[:, j, None], term, 0)
+    return total
