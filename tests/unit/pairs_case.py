@@ -19,7 +19,7 @@ from .wrt_case import DTYPES, GivenCall
 
 __all__ = ["OPERATIONS", "PAIRS", "VALUES", "call_of", "in_float64", "refusal_of", "run"]
 
-_BATCH, _HEADS = 2, 4
+_BATCH, _HEADS, _QUERIES, _KEYS = 2, 4, 9, 12
 #: What a call that uses the feature is given.
 VALUES: dict[str, dict[str, Any]] = {
     "window": {"window_size": (3, 1)},
@@ -27,6 +27,11 @@ VALUES: dict[str, dict[str, Any]] = {
     "alibi": {
         "alibi_slopes": np.linspace(-0.2, 0.5, _BATCH * _HEADS, dtype=np.float32).reshape(
             -1, _HEADS
+        )
+    },
+    "bias": {
+        "bias": np.cos(np.arange(_HEADS * _QUERIES * _KEYS, dtype=np.float32)).reshape(
+            _HEADS, _QUERIES, _KEYS
         )
     },
     "sinks": {"sinks": np.linspace(-1, 2, _HEADS).astype(np.float32)},
@@ -40,7 +45,7 @@ def call_of(
 ) -> GivenCall:
     """A call that uses these features; ``more`` are further keywords."""
     rng = np.random.default_rng(3)
-    q, kv = (_BATCH, 9, _HEADS, head_dim), (_BATCH, 11, 2, head_dim)
+    q, kv = (_BATCH, _QUERIES, _HEADS, head_dim), (_BATCH, _KEYS, 2, head_dim)
     inputs: dict[str, Any] = {
         name: rng.standard_normal(shape).astype(DTYPES[dtype])
         for name, shape in {"q": q, "k": kv, "v": kv}.items()

@@ -140,7 +140,9 @@ def _problems(draw: Any) -> tuple[dict[str, np.ndarray], dict[str, Any], dict[st
 
 def _names(inputs: dict[str, np.ndarray]) -> tuple[str, ...]:
     """In the order of the formula's gradients."""
-    return tuple(name for name in ("q", "k", "v", "alibi_slopes", "sinks") if name in inputs)
+    return tuple(
+        name for name in ("q", "k", "v", "alibi_slopes", "bias", "sinks") if name in inputs
+    )
 
 
 @settings(max_examples=250)

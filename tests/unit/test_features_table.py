@@ -36,6 +36,7 @@ COMPILED: dict[str, dict[str, Any]] = {
     "window": {"masks": ("left", "band")},
     "softcap": {"softcap": (False, True)},
     "alibi": {"alibi": (False, True)},
+    "bias": {"bias": (None, "qk", "1")},
     "sinks": {"sinks": ("float16", "float32")},
 }
 

@@ -48,6 +48,51 @@ def test_slopes_are_planned_from_a_shape_or_a_dtype(
     assert use.operands == (Operand("alibi_slopes", "float32", shape),)
 
 
+@pytest.mark.parametrize("operation", ["forward", "backward"])
+@pytest.mark.parametrize(
+    ("bias", "dtype", "shape"),
+    [
+        ((7,), "float16", (7,)),
+        ([4, 1, 1], "float16", (4, 1, 1)),
+        ((2, 4, 5, 7), "float16", (2, 4, 5, 7)),
+        ("float32", "float32", (2, 4, 5, 7)),
+        (np.float16, "float16", (2, 4, 5, 7)),
+        (np.zeros((1, 5, 1), np.float32), "float32", (1, 5, 1)),
+    ],
+    ids=str,
+)
+def test_a_bias_is_planned_from_a_shape_or_a_dtype(
+    operation: Any, bias: Any, dtype: str, shape: Any
+) -> None:
+    """From a shape alone it has the dtype of q, from a dtype alone all axes."""
+    explained = cuflash.explain(
+        Q, KV, KV, operation=operation, dtype="float16", bias=bias, backend="numpy"
+    )
+    (use,) = explained.problem.uses
+    assert use.feature == "bias"
+    (operand,) = use.operands
+    assert (operand.name, operand.dtype, operand.shape) == ("bias", dtype, shape)
+    assert f"bias {'x'.join(map(str, shape))}" in str(explained)
+
+
+@pytest.mark.parametrize(
+    ("bias", "error", "says"),
+    [
+        ((8,), VALUE, "bias: got shape (8,)"),
+        ((2, 1, 1), VALUE, "bias: got shape (2, 1, 1)"),
+        ((1, 2, 4, 5, 7), VALUE, "bias: got shape (1, 2, 4, 5, 7)"),
+        ("float64", TYPE, "bias: got dtype float64"),
+        ("bfloat16", TYPE, "bias: got dtype bfloat16"),
+        (4, TYPE, "bias: got builtins.int"),
+    ],
+    ids=str,
+)
+def test_other_biases_are_refused(bias: Any, error: Any, says: str) -> None:
+    with pytest.raises(error) as caught:
+        cuflash.explain(Q, KV, KV, dtype="float16", bias=bias, backend="numpy")
+    assert says in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("slopes", "error", "says"),
     [

@@ -42,7 +42,9 @@ def test_what_a_pass_reads_and_where_it_writes_are_its_arguments(operation: Any)
 def test_shapes_and_dtypes_are_those_of_what_calls_give(call: GivenCall) -> None:
     """Of both passes, in every layout, as described from q, k, v and features' arrays alone."""
     out, lse = cuflash.attention(**call.inputs, **call.keywords, return_lse=True)
-    wrt = tuple(name for name in ("v", "sinks", "q", "alibi_slopes", "k") if name in call.inputs)
+    wrt = tuple(
+        name for name in ("v", "sinks", "q", "bias", "alibi_slopes", "k") if name in call.inputs
+    )
     dout = np.zeros_like(out)
     saved = {"dout": dout, "out": out, "lse": lse}
     grads = cuflash.attention_backward(**saved, **call.inputs, **call.keywords, wrt=wrt)

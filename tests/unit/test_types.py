@@ -19,6 +19,7 @@ def program(q: Any, flag: bool) -> None:
     reveal_type(cuflash.attention_vjp(q, q, q))
     reveal_type(cuflash.attention_vjp(q, q, q, return_lse=True, wrt=("sinks", "q"), sinks=q))
     reveal_type(cuflash.attention_vjp(q, q, q, wrt=("alibi_slopes",), alibi_slopes=q))
+    reveal_type(cuflash.attention_vjp(q, q, q, wrt=("bias", "q"), bias=q))
     out, pullback = cuflash.attention_vjp(q, q, q, return_lse=flag)
     reveal_type(pullback(out))
     reveal_type(cuflash.attention_backward(q, q, q, q, q, q, wrt=["k", "v"]))
@@ -31,6 +32,7 @@ _REVEALED = [
     "tuple[Any, cuflash.api.pullback.Pullback]",
     "tuple[tuple[Any, Any], cuflash.api.pullback.Pullback]",
     "tuple[Any, cuflash.api.pullback.Pullback]",
+    "tuple[Any, cuflash.api.pullback.Pullback]",
     "tuple[Any, ...]",
     "tuple[Any, ...]",
 ]
@@ -42,7 +44,7 @@ def program(q: object) -> None:
     cuflash.attention(q, q, q, algorithm="fa4")
     cuflash.attention(q, q, q, backend="rocm")
     cuflash.attention(q, q, q, window_size=3)
-    cuflash.attention_backward(q, q, q, q, q, q, wrt=("q", "bias"))
+    cuflash.attention_backward(q, q, q, q, q, q, wrt=("q", "mask"))
     cuflash.attention_vjp(q, q, q, wrt=("x",))
     cuflash.prepare(q, q, q, layout="sbhd")
     cuflash.explain(q, q, q, wrt=("out",))

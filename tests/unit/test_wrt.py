@@ -72,7 +72,7 @@ def _good(**more: Any) -> dict[str, Any]:
 
 
 _NAMES = st.one_of(
-    st.sampled_from(["q", "k", "v", "alibi_slopes", "sinks", "lse", "Q", "dq", "", "kv"]),
+    st.sampled_from(["q", "k", "v", "alibi_slopes", "bias", "sinks", "lse", "Q", "dq", "", "kv"]),
     st.sampled_from([0, None, b"q", ("q",), 1.5]),
 )
 _ODD = st.sampled_from([None, 0, "q", "qkv", b"q", {"q"}, {"q": 1}, iter("q"), np.array(["q"])])
@@ -88,10 +88,10 @@ def _fine(value: Any, features: Any) -> bool:
 @settings(max_examples=150)
 @given(
     value=st.one_of(_ODD, st.lists(_NAMES, max_size=5), st.lists(_NAMES, max_size=3).map(tuple)),
-    features=st.sets(st.sampled_from(["alibi_slopes", "sinks"])),
+    features=st.sets(st.sampled_from(["alibi_slopes", "bias", "sinks"])),
 )
 def test_every_other_selection_is_refused_and_nothing_runs(value: Any, features: Any) -> None:
-    more = {name: np.zeros(2, np.float32) for name in features}
+    more = {name: np.zeros(3 if name == "bias" else 2, np.float32) for name in features}
     call = _good(**more)
     ran: list[Any] = []
     with dispatch.observe(ran.append):
@@ -106,7 +106,7 @@ def test_every_other_selection_is_refused_and_nothing_runs(value: Any, features:
     assert not ran
 
 
-@pytest.mark.parametrize("name", ["alibi_slopes", "sinks"])
+@pytest.mark.parametrize("name", ["alibi_slopes", "bias", "sinks"])
 def test_arrays_of_features_are_named_only_where_they_are_given(name: str) -> None:
     q, says = np.ones((1, 3, 2, 4), np.float32), f"'{name}' and no {name}; expected {name} as an"
     with pytest.raises(_VALUE, match=says):
@@ -115,7 +115,7 @@ def test_arrays_of_features_are_named_only_where_they_are_given(name: str) -> No
         cuflash.attention_vjp(q, q, q, wrt=(name,))
 
 
-@pytest.mark.parametrize("wrt", [("q",), ("k", "q", "v"), ("sinks",), ("alibi_slopes",)])
+@pytest.mark.parametrize("wrt", [("q",), ("k", "q", "v"), ("sinks",), ("alibi_slopes",), ("bias",)])
 def test_a_forward_pass_takes_no_selection(wrt: Any) -> None:
     shape = (1, 3, 2, 4)
     asked = {"operation": "forward", "dtype": "float32", "backend": "numpy", "wrt": wrt}
@@ -169,23 +169,27 @@ def test_grads_of_slopes_are_shaped_as_they_are(shape: Any) -> None:
 
 
 def test_every_selection_there_is() -> None:
-    """Of two arrays and more, without generating."""
-    features = {"alibi_slopes": np.zeros((1, 2), np.float32), "sinks": np.zeros(2, np.float32)}
+    """Without generating: up to three names in any order, more in two orders."""
+    shapes_of = {"alibi_slopes": (1, 2), "bias": (2, 1, 3), "sinks": (2,)}
+    features = {name: np.zeros(shape, np.float32) for name, shape in shapes_of.items()}
     call = _good(**features)
     every = differentiable()
-    for count in range(1, len(every) + 1):
-        for wrt in itertools.permutations(every, count):
-            shapes = [g.shape for g in cuflash.attention_backward(**call, wrt=wrt)]
-            assert shapes == [call[name].shape for name in wrt]
+    some = [wrt for count in (1, 2, 3) for wrt in itertools.permutations(every, count)]
+    for count in range(4, len(every) + 1):
+        some += [w for wrt in itertools.combinations(every, count) for w in (wrt, wrt[::-1])]
+    for wrt in some:
+        shapes = [g.shape for g in cuflash.attention_backward(**call, wrt=wrt)]
+        assert shapes == [call[name].shape for name in wrt]
 
 
-@pytest.mark.parametrize("operand", ["sinks", "alibi_slopes", "q"])
+@pytest.mark.parametrize("operand", ["sinks", "alibi_slopes", "bias", "q"])
 @pytest.mark.parametrize("shape", [(0, 3, 2, 4), (2, 0, 2, 4), (0, 0, 2, 4)], ids=str)
 def test_the_gradient_of_what_nothing_reads_is_written_as_zero(operand: str, shape: Any) -> None:
     """Sinks without a single row have a gradient: it is 0, and not what the memory held."""
     q, of_heads = np.ones(shape, np.float32), np.ones(2, np.float32)
+    of_heads = of_heads[:, None, None] if operand == "bias" else of_heads
     lse = np.ones((shape[0], 2, shape[1]), np.float32)
-    target = np.full(q.shape if operand == "q" else 2, 7, np.float32)
+    target = np.full_like(q if operand == "q" else of_heads, 7)
     features = {} if operand == "q" else {operand: of_heads}
     ran: list[Any] = []
     with dispatch.observe(ran.append):

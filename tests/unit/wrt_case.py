@@ -1,4 +1,4 @@
-"""Generated calls with windows, slopes and sinks, small enough to compute many of them."""
+"""Generated calls with windows, slopes, biases and sinks, small enough to compute many of them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 from hypothesis import strategies as st
 
-__all__ = ["DTYPES", "GivenCall", "calls", "sides"]
+__all__ = ["DTYPES", "GivenCall", "biases", "calls", "pair_sizes", "sides"]
 
 DTYPES: dict[str, Any] = {
     "float16": np.float16,
@@ -27,7 +27,7 @@ class GivenCall:
     Attributes
     ----------
     inputs
-        q, k, v, and slopes and sinks if there are any.
+        q, k, v, and slopes, bias and sinks if there are any.
     keywords
         What is not an array.
     """
@@ -47,9 +47,10 @@ def calls(
     draw: Any,
     sinks: bool | None = None,
     alibi: bool | None = None,
+    bias: bool | None = None,
     layouts: str = "bshd bhsd shd hsd sd",
 ) -> GivenCall:
-    """A call of the NumPy backend; with ``sinks`` or ``alibi`` None there may be some."""
+    """A call of the NumPy backend; with ``sinks``, ``alibi`` or ``bias`` None there may be some."""
     layout = draw(st.sampled_from(layouts.split()))
     batch = draw(st.integers(0, 2)) if "b" in layout else 1
     heads_kv = draw(st.integers(1, 2)) if "h" in layout else 1
@@ -71,10 +72,37 @@ def calls(
     if draw(st.booleans()) if alibi is None else alibi:
         shape = draw(st.sampled_from([(heads_q,), (batch, heads_q)]))
         inputs["alibi_slopes"] = _slopes(random, shape, dtype)
+    if draw(st.booleans()) if bias is None else bias:
+        sizes = batch, heads_q, seqlen_q, seqlen_kv
+        inputs["bias"] = draw(biases(random, sizes, draw(st.sampled_from([dtype, "float32"]))))
     if draw(st.booleans()) if sinks is None else sinks:
         kind = draw(st.sampled_from([dtype, _COMPUTE.get(dtype, "float32")]))
         inputs["sinks"] = random.standard_normal(heads_q).astype(DTYPES[kind])
     return GivenCall(inputs, _keywords(draw, layout))
+
+
+@st.composite
+def biases(draw: Any, random: np.random.Generator, sizes: tuple[int, ...], dtype: str) -> Any:
+    """One that broadcasts against these sizes: first axes left out, 1 in place of others.
+
+    Its axes lie in any order, some of them backwards, some at a stride of 0.
+    """
+    kept = sizes[draw(st.integers(0, len(sizes))) :]
+    kinds = [draw(st.sampled_from(["own", "own", "one", "same"])) for _ in kept]
+    order = draw(st.permutations(range(len(kept))))
+    own = [1 if kind in ("one", "same") else size for kind, size in zip(kinds, kept, strict=True)]
+    values = random.standard_normal([own[axis] for axis in order]).astype(DTYPES[dtype])
+    values = values.transpose(np.argsort(order)) if order else values
+    values = values[tuple(slice(None, None, draw(st.sampled_from([1, -1]))) for _ in kept)]
+    whole = [1 if kind == "one" else size for kind, size in zip(kinds, kept, strict=True)]
+    return np.broadcast_to(values, whole)
+
+
+def pair_sizes(call: GivenCall) -> tuple[int, int, int, int]:
+    """(batch, heads_q, seqlen_q, seqlen_kv) of a call."""
+    layout, q, k = call.keywords["layout"], call.inputs["q"], call.inputs["k"]
+    batch, heads = (q.shape[layout.index(axis)] if axis in layout else 1 for axis in "bh")
+    return batch, heads, q.shape[layout.index("s")], k.shape[layout.index("s")]
 
 
 def _slopes(random: np.random.Generator, shape: tuple[int, ...], dtype: str) -> Any:
