@@ -84,6 +84,24 @@ _SLOPES = [
 ]
 
 
+#: Broadcasts against two entries, eight heads, eight queries and eight keys.
+_BIASES = [
+    _array((8, 8)),
+    _array((8, 1, 8), np.float32),
+    _array((2, 1, 8, 1)),
+    _array((1, 1, 1, 1)),
+    _array((2, 8, 8, 8), np.float32),
+    _part(lambda a: a[:, ::2], (8, 16)),
+    _part(lambda a: a.transpose(1, 0), (8, 8)),
+    _part(lambda a: a[:, ::-1], (8, 8, 8)),
+    _part(lambda a: a[4:].reshape(8, 8), (8 * 8 + 4,)),
+    _part(lambda a: a[1:].view(np.float16).reshape(8, 8), (2 * 8 * 8 + 1,), np.uint8),
+    _array((8, 8), np.float64),
+    _array((4, 8, 8)),
+    _array((8, 8), device=1),
+]
+
+
 def _several(*makes: Make) -> Make:
     return lambda host: tuple(make(host) for make in makes)
 
@@ -101,6 +119,7 @@ RECIPES: dict[str, list[Any]] = {
     "window_size": [None, (3, None), (3, 2), [3, 2], (3.0, 2), (True, 2), (0, 0), (None, -1)],
     "softcap": [None, 20.0, 0, 3, True, np.float32(20), "20", -1.0, float("nan")],
     "alibi_slopes": [None, *_SLOPES],
+    "bias": [None, *_BIASES],
     "sinks": [None, *_SINKS],
     "wrt": [
         QKV,
@@ -110,6 +129,7 @@ RECIPES: dict[str, list[Any]] = {
         ("q", "q"),
         ("q", "sinks"),
         ("alibi_slopes",),
+        ("bias", "k"),
         "q",
         (),
     ],

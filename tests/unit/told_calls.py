@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from cuflash.cuda.parameters import ROW_VECTOR, TENSOR, TENSOR_MAP, fields_of
+from cuflash.cuda.parameters import STRIDED, TENSOR_MAP, fields_of
 
 from ..emulator.host_cupy import HostCupy
 from ..emulator.host_cupy.memory import Block
@@ -85,7 +85,7 @@ class Teller:
             value = launch.parameters[name]
             if kind == TENSOR_MAP:
                 told.append((name, place(int(value["opaque"][0])), *map(int, value["opaque"][1:])))
-            elif kind in (TENSOR, ROW_VECTOR):
+            elif kind in STRIDED:
                 strides = [int(value[axis]) for axis in (kind.names or ())[1:]]
                 told.append((name, place(int(value["data"])), *strides))
             elif kind == np.uint64:
@@ -94,7 +94,10 @@ class Teller:
                 inner = fields_of(kind)
                 addresses = [field for field, (of, _) in inner.items() if of == np.uint64]
                 told.append((name, *(place(int(value[field])) for field in addresses)))
-                numbers = [field for field in inner if field not in addresses]
+                maps = [field for field, (of, _) in inner.items() if of == TENSOR_MAP]
+                for words in (value[field]["opaque"] for field in maps):
+                    told.append((name, place(int(words[0])), *map(int, words[1:])))
+                numbers = [field for field in inner if field not in (*addresses, *maps)]
                 told.append((name, *(value[field].tobytes() for field in numbers)))
             else:
                 told.append((name, value.tobytes()))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from cuflash.cuda.parameters import ROW_VECTOR, TENSOR, TENSOR_MAP, fields_of
+from cuflash.cuda.parameters import PAIRS, ROW_VECTOR, STRIDED, TENSOR, TENSOR_MAP, fields_of
+from cuflash.features.use import Operand
 from cuflash.planning.plan import Plan
 from cuflash.planning.problem import DTYPES
 
@@ -112,20 +113,12 @@ class Auditor:
         self._use(same[0].data.block, tensor.name, launch)
 
     def _check_operands(self, launch: Launch) -> None:
-        """Arrays of features and their gradients are there, contiguous, as they were planned."""
+        """Arrays of features and their gradients are there, as they were planned."""
         assert self.plan is not None
-        blocks = launch.parameters.dtype.names
         every = [(use, operand) for use in self.plan.problem.uses for operand in use.operands]
         for use, operand in every:
-            places = {}
-            if use.feature in blocks:
-                places[operand.name] = launch.parameters[use.feature][operand.name]
-            if f"d{operand.name}" in blocks:
-                places[f"d{operand.name}"] = launch.parameters[f"d{operand.name}"]
-            strides = tuple(_dense(operand.shape, DTYPES[operand.dtype].itemsize))
-            for name, address in places.items():
+            for tensor in _operands(launch.parameters, use.feature, operand):
                 if 0 not in operand.shape:
-                    tensor = _Tensor(name, int(address), operand.shape, strides, operand.dtype)
                     self._check_array(tensor, launch)
 
     def _check_scratch(self, tensor: _Tensor, launch: Launch) -> None:
@@ -198,7 +191,7 @@ def _pointers(parameters: Any) -> dict[str, int]:
     for name, (kind, _) in fields_of(parameters.dtype).items():
         if kind.names is None:
             found[name] = int(parameters[name]) if kind.kind in "ui" else 0
-        elif kind not in (TENSOR, ROW_VECTOR, TENSOR_MAP):
+        elif kind not in (*STRIDED, TENSOR_MAP):
             found |= {k: int(parameters[name][k]) for k in kind.names if kind[k].kind in "ui"}
     return found
 
@@ -223,6 +216,47 @@ def _tensors(launch: Launch, plan: Plan) -> Iterator[_Tensor]:
                 yield _Tensor(name, address, problem.shapes[name], (*strides, size), dtype)
             elif address or name not in ("lse", "dlse"):
                 yield _Tensor(name, address, rows, tuple(strides), dtype)
+
+
+def _operands(parameters: Any, feature: str, operand: Operand) -> Iterator[_Tensor]:
+    """A feature's array and its gradient, where a launch is told of them."""
+    name, gradient, names = operand.name, f"d{operand.name}", parameters.dtype.names
+    if feature in names:
+        block = parameters[feature]
+        own = block.dtype.names
+        if f"{name}_map" in own:
+            words = [int(word) for word in block[f"{name}_map"]["opaque"][:8]]
+            entries, heads, rows, keys = operand.pairs
+            sizes = (words[1], *words[2:5])
+            yield _mapped(name, words, (entries, rows, heads, keys), sizes, operand.dtype)
+        elif f"{name}_row_stride" in own:
+            strides = {axis: block[f"{name}_{axis}_stride"] for axis in _PAIR_AXES}
+            yield _of_pairs(name, block[name], operand, strides)
+        else:
+            yield _contiguous(name, block[name], operand)
+    if gradient in names:
+        field_of = parameters[gradient]
+        if field_of.dtype == PAIRS:
+            strides = {axis: field_of[f"{axis}_stride"] for axis in _PAIR_AXES}
+            yield _of_pairs(gradient, field_of["data"], operand, strides)
+        else:
+            yield _contiguous(gradient, field_of, operand)
+
+
+_PAIR_AXES = ("batch", "head", "row", "column")
+
+
+def _of_pairs(name: str, address: Any, operand: Operand, strides: Mapping[str, Any]) -> _Tensor:
+    """One that broadcasts: its strides are 0 where it has one element."""
+    own = [DTYPES[operand.dtype].itemsize * int(strides[axis]) for axis in _PAIR_AXES]
+    for axis, size, stride in zip(_PAIR_AXES, operand.pairs, own, strict=True):
+        assert size > 1 or stride == 0, f"{name}: stride {stride} of one {axis}"
+    return _Tensor(name, int(address), operand.pairs, tuple(own), operand.dtype)
+
+
+def _contiguous(name: str, address: Any, operand: Operand) -> _Tensor:
+    strides = tuple(_dense(operand.shape, DTYPES[operand.dtype].itemsize))
+    return _Tensor(name, int(address), operand.shape, strides, operand.dtype)
 
 
 def _mapped(
