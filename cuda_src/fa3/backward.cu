@@ -24,6 +24,8 @@
 // Who waits for whom (see tile/pipeline.cuh):
 //   k_full, v_full          all warps of math for load, once (in wide heads who reads V for V)
 //   q_full, dout_full       all warps of math for load, with the rows' numbers
+//   operand_full            all warps of math for load, where a term of the scores reads an array
+//   operand_empty           load for all warps of math
 //   ds_full                 every warp of math for all that have dS: that of a step is written
 //   ds_empty                every warp of math for all of them: their dQ has read dS
 //   barrier 1 + w           the warps of warpgroup w for each other, where queries are dead; where

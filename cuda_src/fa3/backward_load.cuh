@@ -26,6 +26,14 @@ struct BackwardLoader {
     load_rows(c.shared.q[ring.stage], &c.params.q_map, c.shared.q_full[ring.stage],
               c.shared.lse[ring.stage], c.params.row_lse, place);
   }
+  // What a term of the scores reads of a step; its place has been read.
+  __device__ void load_operand(const QPlace& place, int step) const {
+    if constexpr (Config::operand_stages > 0) {
+      const RingPlace<Config::operand_stages> ring(step);
+      load_operand_tile<Config>(c.shared, c.params, ring.stage, c.seq.batch, place.head,
+                                place.tile * Config::block_q, c.item.kv_begin);
+    }
+  }
   __device__ void load_dout(const QPlace& place, int step) const {
     const RingPlace<Config::num_stages> ring(step);
     load_rows(c.shared.dout[ring.stage], &c.params.dout_map, c.shared.dout_full[ring.stage],
@@ -60,11 +68,38 @@ __device__ inline void load_first(const BackwardContext<Config>& c) {
     if (step >= c.steps()) return;
     if (step == 0) loader.load_k();
     loader.load_q(place, step);
+    if (step < Config::operand_stages) loader.load_operand(place, step);
     if (step == 0) loader.load_v();
     loader.load_dout(place, step);
     place = c.after(place);
   }
 }
+
+// What the term of the scores reads of the steps that there was no room for from the start. A tile
+// of it is read before its step ends, so that of the next step comes beside the rest of it.
+template <class Config, bool = (Config::operand_stages > 0)>
+struct OperandLoads {
+  const BackwardContext<Config>& c;
+  QPlace place;
+  int step = Config::operand_stages;
+
+  __device__ explicit OperandLoads(const BackwardContext<Config>& c) : c(c), place(c.first()) {
+    for (int i = 0; i < step; ++i) place = c.after(place);
+  }
+  __device__ void load_next(const BackwardLoader<Config>& loader, int steps) {
+    if (step >= steps) return;
+    const RingPlace<Config::operand_stages> ring(step);
+    wait_empty<Config>(c.shared.operand_empty[ring.stage], ring.phase);
+    loader.load_operand(place, step);
+    place = c.after(place);
+    ++step;
+  }
+};
+template <class Config>
+struct OperandLoads<Config, false> {
+  __device__ explicit OperandLoads(const BackwardContext<Config>&) {}
+  __device__ void load_next(const BackwardLoader<Config>&, int) {}
+};
 
 // By a whole warp, of which one thread loads: what comes after.
 template <class Config>
@@ -74,10 +109,12 @@ __device__ inline void load_role(const BackwardContext<Config>& c) {
   const bool loads = threadIdx.x % 32 == 0;
   const int steps = c.steps();
   QPlace place = c.first();
+  OperandLoads<Config> operands(c);
 #pragma unroll
   for (int step = 0; step < stages; ++step) place = c.after(place);
 #pragma unroll 1
   for (int step = stages; step < steps + stages; ++step) {
+    if (loads) operands.load_next(loader, steps);
     await_step<Config>(step % stages);
     if (loads && step < steps) {
       loader.load_q(place, step);

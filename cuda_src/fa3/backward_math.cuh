@@ -49,6 +49,26 @@ struct BackwardMath {
             first_key() + warp_row()};
   }
 
+  // The same for who changes scores: with what a term of them reads, which has arrived.
+  __device__ RowsOfKeys await_operand(const StepState& state, int number) const {
+    RowsOfKeys place = score_place(state);
+    if constexpr (Config::operand_stages > 0) {
+      const RingPlace<Config::operand_stages> ring(number);
+      wait<Config>(c.shared.operand_full[ring.stage], ring.phase);
+      const auto& panels = c.shared.operand[ring.stage];
+      const int key = part * kKeysOfWarpgroup + warp_row();
+      place.staged = {panels.data, panels.panel_bytes, 0, key, true};
+    }
+    return place;
+  }
+  // By a warp that has changed its scores.
+  __device__ void release_operand(int number) const {
+    if constexpr (Config::operand_stages > 0) {
+      __syncwarp();
+      arrive_warp<Config>(c.shared.operand_empty[RingPlace<Config::operand_stages>(number).stage]);
+    }
+  }
+
   // On to the next step; `dead_rows` are those of this one's dQ.
   __device__ void advance(StepState& state, unsigned dead_rows) const {
     state.dead_before = dead_rows;
@@ -198,14 +218,16 @@ struct BackwardMath {
   __device__ __forceinline__ unsigned score_serially(ScoreOperand<Config>& weights,
                                                      ScoreOperand<Config>& gradients, Scores& p,
                                                      const StepState& state, const Ring& ring,
-                                                     const ScoreRing& score_ring) const {
+                                                     const ScoreRing& score_ring,
+                                                     int number) const {
     const unsigned stage = ring.stage;
     const QueryNumbers<Config>& lse = c.shared.lse[stage];
-    const RowsOfKeys place = score_place(state);
+    const RowsOfKeys place = await_operand(state, number);
     ScoreOperand<Config> sloped;
     ptx::wgmma_wait<0>();
     ptx::wgmma_hold(p.value[0]);
     exponentiate<Config, exponent>(c.params, p, weights, sloped, lse, place, factor);
+    release_operand(number);
     const bool dead = has_dead_queries(lse);
     if (dead) {
       apply_mask<Config>(lse, c.seq, place, weights, sloped);
@@ -237,19 +259,20 @@ struct BackwardMath {
     ScoreOperand<Config> weights, gradients;
     unsigned dead_rows;
     if constexpr (rounds_sloped) {
-      dead_rows = score_serially(weights, gradients, p, state, ring, score_ring);
+      dead_rows = score_serially(weights, gradients, p, state, ring, score_ring, number);
     } else {
       wait<Config>(c.shared.dout_full[stage], ring.phase);
       issue_scores<Config::head_dim_v>(dp, c.shared.v, c.shared.dout[0], stage);
       ptx::wgmma_wait<1>();
       ptx::wgmma_hold(p.value[0]);
 
-      const RowsOfKeys place = score_place(state);
+      const RowsOfKeys place = await_operand(state, number);
       if constexpr (has_slope) {
         exponentiate<Config>(c.params, p, weights, p, c.shared.lse[stage], place, factor);
       } else {
         exponentiate<Config>(c.params, p, c.shared.lse[stage], place, factor);
       }
+      release_operand(number);
       const bool dead = has_dead_queries(c.shared.lse[stage]);
       ptx::wgmma_wait<0>();
       ptx::wgmma_hold(dp.value[0]);
@@ -296,6 +319,8 @@ struct BackwardMath {
     QGradient dq;
     wait<Config>(c.shared.q_full[stage], ring.phase);
     wait<Config>(c.shared.dout_full[stage], ring.phase);
+    await_operand(state, number);
+    release_operand(number);
     const QueryNumbers<Config>& lse = c.shared.lse[stage];
     const unsigned dead_rows = has_dead_queries(lse) ? dead_rows_of_q(lse) : 0;
     wait_empty<Config>(c.shared.ds_empty[score_ring.stage], score_ring.phase);

@@ -54,8 +54,8 @@ struct SerialMath {
   // P of a step, rounded, zeros where it is hidden. Where scores have slopes also P times them.
   __device__ __forceinline__ void score(ScoreOperand<Config>& weights, ScoreOperand<Config>& sloped,
                                         const StepState& state, const Ring& ring, bool edge,
-                                        bool& dead) const {
-    const RowsOfKeys place = math.score_place(state);
+                                        bool& dead, int number) const {
+    const RowsOfKeys place = math.await_operand(state, number);
     const auto& lse = c.shared.lse[ring.stage];
     Scores p;
     wait<Config>(c.shared.q_full[ring.stage], ring.phase);
@@ -65,11 +65,13 @@ struct SerialMath {
     constexpr int exponent = rounding_exponent(Storage{});
     if constexpr (Math::has_slope) {
       exponentiate<Config, exponent>(c.params, p, weights, sloped, lse, place, math.factor);
+      math.release_operand(number);
       dead = has_dead_queries(lse);
       if (dead || edge) apply_mask<Config>(lse, c.seq, place, weights, sloped);
       ptx::wgmma_hold(sloped.value);
     } else {
       exponentiate<Config, exponent>(c.params, p, lse, place, math.factor);
+      math.release_operand(number);
       dead = has_dead_queries(lse);
       if (dead || edge) apply_mask<Config>(lse, c.seq, place, p);
       round_weights(weights, p, 1);
@@ -133,7 +135,7 @@ struct SerialMath {
     ScoreOperand<Config> weights, sloped;
     bool dead;
     await_turn();
-    score(weights, sloped, state, ring, edge, dead);
+    score(weights, sloped, state, ring, edge, dead, number);
     if (math.warpgroup == 0 || number + 1 < c.steps()) pass_turn();
     wait_empty<Config>(c.shared.ds_empty[score_ring.stage], score_ring.phase);
     differentiate(weights, sloped, state, ring, score_ring.stage, edge, dead);

@@ -6,6 +6,7 @@
 #include "../ptx/deadline.cuh"
 #include "../tile/copy.cuh"
 #include "../tile/gradient_accumulator.cuh"
+#include "../tile/pair_panels.cuh"
 #include "../tile/pair_sums.cuh"
 #include "../tile/panels.cuh"
 #include "../tile/pipeline.cuh"
@@ -81,7 +82,7 @@ struct HeadCounters {
 };
 
 template <class Config, class Types = BackwardTypes<Config>>
-struct BackwardStorage {
+struct BackwardStorage : OperandStorage<Config> {
   typename Types::KPanels k;                             // [block_kv, head_dim]
   typename Types::VPanels v;                             // [block_kv, head_dim_v]
   typename Types::QPanels q[Config::num_stages];         // [block_q, head_dim]
@@ -269,6 +270,7 @@ __device__ inline void init_barriers(BackwardStorage<Config>& shared) {
     init(shared.turn_empty[stage], 1);
     init(shared.added[stage], Types::math_warps);
   }
+  init_operand_barriers<Config>(shared, Types::math_warps);
   ptx::mbarrier_init_fence();
 }
 

@@ -60,6 +60,8 @@ __device__ __forceinline__ void take_weights(ScoreOperand<Config>& weights, cons
 
 template <class Config, class Types = BackwardTypes<Config>>
 struct WideMath {
+  static_assert(Config::operand_stages == 0,
+                "there is no room for what a term of the scores reads");
   using Math = BackwardMath<Config>;
   using Scores = typename Types::Scores;
   using Ring = RingPlace<Config::num_stages>;

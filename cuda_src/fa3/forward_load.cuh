@@ -42,16 +42,9 @@ struct ForwardLoader {
   // What a term of the scores reads of a block.
   __device__ void load_operand(const ForwardTile<Config>& tile, int block) {
     if constexpr (has_operand) {
-      const unsigned stage = operand_place.stage;
-      auto& full = c.shared.operand_full[stage];
-      wait_empty<Config>(c.shared.operand_empty[stage], operand_place.phase);
-      auto& panels = c.shared.operand[stage];
-      arrive_expecting<Config>(full, sizeof(panels.data));
-      const StagedPlace place =
-          Config::Score::List::staged_place(c.params, tile.item.batch, tile.item.head);
-      load_pairs(panels, place.map, ptx::shared_address(&full), block * Config::block_kv,
-                 Config::operand_rows == Config::block_q ? tile.q_begin() : 0, place.head,
-                 place.batch, place.policy);
+      wait_empty<Config>(c.shared.operand_empty[operand_place.stage], operand_place.phase);
+      load_operand_tile<Config>(c.shared, c.params, operand_place.stage, tile.item.batch,
+                                tile.item.head, tile.q_begin(), block * Config::block_kv);
       operand_place.advance();
     }
   }

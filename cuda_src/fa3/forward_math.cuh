@@ -179,7 +179,7 @@ struct ForwardMath {
               tile.item.head,
               blocks.row0 + warp_row,
               key0,
-              {panels.data, panels.panel_bytes, row, 0}};
+              {panels.data, panels.panel_bytes, row, 0, false}};
     } else {
       return {tile.item.batch, tile.item.head, blocks.row0 + warp_row, key0};
     }

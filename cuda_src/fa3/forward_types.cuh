@@ -34,17 +34,6 @@ struct ForwardTypes {
   using VPanels = Panels<Storage, Config::block_kv, Config::head_dim_v>;
 };
 
-// The array of pairs that a term of the scores reads: a ring of tiles, [operand_rows, block_kv].
-template <class Config, bool = (Config::operand_stages > 0)>
-struct OperandStorage {
-  PairPanels<Config::operand_bytes, Config::operand_rows, Config::block_kv>
-      operand[Config::operand_stages];
-  Barrier operand_full[Config::operand_stages];
-  Barrier operand_empty[Config::operand_stages];
-};
-template <class Config>
-struct OperandStorage<Config, false> {};
-
 template <class Config, class Types = ForwardTypes<Config>>
 struct ForwardStorage : OperandStorage<Config> {
   using Storage = typename Config::Storage;
@@ -106,12 +95,7 @@ __device__ inline void init_barriers(ForwardStorage<Config>& shared) {
     init(shared.k_empty[stage], Types::math_warps);
     init(shared.v_empty[stage], Types::math_warps);
   }
-  if constexpr (Config::operand_stages > 0) {
-    for (int stage = 0; stage < Config::operand_stages; ++stage) {
-      init(shared.operand_full[stage], 1);
-      init(shared.operand_empty[stage], Types::math_warps);
-    }
-  }
+  init_operand_barriers<Config>(shared, Types::math_warps);
   init_tile_queue(shared.queue, Types::math_warps);
   ptx::mbarrier_init_fence();
 }

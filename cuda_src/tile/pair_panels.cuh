@@ -5,6 +5,7 @@
 
 #include "../ptx/tensor_copy.cuh"
 #include "numeric.cuh"
+#include "pipeline.cuh"
 #include "score.cuh"
 
 namespace cuflash {
@@ -33,20 +34,67 @@ __device__ inline void load_pairs(Panels& panels, const void* map, unsigned barr
   }
 }
 
-// What a lane reads of panels: elements (row + di, column + dj), di a multiple of 8, dj of 8 or one
-// more, both known to the compiler. Two neighbours lie side by side.
+// A ring of tiles of an array of pairs that a term of the scores reads, and its barriers. Nothing
+// where there is none.
+template <class Config, bool = (Config::operand_stages > 0)>
+struct OperandStorage {
+  PairPanels<Config::operand_bytes, Config::operand_rows, Config::block_kv>
+      operand[Config::operand_stages];
+  Barrier operand_full[Config::operand_stages];
+  Barrier operand_empty[Config::operand_stages];
+};
+template <class Config>
+struct OperandStorage<Config, false> {};
+
+// By one thread: its barriers, which so many warps that read it arrive at.
+template <class Config>
+__device__ inline void init_operand_barriers(OperandStorage<Config>& storage, int reading_warps) {
+  if constexpr (Config::operand_stages > 0) {
+    for (int stage = 0; stage < Config::operand_stages; ++stage) {
+      ptx::mbarrier_init(ptx::shared_address(&storage.operand_full[stage]), 1);
+      ptx::mbarrier_init(ptx::shared_address(&storage.operand_empty[stage]), reading_warps);
+    }
+  }
+}
+
+// By one thread: the tile of queries from q_begin and keys from kv_begin on -> a stage that has
+// been read.
+template <class Config>
+__device__ inline void load_operand_tile(OperandStorage<Config>& storage,
+                                         const typename Config::Params& params, unsigned stage,
+                                         int batch, int head, int q_begin, int kv_begin) {
+  auto& full = storage.operand_full[stage];
+  auto& panels = storage.operand[stage];
+  arrive_expecting<Config>(full, sizeof(panels.data));
+  const StagedPlace place = Config::Score::List::staged_place(params, batch, head);
+  load_pairs(panels, place.map, ptx::shared_address(&full), kv_begin,
+             Config::operand_rows == Config::block_q ? q_begin : 0, place.head, place.batch,
+             place.policy);
+}
+
+// What a lane reads of panels: elements (row + di, column + dj), both known to the compiler. Of a
+// tile whose rows are queries di is a multiple of 8 and dj of 8 or one more, and two neighbours are
+// read at once; of one whose rows are keys it is the other way round.
 template <class T>
 struct PairReader {
+  static constexpr int panel_columns = 128 / sizeof(T);
   const unsigned char* data;
   int panel_bytes;
   unsigned first;  // of the lane, in bytes
+  bool transposed;
 
   __device__ PairReader(const StagedLane& lane, int row)
       : data(static_cast<const unsigned char*>(lane.panels)),
         panel_bytes(lane.panel_bytes),
-        first(row * 128 + (lane.column * sizeof(T) ^ row % 8 * 16)) {}
+        first(row * 128 + (lane.column % panel_columns * sizeof(T) ^ row % 8 * 16)),
+        transposed(lane.transposed) {
+    if (transposed) data += lane.column / panel_columns * panel_bytes;
+  }
   __device__ float at(int di, int dj) const {
-    constexpr int panel_columns = 128 / sizeof(T);
+    if (transposed) {  // the lowest bit of the row is of di, that of 8 of the column of dj
+      const unsigned place = (first ^ di % 2 * 16 ^ dj * sizeof(T)) + di * 128;
+      return to_compute(*reinterpret_cast<const T*>(data + place));
+    }
     const unsigned within = dj / 8 * 8 % panel_columns * sizeof(T);
     const unsigned place = (first ^ within) + dj / panel_columns * panel_bytes + di * 128;
     if constexpr (sizeof(T) == 2) {

@@ -6,8 +6,8 @@
 namespace cuflash {
 
 // What the pairs of a kv tile and a query head give to the gradient of a term: a sum of every
-// thread of the block, [batch, heads_q, kv tile, thread], that steps/slope_gradient.cu adds up. Each
-// thread reads and writes its own numbers alone.
+// thread of the block, [batch, heads_q, kv tile, thread], that steps/slope_gradient.cu adds up.
+// Each thread reads and writes its own numbers alone.
 template <class Config>
 struct PairSums {
   using Compute = typename Config::Compute;

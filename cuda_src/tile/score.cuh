@@ -44,6 +44,7 @@ struct StagedLane {
   int panel_bytes = 0;
   int row = 0;
   int column = 0;
+  bool transposed = false;  // rows of scores are keys
 };
 
 // What a lane has of a tile of scores.
@@ -77,7 +78,7 @@ struct RowsOfQueries {
             query0 + position.row,
             key0 + position.column,
             {staged.panels, staged.panel_bytes, staged.row + position.row,
-             staged.column + position.column}};
+             staged.column + position.column, false}};
   }
   template <class Tile>
   __device__ static constexpr int query_step(int m, int, int group, int) {
@@ -95,9 +96,15 @@ struct RowsOfKeys {
   int head;  // of the queries
   int query0;
   int key0;
+  StagedLane staged = {};  // of query0 and key0
   __device__ Lane lane() const {
     const LanePosition position;
-    return {batch, head, query0 + position.column, key0 + position.row, {}};
+    return {batch,
+            head,
+            query0 + position.column,
+            key0 + position.row,
+            {staged.panels, staged.panel_bytes, staged.row + position.column,
+             staged.column + position.row, true}};
   }
   template <class Tile>
   __device__ static constexpr int query_step(int, int n, int, int which) {

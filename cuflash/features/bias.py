@@ -41,9 +41,9 @@ _DEVICE = DevicePart(
 )
 
 
-#: Of FlashAttention-3's forward pass where the bias differs from key to key.
+#: Of FlashAttention-3 where it brings a bias to shared memory, which differs from key to key.
 _STAGED = DevicePart(
-    kernels=frozenset({("fa3", "forward")}),
+    kernels=frozenset({("fa3", "forward"), ("fa3", "backward")}),
     struct="StagedBiasParams",
     block=with_map(
         (f"{_NAME}_map", TENSOR_MAP),
@@ -55,7 +55,6 @@ _STAGED = DevicePart(
     seams=(("Score", "StagedBiasTerm<{bias_dtype}, {bias_storage}, {bias_of_rows}>"),),
     header="features/bias_staged.cuh",
 )
-_UNSTAGED = replace(_DEVICE, kernels=MAIN_KERNELS - _STAGED.kernels)
 
 
 def part_of(array: Any, place: ScorePlace, entries: int = 1) -> Any:
@@ -97,8 +96,8 @@ def _use(request: Request) -> Use | None:
     entries = 1 if bias.entries is None else bias.entries[0]
     return Use(
         "bias",
-        _UNSTAGED if bias.staged else _DEVICE,
-        others=(_STAGED,) if bias.staged else (),
+        _DEVICE,
+        staged=_STAGED if bias.staged else None,
         compiled=(
             ("bias_dtype", bias.dtype),
             ("bias_storage", problem.storage),

@@ -40,9 +40,10 @@ class Use:
     ----------
     feature
         Its name in the table of features.
-    device, others
-        What it adds to kernels; None where it changes none. And in other forms
-        to others.
+    device
+        What it adds to kernels; None where it changes none.
+    staged
+        The same for kernels that bring its array to shared memory.
     host
         What it adds to the tiled NumPy code; None where it changes no score.
     unit
@@ -71,12 +72,12 @@ class Use:
     unit: float | None = None
     pair_sums: str | None = None
     shown: str = ""
-    others: tuple[DevicePart, ...] = ()
+    staged: DevicePart | None = None
 
-    def part_in(self, kernel: KernelName) -> DevicePart | None:
-        """What it adds to a kernel."""
-        parts = () if self.device is None else (self.device, *self.others)
-        return next((part for part in parts if kernel in part.kernels), None)
+    def part_in(self, kernel: KernelName, staging: bool) -> DevicePart | None:
+        """What it adds to a kernel, which may bring arrays to shared memory."""
+        part = self.staged if staging and self.staged is not None else self.device
+        return part if part is not None and kernel in part.kernels else None
 
     @property
     def needs_cuda(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from ..errors import ArgumentValueError, UnsupportedError
@@ -142,10 +143,13 @@ def _forward(
     if problem.mask == "causal":  # else tiles are about equal, and heads may come singly
         head_group = even_head_group(problem, limits)
     grid = min(tiles, limits.num_sms * footprint.blocks_per_sm)
-    boxes = [("q", fa3.ROWS), ("k", tile.block_kv), ("v", tile.block_kv)]
-    staged = (name for name, operand in problem.operands.items() if operand.staged)
-    boxes += [(name, tile.operand[1]) for name in staged]
-    launch = KernelLaunch(config, grid, (("head_group", head_group),), tuple(boxes))
+    boxes = (
+        ("q", fa3.ROWS),
+        ("k", tile.block_kv),
+        ("v", tile.block_kv),
+        *_operand_boxes(problem, tile),
+    )
+    launch = KernelLaunch(config, grid, (("head_group", head_group),), boxes)
     workspace = tuple(lay_out([("tile_counter", 4)]))
     return Plan(problem, "cuda", "fa3", tile, reason, rejected, (launch,), workspace)
 
@@ -170,7 +174,10 @@ def _backward(
     config = replace(config, head_dim=tile.head_dim, head_dim_v=tile.head_dim_v)
     head_group = _backward_head_group(seen, limits, tile, tiles)
     of_q, of_kv = tile.block_q, tile.block_kv
-    boxes = (("q", of_q), ("k", of_kv), ("v", of_kv), ("dout", of_q))
+    boxes = (
+        *(("q", of_q), ("k", of_kv), ("v", of_kv), ("dout", of_q)),
+        *_operand_boxes(problem, tile),
+    )
     heads = problem.batch * seen.heads_kv
     order = RowOrder(heads, tiles, head_group, tile.kv_tiles_per_convert_block, limits.num_sms)
     arguments = [("head_group", head_group), ("ahead", order.ahead), *keys.arguments]
@@ -188,6 +195,14 @@ def _backward(
     workspace = tuple(lay_out([*rows.sizes, *keys.sizes, *others.sizes]))
     reason += keys.said
     return Plan(problem, "cuda", "fa3", tile, reason, rejected, launches, workspace)
+
+
+def _operand_boxes(problem: AttentionProblem, tile: fa3.Fa3Tile) -> Iterator[tuple[str, int]]:
+    """The array of pairs that comes tile by tile, and rows of a tile."""
+    stages, rows, _ = tile.operand
+    for name, operand in problem.operands.items():
+        if stages and operand.staged:
+            yield name, rows
 
 
 def _check_pair_sums(problem: AttentionProblem, tile: fa3.Fa3BackwardTile) -> None:

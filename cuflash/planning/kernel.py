@@ -107,13 +107,15 @@ def kernel_config(
         threads=footprint.threads,
         shared_bytes=footprint.shared_bytes,
         blocks_per_sm=footprint.blocks_per_sm,
-        features=_features(problem, kernel),
+        features=_features(problem, kernel, constants.get("operand_stages", 0) > 0),
     )
 
 
-def _features(problem: AttentionProblem, kernel: KernelName) -> tuple[CompiledFeature, ...]:
+def _features(
+    problem: AttentionProblem, kernel: KernelName, staging: bool
+) -> tuple[CompiledFeature, ...]:
     """What the features of a problem add to a kernel."""
-    parts = ((use, use.part_in(kernel)) for use in problem.uses)
+    parts = ((use, use.part_in(kernel, staging)) for use in problem.uses)
     return tuple(
         CompiledFeature(use.feature, part, use.compiled) for use, part in parts if part is not None
     )

@@ -59,6 +59,17 @@ def _panels(rows: int, columns: int) -> int:
     return ceil_div(columns, _PANEL) * rows * 128
 
 
+def _operand_bytes(operand: tuple[int, int, int], block_kv: int) -> int:
+    """Of tiles of an array of pairs, and of their barriers, which lie before all others."""
+    stages, rows, itemsize = operand
+    return stages * ceil_div(block_kv * itemsize, 128) * rows * 128 + 1024 if stages else 0
+
+
+def _operand_constants(operand: tuple[int, int, int]) -> dict[str, int]:
+    """What the device code reads from ``Config``."""
+    return dict(zip(("operand_stages", "operand_rows", "operand_bytes"), operand, strict=True))
+
+
 @dataclass(frozen=True)
 class Fa3ForwardTile:
     """The forward pass: warpgroups of 64 queries each, K and V in rings they share."""
@@ -87,9 +98,7 @@ class Fa3ForwardTile:
         shared += 4 * self.warpgroups * _panels(16, _PANEL)  # of the output, a panel for each warp
         barriers = 2 * self.q_stages * self.warpgroups + 4 * self.num_stages + 4
         shared = ceil_div(shared + 8 * barriers + 48, 1024) * 1024
-        stages, rows, itemsize = self.operand
-        if stages:  # tiles, and their barriers before all others
-            shared += stages * ceil_div(self.block_kv * itemsize, 128) * rows * 128 + 1024
+        shared += _operand_bytes(self.operand, self.block_kv)
         threads = WARPGROUP * (self.warpgroups + 1)
         return Footprint(shared, 65536 // threads // 8 * 8, threads)
 
@@ -105,9 +114,7 @@ class Fa3ForwardTile:
             "math_registers": registers.math,
             "blocks_per_sm": 1,
             "takes_turns": int(self.takes_turns),
-            "operand_stages": self.operand[0],
-            "operand_rows": self.operand[1],
-            "operand_bytes": self.operand[2],
+            **_operand_constants(self.operand),
         }
 
 
@@ -130,6 +137,8 @@ class Fa3BackwardTile:
     kv_tiles_per_convert_block: int = 0
     #: That are cleared by one copy.
     zero_bytes: int = 4096
+    #: As of the forward pass.
+    operand: tuple[int, int, int] = (0, 0, 0)
 
     #: Those that do arithmetic.
     warpgroups = 2
@@ -149,8 +158,9 @@ class Fa3BackwardTile:
         shared += 2 * self.num_stages * 4 * self.block_q  # lse and delta
         barriers = 2 + 2 * self.num_stages + 2 * self.score_stages + 7
         shared = ceil_div(shared + 8 * barriers, 128) * 128 + self.zero_bytes
+        shared = ceil_div(shared, 1024) * 1024 + _operand_bytes(self.operand, self.block_kv)
         threads = WARPGROUP * (self.warpgroups + 1)
-        return Footprint(ceil_div(shared, 1024) * 1024, 65536 // threads // 8 * 8, threads)
+        return Footprint(shared, 65536 // threads // 8 * 8, threads)
 
     @property
     def _k_parts(self) -> int:
@@ -170,6 +180,7 @@ class Fa3BackwardTile:
             "ordered": int(self.ordered),
             "load_registers": _BACKWARD_REGISTERS.load,
             "math_registers": _BACKWARD_REGISTERS.math,
+            **_operand_constants(self.operand),
         }
 
 
@@ -227,19 +238,24 @@ def _forward(problem: AttentionProblem, every: bool) -> Iterator[Fa3ForwardTile]
             yield from _with_operand(problem, tile_of_row(problem, row))
 
 
+def _operand(problem: AttentionProblem, block_q: int) -> tuple[int, int] | None:
+    """Rows and bytes of an element of an array of pairs that comes tile by tile."""
+    staged = [one for one in problem.operands.values() if one.staged and one.mappable]
+    if not staged:
+        return None
+    _, _, queries, _ = staged[0].pairs
+    return block_q if queries > 1 else _ROWS_OF_ONE, DTYPES[staged[0].dtype].itemsize
+
+
 def _with_operand(problem: AttentionProblem, tile: Fa3ForwardTile) -> Iterator[Fa3ForwardTile]:
     """The tile with room for an array of pairs, if there is one, and fewer other stages for it."""
-    staged = [operand for use in problem.uses for operand in use.operands if operand.staged]
-    if not staged:
+    given = _operand(problem, tile.block_q)
+    if given is None:
         yield tile
-    for operand in staged:
-        _, _, queries, _ = operand.pairs
-        rows = tile.block_q if queries > 1 else _ROWS_OF_ONE
-        itemsize = DTYPES[operand.dtype].itemsize
-        choices = product((2, 1), range(tile.num_stages, 1, -1), range(tile.q_stages, 0, -1))
-        for stages, num_stages, q_stages in choices:
-            given = stages, rows, itemsize
-            yield replace(tile, num_stages=num_stages, q_stages=q_stages, operand=given)
+        return
+    choices = product((2, 1), range(tile.num_stages, 1, -1), range(tile.q_stages, 0, -1))
+    for stages, num_stages, q_stages in choices:
+        yield replace(tile, num_stages=num_stages, q_stages=q_stages, operand=(stages, *given))
 
 
 def _backward(problem: AttentionProblem, every: bool) -> Iterator[Fa3BackwardTile]:
@@ -252,7 +268,7 @@ def _backward(problem: AttentionProblem, every: bool) -> Iterator[Fa3BackwardTil
         if not every and window < row.fewest_of_window:
             continue
         if problem.head_dim <= row.widest and problem.head_dim_v <= row.widest_v:
-            yield Fa3BackwardTile(
+            plain = Fa3BackwardTile(
                 row.block_q,
                 row.block_kv,
                 row.num_stages,
@@ -262,3 +278,20 @@ def _backward(problem: AttentionProblem, every: bool) -> Iterator[Fa3BackwardTil
                 row.kv_tiles_per_convert_block,
                 row.zero_bytes,
             )
+            yield from _with_operand_of_rows(problem, plain)
+            yield plain
+
+
+def _with_operand_of_rows(
+    problem: AttentionProblem, tile: Fa3BackwardTile
+) -> Iterator[Fa3BackwardTile]:
+    """The tile with room for an array of pairs.
+
+    Of one that is the same for all queries a lane reads two numbers, for which
+    it needs no tile.
+    """
+    given = _operand(problem, tile.block_q)
+    if tile.block_kv == ROWS or given is None or given[0] == _ROWS_OF_ONE:
+        return
+    for stages in (2, 1):
+        yield replace(tile, operand=(stages, *given))
