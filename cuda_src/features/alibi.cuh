@@ -8,9 +8,9 @@ namespace cuflash {
 struct AlibiParams {
   const void* alibi_slopes;  // [batch or none, heads_q], contiguous, of the compute type
   void* pair_sums;           // see tile/pair_sums.cuh
+  double inverse_unit;       // 1 over the unit of scores
   long long batch_stride;    // of the slopes
   int position;              // of query 0 among the keys
-  double inverse_unit;       // 1 over the unit of scores
   float inverse_unit_single;
 };
 

@@ -30,9 +30,10 @@ _DEVICE = DevicePart(
         [
             (_NAME, np.uint64),
             ("pair_sums", np.uint64),
+            INVERSE_UNIT[0],
             ("batch_stride", np.int64),
             ("position", np.int32),
-            *INVERSE_UNIT,
+            INVERSE_UNIT[1],
         ],
         align=True,
     ),
