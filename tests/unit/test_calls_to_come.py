@@ -29,6 +29,9 @@ KINDS = (
     replace(HALF, head_dims=((64, 64),), masks=("left", "band")),
     replace(HALF, masks=("full", "causal", "band"), sinks=("query", "float32", None)),
     replace(HALF, masks=("full", "causal"), alibi=(False, True), sinks=("float32", None)),
+    replace(HALF, masks=("band",), bias=("qk", "k:float32", None)),
+    replace(HALF, masks=("full",), bias=("q", "1:float32"), sinks=("query",), softcap=(True,)),
+    replace(HALF, masks=("causal",), dtypes=("float32",), bias=("qk", "1"), deterministic=True),
     replace(HALF, head_dims=((64, 64),)),
     replace(HALF, head_dims=((192, 128),)),
     replace(HALF, dtypes=("float32",), head_dims=((256, 256),)),
@@ -40,6 +43,8 @@ def _any_problem(calls: Calls, rng: random.Random) -> AttentionProblem:
     """Of such calls: any batch, heads, group and lengths."""
     keys, queries = (int(2 ** rng.uniform(0, 17)) for _ in range(2))
     queries = rng.choice((keys, queries, 1))
+    if calls.bias != (None,):  # one that has one key does not differ from key to key
+        keys = max(2, keys)
     heads, group = int(2 ** rng.uniform(0, 5)), rng.choice((1, 1, 2, 3, 8, 32))
     mask, storage = rng.choice(calls.masks), calls.dtypes[0]
     problem = AttentionProblem(
@@ -65,17 +70,25 @@ def _any_problem(calls: Calls, rng: random.Random) -> AttentionProblem:
     if problem.operation == "backward":
         wanted = [name for name in operands if name == "sinks" or rng.choice((False, True))]
         problem = replace(problem, wrt=("q", "k", "v", *wanted))
-    return with_features(problem, {}, operands)
+    keywords = {"softcap": 2.0} if rng.choice(calls.softcap) else {}
+    return with_features(problem, keywords, operands)
 
 
 def _any_operands(
     problem: AttentionProblem, calls: Calls, rng: random.Random
 ) -> dict[str, Operand]:
-    """Slopes and sinks of such calls, if any."""
+    """Slopes, bias and sinks of such calls, if any."""
     operands, heads = {}, problem.heads_q
     if rng.choice(calls.alibi):
         shape = rng.choice(((heads,), (problem.batch, heads)))
         operands["alibi_slopes"] = Operand("alibi_slopes", problem.compute, shape)
+    bias = rng.choice(calls.bias)
+    if bias is not None:
+        axes, _, dtype = bias.partition(":")
+        lengths = {"q": problem.seqlen_q, "k": problem.seqlen_kv}
+        pairs = [size if axis in axes else 1 for axis, size in lengths.items()]
+        shape = (rng.choice((1, problem.batch)), rng.choice((1, heads)), *pairs)
+        operands["bias"] = Operand("bias", dtype or problem.storage, shape)
     sinks = rng.choice(calls.sinks)
     if sinks is not None:
         dtype = problem.storage if sinks == "query" else sinks
@@ -115,6 +128,11 @@ def test_windows_of_any_width_have_their_kernels_at_lengths_that_are_given(mask:
 def test_sinks_of_a_dtype_that_no_call_takes_are_refused() -> None:
     with pytest.raises(ArgumentValueError, match="sinks: got float64 for float16; expected"):
         kernels_of(replace(HALF, sinks=("float64",)), LIMITS["90"])
+
+
+def test_a_bias_of_a_dtype_that_no_call_takes_is_refused() -> None:
+    with pytest.raises(ArgumentValueError, match="bias: got float64 for float16; expected"):
+        kernels_of(replace(HALF, bias=("qk:float64",)), LIMITS["90"])
 
 
 def test_one_query_of_many_heads_on_many_keys_has_its_kernels_too() -> None:

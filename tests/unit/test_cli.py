@@ -73,6 +73,9 @@ def test_explain_passes_every_option_on(capsys: pytest.CaptureFixture[str]) -> N
             "--alibi-slopes batch --wrt alibi_slopes",
             {"alibi_slopes": (1, 16), "wrt": ("alibi_slopes",)},
         ),
+        ("--bias hk", {"bias": (1, 16, 1, 9)}),
+        ("--bias bq:float32 --wrt bias", {"bias": ((1, 1, 9, 1), "float32"), "wrt": ("bias",)}),
+        ("--bias 1 --wrt q,bias", {"bias": (1, 1, 1, 1), "wrt": ("q", "bias")}),
         ("--sinks", {"sinks": "float16"}),
         ("--sinks float32", {"sinks": "float32"}),
         ("--wrt v", {"wrt": ("v",)}),
@@ -103,6 +106,9 @@ def test_explain_passes_on_what_features_take(
         ("explain --wrt q,q", "wrt"),
         ("explain --wrt sinks", "sinks as an argument"),
         ("explain --wrt alibi_slopes", "alibi_slopes as an argument"),
+        ("explain --wrt bias", "bias as an argument"),
+        ("explain --bias qk:float64", "bias"),
+        ("explain --bias qk:no", "bias"),
         ("explain --alibi-slopes heads --q-offset 2000000000", "q_offset"),
         ("explain --sinks float64", "sinks"),
         ("explain --sinks no", "sinks"),
@@ -134,7 +140,15 @@ def test_the_version_is_printed(root: Path) -> None:
 
 @pytest.mark.parametrize(
     "command",
-    ["", "unknown", "explain --dtype int8", "explain --window-size 3 x", "demo --steps many"],
+    [
+        "",
+        "unknown",
+        "explain --dtype int8",
+        "explain --window-size 3 x",
+        "explain --bias hh",
+        "explain --bias x",
+        "demo --steps many",
+    ],
 )
 def test_wrong_arguments_end_with_2(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:

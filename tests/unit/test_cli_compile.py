@@ -63,7 +63,7 @@ def compiler(monkeypatch: pytest.MonkeyPatch) -> Compiler:
 
 def test_every_option_is_passed_on(compiler: Compiler) -> None:
     lists = "--head-dim 64,192/128 --dtype float32,float64 --operation backward --mask causal"
-    lists += ",band --softcap yes --alibi no,yes --sinks none,query"
+    lists += ",band --softcap yes --alibi no,yes --bias none,qk:float32 --sinks none,query"
     others = "--algorithm fa2 --deterministic --unaligned --seqlen 512,1/4096 --arch sm_90"
     assert cli.main(["compile", *lists.split(), *others.split(), "--threads", "2"]) == 0
     assert compiler.calls == [
@@ -74,6 +74,7 @@ def test_every_option_is_passed_on(compiler: Compiler) -> None:
             masks=("causal", "band"),
             softcap=(True,),
             alibi=(False, True),
+            bias=(None, "qk:float32"),
             sinks=(None, "query"),
             algorithm="fa2",
             deterministic=True,
@@ -139,7 +140,14 @@ def test_what_cannot_be_done_is_said_and_ends_with_2(
 
 @pytest.mark.parametrize(
     "options",
-    ["--dtype int8", "--dtype float16,", "--mask window", "--head-dim 64/", "--threads 0"],
+    [
+        "--dtype int8",
+        "--dtype float16,",
+        "--mask window",
+        "--head-dim 64/",
+        "--bias h",
+        "--threads 0",
+    ],
 )
 def test_wrong_arguments_end_with_2(options: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:

@@ -56,6 +56,7 @@ def test_slopes_are_planned_from_a_shape_or_a_dtype(
         ([4, 1, 1], "float16", (4, 1, 1)),
         ((2, 4, 5, 7), "float16", (2, 4, 5, 7)),
         ("float32", "float32", (2, 4, 5, 7)),
+        (((5, 1), "float32"), "float32", (5, 1)),
         (np.float16, "float16", (2, 4, 5, 7)),
         (np.zeros((1, 5, 1), np.float32), "float32", (1, 5, 1)),
     ],

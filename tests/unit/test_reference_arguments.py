@@ -69,9 +69,9 @@ def test_both_kinds_of_true_are_true(causal: bool) -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["q", "k", "v", "dout", "dlse", "alibi_slopes"])
+@pytest.mark.parametrize("name", ["q", "k", "v", "dout", "dlse", "alibi_slopes", "bias"])
 def test_only_numpy_arrays_of_real_numbers_are_taken(name: str) -> None:
-    shape = {"dlse": (2,), "alibi_slopes": (1,)}.get(name, (2, 4))
+    shape = {"dlse": (2,), "alibi_slopes": (1,), "bias": (2, 1)}.get(name, (2, 4))
     bad = [[[1.0]], 1.0, np.zeros(shape, complex), np.zeros(shape, "U1"), np.zeros(shape, object)]
     for value in (*bad, np.ma.masked_array(np.zeros(shape))):
         with pytest.raises(ArgumentTypeError, match=f"^{name}: got "):
@@ -130,6 +130,21 @@ def test_dlse_is_not_taken_in_another_order() -> None:
     for wrong in (rows.swapaxes(1, 2), rows[0], rows.ravel()):
         with pytest.raises(ArgumentValueError, match=r"^dlse: got shape .* expected \(1, 2, 3\)"):
             reference.attention_backward(x, x, x, x, dlse=wrong)
+
+
+def test_a_bias_broadcasts_against_all_pairs() -> None:
+    q, kv = np.zeros((2, 5, 4, 3)), np.zeros((2, 6, 2, 3))
+    for shape in ((), (6,), (1,), (5, 1), (4, 5, 6), (1, 1, 6), (2, 1, 1, 6), (2, 4, 5, 6)):
+        given_ = {"bias": np.zeros(shape)}
+        reference.attention(q, kv, kv, **given_)
+        *_, dbias = reference.attention_backward(q, q, kv, kv, **given_)
+        assert dbias.shape == shape
+    for shape in ((5,), (6, 5), (2, 1, 1), (3, 1, 1, 1), (1, 2, 4, 5, 6), (0,), (2, 2, 5, 6)):
+        for call in (reference.attention, lambda *a, **b: reference.attention_backward(q, *a, **b)):
+            with pytest.raises(
+                ArgumentValueError, match=r"^bias: got shape .* \(2, 4, 5, 6\), or 1"
+            ):
+                call(q, kv, kv, bias=np.zeros(shape))
 
 
 @pytest.mark.parametrize("name", ["q", "k", "v", "dout"])

@@ -1,4 +1,4 @@
-"""Windows, slopes and sinks of the oracle: loops, finite differences, what they fall back to."""
+"""Windows, slopes, biases and sinks of the oracle: loops, finite differences, what they fall back to."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SIDES = st.one_of(st.none(), st.integers(0, 6))
 
 @st.composite
 def problems(draw_: st.DrawFn) -> tuple[tuple[int, ...], dict[str, Any]]:
-    """Sizes and options: windows of both kinds, slopes, sinks, rows that see nothing; or none."""
+    """Sizes and options: windows of both kinds, slopes, biases, sinks, rows that see nothing; or none."""
     group, heads_kv = draw_(st.sampled_from(((1, 1), (2, 2), (3, 1))))
     lengths = draw_(st.integers(1, 5)), draw_(st.integers(1, 6))
     sizes = (draw_(st.integers(1, 2)), group * heads_kv, heads_kv, *lengths, 2, 3)
@@ -29,12 +29,17 @@ def problems(draw_: st.DrawFn) -> tuple[tuple[int, ...], dict[str, Any]]:
         "q_offset": draw_(st.one_of(st.none(), st.integers(-8, 8))),
         "softcap": draw_(st.sampled_from((None, 1.5))),
         "alibi_slopes": None,
+        "bias": None,
         "sinks": None,
     }
     random = np.random.default_rng(draw_(st.integers(0, 2**16)))
     shape = draw_(st.sampled_from((None, sizes[1:2], sizes[:2])))
     if shape is not None:
         options["alibi_slopes"] = 0.5 * random.standard_normal(shape)
+    if draw_(st.booleans()):
+        whole = (*sizes[:2], *lengths)
+        shape = [draw_(st.sampled_from((1, size))) for size in whole][draw_(st.integers(0, 4)) :]
+        options["bias"] = random.standard_normal(shape)
     if draw_(st.booleans()):
         options["sinks"] = 2 * random.standard_normal(sizes[1])
     return sizes, options
@@ -47,6 +52,7 @@ def by_loops(inputs: dict[str, np.ndarray], options: dict[str, Any]) -> tuple[np
     offset = sk - sq if options["q_offset"] is None else options["q_offset"]
     left, right = options["window_size"] or (None, None)
     slopes = np.zeros(hq) if options["alibi_slopes"] is None else options["alibi_slopes"]
+    bias = np.zeros(()) if options["bias"] is None else options["bias"]
     out, lse = np.zeros((b, sq, hq, v.shape[3])), np.full((b, hq, sq), -np.inf)
     for n, h, i in itertools.product(range(b), range(hq), range(sq)):
         weights = {}
@@ -60,7 +66,9 @@ def by_loops(inputs: dict[str, np.ndarray], options: dict[str, Any]) -> tuple[np
                 if options["softcap"]:
                     score = options["softcap"] * np.tanh(score / options["softcap"])
                 slope = slopes[h] if slopes.ndim == 1 else slopes[n, h]
-                weights[j] = np.exp(score - slope * abs(i + offset - j))
+                own = bias.reshape((1,) * (4 - bias.ndim) + bias.shape)
+                added = own[tuple(at % n for at, n in zip((n, h, i, j), own.shape, strict=True))]
+                weights[j] = np.exp(score - slope * abs(i + offset - j) + added)
         total = sum(weights.values())
         if options["sinks"] is not None:
             total += np.exp(options["sinks"][h])
@@ -87,7 +95,7 @@ def test_forward_is_the_definition(problem: tuple[tuple[int, ...], dict[str, Any
 def test_gradients_are_finite_differences(problem: tuple[tuple[int, ...], dict[str, Any]]) -> None:
     sizes, options = problem
     inputs, gradients = draw(sizes, 1)
-    for name in ("alibi_slopes", "sinks"):  # in the order of their gradients
+    for name in ("alibi_slopes", "bias", "sinks"):  # in the order of their gradients
         value = options.pop(name)
         inputs |= {} if value is None else {name: value}
 
@@ -105,7 +113,7 @@ def test_gradients_are_finite_differences(problem: tuple[tuple[int, ...], dict[s
     for (name, value), grad in zip(inputs.items(), grads, strict=True):
         assert grad.shape == value.shape
         along = generator.standard_normal(value.shape)
-        ahead, behind = (loss(**{name: value + sign * step * along}) for sign in (1, -1))
+        ahead, behind = (loss(**{name: np.asarray(value + sign * step * along)}) for sign in (1, -1))
         found, expected = (ahead - behind) / (2 * step), np.sum(grad * along)
         size = np.linalg.norm(along) * max(1, np.linalg.norm(grad))
         assert abs(found - expected) <= limits.DIFFERENCE_LIMIT * size, name
@@ -127,6 +135,9 @@ def _both(inputs: dict[str, np.ndarray], dout: np.ndarray, **options: Any) -> li
         ({"alibi_slopes": np.zeros(4)}, {}),
         ({"alibi_slopes": np.zeros((2, 4)), "causal": True}, {"causal": True}),
         ({"alibi_slopes": np.full((2, 4), 0.5)}, {"alibi_slopes": np.full(4, 0.5)}),
+        ({"bias": np.zeros(())}, {}),
+        ({"bias": np.full((2, 1, 7, 1), 0.5)}, {"bias": np.full((7, 6), 0.5)}),
+        ({"bias": np.triu(np.full((7, 6), -np.inf), 0)}, {"causal": True}),
         ({"sinks": np.full(4, -np.inf)}, {}),
         ({"sinks": np.full(4, -np.inf), "window_size": (1, 1)}, {"window_size": (1, 1)}),
     ],
