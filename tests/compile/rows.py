@@ -36,7 +36,7 @@ _HALVES = ("float16", "bfloat16")
 LONG, SHORT = 100_000, 1000
 
 #: Kernels of FlashAttention-3 that spill, and bytes: see what the compiler says of windows, soft
-#: caps and ALiBi in ``bench/NOTES.md``. There are no others.
+#: caps, ALiBi and bias in ``bench/NOTES.md``. There are no others.
 SPILLS = {
     "sm_90-fa3-backward-bfloat16-d192-causal-dv128-softcap-bfloat16-64x128": 8,
     "sm_90-fa3-backward-bfloat16-d64-band-128x128-ordered": 112,
@@ -47,6 +47,10 @@ SPILLS = {
     "sm_90-fa3-backward-bfloat16-d64-causal-alibi-bfloat16-0-128x128": 88,
     "sm_90-fa3-backward-bfloat16-d64-full-alibi-bfloat16-1-128x128-ordered": 260,
     "sm_90-fa3-backward-float16-d64-band-alibi-float16-1-128x128-converts32": 200,
+    "sm_90-fa3-backward-bfloat16-d128-causal-bias-float32-bfloat16-1-1-64x128": 8,
+    "sm_90-fa3-backward-bfloat16-d64-causal-bias-bfloat16-bfloat16-1-1-128x128": 52,
+    "sm_90-fa3-backward-float16-d64-band-bias-float16-float16-0-0-128x128-converts32": 112,
+    "sm_90-fa3-forward-bfloat16-d128-causal-bias-float32-bfloat16-1-1-192x80": 8,
 }
 
 _HEAD_DIMS = (*((d, d) for d in HEAD_DIM_BUCKETS), (192, 128))

@@ -21,7 +21,10 @@ from .common import (
 __all__ = ["BiasTile", "bias_tiles"]
 
 #: Queries, keys and warps, best first.
-_BLOCKS = ((64, 128, 4), (64, 64, 4), (64, 32, 4), (32, 32, 2), (16, 32, 1), (16, 16, 1), (8, 8, 1))
+_BLOCKS = (
+    *((64, 128, 8), (128, 64, 8), (64, 64, 4), (64, 32, 4)),
+    *((32, 32, 2), (16, 32, 1), (16, 16, 1), (8, 8, 1)),
+)
 
 
 @dataclass(frozen=True)
