@@ -82,16 +82,26 @@ def calls(
 
 
 @st.composite
-def biases(draw: Any, random: np.random.Generator, sizes: tuple[int, ...], dtype: str) -> Any:
+def biases(
+    draw: Any,
+    random: np.random.Generator,
+    sizes: tuple[int, ...],
+    dtype: str,
+    hidden: bool = False,
+) -> Any:
     """One that broadcasts against these sizes: first axes left out, 1 in place of others.
 
-    Its axes lie in any order, some of them backwards, some at a stride of 0.
+    Its axes lie in any order, some of them backwards, some at a stride of 0. If pairs are
+    ``hidden``, one number in four is minus infinity.
     """
     kept = sizes[draw(st.integers(0, len(sizes))) :]
     kinds = [draw(st.sampled_from(["own", "own", "one", "same"])) for _ in kept]
     order = draw(st.permutations(range(len(kept))))
     own = [1 if kind in ("one", "same") else size for kind, size in zip(kinds, kept, strict=True)]
-    values = random.standard_normal([own[axis] for axis in order]).astype(DTYPES[dtype])
+    values = np.asarray(random.standard_normal([own[axis] for axis in order]))
+    values = values.astype(DTYPES[dtype])
+    if hidden:
+        values[random.random(values.shape) < 0.25] = -np.inf
     values = values.transpose(np.argsort(order)) if order else values
     values = values[tuple(slice(None, None, draw(st.sampled_from([1, -1]))) for _ in kept)]
     whole = [1 if kind == "one" else size for kind, size in zip(kinds, kept, strict=True)]
