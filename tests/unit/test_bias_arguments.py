@@ -121,7 +121,7 @@ def test_every_shape_that_broadcasts_is_taken(shape: Any) -> None:
         ("float16", "bfloat16", "float16 or float32"),
         ("float16", "float64", "float16 or float32"),
         ("bfloat16", "float16", "bfloat16 or float32"),
-        ("float64", "float16", "float64 or float32"),
+        ("float64", "float16", "float32 or float64"),
     ],
 )
 def test_another_dtype_is_refused(dtype: str, bias: str, expected: str) -> None:

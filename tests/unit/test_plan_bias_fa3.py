@@ -1,0 +1,84 @@
+"""A bias in plans of FlashAttention-3: what comes through the copy engine, and what does not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+import cuflash
+from cuflash.planning.plan import plan
+from cuflash.planning.problem import DTYPES
+from cuflash.planning.tiles.common import ceil_div
+
+from ..architectures import LIMITS
+from .bias_case import FORMS, kernel_of, problem_of, shape_of
+
+
+@pytest.mark.parametrize("operation", ["forward", "backward"])
+@pytest.mark.parametrize("form", FORMS, ids=str)
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_fa3_brings_what_differs_from_key_to_key_to_shared_memory(
+    operation: Any, form: tuple[bool, bool], dtype: str
+) -> None:
+    """But in the backward pass for what is the same for all queries, or finds no room."""
+    wrt = ("q", "k", "v") if operation == "backward" else ()
+    problem = problem_of(shape_of(1, 4, form), dtype, operation=operation, wrt=wrt)
+    chosen = plan(problem, LIMITS["90"], algorithm="fa3")
+    rows, keys = form
+    launch, tile = kernel_of(chosen, operation), chosen.tile
+    constants, boxes = dict(launch.config.constants), dict(launch.boxes)
+    staged = keys and (operation == "forward" or (rows and dtype == "float16"))
+    (feature,) = launch.config.features
+    assert feature.device.struct == ("StagedBiasParams" if staged else "BiasParams")
+    assert ("bias" in boxes) == staged
+    stages = constants["operand_stages"]
+    assert (stages > 0) == staged
+    if not staged:
+        plain = plan(replace(problem, uses=()), LIMITS["90"], algorithm="fa3").tile
+        assert tile.footprint == plain.footprint
+        return
+    assert boxes["bias"] == constants["operand_rows"] == (tile.block_q if rows else 8)
+    itemsize = constants["operand_bytes"]
+    assert itemsize == DTYPES[dtype].itemsize
+    panels = ceil_div(tile.block_kv * itemsize, 128)
+    without = replace(tile, operand=(0, 0, 0)).footprint.shared_bytes
+    room = stages * panels * boxes["bias"] * 128 + 1024
+    assert tile.footprint.shared_bytes == launch.config.shared_bytes == without + room
+    assert launch.config.shared_bytes <= LIMITS["90"].shared_per_block
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("width", [(64, 64), (128, 128), (192, 128), (256, 256)], ids=str)
+@pytest.mark.parametrize("operation", ["forward", "backward"])
+def test_fa3_has_room_for_a_bias_in_heads_of_any_width(
+    operation: Any, width: Any, dtype: str
+) -> None:
+    """But for the widest with float32 in the forward pass."""
+    wide = {"head_dim": width[0], "head_dim_v": width[1], "wrt": (), "operation": operation}
+    problem = problem_of(shape_of(3, 4, (True, True)), dtype, **wide)
+    widest = (operation, width, dtype) == ("forward", (256, 256), "float32")
+    chosen = plan(problem, LIMITS["90"])
+    assert chosen.algorithm == ("fa2" if widest else "fa3")
+    assert chosen.launches[-1].config.shared_bytes <= LIMITS["90"].shared_per_block
+
+
+def test_what_the_copy_engine_cannot_read_is_left_to_fa2_or_to_registers() -> None:
+    """Forward and backward; one that does not differ from key to key needs no engine."""
+    forward: dict[str, Any] = {"operation": "forward", "wrt": ()}
+    problem = problem_of(shape_of(1, 4, (True, True)), mappable=False, **forward)
+    chosen = plan(problem, LIMITS["90"])
+    assert chosen.algorithm == "fa2"
+    says = "loads bias through the copy engine, which needs rows and strides of positive"
+    assert any(name == "fa3" and says in why for name, why in chosen.rejected)
+    with pytest.raises(cuflash.UnsupportedError, match=says):
+        plan(problem, LIMITS["90"], algorithm="fa3")
+    for form in ((True, False), (False, False)):
+        problem = problem_of(shape_of(1, 4, form), mappable=False, **forward)
+        assert plan(problem, LIMITS["90"]).algorithm == "fa3"
+    backward = plan(problem_of(shape_of(1, 4, (True, True)), mappable=False), LIMITS["90"])
+    assert backward.algorithm == "fa3"
+    main = kernel_of(backward, "backward")
+    assert "bias" not in dict(main.boxes)
+    assert main.config.features[0].device.struct == "BiasParams"
