@@ -10,6 +10,9 @@ from cuflash.planning.visibility import Visibility
 
 __all__ = ["Case", "Window", "mask_text"]
 
+#: What a row calls features whose arrays are inputs, and no keywords.
+_ARRAYS = ("alibi", "bias", "dbias", "sinks")
+
 #: (left, right): how many keys before and after its own a query sees; None: all of them.
 Window = tuple[int | None, int | None]
 
@@ -35,6 +38,9 @@ class Case:
     window_size: Window | None = None
     sinks: bool = False  # a learned logit for each query head; the same call without takes turns
     softcap: float | None = None  # what scores approach; the same call without takes turns
+    alibi: bool = False  # a slope for each query head; the same call without takes turns
+    bias: bool = False  # a number for each pair of each head; the same call without takes turns
+    dbias: bool = False  # a backward pass gives the gradient of the bias too
 
     @property
     def options(self) -> dict[str, Any]:
@@ -49,6 +55,9 @@ class Case:
             "deterministic": self.deterministic,
             "window_size": self.window_size,
             "softcap": self.softcap,
+            "alibi": self.alibi,
+            "bias": self.bias and self.bias_shape,
+            "dbias": self.dbias,
             "sinks": self.sinks,
         }
         return {name: value for name, value in asked.items() if value}
@@ -56,19 +65,48 @@ class Case:
     @property
     def keywords(self) -> dict[str, Any]:
         """Keywords of our own call beside ``causal``; the arrays of features are inputs."""
-        return {name: value for name, value in self.options.items() if name != "sinks"}
+        return {name: value for name, value in self.options.items() if name not in _ARRAYS}
+
+    @property
+    def arrays(self) -> tuple[str, ...]:
+        """The arrays of its features, by the keyword of our own call."""
+        asked = {"alibi_slopes": self.alibi, "bias": self.bias, "sinks": self.sinks}
+        return tuple(name for name, given in asked.items() if given)
+
+    @property
+    def gradients(self) -> tuple[str, ...]:
+        """Those of them whose gradients a backward pass gives, after those of q, k and v."""
+        asked = {"bias": self.dbias, "sinks": self.sinks}
+        return tuple(name for name, given in asked.items() if given and self.op == "backward")
+
+    @property
+    def bias_shape(self) -> tuple[int, int, int, int]:
+        """Of a bias, which all batch entries share."""
+        return 1, self.heads_q, self.seqlen_q, self.seqlen_kv
 
     @property
     def features(self) -> tuple[str, ...]:
         """The features that the kernels need besides the plain ones."""
-        asked = {"window": self.window_size, "softcap": self.softcap, "sinks": self.sinks}
+        asked = {
+            "window": self.window_size,
+            "softcap": self.softcap,
+            "alibi": self.alibi,
+            "bias": self.bias,
+            "dbias": self.dbias,
+            "sinks": self.sinks,
+        }
         return tuple(name for name, value in asked.items() if value)
 
     @property
     def companions(self) -> list[Case]:
         """Calls of ours that take turns with it: older generations, and the call without extras."""
         older = [replace(self, algorithm=name, beside=()) for name in self.beside]
-        return older + ([replace(self, sinks=False, softcap=None)] if self.extras else [])
+        return older + ([self.plain] if self.extras else [])
+
+    @property
+    def plain(self) -> Case:
+        """The same call without extras."""
+        return replace(self, sinks=False, softcap=None, alibi=False, bias=False, dbias=False)
 
     @property
     def extras(self) -> list[str]:
@@ -76,9 +114,14 @@ class Case:
         return [name for name in self.features if name != "window"]
 
     @property
+    def offset(self) -> int:
+        """Of query 0 among the keys: the last query stands at the last key."""
+        return self.seqlen_kv - self.seqlen_q
+
+    @property
     def visibility(self) -> Visibility:
         """Which keys a query sees; the last query's window is around the last key."""
-        offset = self.seqlen_kv - self.seqlen_q
+        offset = self.offset
         left, right = self.window_size or (None, None)
         right = 0 if self.causal else right
         first = None if left is None else offset - left
@@ -116,7 +159,8 @@ class Case:
         more += " deterministic" if self.deterministic else ""
         more += f" beside {', '.join(self.beside)}" if self.beside else ""
         more += f" softcap {self.softcap:g}" if self.softcap else ""
-        more += " sinks" if self.sinks else ""
+        named = {"alibi": self.alibi, "bias": self.bias, "dbias": self.dbias, "sinks": self.sinks}
+        more += "".join(f" {name}" for name, given in named.items() if given)
         return (
             f"{self.algorithm} {self.op} {self.dtype} {self.batch}x{self.seqlen_q}x{heads}"
             f"x{dims} {self.mask}{more}"

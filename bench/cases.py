@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 from .case import Case, Window, mask_text
 
@@ -156,6 +157,48 @@ def _softcap(op: str) -> list[Case]:
     ]
 
 
+def _alibi(op: str) -> list[Case]:
+    """At head_dim 64 and 128, with the causal mask that slopes come with."""
+    return [
+        replace(_square(op, "bfloat16", 2, heads, dim, 8192, True, "fa3"), alibi=True)
+        for heads, dim in ((32, 64), (16, 128))
+    ]
+
+
+#: Batch, heads, head_dim and seqlen that a bias is timed at; the last one is triangle attention
+#: over 256 rows of 256 residues.
+_BIASES = ((4, 32, 64, 2048), (2, 32, 64, 4096), (2, 16, 128, 4096), (256, 4, 32, 256))
+
+
+def _bias(op: str) -> list[Case]:
+    """A bias that all batch entries share; backward without its gradient, and with it."""
+    cases = [
+        replace(_square(op, "bfloat16", batch, heads, dim, seqlen, False, "fa3"), bias=True)
+        for batch, heads, dim, seqlen in _BIASES
+    ]
+    if op == "forward":
+        return cases
+    return [replace(case, dbias=dbias) for case in cases for dbias in (False, True)]
+
+
+#: Generations, heads and widths that have none of the sets of a feature above.
+_ELSEWHERE = (("fa2", 32, 64), ("fa2", 16, 128), ("fa3", 16, 96), ("fa3", 16, 192), ("fa3", 8, 256))
+
+
+def _features_elsewhere(op: str) -> list[Case]:
+    """What changes scores, in FlashAttention-2 and at the other widths of FlashAttention-3."""
+    asked: tuple[dict[str, Any], ...] = (
+        {"softcap": 1.0},
+        {"alibi": True, "causal": True},
+        {"bias": True},
+    )
+    return [
+        replace(_square(op, "bfloat16", 2, heads, dim, 4096, False, name), **more)
+        for name, heads, dim in _ELSEWHERE
+        for more in asked
+    ]
+
+
 #: Sets of cases by name.
 CASES: dict[str, Callable[[], list[Case]]] = {
     "fa1": _fa1,
@@ -177,6 +220,12 @@ CASES: dict[str, Callable[[], list[Case]]] = {
     "sinks-backward": lambda: _sinks("backward"),
     "softcap": lambda: _softcap("forward"),
     "softcap-backward": lambda: _softcap("backward"),
+    "alibi": lambda: _alibi("forward"),
+    "alibi-backward": lambda: _alibi("backward"),
+    "bias": lambda: _bias("forward"),
+    "bias-backward": lambda: _bias("backward"),
+    "features-elsewhere": lambda: _features_elsewhere("forward"),
+    "features-elsewhere-backward": lambda: _features_elsewhere("backward"),
 }
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from .drawing import Drawing
-from .stored import Row, implementations, kind, label
+from .stored import Row, has_feature, implementations, label
 
 __all__ = ["CHARTS", "Chart", "charts_of", "drawing_of", "lines_of", "panels_of"]
 
@@ -30,12 +30,14 @@ class Chart:
 def charts_of(name: str, rows: Sequence[Row]) -> list[Chart]:
     """The charts of a set of cases: one a pass, where the rows have lengths enough.
 
-    A set that is named after its pass has it in the names once. Windows differ from length to
-    length, and have none.
+    A set that is named after its pass has it in the names once. Sets of a feature have none: what
+    they time differs from length to length in more than the length.
     """
-    charts = []
+    charts: list[Chart] = []
+    if any(map(has_feature, rows)):
+        return charts
     for op in ("forward", "backward"):
-        of_op = [row for row in rows if row["op"] == op and kind(row) != "windows"]
+        of_op = [row for row in rows if row["op"] == op]
         if len({row["seqlen_q"] for row in of_op}) >= FEWEST_LENGTHS:
             of_set = name.removesuffix(f"-{op}")
             title = f"{of_set}, {op}, {of_op[0]['dtype']}, {of_op[0]['gpu']}, {of_op[0]['date']}"

@@ -57,7 +57,8 @@ def launch_of(case: Case, prepared: Any, inputs: Inputs) -> Callable[[], Sequenc
     """
     features = inputs.features(case)
     arrays = {"q": inputs.q, "k": inputs.k, "v": inputs.v, "dout": inputs.dout, **features}
-    results = ["out"] if case.op == "forward" else ["dq", "dk", "dv", *(f"d{f}" for f in features)]
+    of_features = [f"d{name}" for name in case.gradients]
+    results = ["out"] if case.op == "forward" else ["dq", "dk", "dv", *of_features]
     if case.op == "backward":
         arrays["out"], arrays["lse"] = _forward(case, inputs)
     xp = array_module(inputs.q)
@@ -91,11 +92,11 @@ def _forward(case: Case, inputs: Inputs) -> tuple[Any, Any]:
 
 
 def _features(case: Case, inputs: Inputs) -> dict[str, Any]:
-    """The arrays of features, and that their gradients are wanted."""
+    """The arrays of features, and which gradients are wanted besides those of q, k and v."""
     features = inputs.features(case)
-    if not features or case.op == "forward":
+    if not case.gradients:
         return features
-    return {**features, "wrt": ("q", "k", "v", *features)}
+    return {**features, "wrt": ("q", "k", "v", *case.gradients)}
 
 
 def poisoned(xp: Any, shape: tuple[int, ...], dtype: Any) -> Any:

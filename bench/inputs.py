@@ -22,10 +22,12 @@ class Inputs:
     v: Any
     dout: Any
     sinks: Any = None  # (heads_q,), where the case has them
+    alibi_slopes: Any = None  # (heads_q,) too
+    bias: Any = None  # of the case's shape
 
     def features(self, case: Case) -> dict[str, Any]:
         """The arrays of a case's features, by the keyword of our own call."""
-        return {"sinks": self.sinks} if case.sinks else {}
+        return {name: getattr(self, name) for name in case.arrays}
 
 
 def array_module(array: Any) -> Any:
@@ -56,13 +58,18 @@ def narrowed(array: Any, dtype: str) -> Any:
 
 
 def make_inputs(case: Case, xp: Any) -> Inputs:
-    """Standard normal arrays, the same in every run, of CuPy or of NumPy."""
+    """Standard normal arrays, the same in every run, of CuPy or of NumPy.
+
+    Slopes of ALiBi are those of its paper.
+    """
     generator = xp.random.default_rng(1)
     drawn = np.float64 if case.dtype == "float64" else np.float32
 
-    def normal(seqlen: int, heads: int, dim: int) -> Any:
-        shape = (case.batch, seqlen, heads, dim)
+    def drawn_of(shape: tuple[int, ...]) -> Any:
         return narrowed(generator.standard_normal(shape, dtype=drawn), case.dtype)
+
+    def normal(seqlen: int, heads: int, dim: int) -> Any:
+        return drawn_of((case.batch, seqlen, heads, dim))
 
     matrices = (
         normal(case.seqlen_q, case.heads_q, case.head_dim),
@@ -70,7 +77,12 @@ def make_inputs(case: Case, xp: Any) -> Inputs:
         normal(case.seqlen_kv, case.heads_kv, case.head_dim_v),
         normal(case.seqlen_q, case.heads_q, case.head_dim_v),
     )
-    if not case.sinks:
-        return Inputs(*matrices)
-    logits = generator.standard_normal(case.heads_q, dtype=drawn)
-    return Inputs(*matrices, narrowed(logits, case.dtype))
+    made: dict[str, Any] = {}
+    if case.sinks:
+        made["sinks"] = drawn_of((case.heads_q,))
+    if case.alibi:
+        halvings = 8 * np.arange(1, case.heads_q + 1) / case.heads_q
+        made["alibi_slopes"] = xp.asarray((2.0**-halvings).astype(drawn))
+    if case.bias:
+        made["bias"] = drawn_of(case.bias_shape)
+    return Inputs(*matrices, **made)

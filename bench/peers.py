@@ -20,7 +20,8 @@ class Peer:
     """One implementation.
 
     ``prepare(case, inputs)`` gives the call that is timed, and ``arrays`` makes
-    CuPy arrays of what that returns: the output, or the gradients, that of sinks last.
+    CuPy arrays of what that returns: the output, or the gradients of q, k, v and a
+    case's ``gradients``, in that order.
     ``version`` raises where the implementation cannot be imported.
     """
 
@@ -49,8 +50,8 @@ def _cuflash(case: Case, inputs: Inputs) -> Callable[[], Any]:
     of_this_pass = ("blocks", "deterministic")
     asked = {name: value for name, value in options.items() if name not in of_this_pass}
     out, lse = cuflash.attention(q, k, v, return_lse=True, **asked)
-    if features:
-        options["wrt"] = ("q", "k", "v", *features)
+    if case.gradients:
+        options["wrt"] = ("q", "k", "v", *case.gradients)
     return lambda: cuflash.attention_backward(inputs.dout, q, k, v, out, lse, **options)
 
 

@@ -39,7 +39,13 @@ KERNELS = {
 }
 
 #: Those that a feature adds to a pass, of whatever generation.
-FEATURE_KERNELS = {("sinks", "backward"): (("steps", "sink_gradient"),)}
+FEATURE_KERNELS = {
+    ("dbias", "backward"): (("steps", "bias_gradient"),),
+    ("sinks", "backward"): (("steps", "sink_gradient"),),
+}
+
+#: Headers that a feature has in the kernels of a generation, besides its own.
+FEATURE_HEADERS = {("bias", "fa3"): ("features/bias_staged.cuh",)}
 
 #: Comments and assertions.
 _NO_CODE = re.compile(r"//[^\n]*|/\*.*?\*/|static_assert\(.*?\);", re.DOTALL)
@@ -56,8 +62,10 @@ def digest(root: Path, algorithm: str, op: str, features: Sequence[str] = ()) ->
     kernels += [k for one in passes for f in features for k in FEATURE_KERNELS.get((f, one), ())]
     entries = [f"{folder}/{name}.cu" for folder, name in kernels]
     found = hashlib.sha256()
-    parts = [part for feature in features if (part := FEATURES[feature].device) is not None]
-    for entry in (*entries, *(part.header for part in parts)):
+    own = [FEATURES[f].device for f in features if f in FEATURES]
+    headers = [part.header for part in own if part is not None]
+    headers += [header for f in features for header in FEATURE_HEADERS.get((f, algorithm), ())]
+    for entry in (*entries, *headers):
         for path in include_closure(root, root / entry):
             words = _NO_CODE.sub(" ", path.read_text()).split()
             found.update("\0".join([path.name, *words, ""]).encode())
@@ -87,7 +95,7 @@ def digest_now(algorithm: str, op: str, features: Sequence[str] = ()) -> str:
 
 
 def features_of(row: Mapping[str, Any]) -> tuple[str, ...]:
-    """The features whose code a row was measured with."""
+    """The features whose code a row was measured with, in the order of a case's."""
     options = row.get("options", {})
-    asked = {"window": "window_size", "softcap": "softcap", "sinks": "sinks"}
-    return tuple(name for name, option in asked.items() if options.get(option))
+    names = ("window", "softcap", "alibi", "bias", "dbias", "sinks")
+    return tuple(n for n in names if options.get("window_size" if n == "window" else n))

@@ -14,6 +14,8 @@ __all__ = [
     "Row",
     "gpu_files",
     "gpu_rows",
+    "has_extras",
+    "has_feature",
     "implementations",
     "kind",
     "label",
@@ -39,6 +41,9 @@ _PROBLEM = (
     "causal",
 )
 
+
+#: Options of extras that a call has or has not.
+_GIVEN = ("alibi", "bias", "dbias", "sinks")
 
 #: How the names of files of another kind than device times end.
 _OTHER_KINDS = ("-latency", "-story", "-jit", "-cold", "-residual", "-flash3", "-tiles")
@@ -75,16 +80,34 @@ def _asked(options: Mapping[str, Any]) -> tuple[Any, ...]:
     """What of the options changes the problem."""
     window = options.get("window_size")
     sides = None if window is None else tuple(window)
-    extras = bool(options.get("sinks")), options.get("softcap")
+    extras = options.get("softcap"), *(bool(options.get(name)) for name in _GIVEN)
     return bool(options.get("deterministic")), sides, extras
 
 
 def kind(row: Row) -> str:
     """Which rows of a pass are summed up together; empty for the plain call."""
-    deterministic, window, (sinks, softcap) = _asked(row["options"])
-    named = {"deterministic": deterministic, "sinks": sinks, "soft caps": softcap is not None}
-    named["windows"] = window is not None
+    deterministic, window, (softcap, alibi, bias, dbias, sinks) = _asked(row["options"])
+    named = {
+        "deterministic": deterministic,
+        "sinks": sinks,
+        "soft caps": softcap is not None,
+        "ALiBi": alibi,
+        "bias with its gradient": dbias,
+        "bias": bias,
+        "windows": window is not None,
+    }
     return next((name for name, holds in named.items() if holds), "")
+
+
+def has_extras(row: Row) -> bool:
+    """Whether a row is of a call whose price is that over the call without."""
+    *_, extras = _asked(row["options"])
+    return any(extras)
+
+
+def has_feature(row: Row) -> bool:
+    """Whether a row is of a call that has windows or extras."""
+    return kind(row) not in ("", "deterministic")
 
 
 def latest(rows: list[Row]) -> list[Row]:
@@ -97,7 +120,8 @@ def label(row: Row) -> str:
     """What a table calls the implementation of a row."""
     algorithm = row["options"].get("algorithm")
     words = [str(row["impl"]), *([algorithm] if algorithm else [])]
-    extras = [f", {name}" for name in ("softcap", "sinks") if row["options"].get(name)]
+    named = ("softcap", "alibi", "bias", "sinks")
+    extras = [f", {name}" for name in named if row["options"].get(name)]
     return " ".join(words) + "".join(extras if algorithm else [])
 
 
@@ -119,14 +143,10 @@ def of_set(name: str, rows: Sequence[Row]) -> list[Row]:
         if wanted is not None and (not ours or _loaded(row["options"]) in wanted):
             found.setdefault(row["run"], []).append(row)
     if any(case.features for case in cases):
-        found = {run: some for run, some in found.items() if any(map(_has_feature, some))}
+        found = {run: some for run, some in found.items() if any(map(has_feature, some))}
     covered = {run: _covered(cases, matches) for run, matches in found.items()}
     best = max(covered, key=lambda run: (covered[run], run), default="")
     return found[best] if covered.get(best) else []
-
-
-def _has_feature(row: Row) -> bool:
-    return kind(row) in ("windows", "soft caps", "sinks")
 
 
 def _loaded(options: Any) -> Any:

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from statistics import geometric_mean
 from typing import Any
 
+from . import elsewhere_table as elsewhere
 from . import flash3_table as flash3
 from . import opening
 from . import residual_table as residual
-from .cases import mask_text
 from .charts import charts_of
 from .cpu_table import render_cpu
+from .lines import main_row, of_the_plain_call, place, problems
 from .markdown import table
 from .stored import Row, gpu_rows, implementations, kind, label, latest, load, of_set, problem
 from .story import tables as story
@@ -29,6 +30,11 @@ SETS = (
     "windows-backward",
     "sinks",
     "sinks-backward",
+    "alibi",
+    "alibi-backward",
+    "bias",
+    "bias-backward",
+    *elsewhere.SETS,
     "fa2",
     "fa2-float16",
     "fa2-single",
@@ -69,6 +75,8 @@ def render(name: str) -> str:
     if name == RESIDUAL:
         return residual.render()
     rows = of_set(name, gpu_rows())
+    if name in elsewhere.SETS:
+        return elsewhere.render(rows)
     return _fa1(rows) if name == "fa1" else grid(name, rows)
 
 
@@ -93,31 +101,39 @@ def grid(name: str, rows: Sequence[Row]) -> str:
 
 
 #: What a column is called that compares a call with the one without its extra.
-_BESIDE = {"sinks": "of the call without sinks", "soft caps": "of the call without a cap"}
+_BESIDE = {
+    "sinks": "of the call without sinks",
+    "soft caps": "of the call without a cap",
+    "ALiBi": "of the call without slopes",
+    "bias": "of the call without a bias",
+    "bias with its gradient": "of the call without a bias",
+}
+#: What a row may be asked in its pass, by the options of rows; a column where one of them is.
+_ASKED = {"deterministic": "deterministic", "dbias": "gradient of the bias"}
 
 
 def _grid_table(rows: list[Row]) -> str:
     names = implementations(rows)
-    deterministic = any(row["options"].get("deterministic") for row in rows)
+    asked = [option for option in _ASKED if any(row["options"].get(option) for row in rows)]
     beside = next((_BESIDE[kind(row)] for row in rows if kind(row) in _BESIDE), None)
     body = []
-    for same in _problems(rows):
+    for same in problems(rows):
         cells = {
             label(row): f"{row['tflops']:.{0 if row['tflops'] >= 99.5 else 1}f}" for row in same
         }
-        ours = _main(same)
+        ours = main_row(same)
         body.append(
             [
-                *_place(same[0]),
-                *([_yes(same[0]["options"].get("deterministic"))] if deterministic else []),
+                *place(same[0]),
+                *(_yes(ours["options"].get(option)) for option in asked),
                 *(cells.get(name, "") for name in names),
                 f"{ours['ratio']:.2f}" if ours["ratio"] else "",
                 f"{ours['ratio_low']:.2f}" if ours["ratio"] else "",
-                *([_of_the_plain_call(same)] if beside else []),
+                *([of_the_plain_call(same)] if beside else []),
             ]
         )
     header = ["head_dim", "batch · heads", "seqlen", "mask"]
-    header += ["deterministic"] if deterministic else []
+    header += [_ASKED[option] for option in asked]
     header += [*names, "ratio to the best other", "at least"]
     return table([*header, *([beside] if beside else [])], body)
 
@@ -126,63 +142,24 @@ def _yes(value: Any) -> str:
     return "yes" if value else "no"
 
 
-def _of_the_plain_call(same: list[Row]) -> str:
-    """The speed with an extra over that without, whose own ratio is the other way round."""
-    extras = [any(row["options"].get(name) for name in ("softcap", "sinks")) for row in same]
-    ours = [row for row, extra in zip(same, extras, strict=True) if row["sources"] and not extra]
-    plain = [row["ratio"] for row in ours]
-    return f"{1 / plain[0]:.3f}" if plain and plain[0] else ""
-
-
-def _place(row: Row) -> list[str]:
-    """Where in a grid of problems a row stands."""
-    return [
-        _pair(row["head_dim"], row["head_dim_v"]),
-        _pair(row["batch"] * row["heads_q"], row["batch"] * row["heads_kv"]),
-        str(row["seqlen_q"]),
-        mask_text(row["causal"], row["options"].get("window_size")),
-    ]
-
-
-def _pair(of_q: int, of_kv: int) -> str:
-    """A number of the queries, and that of the keys or values where it is another one."""
-    return f"{of_q}" if of_q == of_kv else f"{of_q}/{of_kv}"
-
-
-def _problems(rows: Sequence[Row]) -> list[list[Row]]:
-    """The rows of every problem that ours was timed on, in the order they were stored.
-
-    A call with an extra and the one without are of one line.
-    """
-    groups: dict[tuple[Any, ...], list[Row]] = {}
-    for row in rows:
-        *apart, _ = problem(row)
-        groups.setdefault(tuple(apart), []).append(row)
-    return [same for same in groups.values() if any(row["sources"] for row in same)]
-
-
-def _main(rows: list[Row]) -> Row:
-    """Our row of a problem: the newest generation's, with its extra if there is one."""
-    return max((row for row in rows if row["sources"]), key=label)
-
-
 def _summary(op: str, rows: list[Row]) -> str:
     """Geometric means of our ratios, and the worst of them; each kind of call apart."""
-    mains = [main for main in map(_main, _problems(rows)) if main["ratio"]]
+    mains = [main for main in map(main_row, problems(rows)) if main["ratio"]]
     if not mains:
         return f"**{op.capitalize()}**: nothing else was timed."
     kinds: dict[str, list[Row]] = {}
     for main in mains:
         kinds.setdefault(kind(main) or op, []).append(main)
     return " ".join(
-        f"**{name.capitalize()}**: {_mean_and_worst(alike)}" for name, alike in kinds.items()
+        f"**{name[0].upper()}{name[1:]}**: {_mean_and_worst(alike)}"
+        for name, alike in kinds.items()
     )
 
 
 def _mean_and_worst(mains: list[Row]) -> str:
     mean = geometric_mean(row["ratio"] for row in mains)
     worst = min(mains, key=lambda row: row["ratio"])
-    dim, heads, seqlen, mask = _place(worst)
+    dim, heads, seqlen, mask = place(worst)
     return (
         f"{label(worst)} is {mean:.2f} times as fast as the best other "
         f"(geometric mean of {len(mains)}); worst {worst['ratio']:.2f} at head_dim {dim}, "
@@ -201,7 +178,7 @@ def _fa1(rows: list[Row]) -> str:
         hand = [r for r in same if r["op"] == "forward" and r["impl"] == "cupy by hand"]
         body.append(
             [
-                *_place(row),
+                *place(row),
                 f"{row['tflops']:.0f}",
                 f"{backward[0]['tflops']:.0f}" if backward else "",
                 f"{hand[0]['tflops']:.1f}" if hand else "",

@@ -1,4 +1,4 @@
-"""PyTorch's attention backends and FlashAttention-4 on the memory of CuPy arrays.
+"""PyTorch's attention and FlashAttention-4 on the memory of CuPy arrays.
 
 Tensors share memory with the arrays through DLPack, and run on CuPy's current
 stream. The backward pass is what autograd runs for it: forward once, ahead.
@@ -7,6 +7,7 @@ stream. The backward pass is what autograd runs for it: forward once, ahead.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import importlib.metadata
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +17,7 @@ from typing import Any
 
 import ml_dtypes
 
+from . import flex
 from .cases import Case
 from .inputs import Inputs
 
@@ -25,8 +27,8 @@ HALF = ("float16", "bfloat16")
 #: Most elements of a score matrix that PyTorch's plain backend is asked for: it keeps several.
 MOST_SCORES = 2**28
 
-#: Forward pass of (batch, seqlen, heads, head_dim) tensors, and of sinks where the case has them;
-#: in that layout again.
+#: Forward pass of (batch, seqlen, heads, head_dim) tensors, and of a case's arrays by their
+#: keywords; in that layout again.
 Forward = Callable[..., Any]
 
 
@@ -38,7 +40,7 @@ class Backend:
     label: str
     version: Callable[[], str]
     takes: Callable[[Case], bool]
-    forward: Forward
+    forward_of: Callable[[Case], Forward]
 
     def supports(self, case: Case) -> bool:
         """Whether it computes what the case says; the tile sets are of ours alone."""
@@ -48,7 +50,7 @@ class Backend:
 
     def prepare(self, case: Case, inputs: Inputs) -> Callable[[], Any]:
         """The call that is timed: the output, or the gradients, as tensors."""
-        return _prepare(self.forward, case, inputs)
+        return _prepare(self.forward_of, case, inputs)
 
 
 def _torch() -> Any:
@@ -108,40 +110,45 @@ def _determinism(torch: Any, wanted: bool) -> Iterator[None]:
         torch.utils.deterministic.fill_uninitialized_memory = fills
 
 
-def _prepare(forward: Forward, case: Case, inputs: Inputs) -> Callable[[], Any]:
+def _prepare(
+    forward_of: Callable[[Case], Forward], case: Case, inputs: Inputs
+) -> Callable[[], Any]:
     torch = _torch()
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.set_float32_matmul_precision("highest")
     backward = case.op == "backward"
+    given = {"q": inputs.q, "k": inputs.k, "v": inputs.v, **inputs.features(case)}
+    wanted = ("q", "k", "v", *case.gradients) if backward else ()
     with _same_stream(torch), _determinism(torch, case.deterministic):
-        given = [inputs.q, inputs.k, inputs.v, *inputs.features(case).values()]
-        leaves = [to_torch(array).requires_grad_(backward) for array in given]
-        dout = to_torch(inputs.dout)
-        out = forward(case, *leaves) if backward else None
+        tensors = {n: to_torch(array).requires_grad_(n in wanted) for n, array in given.items()}
+        dout, leaves = to_torch(inputs.dout), [tensors[name] for name in wanted]
+        forward = forward_of(case)
+        out = forward(**tensors) if backward else None
 
     def call() -> Any:
         with _same_stream(torch), _determinism(torch, case.deterministic):
             if backward:
                 return torch.autograd.grad(out, leaves, dout, retain_graph=True)
             with torch.no_grad():
-                return forward(case, *leaves)
+                return forward(**tensors)
 
     return call
 
 
-def _sdpa(name: str) -> Forward:
-    def forward(case: Case, q: Any, k: Any, v: Any) -> Any:
+def _sdpa(name: str) -> Callable[[Case], Forward]:
+    def forward(case: Case, q: Any, k: Any, v: Any, bias: Any = None) -> Any:
         choice = importlib.import_module("torch.nn.attention")
         functional = importlib.import_module("torch.nn.functional")
+        options = {"is_causal": case.causal, "enable_gqa": case.heads_q != case.heads_kv}
+        if bias is not None:
+            options["attn_mask"] = bias.expand(case.batch, -1, -1, -1)
         with choice.sdpa_kernel(getattr(choice.SDPBackend, name)):
             out = functional.scaled_dot_product_attention(
-                *(tensor.transpose(1, 2) for tensor in (q, k, v)),
-                is_causal=case.causal,
-                enable_gqa=case.heads_q != case.heads_kv,
+                *(tensor.transpose(1, 2) for tensor in (q, k, v)), **options
             )
         return out.transpose(1, 2)
 
-    return forward
+    return lambda case: functools.partial(forward, case)
 
 
 def direct(name: str) -> tuple[Callable[..., Any], Callable[[], AbstractContextManager[Any]]]:
@@ -165,7 +172,11 @@ def direct(name: str) -> tuple[Callable[..., Any], Callable[[], AbstractContextM
     return functional.scaled_dot_product_attention, around
 
 
-def _flash_attention_4(case: Case, q: Any, k: Any, v: Any, sinks: Any = None) -> Any:
+def _flash_attention_4(case: Case) -> Forward:
+    return functools.partial(_of_flash_attention_4, case)
+
+
+def _of_flash_attention_4(case: Case, q: Any, k: Any, v: Any, sinks: Any = None) -> Any:
     function = importlib.import_module("flash_attn.cute").flash_attn_func
     options = {name: value for name, value in case.peer_options.items() if name != "sinks"}
     if sinks is not None:
@@ -198,26 +209,50 @@ def _half(case: Case) -> bool:
     return case.dtype in HALF
 
 
-def _plain_half(case: Case) -> bool:
-    return _half(case) and not case.features
+def _plain(case: Case) -> bool:
+    return not case.features
+
+
+def _biased(case: Case) -> bool:
+    """A bias is what PyTorch calls a mask, and comes without another one."""
+    return not set(case.features) - {"bias", "dbias"} and not (case.bias and case.causal)
 
 
 BACKENDS = (
-    Backend("flash", "torch flash", _torch_version, _plain_half, _sdpa("FLASH_ATTENTION")),
-    Backend("cudnn", "torch cudnn", _cudnn_version, _plain_half, _sdpa("CUDNN_ATTENTION")),
+    Backend(
+        "flash",
+        "torch flash",
+        _torch_version,
+        lambda case: _half(case) and _plain(case),
+        _sdpa("FLASH_ATTENTION"),
+    ),
+    Backend(
+        "cudnn",
+        "torch cudnn",
+        _cudnn_version,
+        lambda case: _half(case) and _biased(case) and not case.dbias,
+        _sdpa("CUDNN_ATTENTION"),
+    ),
     Backend(
         "efficient",
         "torch efficient",
         _torch_version,
-        lambda case: case.dtype != "float64" and not case.features,
+        lambda case: case.dtype != "float64" and _biased(case),
         _sdpa("EFFICIENT_ATTENTION"),
     ),
     Backend(
         "math",
         "torch math",
         _torch_version,
-        lambda case: case.scores <= MOST_SCORES and not case.features,
+        lambda case: case.scores <= MOST_SCORES and _biased(case),
         _sdpa("MATH"),
     ),
-    Backend("fa4", "flash-attn-4", _fa4_version, _half, _flash_attention_4),
+    Backend(
+        "fa4",
+        "flash-attn-4",
+        _fa4_version,
+        lambda case: _half(case) and not case.alibi and not case.bias,
+        _flash_attention_4,
+    ),
+    Backend("flex", "torch flex", _torch_version, flex.takes, flex.flex_attention),
 )

@@ -41,10 +41,11 @@ class _Head:
 
 
 @dataclass(frozen=True)
-class _Sum:
-    """The gradient of one head's sink."""
+class _Part:
+    """What is checked of the gradient of a feature's array, all batch entries together."""
 
-    head: int
+    place: Any  # in the array
+    rows: Any  # of that; None: all of them
     truth: Any
     model: Any
 
@@ -56,9 +57,8 @@ class Truth:
         self._case = case
         places = {(0, 0), (case.batch - 1, case.heads_q - 1)}
         self._heads = [_Head(b, _truth(case, inputs, b, h)) for b, h in sorted(places)]
-        self._sinks: list[list[_Sum]] = []  # of every output that is one number a head
-        if case.sinks and case.op == "backward":
-            self._sinks = [[_dsink(case, inputs, h) for h in (0, case.heads_q - 1)]]
+        ends = (0, case.heads_q - 1)
+        self._parts = [[_PARTS[n](case, inputs, h) for h in ends] for n in case.gradients]
 
     def worst_ratio(self, outputs: Sequence[Any]) -> float:
         """Most of ``|x - r| / (u (|r| + E))`` over the checked rows; infinite for NaN.
@@ -66,15 +66,16 @@ class Truth:
         E is what the roundings that really happen (of P, of dS and of the
         output) amount to; a correct kernel stays below 1 forward, 2 backward.
         """
-        matrices, sums = outputs[: self._matrices], outputs[self._matrices :]
+        matrices, others = outputs[: self._matrices], outputs[self._matrices :]
         worst = 0.0
         for head in self._heads:
             for x, (of_head, rows, truth, model) in zip(matrices, head.tensors, strict=True):
                 found = widened(x[head.batch, :, of_head])[rows]
                 worst = max(worst, self._ratio(found, truth, model))
-        for x, heads in zip(sums, self._sinks, strict=True):
-            for one in heads:
-                found = widened(x[one.head : one.head + 1])
+        for x, parts in zip(others, self._parts, strict=True):
+            for one in parts:
+                found = widened(x[one.place])
+                found = found if one.rows is None else found[one.rows]
                 worst = max(worst, self._ratio(found, one.truth, one.model))
         return worst
 
@@ -85,7 +86,7 @@ class Truth:
 
     @property
     def _matrices(self) -> int:
-        """How many outputs have a row for each query or key; sums over them come after."""
+        """How many outputs are of q, k and v; the gradients of other arrays come after."""
         return len(self._heads[0].tensors)
 
     def _ratio(self, found: Any, truth: Any, model: Any) -> float:
@@ -114,6 +115,8 @@ class _Tensors:
     v: Any
     dout: Any
     sink: Any  # one number; minus infinity is no sink
+    slope: Any  # of ALiBi; 0 is none
+    bias: Any  # (queries, keys), or None
 
 
 def _tensors(case: Case, inputs: Inputs, batch: int, head: int) -> _Tensors:
@@ -121,7 +124,9 @@ def _tensors(case: Case, inputs: Inputs, batch: int, head: int) -> _Tensors:
     of = {"q": head, "k": of_keys, "v": of_keys, "dout": head}
     found = {name: widened(getattr(inputs, name)[batch, :, h]) for name, h in of.items()}
     sink = widened(inputs.sinks)[head] if case.sinks else -math.inf
-    return _Tensors(**found, sink=sink)
+    slope = widened(inputs.alibi_slopes)[head] if case.alibi else 0.0
+    bias = widened(inputs.bias[0, head]) if case.bias else None
+    return _Tensors(**found, sink=sink, slope=slope, bias=bias)
 
 
 def _truth(case: Case, inputs: Inputs, batch: int, head: int) -> list[tuple[int, Any, Any, Any]]:
@@ -151,13 +156,17 @@ def _product_model(xp: Any, square: Any, b: Any) -> Any:
 
 
 def _scores(case: Case, x: _Tensors, rows: Any) -> tuple[Any, Any]:
-    """Rows of the scores before the mask, and their slopes."""
-    xp = array_module(x.q)
+    """Rows of the scores before the mask, and what a change of the products is multiplied by."""
+    xp, factors = array_module(x.q), 1.0
     scores = x.q[rows] @ x.k.T * case.head_dim**-0.5
-    if case.softcap is None:
-        return scores, 1.0
-    capped = xp.tanh(scores / case.softcap)
-    return case.softcap * capped, 1 - capped**2
+    if case.softcap is not None:
+        capped = xp.tanh(scores / case.softcap)
+        scores, factors = case.softcap * capped, 1 - capped**2
+    if case.alibi:
+        scores = scores - x.slope * abs(rows[:, None] + case.offset - xp.arange(len(x.k)))
+    if x.bias is not None:
+        scores = scores + x.bias[rows]
+    return scores, factors
 
 
 def _weights(case: Case, x: _Tensors, rows: Any) -> Any:
@@ -184,7 +193,7 @@ def _of_keys(case: Case, x: _Tensors, columns: Any) -> tuple[Any, Any, Any, Any]
     dv = xp.zeros((len(columns), x.v.shape[-1]))
     dk_error, dv_error = (xp.zeros(len(columns)) for _ in range(2))
     for chunk in _chunks(x):
-        p, ds, ds_square, _, rounding = _score_gradients(case, x, chunk)
+        p, ds, ds_square, rounding = _score_gradients(case, x, chunk)
         square = p[:, columns] ** 2
         dk += ds[:, columns].T @ x.q[chunk]
         dv += p[:, columns].T @ x.dout[chunk]
@@ -201,36 +210,60 @@ def _chunks(x: _Tensors) -> Iterator[Any]:
         yield xp.arange(start, min(start + CHUNK, len(x.q)))
 
 
-def _dsink(case: Case, inputs: Inputs, head: int) -> _Sum:
+def _dsink(case: Case, inputs: Inputs, head: int) -> _Part:
     """Of the sink of a query head, which all batch entries share: -sum of its weight and delta."""
     total, square = 0.0, 0.0
     for batch in range(case.batch):
         x = _tensors(case, inputs, batch, head)
         for chunk in _chunks(x):
-            p, _, _, delta, rounding = _score_gradients(case, x, chunk)
+            p, _, delta, rounding = _term_gradients(case, x, chunk)
             weight = 1 - p.sum(-1)
             total = total - weight @ delta
             square = square + weight**2 @ rounding
     xp = array_module(inputs.q)
-    return _Sum(head, xp.asarray(total).reshape(1), xp.sqrt(square))
+    return _Part(slice(head, head + 1), None, xp.asarray(total).reshape(1), xp.sqrt(square))
+
+
+def _dbias(case: Case, inputs: Inputs, head: int) -> _Part:
+    """Sampled rows of a head's: dS of what is added to scores, summed over the batch."""
+    xp = array_module(inputs.q)
+    rows, total, square = xp.asarray(_sample(case.seqlen_q)), 0.0, 0.0
+    for batch in range(case.batch):
+        x = _tensors(case, inputs, batch, head)
+        p, dz, _, rounding = _term_gradients(case, x, rows)
+        total = total + dz
+        square = square + (_rounded(case, p, dz) + p * p * rounding[:, None]).sum(-1)
+    return _Part((0, head), rows, total, xp.sqrt(square))
+
+
+_PARTS = {"bias": _dbias, "sinks": _dsink}
 
 
 def _dq(case: Case, x: _Tensors, rows: Any) -> tuple[Any, Any]:
     xp, scale = array_module(x.q), case.head_dim**-0.5
-    p, ds, ds_square, _, rounding = _score_gradients(case, x, rows)
+    p, ds, ds_square, rounding = _score_gradients(case, x, rows)
     error = ds_square @ (x.k * x.k).sum(-1) + rounding * ((p @ x.k) ** 2).sum(-1)
     return ds @ x.k * scale, scale * xp.sqrt(error)
 
 
-def _score_gradients(case: Case, x: _Tensors, rows: Any) -> tuple[Any, Any, Any, Any, Any]:
-    """Rows of P and dS, the squares that dS was rounded with, delta, and what its rounding adds."""
-    xp = array_module(x.q)
-    p, (_, slopes), dout = _weights(case, x, rows), _scores(case, x, rows), x.dout[rows]
+def _score_gradients(case: Case, x: _Tensors, rows: Any) -> tuple[Any, Any, Any, Any]:
+    """Rows of P and of dS of the products, the squares it is rounded with, and delta's rounding."""
+    p, dz, _, rounding = _term_gradients(case, x, rows)
+    ds = dz * _scores(case, x, rows)[1]
+    return p, ds, _rounded(case, p, ds), rounding
+
+
+def _rounded(case: Case, p: Any, ds: Any) -> Any:
+    """Squares of what the roundings of dS are relative to."""
+    xp = array_module(ds)
+    return xp.where(p > 0, xp.maximum(abs(ds), SMALLEST.get(case.dtype, 0.0)), 0) ** 2
+
+
+def _term_gradients(case: Case, x: _Tensors, rows: Any) -> tuple[Any, Any, Any, Any]:
+    """Rows of P and of dS of a term that is added to scores, delta, and what its rounding adds."""
+    p, dout = _weights(case, x, rows), x.dout[rows]
     out, dp = p @ x.v, dout @ x.v.T
     delta = (dout * out).sum(-1)
-    ds = p * (dp - delta[:, None]) * slopes
-    rounded = xp.maximum(abs(ds), SMALLEST.get(case.dtype, 0.0))
-    ds_square = xp.where(p > 0, rounded, 0) ** 2
     # Of the output inside delta: its own rounding, and that of the weights it was summed with.
     rounding = ((dout * out) ** 2).sum(-1) + (p * p * dp**2).sum(-1)
-    return p, ds, ds_square, delta, rounding
+    return p, p * (dp - delta[:, None]), delta, rounding

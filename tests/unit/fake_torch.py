@@ -26,6 +26,14 @@ class FakeTensor:
     def transpose(self, one: int, two: int) -> FakeTensor:
         return FakeTensor(self.array.swapaxes(one, two), self.dtype)
 
+    def expand(self, *sizes: int) -> FakeTensor:
+        pairs = zip(sizes, self.array.shape, strict=True)
+        shape = [have if size < 0 else size for size, have in pairs]
+        return FakeTensor(np.broadcast_to(self.array, shape), self.dtype)
+
+    def __getitem__(self, place: Any) -> Any:
+        return self.array[place]
+
     def requires_grad_(self, wanted: bool) -> FakeTensor:
         self.requires_grad = wanted
         return self
@@ -60,6 +68,7 @@ class FakeTorch(ModuleType):
             default_stream=lambda: "default",
             stream=lambda stream: self._with(stream=stream),
         )
+        self.compiler = SimpleNamespace(donated_buffer=True)
         self.autograd = SimpleNamespace(grad=self._grad)
 
     @contextlib.contextmanager
@@ -95,6 +104,18 @@ class FakeTorch(ModuleType):
         self.calls.append(("fa4", {"options": options, "shapes": shapes, **self.state}))
         return tensors[2], "lse"
 
+    def compile(self, function: Any, **options: Any) -> Any:
+        self.calls.append(("compile", {**options, **self.state}))
+        return function
+
+    def create_block_mask(self, visible: Any, *sizes: Any) -> Any:
+        return "mask", visible(0, 0, 3, 3), visible(0, 0, 2, 3), sizes
+
+    def flex_attention(self, *tensors: FakeTensor, **options: Any) -> FakeTensor:
+        shapes = [tensor.array.shape for tensor in tensors]
+        self.calls.append(("flex", {"options": options, "shapes": shapes, **self.state}))
+        return tensors[2]
+
     def _grad(self, out: Any, inputs: Any, dout: Any, **options: Any) -> Any:
         wanted = [tensor.requires_grad for tensor in inputs]
         self.calls.append(("grad", {"options": options, "wanted": wanted, **self.state}))
@@ -115,6 +136,10 @@ def fake_torch(monkeypatch: pytest.MonkeyPatch) -> FakeTorch:
     monkeypatch.setitem(sys.modules, "torch.nn", ModuleType("torch.nn"))
     monkeypatch.setitem(sys.modules, "torch.nn.attention", attention)
     monkeypatch.setitem(sys.modules, "torch.nn.functional", fake)
+    monkeypatch.setitem(sys.modules, "torch.nn.attention.flex_attention", fake)
+    dynamo = SimpleNamespace(reset=lambda: fake.calls.append(("reset", {})))
+    monkeypatch.setitem(sys.modules, "torch._dynamo", dynamo)
+    monkeypatch.setitem(sys.modules, "torch._functorch.config", fake.compiler)
     monkeypatch.setitem(sys.modules, "flash_attn", ModuleType("flash_attn"))
     monkeypatch.setitem(sys.modules, "flash_attn.cute", fake)
     monkeypatch.setattr(cupy.cuda, "get_current_stream", lambda: SimpleNamespace(ptr=7))

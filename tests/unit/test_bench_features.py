@@ -1,4 +1,4 @@
-"""Windows and sinks: what ours and peers are asked, what is compared, and what tables show."""
+"""Windows and extras: what ours and peers are asked, what is compared, what tables show."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from bench import measure as measuring
 from bench.cases import Case
 from bench.inputs import Inputs, make_inputs
 from bench.peers import PEERS
-from bench.stored import of_set
+from bench.pooled import summary
+from bench.stored import has_extras, of_set
 from bench.tables import render
+from bench.verify import Truth
 
 from .bench_rows import rows_of
 from .test_bench_measure import CASE, _measure, _peer
@@ -104,6 +106,54 @@ def test_sinks_reach_our_own_call(monkeypatch: pytest.MonkeyPatch, op: str) -> N
     assert all("sinks" not in options and "wrt" not in options for options in seen)
 
 
+@pytest.mark.parametrize(
+    ("asked", "arrays", "wanted"),
+    [
+        ({"alibi": True}, ["alibi_slopes"], None),
+        ({"bias": True}, ["bias"], None),
+        ({"bias": True, "dbias": True}, ["bias"], ("q", "k", "v", "bias")),
+    ],
+)
+@pytest.mark.parametrize("op", ["forward", "backward"])
+def test_slopes_and_a_bias_reach_our_own_call(
+    monkeypatch: pytest.MonkeyPatch, op: str, asked: Any, arrays: list[str], wanted: Any
+) -> None:
+    seen: list[Any] = []
+    backward = cuflash.attention_backward
+
+    def record(*given: Any, **options: Any) -> Any:
+        seen.append(options)
+        return backward(*given, **options)
+
+    monkeypatch.setattr(cuflash, "attention_backward", record)
+    case = replace(CASE, op=op, algorithm="fa2", batch=2, **asked)
+    inputs = make_inputs(case, np)
+    assert list(inputs.features(case)) == arrays
+    found = PEERS["cuflash"].prepare(case, inputs)()
+    found = found if isinstance(found, tuple) else (found,)
+    assert Truth(case, inputs).worst_ratio(found) < 10
+    if op == "forward":
+        assert not case.gradients
+        assert not seen
+    else:
+        assert seen[0].get("wrt") == wanted
+        assert len(found) == 3 + len(case.gradients)
+
+
+def test_a_bias_takes_turns_with_the_call_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measuring, "digest_now", lambda algorithm, op, features: str(features))
+    case = replace(CASE, op="backward", algorithm="fa2", bias=True, dbias=True)
+    peer = _peer("quick", lambda case, inputs: tuple(whole_attention(case, inputs)))
+    rows, lines = _measure(case, peer, **{"cuflash fa2 bias dbias": 2.0, "quick": 4.0})
+    assert lines == []
+    extras = {"bias": (1, 2, 40, 40), "dbias": True}
+    assert [(row["options"], row["ratio"], row["sources"]) for row in rows] == [
+        ({"algorithm": "fa2", **extras}, 2.0, "('bias', 'dbias')"),
+        ({"algorithm": "fa2"}, 2.0, "()"),
+        (extras, 0.5, None),
+    ]
+
+
 @pytest.mark.parametrize("name", ["sinks", "sinks-backward"])
 def test_sinks_stand_beside_the_call_without_them(stored: Store, name: str) -> None:
     rows = rows_of(name, "flash-attn-4", ratio=1.1)
@@ -134,6 +184,60 @@ def test_soft_caps_stand_beside_the_call_without_them(stored: Store) -> None:
     assert "| at least | of the call without a cap |" in text
     assert text.count("| 2.50 | 0.40 | 0.800 |") == 3
     assert "**Soft caps**: cuflash fa3, softcap is 2.50 times" in text
+
+
+@pytest.mark.parametrize("name", ["alibi", "alibi-backward"])
+def test_slopes_stand_beside_the_call_without_them(stored: Store, name: str) -> None:
+    stored(*rows_of(name, "torch flex", ratio=1.6))
+    text = render(name)
+    assert (
+        "| mask | cuflash fa3, alibi | cuflash fa3 | torch flex | ratio to the best other "
+        "| at least | of the call without slopes |"
+    ) in text
+    assert "| 64 | 64 | 8192 | causal | 100 | 50.0 | 200 | 1.60 | 0.40 | 0.625 |" in text
+    assert "**ALiBi**: cuflash fa3, alibi is 1.60 times" in text
+    assert "bench/charts" not in text
+
+
+def test_a_bias_with_its_gradient_is_a_line_of_its_own(stored: Store) -> None:
+    rows = rows_of("bias-backward", "torch efficient", ratio=2.0)
+    for r in rows:
+        r["tflops"] += 3 if r["options"].get("dbias") else 0
+    stored(*rows)
+    text = render("bias-backward")
+    header = "| mask | gradient of the bias | cuflash fa3, bias | cuflash fa3 | torch efficient |"
+    assert header in text
+    assert "| at least | of the call without a bias |" in text
+    line = "| 32 | 1024 | 256 | full | {} | {} | 50.0 | {} | 2.00 | 0.40 | 0.500 |"
+    assert line.format("no", 100, 200) in text
+    assert line.format("yes", 103, 203) in text
+    assert "**Bias**: cuflash fa3, bias is 2.00 times" in text
+    assert "**Bias with its gradient**: cuflash fa3, bias is 2.00 times" in text
+    assert text.count("(geometric mean of 4)") == 2
+    assert "bench/charts" not in text
+    lines = summary(rows)
+    assert sum("bias with its gradient: 2.000 times" in line for line in lines) == 1
+
+
+@pytest.mark.parametrize("op", ["forward", "backward"])
+def test_features_elsewhere_are_a_line_each(stored: Store, op: str) -> None:
+    name = "features-elsewhere" + ("-backward" if op == "backward" else "")
+    rows = rows_of(name, ratio=1.25)
+    for r in rows:
+        if has_extras(r):
+            r["ratio"] = r["ratio_low"] = None
+    stored(*rows)
+    text = render(name)
+    header = "| mask | call | with it | without | of the call without |"
+    assert text.startswith(f"NVIDIA Abacus, bfloat16, {op}, TFLOP/s, taking turns, 2030-01-01\n\n")
+    assert header in text
+    assert "| 64 | 64 | 4096 | causal | cuflash fa2, alibi | 100 | 50 | 0.800 |" in text
+    for feature in ("softcap", "bias"):
+        line = f"| 192 | 32 | 4096 | full | cuflash fa3, {feature} | 100 | 50 | 0.800 |"
+        assert line in text
+    assert text.count("| 0.800 |") == 15
+    stored(*rows_of(name, "torch flex", ratio=1.25))
+    assert "| 100 | 50 | 0.800 | 1.25 | 0.40 |" in render(name)
 
 
 def test_windows_are_summed_up_without_what_they_are_compared_with(stored: Store) -> None:

@@ -99,6 +99,12 @@ def test_ours_under_jit_is_verified_and_compared(op: str) -> None:
     ]
 
 
+def test_what_the_peer_has_no_argument_for_is_refused() -> None:
+    for name in ("alibi", "bias-backward"):
+        with pytest.raises(SystemExit, match="no slopes of ALiBi and no bias"):
+            flash3.run_flash3(name)
+
+
 @pytest.mark.parametrize("op", ["forward", "backward"])
 def test_the_gradient_of_sinks_is_the_last_result(op: str) -> None:
     case = replace(CASE, op=op, sinks=True)

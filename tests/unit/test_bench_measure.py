@@ -149,7 +149,7 @@ def test_a_package_that_is_not_there_is_left_out() -> None:
 
 
 def test_peers_are_named() -> None:
-    everyone = ["by-hand", "flash", "cudnn", "efficient", "math", "fa4"]
+    everyone = ["by-hand", "flash", "cudnn", "efficient", "math", "fa4", "flex"]
     assert [peer.name for peer in select_peers(None)] == everyone
     assert [peer.name for peer in select_peers("flash,cudnn")] == ["flash", "cudnn"]
     assert select_peers("") == []
@@ -169,6 +169,16 @@ def test_peers_are_named() -> None:
         ({"dtype": "float16", "window_size": (5, 0)}, {"fa4"}),
         ({"dtype": "float16", "window_size": (5, 0), "seqlen_q": 8}, set()),
         ({"dtype": "float16", "sinks": True}, {"fa4"}),
+        ({"dtype": "float16", "softcap": 1.0}, {"fa4"}),
+        ({"dtype": "float16", "alibi": True, "causal": True}, {"flex"}),
+        ({"dtype": "float32", "alibi": True, "causal": True}, set()),
+        ({"dtype": "float16", "alibi": True}, set()),
+        ({"dtype": "bfloat16", "bias": True}, {"cudnn", "efficient", "math", "flex"}),
+        ({"dtype": "bfloat16", "bias": True, "dbias": True}, {"efficient", "math", "flex"}),
+        ({"dtype": "float32", "bias": True}, {"efficient", "math"}),
+        ({"dtype": "bfloat16", "bias": True, "causal": True}, set()),
+        ({"dtype": "bfloat16", "bias": True, "window_size": (5, 0)}, set()),
+        ({"dtype": "bfloat16", "bias": True, "alibi": True, "causal": True}, set()),
     ],
 )
 def test_what_peers_are_asked(change: dict[str, Any], able: Any) -> None:

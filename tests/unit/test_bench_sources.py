@@ -6,13 +6,27 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from bench import sources
-from bench.sources import KERNELS, SAME_CODE, digest, features_of, is_current
+from bench.cases import Case, select
+from bench.inputs import make_inputs
+from bench.sources import (
+    FEATURE_HEADERS,
+    FEATURE_KERNELS,
+    KERNELS,
+    SAME_CODE,
+    digest,
+    features_of,
+    is_current,
+)
 from bench.stored import load
 from cuflash.cuda.source import find_sources
+from cuflash.features.table import FEATURES, with_features
+from cuflash.features.use import Operand
 from cuflash.planning.plan import plan
 from cuflash.planning.problem import AttentionProblem
 
@@ -26,6 +40,46 @@ def test_the_digest_is_of_every_kernel_of_the_plan(which: tuple[str, str]) -> No
     wanted = replace(wanted, alignment="tensor_map")
     launches = plan(wanted, LIMITS["90"], algorithm=algorithm).launches
     assert {(x.config.generation, x.config.kernel) for x in launches} == set(KERNELS[which])
+
+
+@pytest.mark.parametrize("which", KERNELS)
+@pytest.mark.parametrize(
+    "extra", [{"softcap": 1.0}, {"alibi": True}, {"bias": True}, {"bias": True, "dbias": True}]
+)
+def test_the_digest_is_of_every_file_that_a_feature_brings(
+    which: tuple[str, str], extra: dict[str, Any]
+) -> None:
+    algorithm, op = which
+    if op == "forward" and "dbias" in extra:
+        return
+    case = Case(op, "bfloat16", 1, 2, 1, 64, 64, 64, 64, False, algorithm, **extra)
+    launches = _launches(case)
+    kernels = {(launch.config.generation, launch.config.kernel) for launch in launches}
+    added = [FEATURE_KERNELS.get((feature, op), ()) for feature in case.features]
+    assert kernels == {*KERNELS[which], *(kernel for some in added for kernel in some)}
+    parts = [feature.device for launch in launches for feature in launch.config.features]
+    headers = [FEATURES[f].device for f in case.features if f in FEATURES]
+    counted = {part.header for part in headers if part is not None}
+    for feature in case.features:
+        counted.update(FEATURE_HEADERS.get((feature, algorithm), ()))
+    assert {part.header for part in parts} <= counted
+
+
+def _launches(case: Case) -> list[Any]:
+    """Of a prepared call on an H200, where there is none."""
+    inputs = make_inputs(case, np)
+    operands = {
+        name: Operand(name, array.dtype.name, array.shape)
+        for name, array in inputs.features(case).items()
+    }
+    shape = case.batch, case.heads_q, case.heads_kv, case.seqlen_q, case.seqlen_kv
+    problem = AttentionProblem(
+        case.op, *shape, case.head_dim, case.head_dim, case.dtype, case.dtype, "full", 1.0, 0
+    )
+    problem = replace(problem, alignment="tensor_map", wrt=("q", "k", "v", *case.gradients))
+    keywords = {} if case.softcap is None else {"softcap": case.softcap}
+    problem = with_features(problem, keywords, operands)
+    return list(plan(problem, LIMITS["90"], algorithm=case.algorithm).launches)
 
 
 def test_digests_differ() -> None:
@@ -59,6 +113,11 @@ def test_a_feature_counts_where_a_row_has_it(tmp_path: Path) -> None:
     header = root / "features" / "window.cuh"
     header.write_text(header.read_text().replace("window.first", "window.first + 1"))
     assert [is_current(root, "fa3", "forward", row) for row in rows] == [True, False]
+
+
+def test_rows_say_the_features_of_their_cases() -> None:
+    for case in select("windows,sinks,softcap,alibi,bias-backward,features-elsewhere"):
+        assert features_of({"options": json.loads(json.dumps(case.options))}) == case.features
 
 
 def test_a_row_of_other_sources_is_current_where_the_machine_code_is_the_same(

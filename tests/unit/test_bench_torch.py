@@ -90,6 +90,73 @@ def test_flash_attention_4_is_asked_for_features(fake_torch: FakeTorch, op: str)
         assert np.shares_memory(results[3], inputs.sinks)
 
 
+@pytest.mark.parametrize("name", ["cudnn", "efficient", "math"])
+@pytest.mark.parametrize("op", ["forward", "backward"])
+def test_a_bias_is_a_mask_that_all_batch_entries_share(
+    fake_torch: FakeTorch, name: str, op: str
+) -> None:
+    case = replace(CASE, op=op, causal=False, bias=True)
+    inputs = make_inputs(case, np)
+    call, peer = _call(name, case, inputs)
+    results = peer.arrays(call())
+    options = dict(fake_torch.calls[0][1]["options"])
+    mask = options.pop("attn_mask")
+    assert options == {"is_causal": False, "enable_gqa": False}
+    assert mask.array.shape == (2, 3, 5, 5)
+    assert np.shares_memory(mask.array, inputs.bias)
+    assert len(results) == (1 if op == "forward" else 3)
+    if op == "backward":
+        assert fake_torch.calls[1][1]["wanted"] == [True] * 3
+
+
+@pytest.mark.parametrize("name", ["efficient", "math", "flex"])
+def test_the_gradient_of_a_bias_is_the_last_result(fake_torch: FakeTorch, name: str) -> None:
+    case = replace(CASE, op="backward", causal=False, bias=True, dbias=True)
+    inputs = make_inputs(case, np)
+    call, peer = _call(name, case, inputs)
+    results = peer.arrays(call())
+    what, asked = fake_torch.calls[-1]
+    assert (what, asked["wanted"]) == ("grad", [True] * 4)
+    assert results[3].shape == (1, 3, 5, 5)
+    assert np.shares_memory(results[3], inputs.bias)
+
+
+@pytest.mark.parametrize("op", ["forward", "backward"])
+def test_flex_attention_is_compiled_for_the_slopes_of_a_case(
+    fake_torch: FakeTorch, op: str
+) -> None:
+    case = replace(CASE, op=op, alibi=True, heads_kv=1)
+    inputs = make_inputs(case, np)
+    call, peer = _call("flex", case, inputs)
+    peer.arrays(call())
+    call()
+    names = [what for what, _ in fake_torch.calls]
+    calls = ["flex", "grad", "grad"] if op == "backward" else ["flex", "flex"]
+    assert names == ["reset", "compile", *calls]
+    compiled, asked = (fake_torch.calls[place][1] for place in (1, 2))
+    assert (compiled["dynamic"], compiled["fullgraph"]) == (False, True)
+    assert fake_torch.compiler.donated_buffer is False
+    assert asked["shapes"] == [(2, 3, 5, 8), (2, 1, 5, 8), (2, 1, 5, 8)]
+    assert (asked["stream"], asked["grad"]) == ("external 7", op == "backward")
+    options = asked["options"]
+    assert options["enable_gqa"] is True
+    assert options["block_mask"] == ("mask", True, False, (None, None, 5, 5))
+    slope = inputs.alibi_slopes[2]
+    assert options["score_mod"](10.0, 1, 2, 4, 1) == 10.0 - 3 * slope
+    if op == "backward":  # of slopes none is asked for
+        assert fake_torch.calls[3][1]["wanted"] == [True] * 3
+
+
+def test_flex_attention_reads_a_bias_of_the_pair(fake_torch: FakeTorch) -> None:
+    case = replace(CASE, causal=False, bias=True)
+    inputs = make_inputs(case, np)
+    _call("flex", case, inputs)[0]()
+    options = fake_torch.calls[2][1]["options"]
+    assert options["block_mask"] is None
+    bits = options["score_mod"](np.int16(0), 1, 2, 4, 1)
+    assert bits == inputs.bias.view(np.int16)[0, 2, 4, 1]
+
+
 def test_the_default_stream_is_pytorchs_own(
     fake_torch: FakeTorch, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -82,6 +82,11 @@ FEATURES: list[dict[str, Any]] = [
     {"sinks": True, "window_size": (5, 0)},
     {"softcap": 0.7, "causal": True},
     {"softcap": 1.5, "window_size": (5, 0)},
+    {"alibi": True, "causal": True},
+    {"alibi": True, "seqlen_q": 30},
+    {"bias": True},
+    {"bias": True, "dbias": True, "causal": True},
+    {"bias": True, "dbias": True, "softcap": 0.7, "sinks": True, "alibi": True},
 ]
 
 
@@ -110,6 +115,8 @@ def test_features_are_verified(case: Case, features: dict[str, Any]) -> None:
         ({"sinks": True}, {"sinks": False}),
         ({"softcap": 0.7}, {"softcap": None}),
         ({"softcap": 0.7}, {"softcap": 0.9}),
+        ({"alibi": True}, {"alibi": False}),
+        ({"bias": True}, {"bias": False}),
     ],
 )
 def test_another_problem_is_no_answer(
@@ -126,14 +133,32 @@ def test_another_problem_is_no_answer(
     assert truth.worst_ratio(answer) > truth.limit
 
 
-@pytest.mark.parametrize("case", select("softcap,softcap-backward"), ids=str)
-def test_a_timed_call_that_leaves_out_its_cap_is_told(case: Case) -> None:
-    """Shorter and with fewer heads: only whether the cap is felt matters."""
+EXTRAS = "softcap,softcap-backward,alibi,alibi-backward,bias,bias-backward"
+
+
+@pytest.mark.parametrize("case", [case for case in select(EXTRAS) if not case.dbias], ids=str)
+def test_a_timed_call_that_leaves_out_its_extra_is_told(case: Case) -> None:
+    """Shorter and with fewer heads: only whether the extra is felt matters."""
     case = replace(case, batch=1, heads_q=2, heads_kv=2, seqlen_q=256, seqlen_kv=256)
     inputs = make_inputs(case, np)
     truth = Truth(case, inputs)
     assert truth.worst_ratio(whole_attention(case, inputs)) < 1
-    assert truth.worst_ratio(whole_attention(replace(case, softcap=None), inputs)) > truth.limit
+    assert truth.worst_ratio(whole_attention(case.plain, inputs)) > truth.limit
+
+
+@pytest.mark.parametrize("rows", [40, WHOLE + 10])
+def test_the_gradient_of_a_bias_is_of_all_batch_entries(rows: int) -> None:
+    case = replace(BACKWARD, dtype="bfloat16", batch=3, bias=True, dbias=True, seqlen_q=rows)
+    inputs = make_inputs(case, np)
+    right, truth = whole_attention(case, inputs), Truth(case, inputs)
+    assert 0 < truth.worst_ratio(right) < 1
+    matrices = {name: getattr(inputs, name)[:1] for name in ("q", "k", "v", "dout")}
+    of_first = whole_attention(replace(case, batch=1), replace(inputs, **matrices))[-1]
+    assert truth.worst_ratio([*right[:-1], of_first]) > truth.limit
+    for head in (0, -1):
+        wrong = right[-1].copy()
+        wrong[0, head, -1, -1] += np.asarray(1, wrong.dtype)
+        assert truth.worst_ratio([*right[:-1], wrong]) > truth.limit
 
 
 def test_the_gradient_of_sinks_is_of_all_batch_entries() -> None:

@@ -13,7 +13,7 @@ __all__ = ["whole_attention"]
 
 
 def whole_attention(case: Case, inputs: Inputs) -> list[Any]:
-    """The output; or the gradients of q, k and v, and of sinks where there are any."""
+    """The output; or the gradients of q, k and v, and of the case's other arrays that have them."""
     group = case.heads_q // case.heads_kv
     q, k, v, dout = (widened(a) for a in (inputs.q, inputs.k, inputs.v, inputs.dout))
     k, v = (np.repeat(a, group, axis=2) for a in (k, v))
@@ -22,6 +22,11 @@ def whole_attention(case: Case, inputs: Inputs) -> list[Any]:
     if case.softcap:
         slopes = 1 / np.cosh(scores / case.softcap) ** 2
         scores = case.softcap * np.tanh(scores / case.softcap)
+    if case.alibi:
+        distance = np.abs(_position(case) - np.arange(case.seqlen_kv))
+        scores -= widened(inputs.alibi_slopes)[:, None, None] * distance
+    if case.bias:
+        scores += widened(inputs.bias)
     scores[:, :, ~_visible(case)] = -np.inf
     p = np.exp(scores)
     sink = np.exp(widened(inputs.sinks))[None, :, None, None] if case.sinks else 0.0
@@ -31,19 +36,26 @@ def whole_attention(case: Case, inputs: Inputs) -> list[Any]:
     if case.op == "forward":
         return [narrowed(out.astype(_wide(case)), case.dtype)]
     delta = np.einsum("bihd,bihd->bhi", dout, out)
-    ds = p * (np.einsum("bihd,bjhd->bhij", dout, v) - delta[..., None]) * case.head_dim**-0.5
-    ds *= slopes
+    dbias = p * (np.einsum("bihd,bjhd->bhij", dout, v) - delta[..., None])
+    ds = dbias * case.head_dim**-0.5 * slopes
     dk, dv = np.einsum("bhij,bihd->bjhd", ds, q), np.einsum("bhij,bihd->bjhd", p, dout)
     of_keys = [a.reshape(*a.shape[:2], case.heads_kv, group, -1).sum(3) for a in (dk, dv)]
     gradients = [np.einsum("bhij,bjhd->bihd", ds, k), *of_keys]
+    if case.dbias:
+        gradients.append(dbias.sum(0, keepdims=True))
     if case.sinks:
         gradients.append(-(sink / total * delta[..., None]).sum((0, 2, 3)))
     return [narrowed(a.astype(_wide(case)), case.dtype) for a in gradients]
 
 
+def _position(case: Case) -> Any:
+    """Of every query among the keys, one a row."""
+    return np.arange(case.seqlen_q)[:, None] + case.seqlen_kv - case.seqlen_q
+
+
 def _visible(case: Case) -> Any:
     """[query, key], by the words of the contract."""
-    position = np.arange(case.seqlen_q)[:, None] + case.seqlen_kv - case.seqlen_q
+    position = _position(case)
     left, right = case.window_size or (None, None)
     keys = np.arange(case.seqlen_kv)[None]
     seen = np.ones((case.seqlen_q, case.seqlen_kv), bool)

@@ -1,0 +1,60 @@
+"""Lines of tables: the rows of one case, and what stands first in each line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from .cases import mask_text
+from .stored import Row, has_extras, label, problem
+
+__all__ = ["main_row", "of_the_plain_call", "place", "plain_row", "problems"]
+
+
+def place(row: Row) -> list[str]:
+    """Where in a grid of problems a row stands."""
+    return [
+        _pair(row["head_dim"], row["head_dim_v"]),
+        _pair(row["batch"] * row["heads_q"], row["batch"] * row["heads_kv"]),
+        str(row["seqlen_q"]),
+        mask_text(row["causal"], row["options"].get("window_size")),
+    ]
+
+
+def _pair(of_q: int, of_kv: int) -> str:
+    """A number of the queries, and that of the keys or values where it is another one."""
+    return f"{of_q}" if of_q == of_kv else f"{of_q}/{of_kv}"
+
+
+def problems(rows: Sequence[Row]) -> list[list[Row]]:
+    """The rows of every problem that ours was timed on, in the order they were stored.
+
+    A call without extras is of the line of the call with them that it follows, if there is one.
+    """
+    groups: dict[tuple[Any, ...], list[Row]] = {}
+    line: tuple[Any, ...] = ()
+    for row in rows:
+        *apart, extras = problem(row)
+        if has_extras(row) or line[:-1] != tuple(apart):
+            line = (*apart, extras)
+        groups.setdefault(line, []).append(row)
+    return [same for same in groups.values() if any(row["sources"] for row in same)]
+
+
+def main_row(rows: Sequence[Row]) -> Row:
+    """Our row of a problem: the newest generation's, with its extra if there is one."""
+    return max((row for row in rows if row["sources"]), key=label)
+
+
+def plain_row(rows: Sequence[Row]) -> Row | None:
+    """Our row of the same problem without extras, where another one has them."""
+    ours = [row for row in rows if row["sources"]]
+    if not any(map(has_extras, ours)):
+        return None
+    return next((row for row in ours if not has_extras(row)), None)
+
+
+def of_the_plain_call(rows: Sequence[Row]) -> str:
+    """The speed with an extra over that without, whose own ratio is the other way round."""
+    plain = plain_row(rows)
+    return f"{1 / plain['ratio']:.3f}" if plain and plain["ratio"] else ""
