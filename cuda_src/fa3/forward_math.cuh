@@ -88,18 +88,6 @@ struct ForwardMath {
   __device__ void wait_q() const {
     wait<Config>(c.shared.q_full[q_place.stage][warpgroup], q_place.phase);
   }
-  __device__ void wait_operand() const {
-    if constexpr (has_operand) {
-      wait<Config>(c.shared.operand_full[operand_place.stage], operand_place.phase);
-    }
-  }
-  __device__ void release_operand() {
-    if constexpr (has_operand) {
-      __syncwarp();
-      arrive_warp<Config>(c.shared.operand_empty[operand_place.stage]);
-      operand_place.advance();
-    }
-  }
   __device__ void release_k() {
     arrive_warp<Config>(c.shared.k_empty[k_place.stage]);
     k_place.advance();
@@ -111,6 +99,18 @@ struct ForwardMath {
   __device__ void release_q() {
     arrive_warp<Config>(c.shared.q_empty[q_place.stage][warpgroup]);
     q_place.advance();
+  }
+  __device__ void wait_operand() const {
+    if constexpr (has_operand) {
+      wait<Config>(c.shared.operand_full[operand_place.stage], operand_place.phase);
+    }
+  }
+  __device__ void release_operand() {
+    if constexpr (has_operand) {
+      __syncwarp();
+      arrive_warp<Config>(c.shared.operand_empty[operand_place.stage]);
+      operand_place.advance();
+    }
   }
 
   // Passes blocks that no row of this warpgroup sees. It waits for them all the same: an arrival

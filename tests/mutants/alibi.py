@@ -94,8 +94,8 @@ BUGS = (
     ),
     _bug(
         "slopes are in natural units where scores are not",
-        _FEATURE,
-        "return params.alibi.inverse_unit_single;",
+        "cuda_src/features/added.cuh",
+        "return block.inverse_unit_single;",
         "return 1;",
         "fa1",
     ),

@@ -186,8 +186,8 @@ _ROWS = (
     Bug(
         "the mask is a block of keys off",  # keys that are seen are hidden
         _MATH,
-        "block * Config::block_kv};",
-        "(block + 1) * Config::block_kv};",
+        "const int key0 = block * Config::block_kv;",
+        "const int key0 = (block + 1) * Config::block_kv;",
         CAUSAL,
     ),
     Bug(
