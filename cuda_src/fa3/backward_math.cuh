@@ -52,22 +52,10 @@ struct BackwardMath {
   // The same for who changes scores: with what a term of them reads, which has arrived.
   __device__ RowsOfKeys await_operand(const StepState& state, int number) const {
     RowsOfKeys place = score_place(state);
-    if constexpr (Config::operand_stages > 0) {
-      const RingPlace<Config::operand_stages> ring(number);
-      wait<Config>(c.shared.operand_full[ring.stage], ring.phase);
-      const auto& panels = c.shared.operand[ring.stage];
-      const int key = part * kKeysOfWarpgroup + warp_row();
-      place.staged = {panels.data, panels.panel_bytes, 0, key, true};
-    }
+    place.staged = await_tile<Config>(c.shared, number, part * kKeysOfWarpgroup + warp_row());
     return place;
   }
-  // By a warp that has changed its scores.
-  __device__ void release_operand(int number) const {
-    if constexpr (Config::operand_stages > 0) {
-      __syncwarp();
-      arrive_warp<Config>(c.shared.operand_empty[RingPlace<Config::operand_stages>(number).stage]);
-    }
-  }
+  __device__ void release_operand(int number) const { release_tile<Config>(c.shared, number); }
 
   // On to the next step; `dead_rows` are those of this one's dQ.
   __device__ void advance(StepState& state, unsigned dead_rows) const {

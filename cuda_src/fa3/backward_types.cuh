@@ -159,6 +159,28 @@ struct RingPlace {
         phase(static_cast<unsigned>(step) / stages % 2) {}
 };
 
+// The tile that a term of the scores reads of a step, for a warp whose first key is `key` of it.
+template <class Config>
+__device__ __forceinline__ StagedLane await_tile(OperandStorage<Config>& shared, int step,
+                                                 int key) {
+  if constexpr (Config::operand_stages > 0) {
+    const RingPlace<Config::operand_stages> ring(step);
+    wait<Config>(shared.operand_full[ring.stage], ring.phase);
+    const auto& panels = shared.operand[ring.stage];
+    return {panels.data, panels.panel_bytes, 0, key, true};
+  } else {
+    return {};
+  }
+}
+// By a warp that has read it.
+template <class Config>
+__device__ __forceinline__ void release_tile(OperandStorage<Config>& shared, int step) {
+  if constexpr (Config::operand_stages > 0) {
+    __syncwarp();
+    arrive_warp<Config>(shared.operand_empty[RingPlace<Config::operand_stages>(step).stage]);
+  }
+}
+
 // The q tile of a step, and the query head it is of.
 struct QPlace {
   int head;

@@ -173,11 +173,6 @@ def _backward(
     )
     config = replace(config, head_dim=tile.head_dim, head_dim_v=tile.head_dim_v)
     head_group = _backward_head_group(seen, limits, tile, tiles)
-    of_q, of_kv = tile.block_q, tile.block_kv
-    boxes = (
-        *(("q", of_q), ("k", of_kv), ("v", of_kv), ("dout", of_q)),
-        *_operand_boxes(problem, tile),
-    )
     heads = problem.batch * seen.heads_kv
     order = RowOrder(heads, tiles, head_group, tile.kv_tiles_per_convert_block, limits.num_sms)
     arguments = [("head_group", head_group), ("ahead", order.ahead), *keys.arguments]
@@ -186,7 +181,9 @@ def _backward(
     turns = _counters(tile)
     cleared = order.heads_ahead * seen.group
     rows = RowSteps(problem, limits, "fa3", fa3.ARITHMETIC, tile.head_dim, turns, cleared)
-    main = KernelLaunch(config, launchable(order.blocks, "fa3"), (*arguments, rows.rows), boxes)
+    main = KernelLaunch(
+        config, launchable(order.blocks, "fa3"), (*arguments, rows.rows), _boxes(problem, tile)
+    )
     every = (rows.before, main) if tile.kv_tiles_per_convert_block else rows.around(main)
     others = ArgumentGradients(
         problem, limits, fa3.ARITHMETIC, rows.padded_rows, config.threads, tile.block_kv
@@ -195,6 +192,13 @@ def _backward(
     workspace = tuple(lay_out([*rows.sizes, *keys.sizes, *others.sizes]))
     reason += keys.said
     return Plan(problem, "cuda", "fa3", tile, reason, rejected, launches, workspace)
+
+
+def _boxes(problem: AttentionProblem, tile: fa3.Fa3BackwardTile) -> tuple[tuple[str, int], ...]:
+    """Tensors of a backward pass that come through maps, and rows of a copy."""
+    of_q, of_kv = tile.block_q, tile.block_kv
+    inputs = (("q", of_q), ("k", of_kv), ("v", of_kv), ("dout", of_q))
+    return (*inputs, *_operand_boxes(problem, tile))
 
 
 def _operand_boxes(problem: AttentionProblem, tile: fa3.Fa3Tile) -> Iterator[tuple[str, int]]:

@@ -19,12 +19,13 @@ from cuflash.features.table import with_features
 from cuflash.features.use import Operand
 from cuflash.planning.kernel import KernelConfig
 from cuflash.planning.plan import Algorithm, plan
-from cuflash.planning.problem import DTYPES, AttentionProblem, DTypeName, MaskKind
+from cuflash.planning.problem import DTYPES, AttentionProblem
 from cuflash.planning.tiles.common import HEAD_DIM_BUCKETS
 from cuflash.planning.tiles.fa3_tables import BACKWARD, BUCKETS, FORWARD
 from cuflash.tensors import QKV
 
 from ..architectures import LIMITS
+from .featured import FEATURED
 
 #: Architectures whose kernels of FlashAttention-2 are built within a few days.
 OFTEN = ("75", "90")
@@ -101,82 +102,9 @@ def _fa3_problems() -> Iterator[AttentionProblem]:
             yield replace(of, deterministic=deterministic, seqlen_kv=keys)
 
 
-#: Representative kernels with features: dtype, widths, mask, whether dq has an order, and sinks'
-#: dtype, "softcap", "alibi", or "dalibi" with the gradient of its slopes, or "bias:" and the axes
-#: of q and k that it has, with its gradient.
-_FEATURED: dict[Algorithm, list[tuple[DTypeName, int, int, MaskKind, bool, str]]] = {
-    "fa1": [
-        ("float16", 64, 64, "band", False, ""),
-        ("float16", 64, 64, "causal", False, "float32"),
-        ("float16", 64, 64, "causal", False, "softcap"),
-        ("float16", 64, 64, "causal", False, "dalibi"),
-        ("float16", 64, 64, "causal", False, "bias:qk"),
-    ],
-    "fa2": [
-        ("float16", 64, 64, "band", False, ""),
-        ("float16", 64, 64, "left", True, ""),
-        ("bfloat16", 128, 128, "band", True, ""),
-        ("float32", 64, 64, "band", False, ""),
-        ("float64", 64, 64, "left", False, ""),
-        ("float16", 64, 64, "causal", False, "float16"),
-        ("float64", 64, 64, "band", False, "float64"),
-        ("float16", 64, 64, "causal", True, "softcap"),
-        ("bfloat16", 128, 128, "full", False, "softcap"),
-        ("float32", 64, 64, "causal", False, "softcap"),
-        ("float64", 64, 64, "full", False, "softcap"),
-        ("float16", 64, 64, "causal", True, "dalibi"),
-        ("bfloat16", 128, 128, "full", False, "alibi"),
-        ("float32", 64, 64, "causal", False, "dalibi"),
-        ("float16", 64, 64, "causal", False, "bias:qk"),
-        ("bfloat16", 128, 128, "full", False, "bias:k:float32"),
-        ("float32", 64, 64, "full", False, "bias:q"),
-        ("float64", 256, 256, "causal", False, "bias:qk"),
-    ],
-    "fa3": [
-        ("bfloat16", 64, 64, "band", False, ""),
-        ("bfloat16", 64, 64, "left", False, ""),
-        ("bfloat16", 64, 64, "band", True, ""),
-        ("bfloat16", 128, 128, "band", False, ""),
-        ("bfloat16", 128, 128, "left", True, ""),
-        ("bfloat16", 192, 128, "band", False, ""),
-        ("bfloat16", 256, 256, "band", True, ""),
-        ("bfloat16", 64, 64, "causal", False, "float32"),
-        ("bfloat16", 128, 128, "causal", False, "bfloat16"),
-        ("bfloat16", 256, 256, "band", False, "float32"),
-        ("bfloat16", 64, 64, "full", False, "softcap"),
-        ("bfloat16", 64, 64, "causal", True, "softcap"),
-        ("bfloat16", 64, 64, "band", False, "softcap"),
-        ("bfloat16", 96, 96, "causal", False, "softcap"),
-        ("bfloat16", 128, 128, "full", False, "softcap"),
-        ("bfloat16", 128, 128, "causal", True, "softcap"),
-        ("bfloat16", 192, 128, "causal", False, "softcap"),
-        ("bfloat16", 192, 192, "full", False, "softcap"),
-        ("bfloat16", 256, 256, "causal", False, "softcap"),
-        ("float16", 64, 64, "causal", False, "softcap"),
-        ("float16", 128, 128, "causal", False, "softcap"),
-        ("bfloat16", 64, 64, "causal", False, "alibi"),
-        ("bfloat16", 64, 64, "full", True, "dalibi"),
-        ("bfloat16", 96, 96, "causal", False, "dalibi"),
-        ("bfloat16", 128, 128, "causal", False, "alibi"),
-        ("bfloat16", 128, 128, "full", False, "dalibi"),
-        ("bfloat16", 192, 128, "causal", False, "dalibi"),
-        ("bfloat16", 256, 256, "causal", False, "dalibi"),
-        ("float16", 64, 64, "band", False, "dalibi"),
-        ("bfloat16", 64, 64, "causal", False, "bias:qk"),
-        ("bfloat16", 64, 64, "full", False, "bias:k"),
-        ("bfloat16", 96, 96, "causal", False, "bias:qk"),
-        ("bfloat16", 128, 128, "causal", False, "bias:qk:float32"),
-        ("bfloat16", 128, 128, "full", True, "bias:qk"),
-        ("bfloat16", 192, 128, "causal", False, "bias:qk"),
-        ("bfloat16", 256, 256, "causal", False, "bias:qk"),
-        ("float16", 64, 64, "band", False, "bias:1"),
-    ],
-}
-
-
 def _featured_problems(algorithm: Algorithm) -> Iterator[AttentionProblem]:
     plain = replace(next(_problems()), alignment="tensor_map", q_first=-LONG // 2)
-    for dtype, d, dv, mask, deterministic, feature in _FEATURED[algorithm]:
+    for dtype, d, dv, mask, deterministic, feature in FEATURED[algorithm]:
         of = replace(plain, head_dim=d, head_dim_v=dv, mask=mask, storage=dtype, output=dtype)
         keywords = {"softcap": 50.0} if feature == "softcap" else {}
         operands = {}
@@ -224,7 +152,7 @@ def rows(architecture: str) -> dict[str, KernelConfig]:
     """Configurations of an architecture by a readable name, each machine code once."""
     found = _named(architecture, _problems(), _OLDER)
     found = _both(found, _named(architecture, _fa3_problems(), ("fa3",)))
-    for algorithm in _FEATURED if architecture == "90" else ():
+    for algorithm in FEATURED if architecture == "90" else ():
         found = _both(found, _named(architecture, _featured_problems(algorithm), (algorithm,)))
     return found
 
