@@ -8,8 +8,6 @@ for a length, and a name says the blocks.
 
 from __future__ import annotations
 
-import datetime
-import zlib
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
@@ -25,6 +23,7 @@ from cuflash.planning.tiles.fa3_tables import BACKWARD, BUCKETS, FORWARD
 from cuflash.tensors import QKV
 
 from ..architectures import LIMITS
+from ..turns import has_turn
 from .featured import FEATURED
 
 #: Architectures whose kernels of FlashAttention-2 are built within a few days.
@@ -184,7 +183,7 @@ def built_today(name: str, rare: bool = False) -> bool:
         days = 30
     else:
         days = 5
-    return (zlib.crc32(name.encode()) + datetime.date.today().toordinal()) % days == 0
+    return has_turn(name, days)
 
 
 def _named(
