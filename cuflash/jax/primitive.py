@@ -149,7 +149,7 @@ def _by_heads(
             heads[name] = array
             continue
         whole = array if mapped else repeated(array, size, like)
-        if one:  # what the heads of an entry alone share has a copy for each: it is rare
+        if one:  # heads of one entry share it: there is no stride for that, and each has a copy
             alone.add(name)
             whole = filled(whole, axis + 1, q, _heads_axis("q", inner) + is_mapped["q"])
         heads[name] = with_heads(whole, axis)

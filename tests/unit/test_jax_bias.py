@@ -231,6 +231,16 @@ def test_under_vmap(wide: None, axes: tuple[int | None, int | None], kind: tuple
     assert {problem.operands["bias"].shape[0] for problem in ran} == {own}
 
 
+@pytest.mark.parametrize("axis", [0, None], ids=["mapped", "shared"])
+def test_mapped_entries_are_a_batch(wide: None, axis: int | None) -> None:
+    """Entries without a batch axis, and a bias of each or of all: no number has to say that."""
+    arrays = draw(Q, KV, KV, (1, 7, 11) if axis is None else (3, 1, 7, 11))
+    each = jax.jit(jax.vmap(attention, (0, 0, 0, axis)))
+    got, (problem,) = observed(each, *arrays)
+    near(got, jax.jit(formula)(*arrays))
+    assert problem.operands["bias"].entries is None
+
+
 #: Whether the outer and the inner entries have a bias each, and the entries of the batch.
 PATTERNS = list(itertools.product((2, 1), (3, 1), (2, 1)))
 
