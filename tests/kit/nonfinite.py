@@ -80,6 +80,8 @@ class Spoiled:
             first, count = (self.head, 1) if of_query else (self.head * group, group)
             may[(0,) * (may.ndim - 1)][first : first + count] = True
             return may
+        if name == "dbias":
+            return self._may_of_pairs(truth)
         begin, end = self.case.visible_range()
         if (begin == 0).all() and (end == self.case.seqlen_kv).all():
             return may
@@ -99,6 +101,25 @@ class Spoiled:
         for at in edges:
             for one in heads:
                 may[0, one, max(0, at - self.slack) : at + self.slack] = True
+        return may
+
+    def _may_of_pairs(self, truth: np.ndarray) -> np.ndarray:
+        """Pairs of rows that are or may be reached, as far as tiles of what they see go."""
+        case, (begin, end) = self.case, self.case.visible_range()
+        pairs = np.zeros((case.heads_q, case.seqlen_q, case.seqlen_kv), bool)
+        of_query = self.name in ("q", "dout", "dlse")
+        seen = (begin <= self.place) & (self.place < end)
+        rows = np.array([self.place]) if of_query else np.flatnonzero(seen)
+        if not rows.size:
+            rows = np.minimum([(end <= self.place).sum()], case.seqlen_q - 1)
+        group = case.group
+        heads = [self.head] if of_query else range(self.head * group, (self.head + 1) * group)
+        for i in range(max(0, rows[0] - self.slack), min(case.seqlen_q, rows[-1] + self.slack)):
+            pairs[heads, i, max(0, begin[i] - self.slack) : end[i] + self.slack] = True
+        may = np.zeros(truth.shape, bool)
+        whole = may.reshape((1,) * (4 - may.ndim) + may.shape)
+        over = tuple(axis for axis in range(3) if whole.shape[axis + 1] == 1)
+        whole[0] = pairs.any(axis=over, keepdims=True)
         return may
 
 

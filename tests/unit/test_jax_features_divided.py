@@ -19,12 +19,14 @@ KEYWORDS: dict[str, dict[str, Any]] = {
     "window": {"local_window_size": (2, 1)},
     "softcap": {"softcap": 1.5},
     "alibi": {},
+    "bias": {},
     "sinks": {},
 }
 ARRAYS: dict[str, dict[str, tuple[tuple[int, ...], Any]]] = {
     "window": {},
     "softcap": {},
     "alibi": {"alibi_slopes": ((4, 8), P("x", "y"))},
+    "bias": {"bias": ((1, 8, 6, 1), P(None, "y"))},
     "sinks": {"sinks": ((8,), P("y"))},
 }
 CHOSEN = [c for count in (1, 2) for c in itertools.combinations(FEATURES, count)]
