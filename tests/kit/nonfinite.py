@@ -104,18 +104,20 @@ class Spoiled:
         return may
 
     def _may_of_pairs(self, truth: np.ndarray) -> np.ndarray:
-        """Pairs of rows that are or may be reached, as far as tiles of what they see go."""
+        """Pairs of rows that are or may be reached, of tiles that rows beside them see."""
         case, (begin, end) = self.case, self.case.visible_range()
         pairs = np.zeros((case.heads_q, case.seqlen_q, case.seqlen_kv), bool)
         of_query = self.name in ("q", "dout", "dlse")
-        seen = (begin <= self.place) & (self.place < end)
-        rows = np.array([self.place]) if of_query else np.flatnonzero(seen)
-        if not rows.size:
-            rows = np.minimum([(end <= self.place).sum()], case.seqlen_q - 1)
-        group = case.group
-        heads = [self.head] if of_query else range(self.head * group, (self.head + 1) * group)
-        for i in range(max(0, rows[0] - self.slack), min(case.seqlen_q, rows[-1] + self.slack)):
-            pairs[heads, i, max(0, begin[i] - self.slack) : end[i] + self.slack] = True
+        heads, rows, last = [self.head], np.array([self.place]), case.seqlen_q - 1
+        if not of_query:
+            heads = [*range(self.head * case.group, (self.head + 1) * case.group)]
+            rows = np.flatnonzero((begin <= self.place) & (self.place < end))
+            if not rows.size:
+                rows = np.minimum([(end <= self.place).sum()], last)
+            rows = np.arange(max(0, rows[0] - self.slack), min(last, rows[-1] + self.slack) + 1)
+        for i in rows:
+            first = begin[max(0, i - self.slack)] - self.slack
+            pairs[heads, i, max(0, first) : end[min(last, i + self.slack)] + self.slack] = True
         may = np.zeros(truth.shape, bool)
         whole = may.reshape((1,) * (4 - may.ndim) + may.shape)
         over = tuple(axis for axis in range(3) if whole.shape[axis + 1] == 1)

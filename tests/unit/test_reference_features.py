@@ -113,7 +113,9 @@ def test_gradients_are_finite_differences(problem: tuple[tuple[int, ...], dict[s
     for (name, value), grad in zip(inputs.items(), grads, strict=True):
         assert grad.shape == value.shape
         along = generator.standard_normal(value.shape)
-        ahead, behind = (loss(**{name: np.asarray(value + sign * step * along)}) for sign in (1, -1))
+        ahead, behind = (
+            loss(**{name: np.asarray(value + sign * step * along)}) for sign in (1, -1)
+        )
         found, expected = (ahead - behind) / (2 * step), np.sum(grad * along)
         size = np.linalg.norm(along) * max(1, np.linalg.norm(grad))
         assert abs(found - expected) <= limits.DIFFERENCE_LIMIT * size, name
