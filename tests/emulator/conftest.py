@@ -8,7 +8,7 @@ import pytest
 
 from .apart import apart
 from .build import begin, compiler, emulate
-from .drawn import Kernels
+from .call import Kernels
 from .rows import Row
 from .session import configs_of
 

@@ -24,7 +24,7 @@ from ..kit.oracle import Truth, judge
 from ..kit.parts import parts_forced
 from ..kit.strides import Strides
 from .build import emulate
-from .drawn import QKV, Call, Kernels
+from .call import QKV, Call, Kernels
 from .host_cupy import HostCupy, host_cupy
 
 __all__ = ["Session", "check", "configs_of", "session_of"]
@@ -73,7 +73,7 @@ def configs_of(kernels: Kernels) -> set[KernelConfig]:
     window = {"": "", "left": "9:", "band": "9:3"}[kernels.window]
     case = replace(case, window=window, causal=kernels.causal and not window)
     case = replace(case, sinks=kernels.sinks, softcap=9.0 if kernels.softcap else None)
-    case = replace(case, alibi=kernels.alibi)
+    case = replace(case, alibi=kernels.alibi, bias=kernels.bias)
     odd = case.with_strides(**{name: Strides(gaps=(0, 0, 1, 0)) for name in ("q", "out", "dq")})
     x = arrays(case, "q", "k", "v", "dout") | {"out": np.zeros(case.shape("out"), case.storage)}
     x["lse"] = np.zeros(case.shape("lse"), case.statistics)
@@ -84,7 +84,8 @@ def configs_of(kernels: Kernels) -> set[KernelConfig]:
         with session_of(kernels, parts, make) as host:
             named = dict.fromkeys((QKV, case.wrt))
             for w, one, wrt in itertools.product(wide, strided, named):
-                session = Session(host, kernels, Call(one, wide=w, made=True, wrt=wrt), 0)
+                call = Call(one, wide=w, made=True, wrt=wrt, mapped=kernels.mapped)
+                session = Session(host, kernels, call, 0)
                 out, _ = session.forward(x)
                 session.backward(x | {"out": np.zeros_like(out.peek())})
     return found

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from ..kit.case import Case
 from .apart import apart
 from .build import compiler
-from .drawn import Call, Kernels, calls
+from .call import QKV, Call, Kernels
+from .drawn import calls
 from .rows import ROWS, Row
 from .session import check
 
@@ -70,6 +71,10 @@ KERNELS = (
     # ALiBi.
     Kernels("fa2", "float32", (24, 24), True, _NARROW, "80", steps=(8, 16, 32), alibi="batch"),
     Kernels("fa3", "float16", (64, 64), True, num_sms=1, steps=_WIDE, parted=True, alibi="heads"),
+    # A bias.
+    Kernels("fa2", "float32", (24, 24), True, _NARROW, "80", steps=(8, 16, 32), bias="qk"),
+    Kernels("fa2", "bfloat16", (64, 64), False, num_sms=1, deterministic=True, bias="1k:float32"),
+    Kernels("fa3", "float16", (64, 64), True, num_sms=1, steps=_WIDE, parted=True, bias="qk"),
 )
 
 
@@ -127,4 +132,6 @@ def test_tails_of_scores_far_below_zero(kernels: Kernels) -> None:
             case = Case(1, 1, 1, *lengths, *kernels.dims, kernels.dtype, causal=kernels.causal)
             if kernels.window:
                 case = replace(case, window={"left": "3:", "band": "3:2"}[kernels.window])
-            check(kernels, Call(case, shift=-300))
+            case = replace(case, bias=kernels.bias)
+            wrt = (*QKV, *["bias"] * bool(kernels.bias))
+            check(kernels, Call(case, shift=-300, wrt=wrt, mapped=kernels.mapped))

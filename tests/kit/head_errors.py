@@ -175,12 +175,22 @@ class ErrorsOfHead:
             square += self._rounded(p) * apart**2
         of_weights = self._tanh + (p * self._tanh).sum(axis=1, keepdims=True)
         # What a row has in common: of one number the same, of a sum over keys at most so much.
-        keys = self._case.seqlen_kv if self._case.bias_axes.endswith("1") else 1
+        keys = self._summed("seqlen_kv")
+        if self._case.values == "equal":
+            square *= keys
         of_row = np.sqrt(delta_error)[:, None] * p + np.abs(terms) * of_weights
         square += keys * of_row**2
+        if self._case.values == "equal":  # all rows, heads and entries are the same
+            square *= self._summed("batch") * self._summed("heads_q") * self._summed("seqlen_q")
         rows = self._case.batch * self._case.heads_q * self._case.seqlen_q
         roots = np.sqrt(rows) + np.sqrt(self._case.seqlen_kv)
         return np.where(self._seen, square, 0), c * roots * np.abs(terms)
+
+    def _summed(self, axis: str) -> int:
+        """How many the gradient of the bias sums along an axis; 1 if it has the axis."""
+        letters = {"batch": "b", "heads_q": "h", "seqlen_q": "q", "seqlen_kv": "k"}
+        has = letters[axis] in self._case.bias_axes
+        return 1 if has else max(1, getattr(self._case, axis))
 
     def _growth(self) -> float:
         """Of a score's error with head_dim, where float32 and float64 are not held to plain NumPy.
