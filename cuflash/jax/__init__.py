@@ -21,9 +21,8 @@ except ImportError as error:
         "pip install 'cuflash[jax]'"
     ) from error
 
-from ..errors import ArgumentTypeError
 from ..options import AlgorithmChoice, check_flag
-from ..tensors import tensors
+from .arguments import arrays_of, with_all_axes
 from .axes import broadcasts, has_batch, may_share_batch
 from .call import Call, call_of, check_arrays
 from .keywords import check_cast, checked
@@ -200,17 +199,12 @@ def attention(
     return (out, lse) if with_lse else out
 
 
-#: Arguments that are cast, and the tensors that they are.
-_CAST = {"query": "q", "key": "k", "value": "v"}
-
-
 def _compute(given: dict[str, Any], call: Call, dtype: str | None) -> tuple[Any, Any]:
-    arrays = {t: _cast(_as_array(name, given[name]), dtype) for name, t in _CAST.items()}
-    arrays |= _of_features(given, _as_array("query", given["query"]).dtype, dtype)
+    arrays = arrays_of(given, dtype)
     check_arrays(arrays, call)
     q = arrays["q"]
     one = q.ndim == 3
-    whole = {name: _with_all_axes(name, a) for name, a in arrays.items() if broadcasts(name)}
+    whole = {name: with_all_axes(name, a) for name, a in arrays.items() if broadcasts(name)}
     arrays |= whole
     if one:
         without = [name for name in arrays if has_batch(name) and name not in whole]
@@ -220,50 +214,6 @@ def _compute(given: dict[str, Any], call: Call, dtype: str | None) -> tuple[Any,
         arrays |= {name: repeated(a, q.shape[0], q) for name, a in shared.items()}
     out, lse = _compiled(dict(zip(arrays, joined(list(arrays.values())), strict=True)), call)
     return (out[0], lse[0]) if one else (out, lse)
-
-
-def _with_all_axes(name: str, array: Any) -> Any:
-    """An array that broadcasts, with an axis of 1 for every one that it lacks."""
-    lacking = len(tensors()[name].axes) - array.ndim
-    return jnp.expand_dims(array, tuple(range(lacking)))
-
-
-def _of_features(given: dict[str, Any], of_query: Any, dtype: str | None) -> dict[str, Any]:
-    """Slopes, bias and sinks that were given, cast with query if they had the dtype for it.
-
-    Parameters
-    ----------
-    given
-        Every argument by name.
-    of_query
-        The dtype of query before its cast.
-    dtype
-        What query is cast to; None for no cast.
-    """
-    before = {"alibi_slopes": _statistics(of_query), "bias": of_query, "sinks": of_query}
-    slopes = None if dtype is None else _statistics(dtype)
-    after = {"alibi_slopes": slopes, "bias": dtype, "sinks": dtype}
-    arrays = {n: _as_array(n, given[n]) for n in before if given[n] is not None}
-    return {n: _cast(a, after[n]) if a.dtype == before[n] else a for n, a in arrays.items()}
-
-
-def _statistics(dtype: Any) -> str:
-    """The dtype of sums over arrays of a dtype."""
-    return "float64" if jnp.dtype(dtype) == "float64" else "float32"
-
-
-def _as_array(name: str, value: Any) -> Any:
-    try:
-        return jnp.asarray(value)
-    except (TypeError, ValueError, RuntimeError) as error:  # the last of deleted arrays
-        kind = f"{type(value).__module__}.{type(value).__qualname__}"
-        raise ArgumentTypeError(name, kind, "an array") from error
-
-
-def _cast(array: Any, dtype: str | None) -> Any:
-    """The array in another dtype; a complex one as it is, and refused for it."""
-    kept = dtype is None or jnp.issubdtype(array.dtype, jnp.complexfloating)
-    return array if kept else array.astype(dtype)
 
 
 def _mark(perturbed: Iterable[bool]) -> Any:

@@ -117,6 +117,7 @@ ORDER = [
     "jax.partition",
     "jax.primitive",
     "jax.keywords",
+    "jax.arguments",
     "jax",
 ]
 #: Applications of the library: they may use all of it, and nothing of it uses them.

@@ -1,8 +1,7 @@
-"""``bias`` of ``cuflash.jax`` and its gradient, under JAX's transformations."""
+"""``bias`` of ``cuflash.jax`` and its gradient."""
 
 from __future__ import annotations
 
-import functools
 import itertools
 from typing import Any
 
@@ -10,18 +9,15 @@ import numpy as np
 import pytest
 
 import cuflash
-from cuflash import dispatch
 from cuflash.jax.entries import holes, sharing
 
+from .jax_bias_case import ALL, KV, WHOLE, Q, expected, four, observed, pulled, total
 from .jax_case import alike, draw, formula, jax, jnp, near, wide
 
 __all__ = ["wide"]
 
 attention = pytest.importorskip("cuflash.jax", reason="JAX is not installed").attention
 
-Q, KV = (3, 7, 4, 8), (3, 11, 2, 8)
-WHOLE = (3, 4, 7, 11)
-ALL = (0, 1, 2, 3)
 OPTIONS: list[dict[str, Any]] = [
     {},
     {"is_causal": True, "q_offset": None, "softcap": 0.8},
@@ -34,66 +30,6 @@ KINDS = [
     (1, 11),
     (4, 1, 1),
 ]
-#: One of each way to sum a gradient.
-FEW = [WHOLE, (1, 1, 7, 11), (3, 1, 1, 11), (7, 1)]
-
-
-def _loss(function: Any, **options: Any) -> Any:
-    def of(q: Any, k: Any, v: Any, bias: Any, *others: Any) -> Any:
-        more = {"sinks": others[0]} if others else {}
-        out, lse = function(q, k, v, bias, return_lse=True, **options, **more)
-        given = jnp.sin(2 * out).sum() + jnp.where(jnp.isfinite(lse), jnp.sin(lse), 0).sum()
-        return given, (out, lse)
-
-    return of
-
-
-def total(function: Any, **options: Any) -> Any:
-    """A number made of the output and of the log-sum-exp."""
-    return lambda *arrays: _loss(function, **options)(*arrays)[0]
-
-
-def pulled(function: Any, wanted: tuple[int, ...] = ALL, **options: Any) -> Any:
-    """The gradients of that, and both results."""
-    return jax.grad(_loss(function, **options), wanted, has_aux=True)
-
-
-@functools.cache
-def _of_formula(mapped: int, options: tuple[tuple[str, Any], ...]) -> Any:
-    function = pulled(formula, **dict(options))
-    for _ in range(mapped):
-        function = jax.vmap(function)
-    return jax.jit(function)
-
-
-def expected(
-    *arrays: Any, axes: tuple[int, ...], full: tuple[int, ...], **options: Any
-) -> tuple[list[Any], Any]:
-    """The gradients and results of every mapped entry, by the formula with a whole bias.
-
-    ``axes`` are those of the bias, which is repeated to ``full``; the gradient
-    of that is summed to ``axes`` but for the mapped ones.
-    """
-    *qkv, bias = arrays
-    mapped = len(full) - 4
-    whole = jnp.broadcast_to(bias.reshape(axes), full)
-    (*gradients, dbias), results = _of_formula(mapped, tuple(options.items()))(*qkv, whole)
-    lacking = [axis for axis in range(mapped, len(full)) if axes[axis] == 1]
-    return [*gradients, dbias.sum(lacking, keepdims=True)], results
-
-
-def _four(kind: tuple[int, ...]) -> tuple[int, ...]:
-    return (1,) * (4 - len(kind)) + kind
-
-
-def observed(function: Any, *arrays: Any) -> tuple[Any, list[Any]]:
-    """What a function returns, and the problems of the passes that ran."""
-    ran: list[Any] = []
-    with dispatch.observe(ran.append):
-        results = jax.block_until_ready(function(*arrays))
-    return results, [plan.problem for plan in ran]
-
-
 ONE = [(1, 4, 7, 11), (1, 1, 1, 11), (4, 7, 1), (7, 11)]
 
 
@@ -106,7 +42,7 @@ def test_values_and_gradients(wide: None, shape: tuple[int, ...], batch: int) ->
     options = OPTIONS[sum(shape) % len(OPTIONS)]
     got = jax.jit(pulled(attention, **options))(*arrays)
     full = (batch, *WHOLE[1:])
-    (*others, dbias), results = expected(*arrays, axes=_four(shape), full=full, **options)
+    (*others, dbias), results = expected(*arrays, axes=four(shape), full=full, **options)
     near(got, ([*others, dbias.reshape(shape)], results))
 
 
@@ -205,118 +141,6 @@ def test_a_cast_of_the_query_is_one_of_its_bias(of_bias: str) -> None:
     alike(given, attention(*whole))
     to_half = attention(*whole[:3], whole[3], dtype="float16")
     assert to_half.dtype == jnp.float16
-
-
-@pytest.mark.parametrize("kind", FEW, ids=str)
-@pytest.mark.parametrize("axes", [(0, 0), (0, None), (None, 0), (1, -1)], ids=str)
-def test_under_vmap(wide: None, axes: tuple[int | None, int | None], kind: tuple[int, ...]) -> None:
-    """Queries and bias, mapped or not; every mapped entry has a gradient of its own."""
-    of_q, of_bias = axes
-    in_axes = (of_q, None, of_q, of_bias)
-    arrays = []
-    for seed, (size, axis) in enumerate(zip([Q, KV, KV, kind], in_axes, strict=True)):
-        place = None if axis is None else axis % (len(size) + 1)
-        whole = size if place is None else (*size[:place], 2, *size[place:])
-        arrays += draw(whole, seed=seed)
-
-    each = jax.jit(jax.vmap(pulled(attention), in_axes=in_axes))
-    got, ran = observed(each, *arrays)
-    *first, bias = (
-        jnp.stack([array] * 2) if axis is None else jnp.moveaxis(array, axis, 0)
-        for array, axis in zip(arrays, in_axes, strict=True)
-    )
-    (*others, dbias), results = expected(*first, bias, axes=(2, *_four(kind)), full=(2, *WHOLE))
-    near(got, ([*others, dbias.reshape(2, *kind)], results))
-    own = _four(kind)[0] * (1 if of_bias is None else 2)
-    assert {problem.operands["bias"].shape[0] for problem in ran} == {own}
-
-
-@pytest.mark.parametrize("axis", [0, None], ids=["mapped", "shared"])
-def test_mapped_entries_are_a_batch(wide: None, axis: int | None) -> None:
-    """Entries without a batch axis, and a bias of each or of all: no number has to say that."""
-    arrays = draw(Q, KV, KV, (1, 7, 11) if axis is None else (3, 1, 7, 11))
-    each = jax.jit(jax.vmap(attention, (0, 0, 0, axis)))
-    got, (problem,) = observed(each, *arrays)
-    near(got, jax.jit(formula)(*arrays))
-    assert problem.operands["bias"].entries is None
-
-
-#: Whether the outer and the inner entries have a bias each, and the entries of the batch.
-PATTERNS = list(itertools.product((2, 1), (3, 1), (2, 1)))
-
-
-def _of_pattern(pattern: tuple[int, ...]) -> tuple[list[Any], Any, Any]:
-    """Arrays of two mapped axes and a batch of two, what maps them, and what it has to give."""
-    outer, inner, batch = pattern
-    mapped = tuple(size for size in (outer, inner) if size > 1)
-    q, k, v, bias = draw(
-        (2, 3, 2, 5, 4, 4), (2, 3, 2, 6, 2, 4), (3, 2, 6, 2, 4), (*mapped, batch, 1, 5, 6)
-    )
-
-    def twice(function: Any) -> Any:
-        one = jax.vmap(function, in_axes=(0, 0, 0, 0 if inner > 1 else None))
-        return jax.vmap(one, in_axes=(0, 0, None, 0 if outer > 1 else None))
-
-    whole = expected(
-        q, k, jnp.stack([v] * 2), bias, axes=(*pattern, 1, 5, 6), full=(2, 3, 2, 4, 5, 6)
-    )
-    return [q, k, v, bias], twice, whole
-
-
-@pytest.mark.parametrize("pattern", PATTERNS, ids=str)
-def test_under_two_vmaps(wide: None, pattern: tuple[int, ...]) -> None:
-    """A bias is repeated along a hole alone; each mapped entry has a gradient of its own."""
-    arrays, twice, whole = _of_pattern(pattern)
-    got, ran = observed(jax.jit(twice(pulled(attention))), *arrays)
-    near(got, whole)
-    hole = pattern == (2, 1, 2)
-    own = 12 if hole else np.prod(pattern)
-    forward, backward = (problem.operands["bias"] for problem in ran)
-    assert forward.shape == backward.shape == (own, 1, 5, 6)
-    assert (forward.entries is None) == (own in (1, 12))
-    assert (backward.entries is None) == (own == 12)
-
-
-@pytest.mark.parametrize("pattern", PATTERNS, ids=str)
-def test_the_gradient_of_two_vmaps(wide: None, pattern: tuple[int, ...]) -> None:
-    """Entries that share a bias add to one gradient of it."""
-    arrays, twice, ((*_, dbias), _) = _of_pattern(pattern)
-    lacking = [axis for axis in (0, 1) if pattern[axis] == 1]
-    got = jax.jit(jax.grad(lambda *a: twice(total(attention))(*a).sum(), 3))(*arrays)
-    near(got, dbias.sum(lacking).reshape(arrays[3].shape))
-
-
-@pytest.mark.parametrize("kind", [WHOLE, (1, 7, 11)], ids=str)
-@pytest.mark.parametrize("axis", [0, None], ids=["mapped", "shared"])
-def test_beside_mapped_sinks(wide: None, axis: int | None, kind: tuple[int, ...]) -> None:
-    """Mapped entries are heads there, and the bias has them too where entries differ."""
-    own = kind if axis is None else (2, *kind)
-    arrays = draw((2, *Q), KV, KV, own, (2, 4))
-    in_axes = (0, None, None, axis, 0)
-    for wanted in ((0, 3), (1, 4)):
-        one, other = (
-            jax.jit(jax.vmap(pulled(function, wanted), in_axes))
-            for function in (attention, formula)
-        )
-        got, ran = observed(one, *arrays)
-        near(got, other(*arrays))
-        forward, backward = (problem.operands["bias"].shape for problem in ran)
-        one_head = _four(kind)[1] == 1 and axis is None
-        assert forward == (_four(kind) if one_head else (*_four(kind)[:1], 8, 7, 11))
-        assert (backward == forward) == (not one_head or 3 not in wanted)
-
-
-@pytest.mark.parametrize("axis", [0, None], ids=["mapped", "shared"])
-def test_beside_sinks_of_two_vmaps(wide: None, axis: int | None) -> None:
-    """The outer entries join the batch, the inner ones are heads."""
-    inner = () if axis is None else (3,)
-    arrays = draw((2, 3, *Q), (3, *KV), (3, *KV), (2, *inner, 1, 1, 7, 11), (3, 4))
-
-    def twice(function: Any) -> Any:
-        one = jax.vmap(jax.grad(total(function), (0, 3)), (0, 0, 0, axis, 0))
-        return jax.jit(jax.vmap(one, (0, None, None, 0, None)))(*arrays)
-
-    near(twice(attention), twice(formula))
 
 
 def test_in_a_loop_of_layers_computed_anew(wide: None) -> None:

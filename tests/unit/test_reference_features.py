@@ -1,4 +1,4 @@
-"""Windows, slopes, biases and sinks of the oracle: loops, finite differences, what they fall back to."""
+"""Features of the oracle: loops, finite differences, what they fall back to."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SIDES = st.one_of(st.none(), st.integers(0, 6))
 
 @st.composite
 def problems(draw_: st.DrawFn) -> tuple[tuple[int, ...], dict[str, Any]]:
-    """Sizes and options: windows of both kinds, slopes, biases, sinks, rows that see nothing; or none."""
+    """Sizes and options: windows of both kinds, slopes, biases, sinks, dead rows; or none."""
     group, heads_kv = draw_(st.sampled_from(((1, 1), (2, 2), (3, 1))))
     lengths = draw_(st.integers(1, 5)), draw_(st.integers(1, 6))
     sizes = (draw_(st.integers(1, 2)), group * heads_kv, heads_kv, *lengths, 2, 3)

@@ -95,8 +95,8 @@ class Teller:
                 addresses = [field for field, (of, _) in inner.items() if of == np.uint64]
                 told.append((name, *(place(int(value[field])) for field in addresses)))
                 maps = [field for field, (of, _) in inner.items() if of == TENSOR_MAP]
-                for words in (value[field]["opaque"] for field in maps):
-                    told.append((name, place(int(words[0])), *map(int, words[1:])))
+                every = [value[field]["opaque"] for field in maps]
+                told += [(name, place(int(words[0])), *map(int, words[1:])) for words in every]
                 numbers = [field for field in inner if field not in (*addresses, *maps)]
                 told.append((name, *(value[field].tobytes() for field in numbers)))
             else:

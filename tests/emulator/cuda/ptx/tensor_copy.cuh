@@ -1,5 +1,6 @@
 // Stands for cuda_src/ptx/tensor_copy.cuh. A map is what emulator/device.py makes in the driver's
-// place: an address, four sizes, three strides in bytes, the rows of a box, the bytes of an element.
+// place: an address, four sizes, three strides in bytes, the rows of a box, the bytes of an
+// element.
 #pragma once
 
 #include "load_matrix.cuh"

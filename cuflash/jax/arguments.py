@@ -1,0 +1,79 @@
+"""The arrays of a call as JAX has them, cast where the call asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax.numpy as jnp
+
+from ..errors import ArgumentTypeError
+from ..tensors import tensors
+
+__all__ = ["arrays_of", "with_all_axes"]
+
+#: Arguments that are cast, and the tensors that they are.
+_CAST = {"query": "q", "key": "k", "value": "v"}
+
+
+def arrays_of(given: Mapping[str, Any], dtype: str | None) -> dict[str, Any]:
+    """The arrays that were given, by the names of their tensors.
+
+    Parameters
+    ----------
+    given
+        Every argument by name.
+    dtype
+        What query, key and value are cast to; None for no cast.
+
+    Raises
+    ------
+    ArgumentTypeError
+        Naming what is no array.
+    """
+    arrays = {t: _cast(_as_array(name, given[name]), dtype) for name, t in _CAST.items()}
+    return arrays | _of_features(given, _as_array("query", given["query"]).dtype, dtype)
+
+
+def with_all_axes(name: str, array: Any) -> Any:
+    """An array that broadcasts, with an axis of 1 for every one that it lacks."""
+    lacking = len(tensors()[name].axes) - array.ndim
+    return jnp.expand_dims(array, tuple(range(lacking)))
+
+
+def _of_features(given: Mapping[str, Any], of_query: Any, dtype: str | None) -> dict[str, Any]:
+    """Slopes, bias and sinks that were given, cast with query if they had the dtype for it.
+
+    Parameters
+    ----------
+    given
+        Every argument by name.
+    of_query
+        The dtype of query before its cast.
+    dtype
+        What query is cast to; None for no cast.
+    """
+    before = {"alibi_slopes": _statistics(of_query), "bias": of_query, "sinks": of_query}
+    slopes = None if dtype is None else _statistics(dtype)
+    after = {"alibi_slopes": slopes, "bias": dtype, "sinks": dtype}
+    arrays = {n: _as_array(n, given[n]) for n in before if given[n] is not None}
+    return {n: _cast(a, after[n]) if a.dtype == before[n] else a for n, a in arrays.items()}
+
+
+def _statistics(dtype: Any) -> str:
+    """The dtype of sums over arrays of a dtype."""
+    return "float64" if jnp.dtype(dtype) == "float64" else "float32"
+
+
+def _as_array(name: str, value: Any) -> Any:
+    try:
+        return jnp.asarray(value)
+    except (TypeError, ValueError, RuntimeError) as error:  # the last of deleted arrays
+        kind = f"{type(value).__module__}.{type(value).__qualname__}"
+        raise ArgumentTypeError(name, kind, "an array") from error
+
+
+def _cast(array: Any, dtype: str | None) -> Any:
+    """The array in another dtype; a complex one as it is, and refused for it."""
+    kept = dtype is None or jnp.issubdtype(array.dtype, jnp.complexfloating)
+    return array if kept else array.astype(dtype)
