@@ -80,7 +80,8 @@ class ApiRunner:
         if case.alibi:
             options["alibi_slopes"] = case.shape("alibi_slopes")
         if case.bias:
-            options["bias"] = tensor(case, "bias")
+            arena = Arena(self.xp, self.poison)
+            options |= _named(arena, case, {"bias": tensor(case, "bias")})
         if case.operands and operation == "backward":
             options["wrt"] = case.wrt
         return cuflash.explain(*shapes, operation=operation, dtype=case.dtype, **options)
