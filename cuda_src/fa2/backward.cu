@@ -129,9 +129,9 @@ __device__ inline BackwardContext<Config> context_of(const typename Config::Para
                                                      BackwardStorage<Config>& shared,
                                                      unsigned block) {
   const Shape& shape = params.shape;
-  const TileOrder order{static_cast<unsigned>(ceil_div(shape.seqlen_kv, Config::block_kv)),
-                        static_cast<unsigned>(shape.heads_kv),
-                        static_cast<unsigned>(params.head_group)};
+  const TileOrder<> order{static_cast<unsigned>(ceil_div(shape.seqlen_kv, Config::block_kv)),
+                          static_cast<unsigned>(shape.heads_kv),
+                          static_cast<unsigned>(params.head_group)};
   const WorkItem item = order.kv_item<Config::block_kv>(shape, block, last_tile_first<Config>);
   const Sequence seq = sequence<Config>(params, item.batch);
   return {params, shared, item, seq, shape.heads_q / shape.heads_kv};

@@ -95,9 +95,9 @@ __device__ inline void forward(const typename Config::Params& params) {
   static_assert(sizeof(ForwardStorage<Config>) == Config::shared_bytes,
                 "the plan and the kernel disagree about shared memory");
   const Shape& shape = params.shape;
-  const TileOrder order{static_cast<unsigned>(ceil_div(shape.seqlen_q, Config::block_q)),
-                        static_cast<unsigned>(shape.heads_q),
-                        static_cast<unsigned>(params.head_group)};
+  const TileOrder<Config::entries_inside> order{
+      static_cast<unsigned>(ceil_div(shape.seqlen_q, Config::block_q)),
+      static_cast<unsigned>(shape.heads_q), static_cast<unsigned>(params.head_group)};
   const WorkItem item = order.q_item(shape, blockIdx.x);
   const Sequence seq = sequence<Config>(params, item.batch);
   using Storage = typename Config::Storage;

@@ -235,7 +235,7 @@ __device__ inline unsigned kv_tiles_of_all(const Fa3BackwardParams& params) {
 }
 
 template <class Config>
-__device__ inline TileOrder kv_order(const Fa3BackwardParams& params) {
+__device__ inline TileOrder<> kv_order(const Fa3BackwardParams& params) {
   return {static_cast<unsigned>(kv_tiles_of_head<Config>(params)),
           static_cast<unsigned>(params.shape.heads_kv), static_cast<unsigned>(params.head_group)};
 }

@@ -77,9 +77,9 @@ struct ForwardLoader {
 template <class Config>
 __device__ inline void load_role(const ForwardContext<Config>& c) {
   const Shape& shape = c.params.shape;
-  const TileOrder order{static_cast<unsigned>(ceil_div(shape.seqlen_q, Config::block_q)),
-                        static_cast<unsigned>(shape.heads_q),
-                        static_cast<unsigned>(c.params.head_group)};
+  const TileOrder<Config::entries_inside> order{
+      static_cast<unsigned>(ceil_div(shape.seqlen_q, Config::block_q)),
+      static_cast<unsigned>(shape.heads_q), static_cast<unsigned>(c.params.head_group)};
   const int tiles = static_cast<int>(order.tiles) * shape.heads_q * shape.batch;
   ForwardLoader<Config> loader(c);
   ForwardTile<Config> tile = c.tile(order.q_item(shape, blockIdx.x));

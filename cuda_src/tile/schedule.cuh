@@ -28,7 +28,10 @@ __device__ inline WorkItem head_work_item(const Shape& shape, int heads) {
 // One block a tile, `tiles` tiles of each of `heads` heads of every batch entry. Heads come in
 // groups of `head_group`, whose other operands the second-level cache holds together; in a group
 // the tiles come first that are longest under a causal mask: the last q tiles, the first kv tiles.
-// Where kv tiles add to dQ in turn the last ones come first, as they have the first turns.
+// Where kv tiles add to dQ in turn the last ones come first, as they have the first turns. With
+// `entries_inside` a head of all batch entries comes before the next head: they share what is read
+// with it.
+template <bool entries_inside = false>
 struct TileOrder {
   unsigned tiles;
   unsigned heads;
@@ -56,6 +59,15 @@ struct TileOrder {
     const unsigned width = min(head_group, shape.batch * heads - first);
     const unsigned within = block - first * tiles;
     const unsigned head = first + within % width;
+    if constexpr (entries_inside) {
+      const unsigned entries = shape.batch;
+      return {static_cast<int>(head % entries),
+              static_cast<int>(head / entries),
+              static_cast<int>(within / width),
+              0,
+              shape.seqlen_kv,
+              0};
+    }
     return {static_cast<int>(head / heads),
             static_cast<int>(head % heads),
             static_cast<int>(within / width),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from .argument_gradients import ArgumentGradients
 from .decision import Algorithm, Plan, asked_tile, nothing_fits
 from .device import DeviceLimits
-from .head_groups import head_group_of
+from .head_groups import head_group_of, whole_entries
 from .kernel import KernelLaunch, kernel_config, lay_out
 from .problem import AttentionProblem
 from .row_steps import RowSteps, launchable
@@ -93,12 +93,15 @@ def _main_launch(
     grid = launchable(_blocks(problem, tile), "fa2")
     kernel = ("fa2", problem.operation)
     footprint = tile.footprint
-    config = kernel_config(problem, limits, kernel, tile.arithmetic, tile.constants(), footprint)
-    heads = problem.batch * (
-        problem.heads_q if problem.operation == "forward" else problem.heads_kv
-    )
+    constants, forward = tile.constants(), problem.operation == "forward"
+    if forward:
+        constants |= {"entries_inside": int(problem.shares_pairs)}
+    config = kernel_config(problem, limits, kernel, tile.arithmetic, constants, footprint)
+    heads = problem.batch * (problem.heads_q if forward else problem.heads_kv)
     tiles = grid // max(1, heads)
     head_group = head_group_of(problem, limits, tiles, footprint.blocks_per_sm)
+    if forward:
+        head_group = whole_entries(problem, head_group)
     return KernelLaunch(config, grid, (("head_group", head_group), *more))
 
 

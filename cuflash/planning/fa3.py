@@ -9,7 +9,7 @@ from ..errors import ArgumentValueError, UnsupportedError
 from .argument_gradients import ArgumentGradients
 from .decision import Algorithm, Plan
 from .device import DeviceLimits
-from .head_groups import even_head_group, head_group_of, taking_turns
+from .head_groups import even_head_group, head_group_of, taking_turns, whole_entries
 from .kernel import KernelLaunch, kernel_config, lay_out
 from .key_parts import KeyParts, parts_of
 from .problem import DTYPES, AttentionProblem
@@ -129,8 +129,9 @@ def _forward(
     rejected: tuple[tuple[Algorithm, str], ...],
 ) -> Plan:
     footprint = tile.footprint
+    constants = tile.constants() | {"entries_inside": int(problem.shares_pairs)}
     config = kernel_config(
-        problem, limits, ("fa3", "forward"), fa3.ARITHMETIC, tile.constants(), footprint
+        problem, limits, ("fa3", "forward"), fa3.ARITHMETIC, constants, footprint
     )
     config = replace(
         config, architecture=_ARCHITECTURE, head_dim=tile.head_dim, head_dim_v=tile.head_dim_v
@@ -142,6 +143,7 @@ def _forward(
     head_group = 1
     if problem.mask == "causal":  # else tiles are about equal, and heads may come singly
         head_group = even_head_group(problem, limits)
+    head_group = whole_entries(problem, head_group)
     grid = min(tiles, limits.num_sms * footprint.blocks_per_sm)
     boxes = (
         ("q", fa3.ROWS),

@@ -6,7 +6,7 @@ from .device import DeviceLimits
 from .problem import DTYPES, AttentionProblem
 from .tiles.common import ceil_div
 
-__all__ = ["even_head_group", "head_group_of", "taking_turns"]
+__all__ = ["even_head_group", "head_group_of", "taking_turns", "whole_entries"]
 
 #: Of ordered sums, as measured at head_dim 64 to 256: with more, what is summed leaves L2 before it
 #: is complete.
@@ -70,3 +70,9 @@ def taking_turns(heads: int, tiles: int, blocks: int) -> int:
     """
     most = max(1, min(_MOST_TAKING_TURNS, heads, 2 * blocks // max(1, tiles)))
     return ceil_div(heads, ceil_div(heads, most)) if heads else 1
+
+
+def whole_entries(problem: AttentionProblem, head_group: int) -> int:
+    """The head group, rounded up to all batch entries where these share an array of pairs."""
+    batch = problem.batch
+    return ceil_div(head_group, batch) * batch if problem.shares_pairs else head_group

@@ -135,6 +135,12 @@ class AttentionProblem:
         return {operand.name: operand for use in self.uses for operand in use.operands}
 
     @property
+    def shares_pairs(self) -> bool:
+        """Whether batch entries share an array that has a number for every pair."""
+        pairs = (operand.pairs for operand in self.operands.values())
+        return any(b < self.batch and rows > 1 and keys > 1 for b, _, rows, keys in pairs)
+
+    @property
     def compute(self) -> DTypeName:
         """Type of the accumulators and of the softmax."""
         return DTYPES[self.storage].compute
