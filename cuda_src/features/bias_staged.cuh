@@ -22,12 +22,12 @@ template <class Bias, class Storage, bool of_rows>
 struct StagedBiasTerm : AddedTerm {
   static constexpr bool staged = true;
   using Compute = decltype(to_compute(Storage()));
-  PairReader<Bias> reader;
+  PairReader<Bias, of_rows> reader;
   Compute factor;
 
   template <class Params>
   __device__ StagedBiasTerm(const Params& params, const Lane& lane, double)
-      : reader(lane.staged, of_rows ? lane.staged.row : 0),
+      : reader(lane.staged),
         factor(static_cast<Compute>(inverse_unit_of(Compute(), params.bias))) {}
 
   template <class Params>

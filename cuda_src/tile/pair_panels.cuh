@@ -3,6 +3,7 @@
 // tile/panels.cuh.
 #pragma once
 
+#include "../ptx/load_matrix.cuh"
 #include "../ptx/tensor_copy.cuh"
 #include "numeric.cuh"
 #include "pipeline.cuh"
@@ -74,20 +75,33 @@ __device__ inline void load_operand_tile(OperandStorage<Config>& storage,
 
 // What a lane reads of panels: elements (row + di, column + dj), both known to the compiler. Of a
 // tile whose rows are queries di is a multiple of 8 and dj of 8 or one more, and two neighbours are
-// read at once; of one whose rows are keys it is the other way round.
-template <class T>
+// read at once, or of 16 bits what there is of sixteen rows and columns, when the first element of
+// them is asked for; so they are asked for in the order of a WarpTile, by all lanes of a warp. Of
+// one whose rows are keys di and dj are the other way round. Where not `of_rows`, only row 0 is
+// read.
+template <class T, bool of_rows>
 struct PairReader {
   static constexpr int panel_columns = 128 / sizeof(T);
+  static constexpr bool by_matrices = of_rows && sizeof(T) == 2;
   const unsigned char* data;
   int panel_bytes;
   unsigned first;  // of the lane, in bytes
   bool transposed;
+  unsigned matrices;  // shared address of the row of a matrix that the lane names
+  mutable unsigned words[4];
 
-  __device__ PairReader(const StagedLane& lane, int row)
+  __device__ PairReader(const StagedLane& lane)
       : data(static_cast<const unsigned char*>(lane.panels)),
         panel_bytes(lane.panel_bytes),
-        first(row * 128 + (lane.column % panel_columns * sizeof(T) ^ row % 8 * 16)),
         transposed(lane.transposed) {
+    const int row = of_rows ? lane.row : 0;
+    if (by_matrices && !transposed) {
+      const int thread = static_cast<int>(threadIdx.x) % 32, of_warp = row / 16 * 16;
+      matrices = ptx::shared_address(data) + (of_warp + thread % 16) * 128 +
+                 (thread / 16 ^ thread % 8) * 16;
+      return;
+    }
+    first = row * 128 + (lane.column % panel_columns * sizeof(T) ^ row % 8 * 16);
     if (transposed) data += lane.column / panel_columns * panel_bytes;
   }
   __device__ float at(int di, int dj) const {
@@ -96,11 +110,16 @@ struct PairReader {
       return to_compute(*reinterpret_cast<const T*>(data + place));
     }
     const unsigned within = dj / 8 * 8 % panel_columns * sizeof(T);
-    const unsigned place = (first ^ within) + dj / panel_columns * panel_bytes + di * 128;
-    if constexpr (sizeof(T) == 2) {
+    const unsigned panel = dj / panel_columns * panel_bytes;
+    if constexpr (by_matrices) {
+      if (di == 0 && dj % 16 == 0) ptx::load_matrix_x4(words, (matrices ^ within) + panel);
+      return half_of(T{}, words[dj / 8 % 2 * 2 + di / 8], dj % 2);
+    } else if constexpr (sizeof(T) == 2) {
+      const unsigned place = (first ^ within) + panel;
       return half_of(T{}, *reinterpret_cast<const unsigned*>(data + place), dj % 2);
     } else {
-      const auto& both = *reinterpret_cast<const Pair<T>*>(data + place);
+      const auto& both =
+          *reinterpret_cast<const Pair<T>*>(data + (first ^ within) + panel + di * 128);
       return dj % 2 == 0 ? both.x : both.y;
     }
   }

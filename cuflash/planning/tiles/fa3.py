@@ -6,10 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 
+from ...features.use import Operand
 from ..device import DeviceLimits
 from ..problem import DTYPES, AttentionProblem
 from .common import Arithmetic, Footprint, bucket, ceil_div
-from .fa3_tables import BACKWARD, BUCKETS, FORWARD, ForwardRow
+from .fa3_tables import BACKWARD, BUCKETS, FORWARD, FORWARD_WITH_PAIRS, ForwardRow
+from .operand_tiles import NO_OPERAND, OperandTiles
 
 __all__ = [
     "ARITHMETIC",
@@ -59,17 +61,6 @@ def _panels(rows: int, columns: int) -> int:
     return ceil_div(columns, _PANEL) * rows * 128
 
 
-def _operand_bytes(operand: tuple[int, int, int], block_kv: int) -> int:
-    """Of tiles of an array of pairs, and of their barriers, which lie before all others."""
-    stages, rows, itemsize = operand
-    return stages * ceil_div(block_kv * itemsize, 128) * rows * 128 + 1024 if stages else 0
-
-
-def _operand_constants(operand: tuple[int, int, int]) -> dict[str, int]:
-    """What the device code reads from ``Config``."""
-    return dict(zip(("operand_stages", "operand_rows", "operand_bytes"), operand, strict=True))
-
-
 @dataclass(frozen=True)
 class Fa3ForwardTile:
     """The forward pass: warpgroups of 64 queries each, K and V in rings they share."""
@@ -81,9 +72,7 @@ class Fa3ForwardTile:
     takes_turns: bool
     head_dim: int
     head_dim_v: int
-    #: Of an array of pairs that a term of the scores reads: stages, rows of a tile, bytes of an
-    #: element.
-    operand: tuple[int, int, int] = (0, 0, 0)
+    operand: OperandTiles = NO_OPERAND
 
     @property
     def warpgroups(self) -> int:
@@ -98,7 +87,7 @@ class Fa3ForwardTile:
         shared += 4 * self.warpgroups * _panels(16, _PANEL)  # of the output, a panel for each warp
         barriers = 2 * self.q_stages * self.warpgroups + 4 * self.num_stages + 4
         shared = ceil_div(shared + 8 * barriers + 48, 1024) * 1024
-        shared += _operand_bytes(self.operand, self.block_kv)
+        shared += self.operand.nbytes(self.block_kv)
         threads = WARPGROUP * (self.warpgroups + 1)
         return Footprint(shared, 65536 // threads // 8 * 8, threads)
 
@@ -114,7 +103,7 @@ class Fa3ForwardTile:
             "math_registers": registers.math,
             "blocks_per_sm": 1,
             "takes_turns": int(self.takes_turns),
-            **_operand_constants(self.operand),
+            **self.operand.constants(),
         }
 
 
@@ -137,8 +126,7 @@ class Fa3BackwardTile:
     kv_tiles_per_convert_block: int = 0
     #: That are cleared by one copy.
     zero_bytes: int = 4096
-    #: As of the forward pass.
-    operand: tuple[int, int, int] = (0, 0, 0)
+    operand: OperandTiles = NO_OPERAND
 
     #: Those that do arithmetic.
     warpgroups = 2
@@ -158,7 +146,7 @@ class Fa3BackwardTile:
         shared += 2 * self.num_stages * 4 * self.block_q  # lse and delta
         barriers = 2 + 2 * self.num_stages + 2 * self.score_stages + 7
         shared = ceil_div(shared + 8 * barriers, 128) * 128 + self.zero_bytes
-        shared = ceil_div(shared, 1024) * 1024 + _operand_bytes(self.operand, self.block_kv)
+        shared = ceil_div(shared, 1024) * 1024 + self.operand.nbytes(self.block_kv)
         threads = WARPGROUP * (self.warpgroups + 1)
         return Footprint(shared, 65536 // threads // 8 * 8, threads)
 
@@ -180,7 +168,7 @@ class Fa3BackwardTile:
             "ordered": int(self.ordered),
             "load_registers": _BACKWARD_REGISTERS.load,
             "math_registers": _BACKWARD_REGISTERS.math,
-            **_operand_constants(self.operand),
+            **self.operand.constants(),
         }
 
 
@@ -230,32 +218,41 @@ def candidates(
 
 
 def _forward(problem: AttentionProblem, every: bool) -> Iterator[Fa3ForwardTile]:
+    staged = _staged(problem)
+    if staged is not None and staged.pairs[2] > 1:
+        yield from _forward_with_pairs(problem, staged, every)
+        return
     for row in FORWARD:
         holds = problem.head_dim <= row.widest and problem.head_dim_v <= row.widest_v
         longest = row.longest if problem.mask == "full" else row.longest_causal
         narrow = problem.has_first and 0 < problem.visibility.most_keys <= row.widest_window
         if holds and (every or narrow or problem.seqlen_kv <= longest):
-            yield from _with_operand(problem, tile_of_row(problem, row))
+            tile = tile_of_row(problem, row)
+            yield from (tile,) if staged is None else _with_row(tile, staged)
 
 
-def _operand(problem: AttentionProblem, block_q: int) -> tuple[int, int] | None:
-    """Rows and bytes of an element of an array of pairs that comes tile by tile."""
-    staged = [one for one in problem.operands.values() if one.staged and one.mappable]
-    if not staged:
-        return None
-    _, _, queries, _ = staged[0].pairs
-    return block_q if queries > 1 else _ROWS_OF_ONE, DTYPES[staged[0].dtype].itemsize
+def _forward_with_pairs(
+    problem: AttentionProblem, staged: Operand, every: bool
+) -> Iterator[Fa3ForwardTile]:
+    for row in FORWARD_WITH_PAIRS:
+        holds = problem.head_dim <= row.widest and problem.head_dim_v <= row.widest_v
+        holds = holds and DTYPES[staged.dtype].itemsize == row.itemsize
+        if holds and (every or problem.seqlen_kv <= row.longest):
+            operand = OperandTiles(row.pair_stages, row.block_q, row.itemsize)
+            yield replace(tile_of_row(problem, row.plain), operand=operand)
 
 
-def _with_operand(problem: AttentionProblem, tile: Fa3ForwardTile) -> Iterator[Fa3ForwardTile]:
-    """The tile with room for an array of pairs, if there is one, and fewer other stages for it."""
-    given = _operand(problem, tile.block_q)
-    if given is None:
-        yield tile
-        return
-    choices = product((2, 1), range(tile.num_stages, 1, -1), range(tile.q_stages, 0, -1))
-    for stages, num_stages, q_stages in choices:
-        yield replace(tile, num_stages=num_stages, q_stages=q_stages, operand=(stages, *given))
+def _with_row(tile: Fa3ForwardTile, staged: Operand) -> Iterator[Fa3ForwardTile]:
+    """The tile with room for an array that is the same for all queries."""
+    operand = OperandTiles(2, _ROWS_OF_ONE, DTYPES[staged.dtype].itemsize)
+    for stages in product(range(tile.num_stages, 1, -1), range(tile.q_stages, 0, -1)):
+        yield replace(tile, num_stages=stages[0], q_stages=stages[1], operand=operand)
+
+
+def _staged(problem: AttentionProblem) -> Operand | None:
+    """The array of pairs that comes tile by tile."""
+    every = problem.operands.values()
+    return next((one for one in every if one.staged and one.mappable), None)
 
 
 def _backward(problem: AttentionProblem, every: bool) -> Iterator[Fa3BackwardTile]:
@@ -290,8 +287,9 @@ def _with_operand_of_rows(
     Of one that is the same for all queries a lane reads two numbers, for which
     it needs no tile.
     """
-    given = _operand(problem, tile.block_q)
-    if tile.block_kv == ROWS or given is None or given[0] == _ROWS_OF_ONE:
+    staged = _staged(problem)
+    if tile.block_kv == ROWS or staged is None or staged.pairs[2] == 1:
         return
     for stages in (2, 1):
-        yield replace(tile, operand=(stages, *given))
+        operand = OperandTiles(stages, tile.block_q, DTYPES[staged.dtype].itemsize)
+        yield replace(tile, operand=operand)

@@ -8,7 +8,15 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["BACKWARD", "BUCKETS", "FORWARD", "BackwardRow", "ForwardRow"]
+__all__ = [
+    "BACKWARD",
+    "BUCKETS",
+    "FORWARD",
+    "FORWARD_WITH_PAIRS",
+    "BackwardRow",
+    "ForwardRow",
+    "PairsRow",
+]
 
 #: Widths that kernels are compiled for: columns of a product come in these numbers.
 BUCKETS = (64, 80, 96, 112, 128, 160, 192, 256)
@@ -43,6 +51,38 @@ FORWARD = (
     ForwardRow(192, 128, 128, 128, 2, 1),  # 796 at 192/128, seqlen 8192 causal
     ForwardRow(192, 192, 128, 96, 2, 1),  # 797 at 192, seqlen 8192 causal
     ForwardRow(256, 256, 128, 64, 2, 1),  # 840 at 256, seqlen 8192 full
+)
+
+
+class PairsRow(NamedTuple):
+    """The same beside an array that has a number for every pair, whose tiles have their stages."""
+
+    widest: int
+    widest_v: int
+    block_q: int
+    block_kv: int
+    num_stages: int
+    pair_stages: int
+    itemsize: int = 2  # of the array
+    longest: int = _ANY
+
+    @property
+    def plain(self) -> ForwardRow:
+        """Of its tile without the array."""
+        tile = self.block_q, self.block_kv, self.num_stages
+        return ForwardRow(self.widest, self.widest_v, *tile, 1)
+
+
+FORWARD_WITH_PAIRS = (
+    PairsRow(64, 64, 256, 64, 4, 3, longest=1024),
+    PairsRow(64, 64, 192, 128, 2, 2),
+    PairsRow(128, 128, 128, 112, 2, 2),
+    PairsRow(192, 192, 128, 64, 2, 2),
+    PairsRow(256, 256, 128, 48, 2, 2),
+    PairsRow(64, 64, 192, 64, 3, 2, 4),
+    PairsRow(128, 128, 128, 64, 2, 2, 4),
+    PairsRow(192, 192, 128, 64, 2, 2, 4),
+    PairsRow(256, 256, 128, 48, 2, 1, 4),
 )
 
 
