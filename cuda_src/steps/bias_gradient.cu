@@ -9,79 +9,13 @@
 //   keys               the keys of a kv tile, of one entry and head of the call: it walks over the
 //                      queries. Its sums are parts, which steps/reduce_bias.cu adds up
 //   queries, neither   the queries of a q tile likewise
+#include "../ptx/barrier.cuh"
 #include "../tile/copy.cuh"
 #include "../tile/product.cuh"
-#include "../tile/schedule.cuh"
-#include "../tile/shared_tile.cuh"
-#include "../tile/softmax.cuh"
-#include "../tile/warp_tile.cuh"
+#include "bias_steps.cuh"
+#include "bias_types.cuh"
 
 namespace cuflash::steps {
-
-// [begin, end), one after the other.
-struct Walk {
-  int begin;
-  int end;
-};
-
-template <class Config>
-struct BiasGradientTypes {
-  using Storage = typename Config::Storage;
-  using Compute = typename Config::Compute;
-  static constexpr int threads = 32 * Config::warps;
-  using Grid = WarpGrid<Config::score_grid_rows, Config::score_grid_columns>;
-  static_assert(Grid::warps == Config::warps, "every warp has a part");
-  using Scores = WarpTile<Compute, Config::fragment_rows, Config::block_q / Config::score_grid_rows,
-                          Config::block_kv / Config::score_grid_columns>;
-  using Rows = RowValues<Scores>;
-  static constexpr int width =
-      Config::head_dim > Config::head_dim_v ? Config::head_dim : Config::head_dim_v;
-  using QTile = SharedTile<Storage, Config::block_q, Config::head_dim>;
-  using KTile = SharedTile<Storage, Config::block_kv, Config::head_dim>;
-  using DoutTile = SharedTile<Storage, Config::block_q, Config::head_dim_v>;
-  using VTile = SharedTile<Storage, Config::block_kv, Config::head_dim_v>;
-};
-
-// Q and K of a step, then dO and V in their place.
-template <class Config, class Types = BiasGradientTypes<Config>>
-struct BiasGradientStorage {
-  SharedArray<typename Config::Storage, Config::block_q * Types::width> queries;
-  SharedArray<typename Config::Storage, Config::block_kv * Types::width> keys;
-};
-
-// What a block owns, and the ranges of what it walks over.
-template <class Config>
-struct BiasItem {
-  Walk entries;
-  Walk heads;
-  Walk q_tiles;
-  Walk kv_tiles;
-  int result_entry = 0;
-
-  __device__ BiasItem(const typename Config::Params& params, long long block) {
-    const Shape& shape = params.shape;
-    q_tiles = {0, ceil_div(shape.seqlen_q, Config::block_q)};
-    kv_tiles = {0, ceil_div(shape.seqlen_kv, Config::block_kv)};
-    if constexpr (Config::by_keys) kv_tiles = own(block, kv_tiles.end);
-    if constexpr (Config::by_rows) q_tiles = own(block, q_tiles.end);
-    constexpr bool whole = Config::by_rows && Config::by_keys;  // a result, no part
-    heads = whole && params.bias_heads == 1 ? Walk{0, shape.heads_q} : own(block, shape.heads_q);
-    entries = own(block, whole ? static_cast<int>(params.bias_batch) : shape.batch);
-    if constexpr (whole) {
-      result_entry = entries.begin;
-      const int shared = shape.batch / static_cast<int>(params.bias_batch);
-      entries = {entries.begin * shared, (entries.begin + 1) * shared};
-    }
-  }
-
- private:
-  // One of `count`, and the block's number among those that have the same.
-  __device__ static Walk own(long long& block, int count) {
-    const int index = static_cast<int>(block % count);
-    block /= count;
-    return {index, index + 1};
-  }
-};
 
 template <class Config, class Types = BiasGradientTypes<Config>>
 struct BiasGradient {
@@ -89,40 +23,58 @@ struct BiasGradient {
   using Compute = typename Config::Compute;
   using Scores = typename Types::Scores;
   using Rows = typename Types::Rows;
+  using Steps = BiasSteps<Config>;
   const typename Config::Params& params;
+  const BiasItem<Config>& item;
   BiasGradientStorage<Config>& shared;
-  const typename Types::Grid warp;
-  const int row0;  // of this warp, in a tile
+  const int walker;
+  const int thread;  // of the walker
+  const int row0;    // of this warp, in a tile
   const int key0;
   Scores sum;
+  Scores kept;  // what the terms add in every step, where Config::keeps_terms
+  Steps ahead;  // whose Q and K, or dO and V, are loaded next
+  int loaded = 0;
+  int multiplied = 0;
 
-  __device__ BiasGradient(const typename Config::Params& params,
+  __device__ BiasGradient(const typename Config::Params& params, const BiasItem<Config>& item,
                           BiasGradientStorage<Config>& shared)
       : params(params),
+        item(item),
         shared(shared),
-        row0(warp.row * Scores::rows),
-        key0(warp.column * Scores::columns) {
+        walker(static_cast<int>(threadIdx.x) / Types::threads),
+        thread(static_cast<int>(threadIdx.x) % Types::threads),
+        row0(thread / 32 / Config::score_grid_columns * Scores::rows),
+        key0(thread / 32 % Config::score_grid_columns * Scores::columns),
+        ahead(params, item, walker) {
     sum.fill(0);
   }
 
-  // All pairs of an item.
-  __device__ void walk(const BiasItem<Config>& item) {
-    for (int entry = item.entries.begin; entry < item.entries.end; ++entry) {
-      const Sequence seq = sequence<Config>(params, entry);
-      for (int head = item.heads.begin; head < item.heads.end; ++head) {
-        for (int q_tile = item.q_tiles.begin; q_tile < item.q_tiles.end; ++q_tile) {
-          const KvRange seen = kv_range<Config>(seq, q_tile);
-          const int end = min(seen.end, item.kv_tiles.end);
-          for (int tile = max(seen.begin, item.kv_tiles.begin); tile < end; ++tile) {
-            add(seq, head, q_tile * Config::block_q, tile * Config::block_kv);
-          }
-        }
-      }
+  // All pairs of the item: walkers take the steps in turns.
+  __device__ void walk() {
+    Steps step = ahead;
+    load_first();
+    keep_terms();
+    for (; step.exists(); step.advance()) {
+      Rows lse = lse_of(step);
+      const Rows delta = delta_of(step);
+      Scores p, dp;
+      next_slot<0>();
+      p.fill(0);
+      multiply<Config::head_dim>(p, q(slot<0>()), k(slot<0>()));
+      load_next<(Config::slots - 1) % 2>();
+      exponentiate(step, p, lse);
+      next_slot<1>();
+      dp.fill(0);
+      multiply<Config::head_dim_v>(dp, dout(slot<1>()), v(slot<1>()));
+      load_next<Config::slots % 2>();
+      add(p, dp, delta);
     }
+    join();
   }
 
   // The sums of a tile -> the result.
-  __device__ void store(const BiasItem<Config>& item) const {
+  __device__ void store() const {
     using Bias = typename Config::Output;
     const PairArray& to = params.dbias;
     const LanePosition lane;
@@ -131,23 +83,37 @@ struct BiasGradient {
     // A head that the result does not have is 0, and its stride too.
     auto* first = static_cast<Bias*>(to.data) + item.result_entry * to.batch_stride +
                   item.heads.begin * to.head_stride + row * to.row_stride + key * to.column_stride;
+    const auto address = reinterpret_cast<unsigned long long>(first);
+    const bool pairs =
+        to.column_stride == 1 && to.row_stride % 2 == 0 && address % sizeof(Pair<Bias>) == 0;
+    const bool inside = row - lane.row + Scores::rows <= params.shape.seqlen_q &&
+                        key - lane.column + Scores::columns <= params.shape.seqlen_kv;
+    const auto numbers = [&](int m, int n, int group) {
+      const Compute(&sums)[2] = sum.value[m][n][group];
+      return Pair<Bias>{from_compute<Bias>(sums[0]), from_compute<Bias>(sums[1])};
+    };
+    if (pairs && inside) {
+      Scores::for_each_pair([&](int m, int n, int group) {
+        Bias* place = first + Scores::row(m, group) * to.row_stride + Scores::column(n);
+        *reinterpret_cast<Pair<Bias>*>(place) = numbers(m, n, group);
+      });
+      return;
+    }
     Scores::for_each_pair([&](int m, int n, int group) {
-#pragma unroll
-      for (int which = 0; which < 2; ++which) {
-        const int i = Scores::row(m, group), j = Scores::column(n, which);
-        if (row + i >= params.shape.seqlen_q || key + j >= params.shape.seqlen_kv) continue;
-        first[i * to.row_stride + j * to.column_stride] =
-            from_compute<Bias>(sum.value[m][n][group][which]);
-      }
+      const int i = Scores::row(m, group), j = Scores::column(n);
+      const int left = row + i < params.shape.seqlen_q ? params.shape.seqlen_kv - key - j : 0;
+      Bias* place = first + i * to.row_stride + j * to.column_stride;
+      if (left > 0) place[0] = numbers(m, n, group).x;
+      if (left > 1) place[to.column_stride] = numbers(m, n, group).y;
     });
   }
 
   // The sums of every query over its keys -> their part.
-  __device__ void store_rows(const BiasItem<Config>& item) const {
+  __device__ void store_rows() const {
     static_assert(Config::score_grid_columns == 1 || !Config::by_rows || Config::by_keys,
                   "a row is of one warp");
     const LanePosition lane;
-    Compute* to = part(item, params.shape.seqlen_q);
+    Compute* to = part(params.shape.seqlen_q);
     const int row = item.q_tiles.begin * Config::block_q + row0 + lane.row;
     Rows rows;
     rows.for_each([&](Compute& total, int m, int group) {
@@ -163,10 +129,10 @@ struct BiasGradient {
   }
 
   // The sums of every key over its queries -> their part.
-  __device__ void store_keys(const BiasItem<Config>& item) const {
+  __device__ void store_keys() const {
     static_assert(Config::score_grid_rows == 1 || Config::by_rows, "a key is of one warp");
     const LanePosition lane;
-    Compute* to = part(item, params.shape.seqlen_kv);
+    Compute* to = part(params.shape.seqlen_kv);
     const int key = item.kv_tiles.begin * Config::block_kv + key0 + lane.column;
 #pragma unroll
     for (int n = 0; n < Scores::column_fragments; ++n) {
@@ -191,89 +157,194 @@ struct BiasGradient {
   }
 
  private:
-  __device__ Compute* part(const BiasItem<Config>& item, int length) const {
+  __device__ Compute* part(int length) const {
     const long long head =
         static_cast<long long>(item.entries.begin) * params.shape.heads_q + item.heads.begin;
     return static_cast<Compute*>(params.bias_parts) + head * length;
   }
 
-  // Rows of queries and of keys -> their places.
+  using Slot = BiasGradientSlot<Config>;
+  __device__ static typename Types::QTile q(Slot& slot) { return {slot.queries.data}; }
+  __device__ static typename Types::KTile k(Slot& slot) { return {slot.keys.data}; }
+  __device__ static typename Types::DoutTile dout(Slot& slot) { return {slot.queries.data}; }
+  __device__ static typename Types::VTile v(Slot& slot) { return {slot.keys.data}; }
+
+  // Waits for the threads of this walker.
+  __device__ void sync() const {
+    if constexpr (Config::walkers == 1) {
+      __syncthreads();
+    } else {
+      ptx::named_barrier(1 + walker, Types::threads);
+    }
+  }
+
+  // Rows of queries and of keys of the step ahead -> their places.
   template <class Queries, class Keys>
   __device__ void load(const Queries& queries, const Tensor& of_queries, const Keys& keys,
-                       const Tensor& of_keys, const Sequence& seq, int head, int q_begin,
-                       int kv_begin, int columns) const {
-    const int kv_head = head / (params.shape.heads_q / params.shape.heads_kv);
+                       const Tensor& of_keys, int columns) const {
+    const Sequence& seq = ahead.seq;
+    const int kv_head = ahead.kv_head();
     copy_tile<Config::copies, Types::threads>(
-        queries, q_row<const Storage>(of_queries, seq, head, q_begin), of_queries.row_stride,
-        seq.seqlen_q - q_begin, columns);
+        queries, q_row<const Storage>(of_queries, seq, ahead.head, ahead.q_begin()),
+        of_queries.row_stride, seq.seqlen_q - ahead.q_begin(), columns, thread);
     copy_tile<Config::copies, Types::threads>(
-        keys, kv_row<const Storage>(of_keys, seq, kv_head, kv_begin), of_keys.row_stride,
-        seq.seqlen_kv - kv_begin, columns);
+        keys, kv_row<const Storage>(of_keys, seq, kv_head, ahead.kv_begin()), of_keys.row_stride,
+        seq.seqlen_kv - ahead.kv_begin(), columns, thread);
+  }
+
+  // Product 0 or 1 of the step ahead, if there is one -> the slot that was multiplied last.
+  template <int product>
+  __device__ void load_next() {
+    Slot& to = slot_of<product>(loaded);
+    if (ahead.exists()) {
+      if constexpr (product == 0) {
+        load(q(to), params.q, k(to), params.k, params.shape.head_dim);
+      } else {
+        load(dout(to), params.dout, v(to), params.v, params.shape.head_dim_v);
+        ahead.advance();
+      }
+    }
+    ++loaded;
     commit_copies<Config::copies>();
+  }
+  template <int i = 1>
+  __device__ void load_first() {
+    if constexpr (i < Config::slots) {
+      load_next<(i - 1) % 2>();
+      load_first<i + 1>();
+    }
+  }
+
+  // Waits for what product 0 or 1 takes. Whoever comes here has done with the product before, whose
+  // slot is loaded anew.
+  template <int product>
+  __device__ void next_slot() {
+    wait_copies<Config::copies, Config::slots - 2>();
+    sync();
+    ++multiplied;
+  }
+  template <int product>
+  __device__ Slot& slot() const {
+    return slot_of<product>(multiplied - 1);
+  }
+  // Of two slots each has its product.
+  template <int product>
+  __device__ Slot& slot_of(int number) const {
+    return shared.slots[walker][Config::slots == 2 ? product : number % Config::slots];
+  }
+
+  template <int depth, class Queries, class Keys>
+  __device__ void multiply(Scores& to, const Queries& queries, const Keys& keys) const {
+    Products<Config>::template multiply_ahead<depth>(to, rows_by_depth(queries, row0),
+                                                     rows_by_depth(keys, key0));
+  }
+
+  // What the terms add where it is the same in every step.
+  __device__ void keep_terms() {
+    if constexpr (Config::keeps_terms) {
+      const int query = item.q_tiles.begin * Config::block_q + row0;
+      const int key = item.kv_tiles.begin * Config::block_kv + key0;
+      kept.fill(0);
+      change_scores<Config>(params, RowsOfQueries{item.entries.begin, item.heads.begin, query, key},
+                            kept);
+    }
   }
 
   // The log-sum-exp of this warp's rows in units of logits: plus infinity where P is 0.
-  __device__ Rows lse_of(const Sequence& seq, int head, int row) const {
+  __device__ Rows lse_of(const Steps& step) const {
     const LanePosition lane;
+    const Sequence& seq = step.seq;
     Rows rows;
     rows.for_each([&](Compute& x, int m, int group) {
-      const int i = row + lane.row + Scores::row(m, group);
+      const int i = step.q_begin() + row0 + lane.row + Scores::row(m, group);
       x = infinity<Compute>();
       if (i >= seq.seqlen_q) return;
       const Compute given =
-          *row_number<const typename Config::Statistics>(params.lse, seq, head, i);
+          *row_number<const typename Config::Statistics>(params.lse, seq, step.head, i);
       const Compute lse = lse_or_dead<Config>(seq, i, given);
       if (lse != -infinity<Compute>()) x = Logits<Config>::from_natural(lse);
     });
     return rows;
   }
-  __device__ Rows delta_of(const Sequence& seq, int head, int row) const {
+  __device__ Rows delta_of(const Steps& step) const {
     const LanePosition lane;
+    const Sequence& seq = step.seq;
     const long long first =
-        (static_cast<long long>(seq.batch) * params.shape.heads_q + head) * params.padded_rows;
+        (static_cast<long long>(seq.batch) * params.shape.heads_q + step.head) * params.padded_rows;
     Rows rows;
     rows.for_each([&](Compute& x, int m, int group) {
-      const int i = row + lane.row + Scores::row(m, group);
+      const int i = step.q_begin() + row0 + lane.row + Scores::row(m, group);
       x = i < seq.seqlen_q ? static_cast<const Compute*>(params.delta)[first + i] : Compute(0);
     });
     return rows;
   }
 
-  // dS of a tile, added.
-  __device__ void add(const Sequence& seq, int head, int q_begin, int kv_begin) {
-    const typename Types::QTile q{shared.queries.data};
-    const typename Types::KTile k{shared.keys.data};
-    const typename Types::DoutTile dout{shared.queries.data};
-    const typename Types::VTile v{shared.keys.data};
-    __syncthreads();  // the step before has read dO and V
-    load(q, params.q, k, params.k, seq, head, q_begin, kv_begin, params.shape.head_dim);
-    wait_copies<Config::copies, 0>();
-    __syncthreads();
-    Scores p, dp;
-    p.fill(0);
-    dp.fill(0);
-    Products<Config>::template multiply_ahead<Config::head_dim>(p, rows_by_depth(q, row0),
-                                                                rows_by_depth(k, key0));
-    __syncthreads();
-    load(dout, params.dout, v, params.v, seq, head, q_begin, kv_begin, params.shape.head_dim_v);
-    prepare_scores<Config>(params, p, seq, head, q_begin + row0, kv_begin + key0,
-                           is_edge_tile<Config>(seq, q_begin, kv_begin));
-    const Rows lse = lse_of(seq, head, q_begin + row0);
+  // Raw products -> P.
+  __device__ void exponentiate(const Steps& step, Scores& p, Rows& lse) const {
+    const int row = step.q_begin() + row0, key = step.kv_begin() + key0;
+    const bool edge = is_edge_tile<Config>(step.seq, step.q_begin(), step.kv_begin());
+    if constexpr (Config::keeps_terms) {
+      p.for_each([&](Compute& x, int m, int n, int group, int which) {
+        x += kept.value[m][n][group][which];
+      });
+      if (edge) hide(p, step.seq, row, key);
+    } else {
+      prepare_scores<Config>(params, p, step.seq, step.head, row, key, edge);
+    }
     exponentials<Config>(p, logit_factor<Config>(params),
                          [&](int m, int, int group, int) { return lse.value[m][group]; });
-    wait_copies<Config::copies, 0>();
-    __syncthreads();
-    Products<Config>::template multiply_ahead<Config::head_dim_v>(dp, rows_by_depth(dout, row0),
-                                                                  rows_by_depth(v, key0));
-    const Rows delta = delta_of(seq, head, q_begin + row0);
-    // A pair without weight gives nothing, whatever dP is; nor does a dead row, whatever it holds.
+    clear_dead(p, lse);
+  }
+
+  __device__ static void hide(Scores& scores, const Sequence& seq, int row, int key) {
+    const LanePosition lane;
+    scores.for_each([&](Compute& s, int m, int n, int group, int which) {
+      const int i = row + lane.row + Scores::row(m, group);
+      const int j = key + lane.column + Scores::column(n, which);
+      if (!Mask<Config>::visible(seq, i, j)) s = -infinity<Compute>();
+    });
+  }
+
+  // A dead row has no weight, whatever it holds.
+  __device__ void clear_dead(Scores& p, Rows& lse) const {
+    bool dead = false;
+    lse.for_each([&](Compute& x, int, int) { dead |= x == infinity<Compute>(); });
+    if (!__any_sync(0xffffffffu, dead)) return;
+    p.for_each([&](Compute& x, int m, int, int group, int) {
+      if (lse.value[m][group] == infinity<Compute>()) x = 0;
+    });
+  }
+
+  // P (dP - delta), added. A pair without weight gives nothing, whatever dP is.
+  __device__ void add(const Scores& p, const Scores& dp, const Rows& delta) {
     sum.for_each([&](Compute& x, int m, int n, int group, int which) {
       const Compute weight = p.value[m][n][group][which];
-      const bool dead = lse.value[m][group] == infinity<Compute>();
-      if (weight != Compute(0) && !dead) {
+      if (weight != Compute(0)) {
         x = fma(weight, dp.value[m][n][group][which] - delta.value[m][group], x);
       }
     });
+  }
+
+  // The sums of all walkers, one after the other -> those of the first.
+  __device__ void join() {
+    if constexpr (Config::walkers > 1) {
+      const auto place = [&](int m, int n, int group, int which) {
+        const int element = ((m * Scores::column_fragments + n) * Scores::row_groups + group) * 2;
+        return (element + which) * Types::threads + thread;
+      };
+      __syncthreads();  // no walker reads its tiles any more
+      sum.for_each([&](Compute& x, int m, int n, int group, int which) {
+        if (walker > 0) shared.sums[walker - 1][place(m, n, group, which)] = x;
+      });
+      __syncthreads();
+      if (walker > 0) return;
+#pragma unroll
+      for (int other = 1; other < Config::walkers; ++other) {
+        sum.for_each([&](Compute& x, int m, int n, int group, int which) {
+          x += shared.sums[other - 1][place(m, n, group, which)];
+        });
+      }
+    }
   }
 };
 
@@ -284,14 +355,15 @@ __device__ inline void bias_gradient(const typename Config::Params& params) {
   static_assert(sizeof(BiasGradientStorage<Config>) == Config::shared_bytes,
                 "the plan and the kernel disagree about shared memory");
   const BiasItem<Config> item(params, blockIdx.x);
-  BiasGradient<Config> gradient(params, shared);
-  gradient.walk(item);
+  BiasGradient<Config> gradient(params, item, shared);
+  gradient.walk();
+  if (gradient.walker > 0) return;
   if constexpr (Config::by_rows && Config::by_keys) {
-    gradient.store(item);
+    gradient.store();
   } else if constexpr (Config::by_keys) {
-    gradient.store_keys(item);
+    gradient.store_keys();
   } else {
-    gradient.store_rows(item);
+    gradient.store_rows();
   }
 }
 

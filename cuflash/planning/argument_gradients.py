@@ -12,7 +12,7 @@ from .kernel import KernelConfig, KernelLaunch, kernel_config
 from .problem import DTYPES, AttentionProblem, DTypeName
 from .row_steps import launchable
 from .tiles import steps
-from .tiles.bias import bias_tiles
+from .tiles.bias import BiasTile, bias_tiles
 from .tiles.common import Arithmetic, ceil_div
 
 __all__ = ["ArgumentGradients"]
@@ -28,6 +28,7 @@ class _Bias:
     by_keys: bool
     length: int  # of a part of its gradient, where there are parts
     dtype: DTypeName
+    alone: bool  # what is added to a pair is the same wherever its gradient is summed
 
     @property
     def whole(self) -> bool:
@@ -87,47 +88,64 @@ class ArgumentGradients:
 
     @property
     def _bias(self) -> _Bias | None:
-        """The bias whose gradient is asked for."""
-        if "bias" not in self.problem.wrt:
+        """The bias whose gradient is asked for, and has a number."""
+        bias = self.problem.operands.get("bias")
+        if bias is None or "bias" not in self.problem.wrt or 0 in bias.shape:
             return None
-        bias = self.problem.operands["bias"]
         batch, heads, rows, keys = bias.pairs
+        alone = not {*self.problem.features} - {"bias", "sinks", "window"}
         if bias.entries is not None:
+            alone &= batch == 1 or bias.entries[0] % bias.entries[1] == 0
             batch = self.problem.batch // bias.entries[1]
         length = self.problem.seqlen_kv if keys > 1 else self.problem.seqlen_q
-        return _Bias(batch, heads, rows > 1, keys > 1, length, DTYPES[bias.dtype].name)
+        dtype = DTYPES[bias.dtype].name
+        return _Bias(batch, heads, rows > 1, keys > 1, length, dtype, alone)
 
     def _of_bias(self, bias: _Bias) -> Iterator[KernelLaunch]:
         """What sums dS, and what adds up its parts."""
         problem = self.problem
-        by_rows = bias.by_rows or not bias.by_keys
-        tile = next(bias_tiles(problem, self.limits, by_rows, bias.by_keys), None)
-        if tile is None:
-            raise UnsupportedError(
-                f"the gradient of bias in {problem.storage} at head_dim "
-                f"{problem.head_dim}/{problem.head_dim_v} needs more shared memory than the "
-                f"{self.limits.shared_per_block:,} bytes of a block"
-            )
+        tile = self._bias_tile(bias)
         place = ("steps", "bias_gradient")
+        constants = {**tile.constants(), "keeps_terms": int(bias.whole and bias.alone)}
         config = kernel_config(
-            problem, self.limits, place, tile.arithmetic, tile.constants(), tile.footprint
+            problem, self.limits, place, tile.arithmetic, constants, tile.footprint
         )
         of_bias = (("bias_batch", bias.batch), ("bias_heads", bias.heads))
-        tiles = ceil_div(problem.seqlen_q, tile.block_q) if by_rows else 1
-        tiles *= ceil_div(problem.seqlen_kv, tile.block_kv) if bias.by_keys else 1
-        heads = bias.batch * bias.heads if bias.whole else problem.batch * problem.heads_q
-        grid = launchable(heads * tiles, "the gradient of bias")
+        grid = launchable(self._bias_blocks(bias, tile), "the gradient of bias")
         rows = ("padded_rows", self.padded_rows)
         yield KernelLaunch(replace(config, output=bias.dtype), grid, (rows, *of_bias))
         if bias.whole:
             return
         reduced = self._config("reduce_bias", bias.dtype)
         single = not (bias.by_rows or bias.by_keys)
-        constants = (*reduced.constants, ("single", int(single)))
-        reduced = replace(reduced, mask="full", features=(), constants=constants)
+        more = (*reduced.constants, ("single", int(single)))
+        reduced = replace(reduced, mask="full", features=(), constants=more)
         blocks = 1 if single else ceil_div(bias.length, reduced.threads)
         grid = launchable(bias.batch * bias.heads * blocks, "the gradient of bias")
         yield KernelLaunch(reduced, grid, (("length", bias.length), *of_bias))
+
+    def _bias_tile(self, bias: _Bias) -> BiasTile:
+        """One that leaves no multiprocessor without work, where there is one."""
+        problem, kind = self.problem, (bias.by_rows or not bias.by_keys, bias.by_keys)
+        tile = next(bias_tiles(problem, self.limits, *kind), None)
+        if tile is None:
+            raise UnsupportedError(
+                f"the gradient of bias in {problem.storage} at head_dim "
+                f"{problem.head_dim}/{problem.head_dim_v} needs more shared memory than the "
+                f"{self.limits.shared_per_block:,} bytes of a block"
+            )
+        steps = problem.batch * problem.heads_q // (bias.batch * bias.heads)
+        if bias.whole and self._bias_blocks(bias, tile) < self.limits.num_sms:
+            return next(bias_tiles(problem, self.limits, *kind, few_blocks_of=steps))
+        return tile
+
+    def _bias_blocks(self, bias: _Bias, tile: BiasTile) -> int:
+        """Of threads: one for each tile of the result, or for each part of a head of the call."""
+        problem = self.problem
+        heads = bias.batch * bias.heads if bias.whole else problem.batch * problem.heads_q
+        rows = ceil_div(problem.seqlen_q, tile.row.block_q) if tile.by_rows else 1
+        keys = ceil_div(problem.seqlen_kv, tile.row.block_kv) if tile.by_keys else 1
+        return heads * rows * keys
 
     @property
     def _summed(self) -> str | None:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..device import DeviceLimits
-from ..problem import AttentionProblem, DTypeName
+from ..problem import DTYPES, AttentionProblem, DTypeName
 from .common import (
     Arithmetic,
     Footprint,
     arithmetics,
     bucket,
     key_step,
+    register_limit,
     shared_array,
     values_in_registers,
     warp_grid,
@@ -20,10 +22,27 @@ from .common import (
 
 __all__ = ["BiasTile", "bias_tiles"]
 
-#: Queries, keys and warps, best first.
-_BLOCKS = (
-    *((64, 128, 8), (128, 64, 8), (64, 64, 4), (64, 32, 4)),
-    *((32, 32, 2), (16, 32, 1), (16, 16, 1), (8, 8, 1)),
+
+class _Row(NamedTuple):
+    """Queries, keys and warps of a step, and what hides latencies."""
+
+    block_q: int
+    block_kv: int
+    warps: int  # of a walker
+    walkers: int = 1
+    slots: int = 2
+    blocks_per_sm: int = 1
+
+
+#: Best first.
+_ROWS = (
+    *(_Row(64, 64, 4, 1, 4, 3), _Row(64, 64, 4, 1, 2, 3)),
+    *(_Row(64, 64, 4), _Row(64, 32, 4), _Row(32, 32, 2), _Row(16, 32, 1), _Row(16, 16, 1)),
+    _Row(8, 8, 1),
+)
+#: Where blocks are few and have many steps each.
+_OF_MANY_STEPS = (
+    *(_Row(64, 32, 2, 6, 4), _Row(64, 32, 2, 6), _Row(32, 32, 2, 4), _Row(32, 32, 2, 2)),
 )
 
 
@@ -33,11 +52,11 @@ class BiasTile:
 
     ``by_rows`` and ``by_keys`` say whether the sums of different queries and
     of different keys are kept apart. Where only one is, a sum is of one warp.
+    Walkers are groups of warps that take the steps of a block in turns, each
+    with its slots for Q and K, or dO and V.
     """
 
-    block_q: int
-    block_kv: int
-    warps: int
+    row: _Row
     grid: tuple[int, int]  # of warps
     by_rows: bool
     by_keys: bool
@@ -49,19 +68,31 @@ class BiasTile:
     @property
     def footprint(self) -> Footprint:
         """Shared memory exactly as the kernel lays it out, registers as an estimate."""
-        shared = sum(
-            shared_array(rows * self.width, self.storage) for rows in (self.block_q, self.block_kv)
+        row = self.row
+        slot = sum(
+            shared_array(rows * self.width, self.storage) for rows in (row.block_q, row.block_kv)
         )
-        rows, columns = self.block_q // self.grid[0], self.block_kv // self.grid[1]
+        sums = row.block_q * row.block_kv * DTYPES[self.compute].itemsize
+        shared = max(row.walkers * row.slots * slot, (row.walkers - 1) * sums)
+        rows, columns = row.block_q // self.grid[0], row.block_kv // self.grid[1]
         held = 3 * values_in_registers(rows, columns, self.compute)  # S, dP and the sums
-        return Footprint(shared, held + 56, 32 * self.warps)
+        threads = 32 * row.warps * row.walkers
+        return Footprint(shared, held + 56, threads, row.blocks_per_sm)
+
+    def shares_registers(self, limits: DeviceLimits) -> bool:
+        """Whether there are registers for all blocks of a multiprocessor."""
+        footprint = self.footprint
+        together = footprint.threads * footprint.blocks_per_sm
+        return footprint.registers <= register_limit(limits, together)
 
     def constants(self) -> dict[str, int]:
         """What the device code reads from ``Config``."""
         return {
-            "block_q": self.block_q,
-            "block_kv": self.block_kv,
-            "warps": self.warps,
+            "block_q": self.row.block_q,
+            "block_kv": self.row.block_kv,
+            "warps": self.row.warps,
+            "walkers": self.row.walkers,
+            "slots": self.row.slots,
             "score_grid_rows": self.grid[0],
             "score_grid_columns": self.grid[1],
             "fragment_rows": self.arithmetic.fragment_rows,
@@ -71,22 +102,36 @@ class BiasTile:
 
 
 def bias_tiles(
-    problem: AttentionProblem, limits: DeviceLimits, by_rows: bool, by_keys: bool
+    problem: AttentionProblem,
+    limits: DeviceLimits,
+    by_rows: bool,
+    by_keys: bool,
+    few_blocks_of: int = 0,
 ) -> Iterator[BiasTile]:
-    """Those that fit the device, best first."""
+    """Those that fit the device, best first.
+
+    ``few_blocks_of`` steps each, where blocks are few, come first.
+    """
     width = max(bucket(problem.head_dim), bucket(problem.head_dim_v))
     for arithmetic in arithmetics(problem.storage, limits.compute_capability):
-        for block_q, block_kv, warps in _BLOCKS:
-            units = arithmetic.fragment_rows, key_step(problem.storage)
-            grid = (1, warps) if by_keys else (warps, 1)
-            if by_rows and by_keys:
-                grid = warp_grid(block_q, (block_kv,), warps, *units) or grid
-            whole = block_q % (grid[0] * units[0]) == 0 and block_kv % (grid[1] * units[1]) == 0
-            if not whole or grid[0] * grid[1] != warps:
+        several = (row for row in _OF_MANY_STEPS if row.walkers <= few_blocks_of)
+        for row in (*several, *_ROWS):
+            grid = _warps_of(problem, row, arithmetic, by_rows, by_keys)
+            if grid is None:
                 continue
-            tile = BiasTile(
-                *(block_q, block_kv, warps, grid, by_rows, by_keys),
-                *(problem.storage, problem.compute, width, arithmetic),
-            )
-            if tile.footprint.excess(limits) is None:
+            types = problem.storage, problem.compute
+            tile = BiasTile(row, grid, by_rows, by_keys, *types, width, arithmetic)
+            if tile.footprint.excess(limits) is None and tile.shares_registers(limits):
                 yield tile
+
+
+def _warps_of(
+    problem: AttentionProblem, row: _Row, arithmetic: Arithmetic, by_rows: bool, by_keys: bool
+) -> tuple[int, int] | None:
+    """The grid of a row's warps, if it can be dealt to them."""
+    units = arithmetic.fragment_rows, key_step(problem.storage)
+    grid = (1, row.warps) if by_keys else (row.warps, 1)
+    if by_rows and by_keys:
+        grid = warp_grid(row.block_q, (row.block_kv,), row.warps, *units) or grid
+    whole = row.block_q % (grid[0] * units[0]) == 0 and row.block_kv % (grid[1] * units[1]) == 0
+    return grid if whole and grid[0] * grid[1] == row.warps else None
