@@ -14,8 +14,8 @@ import pytest
 
 from cuflash.planning.kernel import KernelConfig
 
+from .. import turns
 from ..architectures import LIMITS
-from . import rows as rows_module
 from .nvrtc import Built, build
 from .record import nvrtc_version, read
 from .rows import SPILLS, built_today, rare_rows, rows
@@ -102,7 +102,7 @@ def test_every_row_has_its_day(monkeypatch: pytest.MonkeyPatch) -> None:
         def today(cls) -> Date:
             return day
 
-    monkeypatch.setattr(rows_module.datetime, "date", Date)
+    monkeypatch.setattr(turns.datetime, "date", Date)
     left, rare = set(_all_rows()), set(_rare_rows())
     for number in range(120):
         day = Date.fromordinal(738_000 + number)

@@ -28,9 +28,9 @@ def _results(
     runner: ApiRunner, case: Case, x: dict[str, np.ndarray], sinks: np.ndarray | None = None
 ) -> dict[str, np.ndarray]:
     """Of both passes."""
-    out, lse = runner.forward(case, x["q"], x["k"], x["v"], sinks)
+    out, lse = runner.forward(case, x["q"], x["k"], x["v"], sinks=sinks)
     given = (x["dout"], x["q"], x["k"], x["v"], out, lse, x["dlse"])
-    grads = runner.backward(case, *given, sinks)
+    grads = runner.backward(case, *given, sinks=sinks)
     return dict(zip(("out", "lse", *case.gradients), (out, lse, *grads), strict=True))
 
 
@@ -118,7 +118,7 @@ def test_a_sink_that_is_not_finite_comes_out_of_its_head_alone(
     case = Case(1, 4, 2, 70, 90, dtype=dtype, sinks=_dtypes(dtype)[-1])
     x, sinks = arrays(case, "q", "k", "v"), tensor(case, "sinks")
     sinks[1] = bad
-    out, lse = runner.forward(case, x["q"], x["k"], x["v"], sinks)
+    out, lse = runner.forward(case, x["q"], x["k"], x["v"], sinks=sinks)
     assert np.isnan(out[:, :, 1].astype(np.float64)).all()
     assert np.isnan(lse[:, 1]).all()
     assert np.isfinite(np.delete(out, 1, axis=2).astype(np.float64)).all()

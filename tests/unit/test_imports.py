@@ -32,6 +32,7 @@ ORDER = [
     "planning.tiles.fa2_tables",
     "planning.tiles.fa2",
     "planning.tiles.fa3_tables",
+    "planning.tiles.operand_tiles",
     "planning.tiles.fa3",
     "planning.tiles.bias",
     "planning.tiles.host",

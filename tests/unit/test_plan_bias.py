@@ -89,7 +89,8 @@ def test_the_launches_of_the_gradient(
     blocks = ceil_div(ROWS, constants["block_q"]) if rows or not keys else 1
     blocks *= ceil_div(KEYS, constants["block_kv"]) if keys else 1
     assert launch.grid == blocks * (batch * heads if rows and keys else BATCH * HEADS)
-    assert launch.config.threads == 32 * constants["warps"]
+    assert launch.config.threads == 32 * constants["warps"] * constants["walkers"]
+    assert constants["keeps_terms"] == (rows and keys)
     assert (launch.config.storage, launch.config.output) == ("float16", dtype)
     arguments = dict(launch.arguments)
     assert arguments.pop("padded_rows") == (512 if algorithm != "fa1" else ROWS)
@@ -149,6 +150,25 @@ def test_entries_that_share_one_of_the_gradient(
         )
 
 
+@pytest.mark.parametrize(
+    ("entries", "own", "kept"),
+    [
+        ((1, 3), 6, 0),
+        ((2, 3), 3, 0),
+        ((3, 3), 2, 1),
+        ((6, 3), 1, 1),
+        ((1, 3), 1, 1),
+        ((4, 1), 6, 1),
+    ],
+)
+def test_terms_are_kept_where_entries_that_are_summed_share_one(
+    entries: Any, own: int, kept: int
+) -> None:
+    problem = problem_of((own, 4, ROWS, KEYS), entries=entries, batch=6)
+    config = kernel_of(plan(problem, LIMITS["90"]), "bias_gradient").config
+    assert dict(config.constants)["keeps_terms"] == kept
+
+
 @pytest.mark.parametrize("algorithm", ["fa1", "fa2", "fa3"])
 def test_a_gradient_that_is_not_wanted_costs_nothing(algorithm: Any) -> None:
     problem = problem_of((1, 1, 1, KEYS), wrt=("q", "k", "v"))
@@ -197,16 +217,61 @@ def test_every_head_has_a_tile_that_fits(architecture: str, form: tuple[bool, bo
             kinds = {"storage": dtype, "head_dim": dims[0], "head_dim_v": dims[1]}
             problem = problem_of(shape_of(1, 1, form), dtype, **kinds)
             tile = next(bias_tiles(problem, limits, *form))
-            itemsize = DTYPES[dtype].itemsize
-            shared = (tile.block_q + tile.block_kv) * width * itemsize
+            row, itemsize = tile.row, DTYPES[dtype].itemsize
+            shared = row.slots * (row.block_q + row.block_kv) * width * itemsize
             assert tile.footprint.shared_bytes == shared <= limits.shared_per_block
-            assert tile.footprint.threads == 32 * tile.warps
+            assert row.walkers == 1
+            together = 32 * row.warps * row.blocks_per_sm
+            assert tile.footprint.threads == 32 * row.warps
+            assert tile.footprint.registers * together <= limits.registers_per_block
             grid_rows, grid_columns = tile.grid
-            assert grid_rows * grid_columns == tile.warps
+            assert grid_rows * grid_columns == row.warps
             assert form[0] or grid_rows == 1
             assert form[1] or grid_columns == 1
-            assert tile.block_q % (grid_rows * tile.arithmetic.fragment_rows) == 0
-            assert tile.block_kv % (grid_columns * key_step(dtype)) == 0
+            assert row.block_q % (grid_rows * tile.arithmetic.fragment_rows) == 0
+            assert row.block_kv % (grid_columns * key_step(dtype)) == 0
+
+
+@pytest.mark.parametrize("batch", [1, 2, 3, 4, 5, 6, 7, 300])
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_few_blocks_have_walkers_for_their_steps(batch: int, dtype: str) -> None:
+    """A step each at least, and room for the sums of all but the first."""
+    short: dict[str, Any] = {"batch": batch, "seqlen_q": 96, "seqlen_kv": 96, "storage": dtype}
+    problem = problem_of((1, HEADS, 96, 96), dtype, head_dim_v=16, head_dim=16, **short)
+    config = kernel_of(plan(problem, LIMITS["90"], algorithm="fa2"), "bias_gradient").config
+    constants = dict(config.constants)
+    walkers = constants["walkers"]
+    assert walkers == {1: 1, 2: 2, 3: 2, 4: 4, 5: 4}.get(batch, 6)
+    sums = constants["block_q"] * constants["block_kv"] * 4 * (walkers - 1)
+    slot = (constants["block_q"] + constants["block_kv"]) * 16 * DTYPES[dtype].itemsize
+    assert config.shared_bytes == max(sums, walkers * constants["slots"] * slot)
+    many = problem_of((batch, HEADS, 96, 96), dtype, head_dim_v=16, head_dim=16, **short)
+    of_many = kernel_of(plan(many, LIMITS["90"], algorithm="fa2"), "bias_gradient").config
+    assert dict(of_many.constants)["walkers"] == 1
+
+
+_EMPTY = {(0,): "seqlen_kv", (1, HEADS, 0, KEYS): "seqlen_q", (0, 1, 1, 1): "batch"}
+
+
+@pytest.mark.parametrize("algorithm", ["fa1", "fa2"])
+@pytest.mark.parametrize(("shape", "none"), _EMPTY.items(), ids=str)
+def test_a_gradient_without_a_number_is_not_written(algorithm: Any, shape: Any, none: str) -> None:
+    """Its pointer is that of nothing, or of what lies behind it."""
+    chosen = plan(problem_of(shape, **{none: 0}), LIMITS["90"], algorithm=algorithm)
+    assert not {"bias_gradient", "reduce_bias"} & {*kernels_of(chosen)}
+    assert "bias_parts" not in bytes_of(chosen)
+
+
+@pytest.mark.parametrize("softcap", [0.0, 2.0])
+def test_terms_are_kept_where_they_are_the_same_in_every_step(softcap: float) -> None:
+    """Not beside a cap, which the score is in, nor beside slopes, which differ by head."""
+    slopes = {"alibi_slopes": Operand("alibi_slopes", "float32", (HEADS,))}
+    for more in ({}, slopes, {"sinks": Operand("sinks", "float32", (HEADS,))}):
+        for form in FORMS:
+            problem = problem_of(shape_of(1, 1, form), "float16", softcap, more=more)
+            config = kernel_of(plan(problem, LIMITS["90"], algorithm="fa2"), "bias_gradient").config
+            alone = form == (True, True) and not softcap and more is not slopes
+            assert dict(config.constants)["keeps_terms"] == alone
 
 
 @pytest.mark.parametrize("algorithm", ["fa1", "fa2", "fa3"])

@@ -8,12 +8,15 @@ from typing import Any
 import pytest
 
 import cuflash
+from cuflash.planning.head_groups import whole_entries
 from cuflash.planning.plan import plan
 from cuflash.planning.problem import DTYPES
 from cuflash.planning.tiles.common import ceil_div
+from cuflash.planning.tiles.fa3 import Fa3ForwardTile
+from cuflash.planning.tiles.operand_tiles import NO_OPERAND
 
 from ..architectures import LIMITS
-from .bias_case import FORMS, kernel_of, problem_of, shape_of
+from .bias_case import FORMS, KEYS, ROWS, kernel_of, problem_of, shape_of
 
 
 @pytest.mark.parametrize("operation", ["forward", "backward"])
@@ -43,7 +46,7 @@ def test_fa3_brings_what_differs_from_key_to_key_to_shared_memory(
     itemsize = constants["operand_bytes"]
     assert itemsize == DTYPES[dtype].itemsize
     panels = ceil_div(tile.block_kv * itemsize, 128)
-    without = replace(tile, operand=(0, 0, 0)).footprint.shared_bytes
+    without = replace(tile, operand=NO_OPERAND).footprint.shared_bytes
     room = stages * panels * boxes["bias"] * 128 + 1024
     assert tile.footprint.shared_bytes == launch.config.shared_bytes == without + room
     assert launch.config.shared_bytes <= LIMITS["90"].shared_per_block
@@ -55,13 +58,45 @@ def test_fa3_brings_what_differs_from_key_to_key_to_shared_memory(
 def test_fa3_has_room_for_a_bias_in_heads_of_any_width(
     operation: Any, width: Any, dtype: str
 ) -> None:
-    """But for the widest with float32 in the forward pass."""
     wide = {"head_dim": width[0], "head_dim_v": width[1], "wrt": (), "operation": operation}
     problem = problem_of(shape_of(3, 4, (True, True)), dtype, **wide)
-    widest = (operation, width, dtype) == ("forward", (256, 256), "float32")
     chosen = plan(problem, LIMITS["90"])
-    assert chosen.algorithm == ("fa2" if widest else "fa3")
+    assert chosen.algorithm == "fa3"
     assert chosen.launches[-1].config.shared_bytes <= LIMITS["90"].shared_per_block
+
+
+@pytest.mark.parametrize("seqlen", [1024, 1025])
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_tiles_of_pairs_are_whole_panels_that_come_ahead(seqlen: int, dtype: str) -> None:
+    """Two at least but in the widest heads with float32; of short sequences in shorter tiles."""
+    for width in (32, 64, 96, 128, 160, 192, 256):
+        wide = {"head_dim": width, "head_dim_v": width, "operation": "forward", "wrt": ()}
+        problem = problem_of((1, 4, 512, seqlen), dtype, seqlen_kv=seqlen, **wide)
+        tile = plan(problem, LIMITS["90"], algorithm="fa3").tile
+        assert isinstance(tile, Fa3ForwardTile)
+        short = width <= 64 and dtype == "float16" and seqlen == 1024
+        assert (tile.operand.stages == 3) == (tile.block_q == 256) == short
+        assert tile.operand.stages >= (1 if (width, dtype) == (256, "float32") else 2)
+
+
+@pytest.mark.parametrize("algorithm", ["fa2", "fa3"])
+@pytest.mark.parametrize("mask", ["full", "causal"])
+def test_entries_that_share_pairs_come_together(algorithm: Any, mask: str) -> None:
+    """In the forward pass; the head group is then a number of heads of all entries."""
+    every = {"operation": "forward", "wrt": (), "mask": mask, "batch": 5, "heads_q": 8}
+    shapes = {(1, 8, ROWS, KEYS): 1, (1, 1, ROWS, KEYS): 1, (5, 8, ROWS, KEYS): 0}
+    shapes |= {(1, 8, 1, KEYS): 0, (1, 8, ROWS, 1): 0}
+    for shape, inside in shapes.items():
+        chosen = plan(problem_of(shape, **every), LIMITS["90"], algorithm=algorithm)
+        launch = kernel_of(chosen, "forward")
+        assert dict(launch.config.constants)["entries_inside"] == inside
+        group = dict(launch.arguments)["head_group"]
+        assert not inside or (group > 0 and group % 5 == 0)
+        rounded = [whole_entries(chosen.problem, heads) for heads in (1, 5, 6, 40)]
+        assert rounded == ([5, 5, 10, 40] if inside else [1, 5, 6, 40])
+    plain = replace(problem_of((1, 8, ROWS, KEYS), **every), uses=())
+    launch = kernel_of(plan(plain, LIMITS["90"], algorithm=algorithm), "forward")
+    assert dict(launch.config.constants)["entries_inside"] == 0
 
 
 def test_what_the_copy_engine_cannot_read_is_left_to_fa2_or_to_registers() -> None:
