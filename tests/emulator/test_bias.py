@@ -148,6 +148,23 @@ def test_rows_that_minus_infinity_hides_whole(row: Row) -> None:
     assert (found["out"] == 0).any()
 
 
+@_rows("fa1 bhqk", "fa2 11qk:float32", "fa2 1hq1", "fa3 1hqk")
+def test_queries_that_minus_infinity_hides_whole_may_hold_anything(row: Row) -> None:
+    """In the backward pass, which knows them by their lse."""
+    case = replace(row.cases()[1], sinks="")
+    x, bias = _inputs(case), tensor(case, "bias").copy()
+    bias[..., 5:20, :] = -np.inf
+    expected = _results(row, case, x, bias=bias)
+    forward = {name: expected.pop(name) for name in ("out", "lse")}
+    for name in ("q", "dout"):
+        case.heads_first(name, x[name])[:, :, 5:20] = np.nan
+    given = (x["dout"], x["q"], x["k"], x["v"], *forward.values(), x["dlse"])
+    grads = row.runner.backward(case, *given, bias=bias)
+    for name, got in zip(case.gradients, grads, strict=True):
+        if name in ("dq", "dbias") or row.deterministic:
+            assert got.tobytes() == expected[name].tobytes(), name
+
+
 @_rows("fa1 bhqk", "fa2 bh1k", "fa2 1hq1", "fa3 1hqk")
 @pytest.mark.parametrize("place", [0.1, 0.7])
 def test_one_element_that_is_not_finite(row: Row, place: float) -> None:
