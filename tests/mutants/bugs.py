@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from . import (
     alibi,
+    bias,
+    bias_staged,
     fa1,
     fa2,
     fa2_backward,
@@ -42,6 +44,7 @@ BUGS = (
     *fa2_ordered.BUGS,
     *fa2_wide.BUGS,
     *alibi.BUGS,
+    *bias.BUGS,
     *products.BUGS,
     *sinks.BUGS,
     *softcap.BUGS,
@@ -64,6 +67,7 @@ HOPPER_BUGS = (
 EMULATED_BUGS = (
     *fa3_order.BUGS,
     *alibi.HOPPER,
+    *bias_staged.BUGS,
     *sinks.HOPPER,
     *softcap.HOPPER,
     *terms.HOPPER,
