@@ -123,11 +123,12 @@ struct ForwardMath {
       release_k();
       take_turn();
       pass_turn();
+      // Before V: where the ring has one stage, V is loaded after the operand of the next block.
+      wait_operand();
+      release_operand();
       wait_v();
       __syncwarp();
       release_v();
-      wait_operand();
-      release_operand();
     }
   }
 

@@ -117,4 +117,5 @@ BIASED = (
     Row("fa3", "90", "float16", (128, 72), filled=True, bias="qk", window="band"),
     Row("fa3", "90", "float16", (192, 128), filled=True, bias="bhqk:float32", softcap=3.0),
     Row("fa3", "90", "float16", (200, 256), filled=True, bias="h11", alibi="batch"),
+    Row("fa3", "90", "float16", (256, 200), filled=True, bias="1hqk:float32", window="band"),
 )
