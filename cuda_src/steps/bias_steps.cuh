@@ -63,11 +63,14 @@ struct BiasSteps {
                        int walker)
       : params(&params),
         item(&item),
-        group(params.shape.heads_q / params.shape.heads_kv),
-        entry(item.q_tiles.begin < item.q_tiles.end ? item.entries.begin : item.entries.end),
+        group(params.shape.heads_q / max(1, params.shape.heads_kv)),
+        entry(item.q_tiles.begin < item.q_tiles.end && item.heads.begin < item.heads.end
+                  ? item.entries.begin
+                  : item.entries.end),
         head(item.heads.begin),
         q_tile(item.q_tiles.begin) {
     static_assert(Config::walkers == 1 || BiasItem<Config>::whole, "steps of one tile");
+    if (!exists()) return;
     next_heads(walker);
     skip_hidden();
   }

@@ -234,3 +234,10 @@ def test_nothing_is_read_beyond_the_bias(row: Row, behind: bool) -> None:
     walled = type("_Place", (_Walled,), {"behind": behind})
     with mock.patch.object(device, "Arena", walled):
         _check(row, case)
+
+
+@_rows("fa1 bhqk", "fa2 bh1k", "fa2 hqk", "fa2 b111")
+def test_the_gradient_where_there_are_no_heads_is_zero(row: Row) -> None:
+    bias = {"bhqk": "qk", "hqk": "qk", "bh1k": "k", "b111": "1"}[row.bias]
+    case = Case(1, 0, 0, 16, 24, *row.dims, row.dtype, causal=row.causal, bias=bias)
+    assert not _results(row, case, _inputs(case))["dbias"].any()
