@@ -89,9 +89,11 @@ def _why_not(problem: AttentionProblem, limits: DeviceLimits) -> str | None:
     if problem.operation == "forward":
         for name, operand in problem.operands.items():
             if operand.staged and not operand.mappable:
+                elements = 16 // DTYPES[operand.dtype].itemsize
                 return (
-                    f"loads {name} through the copy engine, which needs rows and strides of "
-                    "positive multiples of 16 bytes"
+                    f"loads {name} through the copy engine, which needs rows that begin at "
+                    "positive multiples of 16 bytes: pad the last axis in memory to a multiple "
+                    f"of {elements} elements"
                 )
     if problem.seqlen_kv == 0:
         return "needs at least one key"

@@ -137,7 +137,7 @@ class AttentionProblem:
     @property
     def shares_pairs(self) -> bool:
         """Whether batch entries share an array that has a number for every pair."""
-        pairs = (operand.pairs for operand in self.operands.values())
+        pairs = (one.pairs for one in self.operands.values() if one.staged)
         return any(b < self.batch and rows > 1 and keys > 1 for b, _, rows, keys in pairs)
 
     @property

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 import cuflash
+from cuflash.features.table import with_features
+from cuflash.features.use import Operand
 from cuflash.planning.head_groups import whole_entries
 from cuflash.planning.plan import plan
 from cuflash.planning.problem import DTYPES
@@ -95,8 +97,10 @@ def test_entries_that_share_pairs_come_together(algorithm: Any, mask: str) -> No
         rounded = [whole_entries(chosen.problem, heads) for heads in (1, 5, 6, 40)]
         assert rounded == ([5, 5, 10, 40] if inside else [1, 5, 6, 40])
     plain = replace(problem_of((1, 8, ROWS, KEYS), **every), uses=())
-    launch = kernel_of(plan(plain, LIMITS["90"], algorithm=algorithm), "forward")
-    assert dict(launch.config.constants)["entries_inside"] == 0
+    slopes = {"alibi_slopes": Operand("alibi_slopes", "float32", (5, 8))}
+    for other in (plain, with_features(plain, {}, slopes)):
+        launch = kernel_of(plan(other, LIMITS["90"], algorithm=algorithm), "forward")
+        assert dict(launch.config.constants)["entries_inside"] == 0
 
 
 def test_what_the_copy_engine_cannot_read_is_left_to_fa2_or_to_registers() -> None:
@@ -105,7 +109,7 @@ def test_what_the_copy_engine_cannot_read_is_left_to_fa2_or_to_registers() -> No
     problem = problem_of(shape_of(1, 4, (True, True)), mappable=False, **forward)
     chosen = plan(problem, LIMITS["90"])
     assert chosen.algorithm == "fa2"
-    says = "loads bias through the copy engine, which needs rows and strides of positive"
+    says = "at positive multiples of 16 bytes: pad the last axis in memory to a multiple of 8 el"
     assert any(name == "fa3" and says in why for name, why in chosen.rejected)
     with pytest.raises(cuflash.UnsupportedError, match=says):
         plan(problem, LIMITS["90"], algorithm="fa3")
