@@ -21,6 +21,7 @@ from .planning.problem import (
     Operation,
 )
 from .planning.tiles import fa2_tables, fa3_tables
+from .planning.tiles.bias import WALKERS
 from .tensors import QKV, dtypes_of, tensors
 
 __all__ = ["Calls", "problems_of"]
@@ -32,6 +33,10 @@ Pair = tuple[int, int]
 _HEADS = tuple(4**i for i in range(7))
 #: Beyond the last length there is no other tile.
 _LENGTHS = tuple(2**i for i in range(4, 18))
+#: Of queries: with more no plan is another one.
+_MOST_HEADS = 4**7
+#: Pairs beyond which the gradient of a bias has blocks for every device.
+_FEW_BLOCKS = 2**22
 
 
 @dataclass(frozen=True)
@@ -104,12 +109,17 @@ def problems_of(calls: Calls) -> Iterator[AttentionProblem]:
         aligned = not calls.unaligned and all(row % 16 == 0 for row in rows)
         groups = (1, 64) if operation == "backward" else (1,)
         windows = _telling_windows(operation) if mask in ("left", "band") else (0,)
-        for (seqlen_q, seqlen_kv), heads, group, window in product(
-            seqlens, _HEADS, groups, windows
+        entries = _telling_entries(operation, asked[2])
+        for (seqlen_q, seqlen_kv), heads, group, window, batch in product(
+            seqlens, _HEADS, groups, windows, entries
         ):
+            if heads * group > _MOST_HEADS:
+                continue
+            if batch > 1 and operation == "backward" and seqlen_q * seqlen_kv > _FEW_BLOCKS:
+                continue
             plain = AttentionProblem(
                 operation=operation,
-                batch=1,
+                batch=batch,
                 heads_q=heads * group,
                 heads_kv=heads,
                 seqlen_q=seqlen_q,
@@ -128,6 +138,13 @@ def problems_of(calls: Calls) -> Iterator[AttentionProblem]:
                 deterministic=calls.deterministic,
             )
             yield from _featured(plain, *asked)
+
+
+def _telling_entries(operation: Operation, bias: str | None) -> tuple[int, ...]:
+    """Sizes of a batch by which plans of a bias that all of it shares differ."""
+    if bias is None or bias.partition(":")[0] != "qk":
+        return (1,)
+    return (1, 2) if operation == "forward" else (1, *sorted(WALKERS))
 
 
 def _telling_windows(operation: Operation) -> tuple[int, ...]:
@@ -187,6 +204,7 @@ def _telling_lengths() -> tuple[Pair, ...]:
     keys, or one as in decoding.
     """
     shorter = [n for row in fa3_tables.FORWARD for n in (row.longest, row.longest_causal)]
+    shorter += [row.longest for row in fa3_tables.FORWARD_WITH_PAIRS]
     longer = [row.shortest - 1 for rows in fa2_tables.FORWARD.values() for row in rows]
     edges = [n for last in (*shorter, *longer) for n in (last, last + 1)]
     lengths = {*_LENGTHS, *(n for n in edges if 1 <= n <= MAX_SEQLEN)}

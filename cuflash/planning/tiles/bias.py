@@ -20,7 +20,7 @@ from .common import (
     warp_grid,
 )
 
-__all__ = ["BiasTile", "bias_tiles"]
+__all__ = ["WALKERS", "BiasTile", "bias_tiles"]
 
 
 class _Row(NamedTuple):
@@ -44,6 +44,8 @@ _ROWS = (
 _OF_MANY_STEPS = (
     *(_Row(64, 32, 2, 6, 4), _Row(64, 32, 2, 6), _Row(32, 32, 2, 4), _Row(32, 32, 2, 2)),
 )
+#: Numbers of them.
+WALKERS = frozenset(row.walkers for row in _OF_MANY_STEPS)
 
 
 @dataclass(frozen=True)
