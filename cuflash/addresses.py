@@ -30,8 +30,11 @@ class Addresses:
         )
         # Addresses are multiples of these.
         in_rows = plan.problem.alignment != "element"
+        boxed = {name for launch in plan.launches for name, _ in launch.boxes}
         self._multiples = {
-            name: 16 if in_rows and table[name].role == "matrix" else spec.itemsize
+            name: 16
+            if name in boxed or (in_rows and table[name].role == "matrix")
+            else spec.itemsize
             for name, spec in self._tensors.items()
         }
         self._scratch = [*planned.scratch.values()]

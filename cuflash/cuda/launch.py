@@ -84,7 +84,8 @@ class PreparedPlan:
     plan
         A plan of the CUDA backend.
     strides
-        Of every tensor of the call by name, in elements: (batch, row, head).
+        Of every tensor of the call by name, in elements: (batch, row, head), and of a bias
+        (batch, row, head, column).
     device_id
         Where it will run.
 

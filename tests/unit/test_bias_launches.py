@@ -217,3 +217,17 @@ def test_a_bias_that_the_engine_cannot_read_decides_the_forward_pass(
         bias = _bias((24, 32), np.float16, (stride, 1))
         ready = cuflash.prepare(_Q, _KV, _KV, operation=operation, dtype="float16", bias=bias)
         assert ready.plan.algorithm == expected
+
+
+@pytest.mark.parametrize(("algorithm", "multiple"), [("fa3", 16), ("fa2", 2)])
+def test_a_run_has_its_bias_where_the_engine_can_read_it(
+    fake_device: FakeDevice, algorithm: Any, multiple: int
+) -> None:
+    bias = _bias((24, 32), np.float16)
+    options = {"operation": "forward", "dtype": "float16", "algorithm": algorithm}
+    ready = cuflash.prepare(_Q, _KV, _KV, bias=bias, **options)
+    pointers = dict.fromkeys(("q", "k", "v", "out", "lse"), ADDRESS)
+    ready.run({**pointers, "bias": ADDRESS + multiple}, workspace=ADDRESS)
+    says = f"bias at {ADDRESS + 1:#x}; expected a multiple of {multiple}"
+    with pytest.raises(cuflash.ArgumentValueError, match=says):
+        ready.run({**pointers, "bias": ADDRESS + 1}, workspace=ADDRESS)
