@@ -192,6 +192,8 @@ def _check_hopper(config: KernelConfig, built: Built, spills: int = 0) -> None:
     sums |= {"red.release.gpu.global.add.s32"} if backward else set()  # of shares cleared
     assert set(re.findall(r"\bred\.[\w.]+", built.ptx)) == sums
     older = {"nanosleep"} if backward else set()  # between one look at a counter and the next
+    of_pairs = c["operand_bytes"] == 2 and c["operand_rows"] == c["block_q"]
+    older |= {"ldmatrix"} if of_pairs and not backward else set()  # of a bias
     assert {name for name in _OLDER if name in built.ptx} == older
     pairs = {"float16": "f16.f16", "bfloat16": "bf16.bf16"}[config.storage]
     products = set(re.findall(r"wgmma\.mma_async\.sync\.aligned\.(m64n\d+k16\.[\w.]+)", built.ptx))
@@ -222,7 +224,8 @@ def _columns(config: KernelConfig) -> set[int]:
 def _check_instructions(config: KernelConfig, ptx: str) -> None:
     """The products run on the unit that the plan named, the copies as it named them."""
     found = set(re.findall(r"mma\.sync\.aligned\.(m\d+n\d+k\d+)", ptx))
-    if config.generation == "steps" or config.kernel == "sum_parts":
+    multiplies = config.generation != "steps" or config.kernel == "bias_gradient"
+    if not multiplies or config.kernel == "sum_parts":
         assert not found
         assert "cp.async" not in ptx
         return
