@@ -148,7 +148,8 @@ def attention(
     bias : array, broadcasts against (batch, heads_q, seqlen_q, seqlen_kv), optional
         Numbers that are added to the scores, after the softcap and before the
         mask. Each axis may be 1, the first ones may be left out, and strides
-        may be any: nothing is repeated in memory. Of q's dtype or float32.
+        may be any: nothing is repeated in memory, but for an array on the
+        host that CUDA computes with. Of q's dtype or float32.
         Minus infinity hides a pair; a row that is so hidden whole sees no key,
         and if it has a sink its ``q`` and ``dout`` have to be finite. Infinity
         and NaN make their rows NaN. It needs a ``scale`` or ``softcap`` as
