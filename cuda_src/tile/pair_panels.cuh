@@ -73,12 +73,13 @@ __device__ inline void load_operand_tile(OperandStorage<Config>& storage,
              place.policy);
 }
 
-// What a lane reads of panels: elements (row + di, column + dj), both known to the compiler. Of a
-// tile whose rows are queries di is a multiple of 8 and dj of 8 or one more, and two neighbours are
-// read at once, or of 16 bits what there is of sixteen rows and columns, when the first element of
-// them is asked for; so they are asked for in the order of a WarpTile, by all lanes of a warp. Of
-// one whose rows are keys di and dj are the other way round. Where not `of_rows`, only row 0 is
-// read.
+// What a lane reads of panels: elements (row + di, column + dj). The compiler knows di and dj.
+// - Rows of the panels are queries: di is a multiple of 8, dj a multiple of 8 or one more. Of 32
+// bits
+//   a lane reads two neighbours at once. Of 16 bits a warp reads sixteen rows and columns at once,
+//   when a lane asks for their first element; so all lanes ask in the order of a WarpTile.
+// - Rows of the panels are keys (`transposed`): di and dj change places.
+// - Without `of_rows` only row 0 is read.
 template <class T, bool of_rows>
 struct PairReader {
   static constexpr int panel_columns = 128 / sizeof(T);
