@@ -21,12 +21,12 @@ pytestmark = pytest.mark.skipif(compiler() is None, reason="there is no g++ to c
 
 
 def _results(
-    row: Row, case: Case, x: dict[str, np.ndarray], sinks: np.ndarray | None = None
+    row: Row, case: Case, x: dict[str, np.ndarray], **sinks: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """Of both passes."""
-    out, lse = row.runner.forward(case, x["q"], x["k"], x["v"], sinks)
+    """Of both passes; the case has its own sinks where none are given."""
+    out, lse = row.runner.forward(case, x["q"], x["k"], x["v"], **sinks)
     given = (x["dout"], x["q"], x["k"], x["v"], out, lse, x["dlse"])
-    grads = row.runner.backward(case, *given, sinks)
+    grads = row.runner.backward(case, *given, **sinks)
     return dict(zip(("out", "lse", *case.gradients), (out, lse, *grads), strict=True))
 
 
@@ -54,7 +54,7 @@ def test_a_sink_of_minus_infinity_is_none(row: Row) -> None:
     x = arrays(case, "q", "k", "v", "dout", "dlse")
     none = np.full(case.heads_q, -np.inf, case.dtype_of("sinks"))
     expected = _results(row, replace(case, sinks=""), x)
-    got = _results(row, case, x, none)
+    got = _results(row, case, x, sinks=none)
     assert (got.pop("dsinks") == 0).all()
     for name, array in got.items():
         assert array.tobytes() == expected[name].tobytes(), name
@@ -84,7 +84,7 @@ def test_a_sink_that_is_not_finite_comes_out_of_its_head_alone(row: Row, bad: fl
     x = arrays(case, "q", "k", "v")
     sinks = tensor(case, "sinks")
     sinks[1] = bad
-    out, lse = row.runner.forward(case, x["q"], x["k"], x["v"], sinks)
+    out, lse = row.runner.forward(case, x["q"], x["k"], x["v"], sinks=sinks)
     seen = case.visible() > 0
     assert np.isnan(out[:, seen, 1].astype(np.float64)).all()
     assert (out[:, ~seen] == 0).all()
