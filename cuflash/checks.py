@@ -18,12 +18,14 @@ from .features.window import bounds_of, mask_of
 from .options import Options, names_of
 from .planning.problem import (
     DTYPES,
+    ELEMENTS,
     MAX_HEAD_DIM,
     MAX_HEADS,
     MAX_SEQLEN,
     AttentionProblem,
     DType,
     DTypeName,
+    ElementName,
     Operation,
 )
 from .tensors import QKV, destinations, dtypes_of, shape_of, tensors
@@ -38,17 +40,17 @@ class CallProblem:
     problem: AttentionProblem
     layout: Layout
     shapes: Mapping[str, tuple[int, ...]]  # of every tensor the call may have, in the layout
-    allowed: Mapping[str, tuple[DTypeName, ...]]  # dtypes of each, the first that of a new one
+    allowed: Mapping[str, tuple[ElementName, ...]]  # dtypes of each, the first that of a new one
 
     @property
-    def dtypes(self) -> Mapping[str, DTypeName]:
+    def dtypes(self) -> Mapping[str, ElementName]:
         """Dtype of every tensor that the call makes."""
         return {name: allowed[0] for name, allowed in self.allowed.items()}
 
     def fresh(self, name: str, device: int | None) -> TensorSpec:
         """A new C-contiguous tensor of the call, on a CUDA device or in host memory."""
         shape, dtype = self.shapes[name], self.allowed[name][0]
-        return TensorSpec(shape, dtype, contiguous_strides(shape), DTYPES[dtype].itemsize, device)
+        return TensorSpec(shape, dtype, contiguous_strides(shape), ELEMENTS[dtype].itemsize, device)
 
 
 class _Sizes(NamedTuple):
@@ -150,13 +152,19 @@ def _find_layout(q: TensorSpec, options: Options) -> Layout:
 
 def _check_dtypes(specs: Mapping[str, TensorSpec]) -> None:
     for name, spec in specs.items():
-        if spec.dtype not in DTYPES:
+        if spec.dtype not in DTYPES and not _has_one_dtype(name):
             raise ArgumentTypeError(name, f"dtype {spec.dtype}", f"one of {names_of(DTYPES)}")
     for name in ("k", "v"):
         if specs[name].dtype != specs["q"].dtype:
             raise ArgumentTypeError(
                 name, f"dtype {specs[name].dtype}", f"{specs['q'].dtype}, as q has"
             )
+
+
+def _has_one_dtype(name: str) -> bool:
+    """Whether a tensor has a dtype of its own, whatever that of q is."""
+    tensor = tensors().get(name)
+    return tensor is not None and tensor.dtypes == ("bool",)
 
 
 def _check_devices(specs: Mapping[str, TensorSpec]) -> None:

@@ -116,6 +116,7 @@ def explain(
     softcap: float | None = None,
     alibi_slopes: Any = None,
     bias: Any = None,
+    mask: Any = None,
     sinks: Any = None,
     scale: float | None = None,
     q_offset: int | None = None,
@@ -139,7 +140,7 @@ def explain(
         Which pass.
     compile : bool
         Also compile, and report registers.
-    alibi_slopes, bias, sinks : array, tuple of int, dtype, or both, optional
+    alibi_slopes, bias, mask, sinks : array, tuple of int, dtype, or both, optional
         As for :func:`prepare`.
     dtype, causal, window_size, softcap, scale, q_offset, layout, out_dtype, wrt, deterministic
         As for :func:`attention`, :func:`attention_backward` and :func:`prepare`.
@@ -171,7 +172,7 @@ def explain(
         blocks=blocks,
     )
     compiled = check_flag("compile", compile)
-    of_features = {"alibi_slopes": alibi_slopes, "bias": bias, "sinks": sinks}
+    of_features = {"alibi_slopes": alibi_slopes, "bias": bias, "mask": mask, "sinks": sinks}
     arrays = {"q": q, "k": k, "v": v, **{n: a for n, a in of_features.items() if a is not None}}
     given = signature_of(operation, arrays, dtype, options, choose_device(None, options))
     device = choose_device(given[0][1].device, options)

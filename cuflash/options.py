@@ -13,7 +13,7 @@ from .arrays.spec import LAYOUTS, LayoutName
 from .errors import ArgumentTypeError, ArgumentValueError, shown
 from .features.table import FEATURES
 from .planning.plan import ALGORITHMS, Algorithm, Backend
-from .planning.problem import DTYPES, MAX_SEQLEN, DTypeName
+from .planning.problem import DTYPES, ELEMENTS, MAX_SEQLEN, DTypeName, ElementName
 from .tensors import QKV, differentiable
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "WindowSize",
     "check_blocks",
     "check_dtype",
+    "check_element",
     "check_flag",
     "check_options",
     "check_wrt",
@@ -144,6 +145,23 @@ def check_dtype(name: str, value: Any) -> DTypeName | None:
     if dtype.name not in DTYPES or not dtype.isnative:
         raise ArgumentTypeError(name, shown(dtype), f"one of {names_of(DTYPES)}")
     return DTYPES[dtype.name].name
+
+
+def check_element(name: str, value: Any) -> ElementName:
+    """The name of a dtype that arrays of features may have: one of those four, or bool.
+
+    Raises
+    ------
+    ArgumentTypeError
+        If it is none of them.
+    """
+    last_word = str(value).rpartition(".")[2]  # of torch.bool, jax.numpy.bool
+    if value in (bool, np.bool_) or last_word in ("bool", "bool_"):
+        return "bool"
+    dtype = check_dtype(name, value)
+    if dtype is None:
+        raise ArgumentTypeError(name, "None", f"one of {names_of(ELEMENTS)}")
+    return dtype
 
 
 def _dtype_name(value: Any) -> DTypeName | None:

@@ -20,11 +20,12 @@ from .options import (
     Options,
     WindowSize,
     check_dtype,
+    check_element,
     check_options,
 )
 from .pipeline import CallPlan, choose_device, plan_call
 from .planning.plan import Plan
-from .planning.problem import DTYPES, DTypeName, Operation
+from .planning.problem import ELEMENTS, DTypeName, ElementName, Operation
 from .tensors import QKV, tensors
 
 __all__ = ["Prepared", "prepare", "signature_of"]
@@ -106,6 +107,7 @@ def prepare(
     softcap: float | None = None,
     alibi_slopes: Any = None,
     bias: Any = None,
+    mask: Any = None,
     sinks: Any = None,
     scale: float | None = None,
     q_offset: int | None = None,
@@ -135,7 +137,7 @@ def prepare(
         Of the arrays; needed where shapes are given.
     device : int, optional
         The CUDA device; by default the arrays', or the current one.
-    alibi_slopes, bias, sinks : array, tuple of int, dtype, or both, optional
+    alibi_slopes, bias, mask, sinks : array, tuple of int, dtype, or both, optional
         The array; or its shape, of the first dtype that the call takes; or its
         dtype, of the full shape, that of slopes (batch, heads_q); or both as a
         pair, ``(shape, dtype)``.
@@ -171,7 +173,7 @@ def prepare(
         blocks=blocks,
         backend="cuda",
     )
-    of_features = {"alibi_slopes": alibi_slopes, "bias": bias, "sinks": sinks}
+    of_features = {"alibi_slopes": alibi_slopes, "bias": bias, "mask": mask, "sinks": sinks}
     arrays = {"q": q, "k": k, "v": v, **{n: a for n, a in of_features.items() if a is not None}}
     given = signature_of(operation, arrays, dtype, options, _check_device(device))
     for name, spec in given:
@@ -239,27 +241,35 @@ def signature_of(
 
 
 def _spec_of(name: str, tensor: Any, dtype: Any, where: int | None) -> TensorSpec:
+    """Of q, k or v."""
     if not isinstance(tensor, (tuple, list)):
         spec = adopt(name, tensor).spec
-        if dtype is not None and name in QKV and _dtype(dtype) != spec.dtype:
+        if dtype is not None and _dtype(dtype) != spec.dtype:
             raise ArgumentValueError("dtype", repr(dtype), f"{spec.dtype}, which {name} has")
         return spec
-    if not all(_is_size(size) for size in tensor):
-        raise ArgumentValueError(name, repr(tensor), "a shape: non-negative integers")
-    return _fresh(tuple(int(size) for size in tensor), _dtype(dtype), where)
+    return _fresh(_shape(name, tensor), _dtype(dtype), where)
 
 
-def _fresh(shape: tuple[int, ...], dtype: DTypeName, where: int | None) -> TensorSpec:
-    return TensorSpec(shape, dtype, contiguous_strides(shape), DTYPES[dtype].itemsize, where)
+def _shape(name: str, sizes: Sequence[Any]) -> tuple[int, ...]:
+    if not all(_is_size(size) for size in sizes):
+        raise ArgumentValueError(name, repr(sizes), "a shape: non-negative integers")
+    return tuple(int(size) for size in sizes)
+
+
+def _fresh(shape: tuple[int, ...], dtype: ElementName, where: int | None) -> TensorSpec:
+    return TensorSpec(shape, dtype, contiguous_strides(shape), ELEMENTS[dtype].itemsize, where)
 
 
 def _spec_of_feature(name: str, array: Any, sizes: CallProblem, where: int | None) -> TensorSpec:
     """Of an array of a feature; where its shape or its dtype is given, as the call needs it."""
     if _is_dtype(array):
-        return _fresh(sizes.shapes[name], _dtype(array, name), where)
+        return _fresh(sizes.shapes[name], check_element(name, array), where)
+    shape, dtype = array, sizes.allowed[name][0]
     if isinstance(array, (tuple, list)) and len(array) == 2 and _is_dtype(array[1]):
-        return _spec_of(name, array[0], _dtype(array[1], name), where)
-    return _spec_of(name, array, sizes.allowed[name][0], where)
+        shape, dtype = array[0], check_element(name, array[1])
+    if isinstance(shape, (tuple, list)):
+        return _fresh(_shape(name, shape), dtype, where)
+    return adopt(name, shape).spec
 
 
 def _is_dtype(value: Any) -> bool:
@@ -273,8 +283,8 @@ def _is_size(size: Any) -> bool:
     return whole and size >= 0
 
 
-def _dtype(dtype: Any, name: str = "dtype") -> DTypeName:
-    checked = check_dtype(name, dtype)
+def _dtype(dtype: Any) -> DTypeName:
+    checked = check_dtype("dtype", dtype)
     if checked is None:
         raise ArgumentTypeError("dtype", "None", "a dtype, where shapes are given")
     return checked

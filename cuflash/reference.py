@@ -36,6 +36,7 @@ def attention(
     *,
     alibi_slopes: _Array | None = None,
     bias: _Array | None = None,
+    mask: _Array | None = None,
     sinks: _Array | None = None,
     causal: bool = False,
     window_size: tuple[int | None, int | None] | None = None,
@@ -59,6 +60,8 @@ def attention(
         How much a score loses with every key between its own and the query's.
     bias : ndarray, broadcasts against (batch, heads_q, seqlen_q, seqlen_kv), optional
         What is added to the scores; leading axes may be left out.
+    mask : ndarray of bool, broadcasts like ``bias``, optional
+        Query i sees key j only where it is True.
     sinks : ndarray, (heads_q,), optional
         A logit of each query head that takes weight and has no value.
     causal : bool
@@ -107,12 +110,12 @@ def attention(
     its sink, makes its out and lse NaN. What no row sees never matters.
     """
     layout = find_layout(q, layout)
-    features = {"alibi_slopes": alibi_slopes, "bias": bias, "sinks": sinks}
+    features = {"alibi_slopes": alibi_slopes, "bias": bias, "mask": mask, "sinks": sinks}
     check_arrays({"q": q, "k": k, "v": v}, layout, **features)
     check_options(causal, window_size, softcap, scale, q_offset, dtype)
     q, k, v = (to_heads_first(x, layout) for x in (q, k, v))
     options = (causal, window_size, softcap, scale, q_offset)
-    heads = Heads(q, k, v, alibi_slopes, bias, sinks, *options, dtype)
+    heads = Heads(q, k, v, alibi_slopes, bias, mask, sinks, *options, dtype)
     out = np.zeros((*q.shape[:3], v.shape[3]), dtype)
     lse = np.zeros(q.shape[:3], dtype)
     for b, h in np.ndindex(*q.shape[:2]):
@@ -129,6 +132,7 @@ def attention_backward(
     dlse: _Array | None = None,
     alibi_slopes: _Array | None = None,
     bias: _Array | None = None,
+    mask: _Array | None = None,
     sinks: _Array | None = None,
     causal: bool = False,
     window_size: tuple[int | None, int | None] | None = None,
@@ -144,7 +148,7 @@ def attention_backward(
     ----------
     dout : ndarray, (batch, seqlen_q, heads_q, head_dim_v)
         Gradient of out.
-    q, k, v, alibi_slopes, bias, sinks
+    q, k, v, alibi_slopes, bias, mask, sinks
         As for :func:`attention`.
     causal, window_size, softcap, scale, q_offset, layout, dtype
         As for :func:`attention`.
@@ -187,12 +191,12 @@ def attention_backward(
     it gives nothing to dk and dv, and its delta is 0.
     """
     layout = find_layout(q, layout)
-    features = {"alibi_slopes": alibi_slopes, "bias": bias, "sinks": sinks}
+    features = {"alibi_slopes": alibi_slopes, "bias": bias, "mask": mask, "sinks": sinks}
     check_arrays({"q": q, "k": k, "v": v, "dout": dout}, layout, dlse=dlse, **features)
     check_options(causal, window_size, softcap, scale, q_offset, dtype)
     dout, q, k, v = (to_heads_first(x, layout) for x in (dout, q, k, v))
     options = (causal, window_size, softcap, scale, q_offset)
-    heads = Heads(q, k, v, alibi_slopes, bias, sinks, *options, dtype)
+    heads = Heads(q, k, v, alibi_slopes, bias, mask, sinks, *options, dtype)
     dlse = np.zeros(q.shape[:3], dtype) if dlse is None else dlse.reshape(q.shape[:3])
     dq, dk, dv = (np.zeros(x.shape, dtype) for x in (q, k, v))
     of_heads = np.zeros((2, *q.shape[:2]), dtype)  # gradients of slopes and of sinks

@@ -65,7 +65,7 @@ def check_arrays(arrays: Mapping[str, Any], layout: str, **more: Any) -> None:
     layout : str
         Order of their axes.
     **more : ndarray or None
-        dlse, alibi_slopes, bias and sinks.
+        dlse, alibi_slopes, bias, mask and sinks.
 
     Raises
     ------
@@ -101,7 +101,9 @@ def check_arrays(arrays: Mapping[str, Any], layout: str, **more: Any) -> None:
         if array is None:
             continue
         _check_array(name, array)
-        if name == "bias":
+        if name == "mask" and array.dtype != bool:
+            raise ArgumentTypeError(name, f"dtype {array.dtype}", "bool")
+        if name in ("bias", "mask"):
             _check_broadcast(name, array, (batch, heads_q, sizes["seqlen_q"], sizes["seqlen_kv"]))
         elif array.shape not in shapes[name]:
             fitting = " or ".join(map(str, shapes[name]))

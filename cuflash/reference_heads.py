@@ -25,6 +25,7 @@ class Heads:
         v: _Array,
         alibi_slopes: _Array | None,
         bias: _Array | None,
+        mask: _Array | None,
         sinks: _Array | None,
         causal: bool,
         window_size: tuple[int | None, int | None] | None,
@@ -47,6 +48,7 @@ class Heads:
             self._distances = distances(i, j, offset).astype(dtype)
         square = (*q.shape[:2], seqlen_q, seqlen_kv)
         self._bias: _Array = np.broadcast_to(0 if bias is None else bias, square)
+        self._mask: _Array = np.broadcast_to(True if mask is None else mask, square)
         self._scale = dtype(1) / np.sqrt(dtype(q.shape[3])) if scale is None else dtype(scale)
         self._cap = dtype(softcap or 0)
 
@@ -98,7 +100,8 @@ class Heads:
         sink = self._sinks[h]
         scores = capped(self._scale * (q @ k.T), self._cap) - self._alibi[b, h] * self._distances
         scores += self._bias[b, h].astype(self._dtype)
-        scores = np.where(self._visible, scores, -math.inf)
+        visible = self._visible & self._mask[b, h]
+        scores = np.where(visible, scores, -math.inf)
         of_keys = scores.max(axis=1, initial=-math.inf)
         largest = np.maximum(of_keys, sink)
         nothing = largest == -math.inf
@@ -107,7 +110,7 @@ class Heads:
         total = np.where(nothing, 1, weights.sum(axis=1) + np.exp(sink - base))
         lse = np.where(nothing, -math.inf, largest + np.log(total))
         alive = (of_keys != -math.inf) | (sink != -math.inf)
-        return weights / total[:, None], lse, self._visible & alive[:, None]
+        return weights / total[:, None], lse, visible & alive[:, None]
 
 
 def _sum_of_seen(weights: _Array, seen: _Array, values: _Array) -> _Array:

@@ -14,7 +14,7 @@ from typing import Literal
 from .arrays.spec import Layout
 from .features.feature import Axis, DTypeRule, Feature
 from .features.table import FEATURES
-from .planning.problem import AttentionProblem, DTypeName, Operation
+from .planning.problem import AttentionProblem, ElementName, Operation
 
 __all__ = [
     "QKV",
@@ -210,7 +210,7 @@ def shape_of(
 
 def dtypes_of(
     tensor: Tensor, problem: AttentionProblem, given: Mapping[str, str]
-) -> tuple[DTypeName, ...]:
+) -> tuple[ElementName, ...]:
     """Dtypes that a tensor of the problem may have; a gradient's is that of its array.
 
     Parameters
@@ -219,7 +219,7 @@ def dtypes_of(
         Dtype of every tensor that was given, by name.
     """
     allowed = dict.fromkeys(
-        rule if rule == "float32" else getattr(problem, rule) for rule in tensor.dtypes
+        rule if rule in ("float32", "bool") else getattr(problem, rule) for rule in tensor.dtypes
     )
     source = given.get(tensor.gradient_of or "")
     return tuple(name for name in allowed if source in (None, name))

@@ -30,6 +30,7 @@ def attention_backward(
     softcap: float | None = None,
     alibi_slopes: Any = None,
     bias: Any = None,
+    mask: Any = None,
     sinks: Any = None,
     scale: float | None = None,
     q_offset: int | None = None,
@@ -65,7 +66,7 @@ def attention_backward(
     deterministic : bool
         The same bits from run to run, with O(seqlen) more memory. Without it
         FlashAttention-2 and 3 add the parts of dq in any order on CUDA.
-    causal, window_size, softcap, alibi_slopes, bias, sinks, scale, q_offset,
+    causal, window_size, softcap, alibi_slopes, bias, mask, sinks, scale, q_offset,
     layout
         As for :func:`attention`.
     backend, algorithm, blocks, workspace
@@ -114,8 +115,10 @@ def attention_backward(
         "blocks": blocks,
     }
     # The default of wrt goes without saying: its calls are then as quick as they can be.
-    if not (wrt is QKV and dlse is alibi_slopes is bias is sinks is grads is workspace is None):
-        inputs = {"dlse": dlse, "alibi_slopes": alibi_slopes, "bias": bias, "sinks": sinks}
+    nothing = dlse is alibi_slopes is bias is mask is sinks is grads is workspace is None
+    if not (wrt is QKV and nothing):
+        of_features = {"alibi_slopes": alibi_slopes, "bias": bias, "mask": mask, "sinks": sinks}
+        inputs = {"dlse": dlse, **of_features}
         _add(arrays, keywords, inputs, wrt, grads, workspace)
     return tuple(call("backward", arrays, keywords).values())
 

@@ -22,6 +22,7 @@ def attention(
     softcap: float | None = ...,
     alibi_slopes: Any = ...,
     bias: Any = ...,
+    mask: Any = ...,
     sinks: Any = ...,
     scale: float | None = ...,
     q_offset: int | None = ...,
@@ -48,6 +49,7 @@ def attention(
     softcap: float | None = ...,
     alibi_slopes: Any = ...,
     bias: Any = ...,
+    mask: Any = ...,
     sinks: Any = ...,
     scale: float | None = ...,
     q_offset: int | None = ...,
@@ -74,6 +76,7 @@ def attention(
     softcap: float | None = ...,
     alibi_slopes: Any = ...,
     bias: Any = ...,
+    mask: Any = ...,
     sinks: Any = ...,
     scale: float | None = ...,
     q_offset: int | None = ...,
@@ -99,6 +102,7 @@ def attention(
     softcap: float | None = None,
     alibi_slopes: Any = None,
     bias: Any = None,
+    mask: Any = None,
     sinks: Any = None,
     scale: float | None = None,
     q_offset: int | None = None,
@@ -154,6 +158,11 @@ def attention(
         and if it has a sink its ``q`` and ``dout`` have to be finite. Infinity
         and NaN make their rows NaN. It needs a ``scale`` or ``softcap`` as
         ``alibi_slopes`` does.
+    mask : array of bool, broadcasts like ``bias``, optional
+        A pair takes part where it is True: query i sees key j only where
+        ``mask[b, h, i, j]`` and all else that hides keys let it. Strides may
+        be any, as of ``bias``. A row that is so hidden whole sees no key, and
+        if it has a sink its ``q`` and ``dout`` have to be finite.
     sinks : array, (heads_q,), optional
         A learned logit of every query head, of q's dtype or float32 (float64
         for float64): it takes part in the softmax and has no value, so
@@ -248,8 +257,8 @@ def attention(
         "return_lse": return_lse,
     }
     arrays = {"q": q, "k": k, "v": v}
-    if not (alibi_slopes is bias is sinks is None):
-        of_features = {"alibi_slopes": alibi_slopes, "bias": bias, "sinks": sinks}
+    if not (alibi_slopes is bias is mask is sinks is None):
+        of_features = {"alibi_slopes": alibi_slopes, "bias": bias, "mask": mask, "sinks": sinks}
         arrays |= {name: array for name, array in of_features.items() if array is not None}
     if out is not None or lse_out is not None or workspace is not None:
         given = {"out": out, "lse_out": lse_out, "workspace": workspace}

@@ -38,6 +38,7 @@ def attention_vjp(
     softcap: float | None = ...,
     alibi_slopes: Any = ...,
     bias: Any = ...,
+    mask: Any = ...,
     sinks: Any = ...,
     scale: float | None = ...,
     q_offset: int | None = ...,
@@ -65,6 +66,7 @@ def attention_vjp(
     softcap: float | None = ...,
     alibi_slopes: Any = ...,
     bias: Any = ...,
+    mask: Any = ...,
     sinks: Any = ...,
     scale: float | None = ...,
     q_offset: int | None = ...,
@@ -92,6 +94,7 @@ def attention_vjp(
     softcap: float | None = ...,
     alibi_slopes: Any = ...,
     bias: Any = ...,
+    mask: Any = ...,
     sinks: Any = ...,
     scale: float | None = ...,
     q_offset: int | None = ...,
@@ -118,6 +121,7 @@ def attention_vjp(
     softcap: float | None = None,
     alibi_slopes: Any = None,
     bias: Any = None,
+    mask: Any = None,
     sinks: Any = None,
     scale: float | None = None,
     q_offset: int | None = None,
@@ -136,8 +140,8 @@ def attention_vjp(
 
     Parameters
     ----------
-    q, k, v, causal, window_size, softcap, alibi_slopes, bias, sinks, scale, q_offset,
-    layout
+    q, k, v, causal, window_size, softcap, alibi_slopes, bias, mask, sinks, scale,
+    q_offset, layout
         As for :func:`attention`.
     return_lse, out_dtype
         As for :func:`attention`.
@@ -187,7 +191,7 @@ def attention_vjp(
         "backend": backend,
         "algorithm": algorithm,
     }
-    of_features = {"alibi_slopes": alibi_slopes, "bias": bias, "sinks": sinks}
+    of_features = {"alibi_slopes": alibi_slopes, "bias": bias, "mask": mask, "sinks": sinks}
     given = {name: array for name, array in of_features.items() if array is not None}
     arrays = {"q": q, "k": k, "v": v, **given}
     named = _check_wrt(wrt, arrays)

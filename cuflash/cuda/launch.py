@@ -13,7 +13,7 @@ from ..bounded_cache import BoundedCache
 from ..errors import LaunchError
 from ..planning.kernel import KernelLaunch
 from ..planning.plan import Plan
-from ..planning.problem import DTYPES
+from ..planning.problem import ELEMENTS
 from .compile import CompiledKernel, compile_kernels
 from .current import is_current
 from .parameters import SHAPE_FIELDS, STRIDED, ParameterStruct, fields_of, struct_of
@@ -245,7 +245,7 @@ def _map_words(
         if shape is None:
             operand = problem.operands[name]
             entries, heads, queries, keys = operand.pairs
-            dtype, shape = DTYPES[operand.dtype].name, (entries, queries, heads, keys)
+            dtype, shape = ELEMENTS[operand.dtype].name, (entries, queries, heads, keys)
         batch, row, head, *_ = strides[name]
         own = batch, row, head
         encoder = TensorMapEncoder(dtype, shape, own, rows)

@@ -15,7 +15,7 @@ from ..config import VARIABLES, Environment
 from ..errors import ToolchainError, UnsupportedError
 from ..features.device import DevicePart
 from ..planning.kernel import KernelConfig
-from ..planning.problem import DTYPES
+from ..planning.problem import DTYPES, ELEMENTS
 from .parameters import ParameterStruct, parameters_of, struct_of
 
 __all__ = ["Sources", "find_sources", "include_closure", "source_digest", "translation_unit"]
@@ -198,7 +198,7 @@ def _seams(config: KernelConfig) -> dict[str, str]:
     added: dict[str, list[str]] = {}
     for feature in config.features:
         names = {
-            name: DTYPES[value].cuda if value in DTYPES else str(value)
+            name: ELEMENTS[value].cuda if value in ELEMENTS else str(value)
             for name, value in feature.constants
         }
         for seam, kind in feature.device.seams:

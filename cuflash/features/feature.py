@@ -14,8 +14,8 @@ __all__ = ["ArrayRule", "Axis", "DTypeRule", "Feature", "Request"]
 
 #: An axis of an array, by the field of the problem that holds its size.
 Axis = Literal["batch", "heads_q", "heads_kv", "seqlen_q", "seqlen_kv", "head_dim", "head_dim_v"]
-#: A dtype of the problem: of q, of the output, or of the softmax; or float32 whatever they are.
-DTypeRule = Literal["storage", "output", "compute", "float32"]
+#: A dtype of the problem: of q, of the output, or of the softmax; or one whatever they are.
+DTypeRule = Literal["storage", "output", "compute", "float32", "bool"]
 
 
 @dataclass(frozen=True)

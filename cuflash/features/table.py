@@ -13,6 +13,7 @@ from ..planning.problem import AttentionProblem
 from .alibi import ALIBI
 from .bias import BIAS
 from .feature import Feature, Request
+from .mask import MASK
 from .refused import check_refused
 from .sinks import SINKS
 from .softcap import SOFTCAP
@@ -23,7 +24,7 @@ __all__ = ["FEATURES", "with_features"]
 
 #: By name, in the order of their parameters on the device.
 FEATURES: dict[str, Feature] = {
-    feature.name: feature for feature in (WINDOW, SOFTCAP, ALIBI, BIAS, SINKS)
+    feature.name: feature for feature in (WINDOW, SOFTCAP, ALIBI, BIAS, MASK, SINKS)
 }
 
 

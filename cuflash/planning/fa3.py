@@ -12,7 +12,7 @@ from .device import DeviceLimits
 from .head_groups import even_head_group, head_group_of, taking_turns, whole_entries
 from .kernel import KernelLaunch, kernel_config, lay_out
 from .key_parts import KeyParts, parts_of
-from .problem import DTYPES, AttentionProblem
+from .problem import DTYPES, ELEMENTS, AttentionProblem
 from .row_order import RowOrder
 from .row_steps import RowSteps, launchable
 from .tiles import fa3, steps
@@ -89,7 +89,7 @@ def _why_not(problem: AttentionProblem, limits: DeviceLimits) -> str | None:
     if problem.operation == "forward":
         for name, operand in problem.operands.items():
             if operand.staged and not operand.mappable:
-                elements = 16 // DTYPES[operand.dtype].itemsize
+                elements = 16 // ELEMENTS[operand.dtype].itemsize
                 return (
                     f"loads {name} through the copy engine, which needs rows that begin at "
                     "positive multiples of 16 bytes: pad the last axis in memory to a multiple "

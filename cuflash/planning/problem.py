@@ -11,6 +11,7 @@ from .visibility import Visibility
 
 __all__ = [
     "DTYPES",
+    "ELEMENTS",
     "MAX_HEADS",
     "MAX_HEAD_DIM",
     "MAX_SEQLEN",
@@ -18,6 +19,8 @@ __all__ = [
     "AttentionProblem",
     "DType",
     "DTypeName",
+    "Element",
+    "ElementName",
     "MaskKind",
     "Operation",
 ]
@@ -26,6 +29,7 @@ Operation = Literal["forward", "backward"]
 MaskKind = Literal["full", "causal", "left", "band"]
 Alignment = Literal["tensor_map", "vector", "element"]
 DTypeName = Literal["float16", "bfloat16", "float32", "float64"]
+ElementName = Literal["float16", "bfloat16", "float32", "float64", "bool"]
 
 #: Widest head the kernels and the tiled NumPy code take.
 MAX_HEAD_DIM = 256
@@ -40,13 +44,20 @@ _LEAST, _MOST = 2.0**-126, (2 - 2.0**-23) * 2.0**127
 
 
 @dataclass(frozen=True)
-class DType:
+class Element:
+    """A type that arrays hold."""
+
+    name: ElementName
+    itemsize: int
+    cuda: str  # its name in CUDA C++
+
+
+@dataclass(frozen=True)
+class DType(Element):
     """A storage type and what is computed with it."""
 
     name: DTypeName
-    itemsize: int
     compute: DTypeName  # of accumulators, softmax, lse and delta
-    cuda: str  # its name in CUDA C++
 
     @property
     def scales(self) -> tuple[float, float]:
@@ -65,12 +76,14 @@ class DType:
 DTYPES: dict[str, DType] = {
     d.name: d
     for d in (
-        DType("float16", 2, "float32", "__half"),
-        DType("bfloat16", 2, "float32", "__nv_bfloat16"),
-        DType("float32", 4, "float32", "float"),
-        DType("float64", 8, "float64", "double"),
+        DType("float16", 2, "__half", "float32"),
+        DType("bfloat16", 2, "__nv_bfloat16", "float32"),
+        DType("float32", 4, "float", "float32"),
+        DType("float64", 8, "double", "float64"),
     )
 }
+#: Those and the types that arrays of features alone have, by name.
+ELEMENTS: dict[str, Element] = {**DTYPES, "bool": Element("bool", 1, "bool")}
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 from unittest import mock
 
@@ -88,7 +89,7 @@ def _launch(kernel: Any, *numbers: int) -> None:
 def _encode_map(to: Any, kind: int, rank: int, address: Any, *more: Any) -> int:
     """In the driver's place: what ``cuda/ptx/tensor_copy.cuh`` reads."""
     assert rank == 4
-    itemsize = {6: 2, 7: 4, 9: 2}[kind]  # float16, float32, bfloat16
+    itemsize = {0: 1, 6: 2, 7: 4, 9: 2}[kind]  # bytes, float16, float32, bfloat16
     sizes, strides, box, steps, interleave, swizzle, _promotion, fill = more
     assert (box[0] * itemsize, [*box][2:], [*steps]) == (128, [1, 1], [1] * 4)
     assert (interleave, swizzle, fill) == (0, 3, 0)  # 128 bytes; zeros outside
@@ -97,6 +98,10 @@ def _encode_map(to: Any, kind: int, rank: int, address: Any, *more: Any) -> int:
     words = (address.value, *sizes, *strides, box[1], itemsize)
     (ctypes.c_uint64 * len(words)).from_address(to.value)[:] = words
     return 0
+
+
+#: Arrays that broadcast against all pairs.
+_PAIRS = ("bias", "mask")
 
 
 @dataclass(frozen=True)
@@ -199,7 +204,7 @@ class EmulatedRunner:
         }
         with self._device():
             tensors = [on_device(inputs[name]) for name in "qkv"]
-            ready = self.prepare(case, operation, tensors, inputs.get("bias"))
+            ready = self.prepare(case, operation, tensors, inputs)
             assert (ready.plan.backend, ready.plan.algorithm) == ("cuda", self.algorithm)
             workspace = arena.workspace(ready.workspace_bytes)
             pointers = {n: a.ctypes.data for n, a in {**inputs, **results}.items()}
@@ -220,7 +225,11 @@ class EmulatedRunner:
         return [case.shape(name) for name in "qkv"]
 
     def prepare(
-        self, case: Case, operation: Any, tensors: Any, bias: np.ndarray | None = None
+        self,
+        case: Case,
+        operation: Any,
+        tensors: Any,
+        inputs: Mapping[str, np.ndarray] = MappingProxyType({}),
     ) -> cuflash.Prepared:
         """The library's own object; only within :func:`emulated_device`."""
         return cuflash.prepare(
@@ -231,32 +240,34 @@ class EmulatedRunner:
             blocks=self.blocks if self.algorithm != "fa3" or operation == "forward" else None,
             deterministic=self.deterministic,
             **case.options,
-            **self._keywords(case, operation, bias),
+            **self._keywords(case, operation, inputs),
         )
 
     def _recipe(self, case: Case, name: str) -> Strides:
         """The case's strides; contiguous where the library would have to copy first."""
-        if name not in ("q", "k", "v", "bias"):
+        if name not in ("q", "k", "v", *_PAIRS):
             return CONTIGUOUS
         recipe = case.recipe(name)
-        if name == "bias":  # any are taken, but by the copy engine
+        if name in _PAIRS:  # any are taken, but by the copy engine
             own = boxed(case.shape(name), case.dtype_of(name).itemsize)
             return own if self.algorithm == "fa3" else recipe
         gap = any(recipe.gaps[-1:])
         moved = recipe.order and recipe.order[-1] != len(recipe.order) - 1
         return CONTIGUOUS if gap or moved else recipe
 
-    def _keywords(self, case: Case, operation: str, bias: np.ndarray | None) -> dict[str, Any]:
+    def _keywords(
+        self, case: Case, operation: str, inputs: Mapping[str, np.ndarray]
+    ) -> dict[str, Any]:
         """What else is said of arrays."""
         said: dict[str, Any] = {"wrt": case.wrt} if operation == "backward" else {}
         if case.sinks:
             said["sinks"] = case.sinks
         if case.alibi:
             said["alibi_slopes"] = case.shape("alibi_slopes")
-        if case.bias:
-            some = np.zeros(case.shape("bias"), case.dtype_of("bias"))
-            own = strided(some, self._recipe(case, "bias")) if bias is None else bias
-            said["bias"] = on_device(own)
+        for name in set(_PAIRS) & set(case.operands):
+            some = np.zeros(case.shape(name), case.dtype_of(name))
+            own = inputs.get(name)
+            said[name] = on_device(strided(some, self._recipe(case, name)) if own is None else own)
         return said
 
 

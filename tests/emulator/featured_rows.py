@@ -6,7 +6,7 @@ from cuflash.planning.tiles.fa2_tables import ForwardRow
 
 from .rows import FULL, Row
 
-__all__ = ["ALIBI", "BIASED", "CAPPED", "SUNK", "WINDOWED"]
+__all__ = ["ALIBI", "BIASED", "CAPPED", "MASKED", "SUNK", "WINDOWED"]
 
 #: Configurations whose masks have a first key.
 WINDOWED = (
@@ -118,4 +118,21 @@ BIASED = (
     Row("fa3", "90", "float16", (192, 128), filled=True, bias="bhqk:float32", softcap=3.0),
     Row("fa3", "90", "float16", (200, 256), filled=True, bias="h11", alibi="batch"),
     Row("fa3", "90", "float16", (256, 200), filled=True, bias="1hqk:float32", window="band"),
+)
+#: Configurations with a boolean mask of every form; fa3's of every form of its backward pass.
+MASKED = (
+    Row("fa1", "90", "float16", mask="bhqk"),
+    Row("fa1", "75", "float32", (5, 24), FULL, mask="1hqk-blocks", softcap=3.0),
+    Row("fa1", "90", "float64", (64, 64), FULL, mask="k", sinks="float64"),
+    Row("fa2", "90", "float16", mask="11qk", window="band"),
+    Row("fa2", "80", "bfloat16", (40, 64), FULL, filled=True, mask="b1qk-blocks"),
+    Row("fa2", "90", "float16", filled=True, deterministic=True, mask="bh1k"),
+    Row("fa2", "80", "float32", (5, 24), FULL, mask="hqk", alibi="heads"),
+    Row("fa2", "90", "float64", mask="1hq1", bias="11qk"),
+    Row("fa3", "90", "float16", filled=True, mask="1hqk-blocks"),
+    Row("fa3", "90", "bfloat16", (64, 64), FULL, filled=True, deterministic=True, mask="b11k"),
+    Row("fa3", "90", "bfloat16", (128, 128), filled=True, mask="11qk", sinks="float32"),
+    Row("fa3", "90", "float16", (128, 72), FULL, filled=True, mask="bhqk", bias="1hqk"),
+    Row("fa3", "90", "float16", (192, 128), filled=True, mask="qk", softcap=3.0),
+    Row("fa3", "90", "float16", (200, 256), FULL, filled=True, mask="b1qk-blocks"),
 )

@@ -55,6 +55,7 @@ class Row:
     softcap: float | None = None
     alibi: str = ""  # "heads" or "batch", as a case has it
     bias: str = ""  # as a case has it
+    mask: str = ""  # the same
 
     @property
     def runner(self) -> EmulatedRunner:
@@ -73,6 +74,7 @@ class Row:
         parts += ["softcap"] * (self.softcap is not None)
         parts += [f"alibi-{self.alibi}"] if self.alibi else []
         parts += [f"bias-{self.bias}"] if self.bias else []
+        parts += [f"mask-{self.mask}"] if self.mask else []
         parts += [f"sinks-{self.sinks}"] if self.sinks else []
         parts += (
             ["planned"] * self.planned + ["filled"] * self.filled + ["ordered"] * self.deterministic
@@ -87,7 +89,7 @@ class Row:
         """Several tiles and tails both ways; grouped heads; dead rows and tiles; strides; a row."""
         found = self._windowed_cases() if self.window else self._plain_cases()
         more = {"sinks": self.sinks, "softcap": self.softcap, "alibi": self.alibi}
-        more["bias"] = self.bias
+        more |= {"bias": self.bias, "mask": self.mask}
         return [replace(case, **more) for case in found]
 
     def _plain_cases(self) -> list[Case]:

@@ -30,12 +30,14 @@ ALIGNMENT = 256
 #: depends on poison differs.
 POISONS: dict[str, dict[str, tuple[int, int]]] = {
     "nan": {
+        "bool": (1, 1),  # read beyond an array, it shows what a mask hides
         "float16": (0x7E6B, 0x7EA5),
         "bfloat16": (0x7FE6, 0x7FDA),
         "float32": (0x7FC6B6B6, 0x7FC5A5A5),
         "float64": (0x7FF86B6B6B6B6B6B, 0x7FF85A5A5A5A5A5A),
     },
     "huge": {
+        "bool": (0, 0),
         "float16": (0x7BF1, 0x7BF3),  # about 65,000
         "bfloat16": (0x7F61, 0x7F63),  # about 3e38
         "float32": (0x7F61B1B1, 0x7F63B1B1),

@@ -40,7 +40,7 @@ _LIKE = {"dq": "q", "dk": "k", "dv": "v", "dout": "out", "dlse": "lse"}
 #: Arrays with a number for each head, and their gradients.
 OF_HEADS = ("alibi_slopes", "sinks", "dalibi_slopes", "dsinks")
 #: All that has axes of its own.
-OF_FEATURES = (*OF_HEADS, "bias", "dbias")
+OF_FEATURES = (*OF_HEADS, "bias", "dbias", "mask")
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,7 @@ class Case:
     #: Its last axes, each a letter of "bhqk" or 1; after ":" its dtype, if not the case's; "-inf"
     #: at the end: some pairs are hidden. Its strides follow from the seed.
     bias: str = ""
+    mask: str = ""  # its last axes, as of a bias; True for most pairs. "-blocks": hidden in blocks
     strides: tuple[Strides, ...] = (CONTIGUOUS,) * len(TENSORS)
 
     def __post_init__(self) -> None:
@@ -78,10 +79,9 @@ class Case:
         known = self.dtype in STORAGE and self.values in VALUES
         known &= self.sinks in ("", self.dtype, self.statistics.name)
         known &= self.alibi in ("", "heads", "batch")
-        axes = self.bias_axes
-        known &= all(
-            one in ("1", own) for one, own in zip(axes, "bhqk"[4 - len(axes) :], strict=True)
-        )
+        for axes in (self.bias_axes, self.mask_axes):
+            own = zip(axes, "bhqk"[4 - len(axes) :], strict=True)
+            known &= all(one in ("1", letter) for one, letter in own)
         if not (grouped and fits and known):
             raise ValueError(f"no such case: {self}")
 
@@ -98,7 +98,8 @@ class Case:
     @property
     def operands(self) -> tuple[str, ...]:
         """Arrays beside q, k and v, in the order of their gradients."""
-        has = {"alibi_slopes": self.alibi, "bias": self.bias, "sinks": self.sinks}
+        has = {"alibi_slopes": self.alibi, "bias": self.bias, "mask": self.mask}
+        has["sinks"] = self.sinks
         return tuple(name for name, kind in has.items() if kind)
 
     @property
@@ -109,7 +110,7 @@ class Case:
     @property
     def wrt(self) -> tuple[str, ...]:
         """What it gives the gradients of."""
-        return ("q", "k", "v", *self.operands)
+        return ("q", "k", "v", *(name for name in self.operands if name != "mask"))
 
     def dtype_of(self, name: str) -> np.dtype[Any]:
         """Dtype of any input or result."""
@@ -118,12 +119,19 @@ class Case:
         if name in ("bias", "dbias"):
             _, _, dtype = self.bias.removesuffix("-inf").partition(":")
             return np.dtype(STORAGE[dtype or self.dtype])
+        if name == "mask":
+            return np.dtype(bool)
         return np.dtype(STORAGE[self.sinks]) if name in ("sinks", "dsinks") else self.storage
 
     @property
     def bias_axes(self) -> str:
         """Of the bias: letters of "bhqk", or 1."""
         return self.bias.removesuffix("-inf").partition(":")[0]
+
+    @property
+    def mask_axes(self) -> str:
+        """The same of the mask."""
+        return self.mask.removesuffix("-blocks")
 
     @property
     def group(self) -> int:
@@ -188,9 +196,10 @@ class Case:
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of a tensor in the layout."""
         name = _LIKE.get(name, name)
-        if name in ("bias", "dbias"):
+        if name in ("bias", "dbias", "mask"):
+            axes = self.mask_axes if name == "mask" else self.bias_axes
             sizes = {"b": self.batch, "h": self.heads_q, "q": self.seqlen_q, "k": self.seqlen_kv}
-            return tuple(sizes.get(axis, 1) for axis in self.bias_axes)
+            return tuple(sizes.get(axis, 1) for axis in axes)
         if name in OF_HEADS:
             each = self.alibi == "batch" and "alibi" in name
             return (self.batch, self.heads_q) if each else (self.heads_q,)
@@ -228,8 +237,9 @@ class Case:
 
     def recipe(self, name: str) -> Strides:
         """The recipe of a tensor's strides; lse, dlse and numbers of heads are contiguous."""
-        if name in ("bias", "dbias"):
-            return any_recipe(len(self.shape(name)), self.seed + (name == "dbias"))
+        if name in ("bias", "dbias", "mask"):
+            other = ("bias", "dbias", "mask").index(name)
+            return any_recipe(len(self.shape(name)), self.seed + other)
         return self.strides[TENSORS.index(name)] if name in TENSORS else CONTIGUOUS
 
     def with_strides(self, **recipes: Strides) -> Case:
@@ -290,4 +300,5 @@ _WORDS = {
     "softcap": "softcap",
     "alibi": "alibi",
     "bias": "bias",
+    "mask": "mask",
 }

@@ -257,9 +257,10 @@ def _shape(case: Case, name: str) -> tuple[int, ...]:
 
 
 def _flat(case: Case) -> dict[str, np.ndarray]:
-    """Slopes and a bias of zero for a case that has any."""
-    added = set(case.operands) & {"alibi_slopes", "bias"}
-    return {name: np.zeros(case.shape(name), case.dtype_of(name)) for name in added}
+    """Slopes and a bias of zero, and a mask that hides nothing, for a case that has any."""
+    made = {"alibi_slopes": np.zeros, "bias": np.zeros, "mask": np.ones}
+    added = set(case.operands) & made.keys()
+    return {name: made[name](case.shape(name), case.dtype_of(name)) for name in added}
 
 
 def _forward(runner: Runner, case: Case, *inputs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

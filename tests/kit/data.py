@@ -32,7 +32,7 @@ def arrays(case: Case, *names: str) -> dict[str, np.ndarray]:
 
 def tensor(case: Case, name: str) -> np.ndarray:
     """One input of a case; it does not depend on the shapes of the others."""
-    index = (*TENSORS, "dlse", "sinks", "alibi_slopes", "bias").index(name)
+    index = (*TENSORS, "dlse", "sinks", "alibi_slopes", "bias", "mask").index(name)
     generator = np.random.default_rng([case.seed, index])
     shape = list(case.shape(name))
     if name == "dlse":
@@ -44,6 +44,8 @@ def tensor(case: Case, name: str) -> np.ndarray:
     if name == "bias":
         values = _bias(case, generator, tuple(shape)).astype(case.dtype_of(name))
         return strided(values, case.recipe(name))
+    if name == "mask":
+        return strided(_mask(case, generator, tuple(shape)), case.recipe(name))
     for axis in case.recipe(name).broadcast:
         shape[axis] = min(shape[axis], 1)
     values = as_storage(case, _family(case, name)(generator, tuple(shape)))
@@ -82,6 +84,26 @@ def _bias(case: Case, generator: np.random.Generator, shape: tuple[int, ...]) ->
     if case.bias.endswith("-inf"):
         values[generator.random(shape) < 0.2] = -np.inf
     return values
+
+
+def _mask(case: Case, generator: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    """True for two pairs in three, but for some rows and keys that are hidden whole.
+
+    Or in blocks: a third is hidden whole, a third of pairs is seen whole.
+    """
+    seen: np.ndarray = generator.random(shape) < 2 / 3
+    *ahead, rows, keys = (1,) * (2 - len(shape)) + shape
+    if case.mask.endswith("-blocks"):
+        blocks = (*ahead, -(-rows // 64), -(-keys // 64))
+        kind = generator.integers(0, 3, blocks).repeat(64, axis=-2).repeat(64, axis=-1)
+        kind = kind[..., :rows, :keys].reshape(shape)
+        return (kind == 2) | ((kind == 1) & seen)
+    whole = seen.reshape(*ahead, rows, keys)
+    for axis, size in ((-2, rows), (-1, keys)):
+        if size > 1:
+            hidden = generator.random((*ahead, size)) < 0.1
+            whole &= ~np.expand_dims(hidden, -1 if axis == -2 else -2)
+    return seen
 
 
 def as_storage(case: Case, values: np.ndarray) -> np.ndarray:

@@ -44,7 +44,8 @@ class ErrorsOfHead:
         self._lse = np.where(live, lse, 0)[:, None]
         whole = (case.batch, case.heads_q, case.seqlen_q, case.seqlen_kv)
         bias = np.broadcast_to(inputs.get("bias", 0), whole)[b, h].astype(np.float64)
-        self._seen = case.sees() & live[:, None] & (bias != -np.inf)
+        mask = np.broadcast_to(inputs.get("mask", True), whole)[b, h]
+        self._seen = case.sees() & live[:, None] & (bias != -np.inf) & mask
         bias = np.where(self._seen, bias, 0)
         scores, self._slope = self._capped(case.factor * (self._x["q"] @ self._x["k"].T))
         self._distances = np.where(self._seen, case.distances(), 0) if case.alibi else 0

@@ -28,16 +28,17 @@ def plain(case: Case, inputs: Mapping[str, np.ndarray], step: int = 1) -> dict[s
     alibi = np.broadcast_to(x.pop("alibi_slopes", 0), (case.batch, case.heads_q))
     square = (case.batch, case.heads_q, case.seqlen_q, case.seqlen_kv)
     bias = np.broadcast_to(x.pop("bias", 0), square)[:, :, ::step, ::step]
+    mask = np.broadcast_to(x.pop("mask", True), square)[:, :, ::step, ::step]
     names += ("dbias",) * bool(case.bias and gradients)
     shapes = {n: case.heads_first(n, np.empty(case.shape(n))).shape for n in names}
     results = {name: np.zeros(shape, case.storage) for name, shape in shapes.items()}
-    visible = case.sees()[::step, ::step]
+    shown = case.sees()[::step, ::step]
     distances = case.distances()[::step, ::step].astype(case.storage) if case.alibi else 0
     scale = case.storage.type(case.factor)
     ordered = {name: array[:, :, ::step] for name, array in results.items() if name != "dbias"}
     with np.errstate(all="ignore"):
         for b, h in np.ndindex(case.batch, case.heads_q):
-            kv = h // case.group
+            kv, visible = h // case.group, shown & mask[b, h]
             q, k, v = x["q"][b, h, ::step], x["k"][b, kv, ::step], x["v"][b, kv, ::step]
             scores, _ = _capped(case, scale * _product(q[:, ::step], k[:, ::step].T))
             lost = alibi[b, h].astype(case.storage) * distances - bias[b, h].astype(case.storage)

@@ -76,6 +76,7 @@ def cases(
     softcaps: Sequence[float | None] = (None,),
     alibis: Sequence[str] = ("",),
     biases: Sequence[str] = ("",),
+    masks: Sequence[str] = ("",),
 ) -> Case:
     """Draw a case and a seed. What decides the compilation is given, the rest is drawn.
 
@@ -101,6 +102,8 @@ def cases(
         Shapes of ALiBi's slopes to draw from, as ``Case.alibi`` names them.
     biases
         Biases to draw from, as ``Case.bias`` names them.
+    masks
+        The same of boolean masks.
     """
     seqlen_q, seqlen_kv = _both_lengths(draw, tile, budget)
     layout = draw(st.sampled_from(layouts))
@@ -128,6 +131,7 @@ def cases(
         softcap=draw(st.sampled_from(softcaps)),
         alibi=alibi,
         bias=draw(st.sampled_from(biases)),
+        mask=draw(st.sampled_from(masks)),
         strides=tuple(draw(recipes(layout, name, strided)) for name in TENSORS),
     )
 

@@ -79,9 +79,8 @@ class ApiRunner:
             options["sinks"] = case.sinks
         if case.alibi:
             options["alibi_slopes"] = case.shape("alibi_slopes")
-        if case.bias:
-            arena = Arena(self.xp, self.poison)
-            options |= _named(arena, case, {"bias": tensor(case, "bias")})
+        pairs = {name: tensor(case, name) for name in case.operands if name in ("bias", "mask")}
+        options |= _named(Arena(self.xp, self.poison), case, pairs)
         if case.operands and operation == "backward":
             options["wrt"] = case.wrt
         return cuflash.explain(*shapes, operation=operation, dtype=case.dtype, **options)
@@ -153,7 +152,7 @@ class ApiRunner:
             results = call()
         rows_q = case.batch * case.heads_q * case.seqlen_q
         rows_kv = case.batch * case.heads_kv * case.seqlen_kv
-        of_heads = sum(math.prod(case.shape(name)) for name in case.operands)
+        of_heads = sum(math.prod(case.shape(name)) for name in case.wrt if name in case.operands)
         something = rows_q or (operation == "backward" and (rows_kv or of_heads))
         expected = [(self.backend, self._expected(plan)) for plan in ran[:1]] if something else []
         assert [(plan.backend, plan.algorithm) for plan in ran] == expected, case.repro

@@ -8,7 +8,7 @@ from itertools import product
 
 from ...features.use import Operand
 from ..device import DeviceLimits
-from ..problem import DTYPES, AttentionProblem
+from ..problem import ELEMENTS, AttentionProblem
 from .common import Arithmetic, Footprint, bucket, ceil_div
 from .fa3_tables import BACKWARD, BUCKETS, FORWARD, FORWARD_WITH_PAIRS, ForwardRow
 from .operand_tiles import NO_OPERAND, OperandTiles
@@ -236,7 +236,7 @@ def _forward_with_pairs(
 ) -> Iterator[Fa3ForwardTile]:
     for row in FORWARD_WITH_PAIRS:
         holds = problem.head_dim <= row.widest and problem.head_dim_v <= row.widest_v
-        holds = holds and DTYPES[staged.dtype].itemsize == row.itemsize
+        holds = holds and ELEMENTS[staged.dtype].itemsize == row.itemsize
         if holds and (every or problem.seqlen_kv <= row.longest):
             operand = OperandTiles(row.pair_stages, row.block_q, row.itemsize)
             yield replace(tile_of_row(problem, row.plain), operand=operand)
@@ -244,7 +244,7 @@ def _forward_with_pairs(
 
 def _with_row(tile: Fa3ForwardTile, staged: Operand) -> Iterator[Fa3ForwardTile]:
     """The tile with room for an array that is the same for all queries."""
-    operand = OperandTiles(2, _ROWS_OF_ONE, DTYPES[staged.dtype].itemsize)
+    operand = OperandTiles(2, _ROWS_OF_ONE, ELEMENTS[staged.dtype].itemsize)
     for stages in product(range(tile.num_stages, 1, -1), range(tile.q_stages, 0, -1)):
         yield replace(tile, num_stages=stages[0], q_stages=stages[1], operand=operand)
 
@@ -291,5 +291,5 @@ def _with_operand_of_rows(
     if tile.block_kv == ROWS or staged is None or staged.pairs[2] == 1:
         return
     for stages in (2, 1):
-        operand = OperandTiles(stages, tile.block_q, DTYPES[staged.dtype].itemsize)
+        operand = OperandTiles(stages, tile.block_q, ELEMENTS[staged.dtype].itemsize)
         yield replace(tile, operand=operand)

@@ -1,0 +1,45 @@
+// An array that broadcasts against all pairs, as terms of the scores read it where it lies.
+#pragma once
+
+#include "../tile/score.cuh"
+
+namespace cuflash {
+
+// Which of its entries an entry of the batch has: neighbours share one.
+template <class Block>
+__device__ inline int own_entry(const Block& block, int batch) {
+  return batch / block.entries % block.own_entries;
+}
+
+// A lane's element of its first query and key, and steps from there. `of_rows`, `of_keys`: whether
+// the array differs from query to query, and from key to key.
+template <class T, bool of_rows, bool of_keys>
+struct LanePairs {
+  const char* first;
+  long long row_stride;  // in bytes
+  long long column_stride;
+  int rows_left;  // from the lane's first query to the last one
+  int keys_left;
+
+  // `of_head`: the first element of the lane's entry and head; strides in elements.
+  __device__ LanePairs(const T* of_head, long long row_stride, long long column_stride,
+                       const Shape& shape, const Lane& lane)
+      : first(reinterpret_cast<const char*>(of_head)),
+        row_stride(row_stride * sizeof(T)),
+        column_stride(column_stride * sizeof(T)),
+        rows_left(shape.seqlen_q - 1 - lane.i),
+        keys_left(shape.seqlen_kv - 1 - lane.j) {
+    if constexpr (of_rows) first += lane.i * this->row_stride;
+    if constexpr (of_keys) first += lane.j * this->column_stride;
+  }
+
+  // What lies beyond the lengths is hidden later; the last element stands for it.
+  __device__ T at(int di, int dj) const {
+    const char* from = first;
+    if constexpr (of_rows) from += min(di, rows_left) * row_stride;
+    if constexpr (of_keys) from += min(dj, keys_left) * column_stride;
+    return *reinterpret_cast<const T*>(from);
+  }
+};
+
+}  // namespace cuflash

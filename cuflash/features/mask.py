@@ -1,0 +1,77 @@
+"""Boolean masks: a pair takes part where the mask is True.
+
+The array broadcasts against (batch, heads_q, seqlen_q, seqlen_kv), and what
+it is broadcast over is never repeated in memory. It hides what it hides after
+all that changes scores, whatever they are, beside a causal mask or a window.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .device import MAIN_KERNELS, TENSOR_MAP, DevicePart, with_map
+from .feature import ArrayRule, Feature, Request
+from .host import Given, HostPart, ScorePlace
+from .pairs import AXES, block_of, numbers_of, part_of, staged
+from .use import Use
+
+__all__ = ["MASK"]
+
+_NAME = "mask"
+_DEVICE = DevicePart(
+    kernels=MAIN_KERNELS,
+    struct="MaskParams",
+    block=np.dtype(block_of(_NAME), align=True),
+    seams=(("Score", "MaskTerm<{mask_storage}, {mask_of_rows}, {mask_of_keys}>"),),
+    header="features/mask.cuh",
+)
+
+#: Of FlashAttention-3 where it brings a mask to shared memory, which differs from key to key.
+_STAGED = DevicePart(
+    kernels=frozenset({("fa3", "forward"), ("fa3", "backward")}),
+    struct="StagedMaskParams",
+    block=with_map(
+        (f"{_NAME}_map", TENSOR_MAP),
+        ("entries", np.int32),
+        ("own_entries", np.int32),
+        ("own_heads", np.int32),
+    ),
+    seams=(("Score", "StagedMaskTerm<{mask_storage}, {mask_of_rows}>"),),
+    header="features/mask_staged.cuh",
+)
+
+
+def _hide(scores: Any, place: ScorePlace, given: Given) -> None:
+    np.copyto(scores, -np.inf, where=~part_of(given[_NAME], place, given["entries"]))
+
+
+def _use(request: Request) -> Use | None:
+    mask = request.operands.get(_NAME)
+    if mask is None:
+        return None
+    mask = staged(mask, request)
+    _, _, rows, keys = mask.pairs
+    return Use(
+        "mask",
+        _DEVICE,
+        staged=_STAGED if mask.staged else None,
+        compiled=(
+            ("mask_storage", request.problem.storage),
+            ("mask_of_rows", int(rows > 1)),
+            ("mask_of_keys", int(keys > 1)),
+        ),
+        numbers=numbers_of(mask),
+        operands=(mask,),
+        host=HostPart(_hide),
+        shown="mask " + "x".join(map(str, mask.shape)),
+    )
+
+
+MASK = Feature(
+    "mask",
+    _use,
+    _DEVICE,
+    arrays={_NAME: ArrayRule(AXES, ("bool",), broadcast=True)},
+)

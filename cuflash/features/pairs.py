@@ -1,0 +1,64 @@
+"""Arrays that broadcast against all pairs of a query and a key, as features read them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from .feature import Axis, Request
+from .host import ScorePlace
+from .use import Operand
+
+__all__ = ["AXES", "block_of", "numbers_of", "part_of", "staged"]
+
+AXES: tuple[Axis, ...] = ("batch", "heads_q", "seqlen_q", "seqlen_kv")
+_STRIDES = ("batch_stride", "head_stride", "row_stride", "column_stride")
+
+
+def block_of(name: str) -> list[tuple[str, type]]:
+    """Fields of a device block for an array that kernels read where it lies."""
+    strides = ((f"{name}_{stride}", np.int64) for stride in _STRIDES)
+    return [(name, np.uint64), *strides, ("entries", np.int32), ("own_entries", np.int32)]
+
+
+def numbers_of(array: Operand) -> tuple[tuple[str, int], ...]:
+    """Which of its entries and heads are whose: values of fields of a device block."""
+    own, heads, _, _ = array.pairs
+    entries = 1 if array.entries is None else array.entries[0]
+    return ("entries", entries), ("own_entries", max(1, own)), ("own_heads", heads)
+
+
+def staged(array: Operand, request: Request) -> Operand:
+    """The array, marked where FlashAttention-3 brings it to shared memory: the first of a call.
+
+    One that is the same for all keys is read where it lies.
+    """
+    taken = any(other.staged for other in request.problem.operands.values())
+    return replace(array, staged=array.pairs[3] > 1 and not taken)
+
+
+def part_of(array: Any, place: ScorePlace, entries: int = 1) -> Any:
+    """The part of an array which a tile needs.
+
+    (batch, head of the keys, key, head of the group, query), each its size or
+    1; a view unless so many neighbouring ``entries`` of the batch share one of
+    the array's.
+    """
+    whole = array.reshape((1,) * (len(AXES) - array.ndim) + array.shape)
+    _, of_keys, _, group, _ = place.head.shape
+    split = (1, 1)
+    if whole.shape[1] > 1:
+        first = place.head.flat[0]
+        whole = whole[:, first : first + of_keys * group]
+        split = (of_keys, group)
+    own = place.batch.ravel() // entries % whole.shape[0]
+    if whole.shape[0] > 1:
+        in_order = np.array_equal(own, np.arange(own[0], own[0] + own.size))
+        whole = whole[own[0] : own[-1] + 1] if in_order else whole[own]
+    for axis, index in ((2, place.i.ravel()), (3, place.j.ravel())):
+        if whole.shape[axis] > 1:
+            whole = whole[(slice(None),) * axis + (slice(index[0], index[-1] + 1),)]
+    batch, _, rows, keys = whole.shape
+    return whole.reshape(batch, *split, rows, keys).transpose(0, 1, 4, 2, 3)
