@@ -183,6 +183,14 @@ struct ReduceBiasParams {
   Shape shape;
 };
 
+// See steps/summarise_mask.cu.
+struct SummariseMaskParams {
+  PairArray mask;   // of bytes, 0 is false
+  void* tile_bits;  // [entry, head, row of tiles, words]
+  long long mask_heads;
+  Shape shape;
+};
+
 // See steps/convert_dq.cu.
 struct ConvertParams {
   Tensor dq;

@@ -60,7 +60,25 @@ struct BackwardMath {
   // On to the next step; `dead_rows` are those of this one's dQ.
   __device__ void advance(StepState& state, unsigned dead_rows) const {
     state.dead_before = dead_rows;
-    state.place = c.after(state.place);
+    if constexpr (!Config::listed) state.place = c.after(state.place);
+  }
+  // Where steps are listed load alone knows which q tile one is of: it comes with Q.
+  __device__ __forceinline__ void find_place(StepState& state, int number) const {
+    if constexpr (Config::listed) {
+      const Ring ring(number);
+      wait<Config>(c.shared.q_full[ring.stage], ring.phase);
+      state.place = listed_place(number);
+    }
+  }
+  // The same in every lane, and known to be: addresses are then in uniform registers.
+  __device__ __forceinline__ QPlace listed_place(int number) const {
+    const QPlace place = c.listed_place(number);
+    return {__shfl_sync(0xffffffffu, place.head, 0), __shfl_sync(0xffffffffu, place.tile, 0)};
+  }
+  // Of the step before step `number`.
+  __device__ __forceinline__ QPlace place_before(const StepState& state, int number) const {
+    if constexpr (Config::listed) return listed_place(number - 1);
+    return c.before(state.place);
   }
 
   // Whether some pair of the warpgroup's keys and a q tile is masked.
@@ -242,6 +260,7 @@ struct BackwardMath {
     const unsigned stage = ring.stage;
     Scores p, dp;
     QGradient dq;
+    find_place(state, number);
     wait<Config>(c.shared.q_full[stage], ring.phase);
     issue_scores<Config::head_dim>(p, c.shared.k, c.shared.q[0], stage);
     ScoreOperand<Config> weights, gradients;
@@ -289,7 +308,7 @@ struct BackwardMath {
     ptx::wgmma_hold(dq.value[0]);
     if (number > 0) {
       arrive_warp<Config>(c.shared.ds_empty[ScoreRing(number - 1).stage]);
-      add_q(c.before(state.place), state.dead_before, dq, number - 1);
+      add_q(place_before(state, number), state.dead_before, dq, number - 1);
     }
     advance(state, dead_rows);
     ptx::wgmma_wait<1>();
@@ -321,7 +340,7 @@ struct BackwardMath {
     ptx::wgmma_hold(dq.value[0]);
     if (number > 0) {
       arrive_warp<Config>(c.shared.ds_empty[ScoreRing(number - 1).stage]);
-      add_q(c.before(state.place), state.dead_before, dq, number - 1);
+      add_q(place_before(state, number), state.dead_before, dq, number - 1);
     }
     advance(state, dead_rows);
     end_step<Config>(stage);
@@ -368,7 +387,8 @@ __device__ inline void math_role(const BackwardContext<Config>& c, int warpgroup
   wait<Config>(c.shared.v_full, 0);
   // Under a causal mask alone, and with 128 queries a step, a step like this takes more time from
   // the others than it saves.
-  constexpr bool skips_hidden = Mask<Config>::has_first && !Types::q_parted_by_rows;
+  constexpr bool skips_hidden =
+      Mask<Config>::has_first && !Types::q_parted_by_rows && !Config::listed;
   int step = 0;
 #pragma unroll 1
   do {
@@ -382,7 +402,7 @@ __device__ inline void math_role(const BackwardContext<Config>& c, int warpgroup
   math.issue_q(dq, steps - 1, true);
   ptx::wgmma_wait<0>();
   ptx::wgmma_hold(dq.value[0]);
-  math.add_q(c.before(state.place), state.dead_before, dq, steps - 1);
+  math.add_q(math.place_before(state, steps), state.dead_before, dq, steps - 1);
   math.end_sums();
   math.store_v(dv, 1.0f / static_cast<float>(1 << BackwardMath<Config>::exponent));
   math.store_k(dk);

@@ -28,7 +28,7 @@ struct SerialMath {
   // the lane's rows they are is read again.
   __device__ __forceinline__ void add_q(const StepState& state, typename Types::QGradient& dq,
                                         int number) const {
-    const QPlace before = c.before(state.place);
+    const QPlace before = math.place_before(state, number + 1);
     unsigned dead_rows = 0;
     if (state.dead_before) {
       const LanePosition lane;
@@ -131,6 +131,7 @@ struct SerialMath {
     const Ring ring(number);
     const ScoreRing score_ring(number);
     const unsigned stage = ring.stage;
+    math.find_place(state, number);
     const bool edge = math.is_edge(state.place);
     ScoreOperand<Config> weights, sloped;
     bool dead;

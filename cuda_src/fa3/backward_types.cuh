@@ -14,6 +14,7 @@
 #include "../tile/score.cuh"
 #include "../tile/softmax.cuh"
 #include "../tile/store_staged.cuh"
+#include "backward_listed.cuh"
 #include "backward_params.cuh"
 #include "backward_parts.cuh"
 
@@ -23,6 +24,7 @@ constexpr int kWarpgroup = 128;  // threads
 constexpr int kKeysOfWarpgroup = 64;
 constexpr int kRowsOfProduct = 64;  // that a warpgroup multiplies at once
 constexpr int kTurnStages = 2;      // of turns to add to dQ
+constexpr int kPlaces = 4;          // of steps: that of the one before is read until a step ends
 
 // Scores are keys x queries. Every math warpgroup has 64 keys of the kv tile, every warp 16 of
 // them: their P, dS, dK and dV are in its registers, P and dS as left operands of dV and dK. dQ
@@ -101,6 +103,7 @@ struct BackwardStorage : OperandStorage<Config> {
   Barrier turn_full[kTurnStages];  // see backward_turns.cuh; `added` is of blocks of rows too
   Barrier turn_empty[kTurnStages];
   Barrier added[kTurnStages];
+  QPlace places[kPlaces];                             // of steps that are listed: arrive with Q
   alignas(128) uint4 zeros[Config::zero_bytes / 16];  // copied to where dQ will be summed
 };
 
@@ -181,16 +184,10 @@ __device__ __forceinline__ void release_tile(OperandStorage<Config>& shared, int
   }
 }
 
-// The q tile of a step, and the query head it is of.
-struct QPlace {
-  int head;
-  int tile;
-};
-
 // What both roles know: the kv tile, and the steps through the q tiles that see it, of one query
 // head of the group after the other. `item.head` is the kv head, or one of its parts.
 template <class Config>
-struct BackwardContext {
+struct BackwardContext : ListedSteps<Config> {
   const typename Config::Params& params;
   BackwardStorage<Config>& shared;
   const WorkItem item;
@@ -198,15 +195,27 @@ struct BackwardContext {
   const QBlocks<Config> blocks;
   const int group;
 
-  __device__ int steps() const { return (blocks.end - blocks.begin) * group; }
-  __device__ QPlace first() const { return {item.head * group, blocks.begin}; }
+  __device__ int steps() const {
+    if constexpr (Config::listed) return this->count;
+    return (blocks.end - blocks.begin) * group;
+  }
+  __device__ QPlace first() const {
+    if constexpr (Config::listed) return after({item.head * group, blocks.begin - 1});
+    return {item.head * group, blocks.begin};
+  }
   __device__ QPlace after(const QPlace& place) const {
+    if constexpr (Config::listed) return ListedSteps<Config>::after(place);
     const bool last = place.tile + 1 == blocks.end;
     return {place.head + last, last ? blocks.begin : place.tile + 1};
   }
   __device__ QPlace before(const QPlace& place) const {
     const bool first = place.tile == blocks.begin;
     return {place.head - first, first ? blocks.end - 1 : place.tile - 1};
+  }
+  // Of a step that is listed, once its Q has arrived.
+  __device__ QPlace& listed_place(int step) const {
+    static_assert(Config::num_stages + 2 <= kPlaces, "a place is read before it is written again");
+    return shared.places[static_cast<unsigned>(step) % kPlaces];
   }
   // Of K and V.
   __device__ int kv_head() const {
@@ -262,11 +271,12 @@ __device__ inline BackwardContext<Config> context_of(const typename Config::Para
   const WorkItem item =
       kv_order<Config>(params).template kv_item<Config::block_kv>(shape, tile, Config::ordered);
   const Sequence seq = sequence<Config>(params, item.batch);
-  return {params,
+  return {{params, item, seq},
+          params,
           shared,
           item,
           seq,
-          QBlocks<Config>(seq, item.kv_begin),
+          listed_blocks<Config>(params, item, seq),
           shape.heads_q / shape.heads_kv};
 }
 

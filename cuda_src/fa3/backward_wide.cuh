@@ -81,7 +81,7 @@ struct WideMath {
     ptx::wgmma_hold(dq.value[0]);
     if (number > 0) {
       arrive_warp<Config>(c.shared.ds_empty[ScoreRing(number - 1).stage]);
-      math.add_q(c.before(state.place), state.dead_before, dq, number - 1);
+      math.add_q(math.place_before(state, number), state.dead_before, dq, number - 1);
     }
     math.advance(state, dead_rows);
     ptx::wgmma_wait<0>();
@@ -96,6 +96,7 @@ struct WideMath {
     const unsigned passing = ScoreRing(number).stage;
     Scores p;
     typename Types::QGradient dq;
+    math.find_place(state, number);
     wait<Config>(c.shared.q_full[stage], ring.phase);
     math.template issue_scores<Config::head_dim>(p, c.shared.k, c.shared.q[0], stage);
     ptx::wgmma_wait<0>();
@@ -139,6 +140,7 @@ struct WideMath {
     const unsigned stage = ring.stage;
     Scores dp;
     typename Types::LastQGradient dq;
+    math.find_place(state, number);
     wait<Config>(c.shared.dout_full[stage], ring.phase);
     math.template issue_scores<Config::head_dim_v>(dp, c.shared.v, c.shared.dout[0], stage);
     wait<Config>(c.shared.q_full[stage], ring.phase);
@@ -179,7 +181,7 @@ struct WideMath {
     math.issue_q(dq, steps - 1, true);
     ptx::wgmma_wait<0>();
     ptx::wgmma_hold(dq.value[0]);
-    math.add_q(c.before(state.place), state.dead_before, dq, steps - 1);
+    math.add_q(math.place_before(state, steps), state.dead_before, dq, steps - 1);
     math.end_sums();
   }
 };

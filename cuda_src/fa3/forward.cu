@@ -18,10 +18,30 @@
 //   queue               all warps of math for the next tile from load, and load for them
 //   barrier 1 + w       warpgroup w for warpgroup w - 1: its turn to issue products
 #include "../ptx/register_budget.cuh"
+#include "forward_listed.cuh"
 #include "forward_load.cuh"
-#include "forward_math.cuh"
 
 namespace cuflash::fa3 {
+
+// Between two tiles the warpgroup's pipeline runs dry; the other warpgroups' products fill the gap
+// (what was tried instead: bench/NOTES.md).
+template <class Config>
+__device__ inline void math_role(const ForwardContext<Config>& c, int warpgroup) {
+  ForwardMath<Config> math(c, warpgroup);
+  ForwardState<Config> state;
+  PipelineState<2> queue_place;
+  math.open_turns();
+#pragma unroll 1
+  while (true) {
+    const WorkItem item = next_item<Config>(c.shared.queue, queue_place);
+    if (!is_item(item)) break;
+    if constexpr (Config::listed) {
+      listed_tile(math, c.tile(item), state);
+    } else {
+      math.one_tile(c.tile(item), state);
+    }
+  }
+}
 
 template <class Config>
 __device__ inline void forward(const typename Config::Params& params) {
@@ -45,7 +65,13 @@ __device__ inline void forward(const typename Config::Params& params) {
   __syncthreads();
   if (role == 0) {
     ptx::give_registers<Config::load_registers>();
-    if (threadIdx.x == 0) load_role(context);
+    if (threadIdx.x == 0) {
+      if constexpr (Config::listed) {
+        load_listed_role(context);
+      } else {
+        load_role(context);
+      }
+    }
   } else {
     ptx::take_registers<Config::math_registers>();
     math_role(context, role - 1);

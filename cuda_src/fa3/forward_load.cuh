@@ -31,12 +31,12 @@ struct ForwardLoader {
     q_place.advance();
   }
 
-  __device__ void load_k(const ForwardTile<Config>& tile, int block) {
+  __device__ void load_k(const ForwardTile<Config>& tile, int block, bool with_operand = true) {
     wait_empty<Config>(c.shared.k_empty[k_place.stage], k_place.phase);
     load_kv(c.shared.k[k_place.stage], &c.params.k_map, c.shared.k_full[k_place.stage], tile,
             block);
     k_place.advance();
-    load_operand(tile, block);
+    if (with_operand) load_operand(tile, block);
   }
 
   // What a term of the scores reads of a block.
@@ -71,15 +71,21 @@ struct ForwardLoader {
   }
 };
 
+// The order in which blocks draw the tiles.
+template <class Config>
+__device__ inline TileOrder<Config::entries_inside> q_order(const ForwardContext<Config>& c) {
+  const Shape& shape = c.params.shape;
+  return {static_cast<unsigned>(ceil_div(shape.seqlen_q, Config::block_q)),
+          static_cast<unsigned>(shape.heads_q), static_cast<unsigned>(c.params.head_group)};
+}
+
 // K of a block goes ahead of V of the block before, as the math role uses them. The next tile is
 // drawn late, so that whoever has a long tile does not take another one from those who have done
 // theirs, and early enough that the answer is there when the last loads of this one are issued.
 template <class Config>
 __device__ inline void load_role(const ForwardContext<Config>& c) {
   const Shape& shape = c.params.shape;
-  const TileOrder<Config::entries_inside> order{
-      static_cast<unsigned>(ceil_div(shape.seqlen_q, Config::block_q)),
-      static_cast<unsigned>(shape.heads_q), static_cast<unsigned>(c.params.head_group)};
+  const auto order = q_order(c);
   const int tiles = static_cast<int>(order.tiles) * shape.heads_q * shape.batch;
   ForwardLoader<Config> loader(c);
   ForwardTile<Config> tile = c.tile(order.q_item(shape, blockIdx.x));

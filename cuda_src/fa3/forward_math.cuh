@@ -113,6 +113,25 @@ struct ForwardMath {
     }
   }
 
+  // The same for a block of which it is not there if nothing in it is hidden.
+  static constexpr bool spares_operand = Config::listed && Config::Score::staged_hides;
+  template <class Blocks>
+  __device__ void wait_operand(const Blocks& blocks) const {
+    if constexpr (spares_operand) {
+      if (!blocks.block.whole) wait_operand();
+    } else {
+      wait_operand();
+    }
+  }
+  template <class Blocks>
+  __device__ void release_operand(const Blocks& blocks) {
+    if constexpr (spares_operand) {
+      if (!blocks.block.whole) release_operand();
+    } else {
+      release_operand();
+    }
+  }
+
   // Passes blocks that no row of this warpgroup sees. It waits for them all the same: an arrival
   // before the phase has begun would count for the one before.
   __device__ void skip(int count) {
@@ -162,16 +181,23 @@ struct ForwardMath {
   }
 
   // Raw products -> scores, minus infinity for what the mask hides.
-  __device__ __forceinline__ void mask(const ForwardTile<Config>& tile,
-                                       const WarpgroupBlocks<Config>& blocks, Scores& scores,
-                                       int block, bool masked) const {
+  template <class Blocks>
+  __device__ __forceinline__ void mask(const ForwardTile<Config>& tile, const Blocks& blocks,
+                                       Scores& scores, int block, bool masked) const {
     const RowsOfQueries where = place(tile, blocks, block);
-    change_scores<Config>(c.params, where, scores);
+    if constexpr (Config::listed) {
+      change_scores<Config, Applied::changing>(c.params, where, scores);
+      if (!blocks.block.whole) change_scores<Config, Applied::hiding>(c.params, where, scores);
+      masked = Mask<Config>::template is_edge<kRowsOfWarpgroup, Config::block_kv>(
+          tile.seq, blocks.row0, block * Config::block_kv);
+    } else {
+      change_scores<Config>(c.params, where, scores);
+    }
     if (masked) apply_mask<Config>(scores, tile.seq, where);
   }
+  template <class Blocks>
   __device__ __forceinline__ RowsOfQueries place(const ForwardTile<Config>& tile,
-                                                 const WarpgroupBlocks<Config>& blocks,
-                                                 int block) const {
+                                                 const Blocks& blocks, int block) const {
     const int key0 = block * Config::block_kv;
     if constexpr (has_operand) {
       const auto& panels = c.shared.operand[operand_place.stage];
@@ -193,9 +219,8 @@ struct ForwardMath {
   static constexpr bool changes_late = !masked && !Config::Score::is_empty && !has_operand;
 
   // What is still to be done to the scores of a block.
-  template <bool masked>
-  __device__ __forceinline__ auto late_change(const ForwardTile<Config>& tile,
-                                              const WarpgroupBlocks<Config>& blocks,
+  template <bool masked, class Blocks>
+  __device__ __forceinline__ auto late_change(const ForwardTile<Config>& tile, const Blocks& blocks,
                                               int block) const {
     if constexpr (changes_late<masked>) {
       return ScoreChange<Config, Scores, RowsOfQueries>(c.params, place(tile, blocks, block));
@@ -235,9 +260,9 @@ struct ForwardMath {
   }
 
   // The first block of a tile.
+  template <class Blocks>
   __device__ __forceinline__ void first_scores(const ForwardTile<Config>& tile,
-                                               const WarpgroupBlocks<Config>& blocks,
-                                               State& state) {
+                                               const Blocks& blocks, State& state) {
     Scores scores;
     wait_q();
     wait_k();
@@ -249,19 +274,18 @@ struct ForwardMath {
     release_k();
     if (blocks.seen.end == blocks.seen.begin + 1) release_q();
     begin_rows(state.rows);
-    wait_operand();
+    wait_operand(blocks);
     mask(tile, blocks, scores, blocks.seen.end - 1, blocks.last_is_edge());
-    release_operand();
+    release_operand(blocks);
     state.output.fill(0);
     exponentiate(state, scores, NoChange());
   }
 
   // The scores of a block, issued together with the product of the weights of the block before with
   // V. The softmax follows both: it writes the weights that the product reads.
-  template <bool masked>
-  __device__ __forceinline__ void step(const ForwardTile<Config>& tile,
-                                       const WarpgroupBlocks<Config>& blocks, State& state,
-                                       int block) {
+  template <bool masked, class Blocks>
+  __device__ __forceinline__ void step(const ForwardTile<Config>& tile, const Blocks& blocks,
+                                       State& state, int block) {
     Scores scores;
     wait_k();
     take_turn();
@@ -273,9 +297,9 @@ struct ForwardMath {
     ptx::wgmma_hold(scores.value[0]);
     release_k();
     if (block == blocks.seen.begin) release_q();
-    wait_operand();
+    wait_operand(blocks);
     if constexpr (!changes_late<masked>) mask(tile, blocks, scores, block, masked);
-    release_operand();
+    release_operand(blocks);
     const auto change = late_change<masked>(tile, blocks, block);  // reads what it needs meanwhile
     ptx::wgmma_wait<0>();
     ptx::wgmma_hold(state.output.value[0]);
@@ -322,21 +346,5 @@ struct ForwardMath {
  private:
   static constexpr bool takes_turns = Types::warpgroups > 1 && Config::takes_turns;
 };
-
-// Between two tiles the warpgroup's pipeline runs dry; the other warpgroups' products fill the gap
-// (what was tried instead: bench/NOTES.md).
-template <class Config>
-__device__ inline void math_role(const ForwardContext<Config>& c, int warpgroup) {
-  ForwardMath<Config> math(c, warpgroup);
-  ForwardState<Config> state;
-  PipelineState<2> queue_place;
-  math.open_turns();
-#pragma unroll 1
-  while (true) {
-    const WorkItem item = next_item<Config>(c.shared.queue, queue_place);
-    if (!is_item(item)) break;
-    math.one_tile(c.tile(item), state);
-  }
-}
 
 }  // namespace cuflash::fa3

@@ -29,10 +29,9 @@ struct BiasTerm : AddedTerm {
 
   template <class Params>
   __device__ BiasTerm(const Params& params, const Lane& lane, double)
-      : pairs(static_cast<const Bias*>(params.bias.bias) +
-                  own_entry(params.bias, lane.batch) * params.bias.bias_batch_stride +
-                  lane.head * params.bias.bias_head_stride,
-              params.bias.bias_row_stride, params.bias.bias_column_stride, params.shape, lane),
+      : pairs(params.bias, params.bias.bias, params.bias.bias_batch_stride,
+              params.bias.bias_head_stride, params.bias.bias_row_stride,
+              params.bias.bias_column_stride, params.shape, lane),
         factor(static_cast<Compute>(inverse_unit_of(Compute(), params.bias))) {}
 
   __device__ Compute operator()(Compute score, int di, int dj) const {

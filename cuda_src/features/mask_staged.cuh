@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../tile/numeric.cuh"
+#include "pairs.cuh"
 #include "staged.cuh"
 
 namespace cuflash {
@@ -11,6 +12,7 @@ struct StagedMaskParams {
   int entries;         // neighbouring ones of the batch that share one of the mask
   int own_entries;     // of the mask
   int own_heads;
+  const void* tile_bits;  // see MaskParams
 };
 
 // What a lane reads of a panel: elements (row + di, column + dj), as PairReader has them. Where
@@ -38,6 +40,7 @@ struct ByteReader {
 template <class Storage, bool of_rows>
 struct StagedMaskTerm : AddedTerm {
   static constexpr bool staged = true;
+  static constexpr bool hides = true;
   using Compute = decltype(to_compute(Storage()));
   ByteReader<of_rows> reader;
 
@@ -47,6 +50,12 @@ struct StagedMaskTerm : AddedTerm {
   template <class Params>
   __device__ static StagedPlace staged_place(const Params& params, int batch, int head) {
     return staged_place_of(params.mask, params.mask.mask_map, batch, head);
+  }
+
+  template <class Params>
+  __device__ static const TileBits* tile_bits(const Params& params, int batch, int head, int row,
+                                              int rows, int words) {
+    return tile_bits_of(params.mask, batch, head, row, rows, words);
   }
 
   __device__ Compute operator()(Compute score, int di, int dj) const {

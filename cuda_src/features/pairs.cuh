@@ -11,6 +11,16 @@ __device__ inline int own_entry(const Block& block, int batch) {
   return batch / block.entries % block.own_entries;
 }
 
+// The bits of a row of tiles of the entry and the head that an entry of the batch and a head have,
+// of an array with so many rows of tiles and words in a row.
+template <class Block>
+__device__ inline const TileBits* tile_bits_of(const Block& block, int batch, int head, int row,
+                                               int rows, int words) {
+  const long long of_array = own_entry(block, batch) * static_cast<long long>(block.own_heads) +
+                             (block.own_heads == 1 ? 0 : head);
+  return static_cast<const TileBits*>(block.tile_bits) + (of_array * rows + row) * words;
+}
+
 // A lane's element of its first query and key, and steps from there. `of_rows`, `of_keys`: whether
 // the array differs from query to query, and from key to key.
 template <class T, bool of_rows, bool of_keys>
@@ -21,14 +31,18 @@ struct LanePairs {
   int rows_left;  // from the lane's first query to the last one
   int keys_left;
 
-  // `of_head`: the first element of the lane's entry and head; strides in elements.
-  __device__ LanePairs(const T* of_head, long long row_stride, long long column_stride,
+  // Strides in elements, 0 along an axis that the array broadcasts.
+  template <class Block>
+  __device__ LanePairs(const Block& block, const void* data, long long batch_stride,
+                       long long head_stride, long long row_stride, long long column_stride,
                        const Shape& shape, const Lane& lane)
-      : first(reinterpret_cast<const char*>(of_head)),
-        row_stride(row_stride * sizeof(T)),
+      : row_stride(row_stride * sizeof(T)),
         column_stride(column_stride * sizeof(T)),
         rows_left(shape.seqlen_q - 1 - lane.i),
         keys_left(shape.seqlen_kv - 1 - lane.j) {
+    const int entry = own_entry(block, lane.batch);
+    first = reinterpret_cast<const char*>(static_cast<const T*>(data) + entry * batch_stride +
+                                          lane.head * head_stride);
     if constexpr (of_rows) first += lane.i * this->row_stride;
     if constexpr (of_keys) first += lane.j * this->column_stride;
   }

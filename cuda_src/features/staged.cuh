@@ -8,8 +8,8 @@ namespace cuflash {
 
 // Where the copy engine finds one, by the entries and heads that it has.
 template <class Block>
-__device__ inline StagedPlace staged_place_of(const Block& block, const TensorMap& map, int batch,
-                                              int head) {
+__device__ __forceinline__ StagedPlace staged_place_of(const Block& block, const TensorMap& map,
+                                                       int batch, int head) {
   const bool shared = block.own_entries == 1 || block.own_heads == 1;
   return {&map, batch / block.entries % block.own_entries, block.own_heads == 1 ? 0 : head,
           shared ? ptx::kEvictLast : ptx::kEvictFirst};

@@ -24,6 +24,11 @@
 //     One may read an array that the copy engine brings to shared memory (Config::operand_stages):
 //         static constexpr bool staged = true;     // its lane has the tile
 //         static StagedPlace staged_place(params, int batch, int head);
+//     One that does nothing but hide pairs may know of tiles which it hides whole, or not at all
+//     (Config::listed):
+//         static constexpr bool hides = true;      // it comes after all terms that do not
+//         static const TileBits* tile_bits(params, int batch, int head, int row, int rows,
+//                                          int words);  // of a row of tiles of so many rows
 //   Config::Rows = RowChain<End...>      an end changes what a finished row has summed.
 //       struct End {
 //         static constexpr bool finite_when_dead;  // the log-sum-exp of a row that sees no key
@@ -33,6 +38,7 @@
 
 #include "numeric.cuh"
 #include "schedule.cuh"
+#include "tile_bits.cuh"
 #include "warp_tile.cuh"
 
 namespace cuflash {
@@ -130,6 +136,7 @@ struct AddedTerm {
   static constexpr bool summed = false;
   static constexpr bool may_rise = false;
   static constexpr bool staged = false;
+  static constexpr bool hides = false;
   template <class Params>
   __device__ static double unit(const Params&, double before) {
     return before;
@@ -142,14 +149,18 @@ struct FunctionTerm {
   static constexpr bool summed = false;
   static constexpr bool may_rise = false;
   static constexpr bool staged = false;
+  static constexpr bool hides = false;
 };
+
+// Which terms of a chain are applied.
+enum class Applied { all, changing, hiding };  // changing: all that do more than hide
 
 // The terms of one lane.
 template <class... Terms>
 struct TermList {
   template <class Params>
   __device__ TermList(const Params&, const Lane&, double) {}
-  template <class Compute>
+  template <Applied applied, class Compute>
   __device__ void apply(Graded<Compute>&, int, int) const {}
   template <class Compute>
   __device__ bool rises(int, Compute) const {
@@ -164,15 +175,16 @@ struct TermList<First, Rest...> {
   template <class Params>
   __device__ TermList(const Params& params, const Lane& lane, double unit)
       : first(params, lane, unit), rest(params, lane, unit) {}
-  template <class Compute>
+  template <Applied applied, class Compute>
   __device__ void apply(Graded<Compute>& score, int di, int dj) const {
-    if constexpr (First::has_slope) {
+    constexpr bool skipped = applied == (First::hides ? Applied::changing : Applied::hiding);
+    if constexpr (First::has_slope && !skipped) {
       const Graded<Compute> result = first(score.value, di, dj);
       score = {result.value, score.slope * result.slope};
-    } else {
+    } else if constexpr (!skipped) {
       score.value = first(score.value, di, dj);
     }
-    rest.apply(score, di, dj);
+    rest.template apply<applied>(score, di, dj);
   }
   template <class Compute>
   __device__ bool rises(int keys, Compute much) const {
@@ -199,6 +211,15 @@ struct TermList<First, Rest...> {
     }
   }
   template <class Params>
+  __device__ static const TileBits* tile_bits(const Params& params, int batch, int head, int row,
+                                              int rows, int words) {
+    if constexpr (First::hides) {
+      return First::tile_bits(params, batch, head, row, rows, words);
+    } else {
+      return TermList<Rest...>::tile_bits(params, batch, head, row, rows, words);
+    }
+  }
+  template <class Params>
   __device__ static void* pair_sums(const Params& params) {
     if constexpr (First::summed) {
       return First::pair_sums(params);
@@ -217,6 +238,8 @@ struct ScoreChain {
   // What pairs give to the gradient of a term is summed.
   static constexpr bool summed = (Terms::summed || ...);
   static constexpr bool may_rise = (Terms::may_rise || ...);
+  // What comes to shared memory does nothing but hide pairs.
+  static constexpr bool staged_hides = ((Terms::staged && Terms::hides) || ...);
 
   using List = TermList<Terms...>;
 
@@ -234,7 +257,7 @@ struct ScoreChain {
 };
 
 // Changes the raw products of a tile one at a time.
-template <class Config, class Scores, class Place>
+template <class Config, class Scores, class Place, Applied applied = Applied::all>
 struct ScoreChange {
   using Compute = typename Scores::Compute;
   static constexpr bool may_rise = Config::Score::may_rise;
@@ -243,8 +266,8 @@ struct ScoreChange {
       : terms(Config::Score::terms(params, place.lane())) {}
   __device__ Graded<Compute> graded(Compute raw, int m, int n, int group, int which) const {
     Graded<Compute> score{raw, 1};
-    terms.apply(score, Place::template query_step<Scores>(m, n, group, which),
-                Place::template key_step<Scores>(m, n, group, which));
+    terms.template apply<applied>(score, Place::template query_step<Scores>(m, n, group, which),
+                                  Place::template key_step<Scores>(m, n, group, which));
     return score;
   }
   // Whether scores of the tile before this one are likely to be larger, by more than `much`, in
@@ -268,24 +291,24 @@ struct NoChange {
 };
 
 // Calls function(element, graded score) for every element of a tile of raw products.
-template <class Config, class Place, class Scores, class Function>
+template <class Config, Applied applied = Applied::all, class Place, class Scores, class Function>
 __device__ inline void for_each_score(const typename Config::Params& params, const Place& place,
                                       Scores& scores, Function function) {
-  const ScoreChange<Config, Scores, Place> change(params, place);
+  const ScoreChange<Config, Scores, Place, applied> change(params, place);
   scores.for_each([&](typename Scores::Compute& s, int m, int n, int group, int which) {
     function(s, change.graded(s, m, n, group, which), m, n, group, which);
   });
 }
 
 // Changes raw products, in registers, to the scores that enter the softmax.
-template <class Config, class Place, class Scores>
+template <class Config, Applied applied = Applied::all, class Place, class Scores>
 __device__ inline void change_scores(const typename Config::Params& params, const Place& place,
                                      Scores& scores) {
   using Compute = typename Scores::Compute;
   if constexpr (Config::Score::is_empty) {  // ptxas takes fewer registers than without this loop
     scores.for_each([](Compute& s, int, int, int, int) { s = s; });
   } else {
-    for_each_score<Config>(
+    for_each_score<Config, applied>(
         params, place, scores,
         [](Compute& s, const Graded<Compute>& score, int, int, int, int) { s = score.value; });
   }

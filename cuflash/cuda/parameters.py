@@ -192,6 +192,9 @@ PARAMETERS = {
         ),
         pairs=("dbias",),
     ),
+    ("steps", "summarise_mask"): _struct(
+        "SummariseMaskParams", (), (), ("tile_bits", "mask_heads"), pairs=("mask",)
+    ),
     ("steps", "reduce_bias"): _struct(
         "ReduceBiasParams",
         (),

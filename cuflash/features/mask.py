@@ -20,10 +20,12 @@ from .use import Use
 __all__ = ["MASK"]
 
 _NAME = "mask"
+#: Fields of its tiles' bits, which are in the workspace.
+_LISTED: tuple[tuple[str, type], ...] = (("own_heads", np.int32), ("tile_bits", np.uint64))
 _DEVICE = DevicePart(
     kernels=MAIN_KERNELS,
     struct="MaskParams",
-    block=np.dtype(block_of(_NAME), align=True),
+    block=np.dtype([*block_of(_NAME), *_LISTED], align=True),
     seams=(("Score", "MaskTerm<{mask_storage}, {mask_of_rows}, {mask_of_keys}>"),),
     header="features/mask.cuh",
 )
@@ -36,7 +38,7 @@ _STAGED = DevicePart(
         (f"{_NAME}_map", TENSOR_MAP),
         ("entries", np.int32),
         ("own_entries", np.int32),
-        ("own_heads", np.int32),
+        *_LISTED,
     ),
     seams=(("Score", "StagedMaskTerm<{mask_storage}, {mask_of_rows}>"),),
     header="features/mask_staged.cuh",

@@ -12,6 +12,7 @@ from .device import DeviceLimits
 from .head_groups import even_head_group, head_group_of, taking_turns, whole_entries
 from .kernel import KernelLaunch, kernel_config, lay_out
 from .key_parts import KeyParts, parts_of
+from .mask_lists import MaskLists
 from .problem import DTYPES, ELEMENTS, AttentionProblem
 from .row_order import RowOrder
 from .row_steps import RowSteps, launchable
@@ -131,7 +132,8 @@ def _forward(
     rejected: tuple[tuple[Algorithm, str], ...],
 ) -> Plan:
     footprint = tile.footprint
-    constants = tile.constants() | {"entries_inside": int(problem.shares_pairs)}
+    lists = MaskLists(problem, limits, fa3.ARITHMETIC, tile.block_q, tile.block_kv)
+    constants = tile.constants() | {"entries_inside": int(problem.shares_pairs)} | lists.constants
     config = kernel_config(
         problem, limits, ("fa3", "forward"), fa3.ARITHMETIC, constants, footprint
     )
@@ -154,8 +156,9 @@ def _forward(
         *_operand_boxes(problem, tile),
     )
     launch = KernelLaunch(config, grid, (("head_group", head_group),), boxes)
-    workspace = tuple(lay_out([("tile_counter", 4)]))
-    return Plan(problem, "cuda", "fa3", tile, reason, rejected, (launch,), workspace)
+    launches = tuple(map(_for_hopper, (*lists.before, launch)))
+    workspace = tuple(lay_out([("tile_counter", 4), *lists.sizes]))
+    return Plan(problem, "cuda", "fa3", tile, reason, rejected, launches, workspace)
 
 
 def _backward(
@@ -171,7 +174,8 @@ def _backward(
     at_once = limits.num_sms * tile.footprint.blocks_per_sm
     keys = KeyParts(problem, limits, tile, parts or parts_of(problem, tile, at_once))
     seen = keys.seen
-    constants = tile.constants() | keys.constants
+    lists = MaskLists(problem, limits, fa3.ARITHMETIC, tile.block_q, tile.block_kv)
+    constants = tile.constants(lists.of_each_tile) | keys.constants | lists.constants
     config = kernel_config(
         problem, limits, ("fa3", "backward"), fa3.ARITHMETIC, constants, tile.footprint
     )
@@ -192,8 +196,8 @@ def _backward(
     others = ArgumentGradients(
         problem, limits, fa3.ARITHMETIC, rows.padded_rows, config.threads, tile.block_kv
     )
-    launches = tuple(map(_for_hopper, (*every, *keys.after, *others.after)))
-    workspace = tuple(lay_out([*rows.sizes, *keys.sizes, *others.sizes]))
+    launches = tuple(map(_for_hopper, (*lists.before, *every, *keys.after, *others.after)))
+    workspace = tuple(lay_out([*rows.sizes, *keys.sizes, *others.sizes, *lists.sizes]))
     reason += keys.said
     return Plan(problem, "cuda", "fa3", tile, reason, rejected, launches, workspace)
 

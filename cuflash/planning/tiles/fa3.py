@@ -55,6 +55,7 @@ class _Registers:
 #: same number, so what is given and taken adds up to at most that many times their number.
 _REGISTERS = {2: _Registers(40, 232), 3: _Registers(32, 160), 4: _Registers(32, 112)}
 _BACKWARD_REGISTERS = _Registers(24, 240)  # of two that do arithmetic
+_LISTED_REGISTERS = _Registers(40, 232)  # where load finds steps in lists, but in wide heads
 
 
 def _panels(rows: int, columns: int) -> int:
@@ -145,7 +146,8 @@ class Fa3BackwardTile:
         shared += 4 * self.warpgroups * _panels(16, _PANEL)  # of dK and dV, a panel for each warp
         shared += 2 * self.num_stages * 4 * self.block_q  # lse and delta
         barriers = 2 + 2 * self.num_stages + 2 * self.score_stages + 7
-        shared = ceil_div(shared + 8 * barriers, 128) * 128 + self.zero_bytes
+        places = 4  # of steps that are listed
+        shared = ceil_div(shared + 8 * (barriers + places), 128) * 128 + self.zero_bytes
         shared = ceil_div(shared, 1024) * 1024 + self.operand.nbytes(self.block_kv)
         threads = WARPGROUP * (self.warpgroups + 1)
         return Footprint(shared, 65536 // threads // 8 * 8, threads)
@@ -155,8 +157,9 @@ class Fa3BackwardTile:
         """Of its columns, each a warpgroup's: where dQ is not parted by rows, nor keys shared."""
         return self.warpgroups if self.block_q == ROWS < self.block_kv else 1
 
-    def constants(self) -> dict[str, int]:
-        """What the device code reads from ``Config``."""
+    def constants(self, listed: bool = False) -> dict[str, int]:
+        """What the device code reads from ``Config``; where steps are listed or not."""
+        registers = _LISTED_REGISTERS if listed and self.operand.stages else _BACKWARD_REGISTERS
         return {
             "block_q": self.block_q,
             "block_kv": self.block_kv,
@@ -166,8 +169,8 @@ class Fa3BackwardTile:
             "zero_bytes": self.zero_bytes,
             "fragment_rows": ARITHMETIC.fragment_rows,
             "ordered": int(self.ordered),
-            "load_registers": _BACKWARD_REGISTERS.load,
-            "math_registers": _BACKWARD_REGISTERS.math,
+            "load_registers": registers.load,
+            "math_registers": registers.math,
             **self.operand.constants(),
         }
 

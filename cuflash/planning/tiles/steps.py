@@ -8,7 +8,7 @@ from ..device import DeviceLimits
 from ..problem import DTypeName
 from .common import Footprint, ceil_div, shared_array
 
-__all__ = ["ROWS", "ArgumentTile", "DeltaTile", "RowsTile", "delta_tile"]
+__all__ = ["ROWS", "ArgumentTile", "DeltaTile", "RowsTile", "SummaryTile", "delta_tile"]
 
 #: Rows of a thread block of the kernels before and after a backward pass: a multiple of every
 #: q tile, so that a tile never reaches beyond a head's part of the workspace.
@@ -75,3 +75,29 @@ class ArgumentTile:
     def constants(self) -> dict[str, int]:
         """What the device code reads from ``Config``."""
         return {"warps": self.warps}
+
+
+@dataclass(frozen=True)
+class SummaryTile:
+    """``summarise_mask``: a word of 32 tiles for each block."""
+
+    block_q: int
+    block_kv: int
+    rows_of_keys: bool  # a row of tiles is that of a kv tile
+    one_row: bool  # the mask is the same for all queries
+    warps: int = 8
+
+    @property
+    def footprint(self) -> Footprint:
+        """A word of each warp."""
+        return Footprint(shared_array(2 * self.warps, "float32"), 40, 32 * self.warps)
+
+    def constants(self) -> dict[str, int]:
+        """What the device code reads from ``Config``."""
+        return {
+            "block_q": self.block_q,
+            "block_kv": self.block_kv,
+            "rows_of_keys": int(self.rows_of_keys),
+            "one_row": int(self.one_row),
+            "warps": self.warps,
+        }

@@ -69,6 +69,9 @@ inline int __any_sync(unsigned, int value) {
   emulated::sync_warp();
   return any;
 }
+inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
+inline int __ffs(int bits) { return __builtin_ffs(bits); }
+inline int __clz(int bits) { return bits == 0 ? 32 : __builtin_clz(static_cast<unsigned>(bits)); }
 inline float __int_as_float(int bits) {
   float x;
   std::memcpy(&x, &bits, sizeof x);
