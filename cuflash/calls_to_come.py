@@ -22,7 +22,7 @@ from .planning.problem import (
 )
 from .planning.tiles import fa2_tables, fa3_tables
 from .planning.tiles.bias import WALKERS
-from .tensors import QKV, dtypes_of, tensors
+from .tensors import QKV, differentiable, dtypes_of, tensors
 
 __all__ = ["Calls", "problems_of"]
 
@@ -60,6 +60,8 @@ class Calls:
     bias
         By what the bias differs: "q", "k", both or "1" for neither, and after
         ":" its dtype if it is not that of q; None for calls without one.
+    mask_array
+        The same of a boolean mask, which has one dtype.
     sinks
         Dtypes of sinks: None for calls without any, "query" for the dtype of
         q. Gradients of calls with sinks are also those of the sinks.
@@ -77,6 +79,7 @@ class Calls:
     softcap: tuple[bool, ...] = (False,)
     alibi: tuple[bool, ...] = (False,)
     bias: tuple[str | None, ...] = (None,)
+    mask_array: tuple[str | None, ...] = (None,)
     sinks: tuple[str | None, ...] = (None,)
     algorithm: AlgorithmChoice = "auto"
     deterministic: bool = False
@@ -101,7 +104,7 @@ def problems_of(calls: Calls) -> Iterator[AttentionProblem]:
         If a bias or sinks of a dtype are asked for that no such call takes.
     """
     seqlens = _telling_lengths() if calls.seqlens is None else calls.seqlens
-    features = product(calls.softcap, calls.alibi, calls.bias, calls.sinks)
+    features = product(calls.softcap, calls.alibi, calls.bias, calls.mask_array, calls.sinks)
     for dims, dtype, operation, mask, asked in product(
         calls.head_dims, calls.dtypes, calls.operations, calls.masks, features
     ):
@@ -109,7 +112,7 @@ def problems_of(calls: Calls) -> Iterator[AttentionProblem]:
         aligned = not calls.unaligned and all(row % 16 == 0 for row in rows)
         groups = (1, 64) if operation == "backward" else (1,)
         windows = _telling_windows(operation) if mask in ("left", "band") else (0,)
-        entries = _telling_entries(operation, asked[2])
+        entries = _telling_entries(operation, *asked[2:4])
         for (seqlen_q, seqlen_kv), heads, group, window, batch in product(
             seqlens, _HEADS, groups, windows, entries
         ):
@@ -140,11 +143,13 @@ def problems_of(calls: Calls) -> Iterator[AttentionProblem]:
             yield from _featured(plain, *asked)
 
 
-def _telling_entries(operation: Operation, bias: str | None) -> tuple[int, ...]:
-    """Sizes of a batch by which plans of a bias that all of it shares differ."""
-    if bias is None or bias.partition(":")[0] != "qk":
-        return (1,)
-    return (1, 2) if operation == "forward" else (1, *sorted(WALKERS))
+def _telling_entries(operation: Operation, bias: str | None, mask: str | None) -> tuple[int, ...]:
+    """Sizes of a batch by which plans of a bias or a mask that all of it shares differ."""
+    of_bias, of_mask = (bias or "").partition(":")[0], mask or ""
+    if operation == "backward":
+        return (1, *sorted(WALKERS)) if of_bias == "qk" else (1,)
+    first = of_bias if "k" in of_bias else of_mask  # which comes tile by tile
+    return (1, 2) if first == "qk" else (1,)
 
 
 def _telling_windows(operation: Operation) -> tuple[int, ...]:
@@ -158,11 +163,17 @@ def _telling_windows(operation: Operation) -> tuple[int, ...]:
 
 
 def _featured(
-    problem: AttentionProblem, softcap: bool, alibi: bool, bias: str | None, sinks: str | None
+    problem: AttentionProblem,
+    softcap: bool,
+    alibi: bool,
+    bias: str | None,
+    mask: str | None,
+    sinks: str | None,
 ) -> Iterator[AttentionProblem]:
-    """The problem with its features: that of its mask, a cap of any size, slopes, bias and sinks.
+    """The problem with its features: bounds of its keys, a cap of any size, and arrays.
 
-    Gradients are of all arrays; with slopes there are others without theirs, which are cheaper.
+    Gradients are of all arrays that have one; with slopes there are others without theirs, which
+    are cheaper.
     """
     keywords = {"softcap": 1.0} if softcap else {}
     operands = {}
@@ -171,20 +182,23 @@ def _featured(
         operands["alibi_slopes"] = Operand("alibi_slopes", problem.compute, shape)
     if bias is not None:
         axes, _, dtype = bias.partition(":")
-        lengths = {"q": problem.seqlen_q, "k": problem.seqlen_kv}
-        broadcast: tuple[int, ...] = (
-            1,
-            1,
-            *(size if axis in axes else 1 for axis, size in lengths.items()),
-        )
         asked = _dtype_of("bias", problem, dtype or "query")
-        operands["bias"] = Operand("bias", asked, broadcast)
+        operands["bias"] = Operand("bias", asked, _of_pairs(problem, axes))
+    if mask is not None:
+        operands["mask"] = Operand("mask", "bool", _of_pairs(problem, mask))
     if sinks is not None:
         operands["sinks"] = Operand("sinks", _dtype_of("sinks", problem, sinks), (problem.heads_q,))
-    without = tuple(name for name in operands if name != "alibi_slopes")
-    named = (tuple(operands), without) if problem.operation == "backward" else ((),)
+    every = tuple(name for name in operands if name in differentiable())
+    without = tuple(name for name in every if name != "alibi_slopes")
+    named = (every, without) if problem.operation == "backward" else ((),)
     for names in dict.fromkeys(named):
         yield with_features(replace(problem, wrt=(*QKV, *names)), keywords, operands)
+
+
+def _of_pairs(problem: AttentionProblem, axes: str) -> tuple[int, ...]:
+    """The shape of an array that all entries and heads share, and that differs by these axes."""
+    lengths = {"q": problem.seqlen_q, "k": problem.seqlen_kv}
+    return (1, 1, *(size if axis in axes else 1 for axis, size in lengths.items()))
 
 
 def _dtype_of(name: str, problem: AttentionProblem, asked: str) -> str:

@@ -137,6 +137,9 @@ def _add_features(parser: argparse.ArgumentParser) -> None:
         "hqk is one for each head, query and key",
     )
     parser.add_argument(
+        "--mask-array", type=_letters, metavar="AXES", help="with a boolean mask of these axes"
+    )
+    parser.add_argument(
         "--sinks",
         nargs="?",
         const="",
@@ -203,6 +206,7 @@ def _explained(given: argparse.Namespace, operation: Operation) -> str:
             softcap=given.softcap,
             alibi_slopes=_slopes(given),
             bias=_bias(given),
+            mask=None if given.mask_array is None else _of_pairs(given, given.mask_array),
             sinks=given.dtype if given.sinks == "" else given.sinks,
             wrt=given.wrt if selects else QKV,
             q_offset=given.q_offset,
@@ -247,9 +251,14 @@ def _slopes(given: argparse.Namespace) -> tuple[int, ...] | None:
 def _axes(text: str) -> tuple[str, str]:
     """``"hqk:float32"`` is ``("hqk", "float32")``."""
     axes, _, dtype = text.partition(":")
+    return _letters(axes), dtype
+
+
+def _letters(axes: str) -> str:
+    """Axes of an array of pairs, each once."""
     if axes != "1" and (not axes or not set(axes) <= set("bhqk") or len(set(axes)) < len(axes)):
         raise argparse.ArgumentTypeError(f"{axes!r} is neither 1 nor some of b, h, q and k")
-    return axes, dtype
+    return axes
 
 
 def _bias(given: argparse.Namespace) -> tuple[tuple[int, ...], str] | None:
@@ -257,10 +266,14 @@ def _bias(given: argparse.Namespace) -> tuple[tuple[int, ...], str] | None:
     if given.bias is None:
         return None
     axes, dtype = given.bias
+    return _of_pairs(given, axes), dtype or given.dtype
+
+
+def _of_pairs(given: argparse.Namespace, axes: str) -> tuple[int, ...]:
+    """The shape of an array of pairs that has these axes."""
     q, k, _ = (dict(zip(given.layout, shape, strict=True)) for shape in _shapes(given))
     sizes = {"b": q.get("b", 1), "h": q.get("h", 1), "q": q["s"], "k": k["s"]}
-    shape = tuple(size if axis in axes else 1 for axis, size in sizes.items())
-    return shape, dtype or given.dtype
+    return tuple(size if axis in axes else 1 for axis, size in sizes.items())
 
 
 def _demo(given: argparse.Namespace) -> int:

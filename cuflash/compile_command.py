@@ -22,7 +22,8 @@ __all__ = ["add_compile"]
 _HALVES: tuple[DTypeName, ...] = ("float16", "bfloat16")
 _PASSES = ("forward", "backward")
 _MASKS = ("full", "causal", "left", "band")
-_BIASES = ("none", *(f"{axes}{of}" for of in ("", ":float32") for axes in ("qk", "q", "k", "1")))
+_PAIRS = ("qk", "q", "k", "1")
+_BIASES = ("none", *(f"{axes}{of}" for of in ("", ":float32") for axes in _PAIRS))
 _SINKS = ("none", "query", *DTYPES)
 _DESCRIPTION = (
     "Compile the kernels of calls to come into CuPy's cache (CUPY_CACHE_DIR), so that the first of "
@@ -57,6 +58,8 @@ def add_compile(parser: argparse.ArgumentParser) -> None:
     biases = "default %(default)s; k is one that differs from key to key, q from query to query, "
     biases += "qk is both and 1 neither; qk:float32 is one of this dtype"
     add("--bias", _names(_BIASES), "none", biases)
+    arrays = "boolean masks, as of a bias; default %(default)s"
+    add("--mask-array", _names(("none", *_PAIRS)), "none", arrays)
     sinks = "default %(default)s; query is the dtype of q. Gradients are then also of the sinks"
     add("--sinks", _names(_SINKS), "none", sinks)
     lengths = "compile for these alone; 1/4096 is one query and 4096 keys"
@@ -112,6 +115,10 @@ def _flags(text: str) -> tuple[bool, ...]:
     return tuple(name == "yes" for name in _names(("no", "yes"))(text))
 
 
+def _or_none(names: tuple[str, ...]) -> tuple[str | None, ...]:
+    return tuple(None if name == "none" else name for name in names)
+
+
 def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) == 0:
         raise argparse.ArgumentTypeError(f"{text!r} is no positive number")
@@ -142,8 +149,9 @@ def _calls(given: argparse.Namespace, limits: DeviceLimits) -> Calls:
         masks=given.mask,
         softcap=given.softcap,
         alibi=given.alibi,
-        bias=tuple(None if name == "none" else name for name in given.bias),
-        sinks=tuple(None if name == "none" else name for name in given.sinks),
+        bias=_or_none(given.bias),
+        mask_array=_or_none(given.mask_array),
+        sinks=_or_none(given.sinks),
         algorithm=given.algorithm,
         deterministic=given.deterministic,
         unaligned=given.unaligned,

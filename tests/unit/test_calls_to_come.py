@@ -16,6 +16,7 @@ from cuflash.features.table import with_features
 from cuflash.features.use import Operand
 from cuflash.planning.plan import plan
 from cuflash.planning.problem import AttentionProblem
+from cuflash.tensors import differentiable
 
 from ..architectures import LIMITS
 
@@ -32,6 +33,9 @@ KINDS = (
     replace(HALF, masks=("band",), bias=("qk", "k:float32", None)),
     replace(HALF, masks=("full",), bias=("q", "1:float32"), sinks=("query",), softcap=(True,)),
     replace(HALF, masks=("causal",), dtypes=("float32",), bias=("qk", "1"), deterministic=True),
+    replace(HALF, masks=("full", "band"), mask_array=("qk", "k", None), sinks=("query", None)),
+    replace(HALF, masks=("causal",), mask_array=("q", "1", "qk"), bias=("qk:float32", "k", None)),
+    replace(HALF, dtypes=("float32",), mask_array=("qk",), alibi=(False, True), softcap=(True,)),
     replace(HALF, head_dims=((64, 64),)),
     replace(HALF, head_dims=((192, 128),)),
     replace(HALF, dtypes=("float32",), head_dims=((256, 256),)),
@@ -43,7 +47,7 @@ def _any_problem(calls: Calls, rng: random.Random) -> AttentionProblem:
     """Of such calls: any batch, heads, group and lengths."""
     keys, queries = (int(2 ** rng.uniform(0, 17)) for _ in range(2))
     queries = rng.choice((keys, queries, 1))
-    if calls.bias != (None,):  # one that has one key does not differ from key to key
+    if {*calls.bias, *calls.mask_array} != {None}:  # one key does not differ from the next
         keys = max(2, keys)
     heads, group = int(2 ** rng.uniform(0, 5)), rng.choice((1, 1, 2, 3, 8, 32))
     mask, storage = rng.choice(calls.masks), calls.dtypes[0]
@@ -68,7 +72,8 @@ def _any_problem(calls: Calls, rng: random.Random) -> AttentionProblem:
     )
     operands = _any_operands(problem, calls, rng)
     if problem.operation == "backward":
-        wanted = [name for name in operands if name == "sinks" or rng.choice((False, True))]
+        named = [name for name in operands if name in differentiable()]
+        wanted = [name for name in named if name == "sinks" or rng.choice((False, True))]
         problem = replace(problem, wrt=("q", "k", "v", *wanted))
     keywords = {"softcap": 2.0} if rng.choice(calls.softcap) else {}
     return with_features(problem, keywords, operands)
@@ -77,7 +82,7 @@ def _any_problem(calls: Calls, rng: random.Random) -> AttentionProblem:
 def _any_operands(
     problem: AttentionProblem, calls: Calls, rng: random.Random
 ) -> dict[str, Operand]:
-    """Slopes, bias and sinks of such calls, if any."""
+    """Slopes, bias, mask and sinks of such calls, if any."""
     operands, heads = {}, problem.heads_q
     if rng.choice(calls.alibi):
         shape = rng.choice(((heads,), (problem.batch, heads)))
@@ -85,15 +90,23 @@ def _any_operands(
     bias = rng.choice(calls.bias)
     if bias is not None:
         axes, _, dtype = bias.partition(":")
-        lengths = {"q": problem.seqlen_q, "k": problem.seqlen_kv}
-        pairs = [size if axis in axes else 1 for axis, size in lengths.items()]
-        shape = (rng.choice((1, problem.batch)), rng.choice((1, heads)), *pairs)
+        shape = _any_shape(problem, axes, rng)
         operands["bias"] = Operand("bias", dtype or problem.storage, shape)
+    mask = rng.choice(calls.mask_array)
+    if mask is not None:
+        operands["mask"] = Operand("mask", "bool", _any_shape(problem, mask, rng))
     sinks = rng.choice(calls.sinks)
     if sinks is not None:
         dtype = problem.storage if sinks == "query" else sinks
         operands["sinks"] = Operand("sinks", dtype, (heads,))
     return operands
+
+
+def _any_shape(problem: AttentionProblem, axes: str, rng: random.Random) -> tuple[int, ...]:
+    """Of an array that differs by these axes of q and k, and by any others."""
+    lengths = {"q": problem.seqlen_q, "k": problem.seqlen_kv}
+    pairs = [size if axis in axes else 1 for axis, size in lengths.items()]
+    return (rng.choice((1, problem.batch)), rng.choice((1, problem.heads_q)), *pairs)
 
 
 @pytest.mark.parametrize("architecture", ["75", "80", "90", "120"])
