@@ -47,8 +47,7 @@ def plain(case: Case, inputs: Mapping[str, np.ndarray], step: int = 1) -> dict[s
             ordered["out"][b, h], ordered["lse"][b, h] = out, lse
             if not gradients:
                 continue
-            scores = scale * _product(q[:, ::-step], k[:, ::-step].T)
-            scores, slopes = _capped(case, scores)
+            scores, slopes = _capped(case, scale * _product(q[:, ::-step], k[:, ::-step].T))
             base = np.where(lse == -np.inf, 0, lse)[:, None]
             p = np.where(visible, np.exp(scores - lost - base), 0)
             dout = x["dout"][b, h, ::step]
