@@ -42,11 +42,14 @@ class Kernels:
     softcap: bool = False
     alibi: str = ""  # "heads" or "batch": what has a slope of its own
     bias: str = ""  # by which of "qk" it differs, 1 for none of them; after ":" its dtype
+    mask: str = ""  # the same of a boolean mask
 
     @property
-    def mapped(self) -> bool:
-        """Whether a bias comes through the copy engine, from where it lies."""
-        return self.algorithm == "fa3" and "k" in self.bias.partition(":")[0]
+    def mapped(self) -> str:
+        """The array that comes through the copy engine, from where it lies; empty: none."""
+        pairs = {"bias": self.bias.partition(":")[0], "mask": self.mask}
+        staged = (name for name, axes in pairs.items() if "k" in axes)
+        return next(staged, "") if self.algorithm == "fa3" else ""
 
     @property
     def name(self) -> str:
@@ -60,7 +63,7 @@ class Kernels:
         words += [mask, "ordered" * self.deterministic]
         words += ["softcap" * self.softcap, f"sinks-{self.sinks}" * bool(self.sinks)]
         words += [f"alibi-{self.alibi}" * bool(self.alibi)]
-        words += [f"bias-{self.bias}" * bool(self.bias)]
+        words += [f"bias-{self.bias}" * bool(self.bias), f"mask-{self.mask}" * bool(self.mask)]
         words += ["x".join(map(str, self.blocks or ())), f"{self.num_sms or ''}"]
         return "-".join(word for word in words if word)
 
@@ -95,7 +98,7 @@ class Call:
     wrt
         What the backward pass differentiates by.
     mapped
-        Whether the bias lies as the copy engine reads it.
+        The array of pairs that lies as the copy engine reads it, if any.
     """
 
     case: Case
@@ -114,7 +117,7 @@ class Call:
     shift: float = 0
     dead: tuple[int, ...] = ()
     wrt: tuple[str, ...] = QKV
-    mapped: bool = False
+    mapped: str = ""
 
     def __repr__(self) -> str:
         """What makes it again."""
@@ -165,9 +168,9 @@ class Call:
         """Of any array of the call."""
         if name in TENSORS:
             return self.case.recipe(name)
-        if name == "bias" and self.mapped:
+        if name == self.mapped:
             return boxed(self.case.shape(name), self.case.dtype_of(name).itemsize)
-        if name in ("bias", "dbias"):
+        if name in ("bias", "dbias", "mask"):
             return self.case.recipe(name)
         row = self.rows
         ndim = len(self.case.shape(name if name in OF_HEADS else "lse"))

@@ -41,8 +41,8 @@ def _problems(draw: st.DrawFn, kernels: Kernels, work: int) -> Case:
     if kernels.algorithm == "fa3":  # which leaves it to the others to do nothing
         seqlen_q, seqlen_kv = max(seqlen_q, 1), max(seqlen_kv, 1)
     # One that has one query or key does not differ from one to the other: another kernel.
-    seqlen_q = max(seqlen_q, 2 * ("q" in kernels.bias.partition(":")[0]))
-    seqlen_kv = max(seqlen_kv, 2 * ("k" in kernels.bias.partition(":")[0]))
+    axes = kernels.bias.partition(":")[0] + kernels.mask
+    seqlen_q, seqlen_kv = max(seqlen_q, 2 * ("q" in axes)), max(seqlen_kv, 2 * ("k" in axes))
     room = max(_MANY if many else 1, work // ((seqlen_q + 32) * (seqlen_kv + 32)))
     heads_kv, group, batch = 1, 1, 1
     if "h" in layout:
@@ -60,7 +60,8 @@ def _problems(draw: st.DrawFn, kernels: Kernels, work: int) -> Case:
         window=window,
         sinks=kernels.sinks,
         alibi=kernels.alibi,
-        bias=draw(_biases(kernels)),
+        bias=draw(_of_pairs(kernels.bias, "-inf")),
+        mask=draw(_of_pairs(kernels.mask, "-blocks")),
         q_offset=draw(_offsets(kernels, seqlen_q, seqlen_kv)),
         softcap=draw(st.sampled_from((0.5, 5.0, 50.0))) if kernels.softcap else None,
         scale=draw(st.sampled_from((None, None, 0.3, 2.0**-5))),
@@ -71,12 +72,12 @@ def _problems(draw: st.DrawFn, kernels: Kernels, work: int) -> Case:
     )
 
 
-def _biases(kernels: Kernels) -> st.SearchStrategy[str]:
-    """Over any entries and heads; some pairs of some are hidden."""
-    if not kernels.bias:
+def _of_pairs(axes: str, hidden: str) -> st.SearchStrategy[str]:
+    """A bias or a mask over any entries and heads; some hide pairs in the other way."""
+    if not axes:
         return st.just("")
     first = st.sampled_from(("bh", "1h", "b1", "11", "h", "1", ""))
-    return st.builds("{}{}{}".format, first, st.just(kernels.bias), st.sampled_from(("", "-inf")))
+    return st.builds("{}{}{}".format, first, st.just(axes), st.sampled_from(("", hidden)))
 
 
 def _offsets(kernels: Kernels, seqlen_q: int, seqlen_kv: int) -> st.SearchStrategy[int | None]:
@@ -117,8 +118,8 @@ def calls(draw: st.DrawFn, kernels: Kernels) -> Call:
     rows = st.sampled_from((CONTIGUOUS, CONTIGUOUS, Strides(gaps=(5, 3, 1), offset=1)))
     host = draw(st.sampled_from((False,) * 5 + (True,)))
     if kernels.mapped:  # what the library copies has no room between rows
-        odd = odd.map(lambda names: tuple(name for name in names if name != "bias"))
-        host = host and case.seqlen_kv % 8 == 0
+        odd = odd.map(lambda names: tuple(name for name in names if name != kernels.mapped))
+        host = host and case.seqlen_kv * case.dtype_of(kernels.mapped).itemsize % 16 == 0
     flags = {name: draw(st.booleans()) for name in ("with_dlse", "made", "workspace")}
     return Call(
         case,

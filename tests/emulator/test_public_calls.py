@@ -75,6 +75,11 @@ KERNELS = (
     Kernels("fa2", "float32", (24, 24), True, _NARROW, "80", steps=(8, 16, 32), bias="qk"),
     Kernels("fa2", "bfloat16", (64, 64), False, num_sms=1, deterministic=True, bias="1k:float32"),
     Kernels("fa3", "float16", (64, 64), True, num_sms=1, steps=_WIDE, parted=True, bias="qk"),
+    # A mask.
+    Kernels("fa2", "float32", (24, 24), True, _NARROW, "80", steps=(8, 16, 32), mask="1k"),
+    Kernels("fa2", "bfloat16", (64, 64), False, num_sms=1, deterministic=True, mask="qk"),
+    Kernels("fa3", "float16", (64, 64), True, num_sms=1, steps=_WIDE, parted=True, mask="qk"),
+    Kernels("fa3", "bfloat16", (64, 64), False, num_sms=1, steps=_WIDE, bias="1k", mask="qk"),
 )
 
 
@@ -132,6 +137,6 @@ def test_tails_of_scores_far_below_zero(kernels: Kernels) -> None:
             case = Case(1, 1, 1, *lengths, *kernels.dims, kernels.dtype, causal=kernels.causal)
             if kernels.window:
                 case = replace(case, window={"left": "3:", "band": "3:2"}[kernels.window])
-            case = replace(case, bias=kernels.bias)
+            case = replace(case, bias=kernels.bias, mask=kernels.mask)
             wrt = (*QKV, *["bias"] * bool(kernels.bias))
             check(kernels, Call(case, shift=-300, wrt=wrt, mapped=kernels.mapped))

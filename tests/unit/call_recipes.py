@@ -102,6 +102,25 @@ _BIASES = [
 ]
 
 
+#: Likewise; of bytes that are 0, which hides every pair.
+_MASKS = [
+    _array((8, 8), bool),
+    _array((8, 1, 8), bool),
+    _array((2, 1, 8, 1), bool),
+    _array((1, 1, 1, 1), bool),
+    _array((2, 8, 8, 8), bool),
+    _part(lambda a: a[:, ::2], (8, 16), bool),
+    _part(lambda a: a[:, :8], (8, 16), bool),
+    _part(lambda a: a.transpose(1, 0), (8, 8), bool),
+    _part(lambda a: a[:, ::-1], (8, 8, 8), bool),
+    _part(lambda a: a[1:].reshape(8, 8), (8 * 8 + 1,), bool),
+    _part(lambda a: a.view(bool), (8, 8), np.uint8),
+    _array((8, 8), np.uint8),
+    _array((4, 8, 8), bool),
+    _array((8, 8), bool, device=1),
+]
+
+
 def _several(*makes: Make) -> Make:
     return lambda host: tuple(make(host) for make in makes)
 
@@ -120,6 +139,7 @@ RECIPES: dict[str, list[Any]] = {
     "softcap": [None, 20.0, 0, 3, True, np.float32(20), "20", -1.0, float("nan")],
     "alibi_slopes": [None, *_SLOPES],
     "bias": [None, *_BIASES],
+    "mask": [None, *_MASKS],
     "sinks": [None, *_SINKS],
     "wrt": [
         QKV,
@@ -130,6 +150,7 @@ RECIPES: dict[str, list[Any]] = {
         ("q", "sinks"),
         ("alibi_slopes",),
         ("bias", "k"),
+        ("q", "mask"),
         "q",
         (),
     ],

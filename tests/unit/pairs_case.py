@@ -19,7 +19,8 @@ from .wrt_case import DTYPES, GivenCall
 
 __all__ = ["OPERATIONS", "PAIRS", "VALUES", "call_of", "in_float64", "refusal_of", "run"]
 
-_BATCH, _HEADS, _QUERIES, _KEYS = 2, 4, 9, 12
+#: Rows of a mask of so many keys begin where the copy engine reads them.
+_BATCH, _HEADS, _QUERIES, _KEYS = 2, 4, 9, 16
 #: What a call that uses the feature is given.
 VALUES: dict[str, dict[str, Any]] = {
     "window": {"window_size": (3, 1)},
@@ -33,6 +34,9 @@ VALUES: dict[str, dict[str, Any]] = {
         "bias": np.cos(np.arange(_HEADS * _QUERIES * _KEYS, dtype=np.float32)).reshape(
             _HEADS, _QUERIES, _KEYS
         )
+    },
+    "mask": {
+        "mask": np.cos(np.arange(_HEADS * _QUERIES * _KEYS)).reshape(_HEADS, _QUERIES, _KEYS) > -0.5
     },
     "sinks": {"sinks": np.linspace(-1, 2, _HEADS).astype(np.float32)},
 }
@@ -59,10 +63,9 @@ def call_of(
 
 def in_float64(call: GivenCall) -> GivenCall:
     """The same, computed in double precision by the NumPy backend's own choice."""
-    inputs = {name: array.astype(np.float64) for name, array in call.inputs.items()}
     chosen = {"algorithm", "blocks", "backend"}
     keywords = {name: v for name, v in call.keywords.items() if name not in chosen}
-    return GivenCall(inputs, {**keywords, "backend": "numpy"})
+    return GivenCall(call.wide, {**keywords, "backend": "numpy"})
 
 
 def refusal_of(names: tuple[str, ...]) -> Refusal | None:
@@ -89,7 +92,5 @@ def run(
     dout = np.cos(np.arange(out.size).reshape(out.shape)).astype(dtype)
     dlse = np.sin(np.arange(lse.size).reshape(lse.shape)).astype(statistics)
     saved = {"dout": place(dout), "dlse": place(dlse), "out": out, "lse": lse}
-    results: tuple[Any, ...] = called(
-        cuflash.attention_backward, **saved, **given, wrt=tuple(inputs)
-    )
+    results: tuple[Any, ...] = called(cuflash.attention_backward, **saved, **given, wrt=call.wrt)
     return results

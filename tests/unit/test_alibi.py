@@ -126,7 +126,7 @@ def test_their_gradient_needs_slopes(call: GivenCall) -> None:
 def _problems(draw: Any) -> tuple[dict[str, np.ndarray], dict[str, Any], dict[str, Any]]:
     """Inputs in float64, the formula's keywords, and the library's own."""
     call = draw(calls(alibi=False))
-    inputs = {name: array.astype(np.float64) for name, array in call.inputs.items()}
+    inputs = call.wide
     known = {"causal", "window_size", "scale", "q_offset", "layout"}
     keywords = {n: v for n, v in call.keywords.items() if n in known}
     keywords["softcap"] = draw(st.sampled_from([None, None, 0.3, 2.0]))
@@ -190,7 +190,7 @@ def test_the_gradient_is_that_of_the_formula(problem: Any, seed: int) -> None:
 @given(call=calls(alibi=False))
 def test_slopes_of_zero_are_none(call: GivenCall) -> None:
     """To rounding: other ways of the same numbers."""
-    inputs = {name: array.astype(np.float64) for name, array in call.inputs.items()}
+    inputs = call.wide
     plain = cuflash.attention(**inputs, **call.keywords)
     zeros = np.zeros(_shapes(call)[0])
     flat = cuflash.attention(**inputs, **call.keywords, alibi_slopes=zeros)

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 import cuflash
 from cuflash import calls as repeated
 from cuflash import dispatch, pipeline, reference
-from cuflash.features.bias import part_of
 from cuflash.features.host import ScorePlace
+from cuflash.features.pairs import part_of
 from cuflash.options import check_options
 from cuflash.tiled_numpy import threads
 
@@ -50,7 +50,7 @@ def _divided(parts: int, count: int, together: int | None = None) -> Iterator[No
 def _problems(draw: Any) -> tuple[dict[str, np.ndarray], dict[str, Any], dict[str, Any]]:
     """Inputs in float64, the formula's keywords, and the library's own."""
     call = draw(calls(bias=False))
-    inputs = {name: array.astype(np.float64) for name, array in call.inputs.items()}
+    inputs = call.wide
     known = {"causal", "window_size", "scale", "q_offset", "layout"}
     keywords = {n: v for n, v in call.keywords.items() if n in known}
     keywords["softcap"] = draw(st.sampled_from([None, None, 0.3, 2.0]))
@@ -146,7 +146,7 @@ def test_halves_and_singles_have_the_bias_that_they_are_given(call: GivenCall, d
     storage = call.inputs["q"].dtype
     dtype = data.draw(st.sampled_from([storage.name, "float32"]))
     bias = data.draw(biases(np.random.default_rng(3), pair_sizes(call), dtype))
-    wide = {name: array.astype(np.float64) for name, array in call.inputs.items()}
+    wide = call.wide
     exact = cuflash.attention(**wide, bias=bias.astype(np.float64), **call.keywords)
     got = cuflash.attention(**call.inputs, bias=bias, **call.keywords)
     rtol = {"float64": 1e-12, "float32": 1e-5, "float16": 2e-3, "bfloat16": 2e-2}[storage.name]
@@ -166,7 +166,7 @@ def test_a_bias_of_float32_is_not_rounded_to_halves() -> None:
 @given(call=calls(bias=False), data=st.data())
 def test_what_is_the_same_for_all_keys_is_no_bias(call: GivenCall, data: Any) -> None:
     """To rounding: weights are the same, and without sinks lse is so much larger."""
-    inputs = {name: array.astype(np.float64) for name, array in call.inputs.items()}
+    inputs = call.wide
     batch, heads, rows, _ = pair_sizes(call)
     bias = np.random.default_rng(1).standard_normal((batch, heads, rows, 1))
     if "sinks" in inputs or data.draw(st.booleans()):

@@ -145,7 +145,7 @@ def test_the_vjp_takes_a_keyword_to_both_passes(
             continue
         assert (given[1][2]["dout"], given[1][2]["dlse"]) == (dout, dlse)
         for _, _, of_pass in given:
-            for feature in ("alibi_slopes", "bias", "sinks"):
+            for feature in ("alibi_slopes", "bias", "mask", "sinks"):
                 assert of_pass.get(feature) is own_array.get(feature)
         for operation, keywords, _ in given:
             own = _name_in(operation, name)

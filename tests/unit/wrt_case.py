@@ -1,7 +1,8 @@
-"""Generated calls with windows, slopes, biases and sinks, small enough to compute many of them."""
+"""Generated calls with windows, slopes, biases, masks and sinks, small enough to compute many."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,7 +10,9 @@ import ml_dtypes
 import numpy as np
 from hypothesis import strategies as st
 
-__all__ = ["DTYPES", "GivenCall", "biases", "calls", "pair_sizes", "sides"]
+from cuflash.tensors import differentiable
+
+__all__ = ["DTYPES", "GivenCall", "biases", "calls", "masks", "pair_sizes", "sides"]
 
 DTYPES: dict[str, Any] = {
     "float16": np.float16,
@@ -27,13 +30,24 @@ class GivenCall:
     Attributes
     ----------
     inputs
-        q, k, v, and slopes, bias and sinks if there are any.
+        q, k, v, and slopes, bias, mask and sinks if there are any.
     keywords
         What is not an array.
     """
 
     inputs: dict[str, Any]
     keywords: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def wide(self) -> dict[str, Any]:
+        """The inputs in float64; a mask has one dtype."""
+        named = self.inputs.items()
+        return {n: a if a.dtype == bool else a.astype(np.float64) for n, a in named}
+
+    @property
+    def wrt(self) -> tuple[str, ...]:
+        """Names of the inputs that have a gradient."""
+        return tuple(name for name in self.inputs if name in differentiable())
 
 
 def sides() -> st.SearchStrategy[tuple[int | None, int | None]]:
@@ -48,9 +62,10 @@ def calls(
     sinks: bool | None = None,
     alibi: bool | None = None,
     bias: bool | None = None,
+    mask: bool | None = None,
     layouts: str = "bshd bhsd shd hsd sd",
 ) -> GivenCall:
-    """A call of the NumPy backend; with ``sinks``, ``alibi`` or ``bias`` None there may be some."""
+    """A call of the NumPy backend; where an array of a feature is None there may be one."""
     layout = draw(st.sampled_from(layouts.split()))
     batch = draw(st.integers(0, 2)) if "b" in layout else 1
     heads_kv = draw(st.integers(1, 2)) if "h" in layout else 1
@@ -72,9 +87,11 @@ def calls(
     if draw(st.booleans()) if alibi is None else alibi:
         shape = draw(st.sampled_from([(heads_q,), (batch, heads_q)]))
         inputs["alibi_slopes"] = _slopes(random, shape, dtype)
+    sizes = batch, heads_q, seqlen_q, seqlen_kv
     if draw(st.booleans()) if bias is None else bias:
-        sizes = batch, heads_q, seqlen_q, seqlen_kv
         inputs["bias"] = draw(biases(random, sizes, draw(st.sampled_from([dtype, "float32"]))))
+    if draw(st.booleans()) if mask is None else mask:
+        inputs["mask"] = draw(masks(random, sizes))
     if draw(st.booleans()) if sinks is None else sinks:
         kind = draw(st.sampled_from([dtype, _COMPUTE.get(dtype, "float32")]))
         inputs["sinks"] = random.standard_normal(heads_q).astype(DTYPES[kind])
@@ -91,17 +108,31 @@ def biases(
 ) -> Any:
     """One that broadcasts against these sizes: first axes left out, 1 in place of others.
 
-    Its axes lie in any order, some of them backwards, some at a stride of 0. If pairs are
-    ``hidden``, one number in four is minus infinity.
+    If pairs are ``hidden``, one number in four is minus infinity.
     """
+
+    def values(shape: list[int]) -> Any:
+        numbers = np.asarray(random.standard_normal(shape)).astype(DTYPES[dtype])
+        if hidden:
+            numbers[random.random(shape) < 0.25] = -np.inf
+        return numbers
+
+    return draw(_broadcast(sizes, values))
+
+
+def masks(random: np.random.Generator, sizes: tuple[int, ...]) -> st.SearchStrategy[Any]:
+    """The same of a boolean mask, which hides one pair in three."""
+    return _broadcast(sizes, lambda shape: np.asarray(random.random(shape) < 2 / 3))
+
+
+@st.composite
+def _broadcast(draw: Any, sizes: tuple[int, ...], values_of: Callable[[list[int]], Any]) -> Any:
+    """What broadcasts against these sizes: axes in any order, backwards, at a stride of 0."""
     kept = sizes[draw(st.integers(0, len(sizes))) :]
     kinds = [draw(st.sampled_from(["own", "own", "one", "same"])) for _ in kept]
     order = draw(st.permutations(range(len(kept))))
     own = [1 if kind in ("one", "same") else size for kind, size in zip(kinds, kept, strict=True)]
-    values = np.asarray(random.standard_normal([own[axis] for axis in order]))
-    values = values.astype(DTYPES[dtype])
-    if hidden:
-        values[random.random(values.shape) < 0.25] = -np.inf
+    values = values_of([own[axis] for axis in order])
     values = values.transpose(np.argsort(order)) if order else values
     values = values[tuple(slice(None, None, draw(st.sampled_from([1, -1]))) for _ in kept)]
     whole = [1 if kind == "one" else size for kind, size in zip(kinds, kept, strict=True)]

@@ -10,7 +10,7 @@ from typing import Any
 from cuflash.cuda.parameters import PAIRS, ROW_VECTOR, STRIDED, TENSOR, TENSOR_MAP, fields_of
 from cuflash.features.use import Operand
 from cuflash.planning.plan import Plan
-from cuflash.planning.problem import DTYPES
+from cuflash.planning.problem import ELEMENTS
 
 from .memory import Block
 from .runtime import Launch, Runtime
@@ -39,7 +39,7 @@ class _Tensor:
     def is_vector(self) -> bool:
         """Whether its rows begin at, and are a multiple of, 16 bytes."""
         whole = [self.address, *(stride for _, stride in _axes(self.shape[:-1], self.strides[:-1]))]
-        whole.append(self.shape[-1] * DTYPES[self.dtype].itemsize)
+        whole.append(self.shape[-1] * ELEMENTS[self.dtype].itemsize)
         return all(number % 16 == 0 for number in whole)
 
 
@@ -53,7 +53,7 @@ def _dense(shape: tuple[int, ...], itemsize: int) -> Iterator[int]:
 def _is_dense(tensor: _Tensor) -> bool:
     """Whether it is contiguous with rows before heads, or with heads before rows."""
     batch, rows, heads, depth = tensor.shape
-    itemsize = DTYPES[tensor.dtype].itemsize
+    itemsize = ELEMENTS[tensor.dtype].itemsize
     batches, by_row, by_head, last = tensor.strides
     turned = (batches, by_head, by_row, last)
     return tensor.strides == tuple(_dense(tensor.shape, itemsize)) or turned == tuple(
@@ -126,7 +126,7 @@ class Auditor:
         assert self.plan is not None
         block = self.runtime.memory.at(tensor.address)
         assert block is not None, f"{tensor.name} is nowhere"
-        nbytes = math.prod(tensor.shape) * DTYPES[tensor.dtype].itemsize
+        nbytes = math.prod(tensor.shape) * ELEMENTS[tensor.dtype].itemsize
         assert _is_dense(tensor), f"{tensor} has gaps, or overlaps itself"
         assert block.holds(tensor.address, nbytes), f"{tensor.name} has no room"
         assert tensor.address % 256 == 0
@@ -204,7 +204,7 @@ def _tensors(launch: Launch, plan: Plan) -> Iterator[_Tensor]:
     for name, (kind, _) in fields_of(parameters.dtype).items():
         field_of, short = parameters[name], name.removesuffix("_map")
         dtype = output.get(short, problem.storage)
-        size = DTYPES[dtype].itemsize
+        size = ELEMENTS[dtype].itemsize
         if kind == TENSOR_MAP:
             words = [int(word) for word in field_of["opaque"][:8]]
             sizes = (words[1], *words[2:5])
@@ -248,14 +248,14 @@ _PAIR_AXES = ("batch", "head", "row", "column")
 
 def _of_pairs(name: str, address: Any, operand: Operand, strides: Mapping[str, Any]) -> _Tensor:
     """One that broadcasts: its strides are 0 where it has one element."""
-    own = [DTYPES[operand.dtype].itemsize * int(strides[axis]) for axis in _PAIR_AXES]
+    own = [ELEMENTS[operand.dtype].itemsize * int(strides[axis]) for axis in _PAIR_AXES]
     for axis, size, stride in zip(_PAIR_AXES, operand.pairs, own, strict=True):
         assert size > 1 or stride == 0, f"{name}: stride {stride} of one {axis}"
     return _Tensor(name, int(address), operand.pairs, tuple(own), operand.dtype)
 
 
 def _contiguous(name: str, address: Any, operand: Operand) -> _Tensor:
-    strides = tuple(_dense(operand.shape, DTYPES[operand.dtype].itemsize))
+    strides = tuple(_dense(operand.shape, ELEMENTS[operand.dtype].itemsize))
     return _Tensor(name, int(address), operand.shape, strides, operand.dtype)
 
 
@@ -266,5 +266,5 @@ def _mapped(
     batch, rows, heads, columns = shape
     assert sizes == (columns, rows, heads, batch), f"{name}: a map of {sizes} for {shape}"
     by_row, by_head, by_batch = words[5:8]
-    strides = (by_batch, by_row, by_head, DTYPES[dtype].itemsize)
+    strides = (by_batch, by_row, by_head, ELEMENTS[dtype].itemsize)
     return _Tensor(name, words[0], shape, strides, dtype)
