@@ -55,6 +55,17 @@ def test_every_explanation_is_held_to_that() -> None:
     assert README.count("<!-- explain:") == 3
 
 
+@pytest.mark.parametrize("argument", ["bias", "mask"])
+def test_examples_of_arrays_of_pairs_run(argument: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a GPU; what they show is asserted in them."""
+    monkeypatch.setenv("CUFLASH_BACKEND", "numpy")
+    pattern = r"```python\n(import numpy as np\nimport cuflash\n.*?)```"
+    blocks = re.findall(pattern, README, re.DOTALL)
+    (code,) = (code for code in blocks if f"{argument}=" in code)
+    assert "assert" in code
+    exec(code, {})
+
+
 def _messages() -> list[str]:
     """First column of the table of errors."""
     table = README.split("| message | why | what helps |\n|---|---|---|\n")[1].split("\n\n")[0]
@@ -202,6 +213,7 @@ PROVOKED: tuple[Callable[[pytest.MonkeyPatch], str], ...] = (
     _no_header,
     _old_nvrtc,
     lambda patch: _attend(dtype=np.int8),
+    lambda patch: _attend(mask=np.ones((4, 4), np.int8)),
     _named,
     lambda patch: _attend(algorithm="fa3", backend="numpy"),
     _heads,
