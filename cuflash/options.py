@@ -156,11 +156,15 @@ def check_element(name: str, value: Any) -> ElementName:
         If it is none of them.
     """
     last_word = str(value).rpartition(".")[2]  # of torch.bool, jax.numpy.bool
-    if value in (bool, np.bool_) or last_word in ("bool", "bool_"):
+    if value in (bool, np.bool_) or last_word in ("bool", "bool_", "?"):
         return "bool"
-    dtype = check_dtype(name, value)
+    expected = f"one of {names_of(ELEMENTS)}"
+    try:
+        dtype = check_dtype(name, value)
+    except ArgumentTypeError as error:
+        raise ArgumentTypeError(name, error.got, expected) from error
     if dtype is None:
-        raise ArgumentTypeError(name, "None", f"one of {names_of(ELEMENTS)}")
+        raise ArgumentTypeError(name, "None", expected)
     return dtype
 
 
