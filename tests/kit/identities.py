@@ -40,20 +40,34 @@ def identities(runner: Any, case: Case) -> list[Verdict]:
     x = {name: case.heads_first(name, array) for name, array in x.items()}
     with np.errstate(invalid="ignore"):  # of each row, (batch, head, row): what the sink weighs
         lost = np.exp(sinks.astype(np.float64)[:, None] - x["lse"])
-    x["lost"] = np.where(sinks[:, None] > -np.inf, lost, 0)
+    x["lost"], live = np.where(sinks[:, None] > -np.inf, lost, 0), _live(case)
     rules = ["sum_dv", *([] if case.softcap else ["sum_dk"]), "q_dq"]
     worst = [Verdict(name, 0.0) for name in rules]
     for b, kv in np.ndindex(case.batch, case.heads_kv):
         heads = slice(kv * case.group, (kv + 1) * case.group)
         of_rows = x.keys() - {*OF_FEATURES}
         part = {n: x[n][b, kv if n in _OF_KV else heads] for n in of_rows}
-        group = _Group(case, part, centred=getattr(runner, "backend", "") == "numpy")
+        centred = getattr(runner, "backend", "") == "numpy"
+        group = _Group(case, part, live[b, heads], centred)
         for i, rule in enumerate(rules):
             ratios = getattr(group, rule)()
             ratio = float(np.max(np.where(np.isnan(ratios), np.inf, ratios), initial=0))
             if ratio > worst[i].ratio:
                 worst[i] = Verdict(rule, ratio, index=(b, kv), detail="(batch, kv head)")
     return [*worst, _sum_ds(case, x)] if case.sinks else worst
+
+
+def _live(case: Case) -> np.ndarray:
+    """Whether a row sees a key, (batch, head, row)."""
+    seen = case.visible() > 0
+    hidden = {name: tensor(case, name) for name in case.operands if name in ("bias", "mask")}
+    whole = (case.batch, case.heads_q, case.seqlen_q, case.seqlen_kv)
+    if hidden:
+        pairs = np.broadcast_to(case.sees(), whole)
+        for name, array in hidden.items():
+            pairs = pairs & (array if name == "mask" else array != -np.inf)
+        seen = pairs.any(axis=3)
+    return np.broadcast_to(seen, whole[:3])
 
 
 def _sum_ds(case: Case, x: dict[str, np.ndarray]) -> Verdict:
@@ -82,19 +96,19 @@ class _Group:
 
     case: Case
     x: dict[str, np.ndarray]
+    live: np.ndarray  # (head, row)
     centred: bool  # the backend takes off what all keys have in common
 
     def __post_init__(self) -> None:
         self.x = {name: array.astype(np.float64) for name, array in self.x.items()}
-        live = self.case.visible() > 0
-        self.dout = self.x["dout"] * live[:, None]
+        self.dout = self.x["dout"] * self.live[:, :, None]
         terms = max(self.case.seqlen_q * self.case.group, self.case.seqlen_kv, 1)
         # P is about 1 / keys; where that is below the smallest number, it is rounded like it.
         smallest = limits.SMALLEST[self.case.dtype]
         unit = limits.UNIT[self.case.dtype] * max(1, smallest * self.case.seqlen_kv)
         wide = limits.UNIT[self.case.statistics.name]
         roots = math.sqrt(terms) + math.sqrt(self.case.head_dim)
-        lse = np.abs(self.x["lse"][:, live]).max(initial=0)
+        lse = np.abs(self.x["lse"][self.live]).max(initial=0)
         self.drift = wide * (limits.OPERATIONS + roots + lse + limits.SUM_DRIFT * terms)
         self.rounding = limits.DEVIATIONS * math.sqrt(2) * unit
         self.several = limits.DEVIATIONS * wide * (limits.OPERATIONS + roots)
