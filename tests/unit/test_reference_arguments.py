@@ -147,6 +147,23 @@ def test_a_bias_broadcasts_against_all_pairs() -> None:
                 call(q, kv, kv, bias=np.zeros(shape))
 
 
+def test_a_mask_is_boolean_and_broadcasts_as_a_bias_does() -> None:
+    q, kv = np.zeros((2, 5, 4, 3)), np.zeros((2, 6, 2, 3))
+    for shape in ((), (6,), (1,), (5, 1), (4, 5, 6), (1, 1, 6), (2, 1, 1, 6), (2, 4, 5, 6)):
+        given_ = {"mask": np.ones(shape, bool)}
+        reference.attention(q, kv, kv, **given_)
+        assert len(reference.attention_backward(q, q, kv, kv, **given_)) == 3
+    for call in (reference.attention, lambda *a, **b: reference.attention_backward(q, *a, **b)):
+        for shape in ((5,), (6, 5), (2, 1, 1), (3, 1, 1, 1), (1, 2, 4, 5, 6), (0,), (2, 2, 5, 6)):
+            with pytest.raises(
+                ArgumentValueError, match=r"^mask: got shape .* \(2, 4, 5, 6\), or 1"
+            ):
+                call(q, kv, kv, mask=np.ones(shape, bool))
+        for dtype in (np.uint8, np.int8, np.float32, np.float64):
+            with pytest.raises(ArgumentTypeError, match=r"^mask: got dtype .*; expected bool"):
+                call(q, kv, kv, mask=np.ones((5, 6), dtype))
+
+
 @pytest.mark.parametrize("name", ["q", "k", "v", "dout"])
 def test_arrays_have_the_axes_of_the_layout(name: str) -> None:
     with pytest.raises(ArgumentValueError, match="axes"):

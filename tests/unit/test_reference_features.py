@@ -19,7 +19,7 @@ _SIDES = st.one_of(st.none(), st.integers(0, 6))
 
 @st.composite
 def problems(draw_: st.DrawFn) -> tuple[tuple[int, ...], dict[str, Any]]:
-    """Sizes and options: windows of both kinds, slopes, biases, sinks, dead rows; or none."""
+    """Sizes and options: windows of both kinds, arrays of features, dead rows; or none."""
     group, heads_kv = draw_(st.sampled_from(((1, 1), (2, 2), (3, 1))))
     lengths = draw_(st.integers(1, 5)), draw_(st.integers(1, 6))
     sizes = (draw_(st.integers(1, 2)), group * heads_kv, heads_kv, *lengths, 2, 3)
@@ -30,16 +30,19 @@ def problems(draw_: st.DrawFn) -> tuple[tuple[int, ...], dict[str, Any]]:
         "softcap": draw_(st.sampled_from((None, 1.5))),
         "alibi_slopes": None,
         "bias": None,
+        "mask": None,
         "sinks": None,
     }
     random = np.random.default_rng(draw_(st.integers(0, 2**16)))
     shape = draw_(st.sampled_from((None, sizes[1:2], sizes[:2])))
     if shape is not None:
         options["alibi_slopes"] = 0.5 * random.standard_normal(shape)
-    if draw_(st.booleans()):
-        whole = (*sizes[:2], *lengths)
-        shape = [draw_(st.sampled_from((1, size))) for size in whole][draw_(st.integers(0, 4)) :]
-        options["bias"] = random.standard_normal(shape)
+    for name in ("bias", "mask"):
+        if draw_(st.booleans()):
+            whole = (*sizes[:2], *lengths)
+            shape = [draw_(st.sampled_from((1, size))) for size in whole]
+            numbers = random.standard_normal(shape[draw_(st.integers(0, 4)) :])
+            options[name] = numbers if name == "bias" else np.asarray(numbers < 0.5)
     if draw_(st.booleans()):
         options["sinks"] = 2 * random.standard_normal(sizes[1])
     return sizes, options
@@ -53,6 +56,7 @@ def by_loops(inputs: dict[str, np.ndarray], options: dict[str, Any]) -> tuple[np
     left, right = options["window_size"] or (None, None)
     slopes = np.zeros(hq) if options["alibi_slopes"] is None else options["alibi_slopes"]
     bias = np.zeros(()) if options["bias"] is None else options["bias"]
+    mask = np.ones((), bool) if options["mask"] is None else options["mask"]
     out, lse = np.zeros((b, sq, hq, v.shape[3])), np.full((b, hq, sq), -np.inf)
     for n, h, i in itertools.product(range(b), range(hq), range(sq)):
         weights = {}
@@ -61,14 +65,13 @@ def by_loops(inputs: dict[str, np.ndarray], options: dict[str, Any]) -> tuple[np
                 right is not None and j > i + offset + right
             )
             early = left is not None and j < i + offset - left
-            if not late and not early:
+            if not late and not early and _at(mask, (n, h, i, j)):
                 score = q[n, i, h] @ k[n, j, h // (hq // hk)] / np.sqrt(d)
                 if options["softcap"]:
                     score = options["softcap"] * np.tanh(score / options["softcap"])
                 slope = slopes[h] if slopes.ndim == 1 else slopes[n, h]
-                own = bias.reshape((1,) * (4 - bias.ndim) + bias.shape)
-                added = own[tuple(at % n for at, n in zip((n, h, i, j), own.shape, strict=True))]
-                weights[j] = np.exp(score - slope * abs(i + offset - j) + added)
+                score += _at(bias, (n, h, i, j)) - slope * abs(i + offset - j)
+                weights[j] = np.exp(score)
         total = sum(weights.values())
         if options["sinks"] is not None:
             total += np.exp(options["sinks"][h])
@@ -77,6 +80,12 @@ def by_loops(inputs: dict[str, np.ndarray], options: dict[str, Any]) -> tuple[np
         for j, weight in weights.items():
             out[n, i, h] += weight / total * v[n, j, h // (hq // hk)]
     return out, lse
+
+
+def _at(array: np.ndarray, place: tuple[int, ...]) -> Any:
+    """The element of a pair, (batch, head, query, key), of what broadcasts against all pairs."""
+    whole = array.reshape((1,) * (4 - array.ndim) + array.shape)
+    return whole[tuple(at % n for at, n in zip(place, whole.shape, strict=True))]
 
 
 @settings(max_examples=100)
@@ -140,6 +149,10 @@ def _both(inputs: dict[str, np.ndarray], dout: np.ndarray, **options: Any) -> li
         ({"bias": np.zeros(())}, {}),
         ({"bias": np.full((2, 1, 7, 1), 0.5)}, {"bias": np.full((7, 6), 0.5)}),
         ({"bias": np.triu(np.full((7, 6), -np.inf), 0)}, {"causal": True}),
+        ({"mask": np.ones((), bool)}, {}),
+        ({"mask": np.ones((2, 1, 7, 1), bool), "causal": True}, {"causal": True}),
+        ({"mask": np.tril(np.ones((7, 6), bool), -1)}, {"causal": True}),
+        ({"mask": np.eye(7, 6, dtype=bool)}, {"bias": np.where(np.eye(7, 6), 0, -np.inf)}),
         ({"sinks": np.full(4, -np.inf)}, {}),
         ({"sinks": np.full(4, -np.inf), "window_size": (1, 1)}, {"window_size": (1, 1)}),
     ],
