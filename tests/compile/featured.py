@@ -9,7 +9,8 @@ __all__ = ["FEATURED"]
 
 #: Of each algorithm: dtype, widths, mask, whether dq has an order, and sinks'
 #: dtype, "softcap", "alibi", or "dalibi" with the gradient of its slopes, or "bias:" and the axes
-#: of q and k that it has, with its gradient.
+#: of q and k that it has, with its gradient, or "mask:" and the same of a boolean mask. A "+" joins
+#: two of them.
 FEATURED: dict[Algorithm, list[tuple[DTypeName, int, int, MaskKind, bool, str]]] = {
     "fa1": [
         ("float16", 64, 64, "band", False, ""),
@@ -17,6 +18,7 @@ FEATURED: dict[Algorithm, list[tuple[DTypeName, int, int, MaskKind, bool, str]]]
         ("float16", 64, 64, "causal", False, "softcap"),
         ("float16", 64, 64, "causal", False, "dalibi"),
         ("float16", 64, 64, "causal", False, "bias:qk"),
+        ("float16", 64, 64, "causal", False, "mask:qk"),
     ],
     "fa2": [
         ("float16", 64, 64, "band", False, ""),
@@ -37,6 +39,11 @@ FEATURED: dict[Algorithm, list[tuple[DTypeName, int, int, MaskKind, bool, str]]]
         ("bfloat16", 128, 128, "full", False, "bias:k:float32"),
         ("float32", 64, 64, "full", False, "bias:q"),
         ("float64", 256, 256, "causal", False, "bias:qk"),
+        ("float16", 64, 64, "causal", False, "mask:qk"),
+        ("bfloat16", 128, 128, "full", False, "mask:k"),
+        ("float32", 64, 64, "full", False, "mask:q"),
+        ("float64", 256, 256, "causal", False, "mask:qk"),
+        ("float16", 64, 64, "full", False, "bias:qk+mask:qk"),
     ],
     "fa3": [
         ("bfloat16", 64, 64, "band", False, ""),
@@ -76,5 +83,19 @@ FEATURED: dict[Algorithm, list[tuple[DTypeName, int, int, MaskKind, bool, str]]]
         ("bfloat16", 192, 128, "causal", False, "bias:qk"),
         ("bfloat16", 256, 256, "causal", False, "bias:qk"),
         ("float16", 64, 64, "band", False, "bias:1"),
+        ("bfloat16", 64, 64, "full", False, "mask:qk"),
+        ("bfloat16", 64, 64, "causal", False, "mask:k"),
+        ("bfloat16", 64, 64, "full", False, "mask:q"),
+        ("bfloat16", 96, 96, "causal", False, "mask:qk"),
+        ("bfloat16", 128, 128, "full", False, "mask:qk"),
+        ("bfloat16", 128, 128, "causal", True, "mask:qk"),
+        ("bfloat16", 128, 128, "full", False, "mask:k"),
+        ("bfloat16", 192, 128, "full", False, "mask:qk"),
+        ("bfloat16", 192, 192, "causal", False, "mask:k"),
+        ("bfloat16", 256, 256, "causal", False, "mask:qk"),
+        ("bfloat16", 64, 64, "full", False, "bias:qk+mask:qk"),
+        ("bfloat16", 128, 128, "causal", False, "bias:k:float32+mask:qk"),
+        ("float16", 64, 64, "causal", False, "mask:qk"),
+        ("float16", 128, 128, "full", False, "mask:qk"),
     ],
 }

@@ -20,7 +20,7 @@ from cuflash.planning.plan import Algorithm, plan
 from cuflash.planning.problem import DTYPES, AttentionProblem
 from cuflash.planning.tiles.common import HEAD_DIM_BUCKETS
 from cuflash.planning.tiles.fa3_tables import BACKWARD, BUCKETS, FORWARD
-from cuflash.tensors import QKV
+from cuflash.tensors import QKV, differentiable
 
 from ..architectures import LIMITS
 from ..turns import has_turn
@@ -106,18 +106,10 @@ def _featured_problems(algorithm: Algorithm) -> Iterator[AttentionProblem]:
     for dtype, d, dv, mask, deterministic, feature in FEATURED[algorithm]:
         of = replace(plain, head_dim=d, head_dim_v=dv, mask=mask, storage=dtype, output=dtype)
         keywords = {"softcap": 50.0} if feature == "softcap" else {}
-        operands = {}
-        if feature.endswith("alibi"):
-            operands["alibi_slopes"] = Operand("alibi_slopes", of.compute, (of.heads_q,))
-        elif feature.startswith("bias"):
-            _, axes, *dtype_of = feature.split(":")
-            lengths = {"q": of.seqlen_q, "k": of.seqlen_kv}
-            shape = (1, 1, *(size if axis in axes else 1 for axis, size in lengths.items()))
-            operands["bias"] = Operand("bias", *(*dtype_of, dtype)[:1], shape)
-        elif feature and not keywords:
-            operands["sinks"] = Operand("sinks", feature, (of.heads_q,))
+        named = [] if keywords else filter(None, feature.split("+"))
+        operands = {operand.name: operand for operand in (_operand(of, one) for one in named)}
         yield with_features(of, keywords, operands)
-        wrt = QKV if feature == "alibi" else (*QKV, *operands)
+        wrt = QKV if feature == "alibi" else (*QKV, *(n for n in operands if n in differentiable()))
         of = replace(of, operation="backward", deterministic=deterministic, wrt=wrt)
         yield with_features(of, keywords, operands)
     for width in (64, 128) if algorithm == "fa3" else ():  # of a narrow window
@@ -126,6 +118,20 @@ def _featured_problems(algorithm: Algorithm) -> Iterator[AttentionProblem]:
         yield of
         for deterministic in (False, True):
             yield replace(of, operation="backward", deterministic=deterministic)
+
+
+def _operand(problem: AttentionProblem, feature: str) -> Operand:
+    """The array of a feature as ``FEATURED`` names it."""
+    if feature.endswith("alibi"):
+        return Operand("alibi_slopes", problem.compute, (problem.heads_q,))
+    name, *axes_and_dtype = feature.split(":")
+    if not axes_and_dtype:
+        return Operand("sinks", feature, (problem.heads_q,))
+    axes, *dtype_of = axes_and_dtype
+    lengths = {"q": problem.seqlen_q, "k": problem.seqlen_kv}
+    shape = (1, 1, *(size if axis in axes else 1 for axis, size in lengths.items()))
+    own = "bool" if name == "mask" else problem.storage
+    return Operand(name, *(*dtype_of, own)[:1], shape)
 
 
 def _rare_fa3_problems() -> Iterator[AttentionProblem]:
