@@ -6,12 +6,11 @@ from .bug import Bug, row
 
 __all__ = ["AGAINST", "BUGS", "NEIGHBOURS", "emulated"]
 
-_FEATURE = "cuda_src/features/bias.cuh"
+_PAIRS = "cuda_src/features/pairs.cuh"
 _GRADIENT = "cuda_src/steps/bias_gradient.cu"
 _STEPS = "cuda_src/steps/bias_steps.cuh"
 _REDUCE = "cuda_src/steps/reduce_bias.cu"
 _ARGUMENTS = "cuflash/planning/argument_gradients.py"
-_NUMPY = "cuflash/features/bias.py"
 _NUMPY_GRADIENT = "cuflash/tiled_numpy/bias_gradient.py"
 _JAX = "cuflash/jax/entries.py"
 
@@ -43,7 +42,7 @@ def emulated(name: str, file: str, find: str, replace: str, test: str) -> Bug:
 BUGS = (
     Bug(
         "NumPy's neighbouring entries have a bias each",
-        _NUMPY,
+        "cuflash/features/pairs.py",
         "own = place.batch.ravel() // entries % whole.shape[0]",
         "own = place.batch.ravel() % whole.shape[0]",
         f"tests/unit/test_bias.py::{_NEIGHBOURS}",
@@ -113,16 +112,16 @@ BUGS = (
     ),
     emulated(
         "the bias of a query behind the last is read",
-        _FEATURE,
-        "rows_left(params.shape.seqlen_q - 1 - lane.i)",
-        "rows_left(params.shape.seqlen_q - lane.i)",
+        _PAIRS,
+        "rows_left(shape.seqlen_q - 1 - lane.i)",
+        "rows_left(shape.seqlen_q - lane.i)",
         f"test_bias.py::test_nothing_is_read_beyond_the_bias[False-{_WHOLE}]",
     ),
     emulated(
         "neighbouring entries have a bias each",
-        _FEATURE,
-        "lane.batch / params.bias.entries % params.bias.own_entries",
-        "lane.batch % params.bias.own_entries",
+        _PAIRS,
+        "batch / block.entries % block.own_entries",
+        "batch % block.own_entries",
         f"{NEIGHBOURS}[2-1-{_WHOLE}]",
     ),
     emulated(
