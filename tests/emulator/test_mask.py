@@ -10,7 +10,7 @@ import pytest
 from ..kit.case import Case
 from ..kit.checks import require, run_checks
 from ..kit.compare import compare
-from ..kit.data import arrays
+from ..kit.data import arrays, tensor
 from ..kit.oracle import judge
 from .build import compiler
 from .featured_rows import MASKED
@@ -69,3 +69,17 @@ def test_a_mask_that_hides_everything_leaves_zeros(row: Row) -> None:
     assert (found.pop("lse") == -np.inf).all()
     for name, array in found.items():
         assert (array == 0).all(), name
+
+
+@pytest.mark.parametrize("row", params(*(row for row in MASKED if "k" in row.mask)))
+def test_keys_that_it_hides_may_hold_anything(row: Row) -> None:
+    """Padding, in the forward pass: no score of it is left."""
+    case = row.cases()[0]
+    x = arrays(case, "q", "k", "v", "dout", "dlse")
+    hidden = np.arange(case.seqlen_kv) >= case.seqlen_kv * 2 // 3
+    mask = tensor(case, "mask") & ~hidden
+    truth = judge(case, {**x, "mask": mask})
+    case.heads_first("k", x["k"])[:, :, hidden] = np.nan
+    out, lse = row.runner.forward(case, x["q"], x["k"], x["v"], mask=mask)
+    for name, array in {"out": out, "lse": lse}.items():
+        compare(truth, name, array).check()
