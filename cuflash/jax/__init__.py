@@ -21,11 +21,11 @@ except ImportError as error:
         "pip install 'cuflash[jax]'"
     ) from error
 
-from ..options import AlgorithmChoice, check_flag
+from ..options import AlgorithmChoice
 from .arguments import arrays_of, with_all_axes
 from .axes import broadcasts, has_batch, may_share_batch
 from .call import Call, call_of, check_arrays
-from .keywords import check_cast, checked
+from .keywords import check_cast, check_returns, checked
 from .primitive import run
 from .types import joined, repeated
 
@@ -37,11 +37,12 @@ def attention(
     key: Any,
     value: Any,
     bias: Any = None,
-    mask: None = None,
+    mask: Any = None,
     *,
     scale: Any = None,
     is_causal: bool = False,
     local_window_size: int | tuple[int, int] | None = None,
+    return_residual: bool = False,
     softcap: float | None = None,
     q_offset: int | None = 0,
     return_lse: bool = False,
@@ -86,8 +87,10 @@ def attention(
         its batch is 1. Of query's dtype, and then cast with it, or float32. It
         can be differentiated: the gradient has its shape and dtype, and is the
         sum over what it is broadcast over.
-    mask : None
-        Anything else is refused: it is not computed yet.
+    mask : array of bool, (batch, heads_q, seqlen_q, seqlen_kv), optional
+        Which pairs take part, beside ``is_causal`` and a window: True does, False
+        is hidden. Its axes are as those of ``bias``, and ``dtype`` does not cast it.
+        It has no gradient.
     scale : float, optional
         Factor of the scores, a finite and positive number or an array without
         axes that holds one, compiled in; by default ``1 / sqrt(head_dim)``.
@@ -99,6 +102,9 @@ def attention(
         key j iff ``i + q_offset - left <= j <= i + q_offset + right``. Both
         ends are included, and a negative side is a bound like any other. With
         ``is_causal`` both masks apply.
+    return_residual : bool
+        Also return the log-sum-exp as JAX does, a constant of :func:`jax.grad`;
+        refused beside ``return_lse``.
     softcap : float, optional
         Scores become ``softcap * tanh(score / softcap)`` before the masks,
         compiled in. None and 0: no cap.
@@ -109,7 +115,7 @@ def attention(
         the last query sees the last key. Without a mask, a window or ALiBi
         it changes nothing.
     return_lse : bool
-        Also return the log-sum-exp of the scores.
+        Also return the log-sum-exp of the scores, which can be differentiated.
     alibi_slopes : array, (heads_q,) or (batch, heads_q), optional
         ALiBi: a score loses ``alibi_slopes[h] * abs(i + q_offset - j)``, after
         the softcap and before the masks. With the default q_offset of 0 query
@@ -152,9 +158,9 @@ def attention(
     lse : array, (batch, heads_q, seqlen_q)
         Only with ``return_lse``: natural log of the sum of exp of the scaled,
         masked scores, and of the sink; float32, or float64 for float64; minus
-        infinity, or the sink, for a row that sees no key. It can be differentiated. JAX's
-        ``return_residual`` is another thing: (batch, seqlen_q, heads_q),
-        rounded to the dtype of key, and constant for :func:`jax.grad`.
+        infinity, or the sink, for a row that sees no key.
+    residual : array, (batch, seqlen_q, heads_q)
+        Only with ``return_residual``: the same, rounded to the dtype of key.
 
     Raises
     ------
@@ -173,20 +179,20 @@ def attention(
     runs the kernels of :func:`cuflash.prepare` on XLA's stream and buffers; one
     for the CPU runs the tiled NumPy code. There are no second derivatives and
     no forward mode: JAX says so. What :func:`jax.vmap` does not map is repeated
-    for each mapped entry, but for ``sinks`` and ``bias``. Of several mapped axes,
-    ``bias`` is repeated along one that it lacks between two that it has, the batch
-    being the last. If ``sinks`` are mapped, or their gradient is, each mapped entry
-    becomes heads of its own, for which arrays are copied. Under :func:`jax.vmap` the
-    gradient of ``bias`` has an entry for each mapped entry, which JAX adds up if
-    ``bias`` is not mapped.
+    for each mapped entry, but for ``sinks``, ``bias`` and ``mask``. Of several
+    mapped axes, the last two are repeated along one that they lack between two
+    that they have, the batch being the last. If ``sinks`` are mapped, or their
+    gradient is, each mapped entry becomes heads of its own, for which arrays are
+    copied. Under :func:`jax.vmap` the gradient of ``bias`` has an entry for each
+    mapped entry, which JAX adds up if ``bias`` is not mapped.
 
     Arrays divided over several devices by batch, by heads or by both are
     computed where they are, forward and backward. Heads can be divided into as
     many parts as divide heads_kv. What is divided otherwise (by sequence, by
     width, into more parts than there are key heads) is gathered first; on a
-    mesh of explicit axes it is refused. Axes of 1 of ``bias`` are not divided, and
-    its gradient is summed over the devices that share it. :func:`jax.shard_map`
-    works with and without ``check_vma``.
+    mesh of explicit axes it is refused. Axes of 1 of ``bias`` and ``mask`` are
+    not divided, and the gradient of ``bias`` is summed over the devices that
+    share it. :func:`jax.shard_map` works with and without ``check_vma``.
 
     Ctrl-C inside a computation on the CPU interrupts the callback, and JAX
     reports a ``RuntimeError`` that begins with INTERNAL and holds the traceback
@@ -194,9 +200,16 @@ def attention(
     """
     given = dict(locals())  # every argument by name
     call = call_of(**checked(given))
-    with_lse = check_flag("return_lse", return_lse)
+    with_lse, with_residual = check_returns(return_lse, return_residual)
     out, lse = _compute(given, call, check_cast(dtype))
+    if with_residual:
+        return out, _residual(lse, out.dtype)
     return (out, lse) if with_lse else out
+
+
+def _residual(lse: Any, dtype: Any) -> Any:
+    """The log-sum-exp as JAX returns it: heads last, rounded, and constant."""
+    return jnp.swapaxes(jax.lax.stop_gradient(lse), -1, -2).astype(dtype)
 
 
 def _compute(given: dict[str, Any], call: Call, dtype: str | None) -> tuple[Any, Any]:

@@ -42,7 +42,9 @@ def with_all_axes(name: str, array: Any) -> Any:
 
 
 def _of_features(given: Mapping[str, Any], of_query: Any, dtype: str | None) -> dict[str, Any]:
-    """Slopes, bias and sinks that were given, cast with query if they had the dtype for it.
+    """Arrays of features that were given, cast with query if they had the dtype for it.
+
+    A mask is boolean, whatever query is.
 
     Parameters
     ----------
@@ -56,8 +58,18 @@ def _of_features(given: Mapping[str, Any], of_query: Any, dtype: str | None) -> 
     before = {"alibi_slopes": _statistics(of_query), "bias": of_query, "sinks": of_query}
     slopes = None if dtype is None else _statistics(dtype)
     after = {"alibi_slopes": slopes, "bias": dtype, "sinks": dtype}
-    arrays = {n: _as_array(n, given[n]) for n in before if given[n] is not None}
-    return {n: _cast(a, after[n]) if a.dtype == before[n] else a for n, a in arrays.items()}
+    names = (*before, "mask")
+    arrays = {name: _as_array(name, given[name]) for name in names if given[name] is not None}
+    if "mask" in arrays:
+        _check_boolean("mask", arrays["mask"])
+    return {n: _cast(a, after[n]) if a.dtype == before.get(n) else a for n, a in arrays.items()}
+
+
+def _check_boolean(name: str, array: Any) -> None:
+    """Refuse numbers: whether they are to be added, or say which pairs take part, is not known."""
+    if array.dtype != bool:
+        remedy = "bool: dtype=bool where Flax makes the mask, or mask != 0; numbers to add are bias"
+        raise ArgumentTypeError(name, f"dtype {array.dtype}", remedy)
 
 
 def _statistics(dtype: Any) -> str:

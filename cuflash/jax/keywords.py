@@ -19,17 +19,12 @@ from ..errors import ArgumentTypeError, ArgumentValueError
 from ..options import check_dtype, check_flag
 from ..planning.problem import DTypeName
 
-__all__ = ["check_cast", "checked"]
+__all__ = ["check_cast", "check_returns", "checked"]
 
 _KNOWN = "a number that is known while JAX traces"
 _SCALE = f"{_KNOWN}: multiply query by a traced one, and give scale=1"
 
 _REMEDIES = {
-    "mask": (
-        "the only mask yet is is_causal=True, which NNX passes on; attention_fn of Linen may be "
-        "functools.partial(cuflash.jax.attention, is_causal=True); "
-        "of any other, also that of decode=True, jax.nn.dot_product_attention takes it"
-    ),
     "module": "weights are never formed, so none can be sown: sow_weights=False",
     "qk_attn_weights_einsum": "the products are computed as they are, not quantized",
     "attn_weights_value_einsum": "the products are computed as they are, not quantized",
@@ -158,6 +153,20 @@ def check_cast(dtype: Any) -> DTypeName | None:
     if checked == "float64" and not jax.config.jax_enable_x64:
         raise ArgumentValueError("dtype", "float64", "float64 only with jax_enable_x64")
     return checked
+
+
+def check_returns(lse: Any, residual: Any) -> tuple[bool, bool]:
+    """Whether to return the log-sum-exp, and whether as JAX does.
+
+    Raises
+    ------
+    ArgumentTypeError, ArgumentValueError
+        If one is no flag, or both are set.
+    """
+    flags = check_flag("return_lse", lse), check_flag("return_residual", residual)
+    if all(flags):
+        raise ArgumentValueError("return_residual", "True beside return_lse=True", "one of the two")
+    return flags
 
 
 def _as_number(name: str, value: Any, expected: str) -> Any:

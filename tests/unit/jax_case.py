@@ -85,6 +85,7 @@ def formula(
     key: Any,
     value: Any,
     bias: Any = None,
+    mask: Any = None,
     *,
     alibi_slopes: Any = None,
     sinks: Any = None,
@@ -100,6 +101,8 @@ def formula(
     seen = seen_pairs(
         length, keys, is_causal=is_causal, local_window_size=local_window_size, q_offset=q_offset
     )
+    if mask is not None:
+        seen = seen & jnp.reshape(mask, mask.shape[max(0, mask.ndim - query.ndim) :])
     group = query.shape[-2] // key.shape[-2]
     key, value = (jnp.repeat(array, group, axis=-2) for array in (key, value))
     scores = jnp.einsum("...qhd,...khd->...hqk", query, key)
@@ -117,11 +120,11 @@ def formula(
         lse = jax.scipy.special.logsumexp(jnp.concatenate([scores, logits], axis=-1), axis=-1)
         out = jnp.einsum("...hqk,...khd->...qhd", jnp.exp(scores - lse[..., None]), value)
         return (out, lse) if return_lse else out
-    dead = ~seen.any(axis=1)[:, None]
+    dead = ~seen.any(axis=-1)[..., None]
     scores = jnp.where(seen, scores, jnp.where(dead, 0, -jnp.inf))
     lse = jax.scipy.special.logsumexp(scores, axis=-1)
     weights = jnp.where(dead, 0, jnp.exp(scores - lse[..., None]))
-    lse = jnp.where(dead[:, 0], -jnp.inf, lse)
+    lse = jnp.where(dead[..., 0], -jnp.inf, lse)
     out = jnp.einsum("...hqk,...khd->...qhd", weights, value)
     return (out, lse) if return_lse else out
 
@@ -138,7 +141,10 @@ def loss(function: Any, **options: Any) -> Any:
 
 
 def near(got: Any, expected: Any) -> None:
-    """Hold float64 arrays, or tuples of them, to each other by rounding alone."""
+    """Hold float64 arrays, or tuples of them, to each other by rounding alone.
+
+    Infinities have to be the same.
+    """
     if isinstance(expected, (tuple, list)):
         assert len(got) == len(expected)
         for one, other in zip(got, expected, strict=True):
@@ -146,12 +152,14 @@ def near(got: Any, expected: Any) -> None:
         return
     assert got.shape == expected.shape
     assert got.dtype == expected.dtype == np.float64
-    if expected.size:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            error = np.abs(np.asarray(got) - np.asarray(expected)).max()
-            size = max(1.0, np.abs(np.asarray(expected)).max())
-        assert error <= REFERENCE_UNITS * UNIT["float64"] * size
+    finite = np.isfinite(expected)
+    one, other = (np.asarray(array) for array in (got, expected))
+    assert (one[~finite] == other[~finite]).all()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        error = np.abs(one[finite] - other[finite]).max(initial=0)
+        size = np.abs(other[finite]).max(initial=1)
+    assert error <= REFERENCE_UNITS * UNIT["float64"] * size
 
 
 def alike(got: Any, expected: Any) -> None:

@@ -20,6 +20,7 @@ KEYWORDS: dict[str, dict[str, Any]] = {
     "softcap": {"softcap": 1.5},
     "alibi": {},
     "bias": {},
+    "mask": {},
     "sinks": {},
 }
 ARRAYS: dict[str, dict[str, tuple[tuple[int, ...], Any]]] = {
@@ -27,6 +28,7 @@ ARRAYS: dict[str, dict[str, tuple[tuple[int, ...], Any]]] = {
     "softcap": {},
     "alibi": {"alibi_slopes": ((4, 8), P("x", "y"))},
     "bias": {"bias": ((1, 8, 6, 1), P(None, "y"))},
+    "mask": {"mask": ((4, 1, 6, 6), P("x"))},
     "sinks": {"sinks": ((8,), P("y"))},
 }
 CHOSEN = [c for count in (1, 2) for c in itertools.combinations(FEATURES, count)]
@@ -46,11 +48,14 @@ def case_of(chosen: tuple[str, ...]) -> tuple[Any, list[Any], list[Any]]:
     def total(q: Any, k: Any, v: Any, *others: Any) -> Any:
         named = dict(zip(extra, others, strict=True))
         out, lse = attention(q, k, v, is_causal=True, return_lse=True, **keywords, **named)
-        return (out * out).sum() + jnp.sin(lse).sum()
+        return (out * out).sum() + jnp.where(jnp.isfinite(lse), jnp.sin(lse), 0).sum()
 
     shapes = [WHOLE, GROUPED, GROUPED, *(shape for shape, _ in extra.values())]
+    arrays = draw(*shapes, dtype="float32")
+    numbers = [place for place, name in enumerate(("q", "k", "v", *extra)) if name != "mask"]
+    arrays = [array if place in numbers else array > -0.5 for place, array in enumerate(arrays)]
     specs = [P("x", None, "y")] * 3 + [spec for _, spec in extra.values()]
-    return jax.grad(total, tuple(range(len(shapes)))), draw(*shapes, dtype="float32"), specs
+    return jax.grad(total, numbers), arrays, specs
 
 
 @pytest.mark.parametrize("chosen", CHOSEN, ids="+".join)

@@ -17,12 +17,13 @@ attention = pytest.importorskip("cuflash.jax", reason="JAX is not installed").at
 
 Q, KV = (2, 3, 4, 8), (2, 5, 2, 8)
 ARRAY = np.zeros((2, 4, 3, 5), np.float32)
+SEEN = ARRAY == 0
 KEYS = (jax.random.PRNGKey(0), jax.random.key(0))
 
 #: Values that leave the answer as it is, and values that are refused.
 HARMLESS: dict[str, list[Any]] = {
     "bias": [None, ARRAY, jnp.asarray(ARRAY)],
-    "mask": [None],
+    "mask": [None, True, SEEN, jnp.asarray(SEEN), SEEN[0, 0], [[True]], np.ones((4, 1, 1), bool)],
     "dropout_rng": [None, *KEYS],
     "dropout_rate": [0, 0.0, np.float32(0), np.asarray(0.0)],
     "broadcast_dropout": [True, False, np.True_],
@@ -45,7 +46,7 @@ HARMLESS: dict[str, list[Any]] = {
 }
 REFUSED: dict[str, list[Any]] = {
     "bias": [ARRAY[..., :2], ARRAY > 0, 0, False],
-    "mask": [ARRAY == 0, jnp.asarray(ARRAY), True],
+    "mask": [ARRAY, jnp.ones((3, 5), int), SEEN[..., :2], SEEN[:, :3], 1, [[1]]],
     "dropout_rng": [0, "key"],
     "dropout_rate": [-0.1, 1.5, float("nan"), float("inf"), "0", None, True, 1j, np.zeros(1)],
     "broadcast_dropout": [0, None],
@@ -119,7 +120,8 @@ def test_dropout_is_refused_unless_there_is_none(rate: Any, deterministic: bool,
     ("keywords", "says"),
     [
         ({"bias": ARRAY[:, :2]}, r"bias: got shape \(2, 2, 3, 5\); expected \(2, 4, 3, 5\)"),
-        ({"mask": ARRAY > 0}, r"mask: got an array of shape .*; expected None: the only mask yet"),
+        ({"mask": ARRAY}, r"mask: got dtype float32; expected bool: .* numbers to add are bias"),
+        ({"mask": SEEN[:, :2]}, r"mask: got shape \(2, 2, 3, 5\); expected \(2, 4, 3, 5\)"),
         ({"module": object()}, r"module: got builtins.object; expected None: .*sow_weights=False"),
         ({"dropout_rng": 3}, r"dropout_rng: got 3; expected a key of jax.random, or None"),
         ({"dropout_rate": 2}, r"dropout_rate: got 2.0; expected 0 to 1"),
@@ -141,8 +143,9 @@ def test_positions_are_those_of_jax() -> None:
     q, k, v = _arrays()
     assert (attention(q, k, v, None, None) == attention(q, k, v)).all()
     assert (attention(q, k, v, ARRAY + 1) == attention(q, k, v, bias=ARRAY + 1)).all()
-    with pytest.raises(cuflash.ArgumentValueError, match="mask: got"):
-        attention(q, k, v, None, ARRAY)
+    seen = np.tri(3, 5, dtype=bool)
+    assert (attention(q, k, v, None, seen) == attention(q, k, v, mask=seen)).all()
+    alike(attention(q, k, v, None, seen), attention(q, k, v, is_causal=True))
 
 
 def test_dtype_casts_integers_and_not_complex_numbers() -> None:
