@@ -11,6 +11,7 @@ import cuflash
 from cuflash import dispatch
 
 from .jax_case import draw, formula, jax, jnp, near, wide
+from .jax_mask_case import draw_mask
 
 __all__ = ["wide"]
 
@@ -21,7 +22,9 @@ nnx = pytest.importorskip("flax.nnx", reason="Flax is not installed")
 pytestmark = pytest.mark.usefixtures("wide")
 
 X = (2, 6, 16)
-MASKED = r"mask: got an array of shape \(2, 1, \d+, \d+\); expected None: .*is_causal=True"
+NUMBERS = "mask: got dtype float32; expected bool: dtype=bool where Flax makes the mask, or mask"
+#: Shapes of masks beside a batch of 2, 4 heads, 6 queries and 6 keys.
+MASKS = [(2, 1, 6, 6), (2, 4, 6, 6), (1, 1, 6, 6), (1, 4, 1, 6), (2, 1, 6, 1)]
 
 
 def _linen(attention_fn: Any = linen.dot_product_attention, **options: Any) -> Any:
@@ -41,8 +44,8 @@ def _linen(attention_fn: Any = linen.dot_product_attention, **options: Any) -> A
 
 def _plain(q: Any, k: Any, v: Any, *, mask: Any, is_causal: bool, **_: Any) -> Any:
     """For NNX, whose own function rounds the weights to float32."""
-    if mask is None:
-        return formula(q, k, v, is_causal=is_causal)
+    if mask is None or is_causal:
+        return formula(q, k, v, mask=mask, is_causal=is_causal)
     return linen.dot_product_attention(q, k, v, mask=mask)
 
 
@@ -108,17 +111,58 @@ def test_its_dtype_is_a_cast(module: Any) -> None:
     assert jnp.abs(got.astype(float) - own.astype(float)).max() < 2.0**-6 * jnp.abs(own).max()
 
 
+def _mask(shape: tuple[int, ...]) -> Any:
+    """Every row sees a key: to one that sees none Flax gives the mean of all values."""
+    seen = draw_mask(shape, 5)
+    return seen | (~seen.any(-1, keepdims=True) & (jnp.arange(shape[-1]) == 0))
+
+
 @pytest.mark.parametrize("module", MODULES)
-def test_a_mask_is_refused(module: Any) -> None:
+@pytest.mark.parametrize("shape", MASKS, ids=str)
+def test_a_mask(module: Any, shape: tuple[int, ...]) -> None:
+    (x,) = draw(X)
+    _both(module, x, mask=_mask(shape))
+    if module is _nnx and shape[2:] == (6, 6):
+        diagonal = jnp.eye(6, dtype=bool)
+        _both(module, x, mask=_mask(shape) | diagonal, is_causal=True)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_masks_that_flax_makes(module: Any) -> None:
+    """Of padded sequences, and of causal ones, together."""
+    (x, y) = draw(X, (2, 9, 16))
+    lengths = jnp.arange(9) < jnp.asarray([[9], [4]])
+    padded = linen.make_attention_mask(jnp.ones(X[:2], bool), lengths, jnp.logical_and, dtype=bool)
+    _both(module, x, y, mask=padded)
+    causal = linen.make_causal_mask(x[..., 0], dtype=bool)
+    both = linen.combine_masks(causal, padded[..., :6], dtype=bool)
+    for mask in (causal, both):
+        _both(module, x, mask=mask)
+    near(jax.jit(module(attention))(x, mask=both), module()(x, mask=both))
+    near(module(attention)(x, mask=causal), module(_causal)(x))
+
+
+def _causal(*qkv: Any, **_: Any) -> Any:
+    return attention(*qkv, is_causal=True)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_rows_that_see_no_key_are_zeros(module: Any) -> None:
+    (x,) = draw(X)
+    mask = _mask((2, 1, 6, 6)).at[:, :, 2].set(False)
+    got, expected = (module(f)(x, mask=mask) for f in (attention, module.__defaults__[0]))
+    near(jnp.delete(got, 2, axis=1), jnp.delete(expected, 2, axis=1))
+    near(got[:, 2], module(lambda q, *_, **__: jnp.zeros_like(q))(x)[:, 2])
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_mask_of_numbers_is_refused(module: Any) -> None:
+    """As Flax makes them unless it is told their dtype."""
     (x,) = draw(X)
     mask = linen.make_causal_mask(x[..., 0])
-    with pytest.raises(cuflash.ArgumentValueError, match=MASKED):
+    with pytest.raises(cuflash.ArgumentTypeError, match=NUMBERS):
         module(attention)(x, mask=mask)
-    expected = module()(x, mask=mask)  # and now as the message says
-    if module is _linen:
-        near(_linen(functools.partial(attention, is_causal=True))(x), expected)
-    else:
-        near(_nnx(attention)(x, is_causal=True), expected)
+    _both(module, x, mask=mask != 0)
 
 
 @pytest.mark.parametrize("module", MODULES)
@@ -140,16 +184,40 @@ def test_weights_are_not_sown(module: Any) -> None:
         module(attention)(x, sow_weights=True, **options)
 
 
-def test_decoding_is_refused_for_its_mask() -> None:
-    (x,) = draw((2, 1, 16))
-    module = linen.MultiHeadDotProductAttention(num_heads=4, decode=True, attention_fn=attention)
-    variables = module.init(jax.random.key(0), *draw(X))
-    with pytest.raises(cuflash.ArgumentValueError, match=MASKED):
-        module.apply(variables, x, mutable=["cache"])
-    layer = _nnx(attention, decode=True)
-    layer.init_cache(X, jnp.float64)
-    with pytest.raises(cuflash.ArgumentValueError, match=MASKED):
-        layer(x)
+@functools.wraps(attention)
+def _boolean(*qkv: Any, mask: Any = None, **others: Any) -> Any:
+    """What decoding needs: its mask is one of numbers, whatever is given."""
+    return attention(*qkv, mask=None if mask is None else mask != 0, **others)
+
+
+def _decode_linen(attention_fn: Any, steps: Any) -> Any:
+    module = linen.MultiHeadDotProductAttention(
+        num_heads=4, decode=True, param_dtype=jnp.float64, attention_fn=attention_fn
+    )
+    variables = dict(module.init(jax.random.key(0), steps))
+    outs = []
+    for step in jnp.split(steps, steps.shape[1], axis=1):
+        out, changed = module.apply(variables, step, mutable=["cache"])
+        variables |= changed
+        outs.append(out)
+    return jnp.concatenate(outs, axis=1)
+
+
+def _decode_nnx(attention_fn: Any, steps: Any) -> Any:
+    layer = _nnx(attention_fn, decode=True)
+    layer.init_cache(steps.shape, jnp.float64)
+    return jnp.concatenate([layer(x) for x in jnp.split(steps, steps.shape[1], axis=1)], axis=1)
+
+
+@pytest.mark.parametrize(
+    ("decode", "own"), [(_decode_linen, linen.dot_product_attention), (_decode_nnx, _plain)]
+)
+def test_decoding(decode: Any, own: Any) -> None:
+    """Step by step, with a mask made boolean; Flax's own is refused."""
+    (x,) = draw(X)
+    near(decode(_boolean, x), decode(own, x))
+    with pytest.raises(cuflash.ArgumentTypeError, match=NUMBERS):
+        decode(attention, x)
 
 
 @pytest.mark.parametrize("name", ["qk_attn_weights_einsum", "attn_weights_value_einsum"])
