@@ -1,4 +1,4 @@
-"""A bias on the CUDA side of ``cuflash.jax``, on a fake device: what is planned and launched."""
+"""A bias and a mask on the CUDA side of ``cuflash.jax``: what a fake device is given."""
 
 from __future__ import annotations
 
@@ -101,6 +101,40 @@ def test_a_bias_is_lowered_as_it_is() -> None:
     assert len(calls) == 2
     assert all("tensor<1x1x1x5x9xf16>" in line for line in calls)
     assert "-> (tensor<3x1x1x5x9xf16>" in calls[1] or "-> tensor<3x1x1x5x9xf16>" in calls[1]
+
+
+def test_a_mask_is_lowered_as_it_is() -> None:
+    """In both passes, of bytes, and with an axis of 1 where vmap does not map it."""
+    q, k, v = draw((3, *Q), (3, *KV), (3, *KV), dtype="float16")
+    mask = jnp.ones((5, 9), bool)
+
+    def loss(q: Any, k: Any, v: Any, mask: Any) -> Any:
+        each = jax.vmap(lambda *a: attention(*a[:3], mask=a[3]), (0, 0, 0, None))
+        return each(q, k, v, mask).sum()
+
+    traced = jax.jit(jax.grad(loss, (0, 1, 2))).trace(q, k, v, mask)
+    text = str(traced.lower(lowering_platforms=("cuda",)).as_text())
+    calls = [line for line in text.splitlines() if "_gpu_callback_cmd_buffer(" in line]
+    assert len(calls) == 2
+    assert all("tensor<1x1x1x5x9xi1>" in line for line in calls)
+
+
+@pytest.mark.parametrize(("own", "numbers"), [case[:2] for case in PATTERNS], ids=str)
+def test_entries_of_a_mask_reach_the_kernels(
+    fake_device: FakeDevice, own: tuple[int, ...], numbers: tuple[int, int]
+) -> None:
+    shapes = [(3, 2, *Q), (3, 2, *KV), (3, 2, *KV), (*own, 4, 1, 9)]
+    kinds = [np.float16] * 3 + [np.bool_]
+    call = Call("forward", Options(layout="bshd", q_offset=0, algorithm="fa2"))
+    call = call.taking(("q", "k", "v", "mask"))
+    arrays = [jax.ShapeDtypeStruct(*one) for one in zip(shapes, kinds, strict=True)]
+    prepared = on_device.prepare_device(call, arrays)
+    every = [*call.results_of(arrays), *((a.shape, a.dtype) for a in arrays)]
+    buffers = [_buffer(*one, (i + 1) << 20) for i, one in enumerate(every)]
+    prepared(SimpleNamespace(stream=7), buffers[:2], *buffers[2:])
+    (block,) = [words["mask"] for words in fake_device.launched]
+    assert int(block["mask"]) == len(every) << 20
+    assert (int(block["entries"]), int(block["own_entries"])) == numbers
 
 
 def test_nothing_is_called_for_a_bias_of_no_entries() -> None:
