@@ -183,3 +183,24 @@ def test_vmap_and_gradient_inside_of_shard_map(wide: None, check: dict[str, Any]
         **check,
     )
     near(jax.jit(divided)(*arrays), gradient(formula)(*arrays))
+
+
+@pytest.mark.parametrize("check", [{}, {"check_vma": False}], ids=str)
+def test_gradients_of_what_every_device_has(wide: None, check: dict[str, Any]) -> None:
+    """Devices have the same arrays and masks of their own: gradients are sums over them."""
+    arrays = [*draw(*[(2, 6, 4, 8)] * 3), draw_mask((8, 1, 6, 6))]
+    each = jax.shard_map(
+        lambda q, k, v, mask: attention(q, k, v, mask=mask),
+        mesh=cpu_mesh(4),
+        in_specs=(P(),) * 3 + (P("x"),),
+        out_specs=P("x"),
+        **check,
+    )
+
+    def whole(q: Any, k: Any, v: Any, mask: Any) -> Any:
+        return formula(*(jnp.tile(array, (4, 1, 1, 1)) for array in (q, k, v)), mask=mask)
+
+    def of(function: Any) -> Any:
+        return jax.jit(jax.grad(lambda *a: jnp.sin(function(*a)).sum(), QKV))(*arrays)
+
+    near(of(each), of(whole))
