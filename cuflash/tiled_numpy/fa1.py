@@ -7,7 +7,7 @@ import numpy as np
 from .blocks import Array, Blocks, Scratch
 from .gradients import GradientRows, Gradients
 from .operands import Operands
-from .steps import RowState, online_softmax, transposed_product
+from .steps import RowState, multiply, online_softmax, transposed_product
 
 __all__ = ["backward", "forward"]
 
@@ -39,7 +39,7 @@ def _join(scores: Array, v: Array, state: RowState, scratch: Scratch) -> None:
     divisor = np.where(state.row_sum == 0, 1, state.row_sum)  # rows dead so far stay 0
     share /= divisor
     product = scratch.array("product", state.out.shape)
-    np.matmul(scores.swapaxes(-1, -2), v, out=product)
+    multiply(scores.swapaxes(-1, -2), v, product, scratch)
     product /= divisor[..., None]
     state.out *= share[..., None]
     state.out += product

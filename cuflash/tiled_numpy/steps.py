@@ -18,14 +18,17 @@ __all__ = [
     "RowState",
     "accumulate",
     "finish",
+    "multiply",
     "online_softmax",
     "sum_over_keys",
     "transposed_product",
     "wider",
 ]
 
-#: Keys whose weights are summed one after another; 1024 so cost half of float32's accuracy.
-_KEYS_SUMMED = 64
+#: Terms that are summed one after another; 1024 so cost half of float32's accuracy.
+_TERMS_SUMMED = 64
+#: The widest product whose terms are added in parts. A wider one costs BLAS more in parts.
+_NARROW = 16
 
 
 def wider(dtype: np.dtype[Any]) -> type[np.floating[Any]]:
@@ -63,9 +66,31 @@ def transposed_product(keys: Array, rows: Array, scratch: Scratch, name: str) ->
 def accumulate(total: Array, left: Array, right: Array, scratch: Scratch, first: bool) -> None:
     """Add ``left @ right`` to the total, or begin it where nothing was added yet."""
     product = total if first else scratch.array("product", total.shape)
-    np.matmul(left, right, out=product)
+    multiply(left, right, product, scratch)
     if not first:
         total += product
+
+
+def multiply(left: Array, right: Array, product: Array, scratch: Scratch) -> None:
+    """``left @ right``, the terms of narrow rows added in parts.
+
+    BLAS adds the terms of such a product one after another where the left
+    matrix stands transposed, and in several sums where it does not: in parts
+    it errs as little either way, and takes no longer.
+    """
+    terms, width = right.shape[-2:]
+    if width > _NARROW or terms <= _TERMS_SUMMED:
+        np.matmul(left, right, out=product)
+        return
+    count = terms // _TERMS_SUMMED
+    whole = count * _TERMS_SUMMED
+    lefts = left[..., :whole].reshape(*left.shape[:-1], count, _TERMS_SUMMED).swapaxes(-2, -3)
+    rights = right[..., :whole, :].reshape(*right.shape[:-2], count, _TERMS_SUMMED, width)
+    shape = (*product.shape[:-2], count, *product.shape[-2:])
+    parts = np.matmul(lefts, rights, out=scratch.array("parts", shape))
+    parts.sum(axis=-3, out=product)
+    if whole < terms:
+        product += np.matmul(left[..., whole:], right[..., whole:, :])
 
 
 def online_softmax(scores: Array, state: RowState) -> Array:
@@ -102,10 +127,10 @@ def sum_over_keys(weights: Array) -> Array:
     A product with ones takes half the time that ``add.reduce`` over lines does.
     """
     batch, heads, width, rows = weights.shape
-    ones = np.ones((1, _KEYS_SUMMED), weights.dtype)
-    count = width // _KEYS_SUMMED
-    whole = count * _KEYS_SUMMED
-    parts = weights[:, :, :whole].reshape(batch, heads, count, _KEYS_SUMMED, rows)
+    ones = np.ones((1, _TERMS_SUMMED), weights.dtype)
+    count = width // _TERMS_SUMMED
+    whole = count * _TERMS_SUMMED
+    parts = weights[:, :, :whole].reshape(batch, heads, count, _TERMS_SUMMED, rows)
     total: Array = np.matmul(ones, parts)[:, :, :, 0].sum(axis=2)
     if whole < width:
         total += np.matmul(ones[:, : width - whole], weights[:, :, whole:])[:, :, 0]
