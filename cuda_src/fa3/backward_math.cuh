@@ -1,5 +1,5 @@
-// FlashAttention-3 backward, the math role: the products of a warpgroup, and its 64 keys through
-// all steps.
+// FlashAttention-3 backward, the math role: the products of a warpgroup, and a step of its 64
+// keys.
 #pragma once
 
 #include "backward_score.cuh"
@@ -372,40 +372,5 @@ struct BackwardMath {
     }
   }
 };
-
-template <class Config>
-__device__ inline void math_role(const BackwardContext<Config>& c, int warpgroup) {
-  using Types = BackwardTypes<Config>;
-  const BackwardMath<Config> math(c, warpgroup);
-  typename Types::KGradient dk;
-  typename Types::VGradient dv;
-  dk.fill(0);
-  dv.fill(0);
-  StepState state(c.first());
-  const int steps = c.steps();
-  wait<Config>(c.shared.k_full, 0);
-  wait<Config>(c.shared.v_full, 0);
-  // Under a causal mask alone, and with 128 queries a step, a step like this takes more time from
-  // the others than it saves.
-  constexpr bool skips_hidden =
-      Mask<Config>::has_first && !Types::q_parted_by_rows && !Config::listed;
-  int step = 0;
-#pragma unroll 1
-  do {
-    if (skips_hidden && math.is_hidden(state.place)) {
-      math.hidden_step(state, step);
-    } else {
-      math.step(state, dk, dv, step);
-    }
-  } while (++step < steps);
-  typename Types::QGradient dq;
-  math.issue_q(dq, steps - 1, true);
-  ptx::wgmma_wait<0>();
-  ptx::wgmma_hold(dq.value[0]);
-  math.add_q(math.place_before(state, steps), state.dead_before, dq, steps - 1);
-  math.end_sums();
-  math.store_v(dv, 1.0f / static_cast<float>(1 << BackwardMath<Config>::exponent));
-  math.store_k(dk);
-}
 
 }  // namespace cuflash::fa3
