@@ -226,14 +226,13 @@ def _name(architecture: str, c: KernelConfig) -> str:
         if feature.constants:
             parts += ["-".join([feature.name, *(str(value) for _, value in feature.constants)])]
     constants = dict(c.constants)
-    if "block_q" in constants and c.generation == "fa3":
+    if "block_q" in constants and (c.generation == "fa3" or c.kernel == "summarise_mask"):
         parts.append(f"{constants['block_q']}x{constants['block_kv']}")
     if constants.get("kv_tiles_per_convert_block", 0) > 8:
         parts.append(f"converts{constants['kv_tiles_per_convert_block']}")
     if constants.get("ordered"):
         parts.append("ordered")
-    if constants.get("parted"):
-        parts.append("parted")
+    parts += [name for name in ("parted", "rows_of_keys", "one_row") if constants.get(name)]
     if constants.get("turns"):  # of statistics, which clears that many
         parts.append(f"clears{constants['turns']}")
     if c.kernel == "convert_dq":  # narrow and wide heads can have fragments of different height
