@@ -96,15 +96,32 @@ def collect(keyword: str) -> list[str]:
     return [line for line in done.stdout.splitlines() if "::" in line]
 
 
-def run(name: str, tests: Sequence[str], folder: Path, seconds: float) -> Account:
-    """Run tests in a process of their own; its output is ``name``.txt."""
+def devices(part: int, count: int) -> dict[str, str]:
+    """The environment of a part: it sees all of so many devices, each part another one first."""
+    if count < 2:
+        return {}
+    return {"CUDA_VISIBLE_DEVICES": ",".join(str((part + i) % count) for i in range(count))}
+
+
+def run(
+    name: str,
+    tests: Sequence[str],
+    folder: Path,
+    seconds: float,
+    seen: dict[str, str] | None = None,
+) -> Account:
+    """Run tests in a process of their own, its output in ``name``.txt, with devices it sees."""
     listed, report = folder / f"{name}.list", folder / f"{name}.xml"
     listed.write_text("\n".join(tests))
     command = [sys.executable, "-m", "pytest", "--require-gpu", "--part", "-p", "no:cacheprovider"]
     command += ["--tb=short", f"--junitxml={report}", f"@{listed}"]
     with (folder / f"{name}.txt").open("w") as output:
         process = subprocess.Popen(
-            command, cwd=ROOT, env={**os.environ, **SHARED}, stdout=output, stderr=output
+            command,
+            cwd=ROOT,
+            env={**os.environ, **SHARED, **(seen or {})},
+            stdout=output,
+            stderr=output,
         )
         late = False
         try:
@@ -134,6 +151,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("-k", dest="keyword", default="", help="as pytest takes it")
     parser.add_argument("--parts", type=int, default=8, help="processes beside each other")
+    parser.add_argument("--devices", type=int, default=1, help="that the parts share out")
     parser.add_argument("--seconds", type=float, default=500.0, help="that a part may take")
     parser.add_argument("--folder", type=Path, help="for lists, reports and output")
     arguments = parser.parse_args()
@@ -144,10 +162,12 @@ def main() -> int:
     alone = [test for test in tests if any(name in test for name in ALONE)]
     account = Account()
     with ThreadPoolExecutor(max(1, len(parts))) as pool:
-        names = [f"part{i}" for i in range(len(parts))]
-        for each in pool.map(
-            lambda p: run(*p, folder, arguments.seconds), zip(names, parts, strict=True)
-        ):
+
+        def one(number: int) -> Account:
+            seen = devices(number, arguments.devices)
+            return run(f"part{number}", parts[number], folder, arguments.seconds, seen)
+
+        for each in pool.map(one, range(len(parts))):
             account.add(each)
     if alone:
         account.add(run("alone", alone, folder, arguments.seconds))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ..conftest import MINIMUM_GPU_TESTS
-from ..device.side_by_side import SLOWEST, Account, deal, read, run, say
+from ..device.side_by_side import SLOWEST, Account, deal, devices, read, run, say
 
 REPORT = """<testsuites><testsuite>
 <testcase classname="tests.device.a" name="test_one[1]" time="2.5"/>
@@ -90,3 +90,9 @@ def test_what_is_wrong_is_said(
     wrong = say(account, collected, 1.0, whole)
     assert said in capsys.readouterr().out
     assert wrong == (not said.split()[1].startswith("passed"))
+
+
+def test_parts_share_the_devices_out_and_see_them_all() -> None:
+    seen = [devices(part, 3)["CUDA_VISIBLE_DEVICES"] for part in range(4)]
+    assert seen == ["0,1,2", "1,2,0", "2,0,1", "0,1,2"]
+    assert devices(5, 1) == {}
