@@ -177,11 +177,11 @@ class EmulatedRunner:
     def reads(self, case: Case, x: dict[str, np.ndarray]) -> dict[str, dict[str, int]]:
         """Bytes of q, k and v that each pass copies to shared memory; of contiguous arrays."""
         read: dict[str, dict[str, int]] = {"forward": {}, "backward": {}}
-        given = {name: x[name] for name in "qkv"}
+        given = {name: x[name] for name in "qkv"} | operands(case)
         made = {"out": case.storage, "lse": case.statistics}
         out, lse = self._run(case, "forward", given, made, read["forward"])
         given |= {"out": out, "dout": x["dout"], "lse": lse}
-        made = dict.fromkeys(("dq", "dk", "dv"), case.storage)
+        made = {name: case.dtype_of(name) for name in case.gradients}
         self._run(case, "backward", given, made, read["backward"])
         return read
 

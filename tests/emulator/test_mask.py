@@ -15,6 +15,7 @@ from ..kit.oracle import judge
 from .build import compiler
 from .featured_rows import MASKED
 from .rows import Row, params
+from .tiles_seen import rows_of_tiles, tiles_seen
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="there is no g++ to compile with")
 
@@ -83,3 +84,43 @@ def test_keys_that_it_hides_may_hold_anything(row: Row) -> None:
     out, lse = row.runner.forward(case, x["q"], x["k"], x["v"], mask=mask)
     for name, array in {"out": out, "lse": lse}.items():
         compare(truth, name, array).check()
+
+
+#: Rows whose kernels walk along lists of tiles.
+_LISTED = [
+    r for r in MASKED if r.algorithm == "fa3" and "k" in r.mask and not (r.deterministic or r.bias)
+]
+
+
+@pytest.mark.parametrize("row", params(*_LISTED))
+def test_no_tile_that_it_hides_is_loaded(row: Row) -> None:
+    """Bytes of K, V and Q are those of the tiles that bounds leave and that show a pair."""
+    blocks = row.mask.removesuffix("-blocks") + "-blocks"
+    for case in row.cases()[:2]:
+        case = replace(case, mask=blocks, strides=Case().strides)
+        read = row.runner.reads(case, arrays(case, "q", "k", "v", "dout", "dlse"))
+        for operation in ("forward", "backward"):
+            tile = row.runner.tiles(case, operation)
+            seen = _tiles_of_heads(case, tile, visit_one=operation == "forward")
+            if operation == "forward":
+                rows = (seen.sum(axis=(0, 1, 2)) * rows_of_tiles(case.seqlen_kv, tile[1])).sum()
+                expected = {"k": rows * case.head_dim, "v": rows * case.head_dim_v}
+            else:
+                rows = (seen.sum(axis=(0, 1, 3)) * rows_of_tiles(case.seqlen_q, tile[0])).sum()
+                expected = {"q": rows * case.head_dim}
+            found = {name: read[operation][name] for name in expected}
+            size = case.storage.itemsize
+            assert found == {n: size * e for n, e in expected.items()}, (operation, case.repro)
+
+
+def _tiles_of_heads(case: Case, tile: tuple[int, int], visit_one: bool) -> np.ndarray:
+    """(entry, head, q tile, kv tile): what is visited; of a q tile that sees none perhaps one."""
+    whole = (case.batch, case.heads_q, case.seqlen_q, case.seqlen_kv)
+    mask, bounds = np.broadcast_to(tensor(case, "mask"), whole), tiles_seen(case, tile)
+    found = np.array([[tiles_seen(case, tile, pairs) for pairs in head] for head in mask])
+    found &= bounds
+    if visit_one:
+        last = np.where(bounds.any(1), bounds.shape[1] - 1 - bounds[:, ::-1].argmax(1), 0)
+        nothing = ~found.any(axis=3)
+        found[..., np.arange(len(last)), last] |= nothing
+    return found

@@ -15,6 +15,7 @@ from ..kit.oracle import judge
 from .build import compiler
 from .featured_rows import WINDOWED
 from .rows import ROWS, Row, params
+from .tiles_seen import rows_of_tiles, tiles_seen, visit_one_tile
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="there is no g++ to compile with")
 
@@ -51,28 +52,6 @@ def _last_query_alone(row: Row) -> Case:
     return row.windowed(case, left, 1)
 
 
-def _tiles_seen(case: Case, tile: tuple[int, int]) -> np.ndarray:
-    """Whether a q tile and a kv tile have a pair that is not hidden."""
-    padded = [-(-n // t) * t for n, t in zip((case.seqlen_q, case.seqlen_kv), tile, strict=True)]
-    sees = np.zeros(padded, bool)
-    sees[: case.seqlen_q, : case.seqlen_kv] = case.sees()
-    parts = sees.reshape(padded[0] // tile[0], tile[0], padded[1] // tile[1], tile[1])
-    return parts.any(axis=(1, 3))
-
-
-def _visit_one_tile(case: Case, seen: np.ndarray, block_q: int) -> None:
-    """What FlashAttention-3 does for a q tile that sees nothing: the nearest tile of keys."""
-    behind = case.visible_range()[0][::block_q] == case.seqlen_kv
-    dead = ~seen.any(axis=1)
-    seen[dead & behind, -1] = True
-    seen[dead & ~behind, 0] = True
-
-
-def _rows(length: int, tile: int) -> np.ndarray:
-    """Of each tile, those that there are."""
-    return np.minimum(tile, length - np.arange(0, length, tile))
-
-
 def test_under_a_wide_window_blocks_of_rows_finish_dq() -> None:
     """The backward pass of narrow heads, whose dq a kernel of its own finishes elsewhere."""
     row = next(r for r in WINDOWED if r.algorithm == "fa3" and r.dims == (64, 64) and r.filled)
@@ -97,14 +76,14 @@ def test_no_tile_outside_of_the_band_is_loaded(row: Row) -> None:
         read = row.runner.reads(case, x)
         for operation in ("forward", "backward"):
             tile = row.runner.tiles(case, operation)
-            seen = _tiles_seen(case, tile)
+            seen = tiles_seen(case, tile)
             by_kv_tile = operation == "backward" or row.algorithm == "fa1"
             if row.algorithm == "fa3" and operation == "forward":
-                _visit_one_tile(case, seen, tile[0])
+                visit_one_tile(case, seen, tile[0])
             if by_kv_tile:
-                expected = {"q": _rows(case.seqlen_q, tile[0]) @ seen.sum(axis=1)}
+                expected = {"q": rows_of_tiles(case.seqlen_q, tile[0]) @ seen.sum(axis=1)}
             else:
-                of_kv = seen.sum(axis=0) @ _rows(case.seqlen_kv, tile[1])
+                of_kv = seen.sum(axis=0) @ rows_of_tiles(case.seqlen_kv, tile[1])
                 expected = {"k": of_kv, "v": of_kv}
             width = {"q": case.head_dim, "k": case.head_dim, "v": case.head_dim_v}
             heads = case.batch * case.heads_q * case.storage.itemsize

@@ -224,7 +224,10 @@ def _operands(parameters: Any, feature: str, operand: Operand) -> Iterator[_Tens
     if feature in names:
         block = parameters[feature]
         own = block.dtype.names
-        if f"{name}_map" in own:
+        if block.dtype == PAIRS:
+            strides = {axis: block[f"{axis}_stride"] for axis in _PAIR_AXES}
+            yield _of_pairs(name, block["data"], operand, strides)
+        elif f"{name}_map" in own:
             words = [int(word) for word in block[f"{name}_map"]["opaque"][:8]]
             entries, heads, rows, keys = operand.pairs
             sizes = (words[1], *words[2:5])
