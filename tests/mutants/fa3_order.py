@@ -17,6 +17,7 @@ from .hopper_problems import CAUSAL, GRADIENTS, NARROW, SERIAL_GRADIENTS, SHARED
 
 __all__ = ["BUGS"]
 
+_KERNEL = "cuda_src/fa3/backward.cu"
 _CLEAR = "cuda_src/fa3/backward_clear.cuh"
 _SERIAL = "cuda_src/fa3/backward_serial.cuh"
 _FORWARD = "cuda_src/fa3/forward_math.cuh"
@@ -144,7 +145,7 @@ _BACKWARD_WAITS = (
     ),
     Bug(
         "dQ of the last step is not waited for",
-        _MATH,
+        _KERNEL,
         "  ptx::wgmma_wait<0>();\n  ptx::wgmma_hold(dq.value[0]);\n  math.add_q",
         "  math.add_q",
         GRADIENTS,

@@ -12,6 +12,7 @@ _STEPS = "cuda_src/tile/backward_steps.cuh"
 _TRANSPOSED = "cuda_src/fa2/backward_transposed.cuh"
 _FA3_SCORE = "cuda_src/fa3/backward_score.cuh"
 _FA3_FORWARD = "cuda_src/fa3/forward_math.cuh"
+_FA3_KERNEL = "cuda_src/fa3/backward.cu"
 _FA3_MATH = "cuda_src/fa3/backward_math.cuh"
 _SERIAL = "cuda_src/fa3/backward_serial.cuh"
 _WIDE = "cuda_src/fa3/backward_wide.cuh"
@@ -207,7 +208,7 @@ HOPPER = (
     ),
     _bug(
         "dV of narrow heads keeps the power of two of P",
-        _FA3_MATH,
+        _FA3_KERNEL,
         "static_cast<float>(1 << BackwardMath<Config>::exponent)",
         "1.0f",
         "fa3 narrow",
