@@ -186,7 +186,8 @@ struct ReduceBiasParams {
 // See steps/summarise_mask.cu.
 struct SummariseMaskParams {
   PairArray mask;   // of bytes, 0 is false
-  void* tile_bits;  // [entry, head, row of tiles, words]
+  void* tile_bits;  // [entry, head, row of tiles, words]; null where they are not asked for
+  void* pair_bits;  // [entry, head, 16 lines, tile, lane]
   long long mask_heads;
   Shape shape;
 };

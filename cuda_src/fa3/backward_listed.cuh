@@ -1,5 +1,5 @@
-// FlashAttention-3 backward where an array lists the q tiles that see a kv tile, of each query
-// head.
+// FlashAttention-3 backward where bits tell which q tiles see a kv tile, of each query head, and
+// which pairs.
 #pragma once
 
 #include "../tile/score.cuh"
@@ -12,13 +12,35 @@ struct QPlace {
   int tile;
 };
 
+// How many lines of bits an array has, and tiles along them.
+template <class Config>
+__device__ inline int lines_of_bits(const Shape& shape) {
+  return ceil_div(shape.seqlen_kv, Config::block_kv) * Config::block_kv;
+}
+template <class Config>
+__device__ inline int tiles_of_bits(const Shape& shape) {
+  return Config::one_row ? 1 : ceil_div(shape.seqlen_q, Config::block_q);
+}
+
+// A step as the load role tells of it.
+struct StepNote {
+  int head;
+  int tile_and_every;  // 2 tile + whether no pair of the tile is hidden
+  unsigned pairs;      // index of the bits of the first sixteen keys of the kv tile
+  int unused;
+
+  __device__ int tile() const { return tile_and_every >> 1; }
+  __device__ bool every() const { return (tile_and_every & 1) != 0; }
+};
+
 // The q tiles of a kv tile, of one query head of the group after the other, for the load role: it
-// tells the math roles which they are, see BackwardStorage::places. Nothing where q tiles are not
+// tells the math roles which they are, see BackwardStorage::notes. Nothing where q tiles are not
 // listed.
 template <class Config, bool = Config::listed>
 struct ListedSteps {
-  const TileBits* bits;  // of the first head
-  int head_step;         // to those of the next one
+  const typename Config::Params& listed_params;
+  int batch;
+  int kv_tile;
   int first_head;
   int end_head;
   int begin;  // of the q tiles that bounds leave
@@ -27,26 +49,23 @@ struct ListedSteps {
 
   __device__ ListedSteps(const typename Config::Params& params, const WorkItem& item,
                          const Sequence& seq)
-      : count(0) {
-    const Shape& shape = params.shape;
-    const int group = shape.heads_q / shape.heads_kv;
+      : listed_params(params),
+        batch(item.batch),
+        kv_tile(item.kv_begin / Config::block_kv),
+        count(0) {
+    const int group = params.shape.heads_q / params.shape.heads_kv;
     const QBlocks<Config> blocks(seq, item.kv_begin);
     first_head = item.head * group;
     end_head = first_head + group;
     begin = blocks.begin;
     end = blocks.end;
-    const int rows = ceil_div(shape.seqlen_kv, Config::block_kv);
-    const int words = ceil_div(ceil_div(shape.seqlen_q, Config::block_q), 32);
-    bits = Config::Score::List::tile_bits(params, item.batch, first_head,
-                                          item.kv_begin / Config::block_kv, rows, words);
-    head_step = static_cast<int>(Config::Score::List::tile_bits(params, item.batch, first_head + 1,
-                                                                item.kv_begin / Config::block_kv,
-                                                                rows, words) -
-                                 bits);
     for (int head = first_head; head < end_head; ++head) count += row(head).count(begin, end);
   }
   __device__ TileRow row(int head) const {
-    return {bits + static_cast<long long>(head - first_head) * head_step};
+    const Shape& shape = listed_params.shape;
+    return Config::Score::List::hidden(listed_params, batch, head)
+        .tile_row(kv_tile, ceil_div(shape.seqlen_kv, Config::block_kv),
+                  ceil_div(tiles_of_bits<Config>(shape), 32));
   }
   // Beyond the last one: no tile.
   __device__ QPlace after(QPlace place) const {
@@ -56,36 +75,45 @@ struct ListedSteps {
     }
     return {place.head, tile};
   }
+  __device__ StepNote note(const QPlace& place) const {
+    const Shape& shape = listed_params.shape;
+    const int along = tiles_of_bits<Config>(shape);
+    const unsigned pairs =
+        Config::Score::List::hidden(listed_params, batch, place.head)
+            .index_of(kv_tile * Config::block_kv, lines_of_bits<Config>(shape), along);
+    const bool every = row(place.head).first(place.tile, end).whole;
+    return {place.head, place.tile * 2 + every, pairs + place.tile * 32, 0};
+  }
 };
 template <class Config>
 struct ListedSteps<Config, false> {
   __device__ ListedSteps(const typename Config::Params&, const WorkItem&, const Sequence&) {}
 };
 
-// Where one list of kv tiles is that of all q tiles: whether some query head of the group sees the
-// item's kv tile.
+// Where an array is the same for all queries: whether some query head of the group sees the item's
+// kv tile.
 template <class Config>
-__device__ inline bool is_listed(const typename Config::Params& params, const WorkItem& item,
-                                 int group) {
+__device__ inline bool is_seen(const typename Config::Params& params, const WorkItem& item,
+                               int group) {
   const int tile = item.kv_begin / Config::block_kv;
-  const int words = ceil_div(ceil_div(params.shape.seqlen_kv, Config::block_kv), 32);
+  const int tiles = ceil_div(params.shape.seqlen_kv, Config::block_kv);
   bool seen = false;
   for (int head = item.head * group; head < (item.head + 1) * group; ++head) {
-    const TileRow row{Config::Score::List::tile_bits(params, item.batch, head, 0, 1, words)};
-    seen |= row.count(tile, tile + 1) > 0;
+    const HiddenPairs hidden = Config::Score::List::hidden(params, item.batch, head);
+    seen |= hidden.tile_row(tile, tiles, 1).count(0, 1) > 0;
   }
   return seen;
 }
 
-// The q tiles that bounds leave to the item's kv tile; none where one list of kv tiles is that of
-// all q tiles, and it is not in it.
+// The q tiles that bounds leave to the item's kv tile; none where an array that is the same for all
+// queries hides it.
 template <class Config>
-__device__ inline QBlocks<Config> listed_blocks(const typename Config::Params& params,
+__device__ inline QBlocks<Config> seeing_blocks(const typename Config::Params& params,
                                                 const WorkItem& item, const Sequence& seq) {
-  if constexpr (Config::one_list) {
+  if constexpr (Config::skips_keys) {
     QBlocks<Config> blocks(seq, item.kv_begin);
     const int group = params.shape.heads_q / params.shape.heads_kv;
-    if (!is_listed<Config>(params, item, group)) blocks.end = blocks.begin;
+    if (!is_seen<Config>(params, item, group)) blocks.end = blocks.begin;
     return blocks;
   } else {
     return QBlocks<Config>(seq, item.kv_begin);

@@ -23,8 +23,7 @@ struct BackwardLoader {
 
   __device__ void load_q(const QPlace& place, int step) const {
     const RingPlace<Config::num_stages> ring(step);
-    if constexpr (Config::listed)
-      c.listed_place(step) = place;  // its arrival at q_full releases it
+    if constexpr (Config::listed) c.note_of(step) = c.note(place);  // q_full tells that it is there
     load_rows(c.shared.q[ring.stage], &c.params.q_map, c.shared.q_full[ring.stage],
               c.shared.lse[ring.stage], c.params.row_lse, place);
   }

@@ -10,6 +10,7 @@ namespace cuflash::fa3 {
 struct StepState {
   QPlace place;          // of the step; dQ of the one before is under way
   unsigned dead_before;  // bit 8-row group: this lane's row of that dQ is a dead query's
+  ShownPairs shown;      // of the step, by an array of bits, if there is one
 
   __device__ explicit StepState(const QPlace& first) : place(first), dead_before(0) {}
 };
@@ -45,8 +46,10 @@ struct BackwardMath {
   __device__ int first_key() const { return c.item.kv_begin + part * kKeysOfWarpgroup; }
 
   __device__ RowsOfKeys score_place(const StepState& state) const {
-    return {c.item.batch, state.place.head, state.place.tile * Config::block_q,
-            first_key() + warp_row()};
+    RowsOfKeys place{c.item.batch, state.place.head, state.place.tile * Config::block_q,
+                     first_key() + warp_row()};
+    if constexpr (Config::packed) place.shown = state.shown;
+    return place;
   }
 
   // The same for who changes scores: with what a term of them reads, which has arrived.
@@ -64,20 +67,44 @@ struct BackwardMath {
   }
   // Where steps are listed load alone knows which q tile one is of: it comes with Q.
   __device__ __forceinline__ void find_place(StepState& state, int number) const {
+    const int along = tiles_of_bits<Config>(c.params.shape);
+    const int line = part * kKeysOfWarpgroup + warp_row();
     if constexpr (Config::listed) {
       const Ring ring(number);
       wait<Config>(c.shared.q_full[ring.stage], ring.phase);
-      state.place = listed_place(number);
+      const StepNote note = listed_step(number);
+      state.place = {note.head, note.tile()};
+      state.shown = shown_pairs(note.every(), note.pairs + line / 16 * along * 32);
+    } else if constexpr (Config::packed) {
+      const HiddenPairs hidden = hidden_pairs(state.place.head);
+      const int lines = lines_of_bits<Config>(c.params.shape);
+      const int tile = Config::one_row ? 0 : state.place.tile;
+      const unsigned first = hidden.index_of(c.item.kv_begin + line, lines, along);
+      state.shown = shown_pairs(false, first + tile * 32);
     }
   }
+  __device__ __forceinline__ HiddenPairs hidden_pairs(int head) const {
+    return Config::Score::List::hidden(c.params, c.item.batch, head);
+  }
+  // Of the warp's keys and a q tile, whose bits begin there.
+  __device__ __forceinline__ ShownPairs shown_pairs(bool every, unsigned first) const {
+    ShownPairs shown{{{0xffffffffu, 0xffffffffu}}, every};
+    if (!every) shown.bits = hidden_pairs(0).pairs[first + threadIdx.x % 32];
+    return shown;
+  }
   // The same in every lane, and known to be: addresses are then in uniform registers.
-  __device__ __forceinline__ QPlace listed_place(int number) const {
-    const QPlace place = c.listed_place(number);
-    return {__shfl_sync(0xffffffffu, place.head, 0), __shfl_sync(0xffffffffu, place.tile, 0)};
+  __device__ __forceinline__ StepNote listed_step(int number) const {
+    const StepNote& note = c.note_of(number);
+    return {__shfl_sync(0xffffffffu, note.head, 0),
+            __shfl_sync(0xffffffffu, note.tile_and_every, 0),
+            __shfl_sync(0xffffffffu, note.pairs, 0), 0};
   }
   // Of the step before step `number`.
   __device__ __forceinline__ QPlace place_before(const StepState& state, int number) const {
-    if constexpr (Config::listed) return listed_place(number - 1);
+    if constexpr (Config::listed) {
+      const StepNote note = listed_step(number - 1);
+      return {note.head, note.tile()};
+    }
     return c.before(state.place);
   }
 

@@ -18,7 +18,12 @@ template <class Config, int exponent = 0, class Scores>
 __device__ __forceinline__ void exponentiate(const typename Config::Params& params, Scores& scores,
                                              const QueryNumbers<Config>& lse,
                                              const RowsOfKeys& place, float factor) {
-  change_scores<Config>(params, place, scores);
+  if constexpr (Config::packed) {
+    change_scores<Config, Applied::changing>(params, place, scores);
+    if (!place.shown.every) change_scores<Config, Applied::hiding>(params, place, scores);
+  } else {
+    change_scores<Config>(params, place, scores);
+  }
   const LanePosition lane;
 #pragma unroll
   for (int n = 0; n < Scores::column_fragments; ++n) {

@@ -24,7 +24,7 @@ constexpr int kWarpgroup = 128;  // threads
 constexpr int kKeysOfWarpgroup = 64;
 constexpr int kRowsOfProduct = 64;  // that a warpgroup multiplies at once
 constexpr int kTurnStages = 2;      // of turns to add to dQ
-constexpr int kPlaces = 4;          // of steps: that of the one before is read until a step ends
+constexpr int kNotes = 4;           // of steps: that of the one before is read until a step ends
 
 // Scores are keys x queries. Every math warpgroup has 64 keys of the kv tile, every warp 16 of
 // them: their P, dS, dK and dV are in its registers, P and dS as left operands of dV and dK. dQ
@@ -103,7 +103,7 @@ struct BackwardStorage : OperandStorage<Config> {
   Barrier turn_full[kTurnStages];  // see backward_turns.cuh; `added` is of blocks of rows too
   Barrier turn_empty[kTurnStages];
   Barrier added[kTurnStages];
-  QPlace places[kPlaces];                             // of steps that are listed: arrive with Q
+  StepNote notes[kNotes];                             // of steps that are listed: arrive with Q
   alignas(128) uint4 zeros[Config::zero_bytes / 16];  // copied to where dQ will be summed
 };
 
@@ -213,9 +213,9 @@ struct BackwardContext : ListedSteps<Config> {
     return {place.head - first, first ? blocks.end - 1 : place.tile - 1};
   }
   // Of a step that is listed, once its Q has arrived.
-  __device__ QPlace& listed_place(int step) const {
-    static_assert(Config::num_stages + 2 <= kPlaces, "a place is read before it is written again");
-    return shared.places[static_cast<unsigned>(step) % kPlaces];
+  __device__ StepNote& note_of(int step) const {
+    static_assert(Config::num_stages + 2 <= kNotes, "a note is read before it is written again");
+    return shared.notes[static_cast<unsigned>(step) % kNotes];
   }
   // Of K and V.
   __device__ int kv_head() const {
@@ -276,7 +276,7 @@ __device__ inline BackwardContext<Config> context_of(const typename Config::Para
           shared,
           item,
           seq,
-          listed_blocks<Config>(params, item, seq),
+          seeing_blocks<Config>(params, item, seq),
           shape.heads_q / shape.heads_kv};
 }
 

@@ -1,5 +1,6 @@
-// FlashAttention-3 forward where an array lists the blocks of keys that a q tile sees: both roles
-// walk the same list, and what an array hides whole is neither loaded nor computed.
+// FlashAttention-3 forward where bits tell which blocks of keys a q tile sees, and which pairs:
+// what they hide whole is neither loaded nor computed. The load role walks along the list; with K
+// of a block it tells the others which one that is.
 #pragma once
 
 #include "forward_load.cuh"
@@ -7,9 +8,28 @@
 
 namespace cuflash::fa3 {
 
-// The blocks of a tile, last first: at least one, which may be hidden. For a whole warp, or for the
-// thread that loads.
-template <class Config, bool of_warp>
+// How many lines of bits an array has, and tiles along them.
+template <class Config>
+__device__ inline int lines_of_bits(const Shape& shape) {
+  return Config::one_row ? 16 : ceil_div(shape.seqlen_q, Config::block_q) * Config::block_q;
+}
+template <class Config>
+__device__ inline int tiles_of_bits(const Shape& shape) {
+  return ceil_div(shape.seqlen_kv, Config::block_kv);
+}
+
+// What the load role tells of a block.
+struct BlockNote {
+  SeenTile block;
+  bool last;  // of the tile
+  __device__ int word() const { return block.tile * 4 + block.whole * 2 + last; }
+  __device__ static BlockNote of(int word) {
+    return {{word >> 2, (word & 2) != 0}, (word & 1) != 0};
+  }
+};
+
+// The blocks of a tile, last first: at least one, which may be hidden. For the thread that loads.
+template <class Config>
 struct ListedBlocks {
   TileRow row;
   int begin;
@@ -18,40 +38,28 @@ struct ListedBlocks {
 
   __device__ ListedBlocks(const ForwardContext<Config>& c, const ForwardTile<Config>& tile)
       : row(row_of(c, tile.item)), begin(tile.kv.begin) {
-    block = before(tile.kv.end);
+    block = row.last(begin, tile.kv.end);
     if (block.tile < begin) block = {tile.kv.end - 1, false};
-    next = before(block.tile);
+    next = row.last(begin, block.tile);
   }
+  __device__ BlockNote note() const { return {block, is_last()}; }
   __device__ bool is_last() const { return next.tile < begin; }
   __device__ void advance() {
     block = next;
-    next = before(block.tile);
+    next = row.last(begin, block.tile);
   }
 
  private:
   __device__ static TileRow row_of(const ForwardContext<Config>& c, const WorkItem& item) {
     const Shape& shape = c.params.shape;
-    const int rows = Config::one_list ? 1 : ceil_div(shape.seqlen_q, Config::block_q);
-    const int words = ceil_div(ceil_div(shape.seqlen_kv, Config::block_kv), 32);
-    return {Config::Score::List::tile_bits(c.params, item.batch, item.head,
-                                           Config::one_list ? 0 : item.q_tile, rows, words)};
-  }
-  // In a warp the same in every lane, and known to be: loops and products depend on it.
-  __device__ SeenTile before(int end) const {
-    const SeenTile found = row.last(begin, end);
-    if constexpr (!of_warp) return found;
-    const int both = __shfl_sync(0xffffffffu, found.tile * 2 + found.whole, 0);
-    return {both >> 1, (both & 1) != 0};
+    const int rows = lines_of_bits<Config>(shape) / (Config::one_row ? 16 : Config::block_q);
+    return Config::Score::List::hidden(c.params, item.batch, item.head)
+        .tile_row(Config::one_row ? 0 : item.q_tile, rows,
+                  ceil_div(tiles_of_bits<Config>(shape), 32));
   }
 };
 
-// Whether what comes tile by tile is loaded for a block.
-template <class Config>
-__device__ inline bool loads_operand(const SeenTile& block) {
-  return !Config::Score::staged_hides || !block.whole;
-}
-
-// As load_role. Of a block whose pairs are all shown nothing is loaded that hides them.
+// As load_role.
 template <class Config>
 __device__ inline void load_listed_role(const ForwardContext<Config>& c) {
   const Shape& shape = c.params.shape;
@@ -59,9 +67,9 @@ __device__ inline void load_listed_role(const ForwardContext<Config>& c) {
   const int tiles = static_cast<int>(order.tiles) * shape.heads_q * shape.batch;
   ForwardLoader<Config> loader(c);
   ForwardTile<Config> tile = c.tile(order.q_item(shape, blockIdx.x));
-  ListedBlocks<Config, false> blocks(c, tile);
+  ListedBlocks<Config> blocks(c, tile);
   loader.pass_on(tile.item);
-  loader.load_k(tile, blocks.block.tile, loads_operand<Config>(blocks.block));
+  loader.load_k(tile, blocks.block.tile, blocks.note().word());
   loader.load_q(tile);
 #pragma unroll 1
   while (true) {
@@ -72,7 +80,7 @@ __device__ inline void load_listed_role(const ForwardContext<Config>& c) {
       const int before = blocks.block.tile;
       blocks.advance();
       if (blocks.is_last()) ticket = draw_ticket(c.params.tile_counter);
-      loader.load_k(tile, blocks.block.tile, loads_operand<Config>(blocks.block));
+      loader.load_k(tile, blocks.block.tile, blocks.note().word());
       loader.load_v(tile, before);
     }
     const int number = tile_of_ticket(c.params.tile_counter, ticket, tiles);
@@ -81,8 +89,8 @@ __device__ inline void load_listed_role(const ForwardContext<Config>& c) {
     loader.pass_on(next.item);
     loader.load_v(tile, blocks.block.tile);
     tile = next;
-    blocks = ListedBlocks<Config, false>(c, tile);
-    loader.load_k(tile, blocks.block.tile, loads_operand<Config>(blocks.block));
+    blocks = ListedBlocks<Config>(c, tile);
+    loader.load_k(tile, blocks.block.tile, blocks.note().word());
     loader.load_q(tile);
   }
   loader.pass_on(no_item());
@@ -91,39 +99,40 @@ __device__ inline void load_listed_role(const ForwardContext<Config>& c) {
 
 // The same for a warpgroup, which computes every block of the list.
 template <class Config>
-struct WarpgroupList : ListedBlocks<Config, true> {
-  int row0;      // of the warpgroup
+struct WarpgroupList {
+  int row0;             // of the warpgroup
+  PairBitsOfLine bits;  // of the warp
+  BlockNote note;
+  ShownPairs shown;
   KvRange seen;  // blocks that are left; of more than this step's the first is not known
 
   __device__ WarpgroupList(const ForwardContext<Config>& c, const ForwardTile<Config>& tile,
-                           int warpgroup)
-      : ListedBlocks<Config, true>(c, tile),
-        row0(tile.q_begin() + warpgroup * kRowsOfWarpgroup),
-        seen(left()) {}
-  __device__ void advance() {
-    ListedBlocks<Config, true>::advance();
-    seen = left();
+                           int warpgroup, int warp_row)
+      : row0(tile.q_begin() + warpgroup * kRowsOfWarpgroup),
+        bits(Config::Score::List::hidden(c.params, tile.item.batch, tile.item.head)
+                 .of_line(Config::one_row ? 0 : row0 + warp_row,
+                          lines_of_bits<Config>(c.params.shape),
+                          tiles_of_bits<Config>(c.params.shape))),
+        note{} {}
+  // The block whose K has arrived in a stage. The same in every lane, and known to be: loops and
+  // products depend on it.
+  __device__ __forceinline__ void find(const ForwardContext<Config>& c, int stage) {
+    note = BlockNote::of(__shfl_sync(0xffffffffu, c.shared.notes[stage], 0));
+    shown.every = note.block.whole;
+    if (!shown.every) shown.bits = bits.of(note.block.tile);
+    seen = {note.last ? note.block.tile : -1, note.block.tile + 1};
   }
   __device__ bool last_is_edge() const { return true; }  // blocks are looked at one by one
-
- private:
-  __device__ KvRange left() const {
-    const int tile = this->block.tile;
-    return {this->is_last() ? tile : -1, tile + 1};
-  }
 };
 
 template <class Config>
 __device__ __forceinline__ void listed_tile(ForwardMath<Config>& math,
                                             const ForwardTile<Config>& tile,
                                             ForwardState<Config>& state) {
-  WarpgroupList<Config> blocks(math.c, tile, math.warpgroup);
+  WarpgroupList<Config> blocks(math.c, tile, math.warpgroup, math.warp_row);
   math.first_scores(tile, blocks, state);
 #pragma unroll 1
-  while (!blocks.is_last()) {
-    blocks.advance();
-    math.template step<true>(tile, blocks, state, blocks.block.tile);
-  }
+  while (!blocks.note.last) math.template step<true>(tile, blocks, state, 0);
   math.finish(tile, blocks.row0, state);
 }
 

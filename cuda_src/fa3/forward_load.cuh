@@ -31,12 +31,14 @@ struct ForwardLoader {
     q_place.advance();
   }
 
-  __device__ void load_k(const ForwardTile<Config>& tile, int block, bool with_operand = true) {
+  // Where blocks are listed, with a note for those who compute.
+  __device__ void load_k(const ForwardTile<Config>& tile, int block, int note = 0) {
     wait_empty<Config>(c.shared.k_empty[k_place.stage], k_place.phase);
+    if constexpr (Config::listed) c.shared.notes[k_place.stage] = note;
     load_kv(c.shared.k[k_place.stage], &c.params.k_map, c.shared.k_full[k_place.stage], tile,
             block);
     k_place.advance();
-    if (with_operand) load_operand(tile, block);
+    load_operand(tile, block);
   }
 
   // What a term of the scores reads of a block.

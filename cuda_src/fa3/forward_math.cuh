@@ -113,25 +113,6 @@ struct ForwardMath {
     }
   }
 
-  // The same for a block of which it is not there if nothing in it is hidden.
-  static constexpr bool spares_operand = Config::listed && Config::Score::staged_hides;
-  template <class Blocks>
-  __device__ void wait_operand(const Blocks& blocks) const {
-    if constexpr (spares_operand) {
-      if (!blocks.block.whole) wait_operand();
-    } else {
-      wait_operand();
-    }
-  }
-  template <class Blocks>
-  __device__ void release_operand(const Blocks& blocks) {
-    if constexpr (spares_operand) {
-      if (!blocks.block.whole) release_operand();
-    } else {
-      release_operand();
-    }
-  }
-
   // Passes blocks that no row of this warpgroup sees. It waits for them all the same: an arrival
   // before the phase has begun would count for the one before.
   __device__ void skip(int count) {
@@ -187,7 +168,7 @@ struct ForwardMath {
     const RowsOfQueries where = place(tile, blocks, block);
     if constexpr (Config::listed) {
       change_scores<Config, Applied::changing>(c.params, where, scores);
-      if (!blocks.block.whole) change_scores<Config, Applied::hiding>(c.params, where, scores);
+      if (!blocks.shown.every) change_scores<Config, Applied::hiding>(c.params, where, scores);
       masked = Mask<Config>::template is_edge<kRowsOfWarpgroup, Config::block_kv>(
           tile.seq, blocks.row0, block * Config::block_kv);
     } else {
@@ -199,16 +180,26 @@ struct ForwardMath {
   __device__ __forceinline__ RowsOfQueries place(const ForwardTile<Config>& tile,
                                                  const Blocks& blocks, int block) const {
     const int key0 = block * Config::block_kv;
+    if constexpr (Config::listed) {
+      RowsOfQueries where = place_of_operand(tile, blocks.row0, key0);
+      where.shown = blocks.shown;
+      return where;
+    } else {
+      return place_of_operand(tile, blocks.row0, key0);
+    }
+  }
+  __device__ __forceinline__ RowsOfQueries place_of_operand(const ForwardTile<Config>& tile,
+                                                            int row0, int key0) const {
     if constexpr (has_operand) {
       const auto& panels = c.shared.operand[operand_place.stage];
       const int row = warpgroup * kRowsOfWarpgroup + warp_row;
       return {tile.item.batch,
               tile.item.head,
-              blocks.row0 + warp_row,
+              row0 + warp_row,
               key0,
               {panels.data, panels.panel_bytes, row, 0, false}};
     } else {
-      return {tile.item.batch, tile.item.head, blocks.row0 + warp_row, key0};
+      return {tile.item.batch, tile.item.head, row0 + warp_row, key0};
     }
   }
 
@@ -261,11 +252,12 @@ struct ForwardMath {
 
   // The first block of a tile.
   template <class Blocks>
-  __device__ __forceinline__ void first_scores(const ForwardTile<Config>& tile,
-                                               const Blocks& blocks, State& state) {
+  __device__ __forceinline__ void first_scores(const ForwardTile<Config>& tile, Blocks& blocks,
+                                               State& state) {
     Scores scores;
     wait_q();
     wait_k();
+    if constexpr (Config::listed) blocks.find(c, k_place.stage);
     take_turn();
     issue_scores(scores);
     pass_turn();
@@ -274,9 +266,9 @@ struct ForwardMath {
     release_k();
     if (blocks.seen.end == blocks.seen.begin + 1) release_q();
     begin_rows(state.rows);
-    wait_operand(blocks);
+    wait_operand();
     mask(tile, blocks, scores, blocks.seen.end - 1, blocks.last_is_edge());
-    release_operand(blocks);
+    release_operand();
     state.output.fill(0);
     exponentiate(state, scores, NoChange());
   }
@@ -284,10 +276,14 @@ struct ForwardMath {
   // The scores of a block, issued together with the product of the weights of the block before with
   // V. The softmax follows both: it writes the weights that the product reads.
   template <bool masked, class Blocks>
-  __device__ __forceinline__ void step(const ForwardTile<Config>& tile, const Blocks& blocks,
+  __device__ __forceinline__ void step(const ForwardTile<Config>& tile, Blocks& blocks,
                                        State& state, int block) {
     Scores scores;
     wait_k();
+    if constexpr (Config::listed) {
+      blocks.find(c, k_place.stage);
+      block = blocks.note.block.tile;
+    }
     take_turn();
     issue_scores(scores);
     wait_v();
@@ -297,9 +293,9 @@ struct ForwardMath {
     ptx::wgmma_hold(scores.value[0]);
     release_k();
     if (block == blocks.seen.begin) release_q();
-    wait_operand(blocks);
+    wait_operand();
     if constexpr (!changes_late<masked>) mask(tile, blocks, scores, block, masked);
-    release_operand(blocks);
+    release_operand();
     const auto change = late_change<masked>(tile, blocks, block);  // reads what it needs meanwhile
     ptx::wgmma_wait<0>();
     ptx::wgmma_hold(state.output.value[0]);

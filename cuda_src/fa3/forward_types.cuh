@@ -48,6 +48,7 @@ struct ForwardStorage : OperandStorage<Config> {
   Barrier v_full[Config::num_stages];
   Barrier v_empty[Config::num_stages];
   TileQueueStorage queue;
+  int notes[Config::num_stages];  // of blocks that are listed: arrive with K
 };
 
 // An item, and how long its sequence is.

@@ -1,9 +1,10 @@
 // Bias whose tiles the copy engine brings to shared memory.
 #pragma once
 
+#include "../fa3/params.cuh"
 #include "../tile/numeric.cuh"
+#include "../tile/pair_panels.cuh"
 #include "added.cuh"
-#include "staged.cuh"
 
 namespace cuflash {
 
@@ -31,7 +32,10 @@ struct StagedBiasTerm : AddedTerm {
 
   template <class Params>
   __device__ static StagedPlace staged_place(const Params& params, int batch, int head) {
-    return staged_place_of(params.bias, params.bias.bias_map, batch, head);
+    const StagedBiasParams& bias = params.bias;
+    const bool shared = bias.own_entries == 1 || bias.own_heads == 1;
+    return {&bias.bias_map, batch / bias.entries % bias.own_entries, bias.own_heads == 1 ? 0 : head,
+            shared ? ptx::kEvictLast : ptx::kEvictFirst};
   }
 
   __device__ Compute operator()(Compute score, int di, int dj) const {

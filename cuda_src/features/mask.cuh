@@ -15,14 +15,11 @@ struct MaskParams {
   long long mask_column_stride;
   int entries;      // neighbouring ones of the batch that share one of the mask
   int own_entries;  // of the mask
-  int own_heads;
-  const void* tile_bits;  // of its tiles, [entry, head, row of tiles, words], where they are listed
 };
 
 // `of_rows`, `of_keys`: whether it differs from query to query, and from key to key.
 template <class Storage, bool of_rows, bool of_keys>
 struct MaskTerm : AddedTerm {
-  static constexpr bool hides = true;
   using Compute = decltype(to_compute(Storage()));
   LanePairs<unsigned char, of_rows, of_keys> pairs;
 
@@ -31,12 +28,6 @@ struct MaskTerm : AddedTerm {
       : pairs(params.mask, params.mask.mask, params.mask.mask_batch_stride,
               params.mask.mask_head_stride, params.mask.mask_row_stride,
               params.mask.mask_column_stride, params.shape, lane) {}
-
-  template <class Params>
-  __device__ static const TileBits* tile_bits(const Params& params, int batch, int head, int row,
-                                              int rows, int words) {
-    return tile_bits_of(params.mask, batch, head, row, rows, words);
-  }
 
   __device__ Compute operator()(Compute score, int di, int dj) const {
     return pairs.at(di, dj) != 0 ? score : -infinity<Compute>();

@@ -11,16 +11,6 @@ __device__ inline int own_entry(const Block& block, int batch) {
   return batch / block.entries % block.own_entries;
 }
 
-// The bits of a row of tiles of the entry and the head that an entry of the batch and a head have,
-// of an array with so many rows of tiles and words in a row.
-template <class Block>
-__device__ inline const TileBits* tile_bits_of(const Block& block, int batch, int head, int row,
-                                               int rows, int words) {
-  const long long of_array = own_entry(block, batch) * static_cast<long long>(block.own_heads) +
-                             (block.own_heads == 1 ? 0 : head);
-  return static_cast<const TileBits*>(block.tile_bits) + (of_array * rows + row) * words;
-}
-
 // A lane's element of its first query and key, and steps from there. `of_rows`, `of_keys`: whether
 // the array differs from query to query, and from key to key.
 template <class T, bool of_rows, bool of_keys>

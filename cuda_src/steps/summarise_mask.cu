@@ -1,36 +1,26 @@
-// Which tiles of a boolean mask have a pair that it shows, and which show all of theirs: bits for
-// the kernels that pass over tiles, see tile/tile_bits.cuh.
+// A boolean mask as bits: of each tile whether a pair is shown and whether all are, see
+// tile/tile_bits.cuh, and of each pair, see tile/pair_bits.cuh. It reads every byte once.
 //
-// A block makes one word of a row of tiles: of 32 tiles, which its warps share out. A row is that
-// of a q tile, over the kv tiles; with Config::rows_of_keys that of a kv tile, over the q tiles.
-// Pairs beyond the lengths do not count.
+// A block makes the bits of eight neighbouring tiles of a row of tiles. A row is that of a q tile,
+// over the kv tiles; with Config::rows_of_keys that of a kv tile, over the q tiles. Pairs beyond
+// the lengths do not count for a tile. With Config::one_row the mask is the same for all queries:
+// there is one row of tiles or one tile in a row, and one query stands for all.
 #include "../tile/copy.cuh"
+#include "../tile/pair_bits.cuh"
 #include "../tile/product.cuh"
 #include "../tile/schedule.cuh"
-#include "../tile/tile_bits.cuh"
 
 namespace cuflash::steps {
 
-// What is known of the pairs of a tile.
-struct Shown {
-  bool some;
-  bool every;
+constexpr int kKeysOfChunk = 16;  // that are read at once
+constexpr int kTilesOfBlock = 8;
 
-  __device__ void add(unsigned char byte) {
-    some |= byte != 0;
-    every &= byte != 0;
-  }
-  __device__ void add_word(unsigned bytes) {
-    some |= bytes != 0;
-    every &= ((bytes - 0x01010101u) & ~bytes & 0x80808080u) == 0;  // no byte is 0
-  }
-  __device__ void add(const uint4& bytes) {
-    add_word(bytes.x);
-    add_word(bytes.y);
-    add_word(bytes.z);
-    add_word(bytes.w);
-  }
-};
+// One bit for each of four bytes, which is set if the byte is not 0.
+__device__ inline unsigned bits_of_bytes(unsigned bytes) {
+  const unsigned low = 0x7f7f7f7fu;
+  const unsigned high_bits = (((bytes & low) + low) | bytes) >> 7 & 0x01010101u;
+  return high_bits * 0x10204080u >> 28;
+}
 
 // A mask of an entry and a head.
 struct MaskOfHead {
@@ -39,46 +29,93 @@ struct MaskOfHead {
   long long column_stride;
   bool in_chunks;  // sixteen keys can be read at once
 
-  // By a warp, all of whose lanes know it: of these queries and keys.
-  template <int keys>
-  __device__ Shown shown(int row0, int rows, int key0, int valid_keys) const {
-    constexpr int chunk = 16, chunks = keys / chunk;
-    static_assert(keys % chunk == 0, "whole chunks");
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-    Shown found{false, true};
-    for (int first = 0; first < rows * chunks; first += 32) {
-      const int row = (first + lane) / chunks, column = (first + lane) % chunks * chunk;
-      const int left = min(chunk, valid_keys - column);
-      if (row < rows && left > 0) {
-        const unsigned char* from =
-            data + (row0 + row) * row_stride + (key0 + column) * column_stride;
-        if (in_chunks && left == chunk) {
-          found.add(*reinterpret_cast<const uint4*>(from));
-        } else {
-          for (int i = 0; i < left; ++i) found.add(from[i * column_stride]);
-        }
-      }
-      if (__any_sync(0xffffffffu, found.some) && __any_sync(0xffffffffu, !found.every)) break;
+  // Which of up to sixteen keys a query sees.
+  __device__ unsigned keys(int query, int key, int count) const {
+    const unsigned char* from = data + query * row_stride + key * column_stride;
+    if (in_chunks && count >= kKeysOfChunk) {
+      const uint4 bytes = *reinterpret_cast<const uint4*>(from);
+      return bits_of_bytes(bytes.x) | bits_of_bytes(bytes.y) << 4 | bits_of_bytes(bytes.z) << 8 |
+             bits_of_bytes(bytes.w) << 12;
     }
-    return {__any_sync(0xffffffffu, found.some) != 0, __all_sync(0xffffffffu, found.every) != 0};
+    unsigned bits = 0;
+    for (int i = 0; i < min(count, kKeysOfChunk); ++i) {
+      bits |= static_cast<unsigned>(from[i * column_stride] != 0) << i;
+    }
+    return bits;
+  }
+};
+
+// A tile of a mask in shared memory: of each query sixteen keys in a number.
+template <class Config>
+struct TileOfMask {
+  static constexpr int chunks = Config::block_kv / kKeysOfChunk;
+  static constexpr int threads = 32 * Config::warps;
+  static_assert(Config::block_kv % kKeysOfChunk == 0, "whole chunks");
+  unsigned short keys[Config::block_q][chunks];
+
+  // By all threads. Which pairs there are: 1 if one is shown, and 2 if one is hidden.
+  __device__ int load(const MaskOfHead& mask, int row0, int rows, int key0, int valid_keys) {
+    int kinds = 0;
+#pragma unroll
+    for (int first = 0; first < Config::block_q * chunks; first += threads) {
+      const int unit = first + static_cast<int>(threadIdx.x);
+      const int row = unit / chunks, key = unit % chunks * kKeysOfChunk;
+      if (row >= Config::block_q) break;
+      unsigned shown = 0;
+      const int left = min(valid_keys - key, kKeysOfChunk);
+      if (row < rows && left > 0) {
+        shown = mask.keys(row0 + row, key0 + key, left);
+        kinds |= (shown != 0 ? 1 : 0) | (shown != (1u << left) - 1 ? 2 : 0);
+      }
+      keys[row][key / kKeysOfChunk] = static_cast<unsigned short>(shown);
+    }
+    return kinds;
+  }
+  // Of a lane of the warp whose first line is this one.
+  __device__ PairBits of_queries(int line) const {
+    const int lane = static_cast<int>(threadIdx.x) % 32, column = lane % 4 * 2;
+    PairBits bits{{0, 0}};
+    for (int group = 0; group < 2; ++group) {
+      const int row = Config::one_row ? 0 : line + lane / 4 + 8 * group;
+      for (int chunk = 0; chunk < chunks; ++chunk) {
+        const unsigned shown = keys[row][chunk];
+        const unsigned four = (shown >> column & 3) | (shown >> (8 + column) & 3) << 2;
+        bits.line[group] |= four << (4 * chunk);
+      }
+    }
+    return bits;
+  }
+  __device__ PairBits of_keys(int line) const {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    PairBits bits{{0, 0}};
+    for (int n = 0; n < Config::block_q / 8; ++n) {
+      for (int which = 0; which < 2; ++which) {
+        const int row = Config::one_row ? 0 : 8 * n + lane % 4 * 2 + which;
+        const unsigned shown = keys[row][line / kKeysOfChunk] >> (lane / 4);
+        bits.line[0] |= (shown & 1) << (2 * n + which);
+        bits.line[1] |= (shown >> 8 & 1) << (2 * n + which);
+      }
+    }
+    return bits;
   }
 };
 
 template <class Config>
 __device__ inline void summarise_mask(const typename Config::Params& params) {
   extern __shared__ __align__(128) unsigned char shared_bytes[];
-  auto* const of_warps = reinterpret_cast<TileBits*>(shared_bytes);
-  static_assert(Config::warps * sizeof(TileBits) <= Config::shared_bytes,
+  auto* const tiles = reinterpret_cast<TileOfMask<Config>*>(shared_bytes);  // used in turns
+  static_assert(2 * sizeof(TileOfMask<Config>) <= Config::shared_bytes,
                 "the plan and the kernel disagree about shared memory");
+  constexpr bool by_keys = Config::rows_of_keys != 0;
   const Shape& shape = params.shape;
   const int q_tiles = Config::one_row ? 1 : ceil_div(shape.seqlen_q, Config::block_q);
   const int kv_tiles = ceil_div(shape.seqlen_kv, Config::block_kv);
-  const int along = Config::rows_of_keys ? ceil_div(shape.seqlen_q, Config::block_q) : kv_tiles;
-  const int rows = Config::rows_of_keys ? kv_tiles : q_tiles;
+  const int along = by_keys ? q_tiles : kv_tiles, rows = by_keys ? kv_tiles : q_tiles;
   const int words = ceil_div(along, 32);
-  const int word = static_cast<int>(blockIdx.x) % words;
-  const int row = static_cast<int>(blockIdx.x) / words % rows;
-  const int of_array = static_cast<int>(blockIdx.x) / words / rows;
+  const int place = static_cast<int>(blockIdx.x) / 4;  // of the word
+  const int first = place % words * 32 + static_cast<int>(blockIdx.x) % 4 * kTilesOfBlock;
+  const int row = place / words % rows;
+  const int of_array = place / words / rows;
   const int heads = static_cast<int>(params.mask_heads);
   const PairArray& mask = params.mask;
   const auto* data = static_cast<const unsigned char*>(mask.data) +
@@ -87,28 +124,29 @@ __device__ inline void summarise_mask(const typename Config::Params& params) {
                          reinterpret_cast<unsigned long long>(data) % 16 == 0;
   const MaskOfHead of_head{data, mask.row_stride, mask.column_stride, in_chunks};
 
-  const int warp = static_cast<int>(threadIdx.x) / 32;
-  TileBits bits{0, 0};
-  for (int bit = warp; bit < 32; bit += Config::warps) {
-    const int other = 32 * word + bit;
-    if (other >= along) break;
-    const int q_tile = Config::rows_of_keys ? other : row;
-    const int key0 = (Config::rows_of_keys ? row : other) * Config::block_kv;
-    const int row0 = Config::one_row ? 0 : q_tile * Config::block_q;
+  constexpr int lines = by_keys ? Config::block_kv : Config::one_row ? 16 : Config::block_q;
+  const long long lines_before = (static_cast<long long>(of_array) * rows + row) * (lines / 16);
+  unsigned seen = 0, whole = 0;
+  for (int i = 0; i < kTilesOfBlock && first + i < along; ++i) {
+    const int other = first + i;
+    const int key0 = (by_keys ? row : other) * Config::block_kv;
+    const int row0 = Config::one_row ? 0 : (by_keys ? other : row) * Config::block_q;
     const int queries = Config::one_row ? 1 : min(Config::block_q, shape.seqlen_q - row0);
-    const Shown shown =
-        of_head.template shown<Config::block_kv>(row0, queries, key0, shape.seqlen_kv - key0);
-    bits.seen |= static_cast<unsigned>(shown.some) << bit;
-    bits.whole |= static_cast<unsigned>(shown.every) << bit;
+    TileOfMask<Config>& tile = tiles[i % 2];
+    const int kinds = tile.load(of_head, row0, queries, key0, shape.seqlen_kv - key0);
+    seen |= (__syncthreads_or(kinds & 1) ? 1u : 0u) << i;
+    whole |= (__syncthreads_or(kinds & 2) ? 0u : 1u) << i;
+    for (int line = static_cast<int>(threadIdx.x) / 32 * 16; line < lines;
+         line += 16 * Config::warps) {
+      const long long at = ((lines_before + line / 16) * along + other) * 32 + threadIdx.x % 32;
+      static_cast<PairBits*>(params.pair_bits)[at] =
+          by_keys ? tile.of_keys(line) : tile.of_queries(line);
+    }
   }
-  if (threadIdx.x % 32 == 0) of_warps[warp] = bits;
-  __syncthreads();
-  if (threadIdx.x != 0) return;
-  for (int other = 1; other < Config::warps; ++other) {
-    bits.seen |= of_warps[other].seen;
-    bits.whole |= of_warps[other].whole;
-  }
-  static_cast<TileBits*>(params.tile_bits)[blockIdx.x] = bits;
+  if (!Config::listed || threadIdx.x != 0) return;
+  TileBits& bits = static_cast<TileBits*>(params.tile_bits)[place];
+  reinterpret_cast<unsigned char*>(&bits.seen)[blockIdx.x % 4] = static_cast<unsigned char>(seen);
+  reinterpret_cast<unsigned char*>(&bits.whole)[blockIdx.x % 4] = static_cast<unsigned char>(whole);
 }
 
 }  // namespace cuflash::steps

@@ -24,11 +24,10 @@
 //     One may read an array that the copy engine brings to shared memory (Config::operand_stages):
 //         static constexpr bool staged = true;     // its lane has the tile
 //         static StagedPlace staged_place(params, int batch, int head);
-//     One that does nothing but hide pairs may know of tiles which it hides whole, or not at all
-//     (Config::listed):
+//     One may hide the pairs that its lane's bits do not show (Config::packed), and know of tiles
+//     which it hides whole, or not at all (Config::listed):
 //         static constexpr bool hides = true;      // it comes after all terms that do not
-//         static const TileBits* tile_bits(params, int batch, int head, int row, int rows,
-//                                          int words);  // of a row of tiles of so many rows
+//         static HiddenPairs hidden(params, int batch, int head);
 //   Config::Rows = RowChain<End...>      an end changes what a finished row has summed.
 //       struct End {
 //         static constexpr bool finite_when_dead;  // the log-sum-exp of a row that sees no key
@@ -39,7 +38,6 @@
 #include "numeric.cuh"
 #include "schedule.cuh"
 #include "score_place.cuh"
-#include "tile_bits.cuh"
 
 namespace cuflash {
 
@@ -132,12 +130,11 @@ struct TermList<First, Rest...> {
     }
   }
   template <class Params>
-  __device__ static const TileBits* tile_bits(const Params& params, int batch, int head, int row,
-                                              int rows, int words) {
+  __device__ static HiddenPairs hidden(const Params& params, int batch, int head) {
     if constexpr (First::hides) {
-      return First::tile_bits(params, batch, head, row, rows, words);
+      return First::hidden(params, batch, head);
     } else {
-      return TermList<Rest...>::tile_bits(params, batch, head, row, rows, words);
+      return TermList<Rest...>::hidden(params, batch, head);
     }
   }
   template <class Params>
@@ -159,8 +156,6 @@ struct ScoreChain {
   // What pairs give to the gradient of a term is summed.
   static constexpr bool summed = (Terms::summed || ...);
   static constexpr bool may_rise = (Terms::may_rise || ...);
-  // What comes to shared memory does nothing but hide pairs.
-  static constexpr bool staged_hides = ((Terms::staged && Terms::hides) || ...);
 
   using List = TermList<Terms...>;
 

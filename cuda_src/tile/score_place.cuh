@@ -2,6 +2,7 @@
 // comes to shared memory tile by tile.
 #pragma once
 
+#include "pair_bits.cuh"
 #include "warp_tile.cuh"
 
 namespace cuflash {
@@ -23,6 +24,7 @@ struct Lane {
   int i;     // its first query
   int j;     // its first key
   StagedLane staged;
+  ShownPairs shown;  // by an array of bits, if there is one
 };
 
 // Where the copy engine finds an array of pairs of an entry and a head.
@@ -40,6 +42,7 @@ struct RowsOfQueries {
   int query0;
   int key0;
   StagedLane staged = {};  // of query0 and key0
+  ShownPairs shown = {};   // of the lane
   __device__ Lane lane() const {
     const LanePosition position;
     return {batch,
@@ -47,7 +50,8 @@ struct RowsOfQueries {
             query0 + position.row,
             key0 + position.column,
             {staged.panels, staged.panel_bytes, staged.row + position.row,
-             staged.column + position.column, false}};
+             staged.column + position.column, false},
+            shown};
   }
   template <class Tile>
   __device__ static constexpr int query_step(int m, int, int group, int) {
@@ -66,6 +70,7 @@ struct RowsOfKeys {
   int query0;
   int key0;
   StagedLane staged = {};  // of query0 and key0
+  ShownPairs shown = {};   // of the lane
   __device__ Lane lane() const {
     const LanePosition position;
     return {batch,
@@ -73,7 +78,8 @@ struct RowsOfKeys {
             query0 + position.column,
             key0 + position.row,
             {staged.panels, staged.panel_bytes, staged.row + position.column,
-             staged.column + position.row, true}};
+             staged.column + position.row, true},
+            shown};
   }
   template <class Tile>
   __device__ static constexpr int query_step(int, int n, int, int which) {

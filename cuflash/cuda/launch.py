@@ -13,7 +13,7 @@ from ..bounded_cache import BoundedCache
 from ..errors import LaunchError
 from ..planning.kernel import KernelLaunch
 from ..planning.plan import Plan
-from ..planning.problem import ELEMENTS, ElementName
+from ..planning.problem import DTYPES
 from .compile import CompiledKernel, compile_kernels
 from .current import is_current
 from .parameters import SHAPE_FIELDS, STRIDED, ParameterStruct, fields_of, struct_of
@@ -241,12 +241,11 @@ def _map_words(
     fields = {path.removesuffix(".opaque"): offset for path, offset in struct.offsets()}
     places = {path.rpartition(".")[2]: offset for path, offset in fields.items()}
     for name, rows in launch.boxes:
-        dtype: ElementName = problem.storage
-        shape = problem.shapes.get(name)
+        dtype, shape = problem.storage, problem.shapes.get(name)
         if shape is None:
             operand = problem.operands[name]
             entries, heads, queries, keys = operand.pairs
-            dtype, shape = ELEMENTS[operand.dtype].name, (entries, queries, heads, keys)
+            dtype, shape = DTYPES[operand.dtype].name, (entries, queries, heads, keys)
         batch, row, head, *_ = strides[name]
         own = batch, row, head
         encoder = TensorMapEncoder(dtype, shape, own, rows)

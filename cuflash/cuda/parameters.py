@@ -193,7 +193,7 @@ PARAMETERS = {
         pairs=("dbias",),
     ),
     ("steps", "summarise_mask"): _struct(
-        "SummariseMaskParams", (), (), ("tile_bits", "mask_heads"), pairs=("mask",)
+        "SummariseMaskParams", (), (), ("tile_bits", "pair_bits", "mask_heads"), pairs=("mask",)
     ),
     ("steps", "reduce_bias"): _struct(
         "ReduceBiasParams",

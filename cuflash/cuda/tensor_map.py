@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import LaunchError
-from ..planning.problem import ElementName
+from ..planning.problem import DTypeName
 
 __all__ = ["WORDS", "TensorMapEncoder"]
 
@@ -23,12 +23,7 @@ WORDS = 16
 
 _PANEL = 128  # bytes of a row of a box, the span of the widest swizzle
 #: CUtensorMapDataType, and bytes.
-_TYPES: dict[str, tuple[int, int]] = {
-    "bool": (0, 1),
-    "float16": (6, 2),
-    "float32": (7, 4),
-    "bfloat16": (9, 2),
-}
+_TYPES: dict[str, tuple[int, int]] = {"float16": (6, 2), "float32": (7, 4), "bfloat16": (9, 2)}
 _SWIZZLE_128B = 3
 _PROMOTE_L2_256B = 3
 _KEPT = 256  # maps of one tensor
@@ -65,7 +60,7 @@ class TensorMapEncoder:
     Parameters
     ----------
     dtype
-        "float16", "bfloat16", "float32" or "bool".
+        "float16", "bfloat16" or "float32".
     shape
         (batch, rows, heads, columns).
     strides
@@ -84,7 +79,7 @@ class TensorMapEncoder:
 
     def __init__(
         self,
-        dtype: ElementName,
+        dtype: DTypeName,
         shape: tuple[int, int, int, int],
         strides: tuple[int, int, int],
         rows: int,

@@ -11,37 +11,36 @@ from typing import Any
 
 import numpy as np
 
-from .device import MAIN_KERNELS, TENSOR_MAP, DevicePart, with_map
+from .device import MAIN_KERNELS, DevicePart
 from .feature import ArrayRule, Feature, Request
 from .host import Given, HostPart, ScorePlace
-from .pairs import AXES, block_of, numbers_of, part_of, staged
+from .pairs import AXES, block_of, numbers_of, part_of
 from .use import Use
 
 __all__ = ["MASK"]
 
 _NAME = "mask"
-#: Fields of its tiles' bits, which are in the workspace.
-_LISTED: tuple[tuple[str, type], ...] = (("own_heads", np.int32), ("tile_bits", np.uint64))
 _DEVICE = DevicePart(
     kernels=MAIN_KERNELS,
     struct="MaskParams",
-    block=np.dtype([*block_of(_NAME), *_LISTED], align=True),
+    block=np.dtype(block_of(_NAME), align=True),
     seams=(("Score", "MaskTerm<{mask_storage}, {mask_of_rows}, {mask_of_keys}>"),),
     header="features/mask.cuh",
 )
 
-#: Of FlashAttention-3 where it brings a mask to shared memory, which differs from key to key.
-_STAGED = DevicePart(
+#: Of FlashAttention-3 for a mask that differs from key to key: bits in the workspace.
+_PACKED = DevicePart(
     kernels=frozenset({("fa3", "forward"), ("fa3", "backward")}),
-    struct="StagedMaskParams",
-    block=with_map(
-        (f"{_NAME}_map", TENSOR_MAP),
-        ("entries", np.int32),
-        ("own_entries", np.int32),
-        *_LISTED,
+    struct="PackedMaskParams",
+    block=np.dtype(
+        [
+            *((name, np.uint64) for name in ("tile_bits", "pair_bits")),
+            *((name, np.int32) for name in ("entries", "own_entries", "own_heads")),
+        ],
+        align=True,
     ),
-    seams=(("Score", "StagedMaskTerm<{mask_storage}, {mask_of_rows}>"),),
-    header="features/mask_staged.cuh",
+    seams=(("Score", "PackedMaskTerm<{mask_storage}>"),),
+    header="features/mask_packed.cuh",
 )
 
 
@@ -53,12 +52,11 @@ def _use(request: Request) -> Use | None:
     mask = request.operands.get(_NAME)
     if mask is None:
         return None
-    mask = staged(mask, request)
     _, _, rows, keys = mask.pairs
     return Use(
         "mask",
         _DEVICE,
-        staged=_STAGED if mask.staged else None,
+        packed=_PACKED if keys > 1 else None,
         compiled=(
             ("mask_storage", request.problem.storage),
             ("mask_of_rows", int(rows > 1)),

@@ -44,6 +44,8 @@ class Use:
         What it adds to kernels; None where it changes none.
     staged
         The same for kernels that bring its array to shared memory.
+    packed
+        The same for kernels that read what a step before has made of it.
     host
         What it adds to the tiled NumPy code; None where it changes no score.
     unit
@@ -73,9 +75,12 @@ class Use:
     pair_sums: str | None = None
     shown: str = ""
     staged: DevicePart | None = None
+    packed: DevicePart | None = None
 
     def part_in(self, kernel: KernelName, staging: bool) -> DevicePart | None:
         """What it adds to a kernel, which may bring arrays to shared memory."""
+        if self.packed is not None and kernel in self.packed.kernels:
+            return self.packed
         part = self.staged if staging and self.staged is not None else self.device
         return part if part is not None and kernel in part.kernels else None
 

@@ -12,8 +12,8 @@ from .device import DeviceLimits
 from .head_groups import even_head_group, head_group_of, taking_turns, whole_entries
 from .kernel import KernelLaunch, kernel_config, lay_out
 from .key_parts import KeyParts, parts_of
-from .mask_lists import MaskLists
-from .problem import DTYPES, ELEMENTS, AttentionProblem
+from .mask_bits import MaskBits
+from .problem import DTYPES, AttentionProblem
 from .row_order import RowOrder
 from .row_steps import RowSteps, launchable
 from .tiles import fa3, steps
@@ -90,7 +90,7 @@ def _why_not(problem: AttentionProblem, limits: DeviceLimits) -> str | None:
     if problem.operation == "forward":
         for name, operand in problem.operands.items():
             if operand.staged and not operand.mappable:
-                elements = 16 // ELEMENTS[operand.dtype].itemsize
+                elements = 16 // DTYPES[operand.dtype].itemsize
                 return (
                     f"loads {name} through the copy engine, which needs rows that begin at "
                     "positive multiples of 16 bytes: pad the last axis in memory to a multiple "
@@ -132,8 +132,8 @@ def _forward(
     rejected: tuple[tuple[Algorithm, str], ...],
 ) -> Plan:
     footprint = tile.footprint
-    lists = MaskLists(problem, limits, fa3.ARITHMETIC, tile.block_q, tile.block_kv)
-    constants = tile.constants() | {"entries_inside": int(problem.shares_pairs)} | lists.constants
+    bits = MaskBits(problem, limits, fa3.ARITHMETIC, tile.block_q, tile.block_kv)
+    constants = tile.constants() | {"entries_inside": int(problem.shares_pairs)} | bits.constants
     config = kernel_config(
         problem, limits, ("fa3", "forward"), fa3.ARITHMETIC, constants, footprint
     )
@@ -145,7 +145,7 @@ def _forward(
     if tiles > _MOST_TILES:
         raise UnsupportedError(f"fa3 would need {tiles:,} tiles, it can count {_MOST_TILES:,}")
     head_group = 1
-    if problem.mask == "causal":  # else tiles are about equal, and heads may come singly
+    if _uneven(problem):  # else tiles are about equal, and heads may come singly
         head_group = even_head_group(problem, limits)
     head_group = whole_entries(problem, head_group)
     grid = min(tiles, limits.num_sms * footprint.blocks_per_sm)
@@ -156,8 +156,8 @@ def _forward(
         *_operand_boxes(problem, tile),
     )
     launch = KernelLaunch(config, grid, (("head_group", head_group),), boxes)
-    launches = tuple(map(_for_hopper, (*lists.before, launch)))
-    workspace = tuple(lay_out([("tile_counter", 4), *lists.sizes]))
+    launches = tuple(map(_for_hopper, (*bits.before, launch)))
+    workspace = tuple(lay_out([("tile_counter", 4), *bits.sizes]))
     return Plan(problem, "cuda", "fa3", tile, reason, rejected, launches, workspace)
 
 
@@ -174,8 +174,8 @@ def _backward(
     at_once = limits.num_sms * tile.footprint.blocks_per_sm
     keys = KeyParts(problem, limits, tile, parts or parts_of(problem, tile, at_once))
     seen = keys.seen
-    lists = MaskLists(problem, limits, fa3.ARITHMETIC, tile.block_q, tile.block_kv)
-    constants = tile.constants(lists.of_each_tile) | keys.constants | lists.constants
+    bits = MaskBits(problem, limits, fa3.ARITHMETIC, tile.block_q, tile.block_kv)
+    constants = tile.constants(bits.of_each_tile) | keys.constants | bits.constants
     config = kernel_config(
         problem, limits, ("fa3", "backward"), fa3.ARITHMETIC, constants, tile.footprint
     )
@@ -196,8 +196,8 @@ def _backward(
     others = ArgumentGradients(
         problem, limits, fa3.ARITHMETIC, rows.padded_rows, config.threads, tile.block_kv
     )
-    launches = tuple(map(_for_hopper, (*lists.before, *every, *keys.after, *others.after)))
-    workspace = tuple(lay_out([*rows.sizes, *keys.sizes, *others.sizes, *lists.sizes]))
+    launches = tuple(map(_for_hopper, (*bits.before, *every, *keys.after, *others.after)))
+    workspace = tuple(lay_out([*rows.sizes, *keys.sizes, *others.sizes, *bits.sizes]))
     reason += keys.said
     return Plan(problem, "cuda", "fa3", tile, reason, rejected, launches, workspace)
 
@@ -244,9 +244,15 @@ def _backward_head_group(
     per_sm = tile.footprint.blocks_per_sm
     if tile.ordered:
         return taking_turns(problem.batch * problem.heads_kv, tiles, limits.num_sms * per_sm)
-    if problem.mask == "causal":
+    if _uneven(problem):
         return head_group_of(problem, limits, tiles, per_sm, _MOST_HEADS_IN_GROUP)
     return 1  # tiles are about equal, and heads may come singly
+
+
+def _uneven(problem: AttentionProblem) -> bool:
+    """Whether some tiles may take much longer than others."""
+    mask = problem.operands.get("mask")
+    return problem.mask == "causal" or (mask is not None and min(mask.pairs[2:]) > 1)
 
 
 def _counters(tile: fa3.Fa3BackwardTile) -> int:

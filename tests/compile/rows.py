@@ -232,7 +232,10 @@ def _name(architecture: str, c: KernelConfig) -> str:
         parts.append(f"converts{constants['kv_tiles_per_convert_block']}")
     if constants.get("ordered"):
         parts.append("ordered")
-    parts += [name for name in ("parted", "rows_of_keys", "one_row") if constants.get(name)]
+    named = ("rows_of_keys", "one_row") if c.kernel == "summarise_mask" else ("parted",)
+    parts += [name for name in named if constants.get(name)]
+    if c.kernel == "summarise_mask" and not constants["listed"]:
+        parts.append("unlisted")
     if constants.get("turns"):  # of statistics, which clears that many
         parts.append(f"clears{constants['turns']}")
     if c.kernel == "convert_dq":  # narrow and wide heads can have fragments of different height

@@ -19,7 +19,7 @@ from .device import emulated_device, on_device
 pytestmark = pytest.mark.skipif(compiler() is None, reason="there is no g++ to compile with")
 
 _LINES = {"forward": "q", "backward": "k"}
-#: Of rows at any address, and with keys apart: as only wide heads' gradients take a mask.
+#: Of rows at any address, and with keys apart.
 _ODD = [Strides(gaps=(0, 0, 5, 0), offset=3), Strides(gaps=(0, 0, 0, 1))]
 
 
@@ -41,7 +41,25 @@ def _bits(mask: np.ndarray, tile: tuple[int, int], lines: str) -> np.ndarray:
     return (whole.reshape(*found.shape[:3], words, 32, 2) * powers).sum(4).astype(np.uint32)
 
 
-def _check(case: Case, operation: Any, mask: np.ndarray, lines: str) -> None:
+def _pairs(mask: np.ndarray, tile: tuple[int, int], lines: str) -> np.ndarray:
+    """(entry, head, 16 lines, tile, lane, 2): of a lane's two lines the pairs that are shown.
+
+    A lane l has lines l / 4 and 8 more, and of every eight along them 2 (l % 4) and the next.
+    """
+    missing = [-n % t for n, t in zip(mask.shape[2:], tile, strict=True)]
+    padded = np.pad(mask, ((0, 0), (0, 0), (0, missing[0]), (0, missing[1])))
+    along = tile[1]
+    if lines == "k":
+        padded, along = padded.swapaxes(2, 3), tile[0]
+    entries, heads, count, length = padded.shape
+    parts = padded.reshape(entries, heads, count // 16, 2, 8, length // along, along // 8, 4, 2)
+    parts = parts.transpose(0, 1, 2, 5, 4, 7, 3, 6, 8)  # 16 lines, tile, lane (two axes), line
+    bits = parts.reshape(entries, heads, count // 16, length // along, 32, 2, along // 4)
+    powers = np.uint64(1) << np.arange(along // 4, dtype=np.uint64)
+    return (bits * powers).sum(6).astype(np.uint32)
+
+
+def _check(case: Case, operation: Any, mask: np.ndarray) -> None:
     """Hold what a pass leaves in its workspace to the bits of the mask."""
     x = arrays(case, "q", "k", "v", "dout")
     x |= {"out": x["dout"], "lse": np.zeros(case.shape("lse"), np.float32), "mask": mask}
@@ -53,13 +71,19 @@ def _check(case: Case, operation: Any, mask: np.ndarray, lines: str) -> None:
         workspace = Arena(np, "nan").workspace(ready.workspace_bytes)
         pointers = {name: x[name].ctypes.data for name in set(ready.tensors) & x.keys()}
         ready.run(pointers, workspace=workspace.ctypes.data)
-    tile = ready.plan.tile
-    of_queries = 1 if mask.shape[2] == 1 else tile.block_q
-    expected = _bits(mask, (of_queries, tile.block_kv), lines)
-    (buffer,) = (buffer for buffer in ready.plan.workspace if buffer.name == "tile_bits")
-    assert buffer.nbytes == expected.nbytes
-    found = workspace[buffer.offset : buffer.offset + buffer.nbytes].view(np.uint32)
-    np.testing.assert_array_equal(found.reshape(expected.shape), expected)
+    tile, one_row = ready.plan.tile, mask.shape[2] == 1
+    of_queries = 1 if one_row else tile.block_q
+    whole = np.repeat(mask, 16 if operation == "forward" else tile.block_q, 2) if one_row else mask
+    own = (16 if one_row and operation == "forward" else tile.block_q, tile.block_kv)
+    made_bits = {
+        "tile_bits": _bits(mask, (of_queries, tile.block_kv), _LINES[operation]),
+        "pair_bits": _pairs(whole, own, _LINES[operation]),
+    }
+    for name, expected in made_bits.items():
+        (buffer,) = (buffer for buffer in ready.plan.workspace if buffer.name == name)
+        assert buffer.nbytes == expected.nbytes
+        found = workspace[buffer.offset : buffer.offset + buffer.nbytes].view(np.uint32)
+        np.testing.assert_array_equal(found.reshape(expected.shape), expected, name)
 
 
 def _mask(lengths: tuple[int, int]) -> np.ndarray:
@@ -74,13 +98,13 @@ def _mask(lengths: tuple[int, int]) -> np.ndarray:
 @pytest.mark.parametrize("lengths", [(300, 400), (130, 4240), (4230, 128), (64, 144)])
 def test_bits_of_tiles(operation: str, lengths: tuple[int, int]) -> None:
     case = Case(1, 2, 1, *lengths, dtype="float16", mask="1hqk", seed=3)
-    _check(case, operation, _mask(lengths), _LINES[operation])
+    _check(case, operation, _mask(lengths))
 
 
 @pytest.mark.parametrize("strides", _ODD, ids=["odd rows", "keys apart"])
 def test_bits_of_a_mask_that_lies_anyhow(strides: Strides) -> None:
     case = Case(1, 2, 1, 300, 401, 256, 256, dtype="float16", mask="1hqk", seed=3)
-    _check(case, "backward", strided(_mask((300, 401)), strides), "k")
+    _check(case, "backward", strided(_mask((300, 401)), strides))
 
 
 @pytest.mark.parametrize("operation", ["forward", "backward"])
@@ -88,4 +112,4 @@ def test_bits_of_a_row_that_all_queries_have(operation: str) -> None:
     case = Case(3, 2, 1, 200, 5008, dtype="float16", mask="b11k", seed=3)
     mask = np.random.default_rng(1).random((3, 1, 1, 5008)) < 0.003
     mask[1, ..., 700:3000] = True
-    _check(case, operation, mask, "q")
+    _check(case, operation, mask)

@@ -8,7 +8,7 @@ from itertools import product
 
 from ...features.use import Operand
 from ..device import DeviceLimits
-from ..problem import ELEMENTS, AttentionProblem
+from ..problem import DTYPES, AttentionProblem
 from .common import Arithmetic, Footprint, bucket, ceil_div
 from .fa3_tables import BACKWARD, BUCKETS, FORWARD, FORWARD_WITH_PAIRS, ForwardRow
 from .operand_tiles import NO_OPERAND, OperandTiles
@@ -55,7 +55,7 @@ class _Registers:
 #: same number, so what is given and taken adds up to at most that many times their number.
 _REGISTERS = {2: _Registers(40, 232), 3: _Registers(32, 160), 4: _Registers(32, 112)}
 _BACKWARD_REGISTERS = _Registers(24, 240)  # of two that do arithmetic
-_LISTED_REGISTERS = _Registers(40, 232)  # where load finds steps in lists, but in wide heads
+_LISTED_REGISTERS = _Registers(40, 232)  # where load, which has little, finds steps in lists
 
 
 def _panels(rows: int, columns: int) -> int:
@@ -87,7 +87,8 @@ class Fa3ForwardTile:
         shared = self.q_stages * _panels(self.block_q, self.head_dim) + self.num_stages * kv
         shared += 4 * self.warpgroups * _panels(16, _PANEL)  # of the output, a panel for each warp
         barriers = 2 * self.q_stages * self.warpgroups + 4 * self.num_stages + 4
-        shared = ceil_div(shared + 8 * barriers + 48, 1024) * 1024
+        notes = 4 * self.num_stages  # of blocks that are listed
+        shared = ceil_div(shared + 8 * barriers + 48 + notes, 1024) * 1024
         shared += self.operand.nbytes(self.block_kv)
         threads = WARPGROUP * (self.warpgroups + 1)
         return Footprint(shared, 65536 // threads // 8 * 8, threads)
@@ -146,8 +147,8 @@ class Fa3BackwardTile:
         shared += 4 * self.warpgroups * _panels(16, _PANEL)  # of dK and dV, a panel for each warp
         shared += 2 * self.num_stages * 4 * self.block_q  # lse and delta
         barriers = 2 + 2 * self.num_stages + 2 * self.score_stages + 7
-        places = 4  # of steps that are listed
-        shared = ceil_div(shared + 8 * (barriers + places), 128) * 128 + self.zero_bytes
+        notes = 4 * 2  # of steps that are listed, twice as large as a barrier
+        shared = ceil_div(shared + 8 * (barriers + notes), 128) * 128 + self.zero_bytes
         shared = ceil_div(shared, 1024) * 1024 + self.operand.nbytes(self.block_kv)
         threads = WARPGROUP * (self.warpgroups + 1)
         return Footprint(shared, 65536 // threads // 8 * 8, threads)
@@ -159,7 +160,8 @@ class Fa3BackwardTile:
 
     def constants(self, listed: bool = False) -> dict[str, int]:
         """What the device code reads from ``Config``; where steps are listed or not."""
-        registers = _LISTED_REGISTERS if listed and self.operand.stages else _BACKWARD_REGISTERS
+        tight = self.operand.stages or self.block_q > ROWS
+        registers = _LISTED_REGISTERS if listed and tight else _BACKWARD_REGISTERS
         return {
             "block_q": self.block_q,
             "block_kv": self.block_kv,
@@ -239,7 +241,7 @@ def _forward_with_pairs(
 ) -> Iterator[Fa3ForwardTile]:
     for row in FORWARD_WITH_PAIRS:
         holds = problem.head_dim <= row.widest and problem.head_dim_v <= row.widest_v
-        holds = holds and ELEMENTS[staged.dtype].itemsize == row.itemsize
+        holds = holds and DTYPES[staged.dtype].itemsize == row.itemsize
         if holds and (every or problem.seqlen_kv <= row.longest):
             operand = OperandTiles(row.pair_stages, row.block_q, row.itemsize)
             yield replace(tile_of_row(problem, row.plain), operand=operand)
@@ -247,7 +249,7 @@ def _forward_with_pairs(
 
 def _with_row(tile: Fa3ForwardTile, staged: Operand) -> Iterator[Fa3ForwardTile]:
     """The tile with room for an array that is the same for all queries."""
-    operand = OperandTiles(2, _ROWS_OF_ONE, ELEMENTS[staged.dtype].itemsize)
+    operand = OperandTiles(2, _ROWS_OF_ONE, DTYPES[staged.dtype].itemsize)
     for stages in product(range(tile.num_stages, 1, -1), range(tile.q_stages, 0, -1)):
         yield replace(tile, num_stages=stages[0], q_stages=stages[1], operand=operand)
 
@@ -294,5 +296,5 @@ def _with_operand_of_rows(
     if tile.block_kv == ROWS or staged is None or staged.pairs[2] == 1:
         return
     for stages in (2, 1):
-        operand = OperandTiles(stages, tile.block_q, ELEMENTS[staged.dtype].itemsize)
+        operand = OperandTiles(stages, tile.block_q, DTYPES[staged.dtype].itemsize)
         yield replace(tile, operand=operand)

@@ -8,11 +8,22 @@ from ..device import DeviceLimits
 from ..problem import DTypeName
 from .common import Footprint, ceil_div, shared_array
 
-__all__ = ["ROWS", "ArgumentTile", "DeltaTile", "RowsTile", "SummaryTile", "delta_tile"]
+__all__ = [
+    "BLOCKS_OF_WORD",
+    "ROWS",
+    "ArgumentTile",
+    "DeltaTile",
+    "RowsTile",
+    "SummaryTile",
+    "delta_tile",
+]
 
 #: Rows of a thread block of the kernels before and after a backward pass: a multiple of every
 #: q tile, so that a tile never reaches beyond a head's part of the workspace.
 ROWS = 128
+
+#: Of ``summarise_mask``, for each word of 32 tiles.
+BLOCKS_OF_WORD = 4
 
 
 @dataclass(frozen=True)
@@ -79,18 +90,20 @@ class ArgumentTile:
 
 @dataclass(frozen=True)
 class SummaryTile:
-    """``summarise_mask``: a word of 32 tiles for each block."""
+    """``summarise_mask``: eight neighbouring tiles for each block."""
 
     block_q: int
     block_kv: int
     rows_of_keys: bool  # a row of tiles is that of a kv tile
     one_row: bool  # the mask is the same for all queries
+    listed: bool  # bits of tiles are asked for
     warps: int = 8
 
     @property
     def footprint(self) -> Footprint:
-        """A word of each warp."""
-        return Footprint(shared_array(2 * self.warps, "float32"), 40, 32 * self.warps)
+        """Bits of two tiles, sixteen keys in a number."""
+        numbers = 2 * self.block_q * (self.block_kv // 16)
+        return Footprint(shared_array(numbers, "float16"), 64, 32 * self.warps)
 
     def constants(self) -> dict[str, int]:
         """What the device code reads from ``Config``."""
@@ -99,5 +112,6 @@ class SummaryTile:
             "block_kv": self.block_kv,
             "rows_of_keys": int(self.rows_of_keys),
             "one_row": int(self.one_row),
+            "listed": int(self.listed),
             "warps": self.warps,
         }

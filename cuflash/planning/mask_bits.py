@@ -1,0 +1,142 @@
+"""A boolean mask as bits, made before a pass: of its tiles, which it walks along, and of pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from .device import DeviceLimits
+from .kernel import KernelLaunch, kernel_config
+from .problem import AttentionProblem
+from .row_steps import launchable
+from .tiles import steps
+from .tiles.common import Arithmetic, ceil_div
+
+__all__ = ["MaskBits"]
+
+#: Tiles of a word, and its bytes: a bit that a tile is seen, and one that it is seen whole.
+_TILES_OF_WORD, _WORD_BYTES = 32, 8
+#: Of pairs: lines that a warp has, and bytes of its lanes for a tile.
+_LINES, _TILE_BYTES = 16, 32 * 8
+
+
+@dataclass(frozen=True)
+class MaskBits:
+    """Of a pass of FlashAttention-3; none without a mask that differs from key to key.
+
+    Lines are those of queries in a forward pass, and those of keys in a
+    backward pass; a row of tiles goes along them.
+
+    Attributes
+    ----------
+    problem, limits, arithmetic
+        Those of the pass.
+    block_q, block_kv
+        Of its tiles.
+    """
+
+    problem: AttentionProblem
+    limits: DeviceLimits
+    arithmetic: Arithmetic
+    block_q: int
+    block_kv: int
+
+    @property
+    def constants(self) -> dict[str, int]:
+        """What the device code of the pass reads from ``Config``."""
+        return {
+            "packed": int(self._packed),
+            "one_row": int(self._packed and self._one_row),
+            "listed": int(self.of_each_tile),
+            "skips_keys": int(self._listed and not self.of_each_tile),
+        }
+
+    @property
+    def of_each_tile(self) -> bool:
+        """Whether tiles have lists of their own that the pass walks along."""
+        return self._listed and not (self._backward and self._one_row)
+
+    @property
+    def sizes(self) -> list[tuple[str, int]]:
+        """Buffers of the workspace and their bytes."""
+        if not self._packed:
+            return []
+        lines = self._rows * ceil_div(self._lines_of_row, _LINES)
+        pairs = ("pair_bits", self._arrays * lines * self._along * _TILE_BYTES)
+        return [("tile_bits", self._words * _WORD_BYTES), pairs] if self._listed else [pairs]
+
+    @property
+    def before(self) -> Iterator[KernelLaunch]:
+        """What makes them."""
+        if not self._packed:
+            return
+        tile = steps.SummaryTile(
+            self.block_q, self.block_kv, self._backward, self._one_row, self._listed
+        )
+        config = kernel_config(
+            self.problem,
+            self.limits,
+            ("steps", "summarise_mask"),
+            self.arithmetic,
+            tile.constants(),
+            tile.footprint,
+        )
+        # Nothing else changes its code.
+        config = replace(config, storage="float32", output="float32", compute="float32")
+        config = replace(config, statistics="float32", mask="full", copies="element", features=())
+        config = replace(config, head_dim=0, head_dim_v=0, products="scalar", mma_depth=0)
+        heads = self.problem.operands["mask"].pairs[1]
+        grid = launchable(self._words * steps.BLOCKS_OF_WORD, "the summary of mask")
+        yield KernelLaunch(config, grid, (("mask_heads", heads),))
+
+    @property
+    def _packed(self) -> bool:
+        mask = self.problem.operands.get("mask")
+        return mask is not None and mask.pairs[3] > 1 and 0 not in mask.shape
+
+    @property
+    def _listed(self) -> bool:
+        """Whether there are lists: ordered sums of dQ count all tiles."""
+        return self._packed and not (self._backward and self.problem.deterministic)
+
+    @property
+    def _backward(self) -> bool:
+        return self.problem.operation == "backward"
+
+    @property
+    def _one_row(self) -> bool:
+        """Whether the mask is the same for all queries."""
+        return self.problem.operands["mask"].pairs[2] == 1
+
+    @property
+    def _arrays(self) -> int:
+        entries, heads, _, _ = self.problem.operands["mask"].pairs
+        return entries * heads
+
+    @property
+    def _q_tiles(self) -> int:
+        return 1 if self._one_row else ceil_div(self.problem.seqlen_q, self.block_q)
+
+    @property
+    def _kv_tiles(self) -> int:
+        return ceil_div(self.problem.seqlen_kv, self.block_kv)
+
+    @property
+    def _rows(self) -> int:
+        """Of tiles."""
+        return self._kv_tiles if self._backward else self._q_tiles
+
+    @property
+    def _along(self) -> int:
+        """Tiles of a row."""
+        return self._q_tiles if self._backward else self._kv_tiles
+
+    @property
+    def _lines_of_row(self) -> int:
+        if self._backward:
+            return self.block_kv
+        return _LINES if self._one_row else self.block_q
+
+    @property
+    def _words(self) -> int:
+        return self._arrays * self._rows * ceil_div(self._along, _TILES_OF_WORD)
