@@ -128,7 +128,7 @@ __device__ inline void math_role(const BackwardContext<Config>& c, int warpgroup
     } else {
       math.step(state, dk, dv, step);
     }
-  } while (++step < steps);
+  } while (is_step<Config>(++step, steps));
   typename Types::QGradient dq;
   math.issue_q(dq, steps - 1, true);
   ptx::wgmma_wait<0>();

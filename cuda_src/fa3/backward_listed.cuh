@@ -39,33 +39,28 @@ struct StepNote {
 template <class Config, bool = Config::listed>
 struct ListedSteps {
   const typename Config::Params& listed_params;
-  int batch;
   int kv_tile;
   int first_head;
   int end_head;
-  int begin;  // of the q tiles that bounds leave
+  HiddenPairs first;  // of the first head
+  int array_step;     // to that of the next head
+  int begin;          // of the q tiles that bounds leave
   int end;
   int count;
 
   __device__ ListedSteps(const typename Config::Params& params, const WorkItem& item,
                          const Sequence& seq)
-      : listed_params(params),
-        batch(item.batch),
-        kv_tile(item.kv_begin / Config::block_kv),
-        count(0) {
+      : listed_params(params), kv_tile(item.kv_begin / Config::block_kv), count(0) {
     const int group = params.shape.heads_q / params.shape.heads_kv;
     const QBlocks<Config> blocks(seq, item.kv_begin);
     first_head = item.head * group;
     end_head = first_head + group;
+    first = Config::Score::List::hidden(params, item.batch, first_head);
+    array_step =
+        Config::Score::List::hidden(params, item.batch, first_head + 1).array - first.array;
     begin = blocks.begin;
     end = blocks.end;
     for (int head = first_head; head < end_head; ++head) count += row(head).count(begin, end);
-  }
-  __device__ TileRow row(int head) const {
-    const Shape& shape = listed_params.shape;
-    return Config::Score::List::hidden(listed_params, batch, head)
-        .tile_row(kv_tile, ceil_div(shape.seqlen_kv, Config::block_kv),
-                  ceil_div(tiles_of_bits<Config>(shape), 32));
   }
   // Beyond the last one: no tile.
   __device__ QPlace after(QPlace place) const {
@@ -77,17 +72,27 @@ struct ListedSteps {
   }
   __device__ StepNote note(const QPlace& place) const {
     const Shape& shape = listed_params.shape;
-    const int along = tiles_of_bits<Config>(shape);
-    const unsigned pairs =
-        Config::Score::List::hidden(listed_params, batch, place.head)
-            .index_of(kv_tile * Config::block_kv, lines_of_bits<Config>(shape), along);
+    const unsigned pairs = hidden(place.head)
+                               .index_of(kv_tile * Config::block_kv, lines_of_bits<Config>(shape),
+                                         tiles_of_bits<Config>(shape));
     const bool every = row(place.head).first(place.tile, end).whole;
     return {place.head, place.tile * 2 + every, pairs + place.tile * 32, 0};
+  }
+
+ private:
+  __device__ HiddenPairs hidden(int head) const {
+    return {first.tiles, first.pairs, first.array + (head - first_head) * array_step};
+  }
+  __device__ TileRow row(int head) const {
+    const Shape& shape = listed_params.shape;
+    return hidden(head).tile_row(kv_tile, ceil_div(shape.seqlen_kv, Config::block_kv),
+                                 ceil_div(tiles_of_bits<Config>(shape), 32));
   }
 };
 template <class Config>
 struct ListedSteps<Config, false> {
   __device__ ListedSteps(const typename Config::Params&, const WorkItem&, const Sequence&) {}
+  __device__ StepNote note(const QPlace&) const { return {}; }
 };
 
 // Where an array is the same for all queries: whether some query head of the group sees the item's

@@ -21,9 +21,10 @@ struct BackwardLoader {
   __device__ void load_k() const { load_kv(c.shared.k, &c.params.k_map, c.shared.k_full); }
   __device__ void load_v() const { load_kv(c.shared.v, &c.params.v_map, c.shared.v_full); }
 
-  __device__ void load_q(const QPlace& place, int step) const {
+  // Where steps are listed, with a note for those who compute.
+  __device__ void load_q(const QPlace& place, const StepNote& note, int step) const {
     const RingPlace<Config::num_stages> ring(step);
-    if constexpr (Config::listed) c.note_of(step) = c.note(place);  // q_full tells that it is there
+    if constexpr (Config::listed) c.note_of(step) = note;
     load_rows(c.shared.q[ring.stage], &c.params.q_map, c.shared.q_full[ring.stage],
               c.shared.lse[ring.stage], c.params.row_lse, place);
   }
@@ -68,7 +69,7 @@ __device__ inline void load_first(const BackwardContext<Config>& c) {
   for (int step = 0; step < Config::num_stages; ++step) {
     if (step >= c.steps()) return;
     if (step == 0) loader.load_k();
-    loader.load_q(place, step);
+    loader.load_q(place, c.note(place), step);
     if (step < Config::operand_stages) loader.load_operand(place, step);
     if (step == 0) loader.load_v();
     loader.load_dout(place, step);
@@ -113,16 +114,18 @@ __device__ inline void load_role(const BackwardContext<Config>& c) {
   OperandLoads<Config> operands(c);
 #pragma unroll
   for (int step = 0; step < stages; ++step) place = c.after(place);
+  StepNote note = c.note(place);  // found before it is needed
 #pragma unroll 1
   for (int step = stages; step < steps + stages; ++step) {
     if (loads) operands.load_next(loader, steps);
     await_step<Config>(step % stages);
     if (loads && step < steps) {
-      loader.load_q(place, step);
+      loader.load_q(place, note, step);
       loader.load_dout(place, step);
     }
     __syncwarp();
     place = c.after(place);
+    note = c.note(place);
   }
 }
 

@@ -74,7 +74,8 @@ struct BackwardMath {
       wait<Config>(c.shared.q_full[ring.stage], ring.phase);
       const StepNote note = listed_step(number);
       state.place = {note.head, note.tile()};
-      state.shown = shown_pairs(note.every(), note.pairs + line / 16 * along * 32);
+      const bool every = __any_sync(0xffffffffu, note.every());
+      state.shown = shown_pairs(every, note.pairs + line / 16 * along * 32);
     } else if constexpr (Config::packed) {
       const HiddenPairs hidden = hidden_pairs(state.place.head);
       const int lines = lines_of_bits<Config>(c.params.shape);

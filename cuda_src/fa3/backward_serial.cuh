@@ -185,7 +185,7 @@ __device__ inline void serial_role(const BackwardContext<Config>& c, int warpgro
 #pragma unroll 1
   do {
     serial.step(state, dk, dv, step);
-  } while (++step < steps);
+  } while (is_step<Config>(++step, steps));
   typename Types::QGradient dq;
   math.issue_q(dq, steps - 1, true);
   ptx::wgmma_wait<0>();

@@ -280,6 +280,14 @@ __device__ inline BackwardContext<Config> context_of(const typename Config::Para
           shape.heads_q / shape.heads_kv};
 }
 
+// Whether there is a step of this number. The same in every lane; a vote says so to the compiler
+// where a list has the steps: addresses that follow from the number are then in uniform registers.
+template <class Config>
+__device__ __forceinline__ bool is_step(int step, int steps) {
+  if constexpr (Config::listed) return __any_sync(0xffffffffu, step < steps);
+  return step < steps;
+}
+
 // By one thread: every barrier, with the number of those who arrive at it in a phase.
 template <class Config, class Types = BackwardTypes<Config>>
 __device__ inline void init_barriers(BackwardStorage<Config>& shared) {

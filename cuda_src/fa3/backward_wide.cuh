@@ -200,7 +200,7 @@ __device__ inline void value_role(const BackwardContext<Config>& c) {
 #pragma unroll 1
   do {
     wide.value_step(state, dv, step);
-  } while (++step < steps);
+  } while (is_step<Config>(++step, steps));
   wide.template finish_q<typename Types::QGradient>(state, steps);
   // What is left of who has read P: a barrier must not be left in the middle of a phase.
   for (step = max(0, steps - Config::score_stages); step < steps; ++step) {
@@ -224,7 +224,7 @@ __device__ inline void key_role(const BackwardContext<Config>& c) {
 #pragma unroll 1
   do {
     wide.key_step(state, dk, step);
-  } while (++step < steps);
+  } while (is_step<Config>(++step, steps));
   wide.template finish_q<typename Types::LastQGradient>(state, steps);
   math.store_k(dk);
 }

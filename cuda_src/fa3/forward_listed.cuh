@@ -117,7 +117,10 @@ struct WarpgroupList {
   // The block whose K has arrived in a stage. The same in every lane, and known to be: loops and
   // products depend on it.
   __device__ __forceinline__ void find(const ForwardContext<Config>& c, int stage) {
-    note = BlockNote::of(__shfl_sync(0xffffffffu, c.shared.notes[stage], 0));
+    note = BlockNote::of(c.shared.notes[stage]);
+    note.last = __any_sync(0xffffffffu, note.last);
+    note.block.whole = __any_sync(0xffffffffu, note.block.whole);
+    note.block.tile = __shfl_sync(0xffffffffu, note.block.tile, 0);
     shown.every = note.block.whole;
     if (!shown.every) shown.bits = bits.of(note.block.tile);
     seen = {note.last ? note.block.tile : -1, note.block.tile + 1};

@@ -29,21 +29,25 @@ struct MaskOfHead {
   long long column_stride;
   bool in_chunks;  // sixteen keys can be read at once
 
+  // The bytes of sixteen keys, which are in a chunk.
+  __device__ uint4 chunk(int query, int key) const {
+    return *reinterpret_cast<const uint4*>(data + query * row_stride + key);
+  }
   // Which of up to sixteen keys a query sees.
   __device__ unsigned keys(int query, int key, int count) const {
     const unsigned char* from = data + query * row_stride + key * column_stride;
-    if (in_chunks && count >= kKeysOfChunk) {
-      const uint4 bytes = *reinterpret_cast<const uint4*>(from);
-      return bits_of_bytes(bytes.x) | bits_of_bytes(bytes.y) << 4 | bits_of_bytes(bytes.z) << 8 |
-             bits_of_bytes(bytes.w) << 12;
-    }
     unsigned bits = 0;
-    for (int i = 0; i < min(count, kKeysOfChunk); ++i) {
+    for (int i = 0; i < count; ++i) {
       bits |= static_cast<unsigned>(from[i * column_stride] != 0) << i;
     }
     return bits;
   }
 };
+
+__device__ inline unsigned bits_of_chunk(const uint4& bytes) {
+  return bits_of_bytes(bytes.x) | bits_of_bytes(bytes.y) << 4 | bits_of_bytes(bytes.z) << 8 |
+         bits_of_bytes(bytes.w) << 12;
+}
 
 // A tile of a mask in shared memory: of each query sixteen keys in a number.
 template <class Config>
@@ -55,21 +59,42 @@ struct TileOfMask {
 
   // By all threads. Which pairs there are: 1 if one is shown, and 2 if one is hidden.
   __device__ int load(const MaskOfHead& mask, int row0, int rows, int key0, int valid_keys) {
+    if (mask.in_chunks && valid_keys >= Config::block_kv) {
+      return load_chunks(mask, row0, rows, key0);
+    }
     int kinds = 0;
-#pragma unroll
-    for (int first = 0; first < Config::block_q * chunks; first += threads) {
-      const int unit = first + static_cast<int>(threadIdx.x);
+    for (int unit = threadIdx.x; unit < Config::block_q * chunks; unit += threads) {
       const int row = unit / chunks, key = unit % chunks * kKeysOfChunk;
-      if (row >= Config::block_q) break;
-      unsigned shown = 0;
-      const int left = min(valid_keys - key, kKeysOfChunk);
-      if (row < rows && left > 0) {
-        shown = mask.keys(row0 + row, key0 + key, left);
-        kinds |= (shown != 0 ? 1 : 0) | (shown != (1u << left) - 1 ? 2 : 0);
-      }
+      const int left = row < rows ? min(valid_keys - key, kKeysOfChunk) : 0;
+      const unsigned shown = left > 0 ? mask.keys(row0 + row, key0 + key, left) : 0;
+      if (left > 0) kinds |= kinds_of(shown, (1u << left) - 1);
       keys[row][key / kKeysOfChunk] = static_cast<unsigned short>(shown);
     }
     return kinds;
+  }
+  // The same of whole chunks: all that a thread has are on their way at once.
+  __device__ int load_chunks(const MaskOfHead& mask, int row0, int rows, int key0) {
+    constexpr int units = Config::block_q * chunks;
+    constexpr int rounds = (units + threads - 1) / threads;
+    uint4 bytes[rounds];
+#pragma unroll
+    for (int round = 0; round < rounds; ++round) {
+      const int unit = round * threads + static_cast<int>(threadIdx.x), row = unit / chunks;
+      bytes[round] = make_uint4(0, 0, 0, 0);
+      if (row < rows) bytes[round] = mask.chunk(row0 + row, key0 + unit % chunks * kKeysOfChunk);
+    }
+    int kinds = 0;
+#pragma unroll
+    for (int round = 0; round < rounds; ++round) {
+      const int unit = round * threads + static_cast<int>(threadIdx.x), row = unit / chunks;
+      const unsigned shown = bits_of_chunk(bytes[round]);
+      if (row < rows) kinds |= kinds_of(shown, 0xffff);
+      if (unit < units) keys[row][unit % chunks] = static_cast<unsigned short>(shown);
+    }
+    return kinds;
+  }
+  __device__ static int kinds_of(unsigned shown, unsigned every) {
+    return (shown != 0 ? 1 : 0) | (shown != every ? 2 : 0);
   }
   // Of a lane of the warp whose first line is this one.
   __device__ PairBits of_queries(int line) const {

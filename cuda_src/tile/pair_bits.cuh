@@ -8,7 +8,7 @@
 namespace cuflash {
 
 // Of a lane: bit 2 n + which of word `group` is of element (n, group, which), see WarpTile.
-struct PairBits {
+struct alignas(8) PairBits {
   unsigned line[2];
 };
 
