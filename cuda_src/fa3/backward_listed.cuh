@@ -33,9 +33,8 @@ struct StepNote {
   __device__ bool every() const { return (tile_and_every & 1) != 0; }
 };
 
-// The q tiles of a kv tile, of one query head of the group after the other, for the load role: it
-// tells the math roles which they are, see BackwardStorage::notes. Nothing where q tiles are not
-// listed.
+// The q tiles of a kv tile, of one query head of the group after the other. Nothing where q tiles
+// are not listed.
 template <class Config, bool = Config::listed>
 struct ListedSteps {
   const typename Config::Params& listed_params;
@@ -62,37 +61,59 @@ struct ListedSteps {
     end = blocks.end;
     for (int head = first_head; head < end_head; ++head) count += row(head).count(begin, end);
   }
-  // Beyond the last one: no tile.
-  __device__ QPlace after(QPlace place) const {
-    int tile = row(place.head).first(place.tile + 1, end).tile;
-    while (tile >= end && place.head + 1 < end_head) {
-      tile = row(++place.head).first(begin, end).tile;
-    }
-    return {place.head, tile};
-  }
-  __device__ StepNote note(const QPlace& place) const {
+  __device__ TileRow row(int head) const {
     const Shape& shape = listed_params.shape;
-    const unsigned pairs = hidden(place.head)
-                               .index_of(kv_tile * Config::block_kv, lines_of_bits<Config>(shape),
-                                         tiles_of_bits<Config>(shape));
-    const bool every = row(place.head).first(place.tile, end).whole;
-    return {place.head, place.tile * 2 + every, pairs + place.tile * 32, 0};
+    return hidden(head).tile_row(kv_tile, ceil_div(shape.seqlen_kv, Config::block_kv),
+                                 ceil_div(tiles_of_bits<Config>(shape), 32));
+  }
+  __device__ StepNote note(int head, const SeenTile& tile) const {
+    const Shape& shape = listed_params.shape;
+    const unsigned pairs = hidden(head).index_of(
+        kv_tile * Config::block_kv, lines_of_bits<Config>(shape), tiles_of_bits<Config>(shape));
+    return {head, tile.tile * 2 + tile.whole, pairs + tile.tile * 32, 0};
   }
 
  private:
   __device__ HiddenPairs hidden(int head) const {
     return {first.tiles, first.pairs, first.array + (head - first_head) * array_step};
   }
-  __device__ TileRow row(int head) const {
-    const Shape& shape = listed_params.shape;
-    return hidden(head).tile_row(kv_tile, ceil_div(shape.seqlen_kv, Config::block_kv),
-                                 ceil_div(tiles_of_bits<Config>(shape), 32));
-  }
 };
 template <class Config>
 struct ListedSteps<Config, false> {
   __device__ ListedSteps(const typename Config::Params&, const WorkItem&, const Sequence&) {}
-  __device__ StepNote note(const QPlace&) const { return {}; }
+};
+
+// The steps one after the other, for the load role: where they are listed it tells the math roles
+// which they are, see BackwardStorage::notes. What comes after a step is found before it is needed.
+template <class Context, bool listed>
+struct StepWalk {
+  const Context& c;
+  QPlace place;
+  StepNote note{};
+  __device__ explicit StepWalk(const Context& c) : c(c), place(c.first()) {}
+  __device__ void advance() { place = c.after(place); }
+};
+template <class Context>
+struct StepWalk<Context, true> {
+  const Context& c;
+  TilesUp tiles;
+  QPlace place;
+  StepNote note;
+
+  __device__ explicit StepWalk(const Context& c)
+      : c(c), tiles(c.row(c.first_head), c.begin, c.end), place{c.first_head, 0} {
+    advance();
+  }
+  // Beyond the last step there is no tile.
+  __device__ void advance() {
+    SeenTile tile = tiles.next();
+    while (tile.tile >= c.end && place.head + 1 < c.end_head) {
+      tiles = TilesUp(c.row(++place.head), c.begin, c.end);
+      tile = tiles.next();
+    }
+    place.tile = tile.tile;
+    note = c.note(place.head, tile);
+  }
 };
 
 // Where an array is the same for all queries: whether some query head of the group sees the item's

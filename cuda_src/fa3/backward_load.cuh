@@ -64,16 +64,16 @@ struct BackwardLoader {
 template <class Config>
 __device__ inline void load_first(const BackwardContext<Config>& c) {
   const BackwardLoader<Config> loader{c};
-  QPlace place = c.first();
+  StepWalk<BackwardContext<Config>, Config::listed> walk(c);
 #pragma unroll
   for (int step = 0; step < Config::num_stages; ++step) {
     if (step >= c.steps()) return;
     if (step == 0) loader.load_k();
-    loader.load_q(place, c.note(place), step);
-    if (step < Config::operand_stages) loader.load_operand(place, step);
+    loader.load_q(walk.place, walk.note, step);
+    if (step < Config::operand_stages) loader.load_operand(walk.place, step);
     if (step == 0) loader.load_v();
-    loader.load_dout(place, step);
-    place = c.after(place);
+    loader.load_dout(walk.place, step);
+    walk.advance();
   }
 }
 
@@ -82,18 +82,18 @@ __device__ inline void load_first(const BackwardContext<Config>& c) {
 template <class Config, bool = (Config::operand_stages > 0)>
 struct OperandLoads {
   const BackwardContext<Config>& c;
-  QPlace place;
+  StepWalk<BackwardContext<Config>, Config::listed> walk;
   int step = Config::operand_stages;
 
-  __device__ explicit OperandLoads(const BackwardContext<Config>& c) : c(c), place(c.first()) {
-    for (int i = 0; i < step; ++i) place = c.after(place);
+  __device__ explicit OperandLoads(const BackwardContext<Config>& c) : c(c), walk(c) {
+    for (int i = 0; i < step; ++i) walk.advance();
   }
   __device__ void load_next(const BackwardLoader<Config>& loader, int steps) {
     if (step >= steps) return;
     const RingPlace<Config::operand_stages> ring(step);
     wait_empty<Config>(c.shared.operand_empty[ring.stage], ring.phase);
-    loader.load_operand(place, step);
-    place = c.after(place);
+    loader.load_operand(walk.place, step);
+    walk.advance();
     ++step;
   }
 };
@@ -110,22 +110,20 @@ __device__ inline void load_role(const BackwardContext<Config>& c) {
   const BackwardLoader<Config> loader{c};
   const bool loads = threadIdx.x % 32 == 0;
   const int steps = c.steps();
-  QPlace place = c.first();
+  StepWalk<BackwardContext<Config>, Config::listed> walk(c);
   OperandLoads<Config> operands(c);
 #pragma unroll
-  for (int step = 0; step < stages; ++step) place = c.after(place);
-  StepNote note = c.note(place);  // found before it is needed
+  for (int step = 0; step < stages; ++step) walk.advance();
 #pragma unroll 1
   for (int step = stages; step < steps + stages; ++step) {
     if (loads) operands.load_next(loader, steps);
     await_step<Config>(step % stages);
     if (loads && step < steps) {
-      loader.load_q(place, note, step);
-      loader.load_dout(place, step);
+      loader.load_q(walk.place, walk.note, step);
+      loader.load_dout(walk.place, step);
     }
     __syncwarp();
-    place = c.after(place);
-    note = c.note(place);
+    walk.advance();
   }
 }
 

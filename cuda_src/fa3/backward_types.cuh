@@ -199,12 +199,8 @@ struct BackwardContext : ListedSteps<Config> {
     if constexpr (Config::listed) return this->count;
     return (blocks.end - blocks.begin) * group;
   }
-  __device__ QPlace first() const {
-    if constexpr (Config::listed) return after({item.head * group, blocks.begin - 1});
-    return {item.head * group, blocks.begin};
-  }
+  __device__ QPlace first() const { return {item.head * group, blocks.begin}; }
   __device__ QPlace after(const QPlace& place) const {
-    if constexpr (Config::listed) return ListedSteps<Config>::after(place);
     const bool last = place.tile + 1 == blocks.end;
     return {place.head + last, last ? blocks.begin : place.tile + 1};
   }

@@ -31,22 +31,21 @@ struct BlockNote {
 // The blocks of a tile, last first: at least one, which may be hidden. For the thread that loads.
 template <class Config>
 struct ListedBlocks {
-  TileRow row;
-  int begin;
+  TilesDown tiles;
   SeenTile block;  // of this step
   SeenTile next;
 
   __device__ ListedBlocks(const ForwardContext<Config>& c, const ForwardTile<Config>& tile)
-      : row(row_of(c, tile.item)), begin(tile.kv.begin) {
-    block = row.last(begin, tile.kv.end);
-    if (block.tile < begin) block = {tile.kv.end - 1, false};
-    next = row.last(begin, block.tile);
+      : tiles(row_of(c, tile.item), tile.kv.begin, tile.kv.end) {
+    block = tiles.next();
+    if (block.tile < tiles.begin) block = {tile.kv.end - 1, false};
+    next = tiles.next();
   }
   __device__ BlockNote note() const { return {block, is_last()}; }
-  __device__ bool is_last() const { return next.tile < begin; }
+  __device__ bool is_last() const { return next.tile < tiles.begin; }
   __device__ void advance() {
     block = next;
-    next = row.last(begin, block.tile);
+    next = tiles.next();
   }
 
  private:

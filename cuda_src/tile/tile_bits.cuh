@@ -20,43 +20,62 @@ struct SeenTile {
 struct TileRow {
   const TileBits* words;
 
-  // The last seen tile of [begin, end); begin - 1 if there is none.
-  __device__ SeenTile last(int begin, int end) const {
-    for (int word = (end - 1) / 32; end > begin && word >= begin / 32; --word) {
-      const TileBits bits = words[word];
-      const int ahead = end - 32 * word;  // bits of the word that count, 32 or more for all
-      const unsigned seen = ahead < 32 ? bits.seen & ((1u << ahead) - 1) : bits.seen;
-      if (seen == 0) continue;
-      const int bit = 31 - __clz(static_cast<int>(seen));
-      if (32 * word + bit < begin) break;
-      return {32 * word + bit, (bits.whole >> bit & 1) != 0};
-    }
-    return {begin - 1, false};
+  // Of a word, without the tiles that are not in [begin, end).
+  __device__ TileBits within(int word, int begin, int end) const {
+    TileBits bits = words[word];
+    const int before = begin - 32 * word, ahead = end - 32 * word;
+    if (before > 0) bits.seen = bits.seen >> before << before;
+    if (ahead < 32) bits.seen &= (1u << ahead) - 1;
+    return bits;
   }
-  // The first one; end if there is none.
-  __device__ SeenTile first(int begin, int end) const {
-    for (int word = begin / 32; 32 * word < end; ++word) {
-      const TileBits bits = words[word];
-      const int before = begin - 32 * word;  // bits of the word that do not count, if positive
-      const unsigned seen = before > 0 ? bits.seen >> before << before : bits.seen;
-      if (seen == 0) continue;
-      const int bit = __ffs(static_cast<int>(seen)) - 1;
-      if (32 * word + bit >= end) break;
-      return {32 * word + bit, (bits.whole >> bit & 1) != 0};
-    }
-    return {end, false};
-  }
-  // How many there are in [begin, end).
+  // How many seen tiles there are in [begin, end).
   __device__ int count(int begin, int end) const {
     int sum = 0;
-    for (int word = begin / 32; 32 * word < end; ++word) {
-      unsigned seen = words[word].seen;
-      const int before = begin - 32 * word, ahead = end - 32 * word;
-      if (before > 0) seen = seen >> before << before;
-      if (ahead < 32) seen &= (1u << ahead) - 1;
-      sum += __popc(seen);
-    }
+    for (int word = begin / 32; 32 * word < end; ++word)
+      sum += __popc(within(word, begin, end).seen);
     return sum;
+  }
+};
+
+// A walk along the seen tiles of [begin, end) of a row, for a thread that keeps a word of them.
+struct TilesUp {
+  TileRow row;
+  int begin;
+  int end;
+  int word;
+  TileBits left;  // of the word
+
+  __device__ TilesUp(const TileRow& row, int begin, int end)
+      : row(row), begin(begin), end(end), word(begin / 32 - 1), left{0, 0} {}
+  // The next one; `end` if there is none.
+  __device__ SeenTile next() {
+    while (left.seen == 0) {
+      if (32 * (word + 1) >= end) return {end, false};
+      left = row.within(++word, begin, end);
+    }
+    const int bit = __ffs(static_cast<int>(left.seen)) - 1;
+    left.seen &= left.seen - 1;
+    return {32 * word + bit, (left.whole >> bit & 1) != 0};
+  }
+};
+struct TilesDown {
+  TileRow row;
+  int begin;
+  int end;
+  int word;
+  TileBits left;
+
+  __device__ TilesDown(const TileRow& row, int begin, int end)
+      : row(row), begin(begin), end(end), word((end + 31) / 32), left{0, 0} {}
+  // The next one; begin - 1 if there is none.
+  __device__ SeenTile next() {
+    while (left.seen == 0) {
+      if (32 * word <= begin) return {begin - 1, false};
+      left = row.within(--word, begin, end);
+    }
+    const int bit = 31 - __clz(static_cast<int>(left.seen));
+    left.seen ^= 1u << bit;
+    return {32 * word + bit, (left.whole >> bit & 1) != 0};
   }
 };
 
