@@ -251,8 +251,7 @@ def _backward_head_group(
 
 def _uneven(problem: AttentionProblem) -> bool:
     """Whether some tiles may take much longer than others."""
-    mask = problem.operands.get("mask")
-    return problem.mask == "causal" or (mask is not None and min(mask.pairs[2:]) > 1)
+    return problem.mask == "causal" or problem.hides_tiles
 
 
 def _counters(tile: fa3.Fa3BackwardTile) -> int:

@@ -148,6 +148,12 @@ class AttentionProblem:
         return {operand.name: operand for use in self.uses for operand in use.operands}
 
     @property
+    def hides_tiles(self) -> bool:
+        """Whether a mask may hide some tiles of queries and keys whole."""
+        mask = self.operands.get("mask")
+        return mask is not None and min(mask.pairs[2:]) > 1
+
+    @property
     def shares_pairs(self) -> bool:
         """Whether batch entries share an array that has a number for every pair."""
         pairs = (one.pairs for one in self.operands.values() if one.staged)

@@ -97,7 +97,7 @@ def collect(keyword: str) -> list[str]:
 
 
 def devices(part: int, count: int) -> dict[str, str]:
-    """The environment of a part: it sees all of so many devices, each part another one first."""
+    """The environment of a part: it sees so many devices, each part another one first."""
     if count < 2:
         return {}
     return {"CUDA_VISIBLE_DEVICES": ",".join(str((part + i) % count) for i in range(count))}
@@ -151,7 +151,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("-k", dest="keyword", default="", help="as pytest takes it")
     parser.add_argument("--parts", type=int, default=8, help="processes beside each other")
-    parser.add_argument("--devices", type=int, default=1, help="that the parts share out")
+    parser.add_argument("--devices", type=int, default=1, help="of more than two the last is kept")
     parser.add_argument("--seconds", type=float, default=500.0, help="that a part may take")
     parser.add_argument("--folder", type=Path, help="for lists, reports and output")
     arguments = parser.parse_args()
@@ -161,16 +161,23 @@ def main() -> int:
     parts = deal(tests, arguments.parts)
     alone = [test for test in tests if any(name in test for name in ALONE)]
     account = Account()
-    with ThreadPoolExecutor(max(1, len(parts))) as pool:
+    kept = arguments.devices > 2  # for those that want its memory for themselves
+    shared = arguments.devices - kept
+    with ThreadPoolExecutor(max(1, len(parts)) + 1) as pool:
 
         def one(number: int) -> Account:
-            seen = devices(number, arguments.devices)
+            seen = devices(number, shared)
             return run(f"part{number}", parts[number], folder, arguments.seconds, seen)
 
+        def last() -> Account:
+            seen = {"CUDA_VISIBLE_DEVICES": str(shared)} if kept else None
+            return run("alone", alone, folder, arguments.seconds, seen)
+
+        beside = [pool.submit(last)] if kept and alone else []
         for each in pool.map(one, range(len(parts))):
             account.add(each)
-    if alone:
-        account.add(run("alone", alone, folder, arguments.seconds))
+        if alone:
+            account.add(beside[0].result() if beside else last())
     return say(account, len(tests), time.monotonic() - start, whole=not arguments.keyword)
 
 

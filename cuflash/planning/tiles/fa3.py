@@ -231,7 +231,8 @@ def _forward(problem: AttentionProblem, every: bool) -> Iterator[Fa3ForwardTile]
         holds = problem.head_dim <= row.widest and problem.head_dim_v <= row.widest_v
         longest = row.longest if problem.mask == "full" else row.longest_causal
         narrow = problem.has_first and 0 < problem.visibility.most_keys <= row.widest_window
-        if holds and (every or narrow or problem.seqlen_kv <= longest):
+        square = problem.hides_tiles and row.block_q == row.block_kv
+        if holds and (every or narrow or square or problem.seqlen_kv <= longest):
             tile = tile_of_row(problem, row)
             yield from (tile,) if staged is None else _with_row(tile, staged)
 
