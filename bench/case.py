@@ -8,10 +8,12 @@ from typing import Any
 
 from cuflash.planning.visibility import Visibility
 
+from .masks import part_shown
+
 __all__ = ["Case", "Window", "mask_text"]
 
 #: What a row calls features whose arrays are inputs, and no keywords.
-_ARRAYS = ("alibi", "bias", "dbias", "sinks")
+_ARRAYS = ("alibi", "bias", "dbias", "mask", "sinks")
 
 #: (left, right): how many keys before and after its own a query sees; None: all of them.
 Window = tuple[int | None, int | None]
@@ -41,6 +43,7 @@ class Case:
     alibi: bool = False  # a slope for each query head; the same call without takes turns
     bias: bool = False  # a number for each pair of each head; the same call without takes turns
     dbias: bool = False  # a backward pass gives the gradient of the bias too
+    mask: str | None = None  # a kind of boolean mask, in an array; ``plain`` takes turns
 
     @property
     def options(self) -> dict[str, Any]:
@@ -58,6 +61,7 @@ class Case:
             "alibi": self.alibi,
             "bias": self.bias and self.bias_shape,
             "dbias": self.dbias,
+            "mask": self.mask,
             "sinks": self.sinks,
         }
         return {name: value for name, value in asked.items() if value}
@@ -70,7 +74,8 @@ class Case:
     @property
     def arrays(self) -> tuple[str, ...]:
         """The arrays of its features, by the keyword of our own call."""
-        asked = {"alibi_slopes": self.alibi, "bias": self.bias, "sinks": self.sinks}
+        asked = {"alibi_slopes": self.alibi, "bias": self.bias}
+        asked |= {"mask": self.mask is not None, "sinks": self.sinks}
         return tuple(name for name, given in asked.items() if given)
 
     @property
@@ -93,6 +98,7 @@ class Case:
             "alibi": self.alibi,
             "bias": self.bias,
             "dbias": self.dbias,
+            "mask": self.mask,
             "sinks": self.sinks,
         }
         return tuple(name for name, value in asked.items() if value)
@@ -105,12 +111,14 @@ class Case:
 
     @property
     def plain(self) -> Case:
-        """The same call without extras."""
-        return replace(self, sinks=False, softcap=None, alibi=False, bias=False, dbias=False)
+        """The same call without extras; pairs that a causal array hides ``causal=True`` hides."""
+        causal = self.causal or self.mask == "causal"
+        case = replace(self, sinks=False, softcap=None, alibi=False, bias=False, dbias=False)
+        return replace(case, causal=causal, mask=None)
 
     @property
     def extras(self) -> list[str]:
-        """The features that leave the pairs as they are, whose price a table shows."""
+        """The features that are compared with ``plain``: all but windows."""
         return [name for name in self.features if name != "window"]
 
     @property
@@ -129,9 +137,9 @@ class Case:
         return Visibility(self.seqlen_q, self.seqlen_kv, first, last)
 
     @property
-    def mask(self) -> str:
+    def hidden_by(self) -> str:
         """What hides keys, in words."""
-        return mask_text(self.causal, self.window_size)
+        return mask_text(self.causal, self.window_size, self.mask)
 
     @property
     def scores(self) -> int:
@@ -143,11 +151,13 @@ class Case:
         """Of the matrix products, 2.5 times as many backward as forward.
 
         Half of the square if causal, as the papers count; under a window those of pairs that see
-        each other.
+        each other, under a mask in an array of those that it shows.
         """
         pairs = self.scores * (0.5 if self.causal else 1.0)
         if self.window_size is not None:
             pairs = self.batch * self.heads_q * self.visibility.pairs
+        if self.mask is not None:
+            pairs = self.scores * part_shown(self.mask, self.batch, self.seqlen_q, self.seqlen_kv)
         forward = 2.0 * pairs * (self.head_dim + self.head_dim_v)
         return forward * (2.5 if self.op == "backward" else 1.0)
 
@@ -163,12 +173,16 @@ class Case:
         more += "".join(f" {name}" for name, given in named.items() if given)
         return (
             f"{self.algorithm} {self.op} {self.dtype} {self.batch}x{self.seqlen_q}x{heads}"
-            f"x{dims} {self.mask}{more}"
+            f"x{dims} {self.hidden_by}{more}"
         )
 
 
-def mask_text(causal: bool, window_size: Sequence[int | None] | None) -> str:
+def mask_text(
+    causal: bool, window_size: Sequence[int | None] | None, mask: str | None = None
+) -> str:
     """What hides keys, in words: a table says it of a row as a case does of itself."""
+    if mask is not None:  # which comes alone
+        return f"array ({mask})"
     if window_size is None:
         return "causal" if causal else "full"
     sides = ", ".join("all" if side is None else str(side) for side in window_size)

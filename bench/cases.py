@@ -8,6 +8,7 @@ from itertools import product
 from typing import Any
 
 from .case import Case, Window, mask_text
+from .masks import KINDS
 
 __all__ = ["CASES", "Case", "Window", "mask_text", "select"]
 
@@ -181,6 +182,15 @@ def _bias(op: str) -> list[Case]:
     return [replace(case, dbias=dbias) for case in cases for dbias in (False, True)]
 
 
+def _mask(op: str) -> list[Case]:
+    """Every kind of boolean mask at head_dim 64 and 128; entries and heads share what they can."""
+    return [
+        replace(_square(op, "bfloat16", 2, heads, dim, 8192, False, "fa3"), mask=kind)
+        for heads, dim in ((32, 64), (16, 128))
+        for kind in KINDS
+    ]
+
+
 #: Generations, heads and widths that have none of the sets of a feature above.
 _ELSEWHERE = (("fa2", 32, 64), ("fa2", 16, 128), ("fa3", 16, 96), ("fa3", 16, 192), ("fa3", 8, 256))
 
@@ -224,6 +234,8 @@ CASES: dict[str, Callable[[], list[Case]]] = {
     "alibi-backward": lambda: _alibi("backward"),
     "bias": lambda: _bias("forward"),
     "bias-backward": lambda: _bias("backward"),
+    "mask": lambda: _mask("forward"),
+    "mask-backward": lambda: _mask("backward"),
     "features-elsewhere": lambda: _features_elsewhere("forward"),
     "features-elsewhere-backward": lambda: _features_elsewhere("backward"),
 }

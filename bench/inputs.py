@@ -9,6 +9,7 @@ import ml_dtypes
 import numpy as np
 
 from .cases import Case
+from .masks import shown
 
 __all__ = ["Inputs", "array_module", "make_inputs", "narrowed", "widened"]
 
@@ -24,6 +25,7 @@ class Inputs:
     sinks: Any = None  # (heads_q,), where the case has them
     alibi_slopes: Any = None  # (heads_q,) too
     bias: Any = None  # of the case's shape
+    mask: Any = None  # of the case's kind
 
     def features(self, case: Case) -> dict[str, Any]:
         """The arrays of a case's features, by the keyword of our own call."""
@@ -60,7 +62,7 @@ def narrowed(array: Any, dtype: str) -> Any:
 def make_inputs(case: Case, xp: Any) -> Inputs:
     """Standard normal arrays, the same in every run, of CuPy or of NumPy.
 
-    Slopes of ALiBi are those of its paper.
+    Slopes of ALiBi are those of its paper, and masks those of their kind.
     """
     generator = xp.random.default_rng(1)
     drawn = np.float64 if case.dtype == "float64" else np.float32
@@ -85,4 +87,6 @@ def make_inputs(case: Case, xp: Any) -> Inputs:
         made["alibi_slopes"] = xp.asarray((2.0**-halvings).astype(drawn))
     if case.bias:
         made["bias"] = drawn_of(case.bias_shape)
+    if case.mask is not None:
+        made["mask"] = xp.asarray(shown(case.mask, case.batch, case.seqlen_q, case.seqlen_kv))
     return Inputs(*matrices, **made)

@@ -13,7 +13,15 @@ from typing import Any
 from cuflash.cuda.source import find_sources, include_closure
 from cuflash.features.table import FEATURES
 
-__all__ = ["KERNELS", "SAME_CODE", "digest", "digest_now", "features_of", "is_current"]
+__all__ = [
+    "KERNELS",
+    "SAME_CODE",
+    "digest",
+    "digest_now",
+    "features_of",
+    "is_current",
+    "kernels_of",
+]
 
 #: Earlier sources whose machine code has been compared and is that of later ones: a row keeps the
 #: digest that it was measured with. ``only`` and ``but`` say of which rows that holds.
@@ -44,8 +52,14 @@ FEATURE_KERNELS = {
     ("sinks", "backward"): (("steps", "sink_gradient"),),
 }
 
+#: And those that it adds to both passes of one generation.
+GENERATION_KERNELS = {("mask", "fa3"): (("steps", "summarise_mask"),)}
+
 #: Headers that a feature has in the kernels of a generation, besides its own.
-FEATURE_HEADERS = {("bias", "fa3"): ("features/bias_staged.cuh",)}
+FEATURE_HEADERS = {
+    ("bias", "fa3"): ("features/bias_staged.cuh",),
+    ("mask", "fa3"): ("features/mask_staged.cuh",),
+}
 
 #: Comments and assertions.
 _NO_CODE = re.compile(r"//[^\n]*|/\*.*?\*/|static_assert\(.*?\);", re.DOTALL)
@@ -59,7 +73,7 @@ def digest(root: Path, algorithm: str, op: str, features: Sequence[str] = ()) ->
     """
     passes = op.split(" and ")
     kernels = [kernel for one in passes for kernel in KERNELS[algorithm, one]]
-    kernels += [k for one in passes for f in features for k in FEATURE_KERNELS.get((f, one), ())]
+    kernels += [k for one in passes for f in features for k in kernels_of(f, algorithm, one)]
     entries = [f"{folder}/{name}.cu" for folder, name in kernels]
     found = hashlib.sha256()
     own = [FEATURES[f].device for f in features if f in FEATURES]
@@ -70,6 +84,12 @@ def digest(root: Path, algorithm: str, op: str, features: Sequence[str] = ()) ->
             words = _NO_CODE.sub(" ", path.read_text()).split()
             found.update("\0".join([path.name, *words, ""]).encode())
     return found.hexdigest()[:16]
+
+
+def kernels_of(feature: str, algorithm: str, op: str) -> tuple[tuple[str, str], ...]:
+    """Folder and file of every kernel that a feature adds to a pass of a generation."""
+    of_pass = FEATURE_KERNELS.get((feature, op), ())
+    return (*of_pass, *GENERATION_KERNELS.get((feature, algorithm), ()))
 
 
 @functools.cache
@@ -97,5 +117,5 @@ def digest_now(algorithm: str, op: str, features: Sequence[str] = ()) -> str:
 def features_of(row: Mapping[str, Any]) -> tuple[str, ...]:
     """The features whose code a row was measured with, in the order of a case's."""
     options = row.get("options", {})
-    names = ("window", "softcap", "alibi", "bias", "dbias", "sinks")
+    names = ("window", "softcap", "alibi", "bias", "dbias", "mask", "sinks")
     return tuple(n for n in names if options.get("window_size" if n == "window" else n))

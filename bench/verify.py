@@ -117,6 +117,7 @@ class _Tensors:
     sink: Any  # one number; minus infinity is no sink
     slope: Any  # of ALiBi; 0 is none
     bias: Any  # (queries, keys), or None
+    mask: Any  # the same; False hides
 
 
 def _tensors(case: Case, inputs: Inputs, batch: int, head: int) -> _Tensors:
@@ -126,7 +127,14 @@ def _tensors(case: Case, inputs: Inputs, batch: int, head: int) -> _Tensors:
     sink = widened(inputs.sinks)[head] if case.sinks else -math.inf
     slope = widened(inputs.alibi_slopes)[head] if case.alibi else 0.0
     bias = widened(inputs.bias[0, head]) if case.bias else None
-    return _Tensors(**found, sink=sink, slope=slope, bias=bias)
+    mask = None if case.mask is None else _of_head(case, inputs.mask, batch, head)
+    return _Tensors(**found, sink=sink, slope=slope, bias=bias, mask=mask)
+
+
+def _of_head(case: Case, mask: Any, batch: int, head: int) -> Any:
+    """What a mask of fewer entries, heads or queries says of one head, without a copy."""
+    whole = (case.batch, case.heads_q, case.seqlen_q, case.seqlen_kv)
+    return array_module(mask).broadcast_to(mask, whole)[batch, head]
 
 
 def _truth(case: Case, inputs: Inputs, batch: int, head: int) -> list[tuple[int, Any, Any, Any]]:
@@ -178,6 +186,8 @@ def _weights(case: Case, x: _Tensors, rows: Any) -> Any:
         scores = xp.where(keys >= rows[:, None] + seen.first, scores, -xp.inf)
     if seen.last is not None:
         scores = xp.where(keys <= rows[:, None] + seen.last, scores, -xp.inf)
+    if x.mask is not None:
+        scores = xp.where(x.mask[rows], scores, -xp.inf)
     top = xp.maximum(scores.max(-1, keepdims=True), x.sink)
     top = xp.where(xp.isfinite(top), top, 0)  # of a row that sees nothing
     p = xp.exp(scores - top)

@@ -116,6 +116,8 @@ SIZES = {
     "alibi-backward": 2,
     "bias": 4,
     "bias-backward": 8,
+    "mask": 8,
+    "mask-backward": 8,
     "features-elsewhere": 15,
     "features-elsewhere-backward": 15,
 }

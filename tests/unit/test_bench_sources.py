@@ -16,12 +16,12 @@ from bench.cases import Case, select
 from bench.inputs import make_inputs
 from bench.sources import (
     FEATURE_HEADERS,
-    FEATURE_KERNELS,
     KERNELS,
     SAME_CODE,
     digest,
     features_of,
     is_current,
+    kernels_of,
 )
 from bench.stored import load
 from cuflash.cuda.source import find_sources
@@ -44,7 +44,15 @@ def test_the_digest_is_of_every_kernel_of_the_plan(which: tuple[str, str]) -> No
 
 @pytest.mark.parametrize("which", KERNELS)
 @pytest.mark.parametrize(
-    "extra", [{"softcap": 1.0}, {"alibi": True}, {"bias": True}, {"bias": True, "dbias": True}]
+    "extra",
+    [
+        {"softcap": 1.0},
+        {"alibi": True},
+        {"bias": True},
+        {"bias": True, "dbias": True},
+        {"mask": "blocks"},
+        {"mask": "padding"},
+    ],
 )
 def test_the_digest_is_of_every_file_that_a_feature_brings(
     which: tuple[str, str], extra: dict[str, Any]
@@ -55,7 +63,7 @@ def test_the_digest_is_of_every_file_that_a_feature_brings(
     case = Case(op, "bfloat16", 1, 2, 1, 64, 64, 64, 64, False, algorithm, **extra)
     launches = _launches(case)
     kernels = {(launch.config.generation, launch.config.kernel) for launch in launches}
-    added = [FEATURE_KERNELS.get((feature, op), ()) for feature in case.features]
+    added = [kernels_of(feature, algorithm, op) for feature in case.features]
     assert kernels == {*KERNELS[which], *(kernel for some in added for kernel in some)}
     parts = [feature.device for launch in launches for feature in launch.config.features]
     headers = [FEATURES[f].device for f in case.features if f in FEATURES]
@@ -116,7 +124,7 @@ def test_a_feature_counts_where_a_row_has_it(tmp_path: Path) -> None:
 
 
 def test_rows_say_the_features_of_their_cases() -> None:
-    for case in select("windows,sinks,softcap,alibi,bias-backward,features-elsewhere"):
+    for case in select("windows,sinks,softcap,alibi,bias-backward,mask,features-elsewhere"):
         assert features_of({"options": json.loads(json.dumps(case.options))}) == case.features
 
 
