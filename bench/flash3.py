@@ -41,8 +41,8 @@ def run_flash3(names: str, output: Path | None = None) -> list[dict[str, Any]]:
     from cuflash.cuda.available import require_device
 
     cases = select(names)
-    if any(case.alibi or case.bias for case in cases):
-        raise SystemExit("--cases: FlashAttention-3 has no slopes of ALiBi and no bias")
+    if any({"alibi", "bias", "mask"} & set(case.features) for case in cases):
+        raise SystemExit("--cases: FlashAttention-3 has no slopes, no bias and no boolean mask")
     require_device()
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     import cupy

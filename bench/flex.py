@@ -12,17 +12,18 @@ __all__ = ["flex_attention", "takes"]
 
 
 def takes(case: Case) -> bool:
-    """Cases of slopes or of a bias; a mask comes with slopes alone."""
-    alone = case.window_size is None and case.softcap is None and not case.sinks
-    one = case.causal if case.alibi else case.bias and not case.causal
-    return case.dtype in ("float16", "bfloat16") and alone and one and case.alibi != case.bias
+    """Cases of slopes, of a bias or of a boolean mask; ``causal`` comes with slopes alone."""
+    one = [feature for feature in case.features if feature != "dbias"]
+    known = one in (["alibi"], ["bias"], ["mask"])
+    return case.dtype in ("float16", "bfloat16") and known and case.causal == case.alibi
 
 
 def flex_attention(case: Case) -> Callable[..., Any]:
     """The forward pass of (batch, seqlen, heads, head_dim) tensors and the array of the feature.
 
     It is compiled at its first call, whole or not at all, and for this case alone: what was
-    compiled before is forgotten, as the compiler takes but a few cases of one function.
+    compiled before is forgotten, as the compiler takes but a few cases of one function. That call
+    makes the block mask too.
     """
     torch = importlib.import_module("torch")
     flex = importlib.import_module("torch.nn.attention.flex_attention")
@@ -30,31 +31,53 @@ def flex_attention(case: Case) -> Callable[..., Any]:
     # What is saved for a backward pass has to last for many.
     config: Any = importlib.import_module("torch._functorch.config")
     config.donated_buffer = False
-    mask = None
-    if case.causal:
-        lengths = case.seqlen_q, case.seqlen_kv
-        mask = flex.create_block_mask(lambda b, h, i, j: i >= j, None, None, *lengths)
     shared = case.heads_q != case.heads_kv
+    made: list[Any] = []  # the block mask
 
-    def attend(q: Any, k: Any, v: Any, mask: Any, **given: Any) -> Any:
+    def attend(q: Any, k: Any, v: Any, blocks: Any, **given: Any) -> Any:
         added = _added(**given)
-        return flex.flex_attention(q, k, v, score_mod=added, block_mask=mask, enable_gqa=shared)
+        return flex.flex_attention(q, k, v, score_mod=added, block_mask=blocks, enable_gqa=shared)
 
     compiled = torch.compile(attend, dynamic=False, fullgraph=True)
 
-    def forward(q: Any, k: Any, v: Any, **given: Any) -> Any:
-        out = compiled(*(tensor.transpose(1, 2) for tensor in (q, k, v)), mask, **given)
+    def forward(q: Any, k: Any, v: Any, mask: Any = None, **given: Any) -> Any:
+        if not made:
+            made.append(_block_mask(flex, case, mask))
+        out = compiled(*(tensor.transpose(1, 2) for tensor in (q, k, v)), *made, **given)
         return out.transpose(1, 2)
 
     return forward
 
 
-def _added(alibi_slopes: Any = None, bias: Any = None) -> Callable[..., Any]:
-    """What changes a score.
+def _block_mask(flex: Any, case: Case, mask: Any) -> Any:
+    """Which blocks have pairs that are seen, and what tells these; None where all are."""
+    if not case.causal and case.mask is None:
+        return None
+    entries = case.batch if case.mask == "padding" else None
+    return flex.create_block_mask(
+        _visible(case, mask), entries, None, case.seqlen_q, case.seqlen_kv
+    )
+
+
+def _visible(case: Case, mask: Any) -> Callable[..., Any]:
+    """What says whether a query sees a key: the array, but for causal masks their places."""
+    if case.causal or case.mask == "causal":
+        return lambda b, h, i, j: i >= j
+    if case.mask == "padding":
+        of_keys = mask[:, 0, 0]
+        return lambda b, h, i, j: of_keys[b, j]
+    of_pairs = mask[0, 0]
+    return lambda b, h, i, j: of_pairs[i, j]
+
+
+def _added(alibi_slopes: Any = None, bias: Any = None) -> Callable[..., Any] | None:
+    """What changes a score, if anything does.
 
     A bias is read as it is, its place in the batch by a tensor: a view of it, or a place that is a
     number, has no gradient.
     """
     if alibi_slopes is not None:
         return lambda score, b, h, i, j: score - alibi_slopes[h] * (i - j)
+    if bias is None:
+        return None
     return lambda score, b, h, i, j: score + bias[b * 0, h, i, j]

@@ -44,7 +44,7 @@ class Backend:
 
     def supports(self, case: Case) -> bool:
         """Whether it computes what the case says; the tile sets are of ours alone."""
-        masked = case.causal or case.window_size is not None
+        masked = case.causal or case.window_size is not None or case.mask == "causal"
         aligned = not masked or case.seqlen_q == case.seqlen_kv
         return case.blocks is None and aligned and self.takes(case)
 
@@ -136,12 +136,14 @@ def _prepare(
 
 
 def _sdpa(name: str) -> Callable[[Case], Forward]:
-    def forward(case: Case, q: Any, k: Any, v: Any, bias: Any = None) -> Any:
+    def forward(case: Case, q: Any, k: Any, v: Any, bias: Any = None, mask: Any = None) -> Any:
         choice = importlib.import_module("torch.nn.attention")
         functional = importlib.import_module("torch.nn.functional")
         options = {"is_causal": case.causal, "enable_gqa": case.heads_q != case.heads_kv}
         if bias is not None:
             options["attn_mask"] = bias.expand(case.batch, -1, -1, -1)
+        if mask is not None:  # not expanded: PyTorch makes numbers of it first, as many as it has
+            options["attn_mask"] = mask
         with choice.sdpa_kernel(getattr(choice.SDPBackend, name)):
             out = functional.scaled_dot_product_attention(
                 *(tensor.transpose(1, 2) for tensor in (q, k, v)), **options
@@ -214,8 +216,9 @@ def _plain(case: Case) -> bool:
 
 
 def _biased(case: Case) -> bool:
-    """A bias is what PyTorch calls a mask, and comes without another one."""
-    return not set(case.features) - {"bias", "dbias"} and not (case.bias and case.causal)
+    """What PyTorch calls a mask is a bias or a boolean mask, and comes alone."""
+    given = {feature for feature in case.features if feature != "dbias"}
+    return given in (set(), {"bias"}, {"mask"}) and not (given and case.causal)
 
 
 BACKENDS = (
@@ -251,7 +254,7 @@ BACKENDS = (
         "fa4",
         "flash-attn-4",
         _fa4_version,
-        lambda case: _half(case) and not case.alibi and not case.bias,
+        lambda case: _half(case) and not {"alibi", "bias", "mask"} & set(case.features),
         _flash_attention_4,
     ),
     Backend("flex", "torch flex", _torch_version, flex.takes, flex.flex_attention),

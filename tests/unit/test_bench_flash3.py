@@ -100,8 +100,8 @@ def test_ours_under_jit_is_verified_and_compared(op: str) -> None:
 
 
 def test_what_the_peer_has_no_argument_for_is_refused() -> None:
-    for name in ("alibi", "bias-backward"):
-        with pytest.raises(SystemExit, match="no slopes of ALiBi and no bias"):
+    for name in ("alibi", "bias-backward", "mask"):
+        with pytest.raises(SystemExit, match="no slopes, no bias and no boolean mask"):
             flash3.run_flash3(name)
 
 

@@ -179,6 +179,13 @@ def test_peers_are_named() -> None:
         ({"dtype": "bfloat16", "bias": True, "causal": True}, set()),
         ({"dtype": "bfloat16", "bias": True, "window_size": (5, 0)}, set()),
         ({"dtype": "bfloat16", "bias": True, "alibi": True, "causal": True}, set()),
+        ({"dtype": "bfloat16", "mask": "blocks"}, {"cudnn", "efficient", "math", "flex"}),
+        ({"dtype": "float32", "mask": "blocks"}, {"efficient", "math"}),
+        ({"dtype": "bfloat16", "mask": "blocks", "causal": True}, set()),
+        ({"dtype": "bfloat16", "mask": "blocks", "window_size": (5, 0)}, set()),
+        ({"dtype": "bfloat16", "mask": "blocks", "bias": True}, set()),
+        ({"dtype": "bfloat16", "mask": "causal", "seqlen_q": 8}, set()),
+        ({"dtype": "float32", "mask": "padding", "seqlen_q": 8}, {"efficient", "math"}),
     ],
 )
 def test_what_peers_are_asked(change: dict[str, Any], able: Any) -> None:
