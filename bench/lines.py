@@ -17,7 +17,7 @@ def place(row: Row) -> list[str]:
         _pair(row["head_dim"], row["head_dim_v"]),
         _pair(row["batch"] * row["heads_q"], row["batch"] * row["heads_kv"]),
         str(row["seqlen_q"]),
-        mask_text(row["causal"], row["options"].get("window_size")),
+        mask_text(row["causal"], *map(row["options"].get, ("window_size", "mask"))),
     ]
 
 
@@ -34,11 +34,16 @@ def problems(rows: Sequence[Row]) -> list[list[Row]]:
     groups: dict[tuple[Any, ...], list[Row]] = {}
     line: tuple[Any, ...] = ()
     for row in rows:
-        *apart, extras = problem(row)
+        *apart, extras = problem(_beside(row))
         if has_extras(row) or line[:-1] != tuple(apart):
             line = (*apart, extras)
         groups.setdefault(line, []).append(row)
     return [same for same in groups.values() if any(row["sources"] for row in same)]
+
+
+def _beside(row: Row) -> Row:
+    """Of a causal mask in an array the row that stands in the line of ``causal=True``."""
+    return {**row, "causal": True} if row["options"].get("mask") == "causal" else row
 
 
 def main_row(rows: Sequence[Row]) -> Row:

@@ -80,13 +80,14 @@ def _asked(options: Mapping[str, Any]) -> tuple[Any, ...]:
     """What of the options changes the problem."""
     window = options.get("window_size")
     sides = None if window is None else tuple(window)
-    extras = options.get("softcap"), *(bool(options.get(name)) for name in _GIVEN)
+    given = (bool(options.get(name)) for name in _GIVEN)
+    extras = options.get("softcap"), *given, options.get("mask")
     return bool(options.get("deterministic")), sides, extras
 
 
 def kind(row: Row) -> str:
     """Which rows of a pass are summed up together; empty for the plain call."""
-    deterministic, window, (softcap, alibi, bias, dbias, sinks) = _asked(row["options"])
+    deterministic, window, (softcap, alibi, bias, dbias, sinks, mask) = _asked(row["options"])
     named = {
         "deterministic": deterministic,
         "sinks": sinks,
@@ -94,6 +95,7 @@ def kind(row: Row) -> str:
         "ALiBi": alibi,
         "bias with its gradient": dbias,
         "bias": bias,
+        "masks": mask is not None,
         "windows": window is not None,
     }
     return next((name for name, holds in named.items() if holds), "")
@@ -120,7 +122,7 @@ def label(row: Row) -> str:
     """What a table calls the implementation of a row."""
     algorithm = row["options"].get("algorithm")
     words = [str(row["impl"]), *([algorithm] if algorithm else [])]
-    named = ("softcap", "alibi", "bias", "sinks")
+    named = ("softcap", "alibi", "bias", "mask", "sinks")
     extras = [f", {name}" for name in named if row["options"].get(name)]
     return " ".join(words) + "".join(extras if algorithm else [])
 

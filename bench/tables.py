@@ -34,6 +34,8 @@ SETS = (
     "alibi-backward",
     "bias",
     "bias-backward",
+    "mask",
+    "mask-backward",
     *elsewhere.SETS,
     "fa2",
     "fa2-float16",
@@ -107,6 +109,7 @@ _BESIDE = {
     "ALiBi": "of the call without slopes",
     "bias": "of the call without a bias",
     "bias with its gradient": "of the call without a bias",
+    "masks": "of the call without an array",
 }
 #: What a row may be asked in its pass, by the options of rows; a column where one of them is.
 _ASKED = {"deterministic": "deterministic", "dbias": "gradient of the bias"}
