@@ -58,7 +58,7 @@ GENERATION_KERNELS = {("mask", "fa3"): (("steps", "summarise_mask"),)}
 #: Headers that a feature has in the kernels of a generation, besides its own.
 FEATURE_HEADERS = {
     ("bias", "fa3"): ("features/bias_staged.cuh",),
-    ("mask", "fa3"): ("features/mask_staged.cuh",),
+    ("mask", "fa3"): ("features/mask_packed.cuh",),
 }
 
 #: Comments and assertions.

@@ -112,7 +112,7 @@ def problems_of(calls: Calls) -> Iterator[AttentionProblem]:
         aligned = not calls.unaligned and all(row % 16 == 0 for row in rows)
         groups = (1, 64) if operation == "backward" else (1,)
         windows = _telling_windows(operation) if mask in ("left", "band") else (0,)
-        entries = _telling_entries(operation, *asked[2:4])
+        entries = _telling_entries(operation, asked[2])
         for (seqlen_q, seqlen_kv), heads, group, window, batch in product(
             seqlens, _HEADS, groups, windows, entries
         ):
@@ -143,13 +143,11 @@ def problems_of(calls: Calls) -> Iterator[AttentionProblem]:
             yield from _featured(plain, *asked)
 
 
-def _telling_entries(operation: Operation, bias: str | None, mask: str | None) -> tuple[int, ...]:
-    """Sizes of a batch by which plans of a bias or a mask that all of it shares differ."""
-    of_bias, of_mask = (bias or "").partition(":")[0], mask or ""
-    if operation == "backward":
-        return (1, *sorted(WALKERS)) if of_bias == "qk" else (1,)
-    first = of_bias if "k" in of_bias else of_mask  # which comes tile by tile
-    return (1, 2) if first == "qk" else (1,)
+def _telling_entries(operation: Operation, bias: str | None) -> tuple[int, ...]:
+    """Sizes of a batch by which plans of a bias that all of it shares differ."""
+    if bias is None or bias.partition(":")[0] != "qk":
+        return (1,)
+    return (1, 2) if operation == "forward" else (1, *sorted(WALKERS))
 
 
 def _telling_windows(operation: Operation) -> tuple[int, ...]:

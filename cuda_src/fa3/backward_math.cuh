@@ -6,15 +6,6 @@
 
 namespace cuflash::fa3 {
 
-// Where a warp is in the steps.
-struct StepState {
-  QPlace place;          // of the step; dQ of the one before is under way
-  unsigned dead_before;  // bit 8-row group: this lane's row of that dQ is a dead query's
-  ShownPairs shown;      // of the step, by an array of bits, if there is one
-
-  __device__ explicit StepState(const QPlace& first) : place(first), dead_before(0) {}
-};
-
 template <class Config, class Types = BackwardTypes<Config>>
 struct BackwardMath {
   using Storage = typename Config::Storage;

@@ -276,6 +276,15 @@ __device__ inline BackwardContext<Config> context_of(const typename Config::Para
           shape.heads_q / shape.heads_kv};
 }
 
+// Where a warp is in the steps.
+struct StepState {
+  QPlace place;          // of the step; dQ of the one before is under way
+  unsigned dead_before;  // bit 8-row group: this lane's row of that dQ is a dead query's
+  ShownPairs shown;      // of the step, by an array of bits, if there is one
+
+  __device__ explicit StepState(const QPlace& first) : place(first), dead_before(0) {}
+};
+
 // Whether there is a step of this number. The same in every lane; a vote says so to the compiler
 // where a list has the steps: addresses that follow from the number are then in uniform registers.
 template <class Config>

@@ -7,6 +7,7 @@ broadcast over is never repeated in memory. Minus infinity hides a pair.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from .added import INVERSE_UNIT, inverse_unit
 from .device import MAIN_KERNELS, TENSOR_MAP, DevicePart, with_map
 from .feature import ArrayRule, Feature, Request
 from .host import Given, HostPart, ScorePlace
-from .pairs import AXES, block_of, numbers_of, part_of, staged
+from .pairs import AXES, block_of, numbers_of, part_of
 from .use import Use
 
 __all__ = ["BIAS"]
@@ -54,8 +55,8 @@ def _use(request: Request) -> Use | None:
     bias = request.operands.get(_NAME)
     if bias is None:
         return None
-    bias = staged(bias, request)
     _, _, rows, keys = bias.pairs
+    bias = replace(bias, staged=keys > 1)
     return Use(
         "bias",
         _DEVICE,

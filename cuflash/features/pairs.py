@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from .feature import Axis, Request
+from .feature import Axis
 from .host import ScorePlace
 from .use import Operand
 
-__all__ = ["AXES", "block_of", "numbers_of", "part_of", "staged"]
+__all__ = ["AXES", "block_of", "numbers_of", "part_of"]
 
 AXES: tuple[Axis, ...] = ("batch", "heads_q", "seqlen_q", "seqlen_kv")
 _STRIDES = ("batch_stride", "head_stride", "row_stride", "column_stride")
@@ -28,15 +27,6 @@ def numbers_of(array: Operand) -> tuple[tuple[str, int], ...]:
     own, heads, _, _ = array.pairs
     entries = 1 if array.entries is None else array.entries[0]
     return ("entries", entries), ("own_entries", max(1, own)), ("own_heads", heads)
-
-
-def staged(array: Operand, request: Request) -> Operand:
-    """The array, marked where FlashAttention-3 brings it to shared memory: the first of a call.
-
-    One that is the same for all keys is read where it lies.
-    """
-    taken = any(other.staged for other in request.problem.operands.values())
-    return replace(array, staged=array.pairs[3] > 1 and not taken)
 
 
 def part_of(array: Any, place: ScorePlace, entries: int = 1) -> Any:

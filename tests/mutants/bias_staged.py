@@ -7,7 +7,7 @@ from .bug import row
 
 __all__ = ["BUGS"]
 
-_STAGED = "cuda_src/features/staged.cuh"
+_STAGED = "cuda_src/features/bias_staged.cuh"
 _PANELS = "cuda_src/tile/pair_panels.cuh"
 
 _FA3 = "fa3-sm_90-float16-d64-dv64-causal-bias-1hqk-filled"
@@ -18,15 +18,15 @@ BUGS = (
     emulated(
         "tiles of a bias for all heads are those of the head",
         _STAGED,
-        "block.own_heads == 1 ? 0 : head",
+        "bias.own_heads == 1 ? 0 : head",
         "head",
         row(_FA3_ONE, AGAINST),
     ),
     emulated(
         "tiles of neighbouring entries are their own",
         _STAGED,
-        "batch / block.entries % block.own_entries",
-        "batch % block.own_entries",
+        "batch / bias.entries % bias.own_entries",
+        "batch % bias.own_entries",
         f"{NEIGHBOURS}[2-1-{_FA3}]",
     ),
     emulated(

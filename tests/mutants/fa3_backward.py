@@ -38,8 +38,8 @@ BUGS = (
     Bug(
         "the last of the first q tiles is loaded twice",  # before the block meets, and after
         _LOAD,
-        "for (int step = 0; step < stages; ++step) place = c.after(place);",
-        "for (int step = 1; step < stages; ++step) place = c.after(place);",
+        "for (int step = 0; step < stages; ++step) walk.advance();",
+        "for (int step = 1; step < stages; ++step) walk.advance();",
         GRADIENTS,
     ),
     Bug(

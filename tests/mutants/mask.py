@@ -8,7 +8,7 @@ __all__ = ["BUGS"]
 
 _NUMPY = "cuflash/features/mask.py"
 _PLANS = "tests/unit/test_plan_mask.py::"
-_LAUNCHES = "tests/unit/test_mask_launches.py::"
+_BITS = "cuflash/planning/mask_bits.py"
 
 BUGS = (
     Bug(
@@ -33,32 +33,39 @@ BUGS = (
         "tests/unit/test_mask.py::test_neighbouring_entries_share_one_of_the_mask",
     ),
     Bug(
-        "a mask beside a bias is staged too",
-        "cuflash/features/pairs.py",
-        "array.pairs[3] > 1 and not taken",
-        "array.pairs[3] > 1",
-        _PLANS + "test_one_array_of_two_is_staged",
+        "masks of keys have lists where all tiles are counted",
+        _BITS,
+        "return self._packed and not (self._backward and self.problem.deterministic)",
+        "return self._packed",
+        _PLANS + "test_fa3_reads_bits_of_what_differs_from_key_to_key",
     ),
     Bug(
-        "a mask is padded as halves are",
-        "cuflash/planning/fa3.py",
-        "16 // ELEMENTS[operand.dtype].itemsize",
-        "16 // 2",
-        _PLANS + "test_what_the_copy_engine_cannot_read_is_left_to_fa2_or_to_registers",
+        "the bits of a mask of keys have no line of their own",
+        _BITS,
+        "return _LINES if self._one_row else self.block_q",
+        "return self.block_q",
+        _PLANS + "test_the_workspace_holds_the_bits",
     ),
     Bug(
-        "the first tile of pairs is taken whatever the array's elements are",
+        "bits are made by a block for each word",
+        _BITS,
+        "self._words * steps.BLOCKS_OF_WORD",
+        "self._words",
+        _PLANS + "test_the_workspace_holds_the_bits",
+    ),
+    Bug(
+        "tiles that a mask may hide are those of a call without one",
         "cuflash/planning/tiles/fa3.py",
-        "holds and ELEMENTS[staged.dtype].itemsize == row.itemsize",
-        "holds and ELEMENTS[staged.dtype].itemsize <= row.itemsize",
-        _PLANS + "test_tiles_of_bytes_are_those_of_their_rows_of_the_table",
+        "square = problem.hides_tiles and",
+        "square = False and",
+        _PLANS + "test_tiles_that_a_mask_may_hide_are_square_at_128",
     ),
     Bug(
-        "the map of a mask is one of halves",
-        "cuflash/cuda/tensor_map.py",
-        '"bool": (0, 1)',
-        '"bool": (6, 2)',
-        _LAUNCHES + "test_the_map_of_a_mask_that_comes_in_tiles",
+        "the heads of a mask are those of the queries",
+        _BITS,
+        '(("mask_heads", heads),)',
+        '(("mask_heads", self.problem.heads_q),)',
+        _PLANS + "test_the_workspace_holds_the_bits",
     ),
     Bug(
         "a mask is of any dtype",
@@ -66,13 +73,5 @@ BUGS = (
         '("bool",)',
         '("bool", "float32")',
         "tests/unit/test_mask_arguments.py::test_a_mask_that_is_not_boolean_is_refused",
-    ),
-    Bug(
-        "kernels of entries that share a mask are not compiled ahead",
-        "cuflash/calls_to_come.py",
-        'first = of_bias if "k" in of_bias else of_mask',
-        "first = of_bias",
-        "tests/unit/test_calls_to_come.py::"
-        "test_whatever_the_lengths_and_heads_the_kernels_are_there[90]",
     ),
 )

@@ -121,8 +121,8 @@ HOPPER = (
     _in_kernels(
         "terms are given the queries of another warp",
         "cuda_src/fa3/forward_math.cuh",
-        "tile.item.head, blocks.row0 + warp_row,",
-        "tile.item.head, blocks.row0,",
+        "tile.item.head, row0 + warp_row,",
+        "tile.item.head, row0,",
         "fa3",
     ),
 )

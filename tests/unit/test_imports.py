@@ -42,7 +42,7 @@ ORDER = [
     "planning.row_order",
     "planning.row_steps",
     "planning.key_parts",
-    "planning.mask_lists",
+    "planning.mask_bits",
     "planning.argument_gradients",
     "planning.fa1",
     "planning.fa2",

@@ -1,4 +1,4 @@
-"""A boolean mask in the parameters of launches: addresses, strides and maps, of any array."""
+"""A boolean mask in the parameters of launches: addresses, strides and bits, of any array."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 
 import cuflash
-from cuflash.arrays.spec import TensorSpec
-from cuflash.cuda import tensor_map
 
 from .fake_device import ADDRESS, FakeDevice, fake_device
 
@@ -93,144 +91,40 @@ def test_each_of_two_arrays_has_its_own_strides_and_address(fake_device: FakeDev
         assert (of_mask["own_entries"], of_bias["own_entries"]) == (2, 1)
 
 
-@pytest.fixture
-def encoded(fake_device: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What the driver was asked of every map: address, dtype, sizes, strides in bytes, box."""
-    made: list[Any] = []
-
-    def encode(words: Any, kind: int, rank: int, address: Any, *more: Any) -> int:
-        made.append((address.value, kind, *([*numbers] for numbers in more[:4]), *more[4:]))
-        return fake_device.encode(words, kind, rank, address)
-
-    monkeypatch.setattr(tensor_map, "_encode", lambda: encode)
-    return made
-
-
 @pytest.mark.parametrize("operation", ["forward", "backward"])
-@pytest.mark.parametrize(
-    ("shape", "strides"),
-    [
-        ((2, 4, 24, 32), (3072, 768, 32, 1)),
-        ((2, 4, 24, 32), (16, 6000 * 16, 48, 1)),
-        ((1, 4, 24, 32), (3, 768, 32, 1)),
-        ((24, 32), (112, 1)),
-    ],
-    ids=str,
-)
-def test_the_map_of_a_mask_that_comes_in_tiles(
-    fake_device: FakeDevice, encoded: list[Any], operation: Any, shape: Any, strides: Any
+@pytest.mark.parametrize(("shape", "strides"), _ARRAYS, ids=str)
+def test_fa3_packs_any_array_and_reads_the_bits(
+    fake_device: FakeDevice, operation: Any, shape: Any, strides: Any
 ) -> None:
-    """Bytes as [batch, head, query, key]; an axis of one element has any legal stride."""
+    """Of one that is the same for all keys there are none: it is read where it lies."""
     ready, launched, places = _launched(
         fake_device, operation, _mask(shape, strides), algorithm="fa3"
     )
-    (made,) = (one for one in encoded if one[0] == places["mask"])
-    _, kind, sizes, spans, box, steps, *others = made
+    offsets = {buffer.name: buffer.offset for buffer in ready.plan.workspace}
     whole = (1,) * (4 - len(shape)) + shape
-    assert kind == 0  # CU_TENSOR_MAP_DATA_TYPE_UINT8
-    assert sizes == [whole[3], whole[2], whole[1], whole[0]]
-    every = _full(strides, shape)
-    assert spans == [every[axis] or 16 for axis in ("row", "head", "batch")]
-    (launch,) = (one for one in ready.plan.launches if one.config.kernel == operation)
-    rows = dict(launch.boxes)["mask"]
-    assert box == [128, rows, 1, 1]
-    assert steps == [1, 1, 1, 1]
-    assert others == [0, 3, 3, 0]  # swizzled by 128 bytes; what lies outside is 0, which hides
-    parameters = launched[operation]["mask"]
-    assert parameters["mask_map"]["opaque"][0] == places["mask"]
-    assert (parameters["own_entries"], parameters["own_heads"]) == whole[:2]
-    assert parameters["entries"] == 1
-
-
-def test_a_mask_of_keys_alone_has_a_map_of_one_row(
-    fake_device: FakeDevice, encoded: list[Any]
-) -> None:
-    """A padding mask: a tile of eight rows, of which one is there."""
-    _, launched, places = _launched(fake_device, "forward", (2, 1, 1, 32), algorithm="fa3")
-    (made,) = (one for one in encoded if one[0] == places["mask"])
-    assert made[1:5] == (0, [32, 1, 1, 2], [16, 16, 32], [128, 8, 1, 1])
-    assert (launched["forward"]["mask"]["own_entries"]) == 2
-
-
-def test_beside_a_bias_that_comes_in_tiles_it_has_no_map(
-    fake_device: FakeDevice, encoded: list[Any]
-) -> None:
-    mask = _mask((24, 32), (33, 1))
-    more = {"bias": (24, 32), "algorithm": "fa3"}
-    _, launched, places = _launched(fake_device, "forward", mask, **more)
-    mapped = [one[0] for one in encoded]
-    assert places["bias"] in mapped
-    assert places["mask"] not in mapped
-    one = launched["forward"]["mask"]
-    assert (one["mask"], one["mask_row_stride"], one["mask_column_stride"]) == (
-        places["mask"],
-        33,
-        1,
-    )
-
-
-@pytest.mark.parametrize(
-    ("shape", "strides", "offset", "boxable"),
-    [
-        ((24, 32), (32, 1), 0, True),
-        ((24, 31), (32, 1), 0, True),
-        ((24, 31), (31, 1), 0, False),
-        ((24, 32), (40, 1), 0, False),
-        ((24, 32), (48, 1), 0, True),
-        ((24, 32), (32, 1), 16, True),
-        ((24, 32), (32, 1), 8, False),
-        ((24, 32), (64, 2), 0, False),
-        ((24, 32), (-32, 1), 0, False),
-        ((4, 24, 32), (0, 32, 1), 0, False),
-        ((4, 1, 100), (100, 100, 1), 0, False),
-        ((4, 1, 100), (112, 100, 1), 0, True),
-        ((1, 24, 32), (3, 32, 1), 0, True),
-        ((100,), (1,), 0, True),
-        ((100,), (1,), 1, False),
-        ((32,), (-1,), 0, False),
-    ],
-    ids=str,
-)
-def test_what_the_copy_engine_reads(shape: Any, strides: Any, offset: int, boxable: bool) -> None:
-    """Rows of any length, at positive multiples of 16 bytes: 16 elements."""
-    assert TensorSpec(shape, "bool", strides, 1, 0, offset).boxable == boxable
-
-
-@pytest.mark.parametrize(
-    ("stride", "offset", "algorithm"),
-    [(32, 0, "fa3"), (48, 16, "fa3"), (33, 0, "fa2"), (40, 0, "fa2"), (32, 8, "fa2")],
-)
-def test_a_mask_that_the_engine_cannot_read_decides_the_forward_pass(
-    fake_device: FakeDevice, stride: int, offset: int, algorithm: str
-) -> None:
-    """And says why; the backward pass reads it by elements."""
-    for operation, expected in (("forward", algorithm), ("backward", "fa3")):
-        mask = _mask((24, 32), (stride, 1), offset)
-        ready = cuflash.prepare(_Q, _KV, _KV, operation=operation, dtype="float16", mask=mask)
-        assert ready.plan.algorithm == expected
-        said = "".join(why for _, why in ready.plan.rejected)
-        assert ("pad the last axis in memory to a multiple of 16 elements" in said) == (
-            expected == "fa2"
-        )
-        kernel = next(x for x in ready.plan.launches if x.config.kernel == operation)
-        (feature,) = kernel.config.features
-        assert feature.device.struct.startswith("Staged") == (algorithm == "fa3")
-
-
-@pytest.mark.parametrize(("algorithm", "multiple"), [("fa3", 16), ("fa2", 1)])
-def test_a_run_has_its_mask_where_the_engine_can_read_it(
-    fake_device: FakeDevice, algorithm: Any, multiple: int
-) -> None:
-    """Elsewhere at any byte."""
-    options = {"operation": "forward", "dtype": "float16", "algorithm": algorithm}
-    ready = cuflash.prepare(_Q, _KV, _KV, mask=(24, 32), **options)
-    pointers = dict.fromkeys(("q", "k", "v", "out", "lse"), ADDRESS)
-    ready.run({**pointers, "mask": ADDRESS + multiple}, workspace=ADDRESS)
-    if multiple == 1:
+    one = launched[operation]["mask"]
+    if whole[3] == 1:
+        assert "summarise_mask" not in launched
+        assert one["mask"] == places["mask"]
         return
-    says = f"mask at {ADDRESS + 8:#x}; expected a multiple of 16"
-    with pytest.raises(cuflash.ArgumentValueError, match=says):
-        ready.run({**pointers, "mask": ADDRESS + 8}, workspace=ADDRESS)
+    bits = {name: 3 * ADDRESS + offsets[name] for name in ("tile_bits", "pair_bits")}
+    packing = launched["summarise_mask"]
+    assert {name: packing[name] for name in bits} == bits
+    assert {name: one[name] for name in bits} == bits
+    assert (one["entries"], one["own_entries"], one["own_heads"]) == (1, *whole[:2])
+    assert packing["mask_heads"] == whole[1]
+    array = packing["mask"]
+    assert array["data"] == places["mask"]
+    assert {axis: array[f"{axis}_stride"] for axis in _AXES} == _full(strides, shape)
+    assert [packing["shape"][name] for name in ("seqlen_q", "seqlen_kv")] == [24, 32]
+
+
+def test_a_run_has_its_mask_at_any_byte(fake_device: FakeDevice) -> None:
+    for algorithm in ("fa2", "fa3"):
+        options = {"operation": "forward", "dtype": "float16", "algorithm": algorithm}
+        ready = cuflash.prepare(_Q, _KV, _KV, mask=(24, 32), **options)
+        pointers = dict.fromkeys(("q", "k", "v", "out", "lse"), ADDRESS)
+        ready.run({**pointers, "mask": ADDRESS + 1}, workspace=ADDRESS)
 
 
 @pytest.mark.parametrize("dtype", ["float32", np.int8, "uint8"])

@@ -1,22 +1,19 @@
-"""What a plan with a boolean mask tells the kernels, and what comes through the copy engine."""
+"""What a plan with a boolean mask tells the kernels, and the bits that are made of it."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
 
-import cuflash
 from cuflash.features.table import with_features
 from cuflash.features.use import Operand
-from cuflash.planning.head_groups import whole_entries
 from cuflash.planning.plan import plan
 from cuflash.planning.problem import AttentionProblem
 from cuflash.planning.tiles.common import ceil_div
 from cuflash.planning.tiles.fa3 import Fa3ForwardTile
-from cuflash.planning.tiles.fa3_tables import FORWARD_WITH_PAIRS
-from cuflash.planning.tiles.operand_tiles import NO_OPERAND
 
 from ..architectures import LIMITS
 from .bias_case import BATCH, FORMS, HEADS, KEYS, ROWS, kernel_of, kernels_of, shape_of
@@ -88,7 +85,8 @@ def test_the_numbers_and_the_types_of_the_kernels(
         "mask_of_rows": rows,
         "mask_of_keys": keys,
     }
-    assert use.operands[0].staged == keys
+    assert not use.operands[0].staged
+    assert (use.packed is not None) == keys
     assert use.shown == "mask " + "x".join(map(str, shape))
     assert use.unit is None
     assert str(problem).endswith(f"{use.shown} mask bool")
@@ -116,154 +114,119 @@ def test_older_generations_read_it_where_it_lies(
         assert chosen.workspace == plain.workspace
 
 
+@pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("operation", ["forward", "backward"])
 @pytest.mark.parametrize("form", FORMS, ids=str)
 @pytest.mark.parametrize("width", _WIDTHS, ids=str)
-def test_fa3_brings_what_differs_from_key_to_key_to_shared_memory(
-    operation: Any, form: tuple[bool, bool], width: Any
+def test_fa3_reads_bits_of_what_differs_from_key_to_key(
+    operation: Any, form: tuple[bool, bool], width: Any, deterministic: bool
 ) -> None:
-    """But in the backward pass for what is the same for all queries, and in heads too wide."""
+    """From wherever the mask lies. Ordered sums count all tiles, so they have no lists."""
+    if operation == "forward" and deterministic:
+        return
     wide = {"head_dim": width[0], "head_dim_v": width[1], "operation": operation}
-    chosen = plan(_problem(shape_of(1, 4, form), **wide), LIMITS["90"], algorithm="fa3")
+    more = {"deterministic": deterministic, "unmappable": ("mask",)}
+    chosen = plan(_problem(shape_of(3, 4, form), **wide, **more), LIMITS["90"], algorithm="fa3")
     plain = plan(replace(chosen.problem, uses=()), LIMITS["90"], algorithm="fa3")
     rows, keys = form
-    launch, tile = kernel_of(chosen, operation), chosen.tile
-    constants, boxes = dict(launch.config.constants), dict(launch.boxes)
-    room = operation == "forward" or (rows and width in _WIDTHS[:3])
-    staged = keys and room
-    assert _structs(launch) == {"mask": "StagedMaskParams" if staged else "MaskParams"}
-    assert ("mask" in boxes) == staged
-    assert (constants["operand_stages"] > 0) == staged
+    launch, backward = kernel_of(chosen, operation), operation == "backward"
+    assert _structs(launch) == {"mask": "PackedMaskParams" if keys else "MaskParams"}
+    assert "mask" not in dict(launch.boxes)
     assert kernels_of(chosen) == ["summarise_mask"] * keys + kernels_of(plain)
-    if not staged:
-        assert tile == plain.tile
-        return
-    assert boxes["mask"] == constants["operand_rows"] == (tile.block_q if rows else 8)
-    assert constants["operand_bytes"] == 1
-    panels = ceil_div(tile.block_kv, 128)
-    without = replace(tile, operand=NO_OPERAND).footprint.shared_bytes
-    added = constants["operand_stages"] * panels * boxes["mask"] * 128 + 1024
-    assert tile.footprint.shared_bytes == launch.config.shared_bytes == without + added
-    assert launch.config.shared_bytes <= LIMITS["90"].shared_per_block
-    if operation == "backward":  # which has room for it beside its own tile
-        assert replace(tile, operand=NO_OPERAND) == plain.tile
+    constants = dict(launch.config.constants)
+    assert constants["packed"] == keys
+    assert constants["one_row"] == (keys and not rows)
+    assert constants["listed"] == (keys and not deterministic and (rows or not backward))
+    assert constants["skips_keys"] == (backward and keys and not rows and not deterministic)
+    made = {buffer.name for buffer in chosen.workspace} - {b.name for b in plain.workspace}
+    expected = ["pair_bits"] * keys + ["tile_bits"] * (keys and not deterministic)
+    assert sorted(made) == expected
 
 
-@pytest.mark.parametrize(
-    ("width", "row"),
-    [
-        ((32, 32), (192, 128, 3, 2)),
-        ((64, 64), (192, 128, 3, 2)),
-        ((96, 96), (128, 128, 2, 2)),
-        ((128, 128), (128, 128, 2, 2)),
-        ((192, 128), (128, 96, 2, 1)),
-        ((192, 192), (128, 96, 2, 1)),
-        ((256, 256), (128, 64, 2, 1)),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("operation", ["forward", "backward"])
+@pytest.mark.parametrize("shape", [(1, 4, 500, 700), (3, 1, 500, 700), (3, 4, 1, 700)], ids=str)
+@pytest.mark.parametrize("width", [64, 128, 256])
+def test_the_workspace_holds_the_bits(operation: Any, shape: tuple[int, ...], width: int) -> None:
+    """Eight bytes for each 32 tiles of a row of tiles, and of each lane for 16 lines of a tile."""
+    wide = {"head_dim": width, "head_dim_v": width, "operation": operation}
+    chosen = plan(_problem(shape, **wide), LIMITS["90"], algorithm="fa3")
+    tile, backward = chosen.tile, operation == "backward"
+    q_tiles = 1 if shape[2] == 1 else ceil_div(ROWS, tile.block_q)
+    kv_tiles = ceil_div(KEYS, tile.block_kv)
+    rows, along = (kv_tiles, q_tiles) if backward else (q_tiles, kv_tiles)
+    lines = tile.block_kv if backward else 16 if shape[2] == 1 else tile.block_q
+    arrays = shape[0] * shape[1]
+    sizes = {buffer.name: buffer.nbytes for buffer in chosen.workspace}
+    words = arrays * rows * ceil_div(along, 32)
+    assert sizes["tile_bits"] == 8 * words
+    assert sizes["pair_bits"] == arrays * rows * (lines // 16) * along * 32 * 8
+    summary = kernel_of(chosen, "summarise_mask")
+    assert summary.grid == 4 * words
+    assert dict(summary.arguments) == {"mask_heads": shape[1]}
+    constants = dict(summary.config.constants)
+    blocks = (constants["block_q"], constants["block_kv"])
+    assert blocks == (tile.block_q, tile.block_kv)
+    assert constants["rows_of_keys"] == backward
+    assert constants["one_row"] == (shape[2] == 1)
+    assert summary.config.shared_bytes >= 2 * tile.block_q * (tile.block_kv // 16) * 2
+
+
 @pytest.mark.parametrize("seqlen", [128, 1024, 1025, 65536])
-def test_tiles_of_bytes_are_those_of_their_rows_of_the_table(
-    width: Any, row: tuple[int, ...], seqlen: int
-) -> None:
-    """Of any length: queries and keys of a tile, stages of K and V, and of the mask."""
-    wide = {"head_dim": width[0], "head_dim_v": width[1], "seqlen_kv": seqlen}
-    tile = plan(_problem((1, 4, ROWS, seqlen), **wide), LIMITS["90"], algorithm="fa3").tile
-    assert isinstance(tile, Fa3ForwardTile)
-    assert (tile.block_q, tile.block_kv, tile.num_stages, tile.operand.stages) == row
-    assert (tile.operand.rows, tile.operand.itemsize) == (tile.block_q, 1)
-
-
-def test_every_row_of_bytes_is_taken_and_fits() -> None:
-    for row in (row for row in FORWARD_WITH_PAIRS if row.itemsize == 1):
-        wide = {"head_dim": row.widest, "head_dim_v": row.widest_v}
-        tile = plan(_problem(**wide), LIMITS["90"], algorithm="fa3").tile
-        found = tile.block_q, tile.block_kv, tile.num_stages, tile.operand.stages
-        assert found == (row.block_q, row.block_kv, row.num_stages, row.pair_stages)
-        assert tile.footprint.excess(LIMITS["90"]) is None
-        asked = plan(_problem(**wide), LIMITS["90"], blocks=(row.block_q, row.block_kv))
-        assert (asked.algorithm, asked.tile) == ("fa3", tile)
+def test_tiles_that_a_mask_may_hide_are_square_at_128(seqlen: int) -> None:
+    """Of any length. Elsewhere, and where a mask hides keys alone, they are as without a mask."""
+    for form, width in product(FORMS, (64, 96, 128, 192, 256)):
+        wide = {"head_dim": width, "head_dim_v": width, "seqlen_kv": seqlen}
+        shape = tuple(seqlen if size == KEYS else size for size in shape_of(1, 4, form))
+        problem = _problem(shape, **wide)
+        tile = plan(problem, LIMITS["90"], algorithm="fa3").tile
+        plain = plan(replace(problem, uses=()), LIMITS["90"], algorithm="fa3").tile
+        if width == 128 and all(form):
+            assert isinstance(tile, Fa3ForwardTile)
+            assert (tile.block_q, tile.block_kv, tile.num_stages, tile.q_stages) == (128, 128, 2, 2)
+        else:
+            assert tile == plain
 
 
 @pytest.mark.parametrize("operation", ["forward", "backward"])
 @pytest.mark.parametrize("of_bias", FORMS, ids=str)
 @pytest.mark.parametrize("of_mask", FORMS, ids=str)
-def test_one_array_of_two_is_staged(
+def test_beside_a_bias(
     operation: Any, of_bias: tuple[bool, bool], of_mask: tuple[bool, bool]
 ) -> None:
-    """The bias where it differs from key to key, else the mask; the other is read as it lies."""
-    problem = _problem(shape_of(1, 4, of_mask), more=_bias(of_bias), operation=operation)
-    first = "bias" if of_bias[1] else "mask" if of_mask[1] else ""
-    staged = [name for name, operand in problem.operands.items() if operand.staged]
-    assert staged == [first] * bool(first)
+    """The bias comes tile by tile as it does without a mask, wherever the mask lies."""
+    more = {"more": _bias(of_bias), "operation": operation, "unmappable": ("mask",)}
+    problem = _problem(shape_of(1, 4, of_mask), **more)
     chosen = plan(problem, LIMITS["90"], algorithm="fa3")
-    launch = kernel_of(chosen, operation)
-    form = {"bias": of_bias, "mask": of_mask}.get(first, (False, False))
-    comes = bool(first) and (operation == "forward" or form[0])
-    expected = {"bias": "BiasParams", "mask": "MaskParams"}
-    if comes:
-        expected[first] = f"Staged{expected[first]}"
-    assert _structs(launch) == expected
-    assert [name for name, _ in launch.boxes if name in expected] == [first] * comes
-    constants = dict(launch.config.constants)
-    assert constants["operand_bytes"] == ({"bias": 2, "mask": 1}[first] if comes else 0)
+    staged = of_bias[1] and (operation == "forward" or of_bias[0])
+    assert _structs(kernel_of(chosen, operation)) == {
+        "bias": "StagedBiasParams" if staged else "BiasParams",
+        "mask": "PackedMaskParams" if of_mask[1] else "MaskParams",
+    }
+    uses = tuple(use for use in problem.uses if use.feature == "bias")
+    alone = kernel_of(plan(replace(problem, uses=uses), LIMITS["90"], algorithm="fa3"), operation)
+    assert kernel_of(chosen, operation).boxes == alone.boxes
+    elsewhere = replace(problem, uses=tuple(map(_unmappable, problem.uses)))
+    needs_maps = operation == "forward" and of_bias[1]
+    assert plan(elsewhere, LIMITS["90"]).algorithm == ("fa2" if needs_maps else "fa3")
 
 
-def test_what_the_copy_engine_cannot_read_is_left_to_fa2_or_to_registers() -> None:
-    """Forward and backward; one that does not differ from key to key needs no engine."""
-    problem = _problem(unmappable=("mask",))
-    chosen = plan(problem, LIMITS["90"])
-    assert chosen.algorithm == "fa2"
-    says = (
-        "fa3 loads mask through the copy engine, which needs rows that begin at positive "
-        "multiples of 16 bytes: pad the last axis in memory to a multiple of 16 elements"
-    )
-    assert ("fa3", says) in chosen.rejected
-    with pytest.raises(cuflash.UnsupportedError, match=says):
-        plan(problem, LIMITS["90"], algorithm="fa3")
-    for form in ((True, False), (False, False)):
-        problem = _problem(shape_of(1, 4, form), unmappable=("mask",))
-        assert plan(problem, LIMITS["90"]).algorithm == "fa3"
-    backward = plan(_problem(unmappable=("mask",), operation="backward"), LIMITS["90"])
-    assert backward.algorithm == "fa3"
-    main = kernel_of(backward, "backward")
-    assert "mask" not in dict(main.boxes)
-    assert _structs(main) == {"mask": "MaskParams"}
-
-
-def test_only_the_array_that_is_staged_has_to_be_mappable() -> None:
-    """Beside a bias that comes through the engine a mask may lie anywhere, not the other way."""
-    bias = _bias((True, True))
-    assert plan(_problem(more=bias, unmappable=("mask",)), LIMITS["90"]).algorithm == "fa3"
-    assert plan(_problem(more=bias, unmappable=("bias",)), LIMITS["90"]).algorithm == "fa2"
-    of_rows = _bias((True, False))
-    assert plan(_problem(more=of_rows, unmappable=("bias",)), LIMITS["90"]).algorithm == "fa3"
-    assert plan(_problem(more=of_rows, unmappable=("mask",)), LIMITS["90"]).algorithm == "fa2"
+def _unmappable(use: Any) -> Any:
+    return replace(use, operands=tuple(replace(one, mappable=False) for one in use.operands))
 
 
 @pytest.mark.parametrize("algorithm", ["fa2", "fa3"])
 @pytest.mark.parametrize("mask", ["full", "causal"])
-def test_entries_that_share_pairs_come_together(algorithm: Any, mask: str) -> None:
-    """In the forward pass; beside a bias that is staged, as the bias has it."""
+def test_entries_come_together_as_a_bias_has_it(algorithm: Any, mask: str) -> None:
+    """Bits are too few to ask for it."""
     every = {"mask": mask, "batch": 5, "heads_q": 8}
-    cases: list[tuple[tuple[int, ...], dict[str, Operand], int]] = [
-        ((1, 8, ROWS, KEYS), {}, 1),
-        ((1, 1, ROWS, KEYS), {}, 1),
-        ((5, 8, ROWS, KEYS), {}, 0),
-        ((1, 8, 1, KEYS), {}, 0),
-        ((1, 8, ROWS, 1), {}, 0),
-        ((1, 1, ROWS, KEYS), {"bias": Operand("bias", "float16", (5, 8, ROWS, KEYS))}, 0),
-        ((5, 1, ROWS, KEYS), {"bias": Operand("bias", "float16", (1, 8, ROWS, KEYS))}, 1),
-        ((1, 1, ROWS, KEYS), {"bias": Operand("bias", "float16", (5, 8, ROWS, 1))}, 1),
-    ]
-    for shape, more, inside in cases:
+    bias = [{}, *({"bias": Operand("bias", "float16", (b, 8, ROWS, KEYS))} for b in (5, 1))]
+    for shape, more in product([(1, 8, ROWS, KEYS), (5, 1, ROWS, KEYS), (1, 8, 1, KEYS)], bias):
         chosen = plan(_problem(shape, more=more, **every), LIMITS["90"], algorithm=algorithm)
         launch = kernel_of(chosen, "forward")
+        inside = bool(more) and more["bias"].shape[0] == 1
         assert dict(launch.config.constants)["entries_inside"] == inside
         group = dict(launch.arguments)["head_group"]
         assert not inside or (group > 0 and group % 5 == 0)
-        rounded = [whole_entries(chosen.problem, heads) for heads in (1, 5, 6, 40)]
-        assert rounded == ([5, 5, 10, 40] if inside else [1, 5, 6, 40])
 
 
 @pytest.mark.parametrize("algorithm", ["fa1", "fa2", "fa3"])

@@ -87,9 +87,8 @@ class Fa3ForwardTile:
         shared = self.q_stages * _panels(self.block_q, self.head_dim) + self.num_stages * kv
         shared += 4 * self.warpgroups * _panels(16, _PANEL)  # of the output, a panel for each warp
         barriers = 2 * self.q_stages * self.warpgroups + 4 * self.num_stages + 4
-        notes = 4 * self.num_stages  # of blocks that are listed
-        shared = ceil_div(shared + 8 * barriers + 48 + notes, 1024) * 1024
-        shared += self.operand.nbytes(self.block_kv)
+        shared += 4 * self.num_stages + 48  # notes of blocks that are listed; the queue of tiles
+        shared = ceil_div(shared + 8 * barriers, 1024) * 1024 + self.operand.nbytes(self.block_kv)
         threads = WARPGROUP * (self.warpgroups + 1)
         return Footprint(shared, 65536 // threads // 8 * 8, threads)
 
@@ -147,8 +146,8 @@ class Fa3BackwardTile:
         shared += 4 * self.warpgroups * _panels(16, _PANEL)  # of dK and dV, a panel for each warp
         shared += 2 * self.num_stages * 4 * self.block_q  # lse and delta
         barriers = 2 + 2 * self.num_stages + 2 * self.score_stages + 7
-        notes = 4 * 2  # of steps that are listed, twice as large as a barrier
-        shared = ceil_div(shared + 8 * (barriers + notes), 128) * 128 + self.zero_bytes
+        shared += 4 * 16  # notes of steps that are listed
+        shared = ceil_div(shared + 8 * barriers, 128) * 128 + self.zero_bytes
         shared = ceil_div(shared, 1024) * 1024 + self.operand.nbytes(self.block_kv)
         threads = WARPGROUP * (self.warpgroups + 1)
         return Footprint(shared, 65536 // threads // 8 * 8, threads)

@@ -235,7 +235,7 @@ def _operands(parameters: Any, feature: str, operand: Operand) -> Iterator[_Tens
         elif f"{name}_row_stride" in own:
             strides = {axis: block[f"{name}_{axis}_stride"] for axis in _PAIR_AXES}
             yield _of_pairs(name, block[name], operand, strides)
-        else:
+        elif name in own:
             yield _contiguous(name, block[name], operand)
     if gradient in names:
         field_of = parameters[gradient]
