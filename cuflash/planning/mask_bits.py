@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from ..errors import UnsupportedError
 from .device import DeviceLimits
 from .kernel import KernelLaunch, kernel_config
 from .problem import AttentionProblem
@@ -16,8 +17,8 @@ __all__ = ["MaskBits"]
 
 #: Tiles of a word, and its bytes: a bit that a tile is seen, and one that it is seen whole.
 _TILES_OF_WORD, _WORD_BYTES = 32, 8
-#: Of pairs: lines that a warp has, and bytes of its lanes for a tile.
-_LINES, _TILE_BYTES = 16, 32 * 8
+#: Of pairs: lines that a warp has, its lanes, and bytes of each for a tile; and their most.
+_LINES, _LANES, _LANE_BYTES, _MOST_OF_LANES = 16, 32, 8, 2**32
 
 
 @dataclass(frozen=True)
@@ -58,11 +59,23 @@ class MaskBits:
 
     @property
     def sizes(self) -> list[tuple[str, int]]:
-        """Buffers of the workspace and their bytes."""
+        """Buffers of the workspace and their bytes.
+
+        Raises
+        ------
+        UnsupportedError
+            If kernels cannot count the bits of pairs, which they do in 32 bits.
+        """
         if not self._packed:
             return []
         lines = self._rows * ceil_div(self._lines_of_row, _LINES)
-        pairs = ("pair_bits", self._arrays * lines * self._along * _TILE_BYTES)
+        of_lanes = self._arrays * lines * self._along * _LANES
+        if of_lanes > _MOST_OF_LANES:
+            raise UnsupportedError(
+                f"fa3 would need {of_lanes:,} records of what mask shows to a lane, "
+                f"it can count {_MOST_OF_LANES:,}"
+            )
+        pairs = ("pair_bits", of_lanes * _LANE_BYTES)
         return [("tile_bits", self._words * _WORD_BYTES), pairs] if self._listed else [pairs]
 
     @property

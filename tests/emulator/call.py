@@ -47,9 +47,8 @@ class Kernels:
     @property
     def mapped(self) -> str:
         """The array that comes through the copy engine, from where it lies; empty: none."""
-        pairs = {"bias": self.bias.partition(":")[0], "mask": self.mask}
-        staged = (name for name, axes in pairs.items() if "k" in axes)
-        return next(staged, "") if self.algorithm == "fa3" else ""
+        of_keys = "k" in self.bias.partition(":")[0]
+        return "bias" if of_keys and self.algorithm == "fa3" else ""
 
     @property
     def name(self) -> str:

@@ -171,6 +171,20 @@ def test_the_workspace_holds_the_bits(operation: Any, shape: tuple[int, ...], wi
     assert summary.config.shared_bytes >= 2 * tile.block_q * (tile.block_kv // 16) * 2
 
 
+@pytest.mark.parametrize("operation", ["forward", "backward"])
+def test_bits_that_cannot_be_counted_are_left_to_fa2(operation: Any) -> None:
+    """Up to 2^32: of each of 2^12 entries and heads 256 groups of lines, 128 tiles, 32 lanes."""
+    lengths = (4096, 8192) if operation == "forward" else (8192, 4096)
+    same = {"heads_q": 512, "heads_kv": 512, "head_dim": 256, "head_dim_v": 256}
+    same |= dict(zip(("seqlen_q", "seqlen_kv"), lengths, strict=True))
+    for entries, algorithm in ((8, "fa3"), (9, "fa2")):
+        problem = _problem((entries, 512, *lengths), batch=entries, operation=operation, **same)
+        chosen = plan(problem, LIMITS["90"])
+        sizes = {buffer.name: buffer.nbytes for buffer in chosen.workspace}
+        assert chosen.algorithm == algorithm
+        assert sizes.get("pair_bits", 0) == (8 * 2**32 if algorithm == "fa3" else 0)
+
+
 @pytest.mark.parametrize("seqlen", [128, 1024, 1025, 65536])
 def test_tiles_that_a_mask_may_hide_are_square_at_128(seqlen: int) -> None:
     """Of any length. Elsewhere, and where a mask hides keys alone, they are as without a mask."""
