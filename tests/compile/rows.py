@@ -51,6 +51,26 @@ SPILLS = {
     "sm_90-fa3-backward-bfloat16-d64-causal-bias-bfloat16-bfloat16-1-1-128x128": 52,
     "sm_90-fa3-backward-float16-d64-band-bias-float16-float16-0-0-128x128-converts32": 112,
     "sm_90-fa3-forward-bfloat16-d128-causal-bias-float32-bfloat16-1-1-192x80": 8,
+    # Of a mask: in the load role, which walks along lists, but beside a bias and in order.
+    "sm_90-fa3-backward-bfloat16-d128-causal-bias-float32-bfloat16-0-1"
+    "-mask-bfloat16-1-1-64x128": 84,
+    "sm_90-fa3-backward-bfloat16-d128-causal-mask-bfloat16-1-1-64x128-ordered": 152,
+    "sm_90-fa3-backward-bfloat16-d128-full-mask-bfloat16-1-1-64x128": 52,
+    "sm_90-fa3-backward-bfloat16-d192-full-dv128-mask-bfloat16-1-1-64x128": 44,
+    "sm_90-fa3-backward-bfloat16-d256-causal-mask-bfloat16-1-1-64x64": 52,
+    "sm_90-fa3-backward-bfloat16-d64-full-bias-bfloat16-bfloat16-1-1-mask-bfloat16-1-1-128x128": 12,
+    "sm_90-fa3-backward-bfloat16-d64-full-mask-bfloat16-1-0-128x128": 32,
+    "sm_90-fa3-backward-bfloat16-d64-full-mask-bfloat16-1-1-128x128": 16,
+    "sm_90-fa3-backward-bfloat16-d96-causal-mask-bfloat16-1-1-64x128": 52,
+    "sm_90-fa3-backward-float16-d128-full-mask-float16-1-1-64x128": 52,
+    "sm_90-fa3-backward-float16-d64-causal-mask-float16-1-1-128x128": 16,
+    "sm_90-fa3-forward-bfloat16-d128-causal-bias-float32-bfloat16-0-1-mask-bfloat16-1-1-128x128": 8,
+    "sm_90-fa3-forward-bfloat16-d128-full-mask-bfloat16-0-1-192x80": 16,
+    "sm_90-fa3-forward-bfloat16-d64-causal-mask-bfloat16-0-1-192x128": 16,
+    "sm_90-fa3-forward-bfloat16-d64-full-bias-bfloat16-bfloat16-1-1-mask-bfloat16-1-1-192x128": 158,
+    "sm_90-fa3-forward-bfloat16-d64-full-mask-bfloat16-1-1-192x128": 16,
+    "sm_90-fa3-forward-bfloat16-d96-causal-mask-bfloat16-1-1-192x96": 28,
+    "sm_90-fa3-forward-float16-d64-causal-mask-float16-1-1-192x128": 32,
 }
 
 _HEAD_DIMS = (*((d, d) for d in HEAD_DIM_BUCKETS), (192, 128))
