@@ -89,7 +89,7 @@ def _launch(kernel: Any, *numbers: int) -> None:
 def _encode_map(to: Any, kind: int, rank: int, address: Any, *more: Any) -> int:
     """In the driver's place: what ``cuda/ptx/tensor_copy.cuh`` reads."""
     assert rank == 4
-    itemsize = {0: 1, 6: 2, 7: 4, 9: 2}[kind]  # bytes, float16, float32, bfloat16
+    itemsize = {6: 2, 7: 4, 9: 2}[kind]  # float16, float32, bfloat16
     sizes, strides, box, steps, interleave, swizzle, _promotion, fill = more
     assert (box[0] * itemsize, [*box][2:], [*steps]) == (128, [1, 1], [1] * 4)
     assert (interleave, swizzle, fill) == (0, 3, 0)  # 128 bytes; zeros outside
