@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import replace
 from typing import Any
@@ -41,6 +42,10 @@ KINDS = (
     replace(HALF, dtypes=("float32",), head_dims=((256, 256),)),
     replace(HALF, dtypes=("float64",), head_dims=((64, 64),), deterministic=True),
 )
+
+#: Of arrays that entries and heads do not share. Bits of a larger mask may be beyond what
+#: FlashAttention-3 counts, and no device holds it beside its bits.
+MOST_PAIRS = 2**34
 
 
 def _any_problem(calls: Calls, rng: random.Random) -> AttentionProblem:
@@ -106,7 +111,8 @@ def _any_shape(problem: AttentionProblem, axes: str, rng: random.Random) -> tupl
     """Of an array that differs by these axes of q and k, and by any others."""
     lengths = {"q": problem.seqlen_q, "k": problem.seqlen_kv}
     pairs = [size if axis in axes else 1 for axis, size in lengths.items()]
-    return (rng.choice((1, problem.batch)), rng.choice((1, problem.heads_q)), *pairs)
+    shape = (rng.choice((1, problem.batch)), rng.choice((1, problem.heads_q)), *pairs)
+    return shape if math.prod(shape) <= MOST_PAIRS else (1, 1, *pairs)
 
 
 @pytest.mark.parametrize("architecture", ["75", "80", "90", "120"])
