@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 from typing import Literal
@@ -112,6 +113,7 @@ def arithmetics(storage: DTypeName, capability: tuple[int, int]) -> tuple[Arithm
     return (Arithmetic("fp64", 8, 16), small) if capability >= (9, 0) else (small,)
 
 
+@functools.lru_cache(maxsize=4096)  # plans ask for the same few, over and over
 def warp_grid(
     rows: int, columns: tuple[int, ...], warps: int, row_unit: int, column_unit: int
 ) -> tuple[int, int] | None:
