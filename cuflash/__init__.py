@@ -13,6 +13,7 @@ from typing import Any
 
 from . import reference
 from .api import Pullback, attention, attention_backward, attention_vjp, is_available
+from .dropout import dropout_mask
 from .errors import (
     ArgumentTypeError,
     ArgumentValueError,
@@ -47,6 +48,7 @@ __all__ = [
     "attention",
     "attention_backward",
     "attention_vjp",
+    "dropout_mask",
     "explain",
     "info",
     "is_available",

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
+from typing import Any
 
 from .errors import ArgumentValueError
 from .features.table import with_features
@@ -65,6 +66,9 @@ class Calls:
     sinks
         Dtypes of sinks: None for calls without any, "query" for the dtype of
         q. Gradients of calls with sinks are also those of the sinks.
+    dropout
+        Whether weights are dropped; how many, and the seed, are no part of a
+        kernel.
     unaligned
         Rows begin at no multiples of 16 bytes. They do anyway where a row is
         not a multiple of 16 bytes itself.
@@ -81,10 +85,17 @@ class Calls:
     bias: tuple[str | None, ...] = (None,)
     mask_array: tuple[str | None, ...] = (None,)
     sinks: tuple[str | None, ...] = (None,)
+    dropout: tuple[bool, ...] = (False,)
     algorithm: AlgorithmChoice = "auto"
     deterministic: bool = False
     unaligned: bool = False
     seqlens: tuple[Pair, ...] | None = None
+
+    @property
+    def features(self) -> Iterator[tuple[Any, ...]]:
+        """Combinations of features, as they are asked for."""
+        arrays = self.bias, self.mask_array, self.sinks
+        return product(self.softcap, self.alibi, *arrays, self.dropout)
 
     def check(self) -> None:
         """Raise ArgumentValueError for widths and lengths that no call has."""
@@ -104,9 +115,8 @@ def problems_of(calls: Calls) -> Iterator[AttentionProblem]:
         If a bias or sinks of a dtype are asked for that no such call takes.
     """
     seqlens = _telling_lengths() if calls.seqlens is None else calls.seqlens
-    features = product(calls.softcap, calls.alibi, calls.bias, calls.mask_array, calls.sinks)
     for dims, dtype, operation, mask, asked in product(
-        calls.head_dims, calls.dtypes, calls.operations, calls.masks, features
+        calls.head_dims, calls.dtypes, calls.operations, calls.masks, calls.features
     ):
         rows = [dim * DTYPES[dtype].itemsize for dim in dims]
         aligned = not calls.unaligned and all(row % 16 == 0 for row in rows)
@@ -167,13 +177,15 @@ def _featured(
     bias: str | None,
     mask: str | None,
     sinks: str | None,
+    dropout: bool,
 ) -> Iterator[AttentionProblem]:
-    """The problem with its features: bounds of its keys, a cap of any size, and arrays.
+    """The problem with its features: bounds of its keys, a cap of any size, a seed, and arrays.
 
     Gradients are of all arrays that have one; with slopes there are others without theirs, which
     are cheaper.
     """
-    keywords = {"softcap": 1.0} if softcap else {}
+    keywords: dict[str, float] = {"softcap": 1.0} if softcap else {}
+    keywords |= {"dropout_p": 0.5, "dropout_seed": 0} if dropout else {}
     operands = {}
     if alibi:
         shape = (problem.batch, problem.heads_q)

@@ -98,7 +98,7 @@ def describe(
     position = options.q_offset
     if position is None:
         position = plain.seqlen_kv - plain.seqlen_q
-    problem = with_features(plain, dict(options.more), operands, position)
+    problem = with_features(plain, dict(options.more), operands, position, options.part_of)
     return replace(call, problem=problem)
 
 
@@ -164,7 +164,7 @@ def _check_dtypes(specs: Mapping[str, TensorSpec]) -> None:
 def _has_one_dtype(name: str) -> bool:
     """Whether a tensor has a dtype of its own, whatever that of q is."""
     tensor = tensors().get(name)
-    return tensor is not None and tensor.dtypes == ("bool",)
+    return tensor is not None and tensor.dtypes in (("bool",), ("uint32",))
 
 
 def _check_devices(specs: Mapping[str, TensorSpec]) -> None:
@@ -284,7 +284,8 @@ def _check_tensor(name: str, spec: TensorSpec, call: CallProblem) -> None:
             axes = ", ".join(tensor.axes)
             axes += "".join(f", {axis} may be left out" for axis in tensor.shared)
             axes += ", each may be 1, the first ones may be left out" * tensor.broadcast
-        raise ArgumentValueError(name, f"shape {spec.shape}", f"{shape} ({axes})")
+        fitting = " or ".join(f"({n},)" for n in tensor.lengths) or f"{shape} ({axes})"
+        raise ArgumentValueError(name, f"shape {spec.shape}", fitting)
     allowed = call.allowed[tensor.name]
     if spec.dtype not in allowed:
         raise ArgumentTypeError(name, f"dtype {spec.dtype}", " or ".join(sorted(allowed)))

@@ -146,6 +146,8 @@ def _add_features(parser: argparse.ArgumentParser) -> None:
         metavar="DTYPE",
         help="with sinks; of this dtype, by default that of q",
     )
+    parser.add_argument("--dropout-p", type=float, help="the part of the weights that is dropped")
+    parser.add_argument("--dropout-seed", type=int, help="default 0, where weights are dropped")
 
 
 def _side(text: str) -> int | None:
@@ -195,6 +197,7 @@ def _explain(given: argparse.Namespace) -> int:
 
 
 def _explained(given: argparse.Namespace, operation: Operation) -> str:
+    seed = given.dropout_seed
     selects = operation == "backward" or given.operation == "forward"  # which refuses it
     return str(
         explain(
@@ -208,6 +211,8 @@ def _explained(given: argparse.Namespace, operation: Operation) -> str:
             bias=_bias(given),
             mask=None if given.mask_array is None else _of_pairs(given, given.mask_array),
             sinks=given.dtype if given.sinks == "" else given.sinks,
+            dropout_p=given.dropout_p,
+            dropout_seed=0 if given.dropout_p and seed is None else seed,
             wrt=given.wrt if selects else QKV,
             q_offset=given.q_offset,
             layout=given.layout,

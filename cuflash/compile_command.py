@@ -62,6 +62,7 @@ def add_compile(parser: argparse.ArgumentParser) -> None:
     add("--mask-array", _names(("none", *_PAIRS)), "none", arrays)
     sinks = "default %(default)s; query is the dtype of q. Gradients are then also of the sinks"
     add("--sinks", _names(_SINKS), "none", sinks)
+    add("--dropout", _flags, "no", flags)
     lengths = "compile for these alone; 1/4096 is one query and 4096 keys"
     add("--seqlen", _pairs, None, lengths)
     _add_single(parser)
@@ -152,6 +153,7 @@ def _calls(given: argparse.Namespace, limits: DeviceLimits) -> Calls:
         bias=_or_none(given.bias),
         mask_array=_or_none(given.mask_array),
         sinks=_or_none(given.sinks),
+        dropout=given.dropout,
         algorithm=given.algorithm,
         deterministic=given.deterministic,
         unaligned=given.unaligned,

@@ -14,13 +14,14 @@ from .options import (
     WindowSize,
     check_flag,
     check_options,
+    seed_of,
 )
 from .pipeline import CallPlan, choose_device, plan_call
 from .planning.device import DeviceLimits, HostLimits
 from .planning.kernel import KernelLaunch
 from .planning.plan import Algorithm, Backend
 from .planning.problem import AttentionProblem, Operation
-from .prepared import signature_of
+from .signature import signature_of
 from .tensors import QKV
 
 __all__ = ["Explanation", "KernelReport", "explain"]
@@ -118,6 +119,8 @@ def explain(
     bias: Any = None,
     mask: Any = None,
     sinks: Any = None,
+    dropout_p: float | None = None,
+    dropout_seed: Any = None,
     scale: float | None = None,
     q_offset: int | None = None,
     layout: LayoutName | None = None,
@@ -140,11 +143,11 @@ def explain(
         Which pass.
     compile : bool
         Also compile, and report registers.
-    alibi_slopes, bias, mask, sinks : array, tuple of int, dtype, or both, optional
+    alibi_slopes, bias, mask, sinks, dropout_seed : optional
         As for :func:`prepare`.
-    dtype, causal, window_size, softcap, scale, q_offset, layout, out_dtype, wrt, deterministic
+    dtype, causal, window_size, softcap, dropout_p, scale, q_offset, layout, out_dtype, wrt
         As for :func:`attention`, :func:`attention_backward` and :func:`prepare`.
-    backend, algorithm, blocks
+    deterministic, backend, algorithm, blocks
         As for :func:`attention`, :func:`attention_backward` and :func:`prepare`.
 
     Returns
@@ -157,10 +160,13 @@ def explain(
     CuflashError
         What the call itself would raise.
     """
+    seed, seeds = seed_of(dropout_seed)
     options = check_options(
         causal=causal,
         window_size=window_size,
         softcap=softcap,
+        dropout_p=dropout_p,
+        dropout_seed=seed,
         scale=scale,
         q_offset=q_offset,
         layout=layout,
@@ -173,6 +179,7 @@ def explain(
     )
     compiled = check_flag("compile", compile)
     of_features = {"alibi_slopes": alibi_slopes, "bias": bias, "mask": mask, "sinks": sinks}
+    of_features["dropout_seed"] = seeds
     arrays = {"q": q, "k": k, "v": v, **{n: a for n, a in of_features.items() if a is not None}}
     given = signature_of(operation, arrays, dtype, options, choose_device(None, options))
     device = choose_device(given[0][1].device, options)

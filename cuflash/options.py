@@ -29,6 +29,7 @@ __all__ = [
     "check_options",
     "check_wrt",
     "names_of",
+    "seed_of",
 ]
 
 
@@ -62,6 +63,9 @@ class Options:
     #: theirs, and how many share one of the gradient. What is not named has one entry for all, or
     #: one for each. With (n, m), entry e reads ``e // n`` modulo the entries that there are.
     entries: tuple[tuple[str, tuple[int, int]], ...] = ()
+    #: Of a part of a larger call: its first entry of the batch and its first query head there, and
+    #: how many query heads there are; None of a whole one.
+    part_of: tuple[int, int, int] | None = None
 
     def keyword(self, name: str) -> Any:
         """The value of a feature's keyword; None if it was not given."""
@@ -84,6 +88,11 @@ def check_options(**given: Any) -> Options:
                 more.append((name, check(name, value)))
     checked = {name: _BASE_CHECKS[name](name, value) for name, value in given.items()}
     return Options(**checked, more=tuple(more))
+
+
+def seed_of(value: Any) -> tuple[Any, Any]:
+    """A seed of dropout as a keyword and as an array, of which one at least is None."""
+    return (value, None) if isinstance(value, numbers.Number) else (None, value)
 
 
 def check_flag(name: str, value: Any) -> bool:
@@ -148,16 +157,18 @@ def check_dtype(name: str, value: Any) -> DTypeName | None:
 
 
 def check_element(name: str, value: Any) -> ElementName:
-    """The name of a dtype that arrays of features may have: one of those four, or bool.
+    """The name of a dtype that arrays of features may have: one of those four, bool or uint32.
 
     Raises
     ------
     ArgumentTypeError
         If it is none of them.
     """
-    last_word = str(value).rpartition(".")[2]  # of torch.bool, jax.numpy.bool
-    if value in (bool, np.bool_) or last_word in ("bool", "bool_", "?"):
+    last_word = str(value).rpartition(".")[2].rstrip("'>")  # of torch.bool, numpy.uint32
+    if value is bool or last_word in ("bool", "bool_", "?"):
         return "bool"
+    if last_word == "uint32":
+        return "uint32"
     expected = f"one of {names_of(ELEMENTS)}"
     try:
         dtype = check_dtype(name, value)

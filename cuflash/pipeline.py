@@ -242,6 +242,8 @@ def _strides(name: str, spec: TensorSpec, layout: Layout) -> tuple[int, ...]:
         return layout.canonical(strides, 0)[:3]
     if tensor.role == "rows":
         return layout.canonical_rows(strides, 0)
+    if tensor.lengths:
+        return 0, 0, 0
     axes = tensor.axes[len(tensor.axes) - len(strides) :]
     named = dict(zip(axes, strides, strict=True))
     first = named.get("batch", 0), named.get("seqlen_q", 0), named.get("heads_q", 0)

@@ -8,27 +8,18 @@ from typing import Any
 import numpy as np
 
 from .addresses import Addresses
-from .arrays.adopt import adopt
-from .arrays.spec import LayoutName, TensorSpec, contiguous_strides
-from .checks import CallProblem, describe
+from .arrays.spec import LayoutName, TensorSpec
 from .cuda.available import device_count, require_device
 from .cuda.current import current_stream
 from .errors import ArgumentTypeError, ArgumentValueError
-from .options import (
-    AlgorithmChoice,
-    Differentiable,
-    Options,
-    WindowSize,
-    check_dtype,
-    check_element,
-    check_options,
-)
+from .options import AlgorithmChoice, Differentiable, WindowSize, check_options, seed_of
 from .pipeline import CallPlan, choose_device, plan_call
 from .planning.plan import Plan
-from .planning.problem import ELEMENTS, DTypeName, ElementName, Operation
-from .tensors import QKV, tensors
+from .planning.problem import Operation
+from .signature import signature_of
+from .tensors import QKV
 
-__all__ = ["Prepared", "prepare", "signature_of"]
+__all__ = ["Prepared", "prepare"]
 
 
 class Prepared:
@@ -109,6 +100,8 @@ def prepare(
     bias: Any = None,
     mask: Any = None,
     sinks: Any = None,
+    dropout_p: float | None = None,
+    dropout_seed: Any = None,
     scale: float | None = None,
     q_offset: int | None = None,
     layout: LayoutName | None = None,
@@ -141,7 +134,9 @@ def prepare(
         The array; or its shape, of the first dtype that the call takes; or its
         dtype, of the full shape, that of slopes (batch, heads_q); or both as a
         pair, ``(shape, dtype)``.
-    causal, window_size, softcap, scale, q_offset, layout, out_dtype
+    dropout_seed : int, array, tuple of int, dtype, or both, optional
+        An integer that all runs have; or an array, in any of these ways.
+    causal, window_size, softcap, dropout_p, scale, q_offset, layout, out_dtype
         As for :func:`attention` and :func:`attention_backward`.
     wrt, deterministic, algorithm, blocks
         As for :func:`attention` and :func:`attention_backward`.
@@ -159,10 +154,13 @@ def prepare(
     ArgumentTypeError, ArgumentValueError, UnsupportedError, BackendUnavailableError, ToolchainError
         As for :func:`attention`.
     """
+    seed, seeds = seed_of(dropout_seed)
     options = check_options(
         causal=causal,
         window_size=window_size,
         softcap=softcap,
+        dropout_p=dropout_p,
+        dropout_seed=seed,
         scale=scale,
         q_offset=q_offset,
         layout=layout,
@@ -174,6 +172,7 @@ def prepare(
         backend="cuda",
     )
     of_features = {"alibi_slopes": alibi_slopes, "bias": bias, "mask": mask, "sinks": sinks}
+    of_features["dropout_seed"] = seeds
     arrays = {"q": q, "k": k, "v": v, **{n: a for n, a in of_features.items() if a is not None}}
     given = signature_of(operation, arrays, dtype, options, _check_device(device))
     for name, spec in given:
@@ -210,81 +209,3 @@ def _check_copies(planned: CallPlan) -> CallPlan:
             "rows of consecutive elements, each at a multiple of its size",
         )
     return planned
-
-
-def signature_of(
-    operation: Operation,
-    arrays: Mapping[str, Any],
-    dtype: Any,
-    options: Options,
-    where: int | None,
-) -> tuple[tuple[str, TensorSpec], ...]:
-    """Descriptions of a call's arrays, from arrays or shapes of q, k, v and those of features.
-
-    What the backward pass takes besides is described as the forward pass
-    would have made it, ``dout`` in the dtype of q, ``dlse`` included.
-    """
-    if not isinstance(operation, str) or operation not in ("forward", "backward"):
-        raise ArgumentValueError("operation", repr(operation), "'forward' or 'backward'")
-    given: dict[str, TensorSpec] = {}
-    given |= {name: _spec_of(name, arrays[name], dtype, where) for name in QKV}
-    if operation == "forward" and options.wrt != QKV:
-        raise ArgumentValueError("wrt", repr(options.wrt), 'operation="backward" beside it')
-    sizes = describe("forward", given, options)
-    for name, array in arrays.items():
-        if name not in given:
-            given[name] = _spec_of_feature(name, array, sizes, given["q"].device)
-    if operation == "backward":
-        made = [n for n, t in tensors().items() if t.reads == ("backward",)]
-        given |= {name: sizes.fresh(name, given["q"].device) for name in made}
-    return tuple(given.items())
-
-
-def _spec_of(name: str, tensor: Any, dtype: Any, where: int | None) -> TensorSpec:
-    """Of q, k or v."""
-    if not isinstance(tensor, (tuple, list)):
-        spec = adopt(name, tensor).spec
-        if dtype is not None and _dtype(dtype) != spec.dtype:
-            raise ArgumentValueError("dtype", repr(dtype), f"{spec.dtype}, which {name} has")
-        return spec
-    return _fresh(_shape(name, tensor), _dtype(dtype), where)
-
-
-def _shape(name: str, sizes: Sequence[Any]) -> tuple[int, ...]:
-    if not all(_is_size(size) for size in sizes):
-        raise ArgumentValueError(name, repr(sizes), "a shape: non-negative integers")
-    return tuple(int(size) for size in sizes)
-
-
-def _fresh(shape: tuple[int, ...], dtype: ElementName, where: int | None) -> TensorSpec:
-    return TensorSpec(shape, dtype, contiguous_strides(shape), ELEMENTS[dtype].itemsize, where)
-
-
-def _spec_of_feature(name: str, array: Any, sizes: CallProblem, where: int | None) -> TensorSpec:
-    """Of an array of a feature; where its shape or its dtype is given, as the call needs it."""
-    if _is_dtype(array):
-        return _fresh(sizes.shapes[name], check_element(name, array), where)
-    shape, dtype = array, sizes.allowed[name][0]
-    if isinstance(array, (tuple, list)) and len(array) == 2 and _is_dtype(array[1]):
-        shape, dtype = array[0], check_element(name, array[1])
-    if isinstance(shape, (tuple, list)):
-        return _fresh(_shape(name, shape), dtype, where)
-    return adopt(name, shape).spec
-
-
-def _is_dtype(value: Any) -> bool:
-    """Whether it stands for an array by its dtype alone."""
-    known = isinstance(value, (str, np.dtype, type))
-    return known or type(value).__name__.lower() == "dtype"
-
-
-def _is_size(size: Any) -> bool:
-    whole = isinstance(size, (int, np.integer)) and not isinstance(size, bool)
-    return whole and size >= 0
-
-
-def _dtype(dtype: Any) -> DTypeName:
-    checked = check_dtype("dtype", dtype)
-    if checked is None:
-        raise ArgumentTypeError("dtype", "None", "a dtype, where shapes are given")
-    return checked

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from .reference_checks import (
     check_arrays,
+    check_dropout,
     check_options,
     find_layout,
     from_heads_first,
@@ -38,6 +39,8 @@ def attention(
     bias: _Array | None = None,
     mask: _Array | None = None,
     sinks: _Array | None = None,
+    dropout_p: float | None = None,
+    dropout_seed: int | _Array | None = None,
     causal: bool = False,
     window_size: tuple[int | None, int | None] | None = None,
     softcap: float | None = None,
@@ -64,6 +67,10 @@ def attention(
         Query i sees key j only where it is True.
     sinks : ndarray, (heads_q,), optional
         A logit of each query head that takes weight and has no value.
+    dropout_p : float, optional
+        The part of the weights that is left out; None and 0: all are kept.
+    dropout_seed : int, or ndarray of uint32, (2,) or (4,), optional
+        Which those are.
     causal : bool
         Query i sees key j iff ``j <= i + q_offset``.
     window_size : (int or None, int or None), optional
@@ -102,8 +109,10 @@ def attention(
         Z_ij  = S_ij - alibi_slopes[h] |i + q_offset - j| + bias[b, h, i, j]
         lse_i = log(sum_j exp(Z_ij) + exp(sinks[h]))
         P_ij  = exp(Z_ij - lse_i)
-        out_i = sum_j P_ij v_j
+        out_i = sum_j P_ij M_ij v_j
 
+    M_ij is 1 without dropout; with it 0 where the weight is left out, and else 1
+    over the part of all draws that keep one, which dropout_p is rounded to.
     A row that sees no key is dead, and without a sink also one that sees only
     scores of minus infinity: its out is 0 and its lse the sink, minus infinity
     without one. A NaN or plus infinity among the scores that a row sees, or as
@@ -113,9 +122,12 @@ def attention(
     features = {"alibi_slopes": alibi_slopes, "bias": bias, "mask": mask, "sinks": sinks}
     check_arrays({"q": q, "k": k, "v": v}, layout, **features)
     check_options(causal, window_size, softcap, scale, q_offset, dtype)
+    check_dropout(dropout_p, dropout_seed)
     q, k, v = (to_heads_first(x, layout) for x in (q, k, v))
     options = (causal, window_size, softcap, scale, q_offset)
-    heads = Heads(q, k, v, alibi_slopes, bias, mask, sinks, *options, dtype)
+    heads = Heads(
+        q, k, v, alibi_slopes, bias, mask, sinks, dropout_p, dropout_seed, *options, dtype
+    )
     out = np.zeros((*q.shape[:3], v.shape[3]), dtype)
     lse = np.zeros(q.shape[:3], dtype)
     for b, h in np.ndindex(*q.shape[:2]):
@@ -134,6 +146,8 @@ def attention_backward(
     bias: _Array | None = None,
     mask: _Array | None = None,
     sinks: _Array | None = None,
+    dropout_p: float | None = None,
+    dropout_seed: int | _Array | None = None,
     causal: bool = False,
     window_size: tuple[int | None, int | None] | None = None,
     softcap: float | None = None,
@@ -148,7 +162,7 @@ def attention_backward(
     ----------
     dout : ndarray, (batch, seqlen_q, heads_q, head_dim_v)
         Gradient of out.
-    q, k, v, alibi_slopes, bias, mask, sinks
+    q, k, v, alibi_slopes, bias, mask, sinks, dropout_p, dropout_seed
         As for :func:`attention`.
     causal, window_size, softcap, scale, q_offset, layout, dtype
         As for :func:`attention`.
@@ -173,16 +187,16 @@ def attention_backward(
 
     Notes
     -----
-    With P and out as in :func:`attention`, over the pairs where query i sees
+    With P, M and out as in :func:`attention`, over the pairs where query i sees
     key j::
 
         dP_ij   = sum_c dout_ic v_jc
         delta_i = sum_c dout_ic out_ic
-        dZ_ij   = P_ij (dP_ij - delta_i + dlse_i)
+        dZ_ij   = P_ij (M_ij dP_ij - delta_i + dlse_i)
         dS_ij   = dZ_ij, with a softcap C: times 1 - (S_ij / C)^2
         dq_i    = scale * sum_j dS_ij k_j
         dk_j    = scale * sum_i dS_ij q_i
-        dv_j    = sum_i P_ij dout_i
+        dv_j    = sum_i P_ij M_ij dout_i
         dalibi_slopes = -sum_ij |i + q_offset - j| dZ_ij
         dbias   = dZ_ij, summed over the axes that bias broadcasts
         dsinks  = sum_i exp(sinks[h] - lse_i) (dlse_i - delta_i)
@@ -194,9 +208,12 @@ def attention_backward(
     features = {"alibi_slopes": alibi_slopes, "bias": bias, "mask": mask, "sinks": sinks}
     check_arrays({"q": q, "k": k, "v": v, "dout": dout}, layout, dlse=dlse, **features)
     check_options(causal, window_size, softcap, scale, q_offset, dtype)
+    check_dropout(dropout_p, dropout_seed)
     dout, q, k, v = (to_heads_first(x, layout) for x in (dout, q, k, v))
     options = (causal, window_size, softcap, scale, q_offset)
-    heads = Heads(q, k, v, alibi_slopes, bias, mask, sinks, *options, dtype)
+    heads = Heads(
+        q, k, v, alibi_slopes, bias, mask, sinks, dropout_p, dropout_seed, *options, dtype
+    )
     dlse = np.zeros(q.shape[:3], dtype) if dlse is None else dlse.reshape(q.shape[:3])
     dq, dk, dv = (np.zeros(x.shape, dtype) for x in (q, k, v))
     of_heads = np.zeros((2, *q.shape[:2]), dtype)  # gradients of slopes and of sinks

@@ -17,6 +17,7 @@ from .errors import ArgumentTypeError, ArgumentValueError
 
 __all__ = [
     "check_arrays",
+    "check_dropout",
     "check_options",
     "find_layout",
     "from_heads_first",
@@ -170,6 +171,30 @@ def check_options(
         raise ArgumentTypeError("dtype", repr(dtype), "numpy.float64 or numpy.longdouble")
     if softcap and not 0 < dtype(softcap) < math.inf:
         raise ArgumentValueError("softcap", repr(softcap), f"a number that {dtype.__name__} holds")
+
+
+def check_dropout(p: Any, seed: Any) -> None:
+    """Check the part that is left out, and the seed that goes with it.
+
+    Raises
+    ------
+    ArgumentTypeError, ArgumentValueError
+        Naming the argument.
+    """
+    if p is not None:
+        _check_number("dropout_p", p, numbers.Real, "a number, or None")
+        if not 0 <= p < 1 or round((1 - p) * 2**14) == 0:
+            raise ArgumentValueError("dropout_p", repr(p), "0 to below 1, of which some is kept")
+    if (seed is not None) != bool(p):
+        raise ArgumentValueError("dropout_seed", repr(seed), "one where dropout_p is above 0")
+    if isinstance(seed, np.ndarray):
+        if seed.dtype != np.uint32 or seed.shape not in ((2,), (4,)):
+            got = f"{seed.dtype} of shape {seed.shape}"
+            raise ArgumentTypeError("dropout_seed", got, "uint32 of shape (2,) or (4,)")
+    elif seed is not None:
+        _check_number("dropout_seed", seed, numbers.Integral, "an integer, or an array")
+        if not 0 <= seed < 2**64:
+            raise ArgumentValueError("dropout_seed", repr(seed), "0 to below 2^64")
 
 
 def _check_number(name: str, value: Any, kind: type, expected: str) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .reference_dropout import dropped
 from .reference_scores import cap_slopes, capped, distances, sees
 
 __all__ = ["Heads"]
@@ -27,6 +28,8 @@ class Heads:
         bias: _Array | None,
         mask: _Array | None,
         sinks: _Array | None,
+        dropout_p: float | None,
+        dropout_seed: Any,
         causal: bool,
         window_size: tuple[int | None, int | None] | None,
         softcap: float | None,
@@ -51,6 +54,7 @@ class Heads:
         self._mask: _Array = np.broadcast_to(True if mask is None else mask, square)
         self._scale = dtype(1) / np.sqrt(dtype(q.shape[3])) if scale is None else dtype(scale)
         self._cap = dtype(softcap or 0)
+        self._dropout = dropout_p, dropout_seed
 
     def kv_head(self, h: int) -> int:
         """The kv head that query head h reads."""
@@ -60,6 +64,7 @@ class Heads:
         """Out and lse of one head."""
         with np.errstate(invalid="ignore", over="ignore"):
             p, lse, seen = self._softmax(b, h)
+            p = p * self._dropped(b, h)
             return _sum_of_seen(p, seen, self._head(self._v, b, self.kv_head(h))), lse
 
     def backward(
@@ -74,13 +79,15 @@ class Heads:
         dout, dlse = dout.astype(self._dtype), dlse.astype(self._dtype)
         with np.errstate(invalid="ignore", over="ignore"):
             p, lse, seen = self._softmax(b, h)
-            out = _sum_of_seen(p, seen, v)
+            left = self._dropped(b, h)
+            out = _sum_of_seen(p * left, seen, v)
             delta = np.where(seen.any(axis=1), (dout * out).sum(axis=1), 0)
-            dz = p * (dout @ v.T - delta[:, None] + dlse[:, None])
+            dp = np.where(left == 0, 0, dout @ v.T * left)
+            dz = p * (dp - delta[:, None] + dlse[:, None])
             ds = dz * cap_slopes(self._scale * (q @ k.T), self._cap)
             dq = self._scale * _sum_of_seen(ds, seen, k)
             dk = self._scale * _sum_of_seen(ds.T, seen.T, q)
-            dv = _sum_of_seen(p.T, seen.T, dout)
+            dv = _sum_of_seen((p * left).T, seen.T, dout)
             sink = self._sinks[h]
             of_sink = 0 if sink == -math.inf else np.exp(sink - lse) * (dlse - delta)
             of_slope = -np.where(seen, self._distances * dz, 0)
@@ -90,6 +97,14 @@ class Heads:
     def _head(self, x: _Array, b: int, h: int) -> _Array:
         head: _Array = x[b, h].astype(self._dtype)
         return head
+
+    def _dropped(self, b: int, h: int) -> _Array:
+        """What the weights of a head are multiplied by, (seqlen_q, seqlen_kv)."""
+        p, seed = self._dropout
+        rows, keys, heads = self._q.shape[2], self._k.shape[2], self._q.shape[1]
+        if not p:
+            return np.ones((rows, keys), self._dtype)
+        return dropped(p, seed, b * heads + h, rows, keys, self._dtype)
 
     def _softmax(self, b: int, h: int) -> tuple[_Array, _Array, _Array]:
         """P, lse, and the pairs that count: visible ones of rows that are not dead.

@@ -14,7 +14,7 @@ from typing import Literal
 from .arrays.spec import Layout
 from .features.feature import Axis, DTypeRule, Feature
 from .features.table import FEATURES
-from .planning.problem import AttentionProblem, ElementName, Operation
+from .planning.problem import ELEMENTS, AttentionProblem, ElementName, Operation
 
 __all__ = [
     "QKV",
@@ -61,6 +61,8 @@ class Tensor:
     shared, broadcast
         Axes that an array may lack; whether it may lack any, and have 1 in
         place of a size, and any strides.
+    lengths
+        Of an array without axes of the problem: how many elements it may have.
     """
 
     name: str
@@ -74,6 +76,7 @@ class Tensor:
     gradient_of: str | None = None
     shared: tuple[Axis, ...] = ()
     broadcast: bool = False
+    lengths: tuple[int, ...] = ()
 
     def fits(self, shape: tuple[int, ...], sizes: tuple[int, ...], entries: int = 0) -> bool:
         """Whether an array that broadcasts has a shape that goes with these sizes.
@@ -150,6 +153,7 @@ def _tensors(*features: Feature) -> Mapping[str, Tensor]:
                 optional=_BOTH,
                 shared=rule.shared,
                 broadcast=rule.broadcast,
+                lengths=rule.lengths,
             )
             every += [array, *([_gradient(array)] if rule.differentiable else [])]
     return {tensor.name: tensor for tensor in every}
@@ -197,6 +201,9 @@ def shape_of(
     if tensor.role == "rows":
         batch, heads, seqlen = sizes
         return layout.rows_shape(batch, heads, seqlen)
+    if tensor.lengths:
+        shapes = [(length,) for length in tensor.lengths]
+        return next((shape for shape in shapes if shape == given.get(tensor.name)), shapes[0])
     source = given.get(tensor.gradient_of or tensor.name, tuple(sizes))
     if tensor.broadcast:
         of_array, of_gradient = (entries or {}).get(tensor.gradient_of or tensor.name, (0, 0))
@@ -219,7 +226,8 @@ def dtypes_of(
         Dtype of every tensor that was given, by name.
     """
     allowed = dict.fromkeys(
-        rule if rule in ("float32", "bool") else getattr(problem, rule) for rule in tensor.dtypes
+        ELEMENTS[rule].name if rule in ELEMENTS else getattr(problem, rule)
+        for rule in tensor.dtypes
     )
     source = given.get(tensor.gradient_of or "")
     return tuple(name for name in allowed if source in (None, name))

@@ -8,7 +8,14 @@ from typing import Any
 from ..arrays.spec import LayoutName
 from ..dispatch import call
 from ..errors import ArgumentTypeError, ArgumentValueError
-from ..options import AlgorithmChoice, BackendChoice, Differentiable, WindowSize, check_wrt
+from ..options import (
+    AlgorithmChoice,
+    BackendChoice,
+    Differentiable,
+    WindowSize,
+    check_wrt,
+    seed_of,
+)
 from ..tensors import QKV
 
 __all__ = ["attention_backward"]
@@ -32,6 +39,8 @@ def attention_backward(
     bias: Any = None,
     mask: Any = None,
     sinks: Any = None,
+    dropout_p: float | None = None,
+    dropout_seed: Any = None,
     scale: float | None = None,
     q_offset: int | None = None,
     layout: LayoutName | None = None,
@@ -69,6 +78,8 @@ def attention_backward(
     causal, window_size, softcap, alibi_slopes, bias, mask, sinks, scale, q_offset,
     layout
         As for :func:`attention`.
+    dropout_p, dropout_seed
+        As for :func:`attention`: the same drop the same weights.
     backend, algorithm, blocks, workspace
         As for :func:`attention`; ``blocks`` is of this pass.
 
@@ -99,13 +110,17 @@ def attention_backward(
     a head, of dS before that factor; slopes of shape (heads_q,) sum it over the
     batch too. ``dbias`` is dS before that factor. With sinks, ``lse`` includes
     them, and ``dsinks = -rowsum(exp(sinks - lse) * delta)`` over all rows of a
-    head.
+    head. With dropout ``M`` is 1 / (1 - dropout_p) where a weight is kept, else 0:
+    ``dv = (P * M)^T dout`` and ``dS = P * (M * (dout v^T) - delta)``.
     """
+    seed, seeds = seed_of(dropout_seed)
     arrays = {"dout": dout, "q": q, "k": k, "v": v, "out": out, "lse": lse}
     keywords: dict[str, Any] = {
         "causal": causal,
         "window_size": window_size,
         "softcap": softcap,
+        "dropout_p": dropout_p,
+        "dropout_seed": seed,
         "scale": scale,
         "q_offset": q_offset,
         "layout": layout,
@@ -115,10 +130,10 @@ def attention_backward(
         "blocks": blocks,
     }
     # The default of wrt goes without saying: its calls are then as quick as they can be.
-    nothing = dlse is alibi_slopes is bias is mask is sinks is grads is workspace is None
+    nothing = dlse is alibi_slopes is bias is mask is sinks is seeds is grads is workspace is None
     if not (wrt is QKV and nothing):
         of_features = {"alibi_slopes": alibi_slopes, "bias": bias, "mask": mask, "sinks": sinks}
-        inputs = {"dlse": dlse, **of_features}
+        inputs = {"dlse": dlse, **of_features, "dropout_seed": seeds}
         _add(arrays, keywords, inputs, wrt, grads, workspace)
     return tuple(call("backward", arrays, keywords).values())
 

@@ -6,7 +6,7 @@ from typing import Any, Literal, overload
 
 from ..arrays.spec import LayoutName
 from ..dispatch import call
-from ..options import AlgorithmChoice, BackendChoice, WindowSize
+from ..options import AlgorithmChoice, BackendChoice, WindowSize, seed_of
 
 __all__ = ["attention"]
 
@@ -24,6 +24,8 @@ def attention(
     bias: Any = ...,
     mask: Any = ...,
     sinks: Any = ...,
+    dropout_p: float | None = ...,
+    dropout_seed: Any = ...,
     scale: float | None = ...,
     q_offset: int | None = ...,
     layout: LayoutName | None = ...,
@@ -51,6 +53,8 @@ def attention(
     bias: Any = ...,
     mask: Any = ...,
     sinks: Any = ...,
+    dropout_p: float | None = ...,
+    dropout_seed: Any = ...,
     scale: float | None = ...,
     q_offset: int | None = ...,
     layout: LayoutName | None = ...,
@@ -78,6 +82,8 @@ def attention(
     bias: Any = ...,
     mask: Any = ...,
     sinks: Any = ...,
+    dropout_p: float | None = ...,
+    dropout_seed: Any = ...,
     scale: float | None = ...,
     q_offset: int | None = ...,
     layout: LayoutName | None = ...,
@@ -104,6 +110,8 @@ def attention(
     bias: Any = None,
     mask: Any = None,
     sinks: Any = None,
+    dropout_p: float | None = None,
+    dropout_seed: Any = None,
     scale: float | None = None,
     q_offset: int | None = None,
     layout: LayoutName | None = None,
@@ -168,6 +176,19 @@ def attention(
         for float64): it takes part in the softmax and has no value, so
         ``lse = log(sum_j exp(z_j) + exp(sinks[h]))``. Minus infinity is no
         sink; plus infinity and NaN make the head's ``out`` and ``lse`` NaN.
+    dropout_p : float, optional
+        The part of the weights that is left out of ``out``, at random; those
+        that stay are divided by the part that stays. From 0, which is None, to
+        below 1; rounded to a multiple of 2^-14, for the weights as for the
+        divisor. ``lse`` is that of all weights, and sinks are not dropped.
+    dropout_seed : int, or array of uint32, (2,) or (4,), optional
+        Needed where ``dropout_p`` is above 0, and refused where it is not: an
+        integer below 2^64; or its lower and upper word as an array, perhaps
+        followed by those of an offset. Which weights are dropped depends on
+        it, the entry of the batch, the head, the query and the key alone, and
+        :func:`dropout_mask` says it. Every integer is decided anew, as every
+        value of a keyword is; an array may change without that, also between
+        runs of a CUDA graph.
     scale : float, optional
         Factor of the scores; by default ``1 / sqrt(head_dim)``. From 2^-100 to
         2^100, for float64 from 2^-900 to 2^900.
@@ -243,10 +264,13 @@ def attention(
     1.8e308 / seqlen_kv for float64 and 8e34 / seqlen_kv for bfloat16 (weights
     are kept relative to an older maximum, up to a factor of 4096) that sum is finite.
     """
+    seed, seeds = seed_of(dropout_seed)
     keywords = {
         "causal": causal,
         "window_size": window_size,
         "softcap": softcap,
+        "dropout_p": dropout_p,
+        "dropout_seed": seed,
         "scale": scale,
         "q_offset": q_offset,
         "layout": layout,
@@ -257,8 +281,9 @@ def attention(
         "return_lse": return_lse,
     }
     arrays = {"q": q, "k": k, "v": v}
-    if not (alibi_slopes is bias is mask is sinks is None):
+    if not (alibi_slopes is bias is mask is sinks is seeds is None):
         of_features = {"alibi_slopes": alibi_slopes, "bias": bias, "mask": mask, "sinks": sinks}
+        of_features["dropout_seed"] = seeds
         arrays |= {name: array for name, array in of_features.items() if array is not None}
     if out is not None or lse_out is not None or workspace is not None:
         given = {"out": out, "lse_out": lse_out, "workspace": workspace}

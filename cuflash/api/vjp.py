@@ -18,6 +18,7 @@ from ..options import (
     check_dtype,
     check_flag,
     check_wrt,
+    seed_of,
 )
 from ..planning.problem import DTYPES
 from ..tensors import QKV
@@ -40,6 +41,8 @@ def attention_vjp(
     bias: Any = ...,
     mask: Any = ...,
     sinks: Any = ...,
+    dropout_p: float | None = ...,
+    dropout_seed: Any = ...,
     scale: float | None = ...,
     q_offset: int | None = ...,
     layout: LayoutName | None = ...,
@@ -68,6 +71,8 @@ def attention_vjp(
     bias: Any = ...,
     mask: Any = ...,
     sinks: Any = ...,
+    dropout_p: float | None = ...,
+    dropout_seed: Any = ...,
     scale: float | None = ...,
     q_offset: int | None = ...,
     layout: LayoutName | None = ...,
@@ -96,6 +101,8 @@ def attention_vjp(
     bias: Any = ...,
     mask: Any = ...,
     sinks: Any = ...,
+    dropout_p: float | None = ...,
+    dropout_seed: Any = ...,
     scale: float | None = ...,
     q_offset: int | None = ...,
     layout: LayoutName | None = ...,
@@ -123,6 +130,8 @@ def attention_vjp(
     bias: Any = None,
     mask: Any = None,
     sinks: Any = None,
+    dropout_p: float | None = None,
+    dropout_seed: Any = None,
     scale: float | None = None,
     q_offset: int | None = None,
     layout: LayoutName | None = None,
@@ -143,6 +152,9 @@ def attention_vjp(
     q, k, v, causal, window_size, softcap, alibi_slopes, bias, mask, sinks, scale,
     q_offset, layout
         As for :func:`attention`.
+    dropout_p, dropout_seed
+        As for :func:`attention`. The pullback drops the same weights; a seed
+        that is an array has to hold the same until then.
     return_lse, out_dtype
         As for :func:`attention`.
     backend, algorithm
@@ -181,17 +193,21 @@ def attention_vjp(
     :func:`attention_backward`: with ``L = sum(out * dout) + sum(lse * dlse)``
     it gives ``dL/dq`` and the like of all that ``wrt`` names.
     """
+    seed, seeds = seed_of(dropout_seed)
     shared: dict[str, Any] = {
         "causal": causal,
         "window_size": window_size,
         "softcap": softcap,
+        "dropout_p": dropout_p,
         "scale": scale,
         "q_offset": q_offset,
         "layout": layout,
         "backend": backend,
         "algorithm": algorithm,
+        **({"dropout_seed": seed} if seeds is None else {}),
     }
     of_features = {"alibi_slopes": alibi_slopes, "bias": bias, "mask": mask, "sinks": sinks}
+    of_features["dropout_seed"] = seeds
     given = {name: array for name, array in of_features.items() if array is not None}
     arrays = {"q": q, "k": k, "v": v, **given}
     named = _check_wrt(wrt, arrays)

@@ -15,7 +15,7 @@ __all__ = ["ArrayRule", "Axis", "DTypeRule", "Feature", "Request"]
 #: An axis of an array, by the field of the problem that holds its size.
 Axis = Literal["batch", "heads_q", "heads_kv", "seqlen_q", "seqlen_kv", "head_dim", "head_dim_v"]
 #: A dtype of the problem: of q, of the output, or of the softmax; or one whatever they are.
-DTypeRule = Literal["storage", "output", "compute", "float32", "bool"]
+DTypeRule = Literal["storage", "output", "compute", "float32", "bool", "uint32"]
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,9 @@ class ArrayRule:
     broadcast
         Whether it may lack any axes, from the first on, and have 1 in place of
         the size of any other. Its elements may then lie at any strides.
+    lengths
+        Of an array with one axis that is none of the problem: how many
+        elements it may have, the first of a new one.
     """
 
     axes: tuple[Axis, ...]
@@ -45,6 +48,7 @@ class ArrayRule:
     differentiable: bool = False
     shared: tuple[Axis, ...] = ()
     broadcast: bool = False
+    lengths: tuple[int, ...] = ()
 
     @property
     def batch_axis(self) -> int | None:
@@ -72,12 +76,16 @@ class Request:
         Its arrays that were given, checked against their rules.
     position
         Of query 0 among the keys, whatever the mask.
+    part_of
+        Of a part of a larger call: its first entry of the batch and its first
+        query head there, and how many query heads there are.
     """
 
     problem: AttentionProblem
     keywords: Mapping[str, Any] = field(default_factory=dict)
     operands: Mapping[str, Operand] = field(default_factory=dict)
     position: int = 0
+    part_of: tuple[int, int, int] | None = None
 
 
 @dataclass(frozen=True, eq=False)  # a row is itself: tables are kept by their rows

@@ -1,4 +1,4 @@
-"""How a feature enters the tiled NumPy code: what it changes of a tile of scores."""
+"""How a feature enters the tiled NumPy code: what it changes of a tile of scores or weights."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Given", "HostPart", "Partial", "ScorePlace", "SlopeTerm", "Term"]
+__all__ = ["Given", "HostPart", "Kept", "Partial", "ScorePlace", "SlopeTerm", "Term"]
 
 #: Of one use by name: its constants, its numbers, and its arrays as the call gave them.
 Given: TypeAlias = Mapping[str, Any]
@@ -50,22 +50,29 @@ SlopeTerm: TypeAlias = Callable[[npt.NDArray[Any], ScorePlace, Given], npt.NDArr
 #: The derivative of scores by the number that a term has for each head; broadcasts against them.
 Partial: TypeAlias = Callable[[ScorePlace, Given], npt.NDArray[Any]]
 
+#: Which pairs keep their weights, as booleans that broadcast against the scores. What is kept is
+#: multiplied by the number ``inverse_keep`` of the use.
+Kept: TypeAlias = Callable[[ScorePlace, Given], npt.NDArray[np.bool_]]
+
 
 @dataclass(frozen=True)
 class HostPart:
-    """What a feature adds to the tiled NumPy code; the twin of the device's seam "Score".
+    """What a feature adds to the tiled NumPy code; the twin of seams of the device.
 
     Attributes
     ----------
     score
-        What it does to scores.
+        What it does to scores: the seam "Score".
     with_slope
         The same for the backward pass, of a function of the scores; None of a
         term whose slope is 1.
     partial
         Of a term whose operand has a number for each head, and a gradient.
+    kept
+        What it leaves of the weights, after the softmax: the seam "Weights".
     """
 
-    score: Term
+    score: Term | None = None
     with_slope: SlopeTerm | None = None
     partial: Partial | None = None
+    kept: Kept | None = None

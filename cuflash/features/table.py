@@ -12,6 +12,7 @@ from typing import Any
 from ..planning.problem import AttentionProblem
 from .alibi import ALIBI
 from .bias import BIAS
+from .dropout import DROPOUT
 from .feature import Feature, Request
 from .mask import MASK
 from .refused import check_refused
@@ -24,7 +25,7 @@ __all__ = ["FEATURES", "with_features"]
 
 #: By name, in the order of their parameters on the device.
 FEATURES: dict[str, Feature] = {
-    feature.name: feature for feature in (WINDOW, SOFTCAP, ALIBI, BIAS, MASK, SINKS)
+    feature.name: feature for feature in (WINDOW, SOFTCAP, ALIBI, BIAS, MASK, SINKS, DROPOUT)
 }
 
 
@@ -33,6 +34,7 @@ def with_features(
     keywords: Mapping[str, Any],
     operands: Mapping[str, Operand],
     position: int = 0,
+    part_of: tuple[int, int, int] | None = None,
 ) -> AttentionProblem:
     """The problem with what every feature adds to it.
 
@@ -44,6 +46,8 @@ def with_features(
         Of all features, by argument name; what was not given is absent.
     position
         Of query 0 among the keys, whatever the mask.
+    part_of
+        Where the problem stands in a larger call, as :class:`Request` has it.
 
     Raises
     ------
@@ -56,6 +60,7 @@ def with_features(
             {name: keywords[name] for name in feature.keywords if name in keywords},
             {name: operands[name] for name in feature.arrays if name in operands},
             position,
+            part_of,
         )
         use = feature.use(request)
         if use is not None:

@@ -29,7 +29,7 @@ Operation = Literal["forward", "backward"]
 MaskKind = Literal["full", "causal", "left", "band"]
 Alignment = Literal["tensor_map", "vector", "element"]
 DTypeName = Literal["float16", "bfloat16", "float32", "float64"]
-ElementName = Literal["float16", "bfloat16", "float32", "float64", "bool"]
+ElementName = Literal["float16", "bfloat16", "float32", "float64", "bool", "uint32"]
 
 #: Widest head the kernels and the tiled NumPy code take.
 MAX_HEAD_DIM = 256
@@ -83,7 +83,11 @@ DTYPES: dict[str, DType] = {
     )
 }
 #: Those and the types that arrays of features alone have, by name.
-ELEMENTS: dict[str, Element] = {**DTYPES, "bool": Element("bool", 1, "bool")}
+ELEMENTS: dict[str, Element] = {
+    **DTYPES,
+    "bool": Element("bool", 1, "bool"),
+    "uint32": Element("uint32", 4, "unsigned"),
+}
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .blocks import Array, Blocks, Scratch
+from .blocks import Array, Blocks, Scratch, Tile
 from .gradients import GradientRows, Gradients
 from .operands import Operands
 from .steps import RowState, multiply, online_softmax, transposed_product
@@ -25,21 +25,23 @@ def forward(blocks: Blocks, operands: Operands, scaled_q: Array, state: RowState
                 operands.keys[:, :, tile.keys], scaled_q[:, :, tile.rows], scratch, "scores"
             )
             operands.change(scores, tile)
-            _join(scores, operands.values[:, :, tile.keys], state.part(tile.rows), scratch)
+            _join(scores, operands, tile, state.part(tile.rows), scratch)
 
 
-def _join(scores: Array, v: Array, state: RowState, scratch: Scratch) -> None:
+def _join(scores: Array, operands: Operands, tile: Tile, state: RowState, scratch: Scratch) -> None:
     """Algorithm 1, lines 10 to 13: O = (l_old e^(m_old - m) O + P V) / l.
 
     Weights are taken relative to the new maximum at once, which saves line
-    12's second factor.
+    12's second factor. What dropout leaves out of P, Algorithm 2's line 14, is
+    in l all the same.
     """
     share = state.row_sum.copy()
     share *= online_softmax(scores, state)
+    operands.drop(scores, tile)
     divisor = np.where(state.row_sum == 0, 1, state.row_sum)  # rows dead so far stay 0
     share /= divisor
     product = scratch.array("product", state.out.shape)
-    multiply(scores.swapaxes(-1, -2), v, product, scratch)
+    multiply(scores.swapaxes(-1, -2), operands.values[:, :, tile.keys], product, scratch)
     product /= divisor[..., None]
     state.out *= share[..., None]
     state.out += product

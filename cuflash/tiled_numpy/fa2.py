@@ -55,6 +55,7 @@ def _block(
         scores = transposed_product(operands.keys[:, :, tile.keys], scaled_q, scratch, "scores")
         operands.change(scores, tile)
         rescale = online_softmax(scores, state)
+        operands.drop(scores, tile)
         if not tile.first:
             state.out *= rescale[..., None]
         values = operands.values[:, :, tile.keys]
@@ -77,6 +78,7 @@ def _small_block(
         operands.change(scores, tile)
         np.exp(scores, out=scores)
         state.row_sum += sum_over_keys(scores)
+        operands.drop(scores, tile)
         values = operands.values[:, :, tile.keys]
         accumulate(state.out, scores.swapaxes(-1, -2), values, scratch, tile.first)
     state.out /= state.row_sum[..., None]

@@ -37,6 +37,7 @@ def few_rows_block(
         state.row_sum *= rescale
         state.row_sum += scores.sum(axis=-1)
         state.row_max[...] = new_max
+        operands.drop(scores.swapaxes(-1, -2), tile)
         state.out *= rescale[..., None]
         state.out += np.matmul(scores, values)
     state.out /= state.row_sum[..., None]

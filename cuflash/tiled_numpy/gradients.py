@@ -80,7 +80,7 @@ class Gradients:
         """What dS of a tile is but for slopes, [key, row]; 0 where P is 0, whatever dP is."""
         keys = self._operands.keys[:, :, tile.keys]
         weights, _ = self._weights(tile, rows, keys)
-        dscores = self._dscores(tile, rows, delta, weights)
+        dscores = self._dscores(tile, rows, delta, weights, self._operands.kept(tile))
         np.copyto(dscores, 0, where=weights == 0)
         return dscores
 
@@ -109,11 +109,17 @@ class Gradients:
         dk, dv = sums
         scratch, keys = self._scratch, self._operands.keys[:, :, tile.keys]
         weights, slopes = self._weights(tile, rows, keys)
+        kept = self._operands.kept(tile)
         if dv is not None:
-            accumulate(dv, weights, rows.dout[:, :, tile.rows], scratch, first)
+            left = weights
+            if kept is not None:
+                left = scratch.array("left", weights.shape)
+                left[...] = weights
+                self._drop(left, kept)
+            accumulate(dv, left, rows.dout[:, :, tile.rows], scratch, first)
         if dk is None and rows.dq is None and rows.pairs is None:
             return
-        dscores = self._dscores(tile, rows, delta_of(tile.rows), weights)
+        dscores = self._dscores(tile, rows, delta_of(tile.rows), weights, kept)
         if rows.pairs is not None:
             rows.pairs[:, :, tile.rows] += self._operands.sums_of_pairs(dscores, tile)
         if slopes is not None:
@@ -138,10 +144,19 @@ class Gradients:
         rows.clear_dead(weights, tile)
         return weights, slopes
 
-    def _dscores(self, tile: Tile, rows: GradientRows, delta: Array, weights: Array) -> Array:
+    def _drop(self, pairs: Array, kept: Array) -> None:
+        """Leave out of weights or their gradients, [key, row], what is dropped."""
+        pairs *= self._operands.inverse_keep
+        np.copyto(pairs, 0, where=~kept)
+
+    def _dscores(
+        self, tile: Tile, rows: GradientRows, delta: Array, weights: Array, kept: Array | None
+    ) -> Array:
         """P * (dP - delta) of a tile, [key, row]: dS^T but for slopes; 0 in dead rows."""
         values, dout = self._operands.values[:, :, tile.keys], rows.dout[:, :, tile.rows]
         dscores = transposed_product(values, dout, self._scratch, "dscores")
+        if kept is not None:
+            self._drop(dscores, kept)
         dscores -= delta[:, :, None]
         dscores *= weights
         rows.clear_dead(dscores, tile)

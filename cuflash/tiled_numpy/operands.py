@@ -84,6 +84,25 @@ class Operands:
         self._blocks.apply_mask(scores, tile)
         return None if slopes is None else slopes.reshape(scores.shape)
 
+    def kept(self, tile: Tile) -> Array | None:
+        """The pairs of a tile, (batch, head, key, row), that keep their weights; None if all do."""
+        kept = self._terms.kept(self._heads.place(tile))
+        if kept is None:
+            return None
+        batch, heads, keys, group, queries = kept.shape
+        return kept.reshape(batch, heads, keys, group * queries)
+
+    @property
+    def inverse_keep(self) -> float:
+        """What the weights that are kept are multiplied by."""
+        return self._terms.inverse_keep
+
+    def drop(self, weights: Array, tile: Tile) -> None:
+        """Leave out of a tile's weights, (batch, head, key, row), what is dropped."""
+        kept = self.kept(tile)
+        if kept is not None:
+            np.copyto(weights, 0, where=~kept)
+
     def sums_of_pairs(self, gradients: Array, tile: Tile) -> Array | None:
         """Of every row (batch, head, row) the sum over the keys of dS times what has a gradient.
 

@@ -53,6 +53,8 @@ def _run(
     scaled_q *= blocks.problem.scale
     state = RowState.start((*scaled_q.shape[:3], made.values.shape[-1]), blocks.compute)
     inner(blocks, made, scaled_q, state)
+    if made.inverse_keep != 1:
+        state.out *= made.inverse_keep
     shift = None if made.common is None else row_shift(scaled_q, made.common)
     sinks = None if given.sinks is None else heads.sinks(given.sinks)
     lse = finish(state, shift, sinks)

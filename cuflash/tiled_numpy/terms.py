@@ -1,11 +1,11 @@
-"""What features change of scores, one after the other, in the order of their table."""
+"""What features change of scores and of weights, each in the order of their table."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ..features.host import Given, HostPart, Partial, ScorePlace
+from ..features.host import Given, HostPart, Kept, Partial, ScorePlace
 from ..features.use import Use
 from ..planning.problem import AttentionProblem
 from .blocks import Array
@@ -19,9 +19,10 @@ class Terms:
 
     parts: tuple[tuple[HostPart, Given], ...]
     summed: tuple[Partial, Given] | None = None  # of the one whose pairs are summed for a gradient
+    dropped: tuple[Kept, Given] | None = None  # of what leaves weights out
 
     def __bool__(self) -> bool:
-        """Whether there is any."""
+        """Whether there is one that changes scores."""
         return bool(self.parts)
 
     @property
@@ -36,20 +37,33 @@ class Terms:
         of_pairs, given = self.summed
         return of_pairs(place, given)
 
+    def kept(self, place: ScorePlace) -> Array | None:
+        """The pairs that keep their weights; None where all do."""
+        if self.dropped is None:
+            return None
+        pairs, given = self.dropped
+        return pairs(place, given)
+
+    @property
+    def inverse_keep(self) -> float:
+        """What the weights that are kept are multiplied by."""
+        return 1.0 if self.dropped is None else float(self.dropped[1]["inverse_keep"])
+
     def apply(self, scores: Array, place: ScorePlace) -> None:
         """Change scores in place."""
         for part, given in self.parts:
-            part.score(scores, place, given)
+            if part.score is not None:
+                part.score(scores, place, given)
 
     def apply_with_slopes(self, scores: Array, place: ScorePlace) -> Array | None:
         """The same; the slopes of all terms together, None if they are 1."""
         slopes = None
         for part, given in self.parts:
-            if part.with_slope is None:
+            if part.with_slope is not None:
+                slope = part.with_slope(scores, place, given)
+                slopes = slope if slopes is None else slopes * slope
+            elif part.score is not None:
                 part.score(scores, place, given)
-                continue
-            slope = part.with_slope(scores, place, given)
-            slopes = slope if slopes is None else slopes * slope
         return slopes
 
 
@@ -65,8 +79,9 @@ def terms_of(problem: AttentionProblem, arrays: Mapping[str, Array]) -> Terms:
     """
     used = [(use, use.host, _given(use, arrays)) for use in problem.uses if use.host is not None]
     summed = [(h.partial, given) for use, h, given in used if use.pair_sums and h.partial]
-    parts = tuple((host, given) for _, host, given in used)
-    return Terms(parts, summed[0] if summed else None)
+    dropped = [(host.kept, given) for _, host, given in used if host.kept]
+    parts = tuple((host, given) for _, host, given in used if host.score)
+    return Terms(parts, summed[0] if summed else None, dropped[0] if dropped else None)
 
 
 def _given(use: Use, arrays: Mapping[str, Array]) -> Given:

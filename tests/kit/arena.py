@@ -30,6 +30,7 @@ ALIGNMENT = 256
 #: depends on poison differs.
 POISONS: dict[str, dict[str, tuple[int, int]]] = {
     "nan": {
+        "uint32": (0xB6B6B6B6, 0xB6B6B6B6),
         "bool": (1, 1),  # read beyond an array, it shows what a mask hides
         "float16": (0x7E6B, 0x7EA5),
         "bfloat16": (0x7FE6, 0x7FDA),
@@ -37,6 +38,7 @@ POISONS: dict[str, dict[str, tuple[int, int]]] = {
         "float64": (0x7FF86B6B6B6B6B6B, 0x7FF85A5A5A5A5A5A),
     },
     "huge": {
+        "uint32": (0x5A5A5A5A, 0x5A5A5A5A),
         "bool": (0, 0),
         "float16": (0x7BF1, 0x7BF3),  # about 65,000
         "bfloat16": (0x7F61, 0x7F63),  # about 3e38

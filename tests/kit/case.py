@@ -9,6 +9,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from .repro import line_of, read
 from .strides import CONTIGUOUS, Strides, any_recipe
 
 __all__ = ["LAYOUTS", "OF_FEATURES", "OF_HEADS", "TENSORS", "VALUES", "Case"]
@@ -40,7 +41,7 @@ _LIKE = {"dq": "q", "dk": "k", "dv": "v", "dout": "out", "dlse": "lse"}
 #: Arrays with a number for each head, and their gradients.
 OF_HEADS = ("alibi_slopes", "sinks", "dalibi_slopes", "dsinks")
 #: All that has axes of its own.
-OF_FEATURES = (*OF_HEADS, "bias", "dbias", "mask")
+OF_FEATURES = (*OF_HEADS, "bias", "dbias", "mask", "dropout_seed")
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,9 @@ class Case:
     #: at the end: some pairs are hidden. Its strides follow from the seed.
     bias: str = ""
     mask: str = ""  # its last axes, as of a bias; True for most pairs. "-blocks": hidden in blocks
+    #: What part of the weights is dropped. The seed is an integer; ":2" or ":4" at the end: an
+    #: array of so many words.
+    dropout: str = ""
     strides: tuple[Strides, ...] = (CONTIGUOUS,) * len(TENSORS)
 
     def __post_init__(self) -> None:
@@ -99,7 +103,7 @@ class Case:
     def operands(self) -> tuple[str, ...]:
         """Arrays beside q, k and v, in the order of their gradients."""
         has = {"alibi_slopes": self.alibi, "bias": self.bias, "mask": self.mask}
-        has["sinks"] = self.sinks
+        has |= {"sinks": self.sinks, "dropout_seed": self.dropout.partition(":")[2]}
         return tuple(name for name, kind in has.items() if kind)
 
     @property
@@ -110,7 +114,7 @@ class Case:
     @property
     def wrt(self) -> tuple[str, ...]:
         """What it gives the gradients of."""
-        return ("q", "k", "v", *(name for name in self.operands if name != "mask"))
+        return ("q", "k", "v", *(n for n in self.operands if n not in ("mask", "dropout_seed")))
 
     def dtype_of(self, name: str) -> np.dtype[Any]:
         """Dtype of any input or result."""
@@ -119,8 +123,8 @@ class Case:
         if name in ("bias", "dbias"):
             _, _, dtype = self.bias.removesuffix("-inf").partition(":")
             return np.dtype(STORAGE[dtype or self.dtype])
-        if name == "mask":
-            return np.dtype(bool)
+        if name in ("mask", "dropout_seed"):
+            return np.dtype(bool if name == "mask" else np.uint32)
         return np.dtype(STORAGE[self.sinks]) if name in ("sinks", "dsinks") else self.storage
 
     @property
@@ -132,6 +136,18 @@ class Case:
     def mask_axes(self) -> str:
         """The same of the mask."""
         return self.mask.removesuffix("-blocks")
+
+    @property
+    def dropout_p(self) -> float:
+        """The part of the weights that is dropped."""
+        return float(self.dropout.partition(":")[0] or 0)
+
+    @property
+    def dropout_seed(self) -> Any:
+        """An integer of up to 64 bits, or an array."""
+        words = self.dropout.partition(":")[2]
+        drawn = np.random.default_rng([self.seed, 104]).integers(0, 2**32, int(words or 2))
+        return drawn.astype(np.uint32) if words else int(drawn[0]) + 2**32 * int(drawn[1])
 
     @property
     def group(self) -> int:
@@ -164,7 +180,14 @@ class Case:
             "layout": self.layout,
             **({"window_size": self.sides} if self.window else {}),
             **({"softcap": self.softcap} if self.softcap else {}),
+            **({"dropout_p": self.dropout_p} if self.dropout else {}),
+            **({"dropout_seed": self.dropout_seed} if self._counted else {}),
         }
+
+    @property
+    def _counted(self) -> bool:
+        """Whether there is a seed, and it is an integer."""
+        return bool(self.dropout) and ":" not in self.dropout
 
     def visible_range(self) -> tuple[np.ndarray, np.ndarray]:
         """The keys that each query sees, [begin, end), of (seqlen_q,) each, O(seqlen_q)."""
@@ -200,6 +223,8 @@ class Case:
             axes = self.mask_axes if name == "mask" else self.bias_axes
             sizes = {"b": self.batch, "h": self.heads_q, "q": self.seqlen_q, "k": self.seqlen_kv}
             return tuple(sizes.get(axis, 1) for axis in axes)
+        if name == "dropout_seed":
+            return (int(self.dropout.partition(":")[2]),)
         if name in OF_HEADS:
             each = self.alibi == "batch" and "alibi" in name
             return (self.batch, self.heads_q) if each else (self.heads_q,)
@@ -254,40 +279,10 @@ class Case:
     @property
     def repro(self) -> str:
         """One line that :meth:`parse` reads back."""
-        words = []
-        for key, name in _WORDS.items():
-            value = getattr(self, name)
-            if value is not None and value is not False and value != "":
-                words.append(f"{key}={'yes' if value is True else value}")
-        strided = zip(TENSORS, self.strides, strict=True)
-        words += [f"{name}:{recipe}" for name, recipe in strided if recipe != CONTIGUOUS]
-        return " ".join(words)
+        return line_of(self, zip(TENSORS, self.strides, strict=True))
 
     @classmethod
     def parse(cls, line: str) -> Case:
         """The case of a :attr:`repro` line."""
-        given: dict[str, Any] = {}
-        recipes: dict[str, Strides] = {}
-        kinds = {field.name: str(field.type) for field in fields(cls)}
-        for word in line.split():
-            key, mark, text = word.partition("=" if "=" in word else ":")
-            if mark == ":":
-                recipes[key] = Strides.parse(text)
-                continue
-            name = _WORDS[key]
-            read = {"i": int, "f": float, "s": str, "b": lambda word: word == "yes"}
-            given[name] = read[kinds[name][0]](text)
+        given, recipes = read(line, {field.name: str(field.type) for field in fields(cls)})
         return cls(**given).with_strides(**recipes)
-
-
-_WORDS = {
-    "B": "batch",
-    "Hq": "heads_q",
-    "Hk": "heads_kv",
-    "Sq": "seqlen_q",
-    "Sk": "seqlen_kv",
-    "D": "head_dim",
-    "Dv": "head_dim_v",
-    **{name: name for name in ("dtype", "causal", "q_offset", "scale", "layout", "seed", "values")},
-    **{name: name for name in ("window", "sinks", "softcap", "alibi", "bias", "mask")},
-}

@@ -15,6 +15,7 @@ q_dq       <q, dq> = <k, dk> for each kv head and its group.
 With sinks the census counts what they weigh, rows of P lack that weight and rows of dS sum to what
 it takes of delta; and ``sum_ds``: the gradient of a sink is what its rows say. One-hot and shift
 have nothing to say of sinks. With ALiBi the first three give slopes of zero, which change nothing.
+With dropout the census counts the pairs that are kept, and one-hot and sum_dv have nothing to say.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ from . import limits
 from .case import Case
 from .compare import REGISTRY, Verdict
 from .data import tensor
+from .dropped import left_of
 from .identities import identities
+from .verdict import verdict_of, worst_of
 
 __all__ = ["Runner", "census", "identities", "one_hot", "require", "run_checks", "shift"]
 
@@ -68,7 +71,9 @@ def run_checks(runner: Any, case: Case) -> list[Verdict]:
     """All that say something of the case, their worst ratios registered."""
     verdicts = [census(runner, case)]
     if not case.sinks and not case.softcap:
-        verdicts += [one_hot(runner, case), shift(runner, case)]
+        verdicts += (
+            [shift(runner, case)] if case.dropout else [one_hot(runner, case), shift(runner, case)]
+        )
     verdicts += identities(runner, case)
     REGISTRY.add(case, "check", verdicts)
     return verdicts
@@ -100,18 +105,27 @@ def census(runner: Runner, case: Case) -> Verdict:
         found = np.exp(lse.astype(np.float64))
         logarithms = np.maximum(np.abs(np.log(visible)), 1)
         allowed = np.where(visible > 0, limits.CENSUS_UNITS * wide * logarithms * visible, 0)
-    verdicts = [_verdict("census", np.abs(found - visible), allowed, "exp(lse)")]
+    verdicts = [verdict_of("census", np.abs(found - visible), allowed, "exp(lse)")]
     relative = unit + wide * (limits.OPERATIONS + math.sqrt(case.seqlen_kv))
     for b, h in np.ndindex(case.batch, case.heads_q):
-        counted = np.zeros((case.seqlen_kv + 1, case.head_dim_v))
-        np.cumsum(v[b, h // case.group], axis=0, out=counted[1:])
         weights = np.where(visible[h] > 0, visible[h], 1)
-        expected = (counted[end] - counted[begin]) / weights[:, None]
+        expected = _counted(case, v[b, h // case.group], begin, end, (b, h)) / weights[:, None]
         size = np.where(expected > 0, np.maximum(expected, limits.SMALLEST[case.dtype]), 0)
         verdicts.append(
-            _verdict("census", np.abs(out[b, h] - expected), relative * size, "v", (b, h))
+            verdict_of("census", np.abs(out[b, h] - expected), relative * size, "v", (b, h))
         )
-    return _worst(verdicts, "census")
+    return worst_of(verdicts, "census")
+
+
+def _counted(
+    case: Case, v: np.ndarray, begin: np.ndarray, end: np.ndarray, head: tuple[int, int]
+) -> np.ndarray:
+    """Sums of v over the keys that every row sees, times what dropout makes of them."""
+    if case.dropout:
+        return np.asarray((case.sees() * left_of(case, {}, *head)) @ v)
+    counted = np.zeros((case.seqlen_kv + 1, case.head_dim_v))
+    np.cumsum(v, axis=0, out=counted[1:])
+    return counted[end] - counted[begin]
 
 
 def one_hot(runner: Runner, case: Case) -> Verdict:
@@ -150,8 +164,8 @@ def one_hot(runner: Runner, case: Case) -> Verdict:
     for b, h in np.ndindex(case.batch, case.heads_q):
         expected = np.where(choices[:, None] > 0, v[b, h // case.group, chosen[h]], 0)
         wrong = ((out[b, h] != expected) & judged[:, None]).astype(np.float64)
-        verdicts.append(_verdict("one_hot", wrong, np.zeros_like(wrong), "v of the key", (b, h)))
-    return _worst(verdicts, "one_hot")
+        verdicts.append(verdict_of("one_hot", wrong, np.zeros_like(wrong), "v of the key", (b, h)))
+    return worst_of(verdicts, "one_hot")
 
 
 def _short(values: np.ndarray) -> np.ndarray:
@@ -194,7 +208,7 @@ def shift(runner: Runner, case: Case, shifts: Iterable[float] = limits.SHIFTS) -
         in_k = float(np.array(wanted / case.factor / power).astype(case.storage))
         moved = _shifted(runner, case, (q, k, v, dout), in_k, power)
         verdicts.append(_moved(case, base, moved, in_k * power * case.factor))
-    return _worst(verdicts, "shift")
+    return worst_of(verdicts, "shift")
 
 
 def _shifted(
@@ -224,18 +238,18 @@ def _moved(
     before, after = np.where(dead, 0, base["lse"]), np.where(dead, by, moved["lse"])
     error = np.where(dead, moved["lse"] != -np.inf, np.abs(after - before - by))
     allowed = np.where(dead, 0, of_score + wide * of_sums * np.maximum(1, np.abs(before)))
-    verdicts = [_verdict("shift", error, allowed, f"lse, {said}")]
+    verdicts = [verdict_of("shift", error, allowed, f"lse, {said}")]
     # P is about 1 / keys; where that is below the smallest number, it is rounded like it.
     small = max(1, limits.SMALLEST[case.dtype] * case.seqlen_kv)
     rounding = limits.DEVIATIONS * math.sqrt(2) * limits.UNIT[case.dtype] * small + wide * of_sums
     for (name, model), times in zip(_row_sizes(case).items(), (2, 4), strict=True):
         error, size = _norm(moved[name] - base[name]), _norm(base[name]) + model
         allowed = (rounding + times * of_score) * size
-        verdicts.append(_verdict("shift", error, allowed, f"{name}, {said}"))
+        verdicts.append(verdict_of("shift", error, allowed, f"{name}, {said}"))
     for name in ("dq", "dk"):
         infinite = (~np.isfinite(moved[name])).astype(np.float64)
-        verdicts.append(_verdict("shift", infinite, np.zeros_like(infinite), f"{name}, {said}"))
-    return _worst(verdicts, "shift")
+        verdicts.append(verdict_of("shift", infinite, np.zeros_like(infinite), f"{name}, {said}"))
+    return worst_of(verdicts, "shift")
 
 
 def _row_sizes(case: Case) -> dict[str, np.ndarray]:
@@ -248,7 +262,7 @@ def _row_sizes(case: Case) -> dict[str, np.ndarray]:
     # Of every key the rows that see it: their ranges begin at or before it and end behind it.
     begins, ends = (np.bincount(bound, squares, case.seqlen_kv + 1) for bound in (begin, end))
     of_dv = np.sqrt(np.maximum(np.cumsum(begins - ends)[:-1], 0))
-    root = math.sqrt(case.head_dim_v)
+    root = math.sqrt(case.head_dim_v) / (1 - case.dropout_p)
     return {"out": root * of_out, "dv": root * of_dv}
 
 
@@ -272,20 +286,3 @@ def _forward(runner: Runner, case: Case, *inputs: np.ndarray) -> tuple[np.ndarra
 def _norm(rows: np.ndarray) -> np.ndarray:
     with np.errstate(over="ignore"):
         return np.sqrt((rows**2).sum(axis=-1))
-
-
-def _verdict(
-    rule: str, error: np.ndarray, allowed: np.ndarray, said: str, at: tuple[int, ...] = ()
-) -> Verdict:
-    """The worst of error / allowed; where nothing is allowed, or error is NaN, infinite."""
-    allowed = np.broadcast_to(allowed, error.shape)
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        ratio = np.where(error == 0, 0, np.where(np.isnan(error), np.inf, error / allowed))
-    if not ratio.size:
-        return Verdict(rule, 0.0, detail=said)
-    index = np.unravel_index(np.argmax(ratio), ratio.shape)
-    return Verdict(rule, float(ratio[index]), 1.0, (*at, *map(int, index)), said)
-
-
-def _worst(verdicts: list[Verdict], rule: str) -> Verdict:
-    return max(verdicts, key=lambda verdict: verdict.ratio, default=Verdict(rule, 0.0))

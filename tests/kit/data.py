@@ -32,6 +32,8 @@ def arrays(case: Case, *names: str) -> dict[str, np.ndarray]:
 
 def tensor(case: Case, name: str) -> np.ndarray:
     """One input of a case; it does not depend on the shapes of the others."""
+    if name == "dropout_seed":
+        return np.asarray(case.dropout_seed)
     index = (*TENSORS, "dlse", "sinks", "alibi_slopes", "bias", "mask").index(name)
     generator = np.random.default_rng([case.seed, index])
     shape = list(case.shape(name))

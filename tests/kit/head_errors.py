@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from .case import OF_FEATURES, Case
+from .dropped import left_of
 from .limits import MOST_WEIGHT, SMALLEST, SUM_DRIFT, TANH, UNIT
 
 __all__ = ["ErrorsOfHead", "alike_terms"]
@@ -49,6 +50,7 @@ class ErrorsOfHead:
         bias = np.where(self._seen, bias, 0)
         scores, self._slope = self._capped(case.factor * (self._x["q"] @ self._x["k"].T))
         self._distances = np.where(self._seen, case.distances(), 0) if case.alibi else 0
+        self._kept = left_of(case, inputs, b, h)  # what weights are multiplied by
         slopes = np.broadcast_to(inputs.get("alibi_slopes", 0), (case.batch, case.heads_q))
         lost = float(slopes[b, h]) * self._distances - bias
         self._p = np.exp(np.where(self._seen, scores - lost - self._lse, -np.inf))
@@ -86,18 +88,19 @@ class ErrorsOfHead:
     def out(self) -> np.ndarray:
         """Of the output, (seqlen_q,)."""
         v, out = self._x["v"], self._out
-        distance = _squares(v) - 2 * (out @ v.T) + _squares(out)[:, None]
+        distance = _squares(v) * self._kept**2 - 2 * (out @ v.T) * self._kept
+        distance += _squares(out)[:, None]
         distance = np.maximum(distance, 0)
         by_scores = ((self._p * self._s) ** 2 * distance).sum(axis=1)
         by_scores += (self._p * self._tanh * np.sqrt(distance)).sum(axis=1) ** 2
-        square = self._rounded(self._p) @ _squares(v) + by_scores
+        square = (self._rounded(self._p) * self._kept**2) @ _squares(v) + by_scores
         return square + _squares(self._left())
 
     def _left(self) -> np.ndarray:
         """E of the output by what a sink leaves of a row, a factor of all its weights."""
         most = MOST_WEIGHT[self._case.dtype] * SMALLEST[self._case.statistics.name]
         lost = self._c * most if self._sink > -np.inf else 0
-        return np.where(self._seen, lost, 0) @ np.abs(self._x["v"])
+        return (np.where(self._seen, lost, 0) * self._kept) @ np.abs(self._x["v"])
 
     def gradients(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Of dq, (seqlen_q,), dk and dv, (seqlen_kv,)."""
@@ -108,18 +111,18 @@ class ErrorsOfHead:
         of_slope = self._of_slope + self._slope_by_tanh
         sloped = p * (self._slope + UNIT[self._case.dtype] * of_slope)
         relative = 1 + (self._s + c * np.abs(self._lse)) ** 2
-        off = np.abs(x["dout"]) @ np.abs(x["v"]).T
+        off = np.abs(x["dout"]) @ np.abs(x["v"]).T * self._kept
         flushed = np.where(self._seen, c * SMALLEST[self._case.statistics.name], 0)
         ds_error = self._rounded(ds) * relative + (c * sloped * off) ** 2
         ds_error += (flushed * (dp - delta[:, None])) ** 2 + (without * self._of_slope) ** 2
         dq = ds_error @ _squares(x["k"]) + delta_error * _squares(sloped @ x["k"])
         dk = (ds_error + sloped**2 * delta_error[:, None]).T @ _squares(x["q"])
-        dv = (self._rounded(p) * relative).T @ _squares(x["dout"])
+        dv = (self._rounded(p) * self._kept**2 * relative).T @ _squares(x["dout"])
         of_weights = self._tanh + (p * self._tanh).sum(axis=1, keepdims=True)  # and of lse
         alike = np.abs(ds) * of_weights + np.abs(without) * self._slope_by_tanh
         dq += (alike @ np.sqrt(_squares(x["k"]))) ** 2
         dk += (alike.T @ np.sqrt(_squares(x["q"]))) ** 2
-        dv += ((p * of_weights).T @ np.sqrt(_squares(x["dout"]))) ** 2
+        dv += ((p * self._kept * of_weights).T @ np.sqrt(_squares(x["dout"]))) ** 2
         return factor**2 * dq, factor**2 * dk, dv
 
     def sink(self) -> tuple[float, float]:
@@ -141,7 +144,7 @@ class ErrorsOfHead:
         delta, delta_error, dp = self._delta(growth)
         apart, lse = np.where(self._seen, dp - delta[:, None], 0), self._lse
         terms = away * p * apart
-        off = np.abs(self._x["dout"]) @ np.abs(self._x["v"]).T
+        off = np.abs(self._x["dout"]) @ np.abs(self._x["v"]).T * self._kept
         relative = (growth * self._s + c * (1 + np.abs(lse))) ** 2
         of_terms = terms**2 * relative + (growth * c * away * p * off) ** 2
         of_terms += (c * SMALLEST[self._case.statistics.name] * away * apart) ** 2
@@ -168,7 +171,7 @@ class ErrorsOfHead:
         delta, delta_error, dp = self._delta(growth)
         apart, lse = np.where(self._seen, dp - delta[:, None], 0), self._lse
         terms = p * apart
-        off = np.abs(self._x["dout"]) @ np.abs(self._x["v"]).T
+        off = np.abs(self._x["dout"]) @ np.abs(self._x["v"]).T * self._kept
         relative = (growth * self._s + c * (1 + np.abs(lse))) ** 2
         square = terms**2 * relative + (growth * c * p * off) ** 2
         square += (c * SMALLEST[self._case.statistics.name] * apart) ** 2
@@ -207,7 +210,7 @@ class ErrorsOfHead:
         x, p, c = self._x, self._p, self._c
         terms = x["dout"] * self._out
         delta = terms.sum(axis=1) - x.get("dlse", 0)
-        dp = x["dout"] @ x["v"].T
+        dp = x["dout"] @ x["v"].T * self._kept
         ds = p * (dp - delta[:, None])
         smallest = SMALLEST[self._case.dtype]
         error = _squares(np.abs(x["dout"]) * np.maximum(np.abs(self._out), smallest))

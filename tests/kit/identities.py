@@ -19,7 +19,8 @@ __all__ = ["identities"]
 def identities(runner: Any, case: Case) -> list[Verdict]:
     """``sum_dv``, ``sum_dk`` and ``q_dq`` of one pass forward and back, ``sum_ds`` where sinks are.
 
-    With a soft cap there is no ``sum_dk``: rows of dS then do not sum to 0.
+    With a soft cap there is no ``sum_dk``: rows of dS then do not sum to 0. With dropout
+    there is no ``sum_dv``: rows of what is left of P do not sum to 1.
 
     Logits are of unit variance, half of it from the key alone, so that
     columns of P differ and what they sum to is rounded in no common
@@ -41,7 +42,7 @@ def identities(runner: Any, case: Case) -> list[Verdict]:
     with np.errstate(invalid="ignore"):  # of each row, (batch, head, row): what the sink weighs
         lost = np.exp(sinks.astype(np.float64)[:, None] - x["lse"])
     x["lost"], live = np.where(sinks[:, None] > -np.inf, lost, 0), _live(case)
-    rules = ["sum_dv", *([] if case.softcap else ["sum_dk"]), "q_dq"]
+    rules = [*([] if case.dropout else ["sum_dv"]), *([] if case.softcap else ["sum_dk"]), "q_dq"]
     worst = [Verdict(name, 0.0) for name in rules]
     for b, kv in np.ndindex(case.batch, case.heads_kv):
         heads = slice(kv * case.group, (kv + 1) * case.group)
@@ -134,7 +135,12 @@ class _Group:
         """
         x, smallest = self.x, limits.SMALLEST[self.case.dtype]
         in_delta = ((self.dout * x["out"]) ** 2).sum(axis=2).reshape(-1, 1)
-        in_dp = (self.dout**2).sum(axis=2).reshape(-1, 1) * (x["v"] ** 2).sum(axis=1).max(initial=0)
+        most = 1 / (1 - self.case.dropout_p)
+        in_dp = (
+            most**2
+            * (self.dout**2).sum(axis=2).reshape(-1, 1)
+            * (x["v"] ** 2).sum(axis=1).max(initial=0)
+        )
         q = x["q"].reshape(-1, self.case.head_dim) * self.case.factor
         small = smallest * math.sqrt(self.case.seqlen_kv) * _root(q)  # of dS
         rounded = _root(self._rounded("dk")) + _root(q * np.sqrt(in_delta)) + small

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from .case import Case
+from .dropped import left_of
 
 __all__ = ["plain"]
 
@@ -23,15 +24,14 @@ def plain(case: Case, inputs: Mapping[str, np.ndarray], step: int = 1) -> dict[s
     """
     x = {name: case.heads_first(name, array) for name, array in inputs.items()}
     gradients = "dout" in inputs
-    names = ("out", "lse", "dq", "dk", "dv") if gradients else ("out", "lse")
-    sinks = x.pop("sinks", np.full(case.heads_q, -np.inf)).astype(case.storage)
-    alibi = np.broadcast_to(x.pop("alibi_slopes", 0), (case.batch, case.heads_q))
+    names = ("out", "lse", *("dq", "dk", "dv", *["dbias"] * bool(case.bias)) * gradients)
+    sinks = x.get("sinks", np.full(case.heads_q, -np.inf)).astype(case.storage)
+    alibi = np.broadcast_to(x.get("alibi_slopes", 0), (case.batch, case.heads_q))
     square = (case.batch, case.heads_q, case.seqlen_q, case.seqlen_kv)
-    bias = np.broadcast_to(x.pop("bias", 0), square)[:, :, ::step, ::step]
-    mask = np.broadcast_to(x.pop("mask", True), square)[:, :, ::step, ::step]
-    names += ("dbias",) * bool(case.bias and gradients)
-    shapes = {n: case.heads_first(n, np.empty(case.shape(n))).shape for n in names}
-    results = {name: np.zeros(shape, case.storage) for name, shape in shapes.items()}
+    whole = (np.broadcast_to(x.get(n, by), square) for n, by in (("bias", 0), ("mask", True)))
+    bias, mask = (pairs[:, :, ::step, ::step] for pairs in whole)
+    empty = {name: case.heads_first(name, np.empty(case.shape(name))) for name in names}
+    results = {name: np.zeros(like.shape, case.storage) for name, like in empty.items()}
     shown = case.sees()[::step, ::step]
     distances = case.distances()[::step, ::step].astype(case.storage) if case.alibi else 0
     scale = case.storage.type(case.factor)
@@ -43,21 +43,22 @@ def plain(case: Case, inputs: Mapping[str, np.ndarray], step: int = 1) -> dict[s
             scores, _ = _capped(case, scale * _product(q[:, ::step], k[:, ::step].T))
             lost = alibi[b, h].astype(case.storage) * distances - bias[b, h].astype(case.storage)
             scores = np.where(visible, scores - lost, -np.inf)
-            out, lse = _plain_forward(scores, v, sinks[h])
+            left = left_of(case, inputs, b, h, case.storage.type)[::step, ::step]
+            out, lse = _plain_forward(scores, v, sinks[h], left)
             ordered["out"][b, h], ordered["lse"][b, h] = out, lse
             if not gradients:
                 continue
             scores, slopes = _capped(case, scale * _product(q[:, ::-step], k[:, ::-step].T))
-            base = np.where(lse == -np.inf, 0, lse)[:, None]
-            p = np.where(visible, np.exp(scores - lost - base), 0)
+            p = np.exp(scores - lost - np.where(lse == -np.inf, 0, lse)[:, None])
+            p = np.where(visible, p, 0)
             dout = x["dout"][b, h, ::step]
             delta = (dout * out).sum(axis=1) - (x["dlse"][b, h, ::step] if "dlse" in x else 0)
-            dz = p * (_product(dout, v.T) - delta[:, None])
-            _add_pairs(results.get("dbias"), b, h, dz[::step, ::step])
+            dz = p * (left * _product(dout, v.T) - delta[:, None])
             ds = dz * slopes
+            _add_pairs(results.get("dbias"), b, h, dz[::step, ::step])
             ordered["dq"][b, h] = scale * _product(ds, k)
             ordered["dk"][b, kv] += scale * _product(ds.T, q)
-            ordered["dv"][b, kv] += _product(p.T, dout)
+            ordered["dv"][b, kv] += _product((left * p).T, dout)
     return results
 
 
@@ -83,14 +84,16 @@ def _capped(case: Case, scores: np.ndarray) -> tuple[np.ndarray, np.ndarray | in
 
 
 def _plain_forward(
-    scores: np.ndarray, v: np.ndarray, sink: np.floating[Any]
+    scores: np.ndarray, v: np.ndarray, sink: np.floating[Any], left: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     largest = np.maximum(scores.max(axis=1, initial=-np.inf), sink)
     dead = largest == -np.inf
     base = np.where(dead, 0, largest)
     weights = np.exp(scores - base[:, None])
     total = np.where(dead, 1, weights.sum(axis=1) + np.exp(sink - base))
-    return _product(weights / total[:, None], v), np.where(dead, -np.inf, largest + np.log(total))
+    return _product(weights / total[:, None] * left, v), np.where(
+        dead, -np.inf, largest + np.log(total)
+    )
 
 
 def _product(a: np.ndarray, b: np.ndarray) -> np.ndarray:

@@ -77,6 +77,7 @@ def cases(
     alibis: Sequence[str] = ("",),
     biases: Sequence[str] = ("",),
     masks: Sequence[str] = ("",),
+    dropouts: Sequence[str] = ("",),
 ) -> Case:
     """Draw a case and a seed. What decides the compilation is given, the rest is drawn.
 
@@ -104,6 +105,8 @@ def cases(
         Biases to draw from, as ``Case.bias`` names them.
     masks
         The same of boolean masks.
+    dropouts
+        Parts that are dropped, and seeds, to draw from, as ``Case.dropout`` names them.
     """
     seqlen_q, seqlen_kv = _both_lengths(draw, tile, budget)
     layout = draw(st.sampled_from(layouts))
@@ -132,6 +135,7 @@ def cases(
         alibi=alibi,
         bias=draw(st.sampled_from(biases)),
         mask=draw(st.sampled_from(masks)),
+        dropout=draw(st.sampled_from(dropouts)),
         strides=tuple(draw(recipes(layout, name, strided)) for name in TENSORS),
     )
 

@@ -79,7 +79,8 @@ class ApiRunner:
             options["sinks"] = case.sinks
         if case.alibi:
             options["alibi_slopes"] = case.shape("alibi_slopes")
-        pairs = {name: tensor(case, name) for name in case.operands if name in ("bias", "mask")}
+        named = ("bias", "mask", "dropout_seed")
+        pairs = {name: tensor(case, name) for name in case.operands if name in named}
         options |= _named(Arena(self.xp, self.poison), case, pairs)
         if case.operands and operation == "backward":
             options["wrt"] = case.wrt

@@ -9,7 +9,7 @@ import numpy as np
 
 from .case import Case
 
-__all__ = ["REGISTRY", "Registry", "Result", "Verdict"]
+__all__ = ["REGISTRY", "Registry", "Result", "Verdict", "verdict_of", "worst_of"]
 
 _Index = tuple[int, ...]
 
@@ -95,3 +95,21 @@ class Registry:
 
 #: What ``compare`` and ``checks`` saw in this process.
 REGISTRY = Registry()
+
+
+def verdict_of(
+    rule: str, error: np.ndarray, allowed: np.ndarray, said: str, at: tuple[int, ...] = ()
+) -> Verdict:
+    """The worst of error / allowed; where nothing is allowed, or error is NaN, infinite."""
+    allowed = np.broadcast_to(allowed, error.shape)
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        ratio = np.where(error == 0, 0, np.where(np.isnan(error), np.inf, error / allowed))
+    if not ratio.size:
+        return Verdict(rule, 0.0, detail=said)
+    index = np.unravel_index(np.argmax(ratio), ratio.shape)
+    return Verdict(rule, float(ratio[index]), 1.0, (*at, *map(int, index)), said)
+
+
+def worst_of(verdicts: list[Verdict], rule: str) -> Verdict:
+    """The verdict nearest to its limit, or farthest beyond; one that passes where there is none."""
+    return max(verdicts, key=lambda verdict: verdict.ratio, default=Verdict(rule, 0.0))

@@ -7,6 +7,7 @@ fails the tests.
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +19,7 @@ from cuflash.tensors import QKV
 
 from ..emulator.host_cupy import HostCupy
 
-__all__ = ["MATTERS_NOT", "PASSES", "RECIPES", "SHAPE", "WIDE", "arguments_of", "made"]
+__all__ = ["BESIDE", "MATTERS_NOT", "PASSES", "RECIPES", "SHAPE", "WIDE", "arguments_of", "made"]
 
 #: As many rows as heads, so that two layouts are of the same shape.
 SHAPE = (2, 8, 8, 64)
@@ -121,6 +122,21 @@ _MASKS = [
 ]
 
 
+#: The key, or the key and an offset.
+_SEEDS = [
+    _array((2,), np.uint32),
+    _array((4,), np.uint32),
+    _part(lambda a: a[::2], (8,), np.uint32),
+    _part(lambda a: a[::-1], (2,), np.uint32),
+    _part(lambda a: a[1:].view(np.uint32), (4 * 2 + 1,), np.uint8),
+    _array((3,), np.uint32),
+    _array((1, 2), np.uint32),
+    _array((2,), np.int32),
+    _array((1,), np.uint64),
+    _array((2,), np.uint32, device=1),
+]
+
+
 def _several(*makes: Make) -> Make:
     return lambda host: tuple(make(host) for make in makes)
 
@@ -141,6 +157,8 @@ RECIPES: dict[str, list[Any]] = {
     "bias": [None, *_BIASES],
     "mask": [None, *_MASKS],
     "sinks": [None, *_SINKS],
+    "dropout_p": [None, 0.25, 0, 0.1, True, np.float32(0.25), "0.25", -0.1, 1, 0.99999, math.nan],
+    "dropout_seed": [None, 3, 2**32, 2**64, -1, 3.0, True, np.int64(3), "3", *_SEEDS],
     "wrt": [
         QKV,
         ("q",),
@@ -182,12 +200,18 @@ _OUT = {
     "forward": [None, *_MATRICES, WIDE],
     "backward": [*_MATRICES, WIDE],
 }
+#: What is given beside an argument, for its values to be taken; not beside None.
+BESIDE: dict[str, dict[str, Any]] = {
+    "dropout_p": {"dropout_seed": 3},
+    "dropout_seed": {"dropout_p": 0.25},
+}
 #: Values that do the same as the one that a call has of itself, and why.
 MATTERS_NOT = {
     "window_size": "a list is what a tuple is; causal bounds the right side",
     "wrt": "a list is what a tuple is",
     "causal": "NumPy's True is True",
     "softcap": "0 is no cap; NumPy's 20 is 20",
+    "dropout_p": "0 is no dropout; NumPy's quarter is a quarter",
     "scale": "1/sqrt(head_dim) is one of its values only where it is None",
     "layout": "'bshd' is what four axes mean",
     "q_offset": "0 is seqlen_kv - seqlen_q of as many queries as keys",

@@ -39,6 +39,7 @@ VALUES: dict[str, dict[str, Any]] = {
         "mask": np.cos(np.arange(_HEADS * _QUERIES * _KEYS)).reshape(_HEADS, _QUERIES, _KEYS) > -0.5
     },
     "sinks": {"sinks": np.linspace(-1, 2, _HEADS).astype(np.float32)},
+    "dropout": {"dropout_p": 0.4, "dropout_seed": np.array([1, 2, 3, 4], np.uint32)},
 }
 PAIRS = [*itertools.combinations_with_replacement(FEATURES, 2)]
 OPERATIONS = ["forward", "backward"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import numbers
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,7 +16,7 @@ from cuflash import calls, dispatch
 from cuflash.options import check_dtype
 
 from ..emulator.host_cupy import host_cupy
-from .call_recipes import MATTERS_NOT, PASSES, RECIPES, WIDE, arguments_of, made
+from .call_recipes import BESIDE, MATTERS_NOT, PASSES, RECIPES, WIDE, arguments_of, made
 from .told_calls import Teller, no_kernel
 
 _ARGUMENTS = [(pass_, name) for pass_ in PASSES for name in arguments_of(pass_)]
@@ -31,10 +32,11 @@ def _defaults(operation: str, **changed: Any) -> dict[str, Any]:
     return {name: values[0] for name, values in arguments_of(operation).items()} | changed
 
 
-#: What has to be given beside an argument for its values to be taken.
-_BESIDE: dict[tuple[str, str], dict[str, Any]] = {
-    ("backward", "dout"): {"out": WIDE},
-}
+def _beside(operation: str, name: str, value: Any) -> dict[str, Any]:
+    """What has to be given beside a value of an argument for it to be taken."""
+    if (operation, name) == ("backward", "dout"):
+        return {"out": WIDE}
+    return {} if value is None else BESIDE.get(name, {})
 
 
 def _fresh(teller: Teller, operation: str, arguments: dict[str, Any]) -> Any:
@@ -46,13 +48,13 @@ def _fresh(teller: Teller, operation: str, arguments: dict[str, Any]) -> Any:
 def test_an_argument_changes_the_call(teller: Teller, operation: str, name: str) -> None:
     """Calls of two values in turn, each made twice, do what each does alone."""
     values = arguments_of(operation)[name]
-    beside = _BESIDE.get((operation, name), {})
-    alone = [_fresh(teller, operation, _defaults(operation, **{**beside, name: v})) for v in values]
+    given_ = [{**_beside(operation, name, value), name: value} for value in values]
+    alone = [_fresh(teller, operation, _defaults(operation, **one)) for one in given_]
     calls.forget()
     for first in range(len(values)):
         for second in range(first + 1, len(values)):
             for at in (first, second, first, second):
-                arguments = made(teller.host, _defaults(operation, **{**beside, name: values[at]}))
+                arguments = made(teller.host, _defaults(operation, **given_[at]))
                 told = teller.call(PASSES[operation], arguments)
                 assert told == alone[at], (name, at)
     different = {repr(told) for told in alone}
@@ -127,13 +129,13 @@ def test_the_vjp_takes_a_keyword_to_both_passes(
 
     monkeypatch.setattr("cuflash.api.forward.call", call)
     monkeypatch.setattr("cuflash.api.backward.call", call)
-    defaults = {"forward": {"return_lse": True}, "backward": {}}
     for value in RECIPES[name]:
         given.clear()
-        passed = check_dtype(name, value) if name == "residual_dtype" else value
-        passed = tuple(value) if name == "wrt" else passed
+        passed = tuple(value) if name == "wrt" else value
+        passed = check_dtype(name, value) if name == "residual_dtype" else passed
         arrays = made(teller.host, {n: RECIPES[n][0] for n in "qkv"})
-        own_array = made(teller.host, {name: value})
+        beside = _beside("", name, value)
+        own_array = made(teller.host, {name: value, **beside})
         try:
             out, pullback = teller.host.call(cuflash.attention_vjp, **arrays, **own_array)
             out = out[0] if isinstance(out, tuple) else out
@@ -141,25 +143,33 @@ def test_the_vjp_takes_a_keyword_to_both_passes(
             dlse = made(teller.host, {"dlse": RECIPES["lse"][0]})["dlse"]
             teller.host.call(pullback, dout, dlse)
         except cuflash.CuflashError:
-            _check_refused(teller, name, value)
+            _check_refused(teller, name, value, beside)
             continue
         assert (given[1][2]["dout"], given[1][2]["dlse"]) == (dout, dlse)
-        for _, _, of_pass in given:
-            for feature in ("alibi_slopes", "bias", "mask", "sinks"):
-                assert of_pass.get(feature) is own_array.get(feature)
+        _check_arrays(given, own_array)
         for operation, keywords, _ in given:
             own = _name_in(operation, name)
             for keyword, got in keywords.items():
-                plain = inspect.signature(PASSES[operation]).parameters[keyword].default
-                expected = defaults[operation].get(keyword, passed if keyword == own else plain)
-                assert got == expected, (operation, keyword)
+                of_function = inspect.signature(PASSES[operation]).parameters[keyword].default
+                plain = beside.get(keyword, of_function)
+                asked = passed if keyword == own and not inspect.isfunction(value) else plain
+                assert got == (keyword == "return_lse" or asked), (operation, keyword)
         assert [operation for operation, *_ in given] == ["forward", "backward"]
 
 
-def _check_refused(teller: Teller, name: str, value: Any) -> None:
+def _check_arrays(given: Any, own: dict[str, Any]) -> None:
+    """Every pass has the arrays of features that the call had; a seed may be a keyword."""
+    for _, _, of_pass in given:
+        for feature in ("alibi_slopes", "bias", "mask", "sinks", "dropout_seed"):
+            array = own.get(feature)
+            assert of_pass.get(feature) is (None if isinstance(array, numbers.Number) else array)
+
+
+def _check_refused(teller: Teller, name: str, value: Any, beside: dict[str, Any]) -> None:
     """One of the passes refuses the keyword when it is called by itself."""
     called = {p: _name_in(p, name) for p in PASSES}
-    alone = [_fresh(teller, p, _defaults(p, **{own: value})) for p, own in called.items() if own]
+    given_ = {p: _defaults(p, **beside, **{own: value}) for p, own in called.items() if own}
+    alone = [_fresh(teller, p, arguments) for p, arguments in given_.items()]
     assert "refused" in [told[0] for told in alone]
 
 
@@ -176,11 +186,12 @@ def test_every_keyword_of_preparing_is_that_of_the_call(teller: Teller) -> None:
 
 
 def _check_prepared(teller: Teller, operation: Any, name: str, value: Any) -> None:
-    arguments = made(teller.host, _defaults(operation, **{name: value}))
+    beside = _beside("", name, value)
+    arguments = made(teller.host, _defaults(operation, **{name: value, **beside}))
     plans: list[Any] = []
     with dispatch.observe(plans.append):
         told = teller.call(PASSES[operation], arguments)
-    options = {n: arguments[n] for n in ("causal", name)}
+    options = {n: arguments[n] for n in ("causal", name, *beside)}
     qkv = [arguments[n] for n in "qkv"]
     refused = told[0] == "refused"
     copies = [] if refused else [q for q in told[1] if q[0] != "launch" and f"{name}[0]" in q]

@@ -39,13 +39,15 @@ COMPILED: dict[str, dict[str, Any]] = {
     "bias": {"bias": (None, "qk", "1")},
     "mask": {"mask_array": (None, "qk", "1")},
     "sinks": {"sinks": ("float16", "float32")},
+    "dropout": {"dropout": (False, True)},
 }
 #: Arguments whose option has another name; ``--mask`` of ``compile`` is of bounds of the keys.
 OPTIONS = {"mask": "mask_array"}
 
 
 def _arguments() -> list[str]:
-    return [n for f in FEATURES.values() for n in (*f.keywords, *f.arrays)]
+    """Of all features; one that is a number or an array counts once."""
+    return [n for f in FEATURES.values() for n in {**f.keywords, **f.arrays}]
 
 
 def _parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:

@@ -15,12 +15,15 @@ ORDER = [
     "errors",
     "reference_checks",
     "reference_scores",
+    "reference_dropout",
     "reference_heads",
     "config",
     "bounded_cache",
+    "philox",
     "features.device",
     "features.host",
     "features.use",
+    "features.draws",
     "features.refused",
     "planning.visibility",
     "planning.problem",
@@ -92,6 +95,7 @@ ORDER = [
     "features.bias",
     "features.mask",
     "features.sinks",
+    "features.dropout",
     "features.table",
     "tensors",
     "options",
@@ -107,7 +111,9 @@ ORDER = [
     "api.pullback",
     "api.vjp",
     "api",
+    "dropout",
     "addresses",
+    "signature",
     "prepared",
     "explanation",
     "info",
@@ -199,6 +205,8 @@ def test_the_reference_stands_alone(modules: dict[str, Path]) -> None:
     for part in ("reference_checks", "reference_heads"):
         users = {n for n, p in modules.items() if part in _imported(n, p, set(modules))}
         assert users == {"reference"}, part
+    users = {n for n, p in modules.items() if "reference_dropout" in _imported(n, p, set(modules))}
+    assert users == {"reference_heads"}
 
 
 def test_nothing_imports_the_applications(modules: dict[str, Path]) -> None:

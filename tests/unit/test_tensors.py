@@ -13,7 +13,7 @@ import cuflash
 from cuflash.arrays.adopt import adopt
 from cuflash.checks import describe
 from cuflash.options import check_options
-from cuflash.prepared import signature_of
+from cuflash.signature import signature_of
 from cuflash.tensors import destinations, made_by, tensors
 
 from .wrt_case import GivenCall, calls

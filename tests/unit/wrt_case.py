@@ -1,4 +1,4 @@
-"""Generated calls with windows, slopes, biases, masks and sinks, small enough to compute many."""
+"""Generated calls with windows, slopes, biases, masks, sinks and dropout, each of them small."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class GivenCall:
     Attributes
     ----------
     inputs
-        q, k, v, and slopes, bias, mask and sinks if there are any.
+        q, k, v, and slopes, bias, mask, sinks and a seed if there are any.
     keywords
         What is not an array.
     """
@@ -40,9 +40,9 @@ class GivenCall:
 
     @property
     def wide(self) -> dict[str, Any]:
-        """The inputs in float64; a mask has one dtype."""
-        named = self.inputs.items()
-        return {n: a if a.dtype == bool else a.astype(np.float64) for n, a in named}
+        """The inputs in float64; a mask and a seed have one dtype."""
+        named, others = self.inputs.items(), (bool, np.uint32)
+        return {n: a if a.dtype in others else a.astype(np.float64) for n, a in named}
 
     @property
     def wrt(self) -> tuple[str, ...]:
@@ -63,6 +63,7 @@ def calls(
     alibi: bool | None = None,
     bias: bool | None = None,
     mask: bool | None = None,
+    dropout: bool = False,
     layouts: str = "bshd bhsd shd hsd sd",
 ) -> GivenCall:
     """A call of the NumPy backend; where an array of a feature is None there may be one."""
@@ -74,28 +75,28 @@ def calls(
     width, width_v = draw(st.integers(1, 5)), draw(st.integers(1, 5))
     dtype = draw(st.sampled_from([*DTYPES]))
     random = np.random.default_rng(draw(st.integers(0, 99)))
-
-    def make(seqlen: int, heads: int, columns: int) -> Any:
-        sizes = {"b": batch, "s": seqlen, "h": heads, "d": columns}
-        return random.standard_normal([sizes[axis] for axis in layout]).astype(DTYPES[dtype])
-
-    inputs = {
-        "q": make(seqlen_q, heads_q, width),
-        "k": make(seqlen_kv, heads_kv, width),
-        "v": make(seqlen_kv, heads_kv, width_v),
+    shapes = {
+        "q": {"b": batch, "s": seqlen_q, "h": heads_q, "d": width},
+        "k": {"b": batch, "s": seqlen_kv, "h": heads_kv, "d": width},
+        "v": {"b": batch, "s": seqlen_kv, "h": heads_kv, "d": width_v},
+    }
+    inputs: dict[str, Any] = {
+        name: random.standard_normal([sizes[axis] for axis in layout]).astype(DTYPES[dtype])
+        for name, sizes in shapes.items()
     }
     if draw(st.booleans()) if alibi is None else alibi:
-        shape = draw(st.sampled_from([(heads_q,), (batch, heads_q)]))
-        inputs["alibi_slopes"] = _slopes(random, shape, dtype)
+        inputs["alibi_slopes"] = draw(_slopes(random, batch, heads_q, dtype))
     sizes = batch, heads_q, seqlen_q, seqlen_kv
     if draw(st.booleans()) if bias is None else bias:
         inputs["bias"] = draw(biases(random, sizes, draw(st.sampled_from([dtype, "float32"]))))
     if draw(st.booleans()) if mask is None else mask:
         inputs["mask"] = draw(masks(random, sizes))
     if draw(st.booleans()) if sinks is None else sinks:
-        kind = draw(st.sampled_from([dtype, _COMPUTE.get(dtype, "float32")]))
-        inputs["sinks"] = random.standard_normal(heads_q).astype(DTYPES[kind])
-    return GivenCall(inputs, _keywords(draw, layout))
+        inputs["sinks"] = draw(_sinks(random, heads_q, dtype))
+    call = GivenCall(inputs, _keywords(draw, layout))
+    if dropout:
+        _drop(draw, call)
+    return call
 
 
 @st.composite
@@ -146,8 +147,32 @@ def pair_sizes(call: GivenCall) -> tuple[int, int, int, int]:
     return batch, heads, q.shape[layout.index("s")], k.shape[layout.index("s")]
 
 
-def _slopes(random: np.random.Generator, shape: tuple[int, ...], dtype: str) -> Any:
-    return (0.2 * random.standard_normal(shape)).astype(_COMPUTE.get(dtype, "float32"))
+def _drop(draw: Any, call: GivenCall) -> None:
+    """Have the call drop weights."""
+    parts = [0.1, 0.5, 0.875, 2.0**-14, 1 - 2.0**-14]
+    call.keywords["dropout_p"] = draw(st.sampled_from(parts))
+    seed = draw(_seeds())
+    (call.keywords if isinstance(seed, int) else call.inputs)["dropout_seed"] = seed
+
+
+def _seeds() -> st.SearchStrategy[Any]:
+    """Of dropout: integers, and arrays of either length."""
+    word = st.integers(0, 2**32 - 1)
+    words = st.one_of(st.lists(word, min_size=n, max_size=n) for n in (2, 4))
+    return st.one_of(st.integers(0, 2**64 - 1), words.map(lambda some: np.array(some, np.uint32)))
+
+
+def _slopes(
+    random: np.random.Generator, batch: int, heads: int, dtype: str
+) -> st.SearchStrategy[Any]:
+    kind = _COMPUTE.get(dtype, "float32")
+    shapes = st.sampled_from([(heads,), (batch, heads)])
+    return shapes.map(lambda shape: (0.2 * random.standard_normal(shape)).astype(kind))
+
+
+def _sinks(random: np.random.Generator, heads: int, dtype: str) -> st.SearchStrategy[Any]:
+    kinds = st.sampled_from([dtype, _COMPUTE.get(dtype, "float32")])
+    return kinds.map(lambda kind: random.standard_normal(heads).astype(DTYPES[kind]))
 
 
 def _keywords(draw: Any, layout: str) -> dict[str, Any]:

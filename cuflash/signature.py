@@ -1,0 +1,98 @@
+"""The descriptions of a call's arrays, from arrays or from shapes and dtypes alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from .arrays.adopt import adopt
+from .arrays.spec import TensorSpec, contiguous_strides
+from .checks import CallProblem, describe
+from .errors import ArgumentTypeError, ArgumentValueError
+from .options import Options, check_dtype, check_element
+from .planning.problem import ELEMENTS, DTypeName, ElementName, Operation
+from .tensors import QKV, tensors
+
+__all__ = ["signature_of"]
+
+
+def signature_of(
+    operation: Operation,
+    arrays: Mapping[str, Any],
+    dtype: Any,
+    options: Options,
+    where: int | None,
+) -> tuple[tuple[str, TensorSpec], ...]:
+    """Descriptions of a call's arrays, from arrays or shapes of q, k, v and those of features.
+
+    What the backward pass takes besides is described as the forward pass
+    would have made it, ``dout`` in the dtype of q, ``dlse`` included.
+    """
+    if not isinstance(operation, str) or operation not in ("forward", "backward"):
+        raise ArgumentValueError("operation", repr(operation), "'forward' or 'backward'")
+    given: dict[str, TensorSpec] = {}
+    given |= {name: _spec_of(name, arrays[name], dtype, where) for name in QKV}
+    if operation == "forward" and options.wrt != QKV:
+        raise ArgumentValueError("wrt", repr(options.wrt), 'operation="backward" beside it')
+    # Keywords of features may go with arrays that are not described yet.
+    sizes = describe("forward", given, replace(options, more=()))
+    for name, array in arrays.items():
+        if name not in given:
+            given[name] = _spec_of_feature(name, array, sizes, given["q"].device)
+    if operation == "backward":
+        made = [n for n, t in tensors().items() if t.reads == ("backward",)]
+        given |= {name: sizes.fresh(name, given["q"].device) for name in made}
+    return tuple(given.items())
+
+
+def _spec_of(name: str, tensor: Any, dtype: Any, where: int | None) -> TensorSpec:
+    """Of q, k or v."""
+    if not isinstance(tensor, (tuple, list)):
+        spec = adopt(name, tensor).spec
+        if dtype is not None and _dtype(dtype) != spec.dtype:
+            raise ArgumentValueError("dtype", repr(dtype), f"{spec.dtype}, which {name} has")
+        return spec
+    return _fresh(_shape(name, tensor), _dtype(dtype), where)
+
+
+def _shape(name: str, sizes: Sequence[Any]) -> tuple[int, ...]:
+    if not all(_is_size(size) for size in sizes):
+        raise ArgumentValueError(name, repr(sizes), "a shape: non-negative integers")
+    return tuple(int(size) for size in sizes)
+
+
+def _fresh(shape: tuple[int, ...], dtype: ElementName, where: int | None) -> TensorSpec:
+    return TensorSpec(shape, dtype, contiguous_strides(shape), ELEMENTS[dtype].itemsize, where)
+
+
+def _spec_of_feature(name: str, array: Any, sizes: CallProblem, where: int | None) -> TensorSpec:
+    """Of an array of a feature; where its shape or its dtype is given, as the call needs it."""
+    if _is_dtype(array):
+        return _fresh(sizes.shapes[name], check_element(name, array), where)
+    shape, dtype = array, sizes.allowed[name][0]
+    if isinstance(array, (tuple, list)) and len(array) == 2 and _is_dtype(array[1]):
+        shape, dtype = array[0], check_element(name, array[1])
+    if isinstance(shape, (tuple, list)):
+        return _fresh(_shape(name, shape), dtype, where)
+    return adopt(name, shape).spec
+
+
+def _is_dtype(value: Any) -> bool:
+    """Whether it stands for an array by its dtype alone."""
+    known = isinstance(value, (str, np.dtype, type))
+    return known or type(value).__name__.lower() == "dtype"
+
+
+def _is_size(size: Any) -> bool:
+    whole = isinstance(size, (int, np.integer)) and not isinstance(size, bool)
+    return whole and size >= 0
+
+
+def _dtype(dtype: Any) -> DTypeName:
+    checked = check_dtype("dtype", dtype)
+    if checked is None:
+        raise ArgumentTypeError("dtype", "None", "a dtype, where shapes are given")
+    return checked
