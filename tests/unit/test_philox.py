@@ -82,7 +82,7 @@ def test_counters_broadcast() -> None:
         assert [int(word[i, j]) for word in found] == _philox([i, j, 7, 2**31], [1, 2])
 
 
-def _draw(stream: Any, head: int, i: int, j: int) -> int:
+def draw_of(stream: Any, head: int, i: int, j: int) -> int:
     """Of one pair."""
     counter = [j // 16 * 4 + j % 8 // 2, i // 16 * 8 + i % 8, head, stream[2]]
     word = _philox(counter, [*stream[:2]])[i // 8 % 2 + 2 * (j // 8 % 2)]
@@ -109,7 +109,7 @@ def test_the_draw_of_every_pair(stream: Any, heads: list[int], firsts: Any, leng
     for h, head in enumerate(heads):
         for i, j in np.ndindex(*lengths):
             if (i * 7 + j * 3) % 5 == 0:
-                expected = _draw(stream, head, firsts[0] + i, firsts[1] + j)
+                expected = draw_of(stream, head, firsts[0] + i, firsts[1] + j)
                 assert found[h, i, j] == expected
 
 

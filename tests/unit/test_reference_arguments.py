@@ -164,6 +164,33 @@ def test_a_mask_is_boolean_and_broadcasts_as_a_bias_does() -> None:
                 call(q, kv, kv, mask=np.ones((5, 6), dtype))
 
 
+@pytest.mark.parametrize(
+    ("p", "seed", "error", "says"),
+    [
+        (0.1, None, ArgumentValueError, "dropout_seed"),
+        (None, 3, ArgumentValueError, "dropout_seed"),
+        (0, 3, ArgumentValueError, "dropout_seed"),
+        (1, 3, ArgumentValueError, "dropout_p"),
+        (-0.1, 3, ArgumentValueError, "dropout_p"),
+        (0.99999, 3, ArgumentValueError, "dropout_p"),
+        (float("nan"), 3, ArgumentValueError, "dropout_p"),
+        (True, 3, ArgumentTypeError, "dropout_p"),
+        ("0.1", 3, ArgumentTypeError, "dropout_p"),
+        (0.1, -1, ArgumentValueError, "dropout_seed"),
+        (0.1, 2**64, ArgumentValueError, "dropout_seed"),
+        (0.1, 1.5, ArgumentTypeError, "dropout_seed"),
+        (0.1, np.zeros(3, np.uint32), ArgumentTypeError, "dropout_seed"),
+        (0.1, np.zeros(2, np.int32), ArgumentTypeError, "dropout_seed"),
+    ],
+)
+def test_dropout_has_a_part_and_a_seed(p: Any, seed: Any, error: Any, says: str) -> None:
+    q = np.zeros((1, 2, 1, 4))
+    for call in (reference.attention, lambda *a, **b: reference.attention_backward(q, *a, **b)):
+        with pytest.raises(error, match=f"^{says}: got"):
+            call(q, q, q, dropout_p=p, dropout_seed=seed)
+        call(q, q, q, dropout_p=0)
+
+
 @pytest.mark.parametrize("name", ["q", "k", "v", "dout"])
 def test_arrays_have_the_axes_of_the_layout(name: str) -> None:
     with pytest.raises(ArgumentValueError, match="axes"):

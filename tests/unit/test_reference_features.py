@@ -12,8 +12,14 @@ from hypothesis import strategies as st
 
 from cuflash import ArgumentTypeError, ArgumentValueError, reference
 from tests.kit import limits
+from tests.unit.test_philox import draw_of
 from tests.unit.test_reference import assert_near, draw
 
+_DROPOUTS: tuple[dict[str, Any], ...] = (
+    {"dropout_p": None, "dropout_seed": None},
+    {"dropout_p": 0.3, "dropout_seed": 2**40 + 5},
+    {"dropout_p": 0.5, "dropout_seed": np.array([7, 8, 9, 10], np.uint32)},
+)
 _SIDES = st.one_of(st.none(), st.integers(0, 6))
 
 
@@ -32,6 +38,7 @@ def problems(draw_: st.DrawFn) -> tuple[tuple[int, ...], dict[str, Any]]:
         "bias": None,
         "mask": None,
         "sinks": None,
+        **draw_(st.sampled_from(_DROPOUTS)),
     }
     random = np.random.default_rng(draw_(st.integers(0, 2**16)))
     shape = draw_(st.sampled_from((None, sizes[1:2], sizes[:2])))
@@ -78,8 +85,19 @@ def by_loops(inputs: dict[str, np.ndarray], options: dict[str, Any]) -> tuple[np
         if total:
             lse[n, h, i] = np.log(total)
         for j, weight in weights.items():
-            out[n, i, h] += weight / total * v[n, j, h // (hq // hk)]
+            share = _share(options["dropout_p"], options["dropout_seed"], n * hq + h, i, j)
+            out[n, i, h] += share * weight / total * v[n, j, h // (hq // hk)]
     return out, lse
+
+
+def _share(p: float | None, seed: Any, head: int, i: int, j: int) -> float:
+    """What dropout makes of one weight."""
+    if p is None:
+        return 1
+    words = [seed % 2**32, seed // 2**32, 0, 0] if isinstance(seed, int) else [*map(int, seed)]
+    kept = round(2**14 * (1 - p))
+    drawn = draw_of((words[0] ^ words[3], words[1], words[2]), head, i, j)
+    return 2**14 / kept if drawn < kept else 0
 
 
 def _at(array: np.ndarray, place: tuple[int, ...]) -> Any:
