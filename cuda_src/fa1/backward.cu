@@ -82,7 +82,8 @@ __device__ inline void backward_kv_tile(const BackwardContext<Config>& c, int kv
     step = next;
   }
   store_kv<Config>(c, c.params.dk, c.params.shape.head_dim, kv_begin, c.params.scale, dk);
-  store_kv<Config>(c, c.params.dv, c.params.shape.head_dim_v, kv_begin, 1.0, dv);
+  store_kv<Config>(c, c.params.dv, c.params.shape.head_dim_v, kv_begin,
+                   value_factor<Config>(c.params), dv);
 }
 
 template <class Config>

@@ -48,6 +48,10 @@ __device__ inline void forward_step(const ForwardContext<Config>& c, const Block
 
   typename Types::Rows sum = exponentiate<Config>(scores, new_max, factor);
   publish_rows<Config>(c, c.group().row_sum.data, sum);
+  drop_weights<Config>(
+      c.params,
+      RowsOfQueries{c.seq.batch, c.item.head, c.first_query(block.index), kv_begin + c.key0()},
+      scores);
   typename Types::Output output;
   output.fill(0);
   Products<Config>::multiply_weights(output, scores, depth_by_rows(c.v(), Zero{}, c.key0()), c.p(),

@@ -183,11 +183,16 @@ __device__ inline void store_gradients(const BackwardContext<Config>& c, KGradie
                                        VGradient& dv) {
   if constexpr (Config::copies == CopyKind::element) {
     store_kv<Config>(c, c.params.dk, c.params.shape.head_dim, c.item.kv_begin, c.params.scale, dk);
-    store_kv<Config>(c, c.params.dv, c.params.shape.head_dim_v, c.item.kv_begin, 1.0, dv);
+    store_kv<Config>(c, c.params.dv, c.params.shape.head_dim_v, c.item.kv_begin,
+                     value_factor<Config>(c.params), dv);
   } else {
     using Types = BackwardTypes<Config>;
     const auto factor = static_cast<typename Config::Compute>(c.params.scale);
     dk.for_each([&](typename Config::Compute& x, int, int, int, int) { x *= factor; });
+    if constexpr (Config::Weights::drops) {
+      const auto of_values = static_cast<typename Config::Compute>(value_factor<Config>(c.params));
+      dv.for_each([&](typename Config::Compute& x, int, int, int, int) { x *= of_values; });
+    }
     const typename Types::KvGrid warp;
     __syncthreads();
     if (warp.active) {

@@ -92,16 +92,19 @@ __device__ inline void transposed_step(const BackwardContext<Config>& c, const Q
                                                rows_by_depth(c.q(step.stage), 0));
   SlopesOf<Config, Scores> slopes;
   exponentiate_transposed(c, step, p, slopes, key0, dead);
-  P::multiply_weights(dv, p, depth_by_rows(c.dout(step.stage), Zero{}), unused, 0, 0);
+  const RowsOfKeys place{c.item.batch, step.head, step.q_begin, c.item.kv_begin + key0};
+  const KeptPairs<Config, Scores> kept(c.params, place);
+  P::multiply_weights(dv, kept.of_weights(p), depth_by_rows(c.dout(step.stage), Zero{}), unused, 0,
+                      0);
   if constexpr (!Config::Score::summed) slopes.multiply(p);
   Scores ds;
   ds.fill(0);
   // Loaded ahead, the fragments would need more registers than there are beside P.
   P::template multiply<Config::head_dim_v>(ds, rows_by_depth(c.v(), key0),
                                            rows_by_depth(c.dout(step.stage), 0));
+  kept.scale_gradients(c.params, ds);
   differentiate_transposed(c, step, ds, p, dead);
   if constexpr (Config::Score::summed) {
-    const RowsOfKeys place{c.item.batch, step.head, step.q_begin, c.item.kv_begin + key0};
     sum_pairs<Config>(c.params, place, c.item.kv_begin, p, ds);
     slopes.multiply(ds);
   }

@@ -70,6 +70,7 @@ __device__ inline void add_up_sums(const ForwardContext<Config>& c, Rows& sums) 
 template <class Config, class Scores>
 struct PairedWeights {
   const ForwardContext<Config>& c;
+  int step;
   ForwardState<Config>& state;
   Scores& scores;
   const typename ForwardTypes<Config>::Rows& offset;
@@ -80,6 +81,7 @@ struct PairedWeights {
     WarpTile<Compute, Config::fragment_rows, Scores::rows, columns> part;
     typename ForwardTypes<Config>::Rows sums;
     exponentiate_columns<Config>(part, sums, scores, offset, factor, first);
+    drop_columns(c, step, part, first);
     store_shared<Config::architecture>(part, c.p(), c.row0, Aligned{c.first_key() + first});
     part.for_each([&](Compute& x, int m, int n, int group, int which) {
       scores.value[m][first / 8 + n][group][which] = x;
@@ -107,7 +109,7 @@ __device__ inline void exponentiate_paired_tile(const ForwardContext<Config>& c,
   const auto column0 = part_offset<typename Types::VTile, columns>(c.part());
   Products<Config>::template multiply_prepared_weights<Types::keys_at_once>(
       state.output, scores, depth_by_rows(c.v(step), column0, c.first_key()), c.p(), c.row0,
-      c.first_key(), PairedWeights<Config, Scores>{c, state, scores, offset, factor});
+      c.first_key(), PairedWeights<Config, Scores>{c, step, state, scores, offset, factor});
   ptx::named_barrier(other_barrier(), kThreadsOfPair);
   const int other_key = Scores::columns - c.first_key();
   Products<Config>::template multiply_ahead<Scores::columns>(

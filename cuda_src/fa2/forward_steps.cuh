@@ -73,9 +73,29 @@ __device__ inline void add_to_sums(ForwardState<Config>& state, Rows& sums) {
       [&](typename Config::Compute& x, int m, int group) { state.sum.value[m][group] += x; });
 }
 
+// Where the weights of a step stand, those of this warp's keys.
+template <class Config>
+__device__ inline RowsOfQueries place_of(const ForwardContext<Config>& c, int step) {
+  return {c.seq.batch, c.item.head, c.first_query(),
+          c.blocks[step].index * Config::block_kv + c.first_key()};
+}
+
+// What is left of a part of a step's weights, from column `first` of this warp's keys on.
+template <class Config, class Part>
+__device__ inline void drop_columns(const ForwardContext<Config>& c, int step, Part& part,
+                                    int first) {
+  if constexpr (Config::Weights::drops) {
+    RowsOfQueries place = place_of(c, step);
+    place.key0 += first;
+    drop_weights<Config>(c.params, place, part);
+  }
+}
+
 // What turns scores into weights as products ask for them.
 template <class Config, class Scores>
 struct PartWeights {
+  const ForwardContext<Config>& c;
+  int step;
   ForwardState<Config>& state;
   Scores& scores;
   const typename ForwardTypes<Config>::Rows& offset;
@@ -86,6 +106,7 @@ struct PartWeights {
     WarpTile<Compute, Config::fragment_rows, Scores::rows, columns> part;
     typename ForwardTypes<Config>::Rows sums;
     exponentiate_columns<Config>(part, sums, scores, offset, factor, first);
+    drop_columns(c, step, part, first);
     part.for_each([&](Compute& x, int m, int n, int group, int which) {
       scores.value[m][first / 8 + n][group][which] = x;
     });
@@ -98,6 +119,8 @@ struct PartWeights {
 template <class Config, class Scores>
 struct WeightsOnDemand {
   using Rows = typename ForwardTypes<Config>::Rows;
+  const ForwardContext<Config>& c;
+  int step;
   ForwardState<Config>& state;
   Scores& scores;
   Rows& offset;
@@ -116,6 +139,7 @@ struct WeightsOnDemand {
     typename Part<columns>::Weights weights;
     Part<columns> part;
     exponentiate_columns<Config>(weights, part.sums, scores, offset, factor, first);
+    drop_columns(c, step, weights, first);
     part.operands = Products<Config>::operands_of(weights);
     return part;
   }
@@ -157,13 +181,13 @@ __device__ inline void exponentiate_tile(const ForwardContext<Config>& c,
     }
     auto offset = offsets_of(state.reference);
     Products<Config>::template multiply_parts<Types::keys_at_once, Scores::columns>(
-        state.output, v, WeightsOnDemand<Config, Scores>{state, scores, offset, factor});
+        state.output, v, WeightsOnDemand<Config, Scores>{c, step, state, scores, offset, factor});
   } else {
     raise_references<Config>(state, scores, factor, 0);
     const auto offset = offsets_of(state.reference);
     Products<Config>::template multiply_prepared_weights<Types::keys_at_once>(
         state.output, scores, v, c.p(), c.row0, 0,
-        PartWeights<Config, Scores>{state, scores, offset, factor});
+        PartWeights<Config, Scores>{c, step, state, scores, offset, factor});
   }
 }
 

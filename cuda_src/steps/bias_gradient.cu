@@ -67,6 +67,7 @@ struct BiasGradient {
       next_slot<1>();
       dp.fill(0);
       multiply<Config::head_dim_v>(dp, dout(slot<1>()), v(slot<1>()));
+      if constexpr (Config::Weights::drops) scale_gradients(step, dp);
       load_next<Config::slots % 2>();
       add(p, dp, delta);
     }
@@ -294,6 +295,13 @@ struct BiasGradient {
     exponentials<Config>(p, logit_factor<Config>(params),
                          [&](int m, int, int group, int) { return lse.value[m][group]; });
     clear_dead(p, lse);
+  }
+
+  // Gradients of what is left of weights -> those of the weights.
+  __device__ void scale_gradients(const Steps& step, Scores& dp) const {
+    const RowsOfQueries place{step.seq.batch, step.head, step.q_begin() + row0,
+                              step.kv_begin() + key0};
+    KeptPairs<Config, Scores>(params, place).scale_gradients(params, dp);
   }
 
   __device__ static void hide(Scores& scores, const Sequence& seq, int row, int key) {

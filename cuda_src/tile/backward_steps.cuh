@@ -22,9 +22,9 @@ __device__ inline void load_kv_tile(const Context& c, int kv_begin) {
 }
 
 // P_ij = exp(scale Q_i K_j^T - lse) and dS_ij = P_ij * (dO_i V_j^T - delta) -> `p` and `ds` in
-// shared memory. `statistics` gives lse and delta of this warp's rows; an infinite lse makes a
-// row's P zero. Where S and dP are computed one after the other, each is asked for behind its
-// product, which needs the registers.
+// shared memory, of P what is left of it. `statistics` gives lse and delta of this warp's rows; an
+// infinite lse makes a row's P zero. Where S and dP are computed one after the other, each is asked
+// for behind its product, which needs the registers.
 template <class Config, class Context, class Shared, class Statistics>
 __device__ inline void score_tiles(const Context& c, const QStep& step, int kv_begin,
                                    const Shared& p_tile, const Shared& ds_tile,
@@ -57,7 +57,9 @@ __device__ inline void score_tiles(const Context& c, const QStep& step, int kv_b
                          step.edge, slopes);
   const Compute factor = logit_factor<Config>(c.params);
   exponentials<Config>(p, factor, [&](int m, int, int group, int) { return lse.value[m][group]; });
-  store_shared<Config::architecture>(p, p_tile, row0,
+  const RowsOfQueries place{c.seq.batch, step.head, step.q_begin + row0, kv_begin + key0};
+  const KeptPairs<Config, Scores> kept(c.params, place);
+  store_shared<Config::architecture>(kept.of_weights(p), p_tile, row0,
                                      part_offset<Shared, Scores::columns>(warp.column));
   if constexpr (!Config::Score::summed) slopes.multiply(p);
 
@@ -65,9 +67,9 @@ __device__ inline void score_tiles(const Context& c, const QStep& step, int kv_b
     Products<Config>::template multiply_ahead<Config::head_dim_v>(ds, dout, v);
     delta = statistics.delta_of(row0);
   }
+  kept.scale_gradients(c.params, ds);
   differentiate_scores(ds, p, delta);
   if constexpr (Config::Score::summed) {
-    const RowsOfQueries place{c.seq.batch, step.head, step.q_begin + row0, kv_begin + key0};
     sum_pairs<Config>(c.params, place, kv_begin, p, ds);
     slopes.multiply(ds);
   }

@@ -7,6 +7,7 @@
 #include "numeric.cuh"
 #include "score.cuh"
 #include "warp_tile.cuh"
+#include "weights.cuh"
 
 namespace cuflash {
 

@@ -181,11 +181,12 @@ def translation_unit(
     )
 
 
-#: Types of ``Config`` that features name, as a plain kernel has them.
-_LENGTHS = {"Lengths": "FixedLengths"}
+#: Types of ``Config`` that one feature may name, as a plain kernel has them.
+_SINGLE = {"Lengths": "FixedLengths", "Weights": "AllWeights"}
 #: Those that hold what features add one after the other; of kernels that see scores or rows.
 _CHAINS = {"Score": "ScoreChain", "Rows": "RowChain"}
 _WITH_CHAINS = ("forward", "backward", "statistics", "bias_gradient")
+_WITH_WEIGHTS = ("forward", "backward", "bias_gradient")
 
 
 def _header(part: DevicePart) -> str:
@@ -202,10 +203,12 @@ def _seams(config: KernelConfig) -> dict[str, str]:
             for name, value in feature.constants
         }
         for seam, kind in feature.device.seams:
-            if seam not in _LENGTHS | _CHAINS or (seam in _LENGTHS and seam in added):
+            if seam not in _SINGLE | _CHAINS or (seam in _SINGLE and seam in added):
                 raise UnsupportedError(f"{config.entry}: {feature.name} cannot have {seam} too")
             added.setdefault(seam, []).append("cuflash::" + kind.format(**names))
-    types = {name: added.get(name, ["cuflash::" + kind])[-1] for name, kind in _LENGTHS.items()}
+    types = {name: added.get(name, ["cuflash::" + kind])[-1] for name, kind in _SINGLE.items()}
+    if config.kernel not in _WITH_WEIGHTS:
+        del types["Weights"]
     if config.kernel in _WITH_CHAINS:
         for name, chain in _CHAINS.items():
             types[name] = f"cuflash::{chain}<{', '.join(added.get(name, []))}>"

@@ -262,8 +262,8 @@ class EmulatedRunner:
         said: dict[str, Any] = {"wrt": case.wrt} if operation == "backward" else {}
         if case.sinks:
             said["sinks"] = case.sinks
-        if case.alibi:
-            said["alibi_slopes"] = case.shape("alibi_slopes")
+        for name in {"alibi_slopes", "dropout_seed"} & set(case.operands):
+            said[name] = case.shape(name)
         for name in set(_PAIRS) & set(case.operands):
             some = np.zeros(case.shape(name), case.dtype_of(name))
             own = inputs.get(name)

@@ -6,7 +6,7 @@ from cuflash.planning.tiles.fa2_tables import ForwardRow
 
 from .rows import FULL, Row
 
-__all__ = ["ALIBI", "BIASED", "CAPPED", "MASKED", "SUNK", "WINDOWED"]
+__all__ = ["ALIBI", "BIASED", "CAPPED", "DROPPED", "MASKED", "SUNK", "WINDOWED"]
 
 #: Configurations whose masks have a first key.
 WINDOWED = (
@@ -135,4 +135,36 @@ MASKED = (
     Row("fa3", "90", "float16", (128, 72), FULL, filled=True, mask="bhqk", bias="1hqk"),
     Row("fa3", "90", "float16", (192, 128), filled=True, mask="qk", softcap=3.0),
     Row("fa3", "90", "float16", (200, 256), FULL, filled=True, mask="b1qk-blocks"),
+)
+#: Configurations with dropout, of every arithmetic; fa3's of every form of its backward pass.
+DROPPED = (
+    Row("fa1", "90", "float16", dropout="0.3"),
+    Row("fa1", "75", "float32", (5, 24), FULL, dropout="0.5:4", sinks="float32"),
+    Row("fa1", "90", "float64", dropout="0.1:2", window="band"),
+    Row("fa1", "75", "float16", causal=FULL, dropout="0.9"),
+    Row("fa2", "90", "float16", dropout="0.3", window="band"),
+    Row("fa2", "80", "bfloat16", (40, 64), FULL, filled=True, dropout="0.5:4", softcap=3.0),
+    Row("fa2", "90", "float16", filled=True, deterministic=True, dropout="0.1:2"),
+    Row("fa2", "90", "float16", filled=True, dropout="0.3", alibi="batch"),
+    Row("fa2", "80", "float32", (5, 24), dropout="0.3", alibi="heads"),
+    Row("fa2", "90", "float32", planned=True, dropout="0.3", mask="1hqk"),
+    Row("fa2", "90", "float64", dropout="0.5:4", bias="1hqk"),
+    Row("fa2", "80", "float64", (5, 24), FULL, dropout="0.3", softcap=3.0),
+    Row("fa2", "75", "float16", dropout="0.3:2", bias="bh1k"),
+    Row("fa2", "75", "float64", (5, 24), FULL, dropout="0.3"),
+    Row(
+        "fa2",
+        "90",
+        "float16",
+        dropout="0.3:4",
+        sinks="float32",
+        forward_row=ForwardRow(256, 64, 32, 4, paired=True),
+    ),
+    Row(
+        "fa2",
+        "80",
+        "bfloat16",
+        dropout="0.3",
+        forward_row=ForwardRow(256, 32, 32, 2, num_stages=1),
+    ),
 )

@@ -56,6 +56,7 @@ class Row:
     alibi: str = ""  # "heads" or "batch", as a case has it
     bias: str = ""  # as a case has it
     mask: str = ""  # the same
+    dropout: str = ""  # as a case has it
 
     @property
     def runner(self) -> EmulatedRunner:
@@ -75,6 +76,7 @@ class Row:
         parts += [f"alibi-{self.alibi}"] if self.alibi else []
         parts += [f"bias-{self.bias}"] if self.bias else []
         parts += [f"mask-{self.mask}"] if self.mask else []
+        parts += [f"dropout-{self.dropout}"] if self.dropout else []
         parts += [f"sinks-{self.sinks}"] if self.sinks else []
         parts += (
             ["planned"] * self.planned + ["filled"] * self.filled + ["ordered"] * self.deterministic
@@ -89,7 +91,7 @@ class Row:
         """Several tiles and tails both ways; grouped heads; dead rows and tiles; strides; a row."""
         found = self._windowed_cases() if self.window else self._plain_cases()
         more = {"sinks": self.sinks, "softcap": self.softcap, "alibi": self.alibi}
-        more |= {"bias": self.bias, "mask": self.mask}
+        more |= {"bias": self.bias, "mask": self.mask, "dropout": self.dropout}
         return [replace(case, **more) for case in found]
 
     def _plain_cases(self) -> list[Case]:

@@ -1,0 +1,181 @@
+// Dropout: weights that are left out at random. What is drawn for a query and a key depends on
+// these, the entry, the head and the seed alone; cuflash/features/draws.py says how, and draws the
+// same. The counter of the generator is laid out so that the four words of one call are the four
+// registers that a lane has of 16 queries and 16 keys in the left operand of a product.
+#pragma once
+
+#include "../ptx/compare_halves.cuh"
+#include "../tile/score.cuh"
+#include "../tile/weights.cuh"
+
+namespace cuflash {
+
+struct DropoutParams {
+  const unsigned* dropout_seed;  // its words, of which there are 2 or 4; null: key0 and key1
+  double inverse_keep;           // 1 over the share that is kept
+  float inverse_keep_single;
+  unsigned limit;  // of 2^14 draws those that keep a weight
+  unsigned key0;
+  unsigned key1;
+  int words;
+  int first_entry;  // of the call, in a larger one that it is a part of
+  int first_head;
+  int heads;  // of queries, of the larger call
+};
+
+// Seven rounds of philox4x32: Salmon, Moraes, Dror, Shaw, "Parallel Random Numbers: As Easy as 1,
+// 2, 3" (2011).
+__device__ __forceinline__ void philox(unsigned (&counter)[4], unsigned key0, unsigned key1) {
+#pragma unroll
+  for (int round = 0; round < 7; ++round) {
+    const unsigned long long first = 0xd2511f53ull * counter[0];
+    const unsigned long long second = 0xcd9e8d57ull * counter[2];
+    counter[0] = static_cast<unsigned>(second >> 32) ^ counter[1] ^ key0;
+    counter[1] = static_cast<unsigned>(second);
+    counter[2] = static_cast<unsigned>(first >> 32) ^ counter[3] ^ key1;
+    counter[3] = static_cast<unsigned>(first);
+    key0 += 0x9e3779b9u;
+    key1 += 0xbb67ae85u;
+  }
+}
+
+// The draws of two pairs -> ones in the halves of those below the limit. A draw of 14 bits is the
+// pattern of a float16 that is neither negative nor infinite, and the larger number has the larger
+// pattern.
+__device__ inline unsigned below(unsigned word, unsigned limit) {
+  return ptx::halves_less_than(word & 0x3fff3fffu, limit * 0x00010001u);
+}
+
+struct Dropout {
+  static constexpr bool drops = true;
+  unsigned key0;
+  unsigned key1;
+  unsigned offset;
+
+  template <class Params>
+  __device__ explicit Dropout(const Params& params) {
+    const DropoutParams& given = params.dropout;
+    key0 = given.key0;
+    key1 = given.key1;
+    offset = 0;
+    if (given.words > 0) {
+      key0 = given.dropout_seed[0];
+      key1 = given.dropout_seed[1];
+    }
+    if (given.words > 2) {  // the upper word of the offset changes the key
+      offset = given.dropout_seed[2];
+      key0 ^= given.dropout_seed[3];
+    }
+  }
+
+  template <class Compute, class Params>
+  __device__ static Compute inverse_keep(const Params& params) {
+    if constexpr (sizeof(Compute) == 8) {
+      return params.dropout.inverse_keep;
+    } else {
+      return params.dropout.inverse_keep_single;
+    }
+  }
+
+  template <class Place>
+  struct Draws;
+
+  // The calls of a lane in a block of 16 queries and 16 keys.
+  struct Calls {
+    unsigned keys;  // words of the counter, of query 0 and key 0 of the warp's tile
+    unsigned queries;
+    unsigned head;
+    unsigned offset;
+    unsigned key0;
+    unsigned key1;
+    unsigned limit;
+
+    template <class Params, class Place>
+    __device__ Calls(const Params& params, const Dropout& weights, const Place& place)
+        : keys(place.key0 / 16 * 4),
+          queries(place.query0 / 16 * 8),
+          head((params.dropout.first_entry + place.batch) * params.dropout.heads +
+               params.dropout.first_head + place.head),
+          offset(weights.offset),
+          key0(weights.key0),
+          key1(weights.key1),
+          limit(params.dropout.limit) {}
+    // Of a block so many queries and keys on.
+    __device__ __forceinline__ void call(unsigned (&words)[4], int query, int key) const {
+      words[0] = keys + key / 16 * 4;
+      words[1] = queries + query / 16 * 8;
+      words[2] = head;
+      words[3] = offset;
+      philox(words, key0, key1);
+    }
+  };
+};
+
+// Rows are queries: a lane's four registers are the four words of its call.
+template <>
+struct Dropout::Draws<RowsOfQueries> : Dropout::Calls {
+  int row;  // of 8 queries and keys each: where the tile begins in its block
+  int column;
+  template <class Params>
+  __device__ Draws(const Params& params, const Dropout& weights, const RowsOfQueries& place)
+      : Calls(params, weights, place), row(place.query0 % 16), column(place.key0 % 16) {
+    const LanePosition lane;
+    keys += lane.column / 2;
+    queries += lane.row;
+  }
+  __device__ __forceinline__ void of_block(unsigned (&masks)[4], int row, int column) const {
+    call(masks, row, column);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) masks[i] = below(masks[i], limit);
+  }
+  __device__ unsigned of_fragment(int row, int column) const {
+    row += this->row;
+    column += this->column;
+    unsigned words[4];
+    call(words, row, column);
+    const unsigned near = row / 8 % 2 == 0 ? words[0] : words[1];
+    const unsigned far = row / 8 % 2 == 0 ? words[2] : words[3];
+    return below(column / 8 % 2 == 0 ? near : far, limit);
+  }
+};
+
+// Rows are keys: a lane has one key and two queries of a register, so a half of a word of two
+// calls. Its neighbour of the next key needs the other halves: each makes one of the calls.
+template <>
+struct Dropout::Draws<RowsOfKeys> : Dropout::Calls {
+  bool odd;  // key, and query of the call that is made here
+  template <class Params>
+  __device__ Draws(const Params& params, const Dropout& weights, const RowsOfKeys& place)
+      : Calls(params, weights, place) {
+    const LanePosition lane;
+    odd = lane.row % 2 != 0;
+    keys += lane.row / 2;
+    queries += lane.column + (odd ? 1 : 0);
+  }
+  __device__ __forceinline__ void of_block(unsigned (&masks)[4], int row, int column) const {
+    unsigned words[4];
+    call(words, column, row);
+    // The halves that the neighbour needs; the two calls of a register's halves.
+    const unsigned given = odd ? 0x5410u : 0x7632u;
+    const unsigned first = odd ? 0x3254u : 0x5410u;
+    const unsigned second = odd ? 0x3276u : 0x7610u;
+#pragma unroll
+    for (int far = 0; far < 2; ++far) {  // eight keys on
+      const unsigned sent = __byte_perm(words[2 * far], words[2 * far + 1], given);
+      const unsigned got = __shfl_xor_sync(0xffffffffu, sent, 4);
+      masks[far] = below(__byte_perm(words[2 * far], got, first), limit);
+      masks[2 + far] = below(__byte_perm(words[2 * far + 1], got, second), limit);
+    }
+  }
+};
+
+// The end of a row: what is left of its weights is made larger. Its sum is that of all.
+struct DropoutEnd {
+  static constexpr bool finite_when_dead = false;
+  template <class Config, class Compute>
+  __device__ static Compute end(const typename Config::Params& params, int, Compute&, Compute&) {
+    return Dropout::inverse_keep<Compute>(params);
+  }
+};
+
+}  // namespace cuflash

@@ -1,0 +1,134 @@
+// What features leave of the weights that the softmax gives. Config::Weights names it; sums and
+// log-sum-exps of rows are those of all weights.
+//
+//   AllWeights           all of them
+//   struct Weights {     drops the weights of some pairs. What is left is made larger: the output
+//   at
+//                        the end of its rows (Config::Rows), gradients by what follows
+//     static constexpr bool drops = true;
+//     Weights(params);   // what all tiles have in common
+//     static Compute inverse_keep<Compute>(params);  // what is left is multiplied by it
+//     struct Draws<Place> {                          // of a warp's tile of scores
+//       Draws(params, const Weights&, const Place&);
+//       // Of the pairs of a lane in 16 rows and 16 columns from (row, column) on, a mask for each
+//       // two neighbouring columns, in the order of a left operand: value[m][n][group] is number
+//       // n % 2 * 2 + group. Its lower half is of the first column; ones where a weight is kept.
+//       void of_block(unsigned (&masks)[4], int row, int column) const;
+//       unsigned of_fragment(int row, int column) const;  // of 8 rows and 8 columns
+//     };
+//   };
+//
+// All lanes of a warp call these functions together.
+#pragma once
+
+#include "score_place.cuh"
+
+namespace cuflash {
+
+struct AllWeights {
+  static constexpr bool drops = false;
+  template <class Params>
+  __device__ explicit AllWeights(const Params&) {}
+};
+
+// Calls function(mask, m, n, group) for every two neighbouring columns that a lane has of a tile.
+template <class Config, class Tile, class Place, class Function>
+__device__ __forceinline__ void for_each_mask(const typename Config::Params& params,
+                                              const typename Config::Weights& weights,
+                                              const Place& place, Function function) {
+  const typename Config::Weights::template Draws<Place> draws(params, weights, place);
+  if constexpr (Tile::fragment_rows == 16 && Tile::columns % 16 == 0) {
+#pragma unroll
+    for (int m = 0; m < Tile::row_fragments; ++m) {
+#pragma unroll
+      for (int n = 0; n < Tile::column_fragments; n += 2) {
+        unsigned masks[4];
+        draws.of_block(masks, Tile::row(m, 0), Tile::column(n));
+#pragma unroll
+        for (int i = 0; i < 4; ++i) function(masks[i], m, n + i / 2, i % 2);
+      }
+    }
+  } else {
+    Tile::for_each_pair([&](int m, int n, int group) {
+      function(draws.of_fragment(Tile::row(m, group), Tile::column(n)), m, n, group);
+    });
+  }
+}
+
+// Weights of a tile -> what is left of them, not yet made larger.
+template <class Config, class Place, class Tile>
+__device__ __forceinline__ void drop_weights(const typename Config::Params& params,
+                                             const Place& place, Tile& tile) {
+  if constexpr (Config::Weights::drops) {
+    using Compute = typename Tile::Compute;
+    const typename Config::Weights weights(params);
+    for_each_mask<Config, Tile>(params, weights, place,
+                                [&](unsigned mask, int m, int n, int group) {
+                                  Compute(&pair)[2] = tile.value[m][n][group];
+                                  if ((mask & 0x0000ffffu) == 0) pair[0] = 0;
+                                  if ((mask & 0xffff0000u) == 0) pair[1] = 0;
+                                });
+  }
+}
+
+// Which pairs of a tile are kept, for whoever has weights first and their gradients later; nothing
+// where all are.
+template <class Config, class Tile, bool drops = Config::Weights::drops>
+struct KeptPairs {
+  template <class Place>
+  __device__ KeptPairs(const typename Config::Params&, const Place&) {}
+  __device__ const Tile& of_weights(const Tile& weights) const { return weights; }
+  __device__ void scale_gradients(const typename Config::Params&, Tile&) const {}
+};
+template <class Config, class Tile>
+struct KeptPairs<Config, Tile, true> {
+  using Compute = typename Tile::Compute;
+  static constexpr int pairs =
+      Tile::row_fragments * Tile::column_fragments * Tile::row_groups;  // of columns
+  unsigned bits[(pairs + 15) / 16] = {};  // of pair i bit i % 16 of either half of number i / 16
+
+  template <class Place>
+  __device__ KeptPairs(const typename Config::Params& params, const Place& place) {
+    const typename Config::Weights weights(params);
+    for_each_mask<Config, Tile>(params, weights, place,
+                                [&](unsigned mask, int m, int n, int group) {
+                                  const int i = pair(m, n, group);
+                                  bits[i / 16] |= mask & 0x00010001u << i % 16;
+                                });
+  }
+  // What is left of weights, not yet made larger.
+  __device__ Tile of_weights(Tile weights) const {
+    weights.for_each([&](Compute& x, int m, int n, int group, int which) {
+      if (!keeps(m, n, group, which)) x = 0;
+    });
+    return weights;
+  }
+  // Gradients of what is left -> those of the weights.
+  __device__ void scale_gradients(const typename Config::Params& params, Tile& gradients) const {
+    const auto factor = Config::Weights::template inverse_keep<Compute>(params);
+    gradients.for_each([&](Compute& x, int m, int n, int group, int which) {
+      x = keeps(m, n, group, which) ? x * factor : Compute(0);
+    });
+  }
+
+ private:
+  __device__ static constexpr int pair(int m, int n, int group) {
+    return (m * Tile::column_fragments + n) * Tile::row_groups + group;
+  }
+  __device__ bool keeps(int m, int n, int group, int which) const {
+    const int i = pair(m, n, group);
+    return (bits[i / 16] & 1u << (i % 16 + 16 * which)) != 0;
+  }
+};
+
+// What the gradient of the values is multiplied by at the end.
+template <class Config>
+__device__ inline double value_factor(const typename Config::Params& params) {
+  if constexpr (Config::Weights::drops) {
+    return Config::Weights::template inverse_keep<double>(params);
+  } else {
+    return 1.0;
+  }
+}
+
+}  // namespace cuflash
