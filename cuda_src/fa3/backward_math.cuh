@@ -2,7 +2,7 @@
 // keys.
 #pragma once
 
-#include "backward_score.cuh"
+#include "backward_dropped.cuh"
 
 namespace cuflash::fa3 {
 
@@ -266,8 +266,13 @@ struct BackwardMath {
     ptx::wgmma_hold(dp.value[0]);
     wait_empty<Config>(c.shared.ds_empty[score_ring.stage], score_ring.phase);
     const unsigned dead_rows = hide(state, stage, dead, score_place(state), dp);
-    sum_pairs<Config, exponent>(c, score_place(state), weights, dp, c.shared.delta[stage]);
-    differentiate_rounded<Config>(gradients, sloped, dp, c.shared.delta[stage]);
+    if constexpr (Config::Weights::drops) {
+      differentiate_dropped<Config, exponent>(c, score_place(state), gradients, weights, weights,
+                                              sloped, dp, c.shared.delta[stage]);
+    } else {
+      sum_pairs<Config, exponent>(c, score_place(state), weights, dp, c.shared.delta[stage]);
+      differentiate_rounded<Config>(gradients, sloped, dp, c.shared.delta[stage]);
+    }
     return dead_rows;
   }
 
@@ -303,7 +308,15 @@ struct BackwardMath {
       ptx::wgmma_wait<0>();
       ptx::wgmma_hold(dp.value[0]);
       wait_empty<Config>(c.shared.ds_empty[score_ring.stage], score_ring.phase);
-      if constexpr (has_slope) {
+      if constexpr (Config::Weights::drops && has_slope) {
+        dead_rows = hide(state, stage, dead, place, p, dp, weights);
+        differentiate_dropped<Config, exponent>(c, place, gradients, weights, weights, p, dp,
+                                                c.shared.delta[stage]);
+      } else if constexpr (Config::Weights::drops) {
+        dead_rows = hide(state, stage, dead, place, p, dp);
+        differentiate_dropped<Config, exponent>(c, place, gradients, weights, p, p, dp,
+                                                c.shared.delta[stage]);
+      } else if constexpr (has_slope) {
         dead_rows = hide(state, stage, dead, place, p, dp, weights);
         sum_pairs<Config, exponent>(c, place, weights, dp, c.shared.delta[stage]);
         differentiate<Config>(gradients, p, dp, c.shared.delta[stage]);
@@ -367,6 +380,9 @@ struct BackwardMath {
 
   // Finished gradients of the warp's keys -> memory; dV multiplied.
   __device__ __forceinline__ void store_v(typename Types::VGradient& dv, float factor) const {
+    if constexpr (Config::Weights::drops) {
+      factor *= Config::Weights::template inverse_keep<float>(c.params);
+    }
     store(dv, c.params.dv, c.params.dv_parts, c.params.shape.head_dim_v, factor);
   }
   __device__ __forceinline__ void store_k(typename Types::KGradient& dk) const {

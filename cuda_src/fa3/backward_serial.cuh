@@ -80,7 +80,7 @@ struct SerialMath {
   }
 
   // dS of a step -> shared memory.
-  __device__ __forceinline__ void differentiate(const ScoreOperand<Config>& weights,
+  __device__ __forceinline__ void differentiate(ScoreOperand<Config>& weights,
                                                 const ScoreOperand<Config>& sloped,
                                                 const StepState& state, const Ring& ring,
                                                 unsigned score_stage, bool edge, bool dead) const {
@@ -96,6 +96,10 @@ struct SerialMath {
     } else if (edge) {
       apply_mask_to_live_queries<Config>(c.seq, place, dp);
     }
+    if constexpr (Config::Weights::drops) {
+      differentiate_dropped(weights, sloped, dp, place, ring, score_stage);
+      return;
+    }
     sum_pairs<Config, rounding_exponent(Storage{})>(c, place, weights, dp,
                                                     c.shared.delta[ring.stage]);
     const GradientsPlace<typename Types::ScorePanels> to(c.shared.ds[0], score_stage, math.part);
@@ -106,6 +110,28 @@ struct SerialMath {
                             c.shared.delta[ring.stage]);
       to.store(i, gradients);
     }
+  }
+
+  // The same where weights are dropped, which are then what is left of them.
+  __device__ __forceinline__ void differentiate_dropped(ScoreOperand<Config>& weights,
+                                                        const ScoreOperand<Config>& sloped,
+                                                        const Scores& dp, const RowsOfKeys& place,
+                                                        const Ring& ring,
+                                                        unsigned score_stage) const {
+    const GradientsPlace<typename Types::ScorePanels> to(c.shared.ds[0], score_stage, math.part);
+    const StepDraws<Config> draws(c.params, place);
+    DroppedGradients<Config, rounding_exponent(Storage{})> dropped(c, place,
+                                                                   c.shared.delta[ring.stage]);
+#pragma unroll
+    for (int i = 0; i < Config::block_q / 16; ++i) {
+      unsigned gradients[4], masks[4];
+      draws.of_block(masks, i);
+      dropped.of_block(gradients, masks, i, weights, Math::has_slope ? sloped : weights, dp);
+      to.store(i, gradients);
+#pragma unroll
+      for (int part = 0; part < 4; ++part) weights.value[i][part] &= masks[part];
+    }
+    dropped.store();
   }
 
   // dK += dS^T Q from the warpgroup's own dS in shared memory, as one group of products.

@@ -6,6 +6,7 @@
 //
 // Each also computes its columns of dQ = dS K of the step before. P passes from a warp of the one
 // to the warp of the other that has the same keys, lane to lane, rounded to the storage type.
+// Where weights are dropped the sign of P says which.
 #pragma once
 
 #include "backward_math.cuh"
@@ -35,15 +36,19 @@ __device__ __forceinline__ void arrive_over_weights(int barrier, unsigned stage)
   ptx::named_barrier_arrive(barrier + stage, 2 * kWarpgroup);
 }
 
-template <class Config, class Scores>
-__device__ __forceinline__ void pass_weights(uint4* to, const Scores& p) {
-  ScoreOperand<Config> weights;
-  round_weights(weights, p, rounding_factor(typename Config::Storage{}));
+template <class Config>
+__device__ __forceinline__ void pass_operand(uint4* to, const ScoreOperand<Config>& weights) {
 #pragma unroll
   for (int i = 0; i < Config::block_q / 16; ++i) {
     const auto& four = weights.value[i];
     to[32 * i] = make_uint4(four[0], four[1], four[2], four[3]);
   }
+}
+template <class Config, class Scores>
+__device__ __forceinline__ void pass_weights(uint4* to, const Scores& p) {
+  ScoreOperand<Config> weights;
+  round_weights(weights, p, rounding_factor(typename Config::Storage{}));
+  pass_operand(to, weights);
 }
 
 template <class Config>
@@ -89,6 +94,42 @@ struct WideMath {
     end_step<Config>(Ring(number).stage);
   }
 
+  // Leaves out of the weights what is dropped, and marks it by the sign of what passes.
+  __device__ __forceinline__ void drop(ScoreOperand<Config>& weights, ScoreOperand<Config>& passed,
+                                       const RowsOfKeys& place) const {
+    const StepDraws<Config> draws(c.params, place);
+#pragma unroll
+    for (int i = 0; i < Config::block_q / 16; ++i) {
+      unsigned masks[4];
+      draws.of_block(masks, i);
+#pragma unroll
+      for (int part = 0; part < 4; ++part) {
+        weights.value[i][part] &= masks[part];
+        passed.value[i][part] |= ~masks[part] & 0x80008000u;
+      }
+    }
+  }
+
+  // dS from what has passed, where weights are dropped: the negative ones are.
+  __device__ __forceinline__ void differentiate_marked(ScoreOperand<Config>& gradients,
+                                                       ScoreOperand<Config>& weights,
+                                                       const Scores& dp, const RowsOfKeys& place,
+                                                       const QueryNumbers<Config>& delta) const {
+    DroppedGradients<Config, rounding_exponent(typename Config::Storage{})> dropped(c, place,
+                                                                                    delta);
+#pragma unroll
+    for (int i = 0; i < Config::block_q / 16; ++i) {
+      unsigned masks[4];
+#pragma unroll
+      for (int part = 0; part < 4; ++part) {
+        masks[part] = ~weights.value[i][part] & 0x80008000u;
+        weights.value[i][part] &= 0x7fff7fffu;
+      }
+      dropped.of_block(gradients.value[i], masks, i, weights, weights, dp);
+    }
+    dropped.store();
+  }
+
   __device__ __forceinline__ void value_step(StepState& state, typename Types::VGradient& dv,
                                              int number) const {
     const Ring ring(number);
@@ -118,12 +159,22 @@ struct WideMath {
         apply_mask<Config>(lse, c.seq, place, p);
       }
     }
+    [[maybe_unused]] ScoreOperand<Config> passed;
+    if constexpr (Config::Weights::drops) {
+      round_weights(passed, p, rounding_factor(typename Config::Storage{}));
+      if constexpr (!Math::has_slope) round_weights(weights, p, 1);
+      drop(weights, passed, place);
+    }
     // ds_full of two steps ago implies that P of that step has been read, but only lane 0 of each
     // warp arrives there. This barrier orders all lanes.
     if (number >= Config::score_stages) meet_over_weights<Config>(Numbered::weights_empty, passing);
-    pass_weights<Config>(passed_weights(c.shared, passing), p);
+    if constexpr (Config::Weights::drops) {
+      pass_operand(passed_weights(c.shared, passing), passed);
+    } else {
+      pass_weights<Config>(passed_weights(c.shared, passing), p);
+    }
     arrive_over_weights<Config>(Numbered::weights_full, passing);
-    if constexpr (!Math::has_slope) round_weights(weights, p, 1);
+    if constexpr (!Math::has_slope && !Config::Weights::drops) round_weights(weights, p, 1);
 
     wait<Config>(c.shared.dout_full[stage], ring.phase);
     unsigned dead_rows = 0;
@@ -158,10 +209,14 @@ struct WideMath {
     take_weights(weights, passed_weights(c.shared, score_ring.stage));
     arrive_over_weights<Config>(Numbered::weights_empty, score_ring.stage);
     static_assert(!(Config::Score::summed && Math::has_slope), "P without slopes is not here");
-    sum_pairs<Config, rounding_exponent(typename Config::Storage{})>(c, place, weights, dp,
-                                                                     c.shared.delta[stage]);
     ScoreOperand<Config> gradients;
-    differentiate_rounded<Config>(gradients, weights, dp, c.shared.delta[stage]);
+    if constexpr (Config::Weights::drops) {
+      differentiate_marked(gradients, weights, dp, place, c.shared.delta[stage]);
+    } else {
+      sum_pairs<Config, rounding_exponent(typename Config::Storage{})>(c, place, weights, dp,
+                                                                       c.shared.delta[stage]);
+      differentiate_rounded<Config>(gradients, weights, dp, c.shared.delta[stage]);
+    }
     wait_empty<Config>(c.shared.ds_empty[score_ring.stage], score_ring.phase);
     store_gradients<Config>(gradients, c.shared.ds[0], score_ring.stage, 0);
 

@@ -52,6 +52,7 @@ struct ForwardMath {
   const int warpgroup;
   const int warp_row;  // of this warp among its warpgroup's rows
   const float factor;
+  const typename Config::Weights dropping;
   PipelineState<Config::q_stages> q_place;
   PipelineState<Config::num_stages> k_place;
   PipelineState<Config::num_stages> v_place;
@@ -62,7 +63,8 @@ struct ForwardMath {
       : c(c),
         warpgroup(warpgroup),
         warp_row(static_cast<int>(threadIdx.x) / 32 % 4 * 16),
-        factor(Logits<Config>::factor(Config::Score::unit(c.params))) {}
+        factor(Logits<Config>::factor(Config::Score::unit(c.params))),
+        dropping(c.params) {}
 
   // Warpgroups take turns at issuing products, so that one's softmax runs beside another's
   // products. Every warpgroup takes as many turns for a tile, one for each block.
@@ -250,6 +252,18 @@ struct ForwardMath {
     sums.for_each([&](float& x, int m, int group) { state.rows.sum.value[m][group] += x; });
   }
 
+  // Leaves out of a block's weights what is dropped; their sums are those of all.
+  template <class Blocks>
+  __device__ __forceinline__ void drop(const ForwardTile<Config>& tile, const Blocks& blocks,
+                                       State& state, int block) const {
+    if constexpr (Config::Weights::drops) {
+      for_each_mask<Config, Scores>(c.params, dropping, place(tile, blocks, block),
+                                    [&](unsigned mask, int, int n, int group) {
+                                      state.weights[n / 2][n % 2 * 2 + group] &= mask;
+                                    });
+    }
+  }
+
   // The first block of a tile.
   template <class Blocks>
   __device__ __forceinline__ void first_scores(const ForwardTile<Config>& tile, Blocks& blocks,
@@ -271,6 +285,7 @@ struct ForwardMath {
     release_operand();
     state.output.fill(0);
     exponentiate(state, scores, NoChange());
+    drop(tile, blocks, state, blocks.seen.end - 1);
   }
 
   // The scores of a block, issued together with the product of the weights of the block before with
@@ -301,6 +316,7 @@ struct ForwardMath {
     ptx::wgmma_hold(state.output.value[0]);
     release_v();
     exponentiate(state, scores, change);
+    drop(tile, blocks, state, block);
   }
 
   // The last product of a tile, beside it the log-sum-exp, and the output.

@@ -1,0 +1,136 @@
+// FlashAttention-3 backward where weights are dropped: what is left of a warp's P, and its dS, in
+// registers.
+#pragma once
+
+#include "backward_score.cuh"
+
+namespace cuflash::fa3 {
+
+// What pairs give to the gradient of a term, if one is asked for, as dS is made.
+template <class Config, class Scores, bool summed = Config::Score::summed>
+struct StepSum {
+  PairSum<Config, Scores, RowsOfKeys> sum;
+  __device__ __forceinline__ StepSum(const typename Config::Params& params, const RowsOfKeys& place)
+      : sum(params, place) {}
+  __device__ __forceinline__ void add(float p, float gradient, int n, int group, int which) {
+    sum.add(p, gradient, 0, n, group, which);
+  }
+  __device__ __forceinline__ void store(const BackwardContext<Config>& c,
+                                        const RowsOfKeys& place) const {
+    sum.store(c.params, place, c.item.kv_begin);
+  }
+};
+template <class Config, class Scores>
+struct StepSum<Config, Scores, false> {
+  __device__ StepSum(const typename Config::Params&, const RowsOfKeys&) {}
+  __device__ void add(float, float, int, int, int) {}
+  __device__ void store(const BackwardContext<Config>&, const RowsOfKeys&) const {}
+};
+
+// Two neighbouring numbers of a tile of scores, or of what has been rounded of it.
+template <class Config, class Scores>
+__device__ __forceinline__ float2 pair_of(const Scores& scores, int n, int group) {
+  const float (&pair)[2] = scores.value[0][n][group];
+  return make_float2(pair[0], pair[1]);
+}
+template <class Config>
+__device__ __forceinline__ float2 pair_of(const ScoreOperand<Config>& scores, int n, int group) {
+  return unpack(typename Config::Storage{}, scores.value[n / 2][n % 2 * 2 + group]);
+}
+
+// The masks of a warp's tile, as tile/weights.cuh has them.
+template <class Config>
+struct StepDraws {
+  const typename Config::Weights weights;
+  const typename Config::Weights::template Draws<RowsOfKeys> draws;
+  __device__ __forceinline__ StepDraws(const typename Config::Params& params,
+                                       const RowsOfKeys& place)
+      : weights(params), draws(params, weights, place) {}
+  // Of queries 16 i and on.
+  __device__ __forceinline__ void of_block(unsigned (&masks)[4], int i) const {
+    draws.of_block(masks, 0, 16 * i);
+  }
+};
+
+// dS^T = P^T * (M * dP^T - delta) of a step, M being 0 where a weight is dropped and else 1 over
+// the share that is kept.
+template <class Config, int exponent>
+struct DroppedGradients {
+  using Storage = typename Config::Storage;
+  using Scores = typename BackwardTypes<Config>::Scores;
+  static constexpr float scale = 1.0f / static_cast<float>(1 << exponent);
+  const BackwardContext<Config>& c;
+  const RowsOfKeys place;
+  const QueryNumbers<Config>& delta;
+  StepSum<Config, Scores> sum;
+  const float kept;  // 1 over the share, times `scale`
+
+  __device__ __forceinline__ DroppedGradients(const BackwardContext<Config>& c,
+                                              const RowsOfKeys& place,
+                                              const QueryNumbers<Config>& delta)
+      : c(c),
+        place(place),
+        delta(delta),
+        sum(c.params, place),
+        kept(Config::Weights::template inverse_keep<float>(c.params) * scale) {}
+
+  // Of queries 16 i and on, rounded, as an operand. Of the masks any bit of a half will do. P, and
+  // P times the slopes of its scores, are 2^exponent times what they stand for.
+  template <class P, class Sloped>
+  __device__ __forceinline__ void of_block(unsigned (&gradients)[4], const unsigned (&masks)[4],
+                                           int i, const P& p, const Sloped& sloped,
+                                           const Scores& dp) {
+    const LanePosition lane;
+#pragma unroll
+    for (int part = 0; part < 4; ++part) {
+      const int n = 2 * i + part / 2;
+      const int group = part % 2;
+      const float2 offset = *reinterpret_cast<const float2*>(&delta.value[lane.column + 8 * n]);
+      const float2 weight = pair_of<Config>(p, n, group);
+      const float2 factor = pair_of<Config>(sloped, n, group);
+      const float (&both)[2] = dp.value[0][n][group];
+      const float x = difference(both[0], masks[part] & 0x0000ffffu, offset.x);
+      const float y = difference(both[1], masks[part] & 0xffff0000u, offset.y);
+      sum.add(weight.x, weight.x * x, n, group, 0);
+      sum.add(weight.y, weight.y * y, n, group, 1);
+      gradients[part] = pack(Storage{}, factor.x * x, factor.y * y);
+    }
+  }
+  __device__ __forceinline__ void store() const { sum.store(c, place); }
+
+ private:
+  // (M dP - delta) * scale: a power of two, which changes no digit.
+  __device__ __forceinline__ float difference(float dp, unsigned mask, float delta) const {
+    return fma(mask != 0 ? dp : 0.0f, kept, -delta * scale);
+  }
+};
+
+// The same of a whole step, and P^T without what is dropped. The latter is rounded already where
+// scores have slopes. Sixteen queries at a time: their draws serve both, and are gone.
+template <class Config, int exponent, class P, class Sloped, class Scores>
+__device__ __forceinline__ void differentiate_dropped(const BackwardContext<Config>& c,
+                                                      const RowsOfKeys& place,
+                                                      ScoreOperand<Config>& gradients,
+                                                      ScoreOperand<Config>& weights, const P& p,
+                                                      const Sloped& sloped, const Scores& dp,
+                                                      const QueryNumbers<Config>& delta) {
+  const StepDraws<Config> draws(c.params, place);
+  DroppedGradients<Config, exponent> dropped(c, place, delta);
+#pragma unroll
+  for (int i = 0; i < Config::block_q / 16; ++i) {
+    unsigned masks[4];
+    draws.of_block(masks, i);
+    dropped.of_block(gradients.value[i], masks, i, p, sloped, dp);
+#pragma unroll
+    for (int part = 0; part < 4; ++part) {
+      if constexpr (!Config::Score::has_slope) {
+        const float2 both = pair_of<Config>(p, 2 * i + part / 2, part % 2);
+        weights.value[i][part] = pack(typename Config::Storage{}, both.x, both.y);
+      }
+      weights.value[i][part] &= masks[part];
+    }
+  }
+  dropped.store();
+}
+
+}  // namespace cuflash::fa3
