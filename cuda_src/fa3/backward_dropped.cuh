@@ -27,15 +27,28 @@ struct StepSum<Config, Scores, false> {
   __device__ void store(const BackwardContext<Config>&, const RowsOfKeys&) const {}
 };
 
-// Two neighbouring numbers of a tile of scores, or of what has been rounded of it.
-template <class Config, class Scores>
-__device__ __forceinline__ float2 pair_of(const Scores& scores, int n, int group) {
-  const float (&pair)[2] = scores.value[0][n][group];
-  return make_float2(pair[0], pair[1]);
-}
+// Two neighbouring numbers of what has been rounded of a tile of scores.
 template <class Config>
 __device__ __forceinline__ float2 pair_of(const ScoreOperand<Config>& scores, int n, int group) {
   return unpack(typename Config::Storage{}, scores.value[n / 2][n % 2 * 2 + group]);
+}
+
+// Raw products -> P^T, and P^T times the slopes of the scores where there are any, times 2^exponent
+// and rounded at once: P, dP and draws are more than the registers hold.
+template <class Config, int exponent, class Scores>
+__device__ __forceinline__ void exponentiate_early(const typename Config::Params& params, Scores& p,
+                                                   ScoreOperand<Config>& weights,
+                                                   ScoreOperand<Config>& sloped,
+                                                   const QueryNumbers<Config>& lse,
+                                                   const RowsOfKeys& place, float factor) {
+  if constexpr (Config::Score::has_slope) {
+    exponentiate<Config, exponent>(params, p, weights, sloped, lse, place, factor);
+    ptx::wgmma_hold(sloped.value);
+  } else {
+    exponentiate<Config, exponent>(params, p, lse, place, factor);
+    round_weights(weights, p, 1);
+  }
+  ptx::wgmma_hold(weights.value);
 }
 
 // The masks of a warp's tile, as tile/weights.cuh has them.
@@ -76,18 +89,17 @@ struct DroppedGradients {
 
   // Of queries 16 i and on, rounded, as an operand. Of the masks any bit of a half will do. P, and
   // P times the slopes of its scores, are 2^exponent times what they stand for.
-  template <class P, class Sloped>
   __device__ __forceinline__ void of_block(unsigned (&gradients)[4], const unsigned (&masks)[4],
-                                           int i, const P& p, const Sloped& sloped,
-                                           const Scores& dp) {
+                                           int i, const ScoreOperand<Config>& p,
+                                           const ScoreOperand<Config>& sloped, const Scores& dp) {
     const LanePosition lane;
 #pragma unroll
     for (int part = 0; part < 4; ++part) {
       const int n = 2 * i + part / 2;
       const int group = part % 2;
       const float2 offset = *reinterpret_cast<const float2*>(&delta.value[lane.column + 8 * n]);
-      const float2 weight = pair_of<Config>(p, n, group);
-      const float2 factor = pair_of<Config>(sloped, n, group);
+      const float2 weight = pair_of(p, n, group);
+      const float2 factor = pair_of(sloped, n, group);
       const float (&both)[2] = dp.value[0][n][group];
       const float x = difference(both[0], masks[part] & 0x0000ffffu, offset.x);
       const float y = difference(both[1], masks[part] & 0xffff0000u, offset.y);
@@ -105,30 +117,22 @@ struct DroppedGradients {
   }
 };
 
-// The same of a whole step, and P^T without what is dropped. The latter is rounded already where
-// scores have slopes. Sixteen queries at a time: their draws serve both, and are gone.
-template <class Config, int exponent, class P, class Sloped, class Scores>
-__device__ __forceinline__ void differentiate_dropped(const BackwardContext<Config>& c,
-                                                      const RowsOfKeys& place,
-                                                      ScoreOperand<Config>& gradients,
-                                                      ScoreOperand<Config>& weights, const P& p,
-                                                      const Sloped& sloped, const Scores& dp,
-                                                      const QueryNumbers<Config>& delta) {
+// The same of a whole step, and what is left of P^T, rounded. Sixteen queries at a time: their
+// draws serve both, and are gone.
+template <class Config, int exponent, class Scores>
+__device__ __forceinline__ void differentiate_dropped(
+    const BackwardContext<Config>& c, const RowsOfKeys& place, ScoreOperand<Config>& gradients,
+    ScoreOperand<Config>& weights, const ScoreOperand<Config>& sloped, const Scores& dp,
+    const QueryNumbers<Config>& delta) {
   const StepDraws<Config> draws(c.params, place);
   DroppedGradients<Config, exponent> dropped(c, place, delta);
 #pragma unroll
   for (int i = 0; i < Config::block_q / 16; ++i) {
     unsigned masks[4];
     draws.of_block(masks, i);
-    dropped.of_block(gradients.value[i], masks, i, p, sloped, dp);
+    dropped.of_block(gradients.value[i], masks, i, weights, sloped, dp);
 #pragma unroll
-    for (int part = 0; part < 4; ++part) {
-      if constexpr (!Config::Score::has_slope) {
-        const float2 both = pair_of<Config>(p, 2 * i + part / 2, part % 2);
-        weights.value[i][part] = pack(typename Config::Storage{}, both.x, both.y);
-      }
-      weights.value[i][part] &= masks[part];
-    }
+    for (int part = 0; part < 4; ++part) weights.value[i][part] &= masks[part];
   }
   dropped.store();
 }

@@ -16,7 +16,8 @@ struct BackwardMath {
   static constexpr bool has_slope = Config::Score::has_slope;
   // Where P times the slopes of 128 queries would need too many registers beside P: rounded too.
   static constexpr bool rounds_sloped = has_slope && Types::q_parted_by_rows;
-  static constexpr int exponent = rounds_sloped ? rounding_exponent(Storage{}) : 0;  // of P
+  static constexpr int exponent =
+      rounds_sloped || Config::Weights::drops ? rounding_exponent(Storage{}) : 0;  // of P
   const BackwardContext<Config>& c;
   const int warpgroup;
   const int part;       // of the keys of the kv tile
@@ -267,8 +268,8 @@ struct BackwardMath {
     wait_empty<Config>(c.shared.ds_empty[score_ring.stage], score_ring.phase);
     const unsigned dead_rows = hide(state, stage, dead, score_place(state), dp);
     if constexpr (Config::Weights::drops) {
-      differentiate_dropped<Config, exponent>(c, score_place(state), gradients, weights, weights,
-                                              sloped, dp, c.shared.delta[stage]);
+      differentiate_dropped<Config, exponent>(c, score_place(state), gradients, weights, sloped, dp,
+                                              c.shared.delta[stage]);
     } else {
       sum_pairs<Config, exponent>(c, score_place(state), weights, dp, c.shared.delta[stage]);
       differentiate_rounded<Config>(gradients, sloped, dp, c.shared.delta[stage]);
@@ -298,7 +299,11 @@ struct BackwardMath {
       ptx::wgmma_hold(p.value[0]);
 
       const RowsOfKeys place = await_operand(state, number);
-      if constexpr (has_slope) {
+      ScoreOperand<Config> sloped;  // as P where weights are dropped
+      if constexpr (Config::Weights::drops) {
+        exponentiate_early<Config, exponent>(c.params, p, weights, sloped, c.shared.lse[stage],
+                                             place, factor);
+      } else if constexpr (has_slope) {
         exponentiate<Config>(c.params, p, weights, p, c.shared.lse[stage], place, factor);
       } else {
         exponentiate<Config>(c.params, p, c.shared.lse[stage], place, factor);
@@ -308,14 +313,11 @@ struct BackwardMath {
       ptx::wgmma_wait<0>();
       ptx::wgmma_hold(dp.value[0]);
       wait_empty<Config>(c.shared.ds_empty[score_ring.stage], score_ring.phase);
-      if constexpr (Config::Weights::drops && has_slope) {
-        dead_rows = hide(state, stage, dead, place, p, dp, weights);
-        differentiate_dropped<Config, exponent>(c, place, gradients, weights, weights, p, dp,
-                                                c.shared.delta[stage]);
-      } else if constexpr (Config::Weights::drops) {
-        dead_rows = hide(state, stage, dead, place, p, dp);
-        differentiate_dropped<Config, exponent>(c, place, gradients, weights, p, p, dp,
-                                                c.shared.delta[stage]);
+      if constexpr (Config::Weights::drops) {
+        dead_rows = has_slope ? hide(state, stage, dead, place, weights, sloped, dp)
+                              : hide(state, stage, dead, place, weights, dp);
+        differentiate_dropped<Config, exponent>(
+            c, place, gradients, weights, has_slope ? sloped : weights, dp, c.shared.delta[stage]);
       } else if constexpr (has_slope) {
         dead_rows = hide(state, stage, dead, place, p, dp, weights);
         sum_pairs<Config, exponent>(c, place, weights, dp, c.shared.delta[stage]);

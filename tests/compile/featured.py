@@ -9,8 +9,8 @@ __all__ = ["FEATURED"]
 
 #: Of each algorithm: dtype, widths, mask, whether dq has an order, and sinks'
 #: dtype, "softcap", "alibi", or "dalibi" with the gradient of its slopes, or "bias:" and the axes
-#: of q and k that it has, with its gradient, or "mask:" and the same of a boolean mask. A "+" joins
-#: two of them.
+#: of q and k that it has, with its gradient, or "mask:" and the same of a boolean mask, or "dropout".
+#: A "+" joins several of them.
 FEATURED: dict[Algorithm, list[tuple[DTypeName, int, int, MaskKind, bool, str]]] = {
     "fa1": [
         ("float16", 64, 64, "band", False, ""),
@@ -19,6 +19,8 @@ FEATURED: dict[Algorithm, list[tuple[DTypeName, int, int, MaskKind, bool, str]]]
         ("float16", 64, 64, "causal", False, "dalibi"),
         ("float16", 64, 64, "causal", False, "bias:qk"),
         ("float16", 64, 64, "causal", False, "mask:qk"),
+        ("float16", 64, 64, "causal", False, "dropout"),
+        ("float32", 64, 64, "full", False, "dropout"),
     ],
     "fa2": [
         ("float16", 64, 64, "band", False, ""),
@@ -44,6 +46,12 @@ FEATURED: dict[Algorithm, list[tuple[DTypeName, int, int, MaskKind, bool, str]]]
         ("float32", 64, 64, "full", False, "mask:q"),
         ("float64", 256, 256, "causal", False, "mask:qk"),
         ("float16", 64, 64, "full", False, "bias:qk+mask:qk"),
+        ("float16", 64, 64, "causal", False, "dropout"),
+        ("bfloat16", 128, 128, "full", True, "dropout"),
+        ("float32", 64, 64, "full", False, "dropout"),
+        ("float64", 256, 256, "causal", False, "dropout"),
+        ("float16", 64, 64, "full", False, "bias:qk+dropout"),
+        ("float16", 128, 128, "causal", False, "softcap+dalibi+dropout"),
     ],
     "fa3": [
         ("bfloat16", 64, 64, "band", False, ""),
@@ -97,5 +105,25 @@ FEATURED: dict[Algorithm, list[tuple[DTypeName, int, int, MaskKind, bool, str]]]
         ("bfloat16", 128, 128, "causal", False, "bias:k:float32+mask:qk"),
         ("float16", 64, 64, "causal", False, "mask:qk"),
         ("float16", 128, 128, "full", False, "mask:qk"),
+        ("bfloat16", 64, 64, "full", False, "dropout"),
+        ("bfloat16", 64, 64, "causal", False, "dropout"),
+        ("bfloat16", 64, 64, "band", True, "dropout"),
+        ("bfloat16", 96, 96, "causal", False, "dropout"),
+        ("bfloat16", 128, 128, "full", False, "dropout"),
+        ("bfloat16", 128, 128, "causal", True, "dropout"),
+        ("bfloat16", 192, 128, "causal", False, "dropout"),
+        ("bfloat16", 192, 192, "full", False, "dropout"),
+        ("bfloat16", 256, 256, "causal", False, "dropout"),
+        ("bfloat16", 64, 64, "causal", False, "softcap+dropout"),
+        ("bfloat16", 128, 128, "causal", False, "softcap+dropout"),
+        ("bfloat16", 64, 64, "causal", False, "dalibi+dropout"),
+        ("bfloat16", 128, 128, "full", False, "dalibi+dropout"),
+        ("bfloat16", 64, 64, "full", False, "bias:qk+dropout"),
+        ("bfloat16", 128, 128, "causal", False, "bias:k:float32+dropout"),
+        ("bfloat16", 64, 64, "full", False, "mask:qk+dropout"),
+        ("bfloat16", 128, 128, "full", False, "mask:qk+dropout"),
+        ("bfloat16", 128, 128, "causal", False, "float32+dropout"),
+        ("float16", 64, 64, "causal", False, "dropout"),
+        ("float16", 192, 128, "full", False, "dropout"),
     ],
 }

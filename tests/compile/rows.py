@@ -121,13 +121,21 @@ def _fa3_problems() -> Iterator[AttentionProblem]:
             yield replace(of, deterministic=deterministic, seqlen_kv=keys)
 
 
+#: Features without arrays.
+_KEYWORDS = {
+    "softcap": (("softcap", 50.0),),
+    "dropout": (("dropout_p", 0.1), ("dropout_seed", 1)),
+}
+
+
 def _featured_problems(algorithm: Algorithm) -> Iterator[AttentionProblem]:
     plain = replace(next(_problems()), alignment="tensor_map", q_first=-LONG // 2)
     for dtype, d, dv, mask, deterministic, feature in FEATURED[algorithm]:
         of = replace(plain, head_dim=d, head_dim_v=dv, mask=mask, storage=dtype, output=dtype)
-        keywords = {"softcap": 50.0} if feature == "softcap" else {}
-        named = [] if keywords else filter(None, feature.split("+"))
-        operands = {operand.name: operand for operand in (_operand(of, one) for one in named)}
+        words = [*filter(None, feature.split("+"))]
+        keywords = {name: value for word in words for name, value in _KEYWORDS.get(word, ())}
+        named = (_operand(of, word) for word in words if word not in _KEYWORDS)
+        operands = {operand.name: operand for operand in named}
         yield with_features(of, keywords, operands)
         wrt = QKV if feature == "alibi" else (*QKV, *(n for n in operands if n in differentiable()))
         of = replace(of, operation="backward", deterministic=deterministic, wrt=wrt)
@@ -242,8 +250,8 @@ def _name(architecture: str, c: KernelConfig) -> str:
         parts.append(f"dv{c.head_dim_v}")
     if c.head_dim and c.copies == "element":
         parts.append("element")
-    for feature in c.features:  # a window is in the mask
-        if feature.constants:
+    for feature in c.features:
+        if feature.name != "window":  # which is in the mask
             parts += ["-".join([feature.name, *(str(value) for _, value in feature.constants)])]
     constants = dict(c.constants)
     if "block_q" in constants and (c.generation == "fa3" or c.kernel == "summarise_mask"):
