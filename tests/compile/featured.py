@@ -9,8 +9,8 @@ __all__ = ["FEATURED"]
 
 #: Of each algorithm: dtype, widths, mask, whether dq has an order, and sinks'
 #: dtype, "softcap", "alibi", or "dalibi" with the gradient of its slopes, or "bias:" and the axes
-#: of q and k that it has, with its gradient, or "mask:" and the same of a boolean mask, or "dropout".
-#: A "+" joins several of them.
+#: of q and k that it has, with its gradient, or "mask:" and the same of a boolean mask, or
+#: "dropout". A "+" joins several of them.
 FEATURED: dict[Algorithm, list[tuple[DTypeName, int, int, MaskKind, bool, str]]] = {
     "fa1": [
         ("float16", 64, 64, "band", False, ""),

@@ -36,7 +36,7 @@ _HALVES = ("float16", "bfloat16")
 LONG, SHORT = 100_000, 1000
 
 #: Kernels of FlashAttention-3 that spill, and bytes: see what the compiler says of windows, soft
-#: caps, ALiBi and bias in ``bench/NOTES.md``. There are no others.
+#: caps, ALiBi, bias and dropout in ``bench/NOTES.md``. There are no others.
 SPILLS = {
     "sm_90-fa3-backward-bfloat16-d192-causal-dv128-softcap-bfloat16-64x128": 8,
     "sm_90-fa3-backward-bfloat16-d64-band-128x128-ordered": 112,
@@ -71,6 +71,16 @@ SPILLS = {
     "sm_90-fa3-forward-bfloat16-d64-full-mask-bfloat16-1-1-192x128": 16,
     "sm_90-fa3-forward-bfloat16-d96-causal-mask-bfloat16-1-1-192x96": 28,
     "sm_90-fa3-forward-float16-d64-causal-mask-float16-1-1-192x128": 32,
+    "sm_90-fa3-backward-bfloat16-d128-causal-softcap-bfloat16-dropout-64x128": 24,
+    "sm_90-fa3-backward-bfloat16-d128-full-alibi-bfloat16-1-dropout-64x128": 20,
+    "sm_90-fa3-backward-bfloat16-d192-causal-dv128-dropout-64x128": 8,
+    "sm_90-fa3-backward-bfloat16-d64-band-dropout-128x128-converts32-ordered": 16,
+    "sm_90-fa3-backward-bfloat16-d64-causal-alibi-bfloat16-1-dropout-128x128": 76,
+    "sm_90-fa3-backward-bfloat16-d64-causal-softcap-bfloat16-dropout-128x128": 72,
+    "sm_90-fa3-backward-bfloat16-d64-full-mask-bfloat16-1-1-dropout-128x128": 8,
+    "sm_90-fa3-backward-float16-d192-full-dv128-dropout-64x128": 32,
+    "sm_90-fa3-forward-bfloat16-d64-full-bias-bfloat16-bfloat16-1-1-dropout-192x128": 16,
+    "sm_90-fa3-forward-bfloat16-d64-full-mask-bfloat16-1-1-dropout-192x128": 98,
 }
 
 _HEAD_DIMS = (*((d, d) for d in HEAD_DIM_BUCKETS), (192, 128))
