@@ -43,6 +43,7 @@ class Kernels:
     alibi: str = ""  # "heads" or "batch": what has a slope of its own
     bias: str = ""  # by which of "qk" it differs, 1 for none of them; after ":" its dtype
     mask: str = ""  # the same of a boolean mask
+    dropout: bool = False
 
     @property
     def mapped(self) -> str:
@@ -63,6 +64,7 @@ class Kernels:
         words += ["softcap" * self.softcap, f"sinks-{self.sinks}" * bool(self.sinks)]
         words += [f"alibi-{self.alibi}" * bool(self.alibi)]
         words += [f"bias-{self.bias}" * bool(self.bias), f"mask-{self.mask}" * bool(self.mask)]
+        words += ["dropout" * self.dropout]
         words += ["x".join(map(str, self.blocks or ())), f"{self.num_sms or ''}"]
         return "-".join(word for word in words if word)
 
@@ -172,5 +174,6 @@ class Call:
         if name in ("bias", "dbias", "mask"):
             return self.case.recipe(name)
         row = self.rows
-        ndim = len(self.case.shape(name if name in OF_HEADS else "lse"))
+        own = name in (*OF_HEADS, "dropout_seed")
+        ndim = len(self.case.shape(name if own else "lse"))
         return Strides(gaps=row.gaps[-ndim:], offset=row.offset) if row.gaps else row

@@ -19,6 +19,9 @@ _VALUES = ("normal", "normal", "small", "x8", "integers", "outliers", "equal", "
 #: error through, which no model of independent errors holds.
 _WITH_SINKS = tuple(values for values in _VALUES if values != "equal")
 
+#: Parts that are dropped, the least and the most among them, and kinds of seeds.
+_DROPOUTS = ("0.1", "0.5:2", "0.25:4", "0.9", "0.00003:4", "0.99992:2")
+
 
 def _lengths(steps: tuple[int, ...], longest: int) -> st.SearchStrategy[int]:
     """At and beside what the kernels count in; one, two, and now and then none."""
@@ -62,6 +65,7 @@ def _problems(draw: st.DrawFn, kernels: Kernels, work: int) -> Case:
         alibi=kernels.alibi,
         bias=draw(_of_pairs(kernels.bias, "-inf")),
         mask=draw(_of_pairs(kernels.mask, "-blocks")),
+        dropout=draw(st.sampled_from(_DROPOUTS)) if kernels.dropout else "",
         q_offset=draw(_offsets(kernels, seqlen_q, seqlen_kv)),
         softcap=draw(st.sampled_from((0.5, 5.0, 50.0))) if kernels.softcap else None,
         scale=draw(st.sampled_from((None, None, 0.3, 2.0**-5))),

@@ -74,6 +74,7 @@ def configs_of(kernels: Kernels) -> set[KernelConfig]:
     case = replace(case, window=window, causal=kernels.causal and not window)
     case = replace(case, sinks=kernels.sinks, softcap=9.0 if kernels.softcap else None)
     case = replace(case, alibi=kernels.alibi, bias=kernels.bias, mask=kernels.mask)
+    case = replace(case, dropout="0.3" if kernels.dropout else "")
     odd = case.with_strides(**{name: Strides(gaps=(0, 0, 1, 0)) for name in ("q", "out", "dq")})
     x = arrays(case, "q", "k", "v", "dout") | {"out": np.zeros(case.shape("out"), case.storage)}
     x["lse"] = np.zeros(case.shape("lse"), case.statistics)

@@ -80,6 +80,19 @@ KERNELS = (
     Kernels("fa2", "bfloat16", (64, 64), False, num_sms=1, deterministic=True, mask="qk"),
     Kernels("fa3", "float16", (64, 64), True, num_sms=1, steps=_WIDE, parted=True, mask="qk"),
     Kernels("fa3", "bfloat16", (64, 64), False, num_sms=1, steps=_WIDE, bias="1k", mask="qk"),
+    # Dropout.
+    Kernels("fa1", "float16", (64, 64), True, _SMALL, steps=(16, 32), dropout=True),
+    Kernels("fa2", "float32", (24, 24), False, _NARROW, "80", steps=(8, 16, 32), dropout=True),
+    Kernels("fa2", "bfloat16", (64, 64), True, num_sms=1, deterministic=True, dropout=True),
+    Kernels("fa3", "float16", (64, 64), True, num_sms=1, steps=_WIDE, parted=True, dropout=True),
+    Kernels(
+        *("fa3", "bfloat16", (128, 128), False, (192, 80)),
+        num_sms=1,
+        steps=_WIDE,
+        window="band",
+        dropout=True,
+    ),
+    Kernels("fa3", "float16", (192, 128), True, num_sms=1, steps=_WIDE, dropout=True),
 )
 
 
@@ -138,5 +151,6 @@ def test_tails_of_scores_far_below_zero(kernels: Kernels) -> None:
             if kernels.window:
                 case = replace(case, window={"left": "3:", "band": "3:2"}[kernels.window])
             case = replace(case, bias=kernels.bias, mask=kernels.mask)
+            case = replace(case, dropout="0.3:4" if kernels.dropout else "")
             wrt = (*QKV, *["bias"] * bool(kernels.bias))
             check(kernels, Call(case, shift=-300, wrt=wrt, mapped=kernels.mapped))
