@@ -64,38 +64,22 @@ struct BackwardMath {
     if constexpr (Config::listed) {
       const Ring ring(number);
       wait<Config>(c.shared.q_full[ring.stage], ring.phase);
-      const StepNote note = listed_step(number);
+      const StepNote note = listed_step<Config>(c, number);
       state.place = {note.head, note.tile()};
       const bool every = __any_sync(0xffffffffu, note.every());
-      state.shown = shown_pairs(every, note.pairs + line / 16 * along * 32);
+      state.shown = shown_pairs<Config>(c, every, note.pairs + line / 16 * along * 32);
     } else if constexpr (Config::packed) {
-      const HiddenPairs hidden = hidden_pairs(state.place.head);
+      const HiddenPairs hidden = hidden_pairs<Config>(c, state.place.head);
       const int lines = lines_of_bits<Config>(c.params.shape);
       const int tile = Config::one_row ? 0 : state.place.tile;
       const unsigned first = hidden.index_of(c.item.kv_begin + line, lines, along);
-      state.shown = shown_pairs(false, first + tile * 32);
+      state.shown = shown_pairs<Config>(c, false, first + tile * 32);
     }
-  }
-  __device__ __forceinline__ HiddenPairs hidden_pairs(int head) const {
-    return Config::Score::List::hidden(c.params, c.item.batch, head);
-  }
-  // Of the warp's keys and a q tile, whose bits begin there.
-  __device__ __forceinline__ ShownPairs shown_pairs(bool every, unsigned first) const {
-    ShownPairs shown{{{0xffffffffu, 0xffffffffu}}, every};
-    if (!every) shown.bits = hidden_pairs(0).pairs[first + threadIdx.x % 32];
-    return shown;
-  }
-  // The same in every lane, and known to be: addresses are then in uniform registers.
-  __device__ __forceinline__ StepNote listed_step(int number) const {
-    const StepNote& note = c.note_of(number);
-    return {__shfl_sync(0xffffffffu, note.head, 0),
-            __shfl_sync(0xffffffffu, note.tile_and_every, 0),
-            __shfl_sync(0xffffffffu, note.pairs, 0), 0};
   }
   // Of the step before step `number`.
   __device__ __forceinline__ QPlace place_before(const StepState& state, int number) const {
     if constexpr (Config::listed) {
-      const StepNote note = listed_step(number - 1);
+      const StepNote note = listed_step<Config>(c, number - 1);
       return {note.head, note.tile()};
     }
     return c.before(state.place);

@@ -13,6 +13,27 @@ struct ScoreOperand {
   unsigned value[Config::block_q / 16][4];
 };
 
+// Where a term hides pairs by an array of bits: what it has of an entry and a head.
+template <class Config>
+__device__ __forceinline__ HiddenPairs hidden_pairs(const BackwardContext<Config>& c, int head) {
+  return Config::Score::List::hidden(c.params, c.item.batch, head);
+}
+// Of a warp's keys and a q tile, whose bits begin there.
+template <class Config>
+__device__ __forceinline__ ShownPairs shown_pairs(const BackwardContext<Config>& c, bool every,
+                                                  unsigned first) {
+  ShownPairs shown{{{0xffffffffu, 0xffffffffu}}, every};
+  if (!every) shown.bits = hidden_pairs<Config>(c, 0).pairs[first + threadIdx.x % 32];
+  return shown;
+}
+// The same in every lane, and known to be: addresses are then in uniform registers.
+template <class Config>
+__device__ __forceinline__ StepNote listed_step(const BackwardContext<Config>& c, int number) {
+  const StepNote& note = c.note_of(number);
+  return {__shfl_sync(0xffffffffu, note.head, 0), __shfl_sync(0xffffffffu, note.tile_and_every, 0),
+          __shfl_sync(0xffffffffu, note.pairs, 0), 0};
+}
+
 // Raw products -> P^T = exp(scores * factor - lse), times 2^exponent.
 template <class Config, int exponent = 0, class Scores>
 __device__ __forceinline__ void exponentiate(const typename Config::Params& params, Scores& scores,

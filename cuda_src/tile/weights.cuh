@@ -3,8 +3,7 @@
 //
 //   AllWeights           all of them
 //   struct Weights {     drops the weights of some pairs. What is left is made larger: the output
-//   at
-//                        the end of its rows (Config::Rows), gradients by what follows
+//                        by the end of its rows (Config::Rows), gradients by what follows
 //     static constexpr bool drops = true;
 //     Weights(params);   // what all tiles have in common
 //     static Compute inverse_keep<Compute>(params);  // what is left is multiplied by it
