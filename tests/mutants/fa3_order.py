@@ -156,7 +156,7 @@ _BACKWARD_WAITS = (
 _PLACES = (
     _overwritten(
         *("dS is overwritten while dQ reads it", _MATH, GRADIENTS),
-        follows="\n      if constexpr (has_slope) {",
+        follows="\n      if constexpr (Config::Weights::drops) {",
     ),
     _overwritten(
         "dS of serial score tiles is overwritten while dQ reads it", _SERIAL, SERIAL_GRADIENTS

@@ -216,8 +216,8 @@ HOPPER = (
     _bug(
         "serial scores lose their slopes",
         _SERIAL,
-        "Math::has_slope ? sloped : weights",
-        "weights",
+        "gradients, i, Math::has_slope ? sloped : weights, dp,",
+        "gradients, i, weights, dp,",
         "fa3 serial",
     ),
     _bug(

@@ -26,16 +26,16 @@ def _call(dtype: Any = np.float32, **more: Any) -> dict[str, Any]:
     return {"q": q, "k": k, "v": k, "backend": "numpy", **more}
 
 
-def _refused(given_: dict[str, Any], error: Any, match: str) -> None:
+def _refused(given_: dict[str, Any], kind: Any, match: str) -> None:
     """By either pass, by the vjp, and by ``explain``; nothing is computed before it."""
     q, ran = given_["q"], []
     lse = np.zeros((q.shape[0], q.shape[2], q.shape[1]), np.float32)
     passes: list[Callable[..., Any]] = [cuflash.attention, cuflash.attention_vjp, cuflash.explain]
     with dispatch.observe(ran.append):
         for call in passes:
-            with pytest.raises(error, match=match):
+            with pytest.raises(kind, match=match):
                 call(**given_)
-        with pytest.raises(error, match=match):
+        with pytest.raises(kind, match=match):
             cuflash.attention_backward(out=q, dout=q, lse=lse, **given_)
     assert not ran
 

@@ -214,6 +214,7 @@ PROVOKED: tuple[Callable[[pytest.MonkeyPatch], str], ...] = (
     _old_nvrtc,
     lambda patch: _attend(dtype=np.int8),
     lambda patch: _attend(mask=np.ones((4, 4), np.int8)),
+    lambda patch: _attend(dropout_p=0.1),
     _named,
     lambda patch: _attend(algorithm="fa3", backend="numpy"),
     _heads,

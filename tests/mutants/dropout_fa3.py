@@ -1,0 +1,127 @@
+"""Bugs of dropout in the kernels of FlashAttention-3, of the emulator alone."""
+
+from __future__ import annotations
+
+from .bug import Bug, row
+
+__all__ = ["BUGS"]
+
+_FORWARD = "cuda_src/fa3/forward_math.cuh"
+_MATH = "cuda_src/fa3/backward_math.cuh"
+_DROPPED = "cuda_src/fa3/backward_dropped.cuh"
+_SERIAL = "cuda_src/fa3/backward_serial.cuh"
+_WIDE = "cuda_src/fa3/backward_wide.cuh"
+_AGAINST = "test_dropout.py::test_against_float64"
+
+_ROWS = {
+    "narrow": "fa3-sm_90-float16-d64-dv64-causal-dropout-0.3-filled",
+    "changed": "fa3-sm_90-float16-d64-dv64-causal-softcap-alibi-heads-dropout-0.3-filled",
+    "fa3": "fa3-sm_90-bfloat16-d128-dv128-causal-dropout-0.3-filled-192x80",
+    "serial": "fa3-sm_90-float16-d192-dv128-causal-dropout-0.3:4-filled",
+    "serial changed": "fa3-sm_90-bfloat16-d192-dv128-full-softcap-alibi-batch-dropout-0.3-filled",
+    "wide": "fa3-sm_90-float16-d200-dv256-causal-alibi-heads-dropout-0.5-filled",
+}
+
+
+def _bug(name: str, file: str, find: str, replace: str, of: str) -> Bug:
+    _, _, dtype, dim, _, mask = _ROWS[of].split("-")[:6]
+    dims = {"d64": "d64-dv64"}.get(dim, "d128-dv128")
+    on_gpu = (
+        f"tests/property/test_dropout.py::test_against_float64[cuda-auto-{dtype}-{dims}-{mask}]"
+    )
+    return Bug(name, file, find, replace, on_gpu, row(_ROWS[of], _AGAINST))
+
+
+BUGS = (
+    _bug(
+        "the first block of a tile keeps all weights",
+        _FORWARD,
+        "    drop(tile, blocks, state, blocks.seen.end - 1);\n",
+        "",
+        "narrow",
+    ),
+    _bug(
+        "a block drops what the block before it dropped",
+        _FORWARD,
+        "    drop(tile, blocks, state, block);\n",
+        "    drop(tile, blocks, state, block + 1);\n",
+        "fa3",
+    ),
+    _bug(
+        "all queries of a step draw as its first sixteen",
+        _DROPPED,
+        "draws.of_block(masks, 0, 16 * i);",
+        "draws.of_block(masks, 0, 0 * i);",
+        "fa3",
+    ),
+    _bug(
+        "P of dV is all of it in fa3",
+        _DROPPED,
+        "weights.value[i][part] &= masks[part];",
+        "weights.value[i][part] &= ~0u;",
+        "narrow",
+    ),
+    _bug(
+        "dP of what is dropped counts in fa3",
+        _DROPPED,
+        "mask != 0 ? dp : 0.0f",
+        "mask != 1 ? dp : 0.0f",
+        "changed",
+    ),
+    _bug(
+        "what is dropped gives nothing to dS",
+        _DROPPED,
+        "return fma(mask != 0 ? dp : 0.0f, kept, -delta * scale);",
+        "return mask != 0 ? fma(dp, kept, -delta * scale) : 0.0f;",
+        "fa3",
+    ),
+    _bug(
+        "second queries of a pair give to slopes what the first weigh",
+        _DROPPED,
+        "sum.add(weight.y, weight.y * y, n, group, 1);",
+        "sum.add(weight.x, weight.x * y, n, group, 1);",
+        "changed",
+    ),
+    _bug(
+        "gradients of values are not made larger in fa3",
+        _MATH,
+        "      factor *= Config::Weights::template inverse_keep<float>(c.params);\n",
+        "",
+        "narrow",
+    ),
+    _bug(
+        "P of dV is all of it where score tiles are serial",
+        _SERIAL,
+        "weights.value[i][part] &= masks[part];",
+        "weights.value[i][part] &= ~0u;",
+        "serial",
+    ),
+    _bug(
+        "serial scores lose their slopes where weights are dropped",
+        _SERIAL,
+        "masks, i, weights, Math::has_slope ? sloped : weights, dp);",
+        "masks, i, weights, weights, dp);",
+        "serial changed",
+    ),
+    _bug(
+        "the sign of P says what is kept",
+        _WIDE,
+        "passed.value[i][part] |= ~masks[part] & 0x80008000u;",
+        "passed.value[i][part] |= masks[part] & 0x80008000u;",
+        "wide",
+    ),
+    _bug(
+        "P of shared keys keeps its mark",
+        _WIDE,
+        "        weights.value[i][part] &= 0x7fff7fffu;\n",
+        "",
+        "wide",
+    ),
+    _bug(
+        "P of dV is all of it where keys are shared",
+        _WIDE,
+        "        weights.value[i][part] &= masks[part];\n",
+        "",
+        "wide",
+    ),
+)
