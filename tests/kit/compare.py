@@ -14,7 +14,8 @@ plain      float32 and float64: the same ratio, as a root mean square over a til
            take the luck out.
 bias       16-bit dtypes, normal values: the part of the error of a whole head that points
            along the truth, against what independent errors of rows would give; those of rows
-           that are flushed add up. Not where a function of the scores is approximated: it errs
+           that are flushed add up. A row whose terms cancel has no truth to point along but what
+           float64 leaves of it. Not where a function of the scores is approximated: it errs
            alike for scores that are alike.
 features   the gradients of arrays of features, each number as a row; those of a bias also by the
            rules of matrices.
@@ -222,6 +223,8 @@ def _plain(ratio: np.ndarray, plain: np.ndarray, units: float, deviates: int) ->
 
 def _bias(truth: Truth, name: str, error: np.ndarray, size: np.ndarray) -> Verdict:
     case, expected = truth.case, truth.results[name]
+    cancelled = _norm(expected) < limits.CANCELLED * truth.model[name]
+    expected = np.where(cancelled[..., None], 0, expected)
     along = np.abs((error * expected).sum(axis=(2, 3)))
     length = _norm(expected)
     flushed = length < limits.SMALLEST[case.dtype] * np.sqrt(expected.shape[-1])

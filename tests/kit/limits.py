@@ -76,6 +76,9 @@ def plain_scatter(rows: int) -> float:
 #: in a head: errors of rows have to be independent. Correct: 0.52. A gradient 1 % too large
 #: passes ROW_LIMIT in bfloat16 and gives 2.7 or more here from 70 rows on.
 BIAS_LIMIT = 1.0
+#: A row so much shorter than E, of terms in float64, is what these leave where they cancel: of
+#: one key that dropout keeps or not, dS is 0.
+CANCELLED = 2.0**-40
 
 #: Relative error of a long sum, per term, in u of the accumulator, with one sign: tensor cores
 #: truncate when they add, once for every 8 or 16 terms (by half a unit on average).

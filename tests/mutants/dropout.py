@@ -69,7 +69,7 @@ _OF_DRAWS = (
         _FEATURE,
         "words[0] = keys + key / 16 * 4;",
         "words[0] = keys + key / 16 * 8;",
-        "fa1",
+        "fa2",
     ),
     _bug(
         "the offset of a seed is not read",

@@ -16,6 +16,7 @@ from ..kit.case import STORAGE, Case
 from ..kit.compare import Registry, compare
 from ..kit.data import arrays, operands
 from ..kit.dropped import left_of
+from ..kit.limits import UNIT
 from ..kit.oracle import judge
 from ..kit.plain import plain
 from ..kit.runners import ApiRunner
@@ -197,3 +198,22 @@ def test_the_census_tells_pairs_of_another_seed(dtype: str) -> None:
 
     assert checks.census(ApiRunner("numpy", "fa2"), case).passed
     assert not checks.census(Other("numpy", "fa2"), case).passed
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_of_one_key_no_error_has_a_side(dtype: str) -> None:
+    """Its dS is 0, of which float64 leaves something; the rounded output leaves more."""
+    sizes = []
+    for seed in range(12):
+        case = Case(1, 1, 1, 1, 1, 64, 64, dtype, dropout="0.1", seed=seed)
+        x = arrays(case, "q", "k", "v", "dout", "dlse")
+        x["dlse"][:] = 0
+        truth, key = judge(case, x), x["k"].astype(np.float64)
+        along = key / np.linalg.norm(key) * truth.model["dq"].item() * UNIT[dtype]
+        if left_of(case, x, 0, 0) == 0:
+            continue
+        sizes.append(np.abs(truth.results["dq"]).max() / np.abs(along).max())
+        for share in (1.5, -1.5, 2.5):
+            got = (share * along).astype(case.storage)
+            assert compare(truth, "dq", got, Registry()).passed == (abs(share) < 2)
+    assert 0 < max(sizes) < 1e-9
