@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any
+from typing import NamedTuple
 
 from .errors import ArgumentValueError
 from .features.table import with_features
@@ -38,6 +38,17 @@ _LENGTHS = tuple(2**i for i in range(4, 18))
 _MOST_HEADS = 4**7
 #: Pairs beyond which the gradient of a bias has blocks for every device.
 _FEW_BLOCKS = 2**22
+
+
+class _Features(NamedTuple):
+    """One combination of features: each as :class:`Calls` has it, or not asked for."""
+
+    softcap: bool
+    alibi: bool
+    bias: str | None
+    mask: str | None
+    sinks: str | None
+    dropout: bool
 
 
 @dataclass(frozen=True)
@@ -92,10 +103,11 @@ class Calls:
     seqlens: tuple[Pair, ...] | None = None
 
     @property
-    def features(self) -> Iterator[tuple[Any, ...]]:
+    def features(self) -> Iterator[_Features]:
         """Combinations of features, as they are asked for."""
         arrays = self.bias, self.mask_array, self.sinks
-        return product(self.softcap, self.alibi, *arrays, self.dropout)
+        every = product(self.softcap, self.alibi, *arrays, self.dropout)
+        return (_Features(*asked) for asked in every)
 
     def check(self) -> None:
         """Raise ArgumentValueError for widths and lengths that no call has."""
@@ -122,7 +134,7 @@ def problems_of(calls: Calls) -> Iterator[AttentionProblem]:
         aligned = not calls.unaligned and all(row % 16 == 0 for row in rows)
         groups = (1, 64) if operation == "backward" else (1,)
         windows = _telling_windows(operation) if mask in ("left", "band") else (0,)
-        entries = _telling_entries(operation, asked[2])
+        entries = _telling_entries(operation, asked.bias)
         for (seqlen_q, seqlen_kv), heads, group, window, batch in product(
             seqlens, _HEADS, groups, windows, entries
         ):
@@ -150,7 +162,7 @@ def problems_of(calls: Calls) -> Iterator[AttentionProblem]:
                 alignment="tensor_map" if aligned else "element",
                 deterministic=calls.deterministic,
             )
-            yield from _featured(plain, *asked)
+            yield from _featured(plain, asked)
 
 
 def _telling_entries(operation: Operation, bias: str | None) -> tuple[int, ...]:
@@ -170,34 +182,27 @@ def _telling_windows(operation: Operation) -> tuple[int, ...]:
     return tuple(keys for last in sorted(last_of_rows) for keys in (last, last + 1))
 
 
-def _featured(
-    problem: AttentionProblem,
-    softcap: bool,
-    alibi: bool,
-    bias: str | None,
-    mask: str | None,
-    sinks: str | None,
-    dropout: bool,
-) -> Iterator[AttentionProblem]:
+def _featured(problem: AttentionProblem, asked: _Features) -> Iterator[AttentionProblem]:
     """The problem with its features: bounds of its keys, a cap of any size, a seed, and arrays.
 
     Gradients are of all arrays that have one; with slopes there are others without theirs, which
     are cheaper.
     """
-    keywords: dict[str, float] = {"softcap": 1.0} if softcap else {}
-    keywords |= {"dropout_p": 0.5, "dropout_seed": 0} if dropout else {}
+    keywords: dict[str, float] = {"softcap": 1.0} if asked.softcap else {}
+    keywords |= {"dropout_p": 0.5, "dropout_seed": 0} if asked.dropout else {}
     operands = {}
-    if alibi:
+    if asked.alibi:
         shape = (problem.batch, problem.heads_q)
         operands["alibi_slopes"] = Operand("alibi_slopes", problem.compute, shape)
-    if bias is not None:
-        axes, _, dtype = bias.partition(":")
-        asked = _dtype_of("bias", problem, dtype or "query")
-        operands["bias"] = Operand("bias", asked, _of_pairs(problem, axes))
-    if mask is not None:
-        operands["mask"] = Operand("mask", "bool", _of_pairs(problem, mask))
-    if sinks is not None:
-        operands["sinks"] = Operand("sinks", _dtype_of("sinks", problem, sinks), (problem.heads_q,))
+    if asked.bias is not None:
+        axes, _, of_bias = asked.bias.partition(":")
+        dtype = _dtype_of("bias", problem, of_bias or "query")
+        operands["bias"] = Operand("bias", dtype, _of_pairs(problem, axes))
+    if asked.mask is not None:
+        operands["mask"] = Operand("mask", "bool", _of_pairs(problem, asked.mask))
+    if asked.sinks is not None:
+        dtype = _dtype_of("sinks", problem, asked.sinks)
+        operands["sinks"] = Operand("sinks", dtype, (problem.heads_q,))
     every = tuple(name for name in operands if name in differentiable())
     without = tuple(name for name in every if name != "alibi_slopes")
     named = (every, without) if problem.operation == "backward" else ((),)

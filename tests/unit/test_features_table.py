@@ -11,7 +11,7 @@ from typing import Any, get_args
 import pytest
 
 import cuflash
-from cuflash import cli
+from cuflash import cli, reference
 from cuflash.calls_to_come import Calls
 from cuflash.compile_ahead import kernels_of
 from cuflash.features.table import FEATURES, with_features
@@ -66,6 +66,15 @@ def _options(command: str) -> set[str]:
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
 @pytest.mark.parametrize("name", _arguments())
 def test_every_function_takes_every_argument(function: Callable[..., Any], name: str) -> None:
+    parameter = _parameters(function)[name]
+    assert parameter.kind is inspect.Parameter.KEYWORD_ONLY
+    assert parameter.default is None
+    assert name in (function.__doc__ or "")
+
+
+@pytest.mark.parametrize("function", [reference.attention, reference.attention_backward])
+@pytest.mark.parametrize("name", _arguments())
+def test_the_reference_takes_every_argument(function: Callable[..., Any], name: str) -> None:
     parameter = _parameters(function)[name]
     assert parameter.kind is inspect.Parameter.KEYWORD_ONLY
     assert parameter.default is None
