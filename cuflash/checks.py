@@ -98,7 +98,7 @@ def describe(
     position = options.q_offset
     if position is None:
         position = plain.seqlen_kv - plain.seqlen_q
-    problem = with_features(plain, dict(options.more), operands, position, options.part_of)
+    problem = with_features(plain, dict(options.more), operands, position, options.draws)
     return replace(call, problem=problem)
 
 

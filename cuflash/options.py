@@ -63,9 +63,10 @@ class Options:
     #: theirs, and how many share one of the gradient. What is not named has one entry for all, or
     #: one for each. With (n, m), entry e reads ``e // n`` modulo the entries that there are.
     entries: tuple[tuple[str, tuple[int, int]], ...] = ()
-    #: Of a part of a larger call: its first entry of the batch and its first query head there, and
-    #: how many query heads there are; None of a whole one.
-    part_of: tuple[int, int, int] | None = None
+    #: Of dropout: after how many entries of the batch, and after how many query heads, draws
+    #: repeat; a seed then says too at which entry and head the arrays begin, in two more words.
+    #: None: every entry and head has its own.
+    draws: tuple[int, int] | None = None
 
     def keyword(self, name: str) -> Any:
         """The value of a feature's keyword; None if it was not given."""

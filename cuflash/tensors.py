@@ -61,8 +61,10 @@ class Tensor:
     shared, broadcast
         Axes that an array may lack; whether it may lack any, and have 1 in
         place of a size, and any strides.
-    lengths
-        Of an array without axes of the problem: how many elements it may have.
+    lengths, part_length
+        Of an array without axes of the problem: how many elements it may have;
+        and how many where it also says at which part of a larger call the
+        arrays begin.
     """
 
     name: str
@@ -77,6 +79,7 @@ class Tensor:
     shared: tuple[Axis, ...] = ()
     broadcast: bool = False
     lengths: tuple[int, ...] = ()
+    part_length: int | None = None
 
     def fits(self, shape: tuple[int, ...], sizes: tuple[int, ...], entries: int = 0) -> bool:
         """Whether an array that broadcasts has a shape that goes with these sizes.
@@ -154,6 +157,7 @@ def _tensors(*features: Feature) -> Mapping[str, Tensor]:
                 shared=rule.shared,
                 broadcast=rule.broadcast,
                 lengths=rule.lengths,
+                part_length=rule.part_length,
             )
             every += [array, *([_gradient(array)] if rule.differentiable else [])]
     return {tensor.name: tensor for tensor in every}
@@ -202,8 +206,9 @@ def shape_of(
         batch, heads, seqlen = sizes
         return layout.rows_shape(batch, heads, seqlen)
     if tensor.lengths:
-        shapes = [(length,) for length in tensor.lengths]
-        return next((shape for shape in shapes if shape == given.get(tensor.name)), shapes[0])
+        found = given.get(tensor.name)
+        fitting = (found == (length,) for length in (*tensor.lengths, tensor.part_length))
+        return found if found is not None and any(fitting) else (tensor.lengths[0],)
     source = given.get(tensor.gradient_of or tensor.name, tuple(sizes))
     if tensor.broadcast:
         of_array, of_gradient = (entries or {}).get(tensor.gradient_of or tensor.name, (0, 0))

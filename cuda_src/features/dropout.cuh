@@ -11,16 +11,15 @@
 namespace cuflash {
 
 struct DropoutParams {
-  const unsigned* dropout_seed;  // its words, of which there are 2 or 4; null: key0 and key1
+  const unsigned* dropout_seed;  // its words, of which there are 2, 4 or 6; null: key0 and key1
   double inverse_keep;           // 1 over the share that is kept
   float inverse_keep_single;
   unsigned limit;  // of 2^14 draws those that keep a weight
   unsigned key0;
   unsigned key1;
   int words;
-  int first_entry;  // of the call, in a larger one that it is a part of
-  int first_head;
-  int heads;  // of queries, of the larger call
+  int entries;  // of the batch, after which draws repeat
+  int heads;    // of queries, likewise
 };
 
 // Seven rounds of philox4x32: Salmon, Moraes, Dror, Shaw, "Parallel Random Numbers: As Easy as 1,
@@ -51,6 +50,8 @@ struct Dropout {
   unsigned key0;
   unsigned key1;
   unsigned offset;
+  int first_entry;  // of the arrays, in a larger call that they are a part of
+  int first_head;
 
   template <class Params>
   __device__ explicit Dropout(const Params& params) {
@@ -58,6 +59,8 @@ struct Dropout {
     key0 = given.key0;
     key1 = given.key1;
     offset = 0;
+    first_entry = 0;
+    first_head = 0;
     if (given.words > 0) {
       key0 = given.dropout_seed[0];
       key1 = given.dropout_seed[1];
@@ -65,6 +68,10 @@ struct Dropout {
     if (given.words > 2) {  // the upper word of the offset changes the key
       offset = given.dropout_seed[2];
       key0 ^= given.dropout_seed[3];
+    }
+    if (given.words > 4) {
+      first_entry = static_cast<int>(given.dropout_seed[4]);
+      first_head = static_cast<int>(given.dropout_seed[5]);
     }
   }
 
@@ -94,8 +101,8 @@ struct Dropout {
     __device__ Calls(const Params& params, const Dropout& weights, const Place& place)
         : keys(place.key0 / 16 * 4),
           queries(place.query0 / 16 * 8),
-          head((params.dropout.first_entry + place.batch) * params.dropout.heads +
-               params.dropout.first_head + place.head),
+          head((weights.first_entry + place.batch % params.dropout.entries) * params.dropout.heads +
+               (weights.first_head + place.head) % params.dropout.heads),
           offset(weights.offset),
           key0(weights.key0),
           key1(weights.key1),

@@ -41,7 +41,7 @@ def stream_of(words: Sequence[Any]) -> Stream:
 
     The upper word of the offset changes the key, for which alone there is room.
     """
-    lower, upper, *offset = map(int, words)
+    lower, upper, *offset = map(int, words[:4])
     if not offset:
         return lower, upper, 0
     return lower ^ offset[1], upper, offset[0]

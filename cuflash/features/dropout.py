@@ -23,6 +23,7 @@ from .use import Use
 
 __all__ = [
     "DROPOUT",
+    "PART_LENGTH",
     "SEED_LENGTHS",
     "check_both",
     "check_probability",
@@ -33,6 +34,8 @@ __all__ = [
 _NAME = "dropout_seed"
 #: Of a seed that is an array: its key, or the key and an offset.
 SEED_LENGTHS = (2, 4)
+#: Of one that also says at which entry and head a part of a larger call begins.
+PART_LENGTH = 6
 _SEEDS = 2**64
 _DEVICE = DevicePart(
     kernels=MAIN_KERNELS,
@@ -46,8 +49,7 @@ _DEVICE = DevicePart(
             ("key0", np.uint32),
             ("key1", np.uint32),
             ("words", np.int32),
-            ("first_entry", np.int32),
-            ("first_head", np.int32),
+            ("entries", np.int32),
             ("heads", np.int32),
         ],
         align=True,
@@ -99,11 +101,19 @@ def check_seed(name: str, value: Any) -> int:
 def _kept(place: ScorePlace, given: Given) -> Any:
     words = given.get(_NAME)
     stream = stream_of((given["key0"], given["key1"]) if words is None else words)
-    batch = given["first_entry"] + place.batch[:, :, 0]
-    heads = batch * given["heads"] + given["first_head"] + place.head[:, :, 0]
+    entry, head = _first(words)
+    entries = entry + place.batch[:, :, 0] % given["entries"]
+    heads = entries * given["heads"] + (head + place.head[:, :, 0]) % given["heads"]
     queries, keys = (slice(run[0], run[-1] + 1) for run in (place.i, place.j.ravel()))
     found = draws(stream, heads[..., 0], queries, keys) < given["limit"]
     return found.transpose(0, 1, 4, 2, 3)
+
+
+def _first(words: Any) -> tuple[int, int]:
+    """The entry and the head at which the arrays begin, as a seed says it."""
+    if words is None or len(words) < PART_LENGTH:
+        return 0, 0
+    return int(words[4]), int(words[5])
 
 
 def check_both(p: float | None, seeded: bool) -> None:
@@ -135,7 +145,10 @@ def _use(request: Request) -> Use | None:
         return None
     limit = limit_of(p)
     lower, upper = words_of(seed or 0)
-    first_entry, first_head, heads = request.part_of or (0, 0, request.problem.heads_q)
+    entries, heads = request.draws or (request.problem.batch, request.problem.heads_q)
+    if words is not None and request.draws is None and words.shape[0] not in SEED_LENGTHS:
+        fitting = " or ".join(f"({length},)" for length in SEED_LENGTHS)
+        raise ArgumentValueError(_NAME, f"shape {words.shape}", fitting)
     return Use(
         "dropout",
         _DEVICE,
@@ -146,9 +159,8 @@ def _use(request: Request) -> Use | None:
             ("key0", lower),
             ("key1", upper),
             ("words", 0 if words is None else words.shape[0]),
-            ("first_entry", first_entry),
-            ("first_head", first_head),
-            ("heads", heads),
+            ("entries", max(1, entries)),
+            ("heads", max(1, heads)),
         ),
         operands=() if words is None else (words,),
         host=HostPart(kept=_kept),
@@ -161,5 +173,5 @@ DROPOUT = Feature(
     _use,
     _DEVICE,
     keywords={"dropout_p": check_probability, _NAME: check_seed},
-    arrays={_NAME: ArrayRule((), ("uint32",), lengths=SEED_LENGTHS)},
+    arrays={_NAME: ArrayRule((), ("uint32",), lengths=SEED_LENGTHS, part_length=PART_LENGTH)},
 )

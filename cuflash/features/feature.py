@@ -41,6 +41,9 @@ class ArrayRule:
     lengths
         Of an array with one axis that is none of the problem: how many
         elements it may have, the first of a new one.
+    part_length
+        How many where it also says at which part of a larger call the arrays
+        begin, which no public function asks for.
     """
 
     axes: tuple[Axis, ...]
@@ -49,6 +52,7 @@ class ArrayRule:
     shared: tuple[Axis, ...] = ()
     broadcast: bool = False
     lengths: tuple[int, ...] = ()
+    part_length: int | None = None
 
     @property
     def batch_axis(self) -> int | None:
@@ -76,16 +80,16 @@ class Request:
         Its arrays that were given, checked against their rules.
     position
         Of query 0 among the keys, whatever the mask.
-    part_of
-        Of a part of a larger call: its first entry of the batch and its first
-        query head there, and how many query heads there are.
+    draws
+        Of dropout: after how many entries of the batch, and after how many
+        query heads, draws repeat; None for those of the problem.
     """
 
     problem: AttentionProblem
     keywords: Mapping[str, Any] = field(default_factory=dict)
     operands: Mapping[str, Operand] = field(default_factory=dict)
     position: int = 0
-    part_of: tuple[int, int, int] | None = None
+    draws: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, eq=False)  # a row is itself: tables are kept by their rows

@@ -34,7 +34,7 @@ def with_features(
     keywords: Mapping[str, Any],
     operands: Mapping[str, Operand],
     position: int = 0,
-    part_of: tuple[int, int, int] | None = None,
+    draws: tuple[int, int] | None = None,
 ) -> AttentionProblem:
     """The problem with what every feature adds to it.
 
@@ -46,8 +46,8 @@ def with_features(
         Of all features, by argument name; what was not given is absent.
     position
         Of query 0 among the keys, whatever the mask.
-    part_of
-        Where the problem stands in a larger call, as :class:`Request` has it.
+    draws
+        Of dropout, as :class:`Request` has it.
 
     Raises
     ------
@@ -60,7 +60,7 @@ def with_features(
             {name: keywords[name] for name in feature.keywords if name in keywords},
             {name: operands[name] for name in feature.arrays if name in operands},
             position,
-            part_of,
+            draws,
         )
         use = feature.use(request)
         if use is not None:

@@ -22,7 +22,7 @@ except ImportError as error:
     ) from error
 
 from ..options import AlgorithmChoice
-from .arguments import arrays_of, with_all_axes
+from .arguments import arrays_of, seed_of, with_all_axes
 from .axes import broadcasts, has_batch, may_share_batch
 from .call import Call, call_of, check_arrays
 from .keywords import check_cast, check_returns, checked
@@ -138,9 +138,17 @@ def attention(
         and key are then made from the output before it is rounded: more exact
         where keys have a large part in common, for 2 bytes more an element.
         What is returned has query's dtype all the same.
-    dropout_rate, dropout_rng, broadcast_dropout, deterministic
-        As Flax passes them. A rate above 0 is refused unless ``deterministic``
-        is True, which says that there is no dropout.
+    dropout_rate : float
+        The part of the weights that is left out, 0 to below 1, compiled in, as
+        ``dropout_p`` of :func:`cuflash.attention`.
+    dropout_rng : key, optional
+        Of :mod:`jax.random`, typed or as 2 or 4 words of uint32; one is needed
+        where weights are dropped. The same key drops the same weights.
+    broadcast_dropout : bool
+        Whether all entries of the batch and all heads drop the same weights,
+        which is the default here as in Flax.
+    deterministic : bool
+        True: there is no dropout, whatever the rate.
     dtype : dtype, optional
         What query, key and value are cast to first, and the dtype of ``out``.
     precision, force_fp32_for_softmax
@@ -214,8 +222,11 @@ def _residual(lse: Any, dtype: Any) -> Any:
 
 def _compute(given: dict[str, Any], call: Call, dtype: str | None) -> tuple[Any, Any]:
     arrays = arrays_of(given, dtype)
-    check_arrays(arrays, call)
     q = arrays["q"]
+    if call.options.keyword("dropout_p"):
+        arrays["dropout_seed"] = seed_of(given["dropout_rng"])
+        call = call.drawing(*q.shape[-2:-1], alike=given["broadcast_dropout"])
+    check_arrays(arrays, call)
     one = q.ndim == 3
     whole = {name: with_all_axes(name, a) for name, a in arrays.items() if broadcasts(name)}
     arrays |= whole

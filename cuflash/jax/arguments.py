@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
-from ..errors import ArgumentTypeError
+from ..errors import ArgumentTypeError, ArgumentValueError
+from ..features.dropout import PART_LENGTH, SEED_LENGTHS
 from ..tensors import tensors
 
-__all__ = ["arrays_of", "with_all_axes"]
+__all__ = ["arrays_of", "seed_of", "with_all_axes"]
 
 #: Arguments that are cast, and the tensors that they are.
 _CAST = {"query": "q", "key": "k", "value": "v"}
@@ -39,6 +41,26 @@ def with_all_axes(name: str, array: Any) -> Any:
     """An array that broadcasts, with an axis of 1 for every one that it lacks."""
     lacking = len(tensors()[name].axes) - array.ndim
     return jnp.expand_dims(array, tuple(range(lacking)))
+
+
+def seed_of(rng: Any) -> Any:
+    """The words of a key of ``jax.random``, and the entry and the head at which arrays begin: 0.
+
+    A key of two words has no offset.
+
+    Raises
+    ------
+    ArgumentTypeError, ArgumentValueError
+        If it is no key, or several.
+    """
+    typed = jnp.issubdtype(rng.dtype, jax.dtypes.prng_key)
+    words = jax.random.key_data(rng) if typed else _as_array("dropout_rng", rng)
+    expected = "one key of jax.random, of 2 or 4 words of uint32"
+    if words.dtype != "uint32":
+        raise ArgumentTypeError("dropout_rng", f"dtype {words.dtype}", expected)
+    if words.shape not in [(length,) for length in SEED_LENGTHS]:
+        raise ArgumentValueError("dropout_rng", f"shape {tuple(words.shape)}", expected)
+    return jnp.concatenate([words, jnp.zeros(PART_LENGTH - words.shape[0], words.dtype)])
 
 
 def _of_features(given: Mapping[str, Any], of_query: Any, dtype: str | None) -> dict[str, Any]:

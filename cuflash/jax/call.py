@@ -42,12 +42,17 @@ class Call:
         The dtype of the output that is kept for the backward pass; None for query's.
     names
         Of the arguments, in the order that they come in.
+    draw_heads
+        With dropout the number of query heads of the whole call, each of which
+        draws for itself, as each entry of its batch does; 0: all draw alike.
+        None without dropout.
     """
 
     operation: Operation
     options: Options
     residual: DTypeName | None = None
     names: tuple[str, ...] = QKV
+    draw_heads: int | None = None
 
     @property
     def saving(self) -> Call:
@@ -58,6 +63,10 @@ class Call:
         """The pass that pulls gradients back through this one to what ``wrt`` names."""
         options = replace(self.saving.options, wrt=wrt)
         return replace(self, operation="backward", options=options)
+
+    def drawing(self, heads: int = 0, *, alike: bool) -> Call:
+        """The same pass with dropout, of so many query heads, which may all draw alike."""
+        return replace(self, draw_heads=0 if alike else heads)
 
     def taking(self, names: Iterable[str]) -> Call:
         """The same pass with these arguments."""
@@ -92,20 +101,27 @@ class Call:
         return specs
 
     def over(self, arrays: Sequence[Any]) -> Call:
-        """The same pass, told which entries of its batch share one of an array that broadcasts.
+        """The same pass, told which entries of its batch draw alike, and share what broadcasts.
 
         Shapes say that: where arrays are divided, those of a device's parts.
         """
         given, mapped = self.named(arrays), self.mapped(arrays)
-        if not mapped:
+        if not mapped and self.draw_heads is None:
             return self
         batch = given["q"].shape[: mapped + 1]
         found = {
             name: sharing(given[name].shape[: mapped + 1], batch, name in self.options.wrt)
-            for name in filter(broadcasts, given)
+            for name in filter(broadcasts, given if mapped else ())
         }
         entries = tuple((name, shared) for name, shared in found.items() if shared is not None)
-        return replace(self, options=replace(self.options, entries=entries))
+        draws = self._draws(batch[-1])
+        return replace(self, options=replace(self.options, entries=entries, draws=draws))
+
+    def _draws(self, batch: int) -> tuple[int, int] | None:
+        """After how many entries and heads draws repeat: mapped entries draw alike."""
+        if self.draw_heads is None:
+            return None
+        return (batch, self.draw_heads) if self.draw_heads else (1, 1)
 
     def results_of(self, arrays: Sequence[Any]) -> list[tuple[tuple[int, ...], str]]:
         """Shape and dtype of every result, with the mapped axes that the arguments have.
@@ -166,6 +182,7 @@ def call_of(
     algorithm: AlgorithmChoice,
     deterministic_gradients: Any,
     residual_dtype: Any,
+    dropout_rate: float,
 ) -> Call:
     """The forward pass that the keywords ask for; of a window the checked sides.
 
@@ -182,6 +199,7 @@ def call_of(
         algorithm=algorithm,
         deterministic=check_flag("deterministic_gradients", deterministic_gradients),
         layout="bshd",
+        dropout_p=dropout_rate or None,
     )
     checked = _with_window(checked, local_window_size)
     return Call("forward", checked, check_dtype("residual_dtype", residual_dtype))

@@ -16,6 +16,7 @@ import jax
 import numpy as np
 
 from ..errors import ArgumentTypeError, ArgumentValueError
+from ..features.dropout import check_probability
 from ..options import check_dtype, check_flag
 from ..planning.problem import DTypeName
 
@@ -57,9 +58,9 @@ def checked(given: Mapping[str, Any]) -> dict[str, Any]:
         Naming the keyword.
     """
     _check_none(**{name: given[name] for name in _REMEDIES})
-    _check_no_dropout(*(given[name] for name in _DROPOUT))
     _check_precision(given["precision"], given["force_fp32_for_softmax"])
     found = {name: given[name] for name in _OF_THE_PASS}
+    found["dropout_rate"] = _check_dropout(*(given[name] for name in _DROPOUT))
     found["scale"] = _as_number("scale", given["scale"], _SCALE)
     found["softcap"] = _as_number("softcap", given["softcap"], _KNOWN)
     found["local_window_size"] = _check_window(given["local_window_size"])
@@ -79,8 +80,8 @@ def _check_none(**given: Any) -> None:
             raise ArgumentValueError(name, _shown(value), f"None: {_REMEDIES[name]}")
 
 
-def _check_no_dropout(rate: Any, rng: Any, broadcast: Any, deterministic: Any) -> None:
-    """Refuse dropout: a rate above 0, unless ``deterministic`` says that there is none.
+def _check_dropout(rate: Any, rng: Any, broadcast: Any, deterministic: Any) -> float:
+    """The part of the weights that is dropped: none where ``deterministic`` says so.
 
     Raises
     ------
@@ -95,11 +96,14 @@ def _check_no_dropout(rate: Any, rng: Any, broadcast: Any, deterministic: Any) -
     rate = float(given)
     if not (math.isfinite(rate) and 0 <= rate <= 1):
         raise ArgumentValueError("dropout_rate", repr(rate), "0 to 1")
-    if rate > 0 and not without:
-        remedy = "0, or deterministic=True: there is no dropout yet"
-        raise ArgumentValueError("dropout_rate", f"{rate!r} and deterministic=False", remedy)
     if rng is not None and not hasattr(rng, "dtype"):
         raise ArgumentTypeError("dropout_rng", _shown(rng), "a key of jax.random, or None")
+    if without or rate == 0:
+        return 0.0
+    if rng is None:
+        got = f"None with dropout_rate {rate:g} and deterministic=False"
+        raise ArgumentValueError("dropout_rng", got, "a key of jax.random")
+    return check_probability("dropout_rate", rate)
 
 
 def _check_precision(precision: Any, force_fp32_for_softmax: Any) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.experimental.custom_partitioning import (
     CompoundFactor,
@@ -45,20 +46,46 @@ def _partition(
     mapped = call.mapped(operands)
     divided = _division(mesh, mapped, {**given, **made})
     shared = [_shared(mapped, divided, *item) for item in made.items()]
+    first = {"batch": divided["batch"], HEADS: divided[HEADS]} if call.draw_heads else {}
     return (
         mesh,
-        functools.partial(_compute_part, site, shared),
+        functools.partial(_compute_part, site, shared, first),
         [_sharding(mesh, mapped, divided, *item) for item in made.items()],
         tuple(_sharding(mesh, mapped, divided, *item) for item in given.items()),
     )
 
 
-def _compute_part(site: Site, shared: Sequence[tuple[Any, ...]], *arrays: Any) -> list[Any]:
-    """The results of a device, each summed over the axes of the mesh on which others share it."""
+def _compute_part(
+    site: Site,
+    shared: Sequence[tuple[Any, ...]],
+    first: Mapping[str, tuple[Any, ...]],
+    *arrays: Any,
+) -> list[Any]:
+    """The results of a device, each summed over the axes of the mesh on which others share it.
+
+    Where ``first`` says over which axes of the mesh entries and heads are
+    divided, dropout is told at which its part begins.
+    """
+    given = site.call.named(arrays)
+    if first:
+        given["dropout_seed"] = _with_place(given, site.call.mapped(arrays), first)
     return [
         jax.lax.psum(result, names) if names else result
-        for result, names in zip(site.compute(*arrays), shared, strict=True)
+        for result, names in zip(site.compute(*given.values()), shared, strict=True)
     ]
+
+
+def _with_place(
+    given: Mapping[str, Any], mapped: int, divided: Mapping[str, tuple[Any, ...]]
+) -> Any:
+    """The seed with the entry and the head, of all, at which a device's part of them begins."""
+    q, seed = given["q"], given["dropout_seed"]
+    axes = free_axes("q", mapped)
+    begins = [
+        q.shape[axes[counted]] * (jax.lax.axis_index(names) if names else 0)
+        for counted, names in divided.items()
+    ]
+    return seed.at[-len(begins) :].set(jnp.stack([jnp.asarray(n, seed.dtype) for n in begins]))
 
 
 def _shared(

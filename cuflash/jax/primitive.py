@@ -89,9 +89,12 @@ def _batch(
     What is not mapped is repeated for each entry: XLA's buffers have no
     strides, and a kernel reads every batch entry at a place of its own. An
     array that broadcasts has an axis of 1 instead. What all batch entries share
-    cannot be mapped so: then each mapped entry has heads of its own.
+    cannot be mapped so: then each mapped entry has heads of its own. A mapped
+    seed takes a pass for each entry.
     """
     is_mapped = {name: axis is not None for name, axis in call.named(axes).items()}
+    if any(mapped and not free_axes(name, 0) for name, mapped in is_mapped.items()):
+        return _one_by_one(arrays, axes, call)
     first = [
         array if axis is None else jnp.moveaxis(array, axis, 0)
         for array, axis in zip(arrays, axes, strict=True)
@@ -108,6 +111,22 @@ def _batch(
         results = list(run(call, _without_holes(named)).values())
     else:
         results = _by_heads(call, named, is_mapped, like)
+    return results, [0] * len(results)
+
+
+def _one_by_one(
+    arrays: Sequence[Any], axes: Sequence[int | None], call: Call
+) -> tuple[list[Any], list[int]]:
+    """The same by a pass for each entry, where each has numbers that a whole pass shares."""
+    named, of = call.named(arrays), call.named(axes)
+    moved = {
+        name: jnp.moveaxis(named[name], axis, 0) for name, axis in of.items() if axis is not None
+    }
+
+    def one(mapped: Mapping[str, Any]) -> list[Any]:
+        return list(run(call, {**named, **mapped}).values())
+
+    results = jax.lax.map(one, moved)
     return results, [0] * len(results)
 
 
@@ -143,6 +162,9 @@ def _by_heads(
     wanted = {source_of(name) for name in call.results}
     heads, alone = {}, set()
     for name, array in arrays.items():
+        if not free_axes(name, inner):
+            heads[name] = array
+            continue
         axis, mapped = _heads_axis(name, inner), is_mapped[name]
         one = broadcasts(name) and array.shape[axis + mapped] == 1
         if one and not mapped and name not in wanted:  # one head for all, of every entry

@@ -53,15 +53,15 @@ _OF_DRAWS = (
     _bug(
         "all heads draw alike",
         _FEATURE,
-        "params.dropout.first_head + place.head)",
-        "params.dropout.first_head)",
+        "weights.first_head + place.head)",
+        "weights.first_head)",
         "fa2",
     ),
     _bug(
         "all entries of the batch draw alike",
         _FEATURE,
-        "(params.dropout.first_entry + place.batch)",
-        "params.dropout.first_entry",
+        "weights.first_entry + place.batch % params.dropout.entries)",
+        "weights.first_entry)",
         "fa2 full",
     ),
     _bug(
@@ -218,8 +218,8 @@ _OF_HOST = (
     Bug(
         "NumPy draws of a part of a call as of the first entries",
         _HOST,
-        'given["first_entry"] + place.batch[:, :, 0]',
-        "place.batch[:, :, 0]",
+        "entry + place.batch[:, :, 0] %",
+        "place.batch[:, :, 0] %",
         _UNIT + "test_a_part_of_a_call_draws_as_the_whole",
     ),
     Bug(

@@ -95,8 +95,12 @@ def formula(
     softcap: float | None = None,
     q_offset: int | None = 0,
     return_lse: bool = False,
+    left: Any = 1,
 ) -> Any:
-    """Attention from its definition, whole matrix, in the dtype of the arrays."""
+    """Attention from its definition, whole matrix, in the dtype of the arrays.
+
+    ``left`` is what dropout leaves of the weights.
+    """
     length, keys = query.shape[-3], key.shape[-3]
     seen = seen_pairs(
         length, keys, is_causal=is_causal, local_window_size=local_window_size, q_offset=q_offset
@@ -118,14 +122,14 @@ def formula(
         scores = jnp.where(seen, scores, -jnp.inf)
         logits = jnp.broadcast_to(sinks[:, None, None], (*scores.shape[:-1], 1))
         lse = jax.scipy.special.logsumexp(jnp.concatenate([scores, logits], axis=-1), axis=-1)
-        out = jnp.einsum("...hqk,...khd->...qhd", jnp.exp(scores - lse[..., None]), value)
-        return (out, lse) if return_lse else out
-    dead = ~seen.any(axis=-1)[..., None]
-    scores = jnp.where(seen, scores, jnp.where(dead, 0, -jnp.inf))
-    lse = jax.scipy.special.logsumexp(scores, axis=-1)
-    weights = jnp.where(dead, 0, jnp.exp(scores - lse[..., None]))
-    lse = jnp.where(dead[..., 0], -jnp.inf, lse)
-    out = jnp.einsum("...hqk,...khd->...qhd", weights, value)
+        weights = jnp.exp(scores - lse[..., None])
+    else:
+        dead = ~seen.any(axis=-1)[..., None]
+        scores = jnp.where(seen, scores, jnp.where(dead, 0, -jnp.inf))
+        lse = jax.scipy.special.logsumexp(scores, axis=-1)
+        weights = jnp.where(dead, 0, jnp.exp(scores - lse[..., None]))
+        lse = jnp.where(dead[..., 0], -jnp.inf, lse)
+    out = jnp.einsum("...hqk,...khd->...qhd", weights * left, value)
     return (out, lse) if return_lse else out
 
 

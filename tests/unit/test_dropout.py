@@ -153,9 +153,9 @@ def test_a_part_of_a_call_draws_as_the_whole(algorithm: Any, entries: Any, heads
     for seed in (5, np.array([1, 2, 3, 4], np.uint32)):
         call: dict[str, Any] = {"dropout_p": 0.3, "backend": "numpy", "algorithm": algorithm}
         out, lse = cuflash.attention(**x, **call, dropout_seed=seed, return_lse=True)
-        by_word = {} if isinstance(seed, int) else {"dropout_seed": seed}
-        options = check_options(**call, dropout_seed=None if by_word else seed)
-        options = replace(options, part_of=(entries[0], 2 * heads[0], 6))
+        words = [seed, 0, 0, 0] if isinstance(seed, int) else [*seed]
+        by_word = {"dropout_seed": np.array([*words, entries[0], 2 * heads[0]], np.uint32)}
+        options = replace(check_options(**call), draws=(3, 6))
         found = dispatch.run("forward", {**some, **by_word}, {}, options)
         own = out[slice(*entries), :, parts["q"]], lse[slice(*entries), parts["q"]]
         _near((found["out"], found["lse"]), own)

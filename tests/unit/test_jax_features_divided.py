@@ -14,8 +14,6 @@ from .jax_case import cpu_mesh, draw, jax, jnp
 
 attention = pytest.importorskip("cuflash.jax", reason="JAX is not installed").attention
 
-#: What cuflash.jax has.
-_SERVED = [name for name in FEATURES if name != "dropout"]
 #: Of each feature: keywords, and for each array its shape and how it is divided with the heads.
 KEYWORDS: dict[str, dict[str, Any]] = {
     "window": {"local_window_size": (2, 1)},
@@ -24,6 +22,11 @@ KEYWORDS: dict[str, dict[str, Any]] = {
     "bias": {},
     "mask": {},
     "sinks": {},
+    "dropout": {
+        "dropout_rate": 0.3,
+        "dropout_rng": jax.random.key(5),
+        "broadcast_dropout": False,
+    },
 }
 ARRAYS: dict[str, dict[str, tuple[tuple[int, ...], Any]]] = {
     "window": {},
@@ -32,14 +35,16 @@ ARRAYS: dict[str, dict[str, tuple[tuple[int, ...], Any]]] = {
     "bias": {"bias": ((1, 8, 6, 1), P(None, "y"))},
     "mask": {"mask": ((4, 1, 6, 6), P("x"))},
     "sinks": {"sinks": ((8,), P("y"))},
+    "dropout": {},
 }
-CHOSEN = [c for count in (1, 2) for c in itertools.combinations(_SERVED, count)]
+CHOSEN = [c for count in (1, 2) for c in itertools.combinations(FEATURES, count)]
 
 
 def test_every_feature_has_a_case() -> None:
-    assert set(KEYWORDS) == set(ARRAYS) == set(_SERVED)
-    for name in _SERVED:
-        assert set(ARRAYS[name]) == set(FEATURES[name].arrays)
+    """A seed is made of a key, and is no argument."""
+    assert set(KEYWORDS) == set(ARRAYS) == set(FEATURES)
+    for name, feature in FEATURES.items():
+        assert set(ARRAYS[name]) == set(feature.arrays) - {"dropout_seed"}
 
 
 def case_of(chosen: tuple[str, ...]) -> tuple[Any, list[Any], list[Any]]:

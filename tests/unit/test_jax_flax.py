@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+import numpy as np
 import pytest
 
 import cuflash
@@ -165,14 +166,41 @@ def test_a_mask_of_numbers_is_refused(module: Any) -> None:
     _both(module, x, mask=mask != 0)
 
 
+def _dropping(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    mask: Any,
+    dropout_rate: float,
+    dropout_rng: Any,
+    broadcast_dropout: bool,
+    **_: Any,
+) -> Any:
+    """The formula with what Flax passes: the key's words say which weights are dropped."""
+    words = np.asarray(jax.random.key_data(dropout_rng))
+    first = (1, 1) if broadcast_dropout else (q.shape[0], q.shape[2])
+    sizes = (*first, q.shape[1], k.shape[1])
+    kept = cuflash.dropout_mask(sizes, dropout_p=dropout_rate, dropout_seed=words)
+    assert not kept.all()
+    return formula(q, k, v, mask=mask, left=kept / (1 - dropout_rate))
+
+
+@pytest.mark.parametrize("broadcast", [True, False])
 @pytest.mark.parametrize("module", MODULES)
-def test_dropout_is_refused(module: Any) -> None:
+def test_dropout(module: Any, broadcast: bool) -> None:
+    """With the key that Flax passes; another key drops other weights."""
     (x,) = draw(X)
-    layer = module(attention, dropout_rate=0.25)
-    options = {"rngs": {"dropout": jax.random.key(1)}} if module is _linen else {}
-    says = "dropout_rate: got 0.25 and deterministic=False; expected 0, or deterministic=True"
-    with pytest.raises(cuflash.ArgumentValueError, match=says):
-        layer(x, deterministic=False, **options)
+    mask = draw_mask((2, 1, 6, 6))
+    results = []
+    for function, seed in ((attention, 1), (_dropping, 1), (attention, 2)):
+        layer = module(function, dropout_rate=0.25, broadcast_dropout=broadcast)
+        options = {"rngs": {"dropout": jax.random.key(seed)}}
+        if module is _nnx:
+            options = {"rngs": nnx.Rngs(dropout=seed)}
+        results.append(layer(x, mask=mask, deterministic=False, **options))
+    near(results[0], results[1])
+    assert not np.allclose(results[0], results[2])
 
 
 @pytest.mark.parametrize("module", MODULES)

@@ -106,12 +106,18 @@ def test_what_would_change_the_answer_is_refused_by_name(
     rng=st.sampled_from([None, *KEYS]),
 )
 @settings(deadline=None)
-def test_dropout_is_refused_unless_there_is_none(rate: Any, deterministic: bool, rng: Any) -> None:
+def test_dropout_needs_a_key_and_leaves_something(rate: Any, deterministic: bool, rng: Any) -> None:
     keywords = {"dropout_rate": rate, "deterministic": deterministic, "dropout_rng": rng}
     if deterministic or rate == 0:
         _same(attention(*_arrays(), **keywords), {})
         return
-    says = "dropout_rate: got .* and deterministic=False; expected 0, or deterministic=True"
+    kept = round(2**14 * (1 - float(rate)))
+    if rng is not None and kept > 0:
+        assert np.isfinite(attention(*_arrays(), **keywords)).all()
+        return
+    says = "dropout_rate: got .*; expected (a number|at most)"
+    if rng is None:
+        says = "dropout_rng: got None with dropout_rate .* and deterministic=False; expected a key"
     with pytest.raises(cuflash.ArgumentValueError, match=says):
         attention(*_arrays(), **keywords)
 
@@ -125,6 +131,14 @@ def test_dropout_is_refused_unless_there_is_none(rate: Any, deterministic: bool,
         ({"module": object()}, r"module: got builtins.object; expected None: .*sow_weights=False"),
         ({"dropout_rng": 3}, r"dropout_rng: got 3; expected a key of jax.random, or None"),
         ({"dropout_rate": 2}, r"dropout_rate: got 2.0; expected 0 to 1"),
+        (
+            {"dropout_rate": 0.5, "dropout_rng": jax.random.split(KEYS[1])},
+            r"dropout_rng: got shape \(2, 2\); expected one key of jax.random, of 2 or 4 words",
+        ),
+        (
+            {"dropout_rate": 0.5, "dropout_rng": jnp.zeros(2)},
+            r"dropout_rng: got dtype float32; expected one key of jax.random, of 2 or 4 words",
+        ),
         ({"precision": "exact"}, r"precision: got 'exact'; expected None, one or two settings of"),
         ({"dtype": "float64"}, r"dtype: got float64; expected float64 only with jax_enable_x64"),
         ({"dtype": "int8"}, r"dtype: got dtype\('int8'\); expected one of"),

@@ -28,7 +28,7 @@ def _problem(
     p: float = 0.25,
     seed: int | None = 7,
     words: int = 0,
-    part_of: tuple[int, int, int] | None = None,
+    draws: tuple[int, int] | None = None,
     more: dict[str, Operand] | None = None,
     **changed: Any,
 ) -> AttentionProblem:
@@ -44,7 +44,7 @@ def _problem(
         arrays["dropout_seed"] = Operand("dropout_seed", "uint32", (words,))
     else:
         keywords["dropout_seed"] = seed
-    return with_features(plain, keywords, arrays, 200, part_of)
+    return with_features(plain, keywords, arrays, 200, draws)
 
 
 @pytest.mark.parametrize(
@@ -78,10 +78,16 @@ def test_the_words_of_an_array(words: int) -> None:
     assert (operand.name, operand.shape) == ("dropout_seed", (words,))
 
 
-def test_where_a_part_of_a_call_stands() -> None:
-    for part_of, expected in ((None, (0, 0, 4)), ((5, 8, 32), (5, 8, 32))):
-        numbers = dict(_problem(part_of=part_of).uses[0].numbers)
-        assert tuple(numbers[n] for n in ("first_entry", "first_head", "heads")) == expected
+def test_which_entries_and_heads_draw_for_themselves() -> None:
+    for draws, expected in ((None, (3, 4)), ((5, 32), (5, 32)), ((0, 1), (1, 1))):
+        numbers = dict(_problem(draws=draws).uses[0].numbers)
+        assert (numbers["entries"], numbers["heads"]) == expected
+
+
+def test_a_place_in_a_larger_call_is_no_part_of_a_seed_of_its_own() -> None:
+    assert dict(_problem(words=6, draws=(2, 4)).uses[0].numbers)["words"] == 6
+    with pytest.raises(cuflash.ArgumentValueError, match=r"\(6,\); expected \(2,\) or \(4,\)"):
+        _problem(words=6)
 
 
 @pytest.mark.parametrize("operation", ["forward", "backward"])
@@ -91,7 +97,7 @@ def test_kernels_depend_on_nothing_but_that_weights_are_dropped(
 ) -> None:
     """Not on the part, the seed, or where it lies; kernels that see no weights are plain."""
     of = [_problem(operation=operation), _problem(0.5, 2**40, operation=operation)]
-    of += [_problem(words=n, operation=operation, part_of=(1, 2, 9)) for n in (2, 4)]
+    of += [_problem(words=n, operation=operation, draws=(2, 9)) for n in (2, 4, 6)]
     plans = [plan(problem, LIMITS["90"], algorithm=algorithm) for problem in of]
     configs = [[launch.config for launch in chosen.launches] for chosen in plans]
     assert all(one == configs[0] for one in configs)
@@ -166,7 +172,7 @@ def test_what_a_launch_brings(fake_device: FakeDevice, algorithm: Any, operation
         assert one["dropout_seed"] == places.get("dropout_seed", 0)
         assert (words > 0) == ("dropout_seed" in places)
         assert (one["key0"], one["key1"]) == ((0, 0) if words else (5, 2))
-        assert (one["first_entry"], one["first_head"], one["heads"]) == (0, 0, 4)
+        assert (one["entries"], one["heads"]) == (2, 4)
 
 
 def test_a_prepared_run_has_its_seed_at_a_word(fake_device: FakeDevice) -> None:
