@@ -7,15 +7,18 @@ import secrets
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import cuflash
 
 from .emulator.build import KEPT
+from .emulator.rows import Row
 from .kit.compare import REGISTRY
 from .kit.parts import parts_forced
 from .kit.problem import register_profiles
+from .turns import has_turn
 
 #: Without a GPU properties draw anew in every run; with one they are the same, as kernels are
 #: compiled for them ahead.
@@ -32,6 +35,9 @@ LISTED_SKIPS: tuple[str, ...] = (
     "Numba is not installed",
     "not on this device",  # followed by the library's own reason
 )
+
+#: What a process of ``-n`` is told under this name.
+_WHOLE = "cuflash_whole_run"
 
 
 @pytest.fixture(scope="module")
@@ -99,15 +105,35 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             if item.get_closest_marker("gpu"):
                 item.add_marker(skip)
     if "compile_all" not in (config.getoption("-m") or ""):
-        chosen = [item for item in items if _is_of_today(item)]
+        whole = _is_whole_run(config)
+        chosen = [item for item in items if _is_of_today(item, whole)]
         config.hook.pytest_deselected(items=[item for item in items if item not in set(chosen)])
         items[:] = chosen
 
 
-def _is_of_today(item: pytest.Item) -> bool:
-    """Whether an ordinary run has a test: of the kernels' builds it has those of the day."""
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Tell a process that ``-n`` starts what its own arguments do not say."""
+    node.workerinput[_WHOLE] = _is_whole_run(node.config)
+
+
+def _is_whole_run(config: pytest.Config) -> bool:
+    """Whether nobody named a folder, a file or a test."""
+    told = getattr(config, "workerinput", {}).get(_WHOLE)
+    return config.args_source is pytest.Config.ArgsSource.TESTPATHS if told is None else told
+
+
+def _is_of_today(item: pytest.Item, whole: bool) -> bool:
+    """Whether an ordinary run has a test.
+
+    Of the kernels' builds it has those of the day; of the emulator's rows a whole run has half,
+    and the other half the next day.
+    """
     marker = item.get_closest_marker("compile_all")
-    return marker is None or bool(marker.kwargs["today"])
+    if marker is not None and not marker.kwargs["today"]:
+        return False
+    row = getattr(item, "callspec", None) and item.callspec.params.get("row")
+    return not (whole and isinstance(row, Row)) or has_turn(row.name, days=2)
 
 
 class _GpuAccount:

@@ -72,15 +72,15 @@ SPILLS = {
     "sm_90-fa3-forward-bfloat16-d96-causal-mask-bfloat16-1-1-192x96": 28,
     "sm_90-fa3-forward-float16-d64-causal-mask-float16-1-1-192x128": 32,
     "sm_90-fa3-backward-bfloat16-d128-causal-softcap-bfloat16-dropout-64x128": 24,
-    "sm_90-fa3-backward-bfloat16-d128-full-alibi-bfloat16-1-dropout-64x128": 20,
+    "sm_90-fa3-backward-bfloat16-d128-full-mask-bfloat16-1-1-dropout-64x128": 60,
     "sm_90-fa3-backward-bfloat16-d192-causal-dv128-dropout-64x128": 8,
-    "sm_90-fa3-backward-bfloat16-d64-band-dropout-128x128-converts32-ordered": 16,
-    "sm_90-fa3-backward-bfloat16-d64-causal-alibi-bfloat16-1-dropout-128x128": 76,
-    "sm_90-fa3-backward-bfloat16-d64-causal-softcap-bfloat16-dropout-128x128": 72,
+    "sm_90-fa3-backward-bfloat16-d64-band-dropout-128x128-converts32-ordered": 8,
+    "sm_90-fa3-backward-bfloat16-d64-causal-alibi-bfloat16-1-dropout-128x128": 48,
+    "sm_90-fa3-backward-bfloat16-d64-causal-softcap-bfloat16-dropout-128x128": 44,
     "sm_90-fa3-backward-bfloat16-d64-full-mask-bfloat16-1-1-dropout-128x128": 8,
     "sm_90-fa3-backward-float16-d192-full-dv128-dropout-64x128": 32,
     "sm_90-fa3-forward-bfloat16-d64-full-bias-bfloat16-bfloat16-1-1-dropout-192x128": 16,
-    "sm_90-fa3-forward-bfloat16-d64-full-mask-bfloat16-1-1-dropout-192x128": 98,
+    "sm_90-fa3-forward-bfloat16-d64-full-mask-bfloat16-1-1-dropout-192x128": 80,
 }
 
 _HEAD_DIMS = (*((d, d) for d in HEAD_DIM_BUCKETS), (192, 128))
