@@ -202,6 +202,12 @@ def attention(
     not divided, and the gradient of ``bias`` is summed over the devices that
     share it. :func:`jax.shard_map` works with and without ``check_vma``.
 
+    Dropout draws for a pair of a query and a key by the entry, the head, the
+    positions and the key's words, as :func:`cuflash.attention` does with those
+    words as ``dropout_seed``. Mapped entries draw alike; where the keys are
+    mapped, each entry takes a pass of its own. Divided arrays draw as whole
+    ones. Inside :func:`jax.shard_map` each device draws as in a call of its own.
+
     Ctrl-C inside a computation on the CPU interrupts the callback, and JAX
     reports a ``RuntimeError`` that begins with INTERNAL and holds the traceback
     of KeyboardInterrupt, which an ``except KeyboardInterrupt`` does not catch.
