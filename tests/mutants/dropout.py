@@ -69,7 +69,7 @@ _OF_DRAWS = (
         _FEATURE,
         "words[0] = keys + key / 16 * 4;",
         "words[0] = keys + key / 16 * 8;",
-        "fa2",
+        "fa2 full",
     ),
     _bug(
         "the offset of a seed is not read",
