@@ -24,15 +24,15 @@ def dropout_mask(
 ) -> npt.NDArray[np.bool_]:
     """The pairs of a query and a key whose weights a call with this seed keeps.
 
-    For tests, and for whoever wants to see them: it has seqlen_q * seqlen_kv elements, which
-    no call of :func:`attention` ever holds.
+    For tests, and for whoever wants to see them: it has seqlen_q * seqlen_kv elements, and takes
+    several times as many bytes while it is made, which no call of :func:`attention` ever holds.
 
     Parameters
     ----------
     shape : (int, int, int, int)
         (batch, heads_q, seqlen_q, seqlen_kv).
     dropout_p, dropout_seed
-        As for :func:`attention`.
+        As for :func:`attention`: above a dropout_p of 0 there has to be a seed.
 
     Returns
     -------

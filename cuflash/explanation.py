@@ -143,7 +143,7 @@ def explain(
         Which pass.
     compile : bool
         Also compile, and report registers.
-    alibi_slopes, bias, mask, sinks, dropout_seed : optional
+    alibi_slopes, bias, mask, sinks, dropout_seed : shape, array or dtype, optional
         As for :func:`prepare`.
     dtype, causal, window_size, softcap, dropout_p, scale, q_offset, layout, out_dtype, wrt
         As for :func:`attention`, :func:`attention_backward` and :func:`prepare`.

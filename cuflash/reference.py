@@ -111,8 +111,8 @@ def attention(
         P_ij  = exp(Z_ij - lse_i)
         out_i = sum_j P_ij M_ij v_j
 
-    M_ij is 1 without dropout; with it 0 where the weight is left out, and else 1
-    over the part of all draws that keep one, which dropout_p is rounded to.
+    M_ij is 1 without dropout; with it 0 where the weight is left out, a NaN too, and
+    else 1 over the part of all draws that keep one, which dropout_p is rounded to.
     A row that sees no key is dead, and without a sink also one that sees only
     scores of minus infinity: its out is 0 and its lse the sink, minus infinity
     without one. A NaN or plus infinity among the scores that a row sees, or as

@@ -64,7 +64,7 @@ class Heads:
         """Out and lse of one head."""
         with np.errstate(invalid="ignore", over="ignore"):
             p, lse, seen = self._softmax(b, h)
-            p = p * self._dropped(b, h)
+            p = _left_of(p, self._dropped(b, h))
             return _sum_of_seen(p, seen, self._head(self._v, b, self.kv_head(h))), lse
 
     def backward(
@@ -80,14 +80,15 @@ class Heads:
         with np.errstate(invalid="ignore", over="ignore"):
             p, lse, seen = self._softmax(b, h)
             left = self._dropped(b, h)
-            out = _sum_of_seen(p * left, seen, v)
+            weights = _left_of(p, left)
+            out = _sum_of_seen(weights, seen, v)
             delta = np.where(seen.any(axis=1), (dout * out).sum(axis=1), 0)
             dp = np.where(left == 0, 0, dout @ v.T * left)
             dz = p * (dp - delta[:, None] + dlse[:, None])
             ds = dz * cap_slopes(self._scale * (q @ k.T), self._cap)
             dq = self._scale * _sum_of_seen(ds, seen, k)
             dk = self._scale * _sum_of_seen(ds.T, seen.T, q)
-            dv = _sum_of_seen((p * left).T, seen.T, dout)
+            dv = _sum_of_seen(weights.T, seen.T, dout)
             sink = self._sinks[h]
             of_sink = 0 if sink == -math.inf else np.exp(sink - lse) * (dlse - delta)
             of_slope = -np.where(seen, self._distances * dz, 0)
@@ -126,6 +127,11 @@ class Heads:
         lse = np.where(nothing, -math.inf, largest + np.log(total))
         alive = (of_keys != -math.inf) | (sink != -math.inf)
         return weights / total[:, None], lse, visible & alive[:, None]
+
+
+def _left_of(p: _Array, left: _Array) -> _Array:
+    """Weights of which some are dropped: 0 in their place, whatever they are."""
+    return np.where(left == 0, 0, p * left)
 
 
 def _sum_of_seen(weights: _Array, seen: _Array, values: _Array) -> _Array:

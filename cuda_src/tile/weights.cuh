@@ -31,6 +31,7 @@ struct AllWeights {
 };
 
 // Calls function(mask, m, n, group) for every two neighbouring columns that a lane has of a tile.
+// A tile of whole blocks of 16 rows and columns begins at a multiple of 16 queries and keys.
 template <class Config, class Tile, class Place, class Function>
 __device__ __forceinline__ void for_each_mask(const typename Config::Params& params,
                                               const typename Config::Weights& weights,

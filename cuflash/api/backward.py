@@ -110,7 +110,8 @@ def attention_backward(
     a head, of dS before that factor; slopes of shape (heads_q,) sum it over the
     batch too. ``dbias`` is dS before that factor. With sinks, ``lse`` includes
     them, and ``dsinks = -rowsum(exp(sinks - lse) * delta)`` over all rows of a
-    head. With dropout ``M`` is 1 / (1 - dropout_p) where a weight is kept, else 0:
+    head. With dropout ``M`` is 1 / (1 - dropout_p), of the rounded dropout_p, where
+    a weight is kept, else 0:
     ``dv = (P * M)^T dout`` and ``dS = P * (M * (dout v^T) - delta)``.
     """
     seed, seeds = seed_of(dropout_seed)

@@ -178,17 +178,19 @@ def attention(
         sink; plus infinity and NaN make the head's ``out`` and ``lse`` NaN.
     dropout_p : float, optional
         The part of the weights that is left out of ``out``, at random; those
-        that stay are divided by the part that stays. From 0, which is None, to
-        below 1; rounded to a multiple of 2^-14, for the weights as for the
-        divisor. ``lse`` is that of all weights, and sinks are not dropped.
+        that stay are divided by the part that stays. At least 0, which is the
+        same as None, and below 1; rounded to a multiple of 2^-14, for the
+        weights as for the divisor. ``lse`` is that of all weights, and sinks
+        are not dropped.
     dropout_seed : int, or array of uint32, (2,) or (4,), optional
         Needed where ``dropout_p`` is above 0, and refused where it is not: an
         integer below 2^64; or its lower and upper word as an array, perhaps
         followed by those of an offset. Which weights are dropped depends on
-        it, the entry of the batch, the head, the query and the key alone, and
+        it, the entry of the batch, the number of query heads, the head, the
+        query and the key alone (Philox4x32 with 7 rounds), and
         :func:`dropout_mask` says it. Every integer is decided anew, as every
-        value of a keyword is; an array may change without that, also between
-        runs of a CUDA graph.
+        value of a keyword is, and remembered in place of another call; an
+        array may change without that, also between runs of a CUDA graph.
     scale : float, optional
         Factor of the scores; by default ``1 / sqrt(head_dim)``. From 2^-100 to
         2^100, for float64 from 2^-900 to 2^900.

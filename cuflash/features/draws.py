@@ -1,4 +1,4 @@
-"""Which pairs of a query and a key dropout keeps: random bits that depend on the pair alone.
+"""Which pairs of a query and a key dropout keeps: random bits that depend on their place alone.
 
 One call of Philox serves eight pairs, those that one lane holds of 16 queries by 16
 keys in the operand of a matrix product. Query i and key j of head h of entry b have the

@@ -2,8 +2,8 @@
 
 ``out = sum keep / (1 - p) P v`` with P of the softmax as it is without; the
 log-sum-exp is that of all weights. Which pairs are kept depends on the seed, the entry of the
-batch, the head, the query and the key alone: see ``draws``. Of p the nearest number
-of so many draws counts, for the pairs as for the factor.
+batch, the number of heads, the head, the query and the key alone: see ``draws``. Of p the
+nearest number of so many draws counts, for the pairs as for the factor.
 """
 
 from __future__ import annotations

@@ -168,6 +168,7 @@ DROPPED = (
         forward_row=ForwardRow(256, 32, 32, 2, num_stages=1),
     ),
     Row("fa3", "90", "float16", filled=True, dropout="0.3"),
+    Row("fa3", "90", "float16", filled=True, dropout="0.3", bias="1hqk"),
     Row("fa3", "90", "bfloat16", (64, 64), FULL, filled=True, deterministic=True, dropout="0.5:4"),
     Row("fa3", "90", "float16", filled=True, dropout="0.3", softcap=3.0, alibi="heads"),
     Row("fa3", "90", "bfloat16", (96, 80), filled=True, dropout="0.1:2", window="band"),

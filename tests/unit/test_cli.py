@@ -86,6 +86,7 @@ def test_explain_passes_every_option_on(capsys: pytest.CaptureFixture[str]) -> N
             "--sinks --wrt sinks,q --window-size 2 1",
             {"sinks": "float16", "wrt": ("sinks", "q"), "window_size": (2, 1)},
         ),
+        ("--dropout-p 0.25", {"dropout_p": 0.25, "dropout_seed": 0}),
     ],
 )
 def test_explain_passes_on_what_features_take(
@@ -116,6 +117,8 @@ def test_explain_passes_on_what_features_take(
         ("explain --alibi-slopes heads --q-offset 2000000000", "q_offset"),
         ("explain --sinks float64", "sinks"),
         ("explain --sinks no", "sinks"),
+        ("explain --dropout-p 2", "dropout_p"),
+        ("explain --dropout-seed 3", "dropout_seed"),
         ("explain --window-size -1 0", "window_size"),
         ("demo --head-dim 7", "head_dim"),
         ("demo --steps 0", "steps"),

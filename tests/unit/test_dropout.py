@@ -206,3 +206,22 @@ def test_many_heads_and_long_rows_are_drawn_tile_by_tile() -> None:
         options: dict[str, Any] = {"dropout_p": 0.2, "dropout_seed": 4}
         out = cuflash.attention(q, k, v, backend="numpy", **options)
         np.testing.assert_allclose(out, reference.attention(q, k, v, **options)[0], atol=1e-12)
+
+
+@pytest.mark.parametrize("algorithm", ["fa1", "fa2"])
+def test_a_dropped_weight_is_zero_even_where_it_is_not_a_number(algorithm: Any) -> None:
+    random = np.random.default_rng(4)
+    q, k, v, dout = (random.standard_normal((9, 4)) for _ in range(4))
+    q[2] = np.nan
+    own: dict[str, Any] = {"dropout_p": 0.5, "dropout_seed": 3}
+    out, lse = reference.attention(q, k, v, **own)
+    expected = reference.attention_backward(dout, q, k, v, **own)
+    numpy: dict[str, Any] = {**own, "backend": "numpy", "algorithm": algorithm}
+    got = cuflash.attention_backward(dout, q, k, v, out, lse, **numpy)
+    for one, other in zip(
+        (cuflash.attention(q, k, v, **numpy), *got), (out, *expected), strict=True
+    ):
+        np.testing.assert_allclose(one, other, atol=1e-12)
+    kept = cuflash.dropout_mask((1, 1, 9, 9), **own)[0, 0, 2]
+    assert not kept.all()
+    np.testing.assert_array_equal(np.isnan(got[2]).any(axis=1), kept)

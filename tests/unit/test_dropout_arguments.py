@@ -217,6 +217,23 @@ class TestDropoutMask:
         small = cuflash.dropout_mask((2, 4, 33, 17), dropout_p=0.3, dropout_seed=5)
         np.testing.assert_array_equal(large[:2, :, :33, :17], small)
 
+    def test_other_numbers_of_heads_draw_other_bits_from_the_second_entry_on(self) -> None:
+        four, two = (
+            cuflash.dropout_mask((2, heads, 60, 60), dropout_p=0.3, dropout_seed=5)
+            for heads in (4, 2)
+        )
+        np.testing.assert_array_equal(four[0, :2], two[0])
+        np.testing.assert_array_equal(four[0, 2:], two[1])
+        assert (four[1, :2] != two[1]).any()
+
+    def test_a_seed_may_lie_on_a_device(self) -> None:
+        words = np.array([1, 2, 3, 4], np.uint32)
+        with host_cupy() as host:
+            seed = host.array(words)
+            got = cuflash.dropout_mask((1, 2, 20, 20), dropout_p=0.3, dropout_seed=seed)
+        expected = cuflash.dropout_mask((1, 2, 20, 20), dropout_p=0.3, dropout_seed=words)
+        np.testing.assert_array_equal(got, expected)
+
     def test_a_larger_part_drops_more_of_the_same(self) -> None:
         some, more = (
             cuflash.dropout_mask((1, 2, 50, 60), dropout_p=p, dropout_seed=5) for p in (0.2, 0.6)
