@@ -6,8 +6,8 @@
 //
 // Each also computes its columns of dQ = dS K of the step before. P passes from a warp of the one
 // to the warp of the other that has the same keys, lane to lane, rounded to the storage type.
-// Where weights are dropped the sign of P says which: a slope that P is multiplied by before is never
-// negative.
+// Where weights are dropped the sign of P says which: a slope that P is multiplied by before is
+// never negative.
 #pragma once
 
 #include "backward_math.cuh"

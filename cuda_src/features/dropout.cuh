@@ -1,7 +1,8 @@
 // Dropout: weights that are left out at random. What is drawn for a query and a key depends on
 // these, the entry, the number of heads, the head and the seed alone; cuflash/features/draws.py
-// says how, and draws the same. The counter of the generator is laid out so that the four words of one call are the four
-// registers that a lane has of 16 queries and 16 keys in the left operand of a product.
+// says how, and draws the same. The counter of the generator is laid out so that the four words of
+// one call are the four registers that a lane has of 16 queries and 16 keys in the left operand of
+// a product.
 #pragma once
 
 #include "../ptx/compare_halves.cuh"
