@@ -125,6 +125,10 @@ def calls(draw: st.DrawFn, kernels: Kernels) -> Call:
         odd = odd.map(lambda names: tuple(name for name in names if name != kernels.mapped))
         host = host and case.seqlen_kv * case.dtype_of(kernels.mapped).itemsize % 16 == 0
     flags = {name: draw(st.booleans()) for name in ("with_dlse", "made", "workspace")}
+    # Many scores of integers are the same, and so are the errors of their dS. A column of k that
+    # is large and the same for all keys adds these up; the rule for rows of dq takes errors for
+    # independent.
+    shifts = (0,) if case.values == "integers" else (0, 0, -300, 200)
     return Call(
         case,
         wide=narrow and draw(st.booleans()),
@@ -136,7 +140,7 @@ def calls(draw: st.DrawFn, kernels: Kernels) -> Call:
         stream=draw(st.sampled_from((0, 0, 77, 78))),
         device=draw(st.sampled_from((0, 0, 0, 1))),
         turns=turns,
-        shift=draw(st.sampled_from((0, 0, -300, 200))),
+        shift=draw(st.sampled_from(shifts)),
         dead=() if case.sinks or case.softcap else draw(_dead_queries(kernels, case)),
         wrt=draw(_named(kernels)),
         mapped=kernels.mapped,
