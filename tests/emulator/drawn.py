@@ -125,9 +125,8 @@ def calls(draw: st.DrawFn, kernels: Kernels) -> Call:
         odd = odd.map(lambda names: tuple(name for name in names if name != kernels.mapped))
         host = host and case.seqlen_kv * case.dtype_of(kernels.mapped).itemsize % 16 == 0
     flags = {name: draw(st.booleans()) for name in ("with_dlse", "made", "workspace")}
-    # Many scores of integers are the same, and so are the errors of their dS. A column of k that
-    # is large and the same for all keys adds these up; the rule for rows of dq takes errors for
-    # independent.
+    # Many scores of integers are the same, and so are the errors of their dS. A column that is the
+    # same for all rows adds these up, which the rule for rows takes for independent.
     shifts = (0,) if case.values == "integers" else (0, 0, -300, 200)
     return Call(
         case,
