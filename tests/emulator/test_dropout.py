@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 import cuflash
+from cuflash import dispatch
+from cuflash.options import check_options
 
 from ..kit.case import Case
 from ..kit.checks import require, run_checks
@@ -17,6 +19,7 @@ from ..kit.data import arrays
 from ..kit.oracle import judge
 from .build import compiler
 from .featured_rows import DROPPED
+from .host_cupy import host_cupy
 from .rows import Row, params
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="there is no g++ to compile with")
@@ -75,3 +78,20 @@ def test_both_passes_keep_what_the_mask_says(row: Row) -> None:
     found = dv.swapaxes(1, 2)[..., : rows.size].swapaxes(2, 3) != 0
     of_group = kept[:, :, rows].reshape(case.batch, case.heads_kv, -1, rows.size, case.seqlen_kv)
     np.testing.assert_array_equal(found, of_group.any(axis=2))
+
+
+@pytest.mark.parametrize("algorithm", ["fa1", "fa2", "fa3"])
+def test_a_part_of_a_call_draws_as_the_whole(algorithm: Any) -> None:
+    """Some heads of an entry, which two mapped entries have alike: the seed says where they are."""
+    random = np.random.default_rng(2)
+    q, k, v = random.standard_normal((3, 2, 40, 6, 64)).astype(np.float16)
+    keywords: dict[str, Any] = {"dropout_p": 0.3, "algorithm": algorithm, "backend": "cuda"}
+    words = np.array([1, 2, 3, 4, 1, 2], np.uint32)
+    some = {name: x[[1, 1], :, 2:5] for name, x in (("q", q), ("k", k), ("v", v))}
+    options = replace(check_options(**keywords), draws=(1, 6))
+    with host_cupy() as host:
+        whole = host.call(cuflash.attention, q, k, v, **keywords, dropout_seed=words[:4])
+        inputs = {**some, "dropout_seed": words}
+        part = host.call(dispatch.run, "forward", inputs, {}, options)["out"]
+    for entry in part:
+        np.testing.assert_array_equal(entry, whole[1, :, 2:5])
