@@ -28,6 +28,7 @@ from .errors import (
 from .explanation import Explanation, explain
 from .info import Info, info
 from .prepared import Prepared, prepare
+from .score_mod import ScoreMod
 
 __version__ = "0.1.0"
 
@@ -43,6 +44,7 @@ __all__ = [
     "LaunchError",
     "Prepared",
     "Pullback",
+    "ScoreMod",
     "ToolchainError",
     "UnsupportedError",
     "attention",

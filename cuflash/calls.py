@@ -17,6 +17,7 @@ import numpy as np
 from .arrays.adopt import dtype_named
 from .bounded_cache import BoundedCache
 from .cuda.current import current_stream, is_capturing, is_current
+from .features.score_text import ScoreText
 from .pipeline import CallPlan, forget_decisions
 from .planning.plan import Plan
 from .tensors import destinations
@@ -105,7 +106,7 @@ def _lasts(value: Any) -> bool:
         return all(type(one) is not tuple and _lasts(one) for one in value)
     if isinstance(value, type):  # a dtype by its scalar type, whose hash is Python's own
         return type(value) is type and issubclass(value, np.generic)
-    plain = value is None or type(value) in (bool, int, float, str)
+    plain = value is None or type(value) in (bool, int, float, str, ScoreText)
     return plain or isinstance(value, np.dtype) or type(value) in _SCALARS
 
 

@@ -28,7 +28,7 @@ from .planning.problem import (
     ElementName,
     Operation,
 )
-from .tensors import QKV, destinations, dtypes_of, shape_of, tensors
+from .tensors import QKV, argument_of, destinations, dtypes_of, shape_of, tensors
 
 __all__ = ["CallProblem", "describe"]
 
@@ -152,8 +152,10 @@ def _find_layout(q: TensorSpec, options: Options) -> Layout:
 
 def _check_dtypes(specs: Mapping[str, TensorSpec]) -> None:
     for name, spec in specs.items():
-        if spec.dtype not in DTYPES and not _has_one_dtype(name):
-            raise ArgumentTypeError(name, f"dtype {spec.dtype}", f"one of {names_of(DTYPES)}")
+        if spec.dtype not in DTYPES and not _has_own_dtypes(name):
+            raise ArgumentTypeError(
+                argument_of(name), f"dtype {spec.dtype}", f"one of {names_of(DTYPES)}"
+            )
     for name in ("k", "v"):
         if specs[name].dtype != specs["q"].dtype:
             raise ArgumentTypeError(
@@ -161,10 +163,10 @@ def _check_dtypes(specs: Mapping[str, TensorSpec]) -> None:
             )
 
 
-def _has_one_dtype(name: str) -> bool:
-    """Whether a tensor has a dtype of its own, whatever that of q is."""
+def _has_own_dtypes(name: str) -> bool:
+    """Whether a tensor has dtypes of its own, whatever that of q is."""
     tensor = tensors().get(name)
-    return tensor is not None and tensor.dtypes in (("bool",), ("uint32",))
+    return tensor is not None and all(rule in ELEMENTS for rule in tensor.dtypes)
 
 
 def _check_devices(specs: Mapping[str, TensorSpec]) -> None:
@@ -174,7 +176,9 @@ def _check_devices(specs: Mapping[str, TensorSpec]) -> None:
     for name, spec in specs.items():
         if spec.device != specs["q"].device:
             raise ArgumentValueError(
-                name, f"an array in {place(spec)}", f"{place(specs['q'])}, where q is"
+                argument_of(name),
+                f"an array in {place(spec)}",
+                f"{place(specs['q'])}, where q is",
             )
 
 
@@ -285,7 +289,10 @@ def _check_tensor(name: str, spec: TensorSpec, call: CallProblem) -> None:
             axes += "".join(f", {axis} may be left out" for axis in tensor.shared)
             axes += ", each may be 1, the first ones may be left out" * tensor.broadcast
         fitting = " or ".join(f"({n},)" for n in tensor.lengths) or f"{shape} ({axes})"
-        raise ArgumentValueError(name, f"shape {spec.shape}", fitting)
+        if tensor.most_axes:
+            fitting = f"arrays of 1 to {tensor.most_axes} axes, none of them empty"
+        raise ArgumentValueError(argument_of(name), f"shape {spec.shape}", fitting)
     allowed = call.allowed[tensor.name]
     if spec.dtype not in allowed:
-        raise ArgumentTypeError(name, f"dtype {spec.dtype}", " or ".join(sorted(allowed)))
+        expected = " or ".join(sorted(allowed))
+        raise ArgumentTypeError(argument_of(name), f"dtype {spec.dtype}", expected)

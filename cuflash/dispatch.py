@@ -30,7 +30,7 @@ from .options import Options, check_flag, check_options
 from .pipeline import CallPlan, choose_device, plan_call
 from .planning.plan import Plan
 from .planning.problem import Operation
-from .tensors import QKV, destinations, made_by, tensors
+from .tensors import QKV, argument_of, destinations, made_by, tensors
 
 __all__ = ["call", "observe", "run", "run_numpy"]
 
@@ -128,7 +128,7 @@ def run(
         The results by name, each its destination or a new array of q's kind:
         destinations in the order given, then what is made, in that of ``wrt``.
     """
-    adopted = {name: adopt(name, value) for name, value in inputs.items()}
+    adopted = {name: adopt(argument_of(name), value) for name, value in inputs.items()}
     written = {name: adopt(name, value) for name, value in targets.items()}
     specs = tuple((name, array.spec) for name, array in {**adopted, **written}.items())
     device = choose_device(adopted["q"].spec.device, options)

@@ -21,6 +21,7 @@ from .planning.device import DeviceLimits, HostLimits
 from .planning.kernel import KernelLaunch
 from .planning.plan import Algorithm, Backend
 from .planning.problem import AttentionProblem, Operation
+from .score_mod import ScoreMod, with_arrays
 from .signature import signature_of
 from .tensors import QKV
 
@@ -115,6 +116,7 @@ def explain(
     causal: bool = False,
     window_size: WindowSize | None = None,
     softcap: float | None = None,
+    score_mod: ScoreMod | None = None,
     alibi_slopes: Any = None,
     bias: Any = None,
     mask: Any = None,
@@ -145,7 +147,7 @@ def explain(
         Also compile, and report registers.
     alibi_slopes, bias, mask, sinks, dropout_seed : shape, array or dtype, optional
         As for :func:`prepare`.
-    dtype, causal, window_size, softcap, dropout_p, scale, q_offset, layout, out_dtype, wrt
+    dtype, causal, window_size, softcap, score_mod, dropout_p, scale, q_offset, layout, out_dtype, wrt
         As for :func:`attention`, :func:`attention_backward` and :func:`prepare`.
     deterministic, backend, algorithm, blocks
         As for :func:`attention`, :func:`attention_backward` and :func:`prepare`.
@@ -161,10 +163,12 @@ def explain(
         What the call itself would raise.
     """
     seed, seeds = seed_of(dropout_seed)
+    score, of_score = with_arrays(score_mod)
     options = check_options(
         causal=causal,
         window_size=window_size,
         softcap=softcap,
+        score_mod=score,
         dropout_p=dropout_p,
         dropout_seed=seed,
         scale=scale,
@@ -179,7 +183,7 @@ def explain(
     )
     compiled = check_flag("compile", compile)
     of_features = {"alibi_slopes": alibi_slopes, "bias": bias, "mask": mask, "sinks": sinks}
-    of_features["dropout_seed"] = seeds
+    of_features |= {"dropout_seed": seeds, **of_score}
     arrays = {"q": q, "k": k, "v": v, **{n: a for n, a in of_features.items() if a is not None}}
     given = signature_of(operation, arrays, dtype, options, choose_device(None, options))
     device = choose_device(given[0][1].device, options)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 
@@ -158,7 +158,7 @@ def check_dtype(name: str, value: Any) -> DTypeName | None:
 
 
 def check_element(name: str, value: Any) -> ElementName:
-    """The name of a dtype that arrays of features may have: one of those four, bool or uint32.
+    """The name of a dtype that arrays of features may have: one of those four, bool or an integer.
 
     Raises
     ------
@@ -168,8 +168,8 @@ def check_element(name: str, value: Any) -> ElementName:
     last_word = str(value).rpartition(".")[2].rstrip("'>")  # of torch.bool, numpy.uint32
     if value is bool or last_word in ("bool", "bool_", "?"):
         return "bool"
-    if last_word == "uint32":
-        return "uint32"
+    if last_word in ("int32", "int64", "uint32"):
+        return cast(ElementName, last_word)
     expected = f"one of {names_of(ELEMENTS)}"
     try:
         dtype = check_dtype(name, value)

@@ -242,7 +242,7 @@ def _strides(name: str, spec: TensorSpec, layout: Layout) -> tuple[int, ...]:
         return layout.canonical(strides, 0)[:3]
     if tensor.role == "rows":
         return layout.canonical_rows(strides, 0)
-    if tensor.lengths:
+    if tensor.has_own_axes:
         return 0, 0, 0
     axes = tensor.axes[len(tensor.axes) - len(strides) :]
     named = dict(zip(axes, strides, strict=True))

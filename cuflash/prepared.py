@@ -16,6 +16,7 @@ from .options import AlgorithmChoice, Differentiable, WindowSize, check_options,
 from .pipeline import CallPlan, choose_device, plan_call
 from .planning.plan import Plan
 from .planning.problem import Operation
+from .score_mod import ScoreMod, with_arrays
 from .signature import signature_of
 from .tensors import QKV
 
@@ -96,6 +97,7 @@ def prepare(
     causal: bool = False,
     window_size: WindowSize | None = None,
     softcap: float | None = None,
+    score_mod: ScoreMod | None = None,
     alibi_slopes: Any = None,
     bias: Any = None,
     mask: Any = None,
@@ -136,7 +138,7 @@ def prepare(
         pair, ``(shape, dtype)``.
     dropout_seed : int, array, tuple of int, dtype, or both, optional
         An integer that all runs have; or an array, in any of these ways.
-    causal, window_size, softcap, dropout_p, scale, q_offset, layout, out_dtype
+    causal, window_size, softcap, score_mod, dropout_p, scale, q_offset, layout, out_dtype
         As for :func:`attention` and :func:`attention_backward`.
     wrt, deterministic, algorithm, blocks
         As for :func:`attention` and :func:`attention_backward`.
@@ -155,10 +157,12 @@ def prepare(
         As for :func:`attention`.
     """
     seed, seeds = seed_of(dropout_seed)
+    score, of_score = with_arrays(score_mod)
     options = check_options(
         causal=causal,
         window_size=window_size,
         softcap=softcap,
+        score_mod=score,
         dropout_p=dropout_p,
         dropout_seed=seed,
         scale=scale,
@@ -172,7 +176,7 @@ def prepare(
         backend="cuda",
     )
     of_features = {"alibi_slopes": alibi_slopes, "bias": bias, "mask": mask, "sinks": sinks}
-    of_features["dropout_seed"] = seeds
+    of_features |= {"dropout_seed": seeds, **of_score}
     arrays = {"q": q, "k": k, "v": v, **{n: a for n, a in of_features.items() if a is not None}}
     given = signature_of(operation, arrays, dtype, options, _check_device(device))
     for name, spec in given:

@@ -14,7 +14,7 @@ from .checks import CallProblem, describe
 from .errors import ArgumentTypeError, ArgumentValueError
 from .options import Options, check_dtype, check_element
 from .planning.problem import ELEMENTS, DTypeName, ElementName, Operation
-from .tensors import QKV, tensors
+from .tensors import QKV, argument_of, tensors
 
 __all__ = ["signature_of"]
 
@@ -77,7 +77,7 @@ def _spec_of_feature(name: str, array: Any, sizes: CallProblem, where: int | Non
         shape, dtype = array[0], check_element(name, array[1])
     if isinstance(shape, (tuple, list)):
         return _fresh(_shape(name, shape), dtype, where)
-    return adopt(name, shape).spec
+    return adopt(argument_of(name), shape).spec
 
 
 def _is_dtype(value: Any) -> bool:

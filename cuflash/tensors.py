@@ -20,6 +20,7 @@ __all__ = [
     "QKV",
     "Role",
     "Tensor",
+    "argument_of",
     "destinations",
     "differentiable",
     "dtypes_of",
@@ -65,6 +66,10 @@ class Tensor:
         Of an array without axes of the problem: how many elements it may have;
         and how many where it also says at which part of a larger call the
         arrays begin.
+    most_axes
+        Of an array with axes of its own: how many it may have.
+    argument
+        The argument that brings the array.
     """
 
     name: str
@@ -80,6 +85,13 @@ class Tensor:
     broadcast: bool = False
     lengths: tuple[int, ...] = ()
     part_length: int | None = None
+    most_axes: int = 0
+    argument: str = ""
+
+    @property
+    def has_own_axes(self) -> bool:
+        """Whether its sizes are not those of the problem."""
+        return bool(self.lengths) or self.most_axes > 0
 
     def fits(self, shape: tuple[int, ...], sizes: tuple[int, ...], entries: int = 0) -> bool:
         """Whether an array that broadcasts has a shape that goes with these sizes.
@@ -158,6 +170,8 @@ def _tensors(*features: Feature) -> Mapping[str, Tensor]:
                 broadcast=rule.broadcast,
                 lengths=rule.lengths,
                 part_length=rule.part_length,
+                most_axes=rule.most_axes,
+                argument=rule.argument,
             )
             every += [array, *([_gradient(array)] if rule.differentiable else [])]
     return {tensor.name: tensor for tensor in every}
@@ -167,6 +181,12 @@ def _tensors(*features: Feature) -> Mapping[str, Tensor]:
 def _destinations(operation: Operation, *features: Feature) -> Mapping[str, str]:
     table = _tensors(*features).values()
     return {t.destination: t.name for t in table if t.written == operation}
+
+
+def argument_of(name: str) -> str:
+    """The argument that brings an array of this name."""
+    tensor = tensors().get(name)
+    return tensor.argument or name if tensor is not None else name
 
 
 def made_by(operation: Operation, wrt: tuple[str, ...]) -> tuple[str, ...]:
@@ -210,6 +230,8 @@ def shape_of(
         fitting = (found == (length,) for length in (*tensor.lengths, tensor.part_length))
         return found if found is not None and any(fitting) else (tensor.lengths[0],)
     source = given.get(tensor.gradient_of or tensor.name, tuple(sizes))
+    if tensor.most_axes:
+        return source if 0 < len(source) <= tensor.most_axes and 0 not in source else (1,)
     if tensor.broadcast:
         of_array, of_gradient = (entries or {}).get(tensor.gradient_of or tensor.name, (0, 0))
         if not tensor.fits(source, tuple(sizes), of_array):

@@ -96,7 +96,8 @@ __device__ __forceinline__ void exponentiate(const typename Config::Params& para
         slope[which] = score.slope;
       }
       put_pair(weights, n, group, p[0], p[1]);
-      put_pair(sloped, n, group, p[0] * slope[0], p[1] * slope[1]);
+      put_pair(sloped, n, group, times_slope<Config>(p[0], slope[0]),
+               times_slope<Config>(p[1], slope[1]));
     }
   }
 }

@@ -52,6 +52,7 @@ struct Graded {
 // What a term has in common with all others that add to a score or hide it.
 struct AddedTerm {
   static constexpr bool has_slope = false;
+  static constexpr bool any_slope = false;
   static constexpr bool summed = false;
   static constexpr bool may_rise = false;
   static constexpr bool staged = false;
@@ -65,6 +66,8 @@ struct AddedTerm {
 // The same of a function of the score.
 struct FunctionTerm {
   static constexpr bool has_slope = true;
+  static constexpr bool any_slope =
+      false;  // it may be infinite or NaN, also where a pair is hidden
   static constexpr bool summed = false;
   static constexpr bool may_rise = false;
   static constexpr bool staged = false;
@@ -153,6 +156,7 @@ struct ScoreChain {
   static constexpr bool is_empty = sizeof...(Terms) == 0;
   // dS is not what it is without the terms.
   static constexpr bool has_slope = (Terms::has_slope || ...);
+  static constexpr bool any_slope = (Terms::any_slope || ...);
   // What pairs give to the gradient of a term is summed.
   static constexpr bool summed = (Terms::summed || ...);
   static constexpr bool may_rise = (Terms::may_rise || ...);
@@ -230,23 +234,30 @@ __device__ inline void change_scores(const typename Config::Params& params, cons
   }
 }
 
+// P times the slope of its score. A weight of 0 stays 0, whatever the slope is.
+template <class Config, class Compute>
+__device__ inline Compute times_slope(Compute p, Compute slope) {
+  if constexpr (Config::Score::any_slope) return p == Compute(0) ? p : p * slope;
+  return p * slope;
+}
+
 // Slopes of a tile of scores. Where all are 1 nothing is kept.
-template <class Scores, bool kept>
+template <class Config, class Scores, bool kept>
 struct Slopes {
   __device__ void multiply(Scores&) const {}
 };
-template <class Scores>
-struct Slopes<Scores, true> {
+template <class Config, class Scores>
+struct Slopes<Config, Scores, true> {
   Scores slope;
   // x -> x times its slope: P, from which dS is made.
   __device__ void multiply(Scores& p) const {
     p.for_each([&](typename Scores::Compute& x, int m, int n, int group, int which) {
-      x *= slope.value[m][n][group][which];
+      x = times_slope<Config>(x, slope.value[m][n][group][which]);
     });
   }
 };
 template <class Config, class Scores>
-using SlopesOf = Slopes<Scores, Config::Score::has_slope>;
+using SlopesOf = Slopes<Config, Scores, Config::Score::has_slope>;
 
 // The same, and the slopes.
 template <class Config, class Place, class Scores>

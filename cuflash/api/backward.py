@@ -16,6 +16,7 @@ from ..options import (
     check_wrt,
     seed_of,
 )
+from ..score_mod import ScoreMod, with_arrays
 from ..tensors import QKV
 
 __all__ = ["attention_backward"]
@@ -35,6 +36,7 @@ def attention_backward(
     causal: bool = False,
     window_size: WindowSize | None = None,
     softcap: float | None = None,
+    score_mod: ScoreMod | None = None,
     alibi_slopes: Any = None,
     bias: Any = None,
     mask: Any = None,
@@ -75,8 +77,8 @@ def attention_backward(
     deterministic : bool
         The same bits from run to run, with O(seqlen) more memory. Without it
         FlashAttention-2 and 3 add the parts of dq in any order on CUDA.
-    causal, window_size, softcap, alibi_slopes, bias, mask, sinks, scale, q_offset,
-    layout
+    causal, window_size, softcap, score_mod, alibi_slopes, bias, mask, sinks, scale,
+    q_offset, layout
         As for :func:`attention`.
     dropout_p, dropout_seed
         As for :func:`attention`: the same drop the same weights.
@@ -105,7 +107,8 @@ def attention_backward(
     With ``P = exp(scale q k^T - lse)`` and ``delta = rowsum(dout * out) - dlse``:
     ``dv = P^T dout``, ``dS = P * (dout v^T - delta)``, ``dq = scale dS k``,
     ``dk = scale dS^T q`` (Dao et al. 2022, Algorithm 4). With a softcap ``S`` is
-    the capped score, and dS is multiplied by ``1 - (S / softcap)^2``. With ALiBi
+    the capped score, and dS is multiplied by ``1 - (S / softcap)^2``, with a
+    ``score_mod`` by its derivative. With ALiBi
     ``dalibi_slopes = -sum(dS * abs(i + q_offset - j))`` over all visible pairs of
     a head, of dS before that factor; slopes of shape (heads_q,) sum it over the
     batch too. ``dbias`` is dS before that factor. With sinks, ``lse`` includes
@@ -115,11 +118,13 @@ def attention_backward(
     ``dv = (P * M)^T dout`` and ``dS = P * (M * (dout v^T) - delta)``.
     """
     seed, seeds = seed_of(dropout_seed)
+    score, of_score = with_arrays(score_mod)
     arrays = {"dout": dout, "q": q, "k": k, "v": v, "out": out, "lse": lse}
     keywords: dict[str, Any] = {
         "causal": causal,
         "window_size": window_size,
         "softcap": softcap,
+        "score_mod": score,
         "dropout_p": dropout_p,
         "dropout_seed": seed,
         "scale": scale,
@@ -132,9 +137,10 @@ def attention_backward(
     }
     # The default of wrt goes without saying: its calls are then as quick as they can be.
     nothing = dlse is alibi_slopes is bias is mask is sinks is seeds is grads is workspace is None
+    nothing = nothing and not of_score
     if not (wrt is QKV and nothing):
         of_features = {"alibi_slopes": alibi_slopes, "bias": bias, "mask": mask, "sinks": sinks}
-        inputs = {"dlse": dlse, **of_features, "dropout_seed": seeds}
+        inputs = {"dlse": dlse, **of_features, "dropout_seed": seeds, **of_score}
         _add(arrays, keywords, inputs, wrt, grads, workspace)
     return tuple(call("backward", arrays, keywords).values())
 

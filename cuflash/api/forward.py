@@ -7,6 +7,7 @@ from typing import Any, Literal, overload
 from ..arrays.spec import LayoutName
 from ..dispatch import call
 from ..options import AlgorithmChoice, BackendChoice, WindowSize, seed_of
+from ..score_mod import ScoreMod, with_arrays
 
 __all__ = ["attention"]
 
@@ -20,6 +21,7 @@ def attention(
     causal: bool = ...,
     window_size: WindowSize | None = ...,
     softcap: float | None = ...,
+    score_mod: ScoreMod | None = ...,
     alibi_slopes: Any = ...,
     bias: Any = ...,
     mask: Any = ...,
@@ -49,6 +51,7 @@ def attention(
     causal: bool = ...,
     window_size: WindowSize | None = ...,
     softcap: float | None = ...,
+    score_mod: ScoreMod | None = ...,
     alibi_slopes: Any = ...,
     bias: Any = ...,
     mask: Any = ...,
@@ -78,6 +81,7 @@ def attention(
     causal: bool = ...,
     window_size: WindowSize | None = ...,
     softcap: float | None = ...,
+    score_mod: ScoreMod | None = ...,
     alibi_slopes: Any = ...,
     bias: Any = ...,
     mask: Any = ...,
@@ -106,6 +110,7 @@ def attention(
     causal: bool = False,
     window_size: WindowSize | None = None,
     softcap: float | None = None,
+    score_mod: ScoreMod | None = None,
     alibi_slopes: Any = None,
     bias: Any = None,
     mask: Any = None,
@@ -151,6 +156,10 @@ def attention(
         approximate hyperbolic tangent, with a relative error of 2^-11.
         ``softcap`` and ``scale / softcap`` are from 2^-100 to 2^100, for
         float64 from 2^-900 to 2^900. None and 0: no cap.
+    score_mod : ScoreMod, optional
+        A function that scores go through before slopes, bias and mask, as text
+        that is compiled with the kernels: see :class:`ScoreMod`. Sinks do not
+        go through it. Not with ``softcap``.
     alibi_slopes : array, (heads_q,) or (batch, heads_q), optional
         ALiBi: a score loses ``alibi_slopes[h] * abs(i + q_offset - j)``, after
         the softcap and before the mask; sinks lose nothing. float32 (float64
@@ -267,10 +276,12 @@ def attention(
     are kept relative to an older maximum, up to a factor of 4096) that sum is finite.
     """
     seed, seeds = seed_of(dropout_seed)
+    score, of_score = with_arrays(score_mod)
     keywords = {
         "causal": causal,
         "window_size": window_size,
         "softcap": softcap,
+        "score_mod": score,
         "dropout_p": dropout_p,
         "dropout_seed": seed,
         "scale": scale,
@@ -287,6 +298,7 @@ def attention(
         of_features = {"alibi_slopes": alibi_slopes, "bias": bias, "mask": mask, "sinks": sinks}
         of_features["dropout_seed"] = seeds
         arrays |= {name: array for name, array in of_features.items() if array is not None}
+    arrays |= of_score
     if out is not None or lse_out is not None or workspace is not None:
         given = {"out": out, "lse_out": lse_out, "workspace": workspace}
         arrays |= {name: array for name, array in given.items() if array is not None}

@@ -21,6 +21,7 @@ from ..options import (
     seed_of,
 )
 from ..planning.problem import DTYPES
+from ..score_mod import ScoreMod
 from ..tensors import QKV
 from .forward import attention
 from .pullback import Pullback
@@ -37,6 +38,7 @@ def attention_vjp(
     causal: bool = ...,
     window_size: WindowSize | None = ...,
     softcap: float | None = ...,
+    score_mod: ScoreMod | None = ...,
     alibi_slopes: Any = ...,
     bias: Any = ...,
     mask: Any = ...,
@@ -67,6 +69,7 @@ def attention_vjp(
     causal: bool = ...,
     window_size: WindowSize | None = ...,
     softcap: float | None = ...,
+    score_mod: ScoreMod | None = ...,
     alibi_slopes: Any = ...,
     bias: Any = ...,
     mask: Any = ...,
@@ -97,6 +100,7 @@ def attention_vjp(
     causal: bool = ...,
     window_size: WindowSize | None = ...,
     softcap: float | None = ...,
+    score_mod: ScoreMod | None = ...,
     alibi_slopes: Any = ...,
     bias: Any = ...,
     mask: Any = ...,
@@ -126,6 +130,7 @@ def attention_vjp(
     causal: bool = False,
     window_size: WindowSize | None = None,
     softcap: float | None = None,
+    score_mod: ScoreMod | None = None,
     alibi_slopes: Any = None,
     bias: Any = None,
     mask: Any = None,
@@ -149,8 +154,8 @@ def attention_vjp(
 
     Parameters
     ----------
-    q, k, v, causal, window_size, softcap, alibi_slopes, bias, mask, sinks, scale,
-    q_offset, layout
+    q, k, v, causal, window_size, softcap, score_mod, alibi_slopes, bias, mask, sinks,
+    scale, q_offset, layout
         As for :func:`attention`.
     dropout_p, dropout_seed
         As for :func:`attention`. The pullback drops the same weights; a seed
@@ -198,6 +203,7 @@ def attention_vjp(
         "causal": causal,
         "window_size": window_size,
         "softcap": softcap,
+        "score_mod": score_mod,
         "dropout_p": dropout_p,
         "scale": scale,
         "q_offset": q_offset,

@@ -15,7 +15,10 @@ __all__ = ["ArrayRule", "Axis", "DTypeRule", "Feature", "Request"]
 #: An axis of an array, by the field of the problem that holds its size.
 Axis = Literal["batch", "heads_q", "heads_kv", "seqlen_q", "seqlen_kv", "head_dim", "head_dim_v"]
 #: A dtype of the problem: of q, of the output, or of the softmax; or one whatever they are.
-DTypeRule = Literal["storage", "output", "compute", "float32", "bool", "uint32"]
+DTypeRule = Literal[
+    "storage", "output", "compute",
+    "float16", "bfloat16", "float32", "float64", "bool", "int32", "int64", "uint32",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,10 @@ class ArrayRule:
     part_length
         How many where it also says at which part of a larger call the arrays
         begin, which no public function asks for.
+    most_axes
+        Of an array with axes of its own, of any sizes: how many it may have.
+    argument
+        The argument that it is a part of; empty: it is one itself.
     """
 
     axes: tuple[Axis, ...]
@@ -53,6 +60,8 @@ class ArrayRule:
     broadcast: bool = False
     lengths: tuple[int, ...] = ()
     part_length: int | None = None
+    most_axes: int = 0
+    argument: str = ""
 
     @property
     def batch_axis(self) -> int | None:

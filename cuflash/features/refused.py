@@ -22,9 +22,11 @@ class Refusal:
     reason: str
 
 
-#: All features run together, with every backend, pass and dtype. An algorithm that has no kernel
-#: for some of them says so when it plans: then "auto" takes the next one.
-REFUSED: tuple[Refusal, ...] = ()
+#: All other features run together, with every backend, pass and dtype. An algorithm that has no
+#: kernel for some of them says so when it plans: then "auto" takes the next one.
+REFUSED: tuple[Refusal, ...] = (
+    Refusal("softcap", "score_mod", "the text can cap scores: cap * tanh(s / cap)"),
+)
 
 
 def check_refused(names: Iterable[str]) -> None:

@@ -16,6 +16,7 @@ from .dropout import DROPOUT
 from .feature import Feature, Request
 from .mask import MASK
 from .refused import check_refused
+from .score_mod import SCORE_MOD
 from .sinks import SINKS
 from .softcap import SOFTCAP
 from .use import Operand
@@ -25,7 +26,7 @@ __all__ = ["FEATURES", "with_features"]
 
 #: By name, in the order of their parameters on the device.
 FEATURES: dict[str, Feature] = {
-    feature.name: feature for feature in (WINDOW, SOFTCAP, ALIBI, BIAS, MASK, SINKS, DROPOUT)
+    feature.name: feature for feature in (WINDOW, SOFTCAP, SCORE_MOD, ALIBI, BIAS, MASK, SINKS, DROPOUT)
 }
 
 

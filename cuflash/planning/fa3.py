@@ -223,7 +223,7 @@ def _check_pair_sums(problem: AttentionProblem, tile: fa3.Fa3BackwardTile) -> No
     slopes = any(use.unit is not None for use in problem.uses)
     if summed and slopes and tile.block_kv == fa3.ROWS:
         raise UnsupportedError(
-            f"fa3 has no gradient of {summed[0]} beside a softcap in heads of "
+            f"fa3 has no gradient of {summed[0]} beside a function of scores in heads of "
             f"{problem.head_dim}/{problem.head_dim_v}"
         )
 

@@ -29,7 +29,9 @@ Operation = Literal["forward", "backward"]
 MaskKind = Literal["full", "causal", "left", "band"]
 Alignment = Literal["tensor_map", "vector", "element"]
 DTypeName = Literal["float16", "bfloat16", "float32", "float64"]
-ElementName = Literal["float16", "bfloat16", "float32", "float64", "bool", "uint32"]
+ElementName = Literal[
+    "float16", "bfloat16", "float32", "float64", "bool", "int32", "int64", "uint32"
+]
 
 #: Widest head the kernels and the tiled NumPy code take.
 MAX_HEAD_DIM = 256
@@ -86,6 +88,8 @@ DTYPES: dict[str, DType] = {
 ELEMENTS: dict[str, Element] = {
     **DTYPES,
     "bool": Element("bool", 1, "bool"),
+    "int32": Element("int32", 4, "int"),
+    "int64": Element("int64", 8, "long long"),
     "uint32": Element("uint32", 4, "unsigned"),
 }
 

@@ -123,7 +123,7 @@ class Gradients:
         if rows.pairs is not None:
             rows.pairs[:, :, tile.rows] += self._operands.sums_of_pairs(dscores, tile)
         if slopes is not None:
-            dscores *= slopes
+            np.multiply(dscores, slopes, out=dscores, where=dscores != 0)
             rows.clear_dead(dscores, tile)
         if dk is not None:
             accumulate(dk, dscores, rows.scaled_q[:, :, tile.rows], scratch, first)

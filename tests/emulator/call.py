@@ -44,12 +44,14 @@ class Kernels:
     bias: str = ""  # by which of "qk" it differs, 1 for none of them; after ":" its dtype
     mask: str = ""  # the same of a boolean mask
     dropout: bool = False
+    written: bool = False  # the soft cap, slopes, bias and mask, as a function of scores
 
     @property
     def mapped(self) -> str:
         """The array that comes through the copy engine, from where it lies; empty: none."""
         of_keys = "k" in self.bias.partition(":")[0]
-        return "bias" if of_keys and self.algorithm == "fa3" else ""
+        staged = of_keys and self.algorithm == "fa3" and not self.written
+        return "bias" if staged else ""
 
     @property
     def name(self) -> str:
@@ -64,7 +66,7 @@ class Kernels:
         words += ["softcap" * self.softcap, f"sinks-{self.sinks}" * bool(self.sinks)]
         words += [f"alibi-{self.alibi}" * bool(self.alibi)]
         words += [f"bias-{self.bias}" * bool(self.bias), f"mask-{self.mask}" * bool(self.mask)]
-        words += ["dropout" * self.dropout]
+        words += ["dropout" * self.dropout, "written" * self.written]
         words += ["x".join(map(str, self.blocks or ())), f"{self.num_sms or ''}"]
         return "-".join(word for word in words if word)
 

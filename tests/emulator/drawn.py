@@ -66,6 +66,7 @@ def _problems(draw: st.DrawFn, kernels: Kernels, work: int) -> Case:
         bias=draw(_of_pairs(kernels.bias, "-inf")),
         mask=draw(_of_pairs(kernels.mask, "-blocks")),
         dropout=draw(st.sampled_from(_DROPOUTS)) if kernels.dropout else "",
+        written=kernels.written,
         q_offset=draw(_offsets(kernels, seqlen_q, seqlen_kv)),
         softcap=draw(st.sampled_from((0.5, 5.0, 50.0))) if kernels.softcap else None,
         scale=draw(st.sampled_from((None, None, 0.3, 2.0**-5))),
@@ -149,7 +150,9 @@ def calls(draw: st.DrawFn, kernels: Kernels) -> Call:
 
 def _named(kernels: Kernels) -> st.SearchStrategy[tuple[str, ...]]:
     """All mostly; else any, in any order."""
-    has = {"alibi_slopes": kernels.alibi, "bias": kernels.bias, "sinks": kernels.sinks}
+    own = not kernels.written  # which have gradients
+    has = {"alibi_slopes": kernels.alibi and own, "bias": kernels.bias and own}
+    has |= {"sinks": kernels.sinks}
     every = (*QKV, *(name for name, kind in has.items() if kind))
     some = st.lists(st.sampled_from(every), min_size=1, unique=True).map(tuple)
     return st.one_of(st.just(every), st.just(every), some)

@@ -23,6 +23,7 @@ from ..kit.data import arrays
 from ..kit.oracle import Truth, judge
 from ..kit.parts import parts_forced
 from ..kit.strides import Strides
+from ..kit.written import given_to
 from .build import emulate
 from .call import QKV, Call, Kernels
 from .host_cupy import HostCupy, host_cupy
@@ -74,7 +75,7 @@ def configs_of(kernels: Kernels) -> set[KernelConfig]:
     case = replace(case, window=window, causal=kernels.causal and not window)
     case = replace(case, sinks=kernels.sinks, softcap=9.0 if kernels.softcap else None)
     case = replace(case, alibi=kernels.alibi, bias=kernels.bias, mask=kernels.mask)
-    case = replace(case, dropout="0.3" if kernels.dropout else "")
+    case = replace(case, dropout="0.3" if kernels.dropout else "", written=kernels.written)
     odd = case.with_strides(**{name: Strides(gaps=(0, 0, 1, 0)) for name in ("q", "out", "dq")})
     x = arrays(case, "q", "k", "v", "dout") | {"out": np.zeros(case.shape("out"), case.storage)}
     x["lse"] = np.zeros(case.shape("lse"), case.statistics)
@@ -127,7 +128,7 @@ class Session:
             options["out"] = self._place("out", case.shape("out"), call.out_dtype)
             options["lse_out"] = self._place("lse_out", case.shape("lse"), case.statistics)
         inputs = [self._place(name, x[name]) for name in "qkv"]
-        options |= {name: self._place(name, x[name]) for name in case.operands}
+        options |= given_to(case, {name: self._place(name, x[name]) for name in case.operands})
         results = self._called(cuflash.attention, *inputs, return_lse=True, **options)
         if call.made:
             assert results[0] is options["out"]
@@ -146,7 +147,7 @@ class Session:
             given["dout"] = given["dout"].astype(np.float32)
         if call.with_dlse:
             options["dlse"] = self._place("dlse", given["dlse"])
-        options |= {name: self._place(name, x[name]) for name in case.operands}
+        options |= given_to(case, {name: self._place(name, x[name]) for name in case.operands})
         if call.wrt != QKV:
             options["wrt"] = call.wrt
         if call.made:

@@ -80,6 +80,41 @@ KERNELS = (
     Kernels("fa2", "bfloat16", (64, 64), False, num_sms=1, deterministic=True, mask="qk"),
     Kernels("fa3", "float16", (64, 64), True, num_sms=1, steps=_WIDE, parted=True, mask="qk"),
     Kernels("fa3", "bfloat16", (64, 64), False, num_sms=1, steps=_WIDE, bias="1k", mask="qk"),
+    # Functions of scores.
+    Kernels("fa1", "float16", (64, 64), True, _SMALL, steps=(16, 32), softcap=True, written=True),
+    Kernels(
+        *("fa2", "float32", (24, 24), False, _NARROW, "80"),
+        steps=(8, 16, 32),
+        alibi="batch",
+        bias="qk",
+        written=True,
+    ),
+    Kernels(
+        *("fa2", "bfloat16", (64, 64), True),
+        num_sms=1,
+        deterministic=True,
+        softcap=True,
+        alibi="heads",
+        mask="1k",
+        written=True,
+    ),
+    Kernels(
+        *("fa3", "bfloat16", (64, 64), True),
+        num_sms=1,
+        steps=_WIDE,
+        parted=True,
+        softcap=True,
+        bias="qk:float32",
+        written=True,
+    ),
+    Kernels(
+        *("fa3", "float16", (128, 128), True, (192, 80)),
+        num_sms=1,
+        steps=_WIDE,
+        alibi="heads",
+        mask="qk",
+        written=True,
+    ),
     # Dropout.
     Kernels("fa1", "float16", (64, 64), True, _SMALL, steps=(16, 32), dropout=True),
     Kernels("fa2", "float32", (24, 24), False, _NARROW, "80", steps=(8, 16, 32), dropout=True),
@@ -152,5 +187,6 @@ def test_tails_of_scores_far_below_zero(kernels: Kernels) -> None:
                 case = replace(case, window={"left": "3:", "band": "3:2"}[kernels.window])
             case = replace(case, bias=kernels.bias, mask=kernels.mask)
             case = replace(case, dropout="0.3:4" if kernels.dropout else "")
-            wrt = (*QKV, *["bias"] * bool(kernels.bias))
+            case = replace(case, written=kernels.written)
+            wrt = (*QKV, *["bias"] * (bool(kernels.bias) and not kernels.written))
             check(kernels, Call(case, shift=-300, wrt=wrt, mapped=kernels.mapped))

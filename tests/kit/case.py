@@ -73,6 +73,7 @@ class Case:
     #: What part of the weights is dropped. The seed is an integer; ":2" or ":4" at the end: an
     #: array of so many words.
     dropout: str = ""
+    written: bool = False  # the soft cap, slopes, bias and mask, as a function of scores
     strides: tuple[Strides, ...] = (CONTIGUOUS,) * len(TENSORS)
 
     def __post_init__(self) -> None:
@@ -114,7 +115,8 @@ class Case:
     @property
     def wrt(self) -> tuple[str, ...]:
         """What it gives the gradients of."""
-        return ("q", "k", "v", *(n for n in self.operands if n not in ("mask", "dropout_seed")))
+        without = {"mask", "dropout_seed", *(("alibi_slopes", "bias") if self.written else ())}
+        return ("q", "k", "v", *(name for name in self.operands if name not in without))
 
     def dtype_of(self, name: str) -> np.dtype[Any]:
         """Dtype of any input or result."""
@@ -179,7 +181,7 @@ class Case:
             "q_offset": self.q_offset,
             "layout": self.layout,
             **({"window_size": self.sides} if self.window else {}),
-            **({"softcap": self.softcap} if self.softcap else {}),
+            **({"softcap": self.softcap} if self.softcap and not self.written else {}),
             **({"dropout_p": self.dropout_p} if self.dropout else {}),
             **({"dropout_seed": self.dropout_seed} if self._counted else {}),
         }

@@ -22,6 +22,7 @@ from cuflash.planning.problem import DTYPES, AttentionProblem
 from .arena import Arena
 from .case import Case
 from .data import operands, tensor
+from .written import WRITTEN, given_to
 
 __all__ = ["PAIRS", "RUNNERS", "ApiRunner", "fa3_serves"]
 
@@ -77,11 +78,11 @@ class ApiRunner:
         options = self._options(case, operation)
         if case.sinks:
             options["sinks"] = case.sinks
-        if case.alibi:
+        if case.alibi and not case.written:
             options["alibi_slopes"] = case.shape("alibi_slopes")
-        named = ("bias", "mask", "dropout_seed")
+        named = ("bias", "mask", "dropout_seed", *(WRITTEN if case.written else ()))
         pairs = {name: tensor(case, name) for name in case.operands if name in named}
-        options |= _named(Arena(self.xp, self.poison), case, pairs)
+        options |= given_to(case, _named(Arena(self.xp, self.poison), case, pairs))
         if case.operands and operation == "backward":
             options["wrt"] = case.wrt
         return cuflash.explain(*shapes, operation=operation, dtype=case.dtype, **options)
@@ -103,7 +104,7 @@ class ApiRunner:
         arena = Arena(self.xp, self.poison)
         inputs = _place(arena, case, {"q": q, "k": k, "v": v})
         options = self._options(case, "forward") | self._workspace(arena, case, "forward")
-        options |= _named(arena, case, operands(case, **beside))
+        options |= given_to(case, _named(arena, case, operands(case, **beside)))
         if self.destinations:
             options["out"] = arena.output(
                 "out", case.shape("out"), case.storage, case.recipe("out")
@@ -131,7 +132,7 @@ class ApiRunner:
         named = {"dout": dout, "q": q, "k": k, "v": v, "out": out, "lse": lse}
         inputs = _place(arena, case, named)
         options = self._options(case, "backward") | self._workspace(arena, case, "backward")
-        options |= _named(arena, case, operands(case, **beside))
+        options |= given_to(case, _named(arena, case, operands(case, **beside)))
         if case.operands:
             options["wrt"] = case.wrt
         if dlse is not None:

@@ -1,0 +1,64 @@
+// A function of the scores that the caller has written. The translation unit includes
+// features/score_text.cuh, and then defines
+//     struct cuflash::ScoreModParams { double inner; float inner_single; int position; ... };
+//     struct cuflash_text::Arguments { explicit Arguments(const cuflash::ScoreModParams&); ... };
+//     Value cuflash_text::score(Value s, int batch, int head, int i, int j, int offset,
+//                               const Arguments& p);
+// before it includes this file; the ellipses stand for the caller's numbers and arrays.
+#pragma once
+
+#include "../tile/score.cuh"
+#include "score_text.cuh"
+
+namespace cuflash {
+
+// Scores are in natural units. Positions beyond the lengths, whose scores are hidden later, stand
+// for the last ones.
+template <class Storage>
+struct ScoreModTerm : FunctionTerm {
+  static constexpr bool any_slope = true;
+  using Compute = decltype(to_compute(Storage()));
+  const cuflash_text::Arguments arguments;
+  const Compute inner;  // the scale
+  const int batch;
+  const int head;
+  const int i;
+  const int j;
+  const int last_i;
+  const int last_j;
+  const int position;
+
+  template <class Params>
+  __device__ ScoreModTerm(const Params& params, const Lane& lane, double)
+      : arguments(params.score_mod),
+        inner(inner_of(Compute(), params)),
+        batch(lane.batch),
+        head(lane.head),
+        i(lane.i),
+        j(lane.j),
+        last_i(params.shape.seqlen_q - 1),
+        last_j(params.shape.seqlen_kv - 1),
+        position(params.score_mod.position) {}
+
+  template <class Params>
+  __device__ static double unit(const Params&, double) {
+    return 1;
+  }
+  template <class Params>
+  __device__ static double inner_of(double, const Params& params) {
+    return params.score_mod.inner;
+  }
+  template <class Params>
+  __device__ static float inner_of(float, const Params& params) {
+    return params.score_mod.inner_single;
+  }
+
+  __device__ Graded<Compute> operator()(Compute score, int di, int dj) const {
+    const cuflash_text::Value natural(rounded_product(score, inner), Compute(1));
+    const cuflash_text::Value changed = cuflash_text::score(
+        natural, batch, head, ::min(i + di, last_i), ::min(j + dj, last_j), position, arguments);
+    return {changed.value, changed.slope};
+  }
+};
+
+}  // namespace cuflash

@@ -1,0 +1,112 @@
+"""Arrays of dual numbers: values and their derivatives by the scores, as NumPy arrays.
+
+Forward mode of automatic differentiation (Griewank and Walther, "Evaluating
+Derivatives", 2008, chapter 3) for the ufuncs that a function of scores is made
+of. The twin of ``cuda_src/tile/dual.cuh``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+__all__ = ["DualArray"]
+
+#: A function of a value x and its result y, which gives the derivative.
+_Derivative = Callable[[Any, Any], Any]
+
+_OF_ONE: dict[np.ufunc, _Derivative] = {
+    np.negative: lambda x, y: -1.0,
+    np.positive: lambda x, y: 1.0,
+    np.exp: lambda x, y: y,
+    np.exp2: lambda x, y: math.log(2) * y,
+    np.log: lambda x, y: 1 / x,
+    np.log2: lambda x, y: 1 / (math.log(2) * x),
+    np.tanh: lambda x, y: 1 / np.cosh(x) ** 2,
+    np.sqrt: lambda x, y: 0.5 / y,
+    np.square: lambda x, y: 2 * x,
+    np.reciprocal: lambda x, y: -y * y,
+    np.sin: lambda x, y: np.cos(x),
+    np.cos: lambda x, y: -np.sin(x),
+    np.absolute: lambda x, y: np.where(x < 0, -1.0, 1.0),
+    np.fabs: lambda x, y: np.where(x < 0, -1.0, 1.0),
+}
+
+#: Of two values and their result: the derivatives by either.
+_Derivatives = Callable[[Any, Any, Any], tuple[Any, Any]]
+
+_OF_TWO: dict[np.ufunc, _Derivatives] = {
+    np.add: lambda a, b, y: (1.0, 1.0),
+    np.subtract: lambda a, b, y: (1.0, -1.0),
+    np.multiply: lambda a, b, y: (b, a),
+    np.true_divide: lambda a, b, y: (1 / b, -y / b),
+    np.power: lambda a, b, y: (b * np.power(a, b - 1.0), np.log(a) * y),
+    np.minimum: lambda a, b, y: (~(b < a) * 1.0, (b < a) * 1.0),
+    np.maximum: lambda a, b, y: (~(a < b) * 1.0, (a < b) * 1.0),
+    np.fmin: lambda a, b, y: (~(b < a) * 1.0, (b < a) * 1.0),
+    np.fmax: lambda a, b, y: (~(a < b) * 1.0, (a < b) * 1.0),
+}
+
+_COMPARISONS = frozenset(
+    (np.less, np.greater, np.less_equal, np.greater_equal, np.equal, np.not_equal, np.isfinite)
+)
+
+
+class DualArray(np.lib.mixins.NDArrayOperatorsMixin):
+    """Numbers that are functions of the scores, and their derivatives.
+
+    Attributes
+    ----------
+    value, slope
+        Arrays that broadcast against each other.
+    """
+
+    __slots__ = ("slope", "value")
+
+    def __init__(self, value: Any, slope: Any) -> None:
+        self.value, self.slope = value, slope
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the values."""
+        return np.shape(self.value)
+
+    @property
+    def dtype(self) -> Any:
+        """Of the values."""
+        return np.asarray(self.value).dtype
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        """The function of the values, with the derivative by the chain rule."""
+        if method != "__call__" or kwargs:
+            return NotImplemented
+        values = [x.value if isinstance(x, DualArray) else x for x in inputs]
+        result = ufunc(*values)
+        if ufunc in _COMPARISONS:
+            return result
+        if ufunc in _OF_ONE:
+            return DualArray(result, _OF_ONE[ufunc](values[0], result) * inputs[0].slope)
+        if ufunc not in _OF_TWO:
+            return NotImplemented
+        by_each = _OF_TWO[ufunc](*values, result)
+        parts = (
+            derivative * x.slope
+            for derivative, x in zip(by_each, inputs, strict=True)
+            if isinstance(x, DualArray)
+        )
+        return DualArray(result, sum(parts))
+
+    def __array_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """``numpy.where``, which takes values and derivatives by the same condition."""
+        del types
+        if function is not np.where or kwargs or len(args) != 3:
+            return NotImplemented
+        condition, a, b = args
+        value = np.where(condition, *(x.value if isinstance(x, DualArray) else x for x in (a, b)))
+        slope = np.where(condition, *(x.slope if isinstance(x, DualArray) else 0.0 for x in (a, b)))
+        return DualArray(value, slope)

@@ -1,0 +1,148 @@
+"""Functions of the scores that a caller writes, as CUDA C++ and as NumPy.
+
+A score ``s = scale * q k^T`` becomes what the function says, before slopes,
+bias and masks. Its derivative comes from dual numbers: no second text.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..errors import ArgumentTypeError, ArgumentValueError, shown
+from ..planning.problem import MAX_SEQLEN
+from .dual import DualArray
+from .feature import ArrayRule, Feature, Request
+from .host import Given, HostPart, ScorePlace
+from .score_text import SLOTS, ScoreText, TextArray, device_part, size_field
+from .use import Use
+
+__all__ = ["ARRAY_DTYPES", "SCORE_MOD", "host_arguments"]
+
+_NAME = "score_mod"
+#: Of its arrays, and most of their axes.
+ARRAY_DTYPES = (
+    "float32", "float64", "float16", "bfloat16", "int32", "int64", "uint32", "bool",
+)  # fmt: skip
+_MOST_AXES = 4
+_MOST_ELEMENTS_OF_AXIS = 2**31 - 1
+
+
+def _check(name: str, value: Any) -> ScoreText:
+    if not isinstance(value, ScoreText):
+        raise ArgumentTypeError(name, shown(value), "a cuflash.ScoreMod")
+    return value
+
+
+@dataclass(frozen=True)
+class _HostArray:
+    """An array that NumPy functions call with indices; outside of an axis the nearest element."""
+
+    array: Any
+
+    def __call__(self, *indices: Any) -> Any:
+        if len(indices) != self.array.ndim:
+            got = f"{len(indices)} indices of an array of {self.array.ndim} axes"
+            raise ArgumentValueError(_NAME, got, "one index for each axis")
+        inside = (np.clip(x, 0, n - 1) for x, n in zip(indices, self.array.shape, strict=True))
+        return self.array[tuple(inside)]
+
+
+class _HostArguments:
+    """What a NumPy function has for ``p``."""
+
+    def __init__(self, members: Mapping[str, Any]) -> None:
+        self.__dict__.update(members)
+
+
+def host_arguments(score: ScoreText, arrays: Mapping[str, Any]) -> _HostArguments:
+    """Numbers and arrays, those by the names of their tensors, as a NumPy function reads them."""
+    named = zip(score.arrays, SLOTS, strict=False)
+    return _HostArguments(
+        {**score.values, **{name: _HostArray(arrays[slot]) for name, slot in named}}
+    )
+
+
+def _run(score: ScoreText, scores: Any, place: ScorePlace, given: Given) -> Any:
+    arguments = host_arguments(score, given)
+    return score.numpy(
+        scores, place.batch, place.head, place.i, place.j, given["position"], arguments
+    )
+
+
+def _change(score: ScoreText, scores: Any, place: ScorePlace, given: Given) -> None:
+    with np.errstate(all="ignore"):
+        scores[...] = _run(score, scores.copy(), place, given)
+
+
+def _change_with_slope(score: ScoreText, scores: Any, place: ScorePlace, given: Given) -> Any:
+    with np.errstate(all="ignore"):
+        changed = _run(score, DualArray(scores.copy(), np.ones_like(scores)), place, given)
+    if not isinstance(changed, DualArray):  # it does not depend on the scores
+        changed = DualArray(changed, 0.0)
+    scores[...] = changed.value
+    slope = np.empty_like(scores)
+    slope[...] = changed.slope
+    return slope
+
+
+@functools.lru_cache(maxsize=256)
+def _host_part(score: ScoreText) -> HostPart | None:
+    if score.numpy is None:
+        return None
+    return HostPart(
+        functools.partial(_change, score), functools.partial(_change_with_slope, score)
+    )
+
+
+def _use(request: Request) -> Use | None:
+    score = request.keywords.get(_NAME)
+    if score is None:
+        if request.operands:
+            raise ArgumentValueError(next(iter(request.operands)), "an array", "score_mod with it")
+        return None
+    if abs(request.position) > MAX_SEQLEN:
+        got = f"{request.position} with {_NAME}"
+        raise ArgumentValueError("q_offset", got, f"{-MAX_SEQLEN} to {MAX_SEQLEN}")
+    problem = request.problem
+    operands = tuple(request.operands[slot] for slot in SLOTS[: len(score.arrays)])
+    arrays = tuple(
+        TextArray(name, operand.dtype, len(operand.shape))
+        for name, operand in zip(score.arrays, operands, strict=True)
+    )
+    sizes = tuple(
+        (size_field(operand.name, axis), size)
+        for operand in operands
+        for axis, size in enumerate(operand.shape)
+    )
+    numbers = tuple((f"argument_{name}", value) for name, value in score.values.items())
+    return Use(
+        _NAME,
+        device_part(score, arrays, problem.storage),
+        compiled=(("score_mod_storage", problem.storage),),
+        numbers=(
+            ("inner", problem.scale),
+            ("inner_single", problem.scale),
+            ("position", request.position),
+            *sizes,
+            *numbers,
+        ),
+        operands=operands,
+        host=_host_part(score),
+        unit=1.0,
+        shown="score_mod",
+    )
+
+
+SCORE_MOD = Feature(
+    _NAME,
+    _use,
+    keywords={_NAME: _check},
+    arrays={
+        slot: ArrayRule((), ARRAY_DTYPES, argument=_NAME, most_axes=_MOST_AXES) for slot in SLOTS
+    },
+)

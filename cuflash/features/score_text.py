@@ -1,0 +1,182 @@
+"""The translation unit's part of a function of scores: what the caller wrote, and what it reads."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..errors import ArgumentValueError
+from ..planning.problem import DTYPES, ELEMENTS
+from .device import MAIN_KERNELS, DevicePart
+
+__all__ = ["SLOTS", "ScoreText", "TextArray", "check_text", "device_part", "size_field"]
+
+#: Names of the tensors that arrays of a function are, in their order.
+SLOTS: tuple[str, ...] = tuple(f"score_array_{i}" for i in range(8))
+
+#: What the text may not contain: a directive of the preprocessor, however it is spelt.
+_DIRECTIVES = ("#", "%:", "??=", "\\")
+_COMMENTS = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
+#: A name, which may hold digits, or a number that has a point or an exponent and no suffix.
+_NAME_OR_NUMBER = re.compile(
+    r"[A-Za-z_]\w*|(?:0[xX][\da-fA-F.]+(?:[pP][+-]?\d+)?\w*)"
+    r"|(?P<number>(?:\d+\.\d*|\.\d+)(?:[eE][+-]?\d+)?|\d+[eE][+-]?\d+)(?![\w.])|[\d.][\w.]*"
+)
+
+
+@dataclass(frozen=True)
+class ScoreText:
+    """A function of scores without its arrays: hashable, a keyword of a call.
+
+    Attributes
+    ----------
+    text
+        The body of the function, in CUDA C++.
+    numbers
+        Its numbers: name, whether it is an integer, and the value, an integer
+        as it is and a real number in hexadecimal, so that equal texts mean the same.
+    arrays
+        Names of its arrays, in the order of :data:`SLOTS`.
+    numpy
+        The same function of NumPy arrays; None if there is none.
+    """
+
+    text: str
+    numbers: tuple[tuple[str, bool, str], ...] = ()
+    arrays: tuple[str, ...] = ()
+    numpy: Any = None
+
+    @property
+    def values(self) -> dict[str, int | float]:
+        """The numbers by name."""
+        return {
+            name: int(value) if whole else float.fromhex(value)
+            for name, whole, value in self.numbers
+        }
+
+
+@dataclass(frozen=True)
+class TextArray:
+    """An array of a function: what of it changes the machine code."""
+
+    name: str
+    dtype: str
+    axes: int
+
+
+def check_text(text: str) -> None:
+    """Refuse what could not stand in the body of a function.
+
+    Raises
+    ------
+    ArgumentValueError
+        Naming what there is.
+    """
+    found = [one for one in _DIRECTIVES if one in text]
+    if found:
+        raise ArgumentValueError("score_mod", f"{found[0]!r} in the text", "no directives")
+    code = _COMMENTS.sub(" ", text)
+    if "/*" in code:
+        raise ArgumentValueError("score_mod", "a comment without an end", "one with */")
+    if not re.search(r"\breturn\b", code):
+        raise ArgumentValueError("score_mod", "a text without return", "the body of a function")
+    depth = 0
+    for character in code:
+        depth += (character == "{") - (character == "}")
+        if depth < 0:
+            break
+    if depth:
+        raise ArgumentValueError("score_mod", "braces that are not in pairs", "{ and } in pairs")
+
+
+def size_field(slot: str, axis: int) -> str:
+    """The field of the device block that holds the size of an axis."""
+    return f"{slot}_size_{axis}"
+
+
+@functools.lru_cache(maxsize=256)
+def device_part(score: ScoreText, arrays: tuple[TextArray, ...], storage: str) -> DevicePart:
+    """What a function adds to kernels of a storage type."""
+    fields = _fields(score, arrays, storage)
+    return DevicePart(
+        kernels=MAIN_KERNELS,
+        struct="ScoreModParams",
+        block=np.dtype(fields, align=True),
+        seams=(("Score", "ScoreModTerm<{score_mod_storage}>"),),
+        header="features/score_mod.cuh",
+        text="\n".join(_lines(score, arrays, storage, fields)),
+    )
+
+
+def _fields(
+    score: ScoreText, arrays: tuple[TextArray, ...], storage: str
+) -> list[tuple[str, type]]:
+    real = np.float64 if DTYPES[storage].compute == "float64" else np.float32
+    fields: list[tuple[str, type]] = [("inner", np.float64), ("inner_single", np.float32)]
+    fields += [("position", np.int32)]
+    for slot, array in zip(SLOTS, arrays, strict=False):
+        fields += [(slot, np.uint64)]
+        fields += [(size_field(slot, axis), np.int32) for axis in range(array.axes)]
+    fields += [(f"argument_{n}", np.int32 if whole else real) for n, whole, _ in score.numbers]
+    return fields
+
+
+#: C++ names of the types of fields; a pointer's is that of anything.
+_TYPES = {np.float64: "double", np.float32: "float", np.int32: "int", np.uint64: "const void*"}
+
+
+def _lines(
+    score: ScoreText,
+    arrays: tuple[TextArray, ...],
+    storage: str,
+    fields: Iterable[tuple[str, type]],
+) -> Iterable[str]:
+    """The header of the function, and the function with its own line numbers."""
+    members, initial = [], []
+    for name, whole, _ in score.numbers:
+        members.append(f"  {'int' if whole else 'Real'} {name};")
+        initial.append(f"{name}(params.argument_{name})")
+    for slot, array in zip(SLOTS, arrays, strict=False):
+        element = ELEMENTS[array.dtype].cuda
+        sizes = ", ".join(f"params.{size_field(slot, axis)}" for axis in range(array.axes))
+        members.append(f"  Array<{element}, {array.axes}> {array.name};")
+        initial.append(f"{array.name}{{static_cast<const {element}*>(params.{slot}), {{{sizes}}}}}")
+    params = "const cuflash::ScoreModParams& params"
+    return [
+        f"namespace cuflash_text {{ using Storage = {DTYPES[storage].cuda}; }}",
+        '#include "features/score_text.cuh"',
+        "namespace cuflash {",
+        "struct ScoreModParams {",
+        *(f"  {_TYPES[kind]} {name};" for name, kind in fields),
+        "};",
+        "}  // namespace cuflash",
+        "namespace cuflash_text {",
+        "struct Arguments {",
+        *members,
+        f"  __device__ explicit Arguments({params}){' : ' if initial else ''}"
+        f"{', '.join(initial)} {{}}",
+        "};",
+        "__device__ __forceinline__ Value score(Value s, int batch, int head, int i, int j,",
+        "    int offset, const Arguments& p) {",
+        '#line 1 "score"',
+        _with_real_numbers(score.text),
+        '#line 1 "cuflash"',
+        "  return Value(Real(infinity - infinity));  // of a text that does not always return",
+        "}",
+        "}  // namespace cuflash_text",
+        '#include "features/score_mod.cuh"',
+    ]
+
+
+def _with_real_numbers(text: str) -> str:
+    """The text with numbers of the type that scores are computed in, where C++ has a double."""
+
+    def real(found: re.Match[str]) -> str:
+        return f"Real({found[0]})" if found["number"] else found[0]
+
+    return _NAME_OR_NUMBER.sub(real, text)
