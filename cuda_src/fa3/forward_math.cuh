@@ -207,9 +207,11 @@ struct ForwardMath {
 
   // Scores that no mask follows are changed as their weights are made: the special function unit,
   // which terms and weights may both need, is then busy with both at once. But what lies in shared
-  // memory is read once.
+  // memory is read once, and what a caller's text makes of positions is computed once: the compiler
+  // would take it out of the loop around the weights, and keep it.
   template <bool masked>
-  static constexpr bool changes_late = !masked && !Config::Score::is_empty && !has_operand;
+  static constexpr bool changes_late =
+      !masked && !Config::Score::is_empty && !has_operand && !Config::Score::by_position;
 
   // What is still to be done to the scores of a block.
   template <bool masked, class Blocks>

@@ -17,6 +17,7 @@ namespace cuflash {
 template <class Storage>
 struct ScoreModTerm : FunctionTerm {
   static constexpr bool any_slope = true;
+  static constexpr bool by_position = cuflash_text::Arguments::by_position;
   using Compute = decltype(to_compute(Storage()));
   const cuflash_text::Arguments arguments;
   const Compute inner;  // the scale

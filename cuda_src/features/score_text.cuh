@@ -13,8 +13,6 @@ using Real = decltype(cuflash::to_compute(Storage()));
 constexpr bool kExact = sizeof(Storage) > 2;
 using Value = cuflash::Dual<Real, kExact>;
 
-constexpr Real infinity = __builtin_huge_valf();
-
 // As accurate as the storage type needs it: one instruction for bfloat16.
 __device__ inline float hyperbolic(__nv_bfloat16, float x) {
   return cuflash::ptx::tanh_approximate(x);
@@ -114,8 +112,9 @@ __device__ inline long long element(long long x) { return x; }
 __device__ inline unsigned element(unsigned x) { return x; }
 __device__ inline bool element(bool x) { return x; }
 
-// An array of the caller's, C-contiguous. An index outside its axis reads the nearest element.
-template <class T, int axes>
+// An array of the caller's, C-contiguous, whose elements an `Index` can count. An index outside its
+// axis reads the nearest element.
+template <class T, int axes, class Index>
 struct Array {
   const T* data;
   int size[axes];
@@ -124,7 +123,7 @@ struct Array {
   __device__ auto operator()(Indices... indices) const {
     static_assert(sizeof...(Indices) == axes, "an array takes one index for each of its axes");
     const int index[] = {indices...};
-    long long place = 0;
+    Index place = 0;
     for (int axis = 0; axis < axes; ++axis) {
       place = place * size[axis] + max(min(index[axis], size[axis] - 1), 0);
     }

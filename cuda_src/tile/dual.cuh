@@ -26,7 +26,7 @@ struct Dual {
   Real value;
   Real slope;
 
-  __device__ Dual() = default;
+  Dual() = default;
   __device__ Dual(Real value) : value(value), slope(0) {}
   __device__ Dual(Real value, Real slope) : value(value), slope(slope) {}
 

@@ -53,6 +53,7 @@ struct Graded {
 struct AddedTerm {
   static constexpr bool has_slope = false;
   static constexpr bool any_slope = false;
+  static constexpr bool by_position = false;
   static constexpr bool summed = false;
   static constexpr bool may_rise = false;
   static constexpr bool staged = false;
@@ -68,6 +69,7 @@ struct FunctionTerm {
   static constexpr bool has_slope = true;
   static constexpr bool any_slope =
       false;  // it may be infinite or NaN, also where a pair is hidden
+  static constexpr bool by_position = false;  // a caller's function of positions too
   static constexpr bool summed = false;
   static constexpr bool may_rise = false;
   static constexpr bool staged = false;
@@ -157,6 +159,7 @@ struct ScoreChain {
   // dS is not what it is without the terms.
   static constexpr bool has_slope = (Terms::has_slope || ...);
   static constexpr bool any_slope = (Terms::any_slope || ...);
+  static constexpr bool by_position = (Terms::by_position || ...);
   // What pairs give to the gradient of a term is summed.
   static constexpr bool summed = (Terms::summed || ...);
   static constexpr bool may_rise = (Terms::may_rise || ...);

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -72,7 +72,7 @@ class DevicePart:
     block: np.dtype[np.void]
     seams: tuple[tuple[str, str], ...]
     header: str = ""
-    text: str = ""
+    text: str = field(default="", repr=False)
 
     @property
     def alignment(self) -> int:

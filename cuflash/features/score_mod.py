@@ -7,6 +7,7 @@ bias and masks. Its derivative comes from dual numbers: no second text.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -29,7 +30,6 @@ ARRAY_DTYPES = (
     "float32", "float64", "float16", "bfloat16", "int32", "int64", "uint32", "bool",
 )  # fmt: skip
 _MOST_AXES = 4
-_MOST_ELEMENTS_OF_AXIS = 2**31 - 1
 
 
 def _check(name: str, value: Any) -> ScoreText:
@@ -99,6 +99,11 @@ def _host_part(score: ScoreText) -> HostPart | None:
     )
 
 
+def _index_of(shape: tuple[int, ...]) -> str:
+    """The type that counts the elements: with 64 bits kernels need many registers more."""
+    return "int" if math.prod(shape) < 2**31 else "long long"
+
+
 def _use(request: Request) -> Use | None:
     score = request.keywords.get(_NAME)
     if score is None:
@@ -111,7 +116,7 @@ def _use(request: Request) -> Use | None:
     problem = request.problem
     operands = tuple(request.operands[slot] for slot in SLOTS[: len(score.arrays)])
     arrays = tuple(
-        TextArray(name, operand.dtype, len(operand.shape))
+        TextArray(name, operand.dtype, len(operand.shape), _index_of(operand.shape))
         for name, operand in zip(score.arrays, operands, strict=True)
     )
     sizes = tuple(
@@ -123,7 +128,7 @@ def _use(request: Request) -> Use | None:
     return Use(
         _NAME,
         device_part(score, arrays, problem.storage),
-        compiled=(("score_mod_storage", problem.storage),),
+        compiled=(("score_mod_storage", problem.storage), ("score_mod_digest", score.digest)),
         numbers=(
             ("inner", problem.scale),
             ("inner_single", problem.scale),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -51,6 +52,12 @@ class ScoreText:
     arrays: tuple[str, ...] = ()
     numpy: Any = None
 
+    @functools.cached_property
+    def digest(self) -> str:
+        """Of the text and of what it reads, in a few letters."""
+        said = repr((self.text, [number[:2] for number in self.numbers], self.arrays))
+        return hashlib.sha256(said.encode()).hexdigest()[:8]
+
     @property
     def values(self) -> dict[str, int | float]:
         """The numbers by name."""
@@ -67,6 +74,7 @@ class TextArray:
     name: str
     dtype: str
     axes: int
+    index: str  # the C++ type that counts its elements
 
 
 def check_text(text: str) -> None:
@@ -144,7 +152,7 @@ def _lines(
     for slot, array in zip(SLOTS, arrays, strict=False):
         element = ELEMENTS[array.dtype].cuda
         sizes = ", ".join(f"params.{size_field(slot, axis)}" for axis in range(array.axes))
-        members.append(f"  Array<{element}, {array.axes}> {array.name};")
+        members.append(f"  Array<{element}, {array.axes}, {array.index}> {array.name};")
         initial.append(f"{array.name}{{static_cast<const {element}*>(params.{slot}), {{{sizes}}}}}")
     params = "const cuflash::ScoreModParams& params"
     return [
@@ -157,12 +165,14 @@ def _lines(
         "}  // namespace cuflash",
         "namespace cuflash_text {",
         "struct Arguments {",
+        f"  static constexpr bool by_position = {_by_position(score.text)};",
         *members,
         f"  __device__ explicit Arguments({params}){' : ' if initial else ''}"
         f"{', '.join(initial)} {{}}",
         "};",
         "__device__ __forceinline__ Value score(Value s, int batch, int head, int i, int j,",
         "    int offset, const Arguments& p) {",
+        "  const Real infinity = cuflash::infinity<Real>();",
         '#line 1 "score"',
         _with_real_numbers(score.text),
         '#line 1 "cuflash"',
@@ -171,6 +181,11 @@ def _lines(
         "}  // namespace cuflash_text",
         '#include "features/score_mod.cuh"',
     ]
+
+
+def _by_position(text: str) -> str:
+    """Whether the text looks at the query or the key."""
+    return "true" if re.search(r"\b[ij]\b", _COMMENTS.sub(" ", text)) else "false"
 
 
 def _with_real_numbers(text: str) -> str:

@@ -10,7 +10,7 @@ __all__ = ["FEATURED"]
 #: Of each algorithm: dtype, widths, mask, whether dq has an order, and sinks'
 #: dtype, "softcap", "alibi", or "dalibi" with the gradient of its slopes, or "bias:" and the axes
 #: of q and k that it has, with its gradient, or "mask:" and the same of a boolean mask, or
-#: "dropout". A "+" joins several of them.
+#: "dropout", or "score-cap" or "score-table", which are texts. A "+" joins several of them.
 FEATURED: dict[Algorithm, list[tuple[DTypeName, int, int, MaskKind, bool, str]]] = {
     "fa1": [
         ("float16", 64, 64, "band", False, ""),
@@ -21,6 +21,7 @@ FEATURED: dict[Algorithm, list[tuple[DTypeName, int, int, MaskKind, bool, str]]]
         ("float16", 64, 64, "causal", False, "mask:qk"),
         ("float16", 64, 64, "causal", False, "dropout"),
         ("float32", 64, 64, "full", False, "dropout"),
+        ("float16", 64, 64, "causal", False, "score-cap"),
     ],
     "fa2": [
         ("float16", 64, 64, "band", False, ""),
@@ -52,6 +53,10 @@ FEATURED: dict[Algorithm, list[tuple[DTypeName, int, int, MaskKind, bool, str]]]
         ("float64", 256, 256, "causal", False, "dropout"),
         ("float16", 64, 64, "full", False, "bias:qk+dropout"),
         ("float16", 128, 128, "causal", False, "softcap+dalibi+dropout"),
+        ("float16", 64, 64, "causal", True, "score-table"),
+        ("bfloat16", 128, 128, "full", False, "score-cap"),
+        ("float32", 64, 64, "causal", False, "score-cap"),
+        ("float64", 64, 64, "full", False, "score-table"),
     ],
     "fa3": [
         ("bfloat16", 64, 64, "band", False, ""),
@@ -125,5 +130,21 @@ FEATURED: dict[Algorithm, list[tuple[DTypeName, int, int, MaskKind, bool, str]]]
         ("bfloat16", 128, 128, "causal", False, "float32+dropout"),
         ("float16", 64, 64, "causal", False, "dropout"),
         ("float16", 192, 128, "full", False, "dropout"),
+        ("bfloat16", 64, 64, "full", False, "score-cap"),
+        ("bfloat16", 64, 64, "causal", False, "score-table"),
+        ("bfloat16", 64, 64, "band", True, "score-cap"),
+        ("bfloat16", 96, 96, "causal", False, "score-cap"),
+        ("bfloat16", 128, 128, "full", False, "score-cap"),
+        ("bfloat16", 128, 128, "causal", False, "score-cap"),
+        ("bfloat16", 128, 128, "causal", False, "score-table"),
+        ("bfloat16", 192, 128, "causal", False, "score-table"),
+        ("bfloat16", 192, 192, "full", False, "score-cap"),
+        ("bfloat16", 256, 256, "causal", False, "score-table"),
+        ("float16", 64, 64, "full", False, "score-table"),
+        ("float16", 128, 128, "causal", False, "score-cap"),
+        ("bfloat16", 128, 128, "full", False, "score-table+mask:qk"),
+        ("bfloat16", 64, 64, "causal", False, "score-cap+dropout"),
+        ("bfloat16", 128, 128, "full", False, "score-table+bias:qk"),
+        ("bfloat16", 128, 128, "causal", False, "score-cap+alibi"),
     ],
 }

@@ -13,6 +13,7 @@ from dataclasses import replace
 from itertools import product
 
 from cuflash.errors import UnsupportedError
+from cuflash.features.score_text import SLOTS, ScoreText
 from cuflash.features.table import with_features
 from cuflash.features.use import Operand
 from cuflash.planning.kernel import KernelConfig
@@ -135,6 +136,15 @@ def _fa3_problems() -> Iterator[AttentionProblem]:
 _KEYWORDS = {
     "softcap": (("softcap", 50.0),),
     "dropout": (("dropout_p", 0.1), ("dropout_seed", 1)),
+    "score-cap": (
+        (
+            "score_mod",
+            ScoreText("return p.cap * tanh(s / p.cap);", (("cap", False, (50.0).hex()),)),
+        ),
+    ),
+    "score-table": (
+        ("score_mod", ScoreText("return s + p.table(head, i + offset - j);", arrays=("table",))),
+    ),
 }
 
 
@@ -146,6 +156,8 @@ def _featured_problems(algorithm: Algorithm) -> Iterator[AttentionProblem]:
         keywords = {name: value for word in words for name, value in _KEYWORDS.get(word, ())}
         named = (_operand(of, word) for word in words if word not in _KEYWORDS)
         operands = {operand.name: operand for operand in named}
+        if "score-table" in words:
+            operands[SLOTS[0]] = Operand(SLOTS[0], "float32", (of.heads_q, 2 * LONG))
         yield with_features(of, keywords, operands)
         wrt = QKV if feature == "alibi" else (*QKV, *(n for n in operands if n in differentiable()))
         of = replace(of, operation="backward", deterministic=deterministic, wrt=wrt)
