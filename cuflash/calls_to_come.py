@@ -6,8 +6,9 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from .arrays.adopt import adopt
 from .errors import ArgumentValueError
 from .features.table import with_features
 from .features.use import Operand
@@ -23,6 +24,7 @@ from .planning.problem import (
 )
 from .planning.tiles import fa2_tables, fa3_tables
 from .planning.tiles.bias import WALKERS
+from .score_mod import ScoreMod, with_arrays
 from .tensors import QKV, differentiable, dtypes_of, tensors
 
 __all__ = ["Calls", "problems_of"]
@@ -44,6 +46,7 @@ class _Features(NamedTuple):
     """One combination of features: each as :class:`Calls` has it, or not asked for."""
 
     softcap: bool
+    score_mod: ScoreMod | None
     alibi: bool
     bias: str | None
     mask: str | None
@@ -66,6 +69,10 @@ class Calls:
         query on the left alone, "band" on both sides.
     softcap
         Whether scores are capped; by how much is no part of a kernel.
+    score_mod
+        Functions of scores, and None for calls without one; not with a soft
+        cap. Sizes of arrays, but for their number of axes, and the values of
+        numbers are no part of a kernel.
     alibi
         Whether there are slopes of ALiBi; their shape is no part of a kernel.
         Gradients are then those with and those without that of the slopes.
@@ -92,6 +99,7 @@ class Calls:
     operations: tuple[Operation, ...] = ("forward", "backward")
     masks: tuple[MaskKind, ...] = ("full", "causal")
     softcap: tuple[bool, ...] = (False,)
+    score_mod: tuple[ScoreMod | None, ...] = (None,)
     alibi: tuple[bool, ...] = (False,)
     bias: tuple[str | None, ...] = (None,)
     mask_array: tuple[str | None, ...] = (None,)
@@ -106,8 +114,9 @@ class Calls:
     def features(self) -> Iterator[_Features]:
         """Combinations of features, as they are asked for."""
         arrays = self.bias, self.mask_array, self.sinks
-        every = product(self.softcap, self.alibi, *arrays, self.dropout)
-        return (_Features(*asked) for asked in every)
+        every = product(self.softcap, self.score_mod, self.alibi, *arrays, self.dropout)
+        asked = (_Features(*one) for one in every)
+        return (one for one in asked if not (one.softcap and one.score_mod))
 
     def check(self) -> None:
         """Raise ArgumentValueError for widths and lengths that no call has."""
@@ -188,9 +197,14 @@ def _featured(problem: AttentionProblem, asked: _Features) -> Iterator[Attention
     Gradients are of all arrays that have one; with slopes there are others without theirs, which
     are cheaper.
     """
-    keywords: dict[str, float] = {"softcap": 1.0} if asked.softcap else {}
+    keywords: dict[str, Any] = {"softcap": 1.0} if asked.softcap else {}
     keywords |= {"dropout_p": 0.5, "dropout_seed": 0} if asked.dropout else {}
-    operands = {}
+    operands: dict[str, Operand] = {}
+    if asked.score_mod is not None:
+        score, arrays = with_arrays(asked.score_mod)
+        keywords["score_mod"] = score
+        adopted = ((name, adopt("score_mod", array).spec) for name, array in arrays.items())
+        operands |= {name: Operand(name, spec.dtype, spec.shape) for name, spec in adopted}
     if asked.alibi:
         shape = (problem.batch, problem.heads_q)
         operands["alibi_slopes"] = Operand("alibi_slopes", problem.compute, shape)

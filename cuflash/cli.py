@@ -15,7 +15,7 @@ from rich.text import Text
 
 from . import __version__
 from .arrays.spec import LAYOUTS
-from .compile_command import add_compile
+from .compile_command import add_compile, score_text
 from .demo import PRESETS, plans, run
 from .demo.options import DTYPES as DEMO_DTYPES
 from .demo.options import Options
@@ -124,6 +124,8 @@ def _add_features(parser: argparse.ArgumentParser) -> None:
         help="keys that a query sees before and after its own; none: all of them",
     )
     parser.add_argument("--softcap", type=float, help="what scores approach; default no cap")
+    told = "a function of scores without arguments: 'return 0.5 * s;'"
+    parser.add_argument("--score-mod", type=score_text, metavar="TEXT", help=told)
     parser.add_argument(
         "--alibi-slopes",
         choices=("heads", "batch"),
@@ -207,6 +209,7 @@ def _explained(given: argparse.Namespace, operation: Operation) -> str:
             causal=given.causal,
             window_size=None if given.window_size is None else tuple(given.window_size),
             softcap=given.softcap,
+            score_mod=given.score_mod,
             alibi_slopes=_slopes(given),
             bias=_bias(given),
             mask=None if given.mask_array is None else _of_pairs(given, given.mask_array),

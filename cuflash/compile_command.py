@@ -12,12 +12,14 @@ from rich.text import Text
 
 from .calls_to_come import Calls
 from .compile_ahead import compile_ahead, device_of, kernels_of
+from .errors import CuflashError
 from .planning.device import DeviceLimits
 from .planning.kernel import KernelConfig
 from .planning.plan import ALGORITHMS
 from .planning.problem import DTYPES, DTypeName
+from .score_mod import ScoreMod
 
-__all__ = ["add_compile"]
+__all__ = ["add_compile", "score_text"]
 
 _HALVES: tuple[DTypeName, ...] = ("float16", "bfloat16")
 _PASSES = ("forward", "backward")
@@ -54,6 +56,8 @@ def add_compile(parser: argparse.ArgumentParser) -> None:
     add("--mask", _names(_MASKS), "full,causal", masks)
     flags = "of no, yes; default %(default)s"
     add("--softcap", _flags, "no", flags)
+    texts = "body of a function of scores without arguments, 'return 0.5 * s;'; default none"
+    parser.add_argument("--score-mod", type=score_text, metavar="TEXT", help=texts)
     add("--alibi", _flags, "no", f"{flags}. Gradients are then with and without that of the slopes")
     biases = "default %(default)s; k is one that differs from key to key, q from query to query, "
     biases += "qk is both and 1 neither; qk:float32 is one of this dtype"
@@ -116,6 +120,14 @@ def _flags(text: str) -> tuple[bool, ...]:
     return tuple(name == "yes" for name in _names(("no", "yes"))(text))
 
 
+def score_text(text: str) -> ScoreMod:
+    """A function of scores without arguments, from its text."""
+    try:
+        return ScoreMod(text)
+    except CuflashError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
 def _or_none(names: tuple[str, ...]) -> tuple[str | None, ...]:
     return tuple(None if name == "none" else name for name in names)
 
@@ -149,6 +161,7 @@ def _calls(given: argparse.Namespace, limits: DeviceLimits) -> Calls:
         operations=given.operation,
         masks=given.mask,
         softcap=given.softcap,
+        score_mod=(given.score_mod,),
         alibi=given.alibi,
         bias=_or_none(given.bias),
         mask_array=_or_none(given.mask_array),

@@ -147,9 +147,9 @@ def explain(
         Also compile, and report registers.
     alibi_slopes, bias, mask, sinks, dropout_seed : shape, array or dtype, optional
         As for :func:`prepare`.
-    dtype, causal, window_size, softcap, score_mod, dropout_p, scale, q_offset, layout, out_dtype, wrt
+    dtype, causal, window_size, softcap, score_mod, dropout_p, scale, q_offset, layout, out_dtype
         As for :func:`attention`, :func:`attention_backward` and :func:`prepare`.
-    deterministic, backend, algorithm, blocks
+    wrt, deterministic, backend, algorithm, blocks
         As for :func:`attention`, :func:`attention_backward` and :func:`prepare`.
 
     Returns

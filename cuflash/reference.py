@@ -17,6 +17,7 @@ from .reference_checks import (
     check_arrays,
     check_dropout,
     check_options,
+    checked_function,
     find_layout,
     from_heads_first,
     rows_from_heads_first,
@@ -44,6 +45,7 @@ def attention(
     causal: bool = False,
     window_size: tuple[int | None, int | None] | None = None,
     softcap: float | None = None,
+    score_mod: Any = None,
     scale: float | None = None,
     q_offset: int | None = None,
     layout: str | None = None,
@@ -78,6 +80,8 @@ def attention(
         i + q_offset + right``; None: no bound on that side.
     softcap : float, optional
         Scores become ``softcap * tanh(score / softcap)``; None and 0: no cap.
+    score_mod : cuflash.ScoreMod, optional
+        Scores become what its NumPy function makes of them. Not with ``softcap``.
     scale : float, optional
         Factor of the scores; by default ``1 / sqrt(head_dim)``.
     q_offset : int, optional
@@ -105,7 +109,8 @@ def attention(
     -----
     With the sum over the keys j that query i sees::
 
-        S_ij  = scale * sum_c q_ic k_jc, with a softcap C: C tanh(S_ij / C)
+        S_ij  = scale * sum_c q_ic k_jc, with a softcap C: C tanh(S_ij / C),
+                with a score_mod f: f(S_ij)
         Z_ij  = S_ij - alibi_slopes[h] |i + q_offset - j| + bias[b, h, i, j]
         lse_i = log(sum_j exp(Z_ij) + exp(sinks[h]))
         P_ij  = exp(Z_ij - lse_i)
@@ -124,7 +129,7 @@ def attention(
     check_options(causal, window_size, softcap, scale, q_offset, dtype)
     check_dropout(dropout_p, dropout_seed)
     q, k, v = (to_heads_first(x, layout) for x in (q, k, v))
-    options = (causal, window_size, softcap, scale, q_offset)
+    options = (causal, window_size, softcap, checked_function(score_mod, softcap), scale, q_offset)
     heads = Heads(
         q, k, v, alibi_slopes, bias, mask, sinks, dropout_p, dropout_seed, *options, dtype
     )
@@ -151,6 +156,7 @@ def attention_backward(
     causal: bool = False,
     window_size: tuple[int | None, int | None] | None = None,
     softcap: float | None = None,
+    score_mod: Any = None,
     scale: float | None = None,
     q_offset: int | None = None,
     layout: str | None = None,
@@ -164,7 +170,7 @@ def attention_backward(
         Gradient of out.
     q, k, v, alibi_slopes, bias, mask, sinks, dropout_p, dropout_seed
         As for :func:`attention`.
-    causal, window_size, softcap, scale, q_offset, layout, dtype
+    causal, window_size, softcap, score_mod, scale, q_offset, layout, dtype
         As for :func:`attention`.
     dlse : ndarray, (batch, heads_q, seqlen_q), optional
         Gradient of lse; by default 0.
@@ -193,7 +199,8 @@ def attention_backward(
         dP_ij   = sum_c dout_ic v_jc
         delta_i = sum_c dout_ic out_ic
         dZ_ij   = P_ij (M_ij dP_ij - delta_i + dlse_i)
-        dS_ij   = dZ_ij, with a softcap C: times 1 - (S_ij / C)^2
+        dS_ij   = dZ_ij, with a softcap C: times 1 - (S_ij / C)^2, with a score_mod times f',
+                  which comes from differences of f in extended precision
         dq_i    = scale * sum_j dS_ij k_j
         dk_j    = scale * sum_i dS_ij q_i
         dv_j    = sum_i P_ij M_ij dout_i
@@ -210,7 +217,7 @@ def attention_backward(
     check_options(causal, window_size, softcap, scale, q_offset, dtype)
     check_dropout(dropout_p, dropout_seed)
     dout, q, k, v = (to_heads_first(x, layout) for x in (dout, q, k, v))
-    options = (causal, window_size, softcap, scale, q_offset)
+    options = (causal, window_size, softcap, checked_function(score_mod, softcap), scale, q_offset)
     heads = Heads(
         q, k, v, alibi_slopes, bias, mask, sinks, dropout_p, dropout_seed, *options, dtype
     )

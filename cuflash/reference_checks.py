@@ -19,6 +19,7 @@ __all__ = [
     "check_arrays",
     "check_dropout",
     "check_options",
+    "checked_function",
     "find_layout",
     "from_heads_first",
     "rows_from_heads_first",
@@ -171,6 +172,24 @@ def check_options(
         raise ArgumentTypeError("dtype", repr(dtype), "numpy.float64 or numpy.longdouble")
     if softcap and not 0 < dtype(softcap) < math.inf:
         raise ArgumentValueError("softcap", repr(softcap), f"a number that {dtype.__name__} holds")
+
+
+def checked_function(score_mod: Any, softcap: Any) -> Any:
+    """The NumPy function of a ``ScoreMod``, and what it reads; None without one.
+
+    Raises
+    ------
+    ArgumentTypeError, ArgumentValueError
+        If it has none, or there is a soft cap too.
+    """
+    if score_mod is None:
+        return None
+    function = getattr(score_mod, "numpy", None)
+    if function is None:
+        raise ArgumentTypeError("score_mod", repr(score_mod), "a ScoreMod with numpy=")
+    if softcap:
+        raise ArgumentValueError("score_mod", "one beside softcap", "one of the two")
+    return function, score_mod.arguments
 
 
 def check_dropout(p: Any, seed: Any) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .reference_dropout import dropped
-from .reference_scores import cap_slopes, capped, distances, sees
+from .reference_scores import Function, cap_slopes, capped, distances, sees
 
 __all__ = ["Heads"]
 
@@ -33,6 +33,7 @@ class Heads:
         causal: bool,
         window_size: tuple[int | None, int | None] | None,
         softcap: float | None,
+        function: Any,
         scale: float | None,
         q_offset: int | None,
         dtype: type[np.floating[Any]],
@@ -55,6 +56,10 @@ class Heads:
         self._scale = dtype(1) / np.sqrt(dtype(q.shape[3])) if scale is None else dtype(scale)
         self._cap = dtype(softcap or 0)
         self._dropout = dropout_p, dropout_seed
+        self._function: Function | None = None
+        if function is not None:
+            of_numpy, arguments = function
+            self._function = Function(of_numpy, arguments, (i, j, offset))
 
     def kv_head(self, h: int) -> int:
         """The kv head that query head h reads."""
@@ -85,7 +90,7 @@ class Heads:
             delta = np.where(seen.any(axis=1), (dout * out).sum(axis=1), 0)
             dp = np.where(left == 0, 0, dout @ v.T * left)
             dz = p * (dp - delta[:, None] + dlse[:, None])
-            ds = dz * cap_slopes(self._scale * (q @ k.T), self._cap)
+            ds = dz * self._slopes(self._scale * (q @ k.T), b, h)
             dq = self._scale * _sum_of_seen(ds, seen, k)
             dk = self._scale * _sum_of_seen(ds.T, seen.T, q)
             dv = _sum_of_seen(weights.T, seen.T, dout)
@@ -98,6 +103,18 @@ class Heads:
     def _head(self, x: _Array, b: int, h: int) -> _Array:
         head: _Array = x[b, h].astype(self._dtype)
         return head
+
+    def _changed(self, scores: _Array, b: int, h: int) -> _Array:
+        """Scores as the cap or the function leaves them."""
+        if self._function is None:
+            return capped(scores, self._cap)
+        return self._function.of(scores, b, h)
+
+    def _slopes(self, scores: _Array, b: int, h: int) -> _Array:
+        """The derivatives of those by the scores."""
+        if self._function is None:
+            return cap_slopes(scores, self._cap)
+        return self._function.slopes(scores, b, h)
 
     def _dropped(self, b: int, h: int) -> _Array:
         """What the weights of a head are multiplied by, (seqlen_q, seqlen_kv)."""
@@ -114,7 +131,8 @@ class Heads:
         """
         q, k = self._head(self._q, b, h), self._head(self._k, b, self.kv_head(h))
         sink = self._sinks[h]
-        scores = capped(self._scale * (q @ k.T), self._cap) - self._alibi[b, h] * self._distances
+        scores = self._changed(self._scale * (q @ k.T), b, h)
+        scores -= self._alibi[b, h] * self._distances
         scores += self._bias[b, h].astype(self._dtype)
         visible = self._visible & self._mask[b, h]
         scores = np.where(visible, scores, -math.inf)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["add_pairs", "cap_slopes", "capped", "distances", "sees"]
+__all__ = ["Function", "add_pairs", "cap_slopes", "capped", "distances", "sees"]
 
 _Array = NDArray[Any]
 
@@ -37,6 +38,71 @@ def cap_slopes(scores: _Array, cap: np.floating[Any]) -> _Array:
     """The derivative of every capped score by the score: ``1 / cosh(scores / cap)^2``."""
     slopes: _Array = 1 / np.cosh(scores / cap) ** 2 if cap else np.ones_like(scores)
     return slopes
+
+
+class _Arguments:
+    """What a function of scores reads; an index outside its axis reads the nearest element."""
+
+    def __init__(self, arguments: Mapping[str, Any]) -> None:
+        for name, value in arguments.items():
+            is_number = isinstance(value, (int, float))
+            setattr(self, name, value if is_number else _reader(np.asarray(value)))
+
+
+def _reader(array: _Array) -> Callable[..., _Array]:
+    def element(*indices: Any) -> _Array:
+        inside = (
+            np.minimum(np.maximum(index, 0), size - 1)
+            for index, size in zip(indices, array.shape, strict=True)
+        )
+        return np.asarray(array[tuple(inside)])
+
+    return element
+
+
+#: Weights of f(s + n h) - f(s - n h), n = 1 to 4, in h f'(s): exact for polynomials of degree 8
+#: (Fornberg, "Generation of finite difference formulas on arbitrarily spaced grids", 1988).
+_WEIGHTS = (4 / 5, -1 / 5, 4 / 105, -1 / 280)
+_STEP = 2.0**-8
+
+
+class Function:
+    """A function of scores of one head after the other.
+
+    Parameters
+    ----------
+    function, arguments
+        Of NumPy arrays, and what it reads by name.
+    places : (ndarray, ndarray, int)
+        Queries, (seqlen_q, 1), keys, (1, seqlen_kv), and the key that query 0 stands at.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        arguments: Mapping[str, Any],
+        places: tuple[_Array, _Array, int],
+    ) -> None:
+        self._function, self._arguments = function, _Arguments(arguments)
+        self._places = places
+
+    def of(self, scores: _Array, b: int, h: int) -> _Array:
+        """What scores of a head become."""
+        entry, head = np.full((1, 1), b), np.full((1, 1), h)
+        changed = self._function(scores, entry, head, *self._places, self._arguments)
+        whole: _Array = np.broadcast_to(changed, scores.shape).astype(scores.dtype)
+        return whole
+
+    def slopes(self, scores: _Array, b: int, h: int) -> _Array:
+        """Its derivatives there, by differences; 0 where a pair is hidden."""
+        wide = scores.astype(np.longdouble)
+        total = np.zeros_like(wide)
+        for n, weight in enumerate(_WEIGHTS, 1):
+            step = np.longdouble(n * _STEP)
+            total += weight * (self.of(wide + step, b, h) - self.of(wide - step, b, h))
+        hidden = self.of(wide, b, h) == -np.inf
+        slopes: _Array = np.where(hidden, 0, total / np.longdouble(_STEP)).astype(scores.dtype)
+        return slopes
 
 
 def distances(i: _Array, j: _Array, q_offset: int) -> _Array:

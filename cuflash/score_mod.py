@@ -16,16 +16,16 @@ from .features.score_text import SLOTS, ScoreText, check_text
 __all__ = ["ScoreMod", "with_arrays"]
 
 #: Words that no argument of a function may have as its name: of C++, and of the function itself.
-_TAKEN = frozenset(
-    """alignas alignof and and_eq asm auto bitand bitor bool break case catch char class compl
-    concept const consteval constexpr const_cast continue decltype default delete do double
-    dynamic_cast else enum explicit export extern false float for friend goto if inline int long
-    mutable namespace new noexcept not not_eq nullptr operator or or_eq private protected public
-    register reinterpret_cast requires return short signed sizeof static static_assert static_cast
-    struct switch template this thread_local throw true try typedef typeid typename union unsigned
-    using virtual void volatile wchar_t while xor xor_eq Arguments Array Real Value Storage params
-    text numpy""".split()
-)
+_TAKEN = """
+alignas alignof and and_eq asm auto bitand bitor bool break case catch char class compl concept
+const consteval constexpr const_cast continue decltype default delete do double dynamic_cast else
+enum explicit export extern false float for friend goto if inline int long mutable namespace new
+noexcept not not_eq nullptr operator or or_eq private protected public register reinterpret_cast
+requires return short signed sizeof static static_assert static_cast struct switch template this
+thread_local throw true try typedef typeid typename union unsigned using virtual void volatile
+wchar_t while xor xor_eq
+Arguments Array Real Value Storage by_position params text numpy
+"""
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 
 
@@ -92,7 +92,7 @@ class ScoreMod:
         if numpy is not None and not callable(numpy):
             raise ArgumentTypeError("numpy", shown(numpy), "a function, or None")
         for name in arguments:
-            if not _NAME.fullmatch(name) or name in _TAKEN:
+            if not _NAME.fullmatch(name) or name in _TAKEN.split():
                 raise ArgumentValueError("score_mod", f"an argument {name!r}", "a name of C++")
         plain = {name: value for name, value in arguments.items() if _is_number(value)}
         arrays = {name: value for name, value in arguments.items() if name not in plain}
@@ -106,6 +106,12 @@ class ScoreMod:
     def text(self) -> str:
         """The body of the function."""
         return self._score.text
+
+    @property
+    def numpy(self) -> Callable[..., Any] | None:
+        """The same function of NumPy arrays; None if there is none."""
+        function: Callable[..., Any] | None = self._score.numpy
+        return function
 
     @property
     def arguments(self) -> Mapping[str, Any]:

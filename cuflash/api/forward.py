@@ -157,9 +157,8 @@ def attention(
         ``softcap`` and ``scale / softcap`` are from 2^-100 to 2^100, for
         float64 from 2^-900 to 2^900. None and 0: no cap.
     score_mod : ScoreMod, optional
-        A function that scores go through before slopes, bias and mask, as text
-        that is compiled with the kernels: see :class:`ScoreMod`. Sinks do not
-        go through it. Not with ``softcap``.
+        A function that scores, but not sinks, go through before slopes, bias
+        and mask: see :class:`ScoreMod`. Not with ``softcap``.
     alibi_slopes : array, (heads_q,) or (batch, heads_q), optional
         ALiBi: a score loses ``alibi_slopes[h] * abs(i + q_offset - j)``, after
         the softcap and before the mask; sinks lose nothing. float32 (float64
@@ -198,35 +197,31 @@ def attention(
         it, the entry of the batch, the number of query heads, the head, the
         query and the key alone (Philox4x32 with 7 rounds), and
         :func:`dropout_mask` says it. Every integer is decided anew, as every
-        value of a keyword is, and remembered in place of another call; an
-        array may change without that, also between runs of a CUDA graph.
+        value of a keyword is; an array may change, also in a CUDA graph.
     scale : float, optional
-        Factor of the scores; by default ``1 / sqrt(head_dim)``. From 2^-100 to
-        2^100, for float64 from 2^-900 to 2^900.
+        Factor of the scores, 2^-100 to 2^100, for float64 2^-900 to 2^900; by
+        default ``1 / sqrt(head_dim)``.
     q_offset : int, optional
         Position of query 0 among the keys; by default ``seqlen_kv - seqlen_q``
         (the last query sees the last key). 0 is the alignment of JAX and
         PyTorch. Without a mask, a window or ALiBi it changes nothing.
     layout : {"bshd", "bhsd", "shd", "hsd", "sd"}, optional
-        Order of the axes batch, sequence, head, dimension. By default "bshd"
-        for 4 axes and "sd" for 2; 3 axes must be named.
+        Order of the axes; by default "bshd" for 4 and "sd" for 2 of them.
     return_lse : bool
         Also return the log-sum-exp of the scores.
     out, lse_out : array, optional
         Destinations, returned as given; they must not overlap an input, each
-        other or themselves. Two mappings of one file overlap where they show
-        the same bytes of it.
+        other or themselves, also as mappings of the same bytes of a file.
     out_dtype : dtype, optional
-        float32 for the output of 16-bit inputs; else the dtype of q. Of NumPy
-        or of another library (``torch.float32``). By default that of ``out``,
-        if given.
+        float32 for the output of 16-bit inputs; else the dtype of q. Also of
+        another library (``torch.float32``). By default that of ``out``.
     backend : {"auto", "cuda", "numpy"}
         Arrays in CUDA memory are computed there. With "auto" NumPy arrays go
         to the GPU and back where one can be used, else to the tiled NumPy
         code; "numpy" keeps them on the host.
     algorithm : {"auto", "fa1", "fa2", "fa3"}
-        "auto" takes the best generation that can do the problem; a named one
-        never falls back. :func:`explain` says which and why.
+        "auto" takes the best that can do the problem; a named one never falls
+        back. :func:`explain` says which and why.
     blocks : (int, int), optional
         ``(block_q, block_kv)`` instead of the planned tile.
     workspace : CuPy uint8 array, optional
@@ -245,9 +240,8 @@ def attention(
         NumPy or CuPy array. A row that sees no key is 0.
     lse : array, (batch, heads_q, seqlen_q)
         Only with ``return_lse``: natural log of the sum of exp of the scaled,
-        masked scores; float32, or float64 for float64; minus infinity for a
-        row that sees no key. With sinks they are in the sum, and a row that
-        sees no key has its head's sink. Axes that the layout lacks are left out.
+        masked scores, and of sinks; float32, or float64 for float64. Of a row
+        that sees no key the sink, or minus infinity. Without axes that the layout lacks.
 
     Raises
     ------

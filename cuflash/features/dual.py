@@ -91,7 +91,8 @@ class DualArray(np.lib.mixins.NDArrayOperatorsMixin):
             return DualArray(result, _OF_ONE[ufunc](values[0], result) * inputs[0].slope)
         if ufunc not in _OF_TWO:
             return NotImplemented
-        by_each = _OF_TWO[ufunc](*values, result)
+        a, b = values
+        by_each = _OF_TWO[ufunc](a, b, result)
         parts = (
             derivative * x.slope
             for derivative, x in zip(by_each, inputs, strict=True)

@@ -125,3 +125,9 @@ class Feature:
     device: DevicePart | None = None
     keywords: Mapping[str, Callable[[str, Any], Any]] = field(default_factory=dict)
     arrays: Mapping[str, ArrayRule] = field(default_factory=dict)
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """Names of its arguments: of one that is a number or an array, once."""
+        arrays = (rule.argument or name for name, rule in self.arrays.items())
+        return tuple(dict.fromkeys((*self.keywords, *arrays)))

@@ -17,7 +17,7 @@ import numpy as np
 from ..errors import ArgumentTypeError, ArgumentValueError, shown
 from ..planning.problem import MAX_SEQLEN
 from .dual import DualArray
-from .feature import ArrayRule, Feature, Request
+from .feature import ArrayRule, DTypeRule, Feature, Request
 from .host import Given, HostPart, ScorePlace
 from .score_text import SLOTS, ScoreText, TextArray, device_part, size_field
 from .use import Use
@@ -26,7 +26,7 @@ __all__ = ["ARRAY_DTYPES", "SCORE_MOD", "host_arguments"]
 
 _NAME = "score_mod"
 #: Of its arrays, and most of their axes.
-ARRAY_DTYPES = (
+ARRAY_DTYPES: tuple[DTypeRule, ...] = (
     "float32", "float64", "float16", "bfloat16", "int32", "int64", "uint32", "bool",
 )  # fmt: skip
 _MOST_AXES = 4
@@ -94,9 +94,7 @@ def _change_with_slope(score: ScoreText, scores: Any, place: ScorePlace, given: 
 def _host_part(score: ScoreText) -> HostPart | None:
     if score.numpy is None:
         return None
-    return HostPart(
-        functools.partial(_change, score), functools.partial(_change_with_slope, score)
-    )
+    return HostPart(functools.partial(_change, score), functools.partial(_change_with_slope, score))
 
 
 def _index_of(shape: tuple[int, ...]) -> str:

@@ -135,7 +135,12 @@ def _fields(
 
 
 #: C++ names of the types of fields; a pointer's is that of anything.
-_TYPES = {np.float64: "double", np.float32: "float", np.int32: "int", np.uint64: "const void*"}
+_TYPES: dict[Any, str] = {
+    np.float64: "double",
+    np.float32: "float",
+    np.int32: "int",
+    np.uint64: "const void*",
+}
 
 
 def _lines(

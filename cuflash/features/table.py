@@ -26,7 +26,8 @@ __all__ = ["FEATURES", "with_features"]
 
 #: By name, in the order of their parameters on the device.
 FEATURES: dict[str, Feature] = {
-    feature.name: feature for feature in (WINDOW, SOFTCAP, SCORE_MOD, ALIBI, BIAS, MASK, SINKS, DROPOUT)
+    feature.name: feature
+    for feature in (WINDOW, SOFTCAP, SCORE_MOD, ALIBI, BIAS, MASK, SINKS, DROPOUT)
 }
 
 

@@ -61,9 +61,7 @@ class _NumpyFunction:
     def __hash__(self) -> int:
         return hash(self.case)
 
-    def __call__(
-        self, s: Any, batch: Any, head: Any, i: Any, j: Any, offset: int, p: Any
-    ) -> Any:
+    def __call__(self, s: Any, batch: Any, head: Any, i: Any, j: Any, offset: int, p: Any) -> Any:
         case, t = self.case, s
         index = {"b": batch, "h": head, "q": i, "k": j, "1": 0}
         if case.softcap:

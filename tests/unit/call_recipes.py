@@ -15,6 +15,7 @@ import numpy as np
 from ml_dtypes import bfloat16
 
 import cuflash
+from cuflash import ScoreMod
 from cuflash.tensors import QKV
 
 from ..emulator.host_cupy import HostCupy
@@ -137,6 +138,31 @@ _SEEDS = [
 ]
 
 
+def _reading(table: Make, text: str = "return s + p.table(head, i - j + 7);") -> Make:
+    return lambda host: ScoreMod(text, table=table(host))
+
+
+#: With a number, and with an array, of which some are refused.
+_FUNCTIONS = [
+    ScoreMod("return p.most * tanh(s / p.most);", most=20.0),
+    ScoreMod("return p.most * tanh(s / p.most);", most=3.0),
+    ScoreMod("return p.most * tanh(s / p.most);", most=3),
+    ScoreMod("return -s;"),
+    _reading(_array((8, 15), np.float32)),
+    _reading(_array((8, 15), np.int32)),
+    _reading(_array((8, 30), np.float32)),
+    _reading(_part(lambda a: a[:, ::2], (8, 30), np.float32)),
+    _reading(_part(lambda a: a.transpose(1, 0), (15, 8), np.float32)),
+    _reading(_part(lambda a: a[1:].view(np.float32).reshape(8, 15), (4 * 120 + 1,), np.uint8)),
+    _reading(_array((15,), np.float32), "return s + p.table(i - j + 7);"),
+    _reading(_array((8, 15), np.complex64)),
+    _reading(_array((8, 0), np.float32)),
+    _reading(_array((1, 1, 1, 8, 15), np.float32)),
+    _reading(_array((8, 15), np.float32, device=1)),
+    "return -s;",
+]
+
+
 def _several(*makes: Make) -> Make:
     return lambda host: tuple(make(host) for make in makes)
 
@@ -153,6 +179,7 @@ RECIPES: dict[str, list[Any]] = {
     "scale": [None, 0.25, 0.5, 1, True, np.float32(0.5), "1"],
     "window_size": [None, (3, None), (3, 2), [3, 2], (3.0, 2), (True, 2), (0, 0), (None, -1)],
     "softcap": [None, 20.0, 0, 3, True, np.float32(20), "20", -1.0, float("nan")],
+    "score_mod": [None, *_FUNCTIONS],
     "alibi_slopes": [None, *_SLOPES],
     "bias": [None, *_BIASES],
     "mask": [None, *_MASKS],
@@ -211,6 +238,7 @@ MATTERS_NOT = {
     "wrt": "a list is what a tuple is",
     "causal": "NumPy's True is True",
     "softcap": "0 is no cap; NumPy's 20 is 20",
+    "score_mod": "kernels read copies of arrays that are not contiguous",
     "dropout_p": "0 is no dropout; NumPy's quarter is a quarter",
     "scale": "1/sqrt(head_dim) is one of its values only where it is None",
     "layout": "'bshd' is what four axes mean",

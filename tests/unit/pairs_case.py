@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 import cuflash
+from cuflash import ScoreMod
 from cuflash.features.refused import REFUSED, Refusal
 from cuflash.features.table import FEATURES
 
@@ -25,6 +26,16 @@ _BATCH, _HEADS, _QUERIES, _KEYS = 2, 4, 9, 16
 VALUES: dict[str, dict[str, Any]] = {
     "window": {"window_size": (3, 1)},
     "softcap": {"softcap": 1.5},
+    "score_mod": {
+        "score_mod": ScoreMod(
+            "return p.most * tanh(s / p.most) + p.table(head, i + offset - j + 9);",
+            numpy=lambda s, batch, head, i, j, offset, p: (
+                p.most * np.tanh(s / p.most) + p.table(head, i + offset - j + 9)
+            ),
+            most=1.5,
+            table=np.cos(np.arange(_HEADS * 26, dtype=np.float32)).reshape(_HEADS, 26),
+        )
+    },
     "alibi": {
         "alibi_slopes": np.linspace(-0.2, 0.5, _BATCH * _HEADS, dtype=np.float32).reshape(
             -1, _HEADS
@@ -69,6 +80,14 @@ def in_float64(call: GivenCall) -> GivenCall:
     return GivenCall(call.wide, {**keywords, "backend": "numpy"})
 
 
+def _placed(value: Any, place: Callable[[Any], Any]) -> Any:
+    """A keyword whose arrays are where the call is computed."""
+    if not isinstance(value, ScoreMod):
+        return value
+    score, arrays = value.parts
+    return ScoreMod.of(score, tuple(map(place, arrays)))
+
+
 def refusal_of(names: tuple[str, ...]) -> Refusal | None:
     """What refuses a call of these names of features, algorithm, backend, pass and dtype."""
     return next((r for r in REFUSED if {r.first, r.second} <= set(names)), None)
@@ -85,7 +104,8 @@ def run(
     ``place`` puts an array where the call is computed, ``called`` calls a function of the library.
     """
     inputs = {name: place(array) for name, array in call.inputs.items()}
-    given = {**inputs, **call.keywords}
+    keywords = {name: _placed(value, place) for name, value in call.keywords.items()}
+    given = {**inputs, **keywords}
     out, lse = called(cuflash.attention, **given, return_lse=True)
     if operation == "forward":
         return out, lse

@@ -12,8 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import cuflash
-from cuflash import calls, dispatch
+from cuflash import ScoreMod, calls, dispatch
+from cuflash.features.score_text import SLOTS
 from cuflash.options import check_dtype
+from cuflash.score_mod import with_arrays
 
 from ..emulator.host_cupy import host_cupy
 from .call_recipes import BESIDE, MATTERS_NOT, PASSES, RECIPES, WIDE, arguments_of, made
@@ -131,11 +133,12 @@ def test_the_vjp_takes_a_keyword_to_both_passes(
     monkeypatch.setattr("cuflash.api.backward.call", call)
     for value in RECIPES[name]:
         given.clear()
-        passed = tuple(value) if name == "wrt" else value
-        passed = check_dtype(name, value) if name == "residual_dtype" else passed
-        arrays = made(teller.host, {n: RECIPES[n][0] for n in "qkv"})
         beside = _beside("", name, value)
         own_array = made(teller.host, {name: value, **beside})
+        passed = tuple(value) if name == "wrt" else value
+        passed = check_dtype(name, value) if name == "residual_dtype" else passed
+        passed = own_array[name].parts[0] if isinstance(own_array[name], ScoreMod) else passed
+        arrays = made(teller.host, {n: RECIPES[n][0] for n in "qkv"})
         try:
             out, pullback = teller.host.call(cuflash.attention_vjp, **arrays, **own_array)
             out = out[0] if isinstance(out, tuple) else out
@@ -152,7 +155,8 @@ def test_the_vjp_takes_a_keyword_to_both_passes(
             for keyword, got in keywords.items():
                 of_function = inspect.signature(PASSES[operation]).parameters[keyword].default
                 plain = beside.get(keyword, of_function)
-                asked = passed if keyword == own and not inspect.isfunction(value) else plain
+                is_array = inspect.isfunction(value) and name != "score_mod"
+                asked = passed if keyword == own and not is_array else plain
                 assert got == (keyword == "return_lse" or asked), (operation, keyword)
         assert [operation for operation, *_ in given] == ["forward", "backward"]
 
@@ -163,6 +167,10 @@ def _check_arrays(given: Any, own: dict[str, Any]) -> None:
         for feature in ("alibi_slopes", "bias", "mask", "sinks", "dropout_seed"):
             array = own.get(feature)
             assert of_pass.get(feature) is (None if isinstance(array, numbers.Number) else array)
+        _, arrays = with_arrays(own.get("score_mod"))
+        read = {slot: of_pass[slot] for slot in SLOTS if slot in of_pass}
+        assert [*read] == [*arrays]
+        assert all(read[slot] is array for slot, array in arrays.items())
 
 
 def _check_refused(teller: Teller, name: str, value: Any, beside: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ from typing import Any, get_args
 import pytest
 
 import cuflash
-from cuflash import cli, reference
+from cuflash import ScoreMod, cli, reference
 from cuflash.calls_to_come import Calls
 from cuflash.compile_ahead import kernels_of
 from cuflash.features.table import FEATURES, with_features
@@ -35,6 +35,7 @@ OF_GRADIENTS = [f for f in FUNCTIONS if f is not cuflash.attention]
 COMPILED: dict[str, dict[str, Any]] = {
     "window": {"masks": ("left", "band")},
     "softcap": {"softcap": (False, True)},
+    "score_mod": {"score_mod": (None, ScoreMod("return -s;"))},
     "alibi": {"alibi": (False, True)},
     "bias": {"bias": (None, "qk", "1")},
     "mask": {"mask_array": (None, "qk", "1")},
@@ -47,7 +48,7 @@ OPTIONS = {"mask": "mask_array"}
 
 def _arguments() -> list[str]:
     """Of all features; one that is a number or an array counts once."""
-    return [n for f in FEATURES.values() for n in {**f.keywords, **f.arrays}]
+    return [name for feature in FEATURES.values() for name in feature.arguments]
 
 
 def _parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:

@@ -20,7 +20,7 @@ def block() -> str:
     """A row for each feature, and every pair that is refused."""
     lines = ["| feature | arguments | gradients (`wrt`) | is refused with |", "|---|---|---|---|"]
     for feature in FEATURES.values():
-        arguments = [*{**feature.keywords, **feature.arrays}]
+        arguments = [*feature.arguments]
         gradients = [name for name, rule in feature.arrays.items() if rule.differentiable]
         pairs = [pair for pair in refused.REFUSED if feature.name in (pair.first, pair.second)]
         cells = [_code(arguments), _code(gradients), _refusals(feature.name, pairs)]

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from cuflash import ScoreMod
 from cuflash.cuda.parameters import STRIDED, TENSOR_MAP, fields_of
 
 from ..emulator.host_cupy import HostCupy
@@ -68,7 +69,8 @@ class Teller:
     def _names(self, arguments: Mapping[str, Any]) -> dict[Block, str]:
         names = {}
         for name, value in arguments.items():
-            for i, array in enumerate(value if isinstance(value, tuple) else (value,)):
+            several = value.parts[1] if isinstance(value, ScoreMod) else value
+            for i, array in enumerate(several if isinstance(several, tuple) else (several,)):
                 if isinstance(array, self.host.runtime.ndarray):
                     names[array.data.block] = f"{name}[{i}]"
         return names
