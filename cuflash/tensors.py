@@ -231,7 +231,8 @@ def shape_of(
         return found if found is not None and any(fitting) else (tensor.lengths[0],)
     source = given.get(tensor.gradient_of or tensor.name, tuple(sizes))
     if tensor.most_axes:
-        return source if 0 < len(source) <= tensor.most_axes and 0 not in source else (1,)
+        sizes_fit = 0 not in source or not problem.has_pairs
+        return source if 0 < len(source) <= tensor.most_axes and sizes_fit else (1,)
     if tensor.broadcast:
         of_array, of_gradient = (entries or {}).get(tensor.gradient_of or tensor.name, (0, 0))
         if not tensor.fits(source, tuple(sizes), of_array):

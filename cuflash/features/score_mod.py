@@ -112,6 +112,8 @@ def _use(request: Request) -> Use | None:
         got = f"{request.position} with {_NAME}"
         raise ArgumentValueError("q_offset", got, f"{-MAX_SEQLEN} to {MAX_SEQLEN}")
     problem = request.problem
+    if not problem.has_pairs:  # and arrays may be empty
+        return None
     operands = tuple(request.operands[slot] for slot in SLOTS[: len(score.arrays)])
     arrays = tuple(
         TextArray(name, operand.dtype, len(operand.shape), _index_of(operand.shape))

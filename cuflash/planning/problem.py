@@ -129,6 +129,11 @@ class AttentionProblem:
     wrt: tuple[str, ...] = ("q", "k", "v")
 
     @property
+    def has_pairs(self) -> bool:
+        """Whether there is a query and a key, whatever the mask hides."""
+        return self.batch * self.heads_q * self.seqlen_q * self.seqlen_kv > 0
+
+    @property
     def has_last(self) -> bool:
         """Whether a query has a last key."""
         return self.mask in ("causal", "band")
