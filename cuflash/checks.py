@@ -98,7 +98,8 @@ def describe(
     position = options.q_offset
     if position is None:
         position = plain.seqlen_kv - plain.seqlen_q
-    problem = with_features(plain, dict(options.more), operands, position, options.draws)
+    shared = options.draws, options.places
+    problem = with_features(plain, dict(options.more), operands, position, *shared)
     return replace(call, problem=problem)
 
 

@@ -67,6 +67,9 @@ class Options:
     #: repeat; a seed then says too at which entry and head the arrays begin, in two more words.
     #: None: every entry and head has its own.
     draws: tuple[int, int] | None = None
+    #: Of a function of scores: after how many entries and query heads those that it is given
+    #: repeat. None: they are those of the arrays.
+    places: tuple[int, int] | None = None
 
     def keyword(self, name: str) -> Any:
         """The value of a feature's keyword; None if it was not given."""

@@ -1,6 +1,9 @@
 // A function of the scores that the caller has written. The translation unit includes
 // features/score_text.cuh, and then defines
-//     struct cuflash::ScoreModParams { double inner; float inner_single; int position; ... };
+//     struct cuflash::ScoreModParams {
+//       double inner; float inner_single; int position; int entries; int heads;
+//       const void* score_place; ...
+//     };
 //     struct cuflash_text::Arguments { explicit Arguments(const cuflash::ScoreModParams&); ... };
 //     Value cuflash_text::score(Value s, int batch, int head, int i, int j, int offset,
 //                               const Arguments& p);
@@ -11,6 +14,19 @@
 #include "score_text.cuh"
 
 namespace cuflash {
+
+// What the text calls the entry and the head: of arrays that are a part of a larger call, those of
+// the whole call, which says at which of them the part begins, and after how many they repeat.
+__device__ inline int entry_of(const ScoreModParams& params, int entry) {
+  if constexpr (!cuflash_text::Arguments::by_head) return entry;
+  const unsigned* first = static_cast<const unsigned*>(params.score_place);
+  return (first == nullptr ? 0 : static_cast<int>(first[0])) + entry % params.entries;
+}
+__device__ inline int head_of(const ScoreModParams& params, int head) {
+  if constexpr (!cuflash_text::Arguments::by_head) return head;
+  const unsigned* first = static_cast<const unsigned*>(params.score_place);
+  return ((first == nullptr ? 0 : static_cast<int>(first[1])) + head) % params.heads;
+}
 
 // Scores are in natural units. Positions beyond the lengths, whose scores are hidden later, stand
 // for the last ones.
@@ -33,8 +49,8 @@ struct ScoreModTerm : FunctionTerm {
   __device__ ScoreModTerm(const Params& params, const Lane& lane, double)
       : arguments(params.score_mod),
         inner(inner_of(Compute(), params)),
-        batch(lane.batch),
-        head(lane.head),
+        batch(entry_of(params.score_mod, lane.batch)),
+        head(head_of(params.score_mod, lane.head)),
         i(lane.i),
         j(lane.j),
         last_i(params.shape.seqlen_q - 1),

@@ -92,6 +92,8 @@ class Request:
     draws
         Of dropout: after how many entries of the batch, and after how many
         query heads, draws repeat; None for those of the problem.
+    places
+        The same of the entries and heads that a function of scores is given.
     """
 
     problem: AttentionProblem
@@ -99,6 +101,7 @@ class Request:
     operands: Mapping[str, Operand] = field(default_factory=dict)
     position: int = 0
     draws: tuple[int, int] | None = None
+    places: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, eq=False)  # a row is itself: tables are kept by their rows

@@ -19,7 +19,7 @@ from ..planning.problem import MAX_SEQLEN
 from .dual import DualArray
 from .feature import ArrayRule, DTypeRule, Feature, Request
 from .host import Given, HostPart, ScorePlace
-from .score_text import SLOTS, ScoreText, TextArray, device_part, size_field
+from .score_text import PLACE, SLOTS, ScoreText, TextArray, device_part, size_field
 from .use import Use
 
 __all__ = ["ARRAY_DTYPES", "SCORE_MOD", "host_arguments"]
@@ -69,9 +69,10 @@ def host_arguments(score: ScoreText, arrays: Mapping[str, Any]) -> _HostArgument
 
 def _run(score: ScoreText, scores: Any, place: ScorePlace, given: Given) -> Any:
     arguments = host_arguments(score, given)
-    return score.numpy(
-        scores, place.batch, place.head, place.i, place.j, given["position"], arguments
-    )
+    entry, head = (int(n) for n in given.get(PLACE, (0, 0)))
+    batch = entry + place.batch % given["entries"]
+    heads = (head + place.head) % given["heads"]
+    return score.numpy(scores, batch, heads, place.i, place.j, given["position"], arguments)
 
 
 def _change(score: ScoreText, scores: Any, place: ScorePlace, given: Given) -> None:
@@ -115,6 +116,7 @@ def _use(request: Request) -> Use | None:
     if not problem.has_pairs:  # and arrays may be empty
         return None
     operands = tuple(request.operands[slot] for slot in SLOTS[: len(score.arrays)])
+    entries, heads = request.places or (problem.batch, problem.heads_q)
     arrays = tuple(
         TextArray(name, operand.dtype, len(operand.shape), _index_of(operand.shape))
         for name, operand in zip(score.arrays, operands, strict=True)
@@ -133,10 +135,12 @@ def _use(request: Request) -> Use | None:
             ("inner", problem.scale),
             ("inner_single", problem.scale),
             ("position", request.position),
+            ("entries", entries),
+            ("heads", heads),
             *sizes,
             *numbers,
         ),
-        operands=operands,
+        operands=(*operands, *(request.operands[n] for n in (PLACE,) if n in request.operands)),
         host=_host_part(score),
         unit=1.0,
         shown="score_mod",
@@ -148,6 +152,7 @@ SCORE_MOD = Feature(
     _use,
     keywords={_NAME: _check},
     arrays={
-        slot: ArrayRule((), ARRAY_DTYPES, argument=_NAME, most_axes=_MOST_AXES) for slot in SLOTS
+        **dict.fromkeys(SLOTS, ArrayRule((), ARRAY_DTYPES, argument=_NAME, most_axes=_MOST_AXES)),
+        PLACE: ArrayRule((), ("uint32",), argument=_NAME, lengths=(2,)),
     },
 )

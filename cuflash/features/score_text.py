@@ -15,10 +15,22 @@ from ..errors import ArgumentValueError
 from ..planning.problem import DTYPES, ELEMENTS
 from .device import MAIN_KERNELS, DevicePart
 
-__all__ = ["SLOTS", "ScoreText", "TextArray", "check_text", "device_part", "size_field"]
+__all__ = [
+    "PLACE",
+    "SLOTS",
+    "ScoreText",
+    "TextArray",
+    "check_text",
+    "device_part",
+    "size_field",
+    "uses",
+]
 
 #: Names of the tensors that arrays of a function are, in their order.
 SLOTS: tuple[str, ...] = tuple(f"score_array_{i}" for i in range(8))
+
+#: Name of the tensor that says at which entry and head of a larger call the arrays begin.
+PLACE = "score_place"
 
 #: What the text may not contain: a directive of the preprocessor, however it is spelt.
 _DIRECTIVES = ("#", "%:", "??=", "\\")
@@ -126,7 +138,8 @@ def _fields(
 ) -> list[tuple[str, type]]:
     real = np.float64 if DTYPES[storage].compute == "float64" else np.float32
     fields: list[tuple[str, type]] = [("inner", np.float64), ("inner_single", np.float32)]
-    fields += [("position", np.int32)]
+    fields += [(name, np.int32) for name in ("position", "entries", "heads")]
+    fields += [(PLACE, np.uint64)]
     for slot, array in zip(SLOTS, arrays, strict=False):
         fields += [(slot, np.uint64)]
         fields += [(size_field(slot, axis), np.int32) for axis in range(array.axes)]
@@ -170,7 +183,8 @@ def _lines(
         "}  // namespace cuflash",
         "namespace cuflash_text {",
         "struct Arguments {",
-        f"  static constexpr bool by_position = {_by_position(score.text)};",
+        f"  static constexpr bool by_position = {_has(score.text, 'i', 'j')};",
+        f"  static constexpr bool by_head = {_has(score.text, 'batch', 'head')};",
         *members,
         f"  __device__ explicit Arguments({params}){' : ' if initial else ''}"
         f"{', '.join(initial)} {{}}",
@@ -188,9 +202,14 @@ def _lines(
     ]
 
 
-def _by_position(text: str) -> str:
-    """Whether the text looks at the query or the key."""
-    return "true" if re.search(r"\b[ij]\b", _COMMENTS.sub(" ", text)) else "false"
+def _has(text: str, *names: str) -> str:
+    """Whether the text has one of these names, in C++."""
+    return "true" if uses(text, *names) else "false"
+
+
+def uses(text: str, *names: str) -> bool:
+    """Whether the text has one of these names."""
+    return re.search(rf"\b({'|'.join(names)})\b", _COMMENTS.sub(" ", text)) is not None
 
 
 def _with_real_numbers(text: str) -> str:

@@ -37,6 +37,7 @@ def with_features(
     operands: Mapping[str, Operand],
     position: int = 0,
     draws: tuple[int, int] | None = None,
+    places: tuple[int, int] | None = None,
 ) -> AttentionProblem:
     """The problem with what every feature adds to it.
 
@@ -48,8 +49,8 @@ def with_features(
         Of all features, by argument name; what was not given is absent.
     position
         Of query 0 among the keys, whatever the mask.
-    draws
-        Of dropout, as :class:`Request` has it.
+    draws, places
+        Of dropout and of a function of scores, as :class:`Request` has them.
 
     Raises
     ------
@@ -63,6 +64,7 @@ def with_features(
             {name: operands[name] for name in feature.arrays if name in operands},
             position,
             draws,
+            places,
         )
         use = feature.use(request)
         if use is not None:

@@ -14,6 +14,7 @@ import numpy as np
 from ..arrays.spec import LayoutName, TensorSpec, contiguous_strides
 from ..checks import describe
 from ..errors import ArgumentTypeError, ArgumentValueError
+from ..features.score_text import ScoreText
 from ..options import AlgorithmChoice, Options, check_dtype, check_flag, check_options
 from ..planning.problem import MAX_SEQLEN, DTypeName, Operation
 from ..tensors import QKV, made_by
@@ -46,6 +47,9 @@ class Call:
         With dropout the number of query heads of the whole call, each of which
         draws for itself, as each entry of its batch does; 0: all draw alike.
         None without dropout.
+    score_heads
+        With a function of scores that is given entries or heads, the number of
+        query heads of the whole call; None without one.
     """
 
     operation: Operation
@@ -53,6 +57,12 @@ class Call:
     residual: DTypeName | None = None
     names: tuple[str, ...] = QKV
     draw_heads: int | None = None
+    score_heads: int | None = None
+
+    @property
+    def counts_parts(self) -> bool:
+        """Whether a part of the arrays has to know at which entry and head it begins."""
+        return bool(self.draw_heads) or self.score_heads is not None
 
     @property
     def saving(self) -> Call:
@@ -106,7 +116,7 @@ class Call:
         Shapes say that: where arrays are divided, those of a device's parts.
         """
         given, mapped = self.named(arrays), self.mapped(arrays)
-        if not mapped and self.draw_heads is None:
+        if not mapped and self.draw_heads is None and self.score_heads is None:
             return self
         batch = given["q"].shape[: mapped + 1]
         found = {
@@ -115,7 +125,9 @@ class Call:
         }
         entries = tuple((name, shared) for name, shared in found.items() if shared is not None)
         draws = self._draws(batch[-1])
-        return replace(self, options=replace(self.options, entries=entries, draws=draws))
+        places = None if self.score_heads is None else (batch[-1], self.score_heads)
+        options = replace(self.options, entries=entries, draws=draws, places=places)
+        return replace(self, options=options)
 
     def _draws(self, batch: int) -> tuple[int, int] | None:
         """After how many entries and heads draws repeat: mapped entries draw alike."""
@@ -177,6 +189,7 @@ def call_of(
     is_causal: Any,
     local_window_size: tuple[int, int] | None,
     softcap: Any,
+    score_mod: ScoreText | None,
     scale: Any,
     q_offset: Any,
     algorithm: AlgorithmChoice,
@@ -194,6 +207,7 @@ def call_of(
     checked = check_options(
         causal=check_flag("is_causal", is_causal),
         softcap=softcap,
+        score_mod=score_mod,
         scale=scale,
         q_offset=q_offset,
         algorithm=algorithm,

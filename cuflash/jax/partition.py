@@ -25,6 +25,7 @@ from jax.experimental.custom_partitioning import (
 )
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from ..features.score_text import PLACE
 from .axes import HEADS, broadcasts, free_axes
 from .site import Site
 
@@ -46,7 +47,7 @@ def _partition(
     mapped = call.mapped(operands)
     divided = _division(mesh, mapped, {**given, **made})
     shared = [_shared(mapped, divided, *item) for item in made.items()]
-    first = {"batch": divided["batch"], HEADS: divided[HEADS]} if call.draw_heads else {}
+    first = {"batch": divided["batch"], HEADS: divided[HEADS]} if call.counts_parts else {}
     return (
         mesh,
         functools.partial(_compute_part, site, shared, first),
@@ -64,11 +65,12 @@ def _compute_part(
     """The results of a device, each summed over the axes of the mesh on which others share it.
 
     Where ``first`` says over which axes of the mesh entries and heads are
-    divided, dropout is told at which its part begins.
+    divided, dropout and a function of scores are told at which the part begins.
     """
     given = site.call.named(arrays)
-    if first:
-        given["dropout_seed"] = _with_place(given, site.call.mapped(arrays), first)
+    for name in ("dropout_seed", PLACE) if first else ():
+        if name in given:
+            given[name] = _with_place(given, site.call.mapped(arrays), first, name)
     return [
         jax.lax.psum(result, names) if names else result
         for result, names in zip(site.compute(*given.values()), shared, strict=True)
@@ -76,16 +78,16 @@ def _compute_part(
 
 
 def _with_place(
-    given: Mapping[str, Any], mapped: int, divided: Mapping[str, tuple[Any, ...]]
+    given: Mapping[str, Any], mapped: int, divided: Mapping[str, tuple[Any, ...]], name: str
 ) -> Any:
-    """The seed with the entry and the head, of all, at which a device's part of them begins."""
-    q, seed = given["q"], given["dropout_seed"]
+    """An array whose last numbers are the entry and the head, of all, at which a part begins."""
+    q, words = given["q"], given[name]
     axes = free_axes("q", mapped)
     begins = [
         q.shape[axes[counted]] * (jax.lax.axis_index(names) if names else 0)
         for counted, names in divided.items()
     ]
-    return seed.at[-len(begins) :].set(jnp.stack([jnp.asarray(n, seed.dtype) for n in begins]))
+    return words.at[-len(begins) :].set(jnp.stack([jnp.asarray(n, words.dtype) for n in begins]))
 
 
 def _shared(
