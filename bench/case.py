@@ -8,12 +8,14 @@ from typing import Any
 
 from cuflash.planning.visibility import Visibility
 
-from .masks import part_shown
+from .masks import BLOCK, part_shown
 
-__all__ = ["Case", "Window", "mask_text"]
+__all__ = ["CAP", "Case", "Window", "mask_text"]
 
 #: What a row calls features whose arrays are inputs, and no keywords.
-_ARRAYS = ("alibi", "bias", "dbias", "mask", "sinks")
+_ARRAYS = ("alibi", "bias", "block_mask", "dbias", "mask", "sinks")
+#: The soft cap that the score modification of a case writes out; no other case has it.
+CAP = 50.0
 
 #: (left, right): how many keys before and after its own a query sees; None: all of them.
 Window = tuple[int | None, int | None]
@@ -44,6 +46,9 @@ class Case:
     bias: bool = False  # a number for each pair of each head; the same call without takes turns
     dbias: bool = False  # a backward pass gives the gradient of the bias too
     mask: str | None = None  # a kind of boolean mask, in an array; ``plain`` takes turns
+    dropout_p: float | None = None  # part of the weights; the same call without takes turns
+    block_mask: bool = False  # shows a quarter of the blocks; the same call without takes turns
+    score_mod: bool = False  # a soft cap that the caller writes; ``softcap`` takes turns
 
     @property
     def options(self) -> dict[str, Any]:
@@ -63,19 +68,24 @@ class Case:
             "dbias": self.dbias,
             "mask": self.mask,
             "sinks": self.sinks,
+            "dropout_p": self.dropout_p,
+            "block_mask": self.block_mask and (BLOCK, BLOCK),
+            "score_mod": self.score_mod and f"softcap {CAP:g}",
         }
         return {name: value for name, value in asked.items() if value}
 
     @property
     def keywords(self) -> dict[str, Any]:
-        """Keywords of our own call beside ``causal``; the arrays of features are inputs."""
-        return {name: value for name, value in self.options.items() if name not in _ARRAYS}
+        """Keywords of our own call beside ``causal``, that need no array and no class."""
+        asked = {**self.options, **({"dropout_seed": 1} if self.dropout_p else {})}
+        return {n: value for n, value in asked.items() if n not in (*_ARRAYS, "score_mod")}
 
     @property
     def arrays(self) -> tuple[str, ...]:
         """The arrays of its features, by the keyword of our own call."""
         asked = {"alibi_slopes": self.alibi, "bias": self.bias}
         asked |= {"mask": self.mask is not None, "sinks": self.sinks}
+        asked |= {"block_mask": self.block_mask}
         return tuple(name for name, given in asked.items() if given)
 
     @property
@@ -100,6 +110,9 @@ class Case:
             "dbias": self.dbias,
             "mask": self.mask,
             "sinks": self.sinks,
+            "dropout": self.dropout_p,
+            "block_mask": self.block_mask,
+            "score_mod": self.score_mod,
         }
         return tuple(name for name, value in asked.items() if value)
 
@@ -111,10 +124,14 @@ class Case:
 
     @property
     def plain(self) -> Case:
-        """The same call without extras; pairs that a causal array hides ``causal=True`` hides."""
+        """The same call without extras; pairs that a causal array hides ``causal=True`` hides.
+
+        Of a score modification it is the call whose keyword says the same.
+        """
         causal = self.causal or self.mask == "causal"
         case = replace(self, sinks=False, softcap=None, alibi=False, bias=False, dbias=False)
-        return replace(case, causal=causal, mask=None)
+        case = replace(case, dropout_p=None, block_mask=False, score_mod=False)
+        return replace(case, causal=causal, mask=None, softcap=CAP if self.score_mod else None)
 
     @property
     def extras(self) -> list[str]:
@@ -139,7 +156,7 @@ class Case:
     @property
     def hidden_by(self) -> str:
         """What hides keys, in words."""
-        return mask_text(self.causal, self.window_size, self.mask)
+        return mask_text(self.causal, self.window_size, self.mask, self.block_mask)
 
     @property
     def scores(self) -> int:
@@ -151,13 +168,14 @@ class Case:
         """Of the matrix products, 2.5 times as many backward as forward.
 
         Half of the square if causal, as the papers count; under a window those of pairs that see
-        each other, under a mask in an array of those that it shows.
+        each other, under a mask in an array or of blocks of those that it shows.
         """
         pairs = self.scores * (0.5 if self.causal else 1.0)
         if self.window_size is not None:
             pairs = self.batch * self.heads_q * self.visibility.pairs
-        if self.mask is not None:
-            pairs = self.scores * part_shown(self.mask, self.batch, self.seqlen_q, self.seqlen_kv)
+        kind = "blocks" if self.block_mask else self.mask
+        if kind is not None:
+            pairs = self.scores * part_shown(kind, self.batch, self.seqlen_q, self.seqlen_kv)
         forward = 2.0 * pairs * (self.head_dim + self.head_dim_v)
         return forward * (2.5 if self.op == "backward" else 1.0)
 
@@ -169,7 +187,9 @@ class Case:
         more += " deterministic" if self.deterministic else ""
         more += f" beside {', '.join(self.beside)}" if self.beside else ""
         more += f" softcap {self.softcap:g}" if self.softcap else ""
+        more += f" dropout {self.dropout_p:g}" if self.dropout_p else ""
         named = {"alibi": self.alibi, "bias": self.bias, "dbias": self.dbias, "sinks": self.sinks}
+        named |= {"score_mod": self.score_mod}
         more += "".join(f" {name}" for name, given in named.items() if given)
         return (
             f"{self.algorithm} {self.op} {self.dtype} {self.batch}x{self.seqlen_q}x{heads}"
@@ -178,10 +198,15 @@ class Case:
 
 
 def mask_text(
-    causal: bool, window_size: Sequence[int | None] | None, mask: str | None = None
+    causal: bool,
+    window_size: Sequence[int | None] | None,
+    mask: str | None = None,
+    block_mask: Any = None,
 ) -> str:
     """What hides keys, in words: a table says it of a row as a case does of itself."""
-    if mask is not None:  # which comes alone
+    if block_mask:  # which comes alone, as a mask in an array does
+        return "block mask"
+    if mask is not None:
         return f"array ({mask})"
     if window_size is None:
         return "causal" if causal else "full"

@@ -191,6 +191,38 @@ def _mask(op: str) -> list[Case]:
     ]
 
 
+def _dropout(op: str) -> list[Case]:
+    """At head_dim 64 and 128, of 2 to 8 thousand tokens, with and without a causal mask."""
+    lengths = {False: (2048, 4096, 8192), True: (2048, 8192)}
+    return [
+        replace(
+            _square(op, "bfloat16", TOKENS // seqlen, HIDDEN // dim, dim, seqlen, causal, "fa3"),
+            dropout_p=0.1,
+        )
+        for dim, causal in product((64, 128), MASKS)
+        for seqlen in lengths[causal]
+    ]
+
+
+def _block_mask(op: str) -> list[Case]:
+    """A quarter of the blocks at head_dim 64 and 128, which all entries and heads share."""
+    return [
+        replace(_square(op, "bfloat16", 2, heads, dim, 8192, False, "fa3"), block_mask=True)
+        for heads, dim in ((32, 64), (16, 128))
+    ]
+
+
+def _score_mod(op: str) -> list[Case]:
+    """A soft cap in the caller's words at head_dim 64 and 128."""
+    return [
+        replace(
+            _square(op, "bfloat16", TOKENS // seqlen, HIDDEN // dim, dim, seqlen, False, "fa3"),
+            score_mod=True,
+        )
+        for dim, seqlen in product((64, 128), (4096, 8192))
+    ]
+
+
 #: Generations, heads and widths that have none of the sets of a feature above.
 _ELSEWHERE = (("fa2", 32, 64), ("fa2", 16, 128), ("fa3", 16, 96), ("fa3", 16, 192), ("fa3", 8, 256))
 
@@ -236,6 +268,12 @@ CASES: dict[str, Callable[[], list[Case]]] = {
     "bias-backward": lambda: _bias("backward"),
     "mask": lambda: _mask("forward"),
     "mask-backward": lambda: _mask("backward"),
+    "dropout": lambda: _dropout("forward"),
+    "dropout-backward": lambda: _dropout("backward"),
+    "block-mask": lambda: _block_mask("forward"),
+    "block-mask-backward": lambda: _block_mask("backward"),
+    "score-mod": lambda: _score_mod("forward"),
+    "score-mod-backward": lambda: _score_mod("backward"),
     "features-elsewhere": lambda: _features_elsewhere("forward"),
     "features-elsewhere-backward": lambda: _features_elsewhere("backward"),
 }

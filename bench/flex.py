@@ -6,15 +6,17 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
+from .case import CAP
 from .cases import Case
+from .masks import BLOCK
 
 __all__ = ["flex_attention", "takes"]
 
 
 def takes(case: Case) -> bool:
-    """Cases of slopes, of a bias or of a boolean mask; ``causal`` comes with slopes alone."""
+    """Cases of one feature that it has a place for; ``causal`` comes with slopes alone."""
     one = [feature for feature in case.features if feature != "dbias"]
-    known = one in (["alibi"], ["bias"], ["mask"])
+    known = one in (["alibi"], ["bias"], ["mask"], ["block_mask"], ["score_mod"])
     return case.dtype in ("float16", "bfloat16") and known and case.causal == case.alibi
 
 
@@ -35,14 +37,16 @@ def flex_attention(case: Case) -> Callable[..., Any]:
     made: list[Any] = []  # the block mask
 
     def attend(q: Any, k: Any, v: Any, blocks: Any, **given: Any) -> Any:
-        added = _added(**given)
+        added = _capped if case.score_mod else _added(**given)
         return flex.flex_attention(q, k, v, score_mod=added, block_mask=blocks, enable_gqa=shared)
 
     compiled = torch.compile(attend, dynamic=False, fullgraph=True)
 
-    def forward(q: Any, k: Any, v: Any, mask: Any = None, **given: Any) -> Any:
+    def forward(
+        q: Any, k: Any, v: Any, mask: Any = None, block_mask: Any = None, **given: Any
+    ) -> Any:
         if not made:
-            made.append(_block_mask(flex, case, mask))
+            made.append(_block_mask(flex, case, block_mask if case.block_mask else mask))
         out = compiled(*(tensor.transpose(1, 2) for tensor in (q, k, v)), *made, **given)
         return out.transpose(1, 2)
 
@@ -51,7 +55,7 @@ def flex_attention(case: Case) -> Callable[..., Any]:
 
 def _block_mask(flex: Any, case: Case, mask: Any) -> Any:
     """Which blocks have pairs that are seen, and what tells these; None where all are."""
-    if not case.causal and case.mask is None:
+    if not case.causal and case.mask is None and not case.block_mask:
         return None
     entries = case.batch if case.mask == "padding" else None
     return flex.create_block_mask(
@@ -66,8 +70,15 @@ def _visible(case: Case, mask: Any) -> Callable[..., Any]:
     if case.mask == "padding":
         of_keys = mask[:, 0, 0]
         return lambda b, h, i, j: of_keys[b, j]
+    if case.block_mask:
+        of_blocks = mask[0, 0]
+        return lambda b, h, i, j: of_blocks[i // BLOCK, j // BLOCK]
     of_pairs = mask[0, 0]
     return lambda b, h, i, j: of_pairs[i, j]
+
+
+def _capped(score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+    return CAP * importlib.import_module("torch").tanh(score / CAP)
 
 
 def _added(alibi_slopes: Any = None, bias: Any = None) -> Callable[..., Any] | None:

@@ -8,8 +8,11 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from cuflash.errors import UnsupportedError
+
+from .case import CAP
 from .cases import Case
-from .masks import shown
+from .masks import BLOCK, shown, shown_blocks
 
 __all__ = ["Inputs", "array_module", "make_inputs", "narrowed", "widened"]
 
@@ -26,10 +29,35 @@ class Inputs:
     alibi_slopes: Any = None  # (heads_q,) too
     bias: Any = None  # of the case's shape
     mask: Any = None  # of the case's kind
+    block_mask: Any = None  # a number for each block
 
     def features(self, case: Case) -> dict[str, Any]:
         """The arrays of a case's features, by the keyword of our own call."""
         return {name: getattr(self, name) for name in case.arrays}
+
+    def asked(self, case: Case) -> dict[str, Any]:
+        """All keywords of our own call.
+
+        Raises
+        ------
+        UnsupportedError
+            If the library has no such feature.
+        """
+        keywords = {"causal": case.causal, **case.keywords, **self.features(case)}
+        if case.block_mask:
+            keywords["block_mask"] = _class("BlockMask")(self.block_mask, block=(BLOCK, BLOCK))
+        if case.score_mod:
+            keywords["score_mod"] = _class("ScoreMod")("return p.cap * tanh(s / p.cap);", cap=CAP)
+        return keywords
+
+
+def _class(name: str) -> Any:
+    """Of the library; older versions, which are timed too, lack some."""
+    import cuflash
+
+    if not hasattr(cuflash, name):
+        raise UnsupportedError(f"there is no cuflash.{name}")
+    return getattr(cuflash, name)
 
 
 def array_module(array: Any) -> Any:
@@ -89,4 +117,6 @@ def make_inputs(case: Case, xp: Any) -> Inputs:
         made["bias"] = drawn_of(case.bias_shape)
     if case.mask is not None:
         made["mask"] = xp.asarray(shown(case.mask, case.batch, case.seqlen_q, case.seqlen_kv))
+    if case.block_mask:
+        made["block_mask"] = xp.asarray(shown_blocks(case.seqlen_q, case.seqlen_kv))
     return Inputs(*matrices, **made)

@@ -17,7 +17,7 @@ def place(row: Row) -> list[str]:
         _pair(row["head_dim"], row["head_dim_v"]),
         _pair(row["batch"] * row["heads_q"], row["batch"] * row["heads_kv"]),
         str(row["seqlen_q"]),
-        mask_text(row["causal"], *map(row["options"].get, ("window_size", "mask"))),
+        mask_text(row["causal"], *map(row["options"].get, ("window_size", "mask", "block_mask"))),
     ]
 
 
@@ -48,7 +48,8 @@ def _beside(row: Row) -> Row:
 
 def main_row(rows: Sequence[Row]) -> Row:
     """Our row of a problem: the newest generation's, with its extra if there is one."""
-    return max((row for row in rows if row["sources"]), key=label)
+    ours = [row for row in rows if row["sources"]]
+    return max(ours, key=lambda row: (has_extras(row), label(row)))
 
 
 def plain_row(rows: Sequence[Row]) -> Row | None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["BLOCK", "KINDS", "part_shown", "shown"]
+__all__ = ["BLOCK", "KINDS", "part_shown", "shown", "shown_blocks"]
 
 #: Queries and keys of a block of the kind ``blocks``, of which one in so many is shown.
 BLOCK, ONE_IN = 128, 4
@@ -50,12 +50,17 @@ def _padding(batch: int, seqlen_q: int, seqlen_kv: int) -> Any:
 
 def _blocks(batch: int, seqlen_q: int, seqlen_kv: int) -> Any:
     """Blocks that are shown whole or hidden whole: those of the diagonal, and others drawn."""
+    pairs = shown_blocks(seqlen_q, seqlen_kv).repeat(BLOCK, axis=-2).repeat(BLOCK, axis=-1)
+    return pairs[..., :seqlen_q, :seqlen_kv]
+
+
+def shown_blocks(seqlen_q: int, seqlen_kv: int) -> Any:
+    """Of the kind ``blocks`` a number for each block, with all axes."""
     blocks = np.eye(-(-seqlen_q // BLOCK), -(-seqlen_kv // BLOCK), dtype=bool)
     others = np.random.default_rng(3).permutation(np.flatnonzero(~blocks))
     more = max(0, blocks.size // ONE_IN - int(blocks.sum()))
     blocks.flat[others[:more]] = True
-    pairs = blocks.repeat(BLOCK, axis=0).repeat(BLOCK, axis=1)
-    return pairs[None, None, :seqlen_q, :seqlen_kv]
+    return blocks[None, None]
 
 
 #: By name.

@@ -10,6 +10,7 @@ from typing import Any
 from cuflash.errors import UnsupportedError
 
 from .cases import Case
+from .dropped import truth_of
 from .inputs import Inputs
 from .peers import OURS, PEERS, Peer
 from .sources import digest_now
@@ -83,7 +84,7 @@ def _entries(
     for one in (case, *case.companions):
         call = _ours(one, inputs)
         if one.features not in truths:
-            truths[one.features] = Truth(one, inputs)
+            truths[one.features] = truth_of(one, inputs)
         entries.append(_verified(PEERS[OURS], one, call, truths[one.features]))
     for peer in () if case.beside else peers:
         if not peer.supports(case):
@@ -174,6 +175,5 @@ def _plan(case: Case, inputs: Inputs) -> str:
     import cuflash
 
     operation: Any = case.op
-    asked: dict[str, Any] = {"causal": case.causal, **case.keywords, **inputs.features(case)}
-    said = cuflash.explain(inputs.q, inputs.k, inputs.v, operation=operation, **asked)
+    said = cuflash.explain(inputs.q, inputs.k, inputs.v, operation=operation, **inputs.asked(case))
     return f"{said.algorithm} {said.block_q}x{said.block_kv}"

@@ -42,8 +42,7 @@ def _cuflash_version() -> str:
 def _cuflash(case: Case, inputs: Inputs) -> Callable[[], Any]:
     import cuflash
 
-    features = inputs.features(case)
-    options: dict[str, Any] = {"causal": case.causal, **case.keywords, **features}
+    options = inputs.asked(case)
     q, k, v = inputs.q, inputs.k, inputs.v
     if case.op == "forward":
         return lambda: cuflash.attention(q, k, v, **options)

@@ -117,5 +117,7 @@ def digest_now(algorithm: str, op: str, features: Sequence[str] = ()) -> str:
 def features_of(row: Mapping[str, Any]) -> tuple[str, ...]:
     """The features whose code a row was measured with, in the order of a case's."""
     options = row.get("options", {})
-    names = ("window", "softcap", "alibi", "bias", "dbias", "mask", "sinks")
-    return tuple(n for n in names if options.get("window_size" if n == "window" else n))
+    names = ("window", "softcap", "alibi", "bias", "dbias", "mask", "sinks", "dropout")
+    names = (*names, "block_mask", "score_mod")
+    keywords = {"window": "window_size", "dropout": "dropout_p"}
+    return tuple(n for n in names if options.get(keywords.get(n, n)))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from . import run
+from .case import CAP
 from .cases import CASES, Case
 
 __all__ = [
@@ -43,7 +44,22 @@ _PROBLEM = (
 
 
 #: Options of extras that a call has or has not.
-_GIVEN = ("alibi", "bias", "dbias", "sinks")
+_GIVEN = ("alibi", "bias", "dbias", "sinks", "dropout_p", "block_mask", "score_mod")
+
+#: Kinds of calls by the option that makes them one, the first that holds.
+_KINDS = {
+    "deterministic": "deterministic",
+    "sinks": "sinks",
+    "soft caps": "softcap",
+    "ALiBi": "alibi",
+    "bias with its gradient": "dbias",
+    "bias": "bias",
+    "masks": "mask",
+    "dropout": "dropout_p",
+    "block masks": "block_mask",
+    "score modifications": "score_mod",
+    "windows": "window_size",
+}
 
 #: How the names of files of another kind than device times end.
 _OTHER_KINDS = ("-latency", "-story", "-jit", "-cold", "-residual", "-flash3", "-tiles")
@@ -87,24 +103,16 @@ def _asked(options: Mapping[str, Any]) -> tuple[Any, ...]:
 
 def kind(row: Row) -> str:
     """Which rows of a pass are summed up together; empty for the plain call."""
-    deterministic, window, (softcap, alibi, bias, dbias, sinks, mask) = _asked(row["options"])
-    named = {
-        "deterministic": deterministic,
-        "sinks": sinks,
-        "soft caps": softcap is not None,
-        "ALiBi": alibi,
-        "bias with its gradient": dbias,
-        "bias": bias,
-        "masks": mask is not None,
-        "windows": window is not None,
-    }
-    return next((name for name, holds in named.items() if holds), "")
+    return next((name for name, option in _KINDS.items() if row["options"].get(option)), "")
 
 
 def has_extras(row: Row) -> bool:
-    """Whether a row is of a call whose price is that over the call without."""
-    *_, extras = _asked(row["options"])
-    return any(extras)
+    """Whether a row is of a call whose price is that over the call without.
+
+    A soft cap of the size of the score modification is what that is compared with.
+    """
+    *_, (softcap, *others) = _asked(row["options"])
+    return any(others) or softcap not in (None, CAP)
 
 
 def has_feature(row: Row) -> bool:
@@ -122,8 +130,8 @@ def label(row: Row) -> str:
     """What a table calls the implementation of a row."""
     algorithm = row["options"].get("algorithm")
     words = [str(row["impl"]), *([algorithm] if algorithm else [])]
-    named = ("softcap", "alibi", "bias", "mask", "sinks")
-    extras = [f", {name}" for name in named if row["options"].get(name)]
+    named = ("softcap", "alibi", "bias", "mask", "sinks", "dropout_p", "block_mask", "score_mod")
+    extras = [f", {name.removesuffix('_p')}" for name in named if row["options"].get(name)]
     return " ".join(words) + "".join(extras if algorithm else [])
 
 
@@ -168,5 +176,6 @@ def _covered(cases: Sequence[Case], rows: list[Row]) -> int:
 def implementations(rows: Sequence[Row]) -> list[str]:
     """Labels of the rows: ours first, the newest generation before older ones."""
     labels = {label(row): row for row in rows}
-    ours = sorted((name for name, row in labels.items() if row["sources"]), reverse=True)
+    mine = [name for name, row in labels.items() if row["sources"]]
+    ours = sorted(mine, key=lambda name: (has_extras(labels[name]), name), reverse=True)
     return ours + [name for name in labels if name not in ours]

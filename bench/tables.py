@@ -36,6 +36,12 @@ SETS = (
     "bias-backward",
     "mask",
     "mask-backward",
+    "dropout",
+    "dropout-backward",
+    "block-mask",
+    "block-mask-backward",
+    "score-mod",
+    "score-mod-backward",
     *elsewhere.SETS,
     "fa2",
     "fa2-float16",
@@ -110,6 +116,9 @@ _BESIDE = {
     "bias": "of the call without a bias",
     "bias with its gradient": "of the call without a bias",
     "masks": "of the call without an array",
+    "dropout": "of the call without dropout",
+    "block masks": "of the dense call",
+    "score modifications": "of the call with softcap",
 }
 #: What a row may be asked in its pass, by the options of rows; a column where one of them is.
 _ASKED = {"deterministic": "deterministic", "dbias": "gradient of the bias"}

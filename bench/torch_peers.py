@@ -139,7 +139,10 @@ def _sdpa(name: str) -> Callable[[Case], Forward]:
     def forward(case: Case, q: Any, k: Any, v: Any, bias: Any = None, mask: Any = None) -> Any:
         choice = importlib.import_module("torch.nn.attention")
         functional = importlib.import_module("torch.nn.functional")
-        options = {"is_causal": case.causal, "enable_gqa": case.heads_q != case.heads_kv}
+        options: dict[str, Any] = {"is_causal": case.causal}
+        options["enable_gqa"] = case.heads_q != case.heads_kv
+        if case.dropout_p:
+            options["dropout_p"] = case.dropout_p
         if bias is not None:
             options["attn_mask"] = bias.expand(case.batch, -1, -1, -1)
         if mask is not None:  # not expanded: PyTorch makes numbers of it first, as many as it has
@@ -212,13 +215,14 @@ def _half(case: Case) -> bool:
 
 
 def _plain(case: Case) -> bool:
-    return not case.features
+    return set(case.features) <= {"dropout"}
 
 
 def _biased(case: Case) -> bool:
-    """What PyTorch calls a mask is a bias or a boolean mask, and comes alone."""
+    """What PyTorch calls a mask is a bias or a boolean mask, and comes alone; so does dropout."""
     given = {feature for feature in case.features if feature != "dbias"}
-    return given in (set(), {"bias"}, {"mask"}) and not (given and case.causal)
+    alone = given in (set(), {"bias"}, {"mask"}) and not (given and case.causal)
+    return alone or given == {"dropout"}
 
 
 BACKENDS = (
@@ -254,7 +258,7 @@ BACKENDS = (
         "fa4",
         "flash-attn-4",
         _fa4_version,
-        lambda case: _half(case) and not {"alibi", "bias", "mask"} & set(case.features),
+        lambda case: _half(case) and {"window", "softcap", "sinks"}.issuperset(case.features),
         _flash_attention_4,
     ),
     Backend("flex", "torch flex", _torch_version, flex.takes, flex.flex_attention),

@@ -13,8 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from .case import CAP
 from .cases import Case
 from .inputs import Inputs, array_module, widened
+from .masks import BLOCK
 
 __all__ = ["WRONG", "Truth"]
 
@@ -128,6 +130,7 @@ def _tensors(case: Case, inputs: Inputs, batch: int, head: int) -> _Tensors:
     slope = widened(inputs.alibi_slopes)[head] if case.alibi else 0.0
     bias = widened(inputs.bias[0, head]) if case.bias else None
     mask = None if case.mask is None else _of_head(case, inputs.mask, batch, head)
+    mask = _of_blocks(case, inputs.block_mask) if case.block_mask else mask
     return _Tensors(**found, sink=sink, slope=slope, bias=bias, mask=mask)
 
 
@@ -135,6 +138,12 @@ def _of_head(case: Case, mask: Any, batch: int, head: int) -> Any:
     """What a mask of fewer entries, heads or queries says of one head, without a copy."""
     whole = (case.batch, case.heads_q, case.seqlen_q, case.seqlen_kv)
     return array_module(mask).broadcast_to(mask, whole)[batch, head]
+
+
+def _of_blocks(case: Case, blocks: Any) -> Any:
+    """A number for each pair from one for each block, which all heads share."""
+    pairs = blocks[0, 0].repeat(BLOCK, axis=0).repeat(BLOCK, axis=1)
+    return pairs[: case.seqlen_q, : case.seqlen_kv]
 
 
 def _truth(case: Case, inputs: Inputs, batch: int, head: int) -> list[tuple[int, Any, Any, Any]]:
@@ -167,9 +176,10 @@ def _scores(case: Case, x: _Tensors, rows: Any) -> tuple[Any, Any]:
     """Rows of the scores before the mask, and what a change of the products is multiplied by."""
     xp, factors = array_module(x.q), 1.0
     scores = x.q[rows] @ x.k.T * case.head_dim**-0.5
-    if case.softcap is not None:
-        capped = xp.tanh(scores / case.softcap)
-        scores, factors = case.softcap * capped, 1 - capped**2
+    cap = CAP if case.score_mod else case.softcap
+    if cap is not None:
+        capped = xp.tanh(scores / cap)
+        scores, factors = cap * capped, 1 - capped**2
     if case.alibi:
         scores = scores - x.slope * abs(rows[:, None] + case.offset - xp.arange(len(x.k)))
     if x.bias is not None:

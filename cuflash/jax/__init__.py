@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 from ..errors import JaxUnavailableError
@@ -13,7 +12,7 @@ from ..errors import JaxUnavailableError
 try:
     import jax
     import jax.numpy as jnp
-    from jax.custom_derivatives import SymbolicZero
+    from jax.custom_derivatives import SymbolicZero  # noqa: F401
     from jax.experimental import buffer_callback as _buffer_callback  # noqa: F401
 except ImportError as error:
     raise JaxUnavailableError(
@@ -25,8 +24,9 @@ from ..options import AlgorithmChoice
 from .arguments import arrays_of, seed_of, with_all_axes
 from .axes import broadcasts, has_batch, may_share_batch
 from .call import Call, call_of, check_arrays
+from .derivative import compiled
 from .keywords import check_cast, check_returns, checked
-from .primitive import run
+from .lengths import hide_keys, without_rows
 from .types import joined, repeated
 
 __all__ = ["attention"]
@@ -41,7 +41,10 @@ def attention(
     *,
     scale: Any = None,
     is_causal: bool = False,
+    query_seq_lengths: Any = None,
+    key_value_seq_lengths: Any = None,
     local_window_size: int | tuple[int, int] | None = None,
+    implementation: str | None = None,
     return_residual: bool = False,
     softcap: float | None = None,
     q_offset: int | None = 0,
@@ -97,11 +100,19 @@ def attention(
         Multiply ``query`` by a traced factor, and give ``scale=1``.
     is_causal : bool
         Query i sees key j iff ``j <= i + q_offset``.
+    query_seq_lengths : array of integers, (batch,), optional
+        How many queries of each entry take part: the rows of the others are 0,
+        minus infinity in ``lse``, and give no gradient.
+    key_value_seq_lengths : array of integers, (batch,), optional
+        How many keys of each entry take part. Beside ``mask`` only where both
+        together need no larger array than one of them.
     local_window_size : int or (int, int), optional
         ``(left, right)``, or one number for both, compiled in: query i sees
         key j iff ``i + q_offset - left <= j <= i + q_offset + right``. Both
         ends are included, and a negative side is a bound like any other. With
         ``is_causal`` both masks apply.
+    implementation : {None, "cuflash"}
+        Both are this one. JAX's own, "xla" and "cudnn", are refused.
     return_residual : bool
         Also return the log-sum-exp as JAX does, a constant of :func:`jax.grad`;
         refused beside ``return_lse``.
@@ -174,6 +185,8 @@ def attention(
     ------
     ArgumentTypeError, ArgumentValueError
         Naming the argument, when the call is traced.
+    UnsupportedError
+        If ``mask`` and ``key_value_seq_lengths`` need a larger array than either.
     UnsupportedError, BackendUnavailableError, ToolchainError, CompileError
         As for :func:`cuflash.attention`, when JAX lowers the computation.
         UnsupportedError also for a TPU or ROCm, and under :mod:`jax.export`
@@ -182,11 +195,9 @@ def attention(
 
     Notes
     -----
-    ``query_seq_lengths``, ``key_value_seq_lengths`` and ``implementation`` of
-    JAX's function are not taken. A computation for CUDA
-    runs the kernels of :func:`cuflash.prepare` on XLA's stream and buffers; one
-    for the CPU runs the tiled NumPy code. There are no second derivatives and
-    no forward mode: JAX says so. What :func:`jax.vmap` does not map is repeated
+    A computation for CUDA runs the kernels of :func:`cuflash.prepare` on XLA's
+    stream and buffers; one for the CPU runs the tiled NumPy code. There are no second
+    derivatives and no forward mode: JAX says so. What :func:`jax.vmap` does not map is repeated
     for each mapped entry, but for ``sinks``, ``bias`` and ``mask``. Of several
     mapped axes, the last two are repeated along one that they lack between two
     that they have, the batch being the last. If ``sinks`` are mapped, or their
@@ -216,6 +227,7 @@ def attention(
     call = call_of(**checked(given))
     with_lse, with_residual = check_returns(return_lse, return_residual)
     out, lse = _compute(given, call, check_cast(dtype))
+    out, lse = without_rows(out, lse, query_seq_lengths)
     if with_residual:
         return out, _residual(lse, out.dtype)
     return (out, lse) if with_lse else out
@@ -233,6 +245,7 @@ def _compute(given: dict[str, Any], call: Call, dtype: str | None) -> tuple[Any,
         arrays["dropout_seed"] = seed_of(given["dropout_rng"])
         call = call.drawing(*q.shape[-2:-1], alike=given["broadcast_dropout"])
     check_arrays(arrays, call)
+    arrays = hide_keys(arrays, given["key_value_seq_lengths"])
     one = q.ndim == 3
     whole = {name: with_all_axes(name, a) for name, a in arrays.items() if broadcasts(name)}
     arrays |= whole
@@ -242,55 +255,5 @@ def _compute(given: dict[str, Any], call: Call, dtype: str | None) -> tuple[Any,
     else:  # before the primitive, so that JAX sums what is shared over the batch
         shared = {name: a for name, a in arrays.items() if may_share_batch(name) and a.ndim == 1}
         arrays |= {name: repeated(a, q.shape[0], q) for name, a in shared.items()}
-    out, lse = _compiled(dict(zip(arrays, joined(list(arrays.values())), strict=True)), call)
+    out, lse = compiled(dict(zip(arrays, joined(list(arrays.values())), strict=True)), call)
     return (out[0], lse[0]) if one else (out, lse)
-
-
-def _mark(perturbed: Iterable[bool]) -> Any:
-    """An array without elements whose last size says which gradients are wanted.
-
-    JAX keeps the structure of what is saved from one trace to another, so it
-    may not depend on that; shapes are those of the trace.
-    """
-    return jnp.zeros((0, sum(flag << i for i, flag in enumerate(perturbed))), bool)
-
-
-def _marked(mark: Any, names: Iterable[str]) -> tuple[str, ...]:
-    """The names of which gradients are wanted."""
-    return tuple(name for i, name in enumerate(names) if mark.shape[-1] >> i & 1)
-
-
-def _forward(arrays: dict[str, Any], call: Call) -> tuple[Any, Any]:
-    results = run(call, arrays)
-    return results["out"], results["lse"]
-
-
-def _save(arrays: dict[str, Any], call: Call) -> tuple[Any, Any]:
-    """The forward pass, and what the backward pass needs of it."""
-    values = {name: array.value for name, array in arrays.items()}
-    mark = _mark(array.perturbed for array in arrays.values())
-    results = run(call.saving, values)
-    out = results["out"].astype(values["q"].dtype)
-    return (out, results["lse"]), (mark, values, results)
-
-
-def _pull_back(call: Call, saved: tuple[Any, ...], cotangents: tuple[Any, Any]) -> tuple[Any]:
-    """Gradients of what they are wanted of; None, which is zero, of the other arguments.
-
-    An lse that nothing was made of has none, and costs nothing.
-    """
-    mark, values, results = saved
-    dout, dlse = cotangents
-    if isinstance(dout, SymbolicZero):
-        dout = jnp.zeros_like(results["out"], dout.dtype)  # divided as the output is
-    given = {"dout": dout, **values, **results}
-    if not isinstance(dlse, SymbolicZero):
-        given["dlse"] = dlse
-    gradients = run(call.backward(_marked(mark, values)), given)
-    return ({name: gradients.get(f"d{name}") for name in values},)
-
-
-_attention = jax.custom_vjp(_forward, nondiff_argnums=(1,))
-_attention.defvjp(_save, _pull_back, symbolic_zeros=True)
-# Called as it is, jax.shard_map without jax.jit refuses it for its symbolic zeros.
-_compiled = jax.jit(_attention, static_argnums=1, inline=True)

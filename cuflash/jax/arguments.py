@@ -12,7 +12,7 @@ from ..errors import ArgumentTypeError, ArgumentValueError
 from ..features.dropout import PART_LENGTH, SEED_LENGTHS
 from ..tensors import tensors
 
-__all__ = ["arrays_of", "seed_of", "with_all_axes"]
+__all__ = ["arrays_of", "as_array", "seed_of", "with_all_axes"]
 
 #: Arguments that are cast, and the tensors that they are.
 _CAST = {"query": "q", "key": "k", "value": "v"}
@@ -33,8 +33,8 @@ def arrays_of(given: Mapping[str, Any], dtype: str | None) -> dict[str, Any]:
     ArgumentTypeError
         Naming what is no array.
     """
-    arrays = {t: _cast(_as_array(name, given[name]), dtype) for name, t in _CAST.items()}
-    return arrays | _of_features(given, _as_array("query", given["query"]).dtype, dtype)
+    arrays = {t: _cast(as_array(name, given[name]), dtype) for name, t in _CAST.items()}
+    return arrays | _of_features(given, as_array("query", given["query"]).dtype, dtype)
 
 
 def with_all_axes(name: str, array: Any) -> Any:
@@ -54,7 +54,7 @@ def seed_of(rng: Any) -> Any:
         If it is no key, or several.
     """
     typed = jnp.issubdtype(rng.dtype, jax.dtypes.prng_key)
-    words = jax.random.key_data(rng) if typed else _as_array("dropout_rng", rng)
+    words = jax.random.key_data(rng) if typed else as_array("dropout_rng", rng)
     expected = "one key of jax.random, of 2 or 4 words of uint32"
     if words.dtype != "uint32":
         raise ArgumentTypeError("dropout_rng", f"dtype {words.dtype}", expected)
@@ -81,7 +81,7 @@ def _of_features(given: Mapping[str, Any], of_query: Any, dtype: str | None) -> 
     slopes = None if dtype is None else _statistics(dtype)
     after = {"alibi_slopes": slopes, "bias": dtype, "sinks": dtype}
     names = (*before, "mask")
-    arrays = {name: _as_array(name, given[name]) for name in names if given[name] is not None}
+    arrays = {name: as_array(name, given[name]) for name in names if given[name] is not None}
     if "mask" in arrays:
         _check_boolean("mask", arrays["mask"])
     return {n: _cast(a, after[n]) if a.dtype == before.get(n) else a for n, a in arrays.items()}
@@ -99,7 +99,14 @@ def _statistics(dtype: Any) -> str:
     return "float64" if jnp.dtype(dtype) == "float64" else "float32"
 
 
-def _as_array(name: str, value: Any) -> Any:
+def as_array(name: str, value: Any) -> Any:
+    """What was given, as an array of JAX.
+
+    Raises
+    ------
+    ArgumentTypeError
+        If it is none.
+    """
     try:
         return jnp.asarray(value)
     except (TypeError, ValueError, RuntimeError) as error:  # the last of deleted arrays

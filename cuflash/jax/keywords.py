@@ -58,6 +58,7 @@ def checked(given: Mapping[str, Any]) -> dict[str, Any]:
         Naming the keyword.
     """
     _check_none(**{name: given[name] for name in _REMEDIES})
+    _check_implementation(given["implementation"])
     _check_precision(given["precision"], given["force_fp32_for_softmax"])
     found = {name: given[name] for name in _OF_THE_PASS}
     found["dropout_rate"] = _check_dropout(*(given[name] for name in _DROPOUT))
@@ -78,6 +79,18 @@ def _check_none(**given: Any) -> None:
     for name, value in given.items():
         if value is not None:
             raise ArgumentValueError(name, _shown(value), f"None: {_REMEDIES[name]}")
+
+
+def _check_implementation(value: Any) -> None:
+    """Refuse the ones of JAX by name: what runs here is none of them.
+
+    Raises
+    ------
+    ArgumentValueError
+        If it is anything but None and "cuflash".
+    """
+    if value is not None and not (isinstance(value, str) and value == "cuflash"):
+        raise ArgumentValueError("implementation", _shown(value), "None or 'cuflash'")
 
 
 def _check_dropout(rate: Any, rng: Any, broadcast: Any, deterministic: Any) -> float:

@@ -118,6 +118,12 @@ SIZES = {
     "bias-backward": 8,
     "mask": 8,
     "mask-backward": 8,
+    "dropout": 10,
+    "dropout-backward": 10,
+    "block-mask": 2,
+    "block-mask-backward": 2,
+    "score-mod": 4,
+    "score-mod-backward": 4,
     "features-elsewhere": 15,
     "features-elsewhere-backward": 15,
 }

@@ -130,8 +130,10 @@ ORDER = [
     "jax.site",
     "jax.partition",
     "jax.primitive",
+    "jax.derivative",
     "jax.keywords",
     "jax.arguments",
+    "jax.lengths",
     "jax",
 ]
 #: Applications of the library: they may use all of it, and nothing of it uses them.

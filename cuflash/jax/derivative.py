@@ -1,0 +1,65 @@
+"""The pass with its derivative, as a function of JAX."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.custom_derivatives import SymbolicZero
+
+from .call import Call
+from .primitive import run
+
+__all__ = ["compiled"]
+
+
+def _mark(perturbed: Iterable[bool]) -> Any:
+    """An array without elements whose last size says which gradients are wanted.
+
+    JAX keeps the structure of what is saved from one trace to another, so it
+    may not depend on that; shapes are those of the trace.
+    """
+    return jnp.zeros((0, sum(flag << i for i, flag in enumerate(perturbed))), bool)
+
+
+def _marked(mark: Any, names: Iterable[str]) -> tuple[str, ...]:
+    """The names of which gradients are wanted."""
+    return tuple(name for i, name in enumerate(names) if mark.shape[-1] >> i & 1)
+
+
+def _forward(arrays: dict[str, Any], call: Call) -> tuple[Any, Any]:
+    results = run(call, arrays)
+    return results["out"], results["lse"]
+
+
+def _save(arrays: dict[str, Any], call: Call) -> tuple[Any, Any]:
+    """The forward pass, and what the backward pass needs of it."""
+    values = {name: array.value for name, array in arrays.items()}
+    mark = _mark(array.perturbed for array in arrays.values())
+    results = run(call.saving, values)
+    out = results["out"].astype(values["q"].dtype)
+    return (out, results["lse"]), (mark, values, results)
+
+
+def _pull_back(call: Call, saved: tuple[Any, ...], cotangents: tuple[Any, Any]) -> tuple[Any]:
+    """Gradients of what they are wanted of; None, which is zero, of the other arguments.
+
+    An lse that nothing was made of has none, and costs nothing.
+    """
+    mark, values, results = saved
+    dout, dlse = cotangents
+    if isinstance(dout, SymbolicZero):
+        dout = jnp.zeros_like(results["out"], dout.dtype)  # divided as the output is
+    given = {"dout": dout, **values, **results}
+    if not isinstance(dlse, SymbolicZero):
+        given["dlse"] = dlse
+    gradients = run(call.backward(_marked(mark, values)), given)
+    return ({name: gradients.get(f"d{name}") for name in values},)
+
+
+_attention = jax.custom_vjp(_forward, nondiff_argnums=(1,))
+_attention.defvjp(_save, _pull_back, symbolic_zeros=True)
+# Called as it is, jax.shard_map without jax.jit refuses it for its symbolic zeros.
+compiled = jax.jit(_attention, static_argnums=1, inline=True)
