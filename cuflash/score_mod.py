@@ -24,7 +24,7 @@ noexcept not not_eq nullptr operator or or_eq private protected public register 
 requires return short signed sizeof static static_assert static_cast struct switch template this
 thread_local throw true try typedef typeid typename union unsigned using virtual void volatile
 wchar_t while xor xor_eq
-Arguments Array Real Value Storage by_head by_position params text numpy
+Arguments Array Real Value Storage params text numpy
 """
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 

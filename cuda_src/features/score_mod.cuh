@@ -4,6 +4,7 @@
 //       double inner; float inner_single; int position; int entries; int heads;
 //       const void* score_place; ...
 //     };
+//     constexpr bool cuflash_text::kUsesPosition, kUsesHead;  // the text has i or j, batch or head
 //     struct cuflash_text::Arguments { explicit Arguments(const cuflash::ScoreModParams&); ... };
 //     Value cuflash_text::score(Value s, int batch, int head, int i, int j, int offset,
 //                               const Arguments& p);
@@ -18,12 +19,12 @@ namespace cuflash {
 // What the text calls the entry and the head: of arrays that are a part of a larger call, those of
 // the whole call, which says at which of them the part begins, and after how many they repeat.
 __device__ inline int entry_of(const ScoreModParams& params, int entry) {
-  if constexpr (!cuflash_text::Arguments::by_head) return entry;
+  if constexpr (!cuflash_text::kUsesHead) return entry;
   const unsigned* first = static_cast<const unsigned*>(params.score_place);
   return (first == nullptr ? 0 : static_cast<int>(first[0])) + entry % params.entries;
 }
 __device__ inline int head_of(const ScoreModParams& params, int head) {
-  if constexpr (!cuflash_text::Arguments::by_head) return head;
+  if constexpr (!cuflash_text::kUsesHead) return head;
   const unsigned* first = static_cast<const unsigned*>(params.score_place);
   return ((first == nullptr ? 0 : static_cast<int>(first[1])) + head) % params.heads;
 }
@@ -33,7 +34,7 @@ __device__ inline int head_of(const ScoreModParams& params, int head) {
 template <class Storage>
 struct ScoreModTerm : FunctionTerm {
   static constexpr bool any_slope = true;
-  static constexpr bool by_position = cuflash_text::Arguments::by_position;
+  static constexpr bool by_position = cuflash_text::kUsesPosition;
   using Compute = decltype(to_compute(Storage()));
   const cuflash_text::Arguments arguments;
   const Compute inner;  // the scale

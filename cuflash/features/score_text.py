@@ -182,9 +182,9 @@ def _lines(
         "};",
         "}  // namespace cuflash",
         "namespace cuflash_text {",
+        f"constexpr bool kUsesPosition = {_has(score.text, 'i', 'j')};",
+        f"constexpr bool kUsesHead = {_has(score.text, 'batch', 'head')};",
         "struct Arguments {",
-        f"  static constexpr bool by_position = {_has(score.text, 'i', 'j')};",
-        f"  static constexpr bool by_head = {_has(score.text, 'batch', 'head')};",
         *members,
         f"  __device__ explicit Arguments({params}){' : ' if initial else ''}"
         f"{', '.join(initial)} {{}}",

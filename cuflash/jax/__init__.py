@@ -21,10 +21,12 @@ except ImportError as error:
     ) from error
 
 from ..options import AlgorithmChoice
+from ..score_mod import ScoreMod
 from .arguments import arrays_of, seed_of, with_all_axes
 from .axes import broadcasts, has_batch, may_share_batch
 from .call import Call, call_of, check_arrays
 from .derivative import compiled
+from .functions import with_function
 from .keywords import check_cast, check_returns, checked
 from .lengths import hide_keys, without_rows
 from .types import joined, repeated
@@ -47,6 +49,7 @@ def attention(
     implementation: str | None = None,
     return_residual: bool = False,
     softcap: float | None = None,
+    score_mod: ScoreMod | None = None,
     q_offset: int | None = 0,
     return_lse: bool = False,
     alibi_slopes: Any = None,
@@ -119,6 +122,10 @@ def attention(
     softcap : float, optional
         Scores become ``softcap * tanh(score / softcap)`` before the masks,
         compiled in. None and 0: no cap.
+    score_mod : cuflash.ScoreMod, optional
+        A function that scores go through before slopes, bias and masks; its
+        arrays have no gradient. Not with ``softcap``. It is a pytree whose
+        leaves are its arrays.
     q_offset : int or None
         Position of query 0 among the keys, compiled in. 0, the default, is
         the alignment of JAX: the first query sees the first key. None is
@@ -213,6 +220,10 @@ def attention(
     not divided, and the gradient of ``bias`` is summed over the devices that
     share it. :func:`jax.shard_map` works with and without ``check_vma``.
 
+    The arrays of a ``score_mod`` are gathered where they are divided, and a
+    mapped one takes a pass for each entry. What the text is given as ``batch``
+    and ``head`` are those of the whole arrays, and of one mapped entry.
+
     Dropout draws for a pair of a query and a key by the entry, the head, the
     positions and the key's words, as :func:`cuflash.attention` does with those
     words as ``dropout_seed``. Mapped entries draw alike; where the keys are
@@ -244,6 +255,7 @@ def _compute(given: dict[str, Any], call: Call, dtype: str | None) -> tuple[Any,
     if call.options.keyword("dropout_p"):
         arrays["dropout_seed"] = seed_of(given["dropout_rng"])
         call = call.drawing(*q.shape[-2:-1], alike=given["broadcast_dropout"])
+    arrays, call = with_function(arrays, call, given["score_mod"])
     check_arrays(arrays, call)
     arrays = hide_keys(arrays, given["key_value_seq_lengths"])
     one = q.ndim == 3

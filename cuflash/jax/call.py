@@ -78,6 +78,10 @@ class Call:
         """The same pass with dropout, of so many query heads, which may all draw alike."""
         return replace(self, draw_heads=0 if alike else heads)
 
+    def counting(self, heads: int) -> Call:
+        """The same pass with a function of scores that is given entries or heads, of so many."""
+        return replace(self, score_heads=heads)
+
     def taking(self, names: Iterable[str]) -> Call:
         """The same pass with these arguments."""
         return replace(self, names=tuple(names))

@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
+from ..errors import ArgumentValueError
+from ..features.score_text import SLOTS
 from .call import Call
 from .primitive import run
 
@@ -35,8 +37,17 @@ def _forward(arrays: dict[str, Any], call: Call) -> tuple[Any, Any]:
 
 
 def _save(arrays: dict[str, Any], call: Call) -> tuple[Any, Any]:
-    """The forward pass, and what the backward pass needs of it."""
+    """The forward pass, and what the backward pass needs of it.
+
+    Raises
+    ------
+    ArgumentValueError
+        If the gradient of an array of a function of scores is asked for.
+    """
     values = {name: array.value for name, array in arrays.items()}
+    if any(arrays[name].perturbed for name in SLOTS if name in arrays):
+        expected = "jax.lax.stop_gradient of them; an array that is added has one as bias"
+        raise ArgumentValueError("score_mod", "arrays whose gradients are asked for", expected)
     mark = _mark(array.perturbed for array in arrays.values())
     results = run(call.saving, values)
     out = results["out"].astype(values["q"].dtype)

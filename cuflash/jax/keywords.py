@@ -19,6 +19,7 @@ from ..errors import ArgumentTypeError, ArgumentValueError
 from ..features.dropout import check_probability
 from ..options import check_dtype, check_flag
 from ..planning.problem import DTypeName
+from ..score_mod import with_arrays
 
 __all__ = ["check_cast", "check_returns", "checked"]
 
@@ -36,6 +37,7 @@ _OF_THE_PASS = (
     "is_causal",
     "local_window_size",
     "softcap",
+    "score_mod",
     "scale",
     "q_offset",
     "algorithm",
@@ -63,6 +65,7 @@ def checked(given: Mapping[str, Any]) -> dict[str, Any]:
     found = {name: given[name] for name in _OF_THE_PASS}
     found["dropout_rate"] = _check_dropout(*(given[name] for name in _DROPOUT))
     found["scale"] = _as_number("scale", given["scale"], _SCALE)
+    found["score_mod"] = with_arrays(given["score_mod"])[0]
     found["softcap"] = _as_number("softcap", given["softcap"], _KNOWN)
     found["local_window_size"] = _check_window(given["local_window_size"])
     return found

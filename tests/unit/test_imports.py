@@ -133,6 +133,7 @@ ORDER = [
     "jax.derivative",
     "jax.keywords",
     "jax.arguments",
+    "jax.functions",
     "jax.lengths",
     "jax",
 ]

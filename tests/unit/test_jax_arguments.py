@@ -144,7 +144,7 @@ def test_an_algorithm_that_the_platform_lacks_is_named() -> None:
 def test_its_arguments_are_jaxs_flaxs_or_its_own() -> None:
     theirs = inspect.signature(jax.nn.dot_product_attention).parameters
     mine = inspect.signature(attention).parameters
-    own = {"q_offset", "return_lse", "softcap", "alibi_slopes", "sinks", "algorithm"}
+    own = {"q_offset", "return_lse", "softcap", "score_mod", "alibi_slopes", "sinks", "algorithm"}
     own |= {"deterministic_gradients", "residual_dtype"}
     own |= {"return_residual"} - set(theirs)  # older versions of JAX lack it
     assert set(mine) - set(theirs) == own | set(FLAX)

@@ -5,8 +5,11 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+import numpy as np
 import pytest
 
+from cuflash import ScoreMod
+from cuflash.features.refused import REFUSED
 from cuflash.features.table import FEATURES
 
 from .divided_case import GROUPED, WHOLE, P, run_divided
@@ -18,6 +21,16 @@ attention = pytest.importorskip("cuflash.jax", reason="JAX is not installed").at
 KEYWORDS: dict[str, dict[str, Any]] = {
     "window": {"local_window_size": (2, 1)},
     "softcap": {"softcap": 1.5},
+    "score_mod": {
+        "score_mod": ScoreMod(
+            "return tanh(s + p.by_head(head) + p.by_entry(batch)) + 0.1 * (i + offset - j);",
+            numpy=lambda s, batch, head, i, j, offset, p: (
+                np.tanh(s + p.by_head(head) + p.by_entry(batch)) + 0.1 * (i + offset - j)
+            ),
+            by_head=np.cos(np.arange(8, dtype=np.float32)),
+            by_entry=np.sin(np.arange(4, dtype=np.float32)),
+        )
+    },
     "alibi": {},
     "bias": {},
     "mask": {},
@@ -31,20 +44,27 @@ KEYWORDS: dict[str, dict[str, Any]] = {
 ARRAYS: dict[str, dict[str, tuple[tuple[int, ...], Any]]] = {
     "window": {},
     "softcap": {},
+    "score_mod": {},
     "alibi": {"alibi_slopes": ((4, 8), P("x", "y"))},
     "bias": {"bias": ((1, 8, 6, 1), P(None, "y"))},
     "mask": {"mask": ((4, 1, 6, 6), P("x"))},
     "sinks": {"sinks": ((8,), P("y"))},
     "dropout": {},
 }
-CHOSEN = [c for count in (1, 2) for c in itertools.combinations(FEATURES, count)]
+CHOSEN = [
+    chosen
+    for count in (1, 2)
+    for chosen in itertools.combinations(FEATURES, count)
+    if not any({pair.first, pair.second} <= {*chosen} for pair in REFUSED)
+]
 
 
 def test_every_feature_has_a_case() -> None:
     """A seed is made of a key, and is no argument."""
     assert set(KEYWORDS) == set(ARRAYS) == set(FEATURES)
     for name, feature in FEATURES.items():
-        assert set(ARRAYS[name]) == set(feature.arrays) - {"dropout_seed"}
+        own = {of for of, rule in feature.arrays.items() if not rule.argument}
+        assert set(ARRAYS[name]) == own - {"dropout_seed"}
 
 
 def case_of(chosen: tuple[str, ...]) -> tuple[Any, list[Any], list[Any]]:
