@@ -149,6 +149,11 @@ def test_a_mask_of_jax(cp: Any, problem: dict[str, Any]) -> None:
     jax = pytest.importorskip("jax", reason="JAX is not installed")
     if jax.default_backend() != "gpu":
         pytest.skip("JAX has no CUDA backend here")
+    with problem["q"].device:  # JAX leaves the last device as the current one
+        _check_a_mask_of_jax(cp, jax, problem)
+
+
+def _check_a_mask_of_jax(cp: Any, jax: Any, problem: dict[str, Any]) -> None:
     from cuflash.jax import attention
 
     mask = np.random.default_rng(3).random((2, 1, 300, 333)) < 0.5
