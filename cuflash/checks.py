@@ -164,7 +164,7 @@ def _check_dtypes(specs: Mapping[str, TensorSpec]) -> None:
 def _has_one_dtype(name: str) -> bool:
     """Whether a tensor has a dtype of its own, whatever that of q is."""
     tensor = tensors().get(name)
-    return tensor is not None and tensor.dtypes in (("bool",), ("uint32",))
+    return tensor is not None and tensor.dtypes in (("bool",), ("bool", "uint8"), ("uint32",))
 
 
 def _check_devices(specs: Mapping[str, TensorSpec]) -> None:
@@ -270,6 +270,7 @@ def _problem(
         q_offset=bounds[1] or 0,
         q_first=bounds[0] or 0,
         deterministic=options.deterministic,
+        block=options.keyword("block_mask") or (0, 0),
         wrt=QKV if operation == "forward" else tuple(n for n in tensors() if n in options.wrt),
     )
 

@@ -158,7 +158,7 @@ def check_dtype(name: str, value: Any) -> DTypeName | None:
 
 
 def check_element(name: str, value: Any) -> ElementName:
-    """The name of a dtype that arrays of features may have: one of those four, bool or uint32.
+    """The name of a dtype that arrays of features may have: those four and integers.
 
     Raises
     ------
@@ -168,8 +168,8 @@ def check_element(name: str, value: Any) -> ElementName:
     last_word = str(value).rpartition(".")[2].rstrip("'>")  # of torch.bool, numpy.uint32
     if value is bool or last_word in ("bool", "bool_", "?"):
         return "bool"
-    if last_word == "uint32":
-        return "uint32"
+    if last_word in ("uint8", "uint32"):
+        return "uint8" if last_word == "uint8" else "uint32"
     expected = f"one of {names_of(ELEMENTS)}"
     try:
         dtype = check_dtype(name, value)

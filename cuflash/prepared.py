@@ -9,6 +9,7 @@ import numpy as np
 
 from .addresses import Addresses
 from .arrays.spec import LayoutName, TensorSpec
+from .block_mask import BlockMask, split_block_mask
 from .cuda.available import device_count, require_device
 from .cuda.current import current_stream
 from .errors import ArgumentTypeError, ArgumentValueError
@@ -99,6 +100,7 @@ def prepare(
     alibi_slopes: Any = None,
     bias: Any = None,
     mask: Any = None,
+    block_mask: BlockMask | None = None,
     sinks: Any = None,
     dropout_p: float | None = None,
     dropout_seed: Any = None,
@@ -134,6 +136,8 @@ def prepare(
         The array; or its shape, of the first dtype that the call takes; or its
         dtype, of the full shape, that of slopes (batch, heads_q); or both as a
         pair, ``(shape, dtype)``.
+    block_mask : BlockMask, optional
+        With blocks in any of these ways.
     dropout_seed : int, array, tuple of int, dtype, or both, optional
         An integer that all runs have; or an array, in any of these ways.
     causal, window_size, softcap, dropout_p, scale, q_offset, layout, out_dtype
@@ -154,11 +158,13 @@ def prepare(
     ArgumentTypeError, ArgumentValueError, UnsupportedError, BackendUnavailableError, ToolchainError
         As for :func:`attention`.
     """
+    block, shown = split_block_mask(block_mask)
     seed, seeds = seed_of(dropout_seed)
     options = check_options(
         causal=causal,
         window_size=window_size,
         softcap=softcap,
+        block_mask=block,
         dropout_p=dropout_p,
         dropout_seed=seed,
         scale=scale,
@@ -172,7 +178,7 @@ def prepare(
         backend="cuda",
     )
     of_features = {"alibi_slopes": alibi_slopes, "bias": bias, "mask": mask, "sinks": sinks}
-    of_features["dropout_seed"] = seeds
+    of_features |= {"block_mask": shown, "dropout_seed": seeds}
     arrays = {"q": q, "k": k, "v": v, **{n: a for n, a in of_features.items() if a is not None}}
     given = signature_of(operation, arrays, dtype, options, _check_device(device))
     for name, spec in given:

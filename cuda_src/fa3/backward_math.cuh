@@ -40,7 +40,7 @@ struct BackwardMath {
   __device__ RowsOfKeys score_place(const StepState& state) const {
     RowsOfKeys place{c.item.batch, state.place.head, state.place.tile * Config::block_q,
                      first_key() + warp_row()};
-    if constexpr (Config::packed) place.shown = state.shown;
+    if constexpr (Config::packed || Config::listed) place.shown = state.shown;
     return place;
   }
 

@@ -23,7 +23,9 @@ template <class Config>
 __device__ __forceinline__ ShownPairs shown_pairs(const BackwardContext<Config>& c, bool every,
                                                   unsigned first) {
   ShownPairs shown{{{0xffffffffu, 0xffffffffu}}, every};
-  if (!every) shown.bits = hidden_pairs<Config>(c, 0).pairs[first + threadIdx.x % 32];
+  if constexpr (Config::packed) {
+    if (!every) shown.bits = hidden_pairs<Config>(c, 0).pairs[first + threadIdx.x % 32];
+  }
   return shown;
 }
 // The same in every lane, and known to be: addresses are then in uniform registers.
@@ -39,7 +41,7 @@ template <class Config, int exponent = 0, class Scores>
 __device__ __forceinline__ void exponentiate(const typename Config::Params& params, Scores& scores,
                                              const QueryNumbers<Config>& lse,
                                              const RowsOfKeys& place, float factor) {
-  if constexpr (Config::packed) {
+  if constexpr (Config::packed || Config::listed) {
     change_scores<Config, Applied::changing>(params, place, scores);
     if (!place.shown.every) change_scores<Config, Applied::hiding>(params, place, scores);
   } else {

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal, overload
 
 from ..arrays.spec import LayoutName
+from ..block_mask import BlockMask, split_block_mask
 from ..dispatch import call
 from ..options import AlgorithmChoice, BackendChoice, WindowSize, seed_of
 
@@ -23,6 +24,7 @@ def attention(
     alibi_slopes: Any = ...,
     bias: Any = ...,
     mask: Any = ...,
+    block_mask: BlockMask | None = ...,
     sinks: Any = ...,
     dropout_p: float | None = ...,
     dropout_seed: Any = ...,
@@ -52,6 +54,7 @@ def attention(
     alibi_slopes: Any = ...,
     bias: Any = ...,
     mask: Any = ...,
+    block_mask: BlockMask | None = ...,
     sinks: Any = ...,
     dropout_p: float | None = ...,
     dropout_seed: Any = ...,
@@ -81,6 +84,7 @@ def attention(
     alibi_slopes: Any = ...,
     bias: Any = ...,
     mask: Any = ...,
+    block_mask: BlockMask | None = ...,
     sinks: Any = ...,
     dropout_p: float | None = ...,
     dropout_seed: Any = ...,
@@ -109,6 +113,7 @@ def attention(
     alibi_slopes: Any = None,
     bias: Any = None,
     mask: Any = None,
+    block_mask: BlockMask | None = None,
     sinks: Any = None,
     dropout_p: float | None = None,
     dropout_seed: Any = None,
@@ -171,6 +176,9 @@ def attention(
         ``mask[b, h, i, j]`` and all else that hides keys let it. Strides may
         be any, as of ``bias``. A row that is so hidden whole sees no key, and
         if it has a sink its ``q`` and ``dout`` have to be finite.
+    block_mask : BlockMask, optional
+        The same of whole blocks of queries and keys: :class:`BlockMask` says
+        it. What it hides costs no time; of dead rows the same is true.
     sinks : array, (heads_q,), optional
         A learned logit of every query head, of q's dtype or float32 (float64
         for float64): it takes part in the softmax and has no value, so
@@ -266,11 +274,13 @@ def attention(
     1.8e308 / seqlen_kv for float64 and 8e34 / seqlen_kv for bfloat16 (weights
     are kept relative to an older maximum, up to a factor of 4096) that sum is finite.
     """
+    block, shown = split_block_mask(block_mask)
     seed, seeds = seed_of(dropout_seed)
     keywords = {
         "causal": causal,
         "window_size": window_size,
         "softcap": softcap,
+        "block_mask": block,
         "dropout_p": dropout_p,
         "dropout_seed": seed,
         "scale": scale,
@@ -283,9 +293,9 @@ def attention(
         "return_lse": return_lse,
     }
     arrays = {"q": q, "k": k, "v": v}
-    if not (alibi_slopes is bias is mask is sinks is seeds is None):
+    if not (alibi_slopes is bias is mask is shown is sinks is seeds is None):
         of_features = {"alibi_slopes": alibi_slopes, "bias": bias, "mask": mask, "sinks": sinks}
-        of_features["dropout_seed"] = seeds
+        of_features |= {"block_mask": shown, "dropout_seed": seeds}
         arrays |= {name: array for name, array in of_features.items() if array is not None}
     if out is not None or lse_out is not None or workspace is not None:
         given = {"out": out, "lse_out": lse_out, "workspace": workspace}

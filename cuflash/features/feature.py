@@ -13,9 +13,19 @@ from .use import Operand, Use
 __all__ = ["ArrayRule", "Axis", "DTypeRule", "Feature", "Request"]
 
 #: An axis of an array, by the field of the problem that holds its size.
-Axis = Literal["batch", "heads_q", "heads_kv", "seqlen_q", "seqlen_kv", "head_dim", "head_dim_v"]
+Axis = Literal[
+    "batch",
+    "heads_q",
+    "heads_kv",
+    "seqlen_q",
+    "seqlen_kv",
+    "head_dim",
+    "head_dim_v",
+    "q_blocks",
+    "kv_blocks",
+]
 #: A dtype of the problem: of q, of the output, or of the softmax; or one whatever they are.
-DTypeRule = Literal["storage", "output", "compute", "float32", "bool", "uint32"]
+DTypeRule = Literal["storage", "output", "compute", "float32", "bool", "uint8", "uint32"]
 
 
 @dataclass(frozen=True)
