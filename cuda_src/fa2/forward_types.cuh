@@ -4,6 +4,7 @@
 #include "../tile/copy.cuh"
 #include "../tile/product.cuh"
 #include "../tile/shared_tile.cuh"
+#include "../tile/shown_tiles.cuh"
 #include "../tile/softmax.cuh"
 #include "../tile/tile_io.cuh"
 
@@ -65,6 +66,58 @@ struct ForwardStorage : PairStorage<Config> {
       p;  // [block_q, block_kv], if the products are scalar or warps paired
 };
 
+// The kv tiles of a block's steps.
+template <class Config, bool = Config::Score::skips>
+struct StepBlocks : KvBlocks<Config> {
+  __device__ StepBlocks(const typename Config::Params&, const Sequence& seq, const WorkItem& item)
+      : KvBlocks<Config>(seq, item.q_tile) {}
+};
+
+// The same without those that are hidden whole. The tiles of the latest steps are known, found as K
+// of theirs is loaded.
+template <class Config>
+struct StepBlocks<Config, true> {
+  const typename Config::Params& params;
+  Sequence seq;
+  WorkItem item;
+  KvRange range;  // from the last step's to the first step's
+  int steps = 0;
+  int latest[4];  // by step
+
+  __device__ StepBlocks(const typename Config::Params& params, const Sequence& seq,
+                        const WorkItem& item)
+      : params(params),
+        seq(seq),
+        item(item),
+        range(shown_range<Config>(params, seq, item.head, item.q_tile)) {
+    for (int tile = range.begin; tile < range.end; ++tile) steps += shows(tile);
+  }
+  __device__ int count() const { return steps; }
+  // Finds a step's tile, once that of the step before is known, and says how many tiles it lies
+  // behind the one that is next to that.
+  __device__ int find(int step) {
+    int tile = step == 0 ? range.end - 1 : latest[(step - 1) % 4] - 1;
+    const int next = tile;
+    while (tile > range.begin && !shows(tile)) --tile;
+    latest[step % 4] = tile;
+    return next - tile;
+  }
+  // The same of a step that has been found.
+  __device__ int left_out(int step) const {
+    return step == 0 ? 0 : latest[(step - 1) % 4] - 1 - latest[step % 4];
+  }
+  __device__ Block operator[](int step) const {
+    const int index = latest[step % 4];
+    const int q_begin = item.q_tile * Config::block_q;
+    return {index, is_edge_tile<Config>(seq, q_begin, index * Config::block_kv)};
+  }
+
+ private:
+  __device__ bool shows(int tile) const {
+    return shows_tile<Config>(params, seq, item.head, item.q_tile, tile);
+  }
+};
+
 // What every step of a thread block needs, the same for all its tiles.
 template <class Config, class Types = ForwardTypes<Config>>
 struct ForwardContext {
@@ -72,7 +125,7 @@ struct ForwardContext {
   ForwardStorage<Config>& shared;
   const WorkItem item;
   const Sequence seq;
-  const KvBlocks<Config> blocks;
+  StepBlocks<Config> blocks;
   const int row0;  // of this warp in the q tile
   TileStream<Config::copies, Types::threads, Direction::down, typename Types::KTile> k_stream;
   TileStream<Config::copies, Types::threads, Direction::down, typename Types::VTile> v_stream;

@@ -58,7 +58,8 @@ struct BlocksOfHead {
 
 // Blocks of `block` rows that a tile of `rows` may meet, which begins at a multiple of them.
 __device__ constexpr int blocks_met(int rows, int block) {
-  return block % rows == 0 ? 1 : (block + rows - 2) / block + 1;
+  if (block % rows == 0) return 1;
+  return rows % block == 0 ? rows / block : (block + rows - 2) / block + 1;
 }
 
 // Which of a tile's blocks are shown, a bit for each.
