@@ -19,7 +19,8 @@ template <bool first = false, class Config>
 __device__ inline void load_k_tile(ForwardContext<Config>& c, int step) {
   if constexpr (Config::Score::skips) {
     if (step < c.blocks.count()) {
-      c.k_stream.move(-c.blocks.find(step) * Config::block_kv * c.k_stream.row_stride);
+      c.blocks.find(step);
+      c.k_stream.move(-c.blocks.left_out(step) * Config::block_kv * c.k_stream.row_stride);
     }
   }
   c.k_stream.template load<!first>(c.k(step), step < c.blocks.count(), c.last_rows());

@@ -73,8 +73,20 @@ struct StepBlocks : KvBlocks<Config> {
       : KvBlocks<Config>(seq, item.q_tile) {}
 };
 
-// The same without those that are hidden whole. The tiles of the latest steps are known, found as K
-// of theirs is loaded.
+// The tiles of the latest steps, by step: numbers that stay in registers.
+struct LatestTiles {
+  int tiles[4];
+  __device__ int of(int step) const {
+    const int pair[2] = {step & 1 ? tiles[1] : tiles[0], step & 1 ? tiles[3] : tiles[2]};
+    return step & 2 ? pair[1] : pair[0];
+  }
+  __device__ void set(int step, int tile) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) tiles[i] = (step & 3) == i ? tile : tiles[i];
+  }
+};
+
+// The same without those that are hidden whole. A step's tile is found as its K is loaded.
 template <class Config>
 struct StepBlocks<Config, true> {
   const typename Config::Params& params;
@@ -82,7 +94,7 @@ struct StepBlocks<Config, true> {
   WorkItem item;
   KvRange range;  // from the last step's to the first step's
   int steps = 0;
-  int latest[4];  // by step
+  LatestTiles latest{{0, 0, 0, 0}};
 
   __device__ StepBlocks(const typename Config::Params& params, const Sequence& seq,
                         const WorkItem& item)
@@ -93,28 +105,26 @@ struct StepBlocks<Config, true> {
     for (int tile = range.begin; tile < range.end; ++tile) steps += shows(tile);
   }
   __device__ int count() const { return steps; }
-  // Finds a step's tile, once that of the step before is known, and says how many tiles it lies
-  // behind the one that is next to that.
-  __device__ int find(int step) {
-    int tile = step == 0 ? range.end - 1 : latest[(step - 1) % 4] - 1;
-    const int next = tile;
+  // Finds a step's tile, once that of the step before is known.
+  __device__ void find(int step) {
+    int tile = before(step);
     while (tile > range.begin && !shows(tile)) --tile;
-    latest[step % 4] = tile;
-    return next - tile;
+    latest.set(step, tile);
   }
-  // The same of a step that has been found.
-  __device__ int left_out(int step) const {
-    return step == 0 ? 0 : latest[(step - 1) % 4] - 1 - latest[step % 4];
-  }
+  // How many tiles lie between that of the step before and a step's, which has been found.
+  __device__ int left_out(int step) const { return before(step) - latest.of(step); }
   __device__ Block operator[](int step) const {
-    const int index = latest[step % 4];
-    const int q_begin = item.q_tile * Config::block_q;
+    const int index = latest.of(step), q_begin = item.q_tile * Config::block_q;
     return {index, is_edge_tile<Config>(seq, q_begin, index * Config::block_kv)};
   }
 
  private:
   __device__ bool shows(int tile) const {
     return shows_tile<Config>(params, seq, item.head, item.q_tile, tile);
+  }
+  // The tile next to that of the step before.
+  __device__ int before(int step) const {
+    return step == 0 ? range.end - 1 : latest.of(step - 1) - 1;
   }
 };
 

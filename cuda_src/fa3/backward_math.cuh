@@ -67,7 +67,9 @@ struct BackwardMath {
       const StepNote note = listed_step<Config>(c, number);
       state.place = {note.head, note.tile()};
       const bool every = __any_sync(0xffffffffu, note.every());
-      state.shown = shown_pairs<Config>(c, every, note.pairs + line / 16 * along * 32);
+      state.shown = {{{note.pairs >> (2 * part), 0}}, every};
+      if constexpr (Config::packed)
+        state.shown = shown_pairs<Config>(c, every, note.pairs + line / 16 * along * 32);
     } else if constexpr (Config::packed) {
       const HiddenPairs hidden = hidden_pairs<Config>(c, state.place.head);
       const int lines = lines_of_bits<Config>(c.params.shape);

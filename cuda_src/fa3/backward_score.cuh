@@ -23,9 +23,7 @@ template <class Config>
 __device__ __forceinline__ ShownPairs shown_pairs(const BackwardContext<Config>& c, bool every,
                                                   unsigned first) {
   ShownPairs shown{{{0xffffffffu, 0xffffffffu}}, every};
-  if constexpr (Config::packed) {
-    if (!every) shown.bits = hidden_pairs<Config>(c, 0).pairs[first + threadIdx.x % 32];
-  }
+  if (!every) shown.bits = hidden_pairs<Config>(c, 0).pairs[first + threadIdx.x % 32];
   return shown;
 }
 // The same in every lane, and known to be: addresses are then in uniform registers.

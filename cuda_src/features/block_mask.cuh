@@ -124,13 +124,51 @@ struct BlockMaskTerm : AddedTerm {
   }
 };
 
+// Which blocks of a tile of FlashAttention-3 are shown to a warp, whose sixteen lines are in one
+// block: a bit for each 64 of what they go along.
+template <class Config, int block_queries, int block_keys,
+          bool = Config::block_q % 64 == 0 && Config::block_kv % 64 == 0>
+struct BlocksOfLines {
+  unsigned bits = 0;
+  const bool transposed;  // lines are those of keys
+
+  template <class Block>
+  __device__ BlocksOfLines(const Block& block, const Lane& lane)
+      : transposed(lane.staged.transposed) {
+    if (Config::listed && !Config::packed && transposed) {
+      bits = lane.shown.bits.line[0];  // load has read them, see shown_parts
+      return;
+    }
+    const BlocksOfHead blocks(block, lane.batch, lane.head);
+    const int along = transposed ? Config::block_q : Config::block_kv;
+#pragma unroll
+    for (int at = 0; at < max(Config::block_q, Config::block_kv); at += 64) {
+      if (at >= along) break;
+      const int query = lane.i + (transposed ? at : 0), key = lane.j + (transposed ? 0 : at);
+      const bool shown = blocks.shows(query / block_queries, key / block_keys);
+      bits |= static_cast<unsigned>(shown) << (at / 64);
+    }
+  }
+  __device__ bool at(int di, int dj) const {
+    return (bits >> ((transposed ? di : dj) / 64) & 1) != 0;
+  }
+};
+template <class Config, int block_queries, int block_keys>
+struct BlocksOfLines<Config, block_queries, block_keys, false>
+    : BlocksOfTile<Config, block_queries, block_keys> {
+  using BlocksOfTile<Config, block_queries, block_keys>::BlocksOfTile;
+};
+
 // The same where bits say which tiles have something to show: only those that a block cuts, and
 // hidden ones that have to be walked along, are looked at more closely.
 template <class Config, int block_queries, int block_keys>
 struct ListedBlocksTerm : AddedTerm {
   static constexpr bool hides = Config::listed && !Config::packed;
+  // A tile is in one block: it is hidden whole, or nothing of it is.
+  static constexpr bool one =
+      block_queries % Config::block_q == 0 && block_keys % Config::block_kv == 0;
   using Compute = decltype(to_compute(typename Config::Storage()));
-  const BlocksOfTile<Config, block_queries, block_keys> blocks;
+  const BlocksOfLines<Config, block_queries, block_keys> blocks;
 
   template <class Params>
   __device__ ListedBlocksTerm(const Params& params, const Lane& lane, double)
@@ -144,9 +182,24 @@ struct ListedBlocksTerm : AddedTerm {
             entry * blocks.own_heads + (blocks.own_heads == 1 ? 0 : head)};
   }
 
+  template <class Params>
+  __device__ static unsigned shown_parts(const Params& params, int batch, int head, int query,
+                                         int key) {
+    if constexpr (one) return 0;  // of hidden tiles alone, which are left out
+    const BlocksOfHead blocks(params.block_mask, batch, head);
+    unsigned bits = 0;
+    for (int m = 0; m < Config::block_kv / 64; ++m) {
+      for (int n = 0; n < Config::block_q / 64; ++n) {
+        const bool shown =
+            blocks.shows((query + 64 * n) / block_queries, (key + 64 * m) / block_keys);
+        bits |= static_cast<unsigned>(shown) << (2 * m + n);
+      }
+    }
+    return bits;
+  }
+
   __device__ Compute operator()(Compute score, int di, int dj) const {
-    // A tile in one block is hidden whole, or nothing of it is.
-    if constexpr (hides && decltype(blocks)::one) return -infinity<Compute>();
+    if constexpr (hides && one) return -infinity<Compute>();
     return blocks.at(di, dj) ? score : -infinity<Compute>();
   }
 };

@@ -28,6 +28,9 @@
 //     which it hides whole, or not at all (Config::listed):
 //         static constexpr bool hides = true;      // it comes after all terms that do not
 //         static HiddenPairs hidden(params, int batch, int head);
+//         // Where no bits of pairs are packed: of a tile that begins at a query and a key, bit
+//         // 2 m + n is of its n-th 64 queries and m-th 64 keys. A backward pass alone asks for it.
+//         static unsigned shown_parts(params, int batch, int head, int query, int key);
 //     One may know of tiles that it hides whole, where no bits tell (FlashAttention-1 and 2):
 //         static constexpr bool skips = true;
 //         static bool shows(params, int batch, int head, int query, int key);  // of a tile
@@ -140,6 +143,15 @@ struct TermList<First, Rest...> {
       return First::hidden(params, batch, head);
     } else {
       return TermList<Rest...>::hidden(params, batch, head);
+    }
+  }
+  template <class Params>
+  __device__ static unsigned shown_parts(const Params& params, int batch, int head, int query,
+                                         int key) {
+    if constexpr (First::hides) {
+      return First::shown_parts(params, batch, head, query, key);
+    } else {
+      return TermList<Rest...>::shown_parts(params, batch, head, query, key);
     }
   }
   template <class Params>

@@ -144,6 +144,11 @@ def _featured_problems(algorithm: Algorithm) -> Iterator[AttentionProblem]:
         of = replace(plain, head_dim=d, head_dim_v=dv, mask=mask, storage=dtype, output=dtype)
         words = [*filter(None, feature.split("+"))]
         keywords = {name: value for word in words for name, value in _KEYWORDS.get(word, ())}
+        for word in words:
+            if word.startswith("blocks:"):
+                queries, keys = map(int, word.removeprefix("blocks:").split("x"))
+                of = replace(of, block=(queries, keys))
+                keywords["block_mask"] = of.block
         named = (_operand(of, word) for word in words if word not in _KEYWORDS)
         operands = {operand.name: operand for operand in named}
         yield with_features(of, keywords, operands)
@@ -162,6 +167,8 @@ def _operand(problem: AttentionProblem, feature: str) -> Operand:
     """The array of a feature as ``FEATURED`` names it."""
     if feature.endswith("alibi"):
         return Operand("alibi_slopes", problem.compute, (problem.heads_q,))
+    if feature.startswith("blocks:"):
+        return Operand("block_mask", "bool", (1, 1, problem.q_blocks, problem.kv_blocks))
     name, *axes_and_dtype = feature.split(":")
     if not axes_and_dtype:
         return Operand("sinks", feature, (problem.heads_q,))
@@ -264,13 +271,16 @@ def _name(architecture: str, c: KernelConfig) -> str:
         if feature.name != "window":  # which is in the mask
             parts += ["-".join([feature.name, *(str(value) for _, value in feature.constants)])]
     constants = dict(c.constants)
-    if "block_q" in constants and (c.generation == "fa3" or c.kernel == "summarise_mask"):
+    summaries = "summarise_mask", "list_blocks"
+    if "block_q" in constants and (c.generation == "fa3" or c.kernel in summaries):
         parts.append(f"{constants['block_q']}x{constants['block_kv']}")
+    if c.kernel == "list_blocks":
+        parts.append(f"of-{constants['block_queries']}x{constants['block_keys']}")
     if constants.get("kv_tiles_per_convert_block", 0) > 8:
         parts.append(f"converts{constants['kv_tiles_per_convert_block']}")
     if constants.get("ordered"):
         parts.append("ordered")
-    named = ("rows_of_keys", "one_row") if c.kernel == "summarise_mask" else ("parted",)
+    named = ("rows_of_keys", "one_row") if c.kernel in summaries else ("parted",)
     parts += [name for name in named if constants.get(name)]
     if c.kernel == "summarise_mask" and not constants["listed"]:
         parts.append("unlisted")
