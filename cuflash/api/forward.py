@@ -177,8 +177,7 @@ def attention(
         be any, as of ``bias``. A row that is so hidden whole sees no key, and
         if it has a sink its ``q`` and ``dout`` have to be finite.
     block_mask : BlockMask, optional
-        The same of whole blocks of queries and keys: :class:`BlockMask` says
-        it. What it hides costs no time; of dead rows the same is true.
+        The same of whole blocks of queries and keys, of dead rows too.
     sinks : array, (heads_q,), optional
         A learned logit of every query head, of q's dtype or float32 (float64
         for float64): it takes part in the softmax and has no value, so
@@ -212,9 +211,8 @@ def attention(
     return_lse : bool
         Also return the log-sum-exp of the scores.
     out, lse_out : array, optional
-        Destinations, returned as given; they must not overlap an input, each
-        other or themselves. Two mappings of one file overlap where they show
-        the same bytes of it.
+        Destinations, returned as given; they must not overlap an input, each other or
+        themselves. Two mappings of one file overlap where they show the same bytes.
     out_dtype : dtype, optional
         float32 for the output of 16-bit inputs; else the dtype of q. Of NumPy
         or of another library (``torch.float32``). By default that of ``out``,
@@ -262,10 +260,9 @@ def attention(
 
     Notes
     -----
-    Dao, Fu, Ermon, Rudra, Re, "FlashAttention: Fast and Memory-Efficient Exact
-    Attention with IO-Awareness", 2022; Dao, "FlashAttention-2", 2023. CUDA
-    work is queued on CuPy's current stream of the arrays' device; nothing
-    waits for it unless the result is a NumPy array.
+    Dao et al., "FlashAttention", 2022; Dao, "FlashAttention-2", 2023. CUDA work is
+    queued on CuPy's current stream of the arrays' device; nothing waits for it unless
+    the result is a NumPy array.
 
     Range: sums are formed in float32 (float64 for float64 inputs), and what
     exceeds it becomes infinite or NaN. That holds for ``q k^T`` before it is
@@ -293,12 +290,11 @@ def attention(
         "return_lse": return_lse,
     }
     arrays = {"q": q, "k": k, "v": v}
-    if not (alibi_slopes is bias is mask is shown is sinks is seeds is None):
-        of_features = {"alibi_slopes": alibi_slopes, "bias": bias, "mask": mask, "sinks": sinks}
-        of_features |= {"block_mask": shown, "dropout_seed": seeds}
-        arrays |= {name: array for name, array in of_features.items() if array is not None}
-    if out is not None or lse_out is not None or workspace is not None:
-        given = {"out": out, "lse_out": lse_out, "workspace": workspace}
+    nothing = alibi_slopes is bias is mask is shown is sinks is seeds is None
+    if not (nothing and out is lse_out is workspace is None):
+        given = {"alibi_slopes": alibi_slopes, "bias": bias, "mask": mask, "block_mask": shown}
+        given |= {"sinks": sinks, "dropout_seed": seeds, "out": out, "lse_out": lse_out}
+        given["workspace"] = workspace
         arrays |= {name: array for name, array in given.items() if array is not None}
     results = call("forward", arrays, keywords)
     return (results["out"], results["lse"]) if return_lse else results["out"]
