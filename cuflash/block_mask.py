@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from .arrays.adopt import adopt
+from .arrays.meaning import kind_of
 from .errors import ArgumentTypeError, ArgumentValueError, shown
 from .features.block_mask import check_block
 
@@ -120,5 +121,5 @@ def split_block_mask(value: Any) -> tuple[tuple[int, int] | None, Any]:
     if value is None:
         return None, None
     if not isinstance(value, BlockMask):
-        raise ArgumentTypeError(_NAME, shown(value), "a cuflash.BlockMask, or None")
+        raise ArgumentTypeError(_NAME, kind_of(value), "a cuflash.BlockMask, or None")
     return value.block, value.blocks

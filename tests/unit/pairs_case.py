@@ -38,6 +38,11 @@ VALUES: dict[str, dict[str, Any]] = {
     "mask": {
         "mask": np.cos(np.arange(_HEADS * _QUERIES * _KEYS)).reshape(_HEADS, _QUERIES, _KEYS) > -0.5
     },
+    "block_mask": {
+        "block_mask": cuflash.BlockMask(
+            np.array([1, 0, 1, 1], bool).reshape(_HEADS, 1, 1), (64, 64)
+        )
+    },
     "sinks": {"sinks": np.linspace(-1, 2, _HEADS).astype(np.float32)},
     "dropout": {"dropout_p": 0.4, "dropout_seed": np.array([1, 2, 3, 4], np.uint32)},
 }
@@ -74,6 +79,12 @@ def refusal_of(names: tuple[str, ...]) -> Refusal | None:
     return next((r for r in REFUSED if {r.first, r.second} <= set(names)), None)
 
 
+def _placed(array: Any, place: Callable[[Any], Any]) -> Any:
+    if isinstance(array, cuflash.BlockMask):
+        return cuflash.BlockMask(place(array.blocks), array.block)
+    return place(array)
+
+
 def run(
     call: GivenCall,
     operation: str,
@@ -84,7 +95,7 @@ def run(
 
     ``place`` puts an array where the call is computed, ``called`` calls a function of the library.
     """
-    inputs = {name: place(array) for name, array in call.inputs.items()}
+    inputs = {name: _placed(array, place) for name, array in call.inputs.items()}
     given = {**inputs, **call.keywords}
     out, lse = called(cuflash.attention, **given, return_lse=True)
     if operation == "forward":
