@@ -25,6 +25,7 @@ from cuflash.tensors import QKV, differentiable
 from ..architectures import LIMITS
 from ..turns import has_turn
 from .featured import FEATURED
+from .spills import BLOCK_MASK_SPILLS
 
 #: Architectures whose kernels of FlashAttention-2 are built within a few days.
 OFTEN = ("75", "90")
@@ -81,6 +82,7 @@ SPILLS = {
     "sm_90-fa3-backward-float16-d192-full-dv128-dropout-64x128": 32,
     "sm_90-fa3-forward-bfloat16-d64-full-bias-bfloat16-bfloat16-1-1-dropout-192x128": 16,
     "sm_90-fa3-forward-bfloat16-d64-full-mask-bfloat16-1-1-dropout-192x128": 80,
+    **BLOCK_MASK_SPILLS,
 }
 
 _HEAD_DIMS = (*((d, d) for d in HEAD_DIM_BUCKETS), (192, 128))

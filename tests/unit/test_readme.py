@@ -213,6 +213,7 @@ PROVOKED: tuple[Callable[[pytest.MonkeyPatch], str], ...] = (
     _no_header,
     _old_nvrtc,
     lambda patch: _attend(dtype=np.int8),
+    lambda patch: _attend(block_mask=np.ones((1, 1), bool)),
     lambda patch: _attend(mask=np.ones((4, 4), np.int8)),
     lambda patch: _attend(dropout_p=0.1),
     _named,
