@@ -46,6 +46,7 @@ def attention(
     softcap: float | None = None,
     q_offset: int | None = 0,
     return_lse: bool = False,
+    block_mask: Any = None,
     alibi_slopes: Any = None,
     sinks: Any = None,
     algorithm: AlgorithmChoice = "auto",
@@ -91,6 +92,9 @@ def attention(
         Which pairs take part, beside ``is_causal`` and a window: True does, False
         is hidden. Its axes are as those of ``bias``, and ``dtype`` does not cast it.
         It has no gradient.
+    block_mask : cuflash.BlockMask, optional
+        The same of blocks of queries and keys: a pytree whose leaf is ``blocks``,
+        which broadcasts as ``mask`` does. The size of a block is compiled in.
     scale : float, optional
         Factor of the scores, a finite and positive number or an array without
         axes that holds one, compiled in; by default ``1 / sqrt(head_dim)``.
