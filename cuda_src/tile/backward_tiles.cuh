@@ -122,8 +122,7 @@ struct QSteps<Config, true> {
   __device__ QStep first() const { return step_from(first_head, blocks.begin, 0); }
 
   __device__ QStep after(const QStep& step) const {
-    const int stage = step.stage + 1 == Config::num_stages ? 0 : step.stage + 1;
-    return step_from(step.head, step.q_tile + 1, stage);
+    return step_from(step.head, step.q_tile + 1, (step.stage + 1) % Config::num_stages);
   }
 
  private:

@@ -131,8 +131,7 @@ def test_the_vjp_takes_a_keyword_to_both_passes(
     monkeypatch.setattr("cuflash.api.backward.call", call)
     for value in RECIPES[name]:
         given.clear()
-        passed = tuple(value) if name == "wrt" else value
-        passed = check_dtype(name, value) if name == "residual_dtype" else passed
+        passed = _passed(name, value)
         arrays = made(teller.host, {n: RECIPES[n][0] for n in "qkv"})
         beside = _beside("", name, value)
         own_array = made(teller.host, {name: value, **beside})
@@ -153,10 +152,16 @@ def test_the_vjp_takes_a_keyword_to_both_passes(
                 of_function = inspect.signature(PASSES[operation]).parameters[keyword].default
                 plain = beside.get(keyword, of_function)
                 asked = passed if keyword == own and not inspect.isfunction(value) else plain
-                if keyword == "block_mask" and own_array.get(keyword) is not None:
-                    asked = own_array[keyword].block
+                asked = getattr(own_array.get(keyword), "block", asked)
                 assert got == (keyword == "return_lse" or asked), (operation, keyword)
         assert [operation for operation, *_ in given] == ["forward", "backward"]
+
+
+def _passed(name: str, value: Any) -> Any:
+    """What the passes are given for a keyword of the vjp."""
+    if name == "wrt":
+        return tuple(value)
+    return check_dtype(name, value) if name == "residual_dtype" else value
 
 
 def _check_arrays(given: Any, own: dict[str, Any]) -> None:
