@@ -117,6 +117,7 @@ ROWS = (
     Row("fa3", "float16", (128, 128), more={"mask": _MASK[:1], "softcap": 3.0}),
     Row("fa3", "float16", (128, 64), more={"mask": _MASK[:, :1]}),
     Row("fa3", "float16", (64, 64), more={"bias": _BIAS}),
+    Row("fa3", "float16", (64, 64), width=128, more={"bias": _BIAS}),  # tiles of 112 keys
     Row("fa3", "float16", (128, 128), more={"alibi_slopes": _SLOPES}),
 )
 #: Of these no tile lies in two blocks, and hidden ones are left out in either pass.
