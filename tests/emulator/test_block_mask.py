@@ -71,6 +71,24 @@ def test_blocks_that_are_all_alike(algorithm: Algorithm, shown: bool) -> None:
         assert (array == 0).all(), name
 
 
+@pytest.mark.parametrize("algorithm", ["fa1", "fa2", "fa3"])
+@pytest.mark.parametrize("shape", [(1, 1, 300, 400), (2, 1, 400), (300, 1)], ids=str)
+def test_the_gradient_of_a_bias(algorithm: Algorithm, shape: tuple[int, ...]) -> None:
+    """Which leaves out the tiles that are hidden."""
+    bias = np.random.default_rng(8).standard_normal(shape).astype(np.float16)
+    row = Row(algorithm, "float16", (128, 64), more={"bias": bias})
+    x = row.arrays()
+    given: dict[str, Any] = row.given(x)
+    out, lse = reference.attention(**given)
+    expected = reference.attention_backward(x["dout"], **given)[3]
+    saved = {"dout": x["dout"], "out": out.astype(np.float16), "lse": lse.astype(np.float32)}
+    options: dict[str, Any] = {"algorithm": algorithm, "backend": "cuda", "wrt": ("bias",)}
+    with host_cupy("90") as host:
+        (found,) = host.call(cuflash.attention_backward, **saved, **given, **options)
+    limit = 4e-3 * max(1, np.abs(expected).max())
+    np.testing.assert_allclose(found.astype(float), expected, rtol=0, atol=limit)
+
+
 def _bits(blocks: Any, tiles: tuple[int, int], row: Row, by_keys: bool) -> np.ndarray:
     """(entry, head, row of tiles, word, 2) of a mask of pairs."""
     pairs = np.repeat(np.repeat(blocks, row.block[0], 2), row.block[1], 3)
