@@ -191,7 +191,7 @@ def attention(
     runs the kernels of :func:`cuflash.prepare` on XLA's stream and buffers; one
     for the CPU runs the tiled NumPy code. There are no second derivatives and
     no forward mode: JAX says so. What :func:`jax.vmap` does not map is repeated
-    for each mapped entry, but for ``sinks``, ``bias`` and ``mask``. Of several
+    for each mapped entry, but for ``sinks``, ``bias`` and both masks. Of several
     mapped axes, the last two are repeated along one that they lack between two
     that they have, the batch being the last. If ``sinks`` are mapped, or their
     gradient is, each mapped entry becomes heads of its own, for which arrays are
