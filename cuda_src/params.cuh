@@ -192,6 +192,15 @@ struct SummariseMaskParams {
   Shape shape;
 };
 
+// See steps/list_blocks.cu.
+struct ListBlocksParams {
+  PairArray block_mask;  // of bytes, 0 is false
+  void* block_bits;      // [entry, head, row of tiles, words]
+  long long block_heads;
+  long long block_words;  // of all entries and heads
+  Shape shape;
+};
+
 // See steps/convert_dq.cu.
 struct ConvertParams {
   Tensor dq;

@@ -13,6 +13,7 @@ from typing import Any
 
 from . import reference
 from .api import Pullback, attention, attention_backward, attention_vjp, is_available
+from .block_mask import BlockMask
 from .dropout import dropout_mask
 from .errors import (
     ArgumentTypeError,
@@ -36,6 +37,7 @@ __all__ = [
     "ArgumentTypeError",
     "ArgumentValueError",
     "BackendUnavailableError",
+    "BlockMask",
     "CompileError",
     "CuflashError",
     "Explanation",

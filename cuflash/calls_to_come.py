@@ -50,6 +50,7 @@ class _Features(NamedTuple):
     alibi: bool
     bias: str | None
     mask: str | None
+    block_mask: Pair | None
     sinks: str | None
     dropout: bool
 
@@ -81,6 +82,8 @@ class Calls:
         ":" its dtype if it is not that of q; None for calls without one.
     mask_array
         The same of a boolean mask, which has one dtype.
+    block_mask
+        Queries and keys of a block of a block mask; None for calls without one.
     sinks
         Dtypes of sinks: None for calls without any, "query" for the dtype of
         q. Gradients of calls with sinks are also those of the sinks.
@@ -103,6 +106,7 @@ class Calls:
     alibi: tuple[bool, ...] = (False,)
     bias: tuple[str | None, ...] = (None,)
     mask_array: tuple[str | None, ...] = (None,)
+    block_mask: tuple[Pair | None, ...] = (None,)
     sinks: tuple[str | None, ...] = (None,)
     dropout: tuple[bool, ...] = (False,)
     algorithm: AlgorithmChoice = "auto"
@@ -113,7 +117,7 @@ class Calls:
     @property
     def features(self) -> Iterator[_Features]:
         """Combinations of features, as they are asked for."""
-        arrays = self.bias, self.mask_array, self.sinks
+        arrays = self.bias, self.mask_array, self.block_mask, self.sinks
         every = product(self.softcap, self.score_mod, self.alibi, *arrays, self.dropout)
         asked = (_Features(*one) for one in every)
         return (one for one in asked if not (one.softcap and one.score_mod))
@@ -214,6 +218,11 @@ def _featured(problem: AttentionProblem, asked: _Features) -> Iterator[Attention
         operands["bias"] = Operand("bias", dtype, _of_pairs(problem, axes))
     if asked.mask is not None:
         operands["mask"] = Operand("mask", "bool", _of_pairs(problem, asked.mask))
+    if asked.block_mask is not None:
+        keywords["block_mask"] = asked.block_mask
+        problem = replace(problem, block=asked.block_mask)
+        blocks = (1, 1, problem.q_blocks, problem.kv_blocks)
+        operands["block_mask"] = Operand("block_mask", "bool", blocks)
     if asked.sinks is not None:
         dtype = _dtype_of("sinks", problem, asked.sinks)
         operands["sinks"] = Operand("sinks", dtype, (problem.heads_q,))

@@ -275,6 +275,7 @@ def _problem(
         q_offset=bounds[1] or 0,
         q_first=bounds[0] or 0,
         deterministic=options.deterministic,
+        block=options.keyword("block_mask") or (0, 0),
         wrt=QKV if operation == "forward" else tuple(n for n in tensors() if n in options.wrt),
     )
 

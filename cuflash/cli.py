@@ -15,7 +15,8 @@ from rich.text import Text
 
 from . import __version__
 from .arrays.spec import LAYOUTS
-from .compile_command import add_compile, score_text
+from .block_mask import BlockMask
+from .compile_command import add_compile, block_of, score_text
 from .demo import PRESETS, plans, run
 from .demo.options import DTYPES as DEMO_DTYPES
 from .demo.options import Options
@@ -138,9 +139,10 @@ def _add_features(parser: argparse.ArgumentParser) -> None:
         help="with a bias of these axes of b, h, q and k (1: of none), by default of q's dtype; "
         "hqk is one for each head, query and key",
     )
-    parser.add_argument(
-        "--mask-array", type=_letters, metavar="AXES", help="with a boolean mask of these axes"
-    )
+    told = "with a boolean mask of these axes"
+    parser.add_argument("--mask-array", type=_letters, metavar="AXES", help=told)
+    told = "with a block mask of these blocks"
+    parser.add_argument("--block-mask", type=block_of, metavar="BQxBKV", help=told)
     parser.add_argument(
         "--sinks",
         nargs="?",
@@ -213,6 +215,7 @@ def _explained(given: argparse.Namespace, operation: Operation) -> str:
             alibi_slopes=_slopes(given),
             bias=_bias(given),
             mask=None if given.mask_array is None else _of_pairs(given, given.mask_array),
+            block_mask=given.block_mask and BlockMask("bool", given.block_mask),
             sinks=given.dtype if given.sinks == "" else given.sinks,
             dropout_p=given.dropout_p,
             dropout_seed=0 if given.dropout_p and seed is None else seed,

@@ -13,13 +13,14 @@ from rich.text import Text
 from .calls_to_come import Calls
 from .compile_ahead import compile_ahead, device_of, kernels_of
 from .errors import CuflashError
+from .features.block_mask import check_block
 from .planning.device import DeviceLimits
 from .planning.kernel import KernelConfig
 from .planning.plan import ALGORITHMS
 from .planning.problem import DTYPES, DTypeName
 from .score_mod import ScoreMod
 
-__all__ = ["add_compile", "score_text"]
+__all__ = ["add_compile", "block_of", "score_text"]
 
 _HALVES: tuple[DTypeName, ...] = ("float16", "bfloat16")
 _PASSES = ("forward", "backward")
@@ -64,6 +65,8 @@ def add_compile(parser: argparse.ArgumentParser) -> None:
     add("--bias", _names(_BIASES), "none", biases)
     arrays = "boolean masks, as of a bias; default %(default)s"
     add("--mask-array", _names(("none", *_PAIRS)), "none", arrays)
+    blocks = "block masks, by queries and keys of a block, as 128x64; default %(default)s"
+    add("--block-mask", _blocks, "none", blocks)
     sinks = "default %(default)s; query is the dtype of q. Gradients are then also of the sinks"
     add("--sinks", _names(_SINKS), "none", sinks)
     add("--dropout", _flags, "no", flags)
@@ -103,6 +106,26 @@ def _pairs(text: str) -> tuple[tuple[int, int], ...]:
         except ValueError:
             raise argparse.ArgumentTypeError(f"{part!r} is neither 64 nor 192/128") from None
     return tuple(dict.fromkeys(pairs))
+
+
+def _blocks(text: str) -> tuple[tuple[int, int] | None, ...]:
+    """``"none,128x64"`` is ``(None, (128, 64))``."""
+    return tuple(None if part == "none" else block_of(part) for part in text.split(","))
+
+
+def block_of(text: str) -> tuple[int, int]:
+    """Queries and keys of a block: ``"128x64"`` is ``(128, 64)``.
+
+    Raises
+    ------
+    argparse.ArgumentTypeError
+        If it is none that a block mask may have.
+    """
+    try:
+        return check_block("block", [*map(int, text.split("x"))])
+    except (ValueError, TypeError):
+        expected = "queries and keys of a block, multiples of 64, such as 128x64"
+        raise argparse.ArgumentTypeError(f"{text!r} is not {expected}") from None
 
 
 def _names(choices: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
@@ -165,6 +188,7 @@ def _calls(given: argparse.Namespace, limits: DeviceLimits) -> Calls:
         alibi=given.alibi,
         bias=_or_none(given.bias),
         mask_array=_or_none(given.mask_array),
+        block_mask=given.block_mask,
         sinks=_or_none(given.sinks),
         dropout=given.dropout,
         algorithm=given.algorithm,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from .arrays.spec import LayoutName
+from .block_mask import BlockMask, split_block_mask
 from .options import (
     AlgorithmChoice,
     BackendChoice,
@@ -120,6 +121,7 @@ def explain(
     alibi_slopes: Any = None,
     bias: Any = None,
     mask: Any = None,
+    block_mask: BlockMask | None = None,
     sinks: Any = None,
     dropout_p: float | None = None,
     dropout_seed: Any = None,
@@ -145,7 +147,7 @@ def explain(
         Which pass.
     compile : bool
         Also compile, and report registers.
-    alibi_slopes, bias, mask, sinks, dropout_seed : shape, array or dtype, optional
+    alibi_slopes, bias, mask, block_mask, sinks, dropout_seed : shape, array or dtype, optional
         As for :func:`prepare`.
     dtype, causal, window_size, softcap, score_mod, dropout_p, scale, q_offset, layout, out_dtype
         As for :func:`attention`, :func:`attention_backward` and :func:`prepare`.
@@ -162,6 +164,7 @@ def explain(
     CuflashError
         What the call itself would raise.
     """
+    block, shown = split_block_mask(block_mask)
     seed, seeds = seed_of(dropout_seed)
     score, of_score = with_arrays(score_mod)
     options = check_options(
@@ -169,6 +172,7 @@ def explain(
         window_size=window_size,
         softcap=softcap,
         score_mod=score,
+        block_mask=block,
         dropout_p=dropout_p,
         dropout_seed=seed,
         scale=scale,
@@ -183,7 +187,7 @@ def explain(
     )
     compiled = check_flag("compile", compile)
     of_features = {"alibi_slopes": alibi_slopes, "bias": bias, "mask": mask, "sinks": sinks}
-    of_features |= {"dropout_seed": seeds, **of_score}
+    of_features |= {"block_mask": shown, "dropout_seed": seeds, **of_score}
     arrays = {"q": q, "k": k, "v": v, **{n: a for n, a in of_features.items() if a is not None}}
     given = signature_of(operation, arrays, dtype, options, choose_device(None, options))
     device = choose_device(given[0][1].device, options)

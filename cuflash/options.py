@@ -171,7 +171,7 @@ def check_element(name: str, value: Any) -> ElementName:
     last_word = str(value).rpartition(".")[2].rstrip("'>")  # of torch.bool, numpy.uint32
     if value is bool or last_word in ("bool", "bool_", "?"):
         return "bool"
-    if last_word in ("int32", "int64", "uint32"):
+    if last_word in ("int32", "int64", "uint8", "uint32"):
         return cast(ElementName, last_word)
     expected = f"one of {names_of(ELEMENTS)}"
     try:

@@ -246,5 +246,7 @@ def _strides(name: str, spec: TensorSpec, layout: Layout) -> tuple[int, ...]:
         return 0, 0, 0
     axes = tensor.axes[len(tensor.axes) - len(strides) :]
     named = dict(zip(axes, strides, strict=True))
-    first = named.get("batch", 0), named.get("seqlen_q", 0), named.get("heads_q", 0)
-    return (*first, named.get("seqlen_kv", 0)) if tensor.broadcast else first
+    rows = named.get("seqlen_q", named.get("q_blocks", 0))
+    first = named.get("batch", 0), rows, named.get("heads_q", 0)
+    columns = named.get("seqlen_kv", named.get("kv_blocks", 0))
+    return (*first, columns) if tensor.broadcast else first

@@ -9,6 +9,7 @@ import numpy as np
 
 from .addresses import Addresses
 from .arrays.spec import LayoutName, TensorSpec
+from .block_mask import BlockMask, split_block_mask
 from .cuda.available import device_count, require_device
 from .cuda.current import current_stream
 from .errors import ArgumentTypeError, ArgumentValueError
@@ -101,6 +102,7 @@ def prepare(
     alibi_slopes: Any = None,
     bias: Any = None,
     mask: Any = None,
+    block_mask: BlockMask | None = None,
     sinks: Any = None,
     dropout_p: float | None = None,
     dropout_seed: Any = None,
@@ -136,6 +138,8 @@ def prepare(
         The array; or its shape, of the first dtype that the call takes; or its
         dtype, of the full shape, that of slopes (batch, heads_q); or both as a
         pair, ``(shape, dtype)``.
+    block_mask : BlockMask, optional
+        With blocks in any of these ways.
     dropout_seed : int, array, tuple of int, dtype, or both, optional
         An integer that all runs have; or an array, in any of these ways.
     causal, window_size, softcap, score_mod, dropout_p, scale, q_offset, layout, out_dtype
@@ -156,6 +160,7 @@ def prepare(
     ArgumentTypeError, ArgumentValueError, UnsupportedError, BackendUnavailableError, ToolchainError
         As for :func:`attention`.
     """
+    block, shown = split_block_mask(block_mask)
     seed, seeds = seed_of(dropout_seed)
     score, of_score = with_arrays(score_mod)
     options = check_options(
@@ -163,6 +168,7 @@ def prepare(
         window_size=window_size,
         softcap=softcap,
         score_mod=score,
+        block_mask=block,
         dropout_p=dropout_p,
         dropout_seed=seed,
         scale=scale,
@@ -176,7 +182,7 @@ def prepare(
         backend="cuda",
     )
     of_features = {"alibi_slopes": alibi_slopes, "bias": bias, "mask": mask, "sinks": sinks}
-    of_features |= {"dropout_seed": seeds, **of_score}
+    of_features |= {"block_mask": shown, "dropout_seed": seeds, **of_score}
     arrays = {"q": q, "k": k, "v": v, **{n: a for n, a in of_features.items() if a is not None}}
     given = signature_of(operation, arrays, dtype, options, _check_device(device))
     for name, spec in given:

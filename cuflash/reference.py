@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from .reference_checks import (
     check_arrays,
+    check_block_mask,
     check_dropout,
     check_options,
     checked_function,
@@ -39,6 +40,7 @@ def attention(
     alibi_slopes: _Array | None = None,
     bias: _Array | None = None,
     mask: _Array | None = None,
+    block_mask: Any = None,
     sinks: _Array | None = None,
     dropout_p: float | None = None,
     dropout_seed: int | _Array | None = None,
@@ -67,6 +69,9 @@ def attention(
         What is added to the scores; leading axes may be left out.
     mask : ndarray of bool, broadcasts like ``bias``, optional
         Query i sees key j only where it is True.
+    block_mask : BlockMask, optional
+        Query i sees key j only where ``blocks[b, h, i // bq, j // bkv]`` is not 0;
+        its blocks are a NumPy array that broadcasts like ``bias``.
     sinks : ndarray, (heads_q,), optional
         A logit of each query head that takes weight and has no value.
     dropout_p : float, optional
@@ -128,11 +133,11 @@ def attention(
     check_arrays({"q": q, "k": k, "v": v}, layout, **features)
     check_options(causal, window_size, softcap, scale, q_offset, dtype)
     check_dropout(dropout_p, dropout_seed)
+    check_block_mask(block_mask, q, k, layout)
     q, k, v = (to_heads_first(x, layout) for x in (q, k, v))
-    options = (causal, window_size, softcap, checked_function(score_mod, softcap), scale, q_offset)
-    heads = Heads(
-        q, k, v, alibi_slopes, bias, mask, sinks, dropout_p, dropout_seed, *options, dtype
-    )
+    function = checked_function(score_mod, softcap)
+    options = (dropout_p, dropout_seed, causal, window_size, softcap, function, scale, q_offset)
+    heads = Heads(q, k, v, alibi_slopes, bias, mask, block_mask, sinks, *options, dtype)
     out = np.zeros((*q.shape[:3], v.shape[3]), dtype)
     lse = np.zeros(q.shape[:3], dtype)
     for b, h in np.ndindex(*q.shape[:2]):
@@ -150,6 +155,7 @@ def attention_backward(
     alibi_slopes: _Array | None = None,
     bias: _Array | None = None,
     mask: _Array | None = None,
+    block_mask: Any = None,
     sinks: _Array | None = None,
     dropout_p: float | None = None,
     dropout_seed: int | _Array | None = None,
@@ -168,7 +174,7 @@ def attention_backward(
     ----------
     dout : ndarray, (batch, seqlen_q, heads_q, head_dim_v)
         Gradient of out.
-    q, k, v, alibi_slopes, bias, mask, sinks, dropout_p, dropout_seed
+    q, k, v, alibi_slopes, bias, mask, block_mask, sinks, dropout_p, dropout_seed
         As for :func:`attention`.
     causal, window_size, softcap, score_mod, scale, q_offset, layout, dtype
         As for :func:`attention`.
@@ -216,11 +222,11 @@ def attention_backward(
     check_arrays({"q": q, "k": k, "v": v, "dout": dout}, layout, dlse=dlse, **features)
     check_options(causal, window_size, softcap, scale, q_offset, dtype)
     check_dropout(dropout_p, dropout_seed)
+    check_block_mask(block_mask, q, k, layout)
     dout, q, k, v = (to_heads_first(x, layout) for x in (dout, q, k, v))
-    options = (causal, window_size, softcap, checked_function(score_mod, softcap), scale, q_offset)
-    heads = Heads(
-        q, k, v, alibi_slopes, bias, mask, sinks, dropout_p, dropout_seed, *options, dtype
-    )
+    function = checked_function(score_mod, softcap)
+    options = (dropout_p, dropout_seed, causal, window_size, softcap, function, scale, q_offset)
+    heads = Heads(q, k, v, alibi_slopes, bias, mask, block_mask, sinks, *options, dtype)
     dlse = np.zeros(q.shape[:3], dtype) if dlse is None else dlse.reshape(q.shape[:3])
     dq, dk, dv = (np.zeros(x.shape, dtype) for x in (q, k, v))
     of_heads = np.zeros((2, *q.shape[:2]), dtype)  # gradients of slopes and of sinks

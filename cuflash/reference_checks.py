@@ -17,6 +17,7 @@ from .errors import ArgumentTypeError, ArgumentValueError
 
 __all__ = [
     "check_arrays",
+    "check_block_mask",
     "check_dropout",
     "check_options",
     "checked_function",
@@ -214,6 +215,28 @@ def check_dropout(p: Any, seed: Any) -> None:
         _check_number("dropout_seed", seed, numbers.Integral, "an integer, or an array")
         if not 0 <= seed < 2**64:
             raise ArgumentValueError("dropout_seed", repr(seed), "0 to below 2^64")
+
+
+def check_block_mask(mask: Any, q: _Array, k: _Array, layout: str) -> None:
+    """Check a block mask against q and k, which have been checked.
+
+    Raises
+    ------
+    ArgumentTypeError, ArgumentValueError
+        Naming it.
+    """
+    if mask is None:
+        return
+    name, block = "block_mask", getattr(mask, "block", None)
+    if block is None:
+        raise ArgumentTypeError(name, repr(mask), "a BlockMask, or None")
+    blocks: _Array = mask.blocks
+    _check_array(name, blocks)
+    if blocks.dtype not in (bool, np.uint8):
+        raise ArgumentTypeError(name, f"dtype {blocks.dtype}", "bool or uint8")
+    rows, keys = (to_heads_first(x, layout).shape for x in (q, k))
+    sizes = (*rows[:2], -(-rows[2] // block[0]), -(-keys[2] // block[1]))
+    _check_broadcast(name, blocks, sizes)
 
 
 def _check_number(name: str, value: Any, kind: type, expected: str) -> None:

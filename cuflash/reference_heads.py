@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .reference_dropout import dropped
-from .reference_scores import Function, cap_slopes, capped, distances, sees
+from .reference_scores import Function, cap_slopes, capped, distances, in_blocks, sees
 
 __all__ = ["Heads"]
 
@@ -27,6 +27,7 @@ class Heads:
         alibi_slopes: _Array | None,
         bias: _Array | None,
         mask: _Array | None,
+        block_mask: Any,
         sinks: _Array | None,
         dropout_p: float | None,
         dropout_seed: Any,
@@ -53,6 +54,8 @@ class Heads:
         square = (*q.shape[:2], seqlen_q, seqlen_kv)
         self._bias: _Array = np.broadcast_to(0 if bias is None else bias, square)
         self._mask: _Array = np.broadcast_to(True if mask is None else mask, square)
+        if block_mask is not None:
+            self._mask = self._mask & in_blocks(block_mask.blocks, block_mask.block, i, j)
         self._scale = dtype(1) / np.sqrt(dtype(q.shape[3])) if scale is None else dtype(scale)
         self._cap = dtype(softcap or 0)
         self._dropout = dropout_p, dropout_seed

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Function", "add_pairs", "cap_slopes", "capped", "distances", "sees"]
+__all__ = ["Function", "add_pairs", "cap_slopes", "capped", "distances", "in_blocks", "sees"]
 
 _Array = NDArray[Any]
 
@@ -109,6 +109,20 @@ def distances(i: _Array, j: _Array, q_offset: int) -> _Array:
     """Keys from the one that query i stands at, ``i + q_offset``, to key j, in either direction."""
     away: _Array = np.abs(i + q_offset - j)
     return away
+
+
+def in_blocks(blocks: _Array, block: tuple[int, int], i: _Array, j: _Array) -> _Array:
+    """Whether query i and key j are in a block that is not 0; ``i`` of all queries, as ``j``.
+
+    Parameters
+    ----------
+    blocks : ndarray, broadcasts against (batch, heads_q, q_blocks, kv_blocks)
+        Of blocks of so many queries and keys.
+    """
+    sizes = (-(-i.size // block[0]), -(-j.size // block[1]))
+    whole = np.broadcast_to(blocks != 0, np.broadcast_shapes(blocks.shape, sizes))
+    shown: _Array = whole[..., i // block[0], j // block[1]]
+    return shown
 
 
 def add_pairs(total: _Array, b: int, h: int, pairs: _Array) -> None:

@@ -38,7 +38,8 @@ def signature_of(
     if operation == "forward" and options.wrt != QKV:
         raise ArgumentValueError("wrt", repr(options.wrt), 'operation="backward" beside it')
     # Keywords of features may go with arrays that are not described yet.
-    sizes = describe("forward", given, replace(options, more=()))
+    more = tuple((name, value) for name, value in options.more if name == "block_mask")
+    sizes = describe("forward", given, replace(options, more=more))
     for name, array in arrays.items():
         if name not in given:
             given[name] = _spec_of_feature(name, array, sizes, given["q"].device)

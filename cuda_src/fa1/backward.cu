@@ -23,7 +23,7 @@ namespace cuflash::fa1 {
 template <class Config, class KGradient, class VGradient>
 __device__ inline void backward_step(const BackwardContext<Config>& c, const QStep& step,
                                      int kv_tile, bool dead, KGradient& dk, VGradient& dv) {
-  const KvRange seen = kv_range<Config>(c.seq, step.q_tile);
+  const KvRange seen = shown_range<Config>(c.params, c.seq, step.head, step.q_tile);
   const bool first = kv_tile == seen.begin;
   const bool last = kv_tile == seen.end - 1;
 
@@ -50,7 +50,7 @@ template <class Config>
 __device__ inline void backward_kv_tile(const BackwardContext<Config>& c, int kv_tile) {
   using Types = BackwardTypes<Config>;
   const int kv_begin = kv_tile * Config::block_kv;
-  const QSteps<Config> steps(c.seq, kv_begin, c.item.head * c.group, c.group);
+  const QSteps<Config> steps(c.params, c.seq, kv_begin, c.item.head * c.group, c.group);
   typename Types::KGradient dk;
   typename Types::VGradient dv;
   dk.fill(0);
@@ -99,9 +99,9 @@ __device__ inline void backward(const typename Config::Params& params) {
   const int q_tiles = ceil_div(c.seq.seqlen_q, Config::block_q);
   for (int head = item.head * c.group; head < (item.head + 1) * c.group; ++head) {
     for (int i = 0; i < q_tiles; ++i) {
-      if (is_dead_tile<Config>(c.seq, i)) {
+      if (is_dead_tile<Config>(params, c.seq, head, i)) {
         store_dead_tile(c, head, i);
-      } else if (!Mask<Config>::has_first) {
+      } else if (!Mask<Config>::has_first && !Config::Score::skips) {
         break;  // later queries see more
       }
     }

@@ -23,7 +23,7 @@ __device__ inline void forward_step(const ForwardContext<Config>& c, const Block
   using Compute = typename Config::Compute;
   const int kv_begin = kv_tile * Config::block_kv;
   const Compute factor = logit_factor<Config>(c.params);
-  const KvRange seen = kv_range<Config>(c.seq, block.index);
+  const KvRange seen = shown_range<Config>(c.params, c.seq, c.item.head, block.index);
   const bool first = kv_tile == seen.begin;
   const bool last = kv_tile == seen.end - 1;
 
@@ -79,9 +79,9 @@ __device__ inline void forward(const typename Config::Params& params) {
 
   const int q_tiles = ceil_div(c.seq.seqlen_q, Config::block_q);
   for (int i = 0; i < q_tiles; ++i) {
-    if (is_dead_tile<Config>(c.seq, i)) {
+    if (is_dead_tile<Config>(params, c.seq, item.head, i)) {
       store_dead_tile(c, i);
-    } else if (!Mask<Config>::has_first) {
+    } else if (!Mask<Config>::has_first && !Config::Score::skips) {
       break;  // later queries see more
     }
   }
@@ -93,13 +93,20 @@ __device__ inline void forward(const typename Config::Params& params) {
       if (Mask<Config>::has_first) continue;  // keys before every query's first
       break;                                  // later keys are seen by nobody either
     }
+    const auto shown_from = [&](int q_tile) {
+      return next_shown<Config>(params, c.seq, item.head, q_tile, blocks.end, j);
+    };
+    const int begin = shown_from(blocks.begin);
+    if (Config::Score::skips && begin == blocks.end) continue;
     __syncthreads();  // every group has read the K and V before
     load_kv_tile(c, j * Config::block_kv);
-    load_q_tile(c, blocks.begin);
+    load_q_tile(c, begin);
     wait_copies<Config::copies, 0>();
     __syncthreads();  // K_j and V_j are there
-    for (int i = blocks.begin; i < blocks.end; ++i) {
-      forward_step(c, blocks[i], i + 1 < blocks.end ? i + 1 : -1, j);
+    for (int i = begin; i < blocks.end;) {
+      const int next = shown_from(i + 1);
+      forward_step(c, blocks[i], next < blocks.end ? next : -1, j);
+      i = next;
     }
   }
 }

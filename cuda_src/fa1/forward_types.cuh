@@ -4,6 +4,7 @@
 #include "../tile/copy.cuh"
 #include "../tile/product.cuh"
 #include "../tile/shared_tile.cuh"
+#include "../tile/shown_tiles.cuh"
 #include "../tile/softmax.cuh"
 #include "../tile/tile_io.cuh"
 

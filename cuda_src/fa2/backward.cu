@@ -145,7 +145,7 @@ __device__ inline void backward(const typename Config::Params& params) {
   static_assert(sizeof(BackwardStorage<Config>) == Config::shared_bytes,
                 "the plan and the kernel disagree about shared memory");
   const auto c = context_of<Config>(params, shared, blockIdx.x);
-  const QSteps<Config> steps(c.seq, c.item.kv_begin, c.item.head * c.group, c.group);
+  const QSteps<Config> steps(params, c.seq, c.item.kv_begin, c.item.head * c.group, c.group);
   typename Types::KGradient dk;
   typename Types::VGradient dv;
   dk.fill(0);

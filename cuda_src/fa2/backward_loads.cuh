@@ -22,6 +22,7 @@ struct QLoads {
   TileStream<Config::copies, Types::threads, Direction::up, typename Types::DoutTile> dout;
   const Compute* numbers;  // this thread's
   int q_tile;
+  int head;
   int stage = 0;
   int left;  // steps, this one among them
 
@@ -29,10 +30,11 @@ struct QLoads {
       : q(first_row(c, steps, c.params.q), c.params.q.row_stride, c.params.shape.head_dim),
         dout(first_row(c, steps, c.params.dout), c.params.dout.row_stride,
              c.params.shape.head_dim_v),
-        q_tile(steps.blocks.begin),
+        q_tile(steps.first().q_tile),
+        head(steps.first().head),
         left(steps.count) {
     const void* from = is_lse() ? c.params.row_lse : c.params.delta;
-    const long long row = c.head_row(steps.first_head) + q_tile * Config::block_q;
+    const long long row = c.head_row(head) + q_tile * Config::block_q;
     numbers = static_cast<const Compute*>(from) + row + thread() % chunks * chunk;
   }
 
@@ -53,6 +55,10 @@ struct QLoads {
   __device__ void advance(const BackwardContext<Config>& c, const QSteps<Config>& steps) {
     --left;
     stage = stage + 1 == Config::num_stages ? 0 : stage + 1;
+    if constexpr (skips_steps<Config>) {
+      move_to(c, steps.after({head, q_tile, 0, 0, false}));
+      return;
+    }
     numbers += Config::block_q;
     if (++q_tile < steps.blocks.end) return;
     const int back = (q_tile - steps.blocks.begin) * Config::block_q;
@@ -67,8 +73,18 @@ struct QLoads {
   __device__ static bool is_lse() { return thread() < chunks; }
   __device__ static const Storage* first_row(const BackwardContext<Config>& c,
                                              const QSteps<Config>& steps, const Tensor& tensor) {
-    const int row = steps.blocks.begin * Config::block_q;
-    return q_row<const Storage>(tensor, c.seq, steps.first_head, row);
+    const QStep first = steps.first();
+    return q_row<const Storage>(tensor, c.seq, first.head, first.q_begin);
+  }
+  // Where steps are left out: from behind this one's rows, where the streams are, to the next.
+  __device__ void move_to(const BackwardContext<Config>& c, const QStep& next) {
+    const long long heads = next.head - head;
+    const int rows = (next.q_tile - q_tile) * Config::block_q;
+    q.move(heads * c.params.q.head_stride + (rows - Config::block_q) * q.row_stride);
+    dout.move(heads * c.params.dout.head_stride + (rows - Config::block_q) * dout.row_stride);
+    numbers += heads * c.params.padded_rows + rows;
+    head = next.head;
+    q_tile = next.q_tile;
   }
   __device__ int valid_rows(const BackwardContext<Config>& c) const {
     return c.seq.seqlen_q - q_tile * Config::block_q;

@@ -104,7 +104,7 @@ __device__ inline void forward(const typename Config::Params& params) {
   const int rows = ForwardTypes<Config>::rows_per_warp;
   const int sharing = ForwardTypes<Config>::sharing;
   const int kv_head = item.head / (shape.heads_q / shape.heads_kv);
-  const KvBlocks<Config> blocks(seq, item.q_tile);
+  const StepBlocks<Config> blocks(params, seq, item);
   const int last = (blocks.range.end - 1) * Config::block_kv;
   ForwardContext<Config> c{
       params,

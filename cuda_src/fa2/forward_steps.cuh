@@ -17,11 +17,22 @@ __device__ inline void load_q_tile(const ForwardContext<Config>& c) {
 // tile, the only one that may reach beyond the keys.
 template <bool first = false, class Config>
 __device__ inline void load_k_tile(ForwardContext<Config>& c, int step) {
+  if constexpr (Config::Score::skips) {
+    if (step < c.blocks.count()) {
+      c.blocks.find(step);
+      c.k_stream.move(-c.blocks.left_out(step) * Config::block_kv * c.k_stream.row_stride);
+    }
+  }
   c.k_stream.template load<!first>(c.k(step), step < c.blocks.count(), c.last_rows());
 }
 
 template <bool first = false, class Config>
 __device__ inline void load_v_tile(ForwardContext<Config>& c, int step) {
+  if constexpr (Config::Score::skips) {
+    if (step < c.blocks.count()) {
+      c.v_stream.move(-c.blocks.left_out(step) * Config::block_kv * c.v_stream.row_stride);
+    }
+  }
   c.v_stream.template load<!first>(c.v(step), step < c.blocks.count(), c.last_rows());
 }
 

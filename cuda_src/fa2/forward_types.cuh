@@ -4,6 +4,7 @@
 #include "../tile/copy.cuh"
 #include "../tile/product.cuh"
 #include "../tile/shared_tile.cuh"
+#include "../tile/shown_tiles.cuh"
 #include "../tile/softmax.cuh"
 #include "../tile/tile_io.cuh"
 
@@ -65,6 +66,68 @@ struct ForwardStorage : PairStorage<Config> {
       p;  // [block_q, block_kv], if the products are scalar or warps paired
 };
 
+// The kv tiles of a block's steps.
+template <class Config, bool = Config::Score::skips>
+struct StepBlocks : KvBlocks<Config> {
+  __device__ StepBlocks(const typename Config::Params&, const Sequence& seq, const WorkItem& item)
+      : KvBlocks<Config>(seq, item.q_tile) {}
+};
+
+// The tiles of the latest steps, by step: numbers that stay in registers.
+struct LatestTiles {
+  int tiles[4];
+  __device__ int of(int step) const {
+    const int pair[2] = {step & 1 ? tiles[1] : tiles[0], step & 1 ? tiles[3] : tiles[2]};
+    return step & 2 ? pair[1] : pair[0];
+  }
+  __device__ void set(int step, int tile) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) tiles[i] = (step & 3) == i ? tile : tiles[i];
+  }
+};
+
+// The same without those that are hidden whole. A step's tile is found as its K is loaded.
+template <class Config>
+struct StepBlocks<Config, true> {
+  const typename Config::Params& params;
+  Sequence seq;
+  WorkItem item;
+  KvRange range;  // from the last step's to the first step's
+  int steps = 0;
+  LatestTiles latest{{0, 0, 0, 0}};
+
+  __device__ StepBlocks(const typename Config::Params& params, const Sequence& seq,
+                        const WorkItem& item)
+      : params(params),
+        seq(seq),
+        item(item),
+        range(shown_range<Config>(params, seq, item.head, item.q_tile)) {
+    for (int tile = range.begin; tile < range.end; ++tile) steps += shows(tile);
+  }
+  __device__ int count() const { return steps; }
+  // Finds a step's tile, once that of the step before is known.
+  __device__ void find(int step) {
+    int tile = before(step);
+    while (tile > range.begin && !shows(tile)) --tile;
+    latest.set(step, tile);
+  }
+  // How many tiles lie between that of the step before and a step's, which has been found.
+  __device__ int left_out(int step) const { return before(step) - latest.of(step); }
+  __device__ Block operator[](int step) const {
+    const int index = latest.of(step), q_begin = item.q_tile * Config::block_q;
+    return {index, is_edge_tile<Config>(seq, q_begin, index * Config::block_kv)};
+  }
+
+ private:
+  __device__ bool shows(int tile) const {
+    return shows_tile<Config>(params, seq, item.head, item.q_tile, tile);
+  }
+  // The tile next to that of the step before.
+  __device__ int before(int step) const {
+    return step == 0 ? range.end - 1 : latest.of(step - 1) - 1;
+  }
+};
+
 // What every step of a thread block needs, the same for all its tiles.
 template <class Config, class Types = ForwardTypes<Config>>
 struct ForwardContext {
@@ -72,7 +135,7 @@ struct ForwardContext {
   ForwardStorage<Config>& shared;
   const WorkItem item;
   const Sequence seq;
-  const KvBlocks<Config> blocks;
+  StepBlocks<Config> blocks;
   const int row0;  // of this warp in the q tile
   TileStream<Config::copies, Types::threads, Direction::down, typename Types::KTile> k_stream;
   TileStream<Config::copies, Types::threads, Direction::down, typename Types::VTile> v_stream;

@@ -26,7 +26,8 @@ __device__ inline int tiles_of_bits(const Shape& shape) {
 struct StepNote {
   int head;
   int tile_and_every;  // 2 tile + whether no pair of the tile is hidden
-  unsigned pairs;      // index of the bits of the first sixteen keys of the kv tile
+  unsigned pairs;      // index of the bits of the first sixteen keys of the kv tile; without such
+                       // bits a bit for each 64 queries and keys, see ScoreChain's `hides`
   int unused;
 
   __device__ int tile() const { return tile_and_every >> 1; }
@@ -66,8 +67,16 @@ struct ListedSteps {
     return hidden(head).tile_row(kv_tile, ceil_div(shape.seqlen_kv, Config::block_kv),
                                  ceil_div(tiles_of_bits<Config>(shape), 32));
   }
-  __device__ StepNote note(int head, const SeenTile& tile) const {
+  __device__ StepNote note(int batch, int head, const SeenTile& tile) const {
     const Shape& shape = listed_params.shape;
+    if constexpr (!Config::packed) {
+      unsigned shown = 0xffffffffu;
+      if (!tile.whole && tile.tile < end) {
+        shown = Config::Score::List::shown_parts(
+            listed_params, batch, head, tile.tile * Config::block_q, kv_tile * Config::block_kv);
+      }
+      return {head, tile.tile * 2 + tile.whole, shown, 0};
+    }
     const unsigned pairs = hidden(head).index_of(
         kv_tile * Config::block_kv, lines_of_bits<Config>(shape), tiles_of_bits<Config>(shape));
     return {head, tile.tile * 2 + tile.whole, pairs + tile.tile * 32, 0};
@@ -112,7 +121,7 @@ struct StepWalk<Context, true> {
       tile = tiles.next();
     }
     place.tile = tile.tile;
-    note = c.note(place.head, tile);
+    note = c.note(c.item.batch, place.head, tile);
   }
 };
 

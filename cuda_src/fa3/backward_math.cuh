@@ -40,7 +40,7 @@ struct BackwardMath {
   __device__ RowsOfKeys score_place(const StepState& state) const {
     RowsOfKeys place{c.item.batch, state.place.head, state.place.tile * Config::block_q,
                      first_key() + warp_row()};
-    if constexpr (Config::packed) place.shown = state.shown;
+    if constexpr (Config::packed || Config::listed) place.shown = state.shown;
     return place;
   }
 
@@ -67,7 +67,9 @@ struct BackwardMath {
       const StepNote note = listed_step<Config>(c, number);
       state.place = {note.head, note.tile()};
       const bool every = __any_sync(0xffffffffu, note.every());
-      state.shown = shown_pairs<Config>(c, every, note.pairs + line / 16 * along * 32);
+      state.shown = {{{note.pairs >> (2 * part), 0}}, every};
+      if constexpr (Config::packed)
+        state.shown = shown_pairs<Config>(c, every, note.pairs + line / 16 * along * 32);
     } else if constexpr (Config::packed) {
       const HiddenPairs hidden = hidden_pairs<Config>(c, state.place.head);
       const int lines = lines_of_bits<Config>(c.params.shape);

@@ -39,7 +39,7 @@ template <class Config, int exponent = 0, class Scores>
 __device__ __forceinline__ void exponentiate(const typename Config::Params& params, Scores& scores,
                                              const QueryNumbers<Config>& lse,
                                              const RowsOfKeys& place, float factor) {
-  if constexpr (Config::packed) {
+  if constexpr (Config::packed || Config::listed) {
     change_scores<Config, Applied::changing>(params, place, scores);
     if (!place.shown.every) change_scores<Config, Applied::hiding>(params, place, scores);
   } else {

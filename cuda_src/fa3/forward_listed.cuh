@@ -121,7 +121,9 @@ struct WarpgroupList {
     note.block.whole = __any_sync(0xffffffffu, note.block.whole);
     note.block.tile = __shfl_sync(0xffffffffu, note.block.tile, 0);
     shown.every = note.block.whole;
-    if (!shown.every) shown.bits = bits.of(note.block.tile);
+    if constexpr (Config::packed) {
+      if (!shown.every) shown.bits = bits.of(note.block.tile);
+    }
     seen = {note.last ? note.block.tile : -1, note.block.tile + 1};
   }
   __device__ bool last_is_edge() const { return true; }  // blocks are looked at one by one

@@ -1,7 +1,7 @@
 // The pairs that a block of steps/bias_gradient.cu is the sum of, step by step.
 #pragma once
 
-#include "../tile/schedule.cuh"
+#include "../tile/shown_tiles.cuh"
 
 namespace cuflash::steps {
 
@@ -83,7 +83,7 @@ struct BiasSteps {
   __device__ void advance() {
     if constexpr (BiasItem<Config>::whole) {
       next_heads(Config::walkers);
-    } else if (++kv_tile < kv_end) {
+    } else if (++kv_tile < kv_end && !leave_out_hidden()) {
       return;
     } else {
       next_q_tile();
@@ -92,6 +92,14 @@ struct BiasSteps {
   }
 
  private:
+  // On to the first kv tile that no term hides whole; whether there is none.
+  __device__ bool leave_out_hidden() {
+    if constexpr (!Config::Score::skips) return false;
+    for (; kv_tile < kv_end; ++kv_tile) {
+      if (shows_tile<Config>(*params, seq, head, q_tile, kv_tile)) return false;
+    }
+    return true;
+  }
   __device__ void next_heads(int count) {
     head += count;
     while (head >= item->heads.end) {
@@ -111,7 +119,7 @@ struct BiasSteps {
       const KvRange seen = kv_range<Config>(seq, q_tile);
       kv_tile = max(seen.begin, item->kv_tiles.begin);
       kv_end = min(seen.end, item->kv_tiles.end);
-      if (kv_tile < kv_end) return;
+      if (kv_tile < kv_end && !leave_out_hidden()) return;
       if constexpr (BiasItem<Config>::whole) {
         next_heads(Config::walkers);
       } else {

@@ -5,6 +5,7 @@
 #include "pair_sums.cuh"
 #include "product.cuh"
 #include "shared_tile.cuh"
+#include "shown_tiles.cuh"
 #include "softmax.cuh"
 #include "tile_io.cuh"
 
@@ -58,14 +59,27 @@ struct QStep {
   bool edge;
 };
 
-// The inner loop over the query heads of a group and the q tiles that see a kv tile.
+// Whether steps that a term hides whole are left out. Ordered sums of dQ count all of them.
 template <class Config>
+__device__ constexpr auto counts_steps(int) -> decltype(Config::ordered != 0) {
+  return Config::ordered != 0;
+}
+template <class Config>
+__device__ constexpr bool counts_steps(long) {  // FlashAttention-1 has no such sums
+  return false;
+}
+template <class Config>
+constexpr bool skips_steps = Config::Score::skips && !counts_steps<Config>(0);
+
+// The inner loop over the query heads of a group and the q tiles that see a kv tile.
+template <class Config, bool = skips_steps<Config>>
 struct QSteps {
   QBlocks<Config> blocks;
   int first_head;
   int count;
 
-  __device__ QSteps(const Sequence& seq, int kv_begin, int first_head, int heads)
+  __device__ QSteps(const typename Config::Params&, const Sequence& seq, int kv_begin,
+                    int first_head, int heads)
       : blocks(seq, kv_begin), first_head(first_head), count((blocks.end - blocks.begin) * heads) {}
 
   __device__ QStep first() const { return step_of(first_head, blocks.begin, 0); }
@@ -80,6 +94,48 @@ struct QSteps {
   __device__ QStep step_of(int head, int q_tile, int stage) const {
     const Block block = blocks[q_tile];
     return {head, block.index, block.index * Config::block_q, stage, block.edge};
+  }
+};
+
+// The same without those that are hidden whole.
+template <class Config>
+struct QSteps<Config, true> {
+  const typename Config::Params& params;
+  QBlocks<Config> blocks;
+  int first_head;
+  int end_head;
+  int count = 0;
+
+  __device__ QSteps(const typename Config::Params& params, const Sequence& seq, int kv_begin,
+                    int first_head, int heads)
+      : params(params),
+        blocks(seq, kv_begin),
+        first_head(first_head),
+        end_head(first_head + heads) {
+    for (int head = first_head; head < end_head; ++head) {
+      for (int tile = shown(head, blocks.begin); tile < blocks.end; tile = shown(head, tile + 1)) {
+        ++count;
+      }
+    }
+  }
+
+  __device__ QStep first() const { return step_from(first_head, blocks.begin, 0); }
+
+  __device__ QStep after(const QStep& step) const {
+    return step_from(step.head, step.q_tile + 1, (step.stage + 1) % Config::num_stages);
+  }
+
+ private:
+  __device__ int shown(int head, int tile) const {
+    return next_shown<Config>(params, blocks.seq, head, tile, blocks.end,
+                              blocks.kv_begin / Config::block_kv);
+  }
+  // The first one from there on; behind the last one the end of the last head.
+  __device__ QStep step_from(int head, int q_tile, int stage) const {
+    int tile = shown(head, q_tile);
+    while (tile >= blocks.end && head + 1 < end_head) tile = shown(++head, blocks.begin);
+    return {head, tile, tile * Config::block_q, stage,
+            is_edge_tile<Config>(blocks.seq, tile * Config::block_q, blocks.kv_begin)};
   }
 };
 

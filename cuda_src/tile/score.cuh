@@ -28,6 +28,12 @@
 //     which it hides whole, or not at all (Config::listed):
 //         static constexpr bool hides = true;      // it comes after all terms that do not
 //         static HiddenPairs hidden(params, int batch, int head);
+//         // Where no bits of pairs are packed: of a tile that begins at a query and a key, bit
+//         // 2 m + n is of its n-th 64 queries and m-th 64 keys. A backward pass alone asks for it.
+//         static unsigned shown_parts(params, int batch, int head, int query, int key);
+//     One may know of tiles that it hides whole, where no bits tell (FlashAttention-1 and 2):
+//         static constexpr bool skips = true;
+//         static bool shows(params, int batch, int head, int query, int key);  // of a tile
 //   Config::Rows = RowChain<End...>      an end changes what a finished row has summed.
 //       struct End {
 //         static constexpr bool finite_when_dead;  // the log-sum-exp of a row that sees no key
@@ -58,6 +64,7 @@ struct AddedTerm {
   static constexpr bool may_rise = false;
   static constexpr bool staged = false;
   static constexpr bool hides = false;
+  static constexpr bool skips = false;
   template <class Params>
   __device__ static double unit(const Params&, double before) {
     return before;
@@ -74,6 +81,7 @@ struct FunctionTerm {
   static constexpr bool may_rise = false;
   static constexpr bool staged = false;
   static constexpr bool hides = false;
+  static constexpr bool skips = false;
 };
 
 // Which terms of a chain are applied.
@@ -143,6 +151,23 @@ struct TermList<First, Rest...> {
     }
   }
   template <class Params>
+  __device__ static unsigned shown_parts(const Params& params, int batch, int head, int query,
+                                         int key) {
+    if constexpr (First::hides) {
+      return First::shown_parts(params, batch, head, query, key);
+    } else {
+      return TermList<Rest...>::shown_parts(params, batch, head, query, key);
+    }
+  }
+  template <class Params>
+  __device__ static bool shows(const Params& params, int batch, int head, int query, int key) {
+    if constexpr (First::skips) {
+      return First::shows(params, batch, head, query, key);
+    } else {
+      return TermList<Rest...>::shows(params, batch, head, query, key);
+    }
+  }
+  template <class Params>
   __device__ static void* pair_sums(const Params& params) {
     if constexpr (First::summed) {
       return First::pair_sums(params);
@@ -163,6 +188,8 @@ struct ScoreChain {
   // What pairs give to the gradient of a term is summed.
   static constexpr bool summed = (Terms::summed || ...);
   static constexpr bool may_rise = (Terms::may_rise || ...);
+  // Some term says of tiles whether they show anything.
+  static constexpr bool skips = (Terms::skips || ...);
 
   using List = TermList<Terms...>;
 

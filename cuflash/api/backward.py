@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..arrays.spec import LayoutName
+from ..block_mask import BlockMask, split_block_mask
 from ..dispatch import call
 from ..errors import ArgumentTypeError, ArgumentValueError
 from ..options import (
@@ -40,6 +41,7 @@ def attention_backward(
     alibi_slopes: Any = None,
     bias: Any = None,
     mask: Any = None,
+    block_mask: BlockMask | None = None,
     sinks: Any = None,
     dropout_p: float | None = None,
     dropout_seed: Any = None,
@@ -77,7 +79,7 @@ def attention_backward(
     deterministic : bool
         The same bits from run to run, with O(seqlen) more memory. Without it
         FlashAttention-2 and 3 add the parts of dq in any order on CUDA.
-    causal, window_size, softcap, score_mod, alibi_slopes, bias, mask, sinks, scale,
+    causal, window_size, softcap, score_mod, alibi_slopes, bias, mask, block_mask, sinks, scale,
     q_offset, layout
         As for :func:`attention`.
     dropout_p, dropout_seed
@@ -117,6 +119,7 @@ def attention_backward(
     a weight is kept, else 0:
     ``dv = (P * M)^T dout`` and ``dS = P * (M * (dout v^T) - delta)``.
     """
+    block, shown = split_block_mask(block_mask)
     seed, seeds = seed_of(dropout_seed)
     score, of_score = with_arrays(score_mod)
     arrays = {"dout": dout, "q": q, "k": k, "v": v, "out": out, "lse": lse}
@@ -125,6 +128,7 @@ def attention_backward(
         "window_size": window_size,
         "softcap": softcap,
         "score_mod": score,
+        "block_mask": block,
         "dropout_p": dropout_p,
         "dropout_seed": seed,
         "scale": scale,
@@ -136,11 +140,12 @@ def attention_backward(
         "blocks": blocks,
     }
     # The default of wrt goes without saying: its calls are then as quick as they can be.
-    nothing = dlse is alibi_slopes is bias is mask is sinks is seeds is grads is workspace is None
-    nothing = nothing and not of_score
+    nothing = alibi_slopes is bias is mask is shown is sinks is seeds is None and not of_score
+    nothing = nothing and dlse is grads is workspace is None
     if not (wrt is QKV and nothing):
         of_features = {"alibi_slopes": alibi_slopes, "bias": bias, "mask": mask, "sinks": sinks}
-        inputs = {"dlse": dlse, **of_features, "dropout_seed": seeds, **of_score}
+        of_features |= {"block_mask": shown, "dropout_seed": seeds, **of_score}
+        inputs = {"dlse": dlse, **of_features}
         _add(arrays, keywords, inputs, wrt, grads, workspace)
     return tuple(call("backward", arrays, keywords).values())
 

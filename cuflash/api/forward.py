@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal, overload
 
 from ..arrays.spec import LayoutName
+from ..block_mask import BlockMask, split_block_mask
 from ..dispatch import call
 from ..options import AlgorithmChoice, BackendChoice, WindowSize, seed_of
 from ..score_mod import ScoreMod, with_arrays
@@ -25,6 +26,7 @@ def attention(
     alibi_slopes: Any = ...,
     bias: Any = ...,
     mask: Any = ...,
+    block_mask: BlockMask | None = ...,
     sinks: Any = ...,
     dropout_p: float | None = ...,
     dropout_seed: Any = ...,
@@ -55,6 +57,7 @@ def attention(
     alibi_slopes: Any = ...,
     bias: Any = ...,
     mask: Any = ...,
+    block_mask: BlockMask | None = ...,
     sinks: Any = ...,
     dropout_p: float | None = ...,
     dropout_seed: Any = ...,
@@ -85,6 +88,7 @@ def attention(
     alibi_slopes: Any = ...,
     bias: Any = ...,
     mask: Any = ...,
+    block_mask: BlockMask | None = ...,
     sinks: Any = ...,
     dropout_p: float | None = ...,
     dropout_seed: Any = ...,
@@ -114,6 +118,7 @@ def attention(
     alibi_slopes: Any = None,
     bias: Any = None,
     mask: Any = None,
+    block_mask: BlockMask | None = None,
     sinks: Any = None,
     dropout_p: float | None = None,
     dropout_seed: Any = None,
@@ -136,9 +141,8 @@ def attention(
     q : array, (batch, seqlen_q, heads_q, head_dim)
         Queries. NumPy, CuPy, or anything with DLPack or
         ``__cuda_array_interface__``; float16, bfloat16 (the interface cannot
-        say it), float32 or float64; head_dim 1 to 256. A subclass is computed
-        as a plain array; masked arrays, matrices and quantities with a unit
-        are refused.
+        say it), float32 or float64; head_dim 1 to 256. A subclass counts as a
+        plain array; masked arrays, matrices and quantities with a unit are refused.
     k : array, (batch, seqlen_kv, heads_kv, head_dim)
         Keys. heads_kv divides heads_q; query head h reads kv head
         ``h // (heads_q // heads_kv)``.
@@ -171,25 +175,23 @@ def attention(
         may be any: nothing is repeated in memory, but for an array on the
         host that CUDA computes with. Of q's dtype or float32.
         Minus infinity hides a pair; a row that is so hidden whole sees no key,
-        and if it has a sink its ``q`` and ``dout`` have to be finite. Infinity
-        and NaN make their rows NaN. It needs a ``scale`` or ``softcap`` as
-        ``alibi_slopes`` does.
+        and if it has a sink its ``q`` and ``dout`` have to be finite. Infinity and NaN
+        make their rows NaN. Needs a ``scale`` or ``softcap`` as ``alibi_slopes`` does.
     mask : array of bool, broadcasts like ``bias``, optional
-        A pair takes part where it is True: query i sees key j only where
-        ``mask[b, h, i, j]`` and all else that hides keys let it. Strides may
-        be any, as of ``bias``. A row that is so hidden whole sees no key, and
-        if it has a sink its ``q`` and ``dout`` have to be finite.
+        Query i sees key j only where ``mask[b, h, i, j]`` and all else that
+        hides keys let it. Strides and rows that it hides whole: as of ``bias``.
+    block_mask : BlockMask, optional
+        The same of whole blocks of queries and keys, of dead rows too.
     sinks : array, (heads_q,), optional
         A learned logit of every query head, of q's dtype or float32 (float64
-        for float64): it takes part in the softmax and has no value, so
+        for float64), that takes part in the softmax and has no value:
         ``lse = log(sum_j exp(z_j) + exp(sinks[h]))``. Minus infinity is no
         sink; plus infinity and NaN make the head's ``out`` and ``lse`` NaN.
     dropout_p : float, optional
         The part of the weights that is left out of ``out``, at random; those
         that stay are divided by the part that stays. At least 0, which is the
         same as None, and below 1; rounded to a multiple of 2^-14, for the
-        weights as for the divisor. ``lse`` is that of all weights, and sinks
-        are not dropped.
+        weights as for the divisor. ``lse`` is of all weights; sinks are kept.
     dropout_seed : int, or array of uint32, (2,) or (4,), optional
         Needed where ``dropout_p`` is above 0, and refused where it is not: an
         integer below 2^64; or its lower and upper word as an array, perhaps
@@ -199,8 +201,7 @@ def attention(
         :func:`dropout_mask` says it. Every integer is decided anew, as every
         value of a keyword is; an array may change, also in a CUDA graph.
     scale : float, optional
-        Factor of the scores, 2^-100 to 2^100, for float64 2^-900 to 2^900; by
-        default ``1 / sqrt(head_dim)``.
+        Factor of the scores, 2^-100 to 2^100 (float64: 2^900); default ``1 / sqrt(head_dim)``.
     q_offset : int, optional
         Position of query 0 among the keys; by default ``seqlen_kv - seqlen_q``
         (the last query sees the last key). 0 is the alignment of JAX and
@@ -257,10 +258,9 @@ def attention(
 
     Notes
     -----
-    Dao, Fu, Ermon, Rudra, Re, "FlashAttention: Fast and Memory-Efficient Exact
-    Attention with IO-Awareness", 2022; Dao, "FlashAttention-2", 2023. CUDA
-    work is queued on CuPy's current stream of the arrays' device; nothing
-    waits for it unless the result is a NumPy array.
+    Dao et al., "FlashAttention", 2022; Dao, "FlashAttention-2", 2023. CUDA work is
+    queued on CuPy's current stream of the arrays' device; nothing waits for it unless
+    the result is a NumPy array.
 
     Range: sums are formed in float32 (float64 for float64 inputs), and what
     exceeds it becomes infinite or NaN. That holds for ``q k^T`` before it is
@@ -269,6 +269,7 @@ def attention(
     1.8e308 / seqlen_kv for float64 and 8e34 / seqlen_kv for bfloat16 (weights
     are kept relative to an older maximum, up to a factor of 4096) that sum is finite.
     """
+    block, shown = split_block_mask(block_mask)
     seed, seeds = seed_of(dropout_seed)
     score, of_score = with_arrays(score_mod)
     keywords = {
@@ -276,6 +277,7 @@ def attention(
         "window_size": window_size,
         "softcap": softcap,
         "score_mod": score,
+        "block_mask": block,
         "dropout_p": dropout_p,
         "dropout_seed": seed,
         "scale": scale,
@@ -288,13 +290,11 @@ def attention(
         "return_lse": return_lse,
     }
     arrays = {"q": q, "k": k, "v": v}
-    if not (alibi_slopes is bias is mask is sinks is seeds is None):
-        of_features = {"alibi_slopes": alibi_slopes, "bias": bias, "mask": mask, "sinks": sinks}
-        of_features["dropout_seed"] = seeds
-        arrays |= {name: array for name, array in of_features.items() if array is not None}
-    arrays |= of_score
-    if out is not None or lse_out is not None or workspace is not None:
-        given = {"out": out, "lse_out": lse_out, "workspace": workspace}
+    nothing = alibi_slopes is bias is mask is shown is sinks is seeds is None and not of_score
+    if not (nothing and out is lse_out is workspace is None):
+        given = {"alibi_slopes": alibi_slopes, "bias": bias, "mask": mask, "block_mask": shown}
+        given |= {"sinks": sinks, "dropout_seed": seeds, **of_score, "out": out}
+        given |= {"lse_out": lse_out, "workspace": workspace}
         arrays |= {name: array for name, array in given.items() if array is not None}
     results = call("forward", arrays, keywords)
     return (results["out"], results["lse"]) if return_lse else results["out"]

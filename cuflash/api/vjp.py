@@ -8,6 +8,7 @@ from typing import Any, Literal, overload
 from ..arrays.adopt import adopt
 from ..arrays.cast import cast
 from ..arrays.spec import LayoutName
+from ..block_mask import BlockMask
 from ..errors import ArgumentTypeError, ArgumentValueError
 from ..options import (
     AlgorithmChoice,
@@ -42,6 +43,7 @@ def attention_vjp(
     alibi_slopes: Any = ...,
     bias: Any = ...,
     mask: Any = ...,
+    block_mask: BlockMask | None = ...,
     sinks: Any = ...,
     dropout_p: float | None = ...,
     dropout_seed: Any = ...,
@@ -73,6 +75,7 @@ def attention_vjp(
     alibi_slopes: Any = ...,
     bias: Any = ...,
     mask: Any = ...,
+    block_mask: BlockMask | None = ...,
     sinks: Any = ...,
     dropout_p: float | None = ...,
     dropout_seed: Any = ...,
@@ -104,6 +107,7 @@ def attention_vjp(
     alibi_slopes: Any = ...,
     bias: Any = ...,
     mask: Any = ...,
+    block_mask: BlockMask | None = ...,
     sinks: Any = ...,
     dropout_p: float | None = ...,
     dropout_seed: Any = ...,
@@ -134,6 +138,7 @@ def attention_vjp(
     alibi_slopes: Any = None,
     bias: Any = None,
     mask: Any = None,
+    block_mask: BlockMask | None = None,
     sinks: Any = None,
     dropout_p: float | None = None,
     dropout_seed: Any = None,
@@ -154,8 +159,8 @@ def attention_vjp(
 
     Parameters
     ----------
-    q, k, v, causal, window_size, softcap, score_mod, alibi_slopes, bias, mask, sinks,
-    scale, q_offset, layout
+    q, k, v, causal, window_size, softcap, score_mod, alibi_slopes, bias, mask, block_mask,
+    sinks, scale, q_offset, layout
         As for :func:`attention`.
     dropout_p, dropout_seed
         As for :func:`attention`. The pullback drops the same weights; a seed
@@ -213,7 +218,7 @@ def attention_vjp(
         **({"dropout_seed": seed} if seeds is None else {}),
     }
     of_features = {"alibi_slopes": alibi_slopes, "bias": bias, "mask": mask, "sinks": sinks}
-    of_features["dropout_seed"] = seeds
+    of_features |= {"block_mask": block_mask, "dropout_seed": seeds}
     given = {name: array for name, array in of_features.items() if array is not None}
     arrays = {"q": q, "k": k, "v": v, **given}
     named = _check_wrt(wrt, arrays)

@@ -195,6 +195,13 @@ PARAMETERS = {
     ("steps", "summarise_mask"): _struct(
         "SummariseMaskParams", (), (), ("tile_bits", "pair_bits", "mask_heads"), pairs=("mask",)
     ),
+    ("steps", "list_blocks"): _struct(
+        "ListBlocksParams",
+        (),
+        (),
+        ("block_bits", "block_heads", "block_words"),
+        pairs=("block_mask",),
+    ),
     ("steps", "reduce_bias"): _struct(
         "ReduceBiasParams",
         (),

@@ -13,11 +13,21 @@ from .use import Operand, Use
 __all__ = ["ArrayRule", "Axis", "DTypeRule", "Feature", "Request"]
 
 #: An axis of an array, by the field of the problem that holds its size.
-Axis = Literal["batch", "heads_q", "heads_kv", "seqlen_q", "seqlen_kv", "head_dim", "head_dim_v"]
+Axis = Literal[
+    "batch",
+    "heads_q",
+    "heads_kv",
+    "seqlen_q",
+    "seqlen_kv",
+    "head_dim",
+    "head_dim_v",
+    "q_blocks",
+    "kv_blocks",
+]
 #: A dtype of the problem: of q, of the output, or of the softmax; or one whatever they are.
 DTypeRule = Literal[
     "storage", "output", "compute",
-    "float16", "bfloat16", "float32", "float64", "bool", "int32", "int64", "uint32",
+    "float16", "bfloat16", "float32", "float64", "bool", "int32", "int64", "uint8", "uint32",
 ]  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from ..planning.problem import AttentionProblem
 from .alibi import ALIBI
 from .bias import BIAS
+from .block_mask import BLOCK_MASK
 from .dropout import DROPOUT
 from .feature import Feature, Request
 from .mask import MASK
@@ -27,7 +28,7 @@ __all__ = ["FEATURES", "with_features"]
 #: By name, in the order of their parameters on the device.
 FEATURES: dict[str, Feature] = {
     feature.name: feature
-    for feature in (WINDOW, SOFTCAP, SCORE_MOD, ALIBI, BIAS, MASK, SINKS, DROPOUT)
+    for feature in (WINDOW, SOFTCAP, SCORE_MOD, ALIBI, BIAS, MASK, BLOCK_MASK, SINKS, DROPOUT)
 }
 
 

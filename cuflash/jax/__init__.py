@@ -52,6 +52,7 @@ def attention(
     score_mod: ScoreMod | None = None,
     q_offset: int | None = 0,
     return_lse: bool = False,
+    block_mask: Any = None,
     alibi_slopes: Any = None,
     sinks: Any = None,
     algorithm: AlgorithmChoice = "auto",
@@ -97,6 +98,9 @@ def attention(
         Which pairs take part, beside ``is_causal`` and a window: True does, False
         is hidden. Its axes are as those of ``bias``, and ``dtype`` does not cast it.
         It has no gradient.
+    block_mask : cuflash.BlockMask, optional
+        The same of blocks of queries and keys: a pytree whose leaf is ``blocks``,
+        which broadcasts as ``mask`` does. The size of a block is compiled in.
     scale : float, optional
         Factor of the scores, a finite and positive number or an array without
         axes that holds one, compiled in; by default ``1 / sqrt(head_dim)``.
@@ -205,7 +209,7 @@ def attention(
     A computation for CUDA runs the kernels of :func:`cuflash.prepare` on XLA's
     stream and buffers; one for the CPU runs the tiled NumPy code. There are no second
     derivatives and no forward mode: JAX says so. What :func:`jax.vmap` does not map is repeated
-    for each mapped entry, but for ``sinks``, ``bias`` and ``mask``. Of several
+    for each mapped entry, but for ``sinks``, ``bias`` and both masks. Of several
     mapped axes, the last two are repeated along one that they lack between two
     that they have, the batch being the last. If ``sinks`` are mapped, or their
     gradient is, each mapped entry becomes heads of its own, for which arrays are

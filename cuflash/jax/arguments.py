@@ -8,11 +8,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from ..block_mask import BlockMask, split_block_mask
 from ..errors import ArgumentTypeError, ArgumentValueError
 from ..features.dropout import PART_LENGTH, SEED_LENGTHS
 from ..tensors import tensors
 
 __all__ = ["arrays_of", "as_array", "seed_of", "with_all_axes"]
+
+jax.tree_util.register_dataclass(BlockMask, data_fields=["blocks"], meta_fields=["block"])
 
 #: Arguments that are cast, and the tensors that they are.
 _CAST = {"query": "q", "key": "k", "value": "v"}
@@ -84,6 +87,9 @@ def _of_features(given: Mapping[str, Any], of_query: Any, dtype: str | None) -> 
     arrays = {name: as_array(name, given[name]) for name in names if given[name] is not None}
     if "mask" in arrays:
         _check_boolean("mask", arrays["mask"])
+    if given["block_mask"] is not None:
+        _, blocks = split_block_mask(given["block_mask"])
+        arrays["block_mask"] = as_array("block_mask", blocks)
     return {n: _cast(a, after[n]) if a.dtype == before.get(n) else a for n, a in arrays.items()}
 
 

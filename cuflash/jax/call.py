@@ -199,9 +199,10 @@ def call_of(
     algorithm: AlgorithmChoice,
     deterministic_gradients: Any,
     residual_dtype: Any,
+    block_mask: tuple[int, int] | None,
     dropout_rate: float,
 ) -> Call:
-    """The forward pass that the keywords ask for; of a window the checked sides.
+    """The forward pass of the keywords: of a window its sides, of a block mask a block, checked.
 
     Raises
     ------
@@ -217,6 +218,7 @@ def call_of(
         algorithm=algorithm,
         deterministic=check_flag("deterministic_gradients", deterministic_gradients),
         layout="bshd",
+        block_mask=block_mask,
         dropout_p=dropout_rate or None,
     )
     checked = _with_window(checked, local_window_size)

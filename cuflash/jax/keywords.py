@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from ..block_mask import split_block_mask
 from ..errors import ArgumentTypeError, ArgumentValueError
 from ..features.dropout import check_probability
 from ..options import check_dtype, check_flag
@@ -63,6 +64,7 @@ def checked(given: Mapping[str, Any]) -> dict[str, Any]:
     _check_implementation(given["implementation"])
     _check_precision(given["precision"], given["force_fp32_for_softmax"])
     found = {name: given[name] for name in _OF_THE_PASS}
+    found["block_mask"], _ = split_block_mask(given["block_mask"])
     found["dropout_rate"] = _check_dropout(*(given[name] for name in _DROPOUT))
     found["scale"] = _as_number("scale", given["scale"], _SCALE)
     found["score_mod"] = with_arrays(given["score_mod"])[0]

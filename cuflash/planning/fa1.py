@@ -65,10 +65,13 @@ def _tile(
             problem, "fa1", blocks, limits, needed, ways, lambda: fa1.all_tiles(problem)
         )
         return tile, f"blocks as asked; {said}"
-    for tile in fa1.tiles_of_rule(problem, limits):
-        if tile.footprint.excess(limits) is None:
-            exact = (tile.block_q, tile.block_kv) == rule
-            return tile, said if exact else f"{said}; the nearest that fits is taken"
+    fitting = [t for t in fa1.tiles_of_rule(problem, limits) if t.footprint.excess(limits) is None]
+    for tile in fitting if problem.block[0] else ():
+        if problem.block[0] % tile.block_q == 0 and problem.block[1] % tile.block_kv == 0:
+            return tile, f"{said}; the nearest that divides the blocks of block_mask is taken"
+    for tile in fitting:
+        exact = (tile.block_q, tile.block_kv) == rule
+        return tile, said if exact else f"{said}; the nearest that fits is taken"
     *_, smallest = fa1.tiles_of_rule(problem, limits)
     raise nothing_fits(problem, limits, "fa1", smallest)
 

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 from ..errors import ArgumentValueError, UnsupportedError
 from .argument_gradients import ArgumentGradients
+from .block_bits import bits_of_tiles
 from .decision import Algorithm, Plan
 from .device import DeviceLimits
 from .head_groups import even_head_group, head_group_of, taking_turns, whole_entries
 from .kernel import KernelLaunch, kernel_config, lay_out
 from .key_parts import KeyParts, parts_of
-from .mask_bits import MaskBits
 from .problem import DTYPES, AttentionProblem
 from .row_order import RowOrder
 from .row_steps import RowSteps, launchable
@@ -132,7 +132,7 @@ def _forward(
     rejected: tuple[tuple[Algorithm, str], ...],
 ) -> Plan:
     footprint = tile.footprint
-    bits = MaskBits(problem, limits, fa3.ARITHMETIC, tile.block_q, tile.block_kv)
+    bits = bits_of_tiles(problem, limits, fa3.ARITHMETIC, tile.block_q, tile.block_kv)
     constants = tile.constants() | {"entries_inside": int(problem.shares_pairs)} | bits.constants
     config = kernel_config(
         problem, limits, ("fa3", "forward"), fa3.ARITHMETIC, constants, footprint
@@ -174,7 +174,7 @@ def _backward(
     at_once = limits.num_sms * tile.footprint.blocks_per_sm
     keys = KeyParts(problem, limits, tile, parts or parts_of(problem, tile, at_once))
     seen = keys.seen
-    bits = MaskBits(problem, limits, fa3.ARITHMETIC, tile.block_q, tile.block_kv)
+    bits = bits_of_tiles(problem, limits, fa3.ARITHMETIC, tile.block_q, tile.block_kv)
     constants = tile.constants(bits.of_each_tile) | keys.constants | bits.constants
     config = kernel_config(
         problem, limits, ("fa3", "backward"), fa3.ARITHMETIC, constants, tile.footprint

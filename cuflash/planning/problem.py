@@ -30,7 +30,7 @@ MaskKind = Literal["full", "causal", "left", "band"]
 Alignment = Literal["tensor_map", "vector", "element"]
 DTypeName = Literal["float16", "bfloat16", "float32", "float64"]
 ElementName = Literal[
-    "float16", "bfloat16", "float32", "float64", "bool", "int32", "int64", "uint32"
+    "float16", "bfloat16", "float32", "float64", "bool", "int32", "int64", "uint8", "uint32"
 ]
 
 #: Widest head the kernels and the tiled NumPy code take.
@@ -90,6 +90,7 @@ ELEMENTS: dict[str, Element] = {
     "bool": Element("bool", 1, "bool"),
     "int32": Element("int32", 4, "int"),
     "int64": Element("int64", 8, "long long"),
+    "uint8": Element("uint8", 1, "unsigned char"),
     "uint32": Element("uint32", 4, "unsigned"),
 }
 
@@ -107,6 +108,8 @@ class AttentionProblem:
     Hopper's copy engine takes: positive and below 2^40 bytes. ``uses`` says
     what features add, in the order of their table. ``wrt`` names the tensors
     whose gradients a backward pass is asked for; its order does not matter.
+    ``block`` has the queries and keys of a block of a block mask; (0, 0) of
+    calls without one.
     """
 
     operation: Operation
@@ -127,6 +130,7 @@ class AttentionProblem:
     q_first: int = 0
     uses: tuple[Use, ...] = ()
     wrt: tuple[str, ...] = ("q", "k", "v")
+    block: tuple[int, int] = (0, 0)
 
     @property
     def has_pairs(self) -> bool:
@@ -164,7 +168,17 @@ class AttentionProblem:
     def hides_tiles(self) -> bool:
         """Whether a mask may hide some tiles of queries and keys whole."""
         mask = self.operands.get("mask")
-        return mask is not None and min(mask.pairs[2:]) > 1
+        return "block_mask" in self.operands or (mask is not None and min(mask.pairs[2:]) > 1)
+
+    @property
+    def q_blocks(self) -> int:
+        """Blocks of queries of a block mask."""
+        return -(-self.seqlen_q // self.block[0]) if self.block[0] else 1
+
+    @property
+    def kv_blocks(self) -> int:
+        """Its blocks of keys."""
+        return -(-self.seqlen_kv // self.block[1]) if self.block[1] else 1
 
     @property
     def shares_pairs(self) -> bool:

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from cuflash.features.score_text import ScoreText
 from cuflash.planning.decision import Algorithm
 from cuflash.planning.problem import DTypeName, MaskKind
 
-__all__ = ["FEATURED"]
+__all__ = ["FEATURED", "TEXTS"]
+
+#: Functions of scores: of the scores alone, and of positions and an array.
+TEXTS = {
+    "score-cap": ScoreText("return p.cap * tanh(s / p.cap);", (("cap", False, (50.0).hex()),)),
+    "score-table": ScoreText("return s + p.table(head, i + offset - j);", arrays=("table",)),
+}
 
 #: Of each algorithm: dtype, widths, mask, whether dq has an order, and sinks'
 #: dtype, "softcap", "alibi", or "dalibi" with the gradient of its slopes, or "bias:" and the axes
 #: of q and k that it has, with its gradient, or "mask:" and the same of a boolean mask, or
-#: "dropout", or "score-cap" or "score-table", which are texts. A "+" joins several of them.
+#: "blocks:" and the size of a block of a block mask, or "dropout", or "score-cap" or "score-table",
+#: which are texts. A "+" joins several of them.
 FEATURED: dict[Algorithm, list[tuple[DTypeName, int, int, MaskKind, bool, str]]] = {
     "fa1": [
         ("float16", 64, 64, "band", False, ""),
@@ -19,6 +27,7 @@ FEATURED: dict[Algorithm, list[tuple[DTypeName, int, int, MaskKind, bool, str]]]
         ("float16", 64, 64, "causal", False, "dalibi"),
         ("float16", 64, 64, "causal", False, "bias:qk"),
         ("float16", 64, 64, "causal", False, "mask:qk"),
+        ("float16", 64, 64, "causal", False, "blocks:128x128"),
         ("float16", 64, 64, "causal", False, "dropout"),
         ("float32", 64, 64, "full", False, "dropout"),
         ("float16", 64, 64, "causal", False, "score-cap"),
@@ -47,6 +56,10 @@ FEATURED: dict[Algorithm, list[tuple[DTypeName, int, int, MaskKind, bool, str]]]
         ("float32", 64, 64, "full", False, "mask:q"),
         ("float64", 256, 256, "causal", False, "mask:qk"),
         ("float16", 64, 64, "full", False, "bias:qk+mask:qk"),
+        ("float16", 64, 64, "causal", False, "blocks:128x128"),
+        ("bfloat16", 128, 128, "full", True, "blocks:128x128"),
+        ("float32", 64, 64, "full", False, "blocks:64x64"),
+        ("float16", 64, 64, "full", False, "mask:qk+blocks:64x128"),
         ("float16", 64, 64, "causal", False, "dropout"),
         ("bfloat16", 128, 128, "full", True, "dropout"),
         ("float32", 64, 64, "full", False, "dropout"),
@@ -110,6 +123,20 @@ FEATURED: dict[Algorithm, list[tuple[DTypeName, int, int, MaskKind, bool, str]]]
         ("bfloat16", 128, 128, "causal", False, "bias:k:float32+mask:qk"),
         ("float16", 64, 64, "causal", False, "mask:qk"),
         ("float16", 128, 128, "full", False, "mask:qk"),
+        ("bfloat16", 64, 64, "full", False, "blocks:128x128"),
+        ("bfloat16", 64, 64, "causal", False, "blocks:64x64"),
+        ("bfloat16", 96, 96, "full", False, "blocks:128x128"),
+        ("bfloat16", 96, 96, "causal", False, "blocks:128x64"),
+        ("bfloat16", 128, 128, "full", False, "blocks:128x128"),
+        ("bfloat16", 128, 128, "causal", False, "blocks:64x64"),
+        ("bfloat16", 128, 128, "full", True, "blocks:128x128"),
+        ("bfloat16", 192, 128, "full", False, "blocks:128x128"),
+        ("bfloat16", 192, 192, "causal", False, "blocks:128x64"),
+        ("bfloat16", 256, 256, "full", False, "blocks:128x128"),
+        ("bfloat16", 64, 64, "full", False, "bias:qk+blocks:128x128"),
+        ("bfloat16", 128, 128, "full", False, "mask:qk+blocks:128x128"),
+        ("bfloat16", 128, 128, "causal", False, "blocks:128x128+dropout"),
+        ("float16", 64, 64, "causal", False, "blocks:128x128"),
         ("bfloat16", 64, 64, "full", False, "dropout"),
         ("bfloat16", 64, 64, "causal", False, "dropout"),
         ("bfloat16", 64, 64, "band", True, "dropout"),

@@ -13,7 +13,7 @@ from dataclasses import replace
 from itertools import product
 
 from cuflash.errors import UnsupportedError
-from cuflash.features.score_text import SLOTS, ScoreText
+from cuflash.features.score_text import SLOTS
 from cuflash.features.table import with_features
 from cuflash.features.use import Operand
 from cuflash.planning.kernel import KernelConfig
@@ -25,7 +25,8 @@ from cuflash.tensors import QKV, differentiable
 
 from ..architectures import LIMITS
 from ..turns import has_turn
-from .featured import FEATURED
+from .featured import FEATURED, TEXTS
+from .spills import BLOCK_MASK_SPILLS
 
 #: Architectures whose kernels of FlashAttention-2 are built within a few days.
 OFTEN = ("75", "90")
@@ -82,6 +83,7 @@ SPILLS = {
     "sm_90-fa3-backward-float16-d192-full-dv128-dropout-64x128": 32,
     "sm_90-fa3-forward-bfloat16-d64-full-bias-bfloat16-bfloat16-1-1-dropout-192x128": 16,
     "sm_90-fa3-forward-bfloat16-d64-full-mask-bfloat16-1-1-dropout-192x128": 80,
+    **BLOCK_MASK_SPILLS,
 }
 
 _HEAD_DIMS = (*((d, d) for d in HEAD_DIM_BUCKETS), (192, 128))
@@ -136,15 +138,7 @@ def _fa3_problems() -> Iterator[AttentionProblem]:
 _KEYWORDS = {
     "softcap": (("softcap", 50.0),),
     "dropout": (("dropout_p", 0.1), ("dropout_seed", 1)),
-    "score-cap": (
-        (
-            "score_mod",
-            ScoreText("return p.cap * tanh(s / p.cap);", (("cap", False, (50.0).hex()),)),
-        ),
-    ),
-    "score-table": (
-        ("score_mod", ScoreText("return s + p.table(head, i + offset - j);", arrays=("table",))),
-    ),
+    **{name: (("score_mod", text),) for name, text in TEXTS.items()},
 }
 
 
@@ -154,6 +148,11 @@ def _featured_problems(algorithm: Algorithm) -> Iterator[AttentionProblem]:
         of = replace(plain, head_dim=d, head_dim_v=dv, mask=mask, storage=dtype, output=dtype)
         words = [*filter(None, feature.split("+"))]
         keywords = {name: value for word in words for name, value in _KEYWORDS.get(word, ())}
+        for word in words:
+            if word.startswith("blocks:"):
+                queries, keys = map(int, word.removeprefix("blocks:").split("x"))
+                of = replace(of, block=(queries, keys))
+                keywords["block_mask"] = of.block
         named = (_operand(of, word) for word in words if word not in _KEYWORDS)
         operands = {operand.name: operand for operand in named}
         if "score-table" in words:
@@ -174,6 +173,8 @@ def _operand(problem: AttentionProblem, feature: str) -> Operand:
     """The array of a feature as ``FEATURED`` names it."""
     if feature.endswith("alibi"):
         return Operand("alibi_slopes", problem.compute, (problem.heads_q,))
+    if feature.startswith("blocks:"):
+        return Operand("block_mask", "bool", (1, 1, problem.q_blocks, problem.kv_blocks))
     name, *axes_and_dtype = feature.split(":")
     if not axes_and_dtype:
         return Operand("sinks", feature, (problem.heads_q,))
@@ -276,13 +277,16 @@ def _name(architecture: str, c: KernelConfig) -> str:
         if feature.name != "window":  # which is in the mask
             parts += ["-".join([feature.name, *(str(value) for _, value in feature.constants)])]
     constants = dict(c.constants)
-    if "block_q" in constants and (c.generation == "fa3" or c.kernel == "summarise_mask"):
+    summaries = "summarise_mask", "list_blocks"
+    if "block_q" in constants and (c.generation == "fa3" or c.kernel in summaries):
         parts.append(f"{constants['block_q']}x{constants['block_kv']}")
+    if c.kernel == "list_blocks":
+        parts.append(f"of-{constants['block_queries']}x{constants['block_keys']}")
     if constants.get("kv_tiles_per_convert_block", 0) > 8:
         parts.append(f"converts{constants['kv_tiles_per_convert_block']}")
     if constants.get("ordered"):
         parts.append("ordered")
-    named = ("rows_of_keys", "one_row") if c.kernel == "summarise_mask" else ("parted",)
+    named = ("rows_of_keys", "one_row") if c.kernel in summaries else ("parted",)
     parts += [name for name in named if constants.get(name)]
     if c.kernel == "summarise_mask" and not constants["listed"]:
         parts.append("unlisted")

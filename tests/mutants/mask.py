@@ -55,7 +55,7 @@ BUGS = (
     ),
     Bug(
         "tiles that a mask may hide are those of a call without one",
-        "cuflash/planning/tiles/fa3.py",
+        "cuflash/planning/tiles/fa3_tables.py",
         "square = problem.hides_tiles and",
         "square = False and",
         _PLANS + "test_tiles_that_a_mask_may_hide_are_square_at_128",

@@ -123,6 +123,25 @@ _MASKS = [
 ]
 
 
+def _blocks(shape: Any, block: tuple[int, int], dtype: Any = bool, device: int = 0) -> Make:
+    return lambda host: cuflash.BlockMask(host.array(np.zeros(shape, dtype), device), block)
+
+
+#: All eight queries and keys are in one block.
+_BLOCK_MASKS = [
+    _blocks((1, 1), (64, 64)),
+    _blocks((1, 1), (128, 64)),
+    _blocks((8, 1, 1), (64, 64)),
+    _blocks((2, 1, 1, 1), (64, 128)),
+    _blocks((2, 8, 1, 1), (64, 64), np.uint8),
+    lambda host: cuflash.BlockMask(host.array(np.zeros((2, 16, 1, 1), bool))[:, ::2], (64, 64)),
+    _blocks((2, 1), (64, 64)),
+    _blocks((1, 1), (64, 64), np.int8),
+    _blocks((1, 1), (64, 64), device=1),
+    _array((1, 1), bool),
+]
+
+
 #: The key, or the key and an offset.
 _SEEDS = [
     _array((2,), np.uint32),
@@ -183,6 +202,7 @@ RECIPES: dict[str, list[Any]] = {
     "alibi_slopes": [None, *_SLOPES],
     "bias": [None, *_BIASES],
     "mask": [None, *_MASKS],
+    "block_mask": [None, *_BLOCK_MASKS],
     "sinks": [None, *_SINKS],
     "dropout_p": [None, 0.25, 0, 0.1, True, np.float32(0.25), "0.25", -0.1, 1, 0.99999, math.nan],
     "dropout_seed": [None, 3, 2**32, 2**64, -1, 3.0, True, np.int64(3), "3", *_SEEDS],

@@ -49,6 +49,11 @@ VALUES: dict[str, dict[str, Any]] = {
     "mask": {
         "mask": np.cos(np.arange(_HEADS * _QUERIES * _KEYS)).reshape(_HEADS, _QUERIES, _KEYS) > -0.5
     },
+    "block_mask": {
+        "block_mask": cuflash.BlockMask(
+            np.array([1, 0, 1, 1], bool).reshape(_HEADS, 1, 1), (64, 64)
+        )
+    },
     "sinks": {"sinks": np.linspace(-1, 2, _HEADS).astype(np.float32)},
     "dropout": {"dropout_p": 0.4, "dropout_seed": np.array([1, 2, 3, 4], np.uint32)},
 }
@@ -80,17 +85,19 @@ def in_float64(call: GivenCall) -> GivenCall:
     return GivenCall(call.wide, {**keywords, "backend": "numpy"})
 
 
-def _placed(value: Any, place: Callable[[Any], Any]) -> Any:
-    """A keyword whose arrays are where the call is computed."""
-    if not isinstance(value, ScoreMod):
-        return value
-    score, arrays = value.parts
-    return ScoreMod.of(score, tuple(map(place, arrays)))
-
-
 def refusal_of(names: tuple[str, ...]) -> Refusal | None:
     """What refuses a call of these names of features, algorithm, backend, pass and dtype."""
     return next((r for r in REFUSED if {r.first, r.second} <= set(names)), None)
+
+
+def _placed(value: Any, place: Callable[[Any], Any]) -> Any:
+    """An argument whose arrays are where the call is computed."""
+    if isinstance(value, cuflash.BlockMask):
+        return cuflash.BlockMask(place(value.blocks), value.block)
+    if isinstance(value, ScoreMod):
+        score, arrays = value.parts
+        return ScoreMod.of(score, tuple(map(place, arrays)))
+    return place(value) if isinstance(value, np.ndarray) else value
 
 
 def run(
@@ -103,7 +110,7 @@ def run(
 
     ``place`` puts an array where the call is computed, ``called`` calls a function of the library.
     """
-    inputs = {name: place(array) for name, array in call.inputs.items()}
+    inputs = {name: _placed(array, place) for name, array in call.inputs.items()}
     keywords = {name: _placed(value, place) for name, value in call.keywords.items()}
     given = {**inputs, **keywords}
     out, lse = called(cuflash.attention, **given, return_lse=True)

@@ -135,8 +135,7 @@ def test_the_vjp_takes_a_keyword_to_both_passes(
         given.clear()
         beside = _beside("", name, value)
         own_array = made(teller.host, {name: value, **beside})
-        passed = tuple(value) if name == "wrt" else value
-        passed = check_dtype(name, value) if name == "residual_dtype" else passed
+        passed = _passed(name, value)
         passed = own_array[name].parts[0] if isinstance(own_array[name], ScoreMod) else passed
         arrays = made(teller.host, {n: RECIPES[n][0] for n in "qkv"})
         try:
@@ -157,8 +156,16 @@ def test_the_vjp_takes_a_keyword_to_both_passes(
                 plain = beside.get(keyword, of_function)
                 is_array = inspect.isfunction(value) and name != "score_mod"
                 asked = passed if keyword == own and not is_array else plain
+                asked = getattr(own_array.get(keyword), "block", asked)
                 assert got == (keyword == "return_lse" or asked), (operation, keyword)
         assert [operation for operation, *_ in given] == ["forward", "backward"]
+
+
+def _passed(name: str, value: Any) -> Any:
+    """What the passes are given for a keyword of the vjp."""
+    if name == "wrt":
+        return tuple(value)
+    return check_dtype(name, value) if name == "residual_dtype" else value
 
 
 def _check_arrays(given: Any, own: dict[str, Any]) -> None:
@@ -171,6 +178,7 @@ def _check_arrays(given: Any, own: dict[str, Any]) -> None:
         read = {slot: of_pass[slot] for slot in SLOTS if slot in of_pass}
         assert [*read] == [*arrays]
         assert all(read[slot] is array for slot, array in arrays.items())
+        assert of_pass.get("block_mask") is getattr(own.get("block_mask"), "blocks", None)
 
 
 def _check_refused(teller: Teller, name: str, value: Any, beside: dict[str, Any]) -> None:

@@ -39,6 +39,7 @@ COMPILED: dict[str, dict[str, Any]] = {
     "alibi": {"alibi": (False, True)},
     "bias": {"bias": (None, "qk", "1")},
     "mask": {"mask_array": (None, "qk", "1")},
+    "block_mask": {"block_mask": (None, (128, 128))},
     "sinks": {"sinks": ("float16", "float32")},
     "dropout": {"dropout": (False, True)},
 }

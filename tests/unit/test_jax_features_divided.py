@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cuflash import ScoreMod
+from cuflash import BlockMask, ScoreMod
 from cuflash.features.refused import REFUSED
 from cuflash.features.table import FEATURES
 
@@ -34,6 +34,7 @@ KEYWORDS: dict[str, dict[str, Any]] = {
     "alibi": {},
     "bias": {},
     "mask": {},
+    "block_mask": {},
     "sinks": {},
     "dropout": {
         "dropout_rate": 0.3,
@@ -48,6 +49,7 @@ ARRAYS: dict[str, dict[str, tuple[tuple[int, ...], Any]]] = {
     "alibi": {"alibi_slopes": ((4, 8), P("x", "y"))},
     "bias": {"bias": ((1, 8, 6, 1), P(None, "y"))},
     "mask": {"mask": ((4, 1, 6, 6), P("x"))},
+    "block_mask": {"block_mask": ((4, 8, 1, 1), P("x", "y"))},
     "sinks": {"sinks": ((8,), P("y"))},
     "dropout": {},
 }
@@ -74,12 +76,14 @@ def case_of(chosen: tuple[str, ...]) -> tuple[Any, list[Any], list[Any]]:
 
     def total(q: Any, k: Any, v: Any, *others: Any) -> Any:
         named = dict(zip(extra, others, strict=True))
+        if "block_mask" in named:
+            named["block_mask"] = BlockMask(named["block_mask"], (64, 64))
         out, lse = attention(q, k, v, is_causal=True, return_lse=True, **keywords, **named)
         return (out * out).sum() + jnp.where(jnp.isfinite(lse), jnp.sin(lse), 0).sum()
 
     shapes = [WHOLE, GROUPED, GROUPED, *(shape for shape, _ in extra.values())]
     arrays = draw(*shapes, dtype="float32")
-    numbers = [place for place, name in enumerate(("q", "k", "v", *extra)) if name != "mask"]
+    numbers = [place for place, name in enumerate(("q", "k", "v", *extra)) if "mask" not in name]
     arrays = [array if place in numbers else array > -0.5 for place, array in enumerate(arrays)]
     specs = [P("x", None, "y")] * 3 + [spec for _, spec in extra.values()]
     return jax.grad(total, numbers), arrays, specs

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import cuflash
+from cuflash import BlockMask
 
 from .jax_case import alike, draw, jax, jnp
 
@@ -18,12 +19,14 @@ attention = pytest.importorskip("cuflash.jax", reason="JAX is not installed").at
 Q, KV = (2, 3, 4, 8), (2, 5, 2, 8)
 ARRAY = np.zeros((2, 4, 3, 5), np.float32)
 SEEN = ARRAY == 0
+BLOCKS = BlockMask(np.ones((1, 1), bool), (64, 64))
 KEYS = (jax.random.PRNGKey(0), jax.random.key(0))
 
 #: Values that leave the answer as it is, and values that are refused.
 HARMLESS: dict[str, list[Any]] = {
     "bias": [None, ARRAY, jnp.asarray(ARRAY)],
     "mask": [None, True, SEEN, jnp.asarray(SEEN), SEEN[0, 0], [[True]], np.ones((4, 1, 1), bool)],
+    "block_mask": [None, BLOCKS, BlockMask(jnp.ones((4, 1, 1), np.uint8), (128, 64))],
     "dropout_rng": [None, *KEYS],
     "dropout_rate": [0, 0.0, np.float32(0), np.asarray(0.0)],
     "broadcast_dropout": [True, False, np.True_],
@@ -47,6 +50,7 @@ HARMLESS: dict[str, list[Any]] = {
 REFUSED: dict[str, list[Any]] = {
     "bias": [ARRAY[..., :2], ARRAY > 0, 0, False],
     "mask": [ARRAY, jnp.ones((3, 5), int), SEEN[..., :2], SEEN[:, :3], 1, [[1]]],
+    "block_mask": [SEEN, 1, BlockMask(SEEN[..., :2], (64, 64)), BlockMask(ARRAY[0, 0, :1, :1])],
     "dropout_rng": [0, "key"],
     "dropout_rate": [-0.1, 1.5, float("nan"), float("inf"), "0", None, True, 1j, np.zeros(1)],
     "broadcast_dropout": [0, None],

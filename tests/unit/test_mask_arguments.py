@@ -240,7 +240,7 @@ def test_a_mask_is_planned_from_an_array_a_shape_or_a_dtype(
         ((-1,), _VALUE, "a shape: non-negative integers"),
         ("float32", _TYPE, "mask: got dtype float32; expected bool"),
         (((5, 7), np.float16), _TYPE, "mask: got dtype float16; expected bool"),
-        ("uint8", _TYPE, "mask: got dtype('uint8'); expected one of 'float16', "),
+        ("uint8", _TYPE, "mask: got dtype uint8; expected bool"),
         (np.int8, _TYPE, "'float64', 'bool'"),
         ("nothing", _TYPE, "'float64', 'bool'"),
         (((5, 7), None), _VALUE, "mask: got"),

@@ -55,13 +55,13 @@ def test_every_explanation_is_held_to_that() -> None:
     assert README.count("<!-- explain:") == 3
 
 
-@pytest.mark.parametrize("argument", ["bias", "mask"])
+@pytest.mark.parametrize("argument", ["bias", "mask", "block_mask"])
 def test_examples_of_arrays_of_pairs_run(argument: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a GPU; what they show is asserted in them."""
     monkeypatch.setenv("CUFLASH_BACKEND", "numpy")
     pattern = r"```python\n(import numpy as np\nimport cuflash\n.*?)```"
     blocks = re.findall(pattern, README, re.DOTALL)
-    (code,) = (code for code in blocks if f"{argument}=" in code)
+    code = next(code for code in blocks if f" {argument}=" in code)  # the first one
     assert "assert" in code
     exec(code, {})
 
@@ -213,6 +213,7 @@ PROVOKED: tuple[Callable[[pytest.MonkeyPatch], str], ...] = (
     _no_header,
     _old_nvrtc,
     lambda patch: _attend(dtype=np.int8),
+    lambda patch: _attend(block_mask=np.ones((1, 1), bool)),
     lambda patch: _attend(mask=np.ones((4, 4), np.int8)),
     lambda patch: _attend(dropout_p=0.1),
     _named,

@@ -10,6 +10,7 @@ import ml_dtypes
 import numpy as np
 from hypothesis import strategies as st
 
+from cuflash import BlockMask
 from cuflash.tensors import differentiable
 
 __all__ = ["DTYPES", "GivenCall", "biases", "calls", "masks", "pair_sizes", "sides"]
@@ -42,7 +43,9 @@ class GivenCall:
     def wide(self) -> dict[str, Any]:
         """The inputs in float64; a mask and a seed have one dtype."""
         named, others = self.inputs.items(), (bool, np.uint32)
-        return {n: a if a.dtype in others else a.astype(np.float64) for n, a in named}
+        narrow = ((n, a) for n, a in named if not isinstance(a, BlockMask))
+        wide = {n: a if a.dtype in others else a.astype(np.float64) for n, a in narrow}
+        return self.inputs | wide
 
     @property
     def wrt(self) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from ...features.use import Operand
 from ..device import DeviceLimits
 from ..problem import DTYPES, AttentionProblem
 from .common import Arithmetic, Footprint, bucket, ceil_div
-from .fa3_tables import BACKWARD, BUCKETS, FORWARD, FORWARD_WITH_PAIRS, ForwardRow
+from .fa3_tables import BACKWARD, BUCKETS, FORWARD_WITH_PAIRS, ForwardRow, forward_rows
 from .operand_tiles import NO_OPERAND, OperandTiles
 
 __all__ = [
@@ -226,14 +226,9 @@ def _forward(problem: AttentionProblem, every: bool) -> Iterator[Fa3ForwardTile]
     if staged is not None and staged.pairs[2] > 1:
         yield from _forward_with_pairs(problem, staged, every)
         return
-    for row in FORWARD:
-        holds = problem.head_dim <= row.widest and problem.head_dim_v <= row.widest_v
-        longest = row.longest if problem.mask == "full" else row.longest_causal
-        narrow = problem.has_first and 0 < problem.visibility.most_keys <= row.widest_window
-        square = problem.hides_tiles and row.block_q == row.block_kv
-        if holds and (every or narrow or square or problem.seqlen_kv <= longest):
-            tile = tile_of_row(problem, row)
-            yield from (tile,) if staged is None else _with_row(tile, staged)
+    for row in forward_rows(problem, every):
+        tile = tile_of_row(problem, row)
+        yield from (tile,) if staged is None else _with_row(tile, staged)
 
 
 def _forward_with_pairs(

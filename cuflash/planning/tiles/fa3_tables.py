@@ -6,16 +6,21 @@ row reaches on an H200 (TFLOP/s of the stored run, bfloat16, taking turns).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
+
+from ..problem import AttentionProblem
 
 __all__ = [
     "BACKWARD",
     "BUCKETS",
     "FORWARD",
+    "FORWARD_OF_BLOCKS",
     "FORWARD_WITH_PAIRS",
     "BackwardRow",
     "ForwardRow",
     "PairsRow",
+    "forward_rows",
 ]
 
 #: Widths that kernels are compiled for: columns of a product come in these numbers.
@@ -52,6 +57,48 @@ FORWARD = (
     ForwardRow(192, 192, 128, 96, 2, 1),  # 797 at 192, seqlen 8192 causal
     ForwardRow(256, 256, 128, 64, 2, 1),  # 840 at 256, seqlen 8192 full
 )
+
+
+#: The same that go with blocks of a block mask: taken where they divide them.
+FORWARD_OF_BLOCKS = (
+    ForwardRow(64, 64, 128, 128, 3, 2),
+    ForwardRow(64, 64, 128, 64, 4, 2),
+    ForwardRow(96, 96, 128, 128, 2, 2),
+    ForwardRow(96, 96, 128, 64, 4, 2),
+    ForwardRow(128, 128, 128, 128, 2, 2),
+    ForwardRow(128, 128, 128, 64, 4, 2),
+    ForwardRow(192, 128, 128, 128, 2, 1),
+    ForwardRow(192, 192, 128, 64, 2, 1),
+    ForwardRow(256, 256, 128, 64, 2, 1),
+)
+
+
+def forward_rows(problem: AttentionProblem, every: bool = False) -> Iterator[ForwardRow]:
+    """Rows that a forward pass chooses from, best first; those for other lengths with ``every``."""
+    yield from _rows_of_blocks(problem)
+    for row in FORWARD:
+        longest = row.longest if problem.mask == "full" else row.longest_causal
+        narrow = problem.has_first and 0 < problem.visibility.most_keys <= row.widest_window
+        square = problem.hides_tiles and row.block_q == row.block_kv
+        fits = every or narrow or square or problem.seqlen_kv <= longest
+        if fits and _holds(row, problem):
+            yield row
+
+
+def _rows_of_blocks(problem: AttentionProblem) -> Iterator[ForwardRow]:
+    """Those that divide blocks of a block mask, then those that divide their keys alone."""
+    queries, keys = problem.block
+    if not keys:
+        return
+    for divided in (queries, 0):
+        for row in FORWARD_OF_BLOCKS:
+            fits = divided % row.block_q == 0 and keys % row.block_kv == 0
+            if fits and _holds(row, problem):
+                yield row
+
+
+def _holds(row: ForwardRow, problem: AttentionProblem) -> bool:
+    return problem.head_dim <= row.widest and problem.head_dim_v <= row.widest_v
 
 
 class PairsRow(NamedTuple):

@@ -13,6 +13,7 @@ __all__ = [
     "ROWS",
     "ArgumentTile",
     "DeltaTile",
+    "ListTile",
     "RowsTile",
     "SummaryTile",
     "delta_tile",
@@ -86,6 +87,38 @@ class ArgumentTile:
     def constants(self) -> dict[str, int]:
         """What the device code reads from ``Config``."""
         return {"warps": self.warps}
+
+
+@dataclass(frozen=True)
+class ListTile:
+    """``list_blocks``: eight neighbouring tiles for each thread, four threads a word."""
+
+    block_q: int
+    block_kv: int
+    block: tuple[int, int]  # queries and keys of a block of the mask
+    rows_of_keys: bool  # a row of tiles is that of a kv tile
+    warps: int = 8
+
+    @property
+    def words(self) -> int:
+        """Of a thread block."""
+        return 32 * self.warps // 4
+
+    @property
+    def footprint(self) -> Footprint:
+        """Registers only."""
+        return Footprint(0, 64, 32 * self.warps)
+
+    def constants(self) -> dict[str, int]:
+        """What the device code reads from ``Config``."""
+        return {
+            "block_q": self.block_q,
+            "block_kv": self.block_kv,
+            "block_queries": self.block[0],
+            "block_keys": self.block[1],
+            "rows_of_keys": int(self.rows_of_keys),
+            "warps": self.warps,
+        }
 
 
 @dataclass(frozen=True)

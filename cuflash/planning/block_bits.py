@@ -1,0 +1,111 @@
+"""A block mask as bits of tiles, made before a pass, which walks along them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from .device import DeviceLimits
+from .kernel import KernelLaunch, kernel_config
+from .mask_bits import MaskBits
+from .problem import AttentionProblem
+from .row_steps import launchable
+from .tiles import steps
+from .tiles.common import Arithmetic, ceil_div
+
+__all__ = ["BlockBits", "bits_of_tiles"]
+
+#: Tiles of a word, and its bytes: a bit that a tile is seen, and one that it is seen whole.
+_TILES_OF_WORD, _WORD_BYTES = 32, 8
+
+
+@dataclass(frozen=True)
+class BlockBits:
+    """Of a pass of FlashAttention-3 with a block mask.
+
+    A row of tiles is that of a q tile in a forward pass, and that of a kv tile
+    in a backward pass. Ordered sums of dQ count all tiles: there are no bits then.
+
+    Attributes
+    ----------
+    problem, limits, arithmetic
+        Those of the pass.
+    block_q, block_kv
+        Of its tiles.
+    """
+
+    problem: AttentionProblem
+    limits: DeviceLimits
+    arithmetic: Arithmetic
+    block_q: int
+    block_kv: int
+
+    @property
+    def constants(self) -> dict[str, int]:
+        """What the device code of the pass reads from ``Config``."""
+        return {"packed": 0, "one_row": 0, "listed": int(self.of_each_tile), "skips_keys": 0}
+
+    @property
+    def of_each_tile(self) -> bool:
+        """Whether tiles have lists of their own that the pass walks along."""
+        blocks = self.problem.operands["block_mask"]
+        return 0 not in blocks.shape and not (self._backward and self.problem.deterministic)
+
+    @property
+    def sizes(self) -> list[tuple[str, int]]:
+        """Buffers of the workspace and their bytes."""
+        return [("block_bits", self._words * _WORD_BYTES)] if self.of_each_tile else []
+
+    @property
+    def before(self) -> Iterator[KernelLaunch]:
+        """What makes them."""
+        if not self.of_each_tile:
+            return
+        tile = steps.ListTile(self.block_q, self.block_kv, self.problem.block, self._backward)
+        config = kernel_config(
+            self.problem,
+            self.limits,
+            ("steps", "list_blocks"),
+            self.arithmetic,
+            tile.constants(),
+            tile.footprint,
+        )
+        # Nothing else changes its code.
+        config = replace(config, storage="float32", output="float32", compute="float32")
+        config = replace(config, statistics="float32", mask="full", copies="element", features=())
+        config = replace(config, head_dim=0, head_dim_v=0, products="scalar", mma_depth=0)
+        heads = self.problem.operands["block_mask"].pairs[1]
+        blocks = ceil_div(self._words, tile.words)
+        yield KernelLaunch(
+            config,
+            launchable(blocks, "the bits of block_mask"),
+            (("block_heads", heads), ("block_words", self._words)),
+        )
+
+    @property
+    def _backward(self) -> bool:
+        return self.problem.operation == "backward"
+
+    @property
+    def _words(self) -> int:
+        entries, heads, _, _ = self.problem.operands["block_mask"].pairs
+        tiles = [
+            ceil_div(self.problem.seqlen_q, self.block_q),
+            ceil_div(self.problem.seqlen_kv, self.block_kv),
+        ]
+        rows, along = tiles[::-1] if self._backward else tiles
+        return entries * heads * rows * ceil_div(along, _TILES_OF_WORD)
+
+
+def bits_of_tiles(
+    problem: AttentionProblem,
+    limits: DeviceLimits,
+    arithmetic: Arithmetic,
+    block_q: int,
+    block_kv: int,
+) -> MaskBits | BlockBits:
+    """What tells a pass which tiles it walks along: a mask that has bits, else the block mask."""
+    of_mask = MaskBits(problem, limits, arithmetic, block_q, block_kv)
+    if of_mask.constants["packed"] or "block_mask" not in problem.operands:
+        return of_mask
+    return BlockBits(problem, limits, arithmetic, block_q, block_kv)

@@ -1,0 +1,23 @@
+"""Kernels of FlashAttention-3 with a block mask that spill, and bytes."""
+
+from __future__ import annotations
+
+__all__ = ["BLOCK_MASK_SPILLS"]
+
+#: In the load role of a backward pass, which walks along lists; forward beside a staged bias.
+BLOCK_MASK_SPILLS = {
+    "sm_90-fa3-backward-bfloat16-d128-causal-block_mask-128-128-dropout-64x128": 40,
+    "sm_90-fa3-backward-bfloat16-d128-causal-block_mask-64-64-64x128": 160,
+    "sm_90-fa3-backward-bfloat16-d128-full-block_mask-128-128-64x128": 28,
+    "sm_90-fa3-backward-bfloat16-d128-full-mask-bfloat16-1-1-block_mask-128-128-64x128": 84,
+    "sm_90-fa3-backward-bfloat16-d192-causal-block_mask-128-64-64x64": 32,
+    "sm_90-fa3-backward-bfloat16-d192-full-dv128-block_mask-128-128-64x128": 24,
+    "sm_90-fa3-backward-bfloat16-d256-full-block_mask-128-128-64x64": 28,
+    "sm_90-fa3-backward-bfloat16-d64-causal-block_mask-64-64-128x128": 8,
+    "sm_90-fa3-backward-bfloat16-d64-full-block_mask-128-128-128x128": 8,
+    "sm_90-fa3-backward-bfloat16-d96-causal-block_mask-128-64-64x128": 64,
+    "sm_90-fa3-backward-bfloat16-d96-full-block_mask-128-128-64x128": 28,
+    "sm_90-fa3-backward-float16-d64-causal-block_mask-128-128-128x128": 8,
+    "sm_90-fa3-forward-bfloat16-d64-full-bias-bfloat16-bfloat16-1-1-block_mask-128-128"
+    "-192x128": 130,
+}
