@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .reference_dropout import dropped
-from .reference_scores import Function, cap_slopes, capped, distances, in_blocks, sees
+from .reference_scores import cap_slopes, capped, distances, function_of, in_blocks, sees
 
 __all__ = ["Heads"]
 
@@ -40,18 +40,16 @@ class Heads:
         dtype: type[np.floating[Any]],
     ) -> None:
         self._q, self._k, self._v, self._dtype = q, k, v, dtype
-        none = np.full(q.shape[1], -math.inf)
-        self._sinks: _Array = (none if sinks is None else sinks).astype(dtype)
+        of_heads = np.full(q.shape[1], -math.inf) if sinks is None else sinks
+        self._sinks: _Array = of_heads.astype(dtype)
         slopes = np.zeros(q.shape[1]) if alibi_slopes is None else alibi_slopes
         self._alibi: _Array = np.broadcast_to(slopes.astype(dtype), q.shape[:2])
-        seqlen_q, seqlen_kv = q.shape[2], k.shape[2]
-        offset = seqlen_kv - seqlen_q if q_offset is None else q_offset
-        i, j = np.arange(seqlen_q)[:, None], np.arange(seqlen_kv)[None, :]
+        square = (*q.shape[:2], q.shape[2], k.shape[2])
+        offset = k.shape[2] - q.shape[2] if q_offset is None else q_offset
+        i, j = np.arange(q.shape[2])[:, None], np.arange(k.shape[2])[None, :]
         self._visible = sees(i, j, causal, window_size, offset)
-        self._distances: _Array = np.zeros((1, 1), dtype)
-        if alibi_slopes is not None:
-            self._distances = distances(i, j, offset).astype(dtype)
-        square = (*q.shape[:2], seqlen_q, seqlen_kv)
+        away = distances(i, j, offset) if alibi_slopes is not None else np.zeros((1, 1))
+        self._distances: _Array = away.astype(dtype)
         self._bias: _Array = np.broadcast_to(0 if bias is None else bias, square)
         self._mask: _Array = np.broadcast_to(True if mask is None else mask, square)
         if block_mask is not None:
@@ -59,10 +57,7 @@ class Heads:
         self._scale = dtype(1) / np.sqrt(dtype(q.shape[3])) if scale is None else dtype(scale)
         self._cap = dtype(softcap or 0)
         self._dropout = dropout_p, dropout_seed
-        self._function: Function | None = None
-        if function is not None:
-            of_numpy, arguments = function
-            self._function = Function(of_numpy, arguments, (i, j, offset))
+        self._function = function_of(function, (i, j, offset))
 
     def kv_head(self, h: int) -> int:
         """The kv head that query head h reads."""

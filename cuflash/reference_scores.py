@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Function", "add_pairs", "cap_slopes", "capped", "distances", "in_blocks", "sees"]
+__all__ = ["add_pairs", "cap_slopes", "capped", "distances", "function_of", "in_blocks", "sees"]
 
 _Array = NDArray[Any]
 
@@ -64,6 +64,14 @@ def _reader(array: _Array) -> Callable[..., _Array]:
 #: (Fornberg, "Generation of finite difference formulas on arbitrarily spaced grids", 1988).
 _WEIGHTS = (4 / 5, -1 / 5, 4 / 105, -1 / 280)
 _STEP = 2.0**-8
+
+
+def function_of(given: Any, places: tuple[_Array, _Array, int]) -> Function | None:
+    """A function of scores from what NumPy calls, and what that reads; None without one."""
+    if given is None:
+        return None
+    function, arguments = given
+    return Function(function, arguments, places)
 
 
 class Function:

@@ -20,7 +20,7 @@ from .dual import DualArray
 from .feature import ArrayRule, DTypeRule, Feature, Request
 from .host import Given, HostPart, ScorePlace
 from .score_text import PLACE, SLOTS, ScoreText, TextArray, device_part, size_field
-from .use import Use
+from .use import Operand, Use
 
 __all__ = ["ARRAY_DTYPES", "SCORE_MOD", "host_arguments"]
 
@@ -30,6 +30,7 @@ ARRAY_DTYPES: tuple[DTypeRule, ...] = (
     "float32", "float64", "float16", "bfloat16", "int32", "int64", "uint32", "bool",
 )  # fmt: skip
 _MOST_AXES = 4
+_MOST_OF_AXIS = 2**31 - 1
 
 
 def _check(name: str, value: Any) -> ScoreText:
@@ -98,9 +99,35 @@ def _host_part(score: ScoreText) -> HostPart | None:
     return HostPart(functools.partial(_change, score), functools.partial(_change_with_slope, score))
 
 
-def _index_of(shape: tuple[int, ...]) -> str:
-    """The type that counts the elements: with 64 bits kernels need many registers more."""
-    return "int" if math.prod(shape) < 2**31 else "long long"
+def _text_array(name: str, array: Operand) -> TextArray:
+    """What the text has of an array. With indices of 64 bits kernels need many registers more."""
+    if max(array.shape) > _MOST_OF_AXIS:
+        got = f"{name}, an array of shape {array.shape}"
+        raise ArgumentValueError(_NAME, got, f"at most {_MOST_OF_AXIS} elements along an axis")
+    index = "int" if math.prod(array.shape) <= _MOST_OF_AXIS else "long long"
+    return TextArray(name, array.dtype, len(array.shape), index)
+
+
+def _numbers(
+    request: Request, score: ScoreText, arrays: tuple[Operand, ...]
+) -> tuple[tuple[str, int | float], ...]:
+    """Values of the fields of the device block, and what NumPy functions are told."""
+    problem = request.problem
+    entries, heads = request.places or (problem.batch, problem.heads_q)
+    sizes = (
+        (size_field(array.name, axis), size)
+        for array in arrays
+        for axis, size in enumerate(array.shape)
+    )
+    return (
+        ("inner", problem.scale),
+        ("inner_single", problem.scale),
+        ("position", request.position),
+        ("entries", entries),
+        ("heads", heads),
+        *sizes,
+        *((f"argument_{name}", value) for name, value in score.values.items()),
+    )
 
 
 def _use(request: Request) -> Use | None:
@@ -116,30 +143,12 @@ def _use(request: Request) -> Use | None:
     if not problem.has_pairs:  # and arrays may be empty
         return None
     operands = tuple(request.operands[slot] for slot in SLOTS[: len(score.arrays)])
-    entries, heads = request.places or (problem.batch, problem.heads_q)
-    arrays = tuple(
-        TextArray(name, operand.dtype, len(operand.shape), _index_of(operand.shape))
-        for name, operand in zip(score.arrays, operands, strict=True)
-    )
-    sizes = tuple(
-        (size_field(operand.name, axis), size)
-        for operand in operands
-        for axis, size in enumerate(operand.shape)
-    )
-    numbers = tuple((f"argument_{name}", value) for name, value in score.values.items())
+    arrays = tuple(map(_text_array, score.arrays, operands))
     return Use(
         _NAME,
         device_part(score, arrays, problem.storage),
         compiled=(("score_mod_storage", problem.storage), ("score_mod_digest", score.digest)),
-        numbers=(
-            ("inner", problem.scale),
-            ("inner_single", problem.scale),
-            ("position", request.position),
-            ("entries", entries),
-            ("heads", heads),
-            *sizes,
-            *numbers,
-        ),
+        numbers=_numbers(request, score, operands),
         operands=(*operands, *(request.operands[n] for n in (PLACE,) if n in request.operands)),
         host=_host_part(score),
         unit=1.0,

@@ -163,16 +163,6 @@ def _lines(
     fields: Iterable[tuple[str, type]],
 ) -> Iterable[str]:
     """The header of the function, and the function with its own line numbers."""
-    members, initial = [], []
-    for name, whole, _ in score.numbers:
-        members.append(f"  {'int' if whole else 'Real'} {name};")
-        initial.append(f"{name}(params.argument_{name})")
-    for slot, array in zip(SLOTS, arrays, strict=False):
-        element = ELEMENTS[array.dtype].cuda
-        sizes = ", ".join(f"params.{size_field(slot, axis)}" for axis in range(array.axes))
-        members.append(f"  Array<{element}, {array.axes}, {array.index}> {array.name};")
-        initial.append(f"{array.name}{{static_cast<const {element}*>(params.{slot}), {{{sizes}}}}}")
-    params = "const cuflash::ScoreModParams& params"
     return [
         f"namespace cuflash_text {{ using Storage = {DTYPES[storage].cuda}; }}",
         '#include "features/score_text.cuh"',
@@ -184,11 +174,7 @@ def _lines(
         "namespace cuflash_text {",
         f"constexpr bool kUsesPosition = {_has(score.text, 'i', 'j')};",
         f"constexpr bool kUsesHead = {_has(score.text, 'batch', 'head')};",
-        "struct Arguments {",
-        *members,
-        f"  __device__ explicit Arguments({params}){' : ' if initial else ''}"
-        f"{', '.join(initial)} {{}}",
-        "};",
+        *_struct_lines(score, arrays),
         "__device__ __forceinline__ Value score(Value s, int batch, int head, int i, int j,",
         "    int offset, const Arguments& p) {",
         "  const Real infinity = cuflash::infinity<Real>();",
@@ -200,6 +186,22 @@ def _lines(
         "}  // namespace cuflash_text",
         '#include "features/score_mod.cuh"',
     ]
+
+
+def _struct_lines(score: ScoreText, arrays: tuple[TextArray, ...]) -> Iterable[str]:
+    """What the text has as ``p``."""
+    members, initial = [], []
+    for name, whole, _ in score.numbers:
+        members.append(f"  {'int' if whole else 'Real'} {name};")
+        initial.append(f"{name}(params.argument_{name})")
+    for slot, array in zip(SLOTS, arrays, strict=False):
+        element = ELEMENTS[array.dtype].cuda
+        sizes = ", ".join(f"params.{size_field(slot, axis)}" for axis in range(array.axes))
+        members.append(f"  Array<{element}, {array.axes}, {array.index}> {array.name};")
+        initial.append(f"{array.name}{{static_cast<const {element}*>(params.{slot}), {{{sizes}}}}}")
+    made = "explicit Arguments(const cuflash::ScoreModParams& params)"
+    made += f"{' : ' if initial else ''}{', '.join(initial)} {{}}"
+    return ["struct Arguments {", *members, f"  __device__ {made}", "};"]
 
 
 def _has(text: str, *names: str) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hypothesis import strategies as st
 
 from ..kit.case import LAYOUTS, TENSORS, Case
@@ -65,16 +67,22 @@ def _problems(draw: st.DrawFn, kernels: Kernels, work: int) -> Case:
         alibi=kernels.alibi,
         bias=draw(_of_pairs(kernels.bias, "-inf")),
         mask=draw(_of_pairs(kernels.mask, "-blocks")),
-        dropout=draw(st.sampled_from(_DROPOUTS)) if kernels.dropout else "",
+        **draw(_numbers(kernels)),
         written=kernels.written,
         q_offset=draw(_offsets(kernels, seqlen_q, seqlen_kv)),
-        softcap=draw(st.sampled_from((0.5, 5.0, 50.0))) if kernels.softcap else None,
         scale=draw(st.sampled_from((None, None, 0.3, 2.0**-5))),
         layout=layout,
         seed=draw(st.integers(0, 2**31 - 1)),
         values=draw(st.sampled_from(_WITH_SINKS if kernels.sinks else _VALUES)),
         strides=tuple(draw(recipes(layout, name)) for name in TENSORS),
     )
+
+
+def _numbers(kernels: Kernels) -> st.SearchStrategy[dict[str, Any]]:
+    """What is dropped, and a soft cap, if the kernels have them."""
+    dropout = st.sampled_from(_DROPOUTS) if kernels.dropout else st.just("")
+    softcap = st.sampled_from((0.5, 5.0, 50.0)) if kernels.softcap else st.none()
+    return st.fixed_dictionaries({"dropout": dropout, "softcap": softcap})
 
 
 def _of_pairs(axes: str, hidden: str) -> st.SearchStrategy[str]:

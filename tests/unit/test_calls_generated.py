@@ -149,13 +149,12 @@ def test_the_vjp_takes_a_keyword_to_both_passes(
             continue
         assert (given[1][2]["dout"], given[1][2]["dlse"]) == (dout, dlse)
         _check_arrays(given, own_array)
+        is_array = inspect.isfunction(value) and name != "score_mod"
         for operation, keywords, _ in given:
-            own = _name_in(operation, name)
+            own = None if is_array else _name_in(operation, name)
             for keyword, got in keywords.items():
                 of_function = inspect.signature(PASSES[operation]).parameters[keyword].default
-                plain = beside.get(keyword, of_function)
-                is_array = inspect.isfunction(value) and name != "score_mod"
-                asked = passed if keyword == own and not is_array else plain
+                asked = passed if keyword == own else beside.get(keyword, of_function)
                 asked = getattr(own_array.get(keyword), "block", asked)
                 assert got == (keyword == "return_lse" or asked), (operation, keyword)
         assert [operation for operation, *_ in given] == ["forward", "backward"]
