@@ -61,8 +61,8 @@ class BlockMask:
             Row i of blocks shows the columns ``indices[indptr[i]:indptr[i + 1]]``.
             Axes in front are those of heads, or of the batch and heads.
         indices : array of integers, (n,)
-            Columns in any order; a column that comes twice counts once. Where
-            ``indptr`` has axes in front it counts through those of all heads.
+            Columns in any order; a column that comes twice counts once. All
+            heads index the same array.
         kv_blocks : int
             Blocks of keys in a row.
         block : (int, int)
@@ -71,8 +71,9 @@ class BlockMask:
         Raises
         ------
         ArgumentTypeError, ArgumentValueError
-            If an argument is not of this kind. What device arrays hold is not
-            looked at: a column beyond ``kv_blocks`` shows nothing.
+            If an argument is not of this kind, ``indptr`` decreases along a row
+            of its last axis or leaves ``indices``, or a column is none of
+            ``kv_blocks``. Arrays on a device are waited for.
         """
         starts, columns = adopt("indptr", indptr), adopt("indices", indices)
         for name, array in (("indptr", starts), ("indices", columns)):
@@ -94,20 +95,25 @@ class BlockMask:
 
 
 def _dense(starts: Any, columns: Any, kv_blocks: int) -> Any:
-    """Lists of columns as booleans: of every place of a list the row that it is of."""
+    """Lists of columns as booleans."""
     xp: Any = np
     if not isinstance(starts, np.ndarray):
         xp = importlib.import_module("cupy")
     starts, columns = starts.astype(np.int64), columns.astype(np.int64)
     shape = (*starts.shape[:-1], starts.shape[-1] - 1)
-    rows = int(np.prod(shape, dtype=np.int64))
-    dense = xp.zeros((rows, kv_blocks + 1), bool)  # the last column takes what shows nothing
-    if rows and columns.size:
-        ends = starts[..., 1:].reshape(rows)
-        row = xp.searchsorted(ends, xp.arange(columns.size), side="right")
-        known = (row < rows) & (columns >= 0) & (columns < kv_blocks)
-        dense[xp.where(known, row, 0), xp.where(known, columns, kv_blocks)] = True
-    return xp.ascontiguousarray(dense[:, :kv_blocks]).reshape(*shape, kv_blocks)
+    begins, ends = starts[..., :-1].reshape(-1), starts[..., 1:].reshape(-1)
+    if bool(((begins < 0) | (ends < begins) | (ends > columns.size)).any()):
+        expected = f"rows that begin and end from 0 to {columns.size}, in this order"
+        raise ArgumentValueError("indptr", "a row that does not", expected)
+    if bool(((columns < 0) | (columns >= kv_blocks)).any()):
+        raise ArgumentValueError("indices", "another column", f"0 to {kv_blocks - 1}")
+    dense = xp.zeros((begins.size, kv_blocks), bool)
+    after = xp.cumsum(ends - begins)  # entries of all rows up to this one
+    entries = xp.arange(int(after[-1]) if after.size else 0)
+    if entries.size:
+        row = xp.searchsorted(after, entries, side="right")
+        dense[row, columns[ends[row] - after[row] + entries]] = True
+    return dense.reshape(*shape, kv_blocks)
 
 
 def split_block_mask(value: Any) -> tuple[tuple[int, int] | None, Any]:

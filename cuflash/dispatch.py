@@ -169,7 +169,8 @@ def _check_destinations(inputs: Mapping[str, Adopted], targets: Mapping[str, Ado
             )
         for other, native in taken.items():
             if share_memory(array, native, mappings):
-                raise ArgumentValueError(name, f"memory that {other} uses", "memory of its own")
+                used = f"memory that {argument_of(other)} uses"
+                raise ArgumentValueError(name, used, "memory of its own")
         taken[name] = array
 
 
@@ -189,7 +190,8 @@ def _check_workspace(workspace: Any, planned: CallPlan, others: Mapping[str, Ado
         raise ArgumentValueError("workspace", f"{spec.shape[0]} bytes at {place:#x}", expected)
     for name, other in others.items():
         if share_memory(array.native, other.native):
-            raise ArgumentValueError("workspace", f"memory that {name} uses", "memory of its own")
+            used = f"memory that {argument_of(name)} uses"
+            raise ArgumentValueError("workspace", used, "memory of its own")
 
 
 def run_numpy(planned: CallPlan, inputs: Mapping[str, Any], results: Mapping[str, Any]) -> None:

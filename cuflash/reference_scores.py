@@ -46,7 +46,12 @@ class _Arguments:
     def __init__(self, arguments: Mapping[str, Any]) -> None:
         for name, value in arguments.items():
             is_number = isinstance(value, (int, float))
-            setattr(self, name, value if is_number else _reader(np.asarray(value)))
+            setattr(self, name, value if is_number else _reader(_widened(np.asarray(value))))
+
+
+def _widened(array: _Array) -> _Array:
+    """Integers and booleans as they are, real numbers of any type as float64."""
+    return array if array.dtype.kind in "iub" else array.astype(np.float64)
 
 
 def _reader(array: _Array) -> Callable[..., _Array]:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from .errors import ArgumentTypeError, ArgumentValueError, shown
-from .features.score_text import SLOTS, ScoreText, check_text
+from .features.score_text import SLOTS, NumpyFunction, ScoreText, check_text
 
 __all__ = ["ScoreMod", "with_arrays"]
 
@@ -24,6 +24,7 @@ noexcept not not_eq nullptr operator or or_eq private protected public register 
 requires return short signed sizeof static static_assert static_cast struct switch template this
 thread_local throw true try typedef typeid typename union unsigned using virtual void volatile
 wchar_t while xor xor_eq
+char8_t char16_t char32_t constinit co_await co_return co_yield INFINITY NAN HUGE_VAL
 Arguments Array Real Value Storage params text numpy
 """
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
@@ -43,8 +44,9 @@ class ScoreMod:
         log log2 tanh sqrt rsqrt sin cos pow fabs abs min max`` and
         ``where(condition, x, y)``, and no conversion to a plain number.
         Other real numbers are of type ``Real``, which is that of the softmax,
-        and so are those that the text writes out. ``infinity`` is one:
-        a score of ``-infinity`` hides a pair. No preprocessor directives.
+        and so are decimal ones without a suffix that the text writes out.
+        ``infinity`` is one: a score of ``-infinity`` hides a pair. No
+        preprocessor directives, strings or characters.
     numpy : callable, optional
         The same function of the same arguments for the NumPy backend: ``s`` is
         an array, or an array of dual numbers that NumPy's functions of these
@@ -66,7 +68,9 @@ class ScoreMod:
     Notes
     -----
     The text is compiled when it is first used, in 0.5 to 2 seconds, and found
-    again by its letters. An error of the compiler names "score" and the lines
+    again by its letters. Calls are decided anew for new numbers and for another
+    ``numpy`` (make the function once), under JAX traced anew; not for other
+    arrays of the same shape. An error of the compiler names "score" and the lines
     of the text. In bfloat16 ``tanh`` is the hardware's, with a relative error
     of 2^-11; 16-bit types divide by approximate reciprocals.
 
@@ -96,10 +100,15 @@ class ScoreMod:
                 raise ArgumentValueError("score_mod", f"an argument {name!r}", "a name of C++")
         plain = {name: value for name, value in arguments.items() if _is_number(value)}
         arrays = {name: value for name, value in arguments.items() if name not in plain}
+        for name, value in arrays.items():
+            if getattr(value, "shape", None) == ():
+                expected = "a number that is known, or an array of 1 to 4 axes"
+                raise ArgumentValueError(name, "an array without axes", expected)
         if len(arrays) > len(SLOTS):
             raise ArgumentValueError("score_mod", f"{len(arrays)} arrays", f"up to {len(SLOTS)}")
         found = tuple(_number(name, value) for name, value in plain.items())
-        self._score = ScoreText(text, found, tuple(arrays), numpy)
+        function = None if numpy is None else NumpyFunction(numpy)
+        self._score = ScoreText(text, found, tuple(arrays), function)
         self._arrays = tuple(arrays.values())
 
     @property
@@ -110,8 +119,7 @@ class ScoreMod:
     @property
     def numpy(self) -> Callable[..., Any] | None:
         """The same function of NumPy arrays; None if there is none."""
-        function: Callable[..., Any] | None = self._score.numpy
-        return function
+        return None if self._score.numpy is None else self._score.numpy.function
 
     @property
     def arguments(self) -> Mapping[str, Any]:

@@ -44,6 +44,10 @@ __device__ inline int min(int x, int y) { return x < y ? x : y; }
 __device__ inline int max(int x, int y) { return x < y ? y : x; }
 __device__ inline Real min(Real x, Real y) { return x < y ? x : y; }
 __device__ inline Real max(Real x, Real y) { return x < y ? y : x; }
+__device__ inline Real min(Real x, int y) { return min(x, static_cast<Real>(y)); }
+__device__ inline Real max(Real x, int y) { return max(x, static_cast<Real>(y)); }
+__device__ inline Real min(int x, Real y) { return min(static_cast<Real>(x), y); }
+__device__ inline Real max(int x, Real y) { return max(static_cast<Real>(x), y); }
 
 __device__ inline Value exp(Value x) {
   const Real y = exp(x.value);
@@ -101,6 +105,12 @@ __device__ inline Value max(Value x, Value y) { return x.value < y.value ? y : x
 __device__ inline Value where(bool condition, Value x, Value y) { return condition ? x : y; }
 __device__ inline Real where(bool condition, Real x, Real y) { return condition ? x : y; }
 __device__ inline int where(bool condition, int x, int y) { return condition ? x : y; }
+__device__ inline Real where(bool condition, Real x, int y) {
+  return condition ? x : static_cast<Real>(y);
+}
+__device__ inline Real where(bool condition, int x, Real y) {
+  return condition ? static_cast<Real>(x) : y;
+}
 
 // What an element of an array is to the text: numbers are in the type that scores are computed in.
 __device__ inline Real element(__half x) { return __half2float(x); }
@@ -112,6 +122,16 @@ __device__ inline long long element(long long x) { return x; }
 __device__ inline unsigned element(unsigned x) { return x; }
 __device__ inline bool element(bool x) { return x; }
 
+// An index, or that of the nearest element of an axis.
+__device__ inline int inside(int index, int size) { return max(min(index, size - 1), 0); }
+__device__ inline int inside(unsigned index, int size) {
+  return index < static_cast<unsigned>(size) ? static_cast<int>(index) : size - 1;
+}
+__device__ inline int inside(long long index, int size) {
+  return index < 0 ? 0 : index < size ? static_cast<int>(index) : size - 1;
+}
+__device__ int inside(Real index, int size) = delete;  // whole numbers count elements
+
 // An array of the caller's, C-contiguous, whose elements an `Index` can count. An index outside its
 // axis reads the nearest element.
 template <class T, int axes, class Index>
@@ -122,11 +142,9 @@ struct Array {
   template <class... Indices>
   __device__ auto operator()(Indices... indices) const {
     static_assert(sizeof...(Indices) == axes, "an array takes one index for each of its axes");
-    const int index[] = {indices...};
     Index place = 0;
-    for (int axis = 0; axis < axes; ++axis) {
-      place = place * size[axis] + max(min(index[axis], size[axis] - 1), 0);
-    }
+    int axis = 0;
+    ((place = place * size[axis] + inside(indices, size[axis]), ++axis), ...);
     return element(data[place]);
   }
 };

@@ -33,6 +33,7 @@ _OF_ONE: dict[np.ufunc, _Derivative] = {
     np.cos: lambda x, y: -np.sin(x),
     np.absolute: lambda x, y: np.where(x < 0, -1.0, 1.0),
     np.fabs: lambda x, y: np.where(x < 0, -1.0, 1.0),
+    np.sign: lambda x, y: 0.0,
 }
 
 #: Of two values and their result: the derivatives by either.
@@ -51,7 +52,11 @@ _OF_TWO: dict[np.ufunc, _Derivatives] = {
 }
 
 _COMPARISONS = frozenset(
-    (np.less, np.greater, np.less_equal, np.greater_equal, np.equal, np.not_equal, np.isfinite)
+    getattr(np, name)
+    for name in (
+        *("less", "greater", "less_equal", "greater_equal", "equal", "not_equal"),
+        *("isfinite", "isnan", "isinf"),
+    )
 )
 
 
@@ -81,8 +86,21 @@ class DualArray(np.lib.mixins.NDArrayOperatorsMixin):
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
         """The function of the values, with the derivative by the chain rule."""
-        if method != "__call__" or kwargs:
+        into = kwargs.pop("out", (None,))[0]
+        if method != "__call__" or kwargs or not isinstance(into, (DualArray, type(None))):
             return NotImplemented
+        result = self._of(ufunc, inputs)
+        if into is None or not isinstance(result, DualArray):
+            return result
+        into.value, into.slope = result.value, result.slope
+        return into
+
+    def copy(self) -> DualArray:
+        """The same numbers, apart from these."""
+        return DualArray(np.copy(self.value), np.copy(self.slope))
+
+    @staticmethod
+    def _of(ufunc: np.ufunc, inputs: tuple[Any, ...]) -> Any:
         values = [x.value if isinstance(x, DualArray) else x for x in inputs]
         result = ufunc(*values)
         if ufunc in _COMPARISONS:
@@ -103,8 +121,11 @@ class DualArray(np.lib.mixins.NDArrayOperatorsMixin):
     def __array_function__(
         self, function: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """``numpy.where``, which takes values and derivatives by the same condition."""
+        """``numpy.where``, by the same condition for values and derivatives, and ``numpy.clip``."""
         del types
+        if function is np.clip and not kwargs and len(args) == 3:
+            x, least, most = args
+            return np.minimum(np.maximum(x, least), most)
         if function is not np.where or kwargs or len(args) != 3:
             return NotImplemented
         condition, a, b = args

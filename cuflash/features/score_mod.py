@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import ArgumentTypeError, ArgumentValueError, shown
+from ..errors import ArgumentTypeError, ArgumentValueError, UnsupportedError, shown
 from ..planning.problem import MAX_SEQLEN
 from .dual import DualArray
 from .feature import ArrayRule, DTypeRule, Feature, Request
@@ -60,20 +60,49 @@ class _HostArguments:
         self.__dict__.update(members)
 
 
-def host_arguments(score: ScoreText, arrays: Mapping[str, Any]) -> _HostArguments:
-    """Numbers and arrays, those by the names of their tensors, as a NumPy function reads them."""
-    named = zip(score.arrays, SLOTS, strict=False)
-    return _HostArguments(
-        {**score.values, **{name: _HostArray(arrays[slot]) for name, slot in named}}
-    )
+def host_arguments(
+    score: ScoreText, arrays: Mapping[str, Any], real: np.dtype[Any]
+) -> _HostArguments:
+    """Numbers and arrays, those by the names of their tensors, as a NumPy function reads them.
+
+    As on the device, real numbers are of the type that scores are computed in.
+    """
+    named = {name: arrays[slot] for name, slot in zip(score.arrays, SLOTS, strict=False)}
+    read = {
+        name: _HostArray(array if array.dtype.kind in "iub" else array.astype(real, copy=False))
+        for name, array in named.items()
+    }
+    return _HostArguments({**score.values, **read})
 
 
 def _run(score: ScoreText, scores: Any, place: ScorePlace, given: Given) -> Any:
-    arguments = host_arguments(score, given)
+    """What the NumPy function makes of scores.
+
+    Raises
+    ------
+    ArgumentValueError
+        If it is nothing that has their shape.
+    UnsupportedError
+        If dual numbers do not know what the function calls.
+    """
+    arguments = host_arguments(score, given, scores.dtype)
     entry, head = (int(n) for n in given.get(PLACE, (0, 0)))
     batch = entry + place.batch % given["entries"]
     heads = (head + place.head) % given["heads"]
-    return score.numpy(scores, batch, heads, place.i, place.j, given["position"], arguments)
+    function: Any = score.numpy
+    where = batch, heads, place.i, place.j, given["position"]
+    try:
+        changed = function(scores, *where, arguments)
+    except (TypeError, AttributeError) as error:
+        if not isinstance(scores, DualArray):
+            raise
+        raise UnsupportedError(f"score_mod: numpy= has no derivative here: {error}") from error
+    value = np.asarray(changed.value if isinstance(changed, DualArray) else changed)
+    if value.dtype == object or np.broadcast_shapes(value.shape, scores.shape) != scores.shape:
+        got = f"numpy= that returns {type(changed).__name__} of shape {value.shape}"
+        expected = f"numbers that broadcast against the scores, {scores.shape}"
+        raise ArgumentValueError(_NAME, got, expected)
+    return changed
 
 
 def _change(score: ScoreText, scores: Any, place: ScorePlace, given: Given) -> None:

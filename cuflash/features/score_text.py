@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from .device import MAIN_KERNELS, DevicePart
 __all__ = [
     "PLACE",
     "SLOTS",
+    "NumpyFunction",
     "ScoreText",
     "TextArray",
     "check_text",
@@ -32,14 +33,32 @@ SLOTS: tuple[str, ...] = tuple(f"score_array_{i}" for i in range(8))
 #: Name of the tensor that says at which entry and head of a larger call the arrays begin.
 PLACE = "score_place"
 
-#: What the text may not contain: a directive of the preprocessor, however it is spelt.
-_DIRECTIVES = ("#", "%:", "??=", "\\")
+#: What the text may not contain: a directive of the preprocessor, however it is spelt, and what
+#: could hide where a comment or a brace ends.
+_REFUSED = ("#", "%:", "??=", "\\", '"', "'", "\r")
 _COMMENTS = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 #: A name, which may hold digits, or a number that has a point or an exponent and no suffix.
 _NAME_OR_NUMBER = re.compile(
     r"[A-Za-z_]\w*|(?:0[xX][\da-fA-F.]+(?:[pP][+-]?\d+)?\w*)"
     r"|(?P<number>(?:\d+\.\d*|\.\d+)(?:[eE][+-]?\d+)?|\d+[eE][+-]?\d+)(?![\w.])|[\d.][\w.]*"
 )
+
+
+@dataclass(frozen=True, eq=False)
+class NumpyFunction:
+    """A function of NumPy arrays, which is the same as itself and as no other, whatever it says."""
+
+    function: Callable[..., Any]
+
+    def __call__(self, *given: Any) -> Any:
+        """What the function gives."""
+        return self.function(*given)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, NumpyFunction) and other.function is self.function
+
+    def __hash__(self) -> int:
+        return id(self.function)
 
 
 @dataclass(frozen=True)
@@ -62,7 +81,7 @@ class ScoreText:
     text: str
     numbers: tuple[tuple[str, bool, str], ...] = ()
     arrays: tuple[str, ...] = ()
-    numpy: Any = None
+    numpy: NumpyFunction | None = None
 
     @functools.cached_property
     def digest(self) -> str:
@@ -97,9 +116,10 @@ def check_text(text: str) -> None:
     ArgumentValueError
         Naming what there is.
     """
-    found = [one for one in _DIRECTIVES if one in text]
+    found = [one for one in _REFUSED if one in text]
     if found:
-        raise ArgumentValueError("score_mod", f"{found[0]!r} in the text", "no directives")
+        expected = "a text without directives, strings, characters and carriage returns"
+        raise ArgumentValueError("score_mod", f"{found[0]!r} in the text", expected)
     code = _COMMENTS.sub(" ", text)
     if "/*" in code:
         raise ArgumentValueError("score_mod", "a comment without an end", "one with */")

@@ -109,7 +109,7 @@ def attention(
         Query i sees key j iff ``j <= i + q_offset``.
     query_seq_lengths : array of integers, (batch,), optional
         How many queries of each entry take part: the rows of the others are 0,
-        minus infinity in ``lse``, and give no gradient.
+        minus infinity in ``lse``, and give no gradient if they are finite.
     key_value_seq_lengths : array of integers, (batch,), optional
         How many keys of each entry take part. Beside ``mask`` only where both
         together need no larger array than one of them.

@@ -35,9 +35,16 @@ _FUNCTIONS: dict[str, tuple[str, Any]] = {
     "power of": ("pow(1.5, s)", lambda s: 1.5**s),
     "powers": ("pow(4 + s, 0.5 * s)", lambda s: (4 + s) ** (0.5 * s)),
     "magnitude": ("s * abs(s - 0.1) + fabs(s + 0.1) * abs(-0.5) + fabs(-0.5) * abs(-2)", None),
-    "smaller": ("min(s + 0.1, 0.3 * s * s) + min(0.3, 0.2) * min(3, 2)", None),
-    "larger": ("max(s + 0.1, 0.3 * s * s) + max(0.3, 0.2) * max(3, 2)", None),
+    "smaller": (
+        "min(s + 0.1, 0.3 * s * s) + min(0.3, 0.2) * min(3, 2) + 0.01 * min(i, 9.5) * min(2.5, j)",
+        None,
+    ),
+    "larger": (
+        "max(s + 0.1, 0.3 * s * s) + max(0.3, 0.2) * max(3, 2) + 0.01 * max(1.5, i) * max(j, 0.5)",
+        None,
+    ),
     "where": ("where(s > 0.1, s * s, 0.01) + where(i > j, 0.5, 0.25) + where(i > j, 1, 2)", None),
+    "where mixed": ("s + where(i > j, 0, -0.5) + where(i > j, 0.5, 0)", None),
     "arithmetic": ("+(2 - s) * (s - 0.5) + (1 + s) * 3 - (-s) / 4 + (s + s) / 2", None),
     "quotients": ("s / (5 + s) + 2 / (5 + s) + s / 7", None),
     "assignments": ("[]", lambda s: ((s * s + s + 0.5) * s - s - 0.25) * 0.5 / (6 + s)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -27,7 +28,7 @@ def given_to(case: Case, placed: Mapping[str, Any]) -> dict[str, Any]:
     numbers = {"cap": case.softcap} if case.softcap else {}
     others = {name: array for name, array in placed.items() if name not in arguments}
     text = "\n".join(_lines(case))
-    score_mod = cuflash.ScoreMod(text, numpy=_NumpyFunction(case), **numbers, **arguments)
+    score_mod = cuflash.ScoreMod(text, numpy=_numpy_of(case), **numbers, **arguments)
     return {"score_mod": score_mod, **others}
 
 
@@ -49,17 +50,16 @@ def _indices(axes: str) -> str:
     return ", ".join(_INDEX[axis] for axis in axes)
 
 
+@functools.lru_cache(maxsize=64)  # so that the decisions of a case are found again
+def _numpy_of(case: Case) -> _NumpyFunction:
+    return _NumpyFunction(case)
+
+
 class _NumpyFunction:
-    """The same of NumPy arrays; equal if the case is, so that decisions are found again."""
+    """The same of NumPy arrays."""
 
     def __init__(self, case: Case) -> None:
         self.case = case
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _NumpyFunction) and other.case == self.case
-
-    def __hash__(self) -> int:
-        return hash(self.case)
 
     def __call__(self, s: Any, batch: Any, head: Any, i: Any, j: Any, offset: int, p: Any) -> Any:
         case, t = self.case, s

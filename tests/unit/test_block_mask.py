@@ -165,9 +165,34 @@ def test_lists_that_are_none(changed: dict[str, Any], error: Any, match: str) ->
         BlockMask.from_csr(**{**lists, "kv_blocks": 2, **changed})
 
 
-def test_columns_that_are_not_there_show_nothing() -> None:
-    mask = BlockMask.from_csr(np.array([0, 2, 4]), np.array([0, 0, 7, -1]), 2)
-    np.testing.assert_array_equal(mask.blocks, [[True, False], [False, False]])
+@pytest.mark.parametrize(
+    ("indptr", "indices", "match"),
+    [
+        ([0, 3, 1], [0, 1, 0], "^indptr: got a row"),
+        ([0, 1, 4], [0, 1, 0], "^indptr: got a row .* 0 to 3"),
+        ([-1, 1, 2], [0, 1], "^indptr: got a row"),
+        ([0, 1, 2], [0, 2], "^indices: got another column; expected 0 to 1"),
+        ([0, 1, 2], [0, -1], "^indices: got another column"),
+    ],
+)
+def test_lists_that_leave_their_arrays(indptr: Any, indices: Any, match: str) -> None:
+    with pytest.raises(_VALUE, match=match):
+        BlockMask.from_csr(np.array(indptr), np.array(indices), 2)
+
+
+def test_a_row_has_its_own_part_of_the_columns() -> None:
+    """Wherever lists begin, with gaps between them, and shared by heads."""
+    indices = np.array([0, 1, 2, 3, 3, 0])
+    for indptr, rows in (
+        ([2, 3, 4], [[2], [3]]),
+        ([[0, 1, 2], [3, 4, 6]], [[[0], [1]], [[3], [3, 0]]]),
+        ([[0, 1, 2], [0, 1, 2]], [[[0], [1]], [[0], [1]]]),
+        ([3, 5, 5, 6], [[3, 3], [], [0]]),
+    ):
+        blocks = BlockMask.from_csr(np.array(indptr), indices, 4).blocks
+        flat: Any = rows if blocks.ndim == 2 else [row for head in rows for row in head]
+        expected = [[column in row for column in range(4)] for row in flat]
+        np.testing.assert_array_equal(blocks.reshape(-1, 4), expected)
 
 
 _TILES = [
