@@ -45,6 +45,7 @@ _FUNCTIONS: dict[str, tuple[str, Any]] = {
     "quotients": ("s / (5 + s) + 2 / (5 + s) + s / 7", None),
     "assignments": ("[]", lambda s: ((s * s + s + 0.5) * s - s - 0.25) * 0.5 / (6 + s)),
     "comparisons": ("s * (s < 0.5) + s * s * (s >= 0.5) + 0.1 * (s <= s) + (s != s)", None),
+    "composed": ("tanh(exp(0.5 * s))", lambda s: np.tanh(np.exp(0.5 * s))),
     "more": ("s * (s > 0.5) + 0.1 * s * (s == s)", None),
 }
 _ASSIGNMENTS = (

@@ -247,6 +247,13 @@ BUGS = (
         "return *this = Dual((*this + b).value, slope);",
         _HALF,
     ),
+    _bug(
+        "the chain rule stops at a function",
+        _DUAL,
+        "return {value, derivative * x.slope};",
+        "return {value, derivative};",
+        _HALF,
+    ),
 )
 #: Of FlashAttention-3.
 HOPPER = (
