@@ -5,6 +5,7 @@ What texts of the features give, over any problem, is in ``test_public_calls.py`
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,9 @@ import pytest
 from ml_dtypes import bfloat16
 
 import cuflash
-from cuflash import ScoreMod, calls
+from cuflash import ScoreMod, calls, dispatch
+from cuflash.features.score_text import PLACE, SLOTS
+from cuflash.options import check_options
 
 from .build import compiler
 from .host_cupy import host_cupy
@@ -49,6 +52,7 @@ _FUNCTIONS: dict[str, tuple[str, Any]] = {
     "quotients": ("s / (5 + s) + 2 / (5 + s) + s / 7", None),
     "assignments": ("[]", lambda s: ((s * s + s + 0.5) * s - s - 0.25) * 0.5 / (6 + s)),
     "comparisons": ("s * (s < 0.5) + s * s * (s >= 0.5) + 0.1 * (s <= s) + (s != s)", None),
+    "composed": ("tanh(exp(0.5 * s))", lambda s: np.tanh(np.exp(0.5 * s))),
     "more": ("s * (s > 0.5) + 0.1 * s * (s == s)", None),
 }
 _ASSIGNMENTS = (
@@ -166,6 +170,56 @@ def test_an_index_outside_an_axis_reads_the_nearest_element(algorithm: str) -> N
     found = _both(function, x, algorithm)
     for got, right in zip(found, _expected(function, x), strict=True):
         assert abs(got.astype(float) - right).max() <= 4e-3 * abs(right).max()
+
+
+@pytest.mark.parametrize("algorithm", ["fa1", "fa2", "fa3"])
+def test_a_score_of_minus_infinity_may_have_an_infinite_slope(algorithm: str) -> None:
+    """The text hides pairs that no mask hides, and its derivative is no number there."""
+    rows, keys = 70, 90
+    seen = np.random.default_rng(6).random((rows, keys)) < 0.7
+    function = ScoreMod("return p.seen(i, j) ? s : -infinity * (s * s + 1);", seen=seen)
+    x = _inputs(2, np.float16, rows, keys, 64)
+    found = _both(function, x, algorithm)
+    identity = ScoreMod("return s;", numpy=lambda s, *_: s)
+    for got, right in zip(found, _expected(identity, x, mask=seen), strict=True):
+        assert abs(got.astype(float) - right).max() <= 4e-3 * abs(right).max()
+
+
+@pytest.mark.parametrize("algorithm", ["fa1", "fa2", "fa3"])
+def test_positions_are_within_the_lengths(algorithm: str) -> None:
+    """A text may divide by what is 0 beyond them, which ends the emulator."""
+    rows, keys = 70, 90
+    function = ScoreMod(
+        "return s + 0.25 * (7 / (p.rows - i) + 7 % (p.keys - j)) + 0.01 * (i + offset - j);",
+        numpy=lambda s, batch, head, i, j, offset, p: (
+            s + 0.25 * (7 // (p.rows - i) + 7 % (p.keys - j)) + 0.01 * (i + offset - j)
+        ),
+        rows=rows,
+        keys=keys,
+    )
+    x = _inputs(1, np.float16, rows, keys, 64)
+    for got, right in zip(_both(function, x, algorithm), _expected(function, x), strict=True):
+        assert abs(got.astype(float) - right).max() <= 4e-3 * abs(right).max()
+
+
+@pytest.mark.parametrize("algorithm", ["fa1", "fa2", "fa3"])
+def test_a_part_of_a_call_has_entries_and_heads_of_the_whole(algorithm: Any) -> None:
+    """Heads of an entry from some on, and those before, in two mapped entries."""
+    random = np.random.default_rng(2)
+    q, k, v = random.standard_normal((3, 3, 40, 6, 64)).astype(np.float16)
+    table = random.standard_normal((3, 6, 40)).astype(np.float32)
+    function = ScoreMod("return s + p.table(batch, head, j);", table=table)
+    keywords: dict[str, Any] = {"algorithm": algorithm, "backend": "cuda"}
+    given = {**keywords, "score_mod": function.parts[0]}
+    options = replace(check_options(**given), places=(1, 6))
+    heads = [2, 3, 4, 5, 0, 1]
+    some = {name: x[[1, 1]][:, :, heads] for name, x in (("q", q), ("k", k), ("v", v))}
+    inputs = {**some, SLOTS[0]: table, PLACE: np.array([1, 2], np.uint32)}
+    with host_cupy("90") as host:
+        whole = host.call(cuflash.attention, q, k, v, score_mod=function, **keywords)
+        part = host.call(dispatch.run, "forward", inputs, {}, options)["out"]
+    for entry in part:
+        np.testing.assert_array_equal(entry, whole[1][:, heads])
 
 
 @pytest.mark.parametrize(

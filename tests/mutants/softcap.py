@@ -174,7 +174,8 @@ HOPPER = (
     _bug(
         "dS of fa3 is made of P without slopes",
         _FA3_SCORE,
-        "put_pair(sloped, n, group, p[0] * slope[0], p[1] * slope[1]);",
+        "put_pair(sloped, n, group, times_slope<Config>(p[0], slope[0]),\n"
+        "               times_slope<Config>(p[1], slope[1]));",
         "put_pair(sloped, n, group, p[0], p[1]);",
         "fa3",
     ),

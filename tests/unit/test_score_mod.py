@@ -104,11 +104,11 @@ def _text_of(text: str, **arguments: Any) -> str:
 
 
 def test_numbers_of_the_text_are_of_the_type_of_scores() -> None:
-    text = "return 0.5 * s + x2.y + 1.e-3 - .25 + 3 + 1e5f + 2.5f + 0x1p3 + a1e5 + 7.;"
+    text = "return 0.5 * s + x2.y + 1.e-3 - .25 + 3 + 1e5f + 2.5f + 0x1p3 + a1e5 + 7. - 2e4;"
     found = _text_of(text)
     expected = (
         "return Real(0.5) * s + x2.y + Real(1.e-3) - Real(.25) + 3 + 1e5f + 2.5f + 0x1p3 "
-        "+ a1e5 + Real(7.);"
+        "+ a1e5 + Real(7.) - Real(2e4);"
     )
     assert expected in found
     assert '#line 1 "score"\n' + expected in found
