@@ -156,6 +156,20 @@ def test_what_is_hidden_may_have_any_score_and_slope(algorithm: str, dtype: Any)
         assert abs(got.astype(float) - right).max() <= limit * abs(right).max()
 
 
+@pytest.mark.parametrize("causal", [False, True])
+def test_blocks_without_an_edge(causal: bool) -> None:
+    """Several blocks of keys that nothing cuts, by a function of positions and by one of scores."""
+    x = _inputs(1, np.float16, 130, 520, 64)
+    for text, numpy in (
+        ("return s + 0.01 * (i + offset - j);", lambda s, b, h, i, j, o, p: s + 0.01 * (i + o - j)),
+        ("return tanh(2.0 * s);", lambda s, *_: np.tanh(2 * s)),
+    ):
+        function = ScoreMod(text, numpy=numpy)
+        found = _both(function, x, "fa3", causal=causal)
+        for got, right in zip(found, _expected(function, x, causal=causal), strict=True):
+            assert abs(got.astype(float) - right).max() <= 4e-3 * abs(right).max()
+
+
 @pytest.mark.parametrize("algorithm", ["fa2", "fa3"])
 def test_an_index_outside_an_axis_reads_the_nearest_element(algorithm: str) -> None:
     function = ScoreMod(
