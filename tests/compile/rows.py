@@ -26,7 +26,7 @@ from cuflash.tensors import QKV, differentiable
 from ..architectures import LIMITS
 from ..turns import has_turn
 from .featured import FEATURED, TEXTS
-from .spills import BLOCK_MASK_SPILLS
+from .spills import BLOCK_MASK_SPILLS, TEXT_SPILLS
 
 #: Architectures whose kernels of FlashAttention-2 are built within a few days.
 OFTEN = ("75", "90")
@@ -84,6 +84,7 @@ SPILLS = {
     "sm_90-fa3-forward-bfloat16-d64-full-bias-bfloat16-bfloat16-1-1-dropout-192x128": 16,
     "sm_90-fa3-forward-bfloat16-d64-full-mask-bfloat16-1-1-dropout-192x128": 80,
     **BLOCK_MASK_SPILLS,
+    **TEXT_SPILLS,
 }
 
 _HEAD_DIMS = (*((d, d) for d in HEAD_DIM_BUCKETS), (192, 128))

@@ -1,8 +1,11 @@
-"""Kernels of FlashAttention-3 with a block mask that spill, and bytes."""
+"""Kernels of FlashAttention-3 with a block mask or a text that spill, and bytes.
+
+The larger of what two compilers say.
+"""
 
 from __future__ import annotations
 
-__all__ = ["BLOCK_MASK_SPILLS"]
+__all__ = ["BLOCK_MASK_SPILLS", "TEXT_SPILLS"]
 
 #: In the load role of a backward pass, which walks along lists; forward beside a staged bias.
 BLOCK_MASK_SPILLS = {
@@ -14,10 +17,24 @@ BLOCK_MASK_SPILLS = {
     "sm_90-fa3-backward-bfloat16-d192-full-dv128-block_mask-128-128-64x128": 24,
     "sm_90-fa3-backward-bfloat16-d256-full-block_mask-128-128-64x64": 28,
     "sm_90-fa3-backward-bfloat16-d64-causal-block_mask-64-64-128x128": 8,
+    "sm_90-fa3-backward-bfloat16-d64-full-bias-bfloat16-bfloat16-1-1-block_mask-128-128"
+    "-128x128": 28,
     "sm_90-fa3-backward-bfloat16-d64-full-block_mask-128-128-128x128": 8,
     "sm_90-fa3-backward-bfloat16-d96-causal-block_mask-128-64-64x128": 64,
     "sm_90-fa3-backward-bfloat16-d96-full-block_mask-128-128-64x128": 28,
     "sm_90-fa3-backward-float16-d64-causal-block_mask-128-128-128x128": 8,
     "sm_90-fa3-forward-bfloat16-d64-full-bias-bfloat16-bfloat16-1-1-block_mask-128-128"
-    "-192x128": 130,
+    "-192x128": 142,
+}
+
+#: Of a function of scores: of a table forward, and beside what needs registers too.
+TEXT_SPILLS = {
+    "sm_90-fa3-backward-bfloat16-d128-causal-score_mod-bfloat16-28b03568-alibi-bfloat16-1"
+    "-64x128": 120,
+    "sm_90-fa3-backward-bfloat16-d128-full-score_mod-bfloat16-8f9d8ec7-mask-bfloat16-1-1"
+    "-64x128": 60,
+    "sm_90-fa3-backward-bfloat16-d192-causal-dv128-score_mod-bfloat16-8f9d8ec7-64x128": 16,
+    "sm_90-fa3-backward-bfloat16-d64-causal-score_mod-bfloat16-28b03568-dropout-128x128": 76,
+    "sm_90-fa3-forward-bfloat16-d192-causal-dv128-score_mod-bfloat16-8f9d8ec7-128x128": 44,
+    "sm_90-fa3-forward-bfloat16-d256-causal-score_mod-bfloat16-8f9d8ec7-128x64": 24,
 }
