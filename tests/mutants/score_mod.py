@@ -89,15 +89,15 @@ BUGS = (
     _bug(
         "an index is not clamped behind its axis",
         _WORDS,
-        "max(min(index[axis], size[axis] - 1), 0)",
-        "max(index[axis], 0)",
+        "max(min(index, size - 1), 0)",
+        "max(index, 0)",
         f"{_CLAMPED}[fa2]",
     ),
     _bug(
         "an index is not clamped before its axis",
         _WORDS,
-        "max(min(index[axis], size[axis] - 1), 0)",
-        "min(index[axis], size[axis] - 1)",
+        "max(min(index, size - 1), 0)",
+        "min(index, size - 1)",
         f"{_CLAMPED}[fa2]",
     ),
     _bug(

@@ -42,8 +42,8 @@ BUGS = (
     Bug(
         "NumPy's offset of a function is 0",
         _FEATURE,
-        'place.j, given["position"], arguments)',
-        "place.j, 0, arguments)",
+        'place.j, given["position"]\n',
+        "place.j, 0\n",
         f"{_PLANNED}numpy_reads_what_the_reference_does",
     ),
     Bug(
