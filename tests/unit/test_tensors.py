@@ -26,7 +26,7 @@ def test_what_a_pass_reads_and_where_it_writes_are_its_arguments(operation: Any)
     parameters = inspect.signature(PASSES[operation]).parameters
     for tensor in tensors().values():
         if operation in tensor.reads:
-            default = parameters[tensor.name].default
+            default = parameters[tensor.argument or tensor.name].default
             optional = operation in tensor.optional
             assert default is (None if optional else inspect.Parameter.empty), tensor.name
     named = destinations(operation)
