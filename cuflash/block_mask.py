@@ -23,8 +23,9 @@ class BlockMask:
     """Which blocks of queries and keys take part in attention.
 
     A pair of query i and key j takes part where ``blocks[b, h, i // bq, j //
-    bkv]`` is True and all else that hides keys lets it. Blocks that are False
-    cost no time: FlashAttention-3 neither loads nor computes them.
+    bkv]`` is True and all else that hides keys lets it. Tiles of blocks that are
+    all False are neither loaded nor computed on CUDA, but for deterministic
+    gradients of FlashAttention-2 and 3.
 
     Parameters
     ----------

@@ -67,8 +67,8 @@ class ScoreMod:
 
     Notes
     -----
-    The text is compiled when it is first used, in 0.5 to 2 seconds, and found
-    again by its letters. Calls are decided anew for new numbers and for another
+    The text is compiled with the kernels when it is first used, and found again
+    by its letters. Calls are decided anew for new numbers and for another
     ``numpy`` (make the function once), under JAX traced anew; not for other
     arrays of the same shape. An error of the compiler names "score" and the lines
     of the text. In bfloat16 ``tanh`` is the hardware's, with a relative error

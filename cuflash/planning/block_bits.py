@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from .device import DeviceLimits
-from .kernel import KernelLaunch, kernel_config
+from .kernel import KernelLaunch, bare_config
 from .mask_bits import MaskBits
 from .problem import AttentionProblem
 from .row_steps import launchable
@@ -62,7 +62,7 @@ class BlockBits:
         if not self.of_each_tile:
             return
         tile = steps.ListTile(self.block_q, self.block_kv, self.problem.block, self._backward)
-        config = kernel_config(
+        config = bare_config(
             self.problem,
             self.limits,
             ("steps", "list_blocks"),
@@ -70,10 +70,6 @@ class BlockBits:
             tile.constants(),
             tile.footprint,
         )
-        # Nothing else changes its code.
-        config = replace(config, storage="float32", output="float32", compute="float32")
-        config = replace(config, statistics="float32", mask="full", copies="element", features=())
-        config = replace(config, head_dim=0, head_dim_v=0, products="scalar", mma_depth=0)
         heads = self.problem.operands["block_mask"].pairs[1]
         blocks = ceil_div(self._words, tile.words)
         yield KernelLaunch(

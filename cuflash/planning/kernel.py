@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from ..features.device import DevicePart, KernelName
@@ -17,6 +17,7 @@ __all__ = [
     "CopyKind",
     "KernelConfig",
     "KernelLaunch",
+    "bare_config",
     "kernel_config",
     "lay_out",
 ]
@@ -109,6 +110,21 @@ def kernel_config(
         blocks_per_sm=footprint.blocks_per_sm,
         features=_features(problem, kernel, constants.get("operand_stages", 0) > 0),
     )
+
+
+def bare_config(
+    problem: AttentionProblem,
+    limits: DeviceLimits,
+    kernel: KernelName,
+    arithmetic: Arithmetic,
+    constants: dict[str, int],
+    footprint: Footprint,
+) -> KernelConfig:
+    """The same of a kernel whose code nothing but its constants changes."""
+    config = kernel_config(problem, limits, kernel, arithmetic, constants, footprint)
+    config = replace(config, storage="float32", output="float32", compute="float32")
+    config = replace(config, statistics="float32", mask="full", copies="element", features=())
+    return replace(config, head_dim=0, head_dim_v=0, products="scalar", mma_depth=0)
 
 
 def _features(

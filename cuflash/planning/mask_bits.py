@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ..errors import UnsupportedError
 from .device import DeviceLimits
-from .kernel import KernelLaunch, kernel_config
+from .kernel import KernelLaunch, bare_config
 from .problem import AttentionProblem
 from .row_steps import launchable
 from .tiles import steps
@@ -86,7 +86,7 @@ class MaskBits:
         tile = steps.SummaryTile(
             self.block_q, self.block_kv, self._backward, self._one_row, self._listed
         )
-        config = kernel_config(
+        config = bare_config(
             self.problem,
             self.limits,
             ("steps", "summarise_mask"),
@@ -94,10 +94,6 @@ class MaskBits:
             tile.constants(),
             tile.footprint,
         )
-        # Nothing else changes its code.
-        config = replace(config, storage="float32", output="float32", compute="float32")
-        config = replace(config, statistics="float32", mask="full", copies="element", features=())
-        config = replace(config, head_dim=0, head_dim_v=0, products="scalar", mma_depth=0)
         heads = self.problem.operands["mask"].pairs[1]
         grid = launchable(self._words * steps.BLOCKS_OF_WORD, "the summary of mask")
         yield KernelLaunch(config, grid, (("mask_heads", heads),))
