@@ -124,3 +124,7 @@ DIFFERENCE_LIMIT = 1e-8
 #: Reference against itself in longdouble, or against loops: relative, in u of float64. Sums of
 #: 100 terms at most, and exp of logits below 10.
 REFERENCE_UNITS = 100.0
+
+#: How far results may be from float64, in parts of a tensor's largest number, where a feature is
+#: judged that the model of errors does not know: block masks.
+OF_LARGEST = {"float16": 4e-3, "bfloat16": 3e-2, "float32": 2e-5, "float64": 1e-12}
