@@ -94,11 +94,13 @@ struct BiasSteps {
  private:
   // On to the first kv tile that no term hides whole; whether there is none.
   __device__ bool leave_out_hidden() {
-    if constexpr (!Config::Score::skips) return false;
-    for (; kv_tile < kv_end; ++kv_tile) {
-      if (shows_tile<Config>(*params, seq, head, q_tile, kv_tile)) return false;
+    if constexpr (Config::Score::skips) {
+      for (; kv_tile < kv_end; ++kv_tile) {
+        if (shows_tile<Config>(*params, seq, head, q_tile, kv_tile)) return false;
+      }
+      return true;
     }
-    return true;
+    return false;
   }
   __device__ void next_heads(int count) {
     head += count;

@@ -23,7 +23,7 @@ from bench.sources import (
     is_current,
     kernels_of,
 )
-from bench.stored import load
+from bench.stored import gpu_files, load
 from cuflash.cuda.source import find_sources
 from cuflash.features.table import FEATURES, with_features
 from cuflash.features.use import Operand
@@ -157,7 +157,7 @@ def test_a_row_of_other_sources_is_current_where_the_machine_code_is_the_same(
 
 def test_what_is_said_to_be_the_same_is_of_stored_rows() -> None:
     """And says what was compared."""
-    stored = {row["sources"] for row in load("nvidia-h200.json")}
+    stored = {row["sources"] for path in gpu_files() for row in load(path.name)}
     for same in json.loads(SAME_CODE.read_text()):
         assert (same["algorithm"], same["op"]) in KERNELS
         assert same["of"] in stored
