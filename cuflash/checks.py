@@ -98,7 +98,7 @@ def describe(
     position = options.q_offset
     if position is None:
         position = plain.seqlen_kv - plain.seqlen_q
-    shared = options.draws, options.places
+    shared = options.draws, options.places, options.q_offset is None
     problem = with_features(plain, dict(options.more), operands, position, *shared)
     return replace(call, problem=problem)
 

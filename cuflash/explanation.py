@@ -8,6 +8,7 @@ from typing import Any
 
 from .arrays.spec import LayoutName
 from .block_mask import BlockMask, split_block_mask
+from .given import add_given
 from .options import (
     AlgorithmChoice,
     BackendChoice,
@@ -125,6 +126,8 @@ def explain(
     sinks: Any = None,
     dropout_p: float | None = None,
     dropout_seed: Any = None,
+    seqused_q: Any = None,
+    seqused_kv: Any = None,
     scale: float | None = None,
     q_offset: int | None = None,
     layout: LayoutName | None = None,
@@ -147,7 +150,7 @@ def explain(
         Which pass.
     compile : bool
         Also compile, and report registers.
-    alibi_slopes, bias, mask, block_mask, sinks, dropout_seed : shape, array or dtype, optional
+    alibi_slopes, bias, mask, block_mask, sinks, dropout_seed, seqused_q, seqused_kv : optional
         As for :func:`prepare`.
     dtype, causal, window_size, softcap, score_mod, dropout_p, scale, q_offset, layout, out_dtype
         As for :func:`attention`, :func:`attention_backward` and :func:`prepare`.
@@ -186,9 +189,9 @@ def explain(
         blocks=blocks,
     )
     compiled = check_flag("compile", compile)
-    of_features = {"alibi_slopes": alibi_slopes, "bias": bias, "mask": mask, "sinks": sinks}
-    of_features |= {"block_mask": shown, "dropout_seed": seeds, **of_score}
-    arrays = {"q": q, "k": k, "v": v, **{n: a for n, a in of_features.items() if a is not None}}
+    arrays = {"q": q, "k": k, "v": v}
+    lengths = seqused_q, seqused_kv
+    add_given(arrays, (alibi_slopes, bias, mask, shown, sinks, seeds, *lengths), of_score)
     given = signature_of(operation, arrays, dtype, options, choose_device(None, options))
     device = choose_device(given[0][1].device, options)
     return _report(plan_call(operation, given, options, device), compiled)

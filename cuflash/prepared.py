@@ -13,6 +13,7 @@ from .block_mask import BlockMask, split_block_mask
 from .cuda.available import device_count, require_device
 from .cuda.current import current_stream
 from .errors import ArgumentTypeError, ArgumentValueError
+from .given import add_given
 from .options import AlgorithmChoice, Differentiable, WindowSize, check_options, seed_of
 from .pipeline import CallPlan, choose_device, plan_call
 from .planning.plan import Plan
@@ -106,6 +107,8 @@ def prepare(
     sinks: Any = None,
     dropout_p: float | None = None,
     dropout_seed: Any = None,
+    seqused_q: Any = None,
+    seqused_kv: Any = None,
     scale: float | None = None,
     q_offset: int | None = None,
     layout: LayoutName | None = None,
@@ -134,7 +137,7 @@ def prepare(
         Of the arrays; needed where shapes are given.
     device : int, optional
         The CUDA device; by default the arrays', or the current one.
-    alibi_slopes, bias, mask, sinks : array, tuple of int, dtype, or both, optional
+    alibi_slopes, bias, mask, sinks, seqused_q, seqused_kv : optional
         The array; or its shape, of the first dtype that the call takes; or its
         dtype, of the full shape, that of slopes (batch, heads_q); or both as a
         pair, ``(shape, dtype)``.
@@ -181,9 +184,9 @@ def prepare(
         blocks=blocks,
         backend="cuda",
     )
-    of_features = {"alibi_slopes": alibi_slopes, "bias": bias, "mask": mask, "sinks": sinks}
-    of_features |= {"block_mask": shown, "dropout_seed": seeds, **of_score}
-    arrays = {"q": q, "k": k, "v": v, **{n: a for n, a in of_features.items() if a is not None}}
+    arrays = {"q": q, "k": k, "v": v}
+    lengths = seqused_q, seqused_kv
+    add_given(arrays, (alibi_slopes, bias, mask, shown, sinks, seeds, *lengths), of_score)
     given = signature_of(operation, arrays, dtype, options, _check_device(device))
     for name, spec in given:
         _check_place(name, spec, device)

@@ -96,17 +96,17 @@ __device__ inline void backward(const typename Config::Params& params) {
   const BackwardContext<Config> c{params, shared, item, sequence<Config>(params, item.batch),
                                   params.shape.heads_q / params.shape.heads_kv};
 
-  const int q_tiles = ceil_div(c.seq.seqlen_q, Config::block_q);
+  const int q_tiles = ceil_div(c.seq.rows_q, Config::block_q);
   for (int head = item.head * c.group; head < (item.head + 1) * c.group; ++head) {
     for (int i = 0; i < q_tiles; ++i) {
       if (is_dead_tile<Config>(params, c.seq, head, i)) {
         store_dead_tile(c, head, i);
-      } else if (!Mask<Config>::has_first && !Config::Score::skips) {
+      } else if (!Mask<Config>::has_first && !Config::Score::skips && !Config::Lengths::vary) {
         break;  // later queries see more
       }
     }
   }
-  const int kv_tiles = ceil_div(c.seq.seqlen_kv, Config::block_kv);
+  const int kv_tiles = ceil_div(c.seq.rows_kv, Config::block_kv);
   for (int j = 0; j < kv_tiles; ++j) backward_kv_tile(c, j);
 }
 

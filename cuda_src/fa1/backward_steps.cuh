@@ -64,7 +64,7 @@ template <class Config>
 __device__ inline void store_dead_rows(const BackwardContext<Config>& c, const QStep& step) {
   using Storage = typename Config::Storage;
   for_dead_rows(c, step, [&](int row) {
-    if (step.q_begin + row >= c.seq.seqlen_q) return;
+    if (step.q_begin + row >= c.seq.rows_q) return;
     Storage* to = q_row<Storage>(c.params.dq, c.seq, step.head, step.q_begin + row);
     for (int i = 0; i < c.params.shape.head_dim; ++i) to[i] = Storage(0.0f);
   });
@@ -135,9 +135,9 @@ template <class Config>
 __device__ inline void store_dead_tile(const BackwardContext<Config>& c, int head, int q_tile) {
   const int begin = q_tile * Config::block_q;
   store_zeros<Config::copies != CopyKind::element, BackwardTypes<Config>::threads,
-              Config::head_dim>(
-      q_row<typename Config::Storage>(c.params.dq, c.seq, head, begin), c.params.dq.row_stride,
-      min(Config::block_q, c.seq.seqlen_q - begin), c.params.shape.head_dim);
+              Config::head_dim>(q_row<typename Config::Storage>(c.params.dq, c.seq, head, begin),
+                                c.params.dq.row_stride, min(Config::block_q, c.seq.rows_q - begin),
+                                c.params.shape.head_dim);
 }
 
 }  // namespace cuflash::fa1

@@ -77,11 +77,11 @@ __device__ inline void forward(const typename Config::Params& params) {
   const ForwardContext<Config> c{params, shared, item, sequence<Config>(params, item.batch),
                                  item.head / (params.shape.heads_q / params.shape.heads_kv)};
 
-  const int q_tiles = ceil_div(c.seq.seqlen_q, Config::block_q);
+  const int q_tiles = ceil_div(c.seq.rows_q, Config::block_q);
   for (int i = 0; i < q_tiles; ++i) {
     if (is_dead_tile<Config>(params, c.seq, item.head, i)) {
       store_dead_tile(c, i);
-    } else if (!Mask<Config>::has_first && !Config::Score::skips) {
+    } else if (!Mask<Config>::has_first && !Config::Score::skips && !Config::Lengths::vary) {
       break;  // later queries see more
     }
   }

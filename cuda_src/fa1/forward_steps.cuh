@@ -178,9 +178,9 @@ __device__ inline void update_statistics(const ForwardContext<Config>& c, const 
     total += keep.value[m][group];
     kept.value[m][group] = 1;
     if (last) kept.value[m][group] = end_row<Config>(c.params, c.item.head, reference, total);
-    if (!writes || row >= c.seq.seqlen_q) return;
+    if (!writes || row >= c.seq.rows_q) return;
     if (last) {
-      store_lse<Config>(c, row, log_sum_exp<Config>(reference, total));
+      store_lse<Config>(c, row, lse_of_row<Config>(c.seq, row, reference, total));
     } else {
       c.row_max(row) = reference;
       c.row_sum(row) = total;
@@ -198,7 +198,7 @@ __device__ inline void update_output(const ForwardContext<Config>& c, const Outp
   using T = typename Config::Output;
   const LanePosition lane;
   const int query = c.first_query(q_tile) + lane.row;
-  const int valid_rows = c.seq.seqlen_q - query;
+  const int valid_rows = c.seq.rows_q - query;
   T* out = q_row<T>(c.params.out, c.seq, c.item.head, query);
   Compute* accumulator = c.out_accumulator(query) + lane.column;
   Rows inverse;  // zero for a row that has seen nothing
@@ -219,6 +219,7 @@ __device__ inline void update_output(const ForwardContext<Config>& c, const Outp
     x = Logits<Config>::normalise(x, sum.value[m][group], factor, inverse.value[m][group]);
     y = Logits<Config>::normalise(y, sum.value[m][group], factor, inverse.value[m][group]);
     if (Output::row(m, group) >= valid_rows) return;
+    if (is_surplus<Config>(c.seq, query + Output::row(m, group))) x = y = 0;
     if (last) {
       const int column = lane.column + Output::column(n);
       store_pair<Config::copies != CopyKind::element>(
@@ -237,7 +238,7 @@ __device__ inline void store_dead_tile(const ForwardContext<Config>& c, int q_ti
   using Compute = typename Config::Compute;
   constexpr int threads = ForwardTypes<Config>::threads;
   const int begin = q_tile * Config::block_q;
-  const int rows = min(Config::block_q, c.seq.seqlen_q - begin);
+  const int rows = min(Config::block_q, c.seq.rows_q - begin);
   store_zeros<Config::copies != CopyKind::element, threads, Config::head_dim_v>(
       q_row<typename Config::Output>(c.params.out, c.seq, c.item.head, begin),
       c.params.out.row_stride, rows, c.params.shape.head_dim_v);
@@ -245,7 +246,7 @@ __device__ inline void store_dead_tile(const ForwardContext<Config>& c, int q_ti
   begin_row(reference, sum);
   end_row<Config>(c.params, c.item.head, reference, sum);
   for (int i = threadIdx.x; i < rows; i += threads) {
-    store_lse<Config>(c, begin + i, log_sum_exp<Config>(reference, sum));
+    store_lse<Config>(c, begin + i, lse_of_row<Config>(c.seq, begin + i, reference, sum));
   }
 }
 

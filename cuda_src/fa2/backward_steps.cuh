@@ -173,7 +173,7 @@ __device__ inline void copy_out_kv(const BackwardContext<Config>& c, const Tile&
   const int row0 = static_cast<int>(threadIdx.x) / 32 * rows;
   copy_out(tile, row0, rows,
            kv_row<typename Config::Storage>(tensor, c.seq, c.item.head, c.item.kv_begin + row0),
-           tensor.row_stride, c.seq.seqlen_kv - c.item.kv_begin - row0, columns);
+           tensor.row_stride, c.seq.rows_kv - c.item.kv_begin - row0, columns);
 }
 
 // dK_j and dV_j, finished: through K's and V's places in shared memory, which nobody reads any

@@ -24,13 +24,14 @@ __device__ inline void finish_rows(const ForwardContext<Config>& c, ForwardState
     keep.value[m][group] = end_row<Config>(c.params, c.item.head, reference, sum);
     inverse.value[m][group] = inverse_of(sum, keep.value[m][group]);
     if (lane.column != 0 || c.part() != 0) return;
-    if (row >= c.seq.seqlen_q || c.params.lse.data == nullptr) return;
+    if (row >= c.seq.rows_q || c.params.lse.data == nullptr) return;
     *row_number<typename Config::Statistics>(c.params.lse, c.seq, c.item.head, row) =
-        log_sum_exp<Config>(reference, sum);
+        lse_of_row<Config>(c.seq, row, reference, sum);
   });
   state.output.for_each([&](Compute& x, int m, int, int group, int) {
     x = Logits<Config>::normalise(x, state.sum.value[m][group], keep.value[m][group],
                                   inverse.value[m][group]);
+    if (is_surplus<Config>(c.seq, first_row + Output::row(m, group))) x = 0;
   });
 }
 
@@ -70,11 +71,11 @@ __device__ inline void store_rows(const ForwardContext<Config>& c, ForwardState<
     store_shared<Config::architecture>(state.output, c.staging(), c.row0, column0);
     meet_sharers<Config>();
     copy_out(c.staging(), c.row0 + first, rows, out, c.params.out.row_stride,
-             c.seq.seqlen_q - c.first_query() - first, valid_columns);
+             c.seq.rows_q - c.first_query() - first, valid_columns);
   } else {
     T* out = q_row<T>(c.params.out, c.seq, c.item.head, c.first_query());
     store_rounded<Config::copies != CopyKind::element>(state.output, out, c.params.out.row_stride,
-                                                       c.seq.seqlen_q - c.first_query(), column0,
+                                                       c.seq.rows_q - c.first_query(), column0,
                                                        valid_columns, Compute(1));
   }
 }

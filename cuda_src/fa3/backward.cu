@@ -22,6 +22,7 @@
 // backward_parts.cuh.
 //
 // Who waits for whom (see tile/pipeline.cuh):
+//   k_tail.raw              load's warp for K of a block with a tail, see backward_load.cuh
 //   k_full, v_full          all warps of math for load, once (in wide heads who reads V for V)
 //   q_full, dout_full       all warps of math for load, with the rows' numbers
 //   operand_full            all warps of math for load, where a term of the scores reads an array
@@ -53,7 +54,7 @@ template <class Config>
 __device__ inline void store_zeros(const BackwardContext<Config>& c, const Tensor& tensor,
                                    int columns) {
   using Storage = typename Config::Storage;
-  const int rows = min(Config::block_kv, c.seq.seqlen_kv - c.item.kv_begin);
+  const int rows = min(Config::block_kv, c.seq.rows_kv - c.item.kv_begin);
   Storage* const to = kv_row<Storage>(tensor, c.seq, c.item.head, c.item.kv_begin);
   for (int i = threadIdx.x; i < rows * columns; i += BackwardTypes<Config>::threads) {
     to[i / columns * tensor.row_stride + i % columns] = from_compute<Storage>(0.0f);

@@ -7,6 +7,12 @@
 
 namespace cuflash::fa3 {
 
+// Keys of the block that count, if others do not; else at least those of a block.
+template <class Config>
+__device__ inline int keys_before_tail(const BackwardContext<Config>& c) {
+  return rows_before_tail<Config::block_kv>(c.seq, c.item.kv_begin);
+}
+
 template <class Config>
 struct BackwardLoader {
   const BackwardContext<Config>& c;
@@ -18,7 +24,15 @@ struct BackwardLoader {
                 static_cast<int>(c.seq.kv_row0) + c.item.kv_begin, c.kv_head(), c.seq.batch,
                 ptx::kEvictFirst);
   }
-  __device__ void load_k() const { load_kv(c.shared.k, &c.params.k_map, c.shared.k_full); }
+  __device__ void load_k() const {
+    if constexpr (Config::Lengths::vary) {
+      if (keys_before_tail(c) < Config::block_kv) {
+        load_kv(c.shared.k, &c.params.k_map, c.shared.k_tail.raw);
+        return;
+      }
+    }
+    load_kv(c.shared.k, &c.params.k_map, c.shared.k_full);
+  }
   __device__ void load_v() const { load_kv(c.shared.v, &c.params.v_map, c.shared.v_full); }
 
   // Where steps are listed, with a note for those who compute.
@@ -103,6 +117,19 @@ struct OperandLoads<Config, false> {
   __device__ void load_next(const BackwardLoader<Config>&, int) {}
 };
 
+// By a warp: clears what K has beyond the keys that count, which dQ would sum. Of V it need not be:
+// dP of these keys is hidden.
+template <class Config>
+__device__ inline void clear_k_tail(const BackwardContext<Config>& c) {
+  if constexpr (Config::Lengths::vary) {
+    const int count = keys_before_tail(c);
+    if (count >= Config::block_kv) return;
+    wait<Config>(c.shared.k_tail.raw, 0);
+    clear_rows(c.shared.k, count);
+    arrive_warp<Config>(c.shared.k_full);
+  }
+}
+
 // By a whole warp, of which one thread loads: what comes after.
 template <class Config>
 __device__ inline void load_role(const BackwardContext<Config>& c) {
@@ -110,6 +137,7 @@ __device__ inline void load_role(const BackwardContext<Config>& c) {
   const BackwardLoader<Config> loader{c};
   const bool loads = threadIdx.x % 32 == 0;
   const int steps = c.steps();
+  clear_k_tail(c);
   StepWalk<BackwardContext<Config>, Config::listed> walk(c);
   OperandLoads<Config> operands(c);
 #pragma unroll

@@ -391,7 +391,7 @@ struct BackwardMath {
       const int key = first_key() + warp_row();
       store_staged(gradient, c.shared.staging[threadIdx.x / 32 - 4],
                    kv_row<Storage>(tensor, c.seq, c.item.head, key), tensor.row_stride,
-                   c.seq.seqlen_kv - key, columns);
+                   c.seq.rows_kv - key, columns);
     }
   }
 };

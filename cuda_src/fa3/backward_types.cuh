@@ -14,6 +14,7 @@
 #include "../tile/score.cuh"
 #include "../tile/softmax.cuh"
 #include "../tile/store_staged.cuh"
+#include "../tile/tail.cuh"
 #include "backward_listed.cuh"
 #include "backward_params.cuh"
 #include "backward_parts.cuh"
@@ -104,6 +105,7 @@ struct BackwardStorage : OperandStorage<Config> {
   Barrier turn_empty[kTurnStages];
   Barrier added[kTurnStages];
   StepNote notes[kNotes];                             // of steps that are listed: arrive with Q
+  TailBarrier<Config> k_tail;                         // where K arrives that has a tail
   alignas(128) uint4 zeros[Config::zero_bytes / 16];  // copied to where dQ will be summed
 };
 
@@ -300,6 +302,7 @@ __device__ inline void init_barriers(BackwardStorage<Config>& shared) {
     ptx::mbarrier_init(ptx::shared_address(&barrier), arrivals);
   };
   init(shared.k_full, 1);
+  if constexpr (Config::Lengths::vary) init(shared.k_tail.raw, 1);
   init(shared.v_full, 1);
   init(shared.cleared, 1);
   for (int stage = 0; stage < Config::num_stages; ++stage) {

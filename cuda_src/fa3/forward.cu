@@ -15,6 +15,8 @@
 //   k_empty, v_empty    load for every warp of math
 //   operand_full        all warps of math for load, where a term of the scores reads an array
 //   operand_empty       load for every warp of math
+//   tail.raw            a warp beside load for a block of V with a tail, see forward_tail.cuh
+//   tail.cleared        load for that warp
 //   queue               all warps of math for the next tile from load, and load for them
 //   barrier 1 + w       warpgroup w for warpgroup w - 1: its turn to issue products
 #include "../ptx/register_budget.cuh"
@@ -71,6 +73,9 @@ __device__ inline void forward(const typename Config::Params& params) {
       } else {
         load_role(context);
       }
+    }
+    if constexpr (Config::Lengths::vary) {
+      if (threadIdx.x / 32 == 1) tail_role(context);
     }
   } else {
     ptx::take_registers<Config::math_registers>();

@@ -94,6 +94,7 @@ __device__ inline void load_listed_role(const ForwardContext<Config>& c) {
   }
   loader.pass_on(no_item());
   loader.load_v(tile, blocks.block.tile);
+  loader.end();
 }
 
 // The same for a warpgroup, which computes every block of the list.

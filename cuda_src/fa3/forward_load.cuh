@@ -2,7 +2,7 @@
 // draws the tiles.
 #pragma once
 
-#include "forward_types.cuh"
+#include "forward_tail.cuh"
 
 namespace cuflash::fa3 {
 
@@ -13,6 +13,7 @@ struct ForwardLoader {
   PipelineState<Config::num_stages> k_place;
   PipelineState<Config::num_stages> v_place;
   PipelineState<2> queue_place;
+  TailLoads<Config> tails;
   static constexpr bool has_operand = Config::operand_stages > 0;
   PipelineState<has_operand ? Config::operand_stages : 1> operand_place;
 
@@ -52,10 +53,25 @@ struct ForwardLoader {
   }
 
   __device__ void load_v(const ForwardTile<Config>& tile, int block) {
+    auto& v = c.shared.v[v_place.stage];
     wait_empty<Config>(c.shared.v_empty[v_place.stage], v_place.phase);
-    load_kv(c.shared.v[v_place.stage], &c.params.v_map, c.shared.v_full[v_place.stage], tile,
-            block);
+    if constexpr (Config::Lengths::vary) {
+      const int count =
+          rows_before_tail<Config::block_kv>(tile.seq, block * Config::block_kv);
+      if (count < Config::block_kv) {
+        tails.announce(c.shared.tail, v_place.stage, count, sizeof(v));
+        copy_kv(v, &c.params.v_map, c.shared.tail.raw, tile, block);
+        v_place.advance();
+        return;
+      }
+    }
+    load_kv(v, &c.params.v_map, c.shared.v_full[v_place.stage], tile, block);
     v_place.advance();
+  }
+
+  // After the last block of all tiles.
+  __device__ void end() {
+    if constexpr (Config::Lengths::vary) tails.end(c.shared.tail);
   }
 
   __device__ void pass_on(const WorkItem& item) {
@@ -67,6 +83,11 @@ struct ForwardLoader {
   __device__ void load_kv(Matrix& matrix, const TensorMap* map, Barrier& full,
                           const ForwardTile<Config>& tile, int block) {
     arrive_expecting<Config>(full, Matrix::bytes);
+    copy_kv(matrix, map, full, tile, block);
+  }
+  template <class Matrix>
+  __device__ void copy_kv(Matrix& matrix, const TensorMap* map, Barrier& full,
+                          const ForwardTile<Config>& tile, int block) {
     load_panels(matrix, map, ptx::shared_address(&full),
                 static_cast<int>(tile.seq.kv_row0) + block * Config::block_kv, tile.kv_head,
                 tile.seq.batch, ptx::kEvictLast);
@@ -117,6 +138,7 @@ __device__ inline void load_role(const ForwardContext<Config>& c) {
   }
   loader.pass_on(no_item());
   loader.load_v(tile, tile.kv.begin);
+  loader.end();
 }
 
 }  // namespace cuflash::fa3

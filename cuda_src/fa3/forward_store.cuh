@@ -19,9 +19,10 @@ __device__ __forceinline__ Rows end_rows(const ForwardContext<Config>& c,
     sum = combine_row_lanes(sum, [](float a, float b) { return a + b; });
     const float keep = end_row<Config>(c.params, tile.item.head, reference, sum);
     inverse.value[m][group] = inverse_of(sum, keep);
-    if (lane.column != 0 || row >= tile.seq.seqlen_q || c.params.lse.data == nullptr) return;
+    if (is_surplus<Config>(tile.seq, row)) inverse.value[m][group] = 0;
+    if (lane.column != 0 || row >= tile.seq.rows_q || c.params.lse.data == nullptr) return;
     *row_number<float>(c.params.lse, tile.seq, tile.item.head, row) =
-        log_sum_exp<Config>(reference, sum);
+        lse_of_row<Config>(tile.seq, row, reference, sum);
   });
   return inverse;
 }
@@ -43,7 +44,7 @@ __device__ __forceinline__ void store_rows(const ForwardContext<Config>& c,
     });
   }
   T* const out = q_row<T>(c.params.out, tile.seq, tile.item.head, row0);
-  const int valid_rows = tile.seq.seqlen_q - row0;
+  const int valid_rows = tile.seq.rows_q - row0;
   const int valid_columns = c.params.shape.head_dim_v;
   if constexpr (sizeof(T) == 2) {
     store_staged(output, c.shared.out[threadIdx.x / 32 - 4], out, c.params.out.row_stride,

@@ -7,6 +7,7 @@
 #include "../tile/score.cuh"
 #include "../tile/softmax.cuh"
 #include "../tile/store_staged.cuh"
+#include "../tile/tail.cuh"
 #include "../tile/tile_io.cuh"
 #include "../tile/tile_queue.cuh"
 #include "params.cuh"
@@ -49,6 +50,7 @@ struct ForwardStorage : OperandStorage<Config> {
   Barrier v_empty[Config::num_stages];
   TileQueueStorage queue;
   int notes[Config::num_stages];  // of blocks that are listed: arrive with K
+  TailStorage<Config> tail;       // of V, see forward_tail.cuh
 };
 
 // An item, and how long its sequence is.
@@ -98,6 +100,10 @@ __device__ inline void init_barriers(ForwardStorage<Config>& shared) {
   }
   init_operand_barriers<Config>(shared, Types::math_warps);
   init_tile_queue(shared.queue, Types::math_warps);
+  if constexpr (Config::Lengths::vary) {
+    init(shared.tail.raw, 1);
+    init(shared.tail.cleared, 1);
+  }
   ptx::mbarrier_init_fence();
 }
 

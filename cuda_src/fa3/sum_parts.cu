@@ -49,7 +49,7 @@ __device__ inline void sum_place(const typename Config::Params& params, const Su
   }
   const Sequence seq = sequence<Config>(params, at.batch);
   store_staged(sum, staging, kv_row<Storage>(tensor, seq, at.head, at.row) + at.column,
-               tensor.row_stride, seq.seqlen_kv - at.row, min(kColumnsOfSum, valid - at.column));
+               tensor.row_stride, seq.rows_kv - at.row, min(kColumnsOfSum, valid - at.column));
 }
 
 // A warp has some columns of 16 rows of dK or of dV.

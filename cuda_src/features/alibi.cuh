@@ -27,7 +27,8 @@ struct AlibiTerm : AddedTerm {
       : slope(-static_cast<const Compute*>(
                   params.alibi.alibi_slopes)[lane.batch * params.alibi.batch_stride + lane.head] *
               inverse_unit_of(Compute(), params.alibi)),
-        ahead(static_cast<Compute>(lane.i + params.alibi.position - lane.j)) {}
+        ahead(static_cast<Compute>(lane.i + params.alibi.position +
+                                   shift_of(params, lane.batch, 0) - lane.j)) {}
 
   template <class Params>
   __device__ static void* pair_sums(const Params& params) {

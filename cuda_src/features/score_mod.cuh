@@ -56,7 +56,7 @@ struct ScoreModTerm : FunctionTerm {
         j(lane.j),
         last_i(params.shape.seqlen_q - 1),
         last_j(params.shape.seqlen_kv - 1),
-        position(params.score_mod.position) {}
+        position(params.score_mod.position + shift_of(params, lane.batch, 0)) {}
 
   template <class Params>
   __device__ static double unit(const Params&, double) {

@@ -110,7 +110,7 @@ __device__ inline void store_kv(const Context& c, const Tensor& tensor, int colu
   const int row = kv_begin + warp.row * Gradient::rows;
   store_rounded<Config::copies != CopyKind::element>(
       gradient, kv_row<typename Config::Storage>(tensor, c.seq, c.item.head, row),
-      tensor.row_stride, c.seq.seqlen_kv - row, warp.column * Gradient::columns, columns,
+      tensor.row_stride, c.seq.rows_kv - row, warp.column * Gradient::columns, columns,
       static_cast<typename Config::Compute>(factor));
 }
 

@@ -100,6 +100,7 @@ struct QBlocks {
       : seq(seq), kv_begin(kv_begin), end(ceil_div(seq.seqlen_q, Config::block_q)) {
     const int first = Mask<Config>::first_query_seeing(seq, kv_begin);
     begin = first < seq.seqlen_q ? first / Config::block_q : end;
+    if (Config::Lengths::vary && kv_begin >= seq.seqlen_kv) begin = end;
     if constexpr (Mask<Config>::has_first) {
       const int kv_last = min(kv_begin + Config::block_kv, seq.seqlen_kv) - 1;
       const int queries = Mask<Config>::end_of_queries_seeing(seq, kv_last);
@@ -124,6 +125,7 @@ template <class Config>
 __device__ inline KvRange kv_range(const Sequence& seq, int q_tile) {
   const int q_begin = q_tile * Config::block_q;
   const int last_query = min(q_begin + Config::block_q, seq.seqlen_q) - 1;
+  if (Config::Lengths::vary && q_begin > last_query) return {0, 0};
   const int end = ceil_div(Mask<Config>::visible_end(seq, last_query), Config::block_kv);
   if constexpr (Mask<Config>::has_first) {
     const int first_key = Mask<Config>::visible_begin(seq, q_begin);

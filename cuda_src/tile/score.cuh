@@ -359,6 +359,7 @@ __device__ inline Compute inverse_of(Compute sum, Compute keep) {
 // where the end of rows has given it a finite one. What such a row holds reaches no gradient.
 template <class Config, class Compute>
 __device__ inline Compute lse_or_dead(const Sequence& seq, int row, Compute lse) {
+  if (is_surplus<Config>(seq, row)) return -infinity<Compute>();
   if constexpr (Config::Rows::finite_when_dead) {
     if (Mask<Config>::sees_nothing(seq, row)) return -infinity<Compute>();
   }

@@ -8,8 +8,10 @@ namespace cuflash {
 
 struct Sequence {
   int batch;
-  int seqlen_q;
+  int seqlen_q;  // rows that count
   int seqlen_kv;
+  int rows_q;  // rows that are there; those that do not count are written all the same
+  int rows_kv;
   int q_last;        // the last key that query 0 sees, where the mask has a last key
   int q_first;       // the first key that query 0 sees, where the mask has a first key
   long long q_row0;  // of the tensors' rows, the sequence's first
@@ -18,16 +20,42 @@ struct Sequence {
 
 // Every batch entry has the lengths of the shape.
 struct FixedLengths {
+  static constexpr bool vary = false;  // whether some rows that are there do not count
   template <class Params>
   __device__ static Sequence of(const Params& params, int batch) {
     const Shape& shape = params.shape;
-    return {batch, shape.seqlen_q, shape.seqlen_kv, shape.q_offset, 0, 0, 0};
+    return {batch,
+            shape.seqlen_q,
+            shape.seqlen_kv,
+            shape.seqlen_q,
+            shape.seqlen_kv,
+            shape.q_offset,
+            0,
+            0,
+            0};
   }
 };
 
 template <class Config>
 __device__ inline Sequence sequence(const typename Config::Params& params, int batch) {
   return Config::Lengths::of(params, batch);
+}
+
+// By how much query 0 of an entry stands at another key than the shape says.
+template <class Params>
+__device__ inline auto shift_of(const Params& params, int batch, int)
+    -> decltype(params.used_lengths.shift(params.shape, batch)) {
+  return params.used_lengths.shift(params.shape, batch);
+}
+template <class Params>
+__device__ inline int shift_of(const Params&, int, long) {  // where every row counts
+  return 0;
+}
+
+// Whether a row is there and does not count: it sees no key, and the end of rows leaves it alone.
+template <class Config>
+__device__ inline bool is_surplus(const Sequence& seq, int row) {
+  return Config::Lengths::vary && row >= seq.seqlen_q;
 }
 
 template <class T>

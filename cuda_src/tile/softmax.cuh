@@ -79,6 +79,13 @@ __device__ inline Compute log_sum_exp(Compute reference, Compute sum) {
                            : Logits<Config>::to_natural(reference) + log_of(sum);
 }
 
+// The same of a row of a sequence: minus infinity too of one that does not count.
+template <class Config, class Compute>
+__device__ inline Compute lse_of_row(const Sequence& seq, int row, Compute reference, Compute sum) {
+  if (is_surplus<Config>(seq, row)) return -infinity<Compute>();
+  return log_sum_exp<Config>(reference, sum);
+}
+
 // What multiplies the scores of a kernel whose parameters bring it, rounded by the host as
 // Logits<Config>::factor rounds: it is then in constant memory, and takes no register. Doubles have
 // the unit of scores itself.

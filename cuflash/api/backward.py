@@ -9,6 +9,7 @@ from ..arrays.spec import LayoutName
 from ..block_mask import BlockMask, split_block_mask
 from ..dispatch import call
 from ..errors import ArgumentTypeError, ArgumentValueError
+from ..given import add_given
 from ..options import (
     AlgorithmChoice,
     BackendChoice,
@@ -45,6 +46,8 @@ def attention_backward(
     sinks: Any = None,
     dropout_p: float | None = None,
     dropout_seed: Any = None,
+    seqused_q: Any = None,
+    seqused_kv: Any = None,
     scale: float | None = None,
     q_offset: int | None = None,
     layout: LayoutName | None = None,
@@ -79,8 +82,8 @@ def attention_backward(
     deterministic : bool
         The same bits from run to run, with O(seqlen) more memory. Without it
         FlashAttention-2 and 3 add the parts of dq in any order on CUDA.
-    causal, window_size, softcap, score_mod, alibi_slopes, bias, mask, block_mask, sinks, scale,
-    q_offset, layout
+    causal, window_size, softcap, score_mod, alibi_slopes, bias, mask, block_mask, sinks,
+    seqused_q, seqused_kv, scale, q_offset, layout
         As for :func:`attention`.
     dropout_p, dropout_seed
         As for :func:`attention`: the same drop the same weights.
@@ -140,12 +143,11 @@ def attention_backward(
         "blocks": blocks,
     }
     # The default of wrt goes without saying: its calls are then as quick as they can be.
-    nothing = alibi_slopes is bias is mask is shown is sinks is seeds is None and not of_score
-    nothing = nothing and dlse is grads is workspace is None
-    if not (wrt is QKV and nothing):
-        of_features = {"alibi_slopes": alibi_slopes, "bias": bias, "mask": mask, "sinks": sinks}
-        of_features |= {"block_mask": shown, "dropout_seed": seeds, **of_score}
-        inputs = {"dlse": dlse, **of_features}
+    given = alibi_slopes, bias, mask, shown, sinks, seeds, seqused_q, seqused_kv
+    nothing = not of_score and dlse is grads is workspace is None
+    if not (wrt is QKV and nothing and all(array is None for array in given)):
+        inputs = {} if dlse is None else {"dlse": dlse}
+        add_given(inputs, given, of_score)
         _add(arrays, keywords, inputs, wrt, grads, workspace)
     return tuple(call("backward", arrays, keywords).values())
 

@@ -7,6 +7,7 @@ from typing import Any, Literal, overload
 from ..arrays.spec import LayoutName
 from ..block_mask import BlockMask, split_block_mask
 from ..dispatch import call
+from ..given import add_given
 from ..options import AlgorithmChoice, BackendChoice, WindowSize, seed_of
 from ..score_mod import ScoreMod, with_arrays
 
@@ -30,6 +31,8 @@ def attention(
     sinks: Any = ...,
     dropout_p: float | None = ...,
     dropout_seed: Any = ...,
+    seqused_q: Any = ...,
+    seqused_kv: Any = ...,
     scale: float | None = ...,
     q_offset: int | None = ...,
     layout: LayoutName | None = ...,
@@ -61,6 +64,8 @@ def attention(
     sinks: Any = ...,
     dropout_p: float | None = ...,
     dropout_seed: Any = ...,
+    seqused_q: Any = ...,
+    seqused_kv: Any = ...,
     scale: float | None = ...,
     q_offset: int | None = ...,
     layout: LayoutName | None = ...,
@@ -92,6 +97,8 @@ def attention(
     sinks: Any = ...,
     dropout_p: float | None = ...,
     dropout_seed: Any = ...,
+    seqused_q: Any = ...,
+    seqused_kv: Any = ...,
     scale: float | None = ...,
     q_offset: int | None = ...,
     layout: LayoutName | None = ...,
@@ -122,6 +129,8 @@ def attention(
     sinks: Any = None,
     dropout_p: float | None = None,
     dropout_seed: Any = None,
+    seqused_q: Any = None,
+    seqused_kv: Any = None,
     scale: float | None = None,
     q_offset: int | None = None,
     layout: LayoutName | None = None,
@@ -200,6 +209,12 @@ def attention(
         query and the key alone (Philox4x32 with 7 rounds), and
         :func:`dropout_mask` says it. Every integer is decided anew, as every
         value of a keyword is; an array may change, also in a CUDA graph.
+    seqused_q, seqused_kv : array of int32, (batch,), optional
+        How many queries and keys of every entry count, the first ones; clamped
+        to those there are. What the others hold is never used: ``out`` of such
+        a query is 0 and its ``lse`` minus infinity. Without ``q_offset`` query
+        0 of entry b stands at key ``seqused_kv[b] - seqused_q[b]``. CUDA reads
+        them as it runs: they may change in a graph.
     scale : float, optional
         Factor of the scores, 2^-100 to 2^100 (float64: 2^900); default ``1 / sqrt(head_dim)``.
     q_offset : int, optional
@@ -221,11 +236,10 @@ def attention(
         to the GPU and back where one can be used, else to the tiled NumPy
         code; "numpy" keeps them on the host.
     algorithm : {"auto", "fa1", "fa2", "fa3"}
-        "auto" takes the best that can do the problem; a named one never falls
-        back. :func:`explain` says which and why.
+        "auto" takes the best that can do the problem, as :func:`explain` says; others no other.
     blocks : (int, int), optional
         ``(block_q, block_kv)`` instead of the planned tile.
-    workspace : CuPy uint8 array, optional
+    workspace : CuPy array of uint8, optional
         At least ``prepare(...).workspace_bytes`` bytes, 256-byte aligned, not
         used by anything else until the call has run. By default it is
         allocated; while a CUDA graph is captured it is then kept for the life
@@ -262,39 +276,25 @@ def attention(
     queued on CuPy's current stream of the arrays' device; nothing waits for it unless
     the result is a NumPy array.
 
-    Range: sums are formed in float32 (float64 for float64 inputs), and what
-    exceeds it becomes infinite or NaN. That holds for ``q k^T`` before it is
-    scaled, for ``scale * q``, for the scores, and for the sum over the keys that ``out`` is
-    divided from. With |v| at most 3.4e38 / seqlen_kv for float32 inputs,
-    1.8e308 / seqlen_kv for float64 and 8e34 / seqlen_kv for bfloat16 (weights
-    are kept relative to an older maximum, up to a factor of 4096) that sum is finite.
+    Range: sums are formed in float32 (float64 for float64 inputs), and what exceeds it becomes
+    infinite or NaN: ``q k^T`` before the scale, ``scale * q``, scores, and the sum over the keys
+    that ``out`` is divided from. That sum is finite with |v| at most 3.4e38 / seqlen_kv for
+    float32 inputs, 1.8e308 / seqlen_kv for float64 and 8e34 / seqlen_kv for bfloat16 (weights are
+    kept relative to an older maximum, up to a factor of 4096).
     """
     block, shown = split_block_mask(block_mask)
     seed, seeds = seed_of(dropout_seed)
     score, of_score = with_arrays(score_mod)
-    keywords = {
-        "causal": causal,
-        "window_size": window_size,
-        "softcap": softcap,
-        "score_mod": score,
-        "block_mask": block,
-        "dropout_p": dropout_p,
-        "dropout_seed": seed,
-        "scale": scale,
-        "q_offset": q_offset,
-        "layout": layout,
-        "out_dtype": out_dtype,
-        "backend": backend,
-        "algorithm": algorithm,
-        "blocks": blocks,
-        "return_lse": return_lse,
-    }
+    keywords: dict[str, Any] = {"causal": causal, "window_size": window_size, "softcap": softcap}
+    keywords |= {"score_mod": score, "block_mask": block}
+    keywords |= {"dropout_p": dropout_p, "dropout_seed": seed, "scale": scale}
+    keywords |= {"q_offset": q_offset, "layout": layout, "out_dtype": out_dtype}
+    keywords |= {"backend": backend, "algorithm": algorithm, "blocks": blocks}
+    keywords["return_lse"] = return_lse
     arrays = {"q": q, "k": k, "v": v}
-    nothing = alibi_slopes is bias is mask is shown is sinks is seeds is None and not of_score
-    if not (nothing and out is lse_out is workspace is None):
-        given = {"alibi_slopes": alibi_slopes, "bias": bias, "mask": mask, "block_mask": shown}
-        given |= {"sinks": sinks, "dropout_seed": seeds, **of_score, "out": out}
-        given |= {"lse_out": lse_out, "workspace": workspace}
-        arrays |= {name: array for name, array in given.items() if array is not None}
+    lengths = seqused_q, seqused_kv
+    given = alibi_slopes, bias, mask, shown, sinks, seeds, *lengths, out, lse_out, workspace
+    if of_score or any(array is not None for array in given):
+        add_given(arrays, given, of_score, ("out", "lse_out", "workspace"))
     results = call("forward", arrays, keywords)
     return (results["out"], results["lse"]) if return_lse else results["out"]

@@ -10,6 +10,7 @@ from ..arrays.cast import cast
 from ..arrays.spec import LayoutName
 from ..block_mask import BlockMask
 from ..errors import ArgumentTypeError, ArgumentValueError
+from ..given import add_given
 from ..options import (
     AlgorithmChoice,
     BackendChoice,
@@ -47,6 +48,8 @@ def attention_vjp(
     sinks: Any = ...,
     dropout_p: float | None = ...,
     dropout_seed: Any = ...,
+    seqused_q: Any = ...,
+    seqused_kv: Any = ...,
     scale: float | None = ...,
     q_offset: int | None = ...,
     layout: LayoutName | None = ...,
@@ -79,6 +82,8 @@ def attention_vjp(
     sinks: Any = ...,
     dropout_p: float | None = ...,
     dropout_seed: Any = ...,
+    seqused_q: Any = ...,
+    seqused_kv: Any = ...,
     scale: float | None = ...,
     q_offset: int | None = ...,
     layout: LayoutName | None = ...,
@@ -111,6 +116,8 @@ def attention_vjp(
     sinks: Any = ...,
     dropout_p: float | None = ...,
     dropout_seed: Any = ...,
+    seqused_q: Any = ...,
+    seqused_kv: Any = ...,
     scale: float | None = ...,
     q_offset: int | None = ...,
     layout: LayoutName | None = ...,
@@ -142,6 +149,8 @@ def attention_vjp(
     sinks: Any = None,
     dropout_p: float | None = None,
     dropout_seed: Any = None,
+    seqused_q: Any = None,
+    seqused_kv: Any = None,
     scale: float | None = None,
     q_offset: int | None = None,
     layout: LayoutName | None = None,
@@ -160,7 +169,7 @@ def attention_vjp(
     Parameters
     ----------
     q, k, v, causal, window_size, softcap, score_mod, alibi_slopes, bias, mask, block_mask,
-    sinks, scale, q_offset, layout
+    sinks, seqused_q, seqused_kv, scale, q_offset, layout
         As for :func:`attention`.
     dropout_p, dropout_seed
         As for :func:`attention`. The pullback drops the same weights; a seed
@@ -217,10 +226,10 @@ def attention_vjp(
         "algorithm": algorithm,
         **({"dropout_seed": seed} if seeds is None else {}),
     }
-    of_features = {"alibi_slopes": alibi_slopes, "bias": bias, "mask": mask, "sinks": sinks}
-    of_features |= {"block_mask": block_mask, "dropout_seed": seeds}
-    given = {name: array for name, array in of_features.items() if array is not None}
-    arrays = {"q": q, "k": k, "v": v, **given}
+    arrays = {"q": q, "k": k, "v": v}
+    lengths = seqused_q, seqused_kv
+    given = alibi_slopes, bias, mask, block_mask, sinks, seeds, *lengths
+    add_given(arrays, given, {})
     named = _check_wrt(wrt, arrays)
     check_flag("deterministic", deterministic)
     with_lse = check_flag("return_lse", return_lse)

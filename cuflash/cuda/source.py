@@ -203,9 +203,11 @@ def _seams(config: KernelConfig) -> dict[str, str]:
             for name, value in feature.constants
         }
         for seam, kind in feature.device.seams:
-            if seam not in _SINGLE | _CHAINS or (seam in _SINGLE and seam in added):
+            wraps = "{before}" in kind
+            if seam not in _SINGLE | _CHAINS or (seam in _SINGLE and seam in added and not wraps):
                 raise UnsupportedError(f"{config.entry}: {feature.name} cannot have {seam} too")
-            added.setdefault(seam, []).append("cuflash::" + kind.format(**names))
+            before = added.get(seam, ["cuflash::" + _SINGLE[seam]])[-1] if wraps else ""
+            added.setdefault(seam, []).append("cuflash::" + kind.format(**names, before=before))
     types = {name: added.get(name, ["cuflash::" + kind])[-1] for name, kind in _SINGLE.items()}
     if config.kernel not in _WITH_WEIGHTS:
         del types["Weights"]

@@ -60,7 +60,8 @@ class DevicePart:
         The same as a NumPy dtype. A field of the name of an array holds its address.
     seams
         Types that ``Config`` names, each with the C++ type that the feature puts there. A name in
-        braces stands for a constant of the use, or for the C++ name of a dtype.
+        braces stands for a constant of the use, or for the C++ name of a dtype; ``{before}`` for
+        the type that would be there without the feature.
     header
         Its file, from the root of the CUDA sources.
     text

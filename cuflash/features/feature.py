@@ -104,6 +104,8 @@ class Request:
         query heads, draws repeat; None for those of the problem.
     places
         The same of the entries and heads that a function of scores is given.
+    bottom_right
+        Whether the position is where the last query stands at the last key, and not asked for.
     """
 
     problem: AttentionProblem
@@ -112,6 +114,7 @@ class Request:
     position: int = 0
     draws: tuple[int, int] | None = None
     places: tuple[int, int] | None = None
+    bottom_right: bool = False
 
 
 @dataclass(frozen=True, eq=False)  # a row is itself: tables are kept by their rows

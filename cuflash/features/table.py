@@ -21,6 +21,7 @@ from .score_mod import SCORE_MOD
 from .sinks import SINKS
 from .softcap import SOFTCAP
 from .use import Operand
+from .used_lengths import USED_LENGTHS
 from .window import WINDOW
 
 __all__ = ["FEATURES", "with_features"]
@@ -28,7 +29,10 @@ __all__ = ["FEATURES", "with_features"]
 #: By name, in the order of their parameters on the device.
 FEATURES: dict[str, Feature] = {
     feature.name: feature
-    for feature in (WINDOW, SOFTCAP, SCORE_MOD, ALIBI, BIAS, MASK, BLOCK_MASK, SINKS, DROPOUT)
+    for feature in (
+        *(WINDOW, USED_LENGTHS, SOFTCAP, SCORE_MOD, ALIBI, BIAS),
+        *(MASK, BLOCK_MASK, SINKS, DROPOUT),
+    )
 }
 
 
@@ -39,6 +43,7 @@ def with_features(
     position: int = 0,
     draws: tuple[int, int] | None = None,
     places: tuple[int, int] | None = None,
+    bottom_right: bool = False,
 ) -> AttentionProblem:
     """The problem with what every feature adds to it.
 
@@ -50,8 +55,8 @@ def with_features(
         Of all features, by argument name; what was not given is absent.
     position
         Of query 0 among the keys, whatever the mask.
-    draws, places
-        Of dropout and of a function of scores, as :class:`Request` has them.
+    draws, places, bottom_right
+        Of dropout, of a function of scores and of the position, as :class:`Request` has them.
 
     Raises
     ------
@@ -66,6 +71,7 @@ def with_features(
             position,
             draws,
             places,
+            bottom_right,
         )
         use = feature.use(request)
         if use is not None:

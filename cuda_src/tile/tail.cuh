@@ -1,0 +1,57 @@
+// The tail of a block of keys: rows of the tensor that a sequence does not use, and which may hold
+// anything. Scores of these keys are hidden; but where the block's rows are summed a weight of zero
+// would let NaN and infinity through. So a warp clears them, between the copy engine's arrival and
+// the one that readers wait for. Nothing of it is there where every row counts.
+#pragma once
+
+#include "../ptx/proxy_fence.cuh"
+#include "panels.cuh"
+#include "pipeline.cuh"
+#include "sequence.cuh"
+
+namespace cuflash {
+
+// Rows of a block of keys that count, if others do not; `rows` or more: there is no tail. A block
+// beyond the keys has none either: nobody sees one of its rows.
+template <int rows>
+__device__ inline int rows_before_tail(const Sequence& seq, int kv_begin) {
+  const int count = seq.seqlen_kv - kv_begin;
+  return count > 0 && seq.seqlen_kv < seq.rows_kv ? count : rows;
+}
+
+// By a warp: zeros in the rows from `first` on, for products that come after.
+template <class Matrix>
+__device__ inline void clear_rows(Matrix& matrix, int first) {
+  auto* const chunks = reinterpret_cast<uint4*>(matrix.data);
+  const int count = (Matrix::rows - first) * 8;  // of a panel
+#pragma unroll 1
+  for (int panel = 0; panel < Matrix::count; ++panel) {
+#pragma unroll 1
+    for (int i = static_cast<int>(threadIdx.x) % 32; i < count; i += 32) {
+      chunks[(panel * Matrix::rows + first) * 8 + i] = make_uint4(0, 0, 0, 0);
+    }
+  }
+  ptx::fence_async_shared();
+  __syncwarp();
+}
+
+// Of a single matrix: where the copy engine arrives if it has a tail.
+template <class Config, bool = Config::Lengths::vary>
+struct TailBarrier {
+  Barrier raw;
+};
+template <class Config>
+struct TailBarrier<Config, false> {};
+
+// Of the matrices of a ring, one at a time.
+template <class Config, bool = Config::Lengths::vary>
+struct TailStorage {
+  Barrier raw;
+  Barrier cleared;
+  int stage;  // of the matrix, which arrives with it; below 0 after the last one
+  int count;  // of its rows that count
+};
+template <class Config>
+struct TailStorage<Config, false> {};
+
+}  // namespace cuflash
