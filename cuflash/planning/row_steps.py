@@ -118,7 +118,8 @@ class RowSteps:
         )
         config = replace(config, head_dim=self.head_dim)
         if not any(seam == "Rows" for f in config.features for seam, _ in f.device.seams):
-            config = replace(config, mask="full", features=())  # nothing in it asks for the mask
+            asked = tuple(f for f in config.features if f.name == "used_lengths")
+            config = replace(config, mask="full", features=asked)  # nothing asks for the mask
         if kernel == "convert_dq":  # nothing else changes its code
             config = replace(config, head_dim_v=self.head_dim, output=config.storage)
         grid = launchable(self.blocks, self.algorithm)
