@@ -28,7 +28,7 @@ from .call import Call, call_of, check_arrays
 from .derivative import compiled
 from .functions import with_function
 from .keywords import check_cast, check_returns, checked
-from .lengths import hide_keys, without_rows
+from .lengths import lengths_of
 from .types import joined, repeated
 
 __all__ = ["attention"]
@@ -108,11 +108,12 @@ def attention(
     is_causal : bool
         Query i sees key j iff ``j <= i + q_offset``.
     query_seq_lengths : array of integers, (batch,), optional
-        How many queries of each entry take part: the rows of the others are 0,
-        minus infinity in ``lse``, and give no gradient if they are finite.
+        How many queries of each entry take part, clamped to those there are:
+        the rows of the others are 0, minus infinity in ``lse``, and neither
+        give nor get a gradient, whatever they hold.
     key_value_seq_lengths : array of integers, (batch,), optional
-        How many keys of each entry take part. Beside ``mask`` only where both
-        together need no larger array than one of them.
+        How many keys of each entry take part, likewise. With a q_offset of
+        None the last of them is seen by the last query that takes part.
     local_window_size : int or (int, int), optional
         ``(left, right)``, or one number for both, compiled in: query i sees
         key j iff ``i + q_offset - left <= j <= i + q_offset + right``. Both
@@ -196,8 +197,6 @@ def attention(
     ------
     ArgumentTypeError, ArgumentValueError
         Naming the argument, when the call is traced.
-    UnsupportedError
-        If ``mask`` and ``key_value_seq_lengths`` need a larger array than either.
     UnsupportedError, BackendUnavailableError, ToolchainError, CompileError
         As for :func:`cuflash.attention`, when JAX lowers the computation.
         UnsupportedError also for a TPU or ROCm, and under :mod:`jax.export`
@@ -242,7 +241,6 @@ def attention(
     call = call_of(**checked(given))
     with_lse, with_residual = check_returns(return_lse, return_residual)
     out, lse = _compute(given, call, check_cast(dtype))
-    out, lse = without_rows(out, lse, query_seq_lengths)
     if with_residual:
         return out, _residual(lse, out.dtype)
     return (out, lse) if with_lse else out
@@ -261,8 +259,8 @@ def _compute(given: dict[str, Any], call: Call, dtype: str | None) -> tuple[Any,
         call = call.drawing(*q.shape[-2:-1], alike=given["broadcast_dropout"])
     arrays, call = with_function(arrays, call, given["score_mod"])
     check_arrays(arrays, call)
-    arrays = hide_keys(arrays, given["key_value_seq_lengths"])
     one = q.ndim == 3
+    lengths = lengths_of(given, 1 if one else q.shape[0])
     whole = {name: with_all_axes(name, a) for name, a in arrays.items() if broadcasts(name)}
     arrays |= whole
     if one:
@@ -271,5 +269,6 @@ def _compute(given: dict[str, Any], call: Call, dtype: str | None) -> tuple[Any,
     else:  # before the primitive, so that JAX sums what is shared over the batch
         shared = {name: a for name, a in arrays.items() if may_share_batch(name) and a.ndim == 1}
         arrays |= {name: repeated(a, q.shape[0], q) for name, a in shared.items()}
+    arrays |= lengths
     out, lse = compiled(dict(zip(arrays, joined(list(arrays.values())), strict=True)), call)
     return (out[0], lse[0]) if one else (out, lse)

@@ -90,7 +90,7 @@ def _batch(
     strides, and a kernel reads every batch entry at a place of its own. An
     array that broadcasts has an axis of 1 instead. What all batch entries share
     cannot be mapped so: then each mapped entry has heads of its own. A mapped
-    seed takes a pass for each entry.
+    seed takes a pass for each entry, and so do mapped lengths beside those heads.
     """
     is_mapped = {name: axis is not None for name, axis in call.named(axes).items()}
     if any(mapped and not free_axes(name, 0) for name, mapped in is_mapped.items()):
@@ -109,6 +109,8 @@ def _batch(
             elif not is_mapped[name] and has_batch(name):
                 named[name] = repeated(array, like.shape[0], like)
         results = list(run(call, _without_holes(named)).values())
+    elif any(is_mapped[name] and HEADS not in free_axes(name, 0) for name in named):
+        return _one_by_one(arrays, axes, call)  # lengths, which heads of one entry share
     else:
         results = _by_heads(call, named, is_mapped, like)
     return results, [0] * len(results)
@@ -162,7 +164,7 @@ def _by_heads(
     wanted = {source_of(name) for name in call.results}
     heads, alone = {}, set()
     for name, array in arrays.items():
-        if not free_axes(name, inner):
+        if HEADS not in free_axes(name, inner):
             heads[name] = array
             continue
         axis, mapped = _heads_axis(name, inner), is_mapped[name]
