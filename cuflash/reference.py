@@ -44,6 +44,8 @@ def attention(
     sinks: _Array | None = None,
     dropout_p: float | None = None,
     dropout_seed: int | _Array | None = None,
+    seqused_q: _Array | None = None,
+    seqused_kv: _Array | None = None,
     causal: bool = False,
     window_size: tuple[int | None, int | None] | None = None,
     softcap: float | None = None,
@@ -78,6 +80,9 @@ def attention(
         The part of the weights that is left out; None and 0: all are kept.
     dropout_seed : int, or ndarray of uint32, (2,) or (4,), optional
         Which those are.
+    seqused_q, seqused_kv : ndarray of integers, (batch,), optional
+        How many queries and keys of each entry count, the first ones; by default all. Below 0
+        and beyond the array they are 0 and the array's length.
     causal : bool
         Query i sees key j iff ``j <= i + q_offset``.
     window_size : (int or None, int or None), optional
@@ -90,7 +95,8 @@ def attention(
     scale : float, optional
         Factor of the scores; by default ``1 / sqrt(head_dim)``.
     q_offset : int, optional
-        Position of query 0 among the keys; by default ``seqlen_kv - seqlen_q``.
+        Position of query 0 among the keys; by default ``seqlen_kv - seqlen_q``, of those
+        that count.
     layout : {"bshd", "bhsd", "shd", "hsd", "sd"}, optional
         Order of the axes; by default "bshd" for 4 axes and "sd" for 2.
     dtype : type
@@ -112,7 +118,7 @@ def attention(
 
     Notes
     -----
-    With the sum over the keys j that query i sees::
+    With the sum over the keys j that count and that query i sees::
 
         S_ij  = scale * sum_c q_ic k_jc, with a softcap C: C tanh(S_ij / C),
                 with a score_mod f: f(S_ij)
@@ -126,18 +132,20 @@ def attention(
     A row that sees no key is dead, and without a sink also one that sees only
     scores of minus infinity: its out is 0 and its lse the sink, minus infinity
     without one. A NaN or plus infinity among the scores that a row sees, or as
-    its sink, makes its out and lse NaN. What no row sees never matters.
+    its sink, makes its out and lse NaN. What no row sees never matters. A query
+    that does not count sees no key and no sink: its out is 0, its lse minus infinity.
     """
     layout = find_layout(q, layout)
     features = {"alibi_slopes": alibi_slopes, "bias": bias, "mask": mask, "sinks": sinks}
-    check_arrays({"q": q, "k": k, "v": v}, layout, **features)
+    lengths = {"seqused_q": seqused_q, "seqused_kv": seqused_kv}
+    check_arrays({"q": q, "k": k, "v": v}, layout, **features, **lengths)
     check_options(causal, window_size, softcap, scale, q_offset, dtype)
     check_dropout(dropout_p, dropout_seed)
     check_block_mask(block_mask, q, k, layout)
     q, k, v = (to_heads_first(x, layout) for x in (q, k, v))
     function = checked_function(score_mod, softcap)
     options = (dropout_p, dropout_seed, causal, window_size, softcap, function, scale, q_offset)
-    heads = Heads(q, k, v, alibi_slopes, bias, mask, block_mask, sinks, *options, dtype)
+    heads = Heads(q, k, v, alibi_slopes, bias, mask, block_mask, sinks, lengths, *options, dtype)
     out = np.zeros((*q.shape[:3], v.shape[3]), dtype)
     lse = np.zeros(q.shape[:3], dtype)
     for b, h in np.ndindex(*q.shape[:2]):
@@ -159,6 +167,8 @@ def attention_backward(
     sinks: _Array | None = None,
     dropout_p: float | None = None,
     dropout_seed: int | _Array | None = None,
+    seqused_q: _Array | None = None,
+    seqused_kv: _Array | None = None,
     causal: bool = False,
     window_size: tuple[int | None, int | None] | None = None,
     softcap: float | None = None,
@@ -176,7 +186,7 @@ def attention_backward(
         Gradient of out.
     q, k, v, alibi_slopes, bias, mask, block_mask, sinks, dropout_p, dropout_seed
         As for :func:`attention`.
-    causal, window_size, softcap, score_mod, scale, q_offset, layout, dtype
+    seqused_q, seqused_kv, causal, window_size, softcap, score_mod, scale, q_offset, layout, dtype
         As for :func:`attention`.
     dlse : ndarray, (batch, heads_q, seqlen_q), optional
         Gradient of lse; by default 0.
@@ -215,18 +225,20 @@ def attention_backward(
         dsinks  = sum_i exp(sinks[h] - lse_i) (dlse_i - delta_i)
 
     The out and lse of a dead row depend on nothing but the sink: its dq is 0,
-    it gives nothing to dk and dv, and its delta is 0.
+    it gives nothing to dk and dv, and its delta is 0. A query that does not count
+    gives nothing to any gradient, whatever its dout and dlse are.
     """
     layout = find_layout(q, layout)
     features = {"alibi_slopes": alibi_slopes, "bias": bias, "mask": mask, "sinks": sinks}
-    check_arrays({"q": q, "k": k, "v": v, "dout": dout}, layout, dlse=dlse, **features)
+    lengths = {"seqused_q": seqused_q, "seqused_kv": seqused_kv}
+    check_arrays({"q": q, "k": k, "v": v, "dout": dout}, layout, dlse=dlse, **features, **lengths)
     check_options(causal, window_size, softcap, scale, q_offset, dtype)
     check_dropout(dropout_p, dropout_seed)
     check_block_mask(block_mask, q, k, layout)
     dout, q, k, v = (to_heads_first(x, layout) for x in (dout, q, k, v))
     function = checked_function(score_mod, softcap)
     options = (dropout_p, dropout_seed, causal, window_size, softcap, function, scale, q_offset)
-    heads = Heads(q, k, v, alibi_slopes, bias, mask, block_mask, sinks, *options, dtype)
+    heads = Heads(q, k, v, alibi_slopes, bias, mask, block_mask, sinks, lengths, *options, dtype)
     dlse = np.zeros(q.shape[:3], dtype) if dlse is None else dlse.reshape(q.shape[:3])
     dq, dk, dv = (np.zeros(x.shape, dtype) for x in (q, k, v))
     of_heads = np.zeros((2, *q.shape[:2]), dtype)  # gradients of slopes and of sinks

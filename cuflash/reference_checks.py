@@ -37,6 +37,7 @@ _AXES = {
     "v": ("batch", "seqlen_kv", "heads_kv", "head_dim_v"),
     "dout": ("batch", "seqlen_q", "heads_q", "head_dim_v"),
 }
+_LENGTHS = ("seqused_q", "seqused_kv")
 
 
 def find_layout(q: Any, layout: Any) -> str:
@@ -68,7 +69,7 @@ def check_arrays(arrays: Mapping[str, Any], layout: str, **more: Any) -> None:
     layout : str
         Order of their axes.
     **more : ndarray or None
-        dlse, alibi_slopes, bias, mask and sinks.
+        dlse, alibi_slopes, bias, mask, sinks, seqused_q and seqused_kv.
 
     Raises
     ------
@@ -99,13 +100,12 @@ def check_arrays(arrays: Mapping[str, Any], layout: str, **more: Any) -> None:
         "dlse": [tuple(sizes[axis] for letter, axis in rows if letter in layout)],
         "alibi_slopes": [(heads_q,), (batch, heads_q)],
         "sinks": [(heads_q,)],
+        **{name: [(batch,)] for name in _LENGTHS},
     }
     for name, array in more.items():
         if array is None:
             continue
-        _check_array(name, array)
-        if name == "mask" and array.dtype != bool:
-            raise ArgumentTypeError(name, f"dtype {array.dtype}", "bool")
+        _check_array(name, array, {"mask": "b", **dict.fromkeys(_LENGTHS, "iu")}.get(name, ""))
         if name in ("bias", "mask"):
             _check_broadcast(name, array, (batch, heads_q, sizes["seqlen_q"], sizes["seqlen_kv"]))
         elif array.shape not in shapes[name]:
@@ -113,12 +113,17 @@ def check_arrays(arrays: Mapping[str, Any], layout: str, **more: Any) -> None:
             raise ArgumentValueError(name, f"shape {array.shape}", fitting)
 
 
-def _check_array(name: str, array: Any) -> None:
+def _check_array(name: str, array: Any, kinds: str = "") -> None:
+    """Whether it is an array of numbers, and of the kinds "b", "i" and "u" that are named."""
     if not isinstance(array, np.ndarray) or isinstance(array, np.ma.MaskedArray):
         kind = f"{type(array).__module__}.{type(array).__qualname__}"
         raise ArgumentTypeError(name, kind, "a NumPy array, without a mask")
     if not np.can_cast(array.dtype, np.longdouble, "same_kind"):
         raise ArgumentTypeError(name, f"dtype {array.dtype}", "real numbers")
+    if kinds and array.dtype.kind not in kinds:
+        raise ArgumentTypeError(
+            name, f"dtype {array.dtype}", "bool" if kinds == "b" else "integers"
+        )
 
 
 def _check_broadcast(name: str, array: _Array, sizes: tuple[int, ...]) -> None:

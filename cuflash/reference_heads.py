@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .reference_dropout import dropped
-from .reference_scores import cap_slopes, capped, distances, function_of, in_blocks, sees
+from .reference_scores import Places, cap_slopes, capped, distances, function_of, in_blocks
 
 __all__ = ["Heads"]
 
@@ -29,6 +30,7 @@ class Heads:
         mask: _Array | None,
         block_mask: Any,
         sinks: _Array | None,
+        lengths: Mapping[str, _Array | None],
         dropout_p: float | None,
         dropout_seed: Any,
         causal: bool,
@@ -45,11 +47,9 @@ class Heads:
         slopes = np.zeros(q.shape[1]) if alibi_slopes is None else alibi_slopes
         self._alibi: _Array = np.broadcast_to(slopes.astype(dtype), q.shape[:2])
         square = (*q.shape[:2], q.shape[2], k.shape[2])
-        offset = k.shape[2] - q.shape[2] if q_offset is None else q_offset
-        i, j = np.arange(q.shape[2])[:, None], np.arange(k.shape[2])[None, :]
-        self._visible = sees(i, j, causal, window_size, offset)
-        away = distances(i, j, offset) if alibi_slopes is not None else np.zeros((1, 1))
-        self._distances: _Array = away.astype(dtype)
+        self._places = Places(lengths, square, causal, window_size, q_offset)
+        i, j = self._places.i, self._places.j
+        self._has_slopes = alibi_slopes is not None
         self._bias: _Array = np.broadcast_to(0 if bias is None else bias, square)
         self._mask: _Array = np.broadcast_to(True if mask is None else mask, square)
         if block_mask is not None:
@@ -57,7 +57,7 @@ class Heads:
         self._scale = dtype(1) / np.sqrt(dtype(q.shape[3])) if scale is None else dtype(scale)
         self._cap = dtype(softcap or 0)
         self._dropout = dropout_p, dropout_seed
-        self._function = function_of(function, (i, j, offset))
+        self._function = function_of(function, (i, j, self._places.offsets))
 
     def kv_head(self, h: int) -> int:
         """The kv head that query head h reads."""
@@ -92,15 +92,28 @@ class Heads:
             dq = self._scale * _sum_of_seen(ds, seen, k)
             dk = self._scale * _sum_of_seen(ds.T, seen.T, q)
             dv = _sum_of_seen(weights.T, seen.T, dout)
-            sink = self._sinks[h]
-            of_sink = 0 if sink == -math.inf else np.exp(sink - lse) * (dlse - delta)
-            of_slope = -np.where(seen, self._distances * dz, 0)
+            sinks = self._sinks_of_rows(b, h)
+            of_sink = np.where(sinks == -math.inf, 0, np.exp(sinks - lse) * (dlse - delta))
+            of_slope = -np.where(seen, self._distances(b) * dz, 0)
             numbers = np.array([of_slope.sum(), np.sum(of_sink, dtype=self._dtype)])
             return dq, dk, dv, np.where(seen, dz, 0), numbers
 
     def _head(self, x: _Array, b: int, h: int) -> _Array:
         head: _Array = x[b, h].astype(self._dtype)
         return head
+
+    def _distances(self, b: int) -> _Array:
+        """From every query of an entry to every key; 0 where there are no slopes."""
+        if not self._has_slopes:
+            return np.zeros((1, 1), self._dtype)
+        at = self._places
+        return distances(at.i, at.j, int(at.offsets[b])).astype(self._dtype)
+
+    def _sinks_of_rows(self, b: int, h: int) -> _Array:
+        """The sink of every query of a head, (seqlen_q,); none of those that do not count."""
+        counts = self._places.i[:, 0] < self._places.queries[b]
+        sinks: _Array = np.where(counts, self._sinks[h], -math.inf)
+        return sinks.astype(self._dtype)
 
     def _changed(self, scores: _Array, b: int, h: int) -> _Array:
         """Scores as the cap or the function leaves them."""
@@ -128,20 +141,20 @@ class Heads:
         (seqlen_q, seqlen_kv), (seqlen_q,), (seqlen_q, seqlen_kv).
         """
         q, k = self._head(self._q, b, h), self._head(self._k, b, self.kv_head(h))
-        sink = self._sinks[h]
+        sinks = self._sinks_of_rows(b, h)
         scores = self._changed(self._scale * (q @ k.T), b, h)
-        scores -= self._alibi[b, h] * self._distances
+        scores -= self._alibi[b, h] * self._distances(b)
         scores += self._bias[b, h].astype(self._dtype)
-        visible = self._visible & self._mask[b, h]
+        visible = self._places.visible(b) & self._mask[b, h]
         scores = np.where(visible, scores, -math.inf)
         of_keys = scores.max(axis=1, initial=-math.inf)
-        largest = np.maximum(of_keys, sink)
+        largest = np.maximum(of_keys, sinks)
         nothing = largest == -math.inf
         base = np.where(nothing, 0, largest)
         weights = np.exp(scores - base[:, None])
-        total = np.where(nothing, 1, weights.sum(axis=1) + np.exp(sink - base))
+        total = np.where(nothing, 1, weights.sum(axis=1) + np.exp(sinks - base))
         lse = np.where(nothing, -math.inf, largest + np.log(total))
-        alive = (of_keys != -math.inf) | (sink != -math.inf)
+        alive = (of_keys != -math.inf) | (sinks != -math.inf)
         return weights / total[:, None], lse, visible & alive[:, None]
 
 

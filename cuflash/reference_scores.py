@@ -8,25 +8,69 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["add_pairs", "cap_slopes", "capped", "distances", "function_of", "in_blocks", "sees"]
+__all__ = ["Places", "add_pairs", "cap_slopes", "capped", "distances", "function_of", "in_blocks"]
 
 _Array = NDArray[Any]
 
 
-def sees(
-    i: _Array, j: _Array, causal: bool, window: tuple[int | None, int | None] | None, q_offset: int
-) -> _Array:
-    """Whether query i, which stands at key ``i + q_offset``, sees key j."""
-    left, right = window or (None, None)
-    ahead = j - (i + q_offset)
-    seen = np.ones(ahead.shape, bool)
-    if causal:
-        seen &= ahead <= 0
-    if right is not None:
-        seen &= ahead <= right
-    if left is not None:
-        seen &= ahead >= -left
-    return seen
+class Places:
+    """Where the queries and keys of every entry stand, and which of them count.
+
+    Parameters
+    ----------
+    lengths : mapping
+        "seqused_q" and "seqused_kv": how many count in every entry, (batch,), or None.
+    sizes : tuple of int
+        (batch, heads_q, seqlen_q, seqlen_kv).
+    causal, window, q_offset
+        As for :func:`cuflash.reference.attention`.
+
+    Attributes
+    ----------
+    i, j : ndarray
+        Queries, (seqlen_q, 1), and keys, (1, seqlen_kv).
+    queries, keys : ndarray, (batch,)
+        How many count.
+    offsets : ndarray, (batch,)
+        The key that query 0 stands at.
+    """
+
+    def __init__(
+        self,
+        lengths: Mapping[str, _Array | None],
+        sizes: tuple[int, ...],
+        causal: bool,
+        window: tuple[int | None, int | None] | None,
+        q_offset: int | None,
+    ) -> None:
+        batch, _, rows, keys = sizes
+        self.i, self.j = np.arange(rows)[:, None], np.arange(keys)[None, :]
+        self.queries = _counted(lengths["seqused_q"], batch, rows)
+        self.keys = _counted(lengths["seqused_kv"], batch, keys)
+        self.offsets = self.keys - self.queries
+        if q_offset is not None:
+            self.offsets = np.full(batch, q_offset)
+        self._causal, self._window = causal, window
+
+    def visible(self, b: int) -> _Array:
+        """Whether query i and key j of an entry count, and i sees j; (seqlen_q, seqlen_kv)."""
+        left, right = self._window or (None, None)
+        ahead = self.j - (self.i + int(self.offsets[b]))
+        seen: _Array = (self.i < self.queries[b]) & (self.j < self.keys[b])
+        if self._causal:
+            seen &= ahead <= 0
+        if right is not None:
+            seen &= ahead <= right
+        if left is not None:
+            seen &= ahead >= -left
+        return seen
+
+
+def _counted(lengths: _Array | None, batch: int, seqlen: int) -> _Array:
+    """How many rows count in every entry of the batch; without lengths all of them."""
+    given = np.full(batch, seqlen) if lengths is None else lengths.astype(np.int64)
+    rows: _Array = np.minimum(np.maximum(given, 0), seqlen)
+    return rows
 
 
 def capped(scores: _Array, cap: np.floating[Any]) -> _Array:
@@ -71,7 +115,7 @@ _WEIGHTS = (4 / 5, -1 / 5, 4 / 105, -1 / 280)
 _STEP = 2.0**-8
 
 
-def function_of(given: Any, places: tuple[_Array, _Array, int]) -> Function | None:
+def function_of(given: Any, places: tuple[_Array, _Array, _Array]) -> Function | None:
     """A function of scores from what NumPy calls, and what that reads; None without one."""
     if given is None:
         return None
@@ -86,23 +130,25 @@ class Function:
     ----------
     function, arguments
         Of NumPy arrays, and what it reads by name.
-    places : (ndarray, ndarray, int)
-        Queries, (seqlen_q, 1), keys, (1, seqlen_kv), and the key that query 0 stands at.
+    places : (ndarray, ndarray, ndarray)
+        Queries, (seqlen_q, 1), keys, (1, seqlen_kv), and the key that query 0 of every entry
+        stands at, (batch,).
     """
 
     def __init__(
         self,
         function: Callable[..., Any],
         arguments: Mapping[str, Any],
-        places: tuple[_Array, _Array, int],
+        places: tuple[_Array, _Array, _Array],
     ) -> None:
         self._function, self._arguments = function, _Arguments(arguments)
-        self._places = places
+        *self._places, self._offsets = places
 
     def of(self, scores: _Array, b: int, h: int) -> _Array:
         """What scores of a head become."""
         entry, head = np.full((1, 1), b), np.full((1, 1), h)
-        changed = self._function(scores, entry, head, *self._places, self._arguments)
+        places = (*self._places, int(self._offsets[b]))
+        changed = self._function(scores, entry, head, *places, self._arguments)
         whole: _Array = np.broadcast_to(changed, scores.shape).astype(scores.dtype)
         return whole
 

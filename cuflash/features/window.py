@@ -8,15 +8,12 @@ from typing import Any
 import numpy as np
 
 from ..errors import ArgumentTypeError, ArgumentValueError, shown
-from ..planning.problem import MaskKind
+from ..planning.visibility import Bounds, bounds_that_hide, mask_of
 from .device import MAIN_KERNELS, DevicePart
 from .feature import Feature, Request
 from .use import Use
 
-__all__ = ["WINDOW", "Bounds", "bounds_of", "mask_of"]
-
-#: The first and the last key that query 0 sees; None for a bound that hides nothing.
-Bounds = tuple[int | None, int | None]
+__all__ = ["WINDOW", "bounds_of", "mask_of"]
 
 
 def bounds_of(
@@ -37,19 +34,7 @@ def bounds_of(
         right = 0 if right is None else min(right, 0)
     first = None if left is None else min(seqlen_kv, offset - left)
     last = None if right is None else max(-seqlen_q, offset + right)
-    if first is not None and first + seqlen_q - 1 <= 0:
-        first = None
-    if last is not None and last >= seqlen_kv - 1:
-        last = None
-    return first, last
-
-
-def mask_of(bounds: Bounds) -> MaskKind:
-    """Which bounds there are, by the name that kernels have for it."""
-    first, last = bounds
-    if first is None:
-        return "full" if last is None else "causal"
-    return "left" if last is None else "band"
+    return bounds_that_hide(seqlen_q, seqlen_kv, (first, last))
 
 
 def _check_sides(name: str, value: Any) -> tuple[int | None, int | None]:

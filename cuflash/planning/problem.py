@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..features.use import Operand, Use
-from .visibility import Visibility
+from .visibility import MaskKind, Visibility
 
 __all__ = [
     "DTYPES",
@@ -26,7 +26,6 @@ __all__ = [
 ]
 
 Operation = Literal["forward", "backward"]
-MaskKind = Literal["full", "causal", "left", "band"]
 Alignment = Literal["tensor_map", "vector", "element"]
 DTypeName = Literal["float16", "bfloat16", "float32", "float64"]
 ElementName = Literal[

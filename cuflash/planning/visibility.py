@@ -6,8 +6,31 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
-__all__ = ["Visibility"]
+__all__ = ["Bounds", "MaskKind", "Visibility", "bounds_that_hide", "mask_of"]
+
+MaskKind = Literal["full", "causal", "left", "band"]
+#: The first and the last key that query 0 sees; None for a bound that hides nothing.
+Bounds = tuple[int | None, int | None]
+
+
+def bounds_that_hide(seqlen_q: int, seqlen_kv: int, bounds: Bounds) -> Bounds:
+    """The same bounds, None for one that hides nothing."""
+    first, last = bounds
+    if first is not None and first + seqlen_q - 1 <= 0:
+        first = None
+    if last is not None and last >= seqlen_kv - 1:
+        last = None
+    return first, last
+
+
+def mask_of(bounds: Bounds) -> MaskKind:
+    """Which bounds there are, by the name that kernels have for it."""
+    first, last = bounds
+    if first is None:
+        return "full" if last is None else "causal"
+    return "left" if last is None else "band"
 
 
 @dataclass(frozen=True)

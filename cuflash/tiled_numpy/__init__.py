@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -10,6 +11,7 @@ from ..planning.plan import Plan
 from . import fa1, fa2, gradients, outputs
 from .bias_gradient import BiasGradient
 from .blocks import Array, tile_of
+from .by_entry import parts_of
 from .threads import run_tasks
 
 __all__ = ["backward", "forward"]
@@ -54,10 +56,10 @@ def forward(
     **more
         Operands of the plan's other features, by name.
     """
-    given = outputs.GivenForward(q, k, v, out, lse, sinks, more)
-    run_tasks(
-        outputs.tasks(plan, _ALGORITHMS[plan.algorithm].forward, given), tile_of(plan).threads
-    )
+    inner = _ALGORITHMS[plan.algorithm].forward
+    parts = parts_of(plan, outputs.GivenForward(q, k, v, out, lse, sinks, more))
+    tasks = (outputs.tasks(part.plan, inner, part.given) for part in parts)
+    run_tasks(itertools.chain.from_iterable(tasks), tile_of(plan).threads)
 
 
 def backward(
@@ -106,14 +108,16 @@ def backward(
     summed = [(use.pair_sums, more.get(f"d{use.pair_sums}")) for use in problem.uses]
     dpairs = next((array for name, array in summed if name is not None), None)
     given = gradients.Given(dout, q, k, v, out, lse, dlse, dq, dk, dv, sinks, more)
+    parts = parts_of(plan, given)
     shape = (problem.batch, problem.heads_q, problem.seqlen_q)
     by_row = gradients.ByRow(
         *(None if to is None else np.zeros(shape, problem.compute) for to in (dsinks, dpairs))
     )
     threads = tile_of(plan).threads
-    run_tasks(gradients.tasks(plan, inner, given, by_row), threads)
+    tasks = (gradients.tasks(p.plan, inner, p.given, p.statistics(by_row)) for p in parts)
+    run_tasks(itertools.chain.from_iterable(tasks), threads)
     if "dbias" in more:
-        of_bias = BiasGradient(plan, given, more["dbias"])
+        of_bias = BiasGradient(plan, parts, more["dbias"])
         run_tasks(of_bias.tasks(), threads)
         of_bias.finish()
     for to, rows in ((dsinks, by_row.sinks), (dpairs, by_row.pairs)):

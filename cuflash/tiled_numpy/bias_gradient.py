@@ -8,12 +8,14 @@ each other, and there is nothing quadratic but the result.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from ..planning.plan import Plan
-from .blocks import Array, Blocks, Tile
+from .blocks import Array, Blocks, Tile, tile_of
+from .by_entry import Part
 from .gradients import Given, Gradients
 from .heads import Heads
 from .operands import Operands
@@ -23,6 +25,23 @@ from .threads import Task
 __all__ = ["BiasGradient"]
 
 
+@dataclass(frozen=True)
+class _Walked:
+    """Some heads of some entries, whose blocks of queries are in runs."""
+
+    given: Given
+    runs: list[Blocks]
+    heads: Heads
+    operands: Operands
+    first: int  # the entry at which those of the heads begin to count
+
+    @property
+    def entries(self) -> slice:
+        """The entries of the call."""
+        own = self.heads.entries
+        return slice(self.first + own.start, self.first + own.stop)
+
+
 class BiasGradient:
     """The sums of one call.
 
@@ -30,82 +49,85 @@ class BiasGradient:
     ----------
     plan
         Of the backward pass.
-    given
-        The arrays of the call.
+    parts
+        The parts of the call, with their arrays.
     result
         Destination, which broadcasts against (batch, heads_q, seqlen_q, seqlen_kv).
     """
 
-    def __init__(self, plan: Plan, given: Given, result: Array) -> None:
-        self._plan, self._given = plan, given
-        self._blocks = Blocks(plan)
+    def __init__(self, plan: Plan, parts: Sequence[Part[Given]], result: Array) -> None:
+        self._problem, self._tile = plan.problem, tile_of(plan)
+        whole = Blocks(plan)
+        self._calls = [(part, Blocks(part.plan, whole)) for part in parts]
         self._result = result[(None,) * (4 - result.ndim)]
         self._by_rows = self._result.shape[2] > 1
-        count = len(self._blocks.queries) if self._by_rows else self._blocks.tile.parts
-        self._parts = self._blocks.parts(count)
+        self._count = len(self._runs(whole))
         #: Where parts of the queries share the result, what each of them gives.
         self._shared: Array | None = None
         if not self._by_rows:
-            self._shared = np.zeros((len(self._parts), *self._result.shape), self._blocks.compute)
+            self._shared = np.zeros((self._count, *self._result.shape), self._problem.compute)
 
     def tasks(self) -> Iterator[Task]:
         """Tasks that compute every part."""
-        live = self._blocks.live(self._given.q)
-        terms = terms_of(self._plan.problem, self._given.more)
         for sharing in self._owners():
-            walked = [
-                (heads, Operands(self._blocks, heads, live, self._given.k, self._given.v, terms))
-                for heads in sharing
-            ]
-            for index in range(len(self._parts)):
-                yield functools.partial(self._run, walked, index)
+            for index in range(self._count):
+                yield functools.partial(self._run, sharing, index)
 
     def finish(self) -> None:
         """After the tasks: add up what the parts of the queries share, and round it once."""
         if self._shared is not None:
             self._result[...] = self._shared.sum(axis=0)
-        elif self._plan.problem.batch * self._plan.problem.heads_q == 0:
+        elif self._problem.batch * self._problem.heads_q == 0:
             self._result[...] = 0  # which no task has
 
-    def _owners(self) -> Iterator[list[Heads]]:
+    def _runs(self, blocks: Blocks) -> list[Blocks]:
+        """Blocks of queries, each for itself where the result has rows."""
+        return blocks.parts(len(blocks.queries) if self._by_rows else self._tile.parts)
+
+    def _owners(self) -> Iterator[list[_Walked]]:
         """Heads and entries, those together that share a part of the result."""
-        found: dict[tuple[int, int], list[Heads]] = {}
+        found: dict[tuple[int, int], list[_Walked]] = {}
         heads, shared = self._result.shape[1] > 1, self._sharing
-        some = 1 < shared < self._plan.problem.batch
-        for one in Heads.of(self._blocks, most_entries=1 if some else None):
-            key = one.entries.start // shared, one.query_heads.start if heads else 0
-            found.setdefault(key, []).append(one)
+        some = 1 < shared < self._problem.batch
+        for part, blocks in self._calls:
+            given, runs = part.given, self._runs(blocks)
+            live, terms = blocks.live(given.q), terms_of(part.plan.problem, given.more)
+            for one in Heads.of(blocks, most_entries=1 if some else None):
+                operands = Operands(blocks, one, live, given.k, given.v, terms)
+                walked = _Walked(given, runs, one, operands, part.first)
+                key = walked.entries.start // shared, one.query_heads.start if heads else 0
+                found.setdefault(key, []).append(walked)
         yield from found.values()
 
     @property
     def _sharing(self) -> int:
         """Entries of the batch that share one of the result."""
-        return max(1, int(self._plan.problem.batch // max(1, self._result.shape[0])))
+        return max(1, int(self._problem.batch // max(1, self._result.shape[0])))
 
-    def _run(self, walked: list[tuple[Heads, Operands]], index: int) -> None:
-        part, first = self._parts[index], walked[0][0]
+    def _run(self, sharing: list[_Walked], index: int) -> None:
+        shape, shared, first = self._result.shape, self._sharing, sharing[0]
         rows = slice(0, 1)
         if self._by_rows:
-            stop = part.queries[-1].stop if part.queries else part.first_query
-            rows = slice(part.first_query, stop)
-        shape, shared = self._result.shape, self._sharing
+            length = self._tile.block_q
+            rows = slice(index * length, min(index * length + length, shape[2]))
         entries = first.entries
         if shared > 1:
             entries = slice(entries.start // shared, entries.start // shared + 1)
-        heads = first.query_heads if shape[1] > 1 else slice(0, 1)
+        heads = first.heads.query_heads if shape[1] > 1 else slice(0, 1)
         sizes = [s.stop - s.start for s in (entries, heads, rows)]
-        total = np.zeros((*sizes, shape[3]), part.compute)
-        for one, operands in walked:
-            self._add(total, part, one.part(part), operands)
+        total = np.zeros((*sizes, shape[3]), self._problem.compute)
+        for one in sharing:
+            if index < len(one.runs):
+                self._add(total, one.runs[index], one)
         if self._shared is None:
             self._result[entries, heads, rows] = total
         else:
             self._shared[index, entries, heads] = total
 
-    def _add(self, total: Array, part: Blocks, heads: Heads, operands: Operands) -> None:
+    def _add(self, total: Array, part: Blocks, walked: _Walked) -> None:
         """What some heads give to a part of the result."""
-        gradients = Gradients(part, heads, operands)
-        rows = gradients.load(self._given)
+        gradients = Gradients(part, walked.heads.part(part), walked.operands)
+        rows = gradients.load(walked.given)
         delta = rows.delta(slice(None))
         sizes = (1 if self._sharing > 1 else 0, *self._result.shape[1:])
         lacking = tuple(axis for axis, size in enumerate(sizes) if size == 1)
@@ -123,7 +145,7 @@ class BiasGradient:
     def _pairs(self, gradients: Array, tile: Tile) -> Array:
         """(batch, head, key, row) -> (batch, head of queries, query, key)."""
         batch, heads, keys, _ = gradients.shape
-        group, length = self._plan.problem.group, tile.queries.stop - tile.queries.start
+        group, length = self._problem.group, tile.queries.stop - tile.queries.start
         by_group = gradients.reshape(batch, heads, keys, group, length).transpose(0, 1, 3, 4, 2)
         pairs: Array = by_group.reshape(batch, heads * group, length, keys)
         return pairs

@@ -33,9 +33,12 @@ class Tile:
 
 
 class Blocks:
-    """The blocks of a plan and their tiles, in the order of either loop."""
+    """The blocks of a plan and their tiles, in the order of either loop.
 
-    def __init__(self, plan: Plan) -> None:
+    Other blocks whose tasks the same threads run one after another may share their memory.
+    """
+
+    def __init__(self, plan: Plan, others: Blocks | None = None) -> None:
         self.problem = plan.problem
         self.tile = tile_of(plan)
         self.compute = np.dtype(plan.problem.compute)
@@ -46,7 +49,8 @@ class Blocks:
         steps = functools.partial(_staircase, self.tile.block_q, self.compute)
         self._until = None if self._sees.last is None else steps(hidden_from_earlier=True)
         self._from = None if self._sees.first is None else steps(hidden_from_earlier=False)
-        self._of_thread = threading.local()
+        shared = threading.local() if others is None else others._of_thread
+        self._of_thread: threading.local = shared
 
     @property
     def scratch(self) -> Scratch:
