@@ -14,7 +14,7 @@ from itertools import product
 
 from cuflash.errors import UnsupportedError
 from cuflash.features.score_text import SLOTS
-from cuflash.features.table import with_features
+from cuflash.features.table import FEATURES, with_features
 from cuflash.features.use import Operand
 from cuflash.planning.kernel import KernelConfig
 from cuflash.planning.plan import Algorithm, plan
@@ -230,13 +230,14 @@ def _both(one: dict[str, KernelConfig], other: dict[str, KernelConfig]) -> dict[
 def built_today(name: str, rare: bool = False) -> bool:
     """Whether an ordinary run builds this row: each takes its turn within so many days.
 
-    FlashAttention-3 in bfloat16 is built every day.
+    FlashAttention-3 in bfloat16 is built every day where no feature adds to it.
     """
     architecture, generation = name.split("-")[:2]
     if rare:
         days = 120
     elif generation == "fa3":
-        days = 1 if "-bfloat16-" in name else 3
+        featured = any(f"-{feature}-" in f"{name}-" for feature in FEATURES)
+        days = 6 if featured else 1 if "-bfloat16-" in name else 3
     elif architecture[3:] not in OFTEN or generation == "fa1":
         days = 30
     else:
