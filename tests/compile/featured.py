@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from cuflash.features.score_text import ScoreText
-from cuflash.planning.decision import Algorithm
-from cuflash.planning.problem import DTypeName, MaskKind
+from collections.abc import Iterator
+from dataclasses import replace
 
-__all__ = ["FEATURED", "TEXTS"]
+from cuflash.features.score_text import SLOTS, ScoreText
+from cuflash.features.table import with_features
+from cuflash.features.use import Operand
+from cuflash.planning.decision import Algorithm
+from cuflash.planning.problem import AttentionProblem, DTypeName, MaskKind
+from cuflash.tensors import QKV, differentiable
+
+__all__ = ["FEATURED", "TEXTS", "featured_problems"]
 
 #: Functions of scores: of the scores alone, and of positions and an array.
 TEXTS = {
@@ -17,8 +23,8 @@ TEXTS = {
 #: Of each algorithm: dtype, widths, mask, whether dq has an order, and sinks'
 #: dtype, "softcap", "alibi", or "dalibi" with the gradient of its slopes, or "bias:" and the axes
 #: of q and k that it has, with its gradient, or "mask:" and the same of a boolean mask, or
-#: "blocks:" and the size of a block of a block mask, or "dropout", or "score-cap" or "score-table",
-#: which are texts. A "+" joins several of them.
+#: "blocks:" and the size of a block of a block mask, or "lengths" of queries and of keys, or
+#: "dropout", or "score-cap" or "score-table", which are texts. A "+" joins several of them.
 FEATURED: dict[Algorithm, list[tuple[DTypeName, int, int, MaskKind, bool, str]]] = {
     "fa1": [
         ("float16", 64, 64, "band", False, ""),
@@ -31,6 +37,7 @@ FEATURED: dict[Algorithm, list[tuple[DTypeName, int, int, MaskKind, bool, str]]]
         ("float16", 64, 64, "causal", False, "dropout"),
         ("float32", 64, 64, "full", False, "dropout"),
         ("float16", 64, 64, "causal", False, "score-cap"),
+        ("float16", 64, 64, "causal", False, "lengths"),
     ],
     "fa2": [
         ("float16", 64, 64, "band", False, ""),
@@ -70,6 +77,12 @@ FEATURED: dict[Algorithm, list[tuple[DTypeName, int, int, MaskKind, bool, str]]]
         ("bfloat16", 128, 128, "full", False, "score-cap"),
         ("float32", 64, 64, "causal", False, "score-cap"),
         ("float64", 64, 64, "full", False, "score-table"),
+        ("float16", 64, 64, "causal", False, "lengths"),
+        ("bfloat16", 128, 128, "band", True, "lengths"),
+        ("float32", 64, 64, "full", False, "lengths"),
+        ("float64", 256, 256, "causal", False, "lengths"),
+        ("float16", 64, 64, "full", False, "dalibi+lengths"),
+        ("float16", 64, 64, "causal", False, "float32+lengths"),
     ],
     "fa3": [
         ("bfloat16", 64, 64, "band", False, ""),
@@ -173,5 +186,80 @@ FEATURED: dict[Algorithm, list[tuple[DTypeName, int, int, MaskKind, bool, str]]]
         ("bfloat16", 64, 64, "causal", False, "score-cap+dropout"),
         ("bfloat16", 128, 128, "full", False, "score-table+bias:qk"),
         ("bfloat16", 128, 128, "causal", False, "score-cap+alibi"),
+        ("bfloat16", 64, 64, "full", False, "lengths"),
+        ("bfloat16", 64, 64, "causal", False, "lengths"),
+        ("bfloat16", 64, 64, "band", True, "lengths"),
+        ("bfloat16", 96, 96, "causal", False, "lengths"),
+        ("bfloat16", 128, 128, "full", False, "lengths"),
+        ("bfloat16", 128, 128, "causal", False, "lengths"),
+        ("bfloat16", 128, 128, "causal", True, "lengths"),
+        ("bfloat16", 192, 128, "causal", False, "lengths"),
+        ("bfloat16", 192, 192, "full", False, "lengths"),
+        ("bfloat16", 256, 256, "causal", False, "lengths"),
+        ("float16", 64, 64, "causal", False, "lengths"),
+        ("float16", 128, 128, "full", False, "lengths"),
+        ("bfloat16", 128, 128, "causal", False, "dalibi+lengths"),
+        ("bfloat16", 64, 64, "full", False, "bias:qk+lengths"),
+        ("bfloat16", 128, 128, "full", False, "mask:qk+lengths"),
+        ("bfloat16", 64, 64, "causal", False, "dropout+lengths"),
+        ("bfloat16", 128, 128, "causal", False, "bfloat16+lengths"),
     ],
 }
+
+
+#: Features without arrays.
+_KEYWORDS = {
+    "softcap": (("softcap", 50.0),),
+    "dropout": (("dropout_p", 0.1), ("dropout_seed", 1)),
+    **{name: (("score_mod", text),) for name, text in TEXTS.items()},
+}
+
+
+def featured_problems(plain: AttentionProblem, algorithm: Algorithm) -> Iterator[AttentionProblem]:
+    """The problems of an algorithm, each in both passes; ``plain`` has all else of them."""
+    plain = replace(plain, q_first=-plain.seqlen_kv // 2)
+    for dtype, d, dv, mask, deterministic, feature in FEATURED[algorithm]:
+        of = replace(plain, head_dim=d, head_dim_v=dv, mask=mask, storage=dtype, output=dtype)
+        words = [*filter(None, feature.split("+"))]
+        keywords = {name: value for word in words for name, value in _KEYWORDS.get(word, ())}
+        for word in words:
+            if word.startswith("blocks:"):
+                queries, keys = map(int, word.removeprefix("blocks:").split("x"))
+                of = replace(of, block=(queries, keys))
+                keywords["block_mask"] = of.block
+        arrays = (_operands(of, word) for word in words if word not in _KEYWORDS)
+        operands = {operand.name: operand for several in arrays for operand in several}
+        if "score-table" in words:
+            operands[SLOTS[0]] = Operand(SLOTS[0], "float32", (of.heads_q, 2 * of.seqlen_kv))
+        yield with_features(of, keywords, operands)
+        wrt = QKV if feature == "alibi" else (*QKV, *(n for n in operands if n in differentiable()))
+        of = replace(of, operation="backward", deterministic=deterministic, wrt=wrt)
+        yield with_features(of, keywords, operands)
+    for width in (64, 128) if algorithm == "fa3" else ():  # of a narrow window
+        of = replace(plain, head_dim=width, head_dim_v=width, mask="band", q_first=-127)
+        of = with_features(replace(of, storage="bfloat16", output="bfloat16"), {}, {})
+        yield of
+        for deterministic in (False, True):
+            yield replace(of, operation="backward", deterministic=deterministic)
+
+
+def _operands(problem: AttentionProblem, feature: str) -> tuple[Operand, ...]:
+    """The arrays of a feature as ``FEATURED`` names it."""
+    if feature == "lengths":
+        return tuple(Operand(f"seqused_{of}", "int32", (problem.batch,)) for of in ("q", "kv"))
+    return (_operand(problem, feature),)
+
+
+def _operand(problem: AttentionProblem, feature: str) -> Operand:
+    if feature.endswith("alibi"):
+        return Operand("alibi_slopes", problem.compute, (problem.heads_q,))
+    if feature.startswith("blocks:"):
+        return Operand("block_mask", "bool", (1, 1, problem.q_blocks, problem.kv_blocks))
+    name, *axes_and_dtype = feature.split(":")
+    if not axes_and_dtype:
+        return Operand("sinks", feature, (problem.heads_q,))
+    axes, *dtype_of = axes_and_dtype
+    lengths = {"q": problem.seqlen_q, "k": problem.seqlen_kv}
+    shape = (1, 1, *(size if axis in axes else 1 for axis, size in lengths.items()))
+    own = "bool" if name == "mask" else problem.storage
+    return Operand(name, *(*dtype_of, own)[:1], shape)

@@ -13,19 +13,16 @@ from dataclasses import replace
 from itertools import product
 
 from cuflash.errors import UnsupportedError
-from cuflash.features.score_text import SLOTS
-from cuflash.features.table import FEATURES, with_features
-from cuflash.features.use import Operand
+from cuflash.features.table import FEATURES
 from cuflash.planning.kernel import KernelConfig
 from cuflash.planning.plan import Algorithm, plan
 from cuflash.planning.problem import DTYPES, AttentionProblem
 from cuflash.planning.tiles.common import HEAD_DIM_BUCKETS
 from cuflash.planning.tiles.fa3_tables import BACKWARD, BUCKETS, FORWARD
-from cuflash.tensors import QKV, differentiable
 
 from ..architectures import LIMITS
 from ..turns import has_turn
-from .featured import FEATURED, TEXTS
+from .featured import FEATURED, featured_problems
 from .spills import BLOCK_MASK_SPILLS, TEXT_SPILLS
 
 #: Architectures whose kernels of FlashAttention-2 are built within a few days.
@@ -135,57 +132,6 @@ def _fa3_problems() -> Iterator[AttentionProblem]:
             yield replace(of, deterministic=deterministic, seqlen_kv=keys)
 
 
-#: Features without arrays.
-_KEYWORDS = {
-    "softcap": (("softcap", 50.0),),
-    "dropout": (("dropout_p", 0.1), ("dropout_seed", 1)),
-    **{name: (("score_mod", text),) for name, text in TEXTS.items()},
-}
-
-
-def _featured_problems(algorithm: Algorithm) -> Iterator[AttentionProblem]:
-    plain = replace(next(_problems()), alignment="tensor_map", q_first=-LONG // 2)
-    for dtype, d, dv, mask, deterministic, feature in FEATURED[algorithm]:
-        of = replace(plain, head_dim=d, head_dim_v=dv, mask=mask, storage=dtype, output=dtype)
-        words = [*filter(None, feature.split("+"))]
-        keywords = {name: value for word in words for name, value in _KEYWORDS.get(word, ())}
-        for word in words:
-            if word.startswith("blocks:"):
-                queries, keys = map(int, word.removeprefix("blocks:").split("x"))
-                of = replace(of, block=(queries, keys))
-                keywords["block_mask"] = of.block
-        named = (_operand(of, word) for word in words if word not in _KEYWORDS)
-        operands = {operand.name: operand for operand in named}
-        if "score-table" in words:
-            operands[SLOTS[0]] = Operand(SLOTS[0], "float32", (of.heads_q, 2 * LONG))
-        yield with_features(of, keywords, operands)
-        wrt = QKV if feature == "alibi" else (*QKV, *(n for n in operands if n in differentiable()))
-        of = replace(of, operation="backward", deterministic=deterministic, wrt=wrt)
-        yield with_features(of, keywords, operands)
-    for width in (64, 128) if algorithm == "fa3" else ():  # of a narrow window
-        of = replace(plain, head_dim=width, head_dim_v=width, mask="band", q_first=-127)
-        of = with_features(replace(of, storage="bfloat16", output="bfloat16"), {}, {})
-        yield of
-        for deterministic in (False, True):
-            yield replace(of, operation="backward", deterministic=deterministic)
-
-
-def _operand(problem: AttentionProblem, feature: str) -> Operand:
-    """The array of a feature as ``FEATURED`` names it."""
-    if feature.endswith("alibi"):
-        return Operand("alibi_slopes", problem.compute, (problem.heads_q,))
-    if feature.startswith("blocks:"):
-        return Operand("block_mask", "bool", (1, 1, problem.q_blocks, problem.kv_blocks))
-    name, *axes_and_dtype = feature.split(":")
-    if not axes_and_dtype:
-        return Operand("sinks", feature, (problem.heads_q,))
-    axes, *dtype_of = axes_and_dtype
-    lengths = {"q": problem.seqlen_q, "k": problem.seqlen_kv}
-    shape = (1, 1, *(size if axis in axes else 1 for axis, size in lengths.items()))
-    own = "bool" if name == "mask" else problem.storage
-    return Operand(name, *(*dtype_of, own)[:1], shape)
-
-
 def _rare_fa3_problems() -> Iterator[AttentionProblem]:
     plain = replace(next(_problems()), alignment="tensor_map", mask="causal")
     for d, dv in product(BUCKETS, BUCKETS):
@@ -205,12 +151,19 @@ def _rare_problems() -> Iterator[AttentionProblem]:
         yield replace(of, head_dim=d, head_dim_v=d, seqlen_q=SHORT, seqlen_kv=SHORT)
 
 
+def _long() -> AttentionProblem:
+    """What the others are made of, as the copy engine takes it."""
+    return replace(next(_problems()), alignment="tensor_map")
+
+
 def rows(architecture: str) -> dict[str, KernelConfig]:
     """Configurations of an architecture by a readable name, each machine code once."""
     found = _named(architecture, _problems(), _OLDER)
     found = _both(found, _named(architecture, _fa3_problems(), ("fa3",)))
     for algorithm in FEATURED if architecture == "90" else ():
-        found = _both(found, _named(architecture, _featured_problems(algorithm), (algorithm,)))
+        found = _both(
+            found, _named(architecture, featured_problems(_long(), algorithm), (algorithm,))
+        )
     return found
 
 
