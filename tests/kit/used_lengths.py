@@ -138,6 +138,12 @@ class Row:
                     found["dalibi_slopes"][b] = grad[0]
         return found
 
+    def spoil(self, saved: _Arrays) -> None:
+        """NaN in what a forward pass has written of queries that do not count."""
+        for b, (q, _) in enumerate(self.counts()):
+            saved["out"][b, q:] = np.nan
+            saved["lse"][b, :, q:] = np.nan
+
     def wrt(self, x: _Arrays) -> tuple[str, ...]:
         """What has a gradient."""
         return ("q", "k", "v", *(n for n in ("alibi_slopes", "bias", "sinks") if n in x))
