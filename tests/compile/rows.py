@@ -23,7 +23,7 @@ from cuflash.planning.tiles.fa3_tables import BACKWARD, BUCKETS, FORWARD
 from ..architectures import LIMITS
 from ..turns import has_turn
 from .featured import FEATURED, featured_problems
-from .spills import BLOCK_MASK_SPILLS, TEXT_SPILLS
+from .spills import BLOCK_MASK_SPILLS, LENGTHS_SPILLS, TEXT_SPILLS
 
 #: Architectures whose kernels of FlashAttention-2 are built within a few days.
 OFTEN = ("75", "90")
@@ -82,6 +82,7 @@ SPILLS = {
     "sm_90-fa3-forward-bfloat16-d64-full-mask-bfloat16-1-1-dropout-192x128": 80,
     **BLOCK_MASK_SPILLS,
     **TEXT_SPILLS,
+    **LENGTHS_SPILLS,
 }
 
 _HEAD_DIMS = (*((d, d) for d in HEAD_DIM_BUCKETS), (192, 128))

@@ -5,7 +5,7 @@ The larger of what two compilers say.
 
 from __future__ import annotations
 
-__all__ = ["BLOCK_MASK_SPILLS", "TEXT_SPILLS"]
+__all__ = ["BLOCK_MASK_SPILLS", "LENGTHS_SPILLS", "TEXT_SPILLS"]
 
 #: In the load role of a backward pass, which walks along lists; forward beside a staged bias.
 BLOCK_MASK_SPILLS = {
@@ -37,4 +37,23 @@ TEXT_SPILLS = {
     "sm_90-fa3-backward-bfloat16-d64-causal-score_mod-bfloat16-28b03568-dropout-128x128": 76,
     "sm_90-fa3-forward-bfloat16-d192-causal-dv128-score_mod-bfloat16-8f9d8ec7-128x128": 44,
     "sm_90-fa3-forward-bfloat16-d256-causal-score_mod-bfloat16-8f9d8ec7-128x64": 24,
+}
+
+#: With used lengths, which the load role reads of every tile.
+LENGTHS_SPILLS = {
+    "sm_90-fa3-backward-bfloat16-d128-causal-used_lengths-alibi-bfloat16-1-64x128": 124,
+    "sm_90-fa3-backward-bfloat16-d128-full-used_lengths-mask-bfloat16-1-1-64x128": 44,
+    "sm_90-fa3-backward-bfloat16-d64-band-used_lengths-128x128-converts32-ordered": 8,
+    "sm_90-fa3-forward-bfloat16-d128-causal-used_lengths-192x80": 8,
+    "sm_90-fa3-forward-bfloat16-d128-causal-used_lengths-alibi-bfloat16-0-192x80": 8,
+    "sm_90-fa3-forward-bfloat16-d128-causal-used_lengths-sinks-bfloat16-192x80": 8,
+    "sm_90-fa3-forward-bfloat16-d128-full-used_lengths-192x80": 8,
+    "sm_90-fa3-forward-bfloat16-d64-band-used_lengths-192x128": 36,
+    "sm_90-fa3-forward-bfloat16-d64-causal-used_lengths-192x128": 20,
+    "sm_90-fa3-forward-bfloat16-d64-causal-used_lengths-dropout-192x128": 32,
+    "sm_90-fa3-forward-bfloat16-d64-full-used_lengths-192x128": 20,
+    "sm_90-fa3-forward-bfloat16-d64-full-used_lengths-bias-bfloat16-bfloat16-1-1-192x128": 76,
+    "sm_90-fa3-forward-bfloat16-d96-causal-used_lengths-192x96": 8,
+    "sm_90-fa3-forward-float16-d128-full-used_lengths-192x80": 8,
+    "sm_90-fa3-forward-float16-d64-causal-used_lengths-192x128": 20,
 }
