@@ -201,6 +201,16 @@ struct ListBlocksParams {
   Shape shape;
 };
 
+// See steps/list_items.cu.
+struct ListItemsParams {
+  void* cu_seqlens_q;  // [entries + 1] of int
+  void* cu_seqlens_kv;
+  void* q_items;  // see features/packed_lengths.cuh; one of the two is made
+  void* kv_items;
+  long long entries;
+  Shape shape;
+};
+
 // See steps/convert_dq.cu.
 struct ConvertParams {
   Tensor dq;

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from .arrays.spec import LAYOUTS, Layout, TensorSpec, contiguous_strides, default_layout
 from .errors import ArgumentTypeError, ArgumentValueError
+from .features.packed_lengths import sequences_of
 from .features.table import with_features
 from .features.use import Operand
 from .features.window import bounds_of, mask_of
@@ -86,6 +87,7 @@ def describe(
     _check_dtypes(specs)
     _check_devices(specs)
     plain = _problem(operation, _sizes(specs, layout), specs, options)
+    plain = replace(plain, sequences=sequences_of(specs, layout.name))
     entries = dict(options.entries)
     call = _call_problem(plain, layout, specs, entries)
     for name, spec in specs.items():
@@ -143,11 +145,8 @@ def _find_layout(q: TensorSpec, options: Options) -> Layout:
         raise ArgumentValueError("q", f"{ndim} axes {q.shape}", "4, 3 or 2 axes")
     layout = LAYOUTS[options.layout]
     if len(layout.name) != ndim:
-        raise ArgumentValueError(
-            "q",
-            f"{ndim} axes {q.shape}",
-            f"{len(layout.name)} axes, as layout={layout.name!r} says",
-        )
+        expected = f"{len(layout.name)} axes, as layout={layout.name!r} says"
+        raise ArgumentValueError("q", f"{ndim} axes {q.shape}", expected)
     return layout
 
 

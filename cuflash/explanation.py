@@ -128,6 +128,8 @@ def explain(
     dropout_seed: Any = None,
     seqused_q: Any = None,
     seqused_kv: Any = None,
+    cu_seqlens_q: Any = None,
+    cu_seqlens_kv: Any = None,
     scale: float | None = None,
     q_offset: int | None = None,
     layout: LayoutName | None = None,
@@ -150,7 +152,9 @@ def explain(
         Which pass.
     compile : bool
         Also compile, and report registers.
-    alibi_slopes, bias, mask, block_mask, sinks, dropout_seed, seqused_q, seqused_kv : optional
+    alibi_slopes, bias, mask, block_mask, sinks, dropout_seed : optional
+        As for :func:`prepare`.
+    seqused_q, seqused_kv, cu_seqlens_q, cu_seqlens_kv : optional
         As for :func:`prepare`.
     dtype, causal, window_size, softcap, score_mod, dropout_p, scale, q_offset, layout, out_dtype
         As for :func:`attention`, :func:`attention_backward` and :func:`prepare`.
@@ -190,7 +194,7 @@ def explain(
     )
     compiled = check_flag("compile", compile)
     arrays = {"q": q, "k": k, "v": v}
-    lengths = seqused_q, seqused_kv
+    lengths = seqused_q, seqused_kv, cu_seqlens_q, cu_seqlens_kv
     add_given(arrays, (alibi_slopes, bias, mask, shown, sinks, seeds, *lengths), of_score)
     given = signature_of(operation, arrays, dtype, options, choose_device(None, options))
     device = choose_device(given[0][1].device, options)

@@ -10,7 +10,7 @@ __all__ = ["ARRAYS", "add_given"]
 #: Arguments of features that are arrays, in the order in which :func:`add_given` takes them.
 ARRAYS = (
     *("alibi_slopes", "bias", "mask", "block_mask", "sinks", "dropout_seed"),
-    *("seqused_q", "seqused_kv"),
+    *("seqused_q", "seqused_kv", "cu_seqlens_q", "cu_seqlens_kv"),
 )
 
 

@@ -109,6 +109,8 @@ def prepare(
     dropout_seed: Any = None,
     seqused_q: Any = None,
     seqused_kv: Any = None,
+    cu_seqlens_q: Any = None,
+    cu_seqlens_kv: Any = None,
     scale: float | None = None,
     q_offset: int | None = None,
     layout: LayoutName | None = None,
@@ -137,7 +139,7 @@ def prepare(
         Of the arrays; needed where shapes are given.
     device : int, optional
         The CUDA device; by default the arrays', or the current one.
-    alibi_slopes, bias, mask, sinks, seqused_q, seqused_kv : optional
+    alibi_slopes, bias, mask, sinks, seqused_q, seqused_kv, cu_seqlens_q, cu_seqlens_kv : optional
         The array; or its shape, of the first dtype that the call takes; or its
         dtype, of the full shape, that of slopes (batch, heads_q); or both as a
         pair, ``(shape, dtype)``.
@@ -185,7 +187,7 @@ def prepare(
         backend="cuda",
     )
     arrays = {"q": q, "k": k, "v": v}
-    lengths = seqused_q, seqused_kv
+    lengths = seqused_q, seqused_kv, cu_seqlens_q, cu_seqlens_kv
     add_given(arrays, (alibi_slopes, bias, mask, shown, sinks, seeds, *lengths), of_score)
     given = signature_of(operation, arrays, dtype, options, _check_device(device))
     for name, spec in given:

@@ -50,7 +50,7 @@ __device__ inline void forward_step(const ForwardContext<Config>& c, const Block
   publish_rows<Config>(c, c.group().row_sum.data, sum);
   drop_weights<Config>(
       c.params,
-      RowsOfQueries{c.seq.batch, c.item.head, c.first_query(block.index), kv_begin + c.key0()},
+      RowsOfQueries{c.seq.entry, c.item.head, c.first_query(block.index), kv_begin + c.key0()},
       scores);
   typename Types::Output output;
   output.fill(0);

@@ -58,7 +58,7 @@ struct BackwardContext {
 
   // Row of the workspace where a head's rows begin.
   __device__ long long head_row(int head) const {
-    return (static_cast<long long>(seq.batch) * params.shape.heads_q + head) * params.padded_rows;
+    return padded_row(params.shape, seq, head, params.padded_rows);
   }
 };
 

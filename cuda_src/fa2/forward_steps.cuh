@@ -87,7 +87,7 @@ __device__ inline void add_to_sums(ForwardState<Config>& state, Rows& sums) {
 // Where the weights of a step stand, those of this warp's keys.
 template <class Config>
 __device__ inline RowsOfQueries place_of(const ForwardContext<Config>& c, int step) {
-  return {c.seq.batch, c.item.head, c.first_query(),
+  return {c.seq.entry, c.item.head, c.first_query(),
           c.blocks[step].index * Config::block_kv + c.first_key()};
 }
 

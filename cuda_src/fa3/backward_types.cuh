@@ -227,7 +227,7 @@ struct BackwardContext : ListedSteps<Config> {
   }
   // Row of the workspace where a head's rows begin.
   __device__ long long head_row(int head) const {
-    return (static_cast<long long>(seq.batch) * params.shape.heads_q + head) * params.padded_rows;
+    return padded_row(params.shape, seq, head, params.padded_rows);
   }
 };
 
@@ -266,8 +266,9 @@ __device__ inline BackwardContext<Config> context_of(const typename Config::Para
                                                      BackwardStorage<Config>& shared,
                                                      unsigned tile) {
   const Shape& shape = params.shape;
-  const WorkItem item =
-      kv_order<Config>(params).template kv_item<Config::block_kv>(shape, tile, Config::ordered);
+  TileOrder<> order = kv_order<Config>(params);
+  if constexpr (Config::Lengths::packed) order.tiles = cuflash::kv_tiles_of_head<Config>(params);
+  const WorkItem item = kv_item_of<Config>(params, order, tile, Config::ordered);
   const Sequence seq = sequence<Config>(params, item.batch);
   return {{params, item, seq},
           params,

@@ -65,7 +65,7 @@ __device__ inline void load_listed_role(const ForwardContext<Config>& c) {
   const auto order = q_order(c);
   const int tiles = static_cast<int>(order.tiles) * shape.heads_q * shape.batch;
   ForwardLoader<Config> loader(c);
-  ForwardTile<Config> tile = c.tile(order.q_item(shape, blockIdx.x));
+  ForwardTile<Config> tile = c.tile(q_item_of<Config>(c.params, order, blockIdx.x));
   ListedBlocks<Config> blocks(c, tile);
   loader.pass_on(tile.item);
   loader.load_k(tile, blocks.block.tile, blocks.note().word());
@@ -84,7 +84,7 @@ __device__ inline void load_listed_role(const ForwardContext<Config>& c) {
     }
     const int number = tile_of_ticket(c.params.tile_counter, ticket, tiles);
     if (number >= tiles) break;
-    const ForwardTile<Config> next = c.tile(order.q_item(shape, number));
+    const ForwardTile<Config> next = c.tile(q_item_of<Config>(c.params, order, number));
     loader.pass_on(next.item);
     loader.load_v(tile, blocks.block.tile);
     tile = next;

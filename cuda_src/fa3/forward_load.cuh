@@ -56,8 +56,7 @@ struct ForwardLoader {
     auto& v = c.shared.v[v_place.stage];
     wait_empty<Config>(c.shared.v_empty[v_place.stage], v_place.phase);
     if constexpr (Config::Lengths::vary) {
-      const int count =
-          rows_before_tail<Config::block_kv>(tile.seq, block * Config::block_kv);
+      const int count = rows_before_tail<Config>(tile.seq, block * Config::block_kv);
       if (count < Config::block_kv) {
         tails.announce(c.shared.tail, v_place.stage, count, sizeof(v));
         copy_kv(v, &c.params.v_map, c.shared.tail.raw, tile, block);
@@ -98,8 +97,8 @@ struct ForwardLoader {
 template <class Config>
 __device__ inline TileOrder<Config::entries_inside> q_order(const ForwardContext<Config>& c) {
   const Shape& shape = c.params.shape;
-  return {static_cast<unsigned>(ceil_div(shape.seqlen_q, Config::block_q)),
-          static_cast<unsigned>(shape.heads_q), static_cast<unsigned>(c.params.head_group)};
+  return {q_tiles_of_head<Config>(c.params), static_cast<unsigned>(shape.heads_q),
+          static_cast<unsigned>(c.params.head_group)};
 }
 
 // K of a block goes ahead of V of the block before, as the math role uses them. The next tile is
@@ -111,7 +110,12 @@ __device__ inline void load_role(const ForwardContext<Config>& c) {
   const auto order = q_order(c);
   const int tiles = static_cast<int>(order.tiles) * shape.heads_q * shape.batch;
   ForwardLoader<Config> loader(c);
-  ForwardTile<Config> tile = c.tile(order.q_item(shape, blockIdx.x));
+  if (Config::Lengths::packed && static_cast<int>(blockIdx.x) >= tiles) {
+    loader.pass_on(no_item());
+    loader.end();
+    return;
+  }
+  ForwardTile<Config> tile = c.tile(q_item_of<Config>(c.params, order, blockIdx.x));
   loader.pass_on(tile.item);
   loader.load_k(tile, tile.kv.end - 1);
   loader.load_q(tile);
@@ -129,7 +133,7 @@ __device__ inline void load_role(const ForwardContext<Config>& c) {
     }
     const int number = tile_of_ticket(c.params.tile_counter, ticket, tiles);
     if (number >= tiles) break;
-    const ForwardTile<Config> next = c.tile(order.q_item(shape, number));
+    const ForwardTile<Config> next = c.tile(q_item_of<Config>(c.params, order, number));
     loader.pass_on(next.item);
     loader.load_v(tile, tile.kv.begin);
     loader.load_k(next, next.kv.end - 1);

@@ -29,6 +29,7 @@ struct UsedLengthsParams {
 template <class Before>
 struct UsedLengths {
   static constexpr bool vary = true;
+  static constexpr bool packed = false;
   template <class Params>
   __device__ static Sequence of(const Params& params, int batch) {
     Sequence seq = Before::of(params, batch);

@@ -270,8 +270,7 @@ struct BiasGradient {
   __device__ Rows delta_of(const Steps& step) const {
     const LanePosition lane;
     const Sequence& seq = step.seq;
-    const long long first =
-        (static_cast<long long>(seq.batch) * params.shape.heads_q + step.head) * params.padded_rows;
+    const long long first = padded_row(params.shape, seq, step.head, params.padded_rows);
     Rows rows;
     rows.for_each([&](Compute& x, int m, int group) {
       const int i = step.q_begin() + row0 + lane.row + Scores::row(m, group);
@@ -299,7 +298,7 @@ struct BiasGradient {
 
   // Gradients of what is left of weights -> those of the weights.
   __device__ void scale_gradients(const Steps& step, Scores& dp) const {
-    const RowsOfQueries place{step.seq.batch, step.head, step.q_begin() + row0,
+    const RowsOfQueries place{step.seq.entry, step.head, step.q_begin() + row0,
                               step.kv_begin() + key0};
     KeptPairs<Config, Scores>(params, place).scale_gradients(params, dp);
   }

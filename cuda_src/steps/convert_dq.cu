@@ -60,18 +60,19 @@ __device__ inline void convert_dq(const typename Config::Params& params) {
   const int all_heads = blockIdx.x / blocks;
   const int begin = static_cast<int>(blockIdx.x) % blocks * Config::rows;
   const int head = all_heads % shape.heads_q;
-  const Sequence seq = sequence<Config>(params, all_heads / shape.heads_q);
+  const auto [seq, first] = place_of_row<Config>(params, all_heads / shape.heads_q, begin);
   const auto* accumulator = static_cast<const typename Config::Compute*>(params.dq_accumulator);
   const int warp = static_cast<int>(threadIdx.x) / 32;
   for (int i = warp; i < Config::rows / Part::rows * parts; i += Config::warps) {
-    const int row = begin + i / parts * Part::rows;
+    const int row = i / parts * Part::rows;
     const int column = i % parts * Part::columns;
-    if (row >= shape.seqlen_q || column >= shape.head_dim) continue;
+    if (first + row >= seq.rows_q || column >= shape.head_dim) continue;
     Part part;
-    load_from_accumulator<Config, ByRows>(accumulator, part, all_heads * params.padded_rows, row,
-                                          column);
-    store_part(params, part, shared, q_row<typename Config::Storage>(params.dq, seq, head, row),
-               shape.seqlen_q - row, column);
+    load_from_accumulator<Config, ByRows>(accumulator, part, all_heads * params.padded_rows,
+                                          begin + row, column);
+    store_part(params, part, shared,
+               q_row<typename Config::Storage>(params.dq, seq, head, first + row),
+               seq.rows_q - first - row, column);
   }
 }
 

@@ -13,6 +13,15 @@
 
 namespace cuflash::steps {
 
+// Row of `delta` where a head's rows of a sequence begin. FlashAttention-1 has as many as there are
+// queries; the others begin every sequence at a whole tile.
+template <class Params>
+__device__ inline long long first_row(const Params& params, const Sequence& seq, int head) {
+  return params.padded_rows == params.shape.seqlen_q
+             ? workspace_row(params.shape, seq, head, 0)
+             : padded_row(params.shape, seq, head, params.padded_rows);
+}
+
 // What a row of a head adds to it: Ps * (dlse - rowsum(dout * out)).
 template <class Config>
 struct SinkRow {
@@ -25,8 +34,7 @@ struct SinkRow {
     using Statistics = const typename Config::Statistics;
     if (row >= seq.seqlen_q) return;
     lse = *row_number<Statistics>(params.lse, seq, head, row);
-    const long long first =
-        (static_cast<long long>(seq.batch) * params.shape.heads_q + head) * params.padded_rows;
+    const long long first = first_row(params, seq, head);
     delta = static_cast<const Compute*>(params.delta)[first + row];
     if (!Mask<Config>::sees_nothing(seq, row)) return;
     delta = 0;
@@ -56,8 +64,8 @@ __device__ inline void sink_gradient(const typename Config::Params& params) {
   const int head = static_cast<int>(blockIdx.x);
   const Compute sink = to_compute(static_cast<const Storage*>(params.sinks.sinks)[head]);
   double sum = 0;
-  for (int batch = 0; batch < params.shape.batch; ++batch) {
-    const Sequence seq = sequence<Config>(params, batch);
+  for (int entry = 0; entry < entries_of<Config>(params); ++entry) {
+    const Sequence seq = sequence<Config>(params, entry);
     // Several rows of a thread at once: what they read together hides the way to memory.
     constexpr int together = 8;
 #pragma unroll 1

@@ -89,7 +89,7 @@ struct Row {
   __device__ inline void load(const typename Config::Params& params, const Sequence& seq, int head,
                               int row, int lane) {
     using Statistics = const typename Config::Statistics;
-    if (row >= params.shape.seqlen_q) return;
+    if (row >= seq.rows_q) return;
     sum = row_product<Config>(params, seq, head, row, lane);
     if (lane != 0) return;
     given = *row_number<Statistics>(params.lse, seq, head, row);
@@ -122,7 +122,7 @@ __device__ inline void statistics(const typename Config::Params& params) {
   const int all_heads = blockIdx.x / blocks;
   const int begin = static_cast<int>(blockIdx.x) % blocks * Config::rows;
   const int head = all_heads % shape.heads_q;
-  const Sequence seq = sequence<Config>(params, all_heads / shape.heads_q);
+  const auto [seq, first] = place_of_row<Config>(params, all_heads / shape.heads_q, begin);
   const long long first_row = all_heads * params.padded_rows + begin;
 
   if (all_heads < params.cleared) clear_accumulator<Config>(params, first_row);
@@ -140,12 +140,12 @@ __device__ inline void statistics(const typename Config::Params& params) {
     Row<Config> rows[together];
 #pragma unroll
     for (int j = 0; j < together; ++j) {
-      rows[j].load(params, seq, head, begin + i + j * rows_at_once, lane);
+      rows[j].load(params, seq, head, first + i + j * rows_at_once, lane);
     }
 #pragma unroll
     for (int j = 0; j < together; ++j) {
       // Not before all rows are asked for: the loads of one row would wait for those of another.
-      rows[j].given = lse_or_dead<Config>(seq, begin + i + j * rows_at_once, rows[j].given);
+      rows[j].given = lse_or_dead<Config>(seq, first + i + j * rows_at_once, rows[j].given);
       rows[j].template finish<lanes>(params, first_row + i + j * rows_at_once, lane);
     }
   }

@@ -57,7 +57,7 @@ __device__ inline void score_tiles(const Context& c, const QStep& step, int kv_b
                          step.edge, slopes);
   const Compute factor = logit_factor<Config>(c.params);
   exponentials<Config>(p, factor, [&](int m, int, int group, int) { return lse.value[m][group]; });
-  const RowsOfQueries place{c.seq.batch, step.head, step.q_begin + row0, kv_begin + key0};
+  const RowsOfQueries place{c.seq.entry, step.head, step.q_begin + row0, kv_begin + key0};
   const KeptPairs<Config, Scores> kept(c.params, place);
   store_shared<Config::architecture>(kept.of_weights(p), p_tile, row0,
                                      part_offset<Shared, Scores::columns>(warp.column));

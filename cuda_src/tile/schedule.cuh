@@ -77,6 +77,53 @@ struct TileOrder {
   }
 };
 
+// Tiles of queries, or of keys, that a head has: of all sequences where they are packed.
+template <class Config>
+__device__ inline unsigned q_tiles_of_head(const typename Config::Params& params) {
+  if constexpr (Config::Lengths::packed) {
+    return params.packed_lengths.q_items[0].entry;
+  } else {
+    return ceil_div(params.shape.seqlen_q, Config::block_q);
+  }
+}
+template <class Config>
+__device__ inline unsigned kv_tiles_of_head(const typename Config::Params& params) {
+  if constexpr (Config::Lengths::packed) {
+    return params.packed_lengths.kv_items[0].entry;
+  } else {
+    return ceil_div(params.shape.seqlen_kv, Config::block_kv);
+  }
+}
+
+// What a block works on, in an order of all tiles; where sequences are packed a list has them.
+template <class Config, bool entries_inside>
+__device__ inline WorkItem q_item_of(const typename Config::Params& params,
+                                     const TileOrder<entries_inside>& order, unsigned block) {
+  WorkItem item = order.q_item(params.shape, block);
+  if constexpr (Config::Lengths::packed) {
+    const auto place = params.packed_lengths.q_items[order.tiles - item.q_tile];
+    item.batch = place.entry;
+    item.q_tile = place.tile;
+  }
+  return item;
+}
+template <class Config>
+__device__ inline WorkItem kv_item_of(const typename Config::Params& params,
+                                      const TileOrder<>& order, unsigned block,
+                                      bool last_tile_first) {
+  constexpr int block_kv = Config::block_kv;
+  if constexpr (Config::Lengths::packed) {
+    WorkItem item = order.kv_item<block_kv>(params.shape, block, false);
+    const auto place = params.packed_lengths.kv_items[1 + item.kv_begin / block_kv];
+    item.batch = place.entry;
+    item.kv_begin = place.tile * block_kv;
+    item.kv_end = item.kv_begin + block_kv;
+    return item;
+  } else {
+    return order.kv_item<block_kv>(params.shape, block, last_tile_first);
+  }
+}
+
 // One step of an inner loop.
 struct Block {
   int index;  // of the tile along the looped axis

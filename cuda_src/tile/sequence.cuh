@@ -7,7 +7,8 @@
 namespace cuflash {
 
 struct Sequence {
-  int batch;
+  int entry;     // of the batch; of a packed batch the number of the sequence
+  int batch;     // of the tensors: 0 where sequences are packed
   int seqlen_q;  // rows that count
   int seqlen_kv;
   int rows_q;  // rows that are there; those that do not count are written all the same
@@ -16,23 +17,18 @@ struct Sequence {
   int q_first;       // the first key that query 0 sees, where the mask has a first key
   long long q_row0;  // of the tensors' rows, the sequence's first
   long long kv_row0;
+  long long work_row0;  // of a head's rows in a workspace of padded rows, the sequence's first
 };
 
 // Every batch entry has the lengths of the shape.
 struct FixedLengths {
-  static constexpr bool vary = false;  // whether some rows that are there do not count
+  static constexpr bool vary = false;    // whether some rows that are there do not count
+  static constexpr bool packed = false;  // whether one sequence's rows follow another's
   template <class Params>
   __device__ static Sequence of(const Params& params, int batch) {
     const Shape& shape = params.shape;
-    return {batch,
-            shape.seqlen_q,
-            shape.seqlen_kv,
-            shape.seqlen_q,
-            shape.seqlen_kv,
-            shape.q_offset,
-            0,
-            0,
-            0};
+    return {batch,          batch,           shape.seqlen_q, shape.seqlen_kv,
+            shape.seqlen_q, shape.seqlen_kv, shape.q_offset};
   }
 };
 
@@ -46,6 +42,11 @@ template <class Params>
 __device__ inline auto shift_of(const Params& params, int batch, int)
     -> decltype(params.used_lengths.shift(params.shape, batch)) {
   return params.used_lengths.shift(params.shape, batch);
+}
+template <class Params>
+__device__ inline auto shift_of(const Params& params, int entry, int)
+    -> decltype(params.packed_lengths.shift(params.shape, entry)) {
+  return params.packed_lengths.shift(params.shape, entry);
 }
 template <class Params>
 __device__ inline int shift_of(const Params&, int, long) {  // where every row counts
@@ -83,7 +84,41 @@ __device__ inline T* row_number(const RowVector& vector, const Sequence& seq, in
 // Row index in a workspace that is contiguous over [batch, heads_q, seqlen_q].
 __device__ inline long long workspace_row(const Shape& shape, const Sequence& seq, int head,
                                           long long row) {
-  return (static_cast<long long>(seq.batch) * shape.heads_q + head) * shape.seqlen_q + row;
+  return (static_cast<long long>(seq.batch) * shape.heads_q + head) * shape.seqlen_q + seq.q_row0 +
+         row;
+}
+
+// The same where a head has `padded_rows` rows and every sequence begins at a whole tile.
+__device__ inline long long padded_row(const Shape& shape, const Sequence& seq, int head,
+                                       long long padded_rows) {
+  return (static_cast<long long>(seq.batch) * shape.heads_q + head) * padded_rows + seq.work_row0;
+}
+
+// The sequence that a padded row of a head is of, and its number among the sequence's rows.
+struct PlaceOfRow {
+  Sequence seq;
+  int row;
+};
+template <class Config>
+__device__ inline PlaceOfRow place_of_row(const typename Config::Params& params, int batch,
+                                          int row) {
+  if constexpr (Config::Lengths::packed) {
+    const Sequence seq =
+        sequence<Config>(params, params.packed_lengths.entry_of_row(params.shape, row));
+    return {seq, row - static_cast<int>(seq.work_row0)};
+  } else {
+    return {sequence<Config>(params, batch), row};
+  }
+}
+
+// Entries of the batch, or sequences; among these one of the rows behind the last of them.
+template <class Config>
+__device__ inline int entries_of(const typename Config::Params& params) {
+  if constexpr (Config::Lengths::packed) {
+    return params.packed_lengths.entries + 1;
+  } else {
+    return params.shape.batch;
+  }
 }
 
 }  // namespace cuflash

@@ -10,7 +10,7 @@ template <class Config>
 __device__ inline bool shows_tile(const typename Config::Params& params, const Sequence& seq,
                                   int head, int q_tile, int kv_tile) {
   if constexpr (Config::Score::skips) {
-    return Config::Score::List::shows(params, seq.batch, head, q_tile * Config::block_q,
+    return Config::Score::List::shows(params, seq.entry, head, q_tile * Config::block_q,
                                       kv_tile * Config::block_kv);
   } else {
     return true;

@@ -121,7 +121,7 @@ __device__ inline void prepare_scores(const typename Config::Params& params, Sco
                                       Slopes&... slopes) {
   using Compute = typename Scores::Compute;
   const LanePosition lane;
-  change_scores<Config>(params, RowsOfQueries{seq.batch, head, row0, key0}, scores, slopes...);
+  change_scores<Config>(params, RowsOfQueries{seq.entry, head, row0, key0}, scores, slopes...);
   if (!edge) return;
   scores.for_each([&](Compute& s, int m, int n, int group, int which) {
     const int i = row0 + lane.row + Scores::row(m, group);

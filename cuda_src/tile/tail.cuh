@@ -1,7 +1,8 @@
-// The tail of a block of keys: rows of the tensor that a sequence does not use, and which may hold
-// anything. Scores of these keys are hidden; but where the block's rows are summed a weight of zero
-// would let NaN and infinity through. So a warp clears them, between the copy engine's arrival and
-// the one that readers wait for. Nothing of it is there where every row counts.
+// The tail of a block of keys: rows of the tensor that a sequence does not use, or another one's,
+// which may hold anything. Scores of these keys are hidden; but where the block's rows are summed a
+// weight of zero would let NaN and infinity through. So a warp clears them, between the copy
+// engine's arrival and the one that readers wait for. Nothing of it is there where every row
+// counts.
 #pragma once
 
 #include "../ptx/proxy_fence.cuh"
@@ -13,10 +14,11 @@ namespace cuflash {
 
 // Rows of a block of keys that count, if others do not; `rows` or more: there is no tail. A block
 // beyond the keys has none either: nobody sees one of its rows.
-template <int rows>
+template <class Config, int rows = Config::block_kv>
 __device__ inline int rows_before_tail(const Sequence& seq, int kv_begin) {
   const int count = seq.seqlen_kv - kv_begin;
-  return count > 0 && seq.seqlen_kv < seq.rows_kv ? count : rows;
+  const bool others = Config::Lengths::packed || seq.seqlen_kv < seq.rows_kv;
+  return count > 0 && others ? count : rows;
 }
 
 // By a warp: zeros in the rows from `first` on, for products that come after.

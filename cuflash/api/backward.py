@@ -48,6 +48,8 @@ def attention_backward(
     dropout_seed: Any = None,
     seqused_q: Any = None,
     seqused_kv: Any = None,
+    cu_seqlens_q: Any = None,
+    cu_seqlens_kv: Any = None,
     scale: float | None = None,
     q_offset: int | None = None,
     layout: LayoutName | None = None,
@@ -83,7 +85,7 @@ def attention_backward(
         The same bits from run to run, with O(seqlen) more memory. Without it
         FlashAttention-2 and 3 add the parts of dq in any order on CUDA.
     causal, window_size, softcap, score_mod, alibi_slopes, bias, mask, block_mask, sinks,
-    seqused_q, seqused_kv, scale, q_offset, layout
+    seqused_q, seqused_kv, cu_seqlens_q, cu_seqlens_kv, scale, q_offset, layout
         As for :func:`attention`.
     dropout_p, dropout_seed
         As for :func:`attention`: the same drop the same weights.
@@ -143,7 +145,8 @@ def attention_backward(
         "blocks": blocks,
     }
     # The default of wrt goes without saying: its calls are then as quick as they can be.
-    given = alibi_slopes, bias, mask, shown, sinks, seeds, seqused_q, seqused_kv
+    lengths = seqused_q, seqused_kv, cu_seqlens_q, cu_seqlens_kv
+    given = alibi_slopes, bias, mask, shown, sinks, seeds, *lengths
     nothing = not of_score and dlse is grads is workspace is None
     if not (wrt is QKV and nothing and all(array is None for array in given)):
         inputs = {} if dlse is None else {"dlse": dlse}

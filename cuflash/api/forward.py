@@ -33,39 +33,8 @@ def attention(
     dropout_seed: Any = ...,
     seqused_q: Any = ...,
     seqused_kv: Any = ...,
-    scale: float | None = ...,
-    q_offset: int | None = ...,
-    layout: LayoutName | None = ...,
-    return_lse: Literal[False] = ...,
-    out: Any = ...,
-    lse_out: Any = ...,
-    out_dtype: Any = ...,
-    backend: BackendChoice = ...,
-    algorithm: AlgorithmChoice = ...,
-    blocks: tuple[int, int] | None = ...,
-    workspace: Any = ...,
-) -> Any: ...
-
-
-@overload
-def attention(
-    q: Any,
-    k: Any,
-    v: Any,
-    *,
-    causal: bool = ...,
-    window_size: WindowSize | None = ...,
-    softcap: float | None = ...,
-    score_mod: ScoreMod | None = ...,
-    alibi_slopes: Any = ...,
-    bias: Any = ...,
-    mask: Any = ...,
-    block_mask: BlockMask | None = ...,
-    sinks: Any = ...,
-    dropout_p: float | None = ...,
-    dropout_seed: Any = ...,
-    seqused_q: Any = ...,
-    seqused_kv: Any = ...,
+    cu_seqlens_q: Any = ...,
+    cu_seqlens_kv: Any = ...,
     scale: float | None = ...,
     q_offset: int | None = ...,
     layout: LayoutName | None = ...,
@@ -99,10 +68,12 @@ def attention(
     dropout_seed: Any = ...,
     seqused_q: Any = ...,
     seqused_kv: Any = ...,
+    cu_seqlens_q: Any = ...,
+    cu_seqlens_kv: Any = ...,
     scale: float | None = ...,
     q_offset: int | None = ...,
     layout: LayoutName | None = ...,
-    return_lse: bool,
+    return_lse: bool = ...,
     out: Any = ...,
     lse_out: Any = ...,
     out_dtype: Any = ...,
@@ -131,6 +102,8 @@ def attention(
     dropout_seed: Any = None,
     seqused_q: Any = None,
     seqused_kv: Any = None,
+    cu_seqlens_q: Any = None,
+    cu_seqlens_kv: Any = None,
     scale: float | None = None,
     q_offset: int | None = None,
     layout: LayoutName | None = None,
@@ -215,6 +188,13 @@ def attention(
         a query is 0 and its ``lse`` minus infinity. Without ``q_offset`` query
         0 of entry b stands at key ``seqused_kv[b] - seqused_q[b]``. CUDA reads
         them as it runs: they may change in a graph.
+    cu_seqlens_q, cu_seqlens_kv : array of int32, (sequences + 1,), optional
+        Both or neither: rows ``cu_seqlens_q[b]`` to ``cu_seqlens_q[b + 1]`` of
+        q are sequence b, and see its keys alone. For ``layout="shd"``. The
+        first offset is 0; they do not fall, and are clamped to the rows there
+        are. Rows behind the last are no sequence's: ``out`` is 0 there, ``lse``
+        minus infinity. Query 0 of b stands at key ``q_offset``, by default
+        where the last query sees the last key. Read by CUDA as it runs.
     scale : float, optional
         Factor of the scores, 2^-100 to 2^100 (float64: 2^900); default ``1 / sqrt(head_dim)``.
     q_offset : int, optional
@@ -292,7 +272,7 @@ def attention(
     keywords |= {"backend": backend, "algorithm": algorithm, "blocks": blocks}
     keywords["return_lse"] = return_lse
     arrays = {"q": q, "k": k, "v": v}
-    lengths = seqused_q, seqused_kv
+    lengths = seqused_q, seqused_kv, cu_seqlens_q, cu_seqlens_kv
     given = alibi_slopes, bias, mask, shown, sinks, seeds, *lengths, out, lse_out, workspace
     if of_score or any(array is not None for array in given):
         add_given(arrays, given, of_score, ("out", "lse_out", "workspace"))

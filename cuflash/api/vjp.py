@@ -50,40 +50,8 @@ def attention_vjp(
     dropout_seed: Any = ...,
     seqused_q: Any = ...,
     seqused_kv: Any = ...,
-    scale: float | None = ...,
-    q_offset: int | None = ...,
-    layout: LayoutName | None = ...,
-    return_lse: Literal[False] = ...,
-    out_dtype: Any = ...,
-    residual_dtype: Any = ...,
-    wrt: Sequence[Differentiable] = ...,
-    deterministic: bool = ...,
-    backend: BackendChoice = ...,
-    algorithm: AlgorithmChoice = ...,
-    blocks: tuple[int, int] | None = ...,
-    backward_blocks: tuple[int, int] | None = ...,
-) -> tuple[Any, Pullback]: ...
-
-
-@overload
-def attention_vjp(
-    q: Any,
-    k: Any,
-    v: Any,
-    *,
-    causal: bool = ...,
-    window_size: WindowSize | None = ...,
-    softcap: float | None = ...,
-    score_mod: ScoreMod | None = ...,
-    alibi_slopes: Any = ...,
-    bias: Any = ...,
-    mask: Any = ...,
-    block_mask: BlockMask | None = ...,
-    sinks: Any = ...,
-    dropout_p: float | None = ...,
-    dropout_seed: Any = ...,
-    seqused_q: Any = ...,
-    seqused_kv: Any = ...,
+    cu_seqlens_q: Any = ...,
+    cu_seqlens_kv: Any = ...,
     scale: float | None = ...,
     q_offset: int | None = ...,
     layout: LayoutName | None = ...,
@@ -118,10 +86,12 @@ def attention_vjp(
     dropout_seed: Any = ...,
     seqused_q: Any = ...,
     seqused_kv: Any = ...,
+    cu_seqlens_q: Any = ...,
+    cu_seqlens_kv: Any = ...,
     scale: float | None = ...,
     q_offset: int | None = ...,
     layout: LayoutName | None = ...,
-    return_lse: bool,
+    return_lse: bool = ...,
     out_dtype: Any = ...,
     residual_dtype: Any = ...,
     wrt: Sequence[Differentiable] = ...,
@@ -151,6 +121,8 @@ def attention_vjp(
     dropout_seed: Any = None,
     seqused_q: Any = None,
     seqused_kv: Any = None,
+    cu_seqlens_q: Any = None,
+    cu_seqlens_kv: Any = None,
     scale: float | None = None,
     q_offset: int | None = None,
     layout: LayoutName | None = None,
@@ -169,7 +141,7 @@ def attention_vjp(
     Parameters
     ----------
     q, k, v, causal, window_size, softcap, score_mod, alibi_slopes, bias, mask, block_mask,
-    sinks, seqused_q, seqused_kv, scale, q_offset, layout
+    sinks, seqused_q, seqused_kv, cu_seqlens_q, cu_seqlens_kv, scale, q_offset, layout
         As for :func:`attention`.
     dropout_p, dropout_seed
         As for :func:`attention`. The pullback drops the same weights; a seed
@@ -227,7 +199,7 @@ def attention_vjp(
         **({"dropout_seed": seed} if seeds is None else {}),
     }
     arrays = {"q": q, "k": k, "v": v}
-    lengths = seqused_q, seqused_kv
+    lengths = seqused_q, seqused_kv, cu_seqlens_q, cu_seqlens_kv
     given = alibi_slopes, bias, mask, block_mask, sinks, seeds, *lengths
     add_given(arrays, given, {})
     named = _check_wrt(wrt, arrays)

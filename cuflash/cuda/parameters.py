@@ -202,6 +202,12 @@ PARAMETERS = {
         ("block_bits", "block_heads", "block_words"),
         pairs=("block_mask",),
     ),
+    ("steps", "list_items"): _struct(
+        "ListItemsParams",
+        (),
+        (),
+        ("cu_seqlens_q", "cu_seqlens_kv", "q_items", "kv_items", "entries"),
+    ),
     ("steps", "reduce_bias"): _struct(
         "ReduceBiasParams",
         (),

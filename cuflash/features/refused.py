@@ -26,6 +26,11 @@ class Refusal:
 #: kernel for some of them says so when it plans: then "auto" takes the next one.
 REFUSED: tuple[Refusal, ...] = (
     Refusal("softcap", "score_mod", "the text can cap scores: cap * tanh(s / cap)"),
+    Refusal("packed_lengths", "used_lengths", "offsets say where sequences begin and end"),
+    *(
+        Refusal("packed_lengths", name, "packed sequences have no pairs with those of others")
+        for name in ("bias", "mask", "block_mask")
+    ),
 )
 
 

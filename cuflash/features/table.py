@@ -16,6 +16,7 @@ from .block_mask import BLOCK_MASK
 from .dropout import DROPOUT
 from .feature import Feature, Request
 from .mask import MASK
+from .packed_lengths import PACKED_LENGTHS
 from .refused import check_refused
 from .score_mod import SCORE_MOD
 from .sinks import SINKS
@@ -30,7 +31,7 @@ __all__ = ["FEATURES", "with_features"]
 FEATURES: dict[str, Feature] = {
     feature.name: feature
     for feature in (
-        *(WINDOW, USED_LENGTHS, SOFTCAP, SCORE_MOD, ALIBI, BIAS),
+        *(WINDOW, USED_LENGTHS, PACKED_LENGTHS, SOFTCAP, SCORE_MOD, ALIBI, BIAS),
         *(MASK, BLOCK_MASK, SINKS, DROPOUT),
     )
 }

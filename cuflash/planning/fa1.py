@@ -28,7 +28,7 @@ def fa1_plan(
     rows = problem.batch * problem.heads_q * problem.seqlen_q
     itemsize = DTYPES[problem.compute].itemsize
     if problem.operation == "forward":
-        launches = [KernelLaunch(config, problem.batch * problem.heads_q)]
+        launches = [KernelLaunch(config, problem.batches * problem.heads_q)]
         sizes = [
             ("out_accumulator", rows * tile.head_dim_v * itemsize),
             ("row_max", rows * itemsize),
@@ -40,7 +40,7 @@ def fa1_plan(
         )
         launches = [
             _delta_launch(problem, limits),
-            KernelLaunch(config, problem.batch * problem.heads_kv),
+            KernelLaunch(config, problem.batches * problem.heads_kv),
             *others.after,
         ]
         sizes = [

@@ -6,11 +6,11 @@ from .argument_gradients import ArgumentGradients
 from .decision import Algorithm, Plan, asked_tile, nothing_fits
 from .device import DeviceLimits
 from .head_groups import head_group_of, whole_entries
+from .item_lists import ItemLists
 from .kernel import KernelLaunch, kernel_config, lay_out
 from .problem import AttentionProblem
 from .row_steps import RowSteps, launchable
 from .tiles import fa2, steps
-from .tiles.common import ceil_div
 
 __all__ = ["fa2_plan"]
 
@@ -83,8 +83,8 @@ def _is_smaller(tile: fa2.Fa2Tile, best: fa2.Fa2Tile) -> bool:
 
 def _blocks(problem: AttentionProblem, tile: fa2.Fa2Tile) -> int:
     if isinstance(tile, fa2.Fa2ForwardTile):
-        return problem.batch * problem.heads_q * ceil_div(problem.seqlen_q, tile.block_q)
-    return problem.batch * problem.heads_kv * ceil_div(problem.seqlen_kv, tile.block_kv)
+        return problem.batch * problem.heads_q * problem.tiles(problem.seqlen_q, tile.block_q)
+    return problem.batch * problem.heads_kv * problem.tiles(problem.seqlen_kv, tile.block_kv)
 
 
 def _main_launch(
@@ -112,8 +112,10 @@ def _forward(
     reason: str,
     rejected: tuple[tuple[Algorithm, str], ...],
 ) -> Plan:
-    launch = _main_launch(problem, limits, tile)
-    return Plan(problem, "cuda", "fa2", tile, reason, rejected, (launch,))
+    lists = ItemLists(problem, limits, tile.arithmetic, tile.block_q)
+    launches = *lists.before, _main_launch(problem, limits, tile)
+    workspace = tuple(lay_out(lists.sizes))
+    return Plan(problem, "cuda", "fa2", tile, reason, rejected, launches, workspace)
 
 
 def _backward(
@@ -129,6 +131,8 @@ def _backward(
     others = ArgumentGradients(
         problem, limits, tile.arithmetic, rows.padded_rows, main.config.threads, tile.block_kv
     )
-    launches = (*rows.around(main), *others.after)
-    workspace = tuple(lay_out([*rows.sizes, *others.sizes]))
+    last_first = tile.ordered and problem.mask != "full"
+    lists = ItemLists(problem, limits, tile.arithmetic, tile.block_kv, last_first)
+    launches = (*lists.before, *rows.around(main), *others.after)
+    workspace = tuple(lay_out([*rows.sizes, *others.sizes, *lists.sizes]))
     return Plan(problem, "cuda", "fa2", tile, reason, rejected, launches, workspace)

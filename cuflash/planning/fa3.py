@@ -11,13 +11,13 @@ from .block_bits import bits_of_tiles
 from .decision import Algorithm, Plan
 from .device import DeviceLimits
 from .head_groups import even_head_group, head_group_of, taking_turns, whole_entries
+from .item_lists import ItemLists
 from .kernel import KernelLaunch, kernel_config, lay_out
 from .key_parts import KeyParts, parts_of
 from .problem import DTYPES, AttentionProblem
 from .row_order import RowOrder
 from .row_steps import RowSteps, launchable
 from .tiles import fa3, steps
-from .tiles.common import ceil_div
 
 __all__ = ["OLDEST_NVRTC", "fa3_plan", "needs_newer_compiler"]
 
@@ -30,6 +30,9 @@ _ARCHITECTURE = "sm_90a"
 #: Of keys, backward. With a hundred at a time, of 512 keys, single runs were a tenth slower: their
 #: sums of dQ are more than L2 holds beside Q and dO. See bench/NOTES.md.
 _MOST_HEADS_IN_GROUP = 8
+
+#: A distance in kv tiles that no other tile lies at.
+_NOBODY = 2**31
 
 #: Tickets go beyond it by as many as there are blocks, and are 32-bit numbers.
 _MOST_TILES = 2**30
@@ -140,7 +143,7 @@ def _forward(
     config = replace(
         config, architecture=_ARCHITECTURE, head_dim=tile.head_dim, head_dim_v=tile.head_dim_v
     )
-    tiles_of_head = ceil_div(problem.seqlen_q, tile.block_q)
+    tiles_of_head = problem.tiles(problem.seqlen_q, tile.block_q)
     tiles = problem.batch * problem.heads_q * tiles_of_head
     if tiles > _MOST_TILES:
         raise UnsupportedError(f"fa3 would need {tiles:,} tiles, it can count {_MOST_TILES:,}")
@@ -156,8 +159,9 @@ def _forward(
         *_operand_boxes(problem, tile),
     )
     launch = KernelLaunch(config, grid, (("head_group", head_group),), boxes)
-    launches = tuple(map(_for_hopper, (*bits.before, launch)))
-    workspace = tuple(lay_out([("tile_counter", 4), *bits.sizes]))
+    lists = ItemLists(problem, limits, fa3.ARITHMETIC, tile.block_q)
+    launches = tuple(map(_for_hopper, (*bits.before, *lists.before, launch)))
+    workspace = tuple(lay_out([("tile_counter", 4), *bits.sizes, *lists.sizes]))
     return Plan(problem, "cuda", "fa3", tile, reason, rejected, launches, workspace)
 
 
@@ -170,7 +174,10 @@ def _backward(
     parts: int | None,
 ) -> Plan:
     _check_pair_sums(problem, tile)
-    tiles = ceil_div(problem.seqlen_kv, tile.block_kv)
+    if problem.sequences:
+        tile = replace(tile, kv_tiles_per_convert_block=0)
+        parts = 1
+    tiles = problem.tiles(problem.seqlen_kv, tile.block_kv)
     at_once = limits.num_sms * tile.footprint.blocks_per_sm
     keys = KeyParts(problem, limits, tile, parts or parts_of(problem, tile, at_once))
     seen = keys.seen
@@ -183,11 +190,12 @@ def _backward(
     head_group = _backward_head_group(seen, limits, tile, tiles)
     heads = problem.batch * seen.heads_kv
     order = RowOrder(heads, tiles, head_group, tile.kv_tiles_per_convert_block, limits.num_sms)
-    arguments = [("head_group", head_group), ("ahead", order.ahead), *keys.arguments]
+    ahead = _NOBODY if problem.sequences else order.ahead
+    arguments = [("head_group", head_group), ("ahead", ahead), *keys.arguments]
     if tile.kv_tiles_per_convert_block:
         arguments.append(("convert_lag", order.convert_lag))
     turns = _counters(tile)
-    cleared = order.heads_ahead * seen.group
+    cleared = heads * seen.group if problem.sequences else order.heads_ahead * seen.group
     rows = RowSteps(problem, limits, "fa3", fa3.ARITHMETIC, tile.head_dim, turns, cleared)
     main = KernelLaunch(
         config, launchable(order.blocks, "fa3"), (*arguments, rows.rows), _boxes(problem, tile)
@@ -196,8 +204,11 @@ def _backward(
     others = ArgumentGradients(
         problem, limits, fa3.ARITHMETIC, rows.padded_rows, config.threads, tile.block_kv
     )
-    launches = tuple(map(_for_hopper, (*bits.before, *every, *keys.after, *others.after)))
-    workspace = tuple(lay_out([*rows.sizes, *keys.sizes, *others.sizes, *bits.sizes]))
+    lists = ItemLists(problem, limits, fa3.ARITHMETIC, tile.block_kv, tile.ordered)
+    before = *bits.before, *lists.before
+    launches = tuple(map(_for_hopper, (*before, *every, *keys.after, *others.after)))
+    sizes = [*rows.sizes, *keys.sizes, *others.sizes, *bits.sizes, *lists.sizes]
+    workspace = tuple(lay_out(sizes))
     reason += keys.said
     return Plan(problem, "cuda", "fa3", tile, reason, rejected, launches, workspace)
 

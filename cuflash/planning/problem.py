@@ -108,7 +108,8 @@ class AttentionProblem:
     what features add, in the order of their table. ``wrt`` names the tensors
     whose gradients a backward pass is asked for; its order does not matter.
     ``block`` has the queries and keys of a block of a block mask; (0, 0) of
-    calls without one.
+    calls without one. ``sequences`` are those of a packed batch, one more than
+    it has: the rows behind the last one; 0 of calls that pack none.
     """
 
     operation: Operation
@@ -130,6 +131,19 @@ class AttentionProblem:
     uses: tuple[Use, ...] = ()
     wrt: tuple[str, ...] = ("q", "k", "v")
     block: tuple[int, int] = (0, 0)
+    sequences: int = 0
+
+    @property
+    def batches(self) -> int:
+        """Entries of the batch, or sequences that are packed."""
+        return self.sequences or self.batch
+
+    def tiles(self, length: int, rows: int) -> int:
+        """Tiles of so many rows that a head may have, of one length in all.
+
+        Every sequence may end in the middle of a tile.
+        """
+        return (length + (self.sequences or 1) * (rows - 1)) // rows
 
     @property
     def has_pairs(self) -> bool:

@@ -9,7 +9,7 @@ from .device import DeviceLimits
 from .kernel import KernelLaunch, kernel_config
 from .problem import DTYPES, AttentionProblem
 from .tiles import steps
-from .tiles.common import Arithmetic, ceil_div
+from .tiles.common import Arithmetic
 
 __all__ = ["RowSteps", "launchable"]
 
@@ -64,7 +64,7 @@ class RowSteps:
     @property
     def padded_rows(self) -> int:
         """Rows of a head in the workspace."""
-        return ceil_div(self.problem.seqlen_q, steps.ROWS) * steps.ROWS
+        return self.problem.tiles(self.problem.seqlen_q, steps.ROWS) * steps.ROWS
 
     @property
     def rows(self) -> tuple[str, int]:

@@ -90,6 +90,30 @@ class ArgumentTile:
 
 
 @dataclass(frozen=True)
+class ItemsTile:
+    """``list_items``: one block, a warp for each sequence."""
+
+    rows: int  # of a tile
+    rows_of_keys: bool
+    last_first: bool  # the tiles of a sequence
+    warps: int = 32
+
+    @property
+    def footprint(self) -> Footprint:
+        """A number for each of 64 classes of lengths."""
+        return Footprint(64 * 4, 64, 32 * self.warps)
+
+    def constants(self) -> dict[str, int]:
+        """What the device code reads from ``Config``."""
+        return {
+            "block": self.rows,
+            "rows_of_keys": int(self.rows_of_keys),
+            "last_first": int(self.last_first),
+            "warps": self.warps,
+        }
+
+
+@dataclass(frozen=True)
 class ListTile:
     """``list_blocks``: eight neighbouring tiles for each thread, four threads a word."""
 

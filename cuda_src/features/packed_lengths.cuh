@@ -1,0 +1,97 @@
+// Packed batches: the rows of several sequences follow one another, without an axis of the batch.
+// Offsets say where each begins. What lies behind the last of them is a sequence too, whose rows do
+// not count: they are written all the same.
+#pragma once
+
+#include "../tile/sequence.cuh"
+
+namespace cuflash {
+
+struct RowsOfEntry {
+  int begin;
+  int count;
+};
+// Of `total` rows those of a sequence, or behind the last of `entries`. Clamped to the rows that
+// are there: no offset leads out of an array.
+__device__ inline RowsOfEntry rows_of_entry(const int* offsets, int entries, int total, int entry) {
+  const int begin = entry == 0 ? 0 : max(0, min(offsets[entry], total));
+  const int end = entry == entries ? total : max(begin, min(offsets[entry + 1], total));
+  return {begin, end - begin};
+}
+
+// A tile of a sequence. The first of a list says how many follow, as its entry.
+struct PackedItem {
+  int entry;
+  int tile;
+};
+
+struct PackedLengthsParams {
+  const int* cu_seqlens_q;  // [entries + 1]
+  const int* cu_seqlens_kv;
+  const PackedItem* q_items;  // see steps/list_items.cu
+  const PackedItem* kv_items;
+  int entries;
+  int bottom_right;  // whether the last query of a sequence stands at its last key
+
+  __device__ RowsOfEntry queries(const Shape& shape, int entry) const {
+    return rows_of_entry(cu_seqlens_q, entries, shape.seqlen_q, entry);
+  }
+  __device__ RowsOfEntry keys(const Shape& shape, int entry) const {
+    return rows_of_entry(cu_seqlens_kv, entries, shape.seqlen_kv, entry);
+  }
+  // By how much query 0 stands at another key than the lengths of the arrays say.
+  __device__ int shift(const Shape& shape, int entry) const {
+    if (bottom_right == 0) return 0;
+    return (keys(shape, entry).count - shape.seqlen_kv) -
+           (queries(shape, entry).count - shape.seqlen_q);
+  }
+
+  // Every sequence begins at a multiple of so many rows of a head's workspace.
+  static constexpr int kAlignment = 128;
+  __device__ int work_row(const Shape& shape, int entry) const {
+    return (queries(shape, entry).begin + entry * kAlignment) / kAlignment * kAlignment;
+  }
+  // The sequence that a row of a head's workspace is of.
+  __device__ int entry_of_row(const Shape& shape, int row) const {
+    int first = 0;
+    int last = entries;
+    while (first < last) {
+      const int middle = (first + last + 1) / 2;
+      if (work_row(shape, middle) <= row) {
+        first = middle;
+      } else {
+        last = middle - 1;
+      }
+    }
+    return first;
+  }
+};
+
+// `Before` knows the bounds of the keys as they are for arrays of one sequence.
+template <class Before>
+struct PackedLengths {
+  static constexpr bool vary = true;
+  static constexpr bool packed = true;
+  template <class Params>
+  __device__ static Sequence of(const Params& params, int entry) {
+    const PackedLengthsParams& packed = params.packed_lengths;
+    const Shape& shape = params.shape;
+    Sequence seq = Before::of(params, 0);
+    const RowsOfEntry queries = packed.queries(shape, entry);
+    const RowsOfEntry keys = packed.keys(shape, entry);
+    seq.entry = entry;
+    seq.q_row0 = queries.begin;
+    seq.kv_row0 = keys.begin;
+    seq.rows_q = queries.count;
+    seq.rows_kv = keys.count;
+    seq.seqlen_q = entry < packed.entries ? queries.count : 0;
+    seq.seqlen_kv = entry < packed.entries ? keys.count : 0;
+    const int shift = packed.shift(shape, entry);
+    seq.q_last += shift;
+    seq.q_first += shift;
+    seq.work_row0 = packed.work_row(shape, entry);
+    return seq;
+  }
+};
+
+}  // namespace cuflash

@@ -1,0 +1,95 @@
+"""Packed batches: the rows of several sequences follow one another in arrays of one length.
+
+Rows ``cu_seqlens_q[b]`` to ``cu_seqlens_q[b + 1]`` of q are sequence b, and its
+queries see the keys ``cu_seqlens_kv[b]`` to ``cu_seqlens_kv[b + 1]`` alone, as
+flash-attn's functions for variable lengths have it (Dao 2023). The first offset
+is 0. Rows behind the last one belong to no sequence: their output is 0, their
+log-sum-exp minus infinity, and their gradients are 0. Without ``q_offset`` the
+last query of a sequence stands at its last key.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+from ..arrays.spec import LayoutName, TensorSpec
+from ..errors import ArgumentValueError, UnsupportedError
+from .device import MAIN_KERNELS, DevicePart
+from .feature import ArrayRule, Feature, Request
+from .use import Use
+
+__all__ = ["PACKED_LENGTHS", "sequences_of"]
+
+#: Arrays, in the order of the queries and the keys.
+NAMES = "cu_seqlens_q", "cu_seqlens_kv"
+
+_STEPS = ("statistics", "convert_dq", "sink_gradient")
+_DEVICE = DevicePart(
+    kernels=MAIN_KERNELS - {("steps", "bias_gradient")} | {("steps", name) for name in _STEPS},
+    struct="PackedLengthsParams",
+    block=np.dtype(
+        [
+            *((name, np.uint64) for name in (*NAMES, "q_items", "kv_items")),
+            ("entries", np.int32),
+            ("bottom_right", np.int32),
+        ],
+        align=True,
+    ),
+    seams=(("Lengths", "PackedLengths<{before}>"),),
+    header="features/packed_lengths.cuh",
+)
+
+
+def _use(request: Request) -> Use | None:
+    given = [request.operands[name] for name in NAMES if name in request.operands]
+    if not given:
+        return None
+    _check_offsets(request)
+    problem = request.problem
+    if problem.operation == "backward" and "alibi_slopes" in problem.wrt:
+        raise UnsupportedError("the gradient of alibi_slopes with packed sequences: not summed")
+    numbers = (("entries", problem.sequences - 1), ("bottom_right", int(request.bottom_right)))
+    return Use("packed_lengths", _DEVICE, numbers=numbers, operands=tuple(given), shown="packed")
+
+
+def _check_offsets(request: Request) -> None:
+    """Both are given, and as long.
+
+    Raises
+    ------
+    ArgumentValueError
+        Naming the one that is not.
+    """
+    for name, other in (NAMES, NAMES[::-1]):
+        if name not in request.operands:
+            raise ArgumentValueError(name, f"None beside {other}", "both or neither")
+    shapes = [request.operands[name].shape for name in NAMES]
+    if shapes[0] != shapes[1]:
+        expected = f"{shapes[0]}, as cu_seqlens_q has: an offset more than sequences"
+        raise ArgumentValueError("cu_seqlens_kv", f"shape {shapes[1]}", expected)
+
+
+def sequences_of(specs: Mapping[str, TensorSpec], layout: LayoutName) -> int:
+    """Sequences of a packed batch, and the rows behind them; 0 of a call that packs none.
+
+    Raises
+    ------
+    ArgumentValueError
+        If the arrays have an axis of the batch, or heads before rows.
+    """
+    given = [name for name in NAMES if name in specs]
+    if given and layout != "shd":
+        got = f"one beside layout={layout!r}"
+        raise ArgumentValueError(given[0], got, "layout='shd': rows, heads, width")
+    return max((math.prod(specs[name].shape) for name in given), default=0)
+
+
+PACKED_LENGTHS = Feature(
+    "packed_lengths",
+    _use,
+    _DEVICE,
+    arrays={name: ArrayRule((), ("int32",), most_axes=1) for name in NAMES},
+)
