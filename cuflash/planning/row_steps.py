@@ -32,6 +32,10 @@ def launchable(grid: int, algorithm: str) -> int:
     return grid
 
 
+#: Features that say which rows count, and where they are.
+_LENGTHS = ("used_lengths", "packed_lengths")
+
+
 @dataclass(frozen=True)
 class RowSteps:
     """``statistics`` and ``convert_dq`` around a main kernel.
@@ -118,7 +122,7 @@ class RowSteps:
         )
         config = replace(config, head_dim=self.head_dim)
         if not any(seam == "Rows" for f in config.features for seam, _ in f.device.seams):
-            asked = tuple(f for f in config.features if f.name == "used_lengths")
+            asked = tuple(f for f in config.features if f.name in _LENGTHS)
             config = replace(config, mask="full", features=asked)  # nothing asks for the mask
         if kernel == "convert_dq":  # nothing else changes its code
             config = replace(config, head_dim_v=self.head_dim, output=config.storage)
