@@ -30,7 +30,7 @@ ALIGNMENT = 256
 #: depends on poison differs.
 POISONS: dict[str, dict[str, tuple[int, int]]] = {
     "nan": {
-        "uint32": (0xB6B6B6B6, 0xB6B6B6B6),
+        **dict.fromkeys(("uint32", "int32"), (0xB6B6B6B6, 0xB6B6B6B6)),
         "bool": (1, 1),  # read beyond an array, it shows what a mask hides
         "float16": (0x7E6B, 0x7EA5),
         "bfloat16": (0x7FE6, 0x7FDA),
@@ -38,7 +38,7 @@ POISONS: dict[str, dict[str, tuple[int, int]]] = {
         "float64": (0x7FF86B6B6B6B6B6B, 0x7FF85A5A5A5A5A5A),
     },
     "huge": {
-        "uint32": (0x5A5A5A5A, 0x5A5A5A5A),
+        **dict.fromkeys(("uint32", "int32"), (0x5A5A5A5A, 0x5A5A5A5A)),
         "bool": (0, 0),
         "float16": (0x7BF1, 0x7BF3),  # about 65,000
         "bfloat16": (0x7F61, 0x7F63),  # about 3e38
@@ -74,6 +74,7 @@ class Arena:
 
     def __init__(self, xp: Any = np, poison: str = "nan") -> None:
         self._xp = xp
+        self.poison = poison
         self._poison = POISONS[poison]
         self._buffers: list[_Buffer] = []
 

@@ -10,6 +10,7 @@ import ml_dtypes
 import numpy as np
 
 from .repro import line_of, read
+from .seen import LENGTHS, Seen, named_lengths
 from .strides import CONTIGUOUS, Strides, any_recipe
 
 __all__ = ["LAYOUTS", "OF_FEATURES", "OF_HEADS", "TENSORS", "VALUES", "Case"]
@@ -41,11 +42,11 @@ _LIKE = {"dq": "q", "dk": "k", "dv": "v", "dout": "out", "dlse": "lse"}
 #: Arrays with a number for each head, and their gradients.
 OF_HEADS = ("alibi_slopes", "sinks", "dalibi_slopes", "dsinks")
 #: All that has axes of its own.
-OF_FEATURES = (*OF_HEADS, "bias", "dbias", "mask", "dropout_seed")
+OF_FEATURES = (*OF_HEADS, "bias", "dbias", "mask", "dropout_seed", *LENGTHS)
 
 
 @dataclass(frozen=True)
-class Case:
+class Case(Seen):
     """One problem for either pass; its data follow from ``seed`` and ``values``."""
 
     batch: int = 1
@@ -73,6 +74,9 @@ class Case:
     #: What part of the weights is dropped. The seed is an integer; ":2" or ":4" at the end: an
     #: array of so many words.
     dropout: str = ""
+    #: Which rows count, the first ones: "q", "k" or "qk", so many of each entry as the seed says;
+    #: or so many, as "3,5/7,9" has them of queries and of keys.
+    used: str = ""
     written: bool = False  # the soft cap, slopes, bias and mask, as a function of scores
     strides: tuple[Strides, ...] = (CONTIGUOUS,) * len(TENSORS)
 
@@ -81,9 +85,11 @@ class Case:
         fits = ("b" in self.layout or self.batch == 1) and (
             "h" in self.layout or self.heads_q == self.heads_kv == 1
         )
+        used = named_lengths(self.used)
         known = self.dtype in STORAGE and self.values in VALUES
         known &= self.sinks in ("", self.dtype, self.statistics.name)
         known &= self.alibi in ("", "heads", "batch")
+        known &= all(len(rows or self.batch * "b") == self.batch for rows in used.values())
         for axes in (self.bias_axes, self.mask_axes):
             own = zip(axes, "bhqk"[4 - len(axes) :], strict=True)
             known &= all(one in ("1", letter) for one, letter in own)
@@ -105,6 +111,7 @@ class Case:
         """Arrays beside q, k and v, in the order of their gradients."""
         has = {"alibi_slopes": self.alibi, "bias": self.bias, "mask": self.mask}
         has |= {"sinks": self.sinks, "dropout_seed": self.dropout.partition(":")[2]}
+        has |= dict.fromkeys(named_lengths(self.used), "used")
         return tuple(name for name, kind in has.items() if kind)
 
     @property
@@ -115,7 +122,12 @@ class Case:
     @property
     def wrt(self) -> tuple[str, ...]:
         """What it gives the gradients of."""
-        without = {"mask", "dropout_seed", *(("alibi_slopes", "bias") if self.written else ())}
+        without = {
+            "mask",
+            "dropout_seed",
+            *LENGTHS,
+            *(("alibi_slopes", "bias") if self.written else ()),
+        }
         return ("q", "k", "v", *(name for name in self.operands if name not in without))
 
     def dtype_of(self, name: str) -> np.dtype[Any]:
@@ -125,6 +137,8 @@ class Case:
         if name in ("bias", "dbias"):
             _, _, dtype = self.bias.removesuffix("-inf").partition(":")
             return np.dtype(STORAGE[dtype or self.dtype])
+        if name in LENGTHS:
+            return np.dtype(np.int32)
         if name in ("mask", "dropout_seed"):
             return np.dtype(bool if name == "mask" else np.uint32)
         return np.dtype(STORAGE[self.sinks]) if name in ("sinks", "dsinks") else self.storage
@@ -162,11 +176,6 @@ class Case:
         return 1 / math.sqrt(self.head_dim) if self.scale is None else self.scale
 
     @property
-    def offset(self) -> int:
-        """q_offset, the default filled in."""
-        return self.seqlen_kv - self.seqlen_q if self.q_offset is None else self.q_offset
-
-    @property
     def sides(self) -> tuple[int | None, int | None]:
         """Of the window: keys to the left and to the right of a query's own, None without bound."""
         left, _, right = self.window.partition(":")
@@ -191,33 +200,6 @@ class Case:
         """Whether there is a seed, and it is an integer."""
         return bool(self.dropout) and ":" not in self.dropout
 
-    def visible_range(self) -> tuple[np.ndarray, np.ndarray]:
-        """The keys that each query sees, [begin, end), of (seqlen_q,) each, O(seqlen_q)."""
-        own = np.arange(self.seqlen_q, dtype=np.int64) + self.offset
-        left, right = self.sides
-        if self.causal:
-            right = 0 if right is None else min(right, 0)
-        begin = np.zeros_like(own) if left is None else own - left
-        end = np.full_like(own, self.seqlen_kv) if right is None else own + right + 1
-        begin, end = (np.clip(bound, 0, self.seqlen_kv) for bound in (begin, end))
-        return begin, np.maximum(begin, end)
-
-    def visible(self) -> np.ndarray:
-        """How many keys each query sees. (seqlen_q,)."""
-        begin, end = self.visible_range()
-        return end - begin
-
-    def sees(self) -> np.ndarray:
-        """Whether each query sees each key, (seqlen_q, seqlen_kv)."""
-        begin, end = self.visible_range()
-        keys = np.arange(self.seqlen_kv)
-        return (keys >= begin[:, None]) & (keys < end[:, None])
-
-    def distances(self) -> np.ndarray:
-        """Keys between each query's own and each key, (seqlen_q, seqlen_kv)."""
-        own = np.arange(self.seqlen_q, dtype=np.int64) + self.offset
-        return np.abs(own[:, None] - np.arange(self.seqlen_kv))
-
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of a tensor in the layout."""
         name = _LIKE.get(name, name)
@@ -227,6 +209,8 @@ class Case:
             return tuple(sizes.get(axis, 1) for axis in axes)
         if name == "dropout_seed":
             return (int(self.dropout.partition(":")[2]),)
+        if name in LENGTHS:
+            return (self.batch,)
         if name in OF_HEADS:
             each = self.alibi == "batch" and "alibi" in name
             return (self.batch, self.heads_q) if each else (self.heads_q,)

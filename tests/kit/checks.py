@@ -97,9 +97,10 @@ def census(runner: Runner, case: Case) -> Verdict:
     columns = generator.integers(0, case.head_dim_v, _shape(case, "v")[:3])
     v = columns[..., None] == np.arange(case.head_dim_v)
     out, lse = _forward(runner, case, q, k, v)
-    begin, end = case.visible_range()
+    begin, end = case.visible_ranges()
     sinks = tensor(case, "sinks") if case.sinks else np.full(case.heads_q, -np.inf)
-    visible = (end - begin) + np.exp(sinks.astype(np.float64))[:, None]  # (head, row)
+    sunk = np.exp(sinks.astype(np.float64))[:, None] * case.queries_count()[:, None]
+    visible = (end - begin) + sunk  # (batch, head, row)
     unit, wide = limits.UNIT[case.dtype], limits.UNIT[case.statistics.name]
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
         found = np.exp(lse.astype(np.float64))
@@ -108,8 +109,9 @@ def census(runner: Runner, case: Case) -> Verdict:
     verdicts = [verdict_of("census", np.abs(found - visible), allowed, "exp(lse)")]
     relative = unit + wide * (limits.OPERATIONS + math.sqrt(case.seqlen_kv))
     for b, h in np.ndindex(case.batch, case.heads_q):
-        weights = np.where(visible[h] > 0, visible[h], 1)
-        expected = _counted(case, v[b, h // case.group], begin, end, (b, h)) / weights[:, None]
+        weights = np.where(visible[b, h] > 0, visible[b, h], 1)
+        seen = begin[b, 0], end[b, 0]
+        expected = _counted(case, v[b, h // case.group], *seen, (b, h)) / weights[:, None]
         size = np.where(expected > 0, np.maximum(expected, limits.SMALLEST[case.dtype]), 0)
         verdicts.append(
             verdict_of("census", np.abs(out[b, h] - expected), relative * size, "v", (b, h))
@@ -122,7 +124,7 @@ def _counted(
 ) -> np.ndarray:
     """Sums of v over the keys that every row sees, times what dropout makes of them."""
     if case.dropout:
-        return np.asarray((case.sees() * left_of(case, {}, *head)) @ v)
+        return np.asarray((case.sees(head[0]) * left_of(case, {}, *head)) @ v)
     counted = np.zeros((case.seqlen_kv + 1, case.head_dim_v))
     np.cumsum(v, axis=0, out=counted[1:])
     return counted[end] - counted[begin]
@@ -142,9 +144,9 @@ def one_hot(runner: Runner, case: Case) -> Verdict:
     targets, codes = _codes(generator, case.seqlen_kv, signs)
     if not targets.size or not case.seqlen_q:
         return Verdict("one_hot", 0.0, detail="does not apply")
-    first, end = (np.searchsorted(targets, bound) for bound in case.visible_range())
-    choices = end - first  # targets that a row sees
-    judged = (choices > 0) | (case.visible() == 0)  # a row may see keys and no target
+    first, end = (np.searchsorted(targets, bound) for bound in case.visible_ranges())
+    choices = end - first  # targets that a row sees, (batch, 1, row)
+    judged = (choices > 0) | (_visible(case) == 0)  # a row may see keys and no target
     anywhere = generator.random((case.heads_q, case.seqlen_q))
     edges = generator.random(anywhere.shape)  # the first and the last one, at the mask's edges
     anywhere[edges < 0.25], anywhere[edges > 0.85] = 1, 0
@@ -162,8 +164,9 @@ def one_hot(runner: Runner, case: Case) -> Verdict:
     out, _ = _forward(runner, case, q, k, v)
     verdicts = []
     for b, h in np.ndindex(case.batch, case.heads_q):
-        expected = np.where(choices[:, None] > 0, v[b, h // case.group, chosen[h]], 0)
-        wrong = ((out[b, h] != expected) & judged[:, None]).astype(np.float64)
+        value = v[b, h // case.group, chosen[b, h]]
+        expected = np.where(choices[b, 0, :, None] > 0, value, 0)
+        wrong = ((out[b, h] != expected) & judged[b, 0, :, None]).astype(np.float64)
         verdicts.append(verdict_of("one_hot", wrong, np.zeros_like(wrong), "v of the key", (b, h)))
     return worst_of(verdicts, "one_hot")
 
@@ -234,7 +237,7 @@ def _moved(
     of_sums = limits.OPERATIONS + math.sqrt(case.seqlen_kv) + root
     of_score = limits.OPERATIONS + root + limits.SUM_DRIFT * case.head_dim
     of_score *= wide * abs(by)
-    dead = np.broadcast_to(case.visible() == 0, base["lse"].shape)
+    dead = np.broadcast_to(_visible(case) == 0, base["lse"].shape)
     before, after = np.where(dead, 0, base["lse"]), np.where(dead, by, moved["lse"])
     error = np.where(dead, moved["lse"] != -np.inf, np.abs(after - before - by))
     allowed = np.where(dead, 0, of_score + wide * of_sums * np.maximum(1, np.abs(before)))
@@ -254,16 +257,25 @@ def _moved(
 
 def _row_sizes(case: Case) -> dict[str, np.ndarray]:
     """E of ``error_model`` for out and dv if logits, v, dO are of unit variance; twice for luck."""
-    begin, end = case.visible_range()
+    begin, end = case.visible_ranges()
     visible = end - begin
     keys = np.maximum(visible, 1)
     of_out = np.minimum(1, 2 * np.sqrt(math.e / keys)) * (visible > 0)
     squares = np.minimum(1, 4 * math.e / keys**2) * (visible > 0) * case.group
     # Of every key the rows that see it: their ranges begin at or before it and end behind it.
-    begins, ends = (np.bincount(bound, squares, case.seqlen_kv + 1) for bound in (begin, end))
-    of_dv = np.sqrt(np.maximum(np.cumsum(begins - ends)[:-1], 0))
+    of_dv = np.zeros((case.batch, 1, case.seqlen_kv))
+    for b, of_rows in enumerate(squares[:, 0]):
+        bounds = begin[b, 0], end[b, 0]
+        begins, ends = (np.bincount(bound, of_rows, case.seqlen_kv + 1) for bound in bounds)
+        of_dv[b] = np.sqrt(np.maximum(np.cumsum(begins - ends)[:-1], 0))
     root = math.sqrt(case.head_dim_v) / (1 - case.dropout_p)
     return {"out": root * of_out, "dv": root * of_dv}
+
+
+def _visible(case: Case) -> np.ndarray:
+    """How many keys each query sees, (batch, 1, seqlen_q)."""
+    begin, end = case.visible_ranges()
+    return end - begin
 
 
 def _shape(case: Case, name: str) -> tuple[int, ...]:

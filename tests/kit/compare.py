@@ -14,9 +14,9 @@ plain      float32 and float64: the same ratio, as a root mean square over a til
            take the luck out.
 bias       16-bit dtypes, normal values: the part of the error of a whole head that points
            along the truth, against what independent errors of rows would give; those of rows
-           that are flushed add up. A row whose terms cancel has no truth to point along but what
-           float64 leaves of it. Not where a function of the scores is approximated: it errs
-           alike for scores that are alike.
+           that are flushed, or copies of one key that dropout keeps, add up. A row whose terms
+           cancel has no truth to point along but what float64 leaves of it. Not where a
+           function of the scores is approximated: it errs alike for scores that are alike.
 features   the gradients of arrays of features, each number as a row; those of a bias also by the
            rules of matrices.
 lse        every value by itself, in terms of the compute dtype, whatever the dtype of the case.
@@ -227,10 +227,14 @@ def _bias(truth: Truth, name: str, error: np.ndarray, size: np.ndarray) -> Verdi
     expected = np.where(cancelled[..., None], 0, expected)
     along = np.abs((error * expected).sum(axis=(2, 3)))
     length = _norm(expected)
-    flushed = length < limits.SMALLEST[case.dtype] * np.sqrt(expected.shape[-1])
-    independent = _norm_of_small(np.where(flushed, 0, length * size))
-    # What is lost below the smallest number, or put in its place, has the sign of the truth.
-    independent += np.where(flushed, length * size, 0).sum(axis=2)
+    alike = length < limits.SMALLEST[case.dtype] * np.sqrt(expected.shape[-1])
+    if name == "out" and case.dropout:
+        begin, end = case.visible_ranges()
+        alike |= end - begin == 1
+    independent = _norm_of_small(np.where(alike, 0, length * size))
+    # What is lost below the smallest number, or put in its place, has the sign of the truth. Of
+    # one key that dropout keeps all rows are v over the part that is kept, and err as one.
+    independent += np.where(alike, length * size, 0).sum(axis=2)
     terms = case.seqlen_kv if name in ("out", "dq") else case.seqlen_q * case.group
     drift = limits.SUM_DRIFT * terms * limits.UNIT[case.statistics.name]
     allowed = limits.UNIT[case.dtype] * independent + drift * (expected**2).sum(axis=(2, 3))

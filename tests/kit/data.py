@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from .case import TENSORS, Case
+from .seen import LENGTHS, lengths_of
 from .strides import Strides, strided_view
 
 __all__ = ["arrays", "as_storage", "operands", "raise_scores", "strided", "tensor"]
@@ -34,6 +35,8 @@ def tensor(case: Case, name: str) -> np.ndarray:
     """One input of a case; it does not depend on the shapes of the others."""
     if name == "dropout_seed":
         return np.asarray(case.dropout_seed)
+    if name in LENGTHS:
+        return lengths_of(case, name)
     index = (*TENSORS, "dlse", "sinks", "alibi_slopes", "bias", "mask").index(name)
     generator = np.random.default_rng([case.seed, index])
     shape = list(case.shape(name))

@@ -32,12 +32,7 @@ class ErrorsOfHead:
         b: int,
         h: int,
     ) -> None:
-        heads = {"q": h, "dout": h, "dlse": h, "k": h // case.group, "v": h // case.group}
-        self._x = {
-            name: case.heads_first(name, array)[b, heads[name]].astype(np.float64)
-            for name, array in inputs.items()
-            if name not in OF_FEATURES
-        }
+        self._x = _counted(case, inputs, b, h)
         self._sink = float(inputs["sinks"][h]) if "sinks" in inputs else -np.inf
         self._case = case
         self._out, lse = (results[name][b, h].astype(np.float64) for name in ("out", "lse"))
@@ -46,10 +41,10 @@ class ErrorsOfHead:
         whole = (case.batch, case.heads_q, case.seqlen_q, case.seqlen_kv)
         bias = np.broadcast_to(inputs.get("bias", 0), whole)[b, h].astype(np.float64)
         mask = np.broadcast_to(inputs.get("mask", True), whole)[b, h]
-        self._seen = case.sees() & live[:, None] & (bias != -np.inf) & mask
+        self._seen = case.sees(b) & live[:, None] & (bias != -np.inf) & mask
         bias = np.where(self._seen, bias, 0)
         scores, self._slope = self._capped(case.factor * (self._x["q"] @ self._x["k"].T))
-        self._distances = np.where(self._seen, case.distances(), 0) if case.alibi else 0
+        self._distances = np.where(self._seen, case.distances(b), 0) if case.alibi else 0
         self._kept = left_of(case, inputs, b, h)  # what weights are multiplied by
         slopes = np.broadcast_to(inputs.get("alibi_slopes", 0), (case.batch, case.heads_q))
         lost = float(slopes[b, h]) * self._distances - bias
@@ -225,6 +220,20 @@ class ErrorsOfHead:
         """Squares of what the rounding of values is proportional to, 0 where nothing is seen."""
         magnitude = np.maximum(np.abs(values), SMALLEST[self._case.dtype])
         return np.where(self._seen, magnitude, 0) ** 2
+
+
+def _counted(case: Case, inputs: Mapping[str, np.ndarray], b: int, h: int) -> dict[str, np.ndarray]:
+    """The rows of a head, with zeros in those that do not count: they err by nothing."""
+    heads = {"q": h, "dout": h, "dlse": h, "k": h // case.group, "v": h // case.group}
+    queries, keys = case.counted(b)
+    found = {
+        name: case.heads_first(name, array)[b, heads[name]].astype(np.float64)
+        for name, array in inputs.items()
+        if name not in OF_FEATURES
+    }
+    for name, array in found.items():
+        array[keys if name in ("k", "v") else queries :] = 0
+    return found
 
 
 def _squares(rows: np.ndarray) -> np.ndarray:

@@ -41,7 +41,8 @@ def identities(runner: Any, case: Case) -> list[Verdict]:
     x = {name: case.heads_first(name, array) for name, array in x.items()}
     with np.errstate(invalid="ignore"):  # of each row, (batch, head, row): what the sink weighs
         lost = np.exp(sinks.astype(np.float64)[:, None] - x["lse"])
-    x["lost"], live = np.where(sinks[:, None] > -np.inf, lost, 0), _live(case)
+    sunk = (sinks[:, None] > -np.inf) & case.queries_count()[:, None]
+    x["lost"], live = np.where(sunk, lost, 0), _live(case)
     rules = [*([] if case.dropout else ["sum_dv"]), *([] if case.softcap else ["sum_dk"]), "q_dq"]
     worst = [Verdict(name, 0.0) for name in rules]
     for b, kv in np.ndindex(case.batch, case.heads_kv):
@@ -60,11 +61,13 @@ def identities(runner: Any, case: Case) -> list[Verdict]:
 
 def _live(case: Case) -> np.ndarray:
     """Whether a row sees a key, (batch, head, row)."""
-    seen = case.visible() > 0
+    begin, end = case.visible_ranges()
+    seen = end > begin
     hidden = {name: tensor(case, name) for name in case.operands if name in ("bias", "mask")}
     whole = (case.batch, case.heads_q, case.seqlen_q, case.seqlen_kv)
     if hidden:
-        pairs = np.broadcast_to(case.sees(), whole)
+        shown = [case.sees(entry) for entry in range(case.batch)]
+        pairs = np.broadcast_to(np.reshape(shown, (case.batch, 1, *whole[2:])), whole)
         for name, array in hidden.items():
             pairs = pairs & (array if name == "mask" else array != -np.inf)
         seen = pairs.any(axis=3)

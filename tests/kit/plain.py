@@ -32,16 +32,15 @@ def plain(case: Case, inputs: Mapping[str, np.ndarray], step: int = 1) -> dict[s
     bias, mask = (pairs[:, :, ::step, ::step] for pairs in whole)
     empty = {name: case.heads_first(name, np.empty(case.shape(name))) for name in names}
     results = {name: np.zeros(like.shape, case.storage) for name, like in empty.items()}
-    shown = case.sees()[::step, ::step]
-    distances = case.distances()[::step, ::step].astype(case.storage) if case.alibi else 0
     scale = case.storage.type(case.factor)
     ordered = {name: array[:, :, ::step] for name, array in results.items() if name != "dbias"}
     with np.errstate(all="ignore"):
         for b, h in np.ndindex(case.batch, case.heads_q):
-            kv, visible = h // case.group, shown & mask[b, h]
+            kv, visible = h // case.group, case.sees(b)[::step, ::step] & mask[b, h]
             q, k, v = x["q"][b, h, ::step], x["k"][b, kv, ::step], x["v"][b, kv, ::step]
             scores, _ = _capped(case, scale * _product(q[:, ::step], k[:, ::step].T))
-            lost = alibi[b, h].astype(case.storage) * distances - bias[b, h].astype(case.storage)
+            away = case.distances(b)[::step, ::step].astype(case.storage) if case.alibi else 0
+            lost = alibi[b, h].astype(case.storage) * away - bias[b, h].astype(case.storage)
             scores = np.where(visible, scores - lost, -np.inf)
             left = left_of(case, inputs, b, h, case.storage.type)[::step, ::step]
             out, lse = _plain_forward(scores, v, sinks[h], left)

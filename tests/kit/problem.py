@@ -78,6 +78,7 @@ def cases(
     biases: Sequence[str] = ("",),
     masks: Sequence[str] = ("",),
     dropouts: Sequence[str] = ("",),
+    used: Sequence[str] = ("",),
 ) -> Case:
     """Draw a case and a seed. What decides the compilation is given, the rest is drawn.
 
@@ -107,6 +108,8 @@ def cases(
         The same of boolean masks.
     dropouts
         Parts that are dropped, and seeds, to draw from, as ``Case.dropout`` names them.
+    used
+        Which used lengths there are, to draw from, as ``Case.used`` names them.
     """
     seqlen_q, seqlen_kv = _both_lengths(draw, tile, budget)
     layout = draw(st.sampled_from(layouts))
@@ -136,6 +139,7 @@ def cases(
         bias=draw(st.sampled_from(biases)),
         mask=draw(st.sampled_from(masks)),
         dropout=draw(st.sampled_from(dropouts)),
+        used=draw(st.sampled_from(used)),
         strides=tuple(draw(recipes(layout, name, strided)) for name in TENSORS),
     )
 

@@ -20,6 +20,7 @@ _WORDS = {
     "Dv": "head_dim_v",
     **{name: name for name in ("dtype", "causal", "q_offset", "scale", "layout", "seed", "values")},
     **{name: name for name in ("window", "sinks", "softcap", "alibi", "bias", "mask", "dropout")},
+    "used": "used",
     "written": "written",
 }
 

@@ -22,6 +22,8 @@ from cuflash.planning.problem import DTYPES, AttentionProblem
 from .arena import Arena
 from .case import Case
 from .data import operands, tensor
+from .poisoned import without
+from .seen import LENGTHS
 from .written import WRITTEN, given_to
 
 __all__ = ["PAIRS", "RUNNERS", "ApiRunner", "fa3_serves"]
@@ -51,7 +53,7 @@ class ApiRunner:
         Whether ``out=``, ``lse_out=`` and ``grads=`` are given, with the
         case's strides; else the library makes the results.
     poison : {"nan", "huge"}
-        What the arena fills with.
+        What the arena fills with; infinity and not "huge" where rows do not count.
     options : tuple of (str, value)
         More keywords, such as ``("blocks", (64, 64))`` or ``("deterministic", True)``,
         for the pass that takes them.
@@ -80,7 +82,7 @@ class ApiRunner:
             options["sinks"] = case.sinks
         if case.alibi and not case.written:
             options["alibi_slopes"] = case.shape("alibi_slopes")
-        named = ("bias", "mask", "dropout_seed", *(WRITTEN if case.written else ()))
+        named = ("bias", "mask", "dropout_seed", *LENGTHS, *(WRITTEN if case.written else ()))
         pairs = {name: tensor(case, name) for name in case.operands if name in named}
         options |= given_to(case, _named(Arena(self.xp, self.poison), case, pairs))
         if case.operands and operation == "backward":
@@ -203,7 +205,9 @@ def fa3_serves(problem: AttentionProblem) -> bool:
 
 
 def _named(arena: Arena, case: Case, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
-    return {name: arena.input(name, array, case.recipe(name)) for name, array in arrays.items()}
+    """Where a call finds them, with poison in all that does not count."""
+    given = without(case, arrays, np.inf if arena.poison == "huge" else np.nan)
+    return {name: arena.input(name, array, case.recipe(name)) for name, array in given.items()}
 
 
 def _place(arena: Arena, case: Case, arrays: dict[str, np.ndarray]) -> list[Any]:

@@ -157,6 +157,17 @@ _SEEDS = [
 ]
 
 
+#: Of two entries.
+_LENGTHS = [
+    _array((2,), np.int32),
+    _part(lambda a: a[::2], (4,), np.int32),
+    _part(lambda a: a[1:].view(np.int32), (4 * 2 + 1,), np.uint8),
+    _array((3,), np.int32),
+    _array((2,), np.int64),
+    _array((2,), np.int32, device=1),
+]
+
+
 def _reading(table: Make, text: str = "return s + p.table(head, i - j + 7);") -> Make:
     return lambda host: ScoreMod(text, table=table(host))
 
@@ -206,18 +217,10 @@ RECIPES: dict[str, list[Any]] = {
     "sinks": [None, *_SINKS],
     "dropout_p": [None, 0.25, 0, 0.1, True, np.float32(0.25), "0.25", -0.1, 1, 0.99999, math.nan],
     "dropout_seed": [None, 3, 2**32, 2**64, -1, 3.0, True, np.int64(3), "3", *_SEEDS],
+    **{name: [None, *_LENGTHS] for name in ("seqused_q", "seqused_kv")},
     "wrt": [
-        QKV,
-        ("q",),
-        ("v", "k"),
-        ["v", "k"],
-        ("q", "q"),
-        ("q", "sinks"),
-        ("alibi_slopes",),
-        ("bias", "k"),
-        ("q", "mask"),
-        "q",
-        (),
+        *(QKV, ("q",), ("v", "k"), ["v", "k"], ("q", "q"), ("q", "sinks"), ("alibi_slopes",)),
+        *(("bias", "k"), ("q", "mask"), ("q", "seqused_q"), "q", ()),
     ],
     "q_offset": [None, 3, 0, -2, 3.0, False, np.int64(3)],
     "layout": [None, "bhsd", "bshd", "hsd"],

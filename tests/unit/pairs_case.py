@@ -25,6 +25,10 @@ _BATCH, _HEADS, _QUERIES, _KEYS = 2, 4, 9, 16
 #: What a call that uses the feature is given.
 VALUES: dict[str, dict[str, Any]] = {
     "window": {"window_size": (3, 1)},
+    "used_lengths": {
+        "seqused_q": np.array([_QUERIES, 5], np.int32),
+        "seqused_kv": np.array([11, _KEYS], np.int32),
+    },
     "softcap": {"softcap": 1.5},
     "score_mod": {
         "score_mod": ScoreMod(

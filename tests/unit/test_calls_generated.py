@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import cuflash
 from cuflash import ScoreMod, calls, dispatch
 from cuflash.features.score_text import SLOTS
+from cuflash.features.used_lengths import NAMES
 from cuflash.options import check_dtype
 from cuflash.score_mod import with_arrays
 
@@ -170,7 +171,7 @@ def _passed(name: str, value: Any) -> Any:
 def _check_arrays(given: Any, own: dict[str, Any]) -> None:
     """Every pass has the arrays of features that the call had; a seed may be a keyword."""
     for _, _, of_pass in given:
-        for feature in ("alibi_slopes", "bias", "mask", "sinks", "dropout_seed"):
+        for feature in (*("alibi_slopes", "bias", "mask", "sinks", "dropout_seed"), *NAMES):
             array = own.get(feature)
             assert of_pass.get(feature) is (None if isinstance(array, numbers.Number) else array)
         _, arrays = with_arrays(own.get("score_mod"))

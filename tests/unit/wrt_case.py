@@ -41,8 +41,8 @@ class GivenCall:
 
     @property
     def wide(self) -> dict[str, Any]:
-        """The inputs in float64; a mask and a seed have one dtype."""
-        named, others = self.inputs.items(), (bool, np.uint32)
+        """The inputs in float64; a mask, a seed and lengths have one dtype."""
+        named, others = self.inputs.items(), (bool, np.uint32, np.int32)
         narrow = ((n, a) for n, a in named if not isinstance(a, BlockMask))
         wide = {n: a if a.dtype in others else a.astype(np.float64) for n, a in narrow}
         return self.inputs | wide
