@@ -28,6 +28,7 @@ from .errors import (
 )
 from .explanation import Explanation, explain
 from .info import Info, info
+from .packing import cu_seqlens_of, pack, unpack
 from .prepared import Prepared, prepare
 from .score_mod import ScoreMod
 
@@ -52,12 +53,15 @@ __all__ = [
     "attention",
     "attention_backward",
     "attention_vjp",
+    "cu_seqlens_of",
     "dropout_mask",
     "explain",
     "info",
     "is_available",
+    "pack",
     "prepare",
     "reference",
+    "unpack",
 ]
 
 

@@ -1,0 +1,170 @@
+"""From padded arrays to packed sequences and back, of NumPy, CuPy or JAX."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import numpy as np
+
+from .errors import ArgumentTypeError, ArgumentValueError, shown
+
+__all__ = ["cu_seqlens_of", "pack", "unpack"]
+
+#: Namespaces of arrays, by the packages that their types are of.
+_NAMESPACES = {"numpy": "numpy", "cupy": "cupy", "jax": "jax.numpy", "jaxlib": "jax.numpy"}
+
+
+def pack(x: Any, lengths: Any, *, total: int | None = None) -> tuple[Any, Any]:
+    """Put the rows of every sequence that count one behind another.
+
+    Parameters
+    ----------
+    x : array, (batch, seqlen, ...)
+        Of NumPy, CuPy or JAX; sequence b is ``x[b, :lengths[b]]``.
+    lengths : array of integers, (batch,)
+        Of the same library. NumPy's are checked; others are clamped to 0 and
+        ``seqlen``, so that nothing waits for the device.
+    total : int, optional
+        Rows of the result, of which those behind the last sequence are 0; what
+        does not fit is left out. By default as many as the lengths have
+        together, which only NumPy can tell: the others need it.
+
+    Returns
+    -------
+    packed : array, (total, ...)
+        As ``attention`` takes it with ``layout="shd"``. JAX differentiates it.
+    cu_seqlens : array of int32, (batch + 1,)
+        Where each sequence begins, and where the last one ends.
+
+    Raises
+    ------
+    ArgumentTypeError, ArgumentValueError
+        Naming the argument.
+
+    Examples
+    --------
+    >>> import numpy as np, cuflash
+    >>> x = np.arange(8.0).reshape(2, 4, 1)
+    >>> packed, cu_seqlens = cuflash.pack(x, np.array([1, 3]))
+    >>> packed[:, 0], cu_seqlens
+    (array([0., 4., 5., 6.]), array([0, 1, 4], dtype=int32))
+    """
+    xp = _namespace("x", x)
+    if x.ndim < 2:
+        raise ArgumentValueError("x", f"shape {tuple(x.shape)}", "(batch, seqlen, ...)")
+    batch, seqlen = x.shape[:2]
+    _check_integers("lengths", lengths, xp, (batch,))
+    if xp is np and batch and not 0 <= lengths.min() <= lengths.max() <= seqlen:
+        raise ArgumentValueError("lengths", f"{lengths.min()} to {lengths.max()}", f"0 to {seqlen}")
+    rows = _rows("total", total, lengths if xp is np else None)
+    ends = xp.minimum(xp.cumsum(xp.clip(lengths, 0, seqlen)), rows)
+    offsets = xp.concatenate([xp.zeros(1, "int32"), ends.astype("int32")])
+    if not batch or not seqlen:
+        return xp.zeros((rows, *x.shape[2:]), x.dtype), offsets
+    place = xp.arange(rows)
+    entry = xp.minimum(xp.searchsorted(offsets[1:], place, side="right"), batch - 1)
+    row = xp.clip(place - offsets[entry], 0, seqlen - 1)
+    return _shown(xp, x[entry, row], place < offsets[-1]), offsets
+
+
+def unpack(packed: Any, cu_seqlens: Any, seqlen: int) -> Any:
+    """Give every sequence rows of its own again: the inverse of :func:`pack`.
+
+    Parameters
+    ----------
+    packed : array, (total, ...)
+        Of NumPy, CuPy or JAX.
+    cu_seqlens : array of integers, (batch + 1,)
+        Of the same library: where each sequence begins, and where the last one ends.
+    seqlen : int
+        Rows of each sequence of the result; those behind its end are 0, and
+        what does not fit is left out.
+
+    Returns
+    -------
+    array, (batch, seqlen, ...)
+        JAX differentiates it.
+
+    Raises
+    ------
+    ArgumentTypeError, ArgumentValueError
+        Naming the argument.
+    """
+    xp = _namespace("packed", packed)
+    if packed.ndim < 1:
+        raise ArgumentValueError("packed", "no axis", "(total, ...)")
+    _check_integers("cu_seqlens", cu_seqlens, xp, None)
+    if not cu_seqlens.size:
+        raise ArgumentValueError("cu_seqlens", "shape (0,)", "one offset or more")
+    rows, total = _rows("seqlen", seqlen, None), packed.shape[0]
+    begins, ends = cu_seqlens[:-1, None], cu_seqlens[1:, None]
+    place = begins + xp.arange(rows)
+    if not total:
+        return xp.zeros((*place.shape, *packed.shape[1:]), packed.dtype)
+    known = (place >= 0) & (place < xp.minimum(ends, total))
+    return _shown(xp, packed[xp.clip(place, 0, total - 1)], known)
+
+
+def cu_seqlens_of(segment_ids: Any, sequences: int) -> Any:
+    """Offsets of packed sequences from the number of the sequence that each row is of.
+
+    Parameters
+    ----------
+    segment_ids : array of integers, (total,)
+        Of NumPy, CuPy or JAX, not falling. Rows of a number of ``sequences`` or
+        more are behind the last sequence.
+    sequences : int
+        How many there are; one that no row is of is empty.
+
+    Returns
+    -------
+    array of int32, (sequences + 1,)
+
+    Raises
+    ------
+    ArgumentTypeError, ArgumentValueError
+        Naming the argument.
+    """
+    xp = _namespace("segment_ids", segment_ids)
+    _check_integers("segment_ids", segment_ids, xp, None)
+    if xp is np and (np.diff(segment_ids) < 0).any():
+        raise ArgumentValueError("segment_ids", "numbers that fall", "sorted ones")
+    numbers = xp.arange(_rows("sequences", sequences, None) + 1)
+    return xp.searchsorted(segment_ids, numbers, side="left").astype("int32")
+
+
+def _namespace(name: str, array: Any) -> Any:
+    """The functions of an array's library."""
+    for kind in type(array).__mro__:
+        found = _NAMESPACES.get(kind.__module__.partition(".")[0])
+        if found is not None and hasattr(array, "ndim"):
+            return importlib.import_module(found)
+    raise ArgumentTypeError(name, shown(array), "an array of NumPy, CuPy or JAX")
+
+
+def _check_integers(name: str, array: Any, xp: Any, shape: tuple[int, ...] | None) -> None:
+    if _namespace(name, array) is not xp:
+        raise ArgumentTypeError(name, shown(array), f"an array of {xp.__name__}, as the other")
+    if array.dtype.kind not in "iu":
+        raise ArgumentTypeError(name, f"dtype {array.dtype}", "integers")
+    got = tuple(array.shape)
+    if got != shape if shape is not None else len(got) != 1:
+        raise ArgumentValueError(name, f"shape {got}", f"{shape or 'one axis'}")
+
+
+def _rows(name: str, given: Any, lengths: Any) -> int:
+    """A number of rows, or that of all lengths together."""
+    if given is None and lengths is not None:
+        return int(lengths.sum())
+    if isinstance(given, (bool, np.bool_)) or not isinstance(given, (int, np.integer)):
+        raise ArgumentTypeError(name, shown(given), "a number of rows, known without the device")
+    if given < 0:
+        raise ArgumentValueError(name, str(given), "0 or more")
+    return int(given)
+
+
+def _shown(xp: Any, rows: Any, known: Any) -> Any:
+    """The rows that are known, and zeros in place of the others, whatever they hold."""
+    axes = (1,) * (rows.ndim - known.ndim)
+    return xp.where(known.reshape(*known.shape, *axes), rows, xp.zeros((), rows.dtype))
