@@ -145,7 +145,7 @@ def _use(request: Request) -> Use | None:
         return None
     limit = limit_of(p)
     lower, upper = words_of(seed or 0)
-    entries, heads = request.draws or (request.problem.batch, request.problem.heads_q)
+    entries, heads = request.draws or (request.problem.batches, request.problem.heads_q)
     if words is not None and request.draws is None and words.shape[0] not in SEED_LENGTHS:
         fitting = " or ".join(f"({length},)" for length in SEED_LENGTHS)
         raise ArgumentValueError(_NAME, f"shape {words.shape}", fitting)

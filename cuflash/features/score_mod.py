@@ -142,7 +142,7 @@ def _numbers(
 ) -> tuple[tuple[str, int | float], ...]:
     """Values of the fields of the device block, and what NumPy functions are told."""
     problem = request.problem
-    entries, heads = request.places or (problem.batch, problem.heads_q)
+    entries, heads = request.places or (problem.batches, problem.heads_q)
     sizes = (
         (size_field(array.name, axis), size)
         for array in arrays

@@ -28,7 +28,7 @@ from .call import Call, call_of, check_arrays
 from .derivative import compiled
 from .functions import with_function
 from .keywords import check_cast, check_returns, checked
-from .lengths import lengths_of
+from .lengths import lengths_of, offsets_of
 from .types import joined, repeated
 
 __all__ = ["attention"]
@@ -55,6 +55,8 @@ def attention(
     block_mask: Any = None,
     alibi_slopes: Any = None,
     sinks: Any = None,
+    cu_seqlens_q: Any = None,
+    cu_seqlens_kv: Any = None,
     algorithm: AlgorithmChoice = "auto",
     deterministic_gradients: bool = False,
     residual_dtype: Any = None,
@@ -150,6 +152,12 @@ def attention(
         takes part in the softmax and in lse. Of query's dtype, and then cast
         with it, or float32 (float64 for float64). It can be differentiated;
         minus infinity is no sink.
+    cu_seqlens_q, cu_seqlens_kv : array of int32, (sequences + 1,), optional
+        Packed sequences, of arrays without a batch axis, as for
+        :func:`cuflash.attention`, which see no keys of one another;
+        :func:`cuflash.cu_seqlens_of` makes them from segment ids. Not with
+        ``bias``, ``mask``, ``block_mask`` or lengths. Mapped by vmap, each
+        entry takes a pass of its own.
     algorithm : {"auto", "fa1", "fa2", "fa3"}
         As for :func:`cuflash.attention`.
     deterministic_gradients : bool
@@ -258,6 +266,7 @@ def _compute(given: dict[str, Any], call: Call, dtype: str | None) -> tuple[Any,
         arrays["dropout_seed"] = seed_of(given["dropout_rng"])
         call = call.drawing(*q.shape[-2:-1], alike=given["broadcast_dropout"])
     arrays, call = with_function(arrays, call, given["score_mod"])
+    arrays |= offsets_of(given)
     check_arrays(arrays, call)
     one = q.ndim == 3
     lengths = lengths_of(given, 1 if one else q.shape[0])

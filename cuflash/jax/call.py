@@ -60,6 +60,16 @@ class Call:
     score_heads: int | None = None
 
     @property
+    def packed(self) -> bool:
+        """Whether the arrays, of one batch entry here, hold several sequences."""
+        return "cu_seqlens_q" in self.names
+
+    @property
+    def described(self) -> Options:
+        """The keywords as the rest of the library takes them."""
+        return replace(self.options, layout="shd") if self.packed else self.options
+
+    @property
     def counts_parts(self) -> bool:
         """Whether a part of the arrays has to know at which entry and head it begins."""
         return bool(self.draw_heads) or self.score_heads is not None
@@ -106,13 +116,18 @@ class Call:
         """
         given, mapped = self.named(arrays), self.mapped(arrays)
         specs = {
-            name: _spec_of(folded(name, array.shape, mapped), array.dtype)
+            name: _spec_of(self.shape_of(name, array.shape, mapped), array.dtype)
             for name, array in given.items()
         }
         if mapped and 0 in given["q"].shape[: mapped + 1]:  # entries that nothing shares
             for name in filter(broadcasts, given):
                 specs[name] = _spec_of((1, *specs[name].shape[1:]), given[name].dtype)
         return specs
+
+    def shape_of(self, name: str, shape: Sequence[int], mapped: int) -> tuple[int, ...]:
+        """The shape of an array as the rest of the library takes it."""
+        whole = folded(name, shape, mapped)
+        return whole[1:] if self.packed and has_batch(name) else whole
 
     def over(self, arrays: Sequence[Any]) -> Call:
         """The same pass, told which entries of its batch draw alike, and share what broadcasts.
@@ -128,8 +143,9 @@ class Call:
             for name in filter(broadcasts, given if mapped else ())
         }
         entries = tuple((name, shared) for name, shared in found.items() if shared is not None)
-        draws = self._draws(batch[-1])
-        places = None if self.score_heads is None else (batch[-1], self.score_heads)
+        entries_of_all = given["cu_seqlens_q"].shape[0] if self.packed else batch[-1]
+        draws = self._draws(entries_of_all)
+        places = None if self.score_heads is None else (entries_of_all, self.score_heads)
         options = replace(self.options, entries=entries, draws=draws, places=places)
         return replace(self, options=options)
 
@@ -149,6 +165,8 @@ class Call:
         """
         specs, mapped = self.specs(arrays), self.mapped(arrays)
         described = _described(self.over(arrays), tuple(specs.items()))
+        if self.packed:
+            return [((1, *s) if has_batch(name) else s, kind) for name, s, kind in described]
         if not mapped:
             return [(shape, kind) for _, shape, kind in described]
         given = self.named(arrays)
@@ -172,7 +190,7 @@ def _described(
     call: Call, specs: tuple[tuple[str, TensorSpec], ...]
 ) -> list[tuple[str, tuple[int, ...], str]]:
     """Name, shape and dtype of every result, without mapped axes."""
-    described = describe(call.operation, dict(specs), call.options)
+    described = describe(call.operation, dict(specs), call.described)
     return [(name, described.shapes[name], described.dtypes[name]) for name in call.results]
 
 
@@ -256,7 +274,11 @@ def check_arrays(arrays: Mapping[str, Any], call: Call) -> None:
     layout: LayoutName = "shd" if len(shape) == 3 else "bshd"
     if layout == "shd":
         _check_no_batch(arrays)
-    asked = replace(call, options=replace(call.options, layout=layout)).taking(arrays)
+    taking = call.taking(arrays)
+    if taking.packed:
+        arrays = {name: a[None] if has_batch(name) else a for name, a in arrays.items()}
+        layout = "bshd"
+    asked = replace(taking, options=replace(call.options, layout=layout))
     try:
         asked.saving.results_of(list(arrays.values()))
     except (ArgumentTypeError, ArgumentValueError) as error:

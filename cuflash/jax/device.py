@@ -80,7 +80,7 @@ def prepare_device(call: Call, arrays: Sequence[Any]) -> DeviceCall:
 
 def _prepared(call: Call, arrays: Sequence[Any], device: int) -> Prepared:
     """The kernels of a pass on one device."""
-    options = replace(call.over(arrays).options, backend="cuda")
+    options = replace(call.over(arrays).described, backend="cuda")
     given = tuple((name, spec.on_device(device)) for name, spec in call.specs(arrays).items())
     return Prepared(plan_call(call.operation, given, options, choose_device(device, options)))
 

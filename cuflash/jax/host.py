@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 
 from ..dispatch import run_numpy
 from ..pipeline import CallPlan, plan_call
-from .call import Call, folded
+from .call import Call
 
 __all__ = ["HostCall", "prepare_host"]
 
@@ -36,16 +37,17 @@ class HostCall:
         mapped = self.call.mapped(buffers)
         given = self.call.named(buffers)
         made = dict(zip(self.call.results, results, strict=True))
-        run_numpy(self.planned, _views(given, mapped), _views(made, mapped))
+        views = functools.partial(_views, self.call, mapped)
+        run_numpy(self.planned, views(given), views(made))
 
 
-def _views(buffers: Mapping[str, Any], mapped: int) -> dict[str, Any]:
+def _views(call: Call, mapped: int, buffers: Mapping[str, Any]) -> dict[str, Any]:
     """NumPy's views of buffers: what is written to them is in the results.
 
     The mapped axes of vmap are part of their batch.
     """
     arrays = {name: np.asarray(buffer) for name, buffer in buffers.items()}
-    return {name: a.reshape(folded(name, a.shape, mapped)) for name, a in arrays.items()}
+    return {name: a.reshape(call.shape_of(name, a.shape, mapped)) for name, a in arrays.items()}
 
 
 def prepare_host(call: Call, arrays: Sequence[Any]) -> HostCall:
@@ -59,4 +61,4 @@ def prepare_host(call: Call, arrays: Sequence[Any]) -> HostCall:
     call = call.over(arrays)
     on_host = replace(call, options=replace(call.options, backend="numpy"))
     specs = tuple(call.specs(arrays).items())
-    return HostCall(on_host, plan_call(call.operation, specs, on_host.options, None))
+    return HostCall(on_host, plan_call(call.operation, specs, on_host.described, None))

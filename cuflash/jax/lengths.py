@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from ..errors import ArgumentTypeError, ArgumentValueError
 from .arguments import as_array
 
-__all__ = ["lengths_of"]
+__all__ = ["lengths_of", "offsets_of"]
 
 #: Arguments, and the tensors that they are.
 _LENGTHS = {"query_seq_lengths": "seqused_q", "key_value_seq_lengths": "seqused_kv"}
@@ -38,13 +38,37 @@ def lengths_of(given: Mapping[str, Any], batch: int) -> dict[str, Any]:
     }
 
 
+def offsets_of(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The offsets of packed sequences that were given; they begin with query's own names.
+
+    Raises
+    ------
+    ArgumentTypeError, ArgumentValueError
+        If they are no integers, or arrays have an axis of the batch.
+    """
+    found = {
+        name: _as_int32(name, as_array(name, given[name]))
+        for name in ("cu_seqlens_q", "cu_seqlens_kv")
+        if given[name] is not None
+    }
+    axes = as_array("query", given["query"]).ndim
+    if found and axes != 3:
+        expected = "(total, heads, head_dim) beside cu_seqlens_q and cu_seqlens_kv"
+        raise ArgumentValueError("query", f"{axes} axes", expected)
+    return found
+
+
 def _checked(name: str, lengths: Any, batch: int) -> Any:
-    """As int32; what that does not hold is out of range on either side of it."""
-    lengths = as_array(name, lengths)
-    if not jnp.issubdtype(lengths.dtype, jnp.integer):
-        raise ArgumentTypeError(name, f"dtype {lengths.dtype}", "integers")
+    lengths = _as_int32(name, as_array(name, lengths))
     if lengths.shape != (batch,):
         raise ArgumentValueError(name, f"shape {tuple(lengths.shape)}", f"shape {(batch,)}")
+    return lengths
+
+
+def _as_int32(name: str, lengths: Any) -> Any:
+    """What int32 does not hold is out of range on either side of it."""
+    if not jnp.issubdtype(lengths.dtype, jnp.integer):
+        raise ArgumentTypeError(name, f"dtype {lengths.dtype}", "integers")
     if lengths.dtype == jnp.int32:
         return lengths
     here, there = jnp.iinfo(lengths.dtype), jnp.iinfo(jnp.int32)

@@ -90,10 +90,12 @@ def _batch(
     strides, and a kernel reads every batch entry at a place of its own. An
     array that broadcasts has an axis of 1 instead. What all batch entries share
     cannot be mapped so: then each mapped entry has heads of its own. A mapped
-    seed takes a pass for each entry, and so do mapped lengths beside those heads.
+    seed takes a pass for each entry, and so do mapped lengths beside those heads,
+    and packed sequences.
     """
     is_mapped = {name: axis is not None for name, axis in call.named(axes).items()}
-    if any(mapped and not free_axes(name, 0) for name, mapped in is_mapped.items()):
+    alone = any(mapped and not free_axes(name, 0) for name, mapped in is_mapped.items())
+    if alone or call.packed:
         return _one_by_one(arrays, axes, call)
     first = [
         array if axis is None else jnp.moveaxis(array, axis, 0)
