@@ -12,6 +12,7 @@ from .arrays.adopt import adopt
 from .errors import ArgumentValueError
 from .features.table import with_features
 from .features.use import Operand
+from .features.used_lengths import NAMES
 from .options import AlgorithmChoice
 from .planning.problem import (
     DTYPES,
@@ -53,6 +54,7 @@ class _Features(NamedTuple):
     block_mask: Pair | None
     sinks: str | None
     dropout: bool
+    used_lengths: bool
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,9 @@ class Calls:
     dropout
         Whether weights are dropped; how many, and the seed, are no part of a
         kernel.
+    used_lengths
+        Whether some rows do not count; of queries, of keys or of both is no
+        part of a kernel.
     unaligned
         Rows begin at no multiples of 16 bytes. They do anyway where a row is
         not a multiple of 16 bytes itself.
@@ -109,6 +114,7 @@ class Calls:
     block_mask: tuple[Pair | None, ...] = (None,)
     sinks: tuple[str | None, ...] = (None,)
     dropout: tuple[bool, ...] = (False,)
+    used_lengths: tuple[bool, ...] = (False,)
     algorithm: AlgorithmChoice = "auto"
     deterministic: bool = False
     unaligned: bool = False
@@ -118,7 +124,8 @@ class Calls:
     def features(self) -> Iterator[_Features]:
         """Combinations of features, as they are asked for."""
         arrays = self.bias, self.mask_array, self.block_mask, self.sinks
-        every = product(self.softcap, self.score_mod, self.alibi, *arrays, self.dropout)
+        last = self.dropout, self.used_lengths
+        every = product(self.softcap, self.score_mod, self.alibi, *arrays, *last)
         asked = (_Features(*one) for one in every)
         return (one for one in asked if not (one.softcap and one.score_mod))
 
@@ -226,6 +233,8 @@ def _featured(problem: AttentionProblem, asked: _Features) -> Iterator[Attention
     if asked.sinks is not None:
         dtype = _dtype_of("sinks", problem, asked.sinks)
         operands["sinks"] = Operand("sinks", dtype, (problem.heads_q,))
+    if asked.used_lengths:
+        operands |= {name: Operand(name, "int32", (problem.batch,)) for name in NAMES}
     every = tuple(name for name in operands if name in differentiable())
     without = tuple(name for name in every if name != "alibi_slopes")
     named = (every, without) if problem.operation == "backward" else ((),)

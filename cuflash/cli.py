@@ -117,21 +117,14 @@ def _add_explain(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_features(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--window-size",
-        type=_side,
-        nargs=2,
-        metavar=("LEFT", "RIGHT"),
-        help="keys that a query sees before and after its own; none: all of them",
-    )
+    told = "keys that a query sees before and after its own; none: all of them"
+    sides = ("LEFT", "RIGHT")
+    parser.add_argument("--window-size", type=_side, nargs=2, metavar=sides, help=told)
     parser.add_argument("--softcap", type=float, help="what scores approach; default no cap")
     told = "a function of scores without arguments: 'return 0.5 * s;'"
     parser.add_argument("--score-mod", type=score_text, metavar="TEXT", help=told)
-    parser.add_argument(
-        "--alibi-slopes",
-        choices=("heads", "batch"),
-        help="with ALiBi; slopes by head, or by batch entry and head",
-    )
+    told = "with ALiBi; slopes by head, or by batch entry and head"
+    parser.add_argument("--alibi-slopes", choices=("heads", "batch"), help=told)
     parser.add_argument(
         "--bias",
         type=_axes,
@@ -143,15 +136,13 @@ def _add_features(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--mask-array", type=_letters, metavar="AXES", help=told)
     told = "with a block mask of these blocks"
     parser.add_argument("--block-mask", type=block_of, metavar="BQxBKV", help=told)
-    parser.add_argument(
-        "--sinks",
-        nargs="?",
-        const="",
-        metavar="DTYPE",
-        help="with sinks; of this dtype, by default that of q",
-    )
+    told = "with sinks; of this dtype, by default that of q"
+    parser.add_argument("--sinks", nargs="?", const="", metavar="DTYPE", help=told)
     parser.add_argument("--dropout-p", type=float, help="the part of the weights that is dropped")
     parser.add_argument("--dropout-seed", type=int, help="default 0, where weights are dropped")
+    for name, rows in (("q", "queries"), ("kv", "keys")):
+        told = f"of every batch entry some {rows} count, the first ones"
+        parser.add_argument(f"--seqused-{name}", action="store_true", help=told)
 
 
 def _side(text: str) -> int | None:
@@ -219,6 +210,8 @@ def _explained(given: argparse.Namespace, operation: Operation) -> str:
             sinks=given.dtype if given.sinks == "" else given.sinks,
             dropout_p=given.dropout_p,
             dropout_seed=0 if given.dropout_p and seed is None else seed,
+            seqused_q="int32" if given.seqused_q else None,
+            seqused_kv="int32" if given.seqused_kv else None,
             wrt=given.wrt if selects else QKV,
             q_offset=given.q_offset,
             layout=given.layout,

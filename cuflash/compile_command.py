@@ -70,6 +70,7 @@ def add_compile(parser: argparse.ArgumentParser) -> None:
     sinks = "default %(default)s; query is the dtype of q. Gradients are then also of the sinks"
     add("--sinks", _names(_SINKS), "none", sinks)
     add("--dropout", _flags, "no", flags)
+    add("--used-lengths", _flags, "no", flags)
     lengths = "compile for these alone; 1/4096 is one query and 4096 keys"
     add("--seqlen", _pairs, None, lengths)
     _add_single(parser)
@@ -191,6 +192,7 @@ def _calls(given: argparse.Namespace, limits: DeviceLimits) -> Calls:
         block_mask=given.block_mask,
         sinks=_or_none(given.sinks),
         dropout=given.dropout,
+        used_lengths=given.used_lengths,
         algorithm=given.algorithm,
         deterministic=given.deterministic,
         unaligned=given.unaligned,

@@ -16,7 +16,7 @@ from .device import MAIN_KERNELS, DevicePart
 from .feature import ArrayRule, Feature, Request
 from .use import Use
 
-__all__ = ["USED_LENGTHS"]
+__all__ = ["NAMES", "USED_LENGTHS"]
 
 #: Arrays, in the order of the queries and the keys.
 NAMES = "seqused_q", "seqused_kv"

@@ -34,6 +34,7 @@ OF_GRADIENTS = [f for f in FUNCTIONS if f is not cuflash.attention]
 #: What asks ``python -m cuflash compile`` for kernels of a feature.
 COMPILED: dict[str, dict[str, Any]] = {
     "window": {"masks": ("left", "band")},
+    "used_lengths": {"used_lengths": (False, True)},
     "softcap": {"softcap": (False, True)},
     "score_mod": {"score_mod": (None, ScoreMod("return -s;"))},
     "alibi": {"alibi": (False, True)},

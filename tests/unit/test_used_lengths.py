@@ -31,13 +31,18 @@ def _arrays(dtype: Any = np.float64) -> dict[str, Any]:
 
 
 def _both(call: dict[str, Any], **options: Any) -> dict[str, Any]:
-    """Results of both passes of the NumPy backend, for ones as the gradients of out and lse."""
+    """Results of both passes of the NumPy backend, for ones as the gradients of out and lse.
+
+    All of them are written to places that hold NaN.
+    """
     given = {**call, "backend": "numpy"}
-    out, lse = cuflash.attention(**given, return_lse=True)
+    out, lse = (np.full_like(made, np.nan) for made in cuflash.attention(**given, return_lse=True))
+    cuflash.attention(**given, out=out, lse_out=lse, return_lse=True)
     wrt = ("q", "k", "v", *(name for name in ("alibi_slopes", "bias", "sinks") if name in call))
     saved = {"out": out, "lse": lse, "dout": np.ones_like(out), "dlse": np.ones_like(lse)}
     saved |= options
-    grads = cuflash.attention_backward(**saved, **given, wrt=wrt)
+    grads = tuple(np.full_like(call[name], np.nan) for name in wrt)
+    cuflash.attention_backward(**saved, **given, wrt=wrt, grads=grads)
     names = ("out", "lse", *(f"d{name}" for name in wrt))
     return dict(zip(names, (out, lse, *grads), strict=True))
 
@@ -135,6 +140,7 @@ def test_one_entry_without_an_axis_has_one_length(layout: str) -> None:
     "lengths",
     [
         {"seqused_q": _int32(40, 17, 3)},
+        {"seqused_q": _int32(3, 15, 2), "seqused_kv": _int32(9, 30, 2)},
         {"seqused_kv": _int32(50, 16, 1)},
         {"seqused_q": _int32(16, 0, 33), "seqused_kv": _int32(0, 50, 32)},
         {"seqused_q": _int32(-1, 41, 2**31 - 1), "seqused_kv": _int32(51, -(2**31), 49)},
