@@ -14,12 +14,16 @@
 namespace cuflash::steps {
 
 // Row of `delta` where a head's rows of a sequence begin. FlashAttention-1 has as many as there are
-// queries; the others begin every sequence at a whole tile.
-template <class Params>
-__device__ inline long long first_row(const Params& params, const Sequence& seq, int head) {
-  return params.padded_rows == params.shape.seqlen_q
-             ? workspace_row(params.shape, seq, head, 0)
-             : padded_row(params.shape, seq, head, params.padded_rows);
+// queries; the others begin every packed sequence at a whole tile.
+template <class Config>
+__device__ inline long long first_row(const typename Config::Params& params, const Sequence& seq,
+                                      int head) {
+  if constexpr (Config::Lengths::packed) {
+    if (params.padded_rows == params.shape.seqlen_q) {
+      return workspace_row(params.shape, seq, head, 0);
+    }
+  }
+  return padded_row(params.shape, seq, head, params.padded_rows);
 }
 
 // What a row of a head adds to it: Ps * (dlse - rowsum(dout * out)).
@@ -34,7 +38,7 @@ struct SinkRow {
     using Statistics = const typename Config::Statistics;
     if (row >= seq.seqlen_q) return;
     lse = *row_number<Statistics>(params.lse, seq, head, row);
-    const long long first = first_row(params, seq, head);
+    const long long first = first_row<Config>(params, seq, head);
     delta = static_cast<const Compute*>(params.delta)[first + row];
     if (!Mask<Config>::sees_nothing(seq, row)) return;
     delta = 0;

@@ -80,8 +80,8 @@ BUGS = (
     _bug(
         "distances of keys begin at key 0",
         _FEATURE,
-        "lane.i + params.alibi.position - lane.j",
-        "lane.i - lane.j",
+        "lane.i + params.alibi.position +",
+        "lane.i +",
         "fa1 full",
     ),
     Bug(

@@ -155,8 +155,8 @@ BUGS = (
     Bug(
         "delta of the gradient of a bias is that of the key's head",
         _GRADIENT,
-        "params.shape.heads_q + step.head) *",
-        "params.shape.heads_q + step.kv_head()) *",
+        "padded_row(params.shape, seq, step.head,",
+        "padded_row(params.shape, seq, step.kv_head(),",
         _broadcast("qk"),
         row(_WHOLE, AGAINST),
     ),

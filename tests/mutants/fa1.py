@@ -88,8 +88,8 @@ BUGS = (
     Bug(
         "a dead row is written as zero lse",
         _STEPS,
-        "store_lse<Config>(c, begin + i, log_sum_exp<Config>(reference, sum));",
-        "store_lse<Config>(c, begin + i, Compute(0));",
+        "lse_of_row<Config>(c.seq, begin + i, reference, sum));",
+        "Compute(0));",
         forward("cuda-fa1"),
         _HALF,
     ),

@@ -134,8 +134,8 @@ BUGS = (
     Bug(
         "whole rows go beyond the length",
         _STEPS,
-        "c.seq.seqlen_kv - c.item.kv_begin - row0,",
-        "c.seq.seqlen_kv - c.item.kv_begin,",
+        "c.seq.rows_kv - c.item.kv_begin - row0,",
+        "c.seq.rows_kv - c.item.kv_begin,",
         backward("cuda-fa2", "full"),
         _FULL,
     ),

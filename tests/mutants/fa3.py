@@ -235,7 +235,7 @@ _ROWS = (
     Bug(
         "lse lacks the reference",
         _STORE,
-        "log_sum_exp<Config>(reference, sum);",
+        "lse_of_row<Config>(tile.seq, row, reference, sum);",
         "log_of(sum);",
         CAUSAL,
     ),
@@ -249,7 +249,7 @@ _ROWS = (
     Bug(
         "rows beyond the length are written",  # over the next batch entry, and past the end
         _STORE,
-        "const int valid_rows = tile.seq.seqlen_q - row0;",
+        "const int valid_rows = tile.seq.rows_q - row0;",
         "const int valid_rows = 16;",
         CAUSAL,
     ),

@@ -49,14 +49,14 @@ BUGS = (
     Bug(
         "the grid of kv tiles follows the queries",
         _FA2,
-        "ceil_div(problem.seqlen_kv, tile.block_kv)",
-        "ceil_div(problem.seqlen_q, tile.block_kv)",
+        "problem.tiles(problem.seqlen_kv, tile.block_kv)",
+        "problem.tiles(problem.seqlen_q, tile.block_kv)",
         _FA2_PLANS + "test_grids_cover_every_row",
     ),
     Bug(
         "rows of the workspace are not padded",
         "cuflash/planning/row_steps.py",
-        "return ceil_div(self.problem.seqlen_q, steps.ROWS) * steps.ROWS",
+        "return self.problem.tiles(self.problem.seqlen_q, steps.ROWS) * steps.ROWS",
         "return self.problem.seqlen_q",
         _FA2_PLANS + "test_rows_of_the_workspace_are_padded",
     ),
@@ -98,8 +98,8 @@ BUGS = (
     Bug(
         "sums of the first query head of a group are cleared before",
         _FA3,
-        "cleared = order.heads_ahead * seen.group",
-        "cleared = order.heads_ahead",
+        "else order.heads_ahead * seen.group",
+        "else order.heads_ahead",
         _ROW_ORDER + "test_a_launch_has_the_numbers_of_its_order",
     ),
     Bug(

@@ -33,8 +33,8 @@ BUGS = (
     _bug(
         "functions of scores know no offset",
         _TERM,
-        "position(params.score_mod.position)",
-        "position(0)",
+        "position(params.score_mod.position + ",
+        "position(",
         f"{_INSIDE}[fa2]",
     ),
     _bug(

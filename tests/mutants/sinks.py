@@ -118,8 +118,8 @@ BUGS = (
     _bug(
         "the gradient of the sinks is of one batch entry",
         _GRADIENT,
-        "batch < params.shape.batch;",
-        "batch < 1;",
+        "entry < entries_of<Config>(params);",
+        "entry < 1;",
         "fa1",
     ),
     _bug(

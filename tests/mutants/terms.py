@@ -79,8 +79,8 @@ BUGS = (
     Bug(
         "a seam has one feature alone",
         _SOURCE,
-        'added.setdefault(seam, []).append("cuflash::" + kind.format(**names))',
-        'added.setdefault(seam, ["cuflash::" + kind.format(**names)])',
+        'added.setdefault(seam, []).append("cuflash::" + kind.format(**names, before=before))',
+        'added.setdefault(seam, ["cuflash::" + kind.format(**names, before=before)])',
         f"{_IN_KERNELS}test_sources_name_the_terms_in_the_order_of_the_table"
         "[fa2-sm_75-float16-d64-parity-tilt]",
     ),
@@ -94,7 +94,7 @@ BUGS = (
     _in_kernels(
         "fa1 and fa2 hide and do not change scores",
         "cuda_src/tile/softmax.cuh",
-        "  change_scores<Config>(params, RowsOfQueries{seq.batch, head, row0, key0}, scores, "
+        "  change_scores<Config>(params, RowsOfQueries{seq.entry, head, row0, key0}, scores, "
         "slopes...);\n",
         "",
         "fa1",

@@ -122,7 +122,7 @@ BUGS = (
     _bug(
         "queries behind all keys are not written",
         _FA1,
-        "} else if (!Mask<Config>::has_first && !Config::Score::skips) {",
+        "} else if (!Mask<Config>::has_first && !Config::Score::skips && !Config::Lengths::vary) {",
         "} else {",
         "fa1",
     ),
