@@ -56,8 +56,8 @@ JAX = (
     OutsideBug(
         "device_gradients_in_any_order",
         "cuflash/jax/device.py",
-        'options = replace(call.over(arrays).options, backend="cuda")',
-        'options = replace(call.over(arrays).options, backend="cuda", deterministic=False)',
+        'options = replace(call.over(arrays).described, backend="cuda")',
+        'options = replace(call.over(arrays).described, backend="cuda", deterministic=False)',
         "jax",
         "deterministic_gradients=True is ignored in a computation on CUDA.",
     ),

@@ -46,8 +46,8 @@ SHARED = (
     OutsideBug(
         "paired_rows_beyond_the_length",
         "cuda_src/fa2/forward_store.cuh",
-        "c.seq.seqlen_q - c.first_query() - first, valid_columns);",
-        "c.seq.seqlen_q - c.first_query(), valid_columns);",
+        "c.seq.rows_q - c.first_query() - first, valid_columns);",
+        "c.seq.rows_q - c.first_query(), valid_columns);",
         "shared",
         "fa2 forward at head_dim 256 with 1024 keys and a number of queries that is no multiple of "
         "32: rows beyond the length are written, which are the next batch entry's.",
@@ -170,7 +170,7 @@ FA3 = (
     OutsideBug(
         "zeros_beyond_the_keys",
         "cuda_src/fa3/backward.cu",
-        "const int rows = min(Config::block_kv, c.seq.seqlen_kv - c.item.kv_begin);",
+        "const int rows = min(Config::block_kv, c.seq.rows_kv - c.item.kv_begin);",
         "const int rows = Config::block_kv;",
         "fa3",
         "fa3 backward, causal, last kv tile not whole and seen by no query: zeros are written "
