@@ -129,7 +129,7 @@ __device__ inline BackwardContext<Config> context_of(const typename Config::Para
                                                      BackwardStorage<Config>& shared,
                                                      unsigned block) {
   const Shape& shape = params.shape;
-  const TileOrder<> order{kv_tiles_of_head<Config>(params), static_cast<unsigned>(shape.heads_kv),
+  const TileOrder<> order{kv_tiles_to_do<Config>(params), static_cast<unsigned>(shape.heads_kv),
                           static_cast<unsigned>(params.head_group)};
   const WorkItem item = kv_item_of<Config>(params, order, block, last_tile_first<Config>);
   const Sequence seq = sequence<Config>(params, item.batch);
@@ -144,7 +144,7 @@ __device__ inline void backward(const typename Config::Params& params) {
   static_assert(sizeof(BackwardStorage<Config>) == Config::shared_bytes,
                 "the plan and the kernel disagree about shared memory");
   if constexpr (Config::Lengths::packed) {
-    if (blockIdx.x >= kv_tiles_of_head<Config>(params) * params.shape.heads_kv) return;
+    if (blockIdx.x >= kv_tiles_to_do<Config>(params) * params.shape.heads_kv) return;
   }
   const auto c = context_of<Config>(params, shared, blockIdx.x);
   const QSteps<Config> steps(params, c.seq, c.item.kv_begin, c.item.head * c.group, c.group);

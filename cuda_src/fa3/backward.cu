@@ -162,7 +162,7 @@ __device__ inline void backward(const typename Config::Params& params) {
   }
   if constexpr (Config::Lengths::packed) {
     static_assert(Config::kv_tiles_per_convert_block == 0 && !Config::parted, "as lists have it");
-    if (tile >= cuflash::kv_tiles_of_head<Config>(params) * params.shape.heads_kv) return;
+    if (tile >= kv_tiles_to_do<Config>(params) * params.shape.heads_kv) return;
   }
   const auto c = context_of<Config>(params, shared, tile);
   clear_pair_sums<Config>(params, c.item.batch, c.item.head * c.group, c.group, c.item.kv_begin);

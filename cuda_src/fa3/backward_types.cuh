@@ -267,7 +267,7 @@ __device__ inline BackwardContext<Config> context_of(const typename Config::Para
                                                      unsigned tile) {
   const Shape& shape = params.shape;
   TileOrder<> order = kv_order<Config>(params);
-  if constexpr (Config::Lengths::packed) order.tiles = cuflash::kv_tiles_of_head<Config>(params);
+  if constexpr (Config::Lengths::packed) order.tiles = kv_tiles_to_do<Config>(params);
   const WorkItem item = kv_item_of<Config>(params, order, tile, Config::ordered);
   const Sequence seq = sequence<Config>(params, item.batch);
   return {{params, item, seq},

@@ -97,7 +97,7 @@ struct ForwardLoader {
 template <class Config>
 __device__ inline TileOrder<Config::entries_inside> q_order(const ForwardContext<Config>& c) {
   const Shape& shape = c.params.shape;
-  return {q_tiles_of_head<Config>(c.params), static_cast<unsigned>(shape.heads_q),
+  return {q_tiles_to_do<Config>(c.params), static_cast<unsigned>(shape.heads_q),
           static_cast<unsigned>(c.params.head_group)};
 }
 

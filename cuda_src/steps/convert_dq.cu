@@ -60,19 +60,19 @@ __device__ inline void convert_dq(const typename Config::Params& params) {
   const int all_heads = blockIdx.x / blocks;
   const int begin = static_cast<int>(blockIdx.x) % blocks * Config::rows;
   const int head = all_heads % shape.heads_q;
-  const auto [seq, first] = place_of_row<Config>(params, all_heads / shape.heads_q, begin);
+  const Sequence seq = sequence_of_row<Config>(params, all_heads / shape.heads_q, begin);
   const auto* accumulator = static_cast<const typename Config::Compute*>(params.dq_accumulator);
   const int warp = static_cast<int>(threadIdx.x) / 32;
   for (int i = warp; i < Config::rows / Part::rows * parts; i += Config::warps) {
-    const int row = i / parts * Part::rows;
+    const int padded = begin + i / parts * Part::rows;
+    const int row = row_of_sequence<Config>(seq, padded);
     const int column = i % parts * Part::columns;
-    if (first + row >= seq.rows_q || column >= shape.head_dim) continue;
+    if (row >= rows_there<Config>(shape, seq) || column >= shape.head_dim) continue;
     Part part;
-    load_from_accumulator<Config, ByRows>(accumulator, part, all_heads * params.padded_rows,
-                                          begin + row, column);
-    store_part(params, part, shared,
-               q_row<typename Config::Storage>(params.dq, seq, head, first + row),
-               seq.rows_q - first - row, column);
+    load_from_accumulator<Config, ByRows>(accumulator, part, all_heads * params.padded_rows, padded,
+                                          column);
+    store_part(params, part, shared, q_row<typename Config::Storage>(params.dq, seq, head, row),
+               rows_there<Config>(shape, seq) - row, column);
   }
 }
 

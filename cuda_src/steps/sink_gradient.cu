@@ -23,7 +23,8 @@ __device__ inline long long first_row(const typename Config::Params& params, con
       return workspace_row(params.shape, seq, head, 0);
     }
   }
-  return padded_row(params.shape, seq, head, params.padded_rows);
+  return (static_cast<long long>(seq.batch) * params.shape.heads_q + head) * params.padded_rows +
+         seq.work_row0;
 }
 
 // What a row of a head adds to it: Ps * (dlse - rowsum(dout * out)).

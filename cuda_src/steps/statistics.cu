@@ -89,7 +89,7 @@ struct Row {
   __device__ inline void load(const typename Config::Params& params, const Sequence& seq, int head,
                               int row, int lane) {
     using Statistics = const typename Config::Statistics;
-    if (row >= seq.rows_q) return;
+    if (row >= rows_there<Config>(params.shape, seq)) return;
     sum = row_product<Config>(params, seq, head, row, lane);
     if (lane != 0) return;
     given = *row_number<Statistics>(params.lse, seq, head, row);
@@ -122,7 +122,8 @@ __device__ inline void statistics(const typename Config::Params& params) {
   const int all_heads = blockIdx.x / blocks;
   const int begin = static_cast<int>(blockIdx.x) % blocks * Config::rows;
   const int head = all_heads % shape.heads_q;
-  const auto [seq, first] = place_of_row<Config>(params, all_heads / shape.heads_q, begin);
+  const Sequence seq = sequence_of_row<Config>(params, all_heads / shape.heads_q, begin);
+  const int first = row_of_sequence<Config>(seq, begin);
   const long long first_row = all_heads * params.padded_rows + begin;
 
   if (all_heads < params.cleared) clear_accumulator<Config>(params, first_row);

@@ -79,7 +79,7 @@ struct TileOrder {
 
 // Tiles of queries, or of keys, that a head has: of all sequences where they are packed.
 template <class Config>
-__device__ inline unsigned q_tiles_of_head(const typename Config::Params& params) {
+__device__ inline unsigned q_tiles_to_do(const typename Config::Params& params) {
   if constexpr (Config::Lengths::packed) {
     return params.packed_lengths.q_items[0].entry;
   } else {
@@ -87,7 +87,7 @@ __device__ inline unsigned q_tiles_of_head(const typename Config::Params& params
   }
 }
 template <class Config>
-__device__ inline unsigned kv_tiles_of_head(const typename Config::Params& params) {
+__device__ inline unsigned kv_tiles_to_do(const typename Config::Params& params) {
   if constexpr (Config::Lengths::packed) {
     return params.packed_lengths.kv_items[0].entry;
   } else {

@@ -94,21 +94,23 @@ __device__ inline long long padded_row(const Shape& shape, const Sequence& seq, 
   return (static_cast<long long>(seq.batch) * shape.heads_q + head) * padded_rows + seq.work_row0;
 }
 
-// The sequence that a padded row of a head is of, and its number among the sequence's rows.
-struct PlaceOfRow {
-  Sequence seq;
-  int row;
-};
+// The sequence that a padded row of a head is of, the row's number in it, and rows that are there.
 template <class Config>
-__device__ inline PlaceOfRow place_of_row(const typename Config::Params& params, int batch,
-                                          int row) {
+__device__ inline Sequence sequence_of_row(const typename Config::Params& params, int batch,
+                                           int row) {
   if constexpr (Config::Lengths::packed) {
-    const Sequence seq =
-        sequence<Config>(params, params.packed_lengths.entry_of_row(params.shape, row));
-    return {seq, row - static_cast<int>(seq.work_row0)};
+    return sequence<Config>(params, params.packed_lengths.entry_of_row(params.shape, row));
   } else {
-    return {sequence<Config>(params, batch), row};
+    return sequence<Config>(params, batch);
   }
+}
+template <class Config>
+__device__ inline int row_of_sequence(const Sequence& seq, int row) {
+  return Config::Lengths::packed ? row - static_cast<int>(seq.work_row0) : row;
+}
+template <class Config>
+__device__ inline int rows_there(const Shape& shape, const Sequence& seq) {
+  return Config::Lengths::packed ? seq.rows_q : shape.seqlen_q;
 }
 
 // Entries of the batch, or sequences; among these one of the rows behind the last of them.
