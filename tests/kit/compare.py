@@ -197,9 +197,14 @@ def _deviates(case: Case, name: str) -> int:
     """Most rows of a head whose errors are independent.
 
     All keys have the error of the log-sum-exp of each query that sees them.
+    Where all numbers of a head are one, queries that see as many keys err alike.
     """
     of_keys = name in ("dk", "dv")
-    return case.seqlen_q * case.group if of_keys else case.seqlen_q
+    queries = case.seqlen_q
+    by_pair = case.alibi or case.bias or case.mask or case.dropout
+    if case.values == "equal" and not by_pair:
+        queries = min(queries, case.seqlen_kv + 1)
+    return queries * case.group if of_keys else queries
 
 
 def _plain(ratio: np.ndarray, plain: np.ndarray, units: float, deviates: int) -> Verdict:
