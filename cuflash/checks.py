@@ -291,7 +291,8 @@ def _check_tensor(name: str, spec: TensorSpec, call: CallProblem) -> None:
             axes += ", each may be 1, the first ones may be left out" * tensor.broadcast
         fitting = " or ".join(f"({n},)" for n in tensor.lengths) or f"{shape} ({axes})"
         if tensor.most_axes:
-            fitting = f"arrays of 1 to {tensor.most_axes} axes, none of them empty"
+            most = "one axis" if tensor.most_axes == 1 else f"1 to {tensor.most_axes} axes"
+            fitting = f"arrays of {most}, none of them empty"
         raise ArgumentValueError(argument_of(name), f"shape {spec.shape}", fitting)
     allowed = call.allowed[tensor.name]
     if spec.dtype not in allowed:

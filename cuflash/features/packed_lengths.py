@@ -56,7 +56,7 @@ def _use(request: Request) -> Use | None:
 
 
 def _check_offsets(request: Request) -> None:
-    """Both are given, and as long.
+    """Both are given, as long, and not empty, which arrays of a call without pairs might be.
 
     Raises
     ------
@@ -70,6 +70,8 @@ def _check_offsets(request: Request) -> None:
     if shapes[0] != shapes[1]:
         expected = f"{shapes[0]}, as cu_seqlens_q has: an offset more than sequences"
         raise ArgumentValueError("cu_seqlens_kv", f"shape {shapes[1]}", expected)
+    if 0 in shapes[0]:
+        raise ArgumentValueError("cu_seqlens_q", f"shape {shapes[0]}", "one offset or more")
 
 
 def sequences_of(specs: Mapping[str, TensorSpec], layout: LayoutName) -> int:

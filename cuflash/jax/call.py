@@ -125,9 +125,9 @@ class Call:
         return specs
 
     def shape_of(self, name: str, shape: Sequence[int], mapped: int) -> tuple[int, ...]:
-        """The shape of an array as the rest of the library takes it."""
+        """The shape of an array as the rest of the library takes it, lengths those of entries."""
         whole = folded(name, shape, mapped)
-        return whole[1:] if self.packed and has_batch(name) else whole
+        return whole[1:] if self.packed and has_batch(name) and len(whole) > 1 else whole
 
     def over(self, arrays: Sequence[Any]) -> Call:
         """The same pass, told which entries of its batch draw alike, and share what broadcasts.

@@ -1,14 +1,15 @@
-"""Used lengths: every entry of the batch is a problem of its own, of the rows that count.
+"""Lengths: every entry of the batch, or sequence, is a problem of its own, of its rows.
 
-Its arrays are views of these rows, so what the others hold is never read. What
+Its arrays are views of these rows, so what others hold is never read. What
 features have of all pairs stays whole: pairs are named by their places in it.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from itertools import starmap
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -37,6 +38,32 @@ _WRITTEN = {
 
 
 @dataclass(frozen=True)
+class _Rows:
+    """Where rows of one entry or sequence stand in the arrays of the call.
+
+    Attributes
+    ----------
+    entry
+        Of the batch of the arrays.
+    queries, keys
+        The rows, each with both ends.
+    """
+
+    entry: int
+    queries: slice
+    keys: slice
+
+    @property
+    def lengths(self) -> tuple[int, int]:
+        """How many there are."""
+        return self.queries.stop - self.queries.start, self.keys.stop - self.keys.start
+
+
+#: Rows of every entry or sequence, in their order, and rows that do not count.
+_Found = tuple[list[_Rows], list[_Rows]]
+
+
+@dataclass(frozen=True)
 class Part(Generic[_Given]):
     """Entries of a call that are computed as one problem: all of them, or one.
 
@@ -47,43 +74,63 @@ class Part(Generic[_Given]):
     given
         Their arrays; those of features are the whole call's.
     first
-        The first of the entries.
+        The first of the entries, or the number of a sequence.
+    rows
+        Where its rows stand; None of all of them.
     """
 
     plan: Plan
     given: _Given
     first: int = 0
+    rows: _Rows | None = None
 
     def statistics(self, by_row: ByRow) -> ByRow:
         """The part of these entries of what every row gives."""
-        problem = self.plan.problem
-        entries, queries = slice(self.first, self.first + problem.batch), slice(problem.seqlen_q)
+        if self.rows is None:
+            return by_row
+        entry, queries = self.rows.entry, self.rows.queries
         sinks, pairs = (
-            None if array is None else array[entries, :, queries]
+            None if array is None else array[entry : entry + 1, :, queries]
             for array in (by_row.sinks, by_row.pairs)
         )
         return ByRow(sinks, pairs)
 
 
 def parts_of(plan: Plan, given: _Given) -> list[Part[_Given]]:
-    """The parts of a call: the call itself where every row counts, else its entries.
+    """The parts of a call: the call itself where all rows go together, else one for each entry.
 
     What stands in results of rows that do not count is then written.
     """
     problem = plan.problem
-    use = next((use for use in problem.uses if use.feature == "used_lengths"), None)
+    use = next((use for use in problem.uses if use.feature in _FINDERS), None)
     if use is None:
         return [Part(plan, given)]
-    parts = []
+    counting, others = _FINDERS[use.feature](problem, given.more)
+    for rows in others:
+        _clear(problem, _cut(given, rows))
     from_the_end = bool(dict(use.numbers)["bottom_right"])
-    of_queries = _counting(given.more.get("seqused_q"), problem.batch, problem.seqlen_q)
-    of_keys = _counting(given.more.get("seqused_kv"), problem.batch, problem.seqlen_kv)
-    for entry, (queries, keys) in enumerate(zip(of_queries, of_keys, strict=True)):
-        _clear(problem, given, entry, queries, keys)
+    parts = []
+    for number, rows in enumerate(counting):
+        queries, keys = rows.lengths
         shift = keys - problem.seqlen_kv - (queries - problem.seqlen_q) if from_the_end else 0
-        own = replace(plan, problem=_problem_of(problem, entry, queries, keys, shift))
-        parts.append(Part(own, _cut(given, entry, queries, keys), entry))
+        own = replace(plan, problem=_problem_of(problem, number, rows.lengths, shift))
+        parts.append(Part(own, _cut(given, rows), number, rows))
     return parts
+
+
+def _find_used(problem: AttentionProblem, arrays: Mapping[str, Array]) -> _Found:
+    """The first rows of every entry, and those behind them."""
+    lengths = problem.seqlen_q, problem.seqlen_kv
+    counts = zip(
+        _counting(arrays.get("seqused_q"), problem.batch, lengths[0]),
+        _counting(arrays.get("seqused_kv"), problem.batch, lengths[1]),
+        strict=True,
+    )
+    counting, others = [], []
+    for entry, ends in enumerate(counts):
+        counting.append(_Rows(entry, *map(slice, (0, 0), ends)))
+        others.append(_Rows(entry, *map(slice, ends, lengths)))
+    return counting, others
 
 
 def _counting(lengths: Array | None, batch: int, seqlen: int) -> list[int]:
@@ -93,25 +140,52 @@ def _counting(lengths: Array | None, batch: int, seqlen: int) -> list[int]:
     return [int(rows) for rows in np.clip(lengths, 0, seqlen)]
 
 
-def _clear(problem: AttentionProblem, given: Any, entry: int, queries: int, keys: int) -> None:
-    """Write what stands in the rows of an entry that do not count."""
+def _find_packed(problem: AttentionProblem, arrays: Mapping[str, Array]) -> _Found:
+    """The rows of every sequence, and those behind the last one."""
+    rows = zip(
+        _between(arrays["cu_seqlens_q"], problem.seqlen_q),
+        _between(arrays["cu_seqlens_kv"], problem.seqlen_kv),
+        strict=True,
+    )
+    *counting, behind = starmap(functools.partial(_Rows, 0), rows)
+    return counting, [behind]
+
+
+def _between(offsets: Array, total: int) -> list[slice]:
+    """Rows from each offset to the next, the first from row 0 and the last to the end.
+
+    Offsets are clamped to the rows that there are, and one below the one
+    before it makes no rows: ``rows_of_entry`` of the device.
+    """
+    begins = [0, *(int(row) for row in np.clip(offsets[1:], 0, total))]
+    return [
+        slice(begin, max(begin, end))
+        for begin, end in zip(begins, [*begins[1:], total], strict=True)
+    ]
+
+
+#: How the rows of parts are found, by the feature that has them.
+_FINDERS: dict[str, Callable[[AttentionProblem, Mapping[str, Array]], _Found]] = {
+    "used_lengths": _find_used,
+    "packed_lengths": _find_packed,
+}
+
+
+def _clear(problem: AttentionProblem, given: Any) -> None:
+    """Write what stands in rows that do not count."""
     for name, value in _WRITTEN[problem.operation].items():
         array = getattr(given, name)
-        if array is None:
-            continue
-        if name in _STATISTICS:
-            array[entry, :, queries:] = value
-        else:
-            array[entry, keys if name in _OF_KEYS else queries :] = value
+        if array is not None:
+            array[...] = value
 
 
-def _cut(given: _Given, entry: int, queries: int, keys: int) -> _Given:
-    """The rows of an entry that count, as views."""
-    one = slice(entry, entry + 1)
+def _cut(given: _Given, rows: _Rows) -> _Given:
+    """Arrays of some rows alone, as views."""
+    one = slice(rows.entry, rows.entry + 1)
     places: dict[str, Any] = {
-        **dict.fromkeys(_OF_QUERIES, (one, slice(queries))),
-        **dict.fromkeys(_OF_KEYS, (one, slice(keys))),
-        **dict.fromkeys(_STATISTICS, (one, slice(None), slice(queries))),
+        **dict.fromkeys(_OF_QUERIES, (one, rows.queries)),
+        **dict.fromkeys(_OF_KEYS, (one, rows.keys)),
+        **dict.fromkeys(_STATISTICS, (one, slice(None), rows.queries)),
     }
     arrays: dict[str, Array | None] = {name: getattr(given, name, None) for name in places}
     cut: dict[str, Any] = {
@@ -121,36 +195,37 @@ def _cut(given: _Given, entry: int, queries: int, keys: int) -> _Given:
 
 
 def _problem_of(
-    problem: AttentionProblem, entry: int, queries: int, keys: int, shift: int
+    problem: AttentionProblem, number: int, lengths: tuple[int, int], shift: int
 ) -> AttentionProblem:
     """The problem of an entry whose query 0 stands ``shift`` keys further on."""
     seen = problem.visibility
     bounds = [None if bound is None else bound + shift for bound in (seen.first, seen.last)]
-    first, last = bounds_that_hide(queries, keys, (bounds[0], bounds[1]))
+    first, last = bounds_that_hide(*lengths, (bounds[0], bounds[1]))
     return replace(
         problem,
         batch=1,
-        seqlen_q=queries,
-        seqlen_kv=keys,
+        seqlen_q=lengths[0],
+        seqlen_kv=lengths[1],
+        sequences=0,
         mask=mask_of((first, last)),
         q_offset=last or 0,
         q_first=first or 0,
-        uses=tuple(_use_of(use, entry, shift) for use in problem.uses),
+        uses=tuple(_use_of(use, number, shift) for use in problem.uses),
     )
 
 
-def _use_of(use: Use, entry: int, shift: int) -> Use:
+def _use_of(use: Use, number: int, shift: int) -> Use:
     """What a feature does in an entry, whose number is 0 in the problem of its own."""
     numbers = tuple((n, x + shift if n == "position" else x) for n, x in use.numbers)
     host = use.host
     if host is not None:
         functions = (host.score, host.with_slope, host.partial, host.kept)
-        host = HostPart(*(f and functools.partial(_at_entry, f, entry) for f in functions))
+        host = HostPart(*(f and functools.partial(_at_entry, f, number) for f in functions))
     return replace(use, numbers=numbers, host=host)
 
 
-def _at_entry(function: Callable[..., Any], entry: int, *given: Any) -> Any:
+def _at_entry(function: Callable[..., Any], number: int, *given: Any) -> Any:
     """Call a function of a place with the entry's own number in it."""
     return function(
-        *(replace(x, batch=x.batch + entry) if isinstance(x, ScorePlace) else x for x in given)
+        *(replace(x, batch=x.batch + number) if isinstance(x, ScorePlace) else x for x in given)
     )

@@ -1,0 +1,96 @@
+"""Packed calls of the NumPy backend, and what they are held to: sequences one after another."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+import cuflash
+from cuflash import reference
+
+__all__ = ["LENGTHS", "arrays", "both", "compare", "int32", "looped", "offsets", "rows_of"]
+
+_Arrays = dict[str, Any]
+#: Queries and keys of every sequence: either of them none, ends beside those of blocks.
+LENGTHS = ((17, 20), (0, 0), (1, 9), (5, 0), (0, 3), (16, 33), (7, 2))
+#: Rows behind the last one.
+_BEHIND = (3, 5)
+_NAMES = "cu_seqlens_q", "cu_seqlens_kv"
+_DIFFERENTIABLE = ("alibi_slopes", "sinks")
+
+
+def int32(*numbers: int) -> Any:
+    return np.array(numbers, np.int32)
+
+
+def offsets(lengths: Any = LENGTHS) -> _Arrays:
+    """Of sequences of these lengths."""
+    ends = np.cumsum([(0, 0), *lengths], axis=0).astype(np.int32)
+    return dict(zip(_NAMES, ends.T.copy(), strict=True))
+
+
+def arrays(lengths: Any = LENGTHS, dtype: Any = np.float64, seed: int = 0) -> _Arrays:
+    """A call whose rows behind the last sequence are NaN; its key heads are two."""
+    random = np.random.default_rng(seed)
+    ends = [int(at[-1]) for at in offsets(lengths).values()]
+    rows, keys = (end + more for end, more in zip(ends, _BEHIND, strict=True))
+    shapes = {"q": (rows, 4, 8), "k": (keys, 2, 8), "v": (keys, 2, 6)}
+    made: _Arrays = {
+        name: random.standard_normal(shape).astype(dtype) for name, shape in shapes.items()
+    }
+    for name, array in made.items():
+        array[ends[name != "q"] :] = np.nan
+    return made | offsets(lengths) | {"layout": "shd", "backend": "numpy"}
+
+
+def both(call: _Arrays, **saved: Any) -> _Arrays:
+    """Results of both passes, for ones as the gradients of out and lse.
+
+    All of them are written to places that hold NaN. What is ``saved`` the
+    backward pass is given in place of the results of the forward pass.
+    """
+    out, lse = (np.full_like(made, np.nan) for made in cuflash.attention(**call, return_lse=True))
+    cuflash.attention(**call, out=out, lse_out=lse, return_lse=True)
+    wrt = ("q", "k", "v", *(("sinks",) if "sinks" in call else ()))
+    given = {"out": out, "lse": lse, "dout": np.ones_like(out), "dlse": np.ones_like(lse)} | saved
+    grads = tuple(np.full_like(call[name], np.nan) for name in wrt)
+    cuflash.attention_backward(**given, **call, wrt=wrt, grads=grads)
+    names = ("out", "lse", *(f"d{name}" for name in wrt))
+    return dict(zip(names, (out, lse, *grads), strict=True))
+
+
+def rows_of(at: Any, total: int) -> list[slice]:
+    """Of every sequence, and behind the last one, as ``packed_lengths.cuh`` says it."""
+    found = []
+    for entry in range(len(at)):
+        begin = 0 if entry == 0 else min(max(int(at[entry]), 0), total)
+        end = total if entry == len(at) - 1 else max(begin, min(max(int(at[entry + 1]), 0), total))
+        found.append(slice(begin, end))
+    return found
+
+
+def looped(call: _Arrays) -> _Arrays:
+    """What the reference makes of it, a call for each sequence."""
+    rows, keys = (rows_of(call[n], len(call[x])) for n, x in zip(_NAMES, "qk", strict=True))
+    left_out = {"algorithm", "blocks", "backend", *_NAMES}
+    given = {name: value for name, value in call.items() if name not in left_out}
+    q, k, v = (call[name] for name in "qkv")
+    found = {"out": np.zeros((*q.shape[:2], v.shape[2])), "lse": np.full(q.shape[1::-1], -np.inf)}
+    found |= {f"d{name}": np.zeros(call[name].shape) for name in ("q", "k", "v", *_DIFFERENTIABLE)
+              if name in call}  # fmt: skip
+    for i, j in zip(rows[:-1], keys[:-1], strict=True):
+        own = given | {"q": q[i], "k": k[j], "v": v[j]}
+        out, lse = reference.attention(**own)
+        found["out"][i], found["lse"][:, i] = out, lse
+        grads = reference.attention_backward(np.ones(out.shape), dlse=np.ones(lse.shape), **own)
+        found["dq"][i], found["dk"][j], found["dv"][j] = grads[:3]
+        named = [name for name in _DIFFERENTIABLE if name in call]
+        for name, grad in zip(named, grads[3:], strict=True):
+            found[f"d{name}"] += grad
+    return found
+
+
+def compare(found: _Arrays, expected: _Arrays) -> None:
+    for name, got in found.items():
+        np.testing.assert_allclose(got, expected[name], rtol=1e-9, atol=1e-10, err_msg=name)
