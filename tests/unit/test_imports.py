@@ -149,13 +149,8 @@ ORDER = [
 ]
 #: Applications of the library: they may use all of it, and nothing of it uses them.
 APPLICATIONS = ("cli", "compile_command", "demo", "__main__")
-PACKAGES = (
-    "planning",
-    "planning.tiles",
-    "cuda",
-    "arrays",
-    "features",
-)  # their __init__ holds no code
+#: Their __init__ holds no code.
+PACKAGES = ("planning", "planning.tiles", "cuda", "arrays", "features")
 
 
 def _modules(package: Path) -> dict[str, Path]:
@@ -212,6 +207,7 @@ def test_the_reference_stands_alone(modules: dict[str, Path]) -> None:
     assert _imported("reference", modules["reference"], set(modules)) == {
         "reference_checks",
         "reference_heads",
+        "reference_packed",
         "reference_scores",
     }
     users = {
@@ -219,7 +215,7 @@ def test_the_reference_stands_alone(modules: dict[str, Path]) -> None:
     }
     # The package names it; the demo checks its gradients with it.
     assert {user.split(".")[0] for user in users} <= {"", "demo"}
-    for part in ("reference_checks", "reference_heads"):
+    for part in ("reference_checks", "reference_heads", "reference_packed"):
         users = {n for n, p in modules.items() if part in _imported(n, p, set(modules))}
         assert users == {"reference"}, part
     users = {n for n, p in modules.items() if "reference_dropout" in _imported(n, p, set(modules))}
