@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from .arrays.adopt import adopt
 from .errors import ArgumentValueError
+from .features.packed_lengths import NAMES as OFFSETS
 from .features.table import with_features
 from .features.use import Operand
 from .features.used_lengths import NAMES
@@ -41,6 +42,8 @@ _LENGTHS = tuple(2**i for i in range(4, 18))
 _MOST_HEADS = 4**7
 #: Pairs beyond which the gradient of a bias has blocks for every device.
 _FEW_BLOCKS = 2**22
+#: With the rows behind the last one: how many makes no kernel another one.
+_SEQUENCES = 2
 
 
 class _Features(NamedTuple):
@@ -55,6 +58,14 @@ class _Features(NamedTuple):
     sinks: str | None
     dropout: bool
     used_lengths: bool
+    packed: bool
+
+    @property
+    def possible(self) -> bool:
+        """Whether a call may have them together; see ``features/refused.py``."""
+        if self.packed and any((self.bias, self.mask, self.block_mask, self.used_lengths)):
+            return False
+        return not (self.softcap and self.score_mod)
 
 
 @dataclass(frozen=True)
@@ -95,6 +106,9 @@ class Calls:
     used_lengths
         Whether some rows do not count; of queries, of keys or of both is no
         part of a kernel.
+    packed
+        Whether sequences are packed; how many is no part of a kernel. Not with
+        used lengths, a bias or a mask; slopes have no gradient then.
     unaligned
         Rows begin at no multiples of 16 bytes. They do anyway where a row is
         not a multiple of 16 bytes itself.
@@ -115,6 +129,7 @@ class Calls:
     sinks: tuple[str | None, ...] = (None,)
     dropout: tuple[bool, ...] = (False,)
     used_lengths: tuple[bool, ...] = (False,)
+    packed: tuple[bool, ...] = (False,)
     algorithm: AlgorithmChoice = "auto"
     deterministic: bool = False
     unaligned: bool = False
@@ -124,10 +139,10 @@ class Calls:
     def features(self) -> Iterator[_Features]:
         """Combinations of features, as they are asked for."""
         arrays = self.bias, self.mask_array, self.block_mask, self.sinks
-        last = self.dropout, self.used_lengths
+        last = self.dropout, self.used_lengths, self.packed
         every = product(self.softcap, self.score_mod, self.alibi, *arrays, *last)
         asked = (_Features(*one) for one in every)
-        return (one for one in asked if not (one.softcap and one.score_mod))
+        return (one for one in asked if one.possible)
 
     def check(self) -> None:
         """Raise ArgumentValueError for widths and lengths that no call has."""
@@ -216,8 +231,11 @@ def _featured(problem: AttentionProblem, asked: _Features) -> Iterator[Attention
         keywords["score_mod"] = score
         adopted = ((name, adopt("score_mod", array).spec) for name, array in arrays.items())
         operands |= {name: Operand(name, spec.dtype, spec.shape) for name, spec in adopted}
+    if asked.packed:
+        problem = replace(problem, sequences=_SEQUENCES)
+        operands |= {name: Operand(name, "int32", (_SEQUENCES,)) for name in OFFSETS}
     if asked.alibi:
-        shape = (problem.batch, problem.heads_q)
+        shape = (problem.heads_q,) if asked.packed else (problem.batch, problem.heads_q)
         operands["alibi_slopes"] = Operand("alibi_slopes", problem.compute, shape)
     if asked.bias is not None:
         axes, _, of_bias = asked.bias.partition(":")
@@ -237,7 +255,8 @@ def _featured(problem: AttentionProblem, asked: _Features) -> Iterator[Attention
         operands |= {name: Operand(name, "int32", (problem.batch,)) for name in NAMES}
     every = tuple(name for name in operands if name in differentiable())
     without = tuple(name for name in every if name != "alibi_slopes")
-    named = (every, without) if problem.operation == "backward" else ((),)
+    of_gradients = (without,) if asked.packed else (every, without)
+    named = of_gradients if problem.operation == "backward" else ((),)
     for names in dict.fromkeys(named):
         yield with_features(replace(problem, wrt=(*QKV, *names)), keywords, operands)
 

@@ -143,6 +143,8 @@ def _add_features(parser: argparse.ArgumentParser) -> None:
     for name, rows in (("q", "queries"), ("kv", "keys")):
         told = f"of every batch entry some {rows} count, the first ones"
         parser.add_argument(f"--seqused-{name}", action="store_true", help=told)
+        of, told = (lambda text: (int(text) + 1,)), "so many are packed; both, with --layout shd"
+        parser.add_argument(f"--cu-seqlens-{name}", type=of, metavar="SEQUENCES", help=told)
 
 
 def _side(text: str) -> int | None:
@@ -212,6 +214,8 @@ def _explained(given: argparse.Namespace, operation: Operation) -> str:
             dropout_seed=0 if given.dropout_p and seed is None else seed,
             seqused_q="int32" if given.seqused_q else None,
             seqused_kv="int32" if given.seqused_kv else None,
+            cu_seqlens_q=given.cu_seqlens_q,
+            cu_seqlens_kv=given.cu_seqlens_kv,
             wrt=given.wrt if selects else QKV,
             q_offset=given.q_offset,
             layout=given.layout,

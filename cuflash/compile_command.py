@@ -71,6 +71,7 @@ def add_compile(parser: argparse.ArgumentParser) -> None:
     add("--sinks", _names(_SINKS), "none", sinks)
     add("--dropout", _flags, "no", flags)
     add("--used-lengths", _flags, "no", flags)
+    add("--packed", _flags, "no", f"{flags}. Of packed sequences")
     lengths = "compile for these alone; 1/4096 is one query and 4096 keys"
     add("--seqlen", _pairs, None, lengths)
     _add_single(parser)
@@ -193,6 +194,7 @@ def _calls(given: argparse.Namespace, limits: DeviceLimits) -> Calls:
         sinks=_or_none(given.sinks),
         dropout=given.dropout,
         used_lengths=given.used_lengths,
+        packed=given.packed,
         algorithm=given.algorithm,
         deterministic=given.deterministic,
         unaligned=given.unaligned,

@@ -25,6 +25,7 @@ from .reference_checks import (
     to_heads_first,
 )
 from .reference_heads import Heads
+from .reference_packed import packed_backward, packed_forward
 from .reference_scores import add_pairs
 
 __all__ = ["attention", "attention_backward"]
@@ -46,6 +47,8 @@ def attention(
     dropout_seed: int | _Array | None = None,
     seqused_q: _Array | None = None,
     seqused_kv: _Array | None = None,
+    cu_seqlens_q: _Array | None = None,
+    cu_seqlens_kv: _Array | None = None,
     causal: bool = False,
     window_size: tuple[int | None, int | None] | None = None,
     softcap: float | None = None,
@@ -83,6 +86,9 @@ def attention(
     seqused_q, seqused_kv : ndarray of integers, (batch,), optional
         How many queries and keys of each entry count, the first ones; by default all. Below 0
         and beyond the array they are 0 and the array's length.
+    cu_seqlens_q, cu_seqlens_kv : ndarray of integers, (sequences + 1,), optional
+        Where sequences begin that are packed in arrays of the layout "shd". An entry above is
+        then a sequence. Rows behind the last offset are of none: 0, and minus infinity in lse.
     causal : bool
         Query i sees key j iff ``j <= i + q_offset``.
     window_size : (int or None, int or None), optional
@@ -135,6 +141,8 @@ def attention(
     its sink, makes its out and lse NaN. What no row sees never matters. A query
     that does not count sees no key and no sink: its out is 0, its lse minus infinity.
     """
+    if cu_seqlens_q is not None or cu_seqlens_kv is not None:
+        return packed_forward(attention, dict(locals()))
     layout = find_layout(q, layout)
     features = {"alibi_slopes": alibi_slopes, "bias": bias, "mask": mask, "sinks": sinks}
     lengths = {"seqused_q": seqused_q, "seqused_kv": seqused_kv}
@@ -169,6 +177,8 @@ def attention_backward(
     dropout_seed: int | _Array | None = None,
     seqused_q: _Array | None = None,
     seqused_kv: _Array | None = None,
+    cu_seqlens_q: _Array | None = None,
+    cu_seqlens_kv: _Array | None = None,
     causal: bool = False,
     window_size: tuple[int | None, int | None] | None = None,
     softcap: float | None = None,
@@ -186,7 +196,9 @@ def attention_backward(
         Gradient of out.
     q, k, v, alibi_slopes, bias, mask, block_mask, sinks, dropout_p, dropout_seed
         As for :func:`attention`.
-    seqused_q, seqused_kv, causal, window_size, softcap, score_mod, scale, q_offset, layout, dtype
+    seqused_q, seqused_kv, cu_seqlens_q, cu_seqlens_kv, causal, window_size, softcap, score_mod
+        As for :func:`attention`.
+    scale, q_offset, layout, dtype
         As for :func:`attention`.
     dlse : ndarray, (batch, heads_q, seqlen_q), optional
         Gradient of lse; by default 0.
@@ -228,6 +240,8 @@ def attention_backward(
     it gives nothing to dk and dv, and its delta is 0. A query that does not count
     gives nothing to any gradient, whatever its dout and dlse are.
     """
+    if cu_seqlens_q is not None or cu_seqlens_kv is not None:
+        return packed_backward(attention_backward, dict(locals()))
     layout = find_layout(q, layout)
     features = {"alibi_slopes": alibi_slopes, "bias": bias, "mask": mask, "sinks": sinks}
     lengths = {"seqused_q": seqused_q, "seqused_kv": seqused_kv}
@@ -244,19 +258,17 @@ def attention_backward(
     of_heads = np.zeros((2, *q.shape[:2]), dtype)  # gradients of slopes and of sinks
     dbias = None if bias is None else np.zeros(bias.shape, dtype)
     for b, h in np.ndindex(*q.shape[:2]):
-        kv = heads.kv_head(h)
         given = heads.backward(b, h, dout[b, h], dlse[b, h])
         dq[b, h], dk_part, dv_part, dz, of_heads[:, b, h] = given
-        dk[b, kv] += dk_part
-        dv[b, kv] += dv_part
+        dk[b, heads.kv_head(h)] += dk_part
+        dv[b, heads.kv_head(h)] += dv_part
         if dbias is not None:
             add_pairs(dbias, b, h, dz)
     grads = [from_heads_first(x, layout) for x in (dq, dk, dv)]
-    of_slopes, of_sinks = of_heads
     if alibi_slopes is not None:
-        grads.append(of_slopes.sum(axis=0) if alibi_slopes.ndim == 1 else of_slopes)
+        grads.append(of_heads[0].sum(axis=0) if alibi_slopes.ndim == 1 else of_heads[0])
     if dbias is not None:
         grads.append(dbias)
     if sinks is not None:
-        grads.append(of_sinks.sum(axis=0))
+        grads.append(of_heads[1].sum(axis=0))
     return tuple(grads)

@@ -21,7 +21,7 @@ from .device import MAIN_KERNELS, DevicePart
 from .feature import ArrayRule, Feature, Request
 from .use import Use
 
-__all__ = ["PACKED_LENGTHS", "sequences_of"]
+__all__ = ["NAMES", "PACKED_LENGTHS", "sequences_of"]
 
 #: Arrays, in the order of the queries and the keys.
 NAMES = "cu_seqlens_q", "cu_seqlens_kv"

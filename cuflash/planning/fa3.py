@@ -183,26 +183,16 @@ def _backward(
     seen = keys.seen
     bits = bits_of_tiles(problem, limits, fa3.ARITHMETIC, tile.block_q, tile.block_kv)
     constants = tile.constants(bits.of_each_tile) | keys.constants | bits.constants
-    config = kernel_config(
-        problem, limits, ("fa3", "backward"), fa3.ARITHMETIC, constants, tile.footprint
-    )
-    config = replace(config, head_dim=tile.head_dim, head_dim_v=tile.head_dim_v)
     head_group = _backward_head_group(seen, limits, tile, tiles)
     heads = problem.batch * seen.heads_kv
     order = RowOrder(heads, tiles, head_group, tile.kv_tiles_per_convert_block, limits.num_sms)
-    ahead = _NOBODY if problem.sequences else order.ahead
-    arguments = [("head_group", head_group), ("ahead", ahead), *keys.arguments]
-    if tile.kv_tiles_per_convert_block:
-        arguments.append(("convert_lag", order.convert_lag))
     turns = _counters(tile)
     cleared = heads * seen.group if problem.sequences else order.heads_ahead * seen.group
     rows = RowSteps(problem, limits, "fa3", fa3.ARITHMETIC, tile.head_dim, turns, cleared)
-    main = KernelLaunch(
-        config, launchable(order.blocks, "fa3"), (*arguments, rows.rows), _boxes(problem, tile)
-    )
+    main = _backward_launch(problem, limits, tile, constants, order, (*keys.arguments, rows.rows))
     every = (rows.before, main) if tile.kv_tiles_per_convert_block else rows.around(main)
     others = ArgumentGradients(
-        problem, limits, fa3.ARITHMETIC, rows.padded_rows, config.threads, tile.block_kv
+        problem, limits, fa3.ARITHMETIC, rows.padded_rows, main.config.threads, tile.block_kv
     )
     lists = ItemLists(problem, limits, fa3.ARITHMETIC, tile.block_kv, tile.ordered)
     before = *bits.before, *lists.before
@@ -211,6 +201,28 @@ def _backward(
     workspace = tuple(lay_out(sizes))
     reason += keys.said
     return Plan(problem, "cuda", "fa3", tile, reason, rejected, launches, workspace)
+
+
+def _backward_launch(
+    problem: AttentionProblem,
+    limits: DeviceLimits,
+    tile: fa3.Fa3BackwardTile,
+    constants: dict[str, int],
+    order: RowOrder,
+    others: tuple[tuple[str, int], ...],
+) -> KernelLaunch:
+    """The launch of the main kernel, with these arguments among others."""
+    config = kernel_config(
+        problem, limits, ("fa3", "backward"), fa3.ARITHMETIC, constants, tile.footprint
+    )
+    config = replace(config, head_dim=tile.head_dim, head_dim_v=tile.head_dim_v)
+    ahead = _NOBODY if problem.sequences else order.ahead
+    arguments = [("head_group", order.head_group), ("ahead", ahead), *others]
+    if tile.kv_tiles_per_convert_block:
+        arguments.insert(-1, ("convert_lag", order.convert_lag))
+    return KernelLaunch(
+        config, launchable(order.blocks, "fa3"), tuple(arguments), _boxes(problem, tile)
+    )
 
 
 def _boxes(problem: AttentionProblem, tile: fa3.Fa3BackwardTile) -> tuple[tuple[str, int], ...]:

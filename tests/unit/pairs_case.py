@@ -29,6 +29,10 @@ VALUES: dict[str, dict[str, Any]] = {
         "seqused_q": np.array([_QUERIES, 5], np.int32),
         "seqused_kv": np.array([11, _KEYS], np.int32),
     },
+    "packed_lengths": {
+        "cu_seqlens_q": np.array([0, 4, 4, 7], np.int32),
+        "cu_seqlens_kv": np.array([0, 5, 9, 14], np.int32),
+    },
     "softcap": {"softcap": 1.5},
     "score_mod": {
         "score_mod": ScoreMod(
@@ -79,7 +83,18 @@ def call_of(
     for name in names:
         for argument, value in VALUES[name].items():
             (inputs if argument in FEATURES[name].arrays else keywords)[argument] = value
+    if "packed_lengths" in names:
+        return GivenCall(_without_batch(inputs), keywords | {"layout": "shd"})
     return GivenCall(inputs, keywords)
+
+
+def _without_batch(inputs: dict[str, Any]) -> dict[str, Any]:
+    """Arrays of packed sequences: the first entry of what has entries, lengths of one."""
+    found = dict(inputs)
+    for name in ("q", "k", "v", "alibi_slopes"):
+        if name in found:
+            found[name] = found[name][0]
+    return found | {name: found[name][:1] for name in VALUES["used_lengths"] if name in found}
 
 
 def in_float64(call: GivenCall) -> GivenCall:

@@ -19,7 +19,7 @@ from cuflash.options import check_dtype
 from cuflash.score_mod import with_arrays
 
 from ..emulator.host_cupy import host_cupy
-from .call_recipes import BESIDE, MATTERS_NOT, PASSES, RECIPES, WIDE, arguments_of, made
+from .call_recipes import MATTERS_NOT, PASSES, RECIPES, arguments_of, beside, made
 from .told_calls import Teller, no_kernel
 
 _ARGUMENTS = [(pass_, name) for pass_ in PASSES for name in arguments_of(pass_)]
@@ -35,13 +35,6 @@ def _defaults(operation: str, **changed: Any) -> dict[str, Any]:
     return {name: values[0] for name, values in arguments_of(operation).items()} | changed
 
 
-def _beside(operation: str, name: str, value: Any) -> dict[str, Any]:
-    """What has to be given beside a value of an argument for it to be taken."""
-    if (operation, name) == ("backward", "dout"):
-        return {"out": WIDE}
-    return {} if value is None else BESIDE.get(name, {})
-
-
 def _fresh(teller: Teller, operation: str, arguments: dict[str, Any]) -> Any:
     calls.forget()
     return teller.call(PASSES[operation], made(teller.host, arguments))
@@ -51,7 +44,7 @@ def _fresh(teller: Teller, operation: str, arguments: dict[str, Any]) -> Any:
 def test_an_argument_changes_the_call(teller: Teller, operation: str, name: str) -> None:
     """Calls of two values in turn, each made twice, do what each does alone."""
     values = arguments_of(operation)[name]
-    given_ = [{**_beside(operation, name, value), name: value} for value in values]
+    given_ = [{**beside(operation, name, value), name: value} for value in values]
     alone = [_fresh(teller, operation, _defaults(operation, **one)) for one in given_]
     calls.forget()
     for first in range(len(values)):
@@ -134,8 +127,8 @@ def test_the_vjp_takes_a_keyword_to_both_passes(
     monkeypatch.setattr("cuflash.api.backward.call", call)
     for value in RECIPES[name]:
         given.clear()
-        beside = _beside("", name, value)
-        own_array = made(teller.host, {name: value, **beside})
+        others = beside("", name, value)
+        own_array = made(teller.host, {name: value, **others})
         passed = _passed(name, value)
         passed = own_array[name].parts[0] if isinstance(own_array[name], ScoreMod) else passed
         arrays = made(teller.host, {n: RECIPES[n][0] for n in "qkv"})
@@ -146,7 +139,7 @@ def test_the_vjp_takes_a_keyword_to_both_passes(
             dlse = made(teller.host, {"dlse": RECIPES["lse"][0]})["dlse"]
             teller.host.call(pullback, dout, dlse)
         except cuflash.CuflashError:
-            _check_refused(teller, name, value, beside)
+            _check_refused(teller, name, value, others)
             continue
         assert (given[1][2]["dout"], given[1][2]["dlse"]) == (dout, dlse)
         _check_arrays(given, own_array)
@@ -155,7 +148,7 @@ def test_the_vjp_takes_a_keyword_to_both_passes(
             own = None if is_array else _name_in(operation, name)
             for keyword, got in keywords.items():
                 of_function = inspect.signature(PASSES[operation]).parameters[keyword].default
-                asked = passed if keyword == own else beside.get(keyword, of_function)
+                asked = passed if keyword == own else others.get(keyword, of_function)
                 asked = getattr(own_array.get(keyword), "block", asked)
                 assert got == (keyword == "return_lse" or asked), (operation, keyword)
         assert [operation for operation, *_ in given] == ["forward", "backward"]
@@ -181,10 +174,10 @@ def _check_arrays(given: Any, own: dict[str, Any]) -> None:
         assert of_pass.get("block_mask") is getattr(own.get("block_mask"), "blocks", None)
 
 
-def _check_refused(teller: Teller, name: str, value: Any, beside: dict[str, Any]) -> None:
+def _check_refused(teller: Teller, name: str, value: Any, others: dict[str, Any]) -> None:
     """One of the passes refuses the keyword when it is called by itself."""
     called = {p: _name_in(p, name) for p in PASSES}
-    given_ = {p: _defaults(p, **beside, **{own: value}) for p, own in called.items() if own}
+    given_ = {p: _defaults(p, **others, **{own: value}) for p, own in called.items() if own}
     alone = [_fresh(teller, p, arguments) for p, arguments in given_.items()]
     assert "refused" in [told[0] for told in alone]
 
@@ -202,12 +195,12 @@ def test_every_keyword_of_preparing_is_that_of_the_call(teller: Teller) -> None:
 
 
 def _check_prepared(teller: Teller, operation: Any, name: str, value: Any) -> None:
-    beside = _beside("", name, value)
-    arguments = made(teller.host, _defaults(operation, **{name: value, **beside}))
+    others = beside("", name, value)
+    arguments = made(teller.host, _defaults(operation, **{name: value, **others}))
     plans: list[Any] = []
     with dispatch.observe(plans.append):
         told = teller.call(PASSES[operation], arguments)
-    options = {n: arguments[n] for n in ("causal", name, *beside)}
+    options = {n: arguments[n] for n in ("causal", name, *others)}
     qkv = [arguments[n] for n in "qkv"]
     refused = told[0] == "refused"
     copies = [] if refused else [q for q in told[1] if q[0] != "launch" and f"{name}[0]" in q]

@@ -13,6 +13,7 @@ from cuflash import calls_to_come
 from cuflash.calls_to_come import Calls
 from cuflash.compile_ahead import kernels_of
 from cuflash.errors import ArgumentValueError, UnsupportedError
+from cuflash.features.packed_lengths import NAMES as OFFSETS
 from cuflash.features.table import with_features
 from cuflash.features.use import Operand
 from cuflash.planning.plan import plan
@@ -37,6 +38,9 @@ KINDS = (
     replace(HALF, masks=("full", "band"), mask_array=("qk", "k", None), sinks=("query", None)),
     replace(HALF, masks=("causal",), mask_array=("q", "1", "qk"), bias=("qk:float32", "k", None)),
     replace(HALF, dtypes=("float32",), mask_array=("qk",), alibi=(False, True), softcap=(True,)),
+    replace(HALF, packed=(False, True), alibi=(False, True), sinks=("float32", None)),
+    replace(HALF, packed=(True,), masks=("causal", "band"), deterministic=True),
+    replace(HALF, packed=(True,), dtypes=("float32",), head_dims=((256, 256),)),
     replace(HALF, head_dims=((64, 64),)),
     replace(HALF, head_dims=((192, 128),)),
     replace(HALF, dtypes=("float32",), head_dims=((256, 256),)),
@@ -75,9 +79,12 @@ def _any_problem(calls: Calls, rng: random.Random) -> AttentionProblem:
         alignment="element" if calls.unaligned else "tensor_map",
         deterministic=calls.deterministic,
     )
+    if rng.choice(calls.packed):
+        problem = replace(problem, batch=1, sequences=rng.choice((2, 3, 40, 1000)))
     operands = _any_operands(problem, calls, rng)
     if problem.operation == "backward":
-        named = [name for name in operands if name in differentiable()]
+        without = {"alibi_slopes"} if problem.sequences else set()
+        named = [name for name in operands if name in {*differentiable()} - without]
         wanted = [name for name in named if name == "sinks" or rng.choice((False, True))]
         problem = replace(problem, wrt=("q", "k", "v", *wanted))
     keywords = {"softcap": 2.0} if rng.choice(calls.softcap) else {}
@@ -87,10 +94,14 @@ def _any_problem(calls: Calls, rng: random.Random) -> AttentionProblem:
 def _any_operands(
     problem: AttentionProblem, calls: Calls, rng: random.Random
 ) -> dict[str, Operand]:
-    """Slopes, bias, mask and sinks of such calls, if any."""
+    """Offsets, slopes, bias, mask and sinks of such calls, if any."""
     operands, heads = {}, problem.heads_q
+    if problem.sequences:
+        shape = (problem.sequences,)
+        operands |= {name: Operand(name, "int32", shape) for name in OFFSETS}
     if rng.choice(calls.alibi):
-        shape = rng.choice(((heads,), (problem.batch, heads)))
+        of_entries = (heads,) if problem.sequences else (problem.batch, heads)
+        shape = rng.choice(((heads,), of_entries))
         operands["alibi_slopes"] = Operand("alibi_slopes", problem.compute, shape)
     bias = rng.choice(calls.bias)
     if bias is not None:
@@ -179,6 +190,13 @@ def test_whether_blocks_share_keys_depends_on_heads_that_nobody_gave(
         kinds.add(len(chosen.launches))
         assert {launch.config for launch in chosen.launches} <= listed, heads
     assert len(kinds) == 2, "with parts and without"
+
+
+def test_packed_sequences_come_with_nothing_that_is_refused_beside_them() -> None:
+    calls = replace(HALF, packed=(True,), bias=("qk", None), mask_array=("k", None))
+    calls = replace(calls, block_mask=(None, (64, 64)), used_lengths=(False, True))
+    for problem in calls_to_come.problems_of(replace(calls, seqlens=((512, 512),))):
+        assert problem.features == ("packed_lengths",)
 
 
 def test_each_kernel_is_listed_once_and_no_more_than_some_call_needs() -> None:

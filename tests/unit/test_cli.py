@@ -101,9 +101,22 @@ def test_explain_passes_on_what_features_take(
     assert expected != without
 
 
+def test_explain_packs_sequences(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["explain", "--operation=forward", "--seqlen-q=9", "--head-dim=8", "--layout=shd"]
+    packed = ["--cu-seqlens-q=3", "--cu-seqlens-kv=3"]
+    assert cli.main([*command, *packed, *_HOST]) == 0
+    given = {"cu_seqlens_q": (4,), "cu_seqlens_kv": (4,), "layout": "shd", "backend": "numpy"}
+    expected = str(cuflash.explain(*[(9, 16, 8)] * 3, dtype="float16", **given))
+    assert capsys.readouterr().out == f"{expected}\n"
+
+
 @pytest.mark.parametrize(
     ("command", "named"),
     [
+        ("explain --cu-seqlens-q 3 --cu-seqlens-kv 3", "layout='shd'"),
+        ("explain --layout shd --cu-seqlens-q 3 --cu-seqlens-kv 2", "cu_seqlens_kv"),
+        ("explain --layout shd --cu-seqlens-q 3", "cu_seqlens_kv"),
+        ("explain --layout shd --cu-seqlens-q -1 --cu-seqlens-kv -1", "cu_seqlens_q"),
         ("explain --heads-q 3 --heads-kv 2", "heads"),
         ("explain --algorithm fa3 --backend numpy", "fa3"),
         ("explain --layout sd --batch 2", "--batch"),

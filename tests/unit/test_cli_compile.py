@@ -64,7 +64,7 @@ def compiler(monkeypatch: pytest.MonkeyPatch) -> Compiler:
 def test_every_option_is_passed_on(compiler: Compiler) -> None:
     lists = "--head-dim 64,192/128 --dtype float32,float64 --operation backward --mask causal"
     lists += ",band --softcap yes --alibi no,yes --bias none,qk:float32 --sinks none,query"
-    lists += " --mask-array none,qk,1 --dropout yes"
+    lists += " --mask-array none,qk,1 --dropout yes --used-lengths no,yes --packed yes,no"
     others = "--algorithm fa2 --deterministic --unaligned --seqlen 512,1/4096 --arch sm_90"
     assert cli.main(["compile", *lists.split(), *others.split(), "--threads", "2"]) == 0
     assert compiler.calls == [
@@ -79,6 +79,8 @@ def test_every_option_is_passed_on(compiler: Compiler) -> None:
             mask_array=(None, "qk", "1"),
             sinks=(None, "query"),
             dropout=(True,),
+            used_lengths=(False, True),
+            packed=(True, False),
             algorithm="fa2",
             deterministic=True,
             unaligned=True,

@@ -35,6 +35,7 @@ OF_GRADIENTS = [f for f in FUNCTIONS if f is not cuflash.attention]
 COMPILED: dict[str, dict[str, Any]] = {
     "window": {"masks": ("left", "band")},
     "used_lengths": {"used_lengths": (False, True)},
+    "packed_lengths": {"packed": (False, True)},
     "softcap": {"softcap": (False, True)},
     "score_mod": {"score_mod": (None, ScoreMod("return -s;"))},
     "alibi": {"alibi": (False, True)},
@@ -94,7 +95,7 @@ def test_overloads_take_what_their_function_takes() -> None:
     for function in (cuflash.attention, cuflash.attention_vjp):
         own = _parameters(function)
         every = _overloads(function)
-        assert len(every) == 3
+        assert len(every) == 2
         for names, returns in every:
             assert names == [*own]
             assert returns

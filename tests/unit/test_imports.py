@@ -17,6 +17,7 @@ ORDER = [
     "reference_scores",
     "reference_dropout",
     "reference_heads",
+    "reference_packed",
     "config",
     "bounded_cache",
     "philox",
@@ -47,6 +48,7 @@ ORDER = [
     "planning.key_parts",
     "planning.mask_bits",
     "planning.block_bits",
+    "planning.item_lists",
     "planning.argument_gradients",
     "planning.fa1",
     "planning.fa2",
@@ -91,6 +93,7 @@ ORDER = [
     "features.feature",
     "features.window",
     "features.used_lengths",
+    "features.packed_lengths",
     "features.softcap",
     "features.dual",
     "features.score_text",
@@ -122,6 +125,7 @@ ORDER = [
     "api.vjp",
     "api",
     "dropout",
+    "packing",
     "addresses",
     "signature",
     "prepared",
@@ -145,13 +149,8 @@ ORDER = [
 ]
 #: Applications of the library: they may use all of it, and nothing of it uses them.
 APPLICATIONS = ("cli", "compile_command", "demo", "__main__")
-PACKAGES = (
-    "planning",
-    "planning.tiles",
-    "cuda",
-    "arrays",
-    "features",
-)  # their __init__ holds no code
+#: Their __init__ holds no code.
+PACKAGES = ("planning", "planning.tiles", "cuda", "arrays", "features")
 
 
 def _modules(package: Path) -> dict[str, Path]:
@@ -208,6 +207,7 @@ def test_the_reference_stands_alone(modules: dict[str, Path]) -> None:
     assert _imported("reference", modules["reference"], set(modules)) == {
         "reference_checks",
         "reference_heads",
+        "reference_packed",
         "reference_scores",
     }
     users = {
@@ -215,7 +215,7 @@ def test_the_reference_stands_alone(modules: dict[str, Path]) -> None:
     }
     # The package names it; the demo checks its gradients with it.
     assert {user.split(".")[0] for user in users} <= {"", "demo"}
-    for part in ("reference_checks", "reference_heads"):
+    for part in ("reference_checks", "reference_heads", "reference_packed"):
         users = {n for n, p in modules.items() if part in _imported(n, p, set(modules))}
         assert users == {"reference"}, part
     users = {n for n, p in modules.items() if "reference_dropout" in _imported(n, p, set(modules))}

@@ -1,0 +1,120 @@
+"""Packed sequences for :mod:`cuflash.reference`: a batch in which each has rows of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .errors import ArgumentTypeError, ArgumentValueError
+
+__all__ = ["packed_backward", "packed_forward"]
+
+_Array = NDArray[Any]
+
+#: Offsets, and an array whose rows they are of.
+_OFFSETS = {"cu_seqlens_q": "q", "cu_seqlens_kv": "k"}
+_OF_QUERIES, _OF_KEYS = ("q", "dout"), ("k", "v")
+#: What has numbers of all pairs, or lengths of its own.
+_REFUSED = ("bias", "mask", "block_mask", "seqused_q", "seqused_kv")
+
+
+def packed_forward(
+    attention: Callable[..., tuple[_Array, _Array]], given: Mapping[str, Any]
+) -> tuple[_Array, _Array]:
+    """Out and lse of packed sequences.
+
+    Parameters
+    ----------
+    attention
+        The forward pass of a batch.
+    given
+        Every argument by name.
+
+    Raises
+    ------
+    ArgumentTypeError, ArgumentValueError
+        Naming the offsets, or what does not go with them.
+    """
+    rows, keys = _checked(given)
+    out, lse = attention(**_padded(given, rows, keys))
+    whole = np.full((given["q"].shape[1], len(given["q"])), -np.inf, lse.dtype)
+    for b, at in enumerate(rows):
+        whole[:, at] = lse[b, :, : at.stop - at.start]
+    return _packed(out, rows, len(given["q"])), whole
+
+
+def packed_backward(
+    backward: Callable[..., tuple[_Array, ...]], given: Mapping[str, Any]
+) -> tuple[_Array, ...]:
+    """Gradients of packed sequences; the arguments are those of :func:`packed_forward`."""
+    rows, keys = _checked(given)
+    dq, dk, dv, *others = backward(**_padded(given, rows, keys))
+    of_keys = (_packed(grad, keys, len(given["k"])) for grad in (dk, dv))
+    return (_packed(dq, rows, len(given["q"])), *of_keys, *others)
+
+
+def _checked(given: Mapping[str, Any]) -> tuple[list[slice], list[slice]]:
+    """The rows of every sequence among the queries, and among the keys.
+
+    Raises
+    ------
+    ArgumentTypeError, ArgumentValueError
+        As for :func:`packed_forward`.
+    """
+    for name in _OFFSETS:
+        at = given[name]
+        if not isinstance(at, np.ndarray) or at.dtype.kind not in "iu":
+            got = f"dtype {at.dtype}" if isinstance(at, np.ndarray) else type(at).__name__
+            raise ArgumentTypeError(name, got, "a NumPy array of integers beside the other one")
+        if at.ndim != 1 or not at.size or at.shape != given["cu_seqlens_q"].shape:
+            raise ArgumentValueError(name, f"shape {at.shape}", "one axis, as many as the other")
+    if given["layout"] != "shd" or any(given[x].ndim != 3 for x in (*_OFFSETS.values(), "v")):
+        raise ArgumentValueError("layout", repr(given["layout"]), "'shd' and arrays of 3 axes")
+    for name in _REFUSED:
+        if given[name] is not None:
+            raise ArgumentValueError(name, "an array", "None beside cu_seqlens_q")
+    found = [_rows(given[name], len(given[of])) for name, of in _OFFSETS.items()]
+    return found[0], found[1]
+
+
+def _rows(offsets: _Array, total: int) -> list[slice]:
+    """Rows of each sequence, of those there are; the first begins at row 0, and none backwards."""
+    found = []
+    for b in range(len(offsets) - 1):
+        begin, end = (min(max(int(offsets[n]), 0), total) for n in (b, b + 1))
+        begin = 0 if b == 0 else begin
+        found.append(slice(begin, max(begin, end)))
+    return found
+
+
+def _padded(given: Mapping[str, Any], rows: list[slice], keys: list[slice]) -> dict[str, Any]:
+    """The same call of a batch, whose entries count as many rows as the sequences have."""
+    call = {name: value for name, value in given.items() if name not in _OFFSETS}
+    for names, places in ((_OF_QUERIES, rows), (_OF_KEYS, keys)):
+        for name in names:
+            if name in call:
+                call[name] = _entries(call[name], places)
+    if call.get("dlse") is not None:
+        call["dlse"] = _entries(call["dlse"].T, rows).swapaxes(1, 2)
+    lengths = (np.array([at.stop - at.start for at in of], np.int64) for of in (rows, keys))
+    return call | dict(zip(("seqused_q", "seqused_kv"), lengths, strict=True)) | {"layout": "bshd"}
+
+
+def _entries(array: _Array, places: list[slice]) -> _Array:
+    """An entry of every sequence, its rows first and zeros behind them."""
+    longest = max((at.stop - at.start for at in places), default=0)
+    whole = np.zeros((len(places), longest, *array.shape[1:]), array.dtype)
+    for b, at in enumerate(places):
+        whole[b, : at.stop - at.start] = array[at]
+    return whole
+
+
+def _packed(entries: _Array, places: list[slice], total: int) -> _Array:
+    """The rows of all entries where the sequences have theirs, and zeros behind them."""
+    whole = np.zeros((total, *entries.shape[2:]), entries.dtype)
+    for b, at in enumerate(places):
+        whole[at] = entries[b, : at.stop - at.start]
+    return whole
