@@ -104,6 +104,7 @@ def test_explain_passes_on_what_features_take(
 def test_explain_packs_sequences(capsys: pytest.CaptureFixture[str]) -> None:
     command = ["explain", "--operation=forward", "--seqlen-q=9", "--head-dim=8", "--layout=shd"]
     packed = ["--cu-seqlens-q=3", "--cu-seqlens-kv=3"]
+    assert cli._parser().parse_args([*command, *packed]).cu_seqlens_kv == (4,)
     assert cli.main([*command, *packed, *_HOST]) == 0
     given = {"cu_seqlens_q": (4,), "cu_seqlens_kv": (4,), "layout": "shd", "backend": "numpy"}
     expected = str(cuflash.explain(*[(9, 16, 8)] * 3, dtype="float16", **given))

@@ -37,9 +37,19 @@ def test_each_is_a_call_of_its_own(options: dict[str, Any]) -> None:
         compare(_both(call), looped(call))
 
 
-def test_offsets_are_clamped() -> None:
+@pytest.mark.parametrize(
+    ("queries", "keys"),
+    [
+        ((5, -9, 2**31 - 1), (-4, 0, 99)),
+        ((5, 30, 12, 40), (-4, 9, 30, 200)),
+        ((-1, 3, 9, 46), (8, 20, 4, 60)),
+    ],
+    ids=str,
+)
+def test_offsets_are_clamped(queries: Any, keys: Any) -> None:
+    """The first sequence begins at row 0, none goes backwards, and of two the later one is kept."""
     call = {name: np.nan_to_num(a) if name in "qkv" else a for name, a in _call().items()}
-    call |= {"cu_seqlens_q": int32(5, -9, 2**31 - 1), "cu_seqlens_kv": int32(-4, 0, 99)}
+    call |= {"cu_seqlens_q": int32(*queries), "cu_seqlens_kv": int32(*keys)}
     compare(_both(call), looped(call))
 
 
