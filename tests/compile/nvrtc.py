@@ -29,6 +29,11 @@ class Built:
         """Bytes of local memory: the worst of stack and spills."""
         return max(self.stack, self.spill_stores, self.spill_loads)
 
+    @property
+    def warns(self) -> bool:
+        """Whether the compiler warns of the kernel."""
+        return "warning" in self.log.lower()
+
 
 def build(config: KernelConfig, jitter: bool = False) -> Built:
     """Compile with the options that CuPy would use on a device of this architecture.

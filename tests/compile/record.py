@@ -4,8 +4,8 @@
 the NVRTC that is installed, rewrites what the record says of that version, and
 prints what differs. ``--only`` builds the rows whose name matches a regular
 expression; the others keep their lines. Machine code is held by a hash. A hash
-that changes belongs beside a timing in ``bench/NOTES.md``. A kernel that a
-compiler warns of is in no record: its warning is printed and nothing is written.
+that changes belongs beside a timing in ``bench/NOTES.md``. Where the compiler
+warns of a kernel, its warning is printed and nothing is written.
 """
 
 from __future__ import annotations
@@ -118,9 +118,9 @@ def main() -> int:
     wanted = {name: config for name, config in wanted.items() if re.search(asked.only, name)}
     with ThreadPoolExecutor(asked.jobs) as pool:
         built = dict(zip(wanted, pool.map(build, wanted.values()), strict=True))
-    warned = {name: b.log for name, b in built.items() if "warning" in b.log.lower()}
-    if warned:
-        print("\n".join(f"{name}: {log}" for name, log in warned.items()))
+    warnings = [f"{name}: {b.log}" for name, b in built.items() if b.warns]
+    if warnings:
+        print("\n".join(warnings))
         return 1
     known = {name for a in LIMITS for name in (rows(a) | rare_rows(a))}
     kept = old.versions.get(version, {})

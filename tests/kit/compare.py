@@ -197,7 +197,8 @@ def _deviates(case: Case, name: str) -> int:
     """Most rows of a head whose errors are independent.
 
     All keys have the error of the log-sum-exp of each query that sees them.
-    Where all numbers of a head are one, queries that see as many keys err alike.
+    Where q and k of a head hold one number each, queries that see as many keys
+    share the error of their scores.
     """
     of_keys = name in ("dk", "dv")
     queries = case.seqlen_q

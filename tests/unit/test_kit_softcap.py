@@ -10,10 +10,12 @@ import pytest
 
 from cuflash import reference, reference_heads
 
+from ..kit import oracle
 from ..kit.case import Case
 from ..kit.compare import Registry, compare
 from ..kit.data import arrays
 from ..kit.oracle import judge
+from ..kit.runners import ApiRunner
 
 _CASE = Case(2, 4, 2, 70, 90, 16, 16, causal=True, softcap=2.0, seed=1)
 _DTYPES = ["float16", "bfloat16", "float32", "float64"]
@@ -67,3 +69,17 @@ def test_gradients_without_slopes_fail(dtype: str, monkeypatch: pytest.MonkeyPat
 def test_a_case_with_a_cap_is_read_back() -> None:
     assert Case.parse(_CASE.repro) == _CASE
     assert "softcap=2.0" in _CASE.repro
+
+
+@pytest.mark.skipif(not oracle.WIDE, reason="longdouble is no wider than float64")
+def test_rows_of_one_score_share_its_error() -> None:
+    """The slope of a score far beyond the cap has 87 times its error, here the same in 63 rows."""
+    case = Case(1, 1, 1, 63, 1, 192, 128, "float64", values="equal", softcap=0.5, seed=11129)
+    x = arrays(case, "q", "k", "v", "dout", "dlse")
+    runner = ApiRunner("numpy", "fa2")
+    out, lse = runner.forward(case, x["q"], x["k"], x["v"])
+    dq, *_ = runner.backward(case, x["dout"], x["q"], x["k"], x["v"], out, lse, x["dlse"])
+    truth = judge(case, x)
+    compare(truth, "dq", dq, Registry()).check()
+    with pytest.raises(AssertionError, match="rule plain"):
+        compare(truth, "dq", dq * (1 + 1e-12), Registry()).check()
