@@ -205,7 +205,9 @@ struct ListBlocksParams {
 struct ListItemsParams {
   void* cu_seqlens_q;  // [entries + 1] of int
   void* cu_seqlens_kv;
-  void* q_items;  // see features/packed_lengths.cuh; one of the two is made
+  void* q_begins;  // [entries + 2] of int
+  void* kv_begins;
+  void* q_items;  // see features/packed_lengths.cuh; at most one of the two is made
   void* kv_items;
   long long entries;
   Shape shape;

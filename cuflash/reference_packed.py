@@ -81,12 +81,13 @@ def _checked(given: Mapping[str, Any]) -> tuple[list[slice], list[slice]]:
 
 
 def _rows(offsets: _Array, total: int) -> list[slice]:
-    """Rows of each sequence, of those there are; the first begins at row 0, and none backwards."""
+    """Rows of each sequence, of those there are: each begins where the one before it ends."""
     found = []
-    for b in range(len(offsets) - 1):
-        begin, end = (min(max(int(offsets[n]), 0), total) for n in (b, b + 1))
-        begin = 0 if b == 0 else begin
-        found.append(slice(begin, max(begin, end)))
+    begin = 0
+    for offset in offsets[1:]:
+        end = max(begin, min(int(offset), total))
+        found.append(slice(begin, end))
+        begin = end
     return found
 
 

@@ -1,6 +1,6 @@
 // Packed batches: the rows of several sequences follow one another, without an axis of the batch.
-// Offsets say where each begins. What lies behind the last of them is a sequence too, whose rows do
-// not count: they are written all the same.
+// What lies behind the last of them is a sequence too, whose rows do not count: they are written
+// all the same. steps/list_items.cu says where each begins.
 #pragma once
 
 #include "../tile/sequence.cuh"
@@ -11,12 +11,8 @@ struct RowsOfEntry {
   int begin;
   int count;
 };
-// Of `total` rows those of a sequence, or behind the last of `entries`. Clamped to the rows that
-// are there: no offset leads out of an array.
-__device__ inline RowsOfEntry rows_of_entry(const int* offsets, int entries, int total, int entry) {
-  const int begin = entry == 0 ? 0 : max(0, min(offsets[entry], total));
-  const int end = entry == entries ? total : max(begin, min(offsets[entry + 1], total));
-  return {begin, end - begin};
+__device__ inline RowsOfEntry rows_of_entry(const int* begins, int entry) {
+  return {begins[entry], begins[entry + 1] - begins[entry]};
 }
 
 // A tile of a sequence. The first of a list says how many follow, as its entry.
@@ -26,38 +22,34 @@ struct PackedItem {
 };
 
 struct PackedLengthsParams {
-  const int* cu_seqlens_q;  // [entries + 1]
-  const int* cu_seqlens_kv;
-  const PackedItem* q_items;  // see steps/list_items.cu
+  const int* q_begins;  // [entries + 2], see steps/list_items.cu
+  const int* kv_begins;
+  const PackedItem* q_items;
   const PackedItem* kv_items;
   int entries;
   int bottom_right;  // whether the last query of a sequence stands at its last key
 
-  __device__ RowsOfEntry queries(const Shape& shape, int entry) const {
-    return rows_of_entry(cu_seqlens_q, entries, shape.seqlen_q, entry);
-  }
-  __device__ RowsOfEntry keys(const Shape& shape, int entry) const {
-    return rows_of_entry(cu_seqlens_kv, entries, shape.seqlen_kv, entry);
-  }
+  __device__ RowsOfEntry queries(int entry) const { return rows_of_entry(q_begins, entry); }
+  __device__ RowsOfEntry keys(int entry) const { return rows_of_entry(kv_begins, entry); }
   // By how much query 0 stands at another key than the lengths of the arrays say.
   __device__ int shift(const Shape& shape, int entry) const {
     if (bottom_right == 0) return 0;
-    return (keys(shape, entry).count - shape.seqlen_kv) -
-           (queries(shape, entry).count - shape.seqlen_q);
+    return (keys(entry).count - shape.seqlen_kv) - (queries(entry).count - shape.seqlen_q);
   }
 
-  // Every sequence begins at a multiple of so many rows of a head's workspace.
+  // Every sequence begins at a multiple of so many rows of a head's workspace: the first one that
+  // leaves room for those before it, each rounded up. The plan counts the rows in the same way.
   static constexpr int kAlignment = 128;
-  __device__ int work_row(const Shape& shape, int entry) const {
-    return (queries(shape, entry).begin + entry * kAlignment) / kAlignment * kAlignment;
+  __device__ int work_row(int entry) const {
+    return (q_begins[entry] + entry * (kAlignment - 1)) / kAlignment * kAlignment;
   }
   // The sequence that a row of a head's workspace is of.
-  __device__ int entry_of_row(const Shape& shape, int row) const {
+  __device__ int entry_of_row(int row) const {
     int first = 0;
     int last = entries;
     while (first < last) {
       const int middle = (first + last + 1) / 2;
-      if (work_row(shape, middle) <= row) {
+      if (work_row(middle) <= row) {
         first = middle;
       } else {
         last = middle - 1;
@@ -77,8 +69,8 @@ struct PackedLengths {
     const PackedLengthsParams& packed = params.packed_lengths;
     const Shape& shape = params.shape;
     Sequence seq = Before::of(params, 0);
-    const RowsOfEntry queries = packed.queries(shape, entry);
-    const RowsOfEntry keys = packed.keys(shape, entry);
+    const RowsOfEntry queries = packed.queries(entry);
+    const RowsOfEntry keys = packed.keys(entry);
     seq.entry = entry;
     seq.q_row0 = queries.begin;
     seq.kv_row0 = keys.begin;
@@ -89,7 +81,7 @@ struct PackedLengths {
     const int shift = packed.shift(shape, entry);
     seq.q_last += shift;
     seq.q_first += shift;
-    seq.work_row0 = packed.work_row(shape, entry);
+    seq.work_row0 = packed.work_row(entry);
     return seq;
   }
 };

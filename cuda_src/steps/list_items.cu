@@ -1,6 +1,6 @@
-// The tiles of packed sequences, those first whose loops are long: blocks draw them in this order,
-// and the last ones to end are then short. One block lists them; the tiles of a sequence stay
-// together and in order.
+// Where packed sequences begin, and their tiles, those first whose loops are long: blocks draw them
+// in this order, and the last ones to end are then short. One block does all of it; the tiles of a
+// sequence stay together and in order.
 //
 // Sequences are sorted into classes by the length of their loops, two for each power of two; in
 // which order those of a class come makes no difference to what is computed.
@@ -12,6 +12,48 @@
 namespace cuflash::steps {
 
 constexpr int kClasses = 64;
+
+template <int warps>
+struct ListStorage {
+  int first[kClasses];  // the item of a class that comes next
+  int of_warp[warps];   // the largest offset that a warp has
+};
+
+// The largest x of this lane and those before it.
+__device__ inline int largest_so_far(int x) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+#pragma unroll
+  for (int distance = 1; distance < 32; distance *= 2) {
+    const int before = __shfl_up_sync(0xffffffffu, x, distance);
+    if (lane >= distance) x = max(x, before);
+  }
+  return x;
+}
+
+// The rows where sequences begin, those behind the last one, and the end of all of them. An offset
+// that leads out of the array, or back, is taken for the nearest that does not: whatever offsets
+// hold, sequences are rows of the array, and share none.
+template <int warps>
+__device__ inline void make_begins(const int* offsets, int entries, int total, int* begins,
+                                   ListStorage<warps>& shared) {
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  int before = 0;  // the largest offset of those that are done
+  for (int first = 0; first <= entries; first += 32 * warps) {
+    const int entry = first + static_cast<int>(threadIdx.x);
+    const bool given = 0 < entry && entry <= entries;  // the first sequence begins at row 0
+    int begin = largest_so_far(given ? min(offsets[entry], total) : 0);
+    if (threadIdx.x % 32 == 31) shared.of_warp[warp] = begin;
+    __syncthreads();
+    begin = max(begin, before);
+    for (int i = 0; i < warps; ++i) {
+      if (i < warp) begin = max(begin, shared.of_warp[i]);
+      before = max(before, shared.of_warp[i]);
+    }
+    if (entry <= entries) begins[entry] = begin;
+    __syncthreads();  // what warps have is read
+  }
+  if (threadIdx.x == 0) begins[entries + 1] = total;
+}
 
 // The longest are of class 0, empty ones of the last.
 __device__ inline int class_of(int length) {
@@ -28,53 +70,62 @@ struct ListedSequence {
 };
 template <class Config>
 __device__ inline ListedSequence listed_sequence(const typename Config::Params& params, int entry) {
-  const int entries = static_cast<int>(params.entries);
-  const RowsOfEntry queries = rows_of_entry(static_cast<const int*>(params.cu_seqlens_q), entries,
-                                            params.shape.seqlen_q, entry);
-  const RowsOfEntry keys = rows_of_entry(static_cast<const int*>(params.cu_seqlens_kv), entries,
-                                         params.shape.seqlen_kv, entry);
+  const RowsOfEntry queries = rows_of_entry(static_cast<const int*>(params.q_begins), entry);
+  const RowsOfEntry keys = rows_of_entry(static_cast<const int*>(params.kv_begins), entry);
   const int of_tiles = Config::rows_of_keys ? keys.count : queries.count;
   const int of_loop = Config::rows_of_keys ? queries.count : keys.count;
-  return {ceil_div(of_tiles, Config::block), class_of(entry < entries ? of_loop : 0)};
+  return {ceil_div(of_tiles, Config::block), class_of(entry < params.entries ? of_loop : 0)};
 }
 
-template <class Config>
-__device__ inline void list_items(const typename Config::Params& params) {
-  constexpr int threads = 32 * Config::warps;
-  extern __shared__ __align__(128) unsigned char shared_bytes[];
-  auto* const first = reinterpret_cast<int*>(shared_bytes);  // item of a class that comes next
-  static_assert(kClasses * sizeof(int) == Config::shared_bytes,
-                "the plan and the kernel disagree about shared memory");
-  auto* const items =
-      static_cast<PackedItem*>(Config::rows_of_keys ? params.kv_items : params.q_items);
-  const int entries = static_cast<int>(params.entries) + 1;  // one of the rows behind the last
+// Lists the tiles of `sequences`, the rows behind the last one among them.
+template <class Config, class Storage>
+__device__ inline void list_tiles(const typename Config::Params& params, int sequences,
+                                  PackedItem* items, Storage& shared) {
   const int thread = static_cast<int>(threadIdx.x);
-  if (thread < kClasses) first[thread] = 0;
+  if (thread < kClasses) shared.first[thread] = 0;
   __syncthreads();
-  for (int entry = thread; entry < entries; entry += threads) {
+  for (int entry = thread; entry < sequences; entry += 32 * Config::warps) {
     const ListedSequence sequence = listed_sequence<Config>(params, entry);
-    atomicAdd(&first[sequence.kind], sequence.tiles);
+    atomicAdd(&shared.first[sequence.kind], sequence.tiles);
   }
   __syncthreads();
   if (thread == 0) {
     int before = 1;
     for (int kind = 0; kind < kClasses; ++kind) {
-      const int count = first[kind];
-      first[kind] = before;
+      const int count = shared.first[kind];
+      shared.first[kind] = before;
       before += count;
     }
     items[0] = {before - 1, 0};
   }
   __syncthreads();
-  for (int entry = thread / 32; entry < entries; entry += Config::warps) {
+  for (int entry = thread / 32; entry < sequences; entry += Config::warps) {
     const ListedSequence sequence = listed_sequence<Config>(params, entry);
     int begin = 0;
-    if (thread % 32 == 0) begin = atomicAdd(&first[sequence.kind], sequence.tiles);
+    if (thread % 32 == 0) begin = atomicAdd(&shared.first[sequence.kind], sequence.tiles);
     begin = __shfl_sync(0xffffffffu, begin, 0);
     for (int i = thread % 32; i < sequence.tiles; i += 32) {
       items[begin + i] = {entry, Config::last_first ? sequence.tiles - 1 - i : i};
     }
   }
+}
+
+template <class Config>
+__device__ inline void list_items(const typename Config::Params& params) {
+  extern __shared__ __align__(128) unsigned char shared_bytes[];
+  auto& shared = *reinterpret_cast<ListStorage<Config::warps>*>(shared_bytes);
+  static_assert(sizeof(shared) <= Config::shared_bytes,
+                "the plan and the kernel disagree about shared memory");
+  const int entries = static_cast<int>(params.entries);
+  make_begins(static_cast<const int*>(params.cu_seqlens_q), entries, params.shape.seqlen_q,
+              static_cast<int*>(params.q_begins), shared);
+  make_begins(static_cast<const int*>(params.cu_seqlens_kv), entries, params.shape.seqlen_kv,
+              static_cast<int*>(params.kv_begins), shared);
+  auto* const items =
+      static_cast<PackedItem*>(Config::rows_of_keys ? params.kv_items : params.q_items);
+  if (items == nullptr) return;  // FlashAttention-1 takes whole sequences
+  __syncthreads();               // all begins are written
+  list_tiles<Config>(params, entries + 1, items, shared);
 }
 
 }  // namespace cuflash::steps

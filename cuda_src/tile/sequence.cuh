@@ -99,7 +99,7 @@ template <class Config>
 __device__ inline Sequence sequence_of_row(const typename Config::Params& params, int batch,
                                            int row) {
   if constexpr (Config::Lengths::packed) {
-    return sequence<Config>(params, params.packed_lengths.entry_of_row(params.shape, row));
+    return sequence<Config>(params, params.packed_lengths.entry_of_row(row));
   } else {
     return sequence<Config>(params, batch);
   }

@@ -206,7 +206,10 @@ PARAMETERS = {
         "ListItemsParams",
         (),
         (),
-        ("cu_seqlens_q", "cu_seqlens_kv", "q_items", "kv_items", "entries"),
+        (
+            *("cu_seqlens_q", "cu_seqlens_kv", "q_begins", "kv_begins"),
+            *("q_items", "kv_items", "entries"),
+        ),
     ),
     ("steps", "reduce_bias"): _struct(
         "ReduceBiasParams",

@@ -32,7 +32,7 @@ _DEVICE = DevicePart(
     struct="PackedLengthsParams",
     block=np.dtype(
         [
-            *((name, np.uint64) for name in (*NAMES, "q_items", "kv_items")),
+            *((name, np.uint64) for name in ("q_begins", "kv_begins", "q_items", "kv_items")),
             ("entries", np.int32),
             ("bottom_right", np.int32),
         ],

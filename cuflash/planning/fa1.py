@@ -7,6 +7,7 @@ from dataclasses import replace
 from .argument_gradients import ArgumentGradients
 from .decision import Algorithm, Plan, asked_tile, nothing_fits
 from .device import DeviceLimits
+from .item_lists import ItemLists
 from .kernel import KernelLaunch, kernel_config, lay_out
 from .problem import DTYPES, AttentionProblem
 from .tiles import fa1, steps
@@ -27,8 +28,9 @@ def fa1_plan(
     config = kernel_config(problem, limits, kernel, arithmetic, tile.constants(), tile.footprint)
     rows = problem.batch * problem.heads_q * problem.seqlen_q
     itemsize = DTYPES[problem.compute].itemsize
+    begins = ItemLists(problem, limits, arithmetic, None)
     if problem.operation == "forward":
-        launches = [KernelLaunch(config, problem.batches * problem.heads_q)]
+        launches = [*begins.before, KernelLaunch(config, problem.batches * problem.heads_q)]
         sizes = [
             ("out_accumulator", rows * tile.head_dim_v * itemsize),
             ("row_max", rows * itemsize),
@@ -39,6 +41,7 @@ def fa1_plan(
             problem, limits, arithmetic, problem.seqlen_q, config.threads, tile.block_kv
         )
         launches = [
+            *begins.before,
             _delta_launch(problem, limits),
             KernelLaunch(config, problem.batches * problem.heads_kv),
             *others.after,
@@ -49,7 +52,14 @@ def fa1_plan(
             *others.sizes,
         ]
     return Plan(
-        problem, "cuda", "fa1", tile, reason, rejected, tuple(launches), tuple(lay_out(sizes))
+        problem,
+        "cuda",
+        "fa1",
+        tile,
+        reason,
+        rejected,
+        tuple(launches),
+        tuple(lay_out([*sizes, *begins.sizes])),
     )
 
 

@@ -1,4 +1,7 @@
-"""The tiles of packed sequences, listed before a pass, whose blocks take them in that order."""
+"""What is found out about packed sequences before a pass: where they begin, and their tiles.
+
+Blocks take the tiles in the order of the list.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,8 @@ class ItemLists:
     problem, limits, arithmetic
         Those of the pass.
     rows
-        Of a tile: queries in a forward pass, keys in a backward pass.
+        Of a tile: queries in a forward pass, keys in a backward pass; None
+        where no tiles are listed, as whole sequences are taken.
     last_first
         Whether the last tile of a sequence comes first; of queries it always does.
     """
@@ -34,25 +38,33 @@ class ItemLists:
     problem: AttentionProblem
     limits: DeviceLimits
     arithmetic: Arithmetic
-    rows: int
+    rows: int | None
     last_first: bool = True
 
     @property
     def sizes(self) -> list[tuple[str, int]]:
-        """The buffer of the workspace, and its bytes: an item says how many follow."""
+        """The buffers of the workspace, and their bytes.
+
+        The first item of a list says how many follow, the last of the rows
+        where sequences begin is the end of all of them.
+        """
         if not self.problem.sequences:
             return []
-        name, length = "q_items", self.problem.seqlen_q
-        if self._of_keys:
-            name, length = "kv_items", self.problem.seqlen_kv
-        return [(name, _ITEM_BYTES * (1 + self.problem.tiles(length, self.rows)))]
+        begins = 4 * (self.problem.sequences + 1)
+        sizes = [("q_begins", begins), ("kv_begins", begins)]
+        if self.rows is not None:
+            name, length = "q_items", self.problem.seqlen_q
+            if self._of_keys:
+                name, length = "kv_items", self.problem.seqlen_kv
+            sizes.append((name, _ITEM_BYTES * (1 + self.problem.tiles(length, self.rows))))
+        return sizes
 
     @property
     def before(self) -> Iterator[KernelLaunch]:
-        """What lists them."""
+        """What makes them: the first kernel of the pass."""
         if not self.problem.sequences:
             return
-        tile = steps.ItemsTile(self.rows, self._of_keys, self.last_first)
+        tile = steps.ItemsTile(self.rows or 1, self._of_keys, self.last_first)
         config = bare_config(
             self.problem,
             self.limits,

@@ -7,9 +7,9 @@ features have of all pairs stays whole: pairs are named by their places in it.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from itertools import starmap
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -147,21 +147,18 @@ def _find_packed(problem: AttentionProblem, arrays: Mapping[str, Array]) -> _Fou
         _between(arrays["cu_seqlens_kv"], problem.seqlen_kv),
         strict=True,
     )
-    *counting, behind = starmap(functools.partial(_Rows, 0), rows)
+    *counting, behind = itertools.starmap(functools.partial(_Rows, 0), rows)
     return counting, [behind]
 
 
 def _between(offsets: Array, total: int) -> list[slice]:
     """Rows from each offset to the next, the first from row 0 and the last to the end.
 
-    Offsets are clamped to the rows that there are, and one below the one
-    before it makes no rows: ``rows_of_entry`` of the device.
+    An offset that leads out of the array, or back, is taken for the nearest
+    that does not: ``make_begins`` of the device.
     """
-    begins = [0, *(int(row) for row in np.clip(offsets[1:], 0, total))]
-    return [
-        slice(begin, max(begin, end))
-        for begin, end in zip(begins, [*begins[1:], total], strict=True)
-    ]
+    begins = [0, *np.maximum.accumulate(np.clip(offsets[1:], 0, total)).tolist(), total]
+    return list(itertools.starmap(slice, itertools.pairwise(begins)))
 
 
 #: How the rows of parts are found, by the feature that has them.

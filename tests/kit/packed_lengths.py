@@ -38,13 +38,15 @@ class Row:
     width: int = 64
     architecture: str = "90"
     deterministic: bool = False
+    wild: bool = False  # offsets fall, or lead out of the arrays, and say the same
     options: _Arrays = field(default_factory=dict)  # keywords of the call
     more: tuple[str, ...] = ()  # names of arrays of features
 
     @property
     def name(self) -> str:
         words = [self.algorithm, self.dtype, f"d{self.width}", "ordered" * self.deterministic]
-        words += [self.architecture, "few" * (len(self.sequences) < 5), *self.more]
+        words += [self.architecture, "few" * (len(self.sequences) < 5), "wild" * self.wild]
+        words += ["many" * (len(self.sequences) > 50), *self.more]
         words += [f"{name}-{value}".replace(" ", "") for name, value in self.options.items()]
         return "-".join(filter(None, words))
 
@@ -83,7 +85,8 @@ class Row:
             "sinks": random.standard_normal(heads_q).astype(compute),
         }
         made |= {name: features[name] for name in self.more}
-        queries_at, keys_at = (np.array(begins, np.int32) for begins in self.offsets)
+        given = map(_wild, self.offsets) if self.wild else self.offsets
+        queries_at, keys_at = (np.array(begins, np.int32) for begins in given)
         return made | {"cu_seqlens_q": queries_at, "cu_seqlens_kv": keys_at}
 
     def expected(self, x: _Arrays) -> _Arrays:
@@ -132,9 +135,25 @@ class Row:
             assert error <= limit, f"{self.name}: {name} is off by {error:.3g} of {limit:.3g}"
 
 
+def _wild(offsets: list[int]) -> list[int]:
+    """Others that say the same: an offset below those before it makes no rows.
+
+    The first means row 0 and the last the end of the array, whatever they are.
+    """
+    inside = [
+        offset if offset > before else before - 3 * number
+        for number, (before, offset) in enumerate(pairwise(offsets[:-1]), 1)
+    ]
+    return [17, *inside, 2**31 - 1]
+
+
 _CAUSAL = {"causal": True}
 _WINDOW = {"window_size": (90, 40)}
 _FEW = ((129, 200), (0, 7), (40, 70))
+#: More than rows of a tile, so that most tiles are of no rows or one.
+_MANY = tuple((number % 3 // 2, number % 4) for number in range(160))
+#: Of these the last has the rest of both arrays.
+_WILD = {"wild": True, "behind": (0, 0), "sequences": (*_SEQUENCES, (40, 30))}
 ROWS = (
     Row("fa1", "float16"),
     Row("fa1", "float32", options=_CAUSAL, more=("sinks",)),
@@ -146,6 +165,11 @@ ROWS = (
     Row("fa2", "float16", deterministic=True, options=_CAUSAL),
     Row("fa2", "float16", deterministic=True),
     Row("fa2", "float16", width=256, options=_CAUSAL, sequences=_FEW),
+    Row("fa1", "float32", more=("sinks",), **_WILD),
+    Row("fa2", "float16", options=_CAUSAL, more=("sinks",), **_WILD),
+    Row("fa3", "float16", options=_CAUSAL, more=("sinks",), **_WILD),
+    Row("fa2", "float16", sequences=_MANY, more=("sinks",)),
+    Row("fa3", "float16", sequences=_MANY),
     Row("fa3", "float16"),
     Row("fa3", "bfloat16", options=_CAUSAL, heads=(4, 2)),
     Row("fa3", "float16", options=_WINDOW),

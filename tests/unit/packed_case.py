@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -61,13 +62,12 @@ def both(call: _Arrays, **saved: Any) -> _Arrays:
 
 
 def rows_of(at: Any, total: int) -> list[slice]:
-    """Of every sequence, and behind the last one, as ``packed_lengths.cuh`` says it."""
-    found = []
-    for entry in range(len(at)):
-        begin = 0 if entry == 0 else min(max(int(at[entry]), 0), total)
-        end = total if entry == len(at) - 1 else max(begin, min(max(int(at[entry + 1]), 0), total))
-        found.append(slice(begin, end))
-    return found
+    """Of every sequence, and behind the last one: each begins where the one before it ends.
+
+    That is at the largest offset so far, or the end of the array.
+    """
+    ends = [min(max(0, *at[1 : entry + 2]), total) for entry in range(len(at) - 1)]
+    return [slice(begin, end) for begin, end in itertools.pairwise([0, *ends, total])]
 
 
 def looped(call: _Arrays) -> _Arrays:

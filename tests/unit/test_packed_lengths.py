@@ -88,6 +88,7 @@ def test_arrays_without_rows() -> None:
         ((-7, 9, 20), (-(2**31), 40, 44)),
         ((0, 9, 2**31 - 1), (0, 68, 90)),
         ((0, -1, -(2**31), 8), (0, 0, -3, 72)),
+        ((0, 30, 12, 4, 29, 40), (0, 44, 2, 60, 2, 59)),
         ((99, 99, 99), (99, 99, 99)),
         ((3,), (4,)),
     ],
@@ -95,7 +96,7 @@ def test_arrays_without_rows() -> None:
 )
 @_of_algorithms
 def test_offsets_are_clamped(algorithm: str, queries: Any, keys: Any) -> None:
-    """The first sequence begins at row 0; beyond the arrays there is nothing."""
+    """The first sequence begins at row 0, beyond the arrays is nothing, no sequences share rows."""
     call = arrays() | _features() | {"algorithm": algorithm, "causal": True}
     for name in ("q", "k", "v"):
         call[name] = np.nan_to_num(call[name], nan=0.5)
@@ -131,7 +132,7 @@ def _guarded(call: dict[str, Any], poison: str) -> None:
 def test_no_offset_leads_out_of_an_array(
     algorithm: str, poison: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Negative, falling and far ones too, where sequences overlap and results are anybody's."""
+    """Negative, falling and far ones too; every row of the results is written."""
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     random = np.random.default_rng(6)
     wild = [-(2**31), -40, -1, 0, 1, 5, 30, 45, 46, 66, 67, 68, 100, 2**31 - 1]
@@ -285,7 +286,12 @@ def test_a_prepared_call_takes_offsets(fake_device: FakeDevice, operation: str) 
         one["packed_lengths"] for one in fake_device.launched if "packed_lengths" in one.dtype.names
     ]
     assert packed
+    lists, *others = fake_device.launched
+    for name in ("cu_seqlens_q", "cu_seqlens_kv"):
+        assert int(lists[name]) == pointers[name]
+    assert int(lists["entries"]) == 3
+    assert len(packed) == len(others)
     for one in packed:
         assert int(one["entries"]) == 3
-        for name in ("cu_seqlens_q", "cu_seqlens_kv"):
-            assert int(one[name]) == pointers[name]
+        for name in ("q_begins", "kv_begins"):
+            assert int(one[name]) == int(lists[name]) >= ADDRESS

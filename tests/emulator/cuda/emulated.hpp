@@ -53,6 +53,11 @@ template <class T>
 T __shfl_sync(unsigned, T value, int from) {
   return emulated::exchange(value, from);
 }
+template <class T>
+T __shfl_up_sync(unsigned, T value, int distance) {
+  const int from = emulated::lane() - distance;
+  return emulated::exchange(value, from < 0 ? emulated::lane() : from);
+}
 inline int atomicAdd(int* to, int x) {
   *to += x;
   return *to - x;
