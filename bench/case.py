@@ -8,14 +8,17 @@ from typing import Any
 
 from cuflash.planning.visibility import Visibility
 
+from .lengths import equal_entries, lengths_of
 from .masks import BLOCK, part_shown
 
-__all__ = ["CAP", "Case", "Window", "mask_text"]
+__all__ = ["CAP", "HIDDEN", "TOKENS", "Case", "Window", "mask_text", "square"]
 
 #: What a row calls features whose arrays are inputs, and no keywords.
-_ARRAYS = ("alibi", "bias", "block_mask", "dbias", "mask", "sinks")
+_ARRAYS = ("alibi", "bias", "block_mask", "dbias", "lengths", "mask", "sinks")
 #: The soft cap that the score modification of a case writes out; no other case has it.
 CAP = 50.0
+#: The grid of the FlashAttention papers: as many tokens and as wide a layer in every case.
+TOKENS, HIDDEN = 16384, 2048
 
 #: (left, right): how many keys before and after its own a query sees; None: all of them.
 Window = tuple[int | None, int | None]
@@ -49,6 +52,7 @@ class Case:
     dropout_p: float | None = None  # part of the weights; the same call without takes turns
     block_mask: bool = False  # shows a quarter of the blocks; the same call without takes turns
     score_mod: bool = False  # a soft cap that the caller writes; ``softcap`` takes turns
+    lengths: str | None = None  # of packed sequences; equal ones as entries of a batch take turns
 
     @property
     def options(self) -> dict[str, Any]:
@@ -71,6 +75,7 @@ class Case:
             "dropout_p": self.dropout_p,
             "block_mask": self.block_mask and (BLOCK, BLOCK),
             "score_mod": self.score_mod and f"softcap {CAP:g}",
+            "lengths": self.lengths,
         }
         return {name: value for name, value in asked.items() if value}
 
@@ -78,6 +83,8 @@ class Case:
     def keywords(self) -> dict[str, Any]:
         """Keywords of our own call beside ``causal``, that need no array and no class."""
         asked = {**self.options, **({"dropout_seed": 1} if self.dropout_p else {})}
+        if self.lengths:
+            asked["layout"] = "shd"
         return {n: value for n, value in asked.items() if n not in (*_ARRAYS, "score_mod")}
 
     @property
@@ -86,6 +93,7 @@ class Case:
         asked = {"alibi_slopes": self.alibi, "bias": self.bias}
         asked |= {"mask": self.mask is not None, "sinks": self.sinks}
         asked |= {"block_mask": self.block_mask}
+        asked |= dict.fromkeys(("cu_seqlens_q", "cu_seqlens_kv"), self.lengths is not None)
         return tuple(name for name, given in asked.items() if given)
 
     @property
@@ -113,6 +121,7 @@ class Case:
             "dropout": self.dropout_p,
             "block_mask": self.block_mask,
             "score_mod": self.score_mod,
+            "packed_lengths": self.lengths,
         }
         return tuple(name for name, value in asked.items() if value)
 
@@ -131,12 +140,18 @@ class Case:
         causal = self.causal or self.mask == "causal"
         case = replace(self, sinks=False, softcap=None, alibi=False, bias=False, dbias=False)
         case = replace(case, dropout_p=None, block_mask=False, score_mod=False)
-        return replace(case, causal=causal, mask=None, softcap=CAP if self.score_mod else None)
+        case = replace(case, causal=causal, mask=None, softcap=CAP if self.score_mod else None)
+        entries = equal_entries(self.lengths)
+        if not entries:
+            return case
+        seqlen = self.seqlen_q // entries
+        return replace(case, lengths=None, batch=entries, seqlen_q=seqlen, seqlen_kv=seqlen)
 
     @property
     def extras(self) -> list[str]:
-        """The features that are compared with ``plain``: all but windows."""
-        return [name for name in self.features if name != "window"]
+        """The features that are compared with ``plain``: all but windows and unequal lengths."""
+        without = {"window"} if equal_entries(self.lengths) else {"window", "packed_lengths"}
+        return [name for name in self.features if name not in without]
 
     @property
     def offset(self) -> int:
@@ -160,7 +175,9 @@ class Case:
 
     @property
     def scores(self) -> int:
-        """Elements of the whole score matrix."""
+        """Elements of the whole score matrix, of all sequences where they are packed."""
+        if self.lengths is not None:
+            return self.heads_q * sum(length**2 for length in lengths_of(self.lengths))
         return self.batch * self.heads_q * self.seqlen_q * self.seqlen_kv
 
     @property
@@ -188,6 +205,7 @@ class Case:
         more += f" beside {', '.join(self.beside)}" if self.beside else ""
         more += f" softcap {self.softcap:g}" if self.softcap else ""
         more += f" dropout {self.dropout_p:g}" if self.dropout_p else ""
+        more += f" {self.lengths}" if self.lengths else ""
         named = {"alibi": self.alibi, "bias": self.bias, "dbias": self.dbias, "sinks": self.sinks}
         named |= {"score_mod": self.score_mod}
         more += "".join(f" {name}" for name, given in named.items() if given)
@@ -195,6 +213,13 @@ class Case:
             f"{self.algorithm} {self.op} {self.dtype} {self.batch}x{self.seqlen_q}x{heads}"
             f"x{dims} {self.hidden_by}{more}"
         )
+
+
+def square(
+    op: str, dtype: str, batch: int, heads: int, dim: int, seqlen: int, causal: bool, algorithm: str
+) -> Case:
+    """As many keys as queries, heads that share nothing, and one width."""
+    return Case(op, dtype, batch, heads, heads, dim, dim, seqlen, seqlen, causal, algorithm)
 
 
 def mask_text(

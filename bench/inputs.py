@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ml_dtypes
@@ -12,6 +12,7 @@ from cuflash.errors import UnsupportedError
 
 from .case import CAP
 from .cases import Case
+from .lengths import offsets_of
 from .masks import BLOCK, shown, shown_blocks
 
 __all__ = ["Inputs", "array_module", "make_inputs", "narrowed", "widened"]
@@ -30,6 +31,19 @@ class Inputs:
     bias: Any = None  # of the case's shape
     mask: Any = None  # of the case's kind
     block_mask: Any = None  # a number for each block
+    cu_seqlens_q: Any = None  # where packed sequences begin, and where the last one ends
+    cu_seqlens_kv: Any = None
+
+    def of(self, case: Case) -> Inputs:
+        """The same numbers, the rows in as many entries as a case has."""
+        matrices = {name: getattr(self, name) for name in ("q", "k", "v", "dout")}
+        made = {name: x.reshape(case.batch, -1, *x.shape[2:]) for name, x in matrices.items()}
+        return replace(self, **made)
+
+    def matrices(self, case: Case) -> list[Any]:
+        """q, k, v and dout of our own call, which has no axis of the batch where it packs."""
+        made = [self.q, self.k, self.v, self.dout]
+        return [x[0] for x in made] if case.lengths else made
 
     def features(self, case: Case) -> dict[str, Any]:
         """The arrays of a case's features, by the keyword of our own call."""
@@ -119,4 +133,7 @@ def make_inputs(case: Case, xp: Any) -> Inputs:
         made["mask"] = xp.asarray(shown(case.mask, case.batch, case.seqlen_q, case.seqlen_kv))
     if case.block_mask:
         made["block_mask"] = xp.asarray(shown_blocks(case.seqlen_q, case.seqlen_kv))
+    if case.lengths is not None:
+        offsets = xp.asarray(offsets_of(case.lengths))
+        made |= {"cu_seqlens_q": offsets, "cu_seqlens_kv": offsets}
     return Inputs(*matrices, **made)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .cases import mask_text
+from .lengths import equal_entries
 from .stored import Row, has_extras, label, problem
 
 __all__ = ["main_row", "of_the_plain_call", "place", "plain_row", "problems"]
@@ -13,11 +14,13 @@ __all__ = ["main_row", "of_the_plain_call", "place", "plain_row", "problems"]
 
 def place(row: Row) -> list[str]:
     """Where in a grid of problems a row stands."""
+    options = row["options"]
+    hidden = mask_text(row["causal"], *map(options.get, ("window_size", "mask", "block_mask")))
     return [
         _pair(row["head_dim"], row["head_dim_v"]),
         _pair(row["batch"] * row["heads_q"], row["batch"] * row["heads_kv"]),
         str(row["seqlen_q"]),
-        mask_text(row["causal"], *map(row["options"].get, ("window_size", "mask", "block_mask"))),
+        ", ".join([hidden, *([options["lengths"]] if options.get("lengths") else [])]),
     ]
 
 
@@ -42,7 +45,14 @@ def problems(rows: Sequence[Row]) -> list[list[Row]]:
 
 
 def _beside(row: Row) -> Row:
-    """Of a causal mask in an array the row that stands in the line of ``causal=True``."""
+    """Of a causal mask in an array the row that stands in the line of ``causal=True``.
+
+    Of packed sequences of one length that of a batch.
+    """
+    entries = equal_entries(row["options"].get("lengths"))
+    if entries:
+        rows = {name: row[name] // entries for name in ("seqlen_q", "seqlen_kv")}
+        return {**row, **rows, "batch": entries}
     return {**row, "causal": True} if row["options"].get("mask") == "causal" else row
 
 

@@ -82,9 +82,10 @@ def _entries(
     truths: dict[tuple[str, ...], Truth] = {}
     entries = []
     for one in (case, *case.companions):
-        call = _ours(one, inputs)
+        own = inputs.of(one)
+        call = _ours(one, own)
         if one.features not in truths:
-            truths[one.features] = truth_of(one, inputs)
+            truths[one.features] = truth_of(one, own)
         entries.append(_verified(PEERS[OURS], one, call, truths[one.features]))
     for peer in () if case.beside else peers:
         if not peer.supports(case):
@@ -175,5 +176,6 @@ def _plan(case: Case, inputs: Inputs) -> str:
     import cuflash
 
     operation: Any = case.op
-    said = cuflash.explain(inputs.q, inputs.k, inputs.v, operation=operation, **inputs.asked(case))
+    q, k, v, _ = inputs.of(case).matrices(case)
+    said = cuflash.explain(q, k, v, operation=operation, **inputs.asked(case))
     return f"{said.algorithm} {said.block_q}x{said.block_kv}"

@@ -43,7 +43,7 @@ def _cuflash(case: Case, inputs: Inputs) -> Callable[[], Any]:
     import cuflash
 
     options = inputs.asked(case)
-    q, k, v = inputs.q, inputs.k, inputs.v
+    q, k, v, dout = inputs.matrices(case)
     if case.op == "forward":
         return lambda: cuflash.attention(q, k, v, **options)
     of_this_pass = ("blocks", "deterministic")
@@ -51,7 +51,7 @@ def _cuflash(case: Case, inputs: Inputs) -> Callable[[], Any]:
     out, lse = cuflash.attention(q, k, v, return_lse=True, **asked)
     if case.gradients:
         options["wrt"] = ("q", "k", "v", *case.gradients)
-    return lambda: cuflash.attention_backward(inputs.dout, q, k, v, out, lse, **options)
+    return lambda: cuflash.attention_backward(dout, q, k, v, out, lse, **options)
 
 
 def _cupy_version() -> str:

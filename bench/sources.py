@@ -50,6 +50,8 @@ KERNELS = {
 FEATURE_KERNELS = {
     ("dbias", "backward"): (("steps", "bias_gradient"),),
     ("sinks", "backward"): (("steps", "sink_gradient"),),
+    ("packed_lengths", "forward"): (("steps", "list_items"),),
+    ("packed_lengths", "backward"): (("steps", "list_items"),),
 }
 
 #: And those that it adds to both passes of one generation.
@@ -118,6 +120,6 @@ def features_of(row: Mapping[str, Any]) -> tuple[str, ...]:
     """The features whose code a row was measured with, in the order of a case's."""
     options = row.get("options", {})
     names = ("window", "softcap", "alibi", "bias", "dbias", "mask", "sinks", "dropout")
-    names = (*names, "block_mask", "score_mod")
-    keywords = {"window": "window_size", "dropout": "dropout_p"}
+    names = (*names, "block_mask", "score_mod", "packed_lengths")
+    keywords = {"window": "window_size", "dropout": "dropout_p", "packed_lengths": "lengths"}
     return tuple(n for n in names if options.get(keywords.get(n, n)))

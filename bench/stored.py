@@ -10,6 +10,7 @@ from typing import Any
 from . import run
 from .case import CAP
 from .cases import CASES, Case
+from .lengths import equal_entries
 
 __all__ = [
     "Row",
@@ -59,6 +60,7 @@ _KINDS = {
     "block masks": "block_mask",
     "score modifications": "score_mod",
     "windows": "window_size",
+    "packed sequences": "lengths",
 }
 
 #: How the names of files of another kind than device times end.
@@ -97,7 +99,7 @@ def _asked(options: Mapping[str, Any]) -> tuple[Any, ...]:
     window = options.get("window_size")
     sides = None if window is None else tuple(window)
     given = (bool(options.get(name)) for name in _GIVEN)
-    extras = options.get("softcap"), *given, options.get("mask")
+    extras = options.get("softcap"), *given, options.get("mask"), options.get("lengths")
     return bool(options.get("deterministic")), sides, extras
 
 
@@ -111,8 +113,8 @@ def has_extras(row: Row) -> bool:
 
     A soft cap of the size of the score modification is what that is compared with.
     """
-    *_, (softcap, *others) = _asked(row["options"])
-    return any(others) or softcap not in (None, CAP)
+    *_, (softcap, *others, lengths) = _asked(row["options"])
+    return any(others) or softcap not in (None, CAP) or equal_entries(lengths) > 0
 
 
 def has_feature(row: Row) -> bool:
@@ -130,8 +132,9 @@ def label(row: Row) -> str:
     """What a table calls the implementation of a row."""
     algorithm = row["options"].get("algorithm")
     words = [str(row["impl"]), *([algorithm] if algorithm else [])]
-    named = ("softcap", "alibi", "bias", "mask", "sinks", "dropout_p", "block_mask", "score_mod")
-    extras = [f", {name.removesuffix('_p')}" for name in named if row["options"].get(name)]
+    named = ("softcap", "alibi", "bias", "mask", "sinks", "dropout_p", "block_mask")
+    more = [name for name in (*named, "score_mod", "lengths") if row["options"].get(name)]
+    extras = [f", {name.removesuffix('_p')}" for name in more]
     return " ".join(words) + "".join(extras if algorithm else [])
 
 

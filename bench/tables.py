@@ -42,6 +42,8 @@ SETS = (
     "block-mask-backward",
     "score-mod",
     "score-mod-backward",
+    "packed",
+    "packed-backward",
     *elsewhere.SETS,
     "fa2",
     "fa2-float16",

@@ -20,6 +20,7 @@ import ml_dtypes
 from . import flex
 from .cases import Case
 from .inputs import Inputs
+from .lengths import lengths_of
 
 __all__ = ["BACKENDS", "Backend", "arrays", "direct", "to_cupy", "to_torch"]
 
@@ -121,7 +122,7 @@ def _prepare(
     wanted = ("q", "k", "v", *case.gradients) if backward else ()
     with _same_stream(torch), _determinism(torch, case.deterministic):
         tensors = {n: to_torch(array).requires_grad_(n in wanted) for n, array in given.items()}
-        dout, leaves = to_torch(inputs.dout), [tensors[name] for name in wanted]
+        dout, leaves = to_torch(inputs.matrices(case)[3]), [tensors[name] for name in wanted]
         forward = forward_of(case)
         out = forward(**tensors) if backward else None
 
@@ -181,12 +182,33 @@ def _flash_attention_4(case: Case) -> Forward:
     return functools.partial(_of_flash_attention_4, case)
 
 
-def _of_flash_attention_4(case: Case, q: Any, k: Any, v: Any, sinks: Any = None) -> Any:
-    function = importlib.import_module("flash_attn.cute").flash_attn_func
+def _of_flash_attention_4(
+    case: Case, q: Any, k: Any, v: Any, sinks: Any = None, **offsets: Any
+) -> Any:
+    package = importlib.import_module("flash_attn.cute")
+    if case.lengths is not None:
+        return _packed_by_flash_attention_4(package, case, q, k, v, **offsets)
+    function = package.flash_attn_func
     options = {name: value for name, value in case.peer_options.items() if name != "sinks"}
     if sinks is not None:
         options["learnable_sink"] = sinks
     result = function(q, k, v, causal=case.causal, **options)
+    return result[0] if isinstance(result, tuple) else result
+
+
+def _packed_by_flash_attention_4(
+    package: Any, case: Case, q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_kv: Any
+) -> Any:
+    """It is told the longest sequence by the host, which ours need not know."""
+    longest = max(lengths_of(case.lengths or ""))
+    result = package.flash_attn_varlen_func(
+        *(tensor[0] for tensor in (q, k, v)),
+        cu_seqlens_q=cu_seqlens_q,
+        cu_seqlens_k=cu_seqlens_kv,
+        max_seqlen_q=longest,
+        max_seqlen_k=longest,
+        causal=case.causal,
+    )
     return result[0] if isinstance(result, tuple) else result
 
 
@@ -216,6 +238,11 @@ def _half(case: Case) -> bool:
 
 def _plain(case: Case) -> bool:
     return set(case.features) <= {"dropout"}
+
+
+def _in_flash_attention_4(features: tuple[str, ...]) -> bool:
+    one = features == ("packed_lengths",)
+    return one or {"window", "softcap", "sinks"}.issuperset(features)
 
 
 def _biased(case: Case) -> bool:
@@ -258,7 +285,7 @@ BACKENDS = (
         "fa4",
         "flash-attn-4",
         _fa4_version,
-        lambda case: _half(case) and {"window", "softcap", "sinks"}.issuperset(case.features),
+        lambda case: _half(case) and _in_flash_attention_4(case.features),
         _flash_attention_4,
     ),
     Backend("flex", "torch flex", _torch_version, flex.takes, flex.flex_attention),

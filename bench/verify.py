@@ -72,7 +72,8 @@ class Truth:
         worst = 0.0
         for head in self._heads:
             for x, (of_head, rows, truth, model) in zip(matrices, head.tensors, strict=True):
-                found = widened(x[head.batch, :, of_head])[rows]
+                entry = x if self._case.lengths else x[head.batch]
+                found = widened(entry[:, of_head])[rows]
                 worst = max(worst, self._ratio(found, truth, model))
         for x, parts in zip(others, self._parts, strict=True):
             for one in parts:
@@ -120,6 +121,7 @@ class _Tensors:
     slope: Any  # of ALiBi; 0 is none
     bias: Any  # (queries, keys), or None
     mask: Any  # the same; False hides
+    sequences: Any  # the number of that of every row, where they are packed
 
 
 def _tensors(case: Case, inputs: Inputs, batch: int, head: int) -> _Tensors:
@@ -131,7 +133,14 @@ def _tensors(case: Case, inputs: Inputs, batch: int, head: int) -> _Tensors:
     bias = widened(inputs.bias[0, head]) if case.bias else None
     mask = None if case.mask is None else _of_head(case, inputs.mask, batch, head)
     mask = _of_blocks(case, inputs.block_mask) if case.block_mask else mask
-    return _Tensors(**found, sink=sink, slope=slope, bias=bias, mask=mask)
+    own = {"sink": sink, "slope": slope, "bias": bias, "mask": mask}
+    return _Tensors(**found, **own, sequences=_sequences(case, inputs) if case.lengths else None)
+
+
+def _sequences(case: Case, inputs: Inputs) -> Any:
+    """The number of the sequence that every row is of; queries and keys have the same."""
+    xp = array_module(inputs.q)
+    return xp.searchsorted(inputs.cu_seqlens_q[1:], xp.arange(case.seqlen_q), side="right")
 
 
 def _of_head(case: Case, mask: Any, batch: int, head: int) -> Any:
@@ -198,6 +207,8 @@ def _weights(case: Case, x: _Tensors, rows: Any) -> Any:
         scores = xp.where(keys <= rows[:, None] + seen.last, scores, -xp.inf)
     if x.mask is not None:
         scores = xp.where(x.mask[rows], scores, -xp.inf)
+    if x.sequences is not None:
+        scores = xp.where(x.sequences[rows][:, None] == x.sequences, scores, -xp.inf)
     top = xp.maximum(scores.max(-1, keepdims=True), x.sink)
     top = xp.where(xp.isfinite(top), top, 0)  # of a row that sees nothing
     p = xp.exp(scores - top)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-from ..cases import HIDDEN, TOKENS, Case
+from ..case import HIDDEN, TOKENS, Case
 from ..inputs import Inputs
 from ..peers import OURS, PEERS, Peer
 from ..sources import digest_now

@@ -124,6 +124,8 @@ SIZES = {
     "block-mask-backward": 2,
     "score-mod": 4,
     "score-mod-backward": 4,
+    "packed": 5,
+    "packed-backward": 5,
     "features-elsewhere": 15,
     "features-elsewhere-backward": 15,
 }
