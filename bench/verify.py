@@ -72,7 +72,7 @@ class Truth:
         worst = 0.0
         for head in self._heads:
             for x, (of_head, rows, truth, model) in zip(matrices, head.tensors, strict=True):
-                entry = x if self._case.lengths else x[head.batch]
+                entry = x[head.batch] if x.ndim == 4 else x
                 found = widened(entry[:, of_head])[rows]
                 worst = max(worst, self._ratio(found, truth, model))
         for x, parts in zip(others, self._parts, strict=True):
