@@ -65,6 +65,7 @@ class Lengths:
     last_first: bool
     spoilt: int  # a sequence, of which everything is NaN; below 0: none
     with_dlse: bool
+    none: int = -1  # what says that none of an entry's rows count
 
 
 _WIDE = (64, 128)
@@ -78,7 +79,7 @@ KERNELS = (
     Kernels(Packed("fa3", "float16", more=("sinks",)), num_sms=1, wide=True, steps=_WIDE),
     Kernels(Packed("fa3", "bfloat16", options=_CAUSAL, heads=(4, 2)), steps=_WIDE),
     Kernels(Packed("fa3", "float16", width=192, options=_DROPPED), num_sms=1, steps=_WIDE),
-    Kernels(Used("fa1", "float16", options=_CAUSAL), _SMALL),
+    Kernels(Used("fa1", "float16"), _SMALL),
     Kernels(Used("fa2", "float16", width=20, more=("sinks",)), _SMALL),
     Kernels(Used("fa2", "float16", options=_CAUSAL), num_sms=1, wide=True, steps=_WIDE),
     Kernels(Used("fa3", "float16", options=_CAUSAL), num_sms=1, steps=_WIDE),
@@ -106,23 +107,35 @@ def drawn_lengths(draw: st.DrawFn, kernels: Kernels) -> Lengths:
         many = draw(st.sampled_from((1, 2)))
         few = st.tuples(st.integers(0, 1), st.integers(0, many))
         each += draw(st.lists(few, min_size=32, max_size=40))
+    if draw(st.sampled_from((False, False, True))):  # more rows than a block has threads
+        each.insert(0, (1040, draw(st.integers(1, 9))))
     behind = draw(st.sampled_from((0, 1, 40))), draw(st.sampled_from((0, 1, 70)))
     each[0] = (each[0][0], max(each[0][1], 1))  # fa3 leaves it to others to do nothing
     each[-1] = (max(each[-1][0], 1), each[-1][1])
     spoilt = draw(st.integers(-1, len(each) - 1))
-    return Lengths(tuple(each), behind, draw(st.booleans()), spoilt, draw(st.booleans()))
+    none = draw(st.sampled_from((0, -1, -100, -(2**31))))
+    return Lengths(tuple(each), behind, draw(st.booleans()), spoilt, draw(st.booleans()), none)
 
 
 def _used(row: Used, drawn: Lengths) -> Used:
     """The same lengths, some of them negative or beyond those of the arrays."""
     each = drawn.each[:4]
     whole = tuple(max(max(one[i] for one in each), 1) for i in (0, 1))
-    turned = [
-        tuple(-1 - n if n == 0 else n + (n == most) * drawn.behind[i] for i, (n, most) in
-              enumerate(zip(one, whole, strict=True)))
+    used = [
+        [
+            _said(drawn, n, most, more)
+            for n, most, more in zip(one, whole, drawn.behind, strict=True)
+        ]
         for one in each
-    ]  # fmt: skip
-    return replace(row, used=tuple(turned), lengths=whole)  # type: ignore[arg-type]
+    ]
+    return replace(row, used=tuple(map(tuple, used)), lengths=whole)  # type: ignore[arg-type]
+
+
+def _said(drawn: Lengths, count: int, most: int, more: int) -> int:
+    """What a call says of so many rows: none may be below 0, and all may be more than there are."""
+    if not count:
+        return drawn.none
+    return count + more if count == most else count
 
 
 def _row_of(kernels: Kernels, drawn: Lengths) -> Packed | Used:

@@ -19,6 +19,12 @@ _HELPERS = "tests/unit/test_packing.py::"
 _OF_REFERENCE = "tests/unit/test_reference_packed.py::"
 _OF_JAX = "tests/unit/test_jax_packed.py::"
 _EMULATED = "tests/emulator/test_{}_lengths.py::test_against_the_reference[{}]"
+_ROOM = "tests/unit/test_plan_packed.py::test_there_is_room_for_every_tile"
+#: On a device of one multiprocessor.
+_FEW_BLOCKS = (
+    "tests/emulator/test_lengths_drawn.py::"
+    "test_any_lengths[packed_lengths-fa3-float16-d64-90-sinks-wide-1]"
+)
 
 _OF_USED = (
     Bug(
@@ -82,7 +88,7 @@ _OF_USED = (
         _JAX,
         "jnp.clip(lengths, max(here.min, there.min), min(here.max, there.max))",
         "jnp.minimum(lengths, min(here.max, there.max))",
-        _OF_JAX + "test_offsets_of_any_integers",
+        _OF_JAX + "test_what_int32_does_not_hold_is_the_nearest_that_it_does",
     ),
 )
 _OF_SEQUENCES = (
@@ -147,7 +153,7 @@ _OF_SEQUENCES = (
         _REFERENCE,
         '_entries(call["dlse"].T, rows).swapaxes(1, 2)',
         '_entries(call["dlse"].T[:, ::-1], rows).swapaxes(1, 2)',
-        _OF_REFERENCE,
+        _OF_REFERENCE + "test_each_is_a_call_of_its_own",
     ),
 )
 _OF_PLANS = (
@@ -156,42 +162,42 @@ _OF_PLANS = (
         _PLANNED + "item_lists.py",
         "_ITEM_BYTES * (1 + self.problem.tiles(length, self.rows))",
         "_ITEM_BYTES * self.problem.tiles(length, self.rows)",
-        "tests/unit/test_plan_packed.py",
+        _ROOM,
     ),
     Bug(
         "the rows behind the last sequence have no tile of their own",
         _PLANNED + "problem.py",
         "(length + (self.sequences or 1) * (rows - 1)) // rows",
         "(length + max(self.sequences - 1, 1) * (rows - 1)) // rows",
-        "tests/unit/test_plan_packed.py",
+        _ROOM,
     ),
     Bug(
         "a list has an entry more than sequences and what is behind them",
         _PLANNED + "item_lists.py",
         'yield KernelLaunch(config, 1, (("entries", self.problem.sequences - 1),))',
         'yield KernelLaunch(config, 1, (("entries", self.problem.sequences),))',
-        _EMULATED.format("packed", "fa2-float16-d64-90"),
+        _ROOM,
     ),
     Bug(
         "the list of a backward pass has as many tiles as queries have",
         _PLANNED + "item_lists.py",
         'name, length = "kv_items", self.problem.seqlen_kv',
         'name, length = "kv_items", self.problem.seqlen_q',
-        "tests/unit/test_plan_packed.py",
+        _ROOM,
     ),
     Bug(
         "fa3 clears the sums of the first packed heads alone",
         _PLANNED + "fa3.py",
         "cleared = heads * seen.group if problem.sequences else order.heads_ahead * seen.group",
         "cleared = order.heads_ahead * seen.group",
-        _EMULATED.format("packed", "fa3-float16-d64-90"),
+        _FEW_BLOCKS,
     ),
     Bug(
         "blocks of packed sequences clear sums for others",
         _PLANNED + "fa3.py",
         "ahead = _NOBODY if problem.sequences else order.ahead",
         "ahead = order.ahead",
-        _EMULATED.format("packed", "fa3-bfloat16-d64-90-causal-True"),
+        _FEW_BLOCKS,
     ),
 )
 _OF_HELPERS = (
@@ -221,14 +227,14 @@ _OF_HELPERS = (
         _PACKING,
         "(place < xp.minimum(ends, total))",
         "(place < ends)",
-        _HELPERS,
+        _HELPERS + "test_rows_outside_of_the_packed_ones_are_zeros",
     ),
     Bug(
         "offsets before the rows show the first of them",
         _PACKING,
         "known = (place >= 0) & ",
         "known = ",
-        _HELPERS,
+        _HELPERS + "test_rows_outside_of_the_packed_ones_are_zeros",
     ),
     Bug(
         "rows of the last number belong to no sequence",

@@ -92,6 +92,14 @@ BUGS = (
         _listed("fa2-forward"),
     ),
     packed_bug(
+        "largest offsets of warps are replaced before all have read them",
+        _LIST,
+        "    __syncthreads();  // what warps have is read\n",
+        "",
+        "fa2",
+        _listed("fa2-forward"),
+    ),
+    packed_bug(
         "the first sequence begins at its offset",
         _LIST,
         "const bool given = 0 < entry && entry <= entries;",

@@ -24,37 +24,34 @@ _ROWS = {
     "fa2 causal": "fa2-bfloat16-d64-80-causal-True",
     "fa2 window": "fa2-float16-d64-90-window_size-(90,40)",
     "fa2 slopes": "fa2-float64-d64-90-alibi_slopes-sinks-causal-True",
-    "fa2 ordered": "fa2-float16-d64-ordered-90-causal-True",
     "fa3": "fa3-float16-d64-90",
     "fa3 causal": "fa3-bfloat16-d64-90-causal-True",
     "fa3 panels": "fa3-bfloat16-d128-90-causal-True",
 }
 
 
-def _bug(name: str, file: str, find: str, replace: str, of: str) -> Bug:
+def _drawn(kernels: str) -> str:
+    return f"test_lengths_drawn.py::test_any_lengths[used_lengths-{kernels}]"
+
+
+def _bug(name: str, file: str, find: str, replace: str, of: str, emulated: str = "") -> Bug:
     algorithm, dtype = _ROWS[of].split("-")[:2]
     runner = {"fa3": "auto"}.get(algorithm, algorithm)
     mask = next((m for m in ("causal", "window") if m in _ROWS[of]), "")
     more = {"causal": "{'causal': True}", "window": "{'window': '40:10'}", "": "{}"}[mask]
     offset = "20" if "offset" in of else "None"
     on_gpu = f"{_PROPERTY}{_ALONE}[{offset}-{more}-{dtype}-cuda-{runner}]"
-    return Bug(name, file, find, replace, on_gpu, row(_ROWS[of], _REFERENCE))
+    return Bug(name, file, find, replace, on_gpu, emulated or row(_ROWS[of], _REFERENCE))
 
 
 _OF_LENGTHS = (
-    _bug(
-        "a used length of queries below 0 stays so",
-        _FEATURE,
-        "max(0, min(seqused_q[batch], shape.seqlen_q))",
-        "min(seqused_q[batch], shape.seqlen_q)",
-        "fa1",
-    ),
     _bug(
         "a used length of keys below 0 stays so",
         _FEATURE,
         "max(0, min(seqused_kv[batch], shape.seqlen_kv))",
         "min(seqused_kv[batch], shape.seqlen_kv)",
-        "fa2 causal",
+        "fa1",
+        _drawn("fa1-float16-d64-90"),
     ),
     _bug(
         "a used length of keys leads out of the array",
@@ -62,6 +59,7 @@ _OF_LENGTHS = (
         "max(0, min(seqused_kv[batch], shape.seqlen_kv))",
         "max(0, seqused_kv[batch])",
         "fa2",
+        _drawn("fa2-float16-d20-90-sinks"),
     ),
     _bug(
         "queries that do not count leave the others where they stand",
@@ -180,18 +178,12 @@ _OF_BACKWARD = (
         "fa2",
     ),
     _bug(
-        "kv tiles that do not count add to dQ in turn",
-        _SCHEDULE,
-        "    if (Config::Lengths::vary && kv_begin >= seq.seqlen_kv) begin = end;\n",
-        "",
-        "fa2 ordered",
-    ),
-    _bug(
         "queries that do not count give to the gradient of sinks",
         "cuda_src/steps/sink_gradient.cu",
         "if (row >= seq.seqlen_q) return;",
         "if (row >= seq.rows_q) return;",
         "fa2 slopes",
+        _drawn("fa2-float16-d20-90-sinks"),
     ),
 )
 BUGS = (*_OF_LENGTHS, *_OF_FORWARD, *_OF_BACKWARD)
@@ -246,12 +238,28 @@ HOPPER = (
         "min(Config::block_kv, c.seq.rows_kv - c.item.kv_begin)",
         "min(Config::block_kv, c.seq.seqlen_kv - c.item.kv_begin)",
         "fa3",
+        _drawn("fa3-float16-d64-90-causal-True-1"),
     ),
     _bug(
         "gradients of keys behind the end of a block are not written",
         "cuda_src/fa3/backward_math.cuh",
         "c.seq.rows_kv - key, columns);",
         "c.seq.seqlen_kv - key, columns);",
+        "fa3",
+        _drawn("fa3-float16-d64-90-causal-True-1"),
+    ),
+    _bug(
+        "sums of parts are not written of keys that do not count",
+        "cuda_src/fa3/sum_parts.cu",
+        "seq.rows_kv - at.row,",
+        "seq.seqlen_kv - at.row,",
+        "fa3",
+    ),
+    _bug(
+        "blocks of keys behind the end add to dQ",
+        _SCHEDULE,
+        "    if (Config::Lengths::vary && kv_begin >= seq.seqlen_kv) begin = end;\n",
+        "",
         "fa3",
     ),
     _bug(
