@@ -125,7 +125,8 @@ __device__ inline void clear_k_tail(const BackwardContext<Config>& c) {
     const int count = keys_before_tail(c);
     if (count >= Config::block_kv) return;
     wait<Config>(c.shared.k_tail.raw, 0);
-    clear_rows(c.shared.k, count);
+    clear_rows<32>(c.shared.k, count);
+    __syncwarp();
     arrive_warp<Config>(c.shared.k_full);
   }
 }

@@ -134,6 +134,17 @@ struct ForwardMath {
     }
   }
 
+  // Queries that do not count look like those beyond an array: what the rows hold would move the
+  // references of others, and so change how these are rounded.
+  __device__ void clear_surplus_queries(const ForwardTile<Config>& tile, int row0) const {
+    if constexpr (Config::Lengths::vary) {
+      const int count = max(0, tile.seq.seqlen_q - row0);
+      if (count >= kRowsOfWarpgroup) return;
+      clear_rows<kWarpgroup>(c.shared.q[q_place.stage][warpgroup], count);
+      ptx::named_barrier(1 + Types::warpgroups + warpgroup, kWarpgroup);
+    }
+  }
+
   // scores = Q K^T, as one group of products.
   __device__ __forceinline__ void issue_scores(Scores& scores) const {
     const DepthInColumns<typename Types::QPanels> q(c.shared.q[0][0]);
@@ -195,13 +206,13 @@ struct ForwardMath {
     if constexpr (has_operand) {
       const auto& panels = c.shared.operand[operand_place.stage];
       const int row = warpgroup * kRowsOfWarpgroup + warp_row;
-      return {tile.item.batch,
+      return {tile.item.entry,
               tile.item.head,
               row0 + warp_row,
               key0,
               {panels.data, panels.panel_bytes, row, 0, false}};
     } else {
-      return {tile.item.batch, tile.item.head, row0 + warp_row, key0};
+      return {tile.item.entry, tile.item.head, row0 + warp_row, key0};
     }
   }
 
@@ -272,6 +283,7 @@ struct ForwardMath {
                                                State& state) {
     Scores scores;
     wait_q();
+    clear_surplus_queries(tile, blocks.row0);
     wait_k();
     if constexpr (Config::listed) blocks.find(c, k_place.stage);
     take_turn();

@@ -59,6 +59,12 @@ __device__ inline bool is_surplus(const Sequence& seq, int row) {
   return Config::Lengths::vary && row >= seq.seqlen_q;
 }
 
+// Tiles of so many rows that sequences may have, of one length in all: each may end in the middle
+// of one.
+__device__ inline int most_tiles(int length, int sequences, int rows) {
+  return (length + sequences * (rows - 1)) / rows;
+}
+
 template <class T>
 __device__ inline T* tensor_row(const Tensor& tensor, int batch, int head, long long row) {
   return static_cast<T*>(tensor.data) + batch * tensor.batch_stride + head * tensor.head_stride +
