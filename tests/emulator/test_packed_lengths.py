@@ -23,7 +23,7 @@ def _results(row: Row, x: dict[str, Any]) -> dict[str, Any]:
         | {"layout": "shd"}
     )
     options: dict[str, Any] = {"algorithm": row.algorithm, "backend": "cuda"}
-    with host_cupy(row.architecture) as host:
+    with host_cupy(row.architecture, row.num_sms) as host:
         out, lse = host.call(cuflash.attention, **given, **options, return_lse=True)
         saved = {"dout": x["dout"], "out": out.copy(), "lse": lse.copy()}
         row.spoil(saved)
