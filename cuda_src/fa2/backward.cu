@@ -144,7 +144,9 @@ __device__ inline void backward(const typename Config::Params& params) {
   static_assert(sizeof(BackwardStorage<Config>) == Config::shared_bytes,
                 "the plan and the kernel disagree about shared memory");
   const auto c = context_of<Config>(params, shared, blockIdx.x);
-  if (is_behind_the_list<Config>(c.item)) return;
+  if constexpr (Config::Lengths::packed) {
+    if (is_behind_the_list(c.item)) return;
+  }
   const QSteps<Config> steps(params, c.seq, c.item.kv_begin, c.item.head * c.group, c.group);
   typename Types::KGradient dk;
   typename Types::VGradient dv;

@@ -164,9 +164,11 @@ __device__ inline void backward(const typename Config::Params& params) {
     static_assert(Config::kv_tiles_per_convert_block == 0 && !Config::parted, "as lists have it");
   }
   const auto c = context_of<Config>(params, shared, tile);
-  if (is_behind_the_list<Config>(c.item)) {
-    if (threadIdx.x < 32) clear_role(c, tile);
-    return;
+  if constexpr (Config::Lengths::packed) {
+    if (is_behind_the_list(c.item)) {
+      if (threadIdx.x < 32) clear_role(c, tile);
+      return;
+    }
   }
   clear_pair_sums<Config>(params, c.item.entry, c.item.head * c.group, c.group, c.item.kv_begin);
   if (c.steps() == 0) {

@@ -36,7 +36,7 @@ __device__ inline void await_count(const int* counter, int count) {
 template <class Config>
 __device__ inline void await_cleared(const BackwardContext<Config>& c, unsigned tile) {
   if (tile < c.params.ahead) return;
-  await_count<Config>(&counters_of(c.params, c.seq.batch, c.item.head).cleared,
+  await_count<Config>(&counters_of(c.params, batch_of(c), c.item.head).cleared,
                       kv_tiles_of_head<Config>(c.params));
 }
 

@@ -248,6 +248,12 @@ __device__ inline HeadCounters& counters_of(const Fa3BackwardParams& params, int
   return static_cast<HeadCounters*>(params.turns)[batch * params.shape.heads_kv + kv_head];
 }
 
+// The batch entry of the tensors.
+template <class Config>
+__device__ inline int batch_of(const BackwardContext<Config>& c) {
+  return Config::Lengths::packed ? c.seq.batch : c.item.entry;
+}
+
 // Row of dk_parts and dv_parts where the block's keys begin.
 template <class Config>
 __device__ inline long long part_row(const BackwardContext<Config>& c) {

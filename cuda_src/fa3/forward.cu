@@ -37,11 +37,13 @@ __device__ inline void math_role(const ForwardContext<Config>& c, int warpgroup)
   while (true) {
     const auto queued = next_item<Config>(c.shared.queue, queue_place);
     if (!is_item(queued.item)) break;
+    const auto& slot = c.shared.queue.item[queue_place.stage];
     if constexpr (Config::listed) {
-      listed_tile(math, c.tile(queued), state);
+      listed_tile(math, c.tile(queued), slot, state);
     } else {
-      math.one_tile(c.tile(queued), state);
+      math.one_tile(c.tile(queued), slot, state);
     }
+    if constexpr (Config::Lengths::vary) release_item<Config>(c.shared.queue, queue_place);
   }
 }
 

@@ -133,12 +133,13 @@ struct WarpgroupList {
 template <class Config>
 __device__ __forceinline__ void listed_tile(ForwardMath<Config>& math,
                                             const ForwardTile<Config>& tile,
+                                            const QueuedItem<Config>& slot,
                                             ForwardState<Config>& state) {
   WarpgroupList<Config> blocks(math.c, tile, math.warpgroup, math.warp_row);
   math.first_scores(tile, blocks, state);
 #pragma unroll 1
   while (!blocks.note.last) math.template step<true>(tile, blocks, state, 0);
-  math.finish(tile, blocks.row0, state);
+  math.finish(tile, slot, blocks.row0, state);
 }
 
 }  // namespace cuflash::fa3

@@ -334,9 +334,11 @@ struct ForwardMath {
   }
 
   // The last product of a tile, beside it the log-sum-exp, and the output.
-  __device__ __forceinline__ void finish(const ForwardTile<Config>& tile, int row0, State& state) {
+  __device__ __forceinline__ void finish(const ForwardTile<Config>& passed,
+                                         const QueuedItem<Config>& slot, int row0, State& state) {
     wait_v();
     issue_output(state);
+    const ForwardTile<Config>& tile = Config::Lengths::vary ? c.tile(slot) : passed;
     const Rows inverse = end_rows(c, tile, state.rows, row0 + warp_row);
     ptx::wgmma_wait<0>();
     ptx::wgmma_hold(state.output.value[0]);
@@ -344,7 +346,8 @@ struct ForwardMath {
     store_rows(c, tile, state.output, inverse, row0 + warp_row);
   }
 
-  __device__ __forceinline__ void one_tile(const ForwardTile<Config>& tile, State& state) {
+  __device__ __forceinline__ void one_tile(const ForwardTile<Config>& tile,
+                                           const QueuedItem<Config>& slot, State& state) {
     const WarpgroupBlocks<Config> blocks(tile, warpgroup);
     skip(tile.kv.end - blocks.seen.end);
     first_scores(tile, blocks, state);
@@ -365,7 +368,7 @@ struct ForwardMath {
 #pragma unroll 1
       for (; block >= 0; --block) step<false>(tile, blocks, state, block);
     }
-    finish(tile, blocks.row0, state);
+    finish(tile, slot, blocks.row0, state);
     if constexpr (Mask<Config>::has_first) skip(blocks.seen.begin - tile.kv.begin);
   }
 

@@ -132,11 +132,8 @@ __device__ inline PlacedItem kv_item_of(const typename Config::Params& params,
     return {item, sequence<Config>(params, item.entry)};
   }
 }
-// Whether the list ends before: the block has no tile.
-template <class Config>
-__device__ inline bool is_behind_the_list(const WorkItem& item) {
-  return Config::Lengths::packed && item.entry < 0;
-}
+// Whether a list has ended before: the block has no tile.
+__device__ inline bool is_behind_the_list(const WorkItem& item) { return item.entry < 0; }
 
 // One step of an inner loop.
 struct Block {

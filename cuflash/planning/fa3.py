@@ -30,6 +30,8 @@ _ARCHITECTURE = "sm_90a"
 #: Of keys, backward. With a hundred at a time, of 512 keys, single runs were a tenth slower: their
 #: sums of dQ are more than L2 holds beside Q and dO. See bench/NOTES.md.
 _MOST_HEADS_IN_GROUP = 8
+#: Of packed sequences, whose heads have so many tiles that sums of few are cleared by blocks.
+_MOST_PACKED_HEADS_IN_GROUP = 2
 
 #: Tickets go beyond it by as many as there are blocks, and are 32-bit numbers.
 _MOST_TILES = 2**30
@@ -264,7 +266,8 @@ def _backward_head_group(
     if tile.ordered:
         return taking_turns(problem.batch * problem.heads_kv, tiles, limits.num_sms * per_sm)
     if _uneven(problem):
-        return head_group_of(problem, limits, tiles, per_sm, _MOST_HEADS_IN_GROUP)
+        most = _MOST_PACKED_HEADS_IN_GROUP if problem.sequences else _MOST_HEADS_IN_GROUP
+        return head_group_of(problem, limits, tiles, per_sm, most)
     return 1  # tiles are about equal, and heads may come singly
 
 

@@ -146,6 +146,15 @@ class AttentionProblem:
         return (length + (self.sequences or 1) * (rows - 1)) // rows
 
     @property
+    def usual_lengths(self) -> tuple[int, int]:
+        """Queries and keys of an entry; of packed sequences, whose lengths nobody knows, the mean.
+
+        Tiles and orders that suit a length are chosen by them.
+        """
+        several = max(1, self.sequences - 1)
+        return -(-self.seqlen_q // several), -(-self.seqlen_kv // several)
+
+    @property
     def has_pairs(self) -> bool:
         """Whether there is a query and a key, whatever the mask hides."""
         return self.batch * self.heads_q * self.seqlen_q * self.seqlen_kv > 0
