@@ -7,7 +7,7 @@
 
 namespace cuflash::fa3 {
 
-// Keys of the block that count, if others do not; else at least those of a block.
+// How many keys of the block count; at least those of a block where it has no tail.
 template <class Config>
 __device__ inline int keys_before_tail(const BackwardContext<Config>& c) {
   return rows_before_tail<Config>(c.seq, c.item.kv_begin);

@@ -105,6 +105,7 @@ template <class Config>
 __device__ inline Sequence sequence_of_row(const typename Config::Params& params, int batch,
                                            int row) {
   if constexpr (Config::Lengths::packed) {
+    static_assert(Config::rows == Config::Lengths::alignment, "a block has rows of one sequence");
     return sequence<Config>(params, params.packed_lengths.entry_of_row(row));
   } else {
     return sequence<Config>(params, batch);

@@ -12,8 +12,8 @@
 
 namespace cuflash {
 
-// Rows of a block of keys that count, if others do not; `rows` or more: there is no tail. A block
-// beyond the keys has none either: nobody sees one of its rows.
+// How many rows of a block of keys count. At least `rows` where it has no tail: where all of its
+// rows count, or are beyond the array, and in a block beyond the keys, whose rows nobody sees.
 template <class Config, int rows = Config::block_kv>
 __device__ inline int rows_before_tail(const Sequence& seq, int kv_begin) {
   const int count = seq.seqlen_kv - kv_begin;

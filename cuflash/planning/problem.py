@@ -108,8 +108,8 @@ class AttentionProblem:
     what features add, in the order of their table. ``wrt`` names the tensors
     whose gradients a backward pass is asked for; its order does not matter.
     ``block`` has the queries and keys of a block of a block mask; (0, 0) of
-    calls without one. ``sequences`` are those of a packed batch, one more than
-    it has: the rows behind the last one; 0 of calls that pack none.
+    calls without one. ``sequences`` is the number of packed sequences, the rows
+    behind the last one counted as one more; 0 of calls that pack none.
     """
 
     operation: Operation
