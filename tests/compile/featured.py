@@ -253,7 +253,11 @@ def featured_problems(plain: AttentionProblem, algorithm: Algorithm) -> Iterator
         if "score-table" in words:
             operands[SLOTS[0]] = Operand(SLOTS[0], "float32", (of.heads_q, 2 * of.seqlen_kv))
         yield with_features(of, keywords, operands)
-        wrt = QKV if feature.startswith("alibi") else (*QKV, *(n for n in operands if n in differentiable()))
+        wrt = (
+            QKV
+            if feature.startswith("alibi")
+            else (*QKV, *(n for n in operands if n in differentiable()))
+        )
         of = replace(of, operation="backward", deterministic=deterministic, wrt=wrt)
         yield with_features(of, keywords, operands)
     for width in (64, 128) if algorithm == "fa3" else ():  # of a narrow window
