@@ -23,7 +23,17 @@ import numpy as np
 from cuflash.cuda.source import find_sources, include_closure, translation_unit
 from cuflash.planning.kernel import KernelConfig
 
-__all__ = ["KEPT", "Emulated", "Watch", "begin", "compiler", "emulate", "forget_threads", "watched"]
+__all__ = [
+    "KEPT",
+    "Emulated",
+    "Watch",
+    "begin",
+    "compiler",
+    "emulate",
+    "forget_threads",
+    "last_blocks_first",
+    "watched",
+]
 
 HERE = Path(__file__).parent / "cuda"
 #: Environment variable: a folder for what is compiled, which processes then share.
@@ -40,9 +50,10 @@ namespace cuflash::{generation} {{
 alignas(1024) unsigned char shared_bytes[256 * 1024];
 }}
 extern "C" void emulate(const void* params, int grid, int threads, long shared, void* watches,
-                        int watch_count) {{
+                        int watch_count, int last_first) {{
   emulated::watches = static_cast<emulated::Watch*>(watches);
   emulated::watch_count = watch_count;
+  emulated::last_first = last_first != 0;
   static unsigned launches = 0;  // variables of emulated:: are one for all kernels of a process
   emulated::launches = launches++;
   emulated::launch(grid, threads, shared, cuflash::{generation}::shared_bytes, {{{habits}}},
@@ -76,19 +87,37 @@ def watched(arrays: Sequence[np.ndarray]) -> Iterator[Any]:
         _watches = (Watch * 0)()
 
 
+_last_first = False
+
+
+@contextlib.contextmanager
+def last_blocks_first() -> Iterator[None]:
+    """Within it blocks run from the last to the first, of kernels in which none waits for another.
+
+    What a block writes in another one's place is then not written over by that one.
+    """
+    global _last_first
+    _last_first = True
+    try:
+        yield
+    finally:
+        _last_first = False
+
+
 class Emulated:
     """A compiled kernel."""
 
     def __init__(self, library: Path) -> None:
         self._run = ctypes.CDLL(str(library)).emulate
         self._run.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_int, ctypes.c_long]
-        self._run.argtypes += [ctypes.c_void_p, ctypes.c_int]
+        self._run.argtypes += [ctypes.c_void_p, ctypes.c_int, ctypes.c_int]
 
     def __call__(self, grid: int, threads: int, shared_bytes: int, parameters: int) -> None:
         """Run it; ``parameters`` is the address of a list of addresses, as the driver takes it."""
         (first,) = (ctypes.c_void_p * 1).from_address(parameters)
         watches = ctypes.addressof(_watches)
-        self._run(first, grid, threads, max(shared_bytes, 16), watches, len(_watches))
+        size = max(shared_bytes, 16)
+        self._run(first, grid, threads, size, watches, len(_watches), int(_last_first))
 
 
 def compiler() -> str | None:
@@ -132,13 +161,21 @@ def _text(config: KernelConfig, root: Path) -> str:
     lines = [line for line in text.splitlines() if "__INTADDR__" not in line]
     lines.remove(_include(config))  # the precompiled header has it
     fa3 = config.generation == "fa3"
-    habits = (fa3, fa3 and config.kernel == "forward")  # as emulated::Habits
+    # As emulated::Habits.
+    habits = (fa3, fa3 and config.kernel == "forward", not _waits(config))
     more = _ENTRY.format(
         generation=config.generation,
         entry=config.entry,
         habits=", ".join(str(habit).lower() for habit in habits),
     )
     return f'#include "{PRECOMPILED}"\n' + "\n".join(lines) + more
+
+
+def _waits(config: KernelConfig) -> bool:
+    """Whether blocks wait for blocks before them: for their turn, or for sums to be cleared."""
+    packed = any(feature.name == "packed_lengths" for feature in config.features)
+    clears = (config.generation, config.kernel) == ("fa3", "backward") and not packed
+    return clears or bool(dict(config.constants).get("ordered"))
 
 
 def _include(config: KernelConfig) -> str:

@@ -6,9 +6,12 @@ from functools import partial
 
 import pytest
 
+from cuflash.planning.kernel import KernelConfig
+
 from .apart import apart
 from .build import begin, compiler, emulate
 from .call import Kernels
+from .lengths import Kernels as KernelsOfLengths
 from .rows import Row
 from .session import configs_of
 
@@ -19,13 +22,21 @@ def _compiled_ahead(request: pytest.FixtureRequest) -> None:
         return
     given = [getattr(item, "callspec", None) for item in request.session.items]
     kernels = [spec.params.get("kernels") for spec in given if spec is not None]
-    for one in dict.fromkeys(one for one in kernels if isinstance(one, Kernels)):
-        for config in configs_of(one):
+    for one in dict.fromkeys(
+        one for one in kernels if isinstance(one, (Kernels, KernelsOfLengths))
+    ):
+        for config in _configs(one):
             begin(config)
     rows = [spec.params.get("row") for spec in given if spec is not None]
     for row in dict.fromkeys(row for row in rows if isinstance(row, Row)):
         for config in row.runner.configs(row.cases()[0]):
             begin(config)
+
+
+def _configs(one: object) -> set[KernelConfig]:
+    if isinstance(one, KernelsOfLengths):
+        return one.configs
+    return configs_of(one) if isinstance(one, Kernels) else set()
 
 
 @pytest.fixture(autouse=True)
@@ -34,10 +45,7 @@ def _compiled(request: pytest.FixtureRequest) -> None:
     spec = getattr(request.node, "callspec", None)
     asked = [] if spec is None else [spec.params.get(name) for name in ("row", "kernels")]
     for one in asked:
-        if isinstance(one, Row):
-            configs = one.runner.configs(one.cases()[0])
-        else:
-            configs = configs_of(one) if isinstance(one, Kernels) else set()
+        configs = one.runner.configs(one.cases()[0]) if isinstance(one, Row) else _configs(one)
         for config in configs:
             emulate(config)
 

@@ -104,7 +104,8 @@ class Row:
             given |= {name: x[name] for name in self.more} | self.options | {"layout": "shd"}
             out, lse = reference.attention(**given)
             found["out"][of_queries], found["lse"][:, of_queries] = out, lse
-            grads = reference.attention_backward(x["dout"][of_queries], **given)
+            dlse = x["dlse"][:, of_queries] if "dlse" in x else None
+            grads = reference.attention_backward(x["dout"][of_queries], dlse=dlse, **given)
             found["dq"][of_queries], found["dk"][of_keys], found["dv"][of_keys] = grads[:3]
             if "sinks" in x:
                 found["dsinks"] += grads[-1]

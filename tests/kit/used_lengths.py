@@ -126,7 +126,8 @@ class Row:
             out, lse = reference.attention(**given)
             found["out"][b, :q], found["lse"][b, :, :q] = out[0], lse[0]
             dout = x["dout"][b : b + 1, :q]
-            dq, dk, dv, *others = reference.attention_backward(dout, **given)
+            dlse = x["dlse"][b : b + 1, :, :q] if "dlse" in x else None
+            dq, dk, dv, *others = reference.attention_backward(dout, dlse=dlse, **given)
             found["dq"][b, :q], found["dk"][b, :kv], found["dv"][b, :kv] = dq[0], dk[0], dv[0]
             names = [n for n in ("alibi_slopes", "bias", "sinks") if n in given]
             for name, grad in zip(names, others, strict=True):

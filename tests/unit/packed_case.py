@@ -10,7 +10,17 @@ import numpy as np
 import cuflash
 from cuflash import reference
 
-__all__ = ["LENGTHS", "arrays", "both", "compare", "int32", "looped", "offsets", "rows_of"]
+__all__ = [
+    "LENGTHS",
+    "arrays",
+    "both",
+    "compare",
+    "int32",
+    "looped",
+    "offsets",
+    "pulled",
+    "rows_of",
+]
 
 _Arrays = dict[str, Any]
 #: Queries and keys of every sequence: either of them none, ends beside those of blocks.
@@ -45,8 +55,17 @@ def arrays(lengths: Any = LENGTHS, dtype: Any = np.float64, seed: int = 0) -> _A
     return made | offsets(lengths) | {"layout": "shd", "backend": "numpy"}
 
 
+def pulled(out: Any, lse: Any) -> _Arrays:
+    """Gradients of both, every number of its own."""
+    places = (np.arange(1.0, one.size + 1).reshape(one.shape) for one in (out, lse))
+    return {
+        name: np.cos(place * place).astype(one.dtype)
+        for name, place, one in zip(("dout", "dlse"), places, (out, lse), strict=True)
+    }
+
+
 def both(call: _Arrays, **saved: Any) -> _Arrays:
-    """Results of both passes, for ones as the gradients of out and lse.
+    """Results of both passes, for the gradients of out and lse that :func:`pulled` has.
 
     All of them are written to places that hold NaN. What is ``saved`` the
     backward pass is given in place of the results of the forward pass.
@@ -54,7 +73,7 @@ def both(call: _Arrays, **saved: Any) -> _Arrays:
     out, lse = (np.full_like(made, np.nan) for made in cuflash.attention(**call, return_lse=True))
     cuflash.attention(**call, out=out, lse_out=lse, return_lse=True)
     wrt = ("q", "k", "v", *(("sinks",) if "sinks" in call else ()))
-    given = {"out": out, "lse": lse, "dout": np.ones_like(out), "dlse": np.ones_like(lse)} | saved
+    given = {"out": out, "lse": lse} | pulled(out, lse) | saved
     grads = tuple(np.full_like(call[name], np.nan) for name in wrt)
     cuflash.attention_backward(**given, **call, wrt=wrt, grads=grads)
     names = ("out", "lse", *(f"d{name}" for name in wrt))
@@ -79,11 +98,12 @@ def looped(call: _Arrays) -> _Arrays:
     found = {"out": np.zeros((*q.shape[:2], v.shape[2])), "lse": np.full(q.shape[1::-1], -np.inf)}
     found |= {f"d{name}": np.zeros(call[name].shape) for name in ("q", "k", "v", *_DIFFERENTIABLE)
               if name in call}  # fmt: skip
+    of = pulled(found["out"], found["lse"])
     for i, j in zip(rows[:-1], keys[:-1], strict=True):
         own = given | {"q": q[i], "k": k[j], "v": v[j]}
         out, lse = reference.attention(**own)
         found["out"][i], found["lse"][:, i] = out, lse
-        grads = reference.attention_backward(np.ones(out.shape), dlse=np.ones(lse.shape), **own)
+        grads = reference.attention_backward(of["dout"][i], dlse=of["dlse"][:, i], **own)
         found["dq"][i], found["dk"][j], found["dv"][j] = grads[:3]
         named = [name for name in _DIFFERENTIABLE if name in call]
         for name, grad in zip(named, grads[3:], strict=True):

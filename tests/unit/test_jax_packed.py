@@ -176,6 +176,19 @@ def test_offsets_of_any_integers(wide: None, kind: str) -> None:
         assert np.array_equal(attention(*arrays, **far), attention(*arrays, **near_by))
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_what_int32_does_not_hold_is_the_nearest_that_it_does(wide: None, seed: int) -> None:
+    """And not what its last 32 bits are."""
+    arrays, random = draw(Q, KV, KV), np.random.default_rng(seed)
+    far = {name: random.integers(-(2**62), 2**62, 4) for name in _NAMES}
+    near_by = {name: np.clip(at, -(2**31), 2**31 - 1).astype("int32") for name, at in far.items()}
+    mine, expected = (
+        attention(*arrays, return_lse=True, **{name: jnp.asarray(at) for name, at in given.items()})
+        for given in (far, near_by)
+    )
+    near(mine, expected)
+
+
 def test_rows_behind_the_last_sequence_give_and_get_nothing(wide: None) -> None:
     arrays = draw(Q, KV, KV)
     ends = [int(at[-1]) for at in offsets().values()]

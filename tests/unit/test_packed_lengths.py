@@ -13,7 +13,7 @@ import cuflash
 from ..kit.arena import POISONS, Arena
 from ..kit.packed_lengths import ROWS, Row
 from .fake_device import ADDRESS, FakeDevice, fake_device
-from .packed_case import LENGTHS, arrays, both, compare, int32, looped, offsets, rows_of
+from .packed_case import LENGTHS, arrays, both, compare, int32, looped, offsets, pulled, rows_of
 
 __all__ = ["fake_device"]
 
@@ -166,7 +166,7 @@ def test_nothing_of_a_sequence_reaches_another(algorithm: str, value: float, num
     expected = both(call)
     at = [rows_of(each, 99)[number] for each in offsets().values()]
     saved = {"out": expected["out"].copy(), "lse": expected["lse"].copy()}
-    saved |= {"dout": np.ones_like(saved["out"]), "dlse": np.ones_like(saved["lse"])}
+    saved |= pulled(saved["out"], saved["lse"])
     call["q"][at[0]] = call["k"][at[1]] = call["v"][at[1]] = value
     for name, array in saved.items():
         (array.T if "lse" in name else array)[at[0]] = value
@@ -211,7 +211,10 @@ def _padded(call: dict[str, Any]) -> dict[str, Any]:
 def test_a_sequence_is_the_entry_of_its_number(algorithm: str, more: dict[str, Any]) -> None:
     """Draws and functions take it for what it would be in a padded batch."""
     call = arrays() | more | {"algorithm": algorithm, "causal": True, "q_offset": 3}
-    found, padded = both(call), both(_padded(call))
+    found = both(call)
+    of, at = pulled(found["out"], found["lse"]), call["cu_seqlens_q"]
+    dlse = cuflash.unpack(of["dlse"].T, at, 17).swapaxes(1, 2)
+    padded = both(_padded(call), dout=cuflash.unpack(of["dout"], at, 17), dlse=dlse)
     padded["lse"], found["lse"] = padded["lse"].swapaxes(1, 2), found["lse"].T
     for name, got in found.items():
         lengths = np.array(LENGTHS)[:, int(name in ("dk", "dv"))]
@@ -238,7 +241,7 @@ def test_gradients_in_any_order() -> None:
     call = arrays() | {"sinks": np.ones(4), "causal": True}
     expected = looped(call)
     out, lse = cuflash.attention(**call, return_lse=True)
-    saved = {"dout": np.ones_like(out), "dlse": np.ones_like(lse), "out": out, "lse": lse}
+    saved = {"out": out, "lse": lse} | pulled(out, lse)
     for count in (1, 2, 4):
         for wrt in permutations(("q", "k", "v", "sinks"), count):
             grads = cuflash.attention_backward(**saved, **call, wrt=wrt)
@@ -250,7 +253,7 @@ def test_the_vjp_takes_offsets_to_both_passes() -> None:
     out, pullback = cuflash.attention_vjp(**call, wrt=("sinks", "k"))
     expected = both(call, dlse=None)
     assert out.tobytes() == expected["out"].tobytes()
-    for name, got in zip(("dsinks", "dk"), pullback(np.ones_like(out)), strict=True):
+    for name, got in zip(("dsinks", "dk"), pullback(pulled(out, out)["dout"]), strict=True):
         assert got.tobytes() == expected[name].tobytes(), name
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -56,6 +57,23 @@ def test_what_has_no_room_is_left_out() -> None:
     np.testing.assert_array_equal(packed, [0, 1, 4, 5, 6])
     np.testing.assert_array_equal(offsets, [0, 2, 5, 5])
     np.testing.assert_array_equal(cuflash.unpack(packed, offsets, 2), [[0, 1], [4, 5], [0, 0]])
+
+
+@given(
+    st.lists(st.integers(-6, 14), min_size=1, max_size=6).map(sorted),
+    st.integers(0, 8),
+    st.integers(0, 9),
+)
+def test_rows_outside_of_the_packed_ones_are_zeros(
+    offsets: list[int], total: int, seqlen: int
+) -> None:
+    """What a row would be that is not there is neither the first nor the last one."""
+    packed = np.arange(1, total + 1)
+    expected = np.zeros((len(offsets) - 1, seqlen), int)
+    for b, (begin, end) in enumerate(pairwise(offsets)):
+        for place in range(max(begin, 0), min(end, total, begin + seqlen)):
+            expected[b, place - begin] = packed[place]
+    np.testing.assert_array_equal(cuflash.unpack(packed, np.array(offsets), seqlen), expected)
 
 
 def test_jax_computes_the_same_and_differentiates_it() -> None:

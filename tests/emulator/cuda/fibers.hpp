@@ -232,7 +232,7 @@ inline void launch(int grid, int threads, std::size_t shared_bytes, unsigned cha
   grid_size.x = grid;
   block_size.x = threads;
   for (int i = 0; i < grid; ++i) {
-    block_index.x = i;
+    block_index.x = habits.any_order && last_first ? grid - 1 - i : i;
     run_block(threads, variant());
   }
   _mm_setcsr(_mm_getcsr() & ~0x8040u);

@@ -157,7 +157,9 @@ inline void reads(const void* from, std::size_t bytes) {
 struct Habits {
   bool roles;        // turns are kept by other threads than those that add
   bool passes_last;  // the last who passes a turn at a named barrier passes it to nobody
+  bool any_order;    // no block waits for another one
 };
-inline Habits habits{false, false};
+inline Habits habits{false, false, false};
+inline bool last_first = false;  // blocks that may come in any order begin with the last
 
 }  // namespace emulated

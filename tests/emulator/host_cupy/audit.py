@@ -237,6 +237,8 @@ def _operands(parameters: Any, feature: str, operand: Operand) -> Iterator[_Tens
             yield _of_pairs(name, block[name], operand, strides)
         elif name in own:
             yield _contiguous(name, block[name], operand)
+    elif feature == "packed_lengths" and name in names:  # of what lists tiles
+        yield _contiguous(name, parameters[name], operand)
     if gradient in names:
         field_of = parameters[gradient]
         if field_of.dtype == PAIRS:
