@@ -23,7 +23,7 @@ _ROOM = "tests/unit/test_plan_packed.py::test_there_is_room_for_every_tile"
 #: On a device of one multiprocessor.
 _FEW_BLOCKS = (
     "tests/emulator/test_lengths_drawn.py::"
-    "test_any_lengths[packed_lengths-fa3-float16-d64-90-sinks-wide-1]"
+    "test_any_lengths[packed_lengths-fa3-bfloat16-d64-90-causal-True-1]"
 )
 
 _OF_USED = (

@@ -249,13 +249,6 @@ HOPPER = (
         _drawn("fa3-float16-d64-90-causal-True-1"),
     ),
     _bug(
-        "sums of parts are not written of keys that do not count",
-        "cuda_src/fa3/sum_parts.cu",
-        "seq.rows_kv - at.row,",
-        "seq.seqlen_kv - at.row,",
-        "fa3",
-    ),
-    _bug(
         "blocks of keys behind the end add to dQ",
         _SCHEDULE,
         "    if (Config::Lengths::vary && kv_begin >= seq.seqlen_kv) begin = end;\n",
