@@ -14,7 +14,7 @@ import numpy as np
 __all__ = ["every_feature"]
 
 #: Entries, query heads, heads of keys, queries, keys, head_dim.
-_SIZES = 3, 4, 2, 150, 230, 64
+_SIZES = 3, 4, 2, 150, 240, 64
 #: Queries and keys of packed sequences, and rows behind the last one.
 _PACKED = ((0, 0), (70, 150), (1, 0), (0, 9), (66, 40))
 _BEHIND = 13, 31
@@ -64,7 +64,7 @@ def _calls(cupy: Any, cuflash: Any) -> Iterator[tuple[dict[str, Any], bool]]:
         "layout": "shd",
         **{f"cu_seqlens_{of}": lengths(*at) for of, at in zip(("q", "kv"), offsets.T, strict=True)},
     }
-    used = {"seqused_q": lengths(150, 0, 71), "seqused_kv": lengths(9, 230, 131)}
+    used = {"seqused_q": lengths(150, 0, 71), "seqused_kv": lengths(9, 240, 131)}
     made: list[Callable[[], dict[str, Any]]] = [
         lambda: {"window_size": (40, 20)},
         lambda: {"softcap": 3.0},
