@@ -104,13 +104,17 @@ def drawn_lengths(draw: st.DrawFn, kernels: Kernels) -> Lengths:
     length = _lengths(kernels.steps)
     count = draw(st.integers(1, 5))
     each = [(draw(length), draw(length)) for _ in range(count)]
+    kind = draw(st.sampled_from(("some", "some", "many", "many", "one")))
     if isinstance(kernels.row, Used):
         each = [each[0], (draw(length), 0), (0, draw(length)), *each[1:2], each[-1]]
-    elif draw(st.booleans()):  # more of them than warps that list them, or more tiles
-        many = draw(st.sampled_from((1, 2)))
-        few = st.tuples(st.integers(0, 1), st.integers(0, many))
+    elif kind == "one":  # in whose tiles of keys there is little that belongs to no row
+        each = [(each[0][0], 4 * max(kernels.steps) + each[0][1])]
+    elif kind == "many":  # more of them than warps that list them
+        most = draw(st.sampled_from((1, 2)))
+        few = st.tuples(st.integers(0, 1), st.integers(0, most))
         each += draw(st.lists(few, min_size=32, max_size=40))
-    if draw(st.sampled_from((False, False, True))):  # more rows than a block has threads
+    long = draw(st.sampled_from((False, False, kind != "one")))
+    if long:  # of more rows than a block has threads
         each.insert(0, (1040, draw(st.integers(1, 9))))
     behind = draw(st.sampled_from((0, 1, 40))), draw(st.sampled_from((0, 1, 70)))
     each[0] = (each[0][0], max(each[0][1], 1))  # fa3 leaves it to others to do nothing
