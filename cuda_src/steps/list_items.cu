@@ -115,7 +115,7 @@ __device__ inline void list_tiles(const typename Config::Params& params, int seq
     begin = __shfl_sync(0xffffffffu, begin, 0);
     for (int i = thread % 32; i < sequence.tiles; i += 32) {
       const int tile = Config::last_first ? sequence.tiles - 1 - i : i;
-      items[begin + i] = {entry, tile, sequence.queries, sequence.keys};
+      items[begin + i] = PackedItem{entry, tile, sequence.queries, sequence.keys};
     }
   }
 }
