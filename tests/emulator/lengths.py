@@ -69,6 +69,7 @@ class Lengths:
 
 
 _WIDE = (64, 128)
+_SUNK = Packed("fa3", "float16", heads=(4, 4), more=("sinks",))
 KERNELS = (
     Kernels(Packed("fa1", "float16", options=_CAUSAL | _DROPPED), _SMALL),
     Kernels(Packed("fa1", "float32", width=20, more=("sinks",)), (16, 32), steps=(16, 32)),
@@ -76,9 +77,9 @@ KERNELS = (
     Kernels(Packed("fa2", "float16", width=20), _SMALL),
     Kernels(Packed("fa2", "float16", options=_CAUSAL | _DROPPED), num_sms=1, steps=_WIDE),
     Kernels(Packed("fa2", "bfloat16", deterministic=True), num_sms=1, steps=_WIDE),
-    Kernels(Packed("fa3", "float16", more=("sinks",)), num_sms=1, wide=True, steps=_WIDE),
     # So many heads that blocks would clear sums for others.
-    Kernels(Packed("fa3", "bfloat16", options=_CAUSAL, heads=(8, 4)), num_sms=1, steps=_WIDE),
+    Kernels(_SUNK, num_sms=1, wide=True, steps=_WIDE),
+    Kernels(Packed("fa3", "bfloat16", options=_CAUSAL, heads=(4, 2)), num_sms=1, steps=_WIDE),
     Kernels(Packed("fa3", "float16", width=192, options=_DROPPED), num_sms=1, steps=_WIDE),
     Kernels(Used("fa1", "float16"), _SMALL),
     Kernels(Used("fa2", "float16", width=20, more=("sinks",)), _SMALL),

@@ -20,7 +20,6 @@ _OF_REFERENCE = "tests/unit/test_reference_packed.py::"
 _OF_JAX = "tests/unit/test_jax_packed.py::"
 _EMULATED = "tests/emulator/test_{}_lengths.py::test_against_the_reference[{}]"
 _ROOM = "tests/unit/test_plan_packed.py::test_there_is_room_for_every_tile"
-#: On a device of one multiprocessor.
 
 _OF_USED = (
     Bug(

@@ -22,6 +22,7 @@ _ROWS = {
     "fa2 causal": "fa2-bfloat16-d64-80-causal-True",
     "fa2 sinks": "fa2-float32-d64-90-sinks-window_size-(90,40)",
     "fa2 slopes": "fa2-float64-d64-90-alibi_slopes-causal-True",
+    "fa2 many": "fa2-float16-d64-90-many-sinks",
     "fa2 ordered": "fa2-float16-d64-ordered-90-causal-True",
     "fa3": "fa3-float16-d64-90",
     "fa3 heads": "fa3-float16-d64-90-few-heads",
@@ -110,8 +111,7 @@ _OF_PLACES = (
         _FEATURE,
         "(begin + entry * (kAlignment - 1))",
         "(begin + entry * kAlignment)",
-        "fa2",
-        _drawn("fa2-float16-d20-90"),
+        "fa2 many",
     ),
     packed_bug(
         "sequences begin at half a block of the workspace",
