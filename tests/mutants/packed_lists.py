@@ -46,8 +46,8 @@ BUGS = (
     packed_bug(
         "a tile comes with the rows of the first sequence",
         _LIST,
-        "items[begin + i] = {entry, tile, sequence.queries, sequence.keys};",
-        "items[begin + i] = {entry, tile, listed_sequence<Config>(params, 0).queries,"
+        "PackedItem{entry, tile, sequence.queries, sequence.keys};",
+        "PackedItem{entry, tile, listed_sequence<Config>(params, 0).queries,"
         " sequence.keys};",
         "fa2",
     ),
