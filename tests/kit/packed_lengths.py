@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import ml_dtypes
 import numpy as np
@@ -30,6 +30,7 @@ _SEQUENCES = (
 class Row:
     """A packed batch, and what else the call has."""
 
+    days_of_turn: ClassVar[int] = 4  # within which a whole run has it on the emulator
     algorithm: Algorithm
     dtype: str
     sequences: tuple[tuple[int, int], ...] = _SEQUENCES

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import ml_dtypes
 import numpy as np
@@ -24,6 +24,7 @@ _USED = ((300, 400), (0, 400), (129, 0), (64, 128), (-3, 7), (999, 201), (1, 1),
 class Row:
     """A call with used lengths, and what else it has."""
 
+    days_of_turn: ClassVar[int] = 4  # within which a whole run has it on the emulator
     algorithm: Algorithm
     dtype: str
     given: tuple[str, ...] = ("seqused_q", "seqused_kv")

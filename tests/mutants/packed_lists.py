@@ -47,8 +47,7 @@ BUGS = (
         "a tile comes with the rows of the first sequence",
         _LIST,
         "PackedItem{entry, tile, sequence.queries, sequence.keys};",
-        "PackedItem{entry, tile, listed_sequence<Config>(params, 0).queries,"
-        " sequence.keys};",
+        "PackedItem{entry, tile, listed_sequence<Config>(params, 0).queries, sequence.keys};",
         "fa2",
     ),
     packed_bug(
