@@ -39,7 +39,7 @@ TEXT_SPILLS = {
     "sm_90-fa3-forward-bfloat16-d256-causal-score_mod-bfloat16-8f9d8ec7-128x64": 24,
 }
 
-#: Where lengths are in device memory: in the load role, which looks up the rows of a tile.
+#: Where lengths are in device memory.
 LENGTHS_SPILLS = {
     "sm_90-fa2-backward-bfloat16-d128-band-packed_lengths-ordered": 56,
     "sm_90-fa2-forward-bfloat16-d128-band-packed_lengths": 24,
