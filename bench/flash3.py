@@ -21,6 +21,7 @@ from .cases import Case, select
 from .inputs import Inputs, make_inputs
 from .jit import Pass, time_passes
 from .kernel_times import kernel_times
+from .lengths import lengths_of, offsets_of
 from .run import common_columns, results_file, store
 from .sources import digest_now
 from .timing import median_ratio
@@ -41,7 +42,8 @@ def run_flash3(names: str, output: Path | None = None) -> list[dict[str, Any]]:
     from cuflash.cuda.available import require_device
 
     cases = select(names)
-    if not all({"window", "softcap", "sinks"}.issuperset(case.features) for case in cases):
+    known = {"window", "softcap", "sinks", "packed_lengths"}
+    if not all(known.issuperset(case.features) for case in cases):
         raise SystemExit("--cases: FlashAttention-3 has no slopes, no bias and no boolean mask")
     require_device()
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
@@ -77,8 +79,10 @@ def measure(
     """Rows of a case, ours first; a line for the peer where it cannot do the case."""
     import jax
 
-    given = [inputs.q, inputs.k, inputs.v, *inputs.features(case).values()]
-    arrays, dout = [to_jax(array) for array in given], to_jax(inputs.dout)
+    *given, dout = inputs.matrices(case)
+    if not case.lengths:  # offsets have no gradient: functions bring them
+        given += inputs.features(case).values()
+    arrays, dout = [to_jax(array) for array in given], to_jax(dout)
     truth, passes, worst = Truth(case, inputs), {}, {}
     for name, make in (functions or FUNCTIONS).items():
         try:
@@ -178,6 +182,8 @@ def _ours(case: Case) -> Function:
         options["local_window_size"] = tuple(sides)
     if case.softcap is not None:
         options["softcap"] = case.softcap
+    if case.lengths is not None:
+        options |= dict.fromkeys(("cu_seqlens_q", "cu_seqlens_kv"), _offsets(case.lengths))
 
     def function(q: Any, k: Any, v: Any, *sinks: Any) -> Any:
         return attention(q, k, v, **options, **dict(zip(("sinks",), sinks, strict=False)))
@@ -185,7 +191,15 @@ def _ours(case: Case) -> Function:
     return function
 
 
+def _offsets(kind: str) -> Any:
+    return importlib.import_module("jax.numpy").asarray(offsets_of(kind))
+
+
 def _flash3(case: Case) -> Function:
+    if case.lengths is not None:
+        packed = importlib.import_module("dew_flash_attn").flash_mha_varlen
+        offsets, longest = _offsets(case.lengths), max(lengths_of(case.lengths))
+        return lambda q, k, v: packed(q, k, v, offsets, longest, is_causal=case.causal)
     flash_mha = importlib.import_module("dew_flash_attn").flash_mha
     if case.softcap is not None:
         raise ValueError("takes no softcap")

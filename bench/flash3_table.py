@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import geometric_mean
 
-from .cases import mask_text
+from .lines import hidden_by
 from .markdown import table
 from .stored import Row, latest, load
 
@@ -14,9 +14,13 @@ __all__ = ["render"]
 _OURS = "cuflash"
 
 
-def render() -> str:
-    """A line for each case of the last run, and the mean of each pass; empty without rows."""
-    rows = latest(load("nvidia-h200-flash3.json"))
+def render(packed: bool = False) -> str:
+    """A line for each case of the last run, and the mean of each pass; empty without rows.
+
+    Of packed sequences, or of the others, which come in runs of their own.
+    """
+    stored = load("nvidia-h200-flash3.json")
+    rows = latest([row for row in stored if ("lengths" in row["options"]) == packed])
     compared = [row for row in rows if row["impl"] == _OURS and row["ratio"]]
     if not compared:
         return ""
@@ -40,7 +44,7 @@ def _line(row: Row, peer: Row) -> list[str]:
         str(row["head_dim"]),
         str(row["batch"] * row["heads_q"]),
         str(row["seqlen_q"]),
-        mask_text(row["causal"], row["options"].get("window_size")),
+        hidden_by(row),
         row["how"],
         f"{row['tflops']:.0f}",
         f"{peer['tflops']:.0f}",

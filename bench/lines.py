@@ -9,19 +9,24 @@ from .cases import mask_text
 from .lengths import equal_entries
 from .stored import Row, has_extras, label, problem
 
-__all__ = ["main_row", "of_the_plain_call", "place", "plain_row", "problems"]
+__all__ = ["hidden_by", "main_row", "of_the_plain_call", "place", "plain_row", "problems"]
 
 
 def place(row: Row) -> list[str]:
     """Where in a grid of problems a row stands."""
-    options = row["options"]
-    hidden = mask_text(row["causal"], *map(options.get, ("window_size", "mask", "block_mask")))
     return [
         _pair(row["head_dim"], row["head_dim_v"]),
         _pair(row["batch"] * row["heads_q"], row["batch"] * row["heads_kv"]),
         str(row["seqlen_q"]),
-        ", ".join([hidden, *([options["lengths"]] if options.get("lengths") else [])]),
+        hidden_by(row),
     ]
+
+
+def hidden_by(row: Row) -> str:
+    """What hides keys, and lengths of packed sequences, in words."""
+    options = row["options"]
+    hidden = mask_text(row["causal"], *map(options.get, ("window_size", "mask", "block_mask")))
+    return f"{hidden}, {options['lengths']}" if options.get("lengths") else hidden
 
 
 def _pair(of_q: int, of_kv: int) -> str:

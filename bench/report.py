@@ -12,7 +12,7 @@ from .stored import gpu_files, gpu_rows, load, of_set
 from .story.charts import drawings as story_drawings
 from .story.stored import outdated as story_outdated
 from .story.tables import BLOCKS as STORY
-from .tables import COLD, FLASH3, JIT, LATENCY, RESIDUAL, SETS, render
+from .tables import COLD, FLASH3, FLASH3_PACKED, JIT, LATENCY, RESIDUAL, SETS, render
 
 __all__ = ["check", "names", "outdated", "render", "write"]
 
@@ -39,7 +39,7 @@ def check(text: str) -> list[str]:
 
 def _missing(text: str) -> list[str]:
     """What has results, and no block in a text."""
-    blocks = ("opening", *SETS, LATENCY, COLD, JIT, FLASH3, RESIDUAL, *STORY)
+    blocks = ("opening", *SETS, LATENCY, COLD, JIT, FLASH3, FLASH3_PACKED, RESIDUAL, *STORY)
     return [name for name in blocks if name not in names(text) and render(name)]
 
 

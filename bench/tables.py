@@ -17,7 +17,17 @@ from .markdown import table
 from .stored import Row, gpu_rows, implementations, kind, label, latest, load, of_set, problem
 from .story import tables as story
 
-__all__ = ["COLD", "FLASH3", "JIT", "LATENCY", "RESIDUAL", "SETS", "grid", "render"]
+__all__ = [
+    "COLD",
+    "FLASH3",
+    "FLASH3_PACKED",
+    "JIT",
+    "LATENCY",
+    "RESIDUAL",
+    "SETS",
+    "grid",
+    "render",
+]
 
 #: Sets of cases that have a table like one another; the tile sets have none.
 SETS = (
@@ -61,7 +71,7 @@ COLD = "cold"
 #: And that of gradients under ``jax.jit``.
 JIT = "jit"
 #: And that of FlashAttention-3, which JAX alone can call.
-FLASH3 = "flash3"
+FLASH3, FLASH3_PACKED = "flash3", "flash3-packed"
 #: And that of errors and times with a float32 residual.
 RESIDUAL = "residual"
 
@@ -78,8 +88,8 @@ def render(name: str) -> str:
         return _latency()
     if name == JIT:
         return _jit()
-    if name == FLASH3:
-        return flash3.render()
+    if name in (FLASH3, FLASH3_PACKED):
+        return flash3.render(name == FLASH3_PACKED)
     if name == COLD:
         return _cold()
     if name == RESIDUAL:

@@ -58,7 +58,7 @@ def pack(x: Any, lengths: Any, *, total: int | None = None) -> tuple[Any, Any]:
     if xp is np and batch and not 0 <= lengths.min() <= lengths.max() <= seqlen:
         raise ArgumentValueError("lengths", f"{lengths.min()} to {lengths.max()}", f"0 to {seqlen}")
     rows = _rows("total", total, lengths if xp is np else None)
-    ends = xp.minimum(xp.cumsum(xp.clip(lengths, 0, seqlen)), rows)
+    ends = xp.minimum(xp.cumsum(_clipped(xp, lengths, seqlen), dtype="int32"), rows)
     offsets = xp.concatenate([xp.zeros(1, "int32"), ends.astype("int32")])
     if not batch or not seqlen:
         return xp.zeros((rows, *x.shape[2:]), x.dtype), offsets
@@ -98,12 +98,12 @@ def unpack(packed: Any, cu_seqlens: Any, seqlen: int) -> Any:
     if not cu_seqlens.size:
         raise ArgumentValueError("cu_seqlens", "shape (0,)", "one offset or more")
     rows, total = _rows("seqlen", seqlen, None), packed.shape[0]
-    begins, ends = cu_seqlens[:-1, None], cu_seqlens[1:, None]
+    offsets = _clipped(xp, cu_seqlens, total)
+    begins, ends = offsets[:-1, None], offsets[1:, None]
     place = begins + xp.arange(rows)
     if not total:
         return xp.zeros((*place.shape, *packed.shape[1:]), packed.dtype)
-    known = (place >= 0) & (place < xp.minimum(ends, total))
-    return _shown(xp, packed[xp.clip(place, 0, total - 1)], known)
+    return _shown(xp, packed[xp.clip(place, 0, total - 1)], place < ends)
 
 
 def cu_seqlens_of(segment_ids: Any, sequences: int) -> Any:
@@ -112,8 +112,8 @@ def cu_seqlens_of(segment_ids: Any, sequences: int) -> Any:
     Parameters
     ----------
     segment_ids : array of integers, (total,)
-        Of NumPy, CuPy or JAX, not falling. Rows of a number of ``sequences`` or
-        more are behind the last sequence.
+        Of NumPy, CuPy or JAX, 0 or more and not falling. Rows of a number of
+        ``sequences`` or more are behind the last sequence.
     sequences : int
         How many there are; one that no row is of is empty.
 
@@ -130,6 +130,8 @@ def cu_seqlens_of(segment_ids: Any, sequences: int) -> Any:
     _check_integers("segment_ids", segment_ids, xp, None)
     if xp is np and (np.diff(segment_ids) < 0).any():
         raise ArgumentValueError("segment_ids", "numbers that fall", "sorted ones")
+    if xp is np and (segment_ids < 0).any():
+        raise ArgumentValueError("segment_ids", f"{segment_ids.min()}", "0 or more")
     numbers = xp.arange(_rows("sequences", sequences, None) + 1)
     return xp.searchsorted(segment_ids, numbers, side="left").astype("int32")
 
@@ -162,6 +164,12 @@ def _rows(name: str, given: Any, lengths: Any) -> int:
     if given < 0:
         raise ArgumentValueError(name, str(given), "0 or more")
     return int(given)
+
+
+def _clipped(xp: Any, numbers: Any, most: int) -> Any:
+    """As int32, 0 to ``most``: sums of narrow integers would not hold it."""
+    largest = int(np.iinfo(np.dtype(str(numbers.dtype))).max)
+    return xp.clip(numbers, 0, min(most, largest)).astype("int32")
 
 
 def _shown(xp: Any, rows: Any, known: Any) -> Any:

@@ -12,6 +12,7 @@ from .arrays.adopt import adopt
 from .arrays.spec import TensorSpec, contiguous_strides
 from .checks import CallProblem, describe
 from .errors import ArgumentTypeError, ArgumentValueError
+from .features.packed_lengths import NAMES as _OFFSETS
 from .options import Options, check_dtype, check_element
 from .planning.problem import ELEMENTS, DTypeName, ElementName, Operation
 from .tensors import QKV, argument_of, tensors
@@ -72,6 +73,9 @@ def _fresh(shape: tuple[int, ...], dtype: ElementName, where: int | None) -> Ten
 def _spec_of_feature(name: str, array: Any, sizes: CallProblem, where: int | None) -> TensorSpec:
     """Of an array of a feature; where its shape or its dtype is given, as the call needs it."""
     if _is_dtype(array):
+        if name in _OFFSETS:
+            expected = "a shape: it says how many sequences there are"
+            raise ArgumentValueError(name, f"the dtype {array} alone", expected)
         return _fresh(sizes.shapes[name], check_element(name, array), where)
     shape, dtype = array, sizes.allowed[name][0]
     if isinstance(array, (tuple, list)) and len(array) == 2 and _is_dtype(array[1]):

@@ -14,7 +14,6 @@ import pytest
 import cuflash
 
 from .emulator.build import KEPT
-from .emulator.rows import Row
 from .kit.compare import REGISTRY
 from .kit.parts import parts_forced
 from .kit.problem import register_profiles
@@ -126,14 +125,17 @@ def _is_whole_run(config: pytest.Config) -> bool:
 def _is_of_today(item: pytest.Item, whole: bool) -> bool:
     """Whether an ordinary run has a test.
 
-    Of the kernels' builds it has those of the day; of the emulator's rows a whole run has half,
-    and the other half the next day.
+    Of the kernels' builds it has those of the day; of the emulator's rows a whole run has a half or
+    less, and the others on the next days.
     """
     marker = item.get_closest_marker("compile_all")
     if marker is not None and not marker.kwargs["today"]:
         return False
-    row = getattr(item, "callspec", None) and item.callspec.params.get("row")
-    return not (whole and isinstance(row, Row)) or has_turn(row.name, days=2)
+    if not whole or item.path.parent.name != "emulator" or not hasattr(item, "callspec"):
+        return True
+    asked = (item.callspec.params.get(name) for name in ("row", "kernels"))
+    one = next((one for one in asked if hasattr(one, "days_of_turn")), None)
+    return one is None or has_turn(one.name, one.days_of_turn)
 
 
 class _GpuAccount:

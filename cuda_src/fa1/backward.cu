@@ -56,7 +56,7 @@ __device__ inline void backward_kv_tile(const BackwardContext<Config>& c, int kv
   dk.fill(0);
   dv.fill(0);
   bool dead = false;  // whether this thread saw a dead row of the q tile that was loaded last
-  clear_pair_sums<Config>(c.params, c.item.batch, c.item.head * c.group, c.group, kv_begin);
+  clear_pair_sums<Config>(c.params, c.item.entry, c.item.head * c.group, c.group, kv_begin);
   QStep step = steps.first();
   if (steps.count > 0) {
     __syncthreads();  // the last step of the kv tile before has read K and V
@@ -93,7 +93,7 @@ __device__ inline void backward(const typename Config::Params& params) {
   static_assert(sizeof(BackwardStorage<Config>) == Config::shared_bytes,
                 "the plan and the kernel disagree about shared memory");
   const WorkItem item = head_work_item(params.shape, params.shape.heads_kv);
-  const BackwardContext<Config> c{params, shared, item, sequence<Config>(params, item.batch),
+  const BackwardContext<Config> c{params, shared, item, sequence<Config>(params, item.entry),
                                   params.shape.heads_q / params.shape.heads_kv};
 
   const int q_tiles = ceil_div(c.seq.rows_q, Config::block_q);

@@ -74,7 +74,7 @@ __device__ inline void forward(const typename Config::Params& params) {
   static_assert(sizeof(ForwardStorage<Config>) == Config::shared_bytes,
                 "the plan and the kernel disagree about shared memory");
   const WorkItem item = head_work_item(params.shape, params.shape.heads_q);
-  const ForwardContext<Config> c{params, shared, item, sequence<Config>(params, item.batch),
+  const ForwardContext<Config> c{params, shared, item, sequence<Config>(params, item.entry),
                                  item.head / (params.shape.heads_q / params.shape.heads_kv)};
 
   const int q_tiles = ceil_div(c.seq.rows_q, Config::block_q);

@@ -129,10 +129,10 @@ __device__ inline BackwardContext<Config> context_of(const typename Config::Para
                                                      BackwardStorage<Config>& shared,
                                                      unsigned block) {
   const Shape& shape = params.shape;
-  const TileOrder<> order{kv_tiles_to_do<Config>(params), static_cast<unsigned>(shape.heads_kv),
+  const TileOrder<> order{static_cast<unsigned>(kv_tiles_of_head<Config>(params)),
+                          static_cast<unsigned>(shape.heads_kv),
                           static_cast<unsigned>(params.head_group)};
-  const WorkItem item = kv_item_of<Config>(params, order, block, last_tile_first<Config>);
-  const Sequence seq = sequence<Config>(params, item.batch);
+  const auto [item, seq] = kv_item_of<Config>(params, order, block, last_tile_first<Config>);
   return {params, shared, item, seq, shape.heads_q / shape.heads_kv};
 }
 
@@ -143,16 +143,16 @@ __device__ inline void backward(const typename Config::Params& params) {
   auto& shared = *reinterpret_cast<BackwardStorage<Config>*>(shared_bytes);
   static_assert(sizeof(BackwardStorage<Config>) == Config::shared_bytes,
                 "the plan and the kernel disagree about shared memory");
-  if constexpr (Config::Lengths::packed) {
-    if (blockIdx.x >= kv_tiles_to_do<Config>(params) * params.shape.heads_kv) return;
-  }
   const auto c = context_of<Config>(params, shared, blockIdx.x);
+  if constexpr (Config::Lengths::packed) {
+    if (is_behind_the_list(c.item)) return;
+  }
   const QSteps<Config> steps(params, c.seq, c.item.kv_begin, c.item.head * c.group, c.group);
   typename Types::KGradient dk;
   typename Types::VGradient dv;
   dk.fill(0);
   dv.fill(0);
-  clear_pair_sums<Config>(params, c.item.batch, c.item.head * c.group, c.group, c.item.kv_begin);
+  clear_pair_sums<Config>(params, c.item.entry, c.item.head * c.group, c.group, c.item.kv_begin);
   if (steps.count > 0) {
     load_kv_tile<Config>(c, c.item.kv_begin);
     if constexpr (Config::transposed) {

@@ -52,7 +52,7 @@ __device__ inline void exponentiate_transposed(const BackwardContext<Config>& c,
   const QueryNumbers<Config> lse(c.lse(step.stage));
   const Compute factor = logit_factor<Config>(c.params);
   change_scores<Config>(c.params,
-                        RowsOfKeys{c.item.batch, step.head, step.q_begin, c.item.kv_begin + key0},
+                        RowsOfKeys{c.item.entry, step.head, step.q_begin, c.item.kv_begin + key0},
                         scores, slopes);
   scores.for_each([&](Compute& s, int, int n, int, int which) {
     s = Logits<Config>::exponential(s, factor, lse.value[n][which]);
@@ -92,7 +92,7 @@ __device__ inline void transposed_step(const BackwardContext<Config>& c, const Q
                                                rows_by_depth(c.q(step.stage), 0));
   SlopesOf<Config, Scores> slopes;
   exponentiate_transposed(c, step, p, slopes, key0, dead);
-  const RowsOfKeys place{c.item.batch, step.head, step.q_begin, c.item.kv_begin + key0};
+  const RowsOfKeys place{c.item.entry, step.head, step.q_begin, c.item.kv_begin + key0};
   const KeptPairs<Config, Scores> kept(c.params, place);
   P::multiply_weights(dv, kept.of_weights(p), depth_by_rows(c.dout(step.stage), Zero{}), unused, 0,
                       0);

@@ -95,12 +95,11 @@ __device__ inline void forward(const typename Config::Params& params) {
   static_assert(sizeof(ForwardStorage<Config>) == Config::shared_bytes,
                 "the plan and the kernel disagree about shared memory");
   const Shape& shape = params.shape;
-  const TileOrder<Config::entries_inside> order{q_tiles_to_do<Config>(params),
+  const TileOrder<Config::entries_inside> order{q_tiles_of_head<Config>(params),
                                                 static_cast<unsigned>(shape.heads_q),
                                                 static_cast<unsigned>(params.head_group)};
   if (Config::Lengths::packed && blockIdx.x >= order.tiles * order.heads) return;
-  const WorkItem item = q_item_of<Config>(params, order, blockIdx.x);
-  const Sequence seq = sequence<Config>(params, item.batch);
+  const auto [item, seq] = q_item_of<Config>(params, order, blockIdx.x);
   using Storage = typename Config::Storage;
   const int rows = ForwardTypes<Config>::rows_per_warp;
   const int sharing = ForwardTypes<Config>::sharing;

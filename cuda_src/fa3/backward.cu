@@ -162,10 +162,15 @@ __device__ inline void backward(const typename Config::Params& params) {
   }
   if constexpr (Config::Lengths::packed) {
     static_assert(Config::kv_tiles_per_convert_block == 0 && !Config::parted, "as lists have it");
-    if (tile >= kv_tiles_to_do<Config>(params) * params.shape.heads_kv) return;
   }
   const auto c = context_of<Config>(params, shared, tile);
-  clear_pair_sums<Config>(params, c.item.batch, c.item.head * c.group, c.group, c.item.kv_begin);
+  if constexpr (Config::Lengths::packed) {
+    if (is_behind_the_list(c.item)) {
+      if (threadIdx.x < 32) clear_role(c, tile);
+      return;
+    }
+  }
+  clear_pair_sums<Config>(params, c.item.entry, c.item.head * c.group, c.group, c.item.kv_begin);
   if (c.steps() == 0) {
     unseen_keys(c, tile);
     return;

@@ -2,10 +2,11 @@
 // that come later, so that no kernel before has to. The copy engine stores them while the block
 // multiplies; a kernel of its own takes as long as device memory does.
 //
-// Every kv tile has a share of its head's rows. A block clears the share of the tile `ahead` of its
-// own; steps/statistics.cu does the first heads. Blocks start in the order of their numbers, and
-// `ahead` is longer than a head group (tile/schedule.cuh) and the blocks that run at once, so
-// that hardly any block waits; none waits for a later one.
+// Every kv tile, or place in a list of them, has a share of its head's rows. A block clears the
+// share of the tile `ahead` of its own, whether it has a tile or not; steps/statistics.cu does the
+// first heads. Blocks start in the order of their numbers, and `ahead` is longer than a head group
+// (tile/schedule.cuh) and the blocks that run at once, so that hardly any block waits; none waits
+// for a later one.
 //
 // Who waits for whom:
 //   HeadCounters::cleared  in device memory, for every kv head: a thread beside math for the blocks
@@ -35,7 +36,7 @@ __device__ inline void await_count(const int* counter, int count) {
 template <class Config>
 __device__ inline void await_cleared(const BackwardContext<Config>& c, unsigned tile) {
   if (tile < c.params.ahead) return;
-  await_count<Config>(&counters_of(c.params, c.item.batch, c.item.head).cleared,
+  await_count<Config>(&counters_of(c.params, batch_of(c), c.item.head).cleared,
                       kv_tiles_of_head<Config>(c.params));
 }
 
@@ -51,20 +52,21 @@ constexpr int kRowsOfUnit = 16;
 
 // Units of a query head, as far as kv tiles add to them, and of a tile's share of it.
 template <class Config>
-__device__ inline int units_of_head(const Fa3BackwardParams& params) {
+__device__ inline int units_of_head(const typename Config::Params& params) {
+  if constexpr (Config::Lengths::packed) return params.padded_rows / kRowsOfUnit;
   return ceil_div(params.shape.seqlen_q, Config::block_q) * (Config::block_q / kRowsOfUnit);
 }
 template <class Config>
-__device__ inline int units_of_share(const Fa3BackwardParams& params) {
+__device__ inline int units_of_share(const typename Config::Params& params) {
   return ceil_div(units_of_head<Config>(params), kv_tiles_of_head<Config>(params));
 }
 
 template <class Config>
-__device__ inline RowShare share_of(const Fa3BackwardParams& params, long long tile) {
+__device__ inline RowShare share_of(const typename Config::Params& params, long long tile) {
   const WorkItem item = kv_order<Config>(params).template kv_item<Config::block_kv>(
       params.shape, static_cast<unsigned>(tile), Config::ordered);
   const int tile_of_head = item.kv_begin / Config::block_kv;
-  return {item.batch, item.head, tile_of_head * units_of_share<Config>(params) * kRowsOfUnit};
+  return {item.entry, item.head, tile_of_head * units_of_share<Config>(params) * kRowsOfUnit};
 }
 
 // Zeros in shared memory -> the sums of a share; by one thread, as a group of copies.
@@ -73,7 +75,7 @@ __device__ inline void store_zeros_of(const BackwardContext<Config>& c, const Ro
   constexpr int bytes = Config::zero_bytes;  // of a copy
   constexpr int copies_of_unit = kRowsOfUnit * Config::head_dim * 4 / bytes;
   static_assert(copies_of_unit * bytes == kRowsOfUnit * Config::head_dim * 4, "whole copies");
-  const Fa3BackwardParams& params = c.params;
+  const auto& params = c.params;
   const int begin = share.row / kRowsOfUnit;
   const int units = min(units_of_share<Config>(params), units_of_head<Config>(params) - begin);
   for (int i = 0; i < c.group; ++i) {

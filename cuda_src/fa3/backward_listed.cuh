@@ -55,9 +55,9 @@ struct ListedSteps {
     const QBlocks<Config> blocks(seq, item.kv_begin);
     first_head = item.head * group;
     end_head = first_head + group;
-    first = Config::Score::List::hidden(params, item.batch, first_head);
+    first = Config::Score::List::hidden(params, item.entry, first_head);
     array_step =
-        Config::Score::List::hidden(params, item.batch, first_head + 1).array - first.array;
+        Config::Score::List::hidden(params, item.entry, first_head + 1).array - first.array;
     begin = blocks.begin;
     end = blocks.end;
     for (int head = first_head; head < end_head; ++head) count += row(head).count(begin, end);
@@ -121,7 +121,7 @@ struct StepWalk<Context, true> {
       tile = tiles.next();
     }
     place.tile = tile.tile;
-    note = c.note(c.item.batch, place.head, tile);
+    note = c.note(c.item.entry, place.head, tile);
   }
 };
 
@@ -134,7 +134,7 @@ __device__ inline bool is_seen(const typename Config::Params& params, const Work
   const int tiles = ceil_div(params.shape.seqlen_kv, Config::block_kv);
   bool seen = false;
   for (int head = item.head * group; head < (item.head + 1) * group; ++head) {
-    const HiddenPairs hidden = Config::Score::List::hidden(params, item.batch, head);
+    const HiddenPairs hidden = Config::Score::List::hidden(params, item.entry, head);
     seen |= hidden.tile_row(tile, tiles, 1).count(0, 1) > 0;
   }
   return seen;

@@ -7,7 +7,7 @@
 
 namespace cuflash::fa3 {
 
-// Keys of the block that count, if others do not; else at least those of a block.
+// How many keys of the block count; at least those of a block where it has no tail.
 template <class Config>
 __device__ inline int keys_before_tail(const BackwardContext<Config>& c) {
   return rows_before_tail<Config>(c.seq, c.item.kv_begin);
@@ -125,7 +125,8 @@ __device__ inline void clear_k_tail(const BackwardContext<Config>& c) {
     const int count = keys_before_tail(c);
     if (count >= Config::block_kv) return;
     wait<Config>(c.shared.k_tail.raw, 0);
-    clear_rows(c.shared.k, count);
+    clear_rows<32>(c.shared.k, count);
+    __syncwarp();
     arrive_warp<Config>(c.shared.k_full);
   }
 }

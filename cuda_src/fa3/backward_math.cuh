@@ -38,7 +38,7 @@ struct BackwardMath {
   __device__ int first_key() const { return c.item.kv_begin + part * kKeysOfWarpgroup; }
 
   __device__ RowsOfKeys score_place(const StepState& state) const {
-    RowsOfKeys place{c.item.batch, state.place.head, state.place.tile * Config::block_q,
+    RowsOfKeys place{c.item.entry, state.place.head, state.place.tile * Config::block_q,
                      first_key() + warp_row()};
     if constexpr (Config::packed || Config::listed) place.shown = state.shown;
     return place;

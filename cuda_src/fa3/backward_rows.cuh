@@ -21,7 +21,7 @@ namespace cuflash::fa3 {
 template <class Config>
 __device__ inline void pass_sums(const BackwardContext<Config>& c) {
   jitter<Config>();
-  ptx::pass_turn(&counters_of(c.params, c.item.batch, c.item.head).summed);
+  ptx::pass_turn(&counters_of(c.params, batch_of(c), c.item.head).summed);
 }
 
 // By one thread beside math, where sums have no order.

@@ -16,7 +16,7 @@ struct ScoreOperand {
 // Where a term hides pairs by an array of bits: what it has of an entry and a head.
 template <class Config>
 __device__ __forceinline__ HiddenPairs hidden_pairs(const BackwardContext<Config>& c, int head) {
-  return Config::Score::List::hidden(c.params, c.item.batch, head);
+  return Config::Score::List::hidden(c.params, c.item.entry, head);
 }
 // Of a warp's keys and a q tile, whose bits begin there.
 template <class Config>

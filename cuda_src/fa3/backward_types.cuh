@@ -232,17 +232,13 @@ struct BackwardContext : ListedSteps<Config> {
 };
 
 template <class Config>
-__device__ inline int kv_tiles_of_head(const Fa3BackwardParams& params) {
-  return ceil_div(params.shape.seqlen_kv, Config::block_kv);
-}
-template <class Config>
-__device__ inline unsigned kv_tiles_of_all(const Fa3BackwardParams& params) {
+__device__ inline unsigned kv_tiles_of_all(const typename Config::Params& params) {
   return static_cast<unsigned>(kv_tiles_of_head<Config>(params)) * params.shape.batch *
          params.shape.heads_kv;
 }
 
 template <class Config>
-__device__ inline TileOrder<> kv_order(const Fa3BackwardParams& params) {
+__device__ inline TileOrder<> kv_order(const typename Config::Params& params) {
   return {static_cast<unsigned>(kv_tiles_of_head<Config>(params)),
           static_cast<unsigned>(params.shape.heads_kv), static_cast<unsigned>(params.head_group)};
 }
@@ -250,6 +246,12 @@ __device__ inline TileOrder<> kv_order(const Fa3BackwardParams& params) {
 __device__ inline HeadCounters& counters_of(const Fa3BackwardParams& params, int batch,
                                             int kv_head) {
   return static_cast<HeadCounters*>(params.turns)[batch * params.shape.heads_kv + kv_head];
+}
+
+// The batch entry of the tensors.
+template <class Config>
+__device__ inline int batch_of(const BackwardContext<Config>& c) {
+  return Config::Lengths::packed ? c.seq.batch : c.item.entry;
 }
 
 // Row of dk_parts and dv_parts where the block's keys begin.
@@ -266,10 +268,8 @@ __device__ inline BackwardContext<Config> context_of(const typename Config::Para
                                                      BackwardStorage<Config>& shared,
                                                      unsigned tile) {
   const Shape& shape = params.shape;
-  TileOrder<> order = kv_order<Config>(params);
-  if constexpr (Config::Lengths::packed) order.tiles = kv_tiles_to_do<Config>(params);
-  const WorkItem item = kv_item_of<Config>(params, order, tile, Config::ordered);
-  const Sequence seq = sequence<Config>(params, item.batch);
+  const auto [item, seq] =
+      kv_item_of<Config>(params, kv_order<Config>(params), tile, Config::ordered);
   return {{params, item, seq},
           params,
           shared,

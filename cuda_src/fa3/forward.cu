@@ -35,13 +35,15 @@ __device__ inline void math_role(const ForwardContext<Config>& c, int warpgroup)
   math.open_turns();
 #pragma unroll 1
   while (true) {
-    const WorkItem item = next_item<Config>(c.shared.queue, queue_place);
-    if (!is_item(item)) break;
+    const auto queued = next_item<Config>(c.shared.queue, queue_place);
+    if (!is_item(queued.item)) break;
+    const auto& slot = c.shared.queue.item[queue_place.stage];
     if constexpr (Config::listed) {
-      listed_tile(math, c.tile(item), state);
+      listed_tile(math, c.tile(queued), slot, state);
     } else {
-      math.one_tile(c.tile(item), state);
+      math.one_tile(c.tile(queued), slot, state);
     }
+    if constexpr (Config::Lengths::vary) release_item<Config>(c.shared.queue, queue_place);
   }
 }
 

@@ -52,7 +52,7 @@ struct ListedBlocks {
   __device__ static TileRow row_of(const ForwardContext<Config>& c, const WorkItem& item) {
     const Shape& shape = c.params.shape;
     const int rows = lines_of_bits<Config>(shape) / (Config::one_row ? 16 : Config::block_q);
-    return Config::Score::List::hidden(c.params, item.batch, item.head)
+    return Config::Score::List::hidden(c.params, item.entry, item.head)
         .tile_row(Config::one_row ? 0 : item.q_tile, rows,
                   ceil_div(tiles_of_bits<Config>(shape), 32));
   }
@@ -67,7 +67,7 @@ __device__ inline void load_listed_role(const ForwardContext<Config>& c) {
   ForwardLoader<Config> loader(c);
   ForwardTile<Config> tile = c.tile(q_item_of<Config>(c.params, order, blockIdx.x));
   ListedBlocks<Config> blocks(c, tile);
-  loader.pass_on(tile.item);
+  loader.pass_on(tile);
   loader.load_k(tile, blocks.block.tile, blocks.note().word());
   loader.load_q(tile);
 #pragma unroll 1
@@ -85,14 +85,14 @@ __device__ inline void load_listed_role(const ForwardContext<Config>& c) {
     const int number = tile_of_ticket(c.params.tile_counter, ticket, tiles);
     if (number >= tiles) break;
     const ForwardTile<Config> next = c.tile(q_item_of<Config>(c.params, order, number));
-    loader.pass_on(next.item);
+    loader.pass_on(next);
     loader.load_v(tile, blocks.block.tile);
     tile = next;
     blocks = ListedBlocks<Config>(c, tile);
     loader.load_k(tile, blocks.block.tile, blocks.note().word());
     loader.load_q(tile);
   }
-  loader.pass_on(no_item());
+  loader.pass_on_nothing();
   loader.load_v(tile, blocks.block.tile);
   loader.end();
 }
@@ -109,7 +109,7 @@ struct WarpgroupList {
   __device__ WarpgroupList(const ForwardContext<Config>& c, const ForwardTile<Config>& tile,
                            int warpgroup, int warp_row)
       : row0(tile.q_begin() + warpgroup * kRowsOfWarpgroup),
-        bits(Config::Score::List::hidden(c.params, tile.item.batch, tile.item.head)
+        bits(Config::Score::List::hidden(c.params, tile.item.entry, tile.item.head)
                  .of_line(Config::one_row ? 0 : row0 + warp_row,
                           lines_of_bits<Config>(c.params.shape),
                           tiles_of_bits<Config>(c.params.shape))),
@@ -133,12 +133,13 @@ struct WarpgroupList {
 template <class Config>
 __device__ __forceinline__ void listed_tile(ForwardMath<Config>& math,
                                             const ForwardTile<Config>& tile,
+                                            const QueuedItem<Config>& slot,
                                             ForwardState<Config>& state) {
   WarpgroupList<Config> blocks(math.c, tile, math.warpgroup, math.warp_row);
   math.first_scores(tile, blocks, state);
 #pragma unroll 1
   while (!blocks.note.last) math.template step<true>(tile, blocks, state, 0);
-  math.finish(tile, blocks.row0, state);
+  math.finish(tile, slot, blocks.row0, state);
 }
 
 }  // namespace cuflash::fa3

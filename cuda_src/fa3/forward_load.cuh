@@ -46,7 +46,7 @@ struct ForwardLoader {
   __device__ void load_operand(const ForwardTile<Config>& tile, int block) {
     if constexpr (has_operand) {
       wait_empty<Config>(c.shared.operand_empty[operand_place.stage], operand_place.phase);
-      load_operand_tile<Config>(c.shared, c.params, operand_place.stage, tile.item.batch,
+      load_operand_tile<Config>(c.shared, c.params, operand_place.stage, tile.item.entry,
                                 tile.item.head, tile.q_begin(), block * Config::block_kv);
       operand_place.advance();
     }
@@ -73,8 +73,16 @@ struct ForwardLoader {
     if constexpr (Config::Lengths::vary) tails.end(c.shared.tail);
   }
 
-  __device__ void pass_on(const WorkItem& item) {
-    pass_on_item<Config>(c.shared.queue, queue_place, item);
+  __device__ void pass_on(const ForwardTile<Config>& tile) {
+    if constexpr (Config::Lengths::vary) {
+      pass_on_item<Config>(c.shared.queue, queue_place, {tile.item, tile.seq});
+    } else {
+      pass_on_item<Config>(c.shared.queue, queue_place, {tile.item});
+    }
+  }
+  // There are no more tiles.
+  __device__ void pass_on_nothing() {
+    pass_on_item<Config>(c.shared.queue, queue_place, {no_item()});
   }
 
  private:
@@ -97,7 +105,7 @@ struct ForwardLoader {
 template <class Config>
 __device__ inline TileOrder<Config::entries_inside> q_order(const ForwardContext<Config>& c) {
   const Shape& shape = c.params.shape;
-  return {q_tiles_to_do<Config>(c.params), static_cast<unsigned>(shape.heads_q),
+  return {q_tiles_of_head<Config>(c.params), static_cast<unsigned>(shape.heads_q),
           static_cast<unsigned>(c.params.head_group)};
 }
 
@@ -111,12 +119,12 @@ __device__ inline void load_role(const ForwardContext<Config>& c) {
   const int tiles = static_cast<int>(order.tiles) * shape.heads_q * shape.batch;
   ForwardLoader<Config> loader(c);
   if (Config::Lengths::packed && static_cast<int>(blockIdx.x) >= tiles) {
-    loader.pass_on(no_item());
+    loader.pass_on_nothing();
     loader.end();
     return;
   }
   ForwardTile<Config> tile = c.tile(q_item_of<Config>(c.params, order, blockIdx.x));
-  loader.pass_on(tile.item);
+  loader.pass_on(tile);
   loader.load_k(tile, tile.kv.end - 1);
   loader.load_q(tile);
 #pragma unroll 1
@@ -133,14 +141,16 @@ __device__ inline void load_role(const ForwardContext<Config>& c) {
     }
     const int number = tile_of_ticket(c.params.tile_counter, ticket, tiles);
     if (number >= tiles) break;
+    // Where the next tile has to be looked up, V of this one does not wait for the answer.
+    if constexpr (Config::Lengths::vary) loader.load_v(tile, tile.kv.begin);
     const ForwardTile<Config> next = c.tile(q_item_of<Config>(c.params, order, number));
-    loader.pass_on(next.item);
-    loader.load_v(tile, tile.kv.begin);
+    loader.pass_on(next);
+    if constexpr (!Config::Lengths::vary) loader.load_v(tile, tile.kv.begin);
     loader.load_k(next, next.kv.end - 1);
     loader.load_q(next);
     tile = next;
   }
-  loader.pass_on(no_item());
+  loader.pass_on_nothing();
   loader.load_v(tile, tile.kv.begin);
   loader.end();
 }

@@ -134,6 +134,17 @@ struct ForwardMath {
     }
   }
 
+  // Queries that do not count look like those beyond an array: what the rows hold would move the
+  // references of others, and so change how these are rounded.
+  __device__ void clear_surplus_queries(const ForwardTile<Config>& tile, int row0) const {
+    if constexpr (Config::Lengths::vary) {
+      const int count = max(0, tile.seq.seqlen_q - row0);
+      if (count >= kRowsOfWarpgroup) return;
+      clear_rows<kWarpgroup>(c.shared.q[q_place.stage][warpgroup], count);
+      ptx::named_barrier(1 + Types::warpgroups + warpgroup, kWarpgroup);
+    }
+  }
+
   // scores = Q K^T, as one group of products.
   __device__ __forceinline__ void issue_scores(Scores& scores) const {
     const DepthInColumns<typename Types::QPanels> q(c.shared.q[0][0]);
@@ -195,13 +206,13 @@ struct ForwardMath {
     if constexpr (has_operand) {
       const auto& panels = c.shared.operand[operand_place.stage];
       const int row = warpgroup * kRowsOfWarpgroup + warp_row;
-      return {tile.item.batch,
+      return {tile.item.entry,
               tile.item.head,
               row0 + warp_row,
               key0,
               {panels.data, panels.panel_bytes, row, 0, false}};
     } else {
-      return {tile.item.batch, tile.item.head, row0 + warp_row, key0};
+      return {tile.item.entry, tile.item.head, row0 + warp_row, key0};
     }
   }
 
@@ -272,6 +283,7 @@ struct ForwardMath {
                                                State& state) {
     Scores scores;
     wait_q();
+    clear_surplus_queries(tile, blocks.row0);
     wait_k();
     if constexpr (Config::listed) blocks.find(c, k_place.stage);
     take_turn();
@@ -322,9 +334,11 @@ struct ForwardMath {
   }
 
   // The last product of a tile, beside it the log-sum-exp, and the output.
-  __device__ __forceinline__ void finish(const ForwardTile<Config>& tile, int row0, State& state) {
+  __device__ __forceinline__ void finish(const ForwardTile<Config>& passed,
+                                         const QueuedItem<Config>& slot, int row0, State& state) {
     wait_v();
     issue_output(state);
+    const ForwardTile<Config>& tile = Config::Lengths::vary ? c.tile(slot) : passed;
     const Rows inverse = end_rows(c, tile, state.rows, row0 + warp_row);
     ptx::wgmma_wait<0>();
     ptx::wgmma_hold(state.output.value[0]);
@@ -332,7 +346,8 @@ struct ForwardMath {
     store_rows(c, tile, state.output, inverse, row0 + warp_row);
   }
 
-  __device__ __forceinline__ void one_tile(const ForwardTile<Config>& tile, State& state) {
+  __device__ __forceinline__ void one_tile(const ForwardTile<Config>& tile,
+                                           const QueuedItem<Config>& slot, State& state) {
     const WarpgroupBlocks<Config> blocks(tile, warpgroup);
     skip(tile.kv.end - blocks.seen.end);
     first_scores(tile, blocks, state);
@@ -353,7 +368,7 @@ struct ForwardMath {
 #pragma unroll 1
       for (; block >= 0; --block) step<false>(tile, blocks, state, block);
     }
-    finish(tile, blocks.row0, state);
+    finish(tile, slot, blocks.row0, state);
     if constexpr (Mask<Config>::has_first) skip(blocks.seen.begin - tile.kv.begin);
   }
 

@@ -33,7 +33,8 @@ __device__ inline void tail_role(const ForwardContext<Config>& c) {
     wait<Config>(tail.raw, place.phase);
     const int stage = tail.stage;
     if (stage < 0) break;
-    clear_rows(c.shared.v[stage], tail.count);
+    clear_rows<32>(c.shared.v[stage], tail.count);
+    __syncwarp();
     arrive_warp<Config>(c.shared.v_full[stage]);
     arrive_warp<Config>(tail.cleared);
     place.advance();

@@ -48,7 +48,7 @@ struct ForwardStorage : OperandStorage<Config> {
   Barrier k_empty[Config::num_stages];
   Barrier v_full[Config::num_stages];
   Barrier v_empty[Config::num_stages];
-  TileQueueStorage queue;
+  TileQueueStorage<Config> queue;
   int notes[Config::num_stages];  // of blocks that are listed: arrive with K
   TailStorage<Config> tail;       // of V, see forward_tail.cuh
 };
@@ -70,13 +70,18 @@ struct ForwardContext {
   const typename Config::Params& params;
   ForwardStorage<Config>& shared;
 
-  __device__ ForwardTile<Config> tile(const WorkItem& item) const {
-    const Sequence seq = sequence<Config>(params, item.batch);
+  __device__ ForwardTile<Config> tile(const WorkItem& item, const Sequence& seq) const {
     const Shape& shape = params.shape;
     KvRange kv = kv_range<Config>(seq, item.q_tile);
     kv.end = max(1, kv.end);
     if constexpr (Mask<Config>::has_first) kv.begin = min(kv.begin, kv.end - 1);
     return {item, seq, kv, item.head / (shape.heads_q / shape.heads_kv)};
+  }
+  __device__ ForwardTile<Config> tile(const PlacedItem& placed) const {
+    return tile(placed.item, placed.seq);
+  }
+  __device__ ForwardTile<Config> tile(const QueuedItem<Config>& queued) const {
+    return tile(queued.item, queued.sequence_of(params));
   }
 };
 

@@ -15,10 +15,13 @@ __device__ inline RowsOfEntry rows_of_entry(const int* begins, int entry) {
   return {begins[entry], begins[entry + 1] - begins[entry]};
 }
 
-// A tile of a sequence. The first of a list says how many follow, as its entry.
+// A tile of a sequence, and the sequence's rows. The first of a list says how many follow, as its
+// entry. Behind these a list of tiles of keys goes on, with entries below 0.
 struct PackedItem {
   int entry;
   int tile;
+  RowsOfEntry queries;
+  RowsOfEntry keys;
 };
 
 struct PackedLengthsParams {
@@ -33,15 +36,19 @@ struct PackedLengthsParams {
   __device__ RowsOfEntry keys(int entry) const { return rows_of_entry(kv_begins, entry); }
   // By how much query 0 stands at another key than the lengths of the arrays say.
   __device__ int shift(const Shape& shape, int entry) const {
+    return shift(shape, queries(entry), keys(entry));
+  }
+  __device__ int shift(const Shape& shape, const RowsOfEntry& queries,
+                       const RowsOfEntry& keys) const {
     if (bottom_right == 0) return 0;
-    return (keys(entry).count - shape.seqlen_kv) - (queries(entry).count - shape.seqlen_q);
+    return (keys.count - shape.seqlen_kv) - (queries.count - shape.seqlen_q);
   }
 
   // Every sequence begins at a multiple of so many rows of a head's workspace: the first one that
   // leaves room for those before it, each rounded up. The plan counts the rows in the same way.
   static constexpr int kAlignment = 128;
-  __device__ int work_row(int entry) const {
-    return (q_begins[entry] + entry * (kAlignment - 1)) / kAlignment * kAlignment;
+  __device__ static int work_row(int begin, int entry) {
+    return (begin + entry * (kAlignment - 1)) / kAlignment * kAlignment;
   }
   // The sequence that a row of a head's workspace is of.
   __device__ int entry_of_row(int row) const {
@@ -49,7 +56,7 @@ struct PackedLengthsParams {
     int last = entries;
     while (first < last) {
       const int middle = (first + last + 1) / 2;
-      if (work_row(middle) <= row) {
+      if (work_row(q_begins[middle], middle) <= row) {
         first = middle;
       } else {
         last = middle - 1;
@@ -64,13 +71,17 @@ template <class Before>
 struct PackedLengths {
   static constexpr bool vary = true;
   static constexpr bool packed = true;
+  static constexpr int alignment = PackedLengthsParams::kAlignment;
   template <class Params>
   __device__ static Sequence of(const Params& params, int entry) {
     const PackedLengthsParams& packed = params.packed_lengths;
-    const Shape& shape = params.shape;
+    return of_item(params, {entry, 0, packed.queries(entry), packed.keys(entry)});
+  }
+  template <class Params>
+  __device__ static Sequence of_item(const Params& params, const PackedItem& item) {
+    const PackedLengthsParams& packed = params.packed_lengths;
+    const auto& [entry, tile, queries, keys] = item;
     Sequence seq = Before::of(params, 0);
-    const RowsOfEntry queries = packed.queries(entry);
-    const RowsOfEntry keys = packed.keys(entry);
     seq.entry = entry;
     seq.q_row0 = queries.begin;
     seq.kv_row0 = keys.begin;
@@ -78,10 +89,10 @@ struct PackedLengths {
     seq.rows_kv = keys.count;
     seq.seqlen_q = entry < packed.entries ? queries.count : 0;
     seq.seqlen_kv = entry < packed.entries ? keys.count : 0;
-    const int shift = packed.shift(shape, entry);
+    const int shift = packed.shift(params.shape, queries, keys);
     seq.q_last += shift;
     seq.q_first += shift;
-    seq.work_row0 = packed.work_row(entry);
+    seq.work_row0 = packed.work_row(queries.begin, entry);
     return seq;
   }
 };

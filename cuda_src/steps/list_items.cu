@@ -16,6 +16,7 @@ constexpr int kClasses = 64;
 template <int warps>
 struct ListStorage {
   int first[kClasses];  // the item of a class that comes next
+  int end;              // of all items
   int of_warp[warps];   // the largest offset that a warp has
 };
 
@@ -63,8 +64,10 @@ __device__ inline int class_of(int length) {
   return kClasses - 2 - (2 * power + half);
 }
 
-// Of a sequence, its tiles and the class of their loops.
+// Of a sequence, its rows, its tiles and the class of their loops.
 struct ListedSequence {
+  RowsOfEntry queries;
+  RowsOfEntry keys;
   int tiles;
   int kind;
 };
@@ -74,7 +77,8 @@ __device__ inline ListedSequence listed_sequence(const typename Config::Params& 
   const RowsOfEntry keys = rows_of_entry(static_cast<const int*>(params.kv_begins), entry);
   const int of_tiles = Config::rows_of_keys ? keys.count : queries.count;
   const int of_loop = Config::rows_of_keys ? queries.count : keys.count;
-  return {ceil_div(of_tiles, Config::block), class_of(entry < params.entries ? of_loop : 0)};
+  return {queries, keys, ceil_div(of_tiles, Config::block),
+          class_of(entry < params.entries ? of_loop : 0)};
 }
 
 // Lists the tiles of `sequences`, the rows behind the last one among them.
@@ -97,15 +101,21 @@ __device__ inline void list_tiles(const typename Config::Params& params, int seq
       before += count;
     }
     items[0] = {before - 1, 0};
+    shared.end = before;
   }
   __syncthreads();
+  if constexpr (Config::rows_of_keys) {
+    const int room = 1 + most_tiles(params.shape.seqlen_kv, sequences, Config::block);
+    for (int i = shared.end + thread; i < room; i += 32 * Config::warps) items[i] = {-1, 0};
+  }
   for (int entry = thread / 32; entry < sequences; entry += Config::warps) {
     const ListedSequence sequence = listed_sequence<Config>(params, entry);
     int begin = 0;
     if (thread % 32 == 0) begin = atomicAdd(&shared.first[sequence.kind], sequence.tiles);
     begin = __shfl_sync(0xffffffffu, begin, 0);
     for (int i = thread % 32; i < sequence.tiles; i += 32) {
-      items[begin + i] = {entry, Config::last_first ? sequence.tiles - 1 - i : i};
+      const int tile = Config::last_first ? sequence.tiles - 1 - i : i;
+      items[begin + i] = PackedItem{entry, tile, sequence.queries, sequence.keys};
     }
   }
 }

@@ -57,6 +57,13 @@ __device__ inline void score_tiles(const Context& c, const QStep& step, int kv_b
                          step.edge, slopes);
   const Compute factor = logit_factor<Config>(c.params);
   exponentials<Config>(p, factor, [&](int m, int, int group, int) { return lse.value[m][group]; });
+  if constexpr (Config::Score::summed && Config::Lengths::vary) {
+    // What is added to the scores of a row that does not count may be NaN. Shared memory is cleared
+    // of such rows later, but their pairs are summed here.
+    p.for_each([&](Compute& x, int m, int, int group, int) {
+      if (lse.value[m][group] == infinity<Compute>()) x = Compute(0);
+    });
+  }
   const RowsOfQueries place{c.seq.entry, step.head, step.q_begin + row0, kv_begin + key0};
   const KeptPairs<Config, Scores> kept(c.params, place);
   store_shared<Config::architecture>(kept.of_weights(p), p_tile, row0,

@@ -50,7 +50,7 @@ struct Mask {
   }
 
   // Whether queries [q_begin, q_begin + queries) and keys [kv_begin, kv_begin + keys) hold a pair
-  // that must be hidden. Queries beyond the length do not count: their rows are never written.
+  // that must be hidden. Queries beyond the length do not count, whatever they see.
   template <int queries, int keys>
   __device__ static bool is_edge(const Sequence& seq, int q_begin, int kv_begin) {
     const int kv_last = kv_begin + keys - 1;

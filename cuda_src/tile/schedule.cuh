@@ -11,7 +11,7 @@ namespace cuflash {
 // FlashAttention-1 takes all of a head, FlashAttention-2 a q tile of it, or the keys of a kv tile;
 // split belongs to schedules that part the keys of a q tile.
 struct WorkItem {
-  int batch;
+  int entry;  // of the batch, or the number of a packed sequence
   int head;
   int q_tile;
   int kv_begin;
@@ -77,52 +77,63 @@ struct TileOrder {
   }
 };
 
-// Tiles of queries, or of keys, that a head has: of all sequences where they are packed.
+// Tiles of queries that a head has: of all sequences where they are packed.
 template <class Config>
-__device__ inline unsigned q_tiles_to_do(const typename Config::Params& params) {
+__device__ inline unsigned q_tiles_of_head(const typename Config::Params& params) {
   if constexpr (Config::Lengths::packed) {
     return params.packed_lengths.q_items[0].entry;
   } else {
     return ceil_div(params.shape.seqlen_q, Config::block_q);
   }
 }
+// The same of keys; where sequences are packed, as many as there is room for in the list.
 template <class Config>
-__device__ inline unsigned kv_tiles_to_do(const typename Config::Params& params) {
+__device__ inline int kv_tiles_of_head(const typename Config::Params& params) {
   if constexpr (Config::Lengths::packed) {
-    return params.packed_lengths.kv_items[0].entry;
+    return most_tiles(params.shape.seqlen_kv, params.packed_lengths.entries + 1, Config::block_kv);
   } else {
     return ceil_div(params.shape.seqlen_kv, Config::block_kv);
   }
 }
 
-// What a block works on, in an order of all tiles; where sequences are packed a list has them.
+// What a block works on, and of which sequence it is.
+struct PlacedItem {
+  WorkItem item;
+  Sequence seq;
+};
+// In an order of all tiles; where sequences are packed a list has them.
 template <class Config, bool entries_inside>
-__device__ inline WorkItem q_item_of(const typename Config::Params& params,
-                                     const TileOrder<entries_inside>& order, unsigned block) {
+__device__ inline PlacedItem q_item_of(const typename Config::Params& params,
+                                       const TileOrder<entries_inside>& order, unsigned block) {
   WorkItem item = order.q_item(params.shape, block);
   if constexpr (Config::Lengths::packed) {
-    const auto place = params.packed_lengths.q_items[order.tiles - item.q_tile];
-    item.batch = place.entry;
-    item.q_tile = place.tile;
+    const auto listed = params.packed_lengths.q_items[order.tiles - item.q_tile];
+    item.entry = listed.entry;
+    item.q_tile = listed.tile;
+    return {item, Config::Lengths::of_item(params, listed)};
+  } else {
+    return {item, sequence<Config>(params, item.entry)};
   }
-  return item;
 }
 template <class Config>
-__device__ inline WorkItem kv_item_of(const typename Config::Params& params,
-                                      const TileOrder<>& order, unsigned block,
-                                      bool last_tile_first) {
+__device__ inline PlacedItem kv_item_of(const typename Config::Params& params,
+                                        const TileOrder<>& order, unsigned block,
+                                        bool last_tile_first) {
   constexpr int block_kv = Config::block_kv;
   if constexpr (Config::Lengths::packed) {
     WorkItem item = order.kv_item<block_kv>(params.shape, block, false);
-    const auto place = params.packed_lengths.kv_items[1 + item.kv_begin / block_kv];
-    item.batch = place.entry;
-    item.kv_begin = place.tile * block_kv;
+    const auto listed = params.packed_lengths.kv_items[1 + item.kv_begin / block_kv];
+    item.entry = listed.entry;
+    item.kv_begin = listed.tile * block_kv;
     item.kv_end = item.kv_begin + block_kv;
-    return item;
+    return {item, Config::Lengths::of_item(params, listed)};
   } else {
-    return order.kv_item<block_kv>(params.shape, block, last_tile_first);
+    const WorkItem item = order.kv_item<block_kv>(params.shape, block, last_tile_first);
+    return {item, sequence<Config>(params, item.entry)};
   }
 }
+// Whether a list has ended before: the block has no tile.
+__device__ inline bool is_behind_the_list(const WorkItem& item) { return item.entry < 0; }
 
 // One step of an inner loop.
 struct Block {

@@ -59,6 +59,12 @@ __device__ inline bool is_surplus(const Sequence& seq, int row) {
   return Config::Lengths::vary && row >= seq.seqlen_q;
 }
 
+// Tiles of so many rows that sequences may have, of one length in all: each may end in the middle
+// of one.
+__device__ inline int most_tiles(int length, int sequences, int rows) {
+  return (length + sequences * (rows - 1)) / rows;
+}
+
 template <class T>
 __device__ inline T* tensor_row(const Tensor& tensor, int batch, int head, long long row) {
   return static_cast<T*>(tensor.data) + batch * tensor.batch_stride + head * tensor.head_stride +
@@ -99,6 +105,7 @@ template <class Config>
 __device__ inline Sequence sequence_of_row(const typename Config::Params& params, int batch,
                                            int row) {
   if constexpr (Config::Lengths::packed) {
+    static_assert(Config::rows == Config::Lengths::alignment, "a block has rows of one sequence");
     return sequence<Config>(params, params.packed_lengths.entry_of_row(row));
   } else {
     return sequence<Config>(params, batch);

@@ -12,8 +12,8 @@
 
 namespace cuflash {
 
-// Rows of a block of keys that count, if others do not; `rows` or more: there is no tail. A block
-// beyond the keys has none either: nobody sees one of its rows.
+// How many rows of a block of keys count. At least `rows` where it has no tail: where all of its
+// rows count, or are beyond the array, and in a block beyond the keys, whose rows nobody sees.
 template <class Config, int rows = Config::block_kv>
 __device__ inline int rows_before_tail(const Sequence& seq, int kv_begin) {
   const int count = seq.seqlen_kv - kv_begin;
@@ -21,20 +21,20 @@ __device__ inline int rows_before_tail(const Sequence& seq, int kv_begin) {
   return count > 0 && others ? count : rows;
 }
 
-// By a warp: zeros in the rows from `first` on, for products that come after.
-template <class Matrix>
+// By neighbouring threads, a warp or more: zeros in the rows from `first` on, for products that
+// come after these threads have met.
+template <int threads, class Matrix>
 __device__ inline void clear_rows(Matrix& matrix, int first) {
   auto* const chunks = reinterpret_cast<uint4*>(matrix.data);
   const int count = (Matrix::rows - first) * 8;  // of a panel
 #pragma unroll 1
   for (int panel = 0; panel < Matrix::count; ++panel) {
 #pragma unroll 1
-    for (int i = static_cast<int>(threadIdx.x) % 32; i < count; i += 32) {
+    for (int i = static_cast<int>(threadIdx.x) % threads; i < count; i += threads) {
       chunks[(panel * Matrix::rows + first) * 8 + i] = make_uint4(0, 0, 0, 0);
     }
   }
   ptx::fence_async_shared();
-  __syncwarp();
 }
 
 // Of a single matrix: where the copy engine arrives if it has a tail.

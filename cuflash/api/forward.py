@@ -216,7 +216,8 @@ def attention(
         to the GPU and back where one can be used, else to the tiled NumPy
         code; "numpy" keeps them on the host.
     algorithm : {"auto", "fa1", "fa2", "fa3"}
-        "auto" takes the best that can do the problem, as :func:`explain` says; others no other.
+        "auto" takes the best that can do the problem, as :func:`explain` says; a named one
+        never falls back.
     blocks : (int, int), optional
         ``(block_q, block_kv)`` instead of the planned tile.
     workspace : CuPy array of uint8, optional

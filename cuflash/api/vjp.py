@@ -10,6 +10,8 @@ from ..arrays.cast import cast
 from ..arrays.spec import LayoutName
 from ..block_mask import BlockMask
 from ..errors import ArgumentTypeError, ArgumentValueError
+from ..features.refused import check_refused, gradients_of
+from ..features.table import FEATURES
 from ..given import add_given
 from ..options import (
     AlgorithmChoice,
@@ -218,6 +220,8 @@ def _check_wrt(wrt: Any, arrays: Mapping[str, Any]) -> tuple[str, ...]:
     for name in named:
         if name not in arrays:
             raise ArgumentValueError("wrt", f"{name!r} and no {name}", f"{name} as an argument")
+    present = [one.name for one in FEATURES.values() if set(one.arrays) & set(arrays)]
+    check_refused((*present, *gradients_of(named)))
     return named
 
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from ..arrays.spec import LayoutName, TensorSpec
 from ..errors import ArgumentValueError, UnsupportedError
+from ..planning.problem import MAX_SEQLEN
 from .device import MAIN_KERNELS, DevicePart
 from .feature import ArrayRule, Feature, Request
 from .use import Use
@@ -25,6 +26,9 @@ __all__ = ["NAMES", "PACKED_LENGTHS", "sequences_of"]
 
 #: Arrays, in the order of the queries and the keys.
 NAMES = "cu_seqlens_q", "cu_seqlens_kv"
+
+#: Rows that a sequence begins at a multiple of in a workspace: kAlignment of the device.
+_ALIGNMENT = 128
 
 _STEPS = ("statistics", "convert_dq", "sink_gradient")
 _DEVICE = DevicePart(
@@ -49,8 +53,10 @@ def _use(request: Request) -> Use | None:
         return None
     _check_offsets(request)
     problem = request.problem
-    if problem.operation == "backward" and "alibi_slopes" in problem.wrt:
-        raise UnsupportedError("the gradient of alibi_slopes with packed sequences: not summed")
+    rows = max(problem.seqlen_q, problem.seqlen_kv) + problem.sequences * (_ALIGNMENT - 1)
+    if rows > MAX_SEQLEN:
+        got = f"{problem.sequences - 1:,} packed sequences of {problem.seqlen_q:,} queries"
+        raise UnsupportedError(f"{got}: in whole tiles they are more rows than {MAX_SEQLEN:,}")
     numbers = (("entries", problem.sequences - 1), ("bottom_right", int(request.bottom_right)))
     return Use("packed_lengths", _DEVICE, numbers=numbers, operands=tuple(given), shown="packed")
 
@@ -75,7 +81,9 @@ def _check_offsets(request: Request) -> None:
 
 
 def sequences_of(specs: Mapping[str, TensorSpec], layout: LayoutName) -> int:
-    """Sequences of a packed batch, and the rows behind them; 0 of a call that packs none.
+    """How many sequences a call packs, the rows behind the last one counted as one more.
+
+    0 of a call that packs none.
 
     Raises
     ------

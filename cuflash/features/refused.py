@@ -1,6 +1,7 @@
 """The closed list of what does not go together. Every other pair runs.
 
-A name is that of a feature, an algorithm, a backend, a pass or a storage type.
+A name is that of a feature, an algorithm, a backend, a pass or a storage type,
+or "gradient of" an array.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 
 from ..errors import UnsupportedError
 
-__all__ = ["REFUSED", "Refusal", "check_refused"]
+__all__ = ["REFUSED", "Refusal", "check_refused", "gradients_of"]
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,13 @@ REFUSED: tuple[Refusal, ...] = (
         Refusal("packed_lengths", name, "packed sequences have no pairs with those of others")
         for name in ("bias", "mask", "block_mask")
     ),
+    Refusal("packed_lengths", "gradient of alibi_slopes", "its sums are by entries of a batch"),
 )
+
+
+def gradients_of(wrt: Iterable[str]) -> tuple[str, ...]:
+    """What the list calls the gradients of these arrays."""
+    return tuple(f"gradient of {name}" for name in wrt)
 
 
 def check_refused(names: Iterable[str]) -> None:

@@ -17,7 +17,7 @@ from .dropout import DROPOUT
 from .feature import Feature, Request
 from .mask import MASK
 from .packed_lengths import PACKED_LENGTHS
-from .refused import check_refused
+from .refused import check_refused, gradients_of
 from .score_mod import SCORE_MOD
 from .sinks import SINKS
 from .softcap import SOFTCAP
@@ -77,5 +77,6 @@ def with_features(
         use = feature.use(request)
         if use is not None:
             problem = replace(problem, uses=(*problem.uses, use))
-    check_refused((problem.operation, problem.storage, *problem.features))
+    wrt = problem.wrt if problem.operation == "backward" else ()
+    check_refused((problem.operation, problem.storage, *problem.features, *gradients_of(wrt)))
     return problem

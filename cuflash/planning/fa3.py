@@ -30,9 +30,8 @@ _ARCHITECTURE = "sm_90a"
 #: Of keys, backward. With a hundred at a time, of 512 keys, single runs were a tenth slower: their
 #: sums of dQ are more than L2 holds beside Q and dO. See bench/NOTES.md.
 _MOST_HEADS_IN_GROUP = 8
-
-#: A distance in kv tiles that no other tile lies at.
-_NOBODY = 2**31
+#: Of packed sequences, whose heads have so many tiles that sums of few are cleared by blocks.
+_MOST_PACKED_HEADS_IN_GROUP = 2
 
 #: Tickets go beyond it by as many as there are blocks, and are 32-bit numbers.
 _MOST_TILES = 2**30
@@ -187,7 +186,7 @@ def _backward(
     heads = problem.batch * seen.heads_kv
     order = RowOrder(heads, tiles, head_group, tile.kv_tiles_per_convert_block, limits.num_sms)
     turns = _counters(tile)
-    cleared = heads * seen.group if problem.sequences else order.heads_ahead * seen.group
+    cleared = order.heads_ahead * seen.group
     rows = RowSteps(problem, limits, "fa3", fa3.ARITHMETIC, tile.head_dim, turns, cleared)
     main = _backward_launch(problem, limits, tile, constants, order, (*keys.arguments, rows.rows))
     every = (rows.before, main) if tile.kv_tiles_per_convert_block else rows.around(main)
@@ -216,8 +215,7 @@ def _backward_launch(
         problem, limits, ("fa3", "backward"), fa3.ARITHMETIC, constants, tile.footprint
     )
     config = replace(config, head_dim=tile.head_dim, head_dim_v=tile.head_dim_v)
-    ahead = _NOBODY if problem.sequences else order.ahead
-    arguments = [("head_group", order.head_group), ("ahead", ahead), *others]
+    arguments = [("head_group", order.head_group), ("ahead", order.ahead), *others]
     if tile.kv_tiles_per_convert_block:
         arguments.insert(-1, ("convert_lag", order.convert_lag))
     return KernelLaunch(
@@ -268,7 +266,8 @@ def _backward_head_group(
     if tile.ordered:
         return taking_turns(problem.batch * problem.heads_kv, tiles, limits.num_sms * per_sm)
     if _uneven(problem):
-        return head_group_of(problem, limits, tiles, per_sm, _MOST_HEADS_IN_GROUP)
+        most = _MOST_PACKED_HEADS_IN_GROUP if problem.sequences else _MOST_HEADS_IN_GROUP
+        return head_group_of(problem, limits, tiles, per_sm, most)
     return 1  # tiles are about equal, and heads may come singly
 
 

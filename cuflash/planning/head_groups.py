@@ -29,7 +29,8 @@ def head_group_of(
     fours than into fives. There are never more than ``cap``.
     """
     forward = problem.operation == "forward"
-    rows = problem.seqlen_kv if forward else problem.seqlen_q * problem.group
+    queries, keys = problem.usual_lengths
+    rows = keys if forward else queries * problem.group
     width = problem.head_dim + problem.head_dim_v
     held = limits.l2 // 2 // max(1, rows * width * DTYPES[problem.storage].itemsize)
     if forward:
@@ -52,7 +53,7 @@ def even_head_group(problem: AttentionProblem, limits: DeviceLimits) -> int:
     single runs took 3 % longer for at head_dim 192.
     """
     width = problem.head_dim + problem.head_dim_v
-    bytes_of_head = problem.seqlen_kv * width * DTYPES[problem.storage].itemsize
+    bytes_of_head = problem.usual_lengths[1] * width * DTYPES[problem.storage].itemsize
     held = max(1, limits.l2 * 3 // 5 // max(1, bytes_of_head)) * problem.group
     heads = max(1, problem.batch * problem.heads_q)
     even = ceil_div(heads, ceil_div(heads, held))

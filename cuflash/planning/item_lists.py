@@ -16,8 +16,8 @@ from .tiles.common import Arithmetic
 
 __all__ = ["ItemLists"]
 
-#: Bytes of an item: a sequence and one of its tiles.
-_ITEM_BYTES = 8
+#: Bytes of an item: a sequence, one of its tiles, and where its rows are.
+_ITEM_BYTES = 24
 
 
 @dataclass(frozen=True)

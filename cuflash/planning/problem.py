@@ -108,8 +108,8 @@ class AttentionProblem:
     what features add, in the order of their table. ``wrt`` names the tensors
     whose gradients a backward pass is asked for; its order does not matter.
     ``block`` has the queries and keys of a block of a block mask; (0, 0) of
-    calls without one. ``sequences`` are those of a packed batch, one more than
-    it has: the rows behind the last one; 0 of calls that pack none.
+    calls without one. ``sequences`` is the number of packed sequences, the rows
+    behind the last one counted as one more; 0 of calls that pack none.
     """
 
     operation: Operation
@@ -144,6 +144,15 @@ class AttentionProblem:
         Every sequence may end in the middle of a tile.
         """
         return (length + (self.sequences or 1) * (rows - 1)) // rows
+
+    @property
+    def usual_lengths(self) -> tuple[int, int]:
+        """Queries and keys of an entry; of packed sequences, whose lengths nobody knows, the mean.
+
+        Tiles and orders that suit a length are chosen by them.
+        """
+        several = max(1, self.sequences - 1)
+        return -(-self.seqlen_q // several), -(-self.seqlen_kv // several)
 
     @property
     def has_pairs(self) -> bool:

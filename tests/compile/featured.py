@@ -23,7 +23,7 @@ TEXTS = {
 #: Of each algorithm: dtype, widths, mask, whether dq has an order, and sinks'
 #: dtype, "softcap", "alibi", or "dalibi" with the gradient of its slopes, or "bias:" and the axes
 #: of q and k that it has, with its gradient, or "mask:" and the same of a boolean mask, or
-#: "blocks:" and the size of a block of a block mask, or "lengths" of queries and of keys, or
+#: "blocks:" and the size of a block of a block mask, "lengths" of queries and of keys, "packed", or
 #: "dropout", or "score-cap" or "score-table", which are texts. A "+" joins several of them.
 FEATURED: dict[Algorithm, list[tuple[DTypeName, int, int, MaskKind, bool, str]]] = {
     "fa1": [
@@ -38,6 +38,7 @@ FEATURED: dict[Algorithm, list[tuple[DTypeName, int, int, MaskKind, bool, str]]]
         ("float32", 64, 64, "full", False, "dropout"),
         ("float16", 64, 64, "causal", False, "score-cap"),
         ("float16", 64, 64, "causal", False, "lengths"),
+        ("float16", 64, 64, "causal", False, "packed"),
     ],
     "fa2": [
         ("float16", 64, 64, "band", False, ""),
@@ -83,6 +84,10 @@ FEATURED: dict[Algorithm, list[tuple[DTypeName, int, int, MaskKind, bool, str]]]
         ("float64", 256, 256, "causal", False, "lengths"),
         ("float16", 64, 64, "full", False, "dalibi+lengths"),
         ("float16", 64, 64, "causal", False, "float32+lengths"),
+        ("float16", 64, 64, "causal", False, "packed"),
+        ("bfloat16", 128, 128, "band", True, "packed"),
+        ("float32", 64, 64, "full", False, "packed"),
+        ("float16", 64, 64, "causal", False, "float32+packed"),
     ],
     "fa3": [
         ("bfloat16", 64, 64, "band", False, ""),
@@ -203,9 +208,24 @@ FEATURED: dict[Algorithm, list[tuple[DTypeName, int, int, MaskKind, bool, str]]]
         ("bfloat16", 128, 128, "full", False, "mask:qk+lengths"),
         ("bfloat16", 64, 64, "causal", False, "dropout+lengths"),
         ("bfloat16", 128, 128, "causal", False, "bfloat16+lengths"),
+        ("bfloat16", 64, 64, "full", False, "packed"),
+        ("bfloat16", 64, 64, "causal", False, "packed"),
+        ("bfloat16", 64, 64, "band", True, "packed"),
+        ("bfloat16", 96, 96, "causal", False, "packed"),
+        ("bfloat16", 128, 128, "full", True, "packed"),
+        ("bfloat16", 128, 128, "causal", False, "packed"),
+        ("bfloat16", 192, 128, "causal", False, "packed"),
+        ("bfloat16", 256, 256, "causal", False, "packed"),
+        ("float16", 64, 64, "causal", False, "packed"),
+        ("bfloat16", 128, 128, "causal", False, "alibi+packed"),
+        ("bfloat16", 64, 64, "causal", False, "dropout+packed"),
+        ("bfloat16", 128, 128, "causal", False, "bfloat16+packed"),
     ],
 }
 
+
+#: Of packed rows, those behind the last one counted.
+_SEQUENCES = 4
 
 #: Features without arrays.
 _KEYWORDS = {
@@ -221,6 +241,7 @@ def featured_problems(plain: AttentionProblem, algorithm: Algorithm) -> Iterator
     for dtype, d, dv, mask, deterministic, feature in FEATURED[algorithm]:
         of = replace(plain, head_dim=d, head_dim_v=dv, mask=mask, storage=dtype, output=dtype)
         words = [*filter(None, feature.split("+"))]
+        of = replace(of, sequences=_SEQUENCES * ("packed" in words))
         keywords = {name: value for word in words for name, value in _KEYWORDS.get(word, ())}
         for word in words:
             if word.startswith("blocks:"):
@@ -232,7 +253,11 @@ def featured_problems(plain: AttentionProblem, algorithm: Algorithm) -> Iterator
         if "score-table" in words:
             operands[SLOTS[0]] = Operand(SLOTS[0], "float32", (of.heads_q, 2 * of.seqlen_kv))
         yield with_features(of, keywords, operands)
-        wrt = QKV if feature == "alibi" else (*QKV, *(n for n in operands if n in differentiable()))
+        wrt = (
+            QKV
+            if feature.startswith("alibi")
+            else (*QKV, *(n for n in operands if n in differentiable()))
+        )
         of = replace(of, operation="backward", deterministic=deterministic, wrt=wrt)
         yield with_features(of, keywords, operands)
     for width in (64, 128) if algorithm == "fa3" else ():  # of a narrow window
@@ -245,6 +270,8 @@ def featured_problems(plain: AttentionProblem, algorithm: Algorithm) -> Iterator
 
 def _operands(problem: AttentionProblem, feature: str) -> tuple[Operand, ...]:
     """The arrays of a feature as ``FEATURED`` names it."""
+    if feature == "packed":
+        return tuple(Operand(f"cu_seqlens_{of}", "int32", (_SEQUENCES,)) for of in ("q", "kv"))
     if feature == "lengths":
         return tuple(Operand(f"seqused_{of}", "int32", (problem.batch,)) for of in ("q", "kv"))
     return (_operand(problem, feature),)

@@ -242,7 +242,10 @@ def _name(architecture: str, c: KernelConfig) -> str:
         parts.append(f"converts{constants['kv_tiles_per_convert_block']}")
     if constants.get("ordered"):
         parts.append("ordered")
+    if c.kernel == "list_items":
+        parts.append(f"of-{constants['block']}")
     named = ("rows_of_keys", "one_row") if c.kernel in summaries else ("parted",)
+    named = ("rows_of_keys", "last_first") if c.kernel == "list_items" else named
     parts += [name for name in named if constants.get(name)]
     if c.kernel == "summarise_mask" and not constants["listed"]:
         parts.append("unlisted")

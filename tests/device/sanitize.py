@@ -1,4 +1,4 @@
-"""compute-sanitizer over small problems of every algorithm and dtype, forward and backward.
+"""compute-sanitizer over small problems of every algorithm, dtype and feature, in both passes.
 
 ``python -m tests.device.sanitize`` runs memcheck, racecheck, synccheck and
 initcheck beside each other in processes of their own, with CuPy's pool off so
@@ -20,10 +20,12 @@ from typing import Any
 from unittest import mock
 
 from . import racecheck
+from .sanitized_features import every_feature
 
 TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
 ALGORITHMS = ("fa1", "fa2", "fa3")
-DTYPES = ("float16", "bfloat16", "float32", "float64")
+#: Dtypes of the problems below, and one problem of every feature.
+KINDS = ("float16", "bfloat16", "float32", "float64", "features")
 
 #: How many reports are printed; of racecheck all, since every one is looked at.
 _PRINTED = {tool: "1000000" if tool == "racecheck" else "5" for tool in TOOLS}
@@ -78,6 +80,9 @@ def _every_problem(algorithm: str, dtype: str) -> None:
 
     cupy.cuda.set_allocator(None)
     cupy.cuda.set_pinned_memory_allocator(None)
+    if dtype == "features":
+        print(f"{every_feature(cupy, algorithm)} problems", flush=True)
+        return
     rng = np.random.default_rng(0)
     kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype
     call: dict[str, Any] = {"algorithm": algorithm}
@@ -106,7 +111,7 @@ def _every_problem(algorithm: str, dtype: str) -> None:
 
 
 def check(tool: str, algorithm: str, dtype: str) -> bool:
-    """Run one tool on one dtype, say what it found; whether that is nothing."""
+    """Run one tool on one kind of problems, say what it found; whether that is nothing."""
     command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", str(_FOUND)]
     done = subprocess.run(
         [*command, "--print-limit", _PRINTED[tool], *_program(algorithm, dtype)],
@@ -141,7 +146,7 @@ def served(algorithm: str, dtype: str) -> bool:
     if algorithm == "fa3" and capability != "90":
         print(f"fa3 {dtype}: left out, it is for compute capability 9.0, this is {capability}")
         return False
-    return algorithm != "fa3" or dtype in ("float16", "bfloat16")
+    return algorithm != "fa3" or dtype in ("float16", "bfloat16", "features")
 
 
 def _program(algorithm: str, dtype: str) -> tuple[str, ...]:
@@ -153,7 +158,8 @@ def main() -> int:
     """Run every tool and say what it found."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--algorithms", nargs="+", default=ALGORITHMS, choices=ALGORITHMS)
-    parser.add_argument("--inside", nargs=2, metavar=("ALGORITHM", "DTYPE"))
+    parser.add_argument("--kinds", nargs="+", default=KINDS, choices=KINDS)
+    parser.add_argument("--inside", nargs=2, metavar=("ALGORITHM", "KIND"))
     arguments = parser.parse_args()
     if arguments.inside:
         inside(*arguments.inside)
@@ -161,7 +167,7 @@ def main() -> int:
     if shutil.which("compute-sanitizer") is None:
         print("compute-sanitizer is not installed")
         return 2
-    kinds = [kind for kind in product(arguments.algorithms, DTYPES) if served(*kind)]
+    kinds = [kind for kind in product(arguments.algorithms, arguments.kinds) if served(*kind)]
     with ThreadPoolExecutor() as pool:  # compiles first, which under a tool takes long
         list(pool.map(lambda kind: subprocess.run(_program(*kind), check=True), kinds))
         clean = list(pool.map(lambda run: check(run[0], *run[1]), product(TOOLS, kinds)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from hypothesis import strategies as st
@@ -30,6 +30,7 @@ _DROPPED = {"dropout_p": 0.3, "dropout_seed": 7}
 class Kernels:
     """What is compiled: of a row of the kit, whose lengths are drawn."""
 
+    days_of_turn: ClassVar[int] = 7  # within which a whole run has it
     row: Packed | Used
     blocks: tuple[int, int] | None = None
     num_sms: int | None = None  # one gives any problem enough to do

@@ -7,7 +7,7 @@ configuration a pass, and other tests take their problems from these rows.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -40,6 +40,7 @@ _ALONE = {name: Strides(absurd=True) for name in ("q", "k", "v", "dout")}
 class Row:
     """One configuration of each pass."""
 
+    days_of_turn: ClassVar[int] = 2  # within which a whole run has it
     algorithm: str
     architecture: str
     dtype: str

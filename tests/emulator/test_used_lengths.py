@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 import cuflash
@@ -27,6 +28,20 @@ def _results(row: Row, x: dict[str, Any]) -> dict[str, Any]:
         grads = host.call(cuflash.attention_backward, **saved, **given, **options)
     names = ("out", "lse", *(f"d{name}" for name in row.wrt(x)))
     return dict(zip(names, (out, lse, *grads), strict=True))
+
+
+@pytest.mark.parametrize("algorithm", ["fa1", "fa2", "fa3"])
+def test_rows_that_do_not_count_change_no_bit(algorithm: Any) -> None:
+    row = Row(algorithm, "float16", deterministic=True)
+    x = {name: np.nan_to_num(array) for name, array in row.arrays().items()}
+    first = _results(row, x)
+    for value in (40, np.nan):
+        changed = {name: array.copy() for name, array in x.items()}
+        for b, ends in enumerate(row.used):
+            for name in ("q", "dout", "k", "v"):
+                changed[name][b, max(0, ends[name in ("k", "v")]) :] = value
+        for name, found in _results(row, changed).items():
+            np.testing.assert_array_equal(found, first[name], err_msg=f"{name} {value}")
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import ml_dtypes
 import numpy as np
@@ -30,6 +30,7 @@ _SEQUENCES = (
 class Row:
     """A packed batch, and what else the call has."""
 
+    days_of_turn: ClassVar[int] = 4  # within which a whole run has it on the emulator
     algorithm: Algorithm
     dtype: str
     sequences: tuple[tuple[int, int], ...] = _SEQUENCES
@@ -39,6 +40,7 @@ class Row:
     architecture: str = "90"
     deterministic: bool = False
     wild: bool = False  # offsets fall, or lead out of the arrays, and say the same
+    num_sms: int | None = None  # of an emulated device; few make blocks do several tiles
     options: _Arrays = field(default_factory=dict)  # keywords of the call
     more: tuple[str, ...] = ()  # names of arrays of features
 
@@ -46,7 +48,7 @@ class Row:
     def name(self) -> str:
         words = [self.algorithm, self.dtype, f"d{self.width}", "ordered" * self.deterministic]
         words += [self.architecture, "few" * (len(self.sequences) < 5), "wild" * self.wild]
-        words += ["many" * (len(self.sequences) > 50), *self.more]
+        words += ["many" * (len(self.sequences) > 50), "heads" * (self.heads[0] > 4), *self.more]
         words += [f"{name}-{value}".replace(" ", "") for name, value in self.options.items()]
         return "-".join(filter(None, words))
 
@@ -169,6 +171,8 @@ ROWS = (
     Row("fa1", "float32", more=("sinks",), **_WILD),
     Row("fa2", "float16", options=_CAUSAL, more=("sinks",), **_WILD),
     Row("fa3", "float16", options=_CAUSAL, more=("sinks",), **_WILD),
+    Row("fa3", "float16", sequences=_FEW, num_sms=1, heads=(6, 6)),
+    Row("fa3", "float16", sequences=_FEW, num_sms=1, heads=(6, 6), deterministic=True),
     Row("fa2", "float16", sequences=_MANY, more=("sinks",)),
     Row("fa3", "float16", sequences=_MANY),
     Row("fa3", "float16"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import ml_dtypes
 import numpy as np
@@ -24,6 +24,7 @@ _USED = ((300, 400), (0, 400), (129, 0), (64, 128), (-3, 7), (999, 201), (1, 1),
 class Row:
     """A call with used lengths, and what else it has."""
 
+    days_of_turn: ClassVar[int] = 4  # within which a whole run has it on the emulator
     algorithm: Algorithm
     dtype: str
     given: tuple[str, ...] = ("seqused_q", "seqused_kv")
@@ -177,6 +178,9 @@ ROWS = (
     Row("fa2", "float16", options=_WINDOW),
     Row("fa2", "float32", ("seqused_q",), options=_LEFT),
     Row("fa2", "float64", options=_CAUSAL, more=("alibi_slopes", "sinks")),
+    Row("fa1", "float16", more=("alibi_slopes", "bias")),
+    Row("fa2", "float16", more=("alibi_slopes", "bias")),
+    Row("fa3", "float16", more=("alibi_slopes", "bias")),
     Row("fa2", "float16", deterministic=True, options=_CAUSAL),
     Row("fa2", "float16", width=256, options=_CAUSAL, used=_FEW),
     Row("fa2", "float16", options=_CAUSAL, more=("bias",), used=_FEW),

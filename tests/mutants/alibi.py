@@ -185,8 +185,8 @@ HOPPER = (
     _bug(
         "fa3 clears the sums of other query heads",
         _FA3_BACKWARD,
-        "c.item.batch, c.item.head * c.group, c.group, c.item.kv_begin);",
-        "c.item.batch, c.item.head, c.group, c.item.kv_begin);",
+        "c.item.entry, c.item.head * c.group, c.group, c.item.kv_begin);",
+        "c.item.entry, c.item.head, c.group, c.item.kv_begin);",
         "fa3 narrow",
     ),
 )

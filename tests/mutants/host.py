@@ -98,8 +98,8 @@ BUGS = (
     Bug(
         "sums of the first query head of a group are cleared before",
         _FA3,
-        "else order.heads_ahead * seen.group",
-        "else order.heads_ahead",
+        "cleared = order.heads_ahead * seen.group",
+        "cleared = order.heads_ahead",
         _ROW_ORDER + "test_a_launch_has_the_numbers_of_its_order",
     ),
     Bug(

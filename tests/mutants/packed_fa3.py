@@ -9,6 +9,7 @@ __all__ = ["BUGS"]
 _FEATURE = "cuda_src/features/packed_lengths.cuh"
 _FA3_LOAD = "cuda_src/fa3/forward_load.cuh"
 _FA3_BACKWARD = "cuda_src/fa3/backward.cu"
+_FA3_CLEAR = "cuda_src/fa3/backward_clear.cuh"
 
 BUGS = (
     packed_bug(
@@ -40,11 +41,33 @@ BUGS = (
         "fa3",
     ),
     packed_bug(
-        "surplus blocks of fa3 read past the list of kv tiles",
+        "blocks behind the list clear no sums",
         _FA3_BACKWARD,
-        "    if (tile >= kv_tiles_to_do<Config>(params) * params.shape.heads_kv) return;\n",
+        "      if (threadIdx.x < 32) clear_role(c, tile);\n",
+        "",
+        "fa3 heads",
+    ),
+    packed_bug(
+        "sums beyond as many rows as there are queries are not cleared",
+        _FA3_CLEAR,
+        "return params.padded_rows / kRowsOfUnit;",
+        "return params.shape.seqlen_q / kRowsOfUnit;",
+        "fa3 heads",
+    ),
+    packed_bug(
+        "sums of a head are cleared for each sequence by itself",
+        "cuda_src/fa3/backward_types.cuh",
+        "return Config::Lengths::packed ? c.seq.batch : c.item.entry;",
+        "return c.item.entry;",
+        "fa3 heads",
+    ),
+    packed_bug(
+        "queries of the next sequence move the references of fa3",
+        "cuda_src/fa3/forward_math.cuh",
+        "    clear_surplus_queries(tile, blocks.row0);\n",
         "",
         "fa3",
+        "test_packed_lengths.py::test_no_other_sequence_changes_a_bit[fa3]",
     ),
     packed_bug(
         "the last tile of outputs of fa3 reaches into the next sequence",
@@ -78,14 +101,14 @@ BUGS = (
     packed_bug(
         "slopes of all sequences measure as those of the first in fa3",
         "cuda_src/fa3/forward_math.cuh",
-        "return {tile.item.batch, tile.item.head, row0 + warp_row, key0};",
+        "return {tile.item.entry, tile.item.head, row0 + warp_row, key0};",
         "return {tile.seq.batch, tile.item.head, row0 + warp_row, key0};",
         "fa3 slopes",
     ),
     packed_bug(
         "gradients of all sequences stand as those of the first in fa3",
         "cuda_src/fa3/backward_math.cuh",
-        "RowsOfKeys place{c.item.batch, state.place.head,",
+        "RowsOfKeys place{c.item.entry, state.place.head,",
         "RowsOfKeys place{c.seq.batch, state.place.head,",
         "fa3 slopes",
     ),

@@ -25,6 +25,7 @@ _ROWS = {
     "fa2 many": "fa2-float16-d64-90-many-sinks",
     "fa2 ordered": "fa2-float16-d64-ordered-90-causal-True",
     "fa3": "fa3-float16-d64-90",
+    "fa3 heads": "fa3-float16-d64-90-few-heads",
     "fa3 offset": "fa3-float16-d64-90-causal-True-q_offset-20",
     "fa3 ordered": "fa3-float16-d64-ordered-90-causal-True",
     "fa3 slopes": "fa3-float16-d64-90-alibi_slopes-sinks-causal-True",
@@ -66,8 +67,8 @@ _OF_PLACES = (
     packed_bug(
         "all sequences are aligned as the first",
         _FEATURE,
-        "const int shift = packed.shift(shape, entry);",
-        "const int shift = packed.shift(shape, 0);",
+        "const int shift = packed.shift(params.shape, queries, keys);",
+        "const int shift = packed.shift(params.shape, 0);",
         "fa2 causal",
     ),
     packed_bug(
@@ -101,15 +102,15 @@ _OF_PLACES = (
     packed_bug(
         "sequences share rows of the workspace",
         _FEATURE,
-        "(q_begins[entry] + entry * (kAlignment - 1))",
-        "(q_begins[entry] + kAlignment - 1)",
+        "(begin + entry * (kAlignment - 1))",
+        "(begin + kAlignment - 1)",
         "fa2",
     ),
     packed_bug(
         "a sequence leaves a whole block of the workspace to each before it",
         _FEATURE,
-        "(q_begins[entry] + entry * (kAlignment - 1))",
-        "(q_begins[entry] + entry * kAlignment)",
+        "(begin + entry * (kAlignment - 1))",
+        "(begin + entry * kAlignment)",
         "fa2 many",
     ),
     packed_bug(
@@ -122,8 +123,8 @@ _OF_PLACES = (
     packed_bug(
         "a padded row that a sequence begins with is of the one before",
         _FEATURE,
-        "if (work_row(middle) <= row) {",
-        "if (work_row(middle) < row) {",
+        "if (work_row(q_begins[middle], middle) <= row) {",
+        "if (work_row(q_begins[middle], middle) < row) {",
         "fa2",
     ),
     packed_bug(
@@ -229,7 +230,7 @@ _OF_DRAWS = (
     packed_bug(
         "transposed gradients of all sequences draw as the first",
         "cuda_src/fa2/backward_transposed.cuh",
-        "const RowsOfKeys place{c.item.batch, step.head,",
+        "const RowsOfKeys place{c.item.entry, step.head,",
         "const RowsOfKeys place{c.seq.batch, step.head,",
         "fa2",
         _drawn(f"fa2-float16-{_DROPPED}-1"),

@@ -37,10 +37,17 @@ BUGS = (
         "fa2",
     ),
     packed_bug(
-        "surplus blocks of fa2 read past the list of kv tiles",
-        "cuda_src/fa2/backward.cu",
-        "if (blockIdx.x >= kv_tiles_to_do<Config>(params) * params.shape.heads_kv) return;",
-        "",
+        "a list of kv tiles does not say where it ends",
+        _LIST,
+        "items[i] = {-1, 0};",
+        "items[i] = {0, 0};",
+        "fa2",
+    ),
+    packed_bug(
+        "a tile comes with the rows of the first sequence",
+        _LIST,
+        "PackedItem{entry, tile, sequence.queries, sequence.keys};",
+        "PackedItem{entry, tile, listed_sequence<Config>(params, 0).queries, sequence.keys};",
         "fa2",
     ),
     packed_bug(

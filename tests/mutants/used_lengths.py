@@ -193,14 +193,14 @@ HOPPER = (
     _bug(
         "the tail of V is not cleared",
         "cuda_src/fa3/forward_tail.cuh",
-        "    clear_rows(c.shared.v[stage], tail.count);\n",
+        "    clear_rows<32>(c.shared.v[stage], tail.count);\n",
         "",
         "fa3",
     ),
     _bug(
         "the tail of K is not cleared",
         "cuda_src/fa3/backward_load.cuh",
-        "    clear_rows(c.shared.k, count);\n",
+        "    clear_rows<32>(c.shared.k, count);\n",
         "",
         "fa3",
     ),

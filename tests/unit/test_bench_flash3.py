@@ -266,3 +266,25 @@ def test_a_real_profile_is_read() -> None:
     profile = kernel_times._profiled(lambda: jax.block_until_ready(jax.numpy.ones(3) + 1))
     with pytest.raises(RuntimeError, match="/host:CPU"):  # this computes on the CPU
         busy(profile)
+
+
+@pytest.mark.parametrize("op", ["forward", "backward"])
+def test_packed_sequences_reach_both(monkeypatch: pytest.MonkeyPatch, op: str) -> None:
+    for module in ("bench.lengths", "bench.case", "bench.flash3"):
+        monkeypatch.setattr(f"{module}.lengths_of", lambda kind: (9, 1, 14))
+    case = replace(CASE, op=op, window_size=None, causal=True, lengths="some")
+    asked: list[Any] = []
+
+    def packed(q: Any, k: Any, v: Any, offsets: Any, longest: int, is_causal: bool) -> Any:
+        asked.append((offsets.tolist(), longest, is_causal))
+        return flash3._ours(case)(q, k, v)
+
+    monkeypatch.setitem(sys.modules, "dew_flash_attn", SimpleNamespace(flash_mha_varlen=packed))
+    rows, lines = _measure(case, cuflash=flash3._ours, peer=flash3._flash3)
+    assert lines == []
+    assert all(0 < row["worst_ratio"] < 10 for row in rows)
+    assert set(map(str, asked)) == {"([0, 9, 10, 24], 14, True)"}
+    assert [row["options"] for row in rows] == [
+        {"algorithm": "fa2", "lengths": "some"},
+        {"lengths": "some"},
+    ]

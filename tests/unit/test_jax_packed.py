@@ -207,7 +207,7 @@ def test_rows_behind_the_last_sequence_give_and_get_nothing(wide: None) -> None:
     [
         (np.ones(6), _TYPE, "got dtype float"),
         (np.ones(6, bool), _TYPE, "got dtype bool; expected int"),
-        (object(), _TYPE, "expected an array"),
+        ("offsets", _TYPE, "expected an array"),
         (3, _VALUE, r"got shape \(\); expected arrays of one axis"),
         (np.ones((6, 1), int), _VALUE, r"got shape \(6, 1\); expected arrays of one axis"),
         (np.ones(0, int), _VALUE, r"got shape \(0,\); expected arrays of one axis"),

@@ -9,8 +9,12 @@ import pytest
 
 import cuflash
 from cuflash import dispatch
+from cuflash.planning.problem import MAX_SEQLEN
 
+from .fake_device import FakeDevice, fake_device
 from .packed_case import arrays, int32, offsets
+
+__all__ = ["fake_device"]
 
 _VALUE, _TYPE, _UNSUPPORTED = (
     cuflash.ArgumentValueError,
@@ -119,14 +123,40 @@ def test_slopes_of_every_sequence_are_refused(sequences: int) -> None:
 def test_slopes_have_no_gradient_there() -> None:
     call = arrays() | {"alibi_slopes": np.ones(4)}
     out, lse = cuflash.attention(**call, return_lse=True)
-    match = "the gradient of alibi_slopes with packed sequences"
+    match = "packed_lengths with gradient of alibi_slopes: "
     with pytest.raises(_UNSUPPORTED, match=match):
         cuflash.attention_backward(out, out=out, lse=lse, **call, wrt=("q", "alibi_slopes"))
     with pytest.raises(_UNSUPPORTED, match=match):
         cuflash.explain(**call, wrt=("alibi_slopes",), operation="backward")
-    out, pullback = cuflash.attention_vjp(**call, wrt=("alibi_slopes",))
     with pytest.raises(_UNSUPPORTED, match=match):
-        pullback(out)
+        cuflash.attention_vjp(**call, wrt=("alibi_slopes",))
+
+
+@pytest.mark.parametrize("describe", ["explain", "prepare"])
+@_of_names
+def test_a_dtype_alone_does_not_say_how_many_there_are(
+    fake_device: FakeDevice, name: str, describe: str
+) -> None:
+    shapes: dict[str, Any] = {"q": (9, 4, 64), "k": (9, 4, 64), "v": (9, 4, 64)}
+    shapes |= dict.fromkeys(_NAMES, (3,)) | {"layout": "shd", "dtype": "float16"}
+    given = shapes | {name: np.int32}
+    with pytest.raises(_VALUE, match=f"^{name}: got the dtype .* alone; expected a shape"):
+        getattr(cuflash, describe)(**given)
+    getattr(cuflash, describe)(**shapes)
+    getattr(cuflash, describe)(**shapes | {name: ((3,), np.int32)})
+
+
+def test_sequences_that_no_workspace_could_number_are_refused() -> None:
+    """Their rows in whole tiles would go beyond what 32 bits count."""
+    shapes: dict[str, Any] = {"q": (9, 4, 64), "k": (9, 4, 64), "v": (9, 4, 64)}
+    shapes |= {"layout": "shd", "dtype": "float16", "backend": "numpy"}
+    for count, fits in ((MAX_SEQLEN // 127 - 2, True), (MAX_SEQLEN // 127 + 2, False)):
+        shapes |= dict.fromkeys(_NAMES, (count,))
+        if fits:
+            cuflash.explain(**shapes)
+        else:
+            with pytest.raises(_UNSUPPORTED, match="packed sequences of 9 queries: in whole"):
+                cuflash.explain(**shapes)
 
 
 @_of_names

@@ -101,6 +101,29 @@ def test_jax_computes_the_same_and_differentiates_it() -> None:
     np.testing.assert_array_equal(numbers, [0, 2, 2, 3])
 
 
+@pytest.mark.parametrize("kind", ["int8", "uint8", "int16", "uint32", "int32"])
+@pytest.mark.parametrize("name", ["numpy", "jax.numpy"])
+def test_sums_of_narrow_integers_are_not_narrow(name: str, kind: str) -> None:
+    """300 rows of three sequences, of which no int8 says where the last one begins."""
+    xp = pytest.importorskip(name)
+    x = xp.arange(3 * 120.0).reshape(3, 120, 1)
+    lengths = xp.asarray([100, 120, 7], kind)
+    packed, offsets = cuflash.pack(x, lengths, total=240)
+    np.testing.assert_array_equal(offsets, [0, 100, 220, 227])
+    assert offsets.dtype == np.int32
+    np.testing.assert_array_equal(packed[220:228, 0], [*range(240, 247), 0])
+    at = xp.asarray([0, 10, 120, 127], kind)
+    back = cuflash.unpack(packed, at, 120)
+    np.testing.assert_array_equal(back[1, :110], packed[10:120])
+    assert not back[1, 110:].any()
+
+
+def test_offsets_beyond_the_rows_mean_their_end() -> None:
+    packed = np.arange(1.0, 6.0)
+    back = cuflash.unpack(packed, np.array([-4, 2, 4, 2**40]), 3)
+    np.testing.assert_array_equal(back, [[1, 2, 0], [3, 4, 0], [5, 0, 0]])
+
+
 _X = np.zeros((2, 3, 1))
 
 
@@ -120,6 +143,7 @@ _X = np.zeros((2, 3, 1))
         (lambda: cuflash.unpack(_X, np.array([], int), 2), r"cu_seqlens: .*shape \(0,\)"),
         (lambda: cuflash.unpack(_X, np.array([0, 2]), None), "seqlen: .*a number of rows"),
         (lambda: cuflash.cu_seqlens_of(np.array([1, 0]), 2), "segment_ids: .*sorted"),
+        (lambda: cuflash.cu_seqlens_of(np.array([-1, 0]), 2), "segment_ids: .*-1.*0 or more"),
         (lambda: cuflash.cu_seqlens_of(np.array([0, 1]), True), "sequences: .*a number of rows"),
     ],
 )

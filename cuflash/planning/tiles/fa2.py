@@ -165,7 +165,7 @@ def candidates(
     if problem.operation == "forward":
         for row in FORWARD[itemsize]:
             wide = row.wider_than < width <= row.widest
-            if every or (wide and problem.seqlen_kv >= row.shortest):
+            if every or (wide and problem.usual_lengths[1] >= row.shortest):
                 yield from _forward(problem, limits, row)
     else:
         for back in BACKWARD[itemsize]:

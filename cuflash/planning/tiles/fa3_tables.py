@@ -80,7 +80,7 @@ def forward_rows(problem: AttentionProblem, every: bool = False) -> Iterator[For
         longest = row.longest if problem.mask == "full" else row.longest_causal
         narrow = problem.has_first and 0 < problem.visibility.most_keys <= row.widest_window
         square = problem.hides_tiles and row.block_q == row.block_kv
-        fits = every or narrow or square or problem.seqlen_kv <= longest
+        fits = every or narrow or square or problem.usual_lengths[1] <= longest
         if fits and _holds(row, problem):
             yield row
 

@@ -100,8 +100,8 @@ class ItemsTile:
 
     @property
     def footprint(self) -> Footprint:
-        """A number for each of 64 classes of lengths, and for each warp."""
-        return Footprint(shared_array(64 + self.warps, "float32"), 64, 32 * self.warps)
+        """A number for each of 64 classes of lengths, for each warp, and for all."""
+        return Footprint(shared_array(64 + self.warps + 1, "float32"), 64, 32 * self.warps)
 
     def constants(self) -> dict[str, int]:
         """What the device code reads from ``Config``."""
