@@ -8,9 +8,10 @@ from .argument_gradients import ArgumentGradients
 from .decision import Algorithm, Plan, asked_tile, nothing_fits
 from .device import DeviceLimits
 from .item_lists import ItemLists
-from .kernel import KernelLaunch, kernel_config, lay_out
+from .kernel import KernelConfig, KernelLaunch, kernel_config, lay_out
 from .problem import DTYPES, AttentionProblem
 from .tiles import fa1, steps
+from .tiles.common import Arithmetic
 
 __all__ = ["fa1_plan"]
 
@@ -24,33 +25,9 @@ def fa1_plan(
     """One thread block for each head; the accumulators in the workspace."""
     tile, reason = _tile(problem, limits, blocks)
     arithmetic = fa1.arithmetic(problem.storage, limits.compute_capability, tile.fragment_rows)
-    kernel = ("fa1", problem.operation)
-    config = kernel_config(problem, limits, kernel, arithmetic, tile.constants(), tile.footprint)
-    rows = problem.batch * problem.heads_q * problem.seqlen_q
-    itemsize = DTYPES[problem.compute].itemsize
     begins = ItemLists(problem, limits, arithmetic, None)
-    if problem.operation == "forward":
-        launches = [*begins.before, KernelLaunch(config, problem.batches * problem.heads_q)]
-        sizes = [
-            ("out_accumulator", rows * tile.head_dim_v * itemsize),
-            ("row_max", rows * itemsize),
-            ("row_sum", rows * itemsize),
-        ]
-    else:
-        others = ArgumentGradients(
-            problem, limits, arithmetic, problem.seqlen_q, config.threads, tile.block_kv
-        )
-        launches = [
-            *begins.before,
-            _delta_launch(problem, limits),
-            KernelLaunch(config, problem.batches * problem.heads_kv),
-            *others.after,
-        ]
-        sizes = [
-            ("delta", rows * itemsize),
-            ("dq_accumulator", rows * tile.head_dim * itemsize),
-            *others.sizes,
-        ]
+    one = problem, limits, tile, arithmetic
+    launches, sizes = _forward(*one) if problem.operation == "forward" else _backward(*one)
     return Plan(
         problem,
         "cuda",
@@ -58,9 +35,52 @@ def fa1_plan(
         tile,
         reason,
         rejected,
-        tuple(launches),
+        (*begins.before, *launches),
         tuple(lay_out([*sizes, *begins.sizes])),
     )
+
+
+#: Launches, and buffers of the workspace with their bytes.
+_Parts = tuple[list[KernelLaunch], list[tuple[str, int]]]
+
+
+def _forward(
+    problem: AttentionProblem, limits: DeviceLimits, tile: fa1.Fa1Tile, arithmetic: Arithmetic
+) -> _Parts:
+    numbers = _rows(problem) * DTYPES[problem.compute].itemsize
+    sizes = [
+        ("out_accumulator", numbers * tile.head_dim_v),
+        ("row_max", numbers),
+        ("row_sum", numbers),
+    ]
+    config = _config(problem, limits, tile, arithmetic)
+    return [KernelLaunch(config, problem.batches * problem.heads_q)], sizes
+
+
+def _backward(
+    problem: AttentionProblem, limits: DeviceLimits, tile: fa1.Fa1Tile, arithmetic: Arithmetic
+) -> _Parts:
+    numbers = _rows(problem) * DTYPES[problem.compute].itemsize
+    config = _config(problem, limits, tile, arithmetic)
+    others = ArgumentGradients(
+        problem, limits, arithmetic, problem.seqlen_q, config.threads, tile.block_kv
+    )
+    main = KernelLaunch(config, problem.batches * problem.heads_kv)
+    sizes = [("delta", numbers), ("dq_accumulator", numbers * tile.head_dim), *others.sizes]
+    return [_delta_launch(problem, limits), main, *others.after], sizes
+
+
+def _rows(problem: AttentionProblem) -> int:
+    """Queries of all heads."""
+    return problem.batch * problem.heads_q * problem.seqlen_q
+
+
+def _config(
+    problem: AttentionProblem, limits: DeviceLimits, tile: fa1.Fa1Tile, arithmetic: Arithmetic
+) -> KernelConfig:
+    """Of the main kernel."""
+    kernel = ("fa1", problem.operation)
+    return kernel_config(problem, limits, kernel, arithmetic, tile.constants(), tile.footprint)
 
 
 def _tile(
@@ -87,8 +107,7 @@ def _tile(
 
 
 def _delta_launch(problem: AttentionProblem, limits: DeviceLimits) -> KernelLaunch:
-    rows = problem.batch * problem.heads_q * problem.seqlen_q
-    tile = steps.delta_tile(rows, limits)
+    tile = steps.delta_tile(_rows(problem), limits)
     arithmetic = fa1.arithmetic(problem.storage, limits.compute_capability, 8)
     kernel = ("steps", "delta")
     config = kernel_config(problem, limits, kernel, arithmetic, tile.constants(), tile.footprint)

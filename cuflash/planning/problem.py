@@ -147,10 +147,7 @@ class AttentionProblem:
 
     @property
     def usual_lengths(self) -> tuple[int, int]:
-        """Queries and keys of an entry; of packed sequences, whose lengths nobody knows, the mean.
-
-        Tiles and orders that suit a length are chosen by them.
-        """
+        """Queries and keys of an entry, or on average of a packed sequence: tiles suit them."""
         several = max(1, self.sequences - 1)
         return -(-self.seqlen_q // several), -(-self.seqlen_kv // several)
 

@@ -94,6 +94,16 @@ def _tile(call: _Arrays, operation: Any) -> tuple[Any, ...]:
     return said.block_q, said.block_kv
 
 
+def _contents(cp: Any, offsets: _Arrays) -> list[_Arrays]:
+    """Offsets as they are, of no sequence, of short ones, and of one that has all rows."""
+    of_one = {name: one[:1].repeat(one.size) for name, one in offsets.items()}
+    for one in of_one.values():
+        one[-1] = 10**6
+    short = {name: cp.minimum(one // 3, 90).astype(np.int32) for name, one in offsets.items()}
+    none = {name: cp.zeros_like(one) for name, one in offsets.items()}
+    return [{name: one.copy() for name, one in offsets.items()}, none, short, of_one]
+
+
 @_of_algorithms
 def test_a_graph_sees_other_sequences(cp: Any, algorithm: Any) -> None:
     """Captured with short ones, replayed with long ones and none: the bits of eager calls."""
@@ -103,12 +113,7 @@ def test_a_graph_sees_other_sequences(cp: Any, algorithm: Any) -> None:
         call[name] = cp.nan_to_num(call[name])
     dout = cp.nan_to_num(dout)
     names = ("cu_seqlens_q", "cu_seqlens_kv")
-    contents = [{name: call[name].copy() for name in names}]
-    contents.append({name: cp.zeros_like(call[name]) for name in names})
-    contents.append({name: cp.minimum(call[name] // 3, 90).astype(np.int32) for name in names})
-    contents.append({name: one[:1].repeat(one.size) for name, one in contents[0].items()})
-    for name in names:  # one sequence has all
-        contents[3][name][-1] = 10**6
+    contents = _contents(cp, {name: call[name] for name in names})
     expected = [_both(call | one, dout, row) for one in contents]
     stream, held = cp.cuda.Stream(non_blocking=True), {n: call[n].copy() for n in names}
     made = {name: cp.empty_like(array) for name, array in expected[0].items()}

@@ -67,12 +67,12 @@ def test_what_has_no_room_is_left_out() -> None:
 def test_rows_outside_of_the_packed_ones_are_zeros(
     offsets: list[int], total: int, seqlen: int
 ) -> None:
-    """What a row would be that is not there is neither the first nor the last one."""
+    """An offset that leads out of the rows is taken for the nearest, as ``attention`` takes it."""
     packed = np.arange(1, total + 1)
     expected = np.zeros((len(offsets) - 1, seqlen), int)
-    for b, (begin, end) in enumerate(pairwise(offsets)):
-        for place in range(max(begin, 0), min(end, total, begin + seqlen)):
-            expected[b, place - begin] = packed[place]
+    for b, (begin, end) in enumerate(pairwise(np.clip(offsets, 0, total).tolist())):
+        rows = packed[begin:end][:seqlen]
+        expected[b, : len(rows)] = rows
     np.testing.assert_array_equal(cuflash.unpack(packed, np.array(offsets), seqlen), expected)
 
 

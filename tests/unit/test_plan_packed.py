@@ -21,7 +21,7 @@ _NAMES = "cu_seqlens_q", "cu_seqlens_kv"
 _HEADS = 4, 2
 #: Rows of a sequence's place in a workspace: ``kAlignment`` of the device.
 _ALIGNED = 128
-_BYTES_OF_ITEM = 8
+_BYTES_OF_ITEM = 24
 
 
 def _plan(
@@ -101,7 +101,7 @@ def _check(planned: Plan, lengths: list[tuple[int, ...]]) -> None:
     if not forward:
         padded = dict(main.arguments)["padded_rows"]
         begins = (
-            (begin + number * _ALIGNED) // _ALIGNED * _ALIGNED
+            (begin + number * (_ALIGNED - 1)) // _ALIGNED * _ALIGNED
             for number, begin in enumerate(accumulate([0, *queries[:-1]]))
         )
         free = 0
