@@ -40,7 +40,7 @@ BUGS = (
         "a list of kv tiles does not say where it ends",
         _LIST,
         "items[i] = {-1, 0};",
-        "items[i] = {0, 0};",
+        ";",
         "fa2",
     ),
     packed_bug(
