@@ -37,10 +37,11 @@ BUGS = (
         "fa2",
     ),
     packed_bug(
-        "a list of kv tiles does not say where it ends",
+        "places behind a list of kv tiles repeat a tile of it",
         _LIST,
         "items[i] = {-1, 0};",
-        ";",
+        "items[i] = {1, 0, listed_sequence<Config>(params, 1).queries,"
+        " listed_sequence<Config>(params, 1).keys};",
         "fa2",
     ),
     packed_bug(
