@@ -190,8 +190,8 @@ PLANNING = (
     OutsideBug(
         "accumulator_of_the_real_width",
         "cuflash/planning/fa1.py",
-        '("out_accumulator", rows * tile.head_dim_v * itemsize)',
-        '("out_accumulator", rows * problem.head_dim_v * itemsize)',
+        '("out_accumulator", numbers * tile.head_dim_v)',
+        '("out_accumulator", numbers * problem.head_dim_v)',
         "planning",
         "fa1 forward with a head_dim_v between two buckets and several kv tiles: the output so far "
         "lies over the row maxima.",

@@ -11,7 +11,7 @@ import pytest
 import cuflash
 from cuflash import calls
 from cuflash.features import refused
-from cuflash.features.refused import REFUSED, Refusal, check_refused
+from cuflash.features.refused import REFUSED, Refusal, check_refused, gradients_of
 from cuflash.features.table import FEATURES, with_features
 from cuflash.planning.plan import ALGORITHMS, plan
 from cuflash.planning.problem import DTYPES, AttentionProblem
@@ -49,7 +49,9 @@ def test_every_pair_runs_or_is_refused(
 
 
 def test_refusals_name_what_there_is() -> None:
-    known = {*FEATURES, *ALGORITHMS, *DTYPES, "cuda", "numpy", "forward", "backward"}
+    arrays = [name for feature in FEATURES.values() for name in feature.arrays]
+    gradients = gradients_of(arrays)
+    known = {*FEATURES, *ALGORITHMS, *DTYPES, "cuda", "numpy", "forward", "backward", *gradients}
     for pair in REFUSED:
         assert {pair.first, pair.second} <= known
         assert pair.first in FEATURES
