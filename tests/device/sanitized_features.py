@@ -85,7 +85,8 @@ SANITIZED_FEATURES: dict[str, Callable[[_Arrays], dict[str, Any]]] = {
     "used_lengths_bias": lambda of: {"bias": of.normal(_BATCH, _HEADS, _ROWS, _KEYS), **of.used()},
     "packed_lengths": lambda of: {"causal": True, "sinks": of.normal(_HEADS), **of.packed()},
     "packed_lengths_window": lambda of: {
-        **{"window_size": (30, 30), "alibi_slopes": of.slopes()},
+        "window_size": (30, 30),
+        "alibi_slopes": of.slopes(),
         **of.packed(),
     },
 }
