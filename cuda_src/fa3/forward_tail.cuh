@@ -36,7 +36,7 @@ __device__ inline void tail_role(const ForwardContext<Config>& c) {
     clear_rows<32>(c.shared.v[stage], tail.count);
     __syncwarp();
     arrive_warp<Config>(c.shared.v_full[stage]);
-    arrive_warp<Config>(tail.cleared);
+    arrive<Config>(tail.cleared);  // by every lane, since each has read `tail`
     place.advance();
   }
 }

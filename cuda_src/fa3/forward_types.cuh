@@ -107,7 +107,7 @@ __device__ inline void init_barriers(ForwardStorage<Config>& shared) {
   init_tile_queue(shared.queue, Types::math_warps);
   if constexpr (Config::Lengths::vary) {
     init(shared.tail.raw, 1);
-    init(shared.tail.cleared, 1);
+    init(shared.tail.cleared, 32);
   }
   ptx::mbarrier_init_fence();
 }

@@ -123,3 +123,35 @@ def test_heads_in_groups_have_the_same_bits(
         gradients.launch(again)
         wrong += gradients.differ(again, first)
     assert int(wrong) == 0
+
+
+@pytest.mark.parametrize("bias", [(1, 4, 300, 520), (1, 4, 1, 520), (3, 1, 300, 1)], ids=str)
+@pytest.mark.parametrize("algorithm", ["fa1", "fa2", "fa3"])
+def test_gradients_of_arguments_are_bit_equal_beside_copies(
+    cp: Any, hog: Hog, algorithm: str, bias: tuple[int, ...]
+) -> None:
+    """Of a bias, slopes and sinks, also where dQ is added in any order."""
+    skip_without(algorithm)
+    rng = np.random.default_rng(6)
+
+    def normal(*sizes: int, dtype: Any = np.float16) -> Any:
+        return cp.asarray(rng.standard_normal(sizes).astype(dtype))
+
+    q, k, v = normal(3, 300, 4, 64), normal(3, 520, 2, 64), normal(3, 520, 2, 64)
+    given = {"bias": normal(*bias), "alibi_slopes": normal(4, dtype=np.float32), "sinks": normal(4)}
+    shared: dict[str, Any] = {"causal": True, "algorithm": algorithm, **given}
+    out, lse = cuflash.attention(q, k, v, return_lse=True, **shared)
+    dout = normal(*out.shape)
+
+    def gradients() -> list[Any]:
+        made = cuflash.attention_backward(dout, q, k, v, out, lse, wrt=tuple(given), **shared)
+        return [cp.ascontiguousarray(g).view(np.uint8) for g in made]
+
+    first = gradients()
+    assert all(bool(g.any()) for g in first)
+    wrong = cp.zeros((), np.int64)
+    for _ in range(RUNS):
+        hog.copy()
+        for got, expected in zip(gradients(), first, strict=True):
+            wrong += (got != expected).sum()
+    assert int(wrong) == 0
