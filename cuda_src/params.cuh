@@ -121,6 +121,13 @@ struct Fa2BackwardParams {
   Shape shape;
 };
 
+// See steps/merge.cu; parts are those of KvChunksParams.
+struct MergeParams {
+  Tensor out;
+  RowVector lse;
+  Shape shape;
+};
+
 // See steps/statistics.cu.
 struct StatisticsParams {
   Tensor out;

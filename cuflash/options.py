@@ -57,6 +57,7 @@ class Options:
     backend: BackendChoice = "auto"
     algorithm: AlgorithmChoice = "auto"
     blocks: tuple[int, int] | None = None
+    kv_chunk: int | None = None
     wrt: tuple[str, ...] = QKV
     more: tuple[tuple[str, Any], ...] = ()  # keywords of features that were given, in their order
     #: Of arrays that broadcast, by name: how many neighbouring entries of the batch share one of
@@ -216,6 +217,14 @@ def check_wrt(name: str, value: Any) -> tuple[str, ...]:
     return QKV if named == QKV else named
 
 
+def check_chunk(name: str, value: Any) -> int | None:
+    """Keys that one thread block walks, 0 for all of them; None for None."""
+    chunk = _check_integer(name, value)
+    if chunk is not None and not 0 <= chunk <= MAX_SEQLEN:
+        raise ArgumentValueError(name, shown(value), f"an integer from 0 to {MAX_SEQLEN}")
+    return chunk
+
+
 def check_blocks(name: str, value: Any) -> tuple[int, int] | None:
     """Two positive integers; None for None."""
     expected = f"(block_q, block_kv), two integers from 1 to {MAX_SEQLEN}"
@@ -240,6 +249,7 @@ _BASE_CHECKS = {
     "backend": _check_choice,
     "algorithm": _check_choice,
     "blocks": check_blocks,
+    "kv_chunk": check_chunk,
     "wrt": check_wrt,
 }
 

@@ -143,7 +143,13 @@ def _decide(
 
 def _plan(problem: AttentionProblem, options: Options, limits: DeviceLimits | HostLimits) -> Plan:
     """The plan; a warning if a newer compiler would have given a better one."""
-    chosen = plan(problem, limits, algorithm=options.algorithm, blocks=options.blocks)
+    chosen = plan(
+        problem,
+        limits,
+        algorithm=options.algorithm,
+        blocks=options.blocks,
+        kv_chunk=options.kv_chunk,
+    )
     anything = options.algorithm == "auto" and options.blocks is None
     if isinstance(limits, DeviceLimits) and anything:
         remedy = needs_newer_compiler(problem, limits)

@@ -119,6 +119,7 @@ def prepare(
     deterministic: bool = False,
     algorithm: AlgorithmChoice = "auto",
     blocks: tuple[int, int] | None = None,
+    kv_chunk: int | None = None,
     device: int | None = None,
 ) -> Prepared:
     """Plan and compile a pass from shapes alone.
@@ -149,7 +150,7 @@ def prepare(
         An integer that all runs have; or an array, in any of these ways.
     causal, window_size, softcap, score_mod, dropout_p, scale, q_offset, layout, out_dtype
         As for :func:`attention` and :func:`attention_backward`.
-    wrt, deterministic, algorithm, blocks
+    wrt, deterministic, algorithm, blocks, kv_chunk
         As for :func:`attention` and :func:`attention_backward`.
 
     Returns
@@ -184,6 +185,7 @@ def prepare(
         deterministic=deterministic,
         algorithm=algorithm,
         blocks=blocks,
+        kv_chunk=kv_chunk,
         backend="cuda",
     )
     arrays = {"q": q, "k": k, "v": v}

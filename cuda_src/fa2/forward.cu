@@ -105,6 +105,9 @@ __device__ inline void forward(const typename Config::Params& params) {
   const int sharing = ForwardTypes<Config>::sharing;
   const int kv_head = item.head / (shape.heads_q / shape.heads_kv);
   const StepBlocks<Config> blocks(params, seq, item);
+  if constexpr (Config::Chunks::split) {
+    if (blocks.count() == 0) return;
+  }
   const int last = (blocks.range.end - 1) * Config::block_kv;
   ForwardContext<Config> c{
       params,

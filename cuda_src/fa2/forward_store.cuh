@@ -10,6 +10,7 @@ template <class Config>
 __device__ inline void finish_rows(const ForwardContext<Config>& c, ForwardState<Config>& state) {
   using Compute = typename Config::Compute;
   using Output = typename ForwardTypes<Config>::Output;
+  using Chunks = typename Config::Chunks;
   const LanePosition lane;
   const int first_row = c.first_query() + lane.row;
   typename ForwardTypes<Config>::Rows inverse;  // zero for a row that has seen nothing
@@ -24,9 +25,8 @@ __device__ inline void finish_rows(const ForwardContext<Config>& c, ForwardState
     keep.value[m][group] = end_row<Config>(c.params, c.item.head, reference, sum);
     inverse.value[m][group] = inverse_of(sum, keep.value[m][group]);
     if (lane.column != 0 || c.part() != 0) return;
-    if (row >= c.seq.rows_q || c.params.lse.data == nullptr) return;
-    *row_number<typename Config::Statistics>(c.params.lse, c.seq, c.item.head, row) =
-        lse_of_row<Config>(c.seq, row, reference, sum);
+    if (row >= c.seq.rows_q || !Chunks::keeps_rows(c.params)) return;
+    Chunks::template keep_row<Config>(c.params, c.seq, c.item, row, reference, sum);
   });
   state.output.for_each([&](Compute& x, int m, int, int group, int) {
     x = Logits<Config>::normalise(x, state.sum.value[m][group], keep.value[m][group],
@@ -53,6 +53,7 @@ __device__ inline void store_rows(const ForwardContext<Config>& c, ForwardState<
   using Output = typename Types::Output;
   using T = typename Config::Output;
   finish_rows(c, state);
+  const auto& tensor = Config::Chunks::template out<Config>(c.params, c.item.split);
   const int valid_columns = c.params.shape.head_dim_v;
   const auto column0 = [&] {
     if constexpr (Config::paired) {
@@ -66,15 +67,15 @@ __device__ inline void store_rows(const ForwardContext<Config>& c, ForwardState<
     // last step came after every read of Q.
     constexpr int rows = Output::rows / Types::sharing;  // that this warp writes
     const int first = c.part() * rows;
-    T* out = q_row<T>(c.params.out, c.seq, c.item.head, c.first_query() + first);
+    T* out = q_row<T>(tensor, c.seq, c.item.head, c.first_query() + first);
     __syncwarp();
     store_shared<Config::architecture>(state.output, c.staging(), c.row0, column0);
     meet_sharers<Config>();
-    copy_out(c.staging(), c.row0 + first, rows, out, c.params.out.row_stride,
+    copy_out(c.staging(), c.row0 + first, rows, out, tensor.row_stride,
              c.seq.rows_q - c.first_query() - first, valid_columns);
   } else {
-    T* out = q_row<T>(c.params.out, c.seq, c.item.head, c.first_query());
-    store_rounded<Config::copies != CopyKind::element>(state.output, out, c.params.out.row_stride,
+    T* out = q_row<T>(tensor, c.seq, c.item.head, c.first_query());
+    store_rounded<Config::copies != CopyKind::element>(state.output, out, tensor.row_stride,
                                                        c.seq.rows_q - c.first_query(), column0,
                                                        valid_columns, Compute(1));
   }

@@ -69,8 +69,7 @@ struct ForwardStorage : PairStorage<Config> {
 // The kv tiles of a block's steps.
 template <class Config, bool = Config::Score::skips>
 struct StepBlocks : KvBlocks<Config> {
-  __device__ StepBlocks(const typename Config::Params&, const Sequence& seq, const WorkItem& item)
-      : KvBlocks<Config>(seq, item.q_tile) {}
+  using KvBlocks<Config>::KvBlocks;
 };
 
 // The tiles of the latest steps, by step: numbers that stay in registers.

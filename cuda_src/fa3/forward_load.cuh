@@ -109,6 +109,19 @@ __device__ inline TileOrder<Config::entries_inside> q_order(const ForwardContext
           static_cast<unsigned>(c.params.head_group)};
 }
 
+// The next tile of a drawn number that has keys in its chunk: draws on past those that have none.
+template <class Config>
+__device__ inline int first_with_keys(const ForwardContext<Config>& c,
+                                      const TileOrder<Config::entries_inside>& order, int number,
+                                      int tiles) {
+  while (number < tiles) {
+    const KvRange kv = c.tile(q_item_of<Config>(c.params, order, number)).kv;
+    if (kv.begin < kv.end) break;
+    number = tile_of_ticket(c.params.tile_counter, draw_ticket(c.params.tile_counter), tiles);
+  }
+  return number;
+}
+
 // K of a block goes ahead of V of the block before, as the math role uses them. The next tile is
 // drawn late, so that whoever has a long tile does not take another one from those who have done
 // theirs, and early enough that the answer is there when the last loads of this one are issued.
@@ -118,12 +131,14 @@ __device__ inline void load_role(const ForwardContext<Config>& c) {
   const auto order = q_order(c);
   const int tiles = static_cast<int>(order.tiles) * shape.heads_q * shape.batch;
   ForwardLoader<Config> loader(c);
-  if (Config::Lengths::packed && static_cast<int>(blockIdx.x) >= tiles) {
+  int first = static_cast<int>(blockIdx.x);
+  if constexpr (Config::Chunks::split) first = first_with_keys(c, order, first, tiles);
+  if ((Config::Lengths::packed || Config::Chunks::split) && first >= tiles) {
     loader.pass_on_nothing();
     loader.end();
     return;
   }
-  ForwardTile<Config> tile = c.tile(q_item_of<Config>(c.params, order, blockIdx.x));
+  ForwardTile<Config> tile = c.tile(q_item_of<Config>(c.params, order, first));
   loader.pass_on(tile);
   loader.load_k(tile, tile.kv.end - 1);
   loader.load_q(tile);
@@ -139,7 +154,8 @@ __device__ inline void load_role(const ForwardContext<Config>& c) {
       loader.load_k(tile, tile.kv.begin);
       loader.load_v(tile, tile.kv.begin + 1);
     }
-    const int number = tile_of_ticket(c.params.tile_counter, ticket, tiles);
+    int number = tile_of_ticket(c.params.tile_counter, ticket, tiles);
+    if constexpr (Config::Chunks::split) number = first_with_keys(c, order, number, tiles);
     if (number >= tiles) break;
     // Where the next tile has to be looked up, V of this one does not wait for the answer.
     if constexpr (Config::Lengths::vary) loader.load_v(tile, tile.kv.begin);

@@ -21,6 +21,7 @@ struct WarpgroupBlocks {
     seen.end = ceil_div(Mask<Config>::visible_end(seq, last_row), Config::block_kv);
     seen.end = max(tile.kv.begin + 1, min(tile.kv.end, seen.end));
     whole.end = Mask<Config>::visible_end(seq, row0) / Config::block_kv;
+    if constexpr (Config::Chunks::split) seen.begin = tile.kv.begin;
     if constexpr (Mask<Config>::has_first) {
       seen.begin = Mask<Config>::visible_begin(seq, row0) / Config::block_kv;
       seen.begin = max(tile.kv.begin, min(seen.begin, seen.end - 1));
@@ -363,10 +364,12 @@ struct ForwardMath {
 #pragma unroll 1
       for (; block >= blocks.seen.begin; --block) step<true>(tile, blocks, state, block);
     } else {
+      const int first = Config::Chunks::split ? blocks.seen.begin : 0;
+      const int masked_end = Config::Chunks::split ? max(blocks.whole.end, first) : blocks.whole.end;
 #pragma unroll 1
-      for (; block >= blocks.whole.end; --block) step<true>(tile, blocks, state, block);
+      for (; block >= masked_end; --block) step<true>(tile, blocks, state, block);
 #pragma unroll 1
-      for (; block >= 0; --block) step<false>(tile, blocks, state, block);
+      for (; block >= first; --block) step<false>(tile, blocks, state, block);
     }
     finish(tile, slot, blocks.row0, state);
     if constexpr (Mask<Config>::has_first) skip(blocks.seen.begin - tile.kv.begin);

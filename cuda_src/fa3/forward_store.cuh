@@ -11,6 +11,7 @@ template <class Config, class Rows = typename ForwardTypes<Config>::Rows>
 __device__ __forceinline__ Rows end_rows(const ForwardContext<Config>& c,
                                          const ForwardTile<Config>& tile, RowState<Config>& rows,
                                          int row0) {
+  using Chunks = typename Config::Chunks;
   const LanePosition lane;
   Rows inverse;  // zero for a row that has seen nothing
   rows.sum.for_each([&](float& sum, int m, int group) {
@@ -20,9 +21,8 @@ __device__ __forceinline__ Rows end_rows(const ForwardContext<Config>& c,
     const float keep = end_row<Config>(c.params, tile.item.head, reference, sum);
     inverse.value[m][group] = inverse_of(sum, keep);
     if (is_surplus<Config>(tile.seq, row)) inverse.value[m][group] = 0;
-    if (lane.column != 0 || row >= tile.seq.rows_q || c.params.lse.data == nullptr) return;
-    *row_number<float>(c.params.lse, tile.seq, tile.item.head, row) =
-        lse_of_row<Config>(tile.seq, row, reference, sum);
+    if (lane.column != 0 || row >= tile.seq.rows_q || !Chunks::keeps_rows(c.params)) return;
+    Chunks::template keep_row<Config>(c.params, tile.seq, tile.item, row, reference, sum);
   });
   return inverse;
 }
@@ -43,14 +43,15 @@ __device__ __forceinline__ void store_rows(const ForwardContext<Config>& c,
       if (inverse.value[m][group] == 0.0f) x = 0.0f;
     });
   }
-  T* const out = q_row<T>(c.params.out, tile.seq, tile.item.head, row0);
+  const auto& tensor = Config::Chunks::template out<Config>(c.params, tile.item.split);
+  T* const out = q_row<T>(tensor, tile.seq, tile.item.head, row0);
   const int valid_rows = tile.seq.rows_q - row0;
   const int valid_columns = c.params.shape.head_dim_v;
   if constexpr (sizeof(T) == 2) {
-    store_staged(output, c.shared.out[threadIdx.x / 32 - 4], out, c.params.out.row_stride,
-                 valid_rows, valid_columns);
+    store_staged(output, c.shared.out[threadIdx.x / 32 - 4], out, tensor.row_stride, valid_rows,
+                 valid_columns);
   } else {
-    store_rounded<true>(output, out, c.params.out.row_stride, valid_rows, 0, valid_columns, 1.0f);
+    store_rounded<true>(output, out, tensor.row_stride, valid_rows, 0, valid_columns, 1.0f);
   }
 }
 

@@ -58,7 +58,8 @@ template <class Config>
 struct ForwardTile {
   WorkItem item;
   Sequence seq;
-  KvRange kv;   // tiles that the load role brings, and every warpgroup passes: at least one
+  KvRange kv;   // tiles that the load role brings, and every warpgroup passes: at least one, but
+                // in chunks that have none, which are left out
   int kv_head;  // for the load role; worth a division a tile, not one a block
 
   __device__ int q_begin() const { return item.q_tile * Config::block_q; }
@@ -75,6 +76,9 @@ struct ForwardContext {
     KvRange kv = kv_range<Config>(seq, item.q_tile);
     kv.end = max(1, kv.end);
     if constexpr (Mask<Config>::has_first) kv.begin = min(kv.begin, kv.end - 1);
+    if constexpr (Config::Chunks::split) {
+      kv = Config::Chunks::template cut<Config>(params, kv, item.split);
+    }
     return {item, seq, kv, item.head / (shape.heads_q / shape.heads_kv)};
   }
   __device__ ForwardTile<Config> tile(const PlacedItem& placed) const {

@@ -77,11 +77,14 @@ struct TileOrder {
   }
 };
 
-// Tiles of queries that a head has: of all sequences where they are packed.
+// Tiles of queries that a head has: of all sequences where they are packed, and one for each chunk
+// where keys are split.
 template <class Config>
 __device__ inline unsigned q_tiles_of_head(const typename Config::Params& params) {
   if constexpr (Config::Lengths::packed) {
     return params.packed_lengths.q_items[0].entry;
+  } else if constexpr (Config::Chunks::split) {
+    return ceil_div(params.shape.seqlen_q, Config::block_q) * Config::Chunks::items_of_tile(params);
   } else {
     return ceil_div(params.shape.seqlen_q, Config::block_q);
   }
@@ -106,6 +109,7 @@ template <class Config, bool entries_inside>
 __device__ inline PlacedItem q_item_of(const typename Config::Params& params,
                                        const TileOrder<entries_inside>& order, unsigned block) {
   WorkItem item = order.q_item(params.shape, block);
+  if constexpr (Config::Chunks::split) item = Config::Chunks::placed(params, item);
   if constexpr (Config::Lengths::packed) {
     const auto listed = params.packed_lengths.q_items[order.tiles - item.q_tile];
     item.entry = listed.entry;
@@ -211,9 +215,18 @@ struct KvBlocks {
   __device__ KvBlocks(const Sequence& seq, int q_tile)
       : seq(seq), q_begin(q_tile * Config::block_q), range(kv_range<Config>(seq, q_tile)) {}
 
+  // Those of one chunk of the keys, where they are split.
+  __device__ KvBlocks(const typename Config::Params& params, const Sequence& seq,
+                      const WorkItem& item)
+      : KvBlocks(seq, item.q_tile) {
+    if constexpr (Config::Chunks::split) {
+      range = Config::Chunks::template cut<Config>(params, range, item.split);
+    }
+  }
+
   // A range that begins at 0 has to say so: with a difference ptxas takes other registers.
   __device__ int count() const {
-    return Mask<Config>::has_first ? range.end - range.begin : range.end;
+    return Mask<Config>::has_first || Config::Chunks::split ? range.end - range.begin : range.end;
   }
 
   __device__ Block operator[](int step) const {

@@ -86,6 +86,27 @@ __device__ inline Compute lse_of_row(const Sequence& seq, int row, Compute refer
   return log_sum_exp<Config>(reference, sum);
 }
 
+// All keys of a q tile are walked by one block: Config::Chunks of a plain kernel.
+struct WholeRows {
+  static constexpr bool split = false;  // whether results are parts, which another kernel merges
+
+  template <class Config>
+  __device__ static const Tensor& out(const typename Config::Params& params, int) {
+    return params.out;
+  }
+  // Whether the end of a row is asked for, and where it goes.
+  template <class Params>
+  __device__ static bool keeps_rows(const Params& params) {
+    return params.lse.data != nullptr;
+  }
+  template <class Config, class Compute>
+  __device__ static void keep_row(const typename Config::Params& params, const Sequence& seq,
+                                  const WorkItem& item, int row, Compute reference, Compute sum) {
+    *row_number<typename Config::Statistics>(params.lse, seq, item.head, row) =
+        lse_of_row<Config>(seq, row, reference, sum);
+  }
+};
+
 // What multiplies the scores of a kernel whose parameters bring it, rounded by the host as
 // Logits<Config>::factor rounds: it is then in constant memory, and takes no register. Doubles have
 // the unit of scores itself.

@@ -45,6 +45,7 @@ def attention(
     backend: BackendChoice = ...,
     algorithm: AlgorithmChoice = ...,
     blocks: tuple[int, int] | None = ...,
+    kv_chunk: int | None = ...,
     workspace: Any = ...,
 ) -> tuple[Any, Any]: ...
 
@@ -80,6 +81,7 @@ def attention(
     backend: BackendChoice = ...,
     algorithm: AlgorithmChoice = ...,
     blocks: tuple[int, int] | None = ...,
+    kv_chunk: int | None = ...,
     workspace: Any = ...,
 ) -> Any: ...
 
@@ -114,6 +116,7 @@ def attention(
     backend: BackendChoice = "auto",
     algorithm: AlgorithmChoice = "auto",
     blocks: tuple[int, int] | None = None,
+    kv_chunk: int | None = None,
     workspace: Any = None,
 ) -> Any:
     """Exact attention: ``softmax(scale * q k^T + mask) v``, without the square in memory.
@@ -220,6 +223,12 @@ def attention(
         never falls back.
     blocks : (int, int), optional
         ``(block_q, block_kv)`` instead of the planned tile.
+    kv_chunk : int, optional
+        Keys that one thread block walks, a multiple of the tile's; another
+        block walks the next ones, and a kernel merges what they make of a row
+        (Dao et al., "Flash-Decoding", 2023). Chunks begin at multiples of it.
+        0: one block walks all keys of a row. By default as the plan finds best.
+        A row's bits depend on the tile and the chunk, not on the batch.
     workspace : CuPy array of uint8, optional
         At least ``prepare(...).workspace_bytes`` bytes, 256-byte aligned, not
         used by anything else until the call has run. By default it is
@@ -271,6 +280,7 @@ def attention(
     keywords |= {"dropout_p": dropout_p, "dropout_seed": seed, "scale": scale}
     keywords |= {"q_offset": q_offset, "layout": layout, "out_dtype": out_dtype}
     keywords |= {"backend": backend, "algorithm": algorithm, "blocks": blocks}
+    keywords["kv_chunk"] = kv_chunk
     keywords["return_lse"] = return_lse
     arrays = {"q": q, "k": k, "v": v}
     lengths = seqused_q, seqused_kv, cu_seqlens_q, cu_seqlens_kv

@@ -202,6 +202,7 @@ PARAMETERS = {
         ("block_bits", "block_heads", "block_words"),
         pairs=("block_mask",),
     ),
+    ("steps", "merge"): _struct("MergeParams", ("out",), ("lse",), ()),
     ("steps", "list_items"): _struct(
         "ListItemsParams",
         (),

@@ -182,11 +182,12 @@ def translation_unit(
 
 
 #: Types of ``Config`` that one feature may name, as a plain kernel has them.
-_SINGLE = {"Lengths": "FixedLengths", "Weights": "AllWeights"}
+_SINGLE = {"Lengths": "FixedLengths", "Weights": "AllWeights", "Chunks": "WholeRows"}
 #: Those that hold what features add one after the other; of kernels that see scores or rows.
 _CHAINS = {"Score": "ScoreChain", "Rows": "RowChain"}
-_WITH_CHAINS = ("forward", "backward", "statistics", "bias_gradient")
+_WITH_CHAINS = ("forward", "backward", "statistics", "bias_gradient", "merge")
 _WITH_WEIGHTS = ("forward", "backward", "bias_gradient")
+_WITH_CHUNKS = ("forward", "merge")
 
 
 def _header(part: DevicePart) -> str:
@@ -211,6 +212,8 @@ def _seams(config: KernelConfig) -> dict[str, str]:
     types = {name: added.get(name, ["cuflash::" + kind])[-1] for name, kind in _SINGLE.items()}
     if config.kernel not in _WITH_WEIGHTS:
         del types["Weights"]
+    if config.kernel not in _WITH_CHUNKS:
+        del types["Chunks"]
     if config.kernel in _WITH_CHAINS:
         for name, chain in _CHAINS.items():
             types[name] = f"cuflash::{chain}<{', '.join(added.get(name, []))}>"

@@ -20,7 +20,7 @@ _KERNELS = frozenset(
     (
         *(("fa1", "forward"), ("fa2", "forward"), ("fa3", "forward")),
         *(("fa1", "backward"), ("steps", "statistics"), ("steps", "sink_gradient")),
-        ("steps", "bias_gradient"),
+        *(("steps", "bias_gradient"), ("steps", "merge")),
     )
 )
 _DEVICE = DevicePart(

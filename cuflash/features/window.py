@@ -54,7 +54,8 @@ def _check_sides(name: str, value: Any) -> tuple[int | None, int | None]:
 
 
 _DEVICE = DevicePart(
-    kernels=MAIN_KERNELS | {("steps", "statistics"), ("steps", "sink_gradient")},
+    kernels=MAIN_KERNELS
+    | {("steps", name) for name in ("statistics", "sink_gradient", "merge")},
     struct="WindowParams",
     block=np.dtype([("first", np.int64)], align=True),
     seams=(("Lengths", "WindowedLengths"),),

@@ -21,6 +21,7 @@ def fa1_plan(
     limits: DeviceLimits,
     blocks: tuple[int, int] | None,
     rejected: tuple[tuple[Algorithm, str], ...],
+    kv_chunk: int = 0,
 ) -> Plan:
     """One thread block for each head; the accumulators in the workspace."""
     tile, reason = _tile(problem, limits, blocks)

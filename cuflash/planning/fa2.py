@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from .argument_gradients import ArgumentGradients
 from .decision import Algorithm, Plan, asked_tile, nothing_fits
 from .device import DeviceLimits
 from .head_groups import head_group_of, whole_entries
 from .item_lists import ItemLists
 from .kernel import KernelLaunch, kernel_config, lay_out
+from .key_chunks import KeyChunks, divides, require_one
 from .problem import AttentionProblem
 from .row_steps import RowSteps, launchable
 from .tiles import fa2, steps
@@ -21,6 +24,7 @@ def fa2_plan(
     blocks: tuple[int, int] | None,
     rejected: tuple[tuple[Algorithm, str], ...],
     tile: fa2.Fa2Tile | None = None,
+    kv_chunk: int | None = None,
 ) -> Plan:
     """One thread block for each q tile (forward) or kv tile (backward) of each head.
 
@@ -28,14 +32,17 @@ def fa2_plan(
     """
     reason = "as given"
     if tile is None:
-        tile, reason = _tile(problem, limits, blocks)
+        tile, reason = _tile(problem, limits, blocks, kv_chunk)
     if isinstance(tile, fa2.Fa2ForwardTile):
-        return _forward(problem, limits, tile, reason, rejected)
+        return _forward(problem, limits, tile, reason, rejected, kv_chunk or 0)
     return _backward(problem, limits, tile, reason, rejected)
 
 
 def _tile(
-    problem: AttentionProblem, limits: DeviceLimits, blocks: tuple[int, int] | None
+    problem: AttentionProblem,
+    limits: DeviceLimits,
+    blocks: tuple[int, int] | None,
+    kv_chunk: int | None,
 ) -> tuple[fa2.Fa2Tile, str]:
     """The first candidate that fits and has work for every multiprocessor."""
     if blocks is not None:
@@ -46,8 +53,10 @@ def _tile(
         tile = asked_tile(
             problem, "fa2", blocks, limits, rule, ways, lambda: fa2.all_tiles(problem, limits)
         )
+        require_one([tile] * divides(kv_chunk, tile.block_kv), kv_chunk)
         return tile, "blocks as asked"
-    tiles = list(fa2.candidates(problem, limits))
+    tiles = [t for t in fa2.candidates(problem, limits) if divides(kv_chunk, t.block_kv)]
+    require_one(tiles, kv_chunk)
     fitting = [tile for tile in tiles if tile.footprint.excess(limits) is None]
     if not fitting:
         raise nothing_fits(problem, limits, "fa2", tiles[-1])
@@ -111,11 +120,15 @@ def _forward(
     tile: fa2.Fa2ForwardTile,
     reason: str,
     rejected: tuple[tuple[Algorithm, str], ...],
+    kv_chunk: int,
 ) -> Plan:
     lists = ItemLists(problem, limits, tile.arithmetic, tile.block_q)
-    launches = *lists.before, _main_launch(problem, limits, tile)
-    workspace = tuple(lay_out(lists.sizes))
-    return Plan(problem, "cuda", "fa2", tile, reason, rejected, launches, workspace)
+    chunks = KeyChunks(problem, limits, tile.arithmetic, tile.block_q, tile.block_kv, kv_chunk)
+    main = _main_launch(chunks.of_parts, limits, tile)
+    main = replace(main, config=chunks.of_main(main.config), grid=chunks.items(main.grid))
+    launches = *lists.before, main, *chunks.after
+    workspace = tuple(lay_out([*lists.sizes, *chunks.sizes]))
+    return Plan(chunks.problem, "cuda", "fa2", tile, reason, rejected, launches, workspace)
 
 
 def _backward(

@@ -13,6 +13,7 @@ from .device import DeviceLimits
 from .head_groups import even_head_group, head_group_of, taking_turns, whole_entries
 from .item_lists import ItemLists
 from .kernel import KernelLaunch, kernel_config, lay_out
+from .key_chunks import KeyChunks, divides, require_one
 from .key_parts import KeyParts, parts_of
 from .problem import DTYPES, AttentionProblem
 from .row_order import RowOrder
@@ -44,6 +45,7 @@ def fa3_plan(
     rejected: tuple[tuple[Algorithm, str], ...],
     tile: fa3.Fa3Tile | None = None,
     parts: int | None = None,
+    kv_chunk: int | None = None,
 ) -> Plan:
     """Forward: a block for every multiprocessor, which draw the q tiles of all heads.
 
@@ -57,9 +59,9 @@ def fa3_plan(
         raise UnsupportedError(f"fa3 {reason}")
     why = "as given"
     if tile is None:
-        tile, why = _tile(problem, limits, blocks)
+        tile, why = _tile(problem, limits, blocks, kv_chunk)
     if isinstance(tile, fa3.Fa3ForwardTile):
-        return _forward(problem, limits, tile, why, rejected)
+        return _forward(problem, limits, tile, why, rejected, kv_chunk or 0)
     return _backward(problem, limits, tile, why, rejected, parts)
 
 
@@ -108,17 +110,24 @@ def _why_not(problem: AttentionProblem, limits: DeviceLimits) -> str | None:
 
 
 def _tile(
-    problem: AttentionProblem, limits: DeviceLimits, blocks: tuple[int, int] | None
+    problem: AttentionProblem,
+    limits: DeviceLimits,
+    blocks: tuple[int, int] | None,
+    kv_chunk: int | None,
 ) -> tuple[fa3.Fa3Tile, str]:
     """The first candidate for these widths and lengths, or the one of the blocks asked for."""
     if blocks is None:
-        for tile in fa3.candidates(problem, limits):
-            return tile, "the first of the table for these lengths"
+        for tile in fa3.candidates(problem, limits, every=bool(kv_chunk)):
+            if divides(kv_chunk, tile.block_kv):
+                return tile, "the first of the table for these lengths"
         raise UnsupportedError(
             f"fa3 has no tile for head_dim {problem.head_dim}/{problem.head_dim_v} "
             f"in {limits.shared_per_block:,} bytes of shared memory"
         )
     listed = [*fa3.candidates(problem, limits), *fa3.candidates(problem, limits, every=True)]
+    if kv_chunk:
+        listed = [tile for tile in listed if divides(kv_chunk, tile.block_kv)]
+        require_one(listed, kv_chunk)
     for tile in listed:
         if (tile.block_q, tile.block_kv) == blocks:
             return tile, "blocks as asked"
@@ -132,18 +141,19 @@ def _forward(
     tile: fa3.Fa3ForwardTile,
     reason: str,
     rejected: tuple[tuple[Algorithm, str], ...],
+    kv_chunk: int,
 ) -> Plan:
     footprint = tile.footprint
+    chunks = KeyChunks(problem, limits, fa3.ARITHMETIC, tile.block_q, tile.block_kv, kv_chunk)
     bits = bits_of_tiles(problem, limits, fa3.ARITHMETIC, tile.block_q, tile.block_kv)
     constants = tile.constants() | {"entries_inside": int(problem.shares_pairs)} | bits.constants
     config = kernel_config(
-        problem, limits, ("fa3", "forward"), fa3.ARITHMETIC, constants, footprint
+        chunks.of_parts, limits, ("fa3", "forward"), fa3.ARITHMETIC, constants, footprint
     )
-    config = replace(
-        config, architecture=_ARCHITECTURE, head_dim=tile.head_dim, head_dim_v=tile.head_dim_v
-    )
+    widths = {"head_dim": tile.head_dim, "head_dim_v": tile.head_dim_v}
+    config = replace(chunks.of_main(config), architecture=_ARCHITECTURE, **widths)
     tiles_of_head = problem.tiles(problem.seqlen_q, tile.block_q)
-    tiles = problem.batch * problem.heads_q * tiles_of_head
+    tiles = chunks.items(problem.batch * problem.heads_q * tiles_of_head)
     if tiles > _MOST_TILES:
         raise UnsupportedError(f"fa3 would need {tiles:,} tiles, it can count {_MOST_TILES:,}")
     head_group = 1
@@ -159,9 +169,9 @@ def _forward(
     )
     launch = KernelLaunch(config, grid, (("head_group", head_group),), boxes)
     lists = ItemLists(problem, limits, fa3.ARITHMETIC, tile.block_q)
-    launches = tuple(map(_for_hopper, (*bits.before, *lists.before, launch)))
-    workspace = tuple(lay_out([("tile_counter", 4), *bits.sizes, *lists.sizes]))
-    return Plan(problem, "cuda", "fa3", tile, reason, rejected, launches, workspace)
+    launches = tuple(map(_for_hopper, (*bits.before, *lists.before, launch, *chunks.after)))
+    workspace = tuple(lay_out([("tile_counter", 4), *bits.sizes, *lists.sizes, *chunks.sizes]))
+    return Plan(chunks.problem, "cuda", "fa3", tile, reason, rejected, launches, workspace)
 
 
 def _backward(

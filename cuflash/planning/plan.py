@@ -12,6 +12,7 @@ from .device import DeviceLimits, HostLimits
 from .fa1 import fa1_plan
 from .fa2 import fa2_plan
 from .fa3 import fa3_plan
+from .key_chunks import check_chunk
 from .problem import AttentionProblem
 from .tiles import host
 
@@ -27,6 +28,7 @@ def plan(
     *,
     algorithm: Algorithm | Literal["auto"] = "auto",
     blocks: tuple[int, int] | None = None,
+    kv_chunk: int | None = None,
 ) -> Plan:
     """Choose the algorithm and the tile of a problem. Pure: queries and compiles nothing.
 
@@ -40,6 +42,9 @@ def plan(
         "auto" takes the first of :data:`ALGORITHMS` that can do the problem.
     blocks
         ``(block_q, block_kv)`` instead of the chosen ones.
+    kv_chunk
+        Keys of a forward pass that one thread block walks, another the next
+        ones; 0: one walks all; None: as the plan finds best.
 
     Raises
     ------
@@ -47,16 +52,17 @@ def plan(
         If the named algorithm, or with "auto" every one, cannot do the
         problem on this device.
     ArgumentValueError
-        If ``blocks`` does not fit, naming what it needs and the nearest that does.
+        If ``blocks`` does not fit, naming what it needs and the nearest that does,
+        or ``kv_chunk`` is of no whole tiles.
     """
     if isinstance(limits, HostLimits):
         return _host_plan(problem, limits, algorithm, blocks)
     if algorithm != "auto":
-        return _cuda_plan(problem, limits, algorithm, blocks, ())
+        return _cuda_plan(problem, limits, algorithm, blocks, (), kv_chunk)
     rejected: list[tuple[Algorithm, str]] = []
     for candidate in ALGORITHMS:
         try:
-            return _cuda_plan(problem, limits, candidate, blocks, tuple(rejected))
+            return _cuda_plan(problem, limits, candidate, blocks, tuple(rejected), kv_chunk)
         except UnsupportedError as error:
             rejected.append((candidate, str(error)))
         except ArgumentValueError as error:  # blocks that it has no tile of
@@ -96,11 +102,15 @@ def _cuda_plan(
     algorithm: Algorithm,
     blocks: tuple[int, int] | None,
     rejected: tuple[tuple[Algorithm, str], ...],
+    kv_chunk: int | None,
 ) -> Plan:
     if algorithm not in _CUDA_FAMILIES:
         raise UnsupportedError(f"{algorithm} has no CUDA kernels in this version")
     check_refused((*problem.features, algorithm, "cuda"))
     _check_device(problem, limits, algorithm)
+    if kv_chunk is not None and problem.operation == "forward":
+        check_chunk(problem, algorithm, kv_chunk)
+        return _CUDA_FAMILIES[algorithm](problem, limits, blocks, rejected, kv_chunk=kv_chunk)
     return _CUDA_FAMILIES[algorithm](problem, limits, blocks, rejected)
 
 

@@ -51,9 +51,16 @@ class _Registers:
     math: int
 
 
-#: By warpgroups that do arithmetic, one block on a multiprocessor. All warpgroups start with the
+#: By warpgroups that do arithmetic and blocks on a multiprocessor. All warpgroups start with the
 #: same number, so what is given and taken adds up to at most that many times their number.
-_REGISTERS = {2: _Registers(40, 232), 3: _Registers(32, 160), 4: _Registers(32, 112)}
+_REGISTERS = {
+    (1, 1): _Registers(40, 232),
+    (1, 2): _Registers(40, 216),
+    (1, 3): _Registers(24, 136),
+    (2, 1): _Registers(40, 232),
+    (3, 1): _Registers(32, 160),
+    (4, 1): _Registers(32, 112),
+}
 _BACKWARD_REGISTERS = _Registers(24, 240)  # of two that do arithmetic
 _LISTED_REGISTERS = _Registers(40, 232)  # where load, which has little, finds steps in lists
 
@@ -74,6 +81,7 @@ class Fa3ForwardTile:
     head_dim: int
     head_dim_v: int
     operand: OperandTiles = NO_OPERAND
+    blocks_per_sm: int = 1
 
     @property
     def warpgroups(self) -> int:
@@ -90,11 +98,12 @@ class Fa3ForwardTile:
         shared += 4 * self.num_stages + 48  # notes of blocks that are listed; the queue of tiles
         shared = ceil_div(shared + 8 * barriers, 1024) * 1024 + self.operand.nbytes(self.block_kv)
         threads = WARPGROUP * (self.warpgroups + 1)
-        return Footprint(shared, 65536 // threads // 8 * 8, threads)
+        registers = min(65536 // (threads * self.blocks_per_sm) // 8 * 8, 248)
+        return Footprint(shared, registers, threads, self.blocks_per_sm)
 
     def constants(self) -> dict[str, int]:
         """What the device code reads from ``Config``."""
-        registers = _REGISTERS[self.warpgroups]
+        registers = _REGISTERS[self.warpgroups, self.blocks_per_sm]
         return {
             "block_q": self.block_q,
             "block_kv": self.block_kv,
@@ -102,7 +111,7 @@ class Fa3ForwardTile:
             "q_stages": self.q_stages,
             "load_registers": registers.load,
             "math_registers": registers.math,
-            "blocks_per_sm": 1,
+            "blocks_per_sm": self.blocks_per_sm,
             "takes_turns": int(self.takes_turns),
             **self.operand.constants(),
         }
@@ -205,6 +214,7 @@ def tile_of_row(problem: AttentionProblem, row: ForwardRow) -> Fa3ForwardTile:
         row.takes_turns,
         bucket(problem.head_dim, BUCKETS),
         bucket(problem.head_dim_v, BUCKETS),
+        blocks_per_sm=row.blocks_per_sm,
     )
 
 

@@ -16,6 +16,7 @@ __all__ = [
     "BUCKETS",
     "FORWARD",
     "FORWARD_OF_BLOCKS",
+    "FORWARD_OF_FEW",
     "FORWARD_WITH_PAIRS",
     "BackwardRow",
     "ForwardRow",
@@ -43,6 +44,7 @@ class ForwardRow(NamedTuple):
     longest: int = _ANY  # seqlen_kv up to which it is taken, without a mask
     longest_causal: int = _ANY
     widest_window: int = 0  # keys of a window up to which it is taken, whatever the length
+    blocks_per_sm: int = 1
 
 
 FORWARD = (
@@ -56,6 +58,17 @@ FORWARD = (
     ForwardRow(192, 128, 128, 128, 2, 1),  # 796 at 192/128, seqlen 8192 causal
     ForwardRow(192, 192, 128, 96, 2, 1),  # 797 at 192, seqlen 8192 causal
     ForwardRow(256, 256, 128, 64, 2, 1),  # 840 at 256, seqlen 8192 full
+)
+
+
+#: The same for few queries: several small blocks on a multiprocessor keep the memory busy.
+FORWARD_OF_FEW = (
+    ForwardRow(64, 64, 64, 64, 3, 1, blocks_per_sm=3),
+    ForwardRow(64, 64, 64, 128, 2, 1, blocks_per_sm=2),
+    ForwardRow(64, 64, 128, 128, 3, 2),
+    ForwardRow(128, 128, 64, 64, 2, 1, blocks_per_sm=2),
+    ForwardRow(128, 128, 64, 128, 2, 1),
+    ForwardRow(256, 256, 64, 64, 2, 1),
 )
 
 
@@ -83,6 +96,8 @@ def forward_rows(problem: AttentionProblem, every: bool = False) -> Iterator[For
         fits = every or narrow or square or problem.usual_lengths[1] <= longest
         if fits and _holds(row, problem):
             yield row
+    if every:
+        yield from (row for row in FORWARD_OF_FEW if _holds(row, problem))
 
 
 def _rows_of_blocks(problem: AttentionProblem) -> Iterator[ForwardRow]:

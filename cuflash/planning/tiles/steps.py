@@ -14,6 +14,7 @@ __all__ = [
     "ArgumentTile",
     "DeltaTile",
     "ListTile",
+    "MergeTile",
     "RowsTile",
     "SummaryTile",
     "delta_tile",
@@ -87,6 +88,24 @@ class ArgumentTile:
     def constants(self) -> dict[str, int]:
         """What the device code reads from ``Config``."""
         return {"warps": self.warps}
+
+
+@dataclass(frozen=True)
+class MergeTile:
+    """``merge``: a row for each warp."""
+
+    block_q: int  # of the main kernel
+    block_kv: int
+    warps: int = 8
+
+    @property
+    def footprint(self) -> Footprint:
+        """Registers only."""
+        return Footprint(0, 48, 32 * self.warps)
+
+    def constants(self) -> dict[str, int]:
+        """What the device code reads from ``Config``."""
+        return {"block_q": self.block_q, "block_kv": self.block_kv, "warps": self.warps}
 
 
 @dataclass(frozen=True)

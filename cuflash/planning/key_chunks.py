@@ -1,0 +1,128 @@
+"""A forward pass whose keys are split: parts in a workspace, and the kernel that merges them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ..features.kv_chunks import MERGE, with_chunks
+from ..errors import ArgumentValueError, UnsupportedError
+from .device import DeviceLimits
+from .kernel import KernelConfig, KernelLaunch, kernel_config
+from .problem import DTYPES, AttentionProblem
+from .row_steps import launchable
+from .tiles import steps
+from .tiles.common import Arithmetic, ceil_div
+
+__all__ = ["KeyChunks", "check_chunk", "divides", "require_one"]
+
+#: Features whose kernels walk lists of tiles.
+_WITHOUT_CHUNKS = ("packed_lengths", "mask", "block_mask")
+#: Features that change the end of a row: that of a whole one.
+_OF_WHOLE_ROWS = ("sinks",)
+
+
+def check_chunk(problem: AttentionProblem, algorithm: str, chunk: int) -> None:
+    """Refuse chunks of a pass that cannot have them; 0 says that there are none.
+
+    Raises
+    ------
+    UnsupportedError
+        Naming what stands against it.
+    """
+    if not chunk:
+        return
+    if algorithm == "fa1":
+        raise UnsupportedError("fa1 walks all keys of a row in one block: it has no kv_chunk")
+    for name in _WITHOUT_CHUNKS:
+        if name in problem.features:
+            raise UnsupportedError(f"kv_chunk with {name}: lists of tiles have no chunks")
+
+
+def divides(chunk: int | None, block_kv: int) -> bool:
+    """Whether a chunk, if there is one, is of whole tiles."""
+    return not chunk or chunk % block_kv == 0
+
+
+def require_one(tiles: Sequence[object], chunk: int | None) -> None:
+    """Refuse a chunk that is of no whole tiles.
+
+    Raises
+    ------
+    ArgumentValueError
+        If no tile is left.
+    """
+    if chunk and not tiles:
+        raise ArgumentValueError("kv_chunk", str(chunk), "a multiple of the tile's keys, as 128")
+
+
+@dataclass(frozen=True)
+class KeyChunks:
+    """Chunks of keys of a forward pass; with ``chunk`` 0 every row is walked whole.
+
+    Attributes
+    ----------
+    whole, limits, arithmetic
+        The problem as it is asked, where it is computed, and by which products.
+    block_q, block_kv
+        The tile of the main kernel.
+    chunk
+        Keys; a multiple of ``block_kv``.
+    """
+
+    whole: AttentionProblem
+    limits: DeviceLimits
+    arithmetic: Arithmetic
+    block_q: int
+    block_kv: int
+    chunk: int = 0
+
+    @property
+    def problem(self) -> AttentionProblem:
+        """What is planned: the problem, with its chunks."""
+        return with_chunks(self.whole, self.chunk) if self.chunk else self.whole
+
+    def items(self, tiles: int) -> int:
+        """Thread blocks, or what they draw, of so many q tiles."""
+        return launchable(tiles * self._count, "splitting keys")
+
+    @property
+    def of_parts(self) -> AttentionProblem:
+        """What the main kernel is configured for: rows that do not end."""
+        if not self.chunk:
+            return self.whole
+        uses = tuple(use for use in self.problem.uses if use.feature not in _OF_WHOLE_ROWS)
+        return replace(self.problem, uses=uses)
+
+    def of_main(self, config: KernelConfig) -> KernelConfig:
+        """The main kernel's configuration: parts are in the compute type."""
+        return replace(config, output=self.whole.compute) if self.chunk else config
+
+    @property
+    def sizes(self) -> list[tuple[str, int]]:
+        """Buffers of the workspace and their bytes."""
+        if not self.chunk:
+            return []
+        numbers = self._count * self._rows * DTYPES[self.whole.compute].itemsize
+        of_rows = [(name, numbers) for name in ("reference_parts", "sum_parts")]
+        return [("out_parts", numbers * self.whole.head_dim_v), *of_rows]
+
+    @property
+    def after(self) -> tuple[KernelLaunch, ...]:
+        """What merges the parts."""
+        if not self.chunk:
+            return ()
+        tile = steps.MergeTile(self.block_q, self.block_kv)
+        config = kernel_config(
+            *(self.problem, self.limits, MERGE, self.arithmetic),
+            *(tile.constants(), tile.footprint),
+        )
+        return (KernelLaunch(config, launchable(ceil_div(self._rows, tile.warps), "merge")),)
+
+    @property
+    def _count(self) -> int:
+        return ceil_div(self.whole.seqlen_kv, self.chunk) if self.chunk else 1
+
+    @property
+    def _rows(self) -> int:
+        return self.whole.batch * self.whole.heads_q * self.whole.seqlen_q
