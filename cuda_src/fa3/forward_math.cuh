@@ -365,7 +365,8 @@ struct ForwardMath {
       for (; block >= blocks.seen.begin; --block) step<true>(tile, blocks, state, block);
     } else {
       const int first = Config::Chunks::split ? blocks.seen.begin : 0;
-      const int masked_end = Config::Chunks::split ? max(blocks.whole.end, first) : blocks.whole.end;
+      const int masked_end =
+          Config::Chunks::split ? max(blocks.whole.end, first) : blocks.whole.end;
 #pragma unroll 1
       for (; block >= masked_end; --block) step<true>(tile, blocks, state, block);
 #pragma unroll 1

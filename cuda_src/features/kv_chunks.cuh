@@ -55,10 +55,17 @@ struct KvChunks {
   __device__ static Tensor out(const typename Config::Params& params, int split) {
     const Shape& shape = params.shape;
     const long long head = static_cast<long long>(shape.seqlen_q) * shape.head_dim_v;
-    const long long batch = head * shape.heads_q, part = batch * shape.batch;
+    const long long batch = head * shape.heads_q;
     auto* const parts = static_cast<typename Config::Compute*>(params.kv_chunks.out_parts);
-    return {parts + split * part, batch, shape.head_dim_v, head};
+    return {parts + split * out_stride<Config>(params), batch, shape.head_dim_v, head};
   }
+  // From the output of one chunk to that of the next.
+  template <class Config>
+  __device__ static long long out_stride(const typename Config::Params& params) {
+    const Shape& shape = params.shape;
+    return static_cast<long long>(shape.batch) * shape.heads_q * shape.seqlen_q * shape.head_dim_v;
+  }
+
   // A number of a row, of those that a chunk has beside its output.
   template <class Config>
   __device__ static typename Config::Compute& number(const typename Config::Params& params,

@@ -6,8 +6,9 @@
 //
 //   sum = sum_c s_c e^(r_c - r),   out = sum_c s_c e^(r_c - r) o_c / sum,   lse = r + log(sum),
 //
-// added up in the order of the chunks. Ends of rows, such as a sink, follow here, once. One warp
-// does one row, each lane some of its columns.
+// added up in an order that the number of chunks alone decides. Ends of rows, such as a sink,
+// follow here, once. A row has one warp, or all of a block, each of which takes as many
+// neighbouring chunks; a lane has some of its columns.
 #include "../tile/copy.cuh"
 #include "../tile/mask.cuh"
 #include "../tile/numeric.cuh"
@@ -36,63 +37,118 @@ __device__ inline typename Config::Compute largest_reference(const typename Conf
   return largest;
 }
 
+// What chunks [begin, end) give to a row.
 template <class Config>
-__device__ inline void merge_row(const typename Config::Params& params, int entry, int head,
-                                 int row) {
+struct MergedRow {
   using Compute = typename Config::Compute;
-  using Chunks = typename Config::Chunks;
-  using Output = typename Config::Output;
-  constexpr int columns = (Config::head_dim_v + 31) / 32;  // of a lane
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int width = params.shape.head_dim_v;
-  const Sequence seq = sequence<Config>(params, entry);
-  const KvRange chunks =
-      Chunks::template chunks_of<Config>(params, kv_range<Config>(seq, row / Config::block_q));
-  Compute reference = largest_reference<Config>(params, seq, head, row, chunks);
-  const Compute offset = subtrahend(reference);
-  Compute sum = 0, output[columns] = {};
-  for (int split = chunks.begin; split < chunks.end; ++split) {
-    const auto number = [&](void* parts) {
-      return Chunks::template number<Config>(params, parts, seq, head, row, split);
-    };
-    const Compute weight =
-        number(params.kv_chunks.sum_parts) *
-        Logits<Config>::exponential(number(params.kv_chunks.reference_parts) - offset);
-    if (weight == Compute(0)) continue;  // it may have met a value that is not finite
-    sum += weight;
-    const Compute* const part =
-        q_row<const Compute>(Chunks::template out<Config>(params, split), seq, head, row);
+  static constexpr int columns = (Config::head_dim_v + 31) / 32;  // of a lane
+  Compute sum = 0;
+  Compute output[columns] = {};
+
+  // Lanes find the weights of a chunk each; then all read one chunk after the other, and the loads
+  // of several are on their way at once.
+  __device__ inline void add(const typename Config::Params& params, const Sequence& seq, int head,
+                             int row, Compute offset, KvRange chunks) {
+    using Chunks = typename Config::Chunks;
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const int width = params.shape.head_dim_v;
+    const Compute* parts =
+        q_row<const Compute>(Chunks::template out<Config>(params, chunks.begin), seq, head, row);
+    const long long part = Chunks::template out_stride<Config>(params);
+    for (int first = chunks.begin; first < chunks.end; first += 32) {
+      Compute weight = 0;
+      if (first + lane < chunks.end) {
+        const auto number = [&](void* of) {
+          return Chunks::template number<Config>(params, of, seq, head, row, first + lane);
+        };
+        weight = number(params.kv_chunks.sum_parts) *
+                 Logits<Config>::exponential(number(params.kv_chunks.reference_parts) - offset);
+      }
+      const int count = min(32, chunks.end - first);
+#pragma unroll 8
+      for (int i = 0; i < count; ++i, parts += part) {
+        const Compute of_chunk = __shfl_sync(0xffffffffu, weight, i);
+        sum += of_chunk;
 #pragma unroll
-    for (int i = 0; i < columns; ++i) {
-      const int column = lane + 32 * i;
-      if (column < width) output[i] = fma(weight, part[column], output[i]);
+        for (int n = 0; n < columns; ++n) {
+          const int column = lane + 32 * n;
+          if (column < width) output[n] = fma(of_chunk, parts[column], output[n]);
+        }
+      }
     }
   }
-  const Compute keep = end_row<Config>(params, head, reference, sum);
-  const Compute inverse = inverse_of(sum, keep);
-  auto* const out = q_row<Output>(params.out, seq, head, row);
+
+  // Adds what the block's other warps have, in their order: in the first warp.
+  __device__ inline void collect(Compute* shared) {
+    constexpr int numbers = 32 * columns + 1;  // of a warp
+    const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
+    Compute* const own = shared + warp * numbers;
 #pragma unroll
-  for (int i = 0; i < columns; ++i) {
-    const int column = lane + 32 * i;
-    const Compute x = Logits<Config>::normalise(output[i], sum, keep, inverse);
-    if (column < width) out[column] = from_compute<Output>(x);
+    for (int n = 0; n < columns; ++n) own[lane + 32 * n] = output[n];
+    if (lane == 0) own[numbers - 1] = sum;
+    __syncthreads();
+    if (warp != 0) return;
+    for (int other = 1; other < Config::warps; ++other) {
+      const Compute* const theirs = shared + other * numbers;
+#pragma unroll
+      for (int n = 0; n < columns; ++n) output[n] += theirs[lane + 32 * n];
+      sum += theirs[numbers - 1];
+    }
   }
-  if (lane == 0 && params.lse.data != nullptr) {
-    *row_number<typename Config::Statistics>(params.lse, seq, head, row) =
-        lse_of_row<Config>(seq, row, reference, sum);
+
+  __device__ inline void store(const typename Config::Params& params, const Sequence& seq, int head,
+                               int row, Compute reference) {
+    using Output = typename Config::Output;
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const Compute keep = end_row<Config>(params, head, reference, sum);
+    const Compute inverse = inverse_of(sum, keep);
+    auto* const out = q_row<Output>(params.out, seq, head, row);
+#pragma unroll
+    for (int n = 0; n < columns; ++n) {
+      const int column = lane + 32 * n;
+      const Compute x = Logits<Config>::normalise(output[n], sum, keep, inverse);
+      if (column < params.shape.head_dim_v) out[column] = from_compute<Output>(x);
+    }
+    if (lane == 0 && params.lse.data != nullptr) {
+      *row_number<typename Config::Statistics>(params.lse, seq, head, row) =
+          lse_of_row<Config>(seq, row, reference, sum);
+    }
   }
+};
+
+// The chunks that this warp takes of a row's.
+template <class Config>
+__device__ inline KvRange own_chunks(KvRange chunks) {
+  if constexpr (!Config::shared_rows) return chunks;
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int count = chunks.end - chunks.begin;
+  return {chunks.begin + count * warp / Config::warps,
+          chunks.begin + count * (warp + 1) / Config::warps};
 }
 
 template <class Config>
 __device__ inline void merge(const typename Config::Params& params) {
+  using Compute = typename Config::Compute;
+  extern __shared__ __align__(128) unsigned char shared_bytes[];
   const Shape& shape = params.shape;
   const long long rows = static_cast<long long>(shape.batch) * shape.heads_q * shape.seqlen_q;
-  const long long warp = static_cast<long long>(blockIdx.x) * Config::warps + threadIdx.x / 32;
-  if (warp >= rows) return;
-  const long long head = warp / shape.seqlen_q;
-  merge_row<Config>(params, static_cast<int>(head / shape.heads_q),
-                    static_cast<int>(head % shape.heads_q),
-                    static_cast<int>(warp % shape.seqlen_q));
+  long long number = blockIdx.x;  // of the row
+  if constexpr (!Config::shared_rows) number = number * Config::warps + threadIdx.x / 32;
+  if (number >= rows) return;
+  const long long all_heads = number / shape.seqlen_q;
+  const int head = static_cast<int>(all_heads % shape.heads_q);
+  const int row = static_cast<int>(number % shape.seqlen_q);
+  const Sequence seq = sequence<Config>(params, static_cast<int>(all_heads / shape.heads_q));
+  const KvRange chunks = Config::Chunks::template chunks_of<Config>(
+      params, kv_range<Config>(seq, row / Config::block_q));
+  const Compute reference = largest_reference<Config>(params, seq, head, row, chunks);
+  MergedRow<Config> merged;
+  merged.add(params, seq, head, row, subtrahend(reference), own_chunks<Config>(chunks));
+  if constexpr (Config::shared_rows) {
+    merged.collect(reinterpret_cast<Compute*>(shared_bytes));
+    if (threadIdx.x >= 32) return;
+  }
+  merged.store(params, seq, head, row, reference);
 }
 
 }  // namespace cuflash::steps

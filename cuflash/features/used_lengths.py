@@ -22,8 +22,7 @@ __all__ = ["NAMES", "USED_LENGTHS"]
 NAMES = "seqused_q", "seqused_kv"
 
 _DEVICE = DevicePart(
-    kernels=MAIN_KERNELS
-    | {("steps", name) for name in ("statistics", "sink_gradient", "merge")},
+    kernels=MAIN_KERNELS | {("steps", name) for name in ("statistics", "sink_gradient", "merge")},
     struct="UsedLengthsParams",
     block=np.dtype(
         [*((name, np.uint64) for name in NAMES), ("bottom_right", np.int64)], align=True

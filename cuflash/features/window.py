@@ -54,8 +54,7 @@ def _check_sides(name: str, value: Any) -> tuple[int | None, int | None]:
 
 
 _DEVICE = DevicePart(
-    kernels=MAIN_KERNELS
-    | {("steps", name) for name in ("statistics", "sink_gradient", "merge")},
+    kernels=MAIN_KERNELS | {("steps", name) for name in ("statistics", "sink_gradient", "merge")},
     struct="WindowParams",
     block=np.dtype([("first", np.int64)], align=True),
     seams=(("Lengths", "WindowedLengths"),),

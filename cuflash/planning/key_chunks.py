@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ..features.kv_chunks import MERGE, with_chunks
 from ..errors import ArgumentValueError, UnsupportedError
+from ..features.kv_chunks import MERGE, with_chunks
 from .device import DeviceLimits
 from .kernel import KernelConfig, KernelLaunch, kernel_config
 from .problem import DTYPES, AttentionProblem
 from .row_steps import launchable
 from .tiles import steps
-from .tiles.common import Arithmetic, ceil_div
+from .tiles.common import Arithmetic, bucket, ceil_div
 
 __all__ = ["KeyChunks", "check_chunk", "divides", "require_one"]
 
@@ -112,12 +112,13 @@ class KeyChunks:
         """What merges the parts."""
         if not self.chunk:
             return ()
-        tile = steps.MergeTile(self.block_q, self.block_kv)
+        width = bucket(self.whole.head_dim_v)
+        tile = steps.MergeTile(self.block_q, self.block_kv, self._count, width, self.whole.compute)
         config = kernel_config(
             *(self.problem, self.limits, MERGE, self.arithmetic),
             *(tile.constants(), tile.footprint),
         )
-        return (KernelLaunch(config, launchable(ceil_div(self._rows, tile.warps), "merge")),)
+        return (KernelLaunch(config, launchable(ceil_div(self._rows, tile.rows), "merge")),)
 
     @property
     def _count(self) -> int:

@@ -92,20 +92,39 @@ class ArgumentTile:
 
 @dataclass(frozen=True)
 class MergeTile:
-    """``merge``: a row for each warp."""
+    """``merge``: a row for each warp, or for each block where there are many chunks."""
 
     block_q: int  # of the main kernel
     block_kv: int
+    chunks: int
+    head_dim_v: int  # a bucket
+    compute: DTypeName
     warps: int = 8
 
     @property
+    def shared_rows(self) -> bool:
+        """Whether all warps of a block have one row."""
+        return self.chunks > self.warps
+
+    @property
+    def rows(self) -> int:
+        """Rows of a block."""
+        return 1 if self.shared_rows else self.warps
+
+    @property
     def footprint(self) -> Footprint:
-        """Registers only."""
-        return Footprint(0, 48, 32 * self.warps)
+        """Of a row that warps share each one's sum and output."""
+        numbers = self.warps * (ceil_div(self.head_dim_v, 32) * 32 + 1) * self.shared_rows
+        return Footprint(shared_array(numbers, self.compute), 64, 32 * self.warps)
 
     def constants(self) -> dict[str, int]:
         """What the device code reads from ``Config``."""
-        return {"block_q": self.block_q, "block_kv": self.block_kv, "warps": self.warps}
+        return {
+            "block_q": self.block_q,
+            "block_kv": self.block_kv,
+            "warps": self.warps,
+            "shared_rows": int(self.shared_rows),
+        }
 
 
 @dataclass(frozen=True)
