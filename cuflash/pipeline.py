@@ -77,6 +77,10 @@ class CallPlan:
         """The compiled kernels of a call on CUDA, kept as long as this plan."""
         layout = self.call.layout
         strides = {name: _strides(name, spec, layout) for name, spec in self.placed.items()}
+        if self.plan.problem.group_rows > 1:
+            strides |= {
+                n: _of_group_rows(strides[n], self.plan.problem) for n in _OF_QUERIES & {*strides}
+            }
         return PreparedPlan(self.plan, strides, self.device or 0)
 
 
@@ -230,6 +234,16 @@ def _placed(name: str, spec: TensorSpec, call: CallProblem, device: int) -> Tens
     }
     usable = spec.whole_elements and in_order[tensor.role]
     return spec if usable else spec.contiguous()
+
+
+#: Tensors whose rows are queries, in a forward pass.
+_OF_QUERIES = frozenset(("q", "out", "lse"))
+
+
+def _of_group_rows(strides: tuple[int, ...], problem: AttentionProblem) -> tuple[int, ...]:
+    """Strides, (batch, row, head), where the heads of a group are rows."""
+    batch, _, head = strides
+    return batch, head, head * problem.group_rows if problem.heads_kv > 1 else 0
 
 
 def _strides(name: str, spec: TensorSpec, layout: Layout) -> tuple[int, ...]:

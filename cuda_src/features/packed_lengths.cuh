@@ -71,6 +71,7 @@ template <class Before>
 struct PackedLengths {
   static constexpr bool vary = true;
   static constexpr bool packed = true;
+  static constexpr bool one_position = false;
   static constexpr int alignment = PackedLengthsParams::kAlignment;
   template <class Params>
   __device__ static Sequence of(const Params& params, int entry) {

@@ -30,6 +30,7 @@ template <class Before>
 struct UsedLengths {
   static constexpr bool vary = true;
   static constexpr bool packed = false;
+  static constexpr bool one_position = false;
   template <class Params>
   __device__ static Sequence of(const Params& params, int batch) {
     Sequence seq = Before::of(params, batch);

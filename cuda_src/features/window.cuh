@@ -12,6 +12,7 @@ struct WindowParams {
 struct WindowedLengths {
   static constexpr bool vary = false;
   static constexpr bool packed = false;
+  static constexpr bool one_position = false;
   template <class Params>
   __device__ static Sequence of(const Params& params, int batch) {
     Sequence seq = FixedLengths::of(params, batch);

@@ -22,8 +22,9 @@ struct Sequence {
 
 // Every batch entry has the lengths of the shape.
 struct FixedLengths {
-  static constexpr bool vary = false;    // whether some rows that are there do not count
-  static constexpr bool packed = false;  // whether one sequence's rows follow another's
+  static constexpr bool vary = false;          // whether some rows that are there do not count
+  static constexpr bool packed = false;        // whether one sequence's rows follow another's
+  static constexpr bool one_position = false;  // whether all rows stand where the first one stands
   template <class Params>
   __device__ static Sequence of(const Params& params, int batch) {
     const Shape& shape = params.shape;

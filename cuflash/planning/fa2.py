@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ..features.packed_group import with_packed_group
 from .argument_gradients import ArgumentGradients
 from .decision import Algorithm, Plan, asked_tile, nothing_fits
 from .device import DeviceLimits
@@ -30,6 +31,7 @@ def fa2_plan(
 
     ``tile`` takes the place of the chosen one, for whoever compares tiles.
     """
+    problem = with_packed_group(problem)
     reason = "as given"
     if tile is None:
         tile, reason = _tile(problem, limits, blocks, kv_chunk)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ..errors import ArgumentValueError, UnsupportedError
+from ..features.packed_group import with_packed_group
 from .argument_gradients import ArgumentGradients
 from .block_bits import bits_of_tiles
 from .decision import Algorithm, Plan
@@ -57,6 +58,7 @@ def fa3_plan(
     reason = _why_not(problem, limits)
     if reason is not None:
         raise UnsupportedError(f"fa3 {reason}")
+    problem = with_packed_group(problem)
     why = "as given"
     if tile is None:
         tile, why = _tile(problem, limits, blocks, kv_chunk)

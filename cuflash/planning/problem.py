@@ -110,6 +110,8 @@ class AttentionProblem:
     ``block`` has the queries and keys of a block of a block mask; (0, 0) of
     calls without one. ``sequences`` is the number of packed sequences, the rows
     behind the last one counted as one more; 0 of calls that pack none.
+    ``group_rows`` is the number of query heads that are rows of one query; then
+    ``seqlen_q`` is it, and ``heads_q`` is ``heads_kv``.
     """
 
     operation: Operation
@@ -132,6 +134,7 @@ class AttentionProblem:
     wrt: tuple[str, ...] = ("q", "k", "v")
     block: tuple[int, int] = (0, 0)
     sequences: int = 0
+    group_rows: int = 1
 
     @property
     def batches(self) -> int:

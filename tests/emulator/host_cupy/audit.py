@@ -65,6 +65,17 @@ def _axes(shape: Any, strides: Any) -> Axes:
     return sorted((n, int(s)) for n, s in zip(shape, strides, strict=True) if n > 1)
 
 
+def _joined(axes: Axes) -> Axes:
+    """The same elements with axes as long as they can be: heads and rows of a packed group."""
+    joined: Axes = []
+    for n, stride in sorted(axes, key=lambda axis: axis[1]):
+        if joined and stride == joined[-1][0] * joined[-1][1]:
+            joined[-1] = joined[-1][0] * n, joined[-1][1]
+        else:
+            joined.append((n, stride))
+    return joined
+
+
 @dataclass
 class Auditor:
     """Looks at launches; ``plan`` is of the pass that they belong to.
@@ -101,12 +112,14 @@ class Auditor:
             self._check_array(tensor, launch)
 
     def _check_array(self, tensor: _Tensor, launch: Launch) -> None:
+        assert self.plan is not None
+        form = _joined if self.plan.problem.group_rows > 1 else list
         same = [
             array
             for array in list(self.runtime.ndarray.living)
             if array.data.ptr == tensor.address
             and array.dtype.name == tensor.dtype
-            and _axes(array.shape, array.strides) == tensor.axes
+            and form(_axes(array.shape, array.strides)) == form(tensor.axes)
         ]
         where = f"{launch.config.entry}: {tensor.name} at {tensor.address:#x}, {tensor.dtype}"
         assert same, f"{where}: no array of shape {tensor.shape}, strides {tensor.strides} is there"
