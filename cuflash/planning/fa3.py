@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 
 from ..errors import ArgumentValueError, UnsupportedError
 from ..features.packed_group import with_packed_group
@@ -11,10 +12,11 @@ from .argument_gradients import ArgumentGradients
 from .block_bits import bits_of_tiles
 from .decision import Algorithm, Plan
 from .device import DeviceLimits
+from .forward_time import ForwardWork, StepTime, chunks_to_try, is_small
 from .head_groups import even_head_group, head_group_of, taking_turns, whole_entries
 from .item_lists import ItemLists
 from .kernel import KernelLaunch, kernel_config, lay_out
-from .key_chunks import KeyChunks, divides, require_one
+from .key_chunks import KeyChunks, divides, may_split, require_one
 from .key_parts import KeyParts, parts_of
 from .problem import DTYPES, AttentionProblem
 from .row_order import RowOrder
@@ -59,11 +61,11 @@ def fa3_plan(
     if reason is not None:
         raise UnsupportedError(f"fa3 {reason}")
     problem = with_packed_group(problem)
-    why = "as given"
+    why, chunk = "as given", kv_chunk or 0
     if tile is None:
-        tile, why = _tile(problem, limits, blocks, kv_chunk)
+        tile, why, chunk = _tile(problem, limits, blocks, kv_chunk)
     if isinstance(tile, fa3.Fa3ForwardTile):
-        return _forward(problem, limits, tile, why, rejected, kv_chunk or 0)
+        return _forward(problem, limits, tile, why, rejected, chunk)
     return _backward(problem, limits, tile, why, rejected, parts)
 
 
@@ -116,25 +118,66 @@ def _tile(
     limits: DeviceLimits,
     blocks: tuple[int, int] | None,
     kv_chunk: int | None,
-) -> tuple[fa3.Fa3Tile, str]:
-    """The first candidate for these widths and lengths, or the one of the blocks asked for."""
-    if blocks is None:
-        for tile in fa3.candidates(problem, limits, every=bool(kv_chunk)):
-            if divides(kv_chunk, tile.block_kv):
-                return tile, "the first of the table for these lengths"
-        raise UnsupportedError(
-            f"fa3 has no tile for head_dim {problem.head_dim}/{problem.head_dim_v} "
-            f"in {limits.shared_per_block:,} bytes of shared memory"
-        )
+) -> tuple[fa3.Fa3Tile, str, int]:
+    """The first candidate for these widths and lengths, or the one of the blocks asked for.
+
+    And keys of a chunk. Of a forward pass with few tiles those that are reckoned to be fastest.
+    """
+    if blocks is not None:
+        return _asked_tile(problem, limits, blocks, kv_chunk), "blocks as asked", kv_chunk or 0
+    best = min(_ways(problem, limits, kv_chunk), key=lambda way: way[0], default=None)
+    if best is not None:
+        return best[1]
+    for tile in fa3.candidates(problem, limits, every=bool(kv_chunk)):
+        if divides(kv_chunk, tile.block_kv):
+            return tile, "the first of the table for these lengths", kv_chunk or 0
+    require_one([], kv_chunk)
+    raise UnsupportedError(
+        f"fa3 has no tile for head_dim {problem.head_dim}/{problem.head_dim_v} "
+        f"in {limits.shared_per_block:,} bytes of shared memory"
+    )
+
+
+def _asked_tile(
+    problem: AttentionProblem,
+    limits: DeviceLimits,
+    blocks: tuple[int, int],
+    kv_chunk: int | None,
+) -> fa3.Fa3Tile:
     listed = [*fa3.candidates(problem, limits), *fa3.candidates(problem, limits, every=True)]
-    if kv_chunk:
-        listed = [tile for tile in listed if divides(kv_chunk, tile.block_kv)]
-        require_one(listed, kv_chunk)
     for tile in listed:
         if (tile.block_q, tile.block_kv) == blocks:
-            return tile, "blocks as asked"
+            require_one([tile] * divides(kv_chunk, tile.block_kv), kv_chunk)
+            return tile
     names = ", ".join(dict.fromkeys(f"({t.block_q}, {t.block_kv})" for t in listed))
     raise ArgumentValueError("blocks", str(blocks), f"one of {names}")
+
+
+def _ways(
+    problem: AttentionProblem, limits: DeviceLimits, kv_chunk: int | None
+) -> Iterator[tuple[float, tuple[fa3.Fa3Tile, str, int]]]:
+    """What a forward pass with few tiles chooses from, and the time that each would take."""
+    if problem.operation != "forward" or not may_split(problem):
+        return
+    first = next(iter(fa3.candidates(problem, limits)), None)
+    if first is None or first.operand.stages:
+        return
+    if not is_small(problem, _items(problem, first), limits):
+        return
+    chunks = chunks_to_try(problem) if kv_chunk is None else [kv_chunk]
+    for tile, chunk in product(fa3.candidates(problem, limits, every=True), chunks):
+        if not isinstance(tile, fa3.Fa3ForwardTile) or not tile.step[0]:
+            continue
+        if divides(chunk, tile.block_kv):
+            work = ForwardWork(
+                *(problem, limits, tile.block_q, tile.block_kv),
+                *(tile.blocks_per_sm, chunk),
+            )
+            yield work.time(StepTime(*tile.step)), (tile, "the fastest for so few tiles", chunk)
+
+
+def _items(problem: AttentionProblem, tile: fa3.Fa3Tile) -> int:
+    return problem.batch * problem.heads_q * problem.tiles(problem.seqlen_q, tile.block_q)
 
 
 def _forward(
@@ -152,8 +195,12 @@ def _forward(
     config = kernel_config(
         chunks.of_parts, limits, ("fa3", "forward"), fa3.ARITHMETIC, constants, footprint
     )
-    widths = {"head_dim": tile.head_dim, "head_dim_v": tile.head_dim_v}
-    config = replace(chunks.of_main(config), architecture=_ARCHITECTURE, **widths)
+    config = replace(
+        chunks.of_main(config),
+        architecture=_ARCHITECTURE,
+        head_dim=tile.head_dim,
+        head_dim_v=tile.head_dim_v,
+    )
     tiles_of_head = problem.tiles(problem.seqlen_q, tile.block_q)
     tiles = chunks.items(problem.batch * problem.heads_q * tiles_of_head)
     if tiles > _MOST_TILES:

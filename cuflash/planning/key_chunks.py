@@ -14,7 +14,7 @@ from .row_steps import launchable
 from .tiles import steps
 from .tiles.common import Arithmetic, bucket, ceil_div
 
-__all__ = ["KeyChunks", "check_chunk", "divides", "require_one"]
+__all__ = ["KeyChunks", "check_chunk", "divides", "may_split", "require_one"]
 
 #: Features whose kernels walk lists of tiles.
 _WITHOUT_CHUNKS = ("packed_lengths", "mask", "block_mask")
@@ -37,6 +37,11 @@ def check_chunk(problem: AttentionProblem, algorithm: str, chunk: int) -> None:
     for name in _WITHOUT_CHUNKS:
         if name in problem.features:
             raise UnsupportedError(f"kv_chunk with {name}: lists of tiles have no chunks")
+
+
+def may_split(problem: AttentionProblem) -> bool:
+    """Whether its kernels walk ranges of keys, and no lists of tiles."""
+    return not problem.hides_tiles and not {*_WITHOUT_CHUNKS} & {*problem.features}
 
 
 def divides(chunk: int | None, block_kv: int) -> bool:
@@ -113,7 +118,10 @@ class KeyChunks:
         if not self.chunk:
             return ()
         width = bucket(self.whole.head_dim_v)
-        tile = steps.MergeTile(self.block_q, self.block_kv, self._count, width, self.whole.compute)
+        tile = steps.MergeTile(
+            *(self.block_q, self.block_kv, self._count),
+            *(self.whole.seqlen_q, width, self.whole.compute),
+        )
         config = kernel_config(
             *(self.problem, self.limits, MERGE, self.arithmetic),
             *(tile.constants(), tile.footprint),

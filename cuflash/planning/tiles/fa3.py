@@ -82,6 +82,7 @@ class Fa3ForwardTile:
     head_dim_v: int
     operand: OperandTiles = NO_OPERAND
     blocks_per_sm: int = 1
+    step: tuple[float, float] = (0.0, 0.0)  # as its row has it
 
     @property
     def warpgroups(self) -> int:
@@ -215,6 +216,7 @@ def tile_of_row(problem: AttentionProblem, row: ForwardRow) -> Fa3ForwardTile:
         bucket(problem.head_dim, BUCKETS),
         bucket(problem.head_dim_v, BUCKETS),
         blocks_per_sm=row.blocks_per_sm,
+        step=row.step,
     )
 
 

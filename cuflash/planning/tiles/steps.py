@@ -24,6 +24,9 @@ __all__ = [
 #: q tile, so that a tile never reaches beyond a head's part of the workspace.
 ROWS = 128
 
+#: Queries of a head up to which a row's chunks are shared by the warps of a block.
+_FEW_ROWS = 64
+
 #: Of ``summarise_mask``, for each word of 32 tiles.
 BLOCKS_OF_WORD = 4
 
@@ -92,11 +95,12 @@ class ArgumentTile:
 
 @dataclass(frozen=True)
 class MergeTile:
-    """``merge``: a row for each warp, or for each block where there are many chunks."""
+    """``merge``: a row for each warp, or for each block where few rows have many chunks."""
 
     block_q: int  # of the main kernel
     block_kv: int
     chunks: int
+    seqlen_q: int
     head_dim_v: int  # a bucket
     compute: DTypeName
     warps: int = 8
@@ -104,7 +108,7 @@ class MergeTile:
     @property
     def shared_rows(self) -> bool:
         """Whether all warps of a block have one row."""
-        return self.chunks > self.warps
+        return self.chunks > self.warps and self.seqlen_q <= _FEW_ROWS
 
     @property
     def rows(self) -> int:
