@@ -65,7 +65,7 @@ struct MergedRow {
                  Logits<Config>::exponential(number(params.kv_chunks.reference_parts) - offset);
       }
       const int count = min(32, chunks.end - first);
-#pragma unroll 8
+#pragma unroll Config::chunks_at_once
       for (int i = 0; i < count; ++i, parts += part) {
         const Compute of_chunk = __shfl_sync(0xffffffffu, weight, i);
         sum += of_chunk;

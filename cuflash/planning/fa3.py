@@ -12,7 +12,7 @@ from .argument_gradients import ArgumentGradients
 from .block_bits import bits_of_tiles
 from .decision import Algorithm, Plan
 from .device import DeviceLimits
-from .forward_time import ForwardWork, StepTime, chunks_to_try, is_small
+from .forward_time import ForwardWork, chunks_to_try, is_small
 from .head_groups import even_head_group, head_group_of, taking_turns, whole_entries
 from .item_lists import ItemLists
 from .kernel import KernelLaunch, kernel_config, lay_out
@@ -166,14 +166,14 @@ def _ways(
         return
     chunks = chunks_to_try(problem) if kv_chunk is None else [kv_chunk]
     for tile, chunk in product(fa3.candidates(problem, limits, every=True), chunks):
-        if not isinstance(tile, fa3.Fa3ForwardTile) or not tile.step[0]:
+        if not isinstance(tile, fa3.Fa3ForwardTile) or tile.step is None:
             continue
         if divides(chunk, tile.block_kv):
             work = ForwardWork(
                 *(problem, limits, tile.block_q, tile.block_kv),
                 *(tile.blocks_per_sm, chunk),
             )
-            yield work.time(StepTime(*tile.step)), (tile, "the fastest for so few tiles", chunk)
+            yield work.time(tile.step), (tile, "the fastest for so few tiles", chunk)
 
 
 def _items(problem: AttentionProblem, tile: fa3.Fa3Tile) -> int:

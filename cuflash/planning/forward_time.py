@@ -13,17 +13,18 @@ from dataclasses import dataclass
 
 from .device import DeviceLimits
 from .problem import DTYPES, AttentionProblem
+from .step_time import StepTime
 from .tiles.common import ceil_div
 
-__all__ = ["ForwardWork", "StepTime", "chunks_to_try", "is_small"]
+__all__ = ["ForwardWork", "chunks_to_try", "is_small"]
 
 #: Keys of a chunk that are tried; 0: every row is walked whole.
 CHUNKS = (0, *(1 << n for n in range(7, 21)))
 
 #: Chunks of a row, at most, but where the longest is too short for it.
 _MOST_CHUNKS = 64
-#: Rows of which the smallest q tile holds all.
-_FEW_ROWS = 64
+#: Queries of a head up to which the first tile of the table may be much too tall.
+_FEW_ROWS = 128
 
 #: Bytes a microsecond that K and V are read with, and parts written and read again.
 _MEMORY, _PARTS = 4.2e6, 1.2e6
@@ -32,14 +33,6 @@ _MEMORY, _PARTS = 4.2e6, 1.2e6
 _MERGE, _ITEM = 4.0, 1.5
 #: Of a round of blocks that is not full, how much of what it lacks is lost where memory is slow.
 _LOST_OF_ROUND = 0.25
-
-
-@dataclass(frozen=True)
-class StepTime:
-    """Microseconds of a step of a block: alone on its multiprocessor, and beside others."""
-
-    alone: float
-    beside: float
 
 
 def is_small(problem: AttentionProblem, tiles: int, limits: DeviceLimits) -> bool:
@@ -85,7 +78,8 @@ class ForwardWork:
         heads = self.problem.batch * self.problem.heads_q
         count, longest = steps.total() * heads, max(steps, default=0)
         slots = self.limits.num_sms * self.blocks_per_sm
-        of_step = step.alone if count <= self.limits.num_sms else step.beside
+        together = ceil_div(min(count, slots), self.limits.num_sms)
+        of_step = step.among(together, self.blocks_per_sm)
         rounds = ceil_div(count, slots)
         share = sum(n * items for n, items in steps.items()) * heads / slots
         even = rounds * longest if len(steps) == 1 else share + longest / 4

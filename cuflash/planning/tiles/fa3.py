@@ -9,6 +9,7 @@ from itertools import product
 from ...features.use import Operand
 from ..device import DeviceLimits
 from ..problem import DTYPES, AttentionProblem
+from ..step_time import StepTime
 from .common import Arithmetic, Footprint, bucket, ceil_div
 from .fa3_tables import BACKWARD, BUCKETS, FORWARD_WITH_PAIRS, ForwardRow, forward_rows
 from .operand_tiles import NO_OPERAND, OperandTiles
@@ -82,7 +83,7 @@ class Fa3ForwardTile:
     head_dim_v: int
     operand: OperandTiles = NO_OPERAND
     blocks_per_sm: int = 1
-    step: tuple[float, float] = (0.0, 0.0)  # as its row has it
+    step: StepTime | None = None
 
     @property
     def warpgroups(self) -> int:
@@ -216,7 +217,7 @@ def tile_of_row(problem: AttentionProblem, row: ForwardRow) -> Fa3ForwardTile:
         bucket(problem.head_dim, BUCKETS),
         bucket(problem.head_dim_v, BUCKETS),
         blocks_per_sm=row.blocks_per_sm,
-        step=row.step,
+        step=StepTime(row.step, row.step_beside or row.step) if row.step else None,
     )
 
 

@@ -119,7 +119,9 @@ class MergeTile:
     def footprint(self) -> Footprint:
         """Of a row that warps share each one's sum and output."""
         numbers = self.warps * (ceil_div(self.head_dim_v, 32) * 32 + 1) * self.shared_rows
-        return Footprint(shared_array(numbers, self.compute), 64, 32 * self.warps)
+        shared = shared_array(numbers, self.compute)
+        narrow = self.head_dim_v <= 128 and self.compute == "float32" and not self.shared_rows
+        return Footprint(shared, 40, 32 * self.warps, 6 if narrow else 2)
 
     def constants(self) -> dict[str, int]:
         """What the device code reads from ``Config``."""
@@ -127,6 +129,7 @@ class MergeTile:
             "block_q": self.block_q,
             "block_kv": self.block_kv,
             "warps": self.warps,
+            "chunks_at_once": 8 if self.shared_rows else 2,
             "shared_rows": int(self.shared_rows),
         }
 
