@@ -334,12 +334,21 @@ struct ForwardMath {
     drop(tile, blocks, state, block);
   }
 
-  // The last product of a tile, beside it the log-sum-exp, and the output.
-  __device__ __forceinline__ void finish(const ForwardTile<Config>& passed,
+  // The last product of a tile, beside it the log-sum-exp, and the output. Where lengths vary the
+  // tile is read from its slot again.
+  __device__ __forceinline__ void finish(const ForwardTile<Config>& tile,
                                          const QueuedItem<Config>& slot, int row0, State& state) {
     wait_v();
     issue_output(state);
-    const ForwardTile<Config>& tile = Config::Lengths::vary ? c.tile(slot) : passed;
+    if constexpr (Config::Lengths::vary) {
+      end_tile(c.tile(slot), row0, state);
+    } else {
+      end_tile(tile, row0, state);
+    }
+  }
+
+  __device__ __forceinline__ void end_tile(const ForwardTile<Config>& tile, int row0,
+                                           State& state) {
     const Rows inverse = end_rows(c, tile, state.rows, row0 + warp_row);
     ptx::wgmma_wait<0>();
     ptx::wgmma_hold(state.output.value[0]);

@@ -25,6 +25,12 @@ def cp() -> Any:
     return cupy
 
 
+@pytest.fixture(autouse=True)
+def _on_the_first_device(cp: Any) -> None:
+    """A test begins there, whichever device another library in the process has made current."""
+    cp.cuda.runtime.setDevice(0)
+
+
 @pytest.fixture
 def hog(cp: Any) -> Iterator[Hog]:
     """What takes the device's bandwidth while a test runs."""

@@ -173,6 +173,7 @@ class ErrorsOfHead:
         if self._case.softcap and self._case.storage.itemsize == 2:
             square += self._rounded(p) * apart**2
         of_weights = self._tanh + (p * self._tanh).sum(axis=1, keepdims=True)
+        of_weights = of_weights + growth * np.sqrt(self.lse())[:, None]  # of the log-sum-exp
         # What a row has in common: of one number the same, of a sum over keys at most so much.
         keys = self._summed("seqlen_kv")
         if self._case.values == "equal":

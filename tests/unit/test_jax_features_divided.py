@@ -20,6 +20,8 @@ attention = pytest.importorskip("cuflash.jax", reason="JAX is not installed").at
 #: Of each feature: keywords, and for each array its shape and how it is divided with the heads.
 KEYWORDS: dict[str, dict[str, Any]] = {
     "window": {"local_window_size": (2, 1)},
+    "used_lengths": {},
+    "packed_lengths": {},
     "softcap": {"softcap": 1.5},
     "score_mod": {
         "score_mod": ScoreMod(
@@ -44,6 +46,11 @@ KEYWORDS: dict[str, dict[str, Any]] = {
 }
 ARRAYS: dict[str, dict[str, tuple[tuple[int, ...], Any]]] = {
     "window": {},
+    "used_lengths": {
+        "query_seq_lengths": ((4,), P("x")),
+        "key_value_seq_lengths": ((4,), P("x")),
+    },
+    "packed_lengths": {"cu_seqlens_q": ((5,), P()), "cu_seqlens_kv": ((5,), P())},
     "softcap": {},
     "score_mod": {},
     "alibi": {"alibi_slopes": ((4, 8), P("x", "y"))},
@@ -52,6 +59,15 @@ ARRAYS: dict[str, dict[str, tuple[tuple[int, ...], Any]]] = {
     "block_mask": {"block_mask": ((4, 8, 1, 1), P("x", "y"))},
     "sinks": {"sinks": ((8,), P("y"))},
     "dropout": {},
+}
+#: What arrays are called here, where they have another name.
+NAMES = {"seqused_q": "query_seq_lengths", "seqused_kv": "key_value_seq_lengths"}
+#: Of those that hold no random numbers.
+NUMBERS = {
+    "query_seq_lengths": [6, 0, 3, 5],
+    "key_value_seq_lengths": [2, 6, 9, 1],
+    "cu_seqlens_q": [0, 7, 7, 19, 21],
+    "cu_seqlens_kv": [0, 5, 9, 22, 23],
 }
 CHOSEN = [
     chosen
@@ -66,7 +82,7 @@ def test_every_feature_has_a_case() -> None:
     assert set(KEYWORDS) == set(ARRAYS) == set(FEATURES)
     for name, feature in FEATURES.items():
         own = {of for of, rule in feature.arrays.items() if not rule.argument}
-        assert set(ARRAYS[name]) == own - {"dropout_seed"}
+        assert set(ARRAYS[name]) == {NAMES.get(of, of) for of in own - {"dropout_seed"}}
 
 
 def case_of(chosen: tuple[str, ...]) -> tuple[Any, list[Any], list[Any]]:
@@ -81,12 +97,29 @@ def case_of(chosen: tuple[str, ...]) -> tuple[Any, list[Any], list[Any]]:
         out, lse = attention(q, k, v, is_causal=True, return_lse=True, **keywords, **named)
         return (out * out).sum() + jnp.where(jnp.isfinite(lse), jnp.sin(lse), 0).sum()
 
-    shapes = [WHOLE, GROUPED, GROUPED, *(shape for shape, _ in extra.values())]
-    arrays = draw(*shapes, dtype="float32")
-    numbers = [place for place, name in enumerate(("q", "k", "v", *extra)) if "mask" not in name]
-    arrays = [array if place in numbers else array > -0.5 for place, array in enumerate(arrays)]
-    specs = [P("x", None, "y")] * 3 + [spec for _, spec in extra.values()]
-    return jax.grad(total, numbers), arrays, specs
+    matrices, spec = [WHOLE, GROUPED, GROUPED], P("x", None, "y")
+    if "packed_lengths" in chosen:
+        matrices, spec = [(rows * n, *rest) for rows, n, *rest in matrices], P(None, "y")
+        extra |= {
+            name: (shape[1:], P("y")) for name, (shape, _) in extra.items() if "alibi" in name
+        }
+    named = {**dict.fromkeys("qkv"), **extra}
+    arrays = draw(*matrices, *(shape for shape, _ in extra.values()), dtype="float32")
+    arrays = [_as(name, array) for name, array in zip(named, arrays, strict=True)]
+    numbers = [place for place, name in enumerate(named) if _has_gradient(name, chosen)]
+    return jax.grad(total, numbers), arrays, [spec] * 3 + [own for _, own in extra.values()]
+
+
+def _as(name: str, array: Any) -> Any:
+    """Random numbers as what an array holds."""
+    if name in NUMBERS:
+        return jnp.asarray(NUMBERS[name], jnp.int32)
+    return array > -0.5 if "mask" in name else array
+
+
+def _has_gradient(name: str, chosen: tuple[str, ...]) -> bool:
+    refused = name == "alibi_slopes" and "packed_lengths" in chosen
+    return name not in NUMBERS and "mask" not in name and not refused
 
 
 @pytest.mark.parametrize("chosen", CHOSEN, ids="+".join)
@@ -99,5 +132,6 @@ def test_over_four_devices(chosen: tuple[str, ...]) -> None:
 @pytest.mark.parametrize("chosen", CHOSEN, ids="+".join)
 def test_mapped_entries_over_four_devices(chosen: tuple[str, ...]) -> None:
     gradients, arrays, specs = case_of(chosen)
-    mapped = [jnp.stack([array, array[::-1]]) for array in arrays]
+    other = [array if array.shape == (5,) else array[::-1] for array in arrays]
+    mapped = [jnp.stack(both) for both in zip(arrays, other, strict=True)]
     run_divided(jax.vmap(gradients), cpu_mesh(2, 2), mapped, [P("x") for _ in specs])
