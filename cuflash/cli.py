@@ -112,6 +112,8 @@ def _add_explain(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--deterministic", action="store_true", help="gradients of the same bits")
     parser.add_argument("--blocks", type=int, nargs=2, metavar=("Q", "KV"))
+    told = "keys that one thread block walks, forward; 0: all; default: as the plan finds best"
+    parser.add_argument("--kv-chunk", type=int, metavar="N", help=told)
     parser.add_argument("--compile", action="store_true", help="also compile; report registers")
     _add_selection(parser, "auto")
 
@@ -223,6 +225,7 @@ def _explained(given: argparse.Namespace, operation: Operation) -> str:
             backend=given.backend,
             algorithm=given.algorithm,
             blocks=None if given.blocks is None else tuple(given.blocks),
+            kv_chunk=given.kv_chunk,
             compile=given.compile,
         )
     )

@@ -139,6 +139,7 @@ def explain(
     backend: BackendChoice = "auto",
     algorithm: AlgorithmChoice = "auto",
     blocks: tuple[int, int] | None = None,
+    kv_chunk: int | None = None,
     compile: bool = False,  # noqa: A002  (what it says)
 ) -> Explanation:
     """Say what a call would run, without running it.
@@ -158,7 +159,7 @@ def explain(
         As for :func:`prepare`.
     dtype, causal, window_size, softcap, score_mod, dropout_p, scale, q_offset, layout, out_dtype
         As for :func:`attention`, :func:`attention_backward` and :func:`prepare`.
-    wrt, deterministic, backend, algorithm, blocks
+    wrt, deterministic, backend, algorithm, blocks, kv_chunk
         As for :func:`attention`, :func:`attention_backward` and :func:`prepare`.
 
     Returns
@@ -191,6 +192,7 @@ def explain(
         backend=backend,
         algorithm=algorithm,
         blocks=blocks,
+        kv_chunk=kv_chunk,
     )
     compiled = check_flag("compile", compile)
     arrays = {"q": q, "k": k, "v": v}

@@ -66,6 +66,7 @@ def attention_vjp(
     algorithm: AlgorithmChoice = ...,
     blocks: tuple[int, int] | None = ...,
     backward_blocks: tuple[int, int] | None = ...,
+    kv_chunk: int | None = ...,
 ) -> tuple[tuple[Any, Any], Pullback]: ...
 
 
@@ -102,6 +103,7 @@ def attention_vjp(
     algorithm: AlgorithmChoice = ...,
     blocks: tuple[int, int] | None = ...,
     backward_blocks: tuple[int, int] | None = ...,
+    kv_chunk: int | None = ...,
 ) -> tuple[Any, Pullback]: ...
 
 
@@ -137,6 +139,7 @@ def attention_vjp(
     algorithm: AlgorithmChoice = "auto",
     blocks: tuple[int, int] | None = None,
     backward_blocks: tuple[int, int] | None = None,
+    kv_chunk: int | None = None,
 ) -> tuple[Any, Pullback]:
     """The output of :func:`attention` and the function that pulls gradients back through it.
 
@@ -163,6 +166,8 @@ def attention_vjp(
     blocks, backward_blocks : (int, int), optional
         ``(block_q, block_kv)`` of the forward and of the backward pass,
         instead of the planned tiles.
+    kv_chunk : int, optional
+        Of the forward pass, as for :func:`attention`.
 
     Returns
     -------
@@ -208,7 +213,8 @@ def attention_vjp(
     check_flag("deterministic", deterministic)
     with_lse = check_flag("return_lse", return_lse)
     check_blocks("backward_blocks", backward_blocks)
-    out, kept, lse = _forward(arrays, out_dtype, residual_dtype, {**shared, "blocks": blocks})
+    of_forward = {"blocks": blocks, "kv_chunk": kv_chunk}
+    out, kept, lse = _forward(arrays, out_dtype, residual_dtype, {**shared, **of_forward})
     own = {"wrt": named, "deterministic": deterministic, "blocks": backward_blocks}
     pullback = Pullback({**arrays, "out": kept, "lse": lse}, {**shared, **own})
     return ((out, lse) if with_lse else out), pullback

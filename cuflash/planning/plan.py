@@ -55,8 +55,10 @@ def plan(
         If ``blocks`` does not fit, naming what it needs and the nearest that does,
         or ``kv_chunk`` is of no whole tiles.
     """
+    if kv_chunk is not None and problem.operation == "backward":
+        raise ArgumentValueError("kv_chunk", str(kv_chunk), "None: chunks are of the forward pass")
     if isinstance(limits, HostLimits):
-        return _host_plan(problem, limits, algorithm, blocks)
+        return _host_plan(problem, limits, algorithm, blocks, kv_chunk)
     if algorithm != "auto":
         return _cuda_plan(problem, limits, algorithm, blocks, (), kv_chunk)
     rejected: list[tuple[Algorithm, str]] = []
@@ -77,7 +79,10 @@ def _host_plan(
     limits: HostLimits,
     algorithm: Algorithm | Literal["auto"],
     blocks: tuple[int, int] | None,
+    kv_chunk: int | None,
 ) -> Plan:
+    if kv_chunk:
+        raise UnsupportedError("the NumPy backend walks all keys of a row: it has no kv_chunk")
     if algorithm == "fa3":
         raise UnsupportedError("fa3 is for Hopper GPUs; the NumPy backend has fa1 and fa2")
     for use in problem.uses:
@@ -108,7 +113,7 @@ def _cuda_plan(
         raise UnsupportedError(f"{algorithm} has no CUDA kernels in this version")
     check_refused((*problem.features, algorithm, "cuda"))
     _check_device(problem, limits, algorithm)
-    if kv_chunk is not None and problem.operation == "forward":
+    if kv_chunk is not None:
         check_chunk(problem, algorithm, kv_chunk)
         return _CUDA_FAMILIES[algorithm](problem, limits, blocks, rejected, kv_chunk=kv_chunk)
     return _CUDA_FAMILIES[algorithm](problem, limits, blocks, rejected)
