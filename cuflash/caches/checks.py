@@ -10,6 +10,7 @@ import numpy as np
 from ..arrays.adopt import Adopted
 from ..arrays.mapped import Mappings
 from ..arrays.overlap import overlaps_itself, share_memory
+from ..arrays.spec import TensorSpec
 from ..errors import ArgumentTypeError, ArgumentValueError
 from ..options import names_of
 from ..planning.problem import DTYPES, MAX_HEAD_DIM, MAX_SEQLEN
@@ -107,9 +108,14 @@ def _check_matrix(name: str, arrays: _Arrays) -> None:
         if name.endswith("_cache"):
             axes += " or (pages, page_size, heads, head_dim)"
         raise ArgumentValueError(name, f"shape {spec.shape}", axes)
-    if name != "q" and not (spec.rows_are_unit and (spec.whole_elements or 0 in spec.shape)):
+    if name != "q" and not _has_whole_rows(spec):
         got = f"strides of {spec.strides} elements at an address of {spec.offset} modulo 16"
         raise ArgumentValueError(name, got, "whole elements, those of the last axis neighbours")
+
+
+def _has_whole_rows(spec: TensorSpec) -> bool:
+    """Whether elements of a row are neighbours, each at a multiple of its size."""
+    return 0 in spec.shape or (spec.rows_are_unit and spec.whole_elements)
 
 
 def _check_devices(arrays: _Arrays) -> None:
@@ -178,7 +184,7 @@ def _pages(table: Adopted, batch: int) -> int:
     if len(spec.shape) != 2 or spec.shape[0] != batch:
         got = f"shape {spec.shape}"
         raise ArgumentValueError("page_table", got, f"({batch}, most pages of an entry)")
-    if not spec.rows_are_unit or not (spec.whole_elements or 0 in spec.shape):
+    if not _has_whole_rows(spec):
         got = f"strides of {spec.strides} elements"
         raise ArgumentValueError("page_table", got, "rows of neighbouring elements")
     return spec.shape[1]
@@ -190,7 +196,7 @@ def _check_numbers(name: str, array: Adopted, batch: int) -> None:
         raise ArgumentTypeError(name, f"dtype {spec.dtype}", "int32")
     if spec.shape != (batch,):
         raise ArgumentValueError(name, f"shape {spec.shape}", f"({batch},), one for each entry")
-    if not spec.is_contiguous or not (spec.whole_elements or not batch):
+    if not (spec.is_contiguous and _has_whole_rows(spec)):
         got = f"strides of {spec.strides} elements"
         raise ArgumentValueError(name, got, "neighbouring elements")
 
@@ -204,7 +210,7 @@ def _check_tables(arrays: _Arrays, sizes: Sizes) -> None:
         if len(spec.shape) != 2 or 2 * spec.shape[1] > sizes.head_dim:
             expected = f"(positions, half of the rotated columns), at most {sizes.head_dim // 2}"
             raise ArgumentValueError(name, f"shape {spec.shape}", expected)
-        if not spec.is_contiguous or not (spec.whole_elements or 0 in spec.shape):
+        if not (spec.is_contiguous and _has_whole_rows(spec)):
             got = f"strides of {spec.strides} elements"
             raise ArgumentValueError(name, got, "a C-contiguous table")
     if sin.shape != cos.shape:
