@@ -37,7 +37,8 @@ def append_kv(
     k_cache : array, (batch, capacity, heads_kv, head_dim), or with a page table \
 (pages, page_size, heads_kv, head_dim)
         Where keys are written. Of k's dtype. Strides may be any, but elements of
-        the last axis are neighbours; so too in ``k``, ``v`` and ``v_cache``.
+        the last axis are neighbours. (Arrays that are only read may have any;
+        CUDA copies those whose last axis has gaps.)
     v_cache : array, as k_cache with head_dim_v
         Where values are written.
     cache_seqlens : int or array of int32, (batch,)

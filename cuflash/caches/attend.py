@@ -14,7 +14,7 @@ from ..errors import (
     ArgumentValueError,
     UnsupportedError,
 )
-from ..options import Options, check_options
+from ..options import Options, check_flag, check_options
 from ..pipeline import choose_device, plan_call
 from . import device, host
 from .checks import check_call, check_writable
@@ -75,7 +75,7 @@ def attend(
         As the caller gave it.
     """
     own = {name: value for name, value in keywords.items() if name != "return_lse"}
-    options = check_options(**own)
+    options, with_lse = check_options(**own), check_flag("return_lse", keywords["return_lse"])
     if kv_chunk is not None and (isinstance(kv_chunk, bool) or kv_chunk != 0):
         raise UnsupportedError("kv_chunk: a row's keys are not parted yet; expected None or 0")
     call = _call(given, cache_seqlens, interleaved)
@@ -93,7 +93,7 @@ def attend(
     results = dispatch.call("forward", natives, {**keywords, **where})
     answer = call.arrays["q"].answer
     out = arrays["out"].given if "out" in arrays else answer(results["out"])
-    if not keywords["return_lse"]:
+    if not with_lse:
         return out, None
     return out, arrays["lse_out"].given if "lse_out" in arrays else answer(results["lse"])
 

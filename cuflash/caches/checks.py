@@ -108,7 +108,7 @@ def _check_matrix(name: str, arrays: _Arrays) -> None:
         if name.endswith("_cache"):
             axes += " or (pages, page_size, heads, head_dim)"
         raise ArgumentValueError(name, f"shape {spec.shape}", axes)
-    if name != "q" and not _has_whole_rows(spec):
+    if name.endswith("_cache") and not _has_whole_rows(spec):
         got = f"strides of {spec.strides} elements at an address of {spec.offset} modulo 16"
         raise ArgumentValueError(name, got, "whole elements, those of the last axis neighbours")
 

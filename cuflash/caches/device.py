@@ -82,21 +82,26 @@ def append(call: CacheCall, before: Any, advance: bool, tell: Any = lambda plan:
         stream = current_stream(device)
         natives = {name: array.native for name, array in call.arrays.items()}
         natives["cache_seqlens"] = before
-        made, queries = [before], natives.pop("q", None)
+        natives |= {name: _readable(call, name) for name in ("k", "v")}
+        made, queries = [before, natives["k"], natives["v"]], natives.pop("q", None)
         if queries is not None:
             natives["lengths_after"] = cupy.empty((sizes.batch,), np.int32)
             made.append(natives["lengths_after"])
         if queries is not None and call.interleaved is not None:
-            spec = call.spec("q")
-            whole = spec.rows_are_unit and spec.whole_elements
-            natives["q"] = queries if whole else contiguous(queries)
-            natives["q_rotated"] = cupy.empty(queries.shape, dtype_named(spec.dtype))
+            natives["q"] = _readable(call, "q")
+            natives["q_rotated"] = cupy.empty(queries.shape, dtype_named(call.spec("q").dtype))
             made += [natives["q"], natives["q_rotated"]]
         if is_capturing(stream):
             _kept_for_graphs.extend(made)
         if sizes.batch:
             _launch(call, natives, advance, stream, tell)
     return Appended(natives.get("lengths_after"), natives.get("q_rotated", queries))
+
+
+def _readable(call: CacheCall, name: str) -> Any:
+    """An array as the kernel can read it; a copy if need be."""
+    spec, native = call.spec(name), call.native(name)
+    return native if spec.rows_are_unit and spec.whole_elements else contiguous(native)
 
 
 def _launch(

@@ -125,11 +125,11 @@ def test_room_that_the_host_knows_of_is_checked() -> None:
             _attend(host, arrays, built, cache_seqlens=7)
 
 
-def test_queries_of_any_strides_are_rotated() -> None:
+def test_what_is_read_may_have_any_strides() -> None:
     built = build(_CASE)
     with host_cupy() as host:
         raw, arrays = on_device(host, built)
-        q = built.arrays["q"]
-        twice = np.repeat(q, 2, axis=-1)
-        arrays["q"] = host.array(twice)[..., ::2]
+        for name in "qkv":
+            twice = np.repeat(built.arrays[name], 2, axis=-1)
+            arrays[name] = host.array(twice)[..., ::2]
         _check(built, raw, arrays, _attend(host, arrays, built))

@@ -149,10 +149,9 @@ def cases(draw: Any, dtypes: Any = tuple(_TOLERANCE), appends: bool | None = Non
     d = number(1, 12)
     pairs = number(0, d // 2) if new is not None else 0
     positions = tuple(number(0, 9) for _ in lengths) if pairs and draw(st.booleans()) else None
-    needed = max(positions or lengths) + max(new or 0, queries)
-    rows = max(needed, 0 if positions else capacity)
-    if counts and draw(st.booleans()):
-        rows = number(0, needed) if positions else capacity
+    rows = max(positions or lengths) + max(new or 0, queries)
+    rows = number(0, rows) if counts and draw(st.booleans()) else rows
+    rows = max(rows, 0 if positions else capacity) if pairs else 0
     window = one(None, (None, None), (0, 0), (2, None), (None, 1), (3, 1))
     options = {"causal": draw(st.booleans()), "window_size": window}
     options |= {"softcap": one(None, 2.0), "scale": one(None, 0.5)}
@@ -160,7 +159,7 @@ def cases(draw: Any, dtypes: Any = tuple(_TOLERANCE), appends: bool | None = Non
         dtype=one(*dtypes), kind=kind, strides=one(*STRIDES), lengths=lengths, slots=slots,
         pages=pages, queries=queries, new=new, heads=(heads_kv * number(1, 3), heads_kv),
         dims=(d, one(d, number(1, 12))), leftpad=leftpad, pairs=pairs,
-        interleaved=draw(st.booleans()), positions=positions, table_rows=rows if pairs else 0,
+        interleaved=draw(st.booleans()), positions=positions, table_rows=rows,
         counts=counts, poison=one(math.nan, math.inf), options=tuple(options.items()),
         slopes=draw(st.booleans()), sinks=draw(st.booleans()), seed=number(0, 2**20),
     )  # fmt: skip
