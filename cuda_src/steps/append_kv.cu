@@ -111,23 +111,40 @@ __device__ inline void rotate_query(const typename Config::Params& params, long 
            rotation_at<Config>(params, first_position(params, at.entry) + further));
 }
 
+// Tokens of an entry whose pages are not there, of those that a lane of a warp looks at.
+template <class Params>
+__device__ inline int tokens_of_no_page(const Params& params, int entry, int lane) {
+  const long long begin = length_before(params, entry);
+  const long long end = begin + tokens_with_slots(params, entry);
+  const long long size = params.page_size;
+  int lost = 0;
+  for (long long page = begin / size + lane; page * size < end; page += 32) {
+    if (entry_of_cache(params, entry, page) >= 0) continue;
+    const long long first = page * size < begin ? begin : page * size;
+    const long long last = (page + 1) * size < end ? (page + 1) * size : end;
+    lost += static_cast<int>(last - first);
+  }
+  return lost;
+}
+
 // How many tokens of an entry fit nowhere, and how long it is with those that do; by a warp.
 template <class Config>
 __device__ inline void count_tokens(const typename Config::Params& params, int entry) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  int left_out = 0;
-  for (int token = lane; token < params.shape.seqlen_kv; token += 32) {
-    left_out += slot_of(params, entry, token).entry < 0 ? 1 : 0;
-  }
+  int lost = 0;
+  if (params.page_table != nullptr) {
+    lost = tokens_of_no_page(params, entry, lane);
 #pragma unroll
-  for (int distance = 16; distance > 0; distance /= 2) {
-    left_out += __shfl_xor_sync(0xffffffffu, left_out, distance);
+    for (int distance = 16; distance > 0; distance /= 2) {
+      lost += __shfl_xor_sync(0xffffffffu, lost, distance);
+    }
   }
   if (lane != 0) return;
-  if (params.overflow != nullptr) params.overflow[entry] = left_out;
+  int fitting = static_cast<int>(tokens_with_slots(params, entry)) - lost;
+  if (params.page_table == nullptr && entry_of_cache(params, entry, 0) < 0) fitting = 0;
+  if (params.overflow != nullptr) params.overflow[entry] = params.shape.seqlen_kv - fitting;
   if (params.lengths_after == nullptr) return;
-  const long long after = length_before(params, entry) + params.shape.seqlen_kv - left_out;
-  params.lengths_after[entry] = static_cast<int>(after);
+  params.lengths_after[entry] = static_cast<int>(length_before(params, entry)) + fitting;
 }
 
 template <class Config>

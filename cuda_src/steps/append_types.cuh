@@ -54,25 +54,39 @@ __device__ inline long long first_position(const Params& params, int entry) {
   return length_before(params, entry);
 }
 
-// Of a page that a new token stands in alone the table is read: what it says of others, and behind
-// the last, is never looked at.
+// New tokens of an entry that have a slot, and angles where keys are rotated: the first ones.
 template <class Params>
-__device__ inline Slot slot_of(const Params& params, int entry, long long token) {
-  constexpr Slot none = {-1, 0};
-  const long long slot = length_before(params, entry) + token;
-  if (slot >= params.capacity) return none;
+__device__ inline long long tokens_with_slots(const Params& params, int entry) {
+  long long room = params.capacity - length_before(params, entry);
   if (params.rotary_cos != nullptr) {
     const long long first = first_position(params, entry);
-    if (first < 0 || first + token >= params.rotary_rows) return none;
+    const long long angles = first < 0 ? 0 : params.rotary_rows - first;
+    room = angles < room ? angles : room;
   }
-  Slot found = {entry, slot};
+  const long long tokens = params.shape.seqlen_kv;
+  return room < 0 ? 0 : room < tokens ? room : tokens;
+}
+
+// The entry of the cache, or the page, that a page of an entry of the batch is; below 0 if there is
+// none. It is asked for pages that new tokens stand in alone: what the table says of others, and
+// behind the last, is never looked at.
+template <class Params>
+__device__ inline long long entry_of_cache(const Params& params, int entry, long long page) {
+  long long found = entry;
   if (params.page_table != nullptr) {
-    const long long page = slot / params.page_size;
-    found = {params.page_table[entry * params.table_stride + page], slot - page * params.page_size};
+    found = params.page_table[entry * params.table_stride + page];
   } else if (params.cache_batch_idx != nullptr) {
-    found.entry = params.cache_batch_idx[entry];
+    found = params.cache_batch_idx[entry];
   }
-  return 0 <= found.entry && found.entry < params.entries ? found : none;
+  return 0 <= found && found < params.entries ? found : -1;
+}
+
+template <class Params>
+__device__ inline Slot slot_of(const Params& params, int entry, long long token) {
+  if (token >= tokens_with_slots(params, entry)) return {-1, 0};
+  const long long slot = length_before(params, entry) + token;
+  const long long page = params.page_table == nullptr ? 0 : slot / params.page_size;
+  return {entry_of_cache(params, entry, page), slot - page * params.page_size};
 }
 
 }  // namespace steps

@@ -137,8 +137,8 @@ def _check_attention(call: CacheCall, beside: Mapping[str, Adopted], options: Op
             shape = (batch, capacity, *cache.shape[2:])
             specs[name] = replace(cache, shape=shape, strides=contiguous_strides(shape), offset=0)
     specs |= {name: beside[name].spec for name in _FEATURES if name in beside}
-    itemsize, where = 4, call.device
-    specs["seqused_kv"] = TensorSpec((batch,), "int32", (1,), itemsize, where)
+    where = call.device
+    specs["seqused_kv"] = TensorSpec((batch,), "int32", (1,), 4, where)
     specs |= {name: beside[name].spec for name in _TARGETS if name in beside}
     # As it will run: in the layout of the caches, and where they are.
     asked = replace(options, layout="bshd", backend="cuda" if where is not None else "numpy")

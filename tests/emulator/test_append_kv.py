@@ -83,6 +83,15 @@ def test_a_page_that_is_not_there_is_not_written(page: int) -> None:
     assert all(same_bits(a, b) for a, b in zip(found, raw, strict=True))
 
 
+@pytest.mark.parametrize(("page", "missing"), [(0, 2), (31, 3), (32, 3), (38, 3), (39, 2)])
+def test_tokens_of_many_pages_are_counted(page: int, missing: int) -> None:
+    """More pages than a warp has lanes; of the first and the last a part holds new tokens."""
+    built = build(CacheCase(kind="paged", lengths=(1,), slots=3, pages=40, new=118, counts=True))
+    table = built.arrays["page_table"].copy()
+    table[0, page] = -1
+    assert _append(built, page_table=table)[1] == [missing]
+
+
 @pytest.mark.parametrize("row", [-1, 4, 2**31 - 1])
 def test_an_entry_that_is_not_there_is_not_written(row: int) -> None:
     built = build(CacheCase(kind="indexed", lengths=(3, 4), new=2, counts=True))
