@@ -45,11 +45,12 @@ def _check(built: Built, raw: list[Any], arrays: dict[str, Any], results: Any) -
         replace(_CASE, interleaved=True, positions=(0, 5, 9, 1), queries=1),
         replace(_CASE, pairs=0, new=1, strides="together", slopes=True, sinks=True),
         replace(_CASE, options=(("causal", False),), new=2),  # all rows at one position
+        replace(_CASE, options=(("causal", False),), positions=(0, 5, 38, 40)),
         replace(_CASE, options=(("window_size", (4, 0)),), strides="gaps"),
         replace(_CASE, new=None, pairs=0, counts=False),
         replace(_CASE, lengths=(32, 32, 31, 30), table_rows=32, dtype="float32"),  # NaN queries
     ],
-    ids=["causal", "positions", "features", "full", "window", "no append", "beyond the tables"],
+    ids=["causal", "positions", "features", "full", "tables", "window", "nothing-new", "beyond"],
 )
 def test_attention_is_that_of_the_reference(case: CacheCase) -> None:
     built = build(case)

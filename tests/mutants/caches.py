@@ -83,12 +83,13 @@ _OF_KERNEL = (
         _TYPES,
         "params.rotary_rows - first;",
         "params.rotary_rows + 1 - first;",
+        "test_append_kv.py::test_a_token_without_angles_is_not_written",
     ),
     _bug(
-        "a length beyond the capacity counts",
+        "a length below 0 leads in front of the cache",
         _TYPES,
-        "length < params.capacity ? length : params.capacity;",
-        "length;",
+        "return length < 0 ? 0 : length <",
+        "return length <",
         "test_append_kv.py::test_lengths_are_clamped",
     ),
     _bug(
