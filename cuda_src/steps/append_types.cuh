@@ -78,7 +78,7 @@ __device__ inline long long entry_of_cache(const Params& params, int entry, long
   } else if (params.cache_batch_idx != nullptr) {
     found = params.cache_batch_idx[entry];
   }
-  return 0 <= found && found < params.entries ? found : -1;
+  return found < params.entries ? found : -1;
 }
 
 template <class Params>

@@ -36,6 +36,10 @@ def on_device(host: HostCupy, built: Built) -> tuple[list[Any], dict[str, Any]]:
         wide = np.full((table.shape[0], table.shape[1] + 1), 2**30, np.int32)
         wide[:, :-1] = table
         given["page_table"] = host.array(wide)[:, :-1]
+    for name in {"rotary_cos", "rotary_sin"} & set(given):  # behind which numbers stand
+        table = built.arrays[name]
+        longer = np.concatenate([table, np.ones((60, table.shape[1]), table.dtype)])
+        given[name] = host.array(longer)[: len(table)]
     return raw, given | dict(zip(("k_cache", "v_cache"), built.views(raw), strict=True))
 
 

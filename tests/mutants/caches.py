@@ -37,8 +37,8 @@ _OF_KERNEL = (
     _bug(
         "a page is not held to those there are",
         _TYPES,
-        "0 <= found && found < params.entries ? found : -1;",
-        "found;",
+        "return found < params.entries ? found : -1;",
+        "return found;",
         "test_append_kv.py::test_a_page_that_is_not_there_is_not_written[8]",
     ),
     _bug(
@@ -117,6 +117,13 @@ _OF_KERNEL = (
         _KERNEL,
         "static_cast<int>(length_before(params, entry)) + fitting;",
         "static_cast<int>(length_before(params, entry)) + params.shape.seqlen_kv;",
+        _ATTENTION,
+    ),
+    _bug(
+        "queries turn by what stands behind the tables",
+        _KERNEL,
+        "const bool known = 0 <= position && position < params.rotary_rows;",
+        "const bool known = true;",
         _ATTENTION,
     ),
     _bug(
