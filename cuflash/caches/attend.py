@@ -9,11 +9,7 @@ from typing import Any
 from .. import dispatch
 from ..arrays.adopt import Adopted
 from ..arrays.spec import TensorSpec, contiguous_strides
-from ..errors import (
-    ArgumentTypeError,
-    ArgumentValueError,
-    UnsupportedError,
-)
+from ..errors import ArgumentTypeError, ArgumentValueError, UnsupportedError
 from ..options import Options, check_flag, check_options
 from ..pipeline import choose_device, plan_call
 from . import device, host
@@ -42,7 +38,7 @@ def append_to(given: Mapping[str, Any], cache_seqlens: Any, interleaved: Any, ba
         As the caller gave them.
     """
     options = check_options(backend=backend)
-    call = _call(given, cache_seqlens, interleaved)
+    call = _call(given, ("k", "v", "k_cache", "v_cache"), cache_seqlens, interleaved)
     _check_place(call, options)
     _check_written(call, {})
     if call.device is None:
@@ -78,7 +74,7 @@ def attend(
     options, with_lse = check_options(**own), check_flag("return_lse", keywords["return_lse"])
     if kv_chunk is not None and (isinstance(kv_chunk, bool) or kv_chunk != 0):
         raise UnsupportedError("kv_chunk: a row's keys are not parted yet; expected None or 0")
-    call = _call(given, cache_seqlens, interleaved)
+    call = _call(given, ("q", "k_cache", "v_cache"), cache_seqlens, interleaved)
     arrays = adopt_all(beside)
     _check_place(call, options)
     _check_attention(call, arrays, options)
@@ -98,9 +94,11 @@ def attend(
     return out, arrays["lse_out"].given if "lse_out" in arrays else answer(results["lse"])
 
 
-def _call(given: Mapping[str, Any], cache_seqlens: Any, interleaved: Any) -> CacheCall:
+def _call(
+    given: Mapping[str, Any], needed: tuple[str, ...], cache_seqlens: Any, interleaved: Any
+) -> CacheCall:
     length, lengths = length_of(cache_seqlens)
-    arrays = adopt_all({**given, "cache_seqlens": lengths})
+    arrays = adopt_all({**given, "cache_seqlens": lengths}, needed)
     return check_call(arrays, length, interleaved)
 
 

@@ -79,8 +79,8 @@ class CacheCall:
         return self.arrays[name].spec
 
 
-def adopt_all(given: Mapping[str, Any]) -> dict[str, Adopted]:
-    """Native arrays by argument name, None being nothing.
+def adopt_all(given: Mapping[str, Any], needed: tuple[str, ...] = ()) -> dict[str, Adopted]:
+    """Native arrays by argument name, None being nothing but where an array is needed.
 
     Raises
     ------
@@ -89,7 +89,11 @@ def adopt_all(given: Mapping[str, Any]) -> dict[str, Adopted]:
     BackendUnavailableError
         If one is in CUDA memory that cannot be used.
     """
-    return {name: adopt(name, value) for name, value in given.items() if value is not None}
+    return {
+        name: adopt(name, value)
+        for name, value in given.items()
+        if value is not None or name in needed
+    }
 
 
 def length_of(value: Any) -> tuple[int | None, Any]:

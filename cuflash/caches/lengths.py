@@ -72,7 +72,7 @@ def lengths_of(call: CacheCall, queries: int = 0) -> Lengths:
         room = np.minimum(room, np.where(positions < 0, 0, table - positions))
     fitting = np.clip(room, 0, sizes.new_tokens)
     if "overflow" not in call.arrays:
-        _check_room(call, before, fitting, positions, queries)
+        _check_room(call, before, positions, queries)
     lengths = Lengths(before, before + fitting, positions, padding)
     _check_places(call, lengths)
     return lengths
@@ -100,9 +100,7 @@ def _check_range(call: CacheCall, before: _Array) -> None:
     raise ArgumentValueError("cache_seqlens", f"a length of {length}", expected)
 
 
-def _check_room(
-    call: CacheCall, before: _Array, fitting: _Array, positions: _Array, queries: int
-) -> None:
+def _check_room(call: CacheCall, before: _Array, positions: _Array, queries: int) -> None:
     """Nothing may be left out that nobody hears of."""
     sizes, new = call.sizes, call.sizes.new_tokens
     for entry in np.flatnonzero(before + new > sizes.capacity)[:1]:
@@ -125,9 +123,10 @@ def _check_places(call: CacheCall, lengths: Lengths) -> None:
     given = call.native(name)
     if given is None:
         return
-    used = given
+    attends = "q" in call.arrays
+    used = given[(lengths.after if attends else lengths.fitting) > 0]
     if name == "page_table":
-        slots, attends = max(call.sizes.slots, 1), "q" in call.arrays
+        slots = max(call.sizes.slots, 1)
         begin = np.minimum(lengths.padding, lengths.before) if attends else lengths.before
         first, end = begin // slots, -(-lengths.after // slots)
         end = np.where(attends | (lengths.fitting > 0), end, 0)

@@ -32,6 +32,8 @@ from .cache_case import (
 _BOTH: list[Row] = [
     # Kinds and dtypes.
     (PLAIN, setting(cache_seqlens=None), T, "cache_seqlens: got None"),
+    (PLAIN, setting(k_cache=None), T, "k_cache: got builtins.NoneType"),
+    (PLAIN, setting(v_cache=None), T, "v_cache: got builtins.NoneType"),
     (PLAIN, setting(cache_seqlens=True), T, "cache_seqlens: got True"),
     (PLAIN, setting(cache_seqlens=3.0), T, "cache_seqlens: got 3.0"),
     (PLAIN, setting(cache_seqlens=[3, 0]), T, "cache_seqlens: got "),
@@ -243,6 +245,18 @@ _BOTH: list[Row] = [
 def test_of_both(case: CacheCase, change: Any, error: type, text: str, attends: bool) -> None:
     function = cuflash.attention_with_kvcache if attends else cuflash.append_kv
     check(function, case, change, error, text, attends)
+
+
+@pytest.mark.parametrize("name", ["k", "v"])
+def test_an_append_needs_tokens(name: str) -> None:
+    check(
+        cuflash.append_kv,
+        PLAIN,
+        setting(**{name: None}),
+        T,
+        f"{name}: got builtins.NoneType",
+        False,
+    )
 
 
 @pytest.mark.parametrize("name", ["cu_seqlens_q", "k_scale", "v_scale", "cache_dtype"])

@@ -223,6 +223,16 @@ def test_without_scores_the_output_is_the_mean_of_what_counts(length: int) -> No
     assert abs(out - (length + 1) / 2).max() < 1e-6
 
 
+def test_an_entry_of_no_length_may_be_nowhere() -> None:
+    """As a batch is padded whose entries are those of a server."""
+    q = _normal(2, 2, 1, _HEADS, _DIM)
+    k, v = _kv(0, 1, 3)
+    given: dict[str, Any] = {"cache_seqlens": _int32(3, 0), "cache_batch_idx": _int32(0, -1)}
+    out = cuflash.attention_with_kvcache(q, k, v, **given)
+    assert out[0].any()
+    assert not out[1].any()
+
+
 def test_pages_may_be_shared_and_stand_twice() -> None:
     k, v = _kv(0, 2, 3)
     q = _normal(2, 2, 1, _HEADS, _DIM)

@@ -26,6 +26,7 @@ from .cache_case import (
 
 #: Of attention alone.
 _ATTENDING: list[Row] = [
+    (PLAIN, setting(q=None), T, "q: got builtins.NoneType"),
     (PLAIN, setting(v=None), V, "v: got None beside k"),
     (PLAIN, setting(k=None), V, "k: got None beside v"),
     (NOTHING_NEW, setting(overflow=numbers(0, 0)), V, "overflow: got an array and no new tokens"),
