@@ -62,14 +62,14 @@ def writable_broadcast(array: Any) -> Any:
 
 
 def check(
-    function: Any, case: CacheCase, change: Any, error: type, text: str, attends: bool
+    function: Any, case: CacheCase, change: Any, kind: type, text: str, attends: bool
 ) -> None:
     built = build(case)
     arrays = built.arrays if attends else built.appended
     given = {**built.caches, **arrays, **built.rotary}
     given |= change(given)
     before = [buffer.copy() for buffer in built.raw]
-    with pytest.raises(error, match=f"^{re.escape(text)}") as raised:
+    with pytest.raises(kind, match=f"^{re.escape(text)}") as raised:
         function(**given)
-    assert type(raised.value) is error
+    assert type(raised.value) is kind
     assert all(same_bits(a, b) for a, b in zip(built.raw, before, strict=True))

@@ -240,11 +240,11 @@ _BOTH: list[Row] = [
 ]
 
 
-@pytest.mark.parametrize(("case", "change", "error", "text"), _BOTH, ids=[x[3] for x in _BOTH])
+@pytest.mark.parametrize(("case", "change", "kind", "text"), _BOTH, ids=[x[3] for x in _BOTH])
 @pytest.mark.parametrize("attends", [False, True])
-def test_of_both(case: CacheCase, change: Any, error: type, text: str, attends: bool) -> None:
+def test_of_both(case: CacheCase, change: Any, kind: type, text: str, attends: bool) -> None:
     function = cuflash.attention_with_kvcache if attends else cuflash.append_kv
-    check(function, case, change, error, text, attends)
+    check(function, case, change, kind, text, attends)
 
 
 @pytest.mark.parametrize("name", ["k", "v"])

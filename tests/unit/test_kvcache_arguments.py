@@ -81,7 +81,7 @@ _ATTENDING: list[Row] = [
 
 
 @pytest.mark.parametrize(
-    ("case", "change", "error", "text"), _ATTENDING, ids=[x[3] for x in _ATTENDING]
+    ("case", "change", "kind", "text"), _ATTENDING, ids=[x[3] for x in _ATTENDING]
 )
-def test_of_attention(case: CacheCase, change: Any, error: type, text: str) -> None:
-    check(cuflash.attention_with_kvcache, case, change, error, text, True)
+def test_of_attention(case: CacheCase, change: Any, kind: type, text: str) -> None:
+    check(cuflash.attention_with_kvcache, case, change, kind, text, True)
