@@ -12,7 +12,15 @@ import importlib
 from typing import Any
 
 from . import reference
-from .api import Pullback, attention, attention_backward, attention_vjp, is_available
+from .api import (
+    Pullback,
+    append_kv,
+    attention,
+    attention_backward,
+    attention_vjp,
+    attention_with_kvcache,
+    is_available,
+)
 from .block_mask import BlockMask
 from .dropout import dropout_mask
 from .errors import (
@@ -50,9 +58,11 @@ __all__ = [
     "ScoreMod",
     "ToolchainError",
     "UnsupportedError",
+    "append_kv",
     "attention",
     "attention_backward",
     "attention_vjp",
+    "attention_with_kvcache",
     "cu_seqlens_of",
     "dropout_mask",
     "explain",

@@ -16,6 +16,7 @@ import numpy as np
 
 from .arrays.adopt import dtype_named
 from .bounded_cache import BoundedCache
+from .caches.device import forget_appends
 from .cuda.current import current_stream, is_capturing, is_current
 from .features.score_text import ScoreText
 from .pipeline import CallPlan, forget_decisions
@@ -114,6 +115,7 @@ def forget() -> None:
     """Decide about every signature anew, in the environment as it then is."""
     _ready.clear()
     forget_decisions()
+    forget_appends()
 
 
 class PreparedCall:

@@ -72,7 +72,7 @@ def call(operation: Operation, arrays: Arrays, keywords: Mapping[str, Any]) -> d
     if seen is not None:
         signature, addresses = seen
         ready = find(signature, keywords)
-        results = None if ready is None else ready.run(arrays, addresses, _tell)
+        results = None if ready is None else ready.run(arrays, addresses, tell)
         if results is not None:
             return results
     options = {name: value for name, value in keywords.items() if name != "return_lse"}
@@ -90,7 +90,7 @@ def call(operation: Operation, arrays: Arrays, keywords: Mapping[str, Any]) -> d
     )
 
 
-def _tell(plan: Plan) -> None:
+def tell(plan: Plan) -> None:
     for observer in _observers:
         observer(plan)
 
@@ -145,7 +145,7 @@ def run(
     if device is None:
         run_numpy(planned, natives, results)
     elif not planned.plan.problem.empty:
-        _tell(planned.plan)
+        tell(planned.plan)
         _run_cuda(planned, device, natives, results, workspace)
     if decided is not None:
         decided(planned)
@@ -206,7 +206,7 @@ def run_numpy(planned: CallPlan, inputs: Mapping[str, Any], results: Mapping[str
     """
     if planned.plan.problem.empty:
         return
-    _tell(planned.plan)
+    tell(planned.plan)
     layout = planned.call.layout
     arrays = {name: _canonical(name, a, layout) for name, a in {**inputs, **results}.items()}
     if planned.plan.problem.operation == "forward":

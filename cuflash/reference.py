@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .reference_caches import append_kv, attention_with_kvcache
 from .reference_checks import (
     check_arrays,
     check_block_mask,
@@ -28,7 +29,7 @@ from .reference_heads import Heads
 from .reference_packed import packed_backward, packed_forward
 from .reference_scores import add_pairs
 
-__all__ = ["attention", "attention_backward"]
+__all__ = ["append_kv", "attention", "attention_backward", "attention_with_kvcache"]
 
 _Array = NDArray[Any]
 

@@ -212,6 +212,17 @@ PARAMETERS = {
             *("q_items", "kv_items", "entries"),
         ),
     ),
+    ("steps", "append_kv"): _struct(
+        "AppendKvParams",
+        ("k", "v", "k_cache", "v_cache", "q", "q_rotated"),
+        (),
+        (
+            *("cache_seqlens", "page_table", "cache_batch_idx", "rotary_seqlens"),
+            *("rotary_cos", "rotary_sin", "overflow", "lengths_after", "table_stride"),
+            *("capacity", "page_size", "entries", "rotary_rows", "rotary_pairs"),
+            *("rotary_interleaved", "queries_advance"),
+        ),
+    ),
     ("steps", "reduce_bias"): _struct(
         "ReduceBiasParams",
         (),

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import ast
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,6 +15,7 @@ ORDER = [
     "reference_dropout",
     "reference_heads",
     "reference_packed",
+    "reference_caches",
     "config",
     "bounded_cache",
     "philox",
@@ -54,6 +52,7 @@ ORDER = [
     "planning.fa2",
     "planning.fa3",
     "planning.plan",
+    "planning.append_step",
     "cuda.parameters",
     "cuda.source",
     "cuda.available",
@@ -116,11 +115,19 @@ ORDER = [
     "compile_ahead",
     "checks",
     "pipeline",
+    "caches.given",
+    "caches.checks",
+    "caches.rotary",
+    "caches.lengths",
+    "caches.host",
+    "caches.device",
     "calls",
     "dispatch",
+    "caches.attend",
     "api.available",
     "api.forward",
     "api.backward",
+    "api.cache",
     "api.pullback",
     "api.vjp",
     "api",
@@ -150,7 +157,7 @@ ORDER = [
 #: Applications of the library: they may use all of it, and nothing of it uses them.
 APPLICATIONS = ("cli", "compile_command", "demo", "__main__")
 #: Their __init__ holds no code.
-PACKAGES = ("planning", "planning.tiles", "cuda", "arrays", "features")
+PACKAGES = ("planning", "planning.tiles", "cuda", "arrays", "features", "caches")
 
 
 def _modules(package: Path) -> dict[str, Path]:
@@ -205,6 +212,7 @@ def test_a_module_imports_only_from_above(name: str, modules: dict[str, Path]) -
 
 def test_the_reference_stands_alone(modules: dict[str, Path]) -> None:
     assert _imported("reference", modules["reference"], set(modules)) == {
+        "reference_caches",
         "reference_checks",
         "reference_heads",
         "reference_packed",
@@ -215,7 +223,7 @@ def test_the_reference_stands_alone(modules: dict[str, Path]) -> None:
     }
     # The package names it; the demo checks its gradients with it.
     assert {user.split(".")[0] for user in users} <= {"", "demo"}
-    for part in ("reference_checks", "reference_heads", "reference_packed"):
+    for part in ("reference_caches", "reference_checks", "reference_heads", "reference_packed"):
         users = {n for n, p in modules.items() if part in _imported(n, p, set(modules))}
         assert users == {"reference"}, part
     users = {n for n, p in modules.items() if "reference_dropout" in _imported(n, p, set(modules))}
@@ -233,64 +241,3 @@ def test_empty_packages_hold_no_code(modules: dict[str, Path]) -> None:
         body = ast.parse(modules[name].read_text("utf-8")).body
         assert len(body) == 1, name
         assert isinstance(body[0], ast.Expr), name
-
-
-_WITHOUT_CUPY = """
-import sys
-sys.modules["cupy"] = None  # an import of it raises ImportError
-import numpy, cuflash
-assert not cuflash.is_available()
-q = numpy.ones((1, 3, 1, 4), numpy.float32)
-assert (cuflash.attention(q, q, q) == 1).all()
-try:
-    cuflash.attention(q, q, q, backend="cuda")
-except cuflash.BackendUnavailableError as error:
-    assert "CuPy is not installed" in str(error) and "pip install" in str(error)
-else:
-    raise AssertionError("no error")
-print("imported", sorted(m for m in ("rich", "argparse", "cupy", "jax") if sys.modules.get(m)))
-"""
-
-
-def test_it_imports_and_works_without_cupy(root: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", _WITHOUT_CUPY], capture_output=True, text=True, cwd=root
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "imported []"
-
-
-_WITHOUT_A_CACHE = """
-import numpy, cuflash
-q = numpy.ones((1, 3, 1, 4), numpy.float32)
-assert (cuflash.attention(q, q, q) == 1).all()
-try:
-    cuflash.attention(q, q, q, backend="cuda")
-except cuflash.BackendUnavailableError as error:
-    print(error)
-"""
-
-
-def test_it_works_where_cupy_cannot_make_its_folder(root: Path, tmp_path: Path) -> None:
-    pytest.importorskip("cupy", reason="CuPy is not installed")
-    (tmp_path / "file").write_text("")
-    environment = {**os.environ, "CUPY_CACHE_DIR": str(tmp_path / "file" / "cache")}
-    command = [sys.executable, "-c", _WITHOUT_A_CACHE]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=root, env=environment)
-    assert done.returncode == 0, done.stderr
-    assert "CUPY_CACHE_DIR" in done.stdout
-
-
-_SLOW = ("cupy", "jax", "rich", "matplotlib")
-_QUICK = f"""
-import sys
-import cuflash
-print(sorted(set({_SLOW}) & set(sys.modules)))
-"""
-
-
-def test_importing_it_imports_nothing_slow(root: Path) -> None:
-    """A call that needs CuPy pays for its import, the command line for rich."""
-    done = subprocess.run([sys.executable, "-c", _QUICK], capture_output=True, text=True, cwd=root)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "[]"

@@ -9,6 +9,7 @@ from typing import Any
 
 from cuflash.cuda.parameters import PAIRS, ROW_VECTOR, STRIDED, TENSOR, TENSOR_MAP, fields_of
 from cuflash.features.use import Operand
+from cuflash.planning.kernel import KernelConfig
 from cuflash.planning.plan import Plan
 from cuflash.planning.problem import ELEMENTS
 
@@ -16,6 +17,10 @@ from .memory import Block
 from .runtime import Launch, Runtime
 
 __all__ = ["Auditor"]
+
+#: What an append is given beside its matrices.
+_LENGTHS = ("cache_seqlens", "rotary_seqlens", "lengths_after", "overflow")
+_NUMBERS = (*_LENGTHS, "page_table", "cache_batch_idx", "rotary_cos", "rotary_sin")
 
 #: Axes longer than 1, each with its stride in bytes, in no order.
 Axes = list[tuple[int, int]]
@@ -78,7 +83,7 @@ def _joined(axes: Axes) -> Axes:
 
 @dataclass
 class Auditor:
-    """Looks at launches; ``plan`` is of the pass that they belong to.
+    """Looks at launches; ``plan`` is of the pass that they belong to, ``told`` those of others.
 
     Attributes
     ----------
@@ -92,17 +97,29 @@ class Auditor:
     plan: Plan | None = None
     used: dict[Block, set[str]] = field(default_factory=dict)
     counters: dict[tuple[int, int], set[tuple[int, int]]] = field(default_factory=dict)
+    told: dict[KernelConfig, Plan] = field(default_factory=dict)
+
+    def tell(self, plan: Plan) -> None:
+        """Launches to come are of this plan."""
+        self.plan = plan
+        self.told |= {one.config: plan for one in plan.launches}
 
     def launch(self, launch: Launch) -> None:
         """Raise AssertionError unless all its parameters are right."""
-        assert self.plan is not None, "a launch that nobody was told of"
-        assert launch.config in [one.config for one in self.plan.launches]
+        if launch.replayed and not self._is_planned(launch):
+            self.plan = self.told.get(launch.config)
+        assert self._is_planned(launch), "a launch that nobody was told of"
+        assert self.plan is not None
         tensors = [t for t in _tensors(launch, self.plan) if 0 not in t.shape]
         for tensor in tensors:
             self._check_tensor(tensor, launch)
         self._check_operands(launch)
+        self._check_numbers(launch)
         self._check_alignment([t for t in tensors if len(t.shape) == 4], launch)
         self._check_workspace(launch)
+
+    def _is_planned(self, launch: Launch) -> bool:
+        return self.plan is not None and launch.config in [o.config for o in self.plan.launches]
 
     def _check_tensor(self, tensor: _Tensor, launch: Launch) -> None:
         assert self.plan is not None
@@ -133,6 +150,14 @@ class Auditor:
             for tensor in _operands(launch.parameters, use.feature, operand):
                 if 0 not in operand.shape:
                     self._check_array(tensor, launch)
+
+    def _check_numbers(self, launch: Launch) -> None:
+        """Lengths and tables of an append are arrays that are there."""
+        pointers = _pointers(launch.parameters) if launch.config.kernel == "append_kv" else {}
+        for name in [name for name in _NUMBERS if pointers.get(name)]:
+            same = [a for a in list(self.runtime.ndarray.living) if a.data.ptr == pointers[name]]
+            assert same, f"{name}: no array at {pointers[name]:#x}"
+            self._use(same[0].data.block, name, launch)
 
     def _check_scratch(self, tensor: _Tensor, launch: Launch) -> None:
         """A gradient that nobody asked for lies whole in the workspace, behind the plan's parts."""

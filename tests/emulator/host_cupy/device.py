@@ -71,7 +71,7 @@ class HostCupy:
         return results
 
     def _told(self, plan: Plan) -> None:
-        self.auditor.plan = plan
+        self.auditor.tell(plan)
 
     def _check_used(self, given: Mapping[str, Any]) -> None:
         touched: set[Block] = set(self.auditor.used)

@@ -1,0 +1,169 @@
+// Appends new tokens to caches of keys and values where they stand, and rotates keys and queries by
+// their positions (Su et al. 2021, "RoFormer"). A warp takes a row of a head; what does not fit is
+// left out and counted.
+#include "../tile/copy.cuh"
+#include "../tile/numeric.cuh"
+#include "../tile/product.cuh"
+#include "../tile/schedule.cuh"
+#include "append_types.cuh"
+
+namespace cuflash::steps {
+
+// The angles of a row: `pairs` of its columns turn, those behind 2 * pairs stay. A row whose
+// position has no angles becomes NaN where it would turn.
+template <class Compute>
+struct Rotation {
+  const Compute* cos;
+  const Compute* sin;
+  int pairs;
+  bool interleaved;
+  bool known;
+};
+
+template <class Config>
+__device__ inline Rotation<typename Config::Compute> rotation_at(
+    const typename Config::Params& params, long long position) {
+  using Compute = typename Config::Compute;
+  const auto* cos = static_cast<const Compute*>(params.rotary_cos);
+  if (cos == nullptr) return {nullptr, nullptr, 0, false, true};
+  const auto* sin = static_cast<const Compute*>(params.rotary_sin);
+  const bool known = 0 <= position && position < params.rotary_rows;
+  const long long first = known ? position * params.rotary_pairs : 0;
+  return {cos + first, sin + first, static_cast<int>(params.rotary_pairs),
+          params.rotary_interleaved != 0, known};
+}
+
+// Products are rounded before they are added, so that every machine gives the same bits.
+template <class Storage, class Compute>
+__device__ inline void rotate_pair(const Storage* from, Storage* to, int pair,
+                                   const Rotation<Compute>& rotation) {
+  const int first = rotation.interleaved ? 2 * pair : pair;
+  const int second = rotation.interleaved ? first + 1 : pair + rotation.pairs;
+  if (!rotation.known) {
+    const Compute nan = infinity<Compute>() - infinity<Compute>();
+    to[first] = to[second] = from_compute<Storage>(nan);
+    return;
+  }
+  const Compute x = to_compute(from[first]);
+  const Compute y = to_compute(from[second]);
+  const Compute cos = rotation.cos[pair];
+  const Compute sin = rotation.sin[pair];
+  to[first] = from_compute<Storage>(rounded_product(x, cos) - rounded_product(y, sin));
+  to[second] = from_compute<Storage>(rounded_product(x, sin) + rounded_product(y, cos));
+}
+
+template <class Storage, class Compute>
+__device__ inline void copy_row(const Storage* from, Storage* to, int columns,
+                                const Rotation<Compute>& rotation) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  for (int i = lane; i < columns - rotation.pairs; i += 32) {
+    if (i < rotation.pairs) {
+      rotate_pair(from, to, i, rotation);
+    } else {
+      to[rotation.pairs + i] = from[rotation.pairs + i];
+    }
+  }
+}
+
+template <class Storage>
+__device__ inline Storage* row_at(const Tensor& tensor, long long batch, long long row, int head) {
+  return static_cast<Storage*>(tensor.data) + batch * tensor.batch_stride +
+         row * tensor.row_stride + head * tensor.head_stride;
+}
+
+// A row of all entries by its number.
+struct RowOfAll {
+  int entry;
+  int row;
+  int head;
+};
+__device__ inline RowOfAll row_of_all(long long number, int rows, int heads) {
+  const long long all_rows = number / heads;
+  return {static_cast<int>(all_rows / rows), static_cast<int>(all_rows % rows),
+          static_cast<int>(number % heads)};
+}
+
+template <class Config>
+__device__ inline void append_row(const typename Config::Params& params, long long number,
+                                  bool of_keys) {
+  using Storage = typename Config::Storage;
+  const Shape& shape = params.shape;
+  const RowOfAll at = row_of_all(number, shape.seqlen_kv, shape.heads_kv);
+  const Slot slot = slot_of(params, at.entry, at.row);
+  if (slot.entry < 0) return;
+  const Tensor& source = of_keys ? params.k : params.v;
+  const Tensor& cache = of_keys ? params.k_cache : params.v_cache;
+  auto rotation = rotation_at<Config>(params, first_position(params, at.entry) + at.row);
+  if (!of_keys) rotation.pairs = 0;
+  copy_row(row_at<Storage>(source, at.entry, at.row, at.head),
+           row_at<Storage>(cache, slot.entry, slot.row, at.head),
+           of_keys ? shape.head_dim : shape.head_dim_v, rotation);
+}
+
+template <class Config>
+__device__ inline void rotate_query(const typename Config::Params& params, long long number) {
+  using Storage = typename Config::Storage;
+  const Shape& shape = params.shape;
+  const RowOfAll at = row_of_all(number, shape.seqlen_q, shape.heads_q);
+  const long long further = params.queries_advance != 0 ? at.row : 0;
+  copy_row(row_at<Storage>(params.q, at.entry, at.row, at.head),
+           row_at<Storage>(params.q_rotated, at.entry, at.row, at.head), shape.head_dim,
+           rotation_at<Config>(params, first_position(params, at.entry) + further));
+}
+
+// Tokens of an entry whose pages are not there, of those that a lane of a warp looks at.
+template <class Params>
+__device__ inline int tokens_of_no_page(const Params& params, int entry, int lane) {
+  const long long begin = length_before(params, entry);
+  const long long end = begin + tokens_with_slots(params, entry);
+  const long long size = params.page_size;
+  int lost = 0;
+  for (long long page = begin / size + lane; page * size < end; page += 32) {
+    if (entry_of_cache(params, entry, page) >= 0) continue;
+    const long long first = page * size < begin ? begin : page * size;
+    const long long last = (page + 1) * size < end ? (page + 1) * size : end;
+    lost += static_cast<int>(last - first);
+  }
+  return lost;
+}
+
+// How many tokens of an entry fit nowhere, and how long it is with those that do; by a warp.
+template <class Config>
+__device__ inline void count_tokens(const typename Config::Params& params, int entry) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  int lost = 0;
+  if (params.page_table != nullptr) {
+    lost = tokens_of_no_page(params, entry, lane);
+#pragma unroll
+    for (int distance = 16; distance > 0; distance /= 2) {
+      lost += __shfl_xor_sync(0xffffffffu, lost, distance);
+    }
+  }
+  if (lane != 0) return;
+  int fitting = static_cast<int>(tokens_with_slots(params, entry)) - lost;
+  if (params.page_table == nullptr && entry_of_cache(params, entry, 0) < 0) fitting = 0;
+  if (params.overflow != nullptr) params.overflow[entry] = params.shape.seqlen_kv - fitting;
+  if (params.lengths_after == nullptr) return;
+  params.lengths_after[entry] = static_cast<int>(length_before(params, entry)) + fitting;
+}
+
+template <class Config>
+__device__ inline void append_kv(const typename Config::Params& params) {
+  const Shape& shape = params.shape;
+  const long long of_keys = static_cast<long long>(shape.batch) * shape.seqlen_kv * shape.heads_kv;
+  const long long of_queries = static_cast<long long>(shape.batch) * shape.seqlen_q * shape.heads_q;
+  const long long all_warps = static_cast<long long>(gridDim.x) * Config::warps;
+  const long long warp = static_cast<long long>(blockIdx.x) * Config::warps + threadIdx.x / 32;
+  for (long long i = warp; i < 2 * of_keys + of_queries; i += all_warps) {
+    if (i < 2 * of_keys) {
+      append_row<Config>(params, i < of_keys ? i : i - of_keys, i < of_keys);
+    } else {
+      rotate_query<Config>(params, i - 2 * of_keys);
+    }
+  }
+  for (long long entry = warp; entry < shape.batch; entry += all_warps) {
+    count_tokens<Config>(params, static_cast<int>(entry));
+  }
+}
+
+}  // namespace cuflash::steps

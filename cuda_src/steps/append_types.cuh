@@ -1,0 +1,93 @@
+// What steps/append_kv.cu is launched with, and where it finds the slot of a token.
+#pragma once
+
+#include "../params.cuh"
+
+namespace cuflash {
+
+// `Shape` counts new tokens as keys, and as queries those that are rotated, 0 where none are.
+struct AppendKvParams {
+  Tensor k;  // of the new tokens
+  Tensor v;
+  Tensor k_cache;  // [entry, slot, head, column], or [page, slot of the page, head, column]
+  Tensor v_cache;
+  Tensor q;
+  Tensor q_rotated;
+  const int* cache_seqlens;    // [batch]; before the new tokens
+  const int* page_table;       // [batch, pages of an entry]; null of caches without pages
+  const int* cache_batch_idx;  // [batch]; null: an entry of the batch is that of the cache
+  const int* rotary_seqlens;   // [batch]; null: positions are slots
+  const void* rotary_cos;      // [rotary_rows, rotary_pairs]; null: nothing is rotated
+  const void* rotary_sin;
+  int* overflow;       // [batch]; null: nobody asks
+  int* lengths_after;  // [batch]; null: nobody asks
+  long long table_stride;
+  long long capacity;   // slots of an entry
+  long long page_size;  // 0 of caches without pages
+  long long entries;    // of the cache, or its pages
+  long long rotary_rows;
+  long long rotary_pairs;
+  long long rotary_interleaved;  // pairs are neighbours, else half of all pairs' columns apart
+  long long queries_advance;     // the position of a query is that of the one before it plus 1
+  Shape shape;
+};
+
+namespace steps {
+
+// Where a token goes: `entry` is below 0 of one that fits nowhere.
+struct Slot {
+  long long entry;
+  long long row;
+};
+
+// The length of an entry before the new tokens: whatever is given, slots are those of the cache.
+template <class Params>
+__device__ inline long long length_before(const Params& params, int entry) {
+  const long long length = params.cache_seqlens[entry];
+  return length < 0 ? 0 : length < params.capacity ? length : params.capacity;
+}
+
+// Where the rotation of an entry's first new token and first query begins.
+template <class Params>
+__device__ inline long long first_position(const Params& params, int entry) {
+  if (params.rotary_seqlens != nullptr) return params.rotary_seqlens[entry];
+  return length_before(params, entry);
+}
+
+// New tokens of an entry that have a slot, and angles where keys are rotated: the first ones.
+template <class Params>
+__device__ inline long long tokens_with_slots(const Params& params, int entry) {
+  long long room = params.capacity - length_before(params, entry);
+  if (params.rotary_cos != nullptr) {
+    const long long first = first_position(params, entry);
+    const long long angles = first < 0 ? 0 : params.rotary_rows - first;
+    room = angles < room ? angles : room;
+  }
+  const long long tokens = params.shape.seqlen_kv;
+  return room < 0 ? 0 : room < tokens ? room : tokens;
+}
+
+// The entry of the cache, or the page, that a page of an entry of the batch is; below 0 if there is
+// none. It is asked for pages that new tokens stand in alone: what the table says of others, and
+// behind the last, is never looked at.
+template <class Params>
+__device__ inline long long entry_of_cache(const Params& params, int entry, long long page) {
+  long long found = entry;
+  if (params.page_table != nullptr) {
+    found = params.page_table[entry * params.table_stride + page];
+  } else if (params.cache_batch_idx != nullptr) {
+    found = params.cache_batch_idx[entry];
+  }
+  return found < params.entries ? found : -1;
+}
+
+template <class Params>
+__device__ inline Slot slot_of(const Params& params, int entry, long long token) {
+  if (token >= tokens_with_slots(params, entry)) return {-1, 0};
+  const long long slot = length_before(params, entry) + token;
+  const long long page = params.page_table == nullptr ? 0 : slot / params.page_size;
+  return {entry_of_cache(params, entry, page), slot - page * params.page_size};
+}
+
+}  // namespace steps
+}  // namespace cuflash

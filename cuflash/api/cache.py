@@ -1,0 +1,231 @@
+"""Caches of keys and values: appending to them, and attention over them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..caches.attend import append_to, attend
+from ..options import AlgorithmChoice, BackendChoice, WindowSize
+
+__all__ = ["append_kv", "attention_with_kvcache"]
+
+
+def append_kv(
+    k: Any,
+    v: Any,
+    k_cache: Any,
+    v_cache: Any,
+    *,
+    cache_seqlens: Any,
+    page_table: Any = None,
+    cache_batch_idx: Any = None,
+    rotary_cos: Any = None,
+    rotary_sin: Any = None,
+    rotary_interleaved: bool | None = None,
+    rotary_seqlens: Any = None,
+    overflow: Any = None,
+    backend: BackendChoice = "auto",
+) -> None:
+    """Append new keys and values to caches, in place.
+
+    Parameters
+    ----------
+    k : array, (batch, new_tokens, heads_kv, head_dim)
+        Keys of the new tokens; float16, bfloat16, float32 or float64.
+    v : array, (batch, new_tokens, heads_kv, head_dim_v)
+        Their values.
+    k_cache : array, (batch, capacity, heads_kv, head_dim), or with a page table \
+(pages, page_size, heads_kv, head_dim)
+        Where keys are written. Of k's dtype. Strides may be any, but elements of
+        the last axis are neighbours. (Arrays that are only read may have any;
+        CUDA copies those whose last axis has gaps.)
+    v_cache : array, as k_cache with head_dim_v
+        Where values are written.
+    cache_seqlens : int or array of int32, (batch,)
+        Length of every entry before the append: token i goes to slot
+        ``cache_seqlens[b] + i``. CUDA reads the array as it runs, and takes a
+        length below 0 for 0 and one beyond the capacity for that.
+    page_table : array of int32, (batch, pages of an entry), optional
+        Slot s of entry b is slot ``s % page_size`` of page
+        ``page_table[b, s // page_size]``. The capacity is that of all pages of
+        a row. Of pages in which no new token stands the table is not read.
+    cache_batch_idx : array of int32, (batch,), optional
+        Which entry of the cache is that of an entry of the batch; by default
+        the same. Not with ``page_table``. Of entries that two name alike one is kept.
+    rotary_cos, rotary_sin : array, (positions, pairs), optional
+        Keys are rotated before they are written: of position p, pair i of
+        columns ``(x, y)`` becomes ``(x cos[p, i] - y sin[p, i],
+        x sin[p, i] + y cos[p, i])``. float32 (float64 for float64), C-contiguous;
+        ``2 * pairs`` is at most head_dim, and the columns behind stay as they
+        are. Computed in the dtype of the tables, rounded once.
+    rotary_interleaved : bool
+        Needed with the tables, since libraries differ: True: pair i is of columns 2i and
+        2i + 1 (GPT-J); False: of i and pairs + i (GPT-NeoX, Llama).
+    rotary_seqlens : array of int32, (batch,), optional
+        Position of an entry's first new token, by default its slot.
+    overflow : array of int32, (batch,), optional
+        Is set to the number of new tokens of every entry that have no slot, or
+        no position in the tables. They are not written, and nothing else is.
+    backend : {"auto", "cuda", "numpy"}
+        Caches are worked on where they are; another one is refused.
+
+    Raises
+    ------
+    ArgumentTypeError, ArgumentValueError
+        Naming the argument, what it got and what is needed, before anything is
+        written. For arrays in host memory also where a length, an entry of a
+        table or a position leads out of what is there, and where a token does
+        not fit and there is no ``overflow``. CUDA leaves such tokens out.
+    BackendUnavailableError, ToolchainError, CompileError, LaunchError
+        As for :func:`attention`.
+
+    Notes
+    -----
+    Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding",
+    2021. Angles of large positions need tables that were computed in float64.
+    CUDA work is queued on CuPy's current stream of the caches' device.
+    """
+    given = {
+        "k": k,
+        "v": v,
+        "k_cache": k_cache,
+        "v_cache": v_cache,
+        "page_table": page_table,
+        "cache_batch_idx": cache_batch_idx,
+        "rotary_cos": rotary_cos,
+        "rotary_sin": rotary_sin,
+        "rotary_seqlens": rotary_seqlens,
+        "overflow": overflow,
+    }
+    append_to(given, cache_seqlens, rotary_interleaved, backend)
+
+
+def attention_with_kvcache(
+    q: Any,
+    k_cache: Any,
+    v_cache: Any,
+    k: Any = None,
+    v: Any = None,
+    *,
+    cache_seqlens: Any,
+    page_table: Any = None,
+    cache_batch_idx: Any = None,
+    cache_leftpad: Any = None,
+    rotary_cos: Any = None,
+    rotary_sin: Any = None,
+    rotary_interleaved: bool | None = None,
+    rotary_seqlens: Any = None,
+    causal: bool = False,
+    window_size: WindowSize | None = None,
+    softcap: float | None = None,
+    alibi_slopes: Any = None,
+    sinks: Any = None,
+    scale: float | None = None,
+    kv_chunk: int | None = None,
+    overflow: Any = None,
+    return_lse: bool = False,
+    out: Any = None,
+    lse_out: Any = None,
+    backend: BackendChoice = "auto",
+    algorithm: AlgorithmChoice = "auto",
+    blocks: tuple[int, int] | None = None,
+) -> Any:
+    """Append new tokens to caches, and attend to what they then hold.
+
+    The contract is that of flash-attn's ``flash_attn_with_kvcache``.
+
+    Parameters
+    ----------
+    q : array, (batch, seqlen_q, heads_q, head_dim)
+        Queries, as of :func:`attention`.
+    k_cache, v_cache : array
+        As of :func:`append_kv`; written only where there are new tokens.
+        heads_kv divides heads_q.
+    k, v : array, optional
+        New tokens, both or neither: they are appended first, as
+        :func:`append_kv` does. Their number need not be seqlen_q.
+    cache_seqlens : int or array of int32, (batch,)
+        Length of every entry before the append. The length after it is larger
+        by the new tokens that fit. Slots from there on are never used, whatever
+        they hold. An int is refused while a CUDA graph is captured.
+    page_table, cache_batch_idx : array of int32, optional
+        As of :func:`append_kv`. Of pages in which no slot counts the table is not read.
+    cache_leftpad : array of int32, (batch,), optional
+        Slots at the beginning of every entry that do not count. They are part
+        of its length, and positions are counted over them.
+    rotary_cos, rotary_sin, rotary_interleaved, rotary_seqlens
+        As of :func:`append_kv`; only with new tokens. Queries are rotated too:
+        with ``causal`` or a window row i at position ``cache_seqlens[b] + i``,
+        else all rows at ``cache_seqlens[b]`` (``rotary_seqlens[b]`` where that
+        is given). A query beyond the tables is NaN, and so is its output.
+    causal : bool
+        The last query sees the last key, the one before it all but that: query
+        i sees slot j iff ``j <= i + length after the append - seqlen_q``.
+    window_size : (int or None, int or None), optional
+        ``(left, right)`` around that slot, as of :func:`attention`. None is no
+        bound, which is -1 in flash-attn; -1 is refused.
+    softcap, alibi_slopes, sinks, scale
+        As of :func:`attention`.
+    kv_chunk : int, optional
+        None or 0: the keys of a row are not parted; other values are refused so far.
+    overflow : array of int32, (batch,), optional
+        As of :func:`append_kv`; only with new tokens.
+    return_lse : bool
+        Also return the log-sum-exp of the scores.
+    out, lse_out : array, optional
+        Destinations, returned as given.
+    backend : {"auto", "cuda", "numpy"}
+        As of :func:`append_kv`.
+    algorithm, blocks
+        As of :func:`attention`.
+
+    Returns
+    -------
+    out : array, (batch, seqlen_q, heads_q, head_dim_v)
+        As of :func:`attention`. A row that sees no key is 0.
+    lse : array, (batch, heads_q, seqlen_q)
+        Only with ``return_lse``; of a row that sees no key the sink, or minus infinity.
+
+    Raises
+    ------
+    ArgumentTypeError, ArgumentValueError
+        As of :func:`append_kv` and :func:`attention`, before a cache is written.
+    UnsupportedError
+        On CUDA of ``page_table``, ``cache_batch_idx`` and ``cache_leftpad``, so
+        far; and as for :func:`attention`.
+    BackendUnavailableError, ToolchainError, CompileError, LaunchError
+        As for :func:`attention`.
+
+    Notes
+    -----
+    Dao, "flash-attn", ``flash_attn_with_kvcache``. On CUDA nothing on the host
+    depends on lengths: they may change in a graph. Where a token does not fit,
+    the last query stands at the last slot that counts.
+    """
+    given = {
+        "q": q,
+        "k_cache": k_cache,
+        "v_cache": v_cache,
+        "k": k,
+        "v": v,
+        "page_table": page_table,
+        "cache_batch_idx": cache_batch_idx,
+        "cache_leftpad": cache_leftpad,
+        "rotary_cos": rotary_cos,
+        "rotary_sin": rotary_sin,
+        "rotary_seqlens": rotary_seqlens,
+        "overflow": overflow,
+    }
+    beside = {"alibi_slopes": alibi_slopes, "sinks": sinks, "out": out, "lse_out": lse_out}
+    keywords = {
+        "causal": causal,
+        "window_size": window_size,
+        "softcap": softcap,
+        "scale": scale,
+        "backend": backend,
+        "algorithm": algorithm,
+        "blocks": blocks,
+        "return_lse": return_lse,
+    }
+    results = attend(given, beside, cache_seqlens, rotary_interleaved, keywords, kv_chunk)
+    return results if return_lse else results[0]

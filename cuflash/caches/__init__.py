@@ -1,0 +1,1 @@
+"""Caches of keys and values: appending to them, and attention over what they hold."""

@@ -1,0 +1,180 @@
+"""Attention over caches: check, append, and hand what counts to attention itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from .. import dispatch
+from ..arrays.adopt import Adopted
+from ..arrays.spec import TensorSpec, contiguous_strides
+from ..errors import ArgumentTypeError, ArgumentValueError, UnsupportedError
+from ..options import Options, check_flag, check_options
+from ..pipeline import choose_device, plan_call
+from . import device, host
+from .checks import check_call, check_writable
+from .given import CacheCall, adopt_all, length_of
+from .lengths import lengths_of
+
+__all__ = ["append_to", "attend"]
+
+#: Arguments of attention that a call with caches has under other names.
+_OWN_NAMES = {"k": "k_cache", "v": "v_cache", "seqused_kv": "cache_seqlens"}
+#: Arrays that attention takes as they are, in the order in which it takes them.
+_FEATURES, _TARGETS = ("alibi_slopes", "sinks"), ("out", "lse_out")
+#: What the kernels of attention do not take yet.
+_NOT_ON_CUDA = ("page_table", "cache_batch_idx", "cache_leftpad")
+
+
+def append_to(given: Mapping[str, Any], cache_seqlens: Any, interleaved: Any, backend: Any) -> None:
+    """Append to caches.
+
+    Parameters
+    ----------
+    given
+        Every array by argument name but ``cache_seqlens``, None being nothing.
+    cache_seqlens, interleaved, backend
+        As the caller gave them.
+    """
+    options = check_options(backend=backend)
+    call = _call(given, ("k", "v", "k_cache", "v_cache"), cache_seqlens, interleaved)
+    _check_place(call, options)
+    _check_written(call, {})
+    if call.device is None:
+        host.append(call, lengths_of(call))
+    else:
+        device.append(call, device.lengths_before(call), False, dispatch.tell)
+
+
+def attend(
+    given: Mapping[str, Any],
+    beside: Mapping[str, Any],
+    cache_seqlens: Any,
+    interleaved: Any,
+    keywords: Mapping[str, Any],
+    kv_chunk: Any,
+) -> tuple[Any, Any]:
+    """Out, and the log-sum-exp or None.
+
+    Parameters
+    ----------
+    given
+        As of :func:`append_to`, with ``q``.
+    beside
+        ``alibi_slopes``, ``sinks``, ``out`` and ``lse_out``, None being nothing.
+    cache_seqlens, interleaved
+        As the caller gave them.
+    keywords
+        Of attention, and ``return_lse``.
+    kv_chunk
+        As the caller gave it.
+    """
+    own = {name: value for name, value in keywords.items() if name != "return_lse"}
+    options, with_lse = check_options(**own), check_flag("return_lse", keywords["return_lse"])
+    if kv_chunk is not None and (isinstance(kv_chunk, bool) or kv_chunk != 0):
+        raise UnsupportedError("kv_chunk: a row's keys are not parted yet; expected None or 0")
+    call = _call(given, ("q", "k_cache", "v_cache"), cache_seqlens, interleaved)
+    arrays = adopt_all(beside)
+    _check_place(call, options)
+    _check_attention(call, arrays, options)
+    _check_written(call, arrays)
+    window = options.keyword("window_size")
+    advance = options.causal or (window is not None and window != (None, None))
+    run = _on_host if call.device is None else _on_device
+    natives = run(call, advance)
+    natives |= {name: array.native for name, array in arrays.items() if name in _FEATURES}
+    natives |= {name: arrays[name].native for name in _TARGETS if name in arrays}
+    where = {"backend": "numpy" if call.device is None else "cuda", "layout": "bshd"}
+    results = dispatch.call("forward", natives, {**keywords, **where})
+    answer = call.arrays["q"].answer
+    out = arrays["out"].given if "out" in arrays else answer(results["out"])
+    if not with_lse:
+        return out, None
+    return out, arrays["lse_out"].given if "lse_out" in arrays else answer(results["lse"])
+
+
+def _call(
+    given: Mapping[str, Any], needed: tuple[str, ...], cache_seqlens: Any, interleaved: Any
+) -> CacheCall:
+    length, lengths = length_of(cache_seqlens)
+    arrays = adopt_all({**given, "cache_seqlens": lengths}, needed)
+    return check_call(arrays, length, interleaved)
+
+
+def _check_place(call: CacheCall, options: Options) -> None:
+    """Caches are worked on where they are: they are not copied to a device and back.
+
+    Raises
+    ------
+    ArgumentValueError
+        If the backend is another one.
+    UnsupportedError
+        If attention on CUDA does not take an argument.
+    """
+    if call.device is None:
+        if options.backend == "cuda":
+            expected = "'auto' or 'numpy'; or caches in CUDA memory"
+            raise ArgumentValueError("backend", "'cuda' for caches in host memory", expected)
+        return
+    choose_device(call.device, options)
+    for name in _NOT_ON_CUDA if "q" in call.arrays else ():
+        if name in call.arrays:
+            said = "attention on CUDA does not take it yet; the NumPy backend does"
+            raise UnsupportedError(f"{name}: {said}")
+
+
+def _check_attention(call: CacheCall, beside: Mapping[str, Adopted], options: Options) -> None:
+    """Have attention itself check what it will be given, before a cache is written."""
+    specs = {"q": call.spec("q")}
+    batch, capacity = call.sizes.batch, call.sizes.capacity
+    for name in ("k", "v"):
+        cache = call.spec(f"{name}_cache")
+        specs[name] = cache
+        if cache.shape[:2] != (batch, capacity):
+            shape = (batch, capacity, *cache.shape[2:])
+            specs[name] = replace(cache, shape=shape, strides=contiguous_strides(shape), offset=0)
+    specs |= {name: beside[name].spec for name in _FEATURES if name in beside}
+    where = call.device
+    specs["seqused_kv"] = TensorSpec((batch,), "int32", (1,), 4, where)
+    specs |= {name: beside[name].spec for name in _TARGETS if name in beside}
+    # As it will run: in the layout of the caches, and where they are.
+    asked = replace(options, layout="bshd", backend="cuda" if where is not None else "numpy")
+    try:
+        plan_call("forward", tuple(specs.items()), asked, where, True)
+    except (ArgumentTypeError, ArgumentValueError) as error:
+        name = _OWN_NAMES.get(error.argument, error.argument)
+        raise type(error)(name, error.got, error.expected) from error
+
+
+def _check_written(call: CacheCall, beside: Mapping[str, Adopted]) -> None:
+    """What is written lies apart from all else."""
+    caches = ("k_cache", "v_cache") if "k" in call.arrays else ()
+    every = {**call.arrays, **beside}
+    names = [name for name in (*caches, "overflow", *_TARGETS) if name in every]
+    written = {name: every.pop(name) for name in names}
+    check_writable(written, every)
+
+
+def _on_host(call: CacheCall, advance: bool) -> dict[str, Any]:
+    """Append, and give what attention reads."""
+    rows = call.spec("q").shape[1]
+    turned = (rows if advance else min(rows, 1)) if call.interleaved is not None else 0
+    lengths = lengths_of(call, turned)
+    if "k" in call.arrays:
+        host.append(call, lengths)
+    q = call.native("q")
+    if call.interleaved is not None:
+        q = host.rotated_queries(call, lengths, advance)
+    keys, values, count = host.held(call, lengths)
+    return {"q": q, "k": keys, "v": values, "seqused_kv": count}
+
+
+def _on_device(call: CacheCall, advance: bool) -> dict[str, Any]:
+    """The same on the stream of the caches' device."""
+    before, q = device.lengths_before(call), call.native("q")
+    if "k" in call.arrays:
+        appended = device.append(call, before, advance, dispatch.tell)
+        before, q = appended.lengths, appended.queries
+    caches = {name: call.native(f"{name}_cache") for name in ("k", "v")}
+    return {"q": q, **caches, "seqused_kv": before}

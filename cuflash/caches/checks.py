@@ -1,0 +1,232 @@
+"""Checks of a call with caches by shapes, dtypes and addresses: nothing is read or written yet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ..arrays.adopt import Adopted
+from ..arrays.mapped import Mappings
+from ..arrays.overlap import overlaps_itself, share_memory
+from ..arrays.spec import TensorSpec
+from ..errors import ArgumentTypeError, ArgumentValueError
+from ..options import names_of
+from ..planning.problem import DTYPES, MAX_HEAD_DIM, MAX_SEQLEN
+from .given import CacheCall, Sizes, check_interleaved
+
+__all__ = ["check_call", "check_writable"]
+
+_Arrays = Mapping[str, Adopted]
+
+#: Arrays of one number for each entry of the batch.
+_PER_ENTRY = ("cache_seqlens", "cache_batch_idx", "cache_leftpad", "rotary_seqlens", "overflow")
+_TABLES = ("rotary_cos", "rotary_sin")
+_MATRICES = ("k_cache", "v_cache", "k", "v")
+
+
+def check_call(arrays: _Arrays, length: int | None, interleaved: Any) -> CacheCall:
+    """Everything about a call that shapes and dtypes tell.
+
+    Parameters
+    ----------
+    arrays
+        By argument name; ``k_cache`` and ``v_cache`` and one of ``q`` and ``k`` at least.
+    length, interleaved
+        ``cache_seqlens`` where it is a number, and ``rotary_interleaved`` as it was given.
+
+    Raises
+    ------
+    ArgumentTypeError, ArgumentValueError
+        Naming the argument, what it got and what is needed.
+    """
+    _check_together(arrays)
+    interleaved = check_interleaved(interleaved, "rotary_cos" in arrays)
+    for name in ("q", *_MATRICES):
+        if name in arrays:
+            _check_matrix(name, arrays)
+    _check_devices(arrays)
+    sizes = _sizes(arrays)
+    for name in _PER_ENTRY:
+        if name in arrays:
+            _check_numbers(name, arrays[name], sizes.batch)
+    if "rotary_cos" in arrays:
+        _check_tables(arrays, sizes)
+    _check_length(length, arrays, sizes)
+    return CacheCall(arrays, length, interleaved, sizes)
+
+
+def check_writable(written: Mapping[str, Adopted], read: Mapping[str, Adopted]) -> None:
+    """Hold every array that a call writes apart from itself and from all others.
+
+    Raises
+    ------
+    ArgumentValueError
+        If it is read-only, or shares memory with itself or another one.
+    """
+    taken: dict[str, Any] = {name: array.native for name, array in read.items()}
+    mappings = Mappings()
+    for name, target in written.items():
+        array = target.native
+        if isinstance(array, np.ndarray) and not array.flags.writeable:
+            raise ArgumentValueError(name, "a read-only array", "one that can be written")
+        if overlaps_itself(array):
+            got = "an array whose elements share memory"
+            raise ArgumentValueError(name, got, "one place for each element")
+        for other, native in taken.items():
+            if share_memory(array, native, mappings):
+                raise ArgumentValueError(name, f"memory that {other} uses", "memory of its own")
+        taken[name] = array
+
+
+def _check_together(arrays: _Arrays) -> None:
+    """Arguments that stand only beside others."""
+    appends = "k" in arrays or "v" in arrays
+    for name, other in (("k", "v"), ("v", "k"), _TABLES, _TABLES[::-1]):
+        if name in arrays and other not in arrays:
+            raise ArgumentValueError(other, f"None beside {name}", "both or neither")
+    for name in ("overflow", "rotary_cos"):
+        if name in arrays and not appends:
+            expected = "k and v beside it: it goes with the tokens that are appended"
+            raise ArgumentValueError(name, "an array and no new tokens", expected)
+    if "rotary_seqlens" in arrays and "rotary_cos" not in arrays:
+        raise ArgumentValueError("rotary_seqlens", "an array", "None without rotary_cos")
+    if "cache_batch_idx" in arrays and "page_table" in arrays:
+        raise ArgumentValueError("cache_batch_idx", "an array", "None beside page_table")
+
+
+def _check_matrix(name: str, arrays: _Arrays) -> None:
+    spec, first = arrays[name].spec, "q" if "q" in arrays else "k_cache"
+    if spec.dtype not in DTYPES:
+        raise ArgumentTypeError(name, f"dtype {spec.dtype}", f"one of {names_of(DTYPES)}")
+    if spec.dtype != arrays[first].spec.dtype:
+        expected = f"{arrays[first].spec.dtype}, as {first} has"
+        raise ArgumentTypeError(name, f"dtype {spec.dtype}", expected)
+    if len(spec.shape) != 4:
+        axes = "(batch, rows, heads, head_dim)"
+        if name.endswith("_cache"):
+            axes += " or (pages, page_size, heads, head_dim)"
+        raise ArgumentValueError(name, f"shape {spec.shape}", axes)
+    if name.endswith("_cache") and not _has_whole_rows(spec):
+        got = f"strides of {spec.strides} elements at an address of {spec.offset} modulo 16"
+        raise ArgumentValueError(name, got, "whole elements, those of the last axis neighbours")
+
+
+def _has_whole_rows(spec: TensorSpec) -> bool:
+    """Whether elements of a row are neighbours, each at a multiple of its size."""
+    return 0 in spec.shape or (spec.rows_are_unit and spec.whole_elements)
+
+
+def _check_devices(arrays: _Arrays) -> None:
+    def place(device: int | None) -> str:
+        return "host memory" if device is None else f"CUDA device {device}"
+
+    where = arrays["k_cache"].spec.device
+    for name, array in arrays.items():
+        if array.spec.device != where:
+            got = f"an array in {place(array.spec.device)}"
+            raise ArgumentValueError(name, got, f"{place(where)}, where k_cache is")
+
+
+def _sizes(arrays: _Arrays) -> Sizes:
+    """Sizes of every axis, the shapes held against each other."""
+    shapes = {name: array.spec.shape for name, array in arrays.items()}
+    entries, slots, heads_kv, head_dim = shapes["k_cache"]
+    head_dim_v = shapes["v_cache"][3]
+    first = "q" if "q" in arrays else "k"
+    batch = shapes[first][0]
+    new = shapes["k"][1] if "k" in arrays else 0
+    _check_shape("v_cache", shapes, (entries, slots, heads_kv, head_dim_v), "k_cache")
+    if "k" in arrays:
+        _check_shape("k", shapes, (batch, new, heads_kv, head_dim), f"{first} and k_cache")
+        _check_shape("v", shapes, (batch, new, heads_kv, head_dim_v), "k and v_cache")
+    if "q" in arrays:
+        _check_queries(shapes["q"], heads_kv, head_dim)
+    for name, dim in (("k_cache", head_dim), ("v_cache", head_dim_v)):
+        if not 1 <= dim <= MAX_HEAD_DIM:
+            raise ArgumentValueError(name, f"head_dim {dim}", f"1 to {MAX_HEAD_DIM}")
+    capacity = slots
+    if "page_table" in arrays:
+        capacity *= _pages(arrays["page_table"], batch)
+        if not slots and shapes["page_table"][1]:
+            raise ArgumentValueError("k_cache", "pages of 0 slots", "1 or more")
+    elif "cache_batch_idx" not in arrays and entries != batch:
+        expected = f"{batch}, as {first} has, or cache_batch_idx"
+        raise ArgumentValueError("k_cache", f"batch {entries}", expected)
+    if capacity > MAX_SEQLEN or new > MAX_SEQLEN:
+        got = f"{capacity} slots for {new} new tokens"
+        raise ArgumentValueError("k_cache", got, f"at most {MAX_SEQLEN} of an entry")
+    return Sizes(batch, heads_kv, head_dim, head_dim_v, new, entries, slots, capacity)
+
+
+def _check_shape(
+    name: str, shapes: Mapping[str, tuple[int, ...]], wanted: tuple[int, ...], others: str
+) -> None:
+    if shapes[name] != wanted:
+        raise ArgumentValueError(name, f"shape {shapes[name]}", f"{wanted}, to go with {others}")
+
+
+def _check_queries(shape: tuple[int, ...], heads_kv: int, head_dim: int) -> None:
+    heads_q = shape[2]
+    if heads_q % heads_kv if heads_kv else heads_q:
+        got = f"{heads_kv} heads beside {heads_q} of q"
+        raise ArgumentValueError("k_cache", got, "a number that divides q's heads")
+    if shape[3] != head_dim:
+        raise ArgumentValueError("k_cache", f"head_dim {head_dim}", f"{shape[3]}, as q has")
+
+
+def _pages(table: Adopted, batch: int) -> int:
+    """Pages that a row of the table has room for."""
+    spec = table.spec
+    if spec.dtype != "int32":
+        raise ArgumentTypeError("page_table", f"dtype {spec.dtype}", "int32")
+    if len(spec.shape) != 2 or spec.shape[0] != batch:
+        got = f"shape {spec.shape}"
+        raise ArgumentValueError("page_table", got, f"({batch}, most pages of an entry)")
+    if not _has_whole_rows(spec):
+        got = f"strides of {spec.strides} elements"
+        raise ArgumentValueError("page_table", got, "rows of neighbouring elements")
+    return spec.shape[1]
+
+
+def _check_numbers(name: str, array: Adopted, batch: int) -> None:
+    spec = array.spec
+    if spec.dtype != "int32":
+        raise ArgumentTypeError(name, f"dtype {spec.dtype}", "int32")
+    if spec.shape != (batch,):
+        raise ArgumentValueError(name, f"shape {spec.shape}", f"({batch},), one for each entry")
+    if not (spec.is_contiguous and _has_whole_rows(spec)):
+        got = f"strides of {spec.strides} elements"
+        raise ArgumentValueError(name, got, "neighbouring elements")
+
+
+def _check_tables(arrays: _Arrays, sizes: Sizes) -> None:
+    cos, sin = (arrays[name].spec for name in _TABLES)
+    wanted = DTYPES[arrays["k_cache"].spec.dtype].compute
+    for name, spec in zip(_TABLES, (cos, sin), strict=True):
+        if spec.dtype != wanted:
+            raise ArgumentTypeError(name, f"dtype {spec.dtype}", f"{wanted} for these caches")
+        if len(spec.shape) != 2 or 2 * spec.shape[1] > sizes.head_dim:
+            expected = f"(positions, half of the rotated columns), at most {sizes.head_dim // 2}"
+            raise ArgumentValueError(name, f"shape {spec.shape}", expected)
+        if not (spec.is_contiguous and _has_whole_rows(spec)):
+            got = f"strides of {spec.strides} elements"
+            raise ArgumentValueError(name, got, "a C-contiguous table")
+    if sin.shape != cos.shape:
+        raise ArgumentValueError("rotary_sin", f"shape {sin.shape}", f"{cos.shape}, as rotary_cos")
+    if "rotary_seqlens" not in arrays and cos.shape[0] < sizes.capacity:
+        expected = f"{sizes.capacity} or more, one for each slot of an entry"
+        raise ArgumentValueError("rotary_cos", f"{cos.shape[0]} positions", expected)
+
+
+def _check_length(length: int | None, arrays: _Arrays, sizes: Sizes) -> None:
+    """A length that is the same for all entries is known before anything runs."""
+    if length is None:
+        return
+    if not 0 <= length <= sizes.capacity:
+        expected = f"0 to {sizes.capacity}, the slots of an entry"
+        raise ArgumentValueError("cache_seqlens", str(length), expected)
+    if length + sizes.new_tokens > sizes.capacity and "overflow" not in arrays:
+        got = f"{sizes.new_tokens} new tokens behind {length} in {sizes.capacity} slots"
+        raise ArgumentValueError("k", got, "room for all of them, or overflow=")

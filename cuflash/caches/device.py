@@ -1,0 +1,190 @@
+"""Caches in CUDA memory: one kernel appends, rotates and counts; the host knows no length."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..arrays.adopt import address, adopt, contiguous, dtype_named
+from ..arrays.spec import TensorSpec
+from ..cuda.current import current_stream, is_capturing
+from ..cuda.launch import PreparedPlan
+from ..errors import ArgumentTypeError
+from ..planning.append_step import AppendProblem, append_plan
+from ..planning.device import DeviceLimits
+from ..planning.problem import DTYPES
+from .given import CacheCall
+
+__all__ = ["Appended", "append", "forget_appends", "lengths_before", "prepared_append"]
+
+#: What captured calls made for themselves: their graphs may run as long as the process does.
+_kept_for_graphs: list[Any] = []
+
+_MATRICES = ("k", "v", "k_cache", "v_cache", "q", "q_rotated")
+#: Arrays that the kernel is given besides, by the names of its parameters.
+_OTHERS = (
+    *("cache_seqlens", "page_table", "cache_batch_idx", "rotary_seqlens"),
+    *("rotary_cos", "rotary_sin", "overflow", "lengths_after"),
+)
+
+_Specs = tuple[tuple[str, TensorSpec], ...]
+
+
+class Appended(NamedTuple):
+    """What an append leaves for the attention behind it; None where there is no query."""
+
+    lengths: Any  # int32, (batch,): slots that count after it
+    queries: Any  # rotated, or as they were given
+
+
+def lengths_before(call: CacheCall) -> Any:
+    """``cache_seqlens`` as a device array; a new one where it is a number.
+
+    Raises
+    ------
+    ArgumentTypeError
+        If it is a number while a CUDA graph is captured.
+    """
+    import cupy
+
+    if call.length is None:
+        return call.native("cache_seqlens")
+    device = call.device or 0
+    if is_capturing(current_stream(device)):
+        expected = "an int32 array, which the graph reads when it runs"
+        raise ArgumentTypeError("cache_seqlens", f"{call.length} in a capture", expected)
+    with cupy.cuda.Device(device):
+        lengths = cupy.empty((call.sizes.batch,), np.int32)
+        lengths[...] = call.length
+    return lengths
+
+
+def append(call: CacheCall, before: Any, advance: bool, tell: Any = lambda plan: None) -> Appended:
+    """Queue the kernel on CuPy's current stream of the caches' device.
+
+    Parameters
+    ----------
+    call
+        All checked, with new tokens; with queries they are rotated if keys are.
+    before
+        As of :func:`lengths_before`.
+    advance
+        Whether every query stands one position further than the one before it.
+    tell
+        Is given the plan before the launch.
+    """
+    import cupy
+
+    device, sizes = call.device or 0, call.sizes
+    with cupy.cuda.Device(device):
+        stream = current_stream(device)
+        natives = {name: array.native for name, array in call.arrays.items()}
+        natives["cache_seqlens"] = before
+        natives |= {name: _readable(call, name) for name in ("k", "v")}
+        made, queries = [before, natives["k"], natives["v"]], natives.pop("q", None)
+        if queries is not None:
+            natives["lengths_after"] = cupy.empty((sizes.batch,), np.int32)
+            made.append(natives["lengths_after"])
+        if queries is not None and call.interleaved is not None:
+            natives["q"] = _readable(call, "q")
+            natives["q_rotated"] = cupy.empty(queries.shape, dtype_named(call.spec("q").dtype))
+            made += [natives["q"], natives["q_rotated"]]
+        if is_capturing(stream):
+            _kept_for_graphs.extend(made)
+        if sizes.batch:
+            _launch(call, natives, advance, stream, tell)
+    return Appended(natives.get("lengths_after"), natives.get("q_rotated", queries))
+
+
+def _readable(call: CacheCall, name: str) -> Any:
+    """An array as the kernel can read it; a copy if need be."""
+    spec, native = call.spec(name), call.native(name)
+    return native if spec.rows_are_unit and spec.whole_elements else contiguous(native)
+
+
+def _launch(
+    call: CacheCall, natives: dict[str, Any], advance: bool, stream: int, tell: Any
+) -> None:
+    names = [name for name in (*_MATRICES, *_OTHERS) if name in natives]
+    specs = tuple((name, adopt(name, natives[name]).spec) for name in names)
+    table = dict(specs).get("page_table")
+    numbers = {
+        "table_stride": table.strides[0] if table is not None and table.strides else 0,
+        "capacity": call.sizes.capacity,
+        "page_size": call.sizes.slots if table is not None else 0,
+        "rotary_interleaved": int(call.interleaved or 0),
+        "queries_advance": int(advance),
+    }
+    ready = prepared_append(specs, tuple(numbers.items()), call.device or 0)
+    tell(ready.plan)
+    places = tuple(address(natives[name]) for name in names)
+    ready.run(places, 0, stream)
+
+
+@functools.lru_cache(maxsize=256)
+def prepared_append(
+    given: _Specs, numbers: tuple[tuple[str, int], ...], device: int
+) -> PreparedPlan:
+    """The kernel for arrays of one description, compiled.
+
+    Parameters
+    ----------
+    given
+        Every array that the kernel is given, by the name of its parameter.
+    numbers
+        Those of its parameters that the arrays do not tell.
+    device
+        Where it will run.
+    """
+    specs = dict(given)
+    limits = DeviceLimits.query(device)
+    problem = _problem(specs)
+    rows, pairs = specs["rotary_cos"].shape if "rotary_cos" in specs else (0, 0)
+    more = {"entries": problem.entries, "rotary_rows": rows, "rotary_pairs": pairs}
+    fields = {**dict(numbers), **more}
+    unsigned = tuple((name, value % 2**64) for name, value in fields.items())
+    plan = append_plan(problem, limits, unsigned)
+    strides = {name: _strides(name, spec) for name, spec in given}
+    return PreparedPlan(plan, strides, device)
+
+
+def forget_appends() -> None:
+    """Prepare every append anew, in the environment as it then is."""
+    prepared_append.cache_clear()
+
+
+def _problem(specs: dict[str, TensorSpec]) -> AppendProblem:
+    k, v = specs["k"], specs["v"]
+    entries, slots, heads_kv, head_dim = specs["k_cache"].shape
+    batch, new = k.shape[:2]
+    queries, heads_q = specs["q"].shape[1:3] if "q" in specs else (0, heads_kv)
+    storage = DTYPES[k.dtype].name
+    return AppendProblem(
+        operation="forward",
+        batch=batch,
+        heads_q=heads_q,
+        heads_kv=heads_kv,
+        seqlen_q=queries,
+        seqlen_kv=new,
+        head_dim=head_dim,
+        head_dim_v=v.shape[3],
+        storage=storage,
+        output=storage,
+        mask="full",
+        scale=1.0,
+        q_offset=0,
+        alignment="element",
+        entries=entries,
+        slots=slots,
+    )
+
+
+def _strides(name: str, spec: TensorSpec) -> tuple[int, ...]:
+    """Of a matrix (batch, row, head), 0 of an axis of one element or of none."""
+    if name not in _MATRICES:
+        return 0, 0, 0
+    pairs = zip(spec.shape[:3], spec.strides or (0, 0, 0), strict=False)
+    batch, row, head = (0 if size <= 1 else stride for size, stride in pairs)
+    return batch, row, head

@@ -1,0 +1,81 @@
+"""Caches in host memory: appending, and what they hold as attention takes it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .given import CacheCall
+from .lengths import Lengths
+from .rotary import rotate
+
+__all__ = ["append", "held", "rotated_queries"]
+
+_Array = NDArray[Any]
+
+
+def append(call: CacheCall, lengths: Lengths) -> None:
+    """Write the new tokens that fit into the caches, and say how many did not.
+
+    Parameters
+    ----------
+    call, lengths
+        A call with new tokens, all checked.
+    """
+    new = call.sizes.new_tokens
+    entry, token = np.nonzero(np.arange(new) < lengths.fitting[:, None])
+    place = _places(call, entry, lengths.before[entry] + token)
+    rows = call.native("k")[entry, token]
+    if call.interleaved is not None:
+        tables = call.native("rotary_cos"), call.native("rotary_sin")
+        rows = rotate(rows, lengths.positions[entry] + token, *tables, call.interleaved)
+    call.native("k_cache")[place] = rows
+    call.native("v_cache")[place] = call.native("v")[entry, token]
+    if "overflow" in call.arrays:
+        call.native("overflow")[...] = new - lengths.fitting
+
+
+def rotated_queries(call: CacheCall, lengths: Lengths, advance: bool) -> _Array:
+    """Queries turned at their positions: one further with each row, or all at the first.
+
+    A query beyond the tables becomes NaN.
+    """
+    q: _Array = call.native("q")
+    further = np.arange(q.shape[1]) if advance else np.zeros(q.shape[1], np.int64)
+    tables = call.native("rotary_cos"), call.native("rotary_sin")
+    return rotate(q, lengths.positions[:, None] + further, *tables, bool(call.interleaved))
+
+
+def held(call: CacheCall, lengths: Lengths) -> tuple[_Array, _Array, _Array]:
+    """Keys and values that count, the first rows of every entry, and how many there are.
+
+    Views of the caches where they stand so already. Else copies of what counts
+    alone: pages one behind another, without padding on the left. Masks and
+    slopes go by distances from the last key, which padding does not change.
+    """
+    k_cache, v_cache = call.native("k_cache"), call.native("v_cache")
+    moved = {"page_table", "cache_batch_idx", "cache_leftpad"} & set(call.arrays)
+    if not moved:
+        return k_cache, v_cache, lengths.after.astype(np.int32)
+    count = np.maximum(lengths.after - lengths.padding, 0)
+    entry, row = np.nonzero(np.arange(count.max(initial=0)) < count[:, None])
+    place = _places(call, entry, lengths.padding[entry] + row)
+    shape = call.sizes.batch, int(count.max(initial=0))
+    gathered = []
+    for cache in (k_cache, v_cache):
+        rows = np.zeros((*shape, *cache.shape[2:]), cache.dtype)
+        rows[entry, row] = cache[place]
+        gathered.append(rows)
+    return gathered[0], gathered[1], count.astype(np.int32)
+
+
+def _places(call: CacheCall, entry: _Array, slot: _Array) -> tuple[_Array, _Array]:
+    """Indices into the caches of slots of entries of the batch."""
+    table = call.native("page_table")
+    if table is not None:
+        size = max(call.sizes.slots, 1)
+        return table[entry, slot // size].astype(np.int64), slot % size
+    rows = call.native("cache_batch_idx")
+    return (entry if rows is None else rows[entry].astype(np.int64)), slot

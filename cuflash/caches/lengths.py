@@ -1,0 +1,139 @@
+"""What lengths and tables in host memory say, checked before anything is written."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import ArgumentValueError
+from .given import CacheCall
+
+__all__ = ["Lengths", "lengths_of"]
+
+_Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Of every entry of the batch, int64.
+
+    Attributes
+    ----------
+    before, after
+        Slots that count before and after the append; padding on the left is among them.
+    positions
+        Where the rotation of its first new token and first query begins.
+    padding
+        Slots at the beginning that do not count.
+    """
+
+    before: _Array
+    after: _Array
+    positions: _Array
+    padding: _Array
+
+    @property
+    def fitting(self) -> _Array:
+        """New tokens that have a slot, the first ones."""
+        return self.after - self.before
+
+
+def lengths_of(call: CacheCall, queries: int = 0) -> Lengths:
+    """The lengths of a call on the host.
+
+    Parameters
+    ----------
+    call
+        As its shapes were checked.
+    queries
+        Positions that queries are rotated at, from that of the first new token on.
+
+    Raises
+    ------
+    ArgumentValueError
+        If a length, an entry of a table or a position leads out of what is
+        there, or a new token has no slot and nobody asks for ``overflow``.
+    """
+    sizes = call.sizes
+    before = _numbers(call, "cache_seqlens", call.length or 0)
+    padding = _numbers(call, "cache_leftpad", 0)
+    positions = before.copy()
+    if "rotary_seqlens" in call.arrays:
+        positions = _numbers(call, "rotary_seqlens", 0)
+    _check_range(call, before)
+    if (padding < 0).any():
+        raise ArgumentValueError("cache_leftpad", str(padding.min()), "0 or more")
+    room = sizes.capacity - before
+    if call.interleaved is not None:
+        table = len(call.native("rotary_cos"))
+        room = np.minimum(room, np.where(positions < 0, 0, table - positions))
+    fitting = np.clip(room, 0, sizes.new_tokens)
+    if "overflow" not in call.arrays:
+        _check_room(call, before, positions, queries)
+    lengths = Lengths(before, before + fitting, positions, padding)
+    _check_places(call, lengths)
+    return lengths
+
+
+def _numbers(call: CacheCall, name: str, default: int) -> _Array:
+    given = call.native(name)
+    if given is None:
+        return np.full(call.sizes.batch, default, np.int64)
+    numbers: _Array = given.astype(np.int64)
+    return numbers
+
+
+def _check_range(call: CacheCall, before: _Array) -> None:
+    """Lengths are those of slots that there are."""
+    capacity = call.sizes.capacity
+    wrong = (before < 0) | (before > capacity)
+    if not wrong.any():
+        return
+    length, slots = int(before[wrong][0]), call.sizes.slots
+    if "page_table" in call.arrays and length > 0:
+        got = f"{capacity // slots if slots else 0} pages of {slots} for a length of {length}"
+        raise ArgumentValueError("page_table", got, f"{-(-length // max(slots, 1))} or more")
+    expected = f"0 to {capacity}, the slots of an entry"
+    raise ArgumentValueError("cache_seqlens", f"a length of {length}", expected)
+
+
+def _check_room(call: CacheCall, before: _Array, positions: _Array, queries: int) -> None:
+    """Nothing may be left out that nobody hears of."""
+    sizes, new = call.sizes, call.sizes.new_tokens
+    for entry in np.flatnonzero(before + new > sizes.capacity)[:1]:
+        got = f"{new} new tokens behind {before[entry]} in {sizes.capacity} slots"
+        raise ArgumentValueError("k", got, "room for all of them, or overflow=")
+    if call.interleaved is None:
+        return
+    table = len(call.native("rotary_cos"))
+    if (positions < 0).any():
+        raise ArgumentValueError("rotary_seqlens", str(positions.min()), "0 or more")
+    last = int(positions.max(initial=0)) + max(new, queries)
+    if last > table and max(new, queries) > 0 and sizes.batch:
+        expected = f"{last} or more, for all new tokens and queries, or overflow="
+        raise ArgumentValueError("rotary_cos", f"{table} positions", expected)
+
+
+def _check_places(call: CacheCall, lengths: Lengths) -> None:
+    """Entries of the cache, or pages, that are read or written are there."""
+    name = "page_table" if "page_table" in call.arrays else "cache_batch_idx"
+    given = call.native(name)
+    if given is None:
+        return
+    attends = "q" in call.arrays
+    used = given[(lengths.after if attends else lengths.fitting) > 0]
+    if name == "page_table":
+        slots = max(call.sizes.slots, 1)
+        begin = np.minimum(lengths.padding, lengths.before) if attends else lengths.before
+        first, end = begin // slots, -(-lengths.after // slots)
+        end = np.where(attends | (lengths.fitting > 0), end, 0)
+        page = np.arange(given.shape[1])
+        used = given[(page >= first[:, None]) & (page < end[:, None])]
+    wrong = (used < 0) | (used >= call.sizes.entries)
+    if wrong.any():
+        kind = "page" if name == "page_table" else "entry"
+        expected = f"0 to {call.sizes.entries - 1} where a {kind} is used"
+        raise ArgumentValueError(name, f"{kind} {used[wrong][0]}", expected)

@@ -1,0 +1,107 @@
+"""Appending to caches: one kernel, whose code nothing but the type of elements changes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from .device import DeviceLimits
+from .kernel import KernelLaunch, kernel_config
+from .plan import Plan
+from .problem import AttentionProblem
+from .tiles.common import Arithmetic, Footprint, ceil_div
+
+__all__ = ["AppendPlan", "AppendProblem", "append_plan"]
+
+#: Nothing is multiplied.
+_ARITHMETIC = Arithmetic("scalar", 0, 8)
+#: Blocks for each multiprocessor, more rows than which are dealt in turns.
+_BLOCKS_PER_SM = 8
+
+_Shape = tuple[int, int, int, int]
+
+
+@dataclass(frozen=True)
+class AppendProblem(AttentionProblem):
+    """What is appended: keys are new tokens, queries those that are rotated.
+
+    Attributes
+    ----------
+    entries, slots
+        Of the cache, or its pages and the slots of each.
+    """
+
+    entries: int = 0
+    slots: int = 0
+
+    @property
+    def shapes(self) -> dict[str, _Shape]:
+        """Shape of every matrix by name: (batch, rows, heads, columns)."""
+        plain = super().shapes
+        cache = self.entries, self.slots, self.heads_kv
+        return {
+            **{name: plain[name] for name in ("q", "k", "v")},
+            "q_rotated": plain["q"],
+            "k_cache": (*cache, self.head_dim),
+            "v_cache": (*cache, self.head_dim_v),
+        }
+
+    @property
+    def rows(self) -> int:
+        """Of keys, values and rotated queries."""
+        of_queries = self.seqlen_q * self.heads_q
+        return self.batch * (2 * self.seqlen_kv * self.heads_kv + of_queries)
+
+    def __str__(self) -> str:
+        return (
+            f"append {self.storage} batch {self.batch} heads {self.heads_kv} tokens "
+            f"{self.seqlen_kv} head_dim {self.head_dim}/{self.head_dim_v}"
+        )
+
+
+@dataclass(frozen=True)
+class _AppendTile:
+    """A warp for each row."""
+
+    warps: int = 8
+    block_q: int = 1
+    block_kv: int = 1
+
+    @property
+    def footprint(self) -> Footprint:
+        """Registers only."""
+        return Footprint(0, 64, 32 * self.warps)
+
+    def constants(self) -> dict[str, int]:
+        """What the device code reads from ``Config``."""
+        return {"warps": self.warps}
+
+
+class AppendPlan(Plan):
+    """What one append runs."""
+
+    def __str__(self) -> str:
+        return f"{self.problem}: one kernel on {self.backend}"
+
+
+def append_plan(
+    problem: AppendProblem, limits: DeviceLimits, numbers: tuple[tuple[str, int], ...]
+) -> AppendPlan:
+    """The plan of an append.
+
+    Parameters
+    ----------
+    problem, limits
+        What is appended, and where.
+    numbers
+        Fields of the kernel's parameters that are no arrays, by name.
+    """
+    tile = _AppendTile()
+    config = kernel_config(
+        problem, limits, ("steps", "append_kv"), _ARITHMETIC, tile.constants(), tile.footprint
+    )
+    config = replace(config, output=problem.storage, mask="full", head_dim=0, head_dim_v=0)
+    config = replace(config, copies="element", workspace_copies="element")
+    rows = max(problem.rows, problem.batch)
+    grid = min(ceil_div(rows, tile.warps), _BLOCKS_PER_SM * limits.num_sms)
+    launch = KernelLaunch(config, grid, numbers)
+    return AppendPlan(problem, "cuda", "fa2", tile, "", launches=(launch,))

@@ -1,0 +1,218 @@
+"""Caches for :mod:`cuflash.reference`: token by token and row by row, from their definition."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .errors import ArgumentValueError
+
+__all__ = ["append_kv", "attention_with_kvcache"]
+
+_Array = NDArray[Any]
+
+
+def append_kv(
+    k: _Array,
+    v: _Array,
+    k_cache: _Array,
+    v_cache: _Array,
+    *,
+    cache_seqlens: _Array,
+    page_table: _Array | None = None,
+    cache_batch_idx: _Array | None = None,
+    rotary_cos: _Array | None = None,
+    rotary_sin: _Array | None = None,
+    rotary_interleaved: bool | None = None,
+    rotary_seqlens: _Array | None = None,
+) -> tuple[_Array, _Array, _Array]:
+    """Copies of the caches with the new tokens, and how many of every entry did not fit.
+
+    Parameters
+    ----------
+    k, v : ndarray, (batch, new_tokens, heads_kv, head_dim or head_dim_v)
+        The new tokens.
+    k_cache, v_cache : ndarray, (entries, slots, heads_kv, ...)
+        The caches, or pages. They stay as they are.
+    cache_seqlens : ndarray of integers, (batch,)
+        Slots that are taken.
+    page_table : ndarray of integers, (batch, pages), optional
+        Pages of every entry.
+    cache_batch_idx : ndarray of integers, (batch,), optional
+        Entries of the caches.
+    rotary_cos, rotary_sin : ndarray, (positions, pairs), optional
+        Angles that keys are turned by.
+    rotary_interleaved : bool
+        Whether neighbours are a pair.
+    rotary_seqlens : ndarray of integers, (batch,), optional
+        Position of the first new token.
+
+    Returns
+    -------
+    k_cache, v_cache : ndarray
+        Of the dtypes given; rotated keys are rounded once.
+    overflow : ndarray of int32, (batch,)
+        Tokens without a slot or an angle.
+
+    Raises
+    ------
+    ArgumentValueError
+        If there are tables and nobody says which columns are a pair.
+    """
+    k_cache, v_cache = k_cache.copy(), v_cache.copy()
+    overflow = np.zeros(len(k), np.int32)
+    for b, i in np.ndindex(*k.shape[:2]):
+        slot = int(cache_seqlens[b]) + i
+        position = slot if rotary_seqlens is None else int(rotary_seqlens[b]) + i
+        place = _place(b, slot, k_cache, page_table, cache_batch_idx)
+        if place is None or not _has_angles(position, rotary_cos):
+            overflow[b] += 1
+            continue
+        turned = [_turned(x, position, rotary_cos, rotary_sin, rotary_interleaved) for x in k[b, i]]
+        k_cache[place] = np.reshape(turned, k_cache[place].shape).astype(k_cache.dtype)
+        v_cache[place] = v[b, i]
+    return k_cache, v_cache, overflow
+
+
+def attention_with_kvcache(
+    q: _Array,
+    k_cache: _Array,
+    v_cache: _Array,
+    k: _Array | None = None,
+    v: _Array | None = None,
+    *,
+    cache_seqlens: _Array,
+    page_table: _Array | None = None,
+    cache_batch_idx: _Array | None = None,
+    cache_leftpad: _Array | None = None,
+    rotary_cos: _Array | None = None,
+    rotary_sin: _Array | None = None,
+    rotary_interleaved: bool | None = None,
+    rotary_seqlens: _Array | None = None,
+    causal: bool = False,
+    window_size: tuple[int | None, int | None] | None = None,
+    softcap: float | None = None,
+    alibi_slopes: _Array | None = None,
+    sinks: _Array | None = None,
+    scale: float | None = None,
+) -> tuple[_Array, _Array, _Array, _Array, _Array]:
+    """Attention to what caches hold with the new tokens, in float64.
+
+    Parameters
+    ----------
+    q : ndarray, (batch, seqlen_q, heads_q, head_dim)
+        Queries; rotated ones are rounded to q's dtype, as keys are to that of the cache.
+    k_cache, v_cache, k, v, cache_seqlens, page_table, cache_batch_idx
+        As of :func:`append_kv`.
+    rotary_cos, rotary_sin, rotary_interleaved, rotary_seqlens
+        As of :func:`append_kv`.
+    cache_leftpad : ndarray of integers, (batch,), optional
+        Slots at the beginning that do not count; they are part of the length.
+    causal, window_size, softcap, alibi_slopes, sinks, scale
+        As of :func:`attention`.
+
+    Returns
+    -------
+    out : ndarray, (batch, seqlen_q, heads_q, head_dim_v)
+    lse : ndarray, (batch, heads_q, seqlen_q)
+    k_cache, v_cache, overflow : ndarray
+        As of :func:`append_kv`.
+
+    Notes
+    -----
+    With L the length after the append, which is that before it and the tokens
+    that fit: query i stands at slot ``p = i + L - seqlen_q``, and sees slot j
+    iff ``leftpad <= j < L`` and ``p - left <= j <= p + right``.
+    """
+    overflow, new = np.zeros(len(q), np.int32), 0
+    if k is not None and v is not None:
+        new = k.shape[1]
+        given: dict[str, Any] = {"page_table": page_table, "cache_batch_idx": cache_batch_idx}
+        given |= {"cache_seqlens": cache_seqlens, "rotary_seqlens": rotary_seqlens}
+        given |= {"rotary_cos": rotary_cos, "rotary_sin": rotary_sin}
+        given |= {"rotary_interleaved": rotary_interleaved}
+        k_cache, v_cache, overflow = append_kv(k, v, k_cache, v_cache, **given)
+    out = np.zeros((*q.shape[:3], v_cache.shape[3]))
+    lse = np.full((len(q), q.shape[2], q.shape[1]), -math.inf)
+    window = (None, None) if window_size is None else window_size
+    sides = (window[0], 0 if causal else window[1])
+    slopes = np.broadcast_to(0.0 if alibi_slopes is None else alibi_slopes, lse.shape[:2])
+    factor = 1 / math.sqrt(q.shape[3]) if scale is None else scale
+    for b, i, h in np.ndindex(*q.shape[:3]):
+        begin = int(cache_seqlens[b] if rotary_seqlens is None else rotary_seqlens[b])
+        position = begin + i * (sides != (None, None))
+        row = _turned(q[b, i, h], position, rotary_cos, rotary_sin, rotary_interleaved)
+        length = int(cache_seqlens[b]) + new - int(overflow[b])
+        stands = i + length - q.shape[1]
+        first = 0 if cache_leftpad is None else int(cache_leftpad[b])
+        seen = [j for j in range(first, length) if _sees(stands, j, sides)]
+        places = [_place(b, j, k_cache, page_table, cache_batch_idx) for j in seen]
+        head = h // (q.shape[2] // k_cache.shape[2])
+        keys, values = (_rows(cache, places, head) for cache in (k_cache, v_cache))
+        scores = factor * (keys @ row.astype(q.dtype).astype(float))
+        scores = softcap * np.tanh(scores / softcap) if softcap else scores
+        scores = scores - float(slopes[b, h]) * np.abs(stands - np.array(seen, float))
+        sink = -math.inf if sinks is None else float(sinks[h])
+        out[b, i, h], lse[b, h, i] = _softmax(scores, values, sink)
+    return out, lse, k_cache, v_cache, overflow
+
+
+def _rows(cache: _Array, places: list[Any], head: int) -> _Array:
+    """A head's rows of some places."""
+    rows = [cache[place][head].astype(float) for place in places]
+    return np.array(rows).reshape(len(places), cache.shape[3])
+
+
+def _softmax(scores: _Array, values: _Array, sink: float) -> tuple[Any, float]:
+    """A row's output and log-sum-exp."""
+    largest = max([*scores.tolist(), sink])
+    if np.isnan(scores).any():
+        return np.nan, np.nan
+    if largest == -math.inf or not len(scores):
+        return 0.0, sink
+    weights = np.exp(scores - largest)
+    total = weights.sum() + math.exp(sink - largest)
+    return weights @ values / total, largest + math.log(total)
+
+
+def _sees(stands: int, j: int, sides: tuple[int | None, int | None]) -> bool:
+    left, right = sides
+    return (left is None or j >= stands - left) and (right is None or j <= stands + right)
+
+
+def _place(
+    b: int, slot: int, cache: _Array, page_table: _Array | None, cache_batch_idx: _Array | None
+) -> tuple[int, int] | None:
+    """Where a slot of an entry of the batch is; None of one that there is not."""
+    if page_table is not None:
+        page, within = divmod(slot, cache.shape[1])
+        return (int(page_table[b, page]), within) if page < page_table.shape[1] else None
+    entry = b if cache_batch_idx is None else int(cache_batch_idx[b])
+    return (entry, slot) if slot < cache.shape[1] else None
+
+
+def _has_angles(position: int, cos: _Array | None) -> bool:
+    return cos is None or 0 <= position < len(cos)
+
+
+def _turned(
+    row: _Array, position: int, cos: _Array | None, sin: _Array | None, interleaved: bool | None
+) -> _Array:
+    """A row rotated by the angles of a position, in the dtype of the tables."""
+    if cos is None or sin is None:
+        return row
+    if interleaved is None:
+        raise ArgumentValueError("rotary_interleaved", "None", "True or False")
+    turned = row.astype(cos.dtype)
+    for pair in range(cos.shape[1]):
+        at = (2 * pair, 2 * pair + 1) if interleaved else (pair, pair + cos.shape[1])
+        x, y = turned[list(at)]
+        if not _has_angles(position, cos):
+            turned[list(at)] = np.nan
+            continue
+        c, s = cos[position, pair], sin[position, pair]
+        turned[list(at)] = x * c - y * s, x * s + y * c
+    return turned

@@ -1,0 +1,105 @@
+"""Caches on the device, against the reference."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+import cuflash
+
+from ..kit.caches import Built, CacheCase, build, cases, check_close, same_bits
+
+_DTYPES = "float16", "bfloat16", "float32", "float64"
+#: More entries and tokens than there are warps, and rows of several tiles.
+_LARGE = CacheCase(
+    "float16", lengths=tuple(range(0, 960, 30)), slots=1024, queries=64, new=64, pairs=32,
+    table_rows=1100, heads=(8, 2), dims=(128, 128), counts=True, options=(("causal", True),),
+)  # fmt: skip
+
+
+def _on_device(cp: Any, built: Built) -> tuple[list[Any], dict[str, Any]]:
+    """The buffers of the caches on the device, and all arrays by argument name."""
+    raw = [cp.asarray(buffer) for buffer in built.raw]
+    arrays = {name: cp.asarray(array) for name, array in built.arrays.items()}
+    return raw, arrays | dict(zip(("k_cache", "v_cache"), built.views(raw), strict=True))
+
+
+def _check_buffers(built: Built, raw: Any, arrays: Any, expected: Any, overflow: Any) -> None:
+    assert all(same_bits(a.get(), b) for a, b in zip(raw, expected, strict=True))
+    if built.case.counts:
+        assert arrays["overflow"].get().tolist() == overflow.tolist()
+
+
+@pytest.mark.parametrize("dtype", _DTYPES)
+def test_appended_bits_are_those_of_the_reference_and_no_other_changes(cp: Any, dtype: str) -> None:
+    @settings(max_examples=100, deadline=None)
+    @given(cases(dtypes=(dtype,), appends=True))
+    def check(case: CacheCase) -> None:
+        built = build(case)
+        expected, overflow = built.expected(attends=False)
+        raw, arrays = _on_device(cp, built)
+        own = {name: arrays[name] for name in (*built.appended, "k_cache", "v_cache")}
+        cuflash.append_kv(**own, **built.rotary)
+        _check_buffers(built, raw, arrays, expected, overflow)
+
+    check()
+
+
+def test_large_caches_of_pages(cp: Any) -> None:
+    built = build(replace(_LARGE, kind="paged", slots=16, pages=64, strides="hnd"))
+    expected, overflow = built.expected(attends=False)
+    raw, arrays = _on_device(cp, built)
+    own = {name: arrays[name] for name in (*built.appended, "k_cache", "v_cache")}
+    cuflash.append_kv(**own, **built.rotary)
+    _check_buffers(built, raw, arrays, expected, overflow)
+
+
+@pytest.mark.parametrize("algorithm", ["auto", "fa1", "fa2"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        replace(_LARGE, lengths=(0, 3, 960, 1020), queries=3, new=8),
+        replace(_LARGE, lengths=(5, 900), queries=1, new=1, interleaved=True, strides="together"),
+        replace(_LARGE, lengths=(5, 900), new=None, pairs=0, counts=False, queries=2),
+    ],
+)
+def test_attention_is_that_of_the_reference(cp: Any, case: CacheCase, algorithm: Any) -> None:
+    built = build(case)
+    truth, truth_lse, expected, overflow = built.expected()
+    raw, arrays = _on_device(cp, built)
+    out, lse = cuflash.attention_with_kvcache(
+        **arrays, **built.rotary, **built.options, algorithm=algorithm, return_lse=True
+    )
+    check_close(case, out.get(), truth)
+    check_close(case, lse.get(), truth_lse)
+    _check_buffers(built, raw, arrays, expected, overflow)
+
+
+def test_a_graph_reads_lengths_when_it_runs(cp: Any) -> None:
+    """64 steps of one captured graph, each at the length that the one before left."""
+    tokens, case = 64, replace(_LARGE, lengths=(0, 7), queries=1, new=1)
+    built = build(case)
+    raw, arrays = _on_device(cp, built)
+    step = cp.array(1, cp.int32)
+    stream = cp.cuda.Stream(non_blocking=True)
+    with stream:
+        call = {**arrays, **built.rotary, **built.options}
+        cuflash.attention_with_kvcache(**call)
+        arrays["cache_seqlens"].set(np.array(case.lengths, np.int32))
+        stream.begin_capture()
+        out = cuflash.attention_with_kvcache(**call)
+        arrays["cache_seqlens"] += step
+        graph = stream.end_capture()
+        for _ in range(tokens):
+            truth, _, expected, _ = built.expected()
+            graph.launch(stream)
+            stream.synchronize()
+            check_close(case, out.get(), truth)
+            for host, buffer in zip(built.raw, expected, strict=True):
+                host[...] = buffer
+            built.arrays["cache_seqlens"] += 1
+    assert all(same_bits(a.get(), b) for a, b in zip(raw, built.raw, strict=True))

@@ -1,0 +1,45 @@
+"""Caches on the host against the reference, over kinds, lengths, tables, strides and dtypes.
+
+All that does not count holds NaN or infinity, free pages and gaps of strides too.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given, settings
+
+import cuflash
+
+from ..kit.caches import Built, CacheCase, build, cases, check_close, same_bits
+
+
+def _check_buffers(built: Built, raw: list[np.ndarray], overflow: np.ndarray) -> None:
+    """Caches, and all around them, hold what they should, and overflow says what is missing."""
+    assert all(same_bits(a, b) for a, b in zip(built.raw, raw, strict=True))
+    if built.case.counts:
+        assert built.arrays["overflow"].tolist() == overflow.tolist()
+
+
+@settings(max_examples=400)
+@given(cases())
+def test_attention_is_that_of_the_reference(case: CacheCase) -> None:
+    built = build(case)
+    truth, truth_lse, raw, overflow = built.expected()
+    kept = {name: a.copy() for name, a in built.arrays.items() if name != "overflow"}
+    result = np.full(truth.shape, np.nan, built.raw[0].dtype)
+    given = {**built.caches, **built.arrays, **built.rotary, **built.options}
+    out, lse = cuflash.attention_with_kvcache(**given, out=result, return_lse=True)
+    assert out is result
+    check_close(case, out, truth)
+    check_close(case, lse, truth_lse)
+    _check_buffers(built, raw, overflow)
+    assert all(same_bits(built.arrays[name], array) for name, array in kept.items())
+
+
+@settings(max_examples=300)
+@given(cases(appends=True))
+def test_appended_bits_are_those_of_the_reference_and_no_other_changes(case: CacheCase) -> None:
+    built = build(case)
+    raw, overflow = built.expected(attends=False)
+    cuflash.append_kv(**built.caches, **built.appended, **built.rotary)
+    _check_buffers(built, raw, overflow)
