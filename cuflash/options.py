@@ -58,6 +58,8 @@ class Options:
     algorithm: AlgorithmChoice = "auto"
     blocks: tuple[int, int] | None = None
     kv_chunk: int | None = None
+    #: Whether a row has the same bits in a batch of any size.
+    batch_invariant: bool = False
     wrt: tuple[str, ...] = QKV
     more: tuple[tuple[str, Any], ...] = ()  # keywords of features that were given, in their order
     #: Of arrays that broadcast, by name: how many neighbouring entries of the batch share one of
@@ -250,6 +252,7 @@ _BASE_CHECKS = {
     "algorithm": _check_choice,
     "blocks": check_blocks,
     "kv_chunk": check_chunk,
+    "batch_invariant": check_flag,
     "wrt": check_wrt,
 }
 

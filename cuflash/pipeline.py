@@ -19,6 +19,7 @@ from .features.use import Use
 from .options import Options
 from .planning.device import DeviceLimits, HostLimits
 from .planning.fa3 import needs_newer_compiler
+from .planning.invariant import batch_invariant_plan
 from .planning.kernel import lay_out
 from .planning.plan import Plan, plan
 from .planning.problem import DTYPES, Alignment, AttentionProblem, Operation
@@ -147,7 +148,8 @@ def _decide(
 
 def _plan(problem: AttentionProblem, options: Options, limits: DeviceLimits | HostLimits) -> Plan:
     """The plan; a warning if a newer compiler would have given a better one."""
-    chosen = plan(
+    planned = batch_invariant_plan if options.batch_invariant else plan
+    chosen = planned(
         problem,
         limits,
         algorithm=options.algorithm,

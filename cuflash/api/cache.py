@@ -167,7 +167,8 @@ def attention_with_kvcache(
     softcap, alibi_slopes, sinks, scale
         As of :func:`attention`.
     kv_chunk : int, optional
-        None or 0: the keys of a row are not parted; other values are refused so far.
+        As of :func:`attention`. By default the tile and the chunk follow from widths, heads,
+        seqlen_q and the capacity: a row has the same bits in a batch of any size.
     overflow : array of int32, (batch,), optional
         As of :func:`append_kv`; only with new tokens.
     return_lse : bool
@@ -225,7 +226,8 @@ def attention_with_kvcache(
         "backend": backend,
         "algorithm": algorithm,
         "blocks": blocks,
+        "kv_chunk": kv_chunk,
         "return_lse": return_lse,
     }
-    results = attend(given, beside, cache_seqlens, rotary_interleaved, keywords, kv_chunk)
+    results = attend(given, beside, cache_seqlens, rotary_interleaved, keywords)
     return results if return_lse else results[0]

@@ -53,7 +53,6 @@ def attend(
     cache_seqlens: Any,
     interleaved: Any,
     keywords: Mapping[str, Any],
-    kv_chunk: Any,
 ) -> tuple[Any, Any]:
     """Out, and the log-sum-exp or None.
 
@@ -67,13 +66,9 @@ def attend(
         As the caller gave them.
     keywords
         Of attention, and ``return_lse``.
-    kv_chunk
-        As the caller gave it.
     """
     own = {name: value for name, value in keywords.items() if name != "return_lse"}
     options, with_lse = check_options(**own), check_flag("return_lse", keywords["return_lse"])
-    if kv_chunk is not None and (isinstance(kv_chunk, bool) or kv_chunk != 0):
-        raise UnsupportedError("kv_chunk: a row's keys are not parted yet; expected None or 0")
     call = _call(given, ("q", "k_cache", "v_cache"), cache_seqlens, interleaved)
     arrays = adopt_all(beside)
     _check_place(call, options)
@@ -86,7 +81,8 @@ def attend(
     natives |= {name: array.native for name, array in arrays.items() if name in _FEATURES}
     natives |= {name: arrays[name].native for name in _TARGETS if name in arrays}
     where = {"backend": "numpy" if call.device is None else "cuda", "layout": "bshd"}
-    results = dispatch.call("forward", natives, {**keywords, **where})
+    given = {**keywords, **where, "batch_invariant": True}
+    results = dispatch.call("forward", natives, given)
     answer = call.arrays["q"].answer
     out = arrays["out"].given if "out" in arrays else answer(results["out"])
     if not with_lse:
@@ -140,6 +136,7 @@ def _check_attention(call: CacheCall, beside: Mapping[str, Adopted], options: Op
     specs |= {name: beside[name].spec for name in _TARGETS if name in beside}
     # As it will run: in the layout of the caches, and where they are.
     asked = replace(options, layout="bshd", backend="cuda" if where is not None else "numpy")
+    asked = replace(asked, batch_invariant=True)
     try:
         plan_call("forward", tuple(specs.items()), asked, where, True)
     except (ArgumentTypeError, ArgumentValueError) as error:

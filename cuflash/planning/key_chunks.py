@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ..errors import ArgumentValueError, UnsupportedError
-from ..features.kv_chunks import MERGE, with_chunks
+from ..features.kv_chunks import MERGE, NAME, with_chunks
 from .device import DeviceLimits
 from .kernel import KernelConfig, KernelLaunch, kernel_config
 from .problem import DTYPES, AttentionProblem
@@ -14,7 +14,7 @@ from .row_steps import launchable
 from .tiles import steps
 from .tiles.common import Arithmetic, bucket, ceil_div
 
-__all__ = ["KeyChunks", "check_chunk", "divides", "may_split", "require_one"]
+__all__ = ["KeyChunks", "check_chunk", "chunk_of", "divides", "may_split", "require_one"]
 
 #: Features whose kernels walk lists of tiles.
 _WITHOUT_CHUNKS = ("packed_lengths", "mask", "block_mask")
@@ -42,6 +42,12 @@ def check_chunk(problem: AttentionProblem, algorithm: str, chunk: int) -> None:
 def may_split(problem: AttentionProblem) -> bool:
     """Whether its kernels walk ranges of keys, and no lists of tiles."""
     return not problem.hides_tiles and not {*_WITHOUT_CHUNKS} & {*problem.features}
+
+
+def chunk_of(problem: AttentionProblem) -> int:
+    """Keys of a chunk of a planned problem; 0 where rows are walked whole."""
+    numbers = (dict(use.numbers) for use in problem.uses if use.feature == NAME)
+    return next((int(own["chunk"]) for own in numbers), 0)
 
 
 def divides(chunk: int | None, block_kv: int) -> bool:
