@@ -15,7 +15,7 @@ from itertools import product
 from cuflash.errors import UnsupportedError
 from cuflash.features.table import FEATURES
 from cuflash.planning.kernel import KernelConfig
-from cuflash.planning.plan import Algorithm, plan
+from cuflash.planning.plan import Algorithm
 from cuflash.planning.problem import DTYPES, AttentionProblem
 from cuflash.planning.tiles.common import HEAD_DIM_BUCKETS
 from cuflash.planning.tiles.fa3_tables import BACKWARD, BUCKETS, FORWARD
@@ -24,6 +24,7 @@ from ..architectures import LIMITS
 from ..turns import has_turn
 from .featured import FEATURED, featured_problems
 from .spills import BLOCK_MASK_SPILLS, LENGTHS_SPILLS, TEXT_SPILLS
+from .split import SplitCall, split_calls
 
 #: Architectures whose kernels of FlashAttention-2 are built within a few days.
 OFTEN = ("75", "90")
@@ -119,7 +120,7 @@ def _problems() -> Iterator[AttentionProblem]:
 
 def _fa3_problems() -> Iterator[AttentionProblem]:
     """Of every width, mask and dtype, a problem as long as each row of the tables takes."""
-    plain = replace(next(_problems()), alignment="tensor_map")
+    plain = _long()
     widths = (*((d, d) for d in BUCKETS), (192, 128))
     for (d, dv), mask, dtype in product(widths, ("full", "causal"), _HALVES):
         longest = {min(LONG, r.longest_causal if mask == "causal" else r.longest) for r in FORWARD}
@@ -127,14 +128,14 @@ def _fa3_problems() -> Iterator[AttentionProblem]:
             of = replace(plain, head_dim=d, head_dim_v=dv, mask=mask, storage=dtype)
             yield replace(of, output=output, seqlen_q=length, seqlen_kv=length)
     for row, mask, dtype in product(BACKWARD, ("full", "causal"), _HALVES):
-        of = replace(plain, operation="backward", mask=mask, storage=dtype, output=dtype)
+        of = replace(_few(), operation="backward", mask=mask, storage=dtype, output=dtype)
         of = replace(of, head_dim=row.widest, head_dim_v=row.widest_v)
         for deterministic, keys in product((False, True), (LONG, SHORT)):  # whose tiles are few
             yield replace(of, deterministic=deterministic, seqlen_kv=keys)
 
 
 def _rare_fa3_problems() -> Iterator[AttentionProblem]:
-    plain = replace(next(_problems()), alignment="tensor_map", mask="causal")
+    plain = replace(_long(), mask="causal")
     for d, dv in product(BUCKETS, BUCKETS):
         yield replace(plain, head_dim=d, head_dim_v=dv)
 
@@ -153,8 +154,8 @@ def _rare_problems() -> Iterator[AttentionProblem]:
 
 
 def _long() -> AttentionProblem:
-    """What the others are made of, as the copy engine takes it."""
-    return replace(next(_problems()), alignment="tensor_map")
+    """What the others are made of, as the copy engine takes it; it fills any device."""
+    return replace(next(_problems()), alignment="tensor_map", batch=1024)
 
 
 def rows(architecture: str) -> dict[str, KernelConfig]:
@@ -165,7 +166,15 @@ def rows(architecture: str) -> dict[str, KernelConfig]:
         found = _both(
             found, _named(architecture, featured_problems(_long(), algorithm), (algorithm,))
         )
+    for algorithm in ("fa2", "fa3") if architecture == "90" else ():
+        calls = (call for call in split_calls(_few()) if call.algorithm == algorithm)
+        found = _both(found, _named(architecture, calls, ()))
     return found
+
+
+def _few() -> AttentionProblem:
+    """The same with few tiles."""
+    return replace(_long(), batch=1)
 
 
 def rare_rows(architecture: str) -> dict[str, KernelConfig]:
@@ -190,7 +199,8 @@ def built_today(name: str, rare: bool = False) -> bool:
     if rare:
         days = 120
     elif generation == "fa3":
-        featured = any(f"-{feature}-" in f"{name}-" for feature in FEATURES)
+        added = (*FEATURES, "kv_chunks", "packed_group")
+        featured = any(f"-{feature}-" in f"{name}-" for feature in added)
         days = 6 if featured else 1 if "-bfloat16-" in name else 3
     elif architecture[3:] not in OFTEN or generation == "fa1":
         days = 30
@@ -200,18 +210,23 @@ def built_today(name: str, rare: bool = False) -> bool:
 
 
 def _named(
-    architecture: str, problems: Iterator[AttentionProblem], algorithms: tuple[Algorithm, ...]
+    architecture: str,
+    problems: Iterator[AttentionProblem] | Iterator[SplitCall],
+    algorithms: tuple[Algorithm, ...],
 ) -> dict[str, KernelConfig]:
+    """Of problems in some algorithms, or of calls that name their own."""
     found: dict[KernelConfig, str] = {}
-    for problem, algorithm in product(problems, algorithms):
-        try:
-            chosen = plan(problem, LIMITS[architecture], algorithm=algorithm)
-        except UnsupportedError:
-            continue
-        for launch in chosen.launches:
-            name = _name(architecture, launch.config)
-            short = problem.seqlen_q == SHORT and launch.config.generation == "fa2"
-            found.setdefault(launch.config, f"{name}-short" if short else name)
+    for one in problems:
+        calls = (one,) if isinstance(one, SplitCall) else (SplitCall(one, a) for a in algorithms)
+        for call in calls:
+            try:
+                chosen = call.plan(LIMITS[architecture])
+            except UnsupportedError:
+                continue
+            for launch in chosen.launches:
+                name = _name(architecture, launch.config)
+                short = call.problem.seqlen_q == SHORT and launch.config.generation == "fa2"
+                found.setdefault(launch.config, f"{name}-short" if short else name)
     named = {name: config for config, name in found.items()}
     assert len(named) == len(found), "two kernels have a name"
     return named
@@ -233,6 +248,9 @@ def _name(architecture: str, c: KernelConfig) -> str:
         if feature.name != "window":  # which is in the mask
             parts += ["-".join([feature.name, *(str(value) for _, value in feature.constants)])]
     constants = dict(c.constants)
+    if c.kernel == "merge":
+        parts += [f"{constants['block_q']}x{constants['block_kv']}"]
+        parts += ["shared"] * constants["shared_rows"]
     summaries = "summarise_mask", "list_blocks"
     if "block_q" in constants and (c.generation == "fa3" or c.kernel in summaries):
         parts.append(f"{constants['block_q']}x{constants['block_kv']}")

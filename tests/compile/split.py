@@ -1,0 +1,72 @@
+"""Forward passes with few tiles: split keys, packed groups and the tiles for few queries."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+
+from cuflash.features.table import with_features
+from cuflash.features.use import Operand
+from cuflash.planning.device import DeviceLimits
+from cuflash.planning.plan import Algorithm, Plan, plan
+from cuflash.planning.problem import AttentionProblem
+from cuflash.planning.tiles.fa3_tables import FORWARD_OF_FEW
+
+__all__ = ["SplitCall", "split_calls"]
+
+#: Of a row: chunks enough that warps of ``merge`` share it, and few.
+_CHUNKS = (512, 4096)
+
+
+@dataclass(frozen=True)
+class SplitCall:
+    """A problem, and what is asked for its plan."""
+
+    problem: AttentionProblem
+    algorithm: Algorithm
+    blocks: tuple[int, int] | None = None
+    kv_chunk: int | None = None
+
+    def plan(self, limits: DeviceLimits) -> Plan:
+        """In the tile and the chunk that are asked for."""
+        return plan(
+            self.problem,
+            limits,
+            algorithm=self.algorithm,
+            blocks=self.blocks,
+            kv_chunk=self.kv_chunk,
+        )
+
+
+def split_calls(plain: AttentionProblem) -> Iterator[SplitCall]:
+    """Those of FlashAttention-3 and 2; ``plain`` has all else of them."""
+    few = replace(plain, storage="bfloat16", output="bfloat16", seqlen_q=64, seqlen_kv=16384)
+    for row, mask, chunk in product(FORWARD_OF_FEW, ("full", "causal"), (0, *_CHUNKS)):
+        of = replace(few, head_dim=row.widest, head_dim_v=row.widest_v, mask=mask)
+        of = replace(of, q_offset=of.seqlen_kv - of.seqlen_q)
+        yield SplitCall(of, "fa3", (row.block_q, row.block_kv), chunk)
+    for width, algorithm in product((64, 128, 256), ("fa2", "fa3")):
+        of = replace(few, head_dim=width, head_dim_v=width)
+        yield SplitCall(replace(of, storage="float16", output="float16"), algorithm, None, 1024)
+        one = replace(of, seqlen_q=1, heads_q=8, heads_kv=2)
+        for name, problem in _of_one_query(one):
+            blocks = (64, 64) if algorithm == "fa3" else None
+            yield SplitCall(problem, algorithm, blocks, 512 if name != "whole" else 0)
+    for dtype, mask in product(("float32", "float64"), ("full", "causal")):
+        of = replace(few, storage=dtype, output=dtype, mask=mask, q_offset=few.seqlen_kv - 64)
+        yield SplitCall(of, "fa2", None, 1024)
+    sinks = Operand("sinks", "bfloat16", (few.heads_q,))
+    yield SplitCall(with_features(few, {}, {"sinks": sinks}), "fa3", (64, 64), 512)
+    capped = with_features(few, {"softcap": 50.0}, {})
+    yield SplitCall(capped, "fa3", (64, 64), 4096)
+    yield SplitCall(capped, "fa2", None, 4096)
+
+
+def _of_one_query(one: AttentionProblem) -> Iterator[tuple[str, AttentionProblem]]:
+    """Whose group is packed."""
+    yield "whole", one
+    yield "chunks", one
+    used = Operand("seqused_kv", "int32", (one.batch,))
+    yield "used", with_features(one, {}, {"seqused_kv": used}, bottom_right=True)
+    yield "window", with_features(replace(one, mask="left", q_first=12000), {}, {})
