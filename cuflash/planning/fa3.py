@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import product
 
-from ..errors import ArgumentValueError, UnsupportedError
+from ..errors import UnsupportedError
 from ..features.packed_group import with_packed_group
 from .argument_gradients import ArgumentGradients
 from .block_bits import bits_of_tiles
 from .decision import Algorithm, Plan
 from .device import DeviceLimits
-from .forward_time import ForwardWork, chunks_to_try, is_small
+from .fa3_choice import chosen_tile
 from .head_groups import even_head_group, head_group_of, taking_turns, whole_entries
 from .item_lists import ItemLists
-from .kernel import KernelLaunch, kernel_config, lay_out
-from .key_chunks import KeyChunks, divides, may_split, require_one
+from .kernel import KernelConfig, KernelLaunch, kernel_config, lay_out
+from .key_chunks import KeyChunks
 from .key_parts import KeyParts, parts_of
 from .problem import DTYPES, AttentionProblem
 from .row_order import RowOrder
@@ -63,7 +62,7 @@ def fa3_plan(
     problem = with_packed_group(problem)
     why, chunk = "as given", kv_chunk or 0
     if tile is None:
-        tile, why, chunk = _tile(problem, limits, blocks, kv_chunk)
+        tile, why, chunk = chosen_tile(problem, limits, blocks, kv_chunk)
     if isinstance(tile, fa3.Fa3ForwardTile):
         return _forward(problem, limits, tile, why, rejected, chunk)
     return _backward(problem, limits, tile, why, rejected, parts)
@@ -113,73 +112,6 @@ def _why_not(problem: AttentionProblem, limits: DeviceLimits) -> str | None:
     return None
 
 
-def _tile(
-    problem: AttentionProblem,
-    limits: DeviceLimits,
-    blocks: tuple[int, int] | None,
-    kv_chunk: int | None,
-) -> tuple[fa3.Fa3Tile, str, int]:
-    """The first candidate for these widths and lengths, or the one of the blocks asked for.
-
-    And keys of a chunk. Of a forward pass with few tiles those that are reckoned to be fastest.
-    """
-    if blocks is not None:
-        return _asked_tile(problem, limits, blocks, kv_chunk), "blocks as asked", kv_chunk or 0
-    best = min(_ways(problem, limits, kv_chunk), key=lambda way: way[0], default=None)
-    if best is not None:
-        return best[1]
-    for tile in fa3.candidates(problem, limits, every=bool(kv_chunk)):
-        if divides(kv_chunk, tile.block_kv):
-            return tile, "the first of the table for these lengths", kv_chunk or 0
-    require_one([], kv_chunk)
-    raise UnsupportedError(
-        f"fa3 has no tile for head_dim {problem.head_dim}/{problem.head_dim_v} "
-        f"in {limits.shared_per_block:,} bytes of shared memory"
-    )
-
-
-def _asked_tile(
-    problem: AttentionProblem,
-    limits: DeviceLimits,
-    blocks: tuple[int, int],
-    kv_chunk: int | None,
-) -> fa3.Fa3Tile:
-    listed = [*fa3.candidates(problem, limits), *fa3.candidates(problem, limits, every=True)]
-    for tile in listed:
-        if (tile.block_q, tile.block_kv) == blocks:
-            require_one([tile] * divides(kv_chunk, tile.block_kv), kv_chunk)
-            return tile
-    names = ", ".join(dict.fromkeys(f"({t.block_q}, {t.block_kv})" for t in listed))
-    raise ArgumentValueError("blocks", str(blocks), f"one of {names}")
-
-
-def _ways(
-    problem: AttentionProblem, limits: DeviceLimits, kv_chunk: int | None
-) -> Iterator[tuple[float, tuple[fa3.Fa3Tile, str, int]]]:
-    """What a forward pass with few tiles chooses from, and the time that each would take."""
-    if problem.operation != "forward" or not may_split(problem):
-        return
-    first = next(iter(fa3.candidates(problem, limits)), None)
-    if first is None or first.operand.stages:
-        return
-    if not is_small(problem, _items(problem, first), limits):
-        return
-    chunks = chunks_to_try(problem) if kv_chunk is None else [kv_chunk]
-    for tile, chunk in product(fa3.candidates(problem, limits, every=True), chunks):
-        if not isinstance(tile, fa3.Fa3ForwardTile) or tile.step is None:
-            continue
-        if divides(chunk, tile.block_kv):
-            work = ForwardWork(
-                *(problem, limits, tile.block_q, tile.block_kv),
-                *(tile.blocks_per_sm, chunk),
-            )
-            yield work.time(tile.step), (tile, "the fastest for so few tiles", chunk)
-
-
-def _items(problem: AttentionProblem, tile: fa3.Fa3Tile) -> int:
-    return problem.batch * problem.heads_q * problem.tiles(problem.seqlen_q, tile.block_q)
-
-
 def _forward(
     problem: AttentionProblem,
     limits: DeviceLimits,
@@ -188,19 +120,9 @@ def _forward(
     rejected: tuple[tuple[Algorithm, str], ...],
     kv_chunk: int,
 ) -> Plan:
-    footprint = tile.footprint
     chunks = KeyChunks(problem, limits, fa3.ARITHMETIC, tile.block_q, tile.block_kv, kv_chunk)
     bits = bits_of_tiles(problem, limits, fa3.ARITHMETIC, tile.block_q, tile.block_kv)
-    constants = tile.constants() | {"entries_inside": int(problem.shares_pairs)} | bits.constants
-    config = kernel_config(
-        chunks.of_parts, limits, ("fa3", "forward"), fa3.ARITHMETIC, constants, footprint
-    )
-    config = replace(
-        chunks.of_main(config),
-        architecture=_ARCHITECTURE,
-        head_dim=tile.head_dim,
-        head_dim_v=tile.head_dim_v,
-    )
+    config = _forward_config(chunks, tile, bits.constants)
     tiles_of_head = problem.tiles(problem.seqlen_q, tile.block_q)
     tiles = chunks.items(problem.batch * problem.heads_q * tiles_of_head)
     if tiles > _MOST_TILES:
@@ -209,7 +131,7 @@ def _forward(
     if _uneven(problem):  # else tiles are about equal, and heads may come singly
         head_group = even_head_group(problem, limits)
     head_group = whole_entries(problem, head_group)
-    grid = min(tiles, limits.num_sms * footprint.blocks_per_sm)
+    grid = min(tiles, limits.num_sms * tile.blocks_per_sm)
     boxes = (
         ("q", fa3.ROWS),
         ("k", tile.block_kv),
@@ -221,6 +143,22 @@ def _forward(
     launches = tuple(map(_for_hopper, (*bits.before, *lists.before, launch, *chunks.after)))
     workspace = tuple(lay_out([("tile_counter", 4), *bits.sizes, *lists.sizes, *chunks.sizes]))
     return Plan(chunks.problem, "cuda", "fa3", tile, reason, rejected, launches, workspace)
+
+
+def _forward_config(
+    chunks: KeyChunks, tile: fa3.Fa3ForwardTile, more: dict[str, int]
+) -> KernelConfig:
+    problem, footprint = chunks.of_parts, tile.footprint
+    constants = tile.constants() | {"entries_inside": int(problem.shares_pairs)} | more
+    config = kernel_config(
+        problem, chunks.limits, ("fa3", "forward"), fa3.ARITHMETIC, constants, footprint
+    )
+    return replace(
+        chunks.of_main(config),
+        architecture=_ARCHITECTURE,
+        head_dim=tile.head_dim,
+        head_dim_v=tile.head_dim_v,
+    )
 
 
 def _backward(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..features.use import Operand, Use
+from .elements import DTYPES, ELEMENTS, DType, DTypeName, Element, ElementName
 from .visibility import MaskKind, Visibility
 
 __all__ = [
@@ -27,10 +28,6 @@ __all__ = [
 
 Operation = Literal["forward", "backward"]
 Alignment = Literal["tensor_map", "vector", "element"]
-DTypeName = Literal["float16", "bfloat16", "float32", "float64"]
-ElementName = Literal[
-    "float16", "bfloat16", "float32", "float64", "bool", "int32", "int64", "uint8", "uint32"
-]
 
 #: Widest head the kernels and the tiled NumPy code take.
 MAX_HEAD_DIM = 256
@@ -42,56 +39,6 @@ MAX_SEQLEN = 2**30 - 2**12
 
 #: Smallest and largest normal number of float32.
 _LEAST, _MOST = 2.0**-126, (2 - 2.0**-23) * 2.0**127
-
-
-@dataclass(frozen=True)
-class Element:
-    """A type that arrays hold."""
-
-    name: ElementName
-    itemsize: int
-    cuda: str  # its name in CUDA C++
-
-
-@dataclass(frozen=True)
-class DType(Element):
-    """A storage type and what is computed with it."""
-
-    name: DTypeName
-    compute: DTypeName  # of accumulators, softmax, lse and delta
-
-    @property
-    def scales(self) -> tuple[float, float]:
-        """The least and the largest ``scale`` that scores of this type are right with.
-
-        A product q.k below the smallest normal number of the compute type may
-        count as 0. Times the largest scale that is an error of 2^-26 of a
-        score in float32, and of 2^-122 in float64: less than one rounding.
-        The least scale is a normal number, and so is its product with log2(e).
-        """
-        exponent = 100 if self.compute == "float32" else 900
-        return 2.0**-exponent, 2.0**exponent
-
-
-#: The four storage types.
-DTYPES: dict[str, DType] = {
-    d.name: d
-    for d in (
-        DType("float16", 2, "__half", "float32"),
-        DType("bfloat16", 2, "__nv_bfloat16", "float32"),
-        DType("float32", 4, "float", "float32"),
-        DType("float64", 8, "double", "float64"),
-    )
-}
-#: Those and the types that arrays of features alone have, by name.
-ELEMENTS: dict[str, Element] = {
-    **DTYPES,
-    "bool": Element("bool", 1, "bool"),
-    "int32": Element("int32", 4, "int"),
-    "int64": Element("int64", 8, "long long"),
-    "uint8": Element("uint8", 1, "unsigned char"),
-    "uint32": Element("uint32", 4, "unsigned"),
-}
 
 
 @dataclass(frozen=True)

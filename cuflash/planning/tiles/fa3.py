@@ -10,6 +10,7 @@ from ...features.use import Operand
 from ..device import DeviceLimits
 from ..problem import DTYPES, AttentionProblem
 from ..step_time import StepTime
+from . import fa3_registers
 from .common import Arithmetic, Footprint, bucket, ceil_div
 from .fa3_tables import BACKWARD, BUCKETS, FORWARD_WITH_PAIRS, ForwardRow, forward_rows
 from .operand_tiles import NO_OPERAND, OperandTiles
@@ -42,28 +43,6 @@ ARITHMETIC = Arithmetic("tensor_cores", 16, 16)
 
 #: Columns of a panel in shared memory: 128 bytes, the span of the widest swizzle.
 _PANEL = 64
-
-
-@dataclass(frozen=True)
-class _Registers:
-    """Registers of a thread after the load warpgroup has given its own away."""
-
-    load: int
-    math: int
-
-
-#: By warpgroups that do arithmetic and blocks on a multiprocessor. All warpgroups start with the
-#: same number, so what is given and taken adds up to at most that many times their number.
-_REGISTERS = {
-    (1, 1): _Registers(40, 232),
-    (1, 2): _Registers(40, 216),
-    (1, 3): _Registers(24, 136),
-    (2, 1): _Registers(40, 232),
-    (3, 1): _Registers(32, 160),
-    (4, 1): _Registers(32, 112),
-}
-_BACKWARD_REGISTERS = _Registers(24, 240)  # of two that do arithmetic
-_LISTED_REGISTERS = _Registers(40, 232)  # where load, which has little, finds steps in lists
 
 
 def _panels(rows: int, columns: int) -> int:
@@ -105,7 +84,7 @@ class Fa3ForwardTile:
 
     def constants(self) -> dict[str, int]:
         """What the device code reads from ``Config``."""
-        registers = _REGISTERS[self.warpgroups, self.blocks_per_sm]
+        registers = fa3_registers.FORWARD[self.warpgroups, self.blocks_per_sm]
         return {
             "block_q": self.block_q,
             "block_kv": self.block_kv,
@@ -171,7 +150,7 @@ class Fa3BackwardTile:
     def constants(self, listed: bool = False) -> dict[str, int]:
         """What the device code reads from ``Config``; where steps are listed or not."""
         tight = self.operand.stages or self.block_q > ROWS
-        registers = _LISTED_REGISTERS if listed and tight else _BACKWARD_REGISTERS
+        registers = fa3_registers.LISTED_BACKWARD if listed and tight else fa3_registers.BACKWARD
         return {
             "block_q": self.block_q,
             "block_kv": self.block_kv,

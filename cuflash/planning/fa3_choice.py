@@ -1,0 +1,82 @@
+"""The choice of a tile of FlashAttention-3, and of the chunks that keys come in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+
+from ..errors import ArgumentValueError, UnsupportedError
+from .device import DeviceLimits
+from .forward_time import ForwardWork, chunks_to_try, is_small
+from .key_chunks import divides, may_split, require_one
+from .problem import AttentionProblem
+from .tiles import fa3
+
+__all__ = ["chosen_tile"]
+
+
+def chosen_tile(
+    problem: AttentionProblem,
+    limits: DeviceLimits,
+    blocks: tuple[int, int] | None,
+    kv_chunk: int | None,
+) -> tuple[fa3.Fa3Tile, str, int]:
+    """The first candidate for these widths and lengths, or the one of the blocks asked for.
+
+    And keys of a chunk. Of a forward pass with few tiles those that are reckoned to be fastest.
+    """
+    if blocks is not None:
+        return _asked_tile(problem, limits, blocks, kv_chunk), "blocks as asked", kv_chunk or 0
+    best = min(_ways(problem, limits, kv_chunk), key=lambda way: way[0], default=None)
+    if best is not None:
+        return best[1]
+    for tile in fa3.candidates(problem, limits, every=bool(kv_chunk)):
+        if divides(kv_chunk, tile.block_kv):
+            return tile, "the first of the table for these lengths", kv_chunk or 0
+    require_one([], kv_chunk)
+    raise UnsupportedError(
+        f"fa3 has no tile for head_dim {problem.head_dim}/{problem.head_dim_v} "
+        f"in {limits.shared_per_block:,} bytes of shared memory"
+    )
+
+
+def _asked_tile(
+    problem: AttentionProblem,
+    limits: DeviceLimits,
+    blocks: tuple[int, int],
+    kv_chunk: int | None,
+) -> fa3.Fa3Tile:
+    listed = [*fa3.candidates(problem, limits), *fa3.candidates(problem, limits, every=True)]
+    for tile in listed:
+        if (tile.block_q, tile.block_kv) == blocks:
+            require_one([tile] * divides(kv_chunk, tile.block_kv), kv_chunk)
+            return tile
+    names = ", ".join(dict.fromkeys(f"({t.block_q}, {t.block_kv})" for t in listed))
+    raise ArgumentValueError("blocks", str(blocks), f"one of {names}")
+
+
+def _ways(
+    problem: AttentionProblem, limits: DeviceLimits, kv_chunk: int | None
+) -> Iterator[tuple[float, tuple[fa3.Fa3Tile, str, int]]]:
+    """What a forward pass with few tiles chooses from, and the time that each would take."""
+    if problem.operation != "forward" or not may_split(problem):
+        return
+    first = next(iter(fa3.candidates(problem, limits)), None)
+    if first is None or first.operand.stages:
+        return
+    if not is_small(problem, _items(problem, first), limits):
+        return
+    chunks = chunks_to_try(problem) if kv_chunk is None else [kv_chunk]
+    for tile, chunk in product(fa3.candidates(problem, limits, every=True), chunks):
+        if not isinstance(tile, fa3.Fa3ForwardTile) or tile.step is None:
+            continue
+        if divides(chunk, tile.block_kv):
+            work = ForwardWork(
+                *(problem, limits, tile.block_q, tile.block_kv),
+                *(tile.blocks_per_sm, chunk),
+            )
+            yield work.time(tile.step), (tile, "the fastest for so few tiles", chunk)
+
+
+def _items(problem: AttentionProblem, tile: fa3.Fa3Tile) -> int:
+    return problem.batch * problem.heads_q * problem.tiles(problem.seqlen_q, tile.block_q)
