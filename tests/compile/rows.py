@@ -247,7 +247,12 @@ def _name(architecture: str, c: KernelConfig) -> str:
     for feature in c.features:
         if feature.name != "window":  # which is in the mask
             parts += ["-".join([feature.name, *(str(value) for _, value in feature.constants)])]
-    constants = dict(c.constants)
+    return "-".join([*parts, *_constants(c)])
+
+
+def _constants(c: KernelConfig) -> list[str]:
+    """What of its tile tells it from others."""
+    constants, parts = dict(c.constants), []
     if c.kernel == "merge":
         parts += [f"{constants['block_q']}x{constants['block_kv']}"]
         parts += ["shared"] * constants["shared_rows"]
@@ -271,4 +276,4 @@ def _name(architecture: str, c: KernelConfig) -> str:
         parts.append(f"clears{constants['turns']}")
     if c.kernel == "convert_dq":  # narrow and wide heads can have fragments of different height
         parts.append(f"m{constants['fragment_rows']}")
-    return "-".join(parts)
+    return parts
