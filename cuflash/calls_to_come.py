@@ -36,6 +36,9 @@ Pair = tuple[int, int]
 
 #: Heads of all batch entries. With few of them plans take smaller tiles.
 _HEADS = tuple(4**i for i in range(7))
+#: The same where lengths are given, and it is heads alone that plans differ by.
+_EVERY_HEAD = tuple(sorted({*range(1, 65), *(int(64 * 1.15**i) for i in range(30)), *_HEADS}))
+_GROUPS = (1, 8, 64)
 #: Beyond the last length there is no other tile.
 _LENGTHS = tuple(2**i for i in range(4, 18))
 #: Of queries: with more no plan is another one.
@@ -167,13 +170,12 @@ def problems_of(calls: Calls) -> Iterator[AttentionProblem]:
     ):
         rows = [dim * DTYPES[dtype].itemsize for dim in dims]
         aligned = not calls.unaligned and all(row % 16 == 0 for row in rows)
-        groups = (1, 64) if operation == "backward" else (1,)
         windows = _telling_windows(operation) if mask in ("left", "band") else (0,)
         entries = _telling_entries(operation, asked.bias)
         for (seqlen_q, seqlen_kv), heads, group, window, batch in product(
-            seqlens, _HEADS, groups, windows, entries
+            seqlens, _telling_heads(calls, operation), _GROUPS, windows, entries
         ):
-            if heads * group > _MOST_HEADS:
+            if heads * group > _MOST_HEADS or group not in _telling_groups(operation, seqlen_q):
                 continue
             if batch > 1 and operation == "backward" and seqlen_q * seqlen_kv > _FEW_BLOCKS:
                 continue
@@ -198,6 +200,18 @@ def problems_of(calls: Calls) -> Iterator[AttentionProblem]:
                 deterministic=calls.deterministic,
             )
             yield from _featured(plain, asked)
+
+
+def _telling_heads(calls: Calls, operation: Operation) -> tuple[int, ...]:
+    """Heads of all batch entries by which plans differ; of a forward pass each by a little."""
+    return _HEADS if calls.seqlens is None or operation == "backward" else _EVERY_HEAD
+
+
+def _telling_groups(operation: Operation, seqlen_q: int) -> tuple[int, ...]:
+    """Query heads of a head of keys by which plans differ: they share sums, or rows of a tile."""
+    if operation == "backward":
+        return (1, 64)
+    return (1, 8) if seqlen_q == 1 else (1,)
 
 
 def _telling_entries(operation: Operation, bias: str | None) -> tuple[int, ...]:

@@ -15,14 +15,20 @@ from .cuda.available import device_count, require_device
 from .cuda.compile import compile_kernel, require_toolchain
 from .cuda.kernel_cache import binaries, require_kernel_cache
 from .errors import ArgumentValueError, BackendUnavailableError, UnsupportedError
+from .features.packed_group import with_packed_group
 from .planning.decision import Plan
 from .planning.device import DeviceLimits
 from .planning.fa3 import fa3_plan
+from .planning.fa3_choice import nearly_fastest
 from .planning.kernel import KernelConfig
 from .planning.plan import plan
 from .planning.problem import AttentionProblem
 
 __all__ = ["Outcome", "compile_ahead", "device_of", "kernels_of"]
+
+#: How much longer than the shortest time that of a tile may be at a length and a number of heads
+#: that stand for others, for one of these to take it.
+_BETWEEN = 0.15
 
 _ELSEWHERE = (
     "CuPy asks the current device for the architecture and loads there what it compiles, so its "
@@ -108,6 +114,10 @@ def _plans(problem: AttentionProblem, limits: DeviceLimits, calls: Calls) -> Ite
         # How many heads there are decides whether blocks share kv tiles.
         for parts in (1, problem.group):
             yield fa3_plan(problem, limits, None, (), parts=parts)
+    if chosen.algorithm == "fa3" and problem.operation == "forward" and calls.seqlens is None:
+        # Heads and lengths, of which some stand for others, decide about tiles and chunks of few.
+        for tile, chunk in nearly_fastest(with_packed_group(problem), limits, _BETWEEN):
+            yield fa3_plan(problem, limits, None, (), tile=tile, kv_chunk=chunk)
 
 
 def compile_ahead(

@@ -10,9 +10,12 @@ from .device import DeviceLimits
 from .forward_time import ForwardWork, chunks_to_try, is_small
 from .key_chunks import divides, may_split, require_one
 from .problem import AttentionProblem
-from .tiles import fa3
+from .tiles import fa3, steps
 
-__all__ = ["chosen_tile"]
+__all__ = ["chosen_tile", "nearly_fastest"]
+
+#: Tile, why it is taken, and keys of a chunk.
+_Choice = tuple[fa3.Fa3Tile, str, int]
 
 
 def chosen_tile(
@@ -20,7 +23,7 @@ def chosen_tile(
     limits: DeviceLimits,
     blocks: tuple[int, int] | None,
     kv_chunk: int | None,
-) -> tuple[fa3.Fa3Tile, str, int]:
+) -> _Choice:
     """The first candidate for these widths and lengths, or the one of the blocks asked for.
 
     And keys of a chunk. Of a forward pass with few tiles those that are reckoned to be fastest.
@@ -40,6 +43,24 @@ def chosen_tile(
     )
 
 
+def nearly_fastest(
+    problem: AttentionProblem, limits: DeviceLimits, within: float
+) -> Iterator[tuple[fa3.Fa3Tile, int]]:
+    """Tiles and chunks of a forward pass with few tiles whose time is so near to the shortest.
+
+    Calls that are a little larger or smaller may take them. Of each tile one
+    without chunks, with few and with many; nothing of other problems.
+    """
+    ways = list(_ways(problem, limits, None))
+    shortest = min((time for time, _ in ways), default=0.0)
+    found: dict[tuple[fa3.Fa3Tile, int], int] = {}
+    for time, (tile, _, chunk) in ways:
+        if time <= (1 + within) * shortest:
+            many = chunk > 0 and problem.seqlen_kv > steps.MergeTile.warps * chunk
+            found[tile, (chunk > 0) + many] = chunk
+    yield from ((tile, chunk) for (tile, _), chunk in found.items())
+
+
 def _asked_tile(
     problem: AttentionProblem,
     limits: DeviceLimits,
@@ -57,7 +78,7 @@ def _asked_tile(
 
 def _ways(
     problem: AttentionProblem, limits: DeviceLimits, kv_chunk: int | None
-) -> Iterator[tuple[float, tuple[fa3.Fa3Tile, str, int]]]:
+) -> Iterator[tuple[float, _Choice]]:
     """What a forward pass with few tiles chooses from, and the time that each would take."""
     if problem.operation != "forward" or not may_split(problem):
         return

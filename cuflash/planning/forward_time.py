@@ -8,15 +8,22 @@ shortest time is taken: ``bench/NOTES.md`` has the figures beside measured ones.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from .device import DeviceLimits
 from .problem import DTYPES, AttentionProblem
 from .step_time import StepTime
 from .tiles.common import ceil_div
+from .visibility import Visibility
 
 __all__ = ["ForwardWork", "chunks_to_try", "is_small"]
+
+_Numbers = npt.NDArray[np.int64]
 
 #: Keys of a chunk that are tried; 0: every row is walked whole.
 CHUNKS = (0, *(1 << n for n in range(7, 21)))
@@ -47,6 +54,29 @@ def chunks_to_try(problem: AttentionProblem) -> list[int]:
     return [c for c in CHUNKS if c < keys <= _MOST_CHUNKS * c or not c]
 
 
+class _Items(NamedTuple):
+    """Of a head: how many, their steps, those of the longest, and whether all have as many."""
+
+    number: int
+    steps: int
+    longest: int
+    equal: bool
+
+
+@lru_cache(maxsize=64)
+def _ranges(visibility: Visibility, rows: int) -> tuple[_Numbers, _Numbers, _Numbers]:
+    """First and last key, exclusive, of q tiles that see some, and how many tiles are like it."""
+    queries = visibility.seqlen_q
+    if visibility.first is None and visibility.last is None:
+        seen = {(0, visibility.seqlen_kv): ceil_div(queries, rows)}
+    else:
+        tiles = (visibility.keys_seen(q, min(q + rows, queries)) for q in range(0, queries, rows))
+        seen = Counter(tiles)
+    found = [(*keys, n) for keys, n in seen.items() if keys[0] < keys[1]]
+    begin, end, number = np.array(found, np.int64).reshape(-1, 3).T
+    return begin, end, number
+
+
 @dataclass(frozen=True)
 class ForwardWork:
     """The items of a forward pass in a tile and a chunk.
@@ -72,38 +102,33 @@ class ForwardWork:
 
     def time(self, step: StepTime) -> float:
         """Microseconds."""
-        steps = Counter[int]()
-        for of_item, items in self._steps():
-            steps[of_item] += items
+        items = self._items()
         heads = self.problem.batch * self.problem.heads_q
-        count, longest = steps.total() * heads, max(steps, default=0)
-        slots = self.limits.num_sms * self.blocks_per_sm
+        count, slots = items.number * heads, self.limits.num_sms * self.blocks_per_sm
         together = ceil_div(min(count, slots), self.limits.num_sms)
         of_step = step.among(together, self.blocks_per_sm)
         rounds = ceil_div(count, slots)
-        share = sum(n * items for n, items in steps.items()) * heads / slots
-        even = rounds * longest if len(steps) == 1 else share + longest / 4
-        work = max(even, longest) * of_step + _ITEM * max(rounds, 1)
+        share = items.steps * heads / slots
+        even = rounds * items.longest if items.equal else share + items.longest / 4
+        work = max(even, items.longest) * of_step + _ITEM * max(rounds, 1)
         memory = self._bytes / _MEMORY
         if rounds > 1:
             memory *= 1 + _LOST_OF_ROUND * (rounds * slots / count - 1)
         return max(work, memory + _ITEM) + self._merging(count)
 
-    def _steps(self) -> Iterator[tuple[int, int]]:
-        """Steps of an item of a head, and how many items have as many."""
-        problem, chunk = self.problem, self.chunk or self.problem.seqlen_kv
-        seen = problem.visibility.keys_seen
-        for q_begin in range(0, problem.seqlen_q, self.block_q):
-            begin, end = seen(q_begin, min(q_begin + self.block_q, problem.seqlen_q))
-            if begin == end:
-                continue
-            first, last = begin // chunk, (end - 1) // chunk
-            if first == last:
-                yield ceil_div(end - begin, self.block_kv), 1
-                continue
-            yield ceil_div((first + 1) * chunk - begin, self.block_kv), 1
-            yield ceil_div(chunk, self.block_kv), last - first - 1
-            yield ceil_div(end - last * chunk, self.block_kv), 1
+    def _items(self) -> _Items:
+        """Those of a head."""
+        begin, end, tiles = _ranges(self.problem.visibility, self.block_q)
+        chunk = self.chunk or max(1, self.problem.seqlen_kv)
+        first, last = begin // chunk, (end - 1) // chunk
+        several, between = first < last, np.maximum(last - first - 1, 0)
+        of_first = -(-(np.where(several, (first + 1) * chunk, end) - begin) // self.block_kv)
+        of_last = -(-np.where(several, end - last * chunk, 0) // self.block_kv)
+        of_others = np.where(between > 0, ceil_div(chunk, self.block_kv), 0)
+        count = int((tiles * (1 + several + between)).sum())
+        steps = int((tiles * (of_first + of_last + between * of_others)).sum())
+        longest = max(int(n.max(initial=0)) for n in (of_first, of_last, of_others))
+        return _Items(count, steps, longest, steps == longest * count)
 
     @property
     def _bytes(self) -> int:

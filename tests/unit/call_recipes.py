@@ -89,6 +89,7 @@ RECIPES: dict[str, list[Any]] = {
     "backend": ["auto", "cuda", "numpy"],
     "algorithm": ["auto", "fa1", "fa2", "fa3"],
     "blocks": [None, (64, 64), (32, 64), (64, 32), (64.0, 64), (32, True)],
+    "kv_chunk": [None, 0, 64, 128, 96, -64, 64.0, True, np.int64(64), "64"],
     "workspace": [None, _bytes(1 << 22), _bytes(1 << 22, 256), _bytes(1 << 22, 16), _bytes(256)],
     "deterministic": [False, True, 0, 1.0],
     "residual_dtype": [None, "float16", np.float32, "float64"],
@@ -141,6 +142,7 @@ MATTERS_NOT = {
     "backend": "arrays in CUDA memory are computed there",
     "algorithm": "'auto' is one of them",
     "blocks": "the plan's own tile may be one of them",
+    "kv_chunk": "0 is what short sequences have; NumPy's 64 is 64",
 }
 
 

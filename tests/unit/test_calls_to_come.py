@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -203,11 +204,18 @@ def test_each_kernel_is_listed_once_and_no_more_than_some_call_needs() -> None:
     listed = kernels_of(HALF, LIMITS["90"])
     assert len(set(listed)) == len(listed)
     assert {kernel.generation for kernel in listed} == {"fa3", "steps"}
-    (only,) = kernels_of(
-        replace(HALF, operations=("forward",), masks=("full",), seqlens=((4096, 4096),)),
-        LIMITS["90"],
-    )
-    assert (only.generation, only.kernel, only.mask) == ("fa3", "forward", "full")
+    calls = replace(HALF, operations=("forward",), masks=("full",), seqlens=((4096, 4096),))
+    plain = replace(_any_problem(calls, random.Random(7)), batch=1, seqlen_q=4096, seqlen_kv=4096)
+    needed = {
+        launch.config
+        for heads, group in product(range(1, 300), (1, 8))
+        for launch in plan(
+            replace(plain, heads_q=heads * group, heads_kv=heads), LIMITS["90"]
+        ).launches
+    }
+    assert set(kernels_of(calls, LIMITS["90"])) == needed
+    named = sorted((kernel.generation, kernel.kernel, kernel.mask) for kernel in needed)
+    assert named == [("fa3", "forward", "full")] * 4 + [("steps", "merge", "full")]
 
 
 def test_both_sides_of_every_length_of_the_tables_are_asked_for() -> None:

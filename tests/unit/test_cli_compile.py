@@ -108,9 +108,13 @@ def test_elsewhere_than_on_a_terminal_a_line_tells_of_each_kernel(
     options = "--head-dim 192/128 --dtype float16 --operation forward --seqlen 4096"
     assert cli.main(["compile", *options.split()]) == 0
     assert capsys.readouterr().out.splitlines() == [
-        "1/2 fa3/forward float16 192/128 full 128x128",
-        "2/2 fa3/forward float16 192/128 causal 128x128",
-        "2 kernels for  (sm_90): 1 compiled, 1 there already, 1.3 s; in /cache",
+        "1/6 fa3/forward float16 192/128 full kv_chunks 128x128",
+        "2/6 steps/merge float16 192/128 full kv_chunks 128x128",
+        "3/6 fa3/forward float16 192/128 full 128x128",
+        "4/6 fa3/forward float16 192/128 causal kv_chunks 128x128",
+        "5/6 steps/merge float16 192/128 causal kv_chunks 128x128",
+        "6/6 fa3/forward float16 192/128 causal 128x128",
+        "6 kernels for  (sm_90): 5 compiled, 1 there already, 1.3 s; in /cache",
     ]
 
 
@@ -118,13 +122,13 @@ def test_on_a_terminal_there_is_a_bar(
     compiler: Compiler, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compile_command, "Console", lambda: Console(force_terminal=True, width=120))
-    options = "--head-dim 64 --dtype float16 --operation forward --seqlen 4096"
+    options = "--head-dim 192/128 --dtype float16 --operation forward --seqlen 4096"
     assert cli.main(["compile", *options.split()]) == 0
     printed = capsys.readouterr().out
     assert "━" in printed
-    assert "2/2" in printed
-    assert "1/2 fa3" not in printed
-    assert "1 compiled, 1 there already" in printed
+    assert "6/6" in printed
+    assert "1/6 fa3" not in printed
+    assert "5 compiled, 1 there already" in printed
 
 
 @pytest.mark.parametrize(

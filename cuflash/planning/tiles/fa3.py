@@ -12,7 +12,7 @@ from ..problem import DTYPES, AttentionProblem
 from ..step_time import StepTime
 from . import fa3_registers
 from .common import Arithmetic, Footprint, bucket, ceil_div
-from .fa3_tables import BACKWARD, BUCKETS, FORWARD_WITH_PAIRS, ForwardRow, forward_rows
+from .fa3_tables import BACKWARD, BUCKETS, FORWARD_WITH_PAIRS, ForwardRow, forward_rows, is_reckoned
 from .operand_tiles import NO_OPERAND, OperandTiles
 
 __all__ = [
@@ -187,6 +187,7 @@ Fa3Tile = Fa3ForwardTile | Fa3BackwardTile
 
 def tile_of_row(problem: AttentionProblem, row: ForwardRow) -> Fa3ForwardTile:
     """A row's tile in the widths of a problem."""
+    step = StepTime(row.step, row.step_beside or row.step)
     return Fa3ForwardTile(
         row.block_q,
         row.block_kv,
@@ -196,7 +197,7 @@ def tile_of_row(problem: AttentionProblem, row: ForwardRow) -> Fa3ForwardTile:
         bucket(problem.head_dim, BUCKETS),
         bucket(problem.head_dim_v, BUCKETS),
         blocks_per_sm=row.blocks_per_sm,
-        step=StepTime(row.step, row.step_beside or row.step) if row.step else None,
+        step=step if is_reckoned(row, problem) else None,
     )
 
 

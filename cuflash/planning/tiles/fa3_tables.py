@@ -22,6 +22,7 @@ __all__ = [
     "ForwardRow",
     "PairsRow",
     "forward_rows",
+    "is_reckoned",
 ]
 
 #: Widths that kernels are compiled for: columns of a product come in these numbers.
@@ -103,6 +104,12 @@ def forward_rows(problem: AttentionProblem, every: bool = False) -> Iterator[For
             yield row
     if every:
         yield from (row for row in FORWARD_OF_FEW if _holds(row, problem))
+
+
+def is_reckoned(row: ForwardRow, problem: AttentionProblem) -> bool:
+    """Whether it is known how long a step takes: it is measured, in heads about as wide."""
+    widest = next(few.widest for few in FORWARD_OF_FEW if _holds(few, problem))
+    return row.step > 0 and row.widest <= widest
 
 
 def _rows_of_blocks(problem: AttentionProblem) -> Iterator[ForwardRow]:
