@@ -127,7 +127,8 @@ def _forward(
     lists = ItemLists(problem, limits, tile.arithmetic, tile.block_q)
     chunks = KeyChunks(problem, limits, tile.arithmetic, tile.block_q, tile.block_kv, kv_chunk)
     main = _main_launch(chunks.of_parts, limits, tile)
-    main = replace(main, config=chunks.of_main(main.config), grid=chunks.items(main.grid))
+    grid = launchable(chunks.items(main.grid), "splitting keys")
+    main = replace(main, config=chunks.of_main(main.config), grid=grid)
     launches = *lists.before, main, *chunks.after
     workspace = tuple(lay_out([*lists.sizes, *chunks.sizes]))
     return Plan(chunks.problem, "cuda", "fa2", tile, reason, rejected, launches, workspace)

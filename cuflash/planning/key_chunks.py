@@ -95,7 +95,7 @@ class KeyChunks:
 
     def items(self, tiles: int) -> int:
         """Thread blocks, or what they draw, of so many q tiles."""
-        return launchable(tiles * self._count, "splitting keys")
+        return tiles * self._count
 
     @property
     def of_parts(self) -> AttentionProblem:

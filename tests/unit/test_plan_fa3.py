@@ -13,7 +13,7 @@ from cuflash.planning.fa3 import OLDEST_NVRTC, fa3_plan, needs_newer_compiler
 from cuflash.planning.plan import Plan, plan
 from cuflash.planning.problem import AttentionProblem
 from cuflash.planning.tiles import fa3
-from cuflash.planning.tiles.fa3_tables import BUCKETS, FORWARD
+from cuflash.planning.tiles.fa3_tables import BUCKETS, FORWARD, FORWARD_OF_FEW
 
 from ..architectures import LIMITS
 from .test_plan import problem
@@ -33,6 +33,11 @@ def mapped(**changes: object) -> AttentionProblem:
         if name in changes:
             changes |= dict.fromkeys(both, changes.pop(name))
     return problem(**{"alignment": "tensor_map", **changes})
+
+
+def filling(**changes: object) -> AttentionProblem:
+    """The same with heads enough for every multiprocessor, in tiles of the table."""
+    return mapped(**{"batch": 64, **changes})
 
 
 #: head_dim, head_dim_v, mask: seqlen_kv up to which a tile is taken, the tile, and how deep the
@@ -64,7 +69,7 @@ def test_the_tile_follows_widths_and_lengths(d: int, dv: int, mask: str) -> None
     shortest = 1
     for longest, blocks, stages, q_stages in _TAKEN[d, dv, mask]:
         for length in (shortest, longest):
-            wanted = mapped(head_dim=d, head_dim_v=dv, mask=mask, seqlen_q=777, seqlen_kv=length)
+            wanted = filling(head_dim=d, head_dim_v=dv, mask=mask, seqlen_q=777, seqlen_kv=length)
             tile = planned(wanted).tile
             assert (tile.block_q, tile.block_kv) == blocks, length
             assert (tile.num_stages, tile.q_stages) == (stages, q_stages)
@@ -73,7 +78,7 @@ def test_the_tile_follows_widths_and_lengths(d: int, dv: int, mask: str) -> None
 
 def test_warpgroups_take_no_turns_where_four_share_short_rows_under_a_mask() -> None:
     for mask, turns in (("full", True), ("causal", False)):
-        tile = planned(mapped(mask=mask)).tile
+        tile = planned(filling(mask=mask)).tile
         assert (tile.block_q, tile.takes_turns) == (256, turns)
 
 
@@ -88,7 +93,7 @@ def test_every_row_of_the_table_is_taken() -> None:
     assert {row for row, _, _ in served} == set(FORWARD)
     for row, mask, longest in served:
         widths = {"head_dim": row.widest, "head_dim_v": row.widest_v}
-        wanted = mapped(**widths, mask=mask, seqlen_kv=min(longest, ANY))
+        wanted = filling(**widths, mask=mask, seqlen_kv=min(longest, ANY))
         assert planned(wanted).tile == fa3.tile_of_row(wanted, row)
 
 
@@ -166,7 +171,8 @@ def test_auto_takes_it_first() -> None:
 
 
 def _listed(wanted: AttentionProblem) -> set[tuple[int, int]]:
-    rows = (r for r in FORWARD if r.widest >= wanted.head_dim and r.widest_v >= wanted.head_dim_v)
+    every = (*FORWARD, *FORWARD_OF_FEW)
+    rows = (r for r in every if r.widest >= wanted.head_dim and r.widest_v >= wanted.head_dim_v)
     return {(row.block_q, row.block_kv) for row in rows}
 
 
@@ -183,12 +189,12 @@ def test_listed_blocks_are_taken_at_every_length(width: int) -> None:
 
 def test_other_blocks_are_refused_by_name_and_go_on_to_the_next_by_default() -> None:
     wanted = mapped(width=128)
-    with pytest.raises(ArgumentValueError, match=r"blocks: got \(64, 64\)") as caught:
-        planned(wanted, blocks=(64, 64))
+    with pytest.raises(ArgumentValueError, match=r"blocks: got \(32, 64\)") as caught:
+        planned(wanted, blocks=(32, 64))
     names = caught.value.expected.removeprefix("one of ")
     assert sorted(eval(f"[{names}]")) == sorted(_listed(wanted))  # each once
-    chosen = plan(wanted, HOPPER, blocks=(64, 64))
-    assert (chosen.algorithm, chosen.tile.block_q, chosen.tile.block_kv) == ("fa2", 64, 64)
+    chosen = plan(wanted, HOPPER, blocks=(32, 64))
+    assert (chosen.algorithm, chosen.tile.block_q, chosen.tile.block_kv) == ("fa2", 32, 64)
     assert chosen.rejected == (("fa3", str(caught.value)),)
 
 
@@ -223,7 +229,7 @@ def test_a_block_for_every_multiprocessor_or_every_tile() -> None:
 
 
 def test_what_is_known_at_run_time_costs_no_compile() -> None:
-    plain = planned(mapped(seqlen=ANY)).launches[0].config
+    plain = planned(filling(seqlen=ANY)).launches[0].config
     for change in (
         {"seqlen_q": 123_457, "seqlen_kv": 99_999},
         {"batch": 70_000},
@@ -232,15 +238,15 @@ def test_what_is_known_at_run_time_costs_no_compile() -> None:
         {"q_offset": -7},
         {"head_dim": 40, "head_dim_v": 56},
     ):
-        changed = planned(replace(mapped(seqlen=ANY), **change))
+        changed = planned(replace(filling(seqlen=ANY), **change))
         assert changed.launches[0].config == plain
-    configs = {planned(mapped(seqlen=n)).launches[0].config for n in range(1, 5000, 100)}
+    configs = {planned(filling(seqlen_kv=n)).launches[0].config for n in range(1, 5000, 100)}
     assert len(configs) == 2
 
 
 def test_the_workspace_is_one_counter() -> None:
     for length in (100, ANY):
-        chosen = planned(mapped(seqlen=length))
+        chosen = planned(filling(seqlen=length))
         assert [(b.name, b.offset, b.nbytes) for b in chosen.workspace] == [("tile_counter", 0, 4)]
         assert chosen.workspace_bytes == 4
 
@@ -255,7 +261,7 @@ def test_maps_bring_a_warpgroups_queries_and_a_block_of_keys() -> None:
 
 def test_a_given_tile_is_taken() -> None:
     every = list(fa3.candidates(mapped(), HOPPER, every=True))
-    assert len(every) == len(FORWARD)
+    assert len(every) == len(FORWARD) + len(FORWARD_OF_FEW)
     assert [fa3_plan(mapped(), HOPPER, None, (), tile=t).tile for t in every] == every
     with pytest.raises(UnsupportedError, match="fa3 is for Hopper"):
         fa3_plan(mapped(), LIMITS["80"], None, (), tile=every[0])

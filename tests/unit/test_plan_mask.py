@@ -19,6 +19,8 @@ from ..architectures import LIMITS
 from .bias_case import BATCH, FORMS, HEADS, KEYS, ROWS, kernel_of, kernels_of, shape_of
 
 _WIDTHS = [(64, 64), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256)]
+#: With which tiles of the table have work for every multiprocessor.
+_FILLING = {"batch": 100}
 _WHOLE = shape_of(1, 4, (True, True))
 
 
@@ -189,7 +191,7 @@ def test_bits_that_cannot_be_counted_are_left_to_fa2(operation: Any) -> None:
 def test_tiles_that_a_mask_may_hide_are_square_at_128(seqlen: int) -> None:
     """Of any length. Elsewhere, and where a mask hides keys alone, they are as without a mask."""
     for form, width in product(FORMS, (64, 96, 128, 192, 256)):
-        wide = {"head_dim": width, "head_dim_v": width, "seqlen_kv": seqlen}
+        wide = {"head_dim": width, "head_dim_v": width, "seqlen_kv": seqlen, **_FILLING}
         shape = tuple(seqlen if size == KEYS else size for size in shape_of(1, 4, form))
         problem = _problem(shape, **wide)
         tile = plan(problem, LIMITS["90"], algorithm="fa3").tile
@@ -208,7 +210,7 @@ def test_beside_a_bias(
     operation: Any, of_bias: tuple[bool, bool], of_mask: tuple[bool, bool]
 ) -> None:
     """The bias comes tile by tile as it does without a mask, wherever the mask lies."""
-    more = {"more": _bias(of_bias), "operation": operation, "unmappable": ("mask",)}
+    more = {"more": _bias(of_bias), "operation": operation, "unmappable": ("mask",), **_FILLING}
     problem = _problem(shape_of(1, 4, of_mask), **more)
     chosen = plan(problem, LIMITS["90"], algorithm="fa3")
     staged = of_bias[1] and (operation == "forward" or of_bias[0])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import product
 
 from ...features.use import Operand
@@ -62,7 +62,7 @@ class Fa3ForwardTile:
     head_dim_v: int
     operand: OperandTiles = NO_OPERAND
     blocks_per_sm: int = 1
-    step: StepTime | None = None
+    step: StepTime | None = field(default=None, compare=False)
 
     @property
     def warpgroups(self) -> int:
