@@ -89,6 +89,7 @@ LISTS = {
     NARROW: Listed(
         _case(2, (4, 2), (600, 700), **_HALF),
         _case(16, (8, 2), (520, 600), **_HALF),
+        (256, 64),
     ),
     GRADIENTS: Listed(
         _case(2, (6, 2), (300, 500), **_WIDE), _case(40, (6, 2), (400, 600), **_WIDE), backward=True

@@ -36,7 +36,7 @@ BUGS = (
     packed_bug(
         "surplus blocks of fa3 read past the list of q tiles",
         _FA3_LOAD,
-        "if (Config::Lengths::packed && static_cast<int>(blockIdx.x) >= tiles) {",
+        "if ((Config::Lengths::packed || Config::Chunks::split) && first >= tiles) {",
         "if (false) {",
         "fa3",
     ),
