@@ -15,6 +15,7 @@ import cuflash
 
 from .emulator.build import KEPT
 from .kit.compare import REGISTRY
+from .kit.filled import filled
 from .kit.parts import parts_forced
 from .kit.problem import register_profiles
 from .turns import has_turn
@@ -37,6 +38,21 @@ LISTED_SKIPS: tuple[str, ...] = (
 
 #: What a process of ``-n`` is told under this name.
 _WHOLE = "cuflash_whole_run"
+
+
+#: Folders whose tests hold kernels to the truth, on problems much smaller than a device.
+_OF_KERNELS = ("device", "emulator", "property", "tenant")
+
+
+@pytest.fixture(autouse=True)
+def _filled(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Tests of kernels have the tiles of full devices, but those of few tiles."""
+    of_few = request.node.get_closest_marker("few_tiles") is not None
+    if of_few or request.path.parent.name not in _OF_KERNELS:
+        yield
+        return
+    with filled():
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -84,6 +100,7 @@ def pytest_configure(config: pytest.Config) -> None:
             raise pytest.UsageError("--ratios: only without -n, in a single process")
         _share_emulated_kernels(config)
     config.addinivalue_line("markers", "here: not in a process of its own, in tests/emulator")
+    config.addinivalue_line("markers", "few_tiles: in tiles and chunks as few tiles have them")
     if config.getoption("--require-gpu") and not cuflash.is_available():
         raise pytest.UsageError("--require-gpu: CUDA cannot be used here")
 

@@ -30,7 +30,7 @@ def chosen_tile(
     """
     if blocks is not None:
         return _asked_tile(problem, limits, blocks, kv_chunk), "blocks as asked", kv_chunk or 0
-    best = min(_ways(problem, limits, kv_chunk), key=lambda way: way[0], default=None)
+    best = min(_ways(problem, limits, kv_chunk), key=_time_and_blocks, default=None)
     if best is not None:
         return best[1]
     for tile in fa3.candidates(problem, limits, every=bool(kv_chunk)):
@@ -59,6 +59,12 @@ def nearly_fastest(
             many = chunk > 0 and problem.seqlen_kv > steps.MergeTile.warps * chunk
             found[tile, (chunk > 0) + many] = chunk
     yield from ((tile, chunk) for (tile, _), chunk in found.items())
+
+
+def _time_and_blocks(way: tuple[float, _Choice]) -> tuple[float, int]:
+    """Of those that wait for the memory alone several blocks on a multiprocessor keep it busy."""
+    time, (tile, _, _) = way
+    return time, -tile.footprint.blocks_per_sm
 
 
 def _asked_tile(

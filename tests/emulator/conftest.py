@@ -8,6 +8,7 @@ import pytest
 
 from cuflash.planning.kernel import KernelConfig
 
+from ..kit.filled import filled
 from .apart import apart
 from .build import begin, compiler, emulate
 from .call import Kernels
@@ -18,8 +19,12 @@ from .session import configs_of
 
 @pytest.fixture(scope="session", autouse=True)
 def _compiled_ahead(request: pytest.FixtureRequest) -> None:
-    if compiler() is None:
-        return
+    if compiler() is not None:
+        with filled():
+            _begin(request)
+
+
+def _begin(request: pytest.FixtureRequest) -> None:
     given = [getattr(item, "callspec", None) for item in request.session.items]
     kernels = [spec.params.get("kernels") for spec in given if spec is not None]
     for one in dict.fromkeys(
@@ -40,7 +45,7 @@ def _configs(one: object) -> set[KernelConfig]:
 
 
 @pytest.fixture(autouse=True)
-def _compiled(request: pytest.FixtureRequest) -> None:
+def _compiled(request: pytest.FixtureRequest, _filled: None) -> None:
     """Waits for the kernels of a test: its children do not share what is being compiled."""
     spec = getattr(request.node, "callspec", None)
     asked = [] if spec is None else [spec.params.get(name) for name in ("row", "kernels")]

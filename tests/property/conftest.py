@@ -17,6 +17,7 @@ import pytest
 
 import cuflash
 
+from ..kit.filled import filled
 from ..kit.runners import RUNNERS
 from .sweep import BLOCKS, DTYPES, HEAD_DIMS
 
@@ -35,7 +36,7 @@ def _compiled_ahead(request: pytest.FixtureRequest) -> None:
     ]
     part = request.config.getoption("--part")
     if len(gpu) > FEW and not part and cuflash.is_available():
-        with ThreadPoolExecutor() as pool:
+        with filled(), ThreadPoolExecutor() as pool:
             list(pool.map(lambda call: _prepare(**call), _calls(algorithms)))
 
 

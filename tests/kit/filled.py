@@ -1,0 +1,21 @@
+"""Plans of forward passes in the tiles of their table, however few tiles there are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest import mock
+
+from cuflash import calls
+from cuflash.planning import fa3_choice
+
+__all__ = ["filled"]
+
+
+@contextmanager
+def filled() -> Iterator[None]:
+    """As if every problem filled the device: small ones then test the tiles of large ones."""
+    with mock.patch.object(fa3_choice, "is_small", return_value=False):
+        calls.forget()
+        yield
+    calls.forget()
