@@ -24,9 +24,8 @@ from .planning.problem import (
     MaskKind,
     Operation,
 )
-from .planning.tiles import fa2_tables, fa3_tables
-from .planning.tiles.bias import WALKERS
 from .score_mod import ScoreMod, with_arrays
+from .telling import GROUPS, entries_of, groups_of, heads_of, telling_lengths, windows_of
 from .tensors import QKV, differentiable, dtypes_of, tensors
 
 __all__ = ["Calls", "problems_of"]
@@ -34,13 +33,6 @@ __all__ = ["Calls", "problems_of"]
 #: (q or k, v), or (queries, keys).
 Pair = tuple[int, int]
 
-#: Heads of all batch entries. With few of them plans take smaller tiles.
-_HEADS = tuple(4**i for i in range(7))
-#: The same where lengths are given, and it is heads alone that plans differ by.
-_EVERY_HEAD = tuple(sorted({*range(1, 65), *(int(64 * 1.15**i) for i in range(30)), *_HEADS}))
-_GROUPS = (1, 8, 64)
-#: Beyond the last length there is no other tile.
-_LENGTHS = tuple(2**i for i in range(4, 18))
 #: Of queries: with more no plan is another one.
 _MOST_HEADS = 4**7
 #: Pairs beyond which the gradient of a bias has blocks for every device.
@@ -164,18 +156,18 @@ def problems_of(calls: Calls) -> Iterator[AttentionProblem]:
     ArgumentValueError
         If a bias or sinks of a dtype are asked for that no such call takes.
     """
-    seqlens = _telling_lengths() if calls.seqlens is None else calls.seqlens
+    seqlens = telling_lengths() if calls.seqlens is None else calls.seqlens
     for dims, dtype, operation, mask, asked in product(
         calls.head_dims, calls.dtypes, calls.operations, calls.masks, calls.features
     ):
         rows = [dim * DTYPES[dtype].itemsize for dim in dims]
         aligned = not calls.unaligned and all(row % 16 == 0 for row in rows)
-        windows = _telling_windows(operation) if mask in ("left", "band") else (0,)
-        entries = _telling_entries(operation, asked.bias)
+        windows = windows_of(operation) if mask in ("left", "band") else (0,)
+        entries = entries_of(operation, asked.bias)
         for (seqlen_q, seqlen_kv), heads, group, window, batch in product(
-            seqlens, _telling_heads(calls, operation), _GROUPS, windows, entries
+            seqlens, heads_of(operation, calls.seqlens is not None), GROUPS, windows, entries
         ):
-            if heads * group > _MOST_HEADS or group not in _telling_groups(operation, seqlen_q):
+            if heads * group > _MOST_HEADS or group not in groups_of(operation, seqlen_q):
                 continue
             if batch > 1 and operation == "backward" and seqlen_q * seqlen_kv > _FEW_BLOCKS:
                 continue
@@ -200,35 +192,6 @@ def problems_of(calls: Calls) -> Iterator[AttentionProblem]:
                 deterministic=calls.deterministic,
             )
             yield from _featured(plain, asked)
-
-
-def _telling_heads(calls: Calls, operation: Operation) -> tuple[int, ...]:
-    """Heads of all batch entries by which plans differ; of a forward pass each by a little."""
-    return _HEADS if calls.seqlens is None or operation == "backward" else _EVERY_HEAD
-
-
-def _telling_groups(operation: Operation, seqlen_q: int) -> tuple[int, ...]:
-    """Query heads of a head of keys by which plans differ: they share sums, or rows of a tile."""
-    if operation == "backward":
-        return (1, 64)
-    return (1, 8) if seqlen_q == 1 else (1,)
-
-
-def _telling_entries(operation: Operation, bias: str | None) -> tuple[int, ...]:
-    """Sizes of a batch by which plans of a bias that all of it shares differ."""
-    if bias is None or bias.partition(":")[0] != "qk":
-        return (1,)
-    return (1, 2) if operation == "forward" else (1, *sorted(WALKERS))
-
-
-def _telling_windows(operation: Operation) -> tuple[int, ...]:
-    """Numbers of keys in a window: both sides of every one at which a pass's table changes."""
-    if operation == "forward":
-        last_of_rows = {row.widest_window for row in fa3_tables.FORWARD if row.widest_window}
-    else:
-        first_of_rows = {row.fewest_of_window for row in fa3_tables.BACKWARD}
-        last_of_rows = {first - 1 for first in first_of_rows if first}
-    return tuple(keys for last in sorted(last_of_rows) for keys in (last, last + 1))
 
 
 def _featured(problem: AttentionProblem, asked: _Features) -> Iterator[AttentionProblem]:
@@ -288,18 +251,3 @@ def _dtype_of(name: str, problem: AttentionProblem, asked: str) -> str:
     if dtype not in allowed:
         raise ArgumentValueError(name, f"{dtype} for {problem.storage}", " or ".join(allowed))
     return dtype
-
-
-def _telling_lengths() -> tuple[Pair, ...]:
-    """Lengths of which every tile that a plan can take is taken by one.
-
-    Both sides of every length at which the tables change, and among them
-    enough for the plans that weigh lengths against heads; as many queries as
-    keys, or one as in decoding.
-    """
-    shorter = [n for row in fa3_tables.FORWARD for n in (row.longest, row.longest_causal)]
-    shorter += [row.longest for row in fa3_tables.FORWARD_WITH_PAIRS]
-    longer = [row.shortest - 1 for rows in fa2_tables.FORWARD.values() for row in rows]
-    edges = [n for last in (*shorter, *longer) for n in (last, last + 1)]
-    lengths = {*_LENGTHS, *(n for n in edges if 1 <= n <= MAX_SEQLEN)}
-    return tuple((queries, keys) for keys in sorted(lengths) for queries in (keys, 1))

@@ -120,6 +120,7 @@ ORDER = [
     "options",
     "score_mod",
     "given",
+    "telling",
     "calls_to_come",
     "compile_ahead",
     "checks",

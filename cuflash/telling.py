@@ -1,0 +1,62 @@
+"""Sizes of which each stands for others: plans of problems that have them differ."""
+
+from __future__ import annotations
+
+from .planning.problem import MAX_SEQLEN, Operation
+from .planning.tiles import fa2_tables, fa3_tables
+from .planning.tiles.bias import WALKERS
+
+__all__ = ["GROUPS", "entries_of", "groups_of", "heads_of", "telling_lengths", "windows_of"]
+
+#: Query heads of a head of keys.
+GROUPS = (1, 8, 64)
+#: Heads of all batch entries. With few of them plans take smaller tiles.
+_HEADS = tuple(4**i for i in range(7))
+#: The same where lengths are given, and it is heads alone that plans differ by.
+_EVERY_HEAD = tuple(sorted({*range(1, 65), *(int(64 * 1.15**i) for i in range(30)), *_HEADS}))
+#: Beyond the last length there is no other tile.
+_LENGTHS = tuple(2**i for i in range(4, 18))
+
+
+def heads_of(operation: Operation, of_lengths: bool) -> tuple[int, ...]:
+    """Of all batch entries, where lengths are given or not: a forward pass differs by each."""
+    return _EVERY_HEAD if of_lengths and operation == "forward" else _HEADS
+
+
+def groups_of(operation: Operation, seqlen_q: int) -> tuple[int, ...]:
+    """Query heads of a head of keys by which plans differ: they share sums, or rows of a tile."""
+    if operation == "backward":
+        return (1, 64)
+    return (1, 8) if seqlen_q == 1 else (1,)
+
+
+def entries_of(operation: Operation, bias: str | None) -> tuple[int, ...]:
+    """Sizes of a batch by which plans of a bias that all of it shares differ."""
+    if bias is None or bias.partition(":")[0] != "qk":
+        return (1,)
+    return (1, 2) if operation == "forward" else (1, *sorted(WALKERS))
+
+
+def windows_of(operation: Operation) -> tuple[int, ...]:
+    """Numbers of keys in a window: both sides of every one at which a pass's table changes."""
+    if operation == "forward":
+        last_of_rows = {row.widest_window for row in fa3_tables.FORWARD if row.widest_window}
+    else:
+        first_of_rows = {row.fewest_of_window for row in fa3_tables.BACKWARD}
+        last_of_rows = {first - 1 for first in first_of_rows if first}
+    return tuple(keys for last in sorted(last_of_rows) for keys in (last, last + 1))
+
+
+def telling_lengths() -> tuple[tuple[int, int], ...]:
+    """Lengths of which every tile that a plan can take is taken by one.
+
+    Both sides of every length at which the tables change, and among them
+    enough for the plans that weigh lengths against heads; as many queries as
+    keys, or one as in decoding.
+    """
+    shorter = [n for row in fa3_tables.FORWARD for n in (row.longest, row.longest_causal)]
+    shorter += [row.longest for row in fa3_tables.FORWARD_WITH_PAIRS]
+    longer = [row.shortest - 1 for rows in fa2_tables.FORWARD.values() for row in rows]
+    edges = [n for last in (*shorter, *longer) for n in (last, last + 1)]
+    lengths = {*_LENGTHS, *(n for n in edges if 1 <= n <= MAX_SEQLEN)}
+    return tuple((queries, keys) for keys in sorted(lengths) for queries in (keys, 1))
