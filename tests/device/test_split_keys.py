@@ -1,0 +1,113 @@
+"""Split keys, packed groups and tiles for few queries on the device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cuflash
+from cuflash.planning.device import DeviceLimits
+from cuflash.planning.plan import plan
+
+from ..kit.case import Case
+from ..kit.data import arrays
+from ..kit.split_keys import ROWS, Row
+from .common import skip_without
+
+pytestmark = pytest.mark.few_tiles
+
+
+def _run(cp: Any) -> Any:
+    """Calls with arrays on the device, over a workspace of NaN."""
+
+    def run(function: Any, **given: Any) -> Any:
+        placed = {
+            name: cp.asarray(value) if isinstance(value, np.ndarray) else value
+            for name, value in given.items()
+        }
+        workspace = cp.full(1 << 24, 0xFF, np.uint8)
+        return tuple(cp.asnumpy(array) for array in function(**placed, workspace=workspace))
+
+    return run
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_against_float64(cp: Any, row: Row) -> None:
+    skip_without(row.algorithm)
+    row.check(_run(cp))
+
+
+@pytest.mark.parametrize("algorithm", ["fa2", "fa3"])
+@pytest.mark.parametrize("width", [64, 128])
+def test_a_row_has_the_same_bits_in_any_batch(cp: Any, algorithm: str, width: int) -> None:
+    """With a tile and a chunk that are given; one query and a few, of groups and of none."""
+    skip_without(algorithm)
+    for heads, queries in (((8, 2), 1), ((8, 2), 7), ((2, 2), 200)):
+        case = Case(40, *heads, queries, 3000, width, width, "bfloat16", seed=5)
+        x = {name: cp.asarray(array) for name, array in arrays(case, "q", "k", "v").items()}
+        options = {"algorithm": algorithm, "blocks": (64, 64), "kv_chunk": 512, "causal": True}
+        every = cuflash.attention(**x, **options, return_lse=True)
+        for first, last in ((0, 1), (3, 5), (39, 40), (0, 17)):
+            some = {name: array[first:last] for name, array in x.items()}
+            for part, whole in zip(
+                cuflash.attention(**some, **options, return_lse=True), every, strict=True
+            ):
+                cp.testing.assert_array_equal(part, whole[first:last])
+
+
+@pytest.mark.parametrize("algorithm", ["fa2", "fa3"])
+def test_runs_are_equal_beside_other_work(cp: Any, hog: Any, algorithm: str) -> None:
+    """Which block draws a chunk, and when, decides about no bit."""
+    skip_without(algorithm)
+    x = arrays(Case(1, 8, 2, 1, 60_000, 128, 128, "float16", seed=6), "q", "k", "v")
+    given = {name: cp.asarray(array) for name, array in x.items()}
+    options = {"algorithm": algorithm, "blocks": (64, 64), "kv_chunk": 1024}
+    first = cuflash.attention(**given, **options)
+    for _ in range(20):
+        hog.start()
+        cp.testing.assert_array_equal(cuflash.attention(**given, **options), first)
+
+
+def test_a_captured_graph_has_the_bits_of_the_call(cp: Any) -> None:
+    """Of a prepared call; its lengths are read anew in every replay."""
+    x = arrays(Case(3, 8, 2, 1, 5000, 128, 128, "float16", seed=7), "q", "k", "v")
+    given = {name: cp.asarray(array) for name, array in x.items()}
+    used = cp.asarray([5000, 17, 2600], np.int32)
+    out = cp.empty_like(given["q"])
+    options = {"kv_chunk": 512, "seqused_kv": used}
+    stream = cp.cuda.Stream(non_blocking=True)
+    with stream:
+        cuflash.attention(**given, **options, out=out)  # compiles
+        workspace = cp.empty(1 << 24, np.uint8)
+        stream.begin_capture()
+        cuflash.attention(**given, **options, out=out, workspace=workspace)
+        graph = stream.end_capture()
+        for lengths in ([5000, 17, 2600], [1, 0, 4999], [512, 513, 511]):
+            used.set(np.array(lengths, np.int32))
+            out.fill(np.nan)
+            graph.launch(stream)
+            stream.synchronize()
+            replayed = out.copy()
+            cp.testing.assert_array_equal(replayed, cuflash.attention(**given, **options))
+
+
+def test_what_the_planner_takes_is_right(cp: Any) -> None:
+    """The decode and the few tiles that it was timed with, against whole rows of one tile."""
+    limits = DeviceLimits.query(0)
+    for heads, lengths, width, causal in (
+        ((32, 8), (1, 16384), 128, False),
+        ((64, 8), (1, 1024), 128, False),
+        ((1, 1), (4096, 4096), 128, True),
+        ((8, 8), (77, 4096), 64, False),
+    ):
+        case = Case(1, *heads, *lengths, width, width, "bfloat16", seed=8, causal=causal)
+        x = {name: cp.asarray(array) for name, array in arrays(case, "q", "k", "v").items()}
+        prepared = cuflash.prepare(**x, causal=causal)
+        assert prepared.plan == plan(prepared.plan.problem, limits) or lengths[0] == 1
+        got = cuflash.attention(**x, causal=causal, out_dtype="float32")
+        whole = cuflash.attention(
+            **x, causal=causal, algorithm="fa2", kv_chunk=0, out_dtype="float32"
+        )
+        cp.testing.assert_allclose(got, whole, rtol=0, atol=0.01)
