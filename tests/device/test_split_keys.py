@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 
 import cuflash
-from cuflash.planning.device import DeviceLimits
-from cuflash.planning.plan import plan
 
 from ..kit.case import Case
 from ..kit.data import arrays
@@ -58,6 +56,24 @@ def test_a_row_has_the_same_bits_in_any_batch(cp: Any, algorithm: str, width: in
 
 
 @pytest.mark.parametrize("algorithm", ["fa2", "fa3"])
+def test_rows_that_do_not_count_change_no_bit(cp: Any, algorithm: str) -> None:
+    skip_without(algorithm)
+    x = arrays(Case(3, 2, 1, 100, 300, 64, 64, "float16", seed=10), "q", "k", "v")
+    used = {"seqused_q": [100, 70, 0], "seqused_kv": [130, 300, 200]}
+    lengths = {name: cp.asarray(counts, np.int32) for name, counts in used.items()}
+    options = {"algorithm": algorithm, "blocks": (64, 64), "kv_chunk": 128, "causal": True}
+    found = []
+    for value in (1, 40, np.nan, np.inf):
+        given = {name: cp.asarray(array) for name, array in x.items()}
+        for b, (q, kv) in enumerate(zip(*used.values(), strict=True)):
+            given["q"][b, q:] = value
+            given["k"][b, kv:] = given["v"][b, kv:] = value
+        found.append(cuflash.attention(**given, **lengths, **options, return_lse=True))
+        for one, first in zip(found[-1], found[0], strict=True):
+            cp.testing.assert_array_equal(one, first)
+
+
+@pytest.mark.parametrize("algorithm", ["fa2", "fa3"])
 def test_runs_are_equal_beside_other_work(cp: Any, hog: Any, algorithm: str) -> None:
     """Which block draws a chunk, and when, decides about no bit."""
     skip_without(algorithm)
@@ -66,7 +82,7 @@ def test_runs_are_equal_beside_other_work(cp: Any, hog: Any, algorithm: str) -> 
     options = {"algorithm": algorithm, "blocks": (64, 64), "kv_chunk": 1024}
     first = cuflash.attention(**given, **options)
     for _ in range(20):
-        hog.start()
+        hog.copy()
         cp.testing.assert_array_equal(cuflash.attention(**given, **options), first)
 
 
@@ -95,7 +111,6 @@ def test_a_captured_graph_has_the_bits_of_the_call(cp: Any) -> None:
 
 def test_what_the_planner_takes_is_right(cp: Any) -> None:
     """The decode and the few tiles that it was timed with, against whole rows of one tile."""
-    limits = DeviceLimits.query(0)
     for heads, lengths, width, causal in (
         ((32, 8), (1, 16384), 128, False),
         ((64, 8), (1, 1024), 128, False),
@@ -104,8 +119,8 @@ def test_what_the_planner_takes_is_right(cp: Any) -> None:
     ):
         case = Case(1, *heads, *lengths, width, width, "bfloat16", seed=8, causal=causal)
         x = {name: cp.asarray(array) for name, array in arrays(case, "q", "k", "v").items()}
-        prepared = cuflash.prepare(**x, causal=causal)
-        assert prepared.plan == plan(prepared.plan.problem, limits) or lengths[0] == 1
+        chosen = cuflash.prepare(**x, causal=causal).plan
+        assert chosen.algorithm != "fa3" or chosen.reason == "the fastest for so few tiles"
         got = cuflash.attention(**x, causal=causal, out_dtype="float32")
         whole = cuflash.attention(
             **x, causal=causal, algorithm="fa2", kv_chunk=0, out_dtype="float32"

@@ -111,6 +111,25 @@ def test_heads_in_a_packed_group_have_the_bits_of_heads_alone(algorithm: str) ->
                 _equal(alone, own, (chunk, head))
 
 
+@pytest.mark.parametrize("algorithm", ["fa2", "fa3"])
+def test_rows_that_do_not_count_change_no_bit(algorithm: str) -> None:
+    """Whatever they hold; they are 0, and their log-sum-exp is minus infinity."""
+    x = arrays(Case(3, 2, 1, 100, 300, 64, 64, "float16", seed=10), "q", "k", "v")
+    x["seqused_q"] = np.array([100, 70, 0], np.int32)
+    x["seqused_kv"] = np.array([130, 300, 200], np.int32)
+    found = []
+    for value in (1, 40, np.nan, np.inf):
+        given = {name: array.copy() for name, array in x.items()}
+        for b, (q, kv) in enumerate(zip(x["seqused_q"], x["seqused_kv"], strict=True)):
+            given["q"][b, q:] = value
+            given["k"][b, kv:] = given["v"][b, kv:] = value
+        with host_cupy("90", 2) as host:
+            found.append(_called(host, given, algorithm, kv_chunk=128))
+        _equal(found[-1], found[0], value)
+    assert not found[0][0][1, 70:].any()
+    assert (found[0][1][1, :, 70:] == -np.inf).all()
+
+
 @dataclass(frozen=True)
 class Split:
     """What is compiled, for lengths that are drawn about what it counts in."""

@@ -107,6 +107,12 @@ def _of_both(label: str, case: Case, chunk: int, fa3: tuple[int, int] | None = N
     return [Row(label, "fa2", case, chunk), Row(label, "fa3", case, chunk, fa3)]
 
 
+def _packed_causal(heads: tuple[int, int], chunk: int, blocks: tuple[int, int] | None) -> list[Row]:
+    case = _case(heads, (1, 300), **_CAUSAL, q_offset=100)
+    label = "packed causal" if blocks is None else "packed 70 causal"
+    return [Row(label, a, case, chunk, blocks, packed=True) for a in ("fa2", "fa3")]
+
+
 ROWS = (
     # Chunks of whole tiles, the last one short; an entry of its own length.
     *_of_both("full", _case(_TWO, (70, 300)), 128, (64, 64)),
@@ -173,7 +179,10 @@ ROWS = (
         for algorithm, chunk in (("fa2", 64), ("fa3", 128), ("fa3", 0))
         for case in (_case((8, 1), (1, 300), batch=4, softcap=3.0, **_CAUSAL, used="/300,0,7,128"),)
     ),
+    # A query that does not see the last keys.
+    *_packed_causal((8, 2), 64, None),
     # More heads of a group than rows of a tile.
+    *_packed_causal((70, 1), 128, (64, 64)),
     Row("packed 70", "fa3", _case((70, 1), (1, 200)), 128, (64, 64), packed=True),
     # As the plan has it.
     Row("planned", "fa3", _case((2, 1), (300, 500), 128, **_CAUSAL)),

@@ -29,6 +29,7 @@ from . import (
     fa3_order,
     host,
     host_calls,
+    key_chunks,
     lengths_host,
     mask,
     packed_fa3,
@@ -74,6 +75,7 @@ BUGS = (
     *windows.BUGS,
     *host.BUGS,
     *host_calls.BUGS,
+    *key_chunks.BUGS,
 )
 #: Those of FlashAttention-3, in records of their own: of a GPU of compute capability 9.0, see
 #: ``hopper``, and of the emulator.
@@ -92,6 +94,7 @@ EMULATED_BUGS = (
     *bias_staged.BUGS,
     *block_mask.HOPPER,
     *dropout_fa3.BUGS,
+    *key_chunks.HOPPER,
     *packed_fa3.BUGS,
     *score_mod.HOPPER,
     *sinks.HOPPER,
