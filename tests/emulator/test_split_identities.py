@@ -54,6 +54,23 @@ def test_a_row_has_the_same_bits_in_any_batch(algorithm: str) -> None:
 
 
 @pytest.mark.parametrize("algorithm", ["fa2", "fa3"])
+def test_an_entry_of_a_cache_has_the_same_bits_in_any_batch(algorithm: str) -> None:
+    """Of a step and of a few drafts, whatever the batch: nobody gives a tile or a chunk."""
+    lengths = np.array([1500, 3, 700, 0], np.int32)
+    for queries in (1, 5):
+        x = arrays(Case(4, 4, 2, queries, 1500, 64, 64, "float16", seed=11), "q", "k", "v")
+        given = {"q": x["q"], "k_cache": x["k"], "v_cache": x["v"], "cache_seqlens": lengths}
+        options = {"causal": True, "algorithm": algorithm, "return_lse": True}
+        with host_cupy("90", 132) as host:
+            placed = {name: host.array(array) for name, array in given.items()}
+            every = host.call(cuflash.attention_with_kvcache, **placed, **options)
+            for b in range(4):
+                one = {name: host.array(array[b : b + 1]) for name, array in given.items()}
+                alone = host.call(cuflash.attention_with_kvcache, **one, **options)
+                _equal([a.peek() for a in alone], [a.peek()[b : b + 1] for a in every], b)
+
+
+@pytest.mark.parametrize("algorithm", ["fa2", "fa3"])
 def test_a_row_has_the_same_bits_beside_more_keys_that_it_does_not_see(algorithm: str) -> None:
     """Boundaries of chunks are places of keys: later ones are merged as what adds nothing."""
     x = arrays(Case(1, 2, 1, 130, 900, 64, 64, "bfloat16", seed=6), "q", "k", "v")
