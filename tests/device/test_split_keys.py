@@ -17,24 +17,15 @@ from .common import skip_without
 pytestmark = pytest.mark.few_tiles
 
 
-def _run(cp: Any) -> Any:
-    """Calls with arrays on the device, over a workspace of NaN."""
-
-    def run(function: Any, **given: Any) -> Any:
-        placed = {
-            name: cp.asarray(value) if isinstance(value, np.ndarray) else value
-            for name, value in given.items()
-        }
-        workspace = cp.full(1 << 24, 0xFF, np.uint8)
-        return tuple(cp.asnumpy(array) for array in function(**placed, workspace=workspace))
-
-    return run
+def _called(function: Any, *arrays: Any, **options: Any) -> Any:
+    return function(*arrays, **options)
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_against_float64(cp: Any, row: Row) -> None:
     skip_without(row.algorithm)
-    row.check(_run(cp))
+    workspace = cp.full(1 << 24, 0xFF, np.uint8)  # NaN of any type
+    row.check(_called, cp.asarray, cp.asnumpy, workspace=workspace)
 
 
 @pytest.mark.parametrize("algorithm", ["fa2", "fa3"])

@@ -22,4 +22,4 @@ _POISON = np.full(1 << 23, 0xFF, np.uint8)
 def test_against_float64(row: Row) -> None:
     """Few multiprocessors: a block has several items, some of them without keys."""
     with host_cupy("90", 3) as host:
-        row.check(host.call, workspace=host.array(_POISON))
+        row.check(host.call, host.array, lambda array: array.peek(), workspace=host.array(_POISON))

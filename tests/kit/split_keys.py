@@ -17,11 +17,14 @@ from .case import Case
 from .compare import compare
 from .data import arrays
 from .oracle import judge
+from .written import given_to
 
-__all__ = ["ROWS", "Row", "Run"]
+__all__ = ["ROWS", "Row"]
 
-#: Calls a function with arrays that are where it computes, and gives NumPy's.
+#: Calls a function.
 Run = Callable[..., Any]
+#: Brings an array somewhere.
+Place = Callable[[Any], Any]
 
 
 @dataclass(frozen=True)
@@ -71,10 +74,15 @@ class Row:
         return arrays(self.case, "q", "k", "v", *self.case.operands)
 
     def results(self, run: Run, x: dict[str, Any], **more: Any) -> tuple[Any, Any]:
-        """The output and its log-sum-exp; the plan is the one that the row is for."""
+        """The output and its log-sum-exp of arrays that are where it computes.
+
+        The plan is the one that the row is for.
+        """
+        operands = given_to(self.case, {name: x[name] for name in self.case.operands})
+        options = {**self.options, **operands, **more, "return_lse": True}
         ran: list[Plan] = []
         with dispatch.observe(ran.append):
-            found = run(cuflash.attention, **x, **self.options, **more, return_lse=True)
+            found = run(cuflash.attention, *(x[name] for name in "qkv"), **options)
         (plan,) = ran
         assert plan.algorithm == self.algorithm
         assert (plan.problem.group_rows > 1) == self.packed
@@ -86,12 +94,13 @@ class Row:
             assert (plan.tile.block_q, plan.tile.block_kv) == self.blocks
         return found  # type: ignore[no-any-return]
 
-    def check(self, run: Run, **more: Any) -> None:
-        """Hold a call to the truth."""
+    def check(self, run: Run, place: Place, read: Place, **more: Any) -> None:
+        """Hold a call to the truth; ``place`` and ``read`` bring arrays there and back."""
         x = self.inputs()
         truth = judge(self.case, x)
-        for name, got in zip(("out", "lse"), self.results(run, x, **more), strict=True):
-            compare(truth, name, np.asarray(got)).check()
+        placed = {name: place(array) for name, array in x.items()}
+        for name, got in zip(("out", "lse"), self.results(run, placed, **more), strict=True):
+            compare(truth, name, read(got)).check()
 
 
 def _case(heads: tuple[int, int], lengths: tuple[int, int], width: int = 64, **more: Any) -> Case:
@@ -130,6 +139,12 @@ ROWS = (
     *_of_both("softcap", _case(_TWO, (90, 300), dtype="bfloat16", softcap=3.0), 128, (64, 64)),
     *_of_both("dropout", _case(_TWO, (90, 300), dropout="0.3"), 128, (64, 64)),
     *_of_both("alibi", _case(_TWO, (90, 300), alibi="batch", **_CAUSAL), 128, (64, 64)),
+    # A bias of each pair, which fa3 has in tiles beside K's, and one of each row.
+    Row("bias", "fa2", _case(_TWO, (90, 300), bias="hqk"), 128),
+    Row("bias", "fa3", _case(_TWO, (90, 304), bias="hqk"), 128),
+    *_of_both("bias of rows", _case(_TWO, (90, 300), bias="hq1"), 128, (64, 64)),
+    # Functions of scores.
+    *_of_both("written", _case(_TWO, (90, 300), softcap=9.0, alibi="heads", written=True), 128),
     # More chunks than warps of a block, which then share a row: a column for each lane, and more.
     *_of_both("many chunks", _case(_TWO, (5, 1300)), 128, (64, 64)),
     *_of_both("many chunks sinks", _case(_TWO, (5, 2400), **_CAUSAL, sinks="float16"), 64),
