@@ -198,7 +198,6 @@ def _explain(given: argparse.Namespace) -> int:
 def _explained(given: argparse.Namespace, operation: Operation) -> str:
     seed = given.dropout_seed
     selects = operation == "backward" or given.operation == "forward"  # which refuses it
-    chunks = operation == "forward" or given.operation == "backward"  # the same
     return str(
         explain(
             *_shapes(given),
@@ -226,7 +225,7 @@ def _explained(given: argparse.Namespace, operation: Operation) -> str:
             backend=given.backend,
             algorithm=given.algorithm,
             blocks=None if given.blocks is None else tuple(given.blocks),
-            kv_chunk=given.kv_chunk if chunks else None,
+            kv_chunk=given.kv_chunk if given.operation != "both" or not selects else None,
             compile=given.compile,
         )
     )
