@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal
 
 from .decision import Algorithm, Plan
 from .device import DeviceLimits, HostLimits
+from .fa2 import fa2_plan
+from .fa3 import fa3_plan
 from .key_chunks import chunk_of
 from .plan import plan
 from .problem import AttentionProblem
@@ -35,7 +38,14 @@ def batch_invariant_plan(
         return plan(problem, limits, algorithm=algorithm, blocks=blocks, kv_chunk=kv_chunk)
     usual = replace(problem, batch=_USUAL_BATCH)
     first = plan(usual, limits, algorithm=algorithm, blocks=blocks, kv_chunk=kv_chunk)
-    tile = first.tile.block_q, first.tile.block_kv
     chunk = chunk_of(first.problem)
-    same = plan(problem, limits, algorithm=first.algorithm, blocks=tile, kv_chunk=chunk)
+    if first.algorithm == "fa1":
+        tile = first.tile.block_q, first.tile.block_kv
+        same = plan(problem, limits, algorithm="fa1", blocks=tile)
+    else:
+        of_tile = _OF_TILE[first.algorithm]
+        same = of_tile(problem, limits, None, (), tile=first.tile, kv_chunk=chunk)
     return replace(same, reason=first.reason, rejected=first.rejected)
+
+
+_OF_TILE: dict[str, Callable[..., Plan]] = {"fa2": fa2_plan, "fa3": fa3_plan}

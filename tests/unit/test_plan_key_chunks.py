@@ -237,3 +237,15 @@ def test_a_batch_invariant_plan_has_what_is_asked_for() -> None:
     with pytest.raises(UnsupportedError, match="NumPy"):
         batch_invariant_plan(problem, HOST, kv_chunk=256)
     assert batch_invariant_plan(problem, HOST) == plan(problem, HOST)
+
+
+def test_a_batch_invariant_plan_is_that_of_a_usual_batch() -> None:
+    """In the very tile, not another one of its blocks; whatever the generation."""
+    for architecture, width, mask, lengths in product(
+        ("80", "90"), (64, 128, 256), ("full", "causal"), ((1, 8192), (300, 700), (4096, 4096))
+    ):
+        problem = few(8, (8, 2), lengths, width, mask=mask, q_offset=lengths[1] - lengths[0])
+        chosen = batch_invariant_plan(problem, LIMITS[architecture])
+        assert chosen == plan(problem, LIMITS[architecture])
+    fa1 = [make(PLAIN, H200, algorithm="fa1") for make in (plan, batch_invariant_plan)]
+    assert (fa1[0].algorithm, fa1[0].tile.block_q) == (fa1[1].algorithm, fa1[1].tile.block_q)
