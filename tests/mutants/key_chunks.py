@@ -9,7 +9,6 @@ __all__ = ["BUGS", "HOPPER"]
 _FEATURE = "cuda_src/features/kv_chunks.cuh"
 _MERGE = "cuda_src/steps/merge.cu"
 _MASK = "cuda_src/tile/mask.cuh"
-_FA3_LOAD = "cuda_src/fa3/forward_load.cuh"
 _FA3_MATH = "cuda_src/fa3/forward_math.cuh"
 _CHUNKS = "cuflash/planning/key_chunks.py"
 _TIME = "cuflash/planning/forward_time.py"
@@ -20,7 +19,6 @@ _FULL, _WINDOW = "fa2-float16-d64-full-128", "fa2-float16-d64-window-128"
 _MANY, _DEAD = "fa2-float16-d64-many-chunks-128", "fa2-float16-d64-dead-rows-128"
 _PACKED = "fa2-float16-d64-packed-causal-64"
 _FA3 = "fa3-float16-d64-full-64x64-128"
-_FA3_CAUSAL = "fa3-bfloat16-d64-causal-64x128-256"
 
 
 def _bug(name: str, file: str, find: str, replace: str, of: str) -> Bug:
@@ -87,14 +85,6 @@ _OF_CHUNKS = (
         "[split + place]",
         _FULL,
     ),
-    Bug(
-        "rows that do not count give a chunk what they hold",
-        _FEATURE,
-        "    if (is_surplus<Config>(seq, row)) reference = -infinity<Compute>(), sum = 0;\n",
-        "",
-        "tests/device/test_split_keys.py::test_rows_that_do_not_count_change_no_bit[fa2]",
-        "test_split_identities.py::test_rows_that_do_not_count_change_no_bit[fa2]",
-    ),
 )
 
 _OF_MERGING = (
@@ -152,7 +142,7 @@ _OF_MERGING = (
         _MERGE,
         "kv_range<Config>(seq, row / Config::block_q)",
         "kv_range<Config>(seq, 0)",
-        "fa2-bfloat16-d64-causal-256",
+        _DEAD,
     ),
 )
 
@@ -251,20 +241,6 @@ BUGS = (*_OF_CHUNKS, *_OF_MERGING, *_OF_GROUPS, *_OF_PLANS)
 #: Of FlashAttention-3, for the emulator alone.
 HOPPER = (
     _bug(
-        "chunks without keys are walked",
-        _FA3_LOAD,
-        "    if (kv.begin < kv.end) break;\n",
-        "    break;\n",
-        _FA3_CAUSAL,
-    ),
-    _bug(
-        "a block whose first chunk has no keys ends",
-        _FA3_LOAD,
-        "if constexpr (Config::Chunks::split) first = first_with_keys(c, order, first, tiles);",
-        "",
-        _FA3_CAUSAL,
-    ),
-    _bug(
         "warpgroups walk all keys before their chunk",
         _FA3_MATH,
         "    if constexpr (Config::Chunks::split) seen.begin = tile.kv.begin;\n",
@@ -279,10 +255,17 @@ HOPPER = (
         "fa3-float16-d64-table-256x64-128",
     ),
     _bug(
-        "tiles that see nothing have no chunk",
-        "cuda_src/fa3/forward_types.cuh",
-        "    kv.end = max(1, kv.end);\n",
-        "",
-        "fa3-float16-d64-dead-rows-64x64-128",
+        "warpgroups walk keys behind their chunk",
+        _FA3_MATH,
+        "max(tile.kv.begin + 1, min(tile.kv.end, seen.end))",
+        "max(tile.kv.begin + 1, seen.end)",
+        _FA3,
+    ),
+    _bug(
+        "all chunks are stored where the first one is",
+        "cuda_src/fa3/forward_store.cuh",
+        "template out<Config>(c.params, tile.item.split);",
+        "template out<Config>(c.params, 0);",
+        _FA3,
     ),
 )
