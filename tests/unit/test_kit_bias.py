@@ -46,19 +46,6 @@ def _results(case: Case, x: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {name: array.astype(case.dtype_of(name)) for name, array in found}
 
 
-def test_errors_of_a_log_sum_exp_are_allowed() -> None:
-    """Of a row whose largest score is far from its others, and errs by far more than they do."""
-    for seed in (223, 7391):
-        case = Case(1, 1, 1, 192, 168, 128, 128, bias="1hqk", dtype="float32", seed=seed)
-        case = replace(case, values="outliers", layout="sd")
-        x = arrays(case, "q", "k", "v", "dout", "dlse", *case.operands)
-        runner = ApiRunner("numpy", "fa2")
-        out, lse = runner.forward(case, x["q"], x["k"], x["v"])
-        given = (x["dout"], x["q"], x["k"], x["v"], out, lse, x["dlse"])
-        grads = dict(zip(case.gradients, runner.backward(case, *given), strict=True))
-        compare(judge(case, x), "dbias", grads["dbias"], Registry()).check()
-
-
 def _failed(case: Case, got: dict[str, np.ndarray], x: dict[str, np.ndarray]) -> set[str]:
     truth = judge(case, x)
     return {n for n in truth.results if not compare(truth, n, got[n], Registry()).passed}
