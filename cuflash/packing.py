@@ -78,6 +78,7 @@ def unpack(packed: Any, cu_seqlens: Any, seqlen: int) -> Any:
     cu_seqlens : array of integers, (batch + 1,)
         Of the same library: where each sequence begins, and where the last one ends.
         One that leads out of the rows is taken for the nearest that does not.
+        A sequence that ends before it begins is empty.
     seqlen : int
         Rows of each sequence of the result; those behind its end are 0, and
         what does not fit is left out.

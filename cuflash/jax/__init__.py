@@ -154,7 +154,8 @@ def attention(
         minus infinity is no sink.
     cu_seqlens_q, cu_seqlens_kv : array of int32, (sequences + 1,), optional
         Packed sequences, of arrays without a batch axis, as for
-        :func:`cuflash.attention`, which see no keys of one another;
+        :func:`cuflash.attention`, which see no keys of one another. The first
+        query of each stands at its first key unless ``q_offset`` is None.
         :func:`cuflash.cu_seqlens_of` makes them from segment ids. Not with
         ``bias``, ``mask``, ``block_mask`` or lengths. Mapped by vmap, each
         entry takes a pass of its own.

@@ -1,0 +1,22 @@
+"""What the kit allows a bias' gradient in rows whose log-sum-exp errs."""
+
+from __future__ import annotations
+
+from ..kit.case import Case
+from ..kit.compare import Registry, compare
+from ..kit.data import arrays
+from ..kit.oracle import judge
+from ..kit.runners import ApiRunner
+
+
+def test_errors_of_a_log_sum_exp_are_allowed() -> None:
+    """Of a row whose largest score is far from its others, and errs by far more than they do."""
+    for seed in (223, 7391):
+        sizes = 1, 1, 1, 192, 168, 128, 128
+        case = Case(*sizes, "float32", bias="1hqk", seed=seed, layout="sd", values="outliers")
+        x = arrays(case, "q", "k", "v", "dout", "dlse", *case.operands)
+        runner = ApiRunner("numpy", "fa2")
+        out, lse = runner.forward(case, x["q"], x["k"], x["v"])
+        given = (x["dout"], x["q"], x["k"], x["v"], out, lse, x["dlse"])
+        grads = dict(zip(case.gradients, runner.backward(case, *given), strict=True))
+        compare(judge(case, x), "dbias", grads["dbias"], Registry()).check()
