@@ -88,6 +88,9 @@ def describe(
     _check_devices(specs)
     plain = _problem(operation, _sizes(specs, layout), specs, options)
     plain = replace(plain, sequences=sequences_of(specs, layout.name))
+    if "page_table" in specs:
+        pages, page_size = specs["k"].shape[:2]
+        plain = replace(plain, pages=(pages, page_size))
     entries = dict(options.entries)
     call = _call_problem(plain, layout, specs, entries)
     for name, spec in specs.items():
@@ -195,6 +198,9 @@ def _sizes(specs: Mapping[str, TensorSpec], layout: Layout) -> _Sizes:
     (batch, seqlen_q, heads_q, head_dim) = shapes["q"]
     (k_batch, seqlen_kv, heads_kv, k_dim) = shapes["k"]
     (v_batch, v_seqlen, v_heads, head_dim_v) = shapes["v"]
+    if "page_table" in specs:  # of caches, which are checked
+        k_batch, v_batch = batch, batch
+        seqlen_kv = v_seqlen = specs["page_table"].shape[1] * seqlen_kv
     for name, axis, got, expected, other in (
         ("k", "batch", k_batch, batch, "q"),
         ("v", "batch", v_batch, batch, "q"),

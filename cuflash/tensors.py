@@ -13,7 +13,7 @@ from typing import Literal
 
 from .arrays.spec import Layout
 from .features.feature import Axis, DTypeRule, Feature
-from .features.table import FEATURES
+from .features.table import every_feature
 from .planning.problem import ELEMENTS, AttentionProblem, ElementName, Operation
 
 __all__ = [
@@ -146,12 +146,12 @@ _BASE = (
 
 def tensors() -> Mapping[str, Tensor]:
     """Every tensor by name."""
-    return _tensors(*FEATURES.values())
+    return _tensors(*every_feature())
 
 
 def destinations(operation: Operation) -> Mapping[str, str]:
     """Arguments of a pass that say where to write, and which tensor each of them is."""
-    return _destinations(operation, *FEATURES.values())
+    return _destinations(operation, *every_feature())
 
 
 @functools.cache
@@ -220,8 +220,7 @@ def shape_of(
     """
     sizes: list[int] = [getattr(problem, axis) for axis in tensor.axes]
     if tensor.role == "matrix":
-        batch, seqlen, heads, head_dim = sizes
-        return layout.shape(batch, seqlen, heads, head_dim)
+        return layout.shape(*problem.shapes[tensor.name])
     if tensor.role == "rows":
         batch, heads, seqlen = sizes
         return layout.rows_shape(batch, heads, seqlen)

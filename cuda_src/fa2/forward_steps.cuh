@@ -13,6 +13,17 @@ __device__ inline void load_q_tile(const ForwardContext<Config>& c) {
       c.params.q.row_stride, c.seq.seqlen_q - begin, c.params.shape.head_dim);
 }
 
+// Keys or values of a step, where they lie in pages -> a tile; nothing if there is no such step.
+template <class Config, class Tile>
+__device__ inline void load_from_pages(const ForwardContext<Config>& c, const Tile& tile,
+                                       const Tensor& tensor, int columns, int step) {
+  if (step >= c.blocks.count()) return;
+  const int kv_head = c.item.head / (c.params.shape.heads_q / c.params.shape.heads_kv);
+  const int key = c.blocks[step].index * Config::block_kv;
+  Config::Keys::template copy<Config, ForwardTypes<Config>::threads>(tile, tensor, c.params, c.seq,
+                                                                     kv_head, key, columns);
+}
+
 // The K tile of a step -> its stage; nothing if there is no such step. The first step's is the last
 // tile, the only one that may reach beyond the keys.
 template <bool first = false, class Config>
@@ -23,7 +34,11 @@ __device__ inline void load_k_tile(ForwardContext<Config>& c, int step) {
       c.k_stream.move(-c.blocks.left_out(step) * Config::block_kv * c.k_stream.row_stride);
     }
   }
-  c.k_stream.template load<!first>(c.k(step), step < c.blocks.count(), c.last_rows());
+  if constexpr (Config::Keys::paged) {
+    load_from_pages(c, c.k(step), c.params.k, c.params.shape.head_dim, step);
+  } else {
+    c.k_stream.template load<!first>(c.k(step), step < c.blocks.count(), c.last_rows());
+  }
 }
 
 template <bool first = false, class Config>
@@ -33,7 +48,11 @@ __device__ inline void load_v_tile(ForwardContext<Config>& c, int step) {
       c.v_stream.move(-c.blocks.left_out(step) * Config::block_kv * c.v_stream.row_stride);
     }
   }
-  c.v_stream.template load<!first>(c.v(step), step < c.blocks.count(), c.last_rows());
+  if constexpr (Config::Keys::paged) {
+    load_from_pages(c, c.v(step), c.params.v, c.params.shape.head_dim_v, step);
+  } else {
+    c.v_stream.template load<!first>(c.v(step), step < c.blocks.count(), c.last_rows());
+  }
 }
 
 // Reference and sum of this warp's rows, and its output, as they begin.

@@ -95,9 +95,14 @@ struct ForwardLoader {
   template <class Matrix>
   __device__ void copy_kv(Matrix& matrix, const TensorMap* map, Barrier& full,
                           const ForwardTile<Config>& tile, int block) {
-    load_panels(matrix, map, ptx::shared_address(&full),
-                static_cast<int>(tile.seq.kv_row0) + block * Config::block_kv, tile.kv_head,
-                tile.seq.batch, ptx::kEvictLast);
+    if constexpr (Config::Keys::paged) {
+      Config::Keys::template load<Config>(matrix, map, ptx::shared_address(&full), c.params,
+                                          tile.seq, tile.kv_head, block * Config::block_kv);
+    } else {
+      load_panels(matrix, map, ptx::shared_address(&full),
+                  static_cast<int>(tile.seq.kv_row0) + block * Config::block_kv, tile.kv_head,
+                  tile.seq.batch, ptx::kEvictLast);
+    }
   }
 };
 

@@ -33,16 +33,32 @@ struct FixedLengths {
   }
 };
 
+// Rows of keys lie one behind another.
+struct KeysInRows {
+  static constexpr bool paged = false;
+};
+
 template <class Config>
 __device__ inline Sequence sequence(const typename Config::Params& params, int batch) {
   return Config::Lengths::of(params, batch);
+}
+
+// Rows in front of an entry's keys that do not count, and are no keys.
+template <class Params>
+__device__ inline auto padding_of(const Params& params, int entry, int)
+    -> decltype(params.cached_keys.padding(params, entry)) {
+  return params.cached_keys.padding(params, entry);
+}
+template <class Params>
+__device__ inline int padding_of(const Params&, int, long) {
+  return 0;
 }
 
 // By how much query 0 of an entry stands at another key than the shape says.
 template <class Params>
 __device__ inline auto shift_of(const Params& params, int batch, int)
     -> decltype(params.used_lengths.shift(params.shape, batch)) {
-  return params.used_lengths.shift(params.shape, batch);
+  return params.used_lengths.shift(params.shape, batch) - padding_of(params, batch, 0);
 }
 template <class Params>
 __device__ inline auto shift_of(const Params& params, int entry, int)

@@ -9,7 +9,7 @@ from typing import Any
 from .. import dispatch
 from ..arrays.adopt import Adopted
 from ..arrays.spec import TensorSpec, contiguous_strides
-from ..errors import ArgumentTypeError, ArgumentValueError, UnsupportedError
+from ..errors import ArgumentTypeError, ArgumentValueError
 from ..options import Options, check_flag, check_options
 from ..pipeline import choose_device, plan_call
 from . import device, host
@@ -23,8 +23,6 @@ __all__ = ["append_to", "attend"]
 _OWN_NAMES = {"k": "k_cache", "v": "v_cache", "seqused_kv": "cache_seqlens"}
 #: Arrays that attention takes as they are, in the order in which it takes them.
 _FEATURES, _TARGETS = ("alibi_slopes", "sinks"), ("out", "lse_out")
-#: What the kernels of attention do not take yet.
-_NOT_ON_CUDA = ("page_table", "cache_batch_idx", "cache_leftpad")
 
 
 def append_to(given: Mapping[str, Any], cache_seqlens: Any, interleaved: Any, backend: Any) -> None:
@@ -114,25 +112,22 @@ def _check_place(call: CacheCall, options: Options) -> None:
             raise ArgumentValueError("backend", "'cuda' for caches in host memory", expected)
         return
     choose_device(call.device, options)
-    for name in _NOT_ON_CUDA if "q" in call.arrays else ():
-        if name in call.arrays:
-            said = "attention on CUDA does not take it yet; the NumPy backend does"
-            raise UnsupportedError(f"{name}: {said}")
 
 
 def _check_attention(call: CacheCall, beside: Mapping[str, Adopted], options: Options) -> None:
     """Have attention itself check what it will be given, before a cache is written."""
     specs = {"q": call.spec("q")}
-    batch, capacity = call.sizes.batch, call.sizes.capacity
+    batch, capacity, where = call.sizes.batch, call.sizes.capacity, call.device
     for name in ("k", "v"):
         cache = call.spec(f"{name}_cache")
         specs[name] = cache
-        if cache.shape[:2] != (batch, capacity):
+        if where is None and cache.shape[:2] != (batch, capacity):
             shape = (batch, capacity, *cache.shape[2:])
             specs[name] = replace(cache, shape=shape, strides=contiguous_strides(shape), offset=0)
     specs |= {name: beside[name].spec for name in _FEATURES if name in beside}
-    where = call.device
     specs["seqused_kv"] = TensorSpec((batch,), "int32", (1,), 4, where)
+    if where is not None:
+        specs |= {name: array.spec for name, array in device.places(call).items()}
     specs |= {name: beside[name].spec for name in _TARGETS if name in beside}
     # As it will run: in the layout of the caches, and where they are.
     asked = replace(options, layout="bshd", backend="cuda" if where is not None else "numpy")
@@ -174,4 +169,5 @@ def _on_device(call: CacheCall, advance: bool) -> dict[str, Any]:
         appended = device.append(call, before, advance, dispatch.tell)
         before, q = appended.lengths, appended.queries
     caches = {name: call.native(f"{name}_cache") for name in ("k", "v")}
-    return {"q": q, **caches, "seqused_kv": before}
+    places = {name: array.native for name, array in device.places(call).items()}
+    return {"q": q, **caches, "seqused_kv": before, **places}

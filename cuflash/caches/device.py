@@ -7,17 +7,25 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..arrays.adopt import address, adopt, contiguous, dtype_named
+from ..arrays.adopt import Adopted, address, adopt, contiguous, dtype_named
 from ..arrays.spec import TensorSpec
 from ..cuda.current import current_stream, is_capturing
 from ..cuda.launch import PreparedPlan
 from ..errors import ArgumentTypeError
+from ..features.cached_keys import NAMES
 from ..planning.append_step import AppendProblem, append_plan
 from ..planning.device import DeviceLimits
 from ..planning.problem import DTYPES
 from .given import CacheCall
 
-__all__ = ["Appended", "append", "forget_appends", "lengths_before", "prepared_append"]
+__all__ = [
+    "Appended",
+    "append",
+    "forget_appends",
+    "lengths_before",
+    "places",
+    "prepared_append",
+]
 
 #: What captured calls made for themselves: their graphs may run as long as the process does.
 _kept_for_graphs: list[Any] = []
@@ -96,6 +104,18 @@ def append(call: CacheCall, before: Any, advance: bool, tell: Any = lambda plan:
         if sizes.batch:
             _launch(call, natives, advance, stream, tell)
     return Appended(natives.get("lengths_after"), natives.get("q_rotated", queries))
+
+
+def places(call: CacheCall) -> dict[str, Adopted]:
+    """Arrays that tell attention where an entry's keys lie; none where they are its own.
+
+    An entry of the batch that is another one of the caches has one page, which is that.
+    """
+    found = {name: call.arrays[name] for name in NAMES if name in call.arrays}
+    if "cache_batch_idx" in call.arrays:
+        entries = call.native("cache_batch_idx")
+        found["page_table"] = adopt("cache_batch_idx", entries.reshape(-1, 1))
+    return found
 
 
 def _readable(call: CacheCall, name: str) -> Any:

@@ -182,7 +182,12 @@ def translation_unit(
 
 
 #: Types of ``Config`` that one feature may name, as a plain kernel has them.
-_SINGLE = {"Lengths": "FixedLengths", "Weights": "AllWeights", "Chunks": "WholeRows"}
+_SINGLE = {
+    "Lengths": "FixedLengths",
+    "Weights": "AllWeights",
+    "Chunks": "WholeRows",
+    "Keys": "KeysInRows",
+}
 #: Those that hold what features add one after the other; of kernels that see scores or rows.
 _CHAINS = {"Score": "ScoreChain", "Rows": "RowChain"}
 _WITH_CHAINS = ("forward", "backward", "statistics", "bias_gradient", "merge")
@@ -214,6 +219,8 @@ def _seams(config: KernelConfig) -> dict[str, str]:
         del types["Weights"]
     if config.kernel not in _WITH_CHUNKS:
         del types["Chunks"]
+    if config.kernel != "forward":
+        del types["Keys"]
     if config.kernel in _WITH_CHAINS:
         for name, chain in _CHAINS.items():
             types[name] = f"cuflash::{chain}<{', '.join(added.get(name, []))}>"

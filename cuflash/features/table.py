@@ -13,6 +13,7 @@ from ..planning.problem import AttentionProblem
 from .alibi import ALIBI
 from .bias import BIAS
 from .block_mask import BLOCK_MASK
+from .cached_keys import CACHED_KEYS
 from .dropout import DROPOUT
 from .feature import Feature, Request
 from .mask import MASK
@@ -25,7 +26,7 @@ from .use import Operand
 from .used_lengths import USED_LENGTHS
 from .window import WINDOW
 
-__all__ = ["FEATURES", "with_features"]
+__all__ = ["FEATURES", "every_feature", "with_features"]
 
 #: By name, in the order of their parameters on the device.
 FEATURES: dict[str, Feature] = {
@@ -35,6 +36,11 @@ FEATURES: dict[str, Feature] = {
         *(MASK, BLOCK_MASK, SINKS, DROPOUT),
     )
 }
+
+
+def every_feature() -> tuple[Feature, ...]:
+    """Those of the table, and those that other functions than attention have arguments of."""
+    return (*FEATURES.values(), CACHED_KEYS)
 
 
 def with_features(
@@ -64,7 +70,7 @@ def with_features(
     UnsupportedError
         If two features, or one and the pass or dtype, do not go together.
     """
-    for feature in FEATURES.values():
+    for feature in every_feature():
         request = Request(
             problem,
             {name: keywords[name] for name in feature.keywords if name in keywords},

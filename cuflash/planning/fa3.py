@@ -105,6 +105,11 @@ def _why_not(problem: AttentionProblem, limits: DeviceLimits) -> str | None:
                 )
     if problem.seqlen_kv == 0:
         return "needs at least one key"
+    if problem.page_size:
+        if problem.page_size % 8:
+            return f"takes pages of a multiple of 8 keys, not of {problem.page_size}"
+        if "cache_leftpad" in problem.operands:
+            return "takes no cache_leftpad beside a page_table"
     if problem.operation == "backward" and problem.heads_q * problem.seqlen_q == 0:
         return "needs at least one query"
     if limits.nvrtc < OLDEST_NVRTC:
@@ -134,8 +139,8 @@ def _forward(
     grid = min(tiles, limits.num_sms * tile.blocks_per_sm)
     boxes = (
         ("q", fa3.ROWS),
-        ("k", tile.block_kv),
-        ("v", tile.block_kv),
+        ("k", problem.box_rows(tile.block_kv)),
+        ("v", problem.box_rows(tile.block_kv)),
         *_operand_boxes(problem, tile),
     )
     launch = KernelLaunch(config, grid, (("head_group", head_group),), boxes)

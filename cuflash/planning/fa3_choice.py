@@ -37,8 +37,9 @@ def chosen_tile(
         if divides(kv_chunk, tile.block_kv):
             return tile, "the first of the table for these lengths", kv_chunk or 0
     require_one([], kv_chunk)
+    of_pages = f" and pages of {problem.page_size} keys" * (problem.page_size > 0)
     raise UnsupportedError(
-        f"fa3 has no tile for head_dim {problem.head_dim}/{problem.head_dim_v} "
+        f"fa3 has no tile for head_dim {problem.head_dim}/{problem.head_dim_v}{of_pages} "
         f"in {limits.shared_per_block:,} bytes of shared memory"
     )
 

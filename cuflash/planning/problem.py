@@ -58,7 +58,9 @@ class AttentionProblem:
     calls without one. ``sequences`` is the number of packed sequences, the rows
     behind the last one counted as one more; 0 of calls that pack none.
     ``group_rows`` is the number of query heads that are rows of one query; then
-    ``seqlen_q`` is it, and ``heads_q`` is ``heads_kv``.
+    ``seqlen_q`` is it, and ``heads_q`` is ``heads_kv``. ``pages`` has the number
+    of pages that k and v are in, or of entries of caches, and the rows of each;
+    (0, 0) where they have those of the batch.
     """
 
     operation: Operation
@@ -82,6 +84,16 @@ class AttentionProblem:
     block: tuple[int, int] = (0, 0)
     sequences: int = 0
     group_rows: int = 1
+    pages: tuple[int, int] = (0, 0)
+
+    @property
+    def page_size(self) -> int:
+        """Keys of a page; 0 where all keys of an entry are in one."""
+        return self.pages[1] if 0 < self.pages[1] < self.seqlen_kv else 0
+
+    def box_rows(self, block_kv: int) -> int:
+        """Keys of a block that lie together."""
+        return min(self.page_size or block_kv, block_kv)
 
     @property
     def batches(self) -> int:
@@ -189,7 +201,8 @@ class AttentionProblem:
     def shapes(self) -> dict[str, tuple[int, int, int, int]]:
         """Shape of every matrix by name: (batch, rows, heads, columns)."""
         q = (self.batch, self.seqlen_q, self.heads_q)
-        kv = (self.batch, self.seqlen_kv, self.heads_kv)
+        entries, rows = self.pages if self.pages[1] else (self.batch, self.seqlen_kv)
+        kv = (entries, rows, self.heads_kv)
         wide, narrow = ("q", "k", "dq", "dk"), ("v", "out", "dout", "dv")
         of_kv = ("k", "v", "dk", "dv")
         return {

@@ -58,6 +58,13 @@ def split_calls(plain: AttentionProblem) -> Iterator[SplitCall]:
         yield SplitCall(of, "fa2", None, 1024)
     sinks = Operand("sinks", "bfloat16", (few.heads_q,))
     yield SplitCall(with_features(few, {}, {"sinks": sinks}), "fa3", (64, 64), 512)
+    for width, algorithm in product((64, 128, 256), ("fa2", "fa3")):
+        of = replace(few, head_dim=width, head_dim_v=width, seqlen_q=1, heads_q=8, heads_kv=2)
+        for problem in _of_caches(of):
+            blocks = (64, 64) if algorithm == "fa3" else None
+            yield SplitCall(problem, algorithm, blocks, 512)
+    wide = replace(few, storage="float32", output="float32", seqlen_q=1)
+    yield SplitCall(next(_of_caches(wide)), "fa2")
     capped = with_features(few, {"softcap": 50.0}, {})
     yield SplitCall(capped, "fa3", (64, 64), 4096)
     yield SplitCall(capped, "fa2", None, 4096)
@@ -70,3 +77,16 @@ def _of_one_query(one: AttentionProblem) -> Iterator[tuple[str, AttentionProblem
     used = Operand("seqused_kv", "int32", (one.batch,))
     yield "used", with_features(one, {}, {"seqused_kv": used}, bottom_right=True)
     yield "window", with_features(replace(one, mask="left", q_first=12000), {}, {})
+
+
+def _of_caches(one: AttentionProblem) -> Iterator[AttentionProblem]:
+    """In pages, and behind padding, where groups are no rows."""
+    used = {"seqused_kv": Operand("seqused_kv", "int32", (one.batch,))}
+    pages = replace(one, pages=(one.batch * one.seqlen_kv // 64, 64))
+    table = Operand("page_table", "int32", (one.batch, one.seqlen_kv // 64))
+    yield with_features(pages, {}, {**used, "page_table": table}, bottom_right=True)
+    pad = Operand("cache_leftpad", "int32", (one.batch,))
+    slopes = Operand("alibi_slopes", "float32", (one.heads_q,))
+    causal = replace(one, seqlen_q=3, mask="causal", q_offset=one.seqlen_kv - 3)
+    more = {**used, "cache_leftpad": pad, "alibi_slopes": slopes}
+    yield with_features(causal, {}, more, bottom_right=True)

@@ -210,8 +210,14 @@ def candidates(
     """
     forward = problem.operation == "forward"
     for tile in _forward(problem, every) if forward else _backward(problem, every):
-        if tile.footprint.excess(limits) is None:
+        if tile.footprint.excess(limits) is None and _has_whole_pages(problem, tile.block_kv):
             yield tile
+
+
+def _has_whole_pages(problem: AttentionProblem, block_kv: int) -> bool:
+    """Whether blocks of so many keys are whole pages, or a part of one, if keys lie in pages."""
+    size = problem.page_size
+    return not size or size % block_kv == 0 or block_kv % size == 0
 
 
 def _forward(problem: AttentionProblem, every: bool) -> Iterator[Fa3ForwardTile]:

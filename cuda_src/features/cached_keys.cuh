@@ -1,0 +1,124 @@
+// Caches: an entry's keys lie in pages that a table names, or in another entry of the caches, or
+// behind rows that do not count.
+#pragma once
+
+#include "../ptx/prefetch.cuh"
+#include "../tile/copy.cuh"
+#include "../tile/panels.cuh"
+#include "../tile/sequence.cuh"
+
+namespace cuflash {
+
+struct CachedKeysParams {
+  const int* page_table;     // [batch, table_pages]; null: a page is an entry, and has its keys
+  const int* cache_leftpad;  // [batch]; null: none
+  int table_pages;           // of an entry; 1 without a table
+  int page_size;             // rows of a page
+  int pages;                 // of all entries
+
+  // Rows in front of an entry's first key, at most those that are in use.
+  template <class Params>
+  __device__ int padding(const Params& params, int entry) const {
+    if (cache_leftpad == nullptr) return 0;
+    return max(0, min(cache_leftpad[entry], params.used_lengths.keys(params.shape, entry)));
+  }
+  // Rows of a page that one copy brings, of blocks of so many keys: the plan takes blocks that are
+  // whole pages, or a part of one. A single page ends where the tensor does.
+  template <int block_kv>
+  __device__ int box_rows() const {
+    return table_pages == 1 ? block_kv : min(page_size, block_kv);
+  }
+};
+
+struct KeysInPages {
+  static constexpr bool paged = true;
+
+  // A block's keys -> a matrix, by the copy engine: Matrix::bytes of them.
+  template <class Config, class Matrix>
+  __device__ static void load(Matrix& matrix, const void* map, unsigned barrier,
+                              const typename Config::Params& params, const Sequence& seq, int head,
+                              int key) {
+    const int rows = params.cached_keys.template box_rows<Matrix::rows>();
+    const unsigned to = ptx::shared_address(matrix.data);
+#pragma unroll 1
+    for (int begin = 0; begin < Matrix::rows; begin += rows) {
+      const Place at = place(params.cached_keys, seq, key + begin);
+#pragma unroll
+      for (int i = 0; i < Matrix::count; ++i) {
+        ptx::tensor_load(to + i * Matrix::panel_bytes + begin * 128, map, barrier,
+                         Matrix::first_column(i), at.row, head, at.page, ptx::kEvictLast);
+      }
+    }
+    prefetch(params.cached_keys, seq, key - kKeysAhead);
+  }
+
+  // The same by all `threads` of a block, row by row; zeros in those that do not count.
+  template <class Config, int threads, class Tile>
+  __device__ static void copy(const Tile& tile, const Tensor& tensor,
+                              const typename Config::Params& params, const Sequence& seq, int head,
+                              int key, int valid_columns) {
+    using T = typename Tile::Element;
+    constexpr bool by_element = Config::copies == CopyKind::element;
+    constexpr int width = by_element ? 1 : Tile::chunk;
+    constexpr int parts = Tile::columns / width;
+    for (int i = threadIdx.x; i < Tile::rows * parts; i += threads) {
+      const int row = i / parts;
+      const int column = i % parts * width;
+      const bool valid = key + row < seq.seqlen_kv && column < valid_columns;
+      const Place at = place(params.cached_keys, seq, valid ? key + row : 0);
+      const T* const from =
+          tensor_row<const T>(tensor, at.page, head, at.row) + (valid ? column : 0);
+      if constexpr (by_element) {
+        tile.at(row, column) = valid ? *from : T(0.0f);
+      } else {
+        copy_chunk<Config::copies>(tile.chunk_at(row, i % parts), from, valid);
+      }
+    }
+  }
+
+ private:
+  // Blocks are walked from the last one on: in so many keys their pages are named in a line of the
+  // table that has not been read.
+  static constexpr int kKeysAhead = 256;
+
+  struct Place {
+    int page;
+    int row;
+  };
+  // The table is read of pages that have keys alone. What names no page is taken for one that
+  // there is.
+  __device__ static Place place(const CachedKeysParams& cache, const Sequence& seq, int key) {
+    const int slot = static_cast<int>(seq.kv_row0) + key;
+    const int column = cache.table_pages == 1 ? 0 : slot / cache.page_size;
+    const int row = slot - column * cache.page_size;
+    if (cache.page_table == nullptr) return {seq.entry, row};
+    if (seq.seqlen_kv == 0) return {0, row};
+    const int last = (static_cast<int>(seq.kv_row0) + seq.seqlen_kv - 1) / cache.page_size;
+    const int page = line(cache, seq)[min(column, last)];
+    return {max(0, min(page, cache.pages - 1)), row};
+  }
+  __device__ static void prefetch(const CachedKeysParams& cache, const Sequence& seq, int key) {
+    if (cache.table_pages > 1 && key >= 0) ptx::prefetch(line(cache, seq) + key / cache.page_size);
+  }
+  __device__ static const int* line(const CachedKeysParams& cache, const Sequence& seq) {
+    return cache.page_table + static_cast<long long>(seq.entry) * cache.table_pages;
+  }
+};
+
+// `Before` knows how many rows are in use. The last query stands at the last of them.
+template <class Before>
+struct CachedLengths : Before {
+  template <class Params>
+  __device__ static Sequence of(const Params& params, int entry) {
+    Sequence seq = Before::of(params, entry);
+    const int padding = params.cached_keys.padding(params, entry);
+    seq.kv_row0 = padding;
+    seq.seqlen_kv -= padding;
+    seq.q_last -= padding;
+    seq.q_first -= padding;
+    seq.rows_kv = 0x7fffffff;  // what lies behind a page is another one's
+    return seq;
+  }
+};
+
+}  // namespace cuflash

@@ -1,0 +1,61 @@
+"""Caches, as attention over them adds them to a call: where an entry's keys lie.
+
+In pages that a table names (Kwon et al., "Efficient Memory Management for Large
+Language Model Serving with PagedAttention", 2023), in another entry of the
+caches, or behind rows that do not count. Attention itself has no such argument.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .device import DevicePart
+from .feature import ArrayRule, Feature, Request
+from .kv_chunks import MERGE
+from .use import Use
+
+__all__ = ["CACHED_KEYS", "NAMES"]
+
+#: Of the caches: entries or pages, and the one of padding on the left.
+NAMES = "page_table", "cache_leftpad"
+
+_DEVICE = DevicePart(
+    kernels=frozenset((("fa2", "forward"), ("fa3", "forward"), MERGE)),
+    struct="CachedKeysParams",
+    block=np.dtype(
+        [
+            *((name, np.uint64) for name in NAMES),
+            *((name, np.int32) for name in ("table_pages", "page_size", "pages")),
+        ],
+        align=True,
+    ),
+    seams=(("Lengths", "CachedLengths<{before}>"), ("Keys", "KeysInPages")),
+    header="features/cached_keys.cuh",
+)
+
+
+def _use(request: Request) -> Use | None:
+    operands = tuple(request.operands[name] for name in NAMES if name in request.operands)
+    if not operands:
+        return None
+    problem = request.problem
+    pages, page_size = problem.pages if problem.pages[1] else (problem.batch, problem.seqlen_kv)
+    table_pages = problem.seqlen_kv // max(1, page_size)
+    numbers = (("table_pages", table_pages), ("page_size", page_size), ("pages", pages))
+    return Use(
+        *("cached_keys", _DEVICE),
+        numbers=numbers,
+        operands=operands,
+        shown=f"pages of {page_size:,}" if table_pages > 1 else "entries of caches",
+    )
+
+
+CACHED_KEYS = Feature(
+    "cached_keys",
+    _use,
+    _DEVICE,
+    arrays={
+        "page_table": ArrayRule((), ("int32",), most_axes=2),
+        "cache_leftpad": ArrayRule(("batch",), ("int32",)),
+    },
+)

@@ -1,0 +1,10 @@
+// Stands for cuda_src/ptx/prefetch.cuh: holds the address to what is there.
+#pragma once
+
+#include "load_matrix.cuh"
+
+namespace cuflash::ptx {
+
+inline void prefetch(const void* address) { emulated::reads(address, 4); }
+
+}  // namespace cuflash::ptx
