@@ -85,14 +85,13 @@ struct KeysInPages {
     int page;
     int row;
   };
-  // The table is read of pages that have keys alone. What names no page is taken for one that
-  // there is.
+  // Behind the last page that has keys the table is not read. What names no page is taken for one
+  // that there is.
   __device__ static Place place(const CachedKeysParams& cache, const Sequence& seq, int key) {
     const int slot = static_cast<int>(seq.kv_row0) + key;
     const int column = cache.table_pages == 1 ? 0 : slot / cache.page_size;
     const int row = slot - column * cache.page_size;
     if (cache.page_table == nullptr) return {seq.entry, row};
-    if (seq.seqlen_kv == 0) return {0, row};
     const int last = (static_cast<int>(seq.kv_row0) + seq.seqlen_kv - 1) / cache.page_size;
     const int page = line(cache, seq)[min(column, last)];
     return {max(0, min(page, cache.pages - 1)), row};

@@ -149,7 +149,8 @@ def attention_with_kvcache(
         by the new tokens that fit. Slots from there on are never used, whatever
         they hold. An int is refused while a CUDA graph is captured.
     page_table, cache_batch_idx : array of int32, optional
-        As of :func:`append_kv`. Of pages in which no slot counts the table is not read.
+        As of :func:`append_kv`. Where the table names pages in which no slot counts it may
+        hold anything. On CUDA a number that is no page is taken for the nearest one.
     cache_leftpad : array of int32, (batch,), optional
         Slots at the beginning of every entry that do not count. They are part
         of its length, and positions are counted over them.
@@ -192,8 +193,9 @@ def attention_with_kvcache(
     ArgumentTypeError, ArgumentValueError
         As of :func:`append_kv` and :func:`attention`, before a cache is written.
     UnsupportedError
-        On CUDA of ``page_table``, ``cache_batch_idx`` and ``cache_leftpad``, so
-        far; and as for :func:`attention`.
+        As for :func:`attention`; and on CUDA of ``algorithm="fa1"`` beside
+        ``page_table``, ``cache_batch_idx`` or ``cache_leftpad``, and "fa3" where
+        its tiles are no whole number of pages: "auto" takes "fa2" then.
     BackendUnavailableError, ToolchainError, CompileError, LaunchError
         As for :func:`attention`.
 

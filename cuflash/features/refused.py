@@ -32,7 +32,6 @@ REFUSED: tuple[Refusal, ...] = (
         Refusal("packed_lengths", name, "packed sequences have no pairs with those of others")
         for name in ("bias", "mask", "block_mask")
     ),
-    Refusal("cached_keys", "fa1", "it reads keys that lie one behind another"),
     Refusal("packed_lengths", "gradient of alibi_slopes", "its sums are by entries of a batch"),
 )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ..errors import UnsupportedError
 from .argument_gradients import ArgumentGradients
 from .decision import Algorithm, Plan, asked_tile, nothing_fits
 from .device import DeviceLimits
@@ -24,6 +25,8 @@ def fa1_plan(
     kv_chunk: int = 0,
 ) -> Plan:
     """One thread block for each head; the accumulators in the workspace."""
+    if "cached_keys" in problem.features:
+        raise UnsupportedError("fa1 reads keys that lie one behind another, and no pages of caches")
     tile, reason = _tile(problem, limits, blocks)
     arithmetic = fa1.arithmetic(problem.storage, limits.compute_capability, tile.fragment_rows)
     begins = ItemLists(problem, limits, arithmetic, None)

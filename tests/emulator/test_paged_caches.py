@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +17,8 @@ from cuflash.dispatch import observe
 from ..kit.caches import Built, CacheCase, build, cases, check_close, same_bits
 from .build import compiler
 from .host_cupy import HostCupy, host_cupy
+from .host_cupy.array import Pointer
+from .host_cupy.memory import MARGIN, Block
 from .test_append_kv import on_device
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="there is no g++ to compile with")
@@ -70,7 +74,8 @@ _CASES = {
 @pytest.mark.parametrize("algorithm", ["fa2", "fa3"])
 @pytest.mark.parametrize("case", _CASES.values(), ids=_CASES)
 def test_attention_is_that_of_the_reference(case: CacheCase, algorithm: str) -> None:
-    built, plans = build(case), []
+    built = build(case)
+    plans: list[Any] = []
     with host_cupy() as host, observe(plans.append):
         check(built, *attended(host, built, algorithm))
     assert [plan.algorithm for plan in plans if "k" in plan.problem.shapes][-1] == algorithm
@@ -115,3 +120,112 @@ def test_any_caches(dtype: str) -> None:
             check(built, *attended(host, built, "auto"))
 
     holds()
+
+
+class _Walled(Block):
+    """A block right before memory that nobody may read."""
+
+    def check(self) -> None:
+        """Nothing can be written behind it."""
+
+
+def _before_a_wall(host: HostCupy, values: np.ndarray) -> Any:
+    """A device array that ends where the process may read no further."""
+    page = mmap.PAGESIZE
+    size = -(-(MARGIN + values.nbytes) // page) * page
+    held = np.frombuffer(mmap.mmap(-1, size + page), np.uint8)
+    wall = ctypes.c_void_p(held.ctypes.data + size)
+    assert ctypes.CDLL(None, use_errno=True).mprotect(wall, page, 0) == 0
+    start = size - values.nbytes
+    place = held.ctypes.data + start
+    block = _Walled(held[start - MARGIN :], place, values.nbytes, 0, 0)
+    host.runtime.memory.blocks.append(block)
+    pointer = Pointer(place, 0, held, block)
+    array = host.cupy.ndarray(values.shape, values.dtype, pointer)
+    array.set(values)
+    return array
+
+
+@pytest.mark.parametrize("lengths", [(48, 48), (48, 17), (3, 33), (48, 1), (16, 0)])
+def test_a_table_is_read_where_keys_count(lengths: tuple[int, ...]) -> None:
+    """A block reaches beyond all pages; behind the table is memory that nobody may read."""
+    built = build(replace(_PAGED, pages=3, lengths=lengths))
+    table = np.ascontiguousarray(built.arrays["page_table"])
+    for algorithm in ("fa2", "fa3"):
+        with host_cupy() as host:
+            raw, arrays = on_device(host, built)
+            arrays["page_table"] = _before_a_wall(host, table)
+            given = {**arrays, "algorithm": algorithm, "return_lse": True}
+            results = host.call(cuflash.attention_with_kvcache, **given)
+            check(built, raw, arrays, results)
+
+
+@pytest.mark.parametrize("algorithm", ["fa2", "fa3"])
+@pytest.mark.parametrize("page", [-1, 14, 2**31 - 1, -(2**31)])
+def test_a_page_that_is_not_there_is_not_read(page: int, algorithm: str) -> None:
+    """Other entries have their numbers, and the caller's mistake reads no other memory."""
+    built = build(replace(_PAGED, pages=6, lengths=(96, 70)))
+    table = built.arrays["page_table"].copy()
+    table[0, 3] = page
+    wrong = replace(built, arrays=built.arrays | {"page_table": table})
+    with host_cupy() as host:
+        _, _, results = attended(host, wrong, algorithm)
+        truth, truth_lse, *_ = built.expected()
+        check_close(built.case, results[0].peek()[1:], truth[1:])
+        check_close(built.case, results[1].peek()[1:], truth_lse[1:])
+
+
+@pytest.mark.parametrize("algorithm", ["fa2", "fa3"])
+def test_a_tail_behind_the_last_page_is_cleared(algorithm: str) -> None:
+    """What a block repeats there would make NaN of an infinite value and a weight of 0."""
+    built = build(replace(_PAGED, pages=3, lengths=(48, 48)))
+    page = built.arrays["page_table"][0, 2]
+    built.caches["v_cache"][page, 5, :, 7] = np.inf
+    with host_cupy() as host:
+        raw, arrays, results = attended(host, built, algorithm)
+        assert np.isinf(results[0].peek()[0, ..., 7]).all()
+        check(built, raw, arrays, results)
+
+
+@pytest.mark.parametrize("algorithm", ["fa2", "fa3"])
+def test_padding_is_clamped(algorithm: str) -> None:
+    """To what is there: from none, and of no more than the length."""
+    clamped = (0, 64, 1, 100)
+    built = build(replace(_PADDED, lengths=(64, 64, 1, 100), leftpad=clamped))
+    given = np.array([-(2**31), 2**31 - 1, 2, 101], np.int32)
+    wrong = replace(built, arrays=built.arrays | {"cache_leftpad": given})
+    with host_cupy() as host:
+        raw, arrays, results = attended(host, wrong, algorithm)
+        check(built, raw, arrays, results)
+
+
+@pytest.mark.parametrize("slots", [24, 48, 192, 320])
+def test_tiles_go_with_pages(slots: int) -> None:
+    """Of sizes that are no powers of two."""
+    case = replace(_PAGED, slots=slots, pages=3, lengths=(0, slots, 3 * slots - 1), queries=3)
+    built = build(case)
+    plans: list[Any] = []
+    with host_cupy() as host, observe(plans.append):
+        check(built, *attended(host, built, "fa3"))
+    (tile,) = {plan.tile.block_kv for plan in plans}
+    assert tile % slots == 0 or slots % tile == 0
+
+
+@pytest.mark.parametrize(
+    ("slots", "leftpad", "said"),
+    [
+        (12, None, "fa3 takes pages of a multiple of 8 keys, not of 12"),
+        (72, None, "fa3 has no tile for head_dim 64/64 and pages of 72 keys"),
+        (16, (1, 0), "fa3 takes no cache_leftpad beside a page_table"),
+    ],
+)
+def test_what_fa3_does_not_take_fa2_does(slots: int, leftpad: Any, said: str) -> None:
+    built = build(replace(_PAGED, slots=slots, pages=3, lengths=(30, 1), leftpad=leftpad))
+    with host_cupy() as host:
+        with pytest.raises(cuflash.UnsupportedError, match=said):
+            attended(host, built, "fa3")
+        plans: list[Any] = []
+        with observe(plans.append):
+            check(built, *attended(host, built, "auto"))
+    assert plans[-1].algorithm == "fa2"
+    assert said in dict(plans[-1].rejected)["fa3"]
