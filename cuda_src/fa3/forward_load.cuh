@@ -34,10 +34,11 @@ struct ForwardLoader {
 
   // Where blocks are listed, with a note for those who compute.
   __device__ void load_k(const ForwardTile<Config>& tile, int block, int note = 0) {
+    const auto found = find(tile, block);
     wait_empty<Config>(c.shared.k_empty[k_place.stage], k_place.phase);
     if constexpr (Config::listed) c.shared.notes[k_place.stage] = note;
-    load_kv(c.shared.k[k_place.stage], &c.params.k_map, c.shared.k_full[k_place.stage], tile,
-            block);
+    load_kv(c.shared.k[k_place.stage], &c.params.k_map, c.shared.k_full[k_place.stage], tile, block,
+            found);
     k_place.advance();
     load_operand(tile, block);
   }
@@ -54,17 +55,18 @@ struct ForwardLoader {
 
   __device__ void load_v(const ForwardTile<Config>& tile, int block) {
     auto& v = c.shared.v[v_place.stage];
+    const auto found = find(tile, block);
     wait_empty<Config>(c.shared.v_empty[v_place.stage], v_place.phase);
     if constexpr (Config::Lengths::vary) {
       const int count = rows_before_tail<Config>(tile.seq, block * Config::block_kv);
       if (count < Config::block_kv) {
         tails.announce(c.shared.tail, v_place.stage, count, sizeof(v));
-        copy_kv(v, &c.params.v_map, c.shared.tail.raw, tile, block);
+        copy_kv(v, &c.params.v_map, c.shared.tail.raw, tile, block, found);
         v_place.advance();
         return;
       }
     }
-    load_kv(v, &c.params.v_map, c.shared.v_full[v_place.stage], tile, block);
+    load_kv(v, &c.params.v_map, c.shared.v_full[v_place.stage], tile, block, found);
     v_place.advance();
   }
 
@@ -86,18 +88,24 @@ struct ForwardLoader {
   }
 
  private:
+  using Found = typename Config::Keys::Found;
+
+  // Where a block's keys lie, which is asked before its stage is free.
+  __device__ Found find(const ForwardTile<Config>& tile, int block) const {
+    return Config::Keys::template find<Config>(c.params, tile.seq, block * Config::block_kv);
+  }
   template <class Matrix>
   __device__ void load_kv(Matrix& matrix, const TensorMap* map, Barrier& full,
-                          const ForwardTile<Config>& tile, int block) {
+                          const ForwardTile<Config>& tile, int block, const Found& found) {
     arrive_expecting<Config>(full, Matrix::bytes);
-    copy_kv(matrix, map, full, tile, block);
+    copy_kv(matrix, map, full, tile, block, found);
   }
   template <class Matrix>
   __device__ void copy_kv(Matrix& matrix, const TensorMap* map, Barrier& full,
-                          const ForwardTile<Config>& tile, int block) {
+                          const ForwardTile<Config>& tile, int block, const Found& found) {
     if constexpr (Config::Keys::paged) {
-      Config::Keys::template load<Config>(matrix, map, ptx::shared_address(&full), c.params,
-                                          tile.seq, tile.kv_head, block * Config::block_kv);
+      Config::Keys::load(matrix, map, ptx::shared_address(&full), c.params, tile.seq, tile.kv_head,
+                         block * Config::block_kv, found);
     } else {
       load_panels(matrix, map, ptx::shared_address(&full),
                   static_cast<int>(tile.seq.kv_row0) + block * Config::block_kv, tile.kv_head,

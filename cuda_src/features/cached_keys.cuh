@@ -14,6 +14,7 @@ struct CachedKeysParams {
   const int* cache_leftpad;  // [batch]; null: none
   int table_pages;           // of an entry; 1 without a table
   int page_size;             // rows of a page
+  int page_shift;            // slot >> page_shift is its page's number; -1: a division gives it
   int pages;                 // of all entries
 
   // Rows in front of an entry's first key, at most those that are in use.
@@ -33,23 +34,50 @@ struct CachedKeysParams {
 struct KeysInPages {
   static constexpr bool paged = true;
 
+  // The first pages of a block of keys.
+  static constexpr int kAhead = 4;
+  struct Found {
+    int pages[kAhead];
+  };
+  template <class Config>
+  __device__ static Found find(const typename Config::Params& params, const Sequence& seq,
+                               int key) {
+    const CachedKeysParams& cache = params.cached_keys;
+    const int rows = cache.template box_rows<Config::block_kv>();
+    Found found;
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      found.pages[i] = i * rows < Config::block_kv ? place(cache, seq, key + i * rows).page : 0;
+    }
+    prefetch(cache, seq, key - kKeysAhead);
+    return found;
+  }
+
   // A block's keys -> a matrix, by the copy engine: Matrix::bytes of them.
-  template <class Config, class Matrix>
+  template <class Matrix, class Params>
   __device__ static void load(Matrix& matrix, const void* map, unsigned barrier,
-                              const typename Config::Params& params, const Sequence& seq, int head,
-                              int key) {
-    const int rows = params.cached_keys.template box_rows<Matrix::rows>();
+                              const Params& params, const Sequence& seq, int head, int key,
+                              const Found& found) {
+    const CachedKeysParams& cache = params.cached_keys;
+    const int rows = cache.template box_rows<Matrix::rows>();
     const unsigned to = ptx::shared_address(matrix.data);
-#pragma unroll 1
-    for (int begin = 0; begin < Matrix::rows; begin += rows) {
-      const Place at = place(params.cached_keys, seq, key + begin);
+    const auto bring = [&](int begin, int page, int row) {
 #pragma unroll
       for (int i = 0; i < Matrix::count; ++i) {
         ptx::tensor_load(to + i * Matrix::panel_bytes + begin * 128, map, barrier,
-                         Matrix::first_column(i), at.row, head, at.page, ptx::kEvictLast);
+                         Matrix::first_column(i), row, head, page, ptx::kEvictLast);
       }
+    };
+    // Of several pages each begins at its first row.
+    bring(0, found.pages[0], place_in(cache, static_cast<int>(seq.kv_row0) + key).row);
+#pragma unroll
+    for (int i = 1; i < kAhead; ++i) {
+      if (i * rows < Matrix::rows) bring(i * rows, found.pages[i], 0);
     }
-    prefetch(params.cached_keys, seq, key - kKeysAhead);
+#pragma unroll 1
+    for (int begin = kAhead * rows; begin < Matrix::rows; begin += rows) {
+      bring(begin, place(cache, seq, key + begin).page, 0);
+    }
   }
 
   // The same by all `threads` of a block, row by row; zeros in those that do not count.
@@ -85,19 +113,24 @@ struct KeysInPages {
     int page;
     int row;
   };
+  // The number of a slot's page among those of its entry, and the row in it.
+  __device__ static Place place_in(const CachedKeysParams& cache, int slot) {
+    const int number = cache.page_shift >= 0 ? slot >> cache.page_shift : slot / cache.page_size;
+    return {number, slot - number * cache.page_size};
+  }
   // Behind the last page that has keys the table is not read. What names no page is taken for one
   // that there is.
   __device__ static Place place(const CachedKeysParams& cache, const Sequence& seq, int key) {
-    const int slot = static_cast<int>(seq.kv_row0) + key;
-    const int column = cache.table_pages == 1 ? 0 : slot / cache.page_size;
-    const int row = slot - column * cache.page_size;
-    if (cache.page_table == nullptr) return {seq.entry, row};
-    const int last = (static_cast<int>(seq.kv_row0) + seq.seqlen_kv - 1) / cache.page_size;
-    const int page = line(cache, seq)[min(column, last)];
-    return {max(0, min(page, cache.pages - 1)), row};
+    const int slot0 = static_cast<int>(seq.kv_row0);
+    const Place in_entry = place_in(cache, slot0 + key);
+    if (cache.page_table == nullptr) return {seq.entry, in_entry.row};
+    const int last = place_in(cache, slot0 + max(0, seq.seqlen_kv - 1)).page;
+    const int page = line(cache, seq)[min(in_entry.page, last)];
+    return {max(0, min(page, cache.pages - 1)), in_entry.row};
   }
   __device__ static void prefetch(const CachedKeysParams& cache, const Sequence& seq, int key) {
-    if (cache.table_pages > 1 && key >= 0) ptx::prefetch(line(cache, seq) + key / cache.page_size);
+    if (cache.table_pages > 1 && key >= 0)
+      ptx::prefetch(line(cache, seq) + place_in(cache, key).page);
   }
   __device__ static const int* line(const CachedKeysParams& cache, const Sequence& seq) {
     return cache.page_table + static_cast<long long>(seq.entry) * cache.table_pages;

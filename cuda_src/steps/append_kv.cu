@@ -24,8 +24,8 @@ template <class Config>
 __device__ inline Rotation<typename Config::Compute> rotation_at(
     const typename Config::Params& params, long long position) {
   using Compute = typename Config::Compute;
+  if (params.rotates == 0) return {nullptr, nullptr, 0, false, true};
   const auto* cos = static_cast<const Compute*>(params.rotary_cos);
-  if (cos == nullptr) return {nullptr, nullptr, 0, false, true};
   const auto* sin = static_cast<const Compute*>(params.rotary_sin);
   const bool known = 0 <= position && position < params.rotary_rows;
   const long long first = known ? position * params.rotary_pairs : 0;

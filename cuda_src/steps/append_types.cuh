@@ -17,7 +17,7 @@ struct AppendKvParams {
   const int* page_table;       // [batch, pages of an entry]; null of caches without pages
   const int* cache_batch_idx;  // [batch]; null: an entry of the batch is that of the cache
   const int* rotary_seqlens;   // [batch]; null: positions are slots
-  const void* rotary_cos;      // [rotary_rows, rotary_pairs]; null: nothing is rotated
+  const void* rotary_cos;      // [rotary_rows, rotary_pairs]; may be empty
   const void* rotary_sin;
   int* overflow;       // [batch]; null: nobody asks
   int* lengths_after;  // [batch]; null: nobody asks
@@ -25,6 +25,7 @@ struct AppendKvParams {
   long long capacity;   // slots of an entry
   long long page_size;  // 0 of caches without pages
   long long entries;    // of the cache, or its pages
+  long long rotates;    // whether keys turn; a table of no elements has no address
   long long rotary_rows;
   long long rotary_pairs;
   long long rotary_interleaved;  // pairs are neighbours, else half of all pairs' columns apart
@@ -58,7 +59,7 @@ __device__ inline long long first_position(const Params& params, int entry) {
 template <class Params>
 __device__ inline long long tokens_with_slots(const Params& params, int entry) {
   long long room = params.capacity - length_before(params, entry);
-  if (params.rotary_cos != nullptr) {
+  if (params.rotates != 0) {
     const long long first = first_position(params, entry);
     const long long angles = first < 0 ? 0 : params.rotary_rows - first;
     room = angles < room ? angles : room;

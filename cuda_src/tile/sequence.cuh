@@ -36,6 +36,11 @@ struct FixedLengths {
 // Rows of keys lie one behind another.
 struct KeysInRows {
   static constexpr bool paged = false;
+  struct Found {};
+  template <class Config>
+  __device__ static Found find(const typename Config::Params&, const Sequence&, int) {
+    return {};
+  }
 };
 
 template <class Config>

@@ -51,7 +51,8 @@ def append_kv(
         a row. Of pages in which no new token stands the table is not read.
     cache_batch_idx : array of int32, (batch,), optional
         Which entry of the cache is that of an entry of the batch; by default
-        the same. Not with ``page_table``. Of entries that two name alike one is kept.
+        the same. Not with ``page_table``. Where two name one entry, or tables one page,
+        and both write to a slot, what it then holds is undefined.
     rotary_cos, rotary_sin : array, (positions, pairs), optional
         Keys are rotated before they are written: of position p, pair i of
         columns ``(x, y)`` becomes ``(x cos[p, i] - y sin[p, i],
@@ -65,7 +66,8 @@ def append_kv(
         Position of an entry's first new token, by default its slot.
     overflow : array of int32, (batch,), optional
         Is set to the number of new tokens of every entry that have no slot, or
-        no position in the tables. They are not written, and nothing else is.
+        no position in the tables: of an entry whose first position is below 0
+        none has. They are not written, and nothing else is.
     backend : {"auto", "cuda", "numpy"}
         Caches are worked on where they are; another one is refused.
 
@@ -169,7 +171,8 @@ def attention_with_kvcache(
         As of :func:`attention`.
     kv_chunk : int, optional
         As of :func:`attention`. By default the tile and the chunk follow from widths, heads,
-        seqlen_q and the capacity: a row has the same bits in a batch of any size.
+        seqlen_q, the capacity, and whether arrays are aligned to 16 bytes: a row
+        has the same bits in a batch of any size. NumPy has no chunks.
     overflow : array of int32, (batch,), optional
         As of :func:`append_kv`; only with new tokens.
     return_lse : bool

@@ -149,7 +149,7 @@ def _sizes(arrays: _Arrays) -> Sizes:
     capacity = slots
     if "page_table" in arrays:
         capacity *= _pages(arrays["page_table"], batch)
-        if not slots and shapes["page_table"][1]:
+        if not slots:
             raise ArgumentValueError("k_cache", "pages of 0 slots", "1 or more")
     elif "cache_batch_idx" not in arrays and entries != batch:
         expected = f"{batch}, as {first} has, or cache_batch_idx"

@@ -162,7 +162,8 @@ def prepared_append(
     limits = DeviceLimits.query(device)
     problem = _problem(specs)
     rows, pairs = specs["rotary_cos"].shape if "rotary_cos" in specs else (0, 0)
-    more = {"entries": problem.entries, "rotary_rows": rows, "rotary_pairs": pairs}
+    more = {"entries": problem.entries, "rotates": int("rotary_cos" in specs)}
+    more |= {"rotary_rows": rows, "rotary_pairs": pairs}
     fields = {**dict(numbers), **more}
     unsigned = tuple((name, value % 2**64) for name, value in fields.items())
     plan = append_plan(problem, limits, unsigned)

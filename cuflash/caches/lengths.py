@@ -134,6 +134,6 @@ def _check_places(call: CacheCall, lengths: Lengths) -> None:
         used = given[(page >= first[:, None]) & (page < end[:, None])]
     wrong = (used < 0) | (used >= call.sizes.entries)
     if wrong.any():
-        kind = "page" if name == "page_table" else "entry"
-        expected = f"0 to {call.sizes.entries - 1} where a {kind} is used"
-        raise ArgumentValueError(name, f"{kind} {used[wrong][0]}", expected)
+        kind = "a page" if name == "page_table" else "an entry"
+        expected = f"0 to {call.sizes.entries - 1} where {kind} is used"
+        raise ArgumentValueError(name, f"{kind.split()[1]} {used[wrong][0]}", expected)

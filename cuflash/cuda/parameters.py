@@ -219,7 +219,7 @@ PARAMETERS = {
         (
             *("cache_seqlens", "page_table", "cache_batch_idx", "rotary_seqlens"),
             *("rotary_cos", "rotary_sin", "overflow", "lengths_after", "table_stride"),
-            *("capacity", "page_size", "entries", "rotary_rows", "rotary_pairs"),
+            *("capacity", "page_size", "entries", "rotates", "rotary_rows", "rotary_pairs"),
             *("rotary_interleaved", "queries_advance"),
         ),
     ),

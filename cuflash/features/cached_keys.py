@@ -25,7 +25,7 @@ _DEVICE = DevicePart(
     block=np.dtype(
         [
             *((name, np.uint64) for name in NAMES),
-            *((name, np.int32) for name in ("table_pages", "page_size", "pages")),
+            *((name, np.int32) for name in ("table_pages", "page_size", "page_shift", "pages")),
         ],
         align=True,
     ),
@@ -41,7 +41,10 @@ def _use(request: Request) -> Use | None:
     problem = request.problem
     pages, page_size = problem.pages if problem.pages[1] else (problem.batch, problem.seqlen_kv)
     table_pages = problem.seqlen_kv // max(1, page_size)
-    numbers = (("table_pages", table_pages), ("page_size", page_size), ("pages", pages))
+    is_power = page_size & (page_size - 1) == 0
+    shift = 31 if table_pages <= 1 else page_size.bit_length() - 1 if is_power else -1
+    sizes = ("table_pages", table_pages), ("page_size", page_size)
+    numbers = (*sizes, ("page_shift", shift), ("pages", pages))
     return Use(
         *("cached_keys", _DEVICE),
         numbers=numbers,

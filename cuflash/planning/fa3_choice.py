@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import product
 
 from ..errors import ArgumentValueError, UnsupportedError
@@ -12,7 +13,7 @@ from .key_chunks import divides, may_split, require_one
 from .problem import AttentionProblem
 from .tiles import fa3, steps
 
-__all__ = ["chosen_tile", "nearly_fastest"]
+__all__ = ["chosen_tile", "nearly_fastest", "steadiest"]
 
 #: Tile, why it is taken, and keys of a chunk.
 _Choice = tuple[fa3.Fa3Tile, str, int]
@@ -62,6 +63,26 @@ def nearly_fastest(
     yield from ((tile, chunk) for (tile, _), chunk in found.items())
 
 
+def steadiest(
+    problem: AttentionProblem, limits: DeviceLimits, batches: Sequence[int]
+) -> tuple[fa3.Fa3Tile, int] | None:
+    """The tile and the chunk of a forward pass that are nearly the fastest in all these batches.
+
+    Whose time is the least number of times the shortest of a batch, in the one
+    where it is worst. None where a pass has more than few tiles.
+    """
+    worst: dict[tuple[fa3.Fa3Tile, int], float] = {}
+    for batch in batches:
+        ways = list(_ways(replace(problem, batch=batch), limits, None, every=True))
+        shortest = min((time for time, _ in ways), default=0.0)
+        for time, (tile, _, chunk) in ways:
+            ratio = time / shortest if shortest else 1.0
+            worst[tile, chunk] = max(worst.get((tile, chunk), 0.0), ratio)
+    if not any(True for _ in _ways(problem, limits, None)) or not worst:
+        return None
+    return min(worst, key=lambda way: (worst[way], -way[0].footprint.blocks_per_sm))
+
+
 def _time_and_blocks(way: tuple[float, _Choice]) -> tuple[float, int]:
     """Of those that wait for the memory alone several blocks on a multiprocessor keep it busy."""
     time, (tile, _, _) = way
@@ -84,15 +105,18 @@ def _asked_tile(
 
 
 def _ways(
-    problem: AttentionProblem, limits: DeviceLimits, kv_chunk: int | None
+    problem: AttentionProblem, limits: DeviceLimits, kv_chunk: int | None, every: bool = False
 ) -> Iterator[tuple[float, _Choice]]:
-    """What a forward pass with few tiles chooses from, and the time that each would take."""
+    """What a forward pass with few tiles chooses from, and the time that each would take.
+
+    With ``every`` also one with many.
+    """
     if problem.operation != "forward" or not may_split(problem):
         return
     first = next(iter(fa3.candidates(problem, limits)), None)
     if first is None or first.operand.stages:
         return
-    if not is_small(problem, _items(problem, first), limits):
+    if not every and not is_small(problem, _items(problem, first), limits):
         return
     chunks = chunks_to_try(problem) if kv_chunk is None else [kv_chunk]
     for tile, chunk in product(fa3.candidates(problem, limits, every=True), chunks):

@@ -6,18 +6,21 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal
 
+from ..features.packed_group import with_packed_group
 from .decision import Algorithm, Plan
 from .device import DeviceLimits, HostLimits
 from .fa2 import fa2_plan
 from .fa3 import fa3_plan
+from .fa3_choice import steadiest
 from .key_chunks import chunk_of
 from .plan import plan
 from .problem import AttentionProblem
 
 __all__ = ["batch_invariant_plan"]
 
-#: Entries of the batch that tile and chunk are chosen for. On an H200 what suits it is at most a
-#: tenth slower from 1 to 64: bench/NOTES.md.
+#: Entries of the batch that a tile and a chunk are chosen for, where the time of each is reckoned.
+_BATCHES = (1, 2, 4, 8, 16, 32, 64)
+#: Where nothing is reckoned.
 _USUAL_BATCH = 8
 
 
@@ -29,7 +32,7 @@ def batch_invariant_plan(
     blocks: tuple[int, int] | None = None,
     kv_chunk: int | None = None,
 ) -> Plan:
-    """The plan of a forward pass in the tile and chunk of a usual batch.
+    """The plan of a forward pass in a tile and a chunk that do not depend on the batch.
 
     As :func:`~cuflash.planning.plan.plan`: pure, with its errors. What a row is
     computed from, in which order, depends on the tile and the chunk alone.
@@ -38,14 +41,19 @@ def batch_invariant_plan(
         return plan(problem, limits, algorithm=algorithm, blocks=blocks, kv_chunk=kv_chunk)
     usual = replace(problem, batch=_USUAL_BATCH)
     first = plan(usual, limits, algorithm=algorithm, blocks=blocks, kv_chunk=kv_chunk)
-    chunk = chunk_of(first.problem)
+    tile, chunk = first.tile, chunk_of(first.problem)
     if first.algorithm == "fa1":
-        tile = first.tile.block_q, first.tile.block_kv
-        same = plan(problem, limits, algorithm="fa1", blocks=tile)
-    else:
-        of_tile = _OF_TILE[first.algorithm]
-        same = of_tile(problem, limits, None, (), tile=first.tile, kv_chunk=chunk)
-    return replace(same, reason=first.reason, rejected=first.rejected)
+        asked = first.tile.block_q, first.tile.block_kv
+        same = plan(problem, limits, algorithm="fa1", blocks=asked)
+        return replace(same, reason=first.reason, rejected=first.rejected)
+    reason = first.reason
+    if first.algorithm == "fa3" and blocks is None and kv_chunk is None:
+        steady = steadiest(with_packed_group(usual), limits, _BATCHES)
+        if steady is not None:
+            (tile, chunk), reason = steady, "nearly the fastest in batches of any size"
+    of_tile = _OF_TILE[first.algorithm]
+    same = of_tile(problem, limits, None, (), tile=tile, kv_chunk=chunk)
+    return replace(same, reason=reason, rejected=first.rejected)
 
 
 _OF_TILE: dict[str, Callable[..., Plan]] = {"fa2": fa2_plan, "fa3": fa3_plan}

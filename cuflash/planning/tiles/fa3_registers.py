@@ -18,8 +18,8 @@ class Registers:
 #: By warpgroups that do arithmetic and blocks on a multiprocessor. All warpgroups start with the
 #: same number, so what is given and taken adds up to at most that many times their number.
 FORWARD = {
-    (1, 1): Registers(40, 256),  # which start with nearly as many
-    (1, 2): Registers(48, 208),
+    (1, 1): Registers(64, 256),  # which start with nearly as many
+    (1, 2): Registers(64, 192),
     (1, 3): Registers(48, 112),
     (2, 1): Registers(40, 232),
     (3, 1): Registers(32, 160),
