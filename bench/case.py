@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from cuflash.planning.problem import DTYPES
 from cuflash.planning.visibility import Visibility
 
 from .lengths import equal_entries, lengths_of
@@ -15,6 +16,8 @@ __all__ = ["CAP", "HIDDEN", "TOKENS", "Case", "Window", "mask_text", "square"]
 
 #: What a row calls features whose arrays are inputs, and no keywords.
 _ARRAYS = ("alibi", "bias", "block_mask", "dbias", "lengths", "mask", "sinks")
+#: What it calls other things that no keyword asks for.
+_NO_KEYWORDS = (*_ARRAYS, "score_mod", "kvcache", "rotated")
 #: The soft cap that the score modification of a case writes out; no other case has it.
 CAP = 50.0
 #: The grid of the FlashAttention papers: as many tokens and as wide a layer in every case.
@@ -53,12 +56,15 @@ class Case:
     block_mask: bool = False  # shows a quarter of the blocks; the same call without takes turns
     score_mod: bool = False  # a soft cap that the caller writes; ``softcap`` takes turns
     lengths: str | None = None  # of packed sequences; equal ones as entries of a batch take turns
+    kvcache: bool = False  # the call for caches, lengths in an array; ``attention`` takes turns
+    rotated: bool = False  # each call on another copy of keys and values, which is not in L2
 
     @property
     def options(self) -> dict[str, Any]:
         """What a row of ours says it was asked beside ``causal``."""
         blocks = {} if self.blocks is None else {"blocks": self.blocks}
-        return {"algorithm": self.algorithm, **blocks, **self.peer_options}
+        cached = {"kvcache": True} if self.kvcache else {}
+        return {"algorithm": self.algorithm, **blocks, **self.peer_options, **cached}
 
     @property
     def peer_options(self) -> dict[str, Any]:
@@ -76,6 +82,7 @@ class Case:
             "block_mask": self.block_mask and (BLOCK, BLOCK),
             "score_mod": self.score_mod and f"softcap {CAP:g}",
             "lengths": self.lengths,
+            "rotated": self.rotated,
         }
         return {name: value for name, value in asked.items() if value}
 
@@ -85,7 +92,7 @@ class Case:
         asked = {**self.options, **({"dropout_seed": 1} if self.dropout_p else {})}
         if self.lengths:
             asked["layout"] = "shd"
-        return {n: value for n, value in asked.items() if n not in (*_ARRAYS, "score_mod")}
+        return {n: value for n, value in asked.items() if n not in _NO_KEYWORDS}
 
     @property
     def arrays(self) -> tuple[str, ...]:
@@ -126,6 +133,12 @@ class Case:
         return tuple(name for name, value in asked.items() if value)
 
     @property
+    def sources(self) -> tuple[str, ...]:
+        """Features, and what a plan may add by itself: all that sources are digested for."""
+        planned = {"used_lengths": self.kvcache, "split_keys": self.rotated}
+        return (*self.features, *(name for name, added in planned.items() if added))
+
+    @property
     def companions(self) -> list[Case]:
         """Calls of ours that take turns with it: older generations, and the call without extras."""
         older = [replace(self, algorithm=name, beside=()) for name in self.beside]
@@ -139,7 +152,7 @@ class Case:
         """
         causal = self.causal or self.mask == "causal"
         case = replace(self, sinks=False, softcap=None, alibi=False, bias=False, dbias=False)
-        case = replace(case, dropout_p=None, block_mask=False, score_mod=False)
+        case = replace(case, dropout_p=None, block_mask=False, score_mod=False, kvcache=False)
         case = replace(case, causal=causal, mask=None, softcap=CAP if self.score_mod else None)
         entries = equal_entries(self.lengths)
         if not entries:
@@ -151,7 +164,8 @@ class Case:
     def extras(self) -> list[str]:
         """The features that are compared with ``plain``: all but windows and unequal lengths."""
         without = {"window"} if equal_entries(self.lengths) else {"window", "packed_lengths"}
-        return [name for name in self.features if name not in without]
+        cached = ["kvcache"] if self.kvcache else []
+        return [name for name in self.features if name not in without] + cached
 
     @property
     def offset(self) -> int:
@@ -196,8 +210,25 @@ class Case:
         forward = 2.0 * pairs * (self.head_dim + self.head_dim_v)
         return forward * (2.5 if self.op == "backward" else 1.0)
 
+    @property
+    def key_bytes(self) -> int:
+        """Of keys and values."""
+        return self.batch * self.heads_kv * self.seqlen_kv * self._row_bytes
+
+    @property
+    def bytes(self) -> int:
+        """Of q, k, v and the output, each once: the least that a forward pass moves."""
+        return self.key_bytes + self.batch * self.heads_q * self.seqlen_q * self._row_bytes
+
+    @property
+    def _row_bytes(self) -> int:
+        """Of a key and its value, or of a query and its output."""
+        return (self.head_dim + self.head_dim_v) * DTYPES[self.dtype].itemsize
+
     def __str__(self) -> str:
         heads = f"{self.heads_q}" + (f"/{self.heads_kv}" if self.heads_kv != self.heads_q else "")
+        rows = f"{self.seqlen_q}"
+        rows += f"/{self.seqlen_kv}" if self.seqlen_kv != self.seqlen_q else ""
         dims = f"{self.head_dim}"
         dims += f"/{self.head_dim_v}" if self.head_dim_v != self.head_dim else ""
         more = f" {self.blocks}" if self.blocks else ""
@@ -207,10 +238,10 @@ class Case:
         more += f" dropout {self.dropout_p:g}" if self.dropout_p else ""
         more += f" {self.lengths}" if self.lengths else ""
         named = {"alibi": self.alibi, "bias": self.bias, "dbias": self.dbias, "sinks": self.sinks}
-        named |= {"score_mod": self.score_mod}
+        named |= {"score_mod": self.score_mod, "kvcache": self.kvcache, "rotated": self.rotated}
         more += "".join(f" {name}" for name, given in named.items() if given)
         return (
-            f"{self.algorithm} {self.op} {self.dtype} {self.batch}x{self.seqlen_q}x{heads}"
+            f"{self.algorithm} {self.op} {self.dtype} {self.batch}x{rows}x{heads}"
             f"x{dims} {self.hidden_by}{more}"
         )
 

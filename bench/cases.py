@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import product
 
 from . import feature_cases as of
+from . import few_queries
 from .case import HIDDEN, TOKENS, Case, Window, mask_text, square
 
 __all__ = ["CASES", "Case", "Window", "mask_text", "select"]
@@ -144,6 +145,8 @@ CASES: dict[str, Callable[[], list[Case]]] = {
     "score-mod-backward": lambda: of.score_mod("backward"),
     "packed": lambda: of.packed("forward"),
     "packed-backward": lambda: of.packed("backward"),
+    "decode": few_queries.decode,
+    "few": few_queries.few,
     "features-elsewhere": lambda: of.features_elsewhere("forward"),
     "features-elsewhere-backward": lambda: of.features_elsewhere("backward"),
 }

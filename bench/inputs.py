@@ -33,6 +33,7 @@ class Inputs:
     block_mask: Any = None  # a number for each block
     cu_seqlens_q: Any = None  # where packed sequences begin, and where the last one ends
     cu_seqlens_kv: Any = None
+    cache_seqlens: Any = None  # (batch,), of caches that are full
 
     def of(self, case: Case) -> Inputs:
         """The same numbers, the rows in as many entries as a case has."""
@@ -58,6 +59,8 @@ class Inputs:
             If the library has no such feature.
         """
         keywords = {"causal": case.causal, **case.keywords, **self.features(case)}
+        if case.kvcache:
+            keywords["cache_seqlens"] = self.cache_seqlens
         if case.block_mask:
             keywords["block_mask"] = _class("BlockMask")(self.block_mask, block=(BLOCK, BLOCK))
         if case.score_mod:
@@ -136,4 +139,6 @@ def make_inputs(case: Case, xp: Any) -> Inputs:
     if case.lengths is not None:
         offsets = xp.asarray(offsets_of(case.lengths))
         made |= {"cu_seqlens_q": offsets, "cu_seqlens_kv": offsets}
+    if case.kvcache:
+        made["cache_seqlens"] = xp.full(case.batch, case.seqlen_kv, np.int32)
     return Inputs(*matrices, **made)

@@ -17,7 +17,7 @@ def place(row: Row) -> list[str]:
     return [
         _pair(row["head_dim"], row["head_dim_v"]),
         _pair(row["batch"] * row["heads_q"], row["batch"] * row["heads_kv"]),
-        str(row["seqlen_q"]),
+        _pair(row["seqlen_q"], row["seqlen_kv"]),
         hidden_by(row),
     ]
 

@@ -13,6 +13,8 @@ from .cases import Case
 from .dropped import truth_of
 from .inputs import Inputs
 from .peers import OURS, PEERS, Peer
+from .planned import plan_of
+from .rotation import copies_of, in_turn
 from .sources import digest_now
 from .timing import Timer, median_ratio, rested, turns
 from .verify import Truth
@@ -32,7 +34,7 @@ class _Entry:
 
     peer: Peer
     case: Case
-    call: Callable[[], Any]
+    calls: Sequence[Callable[[], Any]]  # more than one, where copies take turns
     worst: float
 
     @property
@@ -69,9 +71,11 @@ def measure(
         If the library says that it cannot do the case.
     """
     entries = _entries(case, peers, inputs, say)
+    functions = {entry.name: _all_of(entry.calls) for entry in entries}
     rows = []
     for protocol in protocols:
-        timed = PROTOCOLS[protocol]({entry.name: entry.call for entry in entries}, clock=clock)
+        timed = PROTOCOLS[protocol](functions, clock=clock)
+        timed = {e.name: [one / len(e.calls) for one in timed[e.name]] for e in entries}
         rows += [_row(entry, entries, protocol, timed, inputs) for entry in entries]
     return rows
 
@@ -80,37 +84,42 @@ def _entries(
     case: Case, peers: Sequence[Peer], inputs: Inputs, say: Callable[[str], None]
 ) -> list[_Entry]:
     truths: dict[tuple[str, ...], Truth] = {}
-    entries = []
+    entries, copies = [], copies_of(case, inputs)
     for one in (case, *case.companions):
-        own = inputs.of(one)
-        call = _ours(one, own)
+        own = [copy.of(one) for copy in copies]
+        calls = _ours(one, own)
         if one.features not in truths:
-            truths[one.features] = truth_of(one, own)
-        entries.append(_verified(PEERS[OURS], one, call, truths[one.features]))
+            truths[one.features] = truth_of(one, own[0])
+        entries.append(_verified(PEERS[OURS], one, calls, truths[one.features]))
     for peer in () if case.beside else peers:
         if not peer.supports(case):
             continue
         try:
-            entries.append(_verified(peer, case, peer.prepare(case, inputs), truths[case.features]))
+            calls = [peer.prepare(case, copy) for copy in copies]
+            entries.append(_verified(peer, case, calls, truths[case.features]))
         except Exception as error:  # a peer may fail in any way, and is then not compared with
             say(f"left out: {peer.label}, {case}: {_first_line(error)}")
     return entries
 
 
-def _ours(case: Case, inputs: Inputs) -> Callable[[], Any]:
+def _all_of(calls: Sequence[Callable[[], Any]]) -> Callable[[], Any]:
+    return calls[0] if len(calls) == 1 else in_turn(calls)
+
+
+def _ours(case: Case, copies: Sequence[Inputs]) -> list[Callable[[], Any]]:
     try:
-        call = PEERS[OURS].prepare(case, inputs)
-        call()
+        calls = [PEERS[OURS].prepare(case, copy) for copy in copies]
+        calls[0]()
     except UnsupportedError as error:
         raise LeftOutError(f"cuflash: {error}") from error
-    return call
+    return calls
 
 
-def _verified(peer: Peer, case: Case, call: Callable[[], Any], truth: Truth) -> _Entry:
-    worst = truth.worst_ratio(peer.arrays(call()))
+def _verified(peer: Peer, case: Case, calls: Sequence[Callable[[], Any]], truth: Truth) -> _Entry:
+    worst = max(truth.worst_ratio(peer.arrays(call())) for call in calls)
     if not worst <= truth.limit:
         raise RuntimeError(f"{peer.label}, {case}: {worst:.3g} times the error of its roundings")
-    return _Entry(peer, case, call, worst)
+    return _Entry(peer, case, calls, worst)
 
 
 def _first_line(error: Exception) -> str:
@@ -130,7 +139,7 @@ def _row(
     others = {other.name: timed[other.name] for other in _compared(entry, entries)}
     ratio, ratio_low = _ratio(times, others)
     return {
-        "sources": digest_now(case.algorithm, case.op, case.features) if entry.ours else None,
+        "sources": digest_now(case.algorithm, case.op, case.sources) if entry.ours else None,
         "impl": entry.peer.label,
         "version": entry.peer.version(),
         "op": case.op,
@@ -144,11 +153,12 @@ def _row(
         "seqlen_kv": case.seqlen_kv,
         "causal": case.causal,
         "options": case.options if entry.ours else case.peer_options,
-        "plan": _plan(case, inputs) if entry.ours else None,
+        "plan": plan_of(case, inputs) if entry.ours else None,
         "protocol": protocol,
         "ms": round(milliseconds, 5),
         "spread": round((max(times) - min(times)) / milliseconds, 4),
         "tflops": round(case.flops / milliseconds / 1e9, 2),
+        **({"gb_per_s": round(case.bytes / milliseconds / 1e6, 1)} if case.rotated else {}),
         "ratio": ratio,
         "ratio_low": ratio_low,
         "worst_ratio": round(entry.worst, 4),
@@ -156,8 +166,13 @@ def _row(
 
 
 def _compared(entry: _Entry, entries: Sequence[_Entry]) -> list[_Entry]:
-    """What an entry's ratio is to: others of its problem; of the call without extras, ours with."""
+    """What an entry's ratio is to: others of its problem; of the call without extras, ours with.
+
+    Where copies take turns, either call of ours is compared with the peers.
+    """
     main = entries[0]
+    if main.case.rotated and entry.ours:
+        return [other for other in entries if not other.ours]
     if entry.of != main.of:
         return [main]
     return [other for other in entries if other is not entry and other.of == entry.of]
@@ -170,12 +185,3 @@ def _ratio(times: list[float], others: dict[str, list[float]]) -> tuple[float | 
     best = min(others.values(), key=statistics.median)
     ratio, low, _ = median_ratio(times, best)
     return round(ratio, 4), round(low, 4)
-
-
-def _plan(case: Case, inputs: Inputs) -> str:
-    import cuflash
-
-    operation: Any = case.op
-    q, k, v, _ = inputs.of(case).matrices(case)
-    said = cuflash.explain(q, k, v, operation=operation, **inputs.asked(case))
-    return f"{said.algorithm} {said.block_q}x{said.block_kv}"

@@ -45,7 +45,8 @@ def _cuflash(case: Case, inputs: Inputs) -> Callable[[], Any]:
     options = inputs.asked(case)
     q, k, v, dout = inputs.matrices(case)
     if case.op == "forward":
-        return lambda: cuflash.attention(q, k, v, **options)
+        forward = cuflash.attention_with_kvcache if case.kvcache else cuflash.attention
+        return lambda: forward(q, k, v, **options)
     of_this_pass = ("blocks", "deterministic")
     asked = {name: value for name, value in options.items() if name not in of_this_pass}
     out, lse = cuflash.attention(q, k, v, return_lse=True, **asked)

@@ -113,7 +113,8 @@ def _line(case: Case, row: dict[str, Any]) -> str:
     ratio = ""
     if row["ratio"]:
         ratio = f"  {row['ratio']:.2f} of the best other (at least {row['ratio_low']:.2f})"
+    memory = f"  {row['gb_per_s']:>5.0f} GB/s" if "gb_per_s" in row else ""
     return (
         f"{case!s:<52} {row['protocol']:<7} {row['impl']:<15} {row['ms']:>9.3f} ms "
-        f"{row['tflops']:>7.1f} TFLOP/s  error {row['worst_ratio']:.2f}{ratio}"
+        f"{row['tflops']:>7.1f} TFLOP/s{memory}  error {row['worst_ratio']:.2f}{ratio}"
     )

@@ -52,6 +52,7 @@ FEATURE_KERNELS = {
     ("sinks", "backward"): (("steps", "sink_gradient"),),
     ("packed_lengths", "forward"): (("steps", "list_items"),),
     ("packed_lengths", "backward"): (("steps", "list_items"),),
+    ("split_keys", "forward"): (("steps", "merge"),),
 }
 
 #: And those that it adds to both passes of one generation.
@@ -61,6 +62,7 @@ GENERATION_KERNELS = {("mask", "fa3"): (("steps", "summarise_mask"),)}
 FEATURE_HEADERS = {
     ("bias", "fa3"): ("features/bias_staged.cuh",),
     ("mask", "fa3"): ("features/mask_packed.cuh",),
+    ("split_keys", "fa3"): ("features/kv_chunks.cuh", "features/packed_group.cuh"),
 }
 
 #: Comments and assertions.
@@ -117,9 +119,10 @@ def digest_now(algorithm: str, op: str, features: Sequence[str] = ()) -> str:
 
 
 def features_of(row: Mapping[str, Any]) -> tuple[str, ...]:
-    """The features whose code a row was measured with, in the order of a case's."""
+    """What a row was measured with that changes code, in the order of a case's ``sources``."""
     options = row.get("options", {})
     names = ("window", "softcap", "alibi", "bias", "dbias", "mask", "sinks", "dropout")
-    names = (*names, "block_mask", "score_mod", "packed_lengths")
+    names = (*names, "block_mask", "score_mod", "packed_lengths", "used_lengths", "split_keys")
     keywords = {"window": "window_size", "dropout": "dropout_p", "packed_lengths": "lengths"}
+    keywords |= {"used_lengths": "kvcache", "split_keys": "rotated"}
     return tuple(n for n in names if options.get(keywords.get(n, n)))

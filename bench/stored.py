@@ -45,7 +45,7 @@ _PROBLEM = (
 
 
 #: Options of extras that a call has or has not.
-_GIVEN = ("alibi", "bias", "dbias", "sinks", "dropout_p", "block_mask", "score_mod")
+_GIVEN = ("alibi", "bias", "dbias", "sinks", "dropout_p", "block_mask", "score_mod", "kvcache")
 
 #: Kinds of calls by the option that makes them one, the first that holds.
 _KINDS = {
@@ -61,6 +61,7 @@ _KINDS = {
     "score modifications": "score_mod",
     "windows": "window_size",
     "packed sequences": "lengths",
+    "few queries": "rotated",
 }
 
 #: How the names of files of another kind than device times end.
@@ -100,7 +101,8 @@ def _asked(options: Mapping[str, Any]) -> tuple[Any, ...]:
     sides = None if window is None else tuple(window)
     given = (bool(options.get(name)) for name in _GIVEN)
     extras = options.get("softcap"), *given, options.get("mask"), options.get("lengths")
-    return bool(options.get("deterministic")), sides, extras
+    how = bool(options.get("rotated")), bool(options.get("deterministic"))
+    return *how, sides, extras
 
 
 def kind(row: Row) -> str:
@@ -133,7 +135,8 @@ def label(row: Row) -> str:
     algorithm = row["options"].get("algorithm")
     words = [str(row["impl"]), *([algorithm] if algorithm else [])]
     named = ("softcap", "alibi", "bias", "mask", "sinks", "dropout_p", "block_mask")
-    more = [name for name in (*named, "score_mod", "lengths") if row["options"].get(name)]
+    named = (*named, "score_mod", "lengths", "kvcache")
+    more = [name for name in named if row["options"].get(name)]
     extras = [f", {name.removesuffix('_p')}" for name in more]
     return " ".join(words) + "".join(extras if algorithm else [])
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from statistics import geometric_mean
 from typing import Any
 
+from . import decode_table as decode
 from . import elsewhere_table as elsewhere
 from . import flash3_table as flash3
 from . import opening
@@ -54,6 +55,8 @@ SETS = (
     "score-mod-backward",
     "packed",
     "packed-backward",
+    *decode.SETS,
+    "few",
     *elsewhere.SETS,
     "fa2",
     "fa2-float16",
@@ -95,8 +98,9 @@ def render(name: str) -> str:
     if name == RESIDUAL:
         return residual.render()
     rows = of_set(name, gpu_rows())
-    if name in elsewhere.SETS:
-        return elsewhere.render(rows)
+    for kind_of_table in (elsewhere, decode):
+        if name in kind_of_table.SETS:
+            return kind_of_table.render(rows)
     return _fa1(rows) if name == "fa1" else grid(name, rows)
 
 

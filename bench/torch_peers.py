@@ -178,6 +178,10 @@ def direct(name: str) -> tuple[Callable[..., Any], Callable[[], AbstractContextM
     return functional.scaled_dot_product_attention, around
 
 
+#: What FlashAttention-4 calls as rows do, beside ``causal``.
+_FA4_KEYWORDS = ("deterministic", "window_size", "softcap")
+
+
 def _flash_attention_4(case: Case) -> Forward:
     return functools.partial(_of_flash_attention_4, case)
 
@@ -189,7 +193,7 @@ def _of_flash_attention_4(
     if case.lengths is not None:
         return _packed_by_flash_attention_4(package, case, q, k, v, **offsets)
     function = package.flash_attn_func
-    options = {name: value for name, value in case.peer_options.items() if name != "sinks"}
+    options = {n: value for n, value in case.peer_options.items() if n in _FA4_KEYWORDS}
     if sinks is not None:
         options["learnable_sink"] = sinks
     result = function(q, k, v, causal=case.causal, **options)

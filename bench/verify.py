@@ -30,7 +30,7 @@ WHOLE, SAMPLE = 2048, 512
 CHUNK = 1024
 #: A ratio that no order of roundings explains: something else was computed.
 WRONG = 100.0
-#: The same where a feature changes few weights or all of them a little.
+#: The same where a feature, or a few keys of many, change a row a little.
 WRONG_FEATURE = 10.0
 
 
@@ -85,7 +85,7 @@ class Truth:
     @property
     def limit(self) -> float:
         """The ratio beyond which something else was computed."""
-        return WRONG_FEATURE if self._case.features else WRONG
+        return WRONG_FEATURE if self._case.rotated or self._case.features else WRONG
 
     @property
     def _matrices(self) -> int:

@@ -35,6 +35,7 @@ def row(case: Case, impl: str, rate: float, **more: Any) -> dict[str, Any]:
         "ms": 1.0,
         "spread": 0.1,
         "tflops": rate,
+        **({"gb_per_s": 10 * rate} if case.rotated else {}),
         "ratio": 0.5,
         "ratio_low": 0.4,
         "worst_ratio": 0.3,

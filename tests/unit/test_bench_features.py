@@ -32,7 +32,7 @@ def test_sinks_take_turns_with_the_call_without_them(
     monkeypatch: pytest.MonkeyPatch, op: str
 ) -> None:
     monkeypatch.setattr(measuring, "digest_now", lambda algorithm, op, features: str(features))
-    monkeypatch.setattr(measuring, "_plan", lambda case, inputs: str(case.sinks))
+    monkeypatch.setattr(measuring, "plan_of", lambda case, inputs: str(case.sinks))
     ours = replace(PEERS["cuflash"], prepare=_by_whole_matrices)
     monkeypatch.setitem(measuring.PEERS, "cuflash", ours)
     case = replace(CASE, op=op, sinks=True, window_size=(7, 0))
@@ -57,7 +57,7 @@ def _by_whole_matrices(case: Case, inputs: Inputs) -> Callable[[], Any]:
 def test_a_peer_that_leaves_the_sinks_out_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     ours = replace(PEERS["cuflash"], prepare=_by_whole_matrices)
     monkeypatch.setitem(measuring.PEERS, "cuflash", ours)
-    monkeypatch.setattr(measuring, "_plan", lambda case, inputs: "")
+    monkeypatch.setattr(measuring, "plan_of", lambda case, inputs: "")
     monkeypatch.setattr(measuring, "digest_now", lambda algorithm, op, features: "")
     without = _peer(
         "quick", lambda case, inputs: whole_attention(replace(case, sinks=False), inputs)[0]

@@ -136,7 +136,7 @@ def test_they_take_turns_with_the_call_beside_them(monkeypatch: pytest.MonkeyPat
     ours = replace(PEERS["cuflash"], prepare=lambda case, inputs: lambda: _right(case, inputs))
     monkeypatch.setitem(measuring.PEERS, "cuflash", ours)
     monkeypatch.setattr(measuring, "digest_now", lambda algorithm, op, features: str(features))
-    monkeypatch.setattr(measuring, "_plan", lambda case, inputs: "")
+    monkeypatch.setattr(measuring, "plan_of", lambda case, inputs: "")
     peer = _peer("quick", lambda case, inputs: tuple(_right(case, inputs)))
     times = {"cuflash fa1 score_mod": 2.0, "cuflash fa1 softcap": 1.0, "quick": 4.0}
     rows, lines = _measure(SCORES, peer, **times)

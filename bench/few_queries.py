@@ -1,0 +1,48 @@
+"""The problems with few queries on many keys, or few heads, that fill no device by rows alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from .case import Case, square
+
+__all__ = ["decode", "few"]
+
+#: Batch, keys, heads of q and of k, and head_dim of a step of decoding: one query a sequence.
+_DECODED = (
+    (1, 131072, 32, 8, 128),
+    (64, 8192, 32, 8, 128),
+    (16, 32768, 64, 8, 128),
+    (1, 4096, 64, 8, 128),
+    (1, 1024, 64, 8, 128),
+    (8, 2048, 32, 32, 128),
+    (128, 4096, 16, 1, 128),
+    (4, 16384, 32, 8, 64),
+    (32, 1000, 32, 4, 256),
+    (8, 8192, 16, 2, 256),
+)
+#: Batch, queries, keys, heads and head_dim: the words of a prompt seen from an image, and a part
+#: of a prompt.
+_CROSSED = ((16, 77, 4096, 8, 64), (16, 77, 4096, 8, 128), (4, 1024, 8192, 16, 128))
+
+
+def decode() -> list[Case]:
+    """A step of decoding over caches that are full; ``attention`` takes turns with it."""
+    return [
+        Case(
+            *("forward", "bfloat16", batch, heads_q, heads_kv, dim, dim, 1, keys, False, "fa3"),
+            kvcache=True,
+            rotated=True,
+        )
+        for batch, keys, heads_q, heads_kv, dim in _DECODED
+    ]
+
+
+def few() -> list[Case]:
+    """Fewer queries than keys, and one long head under a causal mask."""
+    crossed = [
+        Case("forward", "bfloat16", batch, heads, heads, dim, dim, queries, keys, False, "fa3")
+        for batch, queries, keys, heads, dim in _CROSSED
+    ]
+    alone = square("forward", "bfloat16", 1, 1, 128, 16384, True, "fa3")
+    return [replace(case, rotated=True) for case in (*crossed, alone)]

@@ -1,0 +1,44 @@
+"""What the library plans for a case: algorithm, tile and, where keys are split, the chunk."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cuflash.planning.key_chunks import chunk_of
+from cuflash.planning.problem import AttentionProblem
+
+from .cases import Case
+from .inputs import Inputs
+
+__all__ = ["plan_of"]
+
+
+def plan_of(case: Case, inputs: Inputs) -> str:
+    """In words, as rows have it."""
+    if case.kvcache:
+        return _of_caches(case, inputs)
+    import cuflash
+
+    operation: Any = case.op
+    q, k, v, _ = inputs.of(case).matrices(case)
+    said = cuflash.explain(q, k, v, operation=operation, **inputs.asked(case))
+    return _words(said.algorithm, said.block_q, said.block_kv, said.problem)
+
+
+def _of_caches(case: Case, inputs: Inputs) -> str:
+    """``explain`` has no caches, whose tile and chunk are those of a usual batch."""
+    from cuflash.options import check_options
+    from cuflash.pipeline import plan_call
+    from cuflash.signature import signature_of
+
+    q, k, v, _ = inputs.matrices(case)
+    arrays = {"q": q, "k": k, "v": v, "seqused_kv": inputs.cache_seqlens}
+    options = check_options(causal=case.causal, **case.keywords, batch_invariant=True)
+    given = signature_of("forward", arrays, None, options, None)
+    plan = plan_call("forward", given, options, given[0][1].device).plan
+    return _words(plan.algorithm, plan.tile.block_q, plan.tile.block_kv, plan.problem)
+
+
+def _words(algorithm: str, block_q: int, block_kv: int, problem: AttentionProblem) -> str:
+    chunk = chunk_of(problem)
+    return f"{algorithm} {block_q}x{block_kv}" + (f" chunks of {chunk}" if chunk else "")
