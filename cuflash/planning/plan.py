@@ -55,7 +55,7 @@ def plan(
         If ``blocks`` does not fit, naming what it needs and the nearest that does,
         or ``kv_chunk`` is of no whole tiles.
     """
-    if kv_chunk and problem.operation == "backward":
+    if kv_chunk is not None and problem.operation == "backward":
         raise ArgumentValueError("kv_chunk", str(kv_chunk), "None: chunks are of the forward pass")
     if isinstance(limits, HostLimits):
         return _host_plan(problem, limits, algorithm, blocks, kv_chunk)
