@@ -19,7 +19,10 @@ _FILE = "test_paged_caches.py"
 
 def _bug(name: str, file: str, find: str, replace: str, case: str) -> Bug:
     test = f"attention_is_that_of_the_reference{case}" if case.startswith("[") else case
-    return Bug(name, file, find, replace, _ON_GPU, f"{_FILE}::test_{test}")
+    emulated = f"{_FILE}::test_{test}"
+    if file.startswith("cuflash/"):
+        return Bug(name, file, find, replace, f"tests/emulator/{emulated}")
+    return Bug(name, file, find, replace, _ON_GPU, emulated)
 
 
 BUGS = (
@@ -40,43 +43,64 @@ BUGS = (
     _bug(
         "all boxes of a block are of its first page",
         _KERNEL,
-        "place(params.cached_keys, seq, key + begin);",
-        "place(params.cached_keys, seq, key);",
+        "place(cache, seq, key + i * rows).page : 0;",
+        "place(cache, seq, key).page : 0;",
         "[pages-of-16-fa3]",
+    ),
+    _bug(
+        "the fifth page of a block is its first",
+        _KERNEL,
+        "place(cache, seq, key + begin).page, 0);",
+        "place(cache, seq, key).page, 0);",
+        "[pages-of-8-fa3]",
+    ),
+    _bug(
+        "the copy engine brings a part of a page from its beginning",
+        _KERNEL,
+        "place_in(cache, static_cast<int>(seq.kv_row0) + key).row);",
+        "0);",
+        "pages_have_the_bits_of_rows_that_follow_each_other[256-fa3]",
+    ),
+    _bug(
+        "every size of a page is a power of two",
+        _FEATURE,
+        "if is_power else -1",
+        "if True else -1",
+        "tiles_go_with_pages",
     ),
     _bug(
         "the second half of wide keys is the first",
         _KERNEL,
-        "Matrix::first_column(i), at.row",
-        "Matrix::first_column(0), at.row",
+        "Matrix::first_column(i), row, head",
+        "Matrix::first_column(0), row, head",
         "[pages-of-128-fa3]",
     ),
     _bug(
         "a page beyond the keys is looked up",
         _KERNEL,
-        "[min(column, last)];",
-        "[column];",
+        "[min(in_entry.page, last)];",
+        "[in_entry.page];",
         "a_table_is_read_where_keys_count",
     ),
     _bug(
         "the page of the last key is the one after",
         _KERNEL,
-        "seq.seqlen_kv - 1) / cache.page_size;",
-        "seq.seqlen_kv) / cache.page_size;",
+        "max(0, seq.seqlen_kv - 1)",
+        "seq.seqlen_kv",
         "a_table_is_read_where_keys_count",
     ),
     _bug(
         "a page that is not there is read",
         _KERNEL,
-        "return {max(0, min(page, cache.pages - 1)), row};",
-        "return {page, row};",
+        "return {max(0, min(page, cache.pages - 1)), in_entry.row};",
+        "return {page, in_entry.row};",
         "a_page_that_is_not_there_is_not_read",
     ),
     _bug(
         "the row in a page is that of the entry",
         _KERNEL,
-        "slot - column * cache.page_size;",
-        "slot;",
+        "slot - number * cache.page_size};",
+        "slot};",
         "[pages-of-64-fa2]",
     ),
     _bug(
