@@ -142,6 +142,7 @@ ORDER = [
     "api.vjp",
     "api",
     "dropout",
+    "namespace",
     "packing",
     "addresses",
     "signature",
