@@ -144,6 +144,7 @@ ORDER = [
     "dropout",
     "namespace",
     "packing",
+    "merging",
     "addresses",
     "signature",
     "prepared",

@@ -55,7 +55,9 @@ def test_every_explanation_is_held_to_that() -> None:
     assert README.count("<!-- explain:") == 3
 
 
-@pytest.mark.parametrize("argument", ["bias", "mask", "block_mask", "seqused_q", "page_table"])
+@pytest.mark.parametrize(
+    "argument", ["bias", "mask", "block_mask", "seqused_q", "return_lse", "page_table"]
+)
 def test_examples_of_arrays_of_pairs_run(argument: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a GPU; what they show is asserted in them."""
     monkeypatch.setenv("CUFLASH_BACKEND", "numpy")
