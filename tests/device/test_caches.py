@@ -154,3 +154,32 @@ def _after(stream: Any, step: Any, built: Built, raw: Any, call: Any) -> list[An
     step()
     stream.synchronize()
     return [array.get() for array in written]
+
+
+@pytest.mark.parametrize("algorithm", ["auto", "fa1", "fa2", "fa3"])
+def test_a_prepared_step_is_the_call_itself_in_a_graph_too(cp: Any, algorithm: Any) -> None:
+    skip_without(algorithm)
+    built = build(replace(_LARGE, lengths=(0, 7, 500, 1023), queries=1, new=1))
+    raw, arrays = _on_device(cp, built)
+    call = {**arrays, **built.rotary, **built.options, "algorithm": algorithm}
+    ready = cuflash.prepare(operation="kvcache", **call)
+    workspace = cp.empty(ready.workspace_bytes, np.uint8)
+    stream = cp.cuda.Stream(non_blocking=True)
+    with stream:
+        out, lse = cuflash.attention_with_kvcache(**call, return_lse=True)
+        call |= {"out": out, "lse_out": lse, "return_lse": True}
+        named = {**arrays, "out": out, "lse": lse}
+        pointers = {name: named[name].data.ptr for name in ready.tensors}
+
+        def run() -> None:
+            workspace.fill(255)
+            ready.run(pointers, workspace=workspace.data.ptr)
+
+        eager = _after(stream, lambda: cuflash.attention_with_kvcache(**call), built, raw, call)
+        prepared = _after(stream, run, built, raw, call)
+        stream.begin_capture()
+        run()
+        graph = stream.end_capture()
+        replayed = _after(stream, lambda: graph.launch(stream), built, raw, call)
+    for found in (prepared, replayed):
+        assert all(same_bits(a, b) for a, b in zip(found, eager, strict=True))
