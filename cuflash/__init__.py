@@ -36,6 +36,7 @@ from .errors import (
 )
 from .explanation import Explanation, explain
 from .info import Info, info
+from .merging import merge
 from .packing import cu_seqlens_of, pack, unpack
 from .prepared import Prepared, prepare
 from .score_mod import ScoreMod
@@ -68,6 +69,7 @@ __all__ = [
     "explain",
     "info",
     "is_available",
+    "merge",
     "pack",
     "prepare",
     "reference",

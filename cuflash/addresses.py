@@ -3,40 +3,77 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
+from typing import Protocol
 
 import numpy as np
 
+from .arrays.spec import TensorSpec
 from .bounded_cache import BoundedCache
 from .errors import ArgumentTypeError, ArgumentValueError
 from .pipeline import CallPlan
 from .tensors import tensors
 
-__all__ = ["Addresses"]
+__all__ = ["Addresses", "Planned", "addresses_of", "multiples_of"]
 
 #: Runs whose addresses are kept.
 _KEPT = 64
 
 
-class Addresses:
-    """Checks the addresses of the runs of a call, and puts them in order."""
+class Planned(Protocol):
+    """What addresses are checked against."""
 
-    def __init__(self, planned: CallPlan) -> None:
-        plan = planned.plan
+    @property
+    def tensors(self) -> Mapping[str, TensorSpec]:
+        """Every array that a run is given, by name."""
+
+    @property
+    def scratch(self) -> Mapping[str, int]:
+        """Arrays that lie in the workspace, and where in it, in bytes."""
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Bytes of the workspace."""
+
+
+def addresses_of(planned: CallPlan) -> Addresses:
+    """Those of the runs of a call."""
+    problem = planned.plan.problem
+    table, operands = tensors(), problem.operands
+    required = frozenset(
+        n for n in planned.tensors if problem.operation not in table[n].optional or n in operands
+    )
+    return Addresses(planned, required, multiples_of(planned))
+
+
+def multiples_of(planned: CallPlan) -> dict[str, int]:
+    """What the address of every tensor of a call is a multiple of."""
+    table, problem = tensors(), planned.plan.problem
+    in_rows = problem.alignment != "element"
+    boxed = {name for launch in planned.plan.launches for name, _ in launch.boxes}
+    return {
+        name: 16 if name in boxed or (in_rows and table[name].role == "matrix") else spec.itemsize
+        for name, spec in planned.tensors.items()
+    }
+
+
+class Addresses:
+    """Checks the addresses of the runs of a call, and puts them in order.
+
+    Parameters
+    ----------
+    planned
+        What will run.
+    required
+        Names of the arrays that a run is not made without.
+    multiples
+        Of every array: what its address is a multiple of.
+    """
+
+    def __init__(
+        self, planned: Planned, required: frozenset[str], multiples: Mapping[str, int]
+    ) -> None:
         self._tensors = planned.tensors
-        table, operands = tensors(), plan.problem.operands
-        operation = plan.problem.operation
-        self._required = frozenset(
-            n for n in self._tensors if operation not in table[n].optional or n in operands
-        )
-        # Addresses are multiples of these.
-        in_rows = plan.problem.alignment != "element"
-        boxed = {name for launch in plan.launches for name, _ in launch.boxes}
-        self._multiples = {
-            name: 16
-            if name in boxed or (in_rows and table[name].role == "matrix")
-            else spec.itemsize
-            for name, spec in self._tensors.items()
-        }
+        self._required, self._multiples = required, multiples
         self._scratch = [*planned.scratch.values()]
         self._workspace_bytes = planned.workspace_bytes
         self._kept: BoundedCache[Hashable, tuple[int, ...]] = BoundedCache(_KEPT)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 import numpy as np
 
 from .errors import ArgumentTypeError, ArgumentValueError, shown
+from .namespace import namespace_of
 
 __all__ = ["cu_seqlens_of", "pack", "unpack"]
-
-#: Namespaces of arrays, by the packages that their types are of.
-_NAMESPACES = {"numpy": "numpy", "cupy": "cupy", "jax": "jax.numpy", "jaxlib": "jax.numpy"}
 
 
 def pack(x: Any, lengths: Any, *, total: int | None = None) -> tuple[Any, Any]:
@@ -50,7 +47,7 @@ def pack(x: Any, lengths: Any, *, total: int | None = None) -> tuple[Any, Any]:
     >>> packed[:, 0], cu_seqlens
     (array([0., 4., 5., 6.]), array([0, 1, 4], dtype=int32))
     """
-    xp = _namespace("x", x)
+    xp = namespace_of("x", x)
     if x.ndim < 2:
         raise ArgumentValueError("x", f"shape {tuple(x.shape)}", "(batch, seqlen, ...)")
     batch, seqlen = x.shape[:2]
@@ -93,7 +90,7 @@ def unpack(packed: Any, cu_seqlens: Any, seqlen: int) -> Any:
     ArgumentTypeError, ArgumentValueError
         Naming the argument.
     """
-    xp = _namespace("packed", packed)
+    xp = namespace_of("packed", packed)
     if packed.ndim < 1:
         raise ArgumentValueError("packed", "no axis", "(total, ...)")
     _check_integers("cu_seqlens", cu_seqlens, xp, None)
@@ -128,7 +125,7 @@ def cu_seqlens_of(segment_ids: Any, sequences: int) -> Any:
     ArgumentTypeError, ArgumentValueError
         Naming the argument.
     """
-    xp = _namespace("segment_ids", segment_ids)
+    xp = namespace_of("segment_ids", segment_ids)
     _check_integers("segment_ids", segment_ids, xp, None)
     if xp is np and (np.diff(segment_ids) < 0).any():
         raise ArgumentValueError("segment_ids", "numbers that fall", "sorted ones")
@@ -138,17 +135,8 @@ def cu_seqlens_of(segment_ids: Any, sequences: int) -> Any:
     return xp.searchsorted(segment_ids, numbers, side="left").astype("int32")
 
 
-def _namespace(name: str, array: Any) -> Any:
-    """The functions of an array's library."""
-    for kind in type(array).__mro__:
-        found = _NAMESPACES.get(kind.__module__.partition(".")[0])
-        if found is not None and hasattr(array, "ndim"):
-            return importlib.import_module(found)
-    raise ArgumentTypeError(name, shown(array), "an array of NumPy, CuPy or JAX")
-
-
 def _check_integers(name: str, array: Any, xp: Any, shape: tuple[int, ...] | None) -> None:
-    if _namespace(name, array) is not xp:
+    if namespace_of(name, array) is not xp:
         raise ArgumentTypeError(name, shown(array), f"an array of {xp.__name__}, as the other")
     if array.dtype.kind not in "iu":
         raise ArgumentTypeError(name, f"dtype {array.dtype}", "integers")

@@ -2,27 +2,46 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 
-from .addresses import Addresses
+from .addresses import addresses_of
 from .arrays.spec import LayoutName, TensorSpec
 from .block_mask import BlockMask, split_block_mask
+from .caches.planned import CACHE_ARGUMENTS, TAKEN, CachePlan, describe_caches, plan_caches
 from .cuda.available import device_count, require_device
 from .cuda.current import current_stream
-from .errors import ArgumentTypeError, ArgumentValueError
+from .errors import ArgumentTypeError, ArgumentValueError, shown
 from .given import add_given
-from .options import AlgorithmChoice, Differentiable, WindowSize, check_options, seed_of
+from .options import (
+    AlgorithmChoice,
+    Differentiable,
+    Options,
+    WindowSize,
+    check_options,
+    names_of,
+    seed_of,
+)
 from .pipeline import CallPlan, choose_device, plan_call
 from .planning.plan import Plan
-from .planning.problem import Operation
 from .score_mod import ScoreMod, with_arrays
-from .signature import signature_of
+from .signature import check_copies, signature_of
 from .tensors import QKV
 
 __all__ = ["Prepared", "prepare"]
+
+PreparedOperation = Literal["forward", "backward", "kvcache", "append"]
+
+#: Arguments that every operation has.
+_OF_ALL = ("operation", "dtype", "device")
+#: Keywords that are handed on as they are given.
+_KEYWORDS = (
+    *("causal", "window_size", "softcap", "dropout_p", "scale", "q_offset", "layout", "out_dtype"),
+    *("wrt", "deterministic", "algorithm", "blocks", "kv_chunk"),
+)
 
 
 class Prepared:
@@ -31,15 +50,17 @@ class Prepared:
     Made by :func:`prepare`.
     """
 
-    def __init__(self, planned: CallPlan) -> None:
+    def __init__(self, planned: CallPlan | CachePlan) -> None:
         self._planned = planned
         self._launcher = planned.launcher
-        self._addresses = Addresses(planned)
-        self._empty = planned.plan.problem.empty
+        if isinstance(planned, CachePlan):
+            self._addresses, self._empty = planned.addresses, not planned.launcher.steps
+        else:
+            self._addresses, self._empty = addresses_of(planned), planned.plan.problem.empty
 
     @property
     def plan(self) -> Plan:
-        """What runs."""
+        """What runs; with caches attention, after an append where there are new tokens."""
         return self._planned.plan
 
     @property
@@ -64,7 +85,7 @@ class Prepared:
         ----------
         pointers
             Device address of every array in :attr:`tensors`, by name. ``lse``
-            (forward) and ``dlse`` (backward) may be left out or 0.
+            (forward, with caches) and ``dlse`` (backward) may be left out or 0.
         stream
             Address of a CUDA stream of the plan's device; by default CuPy's
             current one there.
@@ -90,12 +111,23 @@ class Prepared:
 
 
 def prepare(
-    q: Any,
-    k: Any,
-    v: Any,
+    q: Any = None,
+    k: Any = None,
+    v: Any = None,
     *,
-    operation: Operation = "forward",
+    operation: PreparedOperation = "forward",
     dtype: Any = None,
+    k_cache: Any = None,
+    v_cache: Any = None,
+    cache_seqlens: Any = None,
+    page_table: Any = None,
+    cache_batch_idx: Any = None,
+    cache_leftpad: Any = None,
+    rotary_cos: Any = None,
+    rotary_sin: Any = None,
+    rotary_interleaved: bool | None = None,
+    rotary_seqlens: Any = None,
+    overflow: Any = None,
     causal: bool = False,
     window_size: WindowSize | None = None,
     softcap: float | None = None,
@@ -134,8 +166,9 @@ def prepare(
         strides and alignment are then planned for. What the kernels would need
         a copy of is refused: a last stride of more than one element,
         elements at addresses that are not multiples of their size.
-    operation : {"forward", "backward"}
-        Which pass.
+    operation : {"forward", "backward", "kvcache", "append"}
+        Which pass; or :func:`attention_with_kvcache` or :func:`append_kv`, with
+        the arguments of those. What an operation does not take is refused.
     dtype : dtype
         Of the arrays; needed where shapes are given.
     device : int, optional
@@ -146,6 +179,15 @@ def prepare(
         pair, ``(shape, dtype)``.
     block_mask : BlockMask, optional
         With blocks in any of these ways.
+    k_cache, v_cache : tuple of int, or array
+        Caches, or their pages, in these ways.
+    page_table, rotary_cos, rotary_sin : optional
+        The array, its shape, or a pair: their dtypes follow from q's or k's.
+    cache_seqlens, cache_batch_idx, cache_leftpad, rotary_seqlens, overflow : optional
+        The array, its shape, or its dtype. ``cache_seqlens`` is needed, and no int:
+        a run reads it on the device.
+    rotary_interleaved
+        As for :func:`append_kv`.
     dropout_seed : int, array, tuple of int, dtype, or both, optional
         An integer that all runs have; or an array, in any of these ways.
     causal, window_size, softcap, score_mod, dropout_p, scale, q_offset, layout, out_dtype
@@ -159,43 +201,66 @@ def prepare(
         With ``plan``, ``workspace_bytes``, ``tensors`` and ``run``. All arrays
         that are not given here are C-contiguous; ``dout`` has the dtype of q,
         whatever ``out_dtype`` is. The kernels write the gradients of q, k and
-        v in any case: one that ``wrt`` does not name lies in the workspace.
+        v in any case: one that ``wrt`` does not name lies in the workspace. With
+        caches ``tensors`` has the arguments' names, and ``out`` and ``lse`` of
+        "kvcache"; the workspace is that of full caches, whatever lengths are.
 
     Raises
     ------
     ArgumentTypeError, ArgumentValueError, UnsupportedError, BackendUnavailableError, ToolchainError
-        As for :func:`attention`.
+        As for :func:`attention`, and for :func:`attention_with_kvcache`.
     """
-    block, shown = split_block_mask(block_mask)
+    given = dict(locals())
+    _check_taken(given)
+    block, blocks_shown = split_block_mask(block_mask)
     seed, seeds = seed_of(dropout_seed)
     score, of_score = with_arrays(score_mod)
-    options = check_options(
-        causal=causal,
-        window_size=window_size,
-        softcap=softcap,
-        score_mod=score,
-        block_mask=block,
-        dropout_p=dropout_p,
-        dropout_seed=seed,
-        scale=scale,
-        q_offset=q_offset,
-        layout=layout,
-        out_dtype=out_dtype,
-        wrt=wrt,
-        deterministic=deterministic,
-        algorithm=algorithm,
-        blocks=blocks,
-        kv_chunk=kv_chunk,
-        backend="cuda",
-    )
+    checked = {"score_mod": score, "block_mask": block, "dropout_seed": seed, "backend": "cuda"}
+    options = check_options(**{name: given[name] for name in _KEYWORDS}, **checked)
+    where = _check_device(device)
+    if operation == "append" or operation == "kvcache":
+        return Prepared(_with_caches(given, options, where))
     arrays = {"q": q, "k": k, "v": v}
     lengths = seqused_q, seqused_kv, cu_seqlens_q, cu_seqlens_kv
-    add_given(arrays, (alibi_slopes, bias, mask, shown, sinks, seeds, *lengths), of_score)
-    given = signature_of(operation, arrays, dtype, options, _check_device(device))
-    for name, spec in given:
+    add_given(arrays, (alibi_slopes, bias, mask, blocks_shown, sinks, seeds, *lengths), of_score)
+    specs = signature_of(operation, arrays, dtype, options, where)
+    for name, spec in specs:
         _check_place(name, spec, device)
-    chosen = choose_device(given[0][1].device, options)
-    return Prepared(_check_copies(plan_call(operation, given, options, chosen)))
+    planned = plan_call(operation, specs, options, choose_device(specs[0][1].device, options))
+    check_copies(planned.copied)
+    return Prepared(planned)
+
+
+def _with_caches(given: Mapping[str, Any], options: Options, where: int) -> CachePlan:
+    """The plan of an operation with caches."""
+    names = ("q", "k", "v", "alibi_slopes", "sinks", *CACHE_ARGUMENTS)
+    arrays = {name: given[name] for name in names if name != "rotary_interleaved"}
+    if given["operation"] == "kvcache" and given["q"] is None:
+        raise ArgumentTypeError("q", "None", "an array, or its shape")
+    specs = describe_caches(arrays, given["dtype"], options, where)
+    for name, spec in specs.items():
+        _check_place(name, spec, given["device"])
+    choose_device(specs["k_cache"].device, options)
+    return plan_caches(specs, given["rotary_interleaved"], options)
+
+
+def _check_taken(given: Mapping[str, Any]) -> None:
+    """Refuse an operation that is none, and what it does not take."""
+    operation = given["operation"]
+    if not isinstance(operation, str) or operation not in get_args(PreparedOperation):
+        expected = names_of(get_args(PreparedOperation))
+        raise ArgumentValueError("operation", shown(operation), f"one of {expected}")
+    taken = TAKEN.get(operation)
+    refused = (
+        CACHE_ARGUMENTS if taken is None else [n for n in given if n not in (*_OF_ALL, *taken)]
+    )
+    parameters = inspect.signature(prepare).parameters
+    for name in refused:
+        value, default = given[name], parameters[name].default
+        plain = isinstance(value, (bool, str, tuple)) and type(value) is type(default)
+        if value is not default and not (plain and value == default):
+            said = f"nothing: operation={operation!r} has none"
+            raise ArgumentValueError(name, shown(value), said)
 
 
 def _check_device(device: Any) -> int:
@@ -215,14 +280,3 @@ def _check_place(name: str, spec: TensorSpec, device: int | None) -> None:
         raise ArgumentTypeError(name, "an array in host memory", "a shape, or one in CUDA memory")
     if device is not None and spec.device != device:
         raise ArgumentValueError("device", str(device), f"{spec.device}, where {name} is")
-
-
-def _check_copies(planned: CallPlan) -> CallPlan:
-    """Refuse what needs a copy: a prepared run makes none."""
-    if planned.copied:
-        raise ArgumentValueError(
-            ", ".join(planned.copied),
-            "strides or an address that the kernels cannot read",
-            "rows of consecutive elements, each at a multiple of its size",
-        )
-    return planned

@@ -17,7 +17,7 @@ from .options import Options, check_dtype, check_element
 from .planning.problem import ELEMENTS, DTypeName, ElementName, Operation
 from .tensors import QKV, argument_of, tensors
 
-__all__ = ["signature_of"]
+__all__ = ["check_copies", "signature_of", "spec_of_array", "spec_of_feature", "spec_of_matrix"]
 
 
 def signature_of(
@@ -35,7 +35,7 @@ def signature_of(
     if not isinstance(operation, str) or operation not in ("forward", "backward"):
         raise ArgumentValueError("operation", repr(operation), "'forward' or 'backward'")
     given: dict[str, TensorSpec] = {}
-    given |= {name: _spec_of(name, arrays[name], dtype, where) for name in QKV}
+    given |= {name: spec_of_matrix(name, arrays[name], dtype, where) for name in QKV}
     if operation == "forward" and options.wrt != QKV:
         raise ArgumentValueError("wrt", repr(options.wrt), 'operation="backward" beside it')
     # Keywords of features may go with arrays that are not described yet.
@@ -43,15 +43,21 @@ def signature_of(
     sizes = describe("forward", given, replace(options, more=more))
     for name, array in arrays.items():
         if name not in given:
-            given[name] = _spec_of_feature(name, array, sizes, given["q"].device)
+            given[name] = spec_of_feature(name, array, sizes, given["q"].device)
     if operation == "backward":
         made = [n for n, t in tensors().items() if t.reads == ("backward",)]
         given |= {name: sizes.fresh(name, given["q"].device) for name in made}
     return tuple(given.items())
 
 
-def _spec_of(name: str, tensor: Any, dtype: Any, where: int | None) -> TensorSpec:
-    """Of q, k or v."""
+def spec_of_matrix(name: str, tensor: Any, dtype: Any, where: int | None) -> TensorSpec:
+    """Of q, k, v or a cache: of an array, or of a shape and a dtype.
+
+    Raises
+    ------
+    ArgumentTypeError, ArgumentValueError
+        If it is neither, or the dtype is not that of the array.
+    """
     if not isinstance(tensor, (tuple, list)):
         spec = adopt(name, tensor).spec
         if dtype is not None and _dtype(dtype) != spec.dtype:
@@ -70,19 +76,40 @@ def _fresh(shape: tuple[int, ...], dtype: ElementName, where: int | None) -> Ten
     return TensorSpec(shape, dtype, contiguous_strides(shape), ELEMENTS[dtype].itemsize, where)
 
 
-def _spec_of_feature(name: str, array: Any, sizes: CallProblem, where: int | None) -> TensorSpec:
+def spec_of_feature(name: str, array: Any, sizes: CallProblem, where: int | None) -> TensorSpec:
     """Of an array of a feature; where its shape or its dtype is given, as the call needs it."""
+    if _is_dtype(array) and name in _OFFSETS:
+        expected = "a shape: it says how many sequences there are"
+        raise ArgumentValueError(name, f"the dtype {array} alone", expected)
+    return spec_of_array(name, array, sizes.shapes.get(name), sizes.allowed[name][0], where)
+
+
+def spec_of_array(
+    name: str, array: Any, shape: tuple[int, ...] | None, dtype: ElementName, where: int | None
+) -> TensorSpec:
+    """Of an array that is given in any way: itself, its shape, its dtype, or both as a pair.
+
+    Parameters
+    ----------
+    shape, dtype
+        What it has where the other one alone is given; None where the shape must be.
+    where
+        Device of an array that is not there yet.
+
+    Raises
+    ------
+    ArgumentTypeError, ArgumentValueError
+        If it is given in no way, or its shape is not.
+    """
     if _is_dtype(array):
-        if name in _OFFSETS:
-            expected = "a shape: it says how many sequences there are"
-            raise ArgumentValueError(name, f"the dtype {array} alone", expected)
-        return _fresh(sizes.shapes[name], check_element(name, array), where)
-    shape, dtype = array, sizes.allowed[name][0]
+        if shape is None:
+            raise ArgumentValueError(name, f"the dtype {array} alone", "a shape")
+        return _fresh(shape, check_element(name, array), where)
     if isinstance(array, (tuple, list)) and len(array) == 2 and _is_dtype(array[1]):
-        shape, dtype = array[0], check_element(name, array[1])
-    if isinstance(shape, (tuple, list)):
-        return _fresh(_shape(name, shape), dtype, where)
-    return adopt(argument_of(name), shape).spec
+        array, dtype = array[0], check_element(name, array[1])
+    if isinstance(array, (tuple, list)):
+        return _fresh(_shape(name, array), dtype, where)
+    return adopt(argument_of(name), array).spec
 
 
 def _is_dtype(value: Any) -> bool:
@@ -101,3 +128,19 @@ def _dtype(dtype: Any) -> DTypeName:
     if checked is None:
         raise ArgumentTypeError("dtype", "None", "a dtype, where shapes are given")
     return checked
+
+
+def check_copies(names: Sequence[str]) -> None:
+    """Refuse what needs a copy: a prepared run makes none.
+
+    Raises
+    ------
+    ArgumentValueError
+        If there are names of such arrays.
+    """
+    if names:
+        raise ArgumentValueError(
+            ", ".join(names),
+            "strides or an address that the kernels cannot read",
+            "rows of consecutive elements, each at a multiple of its size",
+        )

@@ -2,27 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from .. import dispatch
 from ..arrays.adopt import Adopted
-from ..arrays.spec import TensorSpec, contiguous_strides
+from ..arrays.spec import TensorSpec
 from ..errors import ArgumentTypeError, ArgumentValueError
+from ..features.cached_keys import NAMES
 from ..options import Options, check_flag, check_options
-from ..pipeline import choose_device, plan_call
+from ..pipeline import CallPlan, choose_device, plan_call
 from . import device, host
 from .checks import check_call, check_writable
-from .given import CacheCall, adopt_all, length_of
+from .given import CacheCall, Sizes, adopt_all, length_of
 from .lengths import lengths_of
 
-__all__ = ["append_to", "attend"]
+__all__ = [
+    "advances",
+    "append_to",
+    "attend",
+    "own_names",
+    "places_of",
+    "plan_attention",
+]
 
 #: Arguments of attention that a call with caches has under other names.
 _OWN_NAMES = {"k": "k_cache", "v": "v_cache", "seqused_kv": "cache_seqlens"}
 #: Arrays that attention takes as they are, in the order in which it takes them.
 _FEATURES, _TARGETS = ("alibi_slopes", "sinks"), ("out", "lse_out")
+#: Arrays that tell where an entry's keys lie.
+_PLACES = (*NAMES, "cache_batch_idx")
 
 
 def append_to(given: Mapping[str, Any], cache_seqlens: Any, interleaved: Any, backend: Any) -> None:
@@ -72,8 +83,7 @@ def attend(
     _check_place(call, options)
     _check_attention(call, arrays, options)
     _check_written(call, arrays)
-    window = options.keyword("window_size")
-    advance = options.causal or (window is not None and window != (None, None))
+    advance = advances(options)
     run = _on_host if call.device is None else _on_device
     natives = run(call, advance)
     natives |= {name: array.native for name, array in arrays.items() if name in _FEATURES}
@@ -114,26 +124,66 @@ def _check_place(call: CacheCall, options: Options) -> None:
     choose_device(call.device, options)
 
 
+def advances(options: Options) -> bool:
+    """Whether each query stands one position further than the one before it."""
+    window = options.keyword("window_size")
+    return options.causal or (window is not None and window != (None, None))
+
+
 def _check_attention(call: CacheCall, beside: Mapping[str, Adopted], options: Options) -> None:
     """Have attention itself check what it will be given, before a cache is written."""
-    specs = {"q": call.spec("q")}
-    batch, capacity, where = call.sizes.batch, call.sizes.capacity, call.device
+    names = ("q", "k_cache", "v_cache", *_PLACES)
+    specs = {name: call.spec(name) for name in names if name in call.arrays}
+    specs |= {name: array.spec for name, array in beside.items()}
+    plan_attention(specs, call.sizes, options)
+
+
+def plan_attention(specs: Mapping[str, TensorSpec], sizes: Sizes, options: Options) -> CallPlan:
+    """The plan of attention over caches, in the layout of the caches and where they are.
+
+    Parameters
+    ----------
+    specs
+        Of ``q`` and the caches, of what tells where entries are, and of arrays
+        of features and destinations, by argument name.
+    sizes, options
+        As they were checked.
+
+    Raises
+    ------
+    ArgumentTypeError, ArgumentValueError, UnsupportedError
+        As of attention, by the arguments' names here.
+    """
+    given, where = {"q": specs["q"]}, specs["k_cache"].device
     for name in ("k", "v"):
-        cache = call.spec(f"{name}_cache")
-        specs[name] = cache
-        if where is None and cache.shape[:2] != (batch, capacity):
-            shape = (batch, capacity, *cache.shape[2:])
-            specs[name] = replace(cache, shape=shape, strides=contiguous_strides(shape), offset=0)
-    specs |= {name: beside[name].spec for name in _FEATURES if name in beside}
-    specs["seqused_kv"] = TensorSpec((batch,), "int32", (1,), 4, where)
-    if where is not None:
-        specs |= {name: array.spec for name, array in device.places(call).items()}
-    specs |= {name: beside[name].spec for name in _TARGETS if name in beside}
-    # As it will run: in the layout of the caches, and where they are.
+        cache = specs[f"{name}_cache"]
+        shape = (sizes.batch, sizes.capacity, *cache.shape[2:])
+        fits = cache.shape == shape or where is not None
+        given[name] = cache if fits else replace(cache, shape=shape).contiguous()
+    given |= {name: specs[name] for name in _FEATURES if name in specs}
+    given["seqused_kv"] = TensorSpec((sizes.batch,), "int32", (1,), 4, where)
+    given |= places_of(specs) if where is not None else {}
+    given |= {name: specs[name] for name in _TARGETS if name in specs}
     asked = replace(options, layout="bshd", backend="cuda" if where is not None else "numpy")
     asked = replace(asked, batch_invariant=True)
+    with own_names():
+        return plan_call("forward", tuple(given.items()), asked, where, True)
+
+
+def places_of(specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
+    """Descriptions of the arrays of :func:`~.device.places`, by the names that attention has."""
+    found = {name: specs[name] for name in NAMES if name in specs}
+    if "cache_batch_idx" in specs:
+        entries = specs["cache_batch_idx"]
+        found["page_table"] = replace(entries, shape=(*entries.shape, 1), strides=(1, 1))
+    return found
+
+
+@contextlib.contextmanager
+def own_names() -> Iterator[None]:
+    """Errors of attention inside name the arguments as a call with caches does."""
     try:
-        plan_call("forward", tuple(specs.items()), asked, where, True)
+        yield
     except (ArgumentTypeError, ArgumentValueError) as error:
         name = _OWN_NAMES.get(error.argument, error.argument)
         raise type(error)(name, error.got, error.expected) from error

@@ -16,9 +16,9 @@ from ..options import names_of
 from ..planning.problem import DTYPES, MAX_HEAD_DIM, MAX_SEQLEN
 from .given import CacheCall, Sizes, check_interleaved
 
-__all__ = ["check_call", "check_writable"]
+__all__ = ["check_call", "check_specs", "check_writable"]
 
-_Arrays = Mapping[str, Adopted]
+_Specs = Mapping[str, TensorSpec]
 
 #: Arrays of one number for each entry of the batch.
 _PER_ENTRY = ("cache_seqlens", "cache_batch_idx", "cache_leftpad", "rotary_seqlens", "overflow")
@@ -26,7 +26,7 @@ _TABLES = ("rotary_cos", "rotary_sin")
 _MATRICES = ("k_cache", "v_cache", "k", "v")
 
 
-def check_call(arrays: _Arrays, length: int | None, interleaved: Any) -> CacheCall:
+def check_call(arrays: Mapping[str, Adopted], length: int | None, interleaved: Any) -> CacheCall:
     """Everything about a call that shapes and dtypes tell.
 
     Parameters
@@ -41,20 +41,29 @@ def check_call(arrays: _Arrays, length: int | None, interleaved: Any) -> CacheCa
     ArgumentTypeError, ArgumentValueError
         Naming the argument, what it got and what is needed.
     """
-    _check_together(arrays)
-    interleaved = check_interleaved(interleaved, "rotary_cos" in arrays)
+    specs = {name: array.spec for name, array in arrays.items()}
+    checked, sizes = check_specs(specs, length, interleaved)
+    return CacheCall(arrays, length, checked, sizes)
+
+
+def check_specs(
+    specs: Mapping[str, TensorSpec], length: int | None, interleaved: Any
+) -> tuple[bool | None, Sizes]:
+    """The same of descriptions of the arrays: ``rotary_interleaved``, and the sizes."""
+    _check_together(specs)
+    checked = check_interleaved(interleaved, "rotary_cos" in specs)
     for name in ("q", *_MATRICES):
-        if name in arrays:
-            _check_matrix(name, arrays)
-    _check_devices(arrays)
-    sizes = _sizes(arrays)
+        if name in specs:
+            _check_matrix(name, specs)
+    _check_devices(specs)
+    sizes = _sizes(specs)
     for name in _PER_ENTRY:
-        if name in arrays:
-            _check_numbers(name, arrays[name], sizes.batch)
-    if "rotary_cos" in arrays:
-        _check_tables(arrays, sizes)
-    _check_length(length, arrays, sizes)
-    return CacheCall(arrays, length, interleaved, sizes)
+        if name in specs:
+            _check_numbers(name, specs[name], sizes.batch)
+    if "rotary_cos" in specs:
+        _check_tables(specs, sizes)
+    _check_length(length, specs, sizes)
+    return checked, sizes
 
 
 def check_writable(written: Mapping[str, Adopted], read: Mapping[str, Adopted]) -> None:
@@ -80,28 +89,28 @@ def check_writable(written: Mapping[str, Adopted], read: Mapping[str, Adopted]) 
         taken[name] = array
 
 
-def _check_together(arrays: _Arrays) -> None:
+def _check_together(specs: _Specs) -> None:
     """Arguments that stand only beside others."""
-    appends = "k" in arrays or "v" in arrays
+    appends = "k" in specs or "v" in specs
     for name, other in (("k", "v"), ("v", "k"), _TABLES, _TABLES[::-1]):
-        if name in arrays and other not in arrays:
+        if name in specs and other not in specs:
             raise ArgumentValueError(other, f"None beside {name}", "both or neither")
     for name in ("overflow", "rotary_cos"):
-        if name in arrays and not appends:
+        if name in specs and not appends:
             expected = "k and v beside it: it goes with the tokens that are appended"
             raise ArgumentValueError(name, "an array and no new tokens", expected)
-    if "rotary_seqlens" in arrays and "rotary_cos" not in arrays:
+    if "rotary_seqlens" in specs and "rotary_cos" not in specs:
         raise ArgumentValueError("rotary_seqlens", "an array", "None without rotary_cos")
-    if "cache_batch_idx" in arrays and "page_table" in arrays:
+    if "cache_batch_idx" in specs and "page_table" in specs:
         raise ArgumentValueError("cache_batch_idx", "an array", "None beside page_table")
 
 
-def _check_matrix(name: str, arrays: _Arrays) -> None:
-    spec, first = arrays[name].spec, "q" if "q" in arrays else "k_cache"
+def _check_matrix(name: str, specs: _Specs) -> None:
+    spec, first = specs[name], "q" if "q" in specs else "k_cache"
     if spec.dtype not in DTYPES:
         raise ArgumentTypeError(name, f"dtype {spec.dtype}", f"one of {names_of(DTYPES)}")
-    if spec.dtype != arrays[first].spec.dtype:
-        expected = f"{arrays[first].spec.dtype}, as {first} has"
+    if spec.dtype != specs[first].dtype:
+        expected = f"{specs[first].dtype}, as {first} has"
         raise ArgumentTypeError(name, f"dtype {spec.dtype}", expected)
     if len(spec.shape) != 4:
         axes = "(batch, rows, heads, head_dim)"
@@ -118,40 +127,40 @@ def _has_whole_rows(spec: TensorSpec) -> bool:
     return 0 in spec.shape or (spec.rows_are_unit and spec.whole_elements)
 
 
-def _check_devices(arrays: _Arrays) -> None:
+def _check_devices(specs: _Specs) -> None:
     def place(device: int | None) -> str:
         return "host memory" if device is None else f"CUDA device {device}"
 
-    where = arrays["k_cache"].spec.device
-    for name, array in arrays.items():
-        if array.spec.device != where:
-            got = f"an array in {place(array.spec.device)}"
+    where = specs["k_cache"].device
+    for name, spec in specs.items():
+        if spec.device != where:
+            got = f"an array in {place(spec.device)}"
             raise ArgumentValueError(name, got, f"{place(where)}, where k_cache is")
 
 
-def _sizes(arrays: _Arrays) -> Sizes:
+def _sizes(specs: _Specs) -> Sizes:
     """Sizes of every axis, the shapes held against each other."""
-    shapes = {name: array.spec.shape for name, array in arrays.items()}
+    shapes = {name: spec.shape for name, spec in specs.items()}
     entries, slots, heads_kv, head_dim = shapes["k_cache"]
     head_dim_v = shapes["v_cache"][3]
-    first = "q" if "q" in arrays else "k"
+    first = "q" if "q" in specs else "k"
     batch = shapes[first][0]
-    new = shapes["k"][1] if "k" in arrays else 0
+    new = shapes["k"][1] if "k" in specs else 0
     _check_shape("v_cache", shapes, (entries, slots, heads_kv, head_dim_v), "k_cache")
-    if "k" in arrays:
+    if "k" in specs:
         _check_shape("k", shapes, (batch, new, heads_kv, head_dim), f"{first} and k_cache")
         _check_shape("v", shapes, (batch, new, heads_kv, head_dim_v), "k and v_cache")
-    if "q" in arrays:
+    if "q" in specs:
         _check_queries(shapes["q"], heads_kv, head_dim)
     for name, dim in (("k_cache", head_dim), ("v_cache", head_dim_v)):
         if not 1 <= dim <= MAX_HEAD_DIM:
             raise ArgumentValueError(name, f"head_dim {dim}", f"1 to {MAX_HEAD_DIM}")
     capacity = slots
-    if "page_table" in arrays:
-        capacity *= _pages(arrays["page_table"], batch)
+    if "page_table" in specs:
+        capacity *= _pages(specs["page_table"], batch)
         if not slots:
             raise ArgumentValueError("k_cache", "pages of 0 slots", "1 or more")
-    elif "cache_batch_idx" not in arrays and entries != batch:
+    elif "cache_batch_idx" not in specs and entries != batch:
         expected = f"{batch}, as {first} has, or cache_batch_idx"
         raise ArgumentValueError("k_cache", f"batch {entries}", expected)
     if capacity > MAX_SEQLEN or new > MAX_SEQLEN:
@@ -176,9 +185,8 @@ def _check_queries(shape: tuple[int, ...], heads_kv: int, head_dim: int) -> None
         raise ArgumentValueError("k_cache", f"head_dim {head_dim}", f"{shape[3]}, as q has")
 
 
-def _pages(table: Adopted, batch: int) -> int:
+def _pages(spec: TensorSpec, batch: int) -> int:
     """Pages that a row of the table has room for."""
-    spec = table.spec
     if spec.dtype != "int32":
         raise ArgumentTypeError("page_table", f"dtype {spec.dtype}", "int32")
     if len(spec.shape) != 2 or spec.shape[0] != batch:
@@ -190,8 +198,7 @@ def _pages(table: Adopted, batch: int) -> int:
     return spec.shape[1]
 
 
-def _check_numbers(name: str, array: Adopted, batch: int) -> None:
-    spec = array.spec
+def _check_numbers(name: str, spec: TensorSpec, batch: int) -> None:
     if spec.dtype != "int32":
         raise ArgumentTypeError(name, f"dtype {spec.dtype}", "int32")
     if spec.shape != (batch,):
@@ -201,9 +208,9 @@ def _check_numbers(name: str, array: Adopted, batch: int) -> None:
         raise ArgumentValueError(name, got, "neighbouring elements")
 
 
-def _check_tables(arrays: _Arrays, sizes: Sizes) -> None:
-    cos, sin = (arrays[name].spec for name in _TABLES)
-    wanted = DTYPES[arrays["k_cache"].spec.dtype].compute
+def _check_tables(specs: _Specs, sizes: Sizes) -> None:
+    cos, sin = (specs[name] for name in _TABLES)
+    wanted = DTYPES[specs["k_cache"].dtype].compute
     for name, spec in zip(_TABLES, (cos, sin), strict=True):
         if spec.dtype != wanted:
             raise ArgumentTypeError(name, f"dtype {spec.dtype}", f"{wanted} for these caches")
@@ -215,18 +222,18 @@ def _check_tables(arrays: _Arrays, sizes: Sizes) -> None:
             raise ArgumentValueError(name, got, "a C-contiguous table")
     if sin.shape != cos.shape:
         raise ArgumentValueError("rotary_sin", f"shape {sin.shape}", f"{cos.shape}, as rotary_cos")
-    if "rotary_seqlens" not in arrays and cos.shape[0] < sizes.capacity:
+    if "rotary_seqlens" not in specs and cos.shape[0] < sizes.capacity:
         expected = f"{sizes.capacity} or more, one for each slot of an entry"
         raise ArgumentValueError("rotary_cos", f"{cos.shape[0]} positions", expected)
 
 
-def _check_length(length: int | None, arrays: _Arrays, sizes: Sizes) -> None:
+def _check_length(length: int | None, specs: _Specs, sizes: Sizes) -> None:
     """A length that is the same for all entries is known before anything runs."""
     if length is None:
         return
     if not 0 <= length <= sizes.capacity:
         expected = f"0 to {sizes.capacity}, the slots of an entry"
         raise ArgumentValueError("cache_seqlens", str(length), expected)
-    if length + sizes.new_tokens > sizes.capacity and "overflow" not in arrays:
+    if length + sizes.new_tokens > sizes.capacity and "overflow" not in specs:
         got = f"{sizes.new_tokens} new tokens behind {length} in {sizes.capacity} slots"
         raise ArgumentValueError("k", got, "room for all of them, or overflow=")

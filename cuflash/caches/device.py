@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +17,7 @@ from ..features.cached_keys import NAMES
 from ..planning.append_step import AppendProblem, append_plan
 from ..planning.device import DeviceLimits
 from ..planning.problem import DTYPES
-from .given import CacheCall
+from .given import CacheCall, Sizes
 
 __all__ = [
     "Appended",
@@ -24,7 +25,7 @@ __all__ = [
     "forget_appends",
     "lengths_before",
     "places",
-    "prepared_append",
+    "ready_append",
 ]
 
 #: What captured calls made for themselves: their graphs may run as long as the process does.
@@ -127,20 +128,39 @@ def _readable(call: CacheCall, name: str) -> Any:
 def _launch(
     call: CacheCall, natives: dict[str, Any], advance: bool, stream: int, tell: Any
 ) -> None:
-    names = [name for name in (*_MATRICES, *_OTHERS) if name in natives]
-    specs = tuple((name, adopt(name, natives[name]).spec) for name in names)
-    table = dict(specs).get("page_table")
+    specs = {name: adopt(name, array).spec for name, array in natives.items()}
+    ready = ready_append(specs, call.sizes, call.interleaved, advance, call.device or 0)
+    tell(ready.plan)
+    ready.run(tuple(address(natives[name]) for name in ready.names), 0, stream)
+
+
+def ready_append(
+    specs: Mapping[str, TensorSpec],
+    sizes: Sizes,
+    interleaved: bool | None,
+    advance: bool,
+    device: int,
+) -> PreparedPlan:
+    """The compiled kernel of an append; its ``names`` are those of the arrays it is given.
+
+    Parameters
+    ----------
+    specs
+        By argument name, and of what an append leaves: ``lengths_after``,
+        ``q_rotated``. Where queries are not rotated there is no ``q``.
+    sizes, interleaved, advance, device
+        As of :func:`append`.
+    """
+    given = tuple((name, specs[name]) for name in (*_MATRICES, *_OTHERS) if name in specs)
+    table = specs.get("page_table")
     numbers = {
         "table_stride": table.strides[0] if table is not None and table.strides else 0,
-        "capacity": call.sizes.capacity,
-        "page_size": call.sizes.slots if table is not None else 0,
-        "rotary_interleaved": int(call.interleaved or 0),
+        "capacity": sizes.capacity,
+        "page_size": sizes.slots if table is not None else 0,
+        "rotary_interleaved": int(interleaved or 0),
         "queries_advance": int(advance),
     }
-    ready = prepared_append(specs, tuple(numbers.items()), call.device or 0)
-    tell(ready.plan)
-    places = tuple(address(natives[name]) for name in names)
-    ready.run(places, 0, stream)
+    return prepared_append(given, tuple(numbers.items()), device)
 
 
 @functools.lru_cache(maxsize=256)

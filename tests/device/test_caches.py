@@ -12,6 +12,7 @@ from hypothesis import given, settings
 import cuflash
 
 from ..kit.caches import Built, CacheCase, build, cases, check_close, same_bits
+from .common import skip_without
 
 _DTYPES = "float16", "bfloat16", "float32", "float64"
 #: More entries and tokens than there are warps, and rows of several tiles.
@@ -103,3 +104,82 @@ def test_a_graph_reads_lengths_when_it_runs(cp: Any) -> None:
                 host[...] = buffer
             built.arrays["cache_seqlens"] += 1
     assert all(same_bits(a.get(), b) for a, b in zip(raw, built.raw, strict=True))
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"algorithm": "fa1"},
+        {"algorithm": "fa2", "kv_chunk": 0},
+        {"algorithm": "fa2", "kv_chunk": 256},  # whose parts a kernel merges
+        {"algorithm": "fa3"},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("tokens", [1, 5])
+def test_a_replayed_step_has_the_bits_of_an_eager_one(cp: Any, more: Any, tokens: int) -> None:
+    """Append and attention, captured once; then lengths, tokens and caches are others."""
+    skip_without(more.get("algorithm", "auto"))
+    case = replace(_LARGE, lengths=(0, 7, 500), queries=tokens, new=tokens)
+    first = build(case)
+    raw, arrays = _on_device(cp, first)
+    call = {**arrays, **first.rotary, **first.options, **more}
+    stream = cp.cuda.Stream(non_blocking=True)
+    with stream:
+        out, lse = cuflash.attention_with_kvcache(**call, return_lse=True)
+        call |= {"out": out, "lse_out": lse, "return_lse": True}
+        cuflash.attention_with_kvcache(**call)
+        stream.begin_capture()
+        with pytest.raises(cuflash.ArgumentTypeError, match="5 in a capture"):
+            cuflash.attention_with_kvcache(**{**call, "cache_seqlens": 5})
+        cuflash.attention_with_kvcache(**call)
+        graph = stream.end_capture()
+        steps = (lambda: graph.launch(stream), lambda: cuflash.attention_with_kvcache(**call))
+        for lengths in ((900, 0, 1024), (1023, 255, 256), (3, 3, 3)):  # some have no room
+            built = build(replace(case, lengths=lengths, seed=sum(lengths)))
+            replayed, eager = (_after(stream, step, built, raw, call) for step in steps)
+            assert all(same_bits(a, b) for a, b in zip(replayed, eager, strict=True))
+
+
+def _after(stream: Any, step: Any, built: Built, raw: Any, call: Any) -> list[Any]:
+    """What a step leaves in all that it may write, from contents that are put there first."""
+    for buffer, values in zip(raw, built.raw, strict=True):
+        buffer.set(values)
+    for name, values in built.arrays.items():
+        call[name].set(values)
+    written = [*raw, *(call[name] for name in ("overflow", "out", "lse_out"))]
+    for result in written[-2:]:
+        result.fill(np.nan)
+    step()
+    stream.synchronize()
+    return [array.get() for array in written]
+
+
+@pytest.mark.parametrize("algorithm", ["auto", "fa1", "fa2", "fa3"])
+def test_a_prepared_step_is_the_call_itself_in_a_graph_too(cp: Any, algorithm: Any) -> None:
+    skip_without(algorithm)
+    built = build(replace(_LARGE, lengths=(0, 7, 500, 1023), queries=1, new=1))
+    raw, arrays = _on_device(cp, built)
+    call = {**arrays, **built.rotary, **built.options, "algorithm": algorithm}
+    ready = cuflash.prepare(operation="kvcache", **call)
+    workspace = cp.empty(ready.workspace_bytes, np.uint8)
+    stream = cp.cuda.Stream(non_blocking=True)
+    with stream:
+        out, lse = cuflash.attention_with_kvcache(**call, return_lse=True)
+        call |= {"out": out, "lse_out": lse, "return_lse": True}
+        named = {**arrays, "out": out, "lse": lse}
+        pointers = {name: named[name].data.ptr for name in ready.tensors}
+
+        def run() -> None:
+            workspace.fill(255)
+            ready.run(pointers, workspace=workspace.data.ptr)
+
+        eager = _after(stream, lambda: cuflash.attention_with_kvcache(**call), built, raw, call)
+        prepared = _after(stream, run, built, raw, call)
+        stream.begin_capture()
+        run()
+        graph = stream.end_capture()
+        replayed = _after(stream, lambda: graph.launch(stream), built, raw, call)
+    for found in (prepared, replayed):
+        assert all(same_bits(a, b) for a, b in zip(found, eager, strict=True))

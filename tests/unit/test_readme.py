@@ -56,7 +56,8 @@ def test_every_explanation_is_held_to_that() -> None:
 
 
 @pytest.mark.parametrize(
-    "argument", ["bias", "mask", "block_mask", "seqused_q", "cache_seqlens", "page_table"]
+    "argument",
+    ["bias", "mask", "block_mask", "seqused_q", "return_lse", "cache_seqlens", "page_table"],
 )
 def test_examples_of_arrays_of_pairs_run(argument: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a GPU; what they show is asserted in them."""

@@ -1,0 +1,259 @@
+"""Calls with caches decided ahead: from shapes to compiled kernels and a workspace."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Container, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from ..addresses import Addresses, multiples_of
+from ..arrays.spec import TensorSpec
+from ..checks import describe
+from ..cuda.launch import PreparedPlan
+from ..errors import ArgumentTypeError, shown
+from ..options import Options
+from ..pipeline import CallPlan
+from ..planning.kernel import lay_out
+from ..planning.plan import Plan
+from ..planning.problem import ElementName
+from ..signature import check_copies, spec_of_array, spec_of_feature, spec_of_matrix
+from .attend import advances, own_names, places_of, plan_attention
+from .checks import check_specs
+from .device import ready_append
+from .given import Sizes
+
+__all__ = ["CACHE_ARGUMENTS", "TAKEN", "CachePlan", "describe_caches", "plan_caches"]
+
+_FEATURES = ("alibi_slopes", "sinks")
+#: Arrays of one int32 for each entry of the batch.
+_PER_ENTRY = ("cache_seqlens", "cache_batch_idx", "cache_leftpad", "rotary_seqlens", "overflow")
+_TABLES = ("page_table", "rotary_cos", "rotary_sin")
+#: Arguments that only calls with caches have.
+CACHE_ARGUMENTS = ("k_cache", "v_cache", "rotary_interleaved", *_TABLES, *_PER_ENTRY)
+_OF_APPEND = ("k", "v", *(name for name in CACHE_ARGUMENTS if name != "cache_leftpad"))
+#: What the operations with caches take, beside a dtype and a device.
+TAKEN: Mapping[str, tuple[str, ...]] = {
+    "append": _OF_APPEND,
+    "kvcache": (
+        *("q", "cache_leftpad", "causal", "window_size", "softcap", "scale"),
+        *("kv_chunk", "algorithm", "blocks", *_FEATURES, *_OF_APPEND),
+    ),
+}
+
+
+class _Step(NamedTuple):
+    """A plan, its compiled kernels, and which of the addresses of a run they are given."""
+
+    launcher: PreparedPlan
+    places: tuple[int, ...]
+
+
+class _Steps(NamedTuple):
+    """What runs, in order; stands for the launcher of one plan."""
+
+    device_id: int
+    steps: tuple[_Step, ...]
+
+    def run(self, addresses: tuple[int, ...], workspace: int, stream: int) -> None:
+        """Launch every step; as of :class:`~cuflash.cuda.launch.PreparedPlan`."""
+        for launcher, places in self.steps:
+            launcher.run(tuple(addresses[place] for place in places), workspace, stream)
+
+
+@dataclass(frozen=True)
+class CachePlan:
+    """An append, attention over caches, or both, for arrays of known shapes.
+
+    Attributes
+    ----------
+    plan
+        Of attention; of the append where there is no attention.
+    tensors
+        Every array that a run is given, by argument name, and ``out`` and ``lse``.
+    scratch
+        What the append leaves for attention, and where it lies in the
+        workspace, in bytes.
+    workspace_bytes
+        Of attention, with the scratch behind it.
+    launcher
+        The compiled kernels.
+    addresses
+        Checks those of a run.
+    """
+
+    plan: Plan
+    tensors: Mapping[str, TensorSpec]
+    scratch: Mapping[str, int]
+    workspace_bytes: int
+    launcher: _Steps
+    attention: CallPlan | None
+
+    @functools.cached_property
+    def addresses(self) -> Addresses:
+        """Checks the addresses of a run; ``lse`` alone may be left out."""
+        multiples = {name: spec.itemsize for name, spec in self.tensors.items()}
+        if self.attention is not None:
+            for name, multiple in multiples_of(self.attention).items():
+                own = _argument_of(name, {*self.scratch, *self.tensors})
+                if own in multiples:
+                    multiples[own] = max(multiple, multiples[own])
+        required = frozenset(name for name in self.tensors if name != "lse")
+        return Addresses(self, required, multiples)
+
+
+def describe_caches(
+    given: Mapping[str, Any], dtype: Any, options: Options, where: int
+) -> dict[str, TensorSpec]:
+    """Descriptions of the arrays of a call with caches, by argument name.
+
+    Parameters
+    ----------
+    given
+        Every array: itself, its shape, its dtype or both, as of ``prepare``;
+        None being nothing.
+    dtype
+        Of matrices whose shapes are given.
+    options
+        The checked keywords.
+    where
+        The device of arrays that are not there yet.
+
+    Raises
+    ------
+    ArgumentTypeError, ArgumentValueError
+        Naming the argument.
+    """
+    _check_needed(given)
+    arrays = {name: array for name, array in given.items() if array is not None}
+    specs: dict[str, TensorSpec] = {}
+    for name in ("q", "k", "v", "k_cache", "v_cache"):
+        if name in arrays:
+            specs[name] = spec_of_matrix(name, arrays[name], dtype, where)
+    first = specs["q"] if "q" in specs else specs["k"]
+    for name in _PER_ENTRY:
+        if name in arrays:
+            specs[name] = spec_of_array(name, arrays[name], first.shape[:1], "int32", where)
+    compute: ElementName = "float64" if first.dtype == "float64" else "float32"
+    kinds: tuple[ElementName, ...] = ("int32", compute, compute)
+    for name, kind in zip(_TABLES, kinds, strict=True):
+        if name in arrays:
+            specs[name] = spec_of_array(name, arrays[name], None, kind, where)
+    return specs | _features(arrays, specs, options, where)
+
+
+def plan_caches(specs: Mapping[str, TensorSpec], interleaved: Any, options: Options) -> CachePlan:
+    """Check a call with caches, plan it and compile its kernels.
+
+    Parameters
+    ----------
+    specs
+        As of :func:`describe_caches`, all of one CUDA device.
+    interleaved
+        ``rotary_interleaved`` as it was given.
+    options
+        The checked keywords.
+
+    Raises
+    ------
+    ArgumentTypeError, ArgumentValueError, UnsupportedError
+        As of the call itself; and of arrays that the kernels would need a copy of.
+    """
+    plain = {name: spec for name, spec in specs.items() if name not in _FEATURES}
+    rotates, sizes = check_specs(plain, None, interleaved)
+    attends = "q" in specs
+    check_copies([n for n in ("q", "k", "v") if n in specs and not _readable(specs[n])])
+    made = _left_by_append(specs, rotates) if attends and "k" in specs else {}
+    attention = None
+    if attends:
+        seen = {**specs, "q": made.get("q_rotated", specs["q"])}
+        attention = plan_attention(seen, sizes, options)
+        check_copies([*attention.copied])
+    return _planned(specs, made, attention, _append(specs, made, sizes, rotates, options))
+
+
+def _planned(
+    specs: Mapping[str, TensorSpec],
+    made: Mapping[str, TensorSpec],
+    attention: CallPlan | None,
+    append: PreparedPlan | None,
+) -> CachePlan:
+    """Both steps over one list of addresses: of the arrays, and of what lies in the workspace."""
+    tensors, first = dict(specs), 0
+    if attention is not None:
+        tensors |= {name: attention.tensors[name] for name in ("out", "lse")}
+        first = attention.workspace_bytes
+    behind = [(name, spec.nbytes) for name, spec in made.items()]
+    scratch = {b.name: b.offset for b in lay_out([("", first), *behind]) if b.name}
+    ends = [scratch[name] + made[name].nbytes for name in scratch]
+    places = {name: place for place, name in enumerate((*tensors, *scratch))}
+    steps, plans = [], []
+    if append is not None:
+        plans.append(append.plan)
+        steps.append(_Step(append, tuple(places[name] for name in append.names)))
+    if attention is not None:
+        plans.append(attention.plan)
+        names = (_argument_of(name, {*scratch, *tensors}) for name in attention.tensors)
+        if not attention.plan.problem.empty:
+            steps.append(_Step(attention.launcher, tuple(places[name] for name in names)))
+    device = specs["k_cache"].device or 0
+    launcher = _Steps(device, tuple(steps))
+    return CachePlan(plans[-1], tensors, scratch, max([first, *ends]), launcher, attention)
+
+
+def _append(
+    specs: Mapping[str, TensorSpec],
+    made: Mapping[str, TensorSpec],
+    sizes: Sizes,
+    rotates: bool | None,
+    options: Options,
+) -> PreparedPlan | None:
+    if "k" not in specs:
+        return None
+    taken = {name: spec for name, spec in specs.items() if name != "q" or "q_rotated" in made}
+    device = specs["k_cache"].device or 0
+    return ready_append({**taken, **made}, sizes, rotates, advances(options), device)
+
+
+def _argument_of(name: str, there: Container[str]) -> str:
+    """What attention is given as one of its tensors: an argument, or what the append left."""
+    first = {"q": "q_rotated", "seqused_kv": "lengths_after", "page_table": "cache_batch_idx"}
+    if first.get(name) in there:
+        return first[name]
+    return {"k": "k_cache", "v": "v_cache", "seqused_kv": "cache_seqlens"}.get(name, name)
+
+
+def _left_by_append(specs: Mapping[str, TensorSpec], rotates: bool | None) -> dict[str, TensorSpec]:
+    """What an append makes for the attention behind it."""
+    q = specs["q"]
+    made = {"lengths_after": TensorSpec(q.shape[:1], "int32", (1,), 4, q.device)}
+    return made | ({"q_rotated": q.contiguous()} if rotates is not None else {})
+
+
+def _features(
+    arrays: Mapping[str, Any], specs: Mapping[str, TensorSpec], options: Options, where: int
+) -> dict[str, TensorSpec]:
+    """Of arrays of features, as attention takes them."""
+    names = [name for name in _FEATURES if name in arrays]
+    if not names:
+        return {}
+    with own_names():
+        qkv = {"q": specs["q"], "k": specs["k_cache"], "v": specs["v_cache"]}
+        sizes = describe("forward", {**qkv, **places_of(specs)}, options)
+        return {name: spec_of_feature(name, arrays[name], sizes, where) for name in names}
+
+
+def _check_needed(given: Mapping[str, Any]) -> None:
+    expected = "an array, or its shape"
+    first = ("k", "v") if given.get("q") is None else ()
+    for name in ("k_cache", "v_cache", *first):
+        if given.get(name) is None:
+            raise ArgumentTypeError(name, "None", expected)
+    lengths = given.get("cache_seqlens")
+    if lengths is None or isinstance(lengths, (bool, int)):
+        said = "an int32 array, its shape or its dtype: a run reads it on the device"
+        raise ArgumentTypeError("cache_seqlens", shown(lengths), said)
+
+
+def _readable(spec: TensorSpec) -> bool:
+    return spec.rows_are_unit and spec.whole_elements

@@ -1,0 +1,35 @@
+"""The functions of an array's own library: NumPy, CuPy or JAX."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from .errors import ArgumentTypeError, shown
+
+__all__ = ["namespace_of"]
+
+#: Namespaces of arrays, by the packages that their types are of.
+_NAMESPACES = {"numpy": "numpy", "cupy": "cupy", "jax": "jax.numpy", "jaxlib": "jax.numpy"}
+
+
+def namespace_of(name: str, array: Any) -> Any:
+    """The module ``numpy``, ``cupy`` or ``jax.numpy``; of tracers of JAX too.
+
+    Parameters
+    ----------
+    name
+        Of the argument, for errors.
+    array
+        What was given.
+
+    Raises
+    ------
+    ArgumentTypeError
+        If it is no array of these libraries.
+    """
+    for kind in type(array).__mro__:
+        found = _NAMESPACES.get(kind.__module__.partition(".")[0])
+        if found is not None and hasattr(array, "ndim"):
+            return importlib.import_module(found)
+    raise ArgumentTypeError(name, shown(array), "an array of NumPy, CuPy or JAX")
