@@ -183,8 +183,8 @@ BUGS = (
     _bug(
         "a page counts the entries of the batch",
         _FEATURE,
-        'page_size), ("pages", pages))',
-        'page_size), ("pages", problem.batch))',
+        'shift), ("pages", pages))',
+        'shift), ("pages", problem.batch))',
         "[pages-of-16-fa2]",
     ),
     _bug(
