@@ -17,7 +17,7 @@ __all__ = ["CAP", "HIDDEN", "TOKENS", "Case", "Window", "mask_text", "square"]
 #: What a row calls features whose arrays are inputs, and no keywords.
 _ARRAYS = ("alibi", "bias", "block_mask", "dbias", "lengths", "mask", "sinks")
 #: What it calls other things that no keyword asks for.
-_NO_KEYWORDS = (*_ARRAYS, "score_mod", "kvcache", "rotated")
+_NO_KEYWORDS = (*_ARRAYS, "score_mod", "kvcache", "page_size", "rotated")
 #: The soft cap that the score modification of a case writes out; no other case has it.
 CAP = 50.0
 #: The grid of the FlashAttention papers: as many tokens and as wide a layer in every case.
@@ -57,14 +57,23 @@ class Case:
     score_mod: bool = False  # a soft cap that the caller writes; ``softcap`` takes turns
     lengths: str | None = None  # of packed sequences; equal ones as entries of a batch take turns
     kvcache: bool = False  # the call for caches, lengths in an array; ``attention`` takes turns
+    pages: tuple[
+        int, ...
+    ] = ()  # keys of a page of the caches; other sizes, and no pages, take turns
     rotated: bool = False  # each call on another copy of keys and values, which is not in L2
 
     @property
     def options(self) -> dict[str, Any]:
         """What a row of ours says it was asked beside ``causal``."""
         blocks = {} if self.blocks is None else {"blocks": self.blocks}
-        cached = {"kvcache": True} if self.kvcache else {}
+        cached: dict[str, Any] = {"kvcache": True} if self.kvcache else {}
+        cached |= {"page_size": self.page_size} if self.page_size else {}
         return {"algorithm": self.algorithm, **blocks, **self.peer_options, **cached}
+
+    @property
+    def page_size(self) -> int | None:
+        """Keys of a page of its caches; None where they have none."""
+        return self.pages[0] if self.pages else None
 
     @property
     def peer_options(self) -> dict[str, Any]:
@@ -136,20 +145,28 @@ class Case:
     def sources(self) -> tuple[str, ...]:
         """Features, and what a plan may add by itself: all that sources are digested for."""
         planned = {"used_lengths": self.kvcache, "split_keys": self.rotated}
+        planned |= {"cached_keys": bool(self.pages)}
         return (*self.features, *(name for name, added in planned.items() if added))
 
     @property
     def companions(self) -> list[Case]:
-        """Calls of ours that take turns with it: older generations, and the call without extras."""
+        """Calls of ours that take turns with it; the one without extras is the last.
+
+        Before it come older generations, or pages of other sizes.
+        """
         older = [replace(self, algorithm=name, beside=()) for name in self.beside]
-        return older + ([self.plain] if self.extras else [])
+        paged = [replace(self, pages=(size,)) for size in self.pages[1:]]
+        return older + paged + ([self.plain] if self.extras else [])
 
     @property
     def plain(self) -> Case:
         """The same call without extras; pairs that a causal array hides ``causal=True`` hides.
 
-        Of a score modification it is the call whose keyword says the same.
+        Of a score modification it is the call whose keyword says the same; of caches in pages
+        the call for the same caches in one piece.
         """
+        if self.pages:
+            return replace(self, pages=())
         causal = self.causal or self.mask == "causal"
         case = replace(self, sinks=False, softcap=None, alibi=False, bias=False, dbias=False)
         case = replace(case, dropout_p=None, block_mask=False, score_mod=False, kvcache=False)
@@ -165,6 +182,7 @@ class Case:
         """The features that are compared with ``plain``: all but windows and unequal lengths."""
         without = {"window"} if equal_entries(self.lengths) else {"window", "packed_lengths"}
         cached = ["kvcache"] if self.kvcache else []
+        cached += [f"pages of {self.page_size}"] if self.pages else []
         return [name for name in self.features if name not in without] + cached
 
     @property
@@ -237,6 +255,7 @@ class Case:
         more += f" softcap {self.softcap:g}" if self.softcap else ""
         more += f" dropout {self.dropout_p:g}" if self.dropout_p else ""
         more += f" {self.lengths}" if self.lengths else ""
+        more += f" pages of {', '.join(map(str, self.pages))}" if self.pages else ""
         named = {"alibi": self.alibi, "bias": self.bias, "dbias": self.dbias, "sinks": self.sinks}
         named |= {"score_mod": self.score_mod, "kvcache": self.kvcache, "rotated": self.rotated}
         more += "".join(f" {name}" for name, given in named.items() if given)

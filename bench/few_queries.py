@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from .case import Case, square
 
-__all__ = ["decode", "few"]
+__all__ = ["decode", "few", "pages"]
 
 #: Batch, keys, heads of q and of k, and head_dim of a step of decoding: one query a sequence.
 _DECODED = (
@@ -21,6 +21,13 @@ _DECODED = (
     (32, 1000, 32, 4, 256),
     (8, 8192, 16, 2, 256),
 )
+#: The same where caches lie in pages.
+_PAGED = (
+    (64, 8192, 32, 8, 128),
+    (16, 8192, 32, 8, 128),
+    (16, 8192, 64, 8, 64),
+    (8, 8192, 16, 2, 256),
+)
 #: Batch, queries, keys, heads and head_dim: the words of a prompt seen from an image, and a part
 #: of a prompt.
 _CROSSED = ((16, 77, 4096, 8, 64), (16, 77, 4096, 8, 128), (4, 1024, 8192, 16, 128))
@@ -28,13 +35,22 @@ _CROSSED = ((16, 77, 4096, 8, 64), (16, 77, 4096, 8, 128), (4, 1024, 8192, 16, 1
 
 def decode() -> list[Case]:
     """A step of decoding over caches that are full; ``attention`` takes turns with it."""
+    return _decoded(_DECODED)
+
+
+def pages() -> list[Case]:
+    """The same over caches in pages; the call for caches in one piece takes turns with it."""
+    return [replace(case, pages=(64, 16)) for case in _decoded(_PAGED)]
+
+
+def _decoded(sizes: tuple[tuple[int, int, int, int, int], ...]) -> list[Case]:
     return [
         Case(
             *("forward", "bfloat16", batch, heads_q, heads_kv, dim, dim, 1, keys, False, "fa3"),
             kvcache=True,
             rotated=True,
         )
-        for batch, keys, heads_q, heads_kv, dim in _DECODED
+        for batch, keys, heads_q, heads_kv, dim in sizes
     ]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -15,7 +15,15 @@ from .cases import Case
 from .lengths import offsets_of
 from .masks import BLOCK, shown, shown_blocks
 
-__all__ = ["Inputs", "array_module", "make_inputs", "narrowed", "widened"]
+__all__ = ["Inputs", "Paged", "array_module", "make_inputs", "narrowed", "widened"]
+
+
+class Paged(NamedTuple):
+    """Keys and values in pages, which lie in any order in one pool for all entries."""
+
+    k: Any  # (pages, page_size, heads, head_dim)
+    v: Any
+    table: Any  # (batch, pages of an entry)
 
 
 @dataclass(frozen=True)
@@ -34,16 +42,22 @@ class Inputs:
     cu_seqlens_q: Any = None  # where packed sequences begin, and where the last one ends
     cu_seqlens_kv: Any = None
     cache_seqlens: Any = None  # (batch,), of caches that are full
+    paged: Paged | None = None  # the same k and v in pages, of the size that ``of`` was asked for
 
     def of(self, case: Case) -> Inputs:
-        """The same numbers, the rows in as many entries as a case has."""
+        """The same numbers, the rows in as many entries, and keys in such pages, as a case has."""
         matrices = {name: getattr(self, name) for name in ("q", "k", "v", "dout")}
         made = {name: x.reshape(case.batch, -1, *x.shape[2:]) for name, x in matrices.items()}
-        return replace(self, **made)
+        paged = _in_pages(made["k"], made["v"], case.page_size) if case.page_size else None
+        return replace(self, **made, paged=paged)
 
     def matrices(self, case: Case) -> list[Any]:
-        """q, k, v and dout of our own call, which has no axis of the batch where it packs."""
-        made = [self.q, self.k, self.v, self.dout]
+        """q, k, v and dout of our own call, which has no axis of the batch where it packs.
+
+        Keys in pages are of the case that ``of`` was asked for.
+        """
+        keys = (self.k, self.v) if self.paged is None else self.paged[:2]
+        made = [self.q, *keys, self.dout]
         return [x[0] for x in made] if case.lengths else made
 
     def features(self, case: Case) -> dict[str, Any]:
@@ -61,6 +75,8 @@ class Inputs:
         keywords = {"causal": case.causal, **case.keywords, **self.features(case)}
         if case.kvcache:
             keywords["cache_seqlens"] = self.cache_seqlens
+        if self.paged is not None:
+            keywords["page_table"] = self.paged.table
         if case.block_mask:
             keywords["block_mask"] = _class("BlockMask")(self.block_mask, block=(BLOCK, BLOCK))
         if case.score_mod:
@@ -75,6 +91,19 @@ def _class(name: str) -> Any:
     if not hasattr(cuflash, name):
         raise UnsupportedError(f"there is no cuflash.{name}")
     return getattr(cuflash, name)
+
+
+def _in_pages(k: Any, v: Any, size: int) -> Paged:
+    """Copies in pages; which page is whose is drawn, the same in every run."""
+    xp, (batch, seqlen) = array_module(k), k.shape[:2]
+    table = np.random.default_rng(1).permutation(batch * seqlen // size)
+    held = xp.asarray(np.argsort(table))  # the part of all keys that is in a page
+
+    def copied(x: Any) -> Any:
+        bits = x.view(f"uint{8 * x.dtype.itemsize}")  # whatever a library knows of the type
+        return bits.reshape(-1, size, *x.shape[2:])[held].view(x.dtype)
+
+    return Paged(copied(k), copied(v), xp.asarray(table.reshape(batch, -1).astype(np.int32)))
 
 
 def array_module(array: Any) -> Any:

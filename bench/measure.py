@@ -91,7 +91,7 @@ def _entries(
         if one.features not in truths:
             truths[one.features] = truth_of(one, own[0])
         entries.append(_verified(PEERS[OURS], one, calls, truths[one.features]))
-    for peer in () if case.beside else peers:
+    for peer in () if case.beside or case.pages else peers:
         if not peer.supports(case):
             continue
         try:
@@ -168,9 +168,12 @@ def _row(
 def _compared(entry: _Entry, entries: Sequence[_Entry]) -> list[_Entry]:
     """What an entry's ratio is to: others of its problem; of the call without extras, ours with.
 
-    Where copies take turns, either call of ours is compared with the peers.
+    Where copies take turns, either call of ours is compared with the peers; of caches in pages
+    all sizes are compared with the call for one piece, which is the last.
     """
     main = entries[0]
+    if main.case.pages:
+        return [entries[-1]] if entry.case.pages else []
     if main.case.rotated and entry.ours:
         return [other for other in entries if not other.ours]
     if entry.of != main.of:

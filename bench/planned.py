@@ -27,14 +27,17 @@ def plan_of(case: Case, inputs: Inputs) -> str:
 
 def _of_caches(case: Case, inputs: Inputs) -> str:
     """``explain`` has no caches, whose tile and chunk are those of a usual batch."""
+    from cuflash.arrays.adopt import adopt
     from cuflash.options import check_options
     from cuflash.pipeline import plan_call
-    from cuflash.signature import signature_of
 
-    q, k, v, _ = inputs.matrices(case)
+    own = inputs.of(case)
+    q, k, v, _ = own.matrices(case)
     arrays = {"q": q, "k": k, "v": v, "seqused_kv": inputs.cache_seqlens}
+    if own.paged is not None:
+        arrays["page_table"] = own.paged.table
     options = check_options(causal=case.causal, **case.keywords, batch_invariant=True)
-    given = signature_of("forward", arrays, None, options, None)
+    given = tuple((name, adopt(name, array).spec) for name, array in arrays.items())
     plan = plan_call("forward", given, options, given[0][1].device).plan
     return _words(plan.algorithm, plan.tile.block_q, plan.tile.block_kv, plan.problem)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from cuflash.cuda.source import find_sources, include_closure
-from cuflash.features.table import FEATURES
+from cuflash.features.table import every_feature
 
 __all__ = [
     "KERNELS",
@@ -80,7 +80,8 @@ def digest(root: Path, algorithm: str, op: str, features: Sequence[str] = ()) ->
     kernels += [k for one in passes for f in features for k in kernels_of(f, algorithm, one)]
     entries = [f"{folder}/{name}.cu" for folder, name in kernels]
     found = hashlib.sha256()
-    own = [FEATURES[f].device for f in features if f in FEATURES]
+    devices = {feature.name: feature.device for feature in every_feature()}
+    own = [devices[f] for f in features if f in devices]
     headers = [part.header for part in own if part is not None]
     headers += [header for f in features for header in FEATURE_HEADERS.get((f, algorithm), ())]
     for entry in (*entries, *headers):
@@ -122,7 +123,8 @@ def features_of(row: Mapping[str, Any]) -> tuple[str, ...]:
     """What a row was measured with that changes code, in the order of a case's ``sources``."""
     options = row.get("options", {})
     names = ("window", "softcap", "alibi", "bias", "dbias", "mask", "sinks", "dropout")
-    names = (*names, "block_mask", "score_mod", "packed_lengths", "used_lengths", "split_keys")
+    names = (*names, "block_mask", "score_mod", "packed_lengths")
+    names = (*names, "used_lengths", "split_keys", "cached_keys")
     keywords = {"window": "window_size", "dropout": "dropout_p", "packed_lengths": "lengths"}
-    keywords |= {"used_lengths": "kvcache", "split_keys": "rotated"}
+    keywords |= {"used_lengths": "kvcache", "split_keys": "rotated", "cached_keys": "page_size"}
     return tuple(n for n in names if options.get(keywords.get(n, n)))

@@ -100,9 +100,9 @@ def _asked(options: Mapping[str, Any]) -> tuple[Any, ...]:
     window = options.get("window_size")
     sides = None if window is None else tuple(window)
     given = (bool(options.get(name)) for name in _GIVEN)
-    extras = options.get("softcap"), *given, options.get("mask"), options.get("lengths")
+    extras = options.get("softcap"), *given, options.get("mask"), options.get("page_size")
     how = bool(options.get("rotated")), bool(options.get("deterministic"))
-    return *how, sides, extras
+    return *how, sides, (*extras, options.get("lengths"))
 
 
 def kind(row: Row) -> str:
@@ -138,6 +138,8 @@ def label(row: Row) -> str:
     named = (*named, "score_mod", "lengths", "kvcache")
     more = [name for name in named if row["options"].get(name)]
     extras = [f", {name.removesuffix('_p')}" for name in more]
+    pages = row["options"].get("page_size")
+    extras += [f", pages of {pages}"] if pages else []
     return " ".join(words) + "".join(extras if algorithm else [])
 
 

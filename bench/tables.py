@@ -10,6 +10,7 @@ from . import decode_table as decode
 from . import elsewhere_table as elsewhere
 from . import flash3_table as flash3
 from . import opening
+from . import pages_table as pages
 from . import residual_table as residual
 from .charts import charts_of
 from .cpu_table import render_cpu
@@ -56,6 +57,7 @@ SETS = (
     "packed",
     "packed-backward",
     *decode.SETS,
+    *pages.SETS,
     "few",
     *elsewhere.SETS,
     "fa2",
@@ -98,7 +100,7 @@ def render(name: str) -> str:
     if name == RESIDUAL:
         return residual.render()
     rows = of_set(name, gpu_rows())
-    for kind_of_table in (elsewhere, decode):
+    for kind_of_table in (elsewhere, decode, pages):
         if name in kind_of_table.SETS:
             return kind_of_table.render(rows)
     return _fa1(rows) if name == "fa1" else grid(name, rows)

@@ -131,6 +131,7 @@ SIZES = {
     "packed": 5,
     "packed-backward": 5,
     "decode": 10,
+    "pages": 4,
     "few": 4,
     "features-elsewhere": 15,
     "features-elsewhere-backward": 15,
