@@ -101,6 +101,7 @@ ORDER = [
     "features.feature",
     "features.window",
     "features.used_lengths",
+    "features.cached_keys",
     "features.packed_lengths",
     "features.softcap",
     "features.dual",
