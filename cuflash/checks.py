@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from .arrays.spec import LAYOUTS, Layout, TensorSpec, contiguous_strides, default_layout
 from .errors import ArgumentTypeError, ArgumentValueError
+from .features.cached_keys import pages_of, shape_of_entries
 from .features.packed_lengths import sequences_of
 from .features.table import with_features
 from .features.use import Operand
@@ -87,10 +88,7 @@ def describe(
     _check_dtypes(specs)
     _check_devices(specs)
     plain = _problem(operation, _sizes(specs, layout), specs, options)
-    plain = replace(plain, sequences=sequences_of(specs, layout.name))
-    if "page_table" in specs:
-        pages, page_size = specs["k"].shape[:2]
-        plain = replace(plain, pages=(pages, page_size))
+    plain = replace(plain, sequences=sequences_of(specs, layout.name), pages=pages_of(specs))
     entries = dict(options.entries)
     call = _call_problem(plain, layout, specs, entries)
     for name, spec in specs.items():
@@ -178,18 +176,15 @@ def _check_devices(specs: Mapping[str, TensorSpec]) -> None:
 
     for name, spec in specs.items():
         if spec.device != specs["q"].device:
-            raise ArgumentValueError(
-                argument_of(name),
-                f"an array in {place(spec)}",
-                f"{place(specs['q'])}, where q is",
-            )
+            expected = f"{place(specs['q'])}, where q is"
+            raise ArgumentValueError(argument_of(name), f"an array in {place(spec)}", expected)
 
 
 def _sizes(specs: Mapping[str, TensorSpec], layout: Layout) -> _Sizes:
     """Sizes of every axis, k and v held against q and each other axis by axis."""
     shapes = {}
     for name in ("q", "k", "v"):
-        shape = specs[name].shape
+        shape = shape_of_entries(name, specs)
         if len(shape) != len(layout.name):
             raise ArgumentValueError(
                 name, f"{len(shape)} axes {shape}", f"{len(layout.name)} axes, as q has"
@@ -198,9 +193,6 @@ def _sizes(specs: Mapping[str, TensorSpec], layout: Layout) -> _Sizes:
     (batch, seqlen_q, heads_q, head_dim) = shapes["q"]
     (k_batch, seqlen_kv, heads_kv, k_dim) = shapes["k"]
     (v_batch, v_seqlen, v_heads, head_dim_v) = shapes["v"]
-    if "page_table" in specs:  # of caches, which are checked
-        k_batch, v_batch = batch, batch
-        seqlen_kv = v_seqlen = specs["page_table"].shape[1] * seqlen_kv
     for name, axis, got, expected, other in (
         ("k", "batch", k_batch, batch, "q"),
         ("v", "batch", v_batch, batch, "q"),

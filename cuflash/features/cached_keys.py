@@ -7,14 +7,17 @@ caches, or behind rows that do not count. Attention itself has no such argument.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
+from ..arrays.spec import TensorSpec
 from .device import DevicePart
 from .feature import ArrayRule, Feature, Request
 from .kv_chunks import MERGE
 from .use import Use
 
-__all__ = ["CACHED_KEYS", "NAMES"]
+__all__ = ["CACHED_KEYS", "NAMES", "pages_of", "shape_of_entries"]
 
 #: Of the caches: entries or pages, and the one of padding on the left.
 NAMES = "page_table", "cache_leftpad"
@@ -51,6 +54,23 @@ def _use(request: Request) -> Use | None:
         operands=operands,
         shown=f"pages of {page_size:,}" if table_pages > 1 else "entries of caches",
     )
+
+
+def pages_of(specs: Mapping[str, TensorSpec]) -> tuple[int, int]:
+    """Pages or entries of the caches of a call, and rows of each; (0, 0) without a table."""
+    if "page_table" not in specs:
+        return 0, 0
+    pages, rows, *_ = specs["k"].shape
+    return pages, rows
+
+
+def shape_of_entries(name: str, specs: Mapping[str, TensorSpec]) -> tuple[int, ...]:
+    """The shape of q, k or v with the pages of an entry of the batch one behind another."""
+    shape = specs[name].shape
+    if name == "q" or "page_table" not in specs:
+        return shape
+    batch, pages = specs["page_table"].shape
+    return (batch, pages * shape[1], *shape[2:])
 
 
 CACHED_KEYS = Feature(
