@@ -80,7 +80,7 @@ def steadiest(
             worst[tile, chunk] = max(worst.get((tile, chunk), 0.0), ratio)
     if not any(True for _ in _ways(problem, limits, None)) or not worst:
         return None
-    return min(worst, key=lambda way: (worst[way], -way[0].footprint.blocks_per_sm))
+    return min(worst, key=lambda way: (worst[way], way[0].block_q, -way[0].footprint.blocks_per_sm))
 
 
 def _time_and_blocks(way: tuple[float, _Choice]) -> tuple[float, int]:

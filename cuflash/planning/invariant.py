@@ -19,7 +19,7 @@ from .problem import AttentionProblem
 __all__ = ["batch_invariant_plan"]
 
 #: Entries of the batch that a tile and a chunk are chosen for, where the time of each is reckoned.
-_BATCHES = (1, 2, 4, 8, 16, 32, 64)
+_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
 #: Where nothing is reckoned.
 _USUAL_BATCH = 8
 
