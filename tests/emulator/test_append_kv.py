@@ -124,12 +124,12 @@ def test_lengths_are_clamped(lengths: Any, counted: Any, missing: list[int]) -> 
 
 @pytest.mark.parametrize("positions", [(-1, 0), (-(2**31), 0), (2**31 - 1, 0), (5, 0)])
 def test_a_token_without_angles_is_not_written(positions: tuple[int, int]) -> None:
-    """Of a position before the tables none of the entry's are."""
+    """Of an entry whose first position is before the tables none are."""
     fits = 0 if positions[0] != 5 else 1
-    case = CacheCase(lengths=(1, 1), new=3, pairs=2, positions=(6 - fits, 0), table_rows=6)
+    case = CacheCase(lengths=(1, 1), new=3, pairs=2, positions=positions, table_rows=6)
     built = build(replace(case, counts=True))
     raw, overflow = built.expected(attends=False)
-    found, missing = _append(built, rotary_seqlens=np.array(positions, np.int32))
+    found, missing = _append(built)
     assert missing == [3 - fits, 0] == overflow.tolist()
     assert all(same_bits(a, b) for a, b in zip(found, raw, strict=True))
 
