@@ -102,6 +102,18 @@ def test_what_fa1_does_not_take_is_refused_before_a_cache_is_written(name: str) 
         assert all(same_bits(a.peek(), b) for a, b in zip(raw, built.raw, strict=True))
 
 
+@pytest.mark.parametrize("columns", [0, 2])
+def test_pages_of_no_slots_are_refused(columns: int) -> None:
+    """Whatever the tables say: pages of 0 slots are no pages to the kernels."""
+    built = build(CacheCase("float16", kind="paged", slots=4, pages=2, counts=True))
+    with host_cupy() as host:
+        _, arrays = on_device(host, built)
+        arrays |= {name: arrays[name][:, :0] for name in ("k_cache", "v_cache")}
+        arrays["page_table"] = arrays["page_table"][:, :columns]
+        with pytest.raises(cuflash.ArgumentValueError, match=r"^k_cache: got pages of 0 slots"):
+            _attend(host, arrays, built)
+
+
 def test_errors_of_attention_come_before_a_cache_is_written() -> None:
     built = build(CacheCase("float16", counts=True))
     with host_cupy() as host:
