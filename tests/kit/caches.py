@@ -148,8 +148,7 @@ def cases(draw: Any, dtypes: Any = tuple(_TOLERANCE), appends: bool | None = Non
     queries, heads_kv = number(1, 4), number(1, 2)
     d = number(1, 12)
     pairs = number(0, d // 2) if new is not None else 0
-    first = -2 if counts else 0  # an entry may begin before the tables
-    positions = tuple(number(first, 9) for _ in lengths) if pairs and draw(st.booleans()) else None
+    positions = tuple(number(-2 * counts, 9) for _ in lengths) if pairs and one(0, 1) else None
     rows = max(0, max(positions or lengths) + max(new or 0, queries))
     rows = number(0, rows) if counts and draw(st.booleans()) else rows
     rows = max(rows, 0 if positions else capacity) if pairs else 0
