@@ -55,7 +55,8 @@ def append_kv(
     k_cache, v_cache : ndarray
         Of the dtypes given; rotated keys are rounded once.
     overflow : ndarray of int32, (batch,)
-        Tokens without a slot or an angle.
+        Tokens without a slot or an angle: of an entry whose first position is below 0 none
+        has one.
 
     Raises
     ------
@@ -66,9 +67,10 @@ def append_kv(
     overflow = np.zeros(len(k), np.int32)
     for b, i in np.ndindex(*k.shape[:2]):
         slot = int(cache_seqlens[b]) + i
-        position = slot if rotary_seqlens is None else int(rotary_seqlens[b]) + i
-        place = _place(b, slot, k_cache, page_table, cache_batch_idx)
-        if place is None or not _has_angles(position, rotary_cos):
+        begin = int(cache_seqlens[b] if rotary_seqlens is None else rotary_seqlens[b])
+        place, position = _place(b, slot, k_cache, page_table, cache_batch_idx), begin + i
+        has_angles = _has_angles(begin, rotary_cos) and _has_angles(position, rotary_cos)
+        if place is None or not has_angles:
             overflow[b] += 1
             continue
         turned = [_turned(x, position, rotary_cos, rotary_sin, rotary_interleaved) for x in k[b, i]]

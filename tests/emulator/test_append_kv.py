@@ -13,7 +13,7 @@ from hypothesis import given, settings
 
 import cuflash
 from cuflash.arrays.spec import TensorSpec
-from cuflash.caches import device
+from cuflash.caches.device import prepared_append
 
 from ..kit.caches import Built, CacheCase, build, cases, same_bits
 from .build import compiler, last_blocks_first
@@ -27,19 +27,19 @@ pytestmark = pytest.mark.skipif(compiler() is None, reason="there is no g++ to c
 _DTYPES = "float16", "bfloat16", "float32", "float64"
 
 
-def on_device(host: HostCupy, built: Built) -> tuple[list[Any], dict[str, Any]]:
-    """The buffers of the caches on the device, and all arrays by argument name."""
-    raw = [host.array(buffer) for buffer in built.raw]
-    given = {name: host.array(array) for name, array in built.arrays.items()}
+def on_device(host: HostCupy, built: Built, device: int = 0) -> tuple[list[Any], dict[str, Any]]:
+    """The buffers of the caches on a device, and all arrays by argument name."""
+    raw = [host.array(buffer, device) for buffer in built.raw]
+    given = {name: host.array(array, device) for name, array in built.arrays.items()}
     if "page_table" in given:  # whose rows are apart
         table = built.arrays["page_table"]
         wide = np.full((table.shape[0], table.shape[1] + 1), 2**30, np.int32)
         wide[:, :-1] = table
-        given["page_table"] = host.array(wide)[:, :-1]
+        given["page_table"] = host.array(wide, device)[:, :-1]
     for name in {"rotary_cos", "rotary_sin"} & set(given):  # behind which numbers stand
         table = built.arrays[name]
         longer = np.concatenate([table, np.ones((60, table.shape[1]), table.dtype)])
-        given[name] = host.array(longer)[: len(table)]
+        given[name] = host.array(longer, device)[: len(table)]
     return raw, given | dict(zip(("k_cache", "v_cache"), built.views(raw), strict=True))
 
 
@@ -124,12 +124,12 @@ def test_lengths_are_clamped(lengths: Any, counted: Any, missing: list[int]) -> 
 
 @pytest.mark.parametrize("positions", [(-1, 0), (-(2**31), 0), (2**31 - 1, 0), (5, 0)])
 def test_a_token_without_angles_is_not_written(positions: tuple[int, int]) -> None:
-    """Of a position before the tables none of the entry's are."""
+    """Of an entry whose first position is before the tables none are."""
     fits = 0 if positions[0] != 5 else 1
-    case = CacheCase(lengths=(1, 1), new=3, pairs=2, positions=(6 - fits, 0), table_rows=6)
+    case = CacheCase(lengths=(1, 1), new=3, pairs=2, positions=positions, table_rows=6)
     built = build(replace(case, counts=True))
     raw, overflow = built.expected(attends=False)
-    found, missing = _append(built, rotary_seqlens=np.array(positions, np.int32))
+    found, missing = _append(built)
     assert missing == [3 - fits, 0] == overflow.tolist()
     assert all(same_bits(a, b) for a, b in zip(found, raw, strict=True))
 
@@ -179,5 +179,5 @@ def _run(arrays: dict[str, np.ndarray], numbers: dict[str, int]) -> None:
     )  # fmt: skip
     numbers = {"rotary_interleaved": 0, "queries_advance": 0, **numbers}
     with emulated_device("90"):
-        ready = device.prepared_append(specs, tuple(numbers.items()), 0)
+        ready = prepared_append(specs, tuple(numbers.items()), 0)
         ready.run(tuple(a.ctypes.data for a in arrays.values()), 0, 0)

@@ -102,6 +102,18 @@ def test_what_fa1_does_not_take_is_refused_before_a_cache_is_written(name: str) 
         assert all(same_bits(a.peek(), b) for a, b in zip(raw, built.raw, strict=True))
 
 
+@pytest.mark.parametrize("columns", [0, 2])
+def test_pages_of_no_slots_are_refused(columns: int) -> None:
+    """Whatever the tables say: pages of 0 slots are no pages to the kernels."""
+    built = build(CacheCase("float16", kind="paged", slots=4, pages=2, counts=True))
+    with host_cupy() as host:
+        _, arrays = on_device(host, built)
+        arrays |= {name: arrays[name][:, :0] for name in ("k_cache", "v_cache")}
+        arrays["page_table"] = arrays["page_table"][:, :columns]
+        with pytest.raises(cuflash.ArgumentValueError, match=r"^k_cache: got pages of 0 slots"):
+            _attend(host, arrays, built)
+
+
 def test_errors_of_attention_come_before_a_cache_is_written() -> None:
     built = build(CacheCase("float16", counts=True))
     with host_cupy() as host:
@@ -115,6 +127,23 @@ def test_errors_of_attention_come_before_a_cache_is_written() -> None:
         with pytest.raises(cuflash.ArgumentValueError, match=r"^cache_seqlens: .*host memory"):
             _attend(host, {**arrays, "cache_seqlens": lengths}, built)
         assert all(same_bits(a.peek(), b) for a, b in zip(raw, built.raw, strict=True))
+
+
+def test_what_a_batch_of_the_usual_size_refuses_comes_before_a_cache_is_written() -> None:
+    """Chunks that one entry has blocks for, and eight entries have not."""
+    slots, pages, columns = 2**16, 2**14 - 1, 8
+    with host_cupy() as host:
+        zeros = np.zeros((1, slots, 1, columns), np.float16)
+        ones = np.ones((1, 1, 1, columns), np.float16)
+        caches = {"k_cache": host.array(zeros), "v_cache": host.array(zeros)}
+        arrays = {"q": host.array(np.ones((1, 2, 32, columns), np.float16)), **caches}
+        arrays |= {"k": host.array(ones), "v": host.array(ones)}
+        arrays["cache_seqlens"] = host.array(np.zeros(1, np.int32))
+        arrays["page_table"] = host.array(np.zeros((1, pages), np.int32))
+        said = "splitting keys would need 4,294,"  # 2^32 but those of a page
+        with pytest.raises(cuflash.UnsupportedError, match=said):
+            host.call(cuflash.attention_with_kvcache, **arrays, algorithm="fa2", kv_chunk=64)
+        assert not any(cache.peek().any() for cache in caches.values())
 
 
 def test_room_that_the_host_knows_of_is_checked() -> None:

@@ -148,8 +148,8 @@ def cases(draw: Any, dtypes: Any = tuple(_TOLERANCE), appends: bool | None = Non
     queries, heads_kv = number(1, 4), number(1, 2)
     d = number(1, 12)
     pairs = number(0, d // 2) if new is not None else 0
-    positions = tuple(number(0, 9) for _ in lengths) if pairs and draw(st.booleans()) else None
-    rows = max(positions or lengths) + max(new or 0, queries)
+    positions = tuple(number(-2 * counts, 9) for _ in lengths) if pairs and one(0, 1) else None
+    rows = max(0, max(positions or lengths) + max(new or 0, queries))
     rows = number(0, rows) if counts and draw(st.booleans()) else rows
     rows = max(rows, 0 if positions else capacity) if pairs else 0
     window = one(None, (None, None), (0, 0), (2, None), (None, 1), (3, 1))
@@ -214,7 +214,7 @@ def _tables(case: CacheCase, rng: np.random.Generator) -> dict[str, Any]:
             end = min(length + (case.new or 0), case.capacity)
             if case.pairs:
                 begin = length if case.positions is None else case.positions[b]
-                end = min(end, length + max(0, case.table_rows - begin))
+                end = min(end, length + (max(0, case.table_rows - begin) if begin >= 0 else 0))
             pad = 0 if case.leftpad is None else case.leftpad[b]
             table[b, -(-end // case.slots) :] = rng.choice(_NO_PAGES)
             table[b, : pad // case.slots] = rng.choice(_NO_PAGES)

@@ -1,4 +1,4 @@
-"""Bugs of caches: of the kernel that appends, and of the host."""
+"""Bugs of caches: of the kernel that appends."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ __all__ = ["BUGS"]
 
 _KERNEL = "cuda_src/steps/append_kv.cu"
 _TYPES = "cuda_src/steps/append_types.cuh"
-_HOST = "cuflash/caches/host.py"
-_LENGTHS = "cuflash/caches/lengths.py"
-_ROTARY = "cuflash/caches/rotary.py"
-_ATTEND = "cuflash/caches/attend.py"
-_CHECKS = "cuflash/caches/checks.py"
-_DEVICE = "cuflash/caches/device.py"
 
 _ON_GPU = "tests/device/test_caches.py"
 _ATTENTION = "test_kvcache.py::test_attention_is_that_of_the_reference"
-_DRAWN = "tests/property/test_caches.py::test_attention_is_that_of_the_reference"
 _BITS = (
     "test_append_kv.py::test_appended_bits_are_those_of_the_reference_and_no_other_changes[float16]"
 )
+_EMPTY = "test_empty_tables.py::test_an_empty_table_has_angles_for_as_many_positions"
+_TURNS = "test_append_places.py::test_few_warps_take_all_rows_and_entries_in_turns"
 
 
 def _bug(name: str, file: str, find: str, replace: str, emulated: str = _BITS) -> Bug:
     return Bug(name, file, find, replace, _ON_GPU, emulated)
 
 
-_OF_KERNEL = (
+def _shown(name: str, file: str, find: str, replace: str, test: str) -> Bug:
+    """One that the emulator shows, on a GPU too."""
+    return Bug(name, file, find, replace, f"tests/emulator/{test}", test)
+
+
+BUGS = (
     _bug(
         "a token goes to the slot behind the cache",
         _TYPES,
@@ -133,87 +133,39 @@ _OF_KERNEL = (
         "at.row;",
         _ATTENTION,
     ),
-)
-
-_OF_HOST = (
-    Bug(
-        "NumPy appends one slot early",
-        _HOST,
-        "lengths.before[entry] + token)",
-        "np.maximum(lengths.before[entry] + token - 1, 0))",
-        _DRAWN,
+    _shown(
+        "a table without elements has every angle",
+        _KERNEL,
+        "if (params.rotates == 0) return",
+        "if (params.rotary_cos == nullptr) return",
+        _EMPTY,
     ),
-    Bug(
-        "NumPy's conventions of pairs change places",
-        _ROTARY,
-        "if interleaved:",
-        "if not interleaved:",
-        _DRAWN,
+    _shown(
+        "tokens need no angles of a table without elements",
+        _TYPES,
+        "if (params.rotates != 0) {",
+        "if (params.rotary_cos != nullptr) {",
+        _EMPTY,
     ),
-    Bug("NumPy reads what pads on the left", _HOST, "lengths.padding[entry] + row", "row", _DRAWN),
-    Bug(
-        "NumPy's overflow is one too few",
-        _HOST,
-        "= new - lengths.fitting",
-        "= np.maximum(new - lengths.fitting - 1, 0)",
-        _DRAWN,
+    _bug(
+        "an entry that begins before the tables has tokens in them",
+        _TYPES,
+        "first < 0 ? 0 : params.rotary_rows - first;",
+        "params.rotary_rows - first;",
+        "test_append_kv.py::test_a_token_without_angles_is_not_written",
     ),
-    Bug(
-        "NumPy's queries do not advance",
-        _HOST,
-        "np.arange(q.shape[1]) if advance",
-        "np.zeros(q.shape[1], int) if advance",
-        _DRAWN,
+    _shown(
+        "a warp appends one row alone",
+        _KERNEL,
+        "i < 2 * of_keys + of_queries; i += all_warps",
+        "i < 2 * of_keys + of_queries; i += 1LL << 60",
+        _TURNS,
     ),
-    Bug(
-        "a window does not let queries advance",
-        _ATTEND,
-        "window is not None and window != (None, None)",
-        "False",
-        _DRAWN,
-    ),
-    Bug(
-        "NumPy looks at pages that are not used",
-        _LENGTHS,
-        "used = given[(page >= first[:, None]) & (page < end[:, None])]",
-        "used = given",
-        _DRAWN,
-    ),
-    Bug(
-        "NumPy's length counts tokens that did not fit",
-        _LENGTHS,
-        "Lengths(before, before + fitting,",
-        "Lengths(before, before + sizes.new_tokens,",
-        _DRAWN,
-    ),
-    Bug(
-        "a cache may be what is appended to it",
-        _CHECKS,
-        "if share_memory(array, native, mappings):",
-        "if False:",
-        "tests/unit/test_cache_arguments.py",
-    ),
-    Bug(
-        "errors of attention come after the append",
-        _ATTEND,
-        "    _check_attention(call, arrays, options)\n",
-        "",
-        "tests/unit/test_kvcache_arguments.py",
-    ),
-    Bug(
-        "a graph keeps nothing of an append",
-        _DEVICE,
-        "_kept_for_graphs.extend(made)",
-        "pass",
-        "tests/emulator/test_kvcache.py::test_a_graph_reads_lengths_when_it_runs",
-    ),
-    Bug(
-        "attention reads lengths before the append",
-        _ATTEND,
-        "before, q = appended.lengths, appended.queries",
-        "q = appended.queries",
-        "tests/emulator/" + _ATTENTION,
+    _shown(
+        "a warp counts the tokens of one entry alone",
+        _KERNEL,
+        "entry < shape.batch; entry += all_warps",
+        "entry < shape.batch; entry += 1LL << 60",
+        _TURNS,
     ),
 )
-
-BUGS = (*_OF_KERNEL, *_OF_HOST)

@@ -14,6 +14,7 @@ _CHUNKS = "cuflash/planning/key_chunks.py"
 _TIME = "cuflash/planning/forward_time.py"
 
 _REFERENCE = "test_split_keys.py::test_against_float64"
+_FAR = "test_part_offsets.py::test_parts_of_chunks_have_offsets_of_64_bits"
 _UNIT = "tests/unit/test_plan_key_chunks.py::"
 _FULL, _WINDOW = "fa2-float16-d64-full-128", "fa2-float16-d64-window-128"
 _MANY, _DEAD = "fa2-float16-d64-many-chunks-128", "fa2-float16-d64-dead-rows-128"
@@ -85,6 +86,22 @@ _OF_CHUNKS = (
         "[split + place]",
         _FULL,
     ),
+)
+
+_OF_PLACES = tuple(
+    Bug(name, _FEATURE, find, replace, f"tests/emulator/{_FAR}", _FAR)
+    for name, find, replace in (
+        (
+            "outputs of chunks have offsets of 32 bits",
+            "return static_cast<long long>(shape.batch) * shape.heads_q * shape.seqlen_q *",
+            "return shape.batch * shape.heads_q * shape.seqlen_q *",
+        ),
+        (
+            "numbers of chunks have offsets of 32 bits",
+            "const long long part = static_cast<long long>(shape.batch) *",
+            "const int part = shape.batch *",
+        ),
+    )
 )
 
 _OF_MERGING = (
@@ -214,6 +231,13 @@ _OF_PLANS = (
         f"{_UNIT}test_a_chunk_is_of_whole_tiles",
     ),
     Bug(
+        "chunks may need more blocks than a launch has",
+        "cuflash/planning/fa2.py",
+        'launchable(chunks.items(main.grid), "splitting keys")',
+        "chunks.items(main.grid)",
+        f"{_UNIT}test_chunks_need_no_more_blocks_than_a_launch_has",
+    ),
+    Bug(
         "lists of tiles are given chunks",
         _CHUNKS,
         '_WITHOUT_CHUNKS = ("packed_lengths", "mask", "block_mask")',
@@ -236,7 +260,7 @@ _OF_PLANS = (
     ),
 )
 
-BUGS = (*_OF_CHUNKS, *_OF_MERGING, *_OF_GROUPS, *_OF_PLANS)
+BUGS = (*_OF_CHUNKS, *_OF_PLACES, *_OF_MERGING, *_OF_GROUPS, *_OF_PLANS)
 
 #: Of FlashAttention-3, for the emulator alone.
 HOPPER = (

@@ -28,6 +28,11 @@ from .cache_case import (
     wrong,
 )
 
+
+def _without_slots(given: dict[str, Any]) -> dict[str, Any]:
+    return {name: given[name][:, :0] for name in ("k_cache", "v_cache")}
+
+
 #: Of both functions.
 _BOTH: list[Row] = [
     # Kinds and dtypes.
@@ -146,6 +151,13 @@ _BOTH: list[Row] = [
         wrong("page_table", lambda t: t.astype(np.int64)),
         T,
         "page_table: got dtype int64; expected int32",
+    ),
+    (PAGED, _without_slots, V, "k_cache: got pages of 0 slots; expected 1 or more"),
+    (
+        PAGED,
+        lambda given: _without_slots(given) | {"page_table": given["page_table"][:, :0]},
+        V,
+        "k_cache: got pages of 0 slots",
     ),
     (PAGED, wrong("page_table", lambda t: t[0]), V, "page_table: got shape (2,)"),
     (PAGED, wrong("page_table", lambda t: t[:1]), V, "page_table: got shape (1, 2)"),

@@ -103,6 +103,17 @@ def test_a_chunk_is_of_whole_tiles(algorithm: Any) -> None:
     assert not divides(192, 128)
 
 
+def test_chunks_need_no_more_blocks_than_a_launch_has() -> None:
+    """Where the tiles of whole rows are few enough, and so are the blocks that merge."""
+    most = 2**31 - 1
+    problem = few(2**22, (8, 8), (2, 64 * 64), 64, storage="float16")
+    assert plan(problem, H200, algorithm="fa2").launches[0].grid == 2**25
+    assert plan(problem, H200, algorithm="fa2", kv_chunk=128).launches[0].grid == 2**30
+    said = f"splitting keys would need {2**31:,} thread blocks, a launch has at most {most:,}"
+    with pytest.raises(UnsupportedError, match=said):
+        plan(problem, H200, algorithm="fa2", kv_chunk=64)
+
+
 def test_a_chunk_that_no_tile_of_fa3_divides_goes_on_to_fa2() -> None:
     chosen = plan(PLAIN, H200, kv_chunk=32)
     assert chosen.algorithm == "fa2"

@@ -65,6 +65,8 @@ class Auditor:
         tensors = [t for t in tensors_of(launch, self.plan) if 0 not in t.shape]
         for tensor in tensors:
             self._check_tensor(tensor, launch)
+            size = ELEMENTS[tensor.dtype].itemsize
+            assert tensor.address % size == 0, f"{tensor.name}: elements that are not aligned"
         self._check_operands(launch)
         self._check_numbers(launch)
         self._check_alignment([t for t in tensors if len(t.shape) == 4], launch)
