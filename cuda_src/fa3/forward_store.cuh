@@ -43,15 +43,21 @@ __device__ __forceinline__ void store_rows(const ForwardContext<Config>& c,
       if (inverse.value[m][group] == 0.0f) x = 0.0f;
     });
   }
-  const auto& tensor = Config::Chunks::template out<Config>(c.params, tile.item.split);
-  T* const out = q_row<T>(tensor, tile.seq, tile.item.head, row0);
+  if constexpr (Config::Chunks::split) {
+    const Tensor parts = Config::Chunks::template out<Config>(c.params, tile.item.split);
+    T* const out = q_row<T>(parts, tile.seq, tile.item.head, row0);
+    store_rounded<true>(output, out, parts.row_stride, tile.seq.rows_q - row0, 0,
+                        c.params.shape.head_dim_v, 1.0f);
+    return;
+  }
+  T* const out = q_row<T>(c.params.out, tile.seq, tile.item.head, row0);
   const int valid_rows = tile.seq.rows_q - row0;
   const int valid_columns = c.params.shape.head_dim_v;
   if constexpr (sizeof(T) == 2) {
-    store_staged(output, c.shared.out[threadIdx.x / 32 - 4], out, tensor.row_stride, valid_rows,
-                 valid_columns);
+    store_staged(output, c.shared.out[threadIdx.x / 32 - 4], out, c.params.out.row_stride,
+                 valid_rows, valid_columns);
   } else {
-    store_rounded<true>(output, out, tensor.row_stride, valid_rows, 0, valid_columns, 1.0f);
+    store_rounded<true>(output, out, c.params.out.row_stride, valid_rows, 0, valid_columns, 1.0f);
   }
 }
 

@@ -23,20 +23,23 @@ struct Mask {
   static constexpr bool has_last = kind == MaskKind::causal || kind == MaskKind::band;
   static constexpr bool has_first = kind == MaskKind::left || kind == MaskKind::band;
 
-  // Where the query of a row stands: rows of a packed group are heads of one query.
-  __device__ static int position(int row) { return Config::Lengths::one_position ? 0 : row; }
+  // Rows of a packed group are heads of one query: all stand where row 0 stands.
+  static constexpr bool one_position = Config::Lengths::one_position;
 
   __device__ static bool visible(const Sequence& seq, int i, int j) {
-    return j < seq.seqlen_kv && (!has_last || j <= position(i) + seq.q_last) &&
-           (!has_first || j >= position(i) + seq.q_first);
+    if constexpr (one_position) i = 0;
+    return j < seq.seqlen_kv && (!has_last || j <= i + seq.q_last) &&
+           (!has_first || j >= i + seq.q_first);
   }
 
   // The first key that query i sees, and one past the last; the range may be empty.
   __device__ static int visible_begin(const Sequence& seq, int i) {
-    return has_first ? max(0, position(i) + seq.q_first) : 0;
+    if constexpr (one_position) i = 0;
+    return has_first ? max(0, i + seq.q_first) : 0;
   }
   __device__ static int visible_end(const Sequence& seq, int i) {
-    return has_last ? max(0, min(seq.seqlen_kv, position(i) + seq.q_last + 1)) : seq.seqlen_kv;
+    if constexpr (one_position) i = 0;
+    return has_last ? max(0, min(seq.seqlen_kv, i + seq.q_last + 1)) : seq.seqlen_kv;
   }
 
   __device__ static bool sees_nothing(const Sequence& seq, int i) {
@@ -57,10 +60,14 @@ struct Mask {
   template <int queries, int keys>
   __device__ static bool is_edge(const Sequence& seq, int q_begin, int kv_begin) {
     const int kv_last = kv_begin + keys - 1;
-    bool edge = kv_last >= seq.seqlen_kv || (has_last && kv_last > position(q_begin) + seq.q_last);
+    if constexpr (one_position) {
+      return kv_last >= seq.seqlen_kv || (has_last && kv_last > seq.q_last) ||
+             (has_first && kv_begin < seq.q_first);
+    }
+    bool edge = kv_last >= seq.seqlen_kv || (has_last && kv_last > q_begin + seq.q_last);
     if constexpr (has_first) {
       const int q_end = min(q_begin + queries, seq.seqlen_q);
-      edge = edge || kv_begin < position(q_end - 1) + seq.q_first;
+      edge = edge || kv_begin < q_end - 1 + seq.q_first;
     }
     return edge;
   }

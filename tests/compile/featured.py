@@ -287,6 +287,8 @@ def _operand(problem: AttentionProblem, feature: str) -> Operand:
         return Operand("sinks", feature, (problem.heads_q,))
     axes, *dtype_of = axes_and_dtype
     lengths = {"q": problem.seqlen_q, "k": problem.seqlen_kv}
-    shape = (1, 1, *(size if axis in axes else 1 for axis, size in lengths.items()))
+    own_entries = name == "bias" and problem.operation == "forward"  # no entry shares tiles of it
+    first = problem.batch if own_entries else 1
+    shape = (first, 1, *(size if axis in axes else 1 for axis, size in lengths.items()))
     own = "bool" if name == "mask" else problem.storage
     return Operand(name, *(*dtype_of, own)[:1], shape)
