@@ -252,7 +252,7 @@ def featured_problems(plain: AttentionProblem, algorithm: Algorithm) -> Iterator
         operands = {operand.name: operand for several in arrays for operand in several}
         if "score-table" in words:
             operands[SLOTS[0]] = Operand(SLOTS[0], "float32", (of.heads_q, 2 * of.seqlen_kv))
-        yield with_features(of, keywords, operands)
+        yield with_features(of, keywords, {n: _of_entries(of, o) for n, o in operands.items()})
         wrt = (
             QKV
             if feature.startswith("alibi")
@@ -266,6 +266,12 @@ def featured_problems(plain: AttentionProblem, algorithm: Algorithm) -> Iterator
         yield of
         for deterministic in (False, True):
             yield replace(of, operation="backward", deterministic=deterministic)
+
+
+def _of_entries(problem: AttentionProblem, operand: Operand) -> Operand:
+    """An array of which every entry has its own; a bias that they share has kernels of its own."""
+    own = operand.name == "bias"
+    return replace(operand, shape=(problem.batch, *operand.shape[1:])) if own else operand
 
 
 def _operands(problem: AttentionProblem, feature: str) -> tuple[Operand, ...]:
@@ -287,8 +293,6 @@ def _operand(problem: AttentionProblem, feature: str) -> Operand:
         return Operand("sinks", feature, (problem.heads_q,))
     axes, *dtype_of = axes_and_dtype
     lengths = {"q": problem.seqlen_q, "k": problem.seqlen_kv}
-    own_entries = name == "bias" and problem.operation == "forward"  # no entry shares tiles of it
-    first = problem.batch if own_entries else 1
-    shape = (first, 1, *(size if axis in axes else 1 for axis, size in lengths.items()))
+    shape = (1, 1, *(size if axis in axes else 1 for axis, size in lengths.items()))
     own = "bool" if name == "mask" else problem.storage
     return Operand(name, *(*dtype_of, own)[:1], shape)
