@@ -18,6 +18,7 @@ from cuflash import dispatch
 from cuflash.planning.device import DeviceLimits
 from cuflash.planning.plan import Plan
 from cuflash.planning.problem import DTYPES, AttentionProblem
+from cuflash.planning.tiles import fa3
 
 from .arena import Arena
 from .case import Case
@@ -167,9 +168,12 @@ class ApiRunner:
         """The algorithm that has to have run."""
         if self.algorithm != "auto":
             return self.algorithm
-        served = fa3_serves(plan.problem) and "blocks" not in dict(self.options)
-        hopper = DeviceLimits.query(0).compute_capability == (9, 0)
-        return "fa3" if served and hopper else "fa2"
+        limits, blocks = DeviceLimits.query(0), dict(self.options).get("blocks")
+        served = fa3_serves(plan.problem) and limits.compute_capability == (9, 0)
+        if served and blocks is not None:  # where one of its tiles has them
+            tiles = fa3.candidates(plan.problem, limits, every=True)
+            served = any((tile.block_q, tile.block_kv) == blocks for tile in tiles)
+        return "fa3" if served else "fa2"
 
     def _options(self, case: Case, operation: str) -> dict[str, Any]:
         named = {"backend": self.backend, "algorithm": self.algorithm, **case.options}

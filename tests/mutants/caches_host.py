@@ -147,8 +147,8 @@ _OF_CUDA = (
     Bug(
         "an append is launched on the first device",
         _DEVICE,
-        "tuple(numbers.items()), call.device or 0)",
-        "tuple(numbers.items()), 0)",
+        "call.interleaved, advance, call.device or 0)",
+        "call.interleaved, advance, 0)",
         _ANOTHER_DEVICE,
     ),
     Bug(

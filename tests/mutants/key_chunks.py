@@ -167,15 +167,15 @@ _OF_GROUPS = (
     _bug(
         "heads of a group see as many more keys",
         _MASK,
-        "return Config::Lengths::one_position ? 0 : row;",
-        "return row;",
+        "bool one_position = Config::Lengths::one_position;",
+        "bool one_position = false;",
         _PACKED,
     ),
     _bug(
         "a second tile of a group needs no mask",
         _MASK,
-        "kv_last > position(q_begin) + seq.q_last",
-        "kv_last > q_begin + seq.q_last",
+        "(has_last && kv_last > seq.q_last) ||",
+        "(has_last && kv_last > q_begin + seq.q_last) ||",
         "fa2-float16-d64-packed-70-causal-64x64-128",
     ),
     Bug(

@@ -10,8 +10,8 @@ SHARED = (
     OutsideBug(
         "edge_one_key_late",
         "cuda_src/tile/mask.cuh",
-        "(has_last && kv_last > position(q_begin) + seq.q_last)",
-        "(has_last && kv_last > position(q_begin) + seq.q_last + 1)",
+        "(has_last && kv_last > q_begin + seq.q_last)",
+        "(has_last && kv_last > q_begin + seq.q_last + 1)",
         "shared",
         "causal with a q_offset that lays one hidden pair in the corner of a tile: that query sees "
         "one key too many.",

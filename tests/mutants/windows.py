@@ -43,22 +43,22 @@ BUGS = (
     _bug(
         "the first key of a window is hidden",
         _MASK,
-        "j >= position(i) + seq.q_first);",
-        "j > position(i) + seq.q_first);",
+        "j >= i + seq.q_first);",
+        "j > i + seq.q_first);",
         "fa2",
     ),
     _bug(
         "the key before a window is seen",
         _MASK,
-        "j >= position(i) + seq.q_first);",
-        "j >= position(i) + seq.q_first - 1);",
+        "j >= i + seq.q_first);",
+        "j >= i + seq.q_first - 1);",
         "fa1",
     ),
     _bug(
         "the first query of a tile decides about its left edge",
         _MASK,
-        "kv_begin < position(q_end - 1) + seq.q_first;",
-        "kv_begin < position(q_begin) + seq.q_first;",
+        "kv_begin < q_end - 1 + seq.q_first;",
+        "kv_begin < q_begin + seq.q_first;",
         "fa2",
     ),
     _bug(
