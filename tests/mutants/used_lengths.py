@@ -228,8 +228,8 @@ HOPPER = (
     _bug(
         "the copy engine says that V with a tail is there",
         "cuda_src/fa3/forward_load.cuh",
-        "copy_kv(v, &c.params.v_map, c.shared.tail.raw, tile, block);",
-        "copy_kv(v, &c.params.v_map, c.shared.v_full[v_place.stage], tile, block);",
+        "copy_kv(v, &c.params.v_map, c.shared.tail.raw, tile, block, found);",
+        "copy_kv(v, &c.params.v_map, c.shared.v_full[v_place.stage], tile, block, found);",
         "fa3",
     ),
     _bug(
