@@ -17,9 +17,8 @@ from . import __version__
 from .arrays.spec import LAYOUTS
 from .block_mask import BlockMask
 from .compile_command import add_compile, block_of, score_text
-from .demo import PRESETS, plans, run
+from .demo import PRESETS, Options, plans, run
 from .demo.options import DTYPES as DEMO_DTYPES
-from .demo.options import Options
 from .errors import ArgumentValueError, CuflashError
 from .explanation import explain
 from .info import info
@@ -161,12 +160,13 @@ def _side(text: str) -> int | None:
 
 def _add_demo(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=_demo)
-    parser.add_argument(
-        "--size", choices=PRESETS, default="small", help="what the others default to"
-    )
+    told = "what the others default to"
+    parser.add_argument("--size", choices=PRESETS, default="small", help=told)
     for name in ("steps", "batch", "seqlen", "layers", "heads", "head-dim", "seed", "compared"):
         parser.add_argument(f"--{name}", type=int)
     parser.add_argument("--dtype", choices=DEMO_DTYPES, help="of q, k and v")
+    told = "also write text, with a cache and without: 200 bytes, or so many"
+    parser.add_argument("--generate", type=int, nargs="?", const=200, metavar="BYTES", help=told)
     _add_selection(parser, None)
 
 

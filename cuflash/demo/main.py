@@ -13,6 +13,7 @@ from ..errors import UnsupportedError
 from ..explanation import Explanation, explain
 from ..planning.plan import ALGORITHMS, Plan
 from .evidence import bigram_loss, gradient_errors
+from .generate import generate
 from .model import Parameters
 from .options import Options
 from .passes import Attention, AttentionByHand, CuflashAttention
@@ -38,8 +39,8 @@ def run(options: Options, console: Console | None = None) -> bool:
     Returns
     -------
     bool
-        Whether the gradients agree with the oracle and the network beats
-        both baselines.
+        Whether the gradients agree with the oracle, the network beats both
+        baselines, and a text is the same with a cache and without.
 
     Raises
     ------
@@ -67,6 +68,8 @@ def run(options: Options, console: Console | None = None) -> bool:
     good = report.losses(held_out_loss(trained.network, text, options, xp), baselines)
     if options.compared:
         report.generations(generations(options, text, xp))
+    if options.generate:
+        good &= report.generated(generate(trained.network.parameters, options, xp))
     return good
 
 

@@ -110,10 +110,13 @@ class Network:
         self._shape = parameters.shape
         self._phases: Any = None
 
+    def logits(self, tokens: Any) -> Any:
+        """Of the byte that follows each byte of (batch, seqlen): (batch * seqlen, 256)."""
+        return self._logits(tokens)[0]
+
     def loss(self, tokens: Any, targets: Any) -> Any:
         """Mean negative log-likelihood of ``targets``, in nats per byte; it stays on the device."""
-        logits, _, _ = self._logits(tokens)
-        return layers.cross_entropy(logits, targets.reshape(-1), self._xp)[0]
+        return layers.cross_entropy(self.logits(tokens), targets.reshape(-1), self._xp)[0]
 
     def gradients(self, tokens: Any, targets: Any, into: Parameters) -> Any:
         """The loss, after writing its gradients.
@@ -201,6 +204,6 @@ class Network:
         return self._shape.heads, self._shape.head_dim
 
     def _rotation(self, x: Any, seqlen: int) -> Any:
-        if self._phases is None or self._phases.shape[0] != seqlen:
+        if self._phases is None or self._phases.shape[0] < seqlen:
             self._phases = layers.rotation(seqlen, *self._heads, x.dtype, self._xp)
-        return self._phases
+        return self._phases[:seqlen]

@@ -38,6 +38,8 @@ class Options:
     compared : int
         Steps that every generation of attention, and attention by hand, are
         timed over in the same network; 0 for none.
+    generate : int
+        Bytes that the trained network writes, with a cache and without; 0 for none.
     """
 
     steps: int
@@ -52,6 +54,7 @@ class Options:
     seed: int = 0
     learning_rate: float = 3e-3
     compared: int = 0
+    generate: int = 0
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch", "seqlen", "layers", "heads", "head_dim"):
@@ -63,6 +66,8 @@ class Options:
             )
         if self.compared < 0:
             raise ArgumentValueError("compared", str(self.compared), "a number of steps, or 0")
+        if self.generate < 0:
+            raise ArgumentValueError("generate", str(self.generate), "a number of bytes, or 0")
         if self.seed < 0:
             raise ArgumentValueError("seed", str(self.seed), "a number that is not negative")
         if self.dtype not in DTYPES:
@@ -72,6 +77,11 @@ class Options:
     def shape(self) -> Shape:
         """Sizes of the network."""
         return Shape(self.layers, self.heads, self.head_dim)
+
+    @property
+    def window(self) -> tuple[int, int]:
+        """Keys before and after its own that a query of a longer text sees: as in training."""
+        return self.seqlen - 1, 0
 
     @property
     def tokens(self) -> int:

@@ -31,14 +31,22 @@ class CuflashAttention:
         ``numpy`` or ``cupy``.
     dtype : dtype
         What q, k and v are cast to.
-    backend, algorithm
+    backend, algorithm, window_size
         As for :func:`cuflash.attention`.
     """
 
-    def __init__(self, xp: Any, dtype: Any, backend: Any = "auto", algorithm: Any = "auto") -> None:
+    def __init__(
+        self,
+        xp: Any,
+        dtype: Any,
+        backend: Any = "auto",
+        algorithm: Any = "auto",
+        window_size: tuple[int, int] | None = None,
+    ) -> None:
         self._xp, self._dtype = xp, np.dtype(dtype)
         self._options: dict[str, Any] = {
             "causal": True,
+            "window_size": window_size,
             "backend": backend,
             "algorithm": algorithm,
         }

@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator, Mapping
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text as Line
 
 from ..explanation import Explanation
+from .generate import Generated
 from .options import DTYPES, Options
 from .text import Text
 from .training import Trained
@@ -131,12 +132,40 @@ class Report:
         self._say(f"the network with attention {verdict} by at least {MARGIN}")
         return good
 
+    def generated(self, generated: Generated) -> bool:
+        """A text and how fast it was written; whether both ways chose its bytes."""
+        count, wrong = len(generated.text), generated.wrong
+        self._head(f"{count} bytes drawn from the network with attention")
+        self._say(_printable(generated.prompt + generated.text))
+        table = Table("keys and values", Column("tokens per second", justify="right"))
+        for way, rate in generated.rates.items():
+            table.add_row(way, f"{rate:,.0f}")
+        self._console.print(table)
+        if wrong:
+            first = wrong[0]
+            self._say(
+                f"the cache is NOT right: logits of {len(wrong)} of {count} bytes differ by more "
+                f"than the rounding, first those of byte {first}: by {generated.apart[first]:.2g}, "
+                f"where {generated.rounding[first]:.2g} is allowed"
+            )
+        else:
+            ties = f", but for {generated.ties} that are ties within the rounding"
+            self._say(
+                f"both ways choose the same {count} bytes{ties if generated.ties else ''}; "
+                f"their logits differ by at most {generated.apart.max():.1g}"
+            )
+        return not wrong
+
     def _head(self, title: str) -> None:
         self._say("")
         self._console.print(Line(title, style="bold"), soft_wrap=True)
 
     def _say(self, line: str) -> None:
         self._console.print(Line(line), soft_wrap=True)
+
+
+def _printable(text: bytes) -> str:
+    return "".join(chr(b) if 32 <= b < 127 or b == 10 else f"\\x{b:02x}" for b in text)
 
 
 def _judged(text: str, good: bool) -> Line:

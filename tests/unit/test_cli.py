@@ -136,6 +136,7 @@ def test_explain_packs_sequences(capsys: pytest.CaptureFixture[str]) -> None:
         ("explain --window-size -1 0", "window_size"),
         ("demo --head-dim 7", "head_dim"),
         ("demo --steps 0", "steps"),
+        ("demo --generate -1", "generate"),
         ("demo --seqlen 1000000000", "seqlen"),
         ("demo --algorithm fa3 --backend numpy", "fa3"),
     ],
@@ -198,6 +199,17 @@ def test_the_demo_gets_its_options_and_its_outcome_is_the_exit_code(
     assert (options.steps, options.seed, options.head_dim) == (7, 0, 32)
     assert (options.dtype, options.algorithm, options.backend) == ("bfloat16", "fa1", "cuda")
     assert options.batch == PRESETS["gpu"].batch
+
+
+@pytest.mark.parametrize(("given", "count"), [("", 0), ("--generate", 200), ("--generate 7", 7)])
+def test_the_demo_writes_as_much_as_it_is_asked_for(
+    given: str, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[Options] = []
+    monkeypatch.setattr(cli, "run", taken.append)
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "2")
+    cli.main(["demo", *given.split()])
+    assert [options.generate for options in taken] == [count]
 
 
 def test_an_interrupted_command_ends_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
