@@ -42,7 +42,7 @@ def identities(runner: Any, case: Case) -> list[Verdict]:
     with np.errstate(invalid="ignore"):  # of each row, (batch, head, row): what the sink weighs
         lost = np.exp(sinks.astype(np.float64)[:, None] - x["lse"])
     sunk = (sinks[:, None] > -np.inf) & case.queries_count()[:, None]
-    x["lost"], live = np.where(sunk, lost, 0), _live(case)
+    x["lost"], seen = np.where(sunk, lost, 0), _seen(case)
     rules = [*([] if case.dropout else ["sum_dv"]), *([] if case.softcap else ["sum_dk"]), "q_dq"]
     worst = [Verdict(name, 0.0) for name in rules]
     for b, kv in np.ndindex(case.batch, case.heads_kv):
@@ -50,7 +50,7 @@ def identities(runner: Any, case: Case) -> list[Verdict]:
         of_rows = x.keys() - {*OF_FEATURES}
         part = {n: x[n][b, kv if n in _OF_KV else heads] for n in of_rows}
         centred = getattr(runner, "backend", "") == "numpy"
-        group = _Group(case, part, live[b, heads], centred)
+        group = _Group(case, part, seen[b, heads], centred)
         for i, rule in enumerate(rules):
             ratios = getattr(group, rule)()
             ratio = float(np.max(np.where(np.isnan(ratios), np.inf, ratios), initial=0))
@@ -59,10 +59,10 @@ def identities(runner: Any, case: Case) -> list[Verdict]:
     return [*worst, _sum_ds(case, x)] if case.sinks else worst
 
 
-def _live(case: Case) -> np.ndarray:
-    """Whether a row sees a key, (batch, head, row)."""
+def _seen(case: Case) -> np.ndarray:
+    """How many keys a row sees, (batch, head, row)."""
     begin, end = case.visible_ranges()
-    seen = end > begin
+    seen = np.maximum(end - begin, 0)
     hidden = {name: tensor(case, name) for name in case.operands if name in ("bias", "mask")}
     whole = (case.batch, case.heads_q, case.seqlen_q, case.seqlen_kv)
     if hidden:
@@ -70,7 +70,7 @@ def _live(case: Case) -> np.ndarray:
         pairs = np.broadcast_to(np.reshape(shown, (case.batch, 1, *whole[2:])), whole)
         for name, array in hidden.items():
             pairs = pairs & (array if name == "mask" else array != -np.inf)
-        seen = pairs.any(axis=3)
+        seen = pairs.sum(axis=3)
     return np.broadcast_to(seen, whole[:3])
 
 
@@ -100,19 +100,20 @@ class _Group:
 
     case: Case
     x: dict[str, np.ndarray]
-    live: np.ndarray  # (head, row)
+    seen: np.ndarray  # keys of each row, (head, row)
     centred: bool  # the backend takes off what all keys have in common
 
     def __post_init__(self) -> None:
         self.x = {name: array.astype(np.float64) for name, array in self.x.items()}
-        self.dout = self.x["dout"] * self.live[:, :, None]
+        live = self.seen > 0
+        self.dout = self.x["dout"] * live[:, :, None]
         terms = max(self.case.seqlen_q * self.case.group, self.case.seqlen_kv, 1)
         # P is about 1 / keys; where that is below the smallest number, it is rounded like it.
         smallest = limits.SMALLEST[self.case.dtype]
         unit = limits.UNIT[self.case.dtype] * max(1, smallest * self.case.seqlen_kv)
         wide = limits.UNIT[self.case.statistics.name]
         roots = math.sqrt(terms) + math.sqrt(self.case.head_dim)
-        lse = np.abs(self.x["lse"][self.live]).max(initial=0)
+        lse = np.abs(self.x["lse"][live]).max(initial=0)
         self.drift = wide * (limits.OPERATIONS + roots + lse + limits.SUM_DRIFT * terms)
         self.rounding = limits.DEVIATIONS * math.sqrt(2) * unit
         self.several = limits.DEVIATIONS * wide * (limits.OPERATIONS + roots)
@@ -134,7 +135,9 @@ class _Group:
     def sum_dk(self) -> np.ndarray:
         """Per column of k: rounding of dk and of the dS in it, and delta's of every row.
 
-        Rows of dS sum to what the sink takes of delta, to 0 without one.
+        Rows of dS sum to what the sink takes of delta, to 0 without one. Under dropout, dS of
+        what is dropped has one sign, and so has what the smallest numbers hide of it; rows
+        that see the same one key have the same out, so the same error of it is in every delta.
         """
         x, smallest = self.x, limits.SMALLEST[self.case.dtype]
         in_delta = ((self.dout * x["out"]) ** 2).sum(axis=2).reshape(-1, 1)
@@ -150,6 +153,10 @@ class _Group:
         bound = self.rounding * rounded + self.several * _root(q * np.sqrt(in_dp))
         of_sinks = q * (x["lost"] * (self.dout * x["out"]).sum(axis=2)).reshape(-1, 1)
         bound += self.drift * np.abs(of_sinks).sum(axis=0)
+        if self.case.dropout:
+            of_out = np.abs(self.dout * x["out"]).sum(axis=2) * (self.seen == 1)
+            bound += limits.UNIT[self.case.dtype] * (np.abs(q) * of_out.reshape(-1, 1)).sum(axis=0)
+            bound += self._vanished("dk", np.ones(1)).sum(axis=0)
         return _over(x["dk"].sum(axis=0) - of_sinks.sum(axis=0), bound)
 
     def q_dq(self) -> np.ndarray:
