@@ -57,9 +57,8 @@ class Case:
     score_mod: bool = False  # a soft cap that the caller writes; ``softcap`` takes turns
     lengths: str | None = None  # of packed sequences; equal ones as entries of a batch take turns
     kvcache: bool = False  # the call for caches, lengths in an array; ``attention`` takes turns
-    pages: tuple[
-        int, ...
-    ] = ()  # keys of a page of the caches; other sizes, and no pages, take turns
+    # Keys of a page of the caches; other sizes, and no pages, take turns.
+    pages: tuple[int, ...] = ()
     rotated: bool = False  # each call on another copy of keys and values, which is not in L2
 
     @property

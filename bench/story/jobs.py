@@ -37,6 +37,7 @@ class Job:
         case = dict(values["case"])
         blocks = case["blocks"]
         case |= {"blocks": None if blocks is None else tuple(blocks), "beside": ()}
+        case |= {"pages": tuple(case["pages"])}
         return cls(Case(**case), values["by_hand"], values["budget"])
 
 
