@@ -25,7 +25,7 @@ _NUMBERS = (*_LENGTHS, "page_table", "cache_batch_idx", "rotary_cos", "rotary_si
 def _joined(axes: Axes) -> Axes:
     """The same elements with axes as long as they can be: heads and rows of a packed group."""
     joined: Axes = []
-    for n, stride in sorted(axes, key=lambda axis: axis[1]):
+    for n, stride in sorted(axes, key=lambda axis: abs(axis[1])):
         if joined and stride == joined[-1][0] * joined[-1][1]:
             joined[-1] = joined[-1][0] * n, joined[-1][1]
         else:
