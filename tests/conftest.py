@@ -142,8 +142,8 @@ def _is_whole_run(config: pytest.Config) -> bool:
 def _is_of_today(item: pytest.Item, whole: bool) -> bool:
     """Whether an ordinary run has a test.
 
-    Of the kernels' builds it has those of the day; of the emulator's rows a whole run has a half or
-    less, and the others on the next days.
+    Of the kernels' builds it has those of the day; of the emulator's rows a whole run has a quarter
+    or less, and the others on the next days.
     """
     marker = item.get_closest_marker("compile_all")
     if marker is not None and not marker.kwargs["today"]:

@@ -201,7 +201,7 @@ def built_today(name: str, rare: bool = False) -> bool:
     elif generation == "fa3":
         added = (*FEATURES, "kv_chunks", "packed_group")
         featured = any(f"-{feature}-" in f"{name}-" for feature in added)
-        days = 6 if featured else 1 if "-bfloat16-" in name else 3
+        days = 12 if featured else 1 if "-bfloat16-" in name else 3
     elif architecture[3:] not in OFTEN or generation == "fa1":
         days = 30
     else:

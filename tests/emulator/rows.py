@@ -40,7 +40,7 @@ _ALONE = {name: Strides(absurd=True) for name in ("q", "k", "v", "dout")}
 class Row:
     """One configuration of each pass."""
 
-    days_of_turn: ClassVar[int] = 2  # within which a whole run has it
+    days_of_turn: ClassVar[int] = 4  # within which a whole run has it
     algorithm: str
     architecture: str
     dtype: str
