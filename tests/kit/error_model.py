@@ -30,7 +30,8 @@ output it is the factor that a sink leaves of a row's weights, which are up to
 Roundings are independent, so squares add up; only where all rows are the same
 row ("equal"), or all keys are the same key ("zeros"), are they the same error in
 each: n of them are n times as large, not sqrt(n) times, and a sum of n terms
-drifts one way, by ``SUM_DRIFT`` u of the compute dtype for each.
+drifts one way, by ``SUM_DRIFT`` u of the compute dtype for each. Under dropout the columns of
+such an output, which are one number, are rounded alike: e_i gets (sum_c |dO_ic out_ic|)^2.
 
 A soft cap C makes z_ij of the scores, with slopes g_ij = 1 - z_ij^2 / C^2. Then
 s_ij is multiplied by g_ij, and dS is P (dP - delta) g. The slope errs by

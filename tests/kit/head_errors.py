@@ -210,6 +210,8 @@ class ErrorsOfHead:
         ds = p * (dp - delta[:, None])
         smallest = SMALLEST[self._case.dtype]
         error = _squares(np.abs(x["dout"]) * np.maximum(np.abs(self._out), smallest))
+        if self._case.dropout and self._case.values == "equal":  # out is one number, rounded alike
+            error += np.abs(terms).sum(axis=1) ** 2
         error += (np.abs(x["dout"]) * self._left()).sum(axis=1) ** 2
         error += (np.abs(ds) * self._tanh).sum(axis=1) ** 2
         error += (self._rounded(p) * dp**2 + (growth * ds * self._s) ** 2).sum(axis=1)

@@ -217,3 +217,27 @@ def test_of_one_key_no_error_has_a_side(dtype: str) -> None:
             got = (share * along).astype(case.storage)
             assert compare(truth, "dq", got, Registry()).passed == (abs(share) < 2)
     assert 0 < max(sizes) < 1e-9
+
+
+def test_columns_of_one_number_are_rounded_alike() -> None:
+    """Delta of an output of equal columns errs by so many times the error of one."""
+    case = Case(1, 1, 1, 1, 31, 64, 64, "float16", layout="sd", values="equal", dropout="0.1")
+    x, runner = arrays(case, "q", "k", "v", "dout"), ApiRunner("numpy", "fa1")
+    truth = judge(case, x)
+    out, lse = runner.forward(case, x["q"], x["k"], x["v"])
+    _, dk, _ = runner.backward(case, x["dout"], x["q"], x["k"], x["v"], out, lse)
+    assert compare(truth, "dk", dk, Registry()).passed
+    assert not compare(truth, "dk", (1.05 * dk).astype(dk.dtype), Registry()).passed
+
+
+@pytest.mark.parametrize(
+    "problem", [(1, 1, 1, 1, 8000, 64, 64, "float16"), (1, 1, 1, 303, 1, 64, 64, "float16")]
+)
+def test_sums_of_dk_are_off_by_what_rows_have_in_common(problem: Any) -> None:
+    """What float16 loses of dS that are dropped; the out of rows that see the same one key."""
+    for seed in range(0, 24, 3):
+        case = Case(*problem, dropout="0.5:4" if problem[3] == 1 else "0.1", seed=seed)
+        verdicts = checks.run_checks(ApiRunner("numpy", "fa1"), case)
+        assert all(verdict.passed for verdict in verdicts)
+        off = next(verdict for verdict in verdicts if verdict.rule == "sum_dk")
+        assert off.ratio < 0.5
