@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from statistics import geometric_mean
 from typing import Any
 
-from .lines import main_row, plain_row, problems
+from .lines import main_row, of_turns, plain_row, problems, timed_how
 from .markdown import table
 from .stored import Row, implementations, label
 
@@ -20,11 +20,11 @@ _CALLS = ("attention", "attention_with_kvcache")
 
 def render(rows: Sequence[Row]) -> str:
     """A line for each case; of the protocol ``turns`` if that was run, empty without rows."""
-    rows = [row for row in rows if row["protocol"] == "turns"] or list(rows)
+    rows = of_turns(rows)
     if not rows:
         return ""
     first = rows[0]
-    how = "taking turns" if first["protocol"] == "turns" else "each after a rest"
+    how = timed_how(first["protocol"])
     caption = (
         f"{first['gpu']}, {first['dtype']}, one query a sequence, GB/s of q, k, v and the output, "
         f"each call on another copy of k and v, {how}, {first['date']}"

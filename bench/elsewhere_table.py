@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .lines import main_row, of_the_plain_call, place, plain_row, problems
+from .lines import (
+    main_row,
+    of_the_plain_call,
+    of_turns,
+    place,
+    plain_row,
+    problems,
+    timed_how,
+)
 from .markdown import table
 from .stored import Row, label
 
@@ -16,11 +24,11 @@ SETS = ("features-elsewhere", "features-elsewhere-backward")
 
 def render(rows: Sequence[Row]) -> str:
     """A line for each generation, width and feature; of the protocol ``turns`` if that was run."""
-    rows = [row for row in rows if row["protocol"] == "turns"] or list(rows)
+    rows = of_turns(rows)
     if not rows:
         return ""
     first = rows[0]
-    how = "taking turns" if first["protocol"] == "turns" else "each after a rest"
+    how = timed_how(first["protocol"])
     caption = f"{first['gpu']}, {first['dtype']}, {first['op']}, TFLOP/s, {how}, {first['date']}"
     header = ["head_dim", "batch · heads", "seqlen", "mask", "call", "with it", "without"]
     header += ["of the call without"]

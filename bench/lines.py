@@ -9,7 +9,26 @@ from .cases import mask_text
 from .lengths import equal_entries
 from .stored import Row, has_extras, label, problem
 
-__all__ = ["hidden_by", "main_row", "of_the_plain_call", "place", "plain_row", "problems"]
+__all__ = [
+    "hidden_by",
+    "main_row",
+    "of_the_plain_call",
+    "of_turns",
+    "place",
+    "plain_row",
+    "problems",
+    "timed_how",
+]
+
+
+def of_turns(rows: Sequence[Row]) -> list[Row]:
+    """The rows of the protocol ``turns``; all of them if there are none."""
+    return [row for row in rows if row["protocol"] == "turns"] or list(rows)
+
+
+def timed_how(protocol: str) -> str:
+    """A protocol in the words of captions."""
+    return "taking turns" if protocol == "turns" else "each after a rest"
 
 
 def place(row: Row) -> list[str]:

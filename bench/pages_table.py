@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from .lines import of_turns, timed_how
 from .markdown import table
 from .stored import Row, problem
 
@@ -16,12 +17,12 @@ SETS = ("pages",)
 
 def render(rows: Sequence[Row]) -> str:
     """A line for each case; of the protocol ``turns`` if that was run, empty without rows."""
-    rows = [row for row in rows if row["protocol"] == "turns"] or list(rows)
+    rows = of_turns(rows)
     sizes = sorted(filter(None, {_page_size(row) for row in rows}), reverse=True)
     if not sizes:
         return ""
     first = rows[0]
-    how = "taking turns" if first["protocol"] == "turns" else "each after a rest"
+    how = timed_how(first["protocol"])
     caption = (
         f"{first['gpu']}, {first['dtype']}, `attention_with_kvcache`, one query a sequence, pages "
         f"in any order in one pool, GB/s of q, k, v and the output, each call on another copy of "

@@ -14,7 +14,7 @@ from . import pages_table as pages
 from . import residual_table as residual
 from .charts import charts_of
 from .cpu_table import render_cpu
-from .lines import main_row, of_the_plain_call, place, problems
+from .lines import main_row, of_the_plain_call, of_turns, place, problems, timed_how
 from .markdown import table
 from .stored import Row, gpu_rows, implementations, kind, label, latest, load, of_set, problem
 from .story import tables as story
@@ -111,12 +111,11 @@ def grid(name: str, rows: Sequence[Row]) -> str:
 
     All of it is of the protocol ``turns`` if that was run: the same clock for all.
     """
-    turns = [row for row in rows if row["protocol"] == "turns"]
-    rows = turns or list(rows)
+    rows = of_turns(rows)
     if not rows:
         return ""
     first = rows[0]
-    how = "taking turns" if turns else "each after a rest"
+    how = timed_how(first["protocol"])
     parts = [f"{first['gpu']}, {first['dtype']}, TFLOP/s, {how}, {first['date']}\n"]
     for op in ("forward", "backward"):
         of_op = [row for row in rows if row["op"] == op]
