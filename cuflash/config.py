@@ -1,6 +1,7 @@
 """The environment variables, all in one place.
 
 ``CUFLASH_BACKEND`` and ``CUFLASH_CPU_CACHE`` hold from the next call on.
+``CUFLASH_JAX_NATIVE`` holds for computations that are compiled from then on.
 ``CUFLASH_CUDA_SRC``, ``CUFLASH_JITTER`` and an edit of the sources hold for calls of a new
 signature (shapes, dtypes, strides, keywords) and in a new process: a
 signature that has run keeps the kernels it has.
@@ -9,6 +10,7 @@ signature that has run keeps the kernels it has.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
 from .errors import ArgumentValueError
@@ -27,6 +29,10 @@ VARIABLES = {
         "CUFLASH_JITTER",
         "1: pipelined kernels wait a random time at every barrier; for tests of the pipeline",
     ),
+    "jax_native": (
+        "CUFLASH_JAX_NATIVE",
+        "0: computations of JAX on CUDA call Python for every pass, even where Numba is installed",
+    ),
 }
 
 
@@ -38,6 +44,7 @@ class Environment:
     cuda_src: str | None = None
     cpu_cache: int | None = None
     jitter: bool = False
+    jax_native: bool = True
 
     @classmethod
     def read(cls) -> Environment:
@@ -59,8 +66,14 @@ class Environment:
             raise ArgumentValueError(
                 VARIABLES["cpu_cache"][0], repr(cpu_cache), "a positive number of bytes"
             )
-        jitter = values["jitter"] or "0"
-        if jitter not in ("0", "1"):
-            raise ArgumentValueError(VARIABLES["jitter"][0], repr(jitter), "0 or 1")
+        jitter, native = (_flag(values, *one) for one in (("jitter", "0"), ("jax_native", "1")))
         cache = int(cpu_cache) if cpu_cache else None
-        return cls(backend, values["cuda_src"], cache, jitter == "1")
+        return cls(backend, values["cuda_src"], cache, jitter, native)
+
+
+def _flag(values: Mapping[str, str | None], name: str, default: str) -> bool:
+    """Whether a variable that is 0 or 1 is 1."""
+    value = values[name] or default
+    if value not in ("0", "1"):
+        raise ArgumentValueError(VARIABLES[name][0], repr(value), "0 or 1")
+    return value == "1"

@@ -20,7 +20,7 @@ from .parameters import SHAPE_FIELDS, STRIDED, ParameterStruct, fields_of, struc
 from .tensor_map import WORDS, TensorMapEncoder
 from .tile_counter import counter_of_launch
 
-__all__ = ["PreparedPlan"]
+__all__ = ["Places", "PreparedKernel", "PreparedPlan"]
 
 #: Strides in elements of every tensor of a call: (batch, row, head), and of one that broadcasts
 #: that of columns.
@@ -38,7 +38,7 @@ _KEPT = 64
 
 
 @dataclass(frozen=True)
-class _Places:
+class Places:
     """Where a kernel's parameters hold what differs from launch to launch, in 64-bit words."""
 
     maps: Maps
@@ -55,11 +55,14 @@ class _Parameters(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _PreparedKernel:
+class PreparedKernel:
+    """A kernel of a plan, with everything decided but the addresses."""
+
+    name: str
     handle: int
     shape: tuple[int, ...]  # grid, block, bytes of shared memory: as the driver takes them
     template: npt.NDArray[np.uint64]  # of the parameters: what is the same in every launch
-    places: _Places  # of the rest
+    places: Places  # of the rest
 
     def parameters(self, pointers: Mapping[str, int], workspace: int, counter: int) -> _Parameters:
         """Those of launches with these addresses; an absent tensor is at 0."""
@@ -95,6 +98,10 @@ class PreparedPlan:
         Of the tensors, in the order of the addresses of a run.
     kernels
         The compiled kernels in the order they run.
+    launches
+        The same, ready to be launched.
+    counter_offset
+        Where in the workspace a tile counter may lie, in bytes; None without one.
 
     Notes
     -----
@@ -112,12 +119,12 @@ class PreparedPlan:
         launches = [launch for launch in plan.launches if launch.grid > 0]
         configs = [launch.config for launch in launches]
         self.kernels: Sequence[CompiledKernel] = compile_kernels(configs, device_id)
-        self._kernels = [
+        self.launches = [
             _prepare_kernel(plan, launch, strides, kernel.handle)
             for launch, kernel in zip(launches, self.kernels, strict=True)
         ]
         offsets = [buffer.offset for buffer in plan.workspace if buffer.name == "tile_counter"]
-        self._counter = offsets[0] if offsets else None
+        self.counter_offset = offsets[0] if offsets else None
         self._kept: BoundedCache[tuple[int, ...], list[_Parameters]] = BoundedCache(_KEPT)
 
     def run(self, addresses: tuple[int, ...], workspace: int, stream: int) -> None:
@@ -146,8 +153,8 @@ class PreparedPlan:
     def launch(self, addresses: tuple[int, ...], workspace: int, stream: int) -> None:
         """The same where :func:`is_current` has said that the plan's device is the current one."""
         counter = 0
-        if self._counter is not None:
-            place = workspace and workspace + self._counter
+        if self.counter_offset is not None:
+            place = workspace and workspace + self.counter_offset
             counter = counter_of_launch(self.device_id, stream, place)
         key = (workspace, counter, *addresses)
         every = self._kept.get(key)
@@ -155,7 +162,7 @@ class PreparedPlan:
             every = self._make(key)
         driver = self._cuda.driver
         try:
-            for one, (_, parameters) in zip(self._kernels, every, strict=True):
+            for one, (_, parameters) in zip(self.launches, every, strict=True):
                 driver.launchKernel(one.handle, *one.shape, stream, parameters, 0)
         except driver.CUDADriverError as error:
             raise LaunchError(f"{self.plan}: the launch was refused: {error}") from error
@@ -163,14 +170,14 @@ class PreparedPlan:
     def _make(self, key: tuple[int, ...]) -> list[_Parameters]:
         workspace, counter, *addresses = key
         pointers = dict(zip(self.names, addresses, strict=True))
-        made = [kernel.parameters(pointers, workspace, counter) for kernel in self._kernels]
+        made = [kernel.parameters(pointers, workspace, counter) for kernel in self.launches]
         self._kept[key] = made
         return made
 
 
 def _prepare_kernel(
     plan: Plan, launch: KernelLaunch, strides: Strides, handle: int
-) -> _PreparedKernel:
+) -> PreparedKernel:
     config = launch.config
     struct = struct_of(config)
     values: Any = np.zeros(1, dtype=struct.dtype)
@@ -195,13 +202,14 @@ def _prepare_kernel(
         (values["shape"] if name in SHAPE_FIELDS else values)[name] = value
     parts = {name: (word, offset) for name, word, offset in _workspace_words(struct, plan)}
     counter, _ = parts.pop("tile_counter", (None, 0))
-    places = _Places(
+    places = Places(
         maps=tuple(_map_words(struct, plan, launch, strides)),
         tensors=(*_tensor_words(struct.dtype), *_array_words(struct, strides)),
         workspace=tuple(parts.values()),
         counter=counter,
     )
-    return _PreparedKernel(
+    return PreparedKernel(
+        name=config.kernel,
         handle=handle,
         shape=(launch.grid, 1, 1, config.threads, 1, 1, config.shared_bytes),
         template=values.view(np.uint64),

@@ -100,6 +100,15 @@ class TensorMapEncoder:
         self._alignment = 0  # of the addresses that showed it
         self._base = np.zeros(WORDS, np.uint64)  # one of those maps
 
+    @property
+    def arguments(self) -> tuple[int, npt.NDArray[np.uint64]]:
+        """What the driver is given beside the address.
+
+        The type, and the words of sizes, strides, box and steps one after the other.
+        """
+        arrays = self._sizes, self._strides, self._box, self._steps
+        return self._type, np.frombuffer(b"".join(map(bytes, arrays)), np.uint64)
+
     def map_of(self, address: int) -> npt.NDArray[np.uint64]:
         """The map of a tensor at a device address as the driver makes it, :data:`WORDS` words.
 

@@ -1,17 +1,26 @@
-"""A pass inside a computation on CUDA devices: prepared launches over XLA's own buffers."""
+"""A pass inside a computation on CUDA devices: prepared launches over XLA's own buffers.
+
+XLA calls the handler of :mod:`.native`, which launches what a table says. Where
+it cannot be had, XLA calls Python.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 
+from .. import __version__
 from ..errors import BackendUnavailableError
-from ..pipeline import choose_device, plan_call
+from ..pipeline import CallPlan, choose_device, plan_call
 from ..prepared import Prepared
 from .call import Call
+from .native import DevicePart, LaunchTable, number_of, registry
+from .native.driver import context_of, driver_functions, new_counter
 
 __all__ = ["DeviceCall", "prepare_device"]
 
@@ -21,27 +30,33 @@ _ALIGNMENT = 256
 
 @dataclass(frozen=True, eq=False)  # JAX hashes it
 class DeviceCall:
-    """The callback of one pass, compiled for every device that XLA may run it on.
+    """One pass, compiled for every device that XLA may run it on.
 
-    While XLA captures what it launches into a command buffer it allocates
-    nothing and waits for nothing. Else the first fa3 forward launch of a stream
-    allocates the counter of its tiles, see :meth:`cuflash.Prepared.run`.
+    Calling it launches the kernels. While XLA captures what it launches into a
+    command buffer it allocates nothing and waits for nothing. Else the first
+    fa3 forward launch of a stream allocates the counter of its tiles, see
+    :meth:`cuflash.Prepared.run`.
 
     Attributes
     ----------
     call
         The pass.
-    prepared
-        Its kernels by device.
+    plans
+        What runs, by device.
     """
 
     call: Call
-    prepared: Mapping[int, Prepared]
+    plans: Mapping[int, CallPlan]
 
-    @property
+    @functools.cached_property
+    def prepared(self) -> Mapping[int, Prepared]:
+        """The kernels by device."""
+        return {device: Prepared(planned) for device, planned in self.plans.items()}
+
+    @functools.cached_property
     def scratch_bytes(self) -> int:
         """Bytes of one more result, in which the workspace lies; 0 if there is none."""
-        needed = max(prepared.workspace_bytes for prepared in self.prepared.values())
+        needed = max(planned.workspace_bytes for planned in self.plans.values())
         return needed + _ALIGNMENT if needed else 0
 
     def __call__(self, context: Any, results: Sequence[Any], *buffers: Any) -> None:
@@ -55,12 +70,34 @@ class DeviceCall:
             Of the results, the workspace after them, and of the arguments, in
             the order of the call.
         """
-        named = dict(zip((*self.call.results, "workspace"), results, strict=False))
-        device = int(results[0].__dlpack_device__()[1])
-        pointers = _addresses({**named, **self.call.named(buffers)}, context.stream, device)
+        names = (*self.call.results, "workspace")[: len(results)]
+        places = [_place_of(buffer) for buffer in (*results, *buffers)]
+        pointers = {
+            name: address
+            for name, (address, _) in zip((*names, *self.call.names), places, strict=True)
+        }
         scratch = pointers.pop("workspace", 0)
         workspace = -(-scratch // _ALIGNMENT) * _ALIGNMENT
-        self.prepared[device].run(pointers, context.stream, workspace)
+        self.prepared[places[0][1]].run(pointers, context.stream, workspace)
+
+    def launch_table(self, driver: Sequence[int] | None = None) -> LaunchTable:
+        """What the handler launches: with the driver's own functions, if no others are given."""
+        parts = []
+        for device, planned in self.plans.items():
+            launcher = planned.launcher
+            counter = None if launcher.counter_offset is None else new_counter(device)
+            parts.append(DevicePart(planned, context_of(device), counter))
+        names = self.call.names, self.call.results
+        return LaunchTable(*names, parts, driver or driver_functions())
+
+    def registered(self, arrays: Sequence[Any]) -> int:
+        """The number under which the handler finds the table of a pass over arrays like these."""
+        kinds = [(tuple(array.shape), str(array.dtype)) for array in arrays]
+        number = number_of(repr((__version__, self.call, kinds)).encode())
+        if number not in registry:
+            table = self.launch_table()
+            registry.add(number, table.address, table)
+        return number
 
 
 def prepare_device(call: Call, arrays: Sequence[Any]) -> DeviceCall:
@@ -75,14 +112,17 @@ def prepare_device(call: Call, arrays: Sequence[Any]) -> DeviceCall:
     UnsupportedError, BackendUnavailableError, ToolchainError, CompileError
         As :func:`cuflash.prepare` does.
     """
-    return DeviceCall(call, {device: _prepared(call, arrays, device) for device in _devices()})
+    made = DeviceCall(call, {device: _planned(call, arrays, device) for device in _devices()})
+    for planned in made.plans.values():
+        planned.launcher  # noqa: B018 (compiles and loads)
+    return made
 
 
-def _prepared(call: Call, arrays: Sequence[Any], device: int) -> Prepared:
-    """The kernels of a pass on one device."""
+def _planned(call: Call, arrays: Sequence[Any], device: int) -> CallPlan:
+    """What runs on one device."""
     options = replace(call.over(arrays).described, backend="cuda")
     given = tuple((name, spec.on_device(device)) for name, spec in call.specs(arrays).items())
-    return Prepared(plan_call(call.operation, given, options, choose_device(device, options)))
+    return plan_call(call.operation, given, options, choose_device(device, options))
 
 
 def _devices() -> list[int]:
@@ -93,16 +133,28 @@ def _devices() -> list[int]:
         raise BackendUnavailableError(f"JAX has no CUDA device here: {error}") from error
 
 
-def _addresses(buffers: Mapping[str, Any], stream: int, device: int) -> dict[str, int]:
-    """Device address of every buffer; 0 of one without elements, which may have no memory.
+#: Of DLPack's structure of a tensor: the address of its data, and the device's number.
+_DATA, _DEVICE_NUMBER, _BYTE_OFFSET = 0, 12, 40
 
-    By DLPack: ``__cuda_array_interface__`` has no bfloat16. On XLA's stream,
-    so that nothing has to wait for another one.
+
+@functools.cache
+def _structure_of() -> Any:
+    """The function of Python that gives the address of what a capsule holds."""
+    function = ctypes.pythonapi.PyCapsule_GetPointer
+    function.restype, function.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+    return function
+
+
+def _place_of(buffer: Any) -> tuple[int, int]:
+    """Device address of a buffer, 0 of one without elements, and the number of its device.
+
+    By DLPack's own structure: ``__cuda_array_interface__`` has no bfloat16, and
+    an array of CuPy takes longer to make than a kernel to launch.
     """
-    import cupy
-
-    with cupy.cuda.Device(device), cupy.cuda.ExternalStream(stream, device):
-        return {
-            name: 0 if 0 in buffer.shape else int(cupy.from_dlpack(buffer).data.ptr)
-            for name, buffer in buffers.items()
-        }
+    capsule = buffer.__dlpack__()
+    tensor = _structure_of()(capsule, b"dltensor")
+    device = ctypes.c_int32.from_address(tensor + _DEVICE_NUMBER).value
+    if 0 in buffer.shape:  # it may have no memory
+        return 0, device
+    data = ctypes.c_uint64.from_address(tensor + _DATA).value
+    return data + ctypes.c_uint64.from_address(tensor + _BYTE_OFFSET).value, device

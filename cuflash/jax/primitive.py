@@ -207,8 +207,11 @@ def _lower(context: Any, *values: Any, call: Call) -> Any:
         return mlir.lower_fun(_nothing, multiple_results=True)(context, *values, call=call)
     site = Site(call, module.platforms[0])
     site.prepare(context.avals_in)
-    module.add_host_callback(site)
-    site.index = len(module.host_callbacks) - 1
+    if site.is_native:
+        module.add_keepalive(site)  # refuses to be serialised
+    else:
+        module.add_host_callback(site)
+        site.index = len(module.host_callbacks) - 1
     compute = site.compute
     if _is_divided(module.axis_context):
         compute = functools.partial(compute_divided, site)

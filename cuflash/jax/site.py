@@ -13,6 +13,7 @@ from ..errors import UnsupportedError
 from .call import Call
 from .device import prepare_device
 from .host import prepare_host
+from .native import TARGET, is_ready
 
 __all__ = ["TARGETS", "Site"]
 
@@ -21,6 +22,8 @@ TARGETS = {
     "cpu": "xla_buffer_python_cpu_callback",
     "cuda": "xla_buffer_python_gpu_callback_cmd_buffer",
 }
+#: Where the handler of launch tables may be called in its place.
+_NATIVE = {"cuda"}
 _PREPARE: dict[str, Callable[[Call, Sequence[Any]], Any]] = {
     "cpu": prepare_host,
     "cuda": prepare_device,
@@ -41,13 +44,16 @@ class Site:
         The pass.
     platform
         "cpu" or "cuda".
+    is_native
+        Whether XLA calls the handler of launch tables, and not this object.
     index
-        Its number among the callbacks of the computation.
+        Its number among the callbacks of the computation, if it is one.
     """
 
     def __init__(self, call: Call, platform: str) -> None:
         self.call = call
         self.platform = platform
+        self.is_native = platform in _NATIVE and is_ready(platform)
         self.index = 0
         self._prepared: dict[tuple[tuple[int, ...], ...], Any] = {}
 
@@ -61,8 +67,8 @@ class Site:
 
     def __reduce__(self) -> NoReturn:
         raise UnsupportedError(
-            "a compiled computation with cuflash.jax.attention cannot be serialised: it calls back "
-            "into this process; serialise what it is made from, and compile it where it runs"
+            "a compiled computation with cuflash.jax.attention cannot be serialised: its kernels "
+            "are in this process; serialise what it is made from, and compile it where it runs"
         )
 
     def prepare(self, arrays: Sequence[Any]) -> Any:
@@ -83,8 +89,15 @@ class Site:
             jax.ShapeDtypeStruct(shape, jnp.dtype(kind))
             for shape, kind in self.call.results_of(arrays)
         ]
-        scratch_bytes = self.prepare(arrays).scratch_bytes
+        prepared = self.prepare(arrays)
+        scratch_bytes = prepared.scratch_bytes
         scratch = [jax.ShapeDtypeStruct((scratch_bytes,), jnp.uint8)] if scratch_bytes else []
-        fill = jax.ffi.ffi_call(TARGETS[self.platform], [*wanted, *scratch])
-        results: list[Any] = fill(*arrays, index=np.uint64(self.index))[: len(wanted)]
-        return results
+        made = [*wanted, *scratch]
+        results: list[Any]
+        if self.is_native:
+            number = np.uint64(prepared.registered(arrays))
+            results = jax.ffi.ffi_call(TARGET, made)(*arrays, table=number)
+        else:
+            fill = jax.ffi.ffi_call(TARGETS[self.platform], made)
+            results = fill(*arrays, index=np.uint64(self.index))
+        return results[: len(wanted)]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from .fake_device import FakeDevice, device_array, fake_device
+from .fake_device import FakeDevice, fake_device
 from .jax_case import draw, jax, jnp
 
 __all__ = ["fake_device"]
@@ -24,13 +24,13 @@ Q, KV, ROWS = (2, 5, 4, 8), (2, 9, 2, 8), (2, 4, 5)
 @pytest.fixture(autouse=True)
 def one_device(fake_device: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
     monkeypatch.setattr(on_device, "_devices", lambda: [0])
-    monkeypatch.setattr("cupy.from_dlpack", lambda buffer: buffer.array)
+    monkeypatch.setattr(on_device, "_place_of", lambda buffer: (buffer.address, 0))
+    monkeypatch.setenv("CUFLASH_JAX_NATIVE", "0")
     return fake_device
 
 
 def _buffer(shape: tuple[int, ...], dtype: Any, address: int) -> Any:
-    array = device_array(shape, dtype, address)
-    return SimpleNamespace(shape=shape, array=array, __dlpack_device__=lambda: (2, 0))
+    return SimpleNamespace(shape=shape, dtype=dtype, address=address)
 
 
 #: Mapped axes and batch of a bias beside (3, 2, 2) of q; the numbers of a forward pass, and the

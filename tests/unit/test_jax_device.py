@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 import cuflash
 from cuflash import dispatch
 
-from .fake_device import FakeDevice, device_array, fake_device
+from .fake_device import FakeDevice, fake_device
 from .jax_case import draw, jax, jnp, loss
 
 __all__ = ["fake_device"]
@@ -20,6 +21,7 @@ __all__ = ["fake_device"]
 attention = pytest.importorskip("cuflash.jax", reason="JAX is not installed").attention
 from cuflash.jax import device as on_device  # noqa: E402
 from cuflash.jax.call import Call  # noqa: E402
+from cuflash.jax.device import _place_of  # noqa: E402
 from cuflash.jax.site import Site  # noqa: E402
 from cuflash.options import Options  # noqa: E402
 
@@ -31,7 +33,8 @@ STREAM = 77
 def two_devices(fake_device: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
     """JAX has the two devices that the fake has."""
     monkeypatch.setattr(on_device, "_devices", lambda: [0, 1])
-    monkeypatch.setattr("cupy.from_dlpack", lambda buffer: buffer.array)
+    monkeypatch.setattr(on_device, "_place_of", lambda buffer: (buffer.address, buffer.device))
+    monkeypatch.setenv("CUFLASH_JAX_NATIVE", "0")
     return fake_device
 
 
@@ -39,12 +42,8 @@ class _Buffer:
     """Stands for a buffer of XLA: one without elements has no memory."""
 
     def __init__(self, shape: tuple[int, ...], dtype: Any, address: int, device: int) -> None:
-        self.shape, self._device = shape, device
-        if 0 not in shape:
-            self.array = device_array(shape, dtype, address)
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return 2, self._device
+        self.shape, self.device = shape, device
+        self.address = 0 if 0 in shape else address
 
 
 def _lowered(function: Any, *arrays: Any) -> str:
@@ -126,13 +125,18 @@ def test_a_callback_launches_on_xlas_stream_and_device(
     fake_device: FakeDevice, device: int
 ) -> None:
     prepared, arrays = _prepared(algorithm="fa2")
-    fake_device.entered.clear()
     at = _run(prepared, arrays, device)
-    assert {number for _, number in fake_device.entered} == {device}
-    assert (f"stream {STREAM}", device) in fake_device.entered
+    assert fake_device.queued == [(device, STREAM)]
     (words,) = fake_device.launched
     for name in ("q", "k", "v", "out", "lse"):
         assert _data(words, name) == at[name], name
+
+
+def test_a_buffer_lies_where_dlpack_says() -> None:
+    array = np.zeros((3, 4), np.float32)
+    assert _place_of(array) == (array.ctypes.data, 0)
+    assert _place_of(array[1:]) == (array.ctypes.data + 16, 0)
+    assert _place_of(array[:0]) == (0, 0)
 
 
 @pytest.mark.parametrize("skewed", [0, 16, 128])
@@ -176,7 +180,9 @@ def test_a_backward_callback_names_its_buffers(fake_device: FakeDevice) -> None:
     assert given == [at]
     assert set(at) == {"dout", "q", "k", "v", "out", "lse", "dq", "dk", "dv"}
     taking = prepared.call.taking((*prepared.call.names, "dlse"))
-    with_dlse = on_device.DeviceCall(taking, prepared.prepared)
+    with_dlse = replace(prepared, call=taking)
+    for one in with_dlse.prepared.values():
+        one.run = lambda pointers, stream, workspace: given.append(pointers)
     at = _run(with_dlse, [*arrays, jax.ShapeDtypeStruct((2, 4, 5), jnp.float32)])
     assert given[1]["dlse"] == at["dlse"]
 

@@ -1,0 +1,121 @@
+"""The words of a launch table: what :mod:`.table` writes and :mod:`.handler` reads.
+
+All are 64 bits. What is called a place is a number of words from the beginning
+of the table.
+"""
+
+from __future__ import annotations
+
+import enum
+
+__all__ = [
+    "ARGUMENT",
+    "BOX_WORDS",
+    "NOTHING",
+    "RESULT",
+    "WORKSPACE",
+    "WORKSPACE_ALIGNMENT",
+    "Device",
+    "Driver",
+    "Kernel",
+    "Map",
+    "Patch",
+    "Table",
+    "Tensor",
+]
+
+#: The workspace begins at a multiple of this in its result.
+WORKSPACE_ALIGNMENT = 256
+
+#: Where the address of a tensor comes from.
+ARGUMENT, RESULT, WORKSPACE, NOTHING = range(4)
+
+#: Words that the sizes, strides, box and steps of a tensor map take.
+BOX_WORDS = 4 + 3 + 2 + 2
+
+
+class Table(enum.IntEnum):
+    """The table itself."""
+
+    arguments = 0
+    results = enum.auto()  # with the workspace, which is the last
+    has_workspace = enum.auto()
+    has_stream = enum.auto()  # 0: on the CPU, whose calls have none
+    wrong_call = enum.auto()  # place of a message
+    no_device = enum.auto()
+    no_stream = enum.auto()
+    tensor_count = enum.auto()
+    tensors = enum.auto()  # place of the first
+    device_count = enum.auto()
+    devices = enum.auto()
+    driver = enum.auto()
+
+
+class Tensor(enum.IntEnum):
+    """Where one is."""
+
+    kind = 0
+    number = enum.auto()  # of the argument or result; or bytes from the start of the workspace
+    mask = enum.auto()  # bits that its address has not
+    message = enum.auto()
+
+
+class Device(enum.IntEnum):
+    """What runs on one device."""
+
+    context = 0  # of the driver
+    kernel_count = enum.auto()
+    kernels = enum.auto()
+    counter = enum.auto()  # address of a tile counter of the table's own
+    owner = enum.auto()  # the stream that draws from it; 0: none yet
+    counter_offset = enum.auto()  # of the one in the workspace, for captures and others; or -1
+    failed_counter = enum.auto()
+
+
+class Kernel(enum.IntEnum):
+    """One launch."""
+
+    function = 0
+    grid = enum.auto()
+    threads = enum.auto()
+    shared_bytes = enum.auto()
+    words = enum.auto()  # of its parameters
+    template = enum.auto()
+    pointer_count = enum.auto()
+    pointers = enum.auto()  # patches: the number of a tensor
+    part_count = enum.auto()
+    parts = enum.auto()  # patches: bytes from the start of the workspace
+    map_count = enum.auto()
+    maps = enum.auto()
+    counter_word = enum.auto()  # or -1
+    refused = enum.auto()
+
+
+class Patch(enum.IntEnum):
+    """A word of the parameters, and what comes there."""
+
+    word = 0
+    value = enum.auto()
+
+
+class Map(enum.IntEnum):
+    """A tensor map among the parameters."""
+
+    word = 0
+    tensor = enum.auto()
+    kind = enum.auto()
+    sizes = enum.auto()  # and strides, box and steps after them
+    refused = sizes + BOX_WORDS
+
+
+class Driver(enum.IntEnum):
+    """Addresses of the driver's functions."""
+
+    launch = 0  # cuLaunchKernelEx
+    encode = enum.auto()  # cuTensorMapEncodeTiled
+    memset = enum.auto()  # cuMemsetD32Async
+    is_capturing = enum.auto()  # cuStreamIsCapturing
+    stream_context = enum.auto()  # cuStreamGetCtx
+    current_context = enum.auto()  # cuCtxGetCurrent
+    push_context = enum.auto()  # cuCtxPushCurrent
+    pop_context = enum.auto()  # cuCtxPopCurrent

@@ -1,0 +1,72 @@
+"""Where the handler finds launch tables: by numbers that mean the same in every process.
+
+A compiled computation holds the number of its table and no address. So JAX's
+compilation cache may keep it on disk: a process that takes it from there has
+lowered the same call before, and has a table of its own under that number.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...errors import UnsupportedError
+
+__all__ = ["NO_TABLE", "SLOTS", "SLOT_BYTES", "Registry", "as_text"]
+
+#: Pairs of a number and the address of its table.
+SLOTS, SLOT_BYTES = 1 << 16, 16
+#: The word behind them: address of what is said where a number has no table.
+NO_TABLE = 0
+
+_MISSING = (
+    "cuflash: this computation was compiled in another process, whose launch table is not here; "
+    "lower and compile it in this one"
+)
+
+
+def as_text(text: str) -> npt.NDArray[np.uint8]:
+    """A text as C has it, with at least one zero at its end."""
+    return np.frombuffer(text.encode() + bytes(8 - len(text.encode()) % 8), np.uint8)
+
+
+class Registry:
+    """Tables by their numbers. None is ever taken away: a computation may run at any time."""
+
+    def __init__(self) -> None:
+        self._words = np.zeros(2 * SLOTS + NO_TABLE + 1, np.int64)
+        self._missing = as_text(_MISSING)
+        self._words[2 * SLOTS + NO_TABLE] = self._missing.ctypes.data
+        self._tables: dict[int, Any] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def address(self) -> int:
+        """Where the pairs begin."""
+        return int(self._words.ctypes.data)
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._tables
+
+    def add(self, number: int, address: int, kept: Any) -> None:
+        """Put a table under a number, if it has none; ``kept`` lives as long as the process.
+
+        Raises
+        ------
+        UnsupportedError
+            If there is room for no more.
+        """
+        with self._lock:
+            if number in self._tables:
+                return
+            if len(self._tables) >= SLOTS // 2:
+                raise UnsupportedError(f"more than {SLOTS // 2} different calls in one process")
+            slot = number % SLOTS
+            while self._words[2 * slot]:
+                slot = (slot + 1) % SLOTS
+            self._words[2 * slot + 1] = address
+            self._words[2 * slot] = number  # last: the handler reads without the lock
+            self._tables[number] = kept

@@ -1,0 +1,177 @@
+"""A launch table: all that the handler needs of a pass, on every device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...addresses import multiples_of
+from ...cuda.launch import PreparedKernel
+from ...pipeline import CallPlan
+from .layout import ARGUMENT, NOTHING, RESULT, WORKSPACE, Device, Driver, Kernel, Map, Table, Tensor
+from .limits import MOST_PARAMETERS, MOST_TENSORS, MOST_TEXT
+from .registry import as_text
+
+__all__ = ["DevicePart", "LaunchTable"]
+
+
+@dataclass(frozen=True)
+class DevicePart:
+    """One device of a table.
+
+    Attributes
+    ----------
+    planned
+        The plan of the pass there.
+    context
+        Address of the driver's context of the device.
+    counter
+        An array of one tile counter that is 0; None if no kernel draws tiles.
+    """
+
+    planned: CallPlan
+    context: int
+    counter: Any
+
+
+class LaunchTable:
+    """The words, in memory that does not move.
+
+    Parameters
+    ----------
+    arguments, results
+        Names of the arguments and results of the call, in order.
+    devices
+        What runs on each; the tensors are the same ones.
+    driver
+        Addresses of the driver's functions, in the order of ``layout.Driver``.
+    has_stream
+        Whether XLA has a stream: on the CPU it has none.
+    """
+
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        results: Sequence[str],
+        devices: Sequence[DevicePart],
+        driver: Sequence[int],
+        has_stream: bool = True,
+    ) -> None:
+        self._words: list[int] = [0] * len(Table)
+        first = devices[0].planned
+        has_workspace = any(part.planned.workspace_bytes for part in devices)
+        self._set(Table.arguments, len(arguments))
+        self._set(Table.results, len(results) + has_workspace)
+        self._set(Table.has_workspace, int(has_workspace))
+        self._set(Table.has_stream, int(has_stream))
+        told = f"cuflash: {first.plan}"
+        self._set(Table.wrong_call, self._text(f"{told}: a call of other arguments, in number "))
+        self._set(Table.no_stream, self._text(f"{told}: XLA's stream cannot be used: CUDA error "))
+        self._set(
+            Table.no_device,
+            self._text(f"{told}: compiled for other devices than XLA runs it on: CUDA error "),
+        )
+        names = [*first.tensors, *first.scratch]
+        self._set(Table.tensor_count, len(names))
+        self._set(Table.tensors, self._tensors(first, arguments, results))
+        self._set(Table.driver, self._add([*driver]))
+        assert len(driver) == len(Driver)
+        records = [word for part in devices for word in self._device(part, names)]
+        self._set(Table.device_count, len(devices))
+        self._set(Table.devices, self._add(records))
+        self._kept = devices
+        self.words: npt.NDArray[np.int64] = np.array(self._words, np.uint64).view(np.int64)
+
+    @property
+    def address(self) -> int:
+        """Where the words are."""
+        return int(self.words.ctypes.data)
+
+    def _set(self, field: Table, value: int) -> None:
+        self._words[field] = value
+
+    def _add(self, words: Sequence[int]) -> int:
+        """The place of more words."""
+        place = len(self._words)
+        self._words += [word % (1 << 64) for word in words]
+        return place
+
+    def _text(self, text: str) -> int:
+        """The place of a message: how many words, these, and its bytes."""
+        nbytes = len(text.encode())
+        assert nbytes < MOST_TEXT - 32
+        words = [int(word) for word in as_text(text).view(np.uint64)]
+        return self._add([len(words), *words, nbytes])
+
+    def _tensors(
+        self, planned: CallPlan, arguments: Sequence[str], results: Sequence[str]
+    ) -> int:
+        multiples, records = multiples_of(planned), []
+        for name, spec in planned.tensors.items():
+            kind, number = NOTHING, 0  # without elements it may have no memory
+            if 0 not in spec.shape and name in arguments:
+                kind, number = ARGUMENT, [*arguments].index(name)
+            elif 0 not in spec.shape:
+                kind, number = RESULT, [*results].index(name)
+            said = f"cuflash: {planned.plan}: {name} is at no multiple of {multiples[name]}: at "
+            records += [kind, number, multiples[name] - 1, self._text(said)]
+        for offset in planned.scratch.values():
+            records += [WORKSPACE, offset, 0, 0]
+        assert len(records) == len(Tensor) * (len(planned.tensors) + len(planned.scratch))
+        assert len(records) <= len(Tensor) * MOST_TENSORS
+        return self._add(records)
+
+    def _device(self, part: DevicePart, names: Sequence[str]) -> list[int]:
+        planned = part.planned
+        assert [*planned.tensors, *planned.scratch] == [*names]
+        counter = 0 if part.counter is None else int(part.counter.data.ptr)
+        record = {Device.context: part.context, Device.counter: counter, Device.owner: 0}
+        record[Device.counter_offset] = -1
+        kernels: Sequence[PreparedKernel] = ()
+        if not planned.plan.problem.empty:
+            kernels = planned.launcher.launches
+            offset = planned.launcher.counter_offset
+            record[Device.counter_offset] = -1 if offset is None else offset
+        number_of = {name: number for number, name in enumerate(names)}
+        records = [word for one in kernels for word in self._kernel(planned, one, number_of)]
+        record[Device.kernel_count], record[Device.kernels] = len(kernels), self._add(records)
+        said = f"cuflash: {planned.plan}: the counter of tiles cannot be set: CUDA error "
+        record[Device.failed_counter] = self._text(said)
+        return [record[field] for field in Device]
+
+    def _kernel(
+        self, planned: CallPlan, kernel: PreparedKernel, number_of: Mapping[str, int]
+    ) -> list[int]:
+        assert kernel.template.nbytes <= MOST_PARAMETERS
+        places, told = kernel.places, f"cuflash: {planned.plan}: {kernel.name}"
+        grid, _, _, threads, _, _, shared_bytes = kernel.shape
+        given = [(word, number_of[name]) for word, name in places.tensors if name in number_of]
+        maps = [word for one in places.maps for word in self._map(told, one, number_of)]
+        record = {
+            Kernel.function: kernel.handle,
+            Kernel.grid: grid,
+            Kernel.threads: threads,
+            Kernel.shared_bytes: shared_bytes,
+            Kernel.words: len(kernel.template),
+            Kernel.template: self._add([*map(int, kernel.template)]),
+            Kernel.pointer_count: len(given),
+            Kernel.pointers: self._add([word for patch in given for word in patch]),
+            Kernel.part_count: len(places.workspace),
+            Kernel.parts: self._add([word for patch in places.workspace for word in patch]),
+            Kernel.map_count: len(places.maps),
+            Kernel.maps: self._add(maps),
+            Kernel.counter_word: -1 if places.counter is None else places.counter,
+            Kernel.refused: self._text(f"{told}: the launch was refused: CUDA error "),
+        }
+        return [record[field] for field in Kernel]
+
+    def _map(self, told: str, one: tuple[int, str, Any], number_of: Mapping[str, int]) -> list[int]:
+        word, name, encoder = one
+        kind, words = encoder.arguments
+        refused = self._text(f"{told}: the tensor map of {name} was refused: CUDA error ")
+        assert len(words) == Map.refused - Map.sizes
+        return [word, number_of[name], kind, *map(int, words), refused]
