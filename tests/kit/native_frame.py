@@ -91,6 +91,12 @@ class FakeXla:
         self, number: int, arguments: Sequence[int], results: Sequence[int], stage: int = 3
     ) -> int:
         """What the handler returns for buffers at these addresses."""
+        return self.handler(self.frame(number, arguments, results, stage))
+
+    def frame(
+        self, number: int, arguments: Sequence[int], results: Sequence[int], stage: int = 3
+    ) -> int:
+        """The address of the frame of a call, which lives as long as this."""
         value = ctypes.c_uint64(number)
         scalar = Scalar(9, ctypes.addressof(value))
         pointers = (_POINTER * 1)(ctypes.addressof(scalar))
@@ -104,7 +110,8 @@ class FakeXla:
             rets=lists[1],
             attrs=Attributes(48, None, 1, None, None, ctypes.addressof(pointers)),
         )
-        return self.handler(ctypes.addressof(frame))
+        self.kept += [value, scalar, pointers, frame]
+        return ctypes.addressof(frame)
 
     def _list(self, addresses: Sequence[int]) -> Any:
         buffers = [Buffer(struct_size=48, data=address) for address in addresses]
