@@ -107,7 +107,7 @@ class TensorMapEncoder:
         The type, and the words of sizes, strides, box and steps one after the other.
         """
         arrays = self._sizes, self._strides, self._box, self._steps
-        return self._type, np.frombuffer(b"".join(map(bytes, arrays)), np.uint64)
+        return self._type, np.frombuffer(b"".join(bytes(array) for array in arrays), np.uint64)
 
     def map_of(self, address: int) -> npt.NDArray[np.uint64]:
         """The map of a tensor at a device address as the driver makes it, :data:`WORDS` words.

@@ -25,7 +25,7 @@ from ..score_mod import ScoreMod
 from .arguments import arrays_of, seed_of, with_all_axes
 from .axes import broadcasts, has_batch, may_share_batch
 from .call import Call, call_of, check_arrays
-from .derivative import compiled
+from .derivative import differentiable
 from .functions import with_function
 from .keywords import check_cast, check_returns, checked
 from .lengths import lengths_of, offsets_of
@@ -215,13 +215,15 @@ def attention(
     Notes
     -----
     A computation for CUDA runs the kernels of :func:`cuflash.prepare` on XLA's
-    stream and buffers; one for the CPU runs the tiled NumPy code. There are no second
-    derivatives and no forward mode: JAX says so. What :func:`jax.vmap` does not map is repeated
-    for each mapped entry, but for ``sinks``, ``bias`` and both masks. Of several
-    mapped axes, the last two are repeated along one that they lack between two
-    that they have, the batch being the last. If ``sinks`` are mapped, or their
-    gradient is, each mapped entry becomes heads of its own, for which arrays are
-    copied. Under :func:`jax.vmap` the gradient of ``bias`` has an entry for each
+    stream and buffers, and with Numba installed no Python is called between
+    them; one for the CPU runs the tiled NumPy code. There are first derivatives
+    of the reverse mode alone: the forward mode and second derivatives are
+    refused. What :func:`jax.vmap` does not map is repeated for each mapped
+    entry, but for ``sinks``, ``bias`` and both masks. Of several mapped axes,
+    the last two are repeated along one that they lack between two that they
+    have, the batch being the last. If ``sinks`` are mapped, or their gradient
+    is, each mapped entry becomes heads of its own, for which arrays are copied.
+    Under :func:`jax.vmap` the gradient of ``bias`` has an entry for each
     mapped entry, which JAX adds up if ``bias`` is not mapped.
 
     Arrays divided over several devices by batch, by heads or by both are
@@ -280,5 +282,6 @@ def _compute(given: dict[str, Any], call: Call, dtype: str | None) -> tuple[Any,
         shared = {name: a for name, a in arrays.items() if may_share_batch(name) and a.ndim == 1}
         arrays |= {name: repeated(a, q.shape[0], q) for name, a in shared.items()}
     arrays |= lengths
-    out, lse = compiled(dict(zip(arrays, joined(list(arrays.values())), strict=True)), call)
+    joint = dict(zip(arrays, joined(list(arrays.values())), strict=True))
+    out, lse = differentiable(joint, call)
     return (out[0], lse[0]) if one else (out, lse)

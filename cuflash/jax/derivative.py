@@ -9,12 +9,12 @@ import jax
 import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
-from ..errors import ArgumentValueError
+from ..errors import ArgumentValueError, UnsupportedError
 from ..features.score_text import SLOTS
 from .call import Call
 from .primitive import run
 
-__all__ = ["compiled"]
+__all__ = ["differentiable"]
 
 
 def _mark(perturbed: Iterable[bool]) -> Any:
@@ -73,4 +73,24 @@ def _pull_back(call: Call, saved: tuple[Any, ...], cotangents: tuple[Any, Any]) 
 _attention = jax.custom_vjp(_forward, nondiff_argnums=(1,))
 _attention.defvjp(_save, _pull_back, symbolic_zeros=True)
 # Called as it is, jax.shard_map without jax.jit refuses it for its symbolic zeros.
-compiled = jax.jit(_attention, static_argnums=1, inline=True)
+_compiled = jax.jit(_attention, static_argnums=1, inline=True)
+
+
+def differentiable(arrays: dict[str, Any], call: Call) -> tuple[Any, Any]:
+    """The pass, of which :func:`jax.grad` and :func:`jax.vjp` take first derivatives.
+
+    Raises
+    ------
+    UnsupportedError
+        In the forward mode. Inside :func:`jax.jit` JAX itself says so later.
+    """
+    try:
+        out, lse = _compiled(arrays, call)
+    except TypeError as error:
+        if "forward-mode" not in str(error):
+            raise
+        raise UnsupportedError(
+            "cuflash.jax.attention has no forward mode (jax.jvp, jax.jacfwd): "
+            "use jax.grad, jax.vjp or jax.jacrev"
+        ) from error
+    return out, lse

@@ -14,13 +14,13 @@ from typing import Any
 
 import jax
 
-from .. import __version__
 from ..errors import BackendUnavailableError
 from ..pipeline import CallPlan, choose_device, plan_call
 from ..prepared import Prepared
 from .call import Call
-from .native import DevicePart, LaunchTable, number_of, registry
+from .native import DevicePart, LaunchTable, number_of, tables
 from .native.driver import context_of, driver_functions, new_counter
+from .native.stamp import STAMP
 
 __all__ = ["DeviceCall", "prepare_device"]
 
@@ -93,10 +93,10 @@ class DeviceCall:
     def registered(self, arrays: Sequence[Any]) -> int:
         """The number under which the handler finds the table of a pass over arrays like these."""
         kinds = [(tuple(array.shape), str(array.dtype)) for array in arrays]
-        number = number_of(repr((__version__, self.call, kinds)).encode())
-        if number not in registry:
+        number = number_of(repr((STAMP, self.call, kinds)).encode())
+        if number not in tables:
             table = self.launch_table()
-            registry.add(number, table.address, table)
+            tables.add(number, table.address, table)
         return number
 
 

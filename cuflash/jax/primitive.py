@@ -19,7 +19,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.extend.core import Primitive
-from jax.interpreters import batching, mlir
+from jax.interpreters import ad, batching, mlir
 
 from ..errors import UnsupportedError
 from .axes import HEADS, broadcasts, free_axes, has_batch, source_of
@@ -60,6 +60,13 @@ def run(call: Call, arrays: Mapping[str, Any]) -> dict[str, Any]:
     taking = call.taking(arrays)
     results = _primitive.bind(*joined(list(arrays.values())), call=taking)
     return dict(zip(call.results, results, strict=True))
+
+
+def _refuse_derivatives(*_: Any, call: Call) -> Any:
+    raise UnsupportedError(
+        "cuflash.jax.attention has first derivatives alone: "
+        "take second ones of jax.nn.dot_product_attention"
+    )
 
 
 def _types(*arrays: Any, call: Call) -> list[Any]:
@@ -264,6 +271,7 @@ def _is_divided(where: Any) -> bool:
 
 _primitive.def_impl(_eagerly)
 _primitive.def_abstract_eval(_types)
+ad.primitive_jvps[_primitive] = _refuse_derivatives
 batching.primitive_batchers[_primitive] = _batch
 mlir.register_lowering(_primitive, _lower)
 prim_requires_devices_during_lowering.add(_primitive)

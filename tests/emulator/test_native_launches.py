@@ -54,9 +54,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDriver]:
     """The emulated driver, which computations for the CPU reach by the handler."""
     import cupy
 
-    made = FakeDriver(
-        lambda *numbers: cupy.cuda.driver.launchKernel(*numbers), _encode_map
-    )
+    made = FakeDriver(lambda *numbers: cupy.cuda.driver.launchKernel(*numbers), _encode_map)
     own = registration.Registry()
     made.contexts = []  # as in a thread of XLA that has asked CUDA for nothing
     counters: list[np.ndarray] = []
@@ -74,7 +72,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDriver]:
         (device, "driver_functions", lambda: made.addresses),
         (device, "new_counter", counter),
         (device, "LaunchTable", without_stream),
-        (device, "registry", own),
+        (device, "tables", own),
         (site, "_NATIVE", {"cpu"}),
     ):
         monkeypatch.setattr(owner, name, value)
@@ -84,7 +82,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDriver]:
     jax.clear_caches()
     yield made
     jax.clear_caches()
-    registration.tell(registration.registry)
+    registration.tell(registration.tables)
     for number in counters:
         assert number == 0, "the counter of tiles is not 0 after a launch"
     assert not made.raised, made.raised
@@ -155,5 +153,8 @@ def test_a_computation_runs_again_with_other_numbers(driver: FakeDriver) -> None
 def test_what_the_driver_refuses_is_an_error_of_jax(driver: FakeDriver) -> None:
     case, x = CASE, arrays(CASE, "q", "k", "v")
     driver.failing["launch"] = 701
-    with emulated_device("90"), pytest.raises(Exception, match="launch was refused: CUDA error 701"):
+    with (
+        emulated_device("90"),
+        pytest.raises(Exception, match="launch was refused: CUDA error 701"),
+    ):
         jax.block_until_ready(attention(*x.values(), **_keywords(case), algorithm="fa2"))

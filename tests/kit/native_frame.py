@@ -17,7 +17,7 @@ _POINTER, _SIZE, _INT, _LONG = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int32,
 
 
 def structure(name: str, **fields: Any) -> type[ctypes.Structure]:
-    """A structure of XLA's interface: each begins with its size and a list of extensions."""
+    """A structure of XLA's interface that begins with its size and a list of extensions."""
     first = [("struct_size", _SIZE), ("extension_start", _POINTER)]
     return type(name, (ctypes.Structure,), {"_fields_": [*first, *fields.items()]})
 
@@ -42,13 +42,18 @@ Frame = structure(
 )
 ErrorCreate = structure("ErrorCreate", message=ctypes.c_char_p, code=_INT)
 StreamGet = structure("StreamGet", context=_POINTER, stream=_POINTER)
-Metadata = structure("Metadata", version=Version, traits=ctypes.c_uint32, state=_LONG)
 
 
 class Scalar(ctypes.Structure):
     """XLA_FFI_Scalar."""
 
     _fields_ = (("dtype", _INT), ("value", _POINTER))
+
+
+class Metadata(ctypes.Structure):
+    """XLA_FFI_Metadata, which has no list of extensions."""
+
+    _fields_ = (("struct_size", _SIZE), ("version", Version), ("traits", ctypes.c_uint32))
 
 
 class Extension(ctypes.Structure):

@@ -9,10 +9,11 @@ from __future__ import annotations
 __all__ = [
     "ALLOWS_COMMAND_BUFFERS",
     "API_ERROR_CREATE",
-    "API_STREAM_GET",
     "API_SIZE",
+    "API_STREAM_GET",
     "API_VERSION",
     "ARGS",
+    "ATTRIBUTES",
     "ATTRS",
     "BUFFER_DATA",
     "CODE_INTERNAL",

@@ -44,10 +44,8 @@ class Table(enum.IntEnum):
     wrong_call = enum.auto()  # place of a message
     no_device = enum.auto()
     no_stream = enum.auto()
-    tensor_count = enum.auto()
-    tensors = enum.auto()  # place of the first
     device_count = enum.auto()
-    devices = enum.auto()
+    devices = enum.auto()  # place of the first
     driver = enum.auto()
 
 
@@ -64,6 +62,8 @@ class Device(enum.IntEnum):
     """What runs on one device."""
 
     context = 0  # of the driver
+    tensor_count = enum.auto()
+    tensors = enum.auto()
     kernel_count = enum.auto()
     kernels = enum.auto()
     counter = enum.auto()  # address of a tile counter of the table's own
@@ -102,10 +102,10 @@ class Map(enum.IntEnum):
     """A tensor map among the parameters."""
 
     word = 0
-    tensor = enum.auto()
-    kind = enum.auto()
-    sizes = enum.auto()  # and strides, box and steps after them
-    refused = sizes + BOX_WORDS
+    tensor = 1
+    kind = 2
+    sizes = 3  # and strides, box and steps after them
+    refused = 3 + BOX_WORDS
 
 
 class Driver(enum.IntEnum):

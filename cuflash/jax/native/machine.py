@@ -31,7 +31,7 @@ _WORD, _HALF = ir.IntType(64), ir.IntType(32)
 
 def compiled(function: _Function) -> _Function:
     """The function as machine code, which needs no interpreter."""
-    made: _Function = numba.njit(inline="never", nogil=True)(function)
+    made: _Function = numba.njit(function)
     return made
 
 
@@ -79,10 +79,12 @@ def _exchange(context: Any, address: Any, expected: Any, value: Any) -> Any:
 
 
 #: The word at an address, and the unsigned number in 32 bits.
-load, load32 = intrinsic(_load), intrinsic(_load32)
-store, store32 = intrinsic(_store), intrinsic(_store32)
+load: Callable[[int], int] = intrinsic(_load)
+load32: Callable[[int], int] = intrinsic(_load32)
+store: Callable[[int, int], None] = intrinsic(_store)
+store32: Callable[[int, int], None] = intrinsic(_store32)
 #: Puts a value in the place of the expected one, atomically; what stood there before.
-exchange = intrinsic(_exchange)
+exchange: Callable[[int, int, int], int] = intrinsic(_exchange)
 
 
 def room(nbytes: int) -> Any:
@@ -147,6 +149,6 @@ def _call_for_word(context: Any, address: Any, argument: Any) -> Any:
 
 
 #: Calls the C function at an address with a tuple of words or pointers: the 32 bits it returns.
-call = intrinsic(_call)
+call: Callable[[int, tuple[int, ...]], int] = intrinsic(_call)
 #: The same with one word, of a function that returns 64 bits.
-call_for_word = intrinsic(_call_for_word)
+call_for_word: Callable[[int, int], int] = intrinsic(_call_for_word)

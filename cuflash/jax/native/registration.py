@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import importlib.util
 import warnings
@@ -15,13 +14,13 @@ from ...config import Environment
 from .registry import Registry
 from .stamp import STAMP
 
-__all__ = ["TARGET", "is_ready", "registry", "tell"]
+__all__ = ["TARGET", "is_ready", "tables", "tell"]
 
 #: What computations call the handler by.
 TARGET = "cuflash_launch_table"
 
 #: The tables of this process.
-registry = Registry()
+tables = Registry()
 
 #: XLA's names of the platforms.
 _PLATFORMS = {"cpu": "cpu", "cuda": "CUDA"}
@@ -60,19 +59,19 @@ def _handler() -> Any:
     from .handler import handle
 
     made = cfunc(types.int64(types.int64), cache=True)(handle)
-    if _greet(made, registry) != STAMP:  # kept from other sources
+    if _greet(made, tables) != STAMP:  # kept from other sources
         made = cfunc(types.int64(types.int64))(handle)
-        if _greet(made, registry) != STAMP:
+        if _greet(made, tables) != STAMP:
             raise RuntimeError("the compiled handler is not the one of these sources")
     return made
 
 
-def _greet(handler: Any, tables: Registry) -> int:
+def _greet(handler: Any, registry: Registry) -> int:
     """Bring the handler the address of the tables; the stamp that it answers with."""
-    frame = np.array([0, tables.address], np.int64)
+    frame = np.array([0, registry.address], np.int64)
     return int(handler.ctypes(frame.ctypes.data))
 
 
-def tell(tables: Registry) -> None:
+def tell(registry: Registry) -> None:
     """Let the handler look for tables there from now on."""
-    _greet(_handler(), tables)
+    _greet(_handler(), registry)

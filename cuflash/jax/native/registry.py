@@ -28,9 +28,9 @@ _MISSING = (
 )
 
 
-def as_text(text: str) -> npt.NDArray[np.uint8]:
-    """A text as C has it, with at least one zero at its end."""
-    return np.frombuffer(text.encode() + bytes(8 - len(text.encode()) % 8), np.uint8)
+def as_text(text: bytes) -> npt.NDArray[np.uint8]:
+    """A text as C has it, with zeros at its end, in whole words."""
+    return np.frombuffer(text + bytes(8 - len(text) % 8), np.uint8)
 
 
 class Registry:
@@ -38,7 +38,7 @@ class Registry:
 
     def __init__(self) -> None:
         self._words = np.zeros(2 * SLOTS + NO_TABLE + 1, np.int64)
-        self._missing = as_text(_MISSING)
+        self._missing = as_text(_MISSING.encode())
         self._words[2 * SLOTS + NO_TABLE] = self._missing.ctypes.data
         self._tables: dict[int, Any] = {}
         self._lock = threading.Lock()

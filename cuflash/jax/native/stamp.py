@@ -11,7 +11,7 @@ from pathlib import Path
 
 __all__ = ["STAMP", "number_of"]
 
-_SOURCES = ("frame.py", "handler.py", "layout.py", "limits.py", "machine.py", "registry.py")
+_SOURCES = ("frame", "handler", "launching", "layout", "limits", "machine", "registry", "said")
 
 
 def number_of(text: bytes) -> int:
@@ -19,4 +19,6 @@ def number_of(text: bytes) -> int:
     return int.from_bytes(hashlib.sha256(text).digest()[:8], "little") >> 2 | 1
 
 
-STAMP = number_of(b"".join((Path(__file__).parent / name).read_bytes() for name in _SOURCES))
+STAMP = number_of(
+    b"".join(Path(__file__).with_name(f"{name}.py").read_bytes() for name in _SOURCES)
+)

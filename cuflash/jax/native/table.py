@@ -11,9 +11,10 @@ import numpy.typing as npt
 
 from ...addresses import multiples_of
 from ...cuda.launch import PreparedKernel
+from ...errors import UnsupportedError
 from ...pipeline import CallPlan
-from .layout import ARGUMENT, NOTHING, RESULT, WORKSPACE, Device, Driver, Kernel, Map, Table, Tensor
-from .limits import MOST_PARAMETERS, MOST_TENSORS, MOST_TEXT
+from .layout import ARGUMENT, NOTHING, RESULT, WORKSPACE, Device, Kernel, Table, Tensor
+from .limits import MOST_TENSORS, MOST_TEXT
 from .registry import as_text
 
 __all__ = ["DevicePart", "LaunchTable"]
@@ -75,12 +76,9 @@ class LaunchTable:
             Table.no_device,
             self._text(f"{told}: compiled for other devices than XLA runs it on: CUDA error "),
         )
-        names = [*first.tensors, *first.scratch]
-        self._set(Table.tensor_count, len(names))
-        self._set(Table.tensors, self._tensors(first, arguments, results))
         self._set(Table.driver, self._add([*driver]))
-        assert len(driver) == len(Driver)
-        records = [word for part in devices for word in self._device(part, names)]
+        self._arguments, self._results = [*arguments], [*results]
+        records = [word for part in devices for word in self._device(part)]
         self._set(Table.device_count, len(devices))
         self._set(Table.devices, self._add(records))
         self._kept = devices
@@ -102,34 +100,33 @@ class LaunchTable:
 
     def _text(self, text: str) -> int:
         """The place of a message: how many words, these, and its bytes."""
-        nbytes = len(text.encode())
-        assert nbytes < MOST_TEXT - 32
-        words = [int(word) for word in as_text(text).view(np.uint64)]
-        return self._add([len(words), *words, nbytes])
+        said = text.encode()[-(MOST_TEXT - 32) :]  # the number that follows it has room
+        words = [int(word) for word in as_text(said).view(np.uint64)]
+        return self._add([len(words), *words, len(said)])
 
-    def _tensors(
-        self, planned: CallPlan, arguments: Sequence[str], results: Sequence[str]
-    ) -> int:
+    def _tensors(self, planned: CallPlan) -> int:
+        """The place of the records of its tensors."""
         multiples, records = multiples_of(planned), []
         for name, spec in planned.tensors.items():
             kind, number = NOTHING, 0  # without elements it may have no memory
-            if 0 not in spec.shape and name in arguments:
-                kind, number = ARGUMENT, [*arguments].index(name)
+            if 0 not in spec.shape and name in self._arguments:
+                kind, number = ARGUMENT, self._arguments.index(name)
             elif 0 not in spec.shape:
-                kind, number = RESULT, [*results].index(name)
+                kind, number = RESULT, self._results.index(name)
             said = f"cuflash: {planned.plan}: {name} is at no multiple of {multiples[name]}: at "
             records += [kind, number, multiples[name] - 1, self._text(said)]
         for offset in planned.scratch.values():
             records += [WORKSPACE, offset, 0, 0]
-        assert len(records) == len(Tensor) * (len(planned.tensors) + len(planned.scratch))
-        assert len(records) <= len(Tensor) * MOST_TENSORS
+        if len(records) > len(Tensor) * MOST_TENSORS:
+            raise UnsupportedError(f"a call of more than {MOST_TENSORS} arrays under jax.jit")
         return self._add(records)
 
-    def _device(self, part: DevicePart, names: Sequence[str]) -> list[int]:
+    def _device(self, part: DevicePart) -> list[int]:
         planned = part.planned
-        assert [*planned.tensors, *planned.scratch] == [*names]
+        names = [*planned.tensors, *planned.scratch]
         counter = 0 if part.counter is None else int(part.counter.data.ptr)
         record = {Device.context: part.context, Device.counter: counter, Device.owner: 0}
+        record[Device.tensor_count], record[Device.tensors] = len(names), self._tensors(planned)
         record[Device.counter_offset] = -1
         kernels: Sequence[PreparedKernel] = ()
         if not planned.plan.problem.empty:
@@ -146,7 +143,6 @@ class LaunchTable:
     def _kernel(
         self, planned: CallPlan, kernel: PreparedKernel, number_of: Mapping[str, int]
     ) -> list[int]:
-        assert kernel.template.nbytes <= MOST_PARAMETERS
         places, told = kernel.places, f"cuflash: {planned.plan}: {kernel.name}"
         grid, _, _, threads, _, _, shared_bytes = kernel.shape
         given = [(word, number_of[name]) for word, name in places.tensors if name in number_of]
@@ -173,5 +169,4 @@ class LaunchTable:
         word, name, encoder = one
         kind, words = encoder.arguments
         refused = self._text(f"{told}: the tensor map of {name} was refused: CUDA error ")
-        assert len(words) == Map.refused - Map.sizes
         return [word, number_of[name], kind, *map(int, words), refused]
