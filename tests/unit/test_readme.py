@@ -58,7 +58,8 @@ def test_every_explanation_is_held_to_that() -> None:
 
 def _messages() -> list[str]:
     """First column of the table of errors."""
-    table = TROUBLESHOOTING.split("| message | why | what helps |\n|---|---|---|\n")[1].split("\n\n")[0]
+    head = "| message | why | what helps |\n|---|---|---|\n"
+    table = TROUBLESHOOTING.split(head)[1].split("\n\n")[0]
     return [line.split("`")[1] for line in table.splitlines()]
 
 
