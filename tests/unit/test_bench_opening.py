@@ -22,7 +22,7 @@ PEERS = ("torch cudnn", "flash-attn-4")
 
 @pytest.fixture
 def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Puts rows where the results of the README's GPU are."""
+    """Puts rows where the results of the pages are."""
     monkeypatch.setattr(run, "RESULTS", tmp_path)
     monkeypatch.setattr(charts, "CHARTS", tmp_path / "charts")
 

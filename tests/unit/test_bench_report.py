@@ -24,7 +24,7 @@ Store = Callable[..., None]
 
 @pytest.fixture
 def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
-    """Puts rows where the results of the README's GPU are."""
+    """Puts rows where the results of the pages are."""
     monkeypatch.setattr(run, "RESULTS", tmp_path)
     monkeypatch.setattr(charts, "CHARTS", tmp_path / "charts")
 
