@@ -23,7 +23,7 @@ class Block:
     Attributes
     ----------
     marker
-        "compile" where the block needs what a test has not, such as a GPU.
+        "compile" where the block needs a GPU.
     """
 
     page: str
