@@ -8,7 +8,7 @@ from pathlib import Path
 
 from . import charts, drawing, opening
 from .cases import CASES
-from .pages import CHARTS, PAGES, relocated
+from .documents import CHARTS, PAGES, relocated
 from .stored import gpu_files, gpu_rows, load, of_set
 from .story.charts import drawings as story_drawings
 from .story.stored import outdated as story_outdated
@@ -28,7 +28,7 @@ def names(text: str) -> list[str]:
 def check(page: str, text: str) -> list[str]:
     """Names of the blocks of a page that differ from the stored results, or are missing.
 
-    A block that the page has and :data:`~bench.pages.PAGES` does not list is named too.
+    A block that the page has and :data:`~bench.documents.PAGES` does not list is named too.
     """
     stale = []
     for name in names(text):

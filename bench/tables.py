@@ -14,9 +14,9 @@ from . import pages_table as pages
 from . import residual_table as residual
 from .charts import charts_of
 from .cpu_table import render_cpu
+from .documents import CHARTS
 from .lines import main_row, of_the_plain_call, of_turns, place, problems, timed_how
 from .markdown import table
-from .pages import CHARTS
 from .stored import Row, gpu_rows, implementations, kind, label, latest, load, of_set, problem
 from .story import tables as story
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ..documents import CHARTS
 from ..markdown import table
-from ..pages import CHARTS
 from ..stored import Row
 from .charts import FILES
 from .device import datasheet

@@ -15,7 +15,7 @@ from bench import __main__ as bench_main
 from bench import report
 from bench.__main__ import ended_as_by_an_error
 from bench.cases import CASES, Case, select
-from bench.pages import PAGES
+from bench.documents import PAGES
 from bench.run import select_protocols, store
 from bench.stored import gpu_files
 from bench.story.tables import BLOCKS as STORY

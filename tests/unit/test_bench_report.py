@@ -13,7 +13,7 @@ import pytest
 from bench import __main__ as commands
 from bench import charts, report, run
 from bench.cases import select
-from bench.pages import relocated
+from bench.documents import relocated
 from bench.stored import implementations, of_set
 from bench.tables import SETS, grid, render
 
