@@ -109,8 +109,8 @@ def _parser() -> argparse.ArgumentParser:
     story.add_argument("--parts", default="memory,share,io,speed", help="comma-separated")
     story.add_argument("--peers", help="peers of the part speed; by default the best ones")
     story.add_argument("--output", type=Path, help="results file; by default by the GPU's name")
-    report = commands.add_parser("report", help="check the README against the results")
-    report.add_argument("--write", action="store_true", help="bring README and charts up to date")
+    report = commands.add_parser("report", help="check the pages against the results")
+    report.add_argument("--write", action="store_true", help="bring pages and charts up to date")
     _add_tune(commands)
     return parser
 
@@ -133,11 +133,7 @@ def _report(write: bool) -> int:
             report.draw_charts()
         except ModuleNotFoundError as error:
             print(f"no charts: {error}; they need the extra 'bench'")
-    wrong = [
-        f"README: the block {name!r} differs from the results"
-        for name in report.check(report.README.read_text())
-    ]
-    wrong += report.wrong_charts()
+    wrong = report.faults() + report.wrong_charts()
     for line in (*report.outdated(), *wrong):
         print(line)
     return 1 if wrong else 0

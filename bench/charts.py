@@ -8,12 +8,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from . import documents
 from .drawing import Drawing
 from .stored import Row, has_feature, implementations, label
 
 __all__ = ["CHARTS", "Chart", "charts_of", "drawing_of", "lines_of", "panels_of"]
 
-CHARTS = Path(__file__).parent / "charts"
+CHARTS = Path(__file__).parent.parent / documents.CHARTS
 #: A curve needs this many lengths.
 FEWEST_LENGTHS = 3
 

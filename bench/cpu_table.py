@@ -1,4 +1,4 @@
-"""The README's table of the CPU, from stored rows."""
+"""The table of the CPU, from stored rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The README's table of decoding: how fast caches are read, by both calls and by the peers."""
+"""The table of decoding: how fast caches are read, by both calls and by the peers."""
 
 from __future__ import annotations
 

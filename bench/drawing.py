@@ -17,7 +17,7 @@ __all__ = ["Drawing", "draw", "fault", "label_ends"]
 
 @dataclass(frozen=True)
 class Drawing:
-    """One file of ``bench/charts``.
+    """One file of ``docs/charts``.
 
     Attributes
     ----------

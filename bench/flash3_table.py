@@ -1,4 +1,4 @@
-"""The README's table of FlashAttention-3 beside ours, both under ``jax.jit``."""
+"""The table of FlashAttention-3 beside ours, both under ``jax.jit``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the README opens with: FlashAttention-3 beside the best peers, every cell of the grid."""
+"""The opening of README and of the results: all cells of the grid beside the best peers."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from functools import partial
 from statistics import geometric_mean
 from typing import Any
 
+from . import documents
 from .drawing import Drawing, label_ends
 from .markdown import table
 from .stored import Row, gpu_rows, label, of_set
@@ -44,7 +45,7 @@ def render() -> str:
         f"On an {first['gpu']}, {first['dtype']}, beside {names}, at {cells} "
         f"points (seqlen 512 to 16384, full and causal):\n"
     )
-    chart = f"![TFLOP/s of cuflash, {names}](bench/charts/{CHART})\n"
+    chart = f"![TFLOP/s of cuflash, {names}]({documents.CHARTS}/{CHART})\n"
     return "\n".join([head, chart, _table(by_op, peers), _by_hand(stored)])
 
 

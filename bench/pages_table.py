@@ -1,4 +1,4 @@
-"""The README's table of caches in pages, beside the same caches in one piece."""
+"""The table of caches in pages, beside the same caches in one piece."""
 
 from __future__ import annotations
 

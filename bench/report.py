@@ -1,4 +1,4 @@
-"""Turns stored results into the README's tables and charts, and says what is out of date."""
+"""Turns stored results into tables and charts of the pages, and says what is out of date."""
 
 from __future__ import annotations
 
@@ -8,17 +8,15 @@ from pathlib import Path
 
 from . import charts, drawing, opening
 from .cases import CASES
+from .documents import CHARTS, PAGES, relocated
 from .stored import gpu_files, gpu_rows, load, of_set
 from .story.charts import drawings as story_drawings
 from .story.stored import outdated as story_outdated
-from .story.tables import BLOCKS as STORY
-from .tables import COLD, FLASH3, FLASH3_PACKED, JIT, LATENCY, RESIDUAL, SETS, render
+from .tables import SETS, render
 
-__all__ = ["check", "names", "outdated", "render", "write"]
+__all__ = ["check", "faults", "names", "outdated", "render", "write"]
 
-README = Path(__file__).parent.parent / "README.md"
-#: Heading of the story's blocks, and of what comes after them.
-SECTION, BEFORE = "## The papers' claims, measured here\n", "## Architecture\n"
+ROOT = Path(__file__).parent.parent
 _BLOCK = "<!-- results: {name} -->\n(.*?)<!-- end of results -->\n?"
 
 
@@ -27,66 +25,64 @@ def names(text: str) -> list[str]:
     return re.findall(r"<!-- results: ([\w-]+) -->", text)
 
 
-def check(text: str) -> list[str]:
-    """Names of the blocks of a text that differ from the stored results, or are missing."""
+def check(page: str, text: str) -> list[str]:
+    """Names of the blocks of a page that differ from the stored results, or are missing.
+
+    A block that the page has and :data:`~bench.documents.PAGES` does not list is named too.
+    """
     stale = []
     for name in names(text):
         found = re.search(_BLOCK.format(name=name), text, re.DOTALL)
-        if not found or found[1] != render(name):
+        if name not in PAGES[page] or not found or found[1] != _shown(name, page):
             stale.append(name)
-    return stale + _missing(text)
+    return stale + _missing(page, text)
 
 
-def _missing(text: str) -> list[str]:
-    """What has results, and no block in a text."""
-    blocks = ("opening", *SETS, LATENCY, COLD, JIT, FLASH3, FLASH3_PACKED, RESIDUAL, *STORY)
-    return [name for name in blocks if name not in names(text) and render(name)]
+def faults(root: Path | None = None) -> list[str]:
+    """A line for every block of a page that is not as the stored results have it."""
+    root = root or ROOT
+    return [
+        f"{page}: the block {name!r} differs from the results"
+        for page in PAGES
+        for name in check(page, (root / page).read_text("utf-8"))
+    ]
 
 
-def write(path: Path | None = None) -> None:
-    """Bring the blocks of the README up to date, and add those that are missing."""
-    path = path or README
-    text = path.read_text()
-    for name in _missing(text):
-        if name in STORY and not set(STORY) & set(names(text)):
-            text = _with_section(text)
-            place = text.index(SECTION) + len(SECTION)
-        else:
-            place = _place(name, text)
-        text = f"{text[:place]}\n{_block(name)}\n{text[place:]}"
-    for name in names(text):
-        block = _block(name) + "\n"
-        text = re.sub(_BLOCK.format(name=name), _literal(block), text, flags=re.DOTALL)
-    path.write_text(text)
+def write(root: Path | None = None) -> None:
+    """Bring the blocks of all pages up to date, and add those that are missing."""
+    root = root or ROOT
+    for page in PAGES:
+        path = root / page
+        text = path.read_text("utf-8")
+        for name in _missing(page, text):
+            place = _place(name, page, text)
+            text = f"{text[:place]}\n{_block(name, page)}\n{text[place:]}"
+        for name in names(text):
+            block = _block(name, page) + "\n"
+            text = re.sub(_BLOCK.format(name=name), _literal(block), text, flags=re.DOTALL)
+        path.write_text(text, "utf-8")
 
 
-def _place(name: str, text: str) -> int:
-    """Where a missing block goes: the opening before all, others after the last of their kind."""
-    if name == "opening":
-        return _after_paragraphs(text)
-    kind = STORY if name in STORY else ("fa1", *SETS)
-    there = [block for block in names(text) if block in kind]
+def _missing(page: str, text: str) -> list[str]:
+    """What has results, and no block on its page."""
+    there = names(text)
+    return [name for name in PAGES[page] if name not in there and render(name)]
+
+
+def _place(name: str, page: str, text: str) -> int:
+    """Where a missing block goes: behind the one before it that is there, else at the end."""
+    before = PAGES[page][: PAGES[page].index(name)]
+    there = [block for block in before if block in names(text)]
     found = re.search(_BLOCK.format(name=there[-1]), text, re.DOTALL) if there else None
     return found.end() if found else len(text)
 
 
-def _after_paragraphs(text: str) -> int:
-    """Behind the title and the first paragraph."""
-    second = text.find("\n\n", text.find("\n\n") + 2)
-    return len(text) if second < 0 else second + 1
+def _shown(name: str, page: str) -> str:
+    return relocated(render(name), page)
 
 
-def _with_section(text: str) -> str:
-    """With the story's heading, before the architecture's or at the end."""
-    if SECTION in text:
-        return text
-    place = text.find(BEFORE)
-    place = len(text) if place < 0 else place
-    return f"{text[:place]}{SECTION}\n{text[place:]}"
-
-
-def _block(name: str) -> str:
-    return f"<!-- results: {name} -->\n{render(name)}<!-- end of results -->"
+def _block(name: str, page: str) -> str:
+    return f"<!-- results: {name} -->\n{_shown(name, page)}<!-- end of results -->"
 
 
 def _literal(text: str) -> str:
@@ -102,7 +98,7 @@ def draw_charts() -> list[Path]:
 def wrong_charts() -> list[str]:
     """A line for every chart that is not drawn, or shows something else than the results."""
     faults = ((one.file, drawing.fault(one, charts.CHARTS)) for one in _drawings())
-    return [f"bench/charts/{file} {why}" for file, why in faults if why]
+    return [f"{CHARTS}/{file} {why}" for file, why in faults if why]
 
 
 def _drawings() -> list[drawing.Drawing]:

@@ -1,4 +1,4 @@
-"""The README's tables of what a float32 residual gives and costs."""
+"""The tables of what a float32 residual gives and costs."""
 
 from __future__ import annotations
 

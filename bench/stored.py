@@ -82,7 +82,7 @@ def gpu_files() -> list[Path]:
 
 
 def gpu_rows() -> list[Row]:
-    """The rows of the GPU that the README's tables are of."""
+    """The rows of the GPU that the tables are of."""
     return load("nvidia-h200.json")
 
 

@@ -1,4 +1,4 @@
-"""The README's tables, from stored rows."""
+"""The tables of the pages, from stored rows."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from . import pages_table as pages
 from . import residual_table as residual
 from .charts import charts_of
 from .cpu_table import render_cpu
+from .documents import CHARTS
 from .lines import main_row, of_the_plain_call, of_turns, place, problems, timed_how
 from .markdown import table
 from .stored import Row, gpu_rows, implementations, kind, label, latest, load, of_set, problem
@@ -82,7 +83,7 @@ RESIDUAL = "residual"
 
 
 def render(name: str) -> str:
-    """The table of a block of the README; empty without rows."""
+    """The table of a block; empty without rows."""
     if name == "cpu":
         return render_cpu()
     if name == "opening":
@@ -121,7 +122,7 @@ def grid(name: str, rows: Sequence[Row]) -> str:
         of_op = [row for row in rows if row["op"] == op]
         if of_op:
             parts += [_summary(op, of_op) + "\n", _grid_table(of_op)]
-    parts += [f"![{chart.title}](bench/charts/{chart.file})\n" for chart in charts_of(name, rows)]
+    parts += [f"![{chart.title}]({CHARTS}/{chart.file})\n" for chart in charts_of(name, rows)]
     return "\n".join(parts)
 
 

@@ -10,7 +10,7 @@ from .counts import of_row
 
 __all__ = ["FILE", "PARTS", "name_of", "of_part", "outdated", "pass_of", "share_of", "story_rows"]
 
-#: Of the GPU that the README is of.
+#: Of the GPU that the tables are of.
 FILE = "nvidia-h200-story.json"
 PARTS = ("speed", "memory", "io", "share")
 

@@ -1,10 +1,11 @@
-"""The README's blocks on the papers' claims, from stored rows: sentences, tables, charts."""
+"""The blocks on the papers' claims, from stored rows: sentences, tables, charts."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
+from ..documents import CHARTS
 from ..markdown import table
 from ..stored import Row
 from .charts import FILES
@@ -69,7 +70,7 @@ def _head(rows: Sequence[Row], what: str) -> str:
 
 
 def _images(part: str, alt: str) -> list[str]:
-    return [f"![{alt}](bench/charts/{file})\n" for file in FILES[part]]
+    return [f"![{alt}]({CHARTS}/{file})\n" for file in FILES[part]]
 
 
 def _labels(rows: Sequence[Row]) -> list[str]:
@@ -270,5 +271,5 @@ def _share(rows: Sequence[Row]) -> str:
 
 
 _RENDER: dict[str, Any] = {"speed": _speed, "memory": _memory, "io": _io, "share": _share}
-#: The blocks, in the order of the README.
+#: The blocks.
 BLOCKS = tuple(f"story-{part}" for part in _RENDER)

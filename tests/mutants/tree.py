@@ -12,7 +12,7 @@ from .record import ROOT
 __all__ = ["copy_tree", "environment_of", "plant"]
 
 #: What a copy of the tree needs.
-PARTS = ("cuflash", "cuda_src", "tests", "pyproject.toml", "README.md", "bench")
+PARTS = ("cuflash", "cuda_src", "tests", "pyproject.toml", "README.md", "docs", "bench")
 
 
 def plant(bug: Bug | OutsideBug, tree: Path) -> None:

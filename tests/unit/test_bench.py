@@ -1,4 +1,4 @@
-"""The README's tables are the stored results, and stored rows say what they are."""
+"""The tables of the pages are the stored results, and stored rows say what they are."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ from bench import __main__ as bench_main
 from bench import report
 from bench.__main__ import ended_as_by_an_error
 from bench.cases import CASES, Case, select
+from bench.documents import PAGES
 from bench.run import select_protocols, store
 from bench.stored import gpu_files
+from bench.story.tables import BLOCKS as STORY
+from bench.tables import COLD, FLASH3, FLASH3_PACKED, JIT, LATENCY, RESIDUAL, SETS
 from cuflash import BackendUnavailableError
 
 #: What every row of a GPU's results has.
@@ -52,20 +55,31 @@ KEYS = [
 RATE = KEYS.index("tflops")
 
 
-def test_the_readme_shows_the_stored_results() -> None:
-    text = report.README.read_text()
-    assert {"fa1", "cpu"} <= set(report.names(text))
-    assert report.check(text) == []
+def test_the_pages_show_the_stored_results() -> None:
+    assert report.faults() == []
     assert report.wrong_charts() == []
 
 
-@pytest.mark.parametrize("name", ["fa1", "cpu"])
-def test_a_changed_figure_is_noticed(name: str) -> None:
+def test_every_block_of_results_has_a_page() -> None:
+    single = ("fa1", "cpu", LATENCY, COLD, JIT, FLASH3, FLASH3_PACKED, RESIDUAL)
+    every = {"opening", *SETS, *single, *STORY}
+    listed = [name for blocks in PAGES.values() for name in blocks]
+    assert set(listed) == every
+    assert sorted(listed) == sorted([*every, "opening"])  # which README and a page both show
+
+
+@pytest.mark.parametrize(
+    ("page", "name"),
+    [("docs/results/earlier-generations.md", "fa1"), ("docs/results/host-and-cpu.md", "cpu")],
+)
+def test_a_changed_figure_is_noticed(page: str, name: str) -> None:
     table = report.render(name)
     assert table.count("\n") > 4
     last = table.rstrip().splitlines()[-1]
-    changed = report.README.read_text().replace(last, last.replace("| ", "| 9", 1))
-    assert report.check(changed) == [name]
+    text = (report.ROOT / page).read_text("utf-8")
+    assert report.check(page, text) == []
+    changed = text.replace(last, last.replace("| ", "| 9", 1))
+    assert report.check(page, changed) == [name]
 
 
 @pytest.mark.parametrize("path", gpu_files(), ids=lambda p: p.name)

@@ -141,4 +141,4 @@ def test_dropout_stands_beside_the_call_without_it(stored: Store, name: str) -> 
     assert "| 128 | 32 | 8192 | causal | 100 | 50.0 | 200 | 200 | 1.60 | 0.40 | 0.625 |" in text
     assert "**Dropout**: cuflash fa3, dropout is 1.60 times" in text
     assert "(geometric mean of 10)" in text
-    assert "bench/charts" not in text
+    assert "docs/charts" not in text

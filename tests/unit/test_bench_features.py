@@ -196,7 +196,7 @@ def test_slopes_stand_beside_the_call_without_them(stored: Store, name: str) -> 
     ) in text
     assert "| 64 | 64 | 8192 | causal | 100 | 50.0 | 200 | 1.60 | 0.40 | 0.625 |" in text
     assert "**ALiBi**: cuflash fa3, alibi is 1.60 times" in text
-    assert "bench/charts" not in text
+    assert "docs/charts" not in text
 
 
 def test_a_bias_with_its_gradient_is_a_line_of_its_own(stored: Store) -> None:
@@ -214,7 +214,7 @@ def test_a_bias_with_its_gradient_is_a_line_of_its_own(stored: Store) -> None:
     assert "**Bias**: cuflash fa3, bias is 2.00 times" in text
     assert "**Bias with its gradient**: cuflash fa3, bias is 2.00 times" in text
     assert text.count("(geometric mean of 4)") == 2
-    assert "bench/charts" not in text
+    assert "docs/charts" not in text
     lines = summary(rows)
     assert sum("bias with its gradient: 2.000 times" in line for line in lines) == 1
 
@@ -249,7 +249,7 @@ def test_windows_are_summed_up_without_what_they_are_compared_with(stored: Store
     windows, plain = text.split("**Backward**")
     assert "(geometric mean of 5)" in windows
     assert "(geometric mean of 1)" in plain
-    assert "bench/charts" not in text
+    assert "docs/charts" not in text
 
 
 def test_plain_rows_alone_are_no_run_of_a_set_of_windows(stored: Store) -> None:

@@ -238,5 +238,5 @@ def test_the_table_of_few_queries_has_both_lengths(stored: Store) -> None:
     assert "| 64 | 128 | 77/4096 | full | 100 | 200 | 0.50 | 0.40 |" in text
     assert "| 128 | 1 | 16384 | causal | 100 |" in text
     assert "**Few queries**: cuflash fa3 is 0.50 times" in text
-    assert "bench/charts" not in text
+    assert "docs/charts" not in text
     assert place(row(select("few")[2], "cuflash", 1.0))[2] == "1024/8192"

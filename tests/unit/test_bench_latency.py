@@ -162,15 +162,19 @@ def test_rows_are_stored_and_shown(
     assert len(capsys.readouterr().out.splitlines()) == len(rows)
 
 
+#: Where the table stands.
+PAGE = "docs/results/host-and-cpu.md"
+
+
 def test_without_rows_there_is_no_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "RESULTS", tmp_path)
     assert render(LATENCY) == ""
-    assert report.check("nothing") == []
+    assert report.check(PAGE, "nothing") == []
 
 
 def test_a_block_that_is_missing_is_named(gpu: FakeDevice, tmp_path: Path) -> None:
     latency.run_latency(peers="")
-    assert report.check("nothing") == [LATENCY]
+    assert report.check(PAGE, "nothing") == [LATENCY]
     assert report.outdated() == []  # it is no file of device times
 
 

@@ -278,4 +278,4 @@ def test_masks_stand_beside_the_call_without_an_array(stored: Store, name: str) 
     assert text.count("\n| 64 |") == text.count("\n| 128 |") == 4
     assert "**Masks**: cuflash fa3, mask is 1.50 times" in text
     assert "(geometric mean of 8)" in text
-    assert "bench/charts" not in text
+    assert "docs/charts" not in text

@@ -22,7 +22,7 @@ PEERS = ("torch cudnn", "flash-attn-4")
 
 @pytest.fixture
 def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Puts rows where the results of the README's GPU are."""
+    """Puts rows where the results of the pages are."""
     monkeypatch.setattr(run, "RESULTS", tmp_path)
     monkeypatch.setattr(charts, "CHARTS", tmp_path / "charts")
 
@@ -74,21 +74,20 @@ def test_without_peers_or_a_pass_there_is_none(stored: Any, gone: str) -> None:
     assert opening.drawings() == []
 
 
-def test_a_readme_without_it_gets_it_behind_the_first_paragraph(
-    stored: Any, tmp_path: Path
+def test_a_readme_without_it_gets_it(
+    stored: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stored(*_both())
+    monkeypatch.setattr(report, "PAGES", {"README.md": ("opening",)})
     path = tmp_path / "README.md"
-    path.write_text(
-        "# name\n\nwhat it is\n\nmore\n\n<!-- results: fa1 -->\n<!-- end of results -->"
-    )
-    assert "opening" in report.check(path.read_text())
-    report.write(path)
+    path.write_text("# name\n")
+    assert report.check("README.md", path.read_text()) == ["opening"]
+    report.write(tmp_path)
     text = path.read_text()
-    assert text.startswith("# name\n\nwhat it is\n\n<!-- results: opening -->\nOn an NVIDIA")
-    assert report.names(text)[:2] == ["opening", "fa1"]
-    assert report.check(text) == []
-    assert report.check(text.replace("| forward | 64 | 100", "| forward | 64 | 900")) == ["opening"]
+    assert text.startswith("# name\n\n<!-- results: opening -->\nOn an NVIDIA")
+    assert report.check("README.md", text) == []
+    changed = text.replace("| forward | 64 | 100", "| forward | 64 | 900")
+    assert report.check("README.md", changed) == ["opening"]
 
 
 def test_its_chart_shows_every_point(stored: Any, tmp_path: Path) -> None:

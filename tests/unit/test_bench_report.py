@@ -13,6 +13,7 @@ import pytest
 from bench import __main__ as commands
 from bench import charts, report, run
 from bench.cases import select
+from bench.documents import relocated
 from bench.stored import implementations, of_set
 from bench.tables import SETS, grid, render
 
@@ -23,7 +24,7 @@ Store = Callable[..., None]
 
 @pytest.fixture
 def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
-    """Puts rows where the results of the README's GPU are."""
+    """Puts rows where the results of the pages are."""
     monkeypatch.setattr(run, "RESULTS", tmp_path)
     monkeypatch.setattr(charts, "CHARTS", tmp_path / "charts")
 
@@ -140,23 +141,49 @@ def test_ours_come_first_and_the_newest_before_the_older() -> None:
     assert implementations(random_order)[:2] == ["cuflash fa2", "cuflash fa1"]
 
 
-def test_a_block_that_is_missing_is_named_and_written(stored: Store, tmp_path: Path) -> None:
+def test_a_block_that_is_missing_is_named_and_written(
+    stored: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stored(*rows_of("fa2-float16", "torch flash", gpu=r"one \g of two"))
-    path = tmp_path / "README.md"
+    monkeypatch.setattr(report, "PAGES", {"docs/a.md": ("fa1", "fa2-float16", "cpu")})
+    path = tmp_path / "docs" / "a.md"
+    path.parent.mkdir()
     path.write_text(
         "a\n<!-- results: fa1 -->\n<!-- end of results -->\n\nb\n\n"
         "<!-- results: cpu -->\n<!-- end of results -->\nend \\1\n"
     )
-    assert report.check(path.read_text()) == ["fa2-float16"]
-    report.write(path)
+    said = ["docs/a.md: the block 'fa2-float16' differs from the results"]
+    assert report.faults(tmp_path) == said
+    report.write(tmp_path)
     text = path.read_text()
     assert report.names(text) == ["fa1", "fa2-float16", "cpu"]
-    assert report.check(text) == []
+    assert report.faults(tmp_path) == []
+    assert "](charts/fa2-float16-forward.svg)" in text
     assert text.startswith("a\n<!-- results: fa1 -->\n<!-- end of results -->\n\n<!-- results: fa2")
     assert text.endswith("\nend \\1\n")
     assert text.count("\nb\n") == 1
-    report.write(path)
+    report.write(tmp_path)
     assert path.read_text() == text
+
+
+def test_a_block_of_another_page_is_named(stored: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    stored()
+    monkeypatch.setattr(report, "PAGES", {"README.md": (), "docs/a.md": ("fa1",)})
+    text = "<!-- results: fa1 -->\n<!-- end of results -->\n"
+    assert report.check("docs/a.md", text) == []
+    assert report.check("README.md", text) == ["fa1"]
+
+
+@pytest.mark.parametrize(
+    ("page", "link"),
+    [
+        ("README.md", "docs/charts/a.svg"),
+        ("docs/a.md", "charts/a.svg"),
+        ("docs/results/a.md", "../charts/a.svg"),
+    ],
+)
+def test_links_to_charts_start_at_the_page(page: str, link: str) -> None:
+    assert relocated("![a](docs/charts/a.svg)\n", page) == f"![a]({link})\n"
 
 
 def test_charts_are_drawn_where_there_is_a_curve(stored: Store) -> None:
@@ -166,10 +193,10 @@ def test_charts_are_drawn_where_there_is_a_curve(stored: Store) -> None:
         f"{name}-{op}" for name in ("fa3", "fa2", "generations") for op in ("forward", "backward")
     ]
     assert report.wrong_charts() == [
-        f"bench/charts/{name}.svg is not drawn" for name in ("opening", *names)
+        f"docs/charts/{name}.svg is not drawn" for name in ("opening", *names)
     ]
-    assert "bench/charts/fa2-backward.svg)" in render("fa2")
-    assert "bench/charts" not in render("fa2-single")
+    assert "docs/charts/fa2-backward.svg)" in render("fa2")
+    assert "docs/charts" not in render("fa2-single")
 
 
 def test_a_chart_has_a_panel_for_each_width_and_mask(stored: Store) -> None:
@@ -208,7 +235,7 @@ def test_drawing(stored: Store) -> None:
     assert forward.read_text() == text
     stored(*rows_of("fa2", "torch flash", tflops=99.0))
     assert report.wrong_charts() == [
-        f"bench/charts/fa2-{op}.svg shows other figures than the results"
+        f"docs/charts/fa2-{op}.svg shows other figures than the results"
         for op in ("forward", "backward")
     ]
 
@@ -249,7 +276,8 @@ def test_the_command_says_what_is_wrong(
 ) -> None:
     readme = tmp_path / "README.md"
     readme.write_text("<!-- results: fa1 -->\nold\n<!-- end of results -->\n")
-    monkeypatch.setattr(report, "README", readme)
+    monkeypatch.setattr(report, "ROOT", tmp_path)
+    monkeypatch.setattr(report, "PAGES", {"README.md": ("fa1", "fa2")})
     stored()
     assert commands._report(write=False) == 1
     assert "the block 'fa1' differs" in capsys.readouterr().out
@@ -258,4 +286,4 @@ def test_the_command_says_what_is_wrong(
     assert commands._report(write=False) == 1
     said = capsys.readouterr().out
     assert "the block 'fa2' differs" in said
-    assert "bench/charts/fa2-forward.svg is not drawn" in said
+    assert "docs/charts/fa2-forward.svg is not drawn" in said

@@ -1,17 +1,17 @@
-"""What README says of features, and of what does not go together, is what the tables say.
+"""What pages say of features, and of what does not go together, is what the tables say.
 
 ``python -m tests.unit.test_readme_features`` prints the block.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from cuflash.features import refused
 from cuflash.features.refused import Refusal
 from cuflash.features.table import FEATURES
+
+from .documents import read
 
 BEGIN, END = "<!-- features -->\n", "<!-- end of features -->\n"
 
@@ -37,8 +37,9 @@ def _refusals(name: str, pairs: list[Refusal]) -> str:
     return "; ".join(f"{other}: {reason}" for other, reason in others) or "nothing"
 
 
-def test_readme_shows_the_table(root: Path) -> None:
-    text = (root / "README.md").read_text("utf-8")
+@pytest.mark.parametrize("page", ["README.md", "docs/guide/masks-and-scores.md"])
+def test_a_page_shows_the_table(page: str) -> None:
+    text = read(page)
     assert text.count(BEGIN) == text.count(END) == 1, "python -m tests.unit.test_readme_features"
     assert text.split(BEGIN)[1].split(END)[0] == block()
 

@@ -1,4 +1,4 @@
-"""The README's blocks on the papers' claims, and their charts, of made-up rows."""
+"""The blocks on the papers' claims, and their charts, of made-up rows."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def test_charts_are_drawn_the_same_again(stored: Store, tmp_path: Path) -> None:
     stored(*_every())
     every = [file for part in ROWS for file in FILES[part]]
     assert [drawing.file for drawing in drawings()] == every
-    assert report.wrong_charts() == [f"bench/charts/{file} is not drawn" for file in every]
+    assert report.wrong_charts() == [f"docs/charts/{file} is not drawn" for file in every]
     if importlib.util.find_spec("matplotlib") is None:
         return
     texts = [path.read_text() for path in report.draw_charts()]
@@ -172,24 +172,23 @@ def test_charts_are_drawn_the_same_again(stored: Store, tmp_path: Path) -> None:
         assert words in text
 
 
-def test_a_readme_gets_the_section_and_notices_a_changed_figure(
-    stored: Store, tmp_path: Path
+def test_a_page_gets_the_blocks_and_notices_a_changed_figure(
+    stored: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stored(*_every())
-    path = tmp_path / "README.md"
-    path.write_text(
-        "# a\n\n<!-- results: fa1 -->\n<!-- end of results -->\n\n## Architecture\n\nb\n"
-    )
-    assert report.check(path.read_text()) == list(BLOCKS)
-    report.write(path)
+    page = "docs/results/claims.md"
+    assert report.PAGES[page] == BLOCKS
+    monkeypatch.setattr(report, "PAGES", {page: BLOCKS})
+    path = tmp_path / page
+    path.parent.mkdir(parents=True)
+    path.write_text("# a\n")
+    assert report.check(page, path.read_text()) == list(BLOCKS)
+    report.write(tmp_path)
     text = path.read_text()
-    assert report.check(text) == []
-    assert report.names(text) == ["fa1", *BLOCKS]
-    section = text.index("## The papers' claims, measured here\n")
-    assert text.index("results: fa1") < section < text.index("results: story-speed")
-    assert text.rindex("end of results") < text.index("## Architecture")
-    assert report.check(text.replace("| 0.822 |", "| 0.823 |", 1)) == ["story-io"]
-    report.write(path)
+    assert report.check(page, text) == []
+    assert report.names(text) == list(BLOCKS)
+    assert report.check(page, text.replace("| 0.822 |", "| 0.823 |", 1)) == ["story-io"]
+    report.write(tmp_path)
     assert path.read_text() == text
 
 

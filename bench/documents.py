@@ -1,0 +1,72 @@
+"""Which page shows which block of stored results."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import PurePosixPath
+
+__all__ = ["CHARTS", "PAGES", "relocated"]
+
+#: Where charts lie, from the root of the repository, as blocks name them.
+CHARTS = "docs/charts"
+
+#: The blocks of every page, in their order. A block may stand on several pages.
+PAGES: Mapping[str, tuple[str, ...]] = {
+    "README.md": ("opening",),
+    "docs/results/index.md": ("opening",),
+    "docs/results/hopper.md": (
+        "fa3",
+        "fa3-float16",
+        "fa3-shapes",
+        "fa3-backward",
+        "fa3-backward-shapes",
+        "windows",
+        "windows-backward",
+        "few",
+        "flash3",
+    ),
+    "docs/results/earlier-generations.md": (
+        "fa2",
+        "fa2-float16",
+        "fa2-single",
+        "fa2-double",
+        "fa2-deterministic",
+        "fa1",
+        "generations",
+    ),
+    "docs/results/features.md": (
+        "sinks",
+        "sinks-backward",
+        "alibi",
+        "alibi-backward",
+        "bias",
+        "bias-backward",
+        "mask",
+        "mask-backward",
+        "block-mask",
+        "block-mask-backward",
+        "dropout",
+        "dropout-backward",
+        "score-mod",
+        "score-mod-backward",
+        "features-elsewhere",
+        "features-elsewhere-backward",
+        "residual",
+    ),
+    "docs/results/sequences-and-caches.md": (
+        "packed",
+        "packed-backward",
+        "flash3-packed",
+        "decode",
+        "pages",
+    ),
+    "docs/results/host-and-cpu.md": ("jit", "latency", "cold", "cpu"),
+    "docs/results/claims.md": ("story-speed", "story-memory", "story-io", "story-share"),
+}
+
+
+def relocated(text: str, page: str) -> str:
+    """A block whose links to charts start at the page in place of the root."""
+    folder = os.path.relpath(CHARTS, PurePosixPath(page).parent)
+    return text.replace(f"]({CHARTS}/", f"]({folder}/")

@@ -1,0 +1,77 @@
+"""The code that README and the pages of docs show runs, and their links lead somewhere."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from ..emulator.build import compiler
+from .documents import ROOT, blocks, pages, read
+
+#: What a page may import that is not there everywhere.
+OPTIONAL = ("jax", "flax", "equinox")
+#: What makes a block one that is compiled and not run.
+NEEDS_A_GPU = "import cupy"
+
+PAGES = [page for page in pages() if any(blocks(page))]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_code_of_a_page_runs(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From top to bottom, as a reader types it, on the CPU."""
+    monkeypatch.setenv("CUFLASH_BACKEND", "numpy")
+    code = "\n".join(block.code for block in blocks(page))
+    for name in OPTIONAL:
+        if re.search(rf"^(import|from) {name}\b", code, re.MULTILINE):
+            pytest.importorskip(name, reason=f"{name} is not installed")
+    if "tests.emulator" in code and compiler() is None:
+        pytest.skip("there is no g++ to compile with")
+    names: dict[str, Any] = {"__name__": "__main__"}
+    for block in blocks(page):
+        compiled: Any = block.compiled()
+        if block.marker is None:
+            exec(compiled, names)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_only_what_needs_a_gpu_is_not_run(page: str) -> None:
+    text = read(page)
+    assert text.count("\n```python\n") == len(list(blocks(page)))
+    for block in blocks(page):
+        assert block.marker in (None, "compile"), f"{page}:{block.line}"
+        assert (block.marker == "compile") == (NEEDS_A_GPU in block.code), f"{page}:{block.line}"
+
+
+def test_there_is_code_to_run() -> None:
+    assert {"README.md", "docs/guide/jax.md", "docs/coming-from.md"} <= set(PAGES)
+    assert sum(block.marker is None for page in PAGES for block in blocks(page)) > 30
+
+
+_LINK = re.compile(r"\[[^\]\n]*\]\(([^)\s]+)\)")
+
+
+def _anchors(page: str) -> set[str]:
+    """Of the headings of a page, as the site and GitHub name them."""
+    headings = re.findall(r"^#+ (.*)$", read(page), re.MULTILINE)
+    words = (re.sub(r"[^\w\s-]", "", heading.lower()).strip() for heading in headings)
+    return {re.sub(r"\s", "-", one) for one in words}
+
+
+@pytest.mark.parametrize("page", pages())
+def test_links_lead_somewhere(page: str) -> None:
+    """Also those of README, which is not a page of the site."""
+    folder = (ROOT / page).parent
+    for link in _LINK.findall(re.sub(r"```.*?```", "", read(page), flags=re.DOTALL)):
+        if link.startswith(("http:", "https:", "mailto:")):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (folder / path).resolve() if path else ROOT / page
+        assert target.exists(), f"{page}: {link}"
+        if anchor:
+            assert anchor in _anchors(target.relative_to(ROOT).as_posix()), f"{page}: {link}"
+
+
+def test_readme_is_a_page_that_one_reads() -> None:
+    assert len(read("README.md").splitlines()) <= 250
