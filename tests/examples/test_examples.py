@@ -46,10 +46,31 @@ def _same_tokens(result: Result) -> None:
     assert result["free"] == []
 
 
+def _near_by_hand(result: Result) -> None:
+    """Outputs and gradients agree for every line, and the weights are not in memory."""
+    assert len(result["differences"]) == 6
+    for line, (out, dq, dk, dv) in result["differences"].items():
+        assert max(out, dq, dk, dv) < 2e-5, line
+    assert result["bytes"]["cuflash"] < result["bytes"]["by hand"] / 3
+
+
+def _near_each_document(result: Result) -> None:
+    """Packed documents are as each is alone, and one that changes changes no other."""
+    assert result["far"] < 2e-5
+    lengths = result["lengths"].tolist()
+    changed = np.flatnonzero(_host(result["changed"]))
+    assert np.array_equal(changed, lengths[0] + np.arange(lengths[1]))
+    assert result["elsewhere"] == 0
+    ends = _host(abs(result["out"]).sum(axis=(2, 3)) > 0).sum(axis=1)
+    assert ends.tolist() == lengths
+
+
 #: What is asserted of the result of each program that takes ``--arrays``.
 CHECKS: dict[str, Callable[[Result], None]] = {
     "transformer_block": _learned,
     "paged_generation": _same_tokens,
+    "replace_softmax": _near_by_hand,
+    "packed_documents": _near_each_document,
 }
 
 
