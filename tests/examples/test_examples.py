@@ -65,20 +65,50 @@ def _near_each_document(result: Result) -> None:
     assert ends.tolist() == lengths
 
 
+def _near_whole_scores(result: Result) -> None:
+    """The gradients of attention, of the bias too, and of the layer around it."""
+    assert result["gradient_error"] < 1e-7
+    assert set(result["differences"]) == {"out", "dq", "dk", "dv", "dbias"}
+    assert max(result["differences"].values()) < 2e-5
+
+
+def _converged(result: Result) -> None:
+    """Float64 goes on where float32 stops, and both find the direction."""
+    assert result["gradient_error"] < 1e-5
+    double, single = result["float64"], result["float32"]
+    assert double["gradient"] < 1e-7
+    assert double["gradient"] < single["gradient"] / 10
+    assert double["error"] < 0.1 * result["before"]
+    assert abs(single["error"] - double["error"]) < 0.01 * double["error"]
+    assert min(double["aligned"], single["aligned"]) > 0.99
+
+
 #: What is asserted of the result of each program that takes ``--arrays``.
 CHECKS: dict[str, Callable[[Result], None]] = {
     "transformer_block": _learned,
     "paged_generation": _same_tokens,
     "replace_softmax": _near_by_hand,
     "packed_documents": _near_each_document,
+    "pair_bias": _near_whole_scores,
+    "scipy_float64": _converged,
 }
 
 
-@pytest.mark.parametrize("name", CHECKS)
-def test_it_runs_on_the_host(
-    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture
+def _without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Host arrays stay on the host where there is a GPU, too."""
     monkeypatch.setenv("CUFLASH_BACKEND", "numpy")
+
+
+def _needs_scipy(name: str) -> None:
+    if name == "scipy_float64":
+        pytest.importorskip("scipy", reason="JAX is not installed, which brings SciPy")
+
+
+@pytest.mark.usefixtures("_without_a_gpu")
+@pytest.mark.parametrize("name", CHECKS)
+def test_it_runs_on_the_host(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    _needs_scipy(name)
     CHECKS[name](_run(name, "--arrays", "numpy"))
     assert capsys.readouterr().out.strip()
 
@@ -86,4 +116,54 @@ def test_it_runs_on_the_host(
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", CHECKS)
 def test_it_runs_at_size_on_a_gpu(name: str) -> None:
+    _needs_scipy(name)
     CHECKS[name](_run(name, "--arrays", "cupy"))
+
+
+def _flax(platform: str, apart: float) -> None:
+    """Both curves fall, and are one to rounding."""
+    pytest.importorskip("jax", reason="JAX is not installed")
+    pytest.importorskip("flax", reason="Flax is not installed")
+    result = _run("flax_attention", "--platform", platform)
+    for losses in (result["before"], result["after"]):
+        assert losses[0] > 5
+        assert losses[-1] < 0.75 * losses[0]
+    assert max(result["apart"]) < apart
+
+
+def test_flax_learns_the_same_with_either_attention() -> None:
+    _flax("cpu", 1e-5)
+
+
+@pytest.mark.gpu
+def test_flax_learns_the_same_on_a_gpu() -> None:
+    jax = pytest.importorskip("jax", reason="JAX is not installed")
+    if jax.default_backend() != "gpu":
+        pytest.skip("JAX has no CUDA backend here")
+    _flax("cuda", 1e-2)
+
+
+def _numba(arrays: str) -> None:
+    """The output is right and stands in the array that was given."""
+    pytest.importorskip("numba", reason="Numba is not installed")
+    result = _run("numba_arrays", "--arrays", arrays)
+    assert result["error"] < 1e-5
+    assert result["same"]
+
+
+@pytest.mark.usefixtures("_without_a_gpu")
+def test_numba_on_the_host() -> None:
+    _numba("numpy")
+
+
+@pytest.mark.gpu
+def test_numba_on_a_gpu() -> None:
+    _numba("cuda")
+
+
+def test_every_example_is_tested_and_listed() -> None:
+    names = {path.stem for path in EXAMPLES.glob("*.py")}
+    assert names == {*CHECKS, "flax_attention", "numba_arrays"}
+    listed = (EXAMPLES / "README.md").read_text("utf-8")
+    assert all(f"]({name}.py)" in listed for name in names)
+    assert all(f"]({path.name})" in listed for path in EXAMPLES.glob("*.ipynb"))
