@@ -2,8 +2,8 @@
 
 You learn to train on ragged documents without padding. `cuflash.pack` moves the rows that count
 into one array, (tokens, heads, head_dim), and gives `cu_seqlens`, the offsets at which documents
-begin. With these offsets attention stays within each document, forward and backward, and work is
-done for the tokens that are there. The products and norms around it are spared the padding too.
+begin. With these offsets attention stays within each document, forward and backward. Padding costs
+no work, in attention and in the products and norms around it.
 
 Every document is compared with attention on it alone. Then one document is changed, and the
 others must keep every bit of their output.

@@ -30,7 +30,7 @@ SIZES = {
 #
 # Each layer is attention alone. Several query heads read one head of keys, which keeps the cache
 # small, and ALiBi makes a score smaller the farther away its key is. The network is given its
-# attention as a function, `attend`, because that is all in which the two ways differ.
+# attention as a function, `attend`, because the two ways differ in nothing else.
 
 
 def draw_weights(rng, heads, xp):
