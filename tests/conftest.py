@@ -100,6 +100,7 @@ def pytest_configure(config: pytest.Config) -> None:
             raise pytest.UsageError("--ratios: only without -n, in a single process")
         _share_emulated_kernels(config)
     config.addinivalue_line("markers", "here: not in a process of its own, in tests/emulator")
+    config.addinivalue_line("markers", "in_turns(by, days): a whole run has each within days")
     config.addinivalue_line("markers", "few_tiles: in tiles and chunks as few tiles have them")
     if config.getoption("--require-gpu") and not cuflash.is_available():
         raise pytest.UsageError("--require-gpu: CUDA cannot be used here")
@@ -142,12 +143,16 @@ def _is_whole_run(config: pytest.Config) -> bool:
 def _is_of_today(item: pytest.Item, whole: bool) -> bool:
     """Whether an ordinary run has a test.
 
-    Of the kernels' builds it has those of the day; of the emulator's rows a whole run has a quarter
-    or less, and the others on the next days.
+    Of the kernels' builds it has those of the day; of the emulator's rows, and of what a test marks
+    with the parameter that takes turns, a whole run has a quarter or less, and the others on the
+    next days.
     """
     marker = item.get_closest_marker("compile_all")
     if marker is not None and not marker.kwargs["today"]:
         return False
+    turns = item.get_closest_marker("in_turns")
+    if whole and turns is not None:
+        return has_turn(str(item.callspec.params[turns.kwargs["by"]]), turns.kwargs["days"])
     if not whole or item.path.parent.name != "emulator" or not hasattr(item, "callspec"):
         return True
     asked = (item.callspec.params.get(name) for name in ("row", "kernels"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -25,6 +25,7 @@ QKV = ("q", "k", "v")
 class Kernels:
     """What is compiled: a kernel of each pass, for two alignments and two types of output."""
 
+    days_of_turn: ClassVar[int] = 4  # within which a whole run has it
     algorithm: str
     dtype: str
     dims: tuple[int, int]

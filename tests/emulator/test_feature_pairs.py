@@ -55,13 +55,16 @@ def _configs(pair: tuple[str, ...], algorithm: str) -> set[KernelConfig]:
 
 
 @pytest.fixture(scope="module")
-def compiled() -> None:
+def compiled(request: pytest.FixtureRequest) -> None:
     """All kernels are there before the first test: tests run in children of this process."""
-    configs = {c: None for pair in PAIRS for algorithm in KINDS for c in _configs(pair, algorithm)}
+    asked = (item.callspec.params for item in request.session.items if item.path == request.path)
+    calls = dict.fromkeys((params["pair"], params["algorithm"]) for params in asked)
+    configs = dict.fromkeys(config for call in calls for config in _configs(*call))
     for library in [begin(config) for config in configs]:
         library.result()
 
 
+@pytest.mark.in_turns(by="pair", days=4)
 @pytest.mark.parametrize("pair", PAIRS, ids="-".join)
 @pytest.mark.parametrize("algorithm", KINDS)
 @pytest.mark.parametrize("operation", OPERATIONS)

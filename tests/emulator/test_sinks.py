@@ -42,6 +42,17 @@ def test_against_float64(row: Row) -> None:
 
 
 @pytest.mark.parametrize("row", params(*SUNK))
+def test_a_sink_far_above_the_scores(row: Row) -> None:
+    """What is left of a row is one small factor of it."""
+    case = replace(row.cases()[0], values="positive_v")
+    x = arrays(case, "q", "k", "v", "dout", "dlse")
+    sinks = np.full(case.heads_q, 20, case.dtype_of("sinks"))
+    truth = judge(case, {**x, "sinks": sinks})
+    for name, got in _results(row, case, x, sinks=sinks).items():
+        compare(truth, name, got).check()
+
+
+@pytest.mark.parametrize("row", params(*SUNK))
 def test_checks(row: Row) -> None:
     case = replace(row.cases()[1], values="normal")
     require(case, run_checks(row.runner, case))

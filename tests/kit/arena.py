@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from .strides import CONTIGUOUS, Strides, strided_view
+from .strides import CONTIGUOUS, Placement, Strides, strided_view
 
 __all__ = ["POISONS", "Arena"]
 
@@ -56,9 +56,18 @@ class _Buffer:
     kind: str  # input, output or scratch
     raw: Any  # uint8, of the array module
     before: np.ndarray  # uint8
-    elements: np.ndarray  # byte offset of every element, shaped like the tensor
+    placement: Placement
+    margin: int  # in elements
     itemsize: int
     patterns: tuple[int, int]
+
+    def words(self, image: np.ndarray) -> np.ndarray:
+        """The bits of every element's place, margins and gaps too."""
+        return image.view(f"u{self.itemsize}")
+
+    def elements(self, words: np.ndarray) -> np.ndarray:
+        """Of what has one item for each of :meth:`words` those of the tensor, in its shape."""
+        return strided_view(words[self.margin :], self.placement)
 
 
 class Arena:
@@ -112,22 +121,18 @@ class Arena:
         itemsize = dtype.itemsize
         patterns = self._poison[dtype.name]
         margin = max(MARGIN_ELEMENTS * itemsize, MARGIN_BYTES)
+        count = margin // itemsize
         placement = recipe.place(shape)
         before = np.empty(2 * margin + placement.extent * itemsize, np.uint8)
         before.view(f"u{itemsize}")[:] = patterns[kind != "input"]
         if values is not None:
-            host = strided_view(before.view(dtype)[margin // itemsize :], placement)
+            host = strided_view(before.view(dtype)[count:], placement)
             host[...] = values
             if recipe.broadcast and host.tobytes() != values.tobytes():
                 raise ValueError(f"{name} is not constant along the axes {recipe.broadcast}")
         raw = self._aligned(before)
-        first = margin + placement.start * itemsize
-        elements = np.full(shape, first, np.int64)
-        for axis, (size, stride) in enumerate(zip(shape, placement.strides, strict=True)):
-            steps = np.arange(size, dtype=np.int64) * stride * itemsize
-            elements += steps.reshape([-1 if other == axis else 1 for other in range(len(shape))])
-        self._buffers.append(_Buffer(name, kind, raw, before, elements, itemsize, patterns))
-        return strided_view(raw.view(dtype)[margin // itemsize :], placement, self._xp)
+        self._buffers.append(_Buffer(name, kind, raw, before, placement, count, itemsize, patterns))
+        return strided_view(raw.view(dtype)[count:], placement, self._xp)
 
     def _aligned(self, image: np.ndarray) -> Any:
         """The image in an allocation of the array module that starts at a multiple of 256."""
@@ -143,24 +148,25 @@ class Arena:
 
     def _faults(self, buffer: _Buffer) -> list[str]:
         after = buffer.raw if self._xp is np else self._xp.asnumpy(buffer.raw)
-        own = np.zeros(after.size, bool)
-        starts = buffer.elements.reshape(-1)
-        for byte in range(buffer.itemsize):
-            own[starts + byte] = True
-        changed = after != buffer.before
+        words = buffer.words(after)
+        changed = words != buffer.words(buffer.before)
         faults = []
-        if (changed & ~own).any():
-            faults.append(_describe(buffer, changed & ~own, own))
-        if buffer.kind == "input" and (changed & own).any():
-            element = _first_element(buffer, changed)
+        if changed.any():
+            own = np.zeros(words.size, bool)
+            buffer.elements(own)[...] = True
+            if (changed & ~own).any():
+                own = np.repeat(own, buffer.itemsize)
+                faults.append(_describe(buffer, (after != buffer.before) & ~own, own))
+        inside = buffer.elements(changed)
+        if buffer.kind == "input" and inside.any():
+            element = _first(inside)
             faults.append(f"{buffer.name}: the input was written, first at {element}")
-        if buffer.kind == "output" and buffer.elements.size:
-            faults += _left_over(buffer, after)
+        if buffer.kind == "output" and inside.size:
+            faults += _left_over(buffer, buffer.elements(words))
         return faults
 
 
-def _left_over(buffer: _Buffer, after: np.ndarray) -> list[str]:
-    words = after.view(f"u{buffer.itemsize}")[buffer.elements // buffer.itemsize]
+def _left_over(buffer: _Buffer, words: np.ndarray) -> list[str]:
     around, inside = (words == pattern for pattern in buffer.patterns)
     faults = []
     for left, reason in (
@@ -168,8 +174,8 @@ def _left_over(buffer: _Buffer, after: np.ndarray) -> list[str]:
         (around, "computed from memory beside an input"),
     ):
         if left.any():
-            at = tuple(int(i) for i in np.argwhere(left)[0])
-            faults.append(f"{buffer.name}: {left.sum()} elements {reason}, first {at}")
+            said = f"{left.sum()} elements {reason}, first {_first(left)}"
+            faults.append(f"{buffer.name}: {said}")
     return faults
 
 
@@ -187,8 +193,5 @@ def _describe(buffer: _Buffer, changed: np.ndarray, own: np.ndarray) -> str:
     return f"{buffer.name} ({buffer.kind}): {changed.sum()} bytes written beside it, first {where}"
 
 
-def _first_element(buffer: _Buffer, changed: np.ndarray) -> tuple[int, ...]:
-    hit = np.zeros(buffer.elements.shape, bool)
-    for byte in range(buffer.itemsize):
-        hit |= changed[buffer.elements + byte]
-    return tuple(int(i) for i in np.argwhere(hit)[0])
+def _first(marked: np.ndarray) -> tuple[int, ...]:
+    return tuple(int(i) for i in np.argwhere(marked)[0])

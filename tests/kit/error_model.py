@@ -10,7 +10,7 @@ what these contribute, in units of u::
     s_ij   = scale sum_c |q_ic k_jc|        t_ij = sum_c |dO_ic v_jc|
     lse_i    E^2 = c^2 sum_j P_ij^2 s_ij^2
     out_i    E^2 = sum_j P_ij^2 (|v_j|^2 + c^2 s_ij^2 |v_j - out_i|^2)
-             + f^2 |sum_j |v_j||^2 where there is a sink
+             + f^2 |sum_j |v_j||^2 + c^2 x_i^2 |out_i|^2 where there is a sink
     dv_j     E^2 = sum_i P_ij^2 r_ij |dO_i|^2,  r_ij = 1 + c^2 (s_ij + |lse_i|)^2
     dq_i     E^2 = scale^2 (sum_j D_ij |k_j|^2 + e_i |sum_j P_ij k_j|^2)
     dk_j     E^2 = scale^2 sum_i (D_ij + P_ij^2 e_i) |q_i|^2
@@ -18,15 +18,18 @@ what these contribute, in units of u::
              e_i  = sum_c (dO_ic out_ic)^2 + sum_j (P_ij^2 dP_ij^2 + c^2 dS_ij^2 s_ij^2)
                     + c^2 (sum_c |dO_ic out_ic|)^2
                     + f^2 (sum_c |dO_ic| sum_j |v_jc|)^2 where there is a sink
-    dsink    E = F + c sqrt(n) sum_i |P_is g_i|, n rows, g_i = delta_i - dlse_i
-             F^2 = sum_i P_is^2 (e_i + g_i^2 (c^2 x_i^2 + E(lse_i)^2))
-             P_is = exp(sink - lse_i), x_i = 1 + |lse_i| + 2 |sink - lse_i|
+    dsink    E = F + c sqrt(n) sum_i |P_is g_i| + c sum_i P_is x_i |sum_c dO_ic out_ic|
+             n rows, g_i = delta_i - dlse_i
+             F^2 = sum_i P_is^2 (e_i + g_i^2 (c^2 y_i^2 + E(lse_i)^2))
+             P_is = exp(sink - lse_i), y_i = 1 + |lse_i| + 2 |sink - lse_i|
 
 e_i is the square of delta's error: the saved output that delta is made from
 carries the rounding of P and the error of the scores as well as its own.
 f is what is lost, in u, where P is flushed to zero in the compute dtype. In the
 output it is the factor that a sink leaves of a row's weights, which are up to
 ``MOST_WEIGHT`` before that. Magnitudes below ``SMALLEST`` count as that.
+x_i is how far the row's largest score lies below the sink, 0 where it does not: the row is
+multiplied by exp(-x_i), and the rounding of x_i, by up to u x_i, is one factor of all its weights.
 Roundings are independent, so squares add up; only where all rows are the same
 row ("equal"), or all keys are the same key ("zeros"), are they the same error in
 each: n of them are n times as large, not sqrt(n) times, and a sum of n terms

@@ -48,7 +48,9 @@ class ErrorsOfHead:
         self._kept = left_of(case, inputs, b, h)  # what weights are multiplied by
         slopes = np.broadcast_to(inputs.get("alibi_slopes", 0), (case.batch, case.heads_q))
         lost = float(slopes[b, h]) * self._distances - bias
-        self._p = np.exp(np.where(self._seen, scores - lost - self._lse, -np.inf))
+        logits = np.where(self._seen, scores - lost, -np.inf)
+        self._p = np.exp(logits - self._lse)
+        self._below = _below(self._sink, logits)
         terms = case.factor * (np.abs(self._x["q"]) @ np.abs(self._x["k"]).T)
         self._c = UNIT[case.statistics.name] / UNIT[case.dtype]
         self._of_slope: Any = 0.0  # error of the slope
@@ -89,7 +91,7 @@ class ErrorsOfHead:
         by_scores = ((self._p * self._s) ** 2 * distance).sum(axis=1)
         by_scores += (self._p * self._tanh * np.sqrt(distance)).sum(axis=1) ** 2
         square = (self._rounded(self._p) * self._kept**2) @ _squares(v) + by_scores
-        return square + _squares(self._left())
+        return square + _squares(self._left()) + (self._c * self._below) ** 2 * _squares(out)
 
     def _left(self) -> np.ndarray:
         """E of the output by what a sink leaves of a row, a factor of all its weights."""
@@ -131,6 +133,8 @@ class ErrorsOfHead:
         flushed = self._c * SMALLEST[self._case.statistics.name] if self._sink > -np.inf else 0
         square = weight**2 * (delta_error + delta**2 * relative) + (flushed * delta) ** 2
         long = np.abs(weight * delta).sum() * np.sqrt(max(1, self._case.batch * len(delta)))
+        # The sink is rounded to where the last digits of scores are: alike in rows, so no squares.
+        long += (weight * self._below * np.abs((self._x["dout"] * self._out).sum(axis=1))).sum()
         return float(square.sum()), float(self._c * long)
 
     def alibi(self) -> tuple[float, float]:
@@ -237,6 +241,18 @@ def _counted(case: Case, inputs: Mapping[str, np.ndarray], b: int, h: int) -> di
     for name, array in found.items():
         array[keys if name in ("k", "v") else queries :] = 0
     return found
+
+
+def _below(sink: float, logits: np.ndarray) -> np.ndarray:
+    """How far the largest logit of every row lies below the sink; 0 where it does not.
+
+    The row is multiplied by exp(m - sink), m its largest logit. The difference is rounded, and so
+    errs by u |m - sink|: the factor, and with it the whole row, errs by that part of itself.
+    """
+    top = logits.max(axis=1, initial=-np.inf)
+    if not sink > -np.inf:
+        return np.zeros_like(top)
+    return np.maximum(sink - np.where(top > -np.inf, top, sink), 0)
 
 
 def _squares(rows: np.ndarray) -> np.ndarray:
