@@ -36,12 +36,16 @@ CHOICES = [
 ]
 
 
-@pytest.fixture
-def jax() -> Iterator[Any]:
-    """JAX on CUDA, with float64."""
+@pytest.fixture(params=["handler", "callback"])
+def jax(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """JAX on CUDA, with float64: once by the handler of launch tables, once by Python."""
     jax = pytest.importorskip("jax", reason="JAX is not installed")
     if jax.default_backend() != "gpu":
         pytest.skip("JAX has no CUDA backend here")
+    if request.param == "handler":
+        pytest.importorskip("numba", reason="Numba is not installed")
+    monkeypatch.setenv("CUFLASH_JAX_NATIVE", str(int(request.param == "handler")))
+    jax.clear_caches()
     before = jax.config.jax_enable_x64
     jax.config.update("jax_enable_x64", True)
     yield jax

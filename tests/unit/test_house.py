@@ -14,7 +14,7 @@ MOST_FUNCTION_LINES = 39
 
 
 def _python(root: Path) -> Iterator[Path]:
-    for folder in ("cuflash", "tests", "bench", "tools"):
+    for folder in ("cuflash", "tests", "bench", "tools", "examples"):
         yield from sorted((root / folder).rglob("*.py"))
 
 

@@ -139,11 +139,11 @@ def _fill(
         store(words + 8 * i, load(template + 8 * i))
     patch = table + 8 * of(kernel, Kernel.pointers)
     for _ in range(of(kernel, Kernel.pointer_count)):
-        store(words + 8 * of(patch, Patch.word), load(addresses + 8 * of(patch, Patch.value)))
+        store(words + 8 * of(patch, Patch.word), load(addresses + 8 * of(patch, Patch.number)))
         patch += _PATCH
     patch = table + 8 * of(kernel, Kernel.parts)
     for _ in range(of(kernel, Kernel.part_count)):
-        store(words + 8 * of(patch, Patch.word), workspace + of(patch, Patch.value))
+        store(words + 8 * of(patch, Patch.word), workspace + of(patch, Patch.number))
         patch += _PATCH
     if of(kernel, Kernel.counter_word) >= 0:
         store(words + 8 * of(kernel, Kernel.counter_word), counter)

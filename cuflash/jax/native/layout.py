@@ -95,7 +95,7 @@ class Patch(enum.IntEnum):
     """A word of the parameters, and what comes there."""
 
     word = 0
-    value = enum.auto()
+    number = enum.auto()
 
 
 class Map(enum.IntEnum):
