@@ -209,8 +209,7 @@ def _prepare_kernel(
         counter=counter,
     )
     return PreparedKernel(
-        name=config.kernel,
-        handle=handle,
+        *(config.kernel, handle),
         shape=(launch.grid, 1, 1, config.threads, 1, 1, config.shared_bytes),
         template=values.view(np.uint64),
         places=places,

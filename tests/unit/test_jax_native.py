@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import warnings
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -280,56 +279,6 @@ def test_a_full_registry_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
         tables.add(number, 8, None)  # again: nothing
     with pytest.raises(cuflash.UnsupportedError, match="more than 4 different calls"):
         tables.add(5, 8, None)
-
-
-@pytest.mark.parametrize(
-    ("version", "answer"),
-    [
-        ((0, 1), (0, 1)),
-        ((0, 3), (0, 3)),
-        ((0, 9), (0, 3)),  # XLA says whether it still takes that one
-        ((1, 0), (-1, 0)),
-    ],
-)
-def test_xla_is_told_the_version_that_is_spoken(
-    version: tuple[int, int], answer: tuple[int, int]
-) -> None:
-    xla = FakeXla(registration._handler().ctypes, version)
-    assert xla.ask() == (*answer, 1)
-
-
-@pytest.mark.parametrize("sizes", [{"frame_size": 160}, {"api_size": 80}])
-def test_structures_of_another_size_are_refused(sizes: dict[str, int]) -> None:
-    xla = FakeXla(registration._handler().ctypes)
-    assert xla.ask(**sizes)[:2] == (-1, 0)
-
-
-def test_what_cannot_be_registered_falls_back_with_one_warning(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def refused(*_: Any, **__: Any) -> None:
-        raise RuntimeError("version -1.0 is not supported")
-
-    monkeypatch.setattr(jax.ffi, "register_ffi_target", refused)
-    registration._registered.cache_clear()
-    with pytest.warns(UserWarning, match=r"which is slower: version -1.0 is not supported"):
-        assert not native.is_ready("cuda")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert not native.is_ready("cuda")
-        assert not site.Site(Call("forward", Options(layout="bshd")), "cuda").is_native
-    registration._registered.cache_clear()
-
-
-@pytest.mark.parametrize("missing", ["environment", "numba"])
-def test_python_is_called_where_the_handler_cannot_be(
-    missing: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if missing == "numba":
-        monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    else:
-        monkeypatch.setenv("CUFLASH_JAX_NATIVE", "0")
-    assert not native.is_ready("cuda")
 
 
 def _lowered(function: Any, *arrays: Any) -> str:

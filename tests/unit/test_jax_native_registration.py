@@ -1,0 +1,69 @@
+"""How the handler is registered with XLA, and what happens where it cannot be."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+
+from .jax_case import jax
+
+pytest.importorskip("cuflash.jax", reason="JAX is not installed")
+pytest.importorskip("numba", reason="Numba is not installed")
+from cuflash.jax import native, site
+from cuflash.jax.call import Call
+from cuflash.jax.native import registration
+from cuflash.options import Options
+
+from ..kit.native_frame import FakeXla
+
+
+@pytest.mark.parametrize(
+    ("version", "answer"),
+    [
+        ((0, 1), (0, 1)),
+        ((0, 3), (0, 3)),
+        ((0, 9), (0, 3)),  # XLA says whether it still takes that one
+        ((1, 0), (-1, 0)),
+    ],
+)
+def test_xla_is_told_the_version_that_is_spoken(
+    version: tuple[int, int], answer: tuple[int, int]
+) -> None:
+    xla = FakeXla(registration._handler().ctypes, version)
+    assert xla.ask() == (*answer, 1)
+
+
+@pytest.mark.parametrize("sizes", [{"frame_size": 160}, {"api_size": 80}])
+def test_structures_of_another_size_are_refused(sizes: dict[str, int]) -> None:
+    xla = FakeXla(registration._handler().ctypes)
+    assert xla.ask(**sizes)[:2] == (-1, 0)
+
+
+def test_what_cannot_be_registered_falls_back_with_one_warning(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refused(*_: Any, **__: Any) -> None:
+        raise RuntimeError("version -1.0 is not supported")
+
+    monkeypatch.setattr(jax.ffi, "register_ffi_target", refused)
+    registration._registered.cache_clear()
+    with pytest.warns(UserWarning, match=r"which is slower: version -1.0 is not supported"):
+        assert not native.is_ready("cuda")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert not native.is_ready("cuda")
+        assert not site.Site(Call("forward", Options(layout="bshd")), "cuda").is_native
+    registration._registered.cache_clear()
+
+
+@pytest.mark.parametrize("missing", ["environment", "numba"])
+def test_python_is_called_where_the_handler_cannot_be(
+    missing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if missing == "numba":
+        monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    else:
+        monkeypatch.setenv("CUFLASH_JAX_NATIVE", "0")
+    assert not native.is_ready("cuda")
