@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-
-import cuflash
 
 from .fake_device import FakeDevice, fake_device
 from .jax_case import draw, jax, jnp
@@ -271,16 +267,6 @@ def test_tables_whose_numbers_meet_in_one_slot_are_told_apart(two: Native) -> No
     assert two.xla.call(last + 3 * registry.SLOTS, *places) == FakeXla.FAILURE
 
 
-def test_a_full_registry_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    tables = registry.Registry()
-    monkeypatch.setattr(registry, "SLOTS", 8)
-    for number in range(1, 5):
-        tables.add(number, 8, None)
-        tables.add(number, 8, None)  # again: nothing
-    with pytest.raises(cuflash.UnsupportedError, match="more than 4 different calls"):
-        tables.add(5, 8, None)
-
-
 def _lowered(function: Any, *arrays: Any) -> str:
     traced = jax.jit(function).trace(*arrays)
     return str(traced.lower(lowering_platforms=("cuda",)).as_text())
@@ -308,17 +294,3 @@ def test_a_computation_for_cuda_calls_the_handler(
     (longer,) = numbers(attention, q, jnp.concatenate([k, k], 1), jnp.concatenate([v, v], 1))
     assert len({first, other, longer}) == 3
     assert all(int(number) in registration.tables for number in (first, other, longer))
-
-
-def test_code_of_other_sources_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where Numba kept what another version had, it is compiled anew."""
-    monkeypatch.setattr(registration, "STAMP", registration.STAMP + 2)
-    registration._handler.cache_clear()
-    with pytest.raises(RuntimeError, match="not the one of these sources"):
-        registration._handler()
-    registration._handler.cache_clear()
-
-
-def test_nothing_of_numba_is_loaded_before_it_is_needed() -> None:
-    text = "import sys, cuflash.jax; sys.exit('numba' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", text], check=False).returncode == 0

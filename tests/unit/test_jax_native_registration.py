@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import warnings
 from typing import Any
 
 import pytest
+
+import cuflash
 
 from .jax_case import jax
 
@@ -13,7 +17,7 @@ pytest.importorskip("cuflash.jax", reason="JAX is not installed")
 pytest.importorskip("numba", reason="Numba is not installed")
 from cuflash.jax import native, site
 from cuflash.jax.call import Call
-from cuflash.jax.native import registration
+from cuflash.jax.native import registration, registry
 from cuflash.options import Options
 
 from ..kit.native_frame import FakeXla
@@ -67,3 +71,27 @@ def test_python_is_called_where_the_handler_cannot_be(
     else:
         monkeypatch.setenv("CUFLASH_JAX_NATIVE", "0")
     assert not native.is_ready("cuda")
+
+
+def test_a_full_registry_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    tables = registry.Registry()
+    monkeypatch.setattr(registry, "SLOTS", 8)
+    for number in range(1, 5):
+        tables.add(number, 8, None)
+        tables.add(number, 8, None)  # again: nothing
+    with pytest.raises(cuflash.UnsupportedError, match="more than 4 different calls"):
+        tables.add(5, 8, None)
+
+
+def test_code_of_other_sources_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where Numba kept what another version had, it is compiled anew."""
+    monkeypatch.setattr(registration, "STAMP", registration.STAMP + 2)
+    registration._handler.cache_clear()
+    with pytest.raises(RuntimeError, match="not the one of these sources"):
+        registration._handler()
+    registration._handler.cache_clear()
+
+
+def test_nothing_of_numba_is_loaded_before_it_is_needed() -> None:
+    text = "import sys, cuflash.jax; sys.exit('numba' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", text], check=False).returncode == 0
