@@ -209,7 +209,7 @@ def attention(
     UnsupportedError, BackendUnavailableError, ToolchainError, CompileError
         As for :func:`cuflash.attention`, when JAX lowers the computation.
         UnsupportedError also for a TPU or ROCm, and under :mod:`jax.export`
-        and when a compiled computation is serialised: it calls back into this
+        and when a compiled computation is serialised: its kernels are in this
         process.
 
     Notes

@@ -10,7 +10,7 @@ import pytest
 
 from cuflash import BlockMask
 
-from .fake_device import FakeDevice, device_array, fake_device
+from .fake_device import FakeDevice, fake_device
 from .jax_case import jax, jnp
 
 __all__ = ["fake_device"]
@@ -83,7 +83,8 @@ def test_under_vmap(mapped: tuple[Any, Any]) -> None:
 @pytest.fixture
 def one_device(fake_device: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
     monkeypatch.setattr(on_device, "_devices", lambda: [0])
-    monkeypatch.setattr("cupy.from_dlpack", lambda buffer: buffer.array)
+    monkeypatch.setattr(on_device, "_place_of", lambda buffer: (buffer.address, 0))
+    monkeypatch.setenv("CUFLASH_JAX_NATIVE", "0")
     return fake_device
 
 
@@ -105,11 +106,6 @@ def test_blocks_are_lowered_as_they_are_for_cuda(one_device: FakeDevice, dtype: 
     assert all(f"tensor<1x1x1x3x4x{kind}>" in line for line in calls)
 
 
-def _buffer(shape: tuple[int, ...], dtype: Any, address: int) -> Any:
-    array = device_array(shape, dtype, address)
-    return SimpleNamespace(shape=shape, array=array, __dlpack_device__=lambda: (2, 0))
-
-
 def test_entries_of_the_blocks_reach_the_kernels(one_device: FakeDevice) -> None:
     """Of three mapped calls of two entries, which share them."""
     shapes = [(3, 2, 150, 4, 8), (3, 2, 200, 2, 8), (3, 2, 200, 2, 8), (3, 1, 4, 3, 4)]
@@ -119,7 +115,7 @@ def test_entries_of_the_blocks_reach_the_kernels(one_device: FakeDevice) -> None
     arrays = [jax.ShapeDtypeStruct(*one) for one in zip(shapes, kinds, strict=True)]
     prepared = on_device.prepare_device(call, arrays)
     every = [*call.results_of(arrays), *((a.shape, a.dtype) for a in arrays)]
-    buffers = [_buffer(*one, (i + 1) << 20) for i, one in enumerate(every)]
+    buffers = [SimpleNamespace(shape=s, address=i << 20) for i, (s, _) in enumerate(every, 1)]
     prepared(SimpleNamespace(stream=7), buffers[:2], *buffers[2:])
     (block,) = [words["block_mask"] for words in one_device.launched]
     assert int(block["block_mask"]) == len(every) << 20

@@ -50,7 +50,7 @@ def test_export(platforms: Any) -> None:
 def test_a_serialised_executable() -> None:
     serialise = pytest.importorskip("jax.experimental.serialize_executable").serialize
     (x,) = draw(X, dtype="float32")
-    with pytest.raises(cuflash.UnsupportedError, match="cannot be serialised: it calls back"):
+    with pytest.raises(cuflash.UnsupportedError, match="cannot be serialised: its kernels are"):
         serialise(jax.jit(_function).lower(x).compile())
 
 

@@ -257,10 +257,9 @@ def test_the_device_is_given_arrays_without_a_batch(monkeypatch: pytest.MonkeyPa
 
     def plan(operation: str, specs: Any, options: Any, chosen: Any) -> Any:
         planned.append((dict(specs), options.layout))
-        return SimpleNamespace()
+        return SimpleNamespace(launcher=None)
 
     monkeypatch.setattr(device, "plan_call", plan)
-    monkeypatch.setattr(device, "Prepared", lambda planned: planned)
     monkeypatch.setattr(device, "choose_device", lambda device, options: device)
     from cuflash.jax.call import Call
     from cuflash.options import Options

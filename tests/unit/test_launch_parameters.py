@@ -12,7 +12,7 @@ import pytest
 
 import cuflash
 from cuflash.cuda import launch
-from cuflash.cuda.launch import PreparedPlan, _Places, _PreparedKernel
+from cuflash.cuda.launch import Places, PreparedKernel, PreparedPlan
 from cuflash.cuda.tensor_map import WORDS, TensorMapEncoder
 
 from .fake_device import ADDRESS, FakeDevice, fake_device
@@ -31,13 +31,13 @@ class FakeEncoder:
 _LENGTH = 1 + 2 * WORDS + 4
 
 
-def _kernel() -> _PreparedKernel:
+def _kernel() -> PreparedKernel:
     maps = tuple(
         (1 + WORDS * i, name, cast(TensorMapEncoder, FakeEncoder())) for i, name in enumerate("qk")
     )
     at = 1 + 2 * WORDS
-    places = _Places(maps, ((at, "out"),), ((at + 2, 256), (at + 3, 512)), at + 1)
-    return _PreparedKernel(1, (1,) * 7, np.full(_LENGTH, 5, np.uint64), places)
+    places = Places(maps, ((at, "out"),), ((at + 2, 256), (at + 3, 512)), at + 1)
+    return PreparedKernel("attention", 1, (1,) * 7, np.full(_LENGTH, 5, np.uint64), places)
 
 
 def _read(parameters: Any, length: int = _LENGTH) -> list[int]:
@@ -63,8 +63,8 @@ def test_an_absent_tensor_is_at_0() -> None:
 
 
 def test_without_maps_the_rest_is_the_template() -> None:
-    places = _Places((), ((1, "q"),), (), None)
-    kernel = _PreparedKernel(1, (1,) * 7, np.arange(3, dtype=np.uint64), places)
+    places = Places((), ((1, "q"),), (), None)
+    kernel = PreparedKernel("attention", 1, (1,) * 7, np.arange(3, dtype=np.uint64), places)
     assert _read(kernel.parameters({"q": 16}, 999, 0), 3) == [0, 16, 2]
 
 
