@@ -40,7 +40,12 @@ def ended_as_by_an_error() -> Iterator[None]:
 
 
 #: Commands that are told where to store and nothing else, and the functions of their modules.
-_OF_AN_OUTPUT = {"jit": "run_jit", "cold": "run_cold", "residual": "run_residual"}
+_OF_AN_OUTPUT = {
+    "jit": "run_jit",
+    "jitted": "run_jitted",
+    "cold": "run_cold",
+    "residual": "run_residual",
+}
 
 
 def _do(arguments: argparse.Namespace) -> int:
@@ -94,6 +99,8 @@ def _parser() -> argparse.ArgumentParser:
     latency.add_argument("--output", type=Path, help="results file; by default by the GPU's name")
     jit = commands.add_parser("jit", help="time gradients under jax.jit beside the plain calls")
     jit.add_argument("--output", type=Path, help="results file; by default by the GPU's name")
+    jitted = commands.add_parser("jitted", help="time programs of jax.jit beside those of others")
+    jitted.add_argument("--output", type=Path, help="results file; by default by the GPU's name")
     flash3 = commands.add_parser("flash3", help="time FlashAttention-3 beside ours under jax.jit")
     flash3.add_argument("--cases", default="windows,windows-backward", help="sets of cases")
     flash3.add_argument("--output", type=Path, help="results file; by default by the GPU's name")

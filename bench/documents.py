@@ -61,7 +61,7 @@ PAGES: Mapping[str, tuple[str, ...]] = {
         "decode",
         "pages",
     ),
-    "docs/results/host-and-cpu.md": ("jit", "latency", "cold", "cpu"),
+    "docs/results/host-and-cpu.md": ("jitted", "jit", "latency", "cold", "cpu"),
     "docs/results/claims.md": ("story-speed", "story-memory", "story-io", "story-share"),
 }
 

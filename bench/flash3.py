@@ -27,7 +27,18 @@ from .sources import digest_now
 from .timing import median_ratio
 from .verify import Truth
 
-__all__ = ["HIDDEN", "OURS", "PEER", "compiled_pass", "measure", "run_flash3", "timed"]
+__all__ = [
+    "FUNCTIONS",
+    "HIDDEN",
+    "OURS",
+    "PEER",
+    "Function",
+    "compiled_pass",
+    "measure",
+    "run_flash3",
+    "timed",
+    "to_cupy",
+]
 
 OURS, PEER = "cuflash", "flash-attn-3"
 #: Milliseconds of a pass from which on the device keeps the host waiting.
@@ -55,7 +66,7 @@ def run_flash3(names: str, output: Path | None = None) -> list[dict[str, Any]]:
     try:
         for case in cases:
             inputs = make_inputs(case, cupy)
-            for row in measure(case, inputs, jax.dlpack.from_dlpack, _to_cupy, _say):
+            for row in measure(case, inputs, jax.dlpack.from_dlpack, to_cupy, _say):
                 rows.append({**common, **row})
                 _say(_line(case, row))
             del inputs
@@ -234,7 +245,7 @@ _VERSIONS: Mapping[str, Callable[[], str]] = {
 }
 
 
-def _to_cupy(array: Any) -> Any:
+def to_cupy(array: Any) -> Any:
     """A CuPy array on the memory of a copy of JAX's, of whose bits alone CuPy has to know."""
     import cupy
     import jax

@@ -93,6 +93,7 @@ def time_passes(
     wait: Callable[[Any], Any],
     rounds: int = ROUNDS,
     clock: Callable[[], float] = time.perf_counter,
+    count: int = PASSES,
 ) -> dict[str, list[float]]:
     """Milliseconds of a pass in each of its rounds, taking turns.
 
@@ -103,6 +104,8 @@ def time_passes(
     wait
         Takes what the last pass returned, and returns when the device has
         nothing left to do.
+    count
+        Passes that are queued before a wait.
     """
     times: dict[str, list[float]] = {name: [] for name in passes}
     names, order = list(passes), random.Random(0)
@@ -112,9 +115,9 @@ def time_passes(
         order.shuffle(names)
         for name in names:
             start = clock()
-            last = [passes[name]() for _ in range(PASSES)][-1]
+            last = [passes[name]() for _ in range(count)][-1]
             wait(last)
-            times[name].append(1e3 * (clock() - start) / PASSES)
+            times[name].append(1e3 * (clock() - start) / count)
     return times
 
 

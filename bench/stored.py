@@ -65,7 +65,10 @@ _KINDS = {
 }
 
 #: How the names of files of another kind than device times end.
-_OTHER_KINDS = ("-latency", "-story", "-jit", "-cold", "-residual", "-flash3", "-tiles")
+_OTHER_KINDS = (
+    *("-latency", "-story", "-jit", "-jitted"),
+    *("-cold", "-residual", "-flash3", "-tiles"),
+)
 
 
 def load(name: str) -> list[Row]:

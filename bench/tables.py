@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import geometric_mean
 from typing import Any
 
 from . import decode_table as decode
 from . import elsewhere_table as elsewhere
 from . import flash3_table as flash3
+from . import jitted_table as jitted
 from . import opening
 from . import pages_table as pages
 from . import residual_table as residual
@@ -25,6 +26,7 @@ __all__ = [
     "FLASH3",
     "FLASH3_PACKED",
     "JIT",
+    "JITTED",
     "LATENCY",
     "RESIDUAL",
     "SETS",
@@ -76,6 +78,8 @@ LATENCY = "latency"
 COLD = "cold"
 #: And that of gradients under ``jax.jit``.
 JIT = "jit"
+#: And that of programs of ``jax.jit`` beside those of others.
+JITTED = "jitted"
 #: And that of FlashAttention-3, which JAX alone can call.
 FLASH3, FLASH3_PACKED = "flash3", "flash3-packed"
 #: And that of errors and times with a float32 residual.
@@ -84,22 +88,10 @@ RESIDUAL = "residual"
 
 def render(name: str) -> str:
     """The table of a block; empty without rows."""
-    if name == "cpu":
-        return render_cpu()
-    if name == "opening":
-        return opening.render()
+    if name in _ALONE:
+        return _ALONE[name]()
     if name in story.BLOCKS:
         return story.render(name)
-    if name == LATENCY:
-        return _latency()
-    if name == JIT:
-        return _jit()
-    if name in (FLASH3, FLASH3_PACKED):
-        return flash3.render(name == FLASH3_PACKED)
-    if name == COLD:
-        return _cold()
-    if name == RESIDUAL:
-        return residual.render()
     rows = of_set(name, gpu_rows())
     for kind_of_table in (elsewhere, decode, pages):
         if name in kind_of_table.SETS:
@@ -286,3 +278,17 @@ def _cold() -> str:
         f"the first call of a process, ms, {first['date']}\n\n"
     )
     return caption + table(["", "pass", "head_dim", "compiled", "from disk"], body)
+
+
+#: Blocks that are of no set of cases.
+_ALONE: Mapping[str, Callable[[], str]] = {
+    "cpu": render_cpu,
+    "opening": opening.render,
+    LATENCY: _latency,
+    COLD: _cold,
+    JIT: _jit,
+    JITTED: jitted.render,
+    FLASH3: flash3.render,
+    FLASH3_PACKED: lambda: flash3.render(packed=True),
+    RESIDUAL: residual.render,
+}
