@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from ..bounded_cache import BoundedCache
 from ..errors import LaunchError
-from ..planning.kernel import KernelLaunch
+from ..planning.kernel import KernelConfig, KernelLaunch
 from ..planning.plan import Plan
 from ..planning.problem import DTYPES
 from .compile import CompiledKernel, compile_kernels
@@ -190,14 +190,8 @@ def _prepare_kernel(
         values["shape"][name] = getattr(plan.problem, name)
     for name in {"scale", "factor"} & set(struct.dtype.names or ()):
         values[name] = getattr(plan.problem, name)
-    numbers = {use.feature: use.numbers for use in plan.problem.uses}
-    for feature in config.features:
-        names = feature.device.block.names or ()
-        for field, value in numbers[feature.name]:
-            if field in names:
-                values[feature.name][field] = value
-        for field, value in _own_strides(feature.device.block, strides):
-            values[feature.name][field] = value
+    for name, field, value in _of_features(plan, config, strides):
+        values[name][field] = value
     for name, value in launch.arguments:
         (values["shape"] if name in SHAPE_FIELDS else values)[name] = value
     parts = {name: (word, offset) for name, word, offset in _workspace_words(struct, plan)}
@@ -209,11 +203,26 @@ def _prepare_kernel(
         counter=counter,
     )
     return PreparedKernel(
-        *(config.kernel, handle),
+        name=config.kernel,
+        handle=handle,
         shape=(launch.grid, 1, 1, config.threads, 1, 1, config.shared_bytes),
         template=values.view(np.uint64),
         places=places,
     )
+
+
+def _of_features(
+    plan: Plan, config: KernelConfig, strides: Strides
+) -> Iterator[tuple[str, str, int | float]]:
+    """Feature, field and value of what the features' parameters hold beside addresses."""
+    numbers = {use.feature: use.numbers for use in plan.problem.uses}
+    for feature in config.features:
+        block = feature.device.block
+        for field, value in numbers[feature.name]:
+            if field in (block.names or ()):
+                yield feature.name, field, value
+        for field, value in _own_strides(block, strides):
+            yield feature.name, field, value
 
 
 def _own_strides(block: np.dtype[np.void], strides: Strides) -> Iterator[tuple[str, int]]:
