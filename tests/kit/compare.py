@@ -13,10 +13,11 @@ plain      float32 and float64: the same ratio, as a root mean square over a til
            of two orders of adding, all heads where they err more than this one, and the unit
            take the luck out.
 bias       16-bit dtypes, normal values: the part of the error of a whole head that points
-           along the truth, against what independent errors of rows would give; those of rows
-           that are flushed, or copies of one key that dropout keeps, add up. A row whose terms
-           cancel has no truth to point along but what float64 leaves of it. Not where a
-           function of the scores is approximated: it errs alike for scores that are alike.
+           along the truth, against what independent errors of rows would give, and what a few
+           rows may have more of by chance. Those of rows that are flushed, or copies of one key
+           that dropout keeps, add up. A row whose terms cancel has no truth to point along but
+           what float64 leaves of it. Not where a function of the scores is approximated: it errs
+           alike for scores that are alike.
 features   the gradients of arrays of features, each number as a row; those of a bias also by the
            rules of matrices.
 lse        every value by itself, in terms of the compute dtype, whatever the dtype of the case.
@@ -186,6 +187,14 @@ def _norm_of_small(rows: np.ndarray) -> np.ndarray:
     return largest[..., 0] * _norm(rows / np.where(largest > 0, largest, 1))
 
 
+def _spread(rows: np.ndarray) -> np.ndarray:
+    """Over how many rows a sum of squares is spread: n of n that are alike, 1 of a single one."""
+    largest = rows.max(axis=-1, keepdims=True, initial=0)
+    squares = (rows / np.where(largest > 0, largest, 1)) ** 2
+    total = (squares**2).sum(axis=-1)
+    return np.where(total > 0, squares.sum(axis=-1) ** 2 / np.where(total > 0, total, 1), 1)
+
+
 def _worst(rule: str, ratio: np.ndarray, limit: float) -> Verdict:
     if not ratio.size:
         return Verdict(rule, 0.0, limit)
@@ -237,7 +246,8 @@ def _bias(truth: Truth, name: str, error: np.ndarray, size: np.ndarray) -> Verdi
     if name == "out" and case.dropout:
         begin, end = case.visible_ranges()
         alike |= end - begin == 1
-    independent = _norm_of_small(np.where(alike, 0, length * size))
+    single = np.where(alike, 0, length * size)
+    independent = _norm_of_small(single) * limits.bias_scatter(name, _spread(single))
     # What is lost below the smallest number, or put in its place, has the sign of the truth. Of
     # one key that dropout keeps all rows are v over the part that is kept, and err as one.
     independent += np.where(alike, length * size, 0).sum(axis=2)
