@@ -76,3 +76,11 @@ def test_links_lead_somewhere(page: str) -> None:
 
 def test_readme_is_a_page_that_one_reads() -> None:
     assert len(read("README.md").splitlines()) <= 160
+
+
+def test_the_page_of_examples_shows_every_program() -> None:
+    programs = {path.name for path in (ROOT / "examples").glob("*.py")}
+    for page in ("docs/examples.md", "examples/README.md"):
+        assert {name for name in programs if name in read(page)} == programs, page
+    shown = re.findall(r'^--8<-- "examples/(.+)"$', read("docs/examples.md"), re.MULTILINE)
+    assert sorted(shown) == sorted(programs)
