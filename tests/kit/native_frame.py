@@ -124,7 +124,9 @@ class FakeXla:
         self.kept += [buffers, pointers]
         return List(40, None, len(buffers), None, ctypes.addressof(pointers))
 
-    def ask(self, frame_size: int = 168, api_size: int | None = None) -> tuple[int, int, int]:
+    def ask(
+        self, frame_size: int = 168, api_size: int | None = None, has_api: bool = True
+    ) -> tuple[int, int, int]:
         """The version and the traits that the handler gives when it is registered."""
         self.api.struct_size = ctypes.sizeof(Api) if api_size is None else api_size
         metadata = Metadata(struct_size=36)
@@ -132,7 +134,7 @@ class FakeXla:
         frame = Frame(
             struct_size=frame_size,
             extension_start=ctypes.addressof(extension),
-            api=ctypes.addressof(self.api),
+            api=ctypes.addressof(self.api) if has_api else None,
         )
         assert self.handler(ctypes.addressof(frame)) == 0
         return metadata.version.major, metadata.version.minor, metadata.traits

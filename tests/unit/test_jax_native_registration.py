@@ -39,6 +39,13 @@ def test_xla_is_told_the_version_that_is_spoken(
     assert xla.ask() == (*answer, 1)
 
 
+def test_an_xla_that_does_not_say_its_version_is_told_the_first() -> None:
+    """Before jaxlib 0.8 it asks without its functions, and takes 0.1 alone."""
+    xla = FakeXla(registration._handler().ctypes)
+    assert xla.ask(has_api=False) == (0, 1, 1)
+    assert xla.ask(has_api=False, frame_size=160)[:2] == (-1, 0)
+
+
 @pytest.mark.parametrize("sizes", [{"frame_size": 160}, {"api_size": 80}])
 def test_structures_of_another_size_are_refused(sizes: dict[str, int]) -> None:
     xla = FakeXla(registration._handler().ctypes)
