@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -90,13 +92,46 @@ def test_a_full_registry_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
         tables.add(5, 8, None)
 
 
+def _another_handler() -> Any:
+    """One more, beside that which XLA may hold: it must stay where it is."""
+    return registration._handler.__wrapped__()
+
+
 def test_code_of_other_sources_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where Numba kept what another version had, it is compiled anew."""
     monkeypatch.setattr(registration, "STAMP", registration.STAMP + 2)
-    registration._handler.cache_clear()
     with pytest.raises(RuntimeError, match="not the one of these sources"):
-        registration._handler()
-    registration._handler.cache_clear()
+        _another_handler()
+
+
+def test_without_a_cache_it_is_compiled_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numba raises where no folder can be written, and where what it kept is broken."""
+    import numba
+
+    def refused(signature: Any, cache: bool = False) -> Any:
+        if cache:
+            raise RuntimeError("cannot cache function 'handle': no locator available")
+        return compiled(signature)
+
+    compiled = numba.cfunc
+    monkeypatch.setattr(numba, "cfunc", refused)
+    assert FakeXla(_another_handler().ctypes).ask() == (0, 3, 1)
+
+
+def test_threads_that_ask_at_once_register_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """XLA refuses a second handler of the same name."""
+    asked: list[str] = []
+
+    def slowly(name: str, *_: Any, **__: Any) -> None:
+        asked.append(name)
+        time.sleep(0.05)
+
+    monkeypatch.setattr(jax.ffi, "register_ffi_target", slowly)
+    registration._registered.cache_clear()
+    with ThreadPoolExecutor(4) as threads:
+        assert [*threads.map(native.is_ready, ["cuda"] * 4)] == [True] * 4
+    assert asked == [native.TARGET]
+    registration._registered.cache_clear()
 
 
 def test_nothing_of_numba_is_loaded_before_it_is_needed() -> None:
