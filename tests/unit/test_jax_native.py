@@ -2,90 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 
-from .fake_device import FakeDevice, fake_device
-from .jax_case import draw, jax, jnp
+from ..kit.native_frame import FakeDriver, FakeXla
+from .native_case import COUNTERS, NUMBER, OTHER, Native, fake_device, two
 
-__all__ = ["fake_device"]
-
-attention = pytest.importorskip("cuflash.jax", reason="JAX is not installed").attention
-pytest.importorskip("numba", reason="Numba is not installed")
-from cuflash.jax import device as on_device  # noqa: E402
-from cuflash.jax import native, site  # noqa: E402
-from cuflash.jax.call import Call  # noqa: E402
-from cuflash.jax.native import registration, registry  # noqa: E402
-from cuflash.options import Options  # noqa: E402
-
-from ..kit.native_frame import FakeDriver, FakeXla  # noqa: E402
-
-Q, KV, ROWS = (2, 5, 4, 64), (2, 9, 2, 64), (2, 4, 5)
-NUMBER = 12345
-COUNTERS = [1 << 44, 1 << 45]
-OTHER = FakeDriver.CONTEXT + 64
-NAMES = {"forward": "qkv", "backward": ("dout", "q", "k", "v", "out", "lse")}
-SHAPES = {"q": Q, "k": KV, "v": KV, "out": Q, "dout": Q, "lse": ROWS, "sinks": (4,)}
-
-
-class Native:
-    """A pass on two fake devices, and XLA's side of it."""
-
-    def __init__(self, fake: FakeDevice, driver: FakeDriver, xla: FakeXla) -> None:
-        self.fake, self.driver, self.xla = fake, driver, xla
-        self.scratch = 0
-
-    def add(self, operation: Any = "forward", *more: str, **options: Any) -> Any:
-        """Put the table of a pass under its number; the pass."""
-        names = (*NAMES[operation], *more)
-        call = Call(operation, Options(layout="bshd", q_offset=0, **options)).taking(names)
-        arrays = [
-            jax.ShapeDtypeStruct(SHAPES[n], np.float32 if n in ("lse", "sinks") else np.float16)
-            for n in names
-        ]
-        made = on_device.prepare_device(call, arrays)
-        self.table = made.launch_table(self.driver.addresses)
-        registration.tables.add(NUMBER, self.table.address, self.table)
-        self.made, self.scratch = made, made.scratch_bytes
-        self.results = [*call.results, *(["workspace"] if self.scratch else [])]
-        return made
-
-    def run(self, skewed: int = 0, **places: int) -> dict[str, int]:
-        """Call the handler; where every buffer is."""
-        every = [*self.made.call.names, *self.results]
-        self.at = {n: ((i + 1) << 20) + skewed for i, n in enumerate(every)} | places
-        split = len(self.made.call.names)
-        addresses = [*self.at.values()]
-        self.status = self.xla.call(NUMBER, addresses[:split], addresses[split:])
-        assert not self.driver.raised, self.driver.raised
-        return self.at
-
-    def fails(self, text: str, **places: int) -> None:
-        """Call the handler, which gives XLA an error of that text."""
-        self.run(**places)
-        assert self.status == FakeXla.FAILURE
-        ((said, code),) = self.xla.errors
-        assert (text in said, code) == (True, 13), said
-
-
-@pytest.fixture
-def two(fake_device: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> Iterator[Native]:
-    """Two devices of JAX, the second in a context of its own."""
-    counters = [SimpleNamespace(data=SimpleNamespace(ptr=place)) for place in COUNTERS]
-    contexts = FakeDriver.CONTEXT, OTHER
-    monkeypatch.setattr(on_device, "_devices", lambda: [0, 1])
-    monkeypatch.setattr(on_device, "context_of", lambda device: contexts[device])
-    monkeypatch.setattr(on_device, "new_counter", lambda device: counters[device])
-    monkeypatch.setattr(registration, "tables", registry.Registry())
-    driver = FakeDriver(fake_device.launch, fake_device.encode)
-    handler = registration._handler()
-    registration.tell(registration.tables)
-    yield Native(fake_device, driver, FakeXla(handler.ctypes))
-    registration.tell(native.tables)
+__all__ = ["fake_device", "two"]
 
 
 def _prepared_words(two: Native, device: int, counter: int) -> list[bytes]:
@@ -253,44 +177,3 @@ def test_other_stages_do_nothing(two: Native) -> None:
     for stage in (0, 1, 2):
         assert two.xla.call(NUMBER, [1 << 20] * 3, [1 << 21] * 2, stage) == 0
     assert not two.driver.asked
-
-
-def test_tables_whose_numbers_meet_in_one_slot_are_told_apart(two: Native) -> None:
-    """Beside another, and behind the end of the list."""
-    last = registry.SLOTS - 1
-    two.add(algorithm="fa2")
-    for number in (last, last + registry.SLOTS, last + 2 * registry.SLOTS):
-        registration.tables.add(number, two.table.address, two.table)
-        assert number in registration.tables
-        places = [1 << 20] * 3, [1 << 21] * len(two.results)
-        assert two.xla.call(number, *places) == 0
-    assert two.xla.call(last + 3 * registry.SLOTS, *places) == FakeXla.FAILURE
-
-
-def _lowered(function: Any, *arrays: Any) -> str:
-    traced = jax.jit(function).trace(*arrays)
-    return str(traced.lower(lowering_platforms=("cuda",)).as_text())
-
-
-def test_a_computation_for_cuda_calls_the_handler(
-    two: Native, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By the same number in every process; other shapes, keywords and passes have others."""
-    monkeypatch.setattr(on_device, "tables", registration.tables)
-    monkeypatch.setattr(on_device, "driver_functions", lambda: two.driver.addresses)
-    monkeypatch.setattr(site, "is_ready", lambda platform: True)
-    q, k, v = draw(Q, KV, KV, dtype="float16")
-
-    def numbers(function: Any, *arrays: Any) -> list[str]:
-        text = _lowered(function, *arrays)
-        assert "xla_buffer_python" not in text
-        assert text.count("@cuflash_launch_table") == text.count("table = ")
-        return [part.split()[0] for part in text.split("table = ")[1:]]
-
-    (first,) = numbers(attention, q, k, v)
-    assert numbers(lambda *qkv: attention(*qkv) * 2, q, k, v) == [first]
-    assert len(set(numbers(jax.grad(lambda *x: attention(*x).sum()), q, k, v))) == 2
-    (other,) = numbers(lambda *qkv: attention(*qkv, is_causal=True), q, k, v)
-    (longer,) = numbers(attention, q, jnp.concatenate([k, k], 1), jnp.concatenate([v, v], 1))
-    assert len({first, other, longer}) == 3
-    assert all(int(number) in registration.tables for number in (first, other, longer))

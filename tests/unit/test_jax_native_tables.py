@@ -1,0 +1,59 @@
+"""Launch tables under numbers: which calls share one, and how the handler finds it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("cuflash.jax", reason="JAX is not installed")
+from cuflash.jax import attention, site
+from cuflash.jax import device as on_device
+from cuflash.jax.native import registration, registry
+
+from ..kit.native_frame import FakeXla
+from .jax_case import draw, jax, jnp
+from .native_case import KV, Native, Q, fake_device, two
+
+__all__ = ["fake_device", "two"]
+
+
+def test_tables_whose_numbers_meet_in_one_slot_are_told_apart(two: Native) -> None:
+    """Beside another, and behind the end of the list."""
+    last = registry.SLOTS - 1
+    two.add(algorithm="fa2")
+    for number in (last, last + registry.SLOTS, last + 2 * registry.SLOTS):
+        registration.tables.add(number, two.table.address, two.table)
+        assert number in registration.tables
+        places = [1 << 20] * 3, [1 << 21] * len(two.results)
+        assert two.xla.call(number, *places) == 0
+    assert two.xla.call(last + 3 * registry.SLOTS, *places) == FakeXla.FAILURE
+
+
+def _lowered(function: Any, *arrays: Any) -> str:
+    traced = jax.jit(function).trace(*arrays)
+    return str(traced.lower(lowering_platforms=("cuda",)).as_text())
+
+
+def test_a_computation_for_cuda_calls_the_handler(
+    two: Native, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the same number in every process; other shapes, keywords and passes have others."""
+    monkeypatch.setattr(on_device, "tables", registration.tables)
+    monkeypatch.setattr(on_device, "driver_functions", lambda: two.driver.addresses)
+    monkeypatch.setattr(site, "is_ready", lambda platform: True)
+    q, k, v = draw(Q, KV, KV, dtype="float16")
+
+    def numbers(function: Any, *arrays: Any) -> list[str]:
+        text = _lowered(function, *arrays)
+        assert "xla_buffer_python" not in text
+        assert text.count("@cuflash_launch_table") == text.count("table = ")
+        return [part.split()[0] for part in text.split("table = ")[1:]]
+
+    (first,) = numbers(attention, q, k, v)
+    assert numbers(lambda *qkv: attention(*qkv) * 2, q, k, v) == [first]
+    assert len(set(numbers(jax.grad(lambda *x: attention(*x).sum()), q, k, v))) == 2
+    (other,) = numbers(lambda *qkv: attention(*qkv, is_causal=True), q, k, v)
+    (longer,) = numbers(attention, q, jnp.concatenate([k, k], 1), jnp.concatenate([v, v], 1))
+    assert len({first, other, longer}) == 3
+    assert all(int(number) in registration.tables for number in (first, other, longer))
