@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from cuflash.features.score_text import ScoreText
+
 from ..kit.native_frame import FakeDriver, FakeXla
 from .native_case import COUNTERS, NUMBER, OTHER, Native, fake_device, two
 
@@ -177,3 +179,12 @@ def test_other_stages_do_nothing(two: Native) -> None:
     for stage in (0, 1, 2):
         assert two.xla.call(NUMBER, [1 << 20] * 3, [1 << 21] * 2, stage) == 0
     assert not two.driver.asked
+
+
+def test_parameters_may_be_as_large_as_cuda_takes_them(two: Native) -> None:
+    numbers = tuple((f"n{i}", True, str(i)) for i in range(4000))
+    two.add(algorithm="fa2", more=(("score_mod", ScoreText("return score;", numbers)),))
+    two.run()
+    got = [_without(words, 0) for words in two.fake.launched]
+    assert max(map(len, got)) > 8 * 1024
+    assert got == _prepared_words(two, 0, 0)
