@@ -29,11 +29,11 @@ def _prepared_words(two: Native, device: int, counter: int) -> list[bytes]:
 
 
 def _without(words: Any, counter: int) -> bytes:
-    """The bytes of parameters, the counter's address as given here."""
-    kept = words.copy()
-    if "tile_counter" in (kept.dtype.names or ()):
-        kept["tile_counter"] = counter
-    return bytes(kept.tobytes())
+    """The bytes of parameters, those between fields too, the counter's address as given here."""
+    kept, place = bytearray(words.tobytes()), (words.dtype.fields or {}).get("tile_counter")
+    if place is not None:
+        kept[place[1] : place[1] + 8] = counter.to_bytes(8, "little")
+    return bytes(kept)
 
 
 PASSES = [
