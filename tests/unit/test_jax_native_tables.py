@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("cuflash.jax", reason="JAX is not installed")
@@ -12,7 +13,7 @@ from cuflash.jax import device as on_device
 from cuflash.jax.native import registration, registry
 
 from ..kit.native_frame import FakeXla
-from .jax_case import draw, jax, jnp
+from .jax_case import cpu_mesh, draw, jax, jnp
 from .native_case import KV, Native, Q, fake_device, two
 
 __all__ = ["fake_device", "two"]
@@ -57,3 +58,28 @@ def test_a_computation_for_cuda_calls_the_handler(
     (longer,) = numbers(attention, q, jnp.concatenate([k, k], 1), jnp.concatenate([v, v], 1))
     assert len({first, other, longer}) == 3
     assert all(int(number) in registration.tables for number in (first, other, longer))
+
+
+@pytest.mark.parametrize("taken", [False, True])
+def test_a_divided_computation_is_never_taken_from_another_process(
+    two: Native, monkeypatch: pytest.MonkeyPatch, taken: bool
+) -> None:
+    """The tables of its parts are made where it is compiled; JAX shares nothing with callbacks."""
+    for owner, name, value in (
+        (site, "_NATIVE", {"cpu"}),
+        (site, "is_ready", lambda platform: True),
+        (on_device, "tables", registration.tables),
+        (on_device, "driver_functions", lambda: two.driver.addresses),
+    ):
+        monkeypatch.setattr(owner, name, value)
+    monkeypatch.setitem(site._PREPARE, "cpu", on_device.prepare_device)
+    sharding = jax.sharding.NamedSharding(cpu_mesh(2, 2), jax.sharding.PartitionSpec("x"))
+    q, k, v = (jax.ShapeDtypeStruct(shape, np.float16, sharding=sharding) for shape in (Q, KV, KV))
+    flag = "jax_remove_custom_partitioning_ptr_from_cache_key"
+    jax.config.update(flag, taken)
+    try:
+        lowered = jax.jit(lambda *qkv: attention(*qkv, scale=0.5)).lower(q, k, v)
+    finally:
+        jax.config.update(flag, False)
+    assert "CustomSPMDPartitioning" in lowered.as_text()
+    assert len(lowered._lowering.compile_args["host_callbacks"]) == taken
