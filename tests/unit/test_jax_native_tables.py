@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 pytest.importorskip("cuflash.jax", reason="JAX is not installed")
+from cuflash.features.score_text import NumpyFunction, ScoreText
 from cuflash.jax import attention, site
 from cuflash.jax import device as on_device
 from cuflash.jax.native import registration, registry
@@ -17,6 +18,21 @@ from .jax_case import cpu_mesh, draw, jax, jnp
 from .native_case import KV, Native, Q, fake_device, two
 
 __all__ = ["fake_device", "two"]
+
+
+@pytest.fixture
+def made(two: Native, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Tables of the fake driver are registered where the handler looks; a word for each."""
+    asked: list[int] = []
+
+    def addresses() -> list[int]:
+        asked.append(1)
+        return two.driver.addresses
+
+    monkeypatch.setattr(on_device, "tables", registration.tables)
+    monkeypatch.setattr(on_device, "driver_functions", addresses)
+    monkeypatch.setattr(site, "is_ready", lambda platform: True)
+    return asked
 
 
 def test_tables_whose_numbers_meet_in_one_slot_are_told_apart(two: Native) -> None:
@@ -36,13 +52,8 @@ def _lowered(function: Any, *arrays: Any) -> str:
     return str(traced.lower(lowering_platforms=("cuda",)).as_text())
 
 
-def test_a_computation_for_cuda_calls_the_handler(
-    two: Native, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_computation_for_cuda_calls_the_handler(made: list[int]) -> None:
     """By the same number in every process; other shapes, keywords and passes have others."""
-    monkeypatch.setattr(on_device, "tables", registration.tables)
-    monkeypatch.setattr(on_device, "driver_functions", lambda: two.driver.addresses)
-    monkeypatch.setattr(site, "is_ready", lambda platform: True)
     q, k, v = draw(Q, KV, KV, dtype="float16")
 
     def numbers(function: Any, *arrays: Any) -> list[str]:
@@ -55,23 +66,39 @@ def test_a_computation_for_cuda_calls_the_handler(
     assert numbers(lambda *qkv: attention(*qkv) * 2, q, k, v) == [first]
     assert len(set(numbers(jax.grad(lambda *x: attention(*x).sum()), q, k, v))) == 2
     (other,) = numbers(lambda *qkv: attention(*qkv, is_causal=True), q, k, v)
+    (narrow,) = numbers(attention, *(x.astype("bfloat16") for x in (q, k, v)))
     (longer,) = numbers(attention, q, jnp.concatenate([k, k], 1), jnp.concatenate([v, v], 1))
-    assert len({first, other, longer}) == 3
-    assert all(int(number) in registration.tables for number in (first, other, longer))
+    every = {first, other, narrow, longer}
+    assert len(every) == 4
+    assert all(int(number) in registration.tables for number in every)
+
+
+def _added(two: Native, **options: Any) -> int:
+    """The number of a forward pass."""
+    arrays = [jax.ShapeDtypeStruct(shape, np.float16) for shape in (Q, KV, KV)]
+    return int(two.add(algorithm="fa2", **options).registered(arrays))
+
+
+def test_a_number_is_made_of_no_addresses(two: Native, made: list[int]) -> None:
+    """A function of scores may have a function of NumPy, at another address in each process."""
+    texts = [
+        ScoreText("return score;", numpy=NumpyFunction(function))
+        for function in (lambda score: score, lambda score: score + 0)
+    ]
+    assert len({_added(two, more=(("score_mod", text),)) for text in texts}) == 1
+
+
+def test_a_table_is_made_once(two: Native, made: list[int]) -> None:
+    assert _added(two) == _added(two)
+    assert len(made) == 1
 
 
 @pytest.mark.parametrize("taken", [False, True])
 def test_a_divided_computation_is_never_taken_from_another_process(
-    two: Native, monkeypatch: pytest.MonkeyPatch, taken: bool
+    made: list[int], monkeypatch: pytest.MonkeyPatch, taken: bool
 ) -> None:
     """The tables of its parts are made where it is compiled; JAX shares nothing with callbacks."""
-    for owner, name, value in (
-        (site, "_NATIVE", {"cpu"}),
-        (site, "is_ready", lambda platform: True),
-        (on_device, "tables", registration.tables),
-        (on_device, "driver_functions", lambda: two.driver.addresses),
-    ):
-        monkeypatch.setattr(owner, name, value)
+    monkeypatch.setattr(site, "_NATIVE", {"cpu"})
     monkeypatch.setitem(site._PREPARE, "cpu", on_device.prepare_device)
     sharding = jax.sharding.NamedSharding(cpu_mesh(2, 2), jax.sharding.PartitionSpec("x"))
     q, k, v = (jax.ShapeDtypeStruct(shape, np.float16, sharding=sharding) for shape in (Q, KV, KV))
