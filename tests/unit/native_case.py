@@ -38,13 +38,15 @@ class Native:
     def __init__(self, fake: FakeDevice, driver: FakeDriver, xla: FakeXla) -> None:
         self.fake, self.driver, self.xla = fake, driver, xla
         self.scratch = 0
+        self.shapes: dict[str, tuple[int, ...]] = {}  # that are others than usual
 
     def add(self, operation: Any = "forward", *more: str, **options: Any) -> Any:
         """Put the table of a pass under its number; the pass."""
         names = (*NAMES[operation], *more)
         call = Call(operation, Options(layout="bshd", q_offset=0, **options)).taking(names)
+        shapes = SHAPES | self.shapes
         arrays = [
-            jax.ShapeDtypeStruct(SHAPES[n], np.float32 if n in ("lse", "sinks") else np.float16)
+            jax.ShapeDtypeStruct(shapes[n], np.float32 if n in ("lse", "sinks") else np.float16)
             for n in names
         ]
         made = on_device.prepare_device(call, arrays)

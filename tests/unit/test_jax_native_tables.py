@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+import cuflash
+
 pytest.importorskip("cuflash.jax", reason="JAX is not installed")
 from cuflash.features.score_text import NumpyFunction, ScoreText
 from cuflash.jax import attention, site
 from cuflash.jax import device as on_device
-from cuflash.jax.native import registration, registry
+from cuflash.jax.native import registration, registry, table
 
 from ..kit.native_frame import FakeXla
 from .jax_case import cpu_mesh, draw, jax, jnp
@@ -36,15 +41,15 @@ def made(two: Native, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_tables_whose_numbers_meet_in_one_slot_are_told_apart(two: Native) -> None:
-    """Beside another, and behind the end of the list."""
+    """Beside others, and behind the end of the list."""
     last = registry.SLOTS - 1
     two.add(algorithm="fa2")
-    for number in (last, last + registry.SLOTS, last + 2 * registry.SLOTS):
+    for number in range(last, 9 * registry.SLOTS, registry.SLOTS):
         registration.tables.add(number, two.table.address, two.table)
         assert number in registration.tables
         places = [1 << 20] * 3, [1 << 21] * len(two.results)
         assert two.xla.call(number, *places) == 0
-    assert two.xla.call(last + 3 * registry.SLOTS, *places) == FakeXla.FAILURE
+    assert two.xla.call(last + 9 * registry.SLOTS, *places) == FakeXla.FAILURE
 
 
 def _lowered(function: Any, *arrays: Any) -> str:
@@ -110,3 +115,33 @@ def test_a_divided_computation_is_never_taken_from_another_process(
         jax.config.update(flag, False)
     assert "CustomSPMDPartitioning" in lowered.as_text()
     assert len(lowered._lowering.compile_args["host_callbacks"]) == taken
+
+
+def test_what_does_not_fit_into_a_table_is_refused_or_cut(
+    two: Native, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Messages lose their beginning, so that the number behind them has room."""
+    monkeypatch.setattr(table, "MOST_TEXT", 64)
+    two.add(algorithm="fa2")
+    two.fails("at ", q=1)
+    assert len(two.xla.errors[0][0]) <= 64 - 32 + 1
+    monkeypatch.setattr(table, "MOST_TENSORS", 3)
+    with pytest.raises(cuflash.UnsupportedError, match=r"more than 3 arrays under jax\.jit"):
+        two.add(algorithm="fa2")
+
+
+def test_what_a_device_needs_lives_as_long_as_its_table(
+    two: Native, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its counter, for one, which nothing else holds."""
+    counters: list[Any] = []
+
+    def new_counter(device: int) -> Any:
+        counter = np.zeros(1, np.int32)
+        counters.append(weakref.ref(counter))
+        return SimpleNamespace(data=SimpleNamespace(ptr=1 << 40), memory=counter)
+
+    monkeypatch.setattr(on_device, "new_counter", new_counter)
+    two.add(algorithm="fa3")
+    gc.collect()
+    assert [counter() is not None for counter in counters] == [True, True]
