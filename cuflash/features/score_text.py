@@ -6,7 +6,7 @@ import functools
 import hashlib
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -75,13 +75,14 @@ class ScoreText:
     arrays
         Names of its arrays, in the order of :data:`SLOTS`.
     numpy
-        The same function of NumPy arrays; None if there is none.
+        The same function of NumPy arrays; None if there is none. Left out of what
+        is written, which says the same in every process.
     """
 
     text: str
     numbers: tuple[tuple[str, bool, str], ...] = ()
     arrays: tuple[str, ...] = ()
-    numpy: NumpyFunction | None = None
+    numpy: NumpyFunction | None = field(default=None, repr=False)
 
     @functools.cached_property
     def digest(self) -> str:

@@ -214,14 +214,13 @@ def _lower(context: Any, *values: Any, call: Call) -> Any:
         return mlir.lower_fun(_nothing, multiple_results=True)(context, *values, call=call)
     site = Site(call, module.platforms[0])
     site.prepare(context.avals_in)
-    if site.is_native:
+    divided = _is_divided(module.axis_context)
+    if site.is_native and not (divided and _may_be_taken()):
         module.add_keepalive(site)  # refuses to be serialised
     else:
         module.add_host_callback(site)
         site.index = len(module.host_callbacks) - 1
-    compute = site.compute
-    if _is_divided(module.axis_context):
-        compute = functools.partial(compute_divided, site)
+    compute = functools.partial(compute_divided, site) if divided else site.compute
     return mlir.lower_fun(compute, multiple_results=True)(context, *values)
 
 
@@ -267,6 +266,16 @@ def _is_divided(where: Any) -> bool:
     arrays are divided there.
     """
     return len(getattr(where, "device_assignment", None) or ()) > 1
+
+
+def _may_be_taken() -> bool:
+    """Whether JAX may take a divided computation from another process, compiled.
+
+    The launch tables of the parts are made when XLA compiles it and says what
+    they are. What has a callback JAX compiles in every process.
+    """
+    names = ("remove_custom_partitioning_ptr_from_cache_key", "share_binary_between_hosts")
+    return any(getattr(jax.config, f"jax_{name}", False) for name in names)
 
 
 _primitive.def_impl(_eagerly)

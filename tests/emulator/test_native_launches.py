@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+import cuflash
+
 from ..kit.case import Case
 from ..kit.compare import compare
 from ..kit.data import arrays
@@ -158,3 +160,14 @@ def test_what_the_driver_refuses_is_an_error_of_jax(driver: FakeDriver) -> None:
         pytest.raises(Exception, match="launch was refused: CUDA error 701"),
     ):
         jax.block_until_ready(attention(*x.values(), **_keywords(case), algorithm="fa2"))
+
+
+def test_a_computation_of_the_handler_cannot_be_serialised(driver: FakeDriver) -> None:
+    """It has no callback that would keep JAX from it."""
+    serialise = pytest.importorskip("jax.experimental.serialize_executable").serialize
+    x = arrays(CASE, "q", "k", "v")
+    with emulated_device("90"):
+        run = jax.jit(lambda *qkv: attention(*qkv, **_keywords(CASE), algorithm="fa2"))
+        compiled = run.lower(*x.values()).compile()
+    with pytest.raises(cuflash.UnsupportedError, match="cannot be serialised: its kernels are"):
+        serialise(compiled)

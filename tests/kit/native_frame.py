@@ -124,15 +124,22 @@ class FakeXla:
         self.kept += [buffers, pointers]
         return List(40, None, len(buffers), None, ctypes.addressof(pointers))
 
-    def ask(self, frame_size: int = 168, api_size: int | None = None) -> tuple[int, int, int]:
+    def ask(
+        self,
+        frame_size: int = 168,
+        api_size: int | None = None,
+        has_api: bool = True,
+        extension_type: int = 1,
+        metadata_size: int = 36,
+    ) -> tuple[int, int, int]:
         """The version and the traits that the handler gives when it is registered."""
         self.api.struct_size = ctypes.sizeof(Api) if api_size is None else api_size
-        metadata = Metadata(struct_size=36)
-        extension = Extension(24, 1, None, ctypes.addressof(metadata))
+        metadata = Metadata(struct_size=metadata_size)
+        extension = Extension(24, extension_type, None, ctypes.addressof(metadata))
         frame = Frame(
             struct_size=frame_size,
             extension_start=ctypes.addressof(extension),
-            api=ctypes.addressof(self.api),
+            api=ctypes.addressof(self.api) if has_api else None,
         )
         assert self.handler(ctypes.addressof(frame)) == 0
         return metadata.version.major, metadata.version.minor, metadata.traits
@@ -170,6 +177,7 @@ class FakeDriver:
         self.contexts = [self.CONTEXT]  # of the calling thread; the last is current
         self.stream_context = self.CONTEXT
         self.capturing: set[int] = set()
+        self.capture_status = 1  # of these
         self.set_to: list[tuple[int, ...]] = []
         self._functions = [self._function(one.name) for one in Driver]
 
@@ -219,7 +227,9 @@ class FakeDriver:
         self.set_to.append((address, value, count, stream))
 
     def _is_capturing(self, stream: int, status: int) -> None:
-        ctypes.c_int32.from_address(status).value = stream in self.capturing
+        ctypes.c_int32.from_address(status).value = (
+            self.capture_status if stream in self.capturing else 0
+        )
 
     def _stream_context(self, stream: int, to: int) -> None:
         ctypes.c_uint64.from_address(to).value = self.stream_context

@@ -30,6 +30,7 @@ from . import (
     fa3_order,
     host,
     host_calls,
+    jax_native,
     key_chunks,
     lengths_host,
     mask,
@@ -79,6 +80,7 @@ BUGS = (
     *windows.BUGS,
     *host.BUGS,
     *host_calls.BUGS,
+    *jax_native.BUGS,
     *key_chunks.BUGS,
 )
 #: Those of FlashAttention-3, in records of their own: of a GPU of compute capability 9.0, see

@@ -2,90 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 
-from .fake_device import FakeDevice, fake_device
-from .jax_case import draw, jax, jnp
+from cuflash.features.score_text import ScoreText
+from cuflash.pipeline import DeviceLimits
 
-__all__ = ["fake_device"]
+from ..architectures import LIMITS
+from ..kit.native_frame import FakeDriver, FakeXla
+from .native_case import COUNTERS, NUMBER, OTHER, Native, fake_device, two
 
-attention = pytest.importorskip("cuflash.jax", reason="JAX is not installed").attention
-pytest.importorskip("numba", reason="Numba is not installed")
-from cuflash.jax import device as on_device  # noqa: E402
-from cuflash.jax import native, site  # noqa: E402
-from cuflash.jax.call import Call  # noqa: E402
-from cuflash.jax.native import registration, registry  # noqa: E402
-from cuflash.options import Options  # noqa: E402
-
-from ..kit.native_frame import FakeDriver, FakeXla  # noqa: E402
-
-Q, KV, ROWS = (2, 5, 4, 64), (2, 9, 2, 64), (2, 4, 5)
-NUMBER = 12345
-COUNTERS = [1 << 44, 1 << 45]
-OTHER = FakeDriver.CONTEXT + 64
-NAMES = {"forward": "qkv", "backward": ("dout", "q", "k", "v", "out", "lse")}
-SHAPES = {"q": Q, "k": KV, "v": KV, "out": Q, "dout": Q, "lse": ROWS, "sinks": (4,)}
-
-
-class Native:
-    """A pass on two fake devices, and XLA's side of it."""
-
-    def __init__(self, fake: FakeDevice, driver: FakeDriver, xla: FakeXla) -> None:
-        self.fake, self.driver, self.xla = fake, driver, xla
-        self.scratch = 0
-
-    def add(self, operation: Any = "forward", *more: str, **options: Any) -> Any:
-        """Put the table of a pass under its number; the pass."""
-        names = (*NAMES[operation], *more)
-        call = Call(operation, Options(layout="bshd", q_offset=0, **options)).taking(names)
-        arrays = [
-            jax.ShapeDtypeStruct(SHAPES[n], np.float32 if n in ("lse", "sinks") else np.float16)
-            for n in names
-        ]
-        made = on_device.prepare_device(call, arrays)
-        self.table = made.launch_table(self.driver.addresses)
-        registration.tables.add(NUMBER, self.table.address, self.table)
-        self.made, self.scratch = made, made.scratch_bytes
-        self.results = [*call.results, *(["workspace"] if self.scratch else [])]
-        return made
-
-    def run(self, skewed: int = 0, **places: int) -> dict[str, int]:
-        """Call the handler; where every buffer is."""
-        every = [*self.made.call.names, *self.results]
-        self.at = {n: ((i + 1) << 20) + skewed for i, n in enumerate(every)} | places
-        split = len(self.made.call.names)
-        addresses = [*self.at.values()]
-        self.status = self.xla.call(NUMBER, addresses[:split], addresses[split:])
-        assert not self.driver.raised, self.driver.raised
-        return self.at
-
-    def fails(self, text: str, **places: int) -> None:
-        """Call the handler, which gives XLA an error of that text."""
-        self.run(**places)
-        assert self.status == FakeXla.FAILURE
-        ((said, code),) = self.xla.errors
-        assert (text in said, code) == (True, 13), said
-
-
-@pytest.fixture
-def two(fake_device: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> Iterator[Native]:
-    """Two devices of JAX, the second in a context of its own."""
-    counters = [SimpleNamespace(data=SimpleNamespace(ptr=place)) for place in COUNTERS]
-    contexts = FakeDriver.CONTEXT, OTHER
-    monkeypatch.setattr(on_device, "_devices", lambda: [0, 1])
-    monkeypatch.setattr(on_device, "context_of", lambda device: contexts[device])
-    monkeypatch.setattr(on_device, "new_counter", lambda device: counters[device])
-    monkeypatch.setattr(registration, "tables", registry.Registry())
-    driver = FakeDriver(fake_device.launch, fake_device.encode)
-    handler = registration._handler()
-    registration.tell(registration.tables)
-    yield Native(fake_device, driver, FakeXla(handler.ctypes))
-    registration.tell(native.tables)
+__all__ = ["fake_device", "two"]
 
 
 def _prepared_words(two: Native, device: int, counter: int) -> list[bytes]:
@@ -103,11 +31,11 @@ def _prepared_words(two: Native, device: int, counter: int) -> list[bytes]:
 
 
 def _without(words: Any, counter: int) -> bytes:
-    """The bytes of parameters, the counter's address as given here."""
-    kept = words.copy()
-    if "tile_counter" in (kept.dtype.names or ()):
-        kept["tile_counter"] = counter
-    return bytes(kept.tobytes())
+    """The bytes of parameters, those between fields too, the counter's address as given here."""
+    kept, place = bytearray(words.tobytes()), (words.dtype.fields or {}).get("tile_counter")
+    if place is not None:
+        kept[place[1] : place[1] + 8] = counter.to_bytes(8, "little")
+    return bytes(kept)
 
 
 PASSES = [
@@ -172,8 +100,20 @@ def test_a_counter_belongs_to_the_first_stream(two: Native) -> None:
     assert _counter(two) == COUNTERS[0]
 
 
-def test_a_captured_launch_has_a_counter_of_the_graph(two: Native) -> None:
+def test_each_device_has_a_counter_and_an_owner(two: Native) -> None:
     two.add(algorithm="fa3")
+    two.run()
+    two.driver.stream_context, two.xla.stream = OTHER, FakeXla.STREAM + 8
+    two.run()
+    assert _counter(two) == COUNTERS[1]
+    assert not two.driver.set_to
+
+
+@pytest.mark.parametrize("status", [1, 2])
+def test_a_captured_launch_has_a_counter_of_the_graph(two: Native, status: int) -> None:
+    """Also where the capture has failed already: what is queued then is never launched."""
+    two.add(algorithm="fa3")
+    two.driver.capture_status = status
     two.driver.capturing.add(FakeXla.STREAM)
     at = two.run()
     inside = _counter(two)
@@ -196,7 +136,7 @@ def test_a_captured_launch_has_a_counter_of_the_graph(two: Native) -> None:
         ("push_context", "XLA's stream cannot be used: CUDA error 7"),
     ],
 )
-@pytest.mark.parametrize("number", [7, 701, 70001])
+@pytest.mark.parametrize("number", [7, 10, 701, 70001])
 def test_what_the_driver_refuses_is_said(
     two: Native, function: str, text: str, number: int
 ) -> None:
@@ -229,7 +169,8 @@ def test_another_number_of_buffers_is_refused(two: Native) -> None:
     two.add(algorithm="fa2")
     assert two.xla.call(NUMBER, [1 << 20] * 4, [1 << 21] * 2) == FakeXla.FAILURE
     assert two.xla.call(NUMBER, [1 << 20] * 3, [1 << 21] * 9) == FakeXla.FAILURE
-    assert ["a call of other arguments" in said for said, _ in two.xla.errors] == [True, True]
+    saying = "a call of other arguments, in number "
+    assert [said.partition(saying)[2] for said, _ in two.xla.errors] == ["4", "3"]
     assert not two.fake.launched
 
 
@@ -243,8 +184,8 @@ def test_a_number_without_a_table_is_refused(two: Native) -> None:
 @pytest.mark.parametrize("name", ["q", "out", "lse"])
 def test_a_buffer_that_is_not_aligned_as_planned_is_refused(two: Native, name: str) -> None:
     two.add(algorithm="fa2")
-    two.fails(f"{name} is at no multiple of", **{name: (1 << 25) + 2})
-    assert two.xla.errors[0][0].endswith(f"at {(1 << 25) + 2}")
+    two.fails(f"{name} is at no multiple of", **{name: (1 << 45) + 2})
+    assert two.xla.errors[0][0].endswith(f"at {(1 << 45) + 2}")
     assert not two.fake.launched
 
 
@@ -255,42 +196,54 @@ def test_other_stages_do_nothing(two: Native) -> None:
     assert not two.driver.asked
 
 
-def test_tables_whose_numbers_meet_in_one_slot_are_told_apart(two: Native) -> None:
-    """Beside another, and behind the end of the list."""
-    last = registry.SLOTS - 1
-    two.add(algorithm="fa2")
-    for number in (last, last + registry.SLOTS, last + 2 * registry.SLOTS):
-        registration.tables.add(number, two.table.address, two.table)
-        assert number in registration.tables
-        places = [1 << 20] * 3, [1 << 21] * len(two.results)
-        assert two.xla.call(number, *places) == 0
-    assert two.xla.call(last + 3 * registry.SLOTS, *places) == FakeXla.FAILURE
+def _as_prepared(two: Native, device: int = 0) -> bool:
+    """Whether a run launches what a prepared call does, and no less than one kernel."""
+    two.fake.launched.clear()
+    two.driver.stream_context = (FakeDriver.CONTEXT, OTHER)[device]
+    two.run(**{name: 1 for name, shape in two.shapes.items() if 0 in shape})
+    got = [_without(words, 0) for words in two.fake.launched]
+    two.at |= {name: 0 for name, shape in two.shapes.items() if 0 in shape}
+    return two.status == 0 and bool(got) and got == _prepared_words(two, device, 0)
 
 
-def _lowered(function: Any, *arrays: Any) -> str:
-    traced = jax.jit(function).trace(*arrays)
-    return str(traced.lower(lowering_platforms=("cuda",)).as_text())
+def test_gradients_that_nobody_asked_for_are_in_the_workspace(two: Native) -> None:
+    made = two.add("backward", algorithm="fa2", wrt=("q",))
+    assert len({*made.plans[0].scratch.values()}) == 2
+    assert _as_prepared(two)
 
 
-def test_a_computation_for_cuda_calls_the_handler(
-    two: Native, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By the same number in every process; other shapes, keywords and passes have others."""
-    monkeypatch.setattr(on_device, "tables", registration.tables)
-    monkeypatch.setattr(on_device, "driver_functions", lambda: two.driver.addresses)
-    monkeypatch.setattr(site, "is_ready", lambda platform: True)
-    q, k, v = draw(Q, KV, KV, dtype="float16")
+@pytest.mark.parametrize("operation", ["forward", "backward"])
+def test_arrays_without_elements_are_anywhere(two: Native, operation: str) -> None:
+    """XLA may give them no memory."""
+    empty = (2, 0, 2, 64)
+    two.shapes = dict.fromkeys(("k", "v", "dk", "dv") if operation == "backward" else "kv", empty)
+    two.add(operation, algorithm="fa2")
+    assert _as_prepared(two)
 
-    def numbers(function: Any, *arrays: Any) -> list[str]:
-        text = _lowered(function, *arrays)
-        assert "xla_buffer_python" not in text
-        assert text.count("@cuflash_launch_table") == text.count("table = ")
-        return [part.split()[0] for part in text.split("table = ")[1:]]
 
-    (first,) = numbers(attention, q, k, v)
-    assert numbers(lambda *qkv: attention(*qkv) * 2, q, k, v) == [first]
-    assert len(set(numbers(jax.grad(lambda *x: attention(*x).sum()), q, k, v))) == 2
-    (other,) = numbers(lambda *qkv: attention(*qkv, is_causal=True), q, k, v)
-    (longer,) = numbers(attention, q, jnp.concatenate([k, k], 1), jnp.concatenate([v, v], 1))
-    assert len({first, other, longer}) == 3
-    assert all(int(number) in registration.tables for number in (first, other, longer))
+def test_devices_may_be_of_different_kinds(two: Native, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first has no tile counter, and so no workspace, the second has."""
+    kinds = "80", "90"
+    monkeypatch.setattr(DeviceLimits, "query", lambda device: LIMITS[kinds[device]])
+    made = two.add()
+    needed = [planned.workspace_bytes for planned in made.plans.values()]
+    assert not needed[0]
+    assert needed[1]
+    assert two.results == ["out", "lse", "workspace"]
+    assert all(_as_prepared(two, device) for device in (0, 1))
+
+
+@pytest.mark.parametrize("at", range(0, 256, 85))
+def test_the_workspace_fits_wherever_it_is(two: Native, at: int) -> None:
+    made = two.add("backward", algorithm="fa3")
+    begin = -(-at // 256) * 256
+    assert begin + made.plans[0].workspace_bytes <= at + two.scratch
+
+
+def test_parameters_may_be_as_large_as_cuda_takes_them(two: Native) -> None:
+    numbers = tuple((f"n{i}", True, str(i)) for i in range(4000))
+    two.add(algorithm="fa2", more=(("score_mod", ScoreText("return score;", numbers)),))
+    two.run()
+    got = [_without(words, 0) for words in two.fake.launched]
+    assert max(map(len, got)) > 8 * 1024
+    assert got == _prepared_words(two, 0, 0)

@@ -32,12 +32,15 @@ __all__ = [
     "METADATA_TRAITS",
     "METADATA_VERSION",
     "MINOR",
+    "MINOR_WITHOUT_API",
     "RETS",
     "SCALAR_VALUE",
 ]
 
 #: The version that this file was written for: older ones have the same fields.
 MAJOR, MINOR = 0, 3
+#: That of an XLA which asks for the version and does not say its own: jaxlib before 0.8.
+MINOR_WITHOUT_API = 1
 
 #: XLA_FFI_CallFrame, and the least size of one that holds all of these.
 EXTENSION, FRAME_API, FRAME_CONTEXT, FRAME_STAGE = 8, 16, 24, 32

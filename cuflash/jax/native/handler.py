@@ -35,7 +35,9 @@ def _answer(frame: int, extension: int) -> int:
     metadata = load(extension + xla.METADATA_OF_EXTENSION)
     api = load(frame + xla.FRAME_API)
     major, minor = -1, 0  # a version that no XLA takes
-    if load(frame) >= xla.FRAME_SIZE and api != 0 and load(api) >= xla.API_SIZE:
+    if load(frame) >= xla.FRAME_SIZE and api == 0:
+        major, minor = xla.MAJOR, xla.MINOR_WITHOUT_API
+    elif load(frame) >= xla.FRAME_SIZE and load(api) >= xla.API_SIZE:
         version = load(api + xla.API_VERSION)
         if version & 0xFFFFFFFF == xla.MAJOR:
             major, minor = xla.MAJOR, min(version >> 32, xla.MINOR)

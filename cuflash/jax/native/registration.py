@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
+import threading
 import warnings
 from typing import Any
 
@@ -25,6 +27,8 @@ tables = Registry()
 #: XLA's names of the platforms.
 _PLATFORMS = {"cpu": "cpu", "cuda": "CUDA"}
 
+_lock = threading.Lock()
+
 
 def is_ready(platform: str) -> bool:
     """Whether computations for a platform may call the handler.
@@ -34,7 +38,8 @@ def is_ready(platform: str) -> bool:
     """
     if not Environment.read().jax_native or importlib.util.find_spec("numba") is None:
         return False
-    return _registered(platform)
+    with _lock:  # two threads would compile a handler each, and XLA takes one
+        return _registered(platform)
 
 
 @functools.cache
@@ -58,11 +63,14 @@ def _handler() -> Any:
 
     from .handler import handle
 
-    made = cfunc(types.int64(types.int64), cache=True)(handle)
-    if _greet(made, tables) != STAMP:  # kept from other sources
-        made = cfunc(types.int64(types.int64))(handle)
-        if _greet(made, tables) != STAMP:
-            raise RuntimeError("the compiled handler is not the one of these sources")
+    kind = types.int64(types.int64)
+    with contextlib.suppress(Exception):  # no folder to keep it in, or what is there is broken
+        made = cfunc(kind, cache=True)(handle)
+        if _greet(made, tables) == STAMP:  # else kept from other sources
+            return made
+    made = cfunc(kind)(handle)
+    if _greet(made, tables) != STAMP:
+        raise RuntimeError("the compiled handler is not the one of these sources")
     return made
 
 
