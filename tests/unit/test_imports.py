@@ -182,7 +182,7 @@ ORDER = [
     "jax",
 ]
 #: Applications of the library: they may use all of it, and nothing of it uses them.
-APPLICATIONS = ("cli", "compile_command", "demo", "__main__")
+APPLICATIONS = ("cli", "compile_command", "demo", "explain_command", "__main__")
 #: Their __init__ holds no code.
 PACKAGES = ("planning", "planning.tiles", "cuda", "arrays", "features", "caches")
 
