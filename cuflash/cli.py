@@ -8,21 +8,19 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
-
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+from pathlib import Path
 
 from . import __version__
+from .command_output import MISUSED, describe, ended
 from .compile_command import add_compile
 from .demo import PRESETS, Options, plans, run
 from .demo.options import DTYPES as DEMO_DTYPES
-from .errors import CuflashError
 from .explain_command import add_explain, add_selection
-from .info import info
+from .info_command import add_info
 
 __all__ = ["main"]
 
+_DESCRIPTION = "Exact attention for CuPy, NumPy and JAX: what runs here, and a demo."
 #: What NumPy needs to be quick at the demo on a CPU; read when a process starts. Its products
 #: are too short for threads, which wait for each other many times longer than they compute as
 #: soon as another program wants a core; and glibc would give memory back at every step.
@@ -45,8 +43,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns
     -------
     int
-        The exit code: 0 if all is well, 1 if the demo's evidence falls short,
-        2 for what cannot be done, 130 if interrupted.
+        The exit code: 0 if all is well; 1 if something fails, or the demo's
+        evidence falls short; 2 for what nobody can do; 130 if interrupted; 141
+        if nobody reads what is printed.
 
     Raises
     ------
@@ -55,23 +54,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
         and ``--version``.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
-    given = _parser().parse_args(arguments, argparse.Namespace(arguments=arguments))
+    given = argparse.Namespace(arguments=arguments, command=None)
+    return ended(lambda: _run(given), lambda: " ".join(filter(None, ("cuflash", given.command))))
+
+
+def _run(given: argparse.Namespace) -> int:
+    parser = _parser()
+    if not given.arguments:
+        parser.print_help(sys.stderr)
+        parser.exit(MISUSED)
+    parser.parse_args(given.arguments, given)
     command: Callable[[argparse.Namespace], int] = given.run
-    try:
-        return command(given)
-    except CuflashError as error:
-        print(f"cuflash {given.command}: error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130
+    return command(given)
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m cuflash", description=__doc__)
+    program = "cuflash" if Path(sys.argv[0]).stem == "cuflash" else "python -m cuflash"
+    parser = argparse.ArgumentParser(prog=program)
+    describe(parser, _DESCRIPTION, f"{program} info", f"{program} explain --causal")
     parser.add_argument("--version", action="version", version=f"cuflash {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
-    told = commands.add_parser("info", help="versions, devices, kernel cache and environment")
-    told.set_defaults(run=_info)
+    add_info(commands.add_parser("info", help="versions, devices, kernel cache and environment"))
     add_explain(commands.add_parser("explain", help="what a call would run, and why"))
     add_compile(commands.add_parser("compile", help="fill the kernel cache before the first calls"))
     _add_demo(commands.add_parser("demo", help="train a transformer on the text of Python's help"))
@@ -80,6 +83,13 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_demo(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=_demo)
+    describe(
+        parser,
+        "Train a transformer of bytes on the text of Python's help, with attention and its "
+        "gradients by cuflash. The code is 1 if the network does not beat what has no attention.",
+        "%(prog)s",
+        "%(prog)s --size gpu --generate",
+    )
     told = "what the others default to"
     parser.add_argument("--size", choices=PRESETS, default="small", help=told)
     for name in ("steps", "batch", "seqlen", "layers", "heads", "head-dim", "seed", "compared"):
@@ -88,18 +98,6 @@ def _add_demo(parser: argparse.ArgumentParser) -> None:
     told = "also write text, with a cache and without: 200 bytes, or so many"
     parser.add_argument("--generate", type=int, nargs="?", const=200, metavar="BYTES", help=told)
     add_selection(parser, None)
-
-
-def _info(given: argparse.Namespace) -> int:
-    table = Table(show_header=False)
-    table.add_column()
-    table.add_column(overflow="fold")
-    for section in info().sections:
-        for name, value in section.items():
-            table.add_row(name, Text(value))
-        table.add_section()
-    Console().print(table)
-    return 0
 
 
 def _demo(given: argparse.Namespace) -> int:
@@ -111,5 +109,6 @@ def _demo(given: argparse.Namespace) -> int:
     options = replace(PRESETS[given.size], **chosen)
     if _THREADS not in os.environ and plans(options)["forward"].backend == "numpy":
         command = [sys.executable, "-m", __package__, *given.arguments]
-        return subprocess.run(command, env={**os.environ, **_QUICK}, check=False).returncode
+        code = subprocess.run(command, env={**os.environ, **_QUICK}, check=False).returncode
+        return code if code >= 0 else 128 - code  # that of a shell, where a signal ended it
     return 0 if run(options) else 1

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import warnings
+from dataclasses import asdict
+from typing import Any
 
-from rich.console import Console
 from rich.text import Text
 
 from .arrays.spec import LAYOUTS
 from .block_mask import BlockMask
+from .command_output import Console, add_json, describe, print_json
 from .compile_command import block_of, score_text
 from .errors import ArgumentValueError
-from .explanation import explain
+from .explanation import Explanation, explain
 from .planning.plan import ALGORITHMS
-from .planning.problem import DTYPES, Operation
+from .planning.problem import DTYPES, AttentionProblem, Operation
 from .tensors import QKV, differentiable
 
 __all__ = ["add_explain", "add_selection"]
@@ -25,6 +28,12 @@ _BACKENDS = ("auto", "cuda", "numpy")
 def add_explain(parser: argparse.ArgumentParser) -> None:
     """Give a parser the options of the command, and the command."""
     parser.set_defaults(run=_run)
+    describe(
+        parser,
+        "Say what a call of these sizes would run, forward and backward, and why.",
+        "%(prog)s --causal --heads-q 32 --heads-kv 8 --dtype bfloat16",
+        "%(prog)s --seqlen-q 1 --seqlen-kv 8192 --operation forward --json",
+    )
     parser.add_argument("--batch", type=int, help="default 1")
     parser.add_argument("--seqlen-q", type=int, default=4096, help="default %(default)s")
     parser.add_argument("--seqlen-kv", type=int, help="default that of q")
@@ -52,6 +61,7 @@ def add_explain(parser: argparse.ArgumentParser) -> None:
     told = "keys that one thread block walks, forward; 0: all; default: as the plan finds best"
     parser.add_argument("--kv-chunk", type=int, metavar="N", help=told)
     parser.add_argument("--compile", action="store_true", help="also compile; report registers")
+    add_json(parser)
     add_selection(parser, "auto")
 
 
@@ -82,8 +92,16 @@ def _add_features(parser: argparse.ArgumentParser) -> None:
     for name, rows in (("q", "queries"), ("kv", "keys")):
         told = f"of every batch entry some {rows} count, the first ones"
         parser.add_argument(f"--seqused-{name}", action="store_true", help=told)
-        of, told = (lambda text: (int(text) + 1,)), "so many are packed; both, with --layout shd"
-        parser.add_argument(f"--cu-seqlens-{name}", type=of, metavar="SEQUENCES", help=told)
+        told = "so many are packed; both, with --layout shd"
+        parser.add_argument(f"--cu-seqlens-{name}", type=_sequences, metavar="SEQUENCES", help=told)
+
+
+def _sequences(text: str) -> tuple[int]:
+    """The shape of the offsets of so many sequences."""
+    try:
+        return (int(text) + 1,)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of sequences") from None
 
 
 def _side(text: str) -> int | None:
@@ -105,44 +123,80 @@ def add_selection(parser: argparse.ArgumentParser, default: str | None) -> None:
 def _run(given: argparse.Namespace) -> int:
     both: tuple[Operation, ...] = ("forward", "backward")
     operations = [name for name in both if given.operation in (name, "both")]
-    explanations = [_explained(given, operation) for operation in operations]
+    if given.json:
+        print_json({operation: _report(given, operation) for operation in operations})
+        return 0
+    explanations = [str(_explained(given, operation)) for operation in operations]
     Console().print(Text("\n\n".join(explanations)), soft_wrap=True)
     return 0
 
 
-def _explained(given: argparse.Namespace, operation: Operation) -> str:
+def _report(given: argparse.Namespace, operation: Operation) -> dict[str, Any]:
+    """An explanation in the types of JSON; warnings are part of it."""
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        said = _explained(given, operation)
+    names = ("backend", "algorithm", "device", "reason", "block_q", "block_kv", "workspace_bytes")
+    return {
+        "problem": _problem(said.problem),
+        **{name: getattr(said, name) for name in names},
+        "kernels": [asdict(kernel) for kernel in said.kernels],
+        "copies": list(said.copies),
+        "not_taken": [{"algorithm": name, "reason": why} for name, why in said.not_taken],
+        "warnings": [str(one.message) for one in warned],
+    }
+
+
+def _problem(problem: AttentionProblem) -> dict[str, Any]:
+    sizes = ("batch", "heads_q", "heads_kv", "seqlen_q", "seqlen_kv", "head_dim", "head_dim_v")
+    return {
+        "text": str(problem),
+        "operation": problem.operation,
+        "dtype": problem.storage,
+        **{name: getattr(problem, name) for name in sizes},
+        "mask": problem.mask,
+        "q_first": problem.q_first if problem.has_first else None,
+        "q_offset": problem.q_offset if problem.has_last else None,
+        "features": list(problem.features),
+        "arrays": {
+            name: {"dtype": operand.dtype, "shape": list(operand.shape)}
+            for name, operand in problem.operands.items()
+        },
+        "wrt": list(problem.wrt) if problem.operation == "backward" else [],
+    }
+
+
+def _explained(given: argparse.Namespace, operation: Operation) -> Explanation:
     seed = given.dropout_seed
     selects = operation == "backward" or given.operation == "forward"  # which refuses it
-    return str(
-        explain(
-            *_shapes(given),
-            operation=operation,
-            dtype=given.dtype,
-            causal=given.causal,
-            window_size=None if given.window_size is None else tuple(given.window_size),
-            softcap=given.softcap,
-            score_mod=given.score_mod,
-            alibi_slopes=_slopes(given),
-            bias=_bias(given),
-            mask=None if given.mask_array is None else _of_pairs(given, given.mask_array),
-            block_mask=given.block_mask and BlockMask("bool", given.block_mask),
-            sinks=given.dtype if given.sinks == "" else given.sinks,
-            dropout_p=given.dropout_p,
-            dropout_seed=0 if given.dropout_p and seed is None else seed,
-            seqused_q="int32" if given.seqused_q else None,
-            seqused_kv="int32" if given.seqused_kv else None,
-            cu_seqlens_q=given.cu_seqlens_q,
-            cu_seqlens_kv=given.cu_seqlens_kv,
-            wrt=given.wrt if selects else QKV,
-            q_offset=given.q_offset,
-            layout=given.layout,
-            deterministic=given.deterministic,
-            backend=given.backend,
-            algorithm=given.algorithm,
-            blocks=None if given.blocks is None else tuple(given.blocks),
-            kv_chunk=given.kv_chunk if given.operation != "both" or not selects else None,
-            compile=given.compile,
-        )
+    return explain(
+        *_shapes(given),
+        operation=operation,
+        dtype=given.dtype,
+        causal=given.causal,
+        window_size=None if given.window_size is None else tuple(given.window_size),
+        softcap=given.softcap,
+        score_mod=given.score_mod,
+        alibi_slopes=_slopes(given),
+        bias=_bias(given),
+        mask=None if given.mask_array is None else _of_pairs(given, given.mask_array),
+        block_mask=given.block_mask and BlockMask("bool", given.block_mask),
+        sinks=given.dtype if given.sinks == "" else given.sinks,
+        dropout_p=given.dropout_p,
+        dropout_seed=0 if given.dropout_p and seed is None else seed,
+        seqused_q="int32" if given.seqused_q else None,
+        seqused_kv="int32" if given.seqused_kv else None,
+        cu_seqlens_q=given.cu_seqlens_q,
+        cu_seqlens_kv=given.cu_seqlens_kv,
+        wrt=given.wrt if selects else QKV,
+        q_offset=given.q_offset,
+        layout=given.layout,
+        deterministic=given.deterministic,
+        backend=given.backend,
+        algorithm=given.algorithm,
+        blocks=None if given.blocks is None else tuple(given.blocks),
+        kv_chunk=given.kv_chunk if given.operation != "both" or not selects else None,
+        compile=given.compile,
     )
 
 
