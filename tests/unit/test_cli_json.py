@@ -90,6 +90,17 @@ def test_what_info_cannot_find_is_null_beside_the_error(
     assert found["environment"]["CUFLASH_CPU_CACHE"] == "much"
 
 
+def test_a_kernel_cache_that_cannot_be_looked_at_is_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = "/" + "long" * 100
+    monkeypatch.setenv("CUPY_CACHE_DIR", folder)
+    found = _printed("info --json", capsys)["kernel_cache"]
+    assert (found["folder"], found["binaries"]) == (folder, None)
+    assert "too long" in found["error"]
+    assert found["error"] in cuflash.info().kernel_cache
+
+
 _SIZES = "explain --json --backend numpy --seqlen-q 9 --head-dim 8"
 
 
