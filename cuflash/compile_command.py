@@ -6,11 +6,11 @@ import argparse
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from .calls_to_come import Calls
+from .command_output import Console, describe
 from .compile_ahead import compile_ahead, device_of, kernels_of
 from .errors import CuflashError
 from .features.block_mask import check_block
@@ -35,12 +35,16 @@ _DESCRIPTION = (
     "is compiled that it would choose for these widths. The calls have contiguous arrays, and "
     "results in the dtype of the inputs."
 )
+_EXAMPLES = (
+    "%(prog)s --head-dim 128 --dtype bfloat16",
+    "%(prog)s --head-dim 64,192/128 --operation forward --seqlen 1/4096",
+)
 
 
 def add_compile(parser: argparse.ArgumentParser) -> None:
     """Give a parser the options of the command, and the command."""
     parser.set_defaults(run=_run)
-    parser.description = _DESCRIPTION
+    describe(parser, _DESCRIPTION, *_EXAMPLES)
 
     def add(name: str, of: Callable[[str], object], default: str | None, told: str) -> None:
         metavar = name.rsplit("-", 1)[-1].upper()

@@ -20,6 +20,7 @@ __all__ = [
     "LaunchError",
     "ToolchainError",
     "UnsupportedError",
+    "install",
     "shown",
 ]
 
@@ -79,6 +80,11 @@ class CompileError(CuflashError, RuntimeError):
 
 class LaunchError(CuflashError, RuntimeError):
     """The driver refused a launch; the message holds the configuration."""
+
+
+def install(extra: str, option: str = "") -> str:
+    """The command that brings an extra, to users of the package and of a checkout."""
+    return f"pip install {option}'cuflash[{extra}]', or '.[{extra}]' in a checkout"
 
 
 def shown(value: Any) -> str:

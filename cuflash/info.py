@@ -156,9 +156,9 @@ def _sources() -> str:
 
 def _kernel_cache() -> str:
     folder = kernel_cache_folder()
-    if not folder.is_dir():
-        return f"{folder} (empty)"
     try:
+        if not folder.is_dir():
+            return f"{folder} (empty)"
         return f"{folder} ({len(binaries(folder)):,} binaries)"
     except OSError as error:  # what this says is wanted where something is wrong
         return f"{folder} ({error})"

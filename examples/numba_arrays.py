@@ -14,10 +14,10 @@ Python for one row, and compiled twice.
 
 import argparse
 import math
+import sys
 
 import numba
 import numpy as np
-from numba import cuda
 
 import cuflash
 
@@ -59,8 +59,26 @@ def for_rows_on_the_cpu(function):
     return loop
 
 
+def cuda_target():
+    """`numba.cuda`; Numba loads what its kernels need when it compiles the first one."""
+    try:
+        from numba import cuda
+
+        if not cuda.is_available():
+            sys.exit("numba.cuda finds no CUDA device")
+        cuda.jit("void(int32)")(lambda _: None)
+    except (ImportError, AttributeError) as error:  # what an old one asks of a newer NumPy
+        sys.exit(
+            f"Numba's CUDA target cannot be loaded ({type(error).__name__}: {error}); Numba is "
+            f"{numba.__version__}, NumPy {np.__version__}: install versions that fit"
+        )
+    return cuda
+
+
 def for_rows_on_the_gpu(function):
     """A function that changes every row of a device array; a thread takes a row."""
+    from numba import cuda
+
     of_row = cuda.jit(function, device=True)
 
     @cuda.jit
@@ -105,7 +123,7 @@ def main(argv=None):
     if arrays == "numpy":
         for_rows, copied = for_rows_on_the_cpu, np.copy
     else:
-        for_rows, copied = for_rows_on_the_gpu, cuda.to_device
+        for_rows, copied = for_rows_on_the_gpu, cuda_target().to_device
     q, k, v, out = (copied(x) for x in (*host, np.zeros_like(host[0])))
     before = address(out)
 

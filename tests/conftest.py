@@ -33,6 +33,7 @@ LISTED_SKIPS: tuple[str, ...] = (
     "JAX is not installed",
     "JAX has no CUDA backend here",
     "Numba is not installed",
+    "Numba's CUDA target cannot be loaded",  # followed by what is broken
     "Flax is not installed",
     "not on this device",  # followed by the library's own reason
 )

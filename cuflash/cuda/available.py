@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from ..errors import BackendUnavailableError
+from ..errors import BackendUnavailableError, install
 
 __all__ = ["device_count", "is_usable", "require_cupy", "require_device"]
 
@@ -21,7 +21,7 @@ def _why_not() -> str | None:
         import cupy
     except ModuleNotFoundError as error:
         if error.name == "cupy":
-            return f"CuPy is not installed ({error}): pip install 'cuflash[cuda13]'"
+            return f"CuPy is not installed ({error}): {install('cuda13')}"
         return _not_imported(error)
     except Exception as error:
         return _not_imported(error)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config import Environment
-from ..errors import CompileError, ToolchainError
+from ..errors import CompileError, ToolchainError, install
 from ..planning.kernel import KernelConfig
 from .source import Sources, find_sources, translation_unit
 
@@ -28,7 +28,7 @@ __all__ = [
     "require_toolchain",
 ]
 
-_REMEDY = "install NVRTC and the CUDA headers with: pip install 'cuflash[cuda13]' (or [cuda12])"
+_REMEDY = f"install NVRTC and the CUDA headers with: {install('cuda13')} (or cuda12)"
 _NO_CACHE = (
     "CuPy's kernel cache cannot be used, so every process compiles this kernel again; set "
     "CUPY_CACHE_DIR to a folder that can be read and written"

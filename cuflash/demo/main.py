@@ -6,8 +6,8 @@ from collections import Counter
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 
+from ..command_output import Console
 from ..dispatch import observe
 from ..errors import UnsupportedError
 from ..explanation import Explanation, explain
@@ -33,7 +33,7 @@ def run(options: Options, console: Console | None = None) -> bool:
     ----------
     options : Options
         Sizes, and where attention runs.
-    console : rich.console.Console, optional
+    console : Console, optional
         By default the standard output.
 
     Returns

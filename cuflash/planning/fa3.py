@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ..errors import UnsupportedError
+from ..errors import UnsupportedError, install
 from ..features.packed_group import with_packed_group
 from .argument_gradients import ArgumentGradients
 from .block_bits import bits_of_tiles
@@ -79,7 +79,7 @@ def needs_newer_compiler(problem: AttentionProblem, limits: DeviceLimits) -> str
 def _compiler_reason(limits: DeviceLimits) -> str:
     found, needed = (".".join(map(str, v)) for v in (limits.nvrtc, OLDEST_NVRTC))
     extra = f"cuda{max(12, limits.nvrtc[0])}"
-    return f"needs NVRTC {needed} or newer, this is {found}: pip install -U 'cuflash[{extra}]'"
+    return f"needs NVRTC {needed} or newer, this is {found}: {install(extra, '-U ')}"
 
 
 def _why_not(problem: AttentionProblem, limits: DeviceLimits) -> str | None:

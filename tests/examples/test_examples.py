@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ..conftest import LISTED_SKIPS
+
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 Result = dict[str, Any]
 
@@ -158,7 +160,27 @@ def test_numba_on_the_host() -> None:
 
 @pytest.mark.gpu
 def test_numba_on_a_gpu() -> None:
-    _numba("cuda")
+    try:
+        _numba("cuda")
+    except SystemExit as ended:  # it says what is broken
+        pytest.skip(str(ended))
+
+
+def test_numba_without_its_cuda_target_is_said_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    numba_cuda = pytest.importorskip("numba.cuda", reason="Numba is not installed")
+
+    def jit(signature: str) -> None:
+        raise AttributeError("module 'numpy' has no attribute 'row_stack'")
+
+    monkeypatch.setattr(numba_cuda, "is_available", lambda: True)
+    monkeypatch.setattr(numba_cuda, "jit", jit)
+    with pytest.raises(SystemExit) as ended:
+        _run("numba_arrays", "--arrays", "cuda")
+    said = ended.value.code
+    assert isinstance(said, str)
+    assert "\n" not in said
+    assert "row_stack" in said
+    assert any(listed in said for listed in LISTED_SKIPS)
 
 
 def test_every_example_is_tested_and_listed() -> None:

@@ -143,6 +143,7 @@ def test_only_a_cupy_that_is_not_found_is_not_installed(name: str) -> None:
     itself = _reason(patch, ModuleNotFoundError("No module named 'cupy'", name="cupy"))
     assert itself is not None
     assert itself.startswith("CuPy is not installed (No module named 'cupy'): pip install")
+    assert "'cuflash[cuda13]', or '.[cuda13]' in a checkout" in itself
 
 
 def test_an_interrupt_is_not_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:

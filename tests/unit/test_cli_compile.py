@@ -169,13 +169,13 @@ def test_wrong_arguments_end_with_2(options: str, capsys: pytest.CaptureFixture[
     assert options.split()[1].strip(",") in said
 
 
-def test_without_a_gpu_it_ends_with_2_and_says_what_to_do(
+def test_without_a_gpu_it_ends_with_1_and_says_what_to_do(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from cuflash.cuda import available
 
     monkeypatch.setattr(available, "_why_not", lambda: "there is no CUDA device")
-    assert cli.main(["compile"]) == 2
+    assert cli.main(["compile"]) == 1
     said = capsys.readouterr().err
     assert "there is no CUDA device" in said
     assert "CUPY_CACHE_DIR" in said

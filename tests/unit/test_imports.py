@@ -182,7 +182,15 @@ ORDER = [
     "jax",
 ]
 #: Applications of the library: they may use all of it, and nothing of it uses them.
-APPLICATIONS = ("cli", "compile_command", "demo", "__main__")
+APPLICATIONS = (
+    "cli",
+    "command_output",
+    "compile_command",
+    "demo",
+    "explain_command",
+    "info_command",
+    "__main__",
+)
 #: Their __init__ holds no code.
 PACKAGES = ("planning", "planning.tiles", "cuda", "arrays", "features", "caches")
 

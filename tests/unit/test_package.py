@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import configparser
+import email
+import importlib
 import pickle
 import subprocess
 import sys
@@ -11,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import cuflash
+from cuflash import cli
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +85,33 @@ def test_the_public_names_are_documented() -> None:
 def test_the_version_is_one(root: Path) -> None:
     assert 'dynamic = ["version"]' in (root / "pyproject.toml").read_text()
     assert cuflash.__version__.count(".") == 2
+    assert f"\nversion: {cuflash.__version__}\n" in (root / "CITATION.cff").read_text("utf-8")
+
+
+def _shipped(wheel: Path, name: str) -> str:
+    """A file of the wheel's own description."""
+    with zipfile.ZipFile(wheel) as archive:
+        (path,) = (path for path in archive.namelist() if path.endswith(f".dist-info/{name}"))
+        return archive.read(path).decode()
+
+
+def test_the_wheel_installs_the_command(wheel: Path) -> None:
+    described = configparser.ConfigParser()
+    described.read_string(_shipped(wheel, "entry_points.txt"))
+    module, _, function = described["console_scripts"]["cuflash"].partition(":")
+    assert getattr(importlib.import_module(module), function) is cli.main
+
+
+def test_the_wheel_says_what_it_is(wheel: Path) -> None:
+    said = email.message_from_string(_shipped(wheel, "METADATA"))
+    assert said["Version"] == cuflash.__version__
+    assert said["License-Expression"] == "BSD-3-Clause"
+    assert said["Requires-Python"] == ">=3.10"
+    classifiers = said.get_all("Classifier", [])
+    python = "Programming Language :: Python :: 3."
+    versions = [one.removeprefix(python) for one in classifiers if one.startswith(python)]
+    assert versions == ["10", "11", "12", "13", "14"]
+    assert not [one for one in classifiers if one.startswith("License ::")]
 
 
 def test_the_public_names_are_what_is_listed(root: Path) -> None:

@@ -141,7 +141,8 @@ _REFUSED = {
     "an older compiler": (
         of_gradients(),
         replace(HOPPER, nvrtc=(12, 8)),
-        r"needs NVRTC 12\.9 or newer, this is 12\.8: pip install -U 'cuflash\[cuda12\]'",
+        r"needs NVRTC 12\.9 or newer, this is 12\.8: "
+        r"pip install -U 'cuflash\[cuda12\]', or '\.\[cuda12\]' in a checkout",
     ),
     "little shared memory": (
         of_gradients(),

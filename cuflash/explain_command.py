@@ -1,0 +1,256 @@
+"""``python -m cuflash explain``: its options, and what it shows."""
+
+from __future__ import annotations
+
+import argparse
+import warnings
+from dataclasses import asdict
+from typing import Any
+
+from rich.text import Text
+
+from .arrays.spec import LAYOUTS
+from .block_mask import BlockMask
+from .command_output import Console, add_json, describe, print_json
+from .compile_command import block_of, score_text
+from .errors import ArgumentValueError
+from .explanation import Explanation, explain
+from .planning.plan import ALGORITHMS
+from .planning.problem import DTYPES, AttentionProblem, Operation
+from .tensors import QKV, differentiable
+
+__all__ = ["add_explain", "add_selection"]
+
+_ALGORITHMS = ("auto", *sorted(ALGORITHMS))
+_BACKENDS = ("auto", "cuda", "numpy")
+
+
+def add_explain(parser: argparse.ArgumentParser) -> None:
+    """Give a parser the options of the command, and the command."""
+    parser.set_defaults(run=_run)
+    describe(
+        parser,
+        "Say what a call of these sizes would run, forward and backward, and why.",
+        "%(prog)s --causal --heads-q 32 --heads-kv 8 --dtype bfloat16",
+        "%(prog)s --seqlen-q 1 --seqlen-kv 8192 --operation forward --json",
+    )
+    parser.add_argument("--batch", type=int, help="default 1")
+    parser.add_argument("--seqlen-q", type=int, default=4096, help="default %(default)s")
+    parser.add_argument("--seqlen-kv", type=int, help="default that of q")
+    parser.add_argument("--heads-q", type=int, help="default 16")
+    parser.add_argument("--heads-kv", type=int, help="default those of q")
+    parser.add_argument("--head-dim", type=int, default=128, help="default %(default)s")
+    parser.add_argument("--head-dim-v", type=int, help="default that of q")
+    parser.add_argument("--dtype", choices=DTYPES, default="float16", help="default %(default)s")
+    parser.add_argument("--causal", action="store_true")
+    _add_features(parser)
+    parser.add_argument("--q-offset", type=int, help="position of query 0 among the keys")
+    parser.add_argument("--layout", choices=LAYOUTS, default="bshd", help="default %(default)s")
+    parser.add_argument(
+        "--operation", choices=("forward", "backward", "both"), default="both", help="default both"
+    )
+    parser.add_argument(
+        "--wrt",
+        type=lambda text: tuple(text.split(",")),
+        default=QKV,
+        metavar="NAME[,NAME]",
+        help=f"gradients that are asked for: of {', '.join(differentiable())}; default q,k,v",
+    )
+    parser.add_argument("--deterministic", action="store_true", help="gradients of the same bits")
+    parser.add_argument("--blocks", type=int, nargs=2, metavar=("Q", "KV"))
+    told = "keys that one thread block walks, forward; 0: all; default: as the plan finds best"
+    parser.add_argument("--kv-chunk", type=int, metavar="N", help=told)
+    parser.add_argument("--compile", action="store_true", help="also compile; report registers")
+    add_json(parser)
+    add_selection(parser, "auto")
+
+
+def _add_features(parser: argparse.ArgumentParser) -> None:
+    told = "keys that a query sees before and after its own; none: all of them"
+    sides = ("LEFT", "RIGHT")
+    parser.add_argument("--window-size", type=_side, nargs=2, metavar=sides, help=told)
+    parser.add_argument("--softcap", type=float, help="what scores approach; default no cap")
+    told = "a function of scores without arguments: 'return 0.5 * s;'"
+    parser.add_argument("--score-mod", type=score_text, metavar="TEXT", help=told)
+    told = "with ALiBi; slopes by head, or by batch entry and head"
+    parser.add_argument("--alibi-slopes", choices=("heads", "batch"), help=told)
+    parser.add_argument(
+        "--bias",
+        type=_axes,
+        metavar="AXES[:DTYPE]",
+        help="with a bias of these axes of b, h, q and k (1: of none), by default of q's dtype; "
+        "hqk is one for each head, query and key",
+    )
+    told = "with a boolean mask of these axes"
+    parser.add_argument("--mask-array", type=_letters, metavar="AXES", help=told)
+    told = "with a block mask of these blocks"
+    parser.add_argument("--block-mask", type=block_of, metavar="BQxBKV", help=told)
+    told = "with sinks; of this dtype, by default that of q"
+    parser.add_argument("--sinks", nargs="?", const="", metavar="DTYPE", help=told)
+    parser.add_argument("--dropout-p", type=float, help="the part of the weights that is dropped")
+    parser.add_argument("--dropout-seed", type=int, help="default 0, where weights are dropped")
+    for name, rows in (("q", "queries"), ("kv", "keys")):
+        told = f"of every batch entry some {rows} count, the first ones"
+        parser.add_argument(f"--seqused-{name}", action="store_true", help=told)
+        told = "so many are packed; both, with --layout shd"
+        parser.add_argument(f"--cu-seqlens-{name}", type=_sequences, metavar="SEQUENCES", help=told)
+
+
+def _sequences(text: str) -> tuple[int]:
+    """The shape of the offsets of so many sequences."""
+    try:
+        return (int(text) + 1,)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of sequences") from None
+
+
+def _side(text: str) -> int | None:
+    """A side of a window: ``"none"`` or a number of keys."""
+    if text == "none":
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a number nor none") from None
+
+
+def add_selection(parser: argparse.ArgumentParser, default: str | None) -> None:
+    """Give a parser the options that choose what computes."""
+    parser.add_argument("--algorithm", choices=_ALGORITHMS, default=default)
+    parser.add_argument("--backend", choices=_BACKENDS, default=default)
+
+
+def _run(given: argparse.Namespace) -> int:
+    both: tuple[Operation, ...] = ("forward", "backward")
+    operations = [name for name in both if given.operation in (name, "both")]
+    if given.json:
+        print_json({operation: _report(given, operation) for operation in operations})
+        return 0
+    explanations = [str(_explained(given, operation)) for operation in operations]
+    Console().print(Text("\n\n".join(explanations)), soft_wrap=True)
+    return 0
+
+
+def _report(given: argparse.Namespace, operation: Operation) -> dict[str, Any]:
+    """An explanation in the types of JSON; warnings are part of it."""
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        said = _explained(given, operation)
+    names = ("backend", "algorithm", "device", "reason", "block_q", "block_kv", "workspace_bytes")
+    return {
+        "problem": _problem(said.problem),
+        **{name: getattr(said, name) for name in names},
+        "kernels": [asdict(kernel) for kernel in said.kernels],
+        "copies": list(said.copies),
+        "not_taken": [{"algorithm": name, "reason": why} for name, why in said.not_taken],
+        "warnings": [str(one.message) for one in warned],
+    }
+
+
+def _problem(problem: AttentionProblem) -> dict[str, Any]:
+    sizes = ("batch", "heads_q", "heads_kv", "seqlen_q", "seqlen_kv", "head_dim", "head_dim_v")
+    return {
+        "text": str(problem),
+        "operation": problem.operation,
+        "dtype": problem.storage,
+        **{name: getattr(problem, name) for name in sizes},
+        "mask": problem.mask,
+        "q_first": problem.q_first if problem.has_first else None,
+        "q_offset": problem.q_offset if problem.has_last else None,
+        "features": list(problem.features),
+        "arrays": {
+            name: {"dtype": operand.dtype, "shape": list(operand.shape)}
+            for name, operand in problem.operands.items()
+        },
+        "wrt": list(problem.wrt) if problem.operation == "backward" else [],
+    }
+
+
+def _explained(given: argparse.Namespace, operation: Operation) -> Explanation:
+    seed = given.dropout_seed
+    selects = operation == "backward" or given.operation == "forward"  # which refuses it
+    return explain(
+        *_shapes(given),
+        operation=operation,
+        dtype=given.dtype,
+        causal=given.causal,
+        window_size=None if given.window_size is None else tuple(given.window_size),
+        softcap=given.softcap,
+        score_mod=given.score_mod,
+        alibi_slopes=_slopes(given),
+        bias=_bias(given),
+        mask=None if given.mask_array is None else _of_pairs(given, given.mask_array),
+        block_mask=given.block_mask and BlockMask("bool", given.block_mask),
+        sinks=given.dtype if given.sinks == "" else given.sinks,
+        dropout_p=given.dropout_p,
+        dropout_seed=0 if given.dropout_p and seed is None else seed,
+        seqused_q="int32" if given.seqused_q else None,
+        seqused_kv="int32" if given.seqused_kv else None,
+        cu_seqlens_q=given.cu_seqlens_q,
+        cu_seqlens_kv=given.cu_seqlens_kv,
+        wrt=given.wrt if selects else QKV,
+        q_offset=given.q_offset,
+        layout=given.layout,
+        deterministic=given.deterministic,
+        backend=given.backend,
+        algorithm=given.algorithm,
+        blocks=None if given.blocks is None else tuple(given.blocks),
+        kv_chunk=given.kv_chunk if given.operation != "both" or not selects else None,
+        compile=given.compile,
+    )
+
+
+def _shapes(given: argparse.Namespace) -> list[tuple[int, ...]]:
+    """The shapes of q, k and v in the layout that was asked for."""
+    for name, axis in (("batch", "b"), ("heads_q", "h"), ("heads_kv", "h")):
+        if axis not in given.layout and getattr(given, name) is not None:
+            option = f"--{name.replace('_', '-')}"
+            raise ArgumentValueError(option, str(getattr(given, name)), f"a layout with {axis!r}")
+    batch = 1 if given.batch is None else given.batch
+    heads_q = 16 if given.heads_q is None else given.heads_q
+    heads_kv = heads_q if given.heads_kv is None else given.heads_kv
+    seqlen_kv = given.seqlen_q if given.seqlen_kv is None else given.seqlen_kv
+    head_dim_v = given.head_dim if given.head_dim_v is None else given.head_dim_v
+    tensors = (
+        {"b": batch, "s": given.seqlen_q, "h": heads_q, "d": given.head_dim},
+        {"b": batch, "s": seqlen_kv, "h": heads_kv, "d": given.head_dim},
+        {"b": batch, "s": seqlen_kv, "h": heads_kv, "d": head_dim_v},
+    )
+    return [tuple(sizes[axis] for axis in given.layout) for sizes in tensors]
+
+
+def _slopes(given: argparse.Namespace) -> tuple[int, ...] | None:
+    """The shape of slopes that was asked for."""
+    if given.alibi_slopes is None:
+        return None
+    sizes = dict(zip(given.layout, _shapes(given)[0], strict=True))
+    batch, heads = sizes.get("b", 1), sizes.get("h", 1)
+    return (heads,) if given.alibi_slopes == "heads" else (batch, heads)
+
+
+def _axes(text: str) -> tuple[str, str]:
+    """``"hqk:float32"`` is ``("hqk", "float32")``."""
+    axes, _, dtype = text.partition(":")
+    return _letters(axes), dtype
+
+
+def _letters(axes: str) -> str:
+    """Axes of an array of pairs, each once."""
+    if axes != "1" and (not axes or not set(axes) <= set("bhqk") or len(set(axes)) < len(axes)):
+        raise argparse.ArgumentTypeError(f"{axes!r} is neither 1 nor some of b, h, q and k")
+    return axes
+
+
+def _bias(given: argparse.Namespace) -> tuple[tuple[int, ...], str] | None:
+    """The shape and dtype of the bias that was asked for."""
+    if given.bias is None:
+        return None
+    axes, dtype = given.bias
+    return _of_pairs(given, axes), dtype or given.dtype
+
+
+def _of_pairs(given: argparse.Namespace, axes: str) -> tuple[int, ...]:
+    """The shape of an array of pairs that has these axes."""
+    q, k, _ = (dict(zip(given.layout, shape, strict=True)) for shape in _shapes(given))
+    sizes = {"b": q.get("b", 1), "h": q.get("h", 1), "q": q["s"], "k": k["s"]}
+    return tuple(size if axis in axes else 1 for axis, size in sizes.items())
