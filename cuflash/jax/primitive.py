@@ -234,7 +234,7 @@ def _refuse_elsewhere(module: Any) -> None:
     if getattr(module.lowering_parameters, "for_export", False):
         raise UnsupportedError(
             "jax.export cannot take cuflash.jax.attention: what is exported runs in other "
-            "processes, and the pass calls back into this one; "
+            "processes, and the kernels are in this one; "
             "export the model with jax.nn.dot_product_attention"
         )
     platforms = tuple(module.platforms)
