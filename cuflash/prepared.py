@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -108,6 +108,17 @@ class Prepared:
         if stream is None:  # CuPy has a current one for each device
             stream = current_stream(launcher.device_id)
         launcher.run(addresses, workspace, stream)
+
+    def bound(self, pointers: Mapping[str, int], workspace: int = 0) -> Callable[[int], None]:
+        """A run with these addresses, to be called with the address of a stream.
+
+        Parameters and errors are those of :meth:`run`; addresses are checked now.
+        """
+        addresses = self._addresses.of(pointers, workspace)
+        if self._empty:
+            return lambda stream: None
+        launch = self._launcher.run
+        return lambda stream: launch(addresses, workspace, stream)
 
 
 def prepare(

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 
+from ..bounded_cache import BoundedCache
 from ..errors import BackendUnavailableError
 from ..pipeline import CallPlan, choose_device, plan_call
 from ..prepared import Prepared
@@ -26,6 +27,9 @@ __all__ = ["DeviceCall", "prepare_device"]
 
 #: A prepared pass wants its workspace at a multiple of this; XLA promises less.
 _ALIGNMENT = 256
+
+#: Runs that are kept.
+_KEPT = 64
 
 
 @dataclass(frozen=True, eq=False)  # JAX hashes it
@@ -70,15 +74,31 @@ class DeviceCall:
             Of the results, the workspace after them, and of the arguments, in
             the order of the call.
         """
-        names = (*self.call.results, "workspace")[: len(results)]
-        places = [_place_of(buffer) for buffer in (*results, *buffers)]
-        pointers = {
-            name: address
-            for name, (address, _) in zip((*names, *self.call.names), places, strict=True)
-        }
+        places = tuple([_place_of(buffer) for buffer in (*results, *buffers)])
+        run = self._runs.get(places)
+        if run is None:
+            run = self._run_of(places, (*results, *buffers), len(results))
+            self._runs[places] = run
+        run(context.stream)
+
+    @functools.cached_property
+    def _runs(self) -> BoundedCache[tuple[tuple[int, int], ...], Callable[[int], None]]:
+        """Runs by where their buffers lie: XLA gives a program the same memory again and again."""
+        return BoundedCache(_KEPT)
+
+    def _run_of(
+        self, places: Sequence[tuple[int, int]], buffers: Sequence[Any], made: int
+    ) -> Callable[[int], None]:
+        """A run over buffers, the first of which are made, that a stream is still to be given."""
+        names = (*(*self.call.results, "workspace")[:made], *self.call.names)
+        at = [
+            0 if 0 in buffer.shape else address  # it may have no memory
+            for (address, _), buffer in zip(places, buffers, strict=True)
+        ]
+        pointers = dict(zip(names, at, strict=True))
         scratch = pointers.pop("workspace", 0)
         workspace = -(-scratch // _ALIGNMENT) * _ALIGNMENT
-        self.prepared[places[0][1]].run(pointers, context.stream, workspace)
+        return self.prepared[places[0][1]].bound(pointers, workspace)
 
     def launch_table(self, driver: Sequence[int] | None = None) -> LaunchTable:
         """What the handler launches: with the driver's own functions, if no others are given."""
@@ -133,28 +153,33 @@ def _devices() -> list[int]:
         raise BackendUnavailableError(f"JAX has no CUDA device here: {error}") from error
 
 
-#: Of DLPack's structure of a tensor: the address of its data, and the device's number.
-_DATA, _DEVICE_NUMBER, _BYTE_OFFSET = 0, 12, 40
+class _Tensor(ctypes.Structure):
+    """A tensor as DLPack lays it out."""
+
+    _fields_ = (
+        ("data", ctypes.c_uint64),
+        ("device_kind", ctypes.c_int32),
+        ("device", ctypes.c_int32),
+        ("axes", ctypes.c_int32),
+        ("dtype", ctypes.c_uint32),
+        ("shape", ctypes.c_uint64),
+        ("strides", ctypes.c_uint64),
+        ("byte_offset", ctypes.c_uint64),
+    )
 
 
-@functools.cache
-def _structure_of() -> Any:
-    """The function of Python that gives the address of what a capsule holds."""
-    function = ctypes.pythonapi.PyCapsule_GetPointer
-    function.restype, function.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
-    return function
+#: Python's own function that gives the address of what a capsule holds.
+_address_in = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi)
+)
 
 
 def _place_of(buffer: Any) -> tuple[int, int]:
-    """Device address of a buffer, 0 of one without elements, and the number of its device.
+    """Device address of a buffer and the number of its device.
 
     By DLPack's own structure: ``__cuda_array_interface__`` has no bfloat16, and
     an array of CuPy takes longer to make than a kernel to launch.
     """
     capsule = buffer.__dlpack__()
-    tensor = _structure_of()(capsule, b"dltensor")
-    device = ctypes.c_int32.from_address(tensor + _DEVICE_NUMBER).value
-    if 0 in buffer.shape:  # it may have no memory
-        return 0, device
-    data = ctypes.c_uint64.from_address(tensor + _DATA).value
-    return data + ctypes.c_uint64.from_address(tensor + _BYTE_OFFSET).value, device
+    tensor = _Tensor.from_address(_address_in(capsule, b"dltensor"))
+    return tensor.data + tensor.byte_offset, tensor.device

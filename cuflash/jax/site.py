@@ -61,7 +61,10 @@ class Site:
         """Fill the buffers of the results, which stand last."""
         split = len(self.call.names)
         operands, results = buffers[:split], buffers[split:]
-        prepared = self._prepared[tuple(tuple(buffer.shape) for buffer in operands)]
+        if len(self._prepared) == 1:  # looking at shapes takes longer than all the rest here
+            (prepared,) = self._prepared.values()
+        else:
+            prepared = self._prepared[tuple(tuple(buffer.shape) for buffer in operands)]
         prepared(context, results, *operands)
         return ()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
 from dataclasses import replace
 from types import SimpleNamespace
@@ -39,11 +40,10 @@ def two_devices(fake_device: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> Fak
 
 
 class _Buffer:
-    """Stands for a buffer of XLA: one without elements has no memory."""
+    """Stands for a buffer of XLA."""
 
     def __init__(self, shape: tuple[int, ...], dtype: Any, address: int, device: int) -> None:
-        self.shape, self.device = shape, device
-        self.address = 0 if 0 in shape else address
+        self.shape, self.address, self.device = shape, address, device
 
 
 def _lowered(function: Any, *arrays: Any) -> str:
@@ -132,11 +132,42 @@ def test_a_callback_launches_on_xlas_stream_and_device(
         assert _data(words, name) == at[name], name
 
 
+def test_moved_buffers_are_launched_where_they_lie_now(fake_device: FakeDevice) -> None:
+    """A run is kept by the addresses, and by the device, of its buffers."""
+    prepared, arrays = _prepared(algorithm="fa1")
+    for skewed, device in ((0, 0), (256, 0), (0, 1), (0, 0), (256, 0)):
+        at = _run(prepared, arrays, device, skewed)
+        assert fake_device.queued[-1] == (device, STREAM)
+        words = fake_device.launched[-1]
+        assert [_data(words, name) for name in ("q", "k", "v", "out")] == [
+            at[name] for name in ("q", "k", "v", "out")
+        ]
+    assert len(fake_device.launched) == 5
+
+
 def test_a_buffer_lies_where_dlpack_says() -> None:
     array = np.zeros((3, 4), np.float32)
     assert _place_of(array) == (array.ctypes.data, 0)
     assert _place_of(array[1:]) == (array.ctypes.data + 16, 0)
-    assert _place_of(array[:0]) == (0, 0)
+
+
+class _Capsuled:
+    """A buffer whose DLPack structure has these words."""
+
+    def __init__(self, *words: int) -> None:
+        self._words = np.array(words, np.uint64)
+
+    def __dlpack__(self) -> Any:
+        make = ctypes.PYFUNCTYPE(
+            ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p
+        )(("PyCapsule_New", ctypes.pythonapi))
+        return make(self._words.ctypes.data, b"dltensor", None)
+
+
+def test_a_buffer_may_begin_behind_its_data_on_any_device() -> None:
+    data, device, axes, shape, strides, offset = 0x7F12_3456_7000, 5, 4, 1, 2, 768
+    buffer = _Capsuled(data, device << 32 | 2, axes, shape, strides, offset)
+    assert _place_of(buffer) == (data + offset, device)
 
 
 @pytest.mark.parametrize("skewed", [0, 16, 128])
@@ -145,7 +176,7 @@ def test_the_workspace_begins_at_a_multiple_of_256(fake_device: FakeDevice, skew
     needed = max(p.workspace_bytes for p in prepared.prepared.values())
     given: list[tuple[int, int]] = []
     for one in prepared.prepared.values():
-        one.run = lambda pointers, stream, workspace: given.append((stream, workspace))
+        one.bound = lambda _, workspace: lambda stream: given.append((stream, workspace))
     at = _run(prepared, arrays, skewed=skewed)
     ((stream, workspace),) = given
     assert stream == STREAM
@@ -174,7 +205,7 @@ def test_a_backward_callback_names_its_buffers(fake_device: FakeDevice) -> None:
     prepared, arrays = _prepared("backward", algorithm="fa2")
     given: list[Any] = []
     for one in prepared.prepared.values():
-        one.run = lambda pointers, stream, workspace: given.append(pointers)
+        one.bound = lambda pointers, _: given.append(pointers) or (lambda stream: None)
     at = _run(prepared, arrays)
     at.pop("workspace", None)
     assert given == [at]
@@ -182,7 +213,7 @@ def test_a_backward_callback_names_its_buffers(fake_device: FakeDevice) -> None:
     taking = prepared.call.taking((*prepared.call.names, "dlse"))
     with_dlse = replace(prepared, call=taking)
     for one in with_dlse.prepared.values():
-        one.run = lambda pointers, stream, workspace: given.append(pointers)
+        one.bound = lambda pointers, _: given.append(pointers) or (lambda stream: None)
     at = _run(with_dlse, [*arrays, jax.ShapeDtypeStruct((2, 4, 5), jnp.float32)])
     assert given[1]["dlse"] == at["dlse"]
 

@@ -71,6 +71,32 @@ def test_addresses_that_were_not_planned_are_refused(
     assert says in str(caught.value)
     assert not fake_device.launched
 
+    with pytest.raises(error, match="pointers: got"):
+        prepared.bound({**_pointers(prepared), **change}, workspace=ADDRESS)
+    assert not fake_device.launched
+
+
+@pytest.mark.parametrize("operation", ["forward", "backward"])
+def test_a_bound_run_launches_what_a_run_does(fake_device: FakeDevice, operation: str) -> None:
+    prepared = _prepare(operation)
+    pointers = _pointers(prepared)
+    bound = prepared.bound(pointers, ADDRESS)
+    assert not fake_device.launched
+    prepared.run(pointers, stream=77, workspace=ADDRESS)
+    for stream in (78, 79):
+        bound(stream)
+    count = len(prepared.plan.launches)
+    assert fake_device.queued == [(0, stream) for stream in (77, 78, 79) for _ in range(count)]
+    first = [words.tobytes() for words in fake_device.launched[:count]]
+    for at in (count, 2 * count):
+        assert [words.tobytes() for words in fake_device.launched[at : at + count]] == first
+
+
+def test_a_bound_run_of_nothing_launches_nothing(fake_device: FakeDevice) -> None:
+    prepared = cuflash.prepare((2, 0, 4, 8), KV, KV, dtype="float16")
+    prepared.bound({**_pointers(prepared), "q": 0, "out": 0, "lse": 0}, ADDRESS)(77)
+    assert not fake_device.launched
+
 
 def test_unaligned_rows_still_need_whole_elements(fake_device: FakeDevice) -> None:
     shape = (2, 5, 4, 7)
