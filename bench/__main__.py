@@ -43,6 +43,7 @@ def ended_as_by_an_error() -> Iterator[None]:
 _OF_AN_OUTPUT = {
     "jit": "run_jit",
     "jitted": "run_jitted",
+    "training_step": "run_training_step",
     "cold": "run_cold",
     "residual": "run_residual",
 }
@@ -101,6 +102,8 @@ def _parser() -> argparse.ArgumentParser:
     jit.add_argument("--output", type=Path, help="results file; by default by the GPU's name")
     jitted = commands.add_parser("jitted", help="time programs of jax.jit beside those of others")
     jitted.add_argument("--output", type=Path, help="results file; by default by the GPU's name")
+    step = commands.add_parser("training_step", help="time a step of a model under jax.jit")
+    step.add_argument("--output", type=Path, help="results file; by default by the GPU's name")
     flash3 = commands.add_parser("flash3", help="time FlashAttention-3 beside ours under jax.jit")
     flash3.add_argument("--cases", default="windows,windows-backward", help="sets of cases")
     flash3.add_argument("--output", type=Path, help="results file; by default by the GPU's name")

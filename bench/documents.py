@@ -14,6 +14,7 @@ CHARTS = "docs/charts"
 #: The blocks of every page, in their order. A block may stand on several pages.
 PAGES: Mapping[str, tuple[str, ...]] = {
     "README.md": ("opening",),
+    "docs/guide/jax.md": ("training-step",),
     "docs/results/index.md": ("opening",),
     "docs/results/hopper.md": (
         "fa3",

@@ -67,7 +67,7 @@ _KINDS = {
 #: How the names of files of another kind than device times end.
 _OTHER_KINDS = (
     *("-latency", "-story", "-jit", "-jitted"),
-    *("-cold", "-residual", "-flash3", "-tiles"),
+    *("-cold", "-residual", "-flash3", "-tiles", "-training-step"),
 )
 
 

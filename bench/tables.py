@@ -13,6 +13,7 @@ from . import jitted_table as jitted
 from . import opening
 from . import pages_table as pages
 from . import residual_table as residual
+from . import training_step_table as training_step
 from .charts import charts_of
 from .cpu_table import render_cpu
 from .documents import CHARTS
@@ -30,6 +31,7 @@ __all__ = [
     "LATENCY",
     "RESIDUAL",
     "SETS",
+    "TRAINING_STEP",
     "grid",
     "render",
 ]
@@ -80,6 +82,8 @@ COLD = "cold"
 JIT = "jit"
 #: And that of programs of ``jax.jit`` beside those of others.
 JITTED = "jitted"
+#: And that of a training step.
+TRAINING_STEP = "training-step"
 #: And that of FlashAttention-3, which JAX alone can call.
 FLASH3, FLASH3_PACKED = "flash3", "flash3-packed"
 #: And that of errors and times with a float32 residual.
@@ -288,6 +292,7 @@ _ALONE: Mapping[str, Callable[[], str]] = {
     COLD: _cold,
     JIT: _jit,
     JITTED: jitted.render,
+    TRAINING_STEP: training_step.render,
     FLASH3: flash3.render,
     FLASH3_PACKED: lambda: flash3.render(packed=True),
     RESIDUAL: residual.render,

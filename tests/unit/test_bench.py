@@ -19,7 +19,17 @@ from bench.documents import PAGES
 from bench.run import select_protocols, store
 from bench.stored import gpu_files
 from bench.story.tables import BLOCKS as STORY
-from bench.tables import COLD, FLASH3, FLASH3_PACKED, JIT, JITTED, LATENCY, RESIDUAL, SETS
+from bench.tables import (
+    COLD,
+    FLASH3,
+    FLASH3_PACKED,
+    JIT,
+    JITTED,
+    LATENCY,
+    RESIDUAL,
+    SETS,
+    TRAINING_STEP,
+)
 from cuflash import BackendUnavailableError
 
 #: What every row of a GPU's results has.
@@ -62,7 +72,7 @@ def test_the_pages_show_the_stored_results() -> None:
 
 def test_every_block_of_results_has_a_page() -> None:
     single = ("fa1", "cpu", LATENCY, COLD, JIT, JITTED, FLASH3, FLASH3_PACKED, RESIDUAL)
-    every = {"opening", *SETS, *single, *STORY}
+    every = {"opening", *SETS, *single, TRAINING_STEP, *STORY}
     listed = [name for blocks in PAGES.values() for name in blocks]
     assert set(listed) == every
     assert sorted(listed) == sorted([*every, "opening"])  # which README and a page both show
