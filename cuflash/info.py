@@ -1,4 +1,4 @@
-"""What a bug report needs."""
+"""The facts that a bug report needs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _PACKAGES = (
 
 
 class Texts(Mapping[str, str]):
-    """Texts by name, which do not change and can be hashed."""
+    """An immutable, hashable mapping of texts."""
 
     def __init__(self, texts: Mapping[str, str]) -> None:
         self._texts = dict(texts)
@@ -69,7 +69,7 @@ class Info:
 
     @property
     def sections(self) -> tuple[Mapping[str, str], ...]:
-        """Everything by the name it is printed with: versions, machine, environment."""
+        """All facts under their printed names: versions, machine, environment."""
         devices = {f"device {i}": str(device) for i, device in enumerate(self.devices)}
         machine = {
             "CUDA": self.cuda,
@@ -119,7 +119,7 @@ def _versions() -> dict[str, str]:
         versions["CUDA driver"] = str(runtime.driverGetVersion())
         try:
             versions["NVRTC"] = "{}.{}".format(*nvrtc.getVersion())
-        except Exception as error:  # of several types, by CuPy version and platform
+        except Exception as error:  # its type depends on the CuPy version and the platform
             versions["NVRTC"] = f"not loadable: {error}"
     return versions
 
@@ -160,7 +160,7 @@ def _kernel_cache() -> str:
         if not folder.is_dir():
             return f"{folder} (empty)"
         return f"{folder} ({len(binaries(folder)):,} binaries)"
-    except OSError as error:  # what this says is wanted where something is wrong
+    except OSError as error:  # the text matters most where something is wrong
         return f"{folder} ({error})"
 
 
