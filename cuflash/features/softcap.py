@@ -1,7 +1,7 @@
-"""Soft capping: scores that approach a bound instead of exceeding it.
+"""Soft capping: scores approach a bound and do not exceed it.
 
-With ``s = scale * q k^T`` a score is ``softcap * tanh(s / softcap)``. Masks
-come after it, so what is hidden stays hidden.
+With ``s = scale * q k^T`` the score is ``softcap * tanh(s / softcap)``. Masks come after it, so
+hidden pairs stay hidden.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _DEVICE = DevicePart(
 
 
 def _check(name: str, value: Any) -> float:
-    """A number, 0 for no cap."""
+    """The cap; 0 for none."""
     expected = "a positive number; 0 or None for no cap"
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real):
         raise ArgumentTypeError(name, shown(value), expected)
@@ -57,7 +57,7 @@ def _cap_with_slope(scores: Any, _: ScorePlace, given: Given) -> Any:
     e = np.exp(-2 * np.abs(scores))
     np.tanh(scores, out=scores)
     scores *= given["cap"]
-    return 4 * e / (1 + e) ** 2  # 1 - tanh^2, which would cancel
+    return 4 * e / (1 + e) ** 2  # equals 1 - tanh^2, which would cancel
 
 
 def _use(request: Request) -> Use | None:
