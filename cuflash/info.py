@@ -14,6 +14,7 @@ from .cuda.available import is_usable, require_device
 from .cuda.kernel_cache import binaries, kernel_cache_folder
 from .cuda.source import find_sources
 from .errors import CuflashError
+from .html_table import html_table
 from .planning.device import DeviceLimits, HostLimits
 
 __all__ = ["Info", "info"]
@@ -57,7 +58,7 @@ class Texts(Mapping[str, str]):
 
 @dataclass(frozen=True)
 class Info:
-    """Versions, devices, cache and environment; ``print`` it."""
+    """Versions, devices, cache and environment; ``print`` it, or show it in a notebook."""
 
     versions: Texts
     cuda: str  # "usable", or why not
@@ -81,8 +82,13 @@ class Info:
         return self.versions, machine, self.environment
 
     def __str__(self) -> str:
-        named = (item for section in self.sections for item in section.items())
-        return "\n".join(f"{name:<26}{value}" for name, value in named)
+        return "\n".join(f"{name:<26}{value}" for name, value in self._rows())
+
+    def _repr_html_(self) -> str:
+        return html_table(self._rows())
+
+    def _rows(self) -> list[tuple[str, str]]:
+        return [item for section in self.sections for item in section.items()]
 
 
 def info() -> Info:
@@ -92,6 +98,13 @@ def info() -> Info:
     -------
     Info
         A frozen record that prints itself, and can be hashed.
+
+    Examples
+    --------
+    >>> import cuflash
+    >>> found = cuflash.info()
+    >>> found.versions["cuflash"] == cuflash.__version__
+    True
     """
     return Info(
         versions=Texts(_versions()),

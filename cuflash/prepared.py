@@ -16,6 +16,7 @@ from .cuda.available import device_count, require_device
 from .cuda.current import current_stream
 from .errors import ArgumentTypeError, ArgumentValueError, shown
 from .given import add_given
+from .html_table import html_table
 from .options import (
     AlgorithmChoice,
     Differentiable,
@@ -57,6 +58,13 @@ class Prepared:
             self._addresses, self._empty = planned.addresses, not planned.launcher.steps
         else:
             self._addresses, self._empty = addresses_of(planned), planned.plan.problem.empty
+
+    def _repr_html_(self) -> str:
+        tensors = ", ".join(
+            f"{name} {spec.dtype} {spec.shape}" for name, spec in self.tensors.items()
+        )
+        rows = [("plan", str(self.plan)), ("workspace", f"{self.workspace_bytes:,} bytes")]
+        return html_table([*rows, ("tensors", tensors)])
 
     @property
     def plan(self) -> Plan:

@@ -18,6 +18,7 @@ ORDER = [
     "reference_caches",
     "config",
     "bounded_cache",
+    "html_table",
     "philox",
     "features.device",
     "features.host",
