@@ -40,6 +40,14 @@ class BlockMask:
     ------
     ArgumentTypeError, ArgumentValueError
         If ``block`` is not a pair of such numbers.
+
+    Examples
+    --------
+    >>> import numpy as np, cuflash
+    >>> mask = cuflash.BlockMask(np.tri(2, dtype=bool), block=(64, 64))
+    >>> q = np.ones((1, 128, 1, 16), np.float32)
+    >>> cuflash.attention(q, q, q, block_mask=mask).shape
+    (1, 128, 1, 16)
     """
 
     blocks: Any
@@ -72,6 +80,14 @@ class BlockMask:
             If an argument is of another kind, ``indptr`` decreases along its last axis or points
             outside of ``indices``, or a column is not below ``kv_blocks``. The call waits for
             arrays on a device.
+
+        Examples
+        --------
+        >>> import numpy as np, cuflash
+        >>> rows, columns = np.array([0, 1, 3]), np.array([0, 0, 1])
+        >>> cuflash.BlockMask.from_csr(rows, columns, kv_blocks=2).blocks
+        array([[ True, False],
+               [ True,  True]])
         """
         starts, columns = adopt("indptr", indptr), adopt("indices", indices)
         for name, array in (("indptr", starts), ("indices", columns)):

@@ -44,6 +44,13 @@ def dropout_mask(
     ------
     ArgumentTypeError, ArgumentValueError
         Naming the argument, its value and what is needed.
+
+    Examples
+    --------
+    >>> import cuflash
+    >>> keep = cuflash.dropout_mask((1, 2, 64, 64), dropout_p=0.5, dropout_seed=3)
+    >>> keep.shape, round(float(keep.mean()), 1)
+    ((1, 2, 64, 64), 0.5)
     """
     batch, heads, rows, keys = _check_shape(shape)
     p = check_probability("dropout_p", dropout_p)

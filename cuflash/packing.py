@@ -89,6 +89,14 @@ def unpack(packed: Any, cu_seqlens: Any, seqlen: int) -> Any:
     ------
     ArgumentTypeError, ArgumentValueError
         Naming the argument.
+
+    Examples
+    --------
+    >>> import numpy as np, cuflash
+    >>> packed = np.array([[1.0], [2.0], [3.0]])
+    >>> cuflash.unpack(packed, np.array([0, 1, 3]), 2)[..., 0]
+    array([[1., 0.],
+           [2., 3.]])
     """
     xp = namespace_of("packed", packed)
     if packed.ndim < 1:
@@ -124,6 +132,12 @@ def cu_seqlens_of(segment_ids: Any, sequences: int) -> Any:
     ------
     ArgumentTypeError, ArgumentValueError
         Naming the argument.
+
+    Examples
+    --------
+    >>> import numpy as np, cuflash
+    >>> cuflash.cu_seqlens_of(np.array([0, 0, 2]), 3)
+    array([0, 2, 2, 3], dtype=int32)
     """
     xp = namespace_of("segment_ids", segment_ids)
     _check_integers("segment_ids", segment_ids, xp, None)
