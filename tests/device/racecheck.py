@@ -8,7 +8,6 @@ queries are cleared, and where weights are passed on. A kernel of two dozen line
 barrier is reported too, and without it is not. Reads in ``fa3/backward_*.cuh`` against that copy
 are therefore set aside, with reads of the kernel whose line the compiler has lost; nothing else is.
 Racecheck thus does not check this one order; the planted bugs of it do ("Q is loaded before
-else is. So racecheck does not hold this one order: the planted bugs of it do ("Q is loaded before
 the one before is read" in ``tests/mutants/fa3_backward.py``, and its like).
 """
 

@@ -1,4 +1,4 @@
-"""What a notebook shows of the objects that users print."""
+"""The tables that notebooks show for objects that users print."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SHAPE = (1, 128, 2, 64)
 
 
 class _Cells(HTMLParser):
-    """The rows of a table as texts; every tag has to be closed in order."""
+    """The rows of a table as texts; every tag must be closed in order."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ def test_values_are_escaped() -> None:
 
 
 def test_a_prepared_call_shows_its_plan_and_its_arrays() -> None:
-    """Of a plan that stands for one of a device."""
+    """The plan here replaces one of a device."""
     prepared = cuflash.Prepared.__new__(cuflash.Prepared)
     spec = TensorSpec(SHAPE, "float16", (1,) * 4, 2, 0)
     planned = SimpleNamespace(
