@@ -22,8 +22,7 @@ __all__ = ["WRONG", "Truth"]
 
 #: The largest relative error of one rounding to the storage type.
 UNIT = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24, "float64": 2.0**-53}
-#: Below this magnitude a rounding errs by the unit of this. Only float16 has it where a test can
-#: see it.
+#: Below this magnitude a rounding errs by the unit of this; only in float16 can a test see it.
 SMALLEST = {"float16": 2.0**-14}
 #: The longest sequence that is checked as a whole, and the number of sampled rows of a longer one.
 WHOLE, SAMPLE = 2048, 512
