@@ -56,9 +56,7 @@ class Case:
     block_mask: bool = False  # shows a quarter of the blocks; the call without it takes turns
     score_mod: bool = False  # a soft cap written by the caller; ``softcap`` takes turns
     lengths: str | None = None  # of packed sequences; a batch of equal ones takes turns
-    kvcache: bool = (
-        False  # the call for caches, lengths in an array; ``attention`` takes turns
-    )
+    kvcache: bool = False  # the call for caches, lengths in an array; ``attention`` takes turns
     # Keys in a page of the caches; other sizes, and caches without pages, take turns.
     pages: tuple[int, ...] = ()
     rotated: bool = False  # each call uses another copy of keys and values, which is not in L2
