@@ -35,19 +35,19 @@ sum of n terms drifts one way, by ``SUM_DRIFT`` u of the compute dtype for each.
 columns of such an output, which are one number, are rounded alike: e_i gets (sum_c |dO_ic
 out_ic|)^2.
 
-A soft cap C makes z_ij of the scores, with slopes g_ij = 1 - z_ij^2 / C^2. Then
+A soft cap C turns scores into z_ij, with slopes g_ij = 1 - z_ij^2 / C^2. Then
 s_ij is multiplied by g_ij, and dS is P (dP - delta) g. The slope errs by
-G_ij = c + 2 c s_ij |z_ij| / C^2 (of wide dtypes 4 h g in place of the first c),
-and D_ij gets P^2 (dP - delta)^2 G^2. The tanh errs by h, in u, and so alike for
-scores that are alike: with w_ij = h |z_ij| these sums, squared, are added to
-those of lse, out, delta, dv, and of dq and dk, 2 |z| / C^2 of 16-bit dtypes
-alone, whose slope is made of the tanh::
+G_ij = c + 2 c s_ij |z_ij| / C^2 (in wide dtypes, 4 h g replaces the first c),
+and D_ij gets P^2 (dP - delta)^2 G^2. The tanh errs by h, in u. Equal scores have
+the same error, so with w_ij = h |z_ij| the squares of these sums are added to the
+errors of lse, out, delta, dv, dq and dk. The term 2 |z| / C^2 is there in 16-bit
+dtypes alone, which compute the slope from the tanh::
 
     sum_j P_ij w_ij         sum_j P_ij w_ij |v_j - out_i|    sum_j P_ij |dP_ij - delta_i| w_ij
     sum_i P_ij W_ij |dO_i|  scale sum P |dP - delta| (W g + w 2 |z| / C^2) |k_j| or |q_i|
 
 W_ij = w_ij + sum_j P_ij w_ij: the weights err by the log-sum-exp too.
-P in the term of t_ij, and beside e_i, is multiplied by g and all that g errs by.
+P in the term of t_ij, and beside e_i, is multiplied by g and by the error of g.
 
 With ALiBi's slope a and distances d_ij, s_ij has the term |a| d_ij more, not
 multiplied by g_ij, and the gradient of a is, of m_ij = d_ij P_ij (dP_ij - delta_i)::

@@ -54,11 +54,12 @@ PAIR_LIMIT = 4.0
 
 #: float32 and float64: a 64-row tile's RMS of the same ratio may be twice that of plain NumPy
 #: over the same rows (the rule of the project), plus one unit. The unit is for luck: plain NumPy
-#: is sometimes exact where a correct tile errs by 1.4 (one query, three keys). Correct: 0.90 of
-#: what is allowed in float32, 0.87 in float64, in 20,000 tiles, both at single rows of outliers;
-#: 0.73 otherwise. Plain itself errs by 0.3 to 2 units, by 10 where thousands of terms are added.
-#: In float32 the unit is one and a half: a product of 8 terms by three tf32 products errs by 1.34
-#: units on average (what they leave out), by multiply and add 1.02; from 16 terms on by as much.
+#: is sometimes exact where a correct tile errs by 1.4 (one query, three keys). In 20,000 tiles,
+#: correct code had 0.90 of its limit in float32 and 0.87 in float64, both at single rows of
+#: outliers; 0.73 otherwise. Plain NumPy itself errs by 0.3 to 2 units, and by 10 in sums of
+#: thousands of terms. In float32 the unit is one and a half: a product of 8 terms by three tf32
+#: products errs by 1.34 units on average, from the parts that they leave out; multiply and add
+#: errs by 1.02. From 16 terms on the two err alike.
 PLAIN_FACTOR = 2.0
 PLAIN_UNITS = {"float32": 1.5, "float64": 1.0}
 PLAIN_ROWS = 64
@@ -81,10 +82,10 @@ BIAS_LIMIT = 1.0
 
 
 def bias_scatter(name: str, rows: np.ndarray) -> np.ndarray:
-    """The factor that a head may have whose truth lies in a few rows: 1 for 64 rows and more.
+    """The factor on the limit of a head with its truth in a few rows: 1 for 64 rows and more.
 
     A head whose truth lies in one row is that row, which ``ROW_LIMIT`` judges: four keys, where one
-    row has nearly all of dk, gave 0.97 by both rules. That of n rows scatters as 1 / sqrt(n).
+    row has nearly all of dk, gave 0.97 by both rules. A head of n rows scatters as 1 / sqrt(n).
     """
     beyond = np.sqrt(PLAIN_ROWS / np.clip(rows, 1, PLAIN_ROWS)) - 1
     return 1 + (ROW_LIMIT[name] - 1) * beyond / (math.sqrt(PLAIN_ROWS) - 1)

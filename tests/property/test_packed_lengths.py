@@ -27,7 +27,7 @@ from .sweep import examples, runners, several_tiles, skip_unless_served, sweep, 
 from .test_windows import inputs
 
 _BUDGET = {"float16": 2**16, "bfloat16": 2**16, "float32": 2**16, "float64": 2**14}
-#: Of a sequence beside the first one that is drawn.
+#: Longest of the sequences beside the first one, which is drawn as ``Case``.
 _LONGEST = 150
 #: With sinks; see ``test_sinks``.
 _VALUES = tuple(values for values in VALUES if values != "equal")

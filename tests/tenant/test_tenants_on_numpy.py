@@ -116,7 +116,7 @@ def test_rows_that_a_term_hides_may_hold_anything(algorithm: str, dead: float) -
 @pytest.mark.parametrize("sinks", [False, True])
 @pytest.mark.parametrize("algorithm", ["fa1", "fa2"])
 def test_keys_with_a_common_part(algorithm: str, sinks: bool) -> None:
-    """Terms enter the log-sum-exp of the keys without it: dq is as near as without terms."""
+    """Terms join the log-sum-exp without the common part: dq is as near as without terms."""
     one = TenantCall(seqlen_q=60, seqlen_kv=70, shift=3e3, parity=0, tilt=0.1, sinks=sinks)
     for call_of in (one, one.without("parity"), one.without("tilt")):
         truth = judge(call_of)["dq"]

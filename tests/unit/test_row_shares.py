@@ -1,8 +1,8 @@
-"""The rows of FlashAttention-3's backward pass that a kv tile has a share of.
+"""Each kv tile's share of the rows of dQ in FlashAttention-3's backward pass.
 
-``store_zeros_of`` of ``cuda_src/fa3/backward_clear.cuh``, which clears them,
-and ``RowUnits`` of ``cuda_src/fa3/backward_rows.cuh``, which rounds them, are
-written down here once more.
+This file repeats ``store_zeros_of`` of ``cuda_src/fa3/backward_clear.cuh``, which
+clears the rows, and ``RowUnits`` of ``cuda_src/fa3/backward_rows.cuh``, which
+rounds them.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def test_copies_of_zeros_cover_every_row_once(shared: Shared, row: BackwardRow) 
 @thoroughly
 @given(SHARED, st.integers(1, 9))
 def test_blocks_of_rows_finish_every_row_once(shared: Shared, shares: int) -> None:
-    """However many tiles a block does, and whether there are more of them than units, or fewer."""
+    """For every number of tiles in a block, and with more tiles than units, or fewer."""
     blocks = (range(t, min(t + shares, shared.tiles)) for t in range(0, shared.tiles, shares))
     done = Counter(unit for block in blocks for unit in shared.finished(block))
     assert done == dict.fromkeys((u for u in shared.every if u[1] < shared.seqlen_q), 1)

@@ -122,7 +122,7 @@ def test_arguments_are_members_of_p() -> None:
 
 
 class _AlikeFunction:
-    """Equal to all others, and without a hash."""
+    """A function that equals every object and has no hash."""
 
     __hash__ = None  # type: ignore[assignment]
 
