@@ -1,1 +1,1 @@
-"""Times cuflash beside what people would use instead: ``python -m bench``."""
+"""Times cuflash beside the alternatives that people would use: ``python -m bench``."""

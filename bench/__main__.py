@@ -15,7 +15,7 @@ from cuflash.errors import BackendUnavailableError
 
 
 def main() -> int:
-    """Parse the command line and do what it says."""
+    """Run the command of the command line."""
     arguments = _parser().parse_args()
     try:
         with ended_as_by_an_error():
@@ -27,7 +27,7 @@ def main() -> int:
 
 @contextlib.contextmanager
 def ended_as_by_an_error() -> Iterator[None]:
-    """A run that is told to end (SIGTERM, a time limit) keeps what it has measured."""
+    """Make a terminated run (SIGTERM, a time limit) keep its measurements."""
 
     def end(number: int, _: object) -> None:
         raise SystemExit(128 + number)
@@ -39,7 +39,7 @@ def ended_as_by_an_error() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-#: Commands that are told where to store and nothing else, and the functions of their modules.
+#: Commands whose only option is where to store, and the functions of their modules.
 _OF_AN_OUTPUT = {
     "jit": "run_jit",
     "jitted": "run_jitted",

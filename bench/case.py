@@ -1,4 +1,4 @@
-"""What is timed: one problem, and what a call of ours or of a peer is asked for it."""
+"""A timed problem, and the arguments that a call of ours or of a peer gets for it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from .masks import BLOCK, part_shown
 
 __all__ = ["CAP", "HIDDEN", "TOKENS", "Case", "Window", "mask_text", "square"]
 
-#: What a row calls features whose arrays are inputs, and no keywords.
+#: Names in rows of features whose arrays are inputs and not keywords.
 _ARRAYS = ("alibi", "bias", "block_mask", "dbias", "lengths", "mask", "sinks")
-#: What it calls other things that no keyword asks for.
+#: Names of other properties that are not keywords.
 _NO_KEYWORDS = (*_ARRAYS, "score_mod", "kvcache", "page_size", "rotated")
-#: The soft cap that the score modification of a case writes out; no other case has it.
+#: The soft cap in the score modification of a case; no other case has it.
 CAP = 50.0
 #: The grid of the FlashAttention papers: as many tokens and as wide a layer in every case.
 TOKENS, HIDDEN = 16384, 2048
@@ -42,28 +42,28 @@ class Case:
     seqlen_kv: int
     causal: bool
     algorithm: str
-    blocks: tuple[int, int] | None = None  # else what the plan takes
+    blocks: tuple[int, int] | None = None  # else the plan's blocks
     deterministic: bool = False
     beside: tuple[str, ...] = ()  # older generations that take turns with it, instead of peers
     window_size: Window | None = None
-    sinks: bool = False  # a learned logit for each query head; the same call without takes turns
-    softcap: float | None = None  # what scores approach; the same call without takes turns
-    alibi: bool = False  # a slope for each query head; the same call without takes turns
-    bias: bool = False  # a number for each pair of each head; the same call without takes turns
-    dbias: bool = False  # a backward pass gives the gradient of the bias too
+    sinks: bool = False  # a learned logit for each query head; the call without them takes turns
+    softcap: float | None = None  # the cap of scores; the call without it takes turns
+    alibi: bool = False  # a slope for each query head; the call without them takes turns
+    bias: bool = False  # a number for each pair of each head; the call without it takes turns
+    dbias: bool = False  # the backward pass also gives the gradient of the bias
     mask: str | None = None  # a kind of boolean mask, in an array; ``plain`` takes turns
-    dropout_p: float | None = None  # part of the weights; the same call without takes turns
-    block_mask: bool = False  # shows a quarter of the blocks; the same call without takes turns
-    score_mod: bool = False  # a soft cap that the caller writes; ``softcap`` takes turns
-    lengths: str | None = None  # of packed sequences; equal ones as entries of a batch take turns
+    dropout_p: float | None = None  # share of the weights; the call without dropout takes turns
+    block_mask: bool = False  # shows a quarter of the blocks; the call without it takes turns
+    score_mod: bool = False  # a soft cap written by the caller; ``softcap`` takes turns
+    lengths: str | None = None  # of packed sequences; a batch of equal ones takes turns
     kvcache: bool = False  # the call for caches, lengths in an array; ``attention`` takes turns
-    # Keys of a page of the caches; other sizes, and no pages, take turns.
+    # Keys in a page of the caches; other sizes, and caches without pages, take turns.
     pages: tuple[int, ...] = ()
-    rotated: bool = False  # each call on another copy of keys and values, which is not in L2
+    rotated: bool = False  # each call uses another copy of keys and values, which is not in L2
 
     @property
     def options(self) -> dict[str, Any]:
-        """What a row of ours says it was asked beside ``causal``."""
+        """The options in a row of ours beside ``causal``."""
         blocks = {} if self.blocks is None else {"blocks": self.blocks}
         cached: dict[str, Any] = {"kvcache": True} if self.kvcache else {}
         cached |= {"page_size": self.page_size} if self.page_size else {}
@@ -71,12 +71,12 @@ class Case:
 
     @property
     def page_size(self) -> int | None:
-        """Keys of a page of its caches; None where they have none."""
+        """The number of keys in a page of its caches; None without pages."""
         return self.pages[0] if self.pages else None
 
     @property
     def peer_options(self) -> dict[str, Any]:
-        """What the row of a peer says it was asked beside ``causal``."""
+        """The options in a peer's row beside ``causal``."""
         asked = {
             "deterministic": self.deterministic,
             "window_size": self.window_size,
@@ -96,7 +96,7 @@ class Case:
 
     @property
     def keywords(self) -> dict[str, Any]:
-        """Keywords of our own call beside ``causal``, that need no array and no class."""
+        """Keywords of our own call beside ``causal`` that need no array and no class."""
         asked = {**self.options, **({"dropout_seed": 1} if self.dropout_p else {})}
         if self.lengths:
             asked["layout"] = "shd"
@@ -104,7 +104,7 @@ class Case:
 
     @property
     def arrays(self) -> tuple[str, ...]:
-        """The arrays of its features, by the keyword of our own call."""
+        """The arrays of its features, by keyword of our own call."""
         asked = {"alibi_slopes": self.alibi, "bias": self.bias}
         asked |= {"mask": self.mask is not None, "sinks": self.sinks}
         asked |= {"block_mask": self.block_mask}
@@ -113,18 +113,18 @@ class Case:
 
     @property
     def gradients(self) -> tuple[str, ...]:
-        """Those of them whose gradients a backward pass gives, after those of q, k and v."""
+        """The arrays with gradients in the backward pass, after those of q, k and v."""
         asked = {"bias": self.dbias, "sinks": self.sinks}
         return tuple(name for name, given in asked.items() if given and self.op == "backward")
 
     @property
     def bias_shape(self) -> tuple[int, int, int, int]:
-        """Of a bias, which all batch entries share."""
+        """The shape of a bias that all batch entries share."""
         return 1, self.heads_q, self.seqlen_q, self.seqlen_kv
 
     @property
     def features(self) -> tuple[str, ...]:
-        """The features that the kernels need besides the plain ones."""
+        """The features of the kernels, besides plain ones."""
         asked = {
             "window": self.window_size,
             "softcap": self.softcap,
@@ -142,7 +142,7 @@ class Case:
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """Features, and what a plan may add by itself: all that sources are digested for."""
+        """Features, and additions that a plan may make: all that the source digest covers."""
         planned = {"used_lengths": self.kvcache, "split_keys": self.rotated}
         planned |= {"cached_keys": bool(self.pages)}
         return (*self.features, *(name for name, added in planned.items() if added))
@@ -151,7 +151,7 @@ class Case:
     def companions(self) -> list[Case]:
         """Calls of ours that take turns with it; the one without extras is the last.
 
-        Before it come older generations, or pages of other sizes.
+        Older generations, or pages of other sizes, come before it.
         """
         older = [replace(self, algorithm=name, beside=()) for name in self.beside]
         paged = [replace(self, pages=(size,)) for size in self.pages[1:]]
@@ -159,10 +159,10 @@ class Case:
 
     @property
     def plain(self) -> Case:
-        """The same call without extras; pairs that a causal array hides ``causal=True`` hides.
+        """The same call without extras; ``causal=True`` replaces a causal mask in an array.
 
-        Of a score modification it is the call whose keyword says the same; of caches in pages
-        the call for the same caches in one piece.
+        For a score modification it is the call with the equivalent keyword; for paged caches it is
+        the call with the same caches in one piece.
         """
         if self.pages:
             return replace(self, pages=())
@@ -186,12 +186,12 @@ class Case:
 
     @property
     def offset(self) -> int:
-        """Of query 0 among the keys: the last query stands at the last key."""
+        """The position of query 0 among the keys: the last query is at the last key."""
         return self.seqlen_kv - self.seqlen_q
 
     @property
     def visibility(self) -> Visibility:
-        """Which keys a query sees; the last query's window is around the last key."""
+        """The keys that a query sees; the last query's window is around the last key."""
         offset = self.offset
         left, right = self.window_size or (None, None)
         right = 0 if self.causal else right
@@ -201,22 +201,22 @@ class Case:
 
     @property
     def hidden_by(self) -> str:
-        """What hides keys, in words."""
+        """A description of what hides keys."""
         return mask_text(self.causal, self.window_size, self.mask, self.block_mask)
 
     @property
     def scores(self) -> int:
-        """Elements of the whole score matrix, of all sequences where they are packed."""
+        """Elements of the whole score matrix; of all sequences if they are packed."""
         if self.lengths is not None:
             return self.heads_q * sum(length**2 for length in lengths_of(self.lengths))
         return self.batch * self.heads_q * self.seqlen_q * self.seqlen_kv
 
     @property
     def flops(self) -> float:
-        """Of the matrix products, 2.5 times as many backward as forward.
+        """FLOP of the matrix products; the backward pass has 2.5 times as many as the forward pass.
 
-        Half of the square if causal, as the papers count; under a window those of pairs that see
-        each other, under a mask in an array or of blocks of those that it shows.
+        A causal mask counts half of the square, as in the papers; a window counts the visible
+        pairs, and a mask in an array or of blocks counts the pairs that it shows.
         """
         pairs = self.scores * (0.5 if self.causal else 1.0)
         if self.window_size is not None:
@@ -229,17 +229,17 @@ class Case:
 
     @property
     def key_bytes(self) -> int:
-        """Of keys and values."""
+        """Bytes of keys and values."""
         return self.batch * self.heads_kv * self.seqlen_kv * self._row_bytes
 
     @property
     def bytes(self) -> int:
-        """Of q, k, v and the output, each once: the least that a forward pass moves."""
+        """Bytes of q, k, v and the output, each once: the least that a forward pass moves."""
         return self.key_bytes + self.batch * self.heads_q * self.seqlen_q * self._row_bytes
 
     @property
     def _row_bytes(self) -> int:
-        """Of a key and its value, or of a query and its output."""
+        """Bytes of a key and its value, or of a query and its output."""
         return (self.head_dim + self.head_dim_v) * DTYPES[self.dtype].itemsize
 
     def __str__(self) -> str:
@@ -267,7 +267,7 @@ class Case:
 def square(
     op: str, dtype: str, batch: int, heads: int, dim: int, seqlen: int, causal: bool, algorithm: str
 ) -> Case:
-    """As many keys as queries, heads that share nothing, and one width."""
+    """A case with as many keys as queries, no grouped heads and one width."""
     return Case(op, dtype, batch, heads, heads, dim, dim, seqlen, seqlen, causal, algorithm)
 
 
@@ -277,7 +277,7 @@ def mask_text(
     mask: str | None = None,
     block_mask: Any = None,
 ) -> str:
-    """What hides keys, in words: a table says it of a row as a case does of itself."""
+    """A description of what hides keys; tables and cases use the same."""
     if block_mask:  # which comes alone, as a mask in an array does
         return "block mask"
     if mask is not None:

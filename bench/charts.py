@@ -29,10 +29,10 @@ class Chart:
 
 
 def charts_of(name: str, rows: Sequence[Row]) -> list[Chart]:
-    """The charts of a set of cases: one a pass, where the rows have lengths enough.
+    """The charts of a set of cases: one per pass, if the rows have enough lengths.
 
-    A set that is named after its pass has it in the names once. Sets of a feature have none: what
-    they time differs from length to length in more than the length.
+    A set that is named after its pass has the pass once in the names. Sets of a feature have no
+    charts: their problems differ in more than the length.
     """
     charts: list[Chart] = []
     if any(map(has_feature, rows)):
@@ -59,9 +59,9 @@ def panels_of(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
 
 
 def lines_of(rows: Sequence[Row]) -> dict[str, list[tuple[int, float]]]:
-    """The points of every line of a panel: an implementation, or one at a number of heads.
+    """The points of every line of a panel: an implementation, perhaps at a number of heads.
 
-    The heads are named only where a length comes with several of them.
+    A line names the heads only if a length comes with several numbers of them.
     """
     heads: dict[int, set[int]] = {}
     for row in rows:

@@ -1,7 +1,7 @@
-"""The first call of a kind: what it takes where nothing is compiled, and where all is on disk.
+"""The first call of a kind, with nothing compiled and with all kernels on disk.
 
-Each is the first call of a process of its own, whose CUDA context is there
-before; the cache of compiled kernels is a folder of this run.
+Each is the first call of a separate process whose CUDA context exists before; this run has its own
+folder for compiled kernels.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .run import common_columns, results_file, store
 
 __all__ = ["CASES", "first_call", "run_cold"]
 
-#: A pass of each generation at the widths that are asked for most.
+#: A pass of each generation at the most common widths.
 CASES = tuple(
     Case(op, "float16", 1, 4, 4, dim, dim, 1024, 1024, True, algorithm)
     for algorithm in ("fa3", "fa2")

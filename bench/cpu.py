@@ -1,7 +1,7 @@
 """Times the tiled NumPy backend on this CPU, alone and while other processes keep all cores busy.
 
-The library, whole NumPy matrices, PyTorch and JAX take turns, in another order
-each round, so that all of them see the same machine.
+The library, whole NumPy matrices, PyTorch and JAX take turns, in another order each round, so that
+all of them run under the same conditions.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .timing import median_ratio
 __all__ = ["CONDITIONS", "loaded", "rows_of", "run_cpu", "time_turns"]
 
 CONDITIONS = ("alone", "loaded")
-#: Seconds that the rounds of a case take at most, if they are more than the fewest.
+#: Time limit of a case's rounds in seconds, and the fewest and most rounds.
 LONGEST, FEWEST, MOST = 12.0, 5, 41
 
 _BURN = """
@@ -42,7 +42,7 @@ Call = Callable[[], Any]
 
 @contextlib.contextmanager
 def loaded(processes: int) -> Iterator[None]:
-    """Keep so many cores busy with matrix products of other processes."""
+    """Keep this many cores busy with matrix products of other processes."""
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", _BURN]
     burning = [subprocess.Popen(command, env=environment) for _ in range(processes)]
@@ -56,7 +56,7 @@ def loaded(processes: int) -> Iterator[None]:
 
 
 def cores_used() -> tuple[float, float, float] | None:
-    """Seconds: of the clock, of all cores being busy, of this process; None if nobody says."""
+    """Seconds of the clock, of all busy cores, and of this process; None if unknown."""
     try:
         numbers = [int(word) for word in Path("/proc/stat").read_text().split("\n")[0].split()[1:]]
     except (OSError, ValueError):
@@ -70,7 +70,7 @@ def cores_used() -> tuple[float, float, float] | None:
 def used_by_others(
     start: tuple[float, float, float] | None, end: tuple[float, float, float] | None
 ) -> float | None:
-    """Cores that other processes used between two readings; 0 says that it was alone."""
+    """Cores that other processes used between two readings; 0 means that this one was alone."""
     if start is None or end is None:
         return None
     clock, busy, own = (after - before for after, before in zip(end, start, strict=True))
@@ -100,7 +100,7 @@ def time_turns(
 def rows_of(
     case: CpuCase, condition: str, versions: Mapping[str, str], timed: Mapping[str, list[float]]
 ) -> list[dict[str, Any]]:
-    """A row for each implementation; ratios say how many times as fast as it ours is."""
+    """A row for each implementation, with the ratio of its time to ours."""
     rows = []
     for name, times in timed.items():
         ours = "cuflash jit" if name == "jax.nn jit" and "cuflash jit" in timed else "cuflash"
@@ -148,7 +148,7 @@ def run_cpu(
                     row["others"] = others
                     rows.append({**common, **row})
                     print(_line(case, row), flush=True)
-    finally:  # what was measured before an error is kept
+    finally:  # keeps what was measured before an error
         if rows:
             store(output or RESULTS / "cpu.json", rows)
     return rows
@@ -173,7 +173,7 @@ def _line(case: CpuCase, row: Mapping[str, Any]) -> str:
 
 
 def _peak(call: Call) -> float:
-    """MiB that NumPy held at most beside the inputs."""
+    """The most MiB that NumPy held beside the inputs."""
     tracemalloc.start()
     try:
         call()

@@ -1,4 +1,4 @@
-"""Cases of the CPU bench, and what computes them: the library, whole matrices, torch, JAX."""
+"""Cases of the CPU bench, and their implementations: the library, whole matrices, torch, JAX."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class CpuCase:
 
     @property
     def columns(self) -> dict[str, Any]:
-        """Of a stored row."""
+        """The columns of a stored row."""
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
 
@@ -60,7 +60,7 @@ def _draw(case: CpuCase) -> list[np.ndarray]:
 
 
 def implementations(case: CpuCase) -> dict[str, tuple[str, Call]]:
-    """Version and call of everything that can compute a case, by name; ours come first."""
+    """Version and call of every implementation of a case, by name; ours come first."""
     q, k, v, dout = _draw(case)
     makers = {
         "cuflash": _ours,
@@ -74,7 +74,7 @@ def implementations(case: CpuCase) -> dict[str, tuple[str, Call]]:
         try:
             version, call = make(case, q, k, v, dout)
             call()
-        except Exception as error:  # a peer may fail in any way, and is then not compared with
+        except Exception as error:  # a peer may fail in any way; it is then left out
             if name == "cuflash":
                 raise
             print(f"left out: {name}: {str(error).splitlines()[0][:120]}")
@@ -93,7 +93,7 @@ def _ours(case: CpuCase, q: Any, k: Any, v: Any, dout: Any) -> tuple[str, Call]:
 
 
 def _whole(case: CpuCase, *arrays: Any) -> tuple[str, Call]:
-    """As one writes it in NumPy, the matrix in place; 16-bit inputs as float32."""
+    """Attention as one writes it in NumPy, with the matrix in place; 16-bit inputs as float32."""
 
     def call() -> Any:
         q, k, v, dout = (np.asarray(a, np.float32) for a in arrays)

@@ -10,7 +10,7 @@ from .stored import Row, load
 __all__ = ["render_cpu"]
 
 _PROBLEM = ("kind", "dtype", "heads_q", "heads_kv", "seqlen_q", "seqlen_kv", "causal", "op")
-#: Cores that others may use while we say that the bench was alone.
+#: The most cores that others may use for a bench that counts as alone.
 _QUIET = 0.2
 _PEERS = ("whole matrix", "torch", "jax.nn jit")
 
@@ -62,6 +62,6 @@ def _line(found: dict[str, Row]) -> list[str]:
 
 
 def _condition(row: Row) -> str:
-    """As asked, but that a machine which others used was not alone."""
+    """The requested condition; a run on a machine that others used was not alone."""
     shared = row["condition"] == "alone" and (row["others"] or 0) > _QUIET
     return "shared" if shared else str(row["condition"])

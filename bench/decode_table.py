@@ -1,4 +1,4 @@
-"""The table of decoding: how fast caches are read, by both calls and by the peers."""
+"""The table of decoding: the speed of reading caches, for both calls and for the peers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["SETS", "render"]
 
 #: Sets of cases that have such a table.
 SETS = ("decode",)
-#: Our two calls, as they are timed side by side.
+#: Our two calls, which are timed side by side.
 _CALLS = ("attention", "attention_with_kvcache")
 
 

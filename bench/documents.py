@@ -68,6 +68,6 @@ PAGES: Mapping[str, tuple[str, ...]] = {
 
 
 def relocated(text: str, page: str) -> str:
-    """A block whose links to charts start at the page in place of the root."""
+    """A block whose links to charts are relative to the page instead of the root."""
     folder = os.path.relpath(CHARTS, PurePosixPath(page).parent)
     return text.replace(f"]({CHARTS}/", f"]({folder}/")

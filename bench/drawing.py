@@ -1,4 +1,4 @@
-"""Writes a drawing as SVG that says what it shows, so that a stale one is noticed without drawing.
+"""Writes a drawing as SVG with its content in it, so that a stale file shows without drawing.
 
 The same content and matplotlib give the same bytes.
 """
@@ -24,9 +24,9 @@ class Drawing:
     file
         Its name.
     content
-        Everything that it shows, of plain values.
+        Its whole content, as plain values.
     paint
-        Makes the figure; is given ``matplotlib.pyplot``.
+        Makes the figure, given ``matplotlib.pyplot``.
     """
 
     file: str
@@ -35,7 +35,7 @@ class Drawing:
 
     @property
     def mark(self) -> str:
-        """What the file carries to say what it shows."""
+        """The text in the file that describes its content."""
         text = json.dumps(self.content, sort_keys=True)
         return f"shows {hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
@@ -57,7 +57,7 @@ def draw(drawing: Drawing, folder: Path) -> Path:
 
 
 def fault(drawing: Drawing, folder: Path) -> str | None:
-    """What is wrong with the file, if something is."""
+    """What is wrong with the file, or None."""
     path = folder / drawing.file
     if not path.exists():
         return "is not drawn"
@@ -65,10 +65,10 @@ def fault(drawing: Drawing, folder: Path) -> str | None:
 
 
 def label_ends(axis: Any, ends: Mapping[str, tuple[float, str]], gap: float = 0.065) -> None:
-    """Names beside the right end of every line, moved apart where they would cover one another.
+    """Write names beside the right ends of lines, moved apart where they would overlap.
 
-    ``ends`` has the height and the color of every line; ``gap`` is a part of
-    the axis. Call it when the limits of the axis are what they will be.
+    ``ends`` has the height and the color of every line; ``gap`` is a fraction of the axis. Call it
+    when the limits of the axis are final.
     """
     places = spread(
         {
@@ -90,7 +90,7 @@ def label_ends(axis: Any, ends: Mapping[str, tuple[float, str]], gap: float = 0.
 
 
 def spread(places: Mapping[str, float], gap: float) -> dict[str, float]:
-    """The same places in the same order, at least ``gap`` apart and as little moved as may be."""
+    """The same positions in order, at least ``gap`` apart and moved as little as possible."""
     found: list[tuple[list[str], float]] = []  # names that touch, and the middle of them
     for name in sorted(places, key=lambda one: places[one]):
         group, middle = [name], places[name]

@@ -1,9 +1,9 @@
-"""Holds outputs with dropout against what they are on average, and against how far they are off.
+"""Checks outputs with dropout against their expectation and their expected deviation.
 
-Every implementation draws in its own way, so there is no truth of one call. All results are linear
-in what is kept: their mean is the result without dropout. Of the output, and of the gradient of v,
-the square of a row's distance from it is on average ``p / (1 - p)`` times the sum of the squares of
-the weighted rows that it is made of.
+Every implementation draws in its own way, so a single call has no true result. All results are
+linear in the kept weights, so their mean is the result without dropout. For the output and for the
+gradient of v, the squared distance of a row from that mean is on average ``p / (1 - p)`` times the
+sum of the squares of the weighted rows that it consists of.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from .verify import Truth
 
 __all__ = ["DroppedTruth", "truth_of"]
 
-#: How far the part of the mean that is found may be from 1, in ratios of the squares of norms.
+#: How far the share of the mean that is found may differ from 1, in ratios of squared norms.
 MEAN = 0.05
-#: How many times too large, or too small, the distances may be.
+#: By which factor the distances may be too large or too small.
 SPREAD = 1.25
 
 
 class DroppedTruth(Truth):
-    """What a case with dropout has to give, in the first and the last head."""
+    """The expectation of a case with dropout, in the first and the last head."""
 
     def __init__(self, case: Case, inputs: Inputs) -> None:
         super().__init__(replace(case, dropout_p=None), inputs)
@@ -34,18 +34,18 @@ class DroppedTruth(Truth):
         self._odds = p / (1 - p)
 
     def worst_ratio(self, outputs: Sequence[Any]) -> float:
-        """How far means and distances are off, in parts of what they may be; infinite for NaN."""
+        """The error of means and distances relative to its bound; infinite for NaN."""
         worst = 0.0
         for head in self._heads:
             for x, (of_head, rows, truth, model) in zip(outputs, head.tensors, strict=True):
                 found = widened(x[head.batch, :, of_head])[rows]
                 worst = max(worst, _of_mean(found, truth, model))
-            worst = max(worst, self._of_spread(found, truth, model))  # of the last: out, or dv
+            worst = max(worst, self._of_spread(found, truth, model))  # the last one is out, or dv
         return worst
 
     @property
     def limit(self) -> float:
-        """The ratio beyond which something else was computed."""
+        """The ratio beyond which the result is wrong."""
         return 1.0
 
     def _of_spread(self, found: Any, truth: Any, model: Any) -> float:
@@ -58,7 +58,7 @@ class DroppedTruth(Truth):
 
 
 def _of_mean(found: Any, truth: Any, model: Any) -> float:
-    """Rows count alike, whatever their size."""
+    """The error of the mean; all rows have the same weight, whatever their size."""
     xp = array_module(found)
     weight = 1 / xp.maximum(model, 1e-300)[:, None] ** 2
     part = float((found * truth * weight).sum() / (truth * truth * weight).sum())
@@ -66,5 +66,5 @@ def _of_mean(found: Any, truth: Any, model: Any) -> float:
 
 
 def truth_of(case: Case, inputs: Inputs) -> Truth:
-    """What a case has to give."""
+    """The expected results of a case."""
     return (DroppedTruth if case.dropout_p else Truth)(case, inputs)

@@ -1,4 +1,4 @@
-"""The tables of what changes scores, beside the plain call of the same generation and width."""
+"""The tables of features that change scores, beside the plain call of that generation and width."""
 
 from __future__ import annotations
 

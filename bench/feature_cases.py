@@ -1,4 +1,4 @@
-"""The problems that features are timed at."""
+"""The problems at which features are timed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = [
 MASKS = (False, True)
 
 
-#: Windows, and the batch, seqlen, heads and head_dim that each of them is timed at.
+#: Windows, and the batch, seqlen, heads and head_dim of each timing.
 _WINDOWS: tuple[tuple[Window, int, int, int, int], ...] = (
     ((1023, 0), 2, 8192, 16, 128),
     ((1023, 0), 1, 32768, 16, 128),
@@ -38,7 +38,7 @@ _WINDOWS: tuple[tuple[Window, int, int, int, int], ...] = (
 
 
 def windows(op: str) -> list[Case]:
-    """Windows of one side and of both; backward also what the widest is compared with besides."""
+    """Windows of one side and of both; backward, the widest also beside a competitor."""
     windows = [
         replace(square(op, "bfloat16", batch, h, d, seqlen, False, "fa3"), window_size=window)
         for window, batch, seqlen, h, d in _WINDOWS
@@ -55,10 +55,10 @@ def sinks(op: str) -> list[Case]:
 
 
 def softcap(op: str) -> list[Case]:
-    """At head_dim 128 with and without a causal mask, and at 64.
+    """Soft caps at head_dim 128 with and without a causal mask, and at 64.
 
-    The cap is of the size of the scores, so that an answer without it is told from one with it.
-    No kernel is quicker or slower for its size.
+    The cap has the size of the scores, so that an output without it is told from one with it. The
+    speed of a kernel does not depend on the cap.
     """
     squares = [(16, 128, True), (16, 128, False), (32, 64, True)]
     return [
@@ -68,20 +68,20 @@ def softcap(op: str) -> list[Case]:
 
 
 def alibi(op: str) -> list[Case]:
-    """At head_dim 64 and 128, with the causal mask that slopes come with."""
+    """ALiBi at head_dim 64 and 128, with the causal mask that slopes usually have."""
     return [
         replace(square(op, "bfloat16", 2, heads, dim, 8192, True, "fa3"), alibi=True)
         for heads, dim in ((32, 64), (16, 128))
     ]
 
 
-#: Batch, heads, head_dim and seqlen that a bias is timed at; the last one is triangle attention
-#: over 256 rows of 256 residues.
+#: Batch, heads, head_dim and seqlen of the timings of a bias; the last is triangle attention over
+#: 256 rows of 256 residues.
 _BIASES = ((4, 32, 64, 2048), (2, 32, 64, 4096), (2, 16, 128, 4096), (256, 4, 32, 256))
 
 
 def bias(op: str) -> list[Case]:
-    """A bias that all batch entries share; backward without its gradient, and with it."""
+    """A bias that all batch entries share; backward with and without its gradient."""
     cases = [
         replace(square(op, "bfloat16", batch, heads, dim, seqlen, False, "fa3"), bias=True)
         for batch, heads, dim, seqlen in _BIASES
@@ -101,7 +101,7 @@ def mask(op: str) -> list[Case]:
 
 
 def dropout(op: str) -> list[Case]:
-    """At head_dim 64 and 128, of 2 to 8 thousand tokens, with and without a causal mask."""
+    """Dropout at head_dim 64 and 128, 2 to 8 thousand tokens, with and without a causal mask."""
     lengths = {False: (2048, 4096, 8192), True: (2048, 8192)}
     return [
         replace(
@@ -114,7 +114,7 @@ def dropout(op: str) -> list[Case]:
 
 
 def block_mask(op: str) -> list[Case]:
-    """A quarter of the blocks at head_dim 64 and 128, which all entries and heads share."""
+    """A quarter of the blocks at head_dim 64 and 128, shared by all entries and heads."""
     return [
         replace(square(op, "bfloat16", 2, heads, dim, 8192, False, "fa3"), block_mask=True)
         for heads, dim in ((32, 64), (16, 128))
@@ -122,7 +122,7 @@ def block_mask(op: str) -> list[Case]:
 
 
 def score_mod(op: str) -> list[Case]:
-    """A soft cap in the caller's words at head_dim 64 and 128."""
+    """A soft cap as the caller's text at head_dim 64 and 128."""
     return [
         replace(
             square(op, "bfloat16", TOKENS // seqlen, HIDDEN // dim, dim, seqlen, False, "fa3"),
@@ -143,7 +143,7 @@ _PACKED = (
 
 
 def packed(op: str) -> list[Case]:
-    """Sequences of one row of tokens, each with a causal mask."""
+    """Sequences packed in one row of tokens, each with a causal mask."""
     return [
         replace(
             square(op, "bfloat16", 1, heads, dim, sum(lengths_of(kind)), True, "fa3"),
@@ -153,12 +153,12 @@ def packed(op: str) -> list[Case]:
     ]
 
 
-#: Generations, heads and widths that have none of the sets of a feature above.
+#: Generations, heads and widths outside of the feature sets above.
 _ELSEWHERE = (("fa2", 32, 64), ("fa2", 16, 128), ("fa3", 16, 96), ("fa3", 16, 192), ("fa3", 8, 256))
 
 
 def features_elsewhere(op: str) -> list[Case]:
-    """What changes scores, in FlashAttention-2 and at the other widths of FlashAttention-3."""
+    """Features that change scores, in FlashAttention-2 and at other widths of FlashAttention-3."""
     asked: tuple[dict[str, Any], ...] = (
         {"softcap": 1.0},
         {"alibi": True, "causal": True},

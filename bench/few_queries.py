@@ -1,4 +1,4 @@
-"""The problems with few queries on many keys, or few heads, that fill no device by rows alone."""
+"""Problems with few queries on many keys, or few heads: their rows alone fill no device."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _DECODED = (
     (32, 1000, 32, 4, 256),
     (8, 8192, 16, 2, 256),
 )
-#: The same where caches lie in pages.
+#: The same with paged caches.
 _PAGED = (
     (64, 8192, 32, 8, 128),
     (16, 8192, 32, 8, 128),
     (16, 8192, 64, 8, 64),
     (8, 8192, 16, 2, 256),
 )
-#: Batch, queries, keys, heads and head_dim: the words of a prompt seen from an image, and a part
-#: of a prompt.
+#: Batch, queries, keys, heads and head_dim: the words of a prompt that attend to an image, and a
+#: part of a prompt.
 _CROSSED = ((16, 77, 4096, 8, 64), (16, 77, 4096, 8, 128), (4, 1024, 8192, 16, 128))
 
 
@@ -39,7 +39,7 @@ def decode() -> list[Case]:
 
 
 def pages() -> list[Case]:
-    """The same over caches in pages; the call for caches in one piece takes turns with it."""
+    """The same over paged caches; the call for caches in one piece takes turns with it."""
     return [replace(case, pages=(64, 16)) for case in _decoded(_PAGED)]
 
 

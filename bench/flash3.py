@@ -41,10 +41,10 @@ __all__ = [
 ]
 
 OURS, PEER = "cuflash", "flash-attn-3"
-#: Milliseconds of a pass from which on the device keeps the host waiting.
+#: A pass of at least this many milliseconds keeps the host waiting for the device.
 HIDDEN = 0.2
 
-#: q, k, v and, where the case has them, sinks -> output.
+#: A function of q, k, v and, in cases with them, sinks that returns the output.
 Function = Callable[..., Any]
 
 
@@ -71,7 +71,7 @@ def run_flash3(names: str, output: Path | None = None) -> list[dict[str, Any]]:
                 _say(_line(case, row))
             del inputs
             cupy.get_default_memory_pool().free_all_blocks()
-    finally:  # what was measured before an error is kept
+    finally:  # keeps what was measured before an error
         if rows:
             store(output or results_file(common["gpu"], "-flash3"), rows)
     for line in summary(rows):
@@ -87,7 +87,7 @@ def measure(
     say: Callable[[str], None],
     functions: Mapping[str, Callable[[Case], Function]] | None = None,
 ) -> list[dict[str, Any]]:
-    """Rows of a case, ours first; a line for the peer where it cannot do the case."""
+    """Rows of a case, ours first; prints a line if the peer cannot do it."""
     import jax
 
     *given, dout = inputs.matrices(case)
@@ -115,7 +115,7 @@ def measure(
 
 
 def compiled_pass(case: Case, function: Function, arrays: list[Any], dout: Any) -> Pass:
-    """The forward pass under ``jax.jit``, or the pullback of the arrays compiled alone."""
+    """The forward pass under ``jax.jit``, or the pullback of the arrays, compiled separately."""
     import jax
 
     if case.op == "forward":
@@ -132,7 +132,7 @@ def timed(
     of_passes: Callable[..., dict[str, list[float]]] = time_passes,
     of_kernels: Callable[..., dict[str, list[float]]] = kernel_times,
 ) -> tuple[str, dict[str, list[float]]]:
-    """How passes were timed, and milliseconds of each in every round."""
+    """The method of timing, and the milliseconds of each pass in every round."""
     import jax
 
     times = of_passes(passes, jax.block_until_ready)
@@ -140,7 +140,7 @@ def timed(
         return "passes", times
     try:
         return "kernels", of_kernels(passes, jax.block_until_ready)
-    except Exception as error:  # whatever a profiler may lack on a machine
+    except Exception as error:  # a profiler may lack anything on a machine
         say(f"no kernel times, {type(error).__name__}: {error}")
         return "passes", times
 
@@ -246,7 +246,7 @@ _VERSIONS: Mapping[str, Callable[[], str]] = {
 
 
 def to_cupy(array: Any) -> Any:
-    """A CuPy array on the memory of a copy of JAX's, of whose bits alone CuPy has to know."""
+    """A CuPy array on the memory of a copy of JAX's; CuPy only has to know its bits."""
     import cupy
     import jax
 

@@ -17,7 +17,7 @@ _OURS = "cuflash"
 def render(packed: bool = False) -> str:
     """A line for each case of the last run, and the mean of each pass; empty without rows.
 
-    Of packed sequences, or of the others, which come in runs of their own.
+    Packed sequences and other cases come in separate runs; ``packed`` selects one.
     """
     stored = load("nvidia-h200-flash3.json")
     rows = latest([row for row in stored if ("lengths" in row["options"]) == packed])
@@ -34,7 +34,7 @@ def render(packed: bool = False) -> str:
 
 
 def _beside(row: Row, rows: Sequence[Row]) -> Row:
-    """The peer's row of the same problem, which was stored next."""
+    """The peer's row of the same problem, which is the next one stored."""
     return rows[rows.index(row) + 1]
 
 

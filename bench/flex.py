@@ -1,4 +1,4 @@
-"""FlexAttention of PyTorch: its kernels are compiled for what a case adds to the scores."""
+"""FlexAttention of PyTorch: its kernels are compiled for the change of scores of a case."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["flex_attention", "takes"]
 
 
 def takes(case: Case) -> bool:
-    """Cases of one feature that it has a place for; ``causal`` comes with slopes alone."""
+    """Whether a case has one feature that it supports; ``causal`` only comes with slopes."""
     one = [feature for feature in case.features if feature != "dbias"]
     known = one in (["alibi"], ["bias"], ["mask"], ["block_mask"], ["score_mod"])
     return case.dtype in ("float16", "bfloat16") and known and case.causal == case.alibi
@@ -23,14 +23,14 @@ def takes(case: Case) -> bool:
 def flex_attention(case: Case) -> Callable[..., Any]:
     """The forward pass of (batch, seqlen, heads, head_dim) tensors and the array of the feature.
 
-    It is compiled at its first call, whole or not at all, and for this case alone: what was
-    compiled before is forgotten, as the compiler takes but a few cases of one function. That call
-    makes the block mask too.
+    The first call compiles it, as a whole or not at all, and for this case only; earlier
+    compilations are discarded, because the compiler keeps few variants of one function. That call
+    also makes the block mask.
     """
     torch = importlib.import_module("torch")
     flex = importlib.import_module("torch.nn.attention.flex_attention")
     importlib.import_module("torch._dynamo").reset()
-    # What is saved for a backward pass has to last for many.
+    # The saved tensors of a backward pass are used many times.
     config: Any = importlib.import_module("torch._functorch.config")
     config.donated_buffer = False
     shared = case.heads_q != case.heads_kv
@@ -54,7 +54,8 @@ def flex_attention(case: Case) -> Callable[..., Any]:
 
 
 def _block_mask(flex: Any, case: Case, mask: Any) -> Any:
-    """Which blocks have pairs that are seen, and what tells these; None where all are."""
+    """The blocks that have visible pairs, and the function that decides; None if all are
+    visible."""
     if not case.causal and case.mask is None and not case.block_mask:
         return None
     entries = case.batch if case.mask == "padding" else None
@@ -64,7 +65,7 @@ def _block_mask(flex: Any, case: Case, mask: Any) -> Any:
 
 
 def _visible(case: Case, mask: Any) -> Callable[..., Any]:
-    """What says whether a query sees a key: the array, but for causal masks their places."""
+    """A function that says whether a query sees a key: from the array, or causal from positions."""
     if case.causal or case.mask == "causal":
         return lambda b, h, i, j: i >= j
     if case.mask == "padding":
@@ -82,7 +83,7 @@ def _capped(score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
 
 
 def _added(alibi_slopes: Any = None, bias: Any = None) -> Callable[..., Any] | None:
-    """What changes a score, if anything does.
+    """The function that changes a score, or None.
 
     A bias is read as it is, its place in the batch by a tensor: a view of it, or a place that is a
     number, has no gradient.

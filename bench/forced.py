@@ -1,4 +1,4 @@
-"""Calls that are prepared once and then only launched, with a tile that is asked for."""
+"""Calls that are prepared once and then only launched, with a requested tile."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ Prepared = tuple[Callable[[], Sequence[Any]], Any]  # the call, and its plan
 def call_of(case: Case, tile: Any, inputs: Inputs) -> Prepared:
     """A prepared call of a case, with a tile in place of the plan's unless that is None.
 
-    The one place that knows how a tile is forced: the plan of this pass is
-    made with it, outside the cache of plans.
+    Only this function knows how to force a tile: it plans this pass with the tile, outside the
+    cache of plans.
     """
     import cuflash
     from cuflash import pipeline
@@ -51,7 +51,7 @@ def call_of(case: Case, tile: Any, inputs: Inputs) -> Prepared:
 
 
 def launch_of(case: Case, prepared: Any, inputs: Inputs) -> Callable[[], Sequence[Any]]:
-    """A call without arguments of what was prepared; it gives the output or the gradients.
+    """A call of the prepared pass, without arguments; it returns the output or the gradients.
 
     Its results and its workspace hold NaN until it has run.
     """
@@ -92,7 +92,7 @@ def _forward(case: Case, inputs: Inputs) -> tuple[Any, Any]:
 
 
 def _features(case: Case, inputs: Inputs) -> dict[str, Any]:
-    """The arrays of features, and which gradients are wanted besides those of q, k and v."""
+    """The arrays of features, and the requested gradients besides those of q, k and v."""
     features = inputs.features(case)
     if not case.gradients:
         return features
@@ -100,6 +100,6 @@ def _features(case: Case, inputs: Inputs) -> dict[str, Any]:
 
 
 def poisoned(xp: Any, shape: tuple[int, ...], dtype: Any) -> Any:
-    """An array with all bits set, which is NaN in every type of floating point."""
+    """An array with all bits set, which is NaN in every floating-point type."""
     size = int(np.prod(shape)) * np.dtype(dtype).itemsize
     return xp.full(size, 0xFF, "uint8").view(dtype).reshape(shape)

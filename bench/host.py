@@ -10,7 +10,7 @@ __all__ = ["cpu_name", "host_columns"]
 
 
 def cpu_name() -> str:
-    """The processor, as the system calls it."""
+    """The processor's name in the system."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         name = next(line.split(":")[1].strip() for line in lines if "model name" in line)
@@ -20,7 +20,7 @@ def cpu_name() -> str:
 
 
 def host_columns() -> dict[str, object]:
-    """What CPU rows say of the machine: cores, and the kernels that NumPy's BLAS chose."""
+    """Columns about the machine in CPU rows: cores, and the kernels that NumPy's BLAS chose."""
     import numpy as np
     from threadpoolctl import ThreadpoolController
 

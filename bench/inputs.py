@@ -19,7 +19,7 @@ __all__ = ["Inputs", "Paged", "array_module", "make_inputs", "narrowed", "widene
 
 
 class Paged(NamedTuple):
-    """Keys and values in pages, which lie in any order in one pool for all entries."""
+    """Keys and values in pages, in any order, in one pool for all entries."""
 
     k: Any  # (pages, page_size, heads, head_dim)
     v: Any
@@ -28,7 +28,8 @@ class Paged(NamedTuple):
 
 @dataclass(frozen=True)
 class Inputs:
-    """The arrays of a case, (batch, seqlen, heads, head_dim), all on the device or all not."""
+    """The arrays of a case, (batch, seqlen, heads, head_dim), all on the device or all on the
+    host."""
 
     q: Any
     k: Any
@@ -41,20 +42,20 @@ class Inputs:
     block_mask: Any = None  # a number for each block
     cu_seqlens_q: Any = None  # where packed sequences begin, and where the last one ends
     cu_seqlens_kv: Any = None
-    cache_seqlens: Any = None  # (batch,), of caches that are full
-    paged: Paged | None = None  # the same k and v in pages, of the size that ``of`` was asked for
+    cache_seqlens: Any = None  # (batch,), for full caches
+    paged: Paged | None = None  # the same k and v in pages of the size in ``of``
 
     def of(self, case: Case) -> Inputs:
-        """The same numbers, the rows in as many entries, and keys in such pages, as a case has."""
+        """The same numbers, with the case's batch entries and pages."""
         matrices = {name: getattr(self, name) for name in ("q", "k", "v", "dout")}
         made = {name: x.reshape(case.batch, -1, *x.shape[2:]) for name, x in matrices.items()}
         paged = _in_pages(made["k"], made["v"], case.page_size) if case.page_size else None
         return replace(self, **made, paged=paged)
 
     def matrices(self, case: Case) -> list[Any]:
-        """q, k, v and dout of our own call, which has no axis of the batch where it packs.
+        """The q, k, v and dout of our own call; without a batch axis if the case is packed.
 
-        Keys in pages are of the case that ``of`` was asked for.
+        Keys in pages belong to the case given to ``of``.
         """
         keys = (self.k, self.v) if self.paged is None else self.paged[:2]
         made = [self.q, *keys, self.dout]
@@ -85,7 +86,7 @@ class Inputs:
 
 
 def _class(name: str) -> Any:
-    """Of the library; older versions, which are timed too, lack some."""
+    """A class of the library; older versions, which are timed too, lack some."""
     import cuflash
 
     if not hasattr(cuflash, name):
@@ -94,10 +95,10 @@ def _class(name: str) -> Any:
 
 
 def _in_pages(k: Any, v: Any, size: int) -> Paged:
-    """Copies in pages; which page is whose is drawn, the same in every run."""
+    """Copies in pages; the order of pages is random but the same in every run."""
     xp, (batch, seqlen) = array_module(k), k.shape[:2]
     table = np.random.default_rng(1).permutation(batch * seqlen // size)
-    held = xp.asarray(np.argsort(table))  # the part of all keys that is in a page
+    held = xp.asarray(np.argsort(table))  # the part of all keys that a page holds
 
     def copied(x: Any) -> Any:
         bits = x.view(f"uint{8 * x.dtype.itemsize}")  # whatever a library knows of the type

@@ -1,8 +1,7 @@
-"""What gradients under ``jax.jit`` take beside the plain calls, on the same arrays.
+"""The time of gradients under ``jax.jit`` beside the plain calls, on the same arrays.
 
-XLA has a stream of its own, where no event of ours can stand. So many passes
-are queued one after the other, large enough that the host is far ahead, and
-the time until all are done is shared among them.
+XLA has its own stream, on which our events cannot be recorded. Many passes are therefore queued,
+large enough that the host is far ahead, and the time until all are done is divided by their number.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ PASSES = 12
 ROUNDS = 9
 IMPLEMENTATIONS = ("cuflash", "jax.jit(jax.grad)")
 
-#: Queues one pass; what it returns keeps its results.
+#: Queues one pass; its return value keeps the results alive.
 Pass = Callable[[], Any]
 
 
@@ -100,10 +99,9 @@ def time_passes(
     Parameters
     ----------
     passes
-        In each round in another order.
+        The passes, in another order each round.
     wait
-        Takes what the last pass returned, and returns when the device has
-        nothing left to do.
+        Takes the return value of the last pass, and returns when the device has nothing left to do.
     count
         Passes that are queued before a wait.
     """
@@ -124,7 +122,7 @@ def time_passes(
 def rows_of(
     case: Case, timed: Mapping[str, list[float]], yardstick: str = IMPLEMENTATIONS[0]
 ) -> list[dict[str, Any]]:
-    """A row for each way; its ratio is how many times as fast as the yardstick it is."""
+    """A row for each way, with its speed relative to the yardstick."""
     plain = timed[yardstick]
     rows = []
     for name, times in timed.items():

@@ -1,8 +1,8 @@
-"""Programs of ``jax.jit`` with our attention, beside the same ones with that of others.
+"""Programs of ``jax.jit`` with our attention, beside the same programs with others' attention.
 
-A program is timed as its user sees it: many runs are queued, and the time until
-all are done is shared among them. A short program takes what the host needs to
-queue it, a long one what the device needs to run it.
+A program is timed as its user sees it: many runs are queued, and the time until all are done is
+divided by their number. A short program takes the host's time to queue it, a long one the device's
+time to run it.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ __all__ = ["CALLBACK", "CUDNN", "PROGRAMS", "TRIVIAL", "XLA", "Program", "measur
 
 CALLBACK, CUDNN, XLA, TRIVIAL = "callback", "cudnn", "xla", "x + 1"
 
-#: Seconds that the runs between two waits take, and the most and fewest of them.
+#: Seconds of the runs between two waits, and the most and fewest runs.
 _QUEUED, _MOST, _FEWEST = 0.03, 300, 4
 
 
 @dataclass(frozen=True)
 class Program:
-    """Calls one after the other, each of the output of the one before, or their gradients."""
+    """Calls in sequence, each with the output of the one before, or their gradients."""
 
     case: Case
     calls: int = 1
@@ -84,7 +84,7 @@ def run_jitted(output: Path | None = None) -> list[dict[str, Any]]:
             rows += [{**common, **row} for row in made]
             del inputs, arrays, truth
             cupy.get_default_memory_pool().free_all_blocks()
-    finally:  # what was measured before an error is kept
+    finally:  # keeps what was measured before an error
         if rows:
             store(output or results_file(common["gpu"], "-jitted"), rows)
     return rows
@@ -97,14 +97,14 @@ def measure(
     say: Callable[[str], None],
     functions: Mapping[str, Callable[[Case], Function]] | None = None,
 ) -> list[dict[str, Any]]:
-    """Rows of a program, ours first; a line for a peer that cannot do it.
+    """Rows of a program, ours first; prints a line for a peer that cannot do it.
 
     Parameters
     ----------
     arrays
         q, k, v and dout.
     check
-        Takes the results of one call, and gives their largest error in roundings.
+        Takes the results of one call, and returns their largest error in roundings.
     """
     passes, worst = {}, {}
     for name, make in (functions or FUNCTIONS).items():
@@ -177,7 +177,7 @@ def _wait(last: Any) -> None:
 
 
 def _count(each: Pass, clock: Callable[[], float] = time.perf_counter) -> int:
-    """How many runs are queued between two waits."""
+    """The number of runs that are queued between two waits."""
     start = clock()
     for _ in range(_FEWEST):
         last = each()
@@ -189,7 +189,7 @@ def _count(each: Pass, clock: Callable[[], float] = time.perf_counter) -> int:
 def _row(
     program: Program, name: str, times: Mapping[str, list[float]], worst: float | None
 ) -> dict[str, Any]:
-    """Its ratio is how many times as fast ours is."""
+    """A row; its ratio is our speed relative to it."""
     case, median = program.case, statistics.median(times[name])
     ratio, low, _ = median_ratio(times[OURS], times[name])
     return {
@@ -215,7 +215,7 @@ def _of_jax(implementation: str) -> Callable[[Case], Function]:
     return make
 
 
-#: Ours by the handler and by Python; those of JAX; FlashAttention-3; no attention at all.
+#: Ours with the handler and with Python; those of JAX; FlashAttention-3; no attention at all.
 FUNCTIONS: Mapping[str, Callable[[Case], Function]] = {
     OURS: WITH_FLASH3[OURS],
     CALLBACK: WITH_FLASH3[OURS],

@@ -13,7 +13,7 @@ from .stored import Row, latest, load
 
 __all__ = ["render"]
 
-#: Columns beside ours, and what a table calls them.
+#: Columns beside ours, and their names in a table.
 _COLUMNS = {
     CALLBACK: "by Python",
     CUDNN: "jax.nn, cuDNN",
@@ -39,7 +39,7 @@ def render() -> str:
 
 
 def _lines(rows: Sequence[Row]) -> list[dict[str, Row]]:
-    """The rows of each program by what ran."""
+    """The rows of each program, by implementation."""
     lines: dict[tuple[Any, ...], dict[str, Row]] = {}
     for row in rows:
         key = row["calls"], *(row[name] for name in _PROBLEM)
@@ -64,7 +64,7 @@ def _cells(line: dict[str, Row]) -> list[str]:
 
 
 def _ratio(line: dict[str, Row]) -> float:
-    """How many times as fast ours is as the best of the others."""
+    """Our speed relative to the best of the others."""
     return float(min(line[name]["ratio"] for name in _PEERS if name in line))
 
 

@@ -1,4 +1,4 @@
-"""How long the device is busy with a pass, by JAX's profiler."""
+"""The time for which a pass keeps the device busy, from JAX's profiler."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["busy", "kernel_times"]
 
 PASSES = 12
 ROUNDS = 5
-#: Planes of devices, and lines of streams in them; other lines sum up what these hold.
+#: Device planes, and the lines of streams in them; other lines sum these up.
 DEVICE, STREAM = "/device:GPU", "Stream"
 
 
@@ -23,16 +23,16 @@ def kernel_times(
     rounds: int = ROUNDS,
     profiled: Callable[[Callable[[], Any]], Any] | None = None,
 ) -> dict[str, list[float]]:
-    """Milliseconds that the device computes for a pass, in each round, taking turns.
+    """Milliseconds of device time of a pass in each round, taking turns.
 
     Parameters
     ----------
     passes
-        In each round in another order.
+        The passes, in another order each round.
     wait
-        Takes what the last pass returned, and returns when it is there.
+        Takes the return value of the last pass, and returns when it is ready.
     profiled
-        Runs a function and gives JAX's profile of it.
+        Runs a function and returns JAX's profile of it.
     """
     times: dict[str, list[float]] = {name: [] for name in passes}
     names, order = list(passes), random.Random(0)
@@ -52,12 +52,12 @@ def _several(each: Callable[[], Any], wait: Callable[[Any], Any]) -> None:
 
 
 def busy(profile: Any) -> float:
-    """Milliseconds in which something runs on the device.
+    """Milliseconds in which the device runs something.
 
     Raises
     ------
     RuntimeError
-        If the profile holds nothing that ran there.
+        If the profile holds no device work.
     """
     spans = [
         (event.start_ns, event.start_ns + event.duration_ns)
@@ -74,7 +74,7 @@ def busy(profile: Any) -> float:
 
 
 def _covered(spans: Iterable[tuple[float, float]]) -> float:
-    """The length of all spans together, what several cover once."""
+    """The total length of all spans; overlaps count once."""
     total, until = 0.0, float("-inf")
     for start, end in sorted(spans):
         total += max(0.0, end - max(start, until))

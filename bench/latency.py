@@ -1,8 +1,8 @@
-"""Host time of a call: from one call to the return of the last of many that are only queued.
+"""Host time of a call: many calls are queued, and the time until the last one returns is divided.
 
-The problem is so small that the device is done sooner than the host: what a
-caller waits for is the library's own work. All take turns, a block of calls
-each, and nothing waits for the device inside a block.
+The problem is so small that the device finishes before the host: a caller waits only for the
+library's own work. All take turns, one block of calls each, and nothing waits for the device inside
+a block.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from .stored import label
 __all__ = ["PEERS_TIMED", "Contestant", "run_latency", "time_blocks"]
 
 CASE = Case("forward", "bfloat16", 1, 4, 4, 64, 64, 64, 64, False, "auto")
-#: Sets of arrays that calls cycle through.
+#: Sets of arrays through which calls cycle.
 SETS = 16
 CALLS = 500
 BLOCKS = 15
-#: Launches that are queued at most: beyond about 1024 the driver has the host wait.
+#: The most launches in the queue: beyond about 1024 the driver makes the host wait.
 QUEUE = 900
-#: Peers that are timed, by their names in :data:`bench.peers.PEERS`.
+#: The timed peers, by their names in :data:`bench.peers.PEERS`.
 PEERS_TIMED = ("flash", "cudnn", "fa4")
 
 Call = Callable[[int], Any]
@@ -43,20 +43,20 @@ Call = Callable[[int], Any]
 
 @dataclass(frozen=True)
 class Contestant:
-    """One way to call: ``call(number)`` is the number-th of a block."""
+    """One way to call: ``call(number)`` is call ``number`` of a block."""
 
     impl: str
     version: str
     op: str
     what: str  # cycling, repeating or prepared
     call: Call
-    launches: int = 1  # of one call
+    launches: int = 1  # per call
     around: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext
     options: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def calls(self) -> int:
-        """Of a block: as many as surely fit the queue."""
+        """The calls of a block: as many as surely fit the queue."""
         return min(CALLS, QUEUE // self.launches)
 
 
@@ -71,14 +71,14 @@ def time_blocks(
     Parameters
     ----------
     contestants
-        In each round in another order.
+        The contestants, in another order each round.
     wait
         Returns when the device has nothing left to do; it is not timed.
     """
     times: list[list[float]] = [[] for _ in contestants]
     order, numbers = random.Random(0), [*range(len(contestants))]
     for each in contestants:
-        _block(each, wait, clock)  # compiles, and has seen every set of arrays
+        _block(each, wait, clock)  # compiles, and sees every set of arrays
     for _ in range(blocks):
         order.shuffle(numbers)
         for number in numbers:
@@ -153,7 +153,7 @@ def _sets() -> list[tuple[Any, ...]]:
 
 
 def _calls(function: Callable[..., Any], sets: Sequence[Any], **options: Any) -> dict[str, Call]:
-    """Over all sets in turn, and over the first alone."""
+    """Calls over all sets in turn, and over the first set only."""
     return {
         "cycling": lambda number: function(*sets[number % SETS], **options),
         "repeating": lambda number: function(*sets[0], **options),
@@ -184,7 +184,7 @@ def _our(op: str, what: str, call: Call, launches: int, algorithm: str) -> Conte
 
 
 def _prepared() -> Contestant:
-    """Addresses of all sets in turn; the results and the workspace are there already."""
+    """Addresses of all sets in turn; the results and the workspace exist already."""
     import cupy
 
     import cuflash
@@ -205,7 +205,7 @@ def _prepared() -> Contestant:
 
 
 def of_peer(peer: Peer) -> list[Contestant]:
-    """A peer's forward pass; what chooses it is entered once a block, as a program would."""
+    """A peer's forward pass; its context is entered once a block, as a program would."""
     if peer.name not in PEERS_TIMED:
         raise SystemExit(f"--peers: {peer.name!r} is not timed here, but {', '.join(PEERS_TIMED)}")
     sets = [tuple(map(torch_peers.to_torch, arrays)) for arrays in _sets()]
@@ -219,13 +219,13 @@ def of_peer(peer: Peer) -> list[Contestant]:
 
 
 def _able(contestants: Sequence[Contestant]) -> list[Contestant]:
-    """Those that can be called; a line for each other one."""
+    """The contestants that work; prints a line for each other one."""
     found = []
     for each in contestants:
         try:
             with each.around():
                 each.call(0)
-        except Exception as error:  # a peer may fail in any way, and is then not compared with
+        except Exception as error:  # a peer may fail in any way; it is then left out
             print(f"left out: {each.impl}, {each.what}: {type(error).__name__}: {error}")
         else:
             found.append(each)

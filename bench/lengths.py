@@ -1,4 +1,4 @@
-"""The packed batches that are timed: their lengths, the same in all runs."""
+"""The timed packed batches: their lengths, the same in all runs."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ __all__ = ["equal_entries", "lengths_of", "offsets_of"]
 
 #: Tokens of a batch that is cut into sequences.
 TOKENS = 32768
-#: Shortest and longest sequence of the mix, and how many there are.
+#: The shortest and longest sequence of the mix, and their number.
 SHORTEST, LONGEST, MIXED = 16, 8192, 512
 
 
 @functools.cache
 def lengths_of(kind: str) -> tuple[int, ...]:
-    """Of every sequence: ``cut-N``, ``equal-N`` or ``zipf``.
+    """The lengths of all sequences: ``cut-N``, ``equal-N`` or ``zipf``.
 
-    ``cut-N`` cuts 32,768 tokens at N - 1 random places, ``equal-N`` into equal
-    parts. The mix has 512 sequences of 16 to 8192 tokens, long ones seldom: a
-    length n comes with a probability proportional to n ** -1.5.
+    ``cut-N`` cuts 32,768 tokens at N - 1 random positions, ``equal-N`` into equal parts. The mix
+    has 512 sequences of 16 to 8192 tokens, few of them long: a length n has a probability
+    proportional to n ** -1.5.
     """
     name, _, count = kind.partition("-")
     if name == "equal":
@@ -40,6 +40,6 @@ def offsets_of(kind: str) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
 
 
 def equal_entries(kind: str | None) -> int:
-    """Entries of a batch without padding that is the same problem; 0 if there is none."""
+    """Entries of an unpadded batch that is the same problem; 0 if there is none."""
     lengths = () if kind is None else lengths_of(kind)
     return len(lengths) if len(set(lengths)) == 1 else 0

@@ -1,4 +1,4 @@
-"""Lines of tables: the rows of one case, and what stands first in each line."""
+"""Lines of tables: the rows of one case, and the first cells of each line."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def of_turns(rows: Sequence[Row]) -> list[Row]:
 
 
 def timed_how(protocol: str) -> str:
-    """A protocol in the words of captions."""
+    """The name of a protocol in captions."""
     return "taking turns" if protocol == "turns" else "each after a rest"
 
 
 def place(row: Row) -> list[str]:
-    """Where in a grid of problems a row stands."""
+    """The position of a row in a grid of problems."""
     return [
         _pair(row["head_dim"], row["head_dim_v"]),
         _pair(row["batch"] * row["heads_q"], row["batch"] * row["heads_kv"]),
@@ -42,21 +42,21 @@ def place(row: Row) -> list[str]:
 
 
 def hidden_by(row: Row) -> str:
-    """What hides keys, and lengths of packed sequences, in words."""
+    """A description of what hides keys, and of lengths of packed sequences."""
     options = row["options"]
     hidden = mask_text(row["causal"], *map(options.get, ("window_size", "mask", "block_mask")))
     return f"{hidden}, {options['lengths']}" if options.get("lengths") else hidden
 
 
 def _pair(of_q: int, of_kv: int) -> str:
-    """A number of the queries, and that of the keys or values where it is another one."""
+    """A number for the queries, and that of keys or values if it differs."""
     return f"{of_q}" if of_q == of_kv else f"{of_q}/{of_kv}"
 
 
 def problems(rows: Sequence[Row]) -> list[list[Row]]:
-    """The rows of every problem that ours was timed on, in the order they were stored.
+    """The rows of every problem on which ours was timed, in the order of storage.
 
-    A call without extras is of the line of the call with them that it follows, if there is one.
+    A call without extras belongs to the line of the preceding call with extras, if there is one.
     """
     groups: dict[tuple[Any, ...], list[Row]] = {}
     line: tuple[Any, ...] = ()
@@ -69,9 +69,9 @@ def problems(rows: Sequence[Row]) -> list[list[Row]]:
 
 
 def _beside(row: Row) -> Row:
-    """Of a causal mask in an array the row that stands in the line of ``causal=True``.
+    """The row of ``causal=True`` for a causal mask in an array.
 
-    Of packed sequences of one length that of a batch.
+    For packed sequences of one length it is that of a batch.
     """
     entries = equal_entries(row["options"].get("lengths"))
     if entries:
@@ -81,13 +81,13 @@ def _beside(row: Row) -> Row:
 
 
 def main_row(rows: Sequence[Row]) -> Row:
-    """Our row of a problem: the newest generation's, with its extra if there is one."""
+    """Our row of a problem: the newest generation's, with its extra if it has one."""
     ours = [row for row in rows if row["sources"]]
     return max(ours, key=lambda row: (has_extras(row), label(row)))
 
 
 def plain_row(rows: Sequence[Row]) -> Row | None:
-    """Our row of the same problem without extras, where another one has them."""
+    """Our row of the same problem without extras, if another row has them."""
     ours = [row for row in rows if row["sources"]]
     if not any(map(has_extras, ours)):
         return None
@@ -95,6 +95,6 @@ def plain_row(rows: Sequence[Row]) -> Row | None:
 
 
 def of_the_plain_call(rows: Sequence[Row]) -> str:
-    """The speed with an extra over that without, whose own ratio is the other way round."""
+    """The speed with an extra over that without; the stored ratio is the inverse."""
     plain = plain_row(rows)
     return f"{1 / plain['ratio']:.3f}" if plain and plain["ratio"] else ""

@@ -1,4 +1,4 @@
-"""Times one case: ours and what takes turns with it, each verified before."""
+"""Times one case: ours and what takes turns with it, each verified first."""
 
 from __future__ import annotations
 
@@ -34,24 +34,24 @@ class _Entry:
 
     peer: Peer
     case: Case
-    calls: Sequence[Callable[[], Any]]  # more than one, where copies take turns
+    calls: Sequence[Callable[[], Any]]  # several if copies take turns
     worst: float
 
     @property
     def name(self) -> str:
-        """Unlike that of every other entry of the case."""
+        """A name that no other entry of the case has."""
         if not self.ours:
             return self.peer.name
         return " ".join([self.peer.name, self.case.algorithm, *self.of])
 
     @property
     def of(self) -> list[str]:
-        """What tells its problem from those of the other entries."""
+        """What distinguishes its problem from those of other entries."""
         return self.case.extras
 
     @property
     def ours(self) -> bool:
-        """Whether it is the library."""
+        """Whether it is the library's."""
         return self.peer.name == OURS
 
 
@@ -63,7 +63,7 @@ def measure(
     say: Callable[[str], None],
     clock: Timer | None = None,
 ) -> list[dict[str, Any]]:
-    """Rows of a case: ours and the peers that can do it, under every protocol.
+    """Rows of a case: ours and those of peers that can do it, under every protocol.
 
     Raises
     ------
@@ -97,7 +97,7 @@ def _entries(
         try:
             calls = [peer.prepare(case, copy) for copy in copies]
             entries.append(_verified(peer, case, calls, truths[case.features]))
-        except Exception as error:  # a peer may fail in any way, and is then not compared with
+        except Exception as error:  # a peer may fail in any way; it is then left out
             say(f"left out: {peer.label}, {case}: {_first_line(error)}")
     return entries
 
@@ -166,10 +166,11 @@ def _row(
 
 
 def _compared(entry: _Entry, entries: Sequence[_Entry]) -> list[_Entry]:
-    """What an entry's ratio is to: others of its problem; of the call without extras, ours with.
+    """The entries to which the ratio of an entry refers: others of its problem.
 
-    Where copies take turns, either call of ours is compared with the peers; of caches in pages
-    all sizes are compared with the call for one piece, which is the last.
+    For the call without extras it is ours with them. Where copies take turns, both calls of ours
+    are compared with the peers; for paged caches all sizes are compared with the call for one
+    piece, which is the last.
     """
     main = entries[0]
     if main.case.pages:
@@ -182,7 +183,7 @@ def _compared(entry: _Entry, entries: Sequence[_Entry]) -> list[_Entry]:
 
 
 def _ratio(times: list[float], others: dict[str, list[float]]) -> tuple[float | None, float | None]:
-    """How many times as fast as the best of the others, and the low end of the interval."""
+    """Our speed relative to the best of the others, and the low end of the interval."""
     if not others:
         return None, None
     best = min(others.values(), key=statistics.median)

@@ -16,7 +16,7 @@ SETS = ("pages",)
 
 
 def render(rows: Sequence[Row]) -> str:
-    """A line for each case; of the protocol ``turns`` if that was run, empty without rows."""
+    """A line for each case; of the protocol ``turns`` if that was run; empty without rows."""
     rows = of_turns(rows)
     sizes = sorted(filter(None, {_page_size(row) for row in rows}), reverse=True)
     if not sizes:
@@ -35,12 +35,12 @@ def render(rows: Sequence[Row]) -> str:
 
 
 def _page_size(row: Row) -> int:
-    """Keys of a page; 0 in one piece."""
+    """Keys of a page; 0 for caches in one piece."""
     return row["options"].get("page_size") or 0
 
 
 def _lines(rows: Sequence[Row]) -> list[dict[int, Row]]:
-    """The rows of every case by the sizes of their pages."""
+    """The rows of every case by page size."""
     found: dict[tuple[Any, ...], dict[int, Row]] = {}
     for row in rows:
         options = {**row["options"], "page_size": None}

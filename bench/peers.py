@@ -1,4 +1,4 @@
-"""What a user would run instead, each as a maker of calls on CuPy arrays."""
+"""The alternatives of a user, each as a maker of calls on CuPy arrays."""
 
 from __future__ import annotations
 
@@ -19,10 +19,9 @@ OURS = "cuflash"
 class Peer:
     """One implementation.
 
-    ``prepare(case, inputs)`` gives the call that is timed, and ``arrays`` makes
-    CuPy arrays of what that returns: the output, or the gradients of q, k, v and a
-    case's ``gradients``, in that order.
-    ``version`` raises where the implementation cannot be imported.
+    ``prepare(case, inputs)`` returns the timed call, and ``arrays`` makes CuPy arrays of its
+    result: the output, or the gradients of q, k, v and the case's ``gradients``, in that order.
+    ``version`` raises if the implementation cannot be imported.
     """
 
     name: str
@@ -62,7 +61,7 @@ def _cupy_version() -> str:
 
 
 def _by_hand(case: Case, inputs: Inputs) -> Callable[[], Any]:
-    """Attention as CuPy users write it: the whole matrix, in place where they would."""
+    """Attention as CuPy users write it: whole matrices, in place where they would do so."""
     import cupy
 
     q, k, v = (a.swapaxes(1, 2) for a in (inputs.q, inputs.k, inputs.v))
@@ -81,7 +80,7 @@ def _by_hand(case: Case, inputs: Inputs) -> Callable[[], Any]:
     return call
 
 
-#: Most elements of a score matrix that is written by hand; beyond it only time passes.
+#: The most elements of a score matrix written by hand; a larger one only takes time.
 MOST_SCORES = 2**31
 
 
@@ -127,12 +126,12 @@ def select_peers(names: str | None) -> list[Peer]:
 
 
 def importable(peers: Sequence[Peer], say: Callable[[str], None]) -> list[Peer]:
-    """The peers whose packages are here; a line for each other one."""
+    """The peers whose packages are installed; prints a line for each other one."""
     found = []
     for peer in peers:
         try:
             peer.version()
-        except Exception as error:  # whatever a package raises while it is imported
+        except Exception as error:  # a package may raise anything while it is imported
             say(f"left out: {peer.label}: {error}")
         else:
             found.append(peer)

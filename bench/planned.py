@@ -1,4 +1,4 @@
-"""What the library plans for a case: algorithm, tile and, where keys are split, the chunk."""
+"""The library's plan for a case: algorithm, tile and, with split keys, the chunk."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["plan_of"]
 
 
 def plan_of(case: Case, inputs: Inputs) -> str:
-    """In words, as rows have it."""
+    """The plan as text, as rows have it."""
     if case.kvcache:
         return _of_caches(case, inputs)
     import cuflash
@@ -26,7 +26,7 @@ def plan_of(case: Case, inputs: Inputs) -> str:
 
 
 def _of_caches(case: Case, inputs: Inputs) -> str:
-    """``explain`` has no caches, whose tile and chunk are those of a usual batch."""
+    """The plan for caches, which ``explain`` does not cover: tile and chunk of a usual batch."""
     from cuflash.arrays.adopt import adopt
     from cuflash.options import check_options
     from cuflash.pipeline import plan_call

@@ -15,9 +15,9 @@ _Problem = tuple[object, ...]
 
 
 def pooled(rows: Sequence[Row]) -> dict[_Key, dict[_Problem, float]]:
-    """By generation, pass, dtype, protocol and kind: of every problem our mean ratio over runs.
+    """Our mean ratio over runs for every problem, by generation, pass, dtype, protocol and kind.
 
-    A ratio is the one to the best other implementation of its run.
+    A ratio is to the best other implementation of its run.
     """
     ratios: dict[_Key, dict[_Problem, list[float]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:

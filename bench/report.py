@@ -1,4 +1,4 @@
-"""Turns stored results into tables and charts of the pages, and says what is out of date."""
+"""Turns stored results into tables and charts of the pages, and reports what is out of date."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _BLOCK = "<!-- results: {name} -->\n(.*?)<!-- end of results -->\n?"
 
 
 def names(text: str) -> list[str]:
-    """The blocks that a text has."""
+    """The names of the blocks in a text."""
     return re.findall(r"<!-- results: ([\w-]+) -->", text)
 
 
 def check(page: str, text: str) -> list[str]:
     """Names of the blocks of a page that differ from the stored results, or are missing.
 
-    A block that the page has and :data:`~bench.documents.PAGES` does not list is named too.
+    It also names blocks of the page that are missing in :data:`~bench.documents.PAGES`.
     """
     stale = []
     for name in names(text):
@@ -39,7 +39,7 @@ def check(page: str, text: str) -> list[str]:
 
 
 def faults(root: Path | None = None) -> list[str]:
-    """A line for every block of a page that is not as the stored results have it."""
+    """A line for every block of a page that differs from the stored results."""
     root = root or ROOT
     return [
         f"{page}: the block {name!r} differs from the results"
@@ -64,13 +64,14 @@ def write(root: Path | None = None) -> None:
 
 
 def _missing(page: str, text: str) -> list[str]:
-    """What has results, and no block on its page."""
+    """Blocks with results that their page lacks."""
     there = names(text)
     return [name for name in PAGES[page] if name not in there and render(name)]
 
 
 def _place(name: str, page: str, text: str) -> int:
-    """Where a missing block goes: behind the one before it that is there, else at the end."""
+    """The position of a missing block: after the block before it, if that is there, else the
+    end."""
     before = PAGES[page][: PAGES[page].index(name)]
     there = [block for block in before if block in names(text)]
     found = re.search(_BLOCK.format(name=there[-1]), text, re.DOTALL) if there else None
@@ -86,12 +87,12 @@ def _block(name: str, page: str) -> str:
 
 
 def _literal(text: str) -> str:
-    """A replacement that stands for itself."""
+    """A replacement text without special characters."""
     return text.replace("\\", r"\\")
 
 
 def draw_charts() -> list[Path]:
-    """Draw everything that there are rows of."""
+    """Draw all charts that have rows."""
     return [drawing.draw(one, charts.CHARTS) for one in _drawings()]
 
 

@@ -1,4 +1,4 @@
-"""What a float32 residual gives, and what it costs.
+"""The accuracy and the cost of a float32 residual.
 
 The error of dq against float64, where the keys have a component in common, of
 this library with either residual, of PyTorch and of JAX; and the time of a
@@ -21,12 +21,13 @@ from .run import common_columns, results_file, store
 
 __all__ = ["ERRORS", "TIMES", "errors", "run_residual"]
 
-#: What the two kinds of rows measure.
+#: The two kinds of rows.
 ERRORS, TIMES = "error of dq", "time"
-#: (batch, seqlen, heads, head_dim) of the arrays that errors are of.
+#: (batch, seqlen, heads, head_dim) of the arrays for errors.
 SHAPE = (2, 512, 4, 64)
-#: How many times the common vector is in every key but the first; its elements are standard
-#: normal. What all keys had in common the NumPy backend, which computes the truth, would take off.
+#: How many times every key but the first contains the common vector, whose elements are standard
+#: normal. The first key lacks it because the NumPy backend, which computes the truth, would
+#: subtract a vector that all keys have.
 SHIFTS = (0, 1, 4, 16, 64)
 RESIDUALS: Mapping[str, str | None] = {"cuflash": None, "cuflash, float32 residual": "float32"}
 CASES = tuple(
@@ -35,7 +36,7 @@ CASES = tuple(
     for seqlen in (2048, 8192)
 )
 
-#: q, k, v and dout -> dq, all NumPy arrays.
+#: A function of q, k, v and dout that returns dq, all NumPy arrays.
 Gradient = Callable[[Any, Any, Any, Any], Any]
 
 

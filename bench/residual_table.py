@@ -1,4 +1,4 @@
-"""The tables of what a float32 residual gives and costs."""
+"""The tables of the accuracy and the cost of a float32 residual."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Times the cases and stores what was seen."""
+"""Times the cases and stores the results."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def run(
         for case in cases:
             rows += [{**common, **row} for row in _measured(case, found, timed)]
             _free()
-    finally:  # what was measured before an error is kept
+    finally:  # keeps what was measured before an error
         if rows:
             store(output or results_file(common["gpu"]), rows)
     if not rows:
@@ -44,7 +44,7 @@ def run(
 
 
 def common_columns() -> dict[str, str]:
-    """What all rows of a run share: when, and the GPU."""
+    """The columns that all rows of a run share: the time, and the GPU."""
     import cupy
 
     properties = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)
@@ -57,7 +57,7 @@ def common_columns() -> dict[str, str]:
 
 
 def results_file(gpu: str, kind: str = "") -> Path:
-    """Where the rows of a GPU are: device times, or those of another kind."""
+    """The file with the rows of a GPU: device times, or those of another kind."""
     name = re.sub(r"[^a-z0-9]+", "-", gpu.lower())
     return RESULTS / f"{name}{kind}.json"
 
@@ -73,7 +73,7 @@ def select_protocols(names: str) -> list[str]:
 
 
 def store(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Append rows to a results file, one row a line; the file is whole at every moment."""
+    """Append rows to a results file, one row a line; the file is complete at every moment."""
     known = json.loads(path.read_text()) if path.exists() else []
     text = "[\n" + ",\n".join(json.dumps(row) for row in known + rows) + "\n]\n"
     partial = path.with_suffix(".partial")
@@ -83,7 +83,7 @@ def store(path: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def _measured(case: Case, peers: Sequence[Peer], protocols: Sequence[str]) -> list[dict[str, Any]]:
-    """The rows of a case, printed; none, and a line, where the library cannot do it."""
+    """The rows of a case, printed; prints a line if the library cannot do it."""
     import cupy
 
     try:
@@ -101,7 +101,7 @@ def _say(line: str) -> None:
 
 
 def _free() -> None:
-    """Give back what the pools of CuPy and PyTorch keep, each from the other."""
+    """Return the memory in the pools of CuPy and PyTorch, so that either can use it."""
     import cupy
 
     cupy.get_default_memory_pool().free_all_blocks()

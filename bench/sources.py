@@ -1,4 +1,4 @@
-"""Which kernels a pass runs, and the digest of all their sources."""
+"""The kernels of a pass, and the digest of all their sources."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ __all__ = [
     "kernels_of",
 ]
 
-#: Earlier sources whose machine code has been compared and is that of later ones: a row keeps the
-#: digest that it was measured with. ``only`` and ``but`` say of which rows that holds.
+#: Earlier sources whose machine code was compared with later ones and is the same: a row keeps the
+#: digest with which it was measured. ``only`` and ``but`` say for which rows that holds.
 SAME_CODE = Path(__file__).with_name("same_code.json")
 
 #: Folder and file of every kernel of a pass.
@@ -46,7 +46,7 @@ KERNELS = {
     ),
 }
 
-#: Those that a feature adds to a pass, of whatever generation.
+#: The kernels that a feature adds to a pass, for every generation.
 FEATURE_KERNELS = {
     ("dbias", "backward"): (("steps", "bias_gradient"),),
     ("sinks", "backward"): (("steps", "sink_gradient"),),
@@ -55,10 +55,10 @@ FEATURE_KERNELS = {
     ("split_keys", "forward"): (("steps", "merge"),),
 }
 
-#: And those that it adds to both passes of one generation.
+#: The kernels that it adds to both passes of one generation.
 GENERATION_KERNELS = {("mask", "fa3"): (("steps", "summarise_mask"),)}
 
-#: Headers that a feature has in the kernels of a generation, besides its own.
+#: Headers of a feature in the kernels of a generation, besides its own.
 FEATURE_HEADERS = {
     ("bias", "fa3"): ("features/bias_staged.cuh",),
     ("mask", "fa3"): ("features/mask_packed.cuh",),
@@ -70,10 +70,10 @@ _NO_CODE = re.compile(r"//[^\n]*|/\*.*?\*/|static_assert\(.*?\);", re.DOTALL)
 
 
 def digest(root: Path, algorithm: str, op: str, features: Sequence[str] = ()) -> str:
-    """Changes when one of the kernels can have changed; of a pass, or ``forward and backward``.
+    """Changes whenever a kernel may have changed; for a pass, or ``forward and backward``.
 
-    Comments, assertions and the space between words do not count: they make no code.
-    The headers and kernels of features count where the pass has them.
+    Comments, assertions and white space do not count: they make no code. The headers and kernels of
+    features count if the pass has them.
     """
     passes = op.split(" and ")
     kernels = [kernel for one in passes for kernel in KERNELS[algorithm, one]]
@@ -103,7 +103,7 @@ def _same_code() -> tuple[dict[str, Any], ...]:
 
 
 def is_current(root: Path, algorithm: str, op: str, row: Mapping[str, Any]) -> bool:
-    """Whether a row was measured with these sources, or with ones of the same machine code."""
+    """Whether a row was measured with these sources, or with others of the same machine code."""
     now = digest(root, algorithm, op, features_of(row))
     return row["sources"] == now or any(
         (same["algorithm"], same["op"], same["of"], same["as"])
@@ -115,12 +115,12 @@ def is_current(root: Path, algorithm: str, op: str, row: Mapping[str, Any]) -> b
 
 
 def digest_now(algorithm: str, op: str, features: Sequence[str] = ()) -> str:
-    """Of the sources that this process compiles."""
+    """The digest of the sources that this process compiles."""
     return digest(find_sources(), algorithm, op, features)
 
 
 def features_of(row: Mapping[str, Any]) -> tuple[str, ...]:
-    """What a row was measured with that changes code, in the order of a case's ``sources``."""
+    """The features of a row that change code, in the order of a case's ``sources``."""
     options = row.get("options", {})
     names = ("window", "softcap", "alibi", "bias", "dbias", "mask", "sinks", "dropout")
     names = (*names, "block_mask", "score_mod", "packed_lengths")

@@ -1,4 +1,4 @@
-"""The stored rows, and which of them are of a set of cases."""
+"""The stored rows, and the selection of those of a set of cases."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = [
 
 Row = dict[str, Any]
 
-#: Columns that say what is computed.
+#: Columns that describe the problem.
 _PROBLEM = (
     "op",
     "dtype",
@@ -44,10 +44,10 @@ _PROBLEM = (
 )
 
 
-#: Options of extras that a call has or has not.
+#: Options of extras that a call has or lacks.
 _GIVEN = ("alibi", "bias", "dbias", "sinks", "dropout_p", "block_mask", "score_mod", "kvcache")
 
-#: Kinds of calls by the option that makes them one, the first that holds.
+#: Kinds of calls, by the option that makes them one; the first match counts.
 _KINDS = {
     "deterministic": "deterministic",
     "sinks": "sinks",
@@ -64,7 +64,7 @@ _KINDS = {
     "few queries": "rotated",
 }
 
-#: How the names of files of another kind than device times end.
+#: Endings of the names of files with other results than device times.
 _OTHER_KINDS = (
     *("-latency", "-story", "-jit", "-jitted"),
     *("-cold", "-residual", "-flash3", "-tiles", "-training-step"),
@@ -85,12 +85,12 @@ def gpu_files() -> list[Path]:
 
 
 def gpu_rows() -> list[Row]:
-    """The rows of the GPU that the tables are of."""
+    """The rows of the GPU that the tables show."""
     return load("nvidia-h200.json")
 
 
 def problem(row: Row) -> tuple[Any, ...]:
-    """What a row computed; alike for all implementations that were timed together."""
+    """The problem of a row; equal for all implementations that were timed together."""
     return (*(row[name] for name in _PROBLEM), *_asked(row["options"]))
 
 
@@ -99,7 +99,7 @@ def _problem_of(case: Case) -> tuple[Any, ...]:
 
 
 def _asked(options: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What of the options changes the problem."""
+    """The options that change the problem."""
     window = options.get("window_size")
     sides = None if window is None else tuple(window)
     given = (bool(options.get(name)) for name in _GIVEN)
@@ -109,21 +109,21 @@ def _asked(options: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def kind(row: Row) -> str:
-    """Which rows of a pass are summed up together; empty for the plain call."""
+    """The rows of a pass that are summed up together; empty for the plain call."""
     return next((name for name, option in _KINDS.items() if row["options"].get(option)), "")
 
 
 def has_extras(row: Row) -> bool:
-    """Whether a row is of a call whose price is that over the call without.
+    """Whether a row belongs to a call whose price is its time over that of the call without.
 
-    A soft cap of the size of the score modification is what that is compared with.
+    A soft cap of the size of the score modification is the yardstick of that modification.
     """
     *_, (softcap, *others, lengths) = _asked(row["options"])
     return any(others) or softcap not in (None, CAP) or equal_entries(lengths) > 0
 
 
 def has_feature(row: Row) -> bool:
-    """Whether a row is of a call that has windows or extras."""
+    """Whether a row belongs to a call with windows or extras."""
     return kind(row) not in ("", "deterministic")
 
 
@@ -134,7 +134,7 @@ def latest(rows: list[Row]) -> list[Row]:
 
 
 def label(row: Row) -> str:
-    """What a table calls the implementation of a row."""
+    """The name of a row's implementation in a table."""
     algorithm = row["options"].get("algorithm")
     words = [str(row["impl"]), *([algorithm] if algorithm else [])]
     named = ("softcap", "alibi", "bias", "mask", "sinks", "dropout_p", "block_mask")
@@ -147,10 +147,10 @@ def label(row: Row) -> str:
 
 
 def of_set(name: str, rows: Sequence[Row]) -> list[Row]:
-    """The rows of a set of cases, of one run: the last of those that cover most of it.
+    """The rows of a set of cases from one run: the last of those that cover most of it.
 
-    A run may hold several sets, and a set only a part; a table never mixes runs. Of a set of
-    features a run has to hold more than the plain calls that they are compared with.
+    A run may hold several sets, and only a part of a set; a table never mixes runs. For a set of
+    features a run must hold more than the plain calls of the comparison.
     """
     cases = CASES[name]()
     options: dict[tuple[Any, ...], list[Any]] = {}
@@ -171,12 +171,12 @@ def of_set(name: str, rows: Sequence[Row]) -> list[Row]:
 
 
 def _loaded(options: Any) -> Any:
-    """As they come back from a file, which has lists in place of tuples."""
+    """Options as they come back from a file, which has lists in place of tuples."""
     return json.loads(json.dumps(options))
 
 
 def _covered(cases: Sequence[Case], rows: list[Row]) -> int:
-    """How many cases of a set were timed, with all that they have beside them."""
+    """The number of cases of a set that were timed, with all their companions."""
     ours = {(problem(row), row["options"]["algorithm"]) for row in rows if row["sources"]}
     return sum(
         all((_problem_of(one), one.algorithm) in ours for one in (case, *case.companions))

@@ -36,7 +36,7 @@ __all__ = [
     "render",
 ]
 
-#: Sets of cases that have a table like one another; the tile sets have none.
+#: Sets of cases with tables of the same form; the tile sets have none.
 SETS = (
     "fa3",
     "fa3-float16",
@@ -76,17 +76,17 @@ SETS = (
 
 #: The block of the host time of a call.
 LATENCY = "latency"
-#: That of first calls.
+#: The block of first calls.
 COLD = "cold"
-#: And that of gradients under ``jax.jit``.
+#: The block of gradients under ``jax.jit``.
 JIT = "jit"
-#: And that of programs of ``jax.jit`` beside those of others.
+#: The block of programs of ``jax.jit`` beside those of others.
 JITTED = "jitted"
-#: And that of a training step.
+#: The block of a training step.
 TRAINING_STEP = "training-step"
-#: And that of FlashAttention-3, which JAX alone can call.
+#: The block of FlashAttention-3, which only JAX can call.
 FLASH3, FLASH3_PACKED = "flash3", "flash3-packed"
-#: And that of errors and times with a float32 residual.
+#: The block of errors and times with a float32 residual.
 RESIDUAL = "residual"
 
 
@@ -106,7 +106,7 @@ def render(name: str) -> str:
 def grid(name: str, rows: Sequence[Row]) -> str:
     """TFLOP/s of every implementation, our ratio to the best other one, and a summary.
 
-    All of it is of the protocol ``turns`` if that was run: the same clock for all.
+    All rows are of the protocol ``turns`` if that was run, so that the clock is the same for all.
     """
     rows = of_turns(rows)
     if not rows:
@@ -122,7 +122,7 @@ def grid(name: str, rows: Sequence[Row]) -> str:
     return "\n".join(parts)
 
 
-#: What a column is called that compares a call with the one without its extra.
+#: The name of a column that compares a call with the one without its extra.
 _BESIDE = {
     "sinks": "of the call without sinks",
     "soft caps": "of the call without a cap",
@@ -134,7 +134,7 @@ _BESIDE = {
     "block masks": "of the dense call",
     "score modifications": "of the call with softcap",
 }
-#: What a row may be asked in its pass, by the options of rows; a column where one of them is.
+#: Options of a pass that get a column if a row has one.
 _ASKED = {"deterministic": "deterministic", "dbias": "gradient of the bias"}
 
 
@@ -169,7 +169,7 @@ def _yes(value: Any) -> str:
 
 
 def _summary(op: str, rows: list[Row]) -> str:
-    """Geometric means of our ratios, and the worst of them; each kind of call apart."""
+    """Geometric means of our ratios, and the worst of them, for each kind of call."""
     mains = [main for main in map(main_row, problems(rows)) if main["ratio"]]
     if not mains:
         return f"**{op.capitalize()}**: nothing else was timed."
@@ -284,7 +284,7 @@ def _cold() -> str:
     return caption + table(["", "pass", "head_dim", "compiled", "from disk"], body)
 
 
-#: Blocks that are of no set of cases.
+#: Blocks that belong to no set of cases.
 _ALONE: Mapping[str, Callable[[], str]] = {
     "cpu": render_cpu,
     "opening": opening.render,

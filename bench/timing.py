@@ -21,7 +21,7 @@ REPEATS = 12
 FEWEST = 5  # repeats of a slow launch
 ROUNDS = 21
 LONG = 400.0  # milliseconds that the repeats of one function may take together
-SPIN = 1.0  # milliseconds that the chip is kept busy while the host queues a call
+SPIN = 1.0  # milliseconds for which the chip is busy while the host queues a call
 LONGEST_SPIN = 32.0
 
 Timer = Callable[[str, Callable[[], Any]], float]
@@ -36,10 +36,10 @@ extern "C" __global__ void spin(long long cycles) {
 
 
 class Clock:
-    """Times one call by events behind a spinning kernel, so that the launch is already queued.
+    """Times one call by events after a spinning kernel, so that the launch is already queued.
 
-    A function whose host needs longer than the spin is timed again behind a
-    longer one, which it then keeps.
+    A function whose host part outlasts the spin is timed again after a longer spin, which it then
+    keeps.
     """
 
     def __init__(self) -> None:
@@ -70,11 +70,10 @@ class Clock:
 
 
 def hidden(once: Callable[[float], tuple[float, bool]], spin: float) -> tuple[float, float]:
-    """Milliseconds behind a spin that the host did not outlast, and that spin.
+    """Milliseconds after a spin that the host did not outlast, and that spin.
 
-    ``once(spin)`` gives the time and whether the spin ended before all was
-    queued. A call that waits for the device outlasts every spin, and is taken
-    as it is behind the longest.
+    ``once(spin)`` returns the time and whether the spin ended before everything was queued. A call
+    that waits for the device outlasts every spin; its time after the longest spin counts.
     """
     while True:
         milliseconds, late = once(spin)
@@ -128,10 +127,10 @@ def median_ratio(ours: list[float], theirs: list[float]) -> tuple[float, float, 
 
 
 def interval(count: int) -> int:
-    """How many of the sorted values lie outside a median's 95 % interval on either side.
+    """The number of sorted values outside a median's 95 % interval on either side.
 
-    By order statistics: the most for which both tails of the binomial with
-    probability one half hold 5 % at most; 0 of fewer than 6 values, where none does.
+    From order statistics: the most for which both tails of the binomial with probability one half
+    hold at most 5 %; 0 for fewer than 6 values, where no number does.
     """
     tail, below = 0.0, 0
     for outside in range(count // 2):

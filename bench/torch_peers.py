@@ -1,7 +1,7 @@
 """PyTorch's attention and FlashAttention-4 on the memory of CuPy arrays.
 
-Tensors share memory with the arrays through DLPack, and run on CuPy's current
-stream. The backward pass is what autograd runs for it: forward once, ahead.
+Tensors share memory with the arrays through DLPack, and run on CuPy's current stream. The backward
+pass is what autograd runs: the forward pass runs once, ahead.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from .lengths import lengths_of
 __all__ = ["BACKENDS", "Backend", "arrays", "direct", "to_cupy", "to_torch"]
 
 HALF = ("float16", "bfloat16")
-#: Most elements of a score matrix that PyTorch's plain backend is asked for: it keeps several.
+#: The most elements of a score matrix for PyTorch's plain backend, which keeps several.
 MOST_SCORES = 2**28
 
-#: Forward pass of (batch, seqlen, heads, head_dim) tensors, and of a case's arrays by their
-#: keywords; in that layout again.
+#: A forward pass of (batch, seqlen, heads, head_dim) tensors and of a case's arrays by keyword; the
+#: result has the same layout.
 Forward = Callable[..., Any]
 
 
@@ -44,13 +44,13 @@ class Backend:
     forward_of: Callable[[Case], Forward]
 
     def supports(self, case: Case) -> bool:
-        """Whether it computes what the case says; the tile sets are of ours alone."""
+        """Whether it computes the case; only ours do the tile sets."""
         masked = case.causal or case.window_size is not None or case.mask == "causal"
         aligned = not masked or case.seqlen_q == case.seqlen_kv
         return case.blocks is None and aligned and self.takes(case)
 
     def prepare(self, case: Case, inputs: Inputs) -> Callable[[], Any]:
-        """The call that is timed: the output, or the gradients, as tensors."""
+        """The timed call: the output, or the gradients, as tensors."""
         return _prepare(self.forward_of, case, inputs)
 
 
@@ -78,18 +78,18 @@ def to_cupy(tensor: Any) -> Any:
 
 
 def arrays(result: Any) -> Sequence[Any]:
-    """What a call returned, as CuPy arrays."""
+    """The results of a call as CuPy arrays."""
     tensors = result if isinstance(result, (tuple, list)) else (result,)
     return [to_cupy(tensor) for tensor in tensors]
 
 
 @contextlib.contextmanager
 def _same_stream(torch: Any) -> Iterator[None]:
-    """PyTorch's work goes where CuPy's goes: between the events, behind the spin."""
+    """Run PyTorch's work on CuPy's stream: between the events, after the spin."""
     import cupy
 
     pointer = cupy.cuda.get_current_stream().ptr
-    # Address 0 is the legacy stream, which is PyTorch's default one.
+    # Address 0 is the legacy stream, which is PyTorch's default stream.
     stream = torch.cuda.ExternalStream(pointer) if pointer else torch.cuda.default_stream()
     with torch.cuda.stream(stream):
         yield
@@ -97,7 +97,7 @@ def _same_stream(torch: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _determinism(torch: Any, wanted: bool) -> Iterator[None]:
-    """PyTorch's switch for the same bits in every run, without the fills that it brings."""
+    """PyTorch's switch for reproducible bits, without the fills that it adds."""
     if not wanted:
         yield
         return
@@ -158,7 +158,7 @@ def _sdpa(name: str) -> Callable[[Case], Forward]:
 
 
 def direct(name: str) -> tuple[Callable[..., Any], Callable[[], AbstractContextManager[Any]]]:
-    """A backend's own function of q, k and v, and what a program would call it within.
+    """A backend's own function of q, k and v, and the context in which a program would call it.
 
     PyTorch's takes (batch, heads, seqlen, head_dim), FlashAttention-4's (batch,
     seqlen, heads, head_dim). Both run on PyTorch's current stream.
@@ -178,7 +178,7 @@ def direct(name: str) -> tuple[Callable[..., Any], Callable[[], AbstractContextM
     return functional.scaled_dot_product_attention, around
 
 
-#: What FlashAttention-4 calls as rows do, beside ``causal``.
+#: Keywords of FlashAttention-4 with the same names as in rows, beside ``causal``.
 _FA4_KEYWORDS = ("deterministic", "window_size", "softcap")
 
 
@@ -203,7 +203,7 @@ def _of_flash_attention_4(
 def _packed_by_flash_attention_4(
     package: Any, case: Case, q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_kv: Any
 ) -> Any:
-    """It is told the longest sequence by the host, which ours need not know."""
+    """The host passes the longest sequence, which ours need not know."""
     longest = max(lengths_of(case.lengths or ""))
     result = package.flash_attn_varlen_func(
         *(tensor[0] for tensor in (q, k, v)),
@@ -250,7 +250,7 @@ def _in_flash_attention_4(features: tuple[str, ...]) -> bool:
 
 
 def _biased(case: Case) -> bool:
-    """What PyTorch calls a mask is a bias or a boolean mask, and comes alone; so does dropout."""
+    """Whether PyTorch's mask is a bias or a boolean mask alone; dropout also comes alone."""
     given = {feature for feature in case.features if feature != "dbias"}
     alone = given in (set(), {"bias"}, {"mask"}) and not (given and case.causal)
     return alone or given == {"dropout"}

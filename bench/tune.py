@@ -1,4 +1,4 @@
-"""Times the candidate tiles on the GPU at hand, beside the one that the plan takes."""
+"""Times the candidate tiles on the current GPU, beside the plan's tile."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ ROUNDS = 11
 
 @dataclass(frozen=True)
 class Choice:
-    """What was seen of the tiles of one case."""
+    """The timings of the tiles of one case."""
 
     case: Case
     planned: Any
     times: Mapping[Any, list[float]]  # by tile
-    worst: Mapping[Any, float]  # error of each, over that of the roundings
+    worst: Mapping[Any, float]  # the error of each, relative to that of the roundings
 
     @property
     def best(self) -> Any:
@@ -47,13 +47,13 @@ class Choice:
 
     @property
     def gain(self) -> tuple[float, float]:
-        """How many times as fast as the plan's tile the best one is, and at least is."""
+        """The speed of the best tile relative to the plan's, and its lower bound."""
         ratio, low, _ = median_ratio(self.times[self.best], self.times[self.planned])
         return ratio, low
 
     @property
     def changes(self) -> bool:
-        """Whether the best tile is faster than the plan's by more than the rounds differ."""
+        """Whether the best tile beats the plan's by more than the rounds differ."""
         return self.best != self.planned and self.gain[1] > 1.0
 
 
@@ -64,10 +64,10 @@ def tune(
     beside: Sequence[str] = (),
     output: Path | None = None,
 ) -> list[Choice]:
-    """Time the candidates of every case; print a table each, then all in short.
+    """Time the candidates of every case; print a table for each, then a summary.
 
-    The generations ``beside`` take turns with them, each with its own plan's
-    tile. Rows go to the file ``output`` after every case.
+    The generations ``beside`` take turns with them, each with its own plan's tile. Rows go to the
+    file ``output`` after every case.
     """
     from cuflash.cuda.available import require_device
 
@@ -90,7 +90,7 @@ def tune(
 
 
 def select_cases(names: str, op: str | None, dtype: str | None) -> list[Case]:
-    """The cases of the sets that are of a pass and a dtype, where those are named."""
+    """The cases of the sets, restricted to a pass and a dtype if given."""
     cases = [
         case
         for case in select(names)
@@ -102,7 +102,7 @@ def select_cases(names: str, op: str | None, dtype: str | None) -> list[Case]:
 
 
 def candidates_of(case: Case, problem: Any, limits: Any = None) -> Iterator[Any]:
-    """The tiles that the planning module has for a problem, whatever their width is meant for."""
+    """The planning module's tiles for a problem, whatever their intended width."""
     from cuflash.planning.device import DeviceLimits
 
     module = importlib.import_module(f"cuflash.planning.tiles.{case.algorithm}")
@@ -122,15 +122,14 @@ def choose(
     clock: Any = None,
     beside: Sequence[str] = (),
 ) -> Choice | None:
-    """Time the tiles of a case in turns; None, and a line, where the library cannot do it.
+    """Time the tiles of a case in turns; None, after a line, if the library cannot do it.
 
     Parameters
     ----------
     call_of
-        Gives the call of a case with a tile, or with the plan's for None, and
-        its plan.
+        Returns the call of a case with a tile, or with the plan's for None, and its plan.
     candidates
-        Gives the tiles of a case's problem.
+        Returns the tiles of a case's problem.
     beside
         Other generations, each with the tile of its own plan.
     """
@@ -166,13 +165,13 @@ def choose(
 def _checked(
     make: Callable[[], Prepared], truth: Truth, name: str, say: Callable[[str], None]
 ) -> tuple[Callable[[], Any], Any, float] | None:
-    """A call, its plan and its error; None, and a line, where it cannot be or computes wrongly."""
+    """A call, its plan and its error; None, after a line, if it is impossible or wrong."""
     from cuflash.errors import CuflashError
 
     try:
         call, plan = make()
         worst = truth.worst_ratio(call())
-    except CuflashError as error:  # one that does not fit, or does not compile
+    except CuflashError as error:  # a tile that does not fit, or does not compile
         say(f"left out: {name}: {str(error).splitlines()[0]}")
         return None
     if worst <= truth.limit:
@@ -182,7 +181,7 @@ def _checked(
 
 
 def rows_of(choice: Choice) -> list[dict[str, Any]]:
-    """A row for every tile that was timed."""
+    """A row for every timed tile."""
     case, planned = choice.case, choice.times[choice.planned]
     rows = []
     for tile, times in choice.times.items():
@@ -206,7 +205,7 @@ def rows_of(choice: Choice) -> list[dict[str, Any]]:
 
 
 def speed_lines(choices: Sequence[Choice]) -> list[str]:
-    """A line for each case: the speed of the plan's tile, and that of others as a part of it."""
+    """A line for each case: the speed of the plan's tile, and of others relative to it."""
     lines = []
     for choice in choices:
         rows = sorted(rows_of(choice), key=lambda row: (not row["planned"], row["ms"]))
@@ -220,7 +219,7 @@ def speed_lines(choices: Sequence[Choice]) -> list[str]:
 
 
 def change_lines(choices: Sequence[Choice]) -> list[str]:
-    """What the measurements would change in the plan's table."""
+    """The changes of the plan's table that the measurements suggest."""
     lines = []
     for choice in choices:
         if choice.changes:
@@ -233,7 +232,7 @@ def change_lines(choices: Sequence[Choice]) -> list[str]:
 
 
 def _name(tile: Any) -> str:
-    """The blocks of a tile, and its other small numbers, which tell alike blocks apart."""
+    """The blocks of a tile, and other small numbers that distinguish equal blocks."""
     fields = getattr(tile, "__dataclass_fields__", {})
     apart = ("block_q", "block_kv", "head_dim", "head_dim_v")
     more = [
@@ -245,7 +244,7 @@ def _name(tile: Any) -> str:
 
 
 def _generation(tile: Any) -> str:
-    """The planning module that a tile is of."""
+    """The planning module of a tile."""
     return type(tile).__module__.rpartition(".")[2]
 
 

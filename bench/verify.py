@@ -1,7 +1,7 @@
-"""Holds timed outputs against float64 on the device, by the row-wise rule of the tests.
+"""Checks timed outputs against float64 on the device, by the row-wise rule of the tests.
 
-Of a long sequence a sample of rows is checked: the float64 work stays small
-beside what is timed. The truth of a case is computed once, for all implementations.
+Of a long sequence only a sample of rows is checked, so that the float64 work stays small beside the
+timed work. The truth of a case is computed once for all implementations.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from .masks import BLOCK
 
 __all__ = ["WRONG", "Truth"]
 
-#: Largest relative error of one rounding to the storage type.
+#: The largest relative error of one rounding to the storage type.
 UNIT = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24, "float64": 2.0**-53}
-#: Below this magnitude a rounding errs by the unit of this. float16 has it where a test can see it.
+#: Below this magnitude a rounding errs by the unit of this; only in float16 can a test see it.
 SMALLEST = {"float16": 2.0**-14}
-#: Longest sequence that is checked whole, and how many rows of a longer one are.
+#: The longest sequence that is checked as a whole, and the number of sampled rows of a longer one.
 WHOLE, SAMPLE = 2048, 512
-#: Rows of scores that are in memory at once.
+#: Rows of scores in memory at once.
 CHUNK = 1024
-#: A ratio that no order of roundings explains: something else was computed.
+#: A ratio that roundings cannot explain: the result is wrong.
 WRONG = 100.0
-#: The same where a feature, or a few keys of many, change a row a little.
+#: The same where a feature, or a few of many keys, change a row only a little.
 WRONG_FEATURE = 10.0
 
 
 @dataclass(frozen=True)
 class _Head:
-    """What is right for the sampled rows of one head, and the roundings' part of the error."""
+    """The true sampled rows of one head, and the roundings' part of the error."""
 
     batch: int
     tensors: list[tuple[int, Any, Any, Any]]  # head, rows, truth, model; for every output
@@ -44,16 +44,16 @@ class _Head:
 
 @dataclass(frozen=True)
 class _Part:
-    """What is checked of the gradient of a feature's array, all batch entries together."""
+    """The checked part of the gradient of a feature's array, over all batch entries."""
 
     place: Any  # in the array
-    rows: Any  # of that; None: all of them
+    rows: Any  # of that; None for all of them
     truth: Any
     model: Any
 
 
 class Truth:
-    """What a case has to give, in the first and the last head."""
+    """The expected results of a case, in the first and the last head."""
 
     def __init__(self, case: Case, inputs: Inputs) -> None:
         self._case = case
@@ -63,7 +63,7 @@ class Truth:
         self._parts = [[_PARTS[n](case, inputs, h) for h in ends] for n in case.gradients]
 
     def worst_ratio(self, outputs: Sequence[Any]) -> float:
-        """Most of ``|x - r| / (u (|r| + E))`` over the checked rows; infinite for NaN.
+        """The largest ``|x - r| / (u (|r| + E))`` over the checked rows; infinite for NaN.
 
         E is what the roundings that really happen (of P, of dS and of the
         output) amount to; a correct kernel stays below 1 forward, 2 backward.
@@ -84,12 +84,12 @@ class Truth:
 
     @property
     def limit(self) -> float:
-        """The ratio beyond which something else was computed."""
+        """The ratio beyond which the result is wrong."""
         return WRONG_FEATURE if self._case.rotated or self._case.features else WRONG
 
     @property
     def _matrices(self) -> int:
-        """How many outputs are of q, k and v; the gradients of other arrays come after."""
+        """The number of outputs for q, k and v; the gradients of other arrays come after them."""
         return len(self._heads[0].tensors)
 
     def _ratio(self, found: Any, truth: Any, model: Any) -> float:
@@ -103,7 +103,7 @@ class Truth:
 
 
 def _sample(length: int) -> Any:
-    """Rows spread over a sequence, both ends among them; odd and even, of every tile width."""
+    """Rows spread over a sequence, with both ends; odd and even, in every tile width."""
     if length <= WHOLE:
         return np.arange(length)
     return np.unique(np.linspace(0, length - 1, SAMPLE).round().astype(np.int64))
@@ -111,17 +111,17 @@ def _sample(length: int) -> Any:
 
 @dataclass(frozen=True)
 class _Tensors:
-    """Of one head, in float64."""
+    """The tensors of one head, in float64."""
 
     q: Any
     k: Any
     v: Any
     dout: Any
     sink: Any  # one number; minus infinity is no sink
-    slope: Any  # of ALiBi; 0 is none
+    slope: Any  # of ALiBi; 0 means none
     bias: Any  # (queries, keys), or None
     mask: Any  # the same; False hides
-    sequences: Any  # the number of that of every row, where they are packed
+    sequences: Any  # the sequence number of every row, if they are packed
 
 
 def _tensors(case: Case, inputs: Inputs, batch: int, head: int) -> _Tensors:
@@ -138,13 +138,13 @@ def _tensors(case: Case, inputs: Inputs, batch: int, head: int) -> _Tensors:
 
 
 def _sequences(case: Case, inputs: Inputs) -> Any:
-    """The number of the sequence that every row is of; queries and keys have the same."""
+    """The sequence number of every row; the same for queries and keys."""
     xp = array_module(inputs.q)
     return xp.searchsorted(inputs.cu_seqlens_q[1:], xp.arange(case.seqlen_q), side="right")
 
 
 def _of_head(case: Case, mask: Any, batch: int, head: int) -> Any:
-    """What a mask of fewer entries, heads or queries says of one head, without a copy."""
+    """The mask of one head, from a mask with fewer entries, heads or queries, without a copy."""
     whole = (case.batch, case.heads_q, case.seqlen_q, case.seqlen_kv)
     return array_module(mask).broadcast_to(mask, whole)[batch, head]
 
@@ -156,7 +156,7 @@ def _of_blocks(case: Case, blocks: Any) -> Any:
 
 
 def _truth(case: Case, inputs: Inputs, batch: int, head: int) -> list[tuple[int, Any, Any, Any]]:
-    """Of a query head, and where there are gradients of the keys that it shares with others."""
+    """The truth of a query head and, with gradients, of its shared keys."""
     group = case.heads_q // case.heads_kv
     of_keys = head // group
 
@@ -177,12 +177,12 @@ def _truth(case: Case, inputs: Inputs, batch: int, head: int) -> list[tuple[int,
 
 
 def _product_model(xp: Any, square: Any, b: Any) -> Any:
-    """Of a product whose left factor was rounded element by element: its squares are given."""
+    """The error model of a product whose left factor was rounded element by element."""
     return xp.sqrt(square @ (b * b).sum(-1))
 
 
 def _scores(case: Case, x: _Tensors, rows: Any) -> tuple[Any, Any]:
-    """Rows of the scores before the mask, and what a change of the products is multiplied by."""
+    """Rows of the scores before the mask, and the slope by the products."""
     xp, factors = array_module(x.q), 1.0
     scores = x.q[rows] @ x.k.T * case.head_dim**-0.5
     cap = CAP if case.score_mod else case.softcap
@@ -210,7 +210,7 @@ def _weights(case: Case, x: _Tensors, rows: Any) -> Any:
     if x.sequences is not None:
         scores = xp.where(x.sequences[rows][:, None] == x.sequences, scores, -xp.inf)
     top = xp.maximum(scores.max(-1, keepdims=True), x.sink)
-    top = xp.where(xp.isfinite(top), top, 0)  # of a row that sees nothing
+    top = xp.where(xp.isfinite(top), top, 0)  # for a row that sees nothing
     p = xp.exp(scores - top)
     total = p.sum(-1, keepdims=True) + xp.exp(x.sink - top)
     p /= xp.where(total > 0, total, 1)
@@ -218,7 +218,7 @@ def _weights(case: Case, x: _Tensors, rows: Any) -> Any:
 
 
 def _of_keys(case: Case, x: _Tensors, columns: Any) -> tuple[Any, Any, Any, Any]:
-    """dk / scale and dv of the columns, each with its error's square; by chunks of rows of P."""
+    """dk / scale and dv of the columns, each with its squared error; by chunks of rows of P."""
     xp = array_module(x.q)
     dk = xp.zeros((len(columns), x.k.shape[-1]))
     dv = xp.zeros((len(columns), x.v.shape[-1]))
@@ -235,14 +235,14 @@ def _of_keys(case: Case, x: _Tensors, columns: Any) -> tuple[Any, Any, Any, Any]
 
 
 def _chunks(x: _Tensors) -> Iterator[Any]:
-    """The queries, so many at a time as scores are in memory."""
+    """The queries, in chunks whose scores fit the memory."""
     xp = array_module(x.q)
     for start in range(0, len(x.q), CHUNK):
         yield xp.arange(start, min(start + CHUNK, len(x.q)))
 
 
 def _dsink(case: Case, inputs: Inputs, head: int) -> _Part:
-    """Of the sink of a query head, which all batch entries share: -sum of its weight and delta."""
+    """The gradient of the sink of a query head: -sum of its weight times delta over the batch."""
     total, square = 0.0, 0.0
     for batch in range(case.batch):
         x = _tensors(case, inputs, batch, head)
@@ -256,7 +256,7 @@ def _dsink(case: Case, inputs: Inputs, head: int) -> _Part:
 
 
 def _dbias(case: Case, inputs: Inputs, head: int) -> _Part:
-    """Sampled rows of a head's: dS of what is added to scores, summed over the batch."""
+    """Sampled rows of a head's bias gradient: dS summed over the batch."""
     xp = array_module(inputs.q)
     rows, total, square = xp.asarray(_sample(case.seqlen_q)), 0.0, 0.0
     for batch in range(case.batch):
@@ -285,16 +285,16 @@ def _score_gradients(case: Case, x: _Tensors, rows: Any) -> tuple[Any, Any, Any,
 
 
 def _rounded(case: Case, p: Any, ds: Any) -> Any:
-    """Squares of what the roundings of dS are relative to."""
+    """Squares of the numbers to which the roundings of dS are relative."""
     xp = array_module(ds)
     return xp.where(p > 0, xp.maximum(abs(ds), SMALLEST.get(case.dtype, 0.0)), 0) ** 2
 
 
 def _term_gradients(case: Case, x: _Tensors, rows: Any) -> tuple[Any, Any, Any, Any]:
-    """Rows of P and of dS of a term that is added to scores, delta, and what its rounding adds."""
+    """Rows of P and of dS of a term that is added to scores, delta, and its rounding's part."""
     p, dout = _weights(case, x, rows), x.dout[rows]
     out, dp = p @ x.v, dout @ x.v.T
     delta = (dout * out).sum(-1)
-    # Of the output inside delta: its own rounding, and that of the weights it was summed with.
+    # Of the output inside delta: its own rounding, and that of the weights in its sum.
     rounding = ((dout * out) ** 2).sum(-1) + (p * p * dp**2).sum(-1)
     return p, p * (dp - delta[:, None]), delta, rounding

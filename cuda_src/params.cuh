@@ -121,7 +121,7 @@ struct Fa2BackwardParams {
   Shape shape;
 };
 
-// See steps/merge.cu; parts are those of KvChunksParams.
+// See steps/merge.cu. The features kv_chunks and packed_group describe the parts.
 struct MergeParams {
   Tensor out;
   RowVector lse;
@@ -139,7 +139,7 @@ struct StatisticsParams {
   void* dq_accumulator;
   void* turns;
   long long padded_rows;
-  long long cleared;  // query heads of all batch entries, the first, whose accumulators it clears
+  long long cleared;  // leading query heads over the batch; the kernel clears their accumulators
   Shape shape;
 };
 
@@ -158,7 +158,7 @@ struct SlopeGradientParams {
   void* pair_sums;      // [batch, heads_q, sums_of_head]
   void* dalibi_slopes;  // [batch or none, heads_q], contiguous
   long long sums_of_head;
-  long long entries;  // of the batch that share a slope
+  long long entries;  // batch entries that share a slope
   Shape shape;
 };
 
@@ -171,11 +171,11 @@ struct BiasGradientParams {
   RowVector lse;
   PairArray dbias;
   void* delta;
-  void* bias_parts;  // [batch, heads_q, seqlen_q or seqlen_kv], of what is no result yet
+  void* bias_parts;  // [batch, heads_q, seqlen_q or seqlen_kv], partial sums of the gradient
   double scale;
   float factor;           // of the logits, see logit_factor in tile/softmax.cuh
   long long padded_rows;  // rows of a head in `delta`
-  long long bias_batch;   // entries of the gradient, each of as many of the batch
+  long long bias_batch;   // batch entries of the gradient; each covers equally many of the batch
   long long bias_heads;
   Shape shape;
 };
@@ -204,7 +204,7 @@ struct ListBlocksParams {
   PairArray block_mask;  // of bytes, 0 is false
   void* block_bits;      // [entry, head, row of tiles, words]
   long long block_heads;
-  long long block_words;  // of all entries and heads
+  long long block_words;  // words of all entries and heads
   Shape shape;
 };
 
@@ -214,7 +214,7 @@ struct ListItemsParams {
   void* cu_seqlens_kv;
   void* q_begins;  // [entries + 2] of int
   void* kv_begins;
-  void* q_items;  // see features/packed_lengths.cuh; at most one of the two is made
+  void* q_items;  // see features/packed_lengths.cuh; the kernel writes at most one of the two
   void* kv_items;
   long long entries;
   Shape shape;

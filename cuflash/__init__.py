@@ -1,9 +1,9 @@
 """Exact attention for CuPy, NumPy and JAX users, without PyTorch.
 
-``attention(q, k, v)`` computes ``softmax(scale * q k^T) v`` on the GPU where
-the arrays are, or with tiled NumPy where there is none, and never holds the
-square of the sequence length. ``cuflash.jax.attention`` does so inside
-``jax.jit``; the module is imported when it is first asked for.
+``attention(q, k, v)`` computes ``softmax(scale * q k^T) v`` on the GPU that holds the arrays, or
+with tiled NumPy where there is no GPU. Its memory never grows with the square of the sequence
+length. ``cuflash.jax.attention`` does the same inside ``jax.jit``; the module is imported on first
+use.
 """
 
 from __future__ import annotations
@@ -91,6 +91,6 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """The public names; ``jax`` once it is imported, so that listing them needs no JAX."""
+    """The public names. ``jax`` is among them only once it is imported: listing needs no JAX."""
     special = [name for name in globals() if name.startswith("__")]
     return sorted([*special, *__all__, *(["jax"] if "jax" in globals() else [])])

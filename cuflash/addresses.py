@@ -1,4 +1,4 @@
-"""The addresses of a prepared run: those that were right once are not looked at again."""
+"""The addresses of a prepared run; addresses that have been checked are not checked again."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .tensors import tensors
 
 __all__ = ["Addresses", "Planned", "addresses_of", "multiples_of"]
 
-#: Runs whose addresses are kept.
+#: The number of runs whose addresses are kept.
 _KEPT = 64
 
 
@@ -28,7 +28,7 @@ class Planned(Protocol):
 
     @property
     def scratch(self) -> Mapping[str, int]:
-        """Arrays that lie in the workspace, and where in it, in bytes."""
+        """Offset in the workspace, in bytes, of every array that lies there."""
 
     @property
     def workspace_bytes(self) -> int:
@@ -36,7 +36,7 @@ class Planned(Protocol):
 
 
 def addresses_of(planned: CallPlan) -> Addresses:
-    """Those of the runs of a call."""
+    """The address checks of the runs of a call."""
     problem = planned.plan.problem
     table, operands = tensors(), problem.operands
     required = frozenset(
@@ -46,7 +46,7 @@ def addresses_of(planned: CallPlan) -> Addresses:
 
 
 def multiples_of(planned: CallPlan) -> dict[str, int]:
-    """What the address of every tensor of a call is a multiple of."""
+    """The number that the address of every tensor of a call must be a multiple of."""
     table, problem = tensors(), planned.plan.problem
     in_rows = problem.alignment != "element"
     boxed = {name for launch in planned.plan.launches for name, _ in launch.boxes}
@@ -62,11 +62,11 @@ class Addresses:
     Parameters
     ----------
     planned
-        What will run.
+        The plan of the run.
     required
-        Names of the arrays that a run is not made without.
+        Names of the arrays that every run needs.
     multiples
-        Of every array: what its address is a multiple of.
+        For every array, the number that its address must be a multiple of.
     """
 
     def __init__(
@@ -79,20 +79,20 @@ class Addresses:
         self._kept: BoundedCache[Hashable, tuple[int, ...]] = BoundedCache(_KEPT)
 
     def of(self, pointers: Mapping[str, int], workspace: int) -> tuple[int, ...]:
-        """Those of all tensors in the order of a launch, 0 of an absent one.
+        """The addresses of all tensors in the order of a launch; 0 for an absent tensor.
 
         Raises
         ------
         ArgumentTypeError, ArgumentValueError
-            If they are not what was planned.
+            If they do not fit the plan.
         """
         if type(pointers) is not dict:
             return self._checked(pointers, workspace)
-        # With their types: 256.0 is 256 to a dictionary, and no address.
+        # With their types: a dictionary takes 256.0 for 256, but it is not an address.
         key = (workspace, type(workspace), *pointers.items(), *map(type, pointers.values()))
         try:
             found = self._kept.get(key)
-        except Exception:  # no key, and no address, whatever its hash raises
+        except Exception:  # not hashable, so not an address; the hash may raise anything
             return self._checked(pointers, workspace)
         if found is None:
             found = self._checked(pointers, workspace)

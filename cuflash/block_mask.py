@@ -1,4 +1,4 @@
-"""Block-sparse masks: which blocks of pairs of a query and a key take part."""
+"""Block-sparse masks: the blocks of pairs of a query and a key that take part."""
 
 from __future__ import annotations
 
@@ -20,28 +20,34 @@ _NAME = "block_mask"
 
 @dataclass(frozen=True, eq=False)
 class BlockMask:
-    """Which blocks of queries and keys take part in attention.
+    """The blocks of queries and keys that take part in attention.
 
-    A pair of query i and key j takes part where ``blocks[b, h, i // bq, j //
-    bkv]`` is True and all else that hides keys lets it. Tiles of blocks that are
-    all False are neither loaded nor computed on CUDA, but for deterministic
-    gradients of FlashAttention-2 and 3.
+    Query i and key j take part where ``blocks[b, h, i // bq, j // bkv]`` is True and nothing else
+    hides the pair. On CUDA, tiles whose blocks are all False are neither loaded nor computed,
+    except for deterministic gradients of FlashAttention-2 and 3.
 
     Parameters
     ----------
     blocks : array, broadcasts against (batch, heads_q, q_blocks, kv_blocks)
-        bool, or uint8 of which everything but 0 is True; of any kind that q
-        may be of, where q is. Each axis may be 1 and the first ones may be
-        left out. There are ``ceil(seqlen_q / bq)`` and ``ceil(seqlen_kv /
-        bkv)`` blocks. A shape or a dtype for :func:`prepare` and
-        :func:`explain`.
+        bool, or uint8 where every value but 0 is True. An array of any kind that q may have, on the
+        same device. Each axis may be 1, and leading axes may be left out. There are ``ceil(seqlen_q
+        / bq)`` and ``ceil(seqlen_kv / bkv)`` blocks. :func:`prepare` and :func:`explain` also take
+        a shape or a dtype.
     block : (int, int)
         ``(bq, bkv)``, queries and keys of a block: multiples of 64.
 
     Raises
     ------
     ArgumentTypeError, ArgumentValueError
-        If ``block`` is no pair of such numbers.
+        If ``block`` is not a pair of such numbers.
+
+    Examples
+    --------
+    >>> import numpy as np, cuflash
+    >>> mask = cuflash.BlockMask(np.tri(2, dtype=bool), block=(64, 64))
+    >>> q = np.ones((1, 128, 1, 16), np.float32)
+    >>> cuflash.attention(q, q, q, block_mask=mask).shape
+    (1, 128, 1, 16)
     """
 
     blocks: Any
@@ -54,27 +60,34 @@ class BlockMask:
     def from_csr(
         cls, indptr: Any, indices: Any, kv_blocks: int, block: tuple[int, int] = (128, 128)
     ) -> BlockMask:
-        """The mask of lists of blocks, as SciPy's ``csr_matrix`` and ``bsr_array`` have them.
+        """The mask from lists of blocks, in the format of SciPy's ``csr_matrix`` and ``bsr_array``.
 
         Parameters
         ----------
         indptr : array of integers, (..., q_blocks + 1)
             Row i of blocks shows the columns ``indices[indptr[i]:indptr[i + 1]]``.
-            Axes in front are those of heads, or of the batch and heads.
+            Leading axes are those of heads, or of the batch and heads.
         indices : array of integers, (n,)
-            Columns in any order; a column that comes twice counts once. All
-            heads index the same array.
+            Columns in any order; a repeated column counts once. All heads index the same array.
         kv_blocks : int
             Blocks of keys in a row.
         block : (int, int)
-            As of :class:`BlockMask`.
+            As for :class:`BlockMask`.
 
         Raises
         ------
         ArgumentTypeError, ArgumentValueError
-            If an argument is not of this kind, ``indptr`` decreases along a row
-            of its last axis or leaves ``indices``, or a column is none of
-            ``kv_blocks``. Arrays on a device are waited for.
+            If an argument is of another kind, ``indptr`` decreases along its last axis or points
+            outside of ``indices``, or a column is not below ``kv_blocks``. The call waits for
+            arrays on a device.
+
+        Examples
+        --------
+        >>> import numpy as np, cuflash
+        >>> rows, columns = np.array([0, 1, 3]), np.array([0, 0, 1])
+        >>> cuflash.BlockMask.from_csr(rows, columns, kv_blocks=2).blocks
+        array([[ True, False],
+               [ True,  True]])
         """
         starts, columns = adopt("indptr", indptr), adopt("indices", indices)
         for name, array in (("indptr", starts), ("indices", columns)):
@@ -96,7 +109,7 @@ class BlockMask:
 
 
 def _dense(starts: Any, columns: Any, kv_blocks: int) -> Any:
-    """Lists of columns as booleans."""
+    """Lists of columns as a boolean array."""
     xp: Any = np
     if not isinstance(starts, np.ndarray):
         xp = importlib.import_module("cupy")
@@ -118,12 +131,12 @@ def _dense(starts: Any, columns: Any, kv_blocks: int) -> Any:
 
 
 def split_block_mask(value: Any) -> tuple[tuple[int, int] | None, Any]:
-    """A block mask as a keyword, the size of its blocks, and as an array.
+    """The keyword of a block mask (the size of its blocks) and its array.
 
     Raises
     ------
     ArgumentTypeError
-        If it is something else, and not None.
+        If it is neither a block mask nor None.
     """
     if value is None:
         return None, None

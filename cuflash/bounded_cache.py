@@ -11,15 +11,15 @@ V = TypeVar("V")
 
 
 class BoundedCache(dict[K, V]):
-    """At most ``most`` items: a full cache forgets all of them before it takes another.
+    """At most ``most`` items: a full cache forgets all of them before it takes another one.
 
-    A look-up is that of a plain dictionary. Threads may look up, with ``get``,
-    and store at the same time.
+    A look-up costs what it costs in a plain dictionary. Threads may look up, with ``get``, and
+    store at the same time.
 
     Parameters
     ----------
     most
-        Number of items that are kept, at least 1.
+        The number of items that are kept, at least 1.
     """
 
     def __init__(self, most: int) -> None:

@@ -1,9 +1,8 @@
-"""The call cache: a call of a kind that has been is a look-up, its results, and a launch.
+"""The call cache: a repeated call is one look-up, the allocation of its results, and a launch.
 
-What a call does follows from its signature: the keywords, and of every array
-all but its contents and the upper bits of its address. Whether it may write
-where it is told follows from the addresses besides, so those that were found
-to be apart are kept with it.
+The signature of a call decides what it does: the keywords and, for every array, everything but its
+contents and the upper bits of its address. Whether a call may write to its destinations also
+depends on the addresses, so the cache keeps the sets of addresses that are known not to overlap.
 """
 
 from __future__ import annotations
@@ -31,29 +30,29 @@ Arrays = Mapping[str, Any]
 #: Signature of a call, and the addresses of its arrays in their order.
 Seen = tuple[Hashable, list[int]]
 
-#: Signatures whose calls are kept.
+#: The number of signatures whose calls are kept.
 _KEPT = 1024
-#: Sets of addresses of a signature that are known to be apart.
+#: The number of sets of addresses of a signature that are known not to overlap.
 _APART = 128
 
-#: NumPy's numbers; a subclass may be equal and mean another thing.
+#: NumPy's number types; an instance of a subclass may be equal and mean another thing.
 _SCALARS = frozenset(np.sctypeDict.values())
 
 _ready: BoundedCache[Hashable, PreparedCall] = BoundedCache(_KEPT)
 
 
 def see(operation: str, keywords: Mapping[str, Any], arrays: Arrays) -> Seen | None:
-    """What decides a call, and where its arrays are; None if one is not plainly CuPy's.
+    """The signature of a call and the addresses of its arrays; None if one is not plainly CuPy's.
 
-    The keywords are as the caller gave them, so their types go with them: True
-    is 1 to a dictionary, and the call takes only one of the two.
+    The keywords are as the caller gave them. Their types are part of the signature: a dictionary
+    takes True for 1, and a call may accept only one of the two.
 
     Parameters
     ----------
     operation, keywords
-        The pass, and all that is not an array.
+        The pass, and every argument that is not an array.
     arrays
-        Inputs, then destinations, then the workspace; what is not given is absent.
+        Inputs, then destinations, then the workspace; absent arguments are left out.
     """
     ndarray = getattr(sys.modules.get("cupy"), "ndarray", None)
     values = keywords.values()
@@ -70,14 +69,14 @@ def see(operation: str, keywords: Mapping[str, Any], arrays: Arrays) -> Seen | N
 
 
 def find(signature: Hashable, keywords: Mapping[str, Any]) -> PreparedCall | None:
-    """The calls of a signature, if one has been; None of what is no key.
+    """The prepared call of a signature, if there is one; None also if it is not hashable.
 
-    A signature holds the types of keywords, but not those inside of tuples:
-    they are compared here, for True is 1 in a tuple too.
+    A signature holds the types of keywords but not the types inside tuples. Those are compared
+    here, because True also equals 1 inside a tuple.
     """
     try:
         ready = _ready.get(signature)
-    except Exception:  # whatever a keyword of the caller's raises; the checks know what to say
+    except Exception:  # a keyword of the caller's may raise anything; the checks report it
         return None
     if ready is None or not ready.tuples or ready.takes(keywords):
         return ready
@@ -85,10 +84,10 @@ def find(signature: Hashable, keywords: Mapping[str, Any]) -> PreparedCall | Non
 
 
 def keep(seen: Seen, keywords: Mapping[str, Any], arrays: Arrays, planned: CallPlan) -> None:
-    """Have the next call of this signature found, if it can be that simple.
+    """Keep this call for the next one of its signature, if a launch is all that it needs.
 
-    A call that copies arrays, or has nothing to launch, always goes the long
-    way, and so does one with a keyword that might be equal and mean another thing.
+    A call that copies arrays, or has nothing to launch, always takes the long way. So does one with
+    a keyword that may equal a keyword of another meaning.
     """
     signature, addresses = seen
     if planned.device is None or planned.copied or planned.plan.problem.empty:
@@ -102,38 +101,38 @@ def keep(seen: Seen, keywords: Mapping[str, Any], arrays: Arrays, planned: CallP
 
 
 def _lasts(value: Any) -> bool:
-    """Whether a keyword is of a type whose values are keys and stay what they are."""
+    """Whether a keyword is of a type whose values are hashable and immutable."""
     if type(value) is tuple:
         return all(type(one) is not tuple and _lasts(one) for one in value)
-    if isinstance(value, type):  # a dtype by its scalar type, whose hash is Python's own
+    if isinstance(value, type):  # a dtype given as its scalar type, which has Python's own hash
         return type(value) is type and issubclass(value, np.generic)
     plain = value is None or type(value) in (bool, int, float, str, ScoreText)
     return plain or isinstance(value, np.dtype) or type(value) in _SCALARS
 
 
 def forget() -> None:
-    """Decide about every signature anew, in the environment as it then is."""
+    """Forget every decision, so that the next calls decide in the environment of that time."""
     _ready.clear()
     forget_decisions()
     forget_appends()
 
 
 class PreparedCall:
-    """The calls of a signature, with everything decided but the addresses.
+    """The calls of one signature, with everything decided except the addresses.
 
     Parameters
     ----------
     planned
-        Of a CUDA device; it copies nothing.
+        The plan, for a CUDA device; it copies no array.
     arrays, keywords
-        Of a call of the signature, as :func:`see` takes them; no array is kept.
+        Those of a call of the signature, as :func:`see` takes them; no array is kept.
 
     Attributes
     ----------
     plan
-        What runs.
+        The plan that runs.
     tuples
-        Keywords that are tuples, and their values.
+        The keywords that are tuples, with their values.
     """
 
     def __init__(self, planned: CallPlan, arrays: Arrays, keywords: Mapping[str, Any]) -> None:
@@ -147,7 +146,7 @@ class PreparedCall:
         self._workspace = "workspace" in arrays
         tensor_of = destinations(plan.problem.operation)
         given = {tensor_of.get(name, name) for name in arrays}
-        # Arrays that are made come after those that are given, as in a launch.
+        # Arrays that the call makes come after the given ones, as in a launch.
         self._made = [
             (name, spec.shape, dtype_named(spec.dtype))
             for name, spec in planned.tensors.items()
@@ -162,7 +161,7 @@ class PreparedCall:
             self._apart = BoundedCache(_APART)
 
     def takes(self, keywords: Mapping[str, Any]) -> bool:
-        """Whether tuples among the keywords of the signature hold what these calls have."""
+        """Whether the tuples among the keywords equal those of this signature."""
         for name, value in self.tuples:
             if keywords[name] is not value:
                 given = keywords[name]
@@ -171,18 +170,18 @@ class PreparedCall:
         return True
 
     def allow(self, addresses: list[int]) -> None:
-        """Take it that what a call writes lies apart from all else that it was given."""
+        """Record that the destinations overlap no other array at these addresses."""
         if self._apart is not None:
             self._apart[tuple(addresses)] = True
 
     def run(
         self, arrays: Arrays, addresses: list[int], tell: Callable[[Plan], None]
     ) -> dict[str, Any] | None:
-        """Launch, and give the results by name; None, and nothing, if it takes the long way.
+        """Launch and return the results by name; None, without a launch, to take the long way.
 
-        As it does where a graph has to keep what the call makes for itself,
-        and for addresses that are not known to be apart. ``tell`` is given the
-        plan before the launch.
+        The long way is needed where a CUDA graph must keep the call's own allocations, and for
+        addresses that are not known to be free of overlap. ``tell`` receives the plan before the
+        launch.
 
         Raises
         ------
@@ -213,9 +212,9 @@ class PreparedCall:
             results[name] = made = empty(shape, dtype)
             addresses.append(made.data.ptr)
         if self._eager_bytes:
-            workspace = empty(self._eager_bytes, np.uint8)  # until the launch is queued
+            workspace = empty(self._eager_bytes, np.uint8)  # freed once the launch is queued
             place = workspace.data.ptr
-        if self._scratch:  # gradients that nobody asked for
+        if self._scratch:  # gradients that the caller did not ask for
             addresses += [place + offset for offset in self._scratch]
         tell(self.plan)
         self._launcher.launch(tuple(addresses), place, stream)

@@ -1,4 +1,4 @@
-"""Calls that are still to come, and the problems that stand for all of them."""
+"""Descriptions of future calls, and the problems that represent all of them."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ __all__ = ["Calls", "problems_of"]
 #: (q or k, v), or (queries, keys).
 Pair = tuple[int, int]
 
-#: Of queries: with more no plan is another one.
+#: The most query heads: beyond them no plan changes.
 _MOST_HEADS = 4**7
-#: Pairs beyond which the gradient of a bias has blocks for every device.
+#: From this number of pairs on, the gradient of a bias has blocks enough for every device.
 _FEW_BLOCKS = 2**22
-#: With the rows behind the last one: how many makes no kernel another one.
+#: The number of sequences, including the rows after the last one; it changes no kernel.
 _SEQUENCES = 2
 
 
 class _Features(NamedTuple):
-    """One combination of features: each as :class:`Calls` has it, or not asked for."""
+    """One combination of features, each as :class:`Calls` has it or absent."""
 
     softcap: bool
     score_mod: ScoreMod | None
@@ -57,7 +57,7 @@ class _Features(NamedTuple):
 
     @property
     def possible(self) -> bool:
-        """Whether a call may have them together; see ``features/refused.py``."""
+        """Whether one call may have all of them; see ``features/refused.py``."""
         if self.packed and any((self.bias, self.mask, self.block_mask, self.used_lengths)):
             return False
         return not (self.softcap and self.score_mod)
@@ -65,50 +65,47 @@ class _Features(NamedTuple):
 
 @dataclass(frozen=True)
 class Calls:
-    """Calls to come: all combinations of these.
+    """Future calls: all combinations of these values.
 
     Attributes
     ----------
     head_dims
         Widths of q and k, and of v.
     dtypes, operations, algorithm, deterministic
-        As the calls will have them.
+        The same as in the calls.
     masks
-        "causal", "full", or those of windows: "left" bounds the keys of a
-        query on the left alone, "band" on both sides.
+        "causal", "full", or a window: "left" bounds the keys of a query on the left only, "band" on
+        both sides.
     softcap
-        Whether scores are capped; by how much is no part of a kernel.
+        Whether scores are capped; the kernels do not depend on the cap.
     score_mod
-        Functions of scores, and None for calls without one; not with a soft
-        cap. Sizes of arrays, but for their number of axes, and the values of
-        numbers are no part of a kernel.
+        Score functions, and None for calls without one; not with a soft cap. The kernels depend on
+        the number of axes of its arrays, but not on their sizes nor on the values of its numbers.
     alibi
-        Whether there are slopes of ALiBi; their shape is no part of a kernel.
-        Gradients are then those with and those without that of the slopes.
+        Whether the calls have ALiBi slopes; the kernels do not depend on their shape. Gradients are
+        compiled both with and without the gradient of the slopes.
     bias
-        By what the bias differs: "q", "k", both or "1" for neither, and after
-        ":" its dtype if it is not that of q; None for calls without one.
+        The axes along which the bias differs: "q", "k", "qk", or "1" for neither, then ":" and its
+        dtype if it is not that of q; None for calls without a bias.
     mask_array
-        The same of a boolean mask, which has one dtype.
+        The same axes for a boolean mask, which has one dtype.
     block_mask
-        Queries and keys of a block of a block mask; None for calls without one.
+        Queries and keys of each block of a block mask; None for calls without one.
     sinks
-        Dtypes of sinks: None for calls without any, "query" for the dtype of
-        q. Gradients of calls with sinks are also those of the sinks.
+        Dtypes of sinks: None for calls without sinks, "query" for the dtype of q. Gradients of
+        calls with sinks include those of the sinks.
     dropout
-        Whether weights are dropped; how many, and the seed, are no part of a
-        kernel.
+        Whether weights are dropped; the kernels depend neither on the probability nor on the seed.
     used_lengths
-        Whether some rows do not count; of queries, of keys or of both is no
-        part of a kernel.
+        Whether some rows do not count; the kernels are the same for queries, keys or both.
     packed
-        Whether sequences are packed; how many is no part of a kernel. Not with
-        used lengths, a bias or a mask; slopes have no gradient then.
+        Whether sequences are packed; the kernels do not depend on their number. Not with used
+        lengths, a bias or a mask; slopes then have no gradient.
     unaligned
-        Rows begin at no multiples of 16 bytes. They do anyway where a row is
-        not a multiple of 16 bytes itself.
+        Whether rows begin at addresses that are no multiples of 16 bytes. They always do where a
+        row is not a multiple of 16 bytes long.
     seqlens
-        Lengths of q and of k; None for all that make a difference.
+        Lengths of q and of k; None for all lengths that change a kernel.
     """
 
     head_dims: tuple[Pair, ...]
@@ -132,7 +129,7 @@ class Calls:
 
     @property
     def features(self) -> Iterator[_Features]:
-        """Combinations of features, as they are asked for."""
+        """The requested combinations of features."""
         arrays = self.bias, self.mask_array, self.block_mask, self.sinks
         last = self.dropout, self.used_lengths, self.packed
         every = product(self.softcap, self.score_mod, self.alibi, *arrays, *last)
@@ -140,7 +137,7 @@ class Calls:
         return (one for one in asked if one.possible)
 
     def check(self) -> None:
-        """Raise ArgumentValueError for widths and lengths that no call has."""
+        """Raise ArgumentValueError for widths and lengths that no call can have."""
         limits = (("head_dim", self.head_dims, MAX_HEAD_DIM), ("seqlen", self.seqlens, MAX_SEQLEN))
         for name, pairs, most in limits:
             for value in (value for pair in pairs or () for value in pair):
@@ -149,12 +146,12 @@ class Calls:
 
 
 def problems_of(calls: Calls) -> Iterator[AttentionProblem]:
-    """Problems of which every kernel of such calls is planned for one.
+    """Problems that together plan every kernel of such calls.
 
     Raises
     ------
     ArgumentValueError
-        If a bias or sinks of a dtype are asked for that no such call takes.
+        If no such call takes the requested dtype of a bias or of sinks.
     """
     seqlens = telling_lengths() if calls.seqlens is None else calls.seqlens
     for dims, dtype, operation, mask, asked in product(
@@ -197,8 +194,8 @@ def problems_of(calls: Calls) -> Iterator[AttentionProblem]:
 def _featured(problem: AttentionProblem, asked: _Features) -> Iterator[AttentionProblem]:
     """The problem with its features: bounds of its keys, a cap of any size, a seed, and arrays.
 
-    Gradients are of all arrays that have one; with slopes there are others without theirs, which
-    are cheaper.
+    Gradients cover all arrays that have one. With slopes there are also the gradients without
+    theirs, which are cheaper.
     """
     keywords: dict[str, Any] = {"softcap": 1.0} if asked.softcap else {}
     keywords |= {"dropout_p": 0.5, "dropout_seed": 0} if asked.dropout else {}
@@ -239,13 +236,13 @@ def _featured(problem: AttentionProblem, asked: _Features) -> Iterator[Attention
 
 
 def _of_pairs(problem: AttentionProblem, axes: str) -> tuple[int, ...]:
-    """The shape of an array that all entries and heads share, and that differs by these axes."""
+    """The shape of an array that differs along these axes and that entries and heads share."""
     lengths = {"q": problem.seqlen_q, "k": problem.seqlen_kv}
     return (1, 1, *(size if axis in axes else 1 for axis, size in lengths.items()))
 
 
 def _dtype_of(name: str, problem: AttentionProblem, asked: str) -> str:
-    """Of an array that has that of q or another one."""
+    """The requested dtype of an array; "query" is that of q."""
     dtype = problem.storage if asked == "query" else asked
     allowed = dtypes_of(tensors()[name], problem, {})
     if dtype not in allowed:

@@ -1,6 +1,6 @@
-"""Turns the arguments of a call into a problem, or says what is wrong with them.
+"""Turns the arguments of a call into a problem, or raises an error that says what is wrong.
 
-Works on descriptions only; no array is read and no GPU is touched.
+It works on descriptions only: it reads no array and touches no GPU.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ __all__ = ["CallProblem", "describe"]
 
 @dataclass(frozen=True)
 class CallProblem:
-    """The problem of a call, and the layout that its arrays come in."""
+    """The problem of a call, and the layout of its arrays."""
 
     problem: AttentionProblem
     layout: Layout
     shapes: Mapping[str, tuple[int, ...]]  # of every tensor the call may have, in the layout
-    allowed: Mapping[str, tuple[ElementName, ...]]  # dtypes of each, the first that of a new one
+    allowed: Mapping[str, tuple[ElementName, ...]]  # dtypes of each; a new tensor has the first
 
     @property
     def dtypes(self) -> Mapping[str, ElementName]:
-        """Dtype of every tensor that the call makes."""
+        """The dtype of every tensor that the call makes."""
         return {name: allowed[0] for name, allowed in self.allowed.items()}
 
     def fresh(self, name: str, device: int | None) -> TensorSpec:
@@ -75,14 +75,14 @@ def describe(
     operation
         "forward" or "backward".
     specs
-        Of every tensor that was given, by argument name; q, k and v at least.
+        Descriptions of the given arrays by argument name; at least q, k and v.
     options
         The checked keywords.
 
     Raises
     ------
     ArgumentTypeError, ArgumentValueError
-        Naming the argument, what it got and what is needed.
+        Naming the argument, its value and what is needed.
     """
     layout = _find_layout(specs["q"], options)
     _check_dtypes(specs)
@@ -165,7 +165,7 @@ def _check_dtypes(specs: Mapping[str, TensorSpec]) -> None:
 
 
 def _has_own_dtypes(name: str) -> bool:
-    """Whether a tensor has dtypes of its own, whatever that of q is."""
+    """Whether the dtypes of a tensor do not depend on that of q."""
     tensor = tensors().get(name)
     return tensor is not None and all(rule in ELEMENTS for rule in tensor.dtypes)
 
@@ -181,7 +181,7 @@ def _check_devices(specs: Mapping[str, TensorSpec]) -> None:
 
 
 def _sizes(specs: Mapping[str, TensorSpec], layout: Layout) -> _Sizes:
-    """Sizes of every axis, k and v held against q and each other axis by axis."""
+    """Sizes of every axis; checks k and v against q and each other, axis by axis."""
     shapes = {}
     for name in ("q", "k", "v"):
         shape = shape_of_entries(name, specs)
@@ -226,7 +226,7 @@ def _check_ranges(sizes: _Sizes) -> None:
 
 
 def _output_dtype(specs: Mapping[str, TensorSpec], options: Options) -> DTypeName:
-    """What was asked for, else the dtype of the destination, else that of q."""
+    """The requested dtype, else that of the destination, else that of q."""
     storage = DTYPES[specs["q"].dtype]
     argument = "out" if options.out_dtype is None else "out_dtype"
     output = options.out_dtype or DTYPES[specs.get("out", specs["q"]).dtype].name
@@ -278,7 +278,7 @@ def _problem(
 
 
 def _check_tensor(name: str, spec: TensorSpec, call: CallProblem) -> None:
-    """Shape and dtype of one tensor against what the problem makes of it."""
+    """Check the shape and dtype of one tensor against the problem."""
     tensor = tensors()[destinations(call.problem.operation).get(name, name)]
     shape = call.shapes[tensor.name]
     if spec.shape != shape:

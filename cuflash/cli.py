@@ -21,9 +21,10 @@ from .info_command import add_info
 __all__ = ["main"]
 
 _DESCRIPTION = "Exact attention for CuPy, NumPy and JAX: what runs here, and a demo."
-#: What NumPy needs to be quick at the demo on a CPU; read when a process starts. Its products
-#: are too short for threads, which wait for each other many times longer than they compute as
-#: soon as another program wants a core; and glibc would give memory back at every step.
+#: The environment in which NumPy runs the demo fast on a CPU; it is read when a process starts. The
+#: demo's products are too short for threads: as soon as another program needs a core, threads wait
+#: for each other many times longer than they compute. And glibc would return memory to the system
+#: at every step.
 _THREADS = "OPENBLAS_NUM_THREADS"
 _QUICK = {
     _THREADS: "1",
@@ -38,14 +39,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Parameters
     ----------
     arguments : sequence of str, optional
-        By default those of the process.
+        By default the arguments of the process.
 
     Returns
     -------
     int
-        The exit code: 0 if all is well; 1 if something fails, or the demo's
-        evidence falls short; 2 for what nobody can do; 130 if interrupted; 141
-        if nobody reads what is printed.
+        The exit code: 0 on success; 1 if something fails, or the demo's evidence falls short; 2 if
+        the request is impossible; 130 if interrupted; 141 if the reader of the output is gone.
 
     Raises
     ------
@@ -110,5 +110,5 @@ def _demo(given: argparse.Namespace) -> int:
     if _THREADS not in os.environ and plans(options)["forward"].backend == "numpy":
         command = [sys.executable, "-m", __package__, *given.arguments]
         code = subprocess.run(command, env={**os.environ, **_QUICK}, check=False).returncode
-        return code if code >= 0 else 128 - code  # that of a shell, where a signal ended it
+        return code if code >= 0 else 128 - code  # a shell's code for a signal
     return 0 if run(options) else 1

@@ -1,4 +1,4 @@
-"""What the commands share: their help, where they print, and the codes that they end with."""
+"""What the commands share: help, output and exit codes."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ __all__ = [
     "print_json",
 ]
 
-#: The exit codes beside 0. The last two are those of a shell for a program that SIGINT or SIGPIPE
-#: ends.
+#: The exit codes other than 0. The last two are those that a shell reports for a program that
+#: SIGINT or SIGPIPE ends.
 FAILED, MISUSED, INTERRUPTED, UNREAD = 1, 2, 130, 141
 
 
 class Console(rich.console.Console):
-    """The standard output, which tells its caller when nobody reads it any more."""
+    """The standard output; it raises an error when its reader is gone."""
 
     def on_broken_pipe(self) -> None:
-        """Raise the error that is under way, where rich would end the process."""
+        """Raise the current error; rich would end the process."""
         raise
 
 
 def describe(parser: argparse.ArgumentParser, description: str, *examples: str) -> None:
-    """Give a parser a description, and commands that its help shows as they are."""
+    """Give a parser a description, and example commands that its help shows verbatim."""
     width = max(20, shutil.get_terminal_size().columns - 2)
     parser.description = textwrap.fill(description, width)
     parser.epilog = "\n  ".join(("examples:", *examples))
@@ -56,19 +56,19 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 
 def print_json(value: Mapping[str, Any]) -> None:
-    """Print an object as JSON that every parser reads: in ASCII, without NaN and infinity."""
+    """Print an object as JSON that every parser reads: ASCII, without NaN and infinity."""
     print(json.dumps(value, indent=2, allow_nan=False))
 
 
 def ended(command: Callable[[], int], name: Callable[[], str]) -> int:
-    """Run a command, and say in a line what ends it early.
+    """Run a command, and report in one line an error that ends it.
 
     Parameters
     ----------
     command
-        Returns its exit code.
+        The command; it returns its exit code.
     name
-        What the line begins with.
+        The beginning of the line.
 
     Returns
     -------
@@ -81,7 +81,7 @@ def ended(command: Callable[[], int], name: Callable[[], str]) -> int:
         try:
             return command()
         finally:
-            if sys.stdout is not None:  # it is None where it was closed before the start
+            if sys.stdout is not None:  # it is None if it was closed before the start
                 sys.stdout.flush()
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -99,7 +99,7 @@ def ended(command: Callable[[], int], name: Callable[[], str]) -> int:
 
 
 def _print_no_more() -> None:
-    """Leave what cannot be printed where it is: Python tries once more when it ends."""
+    """Discard output that cannot be printed; otherwise Python tries again when it exits."""
     with contextlib.suppress(OSError, ValueError):  # a stream in memory has no number
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())

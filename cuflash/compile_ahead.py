@@ -1,4 +1,4 @@
-"""Compiles the kernels of calls that are still to come, so that the first of them is quick."""
+"""Compiles the kernels of future calls, so that the first call is fast."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from .planning.problem import AttentionProblem
 
 __all__ = ["Outcome", "compile_ahead", "device_of", "kernels_of"]
 
-#: How much longer than the shortest time that of a tile may be at a length and a number of heads
-#: that stand for others, for one of these to take it.
+#: A tile is compiled too if its predicted time, at a length and number of heads that represent
+#: others, exceeds the shortest by at most this fraction.
 _BETWEEN = 0.15
 
 _ELSEWHERE = (
@@ -40,16 +40,16 @@ _ELSEWHERE = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """What compiling ahead has come to."""
+    """The result of compiling ahead."""
 
     kernels: int
-    compiled: int  # the others were in the cache already
+    compiled: int  # the others were cached already
     seconds: float
     folder: Path  # of the cache
 
     @property
     def found(self) -> int:
-        """Kernels that were there already."""
+        """The number of kernels that were cached already."""
         return self.kernels - self.compiled
 
 
@@ -59,11 +59,11 @@ def device_of(architecture: str | None = None) -> int:
     Raises
     ------
     ArgumentValueError
-        If ``architecture`` is no name of one.
+        If ``architecture`` is not the name of one.
     BackendUnavailableError
         If there is no device.
     UnsupportedError
-        If none is of the architecture.
+        If no device has the architecture.
     """
     number = None if architecture is None else _number_of(architecture)
     try:
@@ -89,14 +89,14 @@ def _number_of(architecture: str) -> str:
 
 
 def kernels_of(calls: Calls, limits: DeviceLimits) -> tuple[KernelConfig, ...]:
-    """Every kernel that the plans of such calls ask for, each once.
+    """Every kernel in the plans of such calls, each once.
 
     Raises
     ------
     ArgumentValueError
-        If a width or a length is none that a call can have.
+        If no call can have one of the widths or lengths.
     UnsupportedError
-        If some of the calls cannot be done on the device.
+        If the device cannot do some of the calls.
     """
     calls.check()
     found: dict[KernelConfig, None] = {}
@@ -107,15 +107,16 @@ def kernels_of(calls: Calls, limits: DeviceLimits) -> tuple[KernelConfig, ...]:
 
 
 def _plans(problem: AttentionProblem, limits: DeviceLimits, calls: Calls) -> Iterator[Plan]:
-    """Of a problem, and of others that differ in nothing but their heads."""
+    """The plan of a problem, and those of problems that differ only in their heads."""
     chosen = plan(problem, limits, algorithm=calls.algorithm)
     yield chosen
     if chosen.algorithm == "fa3" and problem.operation == "backward" and problem.group > 1:
-        # How many heads there are decides whether blocks share kv tiles.
+        # The number of heads decides whether blocks share kv tiles.
         for parts in (1, problem.group):
             yield fa3_plan(problem, limits, None, (), parts=parts)
     if chosen.algorithm == "fa3" and problem.operation == "forward" and calls.seqlens is None:
-        # Heads and lengths, of which some stand for others, decide about tiles and chunks of few.
+        # Heads and lengths, which represent others here, decide on the tile and the chunk of few
+        # rows.
         for tile, chunk in nearly_fastest(with_packed_group(problem), limits, _BETWEEN):
             yield fa3_plan(problem, limits, None, (), tile=tile, kv_chunk=chunk)
 
@@ -128,24 +129,24 @@ def compile_ahead(
 ) -> Outcome:
     """Compile kernels in parallel, into CuPy's cache.
 
-    Whatever ends it early, the kernels under way are waited for, and no others
-    are begun: CuPy's cache has what was done, whole.
+    If an error ends it early, it waits for the kernels being compiled and starts no others: every
+    kernel in CuPy's cache is complete.
 
     Parameters
     ----------
     kernels
-        Each once.
+        The kernels, each once.
     device
-        Where they will run.
+        The device that will run them.
     told
-        Called with each that is there, by the thread that calls this function.
+        Called with each finished kernel, in the thread that calls this function.
     threads
-        How many compile; by default one for each processor.
+        The number of compiling threads; by default one for each processor.
 
     Raises
     ------
     ArgumentValueError
-        If the cache keeps nothing.
+        If the cache is off.
     ToolchainError, CompileError
         If the compiler is missing or refuses a kernel.
     """
@@ -162,5 +163,5 @@ def compile_ahead(
         pool.shutdown(cancel_futures=True)
     seconds = time.perf_counter() - start
     written = sum(before.get(name) != when for name, when in binaries(folder).items())
-    # Another process may have filled the same cache meanwhile.
+    # Another process may have filled the same cache at the same time.
     return Outcome(len(kernels), min(written, len(kernels)), seconds, folder)

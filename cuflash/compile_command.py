@@ -82,7 +82,7 @@ def add_compile(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_single(parser: argparse.ArgumentParser) -> None:
-    """The options that take no list."""
+    """Add the options that take no list."""
     parser.add_argument("--algorithm", choices=("auto", *sorted(ALGORITHMS)), default="auto")
     parser.add_argument(
         "--deterministic", action="store_true", help="gradients of calls with deterministic=True"
@@ -125,7 +125,7 @@ def block_of(text: str) -> tuple[int, int]:
     Raises
     ------
     argparse.ArgumentTypeError
-        If it is none that a block mask may have.
+        If a block mask cannot have such blocks.
     """
     try:
         return check_block("block", [*map(int, text.split("x"))])
@@ -150,7 +150,7 @@ def _flags(text: str) -> tuple[bool, ...]:
 
 
 def score_text(text: str) -> ScoreMod:
-    """A function of scores without arguments, from its text."""
+    """A score function without arguments, from its text."""
     try:
         return ScoreMod(text)
     except CuflashError as error:
@@ -208,7 +208,7 @@ def _calls(given: argparse.Namespace, limits: DeviceLimits) -> Calls:
 
 @contextlib.contextmanager
 def _progress(console: Console, total: int) -> Iterator[Callable[[KernelConfig], None]]:
-    """A bar on a terminal, a line for each kernel elsewhere; yields what is to be told of it."""
+    """Yield a function of each kernel that moves a bar on a terminal, or else prints a line."""
     if not console.is_terminal:
         numbers = iter(range(1, total + 1))
         yield lambda kernel: console.print(
@@ -227,7 +227,7 @@ def _progress(console: Console, total: int) -> Iterator[Callable[[KernelConfig],
 
 
 def _name(kernel: KernelConfig) -> str:
-    """What people tell kernels apart by."""
+    """The name by which people recognise a kernel."""
     words = [f"{kernel.generation}/{kernel.kernel}", kernel.storage]
     if kernel.head_dim:  # shared by all widths and masks otherwise
         widths = dict.fromkeys((kernel.head_dim, kernel.head_dim_v))

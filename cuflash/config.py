@@ -1,10 +1,9 @@
 """The environment variables, all in one place.
 
-``CUFLASH_BACKEND`` and ``CUFLASH_CPU_CACHE`` hold from the next call on.
-``CUFLASH_JAX_NATIVE`` holds for computations that are compiled from then on.
-``CUFLASH_CUDA_SRC``, ``CUFLASH_JITTER`` and an edit of the sources hold for calls of a new
-signature (shapes, dtypes, strides, keywords) and in a new process: a
-signature that has run keeps the kernels it has.
+``CUFLASH_BACKEND`` and ``CUFLASH_CPU_CACHE`` take effect at the next call, and
+``CUFLASH_JAX_NATIVE`` for computations compiled from then on. ``CUFLASH_CUDA_SRC``,
+``CUFLASH_JITTER`` and edits of the sources take effect for calls of a new signature (shapes,
+dtypes, strides, keywords) and in a new process: a signature that has run keeps its kernels.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from .errors import ArgumentValueError
 
 __all__ = ["VARIABLES", "Environment"]
 
-#: Environment variable of each field of :class:`Environment`, and what it is for.
+#: The environment variable of each field of :class:`Environment`, and its meaning.
 VARIABLES = {
     "backend": ("CUFLASH_BACKEND", 'what `backend="auto"` means: `auto`, `cuda` or `numpy`'),
     "cuda_src": ("CUFLASH_CUDA_SRC", "folder of the CUDA sources, instead of the installed ones"),
@@ -38,7 +37,7 @@ VARIABLES = {
 
 @dataclass(frozen=True)
 class Environment:
-    """What the environment asks for, read when it is needed."""
+    """The settings of the environment at the time of the call."""
 
     backend: str = "auto"
     cuda_src: str | None = None
@@ -53,7 +52,7 @@ class Environment:
         Raises
         ------
         ArgumentValueError
-            If a variable holds something it cannot mean.
+            If the value of a variable is not allowed.
         """
         values = {f.name: os.environ.get(VARIABLES[f.name][0]) or None for f in fields(cls)}
         backend = (values["backend"] or "auto").lower()
@@ -72,7 +71,7 @@ class Environment:
 
 
 def _flag(values: Mapping[str, str | None], name: str, default: str) -> bool:
-    """Whether a variable that is 0 or 1 is 1."""
+    """Whether a variable that may be 0 or 1 is 1."""
     value = values[name] or default
     if value not in ("0", "1"):
         raise ArgumentValueError(VARIABLES[name][0], repr(value), "0 or 1")

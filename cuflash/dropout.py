@@ -1,4 +1,4 @@
-"""Which weights a call drops."""
+"""The weights that a call drops."""
 
 from __future__ import annotations
 
@@ -24,26 +24,33 @@ def dropout_mask(
 ) -> npt.NDArray[np.bool_]:
     """The pairs of a query and a key whose weights a call with this seed keeps.
 
-    For tests, and for whoever wants to see them: it has seqlen_q * seqlen_kv elements, and takes
-    several times as many bytes while it is made, which no call of :func:`attention` ever holds.
+    It is meant for tests and for inspection. The result has seqlen_q * seqlen_kv elements, and
+    making it takes several times as many bytes; no call of :func:`attention` ever holds such an
+    array.
 
     Parameters
     ----------
     shape : (int, int, int, int)
         (batch, heads_q, seqlen_q, seqlen_kv).
     dropout_p, dropout_seed
-        As for :func:`attention`: above a dropout_p of 0 there has to be a seed.
+        As for :func:`attention`; with a dropout_p above 0 a seed is needed.
 
     Returns
     -------
     ndarray of bool
-        Of that shape; True where a weight is kept. What is hidden by a mask
-        has its draw too.
+        Of that shape; True where a weight is kept. Pairs that a mask hides have draws too.
 
     Raises
     ------
     ArgumentTypeError, ArgumentValueError
-        Naming the argument, what it got and what is needed.
+        Naming the argument, its value and what is needed.
+
+    Examples
+    --------
+    >>> import cuflash
+    >>> keep = cuflash.dropout_mask((1, 2, 64, 64), dropout_p=0.5, dropout_seed=3)
+    >>> keep.shape, round(float(keep.mean()), 1)
+    ((1, 2, 64, 64), 0.5)
     """
     batch, heads, rows, keys = _check_shape(shape)
     p = check_probability("dropout_p", dropout_p)
@@ -79,7 +86,7 @@ def _check_shape(shape: Any) -> tuple[int, int, int, int]:
 
 
 def _words(name: str, array: Any) -> list[int]:
-    """The words of a seed that is an array, wherever it lies."""
+    """The words of a seed that is an array, in host or device memory."""
     adopted = adopt(name, array)
     spec = adopted.spec
     if spec.dtype != "uint32":

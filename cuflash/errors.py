@@ -1,9 +1,8 @@
-"""The errors this library raises.
+"""The errors that this library raises.
 
-Every one is a :class:`CuflashError` and also the built-in exception a caller
-would expect. An error about an argument names it, says what it got and what
-would have been right; it is raised before anything is compiled, launched or
-written.
+Each is a :class:`CuflashError` and also the built-in exception that a caller expects. An error
+about an argument names it, says what it got and what it expected; it is raised before anything is
+compiled, launched or written.
 """
 
 from __future__ import annotations
@@ -30,14 +29,14 @@ class CuflashError(Exception):
 
 
 class _ArgumentError(CuflashError):
-    """An argument that cannot be used.
+    """An argument with an unusable value.
 
     Parameters
     ----------
     argument : str
-        Its name in the call.
+        The name in the call.
     got, expected : str
-        What it was and what is needed.
+        The value, and what is needed.
     """
 
     def __init__(self, argument: str, got: str, expected: str) -> None:
@@ -51,46 +50,46 @@ class _ArgumentError(CuflashError):
 
 
 class ArgumentValueError(_ArgumentError, ValueError):
-    """An argument of the right type with a shape or value that cannot be used."""
+    """An argument of the right type whose shape or value is unusable."""
 
 
 class ArgumentTypeError(_ArgumentError, TypeError):
-    """An argument of a kind or dtype that cannot be used."""
+    """An argument of the wrong kind or dtype."""
 
 
 class UnsupportedError(CuflashError, ValueError):
-    """The algorithm, the device or a pair of features cannot do this problem."""
+    """The algorithm, the device or a pair of features does not support the problem."""
 
 
 class BackendUnavailableError(CuflashError, RuntimeError):
-    """CUDA was asked for and cannot be used here."""
+    """CUDA was requested but is unusable here."""
 
 
 class JaxUnavailableError(BackendUnavailableError, ImportError):
-    """``cuflash.jax`` was imported and JAX cannot be; the message says what to install."""
+    """JAX cannot be imported, which ``cuflash.jax`` needs; the message says what to install."""
 
 
 class ToolchainError(CuflashError, RuntimeError):
-    """A GPU is there, but NVRTC or the CUDA headers are not."""
+    """There is a GPU, but NVRTC or the CUDA headers are missing."""
 
 
 class CompileError(CuflashError, RuntimeError):
-    """NVRTC or the driver refused a kernel; the message says why and holds the configuration."""
+    """NVRTC or the driver refused a kernel; the message has the reason and the configuration."""
 
 
 class LaunchError(CuflashError, RuntimeError):
-    """The driver refused a launch; the message holds the configuration."""
+    """The driver refused a launch; the message has the configuration."""
 
 
 def install(extra: str, option: str = "") -> str:
-    """The command that brings an extra, to users of the package and of a checkout."""
+    """The command that installs an extra, for users of the package and of a checkout."""
     return f"pip install {option}'cuflash[{extra}]', or '.[{extra}]' in a checkout"
 
 
 def shown(value: Any) -> str:
-    """What an error says it got: short, and never an error of its own."""
+    """A value as an error message shows it: short, and never an error itself."""
     try:
         text = repr(value)
-    except Exception:  # whatever a caller's object raises; ints of thousands of digits too
+    except Exception:  # a caller's object may raise anything; so do ints of thousands of digits
         return f"a value of type {type(value).__qualname__}"
     return text if len(text) <= 100 else f"{text[:100]}..."

@@ -97,7 +97,7 @@ def _add_features(parser: argparse.ArgumentParser) -> None:
 
 
 def _sequences(text: str) -> tuple[int]:
-    """The shape of the offsets of so many sequences."""
+    """The shape of the offsets of this many sequences."""
     try:
         return (int(text) + 1,)
     except ValueError:
@@ -105,7 +105,7 @@ def _sequences(text: str) -> tuple[int]:
 
 
 def _side(text: str) -> int | None:
-    """A side of a window: ``"none"`` or a number of keys."""
+    """One side of a window: ``"none"`` or a number of keys."""
     if text == "none":
         return None
     try:
@@ -115,7 +115,7 @@ def _side(text: str) -> int | None:
 
 
 def add_selection(parser: argparse.ArgumentParser, default: str | None) -> None:
-    """Give a parser the options that choose what computes."""
+    """Give a parser the options that choose the backend and the algorithm."""
     parser.add_argument("--algorithm", choices=_ALGORITHMS, default=default)
     parser.add_argument("--backend", choices=_BACKENDS, default=default)
 
@@ -132,7 +132,7 @@ def _run(given: argparse.Namespace) -> int:
 
 
 def _report(given: argparse.Namespace, operation: Operation) -> dict[str, Any]:
-    """An explanation in the types of JSON; warnings are part of it."""
+    """An explanation in the types of JSON, with its warnings."""
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         said = _explained(given, operation)
@@ -201,7 +201,7 @@ def _explained(given: argparse.Namespace, operation: Operation) -> Explanation:
 
 
 def _shapes(given: argparse.Namespace) -> list[tuple[int, ...]]:
-    """The shapes of q, k and v in the layout that was asked for."""
+    """The shapes of q, k and v in the requested layout."""
     for name, axis in (("batch", "b"), ("heads_q", "h"), ("heads_kv", "h")):
         if axis not in given.layout and getattr(given, name) is not None:
             option = f"--{name.replace('_', '-')}"
@@ -220,7 +220,7 @@ def _shapes(given: argparse.Namespace) -> list[tuple[int, ...]]:
 
 
 def _slopes(given: argparse.Namespace) -> tuple[int, ...] | None:
-    """The shape of slopes that was asked for."""
+    """The shape of the requested slopes."""
     if given.alibi_slopes is None:
         return None
     sizes = dict(zip(given.layout, _shapes(given)[0], strict=True))
@@ -235,14 +235,14 @@ def _axes(text: str) -> tuple[str, str]:
 
 
 def _letters(axes: str) -> str:
-    """Axes of an array of pairs, each once."""
+    """The axes of an array of pairs, each once."""
     if axes != "1" and (not axes or not set(axes) <= set("bhqk") or len(set(axes)) < len(axes)):
         raise argparse.ArgumentTypeError(f"{axes!r} is neither 1 nor some of b, h, q and k")
     return axes
 
 
 def _bias(given: argparse.Namespace) -> tuple[tuple[int, ...], str] | None:
-    """The shape and dtype of the bias that was asked for."""
+    """The shape and dtype of the requested bias."""
     if given.bias is None:
         return None
     axes, dtype = given.bias
@@ -250,7 +250,7 @@ def _bias(given: argparse.Namespace) -> tuple[tuple[int, ...], str] | None:
 
 
 def _of_pairs(given: argparse.Namespace, axes: str) -> tuple[int, ...]:
-    """The shape of an array of pairs that has these axes."""
+    """The shape of an array of pairs with these axes."""
     q, k, _ = (dict(zip(given.layout, shape, strict=True)) for shape in _shapes(given))
     sizes = {"b": q.get("b", 1), "h": q.get("h", 1), "q": q["s"], "k": k["s"]}
     return tuple(size if axis in axes else 1 for axis, size in sizes.items())

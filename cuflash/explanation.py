@@ -9,6 +9,7 @@ from typing import Any
 from .arrays.spec import LayoutName
 from .block_mask import BlockMask, split_block_mask
 from .given import add_given
+from .html_table import html_table
 from .options import (
     AlgorithmChoice,
     BackendChoice,
@@ -58,7 +59,7 @@ class KernelReport:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What a call would run; ``print`` it.
+    """What a call would run; ``print`` it, or show it in a notebook.
 
     Attributes
     ----------
@@ -96,16 +97,21 @@ class Explanation:
     device: str
 
     def __str__(self) -> str:
-        lines = [
-            f"problem      {self.problem}",
-            f"runs         {self.algorithm} on {self.backend} ({self.device})",
-            f"tile         {self.block_q} queries x {self.block_kv} keys: {self.reason}",
-            *(f"kernel       {kernel}" for kernel in self.kernels),
-            f"workspace    {self.workspace_bytes:,} bytes",
-            f"copies       {', '.join(self.copies) or 'none'}",
-            *(f"not {name}      {why}" for name, why in self.not_taken),
+        return "\n".join(f"{name:<13}{value}" for name, value in self._rows())
+
+    def _repr_html_(self) -> str:
+        return html_table(self._rows())
+
+    def _rows(self) -> list[tuple[str, str]]:
+        return [
+            ("problem", str(self.problem)),
+            ("runs", f"{self.algorithm} on {self.backend} ({self.device})"),
+            ("tile", f"{self.block_q} queries x {self.block_kv} keys: {self.reason}"),
+            *(("kernel", str(kernel)) for kernel in self.kernels),
+            ("workspace", f"{self.workspace_bytes:,} bytes"),
+            ("copies", ", ".join(self.copies) or "none"),
+            *((f"not {name}", why) for name, why in self.not_taken),
         ]
-        return "\n".join(lines)
 
 
 def explain(
@@ -171,6 +177,14 @@ def explain(
     ------
     CuflashError
         What the call itself would raise.
+
+    Examples
+    --------
+    >>> import cuflash
+    >>> shape = (1, 128, 8, 64)
+    >>> said = cuflash.explain(shape, shape, shape, dtype="float32", backend="numpy")
+    >>> said.algorithm, said.backend, said.workspace_bytes
+    ('fa2', 'numpy', 0)
     """
     block, shown = split_block_mask(block_mask)
     seed, seeds = seed_of(dropout_seed)

@@ -1,4 +1,4 @@
-"""The arrays of features as the public functions hand them on."""
+"""The arrays of features, as the public functions pass them on."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 __all__ = ["ARRAYS", "add_given"]
 
-#: Arguments of features that are arrays, in the order in which :func:`add_given` takes them.
+#: The array arguments of features, in the order in which :func:`add_given` takes them.
 ARRAYS = (
     *("alibi_slopes", "bias", "mask", "block_mask", "sinks", "dropout_seed"),
     *("seqused_q", "seqused_kv", "cu_seqlens_q", "cu_seqlens_kv"),
@@ -20,18 +20,18 @@ def add_given(
     of_score: Mapping[str, Any],
     after: tuple[str, ...] = (),
 ) -> None:
-    """Add what was given to the arrays of a call, None being nothing.
+    """Add the given arrays to those of a call; None means absent.
 
     Parameters
     ----------
     arrays
-        Of the call, by name.
+        The arrays of the call, by name.
     given
-        One for each of :data:`ARRAYS`, and those that come ``after``.
+        One value for each of :data:`ARRAYS`, then one for each name in ``after``.
     of_score
-        The arrays of a function of scores, by name.
+        The arrays of a score function, by name.
     after
-        Names of what is no array of a feature.
+        Names of other arguments.
     """
     features, others = given[: len(ARRAYS)], given[len(ARRAYS) :]
     named = {**dict(zip(ARRAYS, features, strict=True)), **of_score}

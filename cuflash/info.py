@@ -1,4 +1,4 @@
-"""What a bug report needs."""
+"""The facts that a bug report needs."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from .cuda.available import is_usable, require_device
 from .cuda.kernel_cache import binaries, kernel_cache_folder
 from .cuda.source import find_sources
 from .errors import CuflashError
+from .html_table import html_table
 from .planning.device import DeviceLimits, HostLimits
 
 __all__ = ["Info", "info"]
@@ -34,7 +35,7 @@ _PACKAGES = (
 
 
 class Texts(Mapping[str, str]):
-    """Texts by name, which do not change and can be hashed."""
+    """An immutable, hashable mapping of texts."""
 
     def __init__(self, texts: Mapping[str, str]) -> None:
         self._texts = dict(texts)
@@ -57,7 +58,7 @@ class Texts(Mapping[str, str]):
 
 @dataclass(frozen=True)
 class Info:
-    """Versions, devices, cache and environment; ``print`` it."""
+    """Versions, devices, cache and environment; ``print`` it, or show it in a notebook."""
 
     versions: Texts
     cuda: str  # "usable", or why not
@@ -69,7 +70,7 @@ class Info:
 
     @property
     def sections(self) -> tuple[Mapping[str, str], ...]:
-        """Everything by the name it is printed with: versions, machine, environment."""
+        """All facts under their printed names: versions, machine, environment."""
         devices = {f"device {i}": str(device) for i, device in enumerate(self.devices)}
         machine = {
             "CUDA": self.cuda,
@@ -81,8 +82,13 @@ class Info:
         return self.versions, machine, self.environment
 
     def __str__(self) -> str:
-        named = (item for section in self.sections for item in section.items())
-        return "\n".join(f"{name:<26}{value}" for name, value in named)
+        return "\n".join(f"{name:<26}{value}" for name, value in self._rows())
+
+    def _repr_html_(self) -> str:
+        return html_table(self._rows())
+
+    def _rows(self) -> list[tuple[str, str]]:
+        return [item for section in self.sections for item in section.items()]
 
 
 def info() -> Info:
@@ -92,6 +98,13 @@ def info() -> Info:
     -------
     Info
         A frozen record that prints itself, and can be hashed.
+
+    Examples
+    --------
+    >>> import cuflash
+    >>> found = cuflash.info()
+    >>> found.versions["cuflash"] == cuflash.__version__
+    True
     """
     return Info(
         versions=Texts(_versions()),
@@ -119,7 +132,7 @@ def _versions() -> dict[str, str]:
         versions["CUDA driver"] = str(runtime.driverGetVersion())
         try:
             versions["NVRTC"] = "{}.{}".format(*nvrtc.getVersion())
-        except Exception as error:  # of several types, by CuPy version and platform
+        except Exception as error:  # its type depends on the CuPy version and the platform
             versions["NVRTC"] = f"not loadable: {error}"
     return versions
 
@@ -160,7 +173,7 @@ def _kernel_cache() -> str:
         if not folder.is_dir():
             return f"{folder} (empty)"
         return f"{folder} ({len(binaries(folder)):,} binaries)"
-    except OSError as error:  # what this says is wanted where something is wrong
+    except OSError as error:  # the text matters most where something is wrong
         return f"{folder} ({error})"
 
 

@@ -50,7 +50,7 @@ def _run(given: argparse.Namespace) -> int:
 
 
 def _report(found: Info) -> dict[str, Any]:
-    """The same in the types of JSON; what cannot be found is null beside the error."""
+    """The report in the types of JSON; what is unknown is null and has its error beside it."""
     usable = found.cuda == "usable"
     folder = kernel_cache_folder()
     return {

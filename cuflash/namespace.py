@@ -1,4 +1,4 @@
-"""The functions of an array's own library: NumPy, CuPy or JAX."""
+"""The array module of an array: NumPy, CuPy or JAX."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from .errors import ArgumentTypeError, shown
 
 __all__ = ["namespace_of"]
 
-#: Namespaces of arrays, by the packages that their types are of.
+#: Array modules by the package of an array's type.
 _NAMESPACES = {"numpy": "numpy", "cupy": "cupy", "jax": "jax.numpy", "jaxlib": "jax.numpy"}
 
 
 def namespace_of(name: str, array: Any) -> Any:
-    """The module ``numpy``, ``cupy`` or ``jax.numpy``; of tracers of JAX too.
+    """The module ``numpy``, ``cupy`` or ``jax.numpy``, also for JAX tracers.
 
     Parameters
     ----------
     name
-        Of the argument, for errors.
+        The name of the argument, for errors.
     array
-        What was given.
+        The argument.
 
     Raises
     ------
     ArgumentTypeError
-        If it is no array of these libraries.
+        If it is not an array of these libraries.
     """
     for kind in type(array).__mro__:
         found = _NAMESPACES.get(kind.__module__.partition(".")[0])

@@ -37,15 +37,15 @@ AlgorithmChoice = Algorithm | Literal["auto"]
 BackendChoice = Backend | Literal["auto"]
 #: Sides of a window.
 WindowSize = tuple[int | None, int | None]
-#: What ``wrt`` may name.
+#: The names that ``wrt`` may hold.
 Differentiable = Literal["q", "k", "v", "alibi_slopes", "bias", "sinks"]
 
 
 @dataclass(frozen=True)
 class Options:
-    """The keywords of a call, checked; None where the problem decides.
+    """The checked keywords of a call; None where the problem decides.
 
-    They are handed on as they are: nothing unpacks them into keywords again.
+    They are passed on as one object and never unpacked into keywords again.
     """
 
     causal: bool = False
@@ -61,17 +61,18 @@ class Options:
     #: Whether a row has the same bits in a batch of any size.
     batch_invariant: bool = False
     wrt: tuple[str, ...] = QKV
-    more: tuple[tuple[str, Any], ...] = ()  # keywords of features that were given, in their order
-    #: Of arrays that broadcast, by name: how many neighbouring entries of the batch share one of
-    #: theirs, and how many share one of the gradient. What is not named has one entry for all, or
-    #: one for each. With (n, m), entry e reads ``e // n`` modulo the entries that there are.
+    more: tuple[tuple[str, Any], ...] = ()  # keywords of features that were given, in order
+    #: For broadcast arrays, by name: how many neighbouring batch entries share one entry of the
+    #: array, and how many share one of its gradient. An array without an item here has one entry
+    #: for all, or one for each. With (n, m), batch entry e reads entry ``e // n`` modulo the number
+    #: of entries.
     entries: tuple[tuple[str, tuple[int, int]], ...] = ()
-    #: Of dropout: after how many entries of the batch, and after how many query heads, draws
-    #: repeat; a seed then says too at which entry and head the arrays begin, in two more words.
-    #: None: every entry and head has its own.
+    #: For dropout: the numbers of batch entries and of query heads after which draws repeat. The
+    #: seed then has two more words, the entry and head at which the arrays begin. None: every entry
+    #: and head has its own draws.
     draws: tuple[int, int] | None = None
-    #: Of a function of scores: after how many entries and query heads those that it is given
-    #: repeat. None: they are those of the arrays.
+    #: For a score function: the numbers of batch entries and of query heads after which its
+    #: arguments repeat. None: it sees the entries and heads of the arrays.
     places: tuple[int, int] | None = None
 
     def keyword(self, name: str) -> Any:
@@ -80,12 +81,12 @@ class Options:
 
 
 def check_options(**given: Any) -> Options:
-    """Check every keyword by itself; what is not given keeps its default.
+    """Check every keyword by itself; absent keywords keep their defaults.
 
     Raises
     ------
     ArgumentTypeError, ArgumentValueError
-        Naming the keyword, what it got and what it takes.
+        Naming the keyword, its value and what it takes.
     """
     more = []
     for feature in FEATURES.values():
@@ -98,12 +99,12 @@ def check_options(**given: Any) -> Options:
 
 
 def seed_of(value: Any) -> tuple[Any, Any]:
-    """A seed of dropout as a keyword and as an array, of which one at least is None."""
+    """A dropout seed as a keyword and as an array; at least one of the two is None."""
     return (value, None) if isinstance(value, numbers.Number) else (None, value)
 
 
 def check_flag(name: str, value: Any) -> bool:
-    """True or False, and nothing that merely counts as it."""
+    """True or False; other values that are merely truthy are refused."""
     if not isinstance(value, (bool, np.bool_)):
         raise ArgumentTypeError(name, shown(value), "True or False")
     return bool(value)
@@ -142,7 +143,7 @@ def _check_layout(name: str, value: Any) -> LayoutName | None:
 
 
 def check_dtype(name: str, value: Any) -> DTypeName | None:
-    """The name of a dtype, of NumPy or of another library; None for None.
+    """The name of a dtype of NumPy or of another library; None for None.
 
     Raises
     ------
@@ -164,12 +165,12 @@ def check_dtype(name: str, value: Any) -> DTypeName | None:
 
 
 def check_element(name: str, value: Any) -> ElementName:
-    """The name of a dtype that arrays of features may have: one of those four, bool or an integer.
+    """The name of a dtype of a feature's array: a storage type, bool or an integer.
 
     Raises
     ------
     ArgumentTypeError
-        If it is none of them.
+        If it is none of these.
     """
     last_word = str(value).rpartition(".")[2].rstrip("'>")  # of torch.bool, numpy.uint32
     if value is bool or last_word in ("bool", "bool_", "?"):
@@ -187,7 +188,7 @@ def check_element(name: str, value: Any) -> ElementName:
 
 
 def _dtype_name(value: Any) -> DTypeName | None:
-    """The name of a dtype that NumPy does not know: bfloat16, or another library's."""
+    """The name of a dtype that NumPy does not know: bfloat16, or one of another library."""
     if type(value).__name__.lower() == "dtype":  # as torch.float32, mlx.core.float32
         value = str(value).rpartition(".")[2]
         return DTYPES[value].name if value in DTYPES else None
@@ -207,7 +208,7 @@ def check_wrt(name: str, value: Any) -> tuple[str, ...]:
     Raises
     ------
     ArgumentTypeError, ArgumentValueError
-        If it is no sequence of names, or names none, an unknown one, or one twice.
+        If it is not a sequence of names, is empty, or holds an unknown name or one twice.
     """
     choices = differentiable()
     expected = f"some of {names_of(choices)}, each once, as a tuple"
@@ -220,7 +221,7 @@ def check_wrt(name: str, value: Any) -> tuple[str, ...]:
 
 
 def check_chunk(name: str, value: Any) -> int | None:
-    """Keys that one thread block walks, 0 for all of them; None for None."""
+    """The number of keys that one thread block walks, 0 for all; None for None."""
     chunk = _check_integer(name, value)
     if chunk is not None and not 0 <= chunk <= MAX_SEQLEN:
         raise ArgumentValueError(name, shown(value), f"an integer from 0 to {MAX_SEQLEN}")
@@ -258,5 +259,5 @@ _BASE_CHECKS = {
 
 
 def names_of(values: Any) -> str:
-    """The values as a caller would write them."""
+    """The values as a caller writes them."""
     return ", ".join(map(repr, values))

@@ -1,4 +1,4 @@
-"""From padded arrays to packed sequences and back, of NumPy, CuPy or JAX."""
+"""Converts padded arrays to packed sequences and back, for NumPy, CuPy and JAX."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ __all__ = ["cu_seqlens_of", "pack", "unpack"]
 
 
 def pack(x: Any, lengths: Any, *, total: int | None = None) -> tuple[Any, Any]:
-    """Put the rows of every sequence that count one behind another.
+    """Put the rows of all sequences that count one after the other.
 
     Parameters
     ----------
     x : array, (batch, seqlen, ...)
-        Of NumPy, CuPy or JAX; sequence b is ``x[b, :lengths[b]]``.
+        An array of NumPy, CuPy or JAX; sequence b is ``x[b, :lengths[b]]``.
     lengths : array of integers, (batch,)
-        Of the same library. NumPy's are checked; others are clamped to 0 and
-        ``seqlen``, so that nothing waits for the device.
+        Of the same library. NumPy lengths are checked; others are clamped to 0 and ``seqlen``,
+        because a check would wait for the device.
     total : int, optional
-        Rows of the result, of which those behind the last sequence are 0; what
-        does not fit is left out. By default as many as the lengths have
-        together, which only NumPy can tell: the others need it.
+        The number of rows of the result. Rows after the last sequence are 0, and rows that do not
+        fit are left out. By default the sum of the lengths, which only NumPy lengths give without
+        waiting; other libraries need ``total``.
 
     Returns
     -------
     packed : array, (total, ...)
-        As ``attention`` takes it with ``layout="shd"``. JAX differentiates it.
+        As ``attention`` takes it with ``layout="shd"``. JAX can differentiate it.
     cu_seqlens : array of int32, (batch + 1,)
-        Where each sequence begins, and where the last one ends.
+        The begin of each sequence, and the end of the last one.
 
     Raises
     ------
@@ -66,29 +66,37 @@ def pack(x: Any, lengths: Any, *, total: int | None = None) -> tuple[Any, Any]:
 
 
 def unpack(packed: Any, cu_seqlens: Any, seqlen: int) -> Any:
-    """Give every sequence rows of its own again: the inverse of :func:`pack`.
+    """Give every sequence its own rows again: the inverse of :func:`pack`.
 
     Parameters
     ----------
     packed : array, (total, ...)
-        Of NumPy, CuPy or JAX.
+        An array of NumPy, CuPy or JAX.
     cu_seqlens : array of integers, (batch + 1,)
-        Of the same library: where each sequence begins, and where the last one ends.
-        One that leads out of the rows is taken for the nearest that does not.
-        A sequence that ends before it begins is empty.
+        Of the same library: the begin of each sequence, and the end of the last one. An offset
+        outside of the rows is replaced by the nearest valid one. A sequence that ends before it
+        begins is empty.
     seqlen : int
-        Rows of each sequence of the result; those behind its end are 0, and
-        what does not fit is left out.
+        The number of rows of each sequence in the result. Rows after a sequence's end are 0, and
+        rows that do not fit are left out.
 
     Returns
     -------
     array, (batch, seqlen, ...)
-        JAX differentiates it.
+        JAX can differentiate it.
 
     Raises
     ------
     ArgumentTypeError, ArgumentValueError
         Naming the argument.
+
+    Examples
+    --------
+    >>> import numpy as np, cuflash
+    >>> packed = np.array([[1.0], [2.0], [3.0]])
+    >>> cuflash.unpack(packed, np.array([0, 1, 3]), 2)[..., 0]
+    array([[1., 0.],
+           [2., 3.]])
     """
     xp = namespace_of("packed", packed)
     if packed.ndim < 1:
@@ -106,15 +114,15 @@ def unpack(packed: Any, cu_seqlens: Any, seqlen: int) -> Any:
 
 
 def cu_seqlens_of(segment_ids: Any, sequences: int) -> Any:
-    """Offsets of packed sequences from the number of the sequence that each row is of.
+    """Offsets of packed sequences from the sequence number of each row.
 
     Parameters
     ----------
     segment_ids : array of integers, (total,)
-        Of NumPy, CuPy or JAX, 0 or more and not falling. Rows of a number of
-        ``sequences`` or more are behind the last sequence.
+        An array of NumPy, CuPy or JAX; numbers of 0 or more in ascending order. Rows with a number
+        of ``sequences`` or more lie after the last sequence.
     sequences : int
-        How many there are; one that no row is of is empty.
+        The number of sequences; a sequence without rows is empty.
 
     Returns
     -------
@@ -124,6 +132,12 @@ def cu_seqlens_of(segment_ids: Any, sequences: int) -> Any:
     ------
     ArgumentTypeError, ArgumentValueError
         Naming the argument.
+
+    Examples
+    --------
+    >>> import numpy as np, cuflash
+    >>> cuflash.cu_seqlens_of(np.array([0, 0, 2]), 3)
+    array([0, 2, 2, 3], dtype=int32)
     """
     xp = namespace_of("segment_ids", segment_ids)
     _check_integers("segment_ids", segment_ids, xp, None)
@@ -146,7 +160,7 @@ def _check_integers(name: str, array: Any, xp: Any, shape: tuple[int, ...] | Non
 
 
 def _rows(name: str, given: Any, lengths: Any) -> int:
-    """A number of rows, or that of all lengths together."""
+    """The given number of rows, or the sum of all lengths."""
     if given is None and lengths is not None:
         return int(lengths.sum())
     if isinstance(given, (bool, np.bool_)) or not isinstance(given, (int, np.integer)):
@@ -157,12 +171,12 @@ def _rows(name: str, given: Any, lengths: Any) -> int:
 
 
 def _clipped(xp: Any, numbers: Any, most: int) -> Any:
-    """As int32, 0 to ``most``: sums of narrow integers would not hold it."""
+    """Numbers clipped to 0 and ``most``, as int32: narrow integers could not hold their sums."""
     largest = int(np.iinfo(np.dtype(str(numbers.dtype))).max)
     return xp.clip(numbers, 0, min(most, largest)).astype("int32")
 
 
 def _shown(xp: Any, rows: Any, known: Any) -> Any:
-    """The rows that are known, and zeros in place of the others, whatever they hold."""
+    """The known rows, with zeros in place of all others, whatever those hold."""
     axes = (1,) * (rows.ndim - known.ndim)
     return xp.where(known.reshape(*known.shape, *axes), rows, xp.zeros((), rows.dtype))

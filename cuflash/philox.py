@@ -1,8 +1,8 @@
-"""Philox: random words that are a function of a counter and a key, and of nothing else.
+"""Philox: random words that depend only on a counter and a key.
 
-Salmon, Moraes, Dror, Shaw, "Parallel Random Numbers: As Easy as 1, 2, 3", 2011. Of
-its generators this is philox4x32, in any number of rounds: with 7 it passes all tests
-of TestU01's BigCrush, 10 are what the authors' library takes for a reserve.
+Salmon, Moraes, Dror, Shaw, "Parallel Random Numbers: As Easy as 1, 2, 3", 2011. This is their
+generator philox4x32 with any number of rounds. With 7 it passes all tests of TestU01's BigCrush;
+the authors' library uses 10 as a reserve.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["philox4x32"]
 _Words = npt.NDArray[np.uint64]
 
 _MULTIPLIERS = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
-#: What a round adds to the words of the key: the golden ratio and the root of 3, less 1.
+#: Added to the words of the key in each round: the golden ratio and the root of 3, less 1.
 _WEYL = 0x9E3779B9, 0xBB67AE85
 _LOWER, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
 
@@ -26,21 +26,21 @@ _LOWER, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
 def philox4x32(
     counter: Sequence[Any], key: Sequence[int], rounds: int
 ) -> tuple[_Words, _Words, _Words, _Words]:
-    """Four random words of 32 bits of every counter.
+    """Four random 32-bit words for every counter.
 
     Parameters
     ----------
     counter
-        Four numbers or arrays of numbers below 2^32, which broadcast.
+        Four numbers, or arrays of numbers, below 2^32; they broadcast.
     key
         Two numbers below 2^32.
     rounds
-        How many, 1 at least.
+        The number of rounds, at least 1.
 
     Returns
     -------
     tuple of ndarray
-        Of the shape that the counter broadcasts to, as uint64.
+        uint64, of the shape to which the counter broadcasts.
     """
     c0, c1, c2, c3 = (np.asarray(word, np.uint64) for word in counter)
     for i in range(rounds):

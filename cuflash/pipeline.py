@@ -1,4 +1,4 @@
-"""From the descriptions of a call's arrays to everything that is decided about it."""
+"""Decides everything about a call from the descriptions of its arrays."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ __all__ = ["CallPlan", "choose_device", "forget_decisions", "plan_call"]
 
 @dataclass(frozen=True)
 class CallPlan:
-    """The plan of all calls of one signature, and how their arrays come to it.
+    """The plan of all calls of one signature, with the tensors that go in and out.
 
     Attributes
     ----------
     call
         The problem, and the shape and dtype of every tensor.
     plan
-        What runs.
+        The plan that runs.
     device
         The CUDA device that computes; None for the tiled NumPy code.
     tensors
-        Every tensor as it is, or will be made, where the caller's arrays are.
+        Every tensor where the caller's arrays are, or where it will be made.
     placed
-        The same as the computation sees them: what differs is copied. On CUDA
-        the gradients of ``scratch`` follow.
+        The same tensors as the kernels see them; tensors that differ are copied. On CUDA the
+        gradients in ``scratch`` follow.
     scratch
-        Gradients that the kernels write and nobody asked for, and where each
-        of them lies in the workspace, in bytes.
+        Gradients that the kernels write although the caller did not ask for them, and the offset of
+        each in the workspace, in bytes.
     """
 
     call: CallProblem
@@ -59,18 +59,18 @@ class CallPlan:
 
     @functools.cached_property
     def workspace_bytes(self) -> int:
-        """Device memory beside the tensors: that of the plan, and the scratch behind it."""
+        """Device memory beside the tensors: the plan's workspace, then the scratch."""
         ends = [at + self.placed[name].nbytes for name, at in self.scratch.items()]
         return max([self.plan.workspace_bytes, *ends])
 
     @property
     def eager_bytes(self) -> int:
-        """The same where no CUDA graph is captured."""
+        """The same while no CUDA graph is being captured."""
         return self.workspace_bytes if self.scratch else self.plan.eager_bytes
 
     @property
     def copied(self) -> tuple[str, ...]:
-        """Names of the tensors that cannot be used where they are."""
+        """Names of the tensors that the kernels cannot use in place."""
         return tuple(name for name, spec in self.tensors.items() if self.placed[name] != spec)
 
     @functools.cached_property
@@ -99,7 +99,7 @@ def plan_call(
     operation
         "forward" or "backward".
     given
-        Argument name and description of every array of the call.
+        Name and description of every array of the call.
     options
         The checked keywords.
     device
@@ -107,7 +107,7 @@ def plan_call(
     want_lse
         Whether the forward pass writes the log-sum-exp.
     """
-    # A device's limits never change; the environment may change the host's.
+    # The limits of a device never change; those of the host depend on the environment.
     host = HostLimits.query() if device is None else None
     return _decide(operation, given, options, device, want_lse, host)
 
@@ -122,7 +122,7 @@ def _decide(
     host: HostLimits | None,
 ) -> CallPlan:
     call = describe(operation, dict(given), options)
-    # `out` is an input of the backward pass, a destination of the forward one.
+    # `out` is an input of the backward pass and a destination of the forward pass.
     argument_of = destinations(operation)
     seen = {argument_of.get(name, name): spec for name, spec in given}
     where = seen["q"].device
@@ -132,7 +132,7 @@ def _decide(
     placed = dict(seen)
     if device is not None:
         placed = {name: _placed(name, spec, call, device) for name, spec in seen.items()}
-        if operation == "backward":  # whose kernels write the gradients of q, k and v in any case
+        if operation == "backward":  # its kernels always write the gradients of q, k and v
             every = made_by(operation, QKV)
             placed |= {n: call.fresh(n, device) for n in every if n not in seen}
     alignment = "element" if device is None else _alignment(placed)
@@ -147,7 +147,7 @@ def _decide(
 
 
 def _plan(problem: AttentionProblem, options: Options, limits: DeviceLimits | HostLimits) -> Plan:
-    """The plan; a warning if a newer compiler would have given a better one."""
+    """The plan; warns if a newer compiler would allow a better one."""
     planned = batch_invariant_plan if options.batch_invariant else plan
     chosen = planned(
         problem,
@@ -166,12 +166,12 @@ def _plan(problem: AttentionProblem, options: Options, limits: DeviceLimits | Ho
 
 
 def forget_decisions() -> None:
-    """Decide about every signature anew, in the environment as it then is."""
+    """Forget every decision, so that the next calls decide in the environment of that time."""
     _decide.cache_clear()
 
 
 def _frames_inside() -> int:
-    """The ``stacklevel``, in the function that asks, of who called the package."""
+    """The ``stacklevel``, for the calling function, of the code that called the package."""
     frame, level = inspect.currentframe(), 0
     while frame is not None and frame.f_globals.get("__name__", "").startswith(f"{__package__}."):
         frame, level = frame.f_back, level + 1
@@ -187,7 +187,7 @@ def _alignment(placed: Mapping[str, TensorSpec]) -> Alignment:
 
 
 def _with_maps(use: Use, placed: Mapping[str, TensorSpec]) -> Use:
-    """A use whose arrays say whether the copy engine can read them where they lie."""
+    """A use whose arrays say whether the copy engine can read them in place."""
     if not any(operand.staged for operand in use.operands):
         return use
     specs = ((operand, placed[operand.name]) for operand in use.operands)
@@ -205,7 +205,7 @@ def choose_device(where: int | None, options: Options) -> int | None:
     ArgumentValueError
         If the backend cannot reach the arrays.
     BackendUnavailableError, ToolchainError
-        If CUDA is asked for, or there, and cannot be used.
+        If CUDA is requested, or present, and unusable.
     """
     backend: str = options.backend
     if where is None:
@@ -222,7 +222,7 @@ def choose_device(where: int | None, options: Options) -> int | None:
 
 
 def _placed(name: str, spec: TensorSpec, call: CallProblem, device: int) -> TensorSpec:
-    """How a tensor looks to the kernels of ``device``: as it is if they can take it."""
+    """A tensor as the kernels of ``device`` see it: unchanged if they can read it."""
     storage = DTYPES[call.problem.storage]
     if name == "dout" and spec.dtype != storage.name:
         spec = replace(spec.contiguous(), dtype=storage.name, itemsize=storage.itemsize)
@@ -238,22 +238,22 @@ def _placed(name: str, spec: TensorSpec, call: CallProblem, device: int) -> Tens
     return spec if usable else spec.contiguous()
 
 
-#: Tensors whose rows are queries, in a forward pass.
+#: Tensors whose rows are queries, in the forward pass.
 _OF_QUERIES = frozenset(("q", "out", "lse"))
 
 
 def _of_group_rows(strides: tuple[int, ...], problem: AttentionProblem) -> tuple[int, ...]:
-    """Strides, (batch, row, head), where the heads of a group are rows."""
+    """Strides (batch, row, head) of a packed group, whose heads are rows."""
     batch, _, head = strides
     return batch, head, head * problem.group_rows if problem.heads_kv > 1 else 0
 
 
 def _strides(name: str, spec: TensorSpec, layout: Layout) -> tuple[int, ...]:
-    """What a launch is told, (batch, row, head); 0 of an axis of one element or of none.
+    """The strides that a launch passes, (batch, row, head); 0 for an axis of at most one element.
 
-    Of an array that broadcasts (batch, row, head, column). Kernels form
-    addresses of rows that are not there, and read nothing from them. Of a
-    sequence of one row they would lie wherever its stride says.
+    For a broadcast array they are (batch, row, head, column). Kernels compute addresses of rows
+    beyond the end and read nothing there. With the stride of a one-row sequence those could lie
+    anywhere, so it is 0.
     """
     given = spec.strides or contiguous_strides(spec.shape)
     strides = tuple(

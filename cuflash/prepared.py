@@ -1,4 +1,4 @@
-"""Calls with everything decided ahead: what stands below the arrays."""
+"""Calls decided and compiled ahead of time, which take addresses instead of arrays."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from .cuda.available import device_count, require_device
 from .cuda.current import current_stream
 from .errors import ArgumentTypeError, ArgumentValueError, shown
 from .given import add_given
+from .html_table import html_table
 from .options import (
     AlgorithmChoice,
     Differentiable,
@@ -35,9 +36,9 @@ __all__ = ["Prepared", "prepare"]
 
 PreparedOperation = Literal["forward", "backward", "kvcache", "append"]
 
-#: Arguments that every operation has.
+#: Arguments of every operation.
 _OF_ALL = ("operation", "dtype", "device")
-#: Keywords that are handed on as they are given.
+#: Keywords that are passed on unchanged.
 _KEYWORDS = (
     *("causal", "window_size", "softcap", "dropout_p", "scale", "q_offset", "layout", "out_dtype"),
     *("wrt", "deterministic", "algorithm", "blocks", "kv_chunk"),
@@ -58,9 +59,16 @@ class Prepared:
         else:
             self._addresses, self._empty = addresses_of(planned), planned.plan.problem.empty
 
+    def _repr_html_(self) -> str:
+        tensors = ", ".join(
+            f"{name} {spec.dtype} {spec.shape}" for name, spec in self.tensors.items()
+        )
+        rows = [("plan", str(self.plan)), ("workspace", f"{self.workspace_bytes:,} bytes")]
+        return html_table([*rows, ("tensors", tensors)])
+
     @property
     def plan(self) -> Plan:
-        """What runs; with caches attention, after an append where there are new tokens."""
+        """The plan that runs; with caches, attention after an append of new tokens, if any."""
         return self._planned.plan
 
     @property
@@ -76,10 +84,10 @@ class Prepared:
     def run(
         self, pointers: Mapping[str, int], stream: int | None = None, workspace: int = 0
     ) -> None:
-        """Launch; allocates nothing, decides nothing, waits for nothing.
+        """Launch the kernels; allocates nothing, decides nothing and waits for nothing.
 
-        But for the first fa3 forward launch of a stream, which allocates the counter
-        that the stream's launches draw their tiles from.
+        One exception: the first fa3 forward launch on a stream allocates the counter from which the
+        launches of that stream draw their tiles.
 
         Parameters
         ----------
@@ -98,8 +106,8 @@ class Prepared:
         ArgumentTypeError
             If ``pointers`` is no mapping, or an address not an integer.
         ArgumentValueError
-            If an address is missing, of no array of the plan, or not aligned
-            as the plan needs it.
+            If an address is missing, belongs to no array of the plan, or is not aligned as the plan
+            needs.
         """
         addresses = self._addresses.of(pointers, workspace)
         if self._empty:
@@ -167,40 +175,39 @@ def prepare(
 ) -> Prepared:
     """Plan and compile a pass from shapes alone.
 
-    CUDA graphs and other libraries call what it returns with addresses.
+    CUDA graphs and other libraries call the result with addresses.
 
     Parameters
     ----------
     q, k, v : tuple of int, or array
-        Shapes, as :func:`attention` takes them, of C-contiguous arrays whose
-        addresses will be multiples of 16; or arrays in CUDA memory, whose
-        strides and alignment are then planned for. What the kernels would need
-        a copy of is refused: a last stride of more than one element,
-        elements at addresses that are not multiples of their size.
+        Shapes, as :func:`attention` takes them, of C-contiguous arrays whose addresses will be
+        multiples of 16; or arrays in CUDA memory, whose strides and alignment the plan then
+        assumes. Arrays that the kernels could only read as a copy are refused: those with a last
+        stride of more than one element, and those whose addresses are not multiples of the element
+        size.
     operation : {"forward", "backward", "kvcache", "append"}
-        Which pass; or :func:`attention_with_kvcache` or :func:`append_kv`, with
-        the arguments of those. What an operation does not take is refused.
+        The pass; or :func:`attention_with_kvcache` or :func:`append_kv`, with the arguments of
+        these functions. Arguments that the operation does not take are refused.
     dtype : dtype
         Of the arrays; needed where shapes are given.
     device : int, optional
         The CUDA device; by default the arrays', or the current one.
     alibi_slopes, bias, mask, sinks, seqused_q, seqused_kv, cu_seqlens_q, cu_seqlens_kv : optional
-        The array; or its shape, of the first dtype that the call takes; or its
-        dtype, of the full shape, that of slopes (batch, heads_q); or both as a
-        pair, ``(shape, dtype)``.
+        The array; or its shape, with the first dtype that the call takes; or its dtype, with the
+        full shape (for slopes (batch, heads_q)); or both as a pair ``(shape, dtype)``.
     block_mask : BlockMask, optional
-        With blocks in any of these ways.
+        Its blocks may be given in any of these ways.
     k_cache, v_cache : tuple of int, or array
-        Caches, or their pages, in these ways.
+        Caches, or their pages, given in these ways.
     page_table, rotary_cos, rotary_sin : optional
-        The array, its shape, or a pair: their dtypes follow from q's or k's.
+        The array, its shape, or a pair; the default dtype follows from that of q or k.
     cache_seqlens, cache_batch_idx, cache_leftpad, rotary_seqlens, overflow : optional
-        The array, its shape, or its dtype. ``cache_seqlens`` is needed, and no int:
-        a run reads it on the device.
+        The array, its shape, or its dtype. ``cache_seqlens`` is needed and cannot be an int,
+        because a run reads it on the device.
     rotary_interleaved
         As for :func:`append_kv`.
     dropout_seed : int, array, tuple of int, dtype, or both, optional
-        An integer that all runs have; or an array, in any of these ways.
+        An integer for all runs; or an array, given in any of these ways.
     causal, window_size, softcap, score_mod, dropout_p, scale, q_offset, layout, out_dtype
         As for :func:`attention` and :func:`attention_backward`.
     wrt, deterministic, algorithm, blocks, kv_chunk
@@ -209,12 +216,11 @@ def prepare(
     Returns
     -------
     Prepared
-        With ``plan``, ``workspace_bytes``, ``tensors`` and ``run``. All arrays
-        that are not given here are C-contiguous; ``dout`` has the dtype of q,
-        whatever ``out_dtype`` is. The kernels write the gradients of q, k and
-        v in any case: one that ``wrt`` does not name lies in the workspace. With
-        caches ``tensors`` has the arguments' names, and ``out`` and ``lse`` of
-        "kvcache"; the workspace is that of full caches, whatever lengths are.
+        With ``plan``, ``workspace_bytes``, ``tensors`` and ``run``. Arrays that are not given here
+        are C-contiguous; ``dout`` has the dtype of q, whatever ``out_dtype`` is. The kernels always
+        write the gradients of q, k and v; a gradient that ``wrt`` does not name lies in the
+        workspace. With caches ``tensors`` has the names of the arguments, and ``out`` and ``lse``
+        of "kvcache"; the workspace is that of full caches, whatever the lengths are.
 
     Raises
     ------
@@ -256,7 +262,7 @@ def _with_caches(given: Mapping[str, Any], options: Options, where: int) -> Cach
 
 
 def _check_taken(given: Mapping[str, Any]) -> None:
-    """Refuse an operation that is none, and what it does not take."""
+    """Refuse an unknown operation, and arguments that the operation does not take."""
     operation = given["operation"]
     if not isinstance(operation, str) or operation not in get_args(PreparedOperation):
         expected = names_of(get_args(PreparedOperation))
@@ -275,7 +281,7 @@ def _check_taken(given: Mapping[str, Any]) -> None:
 
 
 def _check_device(device: Any) -> int:
-    """The device that was named, else the current one."""
+    """The given device, else the current one."""
     if device is None:
         return require_device()
     if isinstance(device, (bool, np.bool_)) or not isinstance(device, (int, np.integer)):

@@ -1,9 +1,8 @@
-"""Attention from its definition, whole matrix by whole matrix: the oracle of the tests.
+"""Attention from its definition, with whole matrices: the oracle of the tests.
 
-It knows nothing of tiles, backends or plans, and shares no code with them but
-the classes of errors, so that agreeing with it means something. One (batch,
-head) is held at a time: 4096 queries by 4096 keys need about half a gigabyte in
-float64.
+It knows nothing of tiles, backends or plans and shares no code with them except the error classes,
+so that agreement with it is evidence. It holds one (batch, head) at a time: 4096 queries by 4096
+keys need about half a gigabyte in float64.
 """
 
 from __future__ import annotations
@@ -70,9 +69,9 @@ def attention(
     v : ndarray, (batch, seqlen_kv, heads_kv, head_dim_v)
         Values.
     alibi_slopes : ndarray, (heads_q,) or (batch, heads_q), optional
-        How much a score loses with every key between its own and the query's.
+        What a score loses for every key between key j and the query's own position.
     bias : ndarray, broadcasts against (batch, heads_q, seqlen_q, seqlen_kv), optional
-        What is added to the scores; leading axes may be left out.
+        Added to the scores; leading axes may be left out.
     mask : ndarray of bool, broadcasts like ``bias``, optional
         Query i sees key j only where it is True.
     block_mask : BlockMask, optional
@@ -81,15 +80,16 @@ def attention(
     sinks : ndarray, (heads_q,), optional
         A logit of each query head that takes weight and has no value.
     dropout_p : float, optional
-        The part of the weights that is left out; None and 0: all are kept.
+        The share of the weights that is dropped; None and 0 keep all.
     dropout_seed : int, or ndarray of uint32, (2,) or (4,), optional
-        Which those are.
+        Decides which weights are dropped.
     seqused_q, seqused_kv : ndarray of integers, (batch,), optional
-        How many queries and keys of each entry count, the first ones; by default all. Below 0
-        and beyond the array they are 0 and the array's length.
+        The number of queries and keys of each entry that count, from the first on; by default all.
+        Numbers below 0 count as 0, and numbers beyond the array as its length.
     cu_seqlens_q, cu_seqlens_kv : ndarray of integers, (sequences + 1,), optional
-        Where sequences begin that are packed in arrays of the layout "shd". An entry above is
-        then a sequence. Rows behind the last offset are of none: 0, and minus infinity in lse.
+        The begins of sequences that are packed in arrays of the layout "shd". Every "entry" above
+        is then a sequence. Rows after the last offset belong to no sequence: 0, and minus infinity
+        in lse.
     causal : bool
         Query i sees key j iff ``j <= i + q_offset``.
     window_size : (int or None, int or None), optional
@@ -98,30 +98,30 @@ def attention(
     softcap : float, optional
         Scores become ``softcap * tanh(score / softcap)``; None and 0: no cap.
     score_mod : cuflash.ScoreMod, optional
-        Scores become what its NumPy function makes of them. Not with ``softcap``.
+        Its NumPy function replaces the scores. Not with ``softcap``.
     scale : float, optional
         Factor of the scores; by default ``1 / sqrt(head_dim)``.
     q_offset : int, optional
-        Position of query 0 among the keys; by default ``seqlen_kv - seqlen_q``, of those
-        that count.
+        Position of query 0 among the keys; by default ``seqlen_kv - seqlen_q``, counting only the
+        rows that count.
     layout : {"bshd", "bhsd", "shd", "hsd", "sd"}, optional
         Order of the axes; by default "bshd" for 4 axes and "sd" for 2.
     dtype : type
-        What everything is computed in and returned in: ``numpy.float64``, or
-        ``numpy.longdouble`` to judge float64.
+        The type of the computation and of the results: ``numpy.float64``, or ``numpy.longdouble``
+        to judge float64.
 
     Returns
     -------
     out : ndarray, (batch, seqlen_q, heads_q, head_dim_v)
         In the layout of q.
     lse : ndarray, (batch, heads_q, seqlen_q)
-        Less the axes that the layout lacks.
+        Without the axes that the layout lacks.
 
     Raises
     ------
     ArgumentTypeError, ArgumentValueError
-        Naming the argument: one that is no NumPy array of real numbers, that
-        does not fit the layout or those before it, or an option that is none.
+        Naming the argument: one that is not a NumPy array of real numbers, that does not fit the
+        layout or earlier arguments, or an option with a wrong value.
 
     Notes
     -----
@@ -134,13 +134,13 @@ def attention(
         P_ij  = exp(Z_ij - lse_i)
         out_i = sum_j P_ij M_ij v_j
 
-    M_ij is 1 without dropout; with it 0 where the weight is left out, a NaN too, and
-    else 1 over the part of all draws that keep one, which dropout_p is rounded to.
-    A row that sees no key is dead, and without a sink also one that sees only
-    scores of minus infinity: its out is 0 and its lse the sink, minus infinity
-    without one. A NaN or plus infinity among the scores that a row sees, or as
-    its sink, makes its out and lse NaN. What no row sees never matters. A query
-    that does not count sees no key and no sink: its out is 0, its lse minus infinity.
+    M_ij is 1 without dropout. With dropout it is 0 where the weight is dropped, even a NaN, and
+    otherwise 1 over the share of all draws that keep a weight, to which dropout_p is rounded. A row
+    that sees no key is dead; so is one without a sink that sees only scores of minus infinity. Its
+    out is 0 and its lse is the sink, or minus infinity without one. A NaN or plus infinity among
+    the scores that a row sees, or as its sink, makes its out and lse NaN. Elements that no row sees
+    never matter. A query that does not count sees no key and no sink: its out is 0 and its lse
+    minus infinity.
     """
     if cu_seqlens_q is not None or cu_seqlens_kv is not None:
         return packed_forward(attention, dict(locals()))
@@ -189,7 +189,7 @@ def attention_backward(
     layout: str | None = None,
     dtype: type[np.floating[Any]] = np.float64,
 ) -> tuple[_Array, ...]:
-    """Gradients of ``sum(out * dout) + sum(lse * dlse)`` by every array.
+    """Gradients of ``sum(out * dout) + sum(lse * dlse)`` with respect to every array.
 
     Parameters
     ----------
@@ -209,11 +209,11 @@ def attention_backward(
     dq, dk, dv : ndarray
         Shaped like q, k and v. Query heads that share a kv head are summed.
     dalibi_slopes : ndarray, (heads_q,) or (batch, heads_q)
-        Only where there are slopes, and shaped like them.
+        Only with slopes, and of their shape.
     dbias : ndarray
-        Only where there is a bias, and shaped like it.
+        Only with a bias, and of its shape.
     dsinks : ndarray, (heads_q,)
-        Only where there are sinks.
+        Only with sinks.
 
     Raises
     ------
@@ -222,8 +222,7 @@ def attention_backward(
 
     Notes
     -----
-    With P, M and out as in :func:`attention`, over the pairs where query i sees
-    key j::
+    With P, M and out as in :func:`attention`, over the pairs where query i sees key j::
 
         dP_ij   = sum_c dout_ic v_jc
         delta_i = sum_c dout_ic out_ic
@@ -237,9 +236,9 @@ def attention_backward(
         dbias   = dZ_ij, summed over the axes that bias broadcasts
         dsinks  = sum_i exp(sinks[h] - lse_i) (dlse_i - delta_i)
 
-    The out and lse of a dead row depend on nothing but the sink: its dq is 0,
-    it gives nothing to dk and dv, and its delta is 0. A query that does not count
-    gives nothing to any gradient, whatever its dout and dlse are.
+    The out and lse of a dead row depend only on the sink: its dq is 0, it adds nothing to dk and
+    dv, and its delta is 0. A query that does not count adds nothing to any gradient, whatever its
+    dout and dlse are.
     """
     if cu_seqlens_q is not None or cu_seqlens_kv is not None:
         return packed_backward(attention_backward, dict(locals()))

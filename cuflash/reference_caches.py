@@ -1,4 +1,4 @@
-"""Caches for :mod:`cuflash.reference`: token by token and row by row, from their definition."""
+"""Caches for :mod:`cuflash.reference`, token by token and row by row, from their definition."""
 
 from __future__ import annotations
 
@@ -29,39 +29,39 @@ def append_kv(
     rotary_interleaved: bool | None = None,
     rotary_seqlens: _Array | None = None,
 ) -> tuple[_Array, _Array, _Array]:
-    """Copies of the caches with the new tokens, and how many of every entry did not fit.
+    """Copies of the caches with the new tokens, and the number that did not fit in each entry.
 
     Parameters
     ----------
     k, v : ndarray, (batch, new_tokens, heads_kv, head_dim or head_dim_v)
         The new tokens.
     k_cache, v_cache : ndarray, (entries, slots, heads_kv, ...)
-        The caches, or pages. They stay as they are.
+        The caches, or pages. They are not changed.
     cache_seqlens : ndarray of integers, (batch,)
-        Slots that are taken.
+        Occupied slots.
     page_table : ndarray of integers, (batch, pages), optional
         Pages of every entry.
     cache_batch_idx : ndarray of integers, (batch,), optional
         Entries of the caches.
     rotary_cos, rotary_sin : ndarray, (positions, pairs), optional
-        Angles that keys are turned by.
+        The angles by which keys are rotated.
     rotary_interleaved : bool
-        Whether neighbours are a pair.
+        Whether neighbouring columns form a pair.
     rotary_seqlens : ndarray of integers, (batch,), optional
         Position of the first new token.
 
     Returns
     -------
     k_cache, v_cache : ndarray
-        Of the dtypes given; rotated keys are rounded once.
+        Of the given dtypes; rotated keys are rounded once.
     overflow : ndarray of int32, (batch,)
-        Tokens without a slot or an angle: of an entry whose first position is below 0 none
+        Tokens without a slot or an angle. In an entry whose first position is negative, no token
         has one.
 
     Raises
     ------
     ArgumentValueError
-        If there are tables and nobody says which columns are a pair.
+        If there are tables but ``rotary_interleaved`` is None.
     """
     k_cache, v_cache = k_cache.copy(), v_cache.copy()
     overflow = np.zeros(len(k), np.int32)
@@ -101,33 +101,33 @@ def attention_with_kvcache(
     sinks: _Array | None = None,
     scale: float | None = None,
 ) -> tuple[_Array, _Array, _Array, _Array, _Array]:
-    """Attention to what caches hold with the new tokens, in float64.
+    """Attention to the caches after the append, in float64.
 
     Parameters
     ----------
     q : ndarray, (batch, seqlen_q, heads_q, head_dim)
-        Queries; rotated ones are rounded to q's dtype, as keys are to that of the cache.
+        Queries. Rotated queries are rounded to q's dtype, as keys are to the cache's.
     k_cache, v_cache, k, v, cache_seqlens, page_table, cache_batch_idx
-        As of :func:`append_kv`.
+        As for :func:`append_kv`.
     rotary_cos, rotary_sin, rotary_interleaved, rotary_seqlens
-        As of :func:`append_kv`.
+        As for :func:`append_kv`.
     cache_leftpad : ndarray of integers, (batch,), optional
-        Slots at the beginning that do not count; they are part of the length.
+        Slots at the beginning that do not count; the length includes them.
     causal, window_size, softcap, alibi_slopes, sinks, scale
-        As of :func:`attention`.
+        As for :func:`attention`.
 
     Returns
     -------
     out : ndarray, (batch, seqlen_q, heads_q, head_dim_v)
     lse : ndarray, (batch, heads_q, seqlen_q)
     k_cache, v_cache, overflow : ndarray
-        As of :func:`append_kv`.
+        As for :func:`append_kv`.
 
     Notes
     -----
-    With L the length after the append, which is that before it and the tokens
-    that fit: query i stands at slot ``p = i + L - seqlen_q``, and sees slot j
-    iff ``leftpad <= j < L`` and ``p - left <= j <= p + right``.
+    With L the length after the append (the length before it, and the tokens that fit): query i is
+    at slot ``p = i + L - seqlen_q``, and sees slot j iff ``leftpad <= j < L`` and ``p - left <= j
+    <= p + right``.
     """
     overflow, new = np.zeros(len(q), np.int32), 0
     if k is not None and v is not None:
@@ -163,7 +163,7 @@ def attention_with_kvcache(
 
 
 def _rows(cache: _Array, places: list[Any], head: int) -> _Array:
-    """A head's rows of some places."""
+    """The rows of a head at these places."""
     rows = [cache[place][head].astype(float) for place in places]
     return np.array(rows).reshape(len(places), cache.shape[3])
 
@@ -188,7 +188,7 @@ def _sees(stands: int, j: int, sides: tuple[int | None, int | None]) -> bool:
 def _place(
     b: int, slot: int, cache: _Array, page_table: _Array | None, cache_batch_idx: _Array | None
 ) -> tuple[int, int] | None:
-    """Where a slot of an entry of the batch is; None of one that there is not."""
+    """The place of a slot of a batch entry; None if the slot does not exist."""
     if page_table is not None:
         page, within = divmod(slot, cache.shape[1])
         return (int(page_table[b, page]), within) if page < page_table.shape[1] else None
@@ -203,7 +203,7 @@ def _has_angles(position: int, cos: _Array | None) -> bool:
 def _turned(
     row: _Array, position: int, cos: _Array | None, sin: _Array | None, interleaved: bool | None
 ) -> _Array:
-    """A row rotated by the angles of a position, in the dtype of the tables."""
+    """A row rotated by the angles of its position, in the dtype of the tables."""
     if cos is None or sin is None:
         return row
     if interleaved is None:

@@ -1,6 +1,6 @@
-"""What the reference refuses, and the orders of axes that it takes.
+"""The checks of the reference, and the orders of axes that it takes.
 
-It checks for itself, so that it shares no code with the library.
+The reference has its own checks, so that it shares no code with the library.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = [
 _Array = NDArray[Any]
 
 _LAYOUTS = ("bshd", "bhsd", "shd", "hsd", "sd")
-#: What the axes of every array are: batch, row, head, dimension.
+#: The axes of every array: batch, row, head, dimension.
 _AXES = {
     "q": ("batch", "seqlen_q", "heads_q", "head_dim"),
     "k": ("batch", "seqlen_kv", "heads_kv", "head_dim"),
@@ -41,7 +41,7 @@ _LENGTHS = ("seqused_q", "seqused_kv")
 
 
 def find_layout(q: Any, layout: Any) -> str:
-    """The order of the axes: as it was given, else that of so many axes.
+    """The order of the axes: the given one, else the default for this number of axes.
 
     Raises
     ------
@@ -60,12 +60,12 @@ def find_layout(q: Any, layout: Any) -> str:
 
 
 def check_arrays(arrays: Mapping[str, Any], layout: str, **more: Any) -> None:
-    """Hold the shapes of q, k, v and dout against each other, and the others against them.
+    """Check the shapes of q, k, v and dout against each other, and other arrays against them.
 
     Parameters
     ----------
     arrays : mapping
-        q, k, v and perhaps dout.
+        q, k, v and possibly dout.
     layout : str
         Order of their axes.
     **more : ndarray or None
@@ -74,7 +74,7 @@ def check_arrays(arrays: Mapping[str, Any], layout: str, **more: Any) -> None:
     Raises
     ------
     ArgumentTypeError, ArgumentValueError
-        Naming the first array that does not fit those before it.
+        Naming the first array that does not fit the earlier ones.
     """
     known: dict[str, tuple[int, str]] = {}
     for name, array in arrays.items():
@@ -114,7 +114,7 @@ def check_arrays(arrays: Mapping[str, Any], layout: str, **more: Any) -> None:
 
 
 def _check_array(name: str, array: Any, kinds: str = "") -> None:
-    """Whether it is an array of numbers, and of the kinds "b", "i" and "u" that are named."""
+    """Check that it is an array of numbers, of one of the kinds "b", "i" and "u" if given."""
     if not isinstance(array, np.ndarray) or isinstance(array, np.ma.MaskedArray):
         kind = f"{type(array).__module__}.{type(array).__qualname__}"
         raise ArgumentTypeError(name, kind, "a NumPy array, without a mask")
@@ -181,12 +181,12 @@ def check_options(
 
 
 def checked_function(score_mod: Any, softcap: Any) -> Any:
-    """The NumPy function of a ``ScoreMod``, and what it reads; None without one.
+    """The NumPy function of a ``ScoreMod`` and its arguments; None without one.
 
     Raises
     ------
     ArgumentTypeError, ArgumentValueError
-        If it has none, or there is a soft cap too.
+        If it has no such function, or there is a soft cap too.
     """
     if score_mod is None:
         return None
@@ -199,7 +199,7 @@ def checked_function(score_mod: Any, softcap: Any) -> Any:
 
 
 def check_dropout(p: Any, seed: Any) -> None:
-    """Check the part that is left out, and the seed that goes with it.
+    """Check the dropped share and its seed.
 
     Raises
     ------
@@ -223,7 +223,7 @@ def check_dropout(p: Any, seed: Any) -> None:
 
 
 def check_block_mask(mask: Any, q: _Array, k: _Array, layout: str) -> None:
-    """Check a block mask against q and k, which have been checked.
+    """Check a block mask against q and k, which are checked already.
 
     Raises
     ------

@@ -1,7 +1,7 @@
-"""What dropout does to weights, from its definition, for :mod:`cuflash.reference`.
+"""Dropout from its definition, for :mod:`cuflash.reference`.
 
-Every pair has a draw of its own here: nothing knows which pairs share a call of the
-generator but the formula of its counter.
+Every pair has its own draw here: only the formula of the counter knows which pairs share a call of
+the generator.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ _WORD = 2**32
 def dropped(
     p: float, seed: Any, head: int, rows: int, keys: int, dtype: type[np.floating[Any]]
 ) -> _Array:
-    """What the weights of a head are multiplied by: 0, or 1 over the part that is kept.
+    """The factors of a head's weights: 0, or 1 over the share that is kept.
 
     Parameters
     ----------
     p : float
-        The part that is left out, of which the nearest multiple of 2^-14 counts.
+        The dropped share, rounded to a multiple of 2^-14.
     seed : int or ndarray
         As for :func:`cuflash.attention`.
     head : int
-        Number of the head among those of all entries.
+        The head's number among the heads of all entries.
     rows, keys : int
         Queries and keys.
     dtype : type
-        Of the result, (rows, keys).
+        The type of the result, (rows, keys).
     """
     kept = round((1 - p) * 2**14)
     i, j = np.arange(rows, dtype=np.uint64)[:, None], np.arange(keys, dtype=np.uint64)

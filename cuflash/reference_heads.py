@@ -1,4 +1,4 @@
-"""Both passes of one head after the other, from their definition, for :mod:`cuflash.reference`."""
+"""Both passes, head by head, from their definition, for :mod:`cuflash.reference`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _Array = NDArray[Any]
 
 
 class Heads:
-    """Attention of one (batch, head) after the other; arrays are (batch, head, row, dim)."""
+    """Attention, one (batch, head) at a time; arrays are (batch, head, row, dim)."""
 
     def __init__(
         self,
@@ -73,9 +73,9 @@ class Heads:
     def backward(
         self, b: int, h: int, dout: _Array, dlse: _Array
     ) -> tuple[_Array, _Array, _Array, _Array, _Array]:
-        """What one query head gives to dq, dk, dv, dbias and the gradients of its slope and sink.
+        """A query head's parts of dq, dk, dv and dbias, and the gradients of its slope and sink.
 
-        To dbias dZ, (seqlen_q, seqlen_kv).
+        The one to dbias is dZ, (seqlen_q, seqlen_kv).
         """
         q = self._head(self._q, b, h)
         k, v = (self._head(x, b, self.kv_head(h)) for x in (self._k, self._v))
@@ -103,32 +103,32 @@ class Heads:
         return head
 
     def _distances(self, b: int) -> _Array:
-        """From every query of an entry to every key; 0 where there are no slopes."""
+        """Distances from every query of an entry to every key; 0 without slopes."""
         if not self._has_slopes:
             return np.zeros((1, 1), self._dtype)
         at = self._places
         return distances(at.i, at.j, int(at.offsets[b])).astype(self._dtype)
 
     def _sinks_of_rows(self, b: int, h: int) -> _Array:
-        """The sink of every query of a head, (seqlen_q,); none of those that do not count."""
+        """The sink of every query of a head, (seqlen_q,); minus infinity if it does not count."""
         counts = self._places.i[:, 0] < self._places.queries[b]
         sinks: _Array = np.where(counts, self._sinks[h], -math.inf)
         return sinks.astype(self._dtype)
 
     def _changed(self, scores: _Array, b: int, h: int) -> _Array:
-        """Scores as the cap or the function leaves them."""
+        """The scores after the cap or the function."""
         if self._function is None:
             return capped(scores, self._cap)
         return self._function.of(scores, b, h)
 
     def _slopes(self, scores: _Array, b: int, h: int) -> _Array:
-        """The derivatives of those by the scores."""
+        """The derivatives of the changed scores by the scores."""
         if self._function is None:
             return cap_slopes(scores, self._cap)
         return self._function.slopes(scores, b, h)
 
     def _dropped(self, b: int, h: int) -> _Array:
-        """What the weights of a head are multiplied by, (seqlen_q, seqlen_kv)."""
+        """The factors of a head's weights under dropout, (seqlen_q, seqlen_kv)."""
         p, seed = self._dropout
         rows, keys, heads = self._q.shape[2], self._k.shape[2], self._q.shape[1]
         if not p:
@@ -136,9 +136,9 @@ class Heads:
         return dropped(p, seed, b * heads + h, rows, keys, self._dtype)
 
     def _softmax(self, b: int, h: int) -> tuple[_Array, _Array, _Array]:
-        """P, lse, and the pairs that count: visible ones of rows that are not dead.
+        """P, lse, and the pairs that count: visible pairs of rows that are not dead.
 
-        (seqlen_q, seqlen_kv), (seqlen_q,), (seqlen_q, seqlen_kv).
+        Their shapes are (seqlen_q, seqlen_kv), (seqlen_q,) and (seqlen_q, seqlen_kv).
         """
         q, k = self._head(self._q, b, h), self._head(self._k, b, self.kv_head(h))
         sinks = self._sinks_of_rows(b, h)
@@ -159,15 +159,15 @@ class Heads:
 
 
 def _left_of(p: _Array, left: _Array) -> _Array:
-    """Weights of which some are dropped: 0 in their place, whatever they are."""
+    """The weights with 0 for the dropped ones, whatever those are."""
     return np.where(left == 0, 0, p * left)
 
 
 def _sum_of_seen(weights: _Array, seen: _Array, values: _Array) -> _Array:
     """Row i: ``sum_j weights[i, j] * values[j]`` over the j with ``seen[i, j]``.
 
-    What is not seen is left out of the sum, not multiplied by 0, which would
-    let its NaN through.
+    Pairs that are not seen are left out of the sum; multiplying them by 0 would let their NaN
+    through.
     """
     finite = np.isfinite(values)
     total = np.where(seen, weights, 0) @ np.where(finite, values, 0)

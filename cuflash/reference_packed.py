@@ -1,4 +1,4 @@
-"""Packed sequences for :mod:`cuflash.reference`: a batch in which each has rows of its own."""
+"""Packed sequences for :mod:`cuflash.reference`: a batch that gives each sequence its own rows."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = ["packed_backward", "packed_forward"]
 
 _Array = NDArray[Any]
 
-#: Offsets, and an array whose rows they are of.
+#: The offsets, and the array whose rows each divides.
 _OFFSETS = {"cu_seqlens_q": "q", "cu_seqlens_kv": "k"}
 _OF_QUERIES, _OF_KEYS = ("q", "dout"), ("k", "v")
-#: What has numbers of all pairs, or lengths of its own.
+#: Arguments with numbers for all pairs, or with lengths.
 _REFUSED = ("bias", "mask", "block_mask", "seqused_q", "seqused_kv")
 
 
@@ -36,7 +36,7 @@ def packed_forward(
     Raises
     ------
     ArgumentTypeError, ArgumentValueError
-        Naming the offsets, or what does not go with them.
+        Naming the offsets, or the argument that does not go with them.
     """
     rows, keys = _checked(given)
     out, lse = attention(**_padded(given, rows, keys))
@@ -81,7 +81,7 @@ def _checked(given: Mapping[str, Any]) -> tuple[list[slice], list[slice]]:
 
 
 def _rows(offsets: _Array, total: int) -> list[slice]:
-    """Rows of each sequence, of those there are: each begins where the one before it ends."""
+    """The rows of each sequence: each begins where the one before it ends."""
     found = []
     begin = 0
     for offset in offsets[1:]:
@@ -92,7 +92,7 @@ def _rows(offsets: _Array, total: int) -> list[slice]:
 
 
 def _padded(given: Mapping[str, Any], rows: list[slice], keys: list[slice]) -> dict[str, Any]:
-    """The same call of a batch, whose entries count as many rows as the sequences have."""
+    """The same call as a batch, whose entries count the rows of the sequences."""
     call = {name: value for name, value in given.items() if name not in _OFFSETS}
     for names, places in ((_OF_QUERIES, rows), (_OF_KEYS, keys)):
         for name in names:
@@ -105,7 +105,7 @@ def _padded(given: Mapping[str, Any], rows: list[slice], keys: list[slice]) -> d
 
 
 def _entries(array: _Array, places: list[slice]) -> _Array:
-    """An entry of every sequence, its rows first and zeros behind them."""
+    """One entry for every sequence: its rows first, then zeros."""
     longest = max((at.stop - at.start for at in places), default=0)
     whole = np.zeros((len(places), longest, *array.shape[1:]), array.dtype)
     for b, at in enumerate(places):
@@ -114,7 +114,7 @@ def _entries(array: _Array, places: list[slice]) -> _Array:
 
 
 def _packed(entries: _Array, places: list[slice], total: int) -> _Array:
-    """The rows of all entries where the sequences have theirs, and zeros behind them."""
+    """The rows of all entries at the places of their sequences, and zeros after them."""
     whole = np.zeros((total, *entries.shape[2:]), entries.dtype)
     for b, at in enumerate(places):
         whole[at] = entries[b, : at.stop - at.start]

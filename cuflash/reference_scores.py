@@ -1,4 +1,4 @@
-"""What is done to scores before the softmax, from its definition, for :mod:`cuflash.reference`."""
+"""Changes of scores before the softmax, from their definition, for :mod:`cuflash.reference`."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _Array = NDArray[Any]
 
 
 class Places:
-    """Where the queries and keys of every entry stand, and which of them count.
+    """The positions of the queries and keys of every entry, and which of them count.
 
     Parameters
     ----------
     lengths : mapping
-        "seqused_q" and "seqused_kv": how many count in every entry, (batch,), or None.
+        "seqused_q" and "seqused_kv": the number that count in every entry, (batch,), or None.
     sizes : tuple of int
         (batch, heads_q, seqlen_q, seqlen_kv).
     causal, window, q_offset
@@ -30,9 +30,9 @@ class Places:
     i, j : ndarray
         Queries, (seqlen_q, 1), and keys, (1, seqlen_kv).
     queries, keys : ndarray, (batch,)
-        How many count.
+        The number that count.
     offsets : ndarray, (batch,)
-        The key that query 0 stands at.
+        The position of query 0 among the keys.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Places:
 
 
 def _counted(lengths: _Array | None, batch: int, seqlen: int) -> _Array:
-    """How many rows count in every entry of the batch; without lengths all of them."""
+    """The number of rows that count in every batch entry; all of them without lengths."""
     given = np.full(batch, seqlen) if lengths is None else lengths.astype(np.int64)
     rows: _Array = np.minimum(np.maximum(given, 0), seqlen)
     return rows
@@ -85,7 +85,7 @@ def cap_slopes(scores: _Array, cap: np.floating[Any]) -> _Array:
 
 
 class _Arguments:
-    """What a function of scores reads; an index outside its axis reads the nearest element."""
+    """The arguments of a score function; an index outside its axis reads the nearest element."""
 
     def __init__(self, arguments: Mapping[str, Any]) -> None:
         for name, value in arguments.items():
@@ -94,7 +94,7 @@ class _Arguments:
 
 
 def _widened(array: _Array) -> _Array:
-    """Integers and booleans as they are, real numbers of any type as float64."""
+    """Integers and booleans unchanged; real numbers of any type as float64."""
     return array if array.dtype.kind in "iub" else array.astype(np.float64)
 
 
@@ -116,7 +116,7 @@ _STEP = 2.0**-8
 
 
 def function_of(given: Any, places: tuple[_Array, _Array, _Array]) -> Function | None:
-    """A function of scores from what NumPy calls, and what that reads; None without one."""
+    """A score function from its NumPy function and its arguments; None without one."""
     if given is None:
         return None
     function, arguments = given
@@ -124,15 +124,15 @@ def function_of(given: Any, places: tuple[_Array, _Array, _Array]) -> Function |
 
 
 class Function:
-    """A function of scores of one head after the other.
+    """A score function, applied to one head at a time.
 
     Parameters
     ----------
     function, arguments
-        Of NumPy arrays, and what it reads by name.
+        The function of NumPy arrays, and its arguments by name.
     places : (ndarray, ndarray, ndarray)
-        Queries, (seqlen_q, 1), keys, (1, seqlen_kv), and the key that query 0 of every entry
-        stands at, (batch,).
+        Queries, (seqlen_q, 1), keys, (1, seqlen_kv), and the position of query 0 of every entry
+        among the keys, (batch,).
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class Function:
         *self._places, self._offsets = places
 
     def of(self, scores: _Array, b: int, h: int) -> _Array:
-        """What scores of a head become."""
+        """The changed scores of a head."""
         entry, head = np.full((1, 1), b), np.full((1, 1), h)
         places = (*self._places, int(self._offsets[b]))
         changed = self._function(scores, entry, head, *places, self._arguments)
@@ -153,7 +153,7 @@ class Function:
         return whole
 
     def slopes(self, scores: _Array, b: int, h: int) -> _Array:
-        """Its derivatives there, by differences; 0 where a pair is hidden."""
+        """The derivatives of the function there, by differences; 0 where a pair is hidden."""
         wide = scores.astype(np.longdouble)
         total = np.zeros_like(wide)
         for n, weight in enumerate(_WEIGHTS, 1):
@@ -165,18 +165,18 @@ class Function:
 
 
 def distances(i: _Array, j: _Array, q_offset: int) -> _Array:
-    """Keys from the one that query i stands at, ``i + q_offset``, to key j, in either direction."""
+    """The distance from key ``i + q_offset``, the position of query i, to key j."""
     away: _Array = np.abs(i + q_offset - j)
     return away
 
 
 def in_blocks(blocks: _Array, block: tuple[int, int], i: _Array, j: _Array) -> _Array:
-    """Whether query i and key j are in a block that is not 0; ``i`` of all queries, as ``j``.
+    """Whether query i and key j are in a block that is not 0, for all queries and keys.
 
     Parameters
     ----------
     blocks : ndarray, broadcasts against (batch, heads_q, q_blocks, kv_blocks)
-        Of blocks of so many queries and keys.
+        The blocks, each of ``block[0]`` queries and ``block[1]`` keys.
     """
     sizes = (-(-i.size // block[0]), -(-j.size // block[1]))
     whole = np.broadcast_to(blocks != 0, np.broadcast_shapes(blocks.shape, sizes))
@@ -185,16 +185,16 @@ def in_blocks(blocks: _Array, block: tuple[int, int], i: _Array, j: _Array) -> _
 
 
 def add_pairs(total: _Array, b: int, h: int, pairs: _Array) -> None:
-    """Add numbers of all pairs of one head to an array that broadcasts, summed over its axes of 1.
+    """Add the pairs of one head to an array that broadcasts, summed over its axes of size 1.
 
     Parameters
     ----------
     total : ndarray
-        Broadcasts against (batch, heads_q, seqlen_q, seqlen_kv).
+        An array that broadcasts against (batch, heads_q, seqlen_q, seqlen_kv).
     b, h : int
-        Entry and head of the pairs.
+        Batch entry and head of the pairs.
     pairs : ndarray, (seqlen_q, seqlen_kv)
-        What is added.
+        The numbers to add.
     """
     whole = total[(None,) * (4 - total.ndim)]
     entry, head = (at if size > 1 else 0 for at, size in zip((b, h), whole.shape, strict=False))

@@ -1,4 +1,4 @@
-"""What a caller gives as ``score_mod``: the text of a function of scores, and what it reads."""
+"""The argument ``score_mod``: the text of a score function, and the function's arguments."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .features.score_text import SLOTS, NumpyFunction, ScoreText, check_text
 
 __all__ = ["ScoreMod", "with_arrays"]
 
-#: Words that no argument of a function may have as its name: of C++, and of the function itself.
+#: Names that an argument of a function may not have: words of C++, and names in the function.
 _TAKEN = """
 alignas alignof and and_eq asm auto bitand bitor bool break case catch char class compl concept
 const consteval constexpr const_cast continue decltype default delete do double dynamic_cast else
@@ -31,47 +31,42 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 
 
 class ScoreMod:
-    """A function that every score goes through before slopes, bias and masks.
+    """A function that is applied to every score before slopes, bias and masks.
 
     Parameters
     ----------
     text : str
-        The body of a function in CUDA C++ that returns the new score of
-        ``(s, batch, head, i, j, offset, p)``: ``s = scale * q k^T``; entry,
-        query head, query and key; query i stands at key ``i + offset``; and the
-        arguments below. Integers are ``int``. ``s`` is a dual number
-        (``Value``): it has the arithmetic operators, comparisons, ``exp exp2
-        log log2 tanh sqrt rsqrt sin cos pow fabs abs min max`` and
-        ``where(condition, x, y)``, and no conversion to a plain number.
-        Other real numbers are of type ``Real``, which is that of the softmax,
-        and so are decimal ones without a suffix that the text writes out.
-        ``infinity`` is one: a score of ``-infinity`` hides a pair. No
-        preprocessor directives, strings or characters.
+        The body of a function in CUDA C++ that returns the new score of ``(s, batch, head, i, j,
+        offset, p)``: the score ``s = scale * q k^T``; the batch entry, query head, query and key as
+        ``int``; query i is at key ``i + offset``; and ``p`` holds the arguments below. ``s`` is a
+        dual number (``Value``): it has the arithmetic operators, comparisons, ``exp exp2 log log2
+        tanh sqrt rsqrt sin cos pow fabs abs min max`` and ``where(condition, x, y)``, and does not
+        convert to a plain number. Other real numbers have the type ``Real``, which is that of the
+        softmax; so do decimal literals without a suffix. ``infinity`` is one of them: a score of
+        ``-infinity`` hides a pair. The text may not hold preprocessor directives, strings or
+        characters.
     numpy : callable, optional
-        The same function of the same arguments for the NumPy backend: ``s`` is
-        an array, or an array of dual numbers that NumPy's functions of these
-        names and ``numpy.where`` know, and the others are arrays and numbers
-        that broadcast against it. Without it that backend refuses the call.
+        The same function for the NumPy backend. ``s`` is an array, or an array of dual numbers that
+        support NumPy's functions of these names and ``numpy.where``; the other arguments are arrays
+        and numbers that broadcast against it. Without it that backend refuses the call.
     **arguments : number or array
-        What the text reads: ``p.name`` is a number, ``p.name(index, ...)`` an
-        element of an array of 1 to 4 axes, with as many integers, each clamped
-        to its axis. Arrays are of the kind that q is, at most eight, of
-        float16, bfloat16, float32, float64, int32, int64, uint32 or bool;
-        numbers are finite, and integers are of 32 bits. There are no gradients
-        of arguments: a ``bias`` has one.
+        The arguments of the text: ``p.name`` is a number, ``p.name(index, ...)`` an element of an
+        array of 1 to 4 axes, with one integer for each axis, clamped to it. Arrays are of the same
+        kind as q, at most eight, of float16, bfloat16, float32, float64, int32, int64, uint32 or
+        bool; numbers are finite, and integers have 32 bits. Arguments have no gradients; a ``bias``
+        has one.
 
     Raises
     ------
     ArgumentTypeError, ArgumentValueError
-        Naming the argument, what it got and what is needed.
+        Naming the argument, its value and what is needed.
 
     Notes
     -----
-    The text is compiled with the kernels when it is first used, and found again
-    by its letters. Calls are decided anew for new numbers and for another
-    ``numpy`` (make the function once), under JAX traced anew; not for other
-    arrays of the same shape. An error of the compiler names "score" and the lines
-    of the text. In bfloat16 ``tanh`` is the hardware's, with a relative error
+    The text is compiled with the kernels on first use; later uses find it by its letters. A call
+    with new numbers or another ``numpy`` function is decided anew (so make the function once), and
+    under JAX traced anew; new arrays of the same shape change nothing. A compiler error names
+    "score" and the lines of the text. In bfloat16 ``tanh`` is the hardware's, with a relative error
     of 2^-11; 16-bit types divide by approximate reciprocals.
 
     Examples
@@ -118,22 +113,22 @@ class ScoreMod:
 
     @property
     def numpy(self) -> Callable[..., Any] | None:
-        """The same function of NumPy arrays; None if there is none."""
+        """The same function of NumPy arrays, or None."""
         return None if self._score.numpy is None else self._score.numpy.function
 
     @property
     def arguments(self) -> Mapping[str, Any]:
-        """Numbers, then arrays, by name."""
+        """The numbers, then the arrays, by name."""
         return {**self._score.values, **dict(zip(self._score.arrays, self._arrays, strict=True))}
 
     @property
     def parts(self) -> tuple[ScoreText, tuple[Any, ...]]:
-        """What does not change when arrays do, and the arrays."""
+        """The part that does not change with the arrays, and the arrays."""
         return self._score, self._arrays
 
     @classmethod
     def of(cls, score: ScoreText, arrays: tuple[Any, ...]) -> ScoreMod:
-        """The function of these parts."""
+        """The function with these parts."""
         made = object.__new__(cls)
         made._score, made._arrays = score, tuple(arrays)
         return made
@@ -151,12 +146,12 @@ class ScoreMod:
 
 
 def with_arrays(score_mod: Any) -> tuple[ScoreText | None, dict[str, Any]]:
-    """The keyword of a call, and the arrays of the function by the names of their tensors.
+    """The keyword of a call, and the arrays of the function by tensor name.
 
     Raises
     ------
     ArgumentTypeError
-        If it is no :class:`ScoreMod`.
+        If it is not a :class:`ScoreMod`.
     """
     if score_mod is None:
         return None, {}
@@ -171,7 +166,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _number(name: str, value: Any) -> tuple[str, bool, str]:
-    """Name, whether it is an integer, and the value in letters."""
+    """The name, whether the value is an integer, and the value as text."""
     if isinstance(value, (bool, np.bool_, numbers.Integral)):
         whole = int(value)
         if not -(2**31) <= whole < 2**31:

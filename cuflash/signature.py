@@ -1,4 +1,4 @@
-"""The descriptions of a call's arrays, from arrays or from shapes and dtypes alone."""
+"""Describes a call's arrays, from arrays or from shapes and dtypes alone."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def signature_of(
     options: Options,
     where: int | None,
 ) -> tuple[tuple[str, TensorSpec], ...]:
-    """Descriptions of a call's arrays, from arrays or shapes of q, k, v and those of features.
+    """Descriptions of a call's arrays, from arrays or shapes of q, k, v and of features.
 
-    What the backward pass takes besides is described as the forward pass
-    would have made it, ``dout`` in the dtype of q, ``dlse`` included.
+    Other inputs of the backward pass are described as results of the forward pass, with ``dout`` in
+    the dtype of q and with ``dlse``.
     """
     if not isinstance(operation, str) or operation not in ("forward", "backward"):
         raise ArgumentValueError("operation", repr(operation), "'forward' or 'backward'")
@@ -38,7 +38,7 @@ def signature_of(
     given |= {name: spec_of_matrix(name, arrays[name], dtype, where) for name in QKV}
     if operation == "forward" and options.wrt != QKV:
         raise ArgumentValueError("wrt", repr(options.wrt), 'operation="backward" beside it')
-    # Keywords of features may go with arrays that are not described yet.
+    # Keywords of features may belong to arrays that are not described yet.
     more = tuple((name, value) for name, value in options.more if name == "block_mask")
     sizes = describe("forward", given, replace(options, more=more))
     for name, array in arrays.items():
@@ -51,7 +51,7 @@ def signature_of(
 
 
 def spec_of_matrix(name: str, tensor: Any, dtype: Any, where: int | None) -> TensorSpec:
-    """Of q, k, v or a cache: of an array, or of a shape and a dtype.
+    """The description of q, k, v or a cache, from an array, or from a shape and a dtype.
 
     Raises
     ------
@@ -77,7 +77,7 @@ def _fresh(shape: tuple[int, ...], dtype: ElementName, where: int | None) -> Ten
 
 
 def spec_of_feature(name: str, array: Any, sizes: CallProblem, where: int | None) -> TensorSpec:
-    """Of an array of a feature; where its shape or its dtype is given, as the call needs it."""
+    """The description of a feature's array; a missing shape or dtype is what the call needs."""
     if _is_dtype(array) and name in _OFFSETS:
         expected = "a shape: it says how many sequences there are"
         raise ArgumentValueError(name, f"the dtype {array} alone", expected)
@@ -87,19 +87,19 @@ def spec_of_feature(name: str, array: Any, sizes: CallProblem, where: int | None
 def spec_of_array(
     name: str, array: Any, shape: tuple[int, ...] | None, dtype: ElementName, where: int | None
 ) -> TensorSpec:
-    """Of an array that is given in any way: itself, its shape, its dtype, or both as a pair.
+    """The description of an array that is given as itself, its shape, its dtype, or both as a pair.
 
     Parameters
     ----------
     shape, dtype
-        What it has where the other one alone is given; None where the shape must be.
+        Used where the other one alone is given; a shape of None means that the shape must be given.
     where
-        Device of an array that is not there yet.
+        The device of an array that does not exist yet.
 
     Raises
     ------
     ArgumentTypeError, ArgumentValueError
-        If it is given in no way, or its shape is not.
+        If it is given in no such way, or its shape is missing.
     """
     if _is_dtype(array):
         if shape is None:
@@ -113,7 +113,7 @@ def spec_of_array(
 
 
 def _is_dtype(value: Any) -> bool:
-    """Whether it stands for an array by its dtype alone."""
+    """Whether it is a dtype, which stands for an array."""
     known = isinstance(value, (str, np.dtype, type))
     return known or type(value).__name__.lower() == "dtype"
 
@@ -131,12 +131,12 @@ def _dtype(dtype: Any) -> DTypeName:
 
 
 def check_copies(names: Sequence[str]) -> None:
-    """Refuse what needs a copy: a prepared run makes none.
+    """Refuse arrays that need a copy: a prepared run makes none.
 
     Raises
     ------
     ArgumentValueError
-        If there are names of such arrays.
+        If there are such arrays; ``names`` names them.
     """
     if names:
         raise ArgumentValueError(

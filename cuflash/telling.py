@@ -1,4 +1,4 @@
-"""Sizes of which each stands for others: plans of problems that have them differ."""
+"""Sizes that represent all others, because the plans of problems change between them only."""
 
 from __future__ import annotations
 
@@ -8,37 +8,37 @@ from .planning.tiles.bias import WALKERS
 
 __all__ = ["GROUPS", "entries_of", "groups_of", "heads_of", "telling_lengths", "windows_of"]
 
-#: Query heads of a head of keys.
+#: Query heads for each kv head.
 GROUPS = (1, 8, 64)
-#: Heads of all batch entries. With few of them plans take smaller tiles.
+#: Heads of all batch entries. With few heads, plans take smaller tiles.
 _HEADS = tuple(4**i for i in range(7))
-#: The same where lengths are given, and it is heads alone that plans differ by.
+#: The same where lengths are given and plans differ only in the heads.
 _EVERY_HEAD = tuple(sorted({*range(1, 65), *(int(64 * 1.15**i) for i in range(30)), *_HEADS}))
-#: Beyond the last length there is no other tile.
+#: Beyond the last length no tile changes.
 _LENGTHS = tuple(2**i for i in range(4, 18))
 
 
 def heads_of(operation: Operation, of_lengths: bool) -> tuple[int, ...]:
-    """Of all batch entries, where lengths are given or not: a forward pass differs by each."""
+    """Heads of all batch entries, with or without given lengths: forward plans differ for each."""
     return _EVERY_HEAD if of_lengths and operation == "forward" else _HEADS
 
 
 def groups_of(operation: Operation, seqlen_q: int) -> tuple[int, ...]:
-    """Query heads of a head of keys by which plans differ: they share sums, or rows of a tile."""
+    """Query heads for each kv head at which plans change: they share sums, or rows of a tile."""
     if operation == "backward":
         return (1, 64)
     return (1, 8) if seqlen_q == 1 else (1,)
 
 
 def entries_of(operation: Operation, bias: str | None) -> tuple[int, ...]:
-    """Sizes of a batch by which plans of a bias that all of it shares differ."""
+    """Batch sizes at which plans change if the whole batch shares a bias."""
     if bias is None or bias.partition(":")[0] != "qk":
         return (1,)
     return (1, 2) if operation == "forward" else (1, *sorted(WALKERS))
 
 
 def windows_of(operation: Operation) -> tuple[int, ...]:
-    """Numbers of keys in a window: both sides of every one at which a pass's table changes."""
+    """Window sizes: both sides of every size at which a pass's table changes."""
     if operation == "forward":
         last_of_rows = {row.widest_window for row in fa3_tables.FORWARD if row.widest_window}
     else:
@@ -48,11 +48,11 @@ def windows_of(operation: Operation) -> tuple[int, ...]:
 
 
 def telling_lengths() -> tuple[tuple[int, int], ...]:
-    """Lengths of which every tile that a plan can take is taken by one.
+    """Lengths that together make plans take every tile they can take.
 
-    Both sides of every length at which the tables change, and among them
-    enough for the plans that weigh lengths against heads; as many queries as
-    keys, or one as in decoding.
+    They include both sides of every length at which the tables change, and enough lengths in
+    between for the plans that weigh lengths against heads. There are as many queries as keys, or
+    one query as in decoding.
     """
     shorter = [n for row in fa3_tables.FORWARD for n in (row.longest, row.longest_causal)]
     shorter += [row.longest for row in fa3_tables.FORWARD_WITH_PAIRS]

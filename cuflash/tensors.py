@@ -1,4 +1,4 @@
-"""The table of tensors: every array of a call, what it holds and which pass reads or writes it.
+"""The table of tensors: every array of a call, its content, and the passes that use it.
 
 Arrays of features come from the table of features. The fields of kernels' parameters are in
 ``cuda/parameters.py``.
@@ -29,10 +29,10 @@ __all__ = [
     "tensors",
 ]
 
-#: A matrix has the axes of q; rows have one number for each row of q; an array has its own axes.
+#: A matrix has the axes of q; rows hold one number for each row of q; an array has its own axes.
 Role = Literal["matrix", "rows", "array"]
 
-#: What every call gives.
+#: The arrays that every call has.
 QKV: tuple[Literal["q"], Literal["k"], Literal["v"]] = ("q", "k", "v")
 
 
@@ -43,31 +43,29 @@ class Tensor:
     Attributes
     ----------
     name
-        Of the tensor; an input argument has the same name.
+        Its name; an input argument has the same name.
     role, axes
-        What it is, and the sizes of its axes: of a matrix in the order "bshd",
-        of rows in the order "bhs".
+        Its role, and the sizes of its axes: in the order "bshd" for a matrix, "bhs" for rows.
     dtypes
-        Those that it may have; a new one has the first.
+        The dtypes it may have; a new tensor has the first.
     reads
         Passes that take it as an input.
     written
-        The pass that makes it, None if none does.
+        The pass that makes it, or None.
     optional
-        Passes that may go without it: it is not read, or not made.
+        Passes that may go without it: they do not read it, or do not make it.
     destination
-        The argument that says where to write it; empty if there is none.
+        The argument that names its destination; empty if there is none.
     gradient_of
         The tensor whose gradient it is.
     shared, broadcast
-        Axes that an array may lack; whether it may lack any, and have 1 in
-        place of a size, and any strides.
+        Axes that an array may lack; whether it may broadcast: lack any axis, have size 1 in place
+        of another, and have any strides.
     lengths, part_length
-        Of an array without axes of the problem: how many elements it may have;
-        and how many where it also says at which part of a larger call the
-        arrays begin.
+        For an array without axes of the problem: the numbers of elements it may have, and the
+        number of elements if it also holds the part of a larger call at which the arrays begin.
     most_axes
-        Of an array with axes of its own: how many it may have.
+        For an array with axes of its own: their largest number.
     argument
         The argument that brings the array.
     """
@@ -90,14 +88,13 @@ class Tensor:
 
     @property
     def has_own_axes(self) -> bool:
-        """Whether its sizes are not those of the problem."""
+        """Whether its sizes are independent of the problem."""
         return bool(self.lengths) or self.most_axes > 0
 
     def fits(self, shape: tuple[int, ...], sizes: tuple[int, ...], entries: int = 0) -> bool:
-        """Whether an array that broadcasts has a shape that goes with these sizes.
+        """Whether the shape of an array that broadcasts fits these sizes.
 
-        Or where so many neighbouring ``entries`` of the batch share one of its
-        own, with a part of the batch.
+        With ``entries``, that many neighbouring batch entries share one entry of the array.
         """
         lacking = len(sizes) - len(shape)
         if entries and lacking == 0:
@@ -150,7 +147,7 @@ def tensors() -> Mapping[str, Tensor]:
 
 
 def destinations(operation: Operation) -> Mapping[str, str]:
-    """Arguments of a pass that say where to write, and which tensor each of them is."""
+    """The destination arguments of a pass, and the tensor of each."""
     return _destinations(operation, *every_feature())
 
 
@@ -184,13 +181,13 @@ def _destinations(operation: Operation, *features: Feature) -> Mapping[str, str]
 
 
 def argument_of(name: str) -> str:
-    """The argument that brings an array of this name."""
+    """The argument that holds an array of this name."""
     tensor = tensors().get(name)
     return tensor.argument or name if tensor is not None else name
 
 
 def made_by(operation: Operation, wrt: tuple[str, ...]) -> tuple[str, ...]:
-    """Names of the results of a pass: of the backward pass the gradients named, in their order."""
+    """Names of the results of a pass; for the backward pass the gradients in the given order."""
     if operation == "backward":
         return tuple(f"d{name}" for name in wrt)
     return tuple(name for name, t in tensors().items() if t.written == operation)
@@ -208,15 +205,15 @@ def shape_of(
     given: Mapping[str, tuple[int, ...]],
     entries: Mapping[str, tuple[int, int]] | None = None,
 ) -> tuple[int, ...]:
-    """The shape that the problem gives a tensor, in the layout of its call.
+    """The shape that the problem gives a tensor, in the layout of the call.
 
     Parameters
     ----------
     given
-        Shape of every tensor that was given, by name: an array may lack its
-        shared axes, or broadcast, and its gradient is then like it.
+        Shapes of all given tensors, by name: an array may lack its shared axes, or broadcast, and
+        its gradient then has the same shape.
     entries
-        Of arrays that broadcast, as :class:`~cuflash.options.Options` has them.
+        For broadcast arrays, as in :class:`~cuflash.options.Options`.
     """
     sizes: list[int] = [getattr(problem, axis) for axis in tensor.axes]
     if tensor.role == "matrix":
@@ -245,12 +242,12 @@ def shape_of(
 def dtypes_of(
     tensor: Tensor, problem: AttentionProblem, given: Mapping[str, str]
 ) -> tuple[ElementName, ...]:
-    """Dtypes that a tensor of the problem may have; a gradient's is that of its array.
+    """Dtypes that a tensor of the problem may have; a gradient has the dtype of its array.
 
     Parameters
     ----------
     given
-        Dtype of every tensor that was given, by name.
+        Dtypes of all given tensors, by name.
     """
     allowed = dict.fromkeys(
         ELEMENTS[rule].name if rule in ELEMENTS else getattr(problem, rule)

@@ -34,7 +34,7 @@ Lines = dict[str, list[list[float]]]
 
 
 def drawings() -> list[Drawing]:
-    """Those of the parts that have rows."""
+    """The charts of the parts that have rows."""
     found = []
     for part, make in (("speed", _speed), ("memory", _memory), ("io", _io), ("share", _share)):
         rows = of_part(part)
@@ -55,7 +55,7 @@ def _lines(rows: Sequence[Row], x: str, y: str) -> Lines:
 
 
 def _plot(axis: Any, lines: Lines, **more: Any) -> dict[str, tuple[float, str]]:
-    """Draws lines; gives the height of every one's end and its color."""
+    """Draw lines; return the height and the color of each one's end."""
     for name, points in lines.items():
         width = 2.2 if name.startswith("cuflash") else 1.2
         style = "--" if name.endswith("filled") else "-"

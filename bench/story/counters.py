@@ -1,4 +1,4 @@
-"""Hardware counters of jobs, read by Nsight Compute (``ncu``) in a process of its own."""
+"""Hardware counters of jobs, read by Nsight Compute (``ncu``) in a separate process."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from .probe import MARK
 
 __all__ = ["Kernel", "NoCountersError", "available", "counters_of", "parse", "read", "split"]
 
-#: Seconds after which a process with all its jobs is given up.
+#: Seconds after which a process with all its jobs is ended.
 PATIENCE = 240
-#: Where it is, beside the PATH.
+#: Places of ncu besides the PATH.
 _PLACES = ("/usr/local/cuda/bin/ncu", "/opt/nvidia/nsight-compute/*/ncu")
-#: To milliseconds and to bytes.
+#: Factors to milliseconds and to bytes.
 _UNITS = {
     "nsecond": 1e-6,
     "ns": 1e-6,
@@ -44,7 +44,7 @@ _REFUSED = (
 
 
 class NoCountersError(Exception):
-    """The hardware counters cannot be read here; says why."""
+    """The hardware counters cannot be read here; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -56,12 +56,12 @@ class Kernel:
 
 
 def ncu() -> str:
-    """The command.
+    """The path of the command.
 
     Raises
     ------
     NoCountersError
-        If there is none.
+        If it is not installed.
     """
     found = [shutil.which("ncu"), *(path for place in _PLACES for path in sorted(glob(place)))]
     for command in found:
@@ -71,7 +71,7 @@ def ncu() -> str:
 
 
 def available(metrics: Sequence[str], listed: str) -> list[str]:
-    """Those metrics whose base name is in what ``ncu --query-metrics`` printed.
+    """The metrics whose base name is in the output of ``ncu --query-metrics``.
 
     All of them if it printed none.
     """
@@ -80,7 +80,7 @@ def available(metrics: Sequence[str], listed: str) -> list[str]:
 
 
 def parse(text: str) -> list[Kernel]:
-    """The launches of ``ncu --csv --page raw``, whatever else stands around its lines."""
+    """The launches of ``ncu --csv --page raw``, whatever other lines there are."""
     lines = [line for line in text.splitlines() if line.startswith('"')]
     if not lines:
         return []
@@ -114,7 +114,7 @@ def split(kernels: Sequence[Kernel]) -> list[list[Kernel]]:
 
 
 def read(jobs: Sequence[Job], metrics: Sequence[str]) -> list[tuple[dict[str, Any], list[Kernel]]]:
-    """Run jobs under ncu: what the probe said of each, and its kernels.
+    """Run jobs under ncu; return the probe's output and the kernels of each.
 
     Raises
     ------
@@ -140,7 +140,7 @@ def read(jobs: Sequence[Job], metrics: Sequence[str]) -> list[tuple[dict[str, An
 def counters_of(
     jobs: Sequence[Job], done: subprocess.CompletedProcess[str], text: str
 ) -> list[tuple[dict[str, Any], list[Kernel]]]:
-    """What a finished process said and counted; jobs that it did not come to have no kernels."""
+    """The output and the counters of a finished process; jobs that did not run have no kernels."""
     said = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     kernels = split(parse(text))
     if not kernels:
@@ -166,7 +166,7 @@ def _why(done: subprocess.CompletedProcess[str], text: str) -> str:
 
 
 def _run(command: list[str], patience: float) -> subprocess.CompletedProcess[str]:
-    """A process's end; one that takes too long is ended, and what it said so far is kept."""
+    """The result of a process; one that takes too long is ended, and its output so far is kept."""
     try:
         return subprocess.run(
             command, capture_output=True, text=True, check=False, timeout=patience

@@ -1,9 +1,8 @@
-"""Bytes that the algorithms read and write, by their loops; of one head, without a mask.
+"""Bytes that the algorithms read and write, by their loops; for one head, without a mask.
 
-N is the length, d the width of q, k, v and out, and ``size`` the bytes of one of their
-elements. FlashAttention-1 keeps O, l and m in float32. Nothing here knows a cache: these are
-the loads and stores that a kernel makes, each of which reaches device memory where nothing
-between remembers it.
+N is the length, d the width of q, k, v and out, and ``size`` the bytes of one of their elements.
+FlashAttention-1 keeps O, l and m in float32. Caches are ignored: these are the loads and stores of
+a kernel, each of which reaches device memory unless a cache holds it.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ __all__ += ["standard_paper", "tiled_rows"]
 
 #: Bytes of an element of FlashAttention-1's O, l and m, and of a log-sum-exp.
 FLOAT32 = 4
-#: Of an element of what the rows are of: float16.
+#: Bytes of an element of the rows: float16.
 ELEMENT = 2
 
 
@@ -31,11 +30,11 @@ class Traffic:
 
     @property
     def total(self) -> int:
-        """Both."""
+        """Both together."""
         return self.reads + self.writes
 
     def times(self, count: int) -> Traffic:
-        """Of that many heads."""
+        """The traffic of that many heads."""
         return Traffic(count * self.reads, count * self.writes)
 
 
@@ -44,7 +43,7 @@ def _tiles(length: int, block: int) -> int:
 
 
 def once(seqlen: int, head_dim: int, size: int) -> Traffic:
-    """Every input read once and the output and the log-sum-exp written once: the least there is."""
+    """Every input read once, the output and the log-sum-exp written once: the least possible."""
     matrix = seqlen * head_dim * size
     return Traffic(3 * matrix, matrix + FLOAT32 * seqlen)
 
@@ -62,7 +61,7 @@ def fa1_formula(seqlen: int, head_dim: int, block_kv: int, size: int) -> Traffic
 
 
 def fa1_kernel(seqlen: int, head_dim: int, block_kv: int, size: int) -> Traffic:
-    """The same as the kernel does it: its last pass writes the output, rounded, and one number.
+    """The same for the kernel: its last pass writes the rounded output and one number per row.
 
     That number is the log-sum-exp, in place of l and m.
     """
@@ -82,7 +81,7 @@ def standard_paper(seqlen: int, head_dim: int, size: int) -> Traffic:
 
 
 def standard_by_hand(seqlen: int, head_dim: int, size: int) -> Traffic:
-    """The same as one writes it in CuPy, an operation a kernel.
+    """The same as one writes it in CuPy, one operation a kernel.
 
     CuPy multiplies batches of 16-bit matrices in float32: each operand is
     widened first, and the product rounded. Between the products the square is
@@ -113,10 +112,10 @@ def tiled_rows(seqlen: int, head_dim: int, block_q: int, size: int) -> Traffic:
 
 
 def of_row(row: Row) -> dict[str, int]:
-    """Bytes of all heads of a row of the part io; none where its blocks are not known.
+    """Bytes of all heads of a row of the part io; empty if its blocks are not known.
 
-    ``count`` is as the kernel does it, ``paper`` as the paper has it, and ``once`` the least
-    that can be; each read and written.
+    ``count`` is the kernel's number, ``paper`` the paper's, and ``once`` the least possible; each
+    read and written.
     """
     seqlen, dim, blocks = row["seqlen"], row["head_dim"], row["blocks"]
     if row["label"] == STANDARD:

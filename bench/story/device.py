@@ -1,4 +1,4 @@
-"""The GPU at hand, for the parts that measure on it."""
+"""The current GPU, for the parts that measure on it."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from ..timing import Clock
 
 __all__ = ["DATASHEET", "Gpu", "datasheet", "peak_memory"]
 
-#: TFLOP/s of the 16-bit matrix units without sparsity, by the vendors' datasheets.
+#: TFLOP/s of the 16-bit matrix units without sparsity, from the vendors' data sheets.
 DATASHEET = {"NVIDIA H200": 989.4, "NVIDIA H100 80GB HBM3": 989.4, "NVIDIA A100": 312.0}
 
 
 def datasheet(gpu: str) -> float | None:
-    """Of a device's name; None for one that is not listed."""
+    """The rate of a device by name; None if it is not listed."""
     return next((rate for name, rate in DATASHEET.items() if gpu.startswith(name)), None)
 
 
 class Gpu:
-    """Its name, its multiprocessors, and what is free of its memory."""
+    """The name, the multiprocessors and the free memory of the GPU."""
 
     def __init__(self) -> None:
         import cupy
@@ -32,7 +32,7 @@ class Gpu:
         self.clock = Clock()
 
     def free_bytes(self) -> int:
-        """What a call may take, with some left for matrix products' own."""
+        """Memory that a call may take, with some left for the workspace of matrix products."""
         self._cupy.get_default_memory_pool().free_all_blocks()
         free, _ = self._cupy.cuda.runtime.memGetInfo()
         return int(free * 0.9)
@@ -58,7 +58,7 @@ class Gpu:
 
 
 def peak_memory(call: Callable[[], Any]) -> tuple[Any, int]:
-    """Results of a call, and the most bytes that it held of CuPy's pool at once."""
+    """The results of a call, and the most bytes of CuPy's pool that it held at once."""
     import cupy
 
     pool = cupy.get_default_memory_pool()

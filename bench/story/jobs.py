@@ -19,8 +19,8 @@ __all__ = ["Job", "compile_all", "plan_of", "prepare"]
 class Job:
     """One call.
 
-    ``budget`` is the shared memory of a thread block that the plan may count
-    on, instead of the device's.
+    ``budget`` is the shared memory of a thread block that the plan may use, instead of the
+    device's.
     """
 
     case: Case
@@ -28,12 +28,12 @@ class Job:
     budget: int | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """Of plain values."""
+        """The job as plain values."""
         return asdict(self)
 
     @classmethod
     def of_json(cls, values: dict[str, Any]) -> Job:
-        """Back again."""
+        """The job from plain values."""
         case = dict(values["case"])
         blocks = case["blocks"]
         case |= {"blocks": None if blocks is None else tuple(blocks), "beside": ()}
@@ -81,7 +81,7 @@ def plan_of(job: Job, limits: Any) -> Any:
 
 
 def compile_all(jobs: Sequence[Job], say: Callable[[str], None]) -> None:
-    """Compile the kernels of all jobs in parallel, so that no measurement waits for one."""
+    """Compile the kernels of all jobs in parallel, so that no measurement waits for a compiler."""
     from cuflash.compile_ahead import compile_ahead
     from cuflash.errors import CuflashError
     from cuflash.planning.device import DeviceLimits
@@ -93,7 +93,7 @@ def compile_all(jobs: Sequence[Job], say: Callable[[str], None]) -> None:
             continue
         try:
             plan = plan_of(job, limits)
-        except CuflashError:  # said where it is measured
+        except CuflashError:  # reported where it is measured
             continue
         kernels |= dict.fromkeys(launch.config for launch in plan.launches if launch.grid)
     done = compile_ahead(list(kernels), 0, lambda kernel: None)
@@ -101,7 +101,7 @@ def compile_all(jobs: Sequence[Job], say: Callable[[str], None]) -> None:
 
 
 def prepare(job: Job, inputs: Inputs) -> tuple[Callable[[], Any], dict[str, Any]]:
-    """The call, compiled, and what is worth storing of its plan."""
+    """The call, compiled, and the facts of its plan that are worth storing."""
     if job.by_hand:
         return standard.prepare(job.case, inputs), {}
     import cuflash
@@ -113,7 +113,7 @@ def prepare(job: Job, inputs: Inputs) -> tuple[Callable[[], Any], dict[str, Any]
 
     case = job.case
     operation: Any = case.op
-    # Past the cache of plans, which does not know of budgets.
+    # Bypasses the cache of plans, which does not know budgets.
     decide = pipeline._decide.__wrapped__
     with mock.patch.multiple(pipeline, plan=planned, _decide=decide):
         prepared = cuflash.prepare(
@@ -123,7 +123,7 @@ def prepare(job: Job, inputs: Inputs) -> tuple[Callable[[], Any], dict[str, Any]
 
 
 def facts_of(plan: Any) -> dict[str, Any]:
-    """The blocks, and the shared memory and threads of the kernel that takes most of it."""
+    """The blocks, and the shared memory and threads of the kernel with most shared memory."""
     main = max((launch.config for launch in plan.launches), key=lambda one: one.shared_bytes)
     return {
         "blocks": [plan.tile.block_q, plan.tile.block_kv],

@@ -15,15 +15,15 @@ __all__ = ["LENGTHS", "PASSES", "cases", "measure"]
 
 LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768, 65536)
 HEADS, WIDTH = 4, 64
-#: What is asked of a call: its output, or with it the gradients.
+#: The results of a call: its output, or also the gradients.
 PASSES = ("forward", "forward and backward")
 
-#: Runs a function; gives its results and the most bytes that were taken meanwhile.
+#: Runs a function; returns its results and the most bytes that it held.
 Peak = Callable[[Callable[[], Any]], tuple[Any, int]]
 
 
 def cases() -> list[Case]:
-    """A case a length."""
+    """One case for each length."""
     return [
         Case("forward", DTYPE, 1, HEADS, HEADS, WIDTH, WIDTH, n, n, False, GENERATIONS[-1])
         for n in LENGTHS
@@ -33,16 +33,16 @@ def cases() -> list[Case]:
 def measure(
     make: Callable[[Case], Inputs], peak: Peak, free_bytes: Callable[[], int]
 ) -> Iterator[dict[str, Any]]:
-    """Rows: of every length, implementation and pass the extra bytes, or why there are none.
+    """Rows with the extra bytes of every length, implementation and pass, or why there are none.
 
     Parameters
     ----------
     make
-        Gives the arrays of a case.
+        Makes the arrays of a case.
     peak
-        Runs a call and says how much memory it took.
+        Runs a call and returns its results and its memory.
     free_bytes
-        Of the device.
+        The free memory of the device.
     """
     for case in cases():
         inputs = make(case)
@@ -62,7 +62,7 @@ def measure(
                 }
                 try:
                     row["extra_bytes"] = _extra(name, done, case, inputs, peak, free_bytes)
-                except Exception as error:  # memory that is not there, foremost
+                except Exception as error:  # mostly out of memory
                     row["skipped"] = speed.reason_of(error)
                 yield row
 
@@ -71,7 +71,7 @@ def _extra(
     name: str, done: str, case: Case, inputs: Inputs, peak: Peak, free_bytes: Callable[[], int]
 ) -> int:
     if name == STANDARD:
-        # P, and a product in float32; backward dS too.
+        # P, and a product in float32; the backward pass also has dS.
         squares = 3 if done == "forward" else 4
         needed = squares * 2 * case.scores
         if needed > free_bytes():
@@ -82,7 +82,7 @@ def _extra(
     else:
         call = _ours(name, done, inputs)
     if name != STANDARD or case.seqlen_q == LENGTHS[0]:
-        call()  # its kernels are loaded, and what a process keeps (cuBLAS too) is there
+        call()  # loads its kernels, and what a process keeps (cuBLAS too)
     results, most = peak(call)
     return most - sum(int(array.nbytes) for array in results)
 

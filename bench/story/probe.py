@@ -1,8 +1,8 @@
 """Launches jobs under ncu: ``python -m bench.story.probe JOBS.json``.
 
-Only what is between the profiler's start and stop is counted. A kernel that does nothing
-begins every job, so that whoever reads the counters can tell one job's kernels from the next's.
-What a job's plan was, or why it was not run, is printed in a line of JSON each.
+Only the launches between the profiler's start and stop are counted. A kernel that does nothing
+begins every job, so that a reader of the counters can separate the jobs' kernels. Each job prints
+one line of JSON: its plan, or why it was not run.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .jobs import Job, prepare
 
 __all__ = ["MARK", "main"]
 
-#: Name of the kernel that begins a job.
+#: The name of the kernel that begins a job.
 MARK = "story_mark"
 
 
@@ -49,7 +49,7 @@ def _run(job: Job, mark: Any, cupy: Any) -> dict[str, Any]:
         if call is not None:
             call()
         cupy.cuda.Device().synchronize()
-    except Exception as error:  # memory that attention by hand asks for while it runs
+    except Exception as error:  # attention by hand may run out of memory
         said["skipped"] = _reason(error)
     finally:
         cupy.cuda.runtime.profilerStop()

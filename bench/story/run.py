@@ -1,4 +1,4 @@
-"""``python -m bench story``: measures the parts and stores their rows, each part by itself."""
+"""``python -m bench story``: measures the parts and stores their rows, part by part."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _make(case: Any) -> Any:
 
 
 def _free() -> None:
-    """Give back what the pools of CuPy and PyTorch keep, each from the other."""
+    """Return the memory in the pools of CuPy and PyTorch, so that either can use it."""
     import cupy
 
     cupy.get_default_memory_pool().free_all_blocks()
@@ -109,7 +109,7 @@ def jobs_of(parts: list[str], num_sms: int) -> list[Job]:
 
 
 def run(parts: str, output: Path | None = None, peers: str | None = None) -> Path:
-    """Measure the parts in their order and append every one's rows as they come; gives the file."""
+    """Measure the parts in order and append their rows as they come; return the file."""
     from cuflash.cuda.available import require_device
 
     selected = select_parts(parts)

@@ -1,4 +1,4 @@
-"""The share of the peak that each kernel reaches, and how busy it keeps each unit meanwhile."""
+"""The share of the peak that each kernel reaches, and how busy it keeps each unit."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["METRICS", "UNITS", "jobs_of", "measure"]
 SEQLEN = 4096
 ROUNDS = 9
 
-#: What is said of a kernel, and the counters that say it: the first that the device has.
+#: The facts about a kernel, and the counters for each: the first that the device has.
 UNITS = {
     "tensor": (
         "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed",
@@ -46,7 +46,7 @@ METRICS = (*(name for names in UNITS.values() for name in names), TIME)
 
 
 def jobs_of(num_sms: int) -> list[Job]:
-    """Every generation, width and pass of one problem that fills the chip for all of them."""
+    """Every generation, width and pass of one problem that fills the device for all of them."""
     jobs = []
     for op in ("forward", "backward"):
         for dim in (64, 128):
@@ -64,20 +64,20 @@ def measure(
     read: Callable[[Sequence[Job], Sequence[str]], Any],
     prepare: Callable[[Job, Inputs], Any] = prepare_job,
 ) -> Iterator[dict[str, Any]]:
-    """A row for the rate of the matrix units, then one a kernel.
+    """A row for the rate of the matrix units, then one for each kernel.
 
     Parameters
     ----------
     gpu
         A :class:`bench.story.device.Gpu`.
     make
-        Gives the arrays of a case.
+        Makes the arrays of a case.
     clock
-        Gives the milliseconds of a call.
+        Returns the milliseconds of a call.
     read
         Runs jobs under the counters: :func:`bench.story.counters.read`.
     prepare
-        Gives the call of a job.
+        Makes the call of a job.
     """
     product = {"part": "share", "op": "product", "sources": None, "dtype": DTYPE}
     yield {**product, **gpu.matrix_rate()}
@@ -117,7 +117,7 @@ def _timed(
 
 
 def busy(kernels: Sequence[Kernel]) -> dict[str, Any]:
-    """Percent of every unit's peak over the kernels of a pass, each by its time."""
+    """Percent of every unit's peak over the kernels of a pass, weighted by time."""
     times = [kernel.values.get(TIME, 0.0) for kernel in kernels]
     whole = sum(times)
     found: dict[str, Any] = {}

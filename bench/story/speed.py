@@ -1,8 +1,8 @@
 """Standard attention, the three generations and the best peers over lengths, widths and masks.
 
 The papers' setting: as many tokens and as wide a layer at every length. FlashAttention-1 gives a
-head to one multiprocessor, so where that leaves multiprocessors idle it is timed once more with
-a head for each of them.
+head to one multiprocessor. Where that leaves multiprocessors idle, it is also timed with one head
+for each of them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ GENERATIONS = ("fa1", "fa2", "fa3")
 STANDARD = "standard (CuPy)"
 DTYPE = "float16"
 
-#: A call of fewer milliseconds takes turns with the others, a slower one is timed by itself.
+#: A call of fewer milliseconds takes turns with the others; a slower one is timed alone.
 QUICK = 25.0
 ROUNDS = 7
 SLOW_ROUNDS = 2
@@ -44,7 +44,7 @@ def panels() -> list[Panel]:
 
 
 def cases(panel: Panel) -> list[Case]:
-    """The lengths of a panel, as the newest generation has them."""
+    """The lengths of a panel, with the newest generation."""
     dim, causal, op = panel
     heads = HIDDEN // dim
     return [
@@ -65,7 +65,7 @@ class _Entry:
     """An implementation of a case."""
 
     label: str
-    setting: str  # papers: as many tokens in all; filled: a head a multiprocessor
+    setting: str  # papers: the same number of tokens; filled: a head a multiprocessor
     case: Case
     peer: Peer | None  # None for standard attention
     inputs: Inputs
@@ -86,15 +86,15 @@ def measure_panel(
     panel
         Width, mask and pass.
     peers
-        Whom to time beside the generations.
+        The peers to time beside the generations.
     device
-        ``num_sms`` and ``free_bytes()`` of it.
+        An object with ``num_sms`` and ``free_bytes()``.
     make
-        Gives the arrays of a case.
+        Makes the arrays of a case.
     say
-        Is told of every row.
+        Is called with every row.
     clock
-        Gives the milliseconds of a call.
+        Returns the milliseconds of a call.
     """
     for case in cases(panel):
         inputs = make(case)
@@ -135,7 +135,7 @@ def _measure(entries: Sequence[_Entry], device: Any, clock: Timer) -> list[dict[
                 times = [clock(entry.label, call) for _ in range(SLOW_ROUNDS - 1)]
                 _fill(row, entry.case, [once, *times])
             del call
-        except Exception as error:  # a peer may fail in any way, and memory may not be enough
+        except Exception as error:  # a peer may fail in any way, or run out of memory
             row["skipped"] = reason_of(error)
     timed = turns(quick, rounds=ROUNDS, clock=clock)
     for entry, row in zip(entries, rows, strict=True):
@@ -166,7 +166,7 @@ def _as_tuple(result: Any) -> Sequence[Any]:
 
 
 def reason_of(error: Exception) -> str:
-    """A line."""
+    """An error in one line."""
     lines = str(error).strip().splitlines() or [""]
     return f"{type(error).__name__}: {lines[0][:160]}"
 

@@ -1,6 +1,6 @@
 """Attention by hand in CuPy, forward and backward: whole matrices, one operation after another.
 
-What a user writes who has no fused kernel, in the inputs' own 16-bit type and in place where
+It is what a user without a fused kernel writes, in the 16-bit type of the inputs and in place where
 that is natural. The backward pass keeps P of the forward pass, as automatic differentiation does.
 """
 
@@ -53,13 +53,13 @@ def backward(
 
 
 def needed_bytes(case: Case) -> int:
-    """Of squares: P, and in the backward pass dS and a transposed copy; and the mask's."""
+    """Bytes of squares: P, in the backward pass dS and a transposed copy, and those of the mask."""
     squares = case.batch * case.heads_q * (3 if case.op == "backward" else 1)
     return case.seqlen_q * case.seqlen_kv * 2 * (squares + (3 if case.causal else 0))
 
 
 def prepare(case: Case, inputs: Inputs) -> Callable[[], Any]:
-    """The call that is timed: the output, or the gradients, (batch, seqlen, heads, head_dim)."""
+    """The timed call: the output, or the gradients, (batch, seqlen, heads, head_dim)."""
     xp = array_module(inputs.q)
 
     def flat(array: Any) -> Any:

@@ -10,20 +10,20 @@ from .counts import of_row
 
 __all__ = ["FILE", "PARTS", "name_of", "of_part", "outdated", "pass_of", "share_of", "story_rows"]
 
-#: Of the GPU that the tables are of.
+#: The file of the GPU that the tables show.
 FILE = "nvidia-h200-story.json"
 PARTS = ("speed", "memory", "io", "share")
 
 
 def story_rows() -> list[Row]:
-    """All that are stored."""
+    """All stored rows."""
     return load(FILE)
 
 
 def of_part(part: str) -> list[Row]:
-    """The rows of a part, of one run: the last of those that measured most of it.
+    """The rows of a part from one run: the last of those that measured most of it.
 
-    Those of the part io have what is counted by hand, too.
+    Rows of the part io also have the computed counts.
     """
     runs: dict[str, list[Row]] = {}
     for row in story_rows():
@@ -39,17 +39,17 @@ def _measured(rows: list[Row]) -> int:
 
 
 def name_of(row: Row) -> str:
-    """What a line or a table calls a row."""
+    """The name of a row in a line or a table."""
     return f"{row['label']}, filled" if row.get("setting") == "filled" else str(row["label"])
 
 
 def share_of(tflops: float, peak: float | None) -> str:
-    """Percent of a rate; nothing where it is not known."""
+    """Percent of a rate; empty if the rate is unknown."""
     return f"{100 * tflops / peak:.0f} %" if peak else ""
 
 
 def pass_of(row: Row) -> str:
-    """What a row is of; the part io has no column for it."""
+    """The pass of a row; the part io has no column for it."""
     return str(row.get("op") or row.get("pass") or "forward")
 
 

@@ -16,7 +16,7 @@ from .stored import name_of, of_part, pass_of, share_of
 
 __all__ = ["BLOCKS", "render"]
 
-#: What the papers say of their own kernels, as part of the matrix units' datasheet rate.
+#: The papers' statements about their own kernels, as a share of the data sheet's rate.
 SAID = {
     ("forward", "cuflash fa1"): "30 to 50 % on an A100",
     ("forward", "cuflash fa2"): "50 to 73 % on an A100, 35 % on an H100",
@@ -27,7 +27,7 @@ SAID = {
 OURS = tuple(f"cuflash {name}" for name in GENERATIONS)
 
 
-#: What a block begins with.
+#: The first sentence of a block.
 LEADS = {
     "speed": (
         "**Speed** in the papers' setting: 16,384 tokens in all and heads that make 2,048 columns. "
@@ -140,7 +140,7 @@ def _mib(nbytes: int) -> str:
 
 
 def _growth(of: dict[int, int]) -> str:
-    """How many times the memory of half the length the longest takes."""
+    """The memory of the longest length as a multiple of that of half the length."""
     longest = max(of, default=0)
     half = of.get(longest // 2)
     return f"{of[longest] / half:.1f} times" if half else ""
@@ -185,7 +185,7 @@ _IO_HEADER = (
 
 
 def _range(ratios: Sequence[float]) -> str:
-    """One figure where least and most are printed alike."""
+    """One figure if the least and the most print alike."""
     least, most = f"{min(ratios):.2f}", f"{max(ratios):.2f}"
     return least if least == most else f"{least} to {most}"
 

@@ -1,10 +1,10 @@
-"""The IO theorem: bytes of device memory by the hardware counters, beside the counts.
+"""The IO theorem: bytes of device memory from the hardware counters, beside the counts.
 
-Everything here runs one pass forward without a mask. FlashAttention-1 streams Q and O of every
-head once a K/V block, and each multiprocessor is at another head: with one for each of them that
-is hundreds of megabytes between two uses of a byte, which no L2 hides. Standard attention has
-squares of half a gigabyte. FlashAttention-2 and 3 have enough heads that what L2 still holds of
-the output at the end, written but not yet sent on, is a small part of it.
+Everything here runs one forward pass without a mask. FlashAttention-1 streams Q and O of every head
+once per K/V block, and each multiprocessor works on another head. With one head for each of them,
+hundreds of megabytes lie between two uses of a byte, which no L2 can hide. Standard attention has
+squares of half a gigabyte. FlashAttention-2 and 3 have enough heads that the part of the output
+which L2 still holds at the end, written but not yet sent on, is small.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from .speed import DTYPE, STANDARD
 __all__ = ["METRICS", "batches", "measure", "row_of"]
 
 SEQLEN, LONGER = 16384, 32768
-#: Of the standard attention; four squares of half a gigabyte.
+#: Heads of the standard attention; four squares of half a gigabyte.
 HEADS_BY_HAND = 4
-#: Rows of queries that do not change FlashAttention-1's bytes, and keys that do.
+#: Query rows, which do not change FlashAttention-1's bytes, and keys, which do.
 BLOCK_Q, BLOCKS_KV = 64, (16, 32, 64, 128, 256)
-#: Bytes of shared memory that the plan may count on.
+#: Bytes of shared memory that the plan may use.
 BUDGETS = tuple(kib << 10 for kib in (24, 32, 48, 64, 96, 128, 227))
 
 METRICS = (
@@ -46,7 +46,7 @@ def _case(algorithm: str, heads: int, dim: int = 64, seqlen: int = SEQLEN) -> Ca
 
 
 def batches(num_sms: int) -> list[list[Job]]:
-    """What is counted, in processes of their own: one that fails loses no other's."""
+    """The counted jobs, in separate processes: a failure loses no other job."""
     fa1, wide = _case("fa1", num_sms), _case("fa1", num_sms, 128)
     by_block = [Job(replace(fa1, blocks=(BLOCK_Q, keys))) for keys in BLOCKS_KV]
     by_budget = [Job(fa1, budget=budget) for budget in BUDGETS]
@@ -74,7 +74,7 @@ def measure(
     read
         Runs jobs under the counters: :func:`bench.story.counters.read`.
     say
-        Is told of every row.
+        Is called with every row.
     """
     for jobs in batches(num_sms):
         try:
@@ -90,7 +90,7 @@ def measure(
 
 
 def row_of(job: Job, said: dict[str, Any], kernels: Sequence[Kernel]) -> dict[str, Any]:
-    """One job's bytes by the hardware, of all heads."""
+    """The bytes of one job from the hardware counters, for all heads."""
     case = job.case
     row: dict[str, Any] = {
         "part": "io",
@@ -115,7 +115,7 @@ def row_of(job: Job, said: dict[str, Any], kernels: Sequence[Kernel]) -> dict[st
 
 def _measured(kernels: Sequence[Kernel]) -> dict[str, Any]:
     def total(*names: str) -> float | None:
-        """Of the first counter that was there."""
+        """The value of the first counter that was there."""
         for name in names:
             found = [kernel.values[name] for kernel in kernels if name in kernel.values]
             if found:

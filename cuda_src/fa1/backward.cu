@@ -1,25 +1,25 @@
 // FlashAttention-1, backward pass: Algorithm 4 of Dao et al. 2022.
 //
 // One thread block does one (batch, kv head). K and V tiles are the outer loop; their gradients
-// stay in registers while the Q tiles that see them pass by, for every query head of the group,
-// so grouped heads are summed without a race. P is recomputed from the saved log-sum-exp. dQ
-// lives in device memory in the compute type, is read and written at every step by this block
-// alone, in a fixed order: the pass is deterministic.
+// stay in registers while the block visits the Q tiles that see them, for every query head of the
+// group, so grouped heads are summed without a race. P is recomputed from the saved log-sum-exp. dQ
+// is in device memory in the compute type. Only this block reads and writes it, at every step and
+// in a fixed order: the pass is deterministic.
 //
-// A dead row (it sees no key) gives and gets nothing, whatever it or the keys hold.
-// Such rows are rare: a step that has one knows it at its first barrier, and clears their Q, dO, P,
-// dS and dQ, which a zero P alone would not do where something is not finite.
+// A dead row (it sees no key) gives and gets nothing, whatever it or the keys hold. Such rows are
+// rare. A step learns at its first barrier that it has one, and clears the row's Q, dO, P, dS and
+// dQ: a zero P alone would not suffice where a value is not finite.
 //
-// Barriers of a step, and what each one tells:
-//   A  Q_i and dO_i have arrived; nobody still reads P and dS of the step before; whether there is
-//      a dead row
+// Barriers of a step, and what holds after each:
+//   A  Q_i and dO_i have arrived; no warp still reads P and dS of the step before; every warp knows
+//      whether there is a dead row
 //   B  P and dS are complete
-//   C  (with one stage) nobody still reads Q_i and dO_i, so the next may replace them
+//   C  (with one stage) no warp still reads Q_i and dO_i, so the next may replace them
 #include "backward_steps.cuh"
 
 namespace cuflash::fa1 {
 
-// One (q tile of a head, kv tile) pair; `dk` and `dv` are this warp's parts of the sums.
+// One pair of a head's q tile and a kv tile; `dk` and `dv` are this warp's parts of the sums.
 template <class Config, class KGradient, class VGradient>
 __device__ inline void backward_step(const BackwardContext<Config>& c, const QStep& step,
                                      int kv_tile, bool dead, KGradient& dk, VGradient& dv) {

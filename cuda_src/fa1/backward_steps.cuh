@@ -1,4 +1,5 @@
-// FlashAttention-1 backward: the parts of one step of Algorithm 4 that are its own.
+// FlashAttention-1 backward: the parts of one step of Algorithm 4 that FlashAttention-2 does not
+// share.
 #pragma once
 
 #include "backward_types.cuh"
@@ -15,9 +16,9 @@ __device__ inline typename Config::Compute lse_of(const BackwardContext<Config>&
   return lse_or_dead<Config>(c.seq, row, lse);
 }
 
-// Q_i and dO_i -> their stage of shared memory (line 10). One group of copies. Says whether one of
-// the rows that this thread looks at is dead, or the tile reaches beyond the length; the threads of
-// the block together look at all rows.
+// Copies Q_i and dO_i to their stage of shared memory (line 10), as one group of copies. Returns
+// whether one of the rows that this thread reads is dead, or the tile reaches beyond the length;
+// the threads of the block together read all rows.
 template <class Config>
 __device__ inline bool load_q_step(const BackwardContext<Config>& c, const QStep& step) {
   using Storage = typename Config::Storage;
@@ -38,8 +39,8 @@ __device__ inline bool load_q_step(const BackwardContext<Config>& c, const QStep
   return dead;
 }
 
-// The dead rows of a q tile, dealt to the threads of the block: function(row in the tile). Rows
-// beyond the length count as dead.
+// Calls function(row in the tile) for the dead rows of a q tile, shared out among the threads of
+// the block. Rows beyond the length count as dead.
 template <class Config, class Function>
 __device__ inline void for_dead_rows(const BackwardContext<Config>& c, const QStep& step,
                                      Function function) {
@@ -52,14 +53,14 @@ __device__ inline void for_dead_rows(const BackwardContext<Config>& c, const QSt
   }
 }
 
-// Zeros in the dead rows of a tile in shared memory.
+// Clears the dead rows of a tile in shared memory.
 template <class Config, class Tile>
 __device__ inline void clear_dead_rows(const BackwardContext<Config>& c, const QStep& step,
                                        const Tile& tile) {
   for_dead_rows(c, step, [&](int row) { clear_row(tile, row); });
 }
 
-// Zeros in the dead rows of `dq`.
+// Clears the dead rows of `dq`.
 template <class Config>
 __device__ inline void store_dead_rows(const BackwardContext<Config>& c, const QStep& step) {
   using Storage = typename Config::Storage;
@@ -103,8 +104,8 @@ struct StepStatistics {
   }
 };
 
-// dQ_i += dS_ij K_j (line 21): read from the workspace unless this is the first K/V tile, written
-// back to it, or, on the last K/V tile that the q tile sees, to `dq`.
+// dQ_i += dS_ij K_j (line 21): reads it from the workspace, except at the first kv tile, and writes
+// it back, or, at the last kv tile that the q tile sees, to `dq`.
 template <class Config>
 __device__ inline void accumulate_q(const BackwardContext<Config>& c, const QStep& step, bool first,
                                     bool last) {
@@ -130,7 +131,7 @@ __device__ inline void accumulate_q(const BackwardContext<Config>& c, const QSte
       static_cast<Compute>(c.params.scale));
 }
 
-// The gradient of the queries of a tile that sees no key.
+// Clears the gradient of the queries of a tile that sees no key.
 template <class Config>
 __device__ inline void store_dead_tile(const BackwardContext<Config>& c, int head, int q_tile) {
   const int begin = q_tile * Config::block_q;

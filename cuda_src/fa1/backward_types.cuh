@@ -1,4 +1,4 @@
-// FlashAttention-1 backward: what a thread block has in shared memory.
+// FlashAttention-1 backward: the shared memory of a thread block.
 #pragma once
 
 #include "../tile/backward_steps.cuh"
@@ -17,7 +17,7 @@ struct BackwardStorage {
   SharedArray<Storage, Config::block_q * Config::block_kv> ds;  // [block_q, block_kv]
 };
 
-// What every step of a thread block needs. `item.head` is the kv head.
+// The context of every step of a thread block. `item.head` is the kv head.
 template <class Config, class Types = BackwardTypes<Config>>
 struct BackwardContext {
   const typename Config::Params& params;

@@ -1,21 +1,21 @@
-// FlashAttention-1, forward pass: Algorithms 1 and 2 of Dao, Fu, Ermon, Rudra, Re,
-// "FlashAttention: Fast and Memory-Efficient Exact Attention with IO-Awareness" (2022).
+// FlashAttention-1, forward pass: Algorithms 1 and 2 of Dao, Fu, Ermon, Rudra, Re, "FlashAttention:
+// Fast and Memory-Efficient Exact Attention with IO-Awareness" (2022).
 //
 // One thread block does one (batch, head). K and V tiles are the outer loop and stay in shared
-// memory while the Q tiles that see them pass by; O, l and m live in device memory, are read and
-// written at every step, and O is normalised at every step. The last step of a Q tile writes the
-// rounded output and the log-sum-exp instead of the workspace.
+// memory while the block visits the Q tiles that see them. O, l and m are in device memory; every
+// step reads and writes them, and normalises O. The last step of a Q tile writes the rounded output
+// and the log-sum-exp instead of the workspace.
 //
-// Barriers of a step, of one row group each, and what they tell:
-//   A  Q_i has arrived, and nobody still reads what the step before left in shared memory
-//   B  nobody still reads Q_i, so Q_{i+1} may replace it; the row maxima are published
+// Barriers of a step, each of one row group, and what holds after each:
+//   A  Q_i has arrived, and no warp still reads the shared memory of the step before
+//   B  no warp still reads Q_i, so Q_{i+1} may replace it; the row maxima are published
 //   C  O_i has arrived; partial outputs and row sums are published
-// The block meets only around a change of K and V.
+// All groups of the block meet only around a change of K and V.
 #include "forward_steps.cuh"
 
 namespace cuflash::fa1 {
 
-// One (q tile, kv tile) pair. Q_i is on its way; the copy of the next one starts here.
+// One (q tile, kv tile) pair. Q_i is being copied; the copy of the next one starts here.
 template <class Config>
 __device__ inline void forward_step(const ForwardContext<Config>& c, const Block& block,
                                     int next_q_tile, int kv_tile) {
@@ -98,11 +98,11 @@ __device__ inline void forward(const typename Config::Params& params) {
     };
     const int begin = shown_from(blocks.begin);
     if (Config::Score::skips && begin == blocks.end) continue;
-    __syncthreads();  // every group has read the K and V before
+    __syncthreads();  // every group has read K and V before these
     load_kv_tile(c, j * Config::block_kv);
     load_q_tile(c, begin);
     wait_copies<Config::copies, 0>();
-    __syncthreads();  // K_j and V_j are there
+    __syncthreads();  // K_j and V_j have arrived
     for (int i = begin; i < blocks.end;) {
       const int next = shown_from(i + 1);
       forward_step(c, blocks[i], next < blocks.end ? next : -1, j);

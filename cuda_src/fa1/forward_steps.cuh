@@ -5,7 +5,7 @@
 
 namespace cuflash::fa1 {
 
-// K_j and V_j -> shared memory (line 6).
+// Copies K_j and V_j to shared memory (line 6).
 template <class Config>
 __device__ inline void load_kv_tile(const ForwardContext<Config>& c, int kv_begin) {
   using Types = ForwardTypes<Config>;
@@ -19,7 +19,7 @@ __device__ inline void load_kv_tile(const ForwardContext<Config>& c, int kv_begi
       rows, c.params.shape.head_dim_v);
 }
 
-// This group's rows of Q_i -> shared memory (line 8). One group of copies.
+// Copies this group's rows of Q_i to shared memory (line 8), as one group of copies.
 template <class Config>
 __device__ inline void load_q_tile(const ForwardContext<Config>& c, int q_tile) {
   const int query = c.first_query(q_tile);
@@ -29,7 +29,8 @@ __device__ inline void load_q_tile(const ForwardContext<Config>& c, int q_tile) 
   commit_copies<Config::copies>();
 }
 
-// This group's rows of the O_i of the workspace -> shared memory (line 8). One group of copies.
+// Copies this group's rows of O_i from the workspace to shared memory (line 8), as one group of
+// copies.
 template <class Config>
 __device__ inline void load_o_tile(const ForwardContext<Config>& c, int q_tile) {
   const int query = c.first_query(q_tile);
@@ -39,7 +40,7 @@ __device__ inline void load_o_tile(const ForwardContext<Config>& c, int q_tile) 
   commit_copies<Config::workspace_copies>();
 }
 
-// Waits for O_i, but not for a next Q tile whose copy was started after it.
+// Waits for O_i, but not for a next Q tile whose copy started after it.
 template <class Config>
 __device__ inline void wait_o_tile(bool q_tile_under_way) {
   if (Config::copies == CopyKind::asynchronous && q_tile_under_way) {
@@ -49,7 +50,7 @@ __device__ inline void wait_o_tile(bool q_tile_under_way) {
   }
 }
 
-// m_i and l_i of the workspace -> registers (line 8), or what a row starts from.
+// Loads m_i and l_i from the workspace (line 8), or the values with which a row starts.
 template <class Config, class Rows>
 __device__ inline void load_statistics(const ForwardContext<Config>& c, int q_tile, bool first,
                                        Rows& row_max, Rows& row_sum) {
@@ -77,7 +78,7 @@ __device__ inline void score_tile(const ForwardContext<Config>& c, Scores& score
                          kv_begin + c.key0(), edge);
 }
 
-// Where the keys are parted: publishes this warp's number for each row of the group.
+// Where the warps divide the keys: publishes this warp's number for each row of the group.
 template <class Config, class Rows>
 __device__ inline void publish_rows(const ForwardContext<Config>& c,
                                     typename Config::Compute* shared, Rows& rows) {
@@ -92,7 +93,8 @@ __device__ inline void publish_rows(const ForwardContext<Config>& c,
   }
 }
 
-// Where the keys are parted, after a barrier: combines what the warps of the group published.
+// Where the warps divide the keys, after a barrier: combines the numbers that the group's warps
+// published.
 template <class Config, class Rows, class Function>
 __device__ inline void gather_rows(const ForwardContext<Config>& c,
                                    const typename Config::Compute* shared, Rows& rows,
@@ -110,7 +112,7 @@ __device__ inline void gather_rows(const ForwardContext<Config>& c,
   }
 }
 
-// Where the keys are parted: each warp finishes the columns it owns and hands on the rest.
+// Where the warps divide the keys: each warp finishes the columns it owns and passes on the others.
 template <class Config>
 __device__ inline bool owns_fragment(const ForwardContext<Config>& c, int n) {
   return !ForwardTypes<Config>::keys_parted || n % Config::warps_kv == c.warp.column;
@@ -131,7 +133,7 @@ __device__ inline void publish_output(const ForwardContext<Config>& c, const Out
   }
 }
 
-// Adds to the owned columns of P V what the other warps of the rows summed.
+// Adds the other warps' sums to the owned columns of P V.
 template <class Config, class Output>
 __device__ inline void gather_output(const ForwardContext<Config>& c, Output& output) {
   if constexpr (ForwardTypes<Config>::keys_parted) {
@@ -158,9 +160,9 @@ __device__ inline void store_lse(const ForwardContext<Config>& c, int row,
   *row_number<typename Config::Statistics>(c.params.lse, c.seq, c.item.head, row) = lse;
 }
 
-// l_i and m_i <- this tile's part (line 11): to the workspace, or on the last step as the
-// log-sum-exp to its destination. `keep` becomes the weight of the O so far, `sum` the new l_i;
-// `kept`, 1 but on the last step, is what the end of a row keeps of the weights.
+// Adds this tile's part to l_i and m_i (line 11) and writes them to the workspace, or, on the last
+// step, writes the log-sum-exp to its destination. `keep` becomes the weight of the old O, `sum`
+// the new l_i; `kept` is the output's factor at the end of a row, and 1 before the last step.
 template <class Config, class Rows>
 __device__ inline void update_statistics(const ForwardContext<Config>& c, const Rows& old_max,
                                          const Rows& old_sum, Rows& new_max, Rows& sum, Rows& keep,
@@ -188,8 +190,8 @@ __device__ inline void update_statistics(const ForwardContext<Config>& c, const 
   });
 }
 
-// O_i <- (keep * O_i + P V) / l_i in the owned columns (line 12): to the workspace, or, on the last
-// K/V tile that the q tile sees, to `out`.
+// O_i <- (keep * O_i + P V) / l_i in the owned columns (line 12). Writes it to the workspace, or,
+// at the last kv tile that the q tile sees, to `out`.
 template <class Config, class Output, class Rows>
 __device__ inline void update_output(const ForwardContext<Config>& c, const Output& output,
                                      const Rows& keep, Rows& sum, const Rows& kept, int q_tile,
@@ -232,7 +234,8 @@ __device__ inline void update_output(const ForwardContext<Config>& c, const Outp
   });
 }
 
-// The rows of a tile that sees no key: output 0, the log-sum-exp of a row that has summed nothing.
+// Stores the rows of a tile that sees no key: output 0, and the log-sum-exp of a row that has
+// summed nothing.
 template <class Config>
 __device__ inline void store_dead_tile(const ForwardContext<Config>& c, int q_tile) {
   using Compute = typename Config::Compute;

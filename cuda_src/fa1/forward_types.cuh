@@ -10,10 +10,10 @@
 
 namespace cuflash::fa1 {
 
-// warps_q x warps_kv warps part a score tile among them. The warps_kv warps of a row of that grid
-// are a row group: they alone read and write its rows of Q, O, m and l, so the groups of a block
-// run apart, and meet only where K and V change. Where a group is several warps the keys are
-// parted: each warp's product P V is a partial sum, exchanged within the group.
+// warps_q x warps_kv warps divide a score tile. The warps_kv warps of a row of that grid are a row
+// group. Only a group reads and writes its rows of Q, O, m and l, so the groups of a block run
+// independently and meet only where K and V change. Where a group has several warps, they divide
+// the keys: each warp's product P V is a partial sum, which the group exchanges.
 template <class Config>
 struct ForwardTypes {
   using Storage = typename Config::Storage;
@@ -36,7 +36,7 @@ struct ForwardTypes {
   using PTile = SharedTile<Storage, rows_per_warp, Config::block_kv>;    // of a row group
 };
 
-// What a row group has to itself.
+// The shared memory of one row group.
 template <class Config, class Types = ForwardTypes<Config>>
 struct RowGroupStorage {
   using Storage = typename Config::Storage;
@@ -61,7 +61,7 @@ struct ForwardStorage {
   RowGroupStorage<Config> group[Config::warps_q];
 };
 
-// What every step of a thread block needs, the same for all its tiles.
+// The context of every step of a thread block, the same for all its tiles.
 template <class Config, class Types = ForwardTypes<Config>>
 struct ForwardContext {
   const typename Config::Params& params;
@@ -81,13 +81,13 @@ struct ForwardContext {
     return {group().partial.data + warp_kv * Types::rows_per_warp * Config::head_dim_v};
   }
 
-  // First query of this row group in a q tile; first key of this warp within the kv tile.
+  // The first query of this row group in a q tile, and the first key of this warp in the kv tile.
   __device__ int first_query(int q_tile) const {
     return q_tile * Config::block_q + warp.row * Types::rows_per_warp;
   }
   __device__ int key0() const { return warp.column * Types::keys_per_warp; }
 
-  // A row of the workspace's accumulators.
+  // A row of an accumulator in the workspace.
   __device__ typename Config::Compute* out_accumulator(int row) const {
     return static_cast<typename Config::Compute*>(params.out_accumulator) +
            workspace_row(params.shape, seq, item.head, row) * Config::head_dim_v;

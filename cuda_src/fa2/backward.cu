@@ -1,26 +1,27 @@
 // FlashAttention-2, backward pass: Dao, "FlashAttention-2: Faster Attention with Better Parallelism
 // and Work Partitioning" (2023), Algorithm 2.
 //
-// One thread block does one kv tile of one (batch, kv head). K and V stay in shared memory, dK and
-// dV in registers, while the q tiles that see them pass by, for every query head of the group, so
-// grouped heads are summed without a race. dQ is added up in device memory, by additions in any
-// order or, where the same bits are asked for every time, by kv tile after kv tile.
+// One thread block does one kv tile of one (batch, kv head). K and V stay in shared memory and dK
+// and dV in registers while the block visits the q tiles that see the kv tile, for every query head
+// of the group; so grouped heads are summed without a race. dQ is summed in device memory, in any
+// order or, for the same bits every time, kv tile after kv tile.
 //
-// Where shared memory has room for it, P and dS of the next step are computed in the same interval
-// between two barriers as the gradients of this one, by half of the warps before and by the others
-// after, so that the matrix units have work while exponentials are taken. At the one barrier of a
-// step i
+// Where shared memory has room, P and dS of the next step and the gradients of this step share the
+// interval between two barriers: half of the warps compute P and dS first and the others the
+// gradients first, so that the matrix units have work during the exponentials. At the one barrier
+// of a step i
 //   P and dS of step i are complete, Q and dO of step i + 1 have arrived, and
-//   everyone has read Q and dO of step i - 1, whose stage step i + 2 takes.
+//   every warp has read Q and dO of step i - 1, whose stage step i + 2 takes.
 // Otherwise a step has a barrier before its scores (Q and dO have arrived, P and dS of the step
-// before have been read) and one after them. With a single stage it has two more: dO has been read
-// once dV is summed, and Q once dK is, so that those of the next step arrive beside dK and dQ.
+// before have been read) and one after them. With a single stage it has two more: one after dV,
+// which has read dO, and one after dK, which has read Q, so that dO and Q of the next step arrive
+// during dK and dQ.
 //
-// Narrow heads have registers to spare: there the warps part the keys, P and dS are operands where
-// they were computed, and only dS passes through shared memory (backward_transposed.cuh).
+// Narrow heads have registers to spare: there the warps divide the keys, P and dS are operands in
+// the registers that hold them, and only dS passes through shared memory (backward_transposed.cuh).
 //
 // Dead rows (see steps/statistics.cu) give and get nothing, whatever they or the keys hold. They
-// are rare: a step that has one clears their Q, dO, P, dS between barriers of its own.
+// are rare: a step that has one clears their Q, dO, P and dS between barriers of its own.
 #include "backward_transposed.cuh"
 
 namespace cuflash::fa2 {
@@ -41,8 +42,8 @@ __device__ inline void gradient_step(const BackwardContext<Config>& c, const QSt
   accumulate_q(c, step, i, dead, open);
 }
 
-// The same with one stage: Q and dO of the next step come as soon as those of this one have been
-// read. So do the numbers of the rows, unless some are dead: then dQ needs them once more.
+// The same with one stage: Q and dO of the next step load as soon as this step has read its own. So
+// do the numbers of the rows, unless some rows are dead: then dQ needs the numbers once more.
 template <class Config, class KGradient, class VGradient>
 __device__ inline void gradient_step_of_one_stage(const BackwardContext<Config>& c,
                                                   const QStep& step, QLoads<Config>& loads, int i,
@@ -63,7 +64,7 @@ __device__ inline void gradient_step_of_one_stage(const BackwardContext<Config>&
   commit_copies<Config::workspace_copies>();
 }
 
-// All steps, scores of the next beside gradients of this one.
+// All steps; the scores of the next step run beside the gradients of this one.
 template <class Config, class KGradient, class VGradient>
 __device__ inline void steps_ahead(const BackwardContext<Config>& c, const QSteps<Config>& steps,
                                    KGradient& dk, VGradient& dv) {
@@ -82,7 +83,7 @@ __device__ inline void steps_ahead(const BackwardContext<Config>& c, const QStep
   for (int i = 0; i + 1 < steps.count; ++i) {
     arrive_step<Config>();
     const QStep next = steps.after(step);
-    const bool seen = sees_dead_row(c, next);  // its latency passes beside the copies
+    const bool seen = sees_dead_row(c, next);  // its latency is hidden behind the copies
     load_step(c, steps, loads);
     const bool next_dead = clear_inputs(c, next, seen);
     if (scores_first) score_step(c, next, i + 1);
@@ -123,7 +124,7 @@ __device__ inline void steps_in_turn(const BackwardContext<Config>& c, const QSt
   open.pass();
 }
 
-// What block number `block` of the grid works on.
+// The work of block number `block` of the grid.
 template <class Config>
 __device__ inline BackwardContext<Config> context_of(const typename Config::Params& params,
                                                      BackwardStorage<Config>& shared,
@@ -164,7 +165,7 @@ __device__ inline void backward(const typename Config::Params& params) {
     }
   }
   if constexpr (Config::transposed) {
-    // Found anew, so that no register keeps it during the steps, which need them all.
+    // Recomputed, so that it takes no register during the steps, which need them all.
     store_gradients(context_of<Config>(params, shared, ptx::opaque(blockIdx.x)), dk, dv);
   } else {
     store_gradients(c, dk, dv);

@@ -1,18 +1,18 @@
-// FlashAttention-2 backward: what the steps of a block bring from device memory.
+// FlashAttention-2 backward: the loads of a block's steps from device memory.
 #pragma once
 
 #include "backward_types.cuh"
 
 namespace cuflash::fa2 {
 
-// Q, dO and the numbers of their rows of the next step that has not been asked for. Where they lie
-// is carried from step to step; it is found anew only where a query head of the group ends.
+// Loads Q, dO and the numbers of their rows of the next step. The addresses advance from step to
+// step; they are recomputed only where a query head of the group ends.
 template <class Config>
 struct QLoads {
   using Types = BackwardTypes<Config>;
   using Storage = typename Config::Storage;
   using Compute = typename Config::Compute;
-  // The numbers come 16 bytes at a time, each by a thread of its own: lse, then delta.
+  // The numbers come 16 bytes at a time, each by its own thread: lse, then delta.
   static constexpr int chunk = 16 / static_cast<int>(sizeof(Compute));
   static constexpr int chunks = Config::block_q / chunk;
   static_assert(Config::block_q % chunk == 0, "rows are whole chunks");
@@ -51,7 +51,7 @@ struct QLoads {
                                             to + thread() % chunks * chunk, numbers);
   }
 
-  // On to the step after, once all of this one has been asked for.
+  // Goes on to the next step, after all loads of this one.
   __device__ void advance(const BackwardContext<Config>& c, const QSteps<Config>& steps) {
     --left;
     stage = stage + 1 == Config::num_stages ? 0 : stage + 1;
@@ -76,7 +76,8 @@ struct QLoads {
     const QStep first = steps.first();
     return q_row<const Storage>(tensor, c.seq, first.head, first.q_begin);
   }
-  // Where steps are left out: from behind this one's rows, where the streams are, to the next.
+  // Where steps are left out: moves the streams from the end of this step's rows to the next
+  // step's.
   __device__ void move_to(const BackwardContext<Config>& c, const QStep& next) {
     const long long heads = next.head - head;
     const int rows = (next.q_tile - q_tile) * Config::block_q;
@@ -91,7 +92,7 @@ struct QLoads {
   }
 };
 
-// All of a step, and on; nothing is asked for if there is no such step.
+// Loads all of a step and goes on; loads nothing if there is no such step.
 template <class Config>
 __device__ inline void load_step(const BackwardContext<Config>& c, const QSteps<Config>& steps,
                                  QLoads<Config>& loads) {

@@ -1,4 +1,4 @@
-// FlashAttention-2 backward: the parts of one step that are its own.
+// FlashAttention-2 backward: the parts of one step that FlashAttention-1 does not share.
 #pragma once
 
 #include "../ptx/turn.cuh"
@@ -6,8 +6,8 @@
 
 namespace cuflash::fa2 {
 
-// Whether a q tile that has arrived reaches beyond the length, or holds a dead row that this lane
-// looks at. The lanes of a warp look at all rows.
+// Whether a q tile that has arrived reaches beyond the length, or holds a dead row among those this
+// lane reads. The lanes of a warp read all rows.
 template <class Config>
 __device__ inline bool sees_dead_row(const BackwardContext<Config>& c, const QStep& step) {
   const auto* lse = c.lse(step.stage);
@@ -18,7 +18,7 @@ __device__ inline bool sees_dead_row(const BackwardContext<Config>& c, const QSt
   return dead;
 }
 
-// Zeros in the dead rows of a tile in shared memory, dealt to the threads of the block.
+// The threads of the block clear the dead rows of a tile in shared memory.
 template <class Config, class Tile>
 __device__ inline void clear_dead_rows(const BackwardContext<Config>& c, const QStep& step,
                                        const Tile& tile) {
@@ -33,8 +33,8 @@ __device__ inline void arrive_step() {
   __syncthreads();
 }
 
-// What dead rows of a q tile hold is cleared; says whether there are any. All warps find the same
-// of what their lanes have `seen`.
+// Clears the dead rows of Q and dO of a step; returns whether there are any. All warps combine what
+// their lanes have `seen` to the same answer.
 template <class Config>
 __device__ inline bool clear_inputs(const BackwardContext<Config>& c, const QStep& step,
                                     bool seen) {
@@ -47,7 +47,7 @@ __device__ inline bool clear_inputs(const BackwardContext<Config>& c, const QSte
   return dead;
 }
 
-// The numbers of a warp's rows of a step, from shared memory.
+// The numbers of a step's rows that belong to this warp, from shared memory.
 template <class Config>
 struct StepStatistics {
   const typename Config::Compute* lse;
@@ -67,7 +67,7 @@ struct StepStatistics {
   }
 };
 
-// P and dS of a step -> their stage.
+// Computes P and dS of a step into their stage.
 template <class Config>
 __device__ inline void score_step(const BackwardContext<Config>& c, const QStep& step, int i) {
   score_tiles<Config>(c, step, c.item.kv_begin, c.p(i), c.ds(i),
@@ -81,14 +81,14 @@ __device__ inline int* turn_of(const BackwardContext<Config>& c, const QStep& st
   return static_cast<int*>(c.params.turns) + tile * Config::warps + threadIdx.x / 32;
 }
 
-// Ordered accumulation: kv tiles add to a q tile one after the other, from the first on; where the
-// mask has a bound, from the last on. Under a causal mask a kv tile begins with the q tile on its
-// diagonal, so that the kv tiles of a head that start together add to different q tiles. They meet
-// at one q tile where the first queries see several kv tiles.
+// Ordered accumulation: the kv tiles add to a q tile one after the other, from the first on or,
+// where the mask has a bound, from the last on. Under a causal mask a kv tile begins with the q
+// tile on its diagonal, so the kv tiles of a head that start together add to different q tiles.
+// They meet at one q tile only where the first queries see several kv tiles.
 //
 // GPUs start the blocks of a grid in the order of their numbers (no manual promises it), and the
-// tiles have their numbers in the order in which they add, so whoever waits waits for a block that
-// runs or has run.
+// tiles are numbered in the order in which they add. A block therefore waits only for blocks that
+// run or have run.
 template <class Config>
 constexpr bool last_tile_first = Config::ordered && Mask<Config>::kind != MaskKind::full;
 
@@ -111,8 +111,8 @@ __device__ inline void await_turn(const BackwardContext<Config>& c, const QStep&
   }
 }
 
-// The turn that a warp has yet to pass. It passes it a step later: by then what it has added has
-// arrived, and the warp does not wait for it.
+// The turn that a warp must still pass on. It does so a step later: by then its additions have
+// arrived, and the warp does not wait for them.
 template <bool ordered>
 struct OpenTurn {
   int* counter = nullptr;
@@ -165,7 +165,7 @@ __device__ inline void accumulate_q(const BackwardContext<Config>& c, const QSte
   if constexpr (Config::ordered) open.open(turn_of(c, step));
 }
 
-// A tile of shared memory -> the kv tile's rows of a tensor; the warps part the rows.
+// The warps copy a tile of shared memory to the kv tile's rows of a tensor; they divide the rows.
 template <class Config, class Tile>
 __device__ inline void copy_out_kv(const BackwardContext<Config>& c, const Tile& tile,
                                    const Tensor& tensor, int columns) {
@@ -176,8 +176,8 @@ __device__ inline void copy_out_kv(const BackwardContext<Config>& c, const Tile&
            tensor.row_stride, c.seq.rows_kv - c.item.kv_begin - row0, columns);
 }
 
-// dK_j and dV_j, finished: through K's and V's places in shared memory, which nobody reads any
-// more, to whole rows of the tensors.
+// Stores the finished dK_j and dV_j as whole rows of the tensors, through the shared memory of K
+// and V, which no warp reads any more.
 template <class Config, class KGradient, class VGradient>
 __device__ inline void store_gradients(const BackwardContext<Config>& c, KGradient& dk,
                                        VGradient& dv) {

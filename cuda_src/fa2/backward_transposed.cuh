@@ -1,6 +1,6 @@
-// FlashAttention-2 backward with scores as keys x queries: the warps part the keys, and what a warp
-// computes of P and dS is in its registers the left operand of its own dV and dK. Only dS passes
-// through shared memory, for dQ.
+// FlashAttention-2 backward with scores as keys x queries: the warps divide the keys, and a warp's
+// P and dS are, in its registers, the left operands of its own dV and dK. Only dS passes through
+// shared memory, for dQ.
 #pragma once
 
 #include "backward_steps.cuh"
@@ -13,7 +13,7 @@ struct TransposedTypes {
   using Scores = WarpTile<typename Config::Compute, Config::fragment_rows, keys, Config::block_q>;
 };
 
-// A number for each query of a tile of scores, as its lanes hold columns.
+// One number for each query of a tile of scores, in the layout of the columns that a lane holds.
 template <class Config>
 struct QueryNumbers {
   using Compute = typename Config::Compute;
@@ -31,7 +31,7 @@ struct QueryNumbers {
   }
 };
 
-// Zeros for the dead queries of a tile, whatever K and V make of zeros.
+// Clears the dead queries of a tile: K and V may turn zeros into other numbers.
 template <class Config, class Tile>
 __device__ inline void clear_dead_queries(const BackwardContext<Config>& c, const QStep& step,
                                           Tile& tile) {
@@ -42,7 +42,7 @@ __device__ inline void clear_dead_queries(const BackwardContext<Config>& c, cons
   });
 }
 
-// scores -> P^T = exp(scores * factor - lse); zeros for what the mask hides and for dead queries.
+// Exponentiates scores to P^T = exp(scores * factor - lse); clears hidden pairs and dead queries.
 template <class Config, class Scores>
 __device__ inline void exponentiate_transposed(const BackwardContext<Config>& c, const QStep& step,
                                                Scores& scores, SlopesOf<Config, Scores>& slopes,
@@ -66,7 +66,7 @@ __device__ inline void exponentiate_transposed(const BackwardContext<Config>& c,
   });
 }
 
-// dP^T -> dS^T = P^T * (dP^T - delta), from P times the slopes; zeros for dead queries.
+// Turns dP^T into dS^T = P^T * (dP^T - delta); `p` is P times the slopes. Clears dead queries.
 template <class Config, class Scores>
 __device__ inline void differentiate_transposed(const BackwardContext<Config>& c, const QStep& step,
                                                 Scores& ds, const Scores& p, bool dead) {
@@ -78,7 +78,7 @@ __device__ inline void differentiate_transposed(const BackwardContext<Config>& c
   if (dead) clear_dead_queries(c, step, ds);
 }
 
-// dV_j += P_ij^T dO_i, dK_j += dS_ij^T Q_i for this warp's keys; dS_ij^T -> its stage.
+// dV_j += P_ij^T dO_i and dK_j += dS_ij^T Q_i for this warp's keys; stores dS_ij^T in its stage.
 template <class Config, class KGradient, class VGradient>
 __device__ inline void transposed_step(const BackwardContext<Config>& c, const QStep& step, int i,
                                        bool dead, KGradient& dk, VGradient& dv) {
@@ -99,7 +99,7 @@ __device__ inline void transposed_step(const BackwardContext<Config>& c, const Q
   if constexpr (!Config::Score::summed) slopes.multiply(p);
   Scores ds;
   ds.fill(0);
-  // Loaded ahead, the fragments would need more registers than there are beside P.
+  // With fragments loaded ahead, the product would need more registers than P leaves.
   P::template multiply<Config::head_dim_v>(ds, rows_by_depth(c.v(), key0),
                                            rows_by_depth(c.dout(step.stage), 0));
   kept.scale_gradients(c.params, ds);
@@ -112,9 +112,9 @@ __device__ inline void transposed_step(const BackwardContext<Config>& c, const Q
   P::multiply_weights(dk, ds, depth_by_rows(c.q(step.stage), Zero{}), unused, 0, 0);
 }
 
-// All steps. At the one barrier of a step i Q and dO of it have arrived, dS of step i - 1 is
-// complete, and everyone has read Q and dO of step i - 2 and dS of it. Half of the warps add dQ of
-// the step before ahead of the scores, the others after them.
+// All steps. At the one barrier of a step i its Q and dO have arrived, dS of step i - 1 is
+// complete, and every warp has read Q, dO and dS of step i - 2. Half of the warps add dQ of the
+// step before to its sums before the scores, the others after them.
 template <class Config, class KGradient, class VGradient>
 __device__ inline void steps_transposed(const BackwardContext<Config>& c,
                                         const QSteps<Config>& steps, KGradient& dk, VGradient& dv) {
@@ -128,7 +128,7 @@ __device__ inline void steps_transposed(const BackwardContext<Config>& c,
   const bool scores_first = static_cast<int>(threadIdx.x) / 32 < Config::warps / 2;
   for (int i = 0; i < steps.count; ++i) {
     arrive_step<Config>();
-    const bool seen = sees_dead_row(c, step);  // its latency passes beside the copies
+    const bool seen = sees_dead_row(c, step);  // its latency is hidden behind the copies
     load_step(c, steps, loads);
     const bool dead = clear_inputs(c, step, seen);
     if (!scores_first && i > 0) accumulate_q(c, before, i - 1, dead_before, open);

@@ -1,4 +1,4 @@
-// FlashAttention-2 backward: what a thread block has in shared memory.
+// FlashAttention-2 backward: the shared memory of a thread block.
 #pragma once
 
 #include "../tile/backward_steps.cuh"
@@ -22,13 +22,13 @@ struct BackwardStorage {
   SharedArray<Storage, Config::block_q * Config::head_dim> q[Config::num_stages];
   SharedArray<Storage, Config::block_q * Config::head_dim_v> dout[Config::num_stages];
   RowStatistics<Config> rows[Config::num_stages];
-  // A ring of score_stages: [block_q, block_kv], transposed dS alone, [block_kv, block_q]
+  // A ring of score_stages: [block_q, block_kv]; if transposed only dS, [block_kv, block_q]
   SharedArray<Storage, Config::transposed ? 0 : Config::block_q * Config::block_kv>
       p[Config::score_stages];
   SharedArray<Storage, Config::block_q * Config::block_kv> ds[Config::score_stages];
 };
 
-// What every step of a thread block needs. `item.head` is the kv head.
+// The context of every step of a thread block. `item.head` is the kv head.
 template <class Config, class Types = BackwardTypes<Config>>
 struct BackwardContext {
   using Compute = typename Config::Compute;

@@ -1,21 +1,21 @@
 // FlashAttention-2, forward pass: Dao, "FlashAttention-2: Faster Attention with Better Parallelism
 // and Work Partitioning" (2023), Algorithm 1.
 //
-// One thread block does one q tile of one (batch, head). Its warps part the rows, or pairs of them
-// do (forward_paired.cuh); K and V tiles stream through two stages each, or one, the last tile
-// first, so that the masked ones come before the others. O is divided by the row's sum once, at the
-// end.
+// One thread block does one q tile of one (batch, head). Its warps, or pairs of warps
+// (forward_paired.cuh), divide the rows. K and V tiles stream through one or two stages each, the
+// last tile first, so that the masked tiles come before the others. O is divided by the row's sum
+// once, at the end.
 //
-// A step turns the scores of its tile into weights and multiplies them with V, some keys after the
-// other, so that the exponentials of some run beside the products of others; then it computes the
-// scores of the next tile in the same registers.
+// A step exponentiates the scores of its tile and multiplies the weights with V, a few keys at a
+// time, so that the exponentials of some keys run beside the products of others. Then it computes
+// the scores of the next tile in the same registers.
 //
-// With two stages one barrier a step. At it
+// With two stages a step has one barrier. At it
 //   K of step + 1 and V of step have arrived, and
-//   everyone has read K of step and V of step - 1, whose stages the next copies take.
-// With one stage, for blocks that have another beside them on a multiprocessor, two:
-//   at its beginning V of step has arrived, and everyone has read K of step;
-//   before the scores of the next K of step + 1 has arrived, and everyone has read V of step.
+//   every warp has read K of step and V of step - 1, whose stages the next copies take.
+// With one stage, for blocks that share a multiprocessor with another one, a step has two:
+//   at its beginning V of step has arrived, and every warp has read K of step;
+//   before the next scores K of step + 1 has arrived, and every warp has read V of step.
 #include "forward_store.cuh"
 
 namespace cuflash::fa2 {
@@ -50,7 +50,7 @@ __device__ inline void score(const ForwardContext<Config>& c, Scores& scores, in
   }
 }
 
-// Their weights, and what they add to the output.
+// Exponentiates the scores of a step and adds their products with V to the output.
 template <class Config, class Scores>
 __device__ inline void exponentiate(const ForwardContext<Config>& c, ForwardState<Config>& state,
                                     Scores& scores, int step) {

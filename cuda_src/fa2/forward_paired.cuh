@@ -1,16 +1,17 @@
 // FlashAttention-2 forward, pairs of warps that share rows.
 //
-// A warp of 16 rows asks shared memory for as much of K and V as one of 32, and shared memory is
-// what bounds it; but 32 rows of a wide output do not fit the registers of a warp. Two warps that
-// share 32 rows each compute the scores of half of a tile's keys and half of the output's columns.
-// The row maxima and P of the one pass to the other through shared memory:
+// A warp of 16 rows reads as much of K and V from shared memory as one of 32, and shared memory is
+// the bound; but the registers of a warp cannot hold 32 rows of a wide output. Two warps that share
+// 32 rows therefore each compute the scores of half of a tile's keys and half of the output's
+// columns. They exchange row maxima and P through shared memory:
 //
-//   maxima   posted after the scores of a tile, read after the block's next barrier. Both find the
-//            same references by them
-//   P        barrier 1 + w, of 64 threads: warp w arrives when its weights of a step are written,
-//            and multiplies them, from registers; then the other one comes for its own products
-//   the end  barrier 9 + pair, of both: sums, and rows of the output. One of its own, since the
-//            other warp may still be on its way to P of the last step
+//   maxima   posted after the scores of a tile, read after the block's next barrier. Both warps
+//            derive the same references from them
+//   P        barrier 1 + w, of 64 threads: warp w arrives when it has written its weights of a
+//            step, and multiplies them from registers; then the other one waits there for its own
+//            products
+//   the end  barrier 9 + pair, of both warps: sums, and rows of the output. It is a separate
+//            barrier because the other warp may still be on its way to P of the last step
 #pragma once
 
 #include "../ptx/barrier.cuh"
@@ -21,7 +22,7 @@ namespace cuflash::fa2 {
 
 constexpr int kThreadsOfPair = 64;
 
-// The barrier of this warp's weights, or of those of the other one of its pair.
+// The barrier of this warp's weights, and that of the other warp of its pair.
 __device__ inline int own_barrier() { return 1 + static_cast<int>(threadIdx.x) / 32; }
 __device__ inline int other_barrier() { return 1 + (static_cast<int>(threadIdx.x) / 32 ^ 1); }
 // Both warps of a pair meet.
@@ -29,7 +30,7 @@ __device__ inline void meet_in_pair() {
   ptx::named_barrier(9 + static_cast<int>(threadIdx.x) / kThreadsOfPair, kThreadsOfPair);
 }
 
-// A number of every row of this warp -> where both of the pair read it.
+// Posts a number of every row of this warp where both warps of the pair read it.
 template <class Config, class Rows>
 __device__ inline void post_numbers(const ForwardContext<Config>& c, Rows& numbers) {
   const LanePosition lane;
@@ -43,7 +44,7 @@ __device__ inline void post_numbers(const ForwardContext<Config>& c, Rows& numbe
   __syncwarp();
 }
 
-// combine(part 0's, part 1's) of every row.
+// Combines the numbers of part 0 and part 1 of every row.
 template <class Config, class Rows, class Function>
 __device__ inline void combine_numbers(const ForwardContext<Config>& c, Rows& numbers,
                                        Function combine) {
@@ -55,7 +56,7 @@ __device__ inline void combine_numbers(const ForwardContext<Config>& c, Rows& nu
   });
 }
 
-// The sums of a row's lanes, of both warps.
+// Adds up a row's sums over its lanes and both warps.
 template <class Config, class Rows>
 __device__ inline void add_up_sums(const ForwardContext<Config>& c, Rows& sums) {
   using Compute = typename Config::Compute;
@@ -66,7 +67,7 @@ __device__ inline void add_up_sums(const ForwardContext<Config>& c, Rows& sums) 
   combine_numbers(c, sums, add);
 }
 
-// What turns scores into weights as products ask for them, and writes them for the other warp.
+// Exponentiates scores when products need them, and writes the weights for the other warp.
 template <class Config, class Scores>
 struct PairedWeights {
   const ForwardContext<Config>& c;
@@ -93,7 +94,7 @@ struct PairedWeights {
   }
 };
 
-// scores -> weights, output += weights V of a step, of this warp's columns.
+// Exponentiates scores, and adds weights V of a step to this warp's columns of the output.
 template <class Config, class Scores>
 __device__ inline void exponentiate_paired_tile(const ForwardContext<Config>& c,
                                                 ForwardState<Config>& state, Scores& scores,

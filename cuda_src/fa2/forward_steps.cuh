@@ -13,7 +13,7 @@ __device__ inline void load_q_tile(const ForwardContext<Config>& c) {
       c.params.q.row_stride, c.seq.seqlen_q - begin, c.params.shape.head_dim);
 }
 
-// Keys or values of a step, where they lie in pages -> a tile; nothing if there is no such step.
+// Copies keys or values of a step from pages to a tile; nothing if there is no such step.
 template <class Config, class Tile>
 __device__ inline void load_from_pages(const ForwardContext<Config>& c, const Tile& tile,
                                        const Tensor& tensor, int columns, int step) {
@@ -24,8 +24,8 @@ __device__ inline void load_from_pages(const ForwardContext<Config>& c, const Ti
                                                                      kv_head, key, columns);
 }
 
-// The K tile of a step -> its stage; nothing if there is no such step. The first step's is the last
-// tile, the only one that may reach beyond the keys.
+// Loads the K tile of a step to its stage; nothing if there is no such step. The first step has the
+// last tile, the only one that may reach beyond the keys.
 template <bool first = false, class Config>
 __device__ inline void load_k_tile(ForwardContext<Config>& c, int step) {
   if constexpr (Config::Score::skips) {
@@ -55,7 +55,7 @@ __device__ inline void load_v_tile(ForwardContext<Config>& c, int step) {
   }
 }
 
-// Reference and sum of this warp's rows, and its output, as they begin.
+// Initialises the reference and sum of this warp's rows, and its output.
 template <class Config>
 __device__ inline void begin_rows(const ForwardContext<Config>& c, ForwardState<Config>& state) {
   const LanePosition lane;
@@ -63,12 +63,12 @@ __device__ inline void begin_rows(const ForwardContext<Config>& c, ForwardState<
   state.settled = false;
   state.reference.for_each([&](typename Config::Compute& reference, int m, int group) {
     begin_row(reference, state.sum.value[m][group]);
-    // One of the lanes that share the row holds it.
+    // Only one of the lanes that share the row holds it.
     if (lane.column != 0 || c.part() != 0) state.sum.value[m][group] = 0;
   });
 }
 
-// scores = Q K^T of a step, masked; of this warp's keys.
+// scores = Q K^T of a step, masked, for this warp's keys.
 template <class Config, class Scores>
 __device__ inline void score_tile(const ForwardContext<Config>& c, Scores& scores, int step) {
   scores.fill(0);
@@ -88,7 +88,7 @@ __device__ inline void rescale(ForwardState<Config>& state, const Rows& keep) {
 }
 
 // Moves the references of this warp's rows to the maxima of the scores from column `first` on,
-// where they have risen by more than the slack. What the columns before give is in the output.
+// where they have risen by more than the slack. The columns before are in the output already.
 template <class Config, class Scores>
 __device__ inline void raise_references(ForwardState<Config>& state, Scores& scores,
                                         typename Config::Compute factor, int first) {
@@ -103,14 +103,14 @@ __device__ inline void add_to_sums(ForwardState<Config>& state, Rows& sums) {
       [&](typename Config::Compute& x, int m, int group) { state.sum.value[m][group] += x; });
 }
 
-// Where the weights of a step stand, those of this warp's keys.
+// The position of this warp's keys in the weights of a step.
 template <class Config>
 __device__ inline RowsOfQueries place_of(const ForwardContext<Config>& c, int step) {
   return {c.seq.entry, c.item.head, c.first_query(),
           c.blocks[step].index * Config::block_kv + c.first_key()};
 }
 
-// What is left of a part of a step's weights, from column `first` of this warp's keys on.
+// Drops weights from a part of a step that begins at column `first` of this warp's keys.
 template <class Config, class Part>
 __device__ inline void drop_columns(const ForwardContext<Config>& c, int step, Part& part,
                                     int first) {
@@ -121,7 +121,7 @@ __device__ inline void drop_columns(const ForwardContext<Config>& c, int step, P
   }
 }
 
-// What turns scores into weights as products ask for them.
+// Exponentiates scores when products need them.
 template <class Config, class Scores>
 struct PartWeights {
   const ForwardContext<Config>& c;
@@ -144,8 +144,8 @@ struct PartWeights {
   }
 };
 
-// The same where maxima are looked for only if they can matter: while a row has no reference, and
-// where weights come out too large for it, which their sums tell. Until then the scores stay.
+// The same, but takes maxima only where they can matter: while a row has no reference, and where
+// the sums show that weights are too large for it. Until then the scores are kept.
 template <class Config, class Scores>
 struct WeightsOnDemand {
   using Rows = typename ForwardTypes<Config>::Rows;
@@ -197,7 +197,7 @@ __device__ inline bool all_settled(ForwardState<Config>& state) {
   return __all_sync(0xffffffffu, settled);
 }
 
-// scores -> weights, output += weights V of a step; by a warp whose rows no other one shares.
+// Exponentiates scores and adds weights V of a step to the output; for a warp that shares no rows.
 template <class Config, class Scores>
 __device__ inline void exponentiate_tile(const ForwardContext<Config>& c,
                                          ForwardState<Config>& state, Scores& scores, int step) {

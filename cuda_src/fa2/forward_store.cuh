@@ -14,7 +14,7 @@ __device__ inline void finish_rows(const ForwardContext<Config>& c, ForwardState
   const LanePosition lane;
   const int first_row = c.first_query() + lane.row;
   typename ForwardTypes<Config>::Rows inverse;  // zero for a row that has seen nothing
-  typename ForwardTypes<Config>::Rows keep;     // of the weights so far
+  typename ForwardTypes<Config>::Rows keep;     // factor of the output
   if constexpr (Config::paired) add_up_sums(c, state.sum);
   state.sum.for_each([&](Compute& sum, int m, int group) {
     const int row = first_row + Output::row(m, group);
@@ -35,7 +35,7 @@ __device__ inline void finish_rows(const ForwardContext<Config>& c, ForwardState
   });
 }
 
-// Who has written what is stored by this warp.
+// Meets the warps or lanes that wrote what this warp stores.
 template <class Config>
 __device__ inline void meet_sharers() {
   if constexpr (Config::paired) {
@@ -63,9 +63,9 @@ __device__ inline void store_rows(const ForwardContext<Config>& c, ForwardState<
     }
   }();
   if constexpr (Types::staged) {
-    // The output lies over Q, also over other warps' rows if it is narrower: the barrier of the
-    // last step came after every read of Q.
-    constexpr int rows = Output::rows / Types::sharing;  // that this warp writes
+    // The output overlies Q, and other warps' rows of it where the output is narrower: every warp
+    // has read Q before the barrier of the last step.
+    constexpr int rows = Output::rows / Types::sharing;  // rows that this warp writes
     const int first = c.part() * rows;
     T* out = q_row<T>(tensor, c.seq, c.item.head, c.first_query() + first);
     __syncwarp();

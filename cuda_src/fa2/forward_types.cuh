@@ -10,10 +10,10 @@
 
 namespace cuflash::fa2 {
 
-// The warps of a block part the q tile's rows; each keeps its rows' scores, weights and output in
-// registers. K and V pass through rings of stages that all warps share. Where the output of
-// wide heads leaves no registers for rows enough, pairs of warps share rows: a warp then has half
-// of a tile's keys and half of the output's columns, see forward_paired.cuh.
+// The warps of a block divide the q tile's rows; each keeps its rows' scores, weights and output in
+// registers. K and V pass through rings of stages that all warps share. Where the output of wide
+// heads leaves registers for too few rows, pairs of warps share rows: a warp then has half of a
+// tile's keys and half of the output's columns, see forward_paired.cuh.
 template <class Config>
 struct ForwardTypes {
   using Storage = typename Config::Storage;
@@ -22,13 +22,13 @@ struct ForwardTypes {
   static constexpr int rows_per_warp = Config::block_q / (Config::warps / sharing);
   static constexpr int threads = 32 * Config::warps;
   static constexpr bool weights_shared = Config::products == ProductKind::scalar || Config::paired;
-  // Whether the output passes through Q's place in shared memory on its way out.
+  // Whether the output passes through the shared memory of Q on its way out.
   static constexpr bool staged = Config::copies != CopyKind::element &&
                                  sizeof(typename Config::Output) == sizeof(Storage) &&
                                  Config::head_dim_v <= Config::head_dim;
 
-  // Keys whose scores become weights together, beside the products of those before. Of narrow heads
-  // as many as most_weight() is for, which is a tile of the table.
+  // The number of keys that are exponentiated together, beside the products of earlier keys. Narrow
+  // heads take as many as most_weight() allows for, which is one tile of the table.
   static constexpr int keys_at_once =
       Config::maxima_on_demand && Config::head_dim_v <= 64 && Config::block_kv % 64 == 0 ? 64 : 16;
   static_assert(!Config::maxima_on_demand || !natural_logits<Config>, "of 16-bit storage alone");
@@ -45,7 +45,7 @@ struct ForwardTypes {
   using PTile = SharedTile<Storage, Config::block_q, Config::block_kv>;
 };
 
-// A number of each row from either warp of a pair: maxima of scores, at the end sums.
+// One number for each row from either warp of a pair: maxima of scores, at the end sums.
 template <class Config, bool paired = Config::paired>
 struct PairStorage {
   SharedArray<Pair<typename Config::Compute>, Config::block_q> of_rows;
@@ -72,7 +72,7 @@ struct StepBlocks : KvBlocks<Config> {
   using KvBlocks<Config>::KvBlocks;
 };
 
-// The tiles of the latest steps, by step: numbers that stay in registers.
+// The tiles of the latest steps, by step; they stay in registers.
 struct LatestTiles {
   int tiles[4];
   __device__ int of(int step) const {
@@ -85,13 +85,14 @@ struct LatestTiles {
   }
 };
 
-// The same without those that are hidden whole. A step's tile is found as its K is loaded.
+// The same without the tiles that a term hides entirely. A step's tile is found when its K is
+// loaded.
 template <class Config>
 struct StepBlocks<Config, true> {
   const typename Config::Params& params;
   Sequence seq;
   WorkItem item;
-  KvRange range;  // from the last step's to the first step's
+  KvRange range;  // from the last step's tile to the first step's
   int steps = 0;
   LatestTiles latest{{0, 0, 0, 0}};
 
@@ -104,13 +105,13 @@ struct StepBlocks<Config, true> {
     for (int tile = range.begin; tile < range.end; ++tile) steps += shows(tile);
   }
   __device__ int count() const { return steps; }
-  // Finds a step's tile, once that of the step before is known.
+  // Finds a step's tile; the tile of the step before must be known.
   __device__ void find(int step) {
     int tile = before(step);
     while (tile > range.begin && !shows(tile)) --tile;
     latest.set(step, tile);
   }
-  // How many tiles lie between that of the step before and a step's, which has been found.
+  // The number of tiles between that of the step before and a step's, which has been found.
   __device__ int left_out(int step) const { return before(step) - latest.of(step); }
   __device__ Block operator[](int step) const {
     const int index = latest.of(step), q_begin = item.q_tile * Config::block_q;
@@ -127,7 +128,7 @@ struct StepBlocks<Config, true> {
   }
 };
 
-// What every step of a thread block needs, the same for all its tiles.
+// The context of every step of a thread block, the same for all its tiles.
 template <class Config, class Types = ForwardTypes<Config>>
 struct ForwardContext {
   const typename Config::Params& params;
@@ -148,23 +149,23 @@ struct ForwardContext {
   }
   __device__ typename Types::OutTile staging() const { return {shared.q.data}; }
   __device__ typename Types::PTile p() const { return {shared.p.data}; }
-  // Which of the warps that share its rows this is.
+  // This warp's index among the warps that share its rows.
   __device__ int part() const {
     return Types::sharing > 1 ? static_cast<int>(threadIdx.x) / 32 % Types::sharing : 0;
   }
-  __device__ int first_key() const { return part() * Types::Scores::columns; }  // of a tile
-  // Keys of the last tile, which the steps begin with.
+  __device__ int first_key() const { return part() * Types::Scores::columns; }  // within a tile
+  // The number of keys of the last tile, with which the steps begin.
   __device__ int last_rows() const {
     return seq.seqlen_kv - (blocks.range.end - 1) * Config::block_kv;
   }
   __device__ int first_query() const { return item.q_tile * Config::block_q + row0; }
 };
 
-// What a warp carries from step to step for its rows.
+// The state of a warp's rows from step to step.
 template <class Config, class Types = ForwardTypes<Config>>
 struct ForwardState {
   typename Types::Output output;   // not yet divided by the row's sum
-  typename Types::Rows reference;  // what is subtracted from the row's logits
+  typename Types::Rows reference;  // subtracted from the row's logits
   typename Types::Rows sum;        // of the weights, over this lane's columns
   bool settled;                    // every row of the warp has a reference
 };

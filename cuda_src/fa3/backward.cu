@@ -6,39 +6,42 @@
 // warpgroups of 64 keys each do the arithmetic:
 //
 //   load   K and V once; Q and dO of a step with lse and delta of their rows -> rings
-//   math   S^T = K Q^T, dP^T = V dO^T, P = exp(S - lse), dS = P (dP - delta), then in one go
+//   math   S^T = K Q^T, dP^T = V dO^T, P = exp(S - lse), dS = P (dP - delta), then together
 //          dQ of the step before (of all keys, through dS in shared memory), dV += P^T dO,
 //          dK += dS^T Q. dQ leaves the registers for device memory while dV and dK are computed.
 //
-// dQ a step late is what lets the warpgroups run apart: dS of the other one has long been written
-// when it is needed, and one's exponentials can run beside the other's products. Neither comes more
-// than a step ahead: dS has two places, and both have to have read one before it is written again.
+// Because dQ comes a step late, the warpgroups can run apart: the other one has written its dS long
+// before it is needed, and one warpgroup's exponentials run beside the other's products. A
+// warpgroup is never more than a step ahead: dS has two buffers, and both warpgroups must read one
+// before it is written again.
 //
-// Wide heads have their own math roles, see backward_wide.cuh and, where only K is wide,
-// backward_serial.cuh. Every block clears sums of dQ for one that comes later, see
-// backward_clear.cuh. Where Config::kv_tiles_per_convert_block is not 0, blocks of rows come
-// between those of tiles and round the sums, see backward_rows.cuh; else a kernel does it
-// afterwards. Where Config::parted, dK and dV of a tile are the sums of several blocks', see
+// Wide heads have their own math roles: see backward_wide.cuh and, where only K is wide,
+// backward_serial.cuh. Every block clears sums of dQ for a later block, see backward_clear.cuh.
+// Where Config::kv_tiles_per_convert_block is not 0, blocks of rows run between the blocks of tiles
+// and round the sums, see backward_rows.cuh; otherwise a kernel does so afterwards. Where
+// Config::parted, several blocks share a tile, and their dK and dV are summed, see
 // backward_parts.cuh.
 //
 // Who waits for whom (see tile/pipeline.cuh):
 //   k_tail.raw              load's warp for K of a block with a tail, see backward_load.cuh
-//   k_full, v_full          all warps of math for load, once (in wide heads who reads V for V)
+//   k_full, v_full          all warps of math for load, once (in wide heads only the key role for
+// V)
 //   q_full, dout_full       all warps of math for load, with the rows' numbers
 //   operand_full            all warps of math for load, where a term of the scores reads an array
 //   operand_empty           load for all warps of math
-//   ds_full                 every warp of math for all that have dS: that of a step is written
+//   ds_full                 every warp of math for all that make dS: dS of a step is written
 //   ds_empty                every warp of math for all of them: their dQ has read dS
 //   barrier 1 + w           the warps of warpgroup w for each other, where queries are dead; where
-//                           score tiles are serial, before dK reads their dS too
+//                           score tiles are serial, also before dK reads their dS
 //   barrier 3 + s           load for all warps of math: they have read Q and dO of stage s
-//   barrier 5 + s, 7 + s    the key role for P of a step, the value role for its place, in wide
-//                           heads
+//   barrier 5 + s, 7 + s    in wide heads: the key role for P of a step, the value role for the
+//                           buffer of P
 //   barrier 9 + w           warpgroup w for the other one's P, where score tiles are serial
 //   cleared                 all warps of math for a thread beside load: sums of dQ are zeros, see
 //                           backward_clear.cuh
-//   added                   by one thread beside math for all warps of math: their last dQ is under
-//                           way (in ordered sums that of a step, see backward_turns.cuh)
+//   added                   one thread beside math for all warps of math: their last dQ is under
+// way
+//                           (in ordered sums: dQ of a step, see backward_turns.cuh)
 #include "../ptx/register_budget.cuh"
 #include "backward_clear.cuh"
 #include "backward_load.cuh"
@@ -49,7 +52,7 @@
 
 namespace cuflash::fa3 {
 
-// Zeros for keys that no query sees.
+// Clears the gradients of keys that no query sees.
 template <class Config>
 __device__ inline void store_zeros(const BackwardContext<Config>& c, const Tensor& tensor,
                                    int columns) {
@@ -61,7 +64,7 @@ __device__ inline void store_zeros(const BackwardContext<Config>& c, const Tenso
   }
 }
 
-// The block of keys that no query sees.
+// The work of a block whose keys no query sees.
 template <class Config>
 __device__ inline void unseen_keys(const BackwardContext<Config>& c, unsigned tile) {
   if constexpr (Config::parted) {
@@ -78,13 +81,13 @@ __device__ inline void unseen_keys(const BackwardContext<Config>& c, unsigned ti
   if (threadIdx.x >= 32) return;
   clear_role(c, tile);
   if (Config::kv_tiles_per_convert_block > 0 && threadIdx.x == 0) {
-    await_cleared(c, tile);  // or rows could be finished before their sums are cleared
+    await_cleared(c, tile);  // otherwise rows could be finished before their sums are cleared
     pass_sums(c);
   }
 }
 
-// The three warps beside load's: the first asks and tells, in ordered sums two keep turns, the last
-// one clears.
+// The three warps beside load's: the first waits for cleared sums and reports finished ones, in
+// ordered sums the first two keep turns, and the last one clears.
 template <class Config>
 __device__ inline void roles_beside_load(const BackwardContext<Config>& c, unsigned tile) {
   const int warp = static_cast<int>(threadIdx.x) / 32;
@@ -104,7 +107,7 @@ __device__ inline void roles_beside_load(const BackwardContext<Config>& c, unsig
   if (warp == 3) clear_role(c, tile);
 }
 
-// A warpgroup: its 64 keys through all steps.
+// A warpgroup: takes its 64 keys through all steps.
 template <class Config>
 __device__ inline void math_role(const BackwardContext<Config>& c, int warpgroup) {
   using Types = BackwardTypes<Config>;
@@ -117,8 +120,8 @@ __device__ inline void math_role(const BackwardContext<Config>& c, int warpgroup
   const int steps = c.steps();
   wait<Config>(c.shared.k_full, 0);
   wait<Config>(c.shared.v_full, 0);
-  // Under a causal mask alone, and with 128 queries a step, a step like this takes more time from
-  // the others than it saves.
+  // With a causal mask alone, and with 128 queries a step, a hidden step costs the other steps more
+  // time than it saves.
   constexpr bool skips_hidden =
       Mask<Config>::has_first && !Types::q_parted_by_rows && !Config::listed;
   int step = 0;
@@ -175,7 +178,8 @@ __device__ inline void backward(const typename Config::Params& params) {
     unseen_keys(c, tile);
     return;
   }
-  // The same in every lane, and known to be: descriptors then stay in uniform registers.
+  // Every lane has the same role; the shuffle tells the compiler, which then keeps descriptors in
+  // uniform registers.
   const int role = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / kWarpgroup, 0);
   if (threadIdx.x == 0) {
     ptx::tensor_map_prefetch(&params.q_map);

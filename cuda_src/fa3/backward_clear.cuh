@@ -1,19 +1,19 @@
-// FlashAttention-3 backward, zeros where dQ is summed: written by the blocks of kv tiles for blocks
-// that come later, so that no kernel before has to. The copy engine stores them while the block
-// multiplies; a kernel of its own takes as long as device memory does.
+// FlashAttention-3 backward: clears the accumulator of dQ. The blocks of kv tiles clear it for
+// later blocks, so that no earlier kernel has to. The copy engine stores the zeros while the block
+// multiplies; a separate kernel would take as long as device memory does.
 //
-// Every kv tile, or place in a list of them, has a share of its head's rows. A block clears the
-// share of the tile `ahead` of its own, whether it has a tile or not; steps/statistics.cu does the
-// first heads. Blocks start in the order of their numbers, and `ahead` is longer than a head group
-// (tile/schedule.cuh) and the blocks that run at once, so that hardly any block waits; none waits
-// for a later one.
+// Every kv tile, or slot in a list of them, has a share of its head's rows. A block clears the
+// share of the tile `ahead` of its own, even if it has no tile itself; steps/statistics.cu clears
+// the first heads. Blocks start in the order of their numbers. `ahead` exceeds both a head group
+// (tile/schedule.cuh) and the number of blocks that run at once, so hardly any block waits; none
+// waits for a later one.
 //
 // Who waits for whom:
 //   HeadCounters::cleared  in device memory, for every kv head: a thread beside math for the blocks
-//                          that clear the head's shares. It asks as soon as the block begins: an
-//                          answer takes thousands of clocks, which nothing else waits for
-//   cleared                math, before it adds to dQ, for that thread. In ordered sums the thread
-//                          is who watches for turns, and math waits for its turn
+//                          that clear the head's shares. It starts to poll as soon as the block
+//                          begins, because an answer takes thousands of clocks
+//   cleared                math for that thread, before it adds to dQ. In ordered sums the thread
+//                          that watches for turns polls, and math waits for its turn
 #pragma once
 
 #include "../ptx/bulk_copy.cuh"
@@ -23,7 +23,7 @@
 
 namespace cuflash::fa3 {
 
-// By one thread: waits until `count` have passed a counter.
+// One thread waits until the counter has reached `count`.
 template <class Config>
 __device__ inline void await_count(const int* counter, int count) {
   jitter<Config>();
@@ -31,8 +31,8 @@ __device__ inline void await_count(const int* counter, int count) {
   while (ptx::read_turn(counter) < count) patience.wait(40);
 }
 
-// By one thread: the sums of this block's head are cleared. Those of the first heads were by the
-// kernel before.
+// One thread waits until the sums of this block's head are cleared. The kernel before has cleared
+// those of the first heads.
 template <class Config>
 __device__ inline void await_cleared(const BackwardContext<Config>& c, unsigned tile) {
   if (tile < c.params.ahead) return;
@@ -40,17 +40,18 @@ __device__ inline void await_cleared(const BackwardContext<Config>& c, unsigned 
                       kv_tiles_of_head<Config>(c.params));
 }
 
-// The rows of a kv tile: of every query head of its group as large a part as it is of the keys.
+// The rows whose sums belong to a kv tile: the same fraction of every query head of its group as
+// the tile is of the keys.
 struct RowShare {
   int batch;
   int kv_head;
   int row;  // the first
 };
 
-// Shares go by units of sixteen rows of a query head.
+// Shares consist of units of sixteen rows of a query head.
 constexpr int kRowsOfUnit = 16;
 
-// Units of a query head, as far as kv tiles add to them, and of a tile's share of it.
+// The number of units of a query head to which kv tiles add, and of a tile's share of it.
 template <class Config>
 __device__ inline int units_of_head(const typename Config::Params& params) {
   if constexpr (Config::Lengths::packed) return params.padded_rows / kRowsOfUnit;
@@ -69,7 +70,7 @@ __device__ inline RowShare share_of(const typename Config::Params& params, long 
   return {item.entry, item.head, tile_of_head * units_of_share<Config>(params) * kRowsOfUnit};
 }
 
-// Zeros in shared memory -> the sums of a share; by one thread, as a group of copies.
+// One thread copies zeros from shared memory to the sums of a share, as one group of copies.
 template <class Config>
 __device__ inline void store_zeros_of(const BackwardContext<Config>& c, const RowShare& share) {
   constexpr int bytes = Config::zero_bytes;  // of a copy
@@ -91,7 +92,7 @@ __device__ inline void store_zeros_of(const BackwardContext<Config>& c, const Ro
   ptx::bulk_commit();
 }
 
-// By a warp: clears the share of the tile `ahead`, if there is one.
+// A warp clears the share of the tile `ahead`, if there is one.
 template <class Config>
 __device__ inline void clear_role(const BackwardContext<Config>& c, unsigned tile) {
   const long long ahead = tile + c.params.ahead;

@@ -1,12 +1,11 @@
-// FlashAttention-3 backward where weights are dropped: what is left of a warp's P, and its dS, in
-// registers.
+// FlashAttention-3 backward with dropped weights: a warp's kept P, and its dS, in registers.
 #pragma once
 
 #include "backward_score.cuh"
 
 namespace cuflash::fa3 {
 
-// What pairs give to the gradient of a term, if one is asked for, as dS is made.
+// The sum over pairs for the gradient of a term, if one is needed, taken while dS is made.
 template <class Config, class Scores, bool summed = Config::Score::summed>
 struct StepSum {
   PairSum<Config, Scores, RowsOfKeys> sum;
@@ -27,14 +26,14 @@ struct StepSum<Config, Scores, false> {
   __device__ void store(const BackwardContext<Config>&, const RowsOfKeys&) const {}
 };
 
-// Two neighbouring numbers of what has been rounded of a tile of scores.
+// Two neighbouring elements of a rounded tile of scores.
 template <class Config>
 __device__ __forceinline__ float2 pair_of(const ScoreOperand<Config>& scores, int n, int group) {
   return unpack(typename Config::Storage{}, scores.value[n / 2][n % 2 * 2 + group]);
 }
 
 // Raw products -> P^T, and P^T times the slopes of the scores where there are any, times 2^exponent
-// and rounded at once: P, dP and draws are more than the registers hold.
+// and rounded at once: the registers cannot hold P, dP and the draws together.
 template <class Config, int exponent, class Scores>
 __device__ __forceinline__ void exponentiate_early(const typename Config::Params& params, Scores& p,
                                                    ScoreOperand<Config>& weights,
@@ -51,7 +50,7 @@ __device__ __forceinline__ void exponentiate_early(const typename Config::Params
   ptx::wgmma_hold(weights.value);
 }
 
-// The masks of a warp's tile, as tile/weights.cuh has them.
+// The masks of a warp's tile, as tile/weights.cuh describes them.
 template <class Config>
 struct StepDraws {
   const typename Config::Weights weights;
@@ -59,13 +58,13 @@ struct StepDraws {
   __device__ __forceinline__ StepDraws(const typename Config::Params& params,
                                        const RowsOfKeys& place)
       : weights(params), draws(params, weights, place) {}
-  // Of queries 16 i and on.
+  // The masks of the 16 queries from 16 i on.
   __device__ __forceinline__ void of_block(unsigned (&masks)[4], int i) const {
     draws.of_block(masks, 0, 16 * i);
   }
 };
 
-// dS^T = P^T * (M * dP^T - delta) of a step, M being 0 where a weight is dropped and else 1 over
+// dS^T = P^T * (M * dP^T - delta) of a step. M is 0 where a weight is dropped, and otherwise 1 over
 // the share that is kept.
 template <class Config, int exponent>
 struct DroppedGradients {
@@ -87,8 +86,8 @@ struct DroppedGradients {
         sum(c.params, place),
         kept(Config::Weights::template inverse_keep<float>(c.params) * scale) {}
 
-  // Of queries 16 i and on, rounded, as an operand. Of the masks any bit of a half will do. P, and
-  // P times the slopes of its scores, are 2^exponent times what they stand for.
+  // dS of the 16 queries from 16 i on, rounded, as an operand. One bit in each half of a mask is
+  // enough. P, and P times the slopes of its scores, are multiplied by 2^exponent.
   __device__ __forceinline__ void of_block(unsigned (&gradients)[4], const unsigned (&masks)[4],
                                            int i, const ScoreOperand<Config>& p,
                                            const ScoreOperand<Config>& sloped, const Scores& dp) {
@@ -111,14 +110,14 @@ struct DroppedGradients {
   __device__ __forceinline__ void store() const { sum.store(c, place); }
 
  private:
-  // (M dP - delta) * scale: a power of two, which changes no digit.
+  // (M dP - delta) * scale; `scale` is a power of two and changes no digit.
   __device__ __forceinline__ float difference(float dp, unsigned mask, float delta) const {
     return fma(mask != 0 ? dp : 0.0f, kept, -delta * scale);
   }
 };
 
-// The same of a whole step, and what is left of P^T, rounded. Sixteen queries at a time: their
-// draws serve both, and are gone.
+// dS of a whole step, and the kept P^T, rounded. It takes sixteen queries at a time: their draws
+// serve both, and then need no register.
 template <class Config, int exponent, class Scores>
 __device__ __forceinline__ void differentiate_dropped(
     const BackwardContext<Config>& c, const RowsOfKeys& place, ScoreOperand<Config>& gradients,

@@ -1,18 +1,18 @@
-// FlashAttention-3 backward where bits tell which q tiles see a kv tile, of each query head, and
-// which pairs.
+// FlashAttention-3 backward where bits say, for each query head, which q tiles and which pairs of a
+// kv tile are seen.
 #pragma once
 
 #include "../tile/score.cuh"
 
 namespace cuflash::fa3 {
 
-// The q tile of a step, and the query head it is of.
+// The q tile of a step, and its query head.
 struct QPlace {
   int head;
   int tile;
 };
 
-// How many lines of bits an array has, and tiles along them.
+// The number of lines of bits of an array, and of tiles along them.
 template <class Config>
 __device__ inline int lines_of_bits(const Shape& shape) {
   return ceil_div(shape.seqlen_kv, Config::block_kv) * Config::block_kv;
@@ -22,19 +22,18 @@ __device__ inline int tiles_of_bits(const Shape& shape) {
   return Config::one_row ? 1 : ceil_div(shape.seqlen_q, Config::block_q);
 }
 
-// A step as the load role tells of it.
+// A step, as the load role describes it.
 struct StepNote {
   int head;
   int tile_and_every;  // 2 tile + whether no pair of the tile is hidden
-  unsigned pairs;      // index of the bits of the first sixteen keys of the kv tile; without such
-                       // bits a bit for each 64 queries and keys, see ScoreChain's `hides`
+  unsigned pairs;      // index of the bits of the kv tile's first 16 keys; else see `shown_parts`
   int unused;
 
   __device__ int tile() const { return tile_and_every >> 1; }
   __device__ bool every() const { return (tile_and_every & 1) != 0; }
 };
 
-// The q tiles of a kv tile, of one query head of the group after the other. Nothing where q tiles
+// The q tiles of a kv tile, for one query head of the group after the other; empty where q tiles
 // are not listed.
 template <class Config, bool = Config::listed>
 struct ListedSteps {
@@ -43,8 +42,8 @@ struct ListedSteps {
   int first_head;
   int end_head;
   HiddenPairs first;  // of the first head
-  int array_step;     // to that of the next head
-  int begin;          // of the q tiles that bounds leave
+  int array_step;     // from one head's array to the next head's
+  int begin;          // of the q tiles within the bounds
   int end;
   int count;
 
@@ -92,8 +91,8 @@ struct ListedSteps<Config, false> {
   __device__ ListedSteps(const typename Config::Params&, const WorkItem&, const Sequence&) {}
 };
 
-// The steps one after the other, for the load role: where they are listed it tells the math roles
-// which they are, see BackwardStorage::notes. What comes after a step is found before it is needed.
+// The steps in turn, for the load role. Where steps are listed it tells the math roles which they
+// are, see BackwardStorage::notes; it finds a step before it needs it.
 template <class Context, bool listed>
 struct StepWalk {
   const Context& c;
@@ -113,7 +112,7 @@ struct StepWalk<Context, true> {
       : c(c), tiles(c.row(c.first_head), c.begin, c.end), place{c.first_head, 0} {
     advance();
   }
-  // Beyond the last step there is no tile.
+  // After the last step there is no tile.
   __device__ void advance() {
     SeenTile tile = tiles.next();
     while (tile.tile >= c.end && place.head + 1 < c.end_head) {
@@ -125,8 +124,8 @@ struct StepWalk<Context, true> {
   }
 };
 
-// Where an array is the same for all queries: whether some query head of the group sees the item's
-// kv tile.
+// For an array that is the same for all queries: whether some query head of the group sees the
+// item's kv tile.
 template <class Config>
 __device__ inline bool is_seen(const typename Config::Params& params, const WorkItem& item,
                                int group) {
@@ -140,8 +139,8 @@ __device__ inline bool is_seen(const typename Config::Params& params, const Work
   return seen;
 }
 
-// The q tiles that bounds leave to the item's kv tile; none where an array that is the same for all
-// queries hides it.
+// The q tiles within the bounds of the item's kv tile; none where an array that is the same for all
+// queries hides the tile.
 template <class Config>
 __device__ inline QBlocks<Config> seeing_blocks(const typename Config::Params& params,
                                                 const WorkItem& item, const Sequence& seq) {

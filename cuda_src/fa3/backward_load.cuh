@@ -1,5 +1,5 @@
-// FlashAttention-3 backward, the load role: one thread brings K and V once, and Q and dO with the
-// numbers of their rows step by step, through the copy engine.
+// FlashAttention-3 backward, the load role: through the copy engine, one thread loads K and V once,
+// and Q and dO with the numbers of their rows step by step.
 #pragma once
 
 #include "../ptx/bulk_copy.cuh"
@@ -7,7 +7,7 @@
 
 namespace cuflash::fa3 {
 
-// How many keys of the block count; at least those of a block where it has no tail.
+// The number of the block's keys that count; at least a whole block where it has no tail.
 template <class Config>
 __device__ inline int keys_before_tail(const BackwardContext<Config>& c) {
   return rows_before_tail<Config>(c.seq, c.item.kv_begin);
@@ -35,14 +35,14 @@ struct BackwardLoader {
   }
   __device__ void load_v() const { load_kv(c.shared.v, &c.params.v_map, c.shared.v_full); }
 
-  // Where steps are listed, with a note for those who compute.
+  // Where steps are listed, also writes the note for the math roles.
   __device__ void load_q(const QPlace& place, const StepNote& note, int step) const {
     const RingPlace<Config::num_stages> ring(step);
     if constexpr (Config::listed) c.note_of(step) = note;
     load_rows(c.shared.q[ring.stage], &c.params.q_map, c.shared.q_full[ring.stage],
               c.shared.lse[ring.stage], c.params.row_lse, place);
   }
-  // What a term of the scores reads of a step; its place has been read.
+  // Loads the tile of a step that a term of the scores reads; its stage must be free.
   __device__ void load_operand(const QPlace& place, int step) const {
     if constexpr (Config::operand_stages > 0) {
       const RingPlace<Config::operand_stages> ring(step);
@@ -73,8 +73,8 @@ struct BackwardLoader {
   }
 };
 
-// By the thread that loads: what there is room for from the start, in the order in which it is
-// waited for. The thread has initialised the barriers and needs to meet nobody.
+// The loading thread issues the loads that have room from the start, in the order in which math
+// waits for them. The same thread has initialised the barriers, so it need not meet other threads.
 template <class Config>
 __device__ inline void load_first(const BackwardContext<Config>& c) {
   const BackwardLoader<Config> loader{c};
@@ -91,8 +91,8 @@ __device__ inline void load_first(const BackwardContext<Config>& c) {
   }
 }
 
-// What the term of the scores reads of the steps that there was no room for from the start. A tile
-// of it is read before its step ends, so that of the next step comes beside the rest of it.
+// Loads for a term of the scores, after the first steps. Math has read a tile before its step ends,
+// so the next step's tile loads beside the rest of the step.
 template <class Config, bool = (Config::operand_stages > 0)>
 struct OperandLoads {
   const BackwardContext<Config>& c;
@@ -117,7 +117,7 @@ struct OperandLoads<Config, false> {
   __device__ void load_next(const BackwardLoader<Config>&, int) {}
 };
 
-// By a warp: clears what K has beyond the keys that count, which dQ would sum. Of V it need not be:
+// A warp clears the rows of K beyond the keys that count, which dQ would sum. V needs none of this:
 // dP of these keys is hidden.
 template <class Config>
 __device__ inline void clear_k_tail(const BackwardContext<Config>& c) {
@@ -131,7 +131,7 @@ __device__ inline void clear_k_tail(const BackwardContext<Config>& c) {
   }
 }
 
-// By a whole warp, of which one thread loads: what comes after.
+// A whole warp runs the remaining loads; one of its threads loads.
 template <class Config>
 __device__ inline void load_role(const BackwardContext<Config>& c) {
   constexpr int stages = Config::num_stages;

@@ -1,5 +1,4 @@
-// FlashAttention-3 backward, the math role: the products of a warpgroup, and a step of its 64
-// keys.
+// FlashAttention-3 backward, the math role: the products of a warpgroup, and a step of its 64 keys.
 #pragma once
 
 #include "backward_dropped.cuh"
@@ -14,7 +13,7 @@ struct BackwardMath {
   using Ring = RingPlace<Config::num_stages>;
   using ScoreRing = RingPlace<Config::score_stages>;
   static constexpr bool has_slope = Config::Score::has_slope;
-  // Where P times the slopes of 128 queries would need too many registers beside P: rounded too.
+  // Whether P times the slopes is rounded too: 128 queries of it need too many registers beside P.
   static constexpr bool rounds_sloped = has_slope && Types::q_parted_by_rows;
   static constexpr int exponent =
       rounds_sloped || Config::Weights::drops ? rounding_exponent(Storage{}) : 0;  // of P
@@ -31,7 +30,7 @@ struct BackwardMath {
         first_row(static_cast<int>(threadIdx.x) / 32 % 4 * 16),
         factor(Logits<Config>::factor(Config::Score::unit(c.params))) {}
 
-  // Row of this warp among the 64 of its warpgroup. Where score tiles are serial it is found anew.
+  // Row of this warp among the 64 of its warpgroup; recomputed where score tiles are serial.
   __device__ int warp_row() const {
     return Types::serial ? ptx::opaque_warp() % 4 * 16 : first_row;
   }
@@ -44,7 +43,7 @@ struct BackwardMath {
     return place;
   }
 
-  // The same for who changes scores: with what a term of them reads, which has arrived.
+  // The same with the tile that a term of the scores reads, after it has arrived.
   __device__ RowsOfKeys await_operand(const StepState& state, int number) const {
     RowsOfKeys place = score_place(state);
     place.staged = await_tile<Config>(c.shared, number, part * kKeysOfWarpgroup + warp_row());
@@ -52,12 +51,13 @@ struct BackwardMath {
   }
   __device__ void release_operand(int number) const { release_tile<Config>(c.shared, number); }
 
-  // On to the next step; `dead_rows` are those of this one's dQ.
+  // Goes on to the next step; `dead_rows` are the dead rows of this step's dQ.
   __device__ void advance(StepState& state, unsigned dead_rows) const {
     state.dead_before = dead_rows;
     if constexpr (!Config::listed) state.place = c.after(state.place);
   }
-  // Where steps are listed load alone knows which q tile one is of: it comes with Q.
+  // Finds the q tile of a step and its bits. Where steps are listed, only the load role knows the
+  // tile; its note comes with Q.
   __device__ __forceinline__ void find_place(StepState& state, int number) const {
     const int along = tiles_of_bits<Config>(c.params.shape);
     const int line = part * kKeysOfWarpgroup + warp_row();
@@ -78,7 +78,7 @@ struct BackwardMath {
       state.shown = shown_pairs<Config>(c, false, first + tile * 32);
     }
   }
-  // Of the step before step `number`.
+  // The place of the step before step `number`.
   __device__ __forceinline__ QPlace place_before(const StepState& state, int number) const {
     if constexpr (Config::listed) {
       const StepNote note = listed_step<Config>(c, number - 1);
@@ -131,8 +131,8 @@ struct BackwardMath {
     ptx::wgmma_commit();
   }
 
-  // The warpgroup's part of dQ = dS K of a step, once dS of all keys is there. Without `exists` of
-  // whatever lies there: the products of every step must be the same for ptxas to keep them apart.
+  // Issues the warpgroup's part of dQ = dS K once dS of all keys is written. Without `exists` it
+  // multiplies stale data: ptxas keeps products apart only if every step has the same ones.
   template <class Part>
   __device__ __forceinline__ void issue_q(Part& dq, int step, bool exists) const {
     const ScoreRing ring(step);
@@ -141,7 +141,7 @@ struct BackwardMath {
     const DepthInRows<typename Types::KPanels> b(c.shared.k);
     const unsigned a_step = ring.stage * (sizeof(typename Types::ScorePanels) / 16) +
                             (Types::q_parted_by_rows ? warpgroup * (kRowsOfProduct * 128 / 16) : 0);
-    // The second one's columns begin behind the first one's, with a panel.
+    // The second warpgroup's columns begin after the first one's, with a panel.
     constexpr unsigned of_part =
         Types::q_parted_by_rows ? 0 : Types::KPanels::byte_of(Types::q_columns) / 16;
     const unsigned b_step = warpgroup * of_part;
@@ -154,7 +154,7 @@ struct BackwardMath {
     ptx::wgmma_commit();
   }
 
-  // dQ of a step -> the sums in device memory, nothing of it to the lane's `dead` rows.
+  // Adds dQ of a step to the sums in device memory; skips the lane's `dead` rows.
   template <class Part>
   __device__ __forceinline__ void add_q(const QPlace& place, unsigned dead, Part& dq,
                                         int step) const {
@@ -179,7 +179,7 @@ struct BackwardMath {
     }
   }
 
-  // By a warp that will add no more to dQ.
+  // A warp says that it will add no more to dQ.
   __device__ __forceinline__ void end_sums() const {
     if constexpr (Config::kv_tiles_per_convert_block > 0 && !Config::ordered) {
       __syncwarp();
@@ -187,17 +187,17 @@ struct BackwardMath {
     }
   }
 
-  // A q tile with dead queries, which are rare: clears what Q and dO hold in their rows, since
-  // zeros of P and dS would make NaN of a NaN there. Every warpgroup does, before its own dV and dK
-  // read them. Scores of the other one may be reading them: what comes of these rows is hidden, and
-  // what is written is the same zeros, so no order is needed. Returns the dead rows of dQ of this
-  // lane.
+  // For a q tile with dead queries, which are rare: clears their rows of Q and dO, because a zero
+  // of P or dS times a NaN there would be NaN. Every warpgroup does so before its own dV and dK
+  // read them. The other one's scores may be reading the rows at that time; no order is needed,
+  // because the scores of these rows are hidden and both write the same zeros. Returns the dead
+  // rows of dQ of this lane.
   template <class... Matrices>
   __device__ unsigned clear_dead(const QueryNumbers<Config>& lse, Matrices&... matrices) const {
     (clear_dead_queries<Config>(matrices, lse), ...);
     ptx::fence_async_shared();
     jitter<Config>();
-    // From the thread, since a number that waits for this rare place takes a register.
+    // The number comes from the thread: a variable kept for this rare case takes a register.
     ptx::named_barrier(static_cast<int>(threadIdx.x) / kWarpgroup, kWarpgroup);
     return dead_rows_of_q(lse);
   }
@@ -210,8 +210,8 @@ struct BackwardMath {
            (lse.value[row + 8] == infinity<float>() ? 2u : 0u);
   }
 
-  // Zeros in `scores` (P, dP) for what is hidden, and in Q and dO for what dead queries hold there;
-  // which are that of this lane's rows of dQ.
+  // Clears the hidden pairs of `scores` (P, dP), and the rows of dead queries in Q and dO. Returns
+  // the dead rows of dQ of this lane.
   template <class... All>
   __device__ __forceinline__ unsigned hide(const StepState& state, unsigned stage, bool dead,
                                            const RowsOfKeys& place, All&... scores) const {
@@ -224,9 +224,9 @@ struct BackwardMath {
     return 0;
   }
 
-  // P and dS of a step, rounded, of scores with slopes where the registers do not hold these beside
-  // P and dP: P, and P times its slopes, are rounded before dP is computed. S has been issued. P is
-  // multiplied by 2^exponent. Returns the dead rows of dQ of this lane.
+  // P and dS of a step, rounded, for scores with slopes where the registers cannot hold the slopes
+  // beside P and dP. Rounds P, and P times its slopes, before dP is computed. S has been issued. P
+  // is multiplied by 2^exponent. Returns the dead rows of dQ of this lane.
   __device__ __forceinline__ unsigned score_serially(ScoreOperand<Config>& weights,
                                                      ScoreOperand<Config>& gradients, Scores& p,
                                                      const StepState& state, const Ring& ring,
@@ -263,7 +263,7 @@ struct BackwardMath {
     return dead_rows;
   }
 
-  // Scores of a step, and its gradients beside dQ of the step before.
+  // A step: its scores, then its gradients beside dQ of the step before.
   __device__ __forceinline__ void step(StepState& state, typename Types::KGradient& dk,
                                        typename Types::VGradient& dv, int number) const {
     const Ring ring(number);
@@ -285,7 +285,7 @@ struct BackwardMath {
       ptx::wgmma_hold(p.value[0]);
 
       const RowsOfKeys place = await_operand(state, number);
-      ScoreOperand<Config> sloped;  // as P where weights are dropped
+      ScoreOperand<Config> sloped;  // used where weights are dropped
       if constexpr (Config::Weights::drops) {
         exponentiate_early<Config, exponent>(c.params, p, weights, sloped, c.shared.lse[stage],
                                              place, factor);
@@ -319,7 +319,7 @@ struct BackwardMath {
     issue_q(dq, number - 1, number > 0);
     issue_kv(dv, weights, c.shared.dout[0], stage);
     issue_kv(dk, gradients, c.shared.q[0], stage);
-    // The fence waits for additions to device memory that are under way: it comes before dQ's.
+    // The fence waits for pending additions to device memory, so it comes before those of dQ.
     ptx::fence_async_shared();
     __syncwarp();
     arrive_warp<Config>(c.shared.ds_full[score_ring.stage]);
@@ -338,7 +338,7 @@ struct BackwardMath {
     end_step<Config>(stage);
   }
 
-  // A step whose pairs are all hidden: dS is zeros, and dV and dK stay as they are.
+  // A step whose pairs are all hidden: dS is zero, and dV and dK do not change.
   __device__ __forceinline__ void hidden_step(StepState& state, int number) const {
     const Ring ring(number);
     const ScoreRing score_ring(number);
@@ -366,7 +366,7 @@ struct BackwardMath {
     end_step<Config>(stage);
   }
 
-  // Finished gradients of the warp's keys -> memory; dV multiplied.
+  // Store the finished gradients of the warp's keys to memory; dV times `factor`.
   __device__ __forceinline__ void store_v(typename Types::VGradient& dv, float factor) const {
     if constexpr (Config::Weights::drops) {
       factor *= Config::Weights::template inverse_keep<float>(c.params);
@@ -379,7 +379,7 @@ struct BackwardMath {
   }
 
  private:
-  // -> their rows of the tensor, or of this block's part.
+  // Stores to the rows of the tensor, or of this block's part.
   template <class Gradient>
   __device__ __forceinline__ void store(Gradient& gradient, const Tensor& tensor, void* parts,
                                         int columns, float scale) const {

@@ -1,13 +1,13 @@
-// What launches of FlashAttention-3's backward pass give by value, see params.cuh.
+// The structures that launches of FlashAttention-3's backward pass pass by value, see params.cuh.
 #pragma once
 
 #include "params.cuh"
 
 namespace cuflash {
 
-// FlashAttention-3 backward, the main kernel. Workspace as in Fa2BackwardParams, but for `turns`:
-// where blocks clear for others the HeadCounters of every kv head, and behind them for an ordered
-// sum a counter of every q tile of a head.
+// FlashAttention-3 backward, the main kernel. The workspace is that of Fa2BackwardParams except for
+// `turns`: where blocks clear for others it holds the HeadCounters of every kv head and then, for
+// an ordered sum, a counter for every q tile of a head.
 struct Fa3BackwardParams {
   TensorMap q_map;
   TensorMap k_map;
@@ -23,10 +23,11 @@ struct Fa3BackwardParams {
   double scale;
   long long head_group;   // heads whose tiles run together, see tile/schedule.cuh
   long long padded_rows;  // rows of a head in the workspace
-  long long ahead;        // kv tiles from that of a block to that whose rows' sums it clears
+  long long ahead;        // kv tiles from a block's own to the one whose rows' sums it clears
   long long convert_lag;  // kv tiles between a round of blocks and the rows it converts
   Shape shape;            // where keys have parts, heads_kv counts every part of a head
-  // Where they have, see backward_parts.cuh. Last, so that without parts nothing changes its place.
+  // Where keys have parts, see backward_parts.cuh. These come last, so that the offsets before them
+  // never change.
   long long parts;
   long long padded_keys;  // rows of a head in the workspace: whole kv tiles
   void* dk_parts;

@@ -1,11 +1,11 @@
-// FlashAttention-3 backward, gradients of keys in parts: where kv heads are few and groups large, a
-// kv tile is the work of several blocks, each of which has a part of the group's query heads. To
-// whoever counts blocks, tiles or query heads there are then `parts` times as many kv heads, see
-// Fa3BackwardParams; only K and V are loaded, and dK and dV left, as said here.
+// FlashAttention-3 backward, gradients of keys in parts. Where kv heads are few and groups large,
+// several blocks share a kv tile, and each has a part of the group's query heads. Code that counts
+// blocks, tiles or query heads then sees `parts` times as many kv heads, see Fa3BackwardParams;
+// only the loads of K and V and the stores of dK and dV differ, as described here.
 //
-// A block leaves its dK and dV in the workspace, in float32: fragments of 16 x 8 as the warps hold
-// them, one after the other over [batch, heads_kv * parts, padded_keys / 16, columns / 8], so that
-// a warp stores 512 consecutive bytes. Nobody waits for them: sum_parts.cu is a launch of its own.
+// A block stores its dK and dV in the workspace in float32, as fragments of 16 x 8 in the layout of
+// the warps, contiguous over [batch, heads_kv * parts, padded_keys / 16, columns / 8], so that a
+// warp stores 512 consecutive bytes. No block waits for them: sum_parts.cu is a separate launch.
 #pragma once
 
 #include "../ptx/opaque.cuh"
@@ -16,19 +16,19 @@ namespace cuflash::fa3 {
 
 constexpr int kRowsOfFragment = 16;
 
-// What a lane holds of a fragment: [row group][which of two columns].
+// A lane's elements of a fragment: [row group][column of two].
 struct alignas(16) LaneFragment {
   float value[2][2];
 };
 
-// Where this lane's part of the fragment at (row, column) lies; rows count through all heads.
+// Index of this lane's elements of the fragment at (row, column); rows count through all heads.
 template <int columns>
 __device__ inline long long part_index(long long row, int column) {
   const long long fragment = row / kRowsOfFragment * (columns / 8) + column / 8;
   return (fragment * 32 + ptx::opaque_lane()) * 4;
 }
 
-// The 16 rows of all columns that a warp has finished -> memory.
+// Stores the 16 rows of all columns that a warp has finished to memory.
 template <class Tile>
 __device__ __forceinline__ void store_part(float* parts, const Tile& tile, long long row) {
   static_assert(Tile::rows == kRowsOfFragment, "one row of fragments");
@@ -40,7 +40,7 @@ __device__ __forceinline__ void store_part(float* parts, const Tile& tile, long 
   }
 }
 
-// Some of the columns of 16 rows <- memory.
+// Loads some columns of 16 rows from memory.
 template <int columns, class Tile>
 __device__ __forceinline__ void load_part(Tile& tile, const float* parts, long long row,
                                           int column) {
@@ -55,7 +55,7 @@ __device__ __forceinline__ void load_part(Tile& tile, const float* parts, long l
   }
 }
 
-// Zeros in `rows` rows, by `threads` threads.
+// `threads` threads clear `rows` rows.
 template <int columns, int rows, int threads>
 __device__ inline void clear_part(float* parts, long long row) {
   auto* const to = reinterpret_cast<LaneFragment*>(parts + row * columns);

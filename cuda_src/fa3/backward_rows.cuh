@@ -1,30 +1,31 @@
 // FlashAttention-3 backward, blocks of rows: dQ = scale * the sums, rounded, while other blocks
-// multiply. The kernel of its own (steps/convert_dq.cu) is bound by device memory and leaves the
-// matrix units idle; a few multiprocessors do it beside the others in less, and find in L2 what has
-// just been summed. bench/NOTES.md has the figures.
+// multiply. A separate kernel (steps/convert_dq.cu) is bound by device memory and leaves the matrix
+// units idle. A few multiprocessors do the same beside the others in less time, and find the fresh
+// sums in L2. bench/NOTES.md has the figures.
 //
-// Every kv tile has a share of its head's rows, as in backward_clear.cuh. A block of rows comes
-// before each round of Config::kv_tiles_per_convert_block blocks of tiles. It finishes the shares
-// of as many tiles, `convert_lag` before those of the round: far enough that hardly any waits. What
-// is left comes after all tiles.
+// Every kv tile has a share of its head's rows, as in backward_clear.cuh. One block of rows
+// precedes each round of Config::kv_tiles_per_convert_block blocks of tiles. It finishes the shares
+// of that many tiles, `convert_lag` tiles before those of the round, so that it hardly ever waits.
+// The last shares are finished after all tiles.
 //
 // Who waits for whom, by a counter in device memory for every kv head:
-//   summed   who finishes a share, for the blocks of all kv tiles of the head, which have seen that
-//            its sums were cleared
+//   summed   a block that finishes a share, for the blocks of all kv tiles of the head; those have
+//            seen that the sums were cleared
 #pragma once
 
 #include "backward_clear.cuh"
 
 namespace cuflash::fa3 {
 
-// By one thread, when additions to dQ of this block's tile are under way, and known to be by it.
+// One thread counts this block's tile as summed, after it has seen that the additions to dQ are
+// under way.
 template <class Config>
 __device__ inline void pass_sums(const BackwardContext<Config>& c) {
   jitter<Config>();
   ptx::pass_turn(&counters_of(c.params, batch_of(c), c.item.head).summed);
 }
 
-// By one thread beside math, where sums have no order.
+// One thread beside math, where sums have no order.
 template <class Config>
 __device__ inline void sums_role(const BackwardContext<Config>& c) {
   if constexpr (Config::kv_tiles_per_convert_block > 0) {
@@ -40,14 +41,14 @@ struct RowUnit {
   int row;
 };
 
-// What a block of rows has in shared memory.
+// The shared memory of a block of rows.
 template <class Config>
 struct RowStorage {
   StagedRows staging[BackwardTypes<Config>::threads / 32];
   RowShare finished[Config::kv_tiles_per_convert_block];
 };
 
-// Shares one after the other, in units.
+// The units of several shares, in turn.
 template <class Config>
 struct RowUnits {
   const typename Config::Params& params;
@@ -61,10 +62,10 @@ struct RowUnits {
         of_share(units_of_share<Config>(params)),
         count(count * of_share * (params.shape.heads_q / params.shape.heads_kv)) {}
 
-  // Its row is beyond the length where a head has fewer units than its tiles share.
+  // The unit's row is beyond the length where a head has fewer units than the shares of its tiles.
   __device__ RowUnit at(unsigned i) const {
     const unsigned group = params.shape.heads_q / params.shape.heads_kv;
-    const unsigned heads = i / of_share;  // of queries, whose units come before
+    const unsigned heads = i / of_share;  // query heads whose units come before
     const unsigned before = group == 1 ? heads : heads / group;
     const RowShare& share = shares[before];
     return {share.batch, static_cast<int>(share.kv_head * group + heads - before * group),
@@ -77,7 +78,7 @@ struct RowUnits {
   }
 };
 
-// Some columns of a unit to finish: the sums of dQ, and dQ.
+// Some columns of a unit: loads the sums of dQ and stores dQ.
 template <class Config>
 struct UnitToFinish {
   using Storage = typename Config::Storage;
@@ -101,7 +102,7 @@ struct UnitToFinish {
         column);
   }
 
-  // Of `rest`, in this part.
+  // The number of the `rest` columns that this part has.
   __device__ static int valid_columns(int rest) {
     return columns % 64 == 0 ? rest : min(columns, rest);  // a staged row has 64
   }
@@ -118,13 +119,13 @@ struct UnitToFinish {
   }
 };
 
-// What a block of the grid does: a kv tile, or what rows need.
+// The work of a block of the grid: a kv tile, or shares of rows to finish.
 template <class Config>
 struct BlockPlace {
-  unsigned tile;  // of all, if `has_tile`
+  unsigned tile;  // among all tiles, if `has_tile`
   bool has_tile;
-  long long finished;  // first tile whose share is finished, if not
-  int shares;          // that are finished
+  long long finished;  // otherwise the first tile whose share it finishes
+  int shares;          // the number of shares it finishes
 
   __device__ explicit BlockPlace(const typename Config::Params& params) {
     const unsigned tiles = kv_tiles_of_all<Config>(params);
@@ -147,7 +148,8 @@ struct BlockPlace {
   }
 };
 
-// By a whole block. What a warp's units read hides the way to memory and back.
+// A whole block finishes the units. A warp loads several units at once, which hides the latency of
+// memory.
 template <class Config>
 __device__ inline void finish_units(const RowUnits<Config>& units, StagedRows& staging) {
   using Unit = UnitToFinish<Config>;

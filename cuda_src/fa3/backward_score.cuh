@@ -13,12 +13,12 @@ struct ScoreOperand {
   unsigned value[Config::block_q / 16][4];
 };
 
-// Where a term hides pairs by an array of bits: what it has of an entry and a head.
+// The bits of an entry and a head, where a term hides pairs by an array of bits.
 template <class Config>
 __device__ __forceinline__ HiddenPairs hidden_pairs(const BackwardContext<Config>& c, int head) {
   return Config::Score::List::hidden(c.params, c.item.entry, head);
 }
-// Of a warp's keys and a q tile, whose bits begin there.
+// The bits of a warp's keys and a q tile, which begin at `first`.
 template <class Config>
 __device__ __forceinline__ ShownPairs shown_pairs(const BackwardContext<Config>& c, bool every,
                                                   unsigned first) {
@@ -26,7 +26,8 @@ __device__ __forceinline__ ShownPairs shown_pairs(const BackwardContext<Config>&
   if (!every) shown.bits = hidden_pairs<Config>(c, 0).pairs[first + threadIdx.x % 32];
   return shown;
 }
-// The same in every lane, and known to be: addresses are then in uniform registers.
+// Every lane has the same note; the shuffles tell the compiler, which then keeps addresses in
+// uniform registers.
 template <class Config>
 __device__ __forceinline__ StepNote listed_step(const BackwardContext<Config>& c, int number) {
   const StepNote& note = c.note_of(number);
@@ -60,7 +61,7 @@ __device__ __forceinline__ void exponentiate(const typename Config::Params& para
   }
 }
 
-// A pair of numbers -> their places in a tile of scores, or rounded in an operand.
+// Puts a pair of numbers into a tile of scores, or, rounded, into an operand.
 template <class Scores>
 __device__ __forceinline__ void put_pair(Scores& scores, int n, int group, float x, float y) {
   scores.value[0][n][group][0] = x;
@@ -72,8 +73,8 @@ __device__ __forceinline__ void put_pair(ScoreOperand<Config>& operand, int n, i
   operand.value[n / 2][n % 2 * 2 + group] = pack(typename Config::Storage{}, x, y);
 }
 
-// The same of scores that have slopes: P^T, rounded, and P^T times the slopes, from which dS is
-// made: in place of the scores, or as an operand.
+// The same for scores that have slopes: P^T, rounded, and P^T times the slopes, which gives dS. The
+// latter replaces the scores, or is an operand.
 template <class Config, int exponent = 0, class Scores, class Sloped>
 __device__ __forceinline__ void exponentiate(const typename Config::Params& params,
                                              const Scores& scores, ScoreOperand<Config>& weights,
@@ -102,7 +103,7 @@ __device__ __forceinline__ void exponentiate(const typename Config::Params& para
   }
 }
 
-// Whether a q tile holds a dead query, or reaches beyond the length: all warps find the same.
+// Whether a q tile holds a dead query, or reaches beyond the length. All warps get the same answer.
 template <class Config>
 __device__ __forceinline__ bool has_dead_queries(const QueryNumbers<Config>& lse) {
   bool dead = false;
@@ -113,7 +114,7 @@ __device__ __forceinline__ bool has_dead_queries(const QueryNumbers<Config>& lse
   return __any_sync(0xffffffffu, dead);
 }
 
-// Zero for one pair of a tile of scores, or of what has been rounded of it.
+// Clears one pair of a tile of scores, or of a rounded one.
 template <class Scores>
 __device__ __forceinline__ void clear_pair(Scores& scores, int n, int group, int which) {
   scores.value[0][n][group][which] = 0;
@@ -124,8 +125,7 @@ __device__ __forceinline__ void clear_pair(ScoreOperand<Config>& operand, int n,
   operand.value[n / 2][n % 2 * 2 + group] &= which == 0 ? 0xffff0000u : 0x0000ffffu;
 }
 
-// Zeros in scores (P, dP) for what the mask hides and for dead queries, whatever K and V hold
-// there.
+// Clears the hidden pairs of scores (P, dP) and those of dead queries, whatever K and V hold there.
 template <class Config, class... All>
 __device__ inline void apply_mask(const QueryNumbers<Config>& lse, const Sequence& seq,
                                   const RowsOfKeys& place, All&... scores) {
@@ -148,8 +148,8 @@ __device__ inline void apply_mask(const QueryNumbers<Config>& lse, const Sequenc
   }
 }
 
-// The same of a q tile without dead queries: of a key the queries before the first that sees it,
-// and those behind the last.
+// The same for a q tile without dead queries: clears, for each key, the queries before the first
+// that sees it and after the last.
 template <class Config, class... All>
 __device__ __forceinline__ void apply_mask_to_live_queries(const Sequence& seq,
                                                            const RowsOfKeys& place,
@@ -176,8 +176,8 @@ __device__ __forceinline__ void apply_mask_to_live_queries(const Sequence& seq,
   }
 }
 
-// dS^T = P^T * (dP^T - delta), rounded, as an operand; on the way also P^T itself where it is asked
-// for.
+// dS^T = P^T * (dP^T - delta), rounded, as an operand; also rounds P^T itself into `weights`, if
+// given.
 template <class Config, class Scores, class... Weights>
 __device__ __forceinline__ void differentiate(ScoreOperand<Config>& gradients, const Scores& p,
                                               const Scores& dp, const QueryNumbers<Config>& delta,
@@ -202,9 +202,9 @@ __device__ __forceinline__ void differentiate(ScoreOperand<Config>& gradients, c
   }
 }
 
-// P rounded to the storage type stands in for P where there is no room for it. It is at most 1, and
-// what rounding of the log-sum-exp adds: less than 4 for logits below some 10^7, beyond which no
-// digit of P is right. float16, which has few numbers near 0, takes it multiplied by 2^14.
+// P rounded to the storage type replaces P where the registers have no room for it. P is at most 1,
+// up to the rounding of the log-sum-exp: less than 4 for logits below some 10^7, beyond which no
+// digit of P is right. float16, which has few numbers near 0, holds it multiplied by 2^14.
 __device__ constexpr int rounding_exponent(__half) { return 14; }
 __device__ constexpr int rounding_exponent(__nv_bfloat16) { return 0; }
 template <class Storage>
@@ -214,7 +214,7 @@ __device__ constexpr float rounding_factor(Storage) {
 __device__ inline float2 unpack(__half, unsigned both) {
   return __half22float2(*reinterpret_cast<const __half2*>(&both));
 }
-// The upper half of a float32.
+// A bfloat16 is the upper half of a float32.
 __device__ inline float2 unpack(__nv_bfloat16, unsigned both) {
   return make_float2(__uint_as_float(both << 16), __uint_as_float(both & 0xffff0000u));
 }
@@ -234,8 +234,8 @@ __device__ __forceinline__ void round_weights(ScoreOperand<Config>& weights, con
   }
 }
 
-// dP -> dS^T = P^T * (dP^T - delta) of 16 queries, rounded, as an operand; from rounding_factor *
-// P, which comes with the slopes of the scores.
+// Turns dP of 16 queries into dS^T = P^T * (dP^T - delta), rounded, as an operand. `weights` holds
+// rounding_factor * P times the slopes of the scores.
 template <class Config, class Scores>
 __device__ __forceinline__ void differentiate_rounded(unsigned (&gradients)[4], int i,
                                                       const ScoreOperand<Config>& weights,
@@ -250,7 +250,7 @@ __device__ __forceinline__ void differentiate_rounded(unsigned (&gradients)[4], 
     const int group = part % 2;
     const float2 offset = *reinterpret_cast<const float2*>(&delta.value[lane.column + 8 * n]);
     const float2 p = unpack(Storage{}, weights.value[i][part]);
-    // A power of two: the same as the difference multiplied.
+    // `inverse` is a power of two: the result equals the difference times it.
     float ds[2] = {p.x * fma(dp.value[0][n][group][0], inverse, -offset.x * inverse),
                    p.y * fma(dp.value[0][n][group][1], inverse, -offset.y * inverse)};
 #pragma unroll
@@ -271,7 +271,7 @@ __device__ __forceinline__ void differentiate_rounded(ScoreOperand<Config>& grad
   }
 }
 
-// P of an element: of a tile, or of what has been rounded of it times 2^exponent.
+// P of one element, from a tile or from a rounded tile that is multiplied by 2^exponent.
 template <class Config, int, class Scores>
 __device__ __forceinline__ float weight_of(const Scores& p, int n, int group, int which) {
   return p.value[0][n][group][which];
@@ -283,7 +283,7 @@ __device__ __forceinline__ float weight_of(const ScoreOperand<Config>& p, int n,
   return (which == 0 ? both.x : both.y) * (1.0f / static_cast<float>(1 << exponent));
 }
 
-// P and dP of a step -> the sums for the gradient of a term, if one is asked for.
+// Adds P and dP of a step to the sums for the gradient of a term, if one is needed.
 template <class Config, int exponent, class Weights, class Scores>
 __device__ __forceinline__ void sum_pairs(const BackwardContext<Config>& c, const RowsOfKeys& place,
                                           const Weights& p, const Scores& dp,
@@ -309,7 +309,7 @@ __device__ __forceinline__ void sum_pairs(const BackwardContext<Config>& c, cons
   }
 }
 
-// Where dS^T of the warp's keys goes: its columns of dS in shared memory.
+// Where the warp stores dS^T of its keys: its columns of dS in shared memory.
 template <class Panels>
 struct GradientsPlace {
   unsigned to;
@@ -320,7 +320,7 @@ struct GradientsPlace {
     to = ptx::shared_address(ds.data) + stage * static_cast<unsigned>(sizeof(Panels)) +
          part * Panels::panel_bytes + row * 128 + (chunk ^ lane % 8) * 16;
   }
-  // Of 16 queries.
+  // Stores dS of 16 queries.
   __device__ __forceinline__ void store(int i, const unsigned (&gradients)[4]) const {
     ptx::store_matrix_x4_transposed(to + i * 16 * 128, gradients);
   }
@@ -334,7 +334,7 @@ __device__ __forceinline__ void store_gradients(const ScoreOperand<Config>& grad
   for (int i = 0; i < Config::block_q / 16; ++i) place.store(i, gradients.value[i]);
 }
 
-// Zeros in the rows of dead queries, by the threads of a warpgroup.
+// The threads of a warpgroup clear the rows of dead queries.
 template <class Config, class Panels>
 __device__ inline void clear_dead_queries(Panels& matrix, const QueryNumbers<Config>& lse) {
   for (int row = threadIdx.x % kWarpgroup; row < Panels::rows; row += kWarpgroup) {

@@ -1,10 +1,10 @@
 // FlashAttention-3 backward, a step of the math role where dK and dV of 64 keys leave a warpgroup
-// no room for two tiles of scores: K of more than 128 columns with V of at most 128.
+// no room for two tiles of scores: K has more than 128 columns and V at most 128.
 //
-// One tile of scores comes after the other. P is kept rounded, as the operand of dV that it
-// becomes, and dS in shared memory alone, from where dK reads it too. dQ of the step before takes
-// the registers of P, once dV has read them. What one warpgroup cannot run side by side runs beside
-// the other one's.
+// The warpgroup computes one tile of scores after the other. It keeps P rounded, as the operand of
+// dV, and dS only in shared memory, where dK reads it too. dQ of the step before takes the
+// registers of P after dV has read them. Work that one warpgroup cannot overlap runs beside the
+// other one's.
 #pragma once
 
 #include "backward_math.cuh"
@@ -24,8 +24,8 @@ struct SerialMath {
 
   __device__ explicit SerialMath(const Math& math) : math(math), c(math.c) {}
 
-  // dQ of the step before -> the sums. That it has dead queries is all that is kept of it: which of
-  // the lane's rows they are is read again.
+  // Adds dQ of the step before to the sums. The state only says whether that step has dead queries;
+  // the lane reads again which of its rows they are.
   __device__ __forceinline__ void add_q(const StepState& state, typename Types::QGradient& dq,
                                         int number) const {
     const QPlace before = math.place_before(state, number + 1);
@@ -39,8 +39,8 @@ struct SerialMath {
     math.add_q(before, dead_rows, dq, number);
   }
 
-  // By a whole warpgroup: the turn to make scores, which the other one passes on before it makes
-  // gradients.
+  // A whole warpgroup waits for its turn to make scores. The other one passes the turn on before it
+  // makes gradients.
   __device__ __forceinline__ void await_turn() const {
     jitter<Config>();
     ptx::named_barrier(NumberedBarriers<Config>::scores + math.warpgroup, 2 * kWarpgroup);
@@ -51,7 +51,8 @@ struct SerialMath {
                               2 * kWarpgroup);
   }
 
-  // P of a step, rounded, zeros where it is hidden. Where scores have slopes also P times them.
+  // P of a step, rounded, with zeros where it is hidden; also P times the slopes where scores have
+  // slopes.
   __device__ __forceinline__ void score(ScoreOperand<Config>& weights, ScoreOperand<Config>& sloped,
                                         const StepState& state, const Ring& ring, bool edge,
                                         bool& dead, int number) const {
@@ -79,12 +80,12 @@ struct SerialMath {
     ptx::wgmma_hold(weights.value);
   }
 
-  // dS of a step -> shared memory.
+  // Makes dS of a step and stores it in shared memory.
   __device__ __forceinline__ void differentiate(ScoreOperand<Config>& weights,
                                                 const ScoreOperand<Config>& sloped,
                                                 const StepState& state, const Ring& ring,
                                                 unsigned score_stage, bool edge, bool dead) const {
-    // Found anew: the compiler would keep what is hidden in P for dP.
+    // Recomputed: otherwise the compiler would keep the hidden pairs of P for dP.
     const RowsOfKeys place = math.score_place(state);
     Scores dp;
     wait<Config>(c.shared.dout_full[ring.stage], ring.phase);
@@ -112,7 +113,7 @@ struct SerialMath {
     }
   }
 
-  // The same where weights are dropped, which are then what is left of them.
+  // The same where weights are dropped; removes the dropped ones from `weights`.
   __device__ __forceinline__ void differentiate_dropped(ScoreOperand<Config>& weights,
                                                         const ScoreOperand<Config>& sloped,
                                                         const Scores& dp, const RowsOfKeys& place,
@@ -170,8 +171,8 @@ struct SerialMath {
 
     math.issue_kv(dv, weights, c.shared.dout[0], stage);
     ptx::fence_async_shared();
-    // All of the warpgroup's dS is there, for its own dK and for dQ. The barrier is also that of
-    // clear_dead, which comes before it or not at all.
+    // All of the warpgroup's dS is written, for its own dK and for dQ. clear_dead uses the same
+    // barrier; it comes before this one or not at all.
     jitter<Config>();
     ptx::named_barrier(static_cast<int>(threadIdx.x) / kWarpgroup, kWarpgroup);
     arrive_warp<Config>(c.shared.ds_full[score_ring.stage]);

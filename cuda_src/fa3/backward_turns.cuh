@@ -1,7 +1,7 @@
-// FlashAttention-3 backward, dQ summed in one order: the kv tiles that a q tile sees add to it one
-// after the other, the last one first, as their blocks start. A counter of every q tile says how
-// many have. Two warps that do nothing else keep the turns, so that math reads no counter and does
-// not wait for its additions to arrive.
+// FlashAttention-3 backward, dQ summed in a fixed order: the kv tiles that a q tile sees add to it
+// one after the other, the last one first, in the order in which their blocks start. A counter of
+// every q tile says how many have added. Two warps do nothing but keep the turns, so that math
+// reads no counter and does not wait for its additions to arrive.
 //
 // Who waits for whom, for each of two stages:
 //   turn_full    math for the warp that watches: it is this block's turn to add dQ of a step
@@ -22,7 +22,7 @@ __device__ inline int* turn_of(const BackwardContext<Config>& c, const QPlace& p
   return reinterpret_cast<int*>(heads) + c.head_row(place.head) / Config::block_q + place.tile;
 }
 
-// By one thread: waits for this block's turn at every step.
+// One thread waits for this block's turn at every step.
 template <class Config>
 __device__ inline void watch_role(const BackwardContext<Config>& c) {
   const int tile = c.item.kv_begin / Config::block_kv;
@@ -40,7 +40,7 @@ __device__ inline void watch_role(const BackwardContext<Config>& c) {
   }
 }
 
-// By one thread: gives the turn to the next block once the additions of all warps have arrived.
+// One thread gives the turn to the next block once the additions of all warps have arrived.
 template <class Config>
 __device__ inline void pass_role(const BackwardContext<Config>& c) {
   const int steps = c.steps();

@@ -23,30 +23,30 @@ namespace cuflash::fa3 {
 
 constexpr int kWarpgroup = 128;  // threads
 constexpr int kKeysOfWarpgroup = 64;
-constexpr int kRowsOfProduct = 64;  // that a warpgroup multiplies at once
-constexpr int kTurnStages = 2;      // of turns to add to dQ
-constexpr int kNotes = 4;           // of steps: that of the one before is read until a step ends
+constexpr int kRowsOfProduct = 64;  // rows that a warpgroup multiplies at once
+constexpr int kTurnStages = 2;      // stages of the turns to add to dQ
+constexpr int kNotes = 4;           // notes of steps; a step reads the one before until it ends
 
-// Scores are keys x queries. Every math warpgroup has 64 keys of the kv tile, every warp 16 of
-// them: their P, dS, dK and dV are in its registers, P and dS as left operands of dV and dK. dQ
-// needs dS of all keys, which passes through shared memory; of dQ a warpgroup has 64 rows, or
-// where the q tile has no more a part of the columns.
+// Scores are keys x queries. Every math warpgroup has 64 keys of the kv tile, and every warp has 16
+// of them: P, dS, dK and dV of these keys are in its registers, P and dS as left operands of dV and
+// dK. dQ needs dS of all keys, which passes through shared memory. A warpgroup computes 64 rows of
+// dQ or, where the q tile has only 64, a part of the columns.
 //
-// In wide heads dK and dV of 64 keys are all that two warpgroups hold. They then share the keys:
-// one has P and dV, the other dS and dK, see backward_wide.cuh. Where only K is wide, a warpgroup
-// computes one tile of scores after the other, and dS is in shared memory alone:
+// In wide heads two warpgroups can hold dK and dV of no more than 64 keys. They then share the
+// keys: one has P and dV, the other dS and dK, see backward_wide.cuh. Where only K is wide, a
+// warpgroup computes one tile of scores after the other and keeps dS only in shared memory, see
 // backward_serial.cuh.
 template <class Config>
 struct BackwardTypes {
   using Storage = typename Config::Storage;
-  static constexpr int warpgroups = 2;  // that do the arithmetic
+  static constexpr int warpgroups = 2;  // warpgroups of the math role
   static constexpr bool keys_shared = Config::block_kv == kKeysOfWarpgroup;
   static constexpr bool serial = !keys_shared && Config::head_dim + Config::head_dim_v > 256;
   static constexpr int math_warps = 4 * warpgroups;
   static constexpr int threads = kWarpgroup * (warpgroups + 1);
   static constexpr bool q_parted_by_rows = Config::block_q == warpgroups * kRowsOfProduct;
-  static constexpr int gradient_warps = keys_shared ? 4 : math_warps;  // that have dS
-  // Of dQ: those of the first warpgroup, the other one's begin behind them.
+  static constexpr int gradient_warps = keys_shared ? 4 : math_warps;  // warps that make dS
+  // Columns of dQ: those of the first warpgroup. The other one's begin after them.
   static constexpr int q_columns = q_parted_by_rows ? Config::head_dim
                                    : keys_shared    ? 2 * kPanelColumns
                                                     : Config::head_dim / warpgroups;
@@ -60,7 +60,7 @@ struct BackwardTypes {
   using VGradient = WarpTile<float, 16, 16, Config::head_dim_v>;
   using QGradient = WarpTile<float, 16, 16, q_columns>;
   using LastQGradient = WarpTile<float, 16, 16, Config::head_dim - q_columns>;  // of shared keys
-  // In halves where each warpgroup multiplies one.
+  // K in two halves where each warpgroup multiplies one.
   static constexpr int k_parts = q_parted_by_rows || keys_shared ? 1 : warpgroups;
   using KPanels = Panels<Storage, Config::block_kv, Config::head_dim, k_parts>;
   static_assert(q_parted_by_rows || KPanels::byte_of(q_columns) % KPanels::panel_bytes == 0,
@@ -77,8 +77,8 @@ struct alignas(16) QueryNumbers {
   float value[Config::block_q];
 };
 
-// Of the rows of a kv head, in device memory: how many of its tiles' shares are cleared, see
-// backward_clear.cuh, and how many of its tiles have added to dQ, see backward_rows.cuh.
+// Counters in device memory for the rows of a kv head: the number of its tiles whose shares are
+// cleared, see backward_clear.cuh, and of those that have added to dQ, see backward_rows.cuh.
 struct HeadCounters {
   int cleared;
   int summed;
@@ -101,17 +101,18 @@ struct BackwardStorage : OperandStorage<Config> {
   Barrier ds_full[Config::score_stages];
   Barrier ds_empty[Config::score_stages];
   Barrier cleared;                 // see backward_clear.cuh
-  Barrier turn_full[kTurnStages];  // see backward_turns.cuh; `added` is of blocks of rows too
+  Barrier turn_full[kTurnStages];  // see backward_turns.cuh; blocks of rows use `added` too
   Barrier turn_empty[kTurnStages];
   Barrier added[kTurnStages];
-  StepNote notes[kNotes];                             // of steps that are listed: arrive with Q
-  TailBarrier<Config> k_tail;                         // where K arrives that has a tail
+  StepNote notes[kNotes];                             // notes of listed steps: arrive with Q
+  TailBarrier<Config> k_tail;                         // K arrives here if it has a tail
   alignas(128) uint4 zeros[Config::zero_bytes / 16];  // copied to where dQ will be summed
 };
 
-// The barriers that go by numbers, 0 being that of all threads: of each warpgroup, by its number in
-// the block; of each stage, where its step ends and load waits; where keys are shared of each place
-// of P, filled and read; and where score tiles are serial of each warpgroup's turn at P.
+// The named barriers; 0 is the barrier of all threads. One for each warpgroup, by its number in the
+// block; one for each stage, where load waits for its step to end; in wide heads two for each
+// buffer of P, filled and read; and one for each warpgroup's turn at P, where score tiles are
+// serial.
 template <class Config>
 struct NumberedBarriers {
   static constexpr int step = 1 + BackwardTypes<Config>::warpgroups;
@@ -122,8 +123,8 @@ struct NumberedBarriers {
   static_assert(scores + BackwardTypes<Config>::warpgroups <= 16, "there are 16");
 };
 
-// By every warp of math, which has read Q and dO and their numbers. Every lane has, so every lane
-// comes; on an mbarrier that would take a warp as long as 32 arrivals.
+// Every warp of math calls it when it has read Q and dO and their numbers. Every lane has read, so
+// every lane arrives; on an mbarrier the arrivals of a warp would take as long as 32 single ones.
 template <class Config>
 __device__ __forceinline__ void end_step(unsigned stage) {
   jitter<Config>();
@@ -131,8 +132,8 @@ __device__ __forceinline__ void end_step(unsigned stage) {
                             NumberedBarriers<Config>::threads_of_step);
 }
 
-// By load's warp, once for every step: a barrier that is left in the middle of a phase would not be
-// there for the next block.
+// The load role's warp calls it once for every step: a barrier left in the middle of a phase would
+// break the next block.
 template <class Config>
 __device__ __forceinline__ void await_step(unsigned stage) {
   jitter<Config>();
@@ -154,7 +155,7 @@ struct Patience<Config, true> {
   }
 };
 
-// The place of a step in a ring, found from its number alone.
+// The stage and phase of a step in a ring, from its number alone.
 template <int stages>
 struct RingPlace {
   unsigned stage;
@@ -164,7 +165,7 @@ struct RingPlace {
         phase(static_cast<unsigned>(step) / stages % 2) {}
 };
 
-// The tile that a term of the scores reads of a step, for a warp whose first key is `key` of it.
+// The tile of a step that a term of the scores reads, for a warp whose first key in it is `key`.
 template <class Config>
 __device__ __forceinline__ StagedLane await_tile(OperandStorage<Config>& shared, int step,
                                                  int key) {
@@ -177,7 +178,7 @@ __device__ __forceinline__ StagedLane await_tile(OperandStorage<Config>& shared,
     return {};
   }
 }
-// By a warp that has read it.
+// A warp has read the tile.
 template <class Config>
 __device__ __forceinline__ void release_tile(OperandStorage<Config>& shared, int step) {
   if constexpr (Config::operand_stages > 0) {
@@ -186,8 +187,8 @@ __device__ __forceinline__ void release_tile(OperandStorage<Config>& shared, int
   }
 }
 
-// What both roles know: the kv tile, and the steps through the q tiles that see it, of one query
-// head of the group after the other. `item.head` is the kv head, or one of its parts.
+// The context of all roles: the kv tile, and its steps, which visit the q tiles that see it, for
+// one query head of the group after the other. `item.head` is the kv head, or one of its parts.
 template <class Config>
 struct BackwardContext : ListedSteps<Config> {
   const typename Config::Params& params;
@@ -210,15 +211,15 @@ struct BackwardContext : ListedSteps<Config> {
     const bool first = place.tile == blocks.begin;
     return {place.head - first, first ? blocks.end - 1 : place.tile - 1};
   }
-  // Of a step that is listed, once its Q has arrived.
+  // The note of a listed step, valid once its Q has arrived.
   __device__ StepNote& note_of(int step) const {
     static_assert(Config::num_stages + 2 <= kNotes, "a note is read before it is written again");
     return shared.notes[static_cast<unsigned>(step) % kNotes];
   }
-  // Of K and V.
+  // The head of K and V.
   __device__ int kv_head() const {
     if constexpr (Config::parted) {
-      // Unsigned: what ptxas keeps of signed numbers takes a register that math needs.
+      // Unsigned: with signed numbers ptxas takes a register that math needs.
       const auto parts = static_cast<unsigned>(params.parts);
       return static_cast<int>(static_cast<unsigned>(item.head) / parts);
     } else {
@@ -262,7 +263,7 @@ __device__ inline long long part_row(const BackwardContext<Config>& c) {
   return head * c.params.padded_keys + c.item.kv_begin;
 }
 
-// `tile` is its place in the order of kv tiles.
+// `tile` is a position in the order of kv tiles.
 template <class Config>
 __device__ inline BackwardContext<Config> context_of(const typename Config::Params& params,
                                                      BackwardStorage<Config>& shared,
@@ -279,24 +280,25 @@ __device__ inline BackwardContext<Config> context_of(const typename Config::Para
           shape.heads_q / shape.heads_kv};
 }
 
-// Where a warp is in the steps.
+// A warp's state in the steps.
 struct StepState {
   QPlace place;          // of the step; dQ of the one before is under way
-  unsigned dead_before;  // bit 8-row group: this lane's row of that dQ is a dead query's
+  unsigned dead_before;  // bit 8-row group: this lane's row of that dQ has a dead query
   ShownPairs shown;      // of the step, by an array of bits, if there is one
 
   __device__ explicit StepState(const QPlace& first) : place(first), dead_before(0) {}
 };
 
-// Whether there is a step of this number. The same in every lane; a vote says so to the compiler
-// where a list has the steps: addresses that follow from the number are then in uniform registers.
+// Whether a step of this number exists. Every lane has the same answer; where steps are listed, a
+// vote tells the compiler, which then keeps the addresses derived from the number in uniform
+// registers.
 template <class Config>
 __device__ __forceinline__ bool is_step(int step, int steps) {
   if constexpr (Config::listed) return __any_sync(0xffffffffu, step < steps);
   return step < steps;
 }
 
-// By one thread: every barrier, with the number of those who arrive at it in a phase.
+// One thread initialises every barrier with the number of arrivals of a phase.
 template <class Config, class Types = BackwardTypes<Config>>
 __device__ inline void init_barriers(BackwardStorage<Config>& shared) {
   const auto init = [](Barrier& barrier, int arrivals) {

@@ -1,22 +1,21 @@
-// FlashAttention-3 backward, the math roles of wide heads, where dK and dV of 64 keys are all that
-// two warpgroups hold: both have the same keys.
+// FlashAttention-3 backward, the math roles of wide heads. Two warpgroups can hold dK and dV of no
+// more than 64 keys, so both have the same keys:
 //
 //   value role   S^T = K Q^T, P = exp(S - lse) -> shared memory; dV += P^T dO
 //   key role     dP^T = V dO^T, dS = P (dP - delta) -> shared memory; dK += dS^T Q
 //
-// Each also computes its columns of dQ = dS K of the step before. P passes from a warp of the one
-// to the warp of the other that has the same keys, lane to lane, rounded to the storage type.
-// Where weights are dropped the sign of P says which: a slope that P is multiplied by before is
-// never negative.
+// Each also computes its columns of dQ = dS K of the step before. A warp of the value role passes
+// P, lane to lane and rounded to the storage type, to the warp of the key role that has the same
+// keys. Where weights are dropped, a negative P marks a dropped one: the slopes that multiply P
+// before are never negative.
 #pragma once
 
 #include "backward_math.cuh"
 
 namespace cuflash::fa3 {
 
-// A warp's part of a stage lies where results are staged later: stage 0 in the places of the value
-// role's warps, stage 1 in those of the key role's. Where scores have slopes it is P times them
-// that passes.
+// The buffers of P use the staging of the results: stage 0 that of the value role's warps, stage 1
+// that of the key role's. Where scores have slopes, P times the slopes passes.
 template <class Config>
 __device__ inline uint4* passed_weights(BackwardStorage<Config>& shared, unsigned stage) {
   static_assert(4 * Config::score_stages <= BackwardTypes<Config>::math_warps &&
@@ -78,8 +77,8 @@ struct WideMath {
 
   __device__ explicit WideMath(const Math& math) : math(math), c(math.c) {}
 
-  // The end of a step, of either role: dQ of the step before leaves while the gradient of the keys
-  // is computed.
+  // The end of a step of either role: adds dQ of the step before to the sums while the gradient of
+  // the keys is computed.
   template <class QPart, class Gradient>
   __device__ __forceinline__ void end(StepState& state, QPart& dq, Gradient& gradient, int number,
                                       unsigned dead_rows) const {
@@ -95,7 +94,7 @@ struct WideMath {
     end_step<Config>(Ring(number).stage);
   }
 
-  // Leaves out of the weights what is dropped, and marks it by the sign of what passes.
+  // Removes the dropped weights, and marks them by a negative sign of the passed ones.
   __device__ __forceinline__ void drop(ScoreOperand<Config>& weights, ScoreOperand<Config>& passed,
                                        const RowsOfKeys& place) const {
     const StepDraws<Config> draws(c.params, place);
@@ -111,7 +110,7 @@ struct WideMath {
     }
   }
 
-  // dS from what has passed, where weights are dropped: the negative ones are.
+  // dS from the passed weights, where the negative ones are dropped.
   __device__ __forceinline__ void differentiate_marked(ScoreOperand<Config>& gradients,
                                                        ScoreOperand<Config>& weights,
                                                        const Scores& dp, const RowsOfKeys& place,
@@ -223,7 +222,8 @@ struct WideMath {
 
     math.issue_q(dq, number - 1, number > 0);
     math.issue_kv(dk, gradients, c.shared.q[0], stage);
-    // The fence waits for additions to device memory that are under way: it comes before dQ's.
+    // The fence waits for additions to device memory that are under way, so it comes before those
+    // of dQ.
     ptx::fence_async_shared();
     __syncwarp();
     arrive_warp<Config>(c.shared.ds_full[score_ring.stage]);
@@ -258,7 +258,7 @@ __device__ inline void value_role(const BackwardContext<Config>& c) {
     wide.value_step(state, dv, step);
   } while (is_step<Config>(++step, steps));
   wide.template finish_q<typename Types::QGradient>(state, steps);
-  // What is left of who has read P: a barrier must not be left in the middle of a phase.
+  // Meets the last readers of P: a barrier must not be left in the middle of a phase.
   for (step = max(0, steps - Config::score_stages); step < steps; ++step) {
     meet_over_weights<Config>(NumberedBarriers<Config>::weights_empty, step % Config::score_stages);
   }

@@ -5,13 +5,13 @@
 
 namespace cuflash {
 
-// What the copy engine knows of a tensor: CUtensorMap of the driver, which alone knows its inside.
+// The copy engine's description of a tensor: CUtensorMap, whose content only the driver knows.
 struct alignas(64) TensorMap {
   unsigned long long opaque[16];
 };
 
-// FlashAttention-3 forward. q, k and v come through their maps, [batch, head, row, column]. The
-// tile counter is 0 before a launch and after it.
+// FlashAttention-3 forward. The maps describe q, k and v as [batch, head, row, column]. The tile
+// counter is 0 before and after a launch.
 struct Fa3ForwardParams {
   TensorMap q_map;
   TensorMap k_map;

@@ -1,6 +1,6 @@
-// dK and dV of FlashAttention-3's backward pass where several blocks have had each kv tile: the sum
-// of their parts, see backward_parts.cuh, rounded. Parts are added one after the other, so that the
-// sum is the same from run to run.
+// dK and dV of FlashAttention-3's backward pass where several blocks share each kv tile: the sum of
+// their parts, see backward_parts.cuh, rounded. Parts are added in a fixed order, so that the sum
+// is the same from run to run.
 #include "../tile/copy.cuh"
 #include "../tile/product.cuh"
 #include "../tile/schedule.cuh"
@@ -9,7 +9,7 @@
 
 namespace cuflash::fa3 {
 
-// What a warp adds up: as many columns as divide every width. Each lane reads 64 bytes of a part.
+// The columns that a warp adds up; they divide every width. Each lane reads 64 bytes of a part.
 constexpr int kColumnsOfSum = 32;
 using SumTile = WarpTile<float, kRowsOfFragment, kRowsOfFragment, kColumnsOfSum>;
 
@@ -26,7 +26,8 @@ struct SumPlace {
   int column;
 };
 
-// The parts of a place -> the tensor, whose heads have `valid` columns of the `columns` in memory.
+// Sums the parts of a place and stores them in the tensor, whose heads have `valid` of the
+// `columns` columns in memory.
 template <class Config, int columns>
 __device__ inline void sum_place(const typename Config::Params& params, const SumPlace& at,
                                  const void* memory, const Tensor& tensor, int valid,
@@ -39,7 +40,7 @@ __device__ inline void sum_place(const typename Config::Params& params, const Su
   const long long row = head * parts * params.padded_keys + at.row;
   SumTile sum;
   load_part<columns>(sum, from, row, at.column);
-  // What is read together hides the way to memory.
+  // Several loads at once hide the latency of memory.
 #pragma unroll 4
   for (int part = 1; part < parts; ++part) {
     SumTile more;
@@ -52,7 +53,7 @@ __device__ inline void sum_place(const typename Config::Params& params, const Su
                tensor.row_stride, seq.rows_kv - at.row, min(kColumnsOfSum, valid - at.column));
 }
 
-// A warp has some columns of 16 rows of dK or of dV.
+// A warp adds up some columns of 16 rows of dK or of dV.
 template <class Config>
 __device__ inline void sum_parts(const typename Config::Params& params) {
   extern __shared__ __align__(1024) unsigned char shared_bytes[];
@@ -68,9 +69,9 @@ __device__ inline void sum_parts(const typename Config::Params& params) {
   const Shape& shape = params.shape;
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const long long number = static_cast<long long>(blockIdx.x) * Config::warps + warp;
-  const int rows = ceil_div(shape.seqlen_kv, kRowsOfFragment);  // of fragments, of a head
+  const int rows = ceil_div(shape.seqlen_kv, kRowsOfFragment);  // fragments along a head's rows
   const int within = static_cast<int>(number % of_both);
-  const long long head = number / of_both / rows;  // of all
+  const long long head = number / of_both / rows;  // among all heads
   if (head >= static_cast<long long>(shape.batch) * shape.heads_kv) return;
   SumPlace at;
   at.batch = static_cast<int>(head / shape.heads_kv);

@@ -5,7 +5,7 @@
 
 namespace cuflash {
 
-// 1 over the unit of scores, in the compute type; of the parameters of such a term.
+// 1 over the unit of scores, in the compute type, from the parameters of such a term.
 template <class Block>
 __device__ inline double inverse_unit_of(double, const Block& block) {
   return block.inverse_unit;

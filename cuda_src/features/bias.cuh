@@ -1,4 +1,4 @@
-// Bias: a number of every pair is added to its score, in natural units.
+// Bias: adds a number to the score of every pair, in natural units.
 #pragma once
 
 #include "../tile/numeric.cuh"
@@ -9,18 +9,18 @@ namespace cuflash {
 
 struct BiasParams {
   const void* bias;
-  // In elements; 0 along an axis that it broadcasts.
+  // In elements; 0 along an axis that the bias broadcasts.
   long long bias_batch_stride;
   long long bias_head_stride;
   long long bias_row_stride;
   long long bias_column_stride;
-  int entries;          // neighbouring ones of the batch that share one of the bias
-  int own_entries;      // of the bias
+  int entries;          // neighbouring batch entries that share one entry of the bias
+  int own_entries;      // entries of the bias
   double inverse_unit;  // 1 over the unit of scores
   float inverse_unit_single;
 };
 
-// `of_rows`, `of_keys`: whether it differs from query to query, and from key to key.
+// `of_rows`, `of_keys`: whether the bias differs from query to query, and from key to key.
 template <class Bias, class Storage, bool of_rows, bool of_keys>
 struct BiasTerm : AddedTerm {
   using Compute = decltype(to_compute(Storage()));

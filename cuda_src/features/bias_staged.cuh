@@ -9,15 +9,15 @@
 namespace cuflash {
 
 struct StagedBiasParams {
-  TensorMap bias_map;  // [batch, head, query, key], axes that it broadcasts of one element
-  int entries;         // neighbouring ones of the batch that share one of the bias
-  int own_entries;     // of the bias
+  TensorMap bias_map;  // [batch, head, query, key]; broadcast axes have one element
+  int entries;         // neighbouring batch entries that share one entry of the bias
+  int own_entries;     // entries of the bias
   int own_heads;
   double inverse_unit;  // 1 over the unit of scores
   float inverse_unit_single;
 };
 
-// `of_rows`: whether it differs from query to query; if not, one row of a tile has it.
+// `of_rows`: whether the bias differs from query to query; if not, a tile has one row.
 template <class Bias, class Storage, bool of_rows>
 struct StagedBiasTerm : AddedTerm {
   static constexpr bool staged = true;

@@ -1,4 +1,4 @@
-// Block mask: hides the blocks of queries and keys that are false.
+// Block mask: hides the blocks of queries and keys where it is false.
 #pragma once
 
 #include "../tile/numeric.cuh"
@@ -8,13 +8,13 @@ namespace cuflash {
 
 struct BlockMaskParams {
   const void* block_mask;  // one byte a block, 0 is false
-  // In elements; 0 along an axis that it broadcasts.
+  // In elements; 0 along an axis that the mask broadcasts.
   long long block_mask_batch_stride;
   long long block_mask_head_stride;
   long long block_mask_row_stride;
   long long block_mask_column_stride;
-  int entries;      // neighbouring ones of the batch that share one of the mask
-  int own_entries;  // of the mask
+  int entries;      // neighbouring batch entries that share one entry of the mask
+  int own_entries;  // entries of the mask
   int q_blocks;     // of a sequence
   int kv_blocks;
 };
@@ -50,19 +50,20 @@ struct BlocksOfHead {
         column_stride(block.block_mask_column_stride),
         last_row(block.q_blocks - 1),
         last_column(block.kv_blocks - 1) {}
-  // What lies beyond the lengths is hidden by them; the last block stands for it.
+  // The lengths hide blocks beyond them; here the last block takes their place.
   __device__ bool shows(int row, int column) const {
     return data[min(row, last_row) * row_stride + min(column, last_column) * column_stride] != 0;
   }
 };
 
-// Blocks of `block` rows that a tile of `rows` may meet, which begins at a multiple of them.
+// The most blocks of `block` rows that a tile of `rows` rows, which begins at a multiple of `rows`,
+// meets.
 __device__ constexpr int blocks_met(int rows, int block) {
   if (block % rows == 0) return 1;
   return rows % block == 0 ? rows / block : (block + rows - 2) / block + 1;
 }
 
-// Which of a tile's blocks are shown, a bit for each.
+// One bit for each block of a tile, set where it is shown.
 template <class Config, int block_queries, int block_keys>
 struct BlocksOfTile {
   static constexpr int rows = blocks_met(Config::block_q, block_queries);
@@ -87,7 +88,7 @@ struct BlocksOfTile {
       }
     }
   }
-  // Of element (lane's query + di, lane's key + dj).
+  // The bit of element (lane's query + di, lane's key + dj).
   __device__ bool at(int di, int dj) const {
     if constexpr (one) return bits != 0;
     const int r = rows == 1 ? 0 : (row + di) / block_queries;
@@ -110,7 +111,7 @@ struct BlockMaskTerm : AddedTerm {
     return blocks.at(di, dj) ? score : -infinity<Compute>();
   }
 
-  // Whether some pair of a tile is in a block that is shown.
+  // Whether some pair of a tile is in a shown block.
   template <class Params>
   __device__ static bool shows(const Params& params, int batch, int head, int query, int key) {
     const BlocksOfHead blocks(params.block_mask, batch, head);
@@ -124,19 +125,19 @@ struct BlockMaskTerm : AddedTerm {
   }
 };
 
-// Which blocks of a tile of FlashAttention-3 are shown to a warp, whose sixteen lines are in one
-// block: a bit for each 64 of what they go along.
+// The shown blocks of a tile of FlashAttention-3 for a warp, whose sixteen lines are in one block:
+// one bit for each 64 elements along the lines.
 template <class Config, int block_queries, int block_keys,
           bool = Config::block_q % 64 == 0 && Config::block_kv % 64 == 0>
 struct BlocksOfLines {
   unsigned bits = 0;
-  const bool transposed;  // lines are those of keys
+  const bool transposed;  // lines are keys
 
   template <class Block>
   __device__ BlocksOfLines(const Block& block, const Lane& lane)
       : transposed(lane.staged.transposed) {
     if (Config::listed && !Config::packed && transposed) {
-      bits = lane.shown.bits.line[0];  // load has read them, see shown_parts
+      bits = lane.shown.bits.line[0];  // the load role has read them, see shown_parts
       return;
     }
     const BlocksOfHead blocks(block, lane.batch, lane.head);
@@ -159,12 +160,12 @@ struct BlocksOfLines<Config, block_queries, block_keys, false>
   using BlocksOfTile<Config, block_queries, block_keys>::BlocksOfTile;
 };
 
-// The same where bits say which tiles have something to show: only those that a block cuts, and
-// hidden ones that have to be walked along, are looked at more closely.
+// The same where bits say which tiles show anything. Only tiles that a block boundary cuts, and
+// hidden tiles that the loop still visits, read the mask itself.
 template <class Config, int block_queries, int block_keys>
 struct ListedBlocksTerm : AddedTerm {
   static constexpr bool hides = Config::listed && !Config::packed;
-  // A tile is in one block: it is hidden whole, or nothing of it is.
+  // A tile is in one block: it is hidden entirely or not at all.
   static constexpr bool one =
       block_queries % Config::block_q == 0 && block_keys % Config::block_kv == 0;
   using Compute = decltype(to_compute(typename Config::Storage()));
@@ -185,7 +186,7 @@ struct ListedBlocksTerm : AddedTerm {
   template <class Params>
   __device__ static unsigned shown_parts(const Params& params, int batch, int head, int query,
                                          int key) {
-    if constexpr (one) return 0;  // of hidden tiles alone, which are left out
+    if constexpr (one) return 0;  // called for hidden tiles only, which are left out
     const BlocksOfHead blocks(params.block_mask, batch, head);
     unsigned bits = 0;
     for (int m = 0; m < Config::block_kv / 64; ++m) {

@@ -1,8 +1,7 @@
-// Dropout: weights that are left out at random. What is drawn for a query and a key depends on
-// these, the entry, the number of heads, the head and the seed alone; cuflash/features/draws.py
-// says how, and draws the same. The counter of the generator is laid out so that the four words of
-// one call are the four registers that a lane has of 16 queries and 16 keys in the left operand of
-// a product.
+// Dropout: drops weights at random. The draw for a query and a key depends only on these two, the
+// entry, the number of heads, the head and the seed; cuflash/features/draws.py describes it and
+// draws the same. The counter of the generator is laid out so that the four words of one call are
+// the four registers that a lane has of 16 queries and 16 keys in the left operand of a product.
 #pragma once
 
 #include "../ptx/compare_halves.cuh"
@@ -12,15 +11,15 @@
 namespace cuflash {
 
 struct DropoutParams {
-  const unsigned* dropout_seed;  // its words, of which there are 2, 4 or 6; null: key0 and key1
+  const unsigned* dropout_seed;  // 2, 4 or 6 words; null: key0 and key1 are the seed
   double inverse_keep;           // 1 over the share that is kept
   float inverse_keep_single;
-  unsigned limit;  // of 2^14 draws those that keep a weight
+  unsigned limit;  // the number of 2^14 draws that keep a weight
   unsigned key0;
   unsigned key1;
   int words;
-  int entries;  // of the batch, after which draws repeat
-  int heads;    // of queries, likewise
+  int entries;  // batch entries after which draws repeat
+  int heads;    // query heads after which draws repeat
 };
 
 // Seven rounds of philox4x32: Salmon, Moraes, Dror, Shaw, "Parallel Random Numbers: As Easy as 1,
@@ -39,9 +38,9 @@ __device__ __forceinline__ void philox(unsigned (&counter)[4], unsigned key0, un
   }
 }
 
-// The draws of two pairs -> ones in the halves of those below the limit. A draw of 14 bits is the
-// pattern of a float16 that is neither negative nor infinite, and the larger number has the larger
-// pattern.
+// Masks of the draws of two pairs: ones in the half of each draw below the limit. A draw of 14 bits
+// is the bit pattern of a float16 that is neither negative nor infinite, and such patterns are
+// ordered as the numbers are.
 __device__ inline unsigned below(unsigned word, unsigned limit) {
   return ptx::halves_less_than(word & 0x3fff3fffu, limit * 0x00010001u);
 }
@@ -51,7 +50,7 @@ struct Dropout {
   unsigned key0;
   unsigned key1;
   unsigned offset;
-  int first_entry;  // of the arrays, in a larger call that they are a part of
+  int first_entry;  // of the arrays, within the larger call of which they are a part
   int first_head;
 
   template <class Params>
@@ -88,9 +87,9 @@ struct Dropout {
   template <class Place>
   struct Draws;
 
-  // The calls of a lane in a block of 16 queries and 16 keys.
+  // A lane's generator calls for a block of 16 queries and 16 keys.
   struct Calls {
-    unsigned keys;  // words of the counter, of query 0 and key 0 of the warp's tile
+    unsigned keys;  // words of the counter, for query 0 and key 0 of the warp's tile
     unsigned queries;
     unsigned head;
     unsigned offset;
@@ -108,7 +107,7 @@ struct Dropout {
           key0(weights.key0),
           key1(weights.key1),
           limit(params.dropout.limit) {}
-    // Of a block so many queries and keys on.
+    // The call of the block that lies `query` queries and `key` keys further on.
     __device__ __forceinline__ void call(unsigned (&words)[4], int query, int key) const {
       words[0] = keys + key / 16 * 4;
       words[1] = queries + query / 16 * 8;
@@ -122,7 +121,7 @@ struct Dropout {
 // Rows are queries: a lane's four registers are the four words of its call.
 template <>
 struct Dropout::Draws<RowsOfQueries> : Dropout::Calls {
-  int row;  // of 8 queries and keys each: where the tile begins in its block
+  int row;  // in units of 8 queries and keys: where the tile begins in its block
   int column;
   template <class Params>
   __device__ Draws(const Params& params, const Dropout& weights, const RowsOfQueries& place)
@@ -147,11 +146,12 @@ struct Dropout::Draws<RowsOfQueries> : Dropout::Calls {
   }
 };
 
-// Rows are keys: a lane has one key and two queries of a register, so a half of a word of two
-// calls. Its neighbour of the next key needs the other halves: each makes one of the calls.
+// Rows are keys: a register of a lane has one key and two queries, so it takes one half of a word
+// from each of two calls. The neighbour with the next key takes the other halves, so each of the
+// two lanes makes one of the calls.
 template <>
 struct Dropout::Draws<RowsOfKeys> : Dropout::Calls {
-  bool odd;  // key, and query of the call that is made here
+  bool odd;  // whether the lane's key, and the query of its call, are odd
   template <class Params>
   __device__ Draws(const Params& params, const Dropout& weights, const RowsOfKeys& place)
       : Calls(params, weights, place) {
@@ -163,12 +163,12 @@ struct Dropout::Draws<RowsOfKeys> : Dropout::Calls {
   __device__ __forceinline__ void of_block(unsigned (&masks)[4], int row, int column) const {
     unsigned words[4];
     call(words, column, row);
-    // The halves that the neighbour needs; the two calls of a register's halves.
+    // The halves that the neighbour needs; then the two calls of a register's halves.
     const unsigned given = odd ? 0x5410u : 0x7632u;
     const unsigned first = odd ? 0x3254u : 0x5410u;
     const unsigned second = odd ? 0x3276u : 0x7610u;
 #pragma unroll
-    for (int far = 0; far < 2; ++far) {  // eight keys on
+    for (int far = 0; far < 2; ++far) {  // the next eight keys
       const unsigned sent = __byte_perm(words[2 * far], words[2 * far + 1], given);
       const unsigned got = __shfl_xor_sync(0xffffffffu, sent, 4);
       masks[far] = below(__byte_perm(words[2 * far], got, first), limit);
@@ -177,7 +177,7 @@ struct Dropout::Draws<RowsOfKeys> : Dropout::Calls {
   }
 };
 
-// The end of a row: what is left of its weights is made larger. Its sum is that of all.
+// The end of a row: scales up the kept weights. The row's sum is that of all weights.
 struct DropoutEnd {
   static constexpr bool finite_when_dead = false;
   template <class Config, class Compute>

@@ -8,16 +8,16 @@ namespace cuflash {
 
 struct MaskParams {
   const void* mask;  // one byte an element, 0 is false
-  // In elements; 0 along an axis that it broadcasts.
+  // In elements; 0 along an axis that the mask broadcasts.
   long long mask_batch_stride;
   long long mask_head_stride;
   long long mask_row_stride;
   long long mask_column_stride;
-  int entries;      // neighbouring ones of the batch that share one of the mask
-  int own_entries;  // of the mask
+  int entries;      // neighbouring batch entries that share one entry of the mask
+  int own_entries;  // entries of the mask
 };
 
-// `of_rows`, `of_keys`: whether it differs from query to query, and from key to key.
+// `of_rows`, `of_keys`: whether the mask differs from query to query, and from key to key.
 template <class Storage, bool of_rows, bool of_keys>
 struct MaskTerm : AddedTerm {
   using Compute = decltype(to_compute(Storage()));

@@ -1,4 +1,4 @@
-// Boolean mask of which a bit for each pair is in the workspace, see steps/summarise_mask.cu.
+// Boolean mask with one bit for each pair in the workspace, see steps/summarise_mask.cu.
 #pragma once
 
 #include "../tile/numeric.cuh"
@@ -9,8 +9,8 @@ namespace cuflash {
 struct PackedMaskParams {
   const void* tile_bits;  // see tile/tile_bits.cuh; [entry, head, row of tiles, words]
   const void* pair_bits;  // see tile/pair_bits.cuh; [entry, head, 16 lines, tile, lane]
-  int entries;            // neighbouring ones of the batch that share one of the mask
-  int own_entries;        // of the mask
+  int entries;            // neighbouring batch entries that share one entry of the mask
+  int own_entries;        // entries of the mask
   int own_heads;
 };
 
@@ -19,7 +19,7 @@ struct PackedMaskTerm : AddedTerm {
   static constexpr bool hides = true;
   using Compute = decltype(to_compute(Storage()));
   const ShownPairs shown;
-  const bool transposed;  // lines are those of keys
+  const bool transposed;  // lines are keys
 
   template <class Params>
   __device__ PackedMaskTerm(const Params&, const Lane& lane, double)

@@ -1,6 +1,6 @@
-// Packed batches: the rows of several sequences follow one another, without an axis of the batch.
-// What lies behind the last of them is a sequence too, whose rows do not count: they are written
-// all the same. steps/list_items.cu says where each begins.
+// Packed batches: the rows of several sequences follow one another, without a batch axis. The rows
+// after the last sequence form one more, whose rows do not count but are written.
+// steps/list_items.cu computes where each sequence begins.
 #pragma once
 
 #include "../tile/sequence.cuh"
@@ -15,8 +15,8 @@ __device__ inline RowsOfEntry rows_of_entry(const int* begins, int entry) {
   return {begins[entry], begins[entry + 1] - begins[entry]};
 }
 
-// A tile of a sequence, and the sequence's rows. The first of a list says how many follow, as its
-// entry. Behind these a list of tiles of keys goes on, with entries below 0.
+// A tile of a sequence, and the sequence's rows. The `entry` of a list's first item is the number
+// of items that follow. A list of kv tiles continues after these with entries below 0.
 struct PackedItem {
   int entry;
   int tile;
@@ -30,11 +30,11 @@ struct PackedLengthsParams {
   const PackedItem* q_items;
   const PackedItem* kv_items;
   int entries;
-  int bottom_right;  // whether the last query of a sequence stands at its last key
+  int bottom_right;  // whether a sequence's last query is at its last key
 
   __device__ RowsOfEntry queries(int entry) const { return rows_of_entry(q_begins, entry); }
   __device__ RowsOfEntry keys(int entry) const { return rows_of_entry(kv_begins, entry); }
-  // By how much query 0 stands at another key than the lengths of the arrays say.
+  // By how many keys the position of query 0 differs from that of the arrays' lengths.
   __device__ int shift(const Shape& shape, int entry) const {
     return shift(shape, queries(entry), keys(entry));
   }
@@ -44,13 +44,14 @@ struct PackedLengthsParams {
     return (keys.count - shape.seqlen_kv) - (queries.count - shape.seqlen_q);
   }
 
-  // Every sequence begins at a multiple of so many rows of a head's workspace: the first one that
-  // leaves room for those before it, each rounded up. The plan counts the rows in the same way.
+  // Every sequence begins at a multiple of this many rows of a head's workspace: the first multiple
+  // that leaves room for the sequences before it, each rounded up. The plan counts the rows in the
+  // same way.
   static constexpr int kAlignment = 128;
   __device__ static int work_row(int begin, int entry) {
     return (begin + entry * (kAlignment - 1)) / kAlignment * kAlignment;
   }
-  // The sequence that a row of a head's workspace is of.
+  // The sequence of a row of a head's workspace.
   __device__ int entry_of_row(int row) const {
     int first = 0;
     int last = entries;
@@ -66,7 +67,7 @@ struct PackedLengthsParams {
   }
 };
 
-// `Before` knows the bounds of the keys as they are for arrays of one sequence.
+// `Before` gives the bounds of the keys for arrays of one sequence.
 template <class Before>
 struct PackedLengths {
   static constexpr bool vary = true;

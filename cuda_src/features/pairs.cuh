@@ -1,18 +1,18 @@
-// An array that broadcasts against all pairs, as terms of the scores read it where it lies.
+// An array that broadcasts against all pairs, which terms of the scores read directly from memory.
 #pragma once
 
 #include "../tile/score.cuh"
 
 namespace cuflash {
 
-// Which of its entries an entry of the batch has: neighbours share one.
+// The array's entry for an entry of the batch: neighbouring batch entries share one.
 template <class Block>
 __device__ inline int own_entry(const Block& block, int batch) {
   return batch / block.entries % block.own_entries;
 }
 
-// A lane's element of its first query and key, and steps from there. `of_rows`, `of_keys`: whether
-// the array differs from query to query, and from key to key.
+// The array's element for a lane's first query and key, and steps from there. `of_rows`, `of_keys`:
+// whether the array differs from query to query, and from key to key.
 template <class T, bool of_rows, bool of_keys>
 struct LanePairs {
   const char* first;
@@ -37,7 +37,7 @@ struct LanePairs {
     if constexpr (of_keys) first += lane.j * this->column_stride;
   }
 
-  // What lies beyond the lengths is hidden later; the last element stands for it.
+  // Elements beyond the lengths are hidden later; the last element takes their place.
   __device__ T at(int di, int dj) const {
     const char* from = first;
     if constexpr (of_rows) from += min(di, rows_left) * row_stride;

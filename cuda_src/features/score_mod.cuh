@@ -1,4 +1,4 @@
-// A function of the scores that the caller has written. The translation unit includes
+// A score function that the caller has written. The translation unit includes
 // features/score_text.cuh, and then defines
 //     struct cuflash::ScoreModParams {
 //       double inner; float inner_single; int position; int entries; int heads;
@@ -16,8 +16,9 @@
 
 namespace cuflash {
 
-// What the text calls the entry and the head: of arrays that are a part of a larger call, those of
-// the whole call, which says at which of them the part begins, and after how many they repeat.
+// The batch entry and the head as the text sees them. Where the arrays are a part of a larger call,
+// these count in the larger call; `score_place` holds its first entry and head, and both repeat
+// after the numbers in the parameters.
 __device__ inline int entry_of(const ScoreModParams& params, int entry) {
   if constexpr (!cuflash_text::kUsesHead) return entry;
   const unsigned* first = static_cast<const unsigned*>(params.score_place);
@@ -29,8 +30,8 @@ __device__ inline int head_of(const ScoreModParams& params, int head) {
   return ((first == nullptr ? 0 : static_cast<int>(first[1])) + head) % params.heads;
 }
 
-// Scores are in natural units. Positions beyond the lengths, whose scores are hidden later, stand
-// for the last ones.
+// Scores are in natural units. Scores beyond the lengths are hidden later; they use the last
+// position.
 template <class Storage>
 struct ScoreModTerm : FunctionTerm {
   static constexpr bool any_slope = true;

@@ -1,4 +1,4 @@
-// What the text of a score function finds: its types, its arrays, and the functions that know dual
+// The names that the text of a score function may use: its types, its arrays, and functions of dual
 // numbers. The translation unit defines cuflash_text::Storage before it includes this file.
 #pragma once
 
@@ -9,11 +9,11 @@
 namespace cuflash_text {
 
 using Real = decltype(cuflash::to_compute(Storage()));
-// 16-bit types do not hold what a fast instruction loses.
+// A 16-bit type cannot hold the digits that a fast instruction loses.
 constexpr bool kExact = sizeof(Storage) > 2;
 using Value = cuflash::Dual<Real, kExact>;
 
-// As accurate as the storage type needs it: one instruction for bfloat16.
+// As accurate as the storage type needs: one instruction for bfloat16.
 __device__ inline float hyperbolic(__nv_bfloat16, float x) {
   return cuflash::ptx::tanh_approximate(x);
 }
@@ -64,7 +64,7 @@ __device__ inline Value log2(Value x) {
   return cuflash::chained(x, log2(x.value),
                           cuflash::quotient<kExact>(static_cast<Real>(cuflash::kLog2E), x.value));
 }
-// Its derivative is 1 - y^2, or 4 e / (1 + e)^2 with e = exp(-2 |x|), which cancels nothing.
+// The derivative is 1 - y^2; its form 4 e / (1 + e)^2, with e = exp(-2 |x|), avoids cancellation.
 __device__ inline Value tanh(Value x) {
   const Real y = tanh(x.value);
   if constexpr (!kExact) {
@@ -96,7 +96,7 @@ __device__ inline Value pow(Value x, Value y) {
   const Real by_x = y.value * pow(x.value, y.value - Real(1));
   return {z, ::fma(by_x, x.slope, log(x.value) * z * y.slope)};
 }
-// The derivative follows the branch that is taken; at 0 that of |x| is 1.
+// The derivative follows the branch that is taken; at 0 the derivative of |x| is 1.
 __device__ inline Value fabs(Value x) { return x.value < 0 ? -x : x; }
 __device__ inline Value abs(Value x) { return fabs(x); }
 __device__ inline Value min(Value x, Value y) { return y.value < x.value ? y : x; }
@@ -112,7 +112,7 @@ __device__ inline Real where(bool condition, int x, Real y) {
   return condition ? static_cast<Real>(x) : y;
 }
 
-// What an element of an array is to the text: numbers are in the type that scores are computed in.
+// An array element as the text sees it: numbers have the type in which scores are computed.
 __device__ inline Real element(__half x) { return __half2float(x); }
 __device__ inline Real element(__nv_bfloat16 x) { return __bfloat162float(x); }
 __device__ inline Real element(float x) { return x; }
@@ -122,7 +122,7 @@ __device__ inline long long element(long long x) { return x; }
 __device__ inline unsigned element(unsigned x) { return x; }
 __device__ inline bool element(bool x) { return x; }
 
-// An index, or that of the nearest element of an axis.
+// The index itself, or that of the axis' nearest element.
 __device__ inline int inside(int index, int size) { return max(min(index, size - 1), 0); }
 __device__ inline int inside(unsigned index, int size) {
   return index < static_cast<unsigned>(size) ? static_cast<int>(index) : size - 1;
@@ -132,7 +132,7 @@ __device__ inline int inside(long long index, int size) {
 }
 __device__ int inside(Real index, int size) = delete;  // whole numbers count elements
 
-// An array of the caller's, C-contiguous, whose elements an `Index` can count. An index outside its
+// A C-contiguous array of the caller's; an `Index` can count its elements. An index outside its
 // axis reads the nearest element.
 template <class T, int axes, class Index>
 struct Array {

@@ -3,7 +3,8 @@
 //
 //   lse = log(sum_j exp(z_j) + exp(sink)),  out = sum_j exp(z_j - lse) v_j
 //
-// It enters once, at the end of a row; P = exp(z - lse) of the backward pass needs nothing more.
+// It enters once, at the end of a row; the backward pass needs nothing more, because P = exp(z -
+// lse).
 #pragma once
 
 #include "../tile/softmax.cuh"

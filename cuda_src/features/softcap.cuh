@@ -10,7 +10,7 @@ namespace cuflash {
 struct SoftcapParams {
   double inner;  // scale / cap
   double cap;
-  float inner_single;  // rounded by the host: here it would be a conversion a step
+  float inner_single;  // rounded by the host: here each step would convert it
 };
 
 // scale / cap in the compute type.
@@ -23,13 +23,14 @@ __device__ inline float inner_of(float, const Params& params) {
   return params.softcap.inner_single;
 }
 
-// As accurate as the storage type needs it: one instruction for bfloat16.
+// As accurate as the storage type needs: one instruction for bfloat16.
 __device__ inline float tanh_for(__nv_bfloat16, float x) { return ptx::tanh_approximate(x); }
 __device__ inline float tanh_for(__half, float x) { return tanhf(x); }
 __device__ inline float tanh_for(float, float x) { return tanhf(x); }
 __device__ inline double tanh_for(double, double x) { return tanh(x); }
 
-// The slope at x, whose hyperbolic tangent is y. 16-bit types do not hold what 1 - y^2 cancels.
+// The slope at x, whose hyperbolic tangent is y. A 16-bit type cannot hold the digits that 1 - y^2
+// cancels.
 template <class Storage, class Compute>
 __device__ inline Compute slope_for(Storage, Compute x, Compute y) {
   if constexpr (sizeof(Storage) == 2) {

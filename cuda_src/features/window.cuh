@@ -1,4 +1,4 @@
-// Windows: the first key that a query sees. The last one is in the shape, as under a causal mask.
+// Windows: the first key that a query sees. The last key is in the shape, as under a causal mask.
 #pragma once
 
 #include "../tile/sequence.cuh"

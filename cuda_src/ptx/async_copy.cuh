@@ -6,15 +6,15 @@
 
 namespace cuflash::ptx {
 
-// 16 bytes past L1 to an address in the shared window, of which `bytes` (0 or 16) are read; the
-// rest is zero. Both addresses are 16-byte aligned, also where nothing is read.
+// Copies 16 bytes past L1 to an address in the shared window. It reads `bytes` of them (0 or 16)
+// and writes zeros for the rest. Both addresses are 16-byte aligned, even if nothing is read.
 __device__ inline void async_copy_16(unsigned shared, const void* global, int bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(shared), "l"(global),
                "r"(bytes)
                : "memory");
 }
 
-// The same if `wanted`, and nothing otherwise; without a branch.
+// The same if `wanted`; otherwise does nothing. It has no branch.
 __device__ inline void async_copy_16_if(bool wanted, unsigned shared, const void* global,
                                         int bytes) {
   asm volatile(

@@ -4,7 +4,7 @@
 
 namespace cuflash::ptx {
 
-// `bytes` bytes, which count on the barrier; all of them multiples of 16.
+// Copies `bytes` bytes, which count on the barrier. The addresses and `bytes` are multiples of 16.
 __device__ inline void bulk_load(unsigned shared, const void* from, unsigned bytes,
                                  unsigned barrier) {
   asm volatile(
@@ -14,7 +14,7 @@ __device__ inline void bulk_load(unsigned shared, const void* from, unsigned byt
       : "memory");
 }
 
-// The other way; joins the group that this thread commits next.
+// The same from shared to global memory; joins the group that this thread commits next.
 __device__ inline void bulk_store(void* to, unsigned shared, unsigned bytes) {
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\n" ::"l"(to),
                "r"(shared), "r"(bytes)
@@ -23,7 +23,7 @@ __device__ inline void bulk_store(void* to, unsigned shared, unsigned bytes) {
 
 __device__ inline void bulk_commit() { asm volatile("cp.async.bulk.commit_group;\n" ::: "memory"); }
 
-// Until all groups of this thread are written.
+// Waits until all groups of this thread are written.
 __device__ inline void bulk_wait() { asm volatile("cp.async.bulk.wait_group 0;\n" ::: "memory"); }
 
 }  // namespace cuflash::ptx

@@ -1,4 +1,4 @@
-// An end to waiting, for builds that test: what never comes is an error in place of a hang.
+// A limit to waiting, for test builds: a wait that never ends is an error instead of a hang.
 #pragma once
 
 namespace cuflash::ptx {
@@ -16,7 +16,7 @@ class Deadline {
  public:
   __device__ Deadline() : begin(now()) {}
 
-  // Ends the kernel with an error, some ten seconds after the beginning.
+  // Ends the kernel with an error, some ten seconds after construction.
   __device__ void check() const {
     if (now() - begin > 4) asm volatile("trap;\n");
   }

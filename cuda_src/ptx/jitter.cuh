@@ -1,10 +1,10 @@
-// nanosleep: time wasted on purpose.
+// nanosleep: wastes time on purpose.
 #pragma once
 
 namespace cuflash::ptx {
 
 // PTX ISA "Miscellaneous instructions: nanosleep"; sm_70. Sleeps 0 to 1 microsecond (the hardware
-// up to twice as long), by the bits of the clock and the thread.
+// up to twice as long); bits of the clock and the thread choose the time.
 __device__ inline void nanosleep_at_random() {
   unsigned bits;
   asm volatile("mov.u32 %0, %%clock;\n" : "=r"(bits));

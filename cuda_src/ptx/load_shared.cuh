@@ -1,5 +1,5 @@
-// ld.shared: one or two elements from an address of the shared window (see shared_address), which
-// one register holds where a pointer takes two.
+// ld.shared: one or two elements from an address of the shared window (see shared_address). Such
+// an address takes one register; a pointer takes two.
 // PTX ISA "Data movement and conversion instructions: ld"; every architecture.
 #pragma once
 

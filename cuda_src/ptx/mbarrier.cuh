@@ -5,13 +5,13 @@
 
 namespace cuflash::ptx {
 
-// A phase is complete after `arrivals` arrivals and all the bytes they announced.
+// A phase is complete after `arrivals` arrivals and all the bytes that they announced.
 __device__ inline void mbarrier_init(unsigned barrier, unsigned arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;\n" ::"r"(barrier), "r"(arrivals)
                : "memory");
 }
 
-// Makes the initialised barriers of this thread known to the copy engine too.
+// Makes this thread's initialised barriers visible to the copy engine.
 __device__ inline void mbarrier_init_fence() {
   asm volatile("fence.mbarrier_init.release.cluster;\n" ::: "memory");
 }
@@ -20,14 +20,14 @@ __device__ inline void mbarrier_arrive(unsigned barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];\n" ::"r"(barrier) : "memory");
 }
 
-// Arrives, and has the phase wait for so many bytes of bulk copies as well.
+// Arrives, and makes the phase wait for `bytes` bytes of bulk copies too.
 __device__ inline void mbarrier_arrive_expecting(unsigned barrier, unsigned bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n" ::"r"(barrier), "r"(bytes)
                : "memory");
 }
 
 // Waits until the phase of this parity is complete. A fresh barrier is in the phase of parity 0,
-// and the one before it, of parity 1, counts as complete.
+// and the phase before it, of parity 1, counts as complete.
 __device__ inline void mbarrier_wait(unsigned barrier, unsigned parity) {
   asm volatile(
       "{\n"
@@ -40,9 +40,8 @@ __device__ inline void mbarrier_wait(unsigned barrier, unsigned parity) {
       : "memory");
 }
 
-// The same, for builds that test: what never comes is an error in place of a hang, as in
-// deadline.cuh, in one text: a loop around a test of its own makes ptxas serialise the products
-// beside it.
+// The same for test builds: traps after a while instead of hanging, as deadline.cuh does. It is one
+// asm text, because a loop around a separate test makes ptxas serialise the products beside it.
 __device__ inline void mbarrier_wait_or_trap(unsigned barrier, unsigned parity) {
   asm volatile(
       "{\n"

@@ -1,7 +1,7 @@
 // mma.sync: products of warp fragments.
-// PTX ISA "Warp-level matrix instructions: mma". In all of them lane l holds, of the 16x8
-// accumulator, columns 2 * (l % 4) and + 1 of rows l / 4 (c0, c1) and l / 4 + 8 (c2, c3).
-// A first argument that is not used names the type of the operands.
+// PTX ISA "Warp-level matrix instructions: mma". In all of them lane l holds columns 2 * (l % 4)
+// and 2 * (l % 4) + 1 of rows l / 4 (c0, c1) and l / 4 + 8 (c2, c3) of the 16x8 accumulator.
+// An unused first argument selects the type of the operands.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -48,7 +48,7 @@ __device__ inline void mma_m16n8k8(float (&c)[2][2], const float (&a)[4], const 
         "r"(__float_as_uint(a[3])), "r"(__float_as_uint(b[0])), "r"(__float_as_uint(b[1])));
 }
 
-// m8n8k4, float64; sm_80. The accumulator is c0 and c1 alone.
+// m8n8k4, float64; sm_80. The accumulator has only c0 and c1.
 __device__ inline void mma_m8n8k4(double (&c)[1][2], double a, double b) {
   asm("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%0, %1}, {%2}, {%3}, {%0, %1};\n"
       : "+d"(c[0][0]), "+d"(c[0][1])

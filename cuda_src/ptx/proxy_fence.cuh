@@ -1,16 +1,16 @@
-// fence.proxy.async: between what threads do to memory and what asynchronous units do.
+// fence.proxy.async: orders memory accesses of threads and of asynchronous units.
 #pragma once
 
 namespace cuflash::ptx {
 
-// PTX ISA "Parallel synchronization and communication instructions: fence.proxy"; sm_90. What this
-// thread wrote to shared memory is seen by warpgroup products and copies that come after.
+// PTX ISA "Parallel synchronization and communication instructions: fence.proxy"; sm_90. Later
+// warpgroup products and copies see what this thread has written to shared memory.
 __device__ inline void fence_async_shared() {
   asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory");
 }
 
-// The same of global memory, in both directions: what this thread knows to be written, by threads
-// or by copies, is seen by either after it.
+// The same for global memory, in both directions: threads and copies that come later see the
+// writes, by threads or copies, that this thread knows to be complete.
 __device__ inline void fence_async_global() {
   asm volatile("fence.proxy.async.global;\n" ::: "memory");
 }

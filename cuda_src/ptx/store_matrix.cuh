@@ -4,8 +4,8 @@
 namespace cuflash::ptx {
 
 // PTX ISA "Warp-level matrix store instruction: stmatrix"; sm_90. Lane l gives the shared-window
-// address of row l % 8 of matrix l / 8; register i of lane l holds elements 2 * (l % 4) and + 1 of
-// row l / 4.
+// address of row l % 8 of matrix l / 8; register i of lane l holds elements 2 * (l % 4) and 2 * (l
+// % 4) + 1 of row l / 4.
 __device__ inline void store_matrix_x4(unsigned row, const unsigned (&d)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};\n" ::"r"(row),
                "r"(d[0]), "r"(d[1]), "r"(d[2]), "r"(d[3])

@@ -3,9 +3,9 @@
 
 namespace cuflash::ptx {
 
-// PTX ISA "Warp-level matrix store instruction: stmatrix"; sm_90. As store_matrix_x4, but register
-// i of lane l holds elements 2 * (l % 4) and + 1 of column l / 4 of matrix i as it will lie in
-// memory.
+// PTX ISA "Warp-level matrix store instruction: stmatrix"; sm_90. Same as store_matrix_x4, but
+// register i of lane l holds elements 2 * (l % 4) and 2 * (l % 4) + 1 of column l / 4 of matrix i,
+// as memory will hold it.
 __device__ inline void store_matrix_x4_transposed(unsigned row, const unsigned (&d)[4]) {
   asm volatile(
       "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};\n" ::"r"(row),

@@ -6,12 +6,12 @@
 
 namespace cuflash::ptx {
 
-// What stays in L2, as createpolicy.fractional would encode it for all of an access.
+// L2 policies, as createpolicy.fractional encodes them for a whole access.
 constexpr unsigned long long kEvictFirst = 0x12F0000000000000ull;
 constexpr unsigned long long kEvictLast = 0x14F0000000000000ull;
 
-// The box at (column, row, head, batch) -> shared memory; its bytes count on the barrier. What lies
-// outside the tensor becomes zero.
+// Copies the box at (column, row, head, batch) to shared memory; its bytes count on the barrier.
+// Elements outside the tensor become zero.
 __device__ inline void tensor_load(unsigned shared, const void* map, unsigned barrier, int column,
                                    int row, int head, int batch, unsigned long long policy) {
   asm volatile(

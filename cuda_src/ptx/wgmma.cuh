@@ -1,6 +1,6 @@
-// wgmma: products of 64 rows by the four warps of a warpgroup, operands in shared memory, run
-// beside whatever the warps do next. PTX ISA "Asynchronous warpgroup level matrix instructions";
-// sm_90a.
+// wgmma: products of 64 rows by the four warps of a warpgroup, with operands in shared memory. They
+// run beside the warps' next instructions. PTX ISA "Asynchronous warpgroup level matrix
+// instructions"; sm_90a.
 //
 // Accumulators: warp w holds rows 16 w to 16 w + 15, as d[column / 8][row / 8 % 2][column % 2] in
 // the layout of tile/warp_tile.cuh. Between wgmma_commit and the wgmma_wait that retires it nothing
@@ -19,7 +19,7 @@
 
 namespace cuflash::ptx {
 
-// Orders what the warps did to registers before the products that follow.
+// Orders the warps' accesses to registers before the products that follow.
 __device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;\n" ::: "memory"); }
 
 // Closes the group of all products issued since the last one.
@@ -44,7 +44,7 @@ __device__ inline void wgmma_hold(float (&d)[fragments][2][2]) {
   }
 }
 
-// The same of operands in registers: they are made here, and what they are made of is free.
+// The same for operands in registers: the compiler makes them here and frees their inputs.
 template <int fragments>
 __device__ inline void wgmma_hold(unsigned (&a)[fragments][4]) {
 #pragma unroll

@@ -1,14 +1,14 @@
 // The gradient of a bias: dS = P (dP - delta) of every pair, before the slopes of its score, summed
-// over what the bias broadcasts.
+// over the axes that the bias broadcasts.
 //
-// One thread block owns a tile of the result, and walks over all pairs that it is the sum of, in
-// one order: nobody else adds to it, and nothing quadratic is kept. S and dP are computed anew from
-// Q, K, V and dO. By what the bias differs from pair to pair a block owns
+// One thread block owns a tile of the result and walks over all pairs of its sum in a fixed order.
+// No other block adds to the tile, and nothing quadratic is stored. S and dP are recomputed from Q,
+// K, V and dO. Depending on the axes of the bias, a block owns
 //   queries and keys   a tile of both, of one entry and head of the bias: it walks over the entries
 //                      and heads that share it, and writes the result
 //   keys               the keys of a kv tile, of one entry and head of the call: it walks over the
-//                      queries. Its sums are parts, which steps/reduce_bias.cu adds up
-//   queries, neither   the queries of a q tile likewise
+//                      queries. Its sums are partial; steps/reduce_bias.cu adds them up
+//   queries, neither   the queries of a q tile, in the same way
 #include "../ptx/barrier.cuh"
 #include "../tile/copy.cuh"
 #include "../tile/product.cuh"
@@ -32,8 +32,8 @@ struct BiasGradient {
   const int row0;    // of this warp, in a tile
   const int key0;
   Scores sum;
-  Scores kept;  // what the terms add in every step, where Config::keeps_terms
-  Steps ahead;  // whose Q and K, or dO and V, are loaded next
+  Scores kept;  // the sum of the terms, where it is the same in every step
+  Steps ahead;  // the step whose Q and K, or dO and V, are loaded next
   int loaded = 0;
   int multiplied = 0;
 
@@ -50,7 +50,7 @@ struct BiasGradient {
     sum.fill(0);
   }
 
-  // All pairs of the item: walkers take the steps in turns.
+  // Walks over all pairs of the item; the walkers take steps in turn.
   __device__ void walk() {
     Steps step = ahead;
     load_first();
@@ -74,14 +74,14 @@ struct BiasGradient {
     join();
   }
 
-  // The sums of a tile -> the result.
+  // Stores the sums of a tile in the result.
   __device__ void store() const {
     using Bias = typename Config::Output;
     const PairArray& to = params.dbias;
     const LanePosition lane;
     const int row = item.q_tiles.begin * Config::block_q + row0 + lane.row;
     const int key = item.kv_tiles.begin * Config::block_kv + key0 + lane.column;
-    // A head that the result does not have is 0, and its stride too.
+    // A result without an axis of heads has head 0, and stride 0.
     auto* first = static_cast<Bias*>(to.data) + item.result_entry * to.batch_stride +
                   item.heads.begin * to.head_stride + row * to.row_stride + key * to.column_stride;
     const auto address = reinterpret_cast<unsigned long long>(first);
@@ -109,7 +109,7 @@ struct BiasGradient {
     });
   }
 
-  // The sums of every query over its keys -> their part.
+  // Stores the sums of every query over its keys as partial sums.
   __device__ void store_rows() const {
     static_assert(Config::score_grid_columns == 1 || !Config::by_rows || Config::by_keys,
                   "a row is of one warp");
@@ -129,7 +129,7 @@ struct BiasGradient {
     });
   }
 
-  // The sums of every key over its queries -> their part.
+  // Stores the sums of every key over its queries as partial sums.
   __device__ void store_keys() const {
     static_assert(Config::score_grid_rows == 1 || Config::by_rows, "a key is of one warp");
     const LanePosition lane;
@@ -179,7 +179,7 @@ struct BiasGradient {
     }
   }
 
-  // Rows of queries and of keys of the step ahead -> their places.
+  // Loads rows of queries and of keys of the step ahead.
   template <class Queries, class Keys>
   __device__ void load(const Queries& queries, const Tensor& of_queries, const Keys& keys,
                        const Tensor& of_keys, int columns) const {
@@ -193,7 +193,8 @@ struct BiasGradient {
         seq.seqlen_kv - ahead.kv_begin(), columns, thread);
   }
 
-  // Product 0 or 1 of the step ahead, if there is one -> the slot that was multiplied last.
+  // Loads the operands of product 0 or 1 of the step ahead, if there is one, into the slot that was
+  // multiplied last.
   template <int product>
   __device__ void load_next() {
     Slot& to = slot_of<product>(loaded);
@@ -216,8 +217,8 @@ struct BiasGradient {
     }
   }
 
-  // Waits for what product 0 or 1 takes. Whoever comes here has done with the product before, whose
-  // slot is loaded anew.
+  // Waits for the operands of product 0 or 1. All threads that come here have finished the product
+  // before, so its slot may be loaded again.
   template <int product>
   __device__ void next_slot() {
     wait_copies<Config::copies, Config::slots - 2>();
@@ -228,7 +229,7 @@ struct BiasGradient {
   __device__ Slot& slot() const {
     return slot_of<product>(multiplied - 1);
   }
-  // Of two slots each has its product.
+  // With two slots, each belongs to one product.
   template <int product>
   __device__ Slot& slot_of(int number) const {
     return shared.slots[walker][Config::slots == 2 ? product : number % Config::slots];
@@ -240,7 +241,7 @@ struct BiasGradient {
                                                      rows_by_depth(keys, key0));
   }
 
-  // What the terms add where it is the same in every step.
+  // Keeps the sum of the terms where it is the same in every step.
   __device__ void keep_terms() {
     if constexpr (Config::keeps_terms) {
       const int query = item.q_tiles.begin * Config::block_q + row0;
@@ -251,7 +252,7 @@ struct BiasGradient {
     }
   }
 
-  // The log-sum-exp of this warp's rows in units of logits: plus infinity where P is 0.
+  // The log-sum-exp of this warp's rows in units of logits; plus infinity where P is 0.
   __device__ Rows lse_of(const Steps& step) const {
     const LanePosition lane;
     const Sequence& seq = step.seq;
@@ -279,7 +280,7 @@ struct BiasGradient {
     return rows;
   }
 
-  // Raw products -> P.
+  // Exponentiates raw products to P.
   __device__ void exponentiate(const Steps& step, Scores& p, Rows& lse) const {
     const int row = step.q_begin() + row0, key = step.kv_begin() + key0;
     const bool edge = is_edge_tile<Config>(step.seq, step.q_begin(), step.kv_begin());
@@ -296,7 +297,7 @@ struct BiasGradient {
     clear_dead(p, lse);
   }
 
-  // Gradients of what is left of weights -> those of the weights.
+  // Turns gradients of the kept weights into gradients of all weights.
   __device__ void scale_gradients(const Steps& step, Scores& dp) const {
     const RowsOfQueries place{step.seq.entry, step.head, step.q_begin() + row0,
                               step.kv_begin() + key0};
@@ -322,7 +323,7 @@ struct BiasGradient {
     });
   }
 
-  // P (dP - delta), added. A pair without weight gives nothing, whatever dP is.
+  // Adds P (dP - delta). A pair of weight 0 adds nothing, whatever dP is.
   __device__ void add(const Scores& p, const Scores& dp, const Rows& delta) {
     sum.for_each([&](Compute& x, int m, int n, int group, int which) {
       const Compute weight = p.value[m][n][group][which];
@@ -332,7 +333,7 @@ struct BiasGradient {
     });
   }
 
-  // The sums of all walkers, one after the other -> those of the first.
+  // Adds the sums of all walkers to those of the first, in order.
   __device__ void join() {
     if constexpr (Config::walkers > 1) {
       const auto place = [&](int m, int n, int group, int which) {

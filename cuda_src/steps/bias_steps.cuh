@@ -1,20 +1,20 @@
-// The pairs that a block of steps/bias_gradient.cu is the sum of, step by step.
+// The steps of a block of steps/bias_gradient.cu over the pairs of its sum.
 #pragma once
 
 #include "../tile/shown_tiles.cuh"
 
 namespace cuflash::steps {
 
-// [begin, end), one after the other.
+// The range [begin, end), in order.
 struct Walk {
   int begin;
   int end;
 };
 
-// What a block owns, and the ranges of what it walks over.
+// What a block owns, and the ranges that it walks over.
 template <class Config>
 struct BiasItem {
-  static constexpr bool whole = Config::by_rows && Config::by_keys;  // a result, no part
+  static constexpr bool whole = Config::by_rows && Config::by_keys;  // a result, no partial sum
   Walk entries;
   Walk heads;
   Walk q_tiles;
@@ -37,7 +37,7 @@ struct BiasItem {
   }
 
  private:
-  // One of `count`, and the block's number among those that have the same.
+  // One of `count` indices; leaves in `block` the block's number among those with the same index.
   __device__ static Walk own(unsigned& block, int count) {
     const int index = static_cast<int>(block % count);
     block /= count;
@@ -45,8 +45,8 @@ struct BiasItem {
   }
 };
 
-// The steps of an item in their order, without those that the mask hides whole. A walker starts at
-// its number, and takes every so many steps.
+// The steps of an item in order, without those that the mask hides entirely. A walker starts at its
+// own number and takes every n-th step of n walkers.
 template <class Config>
 struct BiasSteps {
   const typename Config::Params* params;
@@ -92,7 +92,7 @@ struct BiasSteps {
   }
 
  private:
-  // On to the first kv tile that no term hides whole; whether there is none.
+  // Goes on to the first kv tile that no term hides entirely; returns whether there is none.
   __device__ bool leave_out_hidden() {
     if constexpr (Config::Score::skips) {
       for (; kv_tile < kv_end; ++kv_tile) {

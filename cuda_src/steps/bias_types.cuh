@@ -25,15 +25,14 @@ struct BiasGradientTypes {
   using VTile = SharedTile<Storage, Config::block_kv, Config::head_dim_v>;
 };
 
-// What a product of a step takes: Q and K, or dO and V.
+// The operands of a product of a step: Q and K, or dO and V.
 template <class Config, class Types = BiasGradientTypes<Config>>
 struct BiasGradientSlot {
   SharedArray<typename Config::Storage, Config::block_q * Types::width> queries;
   SharedArray<typename Config::Storage, Config::block_kv * Types::width> keys;
 };
 
-// When the walkers have done, the sums of all but the first take the place of what was
-// multiplied.
+// When the walkers have finished, the sums of all but the first overlie the operands.
 template <class Config, int others = Config::walkers - 1>
 union BiasGradientStorage {
   BiasGradientSlot<Config> slots[Config::walkers][Config::slots];

@@ -1,9 +1,9 @@
-// The sum of a number of every thread of a block, added pairwise: its order depends on nothing.
+// The sum of one number of every thread of a block, added pairwise in a fixed order.
 #pragma once
 
 namespace cuflash::steps {
 
-// In thread 0. `sums` has room for a number of each thread.
+// The result is in thread 0. `sums` has room for one number of each thread.
 template <int threads>
 __device__ inline double block_sum(double* sums, double mine) {
   sums[threadIdx.x] = mine;

@@ -1,4 +1,4 @@
-// dq = scale * the sum of its parts, rounded: from the layout of tile/gradient_accumulator.cuh to
+// dq = scale * the accumulated sums, rounded: from the layout of tile/gradient_accumulator.cuh to
 // the rows of the tensor.
 #include "../tile/gradient_accumulator.cuh"
 #include "../tile/product.cuh"
@@ -7,7 +7,8 @@
 
 namespace cuflash::steps {
 
-// A warp's share at a time: the rows of a fragment, and as many columns as divide every bucket.
+// A warp's part at a time: the rows of a fragment, and a number of columns that divides every
+// bucket.
 template <class Config>
 struct ConvertTypes {
   static constexpr int columns = Config::head_dim % 64 == 0   ? 64
@@ -24,7 +25,7 @@ struct ConvertStorage {
   SharedArray<typename Config::Storage, Staging::rows * Staging::columns> part[Config::warps];
 };
 
-// scale * part -> its rows of the tensor, by 16 bytes if they are aligned.
+// Stores scale * part in its rows of the tensor, 16 bytes at a time if they are aligned.
 template <class Config, class Part>
 __device__ inline void store_part(const typename Config::Params& params, Part& part,
                                   ConvertStorage<Config>& shared, typename Config::Storage* to,
@@ -38,7 +39,7 @@ __device__ inline void store_part(const typename Config::Params& params, Part& p
     using Staging = typename ConvertTypes<Config>::Staging;
     const Staging staging{shared.part[threadIdx.x / 32].data};
     part.for_each([&](Compute& x, int, int, int, int) { x *= factor; });
-    __syncwarp();  // the part before has left
+    __syncwarp();  // the part before has been copied out
     store_shared<Config::architecture>(part, staging, 0, Zero{});
     __syncwarp();
     copy_out(staging, 0, Staging::rows, to + column0, params.dq.row_stride, valid_rows,

@@ -1,12 +1,12 @@
-// delta = rowsum(dout * out) - dlse: what every backward pass needs of each query row.
-// Dao et al. 2022, Algorithm 4, line 19; a gradient of the log-sum-exp enters as in
-// dS = P * (dP - delta), since d lse / dS = P.
+// delta = rowsum(dout * out) - dlse: the number of each query row that every backward pass needs
+// (Dao et al. 2022, Algorithm 4, line 19). The gradient of the log-sum-exp enters here because d
+// lse / dS = P, so dS = P * (dP - delta).
 #include "../tile/numeric.cuh"
 #include "../tile/sequence.cuh"
 
 namespace cuflash::steps {
 
-// One warp a row, rows dealt to the grid in turns.
+// One warp for each row; the warps of the grid take the rows in turn.
 template <class Config>
 __device__ inline void delta(const typename Config::Params& params) {
   using Compute = typename Config::Compute;

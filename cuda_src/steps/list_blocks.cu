@@ -1,8 +1,9 @@
-// A block mask as bits of tiles, see tile/tile_bits.cuh: whether a block that a tile meets is
-// shown, and whether all are. Blocks beyond the lengths do not count.
+// Turns a block mask into bits of tiles, see tile/tile_bits.cuh: whether any block that a tile
+// meets is shown, and whether all are. Blocks beyond the lengths do not count.
 //
-// A thread makes the bits of eight neighbouring tiles of a row of tiles. A row is that of a q tile,
-// over the kv tiles; with Config::rows_of_keys that of a kv tile, over the q tiles.
+// A thread makes the bits of eight neighbouring tiles of a row of tiles. A row belongs to a q tile
+// and runs over the kv tiles; with Config::rows_of_keys it belongs to a kv tile and runs over the q
+// tiles.
 #include "../tile/copy.cuh"
 #include "../tile/product.cuh"
 #include "../tile/schedule.cuh"
@@ -12,7 +13,7 @@ namespace cuflash::steps {
 
 constexpr int kTilesOfThread = 8;
 
-// Of `length` rows, the blocks that a tile of `rows` meets: [begin, end).
+// The blocks [begin, end) that a tile of `rows` rows meets among `length` rows.
 template <int rows, int block>
 __device__ inline KvRange blocks_of_tile(int tile, int length) {
   const int last = min((tile + 1) * rows, length) - 1;
@@ -29,7 +30,7 @@ __device__ inline void list_blocks(const typename Config::Params& params) {
   const int words = ceil_div(along, 32);
   const long long index =
       static_cast<long long>(blockIdx.x) * (32 * Config::warps) + static_cast<int>(threadIdx.x);
-  const long long place = index / 4;  // of the word
+  const long long place = index / 4;  // index of the word
   if (place >= params.block_words) return;
   const int part = static_cast<int>(index % 4);
   const int first = static_cast<int>(place % words) * 32 + part * kTilesOfThread;

@@ -1,9 +1,9 @@
-// Where packed sequences begin, and their tiles, those first whose loops are long: blocks draw them
-// in this order, and the last ones to end are then short. One block does all of it; the tiles of a
-// sequence stay together and in order.
+// Lists where packed sequences begin, and their tiles. Tiles with long loops come first: blocks
+// draw tiles in this order, so the last tiles to end are short ones. One block does all of this;
+// the tiles of a sequence stay together and in order.
 //
-// Sequences are sorted into classes by the length of their loops, two for each power of two; in
-// which order those of a class come makes no difference to what is computed.
+// Sequences are sorted into classes by the length of their loops, two classes for each power of
+// two. The order within a class does not affect the results.
 #include "../features/packed_lengths.cuh"
 #include "../tile/copy.cuh"
 #include "../tile/product.cuh"
@@ -15,9 +15,9 @@ constexpr int kClasses = 64;
 
 template <int warps>
 struct ListStorage {
-  int first[kClasses];  // the item of a class that comes next
+  int first[kClasses];  // the next item of each class
   int end;              // of all items
-  int of_warp[warps];   // the largest offset that a warp has
+  int of_warp[warps];   // the largest offset that each warp holds
 };
 
 // The largest x of this lane and those before it.
@@ -31,14 +31,14 @@ __device__ inline int largest_so_far(int x) {
   return x;
 }
 
-// The rows where sequences begin, those behind the last one, and the end of all of them. An offset
-// that leads out of the array, or back, is taken for the nearest that does not: whatever offsets
-// hold, sequences are rows of the array, and share none.
+// The rows where sequences begin, the first row after the last one, and the end of all rows. An
+// offset that lies outside of the array, or before an earlier one, is replaced by the nearest valid
+// offset: whatever the offsets hold, sequences are rows of the array, and share none.
 template <int warps>
 __device__ inline void make_begins(const int* offsets, int entries, int total, int* begins,
                                    ListStorage<warps>& shared) {
   const int warp = static_cast<int>(threadIdx.x) / 32;
-  int before = 0;  // the largest offset of those that are done
+  int before = 0;  // the largest offset so far
   for (int first = 0; first <= entries; first += 32 * warps) {
     const int entry = first + static_cast<int>(threadIdx.x);
     const bool given = 0 < entry && entry <= entries;  // the first sequence begins at row 0
@@ -51,12 +51,12 @@ __device__ inline void make_begins(const int* offsets, int entries, int total, i
       before = max(before, shared.of_warp[i]);
     }
     if (entry <= entries) begins[entry] = begin;
-    __syncthreads();  // what warps have is read
+    __syncthreads();  // every warp's offset has been read
   }
   if (threadIdx.x == 0) begins[entries + 1] = total;
 }
 
-// The longest are of class 0, empty ones of the last.
+// Class 0 has the longest loops; the last class has the empty ones.
 __device__ inline int class_of(int length) {
   if (length <= 0) return kClasses - 1;
   const int power = 31 - __clz(length);
@@ -64,7 +64,7 @@ __device__ inline int class_of(int length) {
   return kClasses - 2 - (2 * power + half);
 }
 
-// Of a sequence, its rows, its tiles and the class of their loops.
+// The rows of a sequence, its tiles, and the class of their loops.
 struct ListedSequence {
   RowsOfEntry queries;
   RowsOfEntry keys;
@@ -81,7 +81,7 @@ __device__ inline ListedSequence listed_sequence(const typename Config::Params& 
           class_of(entry < params.entries ? of_loop : 0)};
 }
 
-// Lists the tiles of `sequences`, the rows behind the last one among them.
+// Lists the tiles of `sequences`; the rows after the last sequence count as one.
 template <class Config, class Storage>
 __device__ inline void list_tiles(const typename Config::Params& params, int sequences,
                                   PackedItem* items, Storage& shared) {

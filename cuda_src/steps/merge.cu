@@ -1,14 +1,14 @@
-// The parts of rows whose keys were split -> rows: Dao et al., "Flash-Decoding for long-context
-// inference" (2023).
+// Merges the partial results of rows whose keys were split: Dao et al., "Flash-Decoding for
+// long-context inference" (2023).
 //
-// Of chunk c a row has an output o_c, divided by its sum of weights s_c, whose exponents have the
+// For chunk c a row has an output o_c, divided by its sum of weights s_c; the exponents have the
 // reference r_c. With r the largest reference
 //
 //   sum = sum_c s_c e^(r_c - r),   out = sum_c s_c e^(r_c - r) o_c / sum,   lse = r + log(sum),
 //
-// added up in an order that the number of chunks alone decides. Ends of rows, such as a sink,
-// follow here, once. A row has one warp, or all of a block, each of which takes as many
-// neighbouring chunks; a lane has some of its columns.
+// added up in an order that depends only on the number of chunks. Ends of rows, such as a sink, are
+// applied here, once. One warp merges a row, or all warps of a block do, each for an equal number
+// of neighbouring chunks; a lane has some of the columns.
 #include "../tile/copy.cuh"
 #include "../tile/mask.cuh"
 #include "../tile/numeric.cuh"
@@ -37,7 +37,7 @@ __device__ inline typename Config::Compute largest_reference(const typename Conf
   return largest;
 }
 
-// What chunks [begin, end) give to a row.
+// The contribution of chunks [begin, end) to a row.
 template <class Config>
 struct MergedRow {
   using Compute = typename Config::Compute;
@@ -45,8 +45,8 @@ struct MergedRow {
   Compute sum = 0;
   Compute output[columns] = {};
 
-  // Lanes find the weights of a chunk each; then all read one chunk after the other, and the loads
-  // of several are on their way at once.
+  // Each lane computes the weight of one chunk. Then all lanes read one chunk after the other, with
+  // the loads of several chunks in flight.
   __device__ inline void add(const typename Config::Params& params, const Sequence& seq, int head,
                              int row, Compute offset, KvRange chunks) {
     using Chunks = typename Config::Chunks;
@@ -78,7 +78,7 @@ struct MergedRow {
     }
   }
 
-  // Adds what the block's other warps have, in their order: in the first warp.
+  // Adds the results of the block's other warps, in order, to those of the first warp.
   __device__ inline void collect(Compute* shared) {
     constexpr int numbers = 32 * columns + 1;  // of a warp
     const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
@@ -116,7 +116,7 @@ struct MergedRow {
   }
 };
 
-// The chunks that this warp takes of a row's.
+// This warp's share of a row's chunks.
 template <class Config>
 __device__ inline KvRange own_chunks(KvRange chunks) {
   if constexpr (!Config::shared_rows) return chunks;

@@ -1,8 +1,8 @@
-// The gradient of a bias that is the same for all queries or for all keys, from the parts of every
-// entry and head, see steps/bias_gradient.cu.
+// The gradient of a bias that is the same for all queries or for all keys, from the partial sums of
+// every entry and head, see steps/bias_gradient.cu.
 //
-// Every number of the result is summed by one thread, or where it is one number for all pairs of a
-// head by the threads of one block, in one order, in double precision, and rounded once.
+// One thread sums each number of the result; the threads of one block sum it where it is one number
+// for all pairs of a head. The order is fixed, the sum is in double precision and is rounded once.
 #include "../tile/copy.cuh"
 #include "../tile/numeric.cuh"
 #include "../tile/product.cuh"
@@ -26,11 +26,11 @@ __device__ inline void reduce_bias(const typename Config::Params& params) {
   const int head = static_cast<int>(blockIdx.x) / blocks % static_cast<int>(params.bias_heads);
   const int entry = static_cast<int>(blockIdx.x) / blocks / static_cast<int>(params.bias_heads);
   const int first = block * threads + static_cast<int>(threadIdx.x);
-  const int heads = params.bias_heads == 1 ? shape.heads_q : 1;  // that share it
+  const int heads = params.bias_heads == 1 ? shape.heads_q : 1;  // heads that share it
   const int entries = shape.batch / static_cast<int>(params.bias_batch);
   double sum = 0;
   for (int e = 0; e < entries; ++e) {
-    // What is read together hides the way to memory.
+    // Several loads at once hide the latency of memory.
 #pragma unroll 4
     for (int h = 0; h < heads; ++h) {
       const long long part = static_cast<long long>(entry * entries + e) * shape.heads_q + head + h;

@@ -1,10 +1,10 @@
-// The gradient of the sinks. A row's weight of its sink is Ps = exp(sink - lse); as the sink has no
-// value, d loss / d sink = sum over rows of Ps (dlse - rowsum(dout * out)) = -sum of Ps * delta.
-// A row that sees no key has output 0, whatever dout holds there: dlse alone counts.
+// The gradient of the sinks. The sink's weight in a row is Ps = exp(sink - lse). The sink has no
+// value, so d loss / d sink = sum over rows of Ps (dlse - rowsum(dout * out)) = -sum of Ps * delta.
+// A row that sees no key has output 0, whatever dout holds there: only dlse counts.
 //
 // One thread block does one query head of all batch entries. Every thread adds its rows in order,
-// and threads are added pairwise: the sum does not depend on anything but the shape. It is kept in
-// double precision and rounded once.
+// and the threads' sums are added pairwise: the order depends only on the shape. The sum is in
+// double precision and is rounded once.
 #include "../tile/copy.cuh"
 #include "../tile/mask.cuh"
 #include "../tile/numeric.cuh"
@@ -13,8 +13,8 @@
 
 namespace cuflash::steps {
 
-// Row of `delta` where a head's rows of a sequence begin. FlashAttention-1 has as many as there are
-// queries; the others begin every packed sequence at a whole tile.
+// The row of `delta` where a head's rows of a sequence begin. FlashAttention-1 has as many rows as
+// there are queries; the others begin every packed sequence at a whole tile.
 template <class Config>
 __device__ inline long long first_row(const typename Config::Params& params, const Sequence& seq,
                                       int head) {
@@ -27,7 +27,7 @@ __device__ inline long long first_row(const typename Config::Params& params, con
          seq.work_row0;
 }
 
-// What a row of a head adds to it: Ps * (dlse - rowsum(dout * out)).
+// One row's contribution: Ps * (dlse - rowsum(dout * out)).
 template <class Config>
 struct SinkRow {
   using Compute = typename Config::Compute;
@@ -48,7 +48,7 @@ struct SinkRow {
     }
   }
 
-  // A row that sees no key gives the sink all its weight; NaN if the sink is infinite.
+  // In a row that sees no key the sink has all the weight; NaN if the sink is infinite.
   __device__ inline double term(const Sequence& seq, int row, Compute sink) const {
     if (lse == -infinity<Compute>()) return 0;  // neither keys nor a sink
     const bool dead = Mask<Config>::sees_nothing(seq, row);
@@ -71,7 +71,7 @@ __device__ inline void sink_gradient(const typename Config::Params& params) {
   double sum = 0;
   for (int entry = 0; entry < entries_of<Config>(params); ++entry) {
     const Sequence seq = sequence<Config>(params, entry);
-    // Several rows of a thread at once: what they read together hides the way to memory.
+    // A thread loads several rows at once, which hides the latency of memory.
     constexpr int together = 8;
 #pragma unroll 1
     for (int begin = static_cast<int>(threadIdx.x); begin < seq.seqlen_q;

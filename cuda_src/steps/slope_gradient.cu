@@ -1,8 +1,9 @@
-// The gradient of ALiBi's slopes, from what the main kernel has summed for each thread and kv tile,
-// see tile/pair_sums.cuh.
+// The gradient of ALiBi's slopes, from the main kernel's sums of each thread and kv tile, see
+// tile/pair_sums.cuh.
 //
 // One thread block does one slope: of a head of one batch entry, or of all of them. Every thread
-// adds its sums in order, and threads are added pairwise, in double precision, rounded once.
+// adds its sums in order, and the threads' sums are added pairwise, in double precision, rounded
+// once.
 #include "../tile/copy.cuh"
 #include "../tile/mask.cuh"
 #include "../tile/product.cuh"
@@ -21,7 +22,7 @@ __device__ inline void slope_gradient(const typename Config::Params& params) {
   double sum = 0;
   for (long long entry = 0; entry < params.entries; ++entry) {
     const long long first = (entry * params.shape.heads_q + blockIdx.x) * params.sums_of_head;
-    // What is read together hides the way to memory.
+    // Several loads at once hide the latency of memory.
 #pragma unroll 8
     for (long long i = threadIdx.x; i < params.sums_of_head; i += threads) sum += from[first + i];
   }

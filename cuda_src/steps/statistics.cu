@@ -1,13 +1,14 @@
-// What a backward pass over kv tiles needs of each query row, and a clean place for dQ.
+// The numbers of each query row that a backward pass over kv tiles needs, and a cleared accumulator
+// for dQ.
 //
-//   delta = rowsum(dout * out) - dlse   (Dao et al. 2022, Algorithm 4, line 19; a gradient of the
-//                                        log-sum-exp enters as in dS = P * (dP - delta))
-//   row_lse = lse in the units of the logits, plus infinity for a dead row or one beyond the
-//             length, whose P = exp(s - lse) is then zero
+//   delta = rowsum(dout * out) - dlse   (Dao et al. 2022, Algorithm 4, line 19; the gradient of the
+//                                        log-sum-exp enters here since dS = P * (dP - delta))
+//   row_lse = lse in the units of the logits; plus infinity for a dead row and for one beyond the
+//             length, which makes its P = exp(s - lse) zero
 //
-// Both are contiguous over [batch, heads_q, padded_rows], so that a tile of them is copied by 16
-// bytes. One thread block does `rows` rows of a head; it also clears their dQ accumulator, if the
-// main kernel does not, and counters.
+// Both are contiguous over [batch, heads_q, padded_rows], so that a tile of them is copied 16 bytes
+// at a time. One thread block does `rows` rows of a head; it also clears their dQ accumulator,
+// unless the main kernel does, and counters.
 #include "../tile/copy.cuh"
 #include "../tile/product.cuh"
 #include "../tile/score.cuh"
@@ -16,8 +17,9 @@
 
 namespace cuflash::steps {
 
-// `count` neighbouring elements, by 16 bytes if they are whole chunks of aligned rows, else one by
-// one and zeros from `valid` on: what is summed, and in which order, is the same.
+// Loads `count` neighbouring elements: 16 bytes at a time if they are whole chunks of aligned rows,
+// otherwise one by one, with zeros from `valid` on. The sum and its order are the same in both
+// cases.
 template <bool vector, int count, class T, class Compute>
 __device__ inline void load_elements(Compute (&to)[count], const T* from, int valid) {
   if constexpr (vector && count * sizeof(T) % 16 == 0) {
@@ -35,7 +37,7 @@ __device__ inline void load_elements(Compute (&to)[count], const T* from, int va
   }
 }
 
-// Lanes that share a row, and elements that each of them takes at a time.
+// The lanes that share a row, and the elements that each of them loads at a time.
 template <class Config>
 struct RowShare {
   static constexpr int elements = 16 / static_cast<int>(sizeof(typename Config::Storage));
@@ -78,7 +80,7 @@ __device__ inline void clear_accumulator(const typename Config::Params& params,
   for (int i = threadIdx.x; i < chunks; i += 32 * Config::warps) to[i] = Chunk{};
 }
 
-// A row, of which lane 0 of its lanes has the numbers.
+// One row; the first of its lanes has its numbers.
 template <class Config>
 struct Row {
   using Compute = typename Config::Compute;
@@ -96,7 +98,7 @@ struct Row {
     if (params.dlse.data != nullptr) dlse = *row_number<Statistics>(params.dlse, seq, head, row);
   }
 
-  // Adds up the lanes, and writes to row `to` of the workspace.
+  // Adds up the lanes and writes to row `to` of the workspace.
   template <int lanes>
   __device__ inline void finish(const typename Config::Params& params, long long to, int lane) {
 #pragma unroll
@@ -107,7 +109,7 @@ struct Row {
     Compute lse = infinity<Compute>();
     if (given != -infinity<Compute>()) {
       lse = Logits<Config>::from_natural(given);
-      if (lse == infinity<Compute>()) lse -= lse;  // NaN: no dead row, but one that overflowed
+      if (lse == infinity<Compute>()) lse -= lse;  // NaN: the row is not dead; its sum overflowed
     }
     static_cast<Compute*>(params.row_lse)[to] = lse;
     static_cast<Compute*>(params.delta)[to] = lse == infinity<Compute>() ? 0 : sum - dlse;
@@ -130,7 +132,7 @@ __device__ inline void statistics(const typename Config::Params& params) {
   for (int i = threadIdx.x; i < Config::turns; i += 32 * Config::warps) {
     static_cast<int*>(params.turns)[static_cast<long long>(blockIdx.x) * Config::turns + i] = 0;
   }
-  // Several rows of a thread at once: what they read together hides the way to memory.
+  // A thread loads several rows at once, which hides the latency of memory.
   constexpr int rows_at_once = 32 * Config::warps / lanes;
   constexpr int together = 4 * rows_at_once <= Config::rows ? 4 : 1;
   static_assert(Config::rows % (together * rows_at_once) == 0, "whole rounds");
@@ -145,7 +147,8 @@ __device__ inline void statistics(const typename Config::Params& params) {
     }
 #pragma unroll
     for (int j = 0; j < together; ++j) {
-      // Not before all rows are asked for: the loads of one row would wait for those of another.
+      // Only after all loads are issued: otherwise the loads of one row would wait for those of
+      // another.
       rows[j].given = lse_or_dead<Config>(seq, first + i + j * rows_at_once, rows[j].given);
       rows[j].template finish<lanes>(params, first_row + i + j * rows_at_once, lane);
     }

@@ -1,10 +1,11 @@
-// A boolean mask as bits: of each tile whether a pair is shown and whether all are, see
-// tile/tile_bits.cuh, and of each pair, see tile/pair_bits.cuh. It reads every byte once.
+// Turns a boolean mask into bits: for each tile whether any pair is shown and whether all are, see
+// tile/tile_bits.cuh, and for each pair, see tile/pair_bits.cuh. It reads every byte once.
 //
-// A block makes the bits of eight neighbouring tiles of a row of tiles. A row is that of a q tile,
-// over the kv tiles; with Config::rows_of_keys that of a kv tile, over the q tiles. Pairs beyond
-// the lengths do not count for a tile. With Config::one_row the mask is the same for all queries:
-// there is one row of tiles or one tile in a row, and one query stands for all.
+// A block makes the bits of eight neighbouring tiles of a row of tiles. A row belongs to a q tile
+// and runs over the kv tiles; with Config::rows_of_keys it belongs to a kv tile and runs over the q
+// tiles. Pairs beyond the lengths do not count for a tile. With Config::one_row the mask is the
+// same for all queries: there is one row of tiles, or one tile in a row, and one query represents
+// all.
 #include "../tile/copy.cuh"
 #include "../tile/pair_bits.cuh"
 #include "../tile/product.cuh"
@@ -12,7 +13,7 @@
 
 namespace cuflash::steps {
 
-constexpr int kKeysOfChunk = 16;  // that are read at once
+constexpr int kKeysOfChunk = 16;  // read at once
 constexpr int kTilesOfBlock = 8;
 
 // One bit for each of four bytes, which is set if the byte is not 0.
@@ -22,18 +23,18 @@ __device__ inline unsigned bits_of_bytes(unsigned bytes) {
   return high_bits * 0x10204080u >> 28;
 }
 
-// A mask of an entry and a head.
+// The mask of an entry and a head.
 struct MaskOfHead {
   const unsigned char* data;
   long long row_stride;
   long long column_stride;
   bool in_chunks;  // sixteen keys can be read at once
 
-  // The bytes of sixteen keys, which are in a chunk.
+  // The bytes of the sixteen keys of a chunk.
   __device__ uint4 chunk(int query, int key) const {
     return *reinterpret_cast<const uint4*>(data + query * row_stride + key);
   }
-  // Which of up to sixteen keys a query sees.
+  // Bits of the keys, up to sixteen, that a query sees.
   __device__ unsigned keys(int query, int key, int count) const {
     const unsigned char* from = data + query * row_stride + key * column_stride;
     unsigned bits = 0;
@@ -49,7 +50,7 @@ __device__ inline unsigned bits_of_chunk(const uint4& bytes) {
          bits_of_bytes(bytes.w) << 12;
 }
 
-// A tile of a mask in shared memory: of each query sixteen keys in a number.
+// A tile of a mask in shared memory: one number for each query and sixteen keys.
 template <class Config>
 struct TileOfMask {
   static constexpr int chunks = Config::block_kv / kKeysOfChunk;
@@ -57,7 +58,7 @@ struct TileOfMask {
   static_assert(Config::block_kv % kKeysOfChunk == 0, "whole chunks");
   unsigned short keys[Config::block_q][chunks];
 
-  // By all threads. Which pairs there are: 1 if one is shown, and 2 if one is hidden.
+  // All threads load the tile. Returns 1 if a pair is shown, plus 2 if one is hidden.
   __device__ int load(const MaskOfHead& mask, int row0, int rows, int key0, int valid_keys) {
     if (mask.in_chunks && valid_keys >= Config::block_kv) {
       return load_chunks(mask, row0, rows, key0);
@@ -72,7 +73,7 @@ struct TileOfMask {
     }
     return kinds;
   }
-  // The same of whole chunks: all that a thread has are on their way at once.
+  // The same for whole chunks: all loads of a thread are in flight at once.
   __device__ int load_chunks(const MaskOfHead& mask, int row0, int rows, int key0) {
     constexpr int units = Config::block_q * chunks;
     constexpr int rounds = (units + threads - 1) / threads;
@@ -96,7 +97,7 @@ struct TileOfMask {
   __device__ static int kinds_of(unsigned shown, unsigned every) {
     return (shown != 0 ? 1 : 0) | (shown != every ? 2 : 0);
   }
-  // Of a lane of the warp whose first line is this one.
+  // The bits of a lane of the warp whose first line is `line`.
   __device__ PairBits of_queries(int line) const {
     const int lane = static_cast<int>(threadIdx.x) % 32, column = lane % 4 * 2;
     PairBits bits{{0, 0}};
@@ -128,7 +129,7 @@ struct TileOfMask {
 template <class Config>
 __device__ inline void summarise_mask(const typename Config::Params& params) {
   extern __shared__ __align__(128) unsigned char shared_bytes[];
-  auto* const tiles = reinterpret_cast<TileOfMask<Config>*>(shared_bytes);  // used in turns
+  auto* const tiles = reinterpret_cast<TileOfMask<Config>*>(shared_bytes);  // used in turn
   static_assert(2 * sizeof(TileOfMask<Config>) <= Config::shared_bytes,
                 "the plan and the kernel disagree about shared memory");
   constexpr bool by_keys = Config::rows_of_keys != 0;
@@ -137,7 +138,7 @@ __device__ inline void summarise_mask(const typename Config::Params& params) {
   const int kv_tiles = ceil_div(shape.seqlen_kv, Config::block_kv);
   const int along = by_keys ? q_tiles : kv_tiles, rows = by_keys ? kv_tiles : q_tiles;
   const int words = ceil_div(along, 32);
-  const int place = static_cast<int>(blockIdx.x) / 4;  // of the word
+  const int place = static_cast<int>(blockIdx.x) / 4;  // index of the word
   const int first = place % words * 32 + static_cast<int>(blockIdx.x) % 4 * kTilesOfBlock;
   const int row = place / words % rows;
   const int of_array = place / words / rows;

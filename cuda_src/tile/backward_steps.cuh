@@ -1,6 +1,6 @@
-// Backward passes: the parts of one step, a q tile of a head against the block's kv tile. `c` is
-// the kernel's context: parameters, sequence, `item.head` (the kv head), and its tiles in shared
-// memory.
+// Backward passes: the parts of one step, which pairs a q tile of one head with the block's kv
+// tile. `c` is the kernel's context: parameters, sequence, `item.head` (the kv head) and its tiles
+// in shared memory.
 #pragma once
 
 #include "backward_tiles.cuh"
@@ -21,10 +21,10 @@ __device__ inline void load_kv_tile(const Context& c, int kv_begin) {
       rows, c.params.shape.head_dim_v);
 }
 
-// P_ij = exp(scale Q_i K_j^T - lse) and dS_ij = P_ij * (dO_i V_j^T - delta) -> `p` and `ds` in
-// shared memory, of P what is left of it. `statistics` gives lse and delta of this warp's rows; an
-// infinite lse makes a row's P zero. Where S and dP are computed one after the other, each is asked
-// for behind its product, which needs the registers.
+// Writes P_ij = exp(scale Q_i K_j^T - lse), after dropout, to `p` in shared memory, and dS_ij =
+// P_ij * (dO_i V_j^T - delta) to `ds`. `statistics` gives lse and delta of this warp's rows; an
+// infinite lse makes a row's P zero. When S and dP are computed in turn, lse and delta are each
+// read after their product, because the product needs the registers.
 template <class Config, class Context, class Shared, class Statistics>
 __device__ inline void score_tiles(const Context& c, const QStep& step, int kv_begin,
                                    const Shared& p_tile, const Shared& ds_tile,
@@ -58,8 +58,8 @@ __device__ inline void score_tiles(const Context& c, const QStep& step, int kv_b
   const Compute factor = logit_factor<Config>(c.params);
   exponentials<Config>(p, factor, [&](int m, int, int group, int) { return lse.value[m][group]; });
   if constexpr (Config::Score::summed && Config::Lengths::vary) {
-    // What is added to the scores of a row that does not count may be NaN. Shared memory is cleared
-    // of such rows later, but their pairs are summed here.
+    // A row beyond the length may add NaN to its scores. Shared memory is cleared of such rows only
+    // later, but the sum over pairs is taken here.
     p.for_each([&](Compute& x, int m, int, int group, int) {
       if (lse.value[m][group] == infinity<Compute>()) x = Compute(0);
     });
@@ -108,7 +108,7 @@ __device__ inline void accumulate_k(const Context& c, const QStep& step, const S
       depth_by_rows(c.q(step.stage), part_offset<Tile, KGradient::columns>(warp.column)));
 }
 
-// A finished dK_j or dV_j; `tensor` and `columns` say which.
+// Stores a finished dK_j or dV_j; `tensor` and `columns` say which.
 template <class Config, class Context, class Gradient>
 __device__ inline void store_kv(const Context& c, const Tensor& tensor, int columns, int kv_begin,
                                 double factor, const Gradient& gradient) {

@@ -11,9 +11,9 @@
 
 namespace cuflash {
 
-// Each kind of product parts its result among the warps in a grid of its own, since the results
-// have different shapes: S and dP [block_q, block_kv], dK and dV [block_kv, head_dim(_v)],
-// dQ [block_q, head_dim]. Between them P and dS pass through shared memory.
+// Each kind of product divides its result among the warps in its own grid, because the results have
+// different shapes: S and dP [block_q, block_kv], dK and dV [block_kv, head_dim(_v)], dQ [block_q,
+// head_dim]. P and dS pass from one grid to the next through shared memory.
 template <class Config>
 struct BackwardTypes {
   using Storage = typename Config::Storage;
@@ -29,7 +29,7 @@ struct BackwardTypes {
 
   using Scores = WarpTile<Compute, Config::fragment_rows, Config::block_q / Config::score_grid_rows,
                           Config::block_kv / Config::score_grid_columns>;
-  // Whether S and dP, whose fragments are few, are computed together.
+  // Whether S and dP are computed together: a warp has few fragments of them.
   static constexpr bool together = Config::products == ProductKind::tensor_cores &&
                                    Config::head_dim == Config::head_dim_v &&
                                    Scores::row_fragments * Scores::column_fragments < 4;
@@ -59,7 +59,8 @@ struct QStep {
   bool edge;
 };
 
-// Whether steps that a term hides whole are left out. Ordered sums of dQ count all of them.
+// Whether the loop leaves out steps that a term hides entirely. Ordered sums of dQ count every
+// step.
 template <class Config>
 __device__ constexpr auto counts_steps(int) -> decltype(Config::ordered != 0) {
   return Config::ordered != 0;
@@ -97,7 +98,7 @@ struct QSteps {
   }
 };
 
-// The same without those that are hidden whole.
+// The same loop without the steps that a term hides entirely.
 template <class Config>
 struct QSteps<Config, true> {
   const typename Config::Params& params;
@@ -130,7 +131,7 @@ struct QSteps<Config, true> {
     return next_shown<Config>(params, blocks.seq, head, tile, blocks.end,
                               blocks.kv_begin / Config::block_kv);
   }
-  // The first one from there on; behind the last one the end of the last head.
+  // The first step at or after this position; after the last step, the end of the last head.
   __device__ QStep step_from(int head, int q_tile, int stage) const {
     int tile = shown(head, q_tile);
     while (tile >= blocks.end && head + 1 < end_head) tile = shown(++head, blocks.begin);

@@ -1,5 +1,5 @@
 // Copies of tiles from global to shared memory. Rows and columns beyond the valid ones become
-// zeros, so that what lies there in memory never reaches a product.
+// zeros, so that no product reads what memory holds there.
 #pragma once
 
 #include "../ptx/async_copy.cuh"
@@ -18,7 +18,7 @@ struct alignas(16) Chunk {
   unsigned words[4];
 };
 
-// 16 bytes by one thread; zeros if not `valid`.
+// One thread copies 16 bytes, or writes zeros if they are not `valid`.
 template <CopyKind kind>
 __device__ inline void copy_chunk(void* to, const void* from, bool valid) {
   if constexpr (kind == CopyKind::asynchronous) {
@@ -28,7 +28,7 @@ __device__ inline void copy_chunk(void* to, const void* from, bool valid) {
   }
 }
 
-// 16 bytes by one thread if they are `wanted`; without a branch where copies are asynchronous.
+// One thread copies 16 bytes if they are `wanted`; asynchronous copies do this without a branch.
 template <CopyKind kind>
 __device__ inline void copy_chunk_if(bool wanted, void* to, const void* from) {
   if constexpr (kind == CopyKind::asynchronous) {
@@ -38,16 +38,16 @@ __device__ inline void copy_chunk_if(bool wanted, void* to, const void* from) {
   }
 }
 
-// The largest power of two of rows that `threads` threads copy at a time, a chunk each; at least
-// one. The places of a thread's rows in shared memory then differ by what the compiler knows.
+// The largest power of two of rows that `threads` threads copy at a time, one chunk each; at least
+// one. The compiler then knows how far apart a thread's rows lie in shared memory.
 __device__ constexpr int rows_at_a_time(int chunks, int threads) {
   int rows = 1;
   while (2 * rows * chunks <= threads) rows *= 2;
   return rows;
 }
 
-// A thread copies one column of chunks (or, where a row is longer than there are threads, several),
-// every row_step-th row of it; threads beyond row_step rows are idle.
+// A thread copies every row_step-th row of one column of chunks, or of several columns where a row
+// has more chunks than there are threads. Threads beyond row_step rows are idle.
 template <CopyKind kind, int threads, bool whole, class Tile>
 __device__ inline void copy_chunks(const Tile& tile, const typename Tile::Element* source,
                                    long long row_stride, int valid_rows, int valid_columns,
@@ -72,8 +72,8 @@ __device__ inline void copy_chunks(const Tile& tile, const typename Tile::Elemen
   }
 }
 
-// Copies `tile` from `source`, whose rows lie `row_stride` elements apart, with `threads` threads
-// of which this is number `thread`. Asynchronous copies still have to be committed and waited for.
+// Copies `tile` from `source`, whose rows lie `row_stride` elements apart. `threads` threads take
+// part; this is number `thread`. The caller commits asynchronous copies and waits for them.
 template <CopyKind kind, int threads, class Tile>
 __device__ inline void copy_tile(const Tile& tile, const typename Tile::Element* source,
                                  long long row_stride, int valid_rows, int valid_columns,
@@ -93,12 +93,13 @@ __device__ inline void copy_tile(const Tile& tile, const typename Tile::Element*
   }
 }
 
-// Which way a block goes through the tiles of a tensor: each begins where the last one ended.
+// The direction in which a block visits the tiles of a tensor: each tile begins where the last one
+// ended.
 enum class Direction { up, down };
 
-// The tiles of one tensor that a block visits one after the other, and where the next one lies.
-// Nothing branches where all threads copy alike: the compiler lays the copies of a step among its
-// other instructions.
+// The tiles of one tensor that a block visits in turn, and the address of the next one. Where all
+// threads copy alike there is no branch, so the compiler can interleave the copies with other
+// instructions.
 template <CopyKind kind, int threads, Direction direction, class Tile>
 struct TileStream {
   using Element = typename Tile::Element;
@@ -108,8 +109,8 @@ struct TileStream {
                                threads == row_step * Tile::chunks && Tile::rows % row_step == 0;
   long long row_stride;
   int columns;
-  // Row 0 of the next tile; where copies are even this thread's first chunk of it. Opaque, so that
-  // it is one value, and not taken apart again where it is used.
+  // Row 0 of the next tile; where copies are even, this thread's first chunk of it. It is opaque,
+  // so that the compiler keeps it as one value and does not recompute it at each use.
   const Element* next;
 
   // `source` is row 0 of the first tile.
@@ -120,8 +121,8 @@ struct TileStream {
     }
   }
 
-  // The next tile -> `tile`, if there is one, and on to the one after. `whole` says that all of its
-  // rows are valid.
+  // Copies the next tile to `tile`, if there is one, and advances. `whole` says that all its rows
+  // are valid.
   template <bool whole = false>
   __device__ void load(const Tile& tile, bool exists, int valid_rows) {
     if constexpr (even) {
@@ -133,7 +134,7 @@ struct TileStream {
     }
   }
 
-  // The next tile lies so many elements further on.
+  // Moves the next tile by so many elements.
   __device__ void move(long long elements) { next += elements; }
 
  private:
@@ -142,11 +143,11 @@ struct TileStream {
   __device__ static int row() { return static_cast<int>(threadIdx.x) / Tile::chunks; }
   __device__ static int chunk() { return static_cast<int>(threadIdx.x) % Tile::chunks; }
 
-  // Of what is not valid nothing is read: its address may lie outside of the tensor.
+  // Reads nothing where a chunk is not valid: its address may lie outside of the tensor.
   template <bool whole>
   __device__ void load_even(const Tile& tile, bool exists, int valid_rows) {
     const bool column = chunk() * Tile::chunk < columns;
-    // Rows eight apart have the same permutation: their places differ by what the compiler knows.
+    // Rows eight apart have the same permutation, so the compiler knows how far apart they lie.
     constexpr bool apart = row_step % 8 == 0;
     const unsigned to = ptx::opaque(ptx::shared_address(tile.chunk_at(row(), chunk())));
 #pragma unroll
@@ -156,7 +157,7 @@ struct TileStream {
       const unsigned place = apart ? to + rows * Tile::chunks * 16
                                    : ptx::shared_address(tile.chunk_at(row() + rows, chunk()));
       ptx::async_copy_16_if(exists, place, next, valid ? 16 : 0);
-      // Opaque: each from the one before by an addition, not by a product from the first.
+      // Opaque: the compiler adds to the address before, and does not multiply from the first one.
       next = ptx::opaque(next + (up ? row_step : -row_step) * row_stride);
     }
   }

@@ -1,13 +1,14 @@
-// Operand fragments of four- and eight-byte elements, two neighbours of the depth at a time. The
-// order of the depth inside an instruction is free so long as both operands share it: here lane l
-// gives, of a step of 8, depths 2 * (l % 4) and + 1 where the instruction's own order has l % 4 and
-// + 4. Those are the columns that the lane holds of an accumulator, which so is a left operand as
-// it stands; and they let a lane read elements that lie side by side.
+// Operand fragments of four- and eight-byte elements, two neighbours of the depth at a time. An
+// instruction may sum the depth in any order that both operands share. In a step of 8, lane l gives
+// depths 2 * (l % 4) and 2 * (l % 4) + 1 where the instruction's own order has l % 4 and l % 4 + 4.
+// A lane holds those same columns of an accumulator, so an accumulator is a left operand as it
+// stands; and a lane reads elements that lie side by side.
 //
 // Bank conflicts, for tiles whose rows are whole 128-byte lines: none with the depth down the
-// columns, as the eight or four chunks read at once stand in rows of different permutations. With
-// the depth along the rows two rows meet in each bank, and the load takes twice its time. Narrower
-// tiles (bucket 16 of float32, blocks that are no multiple of 128 bytes) meet twice either way.
+// columns, because the eight or four chunks read at once lie in rows of different permutations.
+// With the depth along the rows, two rows meet in each bank and the load takes twice its time. In
+// narrower tiles (bucket 16 of float32, blocks that are no multiple of 128 bytes) two rows meet
+// either way.
 #pragma once
 
 #include "../ptx/load_shared.cuh"
@@ -16,8 +17,8 @@
 
 namespace cuflash {
 
-// load(d, row, k) brings depths k + 2 * (l % 4) and + 1 of operand row `row` + l / 4; `row` and `k`
-// are multiples of 8.
+// load(d, row, k) reads depths k + 2 * (l % 4) and k + 2 * (l % 4) + 1 of operand row `row` + l /
+// 4; `row` and `k` are multiples of 8.
 template <class Operand>
 struct DepthPairs;
 
@@ -50,13 +51,13 @@ struct DepthPairs<DepthByRows<Tile, Offset>> {
   }
 };
 
-// Whether an operand has the depth along its rows.
+// Whether the depth of an operand runs along the rows of its tile.
 template <class Operand>
 constexpr bool depth_along_row = false;
 template <class Tile, class Offset>
 constexpr bool depth_along_row<RowsByDepth<Tile, Offset>> = true;
 
-// Whether both operands do, and so can be read in wider pieces.
+// Whether this holds for both operands, so that they can be read in wider pieces.
 template <class A, class B>
 constexpr bool depth_along_rows = depth_along_row<A> && depth_along_row<B>;
 

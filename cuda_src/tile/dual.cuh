@@ -1,8 +1,8 @@
-// Dual numbers: a value and its derivative by the score, carried through every operation (forward
-// mode of automatic differentiation; Griewank and Walther, "Evaluating Derivatives", 2008, chapter
-// 3). A plain number is a constant: it has an overload of its own wherever its derivative, 0, would
-// otherwise be computed with. There is no conversion to a plain number, which would lose the
-// derivative: code that asks for one does not compile.
+// Dual numbers: a value and its derivative with respect to the score, carried through every
+// operation (forward mode of automatic differentiation; Griewank and Walther, "Evaluating
+// Derivatives", 2008, chapter 3). A plain number is a constant; it has its own overloads, which do
+// not compute with its zero derivative. A dual number does not convert to a plain number, because
+// the derivative would be lost: such code does not compile.
 #pragma once
 
 #include "../ptx/reciprocal.cuh"
@@ -10,8 +10,8 @@
 
 namespace cuflash {
 
-// a / b: rounded, or within a few units of the last place by the reciprocal of b, which is computed
-// once where b is the same for many.
+// a / b: rounded, or within a few units in the last place by way of the reciprocal of b, which the
+// compiler computes once for many quotients of the same b.
 template <bool exact, class Real>
 __device__ inline Real quotient(Real a, Real b) {
   if constexpr (exact) {
@@ -80,7 +80,7 @@ struct Dual {
     return *this = *this / b;
   }
 
-  // Values are compared.
+  // Comparisons look at the values only.
   __device__ friend bool operator<(Dual a, Dual b) { return a.value < b.value; }
   __device__ friend bool operator>(Dual a, Dual b) { return a.value > b.value; }
   __device__ friend bool operator<=(Dual a, Dual b) { return a.value <= b.value; }
@@ -89,7 +89,7 @@ struct Dual {
   __device__ friend bool operator!=(Dual a, Dual b) { return a.value != b.value; }
 };
 
-// A function's value and derivative at a dual number: the chain rule.
+// The chain rule: applies a function with this value and derivative to a dual number.
 template <class Real, bool exact>
 __device__ inline Dual<Real, exact> chained(Dual<Real, exact> x, Real value, Real derivative) {
   return {value, derivative * x.slope};

@@ -1,11 +1,11 @@
-// Exponentials in double precision of many numbers side by side. That of the CUDA library has a
-// branch for what is far from zero, so that several come one after the other, each a chain of
-// dependent instructions; here one branch serves all.
+// Exponentials in double precision of many numbers side by side. The CUDA library's exp branches
+// for numbers far from zero, so several calls run one after the other, each a chain of dependent
+// instructions. Here one branch serves all numbers.
 #pragma once
 
 namespace cuflash {
 
-// Of the upper word of |x|, shifted left by one: below this one |x| < 704, and neither e^x nor a
+// A bound on the upper word of |x|, shifted left by one. Below it |x| < 704, and neither e^x nor a
 // power of two on the way to it is subnormal or infinite.
 constexpr unsigned kNearZero = 0x40860000u << 1;
 __device__ inline unsigned distance_from_zero(double x) {
@@ -18,7 +18,7 @@ __device__ inline unsigned distance_from_zero(double x) {
 // Elementary Functions", 1980, chapter 6). e^r is the minimax polynomial of degree 11 whose first
 // two coefficients are 1 (found by Remez' algorithm): it errs by 3.6e-18 for |r| <= ln 2 / 2.
 __device__ inline double exponential_near_zero(double x) {
-  constexpr double to_whole = 6755399441055744.0;  // 1.5 * 2^52: a sum with it is rounded to ones
+  constexpr double to_whole = 6755399441055744.0;  // 1.5 * 2^52: adding it rounds to whole numbers
   const double shifted = fma(x, 0x1.71547652b82fep+0, to_whole);
   const double n = shifted - to_whole;
   double r = fma(n, -0x1.62e42fefa39efp-1, x);  // ln 2 in two parts
@@ -35,7 +35,7 @@ __device__ inline double exponential_near_zero(double x) {
   y = fma(y, r, 0x1.000000000000ap-1);
   y = fma(y, r, 1.0);
   y = fma(y, r, 1.0);
-  // Times 2^n: n, the lower bits of `shifted`, is added to the exponent.
+  // Times 2^n: adds n, the lower bits of `shifted`, to the exponent.
   return __longlong_as_double(__double_as_longlong(y) + (__double_as_longlong(shifted) << 52));
 }
 

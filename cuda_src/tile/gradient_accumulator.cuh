@@ -1,8 +1,8 @@
-// The place in device memory where thread blocks sum dQ, in the compute type: fragments of
-// fragment_rows x 8 as the warps hold them, one after the other over [batch, heads_q,
-// padded_rows / fragment_rows, head_dim / 8], so that a warp adds to consecutive memory. What a
-// lane holds of a fragment lies together where one instruction adds it; elsewhere an instruction
-// adds a number of each lane, and those lie together.
+// The accumulator of dQ in device memory, in the compute type. It holds fragments of fragment_rows
+// x 8 as the warps hold them, contiguous over [batch, heads_q, padded_rows / fragment_rows,
+// head_dim / 8], so that a warp adds to consecutive memory. Where one instruction adds all of a
+// lane's elements of a fragment, they lie together; elsewhere one instruction adds one element of
+// each lane, and the elements of all lanes lie together.
 #pragma once
 
 #include "../ptx/reduce.cuh"
@@ -10,7 +10,7 @@
 
 namespace cuflash {
 
-// Elements of a fragment that one lane holds: [row group][which of two columns].
+// Elements of a fragment that one lane holds: [row group][column of two].
 template <class Tile>
 constexpr int kLaneElements = Tile::row_groups * 2;
 
@@ -19,14 +19,14 @@ template <class Config>
 constexpr bool adds_four = sizeof(typename Config::Compute) == 4 && Config::architecture >= 90 &&
                            Config::fragment_rows == 16;
 
-// From a lane's element of a fragment to its next.
+// Distance from one element of a lane to its next.
 template <class Config>
 constexpr int kElementStride = adds_four<Config> ? 1 : 32;
 
-// First element that `lane` holds of the fragment at (row, column), both multiples of a fragment,
-// of a head whose accumulator begins at row `head_row`. Counted by rows or by fragments: the same
-// number, but in a kernel whose registers are full the compiler makes more of that than of the few
-// instructions between them, so each keeps the one that it was measured with.
+// Index of the first element that `lane` holds of the fragment at (row, column), both multiples of
+// a fragment; the head's accumulator begins at row `head_row`. ByRows and ByFragments give the same
+// number in two forms. Where a kernel's registers are full the form changes more than these few
+// instructions, so each kernel keeps the form it was measured with.
 struct ByRows {
   template <class Config>
   __device__ static long long index(long long head_row, int row, int column, int lane) {
@@ -45,7 +45,7 @@ struct ByFragments {
   }
 };
 
-// The tile whose first element is (row0, column0) of the accumulator.
+// Loads the tile whose first element is (row0, column0) of the accumulator.
 template <class Config, class Counted, class Tile>
 __device__ inline void load_from_accumulator(const typename Config::Compute* accumulator,
                                              Tile& tile, long long head_row, int row0,
@@ -78,7 +78,7 @@ __device__ inline void load_from_accumulator(const typename Config::Compute* acc
   }
 }
 
-// A lane's elements of a fragment += x, by one instruction where there is one.
+// Adds x to a lane's elements of a fragment, by one instruction where there is one.
 template <class Config, class T, int count>
 __device__ inline void add_all(T* to, const T (&x)[count]) {
   if constexpr (adds_four<Config>) {
@@ -89,8 +89,8 @@ __device__ inline void add_all(T* to, const T (&x)[count]) {
   }
 }
 
-// accumulator += tile, whose first element is (row0, column0). With `dead(row)` true for a row of
-// the tile nothing is added there.
+// accumulator += tile, whose first element is (row0, column0). Adds zero to rows of the tile for
+// which `dead(row)` is true.
 template <class Config, class Counted, class Tile, class Dead>
 __device__ inline void add_to_accumulator(typename Config::Compute* accumulator, const Tile& tile,
                                           long long head_row, int row0, int column0, Dead dead) {

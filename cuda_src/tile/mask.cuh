@@ -1,15 +1,15 @@
-// Which keys a query sees: one interval of keys for each query, cut at the length. Which tiles are
-// visited and which of them need a mask derives from here. Kernels hide pairs of an edge tile by
-// the same two bounds, seq.q_first and seq.q_last.
+// The keys that a query sees: one interval for each query, cut at the length. The tiles that are
+// visited, and those that need a mask, derive from here. Kernels hide pairs of an edge tile by the
+// same two bounds, seq.q_first and seq.q_last.
 #pragma once
 
 #include "sequence.cuh"
 
 namespace cuflash {
 
-// Query i sees key j iff i + q_first <= j <= i + q_last, as far as the kind has these bounds.
+// Query i sees key j iff i + q_first <= j <= i + q_last; each kind has some of these bounds.
 enum class MaskKind {
-  full,    // neither
+  full,    // no bound
   causal,  // a last key
   left,    // a first key
   band,    // both
@@ -23,7 +23,7 @@ struct Mask {
   static constexpr bool has_last = kind == MaskKind::causal || kind == MaskKind::band;
   static constexpr bool has_first = kind == MaskKind::left || kind == MaskKind::band;
 
-  // Rows of a packed group are heads of one query: all stand where row 0 stands.
+  // Rows of a packed group are heads of one query, so all have the position of row 0.
   static constexpr bool one_position = Config::Lengths::one_position;
 
   __device__ static bool visible(const Sequence& seq, int i, int j) {
@@ -55,8 +55,8 @@ struct Mask {
     return has_first ? max(0, min(seq.seqlen_q, kv_last - seq.q_first + 1)) : seq.seqlen_q;
   }
 
-  // Whether queries [q_begin, q_begin + queries) and keys [kv_begin, kv_begin + keys) hold a pair
-  // that must be hidden. Queries beyond the length do not count, whatever they see.
+  // Whether queries [q_begin, q_begin + queries) and keys [kv_begin, kv_begin + keys) contain a
+  // hidden pair. Queries beyond the length do not count.
   template <int queries, int keys>
   __device__ static bool is_edge(const Sequence& seq, int q_begin, int kv_begin) {
     const int kv_last = kv_begin + keys - 1;

@@ -1,5 +1,5 @@
-// Numbers: conversions between storage and compute types, and the few functions attention needs,
-// for both compute types (float, and double where the storage is double).
+// Conversions between storage and compute types, and the few functions that attention needs, for
+// both compute types (float, and double where the storage is double).
 #pragma once
 
 #include <cuda_bf16.h>
@@ -59,7 +59,7 @@ __device__ inline double infinity<double>() {
   return __longlong_as_double(0x7ff0000000000000LL);
 }
 
-// The least number above 0 that is not flushed to it.
+// The least positive number that is not flushed to zero.
 template <class Compute>
 __device__ inline Compute least();
 template <>
@@ -80,15 +80,15 @@ __device__ inline double log_of(double x) { return log(x); }
 __device__ inline float rounded_product(float a, float b) { return __fmul_rn(a, b); }
 __device__ inline double rounded_product(double a, double b) { return __dmul_rn(a, b); }
 
-// The number itself. Stands where a pass over numbers that reads the lane's position, and does
-// nothing, has ptxas allocate registers better: see "Code that does nothing" in bench/NOTES.md.
+// The number itself. A pass over numbers that reads the lane's position and changes nothing makes
+// ptxas allocate registers better: see "Code that does nothing" in bench/NOTES.md.
 template <class Compute>
 __device__ inline Compute unchanged(Compute x, int) {
   return x;
 }
 
-// The larger of two; a NaN loses, so that a row's reference stays a number and the NaN arrives
-// through the exponential instead.
+// The larger of two numbers. A NaN loses, so that a row's reference stays a number; the NaN reaches
+// the result through the exponential instead.
 __device__ inline float larger(float a, float b) { return fmaxf(a, b); }
 __device__ inline double larger(double a, double b) { return fmax(a, b); }
 

@@ -1,22 +1,22 @@
-// Two ways in which a tile in shared memory is an operand of a product: with the depth (the axis
-// summed over) along its rows, or with the depth down its columns, that is transposed.
+// Two ways to read a tile in shared memory as an operand of a product: with the depth (the axis
+// summed over) along its rows, or, transposed, with the depth down its columns.
 #pragma once
 
 namespace cuflash {
 
-// An offset that is zero and that the compiler knows to be.
+// An offset that the compiler knows to be zero.
 struct Zero {
   __device__ constexpr operator int() const { return 0; }
 };
 
-// An offset of columns that shares no bit with what is added to it within 128 bytes: a multiple of
-// 128 bytes, or of a power of two that the operand does not reach beyond.
+// An offset of columns that shares no bit with the columns added to it within 128 bytes. It is a
+// multiple of 128 bytes, or of a power of two that the operand does not exceed.
 struct Aligned {
   int value;
   __device__ constexpr operator int() const { return value; }
 };
 
-// Whether a column that is added to the offset can be put in by exclusive or.
+// Whether exclusive or adds a column to the offset.
 template <class Offset>
 constexpr bool is_aligned = false;
 template <>
@@ -24,7 +24,7 @@ constexpr bool is_aligned<Zero> = true;
 template <>
 constexpr bool is_aligned<Aligned> = true;
 
-// The offset of part `part` of a row that is cut into equal parts of `columns` columns.
+// The offset of part `part` of a row that is divided into equal parts of `columns` columns.
 template <class Tile, int columns>
 __device__ inline auto part_offset(int part) {
   constexpr int bytes = columns * static_cast<int>(sizeof(typename Tile::Element));

@@ -1,4 +1,4 @@
-// A tile of an array that has a number for every pair of a query and a key, in shared memory as the
+// A tile of an array with a number for every pair of a query and a key, in shared memory as the
 // copy engine writes it: panels of 128 bytes of every row, with the 128-byte swizzle of
 // tile/panels.cuh.
 #pragma once
@@ -23,7 +23,7 @@ struct PairPanels {
   alignas(1024) unsigned char data[bytes];
 };
 
-// The box whose first element is of this row and column -> panels.
+// Copies the box whose first element is (row, column) to the panels.
 template <class Panels>
 __device__ inline void load_pairs(Panels& panels, const void* map, unsigned barrier, int column,
                                   int row, int head, int batch, unsigned long long policy) {
@@ -35,8 +35,8 @@ __device__ inline void load_pairs(Panels& panels, const void* map, unsigned barr
   }
 }
 
-// A ring of tiles of an array of pairs that a term of the scores reads, and its barriers. Nothing
-// where there is none.
+// A ring of tiles of a pair array that a term of the scores reads, and its barriers. It is empty
+// where no term reads one.
 template <class Config, bool = (Config::operand_stages > 0)>
 struct OperandStorage {
   PairPanels<Config::operand_bytes, Config::operand_rows, Config::block_kv>
@@ -47,7 +47,7 @@ struct OperandStorage {
 template <class Config>
 struct OperandStorage<Config, false> {};
 
-// By one thread: its barriers, which so many warps that read it arrive at.
+// One thread initialises the barriers; `reading_warps` warps read a tile and arrive.
 template <class Config>
 __device__ inline void init_operand_barriers(OperandStorage<Config>& storage, int reading_warps) {
   if constexpr (Config::operand_stages > 0) {
@@ -58,8 +58,8 @@ __device__ inline void init_operand_barriers(OperandStorage<Config>& storage, in
   }
 }
 
-// By one thread: the tile of queries from q_begin and keys from kv_begin on -> a stage that has
-// been read.
+// One thread loads the tile of queries from q_begin on and keys from kv_begin on into a stage that
+// all warps have read.
 template <class Config>
 __device__ inline void load_operand_tile(OperandStorage<Config>& storage,
                                          const typename Config::Params& params, unsigned stage,
@@ -73,11 +73,11 @@ __device__ inline void load_operand_tile(OperandStorage<Config>& storage,
              place.policy);
 }
 
-// What a lane reads of panels: elements (row + di, column + dj). The compiler knows di and dj.
-// - Rows of the panels are queries: di is a multiple of 8, dj a multiple of 8 or one more. Of 32
-// bits
-//   a lane reads two neighbours at once. Of 16 bits a warp reads sixteen rows and columns at once,
-//   when a lane asks for their first element; so all lanes ask in the order of a WarpTile.
+// A lane's view of panels: reads elements (row + di, column + dj). The compiler knows di and dj.
+// - Rows of the panels are queries: di is a multiple of 8, dj a multiple of 8 or one more. A lane
+// reads two neighbouring 32-bit elements at once. Of 16-bit elements a warp reads sixteen rows and
+// columns at once when a lane asks for the first of them, so all lanes ask in the order of a
+// WarpTile.
 // - Rows of the panels are keys (`transposed`): di and dj change places.
 // - Without `of_rows` only row 0 is read.
 template <class T, bool of_rows>
@@ -88,7 +88,7 @@ struct PairReader {
   int panel_bytes;
   unsigned first;  // of the lane, in bytes
   bool transposed;
-  unsigned matrices;  // shared address of the row of a matrix that the lane names
+  unsigned matrices;  // shared address of the matrix row that this lane names
   mutable unsigned words[4];
 
   __device__ PairReader(const StagedLane& lane)
@@ -106,7 +106,7 @@ struct PairReader {
     if (transposed) data += lane.column / panel_columns * panel_bytes;
   }
   __device__ float at(int di, int dj) const {
-    if (transposed) {  // the lowest bit of the row is of di, that of 8 of the column of dj
+    if (transposed) {  // the row's lowest bit belongs to di, the column's bit of 8 to dj
       const unsigned place = (first ^ di % 2 * 16 ^ dj * sizeof(T)) + di * 128;
       return to_compute(*reinterpret_cast<const T*>(data + place));
     }
@@ -126,7 +126,7 @@ struct PairReader {
   }
 
  private:
-  // One of two numbers that were loaded together: said otherwise, the compiler loads each alone.
+  // One of two numbers that one load brings. Written otherwise, the compiler loads each by itself.
   __device__ static float half_of(__nv_bfloat16, unsigned both, int which) {
     return __uint_as_float(which == 0 ? both << 16 : both & 0xffff0000u);
   }

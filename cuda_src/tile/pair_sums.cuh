@@ -1,17 +1,17 @@
-// The gradient of a term of the scores that has a number for each head: Config::Score::summed.
+// The gradient of a term of the scores that has one number for each head: Config::Score::summed.
 #pragma once
 
 #include "score.cuh"
 
 namespace cuflash {
 
-// What the pairs of a kv tile and a query head give to the gradient of a term: a sum of every
-// thread of the block, [batch, heads_q, kv tile, thread], that steps/slope_gradient.cu adds up.
-// Each thread reads and writes its own numbers alone.
+// The sums over the pairs of a kv tile and a query head for the gradient of a term: one for every
+// thread of the block, [batch, heads_q, kv tile, thread]. steps/slope_gradient.cu adds them up.
+// Each thread reads and writes only its own sums.
 template <class Config>
 struct PairSums {
   using Compute = typename Config::Compute;
-  Compute* of_head_0;  // of the thread and the batch entry
+  Compute* of_head_0;  // this thread's sum for head 0 of the batch entry
   long long head_stride;
 
   __device__ PairSums(const typename Config::Params& params, int batch, int kv_begin) {
@@ -24,7 +24,7 @@ struct PairSums {
   __device__ Compute& of(int head) const { return of_head_0[head * head_stride]; }
 };
 
-// Before a block's first step: zeros for the query heads of its kv tile.
+// Clears the sums of the query heads of a block's kv tile before its first step.
 template <class Config>
 __device__ inline void clear_pair_sums(const typename Config::Params& params, int batch,
                                        int first_head, int heads, int kv_begin) {
@@ -34,8 +34,8 @@ __device__ inline void clear_pair_sums(const typename Config::Params& params, in
   }
 }
 
-// What a tile of scores adds to them: P (dP - delta) of every pair times the score's derivative. A
-// pair that is hidden has a P of 0 and gives nothing, whatever dP is.
+// The sum over a tile of scores: P (dP - delta) of every pair times the derivative of the score by
+// the term. A hidden pair has P = 0 and adds nothing, whatever dP is.
 template <class Config, class Scores, class Place>
 struct PairSum {
   using Compute = typename Scores::Compute;
@@ -54,7 +54,7 @@ struct PairSum {
   }
 };
 
-// P and dS = P (dP - delta) of a tile, before its slopes -> the sums.
+// Adds the pairs of a tile to the sums, from P and from dS = P (dP - delta) before its slopes.
 template <class Config, class Place, class Scores>
 __device__ inline void sum_pairs(const typename Config::Params& params, const Place& place,
                                  int kv_begin, Scores& p, const Scores& ds) {

@@ -1,7 +1,7 @@
-// Matrices in shared memory as the copy engine writes them and the warpgroup products read them:
-// panels of 64 columns of 16 bits, one panel after the other, in each the rows of 128 bytes one
-// after the other, the 16-byte chunks of a row exchanged by the lowest three bits of its number
-// (the 128-byte swizzle). A panel starts at a multiple of 1024 bytes.
+// Matrices in shared memory as the copy engine writes them and the warpgroup products read them. A
+// matrix is a sequence of panels of 64 columns of 16 bits. A panel is a sequence of rows of 128
+// bytes; the lowest three bits of a row's number permute its 16-byte chunks (the 128-byte swizzle).
+// A panel starts at a multiple of 1024 bytes.
 // PTX ISA "Asynchronous warpgroup level matrix instructions: shared memory layout".
 #pragma once
 
@@ -13,9 +13,9 @@ namespace cuflash {
 
 constexpr int kPanelColumns = 64;
 
-// [rows, columns] of a 16-bit type, the columns in equal parts that each begin a panel, for
-// products that read one part as if it were all. What the last panel of a part has beyond it
-// (columns of the next part, zeros beyond the last) no product reads.
+// [rows, columns] of a 16-bit type. The columns are divided into equal parts that each begin a
+// panel, so that a product can read one part as a whole matrix. The last panel of a part may extend
+// beyond it (into the next part, or into zeros after the last one); no product reads that.
 template <class T_, int rows_, int columns_, int parts = 1>
 struct Panels {
   using T = T_;
@@ -29,11 +29,11 @@ struct Panels {
   static_assert(sizeof(T) == 2 && rows % 8 == 0 && columns % parts == 0 && part_columns % 16 == 0,
                 "whole swizzle patterns");
 
-  // Of the tensor, where a panel begins.
+  // The column of the tensor at which a panel begins.
   __device__ static constexpr int first_column(int panel) {
     return panel / part_panels * part_columns + panel % part_panels * kPanelColumns;
   }
-  // Where a column begins in the first row, whose chunks are not exchanged.
+  // Byte offset of a column in the first row, whose chunks are not permuted.
   __device__ static constexpr int byte_of(int column) {
     const int within = column % part_columns;
     return (column / part_columns * part_panels + within / kPanelColumns) * panel_bytes +
@@ -43,7 +43,7 @@ struct Panels {
   alignas(1024) T data[bytes / 2];
 };
 
-// The rows from `row` on of one head -> a matrix. The bytes that arrive are Matrix::bytes always.
+// Loads the rows from `row` on of one head into a matrix. Matrix::bytes bytes always arrive.
 template <class Matrix>
 __device__ inline void load_panels(Matrix& matrix, const void* map, unsigned barrier, int row,
                                    int head, int batch, unsigned long long policy) {
@@ -72,8 +72,8 @@ struct DepthInColumns {
   }
 };
 
-// A matrix as an operand whose depth runs along its rows: read transposed, across the panels of a
-// part.
+// A matrix as an operand whose depth runs along its rows: it is read transposed, across the panels
+// of a part.
 template <class Matrix>
 struct DepthInRows {
   unsigned long long base;

@@ -1,6 +1,6 @@
 // Rings of buffers in shared memory between warps that fill them and warps that read them.
 //
-// Each buffer has two mbarriers. `full`: the filler arrives once and announces the bytes, the copy
+// Each buffer has two mbarriers. `full`: the filler arrives once and announces the bytes; the copy
 // engine counts them down. `empty`: every reading warp arrives once it has read the buffer.
 #pragma once
 
@@ -10,7 +10,7 @@
 
 namespace cuflash {
 
-// Which buffer of a ring comes next, and the parity of the phase it is in: 0 in the first round.
+// The buffer of a ring that comes next, and the parity of its phase: 0 in the first round.
 template <int stages>
 struct PipelineState {
   unsigned stage = 0;
@@ -27,9 +27,9 @@ struct PipelineState {
 
 using Barrier = unsigned long long;
 
-// With Config::jitter every operation on a barrier comes a little late, a different time for
-// every warp and moment: an order that the barriers do not enforce does not survive that. And a
-// wait at one of these barriers for what never comes ends with an error.
+// With Config::jitter every barrier operation is delayed by a little time, which differs between
+// warps and moments: an order that the barriers do not enforce then breaks. A wait at these
+// barriers that never ends traps.
 template <class Config>
 __device__ inline void jitter() {
   if constexpr (Config::jitter) ptx::nanosleep_at_random();
@@ -45,7 +45,7 @@ __device__ __forceinline__ void wait(const Barrier& barrier, unsigned phase) {
   }
 }
 
-// Whoever fills a buffer waits for the phase before the one it will fill.
+// The filler of a buffer waits for the phase before the one it will fill.
 template <class Config>
 __device__ __forceinline__ void wait_empty(const Barrier& barrier, unsigned phase) {
   wait<Config>(barrier, phase ^ 1);
@@ -57,7 +57,7 @@ __device__ __forceinline__ void arrive(Barrier& barrier) {
   ptx::mbarrier_arrive(ptx::shared_address(&barrier));
 }
 
-// One arrival for the warp, which has come here together and read what it had to.
+// One arrival for the whole warp. All its lanes have read the buffer when it arrives.
 template <class Config>
 __device__ __forceinline__ void arrive_warp(Barrier& barrier) {
   if (threadIdx.x % 32 == 0) arrive<Config>(barrier);

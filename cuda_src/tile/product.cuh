@@ -1,4 +1,4 @@
-// Which unit multiplies the tiles of a Config, and with which instruction.
+// The unit and the instruction that multiply the tiles of a Config.
 #pragma once
 
 #include "product_fp64.cuh"

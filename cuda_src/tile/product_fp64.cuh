@@ -1,5 +1,5 @@
-// Products of float64 tiles on the tensor cores. They add as fused multiply-adds do, so sums are
-// carried for as long as one likes.
+// Products of float64 tiles on the tensor cores. The tensor cores add as fused multiply-adds do, so
+// a sum may be of any length.
 #pragma once
 
 #include "../ptx/load_shared.cuh"
@@ -13,8 +13,8 @@
 
 namespace cuflash {
 
-// mma_depth: 4 is m8n8k4 (sm_80); 8 and 16 are m16n8k8 and m16n8k16 (sm_90), which give the same
-// registers more to do.
+// mma_depth: 4 is m8n8k4 (sm_80); 8 and 16 are m16n8k8 and m16n8k16 (sm_90), which use the same
+// registers for more products.
 template <int mma_depth>
 struct Fp64Products : ProductsByParts<Fp64Products<mma_depth>> {
   static constexpr int fragment_rows = mma_depth == 4 ? 8 : 16;
@@ -54,20 +54,21 @@ struct Fp64Products : ProductsByParts<Fp64Products<mma_depth>> {
  private:
   static constexpr int groups = fragment_rows / 8;
 
-  // Two depths of a step of 8 that a lane gives, of its row of 8 or of both its rows of 16.
+  // The two depths of a step of 8 that a lane gives, of its one row (of 8) or of its two rows (of
+  // 16).
   struct Left {
     double rows[groups][2];
   };
 
-  // Where the left operand has the depth along its rows a lane loads each number by itself. Two
-  // that lie side by side are of one row and two depths, and the instruction wants those of two
-  // rows and one depth in neighbouring registers: what came by one load would be moved.
+  // Where the left operand has the depth along its rows, a lane loads each number by itself. Two
+  // numbers that lie side by side belong to one row and two depths, but the instruction wants two
+  // rows of one depth in neighbouring registers, so a wider load would need moves.
   //
-  // Of steps s = 0 and 1 lane l then gives as number i depth (3 * (l % 2) + 12 * (l / 2 % 2)) ^
-  // (4 * s + i). Bits 1 and 2 differ among the four lanes of a row, so that down the columns of a
-  // tile they read rows of different permutations; bits 0 and 3 differ too, so that along its rows
-  // four lanes of each of four rows, a half-warp, read both halves of all eight chunks of a line.
-  // No two lanes meet in a bank either way.
+  // In step s = 0 or 1 lane l then gives depth (3 * (l % 2) + 12 * (l / 2 % 2)) ^ (4 * s + i) as
+  // number i. Bits 1 and 2 differ among the four lanes of a row, so that down the columns of a tile
+  // they read rows of different permutations. Bits 0 and 3 differ too, so that along its rows four
+  // lanes of each of four rows, a half-warp, read both halves of all eight chunks of a line. No two
+  // lanes meet in a bank either way.
   static constexpr int spread_depths = 16;
   __device__ static int spread_depth(int lane, int s, int i) {
     return (lane % 2 * 3 + lane / 2 % 2 * 12) ^ (4 * s + i);
@@ -94,7 +95,7 @@ struct Fp64Products : ProductsByParts<Fp64Products<mma_depth>> {
                                      const ChunksOf<Tile, Offset>& chunks, int row, int k) {
     return chunks.at(k, row / 2);
   }
-  // load() is that of DepthPairs.
+  // load() is the same as that of DepthPairs.
   template <class Operand>
   struct SpreadDepths {
     using Chunks = decltype(chunks_of(*static_cast<const Operand*>(nullptr), 0, 0));

@@ -1,4 +1,4 @@
-// Products of 16-bit tiles on the tensor cores, float32 accumulators: mma.sync fed by ldmatrix.
+// Products of 16-bit tiles on the tensor cores with float32 accumulators: mma.sync fed by ldmatrix.
 #pragma once
 
 #include "../ptx/load_matrix.cuh"
@@ -23,7 +23,7 @@ struct TensorCoreProducts {
     const int lane = ptx::opaque_lane();
     const auto left = left_of(a, lane);
     const auto right = right_of(b, lane);
-    // Unrolled further, the compiler starts more loads than there are registers for.
+    // Unrolled further, the compiler starts more loads than the registers can hold.
     constexpr int unrolled = depth <= 64 ? depth / 16 : 2;
 #pragma unroll(unrolled)
     for (int k = 0; k < depth; k += 16) multiply_step(accumulators, left, right, k);
@@ -40,8 +40,8 @@ struct TensorCoreProducts {
     for (int i = 0; i < depth / 16 * groups_of<Accumulators>; ++i) product.step(accumulators, i);
   }
 
-  // Two such products of one shape, a step of either in turn: of so few fragments that each
-  // instruction of one alone would wait for the one before.
+  // Two such products of one shape, one step of each in turn. They have so few fragments that,
+  // alone, each instruction would wait for the one before.
   template <int depth, class Accumulators, class A, class B, class C, class D>
   __device__ static void multiply_two_ahead(Accumulators& ab, const A& a, const B& b,
                                             Accumulators& cd, const C& c, const D& d) {
@@ -60,8 +60,8 @@ struct TensorCoreProducts {
     __device__ void prepare(int) const {}
   };
 
-  // The same for a left operand [., keys] in registers as an accumulator: two 16x8 accumulators
-  // are one 16x16 operand.
+  // The same for a left operand [., keys] that is an accumulator in registers: two 16x8
+  // accumulators form one 16x16 operand.
   template <class Accumulators, class Weights, class B, class Scratch>
   __device__ static void multiply_weights(Accumulators& accumulators, const Weights& weights,
                                           const B& b, const Scratch& scratch, int row0, int key0) {
@@ -69,8 +69,8 @@ struct TensorCoreProducts {
                                   NothingToPrepare{});
   }
 
-  // And with `prepare.prepare<part>(first)` called before those columns of the weights are read,
-  // one part ahead: what it does runs beside the products of the part before.
+  // The same, and calls `prepare.prepare<part>(first)` one part ahead of the products that read
+  // those columns of the weights, so that it runs beside the products of the part before.
   template <int part, class Accumulators, class Weights, class B, class Scratch, class Prepare>
   __device__ static void multiply_prepared_weights(Accumulators& accumulators,
                                                    const Weights& weights, const B& b,
@@ -99,7 +99,7 @@ struct TensorCoreProducts {
     }
   }
 
-  // Left operands of products: those of sixteen columns of accumulators in registers, rounded.
+  // Left operands of products: accumulators in registers, rounded, sixteen columns at a time.
   template <class Weights>
   struct Operands {
     unsigned value[Weights::columns / 16][Weights::row_fragments][4];
@@ -112,10 +112,11 @@ struct TensorCoreProducts {
     return operands;
   }
 
-  // accumulators += weights b over all keys, a part of them at a time.
-  // `weights.exponentiate<part>(first)` gives a part, with its `operands`, from nothing that the
-  // products before it change: it runs beside those of the part before. `weights.settle(part,
-  // first)` is called behind them, and may change the accumulators and the part.
+  // accumulators += weights b over all keys, one part of them at a time.
+  // `weights.exponentiate<part>(first)` computes a part with its `operands`. It reads nothing that
+  // the products before it change, so it runs beside those of the part before.
+  // `weights.settle(part, first)` is called after those products and may change the accumulators
+  // and the part.
   template <int part, int keys, class Accumulators, class B, class Weights>
   __device__ static void multiply_parts(Accumulators& accumulators, const B& b, Weights weights) {
     static_assert(part % 16 == 0 && keys % part == 0, "the keys are whole instructions");
@@ -144,8 +145,8 @@ struct TensorCoreProducts {
   }
 
  private:
-  // Where a lane's rows of the 8x8 matrices of an operand lie. load(d, row, k) brings its 16x16
-  // block at (row, k).
+  // The rows of 8x8 matrices that a lane addresses in an operand. load(d, row, k) loads the
+  // operand's 16x16 block at (row, k).
   template <class Chunks, bool transposed>
   struct Fragments {
     Chunks chunks;
@@ -173,7 +174,7 @@ struct TensorCoreProducts {
         {a.tile, a.depth0 + lane % 8 + lane / 16 * 8, a.row0 / 8 + lane / 8 % 2}};
   }
 
-  // Right, its rows being columns of the result: matrices 0 and 1 are depths 0-7 and 8-15 of the
+  // Right, whose rows are columns of the result: matrices 0 and 1 are depths 0-7 and 8-15 of the
   // first eight, matrices 2 and 3 of the other eight.
   template <class Tile, class Offset>
   __device__ static auto right_of(const RowsByDepth<Tile, Offset>& b, int lane) {
@@ -186,7 +187,7 @@ struct TensorCoreProducts {
         {b.tile, b.depth0 + lane % 16, b.row0 / 8 + lane / 16}};
   }
 
-  // Two 16x8 accumulators -> one 16x16 left operand, of every sixteen rows.
+  // Packs two 16x8 accumulators into one 16x16 left operand, for every sixteen rows.
   template <class Weights>
   __device__ static void pack_weights(unsigned (&d)[Weights::row_fragments][4],
                                       const Weights& weights, int k) {
@@ -259,8 +260,8 @@ struct TensorCoreProducts {
     }
   };
 
-  // Steps from number i on of two products. By recursion: the compiler leaves a loop of so much
-  // code a loop.
+  // The steps from number i on of two products. This is a recursion because the compiler does not
+  // unroll a loop of so much code.
   template <int i, class First, class Second, class Accumulators>
   __device__ static void steps_by_turns(First& first, Accumulators& ab, Second& second,
                                         Accumulators& cd) {

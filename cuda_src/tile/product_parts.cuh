@@ -1,18 +1,18 @@
-// What products that have no form of their own for it do instead.
+// Default forms for products that have no special form.
 #pragma once
 
 namespace cuflash {
 
 template <class Products>
 struct ProductsByParts {
-  // As `multiply`; 16-bit products load their fragments ahead.
+  // Same as `multiply`. 16-bit products override it and load their fragments ahead.
   template <int depth, class Accumulators, class A, class B>
   __device__ static void multiply_ahead(Accumulators& accumulators, const A& a, const B& b) {
     Products::template multiply<depth>(accumulators, a, b);
   }
 
-  // As `multiply_weights`, with prepare.prepare<columns>(first) called before those columns of the
-  // weights are read; here of all of them.
+  // Same as `multiply_weights`, but calls prepare.prepare<columns>(first) before it reads those
+  // columns of the weights; here it prepares all of them at once.
   template <int, class Accumulators, class Weights, class B, class Scratch, class Prepare>
   __device__ static void multiply_prepared_weights(Accumulators& accumulators,
                                                    const Weights& weights, const B& b,

@@ -1,7 +1,7 @@
-// Products of float32 or float64 tiles by fused multiply-adds, in the register layout of the
-// tensor cores' accumulators. Long sums are sums of short ones, as in a good BLAS, and keep the
-// accuracy of their type: 16 bytes of the depth are summed apart and added to one of two
-// accumulators in turn; a call adds the two, once, to what it was given.
+// Products of float32 or float64 tiles by fused multiply-adds, in the register layout of the tensor
+// cores' accumulators. Long sums are sums of short ones, as in a good BLAS, and keep the accuracy
+// of their type. Each step sums 16 bytes of the depth by itself and adds the sum to one of two
+// accumulators in turn; a call adds both, once, to the caller's accumulators.
 #pragma once
 
 #include "numeric.cuh"
@@ -20,7 +20,7 @@ struct ScalarProducts : ProductsByParts<ScalarProducts<Element, fragment_rows_>>
   // accumulators[i][j] += sum over depth of a(i, depth) * b(j, depth).
   template <int depth, class Accumulators, class A, class B>
   __device__ static void multiply(Accumulators& accumulators, const A& a, const B& b) {
-    // As many columns at a time as keep the sums under way in few registers.
+    // The number of columns at a time that keeps the pending sums in few registers.
     constexpr int most = Accumulators::row_fragments == 1   ? 4
                          : Accumulators::row_fragments == 2 ? 2
                                                             : 1;
@@ -44,7 +44,7 @@ struct ScalarProducts : ProductsByParts<ScalarProducts<Element, fragment_rows_>>
   }
 
   // accumulators[i][j] += sum over keys of weights[i][key] * b(j, key). The weights pass through
-  // `scratch` [block_q, block_kv], where this warp owns the part at (row0, key0).
+  // `scratch` [block_q, block_kv]; this warp owns its part at (row0, key0).
   template <class Accumulators, class Weights, class B, class Scratch>
   __device__ static void multiply_weights(Accumulators& accumulators, const Weights& weights,
                                           const B& b, const Scratch& scratch, int row0, int key0) {
@@ -85,7 +85,7 @@ struct ScalarProducts : ProductsByParts<ScalarProducts<Element, fragment_rows_>>
     });
   }
 
-  // `step` elements along the depth, of one row.
+  // Loads `step` elements along the depth of one row.
   template <class Tile, class Offset>
   __device__ static void load(Element (&d)[step], const RowsByDepth<Tile, Offset>& a, int row,
                               int k) {
@@ -104,7 +104,7 @@ struct ScalarProducts : ProductsByParts<ScalarProducts<Element, fragment_rows_>>
     for (int i = 0; i < step; ++i) d[i] = a.tile.at(a.depth0 + k + i, a.row0 + row);
   }
 
-  // The same of rows `row` and `row + 1`; `row` is even.
+  // Loads the same of rows `row` and `row + 1`; `row` is even.
   template <class Tile, class Offset>
   __device__ static void load_two(Element (&d)[2][step], const RowsByDepth<Tile, Offset>& b,
                                   int row, int k) {

@@ -1,14 +1,14 @@
-// Products of float32 tiles on the tensor cores, to the accuracy of float32: three tf32 products
-// for each. x = high + low, high being x rounded to tf32; x * y is high * high + high * low +
-// low * high. The difference is exact; the instruction cuts it to its own upper 11 bits, at most
-// 2^-23 of x and of either sign. What is left out, low * low, is at most 2^-22 of x * y, of either
-// sign too.
+// Products of float32 tiles on the tensor cores, with the accuracy of float32: three tf32 products
+// for each. x = high + low, where high is x rounded to tf32; x * y is high * high + high * low +
+// low * high. The difference x - high is exact. The instruction truncates low to its upper 11 bits,
+// which errs by at most 2^-23 of x, with either sign. The omitted low * low is at most 2^-22 of x *
+// y, also with either sign.
 //
-// The tensor cores cut off where they add, so a sum carried for long is biased. Every call sums in
-// accumulators of its own and adds them in float32 to what it was given: those of high * high every
-// `chunk` of the depth, those of the small products once. Both for a few columns at a time.
+// The tensor cores truncate when they add, so a long sum is biased. Every call therefore sums in
+// its own accumulators and adds them in float32 to the caller's: the sum of high * high after every
+// `chunk` of the depth, the sum of the small products once. Both cover a few columns at a time.
 //
-// Where x is infinite `low` is NaN, so the small products only count where the sum of the large
+// Where x is infinite `low` is NaN, so the small products count only where the sum of the large
 // ones is finite. |x| above (1 - 2^-12) 2^128 counts as infinite.
 #pragma once
 
@@ -25,20 +25,21 @@
 
 namespace cuflash {
 
-// `length` in as few equal parts of whole steps as have at most `most` each.
+// Divides `length` into as few equal parts as possible, each of whole steps and of at most `most`;
+// returns the length of a part.
 __device__ constexpr int equal_part(int length, int step, int most) {
   int parts = (length + most - 1) / most;
   while (length % (parts * step) != 0) ++parts;
   return length / parts;
 }
 
-// architecture: 90 for sm_90. From there on one instruction rounds to tf32.
+// architecture: 90 is sm_90. From sm_90 on, one instruction rounds to tf32.
 template <int architecture>
 struct Tf32Products : ProductsByParts<Tf32Products<architecture>> {
   static constexpr int fragment_rows = 16;
   static constexpr int chunk = 64;  // depths summed before they are added
-  // Registers of a lane: sums under way, of each of large and small, which weights share with their
-  // own two parts; and those parts, of the keys that are split at a time.
+  // Registers of a lane: for the pending sums, large and small each; fewer where the split weights
+  // take registers too; and for the split keys of the weights.
   static constexpr int sum_registers = 32;
   static constexpr int sum_registers_by_weights = 16;
   static constexpr int weight_registers = 64;
@@ -49,7 +50,7 @@ struct Tf32Products : ProductsByParts<Tf32Products<architecture>> {
     constexpr int step = depth_along_rows<A, B> ? 16 : 8;
     static_assert(depth % step == 0, "the depth is whole steps");
     constexpr int part = equal_part(depth, step, chunk);
-    constexpr int unrolled = 2;  // further, and loads begin that there are no registers for
+    constexpr int unrolled = 2;  // further starts more loads than the registers can hold
     constexpr int columns = width<Accumulators, sum_registers>;
     const int lane = ptx::opaque_lane();
     const auto left = left_of<step>(a, lane);
@@ -70,8 +71,8 @@ struct Tf32Products : ProductsByParts<Tf32Products<architecture>> {
   }
 
   // accumulators[i][j] += sum over keys of weights[i][key] * b(j, key). An accumulator is a left
-  // operand as it stands (see depth_pairs.cuh). As many keys as there are registers for are split
-  // once, for all the columns.
+  // operand as it stands (see depth_pairs.cuh). As many keys as the registers can hold are split
+  // once, for all columns.
   template <class Accumulators, class Weights, class B, class Scratch>
   __device__ static void multiply_weights(Accumulators& accumulators, const Weights& weights,
                                           const B& b, const Scratch&, int, int) {
@@ -126,7 +127,7 @@ struct Tf32Products : ProductsByParts<Tf32Products<architecture>> {
     }
   }
 
-  // Fragments of columns at a time.
+  // The number of column fragments that are summed at a time.
   template <class Accumulators, int registers>
   static constexpr int width = largest_power_of_two_in(Accumulators::column_fragments,
                                                        registers / 4 / Accumulators::row_fragments);
@@ -153,10 +154,10 @@ struct Tf32Products : ProductsByParts<Tf32Products<architecture>> {
     });
   }
 
-  // Steps of 16, where both operands have the depth along their rows: ldmatrix brings two 8x4
-  // matrices of a step of 8 to each of 8 rows in the instruction's own order of the depth.
+  // Steps of 16, where both operands have the depth along their rows: ldmatrix gives each of 8 rows
+  // two 8x4 matrices, a step of 8, in the instruction's own order of the depth.
   // Left: matrices 0 and 1 are rows 0-7 and 8-15 of depths 0-3, matrices 2 and 3 of depths 4-7.
-  // Right: matrices 0 to 3 are 8 rows of depths 0-3 to 12-15. Steps of 8: DepthPairs.
+  // Right: matrices 0 to 3 are 8 rows of depths 0-3 to 12-15. Steps of 8 use DepthPairs.
   template <int step, class A>
   __device__ static auto left_of(const A& a, int lane) {
     if constexpr (step == 16) {
@@ -176,7 +177,7 @@ struct Tf32Products : ProductsByParts<Tf32Products<architecture>> {
     }
   }
 
-  // The 16x8 block of the left operand at (row, k).
+  // Loads the 16x8 block of the left operand at (row, k).
   template <int step, class Left>
   __device__ static void load_left(Split<4>& to, const Left& left, int row, int k) {
     float x[4];
@@ -193,7 +194,7 @@ struct Tf32Products : ProductsByParts<Tf32Products<architecture>> {
     }
     split(to, x);
   }
-  // 8 rows and a step of the depth of the right operand at (row, k).
+  // Loads 8 rows and one step of the depth of the right operand at (row, k).
   template <int step, class Right>
   __device__ static void load_right(Split<2> (&to)[step / 8], const Right& right, int row, int k) {
     if constexpr (step == 16) {

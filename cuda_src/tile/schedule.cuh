@@ -1,5 +1,5 @@
-// Which work a thread block does, and which blocks its inner loop visits. Loading and arithmetic
-// take their range from the same function. FlashAttention-3's forward pass divides it further, in
+// The work of a thread block, and the blocks that its inner loop visits. Loads and arithmetic take
+// their range from the same function. FlashAttention-3's forward pass divides the range further, in
 // fa3/forward_math.cuh.
 #pragma once
 
@@ -7,9 +7,9 @@
 
 namespace cuflash {
 
-// One thread block's share: a head of a batch entry, one of its q tiles and a range of its keys.
-// FlashAttention-1 takes all of a head, FlashAttention-2 a q tile of it, or the keys of a kv tile;
-// split belongs to schedules that part the keys of a q tile.
+// One thread block's work: a head of a batch entry, one of its q tiles and a range of its keys.
+// FlashAttention-1 takes a whole head; FlashAttention-2 takes a q tile of it, or the keys of a kv
+// tile. `split` belongs to schedules that divide the keys of a q tile.
 struct WorkItem {
   int entry;  // of the batch, or the number of a packed sequence
   int head;
@@ -19,18 +19,18 @@ struct WorkItem {
   int split;
 };
 
-// One block an (batch, head) pair of `heads` heads, in the order of the grid.
+// One block for each (batch, head) pair of `heads` heads, in the order of the grid.
 __device__ inline WorkItem head_work_item(const Shape& shape, int heads) {
   const int batch = blockIdx.x / heads;
   return {batch, static_cast<int>(blockIdx.x) % heads, 0, 0, shape.seqlen_kv, 0};
 }
 
-// One block a tile, `tiles` tiles of each of `heads` heads of every batch entry. Heads come in
-// groups of `head_group`, whose other operands the second-level cache holds together; in a group
-// the tiles come first that are longest under a causal mask: the last q tiles, the first kv tiles.
-// Where kv tiles add to dQ in turn the last ones come first, as they have the first turns. With
-// `entries_inside` a head of all batch entries comes before the next head: they share what is read
-// with it.
+// One block for each tile, `tiles` tiles of each of `heads` heads of every batch entry. Heads come
+// in groups of `head_group`; the second-level cache holds the other operands of a group together.
+// Within a group the tiles that are longest under a causal mask come first: the last q tiles, the
+// first kv tiles. Where kv tiles add to dQ in order the last kv tiles come first, because they add
+// first. With `entries_inside` the order runs over all batch entries of one head before the next
+// head: the entries share what is read with the head.
 template <bool entries_inside = false>
 struct TileOrder {
   unsigned tiles;
@@ -77,8 +77,8 @@ struct TileOrder {
   }
 };
 
-// Tiles of queries that a head has: of all sequences where they are packed, and one for each chunk
-// where keys are split.
+// The number of q tiles of a head: those of all sequences where the batch is packed, and one for
+// each chunk where the keys are split.
 template <class Config>
 __device__ inline unsigned q_tiles_of_head(const typename Config::Params& params) {
   if constexpr (Config::Lengths::packed) {
@@ -89,7 +89,7 @@ __device__ inline unsigned q_tiles_of_head(const typename Config::Params& params
     return ceil_div(params.shape.seqlen_q, Config::block_q);
   }
 }
-// The same of keys; where sequences are packed, as many as there is room for in the list.
+// The number of kv tiles of a head; for packed sequences, the most that the list has room for.
 template <class Config>
 __device__ inline int kv_tiles_of_head(const typename Config::Params& params) {
   if constexpr (Config::Lengths::packed) {
@@ -99,12 +99,12 @@ __device__ inline int kv_tiles_of_head(const typename Config::Params& params) {
   }
 }
 
-// What a block works on, and of which sequence it is.
+// A work item and its sequence.
 struct PlacedItem {
   WorkItem item;
   Sequence seq;
 };
-// In an order of all tiles; where sequences are packed a list has them.
+// The item of a block, in the order of all tiles; for packed sequences a list holds the tiles.
 template <class Config, bool entries_inside>
 __device__ inline PlacedItem q_item_of(const typename Config::Params& params,
                                        const TileOrder<entries_inside>& order, unsigned block) {
@@ -136,7 +136,7 @@ __device__ inline PlacedItem kv_item_of(const typename Config::Params& params,
     return {item, sequence<Config>(params, item.entry)};
   }
 }
-// Whether a list has ended before: the block has no tile.
+// Whether the item lies past the end of the list: the block has no tile.
 __device__ inline bool is_behind_the_list(const WorkItem& item) { return item.entry < 0; }
 
 // One step of an inner loop.
@@ -181,8 +181,8 @@ struct KvRange {
   int end;
 };
 
-// The kv tiles that hold a key which some query of a q tile may see. A kv tile is in the range of a
-// q tile exactly if the q tile is in the QBlocks of the kv tile: ordered sums count on it.
+// The kv tiles with a key that some query of a q tile may see. A kv tile is in the range of a q
+// tile exactly if the q tile is in the QBlocks of the kv tile; ordered sums depend on that.
 template <class Config>
 __device__ inline KvRange kv_range(const Sequence& seq, int q_tile) {
   const int q_begin = q_tile * Config::block_q;
@@ -197,14 +197,14 @@ __device__ inline KvRange kv_range(const Sequence& seq, int q_tile) {
   }
 }
 
-// Whether no kv tile is visited for a q tile.
+// Whether a q tile visits no kv tile.
 template <class Config>
 __device__ inline bool is_dead_tile(const Sequence& seq, int q_tile) {
   const KvRange range = kv_range<Config>(seq, q_tile);
   return range.begin == range.end;
 }
 
-// The kv tiles that a q tile sees, last first: under a causal mask those that need masking come
+// The kv tiles that a q tile sees, last first: under a causal mask the tiles that need masking come
 // before the others.
 template <class Config>
 struct KvBlocks {
@@ -215,7 +215,7 @@ struct KvBlocks {
   __device__ KvBlocks(const Sequence& seq, int q_tile)
       : seq(seq), q_begin(q_tile * Config::block_q), range(kv_range<Config>(seq, q_tile)) {}
 
-  // Those of one chunk of the keys, where they are split.
+  // Only the tiles of one chunk of the keys, where the keys are split.
   __device__ KvBlocks(const typename Config::Params& params, const Sequence& seq,
                       const WorkItem& item)
       : KvBlocks(seq, item.q_tile) {
@@ -224,7 +224,7 @@ struct KvBlocks {
     }
   }
 
-  // A range that begins at 0 has to say so: with a difference ptxas takes other registers.
+  // A range that begins at 0 returns its end alone: with a difference ptxas takes other registers.
   __device__ int count() const {
     return Mask<Config>::has_first || Config::Chunks::split ? range.end - range.begin : range.end;
   }

@@ -1,8 +1,8 @@
-// What features change of scores and of rows. Config::Score and Config::Rows name the features; a
-// kernel calls the functions below and never asks which there are.
+// How features change scores and rows. Config::Score and Config::Rows name the features; a kernel
+// calls the functions below and never asks which features there are.
 //
 //   Config::Score = ScoreChain<Term...>  a term changes the raw product q . k of a query and a key.
-//       struct Term : AddedTerm {                // its slope is 1: dS is what it is without it
+//       struct Term : AddedTerm {                // its slope is 1: it leaves dS unchanged
 //         Term(params, const Lane& lane, unit);  // once a tile
 //         Compute operator()(Compute score, int di, int dj) const;  // minus infinity hides a pair
 //       };
@@ -11,12 +11,12 @@
 //         static double unit(params, double before);
 //         Graded<Compute> operator()(Compute score, int di, int dj) const;  // its value and slope
 //       };
-//     The lane has a first query and a first key; an element is of query lane.i + di and key
-//     lane.j + dj, whose steps di and dj the compiler knows. A score in natural units is the number
-//     in the register times the unit: the scale at first, then what the function says.
+//     The lane has a first query and a first key; an element belongs to query lane.i + di and key
+//     lane.j + dj, and the compiler knows the steps di and dj. A score in natural units is the
+//     number in the register times the unit: first the scale, then what the function returns.
 //     An added term may know where scores rise:
 //         static constexpr bool may_rise = true;
-//         bool rises(int keys, Compute much) const;  // by more, from so many keys to those before
+//         bool rises(int keys, Compute much) const;  // by more than `much`, over `keys` keys back
 //     One added term may have a gradient, if it has a number for each head:
 //         static constexpr bool summed = true;
 //         static void* pair_sums(params);          // see tile/pair_sums.cuh
@@ -24,17 +24,17 @@
 //     One may read an array that the copy engine brings to shared memory (Config::operand_stages):
 //         static constexpr bool staged = true;     // its lane has the tile
 //         static StagedPlace staged_place(params, int batch, int head);
-//     One may hide the pairs that its lane's bits do not show (Config::packed), and know of tiles
-//     which it hides whole, or not at all (Config::listed):
-//         static constexpr bool hides = true;      // it comes after all terms that do not
+//     One may hide the pairs that its lane's bits do not show (Config::packed), and know the tiles
+//     that it hides entirely, or not at all (Config::listed):
+//         static constexpr bool hides = true;      // it comes after all terms that do not hide
 //         static HiddenPairs hidden(params, int batch, int head);
-//         // Where no bits of pairs are packed: of a tile that begins at a query and a key, bit
-//         // 2 m + n is of its n-th 64 queries and m-th 64 keys. A backward pass alone asks for it.
+//         // Where no bits of pairs are packed: for the tile that begins at a query and a key, bit
+//         // 2 m + n covers its n-th 64 queries and m-th 64 keys. Only a backward pass calls it.
 //         static unsigned shown_parts(params, int batch, int head, int query, int key);
-//     One may know of tiles that it hides whole, where no bits tell (FlashAttention-1 and 2):
+//     One may know the tiles that it hides entirely, where there are no bits (FlashAttention-1, 2):
 //         static constexpr bool skips = true;
 //         static bool shows(params, int batch, int head, int query, int key);  // of a tile
-//   Config::Rows = RowChain<End...>      an end changes what a finished row has summed.
+//   Config::Rows = RowChain<End...>      an end changes the sums of a finished row.
 //       struct End {
 //         static constexpr bool finite_when_dead;  // the log-sum-exp of a row that sees no key
 //         static Compute end<Config>(params, head, Compute& reference, Compute& sum);
@@ -47,15 +47,14 @@
 
 namespace cuflash {
 
-// A score, and the slope of all that has been done to it: d score / d raw product, both in natural
-// units.
+// A score and its slope, d score / d raw product, both in natural units.
 template <class Compute>
 struct Graded {
   Compute value;
   Compute slope;
 };
 
-// What a term has in common with all others that add to a score or hide it.
+// The defaults of a term that adds to a score or hides it.
 struct AddedTerm {
   static constexpr bool has_slope = false;
   static constexpr bool any_slope = false;
@@ -71,7 +70,7 @@ struct AddedTerm {
   }
 };
 
-// The same of a function of the score.
+// The defaults of a function of the score.
 struct FunctionTerm {
   static constexpr bool has_slope = true;
   static constexpr bool any_slope =
@@ -84,8 +83,8 @@ struct FunctionTerm {
   static constexpr bool skips = false;
 };
 
-// Which terms of a chain are applied.
-enum class Applied { all, changing, hiding };  // changing: all that do more than hide
+// The terms of a chain that are applied.
+enum class Applied { all, changing, hiding };  // changing: all but those that hide
 
 // The terms of one lane.
 template <class... Terms>
@@ -126,7 +125,7 @@ struct TermList<First, Rest...> {
       return rest.rises(keys, much);
     }
   }
-  // Of the term that has a gradient.
+  // The derivative by the term that has a gradient.
   __device__ auto partial(int di, int dj) const {
     if constexpr (First::summed) {
       return first.partial(di, dj);
@@ -177,23 +176,23 @@ struct TermList<First, Rest...> {
   }
 };
 
-// Terms one after the other, each applied to what the one before has made of a score.
+// A chain of terms; each term takes the score that the one before returns.
 template <class... Terms>
 struct ScoreChain {
   static constexpr bool is_empty = sizeof...(Terms) == 0;
-  // dS is not what it is without the terms.
+  // Some term changes dS.
   static constexpr bool has_slope = (Terms::has_slope || ...);
   static constexpr bool any_slope = (Terms::any_slope || ...);
   static constexpr bool by_position = (Terms::by_position || ...);
-  // What pairs give to the gradient of a term is summed.
+  // Some term has a gradient, which is summed over pairs.
   static constexpr bool summed = (Terms::summed || ...);
   static constexpr bool may_rise = (Terms::may_rise || ...);
-  // Some term says of tiles whether they show anything.
+  // Some term knows which tiles it hides entirely.
   static constexpr bool skips = (Terms::skips || ...);
 
   using List = TermList<Terms...>;
 
-  // What one unit of the changed scores is in natural units.
+  // The natural value of one unit of the changed scores.
   template <class Params>
   __device__ static double unit(const Params& params) {
     double unit = params.scale;
@@ -225,13 +224,13 @@ struct ScoreChange {
   __device__ bool rises(Compute much) const {
     return __any_sync(0xffffffffu, terms.rises(Scores::columns, much));
   }
-  // Of a tile of one fragment of rows.
+  // For a tile of one fragment of rows.
   __device__ Compute operator()(Compute raw, int n, int group, int which) const {
     return graded(raw, 0, n, group, which).value;
   }
 };
 
-// In its place where scores are changed already.
+// Stands for ScoreChange where the scores have been changed before.
 struct NoChange {
   static constexpr bool may_rise = false;
   template <class Compute>
@@ -255,7 +254,7 @@ template <class Config, Applied applied = Applied::all, class Place, class Score
 __device__ inline void change_scores(const typename Config::Params& params, const Place& place,
                                      Scores& scores) {
   using Compute = typename Scores::Compute;
-  if constexpr (Config::Score::is_empty) {  // ptxas takes fewer registers than without this loop
+  if constexpr (Config::Score::is_empty) {  // ptxas takes fewer registers with this loop
     scores.for_each([](Compute& s, int, int, int, int) { s = s; });
   } else {
     for_each_score<Config, applied>(
@@ -264,14 +263,14 @@ __device__ inline void change_scores(const typename Config::Params& params, cons
   }
 }
 
-// P times the slope of its score. A weight of 0 stays 0, whatever the slope is.
+// P times the slope of its score. A P of 0 stays 0, whatever the slope is.
 template <class Config, class Compute>
 __device__ inline Compute times_slope(Compute p, Compute slope) {
   if constexpr (Config::Score::any_slope) return p == Compute(0) ? p : p * slope;
   return p * slope;
 }
 
-// Slopes of a tile of scores. Where all are 1 nothing is kept.
+// Slopes of a tile of scores. Nothing is kept where all slopes are 1.
 template <class Config, class Scores, bool kept>
 struct Slopes {
   __device__ void multiply(Scores&) const {}
@@ -279,7 +278,7 @@ struct Slopes {
 template <class Config, class Scores>
 struct Slopes<Config, Scores, true> {
   Scores slope;
-  // x -> x times its slope: P, from which dS is made.
+  // Multiplies each element by its slope: P becomes the factor that gives dS.
   __device__ void multiply(Scores& p) const {
     p.for_each([&](typename Scores::Compute& x, int m, int n, int group, int which) {
       x = times_slope<Config>(x, slope.value[m][n][group][which]);
@@ -289,7 +288,7 @@ struct Slopes<Config, Scores, true> {
 template <class Config, class Scores>
 using SlopesOf = Slopes<Config, Scores, Config::Score::has_slope>;
 
-// The same, and the slopes.
+// The same, and keeps the slopes.
 template <class Config, class Place, class Scores>
 __device__ inline void change_scores(const typename Config::Params& params, const Place& place,
                                      Scores& scores, SlopesOf<Config, Scores>& slopes) {
@@ -306,10 +305,10 @@ __device__ inline void change_scores(const typename Config::Params& params, cons
   }
 }
 
-// Ends one after the other.
+// A chain of ends, applied in turn.
 template <class... Ends>
 struct RowChain {
-  // A row that sees no key has a log-sum-exp all the same.
+  // A row that sees no key still has a finite log-sum-exp.
   static constexpr bool finite_when_dead = (Ends::finite_when_dead || ...);
   static constexpr bool changes = sizeof...(Ends) > 0;
 
@@ -322,41 +321,42 @@ struct RowChain {
   }
 };
 
-// The reference and sum that a row starts from.
+// The reference and sum with which a row starts.
 template <class Compute>
 __device__ inline void begin_row(Compute& reference, Compute& sum) {
   reference = -infinity<Compute>();
   sum = Compute(0);
 }
 
-// The sum of weights of a row at its end. One that has seen a key has a weight of 1 or more: if its
-// sum is 0, its reference has overflowed, and what comes of it must not pass for a dead row's.
+// The sum of a row's weights at its end. A row that has seen a key has a weight of 1 or more. If
+// its sum is 0 its reference has overflowed, and the result is NaN so that the row does not pass
+// for a dead one.
 template <class Compute>
 __device__ inline Compute checked_sum(Compute reference, Compute sum) {
   const bool lost = sum == Compute(0) && reference != -infinity<Compute>();
   return lost ? reference - reference + sum / sum : sum;
 }
 
-// The end of a row: a last change to its reference and sum. Returns what its output is to be
-// multiplied by besides; 0 exactly for a row that has seen nothing and may have a sum all the same.
+// Ends a row: changes its reference and sum a last time. Returns a factor of its output. The factor
+// is 0 exactly for a row that has seen nothing, even if such a row has a sum.
 template <class Config, class Compute>
 __device__ inline Compute end_row(const typename Config::Params& params, int head,
                                   Compute& reference, Compute& sum) {
   sum = checked_sum(reference, sum);
-  const bool dead = sum == Compute(0);  // not of a NaN, which leaves no reference either
+  const bool dead = sum == Compute(0);  // false for a NaN, which leaves no reference either
   const Compute keep = Config::Rows::template end<Config>(params, head, reference, sum);
   if constexpr (!Config::Rows::changes) return keep;
   return dead ? Compute(0) : larger(keep, least<Compute>());
 }
 
-// What the output of a row is multiplied by; 0 for a row that has seen nothing.
+// The factor of a row's output; 0 for a row that has seen nothing.
 template <class Compute>
 __device__ inline Compute inverse_of(Compute sum, Compute keep) {
   return sum == Compute(0) || keep == Compute(0) ? Compute(0) : keep / sum;
 }
 
-// A row's log-sum-exp for the backward pass: minus infinity marks a row that sees no key, also
-// where the end of rows has given it a finite one. What such a row holds reaches no gradient.
+// A row's log-sum-exp for the backward pass. Minus infinity marks a row that sees no key, even if
+// the end of rows has given it a finite one. No value of such a row reaches a gradient.
 template <class Config, class Compute>
 __device__ inline Compute lse_or_dead(const Sequence& seq, int row, Compute lse) {
   if (is_surplus<Config>(seq, row)) return -infinity<Compute>();

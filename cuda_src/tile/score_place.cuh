@@ -1,5 +1,5 @@
-// Where a tile of scores stands: the queries and keys of a lane, and what it reads of an array that
-// comes to shared memory tile by tile.
+// The position of a tile of scores: the queries and keys of a lane, and its place in an array that
+// the copy engine brings to shared memory tile by tile.
 #pragma once
 
 #include "pair_bits.cuh"
@@ -7,8 +7,8 @@
 
 namespace cuflash {
 
-// Of a term whose array comes to shared memory tile by tile: the tile, and where in it a lane or a
-// warp is.
+// A tile in shared memory of the array that a term reads, and the position in it of a lane or a
+// warp.
 struct StagedLane {
   const void* panels = nullptr;
   int panel_bytes = 0;
@@ -17,17 +17,17 @@ struct StagedLane {
   bool transposed = false;  // rows of scores are keys
 };
 
-// What a lane has of a tile of scores.
+// A lane's position in a tile of scores.
 struct Lane {
   int batch;
   int head;  // of the queries
   int i;     // its first query
   int j;     // its first key
   StagedLane staged;
-  ShownPairs shown;  // by an array of bits, if there is one
+  ShownPairs shown;  // from an array of bits, if there is one
 };
 
-// Where the copy engine finds an array of pairs of an entry and a head.
+// Where the copy engine finds the pairs of an entry and a head in an array.
 struct StagedPlace {
   const void* map;
   int batch;
@@ -35,7 +35,7 @@ struct StagedPlace {
   unsigned long long policy;  // of the second-level cache
 };
 
-// Where a tile of scores stands whose rows are queries, and what an element of it is of.
+// The position of a tile of scores whose rows are queries, and of its elements.
 struct RowsOfQueries {
   int batch;
   int head;  // of the queries
@@ -63,7 +63,7 @@ struct RowsOfQueries {
   }
 };
 
-// The same of a transposed tile, whose rows are keys.
+// The same for a transposed tile, whose rows are keys.
 struct RowsOfKeys {
   int batch;
   int head;  // of the queries

@@ -1,5 +1,5 @@
-// Where the rows of a batch entry are, how many there are, and which keys its first query may see.
-// Config::Lengths knows: it reads the parameters of the launch.
+// The rows of a batch entry: where they are, how many there are, and which keys its first query may
+// see. Config::Lengths reads them from the parameters of the launch.
 #pragma once
 
 #include "../params.cuh"
@@ -7,24 +7,24 @@
 namespace cuflash {
 
 struct Sequence {
-  int entry;     // of the batch; of a packed batch the number of the sequence
-  int batch;     // of the tensors: 0 where sequences are packed
+  int entry;     // the batch entry; in a packed batch the number of the sequence
+  int batch;     // index into the tensors: 0 where sequences are packed
   int seqlen_q;  // rows that count
   int seqlen_kv;
-  int rows_q;  // rows that are there; those that do not count are written all the same
+  int rows_q;  // all rows, also those that do not count; those are written too
   int rows_kv;
   int q_last;        // the last key that query 0 sees, where the mask has a last key
   int q_first;       // the first key that query 0 sees, where the mask has a first key
-  long long q_row0;  // of the tensors' rows, the sequence's first
+  long long q_row0;  // the sequence's first row in the tensors of queries
   long long kv_row0;
-  long long work_row0;  // of a head's rows in a workspace of padded rows, the sequence's first
+  long long work_row0;  // the sequence's first row among a head's in a workspace of padded rows
 };
 
 // Every batch entry has the lengths of the shape.
 struct FixedLengths {
-  static constexpr bool vary = false;          // whether some rows that are there do not count
+  static constexpr bool vary = false;          // whether some rows do not count
   static constexpr bool packed = false;        // whether one sequence's rows follow another's
-  static constexpr bool one_position = false;  // whether all rows stand where the first one stands
+  static constexpr bool one_position = false;  // whether all rows have the first one's position
   template <class Params>
   __device__ static Sequence of(const Params& params, int batch) {
     const Shape& shape = params.shape;
@@ -33,7 +33,7 @@ struct FixedLengths {
   }
 };
 
-// Rows of keys lie one behind another.
+// The rows of keys lie one after the other.
 struct KeysInRows {
   static constexpr bool paged = false;
   struct Found {};
@@ -48,7 +48,7 @@ __device__ inline Sequence sequence(const typename Config::Params& params, int b
   return Config::Lengths::of(params, batch);
 }
 
-// Rows in front of an entry's keys that do not count, and are no keys.
+// The number of rows before an entry's keys that do not count and are not keys.
 template <class Params>
 __device__ inline auto padding_of(const Params& params, int entry, int)
     -> decltype(params.cached_keys.padding(params, entry)) {
@@ -59,7 +59,7 @@ __device__ inline int padding_of(const Params&, int, long) {
   return 0;
 }
 
-// By how much query 0 of an entry stands at another key than the shape says.
+// By how many keys the position of an entry's query 0 differs from that of the shape.
 template <class Params>
 __device__ inline auto shift_of(const Params& params, int batch, int)
     -> decltype(params.used_lengths.shift(params.shape, batch)) {
@@ -75,14 +75,14 @@ __device__ inline int shift_of(const Params&, int, long) {  // where every row c
   return 0;
 }
 
-// Whether a row is there and does not count: it sees no key, and the end of rows leaves it alone.
+// Whether a row exists but does not count: it sees no key, and the end of rows leaves it alone.
 template <class Config>
 __device__ inline bool is_surplus(const Sequence& seq, int row) {
   return Config::Lengths::vary && row >= seq.seqlen_q;
 }
 
-// Tiles of so many rows that sequences may have, of one length in all: each may end in the middle
-// of one.
+// The most tiles of `rows` rows that `sequences` sequences of total length `length` may have: each
+// sequence may end in the middle of a tile.
 __device__ inline int most_tiles(int length, int sequences, int rows) {
   return (length + sequences * (rows - 1)) / rows;
 }
@@ -122,7 +122,7 @@ __device__ inline long long padded_row(const Shape& shape, const Sequence& seq, 
   return (static_cast<long long>(seq.batch) * shape.heads_q + head) * padded_rows + seq.work_row0;
 }
 
-// The sequence that a padded row of a head is of, the row's number in it, and rows that are there.
+// The sequence of a padded row of a head, the row's number in it, and the number of its rows.
 template <class Config>
 __device__ inline Sequence sequence_of_row(const typename Config::Params& params, int batch,
                                            int row) {
@@ -142,7 +142,7 @@ __device__ inline int rows_there(const Shape& shape, const Sequence& seq) {
   return Config::Lengths::packed ? seq.rows_q : shape.seqlen_q;
 }
 
-// Entries of the batch, or sequences; among these one of the rows behind the last of them.
+// The number of batch entries, or of sequences; the rows after the last sequence count as one.
 template <class Config>
 __device__ inline int entries_of(const typename Config::Params& params) {
   if constexpr (Config::Lengths::packed) {

@@ -1,6 +1,6 @@
-// A matrix in shared memory: rows of 16-byte chunks, the chunks of a row permuted so that eight
-// rows of one chunk column lie in eight different bank groups (what ldmatrix and the fragment
-// accesses read together).
+// A matrix in shared memory: rows of 16-byte chunks. The chunks of a row are permuted so that eight
+// rows of one chunk column lie in eight different bank groups, because ldmatrix and the fragment
+// accesses read these together.
 #pragma once
 
 #include "../ptx/load_matrix.cuh"
@@ -21,8 +21,8 @@ struct SharedTile {
   static constexpr int columns = columns_;
   static constexpr int chunk = 16 / static_cast<int>(sizeof(T));  // elements of 16 bytes
   static constexpr int chunks = columns / chunk;
-  // Chunks change places inside groups of this many; as many rows share one 128-byte line as the
-  // group is smaller than the eight chunks of a line.
+  // Chunks are permuted inside groups of this many. Where a group is smaller than the eight chunks
+  // of a 128-byte line, several rows share a line.
   static constexpr int group = largest_power_of_two_in(chunks, 8);
   static constexpr int rows_per_line = 8 / group;
   static_assert(columns % chunk == 0, "a row must be whole 16-byte chunks");
@@ -39,16 +39,16 @@ struct SharedTile {
   }
 };
 
-// Zeros in a row, by one thread.
+// One thread clears a row.
 template <class Tile>
 __device__ inline void clear_row(const Tile& tile, int row) {
   for (int i = 0; i < Tile::columns; ++i) tile.at(row, i) = typename Tile::Element(0.0f);
 }
 
-// The chunks that a lane reads of a tile: at(rows, chunks) is the shared-window address `bytes`
-// into chunk (row + rows, chunk + chunks), both numbers known to the compiler; modulo 8 `rows`
-// shares no bit with the lane's own row. With `aligned` the same holds of the chunks: the
-// permutation is then an exclusive or with a constant, and one register serves all the addresses.
+// The chunks of a tile that a lane reads. at(rows, chunks) is the shared-window address `bytes`
+// bytes into chunk (row + rows, chunk + chunks). The compiler knows `rows` and `chunks`; modulo 8,
+// `rows` shares no bit with the lane's own row. With `aligned` the same holds for the chunks: the
+// permutation is then an exclusive or with a constant, and one register serves all addresses.
 template <class Tile, bool aligned>
 struct LaneChunks {
   Tile tile;
@@ -71,8 +71,8 @@ struct LaneChunks<Tile, true> {
   }
 };
 
-// Shared memory of `count` elements, aligned for every access; an unused array keeps one line so
-// that the host can add up the same bytes.
+// Shared memory of `count` elements, aligned for every access. An unused array keeps one line, so
+// that the host's sum of the bytes is the same.
 template <class T, int count>
 struct SharedArray {
   static constexpr int line = 128 / static_cast<int>(sizeof(T));

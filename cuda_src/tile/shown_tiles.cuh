@@ -1,5 +1,5 @@
-// Which tiles of pairs are left out because a term of the scores hides them whole (ScoreChain's
-// `skips`). Without such a term these are the tiles that the bounds of the keys leave.
+// The tiles of pairs that a kernel skips because a term of the scores hides them entirely (`skips`
+// of ScoreChain). Without such a term only the bounds of the keys exclude tiles.
 #pragma once
 
 #include "score.cuh"
@@ -17,7 +17,7 @@ __device__ inline bool shows_tile(const typename Config::Params& params, const S
   }
 }
 
-// The kv tiles from the first that is shown to a q tile of a query head to the last; some between
+// The kv tiles from the first to the last that a q tile of a query head sees; some tiles between
 // them may be hidden.
 template <class Config>
 __device__ inline KvRange shown_range(const typename Config::Params& params, const Sequence& seq,
@@ -35,7 +35,7 @@ __device__ inline KvRange shown_range(const typename Config::Params& params, con
   return range;
 }
 
-// Whether no kv tile is shown to a q tile of a query head.
+// Whether a q tile of a query head sees no kv tile.
 template <class Config>
 __device__ inline bool is_dead_tile(const typename Config::Params& params, const Sequence& seq,
                                     int head, int q_tile) {
@@ -43,7 +43,7 @@ __device__ inline bool is_dead_tile(const typename Config::Params& params, const
   return range.begin == range.end;
 }
 
-// The first q tile of a query head from `q_tile` on that a kv tile is shown to; at most `end`.
+// The first q tile of a query head, from `q_tile` on, that sees a kv tile; at most `end`.
 template <class Config>
 __device__ inline int next_shown(const typename Config::Params& params, const Sequence& seq,
                                  int head, int q_tile, int end, int kv_tile) {

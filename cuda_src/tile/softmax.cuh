@@ -1,6 +1,6 @@
-// Online softmax over the rows of a score tile. Every exponent of a row is the difference to one
-// rounded number, its reference, so that number's rounding cancels however far the logits are from
-// zero. No finite number stands in for minus infinity.
+// Online softmax over the rows of a score tile. Every exponent of a row is the difference from one
+// rounded number, the row's reference, so the rounding of that number cancels however far the
+// logits are from zero. No finite number stands in for minus infinity.
 #pragma once
 
 #include "exponential.cuh"
@@ -11,47 +11,48 @@
 
 namespace cuflash {
 
-// Whether logits are in natural units: those of float32 and float64, whatever multiplies them.
+// Whether logits are in natural units: always so for float32 and float64.
 template <class Config>
 constexpr bool natural_logits = sizeof(typename Config::Storage) > 2;
 
-// A positive factor of the logits in the compute type: never 0 or infinite, which would make NaN of
-// a hidden score.
+// A positive factor of the logits in the compute type. It is never 0 or infinite, because either
+// would turn a hidden score into NaN.
 template <class Compute>
 __device__ inline Compute factor_of(double factor) {
   if constexpr (sizeof(Compute) == 4) factor = min(max(factor, 0x1p-126), 0x1.fffffep127);
   return static_cast<Compute>(factor);
 }
 
-// Units and exponentials of logits. 16-bit storage: log2 units, so that scale and exponential are
-// one fused multiply-add and one instruction of the special function unit.
+// Units and exponentials of logits. With 16-bit storage logits are in log2 units, so that the scale
+// and the exponential take one fused multiply-add and one instruction of the special function unit.
 template <class Config, bool natural = natural_logits<Config>>
 struct Logits {
   __device__ static float factor(double scale) { return factor_of<float>(scale * kLog2E); }
-  // 2^(raw * factor - offset), and of a difference that is in these units already.
+  // 2^(raw * factor - offset); the second form takes a difference in these units.
   __device__ static float exponential(float raw, float factor, float offset) {
     return ptx::exp2_approximate(fma(raw, factor, -offset));
   }
   __device__ static float exponential(float difference) {
     return ptx::exp2_approximate(difference);
   }
-  // How far a row's maximum may rise above its reference before the reference follows: weights
-  // stay below 2^8, which every storage type holds with the same relative rounding. That much of
-  // the range of float32 is lost to the sums of bfloat16 values.
+  // How far a row's maximum may rise above its reference before the reference follows. Weights stay
+  // below 2^8, which every storage type holds with the same relative rounding. Sums of bfloat16
+  // values lose that much of the range of float32.
   __device__ static constexpr float slack() { return 8.0f; }
-  // Without the maximum at hand weights may be larger, as long as the sum of a lane's part stays
-  // below this: as much as sixteen of the largest weights within the slack come to.
+  // Without a current maximum, weights may be larger as long as a lane's partial sum stays below
+  // this: sixteen times the largest weight within the slack.
   __device__ static constexpr float most_weight() { return 0x1p12f; }
   __device__ static float to_natural(float logit) { return logit * static_cast<float>(kLn2); }
   __device__ static float from_natural(float logit) { return logit * static_cast<float>(kLog2E); }
-  // A row's sum of products, times what is kept of it, over the sum of its weights; zero for a row
-  // that has seen nothing, also where a weight of zero has met a value that is not finite.
+  // A row's sum of products, times the factor of its output, over the sum of its weights. It is
+  // zero for a row that has seen nothing, even where a weight of zero has met a value that is not
+  // finite.
   __device__ static float normalise(float x, float, float, float inverse) {
     return inverse == 0.0f ? 0.0f : x * inverse;
   }
 };
 
-// float32 and float64: natural units and the operations one would write, each rounded by itself.
+// float32 and float64: natural units and plain operations, each rounded by itself.
 template <class Config>
 struct Logits<Config, true> {
   using Compute = typename Config::Compute;
@@ -72,29 +73,29 @@ struct Logits<Config, true> {
   }
 };
 
-// The log-sum-exp of a row, in natural units; minus infinity of one that has summed nothing.
+// The log-sum-exp of a row in natural units; minus infinity for a row that has summed nothing.
 template <class Config, class Compute>
 __device__ inline Compute log_sum_exp(Compute reference, Compute sum) {
   return sum == Compute(0) ? -infinity<Compute>()
                            : Logits<Config>::to_natural(reference) + log_of(sum);
 }
 
-// The same of a row of a sequence: minus infinity too of one that does not count.
+// The same for a row of a sequence; also minus infinity for a row that does not count.
 template <class Config, class Compute>
 __device__ inline Compute lse_of_row(const Sequence& seq, int row, Compute reference, Compute sum) {
   if (is_surplus<Config>(seq, row)) return -infinity<Compute>();
   return log_sum_exp<Config>(reference, sum);
 }
 
-// All keys of a q tile are walked by one block: Config::Chunks of a plain kernel.
+// One block walks all keys of a q tile: Config::Chunks of a plain kernel.
 struct WholeRows {
-  static constexpr bool split = false;  // whether results are parts, which another kernel merges
+  static constexpr bool split = false;  // whether results are partial, for another kernel to merge
 
   template <class Config>
   __device__ static const Tensor& out(const typename Config::Params& params, int) {
     return params.out;
   }
-  // Whether the end of a row is asked for, and where it goes.
+  // Whether the kernel stores the end of a row, and where it goes.
   template <class Params>
   __device__ static bool keeps_rows(const Params& params) {
     return params.lse.data != nullptr;
@@ -107,9 +108,9 @@ struct WholeRows {
   }
 };
 
-// What multiplies the scores of a kernel whose parameters bring it, rounded by the host as
-// Logits<Config>::factor rounds: it is then in constant memory, and takes no register. Doubles have
-// the unit of scores itself.
+// The factor of the scores, for a kernel whose parameters bring it. The host rounds it as
+// Logits<Config>::factor does; it then lies in constant memory and takes no register. Doubles use
+// the unit of the scores itself.
 template <class Config, class Params>
 __device__ inline typename Config::Compute logit_factor(const Params& params) {
   if constexpr (sizeof(typename Config::Compute) == 8) {
@@ -119,7 +120,7 @@ __device__ inline typename Config::Compute logit_factor(const Params& params) {
   }
 }
 
-// x -> exponential(x * factor - offset(m, n, group, which)) of every element of a tile.
+// Replaces every x of a tile by exponential(x * factor - offset(m, n, group, which)).
 template <class Config, class Tile, class Compute, class Offset>
 __device__ inline void exponentials(Tile& tile, Compute factor, Offset offset) {
   if constexpr (sizeof(Compute) == 8) {
@@ -134,8 +135,8 @@ __device__ inline void exponentials(Tile& tile, Compute factor, Offset offset) {
   }
 }
 
-// Raw products of queries from row0 on and keys from key0 on -> scores; on an edge tile minus
-// infinity for what the mask hides. `slopes` are asked for by the backward pass.
+// Changes raw products of queries from row0 on and keys from key0 on to scores; on an edge tile the
+// mask hides pairs as minus infinity. The backward pass passes `slopes`.
 template <class Config, class Scores, class... Slopes>
 __device__ inline void prepare_scores(const typename Config::Params& params, Scores& scores,
                                       const Sequence& seq, int head, int row0, int key0, bool edge,
@@ -166,8 +167,8 @@ __device__ inline RowValues<Scores> row_maxima(Scores& scores, int first = 0) {
   return result;
 }
 
-// What is subtracted from a row's exponents: its reference, or zero for a row that has seen
-// nothing, whose exponents are all minus infinity and stay so.
+// The number subtracted from a row's exponents: its reference, or zero for a row that has seen
+// nothing; the exponents of such a row are all minus infinity and stay so.
 template <class Compute>
 __device__ inline Compute subtrahend(Compute reference) {
   return reference == -infinity<Compute>() ? Compute(0) : reference;
@@ -180,7 +181,8 @@ __device__ inline RowValues<Tile> offsets_of(const RowValues<Tile>& reference) {
   return offset;
 }
 
-// scores -> exponential(scores * factor - reference), and their sum over the tile's columns.
+// Exponentiates scores to exponential(scores * factor - reference), and sums them over the tile's
+// columns.
 template <class Config, class Scores, class Compute = typename Scores::Compute>
 __device__ inline RowValues<Scores> exponentiate(Scores& scores, RowValues<Scores>& reference,
                                                  Compute factor) {
@@ -196,8 +198,8 @@ __device__ inline RowValues<Scores> exponentiate(Scores& scores, RowValues<Score
   return sums;
 }
 
-// Moves references up to the rows' maxima where they lie more than the slack below; `keep`
-// becomes the weight of what was summed with the old reference. Says whether any lane moved one.
+// Moves references up to the rows' maxima where they lie more than the slack below; `keep` becomes
+// the weight of the sums with the old reference. Returns whether any lane moved one.
 template <class Config, class Rows, class Compute>
 __device__ inline bool move_references(Rows& reference, Rows& keep, Rows& maxima, Compute factor) {
   bool moved = false;
@@ -214,7 +216,7 @@ __device__ inline bool move_references(Rows& reference, Rows& keep, Rows& maxima
   return __any_sync(0xffffffffu, moved);
 }
 
-// The weights of columns [first, first + Part::columns) of the scores, and their sums in this lane.
+// Exponentiates columns [first, first + Part::columns) of the scores, and sums them in this lane.
 template <class Config, class Part, class Scores, class Compute = typename Scores::Compute>
 __device__ inline void exponentiate_columns(Part& part, RowValues<Scores>& sums,
                                             const Scores& scores, const RowValues<Scores>& offset,
@@ -228,8 +230,8 @@ __device__ inline void exponentiate_columns(Part& part, RowValues<Scores>& sums,
   part.for_each([&](Compute& x, int m, int, int group, int) { sums.value[m][group] += x; });
 }
 
-// ds = dP -> dS = P * (dP - delta), the gradient of the raw products q . k (before the scale), from
-// P times the slopes of the scores.
+// Turns dP in `ds` into dS = P * (dP - delta), the gradient of the raw products q . k (before the
+// scale). `p` holds P times the slopes of the scores.
 template <class Scores>
 __device__ inline void differentiate_scores(Scores& ds, const Scores& p,
                                             const RowValues<Scores>& delta) {

@@ -1,4 +1,4 @@
-// A warp's tile of 16-bit results to memory by way of its own part of shared memory.
+// Stores a warp's tile of 16-bit results through the warp's own part of shared memory.
 #pragma once
 
 #include "../ptx/load_matrix.cuh"
@@ -8,13 +8,13 @@
 
 namespace cuflash {
 
-// 16 rows of 64 columns of 16 bits, the 16-byte chunks of a row exchanged by its lowest three bits.
+// 16 rows of 64 columns of 16 bits. A row's lowest three bits permute its 16-byte chunks.
 struct alignas(1024) StagedRows {
   uint4 chunks[16][8];
 };
 
-// The tile, rounded to T -> rows of memory that start at multiples of 16 bytes, as far as rows and
-// columns are valid; columns are valid by eights.
+// Stores the tile, rounded to T, in rows of memory that start at multiples of 16 bytes, as far as
+// rows and columns are valid; the number of valid columns is a multiple of eight.
 template <class Tile, class T>
 __device__ __forceinline__ void store_staged(const Tile& tile, StagedRows& staging, T* memory,
                                              long long row_stride, int valid_rows,
@@ -27,7 +27,7 @@ __device__ __forceinline__ void store_staged(const Tile& tile, StagedRows& stagi
   T* const out = memory + read * row_stride + lane % 8 * 8;
 #pragma unroll
   for (int first = 0; first < Tile::columns; first += 64) {
-    __syncwarp();  // everyone has read what was here
+    __syncwarp();  // every lane has read the old rows
 #pragma unroll
     for (int column = 0; column < 64 && first + column < Tile::columns; column += 16) {
       // Matrices 0 and 1 are rows 0-7 and 8-15 of eight columns, 2 and 3 of the eight after them.

@@ -1,8 +1,8 @@
-// The tail of a block of keys: rows of the tensor that a sequence does not use, or another one's,
-// which may hold anything. Scores of these keys are hidden; but where the block's rows are summed a
-// weight of zero would let NaN and infinity through. So a warp clears them, between the copy
-// engine's arrival and the one that readers wait for. Nothing of it is there where every row
-// counts.
+// The tail of a block of keys: rows of the tensor that a sequence does not use, or that belong to
+// another sequence, and that may hold anything. Scores of these keys are hidden, but in a sum over
+// the block's rows a weight of zero would let NaN and infinity through. A warp therefore clears
+// them, after the copy engine arrives and before the readers may start. Where every row counts none
+// of this exists.
 #pragma once
 
 #include "../ptx/proxy_fence.cuh"
@@ -12,8 +12,9 @@
 
 namespace cuflash {
 
-// How many rows of a block of keys count. At least `rows` where it has no tail: where all of its
-// rows count, or are beyond the array, and in a block beyond the keys, whose rows nobody sees.
+// The number of rows of a block of keys that count. It is at least `rows` where the block has no
+// tail: where all its rows count or lie beyond the array, and in a block beyond the keys, whose
+// rows nobody sees.
 template <class Config, int rows = Config::block_kv>
 __device__ inline int rows_before_tail(const Sequence& seq, int kv_begin) {
   const int count = seq.seqlen_kv - kv_begin;
@@ -21,8 +22,8 @@ __device__ inline int rows_before_tail(const Sequence& seq, int kv_begin) {
   return count > 0 && others ? count : rows;
 }
 
-// By neighbouring threads, a warp or more: zeros in the rows from `first` on, for products that
-// come after these threads have met.
+// Neighbouring threads, a warp or more, clear the rows from `first` on, for products that start
+// after these threads have met.
 template <int threads, class Matrix>
 __device__ inline void clear_rows(Matrix& matrix, int first) {
   auto* const chunks = reinterpret_cast<uint4*>(matrix.data);
@@ -37,7 +38,7 @@ __device__ inline void clear_rows(Matrix& matrix, int first) {
   ptx::fence_async_shared();
 }
 
-// Of a single matrix: where the copy engine arrives if it has a tail.
+// For a single matrix: the copy engine arrives here if the matrix has a tail.
 template <class Config, bool = Config::Lengths::vary>
 struct TailBarrier {
   Barrier raw;
@@ -45,13 +46,13 @@ struct TailBarrier {
 template <class Config>
 struct TailBarrier<Config, false> {};
 
-// Of the matrices of a ring, one at a time.
+// For the matrices of a ring, one at a time.
 template <class Config, bool = Config::Lengths::vary>
 struct TailStorage {
   Barrier raw;
   Barrier cleared;
-  int stage;  // of the matrix, which arrives with it; below 0 after the last one
-  int count;  // of its rows that count
+  int stage;  // of the matrix that arrives; below 0 after the last one
+  int count;  // rows of it that count
 };
 template <class Config>
 struct TailStorage<Config, false> {};

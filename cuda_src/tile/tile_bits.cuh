@@ -1,17 +1,18 @@
-// Which tiles of pairs an array shows, a bit for each: steps/summarise_mask.cu makes them. A row of
-// bits is that of a q tile, over the kv tiles, in a forward pass, and that of a kv tile, over the q
-// tiles, in a backward pass.
+// The tiles of pairs that an array shows, one bit for each; steps/summarise_mask.cu writes them. In
+// a forward pass a row of bits belongs to a q tile and runs over the kv tiles; in a backward pass
+// it belongs to a kv tile and runs over the q tiles.
 #pragma once
 
 namespace cuflash {
 
-// Of 32 tiles: those that have a pair which is shown, and those of which all pairs are shown.
+// Bits of 32 tiles: `seen` marks tiles with a shown pair, `whole` marks tiles whose pairs are all
+// shown.
 struct TileBits {
   unsigned seen;
   unsigned whole;
 };
 
-// A tile of a row, and whether all its pairs are shown.
+// A tile of a row, and whether it shows all its pairs.
 struct SeenTile {
   int tile;
   bool whole;
@@ -20,7 +21,7 @@ struct SeenTile {
 struct TileRow {
   const TileBits* words;
 
-  // Of a word, without the tiles that are not in [begin, end).
+  // A word without the tiles outside of [begin, end).
   __device__ TileBits within(int word, int begin, int end) const {
     TileBits bits = words[word];
     const int before = begin - 32 * word, ahead = end - 32 * word;
@@ -28,7 +29,7 @@ struct TileRow {
     if (ahead < 32) bits.seen &= (1u << ahead) - 1;
     return bits;
   }
-  // How many seen tiles there are in [begin, end).
+  // The number of seen tiles in [begin, end).
   __device__ int count(int begin, int end) const {
     int sum = 0;
     for (int word = begin / 32; 32 * word < end; ++word)
@@ -37,17 +38,17 @@ struct TileRow {
   }
 };
 
-// A walk along the seen tiles of [begin, end) of a row, for a thread that keeps a word of them.
+// Walks along the seen tiles of [begin, end) of a row; the thread keeps one word of bits.
 struct TilesUp {
   TileRow row;
   int begin;
   int end;
   int word;
-  TileBits left;  // of the word
+  TileBits left;  // bits of the word not yet visited
 
   __device__ TilesUp(const TileRow& row, int begin, int end)
       : row(row), begin(begin), end(end), word(begin / 32 - 1), left{0, 0} {}
-  // The next one; `end` if there is none.
+  // The next tile; `end` if there is none.
   __device__ SeenTile next() {
     while (left.seen == 0) {
       if (32 * (word + 1) >= end) return {end, false};
@@ -67,7 +68,7 @@ struct TilesDown {
 
   __device__ TilesDown(const TileRow& row, int begin, int end)
       : row(row), begin(begin), end(end), word((end + 31) / 32), left{0, 0} {}
-  // The next one; begin - 1 if there is none.
+  // The next tile; begin - 1 if there is none.
   __device__ SeenTile next() {
     while (left.seen == 0) {
       if (32 * word <= begin) return {begin - 1, false};

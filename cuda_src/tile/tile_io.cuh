@@ -10,7 +10,8 @@
 
 namespace cuflash {
 
-// memory[row * stride + column] -> tile for the first `valid_rows` rows; the others become zero.
+// Loads memory[row * stride + column] into a tile for the first `valid_rows` rows; clears the
+// others.
 template <class Tile, class Compute = typename Tile::Compute>
 __device__ inline void load_tile(Tile& tile, const Compute* memory, int stride, int valid_rows) {
   const LanePosition lane;
@@ -26,7 +27,7 @@ __device__ inline void load_tile(Tile& tile, const Compute* memory, int stride, 
   });
 }
 
-// The first `valid_rows` rows of the tile -> memory[row * stride + column].
+// Stores the first `valid_rows` rows of a tile to memory[row * stride + column].
 template <class Tile, class Compute = typename Tile::Compute>
 __device__ inline void store_tile(const Tile& tile, Compute* memory, int stride, int valid_rows) {
   const LanePosition lane;
@@ -38,8 +39,8 @@ __device__ inline void store_tile(const Tile& tile, Compute* memory, int stride,
   });
 }
 
-// Two columns of a row of a tensor, rounded, as far as they are valid. With `whole_pairs` the
-// row is aligned and columns are valid by pairs.
+// Stores two columns of a row of a tensor, rounded, as far as they are valid. With `whole_pairs`
+// the row is aligned and the number of valid columns is even.
 template <bool whole_pairs, class T, class Compute>
 __device__ inline void store_pair(T* to, int column, int valid_columns, Compute x, Compute y) {
   const Pair<T> rounded = {from_compute<T>(x), from_compute<T>(y)};
@@ -51,8 +52,8 @@ __device__ inline void store_pair(T* to, int column, int valid_columns, Compute 
   }
 }
 
-// The tile times `factor`, rounded -> the rows of a tensor, as far as rows and columns are valid;
-// `column0` is the tile's first column in the tensor.
+// Stores the tile times `factor`, rounded, in the rows of a tensor, as far as rows and columns are
+// valid; `column0` is the tile's first column in the tensor.
 template <bool whole_pairs, class Tile, class T, class Compute = typename Tile::Compute>
 __device__ inline void store_rounded(const Tile& tile, T* memory, long long row_stride,
                                      int valid_rows, int column0, int valid_columns,
@@ -69,7 +70,7 @@ __device__ inline void store_rounded(const Tile& tile, T* memory, long long row_
   });
 }
 
-// The tile, rounded -> its place in shared memory; `column0` may be an Aligned offset.
+// Stores the tile, rounded, in shared memory; `column0` may be an Aligned offset.
 template <int architecture, class Tile, class Shared, class Offset>
 __device__ inline void store_shared(const Tile& tile, const Shared& shared, int row0,
                                     Offset column0) {
@@ -101,8 +102,8 @@ __device__ inline void store_shared(const Tile& tile, const Shared& shared, int 
   }
 }
 
-// Rows of a tile in shared memory -> the rows of a tensor, by one warp, 16 bytes at a time, as far
-// as rows and columns are valid.
+// One warp copies rows of a tile from shared memory to the rows of a tensor, 16 bytes at a time, as
+// far as rows and columns are valid.
 template <class Shared, class T>
 __device__ inline void copy_out(const Shared& shared, int row0, int rows, T* memory,
                                 long long row_stride, int valid_rows, int valid_columns) {
@@ -123,7 +124,7 @@ __device__ inline void copy_out(const Shared& shared, int row0, int rows, T* mem
   }
 }
 
-// Zeros in `rows` rows of a tensor, by all `threads` of the block.
+// All `threads` of the block clear `rows` rows of a tensor.
 template <bool whole_pairs, int threads, int columns, class T>
 __device__ inline void store_zeros(T* memory, long long row_stride, int rows, int valid_columns) {
   for (int i = threadIdx.x; i < rows * (columns / 2); i += threads) {

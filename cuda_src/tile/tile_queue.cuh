@@ -1,7 +1,7 @@
-// The tiles of a persistent block, one after the other. The first is the block's own number; the
-// others are drawn from a counter in device memory by the load role, which passes on what they
-// stand for through a ring of two slots: it has time for the divisions, the math role has not. The
-// last ticket of a launch sets the counter back to zero.
+// The tiles of a persistent block, in turn. The first is the block's own number. The load role
+// draws the others from a counter in device memory and passes them on through a ring of two slots,
+// because it has time for the divisions and the math role has not. The last ticket of a launch sets
+// the counter back to zero.
 #pragma once
 
 #include "pipeline.cuh"
@@ -9,7 +9,7 @@
 
 namespace cuflash {
 
-// An item as it is passed on; where lengths are in device memory, with its sequence.
+// An item as the load role passes it on; with its sequence where lengths are in device memory.
 template <class Config, bool = Config::Lengths::vary>
 struct QueuedItem {
   WorkItem item;
@@ -31,7 +31,7 @@ struct TileQueueStorage {
   QueuedItem<Config> item[2];
 };
 
-// By one thread, before anyone uses the queue.
+// One thread initialises the queue, before any use of it.
 template <class Config>
 __device__ inline void init_tile_queue(TileQueueStorage<Config>& storage, int reading_warps) {
   for (int i = 0; i < 2; ++i) {
@@ -40,36 +40,36 @@ __device__ inline void init_tile_queue(TileQueueStorage<Config>& storage, int re
   }
 }
 
-// Every block draws once for each tile it does, so `tiles` tickets are drawn in all. Nothing waits
-// for the answer before it is used.
+// Every block draws once for each tile it does, so a launch draws `tiles` tickets in all. The
+// answer is not waited for before it is used.
 __device__ inline int draw_ticket(void* counter) {
   return atomicAdd(static_cast<int*>(counter), 1);
 }
 
-// The tile of a ticket; `tiles` or more if there are no more. After the last ticket nobody looks at
-// the counter any more.
+// The tile of a ticket; `tiles` or more if no tile is left. No block reads the counter after the
+// last ticket.
 __device__ inline int tile_of_ticket(void* counter, int ticket, int tiles) {
   if (ticket == tiles - 1) *static_cast<int*>(counter) = 0;
   return ticket + static_cast<int>(gridDim.x);
 }
 
-// What is passed on when there are no more tiles.
+// The item that stands for the end of the tiles.
 __device__ inline WorkItem no_item() { return {0, 0, -1, 0, 0, 0}; }
 __device__ inline bool is_item(const WorkItem& item) { return item.q_tile >= 0; }
 
-// By the one thread that draws.
+// The one thread that draws passes an item on.
 template <class Config>
 __device__ inline void pass_on_item(TileQueueStorage<Config>& storage, PipelineState<2>& place,
                                     const QueuedItem<Config>& item) {
   wait_empty<Config>(storage.empty[place.stage], place.phase);
   storage.item[place.stage] = item;
-  arrive<Config>(storage.full[place.stage]);  // releases the write above to whoever waits
+  arrive<Config>(storage.full[place.stage]);  // releases the item to the waiting warps
   place.advance();
 }
 
-// By every reading warp that has read an item. Every lane reads, so every lane arrives; where all
-// of them arrive by one instruction ptxas keeps more of the loop over blocks of keys in vector
-// registers, and at head_dim 128 that costs up to 5 %.
+// Every reading warp calls it once it has read an item. Every lane reads, so every lane arrives. If
+// one instruction served all lanes, ptxas would keep more of the loop over blocks of keys in vector
+// registers, which costs up to 5 % at head_dim 128.
 template <class Config>
 __device__ inline void release_item(TileQueueStorage<Config>& storage, PipelineState<2>& place) {
   if (threadIdx.x % 32 != 0) arrive<Config>(storage.empty[place.stage]);
@@ -77,9 +77,9 @@ __device__ inline void release_item(TileQueueStorage<Config>& storage, PipelineS
   place.advance();
 }
 
-// By every reading warp. The same in all its lanes, and known to be where loops depend on it. One
-// that comes with its sequence stays in its slot until it is released: what the end of a tile needs
-// is then read again, and takes no register meanwhile.
+// Every reading warp calls it. The tile is the same in all lanes, and the shuffle lets the compiler
+// know that where loops depend on it. An item with a sequence stays in its slot until it is
+// released: the end of a tile reads it again, so it takes no register meanwhile.
 template <class Config>
 __device__ inline QueuedItem<Config> next_item(TileQueueStorage<Config>& storage,
                                                PipelineState<2>& place) {

@@ -1,7 +1,7 @@
-// The part of a matrix that one warp holds in its registers, in the layout that the matrix
-// instructions give their accumulators: of every fragment of `fragment_rows` x 8, lane l holds
-// columns 2 * (l % 4) and + 1 of row l / 4, and where there are 16 rows also of row l / 4 + 8.
-// The scalar products use the same layout, so softmax, masks and stores exist once.
+// The part of a matrix that one warp holds in its registers, in the layout of the matrix
+// instructions' accumulators. Of every fragment of `fragment_rows` x 8, lane l holds columns 2 * (l
+// % 4) and 2 * (l % 4) + 1 of row l / 4 and, where there are 16 rows, of row l / 4 + 8. The scalar
+// products use the same layout, so softmax, masks and stores exist once.
 #pragma once
 
 #include "../ptx/barrier.cuh"
@@ -9,7 +9,7 @@
 
 namespace cuflash {
 
-// Where a lane stands in every fragment: its (first) row and the first of its two columns.
+// A lane's position in every fragment: its (first) row and the first of its two columns.
 struct LanePosition {
   int row;
   int column;
@@ -20,9 +20,9 @@ struct LanePosition {
   }
 };
 
-// Element value[m][n][group][which] is, for a lane at `position`, row position.row + row(m, group)
-// and column position.column + column(n, which) of the tile: the second part of each sum is known
-// to the compiler.
+// For a lane at `position`, value[m][n][group][which] is the element at row position.row + row(m,
+// group) and column position.column + column(n, which) of the tile. The compiler knows row(m,
+// group) and column(n, which).
 template <class Compute_, int fragment_rows_, int rows_, int columns_>
 struct WarpTile {
   using Compute = Compute_;
@@ -43,7 +43,7 @@ struct WarpTile {
     for_each([&](Compute& x, int, int, int, int) { x = with; });
   }
 
-  // function(element, m, n, group, which) for every element this lane holds.
+  // Calls function(element, m, n, group, which) for every element this lane holds.
   template <class Function>
   __device__ void for_each(Function function) {
     for_each_pair([&](int m, int n, int group) {
@@ -52,7 +52,7 @@ struct WarpTile {
     });
   }
 
-  // function(m, n, group) for every pair of neighbouring columns this lane holds.
+  // Calls function(m, n, group) for every pair of neighbouring columns this lane holds.
   template <class Function>
   __device__ static void for_each_pair(Function function) {
 #pragma unroll
@@ -66,13 +66,13 @@ struct WarpTile {
   }
 };
 
-// One number for each row of a warp tile that this lane has a part in; the four lanes of a row
+// One number for each row of a warp tile in which this lane has elements; the four lanes of a row
 // hold copies.
 template <class Tile>
 struct RowValues {
   typename Tile::Compute value[Tile::row_fragments][Tile::row_groups];
 
-  // function(number, m, group) for every row this lane has a part in.
+  // Calls function(number, m, group) for every row in which this lane has elements.
   template <class Function>
   __device__ void for_each(Function function) {
 #pragma unroll
@@ -90,7 +90,7 @@ __device__ inline Compute combine_row_lanes(Compute x, Function function) {
   return function(x, __shfl_xor_sync(0xffffffffu, x, 2));
 }
 
-// The warps of a block laid over a matrix as a grid, row by row; warps beyond it are idle.
+// A block's warps laid over a matrix as a grid, row by row; warps beyond it are idle.
 template <int grid_rows, int grid_columns>
 struct WarpGrid {
   static constexpr int warps = grid_rows * grid_columns;
@@ -102,7 +102,7 @@ struct WarpGrid {
         column((threadIdx.x / 32) % grid_columns),
         active(threadIdx.x / 32 < warps) {}
 
-  // The warps of a grid row as a group with a barrier of its own.
+  // The warps of one grid row, as a group with its own named barrier.
   static constexpr int row_threads = 32 * grid_columns;
   __device__ int row_thread() const { return column * 32 + threadIdx.x % 32; }
   __device__ void sync_row() const {

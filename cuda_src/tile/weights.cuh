@@ -1,19 +1,22 @@
-// What features leave of the weights that the softmax gives. Config::Weights names it; sums and
-// log-sum-exps of rows are those of all weights.
+// Features that drop weights of the softmax. Config::Weights names the feature; sums and
+// log-sum-exps of rows cover all weights.
 //
-//   AllWeights           all of them
-//   struct Weights {     drops the weights of some pairs. What is left is made larger: the output
-//                        by the end of its rows (Config::Rows), gradients by what follows
+//   AllWeights           keeps all of them
+//   struct Weights {     drops the weights of some pairs and scales up the others: the output at
+// the
+//                        end of its rows (Config::Rows), gradients by the code that follows
 //     static constexpr bool drops = true;
 //     Weights(params);   // what all tiles have in common
-//     static Compute inverse_keep<Compute>(params);  // what is left is multiplied by it
-//     struct Draws<Place> {                          // of a warp's tile of scores
+//     static Compute inverse_keep<Compute>(params);  // the factor of kept weights
+//     struct Draws<Place> {                          // for a warp's tile of scores
 //       Draws(params, const Weights&, const Place&);
-//       // Of the pairs of a lane in 16 rows and 16 columns from (row, column) on, a mask for each
-//       // two neighbouring columns, in the order of a left operand: value[m][n][group] is number
-//       // n % 2 * 2 + group. Its lower half is of the first column; ones where a weight is kept.
+//       // Masks of a lane's pairs in 16 rows and 16 columns from (row, column) on: one mask for
+// two
+//       // neighbouring columns, in the order of a left operand; value[m][n][group] has mask
+//       // n % 2 * 2 + group. The lower half covers the first column; ones mean that a weight is
+// kept.
 //       void of_block(unsigned (&masks)[4], int row, int column) const;
-//       unsigned of_fragment(int row, int column) const;  // of 8 rows and 8 columns
+//       unsigned of_fragment(int row, int column) const;  // for 8 rows and 8 columns
 //     };
 //   };
 //
@@ -30,7 +33,7 @@ struct AllWeights {
   __device__ explicit AllWeights(const Params&) {}
 };
 
-// Calls function(mask, m, n, group) for every two neighbouring columns that a lane has of a tile.
+// Calls function(mask, m, n, group) for every two neighbouring columns that a lane holds of a tile.
 // A tile of whole blocks of 16 rows and columns begins at a multiple of 16 queries and keys.
 template <class Config, class Tile, class Place, class Function>
 __device__ __forceinline__ void for_each_mask(const typename Config::Params& params,
@@ -55,7 +58,7 @@ __device__ __forceinline__ void for_each_mask(const typename Config::Params& par
   }
 }
 
-// Weights of a tile -> what is left of them, not yet made larger.
+// Clears the dropped weights of a tile; does not scale up the others.
 template <class Config, class Place, class Tile>
 __device__ __forceinline__ void drop_weights(const typename Config::Params& params,
                                              const Place& place, Tile& tile) {
@@ -71,8 +74,8 @@ __device__ __forceinline__ void drop_weights(const typename Config::Params& para
   }
 }
 
-// Which pairs of a tile are kept, for whoever has weights first and their gradients later; nothing
-// where all are.
+// The pairs of a tile that are kept, for code that has the weights first and their gradients later;
+// empty where all are kept.
 template <class Config, class Tile, bool drops = Config::Weights::drops>
 struct KeptPairs {
   template <class Place>
@@ -84,8 +87,8 @@ template <class Config, class Tile>
 struct KeptPairs<Config, Tile, true> {
   using Compute = typename Tile::Compute;
   static constexpr int pairs =
-      Tile::row_fragments * Tile::column_fragments * Tile::row_groups;  // of columns
-  unsigned bits[(pairs + 15) / 16] = {};  // of pair i bit i % 16 of either half of number i / 16
+      Tile::row_fragments * Tile::column_fragments * Tile::row_groups;  // of neighbouring columns
+  unsigned bits[(pairs + 15) / 16] = {};  // pair i: bit i % 16 of both halves of word i / 16
 
   template <class Place>
   __device__ KeptPairs(const typename Config::Params& params, const Place& place) {
@@ -96,14 +99,14 @@ struct KeptPairs<Config, Tile, true> {
                                   bits[i / 16] |= mask & 0x00010001u << i % 16;
                                 });
   }
-  // What is left of weights, not yet made larger.
+  // The weights without the dropped ones, not yet scaled up.
   __device__ Tile of_weights(Tile weights) const {
     weights.for_each([&](Compute& x, int m, int n, int group, int which) {
       if (!keeps(m, n, group, which)) x = 0;
     });
     return weights;
   }
-  // Gradients of what is left -> those of the weights.
+  // Turns gradients of the kept weights into gradients of all weights.
   __device__ void scale_gradients(const typename Config::Params& params, Tile& gradients) const {
     const auto factor = Config::Weights::template inverse_keep<Compute>(params);
     gradients.for_each([&](Compute& x, int m, int n, int group, int which) {
@@ -121,7 +124,7 @@ struct KeptPairs<Config, Tile, true> {
   }
 };
 
-// What the gradient of the values is multiplied by at the end.
+// The factor of the gradient of the values at the end.
 template <class Config>
 __device__ inline double value_factor(const typename Config::Params& params) {
   if constexpr (Config::Weights::drops) {

@@ -1,1 +1,1 @@
-"""Adopts any array as a 4-axis view and gives answers back in kind."""
+"""Adopts any array as a 4-axis view, and returns results in the caller's kind of array."""

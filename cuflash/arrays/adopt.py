@@ -44,7 +44,7 @@ class Adopted:
     Attributes
     ----------
     name
-        Of the argument, for errors.
+        The name of the argument, for errors.
     native
         A NumPy or CuPy array over the caller's memory.
     answer
@@ -80,17 +80,17 @@ def address(array: Any) -> int:
 
 
 def adopt(name: str, value: Any) -> Adopted:
-    """See an argument as a native array over the same memory.
+    """An argument as a native array over the same memory.
 
-    Subclasses of NumPy's and CuPy's arrays are seen as plain arrays.
+    Subclasses of NumPy's and CuPy's arrays become plain arrays.
 
     Raises
     ------
     ArgumentTypeError
-        If it is not an array, or one whose type, byte order or memory cannot be
-        taken over, or whose meaning would be lost.
+        If it is not an array, if its type, byte order or memory cannot be used, or if it would lose
+        its meaning.
     BackendUnavailableError
-        If it is a CUDA array and CUDA cannot be used.
+        If it is a CUDA array and CUDA is unusable.
     """
     try:
         native, answer = _adopt(name, value)
@@ -101,7 +101,7 @@ def adopt(name: str, value: Any) -> Adopted:
         raise ArgumentTypeError(
             name, f"{kind_of(value)} without memory (a fake one, or a wrapper)", _EXPECTED
         ) from error
-    except Exception as error:  # whatever another library raises
+    except Exception as error:  # another library may raise anything
         said = f"{type(error).__name__}: {error}"
         raise ArgumentTypeError(
             name, f"{kind_of(value)}, which refused to share its memory ({said})", _EXPECTED
@@ -121,8 +121,8 @@ def _adopt(name: str, value: Any) -> tuple[Any, Callable[[Any], Any]]:
     if issubclass(kind, of_cupy):
         return value if kind is of_cupy else value.view(type=of_cupy), _same
     check_foreign(name, value)
-    # Looked up as Python looks up its own protocols, in the class: a wrapper that passes
-    # everything on (``__getattr__``) may mean something else than what it wraps.
+    # Looked up in the class, as Python looks up its own protocols: a wrapper that forwards every
+    # attribute (``__getattr__``) may mean something else than the wrapped object.
     if hasattr(kind, "__dlpack__") and hasattr(kind, "__dlpack_device__"):
         return _dlpack_view(name, value), answer_like(value)
     if inspect.getattr_static(value, "__cuda_array_interface__", None) is not None:
@@ -169,7 +169,7 @@ def _cupy_for(name: str) -> Any:
 
 
 def dtype_named(name: str) -> np.dtype[Any]:
-    """The dtype of a name; NumPy has no name for bfloat16."""
+    """The dtype of this name; NumPy has no name for bfloat16."""
     return BFLOAT16 if name == "bfloat16" else np.dtype(name)
 
 
@@ -193,7 +193,7 @@ def to_device(array: Any, device_id: int) -> Any:
 
 
 def contiguous(array: Any) -> Any:
-    """A device array as a C-contiguous one whose elements are aligned; a copy if need be."""
+    """A C-contiguous device array with aligned elements; a copy only if needed."""
     import cupy
 
     if _is_aligned(array):
@@ -204,7 +204,7 @@ def contiguous(array: Any) -> Any:
 
 
 def fill(destination: Any, source: Any) -> None:
-    """Copy a C-contiguous device array into one of any strides and address."""
+    """Copy a C-contiguous device array into an array of any strides and address."""
     if _is_aligned(destination):
         destination[...] = source
     else:
@@ -216,7 +216,7 @@ def _is_aligned(array: Any) -> bool:
 
 
 def _as_bytes(array: Any) -> Any:
-    """A device array's bytes with one axis more: what may be read at any address."""
+    """The bytes of a device array, with one more axis: bytes can be read at any address."""
     import cupy
 
     shape, strides = (*array.shape, array.dtype.itemsize), (*array.strides, 1)

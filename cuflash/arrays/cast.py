@@ -17,16 +17,16 @@ def cast(name: str, value: Any, dtype: str | None) -> Any:
     Parameters
     ----------
     name
-        Of the argument, for errors.
+        The name of the argument, for errors.
     value
         An array of any kind that :func:`adopt` takes.
     dtype
-        Name of the dtype; None leaves the array alone.
+        The name of the dtype; None leaves the array alone.
 
     Returns
     -------
     array
-        C-contiguous, of the kind of ``value``.
+        C-contiguous, of the same kind as ``value``.
     """
     adopted = adopt(name, value)
     if dtype is None or adopted.spec.dtype == dtype:

@@ -1,9 +1,8 @@
-"""DLPack, the protocol by which array libraries share memory, with what NumPy leaves out of it.
+"""DLPack, the protocol by which array libraries share memory, beyond NumPy's support for it.
 
-NumPy has no bfloat16 and takes a null pointer for memory to be allocated. So
-the description that travels in the protocol's capsule is read, and a bfloat16
-array passes NumPy as one of 16-bit integers. The structures are those of
-``dlpack.h``, versions 0 and 1.
+NumPy has no bfloat16, and takes a null pointer for memory that is still to be allocated. This
+module therefore reads the description in the protocol's capsule, and passes a bfloat16 array to
+NumPy as an array of 16-bit integers. The structures are those of ``dlpack.h``, versions 0 and 1.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _HEADER = 32
 
 
 class NoMemoryError(Exception):
-    """An array that has elements and no memory: a fake one, or one that is still to be computed."""
+    """An array with elements but without memory: a fake one, or one not yet computed."""
 
 
 class _Tensor(ctypes.Structure):
@@ -54,7 +53,7 @@ _pointer_of.restype, _pointer_of.argtypes = ctypes.c_void_p, (ctypes.py_object, 
 
 
 def _tensor_in(capsule: Any) -> _Tensor | None:
-    """The description in a capsule that nobody has taken over; None of another version."""
+    """The description in a capsule that has not been consumed; None for another version."""
     name = _name_of(capsule)
     place = _pointer_of(capsule, name) or 0
     if name == b"dltensor":
@@ -65,7 +64,7 @@ def _tensor_in(capsule: Any) -> _Tensor | None:
 
 
 class _Shared:
-    """A stand-in for an array, with another type code where the array has a certain one."""
+    """Stands in for an array, and replaces one type code by another."""
 
     def __init__(self, array: Any, was: int, becomes: int) -> None:
         self._array, self._was, self._becomes = array, was, becomes
@@ -92,7 +91,7 @@ def host_view(value: Any) -> Any:
     Raises
     ------
     NoMemoryError
-        If the array has elements and no memory.
+        If the array has elements but no memory.
     """
     shared = _Shared(value, _BFLOAT, _UNSIGNED)
     array = np.from_dlpack(shared)
@@ -100,11 +99,10 @@ def host_view(value: Any) -> Any:
 
 
 def answer_like(value: Any) -> Callable[[Any], Any]:
-    """A function that hands a native array to the library of ``value``.
+    """A function that converts a native array to the library of ``value``.
 
-    By ``from_dlpack`` of its array namespace, else of the module of its class
-    or of the first base class whose module has one. The array itself comes back
-    if none has.
+    It uses ``from_dlpack`` of the value's array namespace, else of the module of its class or of
+    the first base class whose module has one. If none has, it returns the native array.
     """
     take = _from_dlpack_of(value)
     if take is None:

@@ -1,4 +1,4 @@
-"""Which bytes of which file host memory is: a file can be mapped at two addresses."""
+"""The bytes of a file that host memory shows: a file can be mapped at two addresses."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import numpy as np
 
 __all__ = ["Mappings"]
 
-#: What Linux says of the mappings of this process (manual page proc_pid_maps).
+#: Linux's list of the mappings of this process (manual page proc_pid_maps).
 _MAPS = Path("/proc/self/maps")
-#: A line of a mapping of a file; those of other memory have inode 0.
+#: A line for a mapping of a file; other memory has inode 0.
 _LINE = re.compile(r"^(\w+)-(\w+) .(...) (\w+) (\S+) ([1-9]\d*)", re.MULTILINE)
 
 
@@ -24,16 +24,16 @@ class _Mapping(NamedTuple):
 
     start: int
     end: int
-    writes: bool  # whether it can be written, and that reaches the file
-    position: int  # in the file, of ``start``
+    writes: bool  # whether writes are allowed and reach the file
+    position: int  # of ``start`` in the file
     file: tuple[int | str, ...]
 
 
 class Mappings:
     """The mappings of files in this process, looked up when first needed.
 
-    On Linux those that the kernel lists, whoever made them; elsewhere those
-    that :class:`numpy.memmap` made.
+    On Linux these are all mappings in the kernel's list; elsewhere those that :class:`numpy.memmap`
+    made.
     """
 
     def __init__(self) -> None:
@@ -43,12 +43,11 @@ class Mappings:
     def same_file(
         self, a: np.ndarray[Any, Any], place_a: int, b: np.ndarray[Any, Any], place_b: int
     ) -> tuple[int, int] | None:
-        """Two addresses as positions in the one file that both show; None if there is none.
+        """Two addresses as positions in the file that both show; None if there is no such file.
 
-        There is none either if neither mapping changes the file, because both
-        are read-only or private (mode ``"c"`` of a memmap). A private one beside
-        one that changes the file counts as the same memory: it may show what is
-        written to the file.
+        The result is also None if neither mapping changes the file, because both are read-only or
+        private (mode ``"c"`` of a memmap). A private mapping beside one that changes the file
+        counts as the same memory, because it may show what is written to the file.
 
         Parameters
         ----------
@@ -58,7 +57,7 @@ class Mappings:
             Addresses of their lowest bytes.
         """
         roots = _root(a), _root(b)
-        if any(root.flags.owndata for root in roots):  # memory of NumPy's own is no file's
+        if any(root.flags.owndata for root in roots):  # memory that NumPy owns belongs to no file
             return None
         one, other = self._find(roots[0], place_a), self._find(roots[1], place_b)
         if one is None or other is None or one.file != other.file:
@@ -81,14 +80,14 @@ class Mappings:
 
 
 def _root(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """The array that another is a view of, in the end."""
+    """The array at the end of a chain of views."""
     while isinstance(array.base, np.ndarray):
         array = array.base
     return array
 
 
 def _listed() -> list[_Mapping] | None:
-    """The mappings of files by address, as Linux lists them; None where it is not Linux."""
+    """The mappings of files by address, as Linux lists them; None on other systems."""
     try:
         text = _MAPS.read_text("utf-8", "surrogateescape")
     except OSError:
@@ -105,12 +104,12 @@ def _mapping(start: str, end: str, mode: str, position: str, device: str, inode:
 
 
 def _of_memmap(root: np.ndarray[Any, Any]) -> _Mapping | None:
-    """The mapping that a memmap made, from what it remembers."""
+    """The mapping of a memmap, from the memmap's own attributes."""
     if not isinstance(root, np.memmap) or root.filename is None:
         return None
     try:
         status = os.stat(root.filename)
-    except OSError:  # it is gone; its name may be another file's by now
+    except OSError:  # the file is gone; another one may have its name
         file: tuple[int | str, ...] = (str(root.filename),)
     else:
         file = (status.st_dev, status.st_ino)

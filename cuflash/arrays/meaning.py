@@ -1,4 +1,4 @@
-"""Refuses arrays that mean something else than the numbers in their memory."""
+"""Refuses arrays whose meaning is not the numbers in their memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..errors import ArgumentTypeError
 
 __all__ = ["check_byte_order", "check_foreign", "check_subclass", "class_of", "kind_of"]
 
-#: Methods of PyTorch's tensors and of JAX's arrays that tell it, what it then is, and the remedy.
+#: Methods of PyTorch tensors and JAX arrays that reveal this, the reason, and the remedy.
 _TELL = (
     ("is_neg", "whose negation is still to be done", "its resolve_neg()"),
     (
@@ -32,7 +32,7 @@ def _name_of(kind: type) -> str:
 
 
 def class_of(module: str, *path: str) -> type | tuple[()]:
-    """A class of a module, for isinstance; ``()`` where it is not imported or not whole."""
+    """A class of a module, for isinstance; ``()`` if the module or the class is missing."""
     found: Any = sys.modules.get(module)
     for name in path:
         found = getattr(found, name, None)
@@ -40,7 +40,7 @@ def class_of(module: str, *path: str) -> type | tuple[()]:
 
 
 def check_byte_order(name: str, array: Any) -> None:
-    """Refuse a NumPy or CuPy array whose bytes are not in the order of this machine."""
+    """Refuse a NumPy or CuPy array whose byte order is not that of this machine."""
     if not array.dtype.isnative:
         raise ArgumentTypeError(
             name, f"dtype {array.dtype.str!r}, not in native byte order", "native byte order"
@@ -48,10 +48,10 @@ def check_byte_order(name: str, array: Any) -> None:
 
 
 def check_subclass(name: str, array: Any) -> None:
-    """Refuse subclasses of ``numpy.ndarray`` that would lose what they mean.
+    """Refuse subclasses of ``numpy.ndarray`` that would lose their meaning.
 
-    That is a mask, a unit, another ``*``. Of a masked array even if nothing is
-    masked: whether a call works should not depend on what the arrays hold.
+    That is a mask, a unit, or another ``*``. A masked array is refused even if nothing is masked:
+    whether a call works should not depend on the contents of its arrays.
     """
     if isinstance(array, np.ma.MaskedArray):
         expected = "a plain NumPy array, as its .filled(...) or .data"
@@ -62,7 +62,7 @@ def check_subclass(name: str, array: Any) -> None:
 
 
 def check_foreign(name: str, value: Any) -> None:
-    """Refuse what is no array of another library, or one whose memory is not its contents."""
+    """Refuse objects that are not arrays, and arrays whose memory is not their contents."""
     if isinstance(value, type):
         raise ArgumentTypeError(name, f"the class {_name_of(value)}", "an array")
     if isinstance(value, class_of("jax", "core", "Tracer")):
@@ -79,7 +79,7 @@ def check_foreign(name: str, value: Any) -> None:
 
 
 def _check_unit(name: str, value: Any) -> None:
-    """Refuse quantities, as of astropy, pint and unyt: scores have no unit."""
+    """Refuse quantities, as in astropy, pint and unyt: scores have no unit."""
     if any(getattr(value, attribute, None) is not None for attribute in ("unit", "units")):
         raise ArgumentTypeError(
             name, f"{kind_of(value)}, which has a unit", "numbers: its .value or .magnitude"

@@ -1,4 +1,4 @@
-"""Whether memory is shared, decided from addresses and strides; no memory is read."""
+"""Whether arrays share memory, decided from addresses and strides; no memory is read."""
 
 from __future__ import annotations
 
@@ -21,13 +21,12 @@ class _Extent(NamedTuple):
     first
         The address of its lowest byte.
     reach
-        Bytes from its lowest element to its highest.
+        Bytes from its lowest to its highest element.
     axes
-        ``(step, most)`` of every axis of more than one index: bytes from one
-        index to the next, counted in the direction in which they grow, and the
-        largest index.
+        ``(step, most)`` of every axis of more than one index: the bytes between two indices, as a
+        positive number, and the largest index.
     itemsize
-        Bytes of an element.
+        The size of an element in bytes.
     """
 
     first: int
@@ -47,19 +46,18 @@ def _extent(array: Any) -> _Extent:
 
 
 def share_memory(a: Any, b: Any, mappings: Mappings | None = None) -> bool:
-    """Whether some byte of one native array is a byte of the other.
+    """Whether two native arrays have a byte in common.
 
-    Exact for arrays in the same address space, interleaved ones too, as far as
-    :func:`can_reach` is. Host arrays in different mappings of one file share
-    its bytes (:class:`Mappings`); two mappings of one allocation of CUDA
-    memory are not told.
+    The answer is exact for arrays in the same address space, even interleaved ones, as far as
+    :func:`can_reach` is exact. Host arrays in different mappings of one file share its bytes
+    (:class:`Mappings`); two mappings of one allocation of CUDA memory go unnoticed.
 
     Parameters
     ----------
     a, b
-        NumPy or CuPy arrays. One on the host and one on a device are apart.
+        NumPy or CuPy arrays. A host array and a device array never share memory.
     mappings
-        Those of the process, if several pairs are asked about.
+        The mappings of the process, to reuse for several pairs.
     """
     if 0 in (a.size, b.size) or isinstance(a, np.ndarray) != isinstance(b, np.ndarray):
         return False
@@ -88,15 +86,16 @@ def _meet(a: _Extent, b: _Extent) -> bool:
 def overlaps_itself(array: Any) -> bool:
     """Whether two elements of an array share a byte, as in a broadcast view.
 
-    Exact as far as :func:`can_reach` is.
+    The answer is exact as far as :func:`can_reach` is.
     """
     if array.size == 0:
         return False
     extent = _extent(array)
     axes = sorted(extent.axes)
     for position, (step, most) in enumerate(axes):
-        # Two elements whose longest step apart is this one: it takes 1 to ``most`` of it, and
-        # from minus to plus ``most`` of each shorter one, counted here from minus ``most``.
+        # Two elements whose longest differing axis is this one: they differ by 1 to ``most`` of its
+        # steps, and by minus to plus ``most`` steps of each shorter axis, counted here from minus
+        # ``most``.
         shorter = [(s, 2 * n) for s, n in axes[:position]]
         start = sum(s * n for s, n in axes[:position]) - step
         near = extent.itemsize - 1

@@ -1,4 +1,4 @@
-"""Descriptions of arrays, and the layouts they come in."""
+"""Descriptions of arrays, and the layouts of calls."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Literal, get_args
 
 __all__ = ["LAYOUTS", "Layout", "LayoutName", "TensorSpec", "contiguous_strides", "default_layout"]
 
-#: Axes that the kernels and the tiled NumPy code work in.
+#: The axes with which the kernels and the tiled NumPy code work.
 CANONICAL = "bshd"
 
 LayoutName = Literal["bshd", "bhsd", "shd", "hsd", "sd"]
@@ -27,7 +27,7 @@ class Layout:
         return tuple(sizes[axis] for axis in self.name)
 
     def rows_shape(self, batch: int, heads: int, seqlen: int) -> tuple[int, ...]:
-        """The shape of one number for each row: (batch, heads, seqlen) less absent axes."""
+        """The shape of one number for each row: (batch, heads, seqlen) without absent axes."""
         sizes = {"b": batch, "h": heads, "s": seqlen}
         return tuple(size for axis, size in sizes.items() if axis in self.name)
 
@@ -38,7 +38,7 @@ class Layout:
         return batch, seqlen, head, dim
 
     def canonical_rows(self, values: Sequence[int], absent: int) -> tuple[int, int, int]:
-        """The same for one number a row: batch, row, head."""
+        """The same for one number per row: batch, row, head."""
         found = dict(zip((a for a in "bhs" if a in self.name), values, strict=True))
         return found.get("b", absent), found.get("s", absent), found.get("h", absent)
 
@@ -48,7 +48,7 @@ LAYOUTS: dict[str, Layout] = {name: Layout(name) for name in get_args(LayoutName
 
 
 def default_layout(ndim: int) -> Layout | None:
-    """The layout of arrays whose layout was not said; None if it must be."""
+    """The default layout for this number of axes; None if the layout must be given."""
     return {4: LAYOUTS["bshd"], 2: LAYOUTS["sd"]}.get(ndim)
 
 
@@ -59,10 +59,10 @@ def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """Everything about an array but its contents.
+    """The description of an array without its contents.
 
-    ``strides`` are elements; None where they are not whole elements.
-    ``device`` is None for host memory. ``offset`` is the address modulo 16.
+    ``strides`` are in elements; None if they are not whole elements. ``device`` is None for host
+    memory. ``offset`` is the address modulo 16.
     """
 
     shape: tuple[int, ...]
@@ -74,7 +74,7 @@ class TensorSpec:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its elements."""
+        """The size of its elements in bytes."""
         return math.prod(self.shape) * self.itemsize
 
     @property
@@ -92,14 +92,14 @@ class TensorSpec:
 
     @property
     def rows_are_unit(self) -> bool:
-        """Whether the last axis can be read as it is: consecutive elements."""
+        """Whether the last axis is consecutive elements."""
         if self.strides is None:
             return False
         return not self.shape or self.shape[-1] <= 1 or self.strides[-1] == 1
 
     @property
     def aligned(self) -> bool:
-        """Whether every row starts at, and is a multiple of, 16 bytes."""
+        """Whether every row starts at a multiple of 16 bytes and is one long."""
         if self.strides is None or (self.offset % 16 and 0 not in self.shape):
             return False
         sizes = [self.shape[-1], *self._outer_strides()]
@@ -116,7 +116,7 @@ class TensorSpec:
 
     @property
     def boxable(self) -> bool:
-        """The same where rows may be of any length: what lies beyond one is not read."""
+        """The same for rows of any length: the engine reads nothing beyond a row."""
         if not self.rows_are_unit or (self.offset % 16 and 0 not in self.shape):
             return False
         sizes = [stride * self.itemsize for stride in self._outer_strides()]
@@ -129,7 +129,7 @@ class TensorSpec:
         return [stride for size, stride in pairs if size > 1]
 
     def contiguous(self) -> TensorSpec:
-        """The same in fresh C-contiguous memory of the same device."""
+        """The same array in fresh C-contiguous memory of the same device."""
         return replace(self, strides=contiguous_strides(self.shape), offset=0)
 
     def on_device(self, device: int) -> TensorSpec:

@@ -1,4 +1,4 @@
-"""Whether a sum of steps can land in an interval: the number theory behind overlap."""
+"""Whether a sum of steps can lie in an interval: the number theory behind overlap."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import NamedTuple
 
 __all__ = ["MOST_STEPS", "can_reach"]
 
-#: Steps of the search; beyond them the answer is taken to be yes. Arrays that are slices,
-#: transposes or broadcasts of one block of memory take about ten.
+#: The most steps of the search; beyond them the answer is yes. Slices, transposes and broadcasts of
+#: one block of memory take about ten.
 MOST_STEPS = 50_000
 
 
 class _Term(NamedTuple):
-    """One step size of a sum, with what the terms after it can do.
+    """One step size of a sum, with facts about the terms after it.
 
     Attributes
     ----------
@@ -25,8 +25,8 @@ class _Term(NamedTuple):
     divisor
         The greatest common divisor of this step and those after it.
     dense
-        Whether this term and those after it reach every multiple of
-        ``divisor`` up to their largest sum.
+        Whether this term and those after it reach every multiple of ``divisor`` up to their largest
+        sum.
     """
 
     step: int
@@ -42,15 +42,15 @@ def can_reach(steps: Iterable[tuple[int, int]], low: int, high: int) -> bool:
     Parameters
     ----------
     steps
-        ``(step_i, most_i)``; steps and bounds are not negative.
+        ``(step_i, most_i)``, none of them negative.
     low, high
         The interval, ends included.
 
     Returns
     -------
     bool
-        Exact, except that a search of more than :data:`MOST_STEPS` steps ends
-        in True. The general problem is NP-complete.
+        Exact, except that a search of more than :data:`MOST_STEPS` steps returns True. The general
+        problem is NP-complete.
     """
     steps = [(step, most) for step, most in steps if step and most]
     if high < 0 or low > sum(step * most for step, most in steps):
@@ -67,14 +67,14 @@ def can_reach(steps: Iterable[tuple[int, int]], low: int, high: int) -> bool:
             continue
         step, most, rest, divisor, dense = terms[index]
         largest = step * most + rest
-        multiple = high // divisor * divisor  # the last one that is not beyond the interval
+        multiple = high // divisor * divisor  # the last multiple within the interval
         if low > largest or multiple < low:
             continue
         if dense:
             return True
         first = max(0, -((rest - low) // step))
         last = min(most, high // step)
-        # The terms after this one have to make up what each choice leaves; most often there is one.
+        # The terms after this one must make up the rest; most often one choice is left.
         if len(waiting) + last - first >= left:
             return True
         waiting += ((index + 1, low - step * n, high - step * n) for n in range(first, last + 1))
@@ -82,14 +82,14 @@ def can_reach(steps: Iterable[tuple[int, int]], low: int, high: int) -> bool:
 
 
 def _prepare(steps: Iterable[tuple[int, int]]) -> list[_Term]:
-    """The terms from the longest step to the shortest; equal steps are one term."""
+    """The terms from the longest step to the shortest; equal steps form one term."""
     merged: dict[int, int] = {}
     for step, most in steps:
         merged[step] = merged.get(step, 0) + most
     terms: list[_Term] = []
     rest, divisor, dense = 0, 0, True
     for step, most in sorted(merged.items()):
-        # What is dense stays so if the new step leaves no multiple out.
+        # Dense terms stay dense if the new step skips no multiple.
         divisor, before = math.gcd(divisor, step), divisor
         dense = dense and (not before or (before == divisor and step <= rest + divisor))
         terms.append(_Term(step, most, rest, divisor, dense))

@@ -1,4 +1,4 @@
-"""Whether CUDA can be used in this process, and if not, why."""
+"""Whether CUDA is usable in this process, and if not, why."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ __all__ = ["device_count", "is_usable", "require_cupy", "require_device"]
 
 @functools.cache
 def _why_not() -> str | None:
-    """The reason why there is no usable device; None if there is one.
+    """The reason why no device is usable; None if one is.
 
-    Without a device NumPy arrays are computed on the host, so whatever CuPy
-    raises here is a reason and no error.
+    Without a device NumPy arrays are computed on the host, so any exception of CuPy here is a
+    reason and not an error.
     """
     try:
         import cupy
@@ -42,13 +42,13 @@ def _why_not() -> str | None:
 
 def _not_imported(error: Exception) -> str:
     reason = f"CuPy could not be imported ({_said(error)})"
-    if isinstance(error, OSError):  # importing it makes the folder of its kernel cache
+    if isinstance(error, OSError):  # the import creates the folder of its kernel cache
         return f"{reason}: is CUPY_CACHE_DIR one that can be written?"
     return f'{reason}: python -c "import cupy" shows where'
 
 
 def _said(error: Exception) -> str:
-    """An exception in one line; CuPy frames some of its own with a line of "="."""
+    """An exception in one line; CuPy frames some messages with lines of "="."""
     words = (word for word in str(error).split() if word.strip("="))
     return f"{type(error).__name__}: {' '.join(words)}"
 
@@ -63,17 +63,17 @@ def is_usable() -> bool:
 
 
 def require_cupy(what: str) -> Any:
-    """The module ``cupy``, where there is a CUDA device that it can use.
+    """The module ``cupy``, if there is a CUDA device that it can use.
 
     Parameters
     ----------
     what
-        What needs it, for the error.
+        The feature that needs it, for the error.
 
     Raises
     ------
     BackendUnavailableError
-        If there is none, with the reason.
+        If there is none; the message has the reason.
     """
     reason = _why_not()
     if reason is not None:
@@ -89,13 +89,13 @@ def require_device() -> int:
     Raises
     ------
     BackendUnavailableError
-        If there is none, with the reason.
+        If there is none; the message has the reason.
     """
     return int(require_cupy('backend="cuda"').cuda.runtime.getDevice())
 
 
 def device_count() -> int:
-    """How many CUDA devices there are; call it only where one is usable."""
+    """The number of CUDA devices; call it only where one is usable."""
     import cupy
 
     return int(cupy.cuda.runtime.getDeviceCount())

@@ -1,4 +1,4 @@
-"""Compiles the kernel of a configuration, once for a process and device."""
+"""Compiles the kernel of a configuration, once for each process and device."""
 
 from __future__ import annotations
 
@@ -36,24 +36,24 @@ _NO_CACHE = (
 _IN_MEMORY = "CUPY_CACHE_IN_MEMORY"
 _environment = threading.Lock()
 
-#: Compilations of a plan whose sources are edited meanwhile.
+#: Attempts to compile a plan whose sources are being edited.
 _TRIES = 4
-#: Seconds before a file that is not there is looked for again.
+#: Seconds before another look for a missing file.
 _PAUSE = 0.02
 
 
 @dataclass(frozen=True)
 class CompiledKernel:
-    """A loaded kernel and what the compiler made of it."""
+    """A loaded kernel, with the compiler's numbers."""
 
     function: Any  # cupy.RawKernel; it keeps the code loaded
-    handle: int  # of the driver, for the device that it was compiled for
+    handle: int  # the driver's, for the device for which it was compiled
     registers: int
-    local_bytes: int  # of local memory for a thread: spills and arrays
+    local_bytes: int  # local memory of a thread in bytes: spills and arrays
 
 
 class _Once:
-    """Values made once for each key, even when many threads ask first at the same time."""
+    """Values that are made once for each key, even if many threads ask at the same time."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -66,7 +66,7 @@ class _Once:
             return value
         with self._lock:
             lock = self._locks.setdefault(key, threading.Lock())
-        with lock:  # an exception leaves no value, so the next thread tries again
+        with lock:  # an exception stores no value, so the next thread tries again
             if key not in self._values:
                 self._values[key] = make()
             return self._values[key]
@@ -79,41 +79,40 @@ _kernels = _Once()
 
 
 class _SourcesChangedError(CompileError):
-    """What was compiled may be neither of the sources before nor of those after."""
+    """The compiled text may be neither the old sources nor the new ones."""
 
 
 class _SourceGoneError(ToolchainError):
-    """For ever, or while an editor writes it anew."""
+    """A source file is missing, for good or while an editor rewrites it."""
 
 
 def compile_kernel(config: KernelConfig, device_id: int) -> CompiledKernel:
-    """One kernel as of :func:`compile_kernels`."""
+    """One kernel, as from :func:`compile_kernels`."""
     return compile_kernels((config,), device_id)[0]
 
 
 def compile_kernels(configs: Sequence[KernelConfig], device_id: int) -> list[CompiledKernel]:
     """The kernels of a plan on a device, compiled or from a cache.
 
-    They are kept for the life of the process; CuPy keeps the binaries on disk.
-    This function notices an edited source file by its digest. It is called
-    once for each new signature of a call, so a signature that has run in this
-    process keeps its kernels; a new one, or a new process, has the edit.
+    The process keeps them for its life; CuPy keeps the binaries on disk. This function notices an
+    edited source file by its digest. It is called once for each new signature, so a signature that
+    has run in this process keeps its kernels; a new signature, or a new process, uses the edit.
 
-    All are of the same sources: an edit while one is compiled has all of them
-    asked for again, and of what the edit came upon nothing is kept.
+    All kernels come from the same sources: if an edit happens during compilation, all of them are
+    compiled again, and nothing compiled during the edit is kept.
 
     Parameters
     ----------
     configs, device_id
-        What is compiled, and where it will run.
+        The kernels to compile, and the device that will run them.
 
     Raises
     ------
     ToolchainError
-        If NVRTC, the CUDA headers or the CUDA sources are missing; no kernel needs none.
+        If NVRTC, the CUDA headers or the CUDA sources are missing and there is a kernel to compile.
     CompileError
-        If NVRTC refuses the source, or the driver what became of it, or if
-        the sources changed during every try.
+        If NVRTC refuses the source, the driver refuses the binary, or the sources changed during
+        every attempt.
     """
     if not configs:
         return []
@@ -130,7 +129,7 @@ def compile_kernels(configs: Sequence[KernelConfig], device_id: int) -> list[Com
 def _compile_all(configs: Sequence[KernelConfig], device_id: int) -> list[CompiledKernel]:
     sources, jitter = Sources(find_sources()), Environment.read().jitter
     try:
-        for config in configs:  # looks at every file before anything is compiled
+        for config in configs:  # reads every file before it compiles anything
             sources.digest_of(config)
     except (OSError, UnicodeDecodeError) as error:
         raise _SourceGoneError(
@@ -150,9 +149,9 @@ def _compile(
 
 
 def compile_options(config: KernelConfig, root: Path) -> tuple[str, ...]:
-    """Options of ours; CuPy adds its include folders and the device's own architecture."""
+    """The package's own options; CuPy adds its include folders and the device's architecture."""
     options: tuple[str, ...] = (f"-I{root}",)
-    if not config.architecture[-1].isdigit():  # "sm_90a", beside CuPy's own sm_90: since NVRTC 12.9
+    if not config.architecture[-1].isdigit():  # "sm_90a" beside CuPy's sm_90: NVRTC 12.9 and later
         options += (f"-arch={config.architecture}",)
     return options
 
@@ -168,7 +167,7 @@ def _build(config: KernelConfig, sources: Sources, device_id: int, jitter: bool)
         with cupy.cuda.Device(device_id):
             try:
                 return _load(config, text, sources.root, unchanged)
-            except OSError as error:  # CuPy reads and writes files of its cache; CUDA's are others
+            except OSError as error:  # CuPy reads and writes cache files; CUDA has other errors
                 warnings.warn(f"{error}: {_NO_CACHE}", RuntimeWarning, stacklevel=2)
             with _nothing_on_disk():
                 return _load(config, text, sources.root, unchanged)
@@ -188,9 +187,9 @@ def _require_unchanged(config: KernelConfig, sources: Sources) -> None:
 
 
 class _AfterCompiling:
-    """A log as CuPy writes it: once NVRTC is done, and before anything is kept.
+    """A log that CuPy writes when NVRTC is done and before anything is stored.
 
-    Not where the binary was there already. So what is raised here keeps
+    CuPy does not write it if the binary was in the cache. An exception raised here therefore keeps
     CuPy from storing the binary, on disk and in memory.
     """
 
@@ -204,7 +203,7 @@ class _AfterCompiling:
 def _load(
     config: KernelConfig, text: str, root: Path, compiled: Callable[[], None]
 ) -> CompiledKernel:
-    """From CuPy's cache, or else compiled; then ``compiled`` may refuse it."""
+    """A kernel from CuPy's cache, or else compiled; ``compiled`` may then refuse it."""
     import cupy
 
     function = cupy.RawKernel(text, config.entry, compile_options(config, root))
@@ -217,10 +216,10 @@ def _load(
 
 @contextlib.contextmanager
 def _nothing_on_disk() -> Iterator[None]:
-    """CuPy keeps what is compiled inside for the process alone.
+    """Make CuPy keep what it compiles inside for this process only.
 
-    It reads the variable at every compilation. Another thread that compiles
-    meanwhile may keep nothing either, and does no worse than this one.
+    CuPy reads the variable at every compilation. Another thread that compiles at the same time may
+    then store nothing on disk either, which does no harm.
     """
     with _environment:
         before = os.environ.get(_IN_MEMORY)
@@ -257,13 +256,13 @@ def require_toolchain() -> None:
     Raises
     ------
     ToolchainError
-        Naming what was looked for and the remedy.
+        Naming the searched places and the remedy.
     """
     try:
         from cupy.cuda import nvrtc
 
         nvrtc.getVersion()
-    except Exception as error:  # of several types, by CuPy version and platform
+    except Exception as error:  # its type depends on the CuPy version and the platform
         raise ToolchainError(
             f"NVRTC could not be loaded ({error}); looked in: {', '.join(_library_folders())}; "
             f"{_REMEDY}"
@@ -271,10 +270,10 @@ def require_toolchain() -> None:
 
 
 def _library_folders() -> list[str]:
-    """Where CuPy's search (cuda-pathfinder) looks for NVRTC, in its order.
+    """The folders that CuPy's search (cuda-pathfinder) covers for NVRTC, in order.
 
-    NVIDIA's wheels of CUDA 13 and 12, a conda environment, the dynamic
-    loader, ``CUDA_PATH`` or ``CUDA_HOME``.
+    They are NVIDIA's wheels of CUDA 13 and 12, a conda environment, the dynamic loader, and
+    ``CUDA_PATH`` or ``CUDA_HOME``.
     """
     packages = [*site.getsitepackages()]
     if site.ENABLE_USER_SITE:

@@ -1,4 +1,4 @@
-"""What is current in the calling thread: its device, CuPy's stream there, and a capture of it."""
+"""The current device of the calling thread, CuPy's stream there, and its capture status."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import threading
 
 __all__ = ["PER_THREAD", "current_stream", "is_capturing", "is_current"]
 
-#: CuPy's address of the per-thread default stream: another stream for every thread.
+#: CuPy's address of the per-thread default stream, which is another stream in every thread.
 PER_THREAD = 2
 
 
 class _Thread(threading.local):
-    """Devices whose context the thread has had."""
+    """Devices whose context this thread has had."""
 
     def __init__(self) -> None:
         self.devices: set[int] = set()
@@ -22,11 +22,10 @@ _thread = _Thread()
 
 
 def is_current(device_id: int) -> bool:
-    """Whether a device is the thread's own, which can then launch on it.
+    """Whether a device is the thread's current one, so that the thread can launch on it.
 
-    The driver launches only in a context, and a thread that has asked CUDA for
-    nothing has none: the first answer here gives it that of its device
-    (CUDA Runtime API: ``cudaSetDevice``).
+    The driver launches only in a context, and a thread that has not called CUDA has none. The first
+    answer here gives the thread its device's context (CUDA Runtime API: ``cudaSetDevice``).
     """
     import cupy
 
@@ -40,7 +39,7 @@ def is_current(device_id: int) -> bool:
 
 
 def current_stream(device_id: int) -> int:
-    """Address of CuPy's current stream of a device, which need not be the current one."""
+    """Address of CuPy's current stream on a device, which need not be the current device."""
     import cupy
 
     return cupy.cuda.get_current_stream(device_id).ptr or _default_stream()
@@ -48,14 +47,14 @@ def current_stream(device_id: int) -> int:
 
 @functools.cache
 def _default_stream() -> int:
-    """Where CuPy queues what it runs on the null stream: with a variable of its, elsewhere."""
+    """The default stream on which CuPy runs; a CuPy variable may choose the per-thread one."""
     from cupy_backends.cuda import stream
 
     return PER_THREAD if stream.get_default_stream_ptr() == PER_THREAD else 0
 
 
 def is_capturing(stream: int) -> bool:
-    """Whether a stream is capturing: what is launched on it now runs when a graph does."""
+    """Whether a stream is capturing: launches on it then run when the graph does."""
     import cupy
 
     return bool(stream) and bool(cupy.cuda.runtime.streamIsCapturing(stream))

@@ -1,4 +1,4 @@
-"""CuPy's kernel cache on disk: where it is, whether it takes kernels, what it holds."""
+"""CuPy's kernel cache on disk: its folder, whether it stores kernels, and its content."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ __all__ = ["binaries", "kernel_cache_folder", "require_kernel_cache"]
 
 
 def kernel_cache_folder() -> Path:
-    """The folder that CuPy keeps compiled kernels in."""
+    """The folder in which CuPy keeps compiled kernels."""
     return Path(os.environ.get("CUPY_CACHE_DIR") or Path.home() / ".cupy" / "kernel_cache")
 
 
 def require_kernel_cache() -> Path:
-    """The folder of the kernel cache, where kernels can be kept.
+    """The folder of the kernel cache, if kernels can be kept there.
 
     Raises
     ------
     ArgumentValueError
-        If CuPy is told to keep nothing on disk, or the folder cannot be written.
+        If CuPy is set to keep nothing on disk, or the folder is not writable.
     """
     if os.environ.get("CUPY_CACHE_IN_MEMORY") == "1":
         raise ArgumentValueError(
@@ -32,7 +32,7 @@ def require_kernel_cache() -> Path:
     folder = kernel_cache_folder()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):  # permissions do not tell; CuPy does the same
+        with tempfile.TemporaryFile(dir=folder):  # CuPy writes the same way
             return folder
     except OSError as error:
         raise ArgumentValueError(
@@ -41,15 +41,14 @@ def require_kernel_cache() -> Path:
 
 
 def binaries(folder: Path) -> dict[str, int]:
-    """Time of writing of every binary by its name.
+    """The write time of every binary, by name.
 
-    CuPy puts a whole file in the place of another, so what has the same time
-    has not been compiled again.
+    CuPy replaces whole files, so a binary with the same time has not been compiled again.
     """
     found = {}
     with os.scandir(folder) as entries:
         for entry in entries:
-            with contextlib.suppress(FileNotFoundError):  # somebody tidies up
+            with contextlib.suppress(FileNotFoundError):  # the file may be deleted meanwhile
                 if entry.name.endswith(".cubin"):
                     found[entry.name] = entry.stat().st_mtime_ns
     return found

@@ -22,50 +22,50 @@ from .tile_counter import counter_of_launch
 
 __all__ = ["Places", "PreparedKernel", "PreparedPlan"]
 
-#: Strides in elements of every tensor of a call: (batch, row, head), and of one that broadcasts
-#: that of columns.
+#: Strides, in elements, of every tensor of a call: (batch, row, head), and (batch, row, head,
+#: column) of one that broadcasts.
 Strides = Mapping[str, tuple[int, ...]]
 
-#: Their fields in the parameters.
+#: The stride fields in the parameters.
 _STRIDES = ("batch_stride", "row_stride", "head_stride", "column_stride")
 
-#: First word, tensor and what makes it, of every tensor map of a kernel.
+#: First word, tensor and encoder of every tensor map of a kernel.
 Maps = tuple[tuple[int, str, TensorMapEncoder], ...]
 
 
-#: Launches of a plan whose parameters are kept.
+#: The number of launches of a plan whose parameters are kept.
 _KEPT = 64
 
 
 @dataclass(frozen=True)
 class Places:
-    """Where a kernel's parameters hold what differs from launch to launch, in 64-bit words."""
+    """The words (of 64 bits) of a kernel's parameters that differ from launch to launch."""
 
     maps: Maps
-    tensors: tuple[tuple[int, str], ...]  # word of a pointer, its name among the call's
+    tensors: tuple[tuple[int, str], ...]  # word of a pointer, its tensor in the call
     workspace: tuple[tuple[int, int], ...]  # word of a pointer, its offset in the workspace
     counter: int | None  # word of the tile counter's pointer
 
 
 class _Parameters(NamedTuple):
-    """Of one launch of a kernel, as the driver takes them. Never changed: threads share them."""
+    """The parameters of one launch, as the driver takes them. Immutable: threads share them."""
 
-    words: npt.NDArray[np.uint64]  # the structure, and after it its own address
-    address: int  # of that last word: the driver is given a list of pointers to parameters
+    words: npt.NDArray[np.uint64]  # the structure, then the structure's own address
+    address: int  # of that last word: the driver takes a list of pointers to parameters
 
 
 @dataclass(frozen=True)
 class PreparedKernel:
-    """A kernel of a plan, with everything decided but the addresses."""
+    """A kernel of a plan, with everything decided except the addresses."""
 
     name: str
     handle: int
     shape: tuple[int, ...]  # grid, block, bytes of shared memory: as the driver takes them
-    template: npt.NDArray[np.uint64]  # of the parameters: what is the same in every launch
-    places: Places  # of the rest
+    template: npt.NDArray[np.uint64]  # the parameters' values that are the same in every launch
+    places: Places  # of the other values
 
     def parameters(self, pointers: Mapping[str, int], workspace: int, counter: int) -> _Parameters:
-        """Those of launches with these addresses; an absent tensor is at 0."""
+        """The parameters of launches with these addresses; an absent tensor is at 0."""
         words, places = np.append(self.template, np.uint64(0)), self.places
         for word, name, encoder in places.maps:
             encoder.write(pointers.get(name, 0), words[word : word + WORDS])
@@ -80,33 +80,33 @@ class PreparedKernel:
 
 
 class PreparedPlan:
-    """The kernels of a plan, compiled, with everything decided but the addresses.
+    """The compiled kernels of a plan, with everything decided except the addresses.
 
     Parameters
     ----------
     plan
         A plan of the CUDA backend.
     strides
-        Of every tensor of the call by name, in elements: (batch, row, head), and of a bias
+        Strides of every tensor of the call by name, in elements: (batch, row, head), and of a bias
         (batch, row, head, column).
     device_id
-        Where it will run.
+        The device that will run it.
 
     Attributes
     ----------
     names
-        Of the tensors, in the order of the addresses of a run.
+        Names of the tensors, in the order of the addresses of a run.
     kernels
-        The compiled kernels in the order they run.
+        The compiled kernels, in the order in which they run.
     launches
-        The same, ready to be launched.
+        The same kernels, ready to launch.
     counter_offset
-        Where in the workspace a tile counter may lie, in bytes; None without one.
+        Offset in the workspace, in bytes, of a tile counter; None without one.
 
     Notes
     -----
-    The parameters of the last launches are kept: most calls come again with
-    addresses that have been, and then nothing is made.
+    The parameters of the latest launches are kept: most calls repeat earlier addresses, and then
+    nothing needs to be packed.
     """
 
     def __init__(self, plan: Plan, strides: Strides, device_id: int) -> None:
@@ -133,7 +133,7 @@ class PreparedPlan:
         Parameters
         ----------
         addresses
-            Of every tensor, in the order of :attr:`names`; of an absent one 0.
+            Addresses of all tensors in the order of :attr:`names`; 0 for an absent one.
         workspace
             Address of ``plan.workspace_bytes`` bytes, a multiple of 256.
         stream
@@ -151,7 +151,7 @@ class PreparedPlan:
             self.launch(addresses, workspace, stream)
 
     def launch(self, addresses: tuple[int, ...], workspace: int, stream: int) -> None:
-        """The same where :func:`is_current` has said that the plan's device is the current one."""
+        """The same, if :func:`is_current` has returned True for the plan's device."""
         counter = 0
         if self.counter_offset is not None:
             place = workspace and workspace + self.counter_offset
@@ -214,7 +214,7 @@ def _prepare_kernel(
 def _of_features(
     plan: Plan, config: KernelConfig, strides: Strides
 ) -> Iterator[tuple[str, str, int | float]]:
-    """Feature, field and value of what the features' parameters hold beside addresses."""
+    """Feature, field and value of the features' parameters that are not addresses."""
     numbers = {use.feature: use.numbers for use in plan.problem.uses}
     for feature in config.features:
         block = feature.device.block
@@ -226,7 +226,7 @@ def _of_features(
 
 
 def _own_strides(block: np.dtype[np.void], strides: Strides) -> Iterator[tuple[str, int]]:
-    """Fields of a feature's parameters that hold strides of its arrays, and what they hold."""
+    """The fields of a feature's parameters that hold strides of its arrays, and their values."""
     names = block.names or ()
     for array in set(names) & set(strides):
         for stride, value in zip(_STRIDES, strides[array], strict=False):
@@ -242,7 +242,7 @@ def _tensor_words(dtype: np.dtype[np.void]) -> list[tuple[int, str]]:
 
 
 def _array_words(struct: ParameterStruct, names: Container[str]) -> Iterator[tuple[int, str]]:
-    """Word of the pointer and name of every array that is no structure with its strides."""
+    """Pointer word and name of every array that is not in a structure with its strides."""
     for path, offset in struct.offsets():
         *_, name = path.split(".")
         if name in names:
@@ -252,7 +252,7 @@ def _array_words(struct: ParameterStruct, names: Container[str]) -> Iterator[tup
 def _map_words(
     struct: ParameterStruct, plan: Plan, launch: KernelLaunch, strides: Strides
 ) -> Iterator[tuple[int, str, TensorMapEncoder]]:
-    """First word of every tensor map, the name of its tensor and what makes the map."""
+    """First word, tensor name and encoder of every tensor map."""
     problem = plan.problem
     fields = {path.removesuffix(".opaque"): offset for path, offset in struct.offsets()}
     places = {path.rpartition(".")[2]: offset for path, offset in fields.items()}
@@ -269,7 +269,7 @@ def _map_words(
 
 
 def _workspace_words(struct: ParameterStruct, plan: Plan) -> Iterator[tuple[str, int, int]]:
-    """Name, word of the pointer and offset of every part of the workspace that a kernel takes."""
+    """Name, pointer word and offset of every part of the workspace that a kernel takes."""
     places = {path.rpartition(".")[2]: offset for path, offset in struct.offsets()}
     for buffer in plan.workspace:
         if buffer.name in places:

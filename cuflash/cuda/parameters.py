@@ -1,7 +1,7 @@
 """The parameter structures of ``cuda_src/params.cuh`` as NumPy dtypes.
 
-Every generated translation unit asserts the sizes and offsets given here, so
-a difference between the two sides is a compile error.
+Every generated translation unit asserts the sizes and offsets given here, so a difference between
+the two sides is a compile error.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ ROW_VECTOR = np.dtype(
     align=True,
 )
 
-#: Of an array that broadcasts.
+#: An array that broadcasts.
 PAIRS = np.dtype(
     [
         ("data", _POINTER),
@@ -50,7 +50,7 @@ PAIRS = np.dtype(
     align=True,
 )
 
-#: What has strides.
+#: Structures with strides.
 STRIDED = (TENSOR, ROW_VECTOR, PAIRS)
 
 SHAPE_FIELDS = (
@@ -66,7 +66,7 @@ SHAPE_FIELDS = (
 SHAPE = np.dtype([(name, np.int32) for name in SHAPE_FIELDS], align=True)
 
 
-#: What is not a pointer, a length or a count.
+#: Fields that are not pointers, lengths or counts.
 _NUMBERS: dict[str, type] = {"scale": np.float64, "factor": np.float32}
 
 
@@ -111,7 +111,7 @@ def _struct(
 
 
 def _padded(dtype: np.dtype[np.void], alignment: int) -> np.dtype[np.void]:
-    """The same, as long as a structure with a member of this alignment."""
+    """The same structure, padded for a member of this alignment."""
     fields = fields_of(dtype)
     size = -(-dtype.itemsize // alignment) * alignment
     offsets = [offset for _, offset in fields.values()]
@@ -119,7 +119,7 @@ def _padded(dtype: np.dtype[np.void], alignment: int) -> np.dtype[np.void]:
     return np.dtype({"names": [*fields], "formats": formats, "offsets": offsets, "itemsize": size})
 
 
-#: Structure of each kernel, by its folder and file in ``cuda_src``.
+#: The structure of each kernel, by its folder and file in ``cuda_src``.
 PARAMETERS = {
     ("fa1", "forward"): _struct(
         "Fa1ForwardParams",
@@ -242,9 +242,9 @@ def parameters_of(generation: str, kernel: str) -> ParameterStruct:
 
 
 def struct_of(config: KernelConfig) -> ParameterStruct:
-    """The same, followed by the parameters of each of the kernel's features.
+    """The kernel's structure, followed by the parameters of each of its features.
 
-    In C++ it is derived from the plain structure, whose offsets stay as they are.
+    In C++ it derives from the plain structure, whose offsets do not change.
     """
     plain = parameters_of(config.generation, config.kernel)
     if not config.features:

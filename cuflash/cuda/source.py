@@ -30,12 +30,12 @@ def find_sources() -> Path:
     """The folder of the CUDA sources.
 
     It is ``CUFLASH_CUDA_SRC`` if that is set, else ``cuda_src`` inside the
-    package (installed from a wheel), else beside it (a checkout).
+    package (installed from a wheel), else beside the package (a checkout).
 
     Raises
     ------
     ToolchainError
-        If it is in none of these places.
+        If they are in none of these places.
     """
     asked = Environment.read().cuda_src
     package = Path(__file__).resolve().parent.parent
@@ -51,25 +51,25 @@ def find_sources() -> Path:
 
 
 def include_closure(root: Path, entry: Path) -> list[Path]:
-    """The file ``entry`` and all it includes, sorted by name."""
+    """The file ``entry`` and all files that it includes, sorted by name."""
     root = root.resolve()
     name = entry.resolve().relative_to(root).as_posix()
     return [root / name for name in Sources(root).closure(name)]
 
 
 def source_digest(root: Path, generation: str, kernel: str) -> str:
-    """Digest of a kernel's include closure: it changes when the kernel can have changed.
+    """Digest of a kernel's include closure: it changes whenever the kernel may have changed.
 
-    CuPy's disk cache looks at the text it is given and not at what that
-    includes, so this digest is part of the text.
+    CuPy's disk cache compares the text that it compiles and not the included files, so this digest
+    is part of the text.
     """
     return Sources(root).digest(generation, kernel)
 
 
 class Sources:
-    """The CUDA sources as they are now: every file is looked at once for what it holds.
+    """The CUDA sources as they are now: each file is read at most once.
 
-    Names are strings: the first call of a process waits for this, and paths take their time.
+    Names are strings, because the first call of a process waits for this, and paths are slow.
     """
 
     def __init__(self, root: Path) -> None:
@@ -84,20 +84,20 @@ class Sources:
         return _digest(tuple(sorted(files.items())))
 
     def digest_of(self, config: KernelConfig) -> str:
-        """Digest of all files that a configuration's kernel is made of."""
+        """Digest of all files that make up a configuration's kernel."""
         headers = (feature.device.header for feature in config.features)
         return self.digest(config.generation, config.kernel, filter(None, headers))
 
     def changed(self) -> bool:
-        """Whether a file has changed since it was looked at: any of all kernels asked for."""
+        """Whether any file that was read has changed since."""
         now = Sources(self.root)
         try:
             return any(then.differs(now._file(name)) for name, then in self._seen.items())
-        except (OSError, UnicodeDecodeError):  # gone, or half written
+        except (OSError, UnicodeDecodeError):  # the file is gone, or half written
             return True
 
     def closure(self, entry: str) -> dict[str, _File]:
-        """The file ``entry`` and all it includes by their names, in the order of the names."""
+        """The file ``entry`` and all files that it includes, by name, sorted."""
         found: dict[str, _File] = {}
         waiting = [entry]
         while waiting:
@@ -108,7 +108,7 @@ class Sources:
         return {name: found[name] for name in sorted(found)}
 
     def _file(self, name: str) -> _File:
-        """A file, read again only if it is not the one of before by its times, number and size."""
+        """A file; read again only if its times, number or size differ from the last reading."""
         if name not in self._seen:
             path = os.path.join(self.root, name)
             stat = os.stat(path)
@@ -126,7 +126,10 @@ class _File:
     time: int  # of its last change
 
     def differs(self, other: _File) -> bool:
-        """Edited in between, be it to the same text: compilers may have read another one."""
+        """Whether it was edited in between.
+
+        An edit back to the same text counts: a compiler may have read another text.
+        """
         return (self.time, self.data) != (other.time, other.data)
 
 
@@ -140,7 +143,7 @@ def _digest(files: tuple[tuple[str, _File], ...]) -> str:
 
 @functools.lru_cache(maxsize=512)
 def _read(path: str, name: str, time: int, mark: tuple[int, ...]) -> _File:
-    del mark  # two texts of one time differ in it
+    del mark  # two texts of the same time differ in it
     with open(path, "rb") as file:
         data = file.read()
     folder = posixpath.dirname(name)
@@ -153,8 +156,8 @@ def translation_unit(
 ) -> str:
     """The text that NVRTC compiles: constants, the kernel's file, its entry.
 
-    With ``jitter`` every operation on a barrier of a pipelined kernel comes late by chance.
-    ``digest`` is that of the sources, for whoever has it.
+    With ``jitter`` every barrier operation of a pipelined kernel is delayed at random. ``digest``
+    is that of the sources, if the caller has it.
     """
     digest = digest or Sources(root).digest_of(config)
     return "\n".join(
@@ -181,14 +184,14 @@ def translation_unit(
     )
 
 
-#: Types of ``Config`` that one feature may name, as a plain kernel has them.
+#: Types of ``Config`` that only one feature may replace, as in a plain kernel.
 _SINGLE = {
     "Lengths": "FixedLengths",
     "Weights": "AllWeights",
     "Chunks": "WholeRows",
     "Keys": "KeysInRows",
 }
-#: Those that hold what features add one after the other; of kernels that see scores or rows.
+#: Types that list the features' parts, for kernels that handle scores or rows.
 _CHAINS = {"Score": "ScoreChain", "Rows": "RowChain"}
 _WITH_CHAINS = ("forward", "backward", "statistics", "bias_gradient", "merge")
 _WITH_WEIGHTS = ("forward", "backward", "bias_gradient")
@@ -196,7 +199,7 @@ _WITH_CHUNKS = ("forward", "merge")
 
 
 def _header(part: DevicePart) -> str:
-    """The line that brings a feature's header, or its text."""
+    """The line that includes a feature's header, or the header's text."""
     return part.text or f'#include "{part.header}"'
 
 
@@ -259,7 +262,7 @@ def _config_lines(config: KernelConfig, jitter: bool) -> list[str]:
 
 
 def _params_lines(config: KernelConfig) -> list[str]:
-    """The structure that a launch passes: the plain one, and what the features add to it."""
+    """The structure that a launch passes: the plain one, with the features' parameters."""
     plain = parameters_of(config.generation, config.kernel).name
     if not config.features:
         return [f"using Params = cuflash::{plain};"]
@@ -268,9 +271,9 @@ def _params_lines(config: KernelConfig) -> list[str]:
 
 
 def _layout_assertions(struct: ParameterStruct) -> list[str]:
-    """Hold the structure of the launch against the one that the host packs.
+    """Assertions that the launch structure matches the one that the host packs.
 
-    NVRTC before 13.1 has no offsetof; __INTADDR__ is what it would be made of.
+    NVRTC before 13.1 has no offsetof; __INTADDR__ is its building block.
     """
     return [
         f'static_assert(sizeof(Params) == {struct.dtype.itemsize}, "{struct.name}: size");',

@@ -18,16 +18,16 @@ from ..planning.problem import DTypeName
 
 __all__ = ["WORDS", "TensorMapEncoder"]
 
-#: 64-bit words of a map.
+#: The number of 64-bit words of a map.
 WORDS = 16
 
-_PANEL = 128  # bytes of a row of a box, the span of the widest swizzle
-#: CUtensorMapDataType, and bytes.
+_PANEL = 128  # bytes of a row of a box: the span of the widest swizzle
+#: CUtensorMapDataType, and the size in bytes.
 _TYPES: dict[str, tuple[int, int]] = {"float16": (6, 2), "float32": (7, 4), "bfloat16": (9, 2)}
 _SWIZZLE_128B = 3
 _PROMOTE_L2_256B = 3
-_KEPT = 256  # maps of one tensor
-_ENOUGH = 4  # maps by the driver that show where an address stands
+_KEPT = 256  # kept maps of one tensor
+_ENOUGH = 4  # driver-made maps that show which word holds the address
 
 
 @functools.cache
@@ -55,7 +55,7 @@ def address_word(maps: Mapping[int, npt.NDArray[np.uint64]]) -> int | None:
 
 
 class TensorMapEncoder:
-    """Makes the maps of one tensor of a call: all is fixed but its address.
+    """Makes the maps of one tensor of a call; only its address varies.
 
     Parameters
     ----------
@@ -64,17 +64,16 @@ class TensorMapEncoder:
     shape
         (batch, rows, heads, columns).
     strides
-        In elements: (batch, row, head); every one of an axis longer than 1
-        positive and a multiple of 16 bytes.
+        In elements: (batch, row, head). The stride of an axis longer than 1 is positive and a
+        multiple of 16 bytes.
     rows
-        Of a box; its columns are 128 bytes.
+        Rows of a box; its columns are 128 bytes.
 
     Notes
     -----
-    A box reaches beyond the tensor as zeros. Maps are kept by address. The
-    driver makes the first few; if these are the same but for one word, which
-    is the address, that word is all that is put into those after them whose
-    addresses are as aligned.
+    A box reads zeros beyond the tensor. Maps are kept by address. The driver makes the first few.
+    If these differ only in one word, and that word is the address, later maps of equally aligned
+    addresses are copies with that word replaced.
     """
 
     def __init__(
@@ -87,7 +86,7 @@ class TensorMapEncoder:
         batch, seqlen, heads, columns = shape
         sizes = (columns, seqlen, heads, batch)
         outer = (strides[1], strides[2], strides[0])
-        # An axis of one element has any stride; a legal one is put in its place.
+        # An axis of one element may have any stride; a legal one replaces it.
         self._type, itemsize = _TYPES[dtype]
         spans = [itemsize * s if n > 1 else 16 for n, s in zip(sizes[1:], outer, strict=True)]
         self._sizes = (ctypes.c_uint64 * 4)(*sizes)
@@ -97,20 +96,20 @@ class TensorMapEncoder:
         self._kept: dict[int, npt.NDArray[np.uint64]] = {}
         self._shown: dict[int, npt.NDArray[np.uint64]] = {}
         self._address_word: int | None = None
-        self._alignment = 0  # of the addresses that showed it
+        self._alignment = 0  # of the addresses of those first maps
         self._base = np.zeros(WORDS, np.uint64)  # one of those maps
 
     @property
     def arguments(self) -> tuple[int, npt.NDArray[np.uint64]]:
-        """What the driver is given beside the address.
+        """The driver's arguments besides the address.
 
-        The type, and the words of sizes, strides, box and steps one after the other.
+        They are the type, and the words of sizes, strides, box and steps in turn.
         """
         arrays = self._sizes, self._strides, self._box, self._steps
         return self._type, np.frombuffer(b"".join(bytes(array) for array in arrays), np.uint64)
 
     def map_of(self, address: int) -> npt.NDArray[np.uint64]:
-        """The map of a tensor at a device address as the driver makes it, :data:`WORDS` words.
+        """The map of a tensor at a device address, as the driver makes it: :data:`WORDS` words.
 
         Raises
         ------
@@ -122,12 +121,12 @@ class TensorMapEncoder:
             found = self._make(address)
             self._learn(address, found)
             if len(self._kept) >= _KEPT:
-                self._kept = {}  # a new one: other threads may be looking at the old
+                self._kept = {}  # a new dictionary: other threads may be reading the old one
             self._kept[address] = found
         return found
 
     def write(self, address: int, to: npt.NDArray[np.uint64]) -> None:
-        """The same words, put where the caller has room for them; without the driver if it can be.
+        """Write the map of an address to ``to``; without the driver if possible.
 
         Raises
         ------

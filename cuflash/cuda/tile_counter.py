@@ -1,7 +1,7 @@
 """Counters from which persistent kernels draw their tiles.
 
-A counter is 0 before a launch and 0 again after it, so launches one after the
-other share one; two at once must not.
+A counter is 0 before and after a launch. Launches in sequence share one; concurrent launches must
+not.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from .current import PER_THREAD, current_stream, is_capturing
 
 __all__ = ["counter_of_launch"]
 
-#: Addresses, and what keeps them. Never shrinks: a counter may be in use for as long as its stream
-#: has work. So every thread that has launched on its per-thread stream leaves one behind, 512 bytes
-#: of CuPy's pool.
+#: Addresses, and the arrays that own them. It never shrinks, because a counter may be in use for as
+#: long as its stream has work. Every thread that has launched on its per-thread stream therefore
+#: leaves one counter behind, 512 bytes of CuPy's pool.
 _counters: dict[tuple[int, int, object], tuple[int, Any]] = {}
 _lock = threading.Lock()
 
 
 class _Thread(threading.local):
-    """Something of the thread's own. Its identifier would be given to another one later."""
+    """A token of the thread. Its identifier would not do: a later thread may get the same one."""
 
     def __init__(self) -> None:
         self.token = object()
@@ -32,22 +32,21 @@ _thread = _Thread()
 
 
 def counter_of_launch(device_id: int, stream: int, workspace: int) -> int:
-    """Address of a counter, 0 and unused when the next launch of a stream runs.
+    """Address of a counter that is 0 and unused when the next launch of a stream runs.
 
-    Of the stream, and for the per-thread default stream of the thread too: what
-    shares it runs one after the other. While a graph is being captured the
-    counter is in the workspace, set to 0 by the graph itself: graphs captured
-    from one stream may run at once.
+    Each stream has its own counter, and each thread has one for its per-thread default stream:
+    launches that share a counter run in sequence. During a capture the counter is in the workspace
+    and the graph itself sets it to 0, because graphs captured from one stream may run concurrently.
 
     Parameters
     ----------
     device_id
         The current device.
     stream
-        Of that device.
+        A stream of that device.
     workspace
-        Address for the counter of a captured launch; 0 if the caller knows that
-        it is not captured.
+        Address for the counter of a captured launch; 0 if the caller knows that there is no
+        capture.
     """
     if workspace and is_capturing(stream):
         import cupy
@@ -66,7 +65,7 @@ def counter_of_launch(device_id: int, stream: int, workspace: int) -> int:
 
 
 def _new_counter(device_id: int, stream: int) -> tuple[int, Any]:
-    """A zero that is made in the order of the stream, and its address before it."""
+    """A counter that is zeroed in the order of the stream, and its address."""
     import cupy
 
     current = current_stream(device_id) == stream

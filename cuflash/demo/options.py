@@ -1,4 +1,4 @@
-"""What a run of the demo is told."""
+"""The options of a run of the demo."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from .model import Shape
 
 __all__ = ["DTYPES", "PRESETS", "Options"]
 
-#: Types that q, k and v may be cast to, and how far the worst element of a
-#: gradient may be from the float64 oracle, as a share of the largest: some
-#: ten times what attention's own rounding was seen to make of it.
+#: The types that q, k and v may be cast to. The number is how far the worst
+#: element of a gradient may be from the float64 oracle, as a share of the largest
+#: element: about ten times the error that attention's own rounding was seen to cause.
 DTYPES = {"float32": 1e-5, "float16": 4e-3, "bfloat16": 3e-2}
 
 
@@ -22,24 +22,25 @@ class Options:
     Attributes
     ----------
     steps : int
-        Of the optimizer.
+        Number of steps of the optimizer.
     batch, seqlen : int
-        Sequences of a step, and bytes of a sequence.
+        Number of sequences in a step, and of bytes in a sequence.
     layers, heads, head_dim : int
-        Of the network.
+        Sizes of the network.
     dtype : str
-        What q, k and v are cast to; everything else is float32.
+        The type that q, k and v are cast to; everything else is float32.
     algorithm, backend : str
         As for :func:`cuflash.attention`.
     seed : int
-        Of the weights and of the order of the text.
+        Seed of the weights and of the order of the text.
     learning_rate : float
-        The largest.
+        The largest learning rate of the schedule.
     compared : int
-        Steps that every generation of attention, and attention by hand, are
-        timed over in the same network; 0 for none.
+        Number of steps over which the demo times every generation of attention,
+        and attention by hand, in the same network; 0 for none.
     generate : int
-        Bytes that the trained network writes, with a cache and without; 0 for none.
+        Number of bytes that the trained network writes, with a cache and without;
+        0 for none.
     """
 
     steps: int

@@ -1,1 +1,1 @@
-"""What a call may have besides q, k, v and a causal mask: a file and a row for each feature."""
+"""What a call may have besides q, k, v and a causal mask: one file and one row per feature."""

@@ -1,4 +1,4 @@
-"""What terms that add a number to scores have in common: its unit."""
+"""The unit of terms that add a number to scores."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from .feature import Request
 
 __all__ = ["INVERSE_UNIT", "inverse_unit"]
 
-#: Fields of a device block: what a number in natural units is multiplied by to have scores' unit.
+#: Fields of a device block that convert a number in natural units to the unit of scores.
 INVERSE_UNIT: tuple[tuple[str, type], ...] = (
     ("inverse_unit", np.float64),
     ("inverse_unit_single", np.float32),
 )
 
-#: Where ``1 / unit``, times a number that is added, is far from the ends of float32.
+#: Bounds within which ``1 / unit``, times an added number, is far from the limits of float32.
 _LEAST_UNIT, _MOST_UNIT = 2.0**-60, 2.0**60
 
 
 def inverse_unit(request: Request, name: str) -> tuple[tuple[str, float], ...]:
-    """Values of those fields for an argument that is added to the scores of a request.
+    """Values of these fields for an argument that is added to the scores of a request.
 
     Raises
     ------

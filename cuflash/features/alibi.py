@@ -1,9 +1,8 @@
-"""ALiBi: scores fall with the distance of their keys, by a slope of every head.
+"""ALiBi: a score falls with the distance of its key, by a slope for every head.
 
-A score of query i of head h, which stands at key ``i + q_offset``, loses
-``alibi_slopes[h] * abs(i + q_offset - j)`` before the softmax and after a
-softcap (Press et al. 2022, "Train Short, Test Long"). The distance counts on
-either side of the query, and slopes may have either sign.
+Query i of head h is at key ``i + q_offset``; its score loses ``alibi_slopes[h] * abs(i + q_offset -
+j)`` before the softmax and after a softcap (Press et al. 2022, "Train Short, Test Long"). The
+distance counts on both sides of the query, and slopes may have either sign.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Bias: a number of every pair, added to its score.
+"""Bias: adds a number to the score of every pair.
 
-``z = scale q k^T + bias`` before the softmax, after a softcap. The array
-broadcasts against (batch, heads_q, seqlen_q, seqlen_kv), and what it is
-broadcast over is never repeated in memory. Minus infinity hides a pair.
+``z = scale q k^T + bias`` before the softmax, after a softcap. The array broadcasts against (batch,
+heads_q, seqlen_q, seqlen_kv) and is never repeated in memory. Minus infinity hides a pair.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _DEVICE = DevicePart(
 )
 
 
-#: Of FlashAttention-3 where it brings a bias to shared memory, which differs from key to key.
+#: For FlashAttention-3, which brings a bias that differs from key to key to shared memory.
 _STAGED = DevicePart(
     kernels=frozenset({("fa3", "forward"), ("fa3", "backward")}),
     struct="StagedBiasParams",

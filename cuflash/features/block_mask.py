@@ -1,9 +1,8 @@
 """Block masks: a pair takes part where its block of queries and keys is True.
 
-The blocks broadcast against (batch, heads_q, blocks of queries, blocks of
-keys). They hide what they hide after all that changes scores, beside a mask of
-pairs, a causal mask or a window. The size of a block changes the machine code:
-kernels whose tiles lie in one block each ask once for a tile.
+The blocks broadcast against (batch, heads_q, blocks of queries, blocks of keys). They hide pairs
+after all changes of scores, in addition to a mask of pairs, a causal mask or a window. The size of
+a block changes the machine code: kernels whose tiles each lie in one block test it once for a tile.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ from .use import Use
 __all__ = ["BLOCK_MASK", "check_block"]
 
 _NAME = "block_mask"
-#: Of which the queries and the keys of a block are a multiple.
+#: The queries and keys of a block are a multiple of this.
 _STEP = 64
-#: Largest block: beyond the longest sequence all are alike.
+#: The largest block: beyond the longest sequence all sizes are equivalent.
 _MOST = 2**30
 _BLOCK = np.dtype([*block_of(_NAME), ("q_blocks", np.int32), ("kv_blocks", np.int32)], align=True)
 _IN_PLACE = frozenset(name for name in MAIN_KERNELS if name[0] != "fa3")
@@ -36,7 +35,7 @@ _DEVICE = DevicePart(
     seams=(("Score", "BlockMaskTerm<Config, {block_queries}, {block_keys}>"),),
     header="features/block_mask.cuh",
 )
-#: Of FlashAttention-3: also bits of tiles, in the workspace.
+#: For FlashAttention-3: also bits of tiles, in the workspace.
 _LISTED = DevicePart(
     kernels=frozenset({("fa3", "forward"), ("fa3", "backward")}),
     struct="ListedBlocksParams",
@@ -54,12 +53,12 @@ _LISTED = DevicePart(
 
 
 def check_block(name: str, value: Any) -> tuple[int, int]:
-    """Queries and keys of a block.
+    """The queries and keys of a block.
 
     Raises
     ------
     ArgumentTypeError, ArgumentValueError
-        If they are no two multiples of 64.
+        If they are not two multiples of 64.
     """
     expected = f"(bq, bkv), two positive multiples of {_STEP}"
     if not isinstance(value, (tuple, list)) or len(value) != 2:
@@ -77,7 +76,7 @@ def _hide(scores: Any, place: ScorePlace, given: Given) -> None:
     whole = blocks.reshape((1,) * (4 - blocks.ndim) + blocks.shape) != 0
     entries, heads, rows, columns = whole.shape
     entry = place.batch // given["entries"] % entries
-    of_head = whole[entry, place.head * (heads > 1)]  # then row and column of blocks
+    of_head = whole[entry, place.head * (heads > 1)]  # the next axes are row and column of blocks
     for row, queries in _runs(place.i, given["block_queries"], rows):
         for column, keys in _runs(place.j.ravel(), given["block_keys"], columns):
             shown = of_head[..., row, column]
@@ -86,7 +85,7 @@ def _hide(scores: Any, place: ScorePlace, given: Given) -> None:
 
 
 def _runs(positions: Any, block: int, blocks: int) -> Iterator[tuple[int, slice]]:
-    """Blocks that consecutive positions are in, and where those of each of them are."""
+    """The blocks of consecutive positions, with the positions in each block."""
     begin, end = int(positions[0]), int(positions[-1]) + 1
     for index in range(begin // block, -(-end // block)):
         first, last = max(begin, index * block), min(end, (index + 1) * block)

@@ -1,4 +1,4 @@
-"""How a feature enters the kernels: a header, parameters, and types that ``Config`` names."""
+"""How a feature enters kernels: a header, parameters, and types that ``Config`` names."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ __all__ = ["MAIN_KERNELS", "TENSOR_MAP", "DevicePart", "KernelName", "with_map"]
 #: Folder and file of a kernel.
 KernelName = tuple[str, str]
 
-#: CUtensorMap of the driver, which lies at a multiple of 64 bytes.
+#: CUtensorMap of the driver; its address is a multiple of 64 bytes.
 TENSOR_MAP = np.dtype([("opaque", np.uint64, (16,))])
 _MAP_ALIGNMENT = 64
 
 
 def with_map(*fields: tuple[str, Any]) -> np.dtype[np.void]:
-    """A block of parameters of these fields, one of which is a map: whole lines of 64 bytes."""
+    """A block of parameters with a tensor map among its fields: a multiple of 64 bytes long."""
     block = np.dtype(list(fields), align=True)
     size = -(-block.itemsize // _MAP_ALIGNMENT) * _MAP_ALIGNMENT
     kinds = {name: field[:2] for name, field in (block.fields or {}).items()}
@@ -32,7 +32,7 @@ def with_map(*fields: tuple[str, Any]) -> np.dtype[np.void]:
     )
 
 
-#: Those that compute tiles of scores.
+#: Kernels that compute tiles of scores.
 MAIN_KERNELS: frozenset[KernelName] = frozenset(
     (
         *(
@@ -47,25 +47,25 @@ MAIN_KERNELS: frozenset[KernelName] = frozenset(
 
 @dataclass(frozen=True)
 class DevicePart:
-    """What a feature adds to the kernels that it enters.
+    """A feature's additions to kernels.
 
     Attributes
     ----------
     kernels
-        Those kernels. A term of the scores enters :data:`MAIN_KERNELS`; lengths and ends of rows
-        enter also the small kernels that ask which rows are dead.
+        The kernels that it changes. A term of the scores changes :data:`MAIN_KERNELS`; lengths and
+        ends of rows also change the small kernels that must know the dead rows.
     struct
-        C++ name of its parameters; the member is named as the feature.
+        C++ name of its parameters; the member has the feature's name.
     block
-        The same as a NumPy dtype. A field of the name of an array holds its address.
+        The same as a NumPy dtype. A field with the name of an array holds its address.
     seams
         Types that ``Config`` names, each with the C++ type that the feature puts there. A name in
-        braces stands for a constant of the use, or for the C++ name of a dtype; ``{before}`` for
-        the type that would be there without the feature.
+        braces stands for a constant of the use, or for the C++ name of a dtype; ``{before}`` stands
+        for the type without the feature.
     header
-        Its file, from the root of the CUDA sources.
+        Its file, relative to the root of the CUDA sources.
     text
-        The header itself, where it is no file of the CUDA sources.
+        The header's text, if it is not a file of the CUDA sources.
     """
 
     kernels: frozenset[KernelName]
@@ -77,6 +77,6 @@ class DevicePart:
 
     @property
     def alignment(self) -> int:
-        """Bytes of which its parameters lie at a multiple."""
+        """The alignment of its parameters in bytes."""
         kinds = [field[0] for field in (self.block.fields or {}).values()]
         return _MAP_ALIGNMENT if TENSOR_MAP in kinds else self.block.alignment

@@ -1,11 +1,11 @@
-"""Which pairs of a query and a key dropout keeps: random bits that depend on their place alone.
+"""The pairs that dropout keeps: random bits that depend only on the pair's position.
 
-One call of Philox serves eight pairs, those that one lane holds of 16 queries by 16
-keys in the operand of a matrix product. Query i and key j of head h of entry b have the
-counter ``(j / 16 * 4 + j % 8 / 2, i / 16 * 8 + i % 8, b * heads + h, offset)``, of whose
-four words theirs is number ``i / 8 % 2 + 2 * (j / 8 % 2)``, its lower half if j is
-even, else the upper one. Of that half 14 bits are the draw: a pair is kept where it
-is below a limit. ``cuda_src/features/dropout.cuh`` draws the same.
+One call of Philox serves the eight pairs that one lane holds of 16 queries by 16 keys in the
+operand of a matrix product. Query i and key j of head h of entry b have the counter ``(j / 16 * 4 +
+j % 8 / 2, i / 16 * 8 + i % 8, b * heads + h, offset)``. Of its four words they use number ``i / 8 %
+2 + 2 * (j / 8 % 2)``: the lower half if j is even, else the upper half. 14 bits of that half are
+the draw, and a pair is kept if its draw is below a limit. ``cuda_src/features/dropout.cuh`` draws
+the same.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ __all__ = ["DRAWS", "ROUNDS", "Stream", "draws", "limit_of", "stream_of"]
 
 #: Rounds of Philox.
 ROUNDS = 7
-#: How many different draws there are.
+#: The number of different draws.
 DRAWS = 2**14
 
-#: Two words of the key, and the last word of the counter.
+#: The two words of the key, and the last word of the counter.
 Stream = tuple[int, int, int]
 
 _BLOCK = 16  # queries or keys that share calls
 
 
 def limit_of(p: float) -> int:
-    """Draws of which a pair is kept, of all that there are."""
+    """The number of draws that keep a pair."""
     return round(DRAWS * (1 - p))
 
 
 def stream_of(words: Sequence[Any]) -> Stream:
-    """What the words of a seed say: the key, and perhaps an offset, its lower word first.
+    """The key and the offset from the words of a seed; an offset has its lower word first.
 
-    The upper word of the offset changes the key, for which alone there is room.
+    The upper word of the offset changes the key: the counter has no room for it.
     """
     lower, upper, *offset = map(int, words[:4])
     if not offset:
@@ -55,16 +55,16 @@ def draws(
     Parameters
     ----------
     stream
-        Of the seed.
+        The stream of the seed.
     heads
         ``b * heads + h`` of some entries and heads.
     queries, keys
-        Runs of queries and of keys.
+        Ranges of queries and of keys.
 
     Returns
     -------
     ndarray
-        Of all axes of ``heads``, then query and key: numbers below :data:`DRAWS`.
+        Numbers below :data:`DRAWS`, with the axes of ``heads``, then query and key.
     """
     *key, offset = stream
     of_queries, of_keys = _calls(queries, 8), _calls(keys, 4)
@@ -72,7 +72,7 @@ def draws(
     counter = (of_keys, of_queries[:, None], of_heads, offset)
     words = philox4x32(counter, key, ROUNDS)
     shape = (*words[0].shape[:-2], of_queries.size // 8, 8, of_keys.size // 4, 4)
-    # Of blocks: query / 8 % 2, query % 8, key / 8 % 2, key % 8 / 2, key % 2.
+    # Axes of a block: query / 8 % 2, query % 8, key / 8 % 2, key % 8 / 2, key % 2.
     split = (*shape[:-4], shape[-4], 2, 8, shape[-2], 2, 4, 2)
     found = np.empty(split, np.uint16)
     for number, word in enumerate(words):
@@ -87,6 +87,6 @@ def draws(
 
 
 def _calls(run: slice, of_block: int) -> npt.NDArray[np.uint64]:
-    """The words of the counter of all blocks that a run touches, so many of each."""
+    """The counter words of all blocks that a range touches, ``of_block`` words per block."""
     first, end = run.start // _BLOCK, -(-run.stop // _BLOCK)
     return np.arange(first * of_block, max(first, end) * of_block, dtype=np.uint64)

@@ -1,9 +1,9 @@
-"""Dropout: weights of pairs that are left out at random, those that stay made larger.
+"""Dropout: drops weights of random pairs and scales up the others.
 
-``out = sum keep / (1 - p) P v`` with P of the softmax as it is without; the
-log-sum-exp is that of all weights. Which pairs are kept depends on the seed, the entry of the
-batch, the number of heads, the head, the query and the key alone: see ``draws``. Of p the
-nearest number of so many draws counts, for the pairs as for the factor.
+``out = sum keep / (1 - p) P v`` with P of the softmax without dropout; the log-sum-exp covers all
+weights. Which pairs are kept depends only on the seed, the batch entry, the number of heads, the
+head, the query and the key: see ``draws``. p is rounded to a whole number of draws, both for the
+pairs and for the factor.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ __all__ = [
 ]
 
 _NAME = "dropout_seed"
-#: Of a seed that is an array: its key, or the key and an offset.
+#: Lengths of a seed array: a key, or a key and an offset.
 SEED_LENGTHS = (2, 4)
-#: Of one that also says at which entry and head a part of a larger call begins.
+#: The length of one that also holds the entry and head at which a part of a larger call begins.
 PART_LENGTH = 6
 _SEEDS = 2**64
 _DEVICE = DevicePart(
@@ -60,12 +60,12 @@ _DEVICE = DevicePart(
 
 
 def check_probability(name: str, value: Any) -> float:
-    """A number from 0 to below 1, of which something is kept.
+    """A probability from 0 to below 1 that keeps some pairs.
 
     Raises
     ------
     ArgumentTypeError, ArgumentValueError
-        If it is none.
+        If it is not such a number.
     """
     expected = "a number from 0 to below 1"
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real):
@@ -83,12 +83,12 @@ def check_probability(name: str, value: Any) -> float:
 
 
 def check_seed(name: str, value: Any) -> int:
-    """A seed that is no array.
+    """A seed that is not an array.
 
     Raises
     ------
     ArgumentTypeError, ArgumentValueError
-        If it is no integer, or one out of range.
+        If it is not an integer, or out of range.
     """
     expected = f"an integer from 0 to {_SEEDS - 1}, or an array of 2 or 4 uint32"
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Integral):
@@ -110,19 +110,19 @@ def _kept(place: ScorePlace, given: Given) -> Any:
 
 
 def _first(words: Any) -> tuple[int, int]:
-    """The entry and the head at which the arrays begin, as a seed says it."""
+    """The entry and the head at which the arrays begin, from a seed's words."""
     if words is None or len(words) < PART_LENGTH:
         return 0, 0
     return int(words[4]), int(words[5])
 
 
 def check_both(p: float | None, seeded: bool) -> None:
-    """Hold a probability and whether there is a seed against each other.
+    """Check that a probability and a seed are given together.
 
     Raises
     ------
     ArgumentValueError
-        If one is there without the other.
+        If one is given without the other.
     """
     if p and not seeded:
         expected = "an integer, or an array of 2 or 4 uint32: gradients need the same one"
@@ -133,7 +133,7 @@ def check_both(p: float | None, seeded: bool) -> None:
 
 
 def words_of(seed: int) -> tuple[int, int]:
-    """The words of a seed that is no array, the lower one first."""
+    """The words of a seed that is not an array, the lower one first."""
     return seed % 2**32, seed // 2**32
 
 

@@ -1,8 +1,7 @@
 """Arrays of dual numbers: values and their derivatives by the scores, as NumPy arrays.
 
-Forward mode of automatic differentiation (Griewank and Walther, "Evaluating
-Derivatives", 2008, chapter 3) for the ufuncs that a function of scores is made
-of. The twin of ``cuda_src/tile/dual.cuh``.
+Forward mode of automatic differentiation (Griewank and Walther, "Evaluating Derivatives", 2008,
+chapter 3) for the ufuncs that a score function may use. It mirrors ``cuda_src/tile/dual.cuh``.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import numpy as np
 
 __all__ = ["DualArray"]
 
-#: A function of a value x and its result y, which gives the derivative.
+#: A function of a value x and its result y that returns the derivative.
 _Derivative = Callable[[Any, Any], Any]
 
 _OF_ONE: dict[np.ufunc, _Derivative] = {
@@ -36,7 +35,7 @@ _OF_ONE: dict[np.ufunc, _Derivative] = {
     np.sign: lambda x, y: 0.0,
 }
 
-#: Of two values and their result: the derivatives by either.
+#: A function of two values and their result that returns both derivatives.
 _Derivatives = Callable[[Any, Any, Any], tuple[Any, Any]]
 
 _OF_TWO: dict[np.ufunc, _Derivatives] = {
@@ -76,16 +75,16 @@ class DualArray(np.lib.mixins.NDArrayOperatorsMixin):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the values."""
+        """The shape of the values."""
         return np.shape(self.value)
 
     @property
     def dtype(self) -> Any:
-        """Of the values."""
+        """The dtype of the values."""
         return np.asarray(self.value).dtype
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
-        """The function of the values, with the derivative by the chain rule."""
+        """Apply a ufunc to the values, and the chain rule to the slopes."""
         into = kwargs.pop("out", (None,))[0]
         if method != "__call__" or kwargs or not isinstance(into, (DualArray, type(None))):
             return NotImplemented
@@ -96,7 +95,7 @@ class DualArray(np.lib.mixins.NDArrayOperatorsMixin):
         return into
 
     def copy(self) -> DualArray:
-        """The same numbers, apart from these."""
+        """A copy of these numbers."""
         return DualArray(np.copy(self.value), np.copy(self.slope))
 
     @staticmethod
@@ -121,7 +120,7 @@ class DualArray(np.lib.mixins.NDArrayOperatorsMixin):
     def __array_function__(
         self, function: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """``numpy.where``, by the same condition for values and derivatives, and ``numpy.clip``."""
+        """``numpy.where`` with one condition for values and slopes, and ``numpy.clip``."""
         del types
         if function is np.clip and not kwargs and len(args) == 3:
             x, least, most = args

@@ -1,4 +1,4 @@
-"""What the host has to know of a feature."""
+"""What the host must know about a feature."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Axis = Literal[
     "q_blocks",
     "kv_blocks",
 ]
-#: A dtype of the problem: of q, of the output, or of the softmax; or one whatever they are.
+#: A dtype rule: that of q, of the output, or of the softmax; or a fixed dtype.
 DTypeRule = Literal[
     "storage", "output", "compute",
     "float16", "bfloat16", "float32", "float64", "bool", "int32", "int64", "uint8", "uint32",
@@ -41,26 +41,25 @@ class ArrayRule:
         Sizes of its axes, in order. "batch" and "heads_q" or "heads_kv" also
         say which axes may be divided over devices and mapped by ``vmap``.
     dtypes
-        Those that it may have.
+        The dtypes it may have.
     differentiable
-        Whether ``wrt`` may name it; its gradient is then ``d`` and its name,
-        of the same shape and dtype.
+        Whether ``wrt`` may name it; its gradient is then named ``d`` plus its name, with the same
+        shape and dtype.
     shared
-        Axes that an array may lack, from the first on: it then holds the same
-        for all of them.
+        Leading axes that an array may lack; it is then the same along them.
     broadcast
-        Whether it may lack any axes, from the first on, and have 1 in place of
-        the size of any other. Its elements may then lie at any strides.
+        Whether it may lack any leading axes, and have size 1 along any other. Its elements may then
+        have any strides.
     lengths
-        Of an array with one axis that is none of the problem: how many
-        elements it may have, the first of a new one.
+        For an array with one axis that is not an axis of the problem: the lengths it may have; a
+        new array has the first.
     part_length
-        How many where it also says at which part of a larger call the arrays
-        begin, which no public function asks for.
+        The length if it also holds the part of a larger call at which the arrays begin; no public
+        function uses this.
     most_axes
-        Of an array with axes of its own, of any sizes: how many it may have.
+        For an array with axes of its own, of any sizes: their largest number.
     argument
-        The argument that it is a part of; empty: it is one itself.
+        The argument of which it is a part; empty if it is an argument itself.
     """
 
     axes: tuple[Axis, ...]
@@ -75,37 +74,37 @@ class ArrayRule:
 
     @property
     def batch_axis(self) -> int | None:
-        """Which axis counts batch entries; None if they share the array."""
+        """The axis that counts batch entries; None if they share the array."""
         return self.axes.index("batch") if "batch" in self.axes else None
 
     @property
     def heads_axis(self) -> int | None:
-        """Which axis counts heads; None if they share the array."""
+        """The axis that counts heads; None if they share the array."""
         found = [i for i, axis in enumerate(self.axes) if axis in ("heads_q", "heads_kv")]
         return found[0] if found else None
 
 
 @dataclass(frozen=True)
 class Request:
-    """What a call asks of a feature.
+    """A call's request to a feature.
 
     Attributes
     ----------
     problem
-        Everything that is known so far: the bounds of the keys, and the features before this one.
+        What is known so far: the bounds of the keys, and the earlier features.
     keywords
-        The feature's own, checked; those that were not given are absent.
+        The feature's own keywords, checked; absent ones are left out.
     operands
-        Its arrays that were given, checked against their rules.
+        Its given arrays, checked against their rules.
     position
-        Of query 0 among the keys, whatever the mask.
+        The position of query 0 among the keys, whatever the mask.
     draws
-        Of dropout: after how many entries of the batch, and after how many
-        query heads, draws repeat; None for those of the problem.
+        For dropout: the numbers of batch entries and of query heads after which draws repeat; None
+        for those of the problem.
     places
-        The same of the entries and heads that a function of scores is given.
+        The same for the entries and heads that a score function sees.
     bottom_right
-        Whether the position is where the last query stands at the last key, and not asked for.
+        Whether the position is the default, with the last query at the last key.
     """
 
     problem: AttentionProblem
@@ -117,21 +116,21 @@ class Request:
     bottom_right: bool = False
 
 
-@dataclass(frozen=True, eq=False)  # a row is itself: tables are kept by their rows
+@dataclass(frozen=True, eq=False)  # compared by identity: tables are cached by their rows
 class Feature:
     """A row of the table of features.
 
     Attributes
     ----------
     name
-        By which uses, kernels and refusals name it.
+        Its name in uses, kernels and refusals.
     use
-        What it adds to the problem of a call; None if this call does not use it.
+        Its addition to the problem of a call; None if the call does not use it.
     device
         How it enters kernels.
     keywords
-        Checks of its keywords that are not arrays: each takes the name and the
-        value, which is not None, and returns the value or raises.
+        Checks of its keywords that are not arrays: each takes the name and a value other than None,
+        and returns the value or raises.
     arrays
         Rules of its array arguments.
     """
@@ -144,6 +143,6 @@ class Feature:
 
     @property
     def arguments(self) -> tuple[str, ...]:
-        """Names of its arguments: of one that is a number or an array, once."""
+        """The names of its arguments; one that may be a number or an array appears once."""
         arrays = (rule.argument or name for name, rule in self.arrays.items())
         return tuple(dict.fromkeys((*self.keywords, *arrays)))

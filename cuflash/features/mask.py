@@ -1,8 +1,7 @@
 """Boolean masks: a pair takes part where the mask is True.
 
-The array broadcasts against (batch, heads_q, seqlen_q, seqlen_kv), and what
-it is broadcast over is never repeated in memory. It hides what it hides after
-all that changes scores, whatever they are, beside a causal mask or a window.
+The array broadcasts against (batch, heads_q, seqlen_q, seqlen_kv) and is never repeated in memory.
+It hides pairs after all changes of scores, in addition to a causal mask or a window.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _DEVICE = DevicePart(
     header="features/mask.cuh",
 )
 
-#: Of FlashAttention-3 for a mask that differs from key to key: bits in the workspace.
+#: For FlashAttention-3 and a mask that differs from key to key: bits in the workspace.
 _PACKED = DevicePart(
     kernels=frozenset({("fa3", "forward"), ("fa3", "backward")}),
     struct="PackedMaskParams",

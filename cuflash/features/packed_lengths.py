@@ -1,11 +1,10 @@
 """Packed batches: the rows of several sequences follow one another in arrays of one length.
 
-Rows ``cu_seqlens_q[b]`` to ``cu_seqlens_q[b + 1]`` of q are sequence b, and its
-queries see the keys ``cu_seqlens_kv[b]`` to ``cu_seqlens_kv[b + 1]`` alone, as
-flash-attn's functions for variable lengths have it (Dao 2023). The first offset
-is 0. Rows behind the last one belong to no sequence: their output is 0, their
-log-sum-exp minus infinity, and their gradients are 0. Without ``q_offset`` the
-last query of a sequence stands at its last key.
+Rows ``cu_seqlens_q[b]`` to ``cu_seqlens_q[b + 1]`` of q are sequence b, and its queries see only
+the keys ``cu_seqlens_kv[b]`` to ``cu_seqlens_kv[b + 1]``, as in flash-attn's functions for variable
+lengths (Dao 2023). The first offset is 0. Rows after the last offset belong to no sequence: their
+output is 0, their log-sum-exp minus infinity, and their gradients are 0. Without ``q_offset`` the
+last query of a sequence is at its last key.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ __all__ = ["NAMES", "PACKED_LENGTHS", "sequences_of"]
 #: Arrays, in the order of the queries and the keys.
 NAMES = "cu_seqlens_q", "cu_seqlens_kv"
 
-#: Rows that a sequence begins at a multiple of in a workspace: kAlignment of the device.
+#: In a workspace every sequence begins at a multiple of this many rows: kAlignment of the device.
 _ALIGNMENT = 128
 
 _STEPS = ("statistics", "convert_dq", "sink_gradient")
@@ -62,12 +61,12 @@ def _use(request: Request) -> Use | None:
 
 
 def _check_offsets(request: Request) -> None:
-    """Both are given, as long, and not empty, which arrays of a call without pairs might be.
+    """Check that both are given, equally long and not empty; without pairs they might be empty.
 
     Raises
     ------
     ArgumentValueError
-        Naming the one that is not.
+        Naming the wrong one.
     """
     for name, other in (NAMES, NAMES[::-1]):
         if name not in request.operands:
@@ -81,14 +80,14 @@ def _check_offsets(request: Request) -> None:
 
 
 def sequences_of(specs: Mapping[str, TensorSpec], layout: LayoutName) -> int:
-    """How many sequences a call packs, the rows behind the last one counted as one more.
+    """The number of packed sequences, with the rows after the last one as one more.
 
-    0 of a call that packs none.
+    It is 0 for a call without packed sequences.
 
     Raises
     ------
     ArgumentValueError
-        If the arrays have an axis of the batch, or heads before rows.
+        If the arrays have a batch axis, or heads before rows.
     """
     given = [name for name in NAMES if name in specs]
     if given and layout != "shd":

@@ -17,24 +17,23 @@ _STRIDES = ("batch_stride", "head_stride", "row_stride", "column_stride")
 
 
 def block_of(name: str) -> list[tuple[str, type]]:
-    """Fields of a device block for an array that kernels read where it lies."""
+    """Fields of a device block for an array that kernels read in place."""
     strides = ((f"{name}_{stride}", np.int64) for stride in _STRIDES)
     return [(name, np.uint64), *strides, ("entries", np.int32), ("own_entries", np.int32)]
 
 
 def numbers_of(array: Operand) -> tuple[tuple[str, int], ...]:
-    """Which of its entries and heads are whose: values of fields of a device block."""
+    """Values of the device block's fields that map batch entries and heads to the array's own."""
     own, heads, _, _ = array.pairs
     entries = 1 if array.entries is None else array.entries[0]
     return ("entries", entries), ("own_entries", max(1, own)), ("own_heads", heads)
 
 
 def part_of(array: Any, place: ScorePlace, entries: int = 1) -> Any:
-    """The part of an array which a tile needs.
+    """The part of an array that a tile needs.
 
-    (batch, head of the keys, key, head of the group, query), each its size or
-    1; a view unless so many neighbouring ``entries`` of the batch share one of
-    the array's.
+    Its axes are (batch, kv head, key, head of the group, query), each its full size or 1. It is a
+    view unless ``entries`` neighbouring batch entries share one of the array's.
     """
     whole = array.reshape((1,) * (len(AXES) - array.ndim) + array.shape)
     _, of_keys, _, group, _ = place.head.shape

@@ -1,7 +1,7 @@
-"""The closed list of what does not go together. Every other pair runs.
+"""The complete list of names that do not go together. Every other pair runs.
 
-A name is that of a feature, an algorithm, a backend, a pass or a storage type,
-or "gradient of" an array.
+A name is that of a feature, an algorithm, a backend, a pass or a storage type, or "gradient of" an
+array.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ __all__ = ["REFUSED", "Refusal", "check_refused", "gradients_of"]
 
 @dataclass(frozen=True)
 class Refusal:
-    """Two names that no call may have together, and why."""
+    """Two names that no call may combine, and the reason."""
 
     first: str
     second: str
     reason: str
 
 
-#: All other features run together, with every backend, pass and dtype. An algorithm that has no
-#: kernel for some of them says so when it plans: then "auto" takes the next one.
+#: All other features run together, with every backend, pass and dtype. An algorithm that lacks a
+#: kernel for a combination says so when it plans; "auto" then takes the next one.
 REFUSED: tuple[Refusal, ...] = (
     Refusal("softcap", "score_mod", "the text can cap scores: cap * tanh(s / cap)"),
     Refusal("packed_lengths", "used_lengths", "offsets say where sequences begin and end"),
@@ -37,17 +37,17 @@ REFUSED: tuple[Refusal, ...] = (
 
 
 def gradients_of(wrt: Iterable[str]) -> tuple[str, ...]:
-    """What the list calls the gradients of these arrays."""
+    """The names in the list for the gradients of these arrays."""
     return tuple(f"gradient of {name}" for name in wrt)
 
 
 def check_refused(names: Iterable[str]) -> None:
-    """Hold what a call has against the list.
+    """Check the names of a call against the list.
 
     Raises
     ------
     UnsupportedError
-        Naming both of a pair that is refused, and the reason.
+        Naming both members of a refused pair, and the reason.
     """
     present = frozenset(names)
     for pair in REFUSED:

@@ -1,7 +1,7 @@
-"""Functions of the scores that a caller writes, as CUDA C++ and as NumPy.
+"""Score functions that a caller writes, as CUDA C++ and as NumPy.
 
-A score ``s = scale * q k^T`` becomes what the function says, before slopes,
-bias and masks. Its derivative comes from dual numbers: no second text.
+The function replaces the score ``s = scale * q k^T`` before slopes, bias and masks. Its derivative
+comes from dual numbers, so no second text is needed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .use import Operand, Use
 __all__ = ["ARRAY_DTYPES", "SCORE_MOD", "host_arguments"]
 
 _NAME = "score_mod"
-#: Of its arrays, and most of their axes.
+#: Dtypes of its arrays.
 ARRAY_DTYPES: tuple[DTypeRule, ...] = (
     "float32", "float64", "float16", "bfloat16", "int32", "int64", "uint32", "bool",
 )  # fmt: skip
@@ -41,7 +41,7 @@ def _check(name: str, value: Any) -> ScoreText:
 
 @dataclass(frozen=True)
 class _HostArray:
-    """An array that NumPy functions call with indices; outside of an axis the nearest element."""
+    """An array that a NumPy function calls with indices, each clamped to its axis."""
 
     array: Any
 
@@ -54,7 +54,7 @@ class _HostArray:
 
 
 class _HostArguments:
-    """What a NumPy function has for ``p``."""
+    """The object ``p`` of a NumPy function."""
 
     def __init__(self, members: Mapping[str, Any]) -> None:
         self.__dict__.update(members)
@@ -63,9 +63,9 @@ class _HostArguments:
 def host_arguments(
     score: ScoreText, arrays: Mapping[str, Any], real: np.dtype[Any]
 ) -> _HostArguments:
-    """Numbers and arrays, those by the names of their tensors, as a NumPy function reads them.
+    """The numbers and arrays of a NumPy function; arrays are given by the names of their tensors.
 
-    As on the device, real numbers are of the type that scores are computed in.
+    As on the device, real numbers have the type in which scores are computed.
     """
     named = {name: arrays[slot] for name, slot in zip(score.arrays, SLOTS, strict=False)}
     read = {
@@ -76,14 +76,14 @@ def host_arguments(
 
 
 def _run(score: ScoreText, scores: Any, place: ScorePlace, given: Given) -> Any:
-    """What the NumPy function makes of scores.
+    """The scores that the NumPy function returns.
 
     Raises
     ------
     ArgumentValueError
-        If it is nothing that has their shape.
+        If the result does not have their shape.
     UnsupportedError
-        If dual numbers do not know what the function calls.
+        If dual numbers do not support a function that it calls.
     """
     arguments = host_arguments(score, given, scores.dtype)
     entry, head = (int(n) for n in given.get(PLACE, (0, 0)))
@@ -113,7 +113,7 @@ def _change(score: ScoreText, scores: Any, place: ScorePlace, given: Given) -> N
 def _change_with_slope(score: ScoreText, scores: Any, place: ScorePlace, given: Given) -> Any:
     with np.errstate(all="ignore"):
         changed = _run(score, DualArray(scores.copy(), np.ones_like(scores)), place, given)
-    if not isinstance(changed, DualArray):  # it does not depend on the scores
+    if not isinstance(changed, DualArray):  # the result does not depend on the scores
         changed = DualArray(changed, 0.0)
     scores[...] = changed.value
     slope = np.empty_like(scores)
@@ -129,7 +129,7 @@ def _host_part(score: ScoreText) -> HostPart | None:
 
 
 def _text_array(name: str, array: Operand) -> TextArray:
-    """What the text has of an array. With indices of 64 bits kernels need many registers more."""
+    """An array as the text sees it. 64-bit indices would cost kernels many more registers."""
     if max(array.shape) > _MOST_OF_AXIS:
         got = f"{name}, an array of shape {array.shape}"
         raise ArgumentValueError(_NAME, got, f"at most {_MOST_OF_AXIS} elements along an axis")
@@ -140,7 +140,7 @@ def _text_array(name: str, array: Operand) -> TextArray:
 def _numbers(
     request: Request, score: ScoreText, arrays: tuple[Operand, ...]
 ) -> tuple[tuple[str, int | float], ...]:
-    """Values of the fields of the device block, and what NumPy functions are told."""
+    """Values of the device block's fields, and the numbers of a NumPy function."""
     problem = request.problem
     entries, heads = request.places or (problem.batches, problem.heads_q)
     sizes = (
@@ -169,7 +169,7 @@ def _use(request: Request) -> Use | None:
         got = f"{request.position} with {_NAME}"
         raise ArgumentValueError("q_offset", got, f"{-MAX_SEQLEN} to {MAX_SEQLEN}")
     problem = request.problem
-    if not problem.has_pairs:  # and arrays may be empty
+    if not problem.has_pairs:  # arrays may then be empty
         return None
     operands = tuple(request.operands[slot] for slot in SLOTS[: len(score.arrays)])
     arrays = tuple(map(_text_array, score.arrays, operands))

@@ -1,4 +1,4 @@
-"""The translation unit's part of a function of scores: what the caller wrote, and what it reads."""
+"""The translation unit's part of a score function: the caller's text, and its arguments."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ __all__ = [
     "uses",
 ]
 
-#: Names of the tensors that arrays of a function are, in their order.
+#: Tensor names of a function's arrays, in order.
 SLOTS: tuple[str, ...] = tuple(f"score_array_{i}" for i in range(8))
 
-#: Name of the tensor that says at which entry and head of a larger call the arrays begin.
+#: Name of the tensor that holds the entry and head of a larger call at which the arrays begin.
 PLACE = "score_place"
 
-#: What the text may not contain: a directive of the preprocessor, however it is spelt, and what
-#: could hide where a comment or a brace ends.
+#: What the text may not contain: a preprocessor directive, in any spelling, and characters that
+#: could hide the end of a comment or a brace.
 _REFUSED = ("#", "%:", "??=", "\\", '"', "'", "\r")
 _COMMENTS = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
-#: A name, which may hold digits, or a number that has a point or an exponent and no suffix.
+#: A name, which may hold digits, or a number with a point or an exponent and without a suffix.
 _NAME_OR_NUMBER = re.compile(
     r"[A-Za-z_]\w*|(?:0[xX][\da-fA-F.]+(?:[pP][+-]?\d+)?\w*)"
     r"|(?P<number>(?:\d+\.\d*|\.\d+)(?:[eE][+-]?\d+)?|\d+[eE][+-]?\d+)(?![\w.])|[\d.][\w.]*"
@@ -46,12 +46,12 @@ _NAME_OR_NUMBER = re.compile(
 
 @dataclass(frozen=True, eq=False)
 class NumpyFunction:
-    """A function of NumPy arrays, which is the same as itself and as no other, whatever it says."""
+    """A function of NumPy arrays that equals only itself, whatever it defines."""
 
     function: Callable[..., Any]
 
     def __call__(self, *given: Any) -> Any:
-        """What the function gives."""
+        """The function's result."""
         return self.function(*given)
 
     def __eq__(self, other: object) -> bool:
@@ -63,20 +63,20 @@ class NumpyFunction:
 
 @dataclass(frozen=True)
 class ScoreText:
-    """A function of scores without its arrays: hashable, a keyword of a call.
+    """A score function without its arrays: hashable, a keyword of a call.
 
     Attributes
     ----------
     text
         The body of the function, in CUDA C++.
     numbers
-        Its numbers: name, whether it is an integer, and the value, an integer
-        as it is and a real number in hexadecimal, so that equal texts mean the same.
+        Its numbers: name, whether it is an integer, and the value as text. Real numbers are in
+        hexadecimal, so that equal texts mean equal numbers.
     arrays
         Names of its arrays, in the order of :data:`SLOTS`.
     numpy
-        The same function of NumPy arrays; None if there is none. Left out of what
-        is written, which says the same in every process.
+        The same function of NumPy arrays, or None. The representation leaves it out, so that it is
+        the same in every process.
     """
 
     text: str
@@ -86,7 +86,7 @@ class ScoreText:
 
     @functools.cached_property
     def digest(self) -> str:
-        """Of the text and of what it reads, in a few letters."""
+        """A short digest of the text and its arguments."""
         said = repr((self.text, [number[:2] for number in self.numbers], self.arrays))
         return hashlib.sha256(said.encode()).hexdigest()[:8]
 
@@ -101,21 +101,21 @@ class ScoreText:
 
 @dataclass(frozen=True)
 class TextArray:
-    """An array of a function: what of it changes the machine code."""
+    """The properties of a function's array that change the machine code."""
 
     name: str
     dtype: str
     axes: int
-    index: str  # the C++ type that counts its elements
+    index: str  # the C++ type of its indices
 
 
 def check_text(text: str) -> None:
-    """Refuse what could not stand in the body of a function.
+    """Refuse a text that cannot be the body of a function.
 
     Raises
     ------
     ArgumentValueError
-        Naming what there is.
+        Naming the forbidden part.
     """
     found = [one for one in _REFUSED if one in text]
     if found:
@@ -142,7 +142,7 @@ def size_field(slot: str, axis: int) -> str:
 
 @functools.lru_cache(maxsize=256)
 def device_part(score: ScoreText, arrays: tuple[TextArray, ...], storage: str) -> DevicePart:
-    """What a function adds to kernels of a storage type."""
+    """A function's additions to kernels of a storage type."""
     fields = _fields(score, arrays, storage)
     return DevicePart(
         kernels=MAIN_KERNELS,
@@ -168,7 +168,7 @@ def _fields(
     return fields
 
 
-#: C++ names of the types of fields; a pointer's is that of anything.
+#: C++ names of the types of fields; a pointer may point to anything.
 _TYPES: dict[Any, str] = {
     np.float64: "double",
     np.float32: "float",
@@ -210,7 +210,7 @@ def _lines(
 
 
 def _struct_lines(score: ScoreText, arrays: tuple[TextArray, ...]) -> Iterable[str]:
-    """What the text has as ``p``."""
+    """The struct that the text uses as ``p``."""
     members, initial = [], []
     for name, whole, _ in score.numbers:
         members.append(f"  {'int' if whole else 'Real'} {name};")
@@ -226,7 +226,7 @@ def _struct_lines(score: ScoreText, arrays: tuple[TextArray, ...]) -> Iterable[s
 
 
 def _has(text: str, *names: str) -> str:
-    """Whether the text has one of these names, in C++."""
+    """Whether the text has one of these names, as a C++ literal."""
     return "true" if uses(text, *names) else "false"
 
 
@@ -236,7 +236,7 @@ def uses(text: str, *names: str) -> bool:
 
 
 def _with_real_numbers(text: str) -> str:
-    """The text with numbers of the type that scores are computed in, where C++ has a double."""
+    """The text with its decimal literals in the type in which scores are computed."""
 
     def real(found: re.Match[str]) -> str:
         return f"Real({found[0]})" if found["number"] else found[0]

@@ -1,7 +1,7 @@
 """Attention sinks: a learned logit of every query head that takes part in the softmax.
 
-For every row of head h, ``lse = log(sum_j exp(z_j) + exp(sinks[h]))`` and
-``out = sum_j exp(z_j - lse) v_j``: the sink has weight and no value.
+For every row of head h, ``lse = log(sum_j exp(z_j) + exp(sinks[h]))`` and ``out = sum_j exp(z_j -
+lse) v_j``: the sink has weight and no value.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .use import Use
 __all__ = ["SINKS"]
 
 
-#: Of the kernels of a backward pass those that have to know which rows are dead.
+#: Kernels that change; in a backward pass, those that must know the dead rows.
 _KERNELS = frozenset(
     (
         *(("fa1", "forward"), ("fa2", "forward"), ("fa3", "forward")),

@@ -1,7 +1,7 @@
-"""Soft capping: scores that approach a bound instead of exceeding it.
+"""Soft capping: scores approach a bound and do not exceed it.
 
-With ``s = scale * q k^T`` a score is ``softcap * tanh(s / softcap)``. Masks
-come after it, so what is hidden stays hidden.
+With ``s = scale * q k^T`` the score is ``softcap * tanh(s / softcap)``. Masks come after it, so
+hidden pairs stay hidden.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _DEVICE = DevicePart(
 
 
 def _check(name: str, value: Any) -> float:
-    """A number, 0 for no cap."""
+    """The cap; 0 for none."""
     expected = "a positive number; 0 or None for no cap"
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real):
         raise ArgumentTypeError(name, shown(value), expected)

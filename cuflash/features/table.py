@@ -1,6 +1,6 @@
 """The table of features: a row here and its file make a call take the feature's arguments.
 
-The public functions name theirs by hand; a test holds their signatures to the table.
+The public functions list these arguments by hand; a test compares their signatures with the table.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .window import WINDOW
 
 __all__ = ["FEATURES", "every_feature", "with_features"]
 
-#: By name, in the order of their parameters on the device.
+#: Features by name, in the order of their parameters on the device.
 FEATURES: dict[str, Feature] = {
     feature.name: feature
     for feature in (
@@ -39,7 +39,7 @@ FEATURES: dict[str, Feature] = {
 
 
 def every_feature() -> tuple[Feature, ...]:
-    """Those of the table, and those that other functions than attention have arguments of."""
+    """All features: those in the table, and those of functions other than attention."""
     return (*FEATURES.values(), CACHED_KEYS)
 
 
@@ -57,18 +57,18 @@ def with_features(
     Parameters
     ----------
     problem
-        Without features, but with the bounds of its keys.
+        The problem without features, but with the bounds of its keys.
     keywords, operands
-        Of all features, by argument name; what was not given is absent.
+        Keywords and arrays of all features, by argument name; absent ones are left out.
     position
-        Of query 0 among the keys, whatever the mask.
+        The position of query 0 among the keys, whatever the mask.
     draws, places, bottom_right
-        Of dropout, of a function of scores and of the position, as :class:`Request` has them.
+        As in :class:`Request`.
 
     Raises
     ------
     UnsupportedError
-        If two features, or one and the pass or dtype, do not go together.
+        If two features, or a feature and the pass or dtype, do not go together.
     """
     for feature in every_feature():
         request = Request(

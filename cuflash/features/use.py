@@ -1,4 +1,4 @@
-"""A feature as one problem uses it: hashable, and without arrays."""
+"""A feature as one problem uses it: hashable, without arrays."""
 
 from __future__ import annotations
 
@@ -17,52 +17,50 @@ class Operand:
     name: str
     dtype: str
     shape: tuple[int, ...]
-    #: Of one that broadcasts: entries of the batch that share one of its own, and one of its
-    #: gradient; None where it has one entry for all, or one for each.
+    #: For an array that broadcasts: the numbers of batch entries that share one of its entries, and
+    #: one of its gradient's; None if it has one entry for all, or one for each.
     entries: tuple[int, int] | None = None
     #: Whether FlashAttention-3 brings it to shared memory tile by tile, and whether the copy engine
-    #: can read it where it lies.
+    #: can read it in place.
     staged: bool = False
     mappable: bool = True
 
     @property
     def pairs(self) -> tuple[int, int, int, int]:
-        """The shape of one that broadcasts with all its axes."""
+        """The shape of an array that broadcasts, with all its axes."""
         batch, heads, rows, keys = (*(1,) * (4 - len(self.shape)), *self.shape)
         return batch, heads, rows, keys
 
 
 @dataclass(frozen=True)
 class Use:
-    """What a feature adds to one problem.
+    """A feature's additions to one problem.
 
     Attributes
     ----------
     feature
         Its name in the table of features.
     device
-        What it adds to kernels; None where it changes none.
+        Its additions to kernels; None if it changes none.
     staged
         The same for kernels that bring its array to shared memory.
     packed
-        The same for kernels that read what a step before has made of it.
+        The same for kernels that read its array as an earlier step has prepared it.
     host
-        What it adds to the tiled NumPy code; None where it changes no score.
+        Its additions to the tiled NumPy code; None if it changes no score.
     unit
-        What one unit of the scores that its kernels make is, in natural units;
-        None where it is what it was before.
+        The natural value of one unit of its kernels' scores; None if it does not change it.
     pair_sums
-        The operand whose gradient is asked for, where it has one number for
-        each head: what every pair gives to it is summed as dS is made. None
-        where there is no such gradient.
+        The operand whose gradient is requested, if it has one number for each head: kernels sum
+        every pair's contribution while they make dS. None without such a gradient.
     shown
-        What plans and errors say of it; empty: its numbers by name.
+        Its text in plans and errors; if empty, its numbers by name.
     compiled
         Constants that change the machine code, by name.
     numbers
         Values of the fields of its device block, by name.
     operands
-        Arrays. The device block has a field of each name that holds the address.
+        Its arrays. The device block has a field with each name for the address.
     """
 
     feature: str
@@ -78,7 +76,7 @@ class Use:
     packed: DevicePart | None = None
 
     def part_in(self, kernel: KernelName, staging: bool) -> DevicePart | None:
-        """What it adds to a kernel, which may bring arrays to shared memory."""
+        """Its additions to a kernel, which may bring arrays to shared memory."""
         if self.packed is not None and kernel in self.packed.kernels:
             return self.packed
         part = self.staged if staging and self.staged is not None else self.device
@@ -86,6 +84,6 @@ class Use:
 
     @property
     def needs_cuda(self) -> bool:
-        """Whether kernels change scores by it, and the tiled NumPy code cannot."""
+        """Whether it changes scores in kernels but has no part in the tiled NumPy code."""
         changes = self.device is not None and "Score" in dict(self.device.seams)
         return changes and self.host is None

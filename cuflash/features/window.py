@@ -1,4 +1,4 @@
-"""Sliding windows: the keys of a query begin and end at fixed distances from its diagonal."""
+"""Sliding windows: a query's keys begin and end at fixed distances from its diagonal."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def bounds_of(
     q_offset: int | None,
     sides: tuple[int | None, int | None] | None,
 ) -> Bounds:
-    """The bounds of a call, None for one that hides nothing; sides may be negative.
+    """The bounds of a call, None for a bound that hides nothing; sides may be negative.
 
-    Both are clamped to where every query sees nothing: with the longest
-    sequences ``i + last + 1`` and ``i + first`` are then just within 32 bits.
+    Both are clamped to values at which every query sees nothing: with the longest sequences ``i +
+    last + 1`` and ``i + first`` then just fit in 32 bits.
     """
     offset = seqlen_kv - seqlen_q if q_offset is None else q_offset
     left, right = sides or (None, None)
@@ -38,7 +38,7 @@ def bounds_of(
 
 
 def _check_sides(name: str, value: Any) -> tuple[int | None, int | None]:
-    """Sides of a window: each a number of keys, or None for all of them."""
+    """The sides of a window: each a number of keys, or None for no bound."""
     expected = "(left, right), each a number of keys, or None for no bound (-1 in flash-attn)"
     if not isinstance(value, (tuple, list)) or len(value) != 2:
         raise ArgumentTypeError(name, shown(value), expected)
@@ -65,7 +65,7 @@ _DEVICE = DevicePart(
 def _use(request: Request) -> Use | None:
     problem = request.problem
     if not problem.has_first:
-        return None  # the last key is known to every kernel
+        return None  # every kernel knows the last key
     return Use("window", _DEVICE, numbers=(("first", problem.q_first),))
 
 

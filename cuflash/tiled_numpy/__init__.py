@@ -29,30 +29,29 @@ def forward(
     sinks: Array | None = None,
     **more: Array,
 ) -> None:
-    """Write ``softmax(scale * q k^T) v`` and its log-sum-exp to where they belong.
+    """Write ``softmax(scale * q k^T) v`` and its log-sum-exp to their destinations.
 
-    FlashAttention-1, Algorithms 1 and 2 (Dao et al. 2022), or
-    FlashAttention-2, Algorithm 1 (Dao 2023), as the plan says. Beside the
-    arrays it needs memory of O(seqlen * (block + head_dim)).
+    FlashAttention-1, Algorithms 1 and 2 (Dao et al. 2022), or FlashAttention-2, Algorithm 1 (Dao
+    2023), as the plan says. Beside the arrays it needs O(seqlen * (block + head_dim)) memory.
 
     Parameters
     ----------
     plan
-        Of the numpy backend, for this problem; nothing is checked against it.
+        A plan of the numpy backend for this problem; nothing is checked against it.
     q
-        (batch, seqlen_q, heads_q, head_dim). Like every array here of any
-        strides, and float16, bfloat16, float32 or float64.
+        (batch, seqlen_q, heads_q, head_dim). Like every array here, of any strides and of float16,
+        bfloat16, float32 or float64.
     k, v
         (batch, seqlen_kv, heads_kv, head_dim) and the same with head_dim_v.
     out
         Destination, (batch, seqlen_q, heads_q, head_dim_v).
     lse
-        Destination, (batch, heads_q, seqlen_q) of the statistics dtype: the
-        natural log of the sum of exp of a row's scores. Or None.
+        Destination, (batch, heads_q, seqlen_q) of the statistics dtype, or None: the natural
+        logarithm of the sum of exp of a row's scores.
     sinks
-        (heads_q,): one more score of every row, whose value is zero; minus
-        infinity is no sink, plus infinity and NaN make their head NaN. A row
-        that sees no key has the output 0 and the log-sum-exp of its sink.
+        (heads_q,): one more score of every row, whose value is zero. Minus infinity means no sink;
+        plus infinity and NaN make their head NaN. A row that sees no key has the output 0 and the
+        log-sum-exp of its sink.
     **more
         Operands of the plan's other features, by name.
     """
@@ -78,7 +77,7 @@ def backward(
     dsinks: Array | None = None,
     **more: Array,
 ) -> None:
-    """Write the gradients of :func:`forward` to where they belong.
+    """Write the gradients of :func:`forward` to their destinations.
 
     FlashAttention-1, Algorithm 4 (Dao et al. 2022), or FlashAttention-2,
     Algorithm 2 (Dao 2023), as the plan says: P = exp(S - lse),
@@ -87,22 +86,21 @@ def backward(
     Parameters
     ----------
     plan
-        Of the numpy backend, for this problem; nothing is checked against it.
+        A plan of the numpy backend for this problem; nothing is checked against it.
     dout
-        Gradient of ``out``, and like it.
+        Gradient of ``out``, with the same shape.
     q, k, v, out, lse, sinks
-        As :func:`forward` took and gave them.
+        The inputs and outputs of :func:`forward`.
     dlse
-        Gradient of ``lse``, and like it; None stands for zeros.
+        Gradient of ``lse``, with the same shape; None means zeros.
     dq, dk, dv
-        Destinations, like ``q``, ``k`` and ``v``; None of what is not wanted.
-        Heads of a group are summed in the compute dtype and rounded once.
+        Destinations, like ``q``, ``k`` and ``v``; None for an unwanted gradient. Heads of a group
+        are summed in the compute dtype and rounded once.
     dsinks
-        Destination, like ``sinks``, or None: the sum of P (dlse - rowsum(dO *
-        O)) over all rows of a head, P the weight of the sink. Rows are summed
-        in one order, whatever the threads.
+        Destination, like ``sinks``, or None: the sum of P (dlse - rowsum(dO * O)) over all rows of
+        a head, with P the weight of the sink. The order of the sum does not depend on the threads.
     **more
-        As :func:`forward` took them, and destinations of gradients among them.
+        The same as for :func:`forward`, and destinations of their gradients.
     """
     inner, problem = _ALGORITHMS[plan.algorithm].backward, plan.problem
     summed = [(use.pair_sums, more.get(f"d{use.pair_sums}")) for use in problem.uses]
@@ -126,7 +124,7 @@ def backward(
 
 
 def _sum_rows(to: Array, rows: Array) -> None:
-    """Sums of rows (batch, heads_q, seqlen_q) over all axes that the result lacks."""
+    """Sum rows (batch, heads_q, seqlen_q) over all axes that the result lacks."""
     by_head = rows.swapaxes(0, 1) if to.ndim == 1 else rows
     with np.errstate(invalid="ignore"):
         to[...] = by_head.reshape(*to.shape, math.prod(rows.shape) // max(1, to.size)).sum(axis=-1)

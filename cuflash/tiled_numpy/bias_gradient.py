@@ -1,8 +1,8 @@
-"""The gradient of a bias: dS, summed over what the bias is broadcast over.
+"""The gradient of a bias: dS, summed over the axes along which the bias is broadcast.
 
-Every part of the result belongs to one task, which walks over the heads and
-entries that share it in one order and recomputes their dS: no sums wait for
-each other, and there is nothing quadratic but the result.
+One task owns each part of the result. It walks over the heads and entries that share the part in a
+fixed order and recomputes their dS. No sum waits for another one, and only the result is quadratic
+in size.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ __all__ = ["BiasGradient"]
 
 @dataclass(frozen=True)
 class _Walked:
-    """Some heads of some entries, whose blocks of queries are in runs."""
+    """Some heads of some entries, with their blocks of queries in runs."""
 
     given: Given
     runs: list[Blocks]
     heads: Heads
     operands: Operands
-    first: int  # the entry at which those of the heads begin to count
+    first: int  # the first entry of these heads
 
     @property
     def entries(self) -> slice:
@@ -48,7 +48,7 @@ class BiasGradient:
     Parameters
     ----------
     plan
-        Of the backward pass.
+        The plan of the backward pass.
     parts
         The parts of the call, with their arrays.
     result
@@ -62,7 +62,7 @@ class BiasGradient:
         self._result = result[(None,) * (4 - result.ndim)]
         self._by_rows = self._result.shape[2] > 1
         self._count = len(self._runs(whole))
-        #: Where parts of the queries share the result, what each of them gives.
+        #: Where parts of the queries share the result: the contribution of each part.
         self._shared: Array | None = None
         if not self._by_rows:
             self._shared = np.zeros((self._count, *self._result.shape), self._problem.compute)
@@ -74,18 +74,18 @@ class BiasGradient:
                 yield functools.partial(self._run, sharing, index)
 
     def finish(self) -> None:
-        """After the tasks: add up what the parts of the queries share, and round it once."""
+        """After the tasks: add up the contributions of the parts of queries, and round once."""
         if self._shared is not None:
             self._result[...] = self._shared.sum(axis=0)
         elif self._problem.batch * self._problem.heads_q == 0:
-            self._result[...] = 0  # which no task has
+            self._result[...] = 0  # no task writes it
 
     def _runs(self, blocks: Blocks) -> list[Blocks]:
-        """Blocks of queries, each for itself where the result has rows."""
+        """Blocks of queries, one by one if the result has rows."""
         return blocks.parts(len(blocks.queries) if self._by_rows else self._tile.parts)
 
     def _owners(self) -> Iterator[list[_Walked]]:
-        """Heads and entries, those together that share a part of the result."""
+        """Heads and entries, grouped by the part of the result that they share."""
         found: dict[tuple[int, int], list[_Walked]] = {}
         heads, shared = self._result.shape[1] > 1, self._sharing
         some = 1 < shared < self._problem.batch
@@ -101,7 +101,7 @@ class BiasGradient:
 
     @property
     def _sharing(self) -> int:
-        """Entries of the batch that share one of the result."""
+        """The number of batch entries that share one of the result."""
         return max(1, int(self._problem.batch // max(1, self._result.shape[0])))
 
     def _run(self, sharing: list[_Walked], index: int) -> None:
@@ -125,7 +125,7 @@ class BiasGradient:
             self._shared[index, entries, heads] = total
 
     def _add(self, total: Array, part: Blocks, walked: _Walked) -> None:
-        """What some heads give to a part of the result."""
+        """Add the contribution of some heads to a part of the result."""
         gradients = Gradients(part, walked.heads.part(part), walked.operands)
         rows = gradients.load(walked.given)
         delta = rows.delta(slice(None))

@@ -1,4 +1,4 @@
-"""NumPy's BLAS with one thread while calls of this library run."""
+"""Holds NumPy's BLAS at one thread while calls of this library run."""
 
 from __future__ import annotations
 
@@ -14,13 +14,12 @@ __all__ = ["one_blas_thread"]
 
 
 class _Setting:
-    """The number of threads of the BLAS that NumPy calls.
+    """The number of threads of NumPy's BLAS.
 
-    The setting belongs to the process, so the first of the calls that run at
-    once saves it and the last one restores it. What is saved stays saved until
-    it is restored, so that a call that is interrupted anywhere leaves nothing
-    behind. Libraries are looked for once: NumPy's BLAS is loaded before any
-    call, and stays.
+    The setting belongs to the process, so the first of several concurrent calls saves it and the
+    last one restores it. The saved number is kept until it is restored, so a call that is
+    interrupted anywhere leaves nothing behind. The libraries are looked up once: NumPy's BLAS is
+    loaded before any call, and stays loaded.
     """
 
     def __init__(self) -> None:
@@ -30,7 +29,7 @@ class _Setting:
         self._saved: list[int] | None = None
 
     def enter(self, call: object) -> int:
-        """Set it to one; the number of threads that the caller allows."""
+        """Set it to one; return the number of threads that the caller allows."""
         with self._lock:
             if self._libraries is None:
                 self._libraries = _libraries()
@@ -42,12 +41,12 @@ class _Setting:
             return min(self._saved) if self._saved else os.cpu_count() or 1
 
     def leave(self, call: object) -> None:
-        """Restore it if no other call runs.
+        """Restore it if no other call is running.
 
         Raises
         ------
         KeyboardInterrupt
-            After it is restored.
+            After the number is restored.
         """
         interrupt: KeyboardInterrupt | None = None
         while True:
@@ -63,7 +62,7 @@ class _Setting:
             raise interrupt
 
     def restore_in_child(self) -> None:
-        """A child of fork has none of the calls that other threads were in."""
+        """Reset it in a forked child, which has none of the other threads' calls."""
         self._lock = threading.Lock()
         self._calls = set()
         self._restore()
@@ -83,7 +82,7 @@ class _Setting:
 
 
 def _libraries() -> list[Any]:
-    """Controllers of NumPy's BLAS: the one beside NumPy, else every BLAS of the process."""
+    """Controllers of NumPy's BLAS: the library beside NumPy, else every BLAS of the process."""
     from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]
 
     found = ThreadpoolController().select(user_api="blas").lib_controllers
@@ -100,9 +99,9 @@ if hasattr(os, "register_at_fork"):
 
 @contextlib.contextmanager
 def one_blas_thread() -> Iterator[int]:
-    """Hold NumPy's BLAS at one thread; gives the number that the caller had set.
+    """Hold NumPy's BLAS at one thread; yield the number that the caller had set.
 
-    Where no BLAS can be set, which is so of Apple's, the number is that of the cores.
+    If no BLAS can be set, as with Apple's, the number is that of the cores.
     """
     call = object()
     try:

@@ -1,4 +1,4 @@
-"""How a problem is walked: blocks of rows, the tiles that the mask leaves, memory for them."""
+"""The order of a problem's work: blocks of rows, the tiles that the mask leaves, scratch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Array: TypeAlias = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Tile:
-    """A block of queries against those keys of a block that any of the queries sees."""
+    """A block of queries, and the keys of a block that any of these queries sees."""
 
     queries: slice
     keys: slice
@@ -35,7 +35,7 @@ class Tile:
 class Blocks:
     """The blocks of a plan and their tiles, in the order of either loop.
 
-    Other blocks whose tasks the same threads run one after another may share their memory.
+    Blocks whose tasks run on the same threads in turn may share their scratch memory.
     """
 
     def __init__(self, plan: Plan, others: Blocks | None = None) -> None:
@@ -54,7 +54,7 @@ class Blocks:
 
     @property
     def scratch(self) -> Scratch:
-        """Memory that the tasks of one thread use one after another."""
+        """Memory that the tasks of one thread use in turn."""
         found: Scratch | None = getattr(self._of_thread, "scratch", None)
         if found is None:
             found = self._of_thread.scratch = Scratch(self.compute)
@@ -74,9 +74,9 @@ class Blocks:
         return slice(*self._sees.queries_seeing(0, self.problem.seqlen_kv))
 
     def live(self, q: Array) -> Array:
-        """Queries (batch, seqlen, head, width) with zeros where the mask shows no key at all.
+        """Queries (batch, seqlen, head, width) with zeros in rows that see no key.
 
-        What these rows hold decides nothing. A copy only where there are such rows.
+        These rows affect no result. It is a copy only if there are such rows.
         """
         live = self.live_queries
         if live.stop - live.start == self.problem.seqlen_q:
@@ -87,9 +87,9 @@ class Blocks:
         return q
 
     def parts(self, wanted: int | None = None) -> list[Blocks]:
-        """The blocks of queries in runs, as many as the plan says; their rows are disjoint.
+        """The blocks of queries in runs with disjoint rows; the plan says how many runs.
 
-        Or as many as are ``wanted``, where there are so many blocks.
+        ``wanted`` overrides that number, as far as there are enough blocks.
         """
         count = len(self.queries)
         wanted = max(1, min(self.tile.parts if wanted is None else wanted, count))
@@ -102,7 +102,7 @@ class Blocks:
         return found
 
     def rows(self, queries: slice) -> slice:
-        """Where a block of queries lies among the folded rows of these blocks."""
+        """The rows of a block of queries among the folded rows of these blocks."""
         group, first = self.problem.group, self.first_query
         return slice(group * (queries.start - first), group * (queries.stop - first))
 
@@ -120,14 +120,14 @@ class Blocks:
                 yield self._tile(queries, keys, seen)
 
     def apply_mask(self, scores: Array, tile: Tile) -> None:
-        """Set what the mask hides to minus infinity; keys that every query sees are not read.
+        """Set hidden pairs to minus infinity; keys that every query sees are not touched.
 
-        Scores are (batch, head, key, row). A NaN that is seen may become plus
-        infinity, which makes its row NaN just as well.
+        Scores are (batch, head, key, row). A visible NaN may become plus infinity, which also makes
+        its row NaN.
         """
         first, last = self._sees.first, self._sees.last
         if self._until is not None and last is not None:
-            # From the first key that the first query does not see any more.
+            # From the first key that the first query no longer sees.
             self._limit(scores, tile, self._until, tile.queries.start + last + 1, tile.keys.stop)
         if self._from is not None and first is not None:
             # From the first key that the first query sees, up to that of the last query.
@@ -135,7 +135,7 @@ class Blocks:
             self._limit(scores, tile, self._from, tile.queries.start + first, stop)
 
     def _limit(self, scores: Array, tile: Tile, steps: Array, key_of_step: int, stop: int) -> None:
-        """Apply a staircase, whose first step is of one key, to the tile's keys before ``stop``."""
+        """Apply a staircase with steps of one key to the tile's keys before ``stop``."""
         start = max(key_of_step, tile.keys.start)
         if start >= stop:
             return
@@ -146,7 +146,7 @@ class Blocks:
         np.fmin(edge, limit[:, None], out=edge)
 
     def _keys_seen(self, queries: slice) -> slice:
-        """The keys that some query of a block sees; none at 0 where there is no such key."""
+        """The keys that some query of a block sees; an empty range at 0 if there are none."""
         first, last = self._sees.first, self._sees.last
         if first is not None and last is not None and first > last:
             return slice(0, 0)
@@ -158,14 +158,14 @@ class Blocks:
 
 
 class Scratch:
-    """Memory that serves one tile after another."""
+    """Memory that tiles use in turn."""
 
     def __init__(self, dtype: np.dtype[Any]) -> None:
         self._dtype = dtype
         self._buffers: dict[str, Array] = {}
 
     def array(self, name: str, shape: tuple[int, ...]) -> Array:
-        """A contiguous array, its contents undefined, valid until its name is asked for again."""
+        """A contiguous, uninitialised array, valid until the next call with the same name."""
         size = math.prod(shape)
         buffer = self._buffers.get(name)
         if buffer is None or buffer.size < size:
@@ -179,7 +179,7 @@ def tile_of(plan: Plan) -> HostTile:
     Raises
     ------
     ArgumentTypeError
-        If it is of another one.
+        If the plan is of another backend.
     """
     if not isinstance(plan.tile, HostTile):
         raise ArgumentTypeError("plan", f"{plan}", "a plan of the numpy backend")
@@ -191,11 +191,11 @@ def _slices(length: int, block: int) -> list[slice]:
 
 
 def _staircase(block_q: int, dtype: np.dtype[Any], *, hidden_from_earlier: bool) -> Array:
-    """What scores at an edge may be at most: [key, query], minus infinity where hidden.
+    """The largest allowed scores at an edge: [key, query], minus infinity where hidden.
 
-    Key k of it is hidden from the queries 0 to k, which come too early for it,
-    or else from all later ones, which come too late. A view of one row of
-    2 block_q - 1 numbers, of which every key sees another window.
+    Key k is hidden from the queries 0 to k, which come too early for it, or else from all later
+    ones, which come too late. The result is a view of one row of 2 block_q - 1 numbers, in which
+    every key has its own window.
     """
     early, late = (-np.inf, np.inf) if hidden_from_earlier else (np.inf, -np.inf)
     steps = np.full(2 * block_q - 1, late, dtype)

@@ -1,7 +1,7 @@
-"""Lengths: every entry of the batch, or sequence, is a problem of its own, of its rows.
+"""Lengths: every batch entry, or sequence, is a separate problem over its own rows.
 
-Its arrays are views of these rows, so what others hold is never read. What
-features have of all pairs stays whole: pairs are named by their places in it.
+Its arrays are views of these rows, so other rows are never read. Arrays of all pairs stay whole,
+and pairs keep their positions in them.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ __all__ = ["Part", "parts_of"]
 
 _Given = TypeVar("_Given", Given, GivenForward)
 
-#: The arrays of either pass, by what their rows are.
+#: The arrays of either pass whose rows are queries, and those whose rows are keys.
 _OF_QUERIES, _OF_KEYS = ("q", "dout", "out", "dq"), ("k", "v", "dk", "dv")
 _STATISTICS = ("lse", "dlse")
-#: What a pass writes, and what stands there in rows that do not count.
+#: The results of a pass, and their value in rows that do not count.
 _WRITTEN = {
     "forward": {"out": 0.0, "lse": -np.inf},
     "backward": {"dq": 0.0, "dk": 0.0, "dv": 0.0},
@@ -39,14 +39,14 @@ _WRITTEN = {
 
 @dataclass(frozen=True)
 class _Rows:
-    """Where rows of one entry or sequence stand in the arrays of the call.
+    """The rows of one entry or sequence in the arrays of the call.
 
     Attributes
     ----------
     entry
-        Of the batch of the arrays.
+        The batch entry of the arrays.
     queries, keys
-        The rows, each with both ends.
+        The rows, as slices with both ends.
     """
 
     entry: int
@@ -55,28 +55,28 @@ class _Rows:
 
     @property
     def lengths(self) -> tuple[int, int]:
-        """How many there are."""
+        """The numbers of queries and keys."""
         return self.queries.stop - self.queries.start, self.keys.stop - self.keys.start
 
 
-#: Rows of every entry or sequence, in their order, and rows that do not count.
+#: The rows of every entry or sequence, in order, and the rows that do not count.
 _Found = tuple[list[_Rows], list[_Rows]]
 
 
 @dataclass(frozen=True)
 class Part(Generic[_Given]):
-    """Entries of a call that are computed as one problem: all of them, or one.
+    """The entries of a call that form one problem: all of them, or one.
 
     Attributes
     ----------
     plan
-        Of these entries.
+        The plan for these entries.
     given
-        Their arrays; those of features are the whole call's.
+        Their arrays; those of features cover the whole call.
     first
         The first of the entries, or the number of a sequence.
     rows
-        Where its rows stand; None of all of them.
+        Its rows in the arrays; None if it has all rows.
     """
 
     plan: Plan
@@ -85,7 +85,7 @@ class Part(Generic[_Given]):
     rows: _Rows | None = None
 
     def statistics(self, by_row: ByRow) -> ByRow:
-        """The part of these entries of what every row gives."""
+        """The part of these entries in arrays with one number per row."""
         if self.rows is None:
             return by_row
         entry, queries = self.rows.entry, self.rows.queries
@@ -97,9 +97,9 @@ class Part(Generic[_Given]):
 
 
 def parts_of(plan: Plan, given: _Given) -> list[Part[_Given]]:
-    """The parts of a call: the call itself where all rows go together, else one for each entry.
+    """The parts of a call: the call itself if all rows count, else one for each entry.
 
-    What stands in results of rows that do not count is then written.
+    Also writes the results of rows that do not count.
     """
     problem = plan.problem
     use = next((use for use in problem.uses if use.feature in _FINDERS), None)
@@ -119,7 +119,7 @@ def parts_of(plan: Plan, given: _Given) -> list[Part[_Given]]:
 
 
 def _find_used(problem: AttentionProblem, arrays: Mapping[str, Array]) -> _Found:
-    """The first rows of every entry, and those behind them."""
+    """The first rows of every entry, and the rows after them."""
     lengths = problem.seqlen_q, problem.seqlen_kv
     counts = zip(
         _counting(arrays.get("seqused_q"), problem.batch, lengths[0]),
@@ -134,14 +134,14 @@ def _find_used(problem: AttentionProblem, arrays: Mapping[str, Array]) -> _Found
 
 
 def _counting(lengths: Array | None, batch: int, seqlen: int) -> list[int]:
-    """How many rows of every entry count; of lengths beyond what is there the nearest."""
+    """The number of rows of every entry that count; lengths are clamped to the array."""
     if lengths is None:
         return [seqlen] * batch
     return [int(rows) for rows in np.clip(lengths, 0, seqlen)]
 
 
 def _find_packed(problem: AttentionProblem, arrays: Mapping[str, Array]) -> _Found:
-    """The rows of every sequence, and those behind the last one."""
+    """The rows of every sequence, and those after the last one."""
     rows = zip(
         _between(arrays["cu_seqlens_q"], problem.seqlen_q),
         _between(arrays["cu_seqlens_kv"], problem.seqlen_kv),
@@ -154,14 +154,14 @@ def _find_packed(problem: AttentionProblem, arrays: Mapping[str, Array]) -> _Fou
 def _between(offsets: Array, total: int) -> list[slice]:
     """Rows from each offset to the next, the first from row 0 and the last to the end.
 
-    An offset that leads out of the array, or back, is taken for the nearest
-    that does not: ``make_begins`` of the device.
+    An offset outside of the array, or before an earlier one, is replaced by the nearest valid one,
+    as ``make_begins`` does on the device.
     """
     begins = [0, *np.maximum.accumulate(np.clip(offsets[1:], 0, total)).tolist(), total]
     return list(itertools.starmap(slice, itertools.pairwise(begins)))
 
 
-#: How the rows of parts are found, by the feature that has them.
+#: Functions that find the rows of parts, by feature.
 _FINDERS: dict[str, Callable[[AttentionProblem, Mapping[str, Array]], _Found]] = {
     "used_lengths": _find_used,
     "packed_lengths": _find_packed,
@@ -169,7 +169,7 @@ _FINDERS: dict[str, Callable[[AttentionProblem, Mapping[str, Array]], _Found]] =
 
 
 def _clear(problem: AttentionProblem, given: Any) -> None:
-    """Write what stands in rows that do not count."""
+    """Write the values of rows that do not count."""
     for name, value in _WRITTEN[problem.operation].items():
         array = getattr(given, name)
         if array is not None:
@@ -177,7 +177,7 @@ def _clear(problem: AttentionProblem, given: Any) -> None:
 
 
 def _cut(given: _Given, rows: _Rows) -> _Given:
-    """Arrays of some rows alone, as views."""
+    """Views of the arrays, restricted to some rows."""
     one = slice(rows.entry, rows.entry + 1)
     places: dict[str, Any] = {
         **dict.fromkeys(_OF_QUERIES, (one, rows.queries)),
@@ -194,7 +194,7 @@ def _cut(given: _Given, rows: _Rows) -> _Given:
 def _problem_of(
     problem: AttentionProblem, number: int, lengths: tuple[int, int], shift: int
 ) -> AttentionProblem:
-    """The problem of an entry whose query 0 stands ``shift`` keys further on."""
+    """The problem of an entry whose query 0 is ``shift`` keys further on."""
     seen = problem.visibility
     bounds = [None if bound is None else bound + shift for bound in (seen.first, seen.last)]
     first, last = bounds_that_hide(*lengths, (bounds[0], bounds[1]))
@@ -212,7 +212,7 @@ def _problem_of(
 
 
 def _use_of(use: Use, number: int, shift: int) -> Use:
-    """What a feature does in an entry, whose number is 0 in the problem of its own."""
+    """A feature in an entry's own problem, where the entry has number 0."""
     numbers = tuple((n, x + shift if n == "position" else x) for n, x in use.numbers)
     host = use.host
     if host is not None:
@@ -222,7 +222,7 @@ def _use_of(use: Use, number: int, shift: int) -> Use:
 
 
 def _at_entry(function: Callable[..., Any], number: int, *given: Any) -> Any:
-    """Call a function of a place with the entry's own number in it."""
+    """Call a function of a position with the entry's own number in it."""
     return function(
         *(replace(x, batch=x.batch + number) if isinstance(x, ScorePlace) else x for x in given)
     )

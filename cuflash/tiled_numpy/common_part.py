@@ -1,10 +1,9 @@
-"""What all keys of a head have in common, taken off before anything is computed.
+"""The component that all keys of a head share is subtracted before anything is computed.
 
-Adding one vector c to every key adds q c to all scores of a row, which the
-softmax takes off again. In the arithmetic of a computer it stays: scores are
-rounded by their size, and dQ = dS K multiplies c by a sum of dS that is zero
-only where the weights, the log-sum-exp and delta agree to the last bit. Those
-of another pass, or of another backend, do not. Without c neither matters.
+Adding one vector c to every key adds q c to all scores of a row, which the softmax cancels. In
+floating point it does not cancel: scores are rounded relative to their size, and dQ = dS K
+multiplies c by a sum of dS that is zero only if the weights, the log-sum-exp and delta agree to the
+last bit. Those of another pass or another backend do not. Without c neither matters.
 """
 
 from __future__ import annotations
@@ -16,27 +15,27 @@ from .steps import wider
 
 __all__ = ["common_part", "row_shift"]
 
-#: Keys that are looked at before all of them are.
+#: The number of keys that are inspected before all of them are.
 _SAMPLE = 16
 
 
 def common_part(keys: Array) -> Array | None:
     """A vector whose subtraction makes no component of any key larger in magnitude.
 
-    Where all keys have the same sign in a component: the mean, or twice the
-    smallest magnitude if that is less. Elsewhere 0. So the bound on a score's
-    rounding never becomes worse, whatever else the keys hold. Under a mask a
-    key may so change the rounding of a row that does not see it.
+    Where all keys have the same sign in a component, it is the mean, or twice the smallest
+    magnitude if that is less; elsewhere it is 0. The bound on a score's rounding therefore never
+    becomes worse, whatever else the keys hold. Under a mask, a key may change the rounding of a row
+    that does not see it.
 
     Parameters
     ----------
     keys
-        (batch, head, key, width) of the compute dtype: those that some query sees.
+        (batch, head, key, width) of the compute dtype: the keys that some query sees.
 
     Returns
     -------
     ndarray or None
-        (batch, head, 1, width); None where it would be zero.
+        (batch, head, 1, width); None if it would be zero.
     """
     if 0 in keys.shape:
         return None
@@ -53,7 +52,7 @@ def common_part(keys: Array) -> Array | None:
 
 
 def row_shift(rows: Array, part: Array) -> Array:
-    """``rows @ part`` (batch, head, row) in more digits than the rows have; 0 of heads without."""
+    """``rows @ part`` (batch, head, row) in a wider type than the rows; 0 without a part."""
     wide = wider(rows.dtype)
     shift: Array = np.einsum("bhrw,bhw->bhr", rows.astype(wide), part[:, :, 0].astype(wide))
     shift[~part.any(axis=(2, 3))] = 0

@@ -15,8 +15,7 @@ __all__ = ["backward", "forward"]
 def forward(blocks: Blocks, operands: Operands, scaled_q: Array, state: RowState) -> None:
     """Algorithms 1 and 2: blocks of keys outside, blocks of queries inside.
 
-    O, l and m of all rows are kept between a row's tiles, and O is normalised
-    after every one.
+    O, l and m of all rows are kept between a row's tiles; O is normalised after each tile.
     """
     scratch = blocks.scratch
     for block in blocks.keys:
@@ -31,14 +30,13 @@ def forward(blocks: Blocks, operands: Operands, scaled_q: Array, state: RowState
 def _join(scores: Array, operands: Operands, tile: Tile, state: RowState, scratch: Scratch) -> None:
     """Algorithm 1, lines 10 to 13: O = (l_old e^(m_old - m) O + P V) / l.
 
-    Weights are taken relative to the new maximum at once, which saves line
-    12's second factor. What dropout leaves out of P, Algorithm 2's line 14, is
-    in l all the same.
+    Weights are relative to the new maximum from the start, which saves the second factor of line
+    12. Weights that dropout removes from P (Algorithm 2, line 14) still count in l.
     """
     share = state.row_sum.copy()
     share *= online_softmax(scores, state)
     operands.drop(scores, tile)
-    divisor = np.where(state.row_sum == 0, 1, state.row_sum)  # rows dead so far stay 0
+    divisor = np.where(state.row_sum == 0, 1, state.row_sum)  # rows that are dead so far stay 0
     share /= divisor
     product = scratch.array("product", state.out.shape)
     multiply(scores.swapaxes(-1, -2), operands.values[:, :, tile.keys], product, scratch)
@@ -48,8 +46,8 @@ def _join(scores: Array, operands: Operands, tile: Tile, state: RowState, scratc
 
 
 def backward(gradients: Gradients, rows: GradientRows) -> None:
-    """Algorithm 4: delta is computed anew in every tile (line 19), from O and dO.
+    """Algorithm 4: delta is recomputed in every tile (line 19), from O and dO.
 
-    P comes from lse = m + log l, the one statistic that a call hands on.
+    P comes from lse = m + log l, the only statistic that a call passes on.
     """
     gradients.column_blocks(rows, rows.delta)

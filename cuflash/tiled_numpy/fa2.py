@@ -29,7 +29,7 @@ def forward(blocks: Blocks, operands: Operands, scaled_q: Array, state: RowState
 
 
 def _block_for(blocks: Blocks, scaled_q: Array, operands: Operands) -> Callable[..., None]:
-    """What computes a block of these rows."""
+    """The function that computes a block of these rows."""
     if blocks.tile.block_q * blocks.problem.group <= FEW_ROWS:
         return few_rows_block
     many = scaled_q.shape[2] >= _ROWS_TO_MEASURE
@@ -48,8 +48,8 @@ def _block(
 ) -> None:
     """Algorithm 1, lines 5 to 13: one block of rows over all keys that it sees.
 
-    The output stays un-normalised until the last tile: one division, and one
-    log-sum-exp in place of maximum and sum.
+    The output is normalised after the last tile: one division, and one log-sum-exp in place of
+    maximum and sum.
     """
     for tile in blocks.of_queries(queries):
         scores = transposed_product(operands.keys[:, :, tile.keys], scaled_q, scratch, "scores")
@@ -71,7 +71,7 @@ def _small_block(
     state: RowState,
     scratch: Scratch,
 ) -> None:
-    """The same for scores so small that exp needs no maximum taken off: the maximum stays 0."""
+    """The same for scores so small that exp needs no maximum subtracted: the maximum stays 0."""
     state.row_max[...] = 0
     for tile in blocks.of_queries(queries):
         scores = transposed_product(operands.keys[:, :, tile.keys], scaled_q, scratch, "scores")

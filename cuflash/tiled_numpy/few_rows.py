@@ -1,7 +1,7 @@
 """The forward pass of a few queries over many keys, as in decoding.
 
-Tiles stand as [row, key] here: lines of a few rows would be short, and NumPy
-takes as long for a short line as for a long one.
+Tiles are [row, key] here. Lines of a few rows would be short, and NumPy needs as long for a short
+line as for a long one.
 """
 
 from __future__ import annotations

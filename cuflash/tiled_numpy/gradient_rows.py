@@ -15,8 +15,8 @@ from .steps import wider
 
 __all__ = ["ByRow", "Given", "GradientRows"]
 
-#: Roundings of a score by which the log-sum-exp of another pass may differ, beside those of the sum
-#: of head_dim products, whose number grows as the root of head_dim.
+#: By how many roundings of a score the log-sum-exp of another pass may differ, in addition to those
+#: of the sum of head_dim products, whose number grows as the root of head_dim.
 _ROUNDINGS = 4
 
 
@@ -31,7 +31,7 @@ class Given:
     out: Array
     lse: Array
     dlse: Array | None
-    dq: Array | None  # like dk and dv None where it is not wanted
+    dq: Array | None  # None if unwanted, as are dk and dv
     dk: Array | None
     dv: Array | None
     sinks: Array | None
@@ -40,7 +40,7 @@ class Given:
 
 @dataclass(frozen=True)
 class ByRow:
-    """What every row gives to gradients of features, (batch, heads_q, seqlen_q), or None."""
+    """Each row's contribution to gradients of features, (batch, heads_q, seqlen_q), or None."""
 
     sinks: Array | None = None
     pairs: Array | None = None  # to the term that has a number for each head
@@ -48,7 +48,7 @@ class ByRow:
 
 @dataclass
 class GradientRows:
-    """Folded rows of the inputs that queries index, and of dQ; (batch, head, row, ...)."""
+    """Folded rows of dQ and of the inputs that queries index; (batch, head, row, ...)."""
 
     scaled_q: Array
     dout: Array
@@ -57,18 +57,18 @@ class GradientRows:
     dlse: Array | None
     dead: Array
     some_dead: bool
-    sinks: Array | None = None  # less what the scores lack
-    dq: Array | None = None  # less the factor scale, and what the common part of the keys gives
-    sums: Array | None = None  # of dS over the keys, where the keys had a common part
-    same: Array | None = None  # rows whose lse was that of these keys
-    centred: Array | None = None  # (batch, head), heads whose keys had a common part
-    unrounded_lse: Array | None = None  # beside sinks, where the keys had a common part
+    sinks: Array | None = None  # without what the scores lack
+    dq: Array | None = None  # without the factor scale and the common part's contribution
+    sums: Array | None = None  # of dS over the keys, if the keys had a common part
+    same: Array | None = None  # rows whose given lse belongs to these keys
+    centred: Array | None = None  # (batch, head): heads whose keys had a common part
+    unrounded_lse: Array | None = None  # with sinks, if the keys had a common part
     pairs: Array | None = None  # sums over the keys for the gradient of a term
-    of_keys: Array | None = None  # weight of all keys together, where there are sinks and a part
+    of_keys: Array | None = None  # weight of all keys, with sinks and a common part
 
     @classmethod
     def load(cls, blocks: Blocks, heads: Heads, given: Given) -> GradientRows:
-        """Copies in the compute dtype, with zeros in dead rows: whatever those hold is not read."""
+        """Copies in the compute dtype, with zeros in dead rows, which are not read."""
         scaled_q, dout, out = (heads.rows(array) for array in (given.q, given.dout, given.out))
         lse, unseeing = heads.statistics(given.lse), heads.dead()
         scaled_q *= blocks.problem.scale
@@ -92,14 +92,12 @@ class GradientRows:
         )
 
     def take_off(self, common: Array, own_lse: Array) -> None:
-        """Have the log-sum-exp that belongs to keys without their common part.
+        """Replace the log-sum-exp by that of the keys without their common part.
 
-        If the given value equals the row's own up to rounding, the own one is
-        taken, which has more digits. Otherwise the given one is kept, less
-        what the scores lack: the caller may have given that of more keys than
-        these, whose weight then has to be larger than that rounding. Heads
-        whose keys have nothing in common keep what was given, whatever other
-        heads have.
+        If the given value equals the row's own up to rounding, the own value replaces it, because
+        it has more digits. Otherwise the given value is kept, less what the scores lack: the caller
+        may have passed that of more keys than these, whose weight must then exceed the rounding.
+        Heads whose keys have no common part keep the given value, whatever other heads have.
         """
         centred: Array = np.asarray(common.any(axis=(2, 3)))
         self.centred = centred
@@ -121,7 +119,7 @@ class GradientRows:
         self.sums = None if self.dq is None else np.zeros_like(self.lse)
 
     def clear_dead(self, scores: Array, tile: Tile) -> None:
-        """Zeros in the dead rows of a tile, (batch, head, key, row)."""
+        """Clear the dead rows of a tile, (batch, head, key, row)."""
         if self.some_dead:
             np.copyto(scores, 0, where=self.dead[:, :, None, tile.rows])
 
@@ -133,7 +131,7 @@ class GradientRows:
         return delta
 
     def of_sinks(self) -> Array:
-        """What every row gives to the gradient of its sink: P (dlse - delta), P of the sink."""
+        """Each row's contribution to the gradient of its sink: P (dlse - delta), P of the sink."""
         terms: Array = np.where(
             self.sinks == -np.inf, 0, -self._sink_weights() * self.delta(slice(None))
         )
@@ -141,19 +139,18 @@ class GradientRows:
 
     def _sink_weights(self) -> Array:
         sinks = np.asarray(self.sinks, wider(self.lse.dtype))
-        # A sink less itself is 0, and NaN if it is no number: in a dead row it is all the weight.
+        # A sink less itself is 0, or NaN if it is not finite: in a dead row it has all the weight.
         lse = self.lse if self.unrounded_lse is None else self.unrounded_lse
         weights: Array = np.exp(sinks - np.where(self.dead, sinks, lse))
         return weights.astype(self.lse.dtype)
 
     def _exact_sums(self) -> Array:
-        """What dS sums up to over the keys where the weights are those of these keys.
+        """The exact sums of dS over the keys, for weights that belong to these keys.
 
-        That is dlse. With a sink it is P D + W dlse: P is the weight of the
-        sink, W that of all keys, and D the sum of weights times dP. D comes
-        from the computed sums, which lack W delta: delta itself would bring
-        the rounding of O. W comes from the scores: 1 - P would have no digits
-        where P is almost 1.
+        The sum is dlse. With a sink it is P D + W dlse, where P is the weight of the sink, W that
+        of all keys, and D the sum of weights times dP. D comes from the computed sums, which lack W
+        delta: delta itself would bring in the rounding of O. W comes from the scores: 1 - P would
+        have no digits where P is almost 1.
         """
         none = np.zeros_like(self.lse)
         dlse = none if self.dlse is None else self.dlse
@@ -164,11 +161,11 @@ class GradientRows:
         return sums
 
     def store(self, blocks: Blocks, heads: Heads, dq: Array, common: Array | None) -> None:
-        """Write dQ to its place.
+        """Write dQ to its destination.
 
-        The common part of the keys is multiplied by the sum of a row's dS. That
-        is known where the row's weights are its own; computed, it would have
-        an error that a large common part makes larger than all the rest.
+        The common part of the keys is multiplied by the sum of a row's dS. That sum is known
+        exactly if the row's weights are its own; a computed sum would have an error that a large
+        common part makes dominant.
         """
         if self.dq is None:
             return

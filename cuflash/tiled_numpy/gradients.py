@@ -1,7 +1,6 @@
 """The backward pass: both papers loop over blocks of keys, and inside over blocks of queries.
 
-They differ in when delta = rowsum(dO * O) is computed, which is what the
-algorithms' modules say.
+They differ in when delta = rowsum(dO * O) is computed; see the modules of the algorithms.
 """
 
 from __future__ import annotations
@@ -30,9 +29,9 @@ Inner = Callable[["Gradients", GradientRows], None]
 
 
 def tasks(plan: Plan, inner: Inner, given: Given, by_row: ByRow) -> Iterator[Task]:
-    """The tasks of a backward pass: some heads and a part of their queries each.
+    """The tasks of a backward pass: each has some heads and a part of their queries.
 
-    The arrays of ``by_row`` take what every row gives.
+    The contributions of every row go to the arrays of ``by_row``.
     """
     blocks = Blocks(plan)
     live, terms = blocks.live(given.q), terms_of(plan.problem, given.more)
@@ -46,13 +45,13 @@ def tasks(plan: Plan, inner: Inner, given: Given, by_row: ByRow) -> Iterator[Tas
 
 
 class Gradients:
-    """One task: dQ of a part of the queries, and what they give to dK and dV."""
+    """One task: dQ of a part of the queries, and their contributions to dK and dV."""
 
     def __init__(self, blocks: Blocks, heads: Heads, operands: Operands) -> None:
         self._blocks, self._heads, self._operands = blocks, heads, operands
 
     def load(self, given: Given) -> GradientRows:
-        """The rows of the task, with the log-sum-exp of its scores; by the thread that runs it."""
+        """The rows of the task, with the log-sum-exp of its scores; runs in the task's thread."""
         blocks, operands = self._blocks, self._operands.make()
         self._scratch = blocks.scratch
         rows = GradientRows.load(blocks, self._heads, given)
@@ -62,7 +61,7 @@ class Gradients:
         return rows
 
     def run(self, inner: Inner, given: Given, by_row: ByRow, sums: KeySums, index: int) -> None:
-        """Compute and write everything that is wanted."""
+        """Compute and write all wanted gradients."""
         self._sums, self._index = sums, index
         rows, blocks, operands = self.load(given), self._blocks, self._operands
         if by_row.sinks is not None and rows.sinks is not None:
@@ -77,7 +76,7 @@ class Gradients:
             rows.store(blocks, self._heads, given.dq, operands.common)
 
     def dscores(self, tile: Tile, rows: GradientRows, delta: Array) -> Array:
-        """What dS of a tile is but for slopes, [key, row]; 0 where P is 0, whatever dP is."""
+        """The dS of a tile before slopes, [key, row]; 0 where P is 0, whatever dP is."""
         keys = self._operands.keys[:, :, tile.keys]
         weights, _ = self._weights(tile, rows, keys)
         dscores = self._dscores(tile, rows, delta, weights, self._operands.kept(tile))
@@ -85,10 +84,10 @@ class Gradients:
         return dscores
 
     def column_blocks(self, rows: GradientRows, delta_of: Callable[[slice], Array]) -> None:
-        """Hand over dK and dV block by block, and accumulate dQ over the blocks.
+        """Pass on dK and dV block by block, and accumulate dQ over the blocks.
 
-        dK and dV of a block are local to the inner loop. Heads of a group are
-        folded into the rows, so these sums are over the group too.
+        dK and dV of a block are local to the inner loop. Heads of a group are folded into the rows,
+        so these sums include the group.
         """
         for number, block in enumerate(self._blocks.keys):
             whole = self._sums.start(self._operands, block)
@@ -145,14 +144,14 @@ class Gradients:
         return weights, slopes
 
     def _drop(self, pairs: Array, kept: Array) -> None:
-        """Leave out of weights or their gradients, [key, row], what is dropped."""
+        """Clear dropped weights or their gradients, [key, row], and scale the others."""
         pairs *= self._operands.inverse_keep
         np.copyto(pairs, 0, where=~kept)
 
     def _dscores(
         self, tile: Tile, rows: GradientRows, delta: Array, weights: Array, kept: Array | None
     ) -> Array:
-        """P * (dP - delta) of a tile, [key, row]: dS^T but for slopes; 0 in dead rows."""
+        """P * (dP - delta) of a tile, [key, row]: dS^T before slopes; 0 in dead rows."""
         values, dout = self._operands.values[:, :, tile.keys], rows.dout[:, :, tile.rows]
         dscores = transposed_product(values, dout, self._scratch, "dscores")
         if kept is not None:

@@ -1,10 +1,8 @@
-"""The call's arrays as a few heads see them, in the compute dtype and in folded rows.
+"""The call's arrays for a few heads, in the compute dtype and in folded rows.
 
-The query heads that share a key/value head are folded into the rows: one
-matrix product then serves the group without a second copy of its keys, and
-their gradients are summed over the group by the same product. Folded rows lie
-block after block of queries and, in a block, head after head of the group: a
-block is one slice of them.
+The query heads that share a kv head are folded into the rows: one matrix product then serves the
+group without a second copy of its keys, and sums the group's gradients. Folded rows are ordered by
+block of queries and, within a block, by head of the group, so a block is one slice of them.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ __all__ = ["Heads"]
 
 
 class Heads:
-    """Some pairs of a batch entry and a key/value head, computed together.
+    """Some pairs of a batch entry and a kv head, computed together.
 
     Arrays of the call are (batch, seqlen, heads, width), statistics (batch,
     heads_q, seqlen_q). Here "batch" and "head" count the pairs of this object.
@@ -32,7 +30,7 @@ class Heads:
 
     @classmethod
     def of(cls, blocks: Blocks, most_entries: int | None = None) -> Iterator[Heads]:
-        """All pairs of a problem, at most ``block_heads`` at a time, of so many entries."""
+        """All pairs of a problem, at most ``block_heads`` at a time, of at most so many entries."""
         batch, heads = blocks.problem.batch, blocks.problem.heads_kv
         together = blocks.tile.block_heads
         entries = max(1, together // max(1, heads))
@@ -54,10 +52,10 @@ class Heads:
         return slice(start * problem.group, stop * problem.group)
 
     def keys(self, array: Array) -> Array:
-        """Keys or values, (batch, head, key, width), as BLAS reads them.
+        """Keys or values, (batch, head, key, width), in a form that BLAS reads.
 
-        A copy only where the dtype or the strides need one; of it, what no
-        query sees is undefined.
+        It is a copy only if the dtype or the strides need one; in a copy, keys that no query sees
+        are undefined.
         """
         part: Array = array[self._batch, :, self._heads].swapaxes(1, 2)
         if part.dtype == self._blocks.compute and _is_matrix(part):
@@ -76,7 +74,7 @@ class Heads:
         return found
 
     def set_keys(self, array: Array, keys: slice, values: Array) -> None:
-        """Write a block of (batch, head, key, width) to its place, rounding once."""
+        """Write a block of (batch, head, key, width) to its destination, rounding once."""
         array[self._batch, keys, self._heads] = values.swapaxes(1, 2)
 
     def rows(self, array: Array) -> Array:
@@ -84,7 +82,7 @@ class Heads:
         return self._fold(self._by_group(array))
 
     def set_rows(self, array: Array, rows: Array) -> None:
-        """Write all folded rows to their place, rounding once."""
+        """Write all folded rows to their destination, rounding once."""
         self._unfold(rows, self._by_group(array))
 
     def statistics(self, array: Array) -> Array:
@@ -92,7 +90,7 @@ class Heads:
         return self._fold(self._statistics_by_group(array))
 
     def set_statistics(self, array: Array, rows: Array) -> None:
-        """Write all folded statistics to their place."""
+        """Write all folded statistics to their destination."""
         self._unfold(rows, self._statistics_by_group(array))
 
     def sinks(self, sinks: Array) -> Array:
@@ -115,7 +113,7 @@ class Heads:
         )
 
     def dead(self) -> Array | None:
-        """Which rows (batch, head, row) the mask shows no key; None where it shows one to all."""
+        """The rows (batch, head, row) that see no key; None if every row sees one."""
         live, runs = self._blocks.live_queries, self._runs()
         if not runs or (live.start <= runs[0].start and runs[-1].stop <= live.stop):
             return None
@@ -139,7 +137,7 @@ class Heads:
         return split[self._batch, self._heads]
 
     def _split(self, heads: int) -> tuple[int, int]:
-        """Splitting one axis in two is a view, whatever its stride."""
+        """The two sizes that one axis splits into; such a split is always a view."""
         heads_kv = self._blocks.problem.heads_kv
         return heads_kv, heads // heads_kv
 
@@ -157,14 +155,14 @@ class Heads:
             grouped[:, :, :, queries] = self._run_of(rows, queries)
 
     def _runs(self) -> list[slice]:
-        """Queries whose heads follow one another among the rows; of single heads all at once."""
+        """Runs of queries whose heads follow one another in the rows; one run for single heads."""
         queries = self._blocks.queries
         if self._blocks.problem.group == 1 and queries:
             return [slice(queries[0].start, queries[-1].stop)]
         return queries
 
     def _run_of(self, rows: Array, queries: slice) -> Array:
-        """The folded rows of a run as a view with the heads of the group as an axis."""
+        """The folded rows of a run, as a view with the heads of the group as an axis."""
         batch, heads, _, *width = rows.shape
         length = queries.stop - queries.start
         part = rows[:, :, self._blocks.rows(queries)]
@@ -172,7 +170,7 @@ class Heads:
 
 
 def _is_matrix(array: Array) -> bool:
-    """Whether the last two axes are rows of unit stride, one beside the other."""
+    """Whether the last two axes are rows of unit stride that do not overlap."""
     rows, width = array.shape[-2:]
     row_stride, stride = array.strides[-2:]
     side_by_side = row_stride >= width * array.itemsize and row_stride % array.itemsize == 0

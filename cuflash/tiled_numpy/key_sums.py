@@ -13,15 +13,15 @@ from .operands import Operands
 
 __all__ = ["KeySums"]
 
-#: Of dK and of dV; None of what is not wanted.
+#: dK and dV; None for an unwanted one.
 Sums: TypeAlias = tuple[Array | None, Array | None]
 
 
 class KeySums:
-    """Adds what the parts give, always in the same order, and writes each block once.
+    """Adds the parts' contributions in a fixed order, and writes each block once.
 
-    So the bits do not depend on which part is done first. Parts begin in
-    their order, so only a few wait for an earlier one.
+    The bits therefore do not depend on which part finishes first. Parts begin in order, so few
+    contributions wait for an earlier one.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class KeySums:
         return made[0], made[1]
 
     def add(self, part: int, block: int, given: Sums) -> None:
-        """Take over what a part gives to a block of keys."""
+        """Take over a part's contribution to a block of keys."""
         with self._lock:
             self._waiting[part, block] = given
             while (ready := self._waiting.pop((self._next[block], block), None)) is not None:

@@ -19,7 +19,7 @@ __all__ = ["Operands", "longest_norm"]
 
 @dataclass(frozen=True)
 class _Range:
-    """Where exp of a score, times a value, is an ordinary number without a maximum taken off."""
+    """Bounds within which exp of a score, times a value, needs no maximum subtracted."""
 
     score: float
     least: float  # of the largest value of a column
@@ -33,16 +33,15 @@ _RANGES = {
 
 
 class Operands:
-    """Made by the first task that asks, while the others wait for it.
+    """Made by the first task that needs them, while the others wait.
 
     Attributes
     ----------
     keys, values
-        (batch, head, key, width) as BLAS reads them, in the compute dtype.
-        Keys are without their common part. In what is a copy, keys that no
-        query sees are undefined.
+        (batch, head, key, width) in a form that BLAS reads, in the compute dtype. Keys are without
+        their common part. In copies, keys that no query sees are undefined.
     common
-        That part, (batch, head, 1, width), or None.
+        The common part, (batch, head, 1, width), or None.
     """
 
     keys: Array
@@ -59,7 +58,7 @@ class Operands:
         self._longest_row: float | None = None
 
     def make(self) -> Operands:
-        """Have everything there; returns itself."""
+        """Make everything, unless it is made; returns itself."""
         with self._lock:
             if not self._made:
                 self._make(*self._given)
@@ -67,16 +66,16 @@ class Operands:
         return self
 
     def change(self, scores: Array, tile: Tile) -> None:
-        """Products ``scale * q k^T`` -> scores: what features change, then what the mask hides.
+        """Turn products ``scale * q k^T`` into scores: apply features, then the mask.
 
-        Scores are (batch, head, key, row). What is hidden becomes minus infinity.
+        Scores are (batch, head, key, row). Hidden pairs become minus infinity.
         """
         if self._terms:
             self._terms.apply(self._by_group(scores, tile), self._heads.place(tile))
         self._blocks.apply_mask(scores, tile)
 
     def change_with_slopes(self, scores: Array, tile: Tile) -> Array | None:
-        """The same for the backward pass; the slopes of scores, None if they are 1."""
+        """The same for the backward pass; returns the slopes of scores, None if they are 1."""
         slopes = None
         if self._terms:
             by_group = self._by_group(scores, tile)
@@ -94,19 +93,19 @@ class Operands:
 
     @property
     def inverse_keep(self) -> float:
-        """What the weights that are kept are multiplied by."""
+        """The factor of the kept weights."""
         return self._terms.inverse_keep
 
     def drop(self, weights: Array, tile: Tile) -> None:
-        """Leave out of a tile's weights, (batch, head, key, row), what is dropped."""
+        """Clear the dropped weights of a tile, (batch, head, key, row)."""
         kept = self.kept(tile)
         if kept is not None:
             np.copyto(weights, 0, where=~kept)
 
     def sums_of_pairs(self, gradients: Array, tile: Tile) -> Array | None:
-        """Of every row (batch, head, row) the sum over the keys of dS times what has a gradient.
+        """Sums over keys of dS times the derivative by a term's number, (batch, head, row).
 
-        ``gradients`` are of the scores that enter the softmax, (batch, head, key, row).
+        ``gradients`` are those of the scores that enter the softmax, (batch, head, key, row).
         """
         partial = self._terms.partial(self._heads.place(tile))
         if partial is None:
@@ -123,13 +122,14 @@ class Operands:
         self.keys, self.values = self._heads.keys(k), self._heads.keys(v)
         self.common = None
         rows = problem.group * problem.seqlen_q
-        # Of few rows it costs more to take off than the products; only gradients need it. A term
-        # that is a function of the scores needs them whole.
+        # With few rows the subtraction costs more than the products, and only gradients need it. A
+        # term that is a function of the scores needs them whole.
         wanted = problem.operation == "backward" or rows > FEW_ROWS
         if wanted and not self._terms.have_slopes:
             self.common = common_part(self.keys[:, :, seen])
         if self.common is not None:
-            # An infinity times a key keeps its sign: heads whose queries have one stay as they are.
+            # An infinity times a key keeps its sign: heads whose queries have one are left
+            # unchanged.
             finite = self._heads.finite(q)[..., None, None]
             self.common = np.where(finite, self.common, 0) if finite.any() else None
         if self.common is not None:
@@ -139,11 +139,10 @@ class Operands:
 
     @property
     def longest_row(self) -> float:
-        """The norm of a row of queries up to which no score needs its row's maximum.
+        """The largest norm of a row of queries for which no score needs its row's maximum.
 
-        A score is at most the product of two norms (Cauchy and Schwarz).
-        Negative where the values are too large or too small for that, or not
-        finite, and where features change the scores.
+        A score is at most the product of two norms (Cauchy and Schwarz). Negative if the values are
+        too large or too small for that, or not finite, and if features change the scores.
         """
         with self._lock:
             if self._longest_row is None:
@@ -157,7 +156,7 @@ class Operands:
             return -1.0
         largest = np.maximum(values.max(axis=2), -values.min(axis=2))
         least = largest
-        if self._blocks.problem.mask != "full":  # a row may see any one of the values alone
+        if self._blocks.problem.mask != "full":  # a row may see any single value
             least = np.abs(values)
         if (
             not ((least == 0) | (least >= numbers.least)).all()
@@ -169,5 +168,5 @@ class Operands:
 
 
 def longest_norm(rows: Array) -> float:
-    """The largest Euclidean norm of (batch, head, row, width); 0 of no rows."""
+    """The largest Euclidean norm of (batch, head, row, width); 0 without rows."""
     return float(np.sqrt(np.einsum("bhrw,bhrw->bhr", rows, rows).max(initial=0)))

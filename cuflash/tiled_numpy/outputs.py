@@ -1,4 +1,4 @@
-"""The forward pass around what the algorithms differ in: the order of a task's tiles."""
+"""The parts of the forward pass that do not depend on the order of a task's tiles."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class GivenForward:
     more: Mapping[str, Array]  # of other features
 
 
-#: What an algorithm does with the rows of a task: their output, normalised, maximum and sum.
+#: What an algorithm does with the rows of a task: computes normalised output, maximum and sum.
 Inner = Callable[[Blocks, Operands, Array, RowState], None]
 
 
 def tasks(plan: Plan, inner: Inner, given: GivenForward) -> Iterator[Task]:
-    """The tasks of a forward pass: some heads and a part of their queries each."""
+    """The tasks of a forward pass: each has some heads and a part of their queries."""
     blocks = Blocks(plan)
     given, terms = replace(given, q=blocks.live(given.q)), terms_of(plan.problem, given.more)
     for heads in Heads.of(blocks):

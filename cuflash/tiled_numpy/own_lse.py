@@ -1,4 +1,4 @@
-"""The log-sum-exp of the scores that the backward pass itself computes."""
+"""The log-sum-exp of the scores as the backward pass itself computes them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["own_lse"]
 
 
 def own_lse(blocks: Blocks, operands: Operands, scaled_q: Array, scratch: Scratch) -> Array:
-    """(batch, head, row), of keys without their common part; minus infinity of dead rows."""
+    """(batch, head, row), of keys without their common part; minus infinity for dead rows."""
     state = RowState.start((*scaled_q.shape[:3], 0), blocks.compute)
     for queries in blocks.queries:
         rows = blocks.rows(queries)

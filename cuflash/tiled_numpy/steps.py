@@ -1,8 +1,8 @@
-"""What is done to one tile; the algorithms differ in the order they do it in.
+"""The work on one tile; the algorithms differ in its order.
 
-Tiles of scores stand transposed, [key, row]: the maximum over the keys and the
-differences with a row's statistics then run along long contiguous lines, which
-NumPy does in half the time that it takes to reduce many short ones.
+Tiles of scores are transposed, [key, row]. The maximum over keys and the differences from a row's
+statistics then run along long contiguous lines, which NumPy does in half the time of many short
+reductions.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ __all__ = [
     "wider",
 ]
 
-#: Terms that are summed one after another; 1024 so cost half of float32's accuracy.
+#: The number of terms summed in sequence; 1024 would cost half of float32's accuracy.
 _TERMS_SUMMED = 64
-#: The widest product whose terms are added in parts. A wider one costs BLAS more in parts.
+#: The widest product whose terms are added in parts; a wider one costs BLAS more in parts.
 _NARROW = 16
 
 
 def wider(dtype: np.dtype[Any]) -> type[np.floating[Any]]:
-    """A type with more digits, for the few numbers a row that need them."""
+    """A wider type, for the few numbers per row that need it."""
     return np.float64 if dtype == np.float32 else np.longdouble
 
 
 @dataclass
 class RowState:
-    """What is kept of rows between their tiles; every array begins (batch, head, row)."""
+    """The state of rows between their tiles; every array begins with (batch, head, row)."""
 
     out: Array
     row_max: Array
@@ -64,7 +64,7 @@ def transposed_product(keys: Array, rows: Array, scratch: Scratch, name: str) ->
 
 
 def accumulate(total: Array, left: Array, right: Array, scratch: Scratch, first: bool) -> None:
-    """Add ``left @ right`` to the total, or begin it where nothing was added yet."""
+    """Add ``left @ right`` to the total, or start the total with it."""
     product = total if first else scratch.array("product", total.shape)
     multiply(left, right, product, scratch)
     if not first:
@@ -72,11 +72,11 @@ def accumulate(total: Array, left: Array, right: Array, scratch: Scratch, first:
 
 
 def multiply(left: Array, right: Array, product: Array, scratch: Scratch) -> None:
-    """``left @ right``, the terms of narrow rows added in parts.
+    """``left @ right``, with the terms of narrow products added in parts.
 
-    BLAS adds the terms of such a product one after another where the left
-    matrix stands transposed, and in several sums where it does not: in parts
-    it errs as little either way, and takes no longer.
+    BLAS adds the terms of such a product in sequence if the left matrix is transposed, and in
+    several sums if it is not. In parts the error is as small in both cases, and the time is the
+    same.
     """
     terms, width = right.shape[-2:]
     if width > _NARROW or terms <= _TERMS_SUMMED:
@@ -94,23 +94,22 @@ def multiply(left: Array, right: Array, product: Array, scratch: Scratch) -> Non
 
 
 def online_softmax(scores: Array, state: RowState) -> Array:
-    """Turn scores into weights relative to the new maximum; update maximum and sum.
+    """Exponentiate scores relative to the new maximum; update maximum and sum.
 
     Parameters
     ----------
     scores
         (batch, head, key, row); replaced by exp(scores - new maximum).
     state
-        The rows; ``out`` is left alone.
+        The rows; ``out`` does not change.
 
     Returns
     -------
     ndarray
-        (batch, head, row), exp(old maximum - new maximum): what earlier
-        weights are to be multiplied by.
+        (batch, head, row), exp(old maximum - new maximum): the factor of earlier weights.
     """
     new_max = np.maximum(scores.max(axis=-2), state.row_max)
-    # Minus infinity less itself is NaN, but less anything finite it stays what it is.
+    # Minus infinity less itself is NaN; less a finite number it is unchanged.
     shift = np.where(new_max == -np.inf, 0, new_max)
     scores -= shift[:, :, None]
     np.exp(scores, out=scores)
@@ -122,9 +121,9 @@ def online_softmax(scores: Array, state: RowState) -> Array:
 
 
 def sum_over_keys(weights: Array) -> Array:
-    """Sums of a few keys, then the sum of those: the error grows with either number, not both.
+    """Sums of a few keys, then the sum of those: the error grows with either count, not with both.
 
-    A product with ones takes half the time that ``add.reduce`` over lines does.
+    A product with ones takes half the time of ``add.reduce`` over lines.
     """
     batch, heads, width, rows = weights.shape
     ones = np.ones((1, _TERMS_SUMMED), weights.dtype)
@@ -138,16 +137,16 @@ def sum_over_keys(weights: Array) -> Array:
 
 
 def finish(state: RowState, shift: Array | None, sinks: Array | None = None) -> Array:
-    """Make the output of dead rows exactly zero; the log-sum-exp of all of them.
+    """Make the output of dead rows exactly zero; return the log-sum-exp of all rows.
 
     Parameters
     ----------
     state
         The rows after their last tile, normalised by their sums.
     shift
-        What the scores lack, as :func:`row_shift` gives it.
+        What the scores lack, from :func:`row_shift`.
     sinks
-        (batch, head, row), a logit more of every row, with a value of zero.
+        (batch, head, row): one more logit of every row, with a value of zero.
     """
     dead = state.row_sum == 0
     lse: Array = state.row_max + np.log(state.row_sum)
@@ -161,10 +160,10 @@ def finish(state: RowState, shift: Array | None, sinks: Array | None = None) -> 
 
 
 def _join_sinks(state: RowState, lse: Array, shift: Array | None, sinks: Array) -> Array:
-    """Let every row share with its sink; the new log-sum-exp.
+    """Give every row's sink its weight; return the new log-sum-exp.
 
-    The weight of the sink is exp of a difference, so both sides of it are
-    needed in more digits than large scores have.
+    The weight of the sink is exp of a difference, so both sides need more digits than large scores
+    have.
     """
     wide = wider(lse.dtype)
     of_keys = state.row_max.astype(wide) + np.log(state.row_sum.astype(wide))

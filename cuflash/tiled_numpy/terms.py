@@ -1,4 +1,4 @@
-"""What features change of scores and of weights, each in the order of their table."""
+"""The features' changes of scores and of weights, in the order of their table."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ __all__ = ["Terms", "terms_of"]
 
 @dataclass(frozen=True)
 class Terms:
-    """The terms of a call, each with what the call gives it."""
+    """The terms of a call, with their arguments."""
 
     parts: tuple[tuple[HostPart, Given], ...]
-    summed: tuple[Partial, Given] | None = None  # of the one whose pairs are summed for a gradient
-    dropped: tuple[Kept, Given] | None = None  # of what leaves weights out
+    summed: tuple[Partial, Given] | None = None  # the term whose pairs are summed for a gradient
+    dropped: tuple[Kept, Given] | None = None  # the feature that drops weights
 
     def __bool__(self) -> bool:
-        """Whether there is one that changes scores."""
+        """Whether some term changes scores."""
         return bool(self.parts)
 
     @property
     def have_slopes(self) -> bool:
-        """Whether some slope is not 1: scores then have to be whole."""
+        """Whether some slope is not 1: scores must then be whole."""
         return any(part.with_slope is not None for part, _ in self.parts)
 
     def partial(self, place: ScorePlace) -> Array | None:
@@ -46,7 +46,7 @@ class Terms:
 
     @property
     def inverse_keep(self) -> float:
-        """What the weights that are kept are multiplied by."""
+        """The factor of the kept weights."""
         return 1.0 if self.dropped is None else float(self.dropped[1]["inverse_keep"])
 
     def apply(self, scores: Array, place: ScorePlace) -> None:
@@ -56,7 +56,7 @@ class Terms:
                 part.score(scores, place, given)
 
     def apply_with_slopes(self, scores: Array, place: ScorePlace) -> Array | None:
-        """The same; the slopes of all terms together, None if they are 1."""
+        """The same; returns the slopes of all terms together, None if they are 1."""
         slopes = None
         for part, given in self.parts:
             if part.with_slope is not None:
@@ -68,14 +68,14 @@ class Terms:
 
 
 def terms_of(problem: AttentionProblem, arrays: Mapping[str, Array]) -> Terms:
-    """The terms of a problem with what the call gives them; none of a plain one.
+    """The terms of a problem with their arguments; empty for a plain problem.
 
     Parameters
     ----------
     problem
         Its uses name constants, numbers and operands.
     arrays
-        Of features, by operand name.
+        The arrays of features, by operand name.
     """
     used = [(use, use.host, _given(use, arrays)) for use in problem.uses if use.host is not None]
     summed = [(h.partial, given) for use, h, given in used if use.pair_sums and h.partial]

@@ -1,8 +1,7 @@
-"""Threads that share the tasks of a call, each with a BLAS that has one thread.
+"""Threads that share the tasks of a call, each with a single-threaded BLAS.
 
-NumPy's BLAS would spread every small product over all cores and wait for the
-slowest of them: a thread that the system takes off its core holds up the
-others thousands of times a call. Whole tasks need no such meeting.
+NumPy's BLAS would spread every small product over all cores and wait for the slowest one: a thread
+that loses its core delays the others thousands of times a call. Whole tasks need no such meeting.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ Task = Callable[[], None]
 
 
 class _Job:
-    """The tasks of one call; whoever has time takes the next one."""
+    """The tasks of one call; any free thread takes the next one."""
 
     def __init__(self, tasks: Iterable[Task]) -> None:
         self._tasks: Iterator[Task] = iter(tasks)
@@ -33,10 +32,10 @@ class _Job:
         self._interrupt: BaseException | None = None
 
     def work(self) -> None:
-        """Run tasks in the thread of the caller until none is left."""
+        """Run tasks in the caller's thread until none is left."""
         while (task := self._take(0)) is not None:
             task()
-            del task  # and the arrays that it holds
+            del task  # releases the arrays that it holds
 
     def help(self) -> None:
         """Run tasks in another thread; an error ends the job and is kept for the caller."""
@@ -51,12 +50,12 @@ class _Job:
             self._helped(error)
 
     def finish(self) -> None:
-        """Hand out no further task, and return when no helper is in one.
+        """Start no further task, and return when no helper is running one.
 
         Raises
         ------
         BaseException
-            What a helper's task raised, or what interrupted the wait, after it.
+            The error of a helper's task, or the interrupt of the wait; raised afterwards.
         """
         while True:
             try:
@@ -95,9 +94,9 @@ class _Helpers:
         self._count = 0
 
     def offer(self, job: _Job, count: int) -> None:
-        """Let at most ``count`` helpers join a job, whenever they have time.
+        """Let at most ``count`` helpers join a job when they are free.
 
-        Fewer where the system gives no more threads; the caller works anyway.
+        There are fewer if the system gives no more threads; the caller works anyway.
         """
         with self._lock:
             while self._count < count:
@@ -121,7 +120,7 @@ _helpers = _Helpers()
 
 
 def _forget_helpers() -> None:
-    """A child of fork has none of the threads."""
+    """Reset the helpers in a forked child, which has none of the threads."""
     global _helpers
     _helpers = _Helpers()
 
@@ -131,26 +130,26 @@ if hasattr(os, "register_at_fork"):
 
 
 def run_tasks(tasks: Iterable[Task], threads: int) -> None:
-    """Run independent tasks, the first ones first, in this thread and in helpers.
+    """Run independent tasks in order, in this thread and in helpers.
 
-    Returns, or raises, when no task runs any more. Tasks are made one after
-    another, as they are taken.
+    Returns, or raises, only when no task is running. Tasks are created one by one, as they are
+    taken.
 
     Parameters
     ----------
     tasks
-        Functions without arguments that write to memory of their own.
+        Functions without arguments that write to disjoint memory.
     threads
-        How many run at once. Fewer where the caller gave BLAS fewer threads.
+        The number of concurrent tasks; fewer if the caller gave BLAS fewer threads.
 
     Raises
     ------
     BaseException
-        The first error of a task, also KeyboardInterrupt; no further task begins.
+        The first error of a task, also KeyboardInterrupt; no further task starts.
     """
     with one_blas_thread() as allowed, np.errstate(all="ignore"):
         job = _Job(tasks)
-        # The plan may be older than what the process is allowed now.
+        # The plan may be older than the number of cores that the process may use now.
         helpers = min(threads, allowed, usable_cores()) - 1 if threads > 1 else 0
         try:
             if helpers > 0:

@@ -14,7 +14,7 @@ from cuflash.tensors import QKV, differentiable
 
 __all__ = ["FEATURED", "TEXTS", "featured_problems"]
 
-#: Functions of scores: of the scores alone, and of positions and an array.
+#: Functions of scores: one of the scores alone, and one of positions and an array.
 TEXTS = {
     "score-cap": ScoreText("return p.cap * tanh(s / p.cap);", (("cap", False, (50.0).hex()),)),
     "score-table": ScoreText("return s + p.table(head, i + offset - j);", arrays=("table",)),
@@ -224,7 +224,7 @@ FEATURED: dict[Algorithm, list[tuple[DTypeName, int, int, MaskKind, bool, str]]]
 }
 
 
-#: Of packed rows, those behind the last one counted.
+#: In packed rows, including those after the last sequence.
 _SEQUENCES = 4
 
 #: Features without arrays.
@@ -260,7 +260,7 @@ def featured_problems(plain: AttentionProblem, algorithm: Algorithm) -> Iterator
         )
         of = replace(of, operation="backward", deterministic=deterministic, wrt=wrt)
         yield with_features(of, keywords, operands)
-    for width in (64, 128) if algorithm == "fa3" else ():  # of a narrow window
+    for width in (64, 128) if algorithm == "fa3" else ():  # for a narrow window
         of = replace(plain, head_dim=width, head_dim_v=width, mask="band", q_first=-127)
         of = with_features(replace(of, storage="bfloat16", output="bfloat16"), {}, {})
         yield of
@@ -269,7 +269,7 @@ def featured_problems(plain: AttentionProblem, algorithm: Algorithm) -> Iterator
 
 
 def _of_entries(problem: AttentionProblem, operand: Operand) -> Operand:
-    """An array of which every entry has its own; a bias that they share has kernels of its own."""
+    """An array with an entry for each batch entry; a shared bias has its own kernels."""
     own = operand.name == "bias"
     return replace(operand, shape=(problem.batch, *operand.shape[1:])) if own else operand
 

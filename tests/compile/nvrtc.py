@@ -14,7 +14,7 @@ from cuflash.planning.kernel import KernelConfig
 
 @dataclass(frozen=True)
 class Built:
-    """What ptxas said of a kernel."""
+    """ptxas' numbers for a kernel."""
 
     registers: int
     stack: int
@@ -76,8 +76,8 @@ def build(config: KernelConfig, jitter: bool = False) -> Built:
 def hash_of_text(cubin: bytes) -> str:
     """The first 16 digits of SHA-256 over the machine code: every ``.text`` section, by name.
 
-    Names, constants and debugging information of the ELF file are left out, so
-    that a comment or another digest of the sources changes nothing.
+    Names, constants and debugging information of the ELF file are left out, so that a comment or
+    another digest of the sources changes nothing.
     """
     code = hashlib.sha256()
     for name, section in sorted(_sections(cubin).items()):

@@ -1,11 +1,10 @@
 """Registers, local memory and machine code of every kernel, as they were last accepted.
 
-``python -m tests.compile.record`` builds the rows of some architectures with
-the NVRTC that is installed, rewrites what the record says of that version, and
-prints what differs. ``--only`` builds the rows whose name matches a regular
-expression; the others keep their lines. Machine code is held by a hash. A hash
-that changes belongs beside a timing in ``bench/NOTES.md``. Where the compiler
-warns of a kernel, its warning is printed and nothing is written.
+``python -m tests.compile.record`` builds the rows of some architectures with the installed NVRTC,
+rewrites the record's lines for that version, and prints the differences. ``--only`` builds the rows
+whose name matches a regular expression; the others keep their lines. The record keeps a hash of the
+machine code. A changed hash needs a timing in ``bench/NOTES.md``. If the compiler warns about a
+kernel, the warning is printed and nothing is written.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ ANY = 256
 
 
 class Line(NamedTuple):
-    """What one compiler makes of a kernel."""
+    """The compiler's numbers for a kernel."""
 
     registers: int
     local: int  # bytes of local memory
@@ -42,12 +41,13 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True)
 class Record:
-    """The stored account: version of NVRTC -> name of a kernel -> what it makes of it."""
+    """The stored record: version of NVRTC -> name of a kernel -> the compiler's numbers."""
 
     versions: Mapping[str, Mapping[str, Line]]
 
     def allowed(self, name: str, version: str, rare: bool) -> int:
-        """Bytes of local memory that a kernel may use; KeyError if it has to be here and is not."""
+        """Bytes of local memory that a kernel may use; KeyError if the record must have it and has
+        not."""
         if not rare and self.holds(name.split("-")[0], version):
             return self.versions[version][name].local
         return max(ANY, *(of[name].local for of in self.versions.values() if name in of), 0)
@@ -64,12 +64,12 @@ class Record:
 
     @property
     def names(self) -> set[str]:
-        """Of all kernels."""
+        """The names of all kernels."""
         return {name for of in self.versions.values() for name in of}
 
 
 def nvrtc_version() -> str:
-    """Of the compiler that runs."""
+    """The version of the running compiler."""
     from cupy.cuda import nvrtc
 
     return "{}.{}".format(*nvrtc.getVersion())
@@ -95,7 +95,7 @@ def write(path: Path, record: Record) -> None:
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """What a record says otherwise than the one before, in lines."""
+    """The differences of a record from the one before, in lines."""
     changed = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
     return [f"{name}: {old.get(name, 'new')} -> {new.get(name, 'gone')}" for name in changed]
 

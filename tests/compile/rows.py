@@ -1,9 +1,8 @@
-"""The kernels that a plan can ask for, by architecture.
+"""The kernels that a plan can need, by architecture.
 
-``rows`` are those of equal widths, every dtype, pass and mask; ``rare_rows``
-pair every width of q and k with every other of v, and copy element by element.
-FlashAttention-3 has few tiles, so its rows are of every tile that its table has
-for a length, and a name says the blocks.
+``rows`` have equal widths, every dtype, pass and mask; ``rare_rows`` pair every width of q and k
+with every other width of v, and copy element by element. FlashAttention-3 has few tiles, so it has
+a row for every tile that its table has for a length, and the name contains the blocks.
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ from .split import SplitCall, split_calls
 #: Architectures whose kernels of FlashAttention-2 are built within a few days.
 OFTEN = ("75", "90")
 
-_OLDER: tuple[Algorithm, ...] = ("fa1", "fa2")  # that run on every architecture
+_OLDER: tuple[Algorithm, ...] = ("fa1", "fa2")  # they run on every architecture
 _HALVES = ("float16", "bfloat16")
 
-#: Keys and queries that give every multiprocessor work, and that do not.
+#: Keys and queries that give every multiprocessor work, and ones that do not.
 LONG, SHORT = 100_000, 1000
 
 #: Kernels of FlashAttention-3 that spill, and bytes: see what the compiler says of windows, soft
@@ -51,7 +50,7 @@ SPILLS = {
     "sm_90-fa3-backward-bfloat16-d64-causal-bias-bfloat16-bfloat16-1-1-128x128": 52,
     "sm_90-fa3-backward-float16-d64-band-bias-float16-float16-0-0-128x128-converts32": 112,
     "sm_90-fa3-forward-bfloat16-d128-causal-bias-float32-bfloat16-1-1-192x80": 8,
-    # Of a mask: in the load role, which walks along lists, but beside a bias and in order.
+    # With a mask: in the load role, which walks along lists; except beside a bias and in order.
     "sm_90-fa3-backward-bfloat16-d128-causal-bias-float32-bfloat16-0-1"
     "-mask-bfloat16-1-1-64x128": 84,
     "sm_90-fa3-backward-bfloat16-d128-causal-mask-bfloat16-1-1-64x128-ordered": 152,
@@ -119,7 +118,7 @@ def _problems() -> Iterator[AttentionProblem]:
 
 
 def _fa3_problems() -> Iterator[AttentionProblem]:
-    """Of every width, mask and dtype, a problem as long as each row of the tables takes."""
+    """A problem of every width, mask and dtype, as long as each row of the tables takes."""
     plain = _long()
     widths = (*((d, d) for d in BUCKETS), (192, 128))
     for (d, dv), mask, dtype in product(widths, ("full", "causal"), _HALVES):
@@ -154,7 +153,7 @@ def _rare_problems() -> Iterator[AttentionProblem]:
 
 
 def _long() -> AttentionProblem:
-    """What the others are made of, as the copy engine takes it; it fills any device."""
+    """The base problem, in the form for the copy engine; it fills any device."""
     return replace(next(_problems()), alignment="tensor_map", batch=1024)
 
 
@@ -178,22 +177,22 @@ def _few() -> AttentionProblem:
 
 
 def rare_rows(architecture: str) -> dict[str, KernelConfig]:
-    """The same of what few calls ask for."""
+    """The same for rare calls."""
     older = _named(architecture, _rare_problems(), _OLDER)
     return _both(older, _named(architecture, _rare_fa3_problems(), ("fa3",)))
 
 
 def _both(one: dict[str, KernelConfig], other: dict[str, KernelConfig]) -> dict[str, KernelConfig]:
-    """Generations share kernels: what has one name is one kernel, for sm_90 or for sm_90a."""
+    """Kernels of both generations; one name is one kernel, for sm_90 or for sm_90a."""
     shared = ((one[name], other[name]) for name in one.keys() & other.keys())
     assert all(replace(b, architecture=a.architecture) == a for a, b in shared)
     return one | other
 
 
 def built_today(name: str, rare: bool = False) -> bool:
-    """Whether an ordinary run builds this row: each takes its turn within so many days.
+    """Whether an ordinary run builds this row today: each has its turn within this many days.
 
-    FlashAttention-3 in bfloat16 is built every day where no feature adds to it.
+    FlashAttention-3 in bfloat16 without features is built every day.
     """
     architecture, generation = name.split("-")[:2]
     if rare:
@@ -214,7 +213,7 @@ def _named(
     problems: Iterator[AttentionProblem] | Iterator[SplitCall],
     algorithms: tuple[Algorithm, ...],
 ) -> dict[str, KernelConfig]:
-    """Of problems in some algorithms, or of calls that name their own."""
+    """Named problems for some algorithms, or for calls that name their own."""
     found: dict[KernelConfig, str] = {}
     for one in problems:
         calls = (one,) if isinstance(one, SplitCall) else (SplitCall(one, a) for a in algorithms)
@@ -251,7 +250,7 @@ def _name(architecture: str, c: KernelConfig) -> str:
 
 
 def _constants(c: KernelConfig) -> list[str]:
-    """What of its tile tells it from others."""
+    """The constants that tell its tile from others."""
     constants, parts = dict(c.constants), []
     if c.kernel == "merge":
         parts += [f"{constants['block_q']}x{constants['block_kv']}"]
@@ -272,7 +271,7 @@ def _constants(c: KernelConfig) -> list[str]:
     parts += [name for name in named if constants.get(name)]
     if c.kernel == "summarise_mask" and not constants["listed"]:
         parts.append("unlisted")
-    if constants.get("turns"):  # of statistics, which clears that many
+    if constants.get("turns"):  # statistics clears this many
         parts.append(f"clears{constants['turns']}")
     if c.kernel == "convert_dq":  # narrow and wide heads can have fragments of different height
         parts.append(f"m{constants['fragment_rows']}")

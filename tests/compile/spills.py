@@ -1,6 +1,6 @@
-"""Kernels of FlashAttention-3 with a block mask or a text that spill, and bytes.
+"""Kernels of FlashAttention-3 with a block mask or a text that spill, and the bytes.
 
-The larger of what two compilers say.
+The larger number of two compilers.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BLOCK_MASK_SPILLS = {
     "-192x128": 142,
 }
 
-#: Of a function of scores: of a table forward, and beside what needs registers too.
+#: With a function of scores: a table forward, and beside features that need registers too.
 TEXT_SPILLS = {
     "sm_90-fa3-backward-bfloat16-d128-causal-score_mod-bfloat16-28b03568-alibi-bfloat16-1"
     "-64x128": 120,
@@ -39,7 +39,7 @@ TEXT_SPILLS = {
     "sm_90-fa3-forward-bfloat16-d256-causal-score_mod-bfloat16-8f9d8ec7-128x64": 24,
 }
 
-#: Where lengths are in device memory.
+#: With lengths in device memory.
 LENGTHS_SPILLS = {
     "sm_90-fa2-backward-bfloat16-d128-band-packed_lengths-ordered": 56,
     "sm_90-fa2-forward-bfloat16-d128-band-packed_lengths": 24,

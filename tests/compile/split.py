@@ -15,13 +15,13 @@ from cuflash.planning.tiles.fa3_tables import FORWARD_OF_FEW
 
 __all__ = ["SplitCall", "split_calls"]
 
-#: Of a row: chunks enough that warps of ``merge`` share it, and few.
+#: Chunks per row: enough that warps of ``merge`` share it, and few.
 _CHUNKS = (512, 4096)
 
 
 @dataclass(frozen=True)
 class SplitCall:
-    """A problem, and what is asked for its plan."""
+    """A problem, and the requests for its plan."""
 
     problem: AttentionProblem
     algorithm: Algorithm
@@ -29,7 +29,7 @@ class SplitCall:
     kv_chunk: int | None = None
 
     def plan(self, limits: DeviceLimits) -> Plan:
-        """In the tile and the chunk that are asked for."""
+        """The plan with the requested tile and chunk."""
         return plan(
             self.problem,
             limits,
@@ -40,7 +40,7 @@ class SplitCall:
 
 
 def split_calls(plain: AttentionProblem) -> Iterator[SplitCall]:
-    """Those of FlashAttention-3 and 2; ``plain`` has all else of them."""
+    """Calls of FlashAttention-3 and 2; ``plain`` is the rest of their problem."""
     few = replace(plain, storage="bfloat16", output="bfloat16", seqlen_q=64, seqlen_kv=16384)
     for row, mask, chunk in product(FORWARD_OF_FEW, ("full", "causal"), (0, *_CHUNKS)):
         of = replace(few, head_dim=row.widest, head_dim_v=row.widest_v, mask=mask)
@@ -80,7 +80,7 @@ def _of_one_query(one: AttentionProblem) -> Iterator[tuple[str, AttentionProblem
 
 
 def _of_caches(one: AttentionProblem) -> Iterator[AttentionProblem]:
-    """In pages, and behind padding, where groups are no rows."""
+    """Paged caches, and caches after padding, where groups are not rows."""
     used = {"seqused_kv": Operand("seqused_kv", "int32", (one.batch,))}
     pages = replace(one, pages=(one.batch * one.seqlen_kv // 64, 64))
     table = Operand("page_table", "int32", (one.batch, one.seqlen_kv // 64))

@@ -42,9 +42,9 @@ def _params() -> list[object]:
 
 
 class _Builds:
-    """Builds of kernels, each made once: those of ``ahead`` in as many threads as there are cores.
+    """Builds of kernels, each made once; those of ``ahead`` in as many threads as there are cores.
 
-    Processes that part the tests among them build what they are asked for.
+    Processes that share the tests build only the kernels of their tests.
     """
 
     def __init__(self, ahead: Iterable[str]) -> None:
@@ -63,7 +63,7 @@ class _Builds:
 @pytest.fixture(scope="session")
 def builds(request: pytest.FixtureRequest) -> _Builds:
     """Builds of the selected rows."""
-    if hasattr(request.config, "workerinput"):  # of pytest-xdist
+    if hasattr(request.config, "workerinput"):  # with pytest-xdist
         return _Builds(())
     given = [getattr(item, "callspec", None) for item in request.session.items]
     wanted = [spec.params["row"] for spec in given if spec is not None and "row" in spec.params]
@@ -73,7 +73,7 @@ def builds(request: pytest.FixtureRequest) -> _Builds:
 
 @pytest.mark.parametrize("row", _params())
 def test_kernel_compiles_within_its_record(row: str, builds: _Builds) -> None:
-    """``python -m tests.compile.record`` accepts what a change of a kernel makes of it.
+    """``python -m tests.compile.record`` accepts the result of a change of a kernel.
 
     Other machine code needs a timing beside the old one in ``bench/NOTES.md``.
     """
@@ -114,7 +114,7 @@ def test_every_row_has_its_day(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("kernel", ["statistics", "convert_dq"])
 def test_all_of_hopper_changes_nothing_of_the_steps(kernel: str) -> None:
-    """They have it named for one set of options of a pass; those of the older pass do not."""
+    """They have the name for one set of options of a pass; those of the older pass do not."""
     config = next(
         c
         for c in _all_rows().values()
@@ -135,8 +135,12 @@ def _code(ptx: str) -> str:
     ("kernel", "constants", "counters"),
     [
         ("forward", {}, 0),
-        ("backward", {"ordered": 0, "kv_tiles_per_convert_block": 0}, 1),  # of shares cleared
-        ("backward", {"ordered": 0, "zero_bytes": 512}, 1),  # where score tiles are serial
+        (
+            "backward",
+            {"ordered": 0, "kv_tiles_per_convert_block": 0},
+            1,
+        ),  # counts cleared shares
+        ("backward", {"ordered": 0, "zero_bytes": 512}, 1),  # with serial score tiles
         ("backward", {"ordered": 1, "kv_tiles_per_convert_block": 0}, 2),  # and of turns
         ("backward", {"ordered": 0, "kv_tiles_per_convert_block": 8}, 2),  # or of tiles summed
         ("backward", {"ordered": 1, "kv_tiles_per_convert_block": 8}, 3),
@@ -146,7 +150,7 @@ def _code(ptx: str) -> str:
 def test_jitter_and_an_end_to_waiting_are_compiled_in_where_they_are_asked_for(
     kernel: str, constants: dict[str, int], counters: int
 ) -> None:
-    """At every wait for an mbarrier, and for a counter: what never comes must not hang a test."""
+    """At every wait for an mbarrier or a counter: an endless wait must not hang a test."""
     config = next(
         c
         for c in _all_rows().values()
@@ -163,7 +167,7 @@ def test_jitter_and_an_end_to_waiting_are_compiled_in_where_they_are_asked_for(
     assert tested.count("trap;") >= waits > 0
 
 
-#: What FlashAttention-3 is made of, and what would do its work the older way.
+#: Instructions of FlashAttention-3, and those that would do its work in the older way.
 _HOPPER = (
     "wgmma.commit_group",
     "cp.async.bulk.tensor.4d",
@@ -183,17 +187,17 @@ _OLDER = ("mma.sync", "ldmatrix", "cp.async.cg", "cp.async.ca", "nanosleep")
 
 
 def _check_hopper(config: KernelConfig, built: Built, spills: int = 0) -> None:
-    """The instructions are those of Hopper, and ptxas left the design as it was written."""
+    """The instructions are those of Hopper, and ptxas kept the design."""
     c = dict(config.constants)
     backward = config.kernel == "backward"
     needed = _HOPPER + _BACKWARD if backward else _HOPPER
     assert [name for name in needed if name not in built.ptx] == []
     sums = {"red.relaxed.gpu.global.add.v4.f32"} if backward else set()  # of dQ, four at a time
-    sums |= {"red.release.gpu.global.add.s32"} if backward else set()  # of shares cleared
+    sums |= {"red.release.gpu.global.add.s32"} if backward else set()  # of cleared shares
     assert set(re.findall(r"\bred\.[\w.]+", built.ptx)) == sums
     older = {"nanosleep"} if backward else set()  # between one look at a counter and the next
     of_pairs = c["operand_bytes"] == 2 and c["operand_rows"] == c["block_q"]
-    older |= {"ldmatrix"} if of_pairs and not backward else set()  # of a bias
+    older |= {"ldmatrix"} if of_pairs and not backward else set()  # for a bias
     assert {name for name in _OLDER if name in built.ptx} == older
     pairs = {"float16": "f16.f16", "bfloat16": "bf16.bf16"}[config.storage]
     products = set(re.findall(r"wgmma\.mma_async\.sync\.aligned\.(m64n\d+k16\.[\w.]+)", built.ptx))
@@ -203,7 +207,7 @@ def _check_hopper(config: KernelConfig, built: Built, spills: int = 0) -> None:
     # Products one after the other, a setmaxnreg ignored: ptxas says so and goes on.
     assert not re.search(r"C75\d\d", built.log), built.log
     assert built.local <= spills, built.log
-    # What the load role gives back has to be enough, or those who ask for it wait for ever.
+    # The load role must free enough registers, or the roles that take them wait for ever.
     warpgroups = 2 if backward else c["block_q"] // 64
     assert config.threads == 128 * (warpgroups + 1)
     held = c["load_registers"] + warpgroups * c["math_registers"]
@@ -211,7 +215,7 @@ def _check_hopper(config: KernelConfig, built: Built, spills: int = 0) -> None:
 
 
 def _columns(config: KernelConfig) -> set[int]:
-    """Of the products: scores, and what is computed of them."""
+    """Columns of the products: of scores, and of their results."""
     c = dict(config.constants)
     if config.kernel == "forward":
         return {c["block_kv"], config.head_dim_v}
@@ -233,7 +237,7 @@ def _check_instructions(config: KernelConfig, ptx: str) -> None:
     assert ("ldmatrix" in ptx) == (config.products in ("tensor_cores", "tf32"))
     kinds = {config.copies}
     if (config.generation, config.kernel) in (("fa1", "forward"), ("fa2", "backward")):
-        kinds.add(config.workspace_copies)  # of what other tiles, or another kernel, left there
+        kinds.add(config.workspace_copies)  # of results of other tiles or kernels
     assert ("cp.async.cg" in ptx) == ("asynchronous" in kinds)
     assert ("cp.async" in ptx) == ("asynchronous" in kinds)
     ordered = bool(dict(config.constants).get("ordered"))
@@ -243,7 +247,7 @@ def _check_instructions(config: KernelConfig, ptx: str) -> None:
 
 
 def _matrix_instructions(config: KernelConfig) -> set[str]:
-    """What the products are made of."""
+    """The matrix instructions of the products."""
     if config.mma_depth == 0:
         return set()
     return {{16: "m16n8k16", 8: "m16n8k8", 4: "m8n8k4"}[config.mma_depth]}

@@ -1,4 +1,4 @@
-"""What the record of kernels takes."""
+"""The format of the record of kernels."""
 
 from __future__ import annotations
 

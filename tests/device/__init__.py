@@ -1,1 +1,1 @@
-"""What needs a CUDA device and is not a property of attention itself."""
+"""Tests that need a CUDA device and are not properties of attention itself."""

@@ -1,4 +1,4 @@
-"""What the tests of this folder share."""
+"""Helpers that the tests of this folder share."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ __all__ = [
 
 
 def skip_without(algorithm: str) -> None:
-    """Skip a test of FlashAttention-3 on a device that is not of its kind."""
+    """Skip a test of FlashAttention-3 on a device of another kind."""
     import cupy
 
     capability = cupy.cuda.Device().compute_capability
@@ -50,10 +50,10 @@ def last_heads(case: Case, name: str, array: np.ndarray) -> np.ndarray:
 
 
 def same_gradients(got: Sequence[Any], expected: Sequence[Any], ordered: bool) -> bool:
-    """Whether gradients have the same bits, but for dq where it is summed in no fixed order.
+    """Whether gradients have the same bits, except a dq that is summed in no fixed order.
 
-    Of dq a few parts are added in float32. In another order the sum differs by less than 2^-18 of
-    the largest, and may be rounded to a neighbour. float16 only.
+    A dq sums a few float32 parts. In another order the sum differs by less than 2^-18 of the
+    largest, and may be rounded to a neighbour. float16 only.
     """
     alike = range(0 if ordered else 1, 3)
     if not all(bool((got[i] == expected[i]).all()) for i in alike):
@@ -93,7 +93,7 @@ _SPIN = """extern "C" __global__ void spin(long long n) {
 
 
 def hold(cp: Any, streams: Sequence[Any], cycles: int = 300_000_000) -> None:
-    """Hold streams up for a sixth of a second: what is queued on them meanwhile runs at once."""
+    """Hold streams up for a sixth of a second: work queued on them meanwhile runs at once."""
     holder = cp.cuda.Stream(non_blocking=True)
     with holder:
         cp.RawKernel(_SPIN, "spin")((1,), (1,), (np.int64(cycles),))
@@ -131,7 +131,7 @@ class Problem:
         return tuple(self._cp.empty(self.case.shape(name), kind) for name, kind in _BITS)
 
     def poison(self, bits: tuple[Any, Any]) -> None:
-        """Fill with NaNs of a kind that no pass gives."""
+        """Fill with NaNs of a kind that no pass produces."""
         for array in bits:
             array.fill(np.iinfo(array.dtype).max)
 
@@ -145,7 +145,7 @@ class Problem:
         return bits[0].view(self.case.storage), bits[1].view(np.float32)
 
     def first(self) -> tuple[Any, Any]:
-        """The results of one pass, of which the last group of heads is held to the truth."""
+        """The results of one pass; the last group of heads is compared with the truth."""
         bits = self.destinations()
         self.poison(bits)
         self.launch(bits)
@@ -166,9 +166,8 @@ _BITS = (("out", np.uint16), ("lse", np.uint32))
 class Gradients:
     """Backward passes of FlashAttention-3 over the same inputs.
 
-    dk and dv, and of sinks dsinks, are compared as bits. dq is summed in no
-    fixed order unless one is asked for, so it is held to the truth, of the last
-    group of heads.
+    dk and dv, and dsinks with sinks, are compared as bits. dq is summed in no fixed order unless
+    one is requested, so the last group of heads is compared with the truth.
 
     Parameters
     ----------
@@ -193,7 +192,7 @@ class Gradients:
 
     @functools.cached_property
     def truth(self) -> Truth:
-        """Of the last group of heads."""
+        """The truth of the last group of heads."""
         last = replace(self.case, batch=1, heads_q=self.case.group, heads_kv=1)
         return judge(last, {name: last_heads(last, name, x) for name, x in self.x.items()})
 
@@ -215,7 +214,7 @@ class Gradients:
         )
 
     def poison(self, bits: tuple[Any, ...]) -> None:
-        """Fill with NaNs of a kind that no pass gives."""
+        """Fill with NaNs of a kind that no pass produces."""
         for array in bits:
             array.fill(np.iinfo(array.dtype).max)
 
@@ -226,7 +225,7 @@ class Gradients:
         cuflash.attention_backward(*self._inputs, dlse=self._dlse, grads=grads, **self._of_backward)
 
     def of_another(self, algorithm: Any) -> tuple[Any, ...]:
-        """The gradients that another generation gives."""
+        """The gradients of another generation."""
         options = {**self._of_backward, "algorithm": algorithm}
         return cuflash.attention_backward(*self._inputs, dlse=self._dlse, **options)
 
@@ -248,7 +247,7 @@ class Gradients:
         compare(self.truth, name, last.get().view(self.case.storage)).check()
 
     def differ(self, one: tuple[Any, ...], other: tuple[Any, ...]) -> Any:
-        """How many elements differ, on the device; those of dq only if they have an order."""
+        """The number of differing elements, on the device; those of dq only if it has an order."""
         alike = slice(0 if self._ordered else 1, None)
         return sum((a != b).sum() for a, b in zip(one[alike], other[alike], strict=True))
 

@@ -33,7 +33,7 @@ def _on_the_first_device(cp: Any) -> None:
 
 @pytest.fixture
 def hog(cp: Any) -> Iterator[Hog]:
-    """What takes the device's bandwidth while a test runs."""
+    """A load that takes the device's bandwidth while a test runs."""
     hog = Hog(cp)
     yield hog
     hog.stream.synchronize()

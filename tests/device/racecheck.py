@@ -1,13 +1,13 @@
-"""What compute-sanitizer's racecheck reports, and what of it is known not to be a race.
+"""Reports of compute-sanitizer's racecheck, and those known not to be races.
 
-The load role of FlashAttention-3's backward pass copies the next rows' numbers over those that
-math has read (``bulk_load``). It waits for a barrier of the block that every warp of math
-arrives at after its reads, which orders them. Racecheck sees that order only as long as a warp
-comes to no other numbered barrier between its wait for the numbers and that arrival, and some
-do: where dead queries are cleared, and where weights are passed on. A kernel of two dozen lines
-with such a barrier is reported too, and is not without it. So reads in ``fa3/backward_*.cuh``
-against that copy are set aside, with those of the kernel whose line the compiler has lost; nothing
-else is. So racecheck does not hold this one order: the planted bugs of it do ("Q is loaded before
+The load role of FlashAttention-3's backward pass copies the next rows' numbers over those that math
+has read (``bulk_load``). It waits for a barrier of the block at which every warp of math arrives
+after its reads; that orders them. Racecheck sees this order only if a warp comes to no other
+numbered barrier between its wait for the numbers and that arrival. Some warps do: where dead
+queries are cleared, and where weights are passed on. A kernel of two dozen lines with such a
+barrier is reported too, and without it is not. Reads in ``fa3/backward_*.cuh`` against that copy
+are therefore set aside, with reads of the kernel whose line the compiler has lost; nothing else is.
+Racecheck thus does not check this one order; the planted bugs of it do ("Q is loaded before
 the one before is read" in ``tests/mutants/fa3_backward.py``, and its like).
 """
 
@@ -73,14 +73,14 @@ class Race:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is left of a report."""
+    """The rest of a report."""
 
     known: int  # races set aside
     faults: tuple[str, ...]  # a line for everything else
 
 
 def judge(text: str) -> Verdict:
-    """Read what racecheck printed. Whatever is not understood is a fault."""
+    """Read the output of racecheck. A line that it does not understand is a fault."""
     races: list[Race] = []
     faults: list[str] = []
     seconds: list[int] = []  # of every report
@@ -107,7 +107,7 @@ def _access(found: re.Match[str]) -> Access:
 
 
 def _says_something(line: str) -> bool:
-    """Lines of the tool, but for its name, empty ones, and the callers of what was reported."""
+    """Whether a line says something: not the tool's name, not empty, no caller of a report."""
     if not line.startswith(_PREFIX):
         return False
     rest = line[len(_PREFIX) :]
@@ -118,7 +118,7 @@ _NEUTRAL = ("", "COMPUTE-SANITIZER")
 
 
 def _missing(text: str, seconds: list[int], displayed: int) -> list[str]:
-    """What there should be and is not."""
+    """The expected lines that are missing."""
     if not any(map(_SUMMARY.fullmatch, text.splitlines())):
         return ["there is no summary"]
     if displayed > len(seconds):

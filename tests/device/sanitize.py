@@ -1,10 +1,9 @@
 """compute-sanitizer over small problems of every algorithm, dtype and feature, in both passes.
 
-``python -m tests.device.sanitize`` runs memcheck, racecheck, synccheck and
-initcheck beside each other in processes of their own, with CuPy's pool off so
-that every array is an allocation, and exits 1 if a tool finds anything but what
-``racecheck`` knows to be none.
-``--inside`` is what runs under the tools.
+``python -m tests.device.sanitize`` runs memcheck, racecheck, synccheck and initcheck in parallel
+processes, with CuPy's pool off so that every array is an allocation. It exits 1 if a tool finds
+anything that ``racecheck`` does not know to be harmless.
+``--inside`` is the mode that runs under the tools.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ ALGORITHMS = ("fa1", "fa2", "fa3")
 #: Dtypes of the problems below, and features with a problem each.
 KINDS = ("float16", "bfloat16", "float32", "float64", *SANITIZED_FEATURES)
 
-#: How many reports are printed; of racecheck all, since every one is looked at.
+#: The most reports printed; for racecheck all, because each is examined.
 _PRINTED = {tool: "1000000" if tool == "racecheck" else "5" for tool in TOOLS}
 #: The tool's exit status if it finds something.
 _FOUND = 9
-#: What the program says when it has come to its end.
+#: The last line of the program.
 _ENDED = r"^\d+ problems?$"
 
 #: (batch, seqlen_q, seqlen_kv, heads_q, heads_kv, head_dim, head_dim_v, causal): full and
@@ -112,7 +111,8 @@ def _every_problem(algorithm: str, dtype: str) -> None:
 
 
 def check(tool: str, algorithm: str, dtype: str) -> bool:
-    """Run one tool on one kind of problems, say what it found; whether that is nothing."""
+    """Run one tool on one kind of problems and print the result; return whether it found
+    nothing."""
     command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", str(_FOUND)]
     done = subprocess.run(
         [*command, "--print-limit", _PRINTED[tool], *_program(algorithm, dtype)],
@@ -126,7 +126,7 @@ def check(tool: str, algorithm: str, dtype: str) -> bool:
 
 
 def judge(tool: str, status: int, output: str) -> tuple[bool, str]:
-    """Whether a tool found nothing, and what to say of it."""
+    """Whether a tool found nothing, and the text about it."""
     lines = " ".join(line for line in output.splitlines() if "SUMMARY" in line)
     if status == 0:
         return True, lines
@@ -151,12 +151,12 @@ def served(algorithm: str, dtype: str) -> bool:
 
 
 def _program(algorithm: str, dtype: str) -> tuple[str, ...]:
-    """What runs under a tool."""
+    """The program that runs under a tool."""
     return (sys.executable, "-m", "tests.device.sanitize", "--inside", algorithm, dtype)
 
 
 def main() -> int:
-    """Run every tool and say what it found."""
+    """Run every tool and print what it found."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--algorithms", nargs="+", default=ALGORITHMS, choices=ALGORITHMS)
     parser.add_argument("--kinds", nargs="+", default=KINDS, choices=KINDS)

@@ -15,13 +15,13 @@ __all__ = ["SANITIZED_FEATURES", "one_feature"]
 
 #: Entries, query heads, heads of keys, queries, keys, head_dim.
 _BATCH, _HEADS, _HEADS_OF_KEYS, _ROWS, _KEYS, _WIDTH = 3, 4, 2, 150, 240, 64
-#: Queries and keys of packed sequences, and rows behind the last one.
+#: Queries and keys of packed sequences, and rows after the last one.
 _PACKED = ((0, 0), (70, 150), (1, 0), (0, 9), (66, 40))
 _BEHIND = 13, 31
 
 
 class _Arrays:
-    """What the problems are made of, on the device, as one seed draws it."""
+    """The arrays of the problems on the device, drawn from one seed."""
 
     def __init__(self, cupy: Any) -> None:
         self._cupy = cupy

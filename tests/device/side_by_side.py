@@ -1,10 +1,9 @@
-"""The GPU tests in processes beside each other, and one account of them all.
+"""The GPU tests in parallel processes, and one summary of all of them.
 
-``python -m tests.device.side_by_side`` deals the tests to ``--parts``
-processes, runs those that need most of the memory after the others, prints
-every failure and at last one line, and exits 1 if a test fails, a part does
-not end, a skip is unlisted, or fewer tests ran than recorded. Most of a test
-is the truth about it, which the CPU computes on one core or two.
+``python -m tests.device.side_by_side`` divides the tests among ``--parts`` processes and runs those
+that need most of the memory after the others. It prints every failure and finally one line, and
+exits 1 if a test fails, a part does not end, a skip is unlisted, or fewer tests ran than recorded.
+Most of a test's time goes to its truth, which one or two CPU cores compute.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ __all__ = ["Account", "deal", "read"]
 ROOT = Path(__file__).resolve().parents[2]
 #: Files whose tests want the device's memory for themselves.
 ALONE = ("test_large.py",)
-#: So many of the slowest tests are named.
+#: The number of slowest tests that are named.
 SLOWEST = 8
 #: Processes beside each other would each take every core, and JAX most of the memory.
 SHARED = {
@@ -43,11 +42,11 @@ SHARED = {
 
 @dataclass
 class Account:
-    """What became of tests."""
+    """The outcomes of tests."""
 
     passed: int = 0
     skipped: dict[str, int] = field(default_factory=dict)  # by reason
-    failed: list[str] = field(default_factory=list)  # names, and what was said
+    failed: list[str] = field(default_factory=list)  # names and messages
     seconds: dict[str, float] = field(default_factory=dict)  # by name
 
     def add(self, other: Account) -> None:
@@ -70,7 +69,7 @@ def deal(tests: Sequence[str], parts: int) -> list[list[str]]:
 
 
 def read(report: Path) -> Account:
-    """The account of a JUnit report; one that is not there is a failure."""
+    """The account of a JUnit report; a missing report is a failure."""
     if not report.exists():
         return Account(failed=[f"{report.stem}: left no report"])
     account = Account()
@@ -97,7 +96,7 @@ def collect(keyword: str) -> list[str]:
 
 
 def devices(part: int, count: int) -> dict[str, str]:
-    """The environment of a part: it sees so many devices, each part another one first."""
+    """The environment of a part: it sees this many devices, each part another one first."""
     if count < 2:
         return {}
     return {"CUDA_VISIBLE_DEVICES": ",".join(str((part + i) % count) for i in range(count))}
@@ -136,7 +135,7 @@ def run(
 
 
 def stop(process: subprocess.Popen[bytes], patience: float = 20.0) -> None:
-    """End a process; pytest that is interrupted still reports what it ran."""
+    """End a process; pytest reports what it ran when it is interrupted."""
     process.send_signal(signal.SIGINT)
     try:
         process.wait(patience)
@@ -147,7 +146,7 @@ def stop(process: subprocess.Popen[bytes], patience: float = 20.0) -> None:
 
 
 def main() -> int:
-    """Run them all and say what was seen."""
+    """Run all tests and print the summary."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("-k", dest="keyword", default="", help="as pytest takes it")
     parser.add_argument("--parts", type=int, default=8, help="processes beside each other")
@@ -161,7 +160,7 @@ def main() -> int:
     parts = deal(tests, arguments.parts)
     alone = [test for test in tests if any(name in test for name in ALONE)]
     account = Account()
-    kept = arguments.devices > 2  # for those that want its memory for themselves
+    kept = arguments.devices > 2  # for tests that need a device's whole memory
     shared = arguments.devices - kept
     with ThreadPoolExecutor(max(1, len(parts)) + 1) as pool:
 

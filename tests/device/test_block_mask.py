@@ -23,7 +23,7 @@ _LONG = [
 
 
 def _results(cp: Any, row: Row, x: dict[str, Any]) -> dict[str, np.ndarray]:
-    """Of both passes."""
+    """The results of both passes."""
     skip_without(row.algorithm)
     given = {n: cp.asarray(a) if isinstance(a, np.ndarray) else a for n, a in row.given(x).items()}
     given["block_mask"] = BlockMask(cp.asarray(x["block_mask"].blocks), row.block)

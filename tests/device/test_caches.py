@@ -143,7 +143,7 @@ def test_a_replayed_step_has_the_bits_of_an_eager_one(cp: Any, more: Any, tokens
 
 
 def _after(stream: Any, step: Any, built: Built, raw: Any, call: Any) -> list[Any]:
-    """What a step leaves in all that it may write, from contents that are put there first."""
+    """The content of all memory that a step may write, from given contents before it."""
     for buffer, values in zip(raw, built.raw, strict=True):
         buffer.set(values)
     for name, values in built.arrays.items():

@@ -1,4 +1,4 @@
-"""The first call of a process: what it finds in CuPy's kernel cache, whole or damaged."""
+"""The first call of a process with CuPy's kernel cache intact or damaged."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ..kit.data import arrays
 from ..kit.oracle import Truth, judge
 
 CASE = Case(2, 4, 2, 200, 264, dtype="float16", causal=True)
-#: As of CASE; the case is short, so its lengths are named: 200 queries, 264 keys.
+#: For CASE; the case is short, so its lengths are named: 200 queries, 264 keys.
 COMPILE = "compile --head-dim 64 --dtype float16 --operation forward --mask causal --seqlen 200/264"
 SECONDS = 300
 
@@ -42,7 +42,7 @@ class Process:
     def __init__(self, root: Path, folder: Path) -> None:
         self.root, self.folder = root, folder
         self.cache = folder / "cache"
-        self.said = ""  # by the last call, to people
+        self.said = ""  # by the last call, for people
         names = [name for name in os.environ if name.startswith("CUPY_CACHE_")]
         others = {name: value for name, value in os.environ.items() if name not in names}
         self.environment = {**others, "CUPY_CACHE_DIR": str(self.cache)}
@@ -66,7 +66,7 @@ class Process:
         )
 
     def end_call(self, process: subprocess.Popen[str], made: str = "made.npy") -> np.ndarray:
-        """What a call gave, which is right."""
+        """The correct results of a call."""
         _, self.said = process.communicate(timeout=SECONDS)
         assert process.returncode == 0, self.said
         out: np.ndarray = np.load(self.folder / made)
@@ -131,13 +131,13 @@ def test_a_damaged_kernel_is_compiled_again(
     for name in before:
         path = process.cache / name
         path.write_bytes(damage(path.read_bytes()))
-        os.utime(path, ns=(0, 0))  # so that what is written again is told by its time
+        os.utime(path, ns=(0, 0))  # so that a rewritten file shows by its time
     assert (process.call() == expected).all()
     mended = process.compiled()
     assert set(mended) == set(before)
     assert 0 not in mended.values()
     process.call()
-    assert process.compiled() == mended  # and what took its place is whole
+    assert process.compiled() == mended  # and the file that replaced it is complete
 
 
 def test_a_kernel_that_cannot_be_read_is_compiled_for_the_process(process: Process) -> None:

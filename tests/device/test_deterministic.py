@@ -1,4 +1,4 @@
-"""Gradients that were asked to have the same bits have them, whatever else the device does."""
+"""Deterministic gradients have the same bits, whatever else the device does."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SHAPES = (
 )
 
 
-#: Of FlashAttention-3, where warpgroups share the keys; and heads so many that blocks clear sums.
+#: For FlashAttention-3, with warpgroups that share keys, and enough heads that blocks clear sums.
 WIDE = ((2, 700, 500, 4, 2, 256, True), (2, 500, 777, 4, 2, 192, False))
 MANY = ((4, 333, 1500, 16, 16, 128, True), (4, 200, 500, 16, 16, 256, True))
 
@@ -91,8 +91,8 @@ def test_gradients_are_bit_equal_beside_copies(
     assert int(wrong) == 0
 
 
-#: (heads of keys, lengths, dims, causal): of FlashAttention-3, several groups of heads, most with
-#: fewer heads in the last one; with more kv tiles to a head fewer heads, to one each.
+#: (kv heads, lengths, dims, causal) for FlashAttention-3: several groups of heads, most with fewer
+#: heads in the last one. With more kv tiles per head a group has fewer heads, down to one.
 HEAD_GROUPS = (
     (17, (300, 2000), (96, 96), False),
     (17, (600, 2048), (96, 96), True),
@@ -130,7 +130,7 @@ def test_heads_in_groups_have_the_same_bits(
 def test_gradients_of_arguments_are_bit_equal_beside_copies(
     cp: Any, hog: Hog, algorithm: str, bias: tuple[int, ...]
 ) -> None:
-    """Of a bias, slopes and sinks, also where dQ is added in any order."""
+    """Gradients of a bias, slopes and sinks, also where dQ is added in any order."""
     skip_without(algorithm)
     rng = np.random.default_rng(6)
 

@@ -49,7 +49,7 @@ def test_all_agree(dtype: str, causal: bool) -> None:
 def test_long_rows(cp: Any, dtype: str, head_dim: int, causal: bool, algorithm: str) -> None:
     """The tiles of long sequences: maxima that hold, that rise by a lot, that rise all the time.
 
-    As many heads as fill the device, since the plan takes others for few; some are checked.
+    The heads fill the device, because the plan takes other tiles for few; some are checked.
     """
     skip_without(algorithm)
     named: dict[str, Any] = {"dtype": dtype, "causal": causal, "algorithm": algorithm}
@@ -150,12 +150,12 @@ def test_dead_rows_of_a_full_device(cp: Any) -> None:
 def _filling(
     cp: Any, lengths: tuple[int, int], dims: tuple[int, int], dtype: str, q_offset: int | None
 ) -> Case:
-    """Heads that give every multiprocessor a block of the backward pass."""
+    """Enough heads to give every multiprocessor a block of the backward pass."""
     device = cp.cuda.Device()
     batch = -(-device.attributes["MultiProcessorCount"] // 2)
     case = Case(batch, 4, 2, *lengths, *dims, dtype, causal=True, q_offset=q_offset, seed=1)
     shapes = [case.shape(name) for name in "qkv"]
     named: dict[str, Any] = {"dtype": dtype, "operation": "backward", "algorithm": "fa2"}
     plan: Any = cuflash.prepare(*shapes, **named).plan
-    assert plan.tile.transposed or device.compute_capability != "90", plan  # as its table has it
+    assert plan.tile.transposed or device.compute_capability != "90", plan  # as in its table
     return case

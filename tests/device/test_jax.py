@@ -92,7 +92,7 @@ def test_results_are_as_exact_as_the_kit_asks(
 
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_it_is_what_the_library_gives(cp: Any, jax: Any, deterministic: bool) -> None:
-    """The same kernels run, so the bits are the same; of dq only where its sum has an order."""
+    """The same kernels run, so the bits are the same; for dq only if its sum has an order."""
     case = replace(CASE, dtype="float16", causal=True)
     x = arrays(case, "q", "k", "v", "dout", "dlse")
     got = _all_results(jax, _attention(case, deterministic_gradients=deterministic), x)
@@ -244,7 +244,7 @@ def test_arrays_divided_over_devices_are_not_gathered(
     divided = [jax.device_put(array, sharding) for array in host]
     compiled = jax.jit(both).lower(*divided).compile()
     assert not re.findall("all-gather|all-reduce|collective-permute|all-to-all", compiled.as_text())
-    # A whole pass may sum in another order than its parts: each part is held to itself.
+    # A whole pass may sum in another order than its parts, so each part is compared with itself.
     axis = spec.index("x")
     halves = zip(*(np.split(array, 2, axis) for array in host), strict=True)
     parts = [jax.jit(both)(*map(jax.numpy.asarray, half)) for half in halves]

@@ -18,7 +18,7 @@ from ..kit.parts import parts_forced
 from ..kit.runners import ApiRunner
 from .common import Gradients, jitter, skip_without
 
-#: Query heads, heads of keys, parts; also the whole group, which small problems would not get.
+#: Query heads, kv heads, parts; also the whole group, which small problems would not get.
 HEADS = ((8, 1, 1), (32, 1, 8), (8, 1, 4), (6, 2, 3), (4, 1, 4))
 DIMS = ((64, 64), (96, 96), (128, 128), (192, 128), (256, 256))
 #: Lengths, offset under a mask: tails; dead rows; tiles of keys that no row sees.
@@ -95,7 +95,7 @@ def test_strided_gradients(dims: tuple[int, int]) -> None:
 def test_many_tiles_have_the_same_bits_again_and_with_jitter(
     cp: Any, dims: tuple[int, int], causal: bool
 ) -> None:
-    """So many that blocks clear sums for others; deterministic, dq too."""
+    """Enough tiles that blocks clear sums for others; deterministic, dq too."""
     with parts_forced(4):
         case = Case(9, 8, 2, 300, 777, *dims, "bfloat16", causal=causal, seed=1)
         for ordered in (False, True):
@@ -117,7 +117,7 @@ def test_many_tiles_have_the_same_bits_again_and_with_jitter(
 
 
 def test_few_tiles_are_parted_and_many_are_not(cp: Any) -> None:
-    """By the plan's own rule."""
+    """The plan's own rule decides."""
     few = Case(1, 8, 1, 300, 500, 128, 128, "bfloat16", causal=True, seed=1)
     many = replace(few, batch=120)
     assert _parts(Gradients(cp, few).prepare()) == 8

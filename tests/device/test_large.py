@@ -53,7 +53,7 @@ def test_more_than_two_to_the_31_elements(cp: Any, algorithm: str) -> None:
     v = cp.ones((1, 100, 1, 64), np.float16)
     v[0, 7] = 2
     out, lse = cuflash.attention(q, k, v, return_lse=True, algorithm=algorithm)
-    mean = out[:, :-1]  # of 99 ones and a two
+    mean = out[:, :-1]  # the mean of 99 ones and a two
     assert float(mean.max()) - 1.01 < 1e-3
     assert 1.01 - float(mean.min()) < 1e-3
     _census(cp.ones(1), lse[..., :-1], 100)

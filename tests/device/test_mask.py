@@ -28,10 +28,9 @@ _FORMS = [
 
 
 class Documents:
-    """Sequences in one: each query sees the keys of its own one, which stand somewhere else.
+    """Documents in one sequence: each query sees the keys of its own document, which lie elsewhere.
 
-    So a tile of queries sees a few tiles of keys, far from each other, of more
-    than a word of bits has.
+    A tile of queries then sees a few distant tiles of keys, more than a word of bits covers.
     """
 
     def __init__(self, cp: Any, dims: tuple[int, int], heads: tuple[int, int] = (4, 2)) -> None:
@@ -53,7 +52,7 @@ class Documents:
         self.mask = cp.asarray(mask)
 
     def results(self, algorithm: Any, deterministic: bool = False) -> tuple[Any, ...]:
-        """Of both passes."""
+        """The results of both passes."""
         x, options = self.given, {"algorithm": algorithm, "mask": self.mask}
         qkv = (x["q"], x["k"], x["v"])
         out, lse = cuflash.attention(*qkv, return_lse=True, **options)
@@ -86,7 +85,7 @@ def test_sequences_in_one(cp: Any, algorithm: str, dims: tuple[int, int], ordere
 
 @pytest.mark.parametrize("dims", [(64, 64), (128, 128), (192, 128), (256, 256)])
 def test_any_order_of_events_gives_the_same_bits(cp: Any, hog: Hog, dims: tuple[int, int]) -> None:
-    """Of all but dq, with random waits and beside copies that take the bandwidth."""
+    """All results but dq, with random waits and beside copies that take the bandwidth."""
     skip_without("fa3")
     documents = Documents(cp, dims)
     with jitter():
@@ -103,7 +102,7 @@ def test_any_order_of_events_gives_the_same_bits(cp: Any, hog: Hog, dims: tuple[
 def test_a_graph_sees_another_mask(
     cp: Any, problem: dict[str, Any], algorithm: str, axes: str
 ) -> None:
-    """What a mask shows is summarised in every run."""
+    """Every run summarises the mask again."""
     skip_without(algorithm)
     sizes = dict(zip("bhqk", (2, 4, 300, 333), strict=True))
     rng = np.random.default_rng(3)
@@ -145,7 +144,7 @@ def test_a_mask_of_torch(cp: Any, problem: dict[str, Any]) -> None:
 
 
 def test_a_mask_of_jax(cp: Any, problem: dict[str, Any]) -> None:
-    """As an argument of a compiled function, of both passes."""
+    """A mask as an argument of a compiled function, in both passes."""
     jax = pytest.importorskip("jax", reason="JAX is not installed")
     if jax.default_backend() != "gpu":
         pytest.skip("JAX has no CUDA backend here")

@@ -15,7 +15,7 @@ from ..kit.packed_lengths import ROWS, Row
 from .common import skip_without
 
 _Arrays = dict[str, Any]
-#: Sequences of which blocks draw several tiles, beside short ones.
+#: Sequences from which blocks draw several tiles, and short ones.
 _LONG = [
     replace(row, sequences=((900, 900), (3, 2000), (1, 1), (2100, 2500), (0, 40), (640, 640)))
     for row in ROWS

@@ -1,4 +1,4 @@
-"""Caches in pages, in other entries and behind padding on the device, against the reference."""
+"""Caches in pages, in other entries and after padding on the device, against the reference."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_attention_is_that_of_the_reference(cp: Any, case: CacheCase, algorithm:
 @pytest.mark.parametrize("slots", [16, 64, 128, 512])
 @pytest.mark.parametrize("chunk", [None, 0, 512])
 def test_pages_have_the_bits_of_one_page(cp: Any, slots: int, chunk: Any) -> None:
-    """Whatever the order of the pages, in the same tile; again and again."""
+    """The order of the pages does not matter, in the same tile; repeated several times."""
     case = replace(_PAGED, slots=slots, pages=2048 // slots, lengths=(2048, 77, 1300), new=None)
     built = build(case)
     table = built.arrays["page_table"]

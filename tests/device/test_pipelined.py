@@ -86,7 +86,7 @@ def test_two_streams_at_once(cp: Any, head_dim: int) -> None:
 
 
 def test_problems_one_after_the_other_share_a_counter(cp: Any) -> None:
-    """Of different numbers of tiles, larger and smaller than the device, on one stream."""
+    """Problems with fewer and with more tiles than the device has blocks, on one stream."""
     problems = [
         _busy_problem(cp, _busy(64)),
         Problem(cp, _small(64)),
@@ -122,7 +122,7 @@ def test_threads_on_their_default_streams(cp: Any) -> None:
             for bits in mine:
                 problem.launch(bits)
             cp.cuda.Stream.ptds.synchronize()
-        except Exception as error:  # of a thread, which pytest would not see
+        except Exception as error:  # in a thread, where pytest would not see it
             faults.append(repr(error))
 
     threads = [threading.Thread(target=work, args=(one,)) for one in results]
@@ -174,7 +174,7 @@ def test_graphs_of_one_stream_run_at_once(cp: Any, call: str, head_dim: int) -> 
 
 @pytest.fixture(scope="module")
 def _both_builds(cp: Any) -> None:
-    """Compiles beside each other what the test would compile in turn."""
+    """Compile in parallel what the test would compile in turn."""
 
     def compile_all() -> None:
         with ThreadPoolExecutor() as pool:

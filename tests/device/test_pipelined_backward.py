@@ -1,4 +1,4 @@
-"""FlashAttention-3's backward pass: the same dk and dv whatever runs beside it, and dq as right."""
+"""FlashAttention-3's backward pass: the same dk and dv, and a correct dq, beside other work."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _on_hopper() -> None:
 
 
 def _busy(dims: tuple[int, int], causal: bool) -> Case:
-    """Ragged, grouped, seven kv tiles to a q tile or more, so many that blocks clear sums."""
+    """Ragged, grouped, at least seven kv tiles to a q tile, and enough that blocks clear sums."""
     return Case(36, 4, 2, 300, 777, *dims, "bfloat16", causal=causal, seed=1)
 
 
@@ -111,7 +111,7 @@ def test_two_streams_at_once(cp: Any, dims: tuple[int, int]) -> None:
 
 @pytest.fixture(scope="module")
 def _both_builds(cp: Any) -> None:
-    """Compiles beside each other what the test would compile in turn."""
+    """Compile in parallel what the test would compile in turn."""
 
     def compile_all(*operations: str) -> None:
         with ThreadPoolExecutor() as pool:

@@ -1,4 +1,4 @@
-"""FlashAttention-3's backward pass at its edges: lengths, masks, values, what no row sees."""
+"""FlashAttention-3's backward pass at its edges: lengths, masks, values, invisible rows."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_without_a_mask(dims: tuple[int, int], lengths: tuple[int, int]) -> None
 @pytest.mark.parametrize("dims", DIMS, ids=str)
 @pytest.mark.parametrize("values", ["x8", "x30", "outliers"])
 def test_weights_of_every_size(values: str, dims: tuple[int, int]) -> None:
-    """Keys that all queries give tiny weights have gradients as right as those of others."""
+    """Keys with tiny weights from all queries have gradients as accurate as other keys'."""
     for dtype in ("float16", "bfloat16"):
         case = Case(1, 2, 1, 200, 300, *dims, dtype, values=values, seed=2)
         _check(case, arrays(case, "q", "k", "v", "dout", "dlse"))
@@ -111,7 +111,7 @@ def test_weights_of_every_size(values: str, dims: tuple[int, int]) -> None:
 def test_dead_rows_may_hold_anything(
     dtype: str, dims: tuple[int, int], lengths: tuple[int, int], q_offset: int | None
 ) -> None:
-    """Beside live rows of their tile, and in tiles of their own."""
+    """Dead rows beside live rows of their tile, and in separate tiles."""
     case = _edge(dims, lengths, q_offset, dtype)
     dead = -case.offset
     assert dead > 0
@@ -166,7 +166,7 @@ def test_rows_beyond_the_length_may_hold_nan(cp: Any, dims: tuple[int, int], cau
 
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_heads_whose_keys_no_query_sees(cp: Any, deterministic: bool) -> None:
-    """Tiles that add nothing pass at once what blocks that finish rows wait for."""
+    """Tiles that add nothing still count at once for the blocks that finish rows."""
     batch, rows, heads = 40, 3000, 8
     q, dout = (cp.ones((batch, rows, heads, 128), np.float16) for _ in range(2))
     k = cp.ones((batch, 100, heads, 128), np.float16)

@@ -1,4 +1,4 @@
-"""The ends of what is accepted: scales, values, keys that share a large component."""
+"""The ends of the accepted range: scales, values, keys that share a large component."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import cuflash
 from ..kit import whole_matrix
 from .common import skip_without
 
-#: Exponents that q is multiplied by; the keys have what is left of the scale's.
+#: Exponents by which q is multiplied; the keys take the rest of the scale.
 SHIFTS = {"bfloat16": (-60, 60), "float32": (-60, 60), "float64": (-400, 400)}
 #: Exponent of the largest and the smallest scale.
 ENDS = {"bfloat16": 100, "float32": 100, "float64": 900}
@@ -90,7 +90,7 @@ def test_values_within_the_bound_of_the_contract(
     k = (k * np.linspace(0, 3, keys)[:, None, None]).astype(k.dtype)
     v = np.full((1, keys, 1, 64), most).astype(_dtype(dtype))
     out = cuflash.attention(*map(cp.asarray, (q, k, v)), algorithm=algorithm)
-    allowed = (4 + keys**0.5) * float(ml_dtypes.finfo(_dtype(dtype)).eps)  # of a sum of the keys
+    allowed = (4 + keys**0.5) * float(ml_dtypes.finfo(_dtype(dtype)).eps)  # for a sum over the keys
     assert _error(out / most, np.ones(out.shape)) < allowed
 
 
@@ -101,7 +101,7 @@ def test_keys_with_a_large_common_component(
 ) -> None:
     """Gradients err no more than twice as much as whole matrices in the same precision.
 
-    Of 16-bit types where the output is kept in float32; P and dS are rounded there as here.
+    In 16-bit types with a float32 output; P and dS are rounded in both.
     """
     skip_without(algorithm)
     rng = np.random.default_rng(8)
@@ -125,7 +125,7 @@ def test_keys_with_a_large_common_component(
 @pytest.mark.parametrize("algorithm", ["fa1", "fa2", "fa3"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_a_float32_residual(cp: Any, dtype: str, algorithm: Any) -> None:
-    """The same output to the bit, and less error in dq; P and dS are rounded all the same."""
+    """The same output to the bit, and less error in dq; P and dS are still rounded."""
     skip_without(algorithm)
     rng = np.random.default_rng(4)
     q, k, v, dout = (rng.standard_normal((2, 320, 2, 64)) for _ in range(4))

@@ -19,7 +19,7 @@ OPERATIONS = ("forward", "backward")
 
 @pytest.fixture
 def undecided(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """After it has been called, a call that is decided about is an error."""
+    """Make a call fail if it needs a new decision."""
 
     def refuse(*_: Any, **__: Any) -> Any:
         raise AssertionError("decided again")
@@ -28,7 +28,7 @@ def undecided(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 
 
 class Passes:
-    """Calls of one kind over several sets of arrays, and what each of them gave at first."""
+    """Calls of one kind over several sets of arrays, and the first results of each."""
 
     def __init__(self, cp: Any, operation: str, algorithm: Any, sets: int = 4) -> None:
         skip_without(algorithm)
@@ -61,7 +61,7 @@ class Passes:
         return cuflash.attention_backward(*inputs, **self.options, **memory)
 
     def bits(self, results: tuple[Any, ...]) -> bytes:
-        """Of results that are there."""
+        """The bits of existing results."""
         return b"".join(array.get().tobytes() for array in results)
 
     def check(self, number: int, results: tuple[Any, ...]) -> None:
@@ -81,7 +81,7 @@ class Passes:
 def test_repeated_calls_are_bit_equal(
     cp: Any, undecided: Callable[[], None], operation: str, algorithm: str
 ) -> None:
-    """Queued behind one another, with results and workspaces that come and go meanwhile."""
+    """Calls in one queue, while results and workspaces are made and freed."""
     passes = Passes(cp, operation, algorithm)
     undecided()
     stream = cp.cuda.Stream(non_blocking=True)
@@ -100,7 +100,7 @@ def test_repeated_calls_are_bit_equal(
 def test_a_graph_of_repeated_calls_replays_bit_equal(
     cp: Any, operation: str, algorithm: str, own: bool
 ) -> None:
-    """With memory of the caller's, and with what the graph keeps."""
+    """With the caller's memory, and with memory that the graph keeps."""
     passes = Passes(cp, operation, algorithm)
     memory = passes.destinations() if own else {}
     passes(0, **memory)

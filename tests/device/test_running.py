@@ -20,9 +20,9 @@ from .common import same_gradients, skip_without
 def test_fifty_lengths_compile_once(
     cp: Any, problem: dict[str, Any], algorithm: str, more: int
 ) -> None:
-    """But for the smaller tiles of FlashAttention-2 where there are few of them.
+    """Except for the smaller tiles of FlashAttention-2 for few lengths.
 
-    And for one query, whose heads of a group are rows of one tile.
+    And except for one query, whose group's heads are rows of one tile.
     """
     skip_without(algorithm)
     cuflash.attention(**problem, algorithm=algorithm)

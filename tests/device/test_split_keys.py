@@ -33,7 +33,7 @@ def test_against_float64(cp: Any, row: Row) -> None:
 @pytest.mark.parametrize("algorithm", ["fa2", "fa3"])
 @pytest.mark.parametrize("width", [64, 128])
 def test_a_row_has_the_same_bits_in_any_batch(cp: Any, algorithm: str, width: int) -> None:
-    """With a tile and a chunk that are given; one query and a few, of groups and of none."""
+    """With a given tile and chunk; one query and a few, with and without groups."""
     skip_without(algorithm)
     for heads, queries in (((8, 2), 1), ((8, 2), 7), ((2, 2), 200)):
         case = Case(40, *heads, queries, 3000, width, width, "bfloat16", seed=5)
@@ -80,7 +80,7 @@ def test_runs_are_equal_beside_other_work(cp: Any, hog: Any, algorithm: str) -> 
 
 
 def test_a_captured_graph_has_the_bits_of_the_call(cp: Any) -> None:
-    """Of a prepared call; its lengths are read anew in every replay."""
+    """A graph of a prepared call reads its lengths again in every replay."""
     x = arrays(Case(3, 8, 2, 1, 5000, 128, 128, "float16", seed=7), "q", "k", "v")
     given = {name: cp.asarray(array) for name, array in x.items()}
     used = cp.asarray([5000, 17, 2600], np.int32)

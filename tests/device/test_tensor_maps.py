@@ -1,4 +1,4 @@
-"""Tensor maps on a device: those that the driver made and those that an address was put into."""
+"""Tensor maps on a device: the driver's, and copies with another address."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .common import skip_without
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("rows", [64, 112])
 def test_a_map_is_what_the_driver_makes(cp: Any, dtype: Any, rows: int) -> None:
-    """Of addresses near and far, of every alignment that a map may have."""
+    """Addresses near and far, with every alignment that a map may have."""
     skip_without("fa3")
     encoder = TensorMapEncoder(dtype, (2, 1000, 4, 96), (1_000_000, 512, 128), rows)
     pool = [cp.empty(4096, cp.uint8) for _ in range(4)]

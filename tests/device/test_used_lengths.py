@@ -22,7 +22,7 @@ _LONG = [
 
 
 def _results(cp: Any, row: Row, x: dict[str, Any]) -> dict[str, np.ndarray]:
-    """Of both passes; the second is given NaN for rows that do not count."""
+    """The results of both passes; the second one gets NaN in rows that do not count."""
     skip_without(row.algorithm)
     put = {name: cp.asarray(array) for name, array in x.items()}
     given = {name: array for name, array in put.items() if name != "dout"} | row.options

@@ -1,7 +1,7 @@
 """FlashAttention-2's forward tiles of wide heads: pairs of warps, and K and V in one stage.
 
-As many heads as fill the device, since the plan takes others for few; some are
-held to the truth. Every pass runs twice, to the same bits.
+The heads fill the device, because the plan takes other tiles for few; some are compared with the
+truth. Every pass runs twice, with the same bits.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def test_single_stage(cp: Any, dtype: str, dims: tuple[int, int], causal: bool) 
 
 
 def _square(cp: Any, dtype: str, seqlen_kv: int, q_offset: int) -> Case:
-    """Causal, of head_dim 256: by the length one warp to its rows, or a pair."""
+    """Causal, of head_dim 256: the length selects one warp per row or a pair."""
     dims = {"head_dim": 256, "head_dim_v": 256}
     lengths = {**_FULL_OF_TILES, "seqlen_kv": seqlen_kv}
     case = Case(**lengths, **dims, dtype=dtype, causal=True, q_offset=q_offset)
@@ -122,7 +122,7 @@ _square_problems = pytest.mark.parametrize(
 
 @_square_problems
 def test_float32_output(cp: Any, dtype: str, seqlen_kv: int, q_offset: int) -> None:
-    """What is rounded to 16 bits otherwise: nothing lies between the sums and the output."""
+    """Without the rounding to 16 bits: nothing lies between the sums and the output."""
     case = _square(cp, dtype, seqlen_kv, q_offset)
     x = arrays(case, "q", "k", "v")
     rounded, results = _run(case, x), _run(case, x, "float32")

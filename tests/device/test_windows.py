@@ -17,7 +17,7 @@ from ..kit.problem import windows
 from ..kit.runners import ApiRunner
 from .common import Gradients, Hog, Problem, jitter, skip_without
 
-#: Windows, whether the mask is causal besides, and sinks: bands, only a left side, neither.
+#: Windows, whether the mask is also causal, and sinks: bands, only a left side, neither.
 _WINDOWS = (
     ("100:0", False, ""),
     ("511:130", False, "float32"),
@@ -94,7 +94,7 @@ def test_bits_are_the_same_with_jitter(
 @pytest.mark.parametrize("dims", [(64, 64), (128, 128), (192, 128)], ids=str)
 @pytest.mark.parametrize("algorithm", ["fa2", "auto"])
 def test_long_sequences(algorithm: str, dims: tuple[int, int], sinks: str) -> None:
-    """Drawn windows of thousands of keys: how many are seen, and what gradients sum to."""
+    """Drawn windows of thousands of keys: the number of visible keys, and sums of gradients."""
     runner = ApiRunner("cuda", algorithm)
 
     @settings(max_examples=10)

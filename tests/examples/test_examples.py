@@ -17,7 +17,7 @@ Result = dict[str, Any]
 
 
 def _run(name: str, *arguments: str) -> Result:
-    """What ``main`` of an example returns."""
+    """The result of an example's ``main``."""
     spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
@@ -41,7 +41,7 @@ def _learned(result: Result) -> None:
 
 
 def _same_tokens(result: Result) -> None:
-    """The cache chooses what a pass over the whole text chooses, for every text."""
+    """For every text the cache chooses the same tokens as a pass over the whole text."""
     cached, recomputed = _host(result["cached"]), _host(result["recomputed"])
     assert np.array_equal(cached, recomputed)
     assert all(len(set(text)) > 5 for text in cached.tolist())
@@ -85,7 +85,7 @@ def _converged(result: Result) -> None:
     assert min(double["aligned"], single["aligned"]) > 0.99
 
 
-#: What is asserted of the result of each program that takes ``--arrays``.
+#: Assertions about the result of each program that takes ``--arrays``.
 CHECKS: dict[str, Callable[[Result], None]] = {
     "transformer_block": _learned,
     "paged_generation": _same_tokens,
@@ -146,7 +146,7 @@ def test_flax_learns_the_same_on_a_gpu() -> None:
 
 
 def _numba(arrays: str) -> None:
-    """The output is right and stands in the array that was given."""
+    """The output is right and is in the given array."""
     pytest.importorskip("numba", reason="Numba is not installed")
     result = _run("numba_arrays", "--arrays", arrays)
     assert result["error"] < 1e-5
@@ -162,7 +162,7 @@ def test_numba_on_the_host() -> None:
 def test_numba_on_a_gpu() -> None:
     try:
         _numba("cuda")
-    except SystemExit as ended:  # it says what is broken
+    except SystemExit as ended:  # the message says what is broken
         pytest.skip(str(ended))
 
 

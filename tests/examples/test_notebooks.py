@@ -1,4 +1,4 @@
-"""The notebooks of ``examples`` are those of the scripts, and print what they show."""
+"""The notebooks of ``examples`` match the scripts, and print what they show."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _source(cell: dict[str, Any]) -> str:
 
 
 def _without_numbers(outputs: list[dict[str, Any]]) -> list[Any]:
-    """Outputs but for what rounding can change on another CPU: numbers and bars of them."""
+    """Outputs without the numbers, and bars of them, that rounding may change on another CPU."""
     texts = ["".join(o.get("text", o.get("data", {}).get("text/plain"))) for o in outputs]
     masked = [re.sub(r"[-+]?\d[\d.]*(e[-+]?\d+)?", "0", text) for text in texts]
     return [re.sub(r"[ #]+", " ", text) for text in masked]

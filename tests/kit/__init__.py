@@ -1,1 +1,1 @@
-"""What the tests share: cases, data, guarded buffers, the oracle, the comparison, the checks."""
+"""Shared by the tests: cases, data, guarded buffers, the oracle, the comparison, the checks."""

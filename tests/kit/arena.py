@@ -1,11 +1,10 @@
-"""Guarded buffers: what is around, between and inside the tensors of a call is watched.
+"""Guarded buffers: they watch the memory around, between and inside the tensors of a call.
 
-Every tensor lies in one raw allocation: a margin, the tensor with the gaps of
-its strides, a margin. Margins and gaps, outputs and workspace hold NaNs of
-particular bits, one pattern around inputs and another in what is to be
-written. After the call no margin, gap or input may have changed a bit, and no
-element of an output may still hold either pattern. A write or read farther
-off than a margin is not seen here; compute-sanitizer sees those.
+Every tensor lies in one raw allocation: a margin, the tensor with the gaps of its strides, a
+margin. Margins, gaps, outputs and workspace hold NaNs of particular bits, one pattern around inputs
+and another one in memory that the call writes. After the call no margin, gap or input may have
+changed a bit, and no element of an output may still hold either pattern. A write or read beyond a
+margin goes unnoticed here; compute-sanitizer notices it.
 """
 
 from __future__ import annotations
@@ -19,19 +18,18 @@ from .strides import CONTIGUOUS, Placement, Strides, strided_view
 
 __all__ = ["POISONS", "Arena"]
 
-#: Elements and bytes that a margin has at least.
+#: The least elements and bytes of a margin.
 MARGIN_ELEMENTS = 512
 MARGIN_BYTES = 4096
-#: Where buffers start: what ``workspace=`` must be aligned to.
+#: The alignment of buffers, which ``workspace=`` needs.
 ALIGNMENT = 256
 
-#: Bits around and between the elements of inputs, and bits of what is to be
-#: written. The second poison is for running everything twice: a result that
-#: depends on poison differs.
+#: Bits around and between the elements of inputs, and bits of memory that the call writes. The
+#: second poison is for running everything twice: a result that depends on poison differs.
 POISONS: dict[str, dict[str, tuple[int, int]]] = {
     "nan": {
         **dict.fromkeys(("uint32", "int32"), (0xB6B6B6B6, 0xB6B6B6B6)),
-        "bool": (1, 1),  # read beyond an array, it shows what a mask hides
+        "bool": (1, 1),  # read beyond an array, it shows pairs that a mask hides
         "float16": (0x7E6B, 0x7EA5),
         "bfloat16": (0x7FE6, 0x7FDA),
         "float32": (0x7FC6B6B6, 0x7FC5A5A5),
@@ -62,11 +60,11 @@ class _Buffer:
     patterns: tuple[int, int]
 
     def words(self, image: np.ndarray) -> np.ndarray:
-        """The bits of every element's place, margins and gaps too."""
+        """The bits of every element's slot, with margins and gaps."""
         return image.view(f"u{self.itemsize}")
 
     def elements(self, words: np.ndarray) -> np.ndarray:
-        """Of what has one item for each of :meth:`words` those of the tensor, in its shape."""
+        """The tensor's elements, in its shape, from an array with one item for each word."""
         return strided_view(words[self.margin :], self.placement)
 
 
@@ -78,7 +76,7 @@ class Arena:
     xp : module
         ``numpy`` or ``cupy``: where the buffers are.
     poison : {"nan", "huge"}
-        What fills everything but the inputs' elements.
+        The fill of everything but the inputs' elements.
     """
 
     def __init__(self, xp: Any = np, poison: str = "nan") -> None:
@@ -94,7 +92,7 @@ class Arena:
     def output(
         self, name: str, shape: tuple[int, ...], dtype: Any, recipe: Strides = CONTIGUOUS
     ) -> Any:
-        """A poisoned array that the call has to write wholly."""
+        """A poisoned array that the call must write entirely."""
         return self._place(name, "output", shape, np.dtype(dtype), recipe, None)
 
     def workspace(self, nbytes: int, name: str = "workspace") -> Any:
@@ -104,7 +102,7 @@ class Arena:
         return array.view(np.uint8)[:nbytes]
 
     def check(self, repro: str = "") -> None:
-        """Raise AssertionError if anything was written that must not be, or was left out."""
+        """Raise AssertionError if the call wrote forbidden memory, or left out an element."""
         faults = [fault for buffer in self._buffers for fault in self._faults(buffer)]
         if faults:
             raise AssertionError("\n".join([*faults, f"repro: {repro}"]))
@@ -135,7 +133,7 @@ class Arena:
         return strided_view(raw.view(dtype)[count:], placement, self._xp)
 
     def _aligned(self, image: np.ndarray) -> Any:
-        """The image in an allocation of the array module that starts at a multiple of 256."""
+        """The image in an allocation of the array module, at a multiple of 256."""
         raw = self._xp.empty(image.size + ALIGNMENT, np.uint8)
         address = raw.ctypes.data if self._xp is np else raw.data.ptr
         skip = -address % ALIGNMENT
@@ -180,7 +178,7 @@ def _left_over(buffer: _Buffer, words: np.ndarray) -> list[str]:
 
 
 def _describe(buffer: _Buffer, changed: np.ndarray, own: np.ndarray) -> str:
-    """Where the surroundings were written, from the first byte's side of the tensor."""
+    """Where the surroundings were written, relative to the nearer end of the tensor."""
     first = int(np.argmax(changed))
     inside = np.flatnonzero(own)
     if inside.size and first < inside[0]:

@@ -1,4 +1,4 @@
-"""What a bad call is made of: a good one, and the ways to break it."""
+"""The parts of a bad call: a good one, and the ways to break it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ BACKWARD = ("dout", "q", "k", "v", "out", "lse")
 
 
 def good_call(xp: Any, operation: str = "forward", dtype: str = "float32") -> Call:
-    """A call with nothing wrong, on the arrays of ``xp``."""
+    """A correct call on the arrays of ``xp``."""
     rng = np.random.default_rng(5)
 
     def normal(*shape: int) -> Any:
@@ -60,11 +60,10 @@ def make(call: Call) -> Any:
 
 @dataclass(frozen=True)
 class BadCall:
-    """One thing wrong with a good call.
+    """One fault in a good call.
 
-    ``break_it(call, xp)`` breaks it; ``argument`` is what the message must
-    start with, empty if the fault is of no argument alone; ``says`` must all
-    be in it.
+    ``break_it(call, xp)`` breaks it. The message must start with ``argument``, which is empty if
+    the fault belongs to no single argument, and must contain all of ``says``.
     """
 
     name: str
@@ -77,7 +76,7 @@ class BadCall:
     device_only: bool = False
 
     def is_said_by(self, error: Exception) -> bool:
-        """Whether the message names the argument and holds all it should."""
+        """Whether the message names the argument and contains all it should."""
         start = f"{self.argument}: got " if self.argument else ""
         return str(error).startswith(start) and all(part in str(error) for part in self.says)
 

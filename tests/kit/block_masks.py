@@ -1,4 +1,4 @@
-"""Calls with a block mask, drawn, and what the reference makes of them."""
+"""Calls with a block mask, and their expected results from the reference."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _Arrays = dict[str, Any]
 
 @dataclass(frozen=True)
 class Row:
-    """A call with a block mask, and what else it has."""
+    """A call with a block mask and other features."""
 
     algorithm: Algorithm
     dtype: str
@@ -28,7 +28,7 @@ class Row:
     lengths: tuple[int, int] = (300, 400)
     heads: tuple[int, int] = (2, 1)
     width: int = 64
-    axes: str = "1h"  # of the batch and the heads, those that the blocks have
+    axes: str = "1h"  # batch and head axes of the blocks
     batch: int = 1
     shown: float = 0.4
     architecture: str = "90"
@@ -56,11 +56,11 @@ class Row:
         own = (self.batch if "b" in self.axes else 1, heads_q if "h" in self.axes else 1)
         shown = random.random((*own, *blocks)) < self.shown
         shown[..., 0, :] = False  # queries that see nothing
-        shown[..., -1] = False  # keys that nothing sees
+        shown[..., -1] = False  # keys that no query sees
         return made | {"block_mask": BlockMask(shown, self.block)}
 
     def spoiled(self, x: _Arrays) -> _Arrays:
-        """The same with NaN in what nothing sees, and in what sees nothing."""
+        """The same with NaN in keys that no query sees and in queries that see no key."""
         keys = (self.lengths[1] - 1) // self.block[1] * self.block[1]
         for name in ("k", "v"):
             x[name][:, keys:] = np.nan
@@ -69,7 +69,7 @@ class Row:
         return x
 
     def given(self, x: _Arrays) -> _Arrays:
-        """Arguments of both passes."""
+        """The arguments of both passes."""
         return {**{name: x[name] for name in ("q", "k", "v", "block_mask")}, **self.more}
 
     def expected(self, x: _Arrays) -> _Arrays:
@@ -120,5 +120,5 @@ ROWS = (
     Row("fa3", "float16", (64, 64), width=128, more={"bias": _BIAS}),  # tiles of 112 keys
     Row("fa3", "float16", (128, 128), more={"alibi_slopes": _SLOPES}),
 )
-#: Of these no tile lies in two blocks, and hidden ones are left out in either pass.
+#: In these no tile lies in two blocks, and both passes leave out hidden ones.
 LEFT_OUT = [r for r in ROWS if r.block == (128, 128) and not (r.deterministic or r.more)]

@@ -1,7 +1,7 @@
-"""Problems with caches: drawn, built with NaN in all that does not count, held to the reference.
+"""Problems with caches: drawn, built with NaN in all rows that do not count, and judged.
 
-A built problem has its caches in one raw buffer each, gaps and free pages
-included, so that a bit that changes anywhere but in the slots of new tokens shows.
+Each cache of a built problem lies in one raw buffer with its gaps and free pages, so that a changed
+bit outside of the slots of new tokens shows.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["KINDS", "STRIDES", "Built", "CacheCase", "build", "cases", "check_cl
 
 KINDS = "plain", "indexed", "paged"
 STRIDES = "nhd", "hnd", "together", "gaps", "backwards"
-#: What a table holds of pages that are not used.
+#: Table entries for unused pages.
 _NO_PAGES = -1, 2**31 - 1
 
 _TOLERANCE = {"float16": 2**-8, "bfloat16": 2**-5, "float32": 2**-15, "float64": 2**-40}
@@ -29,7 +29,7 @@ _TOLERANCE = {"float16": 2**-8, "bfloat16": 2**-5, "float32": 2**-15, "float64":
 
 @dataclass(frozen=True)
 class CacheCase:
-    """All but the values of a problem; ``new`` is None where nothing is appended."""
+    """A problem without its values; ``new`` is None if nothing is appended."""
 
     dtype: str = "float32"
     kind: str = "plain"
@@ -69,32 +69,32 @@ class CacheCase:
 
 @dataclass
 class Built:
-    """Arrays of a problem: ``raw`` are the buffers that the caches are views of."""
+    """The arrays of a problem; ``raw`` are the buffers of which the caches are views."""
 
     case: CacheCase
     raw: list[Any]
     views: Callable[[list[Any]], tuple[Any, Any]]
-    arrays: dict[str, Any]  # all but the caches, by argument name
-    options: dict[str, Any]  # of attention
+    arrays: dict[str, Any]  # all arrays but the caches, by argument name
+    options: dict[str, Any]  # keywords of attention
 
     @property
     def caches(self) -> dict[str, Any]:
-        """By argument name."""
+        """The caches by argument name."""
         return dict(zip(("k_cache", "v_cache"), self.views(self.raw), strict=True))
 
     @property
     def rotary(self) -> dict[str, Any]:
-        """Which columns turn together, where any do."""
+        """The keyword for the pairing of columns, if keys are rotated."""
         return {"rotary_interleaved": self.case.interleaved} if self.case.pairs else {}
 
     @property
     def appended(self) -> dict[str, Any]:
-        """Arrays that ``append_kv`` takes beside the caches."""
+        """The arrays that ``append_kv`` takes beside the caches."""
         others = ("q", "cache_leftpad", "alibi_slopes", "sinks")
         return {name: array for name, array in self.arrays.items() if name not in others}
 
     def expected(self, attends: bool = True) -> tuple[Any, ...]:
-        """What the reference says: out and lse, or nothing; then the buffers, and overflow."""
+        """The reference's results: out and lse, or nothing; then the buffers, and overflow."""
         arrays = self.arrays if attends else self.appended
         given = {name: array for name, array in arrays.items() if name != "overflow"}
         given |= {**self.caches, **self.rotary, **(self.options if attends else {})}
@@ -112,7 +112,7 @@ def same_bits(a: Any, b: Any) -> bool:
 
 
 def check_close(case: CacheCase, got: Any, truth: Any) -> None:
-    """Within what the storage type rounds, with the same infinities and NaN."""
+    """Equal within the rounding of the storage type, with the same infinities and NaN."""
     got = np.asarray(got, np.float64)
     finite = np.isfinite(truth)
     assert (np.isnan(got) == np.isnan(truth)).all()
@@ -124,7 +124,7 @@ def check_close(case: CacheCase, got: Any, truth: Any) -> None:
 
 @st.composite
 def cases(draw: Any, dtypes: Any = tuple(_TOLERANCE), appends: bool | None = None) -> CacheCase:
-    """Of any kind, small."""
+    """Small problems of any kind."""
 
     def one(*values: Any) -> Any:
         return draw(st.sampled_from(values))
@@ -197,7 +197,7 @@ def build(case: CacheCase) -> Built:
 
 
 def _tables(case: CacheCase, rng: np.random.Generator) -> dict[str, Any]:
-    """Lengths, and where entries are; pages and entries are shared where nothing is appended."""
+    """Lengths, and positions of entries; pages and entries are shared if nothing is appended."""
     found = {"cache_seqlens": np.array(case.lengths, np.int32)}
     if case.leftpad is not None:
         found["cache_leftpad"] = np.array(case.leftpad, np.int32)
@@ -227,7 +227,7 @@ def _tables(case: CacheCase, rng: np.random.Generator) -> dict[str, Any]:
 def _caches(
     case: CacheCase, dtype: Any, rng: np.random.Generator, tables: dict[str, Any]
 ) -> tuple[list[Any], Callable[[list[Any]], tuple[Any, Any]]]:
-    """Raw buffers of poison with numbers in the slots that count, and how caches lie in them."""
+    """Raw buffers of poison with numbers in the slots that count, and the caches' views of them."""
     entries = case.batch + {"plain": 0, "indexed": 2}.get(case.kind, 0)
     if case.kind == "paged":
         entries = case.batch * case.pages + 2

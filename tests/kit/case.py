@@ -35,19 +35,19 @@ VALUES = (
     "zero_q",
     "positive_v",
 )
-#: The tensors that have a recipe of strides, in the order of ``Case.strides``.
+#: The tensors with a recipe of strides, in the order of ``Case.strides``.
 TENSORS = ("q", "k", "v", "out", "dout", "dq", "dk", "dv")
 _SIZES_OF = {"q": "qd", "k": "kd", "v": "kv", "out": "qv"}
 _LIKE = {"dq": "q", "dk": "k", "dv": "v", "dout": "out", "dlse": "lse"}
 #: Arrays with a number for each head, and their gradients.
 OF_HEADS = ("alibi_slopes", "sinks", "dalibi_slopes", "dsinks")
-#: All that has axes of its own.
+#: All arrays with axes of their own.
 OF_FEATURES = (*OF_HEADS, "bias", "dbias", "mask", "dropout_seed", *LENGTHS)
 
 
 @dataclass(frozen=True)
 class Case(Seen):
-    """One problem for either pass; its data follow from ``seed`` and ``values``."""
+    """One problem for either pass; ``seed`` and ``values`` determine its data."""
 
     batch: int = 1
     heads_q: int = 1
@@ -63,19 +63,19 @@ class Case(Seen):
     layout: str = "bshd"
     seed: int = 0
     values: str = "normal"
-    window: str = ""  # "left:right", an absent side is not bounded
-    sinks: str = ""  # their dtype, where there are sinks
+    window: str = ""  # "left:right"; an absent side has no bound
+    sinks: str = ""  # their dtype; empty for none
     softcap: float | None = None
-    alibi: str = ""  # "heads": a slope for each, "batch": for each of each batch entry
+    alibi: str = ""  # "heads": a slope for each head, "batch": for each batch entry too
     #: Its last axes, each a letter of "bhqk" or 1; after ":" its dtype, if not the case's; "-inf"
-    #: at the end: some pairs are hidden. Its strides follow from the seed.
+    #: at the end hides some pairs. Its strides follow from the seed.
     bias: str = ""
-    mask: str = ""  # its last axes, as of a bias; True for most pairs. "-blocks": hidden in blocks
-    #: What part of the weights is dropped. The seed is an integer; ":2" or ":4" at the end: an
-    #: array of so many words.
+    mask: str = ""  # its last axes, as for a bias; True for most pairs. "-blocks": hides blocks
+    #: The share of the weights that is dropped. The seed is an integer; with ":2" or ":4" at the
+    #: end it is an array of this many words.
     dropout: str = ""
-    #: Which rows count, the first ones: "q", "k" or "qk", so many of each entry as the seed says;
-    #: or so many, as "3,5/7,9" has them of queries and of keys.
+    #: The first rows that count: "q", "k" or "qk", with numbers for each entry from the seed; or
+    #: the numbers, as in "3,5/7,9" for queries and for keys.
     used: str = ""
     written: bool = False  # the soft cap, slopes, bias and mask, as a function of scores
     strides: tuple[Strides, ...] = (CONTIGUOUS,) * len(TENSORS)
@@ -98,7 +98,7 @@ class Case(Seen):
 
     @property
     def storage(self) -> np.dtype[Any]:
-        """Dtype of q, k, v and of what is like them."""
+        """Dtype of q, k and v and of similar tensors."""
         return np.dtype(STORAGE[self.dtype])
 
     @property
@@ -116,12 +116,12 @@ class Case(Seen):
 
     @property
     def gradients(self) -> tuple[str, ...]:
-        """What the backward pass gives."""
+        """The results of the backward pass."""
         return tuple(f"d{name}" for name in self.wrt)
 
     @property
     def wrt(self) -> tuple[str, ...]:
-        """What it gives the gradients of."""
+        """The arrays that have gradients."""
         without = {
             "mask",
             "dropout_seed",
@@ -145,17 +145,17 @@ class Case(Seen):
 
     @property
     def bias_axes(self) -> str:
-        """Of the bias: letters of "bhqk", or 1."""
+        """The axes of the bias: letters of "bhqk", or 1."""
         return self.bias.removesuffix("-inf").partition(":")[0]
 
     @property
     def mask_axes(self) -> str:
-        """The same of the mask."""
+        """The same for the mask."""
         return self.mask.removesuffix("-blocks")
 
     @property
     def dropout_p(self) -> float:
-        """The part of the weights that is dropped."""
+        """The share of the weights that is dropped."""
         return float(self.dropout.partition(":")[0] or 0)
 
     @property
@@ -172,18 +172,18 @@ class Case(Seen):
 
     @property
     def factor(self) -> float:
-        """The scale, the default filled in."""
+        """The scale, with the default filled in."""
         return 1 / math.sqrt(self.head_dim) if self.scale is None else self.scale
 
     @property
     def sides(self) -> tuple[int | None, int | None]:
-        """Of the window: keys to the left and to the right of a query's own, None without bound."""
+        """The window: keys to the left and right of a query's own key; None for no bound."""
         left, _, right = self.window.partition(":")
         return int(left) if left else None, int(right) if right else None
 
     @property
     def options(self) -> dict[str, Any]:
-        """The keywords that say what is computed, but for arrays."""
+        """The keywords of the problem, without arrays."""
         return {
             "causal": self.causal,
             "scale": self.scale,
@@ -197,7 +197,7 @@ class Case(Seen):
 
     @property
     def _counted(self) -> bool:
-        """Whether there is a seed, and it is an integer."""
+        """Whether the seed is an integer."""
         return bool(self.dropout) and ":" not in self.dropout
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -227,9 +227,9 @@ class Case(Seen):
         return tuple(sizes[axis] for axis in self.layout)
 
     def heads_first(self, name: str, array: np.ndarray) -> np.ndarray:
-        """The (batch, head, row, dim) view of a tensor, (batch, head, row) of lse and dlse.
+        """The (batch, head, row, dim) view of a tensor; (batch, head, row) for lse and dlse.
 
-        What has axes of its own stays as it is.
+        An array with axes of its own is returned unchanged.
         """
         if name in OF_FEATURES:
             return array
@@ -247,7 +247,7 @@ class Case(Seen):
         return np.ascontiguousarray(view)
 
     def recipe(self, name: str) -> Strides:
-        """The recipe of a tensor's strides; lse, dlse and numbers of heads are contiguous."""
+        """The recipe of a tensor's strides; lse, dlse and arrays of heads are contiguous."""
         if name in ("bias", "dbias", "mask"):
             other = ("bias", "dbias", "mask").index(name)
             return any_recipe(len(self.shape(name)), self.seed + other)

@@ -1,8 +1,8 @@
-"""Six checks that need no reference: O(length) work beside the calls, so any size can have them.
+"""Six checks without a reference: O(length) work beside the calls, so they suit any size.
 
-Each makes its own data in the shapes, dtype, layout and strides of a case (the
-case's values do not matter), calls a runner, and gives a :class:`Verdict` with
-limit 1. Bounds are those of rounding, in ``limits``.
+Each makes its own data in the shapes, dtype, layout and strides of a case (the case's values do not
+matter), calls a runner, and returns a :class:`Verdict` with limit 1. The bounds are those of
+rounding, in ``limits``.
 
 census     q = 0, so every visible key weighs the same: exp(lse) is the number of visible keys,
            and with one column of v set for each key, the output counts the keys of a column.
@@ -12,10 +12,10 @@ sum_dv     sum_j dv_j = sum_i dO_i over rows that see a key.
 sum_dk     sum_j dk_j = 0: the rows of dS sum to 0.
 q_dq       <q, dq> = <k, dk> for each kv head and its group.
 
-With sinks the census counts what they weigh, rows of P lack that weight and rows of dS sum to what
-it takes of delta; and ``sum_ds``: the gradient of a sink is what its rows say. One-hot and shift
-have nothing to say of sinks. With ALiBi the first three give slopes of zero, which change nothing.
-With dropout the census counts the pairs that are kept, and one-hot and sum_dv have nothing to say.
+With sinks the census counts their weight, rows of P lack that weight, and rows of dS sum to the
+sink's part of delta; ``sum_ds`` checks the gradient of a sink against its rows. One-hot and shift
+do not apply to sinks. With ALiBi the first three use slopes of zero, which change nothing. With
+dropout the census counts the kept pairs, and one-hot and sum_dv do not apply.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ __all__ = ["Runner", "census", "identities", "one_hot", "require", "run_checks",
 
 
 class Runner(Protocol):
-    """What computes: arrays in the case's layout in and out, strides as the case asks.
+    """An implementation: arrays in the case's layout in and out, with the case's strides.
 
-    What ``case.operands`` names is by default that of the case; the backward pass then gives
-    gradients of it too.
+    Arrays in ``case.operands`` default to those of the case; the backward pass then returns their
+    gradients too.
     """
 
     def forward(
@@ -68,7 +68,7 @@ class Runner(Protocol):
 
 
 def run_checks(runner: Any, case: Case) -> list[Verdict]:
-    """All that say something of the case, their worst ratios registered."""
+    """All checks that apply to the case; their worst ratios are registered."""
     verdicts = [census(runner, case)]
     if not case.sinks and not case.softcap:
         verdicts += (
@@ -90,7 +90,7 @@ def require(case: Case, verdicts: Iterable[Verdict]) -> None:
 
 
 def census(runner: Runner, case: Case) -> Verdict:
-    """How many keys every row sees, and which."""
+    """Counts the keys that every row sees, and identifies them."""
     case = case.without_broadcast()
     generator = np.random.default_rng([case.seed, 100])
     q, k = np.zeros(_shape(case, "q")), generator.standard_normal(_shape(case, "k"))
@@ -122,7 +122,7 @@ def census(runner: Runner, case: Case) -> Verdict:
 def _counted(
     case: Case, v: np.ndarray, begin: np.ndarray, end: np.ndarray, head: tuple[int, int]
 ) -> np.ndarray:
-    """Sums of v over the keys that every row sees, times what dropout makes of them."""
+    """Sums of v over the keys that every row sees, times the factors of dropout."""
     if case.dropout:
         return np.asarray((case.sees(head[0]) * left_of(case, {}, *head)) @ v)
     counted = np.zeros((case.seqlen_kv + 1, case.head_dim_v))
@@ -131,12 +131,11 @@ def _counted(
 
 
 def one_hot(runner: Runner, case: Case) -> Verdict:
-    """Which key meets which value, to the bit.
+    """Checks which key meets which value, to the bit.
 
-    Keys carry distinct rows of plus and minus one, a query the row of its key,
-    and the last column lowers all logits so that the winner's is 0 exactly.
-    Where head_dim is too small for the length, some keys share a row that
-    nobody asks for.
+    Keys are distinct rows of plus and minus one, a query is the row of its key, and the last column
+    lowers all logits so that the winner's is exactly 0. If head_dim is too small for the length,
+    some keys share a row that no query asks for.
     """
     case = case.without_broadcast()
     generator = np.random.default_rng([case.seed, 101])
@@ -148,7 +147,7 @@ def one_hot(runner: Runner, case: Case) -> Verdict:
     choices = end - first  # targets that a row sees, (batch, 1, row)
     judged = (choices > 0) | (_visible(case) == 0)  # a row may see keys and no target
     anywhere = generator.random((case.heads_q, case.seqlen_q))
-    edges = generator.random(anywhere.shape)  # the first and the last one, at the mask's edges
+    edges = generator.random(anywhere.shape)  # the first and the last target, at the mask's edges
     anywhere[edges < 0.25], anywhere[edges > 0.85] = 1, 0
     picks = np.clip((anywhere * choices).astype(np.int64), 0, np.maximum(choices - 1, 0))
     chosen = targets[np.minimum(first + picks, len(targets) - 1)]
@@ -172,14 +171,14 @@ def one_hot(runner: Runner, case: Case) -> Verdict:
 
 
 def _short(values: np.ndarray) -> np.ndarray:
-    """Values of 22 bits at most, so many as three tf32 products carry of a float32."""
+    """Values of at most 22 bits, as many as three tf32 products keep of a float32."""
     if values.dtype != np.float32:
         return values
     return (values.view(np.uint32) & np.uint32(0xFFFFFFFC)).view(np.float32)
 
 
 def _codes(generator: np.random.Generator, keys: int, signs: int) -> tuple[np.ndarray, np.ndarray]:
-    """The keys that can be asked for, sorted, the first among them, and (keys, signs) of +-1."""
+    """The keys that can be asked for, sorted and with the first, and (keys, signs) of +-1."""
     capacity = 2 ** min(signs, 40)
     count = keys if keys <= capacity else capacity - 1
     others = generator.choice(np.arange(1, keys), count - 1, replace=False) if count > 1 else []
@@ -193,11 +192,11 @@ def _codes(generator: np.random.Generator, keys: int, signs: int) -> tuple[np.nd
 
 
 def shift(runner: Runner, case: Case, shifts: Iterable[float] = limits.SHIFTS) -> Verdict:
-    """Add C to all logits: column 0 of q is a power of two, column 0 of k is 0 or makes C.
+    """Adds C to all logits: column 0 of q is a power of two, column 0 of k is 0 or gives C.
 
-    C is shared out between them, so that float16 holds both. Logits are of
-    unit variance otherwise: sum_j P_ij^2 is then about e / n for n keys, which
-    gives the part of rounding in the output without a reference.
+    C is divided between the two, so that float16 holds both. Otherwise logits have unit variance.
+    sum_j P_ij^2 is then about e / n for n keys, which gives the rounding of the output without a
+    reference.
     """
     case = case.without_broadcast()
     generator = np.random.default_rng([case.seed, 102])
@@ -242,7 +241,7 @@ def _moved(
     error = np.where(dead, moved["lse"] != -np.inf, np.abs(after - before - by))
     allowed = np.where(dead, 0, of_score + wide * of_sums * np.maximum(1, np.abs(before)))
     verdicts = [verdict_of("shift", error, allowed, f"lse, {said}")]
-    # P is about 1 / keys; where that is below the smallest number, it is rounded like it.
+    # P is about 1 / keys; if that is below the smallest number, it is rounded like that number.
     small = max(1, limits.SMALLEST[case.dtype] * case.seqlen_kv)
     rounding = limits.DEVIATIONS * math.sqrt(2) * limits.UNIT[case.dtype] * small + wide * of_sums
     for (name, model), times in zip(_row_sizes(case).items(), (2, 4), strict=True):
@@ -256,13 +255,13 @@ def _moved(
 
 
 def _row_sizes(case: Case) -> dict[str, np.ndarray]:
-    """E of ``error_model`` for out and dv if logits, v, dO are of unit variance; twice for luck."""
+    """E of ``error_model`` for out and dv with logits, v and dO of unit variance, times two."""
     begin, end = case.visible_ranges()
     visible = end - begin
     keys = np.maximum(visible, 1)
     of_out = np.minimum(1, 2 * np.sqrt(math.e / keys)) * (visible > 0)
     squares = np.minimum(1, 4 * math.e / keys**2) * (visible > 0) * case.group
-    # Of every key the rows that see it: their ranges begin at or before it and end behind it.
+    # The rows that see each key: their ranges begin at or before it and end after it.
     of_dv = np.zeros((case.batch, 1, case.seqlen_kv))
     for b, of_rows in enumerate(squares[:, 0]):
         bounds = begin[b, 0], end[b, 0]
@@ -273,7 +272,7 @@ def _row_sizes(case: Case) -> dict[str, np.ndarray]:
 
 
 def _visible(case: Case) -> np.ndarray:
-    """How many keys each query sees, (batch, 1, seqlen_q)."""
+    """The number of keys that each query sees, (batch, 1, seqlen_q)."""
     begin, end = case.visible_ranges()
     return end - begin
 

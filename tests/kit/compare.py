@@ -2,25 +2,25 @@
 
 Rules, each with the worst ratio it saw and the most it allows:
 
-shape      shape and dtype as the case says.
+shape      shape and dtype of the case.
 nonfinite  NaN and infinities where the truth has them. Where the truth is beyond the dtype's
            largest number, infinity and a number near it are both right.
-zero       what has no error at all in the model (dead rows, keys that no query sees) is 0.
+zero       results without any error in the model (dead rows, keys that no query sees) are 0.
 row        16-bit dtypes: |x - r| / (u (|r| + E)) of every row, E that of ``error_model``.
 plain      float32 and float64: the same ratio, as a root mean square over a tile of 64 rows
            of one head, against twice that of plain NumPy in the same dtype over the same rows,
-           plus one unit. A single row of plain NumPy is often exact by luck. The tile, the worse
-           of two orders of adding, all heads where they err more than this one, and the unit
-           take the luck out.
-bias       16-bit dtypes, normal values: the part of the error of a whole head that points
-           along the truth, against what independent errors of rows would give, and what a few
-           rows may have more of by chance. Those of rows that are flushed, or copies of one key
-           that dropout keeps, add up. A row whose terms cancel has no truth to point along but
-           what float64 leaves of it. Not where a function of the scores is approximated: it errs
-           alike for scores that are alike.
+           plus one unit. A single row of plain NumPy is often exact by luck. Four things remove
+           that luck: the tile, the worse of two orders of adding, all heads where they err more
+           than this one, and the unit.
+bias       16-bit dtypes, normal values: the error of a whole head in the direction of the truth,
+           against that of independent errors of rows, and against what a few rows may exceed it
+           by. The errors of flushed rows, and of copies of one key that dropout keeps, add up.
+           A row whose terms cancel has no direction except the remainder in float64. The rule
+           does not apply where a function of the scores is approximated: equal scores then have
+           equal errors.
 features   the gradients of arrays of features, each number as a row; those of a bias also by the
            rules of matrices.
-lse        every value by itself, in terms of the compute dtype, whatever the dtype of the case.
+lse        every value by itself, in the compute dtype, whatever the dtype of the case.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def compare(truth: Truth, name: str, got: np.ndarray, registry: Registry = REGIS
     Parameters
     ----------
     truth : Truth
-        Of the case and its inputs.
+        The truth of the case and its inputs.
     name : {"out", "lse", "dq", "dk", "dv", "dalibi_slopes", "dbias", "dsinks"}
         Which result.
     got : ndarray
@@ -55,7 +55,7 @@ def compare(truth: Truth, name: str, got: np.ndarray, registry: Registry = REGIS
     if verdicts[0].passed:
         wide = case.heads_first(name, got).astype(expected.dtype)
         verdicts.append(_nonfinite(case, name, wide, expected))
-        # A row that is not finite, where it should not be or should, has no error to measure.
+        # A row that wrongly is or is not finite has no error to measure.
         usable = np.isfinite(wide) & np.isfinite(expected)
         with np.errstate(over="ignore"):
             if name == "dbias":
@@ -106,7 +106,7 @@ def _lse(truth: Truth, got: np.ndarray, usable: np.ndarray) -> Verdict:
     unit = limits.UNIT[case.statistics.name]
     allowed = limits.LSE_RELATIVE * np.maximum(1, np.abs(expected))
     allowed = (allowed + limits.LSE_PER_KEY * case.seqlen_kv) * (unit / limits.UNIT["float32"])
-    # E is in u of the storage; that of the scores, which lse is made of, in u of the compute type.
+    # E is in u of the storage; the scores' part, which determines lse, is in u of the compute type.
     scores = limits.LSE_SCORES * limits.UNIT[case.dtype] * truth.model["lse"]
     allowed = allowed + np.where(usable, scores, 0)
     return _worst("lse", error / allowed.astype(np.float64), 1.0)
@@ -164,7 +164,7 @@ def _rows(truth: Truth, name: str, got: np.ndarray, usable: np.ndarray) -> list[
 
 
 def _size(truth: Truth, name: str) -> np.ndarray:
-    """|r| + E of every row; magnitudes below the smallest count as that where anything is seen."""
+    """|r| + E of every row; magnitudes below the smallest number count as it in live rows."""
     model = truth.model[name]
     smallest = np.where(model > 0, limits.SMALLEST[truth.case.dtype], 0)[..., None]
     return _norm(np.maximum(np.abs(truth.results[name]), smallest)) + model
@@ -182,13 +182,13 @@ def _norm(rows: np.ndarray) -> np.ndarray:
 
 
 def _norm_of_small(rows: np.ndarray) -> np.ndarray:
-    """The same where squares may underflow: of products of small results and their errors."""
+    """The same for squares that may underflow: products of small results and their errors."""
     largest = rows.max(axis=-1, keepdims=True, initial=0)
     return largest[..., 0] * _norm(rows / np.where(largest > 0, largest, 1))
 
 
 def _spread(rows: np.ndarray) -> np.ndarray:
-    """Over how many rows a sum of squares is spread: n of n that are alike, 1 of a single one."""
+    """The number of rows over which a sum of squares is spread: n for n equal rows, 1 for one."""
     largest = rows.max(axis=-1, keepdims=True, initial=0)
     squares = (rows / np.where(largest > 0, largest, 1)) ** 2
     total = (squares**2).sum(axis=-1)
@@ -203,11 +203,10 @@ def _worst(rule: str, ratio: np.ndarray, limit: float) -> Verdict:
 
 
 def _deviates(case: Case, name: str) -> int:
-    """Most rows of a head whose errors are independent.
+    """The most rows of a head with independent errors.
 
-    All keys have the error of the log-sum-exp of each query that sees them.
-    Where q and k of a head hold one number each, queries that see as many keys
-    share the error of their scores.
+    All keys share the error of the log-sum-exp of each query that sees them. If q and k of a head
+    hold one number each, queries that see equally many keys share the error of their scores.
     """
     of_keys = name in ("dk", "dv")
     queries = case.seqlen_q
@@ -248,8 +247,8 @@ def _bias(truth: Truth, name: str, error: np.ndarray, size: np.ndarray) -> Verdi
         alike |= end - begin == 1
     single = np.where(alike, 0, length * size)
     independent = _norm_of_small(single) * limits.bias_scatter(name, _spread(single))
-    # What is lost below the smallest number, or put in its place, has the sign of the truth. Of
-    # one key that dropout keeps all rows are v over the part that is kept, and err as one.
+    # A number lost below the smallest one, or replaced by it, has the sign of the truth. If dropout
+    # keeps one key, all rows are v over the kept share, and have the same error.
     independent += np.where(alike, length * size, 0).sum(axis=2)
     terms = case.seqlen_kv if name in ("out", "dq") else case.seqlen_q * case.group
     drift = limits.SUM_DRIFT * terms * limits.UNIT[case.statistics.name]

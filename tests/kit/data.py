@@ -23,8 +23,8 @@ def arrays(case: Case, *names: str) -> dict[str, np.ndarray]:
     Parameters
     ----------
     case : Case
-        Of which the family of values says what q, k, v and dout hold. What
-        scales q, k and v leaves dout as it is: float16 gradients would overflow.
+        Its family of values determines q, k, v and dout. Families that scale q, k and v do not
+        scale dout: float16 gradients would overflow.
     *names : str
         Of "q", "k", "v", "dout", "dlse" and ``case.operands``; by default q, k, v and dout.
     """
@@ -32,7 +32,7 @@ def arrays(case: Case, *names: str) -> dict[str, np.ndarray]:
 
 
 def tensor(case: Case, name: str) -> np.ndarray:
-    """One input of a case; it does not depend on the shapes of the others."""
+    """One input of a case; it does not depend on the shapes of other inputs."""
     if name == "dropout_seed":
         return np.asarray(case.dropout_seed)
     if name in LENGTHS:
@@ -58,7 +58,7 @@ def tensor(case: Case, name: str) -> np.ndarray:
 
 
 def operands(case: Case, **given: np.ndarray | None) -> dict[str, np.ndarray]:
-    """What the case has beside q, k and v: what is given by name, else its own."""
+    """The arrays beside q, k and v: the given ones, else the case's own."""
     found = {}
     for name in case.operands:
         array = given.get(name)
@@ -67,16 +67,17 @@ def operands(case: Case, **given: np.ndarray | None) -> dict[str, np.ndarray]:
 
 
 def _sinks(case: Case, generator: np.random.Generator) -> np.ndarray:
-    """Mostly of the weight of all keys; now and then none, next to nothing or nearly everything."""
+    """Mostly the weight of all keys; sometimes none, next to none or nearly all."""
     likely = math.log1p(case.seqlen_kv) + generator.standard_normal(case.heads_q)
     odd = generator.choice([-math.inf, -40.0, 20.0, 0.0], case.heads_q)
     return np.where(generator.random(case.heads_q) < 0.25, odd, likely)
 
 
 def _slopes(generator: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    """Mostly as of models, 1 to 2^-8; now and then none, of the other sign, or of the nearest key.
+    """Mostly slopes of models, 1 to 2^-8; sometimes none, negative, or dominated by the nearest
+    key.
 
-    From some head to the next the sign changes.
+    The sign changes between some head and the next.
     """
     likely = 2.0 ** generator.uniform(-8, 0, shape)
     odd = generator.choice([0.0, -(2.0**-6), -0.5, 4.0], shape)
@@ -84,7 +85,7 @@ def _slopes(generator: np.random.Generator, shape: tuple[int, ...]) -> np.ndarra
 
 
 def _bias(case: Case, generator: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    """Of the size of scores; where the case says so, minus infinity for one in five."""
+    """Numbers of the size of scores; minus infinity for one in five if the case says so."""
     values = generator.standard_normal(shape)
     if case.bias.endswith("-inf"):
         values[generator.random(shape) < 0.2] = -np.inf
@@ -92,9 +93,9 @@ def _bias(case: Case, generator: np.random.Generator, shape: tuple[int, ...]) ->
 
 
 def _mask(case: Case, generator: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    """True for two pairs in three, but for some rows and keys that are hidden whole.
+    """True for two pairs in three, with some rows and keys hidden entirely.
 
-    Or in blocks: a third is hidden whole, a third of pairs is seen whole.
+    Or in blocks: a third is hidden entirely, a third shows all pairs.
     """
     seen: np.ndarray = generator.random(shape) < 2 / 3
     *ahead, rows, keys = (1,) * (2 - len(shape)) + shape
@@ -117,12 +118,11 @@ def as_storage(case: Case, values: np.ndarray) -> np.ndarray:
 
 
 def raise_scores(x: dict[str, np.ndarray], tile: int, doublings: float) -> None:
-    """Make weights grow ``2**doublings`` times every 16 keys, as a kernel visits them.
+    """Make weights grow ``2**doublings`` times every 16 keys, in a kernel's order of visits.
 
-    It visits tiles of keys from the last on, and the keys of a tile from the
-    first on. Its running maxima then rise all the time, now in the first part
-    of a tile, now in another. Of contiguous (batch, seqlen, heads, head_dim)
-    arrays, of the default scale.
+    A kernel visits tiles of keys from the last on, and the keys of a tile from the first on. Its
+    running maxima then rise all the time, sometimes in the first part of a tile and sometimes in
+    another. The arrays are contiguous (batch, seqlen, heads, head_dim), with the default scale.
     """
     length, head_dim = x["k"].shape[1], x["k"].shape[3]
     keys = np.arange(length)
@@ -172,7 +172,7 @@ def _signed_zeros(generator: np.random.Generator, shape: tuple[int, ...]) -> np.
 
 
 def _positive(generator: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    """What is summed does not cancel, so the error of long sums shows. 1.5: see ``limits``."""
+    """Sums do not cancel, so the error of long sums shows. For 1.5 see ``limits``."""
     return 1.5 + 0.25 * _normal(generator, shape)
 
 
@@ -180,7 +180,7 @@ def _nothing(generator: np.random.Generator, shape: tuple[int, ...]) -> np.ndarr
     return np.zeros(shape)
 
 
-#: What a family puts into q, k, v and dout; what is not named is normal.
+#: The draws of a family for q, k, v and dout; tensors that are not named are normal.
 _FAMILIES: dict[str, dict[str, _Draw]] = {
     "normal": {},
     "small": dict.fromkeys("qkv", _times(1e-3)),

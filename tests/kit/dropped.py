@@ -1,4 +1,4 @@
-"""What dropout leaves of the weights of a case."""
+"""The factors that dropout applies to the weights of a case."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ __all__ = ["left_of"]
 def left_of(
     case: Case, inputs: Mapping[str, np.ndarray], b: int, h: int, dtype: Any = np.float64
 ) -> np.ndarray:
-    """What the weights of a head are multiplied by, (seqlen_q, seqlen_kv); 1 without dropout.
+    """The factors of a head's weights, (seqlen_q, seqlen_kv); 1 without dropout.
 
-    A seed among the inputs takes the place of the case's own.
+    A seed among the inputs replaces the case's own.
     """
     if not case.dropout:
         return np.ones((case.seqlen_q, case.seqlen_kv), dtype)

@@ -23,32 +23,31 @@ what these contribute, in units of u::
              F^2 = sum_i P_is^2 (e_i + g_i^2 (c^2 y_i^2 + E(lse_i)^2))
              P_is = exp(sink - lse_i), y_i = 1 + |lse_i| + 2 |sink - lse_i|
 
-e_i is the square of delta's error: the saved output that delta is made from
-carries the rounding of P and the error of the scores as well as its own.
-f is what is lost, in u, where P is flushed to zero in the compute dtype. In the
-output it is the factor that a sink leaves of a row's weights, which are up to
-``MOST_WEIGHT`` before that. Magnitudes below ``SMALLEST`` count as that.
-x_i is how far the row's largest score lies below the sink, 0 where it does not: the row is
-multiplied by exp(-x_i), and the rounding of x_i, by up to u x_i, is one factor of all its weights.
-Roundings are independent, so squares add up; only where all rows are the same
-row ("equal"), or all keys are the same key ("zeros"), are they the same error in
-each: n of them are n times as large, not sqrt(n) times, and a sum of n terms
-drifts one way, by ``SUM_DRIFT`` u of the compute dtype for each. Under dropout the columns of
-such an output, which are one number, are rounded alike: e_i gets (sum_c |dO_ic out_ic|)^2.
+e_i is the square of delta's error: the saved output, from which delta is computed, has the rounding
+of P, the error of the scores and its own rounding. f is the loss, in u, where P is flushed to zero
+in the compute dtype. In the output it is the factor by which a sink reduces a row's weights, which
+are up to ``MOST_WEIGHT`` before. Magnitudes below ``SMALLEST`` count as that. x_i is how far the
+row's largest score lies below the sink, or 0: the row is multiplied by exp(-x_i), and the rounding
+of x_i, by up to u x_i, affects all its weights by the same factor. Roundings are independent, so
+squares add up. Only where all rows are the same row ("equal"), or all keys are the same key
+("zeros"), is the error the same in each: n of them are n times as large, not sqrt(n) times, and a
+sum of n terms drifts one way, by ``SUM_DRIFT`` u of the compute dtype for each. Under dropout the
+columns of such an output, which are one number, are rounded alike: e_i gets (sum_c |dO_ic
+out_ic|)^2.
 
-A soft cap C makes z_ij of the scores, with slopes g_ij = 1 - z_ij^2 / C^2. Then
+A soft cap C turns scores into z_ij, with slopes g_ij = 1 - z_ij^2 / C^2. Then
 s_ij is multiplied by g_ij, and dS is P (dP - delta) g. The slope errs by
-G_ij = c + 2 c s_ij |z_ij| / C^2 (of wide dtypes 4 h g in place of the first c),
-and D_ij gets P^2 (dP - delta)^2 G^2. The tanh errs by h, in u, and so alike for
-scores that are alike: with w_ij = h |z_ij| these sums, squared, are added to
-those of lse, out, delta, dv, and of dq and dk, 2 |z| / C^2 of 16-bit dtypes
-alone, whose slope is made of the tanh::
+G_ij = c + 2 c s_ij |z_ij| / C^2 (in wide dtypes, 4 h g replaces the first c),
+and D_ij gets P^2 (dP - delta)^2 G^2. The tanh errs by h, in u. Equal scores have
+the same error, so with w_ij = h |z_ij| the squares of these sums are added to the
+errors of lse, out, delta, dv, dq and dk. The term 2 |z| / C^2 is there in 16-bit
+dtypes alone, which compute the slope from the tanh::
 
     sum_j P_ij w_ij         sum_j P_ij w_ij |v_j - out_i|    sum_j P_ij |dP_ij - delta_i| w_ij
     sum_i P_ij W_ij |dO_i|  scale sum P |dP - delta| (W g + w 2 |z| / C^2) |k_j| or |q_i|
 
 W_ij = w_ij + sum_j P_ij w_ij: the weights err by the log-sum-exp too.
-P in the term of t_ij, and beside e_i, is multiplied by g and all that g errs by.
+P in the term of t_ij, and beside e_i, is multiplied by g and by the error of g.
 
 With ALiBi's slope a and distances d_ij, s_ij has the term |a| d_ij more, not
 multiplied by g_ij, and the gradient of a is, of m_ij = d_ij P_ij (dP_ij - delta_i)::
@@ -59,12 +58,11 @@ multiplied by g_ij, and the gradient of a is, of m_ij = d_ij P_ij (dP_ij - delta
                    + sum_i ((sum_j d_ij P_ij)^2 e_i + (sum_j m_ij)^2 (E(lse_i)^2 + c^2 lse_i^2)
                    + (sum_j |m_ij| W_ij)^2)
 
-P is rounded to 16 bits before this sum where there is a soft cap. A bias counts
-in s_ij as slopes do, and its gradient, of dS_ij before slopes, errs as that of
-slopes with 1 in place of d_ij, summed over what it broadcasts.
-What is not here, the growth of long sums, is below u for 16-bit dtypes;
-float32 and float64 are therefore compared with plain NumPy in the same dtype,
-which :func:`~tests.kit.plain.plain` computes.
+P is rounded to 16 bits before this sum if there is a soft cap. A bias counts in s_ij as slopes do.
+The error of its gradient, from dS_ij before slopes, is that of the slopes' gradient with 1 in place
+of d_ij, summed over the broadcast axes. The growth of long sums is not modelled: for 16-bit dtypes
+it is below u; float32 and float64 are therefore compared with plain NumPy in the same dtype, which
+:func:`~tests.kit.plain.plain` computes.
 """
 
 from __future__ import annotations
@@ -119,7 +117,7 @@ def model_of(
 
 
 def _reduced_into(total: np.ndarray, b: int, h: int, pairs: np.ndarray) -> None:
-    """Add numbers of the pairs of a head to what broadcasts against all pairs."""
+    """Add the pairs of a head to an array that broadcasts against all pairs."""
     whole = total.reshape((1,) * (4 - total.ndim) + total.shape)
     place = whole[b % whole.shape[0], h % whole.shape[1]]
     place += pairs.sum(axis=tuple(a for a in (0, 1) if place.shape[a] == 1), keepdims=True)

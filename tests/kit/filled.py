@@ -1,4 +1,4 @@
-"""Plans of forward passes in the tiles of their table, however few tiles there are."""
+"""Plans of forward passes with the tiles of their table, however few tiles there are."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["filled"]
 
 @contextmanager
 def filled() -> Iterator[None]:
-    """As if every problem filled the device: small ones then test the tiles of large ones."""
+    """Plan as if every problem filled the device: small problems then test large ones' tiles."""
     with mock.patch.object(fa3_choice, "is_small", return_value=False):
         calls.forget()
         yield

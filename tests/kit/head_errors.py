@@ -1,4 +1,4 @@
-"""Squares of what rounding may take the results of one head off, see ``error_model``."""
+"""Squares of the rounding errors of one head's results; see ``error_model``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["ErrorsOfHead", "alike_terms"]
 
 
 def alike_terms(case: Case) -> dict[str, int]:
-    """How many terms of a sum are the same term; 0 unless all are."""
+    """The number of equal terms in a sum; 0 unless all terms are equal."""
     rows = case.seqlen_q * case.group if case.values == "equal" else 0
     keys = case.seqlen_kv if case.values in ("equal", "zeros") else 0
     return {"out": keys, "lse": keys, "dq": keys, "dk": rows, "dv": rows}
@@ -61,7 +61,8 @@ class ErrorsOfHead:
         self._s += self._c * (np.abs(lost + bias) + np.abs(bias))
 
     def _set_errors_of_cap(self, size: np.ndarray, softcap: float) -> None:
-        """Of its tanh and its slope; ``size`` is the magnitude of what it leaves of scores."""
+        """Set the errors of tanh and of its slope; ``size`` is the magnitude of the capped
+        scores."""
         by_score = 2 * (size / softcap) / softcap  # of the slope
         by_tanh = TANH[self._case.dtype] / UNIT[self._case.dtype]
         narrow = self._case.storage.itemsize == 2  # the slope is 1 - tanh^2
@@ -72,18 +73,18 @@ class ErrorsOfHead:
             self._slope_by_tanh = by_score * self._tanh
 
     def _capped(self, scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Scores as a soft cap leaves them, and their slopes."""
+        """Scores after the soft cap, and their slopes."""
         cap = self._case.softcap
         if not cap:
             return scores, np.ones_like(scores)
         return cap * np.tanh(scores / cap), 1 / np.cosh(np.clip(scores / cap, -300, 300)) ** 2
 
     def lse(self) -> np.ndarray:
-        """Of the log-sum-exp, (seqlen_q,)."""
+        """The error of the log-sum-exp, (seqlen_q,)."""
         return ((self._p * self._s) ** 2).sum(axis=1) + (self._p * self._tanh).sum(axis=1) ** 2
 
     def out(self) -> np.ndarray:
-        """Of the output, (seqlen_q,)."""
+        """The error of the output, (seqlen_q,)."""
         v, out = self._x["v"], self._out
         distance = _squares(v) * self._kept**2 - 2 * (out @ v.T) * self._kept
         distance += _squares(out)[:, None]
@@ -94,13 +95,13 @@ class ErrorsOfHead:
         return square + _squares(self._left()) + (self._c * self._below) ** 2 * _squares(out)
 
     def _left(self) -> np.ndarray:
-        """E of the output by what a sink leaves of a row, a factor of all its weights."""
+        """E of the output from the factor by which a sink reduces all weights of a row."""
         most = MOST_WEIGHT[self._case.dtype] * SMALLEST[self._case.statistics.name]
         lost = self._c * most if self._sink > -np.inf else 0
         return (np.where(self._seen, lost, 0) * self._kept) @ np.abs(self._x["v"])
 
     def gradients(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Of dq, (seqlen_q,), dk and dv, (seqlen_kv,)."""
+        """The errors of dq, (seqlen_q,), dk and dv, (seqlen_kv,)."""
         x, p, factor, c = self._x, self._p, self._case.factor, self._c
         delta, delta_error, dp = self._delta()
         without = p * (dp - delta[:, None])
@@ -123,7 +124,8 @@ class ErrorsOfHead:
         return factor**2 * dq, factor**2 * dk, dv
 
     def sink(self) -> tuple[float, float]:
-        """Of the gradient of the head's sink; and E, no square, of the sum over its rows."""
+        """The error of the gradient of the head's sink; and E, not squared, of the sum over its
+        rows."""
         growth = self._growth()
         delta, delta_error, _ = self._delta(growth)
         lse = self._lse[:, 0]
@@ -133,12 +135,12 @@ class ErrorsOfHead:
         flushed = self._c * SMALLEST[self._case.statistics.name] if self._sink > -np.inf else 0
         square = weight**2 * (delta_error + delta**2 * relative) + (flushed * delta) ** 2
         long = np.abs(weight * delta).sum() * np.sqrt(max(1, self._case.batch * len(delta)))
-        # The sink is rounded to where the last digits of scores are: alike in rows, so no squares.
+        # The sink is rounded to the last digits of scores: equally in all rows, so without squares.
         long += (weight * self._below * np.abs((self._x["dout"] * self._out).sum(axis=1))).sum()
         return float(square.sum()), float(self._c * long)
 
     def alibi(self) -> tuple[float, float]:
-        """Of the gradient of the head's slope; and E, no square, of the sum over its pairs."""
+        """The error of the slope's gradient; and E, not squared, of the sum over its pairs."""
         growth, p, c, away = self._growth(), self._p, self._c, self._distances
         delta, delta_error, dp = self._delta(growth)
         apart, lse = np.where(self._seen, dp - delta[:, None], 0), self._lse
@@ -162,9 +164,9 @@ class ErrorsOfHead:
         return float(square), float(c * roots * np.abs(terms).sum())
 
     def bias(self) -> tuple[np.ndarray, np.ndarray]:
-        """Of the gradient of the bias of every pair, (seqlen_q, seqlen_kv).
+        """The error of the bias' gradient for every pair, (seqlen_q, seqlen_kv).
 
-        Squares, to be added up, and E, no square, of the sum over what it broadcasts.
+        Squares, to be added up, and E, not squared, of the sum over the broadcast axes.
         """
         growth, p, c = self._growth(), self._p, self._c
         delta, delta_error, dp = self._delta(growth)
@@ -178,7 +180,8 @@ class ErrorsOfHead:
             square += self._rounded(p) * apart**2
         of_weights = self._tanh + (p * self._tanh).sum(axis=1, keepdims=True)
         of_weights = of_weights + growth * np.sqrt(self.lse())[:, None]  # of the log-sum-exp
-        # What a row has in common: of one number the same, of a sum over keys at most so much.
+        # The part that a row's pairs share: equal for one number, at most this much for a sum over
+        # keys.
         keys = self._summed("seqlen_kv")
         if self._case.values == "equal":
             square *= keys
@@ -191,16 +194,16 @@ class ErrorsOfHead:
         return np.where(self._seen, square, 0), c * roots * np.abs(terms)
 
     def _summed(self, axis: str) -> int:
-        """How many the gradient of the bias sums along an axis; 1 if it has the axis."""
+        """The number of terms that the bias' gradient sums along an axis; 1 if it has the axis."""
         letters = {"batch": "b", "heads_q": "h", "seqlen_q": "q", "seqlen_kv": "k"}
         has = letters[axis] in self._case.bias_axes
         return 1 if has else max(1, getattr(self._case, axis))
 
     def _growth(self) -> float:
-        """Of a score's error with head_dim, where float32 and float64 are not held to plain NumPy.
+        """The growth of a score's error with head_dim, without a comparison with plain NumPy.
 
-        The first term may be the whole sum. Each addition of another one then errs by half a unit
-        in its last place at most, by 0.58 u as a root mean square, and these are independent.
+        The first term may be the whole sum. Each further addition errs by at most half a unit in
+        its last place, by 0.58 u as a root mean square, and these errors are independent.
         """
         wide = self._case.storage.itemsize > 2
         return max(1.0, 0.6 * self._case.head_dim**0.5) if wide else 1.0
@@ -219,18 +222,18 @@ class ErrorsOfHead:
         error += (np.abs(x["dout"]) * self._left()).sum(axis=1) ** 2
         error += (np.abs(ds) * self._tanh).sum(axis=1) ** 2
         error += (self._rounded(p) * dp**2 + (growth * ds * self._s) ** 2).sum(axis=1)
-        drift = 1 + SUM_DRIFT * alike_terms(self._case)["out"]  # of the out that delta is made of
+        drift = 1 + SUM_DRIFT * alike_terms(self._case)["out"]  # of the out in delta
         error += (c * drift * np.abs(terms).sum(axis=1)) ** 2
         return delta, error, dp
 
     def _rounded(self, values: np.ndarray) -> np.ndarray:
-        """Squares of what the rounding of values is proportional to, 0 where nothing is seen."""
+        """Squares of the magnitudes to which roundings are relative, 0 where nothing is seen."""
         magnitude = np.maximum(np.abs(values), SMALLEST[self._case.dtype])
         return np.where(self._seen, magnitude, 0) ** 2
 
 
 def _counted(case: Case, inputs: Mapping[str, np.ndarray], b: int, h: int) -> dict[str, np.ndarray]:
-    """The rows of a head, with zeros in those that do not count: they err by nothing."""
+    """The rows of a head, with zeros in rows that do not count: these have no error."""
     heads = {"q": h, "dout": h, "dlse": h, "k": h // case.group, "v": h // case.group}
     queries, keys = case.counted(b)
     found = {
@@ -244,10 +247,10 @@ def _counted(case: Case, inputs: Mapping[str, np.ndarray], b: int, h: int) -> di
 
 
 def _below(sink: float, logits: np.ndarray) -> np.ndarray:
-    """How far the largest logit of every row lies below the sink; 0 where it does not.
+    """How far the largest logit of every row lies below the sink, or 0.
 
-    The row is multiplied by exp(m - sink), m its largest logit. The difference is rounded, and so
-    errs by u |m - sink|: the factor, and with it the whole row, errs by that part of itself.
+    The row is multiplied by exp(m - sink), m its largest logit. The difference is rounded and errs
+    by u |m - sink|; the factor, and the whole row, err by that relative amount.
     """
     top = logits.max(axis=1, initial=-np.inf)
     if not sink > -np.inf:

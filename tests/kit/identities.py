@@ -17,14 +17,13 @@ __all__ = ["identities"]
 
 
 def identities(runner: Any, case: Case) -> list[Verdict]:
-    """``sum_dv``, ``sum_dk`` and ``q_dq`` of one pass forward and back, ``sum_ds`` where sinks are.
+    """``sum_dv``, ``sum_dk`` and ``q_dq`` of one forward and backward pass; with sinks ``sum_ds``.
 
-    With a soft cap there is no ``sum_dk``: rows of dS then do not sum to 0. With dropout
-    there is no ``sum_dv``: rows of what is left of P do not sum to 1.
+    With a soft cap there is no ``sum_dk``: rows of dS do not sum to 0. With dropout there is no
+    ``sum_dv``: rows of the kept P do not sum to 1.
 
-    Logits are of unit variance, half of it from the key alone, so that
-    columns of P differ and what they sum to is rounded in no common
-    direction; dO is positive, so that a bias of it adds up.
+    Logits have unit variance, half of it from the key alone, so that columns of P differ and their
+    sums are rounded in no common direction; dO is positive, so that a bias of it adds up.
     """
     case = case.without_broadcast()
     generator = np.random.default_rng([case.seed, 103])
@@ -60,7 +59,7 @@ def identities(runner: Any, case: Case) -> list[Verdict]:
 
 
 def _seen(case: Case) -> np.ndarray:
-    """How many keys a row sees, (batch, head, row)."""
+    """The number of keys that a row sees, (batch, head, row)."""
     begin, end = case.visible_ranges()
     seen = np.maximum(end - begin, 0)
     hidden = {name: tensor(case, name) for name in case.operands if name in ("bias", "mask")}
@@ -75,7 +74,7 @@ def _seen(case: Case) -> np.ndarray:
 
 
 def _sum_ds(case: Case, x: dict[str, np.ndarray]) -> Verdict:
-    """The gradient of every sink against the sum over its rows, of the out that was saved."""
+    """The gradient of every sink against the sum over its rows, from the saved out."""
     dout, out = (x[name].astype(np.float64) for name in ("dout", "out"))
     delta, size = (dout * out).sum(axis=3), np.abs(dout * out).sum(axis=3)
     expected = -(x["lost"] * delta).sum(axis=(0, 2))
@@ -101,14 +100,14 @@ class _Group:
     case: Case
     x: dict[str, np.ndarray]
     seen: np.ndarray  # keys of each row, (head, row)
-    centred: bool  # the backend takes off what all keys have in common
+    centred: bool  # whether the backend subtracts the keys' common part
 
     def __post_init__(self) -> None:
         self.x = {name: array.astype(np.float64) for name, array in self.x.items()}
         live = self.seen > 0
         self.dout = self.x["dout"] * live[:, :, None]
         terms = max(self.case.seqlen_q * self.case.group, self.case.seqlen_kv, 1)
-        # P is about 1 / keys; where that is below the smallest number, it is rounded like it.
+        # P is about 1 / keys; if that is below the smallest number, it is rounded like that number.
         smallest = limits.SMALLEST[self.case.dtype]
         unit = limits.UNIT[self.case.dtype] * max(1, smallest * self.case.seqlen_kv)
         wide = limits.UNIT[self.case.statistics.name]
@@ -133,11 +132,11 @@ class _Group:
         return _over(deviation, bound)
 
     def sum_dk(self) -> np.ndarray:
-        """Per column of k: rounding of dk and of the dS in it, and delta's of every row.
+        """Per column of k: rounding of dk and of the dS in it, and that of delta in every row.
 
-        Rows of dS sum to what the sink takes of delta, to 0 without one. Under dropout, dS of
-        what is dropped has one sign, and so has what the smallest numbers hide of it; rows
-        that see the same one key have the same out, so the same error of it is in every delta.
+        Rows of dS sum to the sink's part of delta, or to 0 without a sink. Under dropout the dS of
+        dropped pairs has one sign, and so has the part of it that the smallest numbers hide; rows
+        that see only one and the same key have the same out, so the same error is in every delta.
         """
         x, smallest = self.x, limits.SMALLEST[self.case.dtype]
         in_delta = ((self.dout * x["out"]) ** 2).sum(axis=2).reshape(-1, 1)
@@ -174,10 +173,10 @@ class _Group:
         return _over(np.atleast_1d(of_q.sum() - of_k.sum()), np.atleast_1d(bound))
 
     def _of_delta(self) -> float:
-        """Error of delta that may be in dk and not in dq, of a backend that centres the keys.
+        """Error of delta that may be in dk and not in dq, for a backend that centres the keys.
 
-        The saved output is rounded, so delta errs, and every row of dS sums to that error
-        instead of 0. Such a backend computes the sum and takes it out of dq.
+        The saved output is rounded, so delta errs, and every row of dS sums to that error instead
+        of 0. Such a backend computes the sum and removes it from dq.
         """
         in_delta = ((self.dout * self.x["out"]) ** 2).sum(axis=2)
         of_rows = in_delta * (self.x["q"] ** 2).sum(axis=2)
@@ -185,12 +184,12 @@ class _Group:
         return float(self.case.factor * math.sqrt(of_rows.sum() * longest))
 
     def _vanished(self, name: str, weights: np.ndarray) -> np.ndarray:
-        """Most that the smallest numbers of a result hide: what is lost may be of one sign."""
+        """The most that the smallest numbers of a result hide; the losses may have one sign."""
         lost = limits.UNIT[self.case.dtype] * limits.SMALLEST[self.case.dtype]
         return np.where(np.abs(self.x[name]) <= 2 * lost, lost * np.abs(weights), 0)
 
     def _rounded(self, name: str) -> np.ndarray:
-        """Magnitudes that the rounding of a result is proportional to."""
+        """Magnitudes to which the rounding of a result is proportional."""
         return np.maximum(np.abs(self.x[name]), limits.SMALLEST[self.case.dtype])
 
 

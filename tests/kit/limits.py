@@ -1,4 +1,4 @@
-"""Every number that decides whether a result passes, with what set it. There are no others.
+"""Every number that decides whether a result passes, with its reason. There are no others.
 
 "Correct" below is ``tests/unit/emulation.py`` without a bug, run over every
 family of values, lengths 1 to 2048, head dims 8 to 128, masked, offset and
@@ -16,10 +16,10 @@ from .case import Case
 #: u: the largest relative error of one rounding to nearest. By definition.
 UNIT = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24, "float64": 2.0**-53}
 
-#: Magnitude below which a rounding errs by u of this, not of itself. float16 keeps subnormal
-#: numbers: its smallest normal one. float32 flushes them (CuPy compiles with -ftz=true), bfloat16
-#: is made from float32: the 2^-126 that is lost, over u. float64: small enough not to matter,
-#: large enough to be squared.
+#: Magnitude below which a rounding errs by u of this number, not of its own magnitude. float16
+#: keeps subnormal numbers: its smallest normal one. float32 flushes them (CuPy compiles with
+#: -ftz=true), and bfloat16 is made from float32: the lost 2^-126, over u. float64: small enough not
+#: to matter, large enough to be squared.
 SMALLEST = {
     "float16": 2.0**-14,
     "bfloat16": 2.0**-118,
@@ -41,56 +41,57 @@ def exact(case: Case) -> bool:
     return not (case.softcap and TANH[case.dtype] > 16 * UNIT[case.statistics.name])
 
 
-#: 16-bit dtypes: most of |x - r| / (u (|r| + E)) in any row, E of ``error_model``. Correct: out
-#: 0.74, dq 1.57, dk 1.45, dv 0.97 (each the worst of 24,000 rows; medians 0.3). One row of dq hangs
-#: on one rounding of delta, so its tail is that of a single deviate: 2 is more than 5 of its own.
-#: Gradients of numbers for each head are judged so in all dtypes. Correct, of the NumPy backend:
-#: dalibi_slopes 1.24, the worst of 13,000 cases, of a single query.
+#: 16-bit dtypes: the most of |x - r| / (u (|r| + E)) in any row, E that of ``error_model``.
+#: Correct: out 0.74, dq 1.57, dk 1.45, dv 0.97 (each the worst of 24,000 rows; medians 0.3). One
+#: row of dq depends on one rounding of delta, so its tail is that of a single deviate: 2 is more
+#: than 5 of its own. Gradients of numbers for each head have this limit in all dtypes. Correct, in
+#: the NumPy backend: dalibi_slopes 1.24, the worst of 13,000 cases, with a single query.
 ROW_LIMIT = {"out": 1.0} | dict.fromkeys(
     ("dq", "dk", "dv", "dalibi_slopes", "dbias", "dsinks"), 2.0
 )
-#: The same of a single number of the gradient of a bias, which is no root mean square of many.
+#: The same for a single number of the gradient of a bias, which is no root mean square of many.
 PAIR_LIMIT = 4.0
 
 #: float32 and float64: a 64-row tile's RMS of the same ratio may be twice that of plain NumPy
 #: over the same rows (the rule of the project), plus one unit. The unit is for luck: plain NumPy
-#: is sometimes exact where a correct tile errs by 1.4 (one query, three keys). Correct: 0.90 of
-#: what is allowed in float32, 0.87 in float64, in 20,000 tiles, both at single rows of outliers;
-#: 0.73 otherwise. Plain itself errs by 0.3 to 2 units, by 10 where thousands of terms are added.
-#: In float32 the unit is one and a half: a product of 8 terms by three tf32 products errs by 1.34
-#: units on average (what they leave out), by multiply and add 1.02; from 16 terms on by as much.
+#: is sometimes exact where a correct tile errs by 1.4 (one query, three keys). In 20,000 tiles,
+#: correct code had 0.90 of its limit in float32 and 0.87 in float64, both at single rows of
+#: outliers; 0.73 otherwise. Plain NumPy itself errs by 0.3 to 2 units, and by 10 in sums of
+#: thousands of terms. In float32 the unit is one and a half: a product of 8 terms by three tf32
+#: products errs by 1.34 units on average, from the parts that they leave out; multiply and add
+#: errs by 1.02. From 16 terms on the two err alike.
 PLAIN_FACTOR = 2.0
 PLAIN_UNITS = {"float32": 1.5, "float64": 1.0}
 PLAIN_ROWS = 64
 
 
 def plain_scatter(rows: int) -> float:
-    """What a tile of fewer rows may have more of: 1 for 64 rows, 2 for a single one.
+    """The factor that a tile of fewer rows may have: 1 for 64 rows, 2 for a single one.
 
-    The root mean square of a row of dq over thousands of keys is one deviate, that of delta's
-    sum, and plain NumPy's of the same row is another; that of n rows scatters as 1 / sqrt(n).
-    A correct row of one query and 3,565 keys had 1.79 times what 64 rows are allowed.
+    The root mean square of a row of dq over thousands of keys is one deviate, that of delta's sum,
+    and plain NumPy's of the same row is another; that of n rows scatters as 1 / sqrt(n). A correct
+    row of one query and 3,565 keys had 1.79 times the limit of 64 rows.
     """
     return 1 + (math.sqrt(PLAIN_ROWS / rows) - 1) / (math.sqrt(PLAIN_ROWS) - 1)
 
 
-#: 16-bit dtypes, normal values: most of |<x - r, r>| / (u sqrt(sum_i |r_i|^2 (|r_i| + E_i)^2))
-#: in a head: errors of rows have to be independent. Correct: 0.52. A gradient 1 % too large
-#: passes ROW_LIMIT in bfloat16 and gives 2.7 or more here from 70 rows on.
+#: 16-bit dtypes, normal values: the most of |<x - r, r>| / (u sqrt(sum_i |r_i|^2 (|r_i| + E_i)^2))
+#: in a head: errors of rows must be independent. Correct: 0.52. A gradient 1 % too large passes
+#: ROW_LIMIT in bfloat16 and gives 2.7 or more here from 70 rows on.
 BIAS_LIMIT = 1.0
 
 
 def bias_scatter(name: str, rows: np.ndarray) -> np.ndarray:
-    """What a head whose truth lies in so many rows may have more of: 1 for 64 rows and more.
+    """The factor on the limit of a head with its truth in a few rows: 1 for 64 rows and more.
 
-    A head whose truth lies in one row is that row, which ``ROW_LIMIT`` judges: four keys, of which
-    one row has nearly all of dk, gave 0.97 by both rules. That of n rows scatters as 1 / sqrt(n).
+    A head whose truth lies in one row is that row, which ``ROW_LIMIT`` judges: four keys, where one
+    row has nearly all of dk, gave 0.97 by both rules. A head of n rows scatters as 1 / sqrt(n).
     """
     beyond = np.sqrt(PLAIN_ROWS / np.clip(rows, 1, PLAIN_ROWS)) - 1
     return 1 + (ROW_LIMIT[name] - 1) * beyond / (math.sqrt(PLAIN_ROWS) - 1)
 
 
-#: A row so much shorter than E, of terms in float64, is what these leave where they cancel: of
+#: A row this much shorter than E, from terms in float64, is their remainder after cancelling: for
 #: one key that dropout keeps or not, dS is 0.
 CANCELLED = 2.0**-40
 
@@ -98,40 +99,40 @@ CANCELLED = 2.0**-40
 #: truncate when they add, once for every 8 or 16 terms (by half a unit on average).
 SUM_DRIFT = 1 / 8
 
-#: lse: error allowed as a part of max(1, |lse|), and for each key that is summed; float32.
-#: float64 scales both by 2^-29. Given by the project; correct: 0.06 of it. Beside them stands
-#: the error of the scores themselves, E of ``error_model``: a score of 1 that is left of terms of
-#: 1,000 (values x30) is off by 1e-4 in any float32 product. E is a standard deviation at most
-#: three times too large, lse is judged value by value: thrice E. Correct: 0.94 of E in 4,000.
+#: lse: error allowed relative to max(1, |lse|), and for each key in the sum; float32. float64
+#: scales both by 2^-29. Given by the project; correct: 0.06 of it. The error of the scores
+#: themselves is added, E of ``error_model``: a score of 1 that remains of terms of 1,000 (values
+#: x30) is off by 1e-4 in any float32 product. E is a standard deviation at most three times too
+#: large, lse is judged value by value: thrice E. Correct: 0.94 of E in 4,000.
 LSE_RELATIVE = 1e-5
 LSE_PER_KEY = 2.0**-24
 LSE_SCORES = 3.0
 
-#: Identities: most deviation in units of the root of the sum of squares of the roundings that go
-#: into a sum, each as large as u allows. Roundings are 0.3 to 0.4 of that on average, so 3 is 8
-#: standard deviations or more.
+#: Identities: the most deviation, in units of the root of the sum of squares of the roundings in a
+#: sum, each as large as u allows. Roundings are 0.3 to 0.4 of that on average, so 3 is 8 standard
+#: deviations or more.
 DEVIATIONS = 3.0
 
-#: Identities and logit shift: error in u of the compute dtype, relative to the terms, of sums of
-#: n and of head_dim terms and of a few operations around them, is allowed to be this many plus
-#: sqrt(n) + sqrt(head_dim).
+#: Identities and logit shift: the allowed error in u of the compute dtype, relative to the terms,
+#: for sums of n and of head_dim terms and a few operations around them: this many plus sqrt(n) +
+#: sqrt(head_dim).
 OPERATIONS = 8.0
 
 #: Census: error of exp(lse) in u of the compute dtype, per unit of max(1, lse). The approximate
-#: base-2 logarithm of PTX errs by 2^-22 = 4u; one rounding each for ln 2 and the store.
+#: base-2 logarithm of PTX errs by 2^-22 = 4u; ln 2 and the store add one rounding each.
 CENSUS_UNITS = 6.0
 
 #: One-hot: gap between the winning logit and the next, so that exp(-gap) is 0 in float32 (below
 #: 2^-150) and float64 (below 2^-1075).
 ONE_HOT_GAP = {"float32": 120.0, "float64": 800.0}
 
-#: Logits are shifted by each of these. -1e5 lies below the stand-ins for minus infinity seen in
-#: the field (-1e4, -5e4); -120 below ln of the smallest float32.
+#: The shifts of the logits. -1e5 lies below the stand-ins for minus infinity seen in the field
+#: (-1e4, -5e4); -120 lies below ln of the smallest float32.
 SHIFTS = (-1e5, -3e4, -1e3, -120.0, 120.0, 1e3, 3e4)
 
-#: Finite differences of the reference: a central one of step h errs by h^2 times a third
-#: derivative, here 1e-10, and by the rounding of what is differenced over h, here 1e-11.
-#: Worst of 270 with unit normal data: 6e-11 of the norms of gradient and direction.
+#: Finite differences of the reference: a central difference of step h errs by h^2 times a third
+#: derivative, here 1e-10, and by the rounding of the differenced values over h, here 1e-11. The
+#: worst of 270 with unit normal data: 6e-11 of the norms of gradient and direction.
 DIFFERENCE_STEP = 1e-5
 DIFFERENCE_LIMIT = 1e-8
 
@@ -139,6 +140,6 @@ DIFFERENCE_LIMIT = 1e-8
 #: 100 terms at most, and exp of logits below 10.
 REFERENCE_UNITS = 100.0
 
-#: How far results may be from float64, in parts of a tensor's largest number, where a feature is
-#: judged that the model of errors does not know: block masks.
+#: How far results may be from float64, relative to a tensor's largest number, for a feature that
+#: the error model does not know: block masks.
 OF_LARGEST = {"float16": 4e-3, "bfloat16": 3e-2, "float32": 2e-5, "float64": 1e-12}

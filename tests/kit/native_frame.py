@@ -1,6 +1,6 @@
-"""Call frames as XLA makes them, by their C structures, and a driver that keeps a record.
+"""Call frames as XLA makes them, from their C structures, and a driver that keeps a record.
 
-XLA: ``xla/ffi/api/c_api.h``, written down here a second time, field by field.
+XLA: ``xla/ffi/api/c_api.h``, written down here independently, field by field.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Extension(ctypes.Structure):
 
 
 class FakeXla:
-    """XLA's side: its functions, its stream, and what it was told."""
+    """XLA's side: its functions, its stream, and what the handler told it."""
 
     STREAM, FAILURE = 77 << 32, 99 << 40
 
@@ -95,13 +95,13 @@ class FakeXla:
     def call(
         self, number: int, arguments: Sequence[int], results: Sequence[int], stage: int = 3
     ) -> int:
-        """What the handler returns for buffers at these addresses."""
+        """The return value of the handler for buffers at these addresses."""
         return self.handler(self.frame(number, arguments, results, stage))
 
     def frame(
         self, number: int, arguments: Sequence[int], results: Sequence[int], stage: int = 3
     ) -> int:
-        """The address of the frame of a call, which lives as long as this."""
+        """The address of a call's frame, which lives as long as this object."""
         value = ctypes.c_uint64(number)
         scalar = Scalar(9, ctypes.addressof(value))
         pointers = (_POINTER * 1)(ctypes.addressof(scalar))
@@ -132,7 +132,7 @@ class FakeXla:
         extension_type: int = 1,
         metadata_size: int = 36,
     ) -> tuple[int, int, int]:
-        """The version and the traits that the handler gives when it is registered."""
+        """The version and the traits that the handler reports when it is registered."""
         self.api.struct_size = ctypes.sizeof(Api) if api_size is None else api_size
         metadata = Metadata(struct_size=metadata_size)
         extension = Extension(24, extension_type, None, ctypes.addressof(metadata))
@@ -157,12 +157,12 @@ class LaunchConfig(ctypes.Structure):
 
 
 class FakeDriver:
-    """CUDA's driver: every function returns the error that it is told to.
+    """CUDA's driver: every function returns the error that it is set to.
 
     Attributes
     ----------
     asked
-        Names of the functions that were called, in order.
+        Names of the called functions, in order.
     failing
         The error of a function, by its name.
     """
@@ -183,7 +183,7 @@ class FakeDriver:
 
     @property
     def addresses(self) -> list[int]:
-        """Of the functions, as a launch table has them."""
+        """The addresses of the functions, in the order of a launch table."""
         return [ctypes.cast(function, _POINTER).value or 0 for function in self._functions]
 
     def _function(self, name: str) -> Any:

@@ -1,4 +1,4 @@
-"""One element that is not finite, and which results it has to reach: those of whoever sees it."""
+"""One element that is not finite, and the results that it must reach: those that see it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from .data import arrays, operands
 
 __all__ = ["SPOILED", "Spoiled", "spoiled"]
 
-#: Largest difference from the truth of what is not reached, relative to the largest number.
+#: The largest error of an unreached result, relative to the largest number.
 _TOLERANCE = {"float16": 2e-2, "bfloat16": 1e-1, "float32": 1e-4, "float64": 1e-10}
-#: Tensor and what one of its elements becomes.
+#: A tensor, and the new value of one of its elements.
 SPOILED = (
     ("q", np.nan),
     ("k", np.nan),
@@ -30,13 +30,13 @@ SPOILED = (
 
 @dataclass(frozen=True)
 class Spoiled:
-    """Inputs with one such element.
+    """Inputs with one spoiled element.
 
     Attributes
     ----------
     slack
-        Rows or keys about the edge of the mask that share a tile with what is hidden from
-        them: those may be reached too.
+        Rows or keys at the edge of the mask that share a tile with pairs hidden from them: these
+        may also be reached.
     """
 
     case: Case
@@ -51,7 +51,7 @@ class Spoiled:
         for name, truth in self._truth().items():
             got = self.case.heads_first(name, results[name]).astype(np.float64)
             bad, right = ~np.isfinite(truth), np.isfinite(got)
-            dead = (truth == -np.inf) & (name == "lse")  # of rows that see nothing
+            dead = (truth == -np.inf) & (name == "lse")  # rows that see nothing
             where = f"{name} with {self.name} at row {self.place}: {self.case.repro}"
             assert not (right & bad & ~dead).any(), f"{where}: it does not come out"
             assert (got[dead] == -np.inf).all(), where
@@ -73,7 +73,8 @@ class Spoiled:
         return {name: self.case.heads_first(name, array) for name, array in named}
 
     def _may(self, name: str, truth: np.ndarray) -> np.ndarray:
-        """What shares a tile with an edge of what is seen, of the heads that are reached."""
+        """Rows that share a tile with an edge of the visible pairs, in the heads that are
+        reached."""
         may = np.zeros(truth.shape, bool)
         group, of_query = self.case.group, self.name in ("q", "dout", "dlse")
         if name in OF_HEADS:  # all rows of a head share its number
@@ -104,7 +105,7 @@ class Spoiled:
         return may
 
     def _may_of_pairs(self, truth: np.ndarray) -> np.ndarray:
-        """Pairs of rows that are or may be reached, of tiles that rows beside them see."""
+        """Pairs of rows that are or may be reached, in tiles that neighbouring rows see."""
         case, (begin, end) = self.case, self.case.visible_range()
         pairs = np.zeros((case.heads_q, case.seqlen_q, case.seqlen_kv), bool)
         of_query = self.name in ("q", "dout", "dlse")
@@ -126,7 +127,8 @@ class Spoiled:
 
 
 def spoiled(case: Case, name: str, value: float, place: float, slack: int) -> Spoiled:
-    """The case's inputs, one element of a tensor spoiled, as far down as ``place`` says, 0 to 1."""
+    """The case's inputs with one element of a tensor spoiled; ``place``, 0 to 1, selects its
+    row."""
     x = {n: a.copy() for n, a in arrays(case, "q", "k", "v", "dout", "dlse").items()}
     rows = case.heads_first(name, x[name])
     row, head = int(place * (rows.shape[2] - 1)), rows.shape[1] - 1

@@ -1,4 +1,4 @@
-"""What a case should give, and how far off rounding alone may take it."""
+"""The expected results of a case, and how far off rounding alone may take them."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class Truth:
     Attributes
     ----------
     results : dict
-        "out", "lse" and, where asked for, what ``case.gradients`` names, those of
-        features as they are.
+        "out", "lse" and, if requested, the names in ``case.gradients``; those of features keep
+        their own axes.
     model : dict
-        E of every row of every result, as :mod:`~tests.kit.error_model` has it.
+        E of every row of every result, from :mod:`~tests.kit.error_model`.
     plain : tuple of dict
         The results of plain NumPy, forwards and backwards; empty for 16-bit dtypes.
     """
@@ -45,15 +45,15 @@ class Truth:
 
 
 def judge(case: Case, inputs: Mapping[str, np.ndarray]) -> Truth:
-    """The truth about a case.
+    """The truth of a case.
 
     Parameters
     ----------
     case : Case
         float64 is judged in longdouble, so keep it small.
     inputs : mapping
-        "q", "k", "v", for the gradients "dout", and "dlse" where there is one;
-        in the case's layout. What ``case.operands`` names is by default the case's.
+        "q", "k", "v", for the gradients "dout" and perhaps "dlse", in the case's layout. Arrays in
+        ``case.operands`` default to the case's.
     """
     with _blas().limit(limits=1, user_api="blas"):
         return _judge(case, inputs)
@@ -61,12 +61,16 @@ def judge(case: Case, inputs: Mapping[str, np.ndarray]) -> Truth:
 
 @functools.cache
 def _blas() -> ThreadpoolController:
-    """For one thread: two processes whose small products have two threads each take four times."""
+    """BLAS limited to one thread: with two processes, small products on two threads take four
+    times."""
     return ThreadpoolController()
 
 
 def _judge(case: Case, inputs: Mapping[str, np.ndarray]) -> Truth:
-    asked, case = case, replace(case, written=False)  # in the words that the reference knows
+    asked, case = (
+        case,
+        replace(case, written=False),
+    )  # in the reference's own terms
     wide: Any = np.longdouble if case.dtype == "float64" else np.float64
     if case.dtype == "float64" and not WIDE:
         raise RuntimeError("float64 cannot be judged here: longdouble is no wider")

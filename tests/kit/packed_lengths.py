@@ -1,4 +1,4 @@
-"""Packed batches, and what the reference makes of them, sequence by sequence."""
+"""Packed batches, and their expected results from the reference, sequence by sequence."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from .limits import OF_LARGEST
 __all__ = ["ROWS", "Row"]
 
 _Arrays = dict[str, Any]
-#: Queries and keys of every sequence: empty ones in front, in the middle and behind, either alone,
-#: whole tiles, ends inside a tile, single rows.
+#: Queries and keys of every sequence: empty ones at the beginning, in the middle and at the end,
+#: queries or keys alone, whole tiles, ends inside a tile, single rows.
 _SEQUENCES = (
     *((0, 0), (129, 200), (64, 128), (1, 1), (0, 70), (33, 0), (0, 0)),
     *((200, 333), (7, 3), (96, 64), (0, 5)),
@@ -28,19 +28,19 @@ _SEQUENCES = (
 
 @dataclass(frozen=True)
 class Row:
-    """A packed batch, and what else the call has."""
+    """A packed batch and other features of the call."""
 
-    days_of_turn: ClassVar[int] = 4  # within which a whole run has it on the emulator
+    days_of_turn: ClassVar[int] = 4  # within which a whole run covers it on the emulator
     algorithm: Algorithm
     dtype: str
     sequences: tuple[tuple[int, int], ...] = _SEQUENCES
-    behind: tuple[int, int] = (37, 150)  # rows that are no sequence's
+    behind: tuple[int, int] = (37, 150)  # rows after the last sequence
     heads: tuple[int, int] = (2, 1)
     width: int = 64
     architecture: str = "90"
     deterministic: bool = False
-    wild: bool = False  # offsets fall, or lead out of the arrays, and say the same
-    num_sms: int | None = None  # of an emulated device; few make blocks do several tiles
+    wild: bool = False  # offsets that decrease or lie outside of the arrays, with the same meaning
+    num_sms: int | None = None  # of an emulated device; with few, blocks do several tiles
     options: _Arrays = field(default_factory=dict)  # keywords of the call
     more: tuple[str, ...] = ()  # names of arrays of features
 
@@ -54,7 +54,7 @@ class Row:
 
     @property
     def offsets(self) -> tuple[list[int], list[int]]:
-        """Where the sequences begin, and where the last one ends."""
+        """The begin of each sequence, and the end of the last one."""
         found: tuple[list[int], list[int]] = ([0], [0])
         for lengths in self.sequences:
             for begins, length in zip(found, lengths, strict=True):
@@ -63,12 +63,12 @@ class Row:
 
     @property
     def totals(self) -> tuple[int, int]:
-        """Rows of the arrays."""
+        """The number of rows of the arrays."""
         queries, keys = self.offsets
         return queries[-1] + self.behind[0], keys[-1] + self.behind[1]
 
     def arrays(self) -> _Arrays:
-        """Random numbers; rows behind the last sequence are NaN."""
+        """Random numbers; rows after the last sequence are NaN."""
         random = np.random.default_rng(list(self.name.encode()))
         dtype = ml_dtypes.bfloat16 if self.dtype == "bfloat16" else np.dtype(self.dtype)
         (rows, keys), (heads_q, heads_kv) = self.totals, self.heads
@@ -92,7 +92,7 @@ class Row:
         return made | {"cu_seqlens_q": queries_at, "cu_seqlens_kv": keys_at}
 
     def expected(self, x: _Arrays) -> _Arrays:
-        """Every result in float64: sequence by sequence, and 0 or minus infinity behind them."""
+        """Every result in float64, sequence by sequence; then 0 or minus infinity."""
         heads = self.heads[0]
         rows = np.zeros((self.totals[0], heads, self.width))
         keys = np.zeros((self.totals[1], self.heads[1], self.width))
@@ -118,17 +118,17 @@ class Row:
         yield from zip(queries, keys, strict=True)
 
     def spoil(self, saved: _Arrays) -> None:
-        """NaN in what a forward pass has written behind the sequences."""
+        """Put NaN into the rows that a forward pass wrote after the sequences."""
         end = self.offsets[0][-1]
         saved["out"][end:] = np.nan
         saved["lse"][:, end:] = np.nan
 
     def wrt(self, x: _Arrays) -> tuple[str, ...]:
-        """What has a gradient."""
+        """The arrays with gradients."""
         return ("q", "k", "v", *(name for name in ("sinks",) if name in x))
 
     def check(self, found: _Arrays, expected: _Arrays) -> None:
-        """Hold results to the truth, by the largest number of each."""
+        """Compare results with the truth, relative to the largest number of each."""
         for name, true in expected.items():
             got = np.asarray(found[name]).astype(np.float64)
             finite = np.isfinite(true)
@@ -139,9 +139,9 @@ class Row:
 
 
 def _wild(offsets: list[int]) -> list[int]:
-    """Others that say the same: an offset below those before it makes no rows.
+    """Other offsets of the same meaning: an offset below earlier ones makes no rows.
 
-    The first means row 0 and the last the end of the array, whatever they are.
+    The first always means row 0 and the last the end of the array.
     """
     inside = [
         offset if offset > before else before - 3 * number
@@ -153,9 +153,9 @@ def _wild(offsets: list[int]) -> list[int]:
 _CAUSAL = {"causal": True}
 _WINDOW = {"window_size": (90, 40)}
 _FEW = ((129, 200), (0, 7), (40, 70))
-#: More than rows of a tile, so that most tiles are of no rows or one.
+#: More sequences than rows of a tile, so that most tiles have no row or one.
 _MANY = tuple((number % 3 // 2, number % 4) for number in range(160))
-#: Of these the last has the rest of both arrays.
+#: The last sequence has the rest of both arrays.
 _WILD = {"wild": True, "behind": (0, 0), "sequences": (*_SEQUENCES, (40, 30))}
 ROWS = (
     Row("fa1", "float16"),

@@ -1,4 +1,4 @@
-"""Plans of FlashAttention-3's gradients with as many blocks for a kv tile as a test says."""
+"""Plans of FlashAttention-3's gradients with a given number of blocks for a kv tile."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ __all__ = ["parts_forced"]
 
 @contextmanager
 def parts_forced(parts: int) -> Iterator[None]:
-    """So many parts of every group of query heads, or as many of those as the group divides into.
+    """Use this many parts of every group of query heads, or the nearest divisor of the group.
 
-    1 is what problems with tiles enough have of themselves, and small ones not.
+    Problems with enough tiles use 1 by themselves; small problems do not.
     """
 
     def parts_of(problem: AttentionProblem, *_: int) -> int:

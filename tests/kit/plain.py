@@ -16,11 +16,10 @@ __all__ = ["plain"]
 def plain(case: Case, inputs: Mapping[str, np.ndarray], step: int = 1) -> dict[str, np.ndarray]:
     """Attention as one would write it in NumPy, in the case's own dtype.
 
-    With a step of -1 queries, keys and columns are taken from the last to the
-    first: what weighs most is then added early instead of late, and errs more.
-    The backward pass starts from the output and the lse that the forward
-    pass saved, as a backend's does, and computes the scores again, adding in
-    the other direction: scores that err alike in both passes would cancel.
+    With a step of -1 queries, keys and columns are taken from the last to the first: the largest
+    weights are then added early instead of late, and err more. The backward pass starts from the
+    saved output and lse, as a backend's does, and recomputes the scores, adding in the other
+    direction: equal errors in both passes would cancel.
     """
     x = {name: case.heads_first(name, array) for name, array in inputs.items()}
     gradients = "dout" in inputs
@@ -62,7 +61,7 @@ def plain(case: Case, inputs: Mapping[str, np.ndarray], step: int = 1) -> dict[s
 
 
 def _add_pairs(total: np.ndarray | None, b: int, h: int, pairs: np.ndarray) -> None:
-    """Add numbers of the pairs of a head to what broadcasts against all pairs, if it is there."""
+    """Add the pairs of a head to an array that broadcasts against all pairs, if it is there."""
     if total is None:
         return
     whole = total.reshape((1,) * (4 - total.ndim) + total.shape)
@@ -74,7 +73,7 @@ def _add_pairs(total: np.ndarray | None, b: int, h: int, pairs: np.ndarray) -> N
 
 
 def _capped(case: Case, scores: np.ndarray) -> tuple[np.ndarray, np.ndarray | int]:
-    """Scores as a soft cap leaves them, and their slopes."""
+    """Scores after the soft cap, and their slopes."""
     if not case.softcap:
         return scores, 1
     cap = case.storage.type(case.softcap)
@@ -98,7 +97,7 @@ def _plain_forward(
 def _product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """a @ b, as a product of matrices even for one row.
 
-    BLAS has another routine for a vector, which adds in more parts and errs
-    less; it is not what a row among others gets.
+    BLAS has another routine for a vector, which adds in more parts and errs less; a row among
+    others does not get it.
     """
     return (np.concatenate([a, a]) @ b)[:1] if len(a) == 1 else a @ b

@@ -1,4 +1,4 @@
-"""Inputs of a case with NaN in all that does not count, where it has used lengths."""
+"""Inputs of a case with NaN in all rows that do not count, for used lengths."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ _OF_KEYS = ("k", "v")
 def without(
     case: Case, arrays: Mapping[str, np.ndarray], value: float = np.nan
 ) -> dict[str, np.ndarray]:
-    """The arrays with another value wherever it has to be without consequence.
+    """The arrays with another value wherever it must not affect results.
 
     Parameters
     ----------
     case : Case
-        Without used lengths the arrays stay as they are.
+        Without used lengths the arrays do not change.
     arrays : mapping
-        Inputs and results of the case by name, in its layout. Of what broadcasts only that
-        changes which counts for none of those that share it; a mask shows what it hid.
+        Inputs and results of the case by name, in its layout. In a broadcast array only elements
+        change that count for none of the entries that share them; a mask shows what it hid.
     value : float
-        What is planted.
+        The planted value.
     """
     if not case.used:
         return dict(arrays)
@@ -48,7 +48,7 @@ def _changed(case: Case, name: str, array: np.ndarray, value: float) -> np.ndarr
 
 
 def _is_shared(case: Case, name: str) -> bool:
-    """Whether all entries are one in memory."""
+    """Whether all entries share their memory."""
     return "b" in case.layout and case.layout.index("b") in case.recipe(name).broadcast
 
 

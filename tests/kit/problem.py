@@ -1,4 +1,4 @@
-"""How to draw a case and a seed; never arrays, so that shrinking is fast and prints one line."""
+"""Draws cases and seeds, but no arrays, so that shrinking is fast and prints one line."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def windows(
 ) -> st.SearchStrategy[str]:
     """``Case.window``: sides at and beside multiples of the steps, of no key, beyond all keys.
 
-    Of the kind "left" only that side is bounded, of "band" both are, of "any" either or both.
+    "left" bounds only that side, "band" both, "any" either or both.
     """
     longest = seqlen_q + seqlen_kv
     near = st.builds(
@@ -47,7 +47,7 @@ def windows(
 
 
 def lengths(tile: int, longest: int) -> st.SearchStrategy[int]:
-    """Sequence lengths: none (now and then), one, two, about whole tiles, anything."""
+    """Sequence lengths: none (sometimes), one, two, near whole tiles, anything."""
     edges = st.builds(
         lambda count, step: count * tile + step,
         st.integers(1, max(1, longest // tile)),
@@ -80,36 +80,36 @@ def cases(
     dropouts: Sequence[str] = ("",),
     used: Sequence[str] = ("",),
 ) -> Case:
-    """Draw a case and a seed. What decides the compilation is given, the rest is drawn.
+    """Draw a case and a seed. Properties that need a compilation are given; the rest is drawn.
 
     Parameters
     ----------
     dtype, head_dim, head_dim_v, causal
-        Of the kernel under test.
+        Those of the kernel under test.
     tile
         Its ``(block_q, block_kv)``, from the plan.
     budget
-        Most of ``batch * heads_q * (seqlen_q + 64) * (seqlen_kv + 64)``.
+        The most of ``batch * heads_q * (seqlen_q + 64) * (seqlen_kv + 64)``.
     layouts, values
-        What to draw from.
+        The choices to draw from.
     strided
-        Whether tensors get strides of their own, each different.
+        Whether tensors get strides, each its own.
     windowed
         Whether there is a window, with or without the causal mask.
     sinks
-        Their dtypes to draw from; "" is none.
+        Dtypes of sinks to draw from; "" means none.
     softcaps
-        Caps to draw from; None is none.
+        Caps to draw from; None means none.
     alibis
-        Shapes of ALiBi's slopes to draw from, as ``Case.alibi`` names them.
+        Shapes of ALiBi's slopes to draw from, as in ``Case.alibi``.
     biases
-        Biases to draw from, as ``Case.bias`` names them.
+        Biases to draw from, as in ``Case.bias``.
     masks
-        The same of boolean masks.
+        Boolean masks to draw from, as in ``Case.mask``.
     dropouts
-        Parts that are dropped, and seeds, to draw from, as ``Case.dropout`` names them.
+        Dropped shares and seeds to draw from, as in ``Case.dropout``.
     used
-        Which used lengths there are, to draw from, as ``Case.used`` names them.
+        Used lengths to draw from, as in ``Case.used``.
     """
     seqlen_q, seqlen_kv = _both_lengths(draw, tile, budget)
     layout = draw(st.sampled_from(layouts))
@@ -145,14 +145,14 @@ def cases(
 
 
 def _offsets(seqlen_q: int, seqlen_kv: int, distant: bool) -> st.SearchStrategy[int | None]:
-    """Of either sign; now and then far from all keys: under a window nobody then sees one."""
+    """Offsets of either sign; sometimes far from all keys: with a window no query then sees one."""
     near = st.one_of(st.none(), st.just(0), st.integers(-seqlen_q - 1, seqlen_kv + 1))
     far = st.sampled_from((-3 * seqlen_q, 3 * seqlen_kv))
     return st.one_of(near, near, far) if distant else near
 
 
 def _both_lengths(draw: st.DrawFn, tile: tuple[int, int], budget: int) -> tuple[int, int]:
-    """Queries and keys; the one that is drawn first may take most of the budget."""
+    """Queries and keys; the first one drawn may take most of the budget."""
     q_first = draw(st.booleans())
     first, second = tile if q_first else tile[::-1]
     side = max(math.isqrt(budget) - 64, 2)

@@ -9,7 +9,7 @@ from .strides import CONTIGUOUS, Strides
 
 __all__ = ["line_of", "read"]
 
-#: Fields of a case by the words of its line.
+#: Fields of a case by their words in its line.
 _WORDS = {
     "B": "batch",
     "Hq": "heads_q",
@@ -26,7 +26,7 @@ _WORDS = {
 
 
 def line_of(case: Any, strides: Iterable[tuple[str, Strides]]) -> str:
-    """What :func:`read` reads back; ``strides`` by the names of tensors."""
+    """The line that :func:`read` reads back; ``strides`` by tensor name."""
     words = []
     for key, name in _WORDS.items():
         value = getattr(case, name)
@@ -37,7 +37,7 @@ def line_of(case: Any, strides: Iterable[tuple[str, Strides]]) -> str:
 
 
 def read(line: str, kinds: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, Strides]]:
-    """Fields of a case, of these kinds, and the strides of its tensors."""
+    """Fields of a case, with the given types, and the strides of its tensors."""
     given: dict[str, Any] = {}
     recipes: dict[str, Strides] = {}
     for word in line.split():

@@ -29,8 +29,8 @@ from .written import WRITTEN, given_to
 
 __all__ = ["PAIRS", "RUNNERS", "ApiRunner", "fa3_serves"]
 
-#: Backends and algorithms that there are. "auto" stands for FlashAttention-3, which does not serve
-#: every problem: what it does not the same call gives to FlashAttention-2.
+#: The backends and algorithms. "auto" stands for FlashAttention-3, which does not serve every
+#: problem; "auto" gives the others to FlashAttention-2.
 PAIRS = (
     ("numpy", "fa1"),
     ("numpy", "fa2"),
@@ -44,17 +44,17 @@ PAIRS = (
 class ApiRunner:
     """Calls ``cuflash`` with every tensor in an :class:`Arena` and its own strides.
 
-    Every call is held to the backend and algorithm that were named.
+    Every call must run the named backend and algorithm.
 
     Attributes
     ----------
     backend, algorithm : str
-        What is named in the call.
+        The ones that the call names.
     destinations : bool
-        Whether ``out=``, ``lse_out=`` and ``grads=`` are given, with the
-        case's strides; else the library makes the results.
+        Whether ``out=``, ``lse_out=`` and ``grads=`` are given, with the case's strides; otherwise
+        the library makes the results.
     poison : {"nan", "huge"}
-        What the arena fills with; infinity and not "huge" where rows do not count.
+        The arena's fill; infinity and not "huge" in rows that do not count.
     options : tuple of (str, value)
         More keywords, such as ``("blocks", (64, 64))`` or ``("deterministic", True)``,
         for the pass that takes them.
@@ -76,7 +76,7 @@ class ApiRunner:
         return cupy
 
     def explain(self, case: Case, operation: str = "forward") -> Any:
-        """The plan of a case as contiguous arrays: the one place that knows ``explain``."""
+        """The plan of a case with contiguous arrays; only this function calls ``explain``."""
         shapes = [case.shape(name) for name in ("q", "k", "v")]
         options = self._options(case, operation)
         if case.sinks:
@@ -151,7 +151,8 @@ class ApiRunner:
         return self._finish(arena, case, results)
 
     def _spied(self, case: Case, operation: str, call: Callable[[], Any]) -> Any:
-        """What the call gives; fails unless this backend and algorithm ran, once, and no other."""
+        """The result of the call; fails unless this backend and algorithm ran, once, and no
+        other."""
         ran: list[Any] = []
         with dispatch.observe(ran.append):
             results = call()
@@ -165,7 +166,7 @@ class ApiRunner:
         return results
 
     def _expected(self, plan: Plan) -> str:
-        """The algorithm that has to have run."""
+        """The algorithm that must have run."""
         if self.algorithm != "auto":
             return self.algorithm
         limits, blocks = DeviceLimits.query(0), dict(self.options).get("blocks")
@@ -182,7 +183,7 @@ class ApiRunner:
         return named | more
 
     def _workspace(self, arena: Arena, case: Case, operation: str) -> dict[str, Any]:
-        """A poisoned workspace for any strides: those that fa3 cannot load go to fa2."""
+        """A poisoned workspace for any strides: fa2 handles strides that fa3 cannot load."""
         if self.backend == "numpy":
             return {}
         algorithms = ("auto", "fa2") if self.algorithm == "auto" else (self.algorithm,)
@@ -198,7 +199,7 @@ class ApiRunner:
 
 
 def fa3_serves(problem: AttentionProblem) -> bool:
-    """Whether "auto" gives a problem to FlashAttention-3, on the device that it is for."""
+    """Whether "auto" gives a problem to FlashAttention-3, on a device for it."""
     served = problem.alignment == "tensor_map" and problem.seqlen_kv > 0
     served &= DTYPES[problem.storage].itemsize == 2
     if problem.operation == "forward":
@@ -209,7 +210,7 @@ def fa3_serves(problem: AttentionProblem) -> bool:
 
 
 def _named(arena: Arena, case: Case, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
-    """Where a call finds them, with poison in all that does not count."""
+    """The arrays of a call, with poison in all rows that do not count."""
     given = without(case, arrays, np.inf if arena.poison == "huge" else np.nan)
     return {name: arena.input(name, array, case.recipe(name)) for name, array in given.items()}
 

@@ -1,4 +1,4 @@
-"""Which queries and keys of a case count, and which keys a query sees."""
+"""The queries and keys of a case that count, and the keys that a query sees."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import numpy as np
 
 __all__ = ["LENGTHS", "Seen", "lengths_of", "named_lengths"]
 
-#: Arrays of used lengths, and the letters of those that a case draws.
+#: Arrays of used lengths, and their letters in a case.
 LENGTHS = {"seqused_q": "q", "seqused_kv": "k"}
 
 
 def named_lengths(used: str) -> dict[str, list[int] | None]:
-    """The arrays that ``Case.used`` says there are, and what it says that they hold.
+    """The arrays of used lengths that ``Case.used`` names, and their contents if it has them.
 
     Raises
     ------
     ValueError
-        If it is none.
+        If the text is not of this form.
     """
     if "/" not in used:
         if used not in ("", "q", "k", "qk"):
@@ -29,7 +29,7 @@ def named_lengths(used: str) -> dict[str, list[int] | None]:
 
 
 def lengths_of(case: Any, name: str) -> np.ndarray:
-    """Of every entry, as said; else mostly in the midst, now and then none, all, or beyond them."""
+    """The given lengths; else mostly in the middle, sometimes none, all, or beyond the end."""
     said = named_lengths(case.used)[name]
     if said is not None:
         return np.array(said, np.int32)
@@ -43,9 +43,9 @@ def lengths_of(case: Any, name: str) -> np.ndarray:
 
 
 class Seen:
-    """What a case says of its pairs of a query and a key, of one batch entry after the other.
+    """The visible pairs of a case, for one batch entry at a time.
 
-    Without used lengths all entries are alike, also where there is none.
+    Without used lengths all entries are equal, even if the batch is empty.
     """
 
     batch: int
@@ -57,7 +57,7 @@ class Seen:
     sides: tuple[int | None, int | None]
 
     def counted(self, entry: int = 0) -> tuple[int, int]:
-        """How many queries and keys of an entry count."""
+        """The number of queries and keys of an entry that count."""
         found = [self.seqlen_q, self.seqlen_kv]
         named = named_lengths(self.used) if self.batch else {}
         for axis, name in enumerate(LENGTHS):
@@ -66,17 +66,17 @@ class Seen:
         return found[0], found[1]
 
     def offset_of(self, entry: int = 0) -> int:
-        """q_offset, the default filled in."""
+        """The q_offset of an entry, with the default filled in."""
         queries, keys = self.counted(entry)
         return keys - queries if self.q_offset is None else self.q_offset
 
     @property
     def offset(self) -> int:
-        """The same of a case without used lengths."""
+        """The same for a case without used lengths."""
         return self.offset_of()
 
     def visible_range(self, entry: int = 0) -> tuple[np.ndarray, np.ndarray]:
-        """The keys that each query sees, [begin, end), of (seqlen_q,) each, O(seqlen_q)."""
+        """The keys that each query sees, [begin, end), each (seqlen_q,); O(seqlen_q)."""
         queries, keys = self.counted(entry)
         own = np.arange(self.seqlen_q, dtype=np.int64) + self.offset_of(entry)
         left, right = self.sides
@@ -89,13 +89,13 @@ class Seen:
         return begin, np.maximum(begin, end)
 
     def visible_ranges(self) -> tuple[np.ndarray, np.ndarray]:
-        """The same of every head of every entry, (batch, 1, seqlen_q) each."""
+        """The same for every head of every entry, each (batch, 1, seqlen_q)."""
         ranges = [self.visible_range(entry) for entry in range(self.batch)]
         found = np.array(ranges, np.int64).reshape(self.batch, 2, self.seqlen_q)
         return found[:, 0, None], found[:, 1, None]
 
     def visible(self, entry: int = 0) -> np.ndarray:
-        """How many keys each query sees. (seqlen_q,)."""
+        """The number of keys that each query sees, (seqlen_q,)."""
         begin, end = self.visible_range(entry)
         return end - begin
 

@@ -23,27 +23,27 @@ __all__ = ["ROWS", "Row"]
 
 #: Calls a function.
 Run = Callable[..., Any]
-#: Brings an array somewhere.
+#: Moves an array to a device or back.
 Place = Callable[[Any], Any]
 
 
 @dataclass(frozen=True)
 class Row:
-    """A call, and how its keys are split.
+    """A call, and the split of its keys.
 
     Attributes
     ----------
     label, algorithm, case
-        What is computed.
+        The problem.
     kv_chunk, blocks
-        As the call has them.
+        As in the call.
     packed
         Whether its groups are rows of a tile.
     wide
-        Whether an output of 16-bit inputs is float32.
+        Whether the output of 16-bit inputs is float32.
     """
 
-    days_of_turn: ClassVar[int] = 4  # within which a whole run has it on the emulator
+    days_of_turn: ClassVar[int] = 4  # within which a whole run covers it on the emulator
     label: str
     algorithm: str
     case: Case
@@ -74,9 +74,9 @@ class Row:
         return arrays(self.case, "q", "k", "v", *self.case.operands)
 
     def results(self, run: Run, x: dict[str, Any], **more: Any) -> tuple[Any, Any]:
-        """The output and its log-sum-exp of arrays that are where it computes.
+        """The output and its log-sum-exp, from arrays on the computing device.
 
-        The plan is the one that the row is for.
+        It checks that the plan is the one for which the row is meant.
         """
         operands = given_to(self.case, {name: x[name] for name in self.case.operands})
         options = {**self.options, **operands, **more, "return_lse": True}
@@ -95,7 +95,7 @@ class Row:
         return found  # type: ignore[no-any-return]
 
     def check(self, run: Run, place: Place, read: Place, **more: Any) -> None:
-        """Hold a call to the truth; ``place`` and ``read`` bring arrays there and back."""
+        """Compare a call with the truth; ``place`` and ``read`` move arrays there and back."""
         x = self.inputs()
         truth = judge(self.case, x)
         placed = {name: place(array) for name, array in x.items()}
@@ -123,7 +123,7 @@ def _packed_causal(heads: tuple[int, int], chunk: int, blocks: tuple[int, int] |
 
 
 ROWS = (
-    # Chunks of whole tiles, the last one short; an entry of its own length.
+    # Chunks of whole tiles, the last one short; an entry with its own length.
     *_of_both("full", _case(_TWO, (70, 300)), 128, (64, 64)),
     *_of_both("causal", _case(_TWO, (200, 700), dtype="bfloat16", **_CAUSAL), 256, (64, 128)),
     *_of_both("window", _case(_TWO, (200, 700), window="100:20"), 128, (64, 64)),
@@ -139,17 +139,17 @@ ROWS = (
     *_of_both("softcap", _case(_TWO, (90, 300), dtype="bfloat16", softcap=3.0), 128, (64, 64)),
     *_of_both("dropout", _case(_TWO, (90, 300), dropout="0.3"), 128, (64, 64)),
     *_of_both("alibi", _case(_TWO, (90, 300), alibi="batch", **_CAUSAL), 128, (64, 64)),
-    # A bias of each pair, which fa3 has in tiles beside K's, and one of each row.
+    # A bias for each pair, whose tiles fa3 loads beside those of K, and one for each row.
     Row("bias", "fa2", _case(_TWO, (90, 300), bias="hqk"), 128),
     Row("bias", "fa3", _case(_TWO, (90, 304), bias="hqk"), 128),
     *_of_both("bias of rows", _case(_TWO, (90, 300), bias="hq1"), 128, (64, 64)),
     # Functions of scores.
     *_of_both("written", _case(_TWO, (90, 300), softcap=9.0, alibi="heads", written=True), 128),
-    # More chunks than warps of a block, which then share a row: a column for each lane, and more.
+    # More chunks than warps of a block, which then share a row: one column for each lane, and more.
     *_of_both("many chunks", _case(_TWO, (5, 1300)), 128, (64, 64)),
     *_of_both("many chunks sinks", _case(_TWO, (5, 2400), **_CAUSAL, sinks="float16"), 64),
     *_of_both("many chunks of more rows", _case(_ONE, (70, 1300), 40), 128),
-    # Widths; one is no multiple of a panel.
+    # Widths; one is not a multiple of a panel.
     *_of_both("width", _case(_TWO, (70, 300), 80), 128, (64, 64)),
     *_of_both("width", _case(_TWO, (70, 300), 128, **_CAUSAL), 128, (64, 64)),
     *_of_both("width", _case(_ONE, (70, 300), 256, **_CAUSAL), 128, (64, 64)),
@@ -166,7 +166,7 @@ ROWS = (
     Row("table", "fa3", _case(_ONE, (300, 700), **_CAUSAL), 128, (256, 64)),
     Row("table", "fa3", _case(_ONE, (300, 700), window="200:30"), 128, (192, 128)),
     Row("table", "fa3", _case(_ONE, (300, 700), 128, **_CAUSAL), 256, (128, 128)),
-    # Tiles for few queries, rows walked whole.
+    # Tiles for few queries, without split rows.
     Row("whole", "fa3", _case(_TWO, (70, 300), **_CAUSAL), 0, (64, 64)),
     Row("whole", "fa3", _case(_TWO, (70, 300), window="90:"), 0, (64, 128)),
     Row("whole", "fa3", _case(_TWO, (200, 300), **_CAUSAL), 0, (128, 128)),
@@ -199,7 +199,7 @@ ROWS = (
     # More heads of a group than rows of a tile.
     *_packed_causal((70, 1), 128, (64, 64)),
     Row("packed 70", "fa3", _case((70, 1), (1, 200)), 128, (64, 64), packed=True),
-    # As the plan has it.
+    # As planned.
     Row("planned", "fa3", _case((2, 1), (300, 500), 128, **_CAUSAL)),
     Row("planned packed", "fa3", _case((8, 2), (1, 2000), 128), packed=True),
 )

@@ -1,4 +1,4 @@
-"""How one tensor lies in memory: a recipe that any shape can follow."""
+"""The memory layout of one tensor: a recipe that any shape can follow."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import numpy as np
 
 __all__ = ["CONTIGUOUS", "Placement", "Strides", "any_recipe", "boxed", "strided_view"]
 
-#: Stride, in elements, of an axis of one element that asks for an absurd one: beyond all memory,
-#: and no multiple of 16 bytes.
+#: The stride, in elements, of an axis of one element with an absurd stride: beyond all memory, and
+#: not a multiple of 16 bytes.
 ABSURD = 2**40 + 1
 
 
 @dataclass(frozen=True)
 class Placement:
-    """A recipe applied to a shape; everything in elements."""
+    """A recipe applied to a shape; all numbers in elements."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     start: int  # of the element at index 0
-    extent: int  # from the first byte asked for to the last element's end
+    extent: int  # from the first requested byte to the last element's end
 
 
 @dataclass(frozen=True)
@@ -33,16 +33,16 @@ class Strides:
     Attributes
     ----------
     order : tuple of int
-        The axes from the outermost in memory to the innermost; () as written.
+        The axes from the outermost in memory to the innermost; () for the order of the shape.
     gaps : tuple of int
-        Elements left free between two steps along each axis; () for none. One
-        on the innermost axis gives a last stride that is not 1.
+        Free elements between two steps along each axis; () for none. A gap on the innermost axis
+        gives a last stride that is not 1.
     offset : int
         Elements before the tensor.
     flipped, broadcast : tuple of int
         Axes with a negative stride, and axes of stride 0.
     absurd : bool
-        Whether axes of one element get a stride that nothing could walk.
+        Whether axes of one element get an impossible stride.
     """
 
     order: tuple[int, ...] = ()
@@ -108,7 +108,7 @@ CONTIGUOUS = Strides()
 
 
 def boxed(shape: Sequence[int], itemsize: int) -> Strides:
-    """Rows at multiples of 16 bytes, as the copy engine reads boxes of them."""
+    """Rows at multiples of 16 bytes, as the copy engine needs for boxes."""
     if len(shape) < 2:
         return CONTIGUOUS
     gaps = [0] * len(shape)
@@ -117,7 +117,7 @@ def boxed(shape: Sequence[int], itemsize: int) -> Strides:
 
 
 def strided_view(flat: Any, placement: Placement, xp: Any = np) -> Any:
-    """The tensor of a placement in a one-dimensional array that holds its extent."""
+    """The tensor of a placement in a one-dimensional array that covers its extent."""
     itemsize = flat.dtype.itemsize
     return xp.lib.stride_tricks.as_strided(
         flat[placement.start :],
@@ -127,7 +127,7 @@ def strided_view(flat: Any, placement: Placement, xp: Any = np) -> Any:
 
 
 def any_recipe(axes: int, seed: int) -> Strides:
-    """For half of the seeds contiguous, for the others anything that addresses can do."""
+    """Contiguous for half of the seeds; for the others anything that addresses can express."""
     random = np.random.default_rng([seed, 77])
     if random.integers(2):
         return CONTIGUOUS

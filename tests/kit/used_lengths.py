@@ -1,4 +1,4 @@
-"""Calls with used lengths, and what the reference makes of them, entry by entry."""
+"""Calls with used lengths, and their expected results from the reference, entry by entry."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from .limits import OF_LARGEST
 __all__ = ["ROWS", "Row"]
 
 _Arrays = dict[str, Any]
-#: Whole entries, empty ones, tails inside a tile and at its end, and what has to be clamped.
+#: Whole entries, empty ones, tails inside a tile and at its end, and lengths that must be clamped.
 _USED = ((300, 400), (0, 400), (129, 0), (64, 128), (-3, 7), (999, 201), (1, 1), (200, 64))
 
 
 @dataclass(frozen=True)
 class Row:
-    """A call with used lengths, and what else it has."""
+    """A call with used lengths and other features."""
 
-    days_of_turn: ClassVar[int] = 4  # within which a whole run has it on the emulator
+    days_of_turn: ClassVar[int] = 4  # within which a whole run covers it on the emulator
     algorithm: Algorithm
     dtype: str
     given: tuple[str, ...] = ("seqused_q", "seqused_kv")
@@ -52,7 +52,7 @@ class Row:
         return len(self.used)
 
     def arrays(self) -> _Arrays:
-        """Random numbers; what does not count is NaN."""
+        """Random numbers; rows that do not count are NaN."""
         random = np.random.default_rng(list(self.name.encode()))
         dtype = ml_dtypes.bfloat16 if self.dtype == "bfloat16" else np.dtype(self.dtype)
         (rows, keys), (heads_q, heads_kv) = self.lengths, self.heads
@@ -84,7 +84,7 @@ class Row:
         return made | {name: np.ascontiguousarray(columns[name]) for name in self.given}
 
     def counts(self) -> list[tuple[int, int]]:
-        """Queries and keys of every entry that count."""
+        """The queries and keys of every entry that count."""
         named = [name in self.given for name in ("seqused_q", "seqused_kv")]
         return [
             tuple(  # type: ignore[misc]
@@ -95,7 +95,7 @@ class Row:
         ]
 
     def _of_entry(self, x: _Arrays, b: int) -> tuple[_Arrays, tuple[int, int]]:
-        """What the reference is given of an entry."""
+        """The reference's arguments for one entry."""
         q, kv = self.counts()[b]
         given: _Arrays = {"q": x["q"][b : b + 1, :q], "k": x["k"][b : b + 1, :kv]}
         given |= {"v": x["v"][b : b + 1, :kv]}
@@ -110,7 +110,7 @@ class Row:
         return {**given, **self.options}, (q, kv)
 
     def expected(self, x: _Arrays) -> _Arrays:
-        """Every result in float64: entry by entry, and 0 or minus infinity for what is left."""
+        """Every result in float64, entry by entry; 0 or minus infinity for the other rows."""
         heads = self.heads[0]
         rows = np.zeros((self.batch, self.lengths[0], heads, self.width))
         keys = np.zeros((self.batch, self.lengths[1], self.heads[1], self.width))
@@ -141,17 +141,17 @@ class Row:
         return found
 
     def spoil(self, saved: _Arrays) -> None:
-        """NaN in what a forward pass has written of queries that do not count."""
+        """Put NaN into the rows that a forward pass wrote for queries that do not count."""
         for b, (q, _) in enumerate(self.counts()):
             saved["out"][b, q:] = np.nan
             saved["lse"][b, :, q:] = np.nan
 
     def wrt(self, x: _Arrays) -> tuple[str, ...]:
-        """What has a gradient."""
+        """The arrays with gradients."""
         return ("q", "k", "v", *(n for n in ("alibi_slopes", "bias", "sinks") if n in x))
 
     def check(self, found: _Arrays, expected: _Arrays) -> None:
-        """Hold results to the truth, by the largest number of each."""
+        """Compare results with the truth, relative to the largest number of each."""
         for name, true in expected.items():
             got = np.asarray(found[name]).astype(np.float64)
             finite = np.isfinite(true)

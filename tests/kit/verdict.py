@@ -1,4 +1,4 @@
-"""What the kit says of a result, and the worst of what it said."""
+"""The kit's judgement of a result, and the worst judgements of a session."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _Index = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Verdict:
-    """What one rule found: the worst ratio, where, and the most it allows."""
+    """The finding of one rule: the worst ratio, its place, and the limit."""
 
     rule: str
     ratio: float
@@ -41,7 +41,7 @@ class Result:
 
     @property
     def worst(self) -> Verdict:
-        """The verdict nearest to its limit, or farthest beyond."""
+        """The verdict nearest to its limit, or farthest beyond it."""
         return max(self.verdicts, key=lambda v: v.ratio / v.limit if v.ratio == v.ratio else np.inf)
 
     @property

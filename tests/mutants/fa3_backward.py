@@ -1,7 +1,7 @@
 """Bugs of FlashAttention-3's backward pass; see ``fa3``.
 
-What is not here: missing waits for products and fences, of which ``fa3_order``
-has some, and waits that slack of a step or two makes come true by themselves.
+Two kinds of bugs are missing here. ``fa3_order`` has some missing waits for products
+and fences. Other waits can go unnoticed: a slack of a step or two fulfils them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _TYPES = "cuda_src/fa3/backward_types.cuh"
 _TURNS = "cuda_src/fa3/backward_turns.cuh"
 _WIDE = "cuda_src/fa3/backward_wide.cuh"
 
-#: Of a whole step, which a hidden one has otherwise.
+#: Text of a whole step; a hidden step has another one.
 _DQ_HAS_COME = """    ptx::wgmma_wait<2>();
     ptx::wgmma_hold(dq.value[0]);
     if (number > 0) {

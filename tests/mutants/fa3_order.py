@@ -73,7 +73,7 @@ _FENCES = (
         "dS of serial score tiles has no fence",
         _SERIAL,
         _FENCE,
-        "    // All of the warpgroup's dS is there",
+        "    // All of the warpgroup's dS is written",
         SERIAL_GRADIENTS,
     ),
     _unfenced(

@@ -102,7 +102,7 @@ BUGS = (
     packed_bug(
         "largest offsets of warps are replaced before all have read them",
         _LIST,
-        "    __syncthreads();  // what warps have is read\n",
+        "    __syncthreads();  // every warp's offset has been read\n",
         "",
         "fa2",
         _listed("fa2-forward"),

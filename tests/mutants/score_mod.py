@@ -24,7 +24,7 @@ _HIDDEN = "what_is_hidden_may_have_any_score_and_slope"
 
 
 def _bug(name: str, file: str, find: str, replace: str, of: str) -> Bug:
-    """Of device code. What kills it runs on the emulator, also where there is a GPU."""
+    """A bug of device code. The test that kills it runs on the emulator, even beside a GPU."""
     test = f"test_score_mod.py::test_{of}"
     return Bug(name, file, find, replace, f"tests/emulator/{test}", test)
 
@@ -255,7 +255,7 @@ BUGS = (
         _HALF,
     ),
 )
-#: Of FlashAttention-3.
+#: Bugs of FlashAttention-3.
 HOPPER = (
     _bug(
         "a weight of 0 of fa3 times an infinite slope is NaN",

@@ -1,1 +1,1 @@
-"""What must hold for every problem, on every backend and algorithm."""
+"""Properties that must hold for every problem, backend and algorithm."""

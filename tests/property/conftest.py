@@ -1,8 +1,8 @@
-"""Compiles what the properties will run, in parallel, before the first of them on a GPU.
+"""Compiles the kernels of the properties, in parallel, before the first of them on a GPU.
 
-Not in a process beside others (``--part``): each would compile what all of them
-need, at the same time. There a test compiles what it needs, and the others
-find it in CuPy's cache.
+This does not happen in a process beside others (``--part``): each would compile the kernels of all
+of them at the same time. There a test compiles its own kernels, and the others find them in CuPy's
+cache.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ..kit.runners import RUNNERS
 from .sweep import BLOCKS, DTYPES, HEAD_DIMS
 
 PASSES = ("forward", "backward")
-#: So many tests compile for themselves what they need.
+#: The number of tests that compile their own kernels.
 FEW = 20
 
 
@@ -45,7 +45,7 @@ def _calls(algorithms: list[str]) -> Iterator[dict[str, Any]]:
         shared = {"algorithm": algorithm, "operation": operation, "dtype": dtype, "gap": gap}
         for dims, causal in product(HEAD_DIMS, (False, True)):
             yield {**shared, "dims": dims, "causal": causal}
-        if algorithm == "fa2" and operation == "backward":  # what asks for the same bits
+        if algorithm == "fa2" and operation == "backward":  # deterministic gradients
             for dims in ((40, 40), (64, 64)):
                 yield {**shared, "dims": dims, "causal": True, "deterministic": True}
         if dtype in ("float16", "float32"):
@@ -54,7 +54,7 @@ def _calls(algorithms: list[str]) -> Iterator[dict[str, Any]]:
 
 
 def _prepare(dims: tuple[int, int], gap: int, dtype: str, **options: Any) -> None:
-    """Of rows that follow each other, or that lie an odd number of elements apart."""
+    """Rows that follow each other, or that lie an odd number of elements apart."""
     import cupy
     import ml_dtypes
 

@@ -94,9 +94,9 @@ def tiles(
 
 
 def count(runner: ApiRunner, parametrisations: int) -> int:
-    """Examples for each of so many parametrisations of a property.
+    """Examples for each parametrisation of a property.
 
-    The profiles "ci" and "drawn" (50 examples) stand for these numbers, another one for its
+    The numbers hold for the profiles "ci" and "drawn" (50 examples); another profile takes its
     share of them.
     """
     base = EXAMPLES[runner.backend]
@@ -146,7 +146,7 @@ def examples(
 
 
 def skip_unless_served(runner: ApiRunner, dtype: str, dims: tuple[int, int]) -> None:
-    """Skip what this device cannot do, with the library's own reason."""
+    """Skip a problem that this device does not support, with the library's own reason."""
     shape = (1, 1, 1, dims[0])
     try:
         cuflash.explain(

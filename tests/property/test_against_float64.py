@@ -96,7 +96,7 @@ def test_any_blocks_give_the_same(runner: ApiRunner, dtype: str) -> None:
 @pytest.mark.parametrize("runner", runners())
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_nothing_depends_on_poison(runner: ApiRunner, dtype: str) -> None:
-    """Whatever lies in margins, gaps, outputs and workspace beforehand, the bits are the same."""
+    """The bits do not depend on the old contents of margins, gaps, outputs and workspace."""
 
     def check(case: Case) -> None:
         x, answers = arrays(case), []
@@ -117,7 +117,7 @@ def test_the_library_makes_the_same_results_itself(runner: ApiRunner, dtype: str
     """With and without destinations: the same bits, in fresh contiguous arrays."""
 
     def check(case: Case) -> None:
-        if runner.algorithm == "auto":  # strides of destinations can change what "auto" takes
+        if runner.algorithm == "auto":  # strides of destinations can change the choice of "auto"
             made = ("out", "dq", "dk", "dv")
             case = case.with_strides(**dict.fromkeys(made, CONTIGUOUS))
         x = arrays(case)

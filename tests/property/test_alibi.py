@@ -20,7 +20,7 @@ from .test_windows import inputs
 _DIMS = ((40, 40), (64, 64), (128, 128), (192, 128))
 _BUDGET = {"float16": 2**16, "bfloat16": 2**16, "float32": 2**16, "float64": 2**14}
 _BOTH = ("heads", "batch")
-#: Beside sinks; see ``test_sinks``.
+#: With sinks; see ``test_sinks``.
 _VALUES = tuple(values for values in VALUES if values != "equal")
 
 _of_dtypes = pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
@@ -30,7 +30,7 @@ _of_runners = pytest.mark.parametrize("runner", runners())
 def _results(
     runner: ApiRunner, case: Case, x: dict[str, np.ndarray], slopes: np.ndarray | None = None
 ) -> dict[str, np.ndarray]:
-    """Of both passes."""
+    """The results of both passes."""
     out, lse = runner.forward(case, x["q"], x["k"], x["v"], alibi_slopes=slopes)
     given = (x["dout"], x["q"], x["k"], x["v"], out, lse, x["dlse"])
     grads = runner.backward(case, *given, alibi_slopes=slopes)
@@ -91,7 +91,7 @@ def test_checks(runner: ApiRunner, dtype: str, dims: tuple[int, int], causal: bo
 def test_slopes_of_either_sign_and_queries_far_off(
     runner: ApiRunner, dtype: str, q_offset: int | None
 ) -> None:
-    """The sign changes from head to head, and where a query stands among the keys for each key."""
+    """The sign changes from head to head, and near each key with the query's position."""
     case = Case(2, 4, 2, 150, 200, dtype=dtype, q_offset=q_offset, alibi="heads", seed=1)
     slopes = np.array([0.5, -0.5, 2.0**-8, -(2.0**-5)], case.statistics)
     _check(runner, case, inputs(case), slopes)
@@ -112,7 +112,7 @@ def test_slopes_of_zero_are_none(runner: ApiRunner, dtype: str, alibi: str) -> N
 @_of_runners
 @_of_dtypes
 def test_slopes_of_each_entry_of_the_batch(runner: ApiRunner, dtype: str) -> None:
-    """The same for all give the same bits as one for all; other ones reach their entry alone."""
+    """Equal slopes give the same bits as shared ones; other slopes reach only their entry."""
     one = Case(3, 4, 2, 150, 200, dtype=dtype, causal=True, alibi="heads", seed=3)
     each, x, runner = replace(one, alibi="batch"), inputs(one), ordered(runner)
     slopes = np.array([0.5, -0.01, 0.0, 2.0**-6], one.statistics)
@@ -133,7 +133,7 @@ def test_slopes_of_each_entry_of_the_batch(runner: ApiRunner, dtype: str) -> Non
 @_of_runners
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_queries_that_see_no_key_may_hold_anything(runner: ApiRunner, dtype: str) -> None:
-    """Those before the keys, and those behind them."""
+    """Queries before the keys, and after them."""
     case = Case(1, 4, 2, 500, 200, dtype=dtype, q_offset=-150, window="20:10", alibi="heads")
     dead, x, runner = case.visible() == 0, inputs(case), ordered(runner)
     assert dead[0]

@@ -20,11 +20,11 @@ from .sweep import examples, ordered, runners, several_tiles, skip_unless_served
 from .test_windows import inputs
 
 _BUDGET = {"float16": 2**16, "bfloat16": 2**16, "float32": 2**16, "float64": 2**14}
-#: Of queries and keys, and of keys alone.
+#: A bias of queries and keys, and one of keys alone.
 _WHOLE, _OF_KEYS = ("bhqk", "1hqk", "b1qk-inf", "qk"), ("bh1k", "1h1k-inf", "k")
-#: Beside sinks; see ``test_sinks``.
+#: With sinks; see ``test_sinks``.
 _VALUES = tuple(values for values in VALUES if values != "equal")
-#: What there is beside a bias of each width: a feature more is a kernel to compile.
+#: Features beside a bias of each width: another feature is another kernel to compile.
 _BESIDE: dict[int, dict[str, Any]] = {40: {"values": _VALUES}, 64: {}, 128: {"softcaps": (3.0,)}}
 
 _of_dtypes = pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
@@ -34,7 +34,7 @@ _of_runners = pytest.mark.parametrize("runner", runners())
 def _results(
     runner: ApiRunner, case: Case, x: dict[str, np.ndarray], bias: np.ndarray | None = None
 ) -> dict[str, np.ndarray]:
-    """Of both passes."""
+    """The results of both passes."""
     out, lse = runner.forward(case, x["q"], x["k"], x["v"], bias=bias)
     given = (x["dout"], x["q"], x["k"], x["v"], out, lse, x["dlse"])
     grads = runner.backward(case, *given, bias=bias)
@@ -56,7 +56,7 @@ def _check(
 def test_against_float64(
     runner: ApiRunner, dtype: str, dims: tuple[int, int], causal: bool
 ) -> None:
-    """Of every pair without a mask and in heads of 64 columns with it; of keys elsewhere."""
+    """Of all pairs without a mask, and in heads of 64 columns with it; of keys elsewhere."""
     skip_unless_served(runner, dtype, dims)
     tile = tiles(runner, dtype, dims, causal, "backward")
     options: dict[str, Any] = {"causal": causal, "tile": tile, "budget": _BUDGET[dtype]}
@@ -118,7 +118,7 @@ def test_a_bias_of_zero_is_none(runner: ApiRunner, dtype: str) -> None:
 @_of_runners
 @_of_dtypes
 def test_a_bias_of_each_entry_of_the_batch(runner: ApiRunner, dtype: str) -> None:
-    """The same for all gives the same bits as one for all; another one reaches its entry alone."""
+    """An equal bias gives the same bits as a shared one; another reaches only its entry."""
     one = Case(3, 4, 2, 150, 200, dtype=dtype, causal=True, bias="1hqk", seed=2)
     each, x, runner = replace(one, bias="bhqk"), inputs(one), ordered(runner)
     assert one.recipe("bias") == each.recipe("bias") == CONTIGUOUS  # then both run the same kernels
@@ -126,7 +126,7 @@ def test_a_bias_of_each_entry_of_the_batch(runner: ApiRunner, dtype: str) -> Non
     expected, same = _results(runner, one, x, bias), np.repeat(bias, 3, axis=0)
     found = _results(runner, each, x, same)
     wide = found.pop("dbias").astype(np.float64).sum(axis=0, keepdims=True)
-    if one.storage.itemsize > 2:  # sums of what was rounded to halves are not
+    if one.storage.itemsize > 2:  # sums of numbers rounded to halves are not
         truth = judge(one, {**x, "bias": bias})
         compare(truth, "dbias", wide.astype(one.storage)).check()
     for name, got in found.items():
@@ -141,9 +141,9 @@ def test_a_bias_of_each_entry_of_the_batch(runner: ApiRunner, dtype: str) -> Non
 @_of_runners
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_minus_infinity_is_a_mask(runner: ApiRunner, dtype: str) -> None:
-    """Results are those of the window that it stands for, whatever the gradient of a dead row is.
+    """Results are those of the equivalent window, whatever the gradient of a dead row is.
 
-    Not to the bit: kernels leave out tiles that a window hides.
+    The bits may differ, because kernels leave out tiles that a window hides.
     """
     window = Case(1, 4, 2, 300, 200, dtype=dtype, q_offset=-60, window="20:10")
     dead, x = window.visible() == 0, inputs(window)

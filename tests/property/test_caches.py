@@ -14,7 +14,7 @@ from ..kit.caches import Built, CacheCase, build, cases, check_close, same_bits
 
 
 def _check_buffers(built: Built, raw: list[np.ndarray], overflow: np.ndarray) -> None:
-    """Caches, and all around them, hold what they should, and overflow says what is missing."""
+    """Check caches, the memory around them, and the missing tokens that overflow reports."""
     assert all(same_bits(a, b) for a, b in zip(built.raw, raw, strict=True))
     if built.case.counts:
         assert built.arrays["overflow"].tolist() == overflow.tolist()

@@ -16,7 +16,7 @@ from ..kit.runners import RUNNERS, ApiRunner
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-#: Errors, of what the products add up, that are nobody's fault.
+#: Errors of the sums in the products themselves, which no implementation avoids.
 FLOOR = 8
 NAMES = ("out", "dq", "dk", "dv")
 HOST = [
@@ -38,7 +38,7 @@ class Whole:
     dk: Array
     dv: Array
     p: Array  # (batch, query head, row, key)
-    summed: dict[str, Array]  # what each result adds up, by magnitude
+    summed: dict[str, Array]  # the magnitude that each result sums
 
     @classmethod
     def of(cls, case: Case, x: dict[str, Array], dtype: Any) -> Whole:
@@ -76,9 +76,9 @@ class Whole:
         return cls(out, lse, grads[0], dk, dv, p, summed)
 
     def of_given_out(self, case: Case, x: dict[str, Array], given: Array) -> float:
-        """Norm of what the errors of a saved output, which delta is made of, do to dK.
+        """Norm of the error in dK from the errors of a saved output, from which delta is made.
 
-        Whole matrices make both from the same scores, and so their errors cancel in part.
+        Whole matrices make both from the same scores, so their errors partly cancel.
         """
         dtype = self.out.dtype
         q, dout, given = (
@@ -93,7 +93,7 @@ class Whole:
 
 @st.composite
 def problems(draw: st.DrawFn, dtype: str) -> tuple[Case, float, float, float]:
-    """A case, the size of what its keys share, the share of components, and q's size there."""
+    """A case, the size of the common part of its keys, its components, and the size of q there."""
     heads_kv = draw(st.integers(1, 2))
     causal = draw(st.booleans())
     case = Case(
@@ -118,7 +118,7 @@ def problems(draw: st.DrawFn, dtype: str) -> tuple[Case, float, float, float]:
 
 
 def _long_sums(dtype: str) -> tuple[Case, float, float, float]:
-    """Scores of 64 terms, of which whole matrices round some five times by their own size."""
+    """Scores of 64 terms, some five of which whole matrices round by their own size."""
     case = Case(heads_q=3, seqlen_q=24, seqlen_kv=16, head_dim=64, head_dim_v=5, dtype=dtype)
     return replace(case, causal=True), -29427.27176209282, 0.0, 1.0
 
@@ -157,9 +157,9 @@ def saved(
 def norm_ratio(
     got: Array, wanted: Any, summed: Any, eps: float, plain: Any, given: float = 0
 ) -> float:
-    """Error of ``got`` as a part of twice the plain one's, plus roundings of what is summed.
+    """Error of ``got`` relative to twice the plain one's, plus roundings of the sums.
 
-    ``given`` is what errors of the arrays that a pass is given do to its result.
+    ``given`` is the part of the error that comes from errors of the input arrays.
     """
     allowed = 2 * np.linalg.norm(plain - wanted) + FLOOR * eps * np.linalg.norm(summed) + given
     return float(np.linalg.norm(got - wanted) / allowed) if allowed else 0.0
@@ -192,7 +192,7 @@ def test_errors_are_at_most_twice_those_of_whole_matrices(
             got = case.heads_first(name, array).astype(precise)
             eps = float(np.finfo(case.storage).eps)
             wanted, whole = getattr(truth, name), getattr(plain, name)
-            # dQ has no part in it: where keys share a component, delta would spoil it most.
+            # dQ has no part in it: with a common component of the keys, delta would spoil dQ most.
             given = truth.of_given_out(case, x, out) if name == "dk" else 0
             ratio = norm_ratio(got, wanted, truth.summed[name], eps, whole, given)
             assert ratio <= 1, f"{name}: {ratio:.3g} of what is allowed; {case.repro} {sizes}"

@@ -22,9 +22,9 @@ from .test_windows import inputs
 _BUDGET = {"float16": 2**16, "bfloat16": 2**16, "float32": 2**16, "float64": 2**14}
 #: Parts that are dropped, and kinds of seeds: the least and the most among them.
 _DROPOUTS = ("0.1", "0.5:2", "0.25:4", "0.9", "0.00003:4", "0.99992")
-#: Beside sinks; see ``test_sinks``.
+#: With sinks; see ``test_sinks``.
 _VALUES = tuple(values for values in VALUES if values != "equal")
-#: What there is beside dropout of each width: a feature more is a kernel to compile.
+#: Features beside dropout of each width: another feature is another kernel to compile.
 _BESIDE: dict[int, dict[str, Any]] = {
     40: {"values": _VALUES},
     64: {},
@@ -38,7 +38,7 @@ _of_runners = pytest.mark.parametrize("runner", runners())
 def _results(
     runner: ApiRunner, case: Case, x: dict[str, np.ndarray], **beside: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """Of both passes."""
+    """The results of both passes."""
     out, lse = runner.forward(case, x["q"], x["k"], x["v"], **beside)
     given = (x["dout"], x["q"], x["k"], x["v"], out, lse, x["dlse"])
     grads = runner.backward(case, *given, **beside)
@@ -138,7 +138,7 @@ def test_both_passes_keep_what_the_mask_says(runner: ApiRunner, dtype: str, caus
 @_of_runners
 @_of_dtypes
 def test_the_bits_are_those_of_the_part(runner: ApiRunner, dtype: str) -> None:
-    """Of some queries and of some keys, whatever the others are: draws hang on no length."""
+    """Some queries and some keys keep their draws: no length affects them."""
     case = Case(1, 2, 2, 200, 260, dtype=dtype, causal=True, q_offset=60, dropout="0.4", seed=2)
     x, runner = inputs(case), ordered(runner)
     whole = _results(runner, case, x)
@@ -157,7 +157,7 @@ def test_the_bits_are_those_of_the_part(runner: ApiRunner, dtype: str) -> None:
 @_of_runners
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_one_seed_of_three_spellings(runner: ApiRunner, dtype: str) -> None:
-    """An integer, its two words, and those with an offset of 0 give the same bits."""
+    """An integer, its two words, and these with an offset of 0 give the same bits."""
     case = Case(2, 4, 2, 150, 208, dtype=dtype, dropout="0.3", seed=5)
     x, runner, seed = inputs(case), ordered(runner), case.dropout_seed
     words = np.array([seed % 2**32, seed // 2**32, 0, 0], np.uint32)

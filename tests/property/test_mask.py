@@ -20,11 +20,11 @@ from .sweep import examples, ordered, runners, several_tiles, skip_unless_served
 from .test_windows import inputs
 
 _BUDGET = {"float16": 2**16, "bfloat16": 2**16, "float32": 2**16, "float64": 2**14}
-#: Of queries and keys, and of keys alone.
+#: A mask of queries and keys, and one of keys alone.
 _WHOLE, _OF_KEYS = ("bhqk", "1hqk-blocks", "b1qk", "qk"), ("bh1k", "1h1k-blocks", "k")
-#: Beside sinks; see ``test_sinks``.
+#: With sinks; see ``test_sinks``.
 _VALUES = tuple(values for values in VALUES if values != "equal")
-#: What there is beside a mask of each width: a feature more is a kernel to compile.
+#: Features beside a mask of each width: another feature is another kernel to compile.
 _BESIDE: dict[int, dict[str, Any]] = {
     40: {"values": _VALUES},
     64: {},
@@ -38,7 +38,7 @@ _of_runners = pytest.mark.parametrize("runner", runners())
 def _results(
     runner: ApiRunner, case: Case, x: dict[str, np.ndarray], mask: np.ndarray | None = None
 ) -> dict[str, np.ndarray]:
-    """Of both passes."""
+    """The results of both passes."""
     out, lse = runner.forward(case, x["q"], x["k"], x["v"], mask=mask)
     given = (x["dout"], x["q"], x["k"], x["v"], out, lse, x["dlse"])
     grads = runner.backward(case, *given, mask=mask)
@@ -60,7 +60,7 @@ def _check(
 def test_against_float64(
     runner: ApiRunner, dtype: str, dims: tuple[int, int], causal: bool
 ) -> None:
-    """Of every pair without a causal mask and in heads of 64 columns with it; of keys elsewhere."""
+    """Of all pairs without a causal mask, and in heads of 64 columns with it; of keys elsewhere."""
     skip_unless_served(runner, dtype, dims)
     tile = tiles(runner, dtype, dims, causal, "backward")
     options: dict[str, Any] = {"causal": causal, "tile": tile, "budget": _BUDGET[dtype]}
@@ -122,7 +122,7 @@ def test_a_mask_that_hides_nothing_is_none(runner: ApiRunner, dtype: str) -> Non
 @_of_runners
 @_of_dtypes
 def test_a_mask_that_hides_everything_leaves_nothing(runner: ApiRunner, dtype: str) -> None:
-    """Whatever dead rows hold."""
+    """Results do not depend on the contents of dead rows."""
     case = Case(2, 4, 2, 150, 208, dtype=dtype, mask="1hqk", seed=2)
     x = inputs(case)
     x["dout"][...], x["dlse"][...] = np.inf, np.nan
@@ -135,7 +135,7 @@ def test_a_mask_that_hides_everything_leaves_nothing(runner: ApiRunner, dtype: s
 @_of_runners
 @_of_dtypes
 def test_a_mask_of_each_entry_of_the_batch(runner: ApiRunner, dtype: str) -> None:
-    """The same for all gives the same bits as one for all; another one reaches its entry alone."""
+    """An equal mask gives the same bits as a shared one; another reaches only its entry."""
     one = Case(3, 4, 2, 150, 208, dtype=dtype, causal=True, mask="1hqk", seed=0)
     each, x, runner = replace(one, mask="bhqk"), inputs(one), ordered(runner)
     assert one.recipe("mask") == each.recipe("mask") == CONTIGUOUS  # then both run the same kernels
@@ -152,9 +152,9 @@ def test_a_mask_of_each_entry_of_the_batch(runner: ApiRunner, dtype: str) -> Non
 @_of_runners
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_a_mask_is_the_window_that_it_shows(runner: ApiRunner, dtype: str) -> None:
-    """Whatever the gradient of a dead row is.
+    """Results do not depend on the gradient of a dead row.
 
-    Not to the bit: kernels leave out tiles that a window hides.
+    The bits may differ, because kernels leave out tiles that a window hides.
     """
     window = Case(1, 4, 2, 300, 208, dtype=dtype, q_offset=-60, window="20:10")
     dead, x = window.visible() == 0, inputs(window)

@@ -25,7 +25,7 @@ _SIZES = {"b": 2, "s": 5, "h": 3, "d": 4}
 
 @st.composite
 def _splits(draw: Any) -> tuple[int, list[np.ndarray]]:
-    """A number of keys, and which of them each part has: any, none too."""
+    """A number of keys, and the keys of each part: any number, also none."""
     keys, parts = draw(st.integers(1, 12)), draw(st.integers(1, 5))
     of = np.array(draw(st.lists(st.integers(0, parts - 1), min_size=keys, max_size=keys)))
     return keys, [np.flatnonzero(of == part) for part in range(parts)]
@@ -50,7 +50,7 @@ def test_any_split_of_the_keys_is_merged(
     """Rows that see no key of a part, or of any, included; against float64 of the whole."""
     xp = pytest.importorskip(library)
     if library != "numpy" and dtype == "float64":
-        dtype = "float32"  # what JAX has by itself
+        dtype = "float32"  # JAX's default
     (keys, parts), kind = split, _DTYPES[dtype]
     rng = np.random.default_rng(seed)
     q, k, v = (rng.standard_normal(_shape(layout, n)) for n in (_SIZES["s"], keys, keys))
@@ -74,7 +74,7 @@ def test_any_split_of_the_keys_is_merged(
     assert merged.dtype == kind
     assert lse.dtype == lses[0].dtype
     assert lse.shape == truth_lse.shape
-    # Of what is rounded: every part and what they sum to; lse of every part, as weights have it.
+    # Roundings: every part and their sum; lse of every part, as weights use it.
     live, largest = np.isfinite(truth_lse), np.abs(v).max()
     units = limits.OPERATIONS + np.abs(truth_lse[live]).max(initial=0)
     of_lse = 2 * limits.UNIT[lse.dtype.name] * units

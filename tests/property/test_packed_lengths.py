@@ -1,6 +1,6 @@
 """Packed sequences, on every backend and algorithm: each is as a call of its own.
 
-All arrays lie in guarded buffers. What stands behind the last sequence is NaN.
+All arrays lie in guarded buffers. Rows after the last sequence are NaN.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from .sweep import examples, runners, several_tiles, skip_unless_served, sweep, 
 from .test_windows import inputs
 
 _BUDGET = {"float16": 2**16, "bfloat16": 2**16, "float32": 2**16, "float64": 2**14}
-#: Of a sequence beside the first one that is drawn.
+#: Longest of the sequences beside the first one, which is drawn as ``Case``.
 _LONGEST = 150
-#: Beside sinks; see ``test_sinks``.
+#: With sinks; see ``test_sinks``.
 _VALUES = tuple(values for values in VALUES if values != "equal")
 _OF_KEYS, _OF_ROWS = ("k", "v", "dk", "dv"), ("lse", "dlse")
 _of_dtypes = pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
@@ -38,15 +38,15 @@ _of_runners = pytest.mark.parametrize("runner", runners())
 
 @dataclass(frozen=True)
 class _Packed:
-    """Sequences that one call has, and what they have in common."""
+    """The sequences of one call, and what they have in common."""
 
-    case: Case  # but for its lengths
+    case: Case  # without its lengths
     sequences: tuple[tuple[int, int], ...]
     behind: tuple[int, int] = (0, 0)
 
     @property
     def offsets(self) -> np.ndarray:
-        """Of queries and of keys, (2, sequences + 1)."""
+        """Offsets of queries and of keys, (2, sequences + 1)."""
         return np.cumsum([(0, 0), *self.sequences], axis=0).astype(np.int32).T.copy()
 
     @property
@@ -57,12 +57,12 @@ class _Packed:
 
     @property
     def shared(self) -> dict[str, np.ndarray]:
-        """What all sequences share."""
+        """The arrays that all sequences share."""
         return {name: tensor(self.whole, name) for name in self.case.operands}
 
     @property
     def wrt(self) -> tuple[str, ...]:
-        """What has a gradient: slopes have none here."""
+        """The arrays with gradients: slopes have none here."""
         return tuple(name for name in self.case.wrt if name != "alibi_slopes")
 
     def alone(self) -> list[tuple[Case, dict[str, np.ndarray]]]:
@@ -75,7 +75,7 @@ class _Packed:
         return found
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Of the call, but for what is shared."""
+        """The arrays of the call, without shared ones."""
         every = [x for _, x in self.alone()]
         found = {}
         for name in ("q", "k", "v", "dout", "dlse"):
@@ -86,14 +86,14 @@ class _Packed:
         return found
 
     def part(self, name: str, array: np.ndarray, number: int) -> np.ndarray:
-        """What an array or a result of the call has of a sequence, or behind the last one."""
+        """The part of an array or a result for a sequence, or after the last one."""
         ends = [*self.offsets[int(name in _OF_KEYS)], None]
         rows = slice(*[*pairwise(ends)][number])
         return array[:, rows] if name in _OF_ROWS else array[rows]
 
 
 def _results(runner: ApiRunner, packed: _Packed) -> dict[str, np.ndarray]:
-    """Of both passes, which have to write all of their results and nothing else."""
+    """The results of both passes, which must write all of them and nothing else."""
     x, case = packed.arrays(), packed.whole
     keywords = {"backend": runner.backend, "algorithm": runner.algorithm, **case.options}
     beside = packed.shared | dict(
@@ -147,7 +147,7 @@ def _check(runner: ApiRunner, packed: _Packed) -> None:
 
 
 def _check_sinks(truths: list[Truth], got: np.ndarray) -> None:
-    """The gradient that all sequences give to, and what roundings of all allow."""
+    """Check a gradient to which all sequences contribute, within the roundings of all."""
     if not truths:
         assert (got == 0).all()
         return
@@ -170,7 +170,7 @@ def _sequences(draw: st.DrawFn, tile: tuple[int, int], drawn: st.SearchStrategy[
 
 
 def _beside(dims: tuple[int, int], causal: bool, dtype: str) -> list[dict[str, Any]]:
-    """What there is beside offsets; a feature more is a kernel to compile."""
+    """Features beside offsets; another feature is another kernel to compile."""
     if dims == (40, 40):
         sunk = "float64" if dtype == "float64" else "float32"
         return [{}, {"sinks": (sunk,), "values": _VALUES}]
@@ -208,7 +208,7 @@ _ENDS = ((0, 200), (1, 64), (63, 65), (64, 0), (65, 1), (127, 127), (128, 128), 
 def test_a_sequence_is_a_call_of_its_own(
     runner: ApiRunner, dtype: str, more: dict[str, Any], q_offset: int | None
 ) -> None:
-    """Of whatever length. Slopes know where queries stand."""
+    """Sequences of any length. Slopes use the positions of queries."""
     sunk = "float64" if dtype == "float64" else "float32"
     case = Case(*(1, 4, 2, 1, 1, 40, 40), dtype=dtype, q_offset=q_offset, layout="shd", **more)
     case = replace(case, alibi="heads", sinks=sunk, seed=3)

@@ -1,4 +1,4 @@
-"""Functions of scores, on every backend and algorithm: texts that say what features do."""
+"""Functions of scores, on every backend and algorithm: texts equivalent to features."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .test_windows import results
 _DIMS = ((40, 40), (64, 64), (128, 128), (192, 128), (100, 256))
 _BUDGET = {"float16": 2**16, "bfloat16": 2**16, "float32": 2**16, "float64": 2**14}
 
-#: What is written: each is a text, and a kernel to compile.
+#: The features to write: each is a text, and a kernel to compile.
 _TEXTS = (
     {"softcap": 3.0},
     {"softcap": 3.0, "alibi": "batch"},

@@ -27,7 +27,7 @@ _BUDGET = {"float16": 2**18, "bfloat16": 2**18, "float32": 2**18, "float64": 2**
 def _results(
     runner: ApiRunner, case: Case, x: dict[str, np.ndarray], sinks: np.ndarray | None = None
 ) -> dict[str, np.ndarray]:
-    """Of both passes."""
+    """The results of both passes."""
     out, lse = runner.forward(case, x["q"], x["k"], x["v"], sinks=sinks)
     given = (x["dout"], x["q"], x["k"], x["v"], out, lse, x["dlse"])
     grads = runner.backward(case, *given, sinks=sinks)
@@ -35,7 +35,7 @@ def _results(
 
 
 def _inputs(case: Case) -> dict[str, np.ndarray]:
-    """Of both passes, but for the sinks."""
+    """The inputs of both passes, without the sinks."""
     return arrays(case, "q", "k", "v", "dout", "dlse")
 
 
@@ -93,7 +93,7 @@ def test_a_sink_of_minus_infinity_is_none(runner: ApiRunner, dtype: str, window:
 @pytest.mark.parametrize("runner", runners())
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_rows_that_see_no_key_are_their_sink(runner: ApiRunner, dtype: str) -> None:
-    """Whatever they hold: of their numbers only dlse reaches anything, the gradient of the sink."""
+    """Of such a row's numbers only dlse has an effect: on the gradient of the sink."""
     case = Case(2, 4, 2, 260, 90, dtype=dtype, window="20:3", q_offset=-70, seed=2)
     case = replace(case, sinks=_dtypes(dtype)[-1])
     dead, x, runner = case.visible() == 0, _inputs(case), ordered(runner)
@@ -138,7 +138,7 @@ def test_the_gradient_of_sinks_has_the_same_bits_every_time(runner: ApiRunner, d
 
 @pytest.mark.parametrize("algorithm", ["fa1", "fa2"])
 def test_the_weight_of_a_sink_is_as_exact_where_keys_are_alike(algorithm: str) -> None:
-    """A single key is all common part: what is taken off its score makes the log-sum-exp large."""
+    """A single key is all common part: its subtraction makes the log-sum-exp large."""
     case = Case(heads_q=2, dtype="float64", values="x8", sinks="float64")
     x = _inputs(case)
     results = _results(ApiRunner("numpy", algorithm), case, x)

@@ -59,7 +59,7 @@ def test_checks(runner: ApiRunner, dtype: str, dims: tuple[int, int], causal: bo
 @pytest.mark.parametrize("runner", runners())
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 def test_the_size_of_the_cap_matters(runner: ApiRunner, dtype: str) -> None:
-    """One kernel serves all caps, which give other results than each other and than none."""
+    """One kernel serves all caps; they give different results, also from no cap."""
     plain = Case(2, 4, 2, 150, 200, dtype=dtype, causal=True, values="x8", seed=1)
     runner, x = ordered(runner), inputs(plain)
     every = [results(runner, replace(plain, softcap=cap), x) for cap in (None, 0.5, 3.0)]

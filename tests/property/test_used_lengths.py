@@ -25,7 +25,7 @@ from .test_windows import inputs
 
 _BUDGET = {"float16": 2**16, "bfloat16": 2**16, "float32": 2**16, "float64": 2**14}
 _USED = ("q", "k", "qk", "qk")
-#: Beside sinks; see ``test_sinks``.
+#: With sinks; see ``test_sinks``.
 _VALUES = tuple(values for values in VALUES if values != "equal")
 
 _of_dtypes = pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
@@ -33,7 +33,7 @@ _of_runners = pytest.mark.parametrize("runner", runners())
 
 
 def _results(runner: ApiRunner, case: Case, x: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Of both passes."""
+    """The results of both passes."""
     out, lse = runner.forward(case, x["q"], x["k"], x["v"])
     grads = runner.backward(case, x["dout"], x["q"], x["k"], x["v"], out, lse, x["dlse"])
     return dict(zip(("out", "lse", *case.gradients), (out, lse, *grads), strict=True))
@@ -49,7 +49,7 @@ def _check(runner: ApiRunner, case: Case) -> dict[str, np.ndarray]:
 
 
 def _beside(dims: tuple[int, int], causal: bool, dtype: str) -> list[dict[str, Any]]:
-    """What there is beside lengths; a feature more is a kernel to compile."""
+    """Features beside lengths; another feature is another kernel to compile."""
     if dims == (40, 40):
         sunk = "float64" if dtype == "float64" else "float32"
         return [{}, {"sinks": (sunk,), "values": _VALUES}]
@@ -99,7 +99,7 @@ def _entry(case: Case, x: dict[str, np.ndarray], entry: int) -> tuple[Case, dict
 
 
 def _part(case: Case, name: str, array: np.ndarray, entry: int) -> np.ndarray:
-    """What an array or a result of the case has of an entry."""
+    """The part of an array or a result for an entry."""
     queries, keys = case.counted(entry)
     if name == "sinks":
         return array
@@ -113,7 +113,7 @@ def _part(case: Case, name: str, array: np.ndarray, entry: int) -> np.ndarray:
     return one[:, : keys if name in ("k", "v", "dk", "dv") else queries]
 
 
-#: Of 150 queries and 200 keys: none, one, an end of a tile and its neighbours, all, beyond.
+#: Among 150 queries and 200 keys: none, one, an end of a tile and its neighbours, all, beyond.
 _ENDS = (
     "0,1,63,64,65,127,128,129,149,150,151,-1"
     "/200,64,65,0,1,127,128,199,129,-2147483648,63,2147483647"
@@ -127,7 +127,7 @@ _ENDS = (
 def test_an_entry_is_a_call_of_its_own(
     runner: ApiRunner, dtype: str, more: dict[str, Any], q_offset: int | None
 ) -> None:
-    """Of the rows that count, whatever number of them. Slopes know where queries stand."""
+    """Any number of rows that count. Slopes use the positions of queries."""
     case = Case(
         *(12, 2, 1, 150, 200, 40, 40),
         dtype=dtype,
@@ -205,7 +205,7 @@ def test_lengths_beyond_the_rows_are_those_of_the_array(
 def test_what_does_not_count_may_hold_anything(
     runner: ApiRunner, dtype: str, more: dict[str, Any]
 ) -> None:
-    """NaN and infinity give the same bits; which a key that counts would not."""
+    """NaN and infinity give the same bits; in a key that counts they would not."""
     case = Case(3, 4, 2, 150, 200, dtype=dtype, seed=4, used="150,70,3/141,0,90", **more)
     case, x, runner = replace(case, sinks=_statistics(dtype)), inputs(case), ordered(runner)
     expected = _results(runner, case, x)

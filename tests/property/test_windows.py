@@ -21,7 +21,7 @@ _DIMS = ((40, 40), (64, 64), (128, 128), (192, 128))
 _BUDGET = {"float16": 2**18, "bfloat16": 2**18, "float32": 2**18, "float64": 2**15}
 _NAMES = ("out", "lse", "dq", "dk", "dv")
 
-#: A case and one that has to give the same bits: bounds that hide nothing, or as the mask does.
+#: Pairs of cases with the same bits: bounds that hide nothing, or that equal the mask.
 _SAME = (
     (Case(window=":0"), Case(causal=True)),
     (Case(window=":7", causal=True), Case(causal=True)),
@@ -36,14 +36,14 @@ _SAME = (
 
 
 def results(runner: ApiRunner, case: Case, x: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Of both passes."""
+    """The results of both passes."""
     out, lse = runner.forward(case, x["q"], x["k"], x["v"])
     grads = runner.backward(case, x["dout"], x["q"], x["k"], x["v"], out, lse, x["dlse"])
     return dict(zip(_NAMES, (out, lse, *grads), strict=True))
 
 
 def inputs(case: Case) -> dict[str, np.ndarray]:
-    """Of both passes."""
+    """The inputs of both passes."""
     return arrays(case, "q", "k", "v", "dout", "dlse")
 
 
@@ -93,7 +93,7 @@ def test_these_have_the_same_bits(runner: ApiRunner, dtype: str, one: Case, othe
 @pytest.mark.parametrize("runner", runners())
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_queries_that_see_no_key_may_hold_anything(runner: ApiRunner, dtype: str) -> None:
-    """Those before the keys, and those behind them."""
+    """Queries before the keys, and after them."""
     case = Case(1, 4, 2, 500, 200, dtype=dtype, q_offset=-150, window="20:10", seed=1)
     dead = case.visible() == 0
     assert dead[0]
@@ -111,7 +111,7 @@ def test_queries_that_see_no_key_may_hold_anything(runner: ApiRunner, dtype: str
 @pytest.mark.parametrize("runner", runners())
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_keys_in_tiles_that_nobody_sees_may_hold_anything(runner: ApiRunner, dtype: str) -> None:
-    """Whole tiles before all windows, and behind them."""
+    """Whole tiles before all windows, and after them."""
     tile = max(tiles(runner, dtype, (64, 64), False, of)[1] for of in ("forward", "backward"))
     case = Case(1, 4, 2, 9, 5 * tile, dtype=dtype, q_offset=2 * tile + 10, window="8:3", seed=2)
     x, runner = inputs(case), ordered(runner)

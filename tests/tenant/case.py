@@ -42,19 +42,19 @@ class TenantCall:
     parity: int | None = None
     tilt: float | None = None
     softcap: float | None = None
-    shift: float = 0.0  # what all keys have in common
-    dead: float | None = None  # what q and dout hold of queries that see no key
+    shift: float = 0.0  # common to all keys
+    dead: float | None = None  # the content of q and dout for queries that see no key
     seed: int = 0
 
     @property
     def keywords(self) -> dict[str, Any]:
-        """Those that are no arrays and not None."""
+        """Keywords that are not arrays and not None."""
         every = {"causal": self.causal, "window_size": self.window, "q_offset": self.q_offset}
         every |= {"parity": self.parity, "tilt": self.tilt, "softcap": self.softcap}
         return {name: value for name, value in every.items() if value is not None}
 
     def inputs(self) -> dict[str, Array]:
-        """q, k, v, then those of features."""
+        """The arrays: q, k, v, then those of features."""
         rng = np.random.default_rng(self.seed)
         kv = (self.batch, self.seqlen_kv, self.heads_kv, self.head_dim)
         x = {"q": self._like_q(rng), "k": rng.standard_normal(kv), "v": rng.standard_normal(kv)}
@@ -115,7 +115,7 @@ def both_passes(
     run: Callable[..., dict[str, Any]] = call,
     **more: Any,
 ) -> dict[str, Any]:
-    """What the library gives, by the path of the public functions.
+    """The library's results, by the path of the public functions.
 
     ``place`` puts an array where the call is computed, ``run`` runs a pass, and ``more`` are
     further keywords.
@@ -130,7 +130,7 @@ def both_passes(
 
 
 def judge(given: TenantCall) -> dict[str, Array]:
-    """The same by the whole matrix, in float64; what dead queries hold is not read."""
+    """The same with the whole matrix, in float64; the contents of dead queries are not read."""
     given = replace(given, dead=None)
     x = {name: array.astype(np.float64) for name, array in given.inputs().items()}
     dout, dlse = (array.astype(np.float64) for array in given.cotangents())

@@ -29,14 +29,14 @@ _CAPPED = TenantCall(parity=1, tilt=0.05, softcap=1.5, causal=True)
 
 @dataclass(frozen=True)
 class TenantKernels:
-    """One configuration of each pass, and what runs it.
+    """One configuration of each pass, with its runner.
 
     Attributes
     ----------
     used
-        A call that says the features, the mask and the bounds.
+        A call that determines the features, the mask and the bounds.
     num_sms
-        Of the device; one multiprocessor takes the tiles of a full device.
+        Multiprocessors of the device; a single one takes the tiles of a full device.
     """
 
     algorithm: str
@@ -49,7 +49,7 @@ class TenantKernels:
 
     @property
     def name(self) -> str:
-        """As a test shows it."""
+        """The name in a test."""
         every = ("parity", "tilt", "softcap")
         names = [name for name in every if getattr(self.used, name) is not None]
         parts = [self.algorithm, f"sm_{self.architecture}", self.dtype, f"d{self.head_dim}"]
@@ -74,7 +74,7 @@ class TenantKernels:
             return {name: array.peek() for name, array in results.items()}
 
     def configs(self) -> dict[str, KernelConfig]:
-        """What the calls compile, by a name of each kernel."""
+        """The kernels that the calls compile, by name."""
         found: dict[str, KernelConfig] = {}
 
         def make(config: KernelConfig) -> Any:
@@ -87,7 +87,7 @@ class TenantKernels:
 
     @contextlib.contextmanager
     def device(self, make: Callable[[KernelConfig], Any] = emulate) -> Iterator[HostCupy]:
-        """An emulated device whose table of features has those of this folder."""
+        """An emulated device with this folder's features in the table."""
         with registered(PARITY, TILT), host_cupy(self.architecture, self.num_sms, make) as host:
             yield host
 

@@ -1,4 +1,4 @@
-"""Features of this folder in the kernels: their sources, their compilation, and what they give."""
+"""Features of this folder in the kernels: sources, compilation and results."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _compiled_ahead() -> None:
 def test_against_float64(name: str) -> None:
     kernels = _BY_NAME[name]
     for config in kernels.configs().values():
-        begin(config).result()  # a child of this process does not share what is being compiled
+        begin(config).result()  # a child of this process does not share kernels being compiled
     apart(partial(_check, kernels))
 
 
@@ -87,7 +87,7 @@ _ROWS = [(n, f"{one.algorithm}/{p}") for n, one in _compiled().items() for p in 
 
 @pytest.fixture(scope="module")
 def built() -> dict[tuple[str, str], Future[Built]]:
-    configs = {(n, k): _compiled()[n].configs()[k] for n, k in _ROWS}  # beside no stand-in
+    configs = {(n, k): _compiled()[n].configs()[k] for n, k in _ROWS}  # without stand-ins
     pool = ThreadPoolExecutor(2)
     return {row: pool.submit(build, config) for row, config in configs.items()}
 

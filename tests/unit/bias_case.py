@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 ROWS, KEYS, HEADS, BATCH = 500, 700, 4, 3
-#: By what the bias differs from pair to pair: queries and keys.
+#: The axes along which the bias differs: queries and keys.
 FORMS = [(True, True), (False, True), (True, False), (False, False)]
 
 

@@ -1,4 +1,4 @@
-"""Calls with caches that are refused, and what they are made of."""
+"""Calls with caches that are refused, and their parts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PLAIN = CacheCase(lengths=(3, 0), new=2)
 NOTHING_NEW = CacheCase(lengths=(3, 0), new=None)
 
 _Arguments = dict[str, Any]
-#: A case, what is changed, the error and the beginning of its text.
+#: A case, the change, the error and the beginning of its text.
 Row = tuple[CacheCase, Callable[[_Arguments], _Arguments], type, str]
 V, T, U = ArgumentValueError, ArgumentTypeError, UnsupportedError
 

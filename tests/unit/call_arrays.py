@@ -39,10 +39,10 @@ __all__ = [
     "array",
 ]
 
-#: As many rows as heads, so that two layouts are of the same shape.
+#: As many rows as heads, so that two layouts have the same shape.
 SHAPE = (2, 8, 8, 64)
 ROWS = (2, 8, 8)
-#: An array, made anew: a shape and dtype, and what is taken of it.
+#: A new array: a shape and dtype, and the part of it that is taken.
 Make = Callable[[HostCupy], Any]
 
 
@@ -71,7 +71,7 @@ VECTORS = [
 WIDE = array(dtype=np.float32)
 
 
-#: Of as many heads as the calls have: sinks, and where their gradient goes.
+#: Arrays with the calls' number of heads: sinks, and the destination of their gradient.
 SINKS = [
     array((8,), np.float32),
     array((8,)),
@@ -84,7 +84,7 @@ SINKS = [
 ]
 
 
-#: Of every head, or of every batch entry and head.
+#: Arrays of every head, or of every batch entry and head.
 SLOPES = [
     array((8,), np.float32),
     array((2, 8), np.float32),
@@ -115,7 +115,7 @@ BIASES = [
 ]
 
 
-#: Likewise; of bytes that are 0, which hides every pair.
+#: The same with bytes of 0, which hide every pair.
 MASKS = [
     array((8, 8), bool),
     array((8, 1, 8), bool),
@@ -168,7 +168,7 @@ SEEDS = [
 ]
 
 
-#: Of two entries.
+#: For two entries.
 LENGTHS = [
     array((2,), np.int32),
     part(lambda a: a[::2], (4,), np.int32),
@@ -179,7 +179,7 @@ LENGTHS = [
 ]
 
 
-#: Of two packed sequences.
+#: For two packed sequences.
 OFFSETS = [
     array((3,), np.int32),
     part(lambda a: a[::2], (6,), np.int32),
@@ -194,7 +194,7 @@ def _reading(table: Make, text: str = "return s + p.table(head, i - j + 7);") ->
     return lambda host: ScoreMod(text, table=table(host))
 
 
-#: With a number, and with an array, of which some are refused.
+#: With a number, and with an array; some are refused.
 FUNCTIONS = [
     ScoreMod("return p.most * tanh(s / p.most);", most=20.0),
     ScoreMod("return p.most * tanh(s / p.most);", most=3.0),

@@ -19,7 +19,7 @@ ROWS = (2, 4, 100)
 
 
 class Decided:
-    """Counts the calls that went the long way, and has what all of them made."""
+    """Counts the calls that went the long way, and keeps the results of all calls."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         import cupy

@@ -1,4 +1,4 @@
-"""Values for every argument of the public functions: what tests of repeated calls draw from.
+"""Values for every argument of the public functions, for tests of repeated calls.
 
 A function's arguments are found by ``inspect``; one that has no recipe here
 fails the tests.
@@ -63,7 +63,7 @@ def _bytes(size: int, start: int = 0) -> Make:
 #: Values of every argument, the first the one that a call has of itself. Functions make arrays.
 RECIPES: dict[str, list[Any]] = {
     **{name: [*MATRICES, *ELSEWHERE] for name in "qkv"},
-    # Also what is equal to another value and of another type, which may be refused.
+    # Also values that equal another one but have another type; they may be refused.
     "causal": [True, False, 1, np.True_],
     "scale": [None, 0.25, 0.5, 1, True, np.float32(0.5), "1"],
     "window_size": [None, (3, None), (3, 2), [3, 2], (3.0, 2), (True, 2), (0, 0), (None, -1)],
@@ -106,12 +106,12 @@ RECIPES: dict[str, list[Any]] = {
         _several(TURNED, BACKWARDS, BACKWARDS),
     ],
 }
-#: As in the forward pass a destination, and an input in the other.
+#: In the forward pass a destination, and in the other one an input.
 _OUT = {
     "forward": [None, *MATRICES, WIDE],
     "backward": [*MATRICES, WIDE],
 }
-#: What is given beside an argument, for its values to be taken; not beside None.
+#: Companions that an argument needs; not needed beside None.
 BESIDE: dict[str, dict[str, Any]] = {
     "dropout_p": {"dropout_seed": 3},
     "dropout_seed": {"dropout_p": 0.25},
@@ -147,9 +147,9 @@ MATTERS_NOT = {
 
 
 def beside(operation: str, name: str, value: Any) -> dict[str, Any]:
-    """What has to be given beside a value of an argument for it to be taken.
+    """The companions that a value of an argument needs.
 
-    Where there is a pass, sequences are packed in its arrays.
+    With a pass given, its arrays hold packed sequences.
     """
     if (operation, name) == ("backward", "dout"):
         return {"out": WIDE}

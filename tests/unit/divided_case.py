@@ -61,7 +61,7 @@ def place(mesh: Any, arrays: Any, specs: Any) -> list[Any]:
 
 
 def run_divided(function: Any, mesh: Any, arrays: Any, specs: Any) -> tuple[list[Any], list[str]]:
-    """Results, held to those of whole arrays, and the collectives in the compiled text."""
+    """Results, compared with those of whole arrays, and the collectives in the compiled text."""
     divided = place(mesh, arrays, specs)
     compiled = jax.jit(function).lower(*divided).compile()
     results = jax.tree.leaves(compiled(*divided))

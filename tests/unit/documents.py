@@ -10,7 +10,7 @@ from pathlib import Path
 __all__ = ["ROOT", "Block", "blocks", "pages", "read"]
 
 ROOT = Path(__file__).parents[2]
-#: A block of Python with what a reader does not see before it.
+#: A block of Python with the hidden line before it.
 _BLOCK = re.compile(
     r"^(?:<!-- test: (?P<marker>\w+) -->\n)?```python\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL
 )
@@ -32,7 +32,7 @@ class Block:
     marker: str | None
 
     def compiled(self) -> object:
-        """The code, which says in a traceback where it stands."""
+        """The code; a traceback shows its page and line."""
         return compile("\n" * (self.line - 1) + self.code, self.page, "exec")
 
 

@@ -1,9 +1,8 @@
 """Tiled attention as a kernel does it, in NumPy, with bugs that can be planted.
 
-It rounds where a 16-bit kernel rounds (P, dS, the results) and accumulates in
-float32 (float64 for float64), tile after tile; P below float32's normal
-numbers is flushed to zero, as CuPy's -ftz=true asks. It exists to test the kit: the
-kit has to accept it as it is and to reject it with a bug.
+It rounds where a 16-bit kernel rounds (P, dS, the results) and accumulates in float32 (float64 for
+float64), tile after tile. P below float32's normal numbers is flushed to zero, as with CuPy's
+-ftz=true. It exists to test the kit, which must accept it as it is and reject it with a bug.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from tests.kit.data import tensor
 
 __all__ = ["BUGS", "Emulation"]
 
-#: What can be planted, and what it stands for.
+#: The bugs, and their meaning.
 BUGS = {
     "no_rescale_out": "the accumulator is not rescaled when the maximum moves",
     "no_rescale_sum": "the row sum is not rescaled when the maximum moves",
@@ -57,12 +56,12 @@ BUGS = {
 
 @dataclass(frozen=True)
 class Emulation:
-    """A runner: ``forward`` and ``backward`` take and give arrays in the case's layout."""
+    """A runner: ``forward`` and ``backward`` take and return arrays in the case's layout."""
 
     bug: str = ""
     block_q: int = 32
     block_kv: int = 48
-    truncation: float = 0.0  # part of dP that is cut off, as tensor cores do when they add
+    truncation: float = 0.0  # relative truncation of dP, as tensor cores do when they add
 
     def tiles(self, case: Case, operation: str = "forward") -> tuple[int, int]:
         return self.block_q, self.block_kv

@@ -21,14 +21,14 @@ from ..architectures import LIMITS
 
 __all__ = ["COUNTER", "FakeDevice", "device_array", "fake_device"]
 
-#: Where arrays begin, unless said otherwise: a multiple of 256.
+#: The address of arrays by default: a multiple of 256.
 ADDRESS = 1 << 20
-#: Where every tile counter is.
+#: The address of every tile counter.
 COUNTER = 1 << 12
 
 
 class FakeDevice:
-    """What a run asked of the driver, in order."""
+    """A run's requests to the driver, in order."""
 
     def __init__(self) -> None:
         self.entered: list[tuple[str, int]] = []
@@ -41,13 +41,13 @@ class FakeDevice:
         self._kernels: list[KernelConfig] = []
 
     def compiled(self, configs: Sequence[KernelConfig], device_id: int) -> list[CompiledKernel]:
-        """Stands for compile_kernels."""
+        """Replaces compile_kernels."""
         before = len(self._kernels)
         self._kernels += configs
         return [CompiledKernel(None, before + i, 32, 0) for i in range(1, len(configs) + 1)]
 
     def launch(self, handle: int, *numbers: int) -> None:
-        """Stands for cuLaunchKernel."""
+        """Replaces cuLaunchKernel."""
         *shape, stream, parameters, extra = numbers
         config = self._kernels[handle - 1]
         assert shape[1:] == [1, 1, config.threads, 1, 1, config.shared_bytes]
@@ -59,13 +59,13 @@ class FakeDevice:
         self.queued.append((self.current, stream))
 
     def encode(self, words: Any, dtype: int, rank: int, address: Any, *others: Any) -> int:
-        """Stands for cuTensorMapEncodeTiled: a map begins with the address of its tensor."""
+        """Replaces cuTensorMapEncodeTiled: a map begins with the address of its tensor."""
         ctypes.c_uint64.from_address(words.value).value = address.value
         return 0
 
     @contextlib.contextmanager
     def device(self, device_id: int) -> Iterator[None]:
-        """Stands for cupy.cuda.Device."""
+        """Replaces cupy.cuda.Device."""
         self.entered.append(("device", device_id))
         before, self.current = self.current, device_id
         yield
@@ -73,16 +73,16 @@ class FakeDevice:
 
     @contextlib.contextmanager
     def stream(self, address: int, device_id: int = -1) -> Iterator[None]:
-        """Stands for cupy.cuda.ExternalStream."""
+        """Replaces cupy.cuda.ExternalStream."""
         self.entered.append((f"stream {address}", device_id))
         yield
 
     def current_stream(self, device_id: int) -> Any:
-        """Stands for cupy.cuda.get_current_stream."""
+        """Replaces cupy.cuda.get_current_stream."""
         return SimpleNamespace(ptr=self.streams[device_id])
 
     def patches(self, cupy: Any) -> list[tuple[Any, str, Any]]:
-        """What stands for what."""
+        """The replacements."""
         runtime = cupy.cuda.runtime
         return [
             (pipeline.DeviceLimits, "query", lambda device_id: LIMITS["90"]),

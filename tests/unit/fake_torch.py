@@ -1,4 +1,4 @@
-"""A PyTorch that computes nothing and keeps what it was asked, in order."""
+"""A PyTorch that computes nothing and keeps its calls, in order."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ class FakeTorch(ModuleType):
 
 @pytest.fixture
 def fake_torch(monkeypatch: pytest.MonkeyPatch) -> FakeTorch:
-    """Stands for torch and flash_attn, with CuPy's current stream at address 7."""
+    """Replaces torch and flash_attn, with CuPy's current stream at address 7."""
     cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
     fake = FakeTorch()
     names = ("FLASH_ATTENTION", "CUDNN_ATTENTION", "EFFICIENT_ATTENTION", "MATH")

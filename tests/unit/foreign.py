@@ -1,4 +1,4 @@
-"""Array libraries that do not exist: what their arrays share, and how."""
+"""Array libraries that do not exist, with their protocols."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Tensor:
     array
         Its memory.
     dtype
-        Its type as the library says it: with "bfloat16" the memory is of 16-bit integers.
+        Its type in the library: with "bfloat16" the memory holds 16-bit integers.
     """
 
     def __init__(self, array: np.ndarray, dtype: str = "", versioned: bool = True) -> None:

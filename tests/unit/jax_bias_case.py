@@ -1,4 +1,4 @@
-"""Calls of ``cuflash.jax`` with a bias, and what the formula makes of them."""
+"""Calls of ``cuflash.jax`` with a bias, and their results by the formula."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def expected(
 ) -> tuple[list[Any], Any]:
     """The gradients and results of every mapped entry, by the formula with a whole bias.
 
-    ``axes`` are those of the bias, which is repeated to ``full``; the gradient
-    of that is summed to ``axes`` but for the mapped ones.
+    ``axes`` are those of the bias, which is repeated to ``full``; the gradient is summed to
+    ``axes``, except along the mapped ones.
     """
     *qkv, bias = arrays
     mapped = len(full) - 4
@@ -68,7 +68,7 @@ def four(kind: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def observed(function: Any, *arrays: Any) -> tuple[Any, list[Any]]:
-    """What a function returns, and the problems of the passes that ran."""
+    """The result of a function, and the problems of the passes that ran."""
     ran: list[Any] = []
     with dispatch.observe(ran.append):
         results = jax.block_until_ready(function(*arrays))

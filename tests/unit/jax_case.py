@@ -1,4 +1,4 @@
-"""What the tests of ``cuflash.jax`` share: attention as one writes it in JAX, and a ruler."""
+"""Helpers of the tests of ``cuflash.jax``: attention as one writes it in JAX, and comparisons."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ jnp = jax.numpy
 
 @pytest.fixture
 def wide() -> Iterator[None]:
-    """float64 in JAX: what is structurally wrong is then far above the rounding."""
+    """float64 in JAX: structural errors are then far above the rounding."""
     before = jax.config.jax_enable_x64
     jax.config.update("jax_enable_x64", True)
     yield
@@ -50,7 +50,7 @@ def draw(*shapes: tuple[int, ...], dtype: Any = "float64", seed: int = 0) -> lis
 
 
 def _positions(queries: int, keys: int, q_offset: int | None) -> tuple[Any, Any]:
-    """Of the queries among the keys, as a column, and of the keys."""
+    """Positions of the queries among the keys, as a column, and of the keys."""
     first = keys - queries if q_offset is None else q_offset
     return np.arange(queries)[:, None] + first, np.arange(keys)
 
@@ -99,7 +99,7 @@ def formula(
 ) -> Any:
     """Attention from its definition, whole matrix, in the dtype of the arrays.
 
-    ``left`` is what dropout leaves of the weights.
+    ``left`` has dropout's factors of the weights.
     """
     length, keys = query.shape[-3], key.shape[-3]
     seen = seen_pairs(
@@ -145,9 +145,9 @@ def loss(function: Any, **options: Any) -> Any:
 
 
 def near(got: Any, expected: Any) -> None:
-    """Hold float64 arrays, or tuples of them, to each other by rounding alone.
+    """Check that float64 arrays, or tuples of them, differ only by rounding.
 
-    Infinities have to be the same.
+    Infinities must be equal.
     """
     if isinstance(expected, (tuple, list)):
         assert len(got) == len(expected)
@@ -167,9 +167,9 @@ def near(got: Any, expected: Any) -> None:
 
 
 def alike(got: Any, expected: Any) -> None:
-    """The same but for what BLAS rounds in another way in another thread.
+    """The same, but allows for other roundings of BLAS in another thread.
 
-    That is a unit or two of the largest element; XLA computes where it likes.
+    That is a unit or two of the largest element; XLA chooses the thread.
     """
     one, other = (np.asarray(array) for array in (got, expected))
     assert one.dtype == other.dtype

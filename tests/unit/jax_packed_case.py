@@ -20,7 +20,7 @@ HEADS = SINKS = (4,)
 
 
 def offsets(lengths: Any = LENGTHS) -> dict[str, Any]:
-    """Of sequences of these lengths."""
+    """The offsets of sequences of these lengths."""
     ends = np.cumsum([(0, 0), *lengths], axis=0).T
     named = zip(("cu_seqlens_q", "cu_seqlens_kv"), ends, strict=True)
     return {name: jnp.asarray(at, "int32") for name, at in named}
@@ -44,9 +44,8 @@ def looped(
 ) -> Any:
     """Attention of each sequence by its definition.
 
-    ``left`` is what dropout leaves of the weights of each sequence, and
-    ``table`` what scores of each sequence and head are multiplied by, before a
-    cosine of the distance is added.
+    ``left`` has dropout's factors of the weights of each sequence. ``table`` has the factors of the
+    scores of each sequence and head; a cosine of the distance is added afterwards.
     """
     out = jnp.zeros((*q.shape[:2], v.shape[2]), q.dtype)
     lse = jnp.full(q.shape[1::-1], -jnp.inf, q.dtype)
@@ -74,7 +73,7 @@ def pulled(
 ) -> Callable[..., Any]:
     """A number made of both results, the results, and gradients of all arrays.
 
-    The function returned takes q, k, v and what ``names`` names, and the offsets.
+    The returned function takes q, k, v and the arrays in ``names``, and the offsets.
     """
 
     def total(arrays: Any, at: Any) -> Any:

@@ -38,7 +38,7 @@ class Native:
     def __init__(self, fake: FakeDevice, driver: FakeDriver, xla: FakeXla) -> None:
         self.fake, self.driver, self.xla = fake, driver, xla
         self.scratch = 0
-        self.shapes: dict[str, tuple[int, ...]] = {}  # that are others than usual
+        self.shapes: dict[str, tuple[int, ...]] = {}  # shapes other than the usual ones
 
     def add(self, operation: Any = "forward", *more: str, **options: Any) -> Any:
         """Put the table of a pass under its number; the pass."""
@@ -57,7 +57,7 @@ class Native:
         return made
 
     def run(self, skewed: int = 0, **places: int) -> dict[str, int]:
-        """Call the handler; where every buffer is."""
+        """Call the handler; return the address of every buffer."""
         every = [*self.made.call.names, *self.results]
         self.at = {n: ((i + 1) << 33) + skewed for i, n in enumerate(every)} | places
         split = len(self.made.call.names)
@@ -67,7 +67,7 @@ class Native:
         return self.at
 
     def fails(self, text: str, **places: int) -> None:
-        """Call the handler, which gives XLA an error of that text."""
+        """Call the handler, which returns an error with that text to XLA."""
         self.run(**places)
         assert self.status == FakeXla.FAILURE
         ((said, code),) = self.xla.errors

@@ -1,4 +1,4 @@
-"""Packed calls of the NumPy backend, and what they are held to: sequences one after another."""
+"""Packed calls of the NumPy backend, and their expected results: sequences in turn."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ __all__ = [
 ]
 
 _Arrays = dict[str, Any]
-#: Queries and keys of every sequence: either of them none, ends beside those of blocks.
+#: Queries and keys of every sequence: none of either, ends beside those of blocks.
 LENGTHS = ((17, 20), (0, 0), (1, 9), (5, 0), (0, 3), (16, 33), (7, 2))
-#: Rows behind the last one.
+#: Rows after the last sequence.
 _BEHIND = (3, 5)
 _NAMES = "cu_seqlens_q", "cu_seqlens_kv"
 _DIFFERENTIABLE = ("alibi_slopes", "sinks")
@@ -36,13 +36,13 @@ def int32(*numbers: int) -> Any:
 
 
 def offsets(lengths: Any = LENGTHS) -> _Arrays:
-    """Of sequences of these lengths."""
+    """The offsets of sequences of these lengths."""
     ends = np.cumsum([(0, 0), *lengths], axis=0).astype(np.int32)
     return dict(zip(_NAMES, ends.T.copy(), strict=True))
 
 
 def arrays(lengths: Any = LENGTHS, dtype: Any = np.float64, seed: int = 0) -> _Arrays:
-    """A call whose rows behind the last sequence are NaN; its key heads are two."""
+    """A call whose rows after the last sequence are NaN; it has two kv heads."""
     random = np.random.default_rng(seed)
     ends = [int(at[-1]) for at in offsets(lengths).values()]
     rows, keys = (end + more for end, more in zip(ends, _BEHIND, strict=True))
@@ -65,10 +65,10 @@ def pulled(out: Any, lse: Any) -> _Arrays:
 
 
 def both(call: _Arrays, **saved: Any) -> _Arrays:
-    """Results of both passes, for the gradients of out and lse that :func:`pulled` has.
+    """Results of both passes, with the gradients of out and lse that :func:`pulled` has.
 
-    All of them are written to places that hold NaN. What is ``saved`` the
-    backward pass is given in place of the results of the forward pass.
+    All results are written to memory that holds NaN. ``saved`` replaces the results of the forward
+    pass in the backward pass.
     """
     out, lse = (np.full_like(made, np.nan) for made in cuflash.attention(**call, return_lse=True))
     cuflash.attention(**call, out=out, lse_out=lse, return_lse=True)
@@ -81,7 +81,7 @@ def both(call: _Arrays, **saved: Any) -> _Arrays:
 
 
 def rows_of(at: Any, total: int) -> list[slice]:
-    """Of every sequence, and behind the last one: each begins where the one before it ends.
+    """The rows of every sequence, and those after the last one; each begins where the last ends.
 
     That is at the largest offset so far, or the end of the array.
     """
@@ -90,7 +90,7 @@ def rows_of(at: Any, total: int) -> list[slice]:
 
 
 def looped(call: _Arrays) -> _Arrays:
-    """What the reference makes of it, a call for each sequence."""
+    """The reference's results, with one call for each sequence."""
     rows, keys = (rows_of(call[n], len(call[x])) for n, x in zip(_NAMES, "qk", strict=True))
     left_out = {"algorithm", "blocks", "backend", *_NAMES}
     given = {name: value for name, value in call.items() if name not in left_out}

@@ -20,9 +20,9 @@ from .wrt_case import DTYPES, GivenCall
 
 __all__ = ["OPERATIONS", "PAIRS", "VALUES", "call_of", "in_float64", "refusal_of", "run"]
 
-#: Rows of a mask of so many keys begin where the copy engine reads them.
+#: Rows of a mask of this many keys begin where the copy engine can read them.
 _BATCH, _HEADS, _QUERIES, _KEYS = 2, 4, 9, 16
-#: What a call that uses the feature is given.
+#: The arguments of a call that uses the feature.
 VALUES: dict[str, dict[str, Any]] = {
     "window": {"window_size": (3, 1)},
     "used_lengths": {
@@ -89,7 +89,7 @@ def call_of(
 
 
 def _without_batch(inputs: dict[str, Any]) -> dict[str, Any]:
-    """Arrays of packed sequences: the first entry of what has entries, lengths of one."""
+    """Packed sequences: the first entry of arrays with entries, and lengths of one."""
     found = dict(inputs)
     for name in ("q", "k", "v", "alibi_slopes"):
         if name in found:
@@ -105,7 +105,7 @@ def in_float64(call: GivenCall) -> GivenCall:
 
 
 def refusal_of(names: tuple[str, ...]) -> Refusal | None:
-    """What refuses a call of these names of features, algorithm, backend, pass and dtype."""
+    """The refusal of a call with these features, algorithm, backend, pass and dtype."""
     return next((r for r in REFUSED if {r.first, r.second} <= set(names)), None)
 
 
@@ -125,7 +125,7 @@ def run(
     place: Callable[[Any], Any] = lambda array: array,
     called: Callable[..., Any] = lambda function, **given: function(**given),
 ) -> tuple[Any, ...]:
-    """What a pass gives; every gradient of the backward pass.
+    """The results of a pass; every gradient of the backward pass.
 
     ``place`` puts an array where the call is computed, ``called`` calls a function of the library.
     """

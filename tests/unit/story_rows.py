@@ -21,7 +21,7 @@ RUN = {"run": "20300101-000000", "date": "2030-01-01", "gpu": "NVIDIA H200"}
 
 
 def fake_read(jobs: Sequence[Job], metrics: Sequence[str]) -> list[Any]:
-    """Every job as one kernel whose bytes are what its loops count."""
+    """Every job as one kernel whose bytes are those that its loops count."""
     found = []
     for job in jobs:
         facts = {} if job.by_hand else facts_of(plan_of(job, H200))
@@ -71,7 +71,7 @@ def memory_rows() -> Iterator[dict[str, Any]]:
 
 
 def io_rows() -> Iterator[dict[str, Any]]:
-    """What would be stored if the hardware counted as we do."""
+    """The stored rows if the hardware counted as we do."""
     for rows in traffic.measure(132, fake_read, lambda line: None):
         yield from ({**RUN, **row} for row in rows)
 

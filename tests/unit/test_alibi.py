@@ -19,7 +19,7 @@ _VALUE, _TYPE = cuflash.ArgumentValueError, cuflash.ArgumentTypeError
 
 
 def _shapes(call: GivenCall) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Of slopes: one for each head, and one for each head of each entry of the batch."""
+    """Shapes of slopes: one for each head, and one for each head of each batch entry."""
     layout, shape = call.keywords["layout"], call.inputs["q"].shape
     batch, heads = (shape[layout.index(axis)] if axis in layout else 1 for axis in "bh")
     return (heads,), (batch, heads)
@@ -79,7 +79,7 @@ def test_a_destination_over_the_slopes_is_refused() -> None:
     sign=st.sampled_from([1, -1]),
 )
 def test_positions_out_of_range_are_refused(call: GivenCall, q_offset: int, sign: int) -> None:
-    """Whatever the mask; without slopes any position is fine."""
+    """The mask does not matter; without slopes any position is fine."""
     given_ = {**call.keywords, "q_offset": sign * q_offset}
     slopes = np.full(_shapes(call)[1], 2.0**-8, _compute(call))
     cuflash.attention(**call.inputs, **given_)
@@ -99,7 +99,7 @@ def test_positions_out_of_range_are_refused(call: GivenCall, q_offset: int, sign
 def test_units_out_of_range_are_refused(
     call: GivenCall, softcap: float | None, scale: float
 ) -> None:
-    """Of scores: the cap, or without one the scale. float64 has room for any."""
+    """Units of scores: the cap, or without one the scale. float64 has room for any."""
     quotient = scale / (softcap or scale)
     slopes = np.zeros(_shapes(call)[0], _compute(call))
     given_ = {"softcap": softcap, "scale": scale}
@@ -148,7 +148,7 @@ def _names(inputs: dict[str, np.ndarray]) -> tuple[str, ...]:
 @settings(max_examples=250)
 @given(problem=_problems(), seed=st.integers(0, 9))
 def test_both_passes_against_the_formula(problem: Any, seed: int) -> None:
-    """Of any lengths, masks, windows, caps and sinks, in double precision."""
+    """Any lengths, masks, windows, caps and sinks, in double precision."""
     inputs, keywords, own = problem
     out, lse = cuflash.attention(**inputs, **keywords, **own, return_lse=True)
     expected = reference.attention(**inputs, **keywords)
@@ -168,7 +168,7 @@ def test_both_passes_against_the_formula(problem: Any, seed: int) -> None:
 @settings(max_examples=60)
 @given(problem=_problems(), seed=st.integers(0, 9))
 def test_the_gradient_is_that_of_the_formula(problem: Any, seed: int) -> None:
-    """By finite differences of the forward pass of the reference, along any direction."""
+    """Finite differences of the reference's forward pass, along any direction."""
     inputs, keywords, own = problem
     out, pullback = cuflash.attention_vjp(**inputs, **keywords, **own, wrt=("alibi_slopes",))
     random = np.random.default_rng(seed)

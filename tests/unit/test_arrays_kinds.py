@@ -1,4 +1,4 @@
-"""Kinds of arrays: those of other libraries, subclasses, and what only looks like an array."""
+"""Kinds of arrays: other libraries' arrays, subclasses, and objects that only look like arrays."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _normal(dtype: Any = np.float32, seed: int = 0) -> np.ndarray:
 
 
 def _refused(value: Any, says: str) -> None:
-    """As every argument, in both passes, before anything is written."""
+    """Refused as every argument, in both passes, before anything is written."""
     x, rows = _normal(), np.zeros((1, 2, 5), np.float32)
     out = np.full(SHAPE, 7, np.float32)
     for name in ("q", "k", "v", "out", "lse_out"):
@@ -118,7 +118,7 @@ def test_nothing_needs_no_memory(library: ModuleType) -> None:
     kv = _normal()
     assert cuflash.attention(q, kv, kv, backend="numpy").array.shape == (1, 0, 2, 4)
     positive = library.Negative(_normal())
-    for pending in (False, "of each element"):  # what other libraries call so
+    for pending in (False, "of each element"):  # an attribute of that name in another library
         positive.pending = pending
         cuflash.attention(positive, kv, kv, backend="numpy")
 
@@ -196,7 +196,7 @@ def test_a_memmap_is_an_array(tmp_path: Path) -> None:
 
 
 class _Quantity(np.ndarray):
-    """As those of astropy and unyt, whose unit a column of a table may lack."""
+    """A quantity as in astropy and unyt, where a column of a table may lack the unit."""
 
     unit: str | None = "m"
 

@@ -1,6 +1,6 @@
-"""Arrays of libraries that are no dependency, where they are installed.
+"""Arrays of optional libraries, if they are installed.
 
-What is tested here is held by stand-ins too (:mod:`.test_arrays_kinds`).
+Stand-ins test the same behaviour (:mod:`.test_arrays_kinds`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One file at two addresses: what is written through the one is seen through the other."""
+"""One file at two addresses: a write through one shows through the other."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextlib.contextmanager
 def _known(how: str) -> Iterator[None]:
-    """Both ways to know of mappings; the second is that of other systems than Linux."""
+    """Both ways to find mappings; the second is for systems other than Linux."""
     with pytest.MonkeyPatch.context() as patch:
         if how == "remembered":
             patch.setattr(mapped, "_MAPS", Path("/not/there"))

@@ -15,7 +15,7 @@ from cuflash.arrays import sums
 from cuflash.arrays.overlap import overlaps_itself, share_memory
 from cuflash.arrays.sums import can_reach
 
-#: Where the drawn arrays lie: enough memory for each of them.
+#: The memory of the drawn arrays; it is large enough for each.
 _MEMORY = np.zeros(1 << 14, np.uint8)
 _MIDDLE = _MEMORY.size // 2
 
@@ -26,7 +26,7 @@ def _at(place: int, dtype: str, shape: tuple[int, ...], strides: tuple[int, ...]
 
 
 def _strides(draw: st.DrawFn, shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    """Any strides in bytes: of whole elements more often than not, negative and zero too."""
+    """Any strides in bytes: mostly of whole elements, negative and zero too."""
     stride = st.integers(-9, 9).map(lambda n: n * itemsize) | st.integers(-60, 60)
     return tuple(draw(stride) for _ in shape)
 
@@ -48,7 +48,7 @@ def _touched(array: np.ndarray) -> Counter[int]:
     return found
 
 
-#: What these look for is rare.
+#: These tests look for rare events.
 MANY = settings(max_examples=300)
 
 

@@ -1,4 +1,4 @@
-"""What only looks like an array, and device arrays without a device."""
+"""Objects that only look like arrays, and device arrays without a device."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _RETURNED = st.sampled_from(
 
 @st.composite
 def _pretenders(draw: st.DrawFn) -> Any:
-    """An object with some of the protocols, each of which raises or returns anything."""
+    """An object with some of the protocols; each raises or returns anything."""
 
     def member() -> Any:
         raised = draw(_RAISED | st.none())

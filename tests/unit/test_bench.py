@@ -1,4 +1,4 @@
-"""The tables of the pages are the stored results, and stored rows say what they are."""
+"""The tables of the pages match the stored results, and stored rows are complete."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from bench.tables import (
 )
 from cuflash import BackendUnavailableError
 
-#: What every row of a GPU's results has.
+#: Columns of every row of a GPU's results.
 KEYS = [
     "run",
     "date",
@@ -61,7 +61,7 @@ KEYS = [
     "worst_ratio",
 ]
 
-#: Where bytes a second stand behind, in rows of calls on copies that take turns.
+#: In rows of calls on copies that take turns, bytes per second stand after this.
 RATE = KEYS.index("tflops")
 
 
@@ -205,7 +205,7 @@ def test_the_grid_has_as_many_tokens_and_as_wide_a_layer_everywhere() -> None:
 
 
 def test_the_third_generation_has_the_grid_of_the_second() -> None:
-    """Of the passes and widths that it does: figures of both stand side by side."""
+    """For its passes and widths: the figures of both stand side by side."""
     for ours, theirs, op, widths in (
         ("fa3", "fa2", "forward", {64, 128, 256}),
         ("fa3-float16", "fa2-float16", "forward", {64, 128, 256}),

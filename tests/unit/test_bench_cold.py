@@ -1,4 +1,4 @@
-"""First calls: which processes are timed, with which cache, and what is stored."""
+"""First calls: the timed processes, their cache, and the stored rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dropout: what is asked of ours and of PyTorch, how draws that differ are held to one rule."""
+"""Dropout: requests to ours and to PyTorch, and one rule for different draws."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Windows and extras: what ours and peers are asked, what is compared, what tables show."""
+"""Windows and extras: requests to ours and to peers, comparisons, tables."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def test_sinks_take_turns_with_the_call_without_them(
     assert lines == []
     window = {"algorithm": "fa1", "window_size": (7, 0)}
     assert [(row["impl"], row["options"], row["ratio"]) for row in rows] == [
-        ("cuflash", {**window, "sinks": True}, 2.0),  # of the peer
-        ("cuflash", window, 2.0),  # of ours with sinks
-        ("the quick", {"window_size": (7, 0), "sinks": True}, 0.5),  # of ours with sinks
+        ("cuflash", {**window, "sinks": True}, 2.0),  # relative to the peer
+        ("cuflash", window, 2.0),  # relative to ours with sinks
+        ("the quick", {"window_size": (7, 0), "sinks": True}, 0.5),  # relative to ours with sinks
     ]
     assert [row["sources"] for row in rows] == ["('window', 'sinks')", "('window',)", None]
     assert [row["plan"] for row in rows] == ["True", "False", None]

@@ -1,4 +1,4 @@
-"""Few queries on many keys: what is timed, on which copies, how bytes count, and the tables."""
+"""Few queries on many keys: timed problems, their copies, counts of bytes, and the tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FlashAttention-3 beside ours under ``jax.jit``: what is compiled, timed, verified and said."""
+"""FlashAttention-3 beside ours under ``jax.jit``: compiled, timed, verified and reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gradients under ``jax.jit`` beside the plain calls: how they are timed, and what is stored."""
+"""Gradients under ``jax.jit`` beside the plain calls: timing, and stored rows."""
 
 from __future__ import annotations
 

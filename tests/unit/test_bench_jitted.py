@@ -1,4 +1,4 @@
-"""Programs of ``jax.jit`` beside those of others: what is compiled, timed, stored and shown."""
+"""Programs of ``jax.jit`` beside those of others: compiled, timed, stored and shown."""
 
 from __future__ import annotations
 

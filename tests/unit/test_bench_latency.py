@@ -1,4 +1,4 @@
-"""The host time of a call: what is timed, when the device is waited for, what is stored."""
+"""The host time of a call: the timed part, waits for the device, and stored rows."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ KEYS = [
 
 
 class Story:
-    """What happened, in order, by a clock that every call moves on."""
+    """The events, in order, with a clock that every call advances."""
 
     def __init__(self) -> None:
         self.now, self.told = 0.0, []  # type: float, list[Any]

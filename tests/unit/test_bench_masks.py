@@ -1,4 +1,4 @@
-"""Boolean masks: what the arrays show, what is asked and compared, what tables show."""
+"""Boolean masks: the arrays' content, requests, comparisons and tables."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_inputs_have_the_mask_of_the_kind() -> None:
 
 
 def _right(case: Case, inputs: Inputs) -> list[Any]:
-    """By whole matrices: what is hidden is minus infinity that is added."""
+    """Results by whole matrices: hidden pairs add minus infinity."""
     added = np.where(inputs.mask, np.float32(0), np.float32(-np.inf))
     return whole_attention(replace(case, mask=None, bias=True), replace(inputs, bias=added))
 
@@ -199,7 +199,7 @@ SMALL = Case("forward", "bfloat16", 2, 3, 3, 8, 8, 5, 5, False, "fa2")
 
 
 def _of(name: str) -> tuple[Case, Inputs]:
-    """A case of a kind, with an array that is not of that kind: only what reads it knows it."""
+    """A case of a kind, with an array of another kind: only a reader of the array notices."""
     case = replace(SMALL, mask=name)
     inputs = make_inputs(case, np)
     drawn = np.random.default_rng(0).integers(0, 2, inputs.mask.shape, dtype=bool)

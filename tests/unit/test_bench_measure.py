@@ -1,4 +1,4 @@
-"""Peers are timed where they can be, ours is what they are compared with, all are verified."""
+"""Peers are timed where possible, their ratios are to ours, and all are verified."""
 
 from __future__ import annotations
 

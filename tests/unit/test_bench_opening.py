@@ -1,4 +1,4 @@
-"""What the README opens with is of the stored rows, wins and losses both."""
+"""The opening of the README comes from the stored rows, wins and losses both."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Packed sequences: lengths that are timed, what is asked and compared, what is verified."""
+"""Packed sequences: timed lengths, requests, comparisons and verification."""
 
 from __future__ import annotations
 

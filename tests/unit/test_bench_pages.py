@@ -1,4 +1,4 @@
-"""Caches in pages: what is timed beside them, that they hold the same keys, and the table."""
+"""Caches in pages: what is timed beside them, equal keys, and the table."""
 
 from __future__ import annotations
 

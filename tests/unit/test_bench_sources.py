@@ -74,7 +74,7 @@ def test_the_digest_is_of_every_file_that_a_feature_brings(
 
 
 def _launches(case: Case) -> list[Any]:
-    """Of a prepared call on an H200, where there is none."""
+    """The launches of a prepared call on an H200, without the device."""
     inputs = make_inputs(case, np)
     operands = {
         name: Operand(name, array.dtype.name, array.shape)
@@ -156,7 +156,7 @@ def test_a_row_of_other_sources_is_current_where_the_machine_code_is_the_same(
 
 
 def test_what_is_said_to_be_the_same_is_of_stored_rows() -> None:
-    """And says what was compared."""
+    """The entries also say what was compared."""
     stored = {row["sources"] for path in gpu_files() for row in load(path.name)}
     for same in json.loads(SAME_CODE.read_text()):
         assert (same["algorithm"], same["op"]) in KERNELS

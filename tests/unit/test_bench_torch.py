@@ -1,4 +1,4 @@
-"""What PyTorch and FlashAttention-4 are asked, on whose memory and stream."""
+"""Calls of PyTorch and FlashAttention-4: arguments, memory and stream."""
 
 from __future__ import annotations
 

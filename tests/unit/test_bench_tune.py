@@ -1,4 +1,4 @@
-"""What the tuner takes, and what it says would change."""
+"""The tuner's candidates, and the changes that it reports."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_the_fastest_tile_is_found_and_bad_ones_are_left_out() -> None:
 
 @dataclass(frozen=True)
 class OlderTile(Tile):
-    """Of another generation, whose blocks are those of the plan."""
+    """A tile of another generation, with the plan's blocks."""
 
 
 def test_another_generation_takes_turns_with_its_own_tile() -> None:

@@ -1,4 +1,4 @@
-"""What is timed is right: the verification tells it from what is wrong."""
+"""The verification tells right results from wrong ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Masks of blocks, and scores in the caller's words: what is asked, compared and shown."""
+"""Masks of blocks, and scores as the caller's text: requests, comparisons and tables."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_a_library_without_it_leaves_the_case_out(
 
 
 def _right(case: Case, inputs: Inputs) -> list[Any]:
-    """By whole matrices."""
+    """Results by whole matrices."""
     if not case.block_mask:
         return whole_attention(replace(case, score_mod=False, softcap=CAP), inputs)
     mask = shown("blocks", 1, case.seqlen_q, case.seqlen_kv)

@@ -28,7 +28,7 @@ _NAMES = ("q", "k", "v", "alibi_slopes", "bias", "sinks")
 
 @contextlib.contextmanager
 def _divided(parts: int, count: int, together: int | None = None) -> Iterator[None]:
-    """So many parts of the queries, threads, and heads of a step."""
+    """This many parts of the queries, threads, and heads of a step."""
     plan = pipeline._plan
 
     def divided(*given: Any) -> Any:
@@ -87,7 +87,7 @@ def _near(got: tuple[Any, ...], expected: tuple[Any, ...]) -> None:
 @settings(max_examples=200)
 @given(problem=_problems(), data=st.data())
 def test_both_passes_against_the_formula(problem: Any, data: Any) -> None:
-    """Of any shape, strides, lengths, masks and other features; gradients in any order."""
+    """Any shape, strides, lengths, masks and other features; gradients in any order."""
     inputs = problem[0]
     wrt = tuple(data.draw(st.permutations([name for name in _NAMES if name in inputs])))
     if data.draw(st.booleans()):
@@ -123,7 +123,7 @@ def test_gradients_are_written_where_the_caller_says(problem: Any, data: Any) ->
 @settings(max_examples=40)
 @given(problem=_problems(), seed=st.integers(0, 9))
 def test_the_gradient_is_that_of_the_formula(problem: Any, seed: int) -> None:
-    """By finite differences of the forward pass of the reference, along any direction."""
+    """Finite differences of the reference's forward pass, along any direction."""
     inputs, keywords, own = problem
     out, pullback = cuflash.attention_vjp(**inputs, **keywords, **own, wrt=("bias",))
     random = np.random.default_rng(seed)
@@ -142,7 +142,7 @@ def test_the_gradient_is_that_of_the_formula(problem: Any, seed: int) -> None:
 @settings(max_examples=40)
 @given(call=calls(bias=False), data=st.data())
 def test_halves_and_singles_have_the_bias_that_they_are_given(call: GivenCall, data: Any) -> None:
-    """Of both dtypes, in the precision of the softmax."""
+    """Biases of both dtypes, in the precision of the softmax."""
     storage = call.inputs["q"].dtype
     dtype = data.draw(st.sampled_from([storage.name, "float32"]))
     bias = data.draw(biases(np.random.default_rng(3), pair_sizes(call), dtype))
@@ -154,7 +154,8 @@ def test_halves_and_singles_have_the_bias_that_they_are_given(call: GivenCall, d
 
 
 def test_a_bias_of_float32_is_not_rounded_to_halves() -> None:
-    """Beside float16 it adds what float16 does not tell from 0, and 1e6 that it does not hold."""
+    """Beside float16 it adds numbers that float16 would round to 0, and 1e6, which it cannot
+    hold."""
     q, v = np.zeros((1, 1, 1, 4), np.float16), np.ones((1, 2, 1, 4), np.float16)
     v[:, 1] = -1
     bias = np.array([1e6 + 1, 1e6], np.float32)
@@ -195,7 +196,7 @@ def test_threads_change_no_bit_and_parts_no_number(problem: Any) -> None:
 @settings(max_examples=60)
 @given(data=st.data())
 def test_neighbouring_entries_share_one_of_the_bias_and_of_its_gradient(data: Any) -> None:
-    """As JAX asks for what vmap maps over: entry e reads ``e // n`` modulo those that there are."""
+    """JAX needs it for axes of vmap: entry e reads ``e // n`` modulo the number of entries."""
     number = st.integers(1, 3)
     shared, own, repeats = (data.draw(number) for _ in range(3))
     batch, heads = shared * own * repeats, 2
@@ -222,7 +223,7 @@ def test_neighbouring_entries_share_one_of_the_bias_and_of_its_gradient(data: An
 
 
 def _place(batch: slice, heads: slice, rows: slice, keys: slice) -> ScorePlace:
-    """Of a step of entries, kv heads of two query heads each, queries and keys."""
+    """The position of a step of entries, kv heads of two query heads each, queries and keys."""
     b, h, i, j = (np.arange(9)[part] for part in (batch, heads, rows, keys))
     head = (2 * h[:, None] + np.arange(2))[None, :, None, :, None]
     return ScorePlace(b[:, None, None, None, None], head, i, j[:, None, None])

@@ -146,7 +146,7 @@ def test_what_is_no_array_is_no_bias(bias: Any) -> None:
     [("scale", 2.0**-90), ("scale", 2.0**61), ("softcap", 2.0**-61), ("softcap", 2.0**61)],
 )
 def test_units_out_of_range_are_refused(dtype: Any, name: str, value: float) -> None:
-    """Of scores: the cap, or without one the scale. float64 has room for any."""
+    """Units of scores: the cap, or without one the scale. float64 has room for any."""
     more = {name: value, **({"scale": 1.0} if name == "softcap" else {})}
     call = _call(dtype, bias=np.zeros((5, 7), dtype), **more)
     if dtype == np.float64:
@@ -191,7 +191,7 @@ def test_destinations_are_shaped_as_the_bias_is(shape: Any) -> None:
 
 
 def test_destinations_have_memory_of_their_own() -> None:
-    """Not that of the bias, nor one place for several elements, nor what another result has."""
+    """Not the memory of the bias or of another result, nor one address for several elements."""
     memory = np.zeros(400, np.float32)
     bias, whole = memory[:35].reshape(5, 7), np.ones((5, 7), np.float32)
     call = _backward(bias=bias, wrt=("bias",))

@@ -1,4 +1,4 @@
-"""``bias`` on the tiled NumPy code: of pairs that are hidden, and what is not finite."""
+"""``bias`` in the tiled NumPy code: hidden pairs, and numbers that are not finite."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import cuflash
 @pytest.mark.parametrize("algorithm", ["fa1", "fa2"])
 @pytest.mark.parametrize("sinks", [False, True])
 def test_a_row_that_minus_infinity_hides_sees_no_key(algorithm: Any, sinks: bool) -> None:
-    """It gives nothing to any gradient; its dq is 0, and so is what dbias has of it."""
+    """It adds nothing to any gradient; its dq is 0, and so is its part of dbias."""
     random = np.random.default_rng(4)
     q, k, v, dout = (random.standard_normal((1, n, 2, 4)) for n in (6, 7, 7, 6))
     bias = random.standard_normal((6, 7))
@@ -56,7 +56,7 @@ def test_what_is_no_number_makes_its_rows_none(algorithm: Any, value: float) -> 
 
 
 def test_the_gradient_of_pairs_that_a_mask_hides_is_zero() -> None:
-    """Of memory that held something else."""
+    """The memory held something else before."""
     q, target = np.random.default_rng(6).standard_normal((1, 40, 2, 4)), np.full((2, 40, 40), 7.0)
     for keywords in ({"causal": True}, {"window_size": (3, 1)}, {"q_offset": -15, "causal": True}):
         seen = np.ones((40, 40), bool)

@@ -35,7 +35,7 @@ def _bias(shape: tuple[int, ...], dtype: Any, strides: tuple[int, ...] | None = 
 def _launched(
     fake: FakeDevice, operation: Any, bias: Any, **options: Any
 ) -> tuple[cuflash.Prepared, dict[str, Any], dict[str, int]]:
-    """What is prepared, the parameters of its launches by kernel, and the addresses."""
+    """The prepared call, the parameters of its launches by kernel, and the addresses."""
     wrt = {"wrt": ("q", "k", "v", "bias")} if operation == "backward" else {}
     ready = cuflash.prepare(
         _Q, _KV, _KV, operation=operation, dtype="float16", bias=bias, **wrt, **options
@@ -124,7 +124,7 @@ def test_the_gradient_is_told_where_it_goes_and_its_parts(
 
 @pytest.fixture
 def encoded(fake_device: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What the driver was asked of every map: address, dtype, sizes, strides in bytes, box."""
+    """The driver's arguments for every map: address, dtype, sizes, strides in bytes, box."""
     made: list[Any] = []
 
     def encode(words: Any, kind: int, rank: int, address: Any, *more: Any) -> int:

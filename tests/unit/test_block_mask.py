@@ -1,4 +1,4 @@
-"""``block_mask``: what is taken, what is refused before anything runs, and what it computes."""
+"""``block_mask``: what is taken, what is refused before anything runs, and the results."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _VALUE, _TYPE = cuflash.ArgumentValueError, cuflash.ArgumentTypeError
 
 
 def _call(lengths: tuple[int, int] = (150, 200), **more: Any) -> dict[str, Any]:
-    """Of two entries, four heads, and half as many of the keys."""
+    """A call with two entries, four query heads and two kv heads."""
     random = np.random.default_rng(list(lengths))
     q = random.standard_normal((2, lengths[0], 4, 8))
     k, v = random.standard_normal((2, 2, lengths[1], 2, 8))
@@ -31,7 +31,7 @@ def _call(lengths: tuple[int, int] = (150, 200), **more: Any) -> dict[str, Any]:
 
 
 def _refused(mask: Any, error: Any, match: str) -> None:
-    """By either pass and the vjp; nothing is computed before it."""
+    """Refused by either pass and the vjp; nothing is computed before."""
     call, ran = _call(block_mask=mask), []  # type: ignore[var-annotated]
     lse = np.zeros((2, 4, 150))
     with dispatch.observe(ran.append):
@@ -97,7 +97,7 @@ def _masks(draw: Any, lengths: tuple[int, int]) -> BlockMask:
 @settings(max_examples=40)
 @given(data=st.data())
 def test_it_computes_what_the_reference_does(data: Any) -> None:
-    """Beside causal masks, windows, masks of pairs and dropout; rows may see nothing."""
+    """With causal masks, windows, masks of pairs and dropout; rows may see nothing."""
     lengths = data.draw(st.tuples(st.integers(1, 300), st.integers(1, 300)))
     mask = data.draw(_masks(lengths))
     more: list[dict[str, Any]] = [{}, {"causal": True}, {"window_size": (40, 90)}]
@@ -131,7 +131,7 @@ def test_a_mask_pickles_with_the_pullback() -> None:
 
 @pytest.mark.parametrize("heads", [(), (3,), (2, 3)], ids=str)
 def test_lists_of_blocks(heads: tuple[int, ...]) -> None:
-    """As SciPy has them; heads one after the other."""
+    """Lists in SciPy's format; heads one after the other."""
     random = np.random.default_rng(5)
     dense = random.random((*heads, 6, 9)) < 0.3
     counts = dense.sum(axis=-1).reshape(-1)
@@ -211,7 +211,7 @@ _TILES = [
 def test_tiles_divide_the_blocks_where_they_can(
     width: int, block: tuple[int, int], forward: tuple[int, int], backward: tuple[int, int]
 ) -> None:
-    """Of FlashAttention-3, which makes bits of tiles before a pass and none of pairs."""
+    """In FlashAttention-3, which makes bits of tiles before a pass and none of pairs."""
     for operation, expected in (("forward", forward), ("backward", backward)):
         problem = AttentionProblem(
             *(operation, 1, 8, 8, 8192, 8192, width, width),  # type: ignore[arg-type]

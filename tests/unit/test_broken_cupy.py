@@ -1,4 +1,4 @@
-"""A CuPy that is broken, whatever is broken about it, is no matter of NumPy calls."""
+"""A broken CuPy does not affect NumPy calls, whatever is broken."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from cuflash.cuda import available
 
-#: Ways to break an installed CuPy: what its ``__init__.py`` holds, and what is then said.
+#: Ways to break an installed CuPy: the content of its ``__init__.py``, and the message.
 BROKEN = {
     "RuntimeError": ("raise RuntimeError('no such thing')", "RuntimeError: no such thing"),
     "AttributeError": ("import sys; sys.nothing", "AttributeError: module 'sys' has no"),
@@ -97,7 +97,7 @@ sys.meta_path.insert(0, First)
 
 
 def _reason(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> str | None:
-    """What is said where importing CuPy raises this."""
+    """The message if importing CuPy raises this."""
     real = __import__
 
     def importing(name: str, *others: object) -> object:

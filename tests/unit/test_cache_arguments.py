@@ -1,4 +1,4 @@
-"""What calls with caches refuse: by name, and before a cache is written."""
+"""Refusals of calls with caches: by name, and before a cache is written."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _without_slots(given: dict[str, Any]) -> dict[str, Any]:
     return {name: given[name][:, :0] for name in ("k_cache", "v_cache")}
 
 
-#: Of both functions.
+#: Arguments of both functions.
 _BOTH: list[Row] = [
     # Kinds and dtypes.
     (PLAIN, setting(cache_seqlens=None), T, "cache_seqlens: got None"),

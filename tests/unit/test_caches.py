@@ -1,4 +1,4 @@
-"""What caches are for: identities between calls, many of them bit for bit, on the host."""
+"""Identities between calls with caches, many of them bit for bit, on the host."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _angles(positions: int, pairs: int, dtype: Any = np.float32) -> dict[str, An
 
 
 def _caches(slots: int, entries: int = 1, dtype: Any = np.float32) -> dict[str, Any]:
-    """Full of what must not be used."""
+    """Caches full of numbers that must not be used."""
     shape = entries, slots, _HEADS_KV, _DIM
     return {name: np.full(shape, np.nan, dtype) for name in ("k_cache", "v_cache")}
 
@@ -79,7 +79,7 @@ def _rotated(x: Any, rotary: dict[str, Any], first: int = 0) -> Any:
 
 @pytest.mark.parametrize("page", [1, 2, 3, 5, 16])
 def test_pages_are_a_contiguous_cache(page: int) -> None:
-    """Every length to three pages and one slot; what is behind in the table leads nowhere."""
+    """Every length up to three pages and one slot; later entries of the table are invalid."""
     lengths = _int32(*range(3 * page + 2))
     batch, pages = len(lengths), 4
     q = _normal(2, batch, 2, _HEADS, _DIM)
@@ -122,7 +122,7 @@ def test_the_capacity_and_the_other_entries_change_no_bit() -> None:
 
 
 def test_neighbours_are_halves_in_another_order() -> None:
-    """Bit for bit, of keys; of queries in the scores that come of them."""
+    """Bit for bit for keys; for queries through the scores."""
     order = [0, 2, 4, 1, 3, 5, 6, 7]
     k, v = _kv(0, 1, 5)
     q = _normal(2, 1, 5, _HEADS, _DIM)
@@ -152,7 +152,7 @@ def test_rotation_depends_on_differences_of_positions() -> None:
 
 
 def test_queries_without_a_mask_are_all_at_the_first_new_position() -> None:
-    """As flash-attn has it: rows of one step that are no sequence."""
+    """As in flash-attn: the rows of one step are not a sequence."""
     q = np.repeat(_normal(2, 1, 1, _HEADS, _DIM), 3, 1)
     k, v = _kv(0, 1, 3)
     given = {**_caches(8), "k": k, "v": v, "cache_seqlens": 0, "rotary_interleaved": False}
@@ -224,7 +224,7 @@ def test_without_scores_the_output_is_the_mean_of_what_counts(length: int) -> No
 
 
 def test_an_entry_of_no_length_may_be_nowhere() -> None:
-    """As a batch is padded whose entries are those of a server."""
+    """As in a batch that is padded with unused entries of a server."""
     q = _normal(2, 2, 1, _HEADS, _DIM)
     k, v = _kv(0, 1, 3)
     given: dict[str, Any] = {"cache_seqlens": _int32(3, 0), "cache_batch_idx": _int32(0, -1)}

@@ -151,7 +151,7 @@ def test_what_only_looks_the_same_is_refused(
 
 
 class Moody(float):
-    """A number that is a key, and not what its key says."""
+    """A number that is hashable but does not equal its hash's meaning."""
 
     def __hash__(self) -> int:
         raise ValueError("not today")

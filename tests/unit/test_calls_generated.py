@@ -42,7 +42,7 @@ def _fresh(teller: Teller, operation: str, arguments: dict[str, Any]) -> Any:
 
 @pytest.mark.parametrize(("operation", "name"), _ARGUMENTS)
 def test_an_argument_changes_the_call(teller: Teller, operation: str, name: str) -> None:
-    """Calls of two values in turn, each made twice, do what each does alone."""
+    """Calls with two values in turn, each made twice, do what each does alone."""
     values = arguments_of(operation)[name]
     given_ = [{**beside(operation, name, value), name: value} for value in values]
     alone = [_fresh(teller, operation, _defaults(operation, **one)) for one in given_]
@@ -71,7 +71,7 @@ def test_every_plain_keyword_does_something(teller: Teller, operation: str) -> N
 @settings(max_examples=25)
 @given(data=st.data())
 def test_calls_in_any_order_are_as_fresh_ones(operation: str, data: Any) -> None:
-    """Of arguments, streams and devices that change from call to call, and memory that returns."""
+    """Arguments, streams and devices change from call to call, and memory is reused."""
     every = arguments_of(operation)
     drawn = []
     for _ in range(data.draw(st.integers(2, 5))):
@@ -95,7 +95,7 @@ def test_calls_in_any_order_are_as_fresh_ones(operation: str, data: Any) -> None
 
 
 _SHARED = [n for n in inspect.signature(cuflash.attention_vjp).parameters if n not in "qkv"]
-#: What a keyword of the vjp is called in a pass that is given it under another name, or not at all.
+#: The name of a vjp keyword in a pass that takes it under another name, or not at all.
 _NAMES: dict[tuple[str, str], str | None] = {
     ("forward", "residual_dtype"): "out_dtype",
     ("forward", "backward_blocks"): None,
@@ -106,7 +106,7 @@ _NAMES: dict[tuple[str, str], str | None] = {
 
 
 def _name_in(operation: str, name: str) -> str | None:
-    """What the pass calls a keyword of the vjp; None if it is nothing to it."""
+    """The pass' name for a keyword of the vjp; None if the pass does not take it."""
     takes = name in inspect.signature(PASSES[operation]).parameters
     return _NAMES.get((operation, name), name if takes else None)
 
@@ -115,7 +115,7 @@ def _name_in(operation: str, name: str) -> str | None:
 def test_the_vjp_takes_a_keyword_to_both_passes(
     teller: Teller, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each pass is given what it is given when it is called by itself, and nothing else."""
+    """Each pass gets the same as when it is called directly, and nothing else."""
     given: list[tuple[str, dict[str, Any], dict[str, Any]]] = []
     run = dispatch.call
 
@@ -155,7 +155,7 @@ def test_the_vjp_takes_a_keyword_to_both_passes(
 
 
 def _passed(name: str, value: Any) -> Any:
-    """What the passes are given for a keyword of the vjp."""
+    """The passes' arguments for a keyword of the vjp."""
     if name == "wrt":
         return tuple(value)
     return check_dtype(name, value) if name == "residual_dtype" else value
@@ -183,7 +183,7 @@ def _check_refused(teller: Teller, name: str, value: Any, others: dict[str, Any]
 
 
 def test_every_keyword_of_preparing_is_that_of_the_call(teller: Teller) -> None:
-    """What ``prepare`` plans is what the call runs, whatever the keyword."""
+    """``prepare`` plans what the call runs, for every keyword."""
     for name in inspect.signature(cuflash.prepare).parameters:
         if name in (*"qkv", "operation", "dtype", "device"):
             continue

@@ -1,4 +1,4 @@
-"""Repeated calls: where they write, on which stream, in a capture, and what they keep."""
+"""Repeated calls: their destinations, streams and captures, and what they keep."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_every_call_is_on_the_stream_of_its_time(fake_device: FakeDevice, decide
 def test_a_capture_keeps_what_a_repeated_call_makes(
     fake_device: FakeDevice, decided: Decided, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The graph runs when the call is long over; nobody else may be given that memory."""
+    """The graph runs long after the call; no other call may get that memory."""
     kept: list[Any] = []
     monkeypatch.setattr(dispatch, "_kept_for_graphs", kept)
     fake_device.streams[0] = 77
@@ -135,7 +135,7 @@ def test_a_capture_of_a_repeated_call_with_all_its_memory_keeps_nothing(
 def test_ten_thousand_calls_do_not_grow(
     fake_device: FakeDevice, decided: Decided, algorithm: Any
 ) -> None:
-    """With places for results that never come again."""
+    """With destinations that never come again."""
 
     def call(count: int) -> None:
         for number in range(count):

@@ -1,4 +1,4 @@
-"""Which kernels are compiled ahead: those that calls to come ask for. No GPU needed."""
+"""The kernels compiled ahead are those of future calls. No GPU needed."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ MOST_PAIRS = 2**34
 
 
 def _any_problem(calls: Calls, rng: random.Random) -> AttentionProblem:
-    """Of such calls: any batch, heads, group and lengths."""
+    """Any problem of such calls: any batch, heads, group and lengths."""
     keys, queries = (int(2 ** rng.uniform(0, 17)) for _ in range(2))
     queries = rng.choice((keys, queries, 1))
     if {*calls.bias, *calls.mask_array} != {None}:  # one key does not differ from the next
@@ -121,7 +121,7 @@ def _any_operands(
 
 
 def _any_shape(problem: AttentionProblem, axes: str, rng: random.Random) -> tuple[int, ...]:
-    """Of an array that differs by these axes of q and k, and by any others."""
+    """Any shape that differs along these axes of q and k, and along others."""
     lengths = {"q": problem.seqlen_q, "k": problem.seqlen_kv}
     pairs = [size if axis in axes else 1 for axis, size in lengths.items()]
     shape = (rng.choice((1, problem.batch)), rng.choice((1, problem.heads_q)), *pairs)

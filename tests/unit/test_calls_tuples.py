@@ -1,4 +1,4 @@
-"""Repeated calls with tuples as keywords: found again, and told apart by what is inside."""
+"""Repeated calls with tuples as keywords: found again, and told apart by their content."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``python -m cuflash compile``: what it asks for, what it prints, and with which code it ends."""
+"""``python -m cuflash compile``: its requests, its output and its exit codes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..architectures import LIMITS
 
 
 class Compiler:
-    """Stands for what compiles, on a device of an architecture."""
+    """Replaces the compiler, on a device of an architecture."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, architecture: str = "90") -> None:
         self.limits = LIMITS[architecture]

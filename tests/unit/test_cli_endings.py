@@ -1,4 +1,4 @@
-"""How commands end: the codes, one line and no traceback, and what help shows."""
+"""The ends of commands: exit codes, one line and no traceback, and the help."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COMMANDS = ("info", "explain", "compile", "demo")
 def _ended(
     root: Path, command: str, environment: dict[str, str] | None = None, **given: Any
 ) -> subprocess.CompletedProcess[str]:
-    """A command in a process of its own, which gathers what it prints."""
+    """A command in a separate process, with its output."""
     inherited = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     given = {"stdout": subprocess.PIPE, **given}
     return subprocess.run(

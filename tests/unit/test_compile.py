@@ -1,4 +1,4 @@
-"""Compiling once, and what is said when it cannot be done. No GPU needed."""
+"""Compiling once, and the messages when it is impossible. No GPU needed."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class FakeCompiler:
         self.fails: type[Exception] | None = None
 
     def kernel(self, text: str, entry: str, options: tuple[str, ...]) -> Any:
-        """Stands for cupy.RawKernel."""
+        """Replaces cupy.RawKernel."""
         function = SimpleNamespace(kernel=SimpleNamespace(ptr=1), num_regs=0, local_size_bytes=0)
         function.compile = lambda log: self._compile(text, log)
         return function
@@ -61,7 +61,7 @@ class FakeCompiler:
         return {path.name: path.read_bytes() for path in include_closure(self.root, entry)}
 
     def check(self) -> None:
-        """Whatever is stored is of the sources whose digest its text has."""
+        """Every stored binary comes from the sources whose digest its text has."""
         assert self.stored
         for text, binary in self.stored.items():
             name, digest = text.splitlines()[0].removeprefix("// ").split(", sources ")
@@ -70,7 +70,7 @@ class FakeCompiler:
             assert (digest == now) == (binary == self._closure(text)), name
 
     def digests(self) -> set[str]:
-        """Of the stored binaries."""
+        """The digests of the stored binaries."""
         return {text.splitlines()[0].split()[-1] for text in self.stored}
 
 
@@ -141,7 +141,7 @@ def test_an_edit_before_the_compiler_reads_is_noticed(compiler: FakeCompiler) ->
 def test_an_edit_of_what_other_kernels_include_has_all_compiled_again(
     compiler: FakeCompiler,
 ) -> None:
-    """While the second kernel is compiled, which includes none of it: not one old, one new."""
+    """During the second kernel, which does not include it: no mix of old and new kernels."""
 
     def edit() -> None:
         if compiler.compiled == 2:
@@ -245,7 +245,7 @@ def test_kernels_that_are_there_already_look_at_every_file_once(
 def test_cupy_writes_its_log_after_compiling_and_before_storing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """CuPy itself, and NVRTC: what the log raises passes through, and nothing is stored."""
+    """CuPy itself, and NVRTC: an exception of the log passes through, and nothing is stored."""
     compiler = pytest.importorskip("cupy.cuda.compiler", reason="CuPy is not installed")
     events: list[str] = []
     stored: dict[str, bytes] = {}

@@ -42,7 +42,7 @@ _PAIRS = Text.split("pairs", b"aabb" * 1000)
 
 
 def _observed(options: Options, text: Text, xp: Any) -> tuple[list[float], set[tuple[str, str]]]:
-    """The training losses, and what ran: backend and algorithm."""
+    """The training losses, and the backend and algorithm that ran."""
     ran: Counter[tuple[str, str]] = Counter()
 
     def count(plan: Plan) -> None:

@@ -1,4 +1,4 @@
-"""The demo's text: with a paged cache and without one, and what tells them apart."""
+"""The demo's text with and without a paged cache, and the differences."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _TINY = Options(
 
 
 def _parameters(options: Options, xp: Any = np) -> Parameters:
-    """Of a network that was not trained, but is as sure of itself as one that was."""
+    """Parameters of a network that was not trained but is as confident as a trained one."""
     parameters = Parameters.drawn(options.shape, 1, "float32", xp)
     parameters["head"][...] *= 20
     return parameters

@@ -10,9 +10,9 @@ import pytest
 from ..emulator.build import compiler
 from .documents import ROOT, blocks, pages, read
 
-#: What a page may import that is not there everywhere.
+#: Optional packages that a page may import.
 OPTIONAL = ("jax", "flax", "equinox")
-#: What makes a block one that is compiled and not run.
+#: Lines that make a block one that is compiled and not run.
 NEEDS_A_GPU = ("import cupy", "from numba import cuda")
 
 PAGES = [page for page in pages() if any(blocks(page))]
@@ -54,7 +54,7 @@ _LINK = re.compile(r"\[[^\]\n]*\]\(([^)\s]+)\)")
 
 
 def _anchors(page: str) -> set[str]:
-    """Of the headings of a page, as the site and GitHub name them."""
+    """The anchors of a page's headings, as the site and GitHub name them."""
     headings = re.findall(r"^#+ (.*)$", read(page), re.MULTILINE)
     words = (re.sub(r"[^\w\s-]", "", heading.lower()).strip() for heading in headings)
     return {re.sub(r"\s", "-", one) for one in words}

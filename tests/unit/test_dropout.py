@@ -46,7 +46,7 @@ def _mask(call: GivenCall) -> np.ndarray:
 @settings(max_examples=200)
 @given(problem=_problems(), data=st.data())
 def test_both_passes_against_the_formula(problem: Any, data: Any) -> None:
-    """Of any shape, strides, lengths, bounds of the keys and other features."""
+    """Any shape, strides, lengths, bounds of the keys and other features."""
     call, own = problem
     divided = data.draw(st.sampled_from([None, (1, 1, 1), (3, 2, None), (2, 3, 2), (9, 1, 3)]))
     with _divided(*divided) if divided else contextlib.nullcontext():
@@ -144,7 +144,7 @@ def test_threads_change_no_bit_and_parts_no_number(problem: Any) -> None:
 @pytest.mark.parametrize("entries", [(0, 3), (1, 2), (2, 3), (1, 1)])
 @pytest.mark.parametrize("heads", [(0, 3), (1, 3), (2, 3), (1, 2)])
 def test_a_part_of_a_call_draws_as_the_whole(algorithm: Any, entries: Any, heads: Any) -> None:
-    """Some entries, and some heads of keys with their queries, told where they stand."""
+    """Some entries, and some kv heads with their queries, with their position in the whole."""
     random = np.random.default_rng(3)
     x = {"q": random.standard_normal((3, 20, 6, 4)), "k": random.standard_normal((3, 30, 3, 4))}
     x["v"] = random.standard_normal(x["k"].shape)
@@ -179,7 +179,7 @@ def test_halves_and_singles_drop_what_doubles_drop(call: GivenCall) -> None:
 
 @pytest.mark.parametrize("algorithm", ["fa1", "fa2"])
 def test_the_pullback_drops_the_same(algorithm: Any) -> None:
-    """Gradients against differences of the output that is summed."""
+    """Gradients against differences of the summed output."""
     random = np.random.default_rng(1)
     q, k, v, dout = (random.standard_normal((30, 4)) for _ in range(4))
     own: dict[str, Any] = {"backend": "numpy", "algorithm": algorithm, "causal": True}

@@ -27,7 +27,7 @@ def _call(dtype: Any = np.float32, **more: Any) -> dict[str, Any]:
 
 
 def _refused(given_: dict[str, Any], kind: Any, match: str) -> None:
-    """By either pass, by the vjp, and by ``explain``; nothing is computed before it."""
+    """Refused by either pass, by the vjp, and by ``explain``; nothing is computed before."""
     q, ran = given_["q"], []
     lse = np.zeros((q.shape[0], q.shape[2], q.shape[1]), np.float32)
     passes: list[Callable[..., Any]] = [cuflash.attention, cuflash.attention_vjp, cuflash.explain]

@@ -1,4 +1,4 @@
-"""What would run is said before it runs, and what was said is what runs."""
+"""``explain`` says what would run, and that is what runs."""
 
 from __future__ import annotations
 

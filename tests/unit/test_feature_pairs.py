@@ -64,7 +64,7 @@ def test_refusals_name_what_there_is() -> None:
 def test_a_refused_pair_raises_wherever_it_stands(
     second: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Planted in the list: of features, algorithms, backends, passes and dtypes."""
+    """Planted in the list: features, algorithms, backends, passes and dtypes."""
     monkeypatch.setattr(refused, "REFUSED", (Refusal("window", second, "as a test has it"),))
     calls.forget()
     algorithm = second if second in ALGORITHMS else "auto"
@@ -99,6 +99,6 @@ def test_a_generation_that_is_refused_is_passed_over(
 
 
 def test_all_features_together_are_not_refused() -> None:
-    """But for those that are refused with another one."""
+    """Except features that are refused with another one."""
     one_of_each = {pair.first for pair in REFUSED}
     check_refused(name for name in FEATURES if name not in one_of_each)

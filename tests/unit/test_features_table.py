@@ -1,4 +1,4 @@
-"""Every public signature is held to the table of features: a row that one of them lacks fails."""
+"""Every public signature is compared with the table of features: a missing row fails."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FUNCTIONS: list[Callable[..., Any]] = [
 ]
 #: Those that take what the backward pass alone has.
 OF_GRADIENTS = [f for f in FUNCTIONS if f is not cuflash.attention]
-#: What asks ``python -m cuflash compile`` for kernels of a feature.
+#: The options of ``python -m cuflash compile`` for kernels of a feature.
 COMPILED: dict[str, dict[str, Any]] = {
     "window": {"masks": ("left", "band")},
     "used_lengths": {"used_lengths": (False, True)},
@@ -50,7 +50,7 @@ OPTIONS = {"mask": "mask_array"}
 
 
 def _arguments() -> list[str]:
-    """Of all features; one that is a number or an array counts once."""
+    """The arguments of all features; one that may be a number or an array counts once."""
     return [name for feature in FEATURES.values() for name in feature.arguments]
 
 

@@ -37,7 +37,7 @@ def _taken(chosen: Plan) -> tuple[tuple[int, int], int]:
     return (chosen.tile.block_q, chosen.tile.block_kv), chunk_of(chosen.problem)
 
 
-#: What was fastest on an H200 of all that was tried: tiles, and keys of a chunk.
+#: The fastest of all that was tried on an H200: tiles, and keys of a chunk.
 _MEASURED = {
     "one query on 131072 keys": (
         few(1, (32, 8), (1, 131072)),
@@ -69,7 +69,7 @@ def test_what_was_measured_to_be_fastest_is_taken(name: str) -> None:
 
 
 def test_whoever_fills_the_device_has_the_first_row_of_the_table() -> None:
-    """With two tiles for each multiprocessor, and rows enough, nothing is reckoned."""
+    """With two tiles for each multiprocessor, and enough rows, no time is predicted."""
     for width, mask, keys in product(
         (64, 96, 128, 192, 256), ("full", "causal"), (300, 1500, 9000)
     ):
@@ -105,7 +105,7 @@ def test_chunks_that_are_tried_are_shorter_than_the_keys_and_not_too_many() -> N
 @pytest.mark.parametrize("mask", ["full", "causal"])
 @pytest.mark.parametrize("rows", [1, 77, 300, None], ids=str)
 def test_more_keys_take_no_less_time(mask: str, rows: int | None) -> None:
-    """Of rows that are walked whole; of what is chosen within what rounds of blocks leave idle."""
+    """For whole rows; for the choice, within the idle part of a round of blocks."""
     step, last, shortest = StepTime(1.0, 1.5), [0.0] * 3, 0.0
     for keys in range(64, 20000, 500):
         problem = few(1, (4, 4), (rows or keys, keys), mask=mask, q_offset=keys - (rows or keys))
@@ -148,7 +148,7 @@ def test_items_are_those_that_blocks_walk() -> None:
 
 
 def test_a_plan_is_pure_and_takes_no_time() -> None:
-    """At most 50 ms; as many q tiles as a problem with few tiles may have."""
+    """At most 50 ms, for the most q tiles that a problem with few tiles may have."""
     for heads, rows, mask in ((1, 60000, "causal"), (1, 16384, "band"), (8, 128, "full")):
         problem = few(1, (heads, heads), (rows, 131072), 64, mask=mask)
         problem = replace(problem, q_first=-900 if mask == "band" else 0, q_offset=131072 - rows)

@@ -18,6 +18,7 @@ ORDER = [
     "reference_caches",
     "config",
     "bounded_cache",
+    "html_table",
     "philox",
     "features.device",
     "features.host",
@@ -205,7 +206,7 @@ def _modules(package: Path) -> dict[str, Path]:
 
 
 def _imported(name: str, path: Path, known: set[str]) -> set[str]:
-    """Modules of the package that a module imports, wherever in it the import stands."""
+    """Modules of the package that a module imports, anywhere in it."""
     here = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
     here = [part for part in here if part]
     found = set()

@@ -43,7 +43,7 @@ def total(function: Any, **options: Any) -> Any:
 def test_values_and_gradients(
     wide: None, compiled: bool, options: dict[str, Any], shape: tuple[int, ...]
 ) -> None:
-    """Slopes of heads get the sum of what the entries of the batch give them."""
+    """Slopes of heads get the sum over the entries of the batch."""
     arrays = draw(Q, KV, KV, shape)
     *qkv, slopes = arrays
     got = attention(*qkv, alibi_slopes=slopes, return_lse=True, **options)
@@ -54,7 +54,7 @@ def test_values_and_gradients(
 
 
 def test_beside_sinks(wide: None) -> None:
-    """What a key far away has less of, the sink has more of."""
+    """The weight that a far key loses goes to the sink."""
     *qkv, slopes, sinks = draw(Q, KV, KV, BATCH, HEADS)
 
     def of(function: Any) -> Any:
@@ -74,7 +74,7 @@ def test_without_a_batch(wide: None) -> None:
 
 
 def test_the_position_is_that_of_jax(wide: None) -> None:
-    """The first query stands at the first key, whatever the mask; elsewhere at the last."""
+    """The first query is at the first key, whatever the mask; elsewhere at the last."""
     *qkv, slopes = draw(Q, KV, KV, HEADS)
     arrays = [np.asarray(array) for array in qkv]
     for q_offset in (0, None, -3):

@@ -1,4 +1,4 @@
-"""Slopes of arrays that are divided over four devices: by heads and by batch with them."""
+"""Slopes of arrays that are divided over four devices: by heads, and by batch with them."""
 
 from __future__ import annotations
 

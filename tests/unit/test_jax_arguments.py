@@ -1,4 +1,4 @@
-"""What ``cuflash.jax`` refuses, and what it says; importing it, and importing without it."""
+"""Refusals of ``cuflash.jax`` and their messages; imports with and without it."""
 
 from __future__ import annotations
 

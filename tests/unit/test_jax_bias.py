@@ -37,7 +37,7 @@ ONE = [(1, 4, 7, 11), (1, 1, 1, 11), (4, 7, 1), (7, 11)]
     ("batch", "shape"), [*((3, kind) for kind in KINDS), *((1, kind) for kind in ONE)], ids=str
 )
 def test_values_and_gradients(wide: None, shape: tuple[int, ...], batch: int) -> None:
-    """The gradient is summed over what the bias is broadcast over."""
+    """The gradient is summed over the axes along which the bias is broadcast."""
     arrays = draw((batch, *Q[1:]), (batch, *KV[1:]), (batch, *KV[1:]), shape)
     options = OPTIONS[sum(shape) % len(OPTIONS)]
     got = jax.jit(pulled(attention, **options))(*arrays)
@@ -91,7 +91,7 @@ def test_beside_slopes_and_sinks(wide: None, kind: tuple[int, ...]) -> None:
 
 
 def test_minus_infinity_hides_a_pair(wide: None) -> None:
-    """A row of which all are hidden is 0, and gives nothing to any gradient."""
+    """A row with all pairs hidden is 0, and adds nothing to any gradient."""
     *qkv, bias = draw(Q, KV, KV, (1, 7, 11))
     seen = np.arange(11) <= np.arange(7)[:, None]
     near(attention(*qkv, jnp.where(seen, 0.0, -jnp.inf)), attention(*qkv, is_causal=True))
@@ -121,7 +121,7 @@ def test_only_what_is_wanted_is_computed(wide: None, kind: tuple[int, ...]) -> N
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("of_bias", ["q", "float32"])
 def test_dtypes(dtype: str, of_bias: str) -> None:
-    """Of the query's dtype or float32, and its gradient is like it."""
+    """The query's dtype or float32; the gradient has the same."""
     qkv = draw(Q, KV, KV, dtype=dtype)
     (bias,) = draw((4, 1, 11), dtype=dtype if of_bias == "q" else of_bias, seed=4)
     out, lse = attention(*qkv, bias, return_lse=True)
@@ -157,7 +157,7 @@ def test_in_a_loop_of_layers_computed_anew(wide: None) -> None:
 
 
 def test_without_entries_queries_or_keys() -> None:
-    """The gradient is zero where nothing gives to it."""
+    """The gradient is zero where nothing contributes to it."""
     for q, keys, shape, mapped in (
         ((0, 7, 4, 8), 11, (1, 4, 7, 11), (2, 2)),
         ((0, 7, 4, 8), 11, (0, 1, 7, 11), (2, 2)),

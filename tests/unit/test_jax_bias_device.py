@@ -1,4 +1,4 @@
-"""A bias and a mask on the CUDA side of ``cuflash.jax``: what a fake device is given."""
+"""A bias and a mask on the CUDA side of ``cuflash.jax``, with a fake device."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _fields(words: Any, name: str = "") -> tuple[str, ...]:
 
 
 def test_a_bias_is_lowered_as_it_is() -> None:
-    """What vmap does not map has an axis of 1."""
+    """An axis that vmap does not map has size 1."""
     q, k, v, bias = draw((3, *Q), (3, *KV), (3, *KV), (5, 9), dtype="float16")
 
     def loss(*arrays: Any) -> Any:

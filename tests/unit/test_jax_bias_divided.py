@@ -18,7 +18,7 @@ __all__ = ["wide"]
 attention = pytest.importorskip("cuflash.jax", reason="JAX is not installed").attention
 
 ALL = (0, 1, 2, 3)
-#: With the batch and the heads, with either, with none.
+#: Divided with the batch and the heads, with either, with none.
 KINDS = [(4, 8, 6, 6), (1, 8, 6, 1), (4, 1, 1, 6), (1, 1, 6, 6)]
 OPTIONS: dict[str, Any] = {"local_window_size": (3, 1), "return_lse": True}
 
@@ -45,7 +45,7 @@ def _of_bias(spec: Any, kind: tuple[int, ...]) -> Any:
 
 
 def _is_shared(spec: Any, kind: tuple[int, ...]) -> bool:
-    """Whether several devices give to one number of the gradient."""
+    """Whether several devices contribute to one number of the gradient."""
     return _of_bias(spec, kind) != _of_bias(spec, KINDS[0])
 
 
@@ -102,7 +102,7 @@ def test_a_bias_that_every_device_has(kind: tuple[int, ...]) -> None:
 
 
 def test_a_bias_that_is_divided_as_no_pass_can_take_it() -> None:
-    """By queries or keys: it is gathered. By heads alone: they are divided so."""
+    """Divided by queries or keys it is gathered; by heads alone it stays divided."""
     arrays = draw(WHOLE, GROUPED, GROUPED, KINDS[0], dtype="float32")
     for of_bias in (P(None, None, "x", "y"), P(None, "x")):
         run_divided(gradients, cpu_mesh(2, 2), arrays, [P()] * 3 + [of_bias])
@@ -188,7 +188,7 @@ def test_vmap_on_explicit_axes(axes: tuple[int | None, ...], kind: tuple[int, ..
 
 @pytest.mark.parametrize("pattern", [(2, 1, 2), (2, 1, 1)], ids=["hole", "outer"])
 def test_two_vmaps_on_explicit_axes(pattern: tuple[int, ...]) -> None:
-    """What is repeated along a hole is divided as the queries are along it."""
+    """An array repeated along a hole is divided there as the queries are."""
     outer, inner, batch = pattern
     arrays = draw(*[(2, 4, 2, 3, 4, 4)] * 3, (outer, batch, 1, 3, 3), dtype="float32")
     twice = jax.jit(jax.vmap(jax.vmap(gradients, in_axes=(0, 0, 0, None))))

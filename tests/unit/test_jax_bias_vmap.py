@@ -42,7 +42,7 @@ def test_under_vmap(wide: None, axes: tuple[int | None, int | None], kind: tuple
 
 @pytest.mark.parametrize("axis", [0, None], ids=["mapped", "shared"])
 def test_mapped_entries_are_a_batch(wide: None, axis: int | None) -> None:
-    """Entries without a batch axis, and a bias of each or of all: no number has to say that."""
+    """Entries without a batch axis, and a bias of each or of all, need no number."""
     arrays = draw(Q, KV, KV, (1, 7, 11) if axis is None else (3, 1, 7, 11))
     each = jax.jit(jax.vmap(attention, (0, 0, 0, axis)))
     got, (problem,) = observed(each, *arrays)
@@ -55,7 +55,7 @@ PATTERNS = list(itertools.product((2, 1), (3, 1), (2, 1)))
 
 
 def _of_pattern(pattern: tuple[int, ...]) -> tuple[list[Any], Any, Any]:
-    """Arrays of two mapped axes and a batch of two, what maps them, and what it has to give."""
+    """Arrays of two mapped axes and a batch of two, their mapping, and the expected results."""
     outer, inner, batch = pattern
     mapped = tuple(size for size in (outer, inner) if size > 1)
     q, k, v, bias = draw(

@@ -66,7 +66,7 @@ def test_values_and_gradients_are_those_of_the_same_pairs(shape: tuple[int, ...]
 
 @pytest.mark.parametrize("mapped", [(0, None), (None, 0), (0, 0)], ids=str)
 def test_under_vmap(mapped: tuple[Any, Any]) -> None:
-    """Of queries, of the mask, and of both."""
+    """Mapped queries, a mapped mask, and both."""
     q, k, v = _arrays()
     qs = jnp.stack([q, -q, 2 * q]) if mapped[0] == 0 else q
     blocks = _blocks(*(3,) * (mapped[1] == 0), 2, 1)
@@ -107,7 +107,7 @@ def test_blocks_are_lowered_as_they_are_for_cuda(one_device: FakeDevice, dtype: 
 
 
 def test_entries_of_the_blocks_reach_the_kernels(one_device: FakeDevice) -> None:
-    """Of three mapped calls of two entries, which share them."""
+    """Three mapped calls share them, with two entries each."""
     shapes = [(3, 2, 150, 4, 8), (3, 2, 200, 2, 8), (3, 2, 200, 2, 8), (3, 1, 4, 3, 4)]
     kinds = [np.float16] * 3 + [np.bool_]
     options = Options(layout="bshd", algorithm="fa2", more=(("block_mask", _BLOCK),))

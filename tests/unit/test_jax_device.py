@@ -40,7 +40,7 @@ def two_devices(fake_device: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> Fak
 
 
 class _Buffer:
-    """Stands for a buffer of XLA."""
+    """Replaces a buffer of XLA."""
 
     def __init__(self, shape: tuple[int, ...], dtype: Any, address: int, device: int) -> None:
         self.shape, self.address, self.device = shape, address, device
@@ -219,7 +219,7 @@ def test_a_backward_callback_names_its_buffers(fake_device: FakeDevice) -> None:
 
 
 def test_every_part_of_divided_arrays_has_its_own_plan(fake_device: FakeDevice) -> None:
-    """What XLA asks of a device is planned for the part that it has, and found by its shapes."""
+    """Each device's call is planned for its part, and found by the part's shapes."""
     site = Site(Call("forward", Options(layout="bshd", algorithm="fa2")), "cuda")
     parts = [(4, 5, 4, 8), (1, 5, 2, 8), (2, 5, 4, 8)]
     for shape in parts:

@@ -94,7 +94,7 @@ def test_keys_that_are_whole_are_cut_where_they_are() -> None:
 def test_what_cannot_be_divided_is_gathered(
     name: str, specs: tuple[Any, ...], keys: tuple[int, ...]
 ) -> None:
-    """By sequence, by width, or into parts of one key head: right, at the price of moving it."""
+    """By sequence, by width, or into parts of one kv head: right, but the arrays are moved."""
     arrays = draw(WHOLE, keys, keys, dtype="float32")
     _, collectives = run_divided(attention_pass(name), cpu_mesh(2, 2), arrays, specs)
     assert collectives

@@ -33,7 +33,7 @@ KEY_KINDS = ["typed 2", "raw 2", "typed 4", "raw 4"]
 
 
 def _left(q: Any, keys: int, rate: float, key: Any, broadcast: bool) -> Any:
-    """What is left of the weights, by the words of the key."""
+    """Dropout's factors of the weights, from the words of the key."""
     typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
     words = np.asarray(jax.random.key_data(key) if typed else key)
     shape = (1, 1, q.shape[1], keys) if broadcast else (q.shape[0], q.shape[2], q.shape[1], keys)
@@ -46,7 +46,7 @@ def _options(rate: float, key: Any, broadcast: bool = False) -> dict[str, Any]:
 
 
 def _pulled(function: Any, **options: Any) -> Any:
-    """Gradients of what is given first, and what they are gradients through."""
+    """Gradients of the first result, and the arrays through which they go."""
 
     def of(*arrays: Any) -> Any:
         results = function(*arrays, **options)
@@ -78,7 +78,7 @@ def _calls(given: Any) -> tuple[Any, ...]:
 @settings(deadline=None, max_examples=10)
 @given(_calls())
 def test_values_and_gradients(call: tuple[Any, ...]) -> None:
-    """The weights of the words of the key, whatever else changes them."""
+    """The key's words select the weights, whatever other features change them."""
     q, kv, rate, key, broadcast, more, with_sinks = call
     arrays = draw(q, kv, kv, dtype="float32")
     more = {**more, "sinks": jnp.ones(q[2], jnp.float32)} if with_sinks else more
@@ -147,7 +147,7 @@ def _entries(function: Any, axes: tuple[int | None, ...], *arrays: Any) -> Any:
     ids=str,
 )
 def test_mapped_entries_draw_as_each_alone(wide: None, axes: Any, broadcast: bool) -> None:
-    """With one key the same, with keys of their own by those."""
+    """With one key all entries draw the same; with separate keys each draws by its own."""
     key = jax.random.key(9)
     shapes = [Q, KV, KV]
     arrays = draw(*((3, *s) if axis == 0 else s for s, axis in zip(shapes, axes, strict=False)))
@@ -160,7 +160,7 @@ def test_mapped_entries_draw_as_each_alone(wide: None, axes: Any, broadcast: boo
 
 
 def test_entries_mapped_twice_and_heads_of_sinks(wide: None) -> None:
-    """Where sinks are mapped each entry has heads of its own, which draw as the heads do."""
+    """With mapped sinks each entry has separate heads, which draw as the heads do."""
     key = jax.random.key(2)
     q, k, v, sinks = draw((2, 3, *Q), KV, KV, (3, 4))
 

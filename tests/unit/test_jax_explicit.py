@@ -44,7 +44,7 @@ def test_gradients_on_explicit_axes(name: str) -> None:
 
 
 def test_vmap_over_an_explicit_axis() -> None:
-    """What is not mapped is repeated on the devices that have the mapped entries."""
+    """Arrays that are not mapped are repeated on the devices with the mapped entries."""
     mesh = cpu_mesh(2, 2, explicit=True)
     arrays = draw((2, *WHOLE), WHOLE, (2, *WHOLE), dtype="float32")
     specs = [P("x", "y"), P("y"), P("x", "y")]

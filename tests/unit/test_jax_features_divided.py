@@ -17,7 +17,7 @@ from .jax_case import cpu_mesh, draw, jax, jnp
 
 attention = pytest.importorskip("cuflash.jax", reason="JAX is not installed").attention
 
-#: Of each feature: keywords, and for each array its shape and how it is divided with the heads.
+#: For each feature: keywords, and for each array its shape and its division with the heads.
 KEYWORDS: dict[str, dict[str, Any]] = {
     "window": {"local_window_size": (2, 1)},
     "used_lengths": {},
@@ -60,9 +60,9 @@ ARRAYS: dict[str, dict[str, tuple[tuple[int, ...], Any]]] = {
     "sinks": {"sinks": ((8,), P("y"))},
     "dropout": {},
 }
-#: What arrays are called here, where they have another name.
+#: Names of arrays here that differ from the argument's.
 NAMES = {"seqused_q": "query_seq_lengths", "seqused_kv": "key_value_seq_lengths"}
-#: Of those that hold no random numbers.
+#: Arrays that hold no random numbers.
 NUMBERS = {
     "query_seq_lengths": [6, 0, 3, 5],
     "key_value_seq_lengths": [2, 6, 9, 1],
@@ -111,7 +111,7 @@ def case_of(chosen: tuple[str, ...]) -> tuple[Any, list[Any], list[Any]]:
 
 
 def _as(name: str, array: Any) -> Any:
-    """Random numbers as what an array holds."""
+    """Random numbers in the form of an array's contents."""
     if name in NUMBERS:
         return jnp.asarray(NUMBERS[name], jnp.int32)
     return array > -0.5 if "mask" in name else array

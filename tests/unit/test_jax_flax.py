@@ -29,7 +29,7 @@ MASKS = [(2, 1, 6, 6), (2, 4, 6, 6), (1, 1, 6, 6), (1, 4, 1, 6), (2, 1, 6, 1)]
 
 
 def _linen(attention_fn: Any = linen.dot_product_attention, **options: Any) -> Any:
-    """A Linen module and its parameters, the same whatever computes."""
+    """A Linen module and its parameters, the same for both implementations."""
     module = linen.MultiHeadDotProductAttention(
         num_heads=4, param_dtype=jnp.float64, attention_fn=attention_fn, **options
     )
@@ -51,7 +51,7 @@ def _plain(q: Any, k: Any, v: Any, *, mask: Any, is_causal: bool, **_: Any) -> A
 
 
 def _nnx(attention_fn: Any = _plain, **options: Any) -> Any:
-    """A module of NNX, the same whatever computes."""
+    """A module of NNX, the same for both implementations."""
     shared = {"in_features": 16, "decode": False, "param_dtype": jnp.float64, **options}
     shared["attention_fn"] = attention_fn
     return nnx.MultiHeadAttention(num_heads=4, rngs=nnx.Rngs(0), **shared)
@@ -113,7 +113,7 @@ def test_its_dtype_is_a_cast(module: Any) -> None:
 
 
 def _mask(shape: tuple[int, ...]) -> Any:
-    """Every row sees a key: to one that sees none Flax gives the mean of all values."""
+    """Every row sees a key: for a row without keys Flax returns the mean of all values."""
     seen = draw_mask(shape, 5)
     return seen | (~seen.any(-1, keepdims=True) & (jnp.arange(shape[-1]) == 0))
 
@@ -130,7 +130,7 @@ def test_a_mask(module: Any, shape: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("module", MODULES)
 def test_masks_that_flax_makes(module: Any) -> None:
-    """Of padded sequences, and of causal ones, together."""
+    """Padded and causal masks together."""
     (x, y) = draw(X, (2, 9, 16))
     lengths = jnp.arange(9) < jnp.asarray([[9], [4]])
     padded = linen.make_attention_mask(jnp.ones(X[:2], bool), lengths, jnp.logical_and, dtype=bool)
@@ -158,7 +158,7 @@ def test_rows_that_see_no_key_are_zeros(module: Any) -> None:
 
 @pytest.mark.parametrize("module", MODULES)
 def test_a_mask_of_numbers_is_refused(module: Any) -> None:
-    """As Flax makes them unless it is told their dtype."""
+    """Flax makes such masks unless it gets a dtype."""
     (x,) = draw(X)
     mask = linen.make_causal_mask(x[..., 0])
     with pytest.raises(cuflash.ArgumentTypeError, match=NUMBERS):
@@ -177,7 +177,7 @@ def _dropping(
     broadcast_dropout: bool,
     **_: Any,
 ) -> Any:
-    """The formula with what Flax passes: the key's words say which weights are dropped."""
+    """The formula with Flax's arguments: the key's words say which weights are dropped."""
     words = np.asarray(jax.random.key_data(dropout_rng))
     first = (1, 1) if broadcast_dropout else (q.shape[0], q.shape[2])
     sizes = (*first, q.shape[1], k.shape[1])
@@ -189,7 +189,7 @@ def _dropping(
 @pytest.mark.parametrize("broadcast", [True, False])
 @pytest.mark.parametrize("module", MODULES)
 def test_dropout(module: Any, broadcast: bool) -> None:
-    """With the key that Flax passes; another key drops other weights."""
+    """With Flax's key; another key drops other weights."""
     (x,) = draw(X)
     mask = draw_mask((2, 1, 6, 6))
     results = []
@@ -214,7 +214,7 @@ def test_weights_are_not_sown(module: Any) -> None:
 
 @functools.wraps(attention)
 def _boolean(*qkv: Any, mask: Any = None, **others: Any) -> Any:
-    """What decoding needs: its mask is one of numbers, whatever is given."""
+    """Decoding needs this: its mask has numbers, whatever is given."""
     return attention(*qkv, mask=None if mask is None else mask != 0, **others)
 
 

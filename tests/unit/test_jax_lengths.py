@@ -60,12 +60,12 @@ NAMES = [(), (QUERIES,), (VALUES,), (QUERIES, VALUES)]
 @pytest.mark.parametrize("names", NAMES, ids=lambda names: "+".join(names) or "whole")
 @pytest.mark.parametrize("which", range(4))
 def test_values_and_gradients_are_those_of_jax(names: tuple[str, ...], which: int) -> None:
-    """Where every row of a query that takes part sees a key, as JAX has no rows without."""
+    """Only where every counted query sees a key, because JAX has no dead rows."""
     options, heads_kv = OPTIONS[which], (HEADS, 2, 1)[(which + len(names)) % 3]
     keys = ROWS if options.get("local_window_size") else KEYS
     more = _lengths(*names)
     if VALUES in more and "local_window_size" in options:
-        more[VALUES] = jnp.asarray((7, 7, 6), "int32")  # the last rows see a key all the same
+        more[VALUES] = jnp.asarray((7, 7, 6), "int32")  # the last rows still see a key
     kv = (BATCH, keys, heads_kv, DIM)
     *arrays, bias = draw(Q, kv, kv, (1, HEADS, ROWS, keys), dtype="float32")
     _alike(arrays, {**more, "bias": bias} if which % 2 else more, **options)
@@ -98,7 +98,7 @@ def test_no_array_of_pairs_is_made() -> None:
 
 
 def test_what_sees_no_key_is_zero(wide: None) -> None:
-    """Of an entry without keys too, where JAX gives the mean of all values."""
+    """Also for an entry without keys, where JAX returns the mean of all values."""
     kv = (BATCH, KEYS, 2, DIM)
     arrays = draw(Q, kv, kv)
     more = {QUERIES: jnp.asarray((0, 4, 7)), VALUES: jnp.asarray((5, 0, 11))}

@@ -1,4 +1,4 @@
-"""``mask`` of ``cuflash.jax``: values, gradients, and what is refused."""
+"""``mask`` of ``cuflash.jax``: values, gradients and refusals."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ OPTIONS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_values_and_gradients(wide: None, kind: tuple[int, ...]) -> None:
-    """Beside a causal mask and a window; rows that see no key are zeros, and give nothing."""
+    """With a causal mask and a window; rows that see no key are zeros, and add nothing."""
     options = OPTIONS[sum(kind) % len(OPTIONS)]
     arrays = [*draw(Q, KV, KV), draw_mask(kind, sum(kind))]
     one, other = (jax.jit(pulled(f, **options))(*arrays) for f in (attention, formula))
@@ -64,7 +64,7 @@ def _calls(given: Any) -> tuple[Any, ...]:
 @example(((2, 4, 6, 9), 2, (2, 4, 6, 9), True, {"is_causal": True}, 0))
 @example(((2, 4, 6, 9), 1, (1, 1, 1, 9), False, {"is_causal": False}, 1))
 def test_it_is_jaxs_own_function(call: tuple[Any, ...]) -> None:
-    """Where a row sees no key JAX gives it the mean of all values: rows like that are left out."""
+    """Without rows that see no key: for them JAX returns the mean of all values."""
     (batch, heads, rows, keys), heads_kv, shape, with_bias, options, seed = call
     q, kv = (batch, rows, heads, 8), (batch, keys, heads_kv, 8)
     *qkv, bias = draw(q, kv, kv, (1, heads, rows, keys), dtype="float32", seed=seed)
@@ -126,7 +126,7 @@ def test_it_is_no_part_of_what_is_differentiated(wide: None, wanted: tuple[int, 
 @pytest.mark.parametrize("compiled", [jax.jit, lambda f: f], ids=["jit", "eager"])
 @pytest.mark.parametrize("mapped", [True, False], ids=["vmap", "one"])
 def test_its_cotangent_is_of_no_numbers(compiled: Any, mapped: bool) -> None:
-    """As JAX has it for booleans, where a caller asks for it."""
+    """JAX has no cotangent for booleans, even if a caller asks for it."""
     *qkv, mask = [*draw(Q, KV, KV, dtype="float32"), draw_mask(WHOLE)]
     function = lambda *a: attention(*a[:3], mask=a[3])  # noqa: E731
     if mapped:

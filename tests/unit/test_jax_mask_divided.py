@@ -17,7 +17,7 @@ __all__ = ["wide"]
 
 attention = pytest.importorskip("cuflash.jax", reason="JAX is not installed").attention
 
-#: With the batch and the heads, with either, with none.
+#: Divided with the batch and the heads, with either, with none.
 KINDS = [(4, 8, 6, 6), (1, 8, 6, 1), (4, 1, 1, 6), (1, 1, 6, 6)]
 
 gradients = pulled(attention, local_window_size=(3, 1))
@@ -78,7 +78,7 @@ def test_a_mask_that_every_device_has(kind: tuple[int, ...]) -> None:
 
 
 def test_a_mask_that_is_divided_as_no_pass_can_take_it() -> None:
-    """By queries or keys: it is gathered. By heads alone: they are divided so."""
+    """Divided by queries or keys it is gathered; by heads alone it stays divided."""
     arrays = _arrays(GROUPED, KINDS[0])
     for of_mask in (P(None, None, "x", "y"), P(None, "x")):
         run_divided(gradients, cpu_mesh(2, 2), arrays, [P()] * 3 + [of_mask])
@@ -107,7 +107,7 @@ def test_vmap(axes: tuple[int | None, ...], kind: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("pattern", [(2, 1, 2), (2, 1, 1), (1, 4, 1)], ids=str)
 @pytest.mark.parametrize("explicit", [True, False], ids=["explicit", "auto"])
 def test_two_vmaps(pattern: tuple[int, ...], explicit: bool) -> None:
-    """What is repeated along a hole is divided as the queries are along it."""
+    """An array repeated along a hole is divided there as the queries are."""
     outer, inner, batch = pattern
     own = tuple(size for size in (outer, inner) if size > 1)
     arrays = [*draw(*[(2, 4, 2, 3, 4, 4)] * 3, dtype="float32"), draw_mask((*own, batch, 1, 3, 3))]

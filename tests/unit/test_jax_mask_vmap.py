@@ -1,4 +1,4 @@
-"""``mask`` of ``cuflash.jax`` under ``jax.vmap``: what is not mapped is not repeated."""
+"""``mask`` of ``cuflash.jax`` under ``jax.vmap``: unmapped arrays are not repeated."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["wide"]
 
 attention = pytest.importorskip("cuflash.jax", reason="JAX is not installed").attention
 
-#: Which of query, key, value and mask are mapped: every choice but none.
+#: Which of query, key, value and mask are mapped: every choice except none.
 MAPPED = [mapped for mapped in itertools.product([True, False], repeat=4) if any(mapped)]
 
 
@@ -49,7 +49,7 @@ def test_every_choice(wide: None, mapped: tuple[bool, ...], kind: tuple[int, ...
 
 @pytest.mark.parametrize("axis", [0, None], ids=["mapped", "shared"])
 def test_mapped_entries_are_a_batch(wide: None, axis: int | None) -> None:
-    """Entries without a batch axis, and a mask of each or of all: no number has to say that."""
+    """Entries without a batch axis, and a mask of each or of all, need no number."""
     mask = draw_mask((1, 7, 11) if axis is None else (3, 1, 7, 11))
     arrays = [*draw(Q, KV, KV), mask]
     each = jax.jit(jax.vmap(lambda *a: attention(*a[:3], mask=a[3]), (0, 0, 0, axis)))

@@ -1,4 +1,4 @@
-"""The handler of launch tables: what it launches, and every error that it can give XLA."""
+"""The handler of launch tables: its launches, and every error that it can return to XLA."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["fake_device", "two"]
 
 
 def _prepared_words(two: Native, device: int, counter: int) -> list[bytes]:
-    """What the library's own launches are given for the same buffers."""
+    """The parameters of the library's own launches for the same buffers."""
     two.fake.launched.clear()
     scratch = two.at.get("workspace", 0)
     workspace = -(-scratch // 256) * 256
@@ -111,7 +111,7 @@ def test_each_device_has_a_counter_and_an_owner(two: Native) -> None:
 
 @pytest.mark.parametrize("status", [1, 2])
 def test_a_captured_launch_has_a_counter_of_the_graph(two: Native, status: int) -> None:
-    """Also where the capture has failed already: what is queued then is never launched."""
+    """Also if the capture has failed before: work queued then is never launched."""
     two.add(algorithm="fa3")
     two.driver.capture_status = status
     two.driver.capturing.add(FakeXla.STREAM)
@@ -197,7 +197,7 @@ def test_other_stages_do_nothing(two: Native) -> None:
 
 
 def _as_prepared(two: Native, device: int = 0) -> bool:
-    """Whether a run launches what a prepared call does, and no less than one kernel."""
+    """Whether a run launches the same as a prepared call, and at least one kernel."""
     two.fake.launched.clear()
     two.driver.stream_context = (FakeDriver.CONTEXT, OTHER)[device]
     two.run(**{name: 1 for name, shape in two.shapes.items() if 0 in shape})

@@ -1,4 +1,4 @@
-"""What launch tables ask of CUDA's driver: its functions, contexts, and counters of tiles."""
+"""Calls of launch tables to CUDA's driver: functions, contexts, and counters of tiles."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _header() -> str:
 
 
 def test_functions_are_those_that_a_compiler_would_call() -> None:
-    """Some names stand for a later version of the function."""
+    """Some names mean a later version of the function."""
     versions = dict(re.findall(r"^ *#define +(cu\w+) +(cu\w+_v\d+)$", _header(), re.MULTILINE))
     assert versions["cuMemAlloc"] == "cuMemAlloc_v2"
     for function, name in _MEANT.items():
@@ -51,7 +51,7 @@ def test_functions_are_those_that_a_compiler_would_call() -> None:
 
 
 class _Cuda:
-    """The driver's library and CuPy's runtime on one thread, and what was asked of them."""
+    """The driver's library and CuPy's runtime on one thread, with a record of the calls."""
 
     def __init__(self) -> None:
         self.asked: list[Any] = []

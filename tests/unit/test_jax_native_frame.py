@@ -1,4 +1,4 @@
-"""Where XLA's structures hold what the handler reads: held against the header of this jaxlib."""
+"""The handler's offsets in XLA's structures, compared with the header of this jaxlib."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .jax_case import jax
 pytest.importorskip("cuflash.jax", reason="JAX is not installed")
 from cuflash.jax.native import frame
 
-#: What C says of each number there.
+#: The C expression for each number there.
 _MEANT = {
     "EXTENSION": "offsetof(XLA_FFI_CallFrame, extension_start)",
     "FRAME_API": "offsetof(XLA_FFI_CallFrame, api)",
@@ -41,7 +41,7 @@ _MEANT = {
     "METADATA_TRAITS": "offsetof(XLA_FFI_Metadata, traits)",
     "ALLOWS_COMMAND_BUFFERS": "XLA_FFI_HANDLER_TRAITS_COMMAND_BUFFER_COMPATIBLE",
 }
-#: What the handler writes, and where that is in what it gives XLA's functions.
+#: The handler's output, and its place in the arguments of XLA's functions.
 _GIVEN = {
     "offsetof(XLA_FFI_Rets, size)": frame.COUNT,
     "offsetof(XLA_FFI_Rets, rets)": frame.ITEMS,

@@ -1,4 +1,4 @@
-"""How the handler is registered with XLA, and what happens where it cannot be."""
+"""Registration of the handler with XLA, and its failures."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_the_stamp_is_of_all_that_is_compiled() -> None:
 
 
 def test_numbers_use_their_bits() -> None:
-    """So many that two calls never share one; none is 0, which stands for no table."""
+    """Enough bits that two calls never share a number; none is 0, which means no table."""
     numbers = [native.number_of(bytes([i])) for i in range(256)]
     assert all(0 < number < 1 << 62 for number in numbers)
     assert all(any(number >> bit & 1 for number in numbers) for bit in range(62))
@@ -167,14 +167,14 @@ def _another_handler() -> Any:
 
 
 def test_code_of_other_sources_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where Numba kept what another version had, it is compiled anew."""
+    """If Numba kept another version's code, it compiles again."""
     monkeypatch.setattr(registration, "STAMP", registration.STAMP + 2)
     with pytest.raises(RuntimeError, match="not the one of these sources"):
         _another_handler()
 
 
 def test_without_a_cache_it_is_compiled_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Numba raises where no folder can be written, and where what it kept is broken."""
+    """Numba raises where no folder is writable, and where its stored code is broken."""
     import numba
 
     asked: list[bool] = []

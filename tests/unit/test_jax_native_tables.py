@@ -41,7 +41,7 @@ def made(two: Native, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_tables_whose_numbers_meet_in_one_slot_are_told_apart(two: Native) -> None:
-    """Beside others, and behind the end of the list."""
+    """Beside other tables, and past the end of the list."""
     last = registry.SLOTS - 1
     two.add(algorithm="fa2")
     for number in range(last, 9 * registry.SLOTS, registry.SLOTS):
@@ -58,7 +58,7 @@ def _lowered(function: Any, *arrays: Any) -> str:
 
 
 def test_a_computation_for_cuda_calls_the_handler(made: list[int]) -> None:
-    """By the same number in every process; other shapes, keywords and passes have others."""
+    """The number is the same in every process; other shapes, keywords and passes have others."""
     q, k, v = draw(Q, KV, KV, dtype="float16")
 
     def numbers(function: Any, *arrays: Any) -> list[str]:
@@ -120,7 +120,7 @@ def test_a_divided_computation_is_never_taken_from_another_process(
 def test_what_does_not_fit_into_a_table_is_refused_or_cut(
     two: Native, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Messages lose their beginning, so that the number behind them has room."""
+    """Messages lose their beginning, so that the number after it has room."""
     monkeypatch.setattr(table, "MOST_TEXT", 64)
     two.add(algorithm="fa2")
     two.fails("at ", q=1)

@@ -37,7 +37,7 @@ OPTIONS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("jitted", [False, True])
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_values_and_gradients(wide: None, options: dict[str, Any], jitted: bool) -> None:
-    """As of a loop over the sequences; offsets are traced."""
+    """As with a loop over the sequences; offsets are traced."""
     arrays = draw(Q, KV, KV)
     mine, theirs = pulled(attention, **options), pulled(looped, **options)
     near((jax.jit(mine) if jitted else mine)(arrays, offsets()), theirs(arrays, offsets()))
@@ -57,7 +57,7 @@ def test_sinks_and_slopes(wide: None, options: dict[str, Any]) -> None:
 
 
 def test_it_is_what_jax_makes_of_each_sequence() -> None:
-    """Where every query sees a key."""
+    """Only where every query sees a key."""
     q, k, v = draw((12, 4, 8), (14, 2, 8), (14, 2, 8), dtype="float32")
     at = {"cu_seqlens_q": jnp.asarray([0, 5, 6, 12]), "cu_seqlens_kv": jnp.asarray([0, 5, 8, 14])}
 
@@ -164,7 +164,7 @@ def test_the_residual_and_other_dtypes() -> None:
 
 @pytest.mark.parametrize("kind", ["int64", "uint32", "uint8", "int8"])
 def test_offsets_of_any_integers(wide: None, kind: str) -> None:
-    """What int32 does not hold is beyond the rows."""
+    """Offsets beyond int32 are beyond the rows."""
     arrays = draw(Q, KV, KV)
     expected = attention(*arrays, **offsets())
     given = {name: at.astype(kind) for name, at in offsets().items()}
@@ -178,7 +178,7 @@ def test_offsets_of_any_integers(wide: None, kind: str) -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_what_int32_does_not_hold_is_the_nearest_that_it_does(wide: None, seed: int) -> None:
-    """And not what its last 32 bits are."""
+    """They are clamped, and not truncated to their last 32 bits."""
     arrays, random = draw(Q, KV, KV), np.random.default_rng(seed)
     far = {name: random.integers(-(2**62), 2**62, 4) for name in _NAMES}
     near_by = {name: np.clip(at, -(2**31), 2**31 - 1).astype("int32") for name, at in far.items()}
@@ -251,7 +251,7 @@ def test_arrays_with_a_batch_are_refused() -> None:
 
 
 def test_the_device_is_given_arrays_without_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is planned is a call of the layout "shd"."""
+    """The plan is that of a call with the layout "shd"."""
     device = pytest.importorskip("cuflash.jax.device")
     planned: list[Any] = []
 

@@ -1,4 +1,4 @@
-"""Packed sequences of arrays that are divided over four devices: by heads where they are."""
+"""Packed sequences of arrays that are divided over four devices: divided by heads if they are."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _pass(names: tuple[str, ...] = (), **options: Any) -> Any:
 @pytest.mark.parametrize("spec", _HEADS, ids=str)
 def test_heads_stay_divided(spec: Any) -> None:
     results, collectives = run_divided(_pass(), cpu_mesh(2, 2), _arrays(), [spec] * 3 + SHARED)
-    assert not set(collectives) - {"all-reduce"}  # of the number that gradients are taken of
+    assert not set(collectives) - {"all-reduce"}  # for the number whose gradients are taken
     out, lse, *grads = results
     assert entries(lse.sharding.spec, 2)[0] == entries(spec, 3)[1]
     for result in (out, *grads):

@@ -21,9 +21,9 @@ Q, KV = (2, 96, 4, 32), (2, 128, 2, 32)
 
 
 def _shifted(dtype: str, shift: float) -> list[Any]:
-    """Queries, keys of which all but the first have a large part in common, values, a cotangent.
+    """Queries, keys that share a large part except the first, values, a cotangent.
 
-    What all keys had in common the NumPy backend would take off.
+    The NumPy backend would subtract a part that all keys share.
     """
     q, k, v, common, dout = draw(Q, KV, KV, (1, 1, 1, 32), Q, dtype="float32", seed=5)
     return [array.astype(dtype) for array in (q, k.at[:, 1:].add(shift * common), v, dout)]
@@ -46,7 +46,7 @@ def _worst(dtype: str, shift: float, **options: Any) -> float:
 
 @pytest.mark.parametrize(("dtype", "units"), [("bfloat16", 2.0**-8), ("float16", 2.0**-11)])
 def test_dq_is_as_exact_as_its_rounding_allows(wide: None, dtype: str, units: float) -> None:
-    """Where the common part is 1024 times what differs, a rounded output costs digits."""
+    """With a common part 1024 times the differences, a rounded output costs digits."""
     rounded = _worst(dtype, 1024.0)
     exact = _worst(dtype, 1024.0, residual_dtype="float32")
     assert exact < units

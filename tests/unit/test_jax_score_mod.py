@@ -104,7 +104,7 @@ def test_mapped_entries_are_each_as_alone(mapped: bool) -> None:
 
 
 def test_mapped_sinks_leave_heads_as_they_are() -> None:
-    """Mapped entries become heads of their own, and the function is given those of one entry."""
+    """Mapped entries become separate heads, and the function sees those of one entry."""
     *arrays, table = inputs()
     sinks = jnp.stack([jnp.arange(4.0), -jnp.arange(4.0)])
     q, k, v, _ = arrays

@@ -100,7 +100,7 @@ def test_vmap_inside(compiled: Any, check: dict[str, Any]) -> None:
 
 
 def test_over_some_axes_of_the_mesh() -> None:
-    """XLA divides over the others; where it would end the process, it is not asked."""
+    """XLA divides over the other axes; where that would end the process, it is not called."""
     x = draw(Q, KV, KV)
     each = jax.jit(
         jax.shard_map(

@@ -59,7 +59,7 @@ def test_only_what_is_wanted_is_computed(wide: None, count: int) -> None:
     arrays = draw(Q, KV, KV, H)
     expected = jax.grad(total(formula), ALL)(*arrays)
     subsets = [*itertools.combinations(ALL, count)]
-    for wanted in [ALL, *subsets, *subsets]:  # what JAX keeps of one is not taken for another
+    for wanted in [ALL, *subsets, *subsets]:  # JAX must not reuse one gradient for another
         ran: list[Any] = []
         with dispatch.observe(ran.append):
             got = jax.block_until_ready(jax.grad(total(attention), wanted)(*arrays))

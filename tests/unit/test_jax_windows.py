@@ -30,7 +30,7 @@ lengths = st.sampled_from((1, 6, 13))
 @example((3, -1), True, 6, 6)
 @example((-4, 2), False, 13, 13)
 def test_the_rules_are_those_of_jax(window: Any, is_causal: bool, queries: int, keys: int) -> None:
-    """But for rows that see nothing: they are 0 here, and the mean of all values there."""
+    """Except for rows that see nothing: they are 0 here, and the mean of all values there."""
     arrays = draw((2, queries, 4, 8), (2, keys, 2, 8), (2, keys, 2, 8), dtype="float32")
     options = {"is_causal": is_causal, "local_window_size": window}
     got = np.asarray(attention(*arrays, **options))

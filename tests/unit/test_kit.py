@@ -82,7 +82,7 @@ WANTED = {
 
 @pytest.fixture(scope="module")
 def drawn() -> list[Case]:
-    """Of many short runs: one run may leave out a whole value of a choice."""
+    """The values drawn in many short runs: one run may miss a value of a choice."""
     found: list[Case] = []
 
     def collect(case: Case) -> None:

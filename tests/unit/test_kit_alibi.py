@@ -1,4 +1,4 @@
-"""What the kit allows under ALiBi: rounding, and no wrong distance, slope or order."""
+"""The kit under ALiBi accepts rounding, and no wrong distance, slope or order."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _failed(case: Case, got: dict[str, np.ndarray], x: dict[str, np.ndarray]) ->
 
 
 def _of(dtype: str, **changes: Any) -> tuple[Case, dict[str, np.ndarray]]:
-    """A case of which every head has a slope that matters, and its inputs."""
+    """A case in which every head has a slope that matters, and its inputs."""
     case = replace(_CASE, **{**changes, "sinks": ""}, dtype=dtype)
     if "sinks" in changes:
         case = replace(case, sinks=case.statistics.name)
@@ -73,7 +73,7 @@ def test_rounded_results_pass(dtype: str, form: dict[str, Any]) -> None:
 @pytest.mark.parametrize("dtype", STORAGE)
 @pytest.mark.parametrize("form", _FORMS, ids=str)
 def test_another_slope_fails(dtype: str, form: dict[str, Any]) -> None:
-    """By 3 % in 16 bits, by 1e-4 otherwise."""
+    """A difference of 3 % in 16 bits, of 1e-4 otherwise."""
     case, x = _of(dtype, **form)
     factor = 1.03 if case.storage.itemsize == 2 else 1.0001
     other = {**x, "alibi_slopes": x["alibi_slopes"] * factor}
@@ -84,7 +84,7 @@ def test_another_slope_fails(dtype: str, form: dict[str, Any]) -> None:
     assert _failed(case, none, x) >= _all(case) - {"dsinks"}
 
 
-#: What can be wrong with distances, by what a wrong one is of ``own - j``.
+#: Wrong distances, as functions of ``own - j``.
 _DISTANCES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "of one sign": lambda behind: behind,
     "of keys behind": lambda behind: np.maximum(behind, 0),
@@ -98,7 +98,7 @@ _DISTANCES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 @pytest.mark.parametrize("dtype", STORAGE)
 @pytest.mark.parametrize("wrong", _DISTANCES)
 def test_wrong_distances_fail(dtype: str, wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of keys on either side: the softmax does not see what all keys of a row have in common."""
+    """Keys on both sides: the softmax does not see what all keys of a row share."""
     case, x = _of(dtype, causal=False)
     with monkeypatch.context() as patched:
         patched.setattr(
@@ -123,7 +123,7 @@ def test_distances_before_the_cap_fail(dtype: str, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("dtype", STORAGE)
 @pytest.mark.parametrize("alibi", ["heads", "batch"])
 def test_slopes_of_others_fail(dtype: str, alibi: str) -> None:
-    """Of the next head, of the head of the keys, of the next entry of the batch."""
+    """The slope of the next head, of the kv head, of the next batch entry."""
     case, x = _of(dtype, alibi=alibi)
     slopes = x["alibi_slopes"]
     others = [np.roll(slopes, 1, axis=-1), np.repeat(slopes[..., ::2], 2, axis=-1)]
@@ -136,7 +136,7 @@ def test_slopes_of_others_fail(dtype: str, alibi: str) -> None:
 @pytest.mark.parametrize("dtype", STORAGE)
 @pytest.mark.parametrize("form", _FORMS, ids=str)
 def test_wrong_gradients_of_slopes_fail(dtype: str, form: dict[str, Any]) -> None:
-    """Of the wrong sign, off, of the head beside, none; or without the last row."""
+    """The wrong sign, a deviation, the next head's, none; or without the last row."""
     case, x = _of(dtype, **form)
     right = _results(case, x)
     found = right["dalibi_slopes"]
@@ -153,7 +153,7 @@ def test_wrong_gradients_of_slopes_fail(dtype: str, form: dict[str, Any]) -> Non
 
 @pytest.mark.parametrize("dtype", STORAGE)
 def test_a_gradient_behind_the_slope_of_the_cap_fails(dtype: str) -> None:
-    """dS is what q and k get; slopes get what it is before the cap's slope."""
+    """dS of q and k includes the cap's slope; that of the ALiBi slopes does not."""
     case, x = _of(dtype, softcap=2.0)
     right = _results(case, x)
     for behind in (False, True):
@@ -163,7 +163,7 @@ def test_a_gradient_behind_the_slope_of_the_cap_fails(dtype: str) -> None:
 
 
 def _gradient(case: Case, x: dict[str, np.ndarray], behind: bool) -> np.ndarray:
-    """Of the slopes, on whole matrices; behind the cap's slope or before it."""
+    """The gradient of the slopes by whole matrices, with the cap's slope or without it."""
     named = {name: case.heads_first(name, x[name]).astype(np.longdouble) for name in x}
     q, dout, dlse = (named[name] for name in ("q", "dout", "dlse"))
     k, v = (np.repeat(named[name], case.group, axis=1).swapaxes(-1, -2) for name in "kv")

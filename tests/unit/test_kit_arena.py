@@ -1,4 +1,4 @@
-"""The arena sees every write that must not be, and every one that is missing."""
+"""The arena notices every forbidden write, and every missing one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RECIPES = {
 
 
 def neighbour(array: np.ndarray, elements: int) -> np.ndarray:
-    """The element so many behind the one at index 0, in bits; before it, if negative."""
+    """The bits of the element at this distance after index 0; before it, if negative."""
     first = array.__array_interface__["data"][0]
     base = array
     while base.base is not None:
@@ -127,7 +127,7 @@ def test_a_result_made_from_a_gap_is_seen(way: Callable[[np.ndarray], np.ndarray
     x = arena.input("x", np.ones((2, 3), np.float32), Strides(gaps=(1, 0)))
     y = arena.output("y", (2, 3), np.float32)
     y[...] = x
-    y[1, 1] = way(neighbour(x, 3).view(np.float32))[0]  # the gap behind row 0
+    y[1, 1] = way(neighbour(x, 3).view(np.float32))[0]  # the gap after row 0
     with pytest.raises(AssertionError, match=r"computed from memory beside an input"):
         arena.check()
 

@@ -1,4 +1,4 @@
-"""What the kit allows of a bias: rounding, and no wrong number, place, order or sum."""
+"""The kit accepts rounding of a bias, and no wrong number, position, order or sum."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_bias_of_float32_is_rounded_to_it(dtype: str, bias: str) -> None:
         assert _failed(case, coarse, x) == {"dbias"}
 
 
-#: What can be read in place of the bias.
+#: Wrong readings of the bias.
 _OTHERS: dict[str, Callable[[Case, np.ndarray], np.ndarray]] = {
     "none": lambda case, bias: np.zeros_like(bias),
     "of the other sign": lambda case, bias: -bias,
@@ -107,7 +107,7 @@ def test_another_bias_fails(dtype: str, form: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("dtype", STORAGE)
 def test_numbers_of_others_fail(dtype: str) -> None:
-    """Of the next head, entry or row, of the head of the keys, of the key that a query is."""
+    """Those of the next head, entry or row, of the kv head, of the key with the query's number."""
     case, x = _of(dtype, causal=False, seqlen_q=70, seqlen_kv=90)
     bias = x["bias"]
     of_kv = np.repeat(bias[:, :2], 2, axis=1)
@@ -140,7 +140,7 @@ def _tile(array: np.ndarray, size: int) -> tuple[slice, ...]:
     return (*(slice(-1, None) for _ in array.shape[:-2]), slice(size, 2 * size), slice(0, size))
 
 
-#: What can be wrong with a gradient of every pair.
+#: Errors in a gradient for every pair.
 _WRONG: dict[str, Callable[[np.ndarray, float], np.ndarray]] = {
     "of the other sign": lambda found, _: -found,
     "off": lambda found, off: found * (1 + off),
@@ -163,14 +163,14 @@ def test_a_wrong_gradient_fails(dtype: str, form: dict[str, Any]) -> None:
         whole = found.reshape((1,) * (4 - found.ndim) + found.shape)
         shown = wrong(whole, off).astype(found.dtype).reshape(found.shape)
         if np.array_equal(shown, found):
-            continue  # of one that is broadcast
+            continue  # along a broadcast axis
         assert _failed(case, right | {"dbias": shown}, x) == {"dbias"}, name
 
 
 @pytest.mark.parametrize("dtype", STORAGE)
 @pytest.mark.parametrize("bias", ["bhqk", "1hqk", "11qk", "qk"])
 def test_one_wrong_number_or_tile_fails(dtype: str, bias: str) -> None:
-    """One of a tile, a tile transposed, one that is left out, one that is added twice."""
+    """One number of a tile, a tile transposed, left out, or added twice."""
     case, x = _of(dtype, causal=False, bias=bias)
     right = _results(case, x)
     found = right["dbias"]
@@ -186,7 +186,7 @@ def test_one_wrong_number_or_tile_fails(dtype: str, bias: str) -> None:
 
 
 def _gradient(case: Case, x: dict[str, np.ndarray], with_delta: bool, slopes: bool) -> np.ndarray:
-    """On whole matrices: dP less delta or as it is, behind the cap's slope or before it."""
+    """By whole matrices: dP with or without delta, with the cap's slope or without it."""
     named = {n: case.heads_first(n, x[n]).astype(np.longdouble) for n in x}
     q, dout, dlse = (named[name] for name in ("q", "dout", "dlse"))
     k, v = (np.repeat(named[name], case.group, axis=1).swapaxes(-1, -2) for name in "kv")
@@ -203,7 +203,7 @@ def _gradient(case: Case, x: dict[str, np.ndarray], with_delta: bool, slopes: bo
 @pytest.mark.parametrize("dtype", STORAGE)
 @pytest.mark.parametrize("bias", ["bhqk", "1hqk", "bh1k", "b111", "bhq1"])
 def test_a_gradient_of_something_else_fails(dtype: str, bias: str) -> None:
-    """Without delta, behind the cap's slope, summed over the wrong axes."""
+    """Without delta, with the cap's slope, summed over the wrong axes."""
     case, x = _of(dtype, softcap=2.0, bias=bias)
     right, shape = _results(case, x), case.shape("bias")
 

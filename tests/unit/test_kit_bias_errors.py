@@ -1,4 +1,4 @@
-"""What the kit allows a bias' gradient in rows whose log-sum-exp errs."""
+"""The kit's allowance for a bias' gradient in rows whose log-sum-exp errs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..kit.runners import ApiRunner
 
 
 def test_errors_of_a_log_sum_exp_are_allowed() -> None:
-    """Of a row whose largest score is far from its others, and errs by far more than they do."""
+    """A row whose largest score is far from its others, and errs by far more than they do."""
     for seed in (223, 7391):
         sizes = 1, 1, 1, 192, 168, 128, 128
         case = Case(*sizes, "float32", bias="1hqk", seed=seed, layout="sd", values="outliers")

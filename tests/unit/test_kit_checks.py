@@ -15,14 +15,14 @@ from tests.kit.compare import Verdict
 from tests.kit.strides import Strides
 from tests.unit.emulation import BUGS, Emulation
 
-# Two whose lengths are no multiples of the emulation's tiles, of which there are three or more.
+# Two cases with at least three of the emulation's tiles, whose lengths are no multiples of them.
 CAUSAL = Case(1, 4, 2, 130, 250, 32, 48, causal=True)
 FULL = Case(1, 4, 2, 70, 170, 32, 48, layout="bhsd")
-#: The same of what only some bugs are about.
+#: The same for features that only some bugs affect.
 WINDOW = Case(1, 4, 2, 130, 250, 32, 48, window="60:20")
 SINKS = Case(1, 4, 2, 130, 250, 32, 48, causal=True, seed=1)
 
-#: Which checks have to see each bug; what else they see is welcome.
+#: The checks that must notice each bug; others may notice it too.
 SEEN_BY = {
     "no_rescale_out": {"one_hot", "sum_dk"},
     "no_rescale_sum": {"one_hot", "sum_dv", "sum_dk"},

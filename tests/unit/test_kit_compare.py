@@ -29,7 +29,7 @@ def case_of(dtype: str, **changes: object) -> Case:
 
 @functools.cache
 def solved(case: Case, bug: str = "") -> tuple[Truth, dict[str, np.ndarray]]:
-    """The truth and what the emulation makes of it."""
+    """The truth and the emulation's results."""
     x = data.arrays(case, "q", "k", "v", "dout", "dlse")
     runner = Emulation(bug)
     out, lse = runner.forward(case, x["q"], x["k"], x["v"])
@@ -124,7 +124,7 @@ def test_one_bad_row_is_rejected_and_named(dtype: str, name: str) -> None:
 @pytest.mark.parametrize("name", RESULTS)
 @pytest.mark.parametrize("dtype", STORAGE)
 def test_two_percent_is_rejected(dtype: str, name: str, part: slice) -> None:
-    """Of everything, and of the last rows alone, where masks and rescaling go wrong."""
+    """An error everywhere, and one in the last rows alone, where masks and rescaling go wrong."""
     case = case_of(dtype)
     off = copy_of(case, name).astype(np.float64)
     off[:, :, part] *= 1.02
@@ -223,7 +223,7 @@ def test_an_overflow_is_right_where_the_truth_overflows() -> None:
 
 
 def test_flushed_rows_pass_whose_squares_underflow() -> None:
-    """A sink that takes all the weight leaves an output of 1e-131: right is what rounds to 0."""
+    """A sink with all the weight leaves an output of 1e-131, which correctly rounds to 0."""
     case = case_of("bfloat16")
     truth, _ = solved(case)
     results = {"out": truth.results["out"] * 1e-131}
@@ -249,7 +249,7 @@ def test_nan_where_the_truth_has_nan() -> None:
 
 
 def test_the_model_needs_each_of_its_terms() -> None:
-    """What made a first form of the model reject correct results."""
+    """Cases in which a first form of the model rejected correct results."""
     errors_of_delta = case_of("bfloat16", values="outliers", head_dim=8, head_dim_v=16, batch=1)
     products_that_cancel = case_of("float16", values="x30")
     one_key = case_of("float32", values="x8", seqlen_q=300, seqlen_kv=1, causal=False)

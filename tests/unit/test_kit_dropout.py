@@ -1,4 +1,4 @@
-"""What the kit allows of dropout: rounding, and no wrong pair, share or place."""
+"""The kit accepts rounding under dropout, and no wrong pair, share or position."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_rounded_results_pass(dtype: str, form: dict[str, Any]) -> None:
 @_of_dtypes
 @pytest.mark.parametrize("form", _FORMS, ids=str)
 def test_other_pairs_fail(dtype: str, form: dict[str, Any]) -> None:
-    """Of another seed; of none at all. The log-sum-exp does not tell."""
+    """The pairs of another seed, and of none. The log-sum-exp does not show it."""
     case, x = _of(dtype, **form)
     words = np.array([1, 2, 3, 4], np.uint32)
     failed = _failed(case, _results(case, x, dropout_seed=words), x)
@@ -82,7 +82,7 @@ def test_other_pairs_fail(dtype: str, form: dict[str, Any]) -> None:
 @_of_dtypes
 @pytest.mark.parametrize("part", ["forward", "backward"])
 def test_passes_that_drop_different_pairs_fail(dtype: str, part: str) -> None:
-    """One alone drops nothing: gradients of all pairs behind the right output, or the other way."""
+    """One pass drops nothing: gradients of all pairs after the right output, or the reverse."""
     case, x = _of(dtype)
     right = _results(case, x)
     wrong = _results(case, x, dropout_p=None, dropout_seed=None)
@@ -92,7 +92,7 @@ def test_passes_that_drop_different_pairs_fail(dtype: str, part: str) -> None:
 
 
 def _changed(case: Case, x: dict[str, np.ndarray], change: Any) -> set[str]:
-    """What fails of results with other factors of the weights."""
+    """The failures of results with other factors of the weights."""
     own = reference_heads.dropped
 
     def dropped(p: float, seed: Any, head: int, *sizes: Any) -> np.ndarray:
@@ -105,7 +105,7 @@ def _changed(case: Case, x: dict[str, np.ndarray], change: Any) -> set[str]:
 
 @_of_dtypes
 def test_a_share_that_is_wrong_fails(dtype: str) -> None:
-    """None, the part that is dropped in place of the other; one that is not the rounded one."""
+    """No share, the dropped share in place of the kept one, or the unrounded one."""
     case, x = _of(dtype)
     for factor in (0.7, 0.7 / 0.3, 1.02):
         failed = _changed(case, x, lambda left, factor=factor: left * factor)
@@ -202,7 +202,7 @@ def test_the_census_tells_pairs_of_another_seed(dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_of_one_key_no_error_has_a_side(dtype: str) -> None:
-    """Its dS is 0, of which float64 leaves something; the rounded output leaves more."""
+    """Its dS is 0, of which float64 leaves a remainder; the rounded output leaves more."""
     sizes = []
     for seed in range(12):
         case = Case(1, 1, 1, 1, 1, 64, 64, dtype, dropout="0.1", seed=seed)
@@ -220,7 +220,7 @@ def test_of_one_key_no_error_has_a_side(dtype: str) -> None:
 
 
 def test_columns_of_one_number_are_rounded_alike() -> None:
-    """Delta of an output of equal columns errs by so many times the error of one."""
+    """Delta of an output with equal columns errs by that many times the error of one."""
     case = Case(1, 1, 1, 1, 31, 64, 64, "float16", layout="sd", values="equal", dropout="0.1")
     x, runner = arrays(case, "q", "k", "v", "dout"), ApiRunner("numpy", "fa1")
     truth = judge(case, x)
@@ -234,7 +234,7 @@ def test_columns_of_one_number_are_rounded_alike() -> None:
     "problem", [(1, 1, 1, 1, 8000, 64, 64, "float16"), (1, 1, 1, 303, 1, 64, 64, "float16")]
 )
 def test_sums_of_dk_are_off_by_what_rows_have_in_common(problem: Any) -> None:
-    """What float16 loses of dS that are dropped; the out of rows that see the same one key."""
+    """float16 loses part of dropped dS; rows with only one and the same key have the same out."""
     for seed in range(0, 24, 3):
         case = Case(*problem, dropout="0.5:4" if problem[3] == 1 else "0.1", seed=seed)
         verdicts = checks.run_checks(ApiRunner("numpy", "fa1"), case)

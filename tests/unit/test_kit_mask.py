@@ -1,4 +1,4 @@
-"""What the kit allows of a boolean mask: rounding, and no wrong place, order or sense."""
+"""The kit accepts rounding with a boolean mask, and no wrong position, order or sense."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _FORMS: list[dict[str, Any]] = [
     {"mask": "b1qk", "bias": "1hqk"},
     {"mask": "hq1", "alibi": "heads"},
 ]
-#: Those that differ from key to key: others only hide rows whole.
+#: Masks that differ from key to key: others only hide entire rows.
 _OF_KEYS = [form for form in _FORMS if "k" in form.get("mask", "bhqk")]
 _of_dtypes = pytest.mark.parametrize("dtype", STORAGE)
 
@@ -73,7 +73,7 @@ def test_rounded_results_pass(dtype: str, form: dict[str, Any]) -> None:
     assert not _failed(case, _results(case, x), x)
 
 
-#: What can be read in place of the mask.
+#: Wrong readings of the mask.
 _OTHERS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "none": np.ones_like,
     "of the other sense": np.logical_not,
@@ -97,7 +97,7 @@ def test_another_mask_fails(dtype: str, form: dict[str, Any]) -> None:
 
 @_of_dtypes
 def test_a_mask_of_others_fails(dtype: str) -> None:
-    """Of the next head, entry or row, of the head of the keys, of queries in place of keys."""
+    """That of the next head, entry or row, of the kv head, of queries in place of keys."""
     case, x = _of(dtype)
     mask = x["mask"]
     others = [np.roll(mask, 1, axis=axis) for axis in (0, 1, 2)]
@@ -110,7 +110,7 @@ def test_a_mask_of_others_fails(dtype: str) -> None:
 @_of_dtypes
 @pytest.mark.parametrize("mask", ["bhqk", "1hqk", "qk"])
 def test_one_pair_or_tile_that_is_wrong_fails(dtype: str, mask: str) -> None:
-    """A pair that is shown or hidden, two that are exchanged, a tile that is, or is transposed."""
+    """A pair shown or hidden, two exchanged, a tile shown, hidden or transposed."""
     case, x = _of(dtype, mask=mask)
     seen = x["mask"]
     first = (0,) * (seen.ndim - 2)
@@ -147,7 +147,7 @@ def test_a_mask_of_rows_that_is_wrong_shows(dtype: str) -> None:
 @_of_dtypes
 @pytest.mark.parametrize("part", ["forward", "backward"])
 def test_a_pass_that_ignores_the_mask_fails(dtype: str, part: str) -> None:
-    """One alone: gradients of all pairs behind the right output, or the other way about."""
+    """One pass ignores it: gradients of all pairs after the right output, or the reverse."""
     case, x = _of(dtype)
     right = _results(case, x)
     wrong = _results(case, {**x, "mask": np.ones_like(x["mask"])})
@@ -199,7 +199,7 @@ def test_a_case_with_a_mask_is_read_back() -> None:
 
 
 def test_masks_have_dead_rows_hidden_keys_and_whole_blocks() -> None:
-    """Of the kit's own; most rows see something all the same."""
+    """In the kit's own masks; most rows still see something."""
     seen = tensor(_CASE, "mask")
     assert 0.02 < (~seen.any(axis=-1)).mean() < 0.3
     assert (~seen.any(axis=-2)).any()

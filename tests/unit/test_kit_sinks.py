@@ -20,11 +20,11 @@ _SEEDS = 20
 
 
 def _worst(case: Case, sink: float, score: float, bug: str = "") -> dict[str, float]:
-    """The worst ratio to what is allowed of many seeds; ``score`` is added to all scores."""
+    """The worst ratio to the limit over many seeds; ``score`` is added to all scores."""
     found: dict[str, float] = {}
     for seed in range(_SEEDS):
         x = arrays(replace(case, seed=seed), "q", "k", "v", "dout", "dlse")
-        for name in ("v", "dout"):  # what is added has one sign
+        for name in ("v", "dout"):  # the added numbers have one sign
             np.abs(x[name], out=x[name])
         x["q"][..., 0], x["k"][..., 0] = score / case.factor, 1
         x["dlse"][...] = 0  # which would hide the error of delta

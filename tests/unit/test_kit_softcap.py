@@ -1,4 +1,4 @@
-"""What the kit allows under a soft cap: rounding, and no wrong cap or slope."""
+"""The kit accepts rounding under a soft cap, and no wrong cap or slope."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_rounded_results_pass(dtype: str, softcap: float) -> None:
 
 @pytest.mark.parametrize("dtype", _DTYPES)
 def test_another_cap_fails(dtype: str) -> None:
-    """By 3 % in 16 bits, of which bfloat16's tangent has a good part; by 1e-4 otherwise."""
+    """By 3 % in 16 bits, of which bfloat16's tanh has a good part; by 1e-4 otherwise."""
     case = replace(_CASE, dtype=dtype)
     x = arrays(case, "q", "k", "v", "dout", "dlse")
     other = replace(case, softcap=2.06 if case.storage.itemsize == 2 else 2.0002)

@@ -16,7 +16,7 @@ CASE = Case(1, 1, 1, 130, 70, 16, 16, "bfloat16", layout="bhsd", seed=1)
 
 
 def _truth(rows: int) -> Truth:
-    """Of dO that is 0 but for so many rows: only these have a dq."""
+    """The truth for a dO that is 0 except in this many rows: only these have a dq."""
     x = data.arrays(CASE, "q", "k", "v", "dout", "dlse")
     x["dlse"][...] = 0
     x["dout"][:, :, rows:] = 0
@@ -24,7 +24,7 @@ def _truth(rows: int) -> Truth:
 
 
 def _off(truth: Truth, part: float) -> dict[str, float]:
-    """The rules' ratios, of what is allowed, of a dq whose every row errs along itself."""
+    """The rules' ratios to their limits for a dq whose every row errs along itself."""
     expected = truth.results["dq"].astype(np.float64)
     length = np.sqrt((expected**2).sum(-1, keepdims=True))
     along = np.where(length > 0, expected / np.where(length > 0, length, 1), 0)

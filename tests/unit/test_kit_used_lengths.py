@@ -1,4 +1,4 @@
-"""What the kit allows of used lengths: rounding, and no row more or less, at no other place."""
+"""The kit accepts rounding with used lengths, and no row more or less, or elsewhere."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _failed(case: Case, got: dict[str, np.ndarray], x: dict[str, np.ndarray]) ->
 @_of_dtypes
 @pytest.mark.parametrize("form", _FORMS, ids=str)
 def test_rounded_results_pass(dtype: str, form: dict[str, Any]) -> None:
-    """Whatever stands where nothing counts."""
+    """The contents of rows that do not count do not matter."""
     case, x = _of(dtype, **form)
     assert not _failed(case, _results(case, x), x)
 
@@ -79,7 +79,7 @@ def test_a_row_more_or_less_fails(dtype: str, form: dict[str, Any], name: str) -
 @_of_dtypes
 @pytest.mark.parametrize("form", _FORMS[:3], ids=str)
 def test_another_place_of_query_0_fails(dtype: str, form: dict[str, Any]) -> None:
-    """That of the arrays' lengths, of the first key, and a key beside the right one."""
+    """The position for the arrays' lengths, for the first key, and one key off."""
     case, x = _of(dtype, **form)
     for q_offset in (30, 0, 64):  # the entries' own are 30, 63 and -37
         wrong = _results(case, x, q_offset=q_offset)
@@ -183,7 +183,7 @@ def test_a_case_with_lengths_is_read_back() -> None:
 
 
 def test_lengths_are_of_every_kind() -> None:
-    """Of many entries: none, all, beyond either end, and in between."""
+    """Over many entries: none, all, beyond either end, and in between."""
     case = Case(200, 1, 1, 90, 120, used="qk", seed=0)
     for name, rows in (("seqused_q", 90), ("seqused_kv", 120)):
         found = tensor(case, name)

@@ -1,4 +1,4 @@
-"""What attention with caches refuses besides, before a cache is written."""
+"""Further refusals of attention with caches, before a cache is written."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .cache_case import (
     wrong,
 )
 
-#: Of attention alone.
+#: Arguments of attention alone.
 _ATTENDING: list[Row] = [
     (PLAIN, setting(q=None), T, "q: got builtins.NoneType"),
     (PLAIN, setting(v=None), V, "v: got None beside k"),

@@ -148,7 +148,7 @@ def test_a_refused_launch_names_the_plan(fake_device: FakeDevice, monkeypatch: A
     import cupy
 
     class RefusedError(Exception):
-        """Stands for CUDADriverError, which the driver has to make."""
+        """Replaces CUDADriverError, which only the driver can make."""
 
     def refuse(*_: Any) -> None:
         raise RefusedError("CUDA_ERROR_INVALID_VALUE")

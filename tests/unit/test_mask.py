@@ -26,7 +26,7 @@ _OWN = {"algorithm", "backend"}
 
 @contextlib.contextmanager
 def _divided(parts: int, count: int, together: int | None = None) -> Iterator[None]:
-    """So many parts of the queries, threads, and heads of a step."""
+    """This many parts of the queries, threads, and heads of a step."""
     plan = pipeline._plan
 
     def divided(*given: Any) -> Any:
@@ -84,7 +84,7 @@ def _same(got: tuple[np.ndarray, ...], expected: tuple[np.ndarray, ...]) -> None
 @settings(max_examples=200)
 @given(problem=_problems(), data=st.data())
 def test_both_passes_against_the_formula(problem: Any, data: Any) -> None:
-    """Of any shape, strides, lengths, bounds of the keys and other features."""
+    """Any shape, strides, lengths, bounds of the keys and other features."""
     call, own = problem
     divided = data.draw(st.sampled_from([None, (1, 1, 1), (3, 2, None), (2, 3, 2), (9, 1, 3)]))
     with _divided(*divided) if divided else contextlib.nullcontext():
@@ -96,7 +96,7 @@ def test_both_passes_against_the_formula(problem: Any, data: Any) -> None:
 
 
 def _whole(x: dict[str, np.ndarray], seen: np.ndarray, sinks: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Out, lse and gradients by whole matrices; ``seen``: of (batch, head, query, key)."""
+    """Out, lse and gradients by whole matrices; ``seen`` is (batch, head, query, key)."""
     group = x["q"].shape[2] // x["k"].shape[2]
     q, dout = (x[name].swapaxes(1, 2) for name in ("q", "dout"))
     k, v = (np.repeat(x[name].swapaxes(1, 2), group, axis=1) for name in "kv")
@@ -119,7 +119,7 @@ def _whole(x: dict[str, np.ndarray], seen: np.ndarray, sinks: np.ndarray) -> tup
 
 
 def _inputs(sizes: tuple[int, ...], seed: int) -> dict[str, np.ndarray]:
-    """Of batch, query heads, key heads, queries and keys."""
+    """Inputs with these sizes of batch, query heads, kv heads, queries and keys."""
     batch, heads_q, heads_kv, rows, keys = sizes
     random = np.random.default_rng(seed)
     q, kv = (batch, rows, heads_q, 3), (batch, keys, heads_kv, 3)
@@ -218,7 +218,7 @@ def test_a_mask_of_true_hides_nothing_and_one_of_false_everything(problem: Any) 
 @settings(max_examples=60)
 @given(problem=_problems(), byte=st.sampled_from([2, 3, 128, 255]))
 def test_every_byte_but_zero_is_true(problem: Any, byte: int) -> None:
-    """A view of bytes has whatever was there; long rows go through vector instructions."""
+    """A view of bytes may hold any values; long rows go through vector instructions."""
     call, own = problem
     seen = call.inputs["mask"]
     odd = np.asarray(seen.astype(np.uint8) * np.uint8(byte)).view(bool)
@@ -281,7 +281,7 @@ def test_halves_and_singles_are_hidden_as_doubles_are(call: GivenCall) -> None:
 @settings(max_examples=60)
 @given(data=st.data())
 def test_neighbouring_entries_share_one_of_the_mask(data: Any) -> None:
-    """As JAX asks for what vmap maps over: entry e reads ``e // n`` modulo those that there are."""
+    """JAX needs it for axes of vmap: entry e reads ``e // n`` modulo the number of entries."""
     shared, own, repeats = (data.draw(st.integers(1, 3)) for _ in range(3))
     batch, rows, keys = shared * own * repeats, data.draw(st.integers(0, 7)), 5
     x = _inputs((batch, 2, 1, rows, keys), 6)

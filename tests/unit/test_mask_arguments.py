@@ -51,7 +51,7 @@ def _refused(given_: dict[str, Any], error: Any, match: str) -> Any:
     "dtype", [np.float32, np.float16, np.float64, DTYPES["bfloat16"], np.int8, np.uint8, np.int64]
 )
 def test_a_mask_that_is_not_boolean_is_refused(dtype: Any) -> None:
-    """Whatever q is, and also where numbers would be 0 and 1."""
+    """The dtype of q does not matter, nor whether the numbers are 0 and 1."""
     name = np.dtype(dtype).name
     for storage in DTYPES.values():
         call = _call(storage, mask=np.ones((5, 7), dtype))
@@ -70,7 +70,7 @@ def test_what_is_no_array_is_no_mask(mask: Any) -> None:
 
 
 def test_a_masked_array_is_no_mask() -> None:
-    """It would be two masks, of which one does nothing."""
+    """It would be two masks, one of which does nothing."""
     mask = np.ma.masked_array(np.ones((5, 7), bool), np.ones((5, 7), bool))
     _refused(_call(mask=mask), _TYPE, "^mask: got")
 
@@ -84,7 +84,7 @@ def test_no_other_array_is_boolean(name: str) -> None:
         cuflash.attention(**call)
 
 
-#: Sizes of which one is wrong: kv heads, lengths of the other, too many axes, none at all.
+#: Sizes with one error: kv heads, lengths of the other, too many axes, none at all.
 _WRONG = [(2, 2, 5, 7), (2, 1, 1), (4, 7, 5), (5,), (6,), (1, 1, 5, 6), (3, 1, 1, 1), (0,)]
 _WRONG += [(1, 2, 4, 5, 7), (1, 1, 1, 1, 1), (2, 4, 5), (2, 7), (2, 5, 7), (4, 2, 5, 7)]
 
@@ -190,7 +190,7 @@ def test_arrays_of_two_kinds_of_memory_are_refused(on_device: str) -> None:
 
 
 def _torch_like(name: str) -> Any:
-    """What another library's dtype looks like."""
+    """A dtype of another library."""
     return type("dtype", (), {"__repr__": lambda self: f"torch.{name}"})()
 
 
@@ -218,7 +218,7 @@ def _torch_like(name: str) -> Any:
 def test_a_mask_is_planned_from_an_array_a_shape_or_a_dtype(
     operation: Any, mask: Any, shape: Any
 ) -> None:
-    """Of whatever dtype q is; from a dtype alone it has all axes."""
+    """The dtype of q does not matter; from a dtype alone the mask has all axes."""
     for dtype in DTYPES:
         explained = cuflash.explain(
             _Q, _KV, _KV, operation=operation, dtype=dtype, mask=mask, backend="numpy"

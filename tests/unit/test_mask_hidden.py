@@ -1,4 +1,4 @@
-"""``mask`` on the tiled NumPy code: rows that see nothing, and what is not finite."""
+"""``mask`` in the tiled NumPy code: rows that see nothing, and numbers that are not finite."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _passes(x: dict[str, np.ndarray], **options: Any) -> dict[str, np.ndarray]:
 
 
 def _inputs(rows: int, keys: int, batch: int = 1) -> dict[str, np.ndarray]:
-    """Of two heads."""
+    """Inputs of two heads."""
     random = np.random.default_rng(4)
     lengths = {"q": rows, "k": keys, "v": keys, "dout": rows}
     return {name: random.standard_normal((batch, n, 2, 4)) for name, n in lengths.items()}
@@ -34,7 +34,7 @@ def _inputs(rows: int, keys: int, batch: int = 1) -> dict[str, np.ndarray]:
 def test_a_row_that_is_hidden_from_all_keys_sees_none(
     algorithm: Any, sunk: bool, more: Any
 ) -> None:
-    """It gives nothing to any gradient, and its own is 0; one key keeps a row alive."""
+    """It adds nothing to any gradient, and its own is 0; one key keeps a row alive."""
     x = _inputs(6, 7)
     mask = np.ones((6, 7), bool)
     mask[[1, 4]] = False
@@ -93,7 +93,7 @@ def test_a_head_or_an_entry_that_is_hidden_whole(algorithm: Any, head_alone: boo
 @pytest.mark.parametrize("blocks", [None, (4, 4)])
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_padding_of_keys_that_is_not_finite(algorithm: Any, blocks: Any, value: float) -> None:
-    """It reaches no output, and no gradient but that of q, for which dS is multiplied with it."""
+    """It reaches no output, and no gradient except dq, for which dS is multiplied with it."""
     x = _inputs(12, 12)
     mask = np.arange(12) < 8
     options = {"mask": mask, "algorithm": algorithm, "blocks": blocks}
@@ -125,7 +125,7 @@ def test_padding_of_values_that_is_not_finite(algorithm: Any, value: float) -> N
 @_of_algorithms
 @pytest.mark.parametrize("bias", [np.nan, np.inf, -np.inf])
 def test_a_bias_of_hidden_pairs_may_be_anything(algorithm: Any, bias: float) -> None:
-    """A mask hides whatever a bias has made of a score."""
+    """A mask hides any score that a bias has made."""
     x = _inputs(6, 7)
     mask = np.random.default_rng(1).random((6, 7)) < 0.6
     mask[:, 0] = True

@@ -29,7 +29,7 @@ def _mask(shape: tuple[int, ...], strides: tuple[int, ...] | None = None, offset
 def _launched(
     fake: FakeDevice, operation: Any, mask: Any, **options: Any
 ) -> tuple[cuflash.Prepared, dict[str, Any], dict[str, int]]:
-    """What is prepared, the parameters of its launches by kernel, and the addresses."""
+    """The prepared call, the parameters of its launches by kernel, and the addresses."""
     ready = cuflash.prepare(
         _Q, _KV, _KV, operation=operation, dtype="float16", mask=mask, **options
     )
@@ -96,7 +96,7 @@ def test_each_of_two_arrays_has_its_own_strides_and_address(fake_device: FakeDev
 def test_fa3_packs_any_array_and_reads_the_bits(
     fake_device: FakeDevice, operation: Any, shape: Any, strides: Any
 ) -> None:
-    """Of one that is the same for all keys there are none: it is read where it lies."""
+    """A mask that is the same for all keys has no bits: it is read in place."""
     ready, launched, places = _launched(
         fake_device, operation, _mask(shape, strides), algorithm="fa3"
     )

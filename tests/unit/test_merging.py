@@ -1,4 +1,4 @@
-"""Parts of attention merged: what counts, what is passed on, what is refused, and gradients."""
+"""Merged parts of attention: counted parts, results, refusals and gradients."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LIBRARIES = pytest.mark.parametrize("library", ["numpy", "jax.numpy"])
 
 
 def _merge(library: str, outs: Any, lses: Any, kind: Any = np.float32) -> tuple[Any, Any]:
-    """Of one row and two columns, layout "sd"."""
+    """Merge parts of one row and two columns, layout "sd"."""
     xp = pytest.importorskip(library)
     given_ = [xp.asarray(np.array([out], kind)) for out in outs]
     numbers = [xp.asarray(np.array([lse], np.float32)) for lse in lses]
@@ -33,7 +33,7 @@ def test_a_row_that_saw_nothing_anywhere(library: str) -> None:
 @_LIBRARIES
 @pytest.mark.parametrize("at", [0, 1, 2])
 def test_a_part_that_saw_nothing_does_not_count(library: str, at: int) -> None:
-    """Whatever it holds, and wherever it stands: bits are those without it."""
+    """Its contents and its position do not matter: the bits are those without it."""
     outs, lses = [(0.1, -7.3), (2.4, 9.1)], [0.3, -0.7]
     expected = _merge(library, outs, lses)
     outs.insert(at, (_NAN, _INF))
@@ -103,7 +103,7 @@ def test_numpy_warns_of_nothing_and_raises_nothing() -> None:
 
 
 def _jax_case() -> tuple[Any, Any, Any]:
-    """Two parts in float32, of which row 0 is dead in one and row 1 in both."""
+    """Two parts in float32; row 0 is dead in one of them and row 1 in both."""
     jnp = pytest.importorskip("jax.numpy", reason="JAX is not installed")
     rng = np.random.default_rng(0)
     outs = rng.standard_normal((2, 2, 3, 1, 4)).astype(np.float32)

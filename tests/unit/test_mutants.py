@@ -58,7 +58,7 @@ def test_there_are_enough_of_each_kind() -> None:
 
 
 def _check_code(record: Mapping[str, Any], key: str, now: str) -> None:
-    """A record is of this very code, or says what has changed since and which bugs ran again."""
+    """A record is of this code, or says what has changed since and which bugs ran again."""
     since = record.get("since", {"code": record[key], "changed": ""})
     assert since["code"] == now, "the code changed since the record"
     assert record[key] == now or len(since["changed"]) > 20
@@ -111,7 +111,7 @@ def test_the_problems_of_the_hopper_kernels_are_what_their_bugs_need(name: str) 
     assert (tile.takes_turns, tile.warpgroups) == {CAUSAL: (True, 3), NARROW: (False, 4)}[name]
 
 
-#: What is multiplied at a time: queries, keys, and columns of either.
+#: Sizes of a product: queries, keys, and columns of either.
 _TILES = {
     GRADIENTS: (64, 128, 128, 128),
     NARROW_GRADIENTS: (128, 128, 64, 64),
@@ -184,7 +184,7 @@ def test_the_problems_of_many_heads_are_what_their_bugs_need() -> None:
 
 
 def test_few_tiles_are_all_on_the_device_at_once_with_what_finishes_their_rows() -> None:
-    """So that whoever does not wait comes before the tiles have ended."""
+    """A block that does not wait then runs before the tiles have ended."""
     chosen = _plan(LISTS[GRADIENTS], LISTS[GRADIENTS].few)
     assert chosen.tile.kv_tiles_per_convert_block
     assert chosen.launches[1].grid < LIMITS["90"].num_sms
@@ -195,18 +195,18 @@ def test_few_tiles_are_all_on_the_device_at_once_with_what_finishes_their_rows()
 
 
 def _check_clearing(chosen: Any) -> None:
-    """Blocks of tiles clear sums, those of the last head among them, which is held to the truth."""
+    """Blocks of tiles clear sums, also those of the last head, which is compared with the truth."""
     assert dict(chosen.launches[1].arguments)["ahead"] < _tiles(chosen)
 
 
 def _tiles(chosen: Any) -> int:
-    """Of all heads."""
+    """Tiles of all heads."""
     heads_kv = dict(chosen.launches[1].arguments).get("heads_kv", chosen.problem.heads_kv)
     return chosen.problem.batch * heads_kv * _kv_tiles(chosen)
 
 
 def _kv_tiles(chosen: Any) -> int:
-    """Of a head."""
+    """Tiles of a head."""
     return -(-chosen.problem.seqlen_kv // chosen.tile.block_kv)
 
 
@@ -249,7 +249,7 @@ def test_bugs_of_the_hopper_kernels_are_left_out_elsewhere(
     assert not list(tmp_path.iterdir())
 
 
-#: Of the host code: each is planted once in so many days, for it costs seconds.
+#: Days between two runs of each bug of the host code, which takes seconds.
 _DAYS = 8
 _TODAY = [bug for bug in BUGS if not bug.needs_gpu and has_turn(bug.name, _DAYS)]
 

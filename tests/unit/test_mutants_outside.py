@@ -1,4 +1,4 @@
-"""Bugs chosen from outside: each can still be planted, and it is on record what sees it."""
+"""Bugs chosen from outside: each can still be planted, and a record says what notices it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""NaN and infinity come out of what sees them, and of nothing else, in gradients too."""
+"""NaN and infinity come out of results that see them, and of no others, in gradients too."""
 
 from __future__ import annotations
 

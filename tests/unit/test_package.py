@@ -1,4 +1,4 @@
-"""What is shipped: the wheel holds the tree, and works with the checkout out of sight."""
+"""The shipped files: the wheel holds the tree, and works without the checkout."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_the_wheel_says_what_it_is(wheel: Path) -> None:
 
 
 def test_the_public_names_are_what_is_listed(root: Path) -> None:
-    """Not those of internal modules; ``jax`` once somebody has asked for it."""
+    """No names of internal modules; ``jax`` only after its first use."""
     program = "import cuflash; print([name for name in dir(cuflash) if name[0] != '_'])"
     listed = _printed(root, program)
     assert listed == str(sorted(cuflash.__all__))

@@ -1,4 +1,4 @@
-"""``cu_seqlens_q`` and ``cu_seqlens_kv`` as arguments: what is refused, and by which words."""
+"""``cu_seqlens_q`` and ``cu_seqlens_kv`` as arguments: refusals and their messages."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _of_names = pytest.mark.parametrize("name", _NAMES)
 
 
 def _refused(change: dict[str, Any], error: Any, match: str) -> None:
-    """By either pass, by the vjp and by the plan; nothing is computed before it."""
+    """Refused by either pass, by the vjp and by the plan; nothing is computed before."""
     ran: list[Any] = []
     given = {name: value for name, value in (arrays() | change).items() if value is not None}
     q, v = given["q"], given["v"]
@@ -88,7 +88,7 @@ def test_both_are_as_long(count: int) -> None:
 
 @pytest.mark.parametrize("layout", [None, "bshd", "bhsd", "hsd", "sd"])
 def test_rows_stand_before_heads(layout: str | None) -> None:
-    """What has a batch, or heads first, packs nothing; nor does what has no heads."""
+    """Arrays with a batch, with heads first, or without heads are not packed."""
     shape = {"hsd": (4, 9, 8), "sd": (9, 8), "bhsd": (1, 4, 9, 8)}.get(str(layout), (1, 9, 4, 8))
     call = dict.fromkeys("qkv", np.zeros(shape)) | {"layout": layout}
     match = f"^cu_seqlens_q: got one beside layout='{layout or 'bshd'}'; expected layout='shd'"
@@ -116,7 +116,7 @@ def test_what_has_pairs_or_lengths_is_refused_beside_them(argument: str) -> None
 
 @pytest.mark.parametrize("sequences", [1, 7])
 def test_slopes_of_every_sequence_are_refused(sequences: int) -> None:
-    """Those of one entry too: no sequence has a place in them."""
+    """Slopes of one entry too: sequences have no position in them."""
     _refused({"alibi_slopes": np.zeros((sequences, 4))}, _VALUE, "^alibi_slopes: got shape")
 
 

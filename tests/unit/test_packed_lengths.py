@@ -1,4 +1,4 @@
-"""Packed sequences on the tiled NumPy code: each is as a call of its own, whatever others hold."""
+"""Packed sequences in the tiled NumPy code: each equals a separate call."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_the_rows_of_the_kit(row: Row) -> None:
 def test_against_the_reference(
     algorithm: str, blocks: tuple[int, int] | None, options: dict[str, Any]
 ) -> None:
-    """Without features, and with what stands at places of its own."""
+    """Without features, and with features that depend on positions."""
     call = {**arrays(), "algorithm": algorithm, "blocks": blocks, **options}
     compare(both(call), looped(call))
     compare(both(call | _features()), looped(call | _features()))
@@ -73,7 +73,7 @@ def test_any_number_of_sequences(algorithm: str, lengths: Any) -> None:
 
 
 def test_arrays_without_rows() -> None:
-    """Of no queries, no keys or neither: what is left is written."""
+    """No queries, no keys or neither: the other results are written."""
     for rows, keys in ((0, 6), (6, 0), (0, 0)):
         call = arrays() | {"sinks": np.ones(4)}
         call |= {"q": np.ones((rows, 4, 8)), "k": np.ones((keys, 2, 8)), "v": np.ones((keys, 2, 6))}
@@ -147,7 +147,7 @@ def test_no_offset_leads_out_of_an_array(
 
 
 def _of_sequence(found: dict[str, Any], number: int) -> dict[str, Any]:
-    """What results have of a sequence."""
+    """The part of results for a sequence."""
     rows, keys = (
         rows_of(at, found[name].shape[0])[number]
         for at, name in zip(offsets().values(), ("dq", "dk"), strict=True)
@@ -160,7 +160,7 @@ def _of_sequence(found: dict[str, Any], number: int) -> dict[str, Any]:
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 @_of_algorithms
 def test_nothing_of_a_sequence_reaches_another(algorithm: str, value: float, number: int) -> None:
-    """Nor of the rows behind the last one, which give nothing to sums over all rows either."""
+    """Nor do rows after the last one, which add nothing to sums over all rows either."""
     call = arrays() | _features() | {"algorithm": algorithm, "window_size": (20, 20)}
     call |= {name: np.nan_to_num(call[name], nan=0.5) for name in ("q", "k", "v")}
     expected = both(call)
@@ -196,7 +196,7 @@ _DROPOUT = {"dropout_p": 0.4, "dropout_seed": np.array([1, 2, 3, 4], np.uint32)}
 
 
 def _padded(call: dict[str, Any]) -> dict[str, Any]:
-    """The same as a batch, where a mask hides what is padded: no code of lengths runs."""
+    """The same as a batch, with a mask for padding: no code of lengths runs."""
     queries, keys = call["cu_seqlens_q"], call["cu_seqlens_kv"]
     left_out = {"layout", "cu_seqlens_q", "cu_seqlens_kv"}
     padded = {name: value for name, value in call.items() if name not in left_out}
@@ -209,7 +209,7 @@ def _padded(call: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("more", [_DROPOUT, {"score_mod": _SCORES}], ids=["dropout", "score_mod"])
 @_of_algorithms
 def test_a_sequence_is_the_entry_of_its_number(algorithm: str, more: dict[str, Any]) -> None:
-    """Draws and functions take it for what it would be in a padded batch."""
+    """Draws and functions see it as the entry that it would be in a padded batch."""
     call = arrays() | more | {"algorithm": algorithm, "causal": True, "q_offset": 3}
     found = both(call)
     of, at = pulled(found["out"], found["lse"]), call["cu_seqlens_q"]

@@ -104,7 +104,7 @@ def test_jax_computes_the_same_and_differentiates_it() -> None:
 @pytest.mark.parametrize("kind", ["int8", "uint8", "int16", "uint32", "int32"])
 @pytest.mark.parametrize("name", ["numpy", "jax.numpy"])
 def test_sums_of_narrow_integers_are_not_narrow(name: str, kind: str) -> None:
-    """300 rows of three sequences, of which no int8 says where the last one begins."""
+    """300 rows of three sequences: int8 cannot hold the begin of the last one."""
     xp = pytest.importorskip(name)
     x = xp.arange(3 * 120.0).reshape(3, 120, 1)
     lengths = xp.asarray([100, 120, 7], kind)

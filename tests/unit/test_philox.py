@@ -1,4 +1,4 @@
-"""Random bits of dropout: the published generator, and which of its bits are of which pair."""
+"""Random bits of dropout: the published generator, and the pair of each bit."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_known_answers_of_the_reference(rounds: int, counter: str, key: str, exp
 
 
 def _round(counter: list[int], key: list[int]) -> list[int]:
-    """Of the paper, with Python's integers."""
+    """A round as in the paper, with Python's integers."""
     first, second = 0xD2511F53 * counter[0], 0xCD9E8D57 * counter[2]
     mask = 2**32 - 1
     return [
@@ -83,7 +83,7 @@ def test_counters_broadcast() -> None:
 
 
 def draw_of(stream: Any, head: int, i: int, j: int) -> int:
-    """Of one pair."""
+    """The draw of one pair."""
     counter = [j // 16 * 4 + j % 8 // 2, i // 16 * 8 + i % 8, head, stream[2]]
     word = _philox(counter, [*stream[:2]])[i // 8 % 2 + 2 * (j // 8 % 2)]
     return word >> 16 * (j % 2) & 2**14 - 1
@@ -101,7 +101,7 @@ _lengths = st.integers(0, 40)
     lengths=st.tuples(_lengths, _lengths),
 )
 def test_the_draw_of_every_pair(stream: Any, heads: list[int], firsts: Any, lengths: Any) -> None:
-    """Whatever else is drawn with it."""
+    """It does not depend on other draws."""
     queries, keys = (slice(a, a + n) for a, n in zip(firsts, lengths, strict=True))
     found = draws(stream, np.array(heads), queries, keys)
     assert found.shape == (len(heads), *lengths)
@@ -134,7 +134,7 @@ def test_the_reference_draws_the_same(p: float, seed: Any) -> None:
 
 
 def test_every_word_of_a_seed_counts() -> None:
-    """Also where the words of a key stand twice, as in a key of JAX's "rbg" generator."""
+    """Also if the words of a key repeat, as in a key of JAX's "rbg" generator."""
     words = np.random.default_rng(0).integers(0, 2**32, 4)
     base = draws(stream_of(words), np.array(0), slice(0, 64), slice(0, 64))
     for number in range(4):
@@ -149,7 +149,7 @@ def test_every_word_of_a_seed_counts() -> None:
 
 
 def test_draws_are_uniform_and_apart() -> None:
-    """Of all pairs of some heads; neighbours in every direction tell nothing of each other."""
+    """Over all pairs of some heads; neighbours in every direction are independent."""
     found = draws((12, 34, 5), np.arange(4), slice(0, 256), slice(0, 256)).astype(np.float64)
     centred = found / DRAWS - 0.5 + 0.5 / DRAWS
     count = centred.size

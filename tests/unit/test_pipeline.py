@@ -1,4 +1,4 @@
-"""From arrays to plans on a device that is not there: alignment, and what is said of a compiler."""
+"""Plans for a device that is not there: alignment, and messages about the compiler."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_an_old_compiler_is_warned_of_once(
         UserWarning, match=r"running fa2: fa3 needs NVRTC 12\.9.*pip install"
     ) as told:
         assert _planned(arrays, **options).plan.algorithm == "fa2"
-    assert [one.filename for one in told] == [__file__]  # of who called the library
+    assert [one.filename for one in told] == [__file__]  # of the caller of the library
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         _planned(arrays, **options)
@@ -227,7 +227,7 @@ def test_limits_say_the_version_of_the_compiler(monkeypatch: pytest.MonkeyPatch)
 def test_a_graph_keeps_its_workspace(
     fake_device: FakeDevice, monkeypatch: pytest.MonkeyPatch, capturing: bool
 ) -> None:
-    """The graph runs when the call is long over; nobody else may be given that memory."""
+    """The graph runs long after the call; no other call may get that memory."""
     import cupy
 
     kept: list[Any] = []

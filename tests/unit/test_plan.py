@@ -36,7 +36,7 @@ def test_buckets_hold_every_head_dim() -> None:
 
 
 def _described(operation: str, batch: int, heads: int) -> AttentionProblem:
-    """What the checks make of one row of float16 that every batch entry and head shares."""
+    """The problem of one float16 row shared by every batch entry and head."""
     spec = TensorSpec((batch, 1, heads, 8), "float16", (0, 0, 0, 1), 2, 0)
     return describe(operation, dict.fromkeys(("q", "k", "v"), spec), Options()).problem
 

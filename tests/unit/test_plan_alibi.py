@@ -1,4 +1,4 @@
-"""What a plan with ALiBi tells the kernels, and which algorithm has its gradients."""
+"""Plans with ALiBi: the kernels' numbers, and the algorithms with its gradients."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_the_numbers_of_the_kernels(
 def test_the_sums_of_the_gradient(
     algorithm: Any, shape: tuple[int, ...], slopes: int, entries: int
 ) -> None:
-    """One of each thread for each kv tile of a head; a block adds up those of a slope."""
+    """One sum of each thread for each kv tile of a head; a block adds up those of a slope."""
     chosen = plan(_problem(shape), LIMITS["90"], algorithm=algorithm)
     (main,) = (one for one in chosen.launches if one.config.kernel == "backward")
     last = chosen.launches[-1]

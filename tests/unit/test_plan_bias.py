@@ -1,4 +1,4 @@
-"""What a plan with a bias tells the kernels, and which kernels have its gradient."""
+"""Plans with a bias: the kernels' numbers, and the kernels with its gradient."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_parts_are_in_the_precision_of_the_softmax(algorithm: Any) -> None:
 def test_entries_that_share_one_of_the_gradient(
     form: tuple[bool, bool], entries: Any, batch: int
 ) -> None:
-    """As many as the caller says; without that as many as the bias has."""
+    """The caller's number; by default as many as the bias has."""
     chosen = plan(problem_of(shape_of(1, 4, form), entries=entries), LIMITS["90"])
     tiles = kernel_of(chosen, "bias_gradient")
     assert dict(tiles.arguments)["bias_batch"] == batch
@@ -256,7 +256,7 @@ _EMPTY = {(0,): "seqlen_kv", (1, HEADS, 0, KEYS): "seqlen_q", (0, 1, 1, 1): "bat
 @pytest.mark.parametrize("algorithm", ["fa1", "fa2"])
 @pytest.mark.parametrize(("shape", "none"), _EMPTY.items(), ids=str)
 def test_a_gradient_without_a_number_is_not_written(algorithm: Any, shape: Any, none: str) -> None:
-    """Its pointer is that of nothing, or of what lies behind it."""
+    """Its pointer is null, or points past the end."""
     chosen = plan(problem_of(shape, **{none: 0}), LIMITS["90"], algorithm=algorithm)
     assert not {"bias_gradient", "reduce_bias"} & {*kernels_of(chosen)}
     assert "bias_parts" not in bytes_of(chosen)
@@ -264,7 +264,7 @@ def test_a_gradient_without_a_number_is_not_written(algorithm: Any, shape: Any, 
 
 @pytest.mark.parametrize("softcap", [0.0, 2.0])
 def test_terms_are_kept_where_they_are_the_same_in_every_step(softcap: float) -> None:
-    """Not beside a cap, which the score is in, nor beside slopes, which differ by head."""
+    """Not with a cap, which depends on the score, nor with slopes, which differ by head."""
     slopes = {"alibi_slopes": Operand("alibi_slopes", "float32", (HEADS,))}
     for more in ({}, slopes, {"sinks": Operand("sinks", "float32", (HEADS,))}):
         for form in FORMS:

@@ -1,4 +1,4 @@
-"""A bias in plans of FlashAttention-3: what comes through the copy engine, and what does not."""
+"""A bias in plans of FlashAttention-3: with and without the copy engine."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from .bias_case import FORMS, KEYS, ROWS, kernel_of, problem_of, shape_of
 def test_fa3_brings_what_differs_from_key_to_key_to_shared_memory(
     operation: Any, form: tuple[bool, bool], dtype: str
 ) -> None:
-    """But in the backward pass for what is the same for all queries, or finds no room."""
+    """Except in the backward pass, if it is the same for all queries or finds no room."""
     wrt = ("q", "k", "v") if operation == "backward" else ()
     problem = problem_of(shape_of(1, 4, form), dtype, operation=operation, wrt=wrt)
     chosen = plan(problem, LIMITS["90"], algorithm="fa3")
@@ -70,7 +70,7 @@ def test_fa3_has_room_for_a_bias_in_heads_of_any_width(
 @pytest.mark.parametrize("seqlen", [1024, 1025])
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_tiles_of_pairs_are_whole_panels_that_come_ahead(seqlen: int, dtype: str) -> None:
-    """Two at least but in the widest heads with float32; of short sequences in shorter tiles."""
+    """Two at least, except in the widest heads with float32; shorter tiles for short sequences."""
     for width in (32, 64, 96, 128, 160, 192, 256):
         wide = {"head_dim": width, "head_dim_v": width, "operation": "forward", "wrt": ()}
         problem = problem_of((1, 4, 512, seqlen), dtype, seqlen_kv=seqlen, **wide)

@@ -1,4 +1,4 @@
-"""What a plan with dropout tells the kernels, and what a launch brings them."""
+"""Plans with dropout: the kernels' numbers, and those of a launch."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_a_place_in_a_larger_call_is_no_part_of_a_seed_of_its_own() -> None:
 def test_kernels_depend_on_nothing_but_that_weights_are_dropped(
     algorithm: Any, operation: Any
 ) -> None:
-    """Not on the part, the seed, or where it lies; kernels that see no weights are plain."""
+    """Not on the probability, the seed, or its place; kernels without weights are plain."""
     of = [_problem(operation=operation), _problem(0.5, 2**40, operation=operation)]
     of += [_problem(words=n, operation=operation, draws=(2, 9)) for n in (2, 4, 6)]
     plans = [plan(problem, LIMITS["90"], algorithm=algorithm) for problem in of]
@@ -122,7 +122,7 @@ def test_every_width_runs_on_the_newest_generation(dims: Any, operation: Any, ma
 
 @pytest.mark.parametrize("algorithm", ["fa1", "fa2", "fa3"])
 def test_the_gradient_of_a_bias_drops_too(algorithm: Any) -> None:
-    """And does not keep what the bias alone adds: there are no registers for both."""
+    """It does not keep the bias' sum: there are no registers for both."""
     bias = {"bias": Operand("bias", "float16", (1, 4, 500, 700))}
     of = _problem(more=bias, operation="backward", wrt=("q", "k", "v", "bias"))
     chosen = plan(of, LIMITS["90"], algorithm=algorithm)

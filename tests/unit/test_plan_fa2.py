@@ -27,12 +27,12 @@ GAPS = {
     "forward": {(192, 256), (256, 128), (256, 192), (256, 256)},
     "backward": {(256, 256)},
 }
-#: Long enough that every multiprocessor has work whatever the tile.
+#: Long enough that every multiprocessor has work with any tile.
 LONG = {"seqlen_q": 100_000, "seqlen_kv": 100_000}
 
 
 def main_launch(chosen: Plan) -> object:
-    """Of the kernel that does the attention."""
+    """The launch of the kernel that does the attention."""
     return next(x for x in chosen.launches if x.config.generation == "fa2")
 
 
@@ -50,13 +50,13 @@ def _check_fits(chosen: Plan, architecture: str) -> None:
         assert config.shared_bytes <= limits.shared_per_block
         assert config.threads <= 1024
         assert config.threads * register_limit(limits, config.threads) <= 65536
-        if config.blocks_per_sm > 1:  # a thread block takes a KiB besides what it asks for
+        if config.blocks_per_sm > 1:  # a thread block takes one KiB more than it requests
             assert config.blocks_per_sm * (config.shared_bytes + 1024) <= limits.shared_per_sm
 
 
 @pytest.mark.parametrize(("architecture", "operation", "dtype"), combinations())
 def test_every_pair_of_widths_has_a_tile(architecture: str, operation: str, dtype: str) -> None:
-    """But for a few, where another generation may have one."""
+    """Except for a few, where another generation may have one."""
     missing = GAPS[operation] if (architecture, dtype) == ("75", "float64") else set()
     for d, dv in product(HEAD_DIM_BUCKETS, HEAD_DIM_BUCKETS):
         wanted = problem(operation=operation, storage=dtype, head_dim=d, head_dim_v=dv, **LONG)
@@ -103,7 +103,7 @@ def test_the_unit_follows_the_device(architecture: str, dtype: str, operation: s
 @pytest.mark.parametrize("operation", PASSES)
 @pytest.mark.parametrize("architecture", LIMITS)
 def test_few_tiles_become_smaller_ones(architecture: str, operation: str) -> None:
-    """Where there are too few for every multiprocessor."""
+    """If there are too few for every multiprocessor."""
     limits, smaller = LIMITS[architecture], 0
     long = planned(problem(operation=operation, **LONG), limits)
     assert main_launch(long).grid >= limits.num_sms
@@ -126,7 +126,7 @@ def test_few_tiles_become_smaller_ones(architecture: str, operation: str) -> Non
 
 @pytest.mark.parametrize("operation", PASSES)
 def test_fifty_lengths_few_compiles(operation: str) -> None:
-    """Of each kernel: one tile where there is work for all, smaller ones where there is not."""
+    """For each kernel: one tile where there is work for all, smaller ones where there is not."""
     configs = {
         main_launch(
             planned(problem(operation=operation, seqlen_q=n, seqlen_kv=2 * n), LIMITS["90"])

@@ -43,7 +43,7 @@ def test_blocks_where_nothing_fits_are_unsupported() -> None:
 
 
 def test_no_q_tile_reaches_into_the_next_head() -> None:
-    """The workspace of the backward pass has so many rows a head."""
+    """The workspace of the backward pass has that many rows a head."""
     for blocks in ((48, 32), (96, 16), (256, 16)):
         with pytest.raises(ArgumentValueError, match="that of queries a part of 128, the nearest"):
             planned(problem(operation="backward"), LIMITS["90"], blocks=blocks)

@@ -1,4 +1,4 @@
-"""Where the backward pass of FlashAttention-2 has scores as keys x queries."""
+"""The problems for which FlashAttention-2's backward pass has scores as keys x queries."""
 
 from __future__ import annotations
 

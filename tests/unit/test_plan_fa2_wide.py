@@ -17,7 +17,7 @@ from ..architectures import KIB, LIMITS
 from .test_plan import problem
 from .test_plan_fa2 import planned
 
-#: So many heads and queries that every multiprocessor has work.
+#: Enough heads and queries that every multiprocessor has work.
 _MANY = {"batch": 8, "heads_q": 16, "heads_kv": 16, "seqlen_q": 4096}
 #: (block_q, block_kv, paired, num_stages), by widths and keys on compute capability 9.0.
 _PLAIN = (128, 64, False, 2)
@@ -74,7 +74,7 @@ def test_widths_and_keys_decide(dims: tuple[int, int], seqlen_kv: int, dtype: st
 
 @pytest.mark.parametrize("width", [192, 256])
 def test_blocks_that_are_alone_have_two_stages(width: int) -> None:
-    """128 of them have a multiprocessor each; of 256 some have another one beside them."""
+    """128 blocks have a multiprocessor each; of 256 some share one."""
     lengths = {"batch": 1, "seqlen_q": 2048, "seqlen_kv": 2048}
     for heads, stages in ((4, 2), (8, 1)):
         few = problem(**lengths, heads_q=heads, heads_kv=heads, head_dim=width, head_dim_v=width)
@@ -86,7 +86,7 @@ def test_blocks_that_are_alone_have_two_stages(width: int) -> None:
 
 @pytest.mark.parametrize("architecture", LIMITS)
 def test_pairs_are_where_shared_memory_is(architecture: str) -> None:
-    """At the widest heads; everywhere what is taken fits."""
+    """At the widest heads; every chosen tile fits everywhere."""
     limits = LIMITS[architecture]
     for dims, seqlen_kv in product(product((160, 192, 256), repeat=2), (512, 1024, 100_000)):
         tile = planned(_wide(dims, seqlen_kv), limits).tile
@@ -140,7 +140,7 @@ def test_fused_multiply_adds_have_no_pairs() -> None:
 
 
 def test_shared_memory_of_either_form() -> None:
-    """Q, K and V by stages; of pairs P, and two numbers of every row."""
+    """Q, K and V by stages; with pairs also P, and two numbers of every row."""
     pair = planned(_wide((256, 192), 1024), LIMITS["90"]).tile
     q, k, v, p = 128 * 256, 64 * 256, 64 * 192, 128 * 64
     numbers = 128 * 2 * 4
@@ -154,7 +154,7 @@ def test_shared_memory_of_either_form() -> None:
 
 
 def test_halves_in_registers() -> None:
-    """A pair holds in two warps what one warp would hold of the same rows."""
+    """Two warps of a pair hold what one warp would hold of the same rows."""
     pair = planned(_wide((256, 256), 1024), LIMITS["90"]).tile
     alone = replace(pair, paired=False, warps=pair.warps // 2)
     fixed = 56

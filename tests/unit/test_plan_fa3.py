@@ -1,4 +1,4 @@
-"""Plans of FlashAttention-3: what is taken, what is refused and why, without a GPU."""
+"""Plans of FlashAttention-3: choices, refusals and reasons, without a GPU."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ planned = functools.partial(plan, limits=HOPPER, algorithm="fa3")
 
 
 def mapped(**changes: object) -> AttentionProblem:
-    """A problem that FlashAttention-3 takes; ``seqlen`` and ``width`` stand for both of each."""
+    """A problem that FlashAttention-3 takes; ``seqlen`` and ``width`` apply to queries and keys."""
     for name, both in (
         ("seqlen", ("seqlen_q", "seqlen_kv")),
         ("width", ("head_dim", "head_dim_v")),
@@ -83,7 +83,7 @@ def test_warpgroups_take_no_turns_where_four_share_short_rows_under_a_mask() -> 
 
 
 def test_every_row_of_the_table_is_taken() -> None:
-    """By some length: one behind another that takes all of its lengths would never be."""
+    """By some length: a row after another one that takes all of its lengths would be dead."""
     served = [
         (row, mask, longest)
         for row in FORWARD
@@ -107,7 +107,7 @@ def test_every_pair_of_widths_has_a_tile(mask: str) -> None:
         assert chosen.tile.footprint.excess(HOPPER) is None
 
 
-#: What is wrong, and what is said of it.
+#: The faults, and their messages.
 _REFUSED = {
     "an older device": (mapped(), replace(HOPPER, compute_capability=(8, 0)), r"9\.0.* has 8\.0"),
     "a newer device": (mapped(), LIMITS["100"], r"compute capability 9\.0.* has 10\.0"),

@@ -1,4 +1,4 @@
-"""Plans of FlashAttention-3's backward pass: what is taken, what is refused, what it needs."""
+"""Plans of FlashAttention-3's backward pass: choices, refusals and needs."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_a_narrower_window_takes_the_row_of_any_mask() -> None:
 
 
 def test_some_tiles_have_blocks_of_rows_and_some_have_not() -> None:
-    """So that what is said of either is said of something."""
+    """So the tests cover both."""
     rows = [row for row in BACKWARD if not row.fewest_of_window]
     with_some = [row for row in rows if row.kv_tiles_per_convert_block]
     assert {(row.widest, row.widest_v) for row in with_some} == {(96, 96), (128, 128)}
@@ -129,7 +129,7 @@ def test_some_tiles_have_blocks_of_rows_and_some_have_not() -> None:
     }
 
 
-#: What is wrong, and what is said of it.
+#: The faults, and their messages.
 _REFUSED = {
     "an older device": (of_gradients(), replace(HOPPER, compute_capability=(8, 0)), r"has 8\.0"),
     "a newer device": (of_gradients(), LIMITS["100"], r"compute capability 9\.0.* has 10\.0"),
@@ -175,7 +175,7 @@ def test_a_refusal_gives_its_reason_and_the_next_serves(fault: str) -> None:
 
 @pytest.mark.parametrize("nothing", [{"seqlen_q": 0}, {"heads_q": 0}], ids=str)
 def test_a_pass_without_queries_is_left_to_others(nothing: dict[str, Any]) -> None:
-    """The driver makes no map of a tensor without rows; dk and dv are zeros all the same."""
+    """The driver makes no map of a tensor without rows; dk and dv are still zeros."""
     wanted = of_gradients(**nothing)
     assert not wanted.empty
     with pytest.raises(UnsupportedError, match="fa3 needs at least one quer"):
@@ -184,7 +184,7 @@ def test_a_pass_without_queries_is_left_to_others(nothing: dict[str, Any]) -> No
 
 
 def test_the_kit_expects_what_is_planned() -> None:
-    """What tests on a device hold "auto" to."""
+    """The plan for which tests on a device check "auto"."""
     widths = (8, 64, 72, 128, 136, 256)
     for operation, storage, d, dv, alignment, deterministic, seqlen_kv in product(
         ("forward", "backward"),
@@ -216,7 +216,7 @@ def test_auto_takes_it_first(change: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(("width", "counters"), [(64, 1), (128, 2), (160, 2), (256, 2)])
 def test_ordered_sums_have_a_counter_for_every_q_tile(width: int, counters: int) -> None:
-    """Behind two of every head of keys, for each block of rows as many as it has q tiles."""
+    """After two of every kv head, for each block of rows as many as it has q tiles."""
     wanted = of_gradients(width=width, seqlen_q=777)
     free, ordered = planned(wanted), planned(replace(wanted, deterministic=True))
     assert isinstance(free.tile, fa3.Fa3BackwardTile)

@@ -1,4 +1,4 @@
-"""What FlashAttention-3's backward pass asks of a multiprocessor and of the second-level cache."""
+"""The needs of FlashAttention-3's backward pass: multiprocessor and second-level cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What FlashAttention-3 asks of a multiprocessor and of the second-level cache."""
+"""The needs of FlashAttention-3: multiprocessor and second-level cache."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from cuflash.planning.tiles.fa3_tables import BUCKETS, FORWARD, FORWARD_OF_FEW, 
 from .test_plan_fa3 import HOPPER, mapped, planned
 
 EVERY = (*FORWARD, *FORWARD_OF_FEW)
-#: Of an H200, by the driver.
+#: The limits of an H200, from the driver.
 SHARED_OF_H200 = 232_448
-#: Of a block, which the driver takes beside.
+#: The driver's own share for each block.
 RESERVED = 1024
 
 
@@ -125,7 +125,7 @@ def _is_even(heads: int, head_group: int) -> bool:
 
 
 def _check_evenness(head_group: int, every: int, most: int) -> None:
-    """As few head groups as there must be, or a little more of them for an even last one."""
+    """As few head groups as possible, or a few more for an even last one."""
     fewest = ceil_div(every, most)
     widest = ceil_div(every, fewest)
     assert widest // 2 < head_group <= widest
@@ -150,7 +150,7 @@ def test_a_head_group_is_what_the_cache_holds() -> None:
 
 
 def test_sixteen_heads_in_head_groups() -> None:
-    """Of 16384 keys at 128 + 128 columns: 8 MiB a head, 30 MiB of 50 are for them."""
+    """16384 keys at 128 + 128 columns: 8 MiB a head, and 30 MiB of 50 are for them."""
     of = {"seqlen": 16384, "width": 128, "batch": 1}
     assert _head_group(heads_q=16, heads_kv=16, **of)[0] == 2  # eight head groups, not 3, ..., 3, 1
     assert _head_group(heads_q=15, heads_kv=15, **of)[0] == 3
@@ -160,7 +160,7 @@ def test_sixteen_heads_in_head_groups() -> None:
 
 
 def test_the_last_head_group_is_at_least_half_of_the_others() -> None:
-    """32 heads of 6 MiB, of which five would fit: not five, ..., five, two."""
+    """32 heads of 6 MiB; five would fit: not five, ..., five, two."""
     room = HOPPER.l2 * 3 // 5
     of = {"seqlen": 8192, "width": 192, "batch": 1}
     head_group, every, of_head = _head_group(heads_q=32, heads_kv=32, **of)

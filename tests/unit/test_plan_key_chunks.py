@@ -1,4 +1,4 @@
-"""Split keys in plans: what may be split, what is launched, and what the workspace holds."""
+"""Split keys in plans: permitted problems, launches, and the workspace."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _kernels(chosen: Plan) -> list[str]:
     return [launch.config.kernel for launch in chosen.launches]
 
 
-#: What no chunks go with, and what is said of it.
+#: Problems without chunks, and the messages.
 _REFUSED = {
     "fa1": (PLAIN, H200, "fa1", "fa1 walks all keys of a row in one block"),
     "packed": (_packed(), H200, "fa2", "kv_chunk with packed_lengths: lists of tiles"),
@@ -104,7 +104,7 @@ def test_a_chunk_is_of_whole_tiles(algorithm: Any) -> None:
 
 
 def test_chunks_need_no_more_blocks_than_a_launch_has() -> None:
-    """Where the tiles of whole rows are few enough, and so are the blocks that merge."""
+    """The tiles of whole rows are few enough, and so are the blocks that merge."""
     most = 2**31 - 1
     problem = few(2**22, (8, 8), (2, 64 * 64), 64, storage="float16")
     assert plan(problem, H200, algorithm="fa2").launches[0].grid == 2**25
@@ -220,7 +220,7 @@ def test_what_cannot_be_split_is_planned_as_before() -> None:
 
 
 def test_blocks_that_are_asked_for_are_walked_whole() -> None:
-    """What is asked for decides about a row's bits: no chunk comes of itself."""
+    """The request determines a row's bits: the plan adds no chunks."""
     chosen = plan(few(1, (1, 1), (1, 100_000)), H200, blocks=(64, 64))
     assert chunk_of(chosen.problem) == 0
     assert chosen.tile.block_q == 64
@@ -253,7 +253,7 @@ def test_a_batch_invariant_plan_has_what_is_asked_for() -> None:
 
 
 def test_a_batch_invariant_plan_is_that_of_a_usual_batch() -> None:
-    """Where no time is reckoned: in the very tile, not another one of its blocks."""
+    """Without a prediction of time: the very same tile, not another one of its blocks."""
     for architecture, width, mask in product(("80", "90"), (64, 128, 256), ("full", "causal")):
         of_device = LIMITS[architecture]
         for lengths in ((1, 8192), (300, 700)) * (architecture == "80") + ((4096, 4096),):
@@ -269,7 +269,7 @@ def test_a_batch_invariant_plan_is_that_of_a_usual_batch() -> None:
 def test_a_batch_invariant_plan_is_nearly_the_fastest(
     heads: tuple[int, int], width: int, keys: int
 ) -> None:
-    """By what is reckoned, beside the plan that knows the batch."""
+    """By the prediction, beside the plan that knows the batch."""
     for batch in (1, 2, 3, 8, 24, 64, 128):
         problem = few(batch, heads, (1, keys), width)
         times = [_reckoned(make(problem, H200)) for make in (batch_invariant_plan, plan)]

@@ -1,4 +1,4 @@
-"""When several blocks share a kv tile of FlashAttention-3's gradients, and what that takes."""
+"""Plans in which several blocks share a kv tile of FlashAttention-3's gradients."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_tiles_that_no_query_sees_are_no_work() -> None:
     problem = _problem("1 32/1", 8192, 128, "causal")
     assert _parts(replace(problem, q_offset=-8192)) == 1
     assert _parts(replace(problem, q_offset=8192)) == _parts(replace(problem, mask="full"))
-    # Most tiles are seen by nobody, and the others are short.
+    # No query sees most tiles, and the others are short.
     assert _parts(replace(problem, q_offset=-7000)) > _parts(replace(problem, mask="full"))
 
 
@@ -121,7 +121,7 @@ _WIDTHS = ((64, 64), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256))
 def test_the_main_kernel_takes_a_part_for_a_head(
     parts: int, d: int, dv: int, deterministic: bool
 ) -> None:
-    """All that it is told is what it would be told of so many heads of keys."""
+    """Its parameters are those of that many kv heads."""
     widths = {"head_dim": d, "head_dim_v": dv, "deterministic": deterministic}
     whole, parted = _both(parts, **widths)
     with parts_forced(1):

@@ -1,4 +1,4 @@
-"""What a plan with a boolean mask tells the kernels, and the bits that are made of it."""
+"""Plans with a boolean mask: the kernels' numbers, and the bits that are made of it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..architectures import LIMITS
 from .bias_case import BATCH, FORMS, HEADS, KEYS, ROWS, kernel_of, kernels_of, shape_of
 
 _WIDTHS = [(64, 64), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256)]
-#: With which tiles of the table have work for every multiprocessor.
+#: Enough that tiles of the table give every multiprocessor work.
 _FILLING = {"batch": 100}
 _WHOLE = shape_of(1, 4, (True, True))
 
@@ -53,7 +53,7 @@ def _bias(form: tuple[bool, bool], dtype: str = "float16", batch: int = 1) -> di
 
 
 def _structs(launch: Any) -> dict[str, str]:
-    """What each feature of a kernel gets."""
+    """The parameters of each feature of a kernel."""
     return {feature.name: feature.device.struct for feature in launch.config.features}
 
 
@@ -73,7 +73,7 @@ def _structs(launch: Any) -> dict[str, str]:
 def test_the_numbers_and_the_types_of_the_kernels(
     shape: Any, entries: Any, own: int, heads: int, storage: str
 ) -> None:
-    """Of a mask none depends on the scale, and the dtype is that of the scores that it hides."""
+    """None depends on the scale, and the dtype is that of the hidden scores."""
     problem = _problem(shape, entries, storage=storage, scale=0.3)
     (use,) = problem.uses
     assert dict(use.numbers) == {
@@ -189,7 +189,7 @@ def test_bits_that_cannot_be_counted_are_left_to_fa2(operation: Any) -> None:
 
 @pytest.mark.parametrize("seqlen", [128, 1024, 1025, 65536])
 def test_tiles_that_a_mask_may_hide_are_square_at_128(seqlen: int) -> None:
-    """Of any length. Elsewhere, and where a mask hides keys alone, they are as without a mask."""
+    """For any length. Elsewhere, and if a mask hides only keys, they are as without a mask."""
     for form, width in product(FORMS, (64, 96, 128, 192, 256)):
         wide = {"head_dim": width, "head_dim_v": width, "seqlen_kv": seqlen, **_FILLING}
         shape = tuple(seqlen if size == KEYS else size for size in shape_of(1, 4, form))
@@ -263,7 +263,7 @@ def test_a_gradient_of_a_bias_has_the_mask_in_every_step(algorithm: Any) -> None
 @pytest.mark.parametrize("softcap", [0.0, 2.0])
 @pytest.mark.parametrize("operation", ["forward", "backward"])
 def test_it_comes_behind_all_that_changes_scores(operation: Any, softcap: float) -> None:
-    """And before sinks: what hides pairs hides them whatever the others make of them."""
+    """And before sinks: hidden pairs stay hidden, whatever other features do."""
     more = {
         "alibi_slopes": Operand("alibi_slopes", "float32", (HEADS,)),
         "sinks": Operand("sinks", "float16", (HEADS,)),

@@ -27,7 +27,7 @@ _BYTES_OF_ITEM = 24
 def _plan(
     algorithm: Algorithm, operation: Operation, lengths: list[tuple[int, int]], width: int
 ) -> Plan:
-    """Of so many queries and keys of each sequence, the last of which are behind the others."""
+    """A plan for these numbers of queries and keys of each sequence; the last is the rest."""
     rows, keys = (sum(every) for every in zip(*lengths, strict=True))
     problem = AttentionProblem(
         operation=operation,
@@ -60,7 +60,7 @@ def _tiles(lengths: list[int], rows: int) -> int:
     return sum(-(-length // rows) for length in lengths)
 
 
-#: Of a sequence in tiles, and how many rows of one more: none, one, all but one, or any.
+#: The tiles of a sequence, and rows of one more: none, one, all but one, or any.
 _length = st.tuples(st.integers(0, 3), st.sampled_from((0.0, 1e-9, 1e-9, 0.4, 1 - 1e-9)))
 
 

@@ -88,7 +88,7 @@ def test_what_a_head_or_a_row_has_for_itself_is_not_packed(name: str) -> None:
 
 @pytest.mark.parametrize("algorithm", ["fa2", "fa3"])
 def test_a_tile_has_the_rows_of_a_group(algorithm: Any) -> None:
-    """So that keys are walked once for each head of keys; where there is one query for each."""
+    """Keys are then walked once for each kv head, if there is one query for each."""
     for group in (2, 3, 64, 65, 200):
         problem = replace(ONE, heads_q=2 * group, heads_kv=2)
         chosen = plan(problem, H200, algorithm=algorithm, kv_chunk=0)

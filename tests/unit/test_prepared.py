@@ -1,4 +1,4 @@
-"""What is prepared and what its runs refuse; a fake device shows what would be launched."""
+"""Prepared calls and the refusals of their runs; a fake device shows the launches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prepared runs, from any current device, as what they are told: every launch is looked at."""
+"""Prepared runs from any current device match their arguments: every launch is checked."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _arrays(host: HostCupy, ready: cuflash.Prepared, device: int) -> dict[str, A
 @pytest.mark.parametrize("algorithm", ["fa1", "fa2", "fa3"])
 @pytest.mark.parametrize("wide", [False, True])
 def test_every_launch(operation: Any, algorithm: Any, wide: bool) -> None:
-    """Of several runs with other addresses, workspaces, streams, and current devices."""
+    """Several runs with other addresses, workspaces, streams, and current devices."""
     options: dict[str, Any] = {"operation": operation, "algorithm": algorithm, "causal": True}
     options["out_dtype"] = "float32" if wide else None
     with host_cupy(make=no_kernel) as host:
@@ -64,7 +64,7 @@ def test_every_launch(operation: Any, algorithm: Any, wide: bool) -> None:
 @settings(max_examples=20)
 @given(data=st.data())
 def test_a_run_is_as_that_of_a_fresh_object(operation: Any, algorithm: Any, data: Any) -> None:
-    """Whatever runs came before: addresses under other names or in another order, other streams."""
+    """After any earlier runs: addresses under other names or in another order, other streams."""
     with host_cupy(make=no_kernel) as host:
         launched: list[Any] = []
         host.runtime.audit = launched.append

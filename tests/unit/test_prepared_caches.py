@@ -1,4 +1,4 @@
-"""What preparing calls with caches takes and refuses, and what their runs need."""
+"""Preparing calls with caches: arguments, refusals, and the needs of their runs."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _pointers(prepared: Any) -> dict[str, int]:
     ],
 )
 def test_the_arguments_are_those_of_the_call(operation: str, function: Any, others: Any) -> None:
-    """But for the backend, and what a run takes by address."""
+    """Except the backend, and arrays that a run takes by address."""
     expected = {*inspect.signature(function).parameters} - others
     assert {*TAKEN[operation]} == expected
     assert expected <= {*inspect.signature(cuflash.prepare).parameters}
@@ -103,7 +103,7 @@ def test_what_needs_a_copy_is_refused(fake_device: FakeDevice, name: str) -> Non
 
 
 def test_a_workspace_holds_what_the_append_leaves(fake_device: FakeDevice) -> None:
-    """The lengths behind attention's own, and queries where they are rotated."""
+    """The lengths after attention's own workspace, and queries if they are rotated."""
     split: dict[str, Any] = {"algorithm": "fa2", "kv_chunk": 16}
     plain = _prepare(k=None, v=None, **split)
     appending, rotating = _prepare(**split), _prepare(**split, **_ROTATING)

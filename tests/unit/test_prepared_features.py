@@ -39,7 +39,7 @@ def test_sinks_are_planned_from_a_shape_or_a_dtype(operation: Any, sinks: Any, d
 def test_slopes_are_planned_from_a_shape_or_a_dtype(
     operation: Any, slopes: Any, shape: Any
 ) -> None:
-    """They are float32 of whatever halves; from a dtype alone they have all axes."""
+    """They are float32 for both half types; from a dtype alone they have all axes."""
     explained = cuflash.explain(
         Q, KV, KV, operation=operation, dtype="float16", alibi_slopes=slopes, backend="numpy"
     )

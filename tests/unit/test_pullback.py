@@ -1,4 +1,4 @@
-"""What attention_vjp returns: the gradients, now or later, here or in another process."""
+"""The result of attention_vjp: gradients, now or later, here or in another process."""
 
 from __future__ import annotations
 

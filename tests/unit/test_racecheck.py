@@ -1,4 +1,4 @@
-"""What of racecheck's reports is set aside, and what is not."""
+"""The reports of racecheck that are set aside, and those that are not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The range of ``scale`` and of the values: what is accepted is right, the rest is refused."""
+"""The range of ``scale`` and of the values: accepted calls are right, others are refused."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_queries_of_zero_give_the_mean_at_either_end(dtype: str, sign: int) -> N
 def test_powers_of_two_move_between_queries_keys_and_scale(
     dtype: str, algorithm: Any, data: st.DataObject
 ) -> None:
-    """The scores stay what they are, whatever the magnitude of q, of k and of their product."""
+    """The scores do not change, whatever the magnitude of q, of k and of their product."""
     most, limit = EXPONENTS[dtype], RANGE[dtype]
     of_q = data.draw(st.integers(-most, most), label="exponent of q")
     of_k = data.draw(
@@ -114,7 +114,7 @@ def test_values_within_the_bound_of_the_contract_are_averaged(
 def test_a_column_of_large_values_beside_ordinary_ones(
     dtype: str, most: int, algorithm: Any, data: st.DataObject
 ) -> None:
-    """Of either sign, of weights far from each other: whatever way through the rows is taken."""
+    """Of either sign, with distant weights: every path through the rows."""
     keys = data.draw(st.integers(2, 40), label="keys")
     sign = data.draw(st.sampled_from((-1, 1)), label="sign")
     largest = st.integers(most - 20, most - 6)
@@ -133,5 +133,5 @@ def test_a_column_of_large_values_beside_ordinary_ones(
     expected, _ = cuflash.reference.attention(q, k, shrunk, scale=1.0)
     found = out.astype(np.float64)
     found[..., 1:] *= 2.0**-exponent
-    for column in range(3):  # a score as large as that is rounded by as many units
+    for column in range(3):  # such a large score is rounded by that many units
         _close(found[..., column], expected[..., column], dtype, 8 + longest)

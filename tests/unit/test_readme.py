@@ -1,4 +1,4 @@
-"""What the guide shows of explanations and errors is what the library says."""
+"""The explanations and errors in the guide match the library's."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TROUBLESHOOTING = read("docs/guide/troubleshooting.md")
 
 
 def _explained() -> dict[str, tuple[str, str]]:
-    """Code and what it prints, of every explanation."""
+    """Code and its output, for every explanation."""
     pattern = r"```python\n((?:(?!```).)*)```\n\n<!-- explain: (\w+) -->\n```\n(.*?)```"
     found = re.findall(pattern, ALGORITHMS, re.DOTALL)
     return {name: (code, text) for code, name, text in found}
@@ -64,7 +64,7 @@ def _messages() -> list[str]:
 
 
 def _pattern(message: str) -> str:
-    """Of a message in which dots stand for what differs."""
+    """A pattern for a message in which dots replace variable parts."""
     return ".+".join(re.escape(part) for part in message.split("\N{HORIZONTAL ELLIPSIS}"))
 
 
@@ -80,7 +80,7 @@ def _attend(shape: tuple[int, ...] = (4, 8), dtype: Any = np.float32, **options:
 
 
 def _unavailable(patch: pytest.MonkeyPatch, error: Exception) -> str:
-    """What is said where importing CuPy raises this, or asking it for devices."""
+    """The message if importing CuPy raises this, or asking it for devices."""
     import cupy
 
     available._why_not.cache_clear()
@@ -168,7 +168,7 @@ def _explain(dtype: str, **options: Any) -> None:
     try:
         cuflash.explain(x, x, x, dtype=dtype, **options)
     finally:
-        calls.forget()  # of a device that is not there
+        calls.forget()  # for a device that is not there
 
 
 def _old_nvrtc(patch: pytest.MonkeyPatch) -> str:
@@ -194,7 +194,7 @@ def _traced(patch: pytest.MonkeyPatch) -> str:
     return _raised(lambda: jax.jit(lambda x: cuflash.attention(x, x, x))(x))
 
 
-#: What provokes the messages, in the order of the table.
+#: Calls that provoke the messages, in the order of the table.
 PROVOKED: tuple[Callable[[pytest.MonkeyPatch], str], ...] = (
     lambda patch: _unavailable(patch, _NOT_FOUND),
     _no_driver,

@@ -1,4 +1,4 @@
-"""What pages say of features, and of what does not go together, is what the tables say.
+"""Statements of the pages about features and refused pairs match the tables.
 
 ``python -m tests.unit.test_readme_features`` prints the block.
 """
@@ -17,7 +17,7 @@ BEGIN, END = "<!-- features -->\n", "<!-- end of features -->\n"
 
 
 def block() -> str:
-    """A row for each feature, and every pair that is refused."""
+    """A row for each feature, and every refused pair."""
     lines = ["| feature | arguments | gradients (`wrt`) | is refused with |", "|---|---|---|---|"]
     for feature in FEATURES.values():
         arguments = [*feature.arguments]

@@ -274,7 +274,7 @@ def test_large_logits_neither_overflow_nor_vanish(sign: int) -> None:
 
 
 def test_it_imports_nothing_of_the_library_but_its_own_parts() -> None:
-    """Of which the checks take the classes of errors."""
+    """The checks only take the classes of errors."""
     parts = {p.stem: p for p in Path(reference.__file__).parent.glob("reference*.py")}
     assert parts.keys() > {"reference", "reference_checks", "reference_heads"}
     for node in (node for path in parts.values() for node in ast.walk(ast.parse(path.read_text()))):

@@ -1,4 +1,4 @@
-"""The oracle refuses what attention would refuse, and names the argument."""
+"""The oracle refuses the same calls as attention, and names the argument."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cuflash import ArgumentTypeError, ArgumentValueError, CuflashError, referen
 
 
 def _call(layout: str | None = "sd", **changed: Any) -> Any:
-    """Both passes over good arguments, with what was changed."""
+    """Both passes over good arguments, with one change."""
     x = np.zeros((2, 4))
     arrays = {name: changed.pop(name, x) for name in ("dout", "q", "k", "v")}
     dlse = changed.pop("dlse", None)
@@ -87,7 +87,7 @@ def test_a_matrix_is_its_numbers() -> None:
     assert np.array_equal(out, reference.attention(x, x, x)[0])
 
 
-#: What the axes of every array are. Each letter stands in at least two of them.
+#: The axes of every array. Each letter occurs in at least two arrays.
 _AXES = {"q": "bshd", "k": "bthd", "v": "bthe", "dout": "bshe"}
 _LAYOUTS = ("bshd", "bhsd", "shd", "hsd", "sd")
 

@@ -1,4 +1,4 @@
-"""Features of the oracle: loops, finite differences, what they fall back to."""
+"""Features of the oracle: loops, finite differences, and their special cases."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def by_loops(inputs: dict[str, np.ndarray], options: dict[str, Any]) -> tuple[np
 
 
 def _share(p: float | None, seed: Any, head: int, i: int, j: int) -> float:
-    """What dropout makes of one weight."""
+    """Dropout's factor of one weight."""
     if p is None:
         return 1
     words = [seed % 2**32, seed // 2**32, 0, 0] if isinstance(seed, int) else [*map(int, seed)]
@@ -101,7 +101,7 @@ def _share(p: float | None, seed: Any, head: int, i: int, j: int) -> float:
 
 
 def _at(array: np.ndarray, place: tuple[int, ...]) -> Any:
-    """The element of a pair, (batch, head, query, key), of what broadcasts against all pairs."""
+    """The element of a pair, (batch, head, query, key), in an array that broadcasts."""
     whole = array.reshape((1,) * (4 - array.ndim) + array.shape)
     return whole[tuple(at % n for at, n in zip(place, whole.shape, strict=True))]
 
@@ -227,7 +227,7 @@ def test_slopes_are_one_for_each_query_head_of_each_entry_or_of_all() -> None:
 
 
 def test_a_slope_counts_keys_in_either_direction() -> None:
-    """Scores of nothing else: weights are powers of two, the lse that of their sum."""
+    """No other scores: weights are powers of two, and lse is the log of their sum."""
     q, k, v = np.zeros((1, 1, 1, 2)), np.zeros((1, 4, 1, 2)), np.eye(4)[None, :, None]
     halved = np.array([np.log(2)])
     for q_offset, away in ((1, [1, 0, 1, 2]), (-2, [2, 3, 4, 5]), (5, [5, 4, 3, 2])):

@@ -1,4 +1,4 @@
-"""Packed sequences of the reference: each is what the reference makes of it alone."""
+"""Packed sequences of the reference: each equals a separate call."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _call(**more: Any) -> dict[str, Any]:
 
 
 def _both(call: dict[str, Any]) -> dict[str, Any]:
-    """Of both passes."""
+    """The results of both passes."""
     out, lse = reference.attention(**call)
     grads = reference.attention_backward(**pulled(out, lse), **call)
     more = [f"d{name}" for name in ("alibi_slopes", "sinks") if name in call]

@@ -1,9 +1,8 @@
-"""Which block of FlashAttention-3's backward pass clears, multiplies and finishes what, and when.
+"""The order in which blocks of FlashAttention-3's backward pass clear, multiply and finish.
 
-What a block finds out from its number is written down here once more, from
-the launch's numbers alone, as ``cuda_src/fa3/backward_clear.cuh`` has it
-(``clear_role``), ``cuda_src/fa3/backward_rows.cuh`` (``BlockPlace``) and
-``cuda_src/tile/schedule.cuh``.
+The computation of a block from its number is repeated here, from the launch's numbers alone, as in
+``cuda_src/fa3/backward_clear.cuh`` (``clear_role``), ``cuda_src/fa3/backward_rows.cuh``
+(``BlockPlace``) and ``cuda_src/tile/schedule.cuh``.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ ROUNDS = row_order._ROUNDS
 
 @dataclass(frozen=True)
 class Launched:
-    """What the kernel is told, and the multiprocessors that run it."""
+    """The kernel's parameters, and the multiprocessors that run it."""
 
     heads: int  # of keys, of all batch entries
     tiles: int  # of each
@@ -48,22 +47,22 @@ class Launched:
 
     @property
     def rounds(self) -> int:
-        """Of blocks, each one of rows and then those of tiles."""
+        """Rounds of blocks: one of rows and then those of tiles."""
         return -(-self.every // self.tiles_of_round) if self.tiles_of_round else 0
 
     @property
     def after_all(self) -> int:
-        """The first block behind those of the rounds, or of tiles where there are no rounds."""
+        """The first block after the rounds, or after the tiles if there are no rounds."""
         return self.rounds * (self.tiles_of_round + 1) or self.every
 
     def head(self, tile: int) -> int:
-        """Of a tile, by its place in the order; ``TileOrder::place``."""
+        """The head of a tile, by its position in the order; ``TileOrder::place``."""
         first = tile // (self.head_group * self.tiles) * self.head_group
         width = min(self.head_group, self.heads - first)
         return first + (tile - first * self.tiles) % width
 
     def tile(self, block: int) -> int | None:
-        """What a block multiplies; None if it is one of rows, or has nothing to do."""
+        """The tile of a block; None if it is one of rows, or has nothing to do."""
         if self.tiles_of_round == 0:
             return block
         number, within = divmod(block, self.tiles_of_round + 1)
@@ -89,7 +88,7 @@ class Launched:
         return [(tile, block) for tile, block in found if tile is not None]
 
     def of_rows(self) -> Iterator[tuple[int, range]]:
-        """Blocks that are not of tiles, with what they finish."""
+        """Blocks that are not of tiles, with the shares that they finish."""
         for block in range(self.grid):
             if self.tile(block) is None:
                 yield block, self.finished(block)
@@ -124,7 +123,7 @@ def _orders(draw: st.DrawFn) -> Launched:
     return _launched(RowOrder(heads, tiles, head_group, shares, draw(st.integers(1, 12))))
 
 
-#: Of multiprocessors as they are: one head; none cleared inside; one head group; many short ones.
+#: Realistic multiprocessors: one head; none cleared inside; one head group; many short ones.
 _REAL = [
     _launched(RowOrder(*of, shares, 132))
     for of in ((1, 1, 1), (80, 4, 8), (117, 3, 8), (12, 30, 8), (700, 1, 5))
@@ -145,10 +144,10 @@ def test_every_tile_is_done_by_one_block(launched: Launched) -> None:
 @thoroughly
 @given(ORDERS)
 def test_every_share_is_cleared_once(launched: Launched) -> None:
-    """Those of the first heads by the kernel before, by whole heads: that one knows no tiles.
+    """The kernel before clears those of the first heads, as whole heads: it knows no tiles.
 
-    A tile asks for its head's counter if its own place says that blocks clear
-    for it, so all shares of a head must be on one side.
+    A tile asks for its head's counter if its own position says that blocks clear for it, so all
+    shares of a head must be on one side.
     """
     assert sorted(tile for tile, _ in launched.clearing()) == list(
         range(launched.ahead, launched.every)
@@ -163,7 +162,7 @@ def test_every_share_is_cleared_once(launched: Launched) -> None:
 @thoroughly
 @given(ORDERS)
 def test_every_share_is_finished_once(launched: Launched) -> None:
-    """Where there are blocks of rows; else there is no block that is not of a tile."""
+    """If there are blocks of rows; otherwise every block is one of a tile."""
     inside = [tile for _, finished in launched.of_rows() for tile in finished]
     assert sorted(inside) == list(range(launched.every if launched.tiles_of_round else 0))
 
@@ -182,7 +181,7 @@ def test_no_tile_waits_for_a_later_block_or_for_one_that_began_with_it(launched:
 @thoroughly
 @given(ORDERS)
 def test_no_share_is_finished_before_the_last_tile_of_its_head(launched: Launched) -> None:
-    """Beside other tiles long after it; what is left comes after all tiles."""
+    """Beside other tiles long after it; the rest comes after all tiles."""
     of_head = launched.first_and_last()
     for block, finished in launched.of_rows():
         for tile in finished:
@@ -194,7 +193,7 @@ def test_no_share_is_finished_before_the_last_tile_of_its_head(launched: Launche
 @thoroughly
 @given(ORDERS)
 def test_there_is_no_block_too_many(launched: Launched) -> None:
-    """Behind the rounds each finishes a share; before, only the last round may have idle ones."""
+    """After the rounds each finishes a share; before, only the last round may have idle ones."""
     after_all = launched.after_all
     assert launched.grid >= after_all
     assert launched.tiles_of_round or launched.grid == launched.every
@@ -209,7 +208,7 @@ def test_there_is_no_block_too_many(launched: Launched) -> None:
 @thoroughly
 @given(ORDERS)
 def test_nothing_is_cleared_before_or_left_that_need_not_be(launched: Launched) -> None:
-    """With a head group less before, or less left over, somebody could wait."""
+    """With one head group less before, or less left over, a block could wait."""
     of_head_group, far = launched.tiles * launched.head_group, ROUNDS * launched.num_sms
     assert launched.ahead < far + 2 * of_head_group
     assert launched.convert_lag <= far + of_head_group + launched.tiles_of_round
@@ -217,7 +216,7 @@ def test_nothing_is_cleared_before_or_left_that_need_not_be(launched: Launched) 
 
 
 def _problems() -> st.SearchStrategy[AttentionProblem]:
-    """Of tiles of both widths of keys and of q."""
+    """Problems with tiles of both widths of keys and of queries."""
     return st.builds(
         lambda batch, heads, group, **more: of_gradients(
             **{"batch": batch, "heads_q": heads * group, "heads_kv": heads, **more}
@@ -239,7 +238,7 @@ def _problems() -> st.SearchStrategy[AttentionProblem]:
 def test_a_launch_has_the_numbers_of_its_order(
     problem: AttentionProblem, num_sms: int, shares: int
 ) -> None:
-    """And the kernel before clears what no block does: of all query heads of the first heads."""
+    """And the kernel before clears the rest: of all query heads of the first heads."""
     limits = replace(HOPPER, num_sms=num_sms)
     tile = planned(problem).tile
     assert isinstance(tile, fa3.Fa3BackwardTile)
@@ -256,14 +255,14 @@ def test_a_launch_has_the_numbers_of_its_order(
     group = problem.heads_q // seen
     before = chosen.launches[0]
     assert dict(before.arguments)["cleared"] == launched.ahead // tiles * group
-    # Delta and lse are of every row all the same.
+    # Delta and lse still cover every row.
     assert before.grid == heads * group * -(-problem.seqlen_q // 128)
 
 
 @thoroughly
 @given(_problems(), st.integers(1, 40))
 def test_every_counter_has_a_place_and_is_cleared(problem: AttentionProblem, num_sms: int) -> None:
-    """Two of every head of keys, and behind them those of the q tiles, by the kernel before."""
+    """The kernel before clears two of every kv head, and then those of the q tiles."""
     chosen = planned(problem, limits=replace(HOPPER, num_sms=num_sms))
     before, turns = chosen.launches[0], {b.name: b.nbytes for b in chosen.workspace}["turns"]
     cleared = dict(before.config.constants)["turns"]

@@ -1,8 +1,8 @@
-"""The rows of FlashAttention-3's backward pass that a kv tile has a share of.
+"""Each kv tile's share of the rows of dQ in FlashAttention-3's backward pass.
 
-``store_zeros_of`` of ``cuda_src/fa3/backward_clear.cuh``, which clears them,
-and ``RowUnits`` of ``cuda_src/fa3/backward_rows.cuh``, which rounds them, are
-written down here once more.
+This file repeats ``store_zeros_of`` of ``cuda_src/fa3/backward_clear.cuh``, which
+clears the rows, and ``RowUnits`` of ``cuda_src/fa3/backward_rows.cuh``, which
+rounds them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Shared:
 
     @property
     def of_share(self) -> int:
-        """Those that a tile has of a query head."""
+        """The units of a tile's share of a query head."""
         return -(-self.of_head // self.tiles)
 
     @property
@@ -48,7 +48,7 @@ class Shared:
         return set(product(range(self.group), range(0, self.of_head * 16, 16)))
 
     def cleared(self, tile: int, row_bytes: int, zero_bytes: int) -> Iterator[tuple[int, int]]:
-        """Query head of the group and first byte of what each copy for a tile clears."""
+        """Query head of the group and first byte of each copy's target, for a tile."""
         begin = tile * self.of_share
         units = min(self.of_share, self.of_head - begin)
         for head in range(self.group):
@@ -78,7 +78,7 @@ thoroughly = settings(max_examples=200)
 @thoroughly
 @given(SHARED, st.sampled_from(BACKWARD))
 def test_copies_of_zeros_cover_every_row_once(shared: Shared, row: BackwardRow) -> None:
-    """That a kv tile adds to, and none of another head, whose sums may be under way."""
+    """Every row to which a kv tile adds, and none of another head, whose sums may be under way."""
     row_bytes, zero_bytes = row.widest * 4, row.zero_bytes
     copies = Counter(
         copy for t in range(shared.tiles) for copy in shared.cleared(t, row_bytes, zero_bytes)
@@ -93,7 +93,7 @@ def test_copies_of_zeros_cover_every_row_once(shared: Shared, row: BackwardRow) 
 @thoroughly
 @given(SHARED, st.integers(1, 9))
 def test_blocks_of_rows_finish_every_row_once(shared: Shared, shares: int) -> None:
-    """However many tiles a block does, and whether there are more of them than units, or fewer."""
+    """For every number of tiles in a block, and with more tiles than units, or fewer."""
     blocks = (range(t, min(t + shares, shared.tiles)) for t in range(0, shared.tiles, shares))
     done = Counter(unit for block in blocks for unit in shared.finished(block))
     assert done == dict.fromkeys((u for u in shared.every if u[1] < shared.seqlen_q), 1)

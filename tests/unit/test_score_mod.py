@@ -1,4 +1,4 @@
-"""Functions of scores: what is refused, what is compiled, and derivatives on the NumPy side."""
+"""Functions of scores: refusals, compilation, and derivatives on the NumPy side."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_arguments_are_members_of_p() -> None:
 
 
 class _AlikeFunction:
-    """Equal to all others, and without a hash."""
+    """A function that equals every object and has no hash."""
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -134,7 +134,7 @@ class _AlikeFunction:
 
 
 def test_equal_functions_are_one_key() -> None:
-    """Of calls and kernels; a number of another type, or sign, is another one."""
+    """As keys of calls and kernels; a number of another type, or sign, differs."""
     same = ScoreMod("return s;", cap=2.0), ScoreMod("return s;", cap=np.float64(2))
     assert same[0].parts == same[1].parts
     for other in (
@@ -147,7 +147,7 @@ def test_equal_functions_are_one_key() -> None:
     ):
         assert other.parts[0] != same[0].parts[0]
     alike = (ScoreMod("return s;", numpy=_AlikeFunction()).parts[0] for _ in range(2))
-    assert len(set(alike)) == 2  # what they say of each other does not count
+    assert len(set(alike)) == 2  # their answers about each other do not count
     zeros = (ScoreMod("return s;", cap=zero).parts[0] for zero in (0.0, -0.0, 0))
     assert len(set(zeros)) == 3
 

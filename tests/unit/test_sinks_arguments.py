@@ -94,7 +94,7 @@ _MASKS = {(0, 0): "full", (0, 1): "causal", (1, 0): "left", (1, 1): "band"}
 def test_bounds_are_those_of_the_definition(
     lengths: tuple[int, int], causal: bool, q_offset: int | None, window: Any
 ) -> None:
-    """Of calls of any size; sides may be negative here, as in JAX."""
+    """Calls of any size; sides may be negative here, as in JAX."""
     _check_bounds(*lengths, causal, q_offset, window)
 
 

@@ -71,7 +71,7 @@ def test_zero_is_no_cap(call: GivenCall, none: Any) -> None:
 @settings(max_examples=120)
 @given(call=calls(), cap=st.sampled_from([0.3, 2.0, 40.0]))
 def test_both_passes_against_the_formula(call: GivenCall, cap: float) -> None:
-    """Of any lengths, masks and windows, in double precision."""
+    """Any lengths, masks and windows, in double precision."""
     inputs = call.wide
     known = {"causal", "window_size", "scale", "q_offset", "layout"}
     keywords = {n: v for n, v in call.keywords.items() if n in known} | {"softcap": cap}
@@ -88,7 +88,7 @@ def test_both_passes_against_the_formula(call: GivenCall, cap: float) -> None:
 
 @pytest.mark.parametrize("algorithm", ["fa1", "fa2"])
 def test_scores_are_whole_where_keys_have_a_common_part(algorithm: str) -> None:
-    """What softmax alone would not see the cap does: nothing is taken off."""
+    """The cap sees a common part that softmax would not see: nothing is subtracted."""
     rng = np.random.default_rng(0)
     q, k, v, dout = (rng.standard_normal((1, 300, 2, 8)) for _ in range(4))
     k = k + 5.0

@@ -1,4 +1,4 @@
-"""The text that is compiled: its digest, its constants, where the sources are found."""
+"""The compiled text: its digest, its constants, and the place of the sources."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ _OF_SINKS = ("FixedLengths", "ScoreChain<>", "RowChain<cuflash::Sinks<float>>")
 
 
 def _featured(config: KernelConfig, *names: str) -> KernelConfig:
-    """With features of the table, sinks in float32."""
+    """A configuration with features of the table, sinks in float32."""
     constants = {"sinks": (("sinks_dtype", "float32"),)}
     parts = {name: feature.device for name, feature in FEATURES.items()}
     features = tuple(
@@ -243,7 +243,7 @@ def test_what_two_features_cannot_both_be_is_refused(
 
 
 def test_jitter_is_a_constant(config: KernelConfig, root: Path) -> None:
-    """Of the text, so that CuPy's cache on disk keeps both builds."""
+    """It is in the text, so that CuPy's cache on disk keeps both builds."""
     for jitter, said in ((False, "false"), (True, "true")):
         text = source.translation_unit(config, root / "cuda_src", jitter)
         assert f"static constexpr bool jitter = {said};" in text

@@ -1,4 +1,4 @@
-"""What a description of an array says of the ways to read it."""
+"""The facts that an array's description gives about ways to read it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ncu prints is read, and where it cannot be used the reason is said."""
+"""The output of ncu is read, and the reason is reported if it is unusable."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from bench.story.jobs import Job
 
 JOB = Job(Case("forward", "float16", 1, 2, 2, 64, 64, 128, 128, False, "fa1", (64, 64)))
 
-#: As Nsight Compute writes it to a log file.
+#: A log file of Nsight Compute.
 PRINTED = """\
 ==PROF== Connected to process 4711 (/usr/bin/python3.12)
 ==PROF== Profiling "story_mark" - 0: 0%....50%....100% - 2 passes
@@ -123,7 +123,7 @@ def _fake_ncu(folder: Path, body: str) -> Path:
 
 
 def test_ncu_is_run_once_for_all_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stand-in prints what ncu would, and shows what it was asked."""
+    """A stand-in prints ncu's output, and records its arguments."""
     (tmp_path / "printed").write_text(PRINTED)
     line = json.dumps({"skipped": None})
     command = _fake_ncu(

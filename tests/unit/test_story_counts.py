@@ -1,4 +1,4 @@
-"""The counts of bytes are what a walk through the algorithms' loops loads and stores."""
+"""The counts of bytes equal the loads and stores of a walk through the algorithms' loops."""
 
 from __future__ import annotations
 

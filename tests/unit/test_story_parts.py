@@ -1,4 +1,4 @@
-"""Every part of the story measures what it says, and says what it could not."""
+"""Every part of the story measures its subject, and reports failures."""
 
 from __future__ import annotations
 

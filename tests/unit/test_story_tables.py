@@ -25,7 +25,7 @@ ROWS = {"speed": speed_rows, "memory": memory_rows, "io": io_rows, "share": shar
 
 @pytest.fixture
 def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
-    """Puts rows where those of the story are."""
+    """Puts rows in place of the story's."""
     monkeypatch.setattr(run, "RESULTS", tmp_path)
     monkeypatch.setattr(charts, "CHARTS", tmp_path / "charts")
 

@@ -1,4 +1,4 @@
-"""What the driver is asked for when a tensor map is made. It is not there: a fake one answers."""
+"""The driver's arguments when a tensor map is made; a fake driver answers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cuflash.planning.problem import DTypeName
 
 
 class FakeDriver:
-    """Keeps what it was asked, writes a number into each map and answers ``status``."""
+    """Keeps its arguments, writes a number into each map and returns ``status``."""
 
     def __init__(self) -> None:
         self.asked: list[dict[str, Any]] = []
@@ -158,7 +158,7 @@ def test_the_driver_is_asked_no_more_than_it_takes_to_know(
 
 
 def test_a_less_aligned_address_is_left_to_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the driver writes for it nobody has seen."""
+    """The driver's words for such an address are unknown."""
     driver = AddressInWord(0)
     monkeypatch.setattr(tensor_map, "_encode", lambda: driver.encode)
     encoder = _encoder()
@@ -184,7 +184,7 @@ def test_the_driver_is_asked_where_an_address_is_not_just_a_word(
 def test_a_map_is_the_same_wherever_it_is_put(
     monkeypatch: pytest.MonkeyPatch, driver: AddressInWord
 ) -> None:
-    """Into zeros or over another map, before and after it is known where an address stands."""
+    """Into zeros or over another map, before and after the address word is known."""
     monkeypatch.setattr(tensor_map, "_encode", lambda: driver.encode)
     encoder, other = _encoder(), _encoder()
     room = np.zeros(WORDS + 2, np.uint64)

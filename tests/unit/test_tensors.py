@@ -1,4 +1,4 @@
-"""The table of tensors against what calls take and give."""
+"""The table of tensors against the arguments and results of calls."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_what_a_pass_reads_and_where_it_writes_are_its_arguments(operation: Any)
             default = parameters[tensor.argument or tensor.name].default
             optional = operation in tensor.optional
             assert default is (None if optional else inspect.Parameter.empty), tensor.name
-    assert tensors().keys() >= set(cached_keys.NAMES)  # of calls with caches
+    assert tensors().keys() >= set(cached_keys.NAMES)  # in calls with caches
     named = destinations(operation)
     assert set(named.values()) == {n for n, t in tensors().items() if t.written == operation}
     if operation == "forward":
@@ -42,7 +42,7 @@ def test_what_a_pass_reads_and_where_it_writes_are_its_arguments(operation: Any)
 @settings(max_examples=40)
 @given(call=calls())
 def test_shapes_and_dtypes_are_those_of_what_calls_give(call: GivenCall) -> None:
-    """Of both passes, in every layout, as described from q, k, v and features' arrays alone."""
+    """Both passes, in every layout, described from q, k, v and features' arrays alone."""
     out, lse = cuflash.attention(**call.inputs, **call.keywords, return_lse=True)
     wrt = tuple(
         name for name in ("v", "sinks", "q", "bias", "alibi_slopes", "k") if name in call.inputs
@@ -57,7 +57,7 @@ def test_shapes_and_dtypes_are_those_of_what_calls_give(call: GivenCall) -> None
     for name, array in made.items():
         fresh = described.fresh(name, None)
         assert (fresh.shape, fresh.dtype) == (array.shape, array.dtype.name), name
-    # What is described of a backward pass without its arrays is what describes them.
+    # The description of a backward pass without its arrays comes from the described forward pass.
     signature = dict(signature_of("backward", call.inputs, None, options, None))
     wanted = {**specs, **{n: adopt(n, a).spec for n, a in saved.items()}}
     wanted["dlse"] = wanted["lse"]

@@ -18,7 +18,7 @@ from ..kit.compare import compare
 from ..kit.data import arrays
 from ..kit.oracle import judge
 
-#: Problems of other shapes, dtypes and masks, so that what is shared would not fit.
+#: Problems of other shapes, dtypes and masks, so that shared memory would not fit.
 _CASES = (
     Case(2, 4, 2, 70, 100, 64, 64, "float32", causal=True, seed=1),
     Case(1, 3, 3, 130, 90, 40, 72, "float16", seed=2),

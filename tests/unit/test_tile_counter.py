@@ -1,4 +1,4 @@
-"""Which launches share a tile counter: those that run one after the other, and no others."""
+"""Launches share a tile counter exactly if they run one after the other."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_sixteen_threads_of_a_stream_make_one_counter(fake: FakeCupy) -> None:
 
 @pytest.mark.parametrize("stream", [77, PER_THREAD])
 def test_a_captured_launch_counts_in_its_workspace(fake: FakeCupy, stream: int) -> None:
-    """Which the graph itself sets to 0, for what it holds is undefined."""
+    """The graph itself sets it to 0, because its content is undefined."""
     before = _on(fake, stream)
     fake.capturing = {stream}
     assert _on(fake, stream) == WORKSPACE

@@ -1,4 +1,4 @@
-"""What keys have in common: taken off where it can be, and never to anybody's cost."""
+"""The common part of keys: subtracted where possible, and never with a loss of accuracy."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_each_head_and_component_has_its_own(sign: int) -> None:
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("common", [0.0, 40.0])
 def test_gradients_of_some_keys_from_the_statistics_of_all(common: float, algorithm: str) -> None:
-    """As ring attention asks for them: P = exp(S - lse) does not add up to 1."""
+    """As ring attention does: P = exp(S - lse) does not add up to 1."""
     p = problem(seqlen_q=40, seqlen_kv=60, mask="full")
     x = draw(p)
     x["k"] += common

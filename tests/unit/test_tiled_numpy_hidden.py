@@ -1,4 +1,4 @@
-"""What the shortcuts of the NumPy backend may not let through: hidden values, other heads."""
+"""Hidden values and other heads do not leak through shortcuts of the NumPy backend."""
 
 from __future__ import annotations
 

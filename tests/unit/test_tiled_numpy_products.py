@@ -19,7 +19,7 @@ from ..kit.runners import ApiRunner
 @pytest.mark.parametrize("terms", [1, 64, 65, 128, 189, 700])
 @pytest.mark.parametrize("transposed", [False, True])
 def test_is_the_product(terms: int, width: int, transposed: bool) -> None:
-    """Of whole numbers, so exactly; what stood in the scratch memory before does not matter."""
+    """With whole numbers, so exactly; the old content of the scratch memory does not matter."""
     generator = np.random.default_rng([terms, width])
     left = generator.integers(-9, 9, (2, 3, 7, terms)).astype("float64")
     right = generator.integers(-9, 9, (2, 3, terms, width)).astype("float64")

@@ -71,7 +71,7 @@ def test_a_sink_is_a_logit_more(
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("mask", ["full", "causal", "band"])
 def test_a_sink_is_a_key_of_its_own_with_a_value_of_zero(mask: Any, algorithm: str) -> None:
-    """The same numbers from a call without sinks: the key gives every row the score 0."""
+    """The numbers of a call without sinks, where the key gives every row the score 0."""
     p = problem(seqlen_q=12, seqlen_kv=20, mask=mask, q_offset=-3, q_first=-7)
     arrays = arrays_of(p, spread=0.0)
     with_key = {**arrays, **{n: np.pad(arrays[n], ((0, 0), (0, 1), (0, 0), (0, 0))) for n in "kv"}}
@@ -92,7 +92,7 @@ def test_a_sink_is_a_key_of_its_own_with_a_value_of_zero(mask: Any, algorithm: s
 def test_every_way_through_a_block(
     heads_kv: int, common: float, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With keys that have a common part the sink is weighed against the whole score."""
+    """With keys that have a common part the sink is compared with the whole score."""
     monkeypatch.setattr(fa2, "FEW_ROWS", 10**9 if way == "few_rows_block" else 0)
     monkeypatch.setattr(fa2, "_ROWS_TO_MEASURE", 1 if way == "_small_block" else 10**9)
     p = problem(heads_q=4, heads_kv=heads_kv, mask="causal", q_offset=-2)
@@ -180,7 +180,7 @@ def test_dead_rows_are_the_sink_and_nothing_of_them_is_read(
         arrays[name][:, dead] = bad
     assert bits(solve(p, arrays, algorithm=algorithm, blocks=(6, 4))) == bits(before)
     spoilt = {name: array.copy() for name, array in before.items()}
-    spoilt["out"][:, dead] = bad  # what another backend may have left there
+    spoilt["out"][:, dead] = bad  # another backend may have left this there
     q, k, v, dout, dlse = (arrays[name] for name in GIVEN)
     backward = plan(replace(p, operation="backward"), LIMITS, algorithm=algorithm, blocks=(6, 4))
     inputs = {"q": q, "k": k, "v": v, "sinks": arrays["sinks"], "dout": dout, "dlse": dlse}

@@ -1,4 +1,4 @@
-"""Threads of the tiled NumPy backend: how many, what they leave as it was, and the same bits."""
+"""Threads of the tiled NumPy backend: their number, side effects, and the same bits."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ SITUATIONS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(autouse=True)
 def _enough_cores(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """As on a machine that lets a process have as many threads as the plan says."""
+    """As on a machine with as many threads for a process as the plan says."""
     monkeypatch.setattr(threads, "usable_cores", lambda: 64)
     with threadpool_limits(8, user_api="blas"):
         yield
 
 
 def blas_threads() -> set[int]:
-    """Of NumPy's BLAS: other packages of the process, such as SciPy, bring one of their own."""
+    """Threads of NumPy's BLAS: other packages, such as SciPy, bring another one."""
     found = ThreadpoolController().select(user_api="blas").lib_controllers
     own = [one for one in found if "numpy" in Path(one.filepath).parent.name]
     return {one.num_threads for one in own or found}
@@ -143,7 +143,7 @@ def test_errors_of_any_thread_reach_the_caller(
 
 
 def test_nothing_runs_when_an_error_has_been_raised() -> None:
-    """A helper that is in a task is waited for: it writes to the caller's arrays."""
+    """The call waits for a helper that is in a task: it writes to the caller's arrays."""
     begun, go_on, done = threading.Event(), threading.Event(), threading.Event()
 
     def slow() -> None:

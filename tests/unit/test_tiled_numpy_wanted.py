@@ -1,4 +1,4 @@
-"""Gradients of the tiled NumPy backend that nobody wants, and the bits of the others."""
+"""Unwanted gradients of the tiled NumPy backend, and the bits of the others."""
 
 from __future__ import annotations
 

@@ -184,7 +184,7 @@ def test_only_tiles_of_the_band_are_visited_and_each_once(
 def test_what_lies_outside_the_band_of_a_block_is_not_read(
     way: str, algorithm: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """NaN in keys and values on either side of what a block of queries sees."""
+    """NaN in keys and values on both sides of the band of a block of queries."""
     monkeypatch.setattr(fa2, "FEW_ROWS", 10**9 if way == "few_rows_block" else 0)
     p = problem(batch=1, heads_q=2, heads_kv=1, seqlen_q=32, seqlen_kv=32)
     arrays = draw(p)

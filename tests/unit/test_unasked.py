@@ -1,4 +1,4 @@
-"""Gradients that nobody asked for: on CUDA the kernels write them, into the workspace."""
+"""Unrequested gradients: on CUDA the kernels write them, into the workspace."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _arrays(host: HostCupy, dtype: Any) -> dict[str, Any]:
 def test_they_lie_in_the_workspace(
     wrt: Any, algorithm: Any, deterministic: bool, given_workspace: bool, given_grads: bool
 ) -> None:
-    """Of first and repeated calls and of prepared ones: the audit looks at every launch."""
+    """In first and repeated calls and in prepared ones: the audit checks every launch."""
     options = {"algorithm": algorithm, "deterministic": deterministic, "wrt": wrt}
     with host_cupy(make=no_kernel) as host:
         calls.forget()

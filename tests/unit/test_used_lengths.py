@@ -62,7 +62,7 @@ def _compare(found: dict[str, Any], expected: dict[str, Any]) -> None:
 
 
 def _refused(given: dict[str, Any], error: Any, match: str) -> None:
-    """By either pass and by the vjp; nothing is computed before it."""
+    """Refused by either pass and by the vjp; nothing is computed before."""
     ran: list[Any] = []
     given = {**_arrays(), **given, "backend": "numpy"}
     batch, heads, rows, _ = _SIZES
@@ -151,7 +151,7 @@ def test_one_entry_without_an_axis_has_one_length(layout: str) -> None:
 def test_against_the_reference(
     algorithm: str, blocks: tuple[int, int] | None, lengths: dict[str, Any]
 ) -> None:
-    """With all that stands at places of its own: slopes, a shared bias, draws, sinks."""
+    """With all features that depend on positions: slopes, a shared bias, draws, sinks."""
     random = np.random.default_rng(2)
     call = {**_arrays(), **lengths, "algorithm": algorithm, "blocks": blocks, "causal": True}
     call |= {"alibi_slopes": random.standard_normal((3, 4)), "sinks": random.standard_normal(4)}

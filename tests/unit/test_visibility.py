@@ -1,4 +1,4 @@
-"""Reckonings of what a query sees, against the definition, pair by pair."""
+"""Formulas for the keys that a query sees, against the definition, pair by pair."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``attention_vjp``: what it keeps, the tiles of its passes, and how much delta is worth."""
+"""``attention_vjp``: what it keeps, the tiles of its passes, and the value of delta."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CPU: dict[str, Any] = {"backend": "numpy"}
 def _arrays(dtype: Any, common: float = 0.0, seed: int = 0) -> list[Any]:
     """q, k, v and dout; all keys but the first have ``common`` times one vector in common.
 
-    What all keys had in common the NumPy backend would take off.
+    The NumPy backend would subtract a part that all keys share.
     """
     rng = np.random.default_rng(seed)
     q, k, v, dout = (rng.standard_normal((2, 96, 2, 32)) for _ in range(4))
@@ -37,7 +37,7 @@ def _error_of_dq(arrays: list[Any], **options: Any) -> float:
 
 @pytest.mark.parametrize("dtype", HALVES)
 def test_a_float32_residual_takes_the_rounding_of_out_from_the_gradients(dtype: Any) -> None:
-    """Keys with a common component: what rounds delta is multiplied by it."""
+    """Keys with a common component: it multiplies the rounding of delta."""
     arrays = _arrays(dtype, common=64.0)
     plain = _error_of_dq(arrays)
     kept = _error_of_dq(arrays, residual_dtype="float32")

@@ -1,4 +1,4 @@
-"""The package imports, and computes on the host, without CuPy and without what is slow."""
+"""The package imports, and computes on the host, without CuPy and without slow imports."""
 
 from __future__ import annotations
 

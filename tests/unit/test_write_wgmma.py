@@ -1,4 +1,4 @@
-"""The text of the wgmma functions is what their writer writes, and there is one for every tile."""
+"""The text of the wgmma functions matches their writer's, and every tile has one."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def test_what_is_written_is_what_is_there(
 def test_every_tile_has_its_products(writer: ModuleType) -> None:
     """Scores have the columns of a block of keys, the output those of v.
 
-    Backward they have those of a block of queries; of dq a warpgroup may have
-    half of the columns.
+    In a backward pass they have those of a block of queries; a warpgroup may have half of the
+    columns of dq.
     """
     halves = {row.widest // 2 for row in BACKWARD if row.block_q < row.block_kv}
     assert min(halves) < min(BUCKETS)

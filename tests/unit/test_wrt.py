@@ -1,4 +1,4 @@
-"""``wrt``: which gradients are computed, in which order they return, and what is refused."""
+"""``wrt``: the computed gradients, the order of the results, and refusals."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def test_every_selection_there_is() -> None:
 @pytest.mark.parametrize("operand", ["sinks", "alibi_slopes", "bias", "q"])
 @pytest.mark.parametrize("shape", [(0, 3, 2, 4), (2, 0, 2, 4), (0, 0, 2, 4)], ids=str)
 def test_the_gradient_of_what_nothing_reads_is_written_as_zero(operand: str, shape: Any) -> None:
-    """Sinks without a single row have a gradient: it is 0, and not what the memory held."""
+    """Sinks without a single row have a gradient of 0, and not the old memory."""
     q, of_heads = np.ones(shape, np.float32), np.ones(2, np.float32)
     of_heads = of_heads[:, None, None] if operand == "bias" else of_heads
     lse = np.ones((shape[0], 2, shape[1]), np.float32)

@@ -150,8 +150,8 @@ def solve(p: AttentionProblem, given: dict[str, Array], **choice: Any) -> Answer
 def check(got: Answer, wanted: Answer, tolerance: float, least: float = 0) -> None:
     """Infinite and NaN in the same places; elsewhere close, measured by each array's size.
 
-    ``least`` is a size for arrays that are smaller, as those of few numbers
-    may be by chance: they have the rounding of what was summed.
+    ``least`` is a size for arrays that happen to be smaller, as those of few numbers may be: they
+    have the rounding of their terms.
     """
     for name in WANTED:
         a, b = (getattr(x, name).astype(np.float64) for x in (got, wanted))

@@ -1,4 +1,4 @@
-"""What a public function does on the device, told without addresses; nothing is computed."""
+"""The actions of a public function on the device, without addresses; nothing is computed."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ Told = tuple[Any, ...]
 
 
 def no_kernel(config: Any) -> Callable[..., None]:
-    """Stands for a compiled kernel that does nothing."""
+    """Replaces a compiled kernel, and does nothing."""
     return lambda *numbers: None
 
 
 class Teller:
-    """Makes calls on a stand-in of CuPy, and says what each of them did."""
+    """Makes calls on a stand-in of CuPy, and records what each of them did."""
 
     def __init__(self, host: HostCupy) -> None:
         self.host = host
@@ -36,7 +36,7 @@ class Teller:
         host.runtime.audit = lambda launch: (self._launches.append(launch), audit(launch))
 
     def call(self, function: Callable[..., Any], arguments: Mapping[str, Any]) -> Told:
-        """What a call did: refusals too."""
+        """The actions of a call, and refusals."""
         self._launches.clear()
         names = self._names(arguments)
         try:
@@ -48,7 +48,7 @@ class Teller:
         return self.told(names, results)
 
     def told(self, names: dict[Block, str], results: Any) -> Told:
-        """Of what was done since the last call began."""
+        """The actions since the last call began."""
         results = results if isinstance(results, tuple) else (results,)
         arrays = [array for array in results if hasattr(array, "strides")]
         for i, array in enumerate(arrays):

@@ -49,7 +49,7 @@ def whole_attention(case: Case, inputs: Inputs) -> list[Any]:
 
 
 def _position(case: Case) -> Any:
-    """Of every query among the keys, one a row."""
+    """The position of every query among the keys, one a row."""
     return np.arange(case.seqlen_q)[:, None] + case.seqlen_kv - case.seqlen_q
 
 

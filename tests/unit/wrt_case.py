@@ -33,7 +33,7 @@ class GivenCall:
     inputs
         q, k, v, and slopes, bias, mask, sinks and a seed if there are any.
     keywords
-        What is not an array.
+        Arguments that are not arrays.
     """
 
     inputs: dict[str, Any]
@@ -70,7 +70,7 @@ def calls(
     dropout: bool = False,
     layouts: str = "bshd bhsd shd hsd sd",
 ) -> GivenCall:
-    """A call of the NumPy backend; where an array of a feature is None there may be one."""
+    """A call of the NumPy backend; a feature's array that is None may be drawn."""
     layout = draw(st.sampled_from(layouts.split()))
     batch = draw(st.integers(0, 2)) if "b" in layout else 1
     heads_kv = draw(st.integers(1, 2)) if "h" in layout else 1
@@ -111,7 +111,7 @@ def biases(
     dtype: str,
     hidden: bool = False,
 ) -> Any:
-    """One that broadcasts against these sizes: first axes left out, 1 in place of others.
+    """A bias that broadcasts against these sizes: first axes left out, 1 in place of others.
 
     If pairs are ``hidden``, one number in four is minus infinity.
     """
@@ -132,7 +132,7 @@ def masks(random: np.random.Generator, sizes: tuple[int, ...]) -> st.SearchStrat
 
 @st.composite
 def _broadcast(draw: Any, sizes: tuple[int, ...], values_of: Callable[[list[int]], Any]) -> Any:
-    """What broadcasts against these sizes: axes in any order, backwards, at a stride of 0."""
+    """An array that broadcasts against these sizes: axes in any order, backwards, stride 0."""
     kept = sizes[draw(st.integers(0, len(sizes))) :]
     kinds = [draw(st.sampled_from(["own", "own", "one", "same"])) for _ in kept]
     order = draw(st.permutations(range(len(kept))))
@@ -160,7 +160,7 @@ def _drop(draw: Any, call: GivenCall) -> None:
 
 
 def _seeds() -> st.SearchStrategy[Any]:
-    """Of dropout: integers, and arrays of either length."""
+    """Seeds of dropout: integers, and arrays of either length."""
     word = st.integers(0, 2**32 - 1)
     words = st.one_of(st.lists(word, min_size=n, max_size=n) for n in (2, 4))
     return st.one_of(st.integers(0, 2**64 - 1), words.map(lambda some: np.array(some, np.uint32)))
