@@ -126,7 +126,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if "compile_all" not in (config.getoption("-m") or ""):
         whole = _is_whole_run(config)
         chosen = [item for item in items if _is_of_today(item, whole)]
-        config.hook.pytest_deselected(items=[item for item in items if item not in set(chosen)])
+        kept = set(chosen)
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
         items[:] = chosen
 
 
