@@ -17,7 +17,8 @@ QUICK = Path(__file__).with_name("quick")
 DAYS_OF_PROPERTIES = 2
 
 #: Files whose tests are left to CI, beside tests that are marked ``long`` or take turns. They
-#: compile kernels, draw problems of one feature, or compile many programs with JAX.
+#: compile kernels, draw problems of one feature, compile many programs with JAX, or hold the kit of
+#: the tests itself to bugs.
 LONG = (
     "tests/compile/test_*.py",
     "tests/emulator/test_*.py",
@@ -47,6 +48,7 @@ LONG = (
     "tests/unit/test_jax_score_mod.py",
     "tests/unit/test_jax_shard_map.py",
     "tests/unit/test_jax_sinks.py",
+    "tests/unit/test_kit_*.py",
 )
 
 
