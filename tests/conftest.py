@@ -18,6 +18,7 @@ from .kit.compare import REGISTRY
 from .kit.filled import filled
 from .kit.parts import parts_forced
 from .kit.problem import register_profiles
+from .levels import DAYS_OF_PROPERTIES, is_long, is_quick
 from .turns import has_turn
 
 #: Without a GPU properties draw anew in every run; with one they are the same, as kernels are
@@ -103,6 +104,7 @@ def pytest_configure(config: pytest.Config) -> None:
         _share_emulated_kernels(config)
     config.addinivalue_line("markers", "here: not in a process of its own, in tests/emulator")
     config.addinivalue_line("markers", "in_turns(by, days): a whole run has each within days")
+    config.addinivalue_line("markers", "long: left to CI; the default run has others")
     config.addinivalue_line("markers", "few_tiles: in tiles and chunks as few tiles have them")
     if config.getoption("--require-gpu") and not cuflash.is_available():
         raise pytest.UsageError("--require-gpu: CUDA cannot be used here")
@@ -123,10 +125,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(skip)
+    for item in filter(is_long, items):
+        item.add_marker(pytest.mark.long)
     if "compile_all" not in (config.getoption("-m") or ""):
         whole = _is_whole_run(config)
         chosen = [item for item in items if _is_of_today(item, whole)]
-        config.hook.pytest_deselected(items=[item for item in items if item not in set(chosen)])
+        if whole and not (config.getoption("-m") or config.getoption("-k")):
+            chosen = [item for item in chosen if not item.get_closest_marker("long")]
+        kept = set(chosen)
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
         items[:] = chosen
 
 
@@ -145,17 +152,22 @@ def _is_whole_run(config: pytest.Config) -> bool:
 def _is_of_today(item: pytest.Item, whole: bool) -> bool:
     """Whether an ordinary run has a test.
 
-    Of the kernels' builds it has those of the day; of the emulator's rows, and of what a test marks
-    with the parameter that takes turns, a whole run has a quarter or less, and the others on the
-    next days.
+    Of the kernels' builds it has those of the day; of the emulator's rows, of the properties of a
+    feature, and of what a test marks with the parameter that takes turns, a whole run has a part,
+    and the others on the next days. The quick set is in every run.
     """
     marker = item.get_closest_marker("compile_all")
     if marker is not None and not marker.kwargs["today"]:
         return False
+    if is_quick(item.nodeid):
+        return True
     turns = item.get_closest_marker("in_turns")
     if whole and turns is not None:
         return has_turn(str(item.callspec.params[turns.kwargs["by"]]), turns.kwargs["days"])
-    if not whole or item.path.parent.name != "emulator" or not hasattr(item, "callspec"):
+    folder = item.path.parent.name
+    if whole and folder == "property" and is_long(item) and not cuflash.is_available():
+        return has_turn(item.nodeid, DAYS_OF_PROPERTIES)
+    if not whole or folder != "emulator" or not hasattr(item, "callspec"):
         return True
     asked = (item.callspec.params.get(name) for name in ("row", "kernels"))
     one = next((one for one in asked if hasattr(one, "days_of_turn")), None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from ..errors import UnsupportedError
@@ -99,15 +100,20 @@ def _tile(
             problem, "fa1", blocks, limits, needed, ways, lambda: fa1.all_tiles(problem)
         )
         return tile, f"blocks as asked; {said}"
-    fitting = [t for t in fa1.tiles_of_rule(problem, limits) if t.footprint.excess(limits) is None]
-    for tile in fitting if problem.block[0] else ():
+    for tile in _fitting(problem, limits) if problem.block[0] else ():
         if problem.block[0] % tile.block_q == 0 and problem.block[1] % tile.block_kv == 0:
             return tile, f"{said}; the nearest that divides the blocks of block_mask is taken"
-    for tile in fitting:
+    for tile in _fitting(problem, limits):
         exact = (tile.block_q, tile.block_kv) == rule
         return tile, said if exact else f"{said}; the nearest that fits is taken"
     *_, smallest = fa1.tiles_of_rule(problem, limits)
     raise nothing_fits(problem, limits, "fa1", smallest)
+
+
+def _fitting(problem: AttentionProblem, limits: DeviceLimits) -> Iterator[fa1.Fa1Tile]:
+    """Tiles of the rule that fit, made as they are asked for: the first of hundreds is taken."""
+    tiles = fa1.tiles_of_rule(problem, limits)
+    return (tile for tile in tiles if tile.footprint.excess(limits) is None)
 
 
 def _delta_launch(problem: AttentionProblem, limits: DeviceLimits) -> KernelLaunch:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import ml_dtypes
 import numpy as np
@@ -22,6 +22,7 @@ _Arrays = dict[str, Any]
 class Row:
     """A call with a block mask and other features."""
 
+    days_of_turn: ClassVar[int] = 4  # within which a whole run has it on the emulator
     algorithm: Algorithm
     dtype: str
     block: tuple[int, int]

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import re
 import signal
@@ -29,7 +28,7 @@ import cuflash
 from ..emulator.build import KEPT, compiler
 from . import hopper, hopper_emulated
 from .bugs import BUGS, EMULATED_BUGS, HOPPER_BUGS, Bug
-from .record import EMULATED_RECORD, RECORD, device_digest
+from .record import EMULATED_RECORD, RECORD, device_digest, store
 from .tree import copy_tree, environment_of, plant
 
 #: What runs device code without a GPU.
@@ -160,23 +159,17 @@ def judge_all(bugs: list[Bug], jobs: int) -> dict[str, str]:
 
 
 def write(path: Path, bugs: Sequence[Bug], killed: dict[str, str]) -> None:
-    """Add what was seen to the record, with the digest of the device code it was seen with."""
+    """Add what was seen to the record; it keeps the other bugs."""
     of_fa3 = path.name == EMULATED_RECORD.name
     code = hopper.digest_of_both() if of_fa3 else device_digest()
+    every = filter(hopper_emulated.seen, (*HOPPER_BUGS, *EMULATED_BUGS)) if of_fa3 else BUGS
     name = "the emulator"
     if cuflash.is_available():
         import cupy
 
         name = cupy.cuda.runtime.getDeviceProperties(0)["name"].decode()
-    record: dict[str, Any] = {"ran_on": name, "device_code": code, "killed": {}}
-    known = json.loads(path.read_text()) if path.exists() else record
-    if all(known[key] == record[key] for key in ("ran_on", "device_code")):
-        # Of the same code: what ran now replaces what was known of it.
-        ran = {bug.name for bug in bugs}
-        record["killed"] = {bug: by for bug, by in known["killed"].items() if bug not in ran}
-    record["killed"] |= killed
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(record, indent=1) + "\n")
+    seen = {"ran_on": name, "device_code": code}
+    store(path, seen, {bug.name for bug in bugs}, killed, {bug.name for bug in every})
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ none is waited for long.
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 import subprocess
 import sys
@@ -15,14 +14,13 @@ import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import cuflash
 
 from .bug import Bug
 from .hopper_problems import LISTS
 from .hopper_run import BUILT, PATIENCE, End
-from .record import HOPPER_RECORDS, emulator_digest, hopper_digest
+from .record import HOPPER_RECORDS, emulator_digest, hopper_digest, store
 from .tree import copy_tree, environment_of, plant
 
 __all__ = ["digest_of", "digest_of_both", "pass_of", "run", "why_left_out"]
@@ -128,20 +126,16 @@ def _process(tree: Path, name: str) -> tuple[int | None, str]:
 
 
 def _write(path: Path, name: str, bugs: Sequence[Bug], killed: dict[str, str]) -> None:
-    """Add what was seen to the record, with the digest of the code it was seen with."""
+    """Add what was seen to the record of a pass; it keeps the other bugs."""
     import cupy
 
-    record: dict[str, Any] = {
+    from .bugs import HOPPER_BUGS
+
+    seen = {
         "ran_on": cupy.cuda.runtime.getDeviceProperties(0)["name"].decode(),
         "compute_capability": cupy.cuda.Device().compute_capability,
         "code": digest_of(name),
-        "killed": {},
     }
-    known = json.loads(path.read_text()) if path.exists() else record
-    if all(known[key] == record[key] for key in record if key != "killed"):
-        # Of the same code: what ran now replaces what was known of it.
-        ran = {bug.name for bug in bugs}
-        record["killed"] = {bug: by for bug, by in known["killed"].items() if bug not in ran}
-    record["killed"] |= {bug.name: killed[bug.name] for bug in bugs if bug.name in killed}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(record, indent=1) + "\n")
+    ran = {bug.name for bug in bugs}
+    every = {bug.name for bug in HOPPER_BUGS if pass_of(bug) == name}
+    store(path, seen, ran, {bug: by for bug, by in killed.items() if bug in ran}, every)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ __all__ = [
     "emulator_digest",
     "hopper_digest",
     "read",
+    "store",
 ]
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -79,3 +80,27 @@ def read(path: Path = RECORD) -> dict[str, Any]:
     """A stored account."""
     record: dict[str, Any] = json.loads(path.read_text())
     return record
+
+
+def store(
+    path: Path,
+    seen: Mapping[str, Any],
+    ran: Collection[str],
+    killed: Mapping[str, str],
+    every: Collection[str],
+) -> None:
+    """Bring a stored account up to date with the bugs that ran, and with what killed them.
+
+    ``seen`` says where and of which code they ran. The account keeps what it says
+    of other bugs, and what it says of its code. If ``every`` bug ran and the device or the code is
+    another one, it begins anew. An account of another device does not change otherwise.
+    """
+    known = read(path) if path.exists() else {**seen, "killed": {}}
+    if known["ran_on"] != seen["ran_on"] and not set(every) <= set(ran):
+        print(f"{path.name} stays: it is of {known['ran_on']}, and not every bug of it ran")
+        return
+    if set(every) <= set(ran) and any(known[key] != seen[key] for key in seen):
+        known = {**seen, "killed": {}}
+    rows = {bug: by for bug, by in known["killed"].items() if bug not in ran or bug in killed}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({**known, "killed": {**rows, **killed}}, indent=1) + "\n")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 
@@ -12,7 +11,7 @@ import pytest
 from cuflash.cuda.source import find_sources, translation_unit
 from cuflash.planning.problem import DTYPES as CUDA_DTYPES
 
-from ..compile.nvrtc import Built, build
+from ..compile.nvrtc import build
 from ..emulator.apart import apart
 from ..emulator.build import begin, compiler
 from .case import DTYPES, judge
@@ -22,21 +21,14 @@ _PASSES = ("forward", "backward")
 _BY_NAME = {one.name: one for one in KERNELS}
 
 
-@pytest.fixture(scope="module")
-def _compiled_ahead() -> None:
-    if compiler() is None:
-        pytest.skip("there is no g++ to compile with")
-    for one in KERNELS:
-        for config in one.configs().values():
-            begin(config)
-
-
-@pytest.mark.usefixtures("_compiled_ahead")
+@pytest.mark.skipif(compiler() is None, reason="there is no g++ to compile with")
+@pytest.mark.in_turns(by="name", days=4)
 @pytest.mark.parametrize("name", _BY_NAME)
 def test_against_float64(name: str) -> None:
     kernels = _BY_NAME[name]
-    for config in kernels.configs().values():
-        begin(config).result()  # a child of this process does not share kernels being compiled
+    begun = [begin(config) for config in kernels.configs().values()]
+    for one in begun:
+        one.result()  # a child of this process does not share kernels being compiled
     apart(partial(_check, kernels))
 
 
@@ -85,17 +77,8 @@ def _compiled() -> dict[str, TenantKernels]:
 _ROWS = [(n, f"{one.algorithm}/{p}") for n, one in _compiled().items() for p in _PASSES]
 
 
-@pytest.fixture(scope="module")
-def built() -> dict[tuple[str, str], Future[Built]]:
-    configs = {(n, k): _compiled()[n].configs()[k] for n, k in _ROWS}  # without stand-ins
-    pool = ThreadPoolExecutor(2)
-    return {row: pool.submit(build, config) for row, config in configs.items()}
-
-
 @pytest.mark.parametrize(("name", "kernel"), _ROWS)
-def test_nvrtc_compiles_them(
-    name: str, kernel: str, built: dict[tuple[str, str], Future[Built]]
-) -> None:
-    made = built[name, kernel].result()
+def test_nvrtc_compiles_them(name: str, kernel: str) -> None:
+    made = build(_compiled()[name].configs()[kernel])
     assert made.registers > 0
     assert "C75" not in made.log, made.log  # products of fa3 one after the other

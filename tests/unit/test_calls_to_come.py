@@ -128,15 +128,22 @@ def _any_shape(problem: AttentionProblem, axes: str, rng: random.Random) -> tupl
     return shape if math.prod(shape) <= MOST_PAIRS else (1, 1, *pairs)
 
 
-@pytest.mark.parametrize("architecture", ["75", "80", "90", "120"])
-def test_whatever_the_lengths_and_heads_the_kernels_are_there(architecture: str) -> None:
-    limits, rng = LIMITS[architecture], random.Random(7)
-    for calls in KINDS:
-        listed = set(kernels_of(calls, limits))
-        for _ in range(300):
-            problem = _any_problem(calls, rng)
-            for launch in plan(problem, limits).launches:
-                assert launch.config in listed, (problem, launch.config)
+#: A device and a kind of calls; all of them plan a million problems.
+_KINDS_OF_DEVICES = [
+    f"{sm}-{kind}" for sm in ("75", "80", "90", "120") for kind in range(len(KINDS))
+]
+
+
+@pytest.mark.in_turns(by="kind", days=4)
+@pytest.mark.parametrize("kind", _KINDS_OF_DEVICES)
+def test_whatever_the_lengths_and_heads_the_kernels_are_there(kind: str) -> None:
+    architecture, number = kind.split("-")
+    limits, calls, rng = LIMITS[architecture], KINDS[int(number)], random.Random(kind)
+    listed = set(kernels_of(calls, limits))
+    for _ in range(300):
+        problem = _any_problem(calls, rng)
+        for launch in plan(problem, limits).launches:
+            assert launch.config in listed, (problem, launch.config)
 
 
 @pytest.mark.parametrize("mask", ["left", "band"])

@@ -94,11 +94,13 @@ def drawn() -> list[Case]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("wanted", WANTED)
 def test_every_kind_of_case_is_drawn(wanted: str, drawn: list[Case]) -> None:
     assert any(WANTED[wanted](case) for case in drawn)
 
 
+@pytest.mark.long
 def test_few_cases_are_empty(drawn: list[Case]) -> None:
     empty = [c for c in drawn if 0 in (c.batch, c.heads_q, c.seqlen_q, c.seqlen_kv)]
     assert len(empty) < len(drawn) / 3

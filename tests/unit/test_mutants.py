@@ -254,6 +254,7 @@ _DAYS = 8
 _TODAY = [bug for bug in BUGS if not bug.needs_gpu and has_turn(bug.name, _DAYS)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("bug", _TODAY, ids=lambda bug: bug.name)
 def test_a_bug_of_the_host_code_is_killed(bug: Bug) -> None:
     dead, by = judge(bug)

@@ -27,6 +27,12 @@ ALGORITHMS = read("docs/guide/algorithms.md")
 TROUBLESHOOTING = read("docs/guide/troubleshooting.md")
 
 
+@pytest.fixture(autouse=True)
+def _no_backend_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the pages show holds for calls that leave the backend to cuflash."""
+    monkeypatch.delenv("CUFLASH_BACKEND", raising=False)
+
+
 def _explained() -> dict[str, tuple[str, str]]:
     """Code and its output, for every explanation."""
     pattern = r"```python\n((?:(?!```).)*)```\n\n<!-- explain: (\w+) -->\n```\n(.*?)```"
