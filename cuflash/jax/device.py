@@ -9,18 +9,19 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 
+from ..caches.planned import CachePlan
 from ..errors import BackendUnavailableError
-from ..pipeline import CallPlan, choose_device, plan_call
+from ..pipeline import CallPlan
 from ..prepared import Prepared
-from .call import Call
 from .native import DevicePart, LaunchTable, number_of, tables
 from .native.driver import context_of, driver_functions, new_counter
 from .native.stamp import STAMP
+from .passes import Pass
 
 __all__ = ["DeviceCall", "prepare_device"]
 
@@ -45,8 +46,8 @@ class DeviceCall:
         What runs, by device.
     """
 
-    call: Call
-    plans: Mapping[int, CallPlan]
+    call: Pass
+    plans: Mapping[int, CallPlan | CachePlan]
 
     @functools.cached_property
     def prepared(self) -> Mapping[int, Prepared]:
@@ -70,12 +71,10 @@ class DeviceCall:
             Of the results, the workspace after them, and of the arguments, in
             the order of the call.
         """
-        names = (*self.call.results, "workspace")[: len(results)]
-        places = [_place_of(buffer) for buffer in (*results, *buffers)]
-        pointers = {
-            name: address
-            for name, (address, _) in zip((*names, *self.call.names), places, strict=True)
-        }
+        made = (*self.call.results, "workspace")[: len(results)]
+        names = (*self.call.names, *made)  # what is written in place is both, at one address
+        places = [_place_of(buffer) for buffer in (*buffers, *results)]
+        pointers = {name: address for name, (address, _) in zip(names, places, strict=True)}
         scratch = pointers.pop("workspace", 0)
         workspace = -(-scratch // _ALIGNMENT) * _ALIGNMENT
         self.prepared[places[0][1]].run(pointers, context.stream, workspace)
@@ -100,7 +99,7 @@ class DeviceCall:
         return number
 
 
-def prepare_device(call: Call, arrays: Sequence[Any]) -> DeviceCall:
+def prepare_device(call: Pass, arrays: Sequence[Any]) -> DeviceCall:
     """The callback of a pass over arrays like these.
 
     Kernels are compiled and loaded here, for every device that JAX has in this
@@ -112,17 +111,10 @@ def prepare_device(call: Call, arrays: Sequence[Any]) -> DeviceCall:
     UnsupportedError, BackendUnavailableError, ToolchainError, CompileError
         As :func:`cuflash.prepare` does.
     """
-    made = DeviceCall(call, {device: _planned(call, arrays, device) for device in _devices()})
+    made = DeviceCall(call, {device: call.plan_on(arrays, device) for device in _devices()})
     for planned in made.plans.values():
         planned.launcher  # noqa: B018 (compiles and loads)
     return made
-
-
-def _planned(call: Call, arrays: Sequence[Any], device: int) -> CallPlan:
-    """What runs on one device."""
-    options = replace(call.over(arrays).described, backend="cuda")
-    given = tuple((name, spec.on_device(device)) for name, spec in call.specs(arrays).items())
-    return plan_call(call.operation, given, options, choose_device(device, options))
 
 
 def _devices() -> list[int]:
