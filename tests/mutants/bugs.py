@@ -30,6 +30,7 @@ from . import (
     fa3_order,
     host,
     host_calls,
+    jax_caches,
     jax_native,
     key_chunks,
     lengths_host,
@@ -81,6 +82,7 @@ BUGS = (
     *host.BUGS,
     *host_calls.BUGS,
     *jax_native.BUGS,
+    *jax_caches.BUGS,
     *key_chunks.BUGS,
 )
 #: Those of FlashAttention-3, in records of their own: of a GPU of compute capability 9.0, see

@@ -156,6 +156,7 @@ ORDER = [
     "jax.entries",
     "jax.passes",
     "jax.call",
+    "jax.cached",
     "jax.host",
     "jax.native.frame",
     "jax.native.layout",
@@ -176,11 +177,13 @@ ORDER = [
     "jax.lowering",
     "jax.partition",
     "jax.primitive",
+    "jax.cache_primitive",
     "jax.derivative",
     "jax.keywords",
     "jax.arguments",
     "jax.functions",
     "jax.lengths",
+    "jax.cache",
     "jax",
 ]
 #: Applications of the library: they may use all of it, and nothing of it uses them.
