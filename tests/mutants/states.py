@@ -46,7 +46,7 @@ BUGS = (
     Bug(
         "a graph keeps nothing of a merge",
         "cuflash/states.py",
-        "_kept_for_graphs.extend(given.values())",
+        "_kept_for_graphs.extend(a for a in given.values() if id(a) not in own)",
         "pass",
         f"tests/emulator/{_EMULATED}a_graph_runs_when_the_call_is_long_over",
     ),
