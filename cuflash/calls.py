@@ -20,6 +20,7 @@ from .cuda.current import current_stream, is_capturing, is_current
 from .features.score_text import ScoreText
 from .pipeline import CallPlan, forget_decisions
 from .planning.plan import Plan
+from .states import forget_merges
 from .tensors import destinations
 
 __all__ = ["Arrays", "PreparedCall", "Seen", "find", "forget", "keep", "see"]
@@ -115,6 +116,7 @@ def forget() -> None:
     _ready.clear()
     forget_decisions()
     forget_appends()
+    forget_merges()
 
 
 class PreparedCall:

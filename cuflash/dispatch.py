@@ -32,7 +32,7 @@ from .planning.plan import Plan
 from .planning.problem import Operation
 from .tensors import QKV, argument_of, destinations, made_by, tensors
 
-__all__ = ["call", "observe", "run", "run_numpy"]
+__all__ = ["call", "check_destinations", "observe", "run", "run_numpy", "tell"]
 
 _observers: list[Callable[[Plan], None]] = []
 #: What captured calls made for themselves: their graphs may run as long as the process does.
@@ -91,6 +91,7 @@ def call(operation: Operation, arrays: Arrays, keywords: Mapping[str, Any]) -> d
 
 
 def tell(plan: Plan) -> None:
+    """Whoever observes hears of a plan that will run."""
     for observer in _observers:
         observer(plan)
 
@@ -133,7 +134,7 @@ def run(
     specs = tuple((name, array.spec) for name, array in {**adopted, **written}.items())
     device = choose_device(adopted["q"].spec.device, options)
     planned = plan_call(operation, specs, options, device, want_lse or "lse_out" in written)
-    _check_destinations(adopted, written)
+    check_destinations(adopted, written)
     _check_workspace(workspace, planned, {**adopted, **written})
 
     natives = {name: array.native for name, array in adopted.items()}
@@ -156,7 +157,8 @@ def run(
     }
 
 
-def _check_destinations(inputs: Mapping[str, Adopted], targets: Mapping[str, Adopted]) -> None:
+def check_destinations(inputs: Mapping[str, Adopted], targets: Mapping[str, Adopted]) -> None:
+    """Hold destinations apart from the inputs, from one another and from themselves."""
     taken: dict[str, Any] = {name: array.native for name, array in inputs.items()}
     mappings = Mappings()
     for name, target in targets.items():

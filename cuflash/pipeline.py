@@ -25,7 +25,7 @@ from .planning.plan import Plan, plan
 from .planning.problem import DTYPES, Alignment, AttentionProblem, Operation
 from .tensors import QKV, destinations, made_by, tensors
 
-__all__ = ["CallPlan", "choose_device", "forget_decisions", "plan_call"]
+__all__ = ["CallPlan", "choose_device", "forget_decisions", "plan_call", "strides_of"]
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class CallPlan:
     def launcher(self) -> PreparedPlan:
         """The compiled kernels of a call on CUDA, kept as long as this plan."""
         layout = self.call.layout
-        strides = {name: _strides(name, spec, layout) for name, spec in self.placed.items()}
+        strides = {name: strides_of(name, spec, layout) for name, spec in self.placed.items()}
         if self.plan.problem.group_rows > 1:
             strides |= {
                 n: _of_group_rows(strides[n], self.plan.problem) for n in _OF_QUERIES & {*strides}
@@ -248,7 +248,7 @@ def _of_group_rows(strides: tuple[int, ...], problem: AttentionProblem) -> tuple
     return batch, head, head * problem.group_rows if problem.heads_kv > 1 else 0
 
 
-def _strides(name: str, spec: TensorSpec, layout: Layout) -> tuple[int, ...]:
+def strides_of(name: str, spec: TensorSpec, layout: Layout) -> tuple[int, ...]:
     """The strides that a launch passes, (batch, row, head); 0 for an axis of at most one element.
 
     For a broadcast array they are (batch, row, head, column). Kernels compute addresses of rows

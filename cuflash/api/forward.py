@@ -9,6 +9,7 @@ from ..block_mask import BlockMask, split_block_mask
 from ..dispatch import call
 from ..given import add_given
 from ..options import AlgorithmChoice, BackendChoice, WindowSize, seed_of
+from ..resuming import resumed
 from ..score_mod import ScoreMod, with_arrays
 
 __all__ = ["attention"]
@@ -38,6 +39,7 @@ def attention(
     scale: float | None = ...,
     q_offset: int | None = ...,
     layout: LayoutName | None = ...,
+    resume: tuple[Any, Any] | None = ...,
     return_lse: Literal[True],
     out: Any = ...,
     lse_out: Any = ...,
@@ -74,6 +76,7 @@ def attention(
     scale: float | None = ...,
     q_offset: int | None = ...,
     layout: LayoutName | None = ...,
+    resume: tuple[Any, Any] | None = ...,
     return_lse: bool = ...,
     out: Any = ...,
     lse_out: Any = ...,
@@ -109,6 +112,7 @@ def attention(
     scale: float | None = None,
     q_offset: int | None = None,
     layout: LayoutName | None = None,
+    resume: tuple[Any, Any] | None = None,
     return_lse: bool = False,
     out: Any = None,
     lse_out: Any = None,
@@ -201,11 +205,15 @@ def attention(
     scale : float, optional
         Factor of the scores, 2^-100 to 2^100 (float64: 2^900); default ``1 / sqrt(head_dim)``.
     q_offset : int, optional
-        Position of query 0 among the keys; by default ``seqlen_kv - seqlen_q``
-        (the last query sees the last key). 0 is the alignment of JAX and
-        PyTorch. Without a mask, a window or ALiBi it changes nothing.
+        Position of query 0 among the keys; by default ``seqlen_kv - seqlen_q`` (the last query
+        sees the last key). 0 is the alignment of JAX and PyTorch. Without a mask, a window or
+        ALiBi it changes nothing.
     layout : {"bshd", "bhsd", "shd", "hsd", "sd"}, optional
         Order of the axes; by default "bshd" for 4 and "sd" for 2 of them.
+    resume : (array, array), optional
+        ``out`` and ``lse`` of these queries over other keys: the results are then those over
+        all these keys, as of :func:`merge`, float32 as both are (float64 for float64), and
+        may be written over them. Give ``q_offset``, and sinks to one call, the last.
     return_lse : bool
         Also return the log-sum-exp of the scores.
     out, lse_out : array, optional
@@ -239,10 +247,9 @@ def attention(
     Returns
     -------
     out : array, (batch, seqlen_q, heads_q, head_dim_v)
-        Of q's layout, C-contiguous, and of q's kind: made by the ``from_dlpack``
-        of its library, so of a subclass it is the plain array
-        (``numpy.ndarray``, ``torch.Tensor``), and of a library without one a
-        NumPy or CuPy array. A row that sees no key is 0.
+        Of q's layout, C-contiguous, and of q's kind: made by the ``from_dlpack`` of its
+        library, so of a subclass it is the plain array (``numpy.ndarray``, ``torch.Tensor``),
+        and of a library without one a NumPy or CuPy array. A row that sees no key is 0.
     lse : array, (batch, heads_q, seqlen_q)
         Only with ``return_lse``: natural log of the sum of exp of the scaled,
         masked scores, and of sinks; float32, or float64 for float64. Of a row
@@ -287,5 +294,7 @@ def attention(
     given = alibi_slopes, bias, mask, shown, sinks, seeds, *lengths, out, lse_out, workspace
     if of_score or any(array is not None for array in given):
         add_given(arrays, given, of_score, ("out", "lse_out", "workspace"))
+    if resume is not None:
+        return resumed(arrays, keywords, resume)
     results = call("forward", arrays, keywords)
     return (results["out"], results["lse"]) if return_lse else results["out"]

@@ -10,9 +10,10 @@ from typing import Any
 from .. import dispatch
 from ..arrays.adopt import Adopted
 from ..arrays.spec import TensorSpec
+from ..checks import CallProblem, describe
 from ..errors import ArgumentTypeError, ArgumentValueError
 from ..features.cached_keys import NAMES
-from ..options import Options, check_flag, check_options
+from ..options import BackendChoice, Options, check_flag, check_options
 from ..pipeline import CallPlan, choose_device, plan_call
 from . import device, host
 from .checks import check_call, check_writable
@@ -23,6 +24,8 @@ __all__ = [
     "advances",
     "append_to",
     "attend",
+    "attend_into",
+    "describe_attention",
     "own_names",
     "places_of",
     "plan_attention",
@@ -80,14 +83,7 @@ def attend(
     options, with_lse = check_options(**own), check_flag("return_lse", keywords["return_lse"])
     call = _call(given, ("q", "k_cache", "v_cache"), cache_seqlens, interleaved)
     arrays = adopt_all(beside)
-    _check_place(call, options)
-    _check_attention(call, arrays, options)
-    _check_written(call, arrays)
-    advance = advances(options)
-    run = _on_host if call.device is None else _on_device
-    natives = run(call, advance)
-    natives |= {name: array.native for name, array in arrays.items() if name in _FEATURES}
-    natives |= {name: arrays[name].native for name in _TARGETS if name in arrays}
+    natives = _appended(call, arrays, options)
     where = {"backend": "numpy" if call.device is None else "cuda", "layout": "bshd"}
     given = {**keywords, **where, "batch_invariant": True}
     results = dispatch.call("forward", natives, given)
@@ -96,6 +92,38 @@ def attend(
     if not with_lse:
         return out, None
     return out, arrays["lse_out"].given if "lse_out" in arrays else answer(results["lse"])
+
+
+def attend_into(
+    given: Mapping[str, Any], beside: Mapping[str, Any], interleaved: Any, options: Options
+) -> None:
+    """The same of keywords that are checked, over arrays in host memory.
+
+    Parameters
+    ----------
+    given
+        As of :func:`attend`, with ``cache_seqlens`` as an array.
+    beside
+        As of :func:`attend`, with both destinations.
+    interleaved
+        As the caller gave it.
+    options
+        The checked keywords.
+    """
+    others = {name: array for name, array in given.items() if name != "cache_seqlens"}
+    call = _call(others, ("q", "k_cache", "v_cache"), given["cache_seqlens"], interleaved)
+    natives = _appended(call, adopt_all(beside), options)
+    targets = {name: natives.pop(name) for name in _TARGETS}
+    dispatch.run("forward", natives, targets, _asked(options, call.device))
+
+
+def _appended(call: CacheCall, beside: Mapping[str, Adopted], options: Options) -> dict[str, Any]:
+    """All checked and appended: what attention itself is given, by its argument names."""
+    _check_place(call, options)
+    _check_attention(call, beside, options)
+    _check_written(call, beside)
+    run = _on_host if call.device is None else _on_device
+    return run(call, advances(options)) | {name: array.native for name, array in beside.items()}
 
 
 def _call(
@@ -154,6 +182,23 @@ def plan_attention(specs: Mapping[str, TensorSpec], sizes: Sizes, options: Optio
     ArgumentTypeError, ArgumentValueError, UnsupportedError
         As of attention, by the arguments' names here.
     """
+    given, asked = _of_attention(specs, sizes, options)
+    with own_names():
+        return plan_call("forward", tuple(given.items()), asked, specs["k_cache"].device, True)
+
+
+def describe_attention(
+    specs: Mapping[str, TensorSpec], sizes: Sizes, options: Options
+) -> CallProblem:
+    """The same before it is planned: shapes and dtypes of the results."""
+    with own_names():
+        return describe("forward", *_of_attention(specs, sizes, options))
+
+
+def _of_attention(
+    specs: Mapping[str, TensorSpec], sizes: Sizes, options: Options
+) -> tuple[dict[str, TensorSpec], Options]:
+    """Arrays and keywords of attention itself."""
     given, where = {"q": specs["q"]}, specs["k_cache"].device
     for name in ("k", "v"):
         cache = specs[f"{name}_cache"]
@@ -164,10 +209,13 @@ def plan_attention(specs: Mapping[str, TensorSpec], sizes: Sizes, options: Optio
     given["seqused_kv"] = TensorSpec((sizes.batch,), "int32", (1,), 4, where)
     given |= places_of(specs) if where is not None else {}
     given |= {name: specs[name] for name in _TARGETS if name in specs}
-    asked = replace(options, layout="bshd", backend="cuda" if where is not None else "numpy")
-    asked = replace(asked, batch_invariant=True)
-    with own_names():
-        return plan_call("forward", tuple(given.items()), asked, where, True)
+    return given, _asked(options, where)
+
+
+def _asked(options: Options, where: int | None) -> Options:
+    """Keywords of attention over caches that are there."""
+    backend: BackendChoice = "numpy" if where is None else "cuda"
+    return replace(options, layout="bshd", backend=backend, batch_invariant=True)
 
 
 def places_of(specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:

@@ -55,6 +55,12 @@ class _Steps(NamedTuple):
     device_id: int
     steps: tuple[_Step, ...]
 
+    @property
+    def counter_offset(self) -> int | None:
+        """As of :class:`~cuflash.cuda.launch.PreparedPlan`: attention alone draws tiles."""
+        found = [step.launcher.counter_offset for step in self.steps]
+        return next((offset for offset in found if offset is not None), None)
+
     def run(self, addresses: tuple[int, ...], workspace: int, stream: int) -> None:
         """Launch every step; as of :class:`~cuflash.cuda.launch.PreparedPlan`."""
         for launcher, places in self.steps:
@@ -92,14 +98,19 @@ class CachePlan:
     @functools.cached_property
     def addresses(self) -> Addresses:
         """Checks the addresses of a run; ``lse`` alone may be left out."""
+        required = frozenset(name for name in self.tensors if name != "lse")
+        return Addresses(self, required, self.multiples)
+
+    @property
+    def multiples(self) -> dict[str, int]:
+        """What the address of every array of a run is a multiple of."""
         multiples = {name: spec.itemsize for name, spec in self.tensors.items()}
         if self.attention is not None:
             for name, multiple in multiples_of(self.attention).items():
                 own = _argument_of(name, {*self.scratch, *self.tensors})
                 if own in multiples:
                     multiples[own] = max(multiple, multiples[own])
-        required = frozenset(name for name in self.tensors if name != "lse")
-        return Addresses(self, required, multiples)
+        return multiples
 
 
 def describe_caches(

@@ -223,6 +223,12 @@ PARAMETERS = {
             *("rotary_interleaved", "queries_advance"),
         ),
     ),
+    ("steps", "merge_states"): _struct(
+        "MergeStatesParams",
+        ("out_before", "out_now", "out"),
+        ("lse_before", "lse_now", "lse"),
+        (),
+    ),
     ("steps", "reduce_bias"): _struct(
         "ReduceBiasParams",
         (),

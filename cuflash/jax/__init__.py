@@ -24,6 +24,7 @@ from ..options import AlgorithmChoice
 from ..score_mod import ScoreMod
 from .arguments import arrays_of, seed_of, with_all_axes
 from .axes import broadcasts, has_batch, may_share_batch
+from .cache import attention_with_kvcache
 from .call import Call, call_of, check_arrays
 from .derivative import differentiable
 from .functions import with_function
@@ -31,7 +32,7 @@ from .keywords import check_cast, check_returns, checked
 from .lengths import lengths_of, offsets_of
 from .types import joined, repeated
 
-__all__ = ["attention"]
+__all__ = ["attention", "attention_with_kvcache"]
 
 
 def attention(

@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -16,22 +16,22 @@ from ..checks import describe
 from ..errors import ArgumentTypeError, ArgumentValueError
 from ..features.score_text import ScoreText
 from ..options import AlgorithmChoice, Options, check_dtype, check_flag, check_options
+from ..pipeline import CallPlan, choose_device, plan_call
 from ..planning.problem import MAX_SEQLEN, DTypeName, Operation
 from ..tensors import QKV, made_by
 from .axes import broadcasts, has_batch, may_share_batch, source_of
 from .entries import sharing
+from .passes import Pass
 
-__all__ = ["Call", "call_of", "check_arrays", "folded", "renamed"]
-
-_Item = TypeVar("_Item")
+__all__ = ["Call", "call_of", "check_arrays", "folded", "renamed", "spec_of"]
 
 #: Names of the arguments here, by those that the rest of the library gives them.
 _NAMES = {"q": "query", "k": "key", "v": "value", "out_dtype": "residual_dtype"}
 
 
 @dataclass(frozen=True)
-class Call:
-    """One pass without its arrays: hashable, for it is a key of JAX's caches.
+class Call(Pass):
+    """One pass of attention.
 
     Attributes
     ----------
@@ -52,6 +52,7 @@ class Call:
         query heads of the whole call; None without one.
     """
 
+    function: ClassVar[str] = "cuflash.jax.attention"
     operation: Operation
     options: Options
     residual: DTypeName | None = None
@@ -92,22 +93,24 @@ class Call:
         """The same pass with a function of scores that is given entries or heads, of so many."""
         return replace(self, score_heads=heads)
 
-    def taking(self, names: Iterable[str]) -> Call:
-        """The same pass with these arguments."""
-        return replace(self, names=tuple(names))
-
     @property
     def results(self) -> tuple[str, ...]:
         """Names of the results, in their order."""
         return made_by(self.operation, self.options.wrt)
 
-    def named(self, arrays: Iterable[_Item]) -> dict[str, _Item]:
-        """The arguments of the pass by name."""
-        return dict(zip(self.names, arrays, strict=True))
-
     def mapped(self, arrays: Sequence[Any]) -> int:
         """How many axes of :func:`jax.vmap` stand before the batch, in every array that has one."""
         return len(self.named(arrays)["q"].shape) - len(self.options.layout or "bshd")
+
+    def entries(self, arrays: Sequence[Any]) -> tuple[int, ...]:
+        """As of :class:`~.passes.Pass`."""
+        return tuple(self.named(arrays)["q"].shape[: self.mapped(arrays) + 1])
+
+    def plan_on(self, arrays: Sequence[Any], device: int) -> CallPlan:
+        """As of :class:`~.passes.Pass`."""
+        options = replace(self.over(arrays).described, backend="cuda")
+        given = tuple((name, spec.on_device(device)) for name, spec in self.specs(arrays).items())
+        return plan_call(self.operation, given, options, choose_device(device, options))
 
     def specs(self, arrays: Sequence[Any]) -> dict[str, TensorSpec]:
         """Descriptions of its arguments by name, C-contiguous: the layout JAX asks XLA for.
@@ -116,12 +119,12 @@ class Call:
         """
         given, mapped = self.named(arrays), self.mapped(arrays)
         specs = {
-            name: _spec_of(self.shape_of(name, array.shape, mapped), array.dtype)
+            name: spec_of(self.shape_of(name, array.shape, mapped), array.dtype)
             for name, array in given.items()
         }
         if mapped and 0 in given["q"].shape[: mapped + 1]:  # entries that nothing shares
             for name in filter(broadcasts, given):
-                specs[name] = _spec_of((1, *specs[name].shape[1:]), given[name].dtype)
+                specs[name] = spec_of((1, *specs[name].shape[1:]), given[name].dtype)
         return specs
 
     def shape_of(self, name: str, shape: Sequence[int], mapped: int) -> tuple[int, ...]:
@@ -156,13 +159,7 @@ class Call:
         return (batch, self.draw_heads) if self.draw_heads else (1, 1)
 
     def results_of(self, arrays: Sequence[Any]) -> list[tuple[tuple[int, ...], str]]:
-        """Shape and dtype of every result, with the mapped axes that the arguments have.
-
-        Raises
-        ------
-        ArgumentTypeError, ArgumentValueError
-            If the arrays are of no such call.
-        """
+        """Shape and dtype of every result, with the mapped axes that the arguments have."""
         specs, mapped = self.specs(arrays), self.mapped(arrays)
         described = _described(self.over(arrays), tuple(specs.items()))
         if self.packed:
@@ -201,7 +198,8 @@ def folded(name: str, shape: Sequence[int], mapped: int) -> tuple[int, ...]:
     return (math.prod(shape[: mapped + 1]), *shape[mapped + 1 :])
 
 
-def _spec_of(shape: tuple[int, ...], dtype: Any) -> TensorSpec:
+def spec_of(shape: tuple[int, ...], dtype: Any) -> TensorSpec:
+    """The description of an array of XLA on the host."""
     dtype = np.dtype(dtype)
     return TensorSpec(shape, dtype.name, contiguous_strides(shape), dtype.itemsize)
 

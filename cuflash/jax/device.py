@@ -9,19 +9,20 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 
 from ..bounded_cache import BoundedCache
+from ..caches.planned import CachePlan
 from ..errors import BackendUnavailableError
-from ..pipeline import CallPlan, choose_device, plan_call
+from ..pipeline import CallPlan
 from ..prepared import Prepared
-from .call import Call
 from .native import DevicePart, LaunchTable, number_of, tables
 from .native.driver import context_of, driver_functions, new_counter
 from .native.stamp import STAMP
+from .passes import Pass
 
 __all__ = ["DeviceCall", "prepare_device"]
 
@@ -49,8 +50,8 @@ class DeviceCall:
         What runs, by device.
     """
 
-    call: Call
-    plans: Mapping[int, CallPlan]
+    call: Pass
+    plans: Mapping[int, CallPlan | CachePlan]
 
     @functools.cached_property
     def prepared(self) -> Mapping[int, Prepared]:
@@ -74,10 +75,11 @@ class DeviceCall:
             Of the results, the workspace after them, and of the arguments, in
             the order of the call.
         """
-        places = tuple([_place_of(buffer) for buffer in (*results, *buffers)])
+        every = (*buffers, *results)
+        places = tuple([_place_of(buffer) for buffer in every])
         run = self._runs.get(places)
         if run is None:
-            run = self._run_of(places, (*results, *buffers), len(results))
+            run = self._run_of(places, every)
             self._runs[places] = run
         run(context.stream)
 
@@ -87,10 +89,11 @@ class DeviceCall:
         return BoundedCache(_KEPT)
 
     def _run_of(
-        self, places: Sequence[tuple[int, int]], buffers: Sequence[Any], made: int
+        self, places: Sequence[tuple[int, int]], buffers: Sequence[Any]
     ) -> Callable[[int], None]:
-        """A run over buffers, the first of which are made, that a stream is still to be given."""
-        names = (*(*self.call.results, "workspace")[:made], *self.call.names)
+        """A run over buffers; the stream is still to be given."""
+        made = (*self.call.results, "workspace")[: len(buffers) - len(self.call.names)]
+        names = (*self.call.names, *made)  # what is written in place is both, at one address
         at = [
             0 if 0 in buffer.shape else address  # it may have no memory
             for (address, _), buffer in zip(places, buffers, strict=True)
@@ -120,7 +123,7 @@ class DeviceCall:
         return number
 
 
-def prepare_device(call: Call, arrays: Sequence[Any]) -> DeviceCall:
+def prepare_device(call: Pass, arrays: Sequence[Any]) -> DeviceCall:
     """The callback of a pass over arrays like these.
 
     Kernels are compiled and loaded here, for every device that JAX has in this
@@ -132,17 +135,10 @@ def prepare_device(call: Call, arrays: Sequence[Any]) -> DeviceCall:
     UnsupportedError, BackendUnavailableError, ToolchainError, CompileError
         As :func:`cuflash.prepare` does.
     """
-    made = DeviceCall(call, {device: _planned(call, arrays, device) for device in _devices()})
+    made = DeviceCall(call, {device: call.plan_on(arrays, device) for device in _devices()})
     for planned in made.plans.values():
         planned.launcher  # noqa: B018 (compiles and loads)
     return made
-
-
-def _planned(call: Call, arrays: Sequence[Any], device: int) -> CallPlan:
-    """What runs on one device."""
-    options = replace(call.over(arrays).described, backend="cuda")
-    given = tuple((name, spec.on_device(device)) for name, spec in call.specs(arrays).items())
-    return plan_call(call.operation, given, options, choose_device(device, options))
 
 
 def _devices() -> list[int]:

@@ -9,11 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from ..caches.attend import attend_into
 from ..dispatch import run_numpy
 from ..pipeline import CallPlan, plan_call
+from .cached import FEATURES, CachedCall
 from .call import Call
 
-__all__ = ["HostCall", "prepare_host"]
+__all__ = ["CachedHostCall", "HostCall", "prepare_host"]
 
 
 @dataclass(frozen=True, eq=False)  # JAX hashes it
@@ -50,7 +52,23 @@ def _views(call: Call, mapped: int, buffers: Mapping[str, Any]) -> dict[str, Any
     return {name: a.reshape(call.shape_of(name, a.shape, mapped)) for name, a in arrays.items()}
 
 
-def prepare_host(call: Call, arrays: Sequence[Any]) -> HostCall:
+@dataclass(frozen=True, eq=False)
+class CachedHostCall:
+    """The same of a call with caches: lengths are read, and checked, as it runs."""
+
+    call: CachedCall
+    scratch_bytes: int = 0
+
+    def __call__(self, context: Any, results: Sequence[Any], *buffers: Any) -> None:
+        """Fill the buffers of the results; those of the caches hold them already."""
+        made = dict(zip(self.call.results, map(np.asarray, results), strict=True))
+        beside = {"out": made.pop("out"), "lse_out": made.pop("lse")}
+        given = self.call.named(map(np.asarray, buffers)) | made
+        beside |= {name: given.pop(name) for name in FEATURES if name in given}
+        attend_into(given, beside, self.call.interleaved, self.call.options)
+
+
+def prepare_host(call: Call | CachedCall, arrays: Sequence[Any]) -> HostCall | CachedHostCall:
     """The callback of a pass over arrays like these.
 
     Raises
@@ -58,6 +76,9 @@ def prepare_host(call: Call, arrays: Sequence[Any]) -> HostCall:
     UnsupportedError
         If the tiled NumPy code has no such algorithm.
     """
+    if isinstance(call, CachedCall):
+        call.check_host(arrays)
+        return CachedHostCall(call)
     call = call.over(arrays)
     on_host = replace(call, options=replace(call.options, backend="numpy"))
     specs = tuple(call.specs(arrays).items())

@@ -22,10 +22,11 @@ from ..options import check_dtype, check_flag
 from ..planning.problem import DTypeName
 from ..score_mod import with_arrays
 
-__all__ = ["check_cast", "check_returns", "checked"]
+__all__ = ["KNOWN", "as_number", "check_cast", "check_returns", "checked"]
 
-_KNOWN = "a number that is known while JAX traces"
-_SCALE = f"{_KNOWN}: multiply query by a traced one, and give scale=1"
+#: What a keyword that is compiled in has to be.
+KNOWN = "a number that is known while JAX traces"
+_SCALE = f"{KNOWN}: multiply query by a traced one, and give scale=1"
 
 _REMEDIES = {
     "module": "weights are never formed, so none can be sown: sow_weights=False",
@@ -66,9 +67,9 @@ def checked(given: Mapping[str, Any]) -> dict[str, Any]:
     found = {name: given[name] for name in _OF_THE_PASS}
     found["block_mask"], _ = split_block_mask(given["block_mask"])
     found["dropout_rate"] = _check_dropout(*(given[name] for name in _DROPOUT))
-    found["scale"] = _as_number("scale", given["scale"], _SCALE)
+    found["scale"] = as_number("scale", given["scale"], _SCALE)
     found["score_mod"] = with_arrays(given["score_mod"])[0]
-    found["softcap"] = _as_number("softcap", given["softcap"], _KNOWN)
+    found["softcap"] = as_number("softcap", given["softcap"], KNOWN)
     found["local_window_size"] = _check_window(given["local_window_size"])
     return found
 
@@ -108,7 +109,7 @@ def _check_dropout(rate: Any, rng: Any, broadcast: Any, deterministic: Any) -> f
     """
     check_flag("broadcast_dropout", broadcast)
     without = check_flag("deterministic", deterministic)
-    given = _as_number("dropout_rate", rate, _KNOWN)
+    given = as_number("dropout_rate", rate, KNOWN)
     if isinstance(given, bool) or not isinstance(given, numbers.Real):
         raise ArgumentTypeError("dropout_rate", _shown(given), "a number")
     rate = float(given)
@@ -154,7 +155,7 @@ def _check_window(value: Any) -> tuple[int, int] | None:
     """
     expected = "an integer or a pair (left, right), known while JAX traces; None for no window"
     sides = list(value) if isinstance(value, (tuple, list)) else [value, value]
-    sides = [_as_number("local_window_size", side, expected) for side in sides]
+    sides = [as_number("local_window_size", side, expected) for side in sides]
     if value is None:
         return None
     whole = all(isinstance(n, numbers.Integral) and not isinstance(n, bool) for n in sides)
@@ -191,7 +192,7 @@ def check_returns(lse: Any, residual: Any) -> tuple[bool, bool]:
     return flags
 
 
-def _as_number(name: str, value: Any, expected: str) -> Any:
+def as_number(name: str, value: Any, expected: str) -> Any:
     """What an array without axes holds; anything else as it is.
 
     Raises

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from ..errors import ArgumentTypeError, ArgumentValueError
 from .arguments import as_array
 
-__all__ = ["lengths_of", "offsets_of"]
+__all__ = ["as_int32", "lengths_of", "offsets_of"]
 
 #: Arguments, and the tensors that they are.
 _LENGTHS = {"query_seq_lengths": "seqused_q", "key_value_seq_lengths": "seqused_kv"}
@@ -47,7 +47,7 @@ def offsets_of(given: Mapping[str, Any]) -> dict[str, Any]:
         If they are no integers, or arrays have an axis of the batch.
     """
     found = {
-        name: _as_int32(name, as_array(name, given[name]))
+        name: as_int32(name, as_array(name, given[name]))
         for name in ("cu_seqlens_q", "cu_seqlens_kv")
         if given[name] is not None
     }
@@ -59,14 +59,20 @@ def offsets_of(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _checked(name: str, lengths: Any, batch: int) -> Any:
-    lengths = _as_int32(name, as_array(name, lengths))
+    lengths = as_int32(name, as_array(name, lengths))
     if lengths.shape != (batch,):
         raise ArgumentValueError(name, f"shape {tuple(lengths.shape)}", f"shape {(batch,)}")
     return lengths
 
 
-def _as_int32(name: str, lengths: Any) -> Any:
-    """What int32 does not hold is out of range on either side of it."""
+def as_int32(name: str, lengths: Any) -> Any:
+    """An array of integers in int32; what that does not hold is out of range on either side.
+
+    Raises
+    ------
+    ArgumentTypeError
+        If it holds no integers.
+    """
     if not jnp.issubdtype(lengths.dtype, jnp.integer):
         raise ArgumentTypeError(name, f"dtype {lengths.dtype}", "integers")
     if lengths.dtype == jnp.int32:

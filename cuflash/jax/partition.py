@@ -27,19 +27,20 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ..features.score_text import PLACE
 from .axes import HEADS, broadcasts, free_axes
+from .call import Call
 from .site import Site
 
 __all__ = ["compute_divided"]
 
 
 @functools.partial(custom_partitioning, static_argnums=(0,))
-def compute_divided(site: Site, *arrays: Any) -> list[Any]:
+def compute_divided(site: Site[Call], *arrays: Any) -> list[Any]:
     """A pass over arrays that XLA may divide over several devices."""
     return site.compute(*arrays)
 
 
 def _partition(
-    site: Site, mesh: Mesh, operands: Sequence[Any], results: Sequence[Any]
+    site: Site[Call], mesh: Mesh, operands: Sequence[Any], results: Sequence[Any]
 ) -> tuple[Mesh, Any, list[NamedSharding], tuple[NamedSharding, ...]]:
     """What each device computes, and how the arrays have to be divided for it."""
     call, mesh = site.call, _mesh_of(mesh, operands)
@@ -57,7 +58,7 @@ def _partition(
 
 
 def _compute_part(
-    site: Site,
+    site: Site[Call],
     shared: Sequence[tuple[Any, ...]],
     first: Mapping[str, tuple[Any, ...]],
     *arrays: Any,
@@ -99,7 +100,7 @@ def _shared(
 
 
 def _infer_results(
-    site: Site, mesh: Mesh, operands: Sequence[Any], results: Sequence[Any]
+    site: Site[Call], mesh: Mesh, operands: Sequence[Any], results: Sequence[Any]
 ) -> list[NamedSharding]:
     """How the results are divided where the arguments are as they are."""
     call, mesh = site.call, _mesh_of(mesh, operands)
@@ -195,7 +196,7 @@ def _fitting(mesh: Mesh, names: tuple[Any, ...], size: int, taken: set[Any]) -> 
     return ()
 
 
-def _rule(site: Site, mesh: Mesh, operands: Sequence[Any], results: Sequence[Any]) -> Any:
+def _rule(site: Site[Call], mesh: Mesh, operands: Sequence[Any], results: Sequence[Any]) -> Any:
     """The same in the words of Shardy: which axes of which arrays are one factor.
 
     An axis that cannot be divided is a factor of its own.

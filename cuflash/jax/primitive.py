@@ -25,8 +25,8 @@ from ..errors import UnsupportedError
 from .axes import HEADS, broadcasts, free_axes, has_batch, source_of
 from .call import Call
 from .entries import holes
+from .lowering import eager, lower
 from .partition import compute_divided
-from .site import TARGETS, Site
 from .types import filled, joined, repeated, result_types, with_heads, without_heads
 
 try:
@@ -71,21 +71,6 @@ def _refuse_derivatives(*_: Any, call: Call) -> Any:
 
 def _types(*arrays: Any, call: Call) -> list[Any]:
     return result_types(call, arrays)
-
-
-def _eagerly(*arrays: Any, call: Call) -> list[Any]:
-    """Outside of every transformation: compiled all the same, for where the arrays are."""
-    with jax.disable_jit(False):
-        results: list[Any] = _compiled(call, *arrays)
-    return results
-
-
-def _bound(call: Call, *arrays: Any) -> list[Any]:
-    results: list[Any] = _primitive.bind(*arrays, call=call)
-    return results
-
-
-_compiled = jax.jit(_bound, static_argnums=0)
 
 
 def _batch(
@@ -204,83 +189,9 @@ def _heads_axis(name: str, mapped: int) -> int:
     return axis
 
 
-def _lower(context: Any, *values: Any, call: Call) -> Any:
-    """What a pass is in a computation for one platform."""
-    module = context.module_context
-    _refuse_elsewhere(module)
-    _refuse_half_manual(module.axis_context)
-    batch = call.named(context.avals_in)["q"].shape[: call.mapped(context.avals_in) + 1]
-    if 0 in batch or all(0 in kind.shape for kind in context.avals_out):
-        return mlir.lower_fun(_nothing, multiple_results=True)(context, *values, call=call)
-    site = Site(call, module.platforms[0])
-    site.prepare(context.avals_in)
-    divided = _is_divided(module.axis_context)
-    if site.is_native and not (divided and _may_be_taken()):
-        module.add_keepalive(site)  # refuses to be serialised
-    else:
-        module.add_host_callback(site)
-        site.index = len(module.host_callbacks) - 1
-    compute = functools.partial(compute_divided, site) if divided else site.compute
-    return mlir.lower_fun(compute, multiple_results=True)(context, *values)
-
-
-def _nothing(*arrays: Any, call: Call) -> list[Any]:
-    """Results without elements, or of no entries: nothing is called for them."""
-    return [jnp.zeros(shape, kind) for shape, kind in call.results_of(arrays)]
-
-
-def _refuse_elsewhere(module: Any) -> None:
-    """Raise unless the computation is compiled here and now, for CPU or CUDA."""
-    if getattr(module.lowering_parameters, "for_export", False):
-        raise UnsupportedError(
-            "jax.export cannot take cuflash.jax.attention: what is exported runs in other "
-            "processes, and the kernels are in this one; "
-            "export the model with jax.nn.dot_product_attention"
-        )
-    platforms = tuple(module.platforms)
-    if len(platforms) > 1 or platforms[0] not in TARGETS:
-        raise UnsupportedError(
-            f"cuflash.jax.attention is compiled for one platform, cpu or cuda; "
-            f"this computation is for {', '.join(platforms)}: "
-            "use jax.nn.dot_product_attention there"
-        )
-
-
-def _refuse_half_manual(where: Any) -> None:
-    """Raise where the older partitioner of XLA would end the process."""
-    manual: frozenset[Any] = getattr(where, "manual_axes", frozenset())
-    half = manual and manual != frozenset(where.mesh.axis_names)
-    if half and not jax.config.jax_use_shardy_partitioner:
-        raise UnsupportedError(
-            "cuflash.jax.attention inside jax.shard_map over some axes of the mesh only needs "
-            "the Shardy partitioner (jax_use_shardy_partitioner); "
-            "name all axes of the mesh in axis_names"
-        )
-
-
-def _is_divided(where: Any) -> bool:
-    """Whether XLA divides the computation over devices.
-
-    Inside :func:`jax.shard_map` the caller has. If only over some axes of the
-    mesh, XLA could still divide over the others, but JAX cannot be asked how
-    arrays are divided there.
-    """
-    return len(getattr(where, "device_assignment", None) or ()) > 1
-
-
-def _may_be_taken() -> bool:
-    """Whether JAX may take a divided computation from another process, compiled.
-
-    The launch tables of the parts are made when XLA compiles it and says what
-    they are. What has a callback JAX compiles in every process.
-    """
-    names = ("remove_custom_partitioning_ptr_from_cache_key", "share_binary_between_hosts")
-    return any(getattr(jax.config, f"jax_{name}", False) for name in names)
-
-
-_primitive.def_impl(_eagerly)
+_primitive.def_impl(eager(_primitive))
 _primitive.def_abstract_eval(_types)
 ad.primitive_jvps[_primitive] = _refuse_derivatives
 batching.primitive_batchers[_primitive] = _batch
-mlir.register_lowering(_primitive, _lower)
+mlir.register_lowering(_primitive, functools.partial(lower, divided=compute_divided))
 prim_requires_devices_during_lowering.add(_primitive)

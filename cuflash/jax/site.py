@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any, Generic, NoReturn, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from ..errors import UnsupportedError
-from .call import Call
 from .device import prepare_device
 from .host import prepare_host
 from .native import TARGET, is_ready
+from .passes import Pass
 
 __all__ = ["TARGETS", "Site"]
 
@@ -24,13 +24,15 @@ TARGETS = {
 }
 #: Where the handler of launch tables may be called in its place.
 _NATIVE = {"cuda"}
-_PREPARE: dict[str, Callable[[Call, Sequence[Any]], Any]] = {
+_PREPARE: dict[str, Callable[[Any, Sequence[Any]], Any]] = {
     "cpu": prepare_host,
     "cuda": prepare_device,
 }
 
+_Pass = TypeVar("_Pass", bound=Pass)
 
-class Site:
+
+class Site(Generic[_Pass]):
     """A pass in one computation: XLA calls it with a context, the arguments, and the results.
 
     :func:`jax.experimental.buffer_callback` makes as much of a function. But it
@@ -50,7 +52,7 @@ class Site:
         Its number among the callbacks of the computation, if it is one.
     """
 
-    def __init__(self, call: Call, platform: str) -> None:
+    def __init__(self, call: _Pass, platform: str) -> None:
         self.call = call
         self.platform = platform
         self.is_native = platform in _NATIVE and is_ready(platform)
@@ -70,7 +72,7 @@ class Site:
 
     def __reduce__(self) -> NoReturn:
         raise UnsupportedError(
-            "a compiled computation with cuflash.jax.attention cannot be serialised: its kernels "
+            f"a compiled computation with {self.call.function} cannot be serialised: its kernels "
             "are in this process; serialise what it is made from, and compile it where it runs"
         )
 
@@ -95,12 +97,12 @@ class Site:
         prepared = self.prepare(arrays)
         scratch_bytes = prepared.scratch_bytes
         scratch = [jax.ShapeDtypeStruct((scratch_bytes,), jnp.uint8)] if scratch_bytes else []
-        made = [*wanted, *scratch]
+        target = TARGET if self.is_native else TARGETS[self.platform]
+        aliases = dict(self.call.aliases)
+        run = jax.ffi.ffi_call(target, [*wanted, *scratch], input_output_aliases=aliases)
         results: list[Any]
         if self.is_native:
-            number = np.uint64(prepared.registered(arrays))
-            results = jax.ffi.ffi_call(TARGET, made)(*arrays, table=number)
+            results = run(*arrays, table=np.uint64(prepared.registered(arrays)))
         else:
-            fill = jax.ffi.ffi_call(TARGETS[self.platform], made)
-            results = fill(*arrays, index=np.uint64(self.index))
+            results = run(*arrays, index=np.uint64(self.index))
         return results[: len(wanted)]

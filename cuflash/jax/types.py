@@ -16,8 +16,17 @@ from jax.sharding import NamedSharding, PartitionSpec
 from ..errors import ArgumentValueError, UnsupportedError
 from .axes import broadcasts, free_axes, source_of
 from .call import Call, renamed
+from .passes import Pass
 
-__all__ = ["filled", "joined", "repeated", "result_types", "with_heads", "without_heads"]
+__all__ = [
+    "filled",
+    "joined",
+    "repeated",
+    "result_types",
+    "whole_types",
+    "with_heads",
+    "without_heads",
+]
 
 
 def joined(arrays: Sequence[Any]) -> list[Any]:
@@ -114,6 +123,33 @@ def result_types(call: Call, types: Sequence[Any]) -> list[Any]:
             q.update(shape=shape, dtype=jax.numpy.dtype(kind), weak_type=False, sharding=sharding)
         )
     return results
+
+
+def whole_types(
+    call: Pass, types: Sequence[Any], shapes: Sequence[tuple[tuple[int, ...], str]]
+) -> list[Any]:
+    """Types of results of these shapes and dtypes, of a pass whose arrays are not divided.
+
+    Raises
+    ------
+    ArgumentValueError
+        If a type says that an array is.
+    """
+    for name, kind in call.named(types).items():
+        if any(_spec(kind)):
+            got = f"an array divided as {PartitionSpec(*_spec(kind))}"
+            raise ArgumentValueError(name, got, "a whole one; or a call inside jax.shard_map")
+    first = types[0]
+    mesh = first.sharding.mesh
+    return [
+        first.update(
+            shape=shape,
+            dtype=jax.numpy.dtype(kind),
+            weak_type=False,
+            sharding=NamedSharding(mesh, PartitionSpec(*[None] * len(shape))),
+        )
+        for shape, kind in shapes
+    ]
 
 
 def _division(call: Call, types: Sequence[Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Appending to caches: one kernel, whose code nothing but the type of elements changes."""
+"""Appending to caches, and merging states: kernels that only the type of elements changes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .plan import Plan
 from .problem import AttentionProblem
 from .tiles.common import Arithmetic, Footprint, ceil_div
 
-__all__ = ["AppendPlan", "AppendProblem", "append_plan"]
+__all__ = ["AppendProblem", "MergeProblem", "RowPlan", "append_plan", "merge_plan"]
 
 #: Nothing is multiplied.
 _ARITHMETIC = Arithmetic("scalar", 0, 8)
@@ -59,7 +59,7 @@ class AppendProblem(AttentionProblem):
 
 
 @dataclass(frozen=True)
-class _AppendTile:
+class _RowTile:
     """A warp for each row."""
 
     warps: int = 8
@@ -76,8 +76,24 @@ class _AppendTile:
         return {"warps": self.warps}
 
 
-class AppendPlan(Plan):
-    """What one append runs."""
+@dataclass(frozen=True)
+class MergeProblem(AttentionProblem):
+    """Two states of rows, of which queries have one each."""
+
+    @property
+    def shapes(self) -> dict[str, _Shape]:
+        """Shape of every matrix by name: (batch, rows, heads, columns)."""
+        return dict.fromkeys(("out_before", "out_now", "out"), super().shapes["out"])
+
+    def __str__(self) -> str:
+        return (
+            f"merge {self.storage} batch {self.batch} heads {self.heads_q} rows "
+            f"{self.seqlen_q} head_dim {self.head_dim_v}"
+        )
+
+
+class RowPlan(Plan):
+    """What one append or one merge runs."""
 
     def __str__(self) -> str:
         return f"{self.problem}: one kernel on {self.backend}"
@@ -85,7 +101,7 @@ class AppendPlan(Plan):
 
 def append_plan(
     problem: AppendProblem, limits: DeviceLimits, numbers: tuple[tuple[str, int], ...]
-) -> AppendPlan:
+) -> RowPlan:
     """The plan of an append.
 
     Parameters
@@ -95,13 +111,30 @@ def append_plan(
     numbers
         Fields of the kernel's parameters that are no arrays, by name.
     """
-    tile = _AppendTile()
+    rows = max(problem.rows, problem.batch)
+    return _row_plan(problem, limits, "append_kv", rows, numbers)
+
+
+def merge_plan(problem: MergeProblem, limits: DeviceLimits) -> RowPlan:
+    """The plan of a merge of two states."""
+    rows = problem.batch * problem.heads_q * problem.seqlen_q
+    return _row_plan(problem, limits, "merge_states", rows, ())
+
+
+def _row_plan(
+    problem: AttentionProblem,
+    limits: DeviceLimits,
+    kernel: str,
+    rows: int,
+    numbers: tuple[tuple[str, int], ...],
+) -> RowPlan:
+    """One kernel with a warp for each of so many rows."""
+    tile = _RowTile()
     config = kernel_config(
-        problem, limits, ("steps", "append_kv"), _ARITHMETIC, tile.constants(), tile.footprint
+        problem, limits, ("steps", kernel), _ARITHMETIC, tile.constants(), tile.footprint
     )
     config = replace(config, output=problem.storage, mask="full", head_dim=0, head_dim_v=0)
     config = replace(config, copies="element", workspace_copies="element")
-    rows = max(problem.rows, problem.batch)
     grid = min(ceil_div(rows, tile.warps), _BLOCKS_PER_SM * limits.num_sms)
     launch = KernelLaunch(config, grid, numbers)
-    return AppendPlan(problem, "cuda", "fa2", tile, "", launches=(launch,))
+    return RowPlan(problem, "cuda", "fa2", tile, "", launches=(launch,))

@@ -30,6 +30,7 @@ from . import (
     fa3_order,
     host,
     host_calls,
+    jax_caches,
     jax_native,
     key_chunks,
     lengths_host,
@@ -43,6 +44,7 @@ from . import (
     score_mod_host,
     sinks,
     softcap,
+    states,
     terms,
     used_lengths,
     windows,
@@ -71,6 +73,7 @@ BUGS = (
     *score_mod_host.BUGS,
     *sinks.BUGS,
     *softcap.BUGS,
+    *states.BUGS,
     *terms.BUGS,
     *packed_lengths.BUGS,
     *packed_lists.BUGS,
@@ -81,6 +84,7 @@ BUGS = (
     *host.BUGS,
     *host_calls.BUGS,
     *jax_native.BUGS,
+    *jax_caches.BUGS,
     *key_chunks.BUGS,
 )
 #: Those of FlashAttention-3, in records of their own: of a GPU of compute capability 9.0, see

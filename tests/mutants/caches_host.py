@@ -81,7 +81,7 @@ _OF_NUMPY = (
     Bug(
         "errors of attention come after the append",
         _ATTEND,
-        "    _check_attention(call, arrays, options)\n",
+        "    _check_attention(call, beside, options)\n",
         "",
         "tests/unit/test_kvcache_arguments.py",
     ),
@@ -189,8 +189,8 @@ _OF_CUDA = (
     Bug(
         "another plan is checked than what attends",
         _ATTEND,
-        "    asked = replace(asked, batch_invariant=True)\n",
-        "",
+        "backend=backend, batch_invariant=True)",
+        "backend=backend)",
         _KVCACHE + "what_a_batch_of_the_usual_size_refuses_comes_before_a_cache_is_written",
     ),
 )

@@ -98,8 +98,8 @@ _OF_THE_TABLE = (
     Bug(
         "the handler reads empty arrays where they are",
         f"{_NATIVE}/table.py",
-        "if 0 not in spec.shape and name in self._arguments:",
-        "if name in self._arguments:",
+        "            elif 0 not in spec.shape:\n",
+        "            elif name in self._arguments:\n",
         f"{_LAUNCHES}_arrays_without_elements_are_anywhere",
     ),
     Bug(
@@ -146,8 +146,8 @@ _OF_THE_TABLE = (
     ),
     Bug(
         "divided computations of the handler are taken from elsewhere",
-        "cuflash/jax/primitive.py",
-        "not (divided and _may_be_taken())",
+        "cuflash/jax/lowering.py",
+        "not (parts and _may_be_taken())",
         "True",
         f"{_TABLES}_a_divided_computation_is_never_taken_from_another_process",
     ),

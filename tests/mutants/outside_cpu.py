@@ -55,9 +55,9 @@ JAX = (
     ),
     OutsideBug(
         "device_gradients_in_any_order",
-        "cuflash/jax/device.py",
-        'options = replace(call.over(arrays).described, backend="cuda")',
-        'options = replace(call.over(arrays).described, backend="cuda", deterministic=False)',
+        "cuflash/jax/call.py",
+        'options = replace(self.over(arrays).described, backend="cuda")',
+        'options = replace(self.over(arrays).described, backend="cuda", deterministic=False)',
         "jax",
         "deterministic_gradients=True is ignored in a computation on CUDA.",
     ),

@@ -259,10 +259,12 @@ def test_the_device_is_given_arrays_without_a_batch(monkeypatch: pytest.MonkeyPa
         planned.append((dict(specs), options.layout))
         return SimpleNamespace(launcher=None)
 
-    monkeypatch.setattr(device, "plan_call", plan)
-    monkeypatch.setattr(device, "choose_device", lambda device, options: device)
+    from cuflash.jax import call as calls
     from cuflash.jax.call import Call
     from cuflash.options import Options
+
+    monkeypatch.setattr(calls, "plan_call", plan)
+    monkeypatch.setattr(calls, "choose_device", lambda device, options: device)
 
     call = Call("forward", Options(layout="bshd")).taking(("q", "k", "v", *_NAMES))
     shapes = {"q": (1, *Q), "k": (1, *KV), "v": (1, *KV)} | dict.fromkeys(_NAMES, (6,))

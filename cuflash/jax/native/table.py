@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ...addresses import multiples_of
-from ...cuda.launch import PreparedKernel
+from ...caches.planned import CachePlan
+from ...cuda.launch import PreparedKernel, PreparedPlan
 from ...errors import UnsupportedError
 from ...pipeline import CallPlan
 from .layout import ARGUMENT, NOTHING, RESULT, WORKSPACE, Device, Kernel, Table, Tensor
@@ -34,7 +35,7 @@ class DevicePart:
         An array of one tile counter that is 0; None if no kernel draws tiles.
     """
 
-    planned: CallPlan
+    planned: CallPlan | CachePlan
     context: int
     counter: Any
 
@@ -104,15 +105,15 @@ class LaunchTable:
         words = [int(word) for word in as_text(said).view(np.uint64)]
         return self._add([len(words), *words, len(said)])
 
-    def _tensors(self, planned: CallPlan) -> int:
+    def _tensors(self, planned: CallPlan | CachePlan) -> int:
         """The place of the records of its tensors."""
-        multiples, records = multiples_of(planned), []
+        multiples, records = _multiples_of(planned), []
         for name, spec in planned.tensors.items():
             kind, number = NOTHING, 0  # without elements it may have no memory
-            if 0 not in spec.shape and name in self._arguments:
-                kind, number = ARGUMENT, self._arguments.index(name)
-            elif 0 not in spec.shape:
+            if 0 not in spec.shape and name in self._results:  # also if it is written in place
                 kind, number = RESULT, self._results.index(name)
+            elif 0 not in spec.shape:
+                kind, number = ARGUMENT, self._arguments.index(name)
             said = f"cuflash: {planned.plan}: {name} is at no multiple of {multiples[name]}: at "
             records += [kind, number, multiples[name] - 1, self._text(said)]
         for offset in planned.scratch.values():
@@ -123,27 +124,26 @@ class LaunchTable:
 
     def _device(self, part: DevicePart) -> list[int]:
         planned = part.planned
-        names = [*planned.tensors, *planned.scratch]
+        steps = _steps_of(planned)
         counter = 0 if part.counter is None else int(part.counter.data.ptr)
         record = {Device.context: part.context, Device.counter: counter, Device.owner: 0}
-        record[Device.tensor_count], record[Device.tensors] = len(names), self._tensors(planned)
-        record[Device.counter_offset] = -1
-        kernels: Sequence[PreparedKernel] = ()
-        if not planned.plan.problem.empty:
-            kernels = planned.launcher.launches
-            offset = planned.launcher.counter_offset
-            record[Device.counter_offset] = -1 if offset is None else offset
-        number_of = {name: number for number, name in enumerate(names)}
-        records = [word for one in kernels for word in self._kernel(planned, one, number_of)]
-        record[Device.kernel_count], record[Device.kernels] = len(kernels), self._add(records)
+        count = len(planned.tensors) + len(planned.scratch)
+        record[Device.tensor_count], record[Device.tensors] = count, self._tensors(planned)
+        offset = planned.launcher.counter_offset if steps else None
+        record[Device.counter_offset] = -1 if offset is None else offset
+        records = []
+        for launcher, places in steps:
+            number_of = dict(zip(launcher.names, places, strict=True))
+            told = f"cuflash: {launcher.plan}"
+            records += [self._kernel(told, one, number_of) for one in launcher.launches]
+        record[Device.kernel_count] = len(records)
+        record[Device.kernels] = self._add([word for words in records for word in words])
         said = f"cuflash: {planned.plan}: the counter of tiles cannot be set: CUDA error "
         record[Device.failed_counter] = self._text(said)
         return [record[field] for field in Device]
 
-    def _kernel(
-        self, planned: CallPlan, kernel: PreparedKernel, number_of: Mapping[str, int]
-    ) -> list[int]:
-        places, told = kernel.places, f"cuflash: {planned.plan}: {kernel.name}"
+    def _kernel(self, told: str, kernel: PreparedKernel, number_of: Mapping[str, int]) -> list[int]:
+        places, told = kernel.places, f"{told}: {kernel.name}"
         grid, _, _, threads, _, _, shared_bytes = kernel.shape
         given = [(word, number_of[name]) for word, name in places.tensors if name in number_of]
         maps = [word for one in places.maps for word in self._map(told, one, number_of)]
@@ -170,3 +170,17 @@ class LaunchTable:
         kind, words = encoder.arguments
         refused = self._text(f"{told}: the tensor map of {name} was refused: CUDA error ")
         return [word, number_of[name], kind, *map(int, words), refused]
+
+
+def _multiples_of(planned: CallPlan | CachePlan) -> Mapping[str, int]:
+    """What the address of every tensor is a multiple of."""
+    return planned.multiples if isinstance(planned, CachePlan) else multiples_of(planned)
+
+
+def _steps_of(planned: CallPlan | CachePlan) -> Sequence[tuple[PreparedPlan, Sequence[int]]]:
+    """What runs, in order, and the numbers of the tensors that each step is given."""
+    if isinstance(planned, CachePlan):
+        return planned.launcher.steps
+    if planned.plan.problem.empty:
+        return ()
+    return ((planned.launcher, range(len(planned.launcher.names))),)

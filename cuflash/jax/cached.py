@@ -1,0 +1,102 @@
+"""A traced call with caches, in the words of the rest of the library; knows nothing of JAX."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from ..arrays.spec import TensorSpec
+from ..caches.attend import describe_attention, plan_attention
+from ..caches.checks import check_specs
+from ..caches.planned import CachePlan, plan_caches
+from ..options import Options
+from ..pipeline import choose_device
+from .call import spec_of
+from .passes import Pass
+
+__all__ = ["FEATURES", "CachedCall"]
+
+#: Arrays of features of attention, which the checks of caches do not know.
+FEATURES = ("alibi_slopes", "sinks")
+
+_Specs = tuple[tuple[str, TensorSpec], ...]
+
+
+@dataclass(frozen=True)
+class CachedCall(Pass):
+    """An append, if there are new tokens, and attention behind it.
+
+    Attributes
+    ----------
+    options
+        The checked keywords.
+    interleaved
+        Whether rotated pairs are neighbours; None where nothing is rotated.
+    names
+        Of the arguments, in the order that they come in.
+    """
+
+    function: ClassVar[str] = "cuflash.jax.attention_with_kvcache"
+    options: Options
+    interleaved: bool | None
+    names: tuple[str, ...]
+
+    @property
+    def results(self) -> tuple[str, ...]:
+        """Names of the results: the caches and ``overflow`` where there are new tokens."""
+        written = ("k_cache", "v_cache", "overflow") if "k" in self.names else ()
+        return ("out", "lse", *written)
+
+    def entries(self, arrays: Sequence[Any]) -> tuple[int, ...]:
+        """As of :class:`~.passes.Pass`."""
+        return tuple(self.named(arrays)["q"].shape[:1])
+
+    def specs(self, arrays: Sequence[Any]) -> dict[str, TensorSpec]:
+        """Descriptions of all that a call is given, ``overflow`` among it, as XLA lays it out."""
+        given = self.named(arrays)
+        specs = {name: spec_of(tuple(array.shape), array.dtype) for name, array in given.items()}
+        if "k" in specs:
+            specs["overflow"] = spec_of(specs["q"].shape[:1], "int32")
+        return specs
+
+    def results_of(
+        self, arrays: Sequence[Any], length: int | None = None
+    ) -> list[tuple[tuple[int, ...], str]]:
+        """Shape and dtype of every result; ``cache_seqlens`` is ``length`` where that is known."""
+        return _described(self, tuple(self.specs(arrays).items()), length)
+
+    def check_host(self, arrays: Sequence[Any]) -> None:
+        """Raise what the tiled NumPy code would when it runs.
+
+        Raises
+        ------
+        UnsupportedError
+            If it has no such algorithm.
+        """
+        specs = self.specs(arrays)
+        plan_attention(specs, check_specs(_plain(specs), None, self.interleaved)[1], self.options)
+
+    def plan_on(self, arrays: Sequence[Any], device: int) -> CachePlan:
+        """As of :class:`~.passes.Pass`."""
+        choose_device(device, self.options)
+        specs = {name: spec.on_device(device) for name, spec in self.specs(arrays).items()}
+        return plan_caches(specs, self.interleaved, self.options)
+
+
+def _plain(specs: dict[str, TensorSpec]) -> dict[str, TensorSpec]:
+    return {name: spec for name, spec in specs.items() if name not in FEATURES}
+
+
+@functools.lru_cache(maxsize=1024)  # an eager call asks the same of the same arrays again
+def _described(
+    call: CachedCall, given: _Specs, length: int | None
+) -> list[tuple[tuple[int, ...], str]]:
+    specs = dict(given)
+    _, sizes = check_specs(_plain(specs), length, call.interleaved)
+    found = describe_attention(specs, sizes, call.options)
+    made: dict[str, tuple[tuple[int, ...], str]]
+    made = {name: (found.shapes[name], found.dtypes[name]) for name in ("out", "lse")}
+    made |= {name: (spec.shape, spec.dtype) for name, spec in specs.items()}
+    return [made[name] for name in call.results]

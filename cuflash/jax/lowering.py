@@ -1,0 +1,123 @@
+"""How a pass becomes part of a computation for one platform."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import Primitive
+from jax.interpreters import mlir
+
+from ..errors import UnsupportedError
+from .passes import Pass
+from .site import TARGETS, Site
+
+__all__ = ["eager", "lower"]
+
+
+def eager(primitive: Primitive) -> Callable[..., list[Any]]:
+    """What runs outside of every transformation: compiled all the same, for where arrays are."""
+
+    def bound(call: Pass, *arrays: Any) -> list[Any]:
+        results: list[Any] = primitive.bind(*arrays, call=call)
+        return results
+
+    compiled = jax.jit(bound, static_argnums=0)
+
+    def eagerly(*arrays: Any, call: Pass) -> list[Any]:
+        with jax.disable_jit(False):
+            results: list[Any] = compiled(call, *arrays)
+        return results
+
+    return eagerly
+
+
+def lower(context: Any, *values: Any, call: Pass, divided: Callable[..., Any] | None = None) -> Any:
+    """What a pass is in a computation for one platform.
+
+    Parameters
+    ----------
+    context, values
+        Of the lowering.
+    call
+        The pass.
+    divided
+        Computes it from its :class:`~.site.Site` and arrays that XLA may divide over
+        devices; None where arrays that are divided are gathered.
+    """
+    module = context.module_context
+    _refuse_elsewhere(module, call.function)
+    _refuse_half_manual(module.axis_context, call.function)
+    empty = all(0 in kind.shape for kind in context.avals_out)
+    if empty or 0 in call.entries(context.avals_in):
+        return mlir.lower_fun(_nothing, multiple_results=True)(context, *values, call=call)
+    site = Site(call, module.platforms[0])
+    site.prepare(context.avals_in)
+    parts = divided is not None and _is_divided(module.axis_context)
+    if site.is_native and not (parts and _may_be_taken()):
+        module.add_keepalive(site)  # refuses to be serialised
+    else:
+        module.add_host_callback(site)
+        site.index = len(module.host_callbacks) - 1
+    compute = functools.partial(divided, site) if divided and parts else site.compute
+    return mlir.lower_fun(compute, multiple_results=True)(context, *values)
+
+
+def _nothing(*arrays: Any, call: Pass) -> list[Any]:
+    """Results without elements, or of no entries: nothing is called for them."""
+    made = [jnp.zeros(shape, kind) for shape, kind in call.results_of(arrays)]
+    for argument, result in call.aliases.items():
+        made[result] = arrays[argument]
+    return made
+
+
+def _refuse_elsewhere(module: Any, function: str) -> None:
+    """Raise unless the computation is compiled here and now, for CPU or CUDA."""
+    if getattr(module.lowering_parameters, "for_export", False):
+        raise UnsupportedError(
+            f"jax.export cannot take {function}: what is exported runs in other "
+            "processes, and the kernels are in this one; "
+            "export the model with jax.nn.dot_product_attention"
+        )
+    platforms = tuple(module.platforms)
+    if len(platforms) > 1 or platforms[0] not in TARGETS:
+        raise UnsupportedError(
+            f"{function} is compiled for one platform, cpu or cuda; "
+            f"this computation is for {', '.join(platforms)}: "
+            "use jax.nn.dot_product_attention there"
+        )
+
+
+def _refuse_half_manual(where: Any, function: str) -> None:
+    """Raise where the older partitioner of XLA would end the process."""
+    manual: frozenset[Any] = getattr(where, "manual_axes", frozenset())
+    half = manual and manual != frozenset(where.mesh.axis_names)
+    if half and not jax.config.jax_use_shardy_partitioner:
+        raise UnsupportedError(
+            f"{function} inside jax.shard_map over some axes of the mesh only needs "
+            "the Shardy partitioner (jax_use_shardy_partitioner); "
+            "name all axes of the mesh in axis_names"
+        )
+
+
+def _is_divided(where: Any) -> bool:
+    """Whether XLA divides the computation over devices.
+
+    Inside :func:`jax.shard_map` the caller has. If only over some axes of the
+    mesh, XLA could still divide over the others, but JAX cannot be asked how
+    arrays are divided there.
+    """
+    return len(getattr(where, "device_assignment", None) or ()) > 1
+
+
+def _may_be_taken() -> bool:
+    """Whether JAX may take a divided computation from another process, compiled.
+
+    The launch tables of the parts are made when XLA compiles it and says what
+    they are. What has a callback JAX compiles in every process.
+    """
+    names = ("remove_custom_partitioning_ptr_from_cache_key", "share_binary_between_hosts")
+    return any(getattr(jax.config, f"jax_{name}", False) for name in names)

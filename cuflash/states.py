@@ -1,0 +1,120 @@
+"""States of rows in CUDA memory: one kernel merges two of them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from .arrays.adopt import address, adopt, contiguous, fill
+from .arrays.spec import Layout, TensorSpec
+from .cuda.current import current_stream, is_capturing
+from .cuda.launch import PreparedPlan
+from .pipeline import strides_of
+from .planning.append_step import MergeProblem, merge_plan
+from .planning.device import DeviceLimits
+from .planning.plan import Plan
+from .planning.problem import DTYPES
+
+__all__ = ["STATE", "forget_merges", "merge_states"]
+
+#: What a state is, in the order in which it is given.
+STATE = ("out", "lse")
+
+#: What captured calls made for themselves: their graphs may run as long as the process does.
+_kept_for_graphs: list[Any] = []
+
+
+def merge_states(
+    before: Mapping[str, Any],
+    now: Mapping[str, Any],
+    to: Mapping[str, Any],
+    layout: Layout,
+    tell: Callable[[Plan], None],
+) -> None:
+    """Queue the kernel on CuPy's current stream of the arrays' device.
+
+    Parameters
+    ----------
+    before, now
+        ``out`` and ``lse`` over two sets of keys; CuPy's arrays of one dtype.
+    to
+        Where to write those over both: elsewhere, or in the place of either.
+    layout
+        Order of the axes of ``out``.
+    tell
+        Is given the plan before the launch.
+    """
+    import cupy
+
+    if not now["out"].size and not now["lse"].size:
+        return
+    device = int(now["out"].device.id)
+    with cupy.cuda.Device(device):
+        stream = current_stream(device)
+        given = {f"{name}_before": _readable(before[name]) for name in STATE}
+        given |= {f"{name}_now": now[name] for name in STATE}
+        # What the kernel cannot write where it belongs is made aside and copied.
+        given |= {n: a if _usable(a) else cupy.empty(a.shape, a.dtype) for n, a in to.items()}
+        if is_capturing(stream):
+            own = [id(array) for array in (*before.values(), *to.values())]  # the caller's
+            _kept_for_graphs.extend(a for a in given.values() if id(a) not in own)
+        specs = tuple((name, adopt(name, array).spec) for name, array in given.items())
+        ready = prepared_merge(specs, layout, device)
+        tell(ready.plan)
+        ready.run(tuple(address(given[name]) for name in ready.names), 0, stream)
+        for name, array in to.items():
+            if given[name] is not array:
+                fill(array, given[name])
+
+
+def _usable(array: Any) -> bool:
+    spec = adopt("resume", array).spec
+    return spec.whole_elements and (spec.rows_are_unit or 0 in spec.shape)
+
+
+def _readable(array: Any) -> Any:
+    return array if _usable(array) else contiguous(array)
+
+
+@functools.lru_cache(maxsize=256)
+def prepared_merge(
+    given: tuple[tuple[str, TensorSpec], ...], layout: Layout, device: int
+) -> PreparedPlan:
+    """The kernel for arrays of one description, compiled.
+
+    Parameters
+    ----------
+    given
+        Every array, by the name of its parameter.
+    layout, device
+        Their order of axes, and where it will run.
+    """
+    specs = dict(given)
+    batch, rows, heads, width = layout.canonical(specs["out"].shape, 1)
+    storage = DTYPES[specs["out"].dtype].name
+    problem = MergeProblem(
+        operation="forward",
+        batch=batch,
+        heads_q=heads,
+        heads_kv=heads,
+        seqlen_q=rows,
+        seqlen_kv=0,
+        head_dim=width,
+        head_dim_v=width,
+        storage=storage,
+        output=storage,
+        mask="full",
+        scale=1.0,
+        q_offset=0,
+        alignment="element",
+    )
+    plan = merge_plan(problem, DeviceLimits.query(device))
+    kinds = {name: name.partition("_")[0] for name in specs}
+    strides = {name: strides_of(kinds[name], spec, layout) for name, spec in given}
+    return PreparedPlan(plan, strides, device)
+
+
+def forget_merges() -> None:
+    """Prepare every merge anew, in the environment as it then is."""
+    prepared_merge.cache_clear()
