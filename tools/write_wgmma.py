@@ -9,7 +9,7 @@ import textwrap
 from pathlib import Path
 
 #: Columns of the accumulators for which there is a file.
-WIDTHS = (48, 64, 80, 96, 112, 128, 160, 192, 256)
+WIDTHS = (32, 48, 64, 80, 96, 112, 128, 160, 192, 256)
 FOLDER = Path(__file__).resolve().parent.parent / "cuda_src" / "ptx" / "wgmma"
 
 _HEAD = """\

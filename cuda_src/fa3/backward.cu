@@ -20,7 +20,8 @@
 // Where Config::kv_tiles_per_convert_block is not 0, blocks of rows run between the blocks of tiles
 // and round the sums, see backward_rows.cuh; otherwise a kernel does so afterwards. Where
 // Config::parted, several blocks share a tile, and their dK and dV are summed, see
-// backward_parts.cuh.
+// backward_parts.cuh. Where Config::stays, a block goes through several kv tiles, see
+// backward_stay.cuh.
 //
 // Who waits for whom (see tile/pipeline.cuh):
 //   k_tail.raw              load's warp for K of a block with a tail, see backward_load.cuh
@@ -47,36 +48,25 @@
 #include "backward_load.cuh"
 #include "backward_rows.cuh"
 #include "backward_serial.cuh"
+#include "backward_stay.cuh"
 #include "backward_turns.cuh"
 #include "backward_wide.cuh"
 
 namespace cuflash::fa3 {
 
-// Clears the gradients of keys that no query sees.
-template <class Config>
-__device__ inline void store_zeros(const BackwardContext<Config>& c, const Tensor& tensor,
-                                   int columns) {
-  using Storage = typename Config::Storage;
-  const int rows = min(Config::block_kv, c.seq.rows_kv - c.item.kv_begin);
-  Storage* const to = kv_row<Storage>(tensor, c.seq, c.item.head, c.item.kv_begin);
-  for (int i = threadIdx.x; i < rows * columns; i += BackwardTypes<Config>::threads) {
-    to[i / columns * tensor.row_stride + i % columns] = from_compute<Storage>(0.0f);
-  }
-}
-
 // The work of a block whose keys no query sees.
 template <class Config>
 __device__ inline void unseen_keys(const BackwardContext<Config>& c, unsigned tile) {
+  constexpr int threads = BackwardTypes<Config>::threads;
   if constexpr (Config::parted) {
-    constexpr int threads = BackwardTypes<Config>::threads;
     const long long row = part_row(c);
     clear_part<Config::head_dim, Config::block_kv, threads>(static_cast<float*>(c.params.dk_parts),
                                                             row);
     clear_part<Config::head_dim_v, Config::block_kv, threads>(
         static_cast<float*>(c.params.dv_parts), row);
   } else {
-    store_zeros(c, c.params.dk, c.params.shape.head_dim);
-    store_zeros(c, c.params.dv, c.params.shape.head_dim_v);
+    store_zeros(c, c.params.dk, c.params.shape.head_dim, 0, threads);
+    store_zeros(c, c.params.dv, c.params.shape.head_dim_v, 0, threads);
   }
   if (threadIdx.x >= 32) return;
   clear_role(c, tile);
@@ -107,7 +97,7 @@ __device__ inline void roles_beside_load(const BackwardContext<Config>& c, unsig
   if (warp == 3) clear_role(c, tile);
 }
 
-// A warpgroup: takes its 64 keys through all steps.
+// A warpgroup: takes its 64 keys of a kv tile through all steps.
 template <class Config>
 __device__ inline void math_role(const BackwardContext<Config>& c, int warpgroup) {
   using Types = BackwardTypes<Config>;
@@ -116,15 +106,19 @@ __device__ inline void math_role(const BackwardContext<Config>& c, int warpgroup
   typename Types::VGradient dv;
   dk.fill(0);
   dv.fill(0);
-  StepState state(c.first());
-  const int steps = c.steps();
-  wait<Config>(c.shared.k_full, 0);
-  wait<Config>(c.shared.v_full, 0);
+  StepState state(c.first(), Config::stays);
+  const int steps = c.steps_before + c.steps();
+  if constexpr (Config::stays) {
+    await_keys(c);
+  } else {
+    wait<Config>(c.shared.k_full, 0);
+    wait<Config>(c.shared.v_full, 0);
+  }
   // With a causal mask alone, and with 128 queries a step, a hidden step costs the other steps more
   // time than it saves.
   constexpr bool skips_hidden =
       Mask<Config>::has_first && !Types::q_parted_by_rows && !Config::listed;
-  int step = 0;
+  int step = c.steps_before;
 #pragma unroll 1
   do {
     if (skips_hidden && math.is_hidden(state.place)) {
@@ -137,10 +131,39 @@ __device__ inline void math_role(const BackwardContext<Config>& c, int warpgroup
   math.issue_q(dq, steps - 1, true);
   ptx::wgmma_wait<0>();
   ptx::wgmma_hold(dq.value[0]);
+  if constexpr (Config::stays) pass_keys(c, steps - 1);
   math.add_q(math.place_before(state, steps), state.dead_before, dq, steps - 1);
   math.end_sums();
   math.store_v(dv, 1.0f / static_cast<float>(1 << BackwardMath<Config>::exponent));
   math.store_k(dk);
+}
+
+// Where blocks stay: the tiles of the block, one after the other, in every role.
+template <class Config>
+__device__ inline void stay(const typename Config::Params& params,
+                            BackwardStorage<Config>& shared) {
+  const int role = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / kWarpgroup, 0);
+  if (threadIdx.x == 0) {
+    ptx::tensor_map_prefetch(&params.q_map);
+    ptx::tensor_map_prefetch(&params.k_map);
+    ptx::tensor_map_prefetch(&params.v_map);
+    ptx::tensor_map_prefetch(&params.dout_map);
+    init_barriers<Config>(shared);
+  }
+  __syncthreads();
+  if (role == 0) {
+    ptx::give_registers<Config::load_registers>();
+    if (threadIdx.x < 32) staying_load_role<Config>(params, shared);
+  } else {
+    ptx::take_registers<Config::math_registers>();
+    for_each_tile<Config>(params, shared, [&](const BackwardContext<Config>& c, unsigned) {
+      if (c.steps() > 0) {
+        math_role(c, role - 1);
+      } else {
+        staying_zeros(c);
+      }
+    });
+  }
 }
 
 template <class Config>
@@ -153,6 +176,10 @@ __device__ inline void backward(const typename Config::Params& params) {
       Config::load_registers + BackwardTypes<Config>::warpgroups * Config::math_registers <=
           65536 / BackwardTypes<Config>::threads / 8 * 8 * (BackwardTypes<Config>::warpgroups + 1),
       "the warpgroups take more registers than the block has");
+  if constexpr (Config::stays) {
+    stay<Config>(params, shared);
+    return;
+  }
   unsigned tile = blockIdx.x;
   if constexpr (Config::kv_tiles_per_convert_block > 0) {
     static_assert(sizeof(RowStorage<Config>) <= Config::shared_bytes, "there is room");

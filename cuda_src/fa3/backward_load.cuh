@@ -27,13 +27,13 @@ struct BackwardLoader {
   __device__ void load_k() const {
     if constexpr (Config::Lengths::vary) {
       if (keys_before_tail(c) < Config::block_kv) {
-        load_kv(c.shared.k, &c.params.k_map, c.shared.k_tail.raw);
+        load_kv(c.shared.k[0], &c.params.k_map, c.shared.k_tail.raw);
         return;
       }
     }
-    load_kv(c.shared.k, &c.params.k_map, c.shared.k_full);
+    load_kv(c.shared.k[0], &c.params.k_map, c.shared.k_full);
   }
-  __device__ void load_v() const { load_kv(c.shared.v, &c.params.v_map, c.shared.v_full); }
+  __device__ void load_v() const { load_kv(c.shared.v[0], &c.params.v_map, c.shared.v_full); }
 
   // Where steps are listed, also writes the note for the math roles.
   __device__ void load_q(const QPlace& place, const StepNote& note, int step) const {
@@ -125,7 +125,7 @@ __device__ inline void clear_k_tail(const BackwardContext<Config>& c) {
     const int count = keys_before_tail(c);
     if (count >= Config::block_kv) return;
     wait<Config>(c.shared.k_tail.raw, 0);
-    clear_rows<32>(c.shared.k, count);
+    clear_rows<32>(c.shared.k[0], count);
     __syncwarp();
     arrive_warp<Config>(c.shared.k_full);
   }

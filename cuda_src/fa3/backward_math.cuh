@@ -105,7 +105,8 @@ struct BackwardMath {
                                                const Queries& queries, unsigned stage) const {
     const DepthInColumns<Keys> a(keys);
     const DepthInColumns<Queries> b(queries);
-    const unsigned a_step = part * (kKeysOfWarpgroup * 128 / 16);
+    unsigned a_step = part * (kKeysOfWarpgroup * 128 / 16);
+    if constexpr (Config::stays) a_step += c.kv_place() * (sizeof(Keys) / 16);
     const unsigned b_step = stage * (sizeof(Queries) / 16);
     ptx::wgmma_fence();
 #pragma unroll
@@ -138,13 +139,14 @@ struct BackwardMath {
     const ScoreRing ring(step);
     if (exists) wait<Config>(c.shared.ds_full[ring.stage], ring.phase);
     const DepthInColumns<typename Types::ScorePanels> a(c.shared.ds[0]);
-    const DepthInRows<typename Types::KPanels> b(c.shared.k);
+    const DepthInRows<typename Types::KPanels> b(c.shared.k[0]);
     const unsigned a_step = ring.stage * (sizeof(typename Types::ScorePanels) / 16) +
                             (Types::q_parted_by_rows ? warpgroup * (kRowsOfProduct * 128 / 16) : 0);
     // The second warpgroup's columns begin after the first one's, with a panel.
     constexpr unsigned of_part =
         Types::q_parted_by_rows ? 0 : Types::KPanels::byte_of(Types::q_columns) / 16;
-    const unsigned b_step = warpgroup * of_part;
+    unsigned b_step = warpgroup * of_part;
+    if constexpr (Config::stays) b_step += c.kv_place() * (sizeof(typename Types::KPanels) / 16);
     ptx::wgmma_fence();
 #pragma unroll
     for (int key = 0; key < Config::block_kv; key += 16) {
@@ -161,7 +163,7 @@ struct BackwardMath {
     const RingPlace<kTurnStages> ring(step);
     if constexpr (Config::ordered) {
       wait<Config>(c.shared.turn_full[ring.stage], ring.phase);
-    } else {
+    } else if constexpr (!Config::stays) {
       wait<Config>(c.shared.cleared, 0);
     }
     const int row = place.tile * Config::block_q +
@@ -187,11 +189,10 @@ struct BackwardMath {
     }
   }
 
-  // For a q tile with dead queries, which are rare: clears their rows of Q and dO, because a zero
-  // of P or dS times a NaN there would be NaN. Every warpgroup does so before its own dV and dK
-  // read them. The other one's scores may be reading the rows at that time; no order is needed,
-  // because the scores of these rows are hidden and both write the same zeros. Returns the dead
-  // rows of dQ of this lane.
+  // A q tile with dead queries, which are rare: clears their rows of Q and dO, since zeros of P and
+  // dS would make NaN of a NaN there. Each warpgroup does, before its own dV and dK read them. The
+  // other one's scores may be reading them: these are hidden, and both write the same zeros, so no
+  // order is needed. Returns the dead rows of dQ of this lane.
   template <class... Matrices>
   __device__ unsigned clear_dead(const QueryNumbers<Config>& lse, Matrices&... matrices) const {
     (clear_dead_queries<Config>(matrices, lse), ...);
@@ -224,9 +225,8 @@ struct BackwardMath {
     return 0;
   }
 
-  // P and dS of a step, rounded, for scores with slopes where the registers cannot hold the slopes
-  // beside P and dP. Rounds P, and P times its slopes, before dP is computed. S has been issued. P
-  // is multiplied by 2^exponent. Returns the dead rows of dQ of this lane.
+  // P and dS of a step, rounded, where the registers do not hold slopes beside P and dP. Rounds P,
+  // times 2^exponent, and P times its slopes before dP is issued. Returns what hide() does.
   __device__ __forceinline__ unsigned score_serially(ScoreOperand<Config>& weights,
                                                      ScoreOperand<Config>& gradients, Scores& p,
                                                      const StepState& state, const Ring& ring,
@@ -248,7 +248,7 @@ struct BackwardMath {
     }
     Scores dp;
     wait<Config>(c.shared.dout_full[stage], ring.phase);
-    issue_scores<Config::head_dim_v>(dp, c.shared.v, c.shared.dout[0], stage);
+    issue_scores<Config::head_dim_v>(dp, c.shared.v[0], c.shared.dout[0], stage);
     ptx::wgmma_wait<0>();
     ptx::wgmma_hold(dp.value[0]);
     wait_empty<Config>(c.shared.ds_empty[score_ring.stage], score_ring.phase);
@@ -273,14 +273,14 @@ struct BackwardMath {
     QGradient dq;
     find_place(state, number);
     wait<Config>(c.shared.q_full[stage], ring.phase);
-    issue_scores<Config::head_dim>(p, c.shared.k, c.shared.q[0], stage);
+    issue_scores<Config::head_dim>(p, c.shared.k[0], c.shared.q[0], stage);
     ScoreOperand<Config> weights, gradients;
     unsigned dead_rows;
     if constexpr (rounds_sloped) {
       dead_rows = score_serially(weights, gradients, p, state, ring, score_ring, number);
     } else {
       wait<Config>(c.shared.dout_full[stage], ring.phase);
-      issue_scores<Config::head_dim_v>(dp, c.shared.v, c.shared.dout[0], stage);
+      issue_scores<Config::head_dim_v>(dp, c.shared.v[0], c.shared.dout[0], stage);
       ptx::wgmma_wait<1>();
       ptx::wgmma_hold(p.value[0]);
 
@@ -316,7 +316,7 @@ struct BackwardMath {
     }
     store_gradients<Config>(gradients, c.shared.ds[0], score_ring.stage, part);
 
-    issue_q(dq, number - 1, number > 0);
+    issue_q(dq, number - 1, Config::stays ? state.has_before() : number > 0);
     issue_kv(dv, weights, c.shared.dout[0], stage);
     issue_kv(dk, gradients, c.shared.q[0], stage);
     // The fence waits for pending additions to device memory, so it comes before those of dQ.
@@ -326,7 +326,7 @@ struct BackwardMath {
 
     ptx::wgmma_wait<2>();
     ptx::wgmma_hold(dq.value[0]);
-    if (number > 0) {
+    if (Config::stays ? state.has_before() : number > 0) {
       arrive_warp<Config>(c.shared.ds_empty[ScoreRing(number - 1).stage]);
       add_q(place_before(state, number), state.dead_before, dq, number - 1);
     }
@@ -352,13 +352,13 @@ struct BackwardMath {
     const unsigned dead_rows = has_dead_queries(lse) ? dead_rows_of_q(lse) : 0;
     wait_empty<Config>(c.shared.ds_empty[score_ring.stage], score_ring.phase);
     store_gradients<Config>(ScoreOperand<Config>{}, c.shared.ds[0], score_ring.stage, part);
-    issue_q(dq, number - 1, number > 0);
+    issue_q(dq, number - 1, Config::stays ? state.has_before() : number > 0);
     ptx::fence_async_shared();
     __syncwarp();
     arrive_warp<Config>(c.shared.ds_full[score_ring.stage]);
     ptx::wgmma_wait<0>();
     ptx::wgmma_hold(dq.value[0]);
-    if (number > 0) {
+    if (Config::stays ? state.has_before() : number > 0) {
       arrive_warp<Config>(c.shared.ds_empty[ScoreRing(number - 1).stage]);
       add_q(place_before(state, number), state.dead_before, dq, number - 1);
     }

@@ -60,7 +60,7 @@ struct SerialMath {
     const auto& lse = c.shared.lse[ring.stage];
     Scores p;
     wait<Config>(c.shared.q_full[ring.stage], ring.phase);
-    math.template issue_scores<Config::head_dim>(p, c.shared.k, c.shared.q[0], ring.stage);
+    math.template issue_scores<Config::head_dim>(p, c.shared.k[0], c.shared.q[0], ring.stage);
     ptx::wgmma_wait<0>();
     ptx::wgmma_hold(p.value[0]);
     constexpr int exponent = rounding_exponent(Storage{});
@@ -89,7 +89,7 @@ struct SerialMath {
     const RowsOfKeys place = math.score_place(state);
     Scores dp;
     wait<Config>(c.shared.dout_full[ring.stage], ring.phase);
-    math.template issue_scores<Config::head_dim_v>(dp, c.shared.v, c.shared.dout[0], ring.stage);
+    math.template issue_scores<Config::head_dim_v>(dp, c.shared.v[0], c.shared.dout[0], ring.stage);
     ptx::wgmma_wait<0>();
     ptx::wgmma_hold(dp.value[0]);
     if (dead) {
@@ -203,7 +203,7 @@ __device__ inline void serial_role(const BackwardContext<Config>& c, int warpgro
   typename Types::VGradient dv;
   dk.fill(0);
   dv.fill(0);
-  StepState state(c.first());
+  StepState state(c.first(), false);
   const int steps = c.steps();
   wait<Config>(c.shared.k_full, 0);
   wait<Config>(c.shared.v_full, 0);

@@ -84,10 +84,20 @@ struct HeadCounters {
   int summed;
 };
 
+// Of the two places of K and V where blocks stay, see backward_stay.cuh.
+template <class Config, bool = Config::stays>
+struct StayBarriers {};
+template <class Config>
+struct StayBarriers<Config, true> {
+  Barrier k_full[2];
+  Barrier v_full[2];
+  Barrier kv_empty[2];
+};
+
 template <class Config, class Types = BackwardTypes<Config>>
 struct BackwardStorage : OperandStorage<Config> {
-  typename Types::KPanels k;                             // [block_kv, head_dim]
-  typename Types::VPanels v;                             // [block_kv, head_dim_v]
+  typename Types::KPanels k[1 + Config::stays];          // [block_kv, head_dim]
+  typename Types::VPanels v[1 + Config::stays];          // [block_kv, head_dim_v]
   typename Types::QPanels q[Config::num_stages];         // [block_q, head_dim]
   typename Types::DoutPanels dout[Config::num_stages];   // [block_q, head_dim_v]
   typename Types::ScorePanels ds[Config::score_stages];  // [block_q, block_kv]
@@ -104,8 +114,9 @@ struct BackwardStorage : OperandStorage<Config> {
   Barrier turn_full[kTurnStages];  // see backward_turns.cuh; blocks of rows use `added` too
   Barrier turn_empty[kTurnStages];
   Barrier added[kTurnStages];
-  StepNote notes[kNotes];                             // notes of listed steps: arrive with Q
-  TailBarrier<Config> k_tail;                         // K arrives here if it has a tail
+  StepNote notes[kNotes];      // notes of listed steps: arrive with Q
+  TailBarrier<Config> k_tail;  // K arrives here if it has a tail
+  StayBarriers<Config> stay;
   alignas(128) uint4 zeros[Config::zero_bytes / 16];  // copied to where dQ will be summed
 };
 
@@ -187,10 +198,24 @@ __device__ __forceinline__ void release_tile(OperandStorage<Config>& shared, int
   }
 }
 
+// What a block has done before its kv tile: nothing if it has only one.
+template <class Config, bool = Config::stays>
+struct Earlier {
+  static constexpr int steps_before = 0;
+};
+template <class Config>
+struct Earlier<Config, true> {
+  int steps_before;
+  unsigned tiles_before;
+  // Of the tile's K and V.
+  __device__ unsigned kv_place() const { return tiles_before % 2; }
+  __device__ unsigned kv_phase() const { return tiles_before / 2 % 2; }
+};
+
 // The context of all roles: the kv tile, and its steps, which visit the q tiles that see it, for
 // one query head of the group after the other. `item.head` is the kv head, or one of its parts.
 template <class Config>
-struct BackwardContext : ListedSteps<Config> {
+struct BackwardContext : ListedSteps<Config>, Earlier<Config> {
   const typename Config::Params& params;
   BackwardStorage<Config>& shared;
   const WorkItem item;
@@ -266,12 +291,13 @@ __device__ inline long long part_row(const BackwardContext<Config>& c) {
 // `tile` is a position in the order of kv tiles.
 template <class Config>
 __device__ inline BackwardContext<Config> context_of(const typename Config::Params& params,
-                                                     BackwardStorage<Config>& shared,
-                                                     unsigned tile) {
+                                                     BackwardStorage<Config>& shared, unsigned tile,
+                                                     const Earlier<Config>& earlier = {}) {
   const Shape& shape = params.shape;
   const auto [item, seq] =
       kv_item_of<Config>(params, kv_order<Config>(params), tile, Config::ordered);
   return {{params, item, seq},
+          earlier,
           params,
           shared,
           item,
@@ -286,7 +312,12 @@ struct StepState {
   unsigned dead_before;  // bit 8-row group: this lane's row of that dQ has a dead query
   ShownPairs shown;      // of the step, by an array of bits, if there is one
 
-  __device__ explicit StepState(const QPlace& first) : place(first), dead_before(0) {}
+  // Where blocks stay, before the first step of a tile, whose number need not be 0.
+  static constexpr unsigned first_step = 0x80000000u;
+  __device__ explicit StepState(const QPlace& first, bool stays)
+      : place(first), dead_before(stays ? first_step : 0) {}
+  // Where blocks stay: whether a step of this tile has been.
+  __device__ bool has_before() const { return dead_before != first_step; }
 };
 
 // Whether a step of this number exists. Every lane has the same answer; where steps are listed, a
@@ -308,6 +339,13 @@ __device__ inline void init_barriers(BackwardStorage<Config>& shared) {
   if constexpr (Config::Lengths::vary) init(shared.k_tail.raw, 1);
   init(shared.v_full, 1);
   init(shared.cleared, 1);
+  if constexpr (Config::stays) {
+    for (int place = 0; place < 2; ++place) {
+      init(shared.stay.k_full[place], 1);
+      init(shared.stay.v_full[place], 1);
+      init(shared.stay.kv_empty[place], Types::math_warps);
+    }
+  }
   for (int stage = 0; stage < Config::num_stages; ++stage) {
     init(shared.q_full[stage], 1);
     init(shared.dout_full[stage], 1);

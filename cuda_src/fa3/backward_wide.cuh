@@ -139,7 +139,7 @@ struct WideMath {
     typename Types::QGradient dq;
     math.find_place(state, number);
     wait<Config>(c.shared.q_full[stage], ring.phase);
-    math.template issue_scores<Config::head_dim>(p, c.shared.k, c.shared.q[0], stage);
+    math.template issue_scores<Config::head_dim>(p, c.shared.k[0], c.shared.q[0], stage);
     ptx::wgmma_wait<0>();
     ptx::wgmma_hold(p.value[0]);
 
@@ -193,7 +193,7 @@ struct WideMath {
     typename Types::LastQGradient dq;
     math.find_place(state, number);
     wait<Config>(c.shared.dout_full[stage], ring.phase);
-    math.template issue_scores<Config::head_dim_v>(dp, c.shared.v, c.shared.dout[0], stage);
+    math.template issue_scores<Config::head_dim_v>(dp, c.shared.v[0], c.shared.dout[0], stage);
     wait<Config>(c.shared.q_full[stage], ring.phase);
     const auto& lse = c.shared.lse[stage];
     const bool dead = has_dead_queries(lse);
@@ -249,7 +249,7 @@ __device__ inline void value_role(const BackwardContext<Config>& c) {
   const WideMath<Config> wide(math);
   typename Types::VGradient dv;
   dv.fill(0);
-  StepState state(c.first());
+  StepState state(c.first(), false);
   const int steps = c.steps();
   wait<Config>(c.shared.k_full, 0);
   int step = 0;
@@ -272,7 +272,7 @@ __device__ inline void key_role(const BackwardContext<Config>& c) {
   const WideMath<Config> wide(math);
   typename Types::KGradient dk;
   dk.fill(0);
-  StepState state(c.first());
+  StepState state(c.first(), false);
   const int steps = c.steps();
   wait<Config>(c.shared.k_full, 0);
   wait<Config>(c.shared.v_full, 0);

@@ -12,6 +12,7 @@
 #include "wgmma/n160.cuh"
 #include "wgmma/n192.cuh"
 #include "wgmma/n256.cuh"
+#include "wgmma/n32.cuh"
 #include "wgmma/n48.cuh"
 #include "wgmma/n64.cuh"
 #include "wgmma/n80.cuh"

@@ -182,11 +182,13 @@ def _backward(
     at_once = limits.num_sms * tile.footprint.blocks_per_sm
     keys = KeyParts(problem, limits, tile, parts or parts_of(problem, tile, at_once))
     seen = keys.seen
+    tile = replace(tile, stays=_stays(problem, tile, keys.parts))
     bits = bits_of_tiles(problem, limits, fa3.ARITHMETIC, tile.block_q, tile.block_kv)
     constants = tile.constants(bits.of_each_tile) | keys.constants | bits.constants
     head_group = _backward_head_group(seen, limits, tile, tiles)
     heads = problem.batch * seen.heads_kv
-    order = RowOrder(heads, tiles, head_group, tile.kv_tiles_per_convert_block, limits.num_sms)
+    rounds = tile.kv_tiles_per_convert_block
+    order = RowOrder(heads, tiles, head_group, rounds, limits.num_sms, not tile.stays)
     turns = _counters(tile)
     cleared = order.heads_ahead * seen.group
     rows = RowSteps(problem, limits, "fa3", fa3.ARITHMETIC, tile.head_dim, turns, cleared)
@@ -220,9 +222,15 @@ def _backward_launch(
     arguments = [("head_group", order.head_group), ("ahead", order.ahead), *others]
     if tile.kv_tiles_per_convert_block:
         arguments.insert(-1, ("convert_lag", order.convert_lag))
-    return KernelLaunch(
-        config, launchable(order.blocks, "fa3"), tuple(arguments), _boxes(problem, tile)
-    )
+    blocks = min(order.blocks, limits.num_sms) if tile.stays else order.blocks
+    return KernelLaunch(config, launchable(blocks, "fa3"), tuple(arguments), _boxes(problem, tile))
+
+
+def _stays(problem: AttentionProblem, tile: fa3.Fa3BackwardTile, parts: int) -> bool:
+    """Whether blocks go through several kv tiles: of few steps, and without features."""
+    steps = problem.group * problem.tiles(problem.seqlen_q, tile.block_q)
+    plain = not (problem.uses or tile.ordered or tile.operand.stages)
+    return plain and parts == 1 and steps <= tile.stays_until
 
 
 def _boxes(problem: AttentionProblem, tile: fa3.Fa3BackwardTile) -> tuple[tuple[str, int], ...]:

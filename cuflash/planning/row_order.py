@@ -31,6 +31,9 @@ class RowOrder:
         are none.
     num_sms
         Multiprocessors, each with a block at a time.
+    clears
+        Whether blocks clear sums of later ones. Where they stay they do not: a
+        block would wait for one that may not run yet.
     """
 
     heads: int
@@ -38,10 +41,13 @@ class RowOrder:
     head_group: int
     tiles_of_round: int
     num_sms: int
+    clears: bool = True
 
     @property
     def heads_ahead(self) -> int:
         """The first heads, whose sums no block clears: whole head groups."""
+        if not self.clears:
+            return self.heads
         of_head_group = self.tiles * self.head_group
         head_groups = ceil_div(of_head_group + _ROUNDS * self.num_sms, of_head_group)
         return min(self.heads, head_groups * self.head_group)

@@ -131,6 +131,8 @@ def _fa3_problems() -> Iterator[AttentionProblem]:
         of = replace(of, head_dim=row.widest, head_dim_v=row.widest_v)
         for deterministic, keys in product((False, True), (LONG, SHORT)):  # whose tiles are few
             yield replace(of, deterministic=deterministic, seqlen_kv=keys)
+        if row.stays_until:  # tiles of one step, in one block after the other
+            yield replace(of, heads_kv=of.heads_q, seqlen_q=row.block_q)
 
 
 def _rare_fa3_problems() -> Iterator[AttentionProblem]:
@@ -266,7 +268,7 @@ def _constants(c: KernelConfig) -> list[str]:
         parts.append("ordered")
     if c.kernel == "list_items":
         parts.append(f"of-{constants['block']}")
-    named = ("rows_of_keys", "one_row") if c.kernel in summaries else ("parted",)
+    named = ("rows_of_keys", "one_row") if c.kernel in summaries else ("parted", "stays")
     named = ("rows_of_keys", "last_first") if c.kernel == "list_items" else named
     parts += [name for name in named if constants.get(name)]
     if c.kernel == "summarise_mask" and not constants["listed"]:

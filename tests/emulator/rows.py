@@ -210,6 +210,7 @@ ROWS = (
     # FlashAttention-3 on one multiprocessor, whose block draws all tiles; blocks clear for others
     Row("fa3", "90", "float16", filled=True),
     Row("fa3", "90", "bfloat16", causal=FULL, filled=True, deterministic=True),
+    Row("fa3", "90", "float16", (24, 32), FULL, filled=True),
     Row("fa3", "90", "bfloat16", (96, 80), filled=True),
     Row("fa3", "90", "bfloat16", (128, 128), filled=True, blocks=(192, 80)),
     Row("fa3", "90", "float16", (128, 72), FULL, filled=True, deterministic=True),

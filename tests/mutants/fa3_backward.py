@@ -20,7 +20,7 @@ _WIDE = "cuda_src/fa3/backward_wide.cuh"
 #: Text of a whole step; a hidden step has another one.
 _DQ_HAS_COME = """    ptx::wgmma_wait<2>();
     ptx::wgmma_hold(dq.value[0]);
-    if (number > 0) {
+    if (Config::stays ? state.has_before() : number > 0) {
       """
 _DV_BESIDE = """
     }
@@ -80,8 +80,8 @@ BUGS = (
     Bug(
         "both warpgroups have the first columns of dQ",
         _MATH,
-        "const unsigned b_step = warpgroup * of_part;",
-        "const unsigned b_step = 0 * of_part;",
+        "unsigned b_step = warpgroup * of_part;",
+        "unsigned b_step = 0 * of_part;",
         GRADIENTS,
     ),
     Bug(
@@ -101,8 +101,8 @@ BUGS = (
     Bug(
         "both warpgroups have the first keys",
         _MATH,
-        "const unsigned a_step = part * (kKeysOfWarpgroup * 128 / 16);",
-        "const unsigned a_step = 0;",
+        "unsigned a_step = part * (kKeysOfWarpgroup * 128 / 16);",
+        "unsigned a_step = 0;",
         GRADIENTS,
     ),
     Bug(
@@ -178,7 +178,7 @@ BUGS = (
     Bug(
         "keys that no query sees keep their gradients",
         _KERNEL,
-        "store_zeros(c, c.params.dv, c.params.shape.head_dim_v);",
+        "store_zeros(c, c.params.dv, c.params.shape.head_dim_v, 0, threads);",
         "",
         GRADIENTS,
     ),

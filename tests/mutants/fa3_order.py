@@ -146,8 +146,8 @@ _BACKWARD_WAITS = (
     Bug(
         "dQ of the last step is not waited for",
         _KERNEL,
-        "  ptx::wgmma_wait<0>();\n  ptx::wgmma_hold(dq.value[0]);\n  math.add_q",
-        "  math.add_q",
+        "  ptx::wgmma_wait<0>();\n  ptx::wgmma_hold(dq.value[0]);\n  if",
+        "  if",
         GRADIENTS,
     ),
     Bug("cleared sums are not waited for", _CLEAR, "  ptx::bulk_wait();\n", "", GRADIENTS),

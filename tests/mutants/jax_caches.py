@@ -36,8 +36,8 @@ BUGS = (
     Bug(
         "a callback appends to the arguments and not to the results",
         "cuflash/jax/device.py",
-        "for name, (address, _) in zip(names, places, strict=True)",
-        "for name, (address, _) in reversed([*zip(names, places, strict=True)])",
+        "dict(zip(names, at, strict=True))",
+        "dict(reversed([*zip(names, at, strict=True)]))",
         _DEVICE + "a_callback_is_a_prepared_call",
     ),
     Bug(

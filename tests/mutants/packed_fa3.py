@@ -86,7 +86,7 @@ BUGS = (
     ),
     packed_bug(
         "zeros of keys that no query sees reach into the next sequence",
-        _FA3_BACKWARD,
+        "cuda_src/fa3/backward_stay.cuh",
         "c.seq.rows_kv - c.item.kv_begin)",
         "c.params.shape.seqlen_kv - static_cast<int>(c.seq.kv_row0) - c.item.kv_begin)",
         "fa3",

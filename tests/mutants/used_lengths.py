@@ -200,7 +200,7 @@ HOPPER = (
     _bug(
         "the tail of K is not cleared",
         "cuda_src/fa3/backward_load.cuh",
-        "    clear_rows<32>(c.shared.k, count);\n",
+        "    clear_rows<32>(c.shared.k[0], count);\n",
         "",
         "fa3",
     ),
@@ -234,7 +234,7 @@ HOPPER = (
     ),
     _bug(
         "gradients of blocks of keys behind the end are not written",
-        "cuda_src/fa3/backward.cu",
+        "cuda_src/fa3/backward_stay.cuh",
         "min(Config::block_kv, c.seq.rows_kv - c.item.kv_begin)",
         "min(Config::block_kv, c.seq.seqlen_kv - c.item.kv_begin)",
         "fa3",

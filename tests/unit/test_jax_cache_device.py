@@ -32,7 +32,7 @@ STREAM = 77
 def two_devices(fake_device: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
     """JAX has the two devices that the fake has, and calls Python."""
     monkeypatch.setattr(on_device, "_devices", lambda: [0, 1])
-    monkeypatch.setattr(on_device, "_place_of", lambda place: place)
+    monkeypatch.setattr(on_device, "_place_of", lambda place: place.place)
     monkeypatch.setenv("CUFLASH_JAX_NATIVE", "0")
     return fake_device
 
@@ -43,6 +43,11 @@ def _prepared(appends: bool, algorithm: str) -> Any:
     call = CachedCall(options, False if appends else None, tuple(shapes))
     arrays = [jax.ShapeDtypeStruct(s, KINDS.get(name, "float16")) for name, s in shapes.items()]
     return on_device.prepare_device(call, arrays), shapes
+
+
+def _buffer(address: int, device: int) -> Any:
+    """Replaces a buffer of XLA, of some elements."""
+    return SimpleNamespace(shape=(1,), place=(address, device))
 
 
 @pytest.mark.parametrize("algorithm", ["fa2", "fa3"])
@@ -59,8 +64,8 @@ def test_a_callback_is_a_prepared_call(
     context = SimpleNamespace(stream=STREAM)
     made(
         context,
-        [(address, device) for address in results.values()],
-        *[(address, device) for address in at.values()],
+        [_buffer(address, device) for address in results.values()],
+        *[_buffer(address, device) for address in at.values()],
     )
     count = len(fake_device.launched)
     assert fake_device.queued == [(device, STREAM)] * count

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from cuflash.features.table import with_features
 from cuflash.features.use import Operand
 from cuflash.planning.plan import Plan, plan
 from cuflash.planning.problem import AttentionProblem
+from cuflash.planning.tiles import fa3
 
 from ..architectures import LIMITS
 
@@ -59,6 +61,15 @@ def test_a_gradient_that_is_not_wanted_costs_nothing() -> None:
     chosen = plan(_problem((4,), wrt=("q", "k", "v")), LIMITS["90"], algorithm="fa3")
     assert "slope_gradient" not in _kernels(chosen)
     assert "pair_sums" not in [buffer.name for buffer in chosen.workspace]
+
+
+@pytest.mark.parametrize("slopes", [(4,), None])
+def test_blocks_stay_only_without_slopes(slopes: tuple[int, ...] | None) -> None:
+    of = {"head_dim": 32, "head_dim_v": 32, "heads_kv": 4, "seqlen_q": 300}
+    problem = _problem((4,), **of)
+    tile = plan(problem if slopes else replace(problem, uses=()), LIMITS["90"]).tile
+    assert isinstance(tile, fa3.Fa3BackwardTile)
+    assert tile.stays == (slopes is None)
 
 
 @pytest.mark.parametrize(

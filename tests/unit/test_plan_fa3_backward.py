@@ -42,7 +42,10 @@ def main_of(chosen: Plan) -> KernelLaunch:
 
 #: head_dim, head_dim_v: the tile and the widths of its kernel.
 _TAKEN = {
-    (8, 8): ((128, 128), (64, 64)),
+    (8, 8): ((128, 128), (32, 32)),
+    (32, 32): ((128, 128), (32, 32)),
+    (32, 40): ((128, 128), (64, 64)),
+    (33, 8): ((128, 128), (64, 64)),
     (64, 64): ((128, 128), (64, 64)),
     (65, 65): ((64, 128), (96, 96)),
     (72, 72): ((64, 128), (96, 96)),
@@ -122,6 +125,7 @@ def test_some_tiles_have_blocks_of_rows_and_some_have_not() -> None:
     with_some = [row for row in rows if row.kv_tiles_per_convert_block]
     assert {(row.widest, row.widest_v) for row in with_some} == {(96, 96), (128, 128)}
     assert {(row.widest, row.widest_v) for row in rows if row not in with_some} == {
+        (32, 32),
         (64, 64),
         (192, 128),
         (192, 192),

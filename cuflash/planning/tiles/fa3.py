@@ -118,6 +118,9 @@ class Fa3BackwardTile:
     #: That are cleared by one copy.
     zero_bytes: int = 4096
     operand: OperandTiles = NO_OPERAND
+    #: Whether a block goes through several kv tiles, with two places of K and V.
+    stays: bool = False
+    stays_until: int = field(default=0, compare=False)  # steps of a tile up to which it may
 
     #: Those that do arithmetic.
     warpgroups = 2
@@ -130,12 +133,13 @@ class Fa3BackwardTile:
         parts = self._k_parts
         shared = parts * _panels(self.block_kv, self.head_dim // parts)
         shared += _panels(self.block_kv, self.head_dim_v)
+        shared *= 1 + self.stays
         for columns in (self.head_dim, self.head_dim_v):
             shared += self.num_stages * _panels(self.block_q, columns)
         shared += self.score_stages * _panels(self.block_q, self.block_kv)
         shared += 4 * self.warpgroups * _panels(16, _PANEL)  # of dK and dV, a panel for each warp
         shared += 2 * self.num_stages * 4 * self.block_q  # lse and delta
-        barriers = 2 + 2 * self.num_stages + 2 * self.score_stages + 7
+        barriers = 2 + 2 * self.num_stages + 2 * self.score_stages + 7 + 6 * self.stays
         shared += 4 * 16  # notes of steps that are listed
         shared = ceil_div(shared + 8 * barriers, 128) * 128 + self.zero_bytes
         shared = ceil_div(shared, 1024) * 1024 + self.operand.nbytes(self.block_kv)
@@ -149,8 +153,8 @@ class Fa3BackwardTile:
 
     def constants(self, listed: bool = False) -> dict[str, int]:
         """What the device code reads from ``Config``; where steps are listed or not."""
-        tight = self.operand.stages or self.block_q > ROWS
-        registers = fa3_registers.LISTED_BACKWARD if listed and tight else fa3_registers.BACKWARD
+        roomy = self.stays or (listed and (self.operand.stages or self.block_q > ROWS))
+        registers = fa3_registers.LISTED_BACKWARD if roomy else fa3_registers.BACKWARD
         return {
             "block_q": self.block_q,
             "block_kv": self.block_kv,
@@ -160,6 +164,7 @@ class Fa3BackwardTile:
             "zero_bytes": self.zero_bytes,
             "fragment_rows": ARITHMETIC.fragment_rows,
             "ordered": int(self.ordered),
+            "stays": int(self.stays),
             "load_registers": registers.load,
             "math_registers": registers.math,
             **self.operand.constants(),
@@ -273,6 +278,7 @@ def _backward(problem: AttentionProblem, every: bool) -> Iterator[Fa3BackwardTil
                 problem.deterministic,
                 row.kv_tiles_per_convert_block,
                 row.zero_bytes,
+                stays_until=row.stays_until,
             )
             yield from _with_operand_of_rows(problem, plain)
             yield plain

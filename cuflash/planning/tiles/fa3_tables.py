@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 #: Widths that kernels are compiled for: columns of a product come in these numbers.
-BUCKETS = (64, 80, 96, 112, 128, 160, 192, 256)
+BUCKETS = (32, 64, 80, 96, 112, 128, 160, 192, 256)
 
 #: Longer than any sequence.
 _ANY = 1 << 62
@@ -171,9 +171,11 @@ class BackwardRow(NamedTuple):
     kv_tiles_per_convert_block: int = 0  # that round dQ; 0: a kernel of its own does
     zero_bytes: int = 4096  # that one copy clears; 16 rows of sums are a whole number of them
     fewest_of_window: int = 0  # keys of a window from which on it is taken; 0: by any mask
+    stays_until: int = 0  # steps of a kv tile up to which a block goes through several
 
 
 BACKWARD = (
+    BackwardRow(32, 32, 128, 128, 2, 0, 2048, stays_until=4),
     BackwardRow(64, 64, 128, 128, 2, 32, fewest_of_window=1024),  # 391 at 64, (512, 512)
     BackwardRow(64, 64, 128, 128, 2),  # 570 at 64, seqlen 8192 full
     BackwardRow(96, 96, 64, 128, 2, 8, 2048),  # 547 at 96, seqlen 8192 causal
