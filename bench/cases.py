@@ -77,6 +77,28 @@ def _shapes(op: str) -> list[Case]:
     ]
 
 
+#: What models ask for: batch, queries, keys, heads of q and of k, head_dim, causal.
+_MODELS = (
+    (64, 197, 197, 12, 12, 64, False),  # ViT-B
+    (32, 512, 512, 12, 12, 64, False),  # BERT
+    (8, 1024, 1024, 12, 12, 64, True),  # GPT-2
+    (16, 1500, 1500, 20, 20, 64, False),  # Whisper, and its cross attention
+    (16, 448, 1500, 20, 20, 64, False),
+    (2, 4096, 4096, 20, 20, 64, False),  # Stable Diffusion, and its cross attention
+    (2, 4096, 77, 20, 20, 64, False),
+    (4, 4096, 4096, 32, 8, 128, True),  # Llama 3 8B
+    (2, 8192, 8192, 16, 8, 256, True),  # Gemma 2
+    (256, 256, 256, 4, 4, 32, False),  # rows of an alignment of sequences
+)
+
+
+def _models(op: str) -> list[Case]:
+    return [
+        Case(op, "bfloat16", batch, heads_q, heads_kv, d, d, queries, keys, causal, "fa3")
+        for batch, queries, keys, heads_q, heads_kv, d, causal in _MODELS
+    ]
+
+
 def _wide(dtype: str) -> list[Case]:
     """The types that no tensor core of the 16-bit kind computes."""
     return [
@@ -125,6 +147,8 @@ CASES: dict[str, Callable[[], list[Case]]] = {
     "fa3-shapes": lambda: _shapes("forward"),
     "fa3-backward": lambda: _grid("bfloat16", "fa3", ("backward",)),
     "fa3-backward-shapes": lambda: _shapes("backward"),
+    "models": lambda: _models("forward"),
+    "models-backward": lambda: _models("backward"),
     "windows": lambda: of.windows("forward"),
     "windows-backward": lambda: of.windows("backward"),
     "sinks": lambda: of.sinks("forward"),

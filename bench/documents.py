@@ -22,6 +22,8 @@ PAGES: Mapping[str, tuple[str, ...]] = {
         "fa3-shapes",
         "fa3-backward",
         "fa3-backward-shapes",
+        "models",
+        "models-backward",
         "windows",
         "windows-backward",
         "few",

@@ -43,6 +43,8 @@ SETS = (
     "fa3-shapes",
     "fa3-backward",
     "fa3-backward-shapes",
+    "models",
+    "models-backward",
     "windows",
     "windows-backward",
     "sinks",
@@ -78,12 +80,8 @@ SETS = (
 LATENCY = "latency"
 #: The block of first calls.
 COLD = "cold"
-#: The block of gradients under ``jax.jit``.
-JIT = "jit"
-#: The block of programs of ``jax.jit`` beside those of others.
-JITTED = "jitted"
-#: The block of a training step.
-TRAINING_STEP = "training-step"
+#: The blocks of gradients and of programs under ``jax.jit``, and of a training step.
+JIT, JITTED, TRAINING_STEP = "jit", "jitted", "training-step"
 #: The block of FlashAttention-3, which only JAX can call.
 FLASH3, FLASH3_PACKED = "flash3", "flash3-packed"
 #: The block of errors and times with a float32 residual.

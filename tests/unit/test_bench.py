@@ -134,6 +134,8 @@ SIZES = {
     "fa3-shapes": 7,
     "fa3-backward": 24,
     "fa3-backward-shapes": 7,
+    "models": 10,
+    "models-backward": 10,
     "windows": 5,
     "windows-backward": 6,
     "sinks": 2,
