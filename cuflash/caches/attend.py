@@ -7,15 +7,19 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from .. import dispatch
 from ..arrays.adopt import Adopted
 from ..arrays.spec import TensorSpec
 from ..errors import ArgumentTypeError, ArgumentValueError
 from ..features.cached_keys import NAMES
+from ..features.float8 import NAMES as SCALES
 from ..options import Options, check_flag, check_options
 from ..pipeline import CallPlan, choose_device, plan_call
 from . import device, host
 from .checks import check_call, check_writable
+from .float8 import Numbers, adopt_scales, as_bytes, check_cache_dtype, split_scales
 from .given import CacheCall, Sizes, adopt_all, length_of
 from .lengths import lengths_of
 
@@ -36,18 +40,25 @@ _FEATURES, _TARGETS = ("alibi_slopes", "sinks"), ("out", "lse_out")
 _PLACES = (*NAMES, "cache_batch_idx")
 
 
-def append_to(given: Mapping[str, Any], cache_seqlens: Any, interleaved: Any, backend: Any) -> None:
+def append_to(
+    given: Mapping[str, Any],
+    cache_seqlens: Any,
+    interleaved: Any,
+    cache_dtype: Any,
+    backend: Any,
+) -> None:
     """Append to caches.
 
     Parameters
     ----------
     given
         Every array by argument name but ``cache_seqlens``, None being nothing.
-    cache_seqlens, interleaved, backend
+    cache_seqlens, interleaved, cache_dtype, backend
         As the caller gave them.
     """
     options = check_options(backend=backend)
-    call = _call(given, ("k", "v", "k_cache", "v_cache"), cache_seqlens, interleaved)
+    needed = ("k", "v", "k_cache", "v_cache")
+    call = _call(given, needed, cache_seqlens, interleaved, cache_dtype)
     _check_place(call, options)
     _check_written(call, {})
     if call.device is None:
@@ -61,6 +72,7 @@ def attend(
     beside: Mapping[str, Any],
     cache_seqlens: Any,
     interleaved: Any,
+    cache_dtype: Any,
     keywords: Mapping[str, Any],
 ) -> tuple[Any, Any]:
     """Out, and the log-sum-exp or None.
@@ -71,14 +83,14 @@ def attend(
         As of :func:`append_to`, with ``q``.
     beside
         ``alibi_slopes``, ``sinks``, ``out`` and ``lse_out``, None being nothing.
-    cache_seqlens, interleaved
+    cache_seqlens, interleaved, cache_dtype
         As the caller gave them.
     keywords
         Of attention, and ``return_lse``.
     """
     own = {name: value for name, value in keywords.items() if name != "return_lse"}
     options, with_lse = check_options(**own), check_flag("return_lse", keywords["return_lse"])
-    call = _call(given, ("q", "k_cache", "v_cache"), cache_seqlens, interleaved)
+    call = _call(given, ("q", "k_cache", "v_cache"), cache_seqlens, interleaved, cache_dtype)
     arrays = adopt_all(beside)
     _check_place(call, options)
     _check_attention(call, arrays, options)
@@ -90,7 +102,9 @@ def attend(
     natives |= {name: arrays[name].native for name in _TARGETS if name in arrays}
     where = {"backend": "numpy" if call.device is None else "cuda", "layout": "bshd"}
     given = {**keywords, **where, "batch_invariant": True}
-    results = dispatch.call("forward", natives, given)
+    if call.scales is not None and call.device is not None:
+        given |= dict(call.scales)
+    results = _in_float32(natives, given) if _is_computed_wider(call) else _forward(natives, given)
     answer = call.arrays["q"].answer
     out = arrays["out"].given if "out" in arrays else answer(results["out"])
     if not with_lse:
@@ -98,12 +112,42 @@ def attend(
     return out, arrays["lse_out"].given if "lse_out" in arrays else answer(results["lse"])
 
 
+def _forward(natives: Mapping[str, Any], keywords: Mapping[str, Any]) -> dict[str, Any]:
+    return dispatch.call("forward", natives, keywords)
+
+
+def _is_computed_wider(call: CacheCall) -> bool:
+    """Whether what float8 caches hold is computed with as float32: on the host."""
+    return call.scales is not None and call.device is None
+
+
+def _in_float32(natives: Mapping[str, Any], keywords: Mapping[str, Any]) -> dict[str, Any]:
+    """The same of queries that are widened, and an output that is rounded to their dtype."""
+    q, out = natives["q"], natives.get("out")
+    wide = {name: array for name, array in natives.items() if name != "out"}
+    wide |= {name: wide[name].astype(np.float32) for name in ("q", "sinks") if name in wide}
+    results = _forward(wide, keywords)
+    made = np.empty(results["out"].shape, q.dtype) if out is None else out
+    with np.errstate(invalid="ignore", over="ignore", under="ignore"):
+        made[...] = results["out"]
+    return {**results, "out": made}
+
+
 def _call(
-    given: Mapping[str, Any], needed: tuple[str, ...], cache_seqlens: Any, interleaved: Any
+    given: Mapping[str, Any],
+    needed: tuple[str, ...],
+    cache_seqlens: Any,
+    interleaved: Any,
+    cache_dtype: Any,
 ) -> CacheCall:
     length, lengths = length_of(cache_seqlens)
-    arrays = adopt_all({**given, "cache_seqlens": lengths}, needed)
-    return check_call(arrays, length, interleaved)
+    others = {name: value for name, value in given.items() if name not in SCALES}
+    arrays = adopt_all({**others, "cache_seqlens": lengths}, needed)
+    caches = {name: arrays[name].spec.dtype for name in ("k_cache", "v_cache")}
+    float8 = check_cache_dtype(cache_dtype, caches)
+    scales, numbers = split_scales(given, float8)
+    arrays = {**as_bytes(arrays), **adopt_scales(scales)}
+    return check_call(arrays, length, interleaved, numbers if float8 else None)
 
 
 def _check_place(call: CacheCall, options: Options) -> None:
@@ -132,13 +176,18 @@ def advances(options: Options) -> bool:
 
 def _check_attention(call: CacheCall, beside: Mapping[str, Adopted], options: Options) -> None:
     """Have attention itself check what it will be given, before a cache is written."""
-    names = ("q", "k_cache", "v_cache", *_PLACES)
+    names = ("q", "k_cache", "v_cache", *_PLACES, *SCALES)
     specs = {name: call.spec(name) for name in names if name in call.arrays}
     specs |= {name: array.spec for name, array in beside.items()}
-    plan_attention(specs, call.sizes, options)
+    plan_attention(specs, call.sizes, options, call.scales)
 
 
-def plan_attention(specs: Mapping[str, TensorSpec], sizes: Sizes, options: Options) -> CallPlan:
+def plan_attention(
+    specs: Mapping[str, TensorSpec],
+    sizes: Sizes,
+    options: Options,
+    scales: Numbers | None = None,
+) -> CallPlan:
     """The plan of attention over caches, in the layout of the caches and where they are.
 
     Parameters
@@ -148,6 +197,8 @@ def plan_attention(specs: Mapping[str, TensorSpec], sizes: Sizes, options: Optio
         of features and destinations, by argument name.
     sizes, options
         As they were checked.
+    scales
+        Of float8 caches those that are numbers; None of other caches.
 
     Raises
     ------
@@ -155,14 +206,19 @@ def plan_attention(specs: Mapping[str, TensorSpec], sizes: Sizes, options: Optio
         As of attention, by the arguments' names here.
     """
     given, where = {"q": specs["q"]}, specs["k_cache"].device
+    if scales is not None and where is not None:
+        options = replace(options, more=(*scales, *options.more))
     for name in ("k", "v"):
         cache = specs[f"{name}_cache"]
         shape = (sizes.batch, sizes.capacity, *cache.shape[2:])
+        if scales is not None and where is None:  # as the numbers that bytes stand for
+            cache = replace(specs["q"], shape=shape).contiguous()
         fits = cache.shape == shape or where is not None
         given[name] = cache if fits else replace(cache, shape=shape).contiguous()
     given |= {name: specs[name] for name in _FEATURES if name in specs}
     given["seqused_kv"] = TensorSpec((sizes.batch,), "int32", (1,), 4, where)
-    given |= places_of(specs) if where is not None else {}
+    if where is not None:
+        given |= {**places_of(specs), **{name: specs[name] for name in SCALES if name in specs}}
     given |= {name: specs[name] for name in _TARGETS if name in specs}
     asked = replace(options, layout="bshd", backend="cuda" if where is not None else "numpy")
     asked = replace(asked, batch_invariant=True)
@@ -209,6 +265,8 @@ def _on_host(call: CacheCall, advance: bool) -> dict[str, Any]:
     if call.interleaved is not None:
         q = host.rotated_queries(call, lengths, advance)
     keys, values, count = host.held(call, lengths)
+    if call.scales is not None:
+        keys, values = host.numbers_of(call, keys, values)
     return {"q": q, "k": keys, "v": values, "seqused_kv": count}
 
 
@@ -220,4 +278,5 @@ def _on_device(call: CacheCall, advance: bool) -> dict[str, Any]:
         before, q = appended.lengths, appended.queries
     caches = {name: call.native(f"{name}_cache") for name in ("k", "v")}
     places = {name: array.native for name, array in device.places(call).items()}
-    return {"q": q, **caches, "seqused_kv": before, **places}
+    scales = {name: call.native(name) for name in SCALES if name in call.arrays}
+    return {"q": q, **caches, "seqused_kv": before, **places, **scales}

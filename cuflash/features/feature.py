@@ -24,9 +24,10 @@ Axis = Literal[
     "q_blocks",
     "kv_blocks",
 ]
-#: A dtype of the problem: of q, of the output, or of the softmax; or one whatever they are.
+#: A dtype of the problem: of q, of k and v, of the output, or of the softmax; or one whatever they
+#: are.
 DTypeRule = Literal[
-    "storage", "output", "compute",
+    "storage", "stored", "output", "compute",
     "float16", "bfloat16", "float32", "float64", "bool", "int32", "int64", "uint8", "uint32",
 ]  # fmt: skip
 

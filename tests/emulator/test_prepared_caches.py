@@ -87,7 +87,7 @@ def _check(case: CacheCase, way: str, options: dict[str, Any]) -> None:
     built = build(case)
     with host_cupy() as host:
         raw, arrays = _in_order(host, built)
-        keywords = {**built.rotary, **built.options, **options}
+        keywords = {**built.keywords, **built.options, **options}
         described = arrays if way == "arrays" else _shapes(built)
         ready = cuflash.prepare(operation="kvcache", **described, **keywords)
         assert {*ready.tensors} == {*arrays, "out", "lse"}
@@ -109,10 +109,10 @@ def test_an_append_is_the_call_itself(kind: str) -> None:
         raw, arrays = on_device(host, built)
         names = (*built.appended, "k_cache", "v_cache")
         own = {name: arrays[name] for name in names}
-        ready = cuflash.prepare(operation="append", **own, **built.rotary)
+        ready = cuflash.prepare(operation="append", **own, **built.keywords)
         assert {*ready.tensors} == {*own}
         assert ready.workspace_bytes == 0
-        host.call(cuflash.append_kv, **own, **built.rotary)
+        host.call(cuflash.append_kv, **own, **built.keywords)
         again, mine = on_device(host, built)
         pointers = {name: mine[name].data.ptr for name in names}
         host.runtime.audit = lambda launch: None
