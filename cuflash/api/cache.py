@@ -39,7 +39,7 @@ def append_kv(
         Their values.
     k_cache : array, (batch, capacity, heads_kv, head_dim), or with a page table \
 (pages, page_size, heads_kv, head_dim)
-        Where keys are written. Of k's dtype. Strides may be any, but elements of
+        Where keys are written. Of k's dtype, or float8. Strides may be any, but elements of
         the last axis are neighbours. (Arrays that are only read may have any;
         CUDA copies those whose last axis has gaps.)
     v_cache : array, as k_cache with head_dim_v

@@ -78,6 +78,14 @@ def test_keys_lie_where_the_call_finds_them(case: CacheCase, way: str, algorithm
     _check(case, way, {"algorithm": algorithm})
 
 
+@pytest.mark.parametrize("way", ["arrays", "shapes"])
+@pytest.mark.parametrize("scales", ["numbers", "each"])
+def test_float8_caches_are_prepared_too(scales: str, way: str) -> None:
+    case = replace(_CASE, float8=scales, strides="nhd")
+    _check(case, way, {"algorithm": "fa3"})
+    _check(replace(case, kind="paged", slots=16, pages=2, slopes=True, pairs=0), way, {})
+
+
 @pytest.mark.parametrize("case", [_CASE, _CASES["plain"]], ids=["rotated", "plain"])
 def test_parts_lie_beside_what_the_append_leaves(case: CacheCase) -> None:
     _check(case, "arrays", {"algorithm": "fa2", "kv_chunk": 16})
