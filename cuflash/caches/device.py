@@ -133,8 +133,8 @@ def _launch(
     call: CacheCall, natives: dict[str, Any], advance: bool, stream: int, tell: Any
 ) -> None:
     specs = {name: adopt(name, array).spec for name, array in natives.items()}
-    given = specs, call.sizes, call.interleaved, advance, call.device or 0
-    ready = ready_append(*given, call.scales)
+    made = specs, call.sizes, call.interleaved, advance
+    ready = ready_append(*made, call.device or 0, call.scales)
     tell(ready.plan)
     ready.run(tuple(address(natives[name]) for name in ready.names), 0, stream)
 

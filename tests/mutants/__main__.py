@@ -111,7 +111,8 @@ def main() -> int:
     bugs = [] if arguments.fa3_pass else bugs
     of_fa3 = [*HOPPER_BUGS, *(() if cuflash.is_available() else EMULATED_BUGS)]
     of_fa3 = [b for b in of_fa3 if only in f"fa3 {b.name} {b.file}"]
-    of_fa3 = [b for b in of_fa3 if arguments.fa3_pass in hopper.pass_of(b)]
+    if arguments.fa3_pass:
+        of_fa3 = [b for b in of_fa3 if arguments.fa3_pass in hopper.pass_of(b)]
     right = not bugs or run_bugs(bugs, arguments.jobs, arguments.record if runs else None)
     if of_fa3 and cuflash.is_available():
         right &= hopper.run(of_fa3, arguments.jobs, arguments.hopper_records)
