@@ -17,7 +17,7 @@ __all__ = ["CAP", "HIDDEN", "TOKENS", "Case", "Window", "mask_text", "square"]
 #: Names in rows of features whose arrays are inputs and not keywords.
 _ARRAYS = ("alibi", "bias", "block_mask", "dbias", "lengths", "mask", "sinks")
 #: Names of other properties that are not keywords.
-_NO_KEYWORDS = (*_ARRAYS, "score_mod", "kvcache", "page_size", "rotated")
+_NO_KEYWORDS = (*_ARRAYS, "score_mod", "kvcache", "page_size", "float8", "rotated")
 #: The soft cap in the score modification of a case; no other case has it.
 CAP = 50.0
 #: The grid of the FlashAttention papers: as many tokens and as wide a layer in every case.
@@ -59,6 +59,7 @@ class Case:
     kvcache: bool = False  # the call for caches, lengths in an array; ``attention`` takes turns
     # Keys in a page of the caches; other sizes, and caches without pages, take turns.
     pages: tuple[int, ...] = ()
+    float8: bool = False  # caches of bytes; the same numbers in 16 bits take turns
     rotated: bool = False  # each call uses another copy of keys and values, which is not in L2
 
     @property
@@ -67,6 +68,7 @@ class Case:
         blocks = {} if self.blocks is None else {"blocks": self.blocks}
         cached: dict[str, Any] = {"kvcache": True} if self.kvcache else {}
         cached |= {"page_size": self.page_size} if self.page_size else {}
+        cached |= {"float8": True} if self.float8 else {}
         return {"algorithm": self.algorithm, **blocks, **self.peer_options, **cached}
 
     @property
@@ -144,7 +146,7 @@ class Case:
     def sources(self) -> tuple[str, ...]:
         """Features, and additions that a plan may make: all that the source digest covers."""
         planned = {"used_lengths": self.kvcache, "split_keys": self.rotated}
-        planned |= {"cached_keys": bool(self.pages)}
+        planned |= {"cached_keys": bool(self.pages), "float8": self.float8}
         return (*self.features, *(name for name, added in planned.items() if added))
 
     @property
@@ -162,10 +164,12 @@ class Case:
         """The same call without extras; ``causal=True`` replaces a causal mask in an array.
 
         For a score modification it is the call with the equivalent keyword; for paged caches it is
-        the call with the same caches in one piece.
+        the call with the same caches in one piece; for float8 caches the call for 16 bits.
         """
         if self.pages:
             return replace(self, pages=())
+        if self.float8:
+            return replace(self, float8=False)
         causal = self.causal or self.mask == "causal"
         case = replace(self, sinks=False, softcap=None, alibi=False, bias=False, dbias=False)
         case = replace(case, dropout_p=None, block_mask=False, score_mod=False, kvcache=False)
@@ -182,6 +186,7 @@ class Case:
         without = {"window"} if equal_entries(self.lengths) else {"window", "packed_lengths"}
         cached = ["kvcache"] if self.kvcache else []
         cached += [f"pages of {self.page_size}"] if self.pages else []
+        cached += ["float8"] if self.float8 else []
         return [name for name in self.features if name not in without] + cached
 
     @property
@@ -230,17 +235,19 @@ class Case:
     @property
     def key_bytes(self) -> int:
         """Bytes of keys and values."""
-        return self.batch * self.heads_kv * self.seqlen_kv * self._row_bytes
+        itemsize = 1 if self.float8 else DTYPES[self.dtype].itemsize
+        return self.batch * self.heads_kv * self.seqlen_kv * self._row * itemsize
 
     @property
     def bytes(self) -> int:
         """Bytes of q, k, v and the output, each once: the least that a forward pass moves."""
-        return self.key_bytes + self.batch * self.heads_q * self.seqlen_q * self._row_bytes
+        of_queries = self.batch * self.heads_q * self.seqlen_q * self._row
+        return self.key_bytes + of_queries * DTYPES[self.dtype].itemsize
 
     @property
-    def _row_bytes(self) -> int:
-        """Bytes of a key and its value, or of a query and its output."""
-        return (self.head_dim + self.head_dim_v) * DTYPES[self.dtype].itemsize
+    def _row(self) -> int:
+        """Elements of a key and its value, or of a query and its output."""
+        return self.head_dim + self.head_dim_v
 
     def __str__(self) -> str:
         heads = f"{self.heads_q}" + (f"/{self.heads_kv}" if self.heads_kv != self.heads_q else "")
@@ -256,7 +263,8 @@ class Case:
         more += f" {self.lengths}" if self.lengths else ""
         more += f" pages of {', '.join(map(str, self.pages))}" if self.pages else ""
         named = {"alibi": self.alibi, "bias": self.bias, "dbias": self.dbias, "sinks": self.sinks}
-        named |= {"score_mod": self.score_mod, "kvcache": self.kvcache, "rotated": self.rotated}
+        named |= {"score_mod": self.score_mod, "kvcache": self.kvcache, "float8": self.float8}
+        named |= {"rotated": self.rotated}
         more += "".join(f" {name}" for name, given in named.items() if given)
         return (
             f"{self.algorithm} {self.op} {self.dtype} {self.batch}x{rows}x{heads}"

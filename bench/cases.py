@@ -170,6 +170,7 @@ CASES: dict[str, Callable[[], list[Case]]] = {
     "packed": lambda: of.packed("forward"),
     "packed-backward": lambda: of.packed("backward"),
     "decode": few_queries.decode,
+    "decode-float8": few_queries.decode_float8,
     "pages": few_queries.pages,
     "few": few_queries.few,
     "features-elsewhere": lambda: of.features_elsewhere("forward"),

@@ -62,6 +62,7 @@ PAGES: Mapping[str, tuple[str, ...]] = {
         "packed-backward",
         "flash3-packed",
         "decode",
+        "decode-float8",
         "pages",
     ),
     "docs/results/host-and-cpu.md": ("jitted", "jit", "latency", "cold", "cpu"),

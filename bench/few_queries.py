@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from .case import Case, square
 
-__all__ = ["decode", "few", "pages"]
+__all__ = ["decode", "decode_float8", "few", "pages"]
 
 #: Batch, keys, heads of q and of k, and head_dim of a step of decoding: one query a sequence.
 _DECODED = (
@@ -36,6 +36,11 @@ _CROSSED = ((16, 77, 4096, 8, 64), (16, 77, 4096, 8, 128), (4, 1024, 8192, 16, 1
 def decode() -> list[Case]:
     """A step of decoding over caches that are full; ``attention`` takes turns with it."""
     return _decoded(_DECODED)
+
+
+def decode_float8() -> list[Case]:
+    """The same over float8 caches; 16-bit caches of the same numbers take turns."""
+    return [replace(case, float8=True) for case in decode()]
 
 
 def pages() -> list[Case]:

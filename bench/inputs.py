@@ -12,6 +12,7 @@ from cuflash.errors import UnsupportedError
 
 from .case import CAP
 from .cases import Case
+from .float8 import bytes_of, nearest
 from .lengths import offsets_of
 from .masks import BLOCK, shown, shown_blocks
 
@@ -44,21 +45,23 @@ class Inputs:
     cu_seqlens_kv: Any = None
     cache_seqlens: Any = None  # (batch,), for full caches
     paged: Paged | None = None  # the same k and v in pages of the size in ``of``
+    stored: tuple[Any, Any] | None = None  # the same as float8 bytes, if ``of`` asks for them
 
     def of(self, case: Case) -> Inputs:
         """The same numbers, with the case's batch entries and pages."""
         matrices = {name: getattr(self, name) for name in ("q", "k", "v", "dout")}
         made = {name: x.reshape(case.batch, -1, *x.shape[2:]) for name, x in matrices.items()}
         paged = _in_pages(made["k"], made["v"], case.page_size) if case.page_size else None
-        return replace(self, **made, paged=paged)
+        stored = (_stored(made["k"]), _stored(made["v"])) if case.float8 else None
+        return replace(self, **made, paged=paged, stored=stored)
 
     def matrices(self, case: Case) -> list[Any]:
         """The q, k, v and dout of our own call; without a batch axis if the case is packed.
 
-        Keys in pages belong to the case given to ``of``.
+        Keys in pages, or as bytes, belong to the case given to ``of``.
         """
         keys = (self.k, self.v) if self.paged is None else self.paged[:2]
-        made = [self.q, *keys, self.dout]
+        made = [self.q, *(self.stored or keys), self.dout]
         return [x[0] for x in made] if case.lengths else made
 
     def features(self, case: Case) -> dict[str, Any]:
@@ -78,6 +81,8 @@ class Inputs:
             keywords["cache_seqlens"] = self.cache_seqlens
         if self.paged is not None:
             keywords["page_table"] = self.paged.table
+        if self.stored is not None:
+            keywords |= {"cache_dtype": "float8_e4m3fn", "k_scale": 1.0, "v_scale": 1.0}
         if case.block_mask:
             keywords["block_mask"] = _class("BlockMask")(self.block_mask, block=(BLOCK, BLOCK))
         if case.score_mod:
@@ -105,6 +110,12 @@ def _in_pages(k: Any, v: Any, size: int) -> Paged:
         return bits.reshape(-1, size, *x.shape[2:])[held].view(x.dtype)
 
     return Paged(copied(k), copied(v), xp.asarray(table.reshape(batch, -1).astype(np.int32)))
+
+
+def _stored(x: Any) -> Any:
+    """Bytes of an array that holds float8 numbers."""
+    xp = array_module(x)
+    return bytes_of(widened(x).astype(np.float32), xp)
 
 
 def array_module(array: Any) -> Any:
@@ -137,7 +148,8 @@ def narrowed(array: Any, dtype: str) -> Any:
 def make_inputs(case: Case, xp: Any) -> Inputs:
     """Standard normal arrays, the same in every run, of CuPy or of NumPy.
 
-    Slopes of ALiBi are those of its paper, and masks those of their kind.
+    Slopes of ALiBi are those of its paper, and masks those of their kind. Keys and values of
+    float8 caches are rounded to numbers that these hold.
     """
     generator = xp.random.default_rng(1)
     drawn = np.float64 if case.dtype == "float64" else np.float32
@@ -145,13 +157,16 @@ def make_inputs(case: Case, xp: Any) -> Inputs:
     def drawn_of(shape: tuple[int, ...]) -> Any:
         return narrowed(generator.standard_normal(shape, dtype=drawn), case.dtype)
 
-    def normal(seqlen: int, heads: int, dim: int) -> Any:
-        return drawn_of((case.batch, seqlen, heads, dim))
+    def normal(seqlen: int, heads: int, dim: int, of_cache: bool = False) -> Any:
+        made = drawn_of((case.batch, seqlen, heads, dim))
+        if not (case.float8 and of_cache):
+            return made
+        return narrowed(nearest(widened(made).astype(np.float32), xp), case.dtype)
 
     matrices = (
         normal(case.seqlen_q, case.heads_q, case.head_dim),
-        normal(case.seqlen_kv, case.heads_kv, case.head_dim),
-        normal(case.seqlen_kv, case.heads_kv, case.head_dim_v),
+        normal(case.seqlen_kv, case.heads_kv, case.head_dim, True),
+        normal(case.seqlen_kv, case.heads_kv, case.head_dim_v, True),
         normal(case.seqlen_q, case.heads_q, case.head_dim_v),
     )
     made: dict[str, Any] = {}

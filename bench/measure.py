@@ -91,7 +91,7 @@ def _entries(
         if one.features not in truths:
             truths[one.features] = truth_of(one, own[0])
         entries.append(_verified(PEERS[OURS], one, calls, truths[one.features]))
-    for peer in () if case.beside or case.pages else peers:
+    for peer in () if case.beside or case.pages or case.float8 else peers:
         if not peer.supports(case):
             continue
         try:
@@ -170,11 +170,11 @@ def _compared(entry: _Entry, entries: Sequence[_Entry]) -> list[_Entry]:
 
     For the call without extras it is ours with them. Where copies take turns, both calls of ours
     are compared with the peers; for paged caches all sizes are compared with the call for one
-    piece, which is the last.
+    piece, which is the last, and float8 caches with the call for 16 bits.
     """
     main = entries[0]
-    if main.case.pages:
-        return [entries[-1]] if entry.case.pages else []
+    if main.case.pages or main.case.float8:
+        return [entries[-1]] if entry.case.pages or entry.case.float8 else []
     if main.case.rotated and entry.ours:
         return [other for other in entries if not other.ours]
     if entry.of != main.of:

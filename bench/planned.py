@@ -36,7 +36,8 @@ def _of_caches(case: Case, inputs: Inputs) -> str:
     arrays = {"q": q, "k": k, "v": v, "seqused_kv": inputs.cache_seqlens}
     if own.paged is not None:
         arrays["page_table"] = own.paged.table
-    options = check_options(causal=case.causal, **case.keywords, batch_invariant=True)
+    scales = {"k_number": 1.0, "v_number": 1.0} if case.float8 else {}
+    options = check_options(causal=case.causal, **case.keywords, **scales, batch_invariant=True)
     given = tuple((name, adopt(name, array).spec) for name, array in arrays.items())
     plan = plan_call("forward", given, options, given[0][1].device).plan
     return _words(plan.algorithm, plan.tile.block_q, plan.tile.block_kv, plan.problem)

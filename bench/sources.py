@@ -124,7 +124,7 @@ def features_of(row: Mapping[str, Any]) -> tuple[str, ...]:
     options = row.get("options", {})
     names = ("window", "softcap", "alibi", "bias", "dbias", "mask", "sinks", "dropout")
     names = (*names, "block_mask", "score_mod", "packed_lengths")
-    names = (*names, "used_lengths", "split_keys", "cached_keys")
+    names = (*names, "used_lengths", "split_keys", "cached_keys", "float8")
     keywords = {"window": "window_size", "dropout": "dropout_p", "packed_lengths": "lengths"}
     keywords |= {"used_lengths": "kvcache", "split_keys": "rotated", "cached_keys": "page_size"}
     return tuple(n for n in names if options.get(keywords.get(n, n)))

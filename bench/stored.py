@@ -103,7 +103,8 @@ def _asked(options: Mapping[str, Any]) -> tuple[Any, ...]:
     window = options.get("window_size")
     sides = None if window is None else tuple(window)
     given = (bool(options.get(name)) for name in _GIVEN)
-    extras = options.get("softcap"), *given, options.get("mask"), options.get("page_size")
+    cached = options.get("page_size"), bool(options.get("float8"))
+    extras = options.get("softcap"), *given, options.get("mask"), *cached
     how = bool(options.get("rotated")), bool(options.get("deterministic"))
     return *how, sides, (*extras, options.get("lengths"))
 
@@ -138,7 +139,7 @@ def label(row: Row) -> str:
     algorithm = row["options"].get("algorithm")
     words = [str(row["impl"]), *([algorithm] if algorithm else [])]
     named = ("softcap", "alibi", "bias", "mask", "sinks", "dropout_p", "block_mask")
-    named = (*named, "score_mod", "lengths", "kvcache")
+    named = (*named, "score_mod", "lengths", "kvcache", "float8")
     more = [name for name in named if row["options"].get(name)]
     extras = [f", {name.removesuffix('_p')}" for name in more]
     pages = row["options"].get("page_size")

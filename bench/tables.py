@@ -9,6 +9,7 @@ from typing import Any
 from . import decode_table as decode
 from . import elsewhere_table as elsewhere
 from . import flash3_table as flash3
+from . import float8_table as float8
 from . import jitted_table as jitted
 from . import opening
 from . import pages_table as pages
@@ -64,6 +65,7 @@ SETS = (
     "packed",
     "packed-backward",
     *decode.SETS,
+    *float8.SETS,
     *pages.SETS,
     "few",
     *elsewhere.SETS,
@@ -95,7 +97,7 @@ def render(name: str) -> str:
     if name in story.BLOCKS:
         return story.render(name)
     rows = of_set(name, gpu_rows())
-    for kind_of_table in (elsewhere, decode, pages):
+    for kind_of_table in (elsewhere, decode, float8, pages):
         if name in kind_of_table.SETS:
             return kind_of_table.render(rows)
     return _fa1(rows) if name == "fa1" else grid(name, rows)

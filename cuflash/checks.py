@@ -13,6 +13,7 @@ from typing import NamedTuple
 from .arrays.spec import LAYOUTS, Layout, TensorSpec, contiguous_strides, default_layout
 from .errors import ArgumentTypeError, ArgumentValueError
 from .features.cached_keys import pages_of, shape_of_entries
+from .features.float8 import is_float8
 from .features.packed_lengths import sequences_of
 from .features.table import with_features
 from .features.use import Operand
@@ -85,10 +86,12 @@ def describe(
         Naming the argument, its value and what is needed.
     """
     layout = _find_layout(specs["q"], options)
-    _check_dtypes(specs)
+    float8 = is_float8(specs, dict(options.more))
+    _check_dtypes(specs, float8)
     _check_devices(specs)
     plain = _problem(operation, _sizes(specs, layout), specs, options)
-    plain = replace(plain, sequences=sequences_of(specs, layout.name), pages=pages_of(specs))
+    plain = replace(plain, sequences=sequences_of(specs, layout.name), float8=float8)
+    plain = replace(plain, pages=pages_of(specs))
     entries = dict(options.entries)
     call = _call_problem(plain, layout, specs, entries)
     for name, spec in specs.items():
@@ -151,17 +154,16 @@ def _find_layout(q: TensorSpec, options: Options) -> Layout:
     return layout
 
 
-def _check_dtypes(specs: Mapping[str, TensorSpec]) -> None:
+def _check_dtypes(specs: Mapping[str, TensorSpec], float8: bool) -> None:
+    stored, whose = ("uint8", "float8") if float8 else (specs["q"].dtype, "q")
     for name, spec in specs.items():
-        if spec.dtype not in DTYPES and not _has_own_dtypes(name):
-            raise ArgumentTypeError(
-                argument_of(name), f"dtype {spec.dtype}", f"one of {names_of(DTYPES)}"
-            )
+        own = (float8 and name in ("k", "v")) or _has_own_dtypes(name)
+        if spec.dtype not in DTYPES and not own:
+            expected = f"one of {names_of(DTYPES)}"
+            raise ArgumentTypeError(argument_of(name), f"dtype {spec.dtype}", expected)
     for name in ("k", "v"):
-        if specs[name].dtype != specs["q"].dtype:
-            raise ArgumentTypeError(
-                name, f"dtype {specs[name].dtype}", f"{specs['q'].dtype}, as q has"
-            )
+        if (found := specs[name].dtype) != stored:
+            raise ArgumentTypeError(name, f"dtype {found}", f"{stored}, as {whose} has")
 
 
 def _has_own_dtypes(name: str) -> bool:

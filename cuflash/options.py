@@ -11,7 +11,7 @@ import numpy as np
 
 from .arrays.spec import LAYOUTS, LayoutName
 from .errors import ArgumentTypeError, ArgumentValueError, shown
-from .features.table import FEATURES
+from .features.table import every_feature
 from .planning.plan import ALGORITHMS, Algorithm, Backend
 from .planning.problem import DTYPES, ELEMENTS, MAX_SEQLEN, DTypeName, ElementName
 from .tensors import QKV, differentiable
@@ -89,7 +89,7 @@ def check_options(**given: Any) -> Options:
         Naming the keyword, its value and what it takes.
     """
     more = []
-    for feature in FEATURES.values():
+    for feature in every_feature():
         for name, check in feature.keywords.items():
             value = given.pop(name, None)
             if value is not None:

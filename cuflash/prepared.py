@@ -11,7 +11,8 @@ import numpy as np
 from .addresses import addresses_of
 from .arrays.spec import LayoutName, TensorSpec
 from .block_mask import BlockMask, split_block_mask
-from .caches.planned import CACHE_ARGUMENTS, TAKEN, CachePlan, describe_caches, plan_caches
+from .caches.described import describe_caches
+from .caches.planned import CACHE_ARGUMENTS, TAKEN, CachePlan, plan_caches
 from .cuda.available import device_count, require_device
 from .cuda.current import current_stream
 from .errors import ArgumentTypeError, ArgumentValueError, shown
@@ -146,6 +147,9 @@ def prepare(
     rotary_sin: Any = None,
     rotary_interleaved: bool | None = None,
     rotary_seqlens: Any = None,
+    k_scale: Any = None,
+    v_scale: Any = None,
+    cache_dtype: Any = None,
     overflow: Any = None,
     causal: bool = False,
     window_size: WindowSize | None = None,
@@ -206,6 +210,11 @@ def prepare(
         because a run reads it on the device.
     rotary_interleaved
         As for :func:`append_kv`.
+    k_scale, v_scale : optional
+        Of float8 caches: a number that all runs have; or a float32 array, its shape,
+        or a pair.
+    cache_dtype
+        As for :func:`append_kv`; caches whose shapes are given are then of bytes.
     dropout_seed : int, array, tuple of int, dtype, or both, optional
         An integer for all runs; or an array, given in any of these ways.
     causal, window_size, softcap, score_mod, dropout_p, scale, q_offset, layout, out_dtype
@@ -254,11 +263,11 @@ def _with_caches(given: Mapping[str, Any], options: Options, where: int) -> Cach
     arrays = {name: given[name] for name in names if name != "rotary_interleaved"}
     if given["operation"] == "kvcache" and given["q"] is None:
         raise ArgumentTypeError("q", "None", "an array, or its shape")
-    specs = describe_caches(arrays, given["dtype"], options, where)
+    specs, scales = describe_caches(arrays, given["dtype"], options, where)
     for name, spec in specs.items():
         _check_place(name, spec, given["device"])
     choose_device(specs["k_cache"].device, options)
-    return plan_caches(specs, given["rotary_interleaved"], options)
+    return plan_caches(specs, given["rotary_interleaved"], options, scales)
 
 
 def _check_taken(given: Mapping[str, Any]) -> None:

@@ -28,6 +28,8 @@ def append_kv(
     rotary_sin: _Array | None = None,
     rotary_interleaved: bool | None = None,
     rotary_seqlens: _Array | None = None,
+    k_scale: Any = None,
+    v_scale: Any = None,
 ) -> tuple[_Array, _Array, _Array]:
     """Copies of the caches with the new tokens, and the number that did not fit in each entry.
 
@@ -49,6 +51,9 @@ def append_kv(
         Whether neighbouring columns form a pair.
     rotary_seqlens : ndarray of integers, (batch,), optional
         Position of the first new token.
+    k_scale, v_scale : number or ndarray, (1,) or (batch, heads_kv), optional
+        Of caches of bytes, which hold float8 numbers: new keys, rotated and rounded to k's
+        dtype, are divided by it in float32.
 
     Returns
     -------
@@ -74,8 +79,9 @@ def append_kv(
             overflow[b] += 1
             continue
         turned = [_turned(x, position, rotary_cos, rotary_sin, rotary_interleaved) for x in k[b, i]]
-        k_cache[place] = np.reshape(turned, k_cache[place].shape).astype(k_cache.dtype)
-        v_cache[place] = v[b, i]
+        rows = np.reshape(turned, k_cache[place].shape).astype(k.dtype)
+        k_cache[place] = _stored(rows, _scales(k_scale, b, len(rows)))
+        v_cache[place] = _stored(v[b, i], _scales(v_scale, b, len(rows)))
     return k_cache, v_cache, overflow
 
 
@@ -94,6 +100,8 @@ def attention_with_kvcache(
     rotary_sin: _Array | None = None,
     rotary_interleaved: bool | None = None,
     rotary_seqlens: _Array | None = None,
+    k_scale: Any = None,
+    v_scale: Any = None,
     causal: bool = False,
     window_size: tuple[int | None, int | None] | None = None,
     softcap: float | None = None,
@@ -109,7 +117,7 @@ def attention_with_kvcache(
         Queries. Rotated queries are rounded to q's dtype, as keys are to the cache's.
     k_cache, v_cache, k, v, cache_seqlens, page_table, cache_batch_idx
         As for :func:`append_kv`.
-    rotary_cos, rotary_sin, rotary_interleaved, rotary_seqlens
+    rotary_cos, rotary_sin, rotary_interleaved, rotary_seqlens, k_scale, v_scale
         As for :func:`append_kv`.
     cache_leftpad : ndarray of integers, (batch,), optional
         Slots at the beginning that do not count; the length includes them.
@@ -134,8 +142,8 @@ def attention_with_kvcache(
         new = k.shape[1]
         given: dict[str, Any] = {"page_table": page_table, "cache_batch_idx": cache_batch_idx}
         given |= {"cache_seqlens": cache_seqlens, "rotary_seqlens": rotary_seqlens}
-        given |= {"rotary_cos": rotary_cos, "rotary_sin": rotary_sin}
-        given |= {"rotary_interleaved": rotary_interleaved}
+        given |= {"rotary_cos": rotary_cos, "rotary_sin": rotary_sin, "k_scale": k_scale}
+        given |= {"rotary_interleaved": rotary_interleaved, "v_scale": v_scale}
         k_cache, v_cache, overflow = append_kv(k, v, k_cache, v_cache, **given)
     out = np.zeros((*q.shape[:3], v_cache.shape[3]))
     lse = np.full((len(q), q.shape[2], q.shape[1]), -math.inf)
@@ -152,8 +160,8 @@ def attention_with_kvcache(
         first = 0 if cache_leftpad is None else int(cache_leftpad[b])
         seen = [j for j in range(first, length) if _sees(stands, j, sides)]
         places = [_place(b, j, k_cache, page_table, cache_batch_idx) for j in seen]
-        head = h // (q.shape[2] // k_cache.shape[2])
-        keys, values = (_rows(cache, places, head) for cache in (k_cache, v_cache))
+        at = places, h // (q.shape[2] // k_cache.shape[2]), b
+        keys, values = _rows(k_cache, *at, k_scale), _rows(v_cache, *at, v_scale)
         scores = factor * (keys @ row.astype(q.dtype).astype(float))
         scores = softcap * np.tanh(scores / softcap) if softcap else scores
         scores = scores - float(slopes[b, h]) * np.abs(stands - np.array(seen, float))
@@ -162,10 +170,53 @@ def attention_with_kvcache(
     return out, lse, k_cache, v_cache, overflow
 
 
-def _rows(cache: _Array, places: list[Any], head: int) -> _Array:
+def _rows(cache: _Array, places: list[Any], head: int, b: int, scale: Any) -> _Array:
     """The rows of a head at these places."""
-    rows = [cache[place][head].astype(float) for place in places]
-    return np.array(rows).reshape(len(places), cache.shape[3])
+    scales = _scales(scale, b, cache.shape[2])
+    rows = np.array([cache[place][head] for place in places]).reshape(-1, cache.shape[3])
+    if scales is None:
+        return rows.astype(float)
+    numbers: _Array = _float8_numbers()[rows.astype(int)] * float(scales[head])
+    return numbers
+
+
+def _scales(scale: Any, b: int, heads: int) -> _Array | None:
+    """The scale of each head of an entry, float32; None for caches that are not bytes."""
+    if scale is None:
+        return None
+    given: _Array = np.asarray(scale, np.float32)
+    return given[b] if given.ndim == 2 else np.full(heads, given.reshape(-1)[0])
+
+
+def _float8_numbers() -> _Array:
+    """The number of each of the 256 bytes: float8_e4m3fn by its definition."""
+    found = []
+    for byte in range(256):
+        exponent, mantissa = byte >> 3 & 15, byte & 7
+        size = (8 + mantissa if exponent else mantissa) * 2.0 ** (max(exponent, 1) - 10)
+        size = math.nan if byte & 127 == 127 else size
+        found.append(-size if byte & 128 else size)
+    return np.array(found)
+
+
+def _stored(rows: _Array, scales: _Array | None) -> _Array:
+    """Rows of heads as they are, or the byte nearest to each number divided by its scale.
+
+    A tie goes to the byte whose last bit is 0; a number beyond the largest becomes the largest.
+    """
+    if scales is None:
+        return rows
+    sizes = _float8_numbers()[:127]
+    bytes_of = np.full(rows.shape, 127, np.uint8)
+    for head, column in np.ndindex(*rows.shape):
+        with np.errstate(over="ignore"):
+            x = np.float32(rows[head, column]) / scales[head]
+        if np.isnan(x):
+            continue
+        far = np.abs(sizes - min(abs(float(x)), 448.0))
+        nearest = [int(byte) for byte in np.flatnonzero(far == far.min())]
+        bytes_of[head, column] = min(nearest, key=lambda byte: byte & 1) + 128 * np.signbit(x)
+    return bytes_of
 
 
 def _softmax(scores: _Array, values: _Array, sink: float) -> tuple[Any, float]:

@@ -128,8 +128,8 @@ def _gradient(tensor: Tensor) -> Tensor:
 
 _INPUTS = (
     Tensor("q", "matrix", _Q, ("storage",), _BOTH),
-    Tensor("k", "matrix", _K, ("storage",), _BOTH),
-    Tensor("v", "matrix", _V, ("storage",), _BOTH),
+    Tensor("k", "matrix", _K, ("stored",), _BOTH),
+    Tensor("v", "matrix", _V, ("stored",), _BOTH),
 )
 _BASE = (
     *_INPUTS,

@@ -17,6 +17,8 @@
 //   operand_empty       load for every warp of math
 //   tail.raw            a warp beside load for a block of V with a tail, see forward_tail.cuh
 //   tail.cleared        load for that warp
+//   stored.full, .empty  the warps beside load for it, and it for them, where K and V are stored in
+//                       bytes: they then arrive at k_full and v_full, see forward_stored.cuh
 //   queue               all warps of math for the next tile from load, and load for them
 //   barrier 1 + w       warpgroup w for warpgroup w - 1: its turn to issue products
 #include "../ptx/register_budget.cuh"
@@ -76,7 +78,9 @@ __device__ inline void forward(const typename Config::Params& params) {
         load_role(context);
       }
     }
-    if constexpr (Config::Lengths::vary) {
+    if constexpr (Config::Stored::converts) {
+      if (threadIdx.x / 32 > 0) convert_role(context);
+    } else if constexpr (Config::Lengths::vary) {
       if (threadIdx.x / 32 == 1) tail_role(context);
     }
   } else {

@@ -2,6 +2,7 @@
 // draws the tiles.
 #pragma once
 
+#include "forward_stored.cuh"
 #include "forward_tail.cuh"
 
 namespace cuflash::fa3 {
@@ -14,6 +15,7 @@ struct ForwardLoader {
   PipelineState<Config::num_stages> v_place;
   PipelineState<2> queue_place;
   TailLoads<Config> tails;
+  StoredLoads<Config> stored;
   static constexpr bool has_operand = Config::operand_stages > 0;
   PipelineState<has_operand ? Config::operand_stages : 1> operand_place;
 
@@ -35,6 +37,10 @@ struct ForwardLoader {
   // Where blocks are listed, with a note for those who compute.
   __device__ void load_k(const ForwardTile<Config>& tile, int block, int note = 0) {
     const auto found = find(tile, block);
+    if constexpr (Config::Stored::converts) {
+      load_stored<StoredK<Config>>(&c.params.k_map, StoredKind::keys, tile, block, found);
+      return;
+    }
     wait_empty<Config>(c.shared.k_empty[k_place.stage], k_place.phase);
     if constexpr (Config::listed) c.shared.notes[k_place.stage] = note;
     load_kv(c.shared.k[k_place.stage], &c.params.k_map, c.shared.k_full[k_place.stage], tile, block,
@@ -56,6 +62,10 @@ struct ForwardLoader {
   __device__ void load_v(const ForwardTile<Config>& tile, int block) {
     auto& v = c.shared.v[v_place.stage];
     const auto found = find(tile, block);
+    if constexpr (Config::Stored::converts) {
+      load_stored<StoredV<Config>>(&c.params.v_map, StoredKind::values, tile, block, found);
+      return;
+    }
     wait_empty<Config>(c.shared.v_empty[v_place.stage], v_place.phase);
     if constexpr (Config::Lengths::vary) {
       const int count = rows_before_tail<Config>(tile.seq, block * Config::block_kv);
@@ -72,7 +82,11 @@ struct ForwardLoader {
 
   // After the last block of all tiles.
   __device__ void end() {
-    if constexpr (Config::Lengths::vary) tails.end(c.shared.tail);
+    if constexpr (Config::Stored::converts) {
+      stored.end(c.shared.stored);
+    } else if constexpr (Config::Lengths::vary) {
+      tails.end(c.shared.tail);
+    }
   }
 
   __device__ void pass_on(const ForwardTile<Config>& tile) {
@@ -93,6 +107,15 @@ struct ForwardLoader {
   // Where a block's keys lie, which is asked before its stage is free.
   __device__ Found find(const ForwardTile<Config>& tile, int block) const {
     return Config::Keys::template find<Config>(c.params, tile.seq, block * Config::block_kv);
+  }
+  // Bytes of a block, which others convert.
+  template <class Bytes>
+  __device__ void load_stored(const TensorMap* map, StoredKind kind,
+                              const ForwardTile<Config>& tile, int block, const Found& found) {
+    const int count = rows_before_tail<Config>(tile.seq, block * Config::block_kv);
+    const unsigned stage = stored.begin(c.shared.stored, kind, count);
+    load_kv(reinterpret_cast<Bytes&>(c.shared.stored_bytes[stage]), map,
+            c.shared.stored.full[stage], tile, block, found);
   }
   template <class Matrix>
   __device__ void load_kv(Matrix& matrix, const TensorMap* map, Barrier& full,

@@ -21,6 +21,10 @@ __device__ __forceinline__ Rows end_rows(const ForwardContext<Config>& c,
     const float keep = end_row<Config>(c.params, tile.item.head, reference, sum);
     inverse.value[m][group] = inverse_of(sum, keep);
     if (is_surplus<Config>(tile.seq, row)) inverse.value[m][group] = 0;
+    if constexpr (Config::Stored::converts) {
+      const float scale = Config::Stored::scale_of_values(c.params, tile.item.entry, tile.kv_head);
+      if (inverse.value[m][group] != 0) inverse.value[m][group] *= scale;
+    }
     if (lane.column != 0 || row >= tile.seq.rows_q || !Chunks::keeps_rows(c.params)) return;
     Chunks::template keep_row<Config>(c.params, tile.seq, tile.item, row, reference, sum);
   });

@@ -7,6 +7,7 @@
 #include "../tile/score.cuh"
 #include "../tile/softmax.cuh"
 #include "../tile/store_staged.cuh"
+#include "../tile/stored.cuh"
 #include "../tile/tail.cuh"
 #include "../tile/tile_io.cuh"
 #include "../tile/tile_queue.cuh"
@@ -35,8 +36,38 @@ struct ForwardTypes {
   using VPanels = Panels<Storage, Config::block_kv, Config::head_dim_v>;
 };
 
+// Where keys and values are stored in bytes: who converts them, what of, and the ring in which they
+// arrive, see forward_stored.cuh.
+constexpr int kConvertingWarps = 3;  // of the load role's warpgroup, all but the one that loads
+enum class StoredKind { none, keys, values };
+template <class Config>
+using StoredK = BytePanels<Config::block_kv, Config::head_dim>;
+template <class Config>
+using StoredV = BytePanels<Config::block_kv, Config::head_dim_v>;
+
+template <class Config, bool = Config::Stored::converts>
+struct StoredBytes {
+  struct alignas(1024) Stage {
+    unsigned char data[StoredK<Config>::bytes > StoredV<Config>::bytes ? StoredK<Config>::bytes
+                                                                       : StoredV<Config>::bytes];
+  };
+  Stage stored_bytes[Config::stored_stages];
+};
+template <class Config>
+struct StoredBytes<Config, false> {};
+
+template <class Config, bool = Config::Stored::converts>
+struct StoredRing {
+  Barrier full[Config::stored_stages];
+  Barrier empty[Config::stored_stages];
+  StoredKind kind[Config::stored_stages];  // none after the last one
+  int count[Config::stored_stages];        // of rows that count
+};
+template <class Config>
+struct StoredRing<Config, false> {};
+
 template <class Config, class Types = ForwardTypes<Config>>
-struct ForwardStorage : OperandStorage<Config> {
+struct ForwardStorage : OperandStorage<Config>, StoredBytes<Config> {
   using Storage = typename Config::Storage;
   typename Types::QPanels q[Config::q_stages][Types::warpgroups];  // [64, head_dim]
   typename Types::KPanels k[Config::num_stages];                   // [block_kv, head_dim]
@@ -51,6 +82,7 @@ struct ForwardStorage : OperandStorage<Config> {
   TileQueueStorage<Config> queue;
   int notes[Config::num_stages];  // of blocks that are listed: arrive with K
   TailStorage<Config> tail;       // of V, see forward_tail.cuh
+  StoredRing<Config> stored;
 };
 
 // An item, and how long its sequence is.
@@ -101,9 +133,10 @@ __device__ inline void init_barriers(ForwardStorage<Config>& shared) {
       init(shared.q_empty[stage][w], 4);
     }
   }
+  constexpr int fillers = Config::Stored::converts ? kConvertingWarps : 1;
   for (int stage = 0; stage < Config::num_stages; ++stage) {
-    init(shared.k_full[stage], 1);
-    init(shared.v_full[stage], 1);
+    init(shared.k_full[stage], fillers);
+    init(shared.v_full[stage], fillers);
     init(shared.k_empty[stage], Types::math_warps);
     init(shared.v_empty[stage], Types::math_warps);
   }
@@ -112,6 +145,12 @@ __device__ inline void init_barriers(ForwardStorage<Config>& shared) {
   if constexpr (Config::Lengths::vary) {
     init(shared.tail.raw, 1);
     init(shared.tail.cleared, 32);
+  }
+  if constexpr (Config::Stored::converts) {
+    for (int stage = 0; stage < Config::stored_stages; ++stage) {
+      init(shared.stored.full[stage], 1);
+      init(shared.stored.empty[stage], kConvertingWarps);
+    }
   }
   ptx::mbarrier_init_fence();
 }

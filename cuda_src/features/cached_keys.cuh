@@ -64,7 +64,7 @@ struct KeysInPages {
     const auto bring = [&](int begin, int page, int row) {
 #pragma unroll
       for (int i = 0; i < Matrix::count; ++i) {
-        ptx::tensor_load(to + i * Matrix::panel_bytes + begin * 128, map, barrier,
+        ptx::tensor_load(to + i * Matrix::panel_bytes + begin * Matrix::row_bytes, map, barrier,
                          Matrix::first_column(i), row, head, page, ptx::kEvictLast);
       }
     };

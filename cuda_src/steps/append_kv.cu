@@ -5,6 +5,7 @@
 #include "../tile/numeric.cuh"
 #include "../tile/product.cuh"
 #include "../tile/schedule.cuh"
+#include "../tile/stored.cuh"
 #include "append_types.cuh"
 
 namespace cuflash::steps {
@@ -34,33 +35,33 @@ __device__ inline Rotation<typename Config::Compute> rotation_at(
 }
 
 // Products are rounded before they are added, so that every machine gives the same bits.
-template <class Storage, class Compute>
-__device__ inline void rotate_pair(const Storage* from, Storage* to, int pair,
-                                   const Rotation<Compute>& rotation) {
+template <class Storage, class Cell, class Compute, class Row>
+__device__ inline void rotate_pair(const Storage* from, Cell* to, int pair,
+                                   const Rotation<Compute>& rotation, const Row& stored) {
   const int first = rotation.interleaved ? 2 * pair : pair;
   const int second = rotation.interleaved ? first + 1 : pair + rotation.pairs;
   if (!rotation.known) {
     const Compute nan = infinity<Compute>() - infinity<Compute>();
-    to[first] = to[second] = from_compute<Storage>(nan);
+    to[first] = to[second] = stored(from_compute<Storage>(nan));
     return;
   }
   const Compute x = to_compute(from[first]);
   const Compute y = to_compute(from[second]);
   const Compute cos = rotation.cos[pair];
   const Compute sin = rotation.sin[pair];
-  to[first] = from_compute<Storage>(rounded_product(x, cos) - rounded_product(y, sin));
-  to[second] = from_compute<Storage>(rounded_product(x, sin) + rounded_product(y, cos));
+  to[first] = stored(from_compute<Storage>(rounded_product(x, cos) - rounded_product(y, sin)));
+  to[second] = stored(from_compute<Storage>(rounded_product(x, sin) + rounded_product(y, cos)));
 }
 
-template <class Storage, class Compute>
-__device__ inline void copy_row(const Storage* from, Storage* to, int columns,
-                                const Rotation<Compute>& rotation) {
+template <class Storage, class Cell, class Compute, class Row>
+__device__ inline void copy_row(const Storage* from, Cell* to, int columns,
+                                const Rotation<Compute>& rotation, const Row& stored) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   for (int i = lane; i < columns - rotation.pairs; i += 32) {
     if (i < rotation.pairs) {
-      rotate_pair(from, to, i, rotation);
+      rotate_pair(from, to, i, rotation, stored);
     } else {
-      to[rotation.pairs + i] = from[rotation.pairs + i];
+      to[rotation.pairs + i] = stored(from[rotation.pairs + i]);
     }
   }
 }
@@ -87,6 +88,7 @@ template <class Config>
 __device__ inline void append_row(const typename Config::Params& params, long long number,
                                   bool of_keys) {
   using Storage = typename Config::Storage;
+  using Cell = typename Config::Stored::template Cell<Storage>;
   const Shape& shape = params.shape;
   const RowOfAll at = row_of_all(number, shape.seqlen_kv, shape.heads_kv);
   const Slot slot = slot_of(params, at.entry, at.row);
@@ -96,8 +98,9 @@ __device__ inline void append_row(const typename Config::Params& params, long lo
   auto rotation = rotation_at<Config>(params, first_position(params, at.entry) + at.row);
   if (!of_keys) rotation.pairs = 0;
   copy_row(row_at<Storage>(source, at.entry, at.row, at.head),
-           row_at<Storage>(cache, slot.entry, slot.row, at.head),
-           of_keys ? shape.head_dim : shape.head_dim_v, rotation);
+           row_at<Cell>(cache, slot.entry, slot.row, at.head),
+           of_keys ? shape.head_dim : shape.head_dim_v, rotation,
+           Config::Stored::row_of(params, of_keys, at.entry, at.head));
 }
 
 template <class Config>
@@ -108,7 +111,8 @@ __device__ inline void rotate_query(const typename Config::Params& params, long 
   const long long further = params.queries_advance != 0 ? at.row : 0;
   copy_row(row_at<Storage>(params.q, at.entry, at.row, at.head),
            row_at<Storage>(params.q_rotated, at.entry, at.row, at.head), shape.head_dim,
-           rotation_at<Config>(params, first_position(params, at.entry) + further));
+           rotation_at<Config>(params, first_position(params, at.entry) + further),
+           StoredAsComputed::Row());
 }
 
 // Tokens of an entry whose pages are not there, of those that a lane of a warp looks at.

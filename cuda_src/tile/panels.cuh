@@ -24,7 +24,8 @@ struct Panels {
   static constexpr int part_columns = columns / parts;
   static constexpr int part_panels = (part_columns + kPanelColumns - 1) / kPanelColumns;
   static constexpr int count = parts * part_panels;
-  static constexpr int panel_bytes = rows * 128;
+  static constexpr int row_bytes = 128;
+  static constexpr int panel_bytes = rows * row_bytes;
   static constexpr int bytes = count * panel_bytes;
   static_assert(sizeof(T) == 2 && rows % 8 == 0 && columns % parts == 0 && part_columns % 16 == 0,
                 "whole swizzle patterns");

@@ -100,7 +100,8 @@ struct TermList {
 };
 template <class First, class... Rest>
 struct TermList<First, Rest...> {
-  static_assert(!(Rest::has_slope || ...), "a function of the score comes before all added terms");
+  static_assert(First::has_slope || !(Rest::has_slope || ...),
+                "functions of the score come before all added terms");
   First first;
   TermList<Rest...> rest;
   template <class Params>

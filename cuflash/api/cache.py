@@ -23,6 +23,9 @@ def append_kv(
     rotary_sin: Any = None,
     rotary_interleaved: bool | None = None,
     rotary_seqlens: Any = None,
+    k_scale: Any = None,
+    v_scale: Any = None,
+    cache_dtype: Any = None,
     overflow: Any = None,
     backend: BackendChoice = "auto",
 ) -> None:
@@ -36,7 +39,7 @@ def append_kv(
         Their values.
     k_cache : array, (batch, capacity, heads_kv, head_dim), or with a page table \
 (pages, page_size, heads_kv, head_dim)
-        Where keys are written. Of k's dtype. Strides may be any, but elements of
+        Where keys are written. Of k's dtype, or float8. Strides may be any, but elements of
         the last axis are neighbours. (Arrays that are only read may have any;
         CUDA copies those whose last axis has gaps.)
     v_cache : array, as k_cache with head_dim_v
@@ -64,6 +67,15 @@ def append_kv(
         2i + 1 (GPT-J); False: of i and pairs + i (GPT-NeoX, Llama).
     rotary_seqlens : array of int32, (batch,), optional
         Position of an entry's first new token, by default its slot.
+    k_scale, v_scale : number or array of float32, (), (1,) or (batch, heads_kv)
+        Of float8 caches, which need them: a key is ``k_scale`` times what is
+        stored. New ones are divided by it, after they are rotated and rounded
+        to their dtype, rounded to the nearest number that there is, of two to
+        the even one, and saturated to +-448. NaN stays NaN. A scale is above 0.
+    cache_dtype : "float8_e4m3fn" or that dtype, optional
+        What the bytes of caches of uint8 are. Caches that are arrays of
+        ``ml_dtypes.float8_e4m3fn`` need not say it. k and v, and queries, are
+        float16 or bfloat16 then.
     overflow : array of int32, (batch,), optional
         Is set to the number of new tokens of every entry that have no slot, or
         no position in the tables: of an entry whose first position is below 0
@@ -97,9 +109,11 @@ def append_kv(
         "rotary_cos": rotary_cos,
         "rotary_sin": rotary_sin,
         "rotary_seqlens": rotary_seqlens,
+        "k_scale": k_scale,
+        "v_scale": v_scale,
         "overflow": overflow,
     }
-    append_to(given, cache_seqlens, rotary_interleaved, backend)
+    append_to(given, cache_seqlens, rotary_interleaved, cache_dtype, backend)
 
 
 def attention_with_kvcache(
@@ -117,6 +131,9 @@ def attention_with_kvcache(
     rotary_sin: Any = None,
     rotary_interleaved: bool | None = None,
     rotary_seqlens: Any = None,
+    k_scale: Any = None,
+    v_scale: Any = None,
+    cache_dtype: Any = None,
     causal: bool = False,
     window_size: WindowSize | None = None,
     softcap: float | None = None,
@@ -161,6 +178,10 @@ def attention_with_kvcache(
         with ``causal`` or a window row i at position ``cache_seqlens[b] + i``,
         else all rows at ``cache_seqlens[b]`` (``rotary_seqlens[b]`` where that
         is given). A query beyond the tables is NaN, and so is its output.
+    k_scale, v_scale, cache_dtype
+        As of :func:`append_kv`. Numbers that are stored are converted to q's dtype, which
+        holds all of them exactly, and scales enter in float32: ``k_scale`` into the scores,
+        ``v_scale`` into the output.
     causal : bool
         The last query sees the last key, the one before it all but that: query
         i sees slot j iff ``j <= i + length after the append - seqlen_q``.
@@ -199,6 +220,9 @@ def attention_with_kvcache(
         As for :func:`attention`; and on CUDA of ``algorithm="fa1"`` beside
         ``page_table``, ``cache_batch_idx`` or ``cache_leftpad``, and "fa3" where
         its tiles are no whole number of pages: "auto" takes "fa2" then.
+        Float8 caches have kernels of "fa3" alone, for Hopper GPUs; it takes head_dims that
+        are multiples of 16, pages of multiples of 8 slots, and no ``cache_leftpad``
+        beside a ``page_table``.
     BackendUnavailableError, ToolchainError, CompileError, LaunchError
         As for :func:`attention`.
 
@@ -220,6 +244,8 @@ def attention_with_kvcache(
         "rotary_cos": rotary_cos,
         "rotary_sin": rotary_sin,
         "rotary_seqlens": rotary_seqlens,
+        "k_scale": k_scale,
+        "v_scale": v_scale,
         "overflow": overflow,
     }
     beside = {"alibi_slopes": alibi_slopes, "sinks": sinks, "out": out, "lse_out": lse_out}
@@ -234,5 +260,5 @@ def attention_with_kvcache(
         "kv_chunk": kv_chunk,
         "return_lse": return_lse,
     }
-    results = attend(given, beside, cache_seqlens, rotary_interleaved, keywords)
+    results = attend(given, beside, cache_seqlens, rotary_interleaved, cache_dtype, keywords)
     return results if return_lse else results[0]

@@ -14,6 +14,7 @@ from ..arrays.spec import TensorSpec
 from ..errors import ArgumentTypeError, ArgumentValueError
 from ..options import names_of
 from ..planning.problem import DTYPES, MAX_HEAD_DIM, MAX_SEQLEN
+from .float8 import Numbers, check_scales
 from .given import CacheCall, Sizes, check_interleaved
 
 __all__ = ["check_call", "check_specs", "check_writable"]
@@ -24,9 +25,16 @@ _Specs = Mapping[str, TensorSpec]
 _PER_ENTRY = ("cache_seqlens", "cache_batch_idx", "cache_leftpad", "rotary_seqlens", "overflow")
 _TABLES = ("rotary_cos", "rotary_sin")
 _MATRICES = ("k_cache", "v_cache", "k", "v")
+#: What stands beside float8 caches.
+_HALVES = ("float16", "bfloat16")
 
 
-def check_call(arrays: Mapping[str, Adopted], length: int | None, interleaved: Any) -> CacheCall:
+def check_call(
+    arrays: Mapping[str, Adopted],
+    length: int | None,
+    interleaved: Any,
+    scales: Numbers | None = None,
+) -> CacheCall:
     """Everything about a call that shapes and dtypes tell.
 
     Parameters
@@ -35,6 +43,8 @@ def check_call(arrays: Mapping[str, Adopted], length: int | None, interleaved: A
         By argument name; ``k_cache`` and ``v_cache`` and one of ``q`` and ``k`` at least.
     length, interleaved
         ``cache_seqlens`` where it is a number, and ``rotary_interleaved`` as it was given.
+    scales
+        Of float8 caches those that are numbers; None of other caches.
 
     Raises
     ------
@@ -42,26 +52,27 @@ def check_call(arrays: Mapping[str, Adopted], length: int | None, interleaved: A
         Naming the argument, what it got and what is needed.
     """
     specs = {name: array.spec for name, array in arrays.items()}
-    checked, sizes = check_specs(specs, length, interleaved)
-    return CacheCall(arrays, length, checked, sizes)
+    checked, sizes = check_specs(specs, length, interleaved, scales is not None)
+    return CacheCall(arrays, length, checked, sizes, scales)
 
 
 def check_specs(
-    specs: Mapping[str, TensorSpec], length: int | None, interleaved: Any
+    specs: Mapping[str, TensorSpec], length: int | None, interleaved: Any, float8: bool = False
 ) -> tuple[bool | None, Sizes]:
     """The same of descriptions of the arrays: ``rotary_interleaved``, and the sizes."""
     _check_together(specs)
     checked = check_interleaved(interleaved, "rotary_cos" in specs)
     for name in ("q", *_MATRICES):
         if name in specs:
-            _check_matrix(name, specs)
+            _check_matrix(name, specs, float8)
     _check_devices(specs)
     sizes = _sizes(specs)
+    check_scales(specs, sizes.batch, sizes.heads_kv)
     for name in _PER_ENTRY:
         if name in specs:
             _check_numbers(name, specs[name], sizes.batch)
     if "rotary_cos" in specs:
-        _check_tables(specs, sizes)
+        _check_tables(specs, sizes, float8)
     _check_length(length, specs, sizes)
     return checked, sizes
 
@@ -105,11 +116,14 @@ def _check_together(specs: _Specs) -> None:
         raise ArgumentValueError("cache_batch_idx", "an array", "None beside page_table")
 
 
-def _check_matrix(name: str, specs: _Specs) -> None:
-    spec, first = specs[name], "q" if "q" in specs else "k_cache"
-    if spec.dtype not in DTYPES:
-        raise ArgumentTypeError(name, f"dtype {spec.dtype}", f"one of {names_of(DTYPES)}")
-    if spec.dtype != specs[first].dtype:
+def _check_matrix(name: str, specs: _Specs, float8: bool) -> None:
+    spec, first = specs[name], "q" if "q" in specs else "k" if float8 else "k_cache"
+    stored = float8 and name.endswith("_cache")  # whose dtype is checked by itself
+    if not stored and spec.dtype not in (_HALVES if float8 else DTYPES):
+        expected = f"one of {names_of(_HALVES)} beside float8 caches"
+        expected = expected if float8 else f"one of {names_of(DTYPES)}"
+        raise ArgumentTypeError(name, f"dtype {spec.dtype}", expected)
+    if not stored and spec.dtype != specs[first].dtype:
         expected = f"{specs[first].dtype}, as {first} has"
         raise ArgumentTypeError(name, f"dtype {spec.dtype}", expected)
     if len(spec.shape) != 4:
@@ -208,9 +222,9 @@ def _check_numbers(name: str, spec: TensorSpec, batch: int) -> None:
         raise ArgumentValueError(name, got, "neighbouring elements")
 
 
-def _check_tables(specs: _Specs, sizes: Sizes) -> None:
+def _check_tables(specs: _Specs, sizes: Sizes, float8: bool) -> None:
     cos, sin = (specs[name] for name in _TABLES)
-    wanted = DTYPES[specs["k_cache"].dtype].compute
+    wanted = "float32" if float8 else DTYPES[specs["k_cache"].dtype].compute
     for name, spec in zip(_TABLES, (cos, sin), strict=True):
         if spec.dtype != wanted:
             raise ArgumentTypeError(name, f"dtype {spec.dtype}", f"{wanted} for these caches")

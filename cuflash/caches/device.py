@@ -14,9 +14,13 @@ from ..cuda.current import current_stream, is_capturing
 from ..cuda.launch import PreparedPlan
 from ..errors import ArgumentTypeError
 from ..features.cached_keys import NAMES
+from ..features.float8 import NAMES as SCALES
+from ..features.float8 import float8_use
+from ..features.use import Operand
 from ..planning.append_step import AppendProblem, append_plan
 from ..planning.device import DeviceLimits
 from ..planning.problem import DTYPES
+from .float8 import Numbers
 from .given import CacheCall, Sizes
 
 __all__ = [
@@ -129,7 +133,8 @@ def _launch(
     call: CacheCall, natives: dict[str, Any], advance: bool, stream: int, tell: Any
 ) -> None:
     specs = {name: adopt(name, array).spec for name, array in natives.items()}
-    ready = ready_append(specs, call.sizes, call.interleaved, advance, call.device or 0)
+    made = specs, call.sizes, call.interleaved, advance
+    ready = ready_append(*made, call.device or 0, call.scales)
     tell(ready.plan)
     ready.run(tuple(address(natives[name]) for name in ready.names), 0, stream)
 
@@ -140,6 +145,7 @@ def ready_append(
     interleaved: bool | None,
     advance: bool,
     device: int,
+    scales: Numbers | None = None,
 ) -> PreparedPlan:
     """The compiled kernel of an append; its ``names`` are those of the arrays it is given.
 
@@ -150,8 +156,11 @@ def ready_append(
         ``q_rotated``. Where queries are not rotated there is no ``q``.
     sizes, interleaved, advance, device
         As of :func:`append`.
+    scales
+        Of float8 caches those that are numbers; None of other caches.
     """
-    given = tuple((name, specs[name]) for name in (*_MATRICES, *_OTHERS) if name in specs)
+    names = (*_MATRICES, *_OTHERS, *SCALES)
+    given = tuple((name, specs[name]) for name in names if name in specs)
     table = specs.get("page_table")
     numbers = {
         "table_stride": table.strides[0] if table is not None and table.strides else 0,
@@ -160,12 +169,15 @@ def ready_append(
         "rotary_interleaved": int(interleaved or 0),
         "queries_advance": int(advance),
     }
-    return prepared_append(given, tuple(numbers.items()), device)
+    return prepared_append(given, tuple(numbers.items()), device, scales)
 
 
 @functools.lru_cache(maxsize=256)
 def prepared_append(
-    given: _Specs, numbers: tuple[tuple[str, int], ...], device: int
+    given: _Specs,
+    numbers: tuple[tuple[str, int], ...],
+    device: int,
+    scales: Numbers | None = None,
 ) -> PreparedPlan:
     """The kernel for arrays of one description, compiled.
 
@@ -177,10 +189,12 @@ def prepared_append(
         Those of its parameters that the arrays do not tell.
     device
         Where it will run.
+    scales
+        As of :func:`ready_append`.
     """
     specs = dict(given)
     limits = DeviceLimits.query(device)
-    problem = _problem(specs)
+    problem = _problem(specs, scales)
     rows, pairs = specs["rotary_cos"].shape if "rotary_cos" in specs else (0, 0)
     more = {"entries": problem.entries, "rotates": int("rotary_cos" in specs)}
     more |= {"rotary_rows": rows, "rotary_pairs": pairs}
@@ -196,12 +210,15 @@ def forget_appends() -> None:
     prepared_append.cache_clear()
 
 
-def _problem(specs: dict[str, TensorSpec]) -> AppendProblem:
+def _problem(specs: dict[str, TensorSpec], scales: Numbers | None) -> AppendProblem:
     k, v = specs["k"], specs["v"]
     entries, slots, heads_kv, head_dim = specs["k_cache"].shape
     batch, new = k.shape[:2]
     queries, heads_q = specs["q"].shape[1:3] if "q" in specs else (0, heads_kv)
     storage = DTYPES[k.dtype].name
+    operands = {
+        name: Operand(name, s.dtype, s.shape) for name, s in specs.items() if name in SCALES
+    }
     return AppendProblem(
         operation="forward",
         batch=batch,
@@ -219,6 +236,8 @@ def _problem(specs: dict[str, TensorSpec]) -> AppendProblem:
         alignment="element",
         entries=entries,
         slots=slots,
+        uses=() if scales is None else (float8_use(operands, dict(scales)),),
+        float8=scales is not None,
     )
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from ..arrays.adopt import Adopted, adopt
 from ..arrays.spec import TensorSpec
 from ..errors import ArgumentTypeError, ArgumentValueError, shown
+from .float8 import Numbers
 
 __all__ = ["CacheCall", "Sizes", "adopt_all", "check_interleaved", "length_of"]
 
@@ -58,12 +59,15 @@ class CacheCall:
         Whether rotated pairs are neighbours; None where nothing is rotated.
     sizes
         What the shapes say.
+    scales
+        Of float8 caches those that are numbers; None of other caches.
     """
 
     arrays: Mapping[str, Adopted]
     length: int | None
     interleaved: bool | None
     sizes: Sizes
+    scales: Numbers | None = None
 
     @property
     def device(self) -> int | None:

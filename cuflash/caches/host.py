@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .float8 import dequantised, of_each_head, quantised
 from .given import CacheCall
 from .lengths import Lengths
 from .rotary import rotate
 
-__all__ = ["append", "held", "rotated_queries"]
+__all__ = ["append", "held", "numbers_of", "rotated_queries"]
 
 _Array = NDArray[Any]
 
@@ -31,8 +32,14 @@ def append(call: CacheCall, lengths: Lengths) -> None:
     if call.interleaved is not None:
         tables = call.native("rotary_cos"), call.native("rotary_sin")
         rows = rotate(rows, lengths.positions[entry] + token, *tables, call.interleaved)
+    values = call.native("v")[entry, token]
+    if call.scales is not None:
+        rows, values = (
+            quantised(x, _scales_of(call, name, entry))
+            for x, name in ((rows, "k_scale"), (values, "v_scale"))
+        )
     call.native("k_cache")[place] = rows
-    call.native("v_cache")[place] = call.native("v")[entry, token]
+    call.native("v_cache")[place] = values
     if "overflow" in call.arrays:
         call.native("overflow")[...] = new - lengths.fitting
 
@@ -58,6 +65,9 @@ def held(call: CacheCall, lengths: Lengths) -> tuple[_Array, _Array, _Array]:
     k_cache, v_cache = call.native("k_cache"), call.native("v_cache")
     moved = {"page_table", "cache_batch_idx", "cache_leftpad"} & set(call.arrays)
     if not moved:
+        if call.scales is not None:  # which are still to be made numbers
+            most = int(lengths.after.max(initial=0))
+            k_cache, v_cache = k_cache[:, :most], v_cache[:, :most]
         return k_cache, v_cache, lengths.after.astype(np.int32)
     count = np.maximum(lengths.after - lengths.padding, 0)
     entry, row = np.nonzero(np.arange(count.max(initial=0)) < count[:, None])
@@ -69,6 +79,27 @@ def held(call: CacheCall, lengths: Lengths) -> tuple[_Array, _Array, _Array]:
         rows[entry, row] = cache[place]
         gathered.append(rows)
     return gathered[0], gathered[1], count.astype(np.int32)
+
+
+def numbers_of(call: CacheCall, keys: _Array, values: _Array) -> tuple[_Array, _Array]:
+    """What float8 caches hold, by :func:`held`, as numbers: float32."""
+    k_scale, v_scale = (
+        of_each_head(name, _arrays(call), call.scales or ()) for name in ("k_scale", "v_scale")
+    )
+    return dequantised(keys, k_scale), dequantised(values, v_scale)
+
+
+def _scales_of(call: CacheCall, name: str, entry: _Array) -> _Array:
+    """A scale for each head of entries of the batch."""
+    scale = of_each_head(name, _arrays(call), call.scales or ())
+    of_all = np.broadcast_to(scale, (call.sizes.batch, call.sizes.heads_kv))
+    found: _Array = of_all[entry]
+    return found
+
+
+def _arrays(call: CacheCall) -> dict[str, _Array]:
+    names = ("k_scale", "v_scale")
+    return {name: call.native(name) for name in names if name in call.arrays}
 
 
 def _places(call: CacheCall, entry: _Array, slot: _Array) -> tuple[_Array, _Array]:

@@ -9,35 +9,34 @@ from typing import Any, NamedTuple
 
 from ..addresses import Addresses, multiples_of
 from ..arrays.spec import TensorSpec
-from ..checks import describe
 from ..cuda.launch import PreparedPlan
-from ..errors import ArgumentTypeError, shown
+from ..features.float8 import NAMES as SCALES
 from ..options import Options
 from ..pipeline import CallPlan
 from ..planning.kernel import lay_out
 from ..planning.plan import Plan
-from ..planning.problem import ElementName
-from ..signature import check_copies, spec_of_array, spec_of_feature, spec_of_matrix
-from .attend import advances, own_names, places_of, plan_attention
+from ..signature import check_copies
+from .as_attention import advances, plan_attention
 from .checks import check_specs
+from .described import FEATURES, PER_ENTRY, TABLES
 from .device import ready_append
+from .float8 import Numbers
 from .given import Sizes
 
-__all__ = ["CACHE_ARGUMENTS", "TAKEN", "CachePlan", "describe_caches", "plan_caches"]
+__all__ = ["CACHE_ARGUMENTS", "TAKEN", "CachePlan", "plan_caches"]
 
-_FEATURES = ("alibi_slopes", "sinks")
-#: Arrays of one int32 for each entry of the batch.
-_PER_ENTRY = ("cache_seqlens", "cache_batch_idx", "cache_leftpad", "rotary_seqlens", "overflow")
-_TABLES = ("page_table", "rotary_cos", "rotary_sin")
 #: Arguments that only calls with caches have.
-CACHE_ARGUMENTS = ("k_cache", "v_cache", "rotary_interleaved", *_TABLES, *_PER_ENTRY)
+CACHE_ARGUMENTS = (
+    *("k_cache", "v_cache", "rotary_interleaved", "cache_dtype"),
+    *(*TABLES, *PER_ENTRY, *SCALES),
+)
 _OF_APPEND = ("k", "v", *(name for name in CACHE_ARGUMENTS if name != "cache_leftpad"))
 #: What the operations with caches take, beside a dtype and a device.
 TAKEN: Mapping[str, tuple[str, ...]] = {
     "append": _OF_APPEND,
     "kvcache": (
         *("q", "cache_leftpad", "causal", "window_size", "softcap", "scale"),
-        *("kv_chunk", "algorithm", "blocks", *_FEATURES, *_OF_APPEND),
+        *("kv_chunk", "algorithm", "blocks", *FEATURES, *_OF_APPEND),
     ),
 }
 
@@ -113,74 +112,42 @@ class CachePlan:
         return multiples
 
 
-def describe_caches(
-    given: Mapping[str, Any], dtype: Any, options: Options, where: int
-) -> dict[str, TensorSpec]:
-    """Descriptions of the arrays of a call with caches, by argument name.
-
-    Parameters
-    ----------
-    given
-        Every array: itself, its shape, its dtype or both, as of ``prepare``;
-        None being nothing.
-    dtype
-        Of matrices whose shapes are given.
-    options
-        The checked keywords.
-    where
-        The device of arrays that are not there yet.
-
-    Raises
-    ------
-    ArgumentTypeError, ArgumentValueError
-        Naming the argument.
-    """
-    _check_needed(given)
-    arrays = {name: array for name, array in given.items() if array is not None}
-    specs: dict[str, TensorSpec] = {}
-    for name in ("q", "k", "v", "k_cache", "v_cache"):
-        if name in arrays:
-            specs[name] = spec_of_matrix(name, arrays[name], dtype, where)
-    first = specs["q"] if "q" in specs else specs["k"]
-    for name in _PER_ENTRY:
-        if name in arrays:
-            specs[name] = spec_of_array(name, arrays[name], first.shape[:1], "int32", where)
-    compute: ElementName = "float64" if first.dtype == "float64" else "float32"
-    kinds: tuple[ElementName, ...] = ("int32", compute, compute)
-    for name, kind in zip(_TABLES, kinds, strict=True):
-        if name in arrays:
-            specs[name] = spec_of_array(name, arrays[name], None, kind, where)
-    return specs | _features(arrays, specs, options, where)
-
-
-def plan_caches(specs: Mapping[str, TensorSpec], interleaved: Any, options: Options) -> CachePlan:
+def plan_caches(
+    specs: Mapping[str, TensorSpec],
+    interleaved: Any,
+    options: Options,
+    scales: Numbers | None = None,
+) -> CachePlan:
     """Check a call with caches, plan it and compile its kernels.
 
     Parameters
     ----------
     specs
-        As of :func:`describe_caches`, all of one CUDA device.
+        As of :func:`~.described.describe_caches`, all of one CUDA device.
     interleaved
         ``rotary_interleaved`` as it was given.
     options
         The checked keywords.
+    scales
+        Of float8 caches those that are numbers; None of other caches.
 
     Raises
     ------
     ArgumentTypeError, ArgumentValueError, UnsupportedError
         As of the call itself; and of arrays that the kernels would need a copy of.
     """
-    plain = {name: spec for name, spec in specs.items() if name not in _FEATURES}
-    rotates, sizes = check_specs(plain, None, interleaved)
+    plain = {name: spec for name, spec in specs.items() if name not in FEATURES}
+    rotates, sizes = check_specs(plain, None, interleaved, scales is not None)
     attends = "q" in specs
     check_copies([n for n in ("q", "k", "v") if n in specs and not _readable(specs[n])])
     made = _left_by_append(specs, rotates) if attends and "k" in specs else {}
     attention = None
     if attends:
         seen = {**specs, "q": made.get("q_rotated", specs["q"])}
-        attention = plan_attention(seen, sizes, options)
+        attention = plan_attention(seen, sizes, options, scales)
         check_copies([*attention.copied])
-    return _planned(specs, made, attention, _append(specs, made, sizes, rotates, options))
+    append = _append(specs, made, sizes, rotates, options, scales)
+    return _planned(specs, made, attention, append)
 
 
 def _planned(
@@ -218,12 +185,13 @@ def _append(
     sizes: Sizes,
     rotates: bool | None,
     options: Options,
+    scales: Numbers | None,
 ) -> PreparedPlan | None:
     if "k" not in specs:
         return None
     taken = {name: spec for name, spec in specs.items() if name != "q" or "q_rotated" in made}
     device = specs["k_cache"].device or 0
-    return ready_append({**taken, **made}, sizes, rotates, advances(options), device)
+    return ready_append({**taken, **made}, sizes, rotates, advances(options), device, scales)
 
 
 def _argument_of(name: str, there: Container[str]) -> str:
@@ -239,31 +207,6 @@ def _left_by_append(specs: Mapping[str, TensorSpec], rotates: bool | None) -> di
     q = specs["q"]
     made = {"lengths_after": TensorSpec(q.shape[:1], "int32", (1,), 4, q.device)}
     return made | ({"q_rotated": q.contiguous()} if rotates is not None else {})
-
-
-def _features(
-    arrays: Mapping[str, Any], specs: Mapping[str, TensorSpec], options: Options, where: int
-) -> dict[str, TensorSpec]:
-    """Of arrays of features, as attention takes them."""
-    names = [name for name in _FEATURES if name in arrays]
-    if not names:
-        return {}
-    with own_names():
-        qkv = {"q": specs["q"], "k": specs["k_cache"], "v": specs["v_cache"]}
-        sizes = describe("forward", {**qkv, **places_of(specs)}, options)
-        return {name: spec_of_feature(name, arrays[name], sizes, where) for name in names}
-
-
-def _check_needed(given: Mapping[str, Any]) -> None:
-    expected = "an array, or its shape"
-    first = ("k", "v") if given.get("q") is None else ()
-    for name in ("k_cache", "v_cache", *first):
-        if given.get(name) is None:
-            raise ArgumentTypeError(name, "None", expected)
-    lengths = given.get("cache_seqlens")
-    if lengths is None or isinstance(lengths, (bool, int)):
-        said = "an int32 array, its shape or its dtype: a run reads it on the device"
-        raise ArgumentTypeError("cache_seqlens", shown(lengths), said)
 
 
 def _readable(spec: TensorSpec) -> bool:

@@ -13,7 +13,7 @@ from ..bounded_cache import BoundedCache
 from ..errors import LaunchError
 from ..planning.kernel import KernelConfig, KernelLaunch
 from ..planning.plan import Plan
-from ..planning.problem import DTYPES
+from ..planning.problem import DTYPES, ElementName
 from .compile import CompiledKernel, compile_kernels
 from .current import is_current
 from .parameters import SHAPE_FIELDS, STRIDED, ParameterStruct, fields_of, struct_of
@@ -257,7 +257,8 @@ def _map_words(
     fields = {path.removesuffix(".opaque"): offset for path, offset in struct.offsets()}
     places = {path.rpartition(".")[2]: offset for path, offset in fields.items()}
     for name, rows in launch.boxes:
-        dtype, shape = problem.storage, problem.shapes.get(name)
+        shape = problem.shapes.get(name)
+        dtype: ElementName = problem.stored if name in ("k", "v") else problem.storage
         if shape is None:
             operand = problem.operands[name]
             entries, heads, queries, keys = operand.pairs

@@ -190,12 +190,14 @@ _SINGLE = {
     "Weights": "AllWeights",
     "Chunks": "WholeRows",
     "Keys": "KeysInRows",
+    "Stored": "StoredAsComputed",
 }
 #: Types that list the features' parts, for kernels that handle scores or rows.
 _CHAINS = {"Score": "ScoreChain", "Rows": "RowChain"}
 _WITH_CHAINS = ("forward", "backward", "statistics", "bias_gradient", "merge")
 _WITH_WEIGHTS = ("forward", "backward", "bias_gradient")
 _WITH_CHUNKS = ("forward", "merge")
+_WITH_STORED = (("fa3", "forward"), ("steps", "append_kv"))
 
 
 def _header(part: DevicePart) -> str:
@@ -224,6 +226,8 @@ def _seams(config: KernelConfig) -> dict[str, str]:
         del types["Chunks"]
     if config.kernel != "forward":
         del types["Keys"]
+    if (config.generation, config.kernel) not in _WITH_STORED:
+        del types["Stored"]
     if config.kernel in _WITH_CHAINS:
         for name, chain in _CHAINS.items():
             types[name] = f"cuflash::{chain}<{', '.join(added.get(name, []))}>"

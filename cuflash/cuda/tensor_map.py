@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import LaunchError
-from ..planning.problem import DTypeName
+from ..planning.problem import ElementName
 
 __all__ = ["WORDS", "TensorMapEncoder"]
 
@@ -23,9 +23,15 @@ WORDS = 16
 
 _PANEL = 128  # bytes of a row of a box: the span of the widest swizzle
 #: CUtensorMapDataType, and the size in bytes.
-_TYPES: dict[str, tuple[int, int]] = {"float16": (6, 2), "float32": (7, 4), "bfloat16": (9, 2)}
-_SWIZZLE_128B = 3
-_PROMOTE_L2_256B = 3
+_TYPES: dict[str, tuple[int, int]] = {
+    "uint8": (0, 1),
+    "float16": (6, 2),
+    "float32": (7, 4),
+    "bfloat16": (9, 2),
+}
+#: CUtensorMapSwizzle and CUtensorMapL2promotion, by bytes of a row of a box.
+_SWIZZLES = {64: 0, 128: 3}
+_PROMOTE_L2_128B, _PROMOTE_L2_256B = 2, 3
 _KEPT = 256  # kept maps of one tensor
 _ENOUGH = 4  # driver-made maps that show which word holds the address
 
@@ -60,14 +66,14 @@ class TensorMapEncoder:
     Parameters
     ----------
     dtype
-        "float16", "bfloat16" or "float32".
+        "float16", "bfloat16", "float32" or "uint8".
     shape
         (batch, rows, heads, columns).
     strides
         In elements: (batch, row, head). The stride of an axis longer than 1 is positive and a
         multiple of 16 bytes.
     rows
-        Rows of a box; its columns are 128 bytes.
+        Rows of a box; its columns are 128 bytes, or 64 for byte tensors of no more columns.
 
     Notes
     -----
@@ -78,7 +84,7 @@ class TensorMapEncoder:
 
     def __init__(
         self,
-        dtype: DTypeName,
+        dtype: ElementName,
         shape: tuple[int, int, int, int],
         strides: tuple[int, int, int],
         rows: int,
@@ -91,7 +97,11 @@ class TensorMapEncoder:
         spans = [itemsize * s if n > 1 else 16 for n, s in zip(sizes[1:], outer, strict=True)]
         self._sizes = (ctypes.c_uint64 * 4)(*sizes)
         self._strides = (ctypes.c_uint64 * 3)(*spans)
-        self._box = (ctypes.c_uint32 * 4)(_PANEL // itemsize, rows, 1, 1)
+        panel = _PANEL // 2 if itemsize == 1 and columns <= _PANEL // 2 else _PANEL
+        self._swizzle = _SWIZZLES[panel]
+        # A row of bytes is seldom longer than 128; the next one is another head's.
+        self._promotion = _PROMOTE_L2_128B if itemsize == 1 else _PROMOTE_L2_256B
+        self._box = (ctypes.c_uint32 * 4)(panel // itemsize, rows, 1, 1)
         self._steps = (ctypes.c_uint32 * 4)(1, 1, 1, 1)
         self._kept: dict[int, npt.NDArray[np.uint64]] = {}
         self._shown: dict[int, npt.NDArray[np.uint64]] = {}
@@ -163,8 +173,8 @@ class TensorMapEncoder:
             self._box,
             self._steps,
             0,  # not interleaved
-            _SWIZZLE_128B,
-            _PROMOTE_L2_256B,
+            self._swizzle,
+            self._promotion,
             0,  # zeros outside
         )
         if status:

@@ -24,9 +24,9 @@ Axis = Literal[
     "q_blocks",
     "kv_blocks",
 ]
-#: A dtype rule: that of q, of the output, or of the softmax; or a fixed dtype.
+#: A dtype rule: that of q, of k and v, of the output, or of the softmax; or a fixed dtype.
 DTypeRule = Literal[
-    "storage", "output", "compute",
+    "storage", "stored", "output", "compute",
     "float16", "bfloat16", "float32", "float64", "bool", "int32", "int64", "uint8", "uint32",
 ]  # fmt: skip
 

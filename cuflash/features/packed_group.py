@@ -18,7 +18,7 @@ from .use import Use
 __all__ = ["with_packed_group"]
 
 #: Features that no head has for itself, and that take no row's number.
-_SHARED = frozenset(("window", "used_lengths", "softcap", "cached_keys"))
+_SHARED = frozenset(("window", "used_lengths", "softcap", "cached_keys", "float8"))
 
 _DEVICE = DevicePart(
     kernels=frozenset((("fa2", "forward"), ("fa3", "forward"), MERGE)),

@@ -16,6 +16,7 @@ from .block_mask import BLOCK_MASK
 from .cached_keys import CACHED_KEYS
 from .dropout import DROPOUT
 from .feature import Feature, Request
+from .float8 import FLOAT8
 from .mask import MASK
 from .packed_lengths import PACKED_LENGTHS
 from .refused import check_refused, gradients_of
@@ -40,7 +41,7 @@ FEATURES: dict[str, Feature] = {
 
 def every_feature() -> tuple[Feature, ...]:
     """All features: those in the table, and those of functions other than attention."""
-    return (*FEATURES.values(), CACHED_KEYS)
+    return (FLOAT8, *FEATURES.values(), CACHED_KEYS)
 
 
 def with_features(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ..arrays.spec import TensorSpec
-from ..caches.attend import describe_attention, plan_attention
+from ..caches.as_attention import describe_attention, plan_attention
 from ..caches.checks import check_specs
 from ..caches.planned import CachePlan, plan_caches
 from ..options import Options

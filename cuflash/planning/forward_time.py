@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .device import DeviceLimits
-from .problem import DTYPES, AttentionProblem
+from .problem import DTYPES, ELEMENTS, AttentionProblem
 from .step_time import StepTime
 from .tiles.common import ceil_div
 from .visibility import Visibility
@@ -134,9 +134,10 @@ class ForwardWork:
     def _bytes(self) -> int:
         """Of all arrays, each read or written once."""
         problem = self.problem
-        width = problem.head_dim + problem.head_dim_v
-        rows = problem.heads_q * problem.seqlen_q + problem.heads_kv * problem.seqlen_kv
-        return problem.batch * rows * width * DTYPES[problem.storage].itemsize
+        width = problem.batch * (problem.head_dim + problem.head_dim_v)
+        of_q = problem.heads_q * problem.seqlen_q * DTYPES[problem.storage].itemsize
+        of_kv = problem.heads_kv * problem.seqlen_kv * ELEMENTS[problem.stored].itemsize
+        return width * (of_q + of_kv)
 
     def _merging(self, items: int) -> float:
         """Of writing the parts of so many items, and merging them."""

@@ -112,6 +112,10 @@ def _cuda_plan(
     if algorithm not in _CUDA_FAMILIES:
         raise UnsupportedError(f"{algorithm} has no CUDA kernels in this version")
     check_refused((*problem.features, algorithm, "cuda"))
+    if problem.float8 and algorithm != "fa3":
+        raise UnsupportedError(
+            f"{algorithm} does not read float8 caches (cache_dtype): fa3 does, on Hopper GPUs"
+        )
     _check_device(problem, limits, algorithm)
     if kv_chunk is not None:
         check_chunk(problem, algorithm, kv_chunk)

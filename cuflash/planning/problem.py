@@ -60,7 +60,8 @@ class AttentionProblem:
     ``group_rows`` is the number of query heads that are rows of one query; then
     ``seqlen_q`` is it, and ``heads_q`` is ``heads_kv``. ``pages`` has the number
     of pages that k and v are in, or of entries of caches, and the rows of each;
-    (0, 0) where they have those of the batch.
+    (0, 0) where they have those of the batch. ``float8`` says that k and v hold
+    float8 numbers, a byte each.
     """
 
     operation: Operation
@@ -85,6 +86,12 @@ class AttentionProblem:
     sequences: int = 0
     group_rows: int = 1
     pages: tuple[int, int] = (0, 0)
+    float8: bool = False
+
+    @property
+    def stored(self) -> ElementName:
+        """Type of what k and v hold."""
+        return "uint8" if self.float8 else self.storage
 
     @property
     def page_size(self) -> int:

@@ -200,7 +200,7 @@ def built_today(name: str, rare: bool = False) -> bool:
     if rare:
         days = 120
     elif generation == "fa3":
-        added = (*FEATURES, "kv_chunks", "packed_group")
+        added = (*FEATURES, "kv_chunks", "packed_group", "float8")
         featured = any(f"-{feature}-" in f"{name}-" for feature in added)
         days = 12 if featured else 1 if "-bfloat16-" in name else 3
     elif architecture[3:] not in OFTEN or generation == "fa1":

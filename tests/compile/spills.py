@@ -74,4 +74,13 @@ LENGTHS_SPILLS = {
     "sm_90-fa3-forward-float16-d128-full-used_lengths-192x80": 48,
     "sm_90-fa3-forward-float16-d64-causal-packed_lengths-192x128": 80,
     "sm_90-fa3-forward-float16-d64-causal-used_lengths-192x128": 36,
+    # Of float8 caches: in the load thread of three blocks on a multiprocessor, as of others.
+    **{
+        f"sm_90-fa3-forward-{name}-to-float32-d64-{how.format(name)}-kv_chunks-64x64": spilled
+        for name in ("bfloat16", "float16")
+        for how, spilled in (
+            ("full-float8-used_lengths-cached_keys-packed_group", 60),
+            ("causal-float8-used_lengths-alibi-{}-0-cached_keys", 64),
+        )
+    },
 }

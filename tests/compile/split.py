@@ -63,6 +63,12 @@ def split_calls(plain: AttentionProblem) -> Iterator[SplitCall]:
         for problem in _of_caches(of):
             blocks = (64, 64) if algorithm == "fa3" else None
             yield SplitCall(problem, algorithm, blocks, 512)
+    for width, storage in product((64, 128, 256), ("bfloat16", "float16")):
+        of = replace(few, head_dim=width, head_dim_v=width, seqlen_q=1, heads_q=8, heads_kv=2)
+        of = replace(of, storage=storage, output=storage, float8=True)
+        for problem in _of_caches(of):
+            for blocks in ((64, 64), (64, 128)) if width == 128 else ((64, 64),):
+                yield SplitCall(problem, "fa3", blocks, 512)
     wide = replace(few, storage="float32", output="float32", seqlen_q=1)
     yield SplitCall(next(_of_caches(wide)), "fa2")
     capped = with_features(few, {"softcap": 50.0}, {})
@@ -80,13 +86,16 @@ def _of_one_query(one: AttentionProblem) -> Iterator[tuple[str, AttentionProblem
 
 
 def _of_caches(one: AttentionProblem) -> Iterator[AttentionProblem]:
-    """Paged caches, and caches after padding, where groups are not rows."""
+    """Paged caches, and caches after padding, where groups are not rows; float8 with scales."""
     used = {"seqused_kv": Operand("seqused_kv", "int32", (one.batch,))}
+    if one.float8:
+        used["k_scale"] = Operand("k_scale", "float32", (one.batch, one.heads_kv))
     pages = replace(one, pages=(one.batch * one.seqlen_kv // 64, 64))
     table = Operand("page_table", "int32", (one.batch, one.seqlen_kv // 64))
-    yield with_features(pages, {}, {**used, "page_table": table}, bottom_right=True)
+    scale = {"v_number": 2.0} if one.float8 else {}
+    yield with_features(pages, scale, {**used, "page_table": table}, bottom_right=True)
     pad = Operand("cache_leftpad", "int32", (one.batch,))
     slopes = Operand("alibi_slopes", "float32", (one.heads_q,))
     causal = replace(one, seqlen_q=3, mask="causal", q_offset=one.seqlen_kv - 3)
     more = {**used, "cache_leftpad": pad, "alibi_slopes": slopes}
-    yield with_features(causal, {}, more, bottom_right=True)
+    yield with_features(causal, scale, more, bottom_right=True)

@@ -44,7 +44,7 @@ def test_appended_bits_are_those_of_the_reference_and_no_other_changes(cp: Any, 
         expected, overflow = built.expected(attends=False)
         raw, arrays = _on_device(cp, built)
         own = {name: arrays[name] for name in (*built.appended, "k_cache", "v_cache")}
-        cuflash.append_kv(**own, **built.rotary)
+        cuflash.append_kv(**own, **built.keywords)
         _check_buffers(built, raw, arrays, expected, overflow)
 
     check()
@@ -55,7 +55,7 @@ def test_large_caches_of_pages(cp: Any) -> None:
     expected, overflow = built.expected(attends=False)
     raw, arrays = _on_device(cp, built)
     own = {name: arrays[name] for name in (*built.appended, "k_cache", "v_cache")}
-    cuflash.append_kv(**own, **built.rotary)
+    cuflash.append_kv(**own, **built.keywords)
     _check_buffers(built, raw, arrays, expected, overflow)
 
 
@@ -73,7 +73,7 @@ def test_attention_is_that_of_the_reference(cp: Any, case: CacheCase, algorithm:
     truth, truth_lse, expected, overflow = built.expected()
     raw, arrays = _on_device(cp, built)
     out, lse = cuflash.attention_with_kvcache(
-        **arrays, **built.rotary, **built.options, algorithm=algorithm, return_lse=True
+        **arrays, **built.keywords, **built.options, algorithm=algorithm, return_lse=True
     )
     check_close(case, out.get(), truth)
     check_close(case, lse.get(), truth_lse)
@@ -88,7 +88,7 @@ def test_a_graph_reads_lengths_when_it_runs(cp: Any) -> None:
     step = cp.array(1, cp.int32)
     stream = cp.cuda.Stream(non_blocking=True)
     with stream:
-        call = {**arrays, **built.rotary, **built.options}
+        call = {**arrays, **built.keywords, **built.options}
         cuflash.attention_with_kvcache(**call)
         arrays["cache_seqlens"].set(np.array(case.lengths, np.int32))
         stream.begin_capture()
@@ -124,7 +124,7 @@ def test_a_replayed_step_has_the_bits_of_an_eager_one(cp: Any, more: Any, tokens
     case = replace(_LARGE, lengths=(0, 7, 500), queries=tokens, new=tokens)
     first = build(case)
     raw, arrays = _on_device(cp, first)
-    call = {**arrays, **first.rotary, **first.options, **more}
+    call = {**arrays, **first.keywords, **first.options, **more}
     stream = cp.cuda.Stream(non_blocking=True)
     with stream:
         out, lse = cuflash.attention_with_kvcache(**call, return_lse=True)
@@ -161,7 +161,7 @@ def test_a_prepared_step_is_the_call_itself_in_a_graph_too(cp: Any, algorithm: A
     skip_without(algorithm)
     built = build(replace(_LARGE, lengths=(0, 7, 500, 1023), queries=1, new=1))
     raw, arrays = _on_device(cp, built)
-    call = {**arrays, **built.rotary, **built.options, "algorithm": algorithm}
+    call = {**arrays, **built.keywords, **built.options, "algorithm": algorithm}
     ready = cuflash.prepare(operation="kvcache", **call)
     workspace = cp.empty(ready.workspace_bytes, np.uint8)
     stream = cp.cuda.Stream(non_blocking=True)

@@ -44,7 +44,7 @@ def _attended(cp: Any, built: Built, **options: Any) -> tuple[list[Any], Any]:
     raw = [cp.asarray(buffer) for buffer in built.raw]
     arrays = {name: cp.asarray(array) for name, array in built.arrays.items()}
     arrays |= dict(zip(("k_cache", "v_cache"), built.views(raw), strict=True))
-    given = {**arrays, **built.rotary, **built.options, **options}
+    given = {**arrays, **built.keywords, **built.options, **options}
     return raw, cuflash.attention_with_kvcache(**given, return_lse=True)
 
 

@@ -89,13 +89,15 @@ def _launch(kernel: Any, *numbers: int) -> None:
 def _encode_map(to: Any, kind: int, rank: int, address: Any, *more: Any) -> int:
     """In the driver's place: what ``cuda/ptx/tensor_copy.cuh`` reads."""
     assert rank == 4
-    itemsize = {6: 2, 7: 4, 9: 2}[kind]  # float16, float32, bfloat16
+    itemsize = {0: 1, 6: 2, 7: 4, 9: 2}[kind]  # uint8, float16, float32, bfloat16
     sizes, strides, box, steps, interleave, swizzle, _promotion, fill = more
-    assert (box[0] * itemsize, [*box][2:], [*steps]) == (128, [1, 1], [1] * 4)
-    assert (interleave, swizzle, fill) == (0, 3, 0)  # 128 bytes; zeros outside
+    assert ([*box][2:], [*steps]) == ([1, 1], [1] * 4)
+    width = box[0] * itemsize
+    assert width == 128 or (width, itemsize) == (64, 1)
+    assert (interleave, swizzle, fill) == (0, 3 if width == 128 else 0, 0)  # zeros outside
     assert box[1] <= 256
     assert all(number % 16 == 0 for number in (address.value, *strides))
-    words = (address.value, *sizes, *strides, box[1], itemsize)
+    words = (address.value, *sizes, *strides, box[1], itemsize, width)
     (ctypes.c_uint64 * len(words)).from_address(to.value)[:] = words
     return 0
 

@@ -50,7 +50,7 @@ def _append(built: Built, **changed: Any) -> tuple[list[np.ndarray], list[int]]:
         own = {name: arrays[name] for name in (*built.appended, "k_cache", "v_cache")}
         own |= {name: host.array(array) for name, array in changed.items()}
         own.setdefault("overflow", host.array(np.full(built.case.batch, -7, np.int32)))
-        host.call(cuflash.append_kv, **own, **built.rotary)
+        host.call(cuflash.append_kv, **own, **built.keywords)
         return [buffer.peek() for buffer in buffers], own["overflow"].peek().tolist()
 
 

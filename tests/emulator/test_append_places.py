@@ -37,10 +37,10 @@ def _nothing_kept() -> Iterator[None]:
 def _called(host: HostCupy, built: Built, arrays: dict[str, Any], attends: bool) -> Any:
     """Out and lse of attention, or nothing of an append alone."""
     if attends:
-        given = {**arrays, **built.rotary, **built.options, "algorithm": "fa2"}
+        given = {**arrays, **built.keywords, **built.options, "algorithm": "fa2"}
         return host.call(cuflash.attention_with_kvcache, **given, return_lse=True)
     names = {*built.appended, "k_cache", "v_cache"} & {*arrays}
-    given = {name: arrays[name] for name in names} | built.rotary
+    given = {name: arrays[name] for name in names} | built.keywords
     return host.call(cuflash.append_kv, **given)
 
 

@@ -25,7 +25,7 @@ _CASE = CacheCase(
 
 
 def _attend(host: HostCupy, arrays: dict[str, Any], built: Built, **more: Any) -> Any:
-    given = {**arrays, **built.rotary, **built.options, "algorithm": "fa2", **more}
+    given = {**arrays, **built.keywords, **built.options, "algorithm": "fa2", **more}
     return host.call(cuflash.attention_with_kvcache, **given, return_lse=True)
 
 

@@ -38,7 +38,7 @@ def attended(
 ) -> tuple[list[Any], dict[str, Any], Any]:
     """The caches' buffers, all arrays and the results of a call."""
     raw, arrays = on_device(host, built)
-    given = {**arrays, **built.rotary, **built.options, "algorithm": algorithm, **more}
+    given = {**arrays, **built.keywords, **built.options, "algorithm": algorithm, **more}
     return raw, arrays, host.call(cuflash.attention_with_kvcache, **given, return_lse=True)
 
 

@@ -78,6 +78,14 @@ def test_keys_lie_where_the_call_finds_them(case: CacheCase, way: str, algorithm
     _check(case, way, {"algorithm": algorithm})
 
 
+@pytest.mark.parametrize("way", ["arrays", "shapes"])
+@pytest.mark.parametrize("scales", ["numbers", "each"])
+def test_float8_caches_are_prepared_too(scales: str, way: str) -> None:
+    case = replace(_CASE, float8=scales, strides="nhd")
+    _check(case, way, {"algorithm": "fa3"})
+    _check(replace(case, kind="paged", slots=16, pages=2, slopes=True, pairs=0), way, {})
+
+
 @pytest.mark.parametrize("case", [_CASE, _CASES["plain"]], ids=["rotated", "plain"])
 def test_parts_lie_beside_what_the_append_leaves(case: CacheCase) -> None:
     _check(case, "arrays", {"algorithm": "fa2", "kv_chunk": 16})
@@ -87,7 +95,7 @@ def _check(case: CacheCase, way: str, options: dict[str, Any]) -> None:
     built = build(case)
     with host_cupy() as host:
         raw, arrays = _in_order(host, built)
-        keywords = {**built.rotary, **built.options, **options}
+        keywords = {**built.keywords, **built.options, **options}
         described = arrays if way == "arrays" else _shapes(built)
         ready = cuflash.prepare(operation="kvcache", **described, **keywords)
         assert {*ready.tensors} == {*arrays, "out", "lse"}
@@ -109,10 +117,10 @@ def test_an_append_is_the_call_itself(kind: str) -> None:
         raw, arrays = on_device(host, built)
         names = (*built.appended, "k_cache", "v_cache")
         own = {name: arrays[name] for name in names}
-        ready = cuflash.prepare(operation="append", **own, **built.rotary)
+        ready = cuflash.prepare(operation="append", **own, **built.keywords)
         assert {*ready.tensors} == {*own}
         assert ready.workspace_bytes == 0
-        host.call(cuflash.append_kv, **own, **built.rotary)
+        host.call(cuflash.append_kv, **own, **built.keywords)
         again, mine = on_device(host, built)
         pointers = {name: mine[name].data.ptr for name in names}
         host.runtime.audit = lambda launch: None

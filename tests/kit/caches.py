@@ -6,6 +6,7 @@ bit outside of the slots of new tokens shows.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ import numpy as np
 from hypothesis import strategies as st
 
 from cuflash import reference
+
+from .float8 import SCALES, bytes_of_numbers, poisoned, scales_of
 
 __all__ = ["KINDS", "STRIDES", "Built", "CacheCase", "build", "cases", "check_close", "same_bits"]
 
@@ -51,6 +54,7 @@ class CacheCase:
     options: tuple[tuple[str, Any], ...] = ()
     slopes: bool = False
     sinks: bool = False
+    float8: str = ""  # kind of the scales of float8 caches
     seed: int = 0
 
     @property
@@ -76,6 +80,7 @@ class Built:
     views: Callable[[list[Any]], tuple[Any, Any]]
     arrays: dict[str, Any]  # all arrays but the caches, by argument name
     options: dict[str, Any]  # keywords of attention
+    scales: dict[str, Any]  # of float8 caches, those that are numbers
 
     @property
     def caches(self) -> dict[str, Any]:
@@ -83,9 +88,10 @@ class Built:
         return dict(zip(("k_cache", "v_cache"), self.views(self.raw), strict=True))
 
     @property
-    def rotary(self) -> dict[str, Any]:
-        """The keyword for the pairing of columns, if keys are rotated."""
-        return {"rotary_interleaved": self.case.interleaved} if self.case.pairs else {}
+    def keywords(self) -> dict[str, Any]:
+        """Other keywords of an append: the pairing of columns, and what bytes are."""
+        told = {"rotary_interleaved": self.case.interleaved} if self.case.pairs else {}
+        return told | ({"cache_dtype": "float8_e4m3fn", **self.scales} if self.case.float8 else {})
 
     @property
     def appended(self) -> dict[str, Any]:
@@ -97,7 +103,8 @@ class Built:
         """The reference's results: out and lse, or nothing; then the buffers, and overflow."""
         arrays = self.arrays if attends else self.appended
         given = {name: array for name, array in arrays.items() if name != "overflow"}
-        given |= {**self.caches, **self.rotary, **(self.options if attends else {})}
+        given |= {**self.caches, **self.keywords, **(self.options if attends else {})}
+        given.pop("cache_dtype", None)
         function = reference.attention_with_kvcache if attends else reference.append_kv
         *found, k, v, overflow = function(**given)
         raw = [buffer.copy() for buffer in self.raw]
@@ -122,19 +129,23 @@ def check_close(case: CacheCase, got: Any, truth: Any) -> None:
     assert (far <= _TOLERANCE[case.dtype] * largest).all(), far.max()
 
 
+def _one_of(draw: Any, *values: Any) -> Any:
+    return draw(st.sampled_from(values))
+
+
+def _number_of(draw: Any, least: int, most: int) -> int:
+    return int(draw(st.integers(least, most)))
+
+
 @st.composite
-def cases(draw: Any, dtypes: Any = tuple(_TOLERANCE), appends: bool | None = None) -> CacheCase:
+def cases(
+    draw: Any, dtypes: Any = tuple(_TOLERANCE), appends: bool | None = None, float8: bool = False
+) -> CacheCase:
     """Small problems of any kind."""
-
-    def one(*values: Any) -> Any:
-        return draw(st.sampled_from(values))
-
-    def number(least: int, most: int) -> int:
-        return draw(st.integers(least, most))
-
+    one = functools.partial(_one_of, draw)
+    number = functools.partial(_number_of, draw)
     kind = one(*KINDS)
-    slots = number(1, 7) if kind == "paged" else number(1, 20)
-    pages = number(1, 4) if kind == "paged" else 1
+    slots, pages = (number(1, 7), number(1, 4)) if kind == "paged" else (number(1, 20), 1)
     capacity, batch = slots * pages, number(1, 3)
     new = number(0, 4) if appends or (appends is None and draw(st.booleans())) else None
     counts = new is not None and draw(st.booleans())
@@ -161,7 +172,8 @@ def cases(draw: Any, dtypes: Any = tuple(_TOLERANCE), appends: bool | None = Non
         dims=(d, one(d, number(1, 12))), leftpad=leftpad, pairs=pairs,
         interleaved=draw(st.booleans()), positions=positions, table_rows=rows,
         counts=counts, poison=one(math.nan, math.inf), options=tuple(options.items()),
-        slopes=draw(st.booleans()), sinks=draw(st.booleans()), seed=number(0, 2**20),
+        slopes=draw(st.booleans()), sinks=draw(st.booleans()),
+        float8=one(*SCALES) if float8 else "", seed=number(0, 2**20),
     )  # fmt: skip
 
 
@@ -193,7 +205,10 @@ def build(case: CacheCase) -> Built:
     if case.sinks:
         arrays["sinks"] = rng.standard_normal(heads_q).astype(compute)
     arrays = {name: arrays[name] for name in sorted(arrays)}
-    return Built(case, raw, views, arrays, dict(case.options))
+    scales = scales_of(case.float8, rng, batch, heads_kv)
+    numbers = {name: scale for name, scale in scales.items() if isinstance(scale, float)}
+    arrays |= {name: scale for name, scale in scales.items() if name not in numbers}
+    return Built(case, raw, views, arrays, dict(case.options), numbers)
 
 
 def _tables(case: CacheCase, rng: np.random.Generator) -> dict[str, Any]:
@@ -238,6 +253,8 @@ def _caches(
         e, s, h, d = sizes[0]
         shapes = [(e, 2, s, h, d)]
     raw = [np.full(math.prod(shape), case.poison).astype(dtype) for shape in shapes]
+    if case.float8:
+        raw = [poisoned(rng, buffer.size) for buffer in raw]
 
     def views(buffers: list[Any]) -> tuple[Any, Any]:
         if together:
@@ -254,7 +271,8 @@ def _caches(
                 entry = tables["page_table"][b, page] if case.kind == "paged" else b
                 if case.kind == "indexed":
                     entry = tables["cache_batch_idx"][b]
-                cache[entry, within] = rng.standard_normal(cache.shape[2:]).astype(dtype)
+                rows = rng.standard_normal(cache.shape[2:]).astype(dtype)
+                cache[entry, within] = bytes_of_numbers(rng, rows.shape) if case.float8 else rows
     return raw, views
 
 

@@ -69,8 +69,8 @@ BUGS = (
     _bug(
         "columns that do not turn come from the beginning",
         _KERNEL,
-        "= from[rotation.pairs + i];",
-        "= from[i];",
+        "stored(from[rotation.pairs + i]);",
+        "stored(from[i]);",
     ),
     _bug(
         "positions are slots although others are given",

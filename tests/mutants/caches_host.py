@@ -147,8 +147,8 @@ _OF_CUDA = (
     Bug(
         "an append is launched on the first device",
         _DEVICE,
-        "call.interleaved, advance, call.device or 0)",
-        "call.interleaved, advance, 0)",
+        "ready_append(*made, call.device or 0, call.scales)",
+        "ready_append(*made, 0, call.scales)",
         _ANOTHER_DEVICE,
     ),
     Bug(

@@ -36,7 +36,7 @@ BUGS = (
     _bug(
         "boxes of a block overwrite each other",
         _KERNEL,
-        "Matrix::panel_bytes + begin * 128, map",
+        "Matrix::panel_bytes + begin * Matrix::row_bytes, map",
         "Matrix::panel_bytes, map",
         "[pages-of-16-fa3]",
     ),

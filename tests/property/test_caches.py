@@ -27,7 +27,7 @@ def test_attention_is_that_of_the_reference(case: CacheCase) -> None:
     truth, truth_lse, raw, overflow = built.expected()
     kept = {name: a.copy() for name, a in built.arrays.items() if name != "overflow"}
     result = np.full(truth.shape, np.nan, built.raw[0].dtype)
-    given = {**built.caches, **built.arrays, **built.rotary, **built.options}
+    given = {**built.caches, **built.arrays, **built.keywords, **built.options}
     out, lse = cuflash.attention_with_kvcache(**given, out=result, return_lse=True)
     assert out is result
     check_close(case, out, truth)
@@ -41,5 +41,28 @@ def test_attention_is_that_of_the_reference(case: CacheCase) -> None:
 def test_appended_bits_are_those_of_the_reference_and_no_other_changes(case: CacheCase) -> None:
     built = build(case)
     raw, overflow = built.expected(attends=False)
-    cuflash.append_kv(**built.caches, **built.appended, **built.rotary)
+    cuflash.append_kv(**built.caches, **built.appended, **built.keywords)
+    _check_buffers(built, raw, overflow)
+
+
+@settings(max_examples=200)
+@given(cases(dtypes=("float16", "bfloat16"), float8=True))
+def test_attention_over_float8_caches_is_that_of_the_reference(case: CacheCase) -> None:
+    built = build(case)
+    truth, truth_lse, raw, overflow = built.expected()
+    result = np.full(truth.shape, np.nan, built.arrays["q"].dtype)
+    given = {**built.caches, **built.arrays, **built.keywords, **built.options}
+    out, lse = cuflash.attention_with_kvcache(**given, out=result, return_lse=True)
+    assert out is result
+    check_close(case, out, truth)
+    check_close(case, lse, truth_lse)
+    _check_buffers(built, raw, overflow)
+
+
+@settings(max_examples=200)
+@given(cases(dtypes=("float16", "bfloat16"), appends=True, float8=True))
+def test_appended_bytes_are_those_of_the_reference_and_no_other_changes(case: CacheCase) -> None:
+    built = build(case)
+    raw, overflow = built.expected(attends=False)
+    cuflash.append_kv(**built.caches, **built.appended, **built.keywords)
     _check_buffers(built, raw, overflow)

@@ -66,7 +66,7 @@ def check(
 ) -> None:
     built = build(case)
     arrays = built.arrays if attends else built.appended
-    given = {**built.caches, **arrays, **built.rotary}
+    given = {**built.caches, **arrays, **built.keywords}
     given |= change(given)
     before = [buffer.copy() for buffer in built.raw]
     with pytest.raises(kind, match=f"^{re.escape(text)}") as raised:

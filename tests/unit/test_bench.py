@@ -157,6 +157,7 @@ SIZES = {
     "packed": 5,
     "packed-backward": 5,
     "decode": 10,
+    "decode-float8": 10,
     "pages": 4,
     "few": 4,
     "features-elsewhere": 15,

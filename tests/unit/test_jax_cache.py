@@ -32,7 +32,7 @@ def _check(case: CacheCase) -> None:
     truth, truth_lse, raw, overflow = built.expected()
     given = {name: array for name, array in built.arrays.items() if name != "overflow"}
     arrays = {name: jnp.asarray(array) for name, array in {**given, **built.caches}.items()}
-    keywords: dict[str, Any] = {**built.rotary, **built.options, "return_lse": True}
+    keywords: dict[str, Any] = {**built.keywords, **built.options, "return_lse": True}
     out, *caches, counted, lse = attention_with_kvcache(**arrays, **keywords)
     check_close(case, out, truth)
     check_close(case, lse, truth_lse)

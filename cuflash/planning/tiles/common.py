@@ -17,6 +17,7 @@ __all__ = [
     "ProductKind",
     "arithmetics",
     "bucket",
+    "byte_panels",
     "ceil_div",
     "fragment_row_choices",
     "key_step",
@@ -42,6 +43,11 @@ HEAD_DIM_BUCKETS = (16, 32, 64, 96, 128, 192, 256)
 def bucket(head_dim: int, buckets: tuple[int, ...] = HEAD_DIM_BUCKETS) -> int:
     """The narrowest bucket that holds ``head_dim`` columns."""
     return next(b for b in buckets if b >= head_dim)
+
+
+def byte_panels(rows: int, *widths: int) -> int:
+    """Bytes of float8 numbers of the widest: rows of 64 bytes, or of a multiple of 128."""
+    return rows * (64 if max(widths) <= 64 else ceil_div(max(widths), 128) * 128)
 
 
 def ceil_div(a: int, b: int) -> int:

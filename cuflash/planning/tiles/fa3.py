@@ -11,7 +11,7 @@ from ..device import DeviceLimits
 from ..problem import DTYPES, AttentionProblem
 from ..step_time import StepTime
 from . import fa3_registers
-from .common import Arithmetic, Footprint, bucket, ceil_div
+from .common import Arithmetic, Footprint, bucket, byte_panels, ceil_div
 from .fa3_tables import BACKWARD, BUCKETS, FORWARD_WITH_PAIRS, ForwardRow, forward_rows, is_reckoned
 from .operand_tiles import NO_OPERAND, OperandTiles
 
@@ -62,6 +62,8 @@ class Fa3ForwardTile:
     head_dim_v: int
     operand: OperandTiles = NO_OPERAND
     blocks_per_sm: int = 1
+    #: Of bytes of K and V in turn, that are still to be converted; 0 where they come as they are.
+    stored_stages: int = 0
     step: StepTime | None = field(default=None, compare=False)
 
     @property
@@ -77,7 +79,9 @@ class Fa3ForwardTile:
         shared += 4 * self.warpgroups * _panels(16, _PANEL)  # of the output, a panel for each warp
         barriers = 2 * self.q_stages * self.warpgroups + 4 * self.num_stages + 4
         shared += 4 * self.num_stages + 48  # notes of blocks that are listed; the queue of tiles
+        shared += 24 * self.stored_stages  # barriers, and what bytes become
         shared = ceil_div(shared + 8 * barriers, 1024) * 1024 + self.operand.nbytes(self.block_kv)
+        shared += self.stored_stages * byte_panels(self.block_kv, self.head_dim, self.head_dim_v)
         threads = WARPGROUP * (self.warpgroups + 1)
         registers = min(65536 // (threads * self.blocks_per_sm) // 8 * 8, 248)
         return Footprint(shared, registers, threads, self.blocks_per_sm)
@@ -94,6 +98,7 @@ class Fa3ForwardTile:
             "math_registers": registers.math,
             "blocks_per_sm": self.blocks_per_sm,
             "takes_turns": int(self.takes_turns),
+            **({"stored_stages": self.stored_stages} if self.stored_stages else {}),
             **self.operand.constants(),
         }
 
@@ -202,6 +207,7 @@ def tile_of_row(problem: AttentionProblem, row: ForwardRow) -> Fa3ForwardTile:
         bucket(problem.head_dim, BUCKETS),
         bucket(problem.head_dim_v, BUCKETS),
         blocks_per_sm=row.blocks_per_sm,
+        stored_stages=row.stored_stages,
         step=step if is_reckoned(row, problem) else None,
     )
 

@@ -17,6 +17,7 @@ __all__ = [
     "FORWARD",
     "FORWARD_OF_BLOCKS",
     "FORWARD_OF_FEW",
+    "FORWARD_OF_FLOAT8",
     "FORWARD_WITH_PAIRS",
     "BackwardRow",
     "ForwardRow",
@@ -48,6 +49,7 @@ class ForwardRow(NamedTuple):
     blocks_per_sm: int = 1
     step: float = 0.0  # microseconds on an H200 of a block that is alone; 0: nobody has measured it
     step_beside: float = 0.0  # the same beside as many others as a multiprocessor has
+    stored_stages: int = 0  # of bytes that become K and V
 
 
 FORWARD = (
@@ -78,6 +80,16 @@ FORWARD_OF_FEW = (
 )
 
 
+#: The same for float8 caches, whatever the number of queries. Steps are reckoned, not measured: see
+#: "Float8 caches" in ``bench/NOTES.md``.
+FORWARD_OF_FLOAT8 = (
+    ForwardRow(64, 64, 64, 64, 2, 1, blocks_per_sm=3, step=0.6, step_beside=0.9, stored_stages=6),
+    ForwardRow(128, 128, 64, 64, 2, 1, blocks_per_sm=2, step=0.9, step_beside=1.2, stored_stages=3),
+    ForwardRow(128, 128, 64, 128, 2, 1, step=1.6, stored_stages=4),
+    ForwardRow(256, 256, 64, 64, 2, 1, step=1.6, stored_stages=3),
+)
+
+
 #: The same that go with blocks of a block mask: taken where they divide them.
 FORWARD_OF_BLOCKS = (
     ForwardRow(64, 64, 128, 128, 3, 2),
@@ -94,6 +106,9 @@ FORWARD_OF_BLOCKS = (
 
 def forward_rows(problem: AttentionProblem, every: bool = False) -> Iterator[ForwardRow]:
     """Rows that a forward pass chooses from, best first; those for other lengths with ``every``."""
+    if problem.float8:
+        yield from (row for row in FORWARD_OF_FLOAT8 if _holds(row, problem))
+        return
     yield from _rows_of_blocks(problem)
     for row in FORWARD:
         longest = row.longest if problem.mask == "full" else row.longest_causal

@@ -74,7 +74,8 @@ def tensors_of(launch: Launch, plan: Plan) -> Iterator[Tensor]:
     rows = (problem.batch, problem.seqlen_q, problem.heads_q)
     for name, (kind, _) in fields_of(parameters.dtype).items():
         field_of, short = parameters[name], name.removesuffix("_map")
-        dtype = output.get(short, problem.storage)
+        stored = short in ("k_cache", "v_cache") or name in ("k_map", "v_map")
+        dtype = problem.stored if stored else output.get(short, problem.storage)
         size = ELEMENTS[dtype].itemsize
         if kind == TENSOR_MAP:
             words = [int(word) for word in field_of["opaque"][:8]]

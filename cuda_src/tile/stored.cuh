@@ -1,0 +1,46 @@
+// How caches hold numbers. Config::Stored knows: as what the kernel computes with, or as bytes that
+// are converted on their way into its tiles.
+#pragma once
+
+#include "sequence.cuh"
+
+namespace cuflash {
+
+// Bytes of [rows, columns] as the copy engine brings them: panels of 64 or 128 columns, one after
+// the other, in each the rows one after the other. Rows of 128 bytes have the 128-byte swizzle.
+template <int rows_, int columns_>
+struct BytePanels {
+  static constexpr int rows = rows_;
+  static constexpr int columns = columns_;
+  static constexpr int row_bytes = columns <= 64 ? 64 : 128;
+  static constexpr int count = (columns + row_bytes - 1) / row_bytes;
+  static constexpr int panel_bytes = rows * row_bytes;
+  static constexpr int bytes = count * panel_bytes;
+  static_assert(rows % 8 == 0, "whole swizzle patterns");
+
+  // Of the tensor, where a panel begins.
+  __device__ static constexpr int first_column(int panel) { return panel * row_bytes; }
+
+  alignas(1024) unsigned char data[bytes];
+};
+
+// Numbers of the storage type, as they are.
+struct StoredAsComputed {
+  static constexpr bool converts = false;
+  template <class Storage>
+  using Cell = Storage;
+
+  // Makes cells of the numbers of a row that is appended.
+  struct Row {
+    template <class Storage>
+    __device__ Storage operator()(Storage x) const {
+      return x;
+    }
+  };
+  template <class Params>
+  __device__ static Row row_of(const Params&, bool, int, int) {
+    return {};
+  }
+};
+
+}  // namespace cuflash

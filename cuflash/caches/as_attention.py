@@ -1,0 +1,125 @@
+"""A call with caches in the words of attention itself: what is described, planned and asked."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from ..arrays.spec import TensorSpec
+from ..checks import CallProblem, describe
+from ..errors import ArgumentTypeError, ArgumentValueError
+from ..features.cached_keys import NAMES
+from ..features.float8 import NAMES as SCALES
+from ..options import BackendChoice, Options
+from ..pipeline import CallPlan, plan_call
+from .float8 import Numbers
+from .given import Sizes
+
+__all__ = [
+    "FEATURES",
+    "TARGETS",
+    "advances",
+    "asked",
+    "describe_attention",
+    "own_names",
+    "places_of",
+    "plan_attention",
+]
+
+#: Arguments of attention that a call with caches has under other names.
+_OWN_NAMES = {"k": "k_cache", "v": "v_cache", "seqused_kv": "cache_seqlens"}
+#: Arrays that attention takes as they are, in the order in which it takes them.
+FEATURES, TARGETS = ("alibi_slopes", "sinks"), ("out", "lse_out")
+
+
+def advances(options: Options) -> bool:
+    """Whether each query stands one position further than the one before it."""
+    window = options.keyword("window_size")
+    return options.causal or (window is not None and window != (None, None))
+
+
+def plan_attention(
+    specs: Mapping[str, TensorSpec],
+    sizes: Sizes,
+    options: Options,
+    scales: Numbers | None = None,
+) -> CallPlan:
+    """The plan of attention over caches, in the layout of the caches and where they are.
+
+    Parameters
+    ----------
+    specs
+        Of ``q`` and the caches, of what tells where entries are, and of arrays
+        of features and destinations, by argument name.
+    sizes, options
+        As they were checked.
+    scales
+        Of float8 caches those that are numbers; None of other caches.
+
+    Raises
+    ------
+    ArgumentTypeError, ArgumentValueError, UnsupportedError
+        As of attention, by the arguments' names here.
+    """
+    given, words = _of_attention(specs, sizes, options, scales)
+    with own_names():
+        return plan_call("forward", tuple(given.items()), words, specs["k_cache"].device, True)
+
+
+def describe_attention(
+    specs: Mapping[str, TensorSpec], sizes: Sizes, options: Options
+) -> CallProblem:
+    """The same before it is planned: shapes and dtypes of the results."""
+    with own_names():
+        return describe("forward", *_of_attention(specs, sizes, options))
+
+
+def _of_attention(
+    specs: Mapping[str, TensorSpec],
+    sizes: Sizes,
+    options: Options,
+    scales: Numbers | None = None,
+) -> tuple[dict[str, TensorSpec], Options]:
+    """Arrays and keywords of attention itself."""
+    given, where = {"q": specs["q"]}, specs["k_cache"].device
+    if scales is not None and where is not None:
+        options = replace(options, more=(*scales, *options.more))
+    for name in ("k", "v"):
+        cache = specs[f"{name}_cache"]
+        shape = (sizes.batch, sizes.capacity, *cache.shape[2:])
+        if scales is not None and where is None:  # as the numbers that bytes stand for
+            cache = replace(specs["q"], shape=shape).contiguous()
+        fits = cache.shape == shape or where is not None
+        given[name] = cache if fits else replace(cache, shape=shape).contiguous()
+    given |= {name: specs[name] for name in FEATURES if name in specs}
+    given["seqused_kv"] = TensorSpec((sizes.batch,), "int32", (1,), 4, where)
+    if where is not None:
+        given |= {**places_of(specs), **{name: specs[name] for name in SCALES if name in specs}}
+    given |= {name: specs[name] for name in TARGETS if name in specs}
+    return given, asked(options, where)
+
+
+def asked(options: Options, where: int | None) -> Options:
+    """Keywords of attention over caches that are there."""
+    backend: BackendChoice = "numpy" if where is None else "cuda"
+    return replace(options, layout="bshd", backend=backend, batch_invariant=True)
+
+
+def places_of(specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
+    """Descriptions of the arrays of :func:`~.device.places`, by the names that attention has."""
+    found = {name: specs[name] for name in NAMES if name in specs}
+    if "cache_batch_idx" in specs:
+        entries = specs["cache_batch_idx"]
+        found["page_table"] = replace(entries, shape=(*entries.shape, 1), strides=(1, 1))
+    return found
+
+
+@contextlib.contextmanager
+def own_names() -> Iterator[None]:
+    """Errors of attention inside name the arguments as a call with caches does."""
+    try:
+        yield
+    except (ArgumentTypeError, ArgumentValueError) as error:
+        name = _OWN_NAMES.get(error.argument, error.argument)
+        raise type(error)(name, error.got, error.expected) from error
