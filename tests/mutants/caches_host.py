@@ -52,7 +52,7 @@ _OF_NUMPY = (
     ),
     Bug(
         "a window does not let queries advance",
-        _ATTEND,
+        "cuflash/caches/as_attention.py",
         "window is not None and window != (None, None)",
         "False",
         _DRAWN,
@@ -188,7 +188,7 @@ _OF_CUDA = (
     ),
     Bug(
         "another plan is checked than what attends",
-        _ATTEND,
+        "cuflash/caches/as_attention.py",
         "backend=backend, batch_invariant=True)",
         "backend=backend)",
         _KVCACHE + "what_a_batch_of_the_usual_size_refuses_comes_before_a_cache_is_written",

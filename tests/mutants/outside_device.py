@@ -169,7 +169,7 @@ FA3 = (
     ),
     OutsideBug(
         "zeros_beyond_the_keys",
-        "cuda_src/fa3/backward.cu",
+        "cuda_src/fa3/backward_stay.cuh",
         "const int rows = min(Config::block_kv, c.seq.rows_kv - c.item.kv_begin);",
         "const int rows = Config::block_kv;",
         "fa3",

@@ -82,6 +82,13 @@ RECIPES: dict[str, list[Any]] = {
         *(QKV, ("q",), ("v", "k"), ["v", "k"], ("q", "q"), ("q", "sinks"), ("alibi_slopes",)),
         *(("bias", "k"), ("q", "mask"), ("q", "seqused_q"), "q", ()),
     ],
+    "resume": [
+        None,
+        _several(array(SHAPE, np.float32), array(ROWS, np.float32)),
+        _several(array(SHAPE), array(ROWS, np.float32)),
+        _several(array(SHAPE, np.float32), array(ROWS[1:], np.float32)),
+        _several(array(SHAPE, np.float32)),
+    ],
     "q_offset": [None, 3, 0, -2, 3.0, False, np.int64(3)],
     "layout": [None, "bhsd", "bshd", "hsd"],
     "return_lse": [False, True, 0, 1],
