@@ -50,7 +50,7 @@ def test_every_result_is_that_of_the_reference(
         pytest.skip("FlashAttention-3 takes 16-bit arrays")
     built = build(replace(case, dtype=dtype))
     truth, truth_lse, raw, overflow = built.expected()
-    keywords: dict[str, Any] = {**built.options, **built.rotary, "return_lse": True}
+    keywords: dict[str, Any] = {**built.options, **built.keywords, "return_lse": True}
     given = {name: array for name, array in built.arrays.items() if name != "overflow"}
     arrays = {n: jax.numpy.asarray(a) for n, a in {**given, **built.caches}.items()}
     step = jax.jit(lambda a: attention_with_kvcache(**a, **keywords, algorithm=algorithm))

@@ -153,9 +153,9 @@ def test_a_refused_launch_raises_and_leaves_the_process_usable(
 
     expected = cuflash.attention(**problem)
     prepared = cuflash.prepare(*problem.values())
-    kernels = prepared._launcher._kernels
+    kernels = prepared._launcher.launches
     broken = [replace(kernel, shape=(*kernel.shape[:-1], 10**9)) for kernel in kernels]
-    monkeypatch.setattr(prepared._launcher, "_kernels", broken)
+    monkeypatch.setattr(prepared._launcher, "launches", broken)
     out = cp.full_like(expected, np.nan)
     pointers = {n: a.data.ptr for n, a in {**problem, "out": out}.items()}
     workspace = cp.empty(prepared.workspace_bytes, np.uint8)

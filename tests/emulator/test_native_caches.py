@@ -47,7 +47,7 @@ _CASES = {
 
 def _run(built: Built, algorithm: str) -> Any:
     """Both steps of one compiled computation, and the caches that it was given."""
-    keywords: dict[str, Any] = {**built.options, **built.rotary, "return_lse": True}
+    keywords: dict[str, Any] = {**built.options, **built.keywords, "return_lse": True}
     given = {name: array for name, array in built.arrays.items() if name != "overflow"}
     arrays = {n: jax.numpy.asarray(a) for n, a in {**given, **built.caches}.items()}
 
