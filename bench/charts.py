@@ -31,11 +31,11 @@ class Chart:
 def charts_of(name: str, rows: Sequence[Row]) -> list[Chart]:
     """The charts of a set of cases: one per pass, if the rows have enough lengths.
 
-    A set that is named after its pass has the pass once in the names. Sets of a feature have no
-    charts: their problems differ in more than the length.
+    A set that is named after its pass has the pass once in the names. Sets of a feature, and those
+    of models, have no charts: their problems differ in more than the length.
     """
     charts: list[Chart] = []
-    if any(map(has_feature, rows)):
+    if any(map(has_feature, rows)) or name.startswith("models"):
         return charts
     for op in ("forward", "backward"):
         of_op = [row for row in rows if row["op"] == op]
