@@ -119,9 +119,17 @@ class Prepared:
         launcher.run(addresses, workspace, stream)
 
     def bound(self, pointers: Mapping[str, int], workspace: int = 0) -> Callable[[int], None]:
-        """A run with these addresses, to be called with the address of a stream.
+        """A run with these addresses, which are checked now.
 
-        Parameters and errors are those of :meth:`run`; addresses are checked now.
+        Parameters
+        ----------
+        pointers, workspace
+            As for :meth:`run`, with its errors.
+
+        Returns
+        -------
+        callable
+            Launches as :meth:`run` does, on the stream whose address it is given.
         """
         addresses = self._addresses.of(pointers, workspace)
         if self._empty:

@@ -11,6 +11,7 @@ import numpy as np
 from . import dispatch
 from .arrays.adopt import Adopted, address, adopt
 from .arrays.meaning import kind_of
+from .arrays.overlap import share_memory
 from .arrays.spec import Layout, TensorSpec
 from .checks import CallProblem, describe
 from .errors import ArgumentTypeError, ArgumentValueError
@@ -53,6 +54,8 @@ def resumed(arrays: Mapping[str, Any], keywords: Mapping[str, Any], state: Any) 
     inputs = {n: adopt(argument_of(n), a) for n, a in arrays.items() if n not in others}
     targets = {n: adopt(n, arrays[n]) for n in _TARGETS.values() if n in arrays}
     call = _checked(inputs, targets, before, keywords)
+    if arrays.get("workspace") is not None:
+        _check_apart(adopt("workspace", arrays["workspace"]), targets, before)
     natives = {name: array.native for name, array in inputs.items()}
     natives |= {"workspace": arrays["workspace"]} if "workspace" in arrays else {}
     wide = before["out"].spec.dtype
@@ -94,6 +97,17 @@ def _checked(
             apart[f"resume[{i}]"] = before[name]
     dispatch.check_destinations(apart, targets)
     return call
+
+
+def _check_apart(
+    workspace: Adopted, targets: Mapping[str, Adopted], before: Mapping[str, Adopted]
+) -> None:
+    """Attention writes to its workspace while the state and the destinations are needed."""
+    every = {f"resume[{i}]": before[name] for i, name in enumerate(STATE)} | {**targets}
+    for name, array in every.items():
+        if share_memory(workspace.native, array.native):
+            used = f"memory that {name} uses"
+            raise ArgumentValueError("workspace", used, "memory of its own")
 
 
 def _wide(q: TensorSpec, options: Options) -> DTypeName | None:

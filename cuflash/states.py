@@ -57,7 +57,8 @@ def merge_states(
         # What the kernel cannot write where it belongs is made aside and copied.
         given |= {n: a if _usable(a) else cupy.empty(a.shape, a.dtype) for n, a in to.items()}
         if is_capturing(stream):
-            own = [id(array) for array in (*before.values(), *to.values())]  # the caller's
+            made = [id(array) for array in now.values()]  # the caller may not be given them
+            own = [id(a) for a in (*before.values(), *to.values()) if id(a) not in made]
             _kept_for_graphs.extend(a for a in given.values() if id(a) not in own)
         specs = tuple((name, adopt(name, array).spec) for name, array in given.items())
         ready = prepared_merge(specs, layout, device)

@@ -142,6 +142,10 @@ __device__ inline void math_role(const BackwardContext<Config>& c, int warpgroup
 template <class Config>
 __device__ inline void stay(const typename Config::Params& params,
                             BackwardStorage<Config>& shared) {
+  static_assert(!Config::Lengths::vary && !Config::ordered && !Config::parted && !Config::listed &&
+                    Config::operand_stages == 0 && Config::kv_tiles_per_convert_block == 0 &&
+                    !BackwardTypes<Config>::keys_shared && !BackwardTypes<Config>::serial,
+                "what blocks that stay do not do");
   const int role = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / kWarpgroup, 0);
   if (threadIdx.x == 0) {
     ptx::tensor_map_prefetch(&params.q_map);

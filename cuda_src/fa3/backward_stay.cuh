@@ -66,6 +66,7 @@ __device__ inline void staying_zeros(const BackwardContext<Config>& c) {
   store_zeros(c, c.params.dk, c.params.shape.head_dim, kWarpgroup, threads);
   store_zeros(c, c.params.dv, c.params.shape.head_dim_v, kWarpgroup, threads);
   await_keys(c);
+  __syncwarp();  // no lane may still wait for a phase that the arrival lets end
   arrive_warp<Config>(c.shared.stay.kv_empty[c.kv_place()]);
 }
 
@@ -116,6 +117,7 @@ __device__ inline void staying_load_role(const typename Config::Params& params,
     if (loads && next < kv_tiles_of_all<Config>(params)) {
       load_keys(context_of<Config>(params, shared, next, {0, c.tiles_before + 1}));
     }
+    __syncwarp();
     load_steps(steps);
   });
   for (int i = max(0, step - stages); i < step; ++i) await_step<Config>(i % stages);

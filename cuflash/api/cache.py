@@ -221,8 +221,8 @@ def attention_with_kvcache(
         ``page_table``, ``cache_batch_idx`` or ``cache_leftpad``, and "fa3" where
         its tiles are no whole number of pages: "auto" takes "fa2" then.
         Float8 caches have kernels of "fa3" alone, for Hopper GPUs; it takes head_dims that
-        are multiples of 16, pages of multiples of 8 slots, and no ``cache_leftpad``
-        beside a ``page_table``.
+        are multiples of 16, pages of multiples of 8 slots, addresses and strides that are
+        multiples of 16 bytes, and no ``cache_leftpad`` beside a ``page_table``.
     BackendUnavailableError, ToolchainError, CompileError, LaunchError
         As for :func:`attention`.
 

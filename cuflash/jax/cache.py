@@ -66,7 +66,7 @@ def attention_with_kvcache(
         bfloat16, float32, or float64 where ``jax_enable_x64`` is set.
     k_cache, v_cache : array, (batch, capacity, heads_kv, width), or with a page table \
 (pages, page_size, heads_kv, width)
-        Keys and values of earlier tokens, of q's dtype.
+        Keys and values of earlier tokens, of q's dtype; float8 caches are not taken.
     k, v : array, (batch, new_tokens, heads_kv, width), optional
         New tokens, both or neither.
     cache_seqlens : int or array of integers, (batch,) or ()

@@ -229,7 +229,8 @@ def _backward_launch(
 def _stays(problem: AttentionProblem, tile: fa3.Fa3BackwardTile, parts: int) -> bool:
     """Whether blocks go through several kv tiles: of few steps, and without features."""
     steps = problem.group * problem.tiles(problem.seqlen_q, tile.block_q)
-    plain = not (problem.uses or tile.ordered or tile.operand.stages)
+    others = tile.ordered, tile.operand.stages, tile.kv_tiles_per_convert_block
+    plain = not (problem.uses or any(others))
     return plain and parts == 1 and steps <= tile.stays_until
 
 

@@ -168,3 +168,52 @@ def test_a_graph_runs_when_the_call_is_long_over() -> None:
                     assert same_bits(got.peek(), one.peek())
             del taken
     states._kept_for_graphs.clear()
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_a_graph_keeps_a_log_sum_exp_that_nobody_asked_for(in_place: bool) -> None:
+    states._kept_for_graphs.clear()
+    with host_cupy() as host:
+        runtime = host.runtime
+        with runtime.on_stream(77, 0):
+            x = arrays(_CASE, "q", "k", "v")
+            qkv = [host.array(x[name]) for name in "qkv"]
+            out, lse = _state(host, 0.5, 0.0)
+            before = out.peek().copy(), lse.peek().copy()
+            to = {"out": out} if in_place else {}
+            with runtime.capture(77) as steps:
+                found = host.call(cuflash.attention, *qkv, algorithm="fa2", resume=(out, lse), **to)
+            gc.collect()
+            sizes = {b.nbytes for b in runtime.memory.blocks if b.stream == 77}
+            taken = [host.cupy.empty(size, np.uint8) for size in sizes for _ in range(4)]
+            for array in taken:
+                array.set(np.full(array.shape, 255, np.uint8))
+            for _ in range(2):
+                out.set(before[0])
+                for step in steps:
+                    step()
+                resume = tuple(host.array(array) for array in before)
+                expected = host.call(cuflash.attention, *qkv, algorithm="fa2", resume=resume)
+                assert same_bits(found.peek(), expected.peek())
+                assert same_bits(lse.peek(), before[1])
+            assert all((array.peek() == 255).all() for array in taken)
+            del taken
+    states._kept_for_graphs.clear()
+
+
+@pytest.mark.parametrize("shares", ["resume", "out"])
+def test_a_workspace_that_shares_memory_is_refused(shares: str) -> None:
+    with host_cupy() as host:
+        x = arrays(_CASE, "q", "k", "v")
+        qkv = [host.array(x[name]) for name in "qkv"]
+        out, lse = _state(host, 0.0, 0.0)
+        memory = host.array(np.zeros(out.size, np.float32))
+        place = memory.reshape(out.shape)
+        given = (
+            {"resume": (place, lse)} if shares == "resume" else {"resume": (out, lse), "out": place}
+        )
+        name = r"resume\[0\]" if shares == "resume" else "out"
+        with pytest.raises(cuflash.ArgumentValueError, match=f"workspace: got memory that {name}"):
+            host.call(
+                cuflash.attention, *qkv, algorithm="fa2", workspace=memory.view(np.uint8), **given
+            )
