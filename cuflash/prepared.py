@@ -30,7 +30,7 @@ from .options import (
 from .pipeline import CallPlan, choose_device, plan_call
 from .planning.plan import Plan
 from .score_mod import ScoreMod, with_arrays
-from .signature import check_copies, signature_of
+from .signature import check_copies, check_place, signature_of
 from .tensors import QKV
 
 __all__ = ["Prepared", "prepare"]
@@ -61,9 +61,7 @@ class Prepared:
             self._addresses, self._empty = addresses_of(planned), planned.plan.problem.empty
 
     def _repr_html_(self) -> str:
-        tensors = ", ".join(
-            f"{name} {spec.dtype} {spec.shape}" for name, spec in self.tensors.items()
-        )
+        tensors = ", ".join(f"{n} {spec.dtype} {spec.shape}" for n, spec in self.tensors.items())
         rows = [("plan", str(self.plan)), ("workspace", f"{self.workspace_bytes:,} bytes")]
         return html_table([*rows, ("tensors", tensors)])
 
@@ -119,17 +117,9 @@ class Prepared:
         launcher.run(addresses, workspace, stream)
 
     def bound(self, pointers: Mapping[str, int], workspace: int = 0) -> Callable[[int], None]:
-        """A run with these addresses, which are checked now.
+        """A run with these addresses, checked now; call it with the address of a stream.
 
-        Parameters
-        ----------
-        pointers, workspace
-            As for :meth:`run`, with its errors.
-
-        Returns
-        -------
-        callable
-            Launches as :meth:`run` does, on the stream whose address it is given.
+        Errors are those of :meth:`run`.
         """
         addresses = self._addresses.of(pointers, workspace)
         if self._empty:
@@ -259,7 +249,7 @@ def prepare(
     add_given(arrays, (alibi_slopes, bias, mask, blocks_shown, sinks, seeds, *lengths), of_score)
     specs = signature_of(operation, arrays, dtype, options, where)
     for name, spec in specs:
-        _check_place(name, spec, device)
+        check_place(name, spec, device)
     planned = plan_call(operation, specs, options, choose_device(specs[0][1].device, options))
     check_copies(planned.copied)
     return Prepared(planned)
@@ -273,7 +263,7 @@ def _with_caches(given: Mapping[str, Any], options: Options, where: int) -> Cach
         raise ArgumentTypeError("q", "None", "an array, or its shape")
     specs, scales = describe_caches(arrays, given["dtype"], options, where)
     for name, spec in specs.items():
-        _check_place(name, spec, given["device"])
+        check_place(name, spec, given["device"])
     choose_device(specs["k_cache"].device, options)
     return plan_caches(specs, given["rotary_interleaved"], options, scales)
 
@@ -307,10 +297,3 @@ def _check_device(device: Any) -> int:
     if not 0 <= device < device_count():
         raise ArgumentValueError("device", repr(device), f"0 to {device_count() - 1}")
     return int(device)
-
-
-def _check_place(name: str, spec: TensorSpec, device: int | None) -> None:
-    if spec.device is None:
-        raise ArgumentTypeError(name, "an array in host memory", "a shape, or one in CUDA memory")
-    if device is not None and spec.device != device:
-        raise ArgumentValueError("device", str(device), f"{spec.device}, where {name} is")

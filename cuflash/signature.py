@@ -17,7 +17,14 @@ from .options import Options, check_dtype, check_element
 from .planning.problem import ELEMENTS, DTypeName, ElementName, Operation
 from .tensors import QKV, argument_of, tensors
 
-__all__ = ["check_copies", "signature_of", "spec_of_array", "spec_of_feature", "spec_of_matrix"]
+__all__ = [
+    "check_copies",
+    "check_place",
+    "signature_of",
+    "spec_of_array",
+    "spec_of_feature",
+    "spec_of_matrix",
+]
 
 
 def signature_of(
@@ -144,3 +151,11 @@ def check_copies(names: Sequence[str]) -> None:
             "strides or an address that the kernels cannot read",
             "rows of consecutive elements, each at a multiple of its size",
         )
+
+
+def check_place(name: str, spec: TensorSpec, device: int | None) -> None:
+    """Raise if an array, or a shape, is not of the device that was asked for."""
+    if spec.device is None:
+        raise ArgumentTypeError(name, "an array in host memory", "a shape, or one in CUDA memory")
+    if device is not None and spec.device != device:
+        raise ArgumentValueError("device", str(device), f"{spec.device}, where {name} is")

@@ -10,6 +10,7 @@ from .problem import AttentionProblem
 from .row_steps import launchable
 from .tiles import fa3
 from .tiles.common import ceil_div
+from .tiles.sum_parts import SUM_COLUMNS, SUM_ROWS, SumTile
 
 __all__ = ["KeyParts", "parts_of"]
 
@@ -138,7 +139,7 @@ class KeyParts:
         """``sum_parts``, if there are parts."""
         if self.parts == 1:
             return ()
-        problem, tile = self.problem, fa3.SumTile()
+        problem, tile = self.problem, SumTile()
         config = kernel_config(
             problem,
             self.limits,
@@ -151,7 +152,7 @@ class KeyParts:
         config = replace(config, mask="full", head_dim=widths[0], head_dim_v=widths[1])
         config = replace(config, features=())  # masks are behind it
         config = replace(config, output=config.storage)  # what it is changes nothing
-        strips = problem.batch * problem.heads_kv * ceil_div(problem.seqlen_kv, fa3.SUM_ROWS)
-        places = strips * (sum(widths) // fa3.SUM_COLUMNS)
+        strips = problem.batch * problem.heads_kv * ceil_div(problem.seqlen_kv, SUM_ROWS)
+        places = strips * (sum(widths) // SUM_COLUMNS)
         grid = launchable(ceil_div(places, tile.warps), "fa3")
         return (KernelLaunch(config, grid, self._both),)

@@ -147,7 +147,7 @@ PLANNING = (
         "padded_keys_of_a_fragment",
         "cuflash/planning/key_parts.py",
         "return ceil_div(self.problem.seqlen_kv, self.tile.block_kv) * self.tile.block_kv",
-        "return ceil_div(self.problem.seqlen_kv, fa3.SUM_ROWS) * fa3.SUM_ROWS",
+        "return ceil_div(self.problem.seqlen_kv, SUM_ROWS) * SUM_ROWS",
         "planning",
         "fa3 backward in parts with a last kv tile that is not whole: a part's last tile lies over "
         "the next part's first rows, or beyond the workspace.",

@@ -40,6 +40,8 @@ ORDER = [
     "planning.tiles.fa2",
     "planning.tiles.fa3_tables",
     "planning.tiles.operand_tiles",
+    "planning.tiles.panels",
+    "planning.tiles.sum_parts",
     "planning.tiles.fa3_registers",
     "planning.tiles.fa3",
     "planning.tiles.bias",

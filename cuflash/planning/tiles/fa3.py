@@ -14,16 +14,14 @@ from . import fa3_registers
 from .common import Arithmetic, Footprint, bucket, byte_panels, ceil_div
 from .fa3_tables import BACKWARD, BUCKETS, FORWARD_WITH_PAIRS, ForwardRow, forward_rows, is_reckoned
 from .operand_tiles import NO_OPERAND, OperandTiles
+from .panels import PANEL, panels
 
 __all__ = [
     "ARITHMETIC",
     "ROWS",
-    "SUM_COLUMNS",
-    "SUM_ROWS",
     "Fa3BackwardTile",
     "Fa3ForwardTile",
     "Fa3Tile",
-    "SumTile",
     "candidates",
     "tile_of_row",
 ]
@@ -31,22 +29,11 @@ __all__ = [
 #: Threads and rows of queries of a warpgroup.
 WARPGROUP, ROWS = 128, 64
 
-#: What a warp adds up of the parts of dK or dV: the rows of a fragment, and as many columns as
-#: divide every width.
-SUM_ROWS, SUM_COLUMNS = 16, 32
-
 #: Rows of a tile of an array that is the same for all queries: a whole pattern of the swizzle.
 _ROWS_OF_ONE = 8
 
 #: The warpgroup's matrix instructions take 16 elements of depth.
 ARITHMETIC = Arithmetic("tensor_cores", 16, 16)
-
-#: Columns of a panel in shared memory: 128 bytes, the span of the widest swizzle.
-_PANEL = 64
-
-
-def _panels(rows: int, columns: int) -> int:
-    return ceil_div(columns, _PANEL) * rows * 128
 
 
 @dataclass(frozen=True)
@@ -74,9 +61,9 @@ class Fa3ForwardTile:
     @property
     def footprint(self) -> Footprint:
         """Shared memory exactly as the kernel lays it out; the registers of the math role."""
-        kv = _panels(self.block_kv, self.head_dim) + _panels(self.block_kv, self.head_dim_v)
-        shared = self.q_stages * _panels(self.block_q, self.head_dim) + self.num_stages * kv
-        shared += 4 * self.warpgroups * _panels(16, _PANEL)  # of the output, a panel for each warp
+        kv = panels(self.block_kv, self.head_dim) + panels(self.block_kv, self.head_dim_v)
+        shared = self.q_stages * panels(self.block_q, self.head_dim) + self.num_stages * kv
+        shared += 4 * self.warpgroups * panels(16, PANEL)  # of the output, a panel for each warp
         barriers = 2 * self.q_stages * self.warpgroups + 4 * self.num_stages + 4
         shared += 4 * self.num_stages + 48  # notes of blocks that are listed; the queue of tiles
         shared += 24 * self.stored_stages  # barriers, and what bytes become
@@ -136,13 +123,13 @@ class Fa3BackwardTile:
     def footprint(self) -> Footprint:
         """Shared memory exactly as the kernel lays it out; the registers of the math role."""
         parts = self._k_parts
-        shared = parts * _panels(self.block_kv, self.head_dim // parts)
-        shared += _panels(self.block_kv, self.head_dim_v)
+        shared = parts * panels(self.block_kv, self.head_dim // parts)
+        shared += panels(self.block_kv, self.head_dim_v)
         shared *= 1 + self.stays
         for columns in (self.head_dim, self.head_dim_v):
-            shared += self.num_stages * _panels(self.block_q, columns)
-        shared += self.score_stages * _panels(self.block_q, self.block_kv)
-        shared += 4 * self.warpgroups * _panels(16, _PANEL)  # of dK and dV, a panel for each warp
+            shared += self.num_stages * panels(self.block_q, columns)
+        shared += self.score_stages * panels(self.block_q, self.block_kv)
+        shared += 4 * self.warpgroups * panels(16, PANEL)  # of dK and dV, a panel for each warp
         shared += 2 * self.num_stages * 4 * self.block_q  # lse and delta
         barriers = 2 + 2 * self.num_stages + 2 * self.score_stages + 7 + 6 * self.stays
         shared += 4 * 16  # notes of steps that are listed
@@ -174,22 +161,6 @@ class Fa3BackwardTile:
             "math_registers": registers.math,
             **self.operand.constants(),
         }
-
-
-@dataclass(frozen=True)
-class SumTile:
-    """``sum_parts``: places of :data:`SUM_ROWS` by :data:`SUM_COLUMNS`, one for each warp."""
-
-    warps: int = 8
-
-    @property
-    def footprint(self) -> Footprint:
-        """A panel of rows on their way out for each warp."""
-        return Footprint(self.warps * _panels(SUM_ROWS, _PANEL), 128, 32 * self.warps)
-
-    def constants(self) -> dict[str, int]:
-        """What the device code reads from ``Config``."""
-        return {"warps": self.warps, "sum_rows": SUM_ROWS, "sum_columns": SUM_COLUMNS}
 
 
 Fa3Tile = Fa3ForwardTile | Fa3BackwardTile

@@ -1,0 +1,15 @@
+"""Panels: matrices in shared memory as the copy engine writes and the products read them."""
+
+from __future__ import annotations
+
+from .common import ceil_div
+
+__all__ = ["PANEL", "panels"]
+
+#: Columns of a panel: 128 bytes, the span of the widest swizzle.
+PANEL = 64
+
+
+def panels(rows: int, columns: int) -> int:
+    """Bytes of a matrix of 16-bit numbers; its last panel may have columns to spare."""
+    return ceil_div(columns, PANEL) * rows * 128
