@@ -175,14 +175,15 @@ _HOPPER = (
     "prefetch.tensormap",
     "bar.sync",
 )
-#: What the backward pass has besides: numbers of rows by the same engine, zeros the other way, and
+#: What the backward pass has besides: numbers of rows by the same engine, and
 #: dS turned round on its way to shared memory, where products read it.
 _BACKWARD = (
     "cp.async.bulk.shared::cluster.global",
-    "cp.async.bulk.global.shared::cta.bulk_group",
     "stmatrix.sync.aligned.m8n8.x4.trans",
     "fence.proxy.async",
 )
+#: How its blocks clear sums for others; those that stay do not.
+_CLEARS = "cp.async.bulk.global.shared::cta.bulk_group"
 _OLDER = ("mma.sync", "ldmatrix", "cp.async.cg", "cp.async.ca", "nanosleep")
 
 
@@ -191,11 +192,13 @@ def _check_hopper(config: KernelConfig, built: Built, spills: int = 0) -> None:
     c = dict(config.constants)
     backward = config.kernel == "backward"
     needed = _HOPPER + _BACKWARD if backward else _HOPPER
+    clears = backward and not c["stays"]
     assert [name for name in needed if name not in built.ptx] == []
+    assert (_CLEARS in built.ptx) == clears
     sums = {"red.relaxed.gpu.global.add.v4.f32"} if backward else set()  # of dQ, four at a time
-    sums |= {"red.release.gpu.global.add.s32"} if backward else set()  # of cleared shares
+    sums |= {"red.release.gpu.global.add.s32"} if clears else set()  # of cleared shares
     assert set(re.findall(r"\bred\.[\w.]+", built.ptx)) == sums
-    older = {"nanosleep"} if backward else set()  # between one look at a counter and the next
+    older = {"nanosleep"} if clears else set()  # between one look at a counter and the next
     of_pairs = c["operand_bytes"] == 2 and c["operand_rows"] == c["block_q"]
     older |= {"ldmatrix"} if of_pairs and not backward else set()  # for a bias
     assert {name for name in _OLDER if name in built.ptx} == older
