@@ -138,6 +138,17 @@ __device__ inline void math_role(const BackwardContext<Config>& c, int warpgroup
   math.store_k(dk);
 }
 
+// By one thread, before any other role begins.
+template <class Config>
+__device__ __forceinline__ void begin_block(const typename Config::Params& params,
+                                            BackwardStorage<Config>& shared) {
+  ptx::tensor_map_prefetch(&params.q_map);
+  ptx::tensor_map_prefetch(&params.k_map);
+  ptx::tensor_map_prefetch(&params.v_map);
+  ptx::tensor_map_prefetch(&params.dout_map);
+  init_barriers<Config>(shared);
+}
+
 // Where blocks stay: the tiles of the block, one after the other, in every role.
 template <class Config>
 __device__ inline void stay(const typename Config::Params& params,
@@ -148,11 +159,7 @@ __device__ inline void stay(const typename Config::Params& params,
                 "what blocks that stay do not do");
   const int role = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / kWarpgroup, 0);
   if (threadIdx.x == 0) {
-    ptx::tensor_map_prefetch(&params.q_map);
-    ptx::tensor_map_prefetch(&params.k_map);
-    ptx::tensor_map_prefetch(&params.v_map);
-    ptx::tensor_map_prefetch(&params.dout_map);
-    init_barriers<Config>(shared);
+    begin_block<Config>(params, shared);
   }
   __syncthreads();
   if (role == 0) {
@@ -213,11 +220,7 @@ __device__ inline void backward(const typename Config::Params& params) {
   // uniform registers.
   const int role = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / kWarpgroup, 0);
   if (threadIdx.x == 0) {
-    ptx::tensor_map_prefetch(&params.q_map);
-    ptx::tensor_map_prefetch(&params.k_map);
-    ptx::tensor_map_prefetch(&params.v_map);
-    ptx::tensor_map_prefetch(&params.dout_map);
-    init_barriers<Config>(shared);
+    begin_block<Config>(params, shared);
     load_first(c);
   }
   __syncthreads();

@@ -63,8 +63,8 @@ class Site(Generic[_Pass]):
         """Fill the buffers of the results, which stand last."""
         split = len(self.call.names)
         operands, results = buffers[:split], buffers[split:]
-        if len(self._prepared) == 1:  # looking at shapes takes longer than all the rest here
-            (prepared,) = self._prepared.values()
+        if len(self._prepared) == 1:  # no need to look at shapes
+            prepared = next(iter(self._prepared.values()))
         else:
             prepared = self._prepared[tuple(tuple(buffer.shape) for buffer in operands)]
         prepared(context, results, *operands)

@@ -24,6 +24,7 @@ __all__ = [
     "Gradients",
     "Hog",
     "Problem",
+    "gradients_on_two_streams",
     "hold",
     "jitter",
     "last_heads",
@@ -253,3 +254,31 @@ class Gradients:
 
 
 _GRADIENTS = ("dq", "dk", "dv")
+
+
+def gradients_on_two_streams(cp: Any, passes: Sequence[Gradients], times: int) -> None:
+    """Launch every pass so many times on each of two streams at once, and hold the results.
+
+    dK and dV have the bits of a pass that runs alone, and dQ is right.
+    """
+    firsts = [gradients.first() for gradients in passes]
+    streams = [cp.cuda.Stream(non_blocking=True) for _ in range(2)]
+    work = [
+        (gradients, first, [gradients.destinations() for _ in streams])
+        for gradients, first in zip(passes, firsts, strict=True)
+        for _ in range(times)
+    ]
+    for gradients, _, targets in work:
+        for bits in targets:
+            gradients.poison(bits)
+    cp.cuda.Device().synchronize()
+    hold(cp, streams)
+    for gradients, _, targets in work:
+        for stream, bits in zip(streams, targets, strict=True):
+            with stream:
+                gradients.launch(bits)
+    cp.cuda.Device().synchronize()
+    for gradients, first, targets in work:
+        for bits in targets:
+            assert int(gradients.differ(bits, first)) == 0
+            gradients.check("dq", gradients.last("dq", bits[0]))

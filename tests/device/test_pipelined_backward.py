@@ -14,7 +14,7 @@ from cuflash.cuda import compile as compiling
 from cuflash.planning.tiles.fa3_tables import BACKWARD, BackwardRow
 
 from ..kit.case import Case
-from .common import Gradients, Hog, hold, jitter, skip_without
+from .common import Gradients, Hog, gradients_on_two_streams, jitter, skip_without
 from .test_generations import APART
 
 #: (head_dim, head_dim_v): every row of the table, and one with columns to spare.
@@ -86,27 +86,7 @@ def test_beside_copies(cp: Any, hog: Hog, dims: tuple[int, int], causal: bool) -
 def test_two_streams_at_once(cp: Any, dims: tuple[int, int]) -> None:
     """Small passes that run beside each other whole, and busy ones that meet at their ends."""
     both = [Gradients(cp, _small(dims)), _busy_gradients(cp, _busy(dims, True))]
-    firsts = [gradients.first() for gradients in both]
-    streams = [cp.cuda.Stream(non_blocking=True) for _ in range(2)]
-    work = [
-        (gradients, first, [gradients.destinations() for _ in streams])
-        for gradients, first in zip(both, firsts, strict=True)
-        for _ in range(15)
-    ]
-    for gradients, _, targets in work:
-        for bits in targets:
-            gradients.poison(bits)
-    cp.cuda.Device().synchronize()
-    hold(cp, streams)
-    for gradients, _, targets in work:
-        for stream, bits in zip(streams, targets, strict=True):
-            with stream:
-                gradients.launch(bits)
-    cp.cuda.Device().synchronize()
-    for gradients, first, targets in work:
-        for bits in targets:
-            assert int(gradients.differ(bits, first)) == 0
-            gradients.check("dq", gradients.last("dq", bits[0]))
+    gradients_on_two_streams(cp, both, 15)
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ..kit.case import Case
-from .common import Gradients, Hog, hold, jitter, skip_without
+from .common import Gradients, Hog, gradients_on_two_streams, jitter, skip_without
 
 #: Full and causal, of one to four steps a tile; keys that no query sees; fewer tiles than blocks.
 _CASES = (
@@ -48,24 +48,7 @@ def test_the_same_bits_beside_copies(cp: Any, hog: Hog, case: Case) -> None:
 
 def test_two_streams_at_once(cp: Any) -> None:
     """Blocks of one call begin late where those of the other hold multiprocessors."""
-    both = [Gradients(cp, case) for case in _CASES[:2]]
-    firsts = [gradients.first() for gradients in both]
-    streams = [cp.cuda.Stream(non_blocking=True) for _ in range(2)]
-    work = [(g, f, [g.destinations() for _ in streams]) for g, f in zip(both, firsts, strict=True)]
-    for gradients, _, targets in work:
-        for bits in targets:
-            gradients.poison(bits)
-    cp.cuda.Device().synchronize()
-    hold(cp, streams)
-    for gradients, _, targets in work:
-        for stream, bits in zip(streams, targets, strict=True):
-            with stream:
-                gradients.launch(bits)
-    cp.cuda.Device().synchronize()
-    for gradients, first, targets in work:
-        for bits in targets:
-            assert int(gradients.differ(bits, first)) == 0
-            gradients.check("dq", gradients.last("dq", bits[0]))
+    gradients_on_two_streams(cp, [Gradients(cp, case) for case in _CASES[:2]], 1)
 
 
 @pytest.mark.parametrize("case", _CASES[1:4], ids=str)
