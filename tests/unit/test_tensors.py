@@ -12,7 +12,7 @@ from hypothesis import given, settings
 import cuflash
 from cuflash.arrays.adopt import adopt
 from cuflash.checks import describe
-from cuflash.features import cached_keys
+from cuflash.features import cached_keys, float8
 from cuflash.options import check_options
 from cuflash.signature import signature_of
 from cuflash.tensors import destinations, made_by, tensors
@@ -21,16 +21,20 @@ from .wrt_case import GivenCall, calls
 
 PASSES: dict[Any, Any] = {"forward": cuflash.attention, "backward": cuflash.attention_backward}
 
+#: Calls with caches read them; no call of these passes has them as arguments.
+OF_CACHES = {*cached_keys.NAMES, *float8.NAMES}
+
 
 @pytest.mark.parametrize("operation", PASSES)
 def test_what_a_pass_reads_and_where_it_writes_are_its_arguments(operation: Any) -> None:
     parameters = inspect.signature(PASSES[operation]).parameters
     for tensor in tensors().values():
-        if operation in tensor.reads and tensor.name not in cached_keys.NAMES:
+        if operation in tensor.reads and tensor.name not in OF_CACHES:
             default = parameters[tensor.argument or tensor.name].default
             optional = operation in tensor.optional
             assert default is (None if optional else inspect.Parameter.empty), tensor.name
-    assert tensors().keys() >= set(cached_keys.NAMES)  # in calls with caches
+    assert tensors().keys() >= OF_CACHES
+    assert OF_CACHES.isdisjoint(parameters)
     named = destinations(operation)
     assert set(named.values()) == {n for n, t in tensors().items() if t.written == operation}
     if operation == "forward":

@@ -41,7 +41,7 @@ def test_every_tile_has_its_products(writer: ModuleType) -> None:
     columns of dq.
     """
     halves = {row.widest // 2 for row in BACKWARD if row.block_q < row.block_kv}
-    assert min(halves) < min(BUCKETS)
+    assert halves - set(BUCKETS)  # some are no head_dim's
     blocks = {row.block_kv for row in FORWARD} | {row.block_q for row in BACKWARD}
     assert {*BUCKETS, *blocks, *halves} == set(writer.WIDTHS)
 
