@@ -92,10 +92,23 @@ _MODELS = (
 )
 
 
-def _models(op: str) -> list[Case]:
+#: Shapes beside the grid, in the same order: few queries on many keys, few heads, odd lengths.
+_OFF_GRID = (
+    (16, 77, 4096, 8, 8, 64, False),
+    (16, 77, 4096, 8, 8, 128, False),
+    (7, 1111, 1111, 16, 16, 64, False),
+    (32, 1024, 1024, 12, 12, 64, True),
+    (4, 1024, 8192, 16, 16, 128, False),
+    (1, 16384, 16384, 1, 1, 128, True),
+    (1, 8192, 8192, 32, 32, 192, True),
+    (2, 8192, 8192, 64, 8, 128, True),
+)
+
+
+def _listed(op: str, shapes: tuple[tuple[int, int, int, int, int, int, bool], ...]) -> list[Case]:
     return [
         Case(op, "bfloat16", batch, heads_q, heads_kv, d, d, queries, keys, causal, "fa3")
-        for batch, queries, keys, heads_q, heads_kv, d, causal in _MODELS
+        for batch, queries, keys, heads_q, heads_kv, d, causal in shapes
     ]
 
 
@@ -147,8 +160,10 @@ CASES: dict[str, Callable[[], list[Case]]] = {
     "fa3-shapes": lambda: _shapes("forward"),
     "fa3-backward": lambda: _grid("bfloat16", "fa3", ("backward",)),
     "fa3-backward-shapes": lambda: _shapes("backward"),
-    "models": lambda: _models("forward"),
-    "models-backward": lambda: _models("backward"),
+    "models": lambda: _listed("forward", _MODELS),
+    "models-backward": lambda: _listed("backward", _MODELS),
+    "off-grid": lambda: _listed("forward", _OFF_GRID),
+    "off-grid-backward": lambda: _listed("backward", _OFF_GRID),
     "windows": lambda: of.windows("forward"),
     "windows-backward": lambda: of.windows("backward"),
     "sinks": lambda: of.sinks("forward"),

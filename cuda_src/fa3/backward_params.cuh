@@ -34,6 +34,23 @@ struct Fa3BackwardParams {
   void* dv_parts;
 };
 
+// See backward_few.cu. The workspace is that of Fa3BackwardParams, without `turns`.
+struct Fa3BackwardFewParams {
+  TensorMap q_map;
+  TensorMap k_map;
+  TensorMap v_map;
+  TensorMap dout_map;
+  Tensor dk;
+  Tensor dv;
+  void* row_lse;
+  void* delta;
+  void* dq_accumulator;
+  double scale;
+  long long padded_rows;  // rows of a head in the workspace
+  long long kv_splits;    // blocks that share the kv tiles of a head
+  Shape shape;
+};
+
 // See sum_parts.cu.
 struct SumPartsParams {
   Tensor dk;

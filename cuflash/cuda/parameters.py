@@ -163,6 +163,13 @@ PARAMETERS = {
         maps=("q_map", "k_map", "v_map", "dout_map"),
         last=("parts", "padded_keys", "dk_parts", "dv_parts"),
     ),
+    ("fa3", "backward_few"): _struct(
+        "Fa3BackwardFewParams",
+        ("dk", "dv"),
+        (),
+        ("row_lse", "delta", "dq_accumulator", "scale", "padded_rows", "kv_splits"),
+        maps=("q_map", "k_map", "v_map", "dout_map"),
+    ),
     ("fa3", "sum_parts"): _struct(
         "SumPartsParams",
         ("dk", "dv"),

@@ -12,7 +12,9 @@ from .block_bits import bits_of_tiles
 from .decision import Algorithm, Plan
 from .device import DeviceLimits
 from .fa3_choice import chosen_tile
+from .fa3_few import few_plan
 from .head_groups import even_head_group, head_group_of, taking_turns, whole_entries
+from .hopper import ARCHITECTURE, for_hopper
 from .item_lists import ItemLists
 from .kernel import KernelConfig, KernelLaunch, kernel_config, lay_out
 from .key_chunks import KeyChunks
@@ -21,14 +23,12 @@ from .problem import DTYPES, AttentionProblem
 from .row_order import RowOrder
 from .row_steps import RowSteps, launchable
 from .tiles import fa3, steps
+from .tiles.fa3_few import Fa3FewTile
 
 __all__ = ["OLDEST_NVRTC", "fa3_plan", "needs_newer_compiler"]
 
 #: The first version that takes a second -arch option: sm_90a beside the one that CuPy gives.
 OLDEST_NVRTC = (12, 9)
-
-#: All instructions of Hopper.
-_ARCHITECTURE = "sm_90a"
 
 #: Of keys, backward. With a hundred at a time, of 512 keys, single runs were a tenth slower: their
 #: sums of dQ are more than L2 holds beside Q and dO. See bench/NOTES.md.
@@ -65,6 +65,8 @@ def fa3_plan(
         tile, why, chunk = chosen_tile(problem, limits, blocks, kv_chunk)
     if isinstance(tile, fa3.Fa3ForwardTile):
         return _forward(problem, limits, tile, why, rejected, chunk)
+    if isinstance(tile, Fa3FewTile):
+        return few_plan(problem, limits, tile, why, rejected)
     return _backward(problem, limits, tile, why, rejected, parts)
 
 
@@ -145,7 +147,7 @@ def _forward(
     )
     launch = KernelLaunch(config, grid, (("head_group", head_group),), boxes)
     lists = ItemLists(problem, limits, fa3.ARITHMETIC, tile.block_q)
-    launches = tuple(map(_for_hopper, (*bits.before, *lists.before, launch, *chunks.after)))
+    launches = tuple(map(for_hopper, (*bits.before, *lists.before, launch, *chunks.after)))
     workspace = tuple(lay_out([("tile_counter", 4), *bits.sizes, *lists.sizes, *chunks.sizes]))
     return Plan(chunks.problem, "cuda", "fa3", tile, reason, rejected, launches, workspace)
 
@@ -160,7 +162,7 @@ def _forward_config(
     )
     return replace(
         chunks.of_main(config),
-        architecture=_ARCHITECTURE,
+        architecture=ARCHITECTURE,
         head_dim=tile.head_dim,
         head_dim_v=tile.head_dim_v,
     )
@@ -199,7 +201,7 @@ def _backward(
     )
     lists = ItemLists(problem, limits, fa3.ARITHMETIC, tile.block_kv, tile.ordered)
     before = *bits.before, *lists.before
-    launches = tuple(map(_for_hopper, (*before, *every, *keys.after, *others.after)))
+    launches = tuple(map(for_hopper, (*before, *every, *keys.after, *others.after)))
     sizes = [*rows.sizes, *keys.sizes, *others.sizes, *bits.sizes, *lists.sizes]
     workspace = tuple(lay_out(sizes))
     reason += keys.said
@@ -258,15 +260,6 @@ def _check_pair_sums(problem: AttentionProblem, tile: fa3.Fa3BackwardTile) -> No
             f"fa3 has no gradient of {summed[0]} beside a function of scores in heads of "
             f"{problem.head_dim}/{problem.head_dim_v}"
         )
-
-
-def _for_hopper(launch: KernelLaunch) -> KernelLaunch:
-    """Compiled with the options of the main kernel.
-
-    The machine code of the others is the same without them. But CuPy asks the compiler for its
-    version once for each set of options, and the first call of a process waits for that.
-    """
-    return replace(launch, config=replace(launch.config, architecture=_ARCHITECTURE))
 
 
 def _backward_head_group(

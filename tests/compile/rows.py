@@ -22,6 +22,7 @@ from cuflash.planning.tiles.fa3_tables import BACKWARD, BUCKETS, FORWARD
 from ..architectures import LIMITS
 from ..turns import has_turn
 from .featured import FEATURED, featured_problems
+from .few import few_calls
 from .spills import BLOCK_MASK_SPILLS, LENGTHS_SPILLS, TEXT_SPILLS
 from .split import SplitCall, split_calls
 
@@ -170,6 +171,8 @@ def rows(architecture: str) -> dict[str, KernelConfig]:
     for algorithm in ("fa2", "fa3") if architecture == "90" else ():
         calls = (call for call in split_calls(_few()) if call.algorithm == algorithm)
         found = _both(found, _named(architecture, calls, ()))
+    if architecture == "90":
+        found = _both(found, _named(architecture, few_calls(_few()), ()))
     return found
 
 

@@ -190,16 +190,17 @@ _OLDER = ("mma.sync", "ldmatrix", "cp.async.cg", "cp.async.ca", "nanosleep")
 def _check_hopper(config: KernelConfig, built: Built, spills: int = 0) -> None:
     """The instructions are those of Hopper, and ptxas kept the design."""
     c = dict(config.constants)
-    backward = config.kernel == "backward"
+    few = config.kernel == "backward_few"
+    backward = few or config.kernel == "backward"
     needed = _HOPPER + _BACKWARD if backward else _HOPPER
-    clears = backward and not c["stays"]
+    clears = backward and not few and not c["stays"]
     assert [name for name in needed if name not in built.ptx] == []
     assert (_CLEARS in built.ptx) == clears
     sums = {"red.relaxed.gpu.global.add.v4.f32"} if backward else set()  # of dQ, four at a time
     sums |= {"red.release.gpu.global.add.s32"} if clears else set()  # of cleared shares
     assert set(re.findall(r"\bred\.[\w.]+", built.ptx)) == sums
     older = {"nanosleep"} if clears else set()  # between one look at a counter and the next
-    of_pairs = c["operand_bytes"] == 2 and c["operand_rows"] == c["block_q"]
+    of_pairs = not few and c["operand_bytes"] == 2 and c["operand_rows"] == c["block_q"]
     older |= {"ldmatrix"} if of_pairs and not backward else set()  # for a bias
     assert {name for name in _OLDER if name in built.ptx} == older
     pairs = {"float16": "f16.f16", "bfloat16": "bf16.bf16"}[config.storage]

@@ -27,6 +27,7 @@ from . import (
     fa3_backward_parts,
     fa3_backward_rows,
     fa3_backward_serial,
+    fa3_few,
     fa3_order,
     fa3_stay,
     float8,
@@ -89,6 +90,7 @@ BUGS = (
     *jax_native.BUGS,
     *jax_caches.BUGS,
     *key_chunks.BUGS,
+    *fa3_few.HOST,
     *fa3_stay.HOST,
 )
 #: Those of FlashAttention-3, in records of their own: of a GPU of compute capability 9.0, see
@@ -104,6 +106,7 @@ HOPPER_BUGS = (
 #: More of FlashAttention-3, which a GPU would not show every time: of the emulator alone.
 EMULATED_BUGS = (
     *fa3_order.BUGS,
+    *fa3_few.BUGS,
     *fa3_stay.BUGS,
     *alibi.HOPPER,
     *bias_staged.BUGS,

@@ -136,6 +136,8 @@ SIZES = {
     "fa3-backward-shapes": 7,
     "models": 10,
     "models-backward": 10,
+    "off-grid": 8,
+    "off-grid-backward": 8,
     "windows": 5,
     "windows-backward": 6,
     "sinks": 2,

@@ -12,6 +12,7 @@ from ..problem import DTYPES, AttentionProblem
 from ..step_time import StepTime
 from . import fa3_registers
 from .common import Arithmetic, Footprint, bucket, byte_panels, ceil_div
+from .fa3_few import Fa3FewTile, few_tiles
 from .fa3_tables import BACKWARD, BUCKETS, FORWARD_WITH_PAIRS, ForwardRow, forward_rows, is_reckoned
 from .operand_tiles import NO_OPERAND, OperandTiles
 from .panels import PANEL, panels
@@ -163,7 +164,7 @@ class Fa3BackwardTile:
         }
 
 
-Fa3Tile = Fa3ForwardTile | Fa3BackwardTile
+Fa3Tile = Fa3ForwardTile | Fa3BackwardTile | Fa3FewTile
 
 
 def tile_of_row(problem: AttentionProblem, row: ForwardRow) -> Fa3ForwardTile:
@@ -236,7 +237,12 @@ def _staged(problem: AttentionProblem) -> Operand | None:
     return next((one for one in every if one.staged and one.mappable), None)
 
 
-def _backward(problem: AttentionProblem, every: bool) -> Iterator[Fa3BackwardTile]:
+def _backward(problem: AttentionProblem, every: bool) -> Iterator[Fa3BackwardTile | Fa3FewTile]:
+    yield from _over_queries(problem, every)
+    yield from few_tiles(problem)
+
+
+def _over_queries(problem: AttentionProblem, every: bool) -> Iterator[Fa3BackwardTile]:
     window = problem.visibility.most_keys if problem.has_first else 0
     widest = max(problem.head_dim, problem.head_dim_v)
     narrow = max(row.widest_v for row in BACKWARD if row.block_kv > ROWS)

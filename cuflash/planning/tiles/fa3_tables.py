@@ -13,6 +13,7 @@ from ..problem import AttentionProblem
 
 __all__ = [
     "BACKWARD",
+    "BACKWARD_OF_FEW",
     "BUCKETS",
     "FORWARD",
     "FORWARD_OF_BLOCKS",
@@ -20,6 +21,7 @@ __all__ = [
     "FORWARD_OF_FLOAT8",
     "FORWARD_WITH_PAIRS",
     "BackwardRow",
+    "FewRow",
     "ForwardRow",
     "PairsRow",
     "forward_rows",
@@ -198,4 +200,21 @@ BACKWARD = (
     BackwardRow(192, 128, 64, 128, 2, 0, 512),  # 508 at 192/128, seqlen 8192 causal
     BackwardRow(192, 192, 64, 64, 2, 0, 1024),  # 480 at 192, seqlen 8192 causal
     BackwardRow(256, 256, 64, 64, 2, 0, 1024),  # 509 at 256, seqlen 8192 full
+)
+
+
+class FewRow(NamedTuple):
+    """A tile of the backward pass for few queries, which a block keeps."""
+
+    widest: int
+    widest_v: int
+    block_q: int
+    block_kv: int  # 64 for each of two warpgroups that do arithmetic
+    k_stages: int
+    v_stages: int  # V is read at the beginning of a step, K until its end
+
+
+BACKWARD_OF_FEW = (
+    FewRow(64, 64, 128, 128, 3, 2),
+    FewRow(128, 128, 128, 128, 2, 1),
 )

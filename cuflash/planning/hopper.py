@@ -1,0 +1,21 @@
+"""The compiler's target for kernels of Hopper."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from .kernel import KernelLaunch
+
+__all__ = ["ARCHITECTURE", "for_hopper"]
+
+#: All instructions of Hopper.
+ARCHITECTURE = "sm_90a"
+
+
+def for_hopper(launch: KernelLaunch) -> KernelLaunch:
+    """The launch, compiled with the options of the main kernel.
+
+    The machine code of the others is the same without them. But CuPy asks the compiler for its
+    version once for each set of options, and the first call of a process waits for that.
+    """
+    return replace(launch, config=replace(launch.config, architecture=ARCHITECTURE))

@@ -1,0 +1,58 @@
+"""FlashAttention-3's gradients of few queries, whose tile a block keeps, on the CPU."""
+
+from __future__ import annotations
+
+import pytest
+
+from ..kit.case import Case
+from ..kit.compare import compare
+from ..kit.data import arrays
+from ..kit.few import few_alone
+from ..kit.nonfinite import SPOILED, spoiled
+from ..kit.oracle import judge
+from .build import compiler
+from .device import EmulatedRunner
+
+pytestmark = pytest.mark.skipif(compiler() is None, reason="there is no g++ to compile with")
+
+_CASES = {
+    "full": Case(2, 3, 3, 77, 300, 64, 64, "bfloat16", seed=1),
+    "wide": Case(1, 2, 2, 128, 520, 128, 128, "float16", seed=2),
+    "narrow": Case(3, 2, 2, 1, 150, 24, 40, "float16", seed=3),
+    "uneven widths": Case(1, 2, 2, 65, 257, 40, 120, "bfloat16", seed=4),
+    "causal": Case(2, 2, 2, 100, 300, 32, 32, "float16", True, seed=5),
+    "every query lives": Case(1, 2, 2, 128, 300, 64, 64, "bfloat16", True, seed=8),
+    "unseen keys": Case(2, 2, 2, 90, 700, 64, 32, "bfloat16", True, q_offset=100, seed=6),
+    "dead queries": Case(1, 2, 2, 128, 200, 64, 64, "float16", True, q_offset=-40, seed=7),
+}
+
+
+@pytest.mark.parametrize("num_sms", [1, 5])
+@pytest.mark.parametrize("name", _CASES)
+def test_against_float64(name: str, num_sms: int) -> None:
+    """With one block for a head, and with several."""
+    case = _CASES[name]
+    x = arrays(case, "q", "k", "v", "dout", "dlse")
+    runner = EmulatedRunner("90", "fa3", num_sms=num_sms)
+    with few_alone():
+        saved = runner.forward(case, x["q"], x["k"], x["v"])
+        grads = runner.backward(case, x["dout"], x["q"], x["k"], x["v"], *saved, x["dlse"])
+        entries = [config.entry for config in runner.configs(case)]
+    assert "cuflash_fa3_backward_few" in entries
+    truth = judge(case, x)
+    for which, got in zip(("dq", "dk", "dv"), grads, strict=True):
+        compare(truth, which, got).check()
+
+
+@pytest.mark.parametrize("place", [0.1, 0.6])  # of keys that are seen
+def test_what_is_not_finite_comes_out_of_what_sees_it(place: float) -> None:
+    case = Case(1, 2, 2, 100, 200, 64, 64, "float16", causal=True, q_offset=-20, seed=1)
+    runner = EmulatedRunner("90", "fa3", num_sms=1)
+    for name, value in SPOILED:
+        one = spoiled(case, name, value, place, 128)
+        x = one.x
+        with few_alone():
+            out, lse = runner.forward(case, x["q"], x["k"], x["v"])
+            given = (x["dout"], x["q"], x["k"], x["v"], out, lse, x["dlse"])
+            dq, dk, dv = runner.backward(case, *given)
+        one.check({"out": out, "lse": lse, "dq": dq, "dk": dk, "dv": dv})
