@@ -90,7 +90,7 @@ def generate(
     )
     network = Network(parameters, attention, xp)
     begin, end = len(prompt), len(prompt) + options.generate
-    drawn = np.random.default_rng(options.seed).gumbel(size=(end + 1, BYTES))  # one for the trial step
+    drawn = np.random.default_rng(options.seed).gumbel(size=(end + 1, BYTES))  # one for warm-up
     noise = (_TEMPERATURE * drawn).astype(np.float32)
     with _stream(xp):
         decoder = Decoder(parameters, options, xp.asarray(noise), xp)
