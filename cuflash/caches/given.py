@@ -131,7 +131,7 @@ def check_interleaved(value: Any, rotates: bool) -> bool | None:
             raise ArgumentValueError("rotary_interleaved", shown(value), "None without rotary_cos")
         return None
     if value is None:
-        expected = "True (columns 2i and 2i+1 turn together) or False (i and i + half of them)"
+        expected = "True (columns 2i and 2i+1 rotate together) or False (i and i + half of them)"
         raise ArgumentValueError("rotary_interleaved", "None beside rotary_cos", expected)
     if not isinstance(value, (bool, np.bool_)):
         raise ArgumentTypeError("rotary_interleaved", shown(value), "True or False")
