@@ -33,7 +33,7 @@ _RANGES = {
 
 
 class Operands:
-    """Made by the first task that needs them, while the others wait.
+    """Keys and values, made by the first task that needs them while other tasks wait.
 
     Attributes
     ----------
@@ -58,7 +58,7 @@ class Operands:
         self._longest_row: float | None = None
 
     def make(self) -> Operands:
-        """Make everything, unless it is made; returns itself."""
+        """Make keys and values if they are not made yet; return this object."""
         with self._lock:
             if not self._made:
                 self._make(*self._given)
