@@ -142,7 +142,7 @@ def cu_seqlens_of(segment_ids: Any, sequences: int) -> Any:
     xp = namespace_of("segment_ids", segment_ids)
     _check_integers("segment_ids", segment_ids, xp, None)
     if xp is np and (np.diff(segment_ids) < 0).any():
-        raise ArgumentValueError("segment_ids", "numbers that fall", "sorted ones")
+        raise ArgumentValueError("segment_ids", "decreasing numbers", "sorted numbers")
     if xp is np and (segment_ids < 0).any():
         raise ArgumentValueError("segment_ids", f"{segment_ids.min()}", "0 or more")
     numbers = xp.arange(_rows("sequences", sequences, None) + 1)
