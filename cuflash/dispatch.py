@@ -66,7 +66,7 @@ def call(operation: Operation, arrays: Arrays, keywords: Mapping[str, Any]) -> d
     Returns
     -------
     dict
-        As of :func:`run`.
+        As for :func:`run`.
     """
     seen = see(operation, keywords, arrays)
     if seen is not None:

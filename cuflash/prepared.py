@@ -225,7 +225,7 @@ def prepare(
     Prepared
         With ``plan``, ``workspace_bytes``, ``tensors`` and ``run``. Arrays that are not given here
         are C-contiguous; ``dout`` has the dtype of q, whatever ``out_dtype`` is. The kernels always
-        write the gradients of q, k and v; a gradient that ``wrt`` does not name lies in the
+        write the gradients of q, k and v; a gradient that ``wrt`` does not name is in the
         workspace. With caches ``tensors`` has the names of the arguments, and ``out`` and ``lse``
         of "kvcache"; the workspace is that of full caches, whatever the lengths are.
 

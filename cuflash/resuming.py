@@ -34,14 +34,14 @@ def resumed(arrays: Mapping[str, Any], keywords: Mapping[str, Any], state: Any) 
     Parameters
     ----------
     arrays, keywords
-        As of :func:`~.dispatch.call`.
+        As for :func:`~.dispatch.call`.
     state
         ``(out, lse)`` as the caller gave it.
 
     Returns
     -------
     array, or two
-        As of :func:`cuflash.attention`.
+        As for :func:`cuflash.attention`.
 
     Raises
     ------

@@ -156,9 +156,9 @@ def attention_with_kvcache(
     Parameters
     ----------
     q : array, (batch, seqlen_q, heads_q, head_dim)
-        Queries, as of :func:`attention`.
+        Queries, as for :func:`attention`.
     k_cache, v_cache : array
-        As of :func:`append_kv`; written only where there are new tokens.
+        As for :func:`append_kv`; written only where there are new tokens.
         heads_kv divides heads_q.
     k, v : array, optional
         New tokens, both or neither: they are appended first, as
@@ -168,54 +168,54 @@ def attention_with_kvcache(
         by the new tokens that fit. Later slots are never used and may hold
         anything. An int is refused while a CUDA graph is captured.
     page_table, cache_batch_idx : array of int32, optional
-        As of :func:`append_kv`. Numbers of pages without a used slot may be anything. On
+        As for :func:`append_kv`. Numbers of pages without a used slot may be anything. On
         CUDA a number out of range is clamped to the nearest page.
     cache_leftpad : array of int32, (batch,), optional
         Number of slots at the beginning of every entry that are not used. They
         are part of its length, and positions include them.
     rotary_cos, rotary_sin, rotary_interleaved, rotary_seqlens
-        As of :func:`append_kv`; only with new tokens. Queries are rotated too:
+        As for :func:`append_kv`; only with new tokens. Queries are rotated too:
         with ``causal`` or a window, row i at position ``cache_seqlens[b] + i``,
         otherwise all rows at ``cache_seqlens[b]`` (``rotary_seqlens[b]`` where
         it is given). A query beyond the tables is NaN, and so is its output.
     k_scale, v_scale, cache_dtype
-        As of :func:`append_kv`. Stored numbers are converted to q's dtype, which holds all
+        As for :func:`append_kv`. Stored numbers are converted to q's dtype, which holds all
         of them exactly. Scales are applied in float32: ``k_scale`` to the scores,
         ``v_scale`` to the output.
     causal : bool
         The last query sees the last key, the query before it all but the last:
         query i sees slot j iff ``j <= i + length after the append - seqlen_q``.
     window_size : (int or None, int or None), optional
-        ``(left, right)`` around that slot, as of :func:`attention`. None is no
+        ``(left, right)`` around that slot, as for :func:`attention`. None is no
         bound, which is -1 in flash-attn; -1 is refused.
     softcap, alibi_slopes, sinks, scale
-        As of :func:`attention`.
+        As for :func:`attention`.
     kv_chunk : int, optional
-        As of :func:`attention`. By default the tile and the chunk follow from widths, heads,
+        As for :func:`attention`. By default the tile and the chunk follow from widths, heads,
         seqlen_q, the capacity, and whether arrays are aligned to 16 bytes: a row
         has the same bits in a batch of any size. NumPy has no chunks.
     overflow : array of int32, (batch,), optional
-        As of :func:`append_kv`; only with new tokens.
+        As for :func:`append_kv`; only with new tokens.
     return_lse : bool
         Also return the log-sum-exp of the scores.
     out, lse_out : array, optional
         Destinations, returned as given.
     backend : {"auto", "cuda", "numpy"}
-        As of :func:`append_kv`.
+        As for :func:`append_kv`.
     algorithm, blocks
-        As of :func:`attention`.
+        As for :func:`attention`.
 
     Returns
     -------
     out : array, (batch, seqlen_q, heads_q, head_dim_v)
-        As of :func:`attention`. A row that sees no key is 0.
+        As for :func:`attention`. A row that sees no key is 0.
     lse : array, (batch, heads_q, seqlen_q)
         Only with ``return_lse``; for a row that sees no key the sink, or minus infinity.
 
     Raises
     ------
     ArgumentTypeError, ArgumentValueError
-        As of :func:`append_kv` and :func:`attention`, before a cache is written.
+        As for :func:`append_kv` and :func:`attention`, before a cache is written.
     UnsupportedError
         As for :func:`attention`; and on CUDA for ``algorithm="fa1"`` with
         ``page_table``, ``cache_batch_idx`` or ``cache_leftpad``, and for "fa3" if

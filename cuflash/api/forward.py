@@ -212,7 +212,7 @@ def attention(
         Order of the axes; by default "bshd" for 4 and "sd" for 2 of them.
     resume : (array, array), optional
         ``out`` and ``lse`` of the same queries over other keys, float32 (float64 for float64).
-        The results are then those over all keys, as of :func:`merge`, in the same dtype, and
+        The results are then those over all keys, as for :func:`merge`, in the same dtype, and
         may be written over these arrays. Give ``q_offset``, and give sinks to the last call only.
     return_lse : bool
         Also return the log-sum-exp of the scores.

@@ -52,11 +52,11 @@ class Pullback:
         Returns
         -------
         gradients : tuple of arrays
-            In the order of :attr:`wrt`, as of :func:`attention_backward`.
+            In the order of :attr:`wrt`, as for :func:`attention_backward`.
 
         Raises
         ------
         CuflashError
-            As of :func:`attention_backward`.
+            As for :func:`attention_backward`.
         """
         return attention_backward(dout, **self.saved, dlse=dlse, **self._keywords)

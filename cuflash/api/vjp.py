@@ -172,7 +172,7 @@ def attention_vjp(
     Returns
     -------
     out : array, or (out, lse) with ``return_lse``
-        As of :func:`attention`.
+        As for :func:`attention`.
     pullback : Pullback
         ``pullback(dout, dlse=None)`` gives the gradients of ``wrt`` in its
         order, any number of times. It keeps the arrays that it was given, out

@@ -60,7 +60,7 @@ def plan_attention(
     Raises
     ------
     ArgumentTypeError, ArgumentValueError, UnsupportedError
-        As of attention, with the argument names of a call with caches.
+        As for attention, with the argument names of a call with caches.
     """
     given, words = _of_attention(specs, sizes, options, scales)
     with own_names():

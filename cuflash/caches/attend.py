@@ -67,7 +67,7 @@ def attend(
     Parameters
     ----------
     given
-        As of :func:`append_to`, with ``q``.
+        As for :func:`append_to`, with ``q``.
     beside
         ``alibi_slopes``, ``sinks``, ``out`` and ``lse_out``; None if not given.
     cache_seqlens, interleaved, cache_dtype
@@ -100,9 +100,9 @@ def attend_into(
     Parameters
     ----------
     given
-        As of :func:`attend`, with ``cache_seqlens`` as an array.
+        As for :func:`attend`, with ``cache_seqlens`` as an array.
     beside
-        As of :func:`attend`, with both destinations.
+        As for :func:`attend`, with both destinations.
     interleaved
         As the caller gave it.
     options

@@ -41,7 +41,7 @@ def describe_caches(
     Parameters
     ----------
     given
-        Every array: itself, its shape, its dtype or both, as of ``prepare``;
+        Every array: itself, its shape, its dtype or both, as for ``prepare``;
         None if not given. Scales may be numbers; ``cache_dtype`` is included.
     dtype
         Dtype of matrices whose shapes are given.

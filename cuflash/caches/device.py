@@ -82,7 +82,7 @@ def append(call: CacheCall, before: Any, advance: bool, tell: Any = lambda plan:
     call
         A checked call with new tokens. Queries, if given, are rotated if keys are.
     before
-        As of :func:`lengths_before`.
+        As for :func:`lengths_before`.
     advance
         Whether each query is one position after the query before it.
     tell
@@ -112,7 +112,7 @@ def append(call: CacheCall, before: Any, advance: bool, tell: Any = lambda plan:
 
 
 def places(call: CacheCall) -> dict[str, Adopted]:
-    """Return the arrays that locate an entry's keys; none where entry b of the caches is b.
+    """Return the arrays that locate the keys of entries; none if both batches have the same order.
 
     ``cache_batch_idx`` becomes a page table: every entry of the caches is one page.
     """
@@ -155,7 +155,7 @@ def ready_append(
         By argument name, with the results of an append: ``lengths_after``,
         ``q_rotated``. ``q`` is absent if queries are not rotated.
     sizes, interleaved, advance, device
-        As of :func:`append`.
+        As for :func:`append`.
     scales
         The scales of float8 caches that are numbers; None for other caches.
     """
@@ -190,7 +190,7 @@ def prepared_append(
     device
         The device that runs the kernel.
     scales
-        As of :func:`ready_append`.
+        As for :func:`ready_append`.
     """
     specs = dict(given)
     limits = DeviceLimits.query(device)

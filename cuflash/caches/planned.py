@@ -56,12 +56,12 @@ class _Steps(NamedTuple):
 
     @property
     def counter_offset(self) -> int | None:
-        """As of :class:`~cuflash.cuda.launch.PreparedPlan`: attention alone draws tiles."""
+        """As for :class:`~cuflash.cuda.launch.PreparedPlan`: attention alone draws tiles."""
         found = [step.launcher.counter_offset for step in self.steps]
         return next((offset for offset in found if offset is not None), None)
 
     def run(self, addresses: tuple[int, ...], workspace: int, stream: int) -> None:
-        """Launch every step; as of :class:`~cuflash.cuda.launch.PreparedPlan`."""
+        """Launch every step; as for :class:`~cuflash.cuda.launch.PreparedPlan`."""
         for launcher, places in self.steps:
             launcher.run(tuple(addresses[place] for place in places), workspace, stream)
 
@@ -122,7 +122,7 @@ def plan_caches(
     Parameters
     ----------
     specs
-        As of :func:`~.described.describe_caches`, all of one CUDA device.
+        As for :func:`~.described.describe_caches`, all of one CUDA device.
     interleaved
         ``rotary_interleaved`` as it was given.
     options
@@ -133,7 +133,7 @@ def plan_caches(
     Raises
     ------
     ArgumentTypeError, ArgumentValueError, UnsupportedError
-        As of the call itself; also if the kernels need a copy of an array.
+        As for the call itself; also if the kernels need a copy of an array.
     """
     plain = {name: spec for name, spec in specs.items() if name not in FEATURES}
     rotates, sizes = check_specs(plain, None, interleaved, scales is not None)

@@ -14,7 +14,7 @@ from .options import Options
 
 __all__ = ["PAGE", "Decoder"]
 
-#: Bytes of the text whose keys and values stand in one page.
+#: Number of bytes of the text whose keys and values are in one page.
 PAGE = 16
 
 

@@ -72,7 +72,7 @@ def attention_with_kvcache(
     cache_seqlens : int or array of integers, (batch,) or ()
         Length of every entry before the append, or of all.
     page_table, cache_batch_idx, cache_leftpad, rotary_seqlens : array of integers, optional
-        As of :func:`cuflash.attention_with_kvcache`.
+        As for :func:`cuflash.attention_with_kvcache`.
     rotary_cos, rotary_sin, rotary_interleaved
         Likewise.
     causal, window_size, softcap, scale, kv_chunk, algorithm, blocks
@@ -99,7 +99,7 @@ def attention_with_kvcache(
     ArgumentTypeError, ArgumentValueError
         Naming the argument, when the call is traced.
     UnsupportedError
-        Of derivatives, in the forward and in the reverse mode; under
+        For derivatives, in forward and in reverse mode; under
         :func:`jax.vmap`, since the arrays have a batch axis; and as for
         :func:`cuflash.jax.attention` and :func:`cuflash.attention_with_kvcache`.
     BackendUnavailableError, ToolchainError, CompileError

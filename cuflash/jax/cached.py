@@ -50,7 +50,7 @@ class CachedCall(Pass):
         return ("out", "lse", *written)
 
     def entries(self, arrays: Sequence[Any]) -> tuple[int, ...]:
-        """As of :class:`~.passes.Pass`."""
+        """As for :class:`~.passes.Pass`."""
         return tuple(self.named(arrays)["q"].shape[:1])
 
     def specs(self, arrays: Sequence[Any]) -> dict[str, TensorSpec]:
@@ -79,7 +79,7 @@ class CachedCall(Pass):
         plan_attention(specs, check_specs(_plain(specs), None, self.interleaved)[1], self.options)
 
     def plan_on(self, arrays: Sequence[Any], device: int) -> CachePlan:
-        """As of :class:`~.passes.Pass`."""
+        """As for :class:`~.passes.Pass`."""
         choose_device(device, self.options)
         specs = {name: spec.on_device(device) for name, spec in self.specs(arrays).items()}
         return plan_caches(specs, self.interleaved, self.options)

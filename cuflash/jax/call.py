@@ -103,11 +103,11 @@ class Call(Pass):
         return len(self.named(arrays)["q"].shape) - len(self.options.layout or "bshd")
 
     def entries(self, arrays: Sequence[Any]) -> tuple[int, ...]:
-        """As of :class:`~.passes.Pass`."""
+        """As for :class:`~.passes.Pass`."""
         return tuple(self.named(arrays)["q"].shape[: self.mapped(arrays) + 1])
 
     def plan_on(self, arrays: Sequence[Any], device: int) -> CallPlan:
-        """As of :class:`~.passes.Pass`."""
+        """As for :class:`~.passes.Pass`."""
         options = replace(self.over(arrays).described, backend="cuda")
         given = tuple((name, spec.on_device(device)) for name, spec in self.specs(arrays).items())
         return plan_call(self.operation, given, options, choose_device(device, options))

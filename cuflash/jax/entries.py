@@ -42,7 +42,7 @@ def sharing(
     Parameters
     ----------
     own, full
-        As of :func:`holes`, for an array without holes.
+        As for :func:`holes`, for an array without holes.
     differentiated
         Whether the pass computes its gradient.
     """

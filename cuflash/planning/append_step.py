@@ -72,7 +72,7 @@ class _RowTile:
         return Footprint(0, 64, 32 * self.warps)
 
     def constants(self) -> dict[str, int]:
-        """What the device code reads from ``Config``."""
+        """Return the constants that the device code reads from ``Config``."""
         return {"warps": self.warps}
 
 

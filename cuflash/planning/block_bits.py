@@ -42,7 +42,7 @@ class BlockBits:
 
     @property
     def constants(self) -> dict[str, int]:
-        """What the device code of the pass reads from ``Config``."""
+        """Constants that the device code of the pass reads from ``Config``."""
         return {"packed": 0, "one_row": 0, "listed": int(self.of_each_tile), "skips_keys": 0}
 
     @property

@@ -44,7 +44,7 @@ class MaskBits:
 
     @property
     def constants(self) -> dict[str, int]:
-        """What the device code of the pass reads from ``Config``."""
+        """Constants that the device code of the pass reads from ``Config``."""
         return {
             "packed": int(self._packed),
             "one_row": int(self._packed and self._one_row),

@@ -75,7 +75,7 @@ class Operands:
         self._blocks.apply_mask(scores, tile)
 
     def change_with_slopes(self, scores: Array, tile: Tile) -> Array | None:
-        """The same for the backward pass; returns the slopes of scores, None if they are 1."""
+        """Change scores for the backward pass; return their slopes, None if they are 1."""
         slopes = None
         if self._terms:
             by_group = self._by_group(scores, tile)

@@ -88,7 +88,7 @@ class BiasTile:
         return footprint.registers <= register_limit(limits, together)
 
     def constants(self) -> dict[str, int]:
-        """What the device code reads from ``Config``."""
+        """Return the constants that the device code reads from ``Config``."""
         return {
             "block_q": self.row.block_q,
             "block_kv": self.row.block_kv,

@@ -90,7 +90,7 @@ class Fa1ForwardTile:
         return Footprint(shared, min(scores + output + other, most), self.threads)
 
     def constants(self) -> dict[str, int]:
-        """What the device code reads from ``Config``."""
+        """Return the constants that the device code reads from ``Config``."""
         return {
             "block_q": self.block_q,
             "block_kv": self.block_kv,
@@ -145,7 +145,7 @@ class Fa1BackwardTile:
         return Footprint(shared, held + passing + other, self.threads)
 
     def constants(self) -> dict[str, int]:
-        """What the device code reads from ``Config``."""
+        """Return the constants that the device code reads from ``Config``."""
         return {
             "block_q": self.block_q,
             "block_kv": self.block_kv,
@@ -190,8 +190,8 @@ def tiles_of_rule(problem: AttentionProblem, limits: DeviceLimits) -> Iterator[F
     """Yield candidates in order of preference: the rule's blocks, then smaller and smaller tiles.
 
     A tile with more pairs comes first, since its operands are loaded once for all
-    of them. Of tiles with as many pairs, the one with more keys comes first, since
-    O is loaded and stored for every kv tile.
+    of them. If two tiles have as many pairs, the one with more keys comes first,
+    since O is loaded and stored for every kv tile.
     """
     _, rule = paper_blocks(problem, limits)
     for rows in fragment_row_choices(problem.storage):

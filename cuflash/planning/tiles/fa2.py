@@ -70,7 +70,7 @@ class Fa2ForwardTile:
         return Footprint(shared, held + 56, 32 * self.warps, self.blocks_per_sm)
 
     def constants(self) -> dict[str, int]:
-        """What the device code reads from ``Config``."""
+        """Return the constants that the device code reads from ``Config``."""
         return {
             "block_q": self.block_q,
             "block_kv": self.block_kv,
@@ -131,7 +131,7 @@ class Fa2BackwardTile:
         return Footprint(shared, held + passing + 56, 32 * self.warps, self.blocks_per_sm)
 
     def constants(self) -> dict[str, int]:
-        """What the device code reads from ``Config``."""
+        """Return the constants that the device code reads from ``Config``."""
         return {
             "block_q": self.block_q,
             "block_kv": self.block_kv,

@@ -74,7 +74,7 @@ class Fa3ForwardTile:
         return Footprint(shared, registers, threads, self.blocks_per_sm)
 
     def constants(self) -> dict[str, int]:
-        """What the device code reads from ``Config``."""
+        """Return the constants that the device code reads from ``Config``."""
         registers = fa3_registers.FORWARD[self.warpgroups, self.blocks_per_sm]
         return {
             "block_q": self.block_q,
@@ -144,7 +144,7 @@ class Fa3BackwardTile:
         return self.warpgroups if self.block_q == ROWS < self.block_kv else 1
 
     def constants(self, listed: bool = False) -> dict[str, int]:
-        """What the device code reads from ``Config``, for listed steps or all steps."""
+        """Return the constants of ``Config`` for the device code, for listed or for all steps."""
         roomy = self.stays or (listed and (self.operand.stages or self.block_q > ROWS))
         registers = fa3_registers.LISTED_BACKWARD if roomy else fa3_registers.BACKWARD
         return {

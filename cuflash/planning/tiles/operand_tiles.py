@@ -22,7 +22,7 @@ class OperandTiles(NamedTuple):
         return self.stages * panels * self.rows * 128 + 1024 if self.stages else 0
 
     def constants(self) -> dict[str, int]:
-        """What the device code reads from ``Config``."""
+        """Return the constants that the device code reads from ``Config``."""
         return {
             "operand_stages": self.stages,
             "operand_rows": self.rows,

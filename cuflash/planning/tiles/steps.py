@@ -44,7 +44,7 @@ class DeltaTile:
         return Footprint(0, 40, 32 * self.warps)
 
     def constants(self) -> dict[str, int]:
-        """What the device code reads from ``Config``."""
+        """Return the constants that the device code reads from ``Config``."""
         return {"warps": self.warps}
 
 
@@ -73,7 +73,7 @@ class RowsTile:
         return Footprint(self.warps * part, 96, 32 * self.warps)
 
     def constants(self) -> dict[str, int]:
-        """What the device code reads from ``Config``."""
+        """Return the constants that the device code reads from ``Config``."""
         return {"warps": self.warps, "rows": ROWS, "fragment_rows": self.fragment_rows}
 
 
@@ -89,7 +89,7 @@ class ArgumentTile:
         return Footprint(shared_array(32 * self.warps, "float64"), 64, 32 * self.warps)
 
     def constants(self) -> dict[str, int]:
-        """What the device code reads from ``Config``."""
+        """Return the constants that the device code reads from ``Config``."""
         return {"warps": self.warps}
 
 
@@ -124,7 +124,7 @@ class MergeTile:
         return Footprint(shared, 40, 32 * self.warps, 6 if narrow else 2)
 
     def constants(self) -> dict[str, int]:
-        """What the device code reads from ``Config``."""
+        """Return the constants that the device code reads from ``Config``."""
         return {
             "block_q": self.block_q,
             "block_kv": self.block_kv,
@@ -149,7 +149,7 @@ class ItemsTile:
         return Footprint(shared_array(64 + self.warps + 1, "float32"), 64, 32 * self.warps)
 
     def constants(self) -> dict[str, int]:
-        """What the device code reads from ``Config``."""
+        """Return the constants that the device code reads from ``Config``."""
         return {
             "block": self.rows,
             "rows_of_keys": int(self.rows_of_keys),
@@ -179,7 +179,7 @@ class ListTile:
         return Footprint(0, 64, 32 * self.warps)
 
     def constants(self) -> dict[str, int]:
-        """What the device code reads from ``Config``."""
+        """Return the constants that the device code reads from ``Config``."""
         return {
             "block_q": self.block_q,
             "block_kv": self.block_kv,
@@ -208,7 +208,7 @@ class SummaryTile:
         return Footprint(shared_array(numbers, "float16"), 64, 32 * self.warps)
 
     def constants(self) -> dict[str, int]:
-        """What the device code reads from ``Config``."""
+        """Return the constants that the device code reads from ``Config``."""
         return {
             "block_q": self.block_q,
             "block_kv": self.block_kv,

@@ -26,5 +26,5 @@ class SumTile:
         return Footprint(self.warps * panels(SUM_ROWS, PANEL), 128, 32 * self.warps)
 
     def constants(self) -> dict[str, int]:
-        """What the device code reads from ``Config``."""
+        """Return the constants that the device code reads from ``Config``."""
         return {"warps": self.warps, "sum_rows": SUM_ROWS, "sum_columns": SUM_COLUMNS}
