@@ -112,7 +112,7 @@ def append(call: CacheCall, before: Any, advance: bool, tell: Any = lambda plan:
 
 
 def places(call: CacheCall) -> dict[str, Adopted]:
-    """Return the arrays that locate the keys of entries; none if both batches have the same order.
+    """Return the arrays that locate an entry's keys; none if entry i is entry i of the caches.
 
     ``cache_batch_idx`` becomes a page table: every entry of the caches is one page.
     """
