@@ -58,8 +58,8 @@ __device__ inline void init_operand_barriers(OperandStorage<Config>& storage, in
   }
 }
 
-// One thread loads the tile of queries from q_begin on and keys from kv_begin on into a stage that
-// all warps have read.
+// One thread loads the tile that begins at query q_begin and key kv_begin into a stage that all
+// warps have read.
 template <class Config>
 __device__ inline void load_operand_tile(OperandStorage<Config>& storage,
                                          const typename Config::Params& params, unsigned stage,
@@ -126,7 +126,7 @@ struct PairReader {
   }
 
  private:
-  // One of two numbers that one load brings. Written otherwise, the compiler loads each by itself.
+  // One of two numbers that a single load reads. In other forms the compiler loads each separately.
   __device__ static float half_of(__nv_bfloat16, unsigned both, int which) {
     return __uint_as_float(which == 0 ? both << 16 : both & 0xffff0000u);
   }
