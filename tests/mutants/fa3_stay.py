@@ -108,7 +108,7 @@ BUGS = (
     ),
 )
 
-#: Those of the host.
+#: Bugs of the host.
 HOST = (
     Bug(
         "blocks that stay are as many as tiles",
