@@ -93,7 +93,7 @@ class Whole:
 
 @st.composite
 def problems(draw: st.DrawFn, dtype: str) -> tuple[Case, float, float, float]:
-    """Draw a case, the size of the keys' common part, the share of columns with it, and q's size."""
+    """Draw a case, the size of the keys' common part, the share of columns with it, and q's."""
     heads_kv = draw(st.integers(1, 2))
     causal = draw(st.booleans())
     case = Case(
