@@ -36,7 +36,7 @@ __device__ inline unsigned char float8_of(float x) {
     return static_cast<unsigned char>(sign | static_cast<unsigned>(rintf(size * 512.0f)));
   }
   const unsigned bits = __float_as_uint(size);
-  const unsigned rounded = (bits + 0x7ffff + (bits >> 20 & 1)) >> 20;  // 3 bits behind the point
+  const unsigned rounded = (bits + 0x7ffff + (bits >> 20 & 1)) >> 20;  // 3 fraction bits
   return static_cast<unsigned char>(sign | (rounded - (127 - 7) * 8));
 }
 

@@ -75,8 +75,8 @@ __device__ inline void load_operand_tile(OperandStorage<Config>& storage,
 
 // A lane's view of panels: reads elements (row + di, column + dj). The compiler knows di and dj.
 // - Rows of the panels are queries: di is a multiple of 8, dj a multiple of 8 or one more. A lane
-// reads two neighbouring 32-bit elements at once. Of 16-bit elements a warp reads sixteen rows and
-// columns at once when a lane asks for the first of them, so all lanes ask in the order of a
+// reads two neighbouring 32-bit elements at once. A warp reads sixteen rows and columns of 16-bit
+// elements at once, when its lanes read the first of them, so all lanes read in the order of a
 // WarpTile.
 // - Rows of the panels are keys (`transposed`): di and dj change places.
 // - Without `of_rows` only row 0 is read.
