@@ -193,7 +193,7 @@ struct ReduceBiasParams {
 // See steps/summarise_mask.cu.
 struct SummariseMaskParams {
   PairArray mask;   // of bytes, 0 is false
-  void* tile_bits;  // [entry, head, row of tiles, words]; null where they are not asked for
+  void* tile_bits;  // [entry, head, row of tiles, words]; null if not wanted
   void* pair_bits;  // [entry, head, 16 lines, tile, lane]
   long long mask_heads;
   Shape shape;

@@ -20,7 +20,7 @@ _KEPT = 64
 
 
 class Planned(Protocol):
-    """What addresses are checked against."""
+    """A plan, against which addresses are checked."""
 
     @property
     def tensors(self) -> Mapping[str, TensorSpec]:
@@ -28,7 +28,7 @@ class Planned(Protocol):
 
     @property
     def scratch(self) -> Mapping[str, int]:
-        """Offset in the workspace, in bytes, of every array that lies there."""
+        """Offset in the workspace, in bytes, of every array in it."""
 
     @property
     def workspace_bytes(self) -> int:

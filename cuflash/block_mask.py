@@ -109,7 +109,7 @@ class BlockMask:
 
 
 def _dense(starts: Any, columns: Any, kv_blocks: int) -> Any:
-    """Lists of columns as a boolean array."""
+    """Return lists of columns as a boolean array."""
     xp: Any = np
     if not isinstance(starts, np.ndarray):
         xp = importlib.import_module("cupy")
@@ -117,10 +117,10 @@ def _dense(starts: Any, columns: Any, kv_blocks: int) -> Any:
     shape = (*starts.shape[:-1], starts.shape[-1] - 1)
     begins, ends = starts[..., :-1].reshape(-1), starts[..., 1:].reshape(-1)
     if bool(((begins < 0) | (ends < begins) | (ends > columns.size)).any()):
-        expected = f"rows that begin and end from 0 to {columns.size}, in this order"
-        raise ArgumentValueError("indptr", "a row that does not", expected)
+        expected = f"every row to begin and end from 0 to {columns.size}, in this order"
+        raise ArgumentValueError("indptr", "a row out of range", expected)
     if bool(((columns < 0) | (columns >= kv_blocks)).any()):
-        raise ArgumentValueError("indices", "another column", f"0 to {kv_blocks - 1}")
+        raise ArgumentValueError("indices", "a column out of range", f"0 to {kv_blocks - 1}")
     dense = xp.zeros((begins.size, kv_blocks), bool)
     after = xp.cumsum(ends - begins)  # entries of all rows up to this one
     entries = xp.arange(int(after[-1]) if after.size else 0)

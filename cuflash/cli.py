@@ -86,16 +86,16 @@ def _add_demo(parser: argparse.ArgumentParser) -> None:
     describe(
         parser,
         "Train a transformer of bytes on the text of Python's help, with attention and its "
-        "gradients by cuflash. The code is 1 if the network does not beat what has no attention.",
+        "gradients by cuflash. The exit code is 1 if it does not beat models without attention.",
         "%(prog)s",
         "%(prog)s --size gpu --generate",
     )
-    told = "what the others default to"
+    told = "the defaults of the other options"
     parser.add_argument("--size", choices=PRESETS, default="small", help=told)
     for name in ("steps", "batch", "seqlen", "layers", "heads", "head-dim", "seed", "compared"):
         parser.add_argument(f"--{name}", type=int)
     parser.add_argument("--dtype", choices=DEMO_DTYPES, help="of q, k and v")
-    told = "also write text, with a cache and without: 200 bytes, or so many"
+    told = "also write text, with a cache and without; default 200 bytes"
     parser.add_argument("--generate", type=int, nargs="?", const=200, metavar="BYTES", help=told)
     add_selection(parser, None)
 

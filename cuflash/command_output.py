@@ -1,4 +1,4 @@
-"""What the commands share: help, output and exit codes."""
+"""Help, output and exit codes, shared by the commands."""
 
 from __future__ import annotations
 

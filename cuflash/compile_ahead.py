@@ -31,9 +31,9 @@ __all__ = ["Outcome", "compile_ahead", "device_of", "kernels_of"]
 _BETWEEN = 0.15
 
 _ELSEWHERE = (
-    "CuPy asks the current device for the architecture and loads there what it compiles, so its "
-    "cache is filled by a device of the kind that will run the kernels. Run this on such a "
-    "machine, and take the folder CUPY_CACHE_DIR along: it serves wherever CuPy, NVRTC and "
+    "CuPy compiles for the architecture of the current device and loads the kernels there, so its "
+    "cache has to be filled on a device of the kind that will run them. Run this on such a "
+    "machine, and copy the folder CUPY_CACHE_DIR: it works wherever CuPy, NVRTC and "
     "cuflash have the same versions and the same paths"
 )
 

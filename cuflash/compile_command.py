@@ -1,4 +1,4 @@
-"""``python -m cuflash compile``: its options, and what it shows."""
+"""``python -m cuflash compile``: its options and its output."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _PAIRS = ("qk", "q", "k", "1")
 _BIASES = ("none", *(f"{axes}{of}" for of in ("", ":float32") for axes in _PAIRS))
 _SINKS = ("none", "query", *DTYPES)
 _DESCRIPTION = (
-    "Compile the kernels of calls to come into CuPy's cache (CUPY_CACHE_DIR), so that the first of "
-    "them is quick. Options that take a list mean all combinations. Batch, number of heads and "
-    "lengths are no part of a kernel, but the plan chooses the tile by them: by default every tile "
-    "is compiled that it would choose for these widths. The calls have contiguous arrays, and "
+    "Compile the kernels of future calls into CuPy's cache (CUPY_CACHE_DIR), so that the first "
+    "calls are quick. Options that take a list mean all combinations. Kernels do not depend on "
+    "batch, number of heads and lengths, but the plan chooses the tile by them: by default all "
+    "tiles that it may choose for these widths are compiled. The calls have contiguous arrays, and "
     "results in the dtype of the inputs."
 )
 _EXAMPLES = (
@@ -57,26 +57,26 @@ def add_compile(parser: argparse.ArgumentParser) -> None:
     dtypes = f"of {', '.join(DTYPES)}; default {', '.join(_HALVES)} as far as the device has them"
     add("--dtype", _names(tuple(DTYPES)), None, dtypes)
     add("--operation", _names(_PASSES), ",".join(_PASSES), "default %(default)s")
-    masks = "default %(default)s; left and band are those of windows, open and closed on the right"
+    masks = "default %(default)s; left and band are windows, without and with a bound on the right"
     add("--mask", _names(_MASKS), "full,causal", masks)
-    flags = "of no, yes; default %(default)s"
+    flags = "no, yes or both; default %(default)s"
     add("--softcap", _flags, "no", flags)
     texts = "body of a function of scores without arguments, 'return 0.5 * s;'; default none"
     parser.add_argument("--score-mod", type=score_text, metavar="TEXT", help=texts)
-    add("--alibi", _flags, "no", f"{flags}. Gradients are then with and without that of the slopes")
-    biases = "default %(default)s; k is one that differs from key to key, q from query to query, "
-    biases += "qk is both and 1 neither; qk:float32 is one of this dtype"
+    add("--alibi", _flags, "no", f"{flags}; with and without the gradient of the slopes")
+    biases = "default %(default)s; a bias along k differs from key to key, along q from query to "
+    biases += "query, along qk both, along 1 neither; qk:float32 has this dtype"
     add("--bias", _names(_BIASES), "none", biases)
-    arrays = "boolean masks, as of a bias; default %(default)s"
+    arrays = "axes of boolean masks, as for a bias; default %(default)s"
     add("--mask-array", _names(("none", *_PAIRS)), "none", arrays)
-    blocks = "block masks, by queries and keys of a block, as 128x64; default %(default)s"
+    blocks = "queries and keys of a block of block masks, such as 128x64; default %(default)s"
     add("--block-mask", _blocks, "none", blocks)
-    sinks = "default %(default)s; query is the dtype of q. Gradients are then also of the sinks"
+    sinks = "default %(default)s; query is the dtype of q. Gradients include those of sinks"
     add("--sinks", _names(_SINKS), "none", sinks)
     add("--dropout", _flags, "no", flags)
     add("--used-lengths", _flags, "no", flags)
-    add("--packed", _flags, "no", f"{flags}. Of packed sequences")
-    lengths = "compile for these alone; 1/4096 is one query and 4096 keys"
+    add("--packed", _flags, "no", f"{flags}; packed sequences")
+    lengths = "compile only for these lengths; 1/4096 is one query and 4096 keys"
     add("--seqlen", _pairs, None, lengths)
     _add_single(parser)
 
@@ -90,15 +90,15 @@ def _add_single(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--unaligned",
         action="store_true",
-        help="of arrays whose rows begin at any address, not at multiples of 16 bytes",
+        help="arrays whose rows begin at any address, not at multiples of 16 bytes",
     )
     parser.add_argument(
         "--arch",
-        help="such as sm_90; default that of the current device. CuPy's cache takes kernels for "
-        "devices that are there, and for no others",
+        help="such as sm_90; default that of the current device. CuPy's cache takes only kernels "
+        "for devices of this machine",
     )
     parser.add_argument(
-        "--threads", type=_positive, help="that compile; default one for each processor"
+        "--threads", type=_positive, help="compiling threads; default one for each processor"
     )
 
 
@@ -227,7 +227,7 @@ def _progress(console: Console, total: int) -> Iterator[Callable[[KernelConfig],
 
 
 def _name(kernel: KernelConfig) -> str:
-    """The name by which people recognise a kernel."""
+    """Return a name of a kernel that users recognise."""
     words = [f"{kernel.generation}/{kernel.kernel}", kernel.storage]
     if kernel.head_dim:  # shared by all widths and masks otherwise
         widths = dict.fromkeys((kernel.head_dim, kernel.head_dim_v))

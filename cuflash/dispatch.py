@@ -1,4 +1,4 @@
-"""Runs a call: adopt, decide, place, compute, answer."""
+"""Runs a call: adopts its arrays, plans, copies if necessary, launches, and returns results."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from .tensors import QKV, argument_of, destinations, made_by, tensors
 __all__ = ["call", "check_destinations", "observe", "run", "run_numpy", "tell"]
 
 _observers: list[Callable[[Plan], None]] = []
-#: What captured calls made for themselves: their graphs may run as long as the process does.
+#: Arrays that captured calls allocated: their graphs may run as long as the process does.
 _kept_for_graphs: list[Any] = []
 
 
@@ -50,23 +50,23 @@ def observe(callback: Callable[[Plan], None]) -> Iterator[None]:
 
 
 def call(operation: Operation, arrays: Arrays, keywords: Mapping[str, Any]) -> dict[str, Any]:
-    """One pass as a public function was asked for it; the same again is not decided again.
+    """Run one pass for a public function; a repeated call is not planned again.
 
     Parameters
     ----------
     operation
         "forward" or "backward".
     arrays
-        The caller's inputs by argument name, then the destinations, then the
-        workspace; what is not given is absent.
+        The given inputs by argument name, then the given destinations, then the
+        workspace, if given.
     keywords
-        As the caller gave them: those of :func:`check_options`, and ``return_lse``
-        of a forward pass.
+        As the caller gave them: the keywords of :func:`check_options`, and
+        ``return_lse`` for a forward pass.
 
     Returns
     -------
     dict
-        As of :func:`run`.
+        As for :func:`run`.
     """
     seen = see(operation, keywords, arrays)
     if seen is not None:
@@ -91,7 +91,7 @@ def call(operation: Operation, arrays: Arrays, keywords: Mapping[str, Any]) -> d
 
 
 def tell(plan: Plan) -> None:
-    """Whoever observes hears of a plan that will run."""
+    """Call the observers with a plan that will run."""
     for observer in _observers:
         observer(plan)
 
@@ -106,14 +106,14 @@ def run(
     workspace: Any = None,
     decided: Callable[[CallPlan], None] | None = None,
 ) -> dict[str, Any]:
-    """One pass over arrays of any kind.
+    """Run one pass over arrays of any kind.
 
     Parameters
     ----------
     operation
         "forward" or "backward".
     inputs, targets
-        The caller's arrays by argument name: what is read, and where to write.
+        The caller's arrays by argument name: the inputs, and the destinations.
     options
         The checked keywords.
     want_lse
@@ -121,13 +121,13 @@ def run(
     workspace
         Memory for the kernels instead of a fresh allocation.
     decided
-        Is given what was decided, once it has run.
+        Called with the plan after the pass has run.
 
     Returns
     -------
     dict
-        The results by name, each its destination or a new array of q's kind:
-        destinations in the order given, then what is made, in that of ``wrt``.
+        The results by name: first the given destinations, in their order, then new
+        arrays of q's kind, in the order of ``wrt``.
     """
     adopted = {name: adopt(argument_of(name), value) for name, value in inputs.items()}
     written = {name: adopt(name, value) for name, value in targets.items()}
@@ -158,7 +158,7 @@ def run(
 
 
 def check_destinations(inputs: Mapping[str, Adopted], targets: Mapping[str, Adopted]) -> None:
-    """Hold destinations apart from the inputs, from one another and from themselves."""
+    """Check that destinations overlap neither inputs, nor one another, nor themselves."""
     taken: dict[str, Any] = {name: array.native for name, array in inputs.items()}
     mappings = Mappings()
     for name, target in targets.items():
@@ -197,14 +197,14 @@ def _check_workspace(workspace: Any, planned: CallPlan, others: Mapping[str, Ado
 
 
 def run_numpy(planned: CallPlan, inputs: Mapping[str, Any], results: Mapping[str, Any]) -> None:
-    """A decided pass of the tiled NumPy code; nothing is checked any more.
+    """Run a planned pass of the tiled NumPy code, without further checks.
 
     Parameters
     ----------
     planned
-        Of no CUDA device.
+        A plan for the CPU.
     inputs, results
-        NumPy arrays by the tensors' names; what is written lies apart from all else.
+        NumPy arrays by the tensors' names; results overlap no other array.
     """
     if planned.plan.problem.empty:
         return
@@ -219,7 +219,7 @@ def run_numpy(planned: CallPlan, inputs: Mapping[str, Any], results: Mapping[str
 
 
 def _canonical(name: str, array: Any, layout: Layout) -> Any:
-    """A view with all axes in the order of the kernels: "bshd", of rows "bhs"."""
+    """Return a view with all axes in the order of the kernels: "bshd", and "bhs" for rows."""
     role = tensors()[name].role
     if role == "array":
         return array
@@ -250,7 +250,7 @@ def _run_cuda(
             name: _copy(array, planned.placed[name], device) if name in copied else array
             for name, array in inputs.items()
         }
-        # A result that the kernels cannot write where it belongs is made aside and copied.
+        # A result that the kernels cannot write in place is written elsewhere and copied.
         aside = {
             name: cupy.empty(array.shape, array.dtype)
             for name, array in results.items()
@@ -272,7 +272,7 @@ def _run_cuda(
 
 
 def _bring(array: Any, destination: Any) -> None:
-    """Copy a device array to where it belongs."""
+    """Copy a device array to its destination."""
     if isinstance(destination, np.ndarray):
         to_host(array, destination)
     else:
@@ -280,7 +280,7 @@ def _bring(array: Any, destination: Any) -> None:
 
 
 def _refuse_host_arrays(arrays: Mapping[str, Any]) -> None:
-    """A graph would copy what host arrays hold when it runs, and wait for it."""
+    """Refuse host arrays: a graph would copy them every time it runs, and wait for the copies."""
     for name, array in arrays.items():
         if isinstance(array, np.ndarray):
             raise ArgumentTypeError(
@@ -291,7 +291,7 @@ def _refuse_host_arrays(arrays: Mapping[str, Any]) -> None:
 
 
 def _copy(array: Any, placed: TensorSpec, device: int) -> Any:
-    """A C-contiguous copy of an input on the device, in the dtype of ``placed``."""
+    """Return a C-contiguous copy of an input on the device, in the dtype of ``placed``."""
     if isinstance(array, np.ndarray):
         return to_device(array.astype(placed.dtype, copy=False), device)
     return contiguous(array).astype(placed.dtype, copy=False)

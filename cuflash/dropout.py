@@ -38,7 +38,7 @@ def dropout_mask(
     Returns
     -------
     ndarray of bool
-        Of that shape; True where a weight is kept. Pairs that a mask hides have draws too.
+        An array of that shape; True where a weight is kept, also for pairs that a mask hides.
 
     Raises
     ------

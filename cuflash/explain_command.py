@@ -1,4 +1,4 @@
-"""``python -m cuflash explain``: its options, and what it shows."""
+"""``python -m cuflash explain``: its options and its output."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def add_explain(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=_run)
     describe(
         parser,
-        "Say what a call of these sizes would run, forward and backward, and why.",
+        "Show what a call of these sizes would run, forward and backward, and why.",
         "%(prog)s --causal --heads-q 32 --heads-kv 8 --dtype bfloat16",
         "%(prog)s --seqlen-q 1 --seqlen-kv 8192 --operation forward --json",
     )
@@ -54,11 +54,13 @@ def add_explain(parser: argparse.ArgumentParser) -> None:
         type=lambda text: tuple(text.split(",")),
         default=QKV,
         metavar="NAME[,NAME]",
-        help=f"gradients that are asked for: of {', '.join(differentiable())}; default q,k,v",
+        help=f"requested gradients, of {', '.join(differentiable())}; default q,k,v",
     )
-    parser.add_argument("--deterministic", action="store_true", help="gradients of the same bits")
+    parser.add_argument(
+        "--deterministic", action="store_true", help="gradients with the same bits in every run"
+    )
     parser.add_argument("--blocks", type=int, nargs=2, metavar=("Q", "KV"))
-    told = "keys that one thread block walks, forward; 0: all; default: as the plan finds best"
+    told = "keys that one thread block processes, forward; 0: all; by default the plan chooses"
     parser.add_argument("--kv-chunk", type=int, metavar="N", help=told)
     parser.add_argument("--compile", action="store_true", help="also compile; report registers")
     add_json(parser)
@@ -66,33 +68,33 @@ def add_explain(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_features(parser: argparse.ArgumentParser) -> None:
-    told = "keys that a query sees before and after its own; none: all of them"
+    told = "number of keys that a query sees before and after its position; none: no bound"
     sides = ("LEFT", "RIGHT")
     parser.add_argument("--window-size", type=_side, nargs=2, metavar=sides, help=told)
-    parser.add_argument("--softcap", type=float, help="what scores approach; default no cap")
+    parser.add_argument("--softcap", type=float, help="bound of the scores; default no cap")
     told = "a function of scores without arguments: 'return 0.5 * s;'"
     parser.add_argument("--score-mod", type=score_text, metavar="TEXT", help=told)
-    told = "with ALiBi; slopes by head, or by batch entry and head"
+    told = "a call with ALiBi; slopes by head, or by batch entry and head"
     parser.add_argument("--alibi-slopes", choices=("heads", "batch"), help=told)
     parser.add_argument(
         "--bias",
         type=_axes,
         metavar="AXES[:DTYPE]",
-        help="with a bias of these axes of b, h, q and k (1: of none), by default of q's dtype; "
-        "hqk is one for each head, query and key",
+        help="a call with a bias of these axes of b, h, q and k (1: of none), by default of q's "
+        "dtype; hqk has a number for each head, query and key",
     )
-    told = "with a boolean mask of these axes"
+    told = "a call with a boolean mask of these axes"
     parser.add_argument("--mask-array", type=_letters, metavar="AXES", help=told)
-    told = "with a block mask of these blocks"
+    told = "a call with a block mask of these blocks"
     parser.add_argument("--block-mask", type=block_of, metavar="BQxBKV", help=told)
-    told = "with sinks; of this dtype, by default that of q"
+    told = "a call with sinks of this dtype, by default that of q"
     parser.add_argument("--sinks", nargs="?", const="", metavar="DTYPE", help=told)
-    parser.add_argument("--dropout-p", type=float, help="the part of the weights that is dropped")
-    parser.add_argument("--dropout-seed", type=int, help="default 0, where weights are dropped")
+    parser.add_argument("--dropout-p", type=float, help="fraction of the weights that is dropped")
+    parser.add_argument("--dropout-seed", type=int, help="default 0, if weights are dropped")
     for name, rows in (("q", "queries"), ("kv", "keys")):
-        told = f"of every batch entry some {rows} count, the first ones"
+        told = f"a call whose batch entries use only their first {rows}"
         parser.add_argument(f"--seqused-{name}", action="store_true", help=told)
-        told = "so many are packed; both, with --layout shd"
+        told = "number of packed sequences; give both options, with --layout shd"
         parser.add_argument(f"--cu-seqlens-{name}", type=_sequences, metavar="SEQUENCES", help=told)
 
 

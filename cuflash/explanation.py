@@ -1,4 +1,4 @@
-"""What a call would run, and why."""
+"""Explains what a call would run, and why."""
 
 from __future__ import annotations
 
@@ -59,29 +59,29 @@ class KernelReport:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What a call would run; ``print`` it, or show it in a notebook.
+    """A report of what a call would run; ``print`` it, or show it in a notebook.
 
     Attributes
     ----------
     problem
-        What is computed.
+        The problem of the call.
     backend, algorithm
-        What was chosen.
+        The chosen backend and algorithm.
     reason
-        Why this tile.
+        The reason for the tile.
     not_taken
         Better algorithms and why each was not chosen.
     block_q, block_kv
         The tile: query rows and key rows.
     kernels
-        What is launched, in order; none in the NumPy backend.
+        The launched kernels, in order; none in the NumPy backend.
     workspace_bytes
-        Device memory beside inputs and outputs.
+        Device memory besides inputs and outputs.
     copies
-        Arrays that are copied before or after, by name. Those that a call may
-        leave out (lse, dlse) are taken as given, dout as of q's dtype.
+        Names of arrays that are copied before or after the kernels. It is assumed
+        that lse and dlse are given, and that dout has q's dtype.
     device
-        What the tile was chosen for.
+        The device that the tile was chosen for.
     """
 
     problem: AttentionProblem
@@ -156,7 +156,7 @@ def explain(
         The arrays of the call, or their shapes (then ``dtype`` is needed, and
         they are taken as contiguous arrays where the call would compute).
     operation : {"forward", "backward"}
-        Which pass.
+        The pass.
     compile : bool
         Also compile, and report registers.
     alibi_slopes, bias, mask, block_mask, sinks, dropout_seed : optional

@@ -1,4 +1,4 @@
-"""``python -m cuflash info``: what it shows."""
+"""``python -m cuflash info``: its output."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _run(given: argparse.Namespace) -> int:
 
 
 def _report(found: Info) -> dict[str, Any]:
-    """The report in the types of JSON; what is unknown is null and has its error beside it."""
+    """The report in the types of JSON; an unknown value is null, with its error beside it."""
     usable = found.cuda == "usable"
     folder = kernel_cache_folder()
     return {

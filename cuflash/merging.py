@@ -27,13 +27,13 @@ def merge(
     Parameters
     ----------
     outs : sequence of arrays, (batch, seqlen_q, heads_q, head_dim_v)
-        What ``attention`` gives for each set of keys, in ``layout``. Of NumPy,
-        CuPy or JAX, and all of one shape and dtype: float16, bfloat16, float32
+        The outputs of ``attention`` for each set of keys, in ``layout``. Arrays of
+        NumPy, CuPy or JAX, all of one shape and dtype: float16, bfloat16, float32
         or float64.
     lses : sequence of arrays, (batch, heads_q, seqlen_q)
-        What it gives with ``return_lse=True``, natural logarithms; less the
-        axes that the layout lacks: (heads_q, total) of "shd". float32, float64
-        beside outs of float64.
+        The log-sum-exps that ``attention`` returns with ``return_lse=True``, without
+        the axes that the layout lacks: (heads_q, total) for "shd". float32, or
+        float64 for outs of float64.
     layout : {"bshd", "bhsd", "shd", "hsd", "sd"}
         Order of the axes of ``outs``.
 
@@ -53,16 +53,16 @@ def merge(
 
     Notes
     -----
-    A part whose ``lse`` is minus infinity in a row saw no key there: whatever
-    its ``out`` holds in that row does not count. A row of which all parts are
-    so has out 0 and lse minus infinity. Infinity and NaN of other parts are
-    passed on. JAX differentiates both results, by both arguments.
+    If the ``lse`` of a part is minus infinity in a row, the row saw no key in that
+    part, and its ``out`` may hold anything. If this holds for all parts, out is 0 and
+    lse minus infinity. Infinity and NaN of other parts are passed on. JAX
+    differentiates both results, by both arguments.
 
-    A key that several parts have counts several times, and so does a sink: give
-    sinks to one part. Weights are formed as ``exp(lse_i - m) / sum_j exp(lse_j -
-    m)`` with the largest ``lse``, m: they are as accurate for large ones. Where
-    outs are float32 (``out_dtype="float32"``), parts of a 16-bit call are not
-    rounded before they are summed.
+    A key in several parts counts several times, and so does a sink: give sinks to
+    one part. Weights are ``exp(lse_i - m) / sum_j exp(lse_j - m)`` with m the largest
+    ``lse``, so they are as accurate for large numbers. With outs of float32
+    (``out_dtype="float32"``), parts of a 16-bit call are not rounded before they
+    are summed.
 
     Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018.
 
@@ -85,10 +85,10 @@ def merge(
 
 
 def _weights(xp: Any, lses: Sequence[Any]) -> tuple[Any, list[Any]]:
-    """The log-sum-exp of all parts, and the weight of each of them, 0 of a dead one.
+    """Return the log-sum-exp of all parts, and the weight of each part, 0 for a dead one.
 
-    What is not finite is replaced before it is used: behind ``where`` it would
-    come back as NaN in JAX's gradient.
+    Numbers that are not finite are replaced before they are used. A ``where`` after
+    their use would give NaN in JAX's gradient.
     """
     largest = functools.reduce(xp.maximum, lses)
     zero = xp.zeros((), lses[0].dtype)
@@ -101,14 +101,14 @@ def _weights(xp: Any, lses: Sequence[Any]) -> tuple[Any, list[Any]]:
 
 
 def _term(xp: Any, out: Any, lse: Any, weight: Any, layout: Layout) -> Any:
-    """What a part adds to the sum, in the dtype of the weights."""
+    """Return the term of a part in the sum, in the dtype of the weights."""
     live = _beside_columns(lse != -np.inf, layout)
     counted = xp.where(live, out.astype(weight.dtype), xp.zeros((), weight.dtype))
     return _beside_columns(weight, layout) * counted
 
 
 def _beside_columns(rows: Any, layout: Layout) -> Any:
-    """Numbers of rows, (batch, heads, rows) less absent axes, in the order of a layout."""
+    """Return numbers of rows, (batch, heads, rows) without absent axes, in a layout's order."""
     present = [axis for axis in "bhs" if axis in layout.name]
     return rows.transpose([present.index(axis) for axis in layout.name if axis != "d"])[..., None]
 
@@ -122,7 +122,7 @@ def _checked_layout(layout: Any) -> Layout:
 
 
 def _checked(outs: Any, lses: Any, layout: Layout) -> Any:
-    """The namespace of the arrays, which are of one kind, and go together.
+    """Return the namespace of the arrays, after checking that they are of one kind and fit.
 
     Raises
     ------

@@ -13,15 +13,15 @@ __all__ = ["cu_seqlens_of", "pack", "unpack"]
 
 
 def pack(x: Any, lengths: Any, *, total: int | None = None) -> tuple[Any, Any]:
-    """Put the rows of all sequences that count one after the other.
+    """Put the used rows of all sequences one after the other.
 
     Parameters
     ----------
     x : array, (batch, seqlen, ...)
         An array of NumPy, CuPy or JAX; sequence b is ``x[b, :lengths[b]]``.
     lengths : array of integers, (batch,)
-        Of the same library. NumPy lengths are checked; others are clamped to 0 and ``seqlen``,
-        because a check would wait for the device.
+        An array of the same library. NumPy lengths are checked; others are clamped to 0 and
+        ``seqlen``, because a check would wait for the device.
     total : int, optional
         The number of rows of the result. Rows after the last sequence are 0, and rows that do not
         fit are left out. By default the sum of the lengths, which only NumPy lengths give without
@@ -73,7 +73,7 @@ def unpack(packed: Any, cu_seqlens: Any, seqlen: int) -> Any:
     packed : array, (total, ...)
         An array of NumPy, CuPy or JAX.
     cu_seqlens : array of integers, (batch + 1,)
-        Of the same library: the begin of each sequence, and the end of the last one. An offset
+        An array of the same library: the begin of each sequence, and the end of the last. An offset
         outside of the rows is replaced by the nearest valid one. A sequence that ends before it
         begins is empty.
     seqlen : int
@@ -142,7 +142,7 @@ def cu_seqlens_of(segment_ids: Any, sequences: int) -> Any:
     xp = namespace_of("segment_ids", segment_ids)
     _check_integers("segment_ids", segment_ids, xp, None)
     if xp is np and (np.diff(segment_ids) < 0).any():
-        raise ArgumentValueError("segment_ids", "numbers that fall", "sorted ones")
+        raise ArgumentValueError("segment_ids", "decreasing numbers", "sorted numbers")
     if xp is np and (segment_ids < 0).any():
         raise ArgumentValueError("segment_ids", f"{segment_ids.min()}", "0 or more")
     numbers = xp.arange(_rows("sequences", sequences, None) + 1)

@@ -65,7 +65,7 @@ class CallPlan:
 
     @property
     def eager_bytes(self) -> int:
-        """The same while no CUDA graph is being captured."""
+        """Device memory besides the tensors while no CUDA graph is being captured."""
         return self.workspace_bytes if self.scratch else self.plan.eager_bytes
 
     @property

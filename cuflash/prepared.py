@@ -191,7 +191,7 @@ def prepare(
         The pass; or :func:`attention_with_kvcache` or :func:`append_kv`, with the arguments of
         these functions. Arguments that the operation does not take are refused.
     dtype : dtype
-        Of the arrays; needed where shapes are given.
+        Dtype of the arrays; needed where shapes are given.
     device : int, optional
         The CUDA device; by default the arrays', or the current one.
     alibi_slopes, bias, mask, sinks, seqused_q, seqused_kv, cu_seqlens_q, cu_seqlens_kv : optional
@@ -209,10 +209,10 @@ def prepare(
     rotary_interleaved
         As for :func:`append_kv`.
     k_scale, v_scale : optional
-        Of float8 caches: a number that all runs have; or a float32 array, its shape,
+        Scales of float8 caches: a number for all runs; or a float32 array, its shape,
         or a pair.
     cache_dtype
-        As for :func:`append_kv`; caches whose shapes are given are then of bytes.
+        As for :func:`append_kv`; caches given by their shapes then hold float8 bytes.
     dropout_seed : int, array, tuple of int, dtype, or both, optional
         An integer for all runs; or an array, given in any of these ways.
     causal, window_size, softcap, score_mod, dropout_p, scale, q_offset, layout, out_dtype
@@ -225,7 +225,7 @@ def prepare(
     Prepared
         With ``plan``, ``workspace_bytes``, ``tensors`` and ``run``. Arrays that are not given here
         are C-contiguous; ``dout`` has the dtype of q, whatever ``out_dtype`` is. The kernels always
-        write the gradients of q, k and v; a gradient that ``wrt`` does not name lies in the
+        write the gradients of q, k and v; a gradient that ``wrt`` does not name is in the
         workspace. With caches ``tensors`` has the names of the arguments, and ``out`` and ``lse``
         of "kvcache"; the workspace is that of full caches, whatever the lengths are.
 

@@ -69,7 +69,7 @@ def attention(
     v : ndarray, (batch, seqlen_kv, heads_kv, head_dim_v)
         Values.
     alibi_slopes : ndarray, (heads_q,) or (batch, heads_q), optional
-        What a score loses for every key between key j and the query's own position.
+        The number subtracted from a score for every key of distance between query and key.
     bias : ndarray, broadcasts against (batch, heads_q, seqlen_q, seqlen_kv), optional
         Added to the scores; leading axes may be left out.
     mask : ndarray of bool, broadcasts like ``bias``, optional

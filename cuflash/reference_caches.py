@@ -52,8 +52,8 @@ def append_kv(
     rotary_seqlens : ndarray of integers, (batch,), optional
         Position of the first new token.
     k_scale, v_scale : number or ndarray, (1,) or (batch, heads_kv), optional
-        Of caches of bytes, which hold float8 numbers: new keys, rotated and rounded to k's
-        dtype, are divided by it in float32.
+        Scales of caches of float8 bytes: new keys, rotated and rounded to k's dtype, are
+        divided by them in float32.
 
     Returns
     -------

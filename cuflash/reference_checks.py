@@ -263,5 +263,5 @@ def from_heads_first(x: _Array, layout: str) -> _Array:
 
 
 def rows_from_heads_first(x: _Array, layout: str) -> _Array:
-    """The same of (batch, head, row)."""
+    """Numbers of rows, (batch, head, row), back in the layout."""
     return x.squeeze(tuple(i for i, axis in enumerate("bhs") if axis not in layout))

@@ -1,4 +1,4 @@
-"""Attention over more keys, merged with the state of rows that other keys left."""
+"""Attention over more keys, merged with the ``out`` and ``lse`` over other keys."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ _TARGETS = {"out": "out", "lse": "lse_out"}
 
 
 def resumed(arrays: Mapping[str, Any], keywords: Mapping[str, Any], state: Any) -> Any:
-    """Attention that goes on from a state.
+    """Run attention, and merge its results with a state.
 
     Parameters
     ----------
     arrays, keywords
-        As of :func:`~.dispatch.call`.
+        As for :func:`~.dispatch.call`.
     state
         ``(out, lse)`` as the caller gave it.
 
     Returns
     -------
     array, or two
-        As of :func:`cuflash.attention`.
+        As for :func:`cuflash.attention`.
 
     Raises
     ------
@@ -81,7 +81,7 @@ def _checked(
     before: Mapping[str, Adopted],
     keywords: Mapping[str, Any],
 ) -> CallProblem:
-    """The problem of the call, with a state and destinations that go with it."""
+    """Return the problem of the call, after checking the state and the destinations against it."""
     options = check_options(**{n: value for n, value in keywords.items() if n != "return_lse"})
     specs = {name: array.spec for name, array in inputs.items()}
     choose_device(specs["q"].device, options)
@@ -102,7 +102,7 @@ def _checked(
 def _check_apart(
     workspace: Adopted, targets: Mapping[str, Adopted], before: Mapping[str, Adopted]
 ) -> None:
-    """Attention writes to its workspace while the state and the destinations are needed."""
+    """Check that the workspace overlaps neither the state nor a destination."""
     every = {f"resume[{i}]": before[name] for i, name in enumerate(STATE)} | {**targets}
     for name, array in every.items():
         if share_memory(workspace.native, array.native):
@@ -111,7 +111,7 @@ def _check_apart(
 
 
 def _wide(q: TensorSpec, options: Options) -> DTypeName | None:
-    """The dtype of states beside these queries: that in which sums are formed."""
+    """Return the dtype of states for these queries: the dtype of the sums."""
     known = DTYPES.get(q.dtype)
     wide: DTypeName | None = None if known is None else known.compute
     if wide is not None and options.out_dtype not in (None, wide):
@@ -136,14 +136,14 @@ def _place(device: int | None) -> str:
 
 
 def _is_same(a: Adopted, b: Adopted) -> bool:
-    """Whether two arrays are one: then each number is read before it is written."""
+    """Return whether two arrays are the same: then each number is read before it is written."""
     return a.spec == b.spec and address(a.native) == address(b.native)
 
 
 def _merge(
     before: Mapping[str, Any], now: Mapping[str, Any], to: Mapping[str, Any], layout: Layout
 ) -> None:
-    """Write the state over the keys of both."""
+    """Write the merged state of both sets of keys."""
     if not isinstance(now["out"], np.ndarray):
         merge_states(before, now, to, layout, dispatch.tell)
         return

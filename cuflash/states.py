@@ -18,10 +18,10 @@ from .planning.problem import DTYPES
 
 __all__ = ["STATE", "forget_merges", "merge_states"]
 
-#: What a state is, in the order in which it is given.
+#: The arrays of a state, in the order of the argument ``resume``.
 STATE = ("out", "lse")
 
-#: What captured calls made for themselves: their graphs may run as long as the process does.
+#: Arrays that captured calls allocated: their graphs may run as long as the process does.
 _kept_for_graphs: list[Any] = []
 
 
@@ -39,11 +39,11 @@ def merge_states(
     before, now
         ``out`` and ``lse`` over two sets of keys; CuPy's arrays of one dtype.
     to
-        Where to write those over both: elsewhere, or in the place of either.
+        Destinations of ``out`` and ``lse`` over both sets: other arrays, or either state.
     layout
         Order of the axes of ``out``.
     tell
-        Is given the plan before the launch.
+        Called with the plan before the launch.
     """
     import cupy
 
@@ -54,7 +54,7 @@ def merge_states(
         stream = current_stream(device)
         given = {f"{name}_before": _readable(before[name]) for name in STATE}
         given |= {f"{name}_now": now[name] for name in STATE}
-        # What the kernel cannot write where it belongs is made aside and copied.
+        # A result that the kernel cannot write in place is written elsewhere and copied.
         given |= {n: a if _usable(a) else cupy.empty(a.shape, a.dtype) for n, a in to.items()}
         if is_capturing(stream):
             made = [id(array) for array in now.values()]  # the caller may not be given them
@@ -82,14 +82,14 @@ def _readable(array: Any) -> Any:
 def prepared_merge(
     given: tuple[tuple[str, TensorSpec], ...], layout: Layout, device: int
 ) -> PreparedPlan:
-    """The kernel for arrays of one description, compiled.
+    """Return the compiled kernel for arrays of these descriptions.
 
     Parameters
     ----------
     given
-        Every array, by the name of its parameter.
+        Description of every array, by the name of its parameter.
     layout, device
-        Their order of axes, and where it will run.
+        The arrays' order of axes, and the device that runs the kernel.
     """
     specs = dict(given)
     batch, rows, heads, width = layout.canonical(specs["out"].shape, 1)
@@ -117,5 +117,5 @@ def prepared_merge(
 
 
 def forget_merges() -> None:
-    """Prepare every merge anew, in the environment as it then is."""
+    """Forget the prepared merges: later ones are prepared in the environment of that time."""
     prepared_merge.cache_clear()

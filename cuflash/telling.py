@@ -51,7 +51,7 @@ def telling_lengths() -> tuple[tuple[int, int], ...]:
     """Lengths that together make plans take every tile they can take.
 
     They include both sides of every length at which the tables change, and enough lengths in
-    between for the plans that weigh lengths against heads. There are as many queries as keys, or
+    between for plans that depend on lengths and heads. There are as many queries as keys, or
     one query as in decoding.
     """
     shorter = [n for row in fa3_tables.FORWARD for n in (row.longest, row.longest_causal)]

@@ -91,7 +91,7 @@ __device__ inline void forward(const typename Config::Params& params) {
     const QBlocks<Config> blocks(c.seq, j * Config::block_kv);
     if (blocks.begin >= blocks.end) {
       if (Mask<Config>::has_first) continue;  // keys before every query's first
-      break;                                  // later keys are seen by nobody either
+      break;                                  // no query sees later keys either
     }
     const auto shown_from = [&](int q_tile) {
       return next_shown<Config>(params, c.seq, item.head, q_tile, blocks.end, j);

@@ -20,8 +20,9 @@
 // Narrow heads have registers to spare: there the warps divide the keys, P and dS are operands in
 // the registers that hold them, and only dS passes through shared memory (backward_transposed.cuh).
 //
-// Dead rows (see steps/statistics.cu) give and get nothing, whatever they or the keys hold. They
-// are rare: a step that has one clears their Q, dO, P and dS between barriers of its own.
+// Dead rows (see steps/statistics.cu) add to no gradient and have gradient zero, whatever they or
+// the keys hold. They are rare: a step that has one clears their Q, dO, P and dS between barriers
+// of its own.
 #include "backward_transposed.cuh"
 
 namespace cuflash::fa2 {

@@ -111,7 +111,8 @@ struct StepBlocks<Config, true> {
     while (tile > range.begin && !shows(tile)) --tile;
     latest.set(step, tile);
   }
-  // The number of tiles between that of the step before and a step's, which has been found.
+  // The number of tiles that a step skips after the tile of the step before. The step's own tile
+  // must have been found.
   __device__ int left_out(int step) const { return before(step) - latest.of(step); }
   __device__ Block operator[](int step) const {
     const int index = latest.of(step), q_begin = item.q_tile * Config::block_q;

@@ -25,8 +25,8 @@
 //
 // Who waits for whom (see tile/pipeline.cuh):
 //   k_tail.raw              load's warp for K of a block with a tail, see backward_load.cuh
-//   k_full, v_full          all warps of math for load, once (in wide heads only the key role for
-// V)
+//   k_full, v_full          all warps of math for load, once; in wide heads only the key role waits
+//                           for V
 //   q_full, dout_full       all warps of math for load, with the rows' numbers
 //   operand_full            all warps of math for load, where a term of the scores reads an array
 //   operand_empty           load for all warps of math
@@ -41,8 +41,7 @@
 //   cleared                 all warps of math for a thread beside load: sums of dQ are zeros, see
 //                           backward_clear.cuh
 //   added                   one thread beside math for all warps of math: their last dQ is under
-// way
-//                           (in ordered sums: dQ of a step, see backward_turns.cuh)
+//                           way (in ordered sums: dQ of a step, see backward_turns.cuh)
 #include "../ptx/register_budget.cuh"
 #include "backward_clear.cuh"
 #include "backward_load.cuh"
@@ -76,8 +75,8 @@ __device__ inline void unseen_keys(const BackwardContext<Config>& c, unsigned ti
   }
 }
 
-// The three warps beside load's: the first waits for cleared sums and reports finished ones, in
-// ordered sums the first two keep turns, and the last one clears.
+// The three warps beside load's. The first waits for cleared sums and reports finished ones; in
+// ordered sums the first two keep the order instead. The last one clears.
 template <class Config>
 __device__ inline void roles_beside_load(const BackwardContext<Config>& c, unsigned tile) {
   const int warp = static_cast<int>(threadIdx.x) / 32;
@@ -97,7 +96,7 @@ __device__ inline void roles_beside_load(const BackwardContext<Config>& c, unsig
   if (warp == 3) clear_role(c, tile);
 }
 
-// A warpgroup: takes its 64 keys of a kv tile through all steps.
+// A warpgroup takes its 64 keys of a kv tile through all steps.
 template <class Config>
 __device__ inline void math_role(const BackwardContext<Config>& c, int warpgroup) {
   using Types = BackwardTypes<Config>;
@@ -138,7 +137,7 @@ __device__ inline void math_role(const BackwardContext<Config>& c, int warpgroup
   math.store_k(dk);
 }
 
-// By one thread, before any other role begins.
+// One thread prefetches the tensor maps and initialises the barriers before any role begins.
 template <class Config>
 __device__ __forceinline__ void begin_block(const typename Config::Params& params,
                                             BackwardStorage<Config>& shared) {
@@ -149,7 +148,7 @@ __device__ __forceinline__ void begin_block(const typename Config::Params& param
   init_barriers<Config>(shared);
 }
 
-// Where blocks stay: the tiles of the block, one after the other, in every role.
+// The kernel where blocks stay: every role goes through the tiles of its block.
 template <class Config>
 __device__ inline void stay(const typename Config::Params& params,
                             BackwardStorage<Config>& shared) {

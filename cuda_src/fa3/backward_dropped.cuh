@@ -58,7 +58,7 @@ struct StepDraws {
   __device__ __forceinline__ StepDraws(const typename Config::Params& params,
                                        const RowsOfKeys& place)
       : weights(params), draws(params, weights, place) {}
-  // The masks of the 16 queries from 16 i on.
+  // The masks of the 16 queries that begin at 16 i.
   __device__ __forceinline__ void of_block(unsigned (&masks)[4], int i) const {
     draws.of_block(masks, 0, 16 * i);
   }
@@ -86,8 +86,8 @@ struct DroppedGradients {
         sum(c.params, place),
         kept(Config::Weights::template inverse_keep<float>(c.params) * scale) {}
 
-  // dS of the 16 queries from 16 i on, rounded, as an operand. One bit in each half of a mask is
-  // enough. P, and P times the slopes of its scores, are multiplied by 2^exponent.
+  // dS of the 16 queries that begin at 16 i, rounded, as an operand. One bit in each half of a mask
+  // is enough. P, and P times the slopes of its scores, are multiplied by 2^exponent.
   __device__ __forceinline__ void of_block(unsigned (&gradients)[4], const unsigned (&masks)[4],
                                            int i, const ScoreOperand<Config>& p,
                                            const ScoreOperand<Config>& sloped, const Scores& dp) {
@@ -116,8 +116,8 @@ struct DroppedGradients {
   }
 };
 
-// dS of a whole step, and the kept P^T, rounded. It takes sixteen queries at a time: their draws
-// serve both, and then need no register.
+// dS of a whole step, and the kept P^T, rounded. Sixteen queries are computed at a time: both use
+// the same draws, which then need no register.
 template <class Config, int exponent, class Scores>
 __device__ __forceinline__ void differentiate_dropped(
     const BackwardContext<Config>& c, const RowsOfKeys& place, ScoreOperand<Config>& gradients,

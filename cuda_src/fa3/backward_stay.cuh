@@ -1,14 +1,14 @@
-// FlashAttention-3 backward, blocks that stay: there is one for every multiprocessor, and it goes
-// through the kv tiles of its number, that number and as many as there are blocks, and so on. A
-// block that has one tile begins with loads and ends with stores, and nothing runs beside either.
-// Here K and V of the next tile come while this one multiplies, and its Q and dO follow as soon as
-// there is room. That is worth it where a tile has few steps; bench/NOTES.md has the figures.
+// FlashAttention-3 backward, blocks that stay: every multiprocessor has one block, and block i of n
+// computes the kv tiles i, i + n, i + 2 n and so on. A block with a single tile begins with loads
+// and ends with stores, and nothing runs beside either. A block that stays loads K and V of its
+// next tile while it multiplies, and Q and dO of that tile as soon as there is room. This pays
+// where a tile has few steps; bench/NOTES.md has the figures.
 //
 // Steps are counted through all tiles of a block, so that the rings of Q, dO and dS go on. The
 // kernel before clears all sums of dQ, so no block waits for another one.
 //
-// Who waits for whom, beside what backward.cu says, in two places of K and V:
-//   k_full, v_full   all warps of math for load, in place of those of a single tile
+// K and V have two stages. Who waits for whom, besides the waits listed in backward.cu:
+//   k_full, v_full   all warps of math for load; they replace the barriers of a single tile
 //   kv_empty         load for all warps of math: their last dQ of a tile has read K
 #pragma once
 
@@ -29,7 +29,7 @@ __device__ inline void store_zeros(const BackwardContext<Config>& c, const Tenso
   }
 }
 
-// `work(context, tile)` for every tile of the block, by whole warps.
+// Whole warps call `work(context, tile)` for every tile of the block.
 template <class Config, class Work>
 __device__ __forceinline__ void for_each_tile(const typename Config::Params& params,
                                               BackwardStorage<Config>& shared, const Work& work) {
@@ -37,7 +37,8 @@ __device__ __forceinline__ void for_each_tile(const typename Config::Params& par
 #pragma unroll 1
   for (unsigned i = 0, tile = blockIdx.x; tile < kv_tiles_of_all<Config>(params);
        ++i, tile += gridDim.x) {
-    // The same in every lane, and known to be: descriptors then stay in uniform registers.
+    // Every lane has the same number; the shuffle tells the compiler, which then keeps descriptors
+    // in uniform registers.
     steps = __shfl_sync(0xffffffffu, steps, 0);
     const auto c = context_of<Config>(params, shared, tile, {steps, i});
     work(c, tile);
@@ -45,32 +46,34 @@ __device__ __forceinline__ void for_each_tile(const typename Config::Params& par
   }
 }
 
-// By a warp of math: K and V of the tile are there.
+// A warp of math waits for K and V of the tile.
 template <class Config>
 __device__ __forceinline__ void await_keys(const BackwardContext<Config>& c) {
   wait<Config>(c.shared.stay.k_full[c.kv_place()], c.kv_phase());
   wait<Config>(c.shared.stay.v_full[c.kv_place()], c.kv_phase());
 }
 
-// By a warp of math: its last dQ of the tile, of step `last`, has read dS and K.
+// A warp of math says that its last dQ of the tile, that of step `last`, has read dS and K.
 template <class Config>
 __device__ __forceinline__ void pass_keys(const BackwardContext<Config>& c, int last) {
   arrive_warp<Config>(c.shared.ds_empty[RingPlace<Config::score_stages>(last).stage]);
   arrive_warp<Config>(c.shared.stay.kv_empty[c.kv_place()]);
 }
 
-// By all warps of math: the tile that no query sees, whose K and V do not come.
+// All warps of math finish a tile that no query sees. Its K and V are not loaded, but the barriers
+// pass through their phases.
 template <class Config>
 __device__ inline void staying_zeros(const BackwardContext<Config>& c) {
   constexpr int threads = kWarpgroup * BackwardTypes<Config>::warpgroups;
   store_zeros(c, c.params.dk, c.params.shape.head_dim, kWarpgroup, threads);
   store_zeros(c, c.params.dv, c.params.shape.head_dim_v, kWarpgroup, threads);
   await_keys(c);
-  __syncwarp();  // no lane may still wait for a phase that the arrival lets end
+  __syncwarp();  // no lane may still wait for the phase that the arrival ends
   arrive_warp<Config>(c.shared.stay.kv_empty[c.kv_place()]);
 }
 
-// By one thread: K and V of a tile, once there is room; of one without steps only the word.
+// One thread loads K and V of a tile once there is room. For a tile without steps it only arrives
+// at the barriers.
 template <class Config>
 __device__ inline void load_keys(const BackwardContext<Config>& c) {
   const unsigned place = c.kv_place();
@@ -86,8 +89,8 @@ __device__ inline void load_keys(const BackwardContext<Config>& c) {
   loader.load_kv(c.shared.v[place], &c.params.v_map, barriers.v_full[place]);
 }
 
-// By a whole warp, of which one thread loads: Q and dO of every step, and K and V of the next tile
-// behind the first steps of this one, for which there was room from the start.
+// A whole warp runs the loads of Q and dO of every step; one of its threads loads. K and V of the
+// next tile follow the first steps of this one, which fit into the ring at once.
 template <class Config>
 __device__ inline void staying_load_role(const typename Config::Params& params,
                                          BackwardStorage<Config>& shared) {

@@ -84,7 +84,7 @@ struct HeadCounters {
   int summed;
 };
 
-// Of the two places of K and V where blocks stay, see backward_stay.cuh.
+// The barriers of the two stages of K and V where blocks stay, see backward_stay.cuh.
 template <class Config, bool = Config::stays>
 struct StayBarriers {};
 template <class Config>
@@ -120,10 +120,10 @@ struct BackwardStorage : OperandStorage<Config> {
   alignas(128) uint4 zeros[Config::zero_bytes / 16];  // copied to where dQ will be summed
 };
 
-// The named barriers; 0 is the barrier of all threads. One for each warpgroup, by its number in the
-// block; one for each stage, where load waits for its step to end; in wide heads two for each
-// buffer of P, filled and read; and one for each warpgroup's turn at P, where score tiles are
-// serial.
+// The named barriers. Barrier 0 is that of all threads. Each warpgroup has one, by its number in
+// the block. Each stage has one, at which load waits for the end of the stage's step. In wide heads
+// each buffer of P has two: it is filled, it is read. Where score tiles are serial, each warpgroup
+// has one for its turn at P.
 template <class Config>
 struct NumberedBarriers {
   static constexpr int step = 1 + BackwardTypes<Config>::warpgroups;
@@ -198,7 +198,7 @@ __device__ __forceinline__ void release_tile(OperandStorage<Config>& shared, int
   }
 }
 
-// What a block has done before its kv tile: nothing if it has only one.
+// The steps and tiles that a block has finished before its kv tile; none if it has only one tile.
 template <class Config, bool = Config::stays>
 struct Earlier {
   static constexpr int steps_before = 0;
@@ -207,7 +207,7 @@ template <class Config>
 struct Earlier<Config, true> {
   int steps_before;
   unsigned tiles_before;
-  // Of the tile's K and V.
+  // The stage and phase of the tile's K and V.
   __device__ unsigned kv_place() const { return tiles_before % 2; }
   __device__ unsigned kv_phase() const { return tiles_before / 2 % 2; }
 };
@@ -312,11 +312,12 @@ struct StepState {
   unsigned dead_before;  // bit 8-row group: this lane's row of that dQ has a dead query
   ShownPairs shown;      // of the step, by an array of bits, if there is one
 
-  // Where blocks stay, before the first step of a tile, whose number need not be 0.
+  // `dead_before` ahead of a tile's first step, where blocks stay: that step's number need not be
+  // 0.
   static constexpr unsigned first_step = 0x80000000u;
   __device__ explicit StepState(const QPlace& first, bool stays)
       : place(first), dead_before(stays ? first_step : 0) {}
-  // Where blocks stay: whether a step of this tile has been.
+  // Whether a step of this tile precedes, where blocks stay.
   __device__ bool has_before() const { return dead_before != first_step; }
 };
 

@@ -6,8 +6,8 @@
 //
 // Each also computes its columns of dQ = dS K of the step before. A warp of the value role passes
 // P, lane to lane and rounded to the storage type, to the warp of the key role that has the same
-// keys. Where weights are dropped, a negative P marks a dropped one: the slopes that multiply P
-// before are never negative.
+// keys. Where weights are dropped, a negative P marks a dropped weight. Slopes are multiplied into
+// P before that, and are never negative.
 #pragma once
 
 #include "backward_math.cuh"

@@ -5,8 +5,8 @@
 // of 64 query rows each do the arithmetic:
 //
 //   load   Q of a tile, K and V of its blocks of keys, last block first -> rings in shared memory
-//   math   scores, softmax, output; a block's scores are issued together with the product of the
-//          weights of the block before, and one warpgroup's softmax runs beside another's products
+//   math   scores, softmax, output. The scores of a block are issued together with weights times V
+//          of the block before. One warpgroup's softmax runs beside another's products
 //
 // Who waits for whom (see tile/pipeline.cuh):
 //   q_full[stage][w]    warpgroup w for load
@@ -17,8 +17,9 @@
 //   operand_empty       load for every warp of math
 //   tail.raw            a warp beside load for a block of V with a tail, see forward_tail.cuh
 //   tail.cleared        load for that warp
-//   stored.full, .empty  the warps beside load for it, and it for them, where K and V are stored in
-//                       bytes: they then arrive at k_full and v_full, see forward_stored.cuh
+//   stored.full         the warps beside load for load, where K and V are stored in bytes: these
+//                       warps then arrive at k_full and v_full, see forward_stored.cuh
+//   stored.empty        load for the warps beside load
 //   queue               all warps of math for the next tile from load, and load for them
 //   barrier 1 + w       warpgroup w for warpgroup w - 1: its turn to issue products
 #include "../ptx/register_budget.cuh"
@@ -60,7 +61,8 @@ __device__ inline void forward(const typename Config::Params& params) {
           65536 / kWarpgroup / Config::blocks_per_sm,
       "the warpgroups take more registers than the block has");
   const ForwardContext<Config> context{params, shared};
-  // The same in every lane, and known to be: descriptors then stay in uniform registers.
+  // Every lane has the same role; the shuffle tells the compiler, which then keeps descriptors in
+  // uniform registers.
   const int role = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / kWarpgroup, 0);
   if (threadIdx.x == 0) {
     ptx::tensor_map_prefetch(&params.q_map);

@@ -1,6 +1,6 @@
-// FlashAttention-3 forward where bits tell which blocks of keys a q tile sees, and which pairs:
-// what they hide whole is neither loaded nor computed. The load role walks along the list; with K
-// of a block it tells the others which one that is.
+// FlashAttention-3 forward where bits tell which blocks of keys a q tile sees, and which pairs. A
+// block that is hidden as a whole is neither loaded nor computed. The load role walks along the
+// list. With K of a block it writes a note that tells the math roles which block it is.
 #pragma once
 
 #include "forward_load.cuh"
@@ -8,7 +8,7 @@
 
 namespace cuflash::fa3 {
 
-// How many lines of bits an array has, and tiles along them.
+// The number of lines of bits of an array, and of tiles along them.
 template <class Config>
 __device__ inline int lines_of_bits(const Shape& shape) {
   return Config::one_row ? 16 : ceil_div(shape.seqlen_q, Config::block_q) * Config::block_q;
@@ -18,7 +18,7 @@ __device__ inline int tiles_of_bits(const Shape& shape) {
   return ceil_div(shape.seqlen_kv, Config::block_kv);
 }
 
-// What the load role tells of a block.
+// The load role's note of a block.
 struct BlockNote {
   SeenTile block;
   bool last;  // of the tile
@@ -28,7 +28,8 @@ struct BlockNote {
   }
 };
 
-// The blocks of a tile, last first: at least one, which may be hidden. For the thread that loads.
+// The blocks of a tile, last first, for the loading thread. There is at least one; if the list is
+// empty, it is a hidden one.
 template <class Config>
 struct ListedBlocks {
   TilesDown tiles;
@@ -58,7 +59,7 @@ struct ListedBlocks {
   }
 };
 
-// As load_role.
+// load_role() where blocks are listed.
 template <class Config>
 __device__ inline void load_listed_role(const ForwardContext<Config>& c) {
   const Shape& shape = c.params.shape;
@@ -104,7 +105,7 @@ struct WarpgroupList {
   PairBitsOfLine bits;  // of the warp
   BlockNote note;
   ShownPairs shown;
-  KvRange seen;  // blocks that are left; of more than this step's the first is not known
+  KvRange seen;  // blocks that are left; begins at -1 until this step's block is the last
 
   __device__ WarpgroupList(const ForwardContext<Config>& c, const ForwardTile<Config>& tile,
                            int warpgroup, int warp_row)
@@ -114,8 +115,8 @@ struct WarpgroupList {
                           lines_of_bits<Config>(c.params.shape),
                           tiles_of_bits<Config>(c.params.shape))),
         note{} {}
-  // The block whose K has arrived in a stage. The same in every lane, and known to be: loops and
-  // products depend on it.
+  // Finds the block whose K has arrived in a stage. Every lane has the same note; the votes tell
+  // the compiler, since loops and products depend on it.
   __device__ __forceinline__ void find(const ForwardContext<Config>& c, int stage) {
     note = BlockNote::of(c.shared.notes[stage]);
     note.last = __any_sync(0xffffffffu, note.last);
@@ -127,7 +128,7 @@ struct WarpgroupList {
     }
     seen = {note.last ? note.block.tile : -1, note.block.tile + 1};
   }
-  __device__ bool last_is_edge() const { return true; }  // blocks are looked at one by one
+  __device__ bool last_is_edge() const { return true; }  // mask() tests every block
 };
 
 template <class Config>

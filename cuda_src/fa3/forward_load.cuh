@@ -34,7 +34,7 @@ struct ForwardLoader {
     q_place.advance();
   }
 
-  // Where blocks are listed, with a note for those who compute.
+  // Where blocks are listed, also writes the note for the math roles.
   __device__ void load_k(const ForwardTile<Config>& tile, int block, int note = 0) {
     const auto found = find(tile, block);
     if constexpr (Config::Stored::converts) {
@@ -49,7 +49,7 @@ struct ForwardLoader {
     load_operand(tile, block);
   }
 
-  // What a term of the scores reads of a block.
+  // Loads the tile of a block that a term of the scores reads.
   __device__ void load_operand(const ForwardTile<Config>& tile, int block) {
     if constexpr (has_operand) {
       wait_empty<Config>(c.shared.operand_empty[operand_place.stage], operand_place.phase);
@@ -80,7 +80,7 @@ struct ForwardLoader {
     v_place.advance();
   }
 
-  // After the last block of all tiles.
+  // Tells the warps beside load that the last block of all tiles has been loaded.
   __device__ void end() {
     if constexpr (Config::Stored::converts) {
       stored.end(c.shared.stored);
@@ -96,7 +96,7 @@ struct ForwardLoader {
       pass_on_item<Config>(c.shared.queue, queue_place, {tile.item});
     }
   }
-  // There are no more tiles.
+  // Tells the math roles that there are no more tiles.
   __device__ void pass_on_nothing() {
     pass_on_item<Config>(c.shared.queue, queue_place, {no_item()});
   }
@@ -104,11 +104,11 @@ struct ForwardLoader {
  private:
   using Found = typename Config::Keys::Found;
 
-  // Where a block's keys lie, which is asked before its stage is free.
+  // Finds where a block's keys lie; called before the block's stage is free.
   __device__ Found find(const ForwardTile<Config>& tile, int block) const {
     return Config::Keys::template find<Config>(c.params, tile.seq, block * Config::block_kv);
   }
-  // Bytes of a block, which others convert.
+  // Loads the bytes of a block, which other warps convert.
   template <class Bytes>
   __device__ void load_stored(const TensorMap* map, StoredKind kind,
                               const ForwardTile<Config>& tile, int block, const Found& found) {
@@ -145,7 +145,7 @@ __device__ inline TileOrder<Config::entries_inside> q_order(const ForwardContext
           static_cast<unsigned>(c.params.head_group)};
 }
 
-// The next tile of a drawn number that has keys in its chunk: draws on past those that have none.
+// The tile `number` if it has keys in its chunk, otherwise the next drawn tile that has.
 template <class Config>
 __device__ inline int first_with_keys(const ForwardContext<Config>& c,
                                       const TileOrder<Config::entries_inside>& order, int number,
@@ -158,9 +158,10 @@ __device__ inline int first_with_keys(const ForwardContext<Config>& c,
   return number;
 }
 
-// K of a block goes ahead of V of the block before, as the math role uses them. The next tile is
-// drawn late, so that whoever has a long tile does not take another one from those who have done
-// theirs, and early enough that the answer is there when the last loads of this one are issued.
+// K of a block is loaded before V of the block before, the order in which the math role uses them.
+// The next tile is drawn late, so that a block with a long tile leaves other tiles to blocks that
+// are done. It is drawn early enough that the answer is there when the last loads of this tile are
+// issued.
 template <class Config>
 __device__ inline void load_role(const ForwardContext<Config>& c) {
   const Shape& shape = c.params.shape;

@@ -6,8 +6,8 @@
 
 namespace cuflash::fa3 {
 
-// Blocks of keys for one warpgroup, from the last to the first. It skips those that no row of its
-// own sees, and masks those that some row of its own does not see whole.
+// Blocks of keys for one warpgroup, from the last to the first. It skips the blocks that none of
+// its rows sees, and masks those that one of its rows does not see whole.
 template <class Config>
 struct WarpgroupBlocks {
   int row0;       // of the warpgroup
@@ -35,11 +35,11 @@ struct WarpgroupBlocks {
   }
 };
 
-// What a warp carries from step to step.
+// A warp's state from step to step.
 template <class Config, class Types = ForwardTypes<Config>>
 struct ForwardState {
   typename Types::Output output;  // not yet divided by the rows' sums
-  // Of the block whose product with V is not issued yet, as left operands 16 keys deep.
+  // Weights of the block whose product with V is not issued yet, as left operands 16 keys deep.
   unsigned weights[Config::block_kv / 16][4];
   RowState<Config> rows;
 };
@@ -68,7 +68,7 @@ struct ForwardMath {
         dropping(c.params) {}
 
   // Warpgroups take turns at issuing products, so that one's softmax runs beside another's
-  // products. Every warpgroup takes as many turns for a tile, one for each block.
+  // products. Every warpgroup takes one turn for each block of a tile.
   __device__ void take_turn() const {
     if constexpr (takes_turns) {
       jitter<Config>();
@@ -116,8 +116,8 @@ struct ForwardMath {
     }
   }
 
-  // Passes blocks that no row of this warpgroup sees. It waits for them all the same: an arrival
-  // before the phase has begun would count for the one before.
+  // Skips blocks that no row of this warpgroup sees. It still waits for them: an arrival before a
+  // phase has begun would count for the phase before.
   __device__ void skip(int count) {
 #pragma unroll 1
     for (int i = 0; i < count; ++i) {
@@ -135,8 +135,8 @@ struct ForwardMath {
     }
   }
 
-  // Queries that do not count look like those beyond an array: what the rows hold would move the
-  // references of others, and so change how these are rounded.
+  // Clears the queries beyond a used length, as the copy engine does those beyond an array. Their
+  // rows would otherwise raise the references of other rows and change how these are rounded.
   __device__ void clear_surplus_queries(const ForwardTile<Config>& tile, int row0) const {
     if constexpr (Config::Lengths::vary) {
       const int count = max(0, tile.seq.seqlen_q - row0);
@@ -175,7 +175,7 @@ struct ForwardMath {
     ptx::wgmma_commit();
   }
 
-  // Raw products -> scores, minus infinity for what the mask hides.
+  // Raw products -> scores; minus infinity for hidden pairs.
   template <class Blocks>
   __device__ __forceinline__ void mask(const ForwardTile<Config>& tile, const Blocks& blocks,
                                        Scores& scores, int block, bool masked) const {
@@ -217,15 +217,16 @@ struct ForwardMath {
     }
   }
 
-  // Scores that no mask follows are changed as their weights are made: the special function unit,
-  // which terms and weights may both need, is then busy with both at once. But what lies in shared
-  // memory is read once, and what a caller's text makes of positions is computed once: the compiler
-  // would take it out of the loop around the weights, and keep it.
+  // Whether the terms of the scores are computed in the loop that makes the weights, which needs
+  // that no mask follows. Terms and weights may both need the special function unit, which then
+  // works on both at once. Terms that read shared memory, or that a caller's text computes from
+  // positions, are applied before the loop: the compiler would hoist them out of it and keep them
+  // in registers.
   template <bool masked>
   static constexpr bool changes_late =
       !masked && !Config::Score::is_empty && !has_operand && !Config::Score::by_position;
 
-  // What is still to be done to the scores of a block.
+  // The terms of the scores of a block that are still to be applied.
   template <bool masked, class Blocks>
   __device__ __forceinline__ auto late_change(const ForwardTile<Config>& tile, const Blocks& blocks,
                                               int block) const {
@@ -236,7 +237,7 @@ struct ForwardMath {
     }
   }
 
-  // Moves the references up to the maxima met so far, and the output along with them.
+  // Raises the references to the maxima so far, and rescales the output.
   template <class Change>
   __device__ __forceinline__ void rescale(State& state, const Scores& scores,
                                           const Change& change) const {
@@ -245,9 +246,9 @@ struct ForwardMath {
     state.output.for_each([&](float& x, int m, int, int group, int) { x *= keep.value[m][group]; });
   }
 
-  // change(scores) -> state.weights, whose product has retired, and their sums. Maxima are looked
-  // for while some row has no reference, and where weights come out too large, which their sums
-  // tell. Once through the loop, seldom twice; it keeps the code short.
+  // change(scores) -> state.weights, whose product has retired, and their sums. Maxima are computed
+  // only while some row has no reference, or where a sum shows that weights are too large. The loop
+  // runs once, seldom twice; it keeps the code short.
   template <class Change>
   __device__ __forceinline__ void exponentiate(State& state, const Scores& scores,
                                                const Change& change) const {
@@ -266,7 +267,7 @@ struct ForwardMath {
     sums.for_each([&](float& x, int m, int group) { state.rows.sum.value[m][group] += x; });
   }
 
-  // Leaves out of a block's weights what is dropped; their sums are those of all.
+  // Clears the dropped weights of a block. The sums keep them.
   template <class Blocks>
   __device__ __forceinline__ void drop(const ForwardTile<Config>& tile, const Blocks& blocks,
                                        State& state, int block) const {
@@ -278,7 +279,7 @@ struct ForwardMath {
     }
   }
 
-  // The first block of a tile.
+  // Scores and weights of a tile's first block.
   template <class Blocks>
   __device__ __forceinline__ void first_scores(const ForwardTile<Config>& tile, Blocks& blocks,
                                                State& state) {
@@ -303,8 +304,8 @@ struct ForwardMath {
     drop(tile, blocks, state, blocks.seen.end - 1);
   }
 
-  // The scores of a block, issued together with the product of the weights of the block before with
-  // V. The softmax follows both: it writes the weights that the product reads.
+  // The scores of a block, issued together with weights times V of the block before. The softmax
+  // follows both, because it overwrites the weights that this product reads.
   template <bool masked, class Blocks>
   __device__ __forceinline__ void step(const ForwardTile<Config>& tile, Blocks& blocks,
                                        State& state, int block) {
@@ -326,7 +327,7 @@ struct ForwardMath {
     wait_operand();
     if constexpr (!changes_late<masked>) mask(tile, blocks, scores, block, masked);
     release_operand();
-    const auto change = late_change<masked>(tile, blocks, block);  // reads what it needs meanwhile
+    const auto change = late_change<masked>(tile, blocks, block);  // loads beside the products
     ptx::wgmma_wait<0>();
     ptx::wgmma_hold(state.output.value[0]);
     release_v();
@@ -334,8 +335,8 @@ struct ForwardMath {
     drop(tile, blocks, state, block);
   }
 
-  // The last product of a tile, beside it the log-sum-exp, and the output. Where lengths vary the
-  // tile is read from its slot again.
+  // Issues the last product of a tile, computes the log-sum-exp beside it, and stores the output.
+  // Where lengths vary, reads the tile from its slot again.
   __device__ __forceinline__ void finish(const ForwardTile<Config>& tile,
                                          const QueuedItem<Config>& slot, int row0, State& state) {
     wait_v();

@@ -1,9 +1,9 @@
 // FlashAttention-3 forward: online softmax of a warp's 16 rows.
 //
-// A row's reference need not be its maximum: output and sum share it, and the division at the end
-// takes it out again exactly. FlashAttention-4 moves it only when the maximum has risen far enough;
-// here not even the maximum is computed, unless a sum of weights says that it must have: one
-// comparison a row in place of one a score.
+// A row's reference need not be its maximum: output and sum are relative to the same reference, and
+// the final division cancels it exactly. FlashAttention-4 raises it only when the maximum has risen
+// far enough. Here even the maximum is computed only if the sum of a row's weights is too large:
+// one comparison a row replaces one a score.
 #pragma once
 
 #include "forward_types.cuh"
@@ -31,7 +31,7 @@ __device__ __forceinline__ void begin_rows(RowState<Config>& rows) {
   });
 }
 
-// Minus infinity for what the mask hides; the limits of a row are found once.
+// Writes minus infinity to hidden scores. The limits of a row are computed once.
 template <class Config, class Scores>
 __device__ __forceinline__ void apply_mask(Scores& scores, const Sequence& seq,
                                            const RowsOfQueries& place) {
@@ -52,8 +52,9 @@ __device__ __forceinline__ void apply_mask(Scores& scores, const Sequence& seq,
   });
 }
 
-// Moves the references up to the maxima met so far. `top`: this lane's largest raw scores; it
-// becomes what the sums, and whatever else the old references scale, are multiplied by.
+// Raises the references to the maxima so far, and rescales the sums. `top` holds this lane's
+// largest raw scores; on return it holds the factor that rescales everything relative to the old
+// references.
 template <class Config, class Rows>
 __device__ __forceinline__ void raise_references(RowState<Config>& rows, Rows& top, float factor) {
   top.for_each([&](float& x, int m, int group) {
@@ -92,8 +93,8 @@ __device__ __forceinline__ RowValues<Scores> lane_maxima(const Scores& scores,
   return top;
 }
 
-// change(scores) -> weights in the scale of the rows' references, rounded, as the operand of a
-// product: two 16x8 accumulators are one 16x16 operand. Also their sums in this lane.
+// change(scores) -> weights relative to the rows' references, rounded, as the operand of a product:
+// two 16x8 accumulators are one 16x16 operand. Returns their sums in this lane.
 template <class Config, class Scores, class Change>
 __device__ __forceinline__ RowValues<Scores> exponentiate_scores(
     unsigned (&weights)[Scores::columns / 16][4], const Scores& scores,

@@ -1,12 +1,12 @@
-// FlashAttention-3 forward: what becomes of a finished tile.
+// FlashAttention-3 forward: finishes and stores a tile.
 #pragma once
 
 #include "forward_softmax.cuh"
 
 namespace cuflash::fa3 {
 
-// Sums of whole rows -> log-sum-exp in memory, and what the rows' output is to be multiplied by.
-// All of it is known before the last product of the tile has retired.
+// Sums the rows' weights over the lanes, stores the log-sum-exp, and returns the factor of each
+// row's output. Runs beside the last product of the tile.
 template <class Config, class Rows = typename ForwardTypes<Config>::Rows>
 __device__ __forceinline__ Rows end_rows(const ForwardContext<Config>& c,
                                          const ForwardTile<Config>& tile, RowState<Config>& rows,
@@ -31,10 +31,10 @@ __device__ __forceinline__ Rows end_rows(const ForwardContext<Config>& c,
   return inverse;
 }
 
-// Multiplies by what end_rows gave and writes the rows of this warp, from row0 on.
+// Multiplies by the factors of end_rows() and stores the warp's rows, which begin at row0.
 //
-// Nothing here may leave early, not even a warp without rows: the compiler would no longer know
-// that the four warps stay together, and pay for it in every step.
+// No warp may return early, not even one without rows: the compiler would no longer know that the
+// four warps stay together, and would emit slower code for every step.
 template <class Config, class Output, class Rows>
 __device__ __forceinline__ void store_rows(const ForwardContext<Config>& c,
                                            const ForwardTile<Config>& tile, Output& output,
@@ -42,7 +42,7 @@ __device__ __forceinline__ void store_rows(const ForwardContext<Config>& c,
   using T = typename Config::Output;
   output.for_each([&](float& x, int m, int, int group, int) { x *= inverse.value[m][group]; });
   const bool dead = inverse.value[0][0] == 0.0f || inverse.value[0][1] == 0.0f;
-  if (__any_sync(0xffffffffu, dead)) {  // a weight of zero may have met a value that is not finite
+  if (__any_sync(0xffffffffu, dead)) {  // zero weights times values that are not finite are NaN
     output.for_each([&](float& x, int m, int, int group, int) {
       if (inverse.value[m][group] == 0.0f) x = 0.0f;
     });

@@ -1,10 +1,10 @@
-// FlashAttention-3 forward where keys and values are stored in bytes: between the copy engine and
-// the rings of K and V.
+// FlashAttention-3 forward where keys and values are stored in bytes: warps convert them between
+// the copy engine and the rings of K and V.
 //
-// The load role has a block arrive in a ring of its own, K and V in the order in which they are
-// used. The warps beside it convert it into the stage of K or of V that comes next, as soon as that
-// is free, and arrive at `k_full` or `v_full` in the copy engine's place. Rows of keys that do not
-// count become zeros on the way: there is no tail to clear.
+// The load role loads the bytes into a ring of their own, K and V in the order in which they are
+// used. The warps beside it convert each matrix into the next stage of K or V once that is free,
+// and arrive at `k_full` or `v_full` in place of the copy engine. They write zeros for keys beyond
+// the length, so there is no tail to clear.
 #pragma once
 
 #include "../ptx/proxy_fence.cuh"
@@ -12,13 +12,13 @@
 
 namespace cuflash::fa3 {
 
-// By the thread that loads.
+// The loading thread's side of the ring.
 template <class Config, bool = Config::Stored::converts>
 struct StoredLoads {
   PipelineState<Config::stored_stages> place;
 
-  // The next matrix, once its stage is free: what it becomes, and how many of its rows count. Its
-  // bytes are still to be announced, which releases these writes.
+  // Writes the kind and the number of valid rows of the next matrix once its stage is free. The
+  // caller then announces the matrix's bytes, which releases these writes.
   __device__ unsigned begin(StoredRing<Config>& ring, StoredKind kind, int count) {
     wait_empty<Config>(ring.empty[place.stage], place.phase);
     ring.kind[place.stage] = kind;
@@ -27,7 +27,7 @@ struct StoredLoads {
     place.advance();
     return stage;
   }
-  // There are no more.
+  // Tells the converting warps that there are no more matrices.
   __device__ void end(StoredRing<Config>& ring) {
     arrive<Config>(ring.full[begin(ring, StoredKind::none, 0)]);
   }
@@ -35,19 +35,19 @@ struct StoredLoads {
 template <class Config>
 struct StoredLoads<Config, false> {};
 
-// What a warp converts at a time, eight rows and 64 columns, and where a lane has its 16 bytes of
-// it, which become two chunks of 16-bit numbers.
+// A warp converts eight rows of 64 columns at a time. These are the places of a lane's 16 bytes,
+// which become two chunks of 16-bit numbers.
 //
-// Four lanes have a row's 64 bytes. Rows r and r ^ 5 go together: of the chunks that the swizzle
-// exchanges, theirs lie in all banks of shared memory, as bytes are read and as numbers are
+// Four lanes have a row's 64 bytes. Eight neighbouring lanes have rows r and r ^ 5: their swizzled
+// chunks lie in different banks of shared memory, both when bytes are read and when numbers are
 // written, the even chunks first and then the odd ones.
 template <class Bytes, class Matrix>
 struct StoredParts {
   static constexpr int count = Matrix::rows / 8 * Matrix::count;
   static constexpr bool swizzled = Bytes::row_bytes == 128;
   unsigned row;   // of eight
-  unsigned from;  // byte of eight rows, and 64 columns
-  unsigned to;    // of the first chunk; the second is its neighbour, 16 bytes before or behind it
+  unsigned from;  // offset of the lane's bytes in eight rows of 64 columns
+  unsigned to;    // offset of the first chunk; the second is 16 bytes before or after it
 
   __device__ StoredParts() {
     const unsigned lane = threadIdx.x % 32, column = lane % 4;
@@ -81,14 +81,14 @@ struct StoredParts {
   }
 };
 
-// By every converting warp: a matrix, rows from `count` on as zeros, for products that come after
-// an arrival of this warp.
+// Every converting warp converts its pieces of a matrix, and writes zeros to the rows from `count`
+// on. Products may read them after an arrival of this warp.
 template <class Config, class Bytes, class Matrix>
 __device__ __forceinline__ void convert_matrix(const unsigned char* bytes, Matrix& matrix,
                                                unsigned count) {
   using Parts = StoredParts<Bytes, Matrix>;
   const Parts parts;
-  constexpr int ahead = 3;  // that are read before the first of them is converted
+  constexpr int ahead = 3;  // pieces that are read before the first of them is converted
 #pragma unroll 1
   for (unsigned first = threadIdx.x / 32 - 1; first < Parts::count;
        first += ahead * kConvertingWarps) {

@@ -1,14 +1,16 @@
-// FlashAttention-3 forward where not every key counts: the block of V that the last key lies in.
+// FlashAttention-3 forward where sequences end before their array: the tail, which is the block of
+// V that holds the last key.
 //
-// The load role has it arrive at `tail.raw`; a warp beside it clears the rows that do not count and
-// arrives at `v_full` in the copy engine's place. A block has one tail for each of its tiles.
+// The load role loads it with `tail.raw` as its barrier. A warp beside it clears the rows beyond
+// the last key and arrives at `v_full` in place of the copy engine. Each tile of a block has one
+// tail.
 #pragma once
 
 #include "forward_types.cuh"
 
 namespace cuflash::fa3 {
 
-// By the thread that loads: tells the warp of a matrix, whose bytes then arrive at `tail.raw`.
+// The loading thread announces a matrix to that warp; the bytes then arrive at `tail.raw`.
 template <class Config>
 struct TailLoads {
   PipelineState<1> place;
@@ -20,7 +22,7 @@ struct TailLoads {
     arrive_expecting<Config>(tail.raw, bytes);  // releases the writes above
     place.advance();
   }
-  // There are no more.
+  // Tells the warp that there are no more tails.
   __device__ void end(TailStorage<Config>& tail) { announce(tail, -1, 0, 0); }
 };
 

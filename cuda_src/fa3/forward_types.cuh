@@ -36,8 +36,8 @@ struct ForwardTypes {
   using VPanels = Panels<Storage, Config::block_kv, Config::head_dim_v>;
 };
 
-// Where keys and values are stored in bytes: who converts them, what of, and the ring in which they
-// arrive, see forward_stored.cuh.
+// Where keys and values are stored in bytes: the warps that convert them, and the ring in which the
+// bytes arrive, see forward_stored.cuh.
 constexpr int kConvertingWarps = 3;  // of the load role's warpgroup, all but the one that loads
 enum class StoredKind { none, keys, values };
 template <class Config>
@@ -60,8 +60,8 @@ template <class Config, bool = Config::Stored::converts>
 struct StoredRing {
   Barrier full[Config::stored_stages];
   Barrier empty[Config::stored_stages];
-  StoredKind kind[Config::stored_stages];  // none after the last one
-  int count[Config::stored_stages];        // of rows that count
+  StoredKind kind[Config::stored_stages];  // none after the last matrix
+  int count[Config::stored_stages];        // rows up to the last valid key
 };
 template <class Config>
 struct StoredRing<Config, false> {};
@@ -80,24 +80,24 @@ struct ForwardStorage : OperandStorage<Config>, StoredBytes<Config> {
   Barrier v_full[Config::num_stages];
   Barrier v_empty[Config::num_stages];
   TileQueueStorage<Config> queue;
-  int notes[Config::num_stages];  // of blocks that are listed: arrive with K
-  TailStorage<Config> tail;       // of V, see forward_tail.cuh
+  int notes[Config::num_stages];  // notes of listed blocks: arrive with K
+  TailStorage<Config> tail;       // the tail of V, see forward_tail.cuh
   StoredRing<Config> stored;
 };
 
-// An item, and how long its sequence is.
+// An item, with the lengths of its sequence and the range of its kv tiles.
 template <class Config>
 struct ForwardTile {
   WorkItem item;
   Sequence seq;
-  KvRange kv;   // tiles that the load role brings, and every warpgroup passes: at least one, but
-                // in chunks that have none, which are left out
-  int kv_head;  // for the load role; worth a division a tile, not one a block
+  KvRange kv;   // kv tiles that the load role loads: at least one, except in a chunk without keys,
+                // which is skipped
+  int kv_head;  // for the load role: one division a tile instead of one a block
 
   __device__ int q_begin() const { return item.q_tile * Config::block_q; }
 };
 
-// What both roles know of a launch.
+// The context of both roles.
 template <class Config, class Types = ForwardTypes<Config>>
 struct ForwardContext {
   const typename Config::Params& params;
@@ -121,7 +121,7 @@ struct ForwardContext {
   }
 };
 
-// By one thread: every barrier, with the number of those who arrive at it in a phase.
+// One thread initialises every barrier with the number of arrivals of a phase.
 template <class Config, class Types = ForwardTypes<Config>>
 __device__ inline void init_barriers(ForwardStorage<Config>& shared) {
   const auto init = [](Barrier& barrier, int arrivals) {

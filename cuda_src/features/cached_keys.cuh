@@ -1,5 +1,5 @@
-// Caches: an entry's keys lie in pages that a table names, or in another entry of the caches, or
-// behind rows that do not count.
+// Caches: an entry's keys may lie in pages that a table names, in another entry of the caches, or
+// after rows of padding.
 #pragma once
 
 #include "../ptx/prefetch.cuh"
@@ -10,21 +10,21 @@
 namespace cuflash {
 
 struct CachedKeysParams {
-  const int* page_table;     // [batch, table_pages]; null: a page is an entry, and has its keys
-  const int* cache_leftpad;  // [batch]; null: none
-  int table_pages;           // of an entry; 1 without a table
+  const int* page_table;     // [batch, table_pages]; null: the page of entry i is i
+  const int* cache_leftpad;  // [batch]; null: no padding
+  int table_pages;           // pages of an entry; 1 without a table
   int page_size;             // rows of a page
   int page_shift;            // slot >> page_shift is its page's number; -1: a division gives it
   int pages;                 // of all entries
 
-  // Rows in front of an entry's first key, at most those that are in use.
+  // Rows of padding before an entry's first key, at most the rows in use.
   template <class Params>
   __device__ int padding(const Params& params, int entry) const {
     if (cache_leftpad == nullptr) return 0;
     return max(0, min(cache_leftpad[entry], params.used_lengths.keys(params.shape, entry)));
   }
-  // Rows of a page that one copy brings, of blocks of so many keys: the plan takes blocks that are
-  // whole pages, or a part of one. A single page ends where the tensor does.
+  // Rows of a page that one copy loads, for blocks of `block_kv` keys. The plan takes blocks that
+  // are whole pages, or a part of one. Without a table the page of an entry is all its rows.
   template <int block_kv>
   __device__ int box_rows() const {
     return table_pages == 1 ? block_kv : min(page_size, block_kv);
@@ -34,7 +34,7 @@ struct CachedKeysParams {
 struct KeysInPages {
   static constexpr bool paged = true;
 
-  // The first pages of a block of keys.
+  // The most pages of a block of keys that are found ahead.
   static constexpr int kAhead = 4;
   struct Found {
     int pages[kAhead];
@@ -53,7 +53,7 @@ struct KeysInPages {
     return found;
   }
 
-  // A block's keys -> a matrix, by the copy engine: Matrix::bytes of them.
+  // The copy engine loads a block's keys into a matrix; Matrix::bytes bytes arrive.
   template <class Matrix, class Params>
   __device__ static void load(Matrix& matrix, const void* map, unsigned barrier,
                               const Params& params, const Sequence& seq, int head, int key,
@@ -68,7 +68,7 @@ struct KeysInPages {
                          Matrix::first_column(i), row, head, page, ptx::kEvictLast);
       }
     };
-    // Of several pages each begins at its first row.
+    // Only the first page may begin after its row 0.
     bring(0, found.pages[0], place_in(cache, static_cast<int>(seq.kv_row0) + key).row);
 #pragma unroll
     for (int i = 1; i < kAhead; ++i) {
@@ -80,7 +80,8 @@ struct KeysInPages {
     }
   }
 
-  // The same by all `threads` of a block, row by row; zeros in those that do not count.
+  // All `threads` threads of a block copy a block's keys row by row, and clear the rows that are
+  // not keys.
   template <class Config, int threads, class Tile>
   __device__ static void copy(const Tile& tile, const Tensor& tensor,
                               const typename Config::Params& params, const Sequence& seq, int head,
@@ -105,8 +106,8 @@ struct KeysInPages {
   }
 
  private:
-  // Blocks are walked from the last one on: in so many keys their pages are named in a line of the
-  // table that has not been read.
+  // How many keys ahead the table is prefetched. Blocks are visited last first, and keys that far
+  // before the block may have pages in a cache line of the table that has not been read.
   static constexpr int kKeysAhead = 256;
 
   struct Place {
@@ -118,8 +119,8 @@ struct KeysInPages {
     const int number = cache.page_shift >= 0 ? slot >> cache.page_shift : slot / cache.page_size;
     return {number, slot - number * cache.page_size};
   }
-  // Behind the last page that has keys the table is not read. What names no page is taken for one
-  // that there is.
+  // The page and row of a key. The table is not read after the last page that has keys, and page
+  // numbers are clamped to the pages that exist.
   __device__ static Place place(const CachedKeysParams& cache, const Sequence& seq, int key) {
     const int slot0 = static_cast<int>(seq.kv_row0);
     const Place in_entry = place_in(cache, slot0 + key);
@@ -137,7 +138,7 @@ struct KeysInPages {
   }
 };
 
-// `Before` knows how many rows are in use. The last query stands at the last of them.
+// `Before` gives the number of rows in use; the last query has the position of the last of them.
 template <class Before>
 struct CachedLengths : Before {
   template <class Params>
@@ -148,7 +149,7 @@ struct CachedLengths : Before {
     seq.seqlen_kv -= padding;
     seq.q_last -= padding;
     seq.q_first -= padding;
-    seq.rows_kv = 0x7fffffff;  // what lies behind a page is another one's
+    seq.rows_kv = 0x7fffffff;  // rows after a page belong to another page: every end is a tail
     return seq;
   }
 };

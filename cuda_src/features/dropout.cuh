@@ -50,7 +50,7 @@ struct Dropout {
   unsigned key0;
   unsigned key1;
   unsigned offset;
-  int first_entry;  // of the arrays, within the larger call of which they are a part
+  int first_entry;  // the arrays' first entry in the larger call to which they belong
   int first_head;
 
   template <class Params>

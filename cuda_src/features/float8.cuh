@@ -1,6 +1,6 @@
 // Float8 caches: keys and values are stored as e4m3 numbers, a byte each (float8_e4m3fn: up to 448,
-// no infinity). What is meant is a stored number times a scale, of all keys or all values, or of
-// each sequence and head.
+// no infinity). Keys and values are the stored numbers times a scale. There is one scale for all
+// keys and one for all values, or one for each sequence and head.
 #pragma once
 
 #include "../ptx/float8.cuh"
@@ -26,7 +26,8 @@ struct Float8Params {
   }
 };
 
-// The nearest e4m3 number, of two the even one; the largest beyond it. NaN stays NaN.
+// Rounds to the nearest e4m3 number, ties to even; larger numbers become the largest. NaN stays
+// NaN.
 __device__ inline unsigned char float8_of(float x) {
   const unsigned sign = __float_as_uint(x) >> 24 & 0x80;
   const float size = fminf(fabs(x), 448.0f);
@@ -35,11 +36,11 @@ __device__ inline unsigned char float8_of(float x) {
     return static_cast<unsigned char>(sign | static_cast<unsigned>(rintf(size * 512.0f)));
   }
   const unsigned bits = __float_as_uint(size);
-  const unsigned rounded = (bits + 0x7ffff + (bits >> 20 & 1)) >> 20;  // 3 bits behind the point
+  const unsigned rounded = (bits + 0x7ffff + (bits >> 20 & 1)) >> 20;  // 3 fraction bits
   return static_cast<unsigned char>(sign | (rounded - (127 - 7) * 8));
 }
 
-// Two float16 numbers, that hold e4m3 numbers -> two of a 16-bit type, which holds them too.
+// Converts two e4m3 numbers in float16 to a 16-bit type, which holds them exactly.
 __device__ inline unsigned pair_of_halves(__half, unsigned halves) { return halves; }
 __device__ inline unsigned pair_of_halves(__nv_bfloat16, unsigned halves) {
   const float2 both = __half22float2(*reinterpret_cast<const __half2*>(&halves));
@@ -65,7 +66,7 @@ struct StoredInFloat8 {
                     : given.scale_of_values(params.shape, entry, head)};
   }
 
-  // Four numbers -> two registers with two of them each.
+  // Converts four numbers to two registers with two numbers each.
   template <class Storage>
   __device__ static void convert(unsigned bytes, unsigned& first, unsigned& second) {
     unsigned halves[2];
@@ -73,14 +74,14 @@ struct StoredInFloat8 {
     first = pair_of_halves(Storage{}, halves[0]);
     second = pair_of_halves(Storage{}, halves[1]);
   }
-  // What values, and so an output of them, are multiplied by.
+  // The factor of stored values, and so of the output.
   template <class Params>
   __device__ static float scale_of_values(const Params& params, int entry, int head) {
     return params.float8.scale_of_values(params.shape, entry, head);
   }
 };
 
-// A raw product is of stored keys; a score is in the same units as without float8.
+// Multiplies raw products with stored keys by the scale of keys.
 struct StoredKeysTerm : FunctionTerm {
   float scale;
 
@@ -93,7 +94,7 @@ struct StoredKeysTerm : FunctionTerm {
   __device__ static double unit(const Params&, double before) {
     return before;
   }
-  // Where groups are packed there is nothing to divide.
+  // In packed groups `head` is already the head of keys.
   __device__ static int head_of_keys(const Shape& shape, int head) {
     return shape.heads_q == shape.heads_kv ? head : head / (shape.heads_q / shape.heads_kv);
   }

@@ -1,10 +1,10 @@
-// Split keys: a q tile's keys are walked in chunks by different blocks, whose results are merged
-// afterwards (steps/merge.cu).
+// Split keys: different blocks compute chunks of a q tile's keys, and steps/merge.cu merges their
+// results.
 //
-// Chunk c has the keys [c * chunk, (c + 1) * chunk), whatever the q tile: what a chunk gives to a
-// row does not depend on the keys that come after it. A chunk's part of a row is an output that is
-// divided by the chunk's own sum of weights, that sum, and the reference of its exponents. Their
-// log-sum-exp would be one number, but rounded, and exponents are differences of large numbers.
+// Chunk c has the keys [c * chunk, (c + 1) * chunk) for every q tile, so that its result for a row
+// does not depend on later keys. The result is an output, which is divided by the chunk's own sum
+// of weights, that sum, and the reference of its exponents. A log-sum-exp would replace the last
+// two by one number, but it is rounded, and merging subtracts such numbers where they are large.
 #pragma once
 
 #include "../tile/schedule.cuh"
@@ -23,7 +23,7 @@ struct KvChunksParams {
 struct KvChunks {
   static constexpr bool split = true;
 
-  // Tiles of a head are counted for each chunk: the chunks of a q tile follow each other.
+  // The items of a q tile: one for each chunk, one after the other.
   template <class Params>
   __device__ static unsigned items_of_tile(const Params& params) {
     return params.kv_chunks.chunks;
@@ -36,14 +36,14 @@ struct KvChunks {
     return item;
   }
 
-  // Tiles of a range that a chunk has; perhaps none.
+  // The tiles of a range that lie in a chunk; there may be none.
   template <class Config>
   __device__ static KvRange cut(const typename Config::Params& params, KvRange range, int split) {
     const int tiles = params.kv_chunks.chunk / Config::block_kv;
     const int begin = max(range.begin, split * tiles);
     return {begin, max(begin, min(range.end, (split + 1) * tiles))};
   }
-  // Chunks that have tiles of a range.
+  // The chunks that hold the tiles of a range.
   template <class Config>
   __device__ static KvRange chunks_of(const typename Config::Params& params, KvRange range) {
     const int tiles = params.kv_chunks.chunk / Config::block_kv;
@@ -59,14 +59,14 @@ struct KvChunks {
     auto* const parts = static_cast<typename Config::Compute*>(params.kv_chunks.out_parts);
     return {parts + split * out_stride<Config>(params), batch, shape.head_dim_v, head};
   }
-  // From the output of one chunk to that of the next.
+  // Distance from the output of one chunk to that of the next, in elements.
   template <class Config>
   __device__ static long long out_stride(const typename Config::Params& params) {
     const Shape& shape = params.shape;
     return static_cast<long long>(shape.batch) * shape.heads_q * shape.seqlen_q * shape.head_dim_v;
   }
 
-  // A number of a row, of those that a chunk has beside its output.
+  // A chunk's reference or sum of a row, in the array `parts` of one of them.
   template <class Config>
   __device__ static typename Config::Compute& number(const typename Config::Params& params,
                                                      void* parts, const Sequence& seq, int head,

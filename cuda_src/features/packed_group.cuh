@@ -10,7 +10,7 @@ struct PackedGroupParams {
   long long group;  // query heads of a head of keys
 };
 
-// All rows stand where the one query stands.
+// All rows have the position of the one query.
 template <class Before>
 struct OnePosition : Before {
   static constexpr bool one_position = true;

@@ -1,4 +1,4 @@
-// Used lengths: of every batch entry the first queries and keys count, the others do not.
+// Used lengths: every batch entry uses its first queries and keys; the others do not count.
 #pragma once
 
 #include "../tile/sequence.cuh"
@@ -8,9 +8,9 @@ namespace cuflash {
 struct UsedLengthsParams {
   const int* seqused_q;  // [batch]; null: every query counts
   const int* seqused_kv;
-  long long bottom_right;  // whether the last query that counts stands at the last key that does
+  long long bottom_right;  // whether the last used query has the position of the last used key
 
-  // Clamped to the rows that are there: no length leads out of an array.
+  // Lengths are clamped to the rows of the arrays.
   __device__ int queries(const Shape& shape, int batch) const {
     return seqused_q == nullptr ? shape.seqlen_q : max(0, min(seqused_q[batch], shape.seqlen_q));
   }
@@ -18,14 +18,14 @@ struct UsedLengthsParams {
     return seqused_kv == nullptr ? shape.seqlen_kv
                                  : max(0, min(seqused_kv[batch], shape.seqlen_kv));
   }
-  // By how much query 0 stands at another key than where every row counts.
+  // The difference, in keys, between the position of query 0 and that without used lengths.
   __device__ int shift(const Shape& shape, int batch) const {
     if (bottom_right == 0) return 0;
     return (keys(shape, batch) - shape.seqlen_kv) - (queries(shape, batch) - shape.seqlen_q);
   }
 };
 
-// `Before` knows the bounds of the keys as they are where every row counts.
+// `Before` gives the bounds of the keys without used lengths.
 template <class Before>
 struct UsedLengths {
   static constexpr bool vary = true;

@@ -1,4 +1,4 @@
-// red: additions to device memory that nobody waits for.
+// red: additions to device memory for which no thread waits.
 // PTX ISA "Parallel synchronization and communication instructions: red".
 #pragma once
 

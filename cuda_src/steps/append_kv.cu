@@ -1,5 +1,5 @@
-// Appends new tokens to caches of keys and values where they stand, and rotates keys and queries by
-// their positions (Su et al. 2021, "RoFormer"). A warp takes a row of a head; what does not fit is
+// Appends new tokens to caches of keys and values in place, and rotates keys and queries by their
+// positions (Su et al. 2021, "RoFormer"). A warp takes a row of a head. Tokens that do not fit are
 // left out and counted.
 #include "../tile/copy.cuh"
 #include "../tile/numeric.cuh"
@@ -10,8 +10,8 @@
 
 namespace cuflash::steps {
 
-// The angles of a row: `pairs` of its columns turn, those behind 2 * pairs stay. A row whose
-// position has no angles becomes NaN where it would turn.
+// The angles of a row: its first 2 * `pairs` columns are rotated in pairs, the others are not. If
+// the tables have no angles for the position, the rotated columns become NaN.
 template <class Compute>
 struct Rotation {
   const Compute* cos;
@@ -72,7 +72,7 @@ __device__ inline Storage* row_at(const Tensor& tensor, long long batch, long lo
          row * tensor.row_stride + head * tensor.head_stride;
 }
 
-// A row of all entries by its number.
+// The entry, row and head of a number that counts the rows of all entries.
 struct RowOfAll {
   int entry;
   int row;
@@ -115,7 +115,8 @@ __device__ inline void rotate_query(const typename Config::Params& params, long 
            StoredAsComputed::Row());
 }
 
-// Tokens of an entry whose pages are not there, of those that a lane of a warp looks at.
+// The number of an entry's tokens whose pages do not exist, among the pages that this lane of the
+// warp reads.
 template <class Params>
 __device__ inline int tokens_of_no_page(const Params& params, int entry, int lane) {
   const long long begin = length_before(params, entry);
@@ -131,7 +132,7 @@ __device__ inline int tokens_of_no_page(const Params& params, int entry, int lan
   return lost;
 }
 
-// How many tokens of an entry fit nowhere, and how long it is with those that do; by a warp.
+// A warp counts the tokens of an entry that do not fit, and the entry's length with those that do.
 template <class Config>
 __device__ inline void count_tokens(const typename Config::Params& params, int entry) {
   const int lane = static_cast<int>(threadIdx.x) % 32;

@@ -1,11 +1,12 @@
-// What steps/append_kv.cu is launched with, and where it finds the slot of a token.
+// The parameters of steps/append_kv.cu, and the slot of a token.
 #pragma once
 
 #include "../params.cuh"
 
 namespace cuflash {
 
-// `Shape` counts new tokens as keys, and as queries those that are rotated, 0 where none are.
+// In `shape`, keys are the new tokens and queries are those that are rotated, none if seqlen_q is
+// 0.
 struct AppendKvParams {
   Tensor k;  // of the new tokens
   Tensor v;
@@ -14,48 +15,49 @@ struct AppendKvParams {
   Tensor q;
   Tensor q_rotated;
   const int* cache_seqlens;    // [batch]; before the new tokens
-  const int* page_table;       // [batch, pages of an entry]; null of caches without pages
-  const int* cache_batch_idx;  // [batch]; null: an entry of the batch is that of the cache
+  const int* page_table;       // [batch, pages of an entry]; null: caches without pages
+  const int* cache_batch_idx;  // [batch]; null: entry i of the batch is entry i of the cache
   const int* rotary_seqlens;   // [batch]; null: positions are slots
   const void* rotary_cos;      // [rotary_rows, rotary_pairs]; may be empty
   const void* rotary_sin;
-  int* overflow;       // [batch]; null: nobody asks
-  int* lengths_after;  // [batch]; null: nobody asks
+  int* overflow;       // [batch]; null: not wanted
+  int* lengths_after;  // [batch]; null: not wanted
   long long table_stride;
   long long capacity;   // slots of an entry
-  long long page_size;  // 0 of caches without pages
+  long long page_size;  // 0: caches without pages
   long long entries;    // of the cache, or its pages
-  long long rotates;    // whether keys turn; a table of no elements has no address
+  long long rotates;    // whether keys are rotated; an empty table has a null address too
   long long rotary_rows;
   long long rotary_pairs;
-  long long rotary_interleaved;  // pairs are neighbours, else half of all pairs' columns apart
-  long long queries_advance;     // the position of a query is that of the one before it plus 1
+  long long rotary_interleaved;  // a pair is columns 2 i and 2 i + 1, else i and i + rotary_pairs
+  long long queries_advance;     // each query's position is one more than the query's before it
   Shape shape;
 };
 
 namespace steps {
 
-// Where a token goes: `entry` is below 0 of one that fits nowhere.
+// Where a token is stored; `entry` is negative if it fits nowhere.
 struct Slot {
   long long entry;
   long long row;
 };
 
-// The length of an entry before the new tokens: whatever is given, slots are those of the cache.
+// The length of an entry before the new tokens, clamped to the slots of the cache.
 template <class Params>
 __device__ inline long long length_before(const Params& params, int entry) {
   const long long length = params.cache_seqlens[entry];
   return length < 0 ? 0 : length < params.capacity ? length : params.capacity;
 }
 
-// Where the rotation of an entry's first new token and first query begins.
+// The position by which an entry's first new token and first query are rotated.
 template <class Params>
 __device__ inline long long first_position(const Params& params, int entry) {
   if (params.rotary_seqlens != nullptr) return params.rotary_seqlens[entry];
   return length_before(params, entry);
 }
 
-// New tokens of an entry that have a slot, and angles where keys are rotated: the first ones.
+// The number of an entry's new tokens, counted from the first, that have a slot and, where keys are
+// rotated, angles.
 template <class Params>
 __device__ inline long long tokens_with_slots(const Params& params, int entry) {
   long long room = params.capacity - length_before(params, entry);
@@ -68,9 +70,9 @@ __device__ inline long long tokens_with_slots(const Params& params, int entry) {
   return room < 0 ? 0 : room < tokens ? room : tokens;
 }
 
-// The entry of the cache, or the page, that a page of an entry of the batch is; below 0 if there is
-// none. It is asked for pages that new tokens stand in alone: what the table says of others, and
-// behind the last, is never looked at.
+// The page of the cache that is page `page` of an entry of the batch, or the entry of a cache
+// without pages; negative if there is none. Only pages that receive new tokens are looked up, so
+// other elements of the table may hold anything.
 template <class Params>
 __device__ inline long long entry_of_cache(const Params& params, int entry, long long page) {
   long long found = entry;

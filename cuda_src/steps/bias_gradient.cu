@@ -193,8 +193,8 @@ struct BiasGradient {
         seq.seqlen_kv - ahead.kv_begin(), columns, thread);
   }
 
-  // Loads the operands of product 0 or 1 of the step ahead, if there is one, into the slot that was
-  // multiplied last.
+  // Loads the operands of product 0 or 1 of the step ahead, if there is one, into the slot of the
+  // latest product.
   template <int product>
   __device__ void load_next() {
     Slot& to = slot_of<product>(loaded);
@@ -313,7 +313,7 @@ struct BiasGradient {
     });
   }
 
-  // A dead row has no weight, whatever it holds.
+  // Clears the weights of dead rows, whatever the rows hold.
   __device__ void clear_dead(Scores& p, Rows& lse) const {
     bool dead = false;
     lse.for_each([&](Compute& x, int, int) { dead |= x == infinity<Compute>(); });

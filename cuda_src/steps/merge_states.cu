@@ -1,12 +1,12 @@
-// Two states of every row -> the state over the keys of both: out, which is divided by its sum of
-// weights, and lse, the natural logarithm of that sum. Milakov and Gimelshein, "Online normalizer
-// calculation for softmax" (2018).
+// Merges two states of every row into the state over the keys of both. A state is out, which is
+// divided by its sum of weights, and lse, the natural logarithm of that sum. Milakov and
+// Gimelshein, "Online normalizer calculation for softmax" (2018).
 //
 //   lse = log(e^lse_0 + e^lse_1),   out = e^(lse_0 - lse) out_0 + e^(lse_1 - lse) out_1
 //
-// A state whose lse is minus infinity saw no key: what its out holds does not count. The result may
-// lie where either state does: every number is read by the lane that writes it, or by its warp
-// before.
+// A state whose lse is minus infinity saw no key, and its out is not used. The result may overwrite
+// either state: a lane reads each number before it writes it, and the warp reads lse before lane 0
+// writes it.
 #include "../tile/copy.cuh"
 #include "../tile/mask.cuh"
 #include "../tile/numeric.cuh"
@@ -27,7 +27,7 @@ struct MergeStatesParams {
 
 namespace steps {
 
-// What each state of a row counts, and the log-sum-exp of both.
+// The weight of each state of a row, and the log-sum-exp of both.
 template <class Compute>
 struct StateWeights {
   Compute before;
@@ -46,7 +46,7 @@ __device__ inline StateWeights<Compute> weights_of_states(Compute before, Comput
   return {of_before / sum, of_now / sum, log_of(sum) + origin};
 }
 
-// One warp a row, rows dealt to the grid in turns.
+// One warp for each row; the warps of the grid take the rows in turn.
 template <class Config>
 __device__ inline void merge_states(const typename Config::Params& params) {
   using Compute = typename Config::Compute;

@@ -59,7 +59,7 @@ __device__ inline double infinity<double>() {
   return __longlong_as_double(0x7ff0000000000000LL);
 }
 
-// The least positive number that is not flushed to zero.
+// The smallest positive number that is not flushed to zero.
 template <class Compute>
 __device__ inline Compute least();
 template <>

@@ -41,9 +41,8 @@ struct HiddenPairs {
   __device__ TileRow tile_row(int row, int rows, int words) const {
     return {tiles + (static_cast<long long>(array) * rows + row) * words};
   }
-  // Index of the bits of the sixteen lines from `line` on, for arrays of `lines` lines and `along`
-  // tiles along them. It is the first lane's. All lanes together have fewer than 2^32, the bits of
-  // 2^37 pairs.
+  // Index of the first lane's bits of sixteen lines that begin at `line`, for arrays of `lines`
+  // lines and `along` tiles along them. 32 bits suffice for 2^37 pairs.
   __device__ unsigned index_of(int line, int lines, int along) const {
     return (static_cast<unsigned>(array) * (lines / 16) + line / 16) * along * 32;
   }

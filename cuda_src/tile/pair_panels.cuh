@@ -58,8 +58,8 @@ __device__ inline void init_operand_barriers(OperandStorage<Config>& storage, in
   }
 }
 
-// One thread loads the tile of queries from q_begin on and keys from kv_begin on into a stage that
-// all warps have read.
+// One thread loads the tile that begins at query q_begin and key kv_begin into a stage that all
+// warps have read.
 template <class Config>
 __device__ inline void load_operand_tile(OperandStorage<Config>& storage,
                                          const typename Config::Params& params, unsigned stage,
@@ -75,8 +75,8 @@ __device__ inline void load_operand_tile(OperandStorage<Config>& storage,
 
 // A lane's view of panels: reads elements (row + di, column + dj). The compiler knows di and dj.
 // - Rows of the panels are queries: di is a multiple of 8, dj a multiple of 8 or one more. A lane
-// reads two neighbouring 32-bit elements at once. Of 16-bit elements a warp reads sixteen rows and
-// columns at once when a lane asks for the first of them, so all lanes ask in the order of a
+// reads two neighbouring 32-bit elements at once. A warp reads sixteen rows and columns of 16-bit
+// elements at once, when its lanes read the first of them, so all lanes read in the order of a
 // WarpTile.
 // - Rows of the panels are keys (`transposed`): di and dj change places.
 // - Without `of_rows` only row 0 is read.
@@ -126,7 +126,7 @@ struct PairReader {
   }
 
  private:
-  // One of two numbers that one load brings. Written otherwise, the compiler loads each by itself.
+  // One of two numbers that a single load reads. In other forms the compiler loads each separately.
   __device__ static float half_of(__nv_bfloat16, unsigned both, int which) {
     return __uint_as_float(which == 0 ? both << 16 : both & 0xffff0000u);
   }

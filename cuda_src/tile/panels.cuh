@@ -44,7 +44,7 @@ struct Panels {
   alignas(1024) T data[bytes / 2];
 };
 
-// Loads the rows from `row` on of one head into a matrix. Matrix::bytes bytes always arrive.
+// Loads rows of one head into a matrix, beginning at `row`. Matrix::bytes bytes always arrive.
 template <class Matrix>
 __device__ inline void load_panels(Matrix& matrix, const void* map, unsigned barrier, int row,
                                    int head, int batch, unsigned long long policy) {

@@ -136,7 +136,7 @@ __device__ inline PlacedItem kv_item_of(const typename Config::Params& params,
     return {item, sequence<Config>(params, item.entry)};
   }
 }
-// Whether the item lies past the end of the list: the block has no tile.
+// Whether the item lies past the end of the list, so that the block has no tile.
 __device__ inline bool is_behind_the_list(const WorkItem& item) { return item.entry < 0; }
 
 // One step of an inner loop.
@@ -224,7 +224,7 @@ struct KvBlocks {
     }
   }
 
-  // A range that begins at 0 returns its end alone: with a difference ptxas takes other registers.
+  // Where ranges begin at 0 the end is the count. A difference would change ptxas' registers.
   __device__ int count() const {
     return Mask<Config>::has_first || Config::Chunks::split ? range.end - range.begin : range.end;
   }

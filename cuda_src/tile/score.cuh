@@ -1,5 +1,5 @@
 // How features change scores and rows. Config::Score and Config::Rows name the features; a kernel
-// calls the functions below and never asks which features there are.
+// calls the functions below and knows no feature.
 //
 //   Config::Score = ScoreChain<Term...>  a term changes the raw product q . k of a query and a key.
 //       struct Term : AddedTerm {                // its slope is 1: it leaves dS unchanged

@@ -48,7 +48,7 @@ __device__ inline Sequence sequence(const typename Config::Params& params, int b
   return Config::Lengths::of(params, batch);
 }
 
-// The number of rows before an entry's keys that do not count and are not keys.
+// The number of rows of padding before an entry's keys.
 template <class Params>
 __device__ inline auto padding_of(const Params& params, int entry, int)
     -> decltype(params.cached_keys.padding(params, entry)) {
@@ -59,7 +59,7 @@ __device__ inline int padding_of(const Params&, int, long) {
   return 0;
 }
 
-// By how many keys the position of an entry's query 0 differs from that of the shape.
+// The difference, in keys, between the position of an entry's query 0 and that of the shape.
 template <class Params>
 __device__ inline auto shift_of(const Params& params, int batch, int)
     -> decltype(params.used_lengths.shift(params.shape, batch)) {
@@ -75,7 +75,8 @@ __device__ inline int shift_of(const Params&, int, long) {  // where every row c
   return 0;
 }
 
-// Whether a row exists but does not count: it sees no key, and the end of rows leaves it alone.
+// Whether a row lies in the array but beyond its sequence: it sees no key, and no end of rows
+// changes it.
 template <class Config>
 __device__ inline bool is_surplus(const Sequence& seq, int row) {
   return Config::Lengths::vary && row >= seq.seqlen_q;

@@ -135,8 +135,8 @@ __device__ inline void exponentials(Tile& tile, Compute factor, Offset offset) {
   }
 }
 
-// Changes raw products of queries from row0 on and keys from key0 on to scores; on an edge tile the
-// mask hides pairs as minus infinity. The backward pass passes `slopes`.
+// Changes the raw products of a tile, which begins at query row0 and key key0, to scores. On an
+// edge tile hidden pairs become minus infinity. The backward pass passes `slopes`.
 template <class Config, class Scores, class... Slopes>
 __device__ inline void prepare_scores(const typename Config::Params& params, Scores& scores,
                                       const Sequence& seq, int head, int row0, int key0, bool edge,
@@ -152,7 +152,7 @@ __device__ inline void prepare_scores(const typename Config::Params& params, Sco
   });
 }
 
-// The largest score of every row, over the columns of this warp's tile from `first` on.
+// The largest score of every row, over this warp's columns that begin at `first`.
 template <class Scores>
 __device__ inline RowValues<Scores> row_maxima(Scores& scores, int first = 0) {
   using Compute = typename Scores::Compute;
@@ -198,8 +198,8 @@ __device__ inline RowValues<Scores> exponentiate(Scores& scores, RowValues<Score
   return sums;
 }
 
-// Moves references up to the rows' maxima where they lie more than the slack below; `keep` becomes
-// the weight of the sums with the old reference. Returns whether any lane moved one.
+// Raises references to the rows' maxima where the maxima exceed them by more than the slack. `keep`
+// becomes the factor that rescales the old sums. Returns whether any lane raised one.
 template <class Config, class Rows, class Compute>
 __device__ inline bool move_references(Rows& reference, Rows& keep, Rows& maxima, Compute factor) {
   bool moved = false;

@@ -13,8 +13,8 @@ struct alignas(1024) StagedRows {
   uint4 chunks[16][8];
 };
 
-// Stores the tile, rounded to T, in rows of memory that start at multiples of 16 bytes, as far as
-// rows and columns are valid; the number of valid columns is a multiple of eight.
+// Stores the valid rows and columns of the tile, rounded to T, in rows of memory that start at
+// multiples of 16 bytes. The number of valid columns is a multiple of eight.
 template <class Tile, class T>
 __device__ __forceinline__ void store_staged(const Tile& tile, StagedRows& staging, T* memory,
                                              long long row_stride, int valid_rows,

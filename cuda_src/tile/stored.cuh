@@ -1,13 +1,13 @@
-// How caches hold numbers. Config::Stored knows: as what the kernel computes with, or as bytes that
-// are converted on their way into its tiles.
+// How caches store numbers, which Config::Stored names: in the type with which the kernel computes,
+// or as bytes that are converted on their way into its tiles.
 #pragma once
 
 #include "sequence.cuh"
 
 namespace cuflash {
 
-// Bytes of [rows, columns] as the copy engine brings them: panels of 64 or 128 columns, one after
-// the other, in each the rows one after the other. Rows of 128 bytes have the 128-byte swizzle.
+// A matrix [rows, columns] of bytes as the copy engine writes it: a sequence of panels of 64 or 128
+// columns. A panel is a sequence of rows; rows of 128 bytes have the 128-byte swizzle.
 template <int rows_, int columns_>
 struct BytePanels {
   static constexpr int rows = rows_;
@@ -18,19 +18,19 @@ struct BytePanels {
   static constexpr int bytes = count * panel_bytes;
   static_assert(rows % 8 == 0, "whole swizzle patterns");
 
-  // Of the tensor, where a panel begins.
+  // The column of the tensor at which a panel begins.
   __device__ static constexpr int first_column(int panel) { return panel * row_bytes; }
 
   alignas(1024) unsigned char data[bytes];
 };
 
-// Numbers of the storage type, as they are.
+// Caches hold numbers of the storage type.
 struct StoredAsComputed {
   static constexpr bool converts = false;
   template <class Storage>
   using Cell = Storage;
 
-  // Makes cells of the numbers of a row that is appended.
+  // Converts a number of an appended row to a cell of the cache.
   struct Row {
     template <class Storage>
     __device__ Storage operator()(Storage x) const {

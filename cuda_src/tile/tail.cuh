@@ -1,8 +1,8 @@
 // The tail of a block of keys: rows of the tensor that a sequence does not use, or that belong to
-// another sequence, and that may hold anything. Scores of these keys are hidden, but in a sum over
-// the block's rows a weight of zero would let NaN and infinity through. A warp therefore clears
-// them, after the copy engine arrives and before the readers may start. Where every row counts none
-// of this exists.
+// another sequence, and that may hold anything. Scores of these keys are hidden, but zero weights
+// times NaN or infinity would make a sum over the block's rows NaN. A warp therefore clears the
+// tail after the copy engine has written it and before other warps read it. Kernels whose lengths
+// do not vary have none of this.
 #pragma once
 
 #include "../ptx/proxy_fence.cuh"
@@ -12,9 +12,9 @@
 
 namespace cuflash {
 
-// The number of rows of a block of keys that count. It is at least `rows` where the block has no
-// tail: where all its rows count or lie beyond the array, and in a block beyond the keys, whose
-// rows nobody sees.
+// The number of rows of a block of keys before its tail. It is at least `rows` where the block has
+// no tail: where the other rows lie beyond the array, and in a block beyond the keys, whose rows no
+// query sees.
 template <class Config, int rows = Config::block_kv>
 __device__ inline int rows_before_tail(const Sequence& seq, int kv_begin) {
   const int count = seq.seqlen_kv - kv_begin;
@@ -22,8 +22,8 @@ __device__ inline int rows_before_tail(const Sequence& seq, int kv_begin) {
   return count > 0 && others ? count : rows;
 }
 
-// Neighbouring threads, a warp or more, clear the rows from `first` on, for products that start
-// after these threads have met.
+// `threads` neighbouring threads, a warp or more, clear the rows from `first` on. Products may read
+// them after a barrier of these threads.
 template <int threads, class Matrix>
 __device__ inline void clear_rows(Matrix& matrix, int first) {
   auto* const chunks = reinterpret_cast<uint4*>(matrix.data);
@@ -38,7 +38,7 @@ __device__ inline void clear_rows(Matrix& matrix, int first) {
   ptx::fence_async_shared();
 }
 
-// For a single matrix: the copy engine arrives here if the matrix has a tail.
+// The barrier of a single matrix: the copy engine arrives here if the matrix has a tail.
 template <class Config, bool = Config::Lengths::vary>
 struct TailBarrier {
   Barrier raw;
@@ -46,13 +46,13 @@ struct TailBarrier {
 template <class Config>
 struct TailBarrier<Config, false> {};
 
-// For the matrices of a ring, one at a time.
+// The tail of one matrix of a ring at a time, and its barriers.
 template <class Config, bool = Config::Lengths::vary>
 struct TailStorage {
   Barrier raw;
   Barrier cleared;
-  int stage;  // of the matrix that arrives; below 0 after the last one
-  int count;  // rows of it that count
+  int stage;  // stage of the matrix that arrives; negative after the last one
+  int count;  // rows before its tail
 };
 template <class Config>
 struct TailStorage<Config, false> {};

@@ -39,8 +39,8 @@ __device__ inline void store_tile(const Tile& tile, Compute* memory, int stride,
   });
 }
 
-// Stores two columns of a row of a tensor, rounded, as far as they are valid. With `whole_pairs`
-// the row is aligned and the number of valid columns is even.
+// Stores the valid ones of two columns of a row of a tensor, rounded. With `whole_pairs` the row is
+// aligned and the number of valid columns is even.
 template <bool whole_pairs, class T, class Compute>
 __device__ inline void store_pair(T* to, int column, int valid_columns, Compute x, Compute y) {
   const Pair<T> rounded = {from_compute<T>(x), from_compute<T>(y)};
@@ -52,8 +52,8 @@ __device__ inline void store_pair(T* to, int column, int valid_columns, Compute 
   }
 }
 
-// Stores the tile times `factor`, rounded, in the rows of a tensor, as far as rows and columns are
-// valid; `column0` is the tile's first column in the tensor.
+// Stores the valid rows and columns of the tile times `factor`, rounded, in the rows of a tensor;
+// `column0` is the tile's first column in the tensor.
 template <bool whole_pairs, class Tile, class T, class Compute = typename Tile::Compute>
 __device__ inline void store_rounded(const Tile& tile, T* memory, long long row_stride,
                                      int valid_rows, int column0, int valid_columns,
@@ -102,8 +102,8 @@ __device__ inline void store_shared(const Tile& tile, const Shared& shared, int 
   }
 }
 
-// One warp copies rows of a tile from shared memory to the rows of a tensor, 16 bytes at a time, as
-// far as rows and columns are valid.
+// One warp copies the valid rows and columns of a tile from shared memory to the rows of a tensor,
+// 16 bytes at a time.
 template <class Shared, class T>
 __device__ inline void copy_out(const Shared& shared, int row0, int rows, T* memory,
                                 long long row_stride, int valid_rows, int valid_columns) {

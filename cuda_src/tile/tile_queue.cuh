@@ -40,8 +40,8 @@ __device__ inline void init_tile_queue(TileQueueStorage<Config>& storage, int re
   }
 }
 
-// Every block draws once for each tile it does, so a launch draws `tiles` tickets in all. The
-// answer is not waited for before it is used.
+// Every block draws once for each tile it computes, so a launch draws `tiles` tickets in all. A
+// block waits for the ticket only where it uses it.
 __device__ inline int draw_ticket(void* counter) {
   return atomicAdd(static_cast<int*>(counter), 1);
 }
@@ -67,8 +67,8 @@ __device__ inline void pass_on_item(TileQueueStorage<Config>& storage, PipelineS
   place.advance();
 }
 
-// Every reading warp calls it once it has read an item. Every lane reads, so every lane arrives. If
-// one instruction served all lanes, ptxas would keep more of the loop over blocks of keys in vector
+// Every reading warp calls it once it has read an item. Every lane reads, so every lane arrives.
+// With one arrival for all lanes ptxas would keep more of the loop over blocks of keys in vector
 // registers, which costs up to 5 % at head_dim 128.
 template <class Config>
 __device__ inline void release_item(TileQueueStorage<Config>& storage, PipelineState<2>& place) {
@@ -77,9 +77,9 @@ __device__ inline void release_item(TileQueueStorage<Config>& storage, PipelineS
   place.advance();
 }
 
-// Every reading warp calls it. The tile is the same in all lanes, and the shuffle lets the compiler
-// know that where loops depend on it. An item with a sequence stays in its slot until it is
-// released: the end of a tile reads it again, so it takes no register meanwhile.
+// Every reading warp calls it. All lanes get the same tile; where loops depend on it, the shuffle
+// tells the compiler. An item with a sequence stays in its slot until it is released: the end of a
+// tile reads it again, so it takes no register meanwhile.
 template <class Config>
 __device__ inline QueuedItem<Config> next_item(TileQueueStorage<Config>& storage,
                                                PipelineState<2>& place) {

@@ -2,19 +2,16 @@
 // log-sum-exps of rows cover all weights.
 //
 //   AllWeights           keeps all of them
-//   struct Weights {     drops the weights of some pairs and scales up the others: the output at
-// the
-//                        end of its rows (Config::Rows), gradients by the code that follows
+//   struct Weights {     drops the weights of some pairs and scales up the others: Config::Rows
+//                        scales the output at the end of its rows, the code below the gradients
 //     static constexpr bool drops = true;
 //     Weights(params);   // what all tiles have in common
 //     static Compute inverse_keep<Compute>(params);  // the factor of kept weights
 //     struct Draws<Place> {                          // for a warp's tile of scores
 //       Draws(params, const Weights&, const Place&);
-//       // Masks of a lane's pairs in 16 rows and 16 columns from (row, column) on: one mask for
-// two
-//       // neighbouring columns, in the order of a left operand; value[m][n][group] has mask
-//       // n % 2 * 2 + group. The lower half covers the first column; ones mean that a weight is
-// kept.
+//       // Masks of a lane's pairs in 16 rows and 16 columns that begin at (row, column): one mask
+//       // for two neighbouring columns, in the order of a left operand. value[m][n][group] has
+//       // mask n % 2 * 2 + group. The lower half covers the first column; ones keep a weight.
 //       void of_block(unsigned (&masks)[4], int row, int column) const;
 //       unsigned of_fragment(int row, int column) const;  // for 8 rows and 8 columns
 //     };

@@ -1,4 +1,4 @@
-"""The public functions. What their docstrings say is the contract."""
+"""The public functions. Their docstrings are the contract."""
 
 from __future__ import annotations
 

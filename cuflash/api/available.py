@@ -8,5 +8,5 @@ __all__ = ["is_available"]
 
 
 def is_available() -> bool:
-    """Whether CUDA can be used: CuPy, not a ROCm build, with a driver and a device."""
+    """Return whether CUDA can be used: CuPy, not a ROCm build, with a driver and a device."""
     return is_usable()

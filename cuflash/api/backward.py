@@ -59,7 +59,7 @@ def attention_backward(
     blocks: tuple[int, int] | None = None,
     workspace: Any = None,
 ) -> tuple[Any, ...]:
-    """Gradients of :func:`attention` with respect to its arrays.
+    """Return the gradients of :func:`attention` with respect to its arrays.
 
     Parameters
     ----------
@@ -74,35 +74,35 @@ def attention_backward(
     dlse : array, like lse, optional
         Gradient of the log-sum-exp.
     wrt : sequence of {"q", "k", "v", "alibi_slopes", "bias", "sinks"}
-        With respect to what, each once; arrays of features only where they are
-        given. What is not named is not returned. The NumPy backend does not compute
-        it either; on CUDA the kernels compute the gradients of q, k and v in
-        any case, and write those that are not named to the workspace.
+        Names of the arrays to differentiate, each once; arrays of features only
+        where they are given. Other gradients are not returned. The NumPy backend
+        does not compute them either; on CUDA the kernels compute the gradients of
+        q, k and v in any case, and write those that are not named to the workspace.
     grads : sequence of arrays, optional
         Destinations, one for each name of ``wrt`` in its order; they must not
         overlap anything.
     deterministic : bool
-        The same bits from run to run, with O(seqlen) more memory. Without it
-        FlashAttention-2 and 3 add the parts of dq in any order on CUDA.
+        Return the same bits from run to run, with O(seqlen) more memory.
+        Otherwise FlashAttention-2 and 3 add the terms of dq in any order on CUDA.
     causal, window_size, softcap, score_mod, alibi_slopes, bias, mask, block_mask, sinks,
     seqused_q, seqused_kv, cu_seqlens_q, cu_seqlens_kv, scale, q_offset, layout
         As for :func:`attention`.
     dropout_p, dropout_seed
-        As for :func:`attention`: the same drop the same weights.
+        As for :func:`attention`; the same values drop the same weights.
     backend, algorithm, blocks, workspace
-        As for :func:`attention`; ``blocks`` is of this pass.
+        As for :func:`attention`; ``blocks`` is the tile of this pass.
 
     Returns
     -------
     gradients : tuple of arrays
         In the order of ``wrt``, each shaped and typed like the array it is
         the gradient of, C-contiguous. Grouped heads are summed into their kv
-        head. Rows that see no key have gradient 0. Those of ``alibi_slopes``,
-        ``bias`` and ``sinks`` are summed in one fixed order, so they have the
-        same bits from run to run: in float32 (float64 for float64), but on
-        CUDA that of ``sinks`` in float64, and that of ``alibi_slopes`` in
-        float32 within a thread and in float64 over threads. That of ``bias``
-        is rounded once, and summed over the axes that ``bias`` broadcasts.
+        head. Rows that see no key have gradient 0. The gradients of
+        ``alibi_slopes``, ``bias`` and ``sinks`` are summed in one fixed order, so
+        they have the same bits from run to run. They are summed in float32 (float64
+        for float64). On CUDA ``dsinks`` is summed in float64, and ``dalibi_slopes``
+        in float32 within a thread and in float64 over threads. ``dbias`` is summed
+        over the axes that ``bias`` broadcasts, and rounded once.
 
     Raises
     ------
@@ -120,8 +120,8 @@ def attention_backward(
     a head, of dS before that factor; slopes of shape (heads_q,) sum it over the
     batch too. ``dbias`` is dS before that factor. With sinks, ``lse`` includes
     them, and ``dsinks = -rowsum(exp(sinks - lse) * delta)`` over all rows of a
-    head. With dropout ``M`` is 1 / (1 - dropout_p), of the rounded dropout_p, where
-    a weight is kept, else 0:
+    head. With dropout ``M`` is 1 / (1 - dropout_p) where a weight is kept, else 0,
+    with the rounded dropout_p:
     ``dv = (P * M)^T dout`` and ``dS = P * (M * (dout v^T) - delta)``.
     """
     block, shown = split_block_mask(block_mask)
@@ -144,7 +144,7 @@ def attention_backward(
         "algorithm": algorithm,
         "blocks": blocks,
     }
-    # The default of wrt goes without saying: its calls are then as quick as they can be.
+    # The default of wrt is not passed on, which keeps the common call quick.
     lengths = seqused_q, seqused_kv, cu_seqlens_q, cu_seqlens_kv
     given = alibi_slopes, bias, mask, shown, sinks, seeds, *lengths
     nothing = not of_score and dlse is grads is workspace is None
@@ -163,7 +163,7 @@ def _add(
     grads: Any,
     workspace: Any,
 ) -> None:
-    """Add what was given besides, in the order of a call: inputs come first."""
+    """Add the optional arrays and ``wrt``, in the order of a call: inputs come first."""
     if wrt is not QKV:
         keywords["wrt"] = wrt
     targets = {} if grads is None else _destinations(grads, wrt)
@@ -172,7 +172,7 @@ def _add(
 
 
 def _destinations(grads: Any, wrt: Any) -> dict[str, Any]:
-    """Destinations by the names of the gradients."""
+    """Return the destinations by the names of the gradients."""
     names = check_wrt("wrt", wrt)
     count = {1: "one array", 2: "two arrays", 3: "three arrays"}.get(len(names), "arrays")
     expected = f"{count}: {', '.join(f'd{name}' for name in names)}"

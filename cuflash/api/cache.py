@@ -46,50 +46,50 @@ def append_kv(
         Where values are written.
     cache_seqlens : int or array of int32, (batch,)
         Length of every entry before the append: token i goes to slot
-        ``cache_seqlens[b] + i``. CUDA reads the array as it runs, and takes a
-        length below 0 for 0 and one beyond the capacity for that.
+        ``cache_seqlens[b] + i``. CUDA reads the array as it runs, and clamps
+        lengths to the range from 0 to the capacity.
     page_table : array of int32, (batch, pages of an entry), optional
         Slot s of entry b is slot ``s % page_size`` of page
         ``page_table[b, s // page_size]``. The capacity is that of all pages of
-        a row. Of pages in which no new token stands the table is not read.
+        a row. Numbers of pages that get no new token are not read.
     cache_batch_idx : array of int32, (batch,), optional
-        Which entry of the cache is that of an entry of the batch; by default
-        the same. Not with ``page_table``. Where two name one entry, or tables one page,
-        and both write to a slot, what it then holds is undefined.
+        The entry of the cache for every entry of the batch; by default the one
+        with the same index. Not with ``page_table``. If two entries of the batch
+        write to the same slot, its contents are undefined.
     rotary_cos, rotary_sin : array, (positions, pairs), optional
-        Keys are rotated before they are written: of position p, pair i of
+        Keys are rotated before they are written: at position p, pair i of
         columns ``(x, y)`` becomes ``(x cos[p, i] - y sin[p, i],
         x sin[p, i] + y cos[p, i])``. float32 (float64 for float64), C-contiguous;
-        ``2 * pairs`` is at most head_dim, and the columns behind stay as they
-        are. Computed in the dtype of the tables, rounded once.
+        ``2 * pairs`` is at most head_dim, and the columns after them do not
+        change. Computed in the dtype of the tables, rounded once.
     rotary_interleaved : bool
-        Needed with the tables, since libraries differ: True: pair i is of columns 2i and
-        2i + 1 (GPT-J); False: of i and pairs + i (GPT-NeoX, Llama).
+        Needed with the tables, since libraries differ. True: pair i has the columns 2i and
+        2i + 1 (GPT-J); False: i and pairs + i (GPT-NeoX, Llama).
     rotary_seqlens : array of int32, (batch,), optional
         Position of an entry's first new token, by default its slot.
     k_scale, v_scale : number or array of float32, (), (1,) or (batch, heads_kv)
-        Of float8 caches, which need them: a key is ``k_scale`` times what is
-        stored. New ones are divided by it, after they are rotated and rounded
-        to their dtype, rounded to the nearest number that there is, of two to
-        the even one, and saturated to +-448. NaN stays NaN. A scale is above 0.
+        Scales of float8 caches, which need them: a key is ``k_scale`` times the
+        stored number. New keys are rotated, rounded to their dtype, divided by
+        the scale, rounded to the nearest float8 number (ties to even), and
+        saturated to +-448. NaN stays NaN. A scale is above 0.
     cache_dtype : "float8_e4m3fn" or that dtype, optional
-        What the bytes of caches of uint8 are. Caches that are arrays of
-        ``ml_dtypes.float8_e4m3fn`` need not say it. k and v, and queries, are
-        float16 or bfloat16 then.
+        Dtype of the numbers in caches that are given as uint8. Caches that are
+        arrays of ``ml_dtypes.float8_e4m3fn`` do not need it. With float8 caches
+        k, v and queries are float16 or bfloat16.
     overflow : array of int32, (batch,), optional
-        Is set to the number of new tokens of every entry that have no slot, or
-        no position in the tables: of an entry whose first position is below 0
-        none has. They are not written, and nothing else is.
+        Set to the number of new tokens of every entry that have no slot, or no
+        position in the tables (if the first position is below 0, no token of the
+        entry has one). These tokens are not written, nor is anything else for them.
     backend : {"auto", "cuda", "numpy"}
-        Caches are worked on where they are; another one is refused.
+        The backend of the memory that holds the caches; another one is refused.
 
     Raises
     ------
     ArgumentTypeError, ArgumentValueError
         Naming the argument, what it got and what is needed, before anything is
-        written. For arrays in host memory also where a length, an entry of a
-        table or a position leads out of what is there, and where a token does
-        not fit and there is no ``overflow``. CUDA leaves such tokens out.
+        written. For arrays in host memory also if a length, an entry of a
+        table or a position is out of range, or if a token does not fit and
+        ``overflow`` is not given. CUDA does not write such tokens.
     BackendUnavailableError, ToolchainError, CompileError, LaunchError
         As for :func:`attention`.
 
@@ -149,88 +149,88 @@ def attention_with_kvcache(
     algorithm: AlgorithmChoice = "auto",
     blocks: tuple[int, int] | None = None,
 ) -> Any:
-    """Append new tokens to caches, and attend to what they then hold.
+    """Append new tokens to caches, and return attention over the caches.
 
     The contract is that of flash-attn's ``flash_attn_with_kvcache``.
 
     Parameters
     ----------
     q : array, (batch, seqlen_q, heads_q, head_dim)
-        Queries, as of :func:`attention`.
+        Queries, as for :func:`attention`.
     k_cache, v_cache : array
-        As of :func:`append_kv`; written only where there are new tokens.
+        As for :func:`append_kv`; written only where there are new tokens.
         heads_kv divides heads_q.
     k, v : array, optional
         New tokens, both or neither: they are appended first, as
         :func:`append_kv` does. Their number need not be seqlen_q.
     cache_seqlens : int or array of int32, (batch,)
         Length of every entry before the append. The length after it is larger
-        by the new tokens that fit. Slots from there on are never used, whatever
-        they hold. An int is refused while a CUDA graph is captured.
+        by the new tokens that fit. Later slots are never used and may hold
+        anything. An int is refused while a CUDA graph is captured.
     page_table, cache_batch_idx : array of int32, optional
-        As of :func:`append_kv`. Where the table names pages in which no slot counts it may
-        hold anything. On CUDA a number that is no page is taken for the nearest one.
+        As for :func:`append_kv`. Numbers of pages without a used slot may be anything. On
+        CUDA a number out of range is clamped to the nearest page.
     cache_leftpad : array of int32, (batch,), optional
-        Slots at the beginning of every entry that do not count. They are part
-        of its length, and positions are counted over them.
+        Number of slots at the beginning of every entry that are not used. They
+        are part of its length, and positions include them.
     rotary_cos, rotary_sin, rotary_interleaved, rotary_seqlens
-        As of :func:`append_kv`; only with new tokens. Queries are rotated too:
-        with ``causal`` or a window row i at position ``cache_seqlens[b] + i``,
-        else all rows at ``cache_seqlens[b]`` (``rotary_seqlens[b]`` where that
-        is given). A query beyond the tables is NaN, and so is its output.
+        As for :func:`append_kv`; only with new tokens. Queries are rotated too:
+        with ``causal`` or a window, row i at position ``cache_seqlens[b] + i``,
+        otherwise all rows at ``cache_seqlens[b]`` (``rotary_seqlens[b]`` where
+        it is given). A query beyond the tables is NaN, and so is its output.
     k_scale, v_scale, cache_dtype
-        As of :func:`append_kv`. Numbers that are stored are converted to q's dtype, which
-        holds all of them exactly, and scales enter in float32: ``k_scale`` into the scores,
-        ``v_scale`` into the output.
+        As for :func:`append_kv`. Stored numbers are converted to q's dtype, which holds all
+        of them exactly. Scales are applied in float32: ``k_scale`` to the scores,
+        ``v_scale`` to the output.
     causal : bool
-        The last query sees the last key, the one before it all but that: query
-        i sees slot j iff ``j <= i + length after the append - seqlen_q``.
+        The last query sees the last key, the query before it all but the last:
+        query i sees slot j iff ``j <= i + length after the append - seqlen_q``.
     window_size : (int or None, int or None), optional
-        ``(left, right)`` around that slot, as of :func:`attention`. None is no
+        ``(left, right)`` around that slot, as for :func:`attention`. None is no
         bound, which is -1 in flash-attn; -1 is refused.
     softcap, alibi_slopes, sinks, scale
-        As of :func:`attention`.
+        As for :func:`attention`.
     kv_chunk : int, optional
-        As of :func:`attention`. By default the tile and the chunk follow from widths, heads,
+        As for :func:`attention`. By default the tile and the chunk follow from widths, heads,
         seqlen_q, the capacity, and whether arrays are aligned to 16 bytes: a row
         has the same bits in a batch of any size. NumPy has no chunks.
     overflow : array of int32, (batch,), optional
-        As of :func:`append_kv`; only with new tokens.
+        As for :func:`append_kv`; only with new tokens.
     return_lse : bool
         Also return the log-sum-exp of the scores.
     out, lse_out : array, optional
         Destinations, returned as given.
     backend : {"auto", "cuda", "numpy"}
-        As of :func:`append_kv`.
+        As for :func:`append_kv`.
     algorithm, blocks
-        As of :func:`attention`.
+        As for :func:`attention`.
 
     Returns
     -------
     out : array, (batch, seqlen_q, heads_q, head_dim_v)
-        As of :func:`attention`. A row that sees no key is 0.
+        As for :func:`attention`. A row that sees no key is 0.
     lse : array, (batch, heads_q, seqlen_q)
-        Only with ``return_lse``; of a row that sees no key the sink, or minus infinity.
+        Only with ``return_lse``; for a row that sees no key the sink, or minus infinity.
 
     Raises
     ------
     ArgumentTypeError, ArgumentValueError
-        As of :func:`append_kv` and :func:`attention`, before a cache is written.
+        As for :func:`append_kv` and :func:`attention`, before a cache is written.
     UnsupportedError
-        As for :func:`attention`; and on CUDA of ``algorithm="fa1"`` beside
-        ``page_table``, ``cache_batch_idx`` or ``cache_leftpad``, and "fa3" where
-        its tiles are no whole number of pages: "auto" takes "fa2" then.
-        Float8 caches have kernels of "fa3" alone, for Hopper GPUs; it takes head_dims that
+        As for :func:`attention`; and on CUDA for ``algorithm="fa1"`` with
+        ``page_table``, ``cache_batch_idx`` or ``cache_leftpad``, and for "fa3" if
+        its tiles are not a whole number of pages: "auto" then takes "fa2".
+        Only "fa3" has kernels for float8 caches, on Hopper GPUs. They need head_dims that
         are multiples of 16, pages of multiples of 8 slots, addresses and strides that are
-        multiples of 16 bytes, and no ``cache_leftpad`` beside a ``page_table``.
+        multiples of 16 bytes, and no ``cache_leftpad`` with a ``page_table``.
     BackendUnavailableError, ToolchainError, CompileError, LaunchError
         As for :func:`attention`.
 
     Notes
     -----
     Dao, "flash-attn", ``flash_attn_with_kvcache``. On CUDA nothing on the host
-    depends on lengths: they may change in a graph. Where a token does not fit,
-    the last query stands at the last slot that counts.
+    depends on lengths: they may change in a graph. If a token does not fit,
+    the last query is at the last used slot.
     """
     given = {
         "q": q,

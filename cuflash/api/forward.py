@@ -123,7 +123,7 @@ def attention(
     kv_chunk: int | None = None,
     workspace: Any = None,
 ) -> Any:
-    """Exact attention: ``softmax(scale * q k^T + mask) v``, without the square in memory.
+    """Return exact attention, ``softmax(scale * q k^T + mask) v``; the scores are never stored.
 
     Parameters
     ----------
@@ -150,58 +150,58 @@ def attention(
         ``softcap`` and ``scale / softcap`` are from 2^-100 to 2^100, for
         float64 from 2^-900 to 2^900. None and 0: no cap.
     score_mod : ScoreMod, optional
-        A function that scores, but not sinks, go through before slopes, bias
-        and mask: see :class:`ScoreMod`. Not with ``softcap``.
+        A function that is applied to scores, but not to sinks, before slopes,
+        bias and mask: see :class:`ScoreMod`. Not with ``softcap``.
     alibi_slopes : array, (heads_q,) or (batch, heads_q), optional
-        ALiBi: a score loses ``alibi_slopes[h] * abs(i + q_offset - j)``, after
-        the softcap and before the mask; sinks lose nothing. float32 (float64
-        for float64), finite, of either sign. It needs ``q_offset`` from
-        -(2^30 - 2^12) to 2^30 - 2^12, and but for float64 ``softcap``, or
-        ``scale`` without one, from 2^-60 to 2^60.
+        ALiBi: ``alibi_slopes[h] * abs(i + q_offset - j)`` is subtracted from a
+        score, after the softcap and before the mask, but not from sinks. float32
+        (float64 for float64), finite, of either sign. It needs ``q_offset`` from
+        -(2^30 - 2^12) to 2^30 - 2^12 and, except for float64, a ``softcap``, or
+        without one a ``scale``, from 2^-60 to 2^60.
     bias : array, broadcasts against (batch, heads_q, seqlen_q, seqlen_kv), optional
         Numbers that are added to the scores, after the softcap and before the
         mask. Each axis may be 1, the first ones may be left out, and strides
-        may be any: nothing is repeated in memory, but for an array on the
-        host that CUDA computes with. Of q's dtype or float32.
-        Minus infinity hides a pair; a row that is so hidden whole sees no key,
-        and if it has a sink its ``q`` and ``dout`` have to be finite. Infinity and NaN
-        make their rows NaN. Needs a ``scale`` or ``softcap`` as ``alibi_slopes`` does.
+        may be any: no axis is repeated in memory, except where CUDA computes
+        with an array on the host. Of q's dtype or float32. Minus infinity hides
+        a pair. A row whose pairs are all hidden sees no key; if it has a sink, its
+        ``q`` and ``dout`` must be finite. Infinity and NaN make their rows NaN.
+        Needs a ``scale`` or ``softcap`` as ``alibi_slopes`` does.
     mask : array of bool, broadcasts like ``bias``, optional
-        Query i sees key j only where ``mask[b, h, i, j]`` and all else that
-        hides keys let it. Strides and rows that it hides whole: as of ``bias``.
+        Query i sees key j only where ``mask[b, h, i, j]`` is True and nothing
+        else hides j. Strides and rows without a visible key: as for ``bias``.
     block_mask : BlockMask, optional
-        The same of whole blocks of queries and keys, of dead rows too.
+        A mask of whole blocks of queries and keys. Rows without a visible key: as for ``bias``.
     sinks : array, (heads_q,), optional
         A learned logit of every query head, of q's dtype or float32 (float64
         for float64), that takes part in the softmax and has no value:
         ``lse = log(sum_j exp(z_j) + exp(sinks[h]))``. Minus infinity is no
         sink; plus infinity and NaN make the head's ``out`` and ``lse`` NaN.
     dropout_p : float, optional
-        The part of the weights that is left out of ``out``, at random; those
-        that stay are divided by the part that stays. At least 0, which is the
-        same as None, and below 1; rounded to a multiple of 2^-14, for the
-        weights as for the divisor. ``lse`` is of all weights; sinks are kept.
+        Fraction of the weights that is dropped from ``out``, at random; the kept
+        weights are divided by the fraction that is kept. At least 0 (the same as
+        None) and below 1; rounded to a multiple of 2^-14, also for the divisor.
+        ``lse`` is that of all weights; sinks are never dropped.
     dropout_seed : int, or array of uint32, (2,) or (4,), optional
         Needed where ``dropout_p`` is above 0, and refused where it is not: an
-        integer below 2^64; or its lower and upper word as an array, perhaps
-        followed by those of an offset. Which weights are dropped depends on
-        it, the entry of the batch, the number of query heads, the head, the
-        query and the key alone (Philox4x32 with 7 rounds), and
-        :func:`dropout_mask` says it. Every integer is decided anew, as every
-        value of a keyword is; an array may change, also in a CUDA graph.
+        integer below 2^64; or an array of its lower and upper word, optionally
+        followed by the two words of an offset. The dropped weights depend on the
+        seed, the entry of the batch, the number of query heads, the head, the
+        query and the key alone (Philox4x32 with 7 rounds); :func:`dropout_mask`
+        shows them. Every new integer is planned anew, as every new value of a
+        keyword is; an array may change, also in a CUDA graph.
     seqused_q, seqused_kv : array of int32, (batch,), optional
-        How many queries and keys of every entry count, the first ones; clamped
-        to those there are. What the others hold is never used: ``out`` of such
-        a query is 0 and its ``lse`` minus infinity. Without ``q_offset`` query
-        0 of entry b stands at key ``seqused_kv[b] - seqused_q[b]``. CUDA reads
-        them as it runs: they may change in a graph.
+        Every entry uses its first ``seqused_q[b]`` queries and ``seqused_kv[b]``
+        keys, clamped to the rows it has. The other rows may hold anything: ``out``
+        of such a query is 0 and its ``lse`` minus infinity. Without ``q_offset``
+        query 0 of entry b is at key ``seqused_kv[b] - seqused_q[b]``. CUDA reads
+        the lengths as it runs: they may change in a graph.
     cu_seqlens_q, cu_seqlens_kv : array of int32, (sequences + 1,), optional
         Both or neither: rows ``cu_seqlens_q[b]`` to ``cu_seqlens_q[b + 1]`` of
-        q are sequence b, and see its keys alone. For ``layout="shd"``. The
-        first offset is 0; they do not fall, and are clamped to the rows there
-        are. Rows behind the last are no sequence's: ``out`` is 0 there, ``lse``
-        minus infinity. Query 0 of b stands at key ``q_offset``, by default
-        where the last query sees the last key. Read by CUDA as it runs.
+        q are sequence b, and see only its keys. For ``layout="shd"``. The first
+        offset is 0, offsets never decrease, and they are clamped to the number of
+        rows. Rows after the last offset are in no sequence: their ``out`` is 0,
+        ``lse`` minus infinity. Query 0 of b is at key ``q_offset``, by default
+        where the last query sees the last key. CUDA reads the offsets as it runs.
     scale : float, optional
         Factor of the scores, 2^-100 to 2^100 (float64: 2^900); default ``1 / sqrt(head_dim)``.
     q_offset : int, optional
@@ -211,49 +211,49 @@ def attention(
     layout : {"bshd", "bhsd", "shd", "hsd", "sd"}, optional
         Order of the axes; by default "bshd" for 4 and "sd" for 2 of them.
     resume : (array, array), optional
-        ``out`` and ``lse`` of these queries over other keys: the results are then those over
-        all these keys, as of :func:`merge`, float32 as both are (float64 for float64), and
-        may be written over them. Give ``q_offset``, and sinks to one call, the last.
+        ``out`` and ``lse`` of the same queries over other keys, float32 (float64 for float64).
+        The results are then those over all keys, as for :func:`merge`, in the same dtype, and
+        may be written over these arrays. Give ``q_offset``, and give sinks to the last call only.
     return_lse : bool
         Also return the log-sum-exp of the scores.
     out, lse_out : array, optional
         Destinations, returned as given; they must not overlap an input, each
-        other or themselves, also as mappings of the same bytes of a file.
+        other or themselves. Mappings of the same bytes of a file overlap too.
     out_dtype : dtype, optional
-        float32 for the output of 16-bit inputs; else the dtype of q. Also of
-        another library (``torch.float32``). By default that of ``out``.
+        float32 is possible for 16-bit inputs; otherwise the dtype of q. It may be
+        another library's (``torch.float32``). By default that of ``out``, if given.
     backend : {"auto", "cuda", "numpy"}
         Arrays in CUDA memory are computed there. With "auto" NumPy arrays go
         to the GPU and back where one can be used, else to the tiled NumPy
         code; "numpy" keeps them on the host.
     algorithm : {"auto", "fa1", "fa2", "fa3"}
-        "auto" takes the best that can do the problem, as :func:`explain` says; a named one
-        never falls back.
+        "auto" takes the best one that supports the call, as :func:`explain` shows; a named
+        one never falls back to another.
     blocks : (int, int), optional
         ``(block_q, block_kv)`` instead of the planned tile.
     kv_chunk : int, optional
-        Keys that one thread block walks, a multiple of the tile's; another
-        block walks the next ones, and a kernel merges what they make of a row
+        Number of keys that one thread block processes, a multiple of the tile's;
+        another block processes the next chunk, and a kernel merges their results
         (Dao et al., "Flash-Decoding", 2023). Chunks begin at multiples of it.
-        0: one block walks all keys of a row. By default as the plan finds best.
+        0: one block processes all keys of a row. By default the plan chooses.
         A row's bits depend on the tile and the chunk, not on the batch.
     workspace : CuPy array of uint8, optional
         At least ``prepare(...).workspace_bytes`` bytes, 256-byte aligned, not
         used by anything else until the call has run. By default it is
-        allocated; while a CUDA graph is captured it is then kept for the life
-        of the process, since the graph goes on using it, and so is what the
-        call copies. Arrays in host memory are refused in a capture.
+        allocated. In the capture of a CUDA graph the allocated workspace and the
+        copies that the call makes are kept for the life of the process, since the
+        graph goes on using them. Arrays in host memory are refused in a capture.
 
     Returns
     -------
     out : array, (batch, seqlen_q, heads_q, head_dim_v)
-        Of q's layout, C-contiguous, and of q's kind: made by the ``from_dlpack`` of its
-        library, so of a subclass it is the plain array (``numpy.ndarray``, ``torch.Tensor``),
-        and of a library without one a NumPy or CuPy array. A row that sees no key is 0.
+        In q's layout, C-contiguous, made by the ``from_dlpack`` of q's library: for a
+        subclass the plain array (``numpy.ndarray``, ``torch.Tensor``), for a library
+        without ``from_dlpack`` a NumPy or CuPy array. A row that sees no key is 0.
     lse : array, (batch, heads_q, seqlen_q)
         Only with ``return_lse``: natural log of the sum of exp of the scaled,
-        masked scores, and of sinks; float32, or float64 for float64. Of a row
-        that sees no key the sink, or minus infinity. Without axes that the layout lacks.
+        masked scores, and of sinks; float32, or float64 for float64. For a row that
+        sees no key it is the sink, or minus infinity. It lacks the axes that q's layout lacks.
 
     Raises
     ------
@@ -273,11 +273,11 @@ def attention(
     queued on CuPy's current stream of the arrays' device; nothing waits for it unless
     the result is a NumPy array.
 
-    Range: sums are formed in float32 (float64 for float64 inputs), and what exceeds it becomes
-    infinite or NaN: ``q k^T`` before the scale, ``scale * q``, scores, and the sum over the keys
-    that ``out`` is divided from. That sum is finite with |v| at most 3.4e38 / seqlen_kv for
+    Range: sums are formed in float32 (float64 for float64 inputs), and values out of its range
+    become infinite or NaN: ``q k^T`` before the scale, ``scale * q``, scores, and the weighted sum
+    of values before its division. That sum is finite with |v| at most 3.4e38 / seqlen_kv for
     float32 inputs, 1.8e308 / seqlen_kv for float64 and 8e34 / seqlen_kv for bfloat16 (weights are
-    kept relative to an older maximum, up to a factor of 4096).
+    relative to an older maximum, up to a factor of 4096).
     """
     block, shown = split_block_mask(block_mask)
     seed, seeds = seed_of(dropout_seed)

@@ -1,4 +1,4 @@
-"""What pulls gradients back through a call of attention."""
+"""The function that pulls gradients back through a call of attention."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Pullback:
         q, k, v, out and lse of the forward pass, by name, and the arrays of features
         that were given.
     keywords
-        Those of :func:`attention_backward`, as the caller gave them.
+        Keywords of :func:`attention_backward`, as the caller gave them.
 
     Attributes
     ----------
@@ -36,11 +36,11 @@ class Pullback:
 
     @property
     def wrt(self) -> tuple[str, ...]:
-        """Names of the arrays that it gives gradients of, in their order."""
+        """Names of the arrays whose gradients it returns, in order."""
         return tuple(self._keywords.get("wrt", QKV))
 
     def __call__(self, dout: Any, dlse: Any = None) -> tuple[Any, ...]:
-        """Gradients of the arrays of :attr:`wrt` from those of out and, if given, of lse.
+        """Return the gradients of the arrays of :attr:`wrt`.
 
         Parameters
         ----------
@@ -52,11 +52,11 @@ class Pullback:
         Returns
         -------
         gradients : tuple of arrays
-            In the order of :attr:`wrt`, as of :func:`attention_backward`.
+            In the order of :attr:`wrt`, as for :func:`attention_backward`.
 
         Raises
         ------
         CuflashError
-            As of :func:`attention_backward`.
+            As for :func:`attention_backward`.
         """
         return attention_backward(dout, **self.saved, dlse=dlse, **self._keywords)

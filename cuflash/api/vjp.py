@@ -141,7 +141,7 @@ def attention_vjp(
     backward_blocks: tuple[int, int] | None = None,
     kv_chunk: int | None = None,
 ) -> tuple[Any, Pullback]:
-    """The output of :func:`attention` and the function that pulls gradients back through it.
+    """Return the output of :func:`attention` and a function that pulls gradients back through it.
 
     Parameters
     ----------
@@ -149,30 +149,30 @@ def attention_vjp(
     sinks, seqused_q, seqused_kv, cu_seqlens_q, cu_seqlens_kv, scale, q_offset, layout
         As for :func:`attention`.
     dropout_p, dropout_seed
-        As for :func:`attention`. The pullback drops the same weights; a seed
-        that is an array has to hold the same until then.
+        As for :func:`attention`. The pullback drops the same weights; an array
+        of seeds must not change before it is called.
     return_lse, out_dtype
         As for :func:`attention`.
     backend, algorithm
         As for :func:`attention`.
     residual_dtype : dtype, optional
-        Of the output that the pullback keeps; by default that of ``out``.
+        Dtype of the output that the pullback keeps; by default that of ``out``.
         "float32" keeps the output of 16-bit inputs before it is rounded: delta
         = rowsum(dout * out) is then as accurate as float32, which matters
         where the keys have a large component in common. It keeps 4 bytes an
-        element beside the 2 of ``out``, and rounds ``out`` in a pass of its own.
+        element besides the 2 of ``out``, and rounds ``out`` in a separate pass.
     wrt, deterministic
         As for :func:`attention_backward`.
     blocks, backward_blocks : (int, int), optional
         ``(block_q, block_kv)`` of the forward and of the backward pass,
         instead of the planned tiles.
     kv_chunk : int, optional
-        Of the forward pass, as for :func:`attention`.
+        As for :func:`attention`, of the forward pass.
 
     Returns
     -------
     out : array, or (out, lse) with ``return_lse``
-        As of :func:`attention`.
+        As for :func:`attention`.
     pullback : Pullback
         ``pullback(dout, dlse=None)`` gives the gradients of ``wrt`` in its
         order, any number of times. It keeps the arrays that it was given, out
@@ -182,14 +182,14 @@ def attention_vjp(
     Raises
     ------
     ArgumentTypeError, ArgumentValueError, UnsupportedError, BackendUnavailableError, ToolchainError
-        As for :func:`attention`; of ``dout`` and ``dlse`` when ``pullback``
-        is called.
+        As for :func:`attention`. ``pullback`` checks ``dout`` and ``dlse`` when
+        it is called.
 
     Notes
     -----
     The pullback computes the vector-Jacobian product of
     :func:`attention_backward`: with ``L = sum(out * dout) + sum(lse * dlse)``
-    it gives ``dL/dq`` and the like of all that ``wrt`` names.
+    it returns ``dL/dq`` and the like for every name of ``wrt``.
     """
     seed, seeds = seed_of(dropout_seed)
     shared: dict[str, Any] = {
@@ -221,7 +221,7 @@ def attention_vjp(
 
 
 def _check_wrt(wrt: Any, arrays: Mapping[str, Any]) -> tuple[str, ...]:
-    """What the pullback gives gradients of, which the call has to have been given."""
+    """Return the checked names of ``wrt``; the call must have been given each of these arrays."""
     named = check_wrt("wrt", wrt)
     for name in named:
         if name not in arrays:
@@ -234,7 +234,7 @@ def _check_wrt(wrt: Any, arrays: Mapping[str, Any]) -> tuple[str, ...]:
 def _forward(
     arrays: Mapping[str, Any], out_dtype: Any, residual_dtype: Any, keywords: Mapping[str, Any]
 ) -> tuple[Any, Any, Any]:
-    """The output as the caller wants it, as the pullback keeps it, and the log-sum-exp."""
+    """Return the output for the caller, the output for the pullback, and the log-sum-exp."""
     written = _residual_dtype(residual_dtype, out_dtype)
     if residual_dtype is None:
         out, lse = attention(**arrays, return_lse=True, out_dtype=out_dtype, **keywords)
@@ -253,12 +253,12 @@ def _forward(
 
 
 def _residual_dtype(residual_dtype: Any, out_dtype: Any) -> Any:
-    """The dtype that the forward pass writes: that of the residual, which ``out`` is rounded from.
+    """Return the dtype that the forward pass writes: that of the residual, then rounded to ``out``.
 
     Raises
     ------
     ArgumentTypeError, ArgumentValueError
-        If one is no dtype, or the residual would hold less than ``out``.
+        If one is no dtype, or the residual's is narrower than ``out_dtype``.
     """
     kept, out = check_dtype("residual_dtype", residual_dtype), check_dtype("out_dtype", out_dtype)
     if kept is None:

@@ -75,7 +75,7 @@ class Adopted:
 
 
 def address(array: Any) -> int:
-    """Where a native array's first element is."""
+    """Return the address of a native array's first element."""
     return int(array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr)
 
 

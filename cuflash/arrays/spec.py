@@ -38,7 +38,7 @@ class Layout:
         return batch, seqlen, head, dim
 
     def canonical_rows(self, values: Sequence[int], absent: int) -> tuple[int, int, int]:
-        """The same for one number per row: batch, row, head."""
+        """Values of the axes of one number per row, reordered to batch, row, head."""
         found = dict(zip((a for a in "bhs" if a in self.name), values, strict=True))
         return found.get("b", absent), found.get("s", absent), found.get("h", absent)
 
@@ -116,7 +116,7 @@ class TensorSpec:
 
     @property
     def boxable(self) -> bool:
-        """The same for rows of any length: the engine reads nothing beyond a row."""
+        """Whether the copy engine can read it with rows of any length: it stops at a row's end."""
         if not self.rows_are_unit or (self.offset % 16 and 0 not in self.shape):
             return False
         sizes = [stride * self.itemsize for stride in self._outer_strides()]

@@ -1,4 +1,4 @@
-"""A call with caches in the words of attention itself: what is described, planned and asked."""
+"""Translates a call with caches into the arrays and keywords of attention."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ __all__ = [
     "plan_attention",
 ]
 
-#: Arguments of attention that a call with caches has under other names.
+#: Arguments of attention, and their names in a call with caches.
 _OWN_NAMES = {"k": "k_cache", "v": "v_cache", "seqused_kv": "cache_seqlens"}
 #: Arrays that attention takes as they are, in the order in which it takes them.
 FEATURES, TARGETS = ("alibi_slopes", "sinks"), ("out", "lse_out")
 
 
 def advances(options: Options) -> bool:
-    """Whether each query stands one position further than the one before it."""
+    """Return whether each query is one position after the query before it."""
     window = options.keyword("window_size")
     return options.causal or (window is not None and window != (None, None))
 
@@ -45,22 +45,22 @@ def plan_attention(
     options: Options,
     scales: Numbers | None = None,
 ) -> CallPlan:
-    """The plan of attention over caches, in the layout of the caches and where they are.
+    """Return the plan of attention over caches, in their layout and on their device.
 
     Parameters
     ----------
     specs
-        Of ``q`` and the caches, of what tells where entries are, and of arrays
-        of features and destinations, by argument name.
+        Descriptions by argument name: of ``q`` and the caches, of the arrays
+        that locate entries, and of features and destinations.
     sizes, options
         As they were checked.
     scales
-        Of float8 caches those that are numbers; None of other caches.
+        The scales of float8 caches that are numbers; None for other caches.
 
     Raises
     ------
     ArgumentTypeError, ArgumentValueError, UnsupportedError
-        As of attention, by the arguments' names here.
+        As for attention, with the argument names of a call with caches.
     """
     given, words = _of_attention(specs, sizes, options, scales)
     with own_names():
@@ -70,7 +70,7 @@ def plan_attention(
 def describe_attention(
     specs: Mapping[str, TensorSpec], sizes: Sizes, options: Options
 ) -> CallProblem:
-    """The same before it is planned: shapes and dtypes of the results."""
+    """Return the described call of attention, before it is planned."""
     with own_names():
         return describe("forward", *_of_attention(specs, sizes, options))
 
@@ -81,14 +81,14 @@ def _of_attention(
     options: Options,
     scales: Numbers | None = None,
 ) -> tuple[dict[str, TensorSpec], Options]:
-    """Arrays and keywords of attention itself."""
+    """Return the arrays and keywords of attention."""
     given, where = {"q": specs["q"]}, specs["k_cache"].device
     if scales is not None and where is not None:
         options = replace(options, more=(*scales, *options.more))
     for name in ("k", "v"):
         cache = specs[f"{name}_cache"]
         shape = (sizes.batch, sizes.capacity, *cache.shape[2:])
-        if scales is not None and where is None:  # as the numbers that bytes stand for
+        if scales is not None and where is None:  # the host converts float8 to numbers first
             cache = replace(specs["q"], shape=shape).contiguous()
         fits = cache.shape == shape or where is not None
         given[name] = cache if fits else replace(cache, shape=shape).contiguous()
@@ -101,13 +101,13 @@ def _of_attention(
 
 
 def asked(options: Options, where: int | None) -> Options:
-    """Keywords of attention over caches that are there."""
+    """Return the keywords of attention over caches in this memory."""
     backend: BackendChoice = "numpy" if where is None else "cuda"
     return replace(options, layout="bshd", backend=backend, batch_invariant=True)
 
 
 def places_of(specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
-    """Descriptions of the arrays of :func:`~.device.places`, by the names that attention has."""
+    """Return descriptions of the arrays of :func:`~.device.places`, by attention's names."""
     found = {name: specs[name] for name in NAMES if name in specs}
     if "cache_batch_idx" in specs:
         entries = specs["cache_batch_idx"]
@@ -117,7 +117,7 @@ def places_of(specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
 
 @contextlib.contextmanager
 def own_names() -> Iterator[None]:
-    """Errors of attention inside name the arguments as a call with caches does."""
+    """Give errors of attention the argument names of a call with caches."""
     try:
         yield
     except (ArgumentTypeError, ArgumentValueError) as error:

@@ -1,4 +1,4 @@
-"""Attention over caches: check, append, and hand what counts to attention itself."""
+"""Attention over caches: check, append, and call attention on the used slots."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .lengths import lengths_of
 
 __all__ = ["append_to", "attend", "attend_into"]
 
-#: Arrays that tell where an entry's keys lie.
+#: Arrays that locate the keys of an entry.
 _PLACES = (*NAMES, "cache_batch_idx")
 
 
@@ -39,7 +39,7 @@ def append_to(
     Parameters
     ----------
     given
-        Every array by argument name but ``cache_seqlens``, None being nothing.
+        Every array by argument name except ``cache_seqlens``; None if not given.
     cache_seqlens, interleaved, cache_dtype, backend
         As the caller gave them.
     """
@@ -62,18 +62,18 @@ def attend(
     cache_dtype: Any,
     keywords: Mapping[str, Any],
 ) -> tuple[Any, Any]:
-    """Out, and the log-sum-exp or None.
+    """Return the output, and the log-sum-exp or None.
 
     Parameters
     ----------
     given
-        As of :func:`append_to`, with ``q``.
+        As for :func:`append_to`, with ``q``.
     beside
-        ``alibi_slopes``, ``sinks``, ``out`` and ``lse_out``, None being nothing.
+        ``alibi_slopes``, ``sinks``, ``out`` and ``lse_out``; None if not given.
     cache_seqlens, interleaved, cache_dtype
         As the caller gave them.
     keywords
-        Of attention, and ``return_lse``.
+        Keywords of attention, and ``return_lse``.
     """
     own = {name: value for name, value in keywords.items() if name != "return_lse"}
     options, with_lse = check_options(**own), check_flag("return_lse", keywords["return_lse"])
@@ -95,14 +95,14 @@ def attend(
 def attend_into(
     given: Mapping[str, Any], beside: Mapping[str, Any], interleaved: Any, options: Options
 ) -> None:
-    """The same of keywords that are checked, over arrays in host memory.
+    """Attend over arrays in host memory, with checked keywords.
 
     Parameters
     ----------
     given
-        As of :func:`attend`, with ``cache_seqlens`` as an array.
+        As for :func:`attend`, with ``cache_seqlens`` as an array.
     beside
-        As of :func:`attend`, with both destinations.
+        As for :func:`attend`, with both destinations.
     interleaved
         As the caller gave it.
     options
@@ -116,7 +116,7 @@ def attend_into(
 
 
 def _appended(call: CacheCall, beside: Mapping[str, Adopted], options: Options) -> dict[str, Any]:
-    """All checked and appended: what attention itself is given, by its argument names."""
+    """Check everything, append, and return the arrays for attention by its argument names."""
     _check_place(call, options)
     _check_attention(call, beside, options)
     _check_written(call, beside)
@@ -129,12 +129,12 @@ def _forward(natives: Mapping[str, Any], keywords: Mapping[str, Any]) -> dict[st
 
 
 def _is_computed_wider(call: CacheCall) -> bool:
-    """Whether what float8 caches hold is computed with as float32: on the host."""
+    """Return whether float8 caches are computed in float32, as on the host."""
     return call.scales is not None and call.device is None
 
 
 def _in_float32(natives: Mapping[str, Any], keywords: Mapping[str, Any]) -> dict[str, Any]:
-    """The same of queries that are widened, and an output that is rounded to their dtype."""
+    """Run attention with queries widened to float32, and round the output to their dtype."""
     q, out = natives["q"], natives.get("out")
     wide = {name: array for name, array in natives.items() if name != "out"}
     wide |= {name: wide[name].astype(np.float32) for name in ("q", "sinks") if name in wide}
@@ -163,7 +163,7 @@ def _call(
 
 
 def _check_place(call: CacheCall, options: Options) -> None:
-    """Caches are worked on where they are: they are not copied to a device and back.
+    """Check that the backend is that of the caches' memory: caches are never copied over.
 
     Raises
     ------
@@ -181,7 +181,7 @@ def _check_place(call: CacheCall, options: Options) -> None:
 
 
 def _check_attention(call: CacheCall, beside: Mapping[str, Adopted], options: Options) -> None:
-    """Have attention itself check what it will be given, before a cache is written."""
+    """Plan attention, which checks its arrays, before a cache is written."""
     names = ("q", "k_cache", "v_cache", *_PLACES, *SCALES)
     specs = {name: call.spec(name) for name in names if name in call.arrays}
     specs |= {name: array.spec for name, array in beside.items()}
@@ -189,7 +189,7 @@ def _check_attention(call: CacheCall, beside: Mapping[str, Adopted], options: Op
 
 
 def _check_written(call: CacheCall, beside: Mapping[str, Adopted]) -> None:
-    """What is written lies apart from all else."""
+    """Check that written arrays share memory with no other array."""
     caches = ("k_cache", "v_cache") if "k" in call.arrays else ()
     every = {**call.arrays, **beside}
     names = [name for name in (*caches, "overflow", *TARGETS) if name in every]
@@ -198,7 +198,7 @@ def _check_written(call: CacheCall, beside: Mapping[str, Adopted]) -> None:
 
 
 def _on_host(call: CacheCall, advance: bool) -> dict[str, Any]:
-    """Append, and give what attention reads."""
+    """Append, and return the arrays for attention."""
     rows = call.spec("q").shape[1]
     turned = (rows if advance else min(rows, 1)) if call.interleaved is not None else 0
     lengths = lengths_of(call, turned)
@@ -214,7 +214,7 @@ def _on_host(call: CacheCall, advance: bool) -> dict[str, Any]:
 
 
 def _on_device(call: CacheCall, advance: bool) -> dict[str, Any]:
-    """The same on the stream of the caches' device."""
+    """Append, and return the arrays for attention, on the stream of the caches' device."""
     before, q = device.lengths_before(call), call.native("q")
     if "k" in call.arrays:
         appended = device.append(call, before, advance, dispatch.tell)

@@ -1,4 +1,4 @@
-"""Checks of a call with caches by shapes, dtypes and addresses: nothing is read or written yet."""
+"""Checks of a call with caches by shapes, dtypes and addresses, before any array is read."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _Specs = Mapping[str, TensorSpec]
 _PER_ENTRY = ("cache_seqlens", "cache_batch_idx", "cache_leftpad", "rotary_seqlens", "overflow")
 _TABLES = ("rotary_cos", "rotary_sin")
 _MATRICES = ("k_cache", "v_cache", "k", "v")
-#: What stands beside float8 caches.
+#: Dtypes of q, k and v beside float8 caches.
 _HALVES = ("float16", "bfloat16")
 
 
@@ -35,16 +35,16 @@ def check_call(
     interleaved: Any,
     scales: Numbers | None = None,
 ) -> CacheCall:
-    """Everything about a call that shapes and dtypes tell.
+    """Check a call by shapes and dtypes, and return it with its sizes.
 
     Parameters
     ----------
     arrays
-        By argument name; ``k_cache`` and ``v_cache`` and one of ``q`` and ``k`` at least.
+        By argument name; at least ``k_cache``, ``v_cache`` and one of ``q`` and ``k``.
     length, interleaved
-        ``cache_seqlens`` where it is a number, and ``rotary_interleaved`` as it was given.
+        ``cache_seqlens`` if it is a number, and ``rotary_interleaved`` as it was given.
     scales
-        Of float8 caches those that are numbers; None of other caches.
+        The scales of float8 caches that are numbers; None for other caches.
 
     Raises
     ------
@@ -59,7 +59,7 @@ def check_call(
 def check_specs(
     specs: Mapping[str, TensorSpec], length: int | None, interleaved: Any, float8: bool = False
 ) -> tuple[bool | None, Sizes]:
-    """The same of descriptions of the arrays: ``rotary_interleaved``, and the sizes."""
+    """Check descriptions of the arrays; return the checked ``rotary_interleaved`` and the sizes."""
     _check_together(specs)
     checked = check_interleaved(interleaved, "rotary_cos" in specs)
     for name in ("q", *_MATRICES):
@@ -78,7 +78,7 @@ def check_specs(
 
 
 def check_writable(written: Mapping[str, Adopted], read: Mapping[str, Adopted]) -> None:
-    """Hold every array that a call writes apart from itself and from all others.
+    """Check that every written array overlaps neither itself nor another array.
 
     Raises
     ------
@@ -101,7 +101,7 @@ def check_writable(written: Mapping[str, Adopted], read: Mapping[str, Adopted]) 
 
 
 def _check_together(specs: _Specs) -> None:
-    """Arguments that stand only beside others."""
+    """Check arguments that need, or exclude, other arguments."""
     appends = "k" in specs or "v" in specs
     for name, other in (("k", "v"), ("v", "k"), _TABLES, _TABLES[::-1]):
         if name in specs and other not in specs:
@@ -118,7 +118,7 @@ def _check_together(specs: _Specs) -> None:
 
 def _check_matrix(name: str, specs: _Specs, float8: bool) -> None:
     spec, first = specs[name], "q" if "q" in specs else "k" if float8 else "k_cache"
-    stored = float8 and name.endswith("_cache")  # whose dtype is checked by itself
+    stored = float8 and name.endswith("_cache")  # its dtype is checked elsewhere
     if not stored and spec.dtype not in (_HALVES if float8 else DTYPES):
         expected = f"one of {names_of(_HALVES)} beside float8 caches"
         expected = expected if float8 else f"one of {names_of(DTYPES)}"
@@ -137,7 +137,7 @@ def _check_matrix(name: str, specs: _Specs, float8: bool) -> None:
 
 
 def _has_whole_rows(spec: TensorSpec) -> bool:
-    """Whether elements of a row are neighbours, each at a multiple of its size."""
+    """Return whether a row's elements are neighbours, at multiples of their size."""
     return 0 in spec.shape or (spec.rows_are_unit and spec.whole_elements)
 
 
@@ -153,7 +153,7 @@ def _check_devices(specs: _Specs) -> None:
 
 
 def _sizes(specs: _Specs) -> Sizes:
-    """Sizes of every axis, the shapes held against each other."""
+    """Return the size of every axis, after checking the shapes against each other."""
     shapes = {name: spec.shape for name, spec in specs.items()}
     entries, slots, heads_kv, head_dim = shapes["k_cache"]
     head_dim_v = shapes["v_cache"][3]
@@ -200,7 +200,7 @@ def _check_queries(shape: tuple[int, ...], heads_kv: int, head_dim: int) -> None
 
 
 def _pages(spec: TensorSpec, batch: int) -> int:
-    """Pages that a row of the table has room for."""
+    """Return the number of pages in a row of the table."""
     if spec.dtype != "int32":
         raise ArgumentTypeError("page_table", f"dtype {spec.dtype}", "int32")
     if len(spec.shape) != 2 or spec.shape[0] != batch:
@@ -242,7 +242,7 @@ def _check_tables(specs: _Specs, sizes: Sizes, float8: bool) -> None:
 
 
 def _check_length(length: int | None, specs: _Specs, sizes: Sizes) -> None:
-    """A length that is the same for all entries is known before anything runs."""
+    """Check a length that is a number, the same for all entries."""
     if length is None:
         return
     if not 0 <= length <= sizes.capacity:

@@ -27,7 +27,7 @@ TABLES = ("page_table", "rotary_cos", "rotary_sin")
 
 
 class DescribedCaches(NamedTuple):
-    """Descriptions of the arrays of a call, and of float8 caches the scales that are numbers."""
+    """Descriptions of the arrays of a call, and the scales of float8 caches that are numbers."""
 
     specs: dict[str, TensorSpec]
     scales: Numbers | None
@@ -36,19 +36,19 @@ class DescribedCaches(NamedTuple):
 def describe_caches(
     given: Mapping[str, Any], dtype: Any, options: Options, where: int
 ) -> DescribedCaches:
-    """Descriptions of the arrays of a call with caches, by argument name.
+    """Return descriptions of the arrays of a call with caches, by argument name.
 
     Parameters
     ----------
     given
-        Every array: itself, its shape, its dtype or both, as of ``prepare``;
-        None being nothing. Scales may be numbers, and ``cache_dtype`` is among them.
+        Every array: itself, its shape, its dtype or both, as for ``prepare``;
+        None if not given. Scales may be numbers; ``cache_dtype`` is included.
     dtype
-        Of matrices whose shapes are given.
+        Dtype of matrices whose shapes are given.
     options
         The checked keywords.
     where
-        The device of arrays that are not there yet.
+        The device of arrays that do not exist yet.
 
     Raises
     ------
@@ -77,7 +77,7 @@ def describe_caches(
 def _matrices(
     arrays: Mapping[str, Any], dtype: Any, where: int
 ) -> tuple[dict[str, TensorSpec], bool]:
-    """Of q, k, v and the caches, and whether these are float8, which are bytes."""
+    """Return the descriptions of q, k, v and the caches, and whether the caches are float8."""
     specs: dict[str, TensorSpec] = {}
     names = [name for name in ("q", "k", "v", "k_cache", "v_cache") if name in arrays]
     told = "cache_dtype" in arrays
@@ -106,7 +106,7 @@ def _features(
     options: Options,
     where: int,
 ) -> dict[str, TensorSpec]:
-    """Of arrays of features, as attention takes them."""
+    """Return descriptions of the arrays of features, as attention takes them."""
     names = [name for name in FEATURES if name in arrays]
     if not names:
         return {}

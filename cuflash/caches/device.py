@@ -32,11 +32,11 @@ __all__ = [
     "ready_append",
 ]
 
-#: What captured calls made for themselves: their graphs may run as long as the process does.
+#: Arrays that captured calls allocated: their graphs may run as long as the process does.
 _kept_for_graphs: list[Any] = []
 
 _MATRICES = ("k", "v", "k_cache", "v_cache", "q", "q_rotated")
-#: Arrays that the kernel is given besides, by the names of its parameters.
+#: The other arrays of the kernel, by the names of its parameters.
 _OTHERS = (
     *("cache_seqlens", "page_table", "cache_batch_idx", "rotary_seqlens"),
     *("rotary_cos", "rotary_sin", "overflow", "lengths_after"),
@@ -46,14 +46,14 @@ _Specs = tuple[tuple[str, TensorSpec], ...]
 
 
 class Appended(NamedTuple):
-    """What an append leaves for the attention behind it; None where there is no query."""
+    """Results of an append for the attention after it; None where there is no query."""
 
-    lengths: Any  # int32, (batch,): slots that count after it
+    lengths: Any  # int32, (batch,): length of every entry after the append
     queries: Any  # rotated, or as they were given
 
 
 def lengths_before(call: CacheCall) -> Any:
-    """``cache_seqlens`` as a device array; a new one where it is a number.
+    """Return ``cache_seqlens`` as a device array; a new one if it is a number.
 
     Raises
     ------
@@ -80,13 +80,13 @@ def append(call: CacheCall, before: Any, advance: bool, tell: Any = lambda plan:
     Parameters
     ----------
     call
-        All checked, with new tokens; with queries they are rotated if keys are.
+        A checked call with new tokens. Queries, if given, are rotated if keys are.
     before
-        As of :func:`lengths_before`.
+        As for :func:`lengths_before`.
     advance
-        Whether every query stands one position further than the one before it.
+        Whether each query is one position after the query before it.
     tell
-        Is given the plan before the launch.
+        Called with the plan before the launch.
     """
     import cupy
 
@@ -112,9 +112,9 @@ def append(call: CacheCall, before: Any, advance: bool, tell: Any = lambda plan:
 
 
 def places(call: CacheCall) -> dict[str, Adopted]:
-    """Arrays that tell attention where an entry's keys lie; none where they are its own.
+    """Return the arrays that locate an entry's keys; none if entry i is entry i of the caches.
 
-    An entry of the batch that is another one of the caches has one page, which is that.
+    ``cache_batch_idx`` becomes a page table: every entry of the caches is one page.
     """
     found = {name: call.arrays[name] for name in NAMES if name in call.arrays}
     if "cache_batch_idx" in call.arrays:
@@ -124,7 +124,7 @@ def places(call: CacheCall) -> dict[str, Adopted]:
 
 
 def _readable(call: CacheCall, name: str) -> Any:
-    """An array as the kernel can read it; a copy if need be."""
+    """Return an array that the kernel can read; a copy if necessary."""
     spec, native = call.spec(name), call.native(name)
     return native if spec.rows_are_unit and spec.whole_elements else contiguous(native)
 
@@ -147,17 +147,17 @@ def ready_append(
     device: int,
     scales: Numbers | None = None,
 ) -> PreparedPlan:
-    """The compiled kernel of an append; its ``names`` are those of the arrays it is given.
+    """Return the compiled kernel of an append; its ``names`` are those of its arrays, in order.
 
     Parameters
     ----------
     specs
-        By argument name, and of what an append leaves: ``lengths_after``,
-        ``q_rotated``. Where queries are not rotated there is no ``q``.
+        By argument name, with the results of an append: ``lengths_after``,
+        ``q_rotated``. ``q`` is absent if queries are not rotated.
     sizes, interleaved, advance, device
-        As of :func:`append`.
+        As for :func:`append`.
     scales
-        Of float8 caches those that are numbers; None of other caches.
+        The scales of float8 caches that are numbers; None for other caches.
     """
     names = (*_MATRICES, *_OTHERS, *SCALES)
     given = tuple((name, specs[name]) for name in names if name in specs)
@@ -179,18 +179,18 @@ def prepared_append(
     device: int,
     scales: Numbers | None = None,
 ) -> PreparedPlan:
-    """The kernel for arrays of one description, compiled.
+    """Return the compiled kernel for arrays of these descriptions.
 
     Parameters
     ----------
     given
-        Every array that the kernel is given, by the name of its parameter.
+        Description of every array of the kernel, by the name of its parameter.
     numbers
-        Those of its parameters that the arrays do not tell.
+        The parameters that do not follow from the arrays.
     device
-        Where it will run.
+        The device that runs the kernel.
     scales
-        As of :func:`ready_append`.
+        As for :func:`ready_append`.
     """
     specs = dict(given)
     limits = DeviceLimits.query(device)
@@ -206,7 +206,7 @@ def prepared_append(
 
 
 def forget_appends() -> None:
-    """Prepare every append anew, in the environment as it then is."""
+    """Forget the prepared appends: later ones are prepared in the environment of that time."""
     prepared_append.cache_clear()
 
 
@@ -242,7 +242,7 @@ def _problem(specs: dict[str, TensorSpec], scales: Numbers | None) -> AppendProb
 
 
 def _strides(name: str, spec: TensorSpec) -> tuple[int, ...]:
-    """Of a matrix (batch, row, head), 0 of an axis of one element or of none."""
+    """Return a matrix's strides (batch, row, head); 0 for an axis of at most one element."""
     if name not in _MATRICES:
         return 0, 0, 0
     pairs = zip(spec.shape[:3], spec.strides or (0, 0, 0), strict=False)

@@ -1,4 +1,4 @@
-"""Float8 caches: what tells that they are, their scales, and bytes that become numbers and back."""
+"""Float8 caches: recognising them, their scales, and conversion between bytes and numbers."""
 
 from __future__ import annotations
 
@@ -42,19 +42,19 @@ _MOST = 448.0
 
 
 def check_cache_dtype(value: Any, dtypes: Mapping[str, str]) -> bool:
-    """Whether caches are float8: by ``cache_dtype``, or by what they are.
+    """Return whether caches are float8, by ``cache_dtype`` or by their own dtype.
 
     Parameters
     ----------
     value
         ``cache_dtype`` as it was given.
     dtypes
-        Of the caches, by argument name.
+        Dtypes of the caches, by argument name.
 
     Raises
     ------
     ArgumentTypeError, ArgumentValueError
-        If it is no dtype of caches, or the caches are not of bytes.
+        If ``value`` is no dtype of caches, or the caches do not hold bytes.
     """
     told = value is not None
     if told and not _is_float8(value):
@@ -71,7 +71,7 @@ def check_cache_dtype(value: Any, dtypes: Mapping[str, str]) -> bool:
 
 
 def _is_float8(value: Any) -> bool:
-    """Whether a name or a dtype, of any library, is that of e4m3 without infinities."""
+    """Return whether a name or a library's dtype is e4m3 without infinities."""
     if isinstance(value, str):
         return value == _NAME
     name = getattr(value, "name", None) or getattr(value, "__name__", None) or str(value)
@@ -79,7 +79,7 @@ def _is_float8(value: Any) -> bool:
 
 
 def as_bytes(arrays: Mapping[str, Adopted]) -> dict[str, Adopted]:
-    """The same, caches of float8 numbers seen as bytes."""
+    """Return the arrays with caches of float8 numbers viewed as bytes."""
     found = dict(arrays)
     for name in _CACHES:
         array = found.get(name)
@@ -89,12 +89,12 @@ def as_bytes(arrays: Mapping[str, Adopted]) -> dict[str, Adopted]:
 
 
 def split_scales(given: Mapping[str, Any], float8: bool) -> tuple[dict[str, Any], Numbers]:
-    """``k_scale`` and ``v_scale``: those that are arrays by name, and the numbers.
+    """Return the scales that are arrays, by name, and the scales that are numbers.
 
     Raises
     ------
     ArgumentTypeError, ArgumentValueError
-        If one is missing beside float8 caches, or there without them, or no scale.
+        If one is missing beside float8 caches, given without them, or no scale.
     """
     arrays: dict[str, Any] = {}
     found: list[tuple[str, float]] = []
@@ -115,7 +115,7 @@ def split_scales(given: Mapping[str, Any], float8: bool) -> tuple[dict[str, Any]
 
 
 def _number(name: str, value: Any) -> float:
-    """A scale that is a positive number of float32, and not a subnormal one."""
+    """Return a scale as a number of float32, after checking that it is 2^-100 to 2^100."""
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real):
         raise ArgumentTypeError(name, shown(value), "a number, or a float32 array")
     try:
@@ -128,7 +128,7 @@ def _number(name: str, value: Any) -> float:
 
 
 def adopt_scales(arrays: Mapping[str, Any]) -> dict[str, Adopted]:
-    """Scales that are arrays as native ones of one axis at least."""
+    """Return the scales that are arrays as native arrays of at least one axis."""
     found = {}
     for name, value in arrays.items():
         array = adopt(name, value)
@@ -138,12 +138,12 @@ def adopt_scales(arrays: Mapping[str, Any]) -> dict[str, Adopted]:
 
 
 def scale_spec(spec: TensorSpec) -> TensorSpec:
-    """The description of a scale that is an array, one axis at least."""
+    """Return the description of a scale that is an array, with at least one axis."""
     return spec if spec.shape else replace(spec, shape=(1,), strides=(1,))
 
 
 def check_scales(specs: Mapping[str, TensorSpec], batch: int, heads_kv: int) -> None:
-    """Shapes and dtypes of the scales that are arrays.
+    """Check shapes and dtypes of the scales that are arrays.
 
     Raises
     ------
@@ -165,7 +165,7 @@ def check_scales(specs: Mapping[str, TensorSpec], batch: int, heads_kv: int) -> 
 
 
 def of_each_head(name: str, arrays: Mapping[str, Any], given: Numbers) -> _Array:
-    """A scale on the host as (batch or 1, heads_kv or 1), float32."""
+    """Return a scale on the host as (batch or 1, heads_kv or 1), float32."""
     if name in arrays:
         scale: _Array = arrays[name]
         return scale if scale.ndim == 2 else scale.reshape(1, 1)
@@ -174,13 +174,13 @@ def of_each_head(name: str, arrays: Mapping[str, Any], given: Numbers) -> _Array
 
 @functools.cache
 def _numbers_of_bytes() -> _Array:
-    """What every byte stands for, float32."""
+    """Return the float8 number of every byte, float32."""
     table: _Array = np.arange(256, dtype=np.uint8).view(_TYPE).astype(np.float32)
     return table
 
 
 def dequantised(stored: _Array, scale: _Array) -> _Array:
-    """Stored numbers of (batch, rows, heads, columns) times their scale, float32."""
+    """Return stored numbers (batch, rows, heads, columns) times their scale, float32."""
     found: _Array = _numbers_of_bytes()[stored]
     with np.errstate(invalid="ignore", over="ignore", under="ignore"):
         found *= scale[:, None, :, None]
@@ -188,10 +188,10 @@ def dequantised(stored: _Array, scale: _Array) -> _Array:
 
 
 def quantised(x: _Array, scale: _Array) -> _Array:
-    """Numbers (..., heads, columns) over a scale (..., heads) as bytes.
+    """Return numbers (..., heads, columns) divided by a scale (..., heads), as bytes.
 
-    Divided in float32, rounded to the nearest, of two to the even one, and
-    saturated; NaN stays NaN.
+    Quotients are formed in float32, rounded to the nearest float8 number (ties to
+    even), and saturated; NaN stays NaN.
     """
     with np.errstate(invalid="ignore", over="ignore", under="ignore", divide="ignore"):
         quotient = x.astype(np.float32) / scale[..., None]

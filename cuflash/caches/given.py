@@ -1,4 +1,4 @@
-"""What a call with caches is given: its arrays as native ones, and the sizes that follow."""
+"""The arguments of a call with caches: native arrays, and the sizes that follow from them."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ __all__ = ["CacheCall", "Sizes", "adopt_all", "check_interleaved", "length_of"]
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of a call with caches.
+    """Sizes of a call with caches.
 
     Attributes
     ----------
     batch, heads_kv, head_dim, head_dim_v
         As for attention.
     new_tokens
-        Rows of every entry that are appended; 0 where none are.
+        Number of tokens appended to every entry; 0 without an append.
     entries
-        Of the caches, or their pages.
+        Number of entries of the caches, or of pages.
     slots
-        Of an entry of the caches, or of a page.
+        Number of slots of an entry of the caches, or of a page.
     capacity
-        Slots that an entry of the batch has: of all pages in its row of the table.
+        Number of slots of an entry of the batch: of all pages in its row of the table.
     """
 
     batch: int
@@ -47,20 +47,20 @@ class Sizes:
 
 @dataclass(frozen=True)
 class CacheCall:
-    """A call, checked as far as shapes and dtypes say.
+    """A call whose shapes and dtypes are checked.
 
     Attributes
     ----------
     arrays
-        By argument name; what was not given is absent.
+        The given arrays by argument name.
     length
-        ``cache_seqlens`` where it is a number.
+        ``cache_seqlens`` if it is a number.
     interleaved
-        Whether rotated pairs are neighbours; None where nothing is rotated.
+        Whether rotated pairs are neighbours; None if nothing is rotated.
     sizes
-        What the shapes say.
+        The sizes, from the shapes.
     scales
-        Of float8 caches those that are numbers; None of other caches.
+        The scales of float8 caches that are numbers; None for other caches.
     """
 
     arrays: Mapping[str, Adopted]
@@ -75,16 +75,16 @@ class CacheCall:
         return self.arrays["k_cache"].spec.device
 
     def native(self, name: str) -> Any:
-        """An array by its argument's name; None where it was not given."""
+        """Return an array by its argument's name; None if it was not given."""
         return self.arrays[name].native if name in self.arrays else None
 
     def spec(self, name: str) -> TensorSpec:
-        """The description of an array that was given."""
+        """Return the description of an array that was given."""
         return self.arrays[name].spec
 
 
 def adopt_all(given: Mapping[str, Any], needed: tuple[str, ...] = ()) -> dict[str, Adopted]:
-    """Native arrays by argument name, None being nothing but where an array is needed.
+    """Return native arrays by argument name, without those that are None and not needed.
 
     Raises
     ------
@@ -101,7 +101,7 @@ def adopt_all(given: Mapping[str, Any], needed: tuple[str, ...] = ()) -> dict[st
 
 
 def length_of(value: Any) -> tuple[int | None, Any]:
-    """``cache_seqlens`` as a number and as an array, of which one is None.
+    """Return ``cache_seqlens`` as a number and as an array, one of which is None.
 
     Raises
     ------
@@ -119,19 +119,19 @@ def length_of(value: Any) -> tuple[int | None, Any]:
 
 
 def check_interleaved(value: Any, rotates: bool) -> bool | None:
-    """``rotary_interleaved``, which goes with the tables and has no default.
+    """Return ``rotary_interleaved``, which the tables need and which has no default.
 
     Raises
     ------
     ArgumentTypeError, ArgumentValueError
-        If it is neither True nor False, or stands without tables or they without it.
+        If it is neither True nor False, or is given without tables or missing with them.
     """
     if not rotates:
         if value is not None:
             raise ArgumentValueError("rotary_interleaved", shown(value), "None without rotary_cos")
         return None
     if value is None:
-        expected = "True (columns 2i and 2i+1 turn together) or False (i and i + half of them)"
+        expected = "True (columns 2i and 2i+1 rotate together) or False (i and i + half of them)"
         raise ArgumentValueError("rotary_interleaved", "None beside rotary_cos", expected)
     if not isinstance(value, (bool, np.bool_)):
         raise ArgumentTypeError("rotary_interleaved", shown(value), "True or False")

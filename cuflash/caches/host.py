@@ -1,4 +1,4 @@
-"""Caches in host memory: appending, and what they hold as attention takes it."""
+"""Caches in host memory: appends tokens, and returns keys and values for attention."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _Array = NDArray[Any]
 
 
 def append(call: CacheCall, lengths: Lengths) -> None:
-    """Write the new tokens that fit into the caches, and say how many did not.
+    """Write the new tokens that fit into the caches, and count the others in ``overflow``.
 
     Parameters
     ----------
     call, lengths
-        A call with new tokens, all checked.
+        A checked call with new tokens.
     """
     new = call.sizes.new_tokens
     entry, token = np.nonzero(np.arange(new) < lengths.fitting[:, None])
@@ -45,7 +45,7 @@ def append(call: CacheCall, lengths: Lengths) -> None:
 
 
 def rotated_queries(call: CacheCall, lengths: Lengths, advance: bool) -> _Array:
-    """Queries turned at their positions: one further with each row, or all at the first.
+    """Return queries rotated at their positions, which advance by row or are all the first.
 
     A query beyond the tables becomes NaN.
     """
@@ -56,16 +56,16 @@ def rotated_queries(call: CacheCall, lengths: Lengths, advance: bool) -> _Array:
 
 
 def held(call: CacheCall, lengths: Lengths) -> tuple[_Array, _Array, _Array]:
-    """Keys and values that count, the first rows of every entry, and how many there are.
+    """Return the keys and values of the used slots of every entry, and their number.
 
-    Views of the caches where they stand so already. Else copies of what counts
-    alone: pages one behind another, without padding on the left. Masks and
-    slopes go by distances from the last key, which padding does not change.
+    They are views of the caches if no array moves entries or slots. Otherwise they
+    are copies of the used slots: pages in order, without padding on the left. Masks
+    and slopes use distances from the last key, which padding does not change.
     """
     k_cache, v_cache = call.native("k_cache"), call.native("v_cache")
     moved = {"page_table", "cache_batch_idx", "cache_leftpad"} & set(call.arrays)
     if not moved:
-        if call.scales is not None:  # which are still to be made numbers
+        if call.scales is not None:  # fewer bytes to convert to numbers
             most = int(lengths.after.max(initial=0))
             k_cache, v_cache = k_cache[:, :most], v_cache[:, :most]
         return k_cache, v_cache, lengths.after.astype(np.int32)
@@ -82,7 +82,7 @@ def held(call: CacheCall, lengths: Lengths) -> tuple[_Array, _Array, _Array]:
 
 
 def numbers_of(call: CacheCall, keys: _Array, values: _Array) -> tuple[_Array, _Array]:
-    """What float8 caches hold, by :func:`held`, as numbers: float32."""
+    """Return float8 keys and values of :func:`held` as float32 numbers."""
     k_scale, v_scale = (
         of_each_head(name, _arrays(call), call.scales or ()) for name in ("k_scale", "v_scale")
     )
@@ -90,7 +90,7 @@ def numbers_of(call: CacheCall, keys: _Array, values: _Array) -> tuple[_Array, _
 
 
 def _scales_of(call: CacheCall, name: str, entry: _Array) -> _Array:
-    """A scale for each head of entries of the batch."""
+    """Return a scale for each head of these entries of the batch."""
     scale = of_each_head(name, _arrays(call), call.scales or ())
     of_all = np.broadcast_to(scale, (call.sizes.batch, call.sizes.heads_kv))
     found: _Array = of_all[entry]
@@ -103,7 +103,7 @@ def _arrays(call: CacheCall) -> dict[str, _Array]:
 
 
 def _places(call: CacheCall, entry: _Array, slot: _Array) -> tuple[_Array, _Array]:
-    """Indices into the caches of slots of entries of the batch."""
+    """Return the cache indices of slots of entries of the batch."""
     table = call.native("page_table")
     if table is not None:
         size = max(call.sizes.slots, 1)

@@ -1,4 +1,4 @@
-"""What lengths and tables in host memory say, checked before anything is written."""
+"""Lengths and tables in host memory, checked before anything is written."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ _Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class Lengths:
-    """Of every entry of the batch, int64.
+    """Lengths of every entry of the batch, int64.
 
     Attributes
     ----------
     before, after
-        Slots that count before and after the append; padding on the left is among them.
+        Length before and after the append; it includes padding on the left.
     positions
-        Where the rotation of its first new token and first query begins.
+        Position of the first new token and of the first query, for their rotation.
     padding
-        Slots at the beginning that do not count.
+        Number of unused slots at the beginning.
     """
 
     before: _Array
@@ -37,25 +37,25 @@ class Lengths:
 
     @property
     def fitting(self) -> _Array:
-        """New tokens that have a slot, the first ones."""
+        """Number of new tokens that have a slot; these are the first tokens."""
         return self.after - self.before
 
 
 def lengths_of(call: CacheCall, queries: int = 0) -> Lengths:
-    """The lengths of a call on the host.
+    """Return the lengths of a call on the host.
 
     Parameters
     ----------
     call
-        As its shapes were checked.
+        A call whose shapes are checked.
     queries
-        Positions that queries are rotated at, from that of the first new token on.
+        Number of positions that queries are rotated at, from the first new token's on.
 
     Raises
     ------
     ArgumentValueError
-        If a length, an entry of a table or a position leads out of what is
-        there, or a new token has no slot and nobody asks for ``overflow``.
+        If a length, an entry of a table or a position is out of range, or a
+        new token has no slot and ``overflow`` is not given.
     """
     sizes = call.sizes
     before = _numbers(call, "cache_seqlens", call.length or 0)
@@ -87,7 +87,7 @@ def _numbers(call: CacheCall, name: str, default: int) -> _Array:
 
 
 def _check_range(call: CacheCall, before: _Array) -> None:
-    """Lengths are those of slots that there are."""
+    """Check that lengths are 0 to the capacity."""
     capacity = call.sizes.capacity
     wrong = (before < 0) | (before > capacity)
     if not wrong.any():
@@ -101,7 +101,7 @@ def _check_range(call: CacheCall, before: _Array) -> None:
 
 
 def _check_room(call: CacheCall, before: _Array, positions: _Array, queries: int) -> None:
-    """Nothing may be left out that nobody hears of."""
+    """Check that every token and query fits: without ``overflow`` none may be left out."""
     sizes, new = call.sizes, call.sizes.new_tokens
     for entry in np.flatnonzero(before + new > sizes.capacity)[:1]:
         got = f"{new} new tokens behind {before[entry]} in {sizes.capacity} slots"
@@ -118,7 +118,7 @@ def _check_room(call: CacheCall, before: _Array, positions: _Array, queries: int
 
 
 def _check_places(call: CacheCall, lengths: Lengths) -> None:
-    """Entries of the cache, or pages, that are read or written are there."""
+    """Check that the used entries of the cache, or pages, exist."""
     name = "page_table" if "page_table" in call.arrays else "cache_batch_idx"
     given = call.native(name)
     if given is None:

@@ -1,4 +1,4 @@
-"""Calls with caches decided ahead: from shapes to compiled kernels and a workspace."""
+"""Prepares calls with caches ahead: from shapes to compiled kernels and a workspace."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CACHE_ARGUMENTS = (
     *(*TABLES, *PER_ENTRY, *SCALES),
 )
 _OF_APPEND = ("k", "v", *(name for name in CACHE_ARGUMENTS if name != "cache_leftpad"))
-#: What the operations with caches take, beside a dtype and a device.
+#: Arguments of the operations with caches, besides a dtype and a device.
 TAKEN: Mapping[str, tuple[str, ...]] = {
     "append": _OF_APPEND,
     "kvcache": (
@@ -42,26 +42,26 @@ TAKEN: Mapping[str, tuple[str, ...]] = {
 
 
 class _Step(NamedTuple):
-    """A plan, its compiled kernels, and which of the addresses of a run they are given."""
+    """The compiled kernels of a plan, and the indices of their addresses in those of a run."""
 
     launcher: PreparedPlan
     places: tuple[int, ...]
 
 
 class _Steps(NamedTuple):
-    """What runs, in order; stands for the launcher of one plan."""
+    """The steps in the order they run; used in place of the launcher of one plan."""
 
     device_id: int
     steps: tuple[_Step, ...]
 
     @property
     def counter_offset(self) -> int | None:
-        """As of :class:`~cuflash.cuda.launch.PreparedPlan`: attention alone draws tiles."""
+        """As for :class:`~cuflash.cuda.launch.PreparedPlan`: attention alone draws tiles."""
         found = [step.launcher.counter_offset for step in self.steps]
         return next((offset for offset in found if offset is not None), None)
 
     def run(self, addresses: tuple[int, ...], workspace: int, stream: int) -> None:
-        """Launch every step; as of :class:`~cuflash.cuda.launch.PreparedPlan`."""
+        """Launch every step; as for :class:`~cuflash.cuda.launch.PreparedPlan`."""
         for launcher, places in self.steps:
             launcher.run(tuple(addresses[place] for place in places), workspace, stream)
 
@@ -73,18 +73,17 @@ class CachePlan:
     Attributes
     ----------
     plan
-        Of attention; of the append where there is no attention.
+        The plan of attention, or of the append where there is no attention.
     tensors
-        Every array that a run is given, by argument name, and ``out`` and ``lse``.
+        Every array of a run, by argument name, and ``out`` and ``lse``.
     scratch
-        What the append leaves for attention, and where it lies in the
-        workspace, in bytes.
+        Byte offsets in the workspace of the append's results for attention.
     workspace_bytes
-        Of attention, with the scratch behind it.
+        Bytes of attention's workspace and of the scratch after it.
     launcher
         The compiled kernels.
     addresses
-        Checks those of a run.
+        Checks the addresses of a run.
     """
 
     plan: Plan
@@ -96,13 +95,13 @@ class CachePlan:
 
     @functools.cached_property
     def addresses(self) -> Addresses:
-        """Checks the addresses of a run; ``lse`` alone may be left out."""
+        """Checks the addresses of a run; only ``lse`` may be left out."""
         required = frozenset(name for name in self.tensors if name != "lse")
         return Addresses(self, required, self.multiples)
 
     @property
     def multiples(self) -> dict[str, int]:
-        """What the address of every array of a run is a multiple of."""
+        """Required alignment of the address of every array of a run, in bytes."""
         multiples = {name: spec.itemsize for name, spec in self.tensors.items()}
         if self.attention is not None:
             for name, multiple in multiples_of(self.attention).items():
@@ -123,18 +122,18 @@ def plan_caches(
     Parameters
     ----------
     specs
-        As of :func:`~.described.describe_caches`, all of one CUDA device.
+        As for :func:`~.described.describe_caches`, all of one CUDA device.
     interleaved
         ``rotary_interleaved`` as it was given.
     options
         The checked keywords.
     scales
-        Of float8 caches those that are numbers; None of other caches.
+        The scales of float8 caches that are numbers; None for other caches.
 
     Raises
     ------
     ArgumentTypeError, ArgumentValueError, UnsupportedError
-        As of the call itself; and of arrays that the kernels would need a copy of.
+        As for the call itself; also if the kernels need a copy of an array.
     """
     plain = {name: spec for name, spec in specs.items() if name not in FEATURES}
     rotates, sizes = check_specs(plain, None, interleaved, scales is not None)
@@ -156,7 +155,7 @@ def _planned(
     attention: CallPlan | None,
     append: PreparedPlan | None,
 ) -> CachePlan:
-    """Both steps over one list of addresses: of the arrays, and of what lies in the workspace."""
+    """Return both steps over one list of addresses: the arrays, then the scratch."""
     tensors, first = dict(specs), 0
     if attention is not None:
         tensors |= {name: attention.tensors[name] for name in ("out", "lse")}
@@ -195,7 +194,7 @@ def _append(
 
 
 def _argument_of(name: str, there: Container[str]) -> str:
-    """What attention is given as one of its tensors: an argument, or what the append left."""
+    """Return the array for one of attention's tensors: an argument, or a result of the append."""
     first = {"q": "q_rotated", "seqused_kv": "lengths_after", "page_table": "cache_batch_idx"}
     if first.get(name) in there:
         return first[name]
@@ -203,7 +202,7 @@ def _argument_of(name: str, there: Container[str]) -> str:
 
 
 def _left_by_append(specs: Mapping[str, TensorSpec], rotates: bool | None) -> dict[str, TensorSpec]:
-    """What an append makes for the attention behind it."""
+    """Return descriptions of an append's results for the attention after it."""
     q = specs["q"]
     made = {"lengths_after": TensorSpec(q.shape[:1], "int32", (1,), 4, q.device)}
     return made | ({"q_rotated": q.contiguous()} if rotates is not None else {})

@@ -13,19 +13,20 @@ _Array = NDArray[Any]
 
 
 def rotate(x: _Array, positions: _Array, cos: _Array, sin: _Array, interleaved: bool) -> _Array:
-    """Rows turned by the angles of their positions, rounded once.
+    """Return rows rotated by the angles of their positions, rounded once.
 
     Parameters
     ----------
     x
         (..., heads, head_dim).
     positions
-        (...), integers. A row whose position is in no table becomes NaN where it would turn.
+        (...), integers. A row whose position is beyond the tables becomes NaN in the
+        rotated columns.
     cos, sin
-        (positions, pairs), in the type that is computed in.
+        (positions, pairs), in the dtype of the computation.
     interleaved
-        Whether pair i is of columns 2i and 2i + 1, else of i and pairs + i. The
-        columns behind 2 * pairs stay as they are.
+        Whether pair i has the columns 2i and 2i + 1; otherwise i and pairs + i. The
+        columns after 2 * pairs do not change.
 
     Returns
     -------

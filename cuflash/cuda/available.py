@@ -30,7 +30,7 @@ def _why_not() -> str | None:
             return "this CuPy is a ROCm build; cuflash's kernels are CUDA"
         refused = cupy.cuda.runtime.CUDARuntimeError
     except Exception as error:
-        return f"the CuPy in {_folder(cupy)} is not a whole one ({_said(error)}): install it anew"
+        return f"the CuPy in {_folder(cupy)} is incomplete ({_said(error)}): install it again"
     try:
         count = cupy.cuda.runtime.getDeviceCount()
     except refused as error:

@@ -151,7 +151,7 @@ class PreparedPlan:
             self.launch(addresses, workspace, stream)
 
     def launch(self, addresses: tuple[int, ...], workspace: int, stream: int) -> None:
-        """The same, if :func:`is_current` has returned True for the plan's device."""
+        """Launch like :meth:`run`, after :func:`is_current` has returned True for the device."""
         counter = 0
         if self.counter_offset is not None:
             place = workspace and workspace + self.counter_offset

@@ -1,4 +1,4 @@
-"""Text from a trained network, byte by byte, with keys and values in a paged cache."""
+"""Writes text with a trained network, byte by byte, with keys and values in a paged cache."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from .options import Options
 
 __all__ = ["PAGE", "Decoder"]
 
-#: Bytes of the text whose keys and values stand in one page.
+#: Number of bytes of the text whose keys and values are in one page.
 PAGE = 16
 
 
 class Decoder:
     """Draws byte after byte.
 
-    A new byte costs one row of every product, since the keys and values of
-    those before it are kept. No step reads anything on the host: where the
-    text ends is in device memory too, so that a graph can hold a step.
+    A new byte costs one row of every product, since the cache keeps the keys
+    and values of the earlier bytes. No step reads anything on the host: the
+    length of the text is in device memory too, so that a graph can hold a step.
 
     Parameters
     ----------
@@ -32,17 +32,18 @@ class Decoder:
     options : Options
         Its sizes.
     noise : array, (length, 256)
-        Is added to the logits of every byte of the longest text; the byte with
-        the largest sum is written. Without noise that is the likeliest byte.
+        Noise that is added to the logits, one row for every byte of the longest
+        text. The byte with the largest sum is written. With zeros for noise that
+        is the likeliest byte.
     xp : module
         ``numpy`` or ``cupy``.
 
     Attributes
     ----------
     text : array of uint8, (length,)
-        A prompt and what was written behind it.
+        A prompt and the bytes written after it.
     logits : array of float32, (length, 256)
-        Those of every byte that was written, without the noise.
+        The logits of every written byte, without the noise.
     """
 
     def __init__(self, parameters: Parameters, options: Options, noise: Any, xp: Any) -> None:
@@ -55,7 +56,7 @@ class Decoder:
             for _ in range(options.layers)
         ]
         self._cached = xp.zeros(1, np.int32)
-        # Where the pages stand is free, so they run backwards here. All layers share the table.
+        # Pages may be in any order; here they run backwards. All layers share the table.
         table = np.arange(pages, dtype=np.int32)[None, ::-1]
         phases = layers.rotation(pages * PAGE, 1, options.head_dim, np.float32, np)[:, 0, 0]
         # The algorithm is left to cuflash: not every one reads pages.
@@ -89,7 +90,7 @@ class Decoder:
         self.text[self._cached] = (logits + self._noise[self._cached]).argmax(axis=1)
 
     def _logits(self, tokens: Any) -> Any:
-        """Of the byte after some that are new: (1, 256)."""
+        """Return the logits of the byte after the new bytes ``tokens``: (1, 256)."""
         x = self._parameters["embedding"][tokens]
         for layer in range(len(self._caches)):
             x = x + self._attend(layer, x)
@@ -100,7 +101,7 @@ class Decoder:
         return self._product(y, "head")
 
     def _attend(self, layer: int, x: Any) -> Any:
-        """One call rotates q and k, appends k and v to the layer's caches, and attends."""
+        """Rotate q and k, append k and v to the layer's caches, and attend, in one call."""
         y, _ = layers.normalize(x)
         qkv = self._product(y, f"qkv {layer}").astype(self._dtype, copy=False)
         q, k, v = (part.reshape(1, -1, *self._heads) for part in self._xp.split(qkv, 3, axis=1))
@@ -116,5 +117,5 @@ class Decoder:
 
 @functools.cache
 def _product(xp: Any) -> Any:
-    """A kernel for few rows: CuPy lets no product of cuBLAS into a graph."""
+    """Return a kernel for products of few rows: CuPy cannot capture cuBLAS in a graph."""
     return xp.ReductionKernel("T x, T w", "T y", "x * w", "a + b", "y = a", "0", "few_rows")

@@ -1,4 +1,4 @@
-"""What a trained network has to be measured against."""
+"""The measures of a network: the gradients' errors, and the loss of byte pairs."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from .text import BYTES, Text, sequences
 
 __all__ = ["bigram_loss", "gradient_errors"]
 
-#: Bytes, and bytes of a sequence, that the check of the gradients takes at
-#: most: the oracle computes the square of the length in float64.
+#: The most bytes of a batch and of a sequence in the check of the gradients:
+#: the oracle's work grows with the square of the length, in float64.
 _CHECKED, _LONGEST = 2048, 1024
-#: Sightings that a byte's own frequency counts as, beside those after the byte before it.
+#: The weight, in counts of pairs, of a byte's own frequency (``s`` in :func:`bigram_loss`).
 _PRIOR = 10.0
 
 
 def gradient_errors(
     options: Options, text: Text, attention: Attention, xp: Any
 ) -> dict[str, float]:
-    """Distance of every gradient of one batch from the float64 oracle.
+    """Return the distance of every gradient of one batch from the float64 oracle.
 
     The oracle is the same network, with the same weights, in float64 NumPy
     and with attention from its definition (:mod:`cuflash.reference`).
@@ -33,7 +33,8 @@ def gradient_errors(
     -------
     dict
         Largest absolute error of each matrix's gradient, divided by the
-        largest element of the oracle's; q, k and v apart.
+        largest element of the oracle's gradient. The columns of q, k and v
+        have entries of their own.
     """
     seqlen = min(options.seqlen, _LONGEST)
     starts = text.starts(1, min(options.batch, _CHECKED // seqlen), seqlen, options.seed)[0]
@@ -53,7 +54,7 @@ def gradient_errors(
 
 
 def bigram_loss(text: Text, seqlen: int) -> float:
-    """Loss on the held-out text of the frequencies of byte pairs in the training text.
+    """Return the held-out loss of a model that counts byte pairs in the training text.
 
     The probability of b after a is ``(count(ab) + s p(b)) / (count(a.) + s)``,
     with ``p(b) = (count(b) + 1) / (bytes + 256)``.

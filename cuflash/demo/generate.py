@@ -1,4 +1,4 @@
-"""The same text twice: with a cache of keys and values, and all over again for every byte."""
+"""Generates a text with a cache of keys and values, and checks it without one."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ from .text import BYTES
 
 __all__ = ["PROMPT", "Generated", "generate"]
 
-#: What the text begins with.
+#: The beginning of the text.
 PROMPT = b"The statement "
-#: Of the softmax that bytes are drawn from: below 1 the likely ones are likelier yet.
+#: Temperature of the softmax that bytes are drawn from: below 1 it favours the likely bytes.
 _TEMPERATURE = 0.7
 
 
 @dataclass(frozen=True)
 class Generated:
-    """A text, and what a second computation of it says.
+    """A text, and the results of computing it again without a cache.
 
     Attributes
     ----------
     prompt, text : bytes
-        What was given, and what was written behind it with the cache.
+        The given bytes, and the bytes written after them with the cache.
     rates : dict
-        Bytes per second by way; each way reads the prompt too.
+        Bytes per second with the cache and without it; each way reads the prompt too.
     recomputed : bytes
-        What is chosen without a cache in the place of each of them.
+        The bytes that are chosen without a cache, one for each byte of ``text``.
     apart : array, (bytes,)
-        How far the logits of the two ways are from each other, at most.
+        Largest difference of the two ways' logits.
     rounding : array, (bytes,)
-        How far they may be: the dtype's tolerance times the largest logit.
+        Largest difference allowed: the dtype's tolerance times the largest logit.
     """
 
     prompt: bytes
@@ -52,12 +52,12 @@ class Generated:
 
     @property
     def ties(self) -> int:
-        """Bytes that differ though the logits do not: two were as good as each other."""
+        """Number of bytes that differ though their logits agree: two bytes were equally good."""
         return sum(a != b for a, b in zip(self.text, self.recomputed, strict=True))
 
     @property
     def wrong(self) -> list[int]:
-        """Places of the bytes whose logits differ by more than the rounding."""
+        """Positions of the bytes whose logits differ by more than the rounding."""
         return [int(i) for i in np.flatnonzero(~(self.apart <= self.rounding))]
 
 
@@ -66,32 +66,31 @@ def generate(
 ) -> Generated:
     """Write ``options.generate`` bytes with a cache, then choose each of them without one.
 
-    The second way gets the bytes that the first wrote. Where it chooses the
-    same ones it would have written the same text. Two bytes can be so nearly as
-    good that rounding chooses between them, so it is the logits that are judged:
-    they must agree for every byte, and the bytes after a tie are compared too.
+    The second way reads the bytes that the first way wrote. If it chooses the
+    same bytes, it would have written the same text. Rounding may decide between
+    two bytes that are almost equally likely, so the logits are compared: they
+    must agree for every byte, also after a tie.
 
-    Bytes are drawn from the softmax
-    by noise that is the same for both ways: the largest of logits with Gumbel
-    noise is such a draw.
+    Both ways add the same Gumbel noise to the logits and choose the largest sum,
+    which draws a byte from the softmax.
 
     Parameters
     ----------
     parameters : Parameters
         Weights of a trained network.
     options : Options
-        Its sizes, and where attention runs.
+        Sizes of the network, and where attention runs.
     xp : module
         ``numpy`` or ``cupy``.
     prompt : bytes
-        What the text begins with.
+        The beginning of the text.
     """
     attention = CuflashAttention(
         xp, options.dtype, options.backend, options.algorithm, options.window
     )
     network = Network(parameters, attention, xp)
     begin, end = len(prompt), len(prompt) + options.generate
-    drawn = np.random.default_rng(options.seed).gumbel(size=(end + 1, BYTES))  # one to rehearse
+    drawn = np.random.default_rng(options.seed).gumbel(size=(end + 1, BYTES))  # one for warm-up
     noise = (_TEMPERATURE * drawn).astype(np.float32)
     with _stream(xp):
         decoder = Decoder(parameters, options, xp.asarray(noise), xp)
@@ -122,10 +121,10 @@ def generate(
 
 
 def _replayed(step: Callable[[], None], xp: Any) -> tuple[str, Callable[[], None]]:
-    """A step as one graph, which the device repeats by itself; on a CPU the step itself.
+    """Return a description of a step and the step: one graph on a GPU, unchanged on a CPU.
 
-    What a step leaves behind is in arrays that there were before, and what it
-    needs in between is in a pool that nobody else is given memory from.
+    A step writes its results to arrays that exist before the capture. Its
+    temporary arrays are in a memory pool that nothing else uses.
     """
     if xp is np:
         return "call by call", step
@@ -143,7 +142,7 @@ def _replayed(step: Callable[[], None], xp: Any) -> tuple[str, Callable[[], None
 
 
 def _seconds(run: Callable[[], None], xp: Any) -> float:
-    """How long the second of two runs takes: the first one compiles."""
+    """Return the duration of the second of two runs: the first one compiles."""
     run()
     _wait(xp)
     began = time.perf_counter()
@@ -153,7 +152,7 @@ def _seconds(run: Callable[[], None], xp: Any) -> float:
 
 
 def _stream(xp: Any) -> contextlib.AbstractContextManager[Any]:
-    """One that a graph can be captured from: CuPy's default stream is none."""
+    """Return a stream that a graph can be captured from; CuPy's default stream cannot."""
     if xp is np:
         return contextlib.nullcontext()
     _wait(xp)

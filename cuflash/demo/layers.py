@@ -1,4 +1,4 @@
-"""The network's parts that are not attention, each with its gradient, for NumPy and CuPy."""
+"""The layers other than attention, each with its gradient, for NumPy and CuPy."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ __all__ = [
 ]
 
 _EPSILON = 1e-6
-#: Bytes over which the slowest pair turns by a radian.
+#: Number of bytes over which the slowest pair rotates by one radian.
 _SLOWEST = 1e3
 
 
 def normalize(x: Any) -> tuple[Any, Any]:
-    """Rows divided by their root mean square, and the factors: RMSNorm without a gain.
+    """Return rows divided by their root mean square, and the factors: RMSNorm without a gain.
 
     The gain would only scale the rows of the matrix that follows.
     """
@@ -31,14 +31,17 @@ def normalize(x: Any) -> tuple[Any, Any]:
 
 
 def normalize_backward(dy: Any, y: Any, factors: Any) -> Any:
-    """The gradient of :func:`normalize`, in the memory of ``dy``: ``(dy - y <dy, y>) factors``."""
+    """Return the gradient of :func:`normalize`, ``(dy - y <dy, y>) factors``, written to dy."""
     dy -= y * (dy * y).mean(axis=1, keepdims=True)
     dy *= factors
     return dy
 
 
 def rotation(seqlen: int, heads: int, head_dim: int, dtype: Any, xp: Any) -> Any:
-    """Rotary positions (Su et al. 2021): exp(i position frequency), (seqlen, 1, heads, pairs)."""
+    """Return the rotary phases (Su et al. 2021) exp(i position frequency).
+
+    The shape is (seqlen, 1, heads, pairs).
+    """
     pairs = head_dim // 2
     frequencies = _SLOWEST ** (-xp.arange(pairs) / pairs)
     angles = xp.arange(seqlen)[:, None] * frequencies
@@ -47,26 +50,26 @@ def rotation(seqlen: int, heads: int, head_dim: int, dtype: Any, xp: Any) -> Any
 
 
 def rotate(rows: Any, phases: Any) -> Any:
-    """Turn neighbouring pairs of elements by their phase; by its conjugate it is the gradient."""
+    """Rotate neighbouring pairs of elements by their phase; the conjugate gives the gradient."""
     turned = rows.view(phases.dtype) * phases
     return turned.view(rows.dtype)
 
 
 def squared_relu(x: Any, xp: Any) -> tuple[Any, Any]:
-    """``max(x, 0)``, in the memory of x, and its square."""
+    """Return ``max(x, 0)``, written to x, and its square."""
     xp.maximum(x, 0, out=x)
     return x, x * x
 
 
 def squared_relu_backward(dy: Any, positive: Any) -> Any:
-    """The gradient of :func:`squared_relu`, in the memory of ``dy``."""
+    """Return the gradient of :func:`squared_relu`, written to ``dy``."""
     dy *= positive
     dy *= 2
     return dy
 
 
 def cross_entropy(logits: Any, targets: Any, xp: Any) -> tuple[Any, Any]:
-    """Mean negative log-likelihood in nats, and its gradient in the memory of ``logits``."""
+    """Return the mean negative log-likelihood in nats, and its gradient, written to ``logits``."""
     rows = xp.arange(targets.size)
     logits -= logits.max(axis=1, keepdims=True)
     chosen = logits[rows, targets]

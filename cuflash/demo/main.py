@@ -1,4 +1,4 @@
-"""The demo from beginning to end."""
+"""Runs the demo: trains, measures and reports."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _WITH, _WITHOUT = "with attention", "attention zeroed"
 
 
 def run(options: Options, console: Console | None = None) -> bool:
-    """Train, measure, and show it.
+    """Train a network, measure it, and print the results.
 
     Parameters
     ----------
@@ -45,8 +45,8 @@ def run(options: Options, console: Console | None = None) -> bool:
     Raises
     ------
     CuflashError
-        What :func:`cuflash.attention` raises for such options, or if the text
-        is missing or too short.
+        If :func:`cuflash.attention` refuses the options, or if the text is
+        missing or too short.
     """
     report = Report(console or Console())
     text = read_text()
@@ -74,7 +74,7 @@ def run(options: Options, console: Console | None = None) -> bool:
 
 
 def generations(options: Options, text: Text, xp: Any) -> dict[str, float | str]:
-    """Tokens per second of the network by what computes attention; or why that cannot."""
+    """Return tokens per second by way of computing attention, or why a way cannot run."""
     ways: dict[str, Attention | None] = {
         name: CuflashAttention(xp, options.dtype, options.backend, name) for name in ALGORITHMS
     }
@@ -89,7 +89,7 @@ def generations(options: Options, text: Text, xp: Any) -> dict[str, float | str]
 
 
 def plans(options: Options) -> dict[str, Explanation]:
-    """What attention's two passes run as with these options."""
+    """Return the plans of attention's forward and backward pass with these options."""
     shape = (options.batch, options.seqlen, options.heads, options.head_dim)
     asked: dict[str, Any] = {
         "dtype": options.dtype,
@@ -104,7 +104,7 @@ def plans(options: Options) -> dict[str, Explanation]:
 
 
 def array_module(explanation: Explanation) -> Any:
-    """The array module of the backend that was chosen."""
+    """Return the array module of the backend that was chosen."""
     if explanation.backend == "numpy":
         return np
     import cupy

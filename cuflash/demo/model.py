@@ -31,13 +31,13 @@ class Shape:
 
     @property
     def hidden(self) -> int:
-        """Elements of a position inside a feed-forward part."""
+        """Elements of a position inside a feed-forward layer."""
         return 4 * self.width
 
     def matrices(self) -> Iterator[tuple[str, tuple[int, int], float]]:
         """Name, shape and initial standard deviation of every matrix."""
         width, hidden = self.width, self.hidden
-        # Every layer adds twice to the sum that the layers pass on.
+        # Every layer adds two terms to the residual sum.
         share = 1 / math.sqrt(2 * self.layers)
         yield "embedding", (BYTES, width), 1.0
         for i in range(self.layers):
@@ -56,9 +56,9 @@ class Parameters:
     Attributes
     ----------
     vector : array, (size,)
-        All of them, one after the other.
+        All matrices, one after the other.
     matrices : dict
-        Views of it, by name.
+        Views of the vector, by name.
     """
 
     def __init__(self, shape: Shape, dtype: Any, xp: Any) -> None:
@@ -74,7 +74,7 @@ class Parameters:
 
     @classmethod
     def drawn(cls, shape: Shape, seed: int, dtype: Any, xp: Any) -> Parameters:
-        """Normally distributed; the same for a seed wherever they are."""
+        """Draw normally distributed parameters; a seed gives the same on every device."""
         host = cls(shape, np.float64, np)
         generator = np.random.default_rng(seed)
         for name, size, deviation in shape.matrices():
@@ -82,7 +82,7 @@ class Parameters:
         return host.copied(dtype, xp)
 
     def copied(self, dtype: Any, xp: Any) -> Parameters:
-        """A copy in another dtype and array module."""
+        """Return a copy in another dtype and array module."""
         vector = self.vector if isinstance(self.vector, np.ndarray) else self.vector.get()
         copy = Parameters(self.shape, dtype, xp)
         copy.vector[...] = xp.asarray(vector.astype(dtype))
@@ -100,7 +100,7 @@ class Network:
     parameters : Parameters
         Its weights; they may change between calls.
     attention : Attention or None
-        What computes attention; None for an output of zero.
+        Computes attention; None for an output of zero.
     xp : module
         ``numpy`` or ``cupy``.
     """
@@ -111,15 +111,18 @@ class Network:
         self._phases: Any = None
 
     def logits(self, tokens: Any) -> Any:
-        """Of the byte that follows each byte of (batch, seqlen): (batch * seqlen, 256)."""
+        """Return the logits of the byte after each byte of ``tokens``, (batch, seqlen).
+
+        The shape is (batch * seqlen, 256).
+        """
         return self._logits(tokens)[0]
 
     def loss(self, tokens: Any, targets: Any) -> Any:
-        """Mean negative log-likelihood of ``targets``, in nats per byte; it stays on the device."""
+        """Return the mean negative log-likelihood of targets in nats per byte, on the device."""
         return layers.cross_entropy(self.logits(tokens), targets.reshape(-1), self._xp)[0]
 
     def gradients(self, tokens: Any, targets: Any, into: Parameters) -> Any:
-        """The loss, after writing its gradients.
+        """Write the gradients of the loss, and return the loss.
 
         Parameters
         ----------
@@ -139,7 +142,7 @@ class Network:
             attention_saved, feed_saved = saved[layer]
             dx = self._feed_forward_backward(layer, dx, feed_saved, into)
             dx = self._attend_backward(layer, dx, attention_saved, into)
-        # A product instead of a scatter: nothing is added in an order of chance.
+        # A product instead of a scatter: the order of its sums does not change from run to run.
         chosen = tokens.reshape(-1, 1) == xp.arange(BYTES)
         xp.matmul(chosen.T.astype(dx.dtype), dx, out=into["embedding"])
         return loss

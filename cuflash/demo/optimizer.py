@@ -12,14 +12,14 @@ _CLIP = 1.0
 
 
 class AdamW:
-    """Loshchilov and Hutter 2019; nothing in a step waits for the device.
+    """AdamW (Loshchilov and Hutter 2019); nothing in a step waits for the device.
 
     Parameters
     ----------
     parameters : array, (size,)
-        Changed by :meth:`step`.
+        The parameters, which :meth:`step` changes.
     decay : float
-        Weight decay, times the learning rate.
+        Weight decay; a step multiplies it by the learning rate.
     xp : module
         ``numpy`` or ``cupy``.
     """
@@ -32,7 +32,7 @@ class AdamW:
         self._steps = 0
 
     def step(self, gradients: Any, rate: float) -> None:
-        """One step with gradients that are overwritten, their norm clipped to 1."""
+        """Take one step, with the gradients' norm clipped to 1; overwrites the gradients."""
         xp, scratch = self._xp, self._scratch
         self._steps += 1
         norm = xp.sqrt(gradients @ gradients)
@@ -42,7 +42,7 @@ class AdamW:
         self._square *= _BETA2
         gradients *= gradients
         self._square += xp.multiply(gradients, 1 - _BETA2, out=scratch)
-        # The corrections for the zeros that both averages start from.
+        # Both averages start from zeros; these factors correct for it.
         first, second = 1 - _BETA1**self._steps, 1 - _BETA2**self._steps
         xp.sqrt(self._square, out=scratch)
         scratch += _EPSILON * math.sqrt(second)
@@ -53,7 +53,11 @@ class AdamW:
 
 
 def learning_rate(step: int, steps: int, peak: float) -> float:
-    """Linear warm-up over a twentieth of the steps, then half a cosine down to a twentieth."""
+    """Return the learning rate of a step.
+
+    The rate grows linearly to ``peak`` over a twentieth of the steps, then
+    falls along half a cosine to a twentieth of ``peak``.
+    """
     warm_up = max(1, steps // 20)
     if step < warm_up:
         return peak * (step + 1) / warm_up

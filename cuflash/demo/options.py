@@ -9,9 +9,9 @@ from .model import Shape
 
 __all__ = ["DTYPES", "PRESETS", "Options"]
 
-#: The types that q, k and v may be cast to. The number is how far the worst
-#: element of a gradient may be from the float64 oracle, as a share of the largest
-#: element: about ten times the error that attention's own rounding was seen to cause.
+#: The types that q, k and v may be cast to. The number is the largest allowed
+#: error of a gradient against the float64 oracle, relative to the largest element:
+#: about ten times the measured error from rounding in attention.
 DTYPES = {"float32": 1e-5, "float16": 4e-3, "bfloat16": 3e-2}
 
 
@@ -81,7 +81,7 @@ class Options:
 
     @property
     def window(self) -> tuple[int, int]:
-        """Keys before and after its own that a query of a longer text sees: as in training."""
+        """The ``window_size`` for longer texts: a query sees as many keys as in training."""
         return self.seqlen - 1, 0
 
     @property
@@ -90,7 +90,8 @@ class Options:
         return self.batch * self.seqlen
 
 
-#: By the name that ``--size`` takes: a minute or two of one CPU core, or of a large GPU.
+#: The presets by the name that ``--size`` takes. "small" takes a minute or two on one CPU
+#: core, "gpu" on a large GPU.
 PRESETS = {
     "small": Options(
         steps=2000,

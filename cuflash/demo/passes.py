@@ -1,4 +1,4 @@
-"""The attention of the network: cuflash's, or the float64 reference in its place."""
+"""Attention for the network: by cuflash, by array operations, or by the float64 reference."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ class Attention(Protocol):
     """Causal self-attention over (batch, seqlen, heads, head_dim)."""
 
     def forward(self, q: Any, k: Any, v: Any) -> tuple[Any, Any]:
-        """The output, and what the gradient needs of it."""
+        """Return the output, and the arrays that :meth:`backward` needs."""
 
     def backward(self, dout: Any, saved: Any) -> Any:
-        """The gradients of q, k and v side by side: (batch, seqlen, 3, heads, head_dim)."""
+        """Return the gradients of q, k and v side by side: (batch, seqlen, 3, heads, head_dim)."""
 
 
 class CuflashAttention:
-    """:func:`cuflash.attention` and its gradient, in a storage type of its own.
+    """:func:`cuflash.attention` and its gradient, with q, k and v cast to a given dtype.
 
     Parameters
     ----------
     xp : module
         ``numpy`` or ``cupy``.
     dtype : dtype
-        What q, k and v are cast to.
+        The dtype that q, k and v are cast to.
     backend, algorithm, window_size
         As for :func:`cuflash.attention`.
     """
@@ -52,17 +52,17 @@ class CuflashAttention:
         }
 
     def forward(self, q: Any, k: Any, v: Any) -> tuple[Any, Any]:
-        """The output in q's dtype, and what the gradient needs."""
+        """Return the output in q's dtype, and the arrays that :meth:`backward` needs."""
         inputs = [x.astype(self._dtype, copy=False) for x in (q, k, v)]
         out, lse = attention(*inputs, return_lse=True, **self._options)
         return out.astype(q.dtype, copy=False), (*inputs, out, lse)
 
     def backward(self, dout: Any, saved: Any) -> Any:
-        """The gradients of q, k and v in dout's dtype, written side by side."""
+        """Return the gradients of q, k and v in dout's dtype, side by side."""
         q, _, _, out, _ = saved
         batch, seqlen, heads, head_dim = q.shape
         # The loss is a mean over all bytes, so its gradient shrinks with their
-        # number, below what float16 can hold.
+        # number, below the range of float16. The scaled gradient stays in range.
         tokens = batch * seqlen
         narrow = out.dtype != dout.dtype
         scaled = (dout * tokens).astype(out.dtype) if narrow else dout
@@ -73,15 +73,15 @@ class CuflashAttention:
 
 
 class AttentionByHand:
-    """Attention as one writes it with array operations, the whole matrix of weights in memory.
+    """Attention by plain array operations, which hold the whole matrix of weights in memory.
 
     Parameters
     ----------
     xp : module
         ``numpy`` or ``cupy``.
     dtype : dtype
-        Of the products; the softmax is float32. bfloat16, which neither module
-        multiplies, stands for float32.
+        Dtype of the products; the softmax is float32. For bfloat16, which neither
+        module multiplies, the products are float32 too.
     """
 
     def __init__(self, xp: Any, dtype: Any) -> None:
@@ -92,7 +92,7 @@ class AttentionByHand:
         return x.transpose(0, 2, 1, 3).astype(self._dtype)
 
     def forward(self, q: Any, k: Any, v: Any) -> tuple[Any, Any]:
-        """The output in q's dtype, and the weights among what the gradient needs."""
+        """Return the output in float32, and the arrays that :meth:`backward` needs."""
         xp = self._xp
         inputs = q, k, v = [self._heads_first(x) for x in (q, k, v)]
         scale = q.shape[-1] ** -0.5
@@ -105,7 +105,7 @@ class AttentionByHand:
         return out.transpose(0, 2, 1, 3).astype(np.float32), (*inputs, weights, scale)
 
     def backward(self, dout: Any, saved: Any) -> Any:
-        """The gradients of q, k and v in dout's dtype."""
+        """Return the gradients of q, k and v in float32, side by side."""
         xp = self._xp
         q, k, v, weights, scale = saved
         tokens = dout.shape[0] * dout.shape[1]  # as in CuflashAttention
@@ -123,9 +123,9 @@ class ReferenceAttention:
     """Attention from its definition (:mod:`cuflash.reference`), in float64 on the host."""
 
     def forward(self, q: Any, k: Any, v: Any) -> tuple[Any, Any]:
-        """The output, and the inputs."""
+        """Return the output, and the inputs."""
         return reference.attention(q, k, v, causal=True)[0], (q, k, v)
 
     def backward(self, dout: Any, saved: Any) -> Any:
-        """The gradients of q, k and v."""
+        """Return the gradients of q, k and v, side by side."""
         return np.stack(reference.attention_backward(dout, *saved, causal=True), axis=2)

@@ -1,4 +1,4 @@
-"""What the demo shows."""
+"""Prints the results of the demo."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["MARGIN", "Report"]
 
 #: Nats per byte by which the network must beat both baselines.
 MARGIN = 0.1
-#: Rows of the table of losses, about.
+#: Approximate number of rows of the table of losses.
 _ROWS = 10
 
 
@@ -31,7 +31,7 @@ class Report:
         self._console = console
 
     def setting(self, options: Options, text: Text, weights: int) -> None:
-        """What is trained on what."""
+        """Print the text, the network and the training."""
         lines = {
             "text": f"{text.source}: {text.training.size:,} bytes to train on, "
             f"{text.held_out.size:,} held out",
@@ -44,13 +44,13 @@ class Report:
             self._say(f"{name:<12} {line}")
 
     def plans(self, explanations: Mapping[str, Explanation]) -> None:
-        """What attention will run as."""
+        """Print the plans of attention."""
         for explanation in explanations.values():
             self._say("")
             self._say(str(explanation))
 
     def gradients(self, errors: Mapping[str, float], dtype: str) -> bool:
-        """The errors against the oracle; whether all are within the tolerance."""
+        """Print the errors against the oracle; return whether all are within the tolerance."""
         tolerance = DTYPES[dtype]
         self._head("Gradients of one batch: worst error, relative to the float64 oracle's largest")
         by_layer: dict[str, dict[str, float]] = {}
@@ -71,7 +71,7 @@ class Report:
 
     @contextlib.contextmanager
     def progress(self, title: str, steps: int) -> Iterator[Callable[[int, float], None]]:
-        """A bar; yields what is to be told the steps done and the loss."""
+        """Show a progress bar; yields a function that takes the steps done and the loss."""
         columns = (
             TextColumn("{task.description}"),
             BarColumn(),
@@ -84,13 +84,13 @@ class Report:
             yield lambda done, loss: bars.update(task, completed=done, loss=f"{loss:.3f}")
 
     def speed(self, trained: Trained, ran: Mapping[tuple[str, str, str], int]) -> None:
-        """How fast a network was trained, and the passes of attention that were observed."""
+        """Print how fast a network was trained, and the passes of attention that were observed."""
         self._say(f"{trained.seconds:.1f} s, {trained.tokens_per_second:,.0f} tokens per second")
         for (operation, algorithm, backend), count in ran.items():
             self._say(f"{count:,} {operation} passes ran {algorithm} on {backend}")
 
     def generations(self, rates: Mapping[str, float | str]) -> None:
-        """Tokens per second of the same network by what computed attention, or why it did not."""
+        """Print tokens per second by way of computing attention, or why a way did not run."""
         self._head("The same network, trained through each, tokens per second")
         table = Table()
         for column in ("attention", "tokens per second", "times the slowest"):
@@ -105,7 +105,7 @@ class Report:
                 self._say(f"without {name}: {reason}")
 
     def curves(self, trained: Mapping[str, Trained]) -> None:
-        """The training losses side by side."""
+        """Print the training losses side by side."""
         self._head("Training loss, nats per byte")
         table = Table()
         for column in ("step", *trained):
@@ -117,7 +117,7 @@ class Report:
         self._console.print(table)
 
     def losses(self, network: float, baselines: Mapping[str, float]) -> bool:
-        """The held-out losses; whether the network's is lower than every other by the margin."""
+        """Print the held-out losses; return whether the network beats all baselines by MARGIN."""
         self._head("Held-out loss, nats per byte")
         table = Table()
         for column in ("", "loss", "behind"):
@@ -133,7 +133,7 @@ class Report:
         return good
 
     def generated(self, generated: Generated) -> bool:
-        """A text and how fast it was written; whether both ways chose its bytes."""
+        """Print a text and how fast it was written; return whether both ways' logits agree."""
         count, wrong = len(generated.text), generated.wrong
         self._head(f"{count} bytes drawn from the network with attention")
         self._say(_printable(generated.prompt + generated.text))

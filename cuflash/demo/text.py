@@ -1,4 +1,4 @@
-"""English that every CPython has: the bytes of ``pydoc_data/topics.py``."""
+"""The demo's text: ``pydoc_data/topics.py``, English that comes with CPython."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from ..errors import ArgumentValueError, CuflashError
 
 __all__ = ["BYTES", "Text", "read_text", "sequences"]
 
-#: Different bytes: classes of the prediction.
+#: Number of different bytes, the classes of the prediction.
 BYTES = 256
-#: Share of the text, at its end, that is not trained on.
+#: Fraction of the text, at its end, that is held out from training.
 _HELD_OUT = 0.1
 
 Bytes = NDArray[np.uint8]
@@ -24,7 +24,7 @@ Bytes = NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class Text:
-    """A text in two parts: what is trained on and, after it, what is predicted."""
+    """A text in two pieces: the training text and, after it, the held-out text."""
 
     source: str
     training: Bytes
@@ -32,32 +32,32 @@ class Text:
 
     @classmethod
     def split(cls, source: str, content: bytes) -> Text:
-        """The last tenth is held out."""
+        """Split a text; its last tenth is held out."""
         everything = np.frombuffer(content, np.uint8)
         cut = round(everything.size * (1 - _HELD_OUT))
         return cls(source, everything[:cut], everything[cut:])
 
     def require(self, seqlen: int) -> None:
-        """Raise if a part does not hold a sequence and the byte after it.
+        """Raise if one of the texts is too short for a sequence and the byte after it.
 
         Raises
         ------
         ArgumentValueError
-            Naming ``seqlen`` and the longest possible.
+            For ``seqlen``, with the largest possible value.
         """
         longest = min(self.training.size, self.held_out.size) - 1
         if seqlen > longest:
             raise ArgumentValueError("seqlen", str(seqlen), f"at most {longest}, the held-out text")
 
     def starts(self, steps: int, batch: int, seqlen: int, seed: int) -> NDArray[np.int64]:
-        """Where the sequences of every step begin in the training text: (steps, batch)."""
+        """Return where every step's sequences begin in the training text: (steps, batch)."""
         ends = self.training.size - seqlen
         return np.random.default_rng(seed).integers(0, ends, (steps, batch))
 
     def held_out_windows(self, seqlen: int) -> tuple[Bytes, Bytes]:
-        """The held-out text as rows of ``seqlen`` bytes, and the byte that follows each byte.
+        """Return the held-out text as rows of ``seqlen`` bytes, and the byte after each byte.
 
-        What is left at the end, shorter than a row, is dropped.
+        The remainder at the end, shorter than a row, is dropped.
         """
         rows = (self.held_out.size - 1) // seqlen
         shape = (rows, seqlen)
@@ -66,13 +66,13 @@ class Text:
 
 
 def sequences(text: Any, starts: Any, seqlen: int, xp: Any) -> tuple[Any, Any]:
-    """Rows of a text and the byte that follows each byte, on the device of the text."""
+    """Return rows of a text and the byte that follows each byte, on the device of the text."""
     rows = text[starts[:, None] + xp.arange(seqlen + 1)]
     return rows[:, :-1], rows[:, 1:]
 
 
 def read_text() -> Text:
-    """The topics of Python's own ``help()``, as their source file holds them.
+    """Return the topics of Python's ``help()``: the bytes of their source file.
 
     Raises
     ------

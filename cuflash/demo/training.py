@@ -1,4 +1,4 @@
-"""The loop, and the loss on the text that was held out."""
+"""The training loop, and the loss on the held-out text."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .text import Text, sequences
 __all__ = ["Trained", "held_out_loss", "speed", "train"]
 
 _DECAY = 0.1
-#: Times that a run tells its loss.
+#: Number of times that a run reports its loss.
 _REPORTS = 40
 
 
@@ -27,13 +27,13 @@ class Trained:
     Attributes
     ----------
     network : Network
-        With its last weights.
+        The network with its last weights.
     losses : list of (int, float)
-        Steps done and the loss of the last of them, in nats per byte.
+        Number of steps done, and the loss of the last step in nats per byte.
     seconds : float
         Duration of the whole loop.
     tokens_per_second : float
-        Bytes that went forward and backward.
+        Bytes trained on per second.
     """
 
     network: Network
@@ -49,20 +49,20 @@ def train(
     xp: Any,
     told: Callable[[int, float], None] = lambda done, loss: None,
 ) -> Trained:
-    """Train a network of the options' seed.
+    """Train a network with the sizes and the seed of the options.
 
     Parameters
     ----------
     options : Options
-        Its sizes, and how long.
+        Sizes of the network, and number of steps.
     text : Text
-        Its training part is drawn from.
+        The sequences are drawn from its training text.
     attention : Attention or None
-        What computes attention; None for an output of zero.
+        Computes attention; None for an output of zero.
     xp : module
         ``numpy`` or ``cupy``.
     told : callable
-        Gets the number of steps done and the loss of the last, now and then.
+        Called now and then with the number of steps done and the loss of the last step.
     """
     parameters = Parameters.drawn(options.shape, options.seed, "float32", xp)
     network = Network(parameters, attention, xp)
@@ -86,13 +86,16 @@ def train(
 
 
 def speed(options: Options, text: Text, attention: Attention | None, xp: Any) -> float:
-    """Tokens per second of ``options.compared`` steps, after two that compile and warm up."""
+    """Return tokens per second of ``options.compared`` steps, after two steps of warm-up."""
     train(replace(options, steps=2), text, attention, xp)
     return train(replace(options, steps=options.compared), text, attention, xp).tokens_per_second
 
 
 def held_out_loss(network: Network, text: Text, options: Options, xp: Any) -> float:
-    """Mean loss over the held-out text, in nats per byte, every byte predicted from its window."""
+    """Return the mean loss in nats per byte over the held-out text.
+
+    The text is cut into windows, and every byte is predicted from its window.
+    """
     inputs, followers = (xp.asarray(part) for part in text.held_out_windows(options.seqlen))
     total = 0.0
     for start in range(0, len(inputs), options.batch):

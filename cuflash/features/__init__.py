@@ -1,1 +1,1 @@
-"""What a call may have besides q, k, v and a causal mask: one file and one row per feature."""
+"""The features of a call besides q, k, v and a causal mask: one file and one table row each."""

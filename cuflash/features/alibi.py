@@ -1,7 +1,7 @@
 """ALiBi: a score falls with the distance of its key, by a slope for every head.
 
-Query i of head h is at key ``i + q_offset``; its score loses ``alibi_slopes[h] * abs(i + q_offset -
-j)`` before the softmax and after a softcap (Press et al. 2022, "Train Short, Test Long"). The
+Query i of head h is at key ``i + q_offset``; ``alibi_slopes[h] * abs(i + q_offset - j)`` is
+subtracted from its score, after a softcap (Press et al. 2022, "Train Short, Test Long"). The
 distance counts on both sides of the query, and slopes may have either sign.
 """
 

@@ -1,8 +1,8 @@
-"""Caches, as attention over them adds them to a call: where an entry's keys lie.
+"""Caches: the positions of an entry's keys in memory, for attention over caches.
 
-In pages that a table names (Kwon et al., "Efficient Memory Management for Large
-Language Model Serving with PagedAttention", 2023), in another entry of the
-caches, or behind rows that do not count. Attention itself has no such argument.
+The keys are in pages that a table names (Kwon et al., "Efficient Memory Management
+for Large Language Model Serving with PagedAttention", 2023), in another entry of the
+caches, or after unused rows. The function ``attention`` does not have these arguments.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .use import Use
 
 __all__ = ["CACHED_KEYS", "NAMES", "pages_of", "shape_of_entries"]
 
-#: Of the caches: entries or pages, and the one of padding on the left.
+#: Arrays of a call with caches: the table of pages or entries, and the padding on the left.
 NAMES = "page_table", "cache_leftpad"
 
 _DEVICE = DevicePart(
@@ -57,7 +57,7 @@ def _use(request: Request) -> Use | None:
 
 
 def pages_of(specs: Mapping[str, TensorSpec]) -> tuple[int, int]:
-    """Pages or entries of the caches of a call, and rows of each; (0, 0) without a table."""
+    """Return the number of pages or entries of caches, and their rows; (0, 0) without a table."""
     if "page_table" not in specs:
         return 0, 0
     pages, rows, *_ = specs["k"].shape
@@ -65,7 +65,7 @@ def pages_of(specs: Mapping[str, TensorSpec]) -> tuple[int, int]:
 
 
 def shape_of_entries(name: str, specs: Mapping[str, TensorSpec]) -> tuple[int, ...]:
-    """The shape of q, k or v with the pages of an entry of the batch one behind another."""
+    """Return the shape of q, k or v with the pages of an entry of the batch joined."""
     shape = specs[name].shape
     if name == "q" or "page_table" not in specs:
         return shape

@@ -1,4 +1,4 @@
-"""How a feature enters kernels: a header, parameters, and types that ``Config`` names."""
+"""A feature in kernels: its header, its parameters, and the types that ``Config`` names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the host must know about a feature."""
+"""The host's description of a feature."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Float8 caches: keys and values that are stored in a byte each, times scales.
+"""Float8 caches: keys and values in one byte per number, times scales.
 
 A stored number is a float8_e4m3fn (Micikevicius et al., "FP8 Formats for Deep
-Learning", 2022): 448 is the largest, there is no infinity. What is meant is the
-stored number times ``k_scale`` or ``v_scale``, one for all or one for each
-sequence and head of keys. Attention itself has no such argument.
+Learning", 2022): 448 is the largest, and the type has no infinity. A key or value is
+the stored number times ``k_scale`` or ``v_scale``: one scale for all, or one for each
+sequence and kv head. The function ``attention`` does not have these arguments.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .use import Use
 
 __all__ = ["FLOAT8", "NAMES", "NUMBERS", "float8_use", "is_float8"]
 
-#: Scales that are arrays, and keywords of those that are numbers.
+#: Names of scales that are arrays, and keywords of scales that are numbers.
 NAMES = "k_scale", "v_scale"
 NUMBERS = {"k_scale": "k_number", "v_scale": "v_number"}
 
@@ -50,14 +50,14 @@ def _use(request: Request) -> Use | None:
 
 
 def float8_use(operands: Mapping[str, Any], numbers: Mapping[str, Any]) -> Use:
-    """What a call adds to kernels whose caches are float8.
+    """Return the use of the feature by a call with float8 caches.
 
     Parameters
     ----------
     operands
         Scales that are arrays, by name: one number, or (batch, heads_kv).
     numbers
-        The others, by their keywords.
+        Scales that are numbers, by their keywords.
     """
     own = tuple(operands[name] for name in NAMES if name in operands)
     each = ((f"{one.name[0]}_each", int(len(one.shape) == 2)) for one in own)
@@ -70,7 +70,7 @@ def float8_use(operands: Mapping[str, Any], numbers: Mapping[str, Any]) -> Use:
 
 
 def is_float8(given: Mapping[str, Any], keywords: Mapping[str, Any]) -> bool:
-    """Whether arrays by name and keywords are of a call with float8 caches."""
+    """Return whether these arrays, by name, and keywords have scales of float8 caches."""
     return any(name in given or NUMBERS[name] in keywords for name in NAMES)
 
 

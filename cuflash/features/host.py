@@ -1,4 +1,4 @@
-"""How a feature enters the tiled NumPy code: its changes to a tile of scores or weights."""
+"""A feature in the tiled NumPy code: its changes to a tile of scores or weights."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Split keys, as a plan adds them to a problem: several blocks walk the keys of a q tile.
+"""Split keys: several blocks process the keys of a q tile. A plan adds this to a problem.
 
-A call never names it as a feature: ``kv_chunk`` is an option of the plan.
+It is no argument of a call: ``kv_chunk`` is an option of the plan.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .use import Use
 __all__ = ["MERGE", "NAME", "with_chunks"]
 
 NAME = "kv_chunks"
-#: The kernel that merges what the blocks have made.
+#: The kernel that merges the results of the blocks.
 MERGE = ("steps", "merge")
 
 _DEVICE = DevicePart(
@@ -36,7 +36,7 @@ _DEVICE = DevicePart(
 
 
 def with_chunks(problem: AttentionProblem, chunk: int) -> AttentionProblem:
-    """The problem, the keys of every q tile walked ``chunk`` at a time."""
+    """Return the problem with the keys of every q tile split into chunks."""
     numbers = (("chunk", chunk), ("chunks", -(-problem.seqlen_kv // chunk)))
     use = Use(NAME, _DEVICE, numbers=numbers, shown=f"chunks of {chunk:,} keys")
     return replace(problem, uses=(*problem.uses, use))

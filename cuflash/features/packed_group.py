@@ -1,7 +1,7 @@
-"""Packed groups, as a plan adds them to a problem with one query.
+"""Packed groups, which a plan adds to a problem with one query.
 
-The query heads that share a head of keys become rows of one tile: their keys
-are read once. A call never names it.
+The query heads that share a kv head become rows of one tile, so that their keys
+are read once. It is no argument of a call.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .use import Use
 
 __all__ = ["with_packed_group"]
 
-#: Features that no head has for itself, and that take no row's number.
+#: Features that are the same for all heads and do not use the number of a row.
 _SHARED = frozenset(("window", "used_lengths", "softcap", "cached_keys", "float8"))
 
 _DEVICE = DevicePart(
@@ -30,7 +30,7 @@ _DEVICE = DevicePart(
 
 
 def with_packed_group(problem: AttentionProblem) -> AttentionProblem:
-    """The same problem with its groups as rows, or as it is where that is another one."""
+    """Return the problem with its groups as rows, or unchanged if they cannot be rows."""
     group = problem.group
     alone = problem.seqlen_q == 1 and problem.operation == "forward" and not problem.sequences
     if not alone or group == 1 or problem.group_rows > 1:

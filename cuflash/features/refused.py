@@ -1,4 +1,4 @@
-"""The complete list of names that do not go together. Every other pair runs.
+"""The complete list of pairs of names that no call may combine. Every other pair runs.
 
 A name is that of a feature, an algorithm, a backend, a pass or a storage type, or "gradient of" an
 array.

@@ -20,8 +20,8 @@ class Operand:
     #: For an array that broadcasts: the numbers of batch entries that share one of its entries, and
     #: one of its gradient's; None if it has one entry for all, or one for each.
     entries: tuple[int, int] | None = None
-    #: Whether FlashAttention-3 brings it to shared memory tile by tile, and whether the copy engine
-    #: can read it in place.
+    #: Whether FlashAttention-3 loads it into shared memory tile by tile, and whether the copy
+    #: engine can read it in place.
     staged: bool = False
     mappable: bool = True
 

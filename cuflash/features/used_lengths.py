@@ -1,11 +1,10 @@
-"""Used lengths: of every batch entry the first queries and keys count, the others do not.
+"""Used lengths: every batch entry uses its first queries and keys, and ignores the others.
 
-A query beyond ``seqused_q`` sees no key, and no sink: its output is 0 and its
-log-sum-exp minus infinity. A key beyond ``seqused_kv`` is seen by no query,
-whatever it holds. Lengths are clamped to those of the arrays. Without
-``q_offset`` the last query that counts stands at the last key that does, as
-FlashAttention aligns them (Dao 2023): query i of entry b stands at key
-``i + seqused_kv[b] - seqused_q[b]``.
+A query beyond ``seqused_q`` sees no key and no sink: its output is 0 and its
+log-sum-exp minus infinity. A key beyond ``seqused_kv`` is seen by no query and may
+hold anything. Lengths are clamped to those of the arrays. Without ``q_offset`` the
+last used query is at the last used key, as in FlashAttention (Dao 2023): query i of
+entry b is at key ``i + seqused_kv[b] - seqused_q[b]``.
 """
 
 from __future__ import annotations

@@ -72,18 +72,18 @@ def attention(
     qk_attn_weights_einsum: None = None,
     attn_weights_value_einsum: None = None,
 ) -> Any:
-    """Exact attention as :func:`jax.nn.dot_product_attention` computes it, in linear memory.
+    """Return exact attention like :func:`jax.nn.dot_product_attention`, in linear memory.
 
-    ``softmax(scale * query key^T + mask) value`` of every head, without the
-    square of the sequence length, forward or backward. Works under
-    :func:`jax.jit`, :func:`jax.grad`, :func:`jax.vmap` and what is made of
-    them, and as ``attention_fn`` of Flax's modules.
+    ``softmax(scale * query key^T + mask) value`` of every head; memory is linear in
+    the sequence length, forward and backward. Works under :func:`jax.jit`,
+    :func:`jax.grad`, :func:`jax.vmap` and their combinations, and as
+    ``attention_fn`` of Flax's modules.
 
     Parameters
     ----------
     query : array, (batch, seqlen_q, heads_q, head_dim)
-        Queries, of JAX or what :func:`jax.numpy.asarray` takes; without the
-        batch axis if the others are without it. float16, bfloat16, float32,
+        Queries, of JAX or what :func:`jax.numpy.asarray` takes. The batch axis
+        may be absent from all arrays. float16, bfloat16, float32,
         or float64 where ``jax_enable_x64`` is set; head_dim 1 to 256.
     key : array, (batch, seqlen_kv, heads_kv, head_dim)
         Keys, of query's dtype. heads_kv divides heads_q; query head h reads
@@ -91,18 +91,17 @@ def attention(
     value : array, (batch, seqlen_kv, heads_kv, head_dim_v)
         Values, of query's dtype. head_dim_v may differ from head_dim.
     bias : array, (batch, heads_q, seqlen_q, seqlen_kv), optional
-        A number of every pair, added to its score after the softcap; minus
+        A number for every pair, added to its score after the softcap; minus
         infinity hides the pair. Any axis may be 1, and the first ones may be
-        left out: nothing is repeated in memory. Where query has no batch axis,
-        its batch is 1. Of query's dtype, and then cast with it, or float32. It
-        can be differentiated: the gradient has its shape and dtype, and is the
-        sum over what it is broadcast over.
+        left out: no axis is repeated in memory. If query has no batch axis, the
+        batch of ``bias`` is 1. Of query's dtype, and then cast with it, or float32.
+        It can be differentiated: the gradient has its shape and dtype, summed over
+        the axes that it is broadcast along.
     mask : array of bool, (batch, heads_q, seqlen_q, seqlen_kv), optional
-        Which pairs take part, beside ``is_causal`` and a window: True does, False
-        is hidden. Its axes are as those of ``bias``, and ``dtype`` does not cast it.
-        It has no gradient.
+        False hides a pair, besides ``is_causal`` and a window. Its axes are as
+        those of ``bias``, and ``dtype`` does not cast it. It has no gradient.
     block_mask : cuflash.BlockMask, optional
-        The same of blocks of queries and keys: a pytree whose leaf is ``blocks``,
+        A mask of blocks of queries and keys: a pytree whose leaf is ``blocks``,
         which broadcasts as ``mask`` does. The size of a block is compiled in.
     scale : float, optional
         Factor of the scores, a finite and positive number or an array without
@@ -111,19 +110,19 @@ def attention(
     is_causal : bool
         Query i sees key j iff ``j <= i + q_offset``.
     query_seq_lengths : array of integers, (batch,), optional
-        How many queries of each entry take part, clamped to those there are:
-        the rows of the others are 0, minus infinity in ``lse``, and neither
-        give nor get a gradient, whatever they hold.
+        Number of queries that each entry uses, clamped to seqlen_q. The other
+        rows of ``out`` are 0, of ``lse`` minus infinity, and neither give nor get
+        a gradient, whatever these queries hold.
     key_value_seq_lengths : array of integers, (batch,), optional
-        How many keys of each entry take part, likewise. With a q_offset of
-        None the last of them is seen by the last query that takes part.
+        Number of keys that each entry uses, likewise. With a q_offset of
+        None the last used query sees the last used key.
     local_window_size : int or (int, int), optional
         ``(left, right)``, or one number for both, compiled in: query i sees
         key j iff ``i + q_offset - left <= j <= i + q_offset + right``. Both
         ends are included, and a negative side is a bound like any other. With
         ``is_causal`` both masks apply.
     implementation : {None, "cuflash"}
-        Both are this one. JAX's own, "xla" and "cudnn", are refused.
+        Both mean cuflash. JAX's "xla" and "cudnn" are refused.
     return_residual : bool
         Also return the log-sum-exp as JAX does, a constant of :func:`jax.grad`;
         refused beside ``return_lse``.
@@ -131,7 +130,7 @@ def attention(
         Scores become ``softcap * tanh(score / softcap)`` before the masks,
         compiled in. None and 0: no cap.
     score_mod : cuflash.ScoreMod, optional
-        A function that scores go through before slopes, bias and masks; its
+        A function that is applied to scores before slopes, bias and masks; its
         arrays have no gradient. Not with ``softcap``. It is a pytree whose
         leaves are its arrays.
     q_offset : int or None
@@ -143,53 +142,53 @@ def attention(
     return_lse : bool
         Also return the log-sum-exp of the scores, which can be differentiated.
     alibi_slopes : array, (heads_q,) or (batch, heads_q), optional
-        ALiBi: a score loses ``alibi_slopes[h] * abs(i + q_offset - j)``, after
-        the softcap and before the masks. With the default q_offset of 0 query
-        i stands at key i. float32 (float64 for float64, and cast where ``dtype``
-        casts query from one to the other), finite, of either sign; (heads_q,)
-        where query has no batch axis. It can be differentiated.
+        ALiBi: ``alibi_slopes[h] * abs(i + q_offset - j)`` is subtracted from a
+        score, after the softcap and before the masks. With the default q_offset
+        of 0 query i is at key i. float32, or float64 for float64; ``dtype``
+        casts it where it casts query between the two. Finite, of either sign;
+        (heads_q,) if query has no batch axis. It can be differentiated.
     sinks : array, (heads_q,), optional
-        One more score of every row of a head, not scaled, whose value is 0: it
-        takes part in the softmax and in lse. Of query's dtype, and then cast
+        One more score for every row of a head, not scaled, whose value is 0: it
+        enters the softmax and lse. Of query's dtype, and then cast
         with it, or float32 (float64 for float64). It can be differentiated;
         minus infinity is no sink.
     cu_seqlens_q, cu_seqlens_kv : array of int32, (sequences + 1,), optional
-        Packed sequences, of arrays without a batch axis, as for
-        :func:`cuflash.attention`, which see no keys of one another. The first
-        query of each stands at its first key unless ``q_offset`` is None.
+        Offsets of packed sequences in arrays without a batch axis, as for
+        :func:`cuflash.attention`. A sequence sees only its own keys. Its first
+        query is at its first key unless ``q_offset`` is None.
         :func:`cuflash.cu_seqlens_of` makes them from segment ids. Not with
-        ``bias``, ``mask``, ``block_mask`` or lengths. Mapped by vmap, each
-        entry takes a pass of its own.
+        ``bias``, ``mask``, ``block_mask`` or lengths. Under vmap each entry
+        takes a separate pass.
     algorithm : {"auto", "fa1", "fa2", "fa3"}
         As for :func:`cuflash.attention`.
     deterministic_gradients : bool
-        Gradients with the same bits from run to run, as ``deterministic`` of
+        Gradients have the same bits from run to run, as with ``deterministic`` of
         :func:`cuflash.attention_backward`.
     residual_dtype : dtype, optional
-        Of the output that is kept for the backward pass, "float32" or query's
-        dtype, which is the default. Of 16-bit arrays the gradients of query
-        and key are then made from the output before it is rounded: more exact
-        where keys have a large part in common, for 2 bytes more an element.
-        What is returned has query's dtype all the same.
+        Dtype of the output that is kept for the backward pass: "float32" or query's
+        dtype, the default. With "float32" the gradients of 16-bit query and key are
+        computed from the output before it is rounded: they are more exact if keys
+        have a large component in common, for 2 more bytes an element. The returned
+        output has query's dtype in any case.
     dropout_rate : float
-        The part of the weights that is left out, 0 to below 1, compiled in, as
+        Fraction of the weights that is dropped, 0 to below 1, compiled in, as
         ``dropout_p`` of :func:`cuflash.attention`.
     dropout_rng : key, optional
-        Of :mod:`jax.random`, typed or as 2 or 4 words of uint32; one is needed
-        where weights are dropped. The same key drops the same weights.
+        A key of :mod:`jax.random`, typed or as 2 or 4 words of uint32; needed
+        if weights are dropped. The same key drops the same weights.
     broadcast_dropout : bool
         Whether all entries of the batch and all heads drop the same weights,
         which is the default here as in Flax.
     deterministic : bool
-        True: there is no dropout, whatever the rate.
+        True: no dropout, whatever the rate.
     dtype : dtype, optional
-        What query, key and value are cast to first, and the dtype of ``out``.
+        Dtype that query, key and value are cast to first, and the dtype of ``out``.
     precision, force_fp32_for_softmax
-        Every setting of :class:`jax.lax.Precision` is taken: all are met.
+        Every setting of :class:`jax.lax.Precision` is accepted and met.
         Products are summed, and weights formed, in float32 or float64.
     module, qk_attn_weights_einsum, attn_weights_value_einsum : None
-        Anything else is refused: no weights are there to be sown, and the
-        products cannot be replaced.
+        Anything else is refused: weights are never formed, so they cannot be sown,
+        and the products cannot be replaced.
 
     Returns
     -------
@@ -201,7 +200,7 @@ def attention(
         masked scores, and of the sink; float32, or float64 for float64; minus
         infinity, or the sink, for a row that sees no key.
     residual : array, (batch, seqlen_q, heads_q)
-        Only with ``return_residual``: the same, rounded to the dtype of key.
+        Only with ``return_residual``: the log-sum-exp, rounded to the dtype of key.
 
     Raises
     ------
@@ -209,41 +208,41 @@ def attention(
         Naming the argument, when the call is traced.
     UnsupportedError, BackendUnavailableError, ToolchainError, CompileError
         As for :func:`cuflash.attention`, when JAX lowers the computation.
-        UnsupportedError also for a TPU or ROCm, and under :mod:`jax.export`
-        and when a compiled computation is serialised: its kernels are in this
+        UnsupportedError also for a TPU or ROCm, under :mod:`jax.export`, and
+        when a compiled computation is serialised: its kernels are in this
         process.
 
     Notes
     -----
     A computation for CUDA runs the kernels of :func:`cuflash.prepare` on XLA's
     stream and buffers, and with Numba installed no Python is called between
-    them; one for the CPU runs the tiled NumPy code. There are first derivatives
-    of the reverse mode alone: the forward mode and second derivatives are
-    refused. What :func:`jax.vmap` does not map is repeated for each mapped
-    entry, but for ``sinks``, ``bias`` and both masks. Of several mapped axes,
-    the last two are repeated along one that they lack between two that they
-    have, the batch being the last. If ``sinks`` are mapped, or their gradient
-    is, each mapped entry becomes heads of its own, for which arrays are copied.
-    Under :func:`jax.vmap` the gradient of ``bias`` has an entry for each
-    mapped entry, which JAX adds up if ``bias`` is not mapped.
+    them; one for the CPU runs the tiled NumPy code. Only first derivatives in
+    reverse mode exist: forward mode and second derivatives are refused. Under
+    :func:`jax.vmap` arrays that are not mapped are repeated for each mapped
+    entry, except ``sinks``, ``bias`` and both masks. With several mapped axes,
+    ``bias`` and masks are repeated along an axis that they lack between two axes
+    that they have; the batch is the last of these axes. If ``sinks`` or their
+    gradient are mapped, each mapped entry becomes separate heads, for which arrays
+    are copied. Under :func:`jax.vmap` the gradient of ``bias`` has an entry for
+    each mapped entry, and JAX adds these up if ``bias`` is not mapped.
 
     Arrays divided over several devices by batch, by heads or by both are
-    computed where they are, forward and backward. Heads can be divided into as
-    many parts as divide heads_kv. What is divided otherwise (by sequence, by
-    width, into more parts than there are key heads) is gathered first; on a
-    mesh of explicit axes it is refused. Axes of 1 of ``bias`` and ``mask`` are
+    computed where they are, forward and backward. The number of parts of heads
+    must divide heads_kv. Arrays that are divided otherwise (by sequence, by
+    width, into more parts than kv heads) are gathered first; on a mesh of
+    explicit axes they are refused. Axes of 1 of ``bias`` and ``mask`` are
     not divided, and the gradient of ``bias`` is summed over the devices that
     share it. :func:`jax.shard_map` works with and without ``check_vma``.
 
-    The arrays of a ``score_mod`` are gathered where they are divided, and a
-    mapped one takes a pass for each entry. What the text is given as ``batch``
-    and ``head`` are those of the whole arrays, and of one mapped entry.
+    Divided arrays of a ``score_mod`` are gathered, and a mapped one takes a pass
+    for each entry. ``batch`` and ``head`` in its text are indices in the whole
+    arrays, and in one mapped entry.
 
-    Dropout draws for a pair of a query and a key by the entry, the head, the
-    positions and the key's words, as :func:`cuflash.attention` does with those
-    words as ``dropout_seed``. Mapped entries draw alike; where the keys are
-    mapped, each entry takes a pass of its own. Divided arrays draw as whole
-    ones. Inside :func:`jax.shard_map` each device draws as in a call of its own.
+    The dropout of a pair of a query and a key depends on the entry, the head, the
+    positions and the words of ``dropout_rng``, as in :func:`cuflash.attention` with
+    those words as ``dropout_seed``. Mapped entries drop alike; if ``dropout_rng`` is
+    mapped, each entry takes a separate pass. Divided arrays drop as whole arrays do.
+    Inside :func:`jax.shard_map` each device drops as in a separate call.
 
     Ctrl-C inside a computation on the CPU interrupts the callback, and JAX
     reports a ``RuntimeError`` that begins with INTERNAL and holds the traceback
@@ -259,7 +258,7 @@ def attention(
 
 
 def _residual(lse: Any, dtype: Any) -> Any:
-    """The log-sum-exp as JAX returns it: heads last, rounded, and constant."""
+    """Return the log-sum-exp as JAX does: heads last, rounded, and constant."""
     return jnp.swapaxes(jax.lax.stop_gradient(lse), -1, -2).astype(dtype)
 
 
@@ -279,7 +278,7 @@ def _compute(given: dict[str, Any], call: Call, dtype: str | None) -> tuple[Any,
     if one:
         without = [name for name in arrays if has_batch(name) and name not in whole]
         arrays |= {name: arrays[name][None] for name in without}
-    else:  # before the primitive, so that JAX sums what is shared over the batch
+    else:  # before the primitive, so that JAX sums gradients of shared arrays over the batch
         shared = {name: a for name, a in arrays.items() if may_share_batch(name) and a.ndim == 1}
         arrays |= {name: repeated(a, q.shape[0], q) for name, a in shared.items()}
     arrays |= lengths

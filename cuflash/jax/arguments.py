@@ -1,4 +1,4 @@
-"""The arrays of a call as JAX has them, cast where the call asks for it."""
+"""The arguments of a call as JAX arrays, cast if the call has a ``dtype``."""
 
 from __future__ import annotations
 
@@ -22,34 +22,35 @@ _CAST = {"query": "q", "key": "k", "value": "v"}
 
 
 def arrays_of(given: Mapping[str, Any], dtype: str | None) -> dict[str, Any]:
-    """The arrays that were given, by the names of their tensors.
+    """Return the arrays that were given, by the names of their tensors.
 
     Parameters
     ----------
     given
         Every argument by name.
     dtype
-        What query, key and value are cast to; None for no cast.
+        Dtype that query, key and value are cast to; None for no cast.
 
     Raises
     ------
     ArgumentTypeError
-        Naming what is no array.
+        For an argument that is no array.
     """
     arrays = {t: _cast(as_array(name, given[name]), dtype) for name, t in _CAST.items()}
     return arrays | _of_features(given, as_array("query", given["query"]).dtype, dtype)
 
 
 def with_all_axes(name: str, array: Any) -> Any:
-    """An array that broadcasts, with an axis of 1 for every one that it lacks."""
+    """Return an array that broadcasts, with an axis of 1 for every axis that it lacks."""
     lacking = len(tensors()[name].axes) - array.ndim
     return jnp.expand_dims(array, tuple(range(lacking)))
 
 
 def seed_of(rng: Any) -> Any:
-    """The words of a key of ``jax.random``, and the entry and the head at which arrays begin: 0.
+    """Return the words of a key of ``jax.random``, followed by zeros.
 
-    A key of two words has no offset.
+    The zeros are the offset, if the key has two words, and the entry and the head at
+    which the arrays begin.
 
     Raises
     ------
@@ -67,9 +68,9 @@ def seed_of(rng: Any) -> Any:
 
 
 def _of_features(given: Mapping[str, Any], of_query: Any, dtype: str | None) -> dict[str, Any]:
-    """Arrays of features that were given, cast with query if they had the dtype for it.
+    """Return the arrays of features that were given, cast with query if they have its dtype.
 
-    A mask is boolean, whatever query is.
+    A mask is boolean and never cast.
 
     Parameters
     ----------
@@ -78,7 +79,7 @@ def _of_features(given: Mapping[str, Any], of_query: Any, dtype: str | None) -> 
     of_query
         The dtype of query before its cast.
     dtype
-        What query is cast to; None for no cast.
+        Dtype that query is cast to; None for no cast.
     """
     before = {"alibi_slopes": _statistics(of_query), "bias": of_query, "sinks": of_query}
     slopes = None if dtype is None else _statistics(dtype)
@@ -94,24 +95,24 @@ def _of_features(given: Mapping[str, Any], of_query: Any, dtype: str | None) -> 
 
 
 def _check_boolean(name: str, array: Any) -> None:
-    """Refuse numbers: whether they are to be added, or say which pairs take part, is not known."""
+    """Refuse numbers: they may be meant as a bias or as a mask."""
     if array.dtype != bool:
         remedy = "bool: dtype=bool where Flax makes the mask, or mask != 0; numbers to add are bias"
         raise ArgumentTypeError(name, f"dtype {array.dtype}", remedy)
 
 
 def _statistics(dtype: Any) -> str:
-    """The dtype of sums over arrays of a dtype."""
+    """Return the dtype of sums over arrays of a dtype."""
     return "float64" if jnp.dtype(dtype) == "float64" else "float32"
 
 
 def as_array(name: str, value: Any) -> Any:
-    """What was given, as an array of JAX.
+    """Return the value as an array of JAX.
 
     Raises
     ------
     ArgumentTypeError
-        If it is none.
+        If it cannot be one.
     """
     try:
         return jnp.asarray(value)
@@ -121,6 +122,6 @@ def as_array(name: str, value: Any) -> Any:
 
 
 def _cast(array: Any, dtype: str | None) -> Any:
-    """The array in another dtype; a complex one as it is, and refused for it."""
+    """Return the array in another dtype; a complex one unchanged, so that it is refused later."""
     kept = dtype is None or jnp.issubdtype(array.dtype, jnp.complexfloating)
     return array if kept else array.astype(dtype)

@@ -1,6 +1,6 @@
-"""Which axes of the arrays of a pass count entries and heads, as the table of tensors has them.
+"""The batch and head axes of the arrays of a pass, by the table of tensors.
 
-The mapped axes of :func:`jax.vmap` stand before the batch; what has no batch has none.
+The mapped axes of :func:`jax.vmap` are before the batch; arrays without a batch have none.
 """
 
 from __future__ import annotations
@@ -9,32 +9,32 @@ from ..tensors import tensors
 
 __all__ = ["HEADS", "broadcasts", "free_axes", "has_batch", "may_share_batch", "source_of"]
 
-#: The heads among the axes that may be divided: of queries, or in the same parts of keys.
+#: Name of the axis of heads, of queries or of keys: both are divided into the same parts.
 HEADS = "heads"
 
 
 def has_batch(name: str) -> bool:
-    """Whether a tensor has something for each batch entry."""
+    """Return whether a tensor has a batch axis."""
     return "batch" in tensors()[name].axes
 
 
 def may_share_batch(name: str) -> bool:
-    """Whether an array of a tensor may lack the batch, and then holds the same for all entries."""
+    """Return whether a tensor's array may lack the batch axis; all entries then share it."""
     return "batch" in tensors()[name].shared
 
 
 def broadcasts(name: str) -> bool:
-    """Whether an array of a tensor may have 1 in place of any size, mapped ones too."""
+    """Return whether any axis of a tensor's array may be 1, mapped axes too."""
     return tensors()[name].broadcast
 
 
 def source_of(name: str) -> str:
-    """The tensor of which one is the gradient; one that is none is its own."""
+    """Return the tensor that ``name`` is the gradient of, or ``name`` if it is no gradient."""
     return tensors()[name].gradient_of or name
 
 
 def free_axes(name: str, mapped: int) -> dict[str, int]:
-    """Axes of a tensor that may be divided, by what they count: mapped ones, batch and heads."""
+    """Return the axes of a tensor that may be divided, by name: mapped axes, batch and heads."""
     ahead = mapped if has_batch(name) else 0
     free = {f"mapped{axis}": axis for axis in range(ahead)}
     for place, axis in enumerate(tensors()[name].axes):

@@ -1,4 +1,4 @@
-"""Caches of keys and values inside JAX: the function, which returns what it has written."""
+"""The function for caches of keys and values inside JAX, which returns the updated caches."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _INTEGERS = ("page_table", "cache_batch_idx", "cache_leftpad", "rotary_seqlens")
 _OTHERS = ("rotary_cos", "rotary_sin", *FEATURES)
 _KEYWORDS = ("causal", "window_size", "softcap", "scale", "kv_chunk", "algorithm", "blocks")
 
-#: Of a length that is known, what an array of int32 holds of it.
+#: Known lengths are clamped to this range, for an array of int32.
 _LEAST, _MOST = -1, 2**31 - 1
 
 
@@ -53,11 +53,11 @@ def attention_with_kvcache(
     algorithm: AlgorithmChoice = "auto",
     blocks: tuple[int, int] | None = None,
 ) -> tuple[Any, ...]:
-    """Append new tokens to caches, and attend to what they then hold.
+    """Append new tokens to caches, and return attention over the caches and the caches.
 
-    :func:`cuflash.attention_with_kvcache` under :func:`jax.jit`: it returns the
-    caches. Where the computation may overwrite those that it was given, donated
-    ones or what a loop carries, XLA writes them in place. Else it copies them first.
+    This is :func:`cuflash.attention_with_kvcache` under :func:`jax.jit`. If the
+    computation may overwrite the given caches (they are donated, or a loop carries
+    them), XLA writes them in place. Otherwise it copies them first.
 
     Parameters
     ----------
@@ -72,12 +72,11 @@ def attention_with_kvcache(
     cache_seqlens : int or array of integers, (batch,) or ()
         Length of every entry before the append, or of all.
     page_table, cache_batch_idx, cache_leftpad, rotary_seqlens : array of integers, optional
-        As of :func:`cuflash.attention_with_kvcache`.
+        As for :func:`cuflash.attention_with_kvcache`.
     rotary_cos, rotary_sin, rotary_interleaved
         Likewise.
     causal, window_size, softcap, scale, kv_chunk, algorithm, blocks
-        Likewise, compiled in. A query stands as it does there: the last one sees
-        the last key.
+        Likewise, compiled in. As there, the last query sees the last key.
     alibi_slopes, sinks : array, optional
         Likewise.
     return_lse : bool
@@ -90,8 +89,8 @@ def attention_with_kvcache(
     k_cache, v_cache : array
         The caches after the append; without new tokens as they were given.
     overflow : array of int32, (batch,)
-        How many new tokens of every entry have no slot, or no position in the
-        rotary tables. They are not written, and nothing else is.
+        Number of new tokens of every entry that have no slot, or no position in
+        the rotary tables. They are not written, nor is anything else for them.
     lse : array, (batch, heads_q, seqlen_q)
         Only with ``return_lse``.
 
@@ -100,7 +99,7 @@ def attention_with_kvcache(
     ArgumentTypeError, ArgumentValueError
         Naming the argument, when the call is traced.
     UnsupportedError
-        Of derivatives, in the forward and in the reverse mode; under
+        For derivatives, in forward and in reverse mode; under
         :func:`jax.vmap`, since the arrays have a batch axis; and as for
         :func:`cuflash.jax.attention` and :func:`cuflash.attention_with_kvcache`.
     BackendUnavailableError, ToolchainError, CompileError
@@ -108,15 +107,15 @@ def attention_with_kvcache(
 
     Notes
     -----
-    Lengths and tables are read as the computation runs. On CUDA a length below 0
-    counts as 0, one beyond the capacity as that, and a page or an entry that is
-    not there as the nearest one. On the CPU JAX reports the ArgumentValueError
-    as an error of its own, with its text, before a cache is written.
+    Lengths and tables are read as the computation runs. On CUDA lengths are clamped
+    to the range from 0 to the capacity, and numbers of pages or entries to the
+    existing ones. On the CPU JAX reports the ArgumentValueError as an error of
+    JAX with the same text, before a cache is written.
 
-    Arrays that are divided over several devices are gathered first: inside
-    :func:`jax.shard_map` each device attends to its own heads, or its own
-    entries. There JAX cannot know that ``overflow`` is the same for all heads:
-    :func:`jax.lax.pmax` of it is. On a mesh of explicit axes they are refused.
+    Arrays that are divided over several devices are gathered first; on a mesh of
+    explicit axes they are refused. Inside :func:`jax.shard_map` each device attends
+    to its own heads, or its own entries. If heads are divided there, JAX cannot know
+    that ``overflow`` is the same on all devices: use :func:`jax.lax.pmax` of it.
     """
     given = dict(locals())
     with_lse = check_flag("return_lse", return_lse)
@@ -128,7 +127,7 @@ def attention_with_kvcache(
 
 
 def _call_of(given: Mapping[str, Any]) -> tuple[CachedCall, dict[str, Any]]:
-    """The call, and its arrays in their order, held against each other."""
+    """Return the call, and its arrays in order, checked against each other."""
     options = check_options(**{name: as_number(name, given[name], KNOWN) for name in _KEYWORDS})
     arrays = {
         name: as_array(name, given[name])

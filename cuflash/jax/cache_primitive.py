@@ -20,7 +20,7 @@ _primitive.multiple_results = True
 
 
 def run_cached(call: CachedCall, arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """The results by name.
+    """Run a pass, and return its results by name.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""A traced call with caches, in the words of the rest of the library; knows nothing of JAX."""
+"""A traced call with caches, described without JAX."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ _Specs = tuple[tuple[str, TensorSpec], ...]
 
 @dataclass(frozen=True)
 class CachedCall(Pass):
-    """An append, if there are new tokens, and attention behind it.
+    """An append, if the call has new tokens, and attention after it.
 
     Attributes
     ----------
     options
         The checked keywords.
     interleaved
-        Whether rotated pairs are neighbours; None where nothing is rotated.
+        Whether rotated pairs are neighbours; None if nothing is rotated.
     names
-        Of the arguments, in the order that they come in.
+        Names of the arguments, in order.
     """
 
     function: ClassVar[str] = "cuflash.jax.attention_with_kvcache"
@@ -45,16 +45,16 @@ class CachedCall(Pass):
 
     @property
     def results(self) -> tuple[str, ...]:
-        """Names of the results: the caches and ``overflow`` where there are new tokens."""
+        """Names of the results, with new tokens also the caches and ``overflow``."""
         written = ("k_cache", "v_cache", "overflow") if "k" in self.names else ()
         return ("out", "lse", *written)
 
     def entries(self, arrays: Sequence[Any]) -> tuple[int, ...]:
-        """As of :class:`~.passes.Pass`."""
+        """As for :class:`~.passes.Pass`."""
         return tuple(self.named(arrays)["q"].shape[:1])
 
     def specs(self, arrays: Sequence[Any]) -> dict[str, TensorSpec]:
-        """Descriptions of all that a call is given, ``overflow`` among it, as XLA lays it out."""
+        """Return descriptions of all arrays of a call and of ``overflow``, in XLA's layout."""
         given = self.named(arrays)
         specs = {name: spec_of(tuple(array.shape), array.dtype) for name, array in given.items()}
         if "k" in specs:
@@ -64,11 +64,11 @@ class CachedCall(Pass):
     def results_of(
         self, arrays: Sequence[Any], length: int | None = None
     ) -> list[tuple[tuple[int, ...], str]]:
-        """Shape and dtype of every result; ``cache_seqlens`` is ``length`` where that is known."""
+        """Return shape and dtype of every result; ``length`` is ``cache_seqlens``, if known."""
         return _described(self, tuple(self.specs(arrays).items()), length)
 
     def check_host(self, arrays: Sequence[Any]) -> None:
-        """Raise what the tiled NumPy code would when it runs.
+        """Raise the errors of the tiled NumPy code before it runs.
 
         Raises
         ------
@@ -79,7 +79,7 @@ class CachedCall(Pass):
         plan_attention(specs, check_specs(_plain(specs), None, self.interleaved)[1], self.options)
 
     def plan_on(self, arrays: Sequence[Any], device: int) -> CachePlan:
-        """As of :class:`~.passes.Pass`."""
+        """As for :class:`~.passes.Pass`."""
         choose_device(device, self.options)
         specs = {name: spec.on_device(device) for name, spec in self.specs(arrays).items()}
         return plan_caches(specs, self.interleaved, self.options)
@@ -89,7 +89,7 @@ def _plain(specs: dict[str, TensorSpec]) -> dict[str, TensorSpec]:
     return {name: spec for name, spec in specs.items() if name not in FEATURES}
 
 
-@functools.lru_cache(maxsize=1024)  # an eager call asks the same of the same arrays again
+@functools.lru_cache(maxsize=1024)  # eager calls repeat with the same arrays
 def _described(
     call: CachedCall, given: _Specs, length: int | None
 ) -> list[tuple[tuple[int, ...], str]]:

@@ -1,4 +1,4 @@
-"""What a traced call computes, in the words of the rest of the library; knows nothing of JAX."""
+"""A traced call of attention, described without JAX."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .passes import Pass
 
 __all__ = ["Call", "call_of", "check_arrays", "folded", "renamed", "spec_of"]
 
-#: Names of the arguments here, by those that the rest of the library gives them.
+#: Names of the arguments in :mod:`cuflash.jax`, by their names in the rest of the library.
 _NAMES = {"q": "query", "k": "key", "v": "value", "out_dtype": "residual_dtype"}
 
 
@@ -42,14 +42,14 @@ class Call(Pass):
     residual
         The dtype of the output that is kept for the backward pass; None for query's.
     names
-        Of the arguments, in the order that they come in.
+        Names of the arguments, in order.
     draw_heads
-        With dropout the number of query heads of the whole call, each of which
-        draws for itself, as each entry of its batch does; 0: all draw alike.
+        With dropout the number of query heads of the whole call; every head and
+        every entry of the batch drops different weights. 0: all drop the same.
         None without dropout.
     score_heads
-        With a function of scores that is given entries or heads, the number of
-        query heads of the whole call; None without one.
+        The number of query heads of the whole call, if a function of scores reads
+        entries or heads; otherwise None.
     """
 
     function: ClassVar[str] = "cuflash.jax.attention"
@@ -62,58 +62,58 @@ class Call(Pass):
 
     @property
     def packed(self) -> bool:
-        """Whether the arrays, of one batch entry here, hold several sequences."""
+        """Whether the arrays, of one batch entry, hold packed sequences."""
         return "cu_seqlens_q" in self.names
 
     @property
     def described(self) -> Options:
-        """The keywords as the rest of the library takes them."""
+        """The keywords for the rest of the library."""
         return replace(self.options, layout="shd") if self.packed else self.options
 
     @property
     def counts_parts(self) -> bool:
-        """Whether a part of the arrays has to know at which entry and head it begins."""
+        """Whether a part of divided arrays has to know its first entry and head."""
         return bool(self.draw_heads) or self.score_heads is not None
 
     @property
     def saving(self) -> Call:
-        """The same pass where a backward pass follows it."""
+        """The same pass with the output dtype that a backward pass after it needs."""
         return replace(self, options=replace(self.options, out_dtype=self.residual))
 
     def backward(self, wrt: tuple[str, ...]) -> Call:
-        """The pass that pulls gradients back through this one to what ``wrt`` names."""
+        """Return the backward pass of this pass, for the gradients that ``wrt`` names."""
         options = replace(self.saving.options, wrt=wrt)
         return replace(self, operation="backward", options=options)
 
     def drawing(self, heads: int = 0, *, alike: bool) -> Call:
-        """The same pass with dropout, of so many query heads, which may all draw alike."""
+        """Return the pass with dropout; with ``alike`` all of its ``heads`` drop the same."""
         return replace(self, draw_heads=0 if alike else heads)
 
     def counting(self, heads: int) -> Call:
-        """The same pass with a function of scores that is given entries or heads, of so many."""
+        """Return the pass with a function of scores that reads entries or heads."""
         return replace(self, score_heads=heads)
 
     @property
     def results(self) -> tuple[str, ...]:
-        """Names of the results, in their order."""
+        """Names of the results, in order."""
         return made_by(self.operation, self.options.wrt)
 
     def mapped(self, arrays: Sequence[Any]) -> int:
-        """How many axes of :func:`jax.vmap` stand before the batch, in every array that has one."""
+        """Return the number of axes of :func:`jax.vmap` before the batch axis."""
         return len(self.named(arrays)["q"].shape) - len(self.options.layout or "bshd")
 
     def entries(self, arrays: Sequence[Any]) -> tuple[int, ...]:
-        """As of :class:`~.passes.Pass`."""
+        """As for :class:`~.passes.Pass`."""
         return tuple(self.named(arrays)["q"].shape[: self.mapped(arrays) + 1])
 
     def plan_on(self, arrays: Sequence[Any], device: int) -> CallPlan:
-        """As of :class:`~.passes.Pass`."""
+        """As for :class:`~.passes.Pass`."""
         options = replace(self.over(arrays).described, backend="cuda")
         given = tuple((name, spec.on_device(device)) for name, spec in self.specs(arrays).items())
         return plan_call(self.operation, given, options, choose_device(device, options))
 
     def specs(self, arrays: Sequence[Any]) -> dict[str, TensorSpec]:
-        """Descriptions of its arguments by name, C-contiguous: the layout JAX asks XLA for.
+        """Return descriptions of its arguments by name, C-contiguous as JAX asks XLA for.
 
         The mapped axes are part of the batch.
         """
@@ -122,20 +122,20 @@ class Call(Pass):
             name: spec_of(self.shape_of(name, array.shape, mapped), array.dtype)
             for name, array in given.items()
         }
-        if mapped and 0 in given["q"].shape[: mapped + 1]:  # entries that nothing shares
+        if mapped and 0 in given["q"].shape[: mapped + 1]:  # no entries to share arrays
             for name in filter(broadcasts, given):
                 specs[name] = spec_of((1, *specs[name].shape[1:]), given[name].dtype)
         return specs
 
     def shape_of(self, name: str, shape: Sequence[int], mapped: int) -> tuple[int, ...]:
-        """The shape of an array as the rest of the library takes it, lengths those of entries."""
+        """Return the shape of an array for the rest of the library, without mapped axes."""
         whole = folded(name, shape, mapped)
         return whole[1:] if self.packed and has_batch(name) and len(whole) > 1 else whole
 
     def over(self, arrays: Sequence[Any]) -> Call:
-        """The same pass, told which entries of its batch draw alike, and share what broadcasts.
+        """Return the pass with the options that say which entries share draws and arrays.
 
-        Shapes say that: where arrays are divided, those of a device's parts.
+        They follow from the shapes; those of a device's parts if arrays are divided.
         """
         given, mapped = self.named(arrays), self.mapped(arrays)
         if not mapped and self.draw_heads is None and self.score_heads is None:
@@ -153,13 +153,13 @@ class Call(Pass):
         return replace(self, options=options)
 
     def _draws(self, batch: int) -> tuple[int, int] | None:
-        """After how many entries and heads draws repeat: mapped entries draw alike."""
+        """Return the numbers of entries and heads after which draws repeat."""
         if self.draw_heads is None:
             return None
         return (batch, self.draw_heads) if self.draw_heads else (1, 1)
 
     def results_of(self, arrays: Sequence[Any]) -> list[tuple[tuple[int, ...], str]]:
-        """Shape and dtype of every result, with the mapped axes that the arguments have."""
+        """Return shape and dtype of every result, with the mapped axes of the arguments."""
         specs, mapped = self.specs(arrays), self.mapped(arrays)
         described = _described(self.over(arrays), tuple(specs.items()))
         if self.packed:
@@ -175,31 +175,31 @@ class Call(Pass):
 
 
 def _batch_of(name: str, batch: tuple[int, ...], given: Mapping[str, Any]) -> tuple[int, ...]:
-    """Mapped axes and batch of a result; the gradient of what broadcasts has the batch of that."""
+    """Return mapped axes and batch of a result; a gradient of a broadcast array has its batch."""
     if not broadcasts(name):
         return batch
     *mapped, _ = batch
     return (*mapped, given[source_of(name)].shape[len(mapped)])
 
 
-@functools.lru_cache(maxsize=1024)  # an eager call asks the same of the same arrays again
+@functools.lru_cache(maxsize=1024)  # eager calls repeat with the same arrays
 def _described(
     call: Call, specs: tuple[tuple[str, TensorSpec], ...]
 ) -> list[tuple[str, tuple[int, ...], str]]:
-    """Name, shape and dtype of every result, without mapped axes."""
+    """Return name, shape and dtype of every result, without mapped axes."""
     described = describe(call.operation, dict(specs), call.described)
     return [(name, described.shapes[name], described.dtypes[name]) for name in call.results]
 
 
 def folded(name: str, shape: Sequence[int], mapped: int) -> tuple[int, ...]:
-    """The shape of a tensor with the mapped axes made part of its batch, if it has one."""
+    """Return a tensor's shape with the mapped axes merged into its batch, if it has one."""
     if not mapped or not has_batch(name):
         return tuple(shape)
     return (math.prod(shape[: mapped + 1]), *shape[mapped + 1 :])
 
 
 def spec_of(shape: tuple[int, ...], dtype: Any) -> TensorSpec:
-    """The description of an array of XLA on the host."""
+    """Return the description of an array of XLA on the host."""
     dtype = np.dtype(dtype)
     return TensorSpec(shape, dtype.name, contiguous_strides(shape), dtype.itemsize)
 
@@ -218,7 +218,7 @@ def call_of(
     block_mask: tuple[int, int] | None,
     dropout_rate: float,
 ) -> Call:
-    """The forward pass of the keywords: of a window its sides, of a block mask a block, checked.
+    """Return the forward pass of the keywords; the window's sides and the block are checked.
 
     Raises
     ------
@@ -242,9 +242,9 @@ def call_of(
 
 
 def _with_window(options: Options, sides: tuple[int, int] | None) -> Options:
-    """The keywords with a window, whose sides may be negative here: such a side is a bound.
+    """Return the keywords with a window, whose sides may be negative: a negative side is a bound.
 
-    A window that shows nothing becomes a causal mask before the first key.
+    A window without any key becomes a causal mask before the first key.
     """
     if sides is None:
         return options
@@ -258,12 +258,12 @@ def _with_window(options: Options, sides: tuple[int, int] | None) -> Options:
 
 
 def check_arrays(arrays: Mapping[str, Any], call: Call) -> None:
-    """Hold the arrays of a forward pass against each other and the keywords.
+    """Check the arrays of a forward pass against each other and the keywords.
 
     Raises
     ------
     ArgumentTypeError, ArgumentValueError
-        Naming the argument as it is named here.
+        With the argument's name in :mod:`cuflash.jax`.
     """
     shape = tuple(arrays["q"].shape)
     if len(shape) not in (3, 4):
@@ -293,5 +293,5 @@ def _check_no_batch(arrays: Mapping[str, Any]) -> None:
 
 
 def renamed(text: str) -> str:
-    """A text with the arguments named as they are here."""
+    """Return a text with the argument names of :mod:`cuflash.jax`."""
     return re.sub(r"\b([qkv]|out_dtype)\b", lambda found: _NAMES[found[0]], text)

@@ -18,16 +18,16 @@ __all__ = ["differentiable"]
 
 
 def _mark(perturbed: Iterable[bool]) -> Any:
-    """An array without elements whose last size says which gradients are wanted.
+    """Return an array without elements whose last size encodes the wanted gradients.
 
-    JAX keeps the structure of what is saved from one trace to another, so it
-    may not depend on that; shapes are those of the trace.
+    JAX requires the same structure of saved values in every trace, but shapes may
+    differ between traces.
     """
     return jnp.zeros((0, sum(flag << i for i, flag in enumerate(perturbed))), bool)
 
 
 def _marked(mark: Any, names: Iterable[str]) -> tuple[str, ...]:
-    """The names of which gradients are wanted."""
+    """Return the names whose gradients are wanted."""
     return tuple(name for i, name in enumerate(names) if mark.shape[-1] >> i & 1)
 
 
@@ -37,7 +37,7 @@ def _forward(arrays: dict[str, Any], call: Call) -> tuple[Any, Any]:
 
 
 def _save(arrays: dict[str, Any], call: Call) -> tuple[Any, Any]:
-    """The forward pass, and what the backward pass needs of it.
+    """Run the forward pass, and return its results and the arrays for the backward pass.
 
     Raises
     ------
@@ -55,9 +55,9 @@ def _save(arrays: dict[str, Any], call: Call) -> tuple[Any, Any]:
 
 
 def _pull_back(call: Call, saved: tuple[Any, ...], cotangents: tuple[Any, Any]) -> tuple[Any]:
-    """Gradients of what they are wanted of; None, which is zero, of the other arguments.
+    """Return the wanted gradients; None, which means zero, for the other arguments.
 
-    An lse that nothing was made of has none, and costs nothing.
+    If lse is not used, its gradient is symbolic zero and costs nothing.
     """
     mark, values, results = saved
     dout, dlse = cotangents
@@ -72,17 +72,17 @@ def _pull_back(call: Call, saved: tuple[Any, ...], cotangents: tuple[Any, Any]) 
 
 _attention = jax.custom_vjp(_forward, nondiff_argnums=(1,))
 _attention.defvjp(_save, _pull_back, symbolic_zeros=True)
-# Called as it is, jax.shard_map without jax.jit refuses it for its symbolic zeros.
+# Without jax.jit, jax.shard_map refuses the function because of its symbolic zeros.
 _compiled = jax.jit(_attention, static_argnums=1, inline=True)
 
 
 def differentiable(arrays: dict[str, Any], call: Call) -> tuple[Any, Any]:
-    """The pass, of which :func:`jax.grad` and :func:`jax.vjp` take first derivatives.
+    """Run the pass; :func:`jax.grad` and :func:`jax.vjp` can take first derivatives of it.
 
     Raises
     ------
     UnsupportedError
-        In the forward mode. Inside :func:`jax.jit` JAX itself says so later.
+        In forward mode. Inside :func:`jax.jit` JAX raises an error later.
     """
     try:
         out, lse = _compiled(arrays, call)

@@ -1,7 +1,7 @@
-"""A pass inside a computation on CUDA devices: prepared launches over XLA's own buffers.
+"""A pass inside a computation on CUDA devices: prepared launches over XLA's buffers.
 
-XLA calls the handler of :mod:`.native`, which launches what a table says. Where
-it cannot be had, XLA calls Python.
+XLA calls the handler of :mod:`.native`, which launches the kernels of a table. If
+the handler is not available, XLA calls Python.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from .passes import Pass
 
 __all__ = ["DeviceCall", "prepare_device"]
 
-#: A prepared pass wants its workspace at a multiple of this; XLA promises less.
+#: A prepared pass needs its workspace at a multiple of this; XLA guarantees less.
 _ALIGNMENT = 256
 
-#: Runs that are kept.
+#: Number of runs that are kept.
 _KEPT = 64
 
 
@@ -37,9 +37,9 @@ _KEPT = 64
 class DeviceCall:
     """One pass, compiled for every device that XLA may run it on.
 
-    Calling it launches the kernels. While XLA captures what it launches into a
-    command buffer it allocates nothing and waits for nothing. Else the first
-    fa3 forward launch of a stream allocates the counter of its tiles, see
+    Calling it launches the kernels. While XLA captures the launches into a command
+    buffer, it allocates nothing and waits for nothing. Otherwise the first fa3
+    forward launch of a stream allocates the counter of its tiles, see
     :meth:`cuflash.Prepared.run`.
 
     Attributes
@@ -47,7 +47,7 @@ class DeviceCall:
     call
         The pass.
     plans
-        What runs, by device.
+        The plan, by device.
     """
 
     call: Pass
@@ -60,7 +60,7 @@ class DeviceCall:
 
     @functools.cached_property
     def scratch_bytes(self) -> int:
-        """Bytes of one more result, in which the workspace lies; 0 if there is none."""
+        """Bytes of one more result, which holds the workspace; 0 if the pass needs none."""
         needed = max(planned.workspace_bytes for planned in self.plans.values())
         return needed + _ALIGNMENT if needed else 0
 
@@ -70,10 +70,10 @@ class DeviceCall:
         Parameters
         ----------
         context
-            Of the execution; ``stream`` is the address of XLA's CUDA stream.
+            Context of the execution; ``stream`` is the address of XLA's CUDA stream.
         results, buffers
-            Of the results, the workspace after them, and of the arguments, in
-            the order of the call.
+            Buffers of the results with the workspace after them, and buffers of the
+            arguments, in the order of the call.
         """
         every = (*buffers, *results)
         places = tuple([_place_of(buffer) for buffer in every])
@@ -85,15 +85,15 @@ class DeviceCall:
 
     @functools.cached_property
     def _runs(self) -> BoundedCache[tuple[tuple[int, int], ...], Callable[[int], None]]:
-        """Runs by where their buffers lie: XLA gives a program the same memory again and again."""
+        """Runs by the addresses of their buffers: XLA often gives a program the same memory."""
         return BoundedCache(_KEPT)
 
     def _run_of(
         self, places: Sequence[tuple[int, int]], buffers: Sequence[Any]
     ) -> Callable[[int], None]:
-        """A run over buffers; the stream is still to be given."""
+        """Return a run over these buffers, as a function of the stream."""
         made = (*self.call.results, "workspace")[: len(buffers) - len(self.call.names)]
-        names = (*self.call.names, *made)  # what is written in place is both, at one address
+        names = (*self.call.names, *made)  # arrays written in place are in both, at one address
         at = [
             0 if 0 in buffer.shape else address  # it may have no memory
             for (address, _), buffer in zip(places, buffers, strict=True)
@@ -104,7 +104,7 @@ class DeviceCall:
         return self.prepared[places[0][1]].bound(pointers, workspace)
 
     def launch_table(self, driver: Sequence[int] | None = None) -> LaunchTable:
-        """What the handler launches: with the driver's own functions, if no others are given."""
+        """Return the table for the handler; ``driver`` replaces the driver's functions."""
         parts = []
         for device, planned in self.plans.items():
             launcher = planned.launcher
@@ -114,7 +114,7 @@ class DeviceCall:
         return LaunchTable(*names, parts, driver or driver_functions())
 
     def registered(self, arrays: Sequence[Any]) -> int:
-        """The number under which the handler finds the table of a pass over arrays like these."""
+        """Return the number of the table of a pass over such arrays, for the handler."""
         kinds = [(tuple(array.shape), str(array.dtype)) for array in arrays]
         number = number_of(repr((STAMP, self.call, kinds)).encode())
         if number not in tables:
@@ -124,11 +124,11 @@ class DeviceCall:
 
 
 def prepare_device(call: Pass, arrays: Sequence[Any]) -> DeviceCall:
-    """The callback of a pass over arrays like these.
+    """Return the callback of a pass over such arrays.
 
-    Kernels are compiled and loaded here, for every device that JAX has in this
-    process: XLA does not say which of them it compiles for, and loading while
-    it captures a command buffer would fail.
+    Kernels are compiled and loaded now, for every device that JAX has in this
+    process: XLA does not say which of them it compiles for, and loading fails
+    while it captures a command buffer.
 
     Raises
     ------
@@ -142,7 +142,7 @@ def prepare_device(call: Pass, arrays: Sequence[Any]) -> DeviceCall:
 
 
 def _devices() -> list[int]:
-    """Numbers of JAX's CUDA devices, as CUDA and CuPy count them in this process."""
+    """Return the numbers of JAX's CUDA devices, as CUDA and CuPy count them in this process."""
     try:
         return [int(device.local_hardware_id) for device in jax.local_devices(backend="cuda")]
     except RuntimeError as error:
@@ -164,17 +164,17 @@ class _Tensor(ctypes.Structure):
     )
 
 
-#: Python's own function that gives the address of what a capsule holds.
+#: Python's function that returns the address in a capsule.
 _address_in = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
     ("PyCapsule_GetPointer", ctypes.pythonapi)
 )
 
 
 def _place_of(buffer: Any) -> tuple[int, int]:
-    """Device address of a buffer and the number of its device.
+    """Return the device address of a buffer and the number of its device.
 
-    By DLPack's own structure: ``__cuda_array_interface__`` has no bfloat16, and
-    an array of CuPy takes longer to make than a kernel to launch.
+    They are read from DLPack's structure: ``__cuda_array_interface__`` has no
+    bfloat16, and making a CuPy array takes longer than launching a kernel.
     """
     capsule = buffer.__dlpack__()
     tensor = _Tensor.from_address(_address_in(capsule, b"dltensor"))

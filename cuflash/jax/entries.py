@@ -1,7 +1,7 @@
-"""Which entries of a batch share one of an array that broadcasts.
+"""The entries of a batch that share an entry of an array that broadcasts.
 
-The mapped axes of :func:`jax.vmap` and the batch are one batch where a pass
-runs. Such an array may have 1 in place of any of them, and is not repeated.
+A pass runs over one batch, made of the mapped axes of :func:`jax.vmap` and the
+batch. An array that broadcasts may have 1 for any of these axes, and is not repeated.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ __all__ = ["holes", "sharing"]
 
 
 def holes(own: Sequence[int], full: Sequence[int]) -> list[int]:
-    """Axes that an array lacks between two that it has: no number of neighbours says that.
+    """Return the axes that an array lacks between two that it has.
+
+    :func:`sharing` cannot describe such an array by a number of neighbours.
 
     Parameters
     ----------
@@ -31,18 +33,18 @@ def holes(own: Sequence[int], full: Sequence[int]) -> list[int]:
 def sharing(
     own: Sequence[int], full: Sequence[int], differentiated: bool
 ) -> tuple[int, int] | None:
-    """How many neighbours share an entry of an array, and of its gradient, as the options say it.
+    """Return how many neighbours share an entry of an array, and an entry of its gradient.
 
-    None where they need not say it: the array has one entry for all or one for
-    each, and the gradient has as many. The gradient has every mapped axis, and
-    of the batch what the array has.
+    None if the array has one entry for all or one for each, and the gradient has as
+    many: the options need not say it. The gradient has every mapped axis, and the
+    array's batch axis.
 
     Parameters
     ----------
     own, full
-        As of :func:`holes`, of an array that has none.
+        As for :func:`holes`, for an array without holes.
     differentiated
-        Whether there is a gradient.
+        Whether the pass computes its gradient.
     """
     batch, entries = math.prod(full), math.prod(own)
     if not batch:

@@ -18,10 +18,10 @@ __all__ = ["with_function"]
 def with_function(
     arrays: dict[str, Any], call: Call, score_mod: Any
 ) -> tuple[dict[str, Any], Call]:
-    """The arrays of a call with those of its function, and the call that takes them.
+    """Return the arrays of a call with those of its function of scores, and the call for them.
 
-    One that is given the entry or the head also takes the place at which the
-    arrays begin, which a part of divided arrays is told.
+    A function that reads the entry or the head also takes an array with the first
+    entry and head, which differ between parts of divided arrays.
     """
     score, given = with_arrays(score_mod)
     if score is None:

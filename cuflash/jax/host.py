@@ -1,4 +1,4 @@
-"""A pass inside a computation on the CPU: the tiled NumPy code over XLA's own buffers."""
+"""A pass inside a computation on the CPU: the tiled NumPy code over XLA's buffers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["CachedHostCall", "HostCall", "prepare_host"]
 
 @dataclass(frozen=True, eq=False)  # JAX hashes it
 class HostCall:
-    """The callback of one pass; everything is decided, and XLA's buffers lie apart."""
+    """The callback of one planned pass; XLA's buffers do not overlap."""
 
     call: Call
     planned: CallPlan
@@ -32,9 +32,9 @@ class HostCall:
         Parameters
         ----------
         context
-            Of the execution; XLA has no stream here.
+            Context of the execution; XLA has no stream on the CPU.
         results, buffers
-            Of the results and the arguments, in the order of the call.
+            Buffers of the results and of the arguments, in the order of the call.
         """
         mapped = self.call.mapped(buffers)
         given = self.call.named(buffers)
@@ -44,23 +44,20 @@ class HostCall:
 
 
 def _views(call: Call, mapped: int, buffers: Mapping[str, Any]) -> dict[str, Any]:
-    """NumPy's views of buffers: what is written to them is in the results.
-
-    The mapped axes of vmap are part of their batch.
-    """
+    """Return NumPy views of buffers, with the mapped axes of vmap merged into the batch."""
     arrays = {name: np.asarray(buffer) for name, buffer in buffers.items()}
     return {name: a.reshape(call.shape_of(name, a.shape, mapped)) for name, a in arrays.items()}
 
 
 @dataclass(frozen=True, eq=False)
 class CachedHostCall:
-    """The same of a call with caches: lengths are read, and checked, as it runs."""
+    """The callback of a call with caches: lengths are read and checked as it runs."""
 
     call: CachedCall
     scratch_bytes: int = 0
 
     def __call__(self, context: Any, results: Sequence[Any], *buffers: Any) -> None:
-        """Fill the buffers of the results; those of the caches hold them already."""
+        """Fill the buffers of the results; the caches' buffers already hold the given caches."""
         made = dict(zip(self.call.results, map(np.asarray, results), strict=True))
         beside = {"out": made.pop("out"), "lse_out": made.pop("lse")}
         given = self.call.named(map(np.asarray, buffers)) | made
@@ -69,7 +66,7 @@ class CachedHostCall:
 
 
 def prepare_host(call: Call | CachedCall, arrays: Sequence[Any]) -> HostCall | CachedHostCall:
-    """The callback of a pass over arrays like these.
+    """Return the callback of a pass over such arrays.
 
     Raises
     ------

@@ -1,8 +1,8 @@
-"""Keywords that networks pass to an attention function: what is met, and what is refused.
+"""Checks the keywords that networks pass to an attention function.
 
-Flax calls its ``attention_fn`` with them, and leaves out those that the
-function has no parameter for. So a keyword that changes the answer has to be a
-parameter here even if every value but one is refused.
+Flax calls its ``attention_fn`` with the keywords that the function has parameters
+for, and drops the others. So a keyword that changes the answer must be a parameter,
+even if every value but one is refused.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ..score_mod import with_arrays
 
 __all__ = ["KNOWN", "as_number", "check_cast", "check_returns", "checked"]
 
-#: What a keyword that is compiled in has to be.
+#: The requirement of a keyword that is compiled in.
 KNOWN = "a number that is known while JAX traces"
 _SCALE = f"{KNOWN}: multiply query by a traced one, and give scale=1"
 
@@ -49,7 +49,7 @@ _OF_THE_PASS = (
 
 
 def checked(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The keywords of the pass itself; the others leave the answer as it is, or are refused.
+    """Return the keywords of the pass; the others do not change the answer, or are refused.
 
     Parameters
     ----------
@@ -75,7 +75,7 @@ def checked(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_none(**given: Any) -> None:
-    """Refuse what would change the answer and is not computed.
+    """Refuse keywords that would change the answer and are not supported.
 
     Raises
     ------
@@ -88,7 +88,7 @@ def _check_none(**given: Any) -> None:
 
 
 def _check_implementation(value: Any) -> None:
-    """Refuse the ones of JAX by name: what runs here is none of them.
+    """Refuse JAX's implementations.
 
     Raises
     ------
@@ -100,7 +100,7 @@ def _check_implementation(value: Any) -> None:
 
 
 def _check_dropout(rate: Any, rng: Any, broadcast: Any, deterministic: Any) -> float:
-    """The part of the weights that is dropped: none where ``deterministic`` says so.
+    """Return the fraction of the weights that is dropped: 0 with ``deterministic``.
 
     Raises
     ------
@@ -126,7 +126,7 @@ def _check_dropout(rate: Any, rng: Any, broadcast: Any, deterministic: Any) -> f
 
 
 def _check_precision(precision: Any, force_fp32_for_softmax: Any) -> None:
-    """Take every setting of :class:`jax.lax.Precision`: all of them are met, and exceeded.
+    """Accept every setting of :class:`jax.lax.Precision`: the pass meets all of them.
 
     Raises
     ------
@@ -146,7 +146,7 @@ def _check_precision(precision: Any, force_fp32_for_softmax: Any) -> None:
 
 
 def _check_window(value: Any) -> tuple[int, int] | None:
-    """The sides of ``local_window_size``: one number is both, and a negative one is a bound too.
+    """Return the sides of ``local_window_size``: one number means both; they may be negative.
 
     Raises
     ------
@@ -165,7 +165,7 @@ def _check_window(value: Any) -> tuple[int, int] | None:
 
 
 def check_cast(dtype: Any) -> DTypeName | None:
-    """The dtype to compute in and to return; None for that of the arrays.
+    """Return the dtype to compute in and to return; None for that of the arrays.
 
     Raises
     ------
@@ -179,7 +179,7 @@ def check_cast(dtype: Any) -> DTypeName | None:
 
 
 def check_returns(lse: Any, residual: Any) -> tuple[bool, bool]:
-    """Whether to return the log-sum-exp, and whether as JAX does.
+    """Return whether to return the log-sum-exp, and whether to return JAX's residual.
 
     Raises
     ------
@@ -193,7 +193,7 @@ def check_returns(lse: Any, residual: Any) -> tuple[bool, bool]:
 
 
 def as_number(name: str, value: Any, expected: str) -> Any:
-    """What an array without axes holds; anything else as it is.
+    """Return the number in an array without axes; any other value unchanged.
 
     Raises
     ------
@@ -213,7 +213,7 @@ def as_number(name: str, value: Any, expected: str) -> Any:
 
 
 def _shown(value: Any) -> str:
-    """What an error says it got, short."""
+    """Return a short description of a value for an error."""
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         return f"an array of shape {tuple(value.shape)}"
     if value is None or isinstance(value, (str, int, float, complex, tuple)):

@@ -1,4 +1,4 @@
-"""The lengths of entries that are shorter than the arrays that they stand in."""
+"""The lengths of entries that are shorter than their arrays, and offsets of packed sequences."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _LENGTHS = {"query_seq_lengths": "seqused_q", "key_value_seq_lengths": "seqused_
 
 
 def lengths_of(given: Mapping[str, Any], batch: int) -> dict[str, Any]:
-    """The lengths that were given, by the names of their tensors.
+    """Return the lengths that were given, by the names of their tensors.
 
     Parameters
     ----------
     given
         Every argument by name.
     batch
-        How many entries there are.
+        Number of entries.
 
     Raises
     ------
@@ -39,12 +39,12 @@ def lengths_of(given: Mapping[str, Any], batch: int) -> dict[str, Any]:
 
 
 def offsets_of(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The offsets of packed sequences that were given; they begin with query's own names.
+    """Return the offsets of packed sequences that were given, by name.
 
     Raises
     ------
     ArgumentTypeError, ArgumentValueError
-        If they are no integers, or arrays have an axis of the batch.
+        If they are no integers, or query has a batch axis.
     """
     found = {
         name: as_int32(name, as_array(name, given[name]))
@@ -66,7 +66,7 @@ def _checked(name: str, lengths: Any, batch: int) -> Any:
 
 
 def as_int32(name: str, lengths: Any) -> Any:
-    """An array of integers in int32; what that does not hold is out of range on either side.
+    """Return an array of integers as int32, clamped: clamped numbers are out of range too.
 
     Raises
     ------

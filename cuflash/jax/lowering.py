@@ -1,4 +1,4 @@
-"""How a pass becomes part of a computation for one platform."""
+"""Lowers a pass to a part of a computation for one platform."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["eager", "lower"]
 
 
 def eager(primitive: Primitive) -> Callable[..., list[Any]]:
-    """What runs outside of every transformation: compiled all the same, for where arrays are."""
+    """Return the function that runs a primitive outside of jax.jit: it is compiled too."""
 
     def bound(call: Pass, *arrays: Any) -> list[Any]:
         results: list[Any] = primitive.bind(*arrays, call=call)
@@ -36,17 +36,17 @@ def eager(primitive: Primitive) -> Callable[..., list[Any]]:
 
 
 def lower(context: Any, *values: Any, call: Pass, divided: Callable[..., Any] | None = None) -> Any:
-    """What a pass is in a computation for one platform.
+    """Return the lowered values of a pass in a computation for one platform.
 
     Parameters
     ----------
     context, values
-        Of the lowering.
+        Context and values of the lowering.
     call
         The pass.
     divided
-        Computes it from its :class:`~.site.Site` and arrays that XLA may divide over
-        devices; None where arrays that are divided are gathered.
+        Computes the pass from its :class:`~.site.Site` and arrays that XLA may divide
+        over devices; None if divided arrays are gathered first.
     """
     module = context.module_context
     _refuse_elsewhere(module, call.function)
@@ -58,7 +58,7 @@ def lower(context: Any, *values: Any, call: Pass, divided: Callable[..., Any] | 
     site.prepare(context.avals_in)
     parts = divided is not None and _is_divided(module.axis_context)
     if site.is_native and not (parts and _may_be_taken()):
-        module.add_keepalive(site)  # refuses to be serialised
+        module.add_keepalive(site)  # which refuses serialisation
     else:
         module.add_host_callback(site)
         site.index = len(module.host_callbacks) - 1
@@ -67,7 +67,7 @@ def lower(context: Any, *values: Any, call: Pass, divided: Callable[..., Any] | 
 
 
 def _nothing(*arrays: Any, call: Pass) -> list[Any]:
-    """Results without elements, or of no entries: nothing is called for them."""
+    """Return results without elements or entries, which need no call."""
     made = [jnp.zeros(shape, kind) for shape, kind in call.results_of(arrays)]
     for argument, result in call.aliases.items():
         made[result] = arrays[argument]
@@ -75,7 +75,7 @@ def _nothing(*arrays: Any, call: Pass) -> list[Any]:
 
 
 def _refuse_elsewhere(module: Any, function: str) -> None:
-    """Raise unless the computation is compiled here and now, for CPU or CUDA."""
+    """Raise unless the computation is compiled in this process, for CPU or CUDA."""
     if getattr(module.lowering_parameters, "for_export", False):
         raise UnsupportedError(
             f"jax.export cannot take {function}: what is exported runs in other "
@@ -92,7 +92,7 @@ def _refuse_elsewhere(module: Any, function: str) -> None:
 
 
 def _refuse_half_manual(where: Any, function: str) -> None:
-    """Raise where the older partitioner of XLA would end the process."""
+    """Raise where the older partitioner of XLA would abort the process."""
     manual: frozenset[Any] = getattr(where, "manual_axes", frozenset())
     half = manual and manual != frozenset(where.mesh.axis_names)
     if half and not jax.config.jax_use_shardy_partitioner:
@@ -104,20 +104,20 @@ def _refuse_half_manual(where: Any, function: str) -> None:
 
 
 def _is_divided(where: Any) -> bool:
-    """Whether XLA divides the computation over devices.
+    """Return whether XLA divides the computation over devices.
 
-    Inside :func:`jax.shard_map` the caller has. If only over some axes of the
-    mesh, XLA could still divide over the others, but JAX cannot be asked how
-    arrays are divided there.
+    Inside :func:`jax.shard_map` the caller has divided it. If the caller names only
+    some axes of the mesh, XLA could divide over the others, but JAX does not tell how
+    arrays are divided over them.
     """
     return len(getattr(where, "device_assignment", None) or ()) > 1
 
 
 def _may_be_taken() -> bool:
-    """Whether JAX may take a divided computation from another process, compiled.
+    """Return whether JAX may take a compiled divided computation from another process.
 
-    The launch tables of the parts are made when XLA compiles it and says what
-    they are. What has a callback JAX compiles in every process.
+    The launch tables of the parts are made when XLA compiles the computation. A
+    computation with a Python callback is compiled in every process.
     """
     names = ("remove_custom_partitioning_ptr_from_cache_key", "share_binary_between_hosts")
     return any(getattr(jax.config, f"jax_{name}", False) for name in names)

@@ -1,10 +1,9 @@
-"""How a pass is divided over the devices of a computation: by batch and by heads.
+"""Divides a pass over the devices of a computation, by batch and by heads.
 
-Every head of every batch entry is computed by itself. So batch and heads may
-be divided in any way, with the heads of keys and values divided as those of
-the queries are. Sequence and width are needed whole. Which axes are batch and
-heads the table of tensors says. An axis of 1 of an array that broadcasts is
-not divided.
+Heads of batch entries do not depend on each other. So batch and heads may be
+divided in any way, with the heads of keys and values divided like those of the
+queries. Sequence and width are not divided. The table of tensors says which axes
+are batch and heads. An axis of 1 of an array that broadcasts is not divided.
 """
 
 from __future__ import annotations
@@ -35,14 +34,14 @@ __all__ = ["compute_divided"]
 
 @functools.partial(custom_partitioning, static_argnums=(0,))
 def compute_divided(site: Site[Call], *arrays: Any) -> list[Any]:
-    """A pass over arrays that XLA may divide over several devices."""
+    """Compute a pass over arrays that XLA may divide over several devices."""
     return site.compute(*arrays)
 
 
 def _partition(
     site: Site[Call], mesh: Mesh, operands: Sequence[Any], results: Sequence[Any]
 ) -> tuple[Mesh, Any, list[NamedSharding], tuple[NamedSharding, ...]]:
-    """What each device computes, and how the arrays have to be divided for it."""
+    """Return the computation of each device, and the division of the arrays for it."""
     call, mesh = site.call, _mesh_of(mesh, operands)
     given, made = call.named(operands), dict(zip(call.results, results, strict=True))
     mapped = call.mapped(operands)
@@ -63,10 +62,10 @@ def _compute_part(
     first: Mapping[str, tuple[Any, ...]],
     *arrays: Any,
 ) -> list[Any]:
-    """The results of a device, each summed over the axes of the mesh on which others share it.
+    """Return the results of a device, summed over the axes of the mesh that share them.
 
-    Where ``first`` says over which axes of the mesh entries and heads are
-    divided, dropout and a function of scores are told at which the part begins.
+    ``first`` has the axes of the mesh that divide entries and heads; with it, dropout
+    and a function of scores get the part's first entry and head.
     """
     given = site.call.named(arrays)
     for name in ("dropout_seed", PLACE) if first else ():
@@ -81,7 +80,7 @@ def _compute_part(
 def _with_place(
     given: Mapping[str, Any], mapped: int, divided: Mapping[str, tuple[Any, ...]], name: str
 ) -> Any:
-    """An array whose last numbers are the entry and the head, of all, at which a part begins."""
+    """Return an array whose last two numbers are the part's first entry and head of all."""
     q, words = given["q"], given[name]
     axes = free_axes("q", mapped)
     begins = [
@@ -94,7 +93,7 @@ def _with_place(
 def _shared(
     mapped: int, divided: Mapping[str, tuple[Any, ...]], name: str, array: Any
 ) -> tuple[Any, ...]:
-    """Axes of the mesh that divide entries or heads which a result has not."""
+    """Return the axes of the mesh that divide entries or heads that a result does not have."""
     own = _divisible(mapped, name, array)
     return tuple(one for counted, names in divided.items() if counted not in own for one in names)
 
@@ -102,7 +101,7 @@ def _shared(
 def _infer_results(
     site: Site[Call], mesh: Mesh, operands: Sequence[Any], results: Sequence[Any]
 ) -> list[NamedSharding]:
-    """How the results are divided where the arguments are as they are."""
+    """Return the division of the results that follows from that of the arguments."""
     call, mesh = site.call, _mesh_of(mesh, operands)
     mapped = call.mapped(operands)
     divided = _division(mesh, mapped, call.named(operands))
@@ -111,10 +110,10 @@ def _infer_results(
 
 
 def _mesh_of(mesh: Mesh, operands: Sequence[Any]) -> Mesh:
-    """The mesh; without one, the devices in a row over which an array is divided.
+    """Return the mesh; without one, a row of the devices that an array is divided over.
 
-    XLA also asks before it knows how any is: then nothing is divided, and any
-    mesh will do to say so.
+    XLA also asks before it knows how any array is divided: then nothing is divided,
+    and any mesh can say so.
     """
     if not mesh.empty:
         return mesh
@@ -133,7 +132,7 @@ def _sharding(
 
 
 def _divisible(mapped: int, name: str, array: Any) -> dict[str, int]:
-    """The axes of an array that are divided where the pass is: not those of 1 that are shared."""
+    """Return the axes of an array that may be divided, without axes of 1 that are shared."""
     return {
         counted: axis
         for counted, axis in free_axes(name, mapped).items()
@@ -142,10 +141,11 @@ def _divisible(mapped: int, name: str, array: Any) -> dict[str, int]:
 
 
 def _division(mesh: Mesh, mapped: int, arrays: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
-    """Axes of the mesh for every axis that may be divided: the first that an array has and can be.
+    """Return the axes of the mesh for every axis that may be divided.
 
-    It cannot where the parts would be unequal, or would part the queries of one
-    key head: that axis is then whole on every device.
+    The first array with a possible division decides. A division is impossible if parts
+    would be unequal, or would separate query heads of one kv head. Without a possible
+    division the axis is whole on every device.
     """
     key = arrays["k"]
     free = {name: free_axes(name, mapped) for name in arrays}
@@ -163,11 +163,11 @@ def _division(mesh: Mesh, mapped: int, arrays: Mapping[str, Any]) -> dict[str, t
 
 
 def _names(mesh: Mesh, array: Any, axis: int) -> tuple[Any, ...]:
-    """Axes of the mesh over which an axis of an array is divided, from the outermost on.
+    """Return the axes of the mesh over which an axis of an array is divided, outermost first.
 
-    Read off the parts that the devices hold: XLA may suggest to divide over a
-    part of a mesh axis, after a reshape for example, and JAX cannot name that.
-    It counts as not divided, as unequal parts do.
+    They follow from the parts that the devices hold. XLA may suggest a division over
+    a part of a mesh axis, after a reshape for example, which JAX cannot name. That
+    counts as not divided, and so do unequal parts.
     """
     try:
         indices = array.sharding.devices_indices_map(tuple(array.shape))
@@ -188,7 +188,7 @@ def _names(mesh: Mesh, array: Any, axis: int) -> tuple[Any, ...]:
 
 
 def _fitting(mesh: Mesh, names: tuple[Any, ...], size: int, taken: set[Any]) -> tuple[Any, ...]:
-    """As many of the axes, from the first on, as are free and divide ``size`` evenly."""
+    """Return the most of the first axes that are free and divide ``size`` evenly."""
     for count in range(len(names), 0, -1):
         few = names[:count]
         if not taken & set(few) and size % math.prod(mesh.shape[name] for name in few) == 0:
@@ -197,9 +197,9 @@ def _fitting(mesh: Mesh, names: tuple[Any, ...], size: int, taken: set[Any]) -> 
 
 
 def _rule(site: Site[Call], mesh: Mesh, operands: Sequence[Any], results: Sequence[Any]) -> Any:
-    """The same in the words of Shardy: which axes of which arrays are one factor.
+    """Return the division as a rule of Shardy: axes of different arrays that are one factor.
 
-    An axis that cannot be divided is a factor of its own.
+    An axis that cannot be divided is a separate factor.
     """
     call = site.call
     given = call.named(operands)
@@ -221,10 +221,10 @@ def _rule(site: Site[Call], mesh: Mesh, operands: Sequence[Any], results: Sequen
 
 
 def _head_factor(count: int, heads_q: int, heads_kv: int) -> Any:
-    """The factor of an axis of so many heads.
+    """Return the factor of an axis of ``count`` heads.
 
-    The heads of queries are those of keys and, within each, a group; a single
-    key head is no factor to share.
+    Query heads are kv heads times a group. A single kv head is no factor that query
+    heads could share.
     """
     if count == heads_kv:
         return "heads"

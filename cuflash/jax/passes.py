@@ -1,4 +1,4 @@
-"""What the computations of this package have in common; knows nothing of JAX."""
+"""The common base of the computations of this package, without JAX."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _Self = TypeVar("_Self", bound="Pass")
 
 
 class Pass(abc.ABC):
-    """One computation without its arrays: a frozen dataclass, for it is a key of JAX's caches.
+    """One computation without its arrays; a frozen dataclass, since it is a key of JAX's caches.
 
     Attributes
     ----------
     function
-        The public function that it is of.
+        Name of its public function.
     names
-        Of the arguments, in the order that they come in.
+        Names of the arguments, in order.
     """
 
     function: ClassVar[str]
@@ -33,31 +33,31 @@ class Pass(abc.ABC):
     @property
     @abc.abstractmethod
     def results(self) -> tuple[str, ...]:
-        """Names of the results, in their order."""
+        """Names of the results, in order."""
 
     @property
     def aliases(self) -> Mapping[int, int]:
-        """Numbers of the arguments that are written in place, and of the results that they are."""
+        """Indices of arguments that are written in place, with the indices of their results."""
         every = self.names
         return {every.index(n): i for i, n in enumerate(self.results) if n in every}
 
     @abc.abstractmethod
     def entries(self, arrays: Sequence[Any]) -> tuple[int, ...]:
-        """How many entries there are: sizes of the mapped axes and of the batch."""
+        """Return the sizes of the mapped axes and of the batch."""
 
     @abc.abstractmethod
     def results_of(self, arrays: Sequence[Any]) -> list[tuple[tuple[int, ...], str]]:
-        """Shape and dtype of every result.
+        """Return shape and dtype of every result.
 
         Raises
         ------
         ArgumentTypeError, ArgumentValueError
-            If the arrays are of no such call.
+            If the arrays do not fit the call.
         """
 
     @abc.abstractmethod
     def plan_on(self, arrays: Sequence[Any], device: int) -> CallPlan | CachePlan:
-        """What runs on a CUDA device.
+        """Return the plan for a CUDA device.
 
         Raises
         ------
@@ -66,9 +66,9 @@ class Pass(abc.ABC):
         """
 
     def named(self, arrays: Iterable[_Item]) -> dict[str, _Item]:
-        """The arguments by name."""
+        """Return the arguments by name."""
         return dict(zip(self.names, arrays, strict=True))
 
     def taking(self: _Self, names: Iterable[str]) -> _Self:
-        """The same with these arguments."""
+        """Return the pass with these arguments."""
         return replace(self, names=tuple(names))  # type: ignore[type-var]

@@ -1,13 +1,11 @@
-"""The two passes as one primitive of JAX: shapes, batching, and what each platform runs.
+"""The two passes as one primitive of JAX: shapes, batching, and lowering for each platform.
 
-A primitive of our own rather than :func:`jax.lax.platform_dependent` over
-callbacks. That one traces the branch of every platform wherever it is used, so
-that a computation on the CPU would plan and compile CUDA kernels, and fail
-where they cannot be had. A lowering rule is asked only for the platform that a
-computation is compiled for, whatever is installed, and is where an error can
-still be raised as itself. A batching rule composes with :func:`jax.custom_vjp`
-in either order; :func:`jax.custom_batching.custom_vmap` would have to be
-wrapped around each pass to do so.
+A primitive is used instead of :func:`jax.lax.platform_dependent` over callbacks,
+which traces the branches of all platforms: a computation on the CPU would plan and
+compile CUDA kernels, and fail where CUDA is missing. JAX calls a lowering rule only
+for the platform that a computation is compiled for, and the rule can raise typed
+errors. A batching rule composes with :func:`jax.custom_vjp` in either order;
+:func:`jax.custom_batching.custom_vmap` would have to wrap each pass for that.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ from .partition import compute_divided
 from .types import filled, joined, repeated, result_types, with_heads, without_heads
 
 try:
-    # custom_partitioning has to know the devices. It says so here of its own primitive.
+    # custom_partitioning has to know the devices, and adds its primitive to this set.
     from jax._src.dispatch import prim_requires_devices_during_lowering
 except ImportError:  # elsewhere in another JAX: then divided arrays are gathered
     prim_requires_devices_during_lowering = set()
@@ -49,8 +47,8 @@ def run(call: Call, arrays: Mapping[str, Any]) -> dict[str, Any]:
     call
         The pass.
     arrays
-        Its arguments by the names of their tensors, in the layout "bshd", each
-        that has a batch with the axes of :func:`jax.vmap` before it.
+        Its arguments by the names of their tensors, in the layout "bshd". The axes
+        of :func:`jax.vmap` are before the batch axis.
 
     Returns
     -------
@@ -76,14 +74,13 @@ def _types(*arrays: Any, call: Call) -> list[Any]:
 def _batch(
     arrays: Sequence[Any], axes: Sequence[int | None], *, call: Call
 ) -> tuple[list[Any], list[int]]:
-    """:func:`jax.vmap`: the mapped axis stands before the batch, and joins it where a pass runs.
+    """Apply :func:`jax.vmap`: the mapped axis is put before the batch, and a pass merges both.
 
-    What is not mapped is repeated for each entry: XLA's buffers have no
-    strides, and a kernel reads every batch entry at a place of its own. An
-    array that broadcasts has an axis of 1 instead. What all batch entries share
-    cannot be mapped so: then each mapped entry has heads of its own. A mapped
-    seed takes a pass for each entry, and so do mapped lengths beside those heads,
-    and packed sequences.
+    Arrays that are not mapped are repeated for each entry: XLA's buffers have no
+    strides, and a kernel reads every batch entry at a separate address. An array that
+    broadcasts gets an axis of 1 instead. A mapped array without a batch axis, such as
+    sinks, becomes separate heads for each mapped entry. A mapped seed takes a pass for
+    each entry, and so do mapped lengths together with such heads, and packed sequences.
     """
     is_mapped = {name: axis is not None for name, axis in call.named(axes).items()}
     alone = any(mapped and not free_axes(name, 0) for name, mapped in is_mapped.items())
@@ -104,7 +101,7 @@ def _batch(
                 named[name] = repeated(array, like.shape[0], like)
         results = list(run(call, _without_holes(named)).values())
     elif any(is_mapped[name] and HEADS not in free_axes(name, 0) for name in named):
-        return _one_by_one(arrays, axes, call)  # lengths, which heads of one entry share
+        return _one_by_one(arrays, axes, call)  # all heads of an entry share its lengths
     else:
         results = _by_heads(call, named, is_mapped, like)
     return results, [0] * len(results)
@@ -113,7 +110,7 @@ def _batch(
 def _one_by_one(
     arrays: Sequence[Any], axes: Sequence[int | None], call: Call
 ) -> tuple[list[Any], list[int]]:
-    """The same by a pass for each entry, where each has numbers that a whole pass shares."""
+    """Apply :func:`jax.vmap` by a pass for each entry, for arrays that a whole pass shares."""
     named, of = call.named(arrays), call.named(axes)
     moved = {
         name: jnp.moveaxis(named[name], axis, 0) for name, axis in of.items() if axis is not None
@@ -127,7 +124,7 @@ def _one_by_one(
 
 
 def _without_holes(arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a pass, those that broadcast repeated along axes between two they have."""
+    """Return the arguments of a pass, with the :func:`~.entries.holes` of arrays filled."""
     q = arrays["q"]
     entries = q.shape[: q.ndim - len("shd")]
     filling = dict(arrays)
@@ -140,18 +137,18 @@ def _without_holes(arrays: Mapping[str, Any]) -> dict[str, Any]:
 def _by_heads(
     call: Call, arrays: Mapping[str, Any], is_mapped: Mapping[str, bool], like: Any
 ) -> list[Any]:
-    """The results of a pass whose mapped entries have heads of their own.
+    """Return the results of a pass in which mapped entries are separate heads.
 
     Parameters
     ----------
     call
         The pass of one entry.
     arrays
-        Its arguments by name, the mapped axis of those that have it first.
+        Its arguments by name; the mapped axis is the first, if they have it.
     is_mapped
-        Which have it.
+        Whether an argument has the mapped axis.
     like
-        One that has it.
+        An argument with the mapped axis.
     """
     q, size = arrays["q"], like.shape[0]
     inner = q.ndim - len("bshd") - is_mapped["q"]
@@ -167,7 +164,7 @@ def _by_heads(
             heads[name] = array
             continue
         whole = array if mapped else repeated(array, size, like)
-        if one:  # heads of one entry share it: there is no stride for that, and each has a copy
+        if one:  # heads of one entry share it: no stride can say that, so each gets a copy
             alone.add(name)
             whole = filled(whole, axis + 1, q, _heads_axis("q", inner) + is_mapped["q"])
         heads[name] = with_heads(whole, axis)
@@ -182,7 +179,7 @@ def _by_heads(
 
 
 def _heads_axis(name: str, mapped: int) -> int:
-    """The axis of heads of a tensor, or an error if it has none."""
+    """Return the axis of heads of a tensor; raise if it has none."""
     axis = free_axes(name, mapped).get(HEADS)
     if axis is None:
         raise UnsupportedError(f"jax.vmap over {name}, which all entries and heads share")

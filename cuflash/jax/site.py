@@ -1,4 +1,4 @@
-"""One place of a computation at which a pass runs: what XLA calls, and with which buffers."""
+"""The call of a pass in one computation: its target in XLA, and its buffers."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from .passes import Pass
 
 __all__ = ["TARGETS", "Site"]
 
-#: What XLA calls a callback of Python by, as jax.experimental.buffer_callback does.
+#: Names under which XLA calls a Python callback, as for jax.experimental.buffer_callback.
 TARGETS = {
     "cpu": "xla_buffer_python_cpu_callback",
     "cuda": "xla_buffer_python_gpu_callback_cmd_buffer",
 }
-#: Where the handler of launch tables may be called in its place.
+#: Platforms on which XLA may call the handler of launch tables instead.
 _NATIVE = {"cuda"}
 _PREPARE: dict[str, Callable[[Any, Sequence[Any]], Any]] = {
     "cpu": prepare_host,
@@ -35,10 +35,10 @@ _Pass = TypeVar("_Pass", bound=Pass)
 class Site(Generic[_Pass]):
     """A pass in one computation: XLA calls it with a context, the arguments, and the results.
 
-    :func:`jax.experimental.buffer_callback` makes as much of a function. But it
-    adds the function to the computation that is being lowered. XLA asks how a
-    pass over divided arrays is computed when that computation is already
-    complete; the call it then gets has to name a callback that was there before.
+    :func:`jax.experimental.buffer_callback` does the same for a function, but it
+    adds the function to the computation that is being lowered. XLA asks for the
+    computation of divided arrays after lowering; the call must then name a
+    callback that was added before.
 
     Attributes
     ----------
@@ -49,7 +49,7 @@ class Site(Generic[_Pass]):
     is_native
         Whether XLA calls the handler of launch tables, and not this object.
     index
-        Its number among the callbacks of the computation, if it is one.
+        Its number among the callbacks of the computation, if XLA calls this object.
     """
 
     def __init__(self, call: _Pass, platform: str) -> None:
@@ -60,7 +60,7 @@ class Site(Generic[_Pass]):
         self._prepared: dict[tuple[tuple[int, ...], ...], Any] = {}
 
     def __call__(self, context: Any, *buffers: Any) -> tuple[()]:
-        """Fill the buffers of the results, which stand last."""
+        """Fill the buffers of the results, which are last."""
         split = len(self.call.names)
         operands, results = buffers[:split], buffers[split:]
         if len(self._prepared) == 1:  # no need to look at shapes
@@ -77,18 +77,17 @@ class Site(Generic[_Pass]):
         )
 
     def prepare(self, arrays: Sequence[Any]) -> Any:
-        """The callback over arrays of these shapes."""
+        """Return the callback for arrays of these shapes."""
         shapes = tuple(tuple(array.shape) for array in arrays)
         if shapes not in self._prepared:
             self._prepared[shapes] = _PREPARE[self.platform](self.call, arrays)
         return self._prepared[shapes]
 
     def compute(self, *arrays: Any) -> list[Any]:
-        """The call in the computation, over whole arrays or over a device's parts of them.
+        """Add the call to a computation, over whole arrays or a device's parts of them.
 
-        The workspace of a pass is one more result, which nothing reads: XLA
-        plans memory for it as for any other, and the callback has nothing to
-        allocate.
+        The workspace of a pass is one more result, which nothing reads: XLA plans
+        its memory like that of other results, and the callback allocates nothing.
         """
         wanted = [
             jax.ShapeDtypeStruct(shape, jnp.dtype(kind))

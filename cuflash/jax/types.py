@@ -1,8 +1,8 @@
-"""Types of arrays inside JAX: over which axes of a mesh they vary, and how they are divided.
+"""Types of arrays inside JAX: the axes of a mesh over which they vary, and their division.
 
 Inside :func:`jax.shard_map` a type names the axes of the mesh over which its
-values vary. On a mesh of explicit axes a type also says over which of them
-each of its own axes is divided.
+values vary. On a mesh of explicit axes a type also names the axes of the mesh
+that divide each axis of the array.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ __all__ = [
 
 
 def joined(arrays: Sequence[Any]) -> list[Any]:
-    """The arrays, each varying over every axis of the mesh that one of them varies over.
+    """Return the arrays, all varying over every axis of the mesh that one of them varies over.
 
-    JAX's own functions do the same before they compute; the transpose of this
+    JAX's functions do the same before they compute. The transpose of this
     step sums a gradient over the axes that its argument does not vary over.
     """
     varying = [_varying(jax.typeof(array)) for array in arrays]
@@ -44,7 +44,7 @@ def joined(arrays: Sequence[Any]) -> list[Any]:
 
 
 def _varying(kind: Any) -> frozenset[Any]:
-    """Axes of the mesh over which a type varies; newer versions of JAX say it elsewhere."""
+    """Return the axes of the mesh over which a type varies, in old and new versions of JAX."""
     manual = getattr(kind, "manual_axis_type", None)
     return frozenset(kind.vma if manual is None else manual.varying)
 
@@ -58,7 +58,7 @@ def _vary(array: Any, axes: tuple[Any, ...]) -> Any:
 
 
 def repeated(array: Any, size: int, like: Any, axis: int = 0) -> Any:
-    """``size`` times the array, along a first axis that is divided as one of ``like`` is."""
+    """Return the array ``size`` times, along a first axis divided like ``axis`` of ``like``."""
     first = _spec(jax.typeof(like))[axis]
     if first is None:
         return jax.numpy.broadcast_to(array, (size, *array.shape))
@@ -68,19 +68,19 @@ def repeated(array: Any, size: int, like: Any, axis: int = 0) -> Any:
 
 
 def filled(array: Any, axis: int, like: Any, like_axis: int) -> Any:
-    """The array repeated along an axis of 1, to the size of one of ``like``."""
+    """Return the array repeated along an axis of 1, to the size of ``like_axis`` of ``like``."""
     one = jax.numpy.squeeze(array, axis)
     whole = repeated(one, like.shape[like_axis], like, like_axis)
     return jax.numpy.moveaxis(whole, 0, axis)
 
 
 def with_heads(array: Any, axis: int) -> Any:
-    """An array whose first axis is made part of another: its heads, entry after entry.
+    """Return an array whose first axis is merged into ``axis``, its heads, entry after entry.
 
     Raises
     ------
     UnsupportedError
-        If the type says that the heads are divided: no type says how the merged axis would be.
+        If the type says that the heads are divided: no type can say how the merged axis is.
     """
     if _spec(jax.typeof(array))[axis + 1] is not None:
         raise UnsupportedError(
@@ -93,19 +93,19 @@ def with_heads(array: Any, axis: int) -> Any:
 
 
 def without_heads(array: Any, size: int, axis: int) -> Any:
-    """The inverse: ``size`` entries along a first axis again."""
+    """Return the inverse of :func:`with_heads`, with ``size`` entries along a first axis."""
     shape = array.shape
     parted = array.reshape(*shape[:axis], size, shape[axis] // size, *shape[axis + 1 :])
     return jax.numpy.moveaxis(parted, axis, 0)
 
 
 def result_types(call: Call, types: Sequence[Any]) -> list[Any]:
-    """Types of the results, from those of the arguments.
+    """Return the types of the results, from those of the arguments.
 
     Raises
     ------
     ArgumentTypeError, ArgumentValueError
-        If the arguments are of no such call, or divided as no pass can take them.
+        If the arguments do not fit the call, or no pass supports their division.
     """
     shapes = call.results_of(types)
     q, mapped = call.named(types)["q"], call.mapped(types)
@@ -116,7 +116,7 @@ def result_types(call: Call, types: Sequence[Any]) -> list[Any]:
         spec: list[Any] = [None] * len(shape)
         for counted, axis in free_axes(name, mapped).items():
             spec[axis] = divided[counted]
-        if broadcasts(name):  # but for the mapped axes, which it has
+        if broadcasts(name):  # only the mapped axes are divided like query's
             spec[mapped:] = given[source_of(name)][mapped:]
         sharding = NamedSharding(q.sharding.mesh, PartitionSpec(*spec))
         results.append(
@@ -128,12 +128,12 @@ def result_types(call: Call, types: Sequence[Any]) -> list[Any]:
 def whole_types(
     call: Pass, types: Sequence[Any], shapes: Sequence[tuple[tuple[int, ...], str]]
 ) -> list[Any]:
-    """Types of results of these shapes and dtypes, of a pass whose arrays are not divided.
+    """Return types of results of these shapes and dtypes, for arrays that are not divided.
 
     Raises
     ------
     ArgumentValueError
-        If a type says that an array is.
+        If a type says that an array is divided.
     """
     for name, kind in call.named(types).items():
         if any(_spec(kind)):
@@ -153,9 +153,9 @@ def whole_types(
 
 
 def _division(call: Call, types: Sequence[Any]) -> dict[str, Any]:
-    """What the types say of the axes that may be divided, the same for every argument.
+    """Return the division of the axes that may be divided, which all arguments must share.
 
-    But for axes of 1 of what broadcasts, which are whole.
+    Axes of 1 of arrays that broadcast are not divided.
     """
     mapped, given = call.mapped(types), call.named(types)
     divided = {name: _spec(kind) for name, kind in given.items()}

@@ -1,4 +1,4 @@
-"""Appending to caches, and merging states: kernels that only the type of elements changes."""
+"""Plans of appending to caches and of merging states, one kernel each."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from .tiles.common import Arithmetic, Footprint, ceil_div
 
 __all__ = ["AppendProblem", "MergeProblem", "RowPlan", "append_plan", "merge_plan"]
 
-#: Nothing is multiplied.
+#: The kernels form no matrix products.
 _ARITHMETIC = Arithmetic("scalar", 0, 8)
-#: Blocks for each multiprocessor, more rows than which are dealt in turns.
+#: Most blocks for each multiprocessor; with more rows a warp takes several.
 _BLOCKS_PER_SM = 8
 
 _Shape = tuple[int, int, int, int]
@@ -22,12 +22,12 @@ _Shape = tuple[int, int, int, int]
 
 @dataclass(frozen=True)
 class AppendProblem(AttentionProblem):
-    """What is appended: keys are new tokens, queries those that are rotated.
+    """An append: its keys are the new tokens, its queries those that are rotated.
 
     Attributes
     ----------
     entries, slots
-        Of the cache, or its pages and the slots of each.
+        Number of entries of the cache and slots of each, or of pages and slots of a page.
     """
 
     entries: int = 0
@@ -47,7 +47,7 @@ class AppendProblem(AttentionProblem):
 
     @property
     def rows(self) -> int:
-        """Of keys, values and rotated queries."""
+        """Number of rows of keys, values and rotated queries."""
         of_queries = self.seqlen_q * self.heads_q
         return self.batch * (2 * self.seqlen_kv * self.heads_kv + of_queries)
 
@@ -72,13 +72,13 @@ class _RowTile:
         return Footprint(0, 64, 32 * self.warps)
 
     def constants(self) -> dict[str, int]:
-        """What the device code reads from ``Config``."""
+        """Return the constants that the device code reads from ``Config``."""
         return {"warps": self.warps}
 
 
 @dataclass(frozen=True)
 class MergeProblem(AttentionProblem):
-    """Two states of rows, of which queries have one each."""
+    """A merge of two states; every query of every head is a row."""
 
     @property
     def shapes(self) -> dict[str, _Shape]:
@@ -93,7 +93,7 @@ class MergeProblem(AttentionProblem):
 
 
 class RowPlan(Plan):
-    """What one append or one merge runs."""
+    """The plan of one append or one merge."""
 
     def __str__(self) -> str:
         return f"{self.problem}: one kernel on {self.backend}"
@@ -102,21 +102,21 @@ class RowPlan(Plan):
 def append_plan(
     problem: AppendProblem, limits: DeviceLimits, numbers: tuple[tuple[str, int], ...]
 ) -> RowPlan:
-    """The plan of an append.
+    """Return the plan of an append.
 
     Parameters
     ----------
     problem, limits
-        What is appended, and where.
+        The append, and the limits of its device.
     numbers
-        Fields of the kernel's parameters that are no arrays, by name.
+        Fields of the kernel's parameters that are not arrays, by name.
     """
     rows = max(problem.rows, problem.batch)
     return _row_plan(problem, limits, "append_kv", rows, numbers)
 
 
 def merge_plan(problem: MergeProblem, limits: DeviceLimits) -> RowPlan:
-    """The plan of a merge of two states."""
+    """Return the plan of a merge of two states."""
     rows = problem.batch * problem.heads_q * problem.seqlen_q
     return _row_plan(problem, limits, "merge_states", rows, ())
 
@@ -128,7 +128,7 @@ def _row_plan(
     rows: int,
     numbers: tuple[tuple[str, int], ...],
 ) -> RowPlan:
-    """One kernel with a warp for each of so many rows."""
+    """Return a plan of one kernel with a warp for each row."""
     tile = _RowTile()
     config = kernel_config(
         problem, limits, ("steps", kernel), _ARITHMETIC, tile.constants(), tile.footprint

@@ -20,25 +20,25 @@ __all__ = ["ArgumentGradients"]
 
 @dataclass(frozen=True)
 class _Bias:
-    """A bias: entries and heads of its gradient, and by what it differs from pair to pair."""
+    """A bias: entries and heads of its gradient, and the axes along which it varies."""
 
     batch: int
     heads: int
     by_rows: bool
     by_keys: bool
-    length: int  # of a part of its gradient, where there are parts
+    length: int  # of a partial gradient, where it is summed in two kernels
     dtype: DTypeName
-    alone: bool  # what is added to a pair is the same wherever its gradient is summed
+    alone: bool  # the terms added to scores are the same in every step that is summed
 
     @property
     def whole(self) -> bool:
-        """Whether a tile of its gradient is that of a tile of pairs."""
+        """Whether the gradient has an element for every pair of a query and a key."""
         return self.by_rows and self.by_keys
 
 
 @dataclass(frozen=True)
 class ArgumentGradients:
-    """What follows a backward pass for what ``wrt`` names beside q, k and v.
+    """The kernels after a backward pass that compute the other gradients of ``wrt``.
 
     Attributes
     ----------
@@ -47,7 +47,7 @@ class ArgumentGradients:
     padded_rows
         Rows of a head in the workspace's ``delta``.
     threads, block_kv
-        Of the main kernel: a block's threads, and the keys of its tile.
+        Threads of a block of the main kernel, and keys of its tile.
     """
 
     problem: AttentionProblem
@@ -71,7 +71,7 @@ class ArgumentGradients:
 
     @property
     def after(self) -> Iterator[KernelLaunch]:
-        """Launches, in their order."""
+        """The launches, in order."""
         if self._summed is not None:
             shape = self.problem.operands[self._summed].shape
             entries = self.problem.batch if len(shape) == 1 else 1
@@ -88,7 +88,7 @@ class ArgumentGradients:
 
     @property
     def _bias(self) -> _Bias | None:
-        """The bias whose gradient is asked for, and has a number."""
+        """The bias, if its gradient is asked for and is not empty."""
         bias = self.problem.operands.get("bias")
         if bias is None or "bias" not in self.problem.wrt or 0 in bias.shape:
             return None
@@ -102,7 +102,7 @@ class ArgumentGradients:
         return _Bias(batch, heads, rows > 1, keys > 1, length, dtype, alone)
 
     def _of_bias(self, bias: _Bias) -> Iterator[KernelLaunch]:
-        """What sums dS, and what adds up its parts."""
+        """Yield the kernel that sums dS, and the kernel that adds its partial sums."""
         problem = self.problem
         tile = self._bias_tile(bias)
         place = ("steps", "bias_gradient")
@@ -125,7 +125,7 @@ class ArgumentGradients:
         yield KernelLaunch(reduced, grid, (("length", bias.length), *of_bias))
 
     def _bias_tile(self, bias: _Bias) -> BiasTile:
-        """One that leaves no multiprocessor without work, where there is one."""
+        """Return the first tile that fits; with few blocks, one for blocks of many steps."""
         problem, kind = self.problem, (bias.by_rows or not bias.by_keys, bias.by_keys)
         tile = next(bias_tiles(problem, self.limits, *kind), None)
         if tile is None:
@@ -140,7 +140,7 @@ class ArgumentGradients:
         return tile
 
     def _bias_blocks(self, bias: _Bias, tile: BiasTile) -> int:
-        """Of threads: one for each tile of the result, or for each part of a head of the call."""
+        """Return the number of thread blocks: one for each tile of the gradient or partial sum."""
         problem = self.problem
         heads = bias.batch * bias.heads if bias.whole else problem.batch * problem.heads_q
         rows = ceil_div(problem.seqlen_q, tile.row.block_q) if tile.by_rows else 1
@@ -149,7 +149,7 @@ class ArgumentGradients:
 
     @property
     def _summed(self) -> str | None:
-        """The operand for whose gradient the main kernel sums pairs."""
+        """Name of the operand whose gradient the main kernel sums over pairs."""
         return next((use.pair_sums for use in self.problem.uses if use.pair_sums), None)
 
     @property
@@ -162,6 +162,6 @@ class ArgumentGradients:
         config = kernel_config(
             self.problem, self.limits, place, self.arithmetic, constants, tile.footprint
         )
-        # Nothing else changes its code.
+        # The code does not depend on the other fields.
         config = replace(config, storage=storage, output=storage, head_dim=0, head_dim_v=0)
         return replace(config, copies="element", products="scalar", mma_depth=0)

@@ -1,4 +1,4 @@
-"""A block mask as bits of tiles, made before a pass, which walks along them."""
+"""The kernel before a pass that turns a block mask into bits of tiles, which the pass reads."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from .tiles.common import Arithmetic, ceil_div
 
 __all__ = ["BlockBits", "bits_of_tiles"]
 
-#: Tiles of a word, and its bytes: a bit that a tile is seen, and one that it is seen whole.
+#: Tiles of a word, and its bytes: one bit says that a tile is seen, one that all of it is seen.
 _TILES_OF_WORD, _WORD_BYTES = 32, 8
 
 
 @dataclass(frozen=True)
 class BlockBits:
-    """Of a pass of FlashAttention-3 with a block mask.
+    """The bits of tiles of a FlashAttention-3 pass with a block mask.
 
-    A row of tiles is that of a q tile in a forward pass, and that of a kv tile
-    in a backward pass. Ordered sums of dQ count all tiles: there are no bits then.
+    A row of tiles belongs to a q tile in a forward pass, and to a kv tile in a
+    backward pass. Ordered sums of dQ visit all tiles, so such a pass has no bits.
 
     Attributes
     ----------
     problem, limits, arithmetic
         Those of the pass.
     block_q, block_kv
-        Of its tiles.
+        Queries and keys of its tiles.
     """
 
     problem: AttentionProblem
@@ -42,12 +42,12 @@ class BlockBits:
 
     @property
     def constants(self) -> dict[str, int]:
-        """What the device code of the pass reads from ``Config``."""
+        """Constants that the device code of the pass reads from ``Config``."""
         return {"packed": 0, "one_row": 0, "listed": int(self.of_each_tile), "skips_keys": 0}
 
     @property
     def of_each_tile(self) -> bool:
-        """Whether tiles have lists of their own that the pass walks along."""
+        """Whether the pass visits only the tiles whose bits are set."""
         blocks = self.problem.operands["block_mask"]
         return 0 not in blocks.shape and not (self._backward and self.problem.deterministic)
 
@@ -58,7 +58,7 @@ class BlockBits:
 
     @property
     def before(self) -> Iterator[KernelLaunch]:
-        """What makes them."""
+        """The kernel that writes the bits."""
         if not self.of_each_tile:
             return
         tile = steps.ListTile(self.block_q, self.block_kv, self.problem.block, self._backward)
@@ -100,7 +100,7 @@ def bits_of_tiles(
     block_q: int,
     block_kv: int,
 ) -> MaskBits | BlockBits:
-    """What tells a pass which tiles it walks along: a mask that has bits, else the block mask."""
+    """Return the bits of tiles of a pass: of ``mask`` if it has any, else of the block mask."""
     of_mask = MaskBits(problem, limits, arithmetic, block_q, block_kv)
     if of_mask.constants["packed"] or "block_mask" not in problem.operands:
         return of_mask

@@ -1,4 +1,4 @@
-"""How many cores this process may keep busy."""
+"""The number of cores that this process may use."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 
 __all__ = ["usable_cores"]
 
-#: What the user told the BLAS libraries. OpenMP allows a list, whose first number is that of the
-#: outer level.
+#: The variables that set the threads of BLAS libraries. OpenMP allows a list, whose first number
+#: is that of the outer level.
 _VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 def usable_cores(root: Path = Path("/")) -> int:
-    """The least of affinity, cgroup quota and the user's thread variables; 1 or more.
+    """Return the least of affinity, cgroup quota and the user's thread variables; 1 or more.
 
     The affinity and the variables are read at every call, the quota once.
 
@@ -43,7 +43,7 @@ def _in_environment() -> Iterator[int]:
 
 @functools.cache
 def _in_quota(root: Path) -> tuple[int, ...]:
-    """Whole cores of every quota that holds for this process: of its group and those above it."""
+    """Return the whole cores of every quota on this process: of its group and the parents."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except (OSError, ValueError):
@@ -68,10 +68,10 @@ def _in_quota(root: Path) -> tuple[int, ...]:
 
 
 def _with_parents(mounted: Path, path: str) -> Iterator[Path]:
-    """The folder of a group and of those above it, up to the mount.
+    """Yield the folder of a group and of its parents, up to the mount.
 
-    Inside a container the mount is often the group itself, and its path the
-    host's: what is not there has no limit to read.
+    Inside a container the mount is often the group itself, while the path is the
+    host's: folders that do not exist have no limit to read.
     """
     parts = [part for part in path.split("/") if part not in ("", "..")]
     for count in range(len(parts), -1, -1):

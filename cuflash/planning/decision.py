@@ -1,4 +1,4 @@
-"""What a plan says."""
+"""The plan of a call, and errors about tiles that do not fit."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ __all__ = ["ALGORITHMS", "Algorithm", "Backend", "Plan", "Tile", "asked_tile", "
 Algorithm = Literal["fa1", "fa2", "fa3"]
 Backend = Literal["cuda", "numpy"]
 
-#: What ``algorithm="auto"`` tries, best first.
+#: The algorithms that ``algorithm="auto"`` tries, best first.
 ALGORITHMS: tuple[Algorithm, ...] = ("fa3", "fa2", "fa1")
 
 
 class Tile(Protocol):
-    """Queries and keys that one step takes."""
+    """Queries and keys of one step."""
 
     @property
     def block_q(self) -> int:
@@ -38,7 +38,7 @@ class DeviceTile(Tile, Protocol):
 
     @property
     def footprint(self) -> Footprint:
-        """What it asks of a multiprocessor."""
+        """The resources of a multiprocessor that it needs."""
 
 
 T = TypeVar("T", bound=DeviceTile)
@@ -46,14 +46,14 @@ T = TypeVar("T", bound=DeviceTile)
 
 @dataclass(frozen=True)
 class Plan:
-    """What one call runs."""
+    """The algorithm, tile, kernels and workspace of one call."""
 
     problem: AttentionProblem
     backend: Backend
     algorithm: Algorithm
     tile: Tile
     reason: str
-    rejected: tuple[tuple[Algorithm, str], ...] = ()  # better ones, and why not
+    rejected: tuple[tuple[Algorithm, str], ...] = ()  # better algorithms, and why they cannot run
     launches: tuple[KernelLaunch, ...] = ()
     workspace: tuple[Buffer, ...] = ()
 
@@ -64,7 +64,7 @@ class Plan:
 
     @property
     def eager_bytes(self) -> int:
-        """The same where no CUDA graph is captured: tile counters are then elsewhere."""
+        """Size of the workspace outside a CUDA graph capture: tile counters are then elsewhere."""
         eager = [b.offset + b.nbytes for b in self.workspace if b.name != "tile_counter"]
         return max(eager, default=0)
 
@@ -79,7 +79,7 @@ class Plan:
 def nothing_fits(
     problem: AttentionProblem, limits: DeviceLimits, algorithm: str, smallest: DeviceTile
 ) -> UnsupportedError:
-    """The error of a problem whose smallest tile is too large."""
+    """Return the error of a problem whose smallest tile is too large."""
     return UnsupportedError(
         f"{algorithm} {problem.operation} in {problem.storage} at head_dim "
         f"{problem.head_dim}/{problem.head_dim_v}: the smallest tile "
@@ -96,22 +96,22 @@ def asked_tile(
     tiles: Iterable[T],
     others: Callable[[], Iterable[T]],
 ) -> T:
-    """The first tile of the blocks a caller asked for that fits.
+    """Return the first tile of the requested blocks that fits.
 
     Parameters
     ----------
     problem, algorithm
         For the error.
     blocks
-        What was asked for.
+        The requested ``(block_q, block_kv)``.
     limits
-        Of the device.
+        Limits of the device.
     rule
-        What every block has to be, for the error.
+        The condition on every block, for the error.
     tiles
-        The ways of parting these blocks among warps, best first.
+        The ways of dividing these blocks among warps, best first.
     others
-        Gives every tile of the problem, to name the nearest.
+        Returns every tile of the problem, to find the nearest.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""What the plan may count on: figures queried from the device, or from the CPU."""
+"""The limits of a CUDA device or a CPU, which plans are made for."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class DeviceLimits:
     registers_per_block: int  # 32-bit registers
     num_sms: int
     l2: int
-    nvrtc: tuple[int, int] = (13, 0)  # version of the compiler beside the device; (0, 0): none
-    name: str = ""  # for people; no decision reads it
+    nvrtc: tuple[int, int] = (13, 0)  # version of the installed compiler; (0, 0): none
+    name: str = ""  # for messages; no decision depends on it
 
     @property
     def architecture(self) -> str:
@@ -63,17 +63,17 @@ def _nvrtc_version() -> tuple[int, int]:
         from cupy.cuda import nvrtc
 
         major, minor = nvrtc.getVersion()
-    except Exception:  # of several types; whoever needs the compiler says what is missing
+    except Exception:  # of several types; code that needs the compiler says what is missing
         return (0, 0)
     return int(major), int(minor)
 
 
 @dataclass(frozen=True)
 class HostLimits:
-    """What the tiled NumPy code sizes its blocks from, and the threads it may have."""
+    """The cache that sets the block sizes of the tiled NumPy code, and the threads it may use."""
 
-    cache: int  # bytes of cache that one thread may count on
-    threads: int = 1  # that compute at once; results do not depend on it
+    cache: int  # bytes of cache for one thread
+    threads: int = 1  # number that compute at once; results do not depend on it
 
     @classmethod
     def query(cls) -> HostLimits:
@@ -94,7 +94,7 @@ def _second_level_cache() -> int:
         size = os.sysconf(name)
         if size > 0:
             return size
-    return 1 << 20  # where neither Linux source answers; common for a core of today
+    return 1 << 20  # a common size, if neither source of Linux gives one
 
 
 def _bytes_of(text: str) -> int:

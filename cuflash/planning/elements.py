@@ -1,4 +1,4 @@
-"""Types of what arrays hold, and of what is computed with them."""
+"""Types of the elements of arrays, and of the computation with them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ElementName = Literal[
 
 @dataclass(frozen=True)
 class Element:
-    """A type that arrays hold."""
+    """A type of array elements."""
 
     name: ElementName
     itemsize: int
@@ -24,19 +24,19 @@ class Element:
 
 @dataclass(frozen=True)
 class DType(Element):
-    """A storage type and what is computed with it."""
+    """A storage type and the type of the computation with it."""
 
     name: DTypeName
     compute: DTypeName  # of accumulators, softmax, lse and delta
 
     @property
     def scales(self) -> tuple[float, float]:
-        """The least and the largest ``scale`` that scores of this type are right with.
+        """The smallest and the largest ``scale`` for which scores of this type are accurate.
 
         A product q.k below the smallest normal number of the compute type may
-        count as 0. Times the largest scale that is an error of 2^-26 of a
+        become 0. Times the largest scale this is an error of 2^-26 of a
         score in float32, and of 2^-122 in float64: less than one rounding.
-        The least scale is a normal number, and so is its product with log2(e).
+        The smallest scale is a normal number, and so is its product with log2(e).
         """
         exponent = 100 if self.compute == "float32" else 900
         return 2.0**-exponent, 2.0**exponent
@@ -52,7 +52,7 @@ DTYPES: dict[str, DType] = {
         DType("float64", 8, "double", "float64"),
     )
 }
-#: Those and the types that arrays of features alone have, by name.
+#: The storage types and the types of arrays of features only, by name.
 ELEMENTS: dict[str, Element] = {
     **DTYPES,
     "bool": Element("bool", 1, "bool"),

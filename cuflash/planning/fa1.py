@@ -25,9 +25,9 @@ def fa1_plan(
     rejected: tuple[tuple[Algorithm, str], ...],
     kv_chunk: int = 0,
 ) -> Plan:
-    """One thread block for each head; the accumulators in the workspace."""
+    """Return a plan of one thread block for each head, with accumulators in the workspace."""
     if "cached_keys" in problem.features:
-        raise UnsupportedError("fa1 reads keys that lie one behind another, and no pages of caches")
+        raise UnsupportedError("fa1 does not take page_table, cache_batch_idx or cache_leftpad")
     tile, reason = _tile(problem, limits, blocks)
     arithmetic = fa1.arithmetic(problem.storage, limits.compute_capability, tile.fragment_rows)
     begins = ItemLists(problem, limits, arithmetic, None)
@@ -76,14 +76,14 @@ def _backward(
 
 
 def _rows(problem: AttentionProblem) -> int:
-    """Queries of all heads."""
+    """Return the number of queries of all heads."""
     return problem.batch * problem.heads_q * problem.seqlen_q
 
 
 def _config(
     problem: AttentionProblem, limits: DeviceLimits, tile: fa1.Fa1Tile, arithmetic: Arithmetic
 ) -> KernelConfig:
-    """Of the main kernel."""
+    """Return the configuration of the main kernel."""
     kernel = ("fa1", problem.operation)
     return kernel_config(problem, limits, kernel, arithmetic, tile.constants(), tile.footprint)
 
@@ -111,7 +111,7 @@ def _tile(
 
 
 def _fitting(problem: AttentionProblem, limits: DeviceLimits) -> Iterator[fa1.Fa1Tile]:
-    """Tiles of the rule that fit, made as they are asked for: the first of hundreds is taken."""
+    """Yield the tiles of the rule that fit, lazily: only the first of hundreds is used."""
     tiles = fa1.tiles_of_rule(problem, limits)
     return (tile for tile in tiles if tile.footprint.excess(limits) is None)
 
@@ -121,7 +121,7 @@ def _delta_launch(problem: AttentionProblem, limits: DeviceLimits) -> KernelLaun
     arithmetic = fa1.arithmetic(problem.storage, limits.compute_capability, 8)
     kernel = ("steps", "delta")
     config = kernel_config(problem, limits, kernel, arithmetic, tile.constants(), tile.footprint)
-    # Nothing else changes its code, so every head_dim and mask shares one compilation.
+    # The code does not depend on head_dim or mask, so all of them share one compilation.
     shared = replace(config, mask="full", copies="element", head_dim=0, head_dim_v=0)
     shared = replace(shared, products="scalar", mma_depth=0)
     return KernelLaunch(shared, tile.grid)

@@ -27,9 +27,9 @@ def fa2_plan(
     tile: fa2.Fa2Tile | None = None,
     kv_chunk: int | None = None,
 ) -> Plan:
-    """One thread block for each q tile (forward) or kv tile (backward) of each head.
+    """Return a plan of one thread block for each q tile (forward) or kv tile (backward) of a head.
 
-    ``tile`` takes the place of the chosen one, for whoever compares tiles.
+    ``tile`` replaces the chosen one, for comparisons of tiles.
     """
     problem = with_packed_group(problem)
     reason = "as given"
@@ -46,12 +46,12 @@ def _tile(
     blocks: tuple[int, int] | None,
     kv_chunk: int | None,
 ) -> tuple[fa2.Fa2Tile, str]:
-    """The first candidate that fits and has work for every multiprocessor."""
+    """Return the first candidate that fits and has work for every multiprocessor."""
     if blocks is not None:
         ways = fa2.tiles_of_blocks(problem, limits, *blocks)
         rule = f"multiples of {fa2.step_of(problem, limits)}"
         if problem.operation == "backward":
-            rule += f", that of queries a part of {steps.ROWS}"
+            rule += f", block_q a divisor of {steps.ROWS}"
         tile = asked_tile(
             problem, "fa2", blocks, limits, rule, ways, lambda: fa2.all_tiles(problem, limits)
         )
@@ -70,7 +70,7 @@ def _tile(
     def value(tile: fa2.Fa2Tile) -> tuple[int, int, int]:
         blocks = _blocks(problem, tile)
         if isinstance(tile, fa2.Fa2ForwardTile) and blocks <= limits.num_sms:
-            # No block has another one beside it that works while it waits for K and V.
+            # Each block is alone on its multiprocessor: none runs while it waits for K and V.
             return blocks, -tile.block_q, tile.num_stages
         return blocks, -tile.block_q, 0
 
@@ -83,9 +83,9 @@ def _tile(
 
 
 def _is_smaller(tile: fa2.Fa2Tile, best: fa2.Fa2Tile) -> bool:
-    """Whether a tile is worth taking for more thread blocks: of at least half the rows.
+    """Return whether a smaller tile is worth more thread blocks: it has at least half the rows.
 
-    With fewer than four warps a multiprocessor would stand still most of the time.
+    With fewer than four warps a multiprocessor would be idle most of the time.
     """
     halves = 2 * tile.block_q >= best.block_q and 2 * tile.block_kv >= best.block_kv
     no_larger = tile.block_q <= max(64, best.block_q) and tile.block_kv <= best.block_kv

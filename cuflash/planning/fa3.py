@@ -30,13 +30,14 @@ __all__ = ["OLDEST_NVRTC", "fa3_plan", "needs_newer_compiler"]
 #: The first version that takes a second -arch option: sm_90a beside the one that CuPy gives.
 OLDEST_NVRTC = (12, 9)
 
-#: Of keys, backward. With a hundred at a time, of 512 keys, single runs were a tenth slower: their
-#: sums of dQ are more than L2 holds beside Q and dO. See bench/NOTES.md.
+#: Most kv heads in a head group, backward. A hundred heads of 512 keys at a time made single runs a
+#: tenth slower: their sums of dQ do not fit in L2 beside Q and dO. See bench/NOTES.md.
 _MOST_HEADS_IN_GROUP = 8
-#: Of packed sequences, whose heads have so many tiles that sums of few are cleared by blocks.
+#: The same for packed sequences. Their heads have many tiles, and with larger head groups blocks
+#: would clear the sums of few heads: ``statistics`` clears those of the first head groups.
 _MOST_PACKED_HEADS_IN_GROUP = 2
 
-#: Tickets go beyond it by as many as there are blocks, and are 32-bit numbers.
+#: Tickets are 32-bit numbers, and exceed the number of tiles by up to the number of blocks.
 _MOST_TILES = 2**30
 
 
@@ -49,12 +50,14 @@ def fa3_plan(
     parts: int | None = None,
     kv_chunk: int | None = None,
 ) -> Plan:
-    """Forward: a block for every multiprocessor, which draw the q tiles of all heads.
+    """Return the plan of a forward or backward pass.
 
-    Backward: a block for each kv tile of each head, or of each part of a head's group.
+    Forward: one or more blocks for every multiprocessor draw the q tiles of all heads.
 
-    ``tile`` takes the place of the chosen one, for whoever compares tiles, and
-    ``parts`` that of the number of blocks that share a kv tile.
+    Backward: a block for each kv tile of each head, or for a part of its query heads.
+
+    ``tile`` replaces the chosen one, for comparisons of tiles, and ``parts``
+    replaces the number of blocks that share a kv tile.
     """
     reason = _why_not(problem, limits)
     if reason is not None:
@@ -71,7 +74,7 @@ def fa3_plan(
 
 
 def needs_newer_compiler(problem: AttentionProblem, limits: DeviceLimits) -> str | None:
-    """What to install for fa3, where nothing but the compiler's age stands against it."""
+    """Return what to install for fa3, if only the compiler is too old for it; else None."""
     enough = replace(limits, nvrtc=OLDEST_NVRTC)
     if limits.nvrtc >= OLDEST_NVRTC or _why_not(problem, enough):
         return None
@@ -85,7 +88,7 @@ def _compiler_reason(limits: DeviceLimits) -> str:
 
 
 def _why_not(problem: AttentionProblem, limits: DeviceLimits) -> str | None:
-    """What of a problem or device fa3 has no kernel for; None if it has one."""
+    """Return why fa3 has no kernel for a problem on a device; None if it has one."""
     if limits.compute_capability != (9, 0):
         capability = "{}.{}".format(*limits.compute_capability)
         return f"is for Hopper, compute capability 9.0; this device has {capability}"
@@ -135,7 +138,7 @@ def _forward(
     if tiles > _MOST_TILES:
         raise UnsupportedError(f"fa3 would need {tiles:,} tiles, it can count {_MOST_TILES:,}")
     head_group = 1
-    if _uneven(problem):  # else tiles are about equal, and heads may come singly
+    if _uneven(problem):  # else tiles take about equal time, and groups of one head do
         head_group = even_head_group(problem, limits)
     head_group = whole_entries(problem, head_group)
     grid = min(tiles, limits.num_sms * tile.blocks_per_sm)
@@ -216,7 +219,7 @@ def _backward_launch(
     order: RowOrder,
     others: tuple[tuple[str, int], ...],
 ) -> KernelLaunch:
-    """The launch of the main kernel, with these arguments among others."""
+    """Return the launch of the main kernel, with these arguments among others."""
     config = kernel_config(
         problem, limits, ("fa3", "backward"), fa3.ARITHMETIC, constants, tile.footprint
     )
@@ -229,7 +232,7 @@ def _backward_launch(
 
 
 def _stays(problem: AttentionProblem, tile: fa3.Fa3BackwardTile, parts: int) -> bool:
-    """Whether blocks go through several kv tiles: of few steps, and without features."""
+    """Return whether a block computes several kv tiles: of few steps, and without features."""
     steps = problem.group * problem.tiles(problem.seqlen_q, tile.block_q)
     others = tile.ordered, tile.operand.stages, tile.kv_tiles_per_convert_block
     plain = not (problem.uses or any(others))
@@ -237,14 +240,14 @@ def _stays(problem: AttentionProblem, tile: fa3.Fa3BackwardTile, parts: int) -> 
 
 
 def _boxes(problem: AttentionProblem, tile: fa3.Fa3BackwardTile) -> tuple[tuple[str, int], ...]:
-    """Tensors of a backward pass that come through maps, and rows of a copy."""
+    """Return the tensors of a backward pass that are loaded through maps, and rows of a copy."""
     of_q, of_kv = tile.block_q, tile.block_kv
     inputs = (("q", of_q), ("k", of_kv), ("v", of_kv), ("dout", of_q))
     return (*inputs, *_operand_boxes(problem, tile))
 
 
 def _operand_boxes(problem: AttentionProblem, tile: fa3.Fa3Tile) -> Iterator[tuple[str, int]]:
-    """The array of pairs that comes tile by tile, and rows of a tile."""
+    """Yield the array of pairs that is loaded tile by tile, and the rows of a tile."""
     stages, rows, _ = tile.operand
     for name, operand in problem.operands.items():
         if stages and operand.staged:
@@ -252,7 +255,7 @@ def _operand_boxes(problem: AttentionProblem, tile: fa3.Fa3Tile) -> Iterator[tup
 
 
 def _check_pair_sums(problem: AttentionProblem, tile: fa3.Fa3BackwardTile) -> None:
-    """Refuse what needs P beside P times slopes where one warpgroup passes a tile to the other."""
+    """Refuse gradients that need P and P times slopes, if warpgroups pass tiles to each other."""
     summed = [use.pair_sums for use in problem.uses if use.pair_sums]
     slopes = any(use.unit is not None for use in problem.uses)
     if summed and slopes and tile.block_kv == fa3.ROWS:
@@ -265,24 +268,25 @@ def _check_pair_sums(problem: AttentionProblem, tile: fa3.Fa3BackwardTile) -> No
 def _backward_head_group(
     problem: AttentionProblem, limits: DeviceLimits, tile: fa3.Fa3BackwardTile, tiles: int
 ) -> int:
-    """Heads of keys whose kv tiles come together."""
+    """Return the number of kv heads in a head group."""
     per_sm = tile.footprint.blocks_per_sm
     if tile.ordered:
         return taking_turns(problem.batch * problem.heads_kv, tiles, limits.num_sms * per_sm)
     if _uneven(problem):
         most = _MOST_PACKED_HEADS_IN_GROUP if problem.sequences else _MOST_HEADS_IN_GROUP
         return head_group_of(problem, limits, tiles, per_sm, most)
-    return 1  # tiles are about equal, and heads may come singly
+    return 1  # tiles take about equal time, and groups of one head do
 
 
 def _uneven(problem: AttentionProblem) -> bool:
-    """Whether some tiles may take much longer than others."""
+    """Return whether some tiles may take much longer than others."""
     return problem.mask == "causal" or problem.hides_tiles
 
 
 def _counters(tile: fa3.Fa3BackwardTile) -> int:
-    """At most so many are there for every block of ``statistics``, which has rows of one head.
+    """Return the number of counters for every block of ``statistics``, which has rows of one head.
 
-    Two of every head of keys or part of one, and of an ordered sum one of every q tile.
+    There are at most two for every kv head or part of one, and with ordered sums one more for
+    every q tile.
     """
     return 2 + steps.ROWS // tile.block_q * tile.ordered

@@ -1,4 +1,4 @@
-"""The choice of a tile of FlashAttention-3, and of the chunks that keys come in."""
+"""Chooses a tile of FlashAttention-3, and the chunks that split its keys."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .tiles import fa3, steps
 
 __all__ = ["chosen_tile", "nearly_fastest", "steadiest"]
 
-#: Tile, why it is taken, and keys of a chunk.
+#: Tile, the reason for it, and keys of a chunk.
 _Choice = tuple[fa3.Fa3Tile, str, int]
 
 
@@ -25,9 +25,10 @@ def chosen_tile(
     blocks: tuple[int, int] | None,
     kv_chunk: int | None,
 ) -> _Choice:
-    """The first candidate for these widths and lengths, or the one of the blocks asked for.
+    """Return a tile, the reason for it, and the keys of a chunk.
 
-    And keys of a chunk. Of a forward pass with few tiles those that are reckoned to be fastest.
+    The tile has the requested blocks. Otherwise it is, with the chunk, the predicted fastest for a
+    forward pass with few tiles, or the first candidate for these widths and lengths.
     """
     if blocks is not None:
         return _asked_tile(problem, limits, blocks, kv_chunk), "blocks as asked", kv_chunk or 0
@@ -48,10 +49,11 @@ def chosen_tile(
 def nearly_fastest(
     problem: AttentionProblem, limits: DeviceLimits, within: float
 ) -> Iterator[tuple[fa3.Fa3Tile, int]]:
-    """Tiles and chunks of a forward pass with few tiles whose time is so near to the shortest.
+    """Yield tiles and chunks of a forward pass with few tiles that are nearly the fastest.
 
-    Calls that are a little larger or smaller may take them. Of each tile one
-    without chunks, with few and with many; nothing of other problems.
+    Their predicted time is at most ``1 + within`` times the shortest; calls that are a
+    little larger or smaller may take them. Each tile comes at most three times: without
+    chunks, with few and with many. Other problems yield nothing.
     """
     ways = list(_ways(problem, limits, None))
     shortest = min((time for time, _ in ways), default=0.0)
@@ -66,10 +68,10 @@ def nearly_fastest(
 def steadiest(
     problem: AttentionProblem, limits: DeviceLimits, batches: Sequence[int]
 ) -> tuple[fa3.Fa3Tile, int] | None:
-    """The tile and the chunk of a forward pass that are nearly the fastest in all these batches.
+    """Return the tile and the chunk of a forward pass that are nearly the fastest in all batches.
 
-    Whose time is the least number of times the shortest of a batch, in the one
-    where it is worst. None where a pass has more than few tiles.
+    In every batch, their predicted time is divided by the shortest of that batch;
+    they have the smallest maximum of this ratio. None if a pass has many tiles.
     """
     worst: dict[tuple[fa3.Fa3Tile, int], float] = {}
     for batch in batches:
@@ -84,7 +86,7 @@ def steadiest(
 
 
 def _time_and_blocks(way: tuple[float, _Choice]) -> tuple[float, int]:
-    """Of those that wait for the memory alone several blocks on a multiprocessor keep it busy."""
+    """Return a sort key: the time; of equal times more blocks per multiprocessor come first."""
     time, (tile, _, _) = way
     return time, -tile.footprint.blocks_per_sm
 
@@ -107,9 +109,9 @@ def _asked_tile(
 def _ways(
     problem: AttentionProblem, limits: DeviceLimits, kv_chunk: int | None, every: bool = False
 ) -> Iterator[tuple[float, _Choice]]:
-    """What a forward pass with few tiles chooses from, and the time that each would take.
+    """Yield the choices of a forward pass with few tiles, each with its predicted time.
 
-    With ``every`` also one with many.
+    With ``every`` a pass with many tiles has choices too.
     """
     if problem.operation != "forward" or not may_split(problem):
         return

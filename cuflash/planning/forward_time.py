@@ -1,8 +1,8 @@
-"""How long a forward pass with few tiles would take: what a tile and a chunk are chosen by.
+"""Predicts the time of a forward pass with few tiles, to choose its tile and its chunk.
 
-A pass that fills the device takes the first row of its table and whole rows of
-keys. One that does not is reckoned for every row and several chunks, and the
-shortest time is taken: ``bench/NOTES.md`` has the figures beside measured ones.
+A pass that fills the device takes the first row of its table and does not split
+keys. Otherwise the time is predicted for every row and several chunks, and the
+shortest one is chosen: ``bench/NOTES.md`` compares predicted and measured times.
 """
 
 from __future__ import annotations
@@ -25,37 +25,36 @@ __all__ = ["ForwardWork", "chunks_to_try", "is_small"]
 
 _Numbers = npt.NDArray[np.int64]
 
-#: Keys of a chunk that are tried; 0: every row is walked whole.
+#: The chunks that are tried, in keys; 0: keys are not split.
 CHUNKS = (0, *(1 << n for n in range(7, 21)))
 
-#: Chunks of a row, at most, but where the longest is too short for it.
+#: Most chunks of a row, unless the longest chunk gives more.
 _MOST_CHUNKS = 64
-#: Queries of a head up to which the first tile of the table may be much too tall.
+#: Queries of a head up to which the first tile of the table may have far too many rows.
 _FEW_ROWS = 128
 
-#: Bytes a microsecond that K and V are read with, and parts written and read again.
+#: Bytes per microsecond of reading K and V, and of writing and reading partial results.
 _MEMORY, _PARTS = 4.2e6, 1.2e6
-#: Microseconds that a launch of ``merge`` takes, and an item before its first step and after its
-#: last.
+#: Microseconds of a launch of ``merge``, and of an item before its first step and after its last.
 _MERGE, _ITEM = 4.0, 1.5
-#: Of a round of blocks that is not full, how much of what it lacks is lost where memory is slow.
+#: Fraction of the empty slots of the last round of blocks that a memory-bound pass loses.
 _LOST_OF_ROUND = 0.25
 
 
 def is_small(problem: AttentionProblem, tiles: int, limits: DeviceLimits) -> bool:
-    """Whether so many q tiles leave multiprocessors idle, or have few rows each."""
+    """Return whether this number of q tiles leaves multiprocessors idle, or queries are few."""
     idle = tiles < 2 * limits.num_sms
     return problem.has_pairs and (idle or problem.seqlen_q <= _FEW_ROWS)
 
 
 def chunks_to_try(problem: AttentionProblem) -> list[int]:
-    """Keys of a chunk, 0 among them: at most :data:`_MOST_CHUNKS` of a row."""
+    """Return the chunks to try, with 0: at most :data:`_MOST_CHUNKS` of a row."""
     keys = problem.seqlen_kv
     return [c for c in CHUNKS if c < keys <= _MOST_CHUNKS * c or not c]
 
 
 class _Items(NamedTuple):
-    """Of a head: how many, their steps, those of the longest, and whether all have as many."""
+    """Items of a head: their number, steps of all, steps of the longest, whether all are equal."""
 
     number: int
     steps: int
@@ -65,7 +64,7 @@ class _Items(NamedTuple):
 
 @lru_cache(maxsize=64)
 def _ranges(visibility: Visibility, rows: int) -> tuple[_Numbers, _Numbers, _Numbers]:
-    """First and last key, exclusive, of q tiles that see some, and how many tiles are like it."""
+    """Return begin, end and count: the ranges of keys that q tiles see, and tiles of each range."""
     queries = visibility.seqlen_q
     if visibility.first is None and visibility.last is None:
         seen = {(0, visibility.seqlen_kv): ceil_div(queries, rows)}
@@ -84,13 +83,13 @@ class ForwardWork:
     Attributes
     ----------
     problem, limits
-        What is computed, and where.
+        The problem, and the limits of the device.
     block_q, block_kv
         The tile.
     blocks_per_sm
         Thread blocks of a multiprocessor.
     chunk
-        Keys; 0: all.
+        Keys of a chunk; 0: all.
     """
 
     problem: AttentionProblem
@@ -101,7 +100,7 @@ class ForwardWork:
     chunk: int
 
     def time(self, step: StepTime) -> float:
-        """Microseconds."""
+        """Return the predicted time in microseconds."""
         items = self._items()
         heads = self.problem.batch * self.problem.heads_q
         count, slots = items.number * heads, self.limits.num_sms * self.blocks_per_sm
@@ -117,7 +116,7 @@ class ForwardWork:
         return max(work, memory + _ITEM) + self._merging(count)
 
     def _items(self) -> _Items:
-        """Those of a head."""
+        """Return the items of a head."""
         begin, end, tiles = _ranges(self.problem.visibility, self.block_q)
         chunk = self.chunk or max(1, self.problem.seqlen_kv)
         first, last = begin // chunk, (end - 1) // chunk
@@ -132,7 +131,7 @@ class ForwardWork:
 
     @property
     def _bytes(self) -> int:
-        """Of all arrays, each read or written once."""
+        """Bytes of q, k, v and out, each read or written once."""
         problem = self.problem
         width = problem.batch * (problem.head_dim + problem.head_dim_v)
         of_q = problem.heads_q * problem.seqlen_q * DTYPES[problem.storage].itemsize
@@ -140,7 +139,7 @@ class ForwardWork:
         return width * (of_q + of_kv)
 
     def _merging(self, items: int) -> float:
-        """Of writing the parts of so many items, and merging them."""
+        """Return the microseconds of writing the items' partial results and merging them."""
         if not self.chunk:
             return 0.0
         rows = min(self.block_q, self.problem.seqlen_q)

@@ -1,4 +1,4 @@
-"""How many heads run together, for what the second-level cache holds."""
+"""The number of heads that run together, so that their data stays in L2."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from .tiles.common import ceil_div
 
 __all__ = ["even_head_group", "head_group_of", "taking_turns", "whole_entries"]
 
-#: Of ordered sums, as measured at head_dim 64 to 256: with more, what is summed leaves L2 before it
-#: is complete.
+#: Most heads with ordered sums, measured at head_dim 64 to 256: with more heads, sums leave L2
+#: before they are complete.
 _MOST_TAKING_TURNS = 16
 
 
@@ -20,13 +20,13 @@ def head_group_of(
     per_sm: int,
     cap: int | None = None,
 ) -> int:
-    """Heads whose tiles run together: as many as half of L2 holds the streamed rows of.
+    """Return the number of heads whose tiles run together, at most ``cap``.
 
-    Or as give every multiprocessor two rounds of blocks, if that is more. The
-    last head group needs many too: its longest tiles begin when the others end.
-    So of the upper half of these numbers (a round of blocks at least) the one
-    is taken that leaves most to the last head group; 16 heads are better cut into
-    fours than into fives. There are never more than ``cap``.
+    The most is the number of heads whose streamed rows fit in half of L2, or the
+    number that gives every multiprocessor two rounds of blocks, if that is more. The
+    last head group needs many heads too: its longest tiles begin when other groups
+    end. So the upper half of the possible numbers is searched for the one with the
+    largest last head group: 16 heads are better divided into fours than into fives.
     """
     forward = problem.operation == "forward"
     queries, keys = problem.usual_lengths
@@ -43,14 +43,14 @@ def head_group_of(
 
 
 def even_head_group(problem: AttentionProblem, limits: DeviceLimits) -> int:
-    """Heads whose q tiles are drawn together by blocks that stay: groups as equal as can be.
+    """Return the size of head groups for persistent blocks, as equal as possible.
 
-    As few heads as keep their keys and values in three fifths of L2 (those of a
-    head more where a head group begins between heads that share keys). The fewer, the more
-    short tiles are left for the end, and the more evenly it comes. The last
-    head group is at least half of the others where that takes no more than half of
-    their heads away: 32 heads go by four rather than by six and then two, which
-    single runs took 3 % longer for at head_dim 192.
+    Keys and values of a head group fit in three fifths of L2, except for one more kv
+    head where a head group begins between query heads that share keys. With fewer
+    heads, more short tiles are left for the end, and blocks end at more equal times.
+    The last head group has at least half as many heads as the others, if the others
+    need not be halved for that: 32 heads are divided into fours, not into sixes and
+    then two, with which single runs took 3 % longer at head_dim 192.
     """
     width = problem.head_dim + problem.head_dim_v
     bytes_of_head = problem.usual_lengths[1] * width * DTYPES[problem.storage].itemsize
@@ -62,18 +62,18 @@ def even_head_group(problem: AttentionProblem, limits: DeviceLimits) -> int:
 
 
 def taking_turns(heads: int, tiles: int, blocks: int) -> int:
-    """Heads that come together where the tiles of a head add to dQ one after the other.
+    """Return the size of head groups where the tiles of a head add to dQ one after the other.
 
-    As many as have two tiles for each of the ``blocks`` that run at once, and
-    equal head groups. Of a single head the tiles that begin together wait
-    for one another; of several each begins with the first tiles of all, and
-    the later ones come when those are under way. bench/NOTES.md has the figures.
+    A head group has two tiles for each of the ``blocks`` that run at once, and
+    head groups are equal. With a single head, tiles that begin together wait
+    for one another. With several heads the first tiles of all heads begin, and
+    later tiles start when those are under way. bench/NOTES.md has the figures.
     """
     most = max(1, min(_MOST_TAKING_TURNS, heads, 2 * blocks // max(1, tiles)))
     return ceil_div(heads, ceil_div(heads, most)) if heads else 1
 
 
 def whole_entries(problem: AttentionProblem, head_group: int) -> int:
-    """The head group, rounded up to all batch entries where these share an array of pairs."""
+    """Return the head group, rounded up to whole batches if entries share an array of pairs."""
     batch = problem.batch
     return ceil_div(head_group, batch) * batch if problem.shares_pairs else head_group

@@ -8,14 +8,14 @@ from .kernel import KernelLaunch
 
 __all__ = ["ARCHITECTURE", "for_hopper"]
 
-#: All instructions of Hopper.
+#: The architecture with all instructions of Hopper.
 ARCHITECTURE = "sm_90a"
 
 
 def for_hopper(launch: KernelLaunch) -> KernelLaunch:
-    """The launch, compiled with the options of the main kernel.
+    """Return the launch with the compile options of the main kernel.
 
-    The machine code of the others is the same without them. But CuPy asks the compiler for its
+    The options do not change the machine code of other kernels. But CuPy asks the compiler for its
     version once for each set of options, and the first call of a process waits for that.
     """
     return replace(launch, config=replace(launch.config, architecture=ARCHITECTURE))

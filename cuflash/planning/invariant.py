@@ -18,9 +18,9 @@ from .problem import AttentionProblem
 
 __all__ = ["batch_invariant_plan"]
 
-#: Entries of the batch that a tile and a chunk are chosen for, where the time of each is reckoned.
+#: The batch sizes that a tile and a chunk are chosen for, if their times are predicted.
 _BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
-#: Where nothing is reckoned.
+#: The batch size otherwise.
 _USUAL_BATCH = 8
 
 
@@ -32,12 +32,12 @@ def batch_invariant_plan(
     blocks: tuple[int, int] | None = None,
     kv_chunk: int | None = None,
 ) -> Plan:
-    """The plan of a forward pass in a tile and a chunk that do not depend on the batch.
+    """Return the plan of a forward pass in a tile and a chunk that do not depend on the batch.
 
-    As :func:`~cuflash.planning.plan.plan`: pure, with its errors. What a row is
-    computed from, in which order, depends on the tile and the chunk alone.
+    Like :func:`~cuflash.planning.plan.plan` it is pure, and it has the same errors. The
+    order of the operations on a row depends on the tile and the chunk alone.
     """
-    if isinstance(limits, HostLimits):  # whose rows are walked one like the other
+    if isinstance(limits, HostLimits):  # the NumPy code computes every row alike
         return plan(problem, limits, algorithm=algorithm, blocks=blocks, kv_chunk=kv_chunk)
     usual = replace(problem, batch=_USUAL_BATCH)
     first = plan(usual, limits, algorithm=algorithm, blocks=blocks, kv_chunk=kv_chunk)

@@ -1,4 +1,4 @@
-"""What is found out about packed sequences before a pass: where they begin, and their tiles.
+"""The kernel before a pass that finds where packed sequences begin, and lists their tiles.
 
 Blocks take the tiles in the order of the list.
 """
@@ -22,17 +22,17 @@ _ITEM_BYTES = 24
 
 @dataclass(frozen=True)
 class ItemLists:
-    """Of a pass: nothing where no sequences are packed.
+    """The lists of tiles of a pass; empty if no sequences are packed.
 
     Attributes
     ----------
     problem, limits, arithmetic
         Those of the pass.
     rows
-        Of a tile: queries in a forward pass, keys in a backward pass; None
-        where no tiles are listed, as whole sequences are taken.
+        Rows of a tile: queries in a forward pass, keys in a backward pass; None
+        if no tiles are listed, because a block takes whole sequences.
     last_first
-        Whether the last tile of a sequence comes first; of queries it always does.
+        Whether the last tile of a sequence comes first; q tiles always do.
     """
 
     problem: AttentionProblem
@@ -45,8 +45,8 @@ class ItemLists:
     def sizes(self) -> list[tuple[str, int]]:
         """The buffers of the workspace, and their bytes.
 
-        The first item of a list says how many follow, the last of the rows
-        where sequences begin is the end of all of them.
+        The first item of a list is the number of items after it. The last element
+        of ``q_begins`` and ``kv_begins`` is the end of all sequences.
         """
         if not self.problem.sequences:
             return []
@@ -61,7 +61,7 @@ class ItemLists:
 
     @property
     def before(self) -> Iterator[KernelLaunch]:
-        """What makes them: the first kernel of the pass."""
+        """The first kernel of the pass, which writes the lists."""
         if not self.problem.sequences:
             return
         tile = steps.ItemsTile(self.rows or 1, self._of_keys, self.last_first)

@@ -1,4 +1,4 @@
-"""What a plan is made of: kernel configurations, launches, workspace."""
+"""The elements of a plan: kernel configurations, launches, workspace."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CopyKind = Literal["asynchronous", "vector", "element"]
 
 @dataclass(frozen=True)
 class CompiledFeature:
-    """A feature as it changes the machine code of a kernel."""
+    """The contribution of a feature to the machine code of a kernel."""
 
     name: str
     device: DevicePart
@@ -60,7 +60,7 @@ class KernelConfig:
     constants: tuple[tuple[str, int], ...]  # of the tile
     threads: int
     shared_bytes: int
-    blocks_per_sm: int = 1  # the registers are bounded so that as many fit
+    blocks_per_sm: int = 1  # the compiler limits registers so that these fit
     features: tuple[CompiledFeature, ...] = ()
 
     @property
@@ -76,7 +76,7 @@ class KernelLaunch:
     config: KernelConfig
     grid: int  # thread blocks
     arguments: tuple[tuple[str, int], ...] = ()  # fields of its parameters that the plan sets
-    boxes: tuple[tuple[str, int], ...] = ()  # tensors that come through maps; rows of a copy
+    boxes: tuple[tuple[str, int], ...] = ()  # tensors loaded through maps; rows of a copy
 
 
 def kernel_config(
@@ -87,7 +87,7 @@ def kernel_config(
     constants: dict[str, int],
     footprint: Footprint,
 ) -> KernelConfig:
-    """The configuration of a kernel, ``(generation, name)``, for a problem on a device."""
+    """Return the configuration of a kernel, ``(generation, name)``, for a problem on a device."""
     fast: CopyKind = "asynchronous" if limits.compute_capability >= (8, 0) else "vector"
     return KernelConfig(
         architecture=limits.architecture,
@@ -120,7 +120,7 @@ def bare_config(
     constants: dict[str, int],
     footprint: Footprint,
 ) -> KernelConfig:
-    """The same of a kernel whose code nothing but its constants changes."""
+    """Return the configuration of a kernel whose code depends on its constants alone."""
     config = kernel_config(problem, limits, kernel, arithmetic, constants, footprint)
     config = replace(config, storage="float32", output="float32", compute="float32")
     config = replace(config, statistics="float32", mask="full", copies="element", features=())
@@ -130,7 +130,7 @@ def bare_config(
 def _features(
     problem: AttentionProblem, kernel: KernelName, staging: bool
 ) -> tuple[CompiledFeature, ...]:
-    """What the features of a problem add to a kernel."""
+    """Return the contributions of a problem's features to a kernel."""
     parts = ((use, use.part_in(kernel, staging)) for use in problem.uses)
     return tuple(
         CompiledFeature(use.feature, part, use.compiled) for use, part in parts if part is not None
@@ -139,7 +139,7 @@ def _features(
 
 @dataclass(frozen=True)
 class Buffer:
-    """A part of the workspace."""
+    """A range of the workspace."""
 
     name: str
     offset: int
@@ -147,7 +147,7 @@ class Buffer:
 
 
 def lay_out(sizes: list[tuple[str, int]]) -> Iterator[Buffer]:
-    """Buffers of these names and bytes, one after the other, each at a multiple of 256."""
+    """Yield buffers of these names and bytes, in order, each at a multiple of 256."""
     offset = 0
     for name, nbytes in sizes:
         yield Buffer(name, offset, nbytes)

@@ -1,4 +1,4 @@
-"""A forward pass whose keys are split: parts in a workspace, and the kernel that merges them."""
+"""Splits the keys of a forward pass: partial results in a workspace, and a kernel to merge them."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from .tiles.common import Arithmetic, bucket, ceil_div
 
 __all__ = ["KeyChunks", "check_chunk", "chunk_of", "divides", "may_split", "require_one"]
 
-#: Features whose kernels walk lists of tiles.
+#: Features whose kernels visit lists of tiles.
 _WITHOUT_CHUNKS = ("packed_lengths", "mask", "block_mask")
-#: Features that change the end of a row: that of a whole one.
+#: Features that change the result of a whole row after its last key.
 _OF_WHOLE_ROWS = ("sinks",)
 
 
 def check_chunk(problem: AttentionProblem, algorithm: str, chunk: int) -> None:
-    """Refuse chunks of a pass that cannot have them; 0 says that there are none.
+    """Refuse chunks for a pass that cannot have them; 0: no chunks.
 
     Raises
     ------
     UnsupportedError
-        Naming what stands against it.
+        With the reason.
     """
     if not chunk:
         return
@@ -40,23 +40,23 @@ def check_chunk(problem: AttentionProblem, algorithm: str, chunk: int) -> None:
 
 
 def may_split(problem: AttentionProblem) -> bool:
-    """Whether its kernels walk ranges of keys, and no lists of tiles."""
+    """Return whether the kernels visit ranges of keys, and no lists of tiles."""
     return not problem.hides_tiles and not {*_WITHOUT_CHUNKS} & {*problem.features}
 
 
 def chunk_of(problem: AttentionProblem) -> int:
-    """Keys of a chunk of a planned problem; 0 where rows are walked whole."""
+    """Return the keys of a chunk of a planned problem; 0 if keys are not split."""
     numbers = (dict(use.numbers) for use in problem.uses if use.feature == NAME)
     return next((int(own["chunk"]) for own in numbers), 0)
 
 
 def divides(chunk: int | None, block_kv: int) -> bool:
-    """Whether a chunk, if there is one, is of whole tiles."""
+    """Return whether a chunk, if given, consists of whole tiles."""
     return not chunk or chunk % block_kv == 0
 
 
 def require_one(tiles: Sequence[object], chunk: int | None) -> None:
-    """Refuse a chunk that is of no whole tiles.
+    """Refuse a chunk that does not consist of whole tiles.
 
     Raises
     ------
@@ -64,21 +64,21 @@ def require_one(tiles: Sequence[object], chunk: int | None) -> None:
         If no tile is left.
     """
     if chunk and not tiles:
-        raise ArgumentValueError("kv_chunk", str(chunk), "a multiple of the tile's keys, as 128")
+        raise ArgumentValueError("kv_chunk", str(chunk), "a multiple of the tile's keys, like 128")
 
 
 @dataclass(frozen=True)
 class KeyChunks:
-    """Chunks of keys of a forward pass; with ``chunk`` 0 every row is walked whole.
+    """Chunks of keys of a forward pass; with ``chunk`` 0 keys are not split.
 
     Attributes
     ----------
     whole, limits, arithmetic
-        The problem as it is asked, where it is computed, and by which products.
+        The problem without chunks, the limits of the device, and the products.
     block_q, block_kv
         The tile of the main kernel.
     chunk
-        Keys; a multiple of ``block_kv``.
+        Keys of a chunk; a multiple of ``block_kv``.
     """
 
     whole: AttentionProblem
@@ -90,23 +90,23 @@ class KeyChunks:
 
     @property
     def problem(self) -> AttentionProblem:
-        """What is planned: the problem, with its chunks."""
+        """The problem with its chunks."""
         return with_chunks(self.whole, self.chunk) if self.chunk else self.whole
 
     def items(self, tiles: int) -> int:
-        """Thread blocks, or what they draw, of so many q tiles."""
+        """Return the number of items for this number of q tiles: one for every tile and chunk."""
         return tiles * self._count
 
     @property
     def of_parts(self) -> AttentionProblem:
-        """What the main kernel is configured for: rows that do not end."""
+        """The problem of the main kernel, without the features of whole rows."""
         if not self.chunk:
             return self.whole
         uses = tuple(use for use in self.problem.uses if use.feature not in _OF_WHOLE_ROWS)
         return replace(self.problem, uses=uses)
 
     def of_main(self, config: KernelConfig) -> KernelConfig:
-        """The main kernel's configuration: parts are in the compute type."""
+        """Return the main kernel's configuration: partial results are in the compute type."""
         return replace(config, output=self.whole.compute) if self.chunk else config
 
     @property
@@ -120,7 +120,7 @@ class KeyChunks:
 
     @property
     def after(self) -> tuple[KernelLaunch, ...]:
-        """What merges the parts."""
+        """The kernel that merges the partial results."""
         if not self.chunk:
             return ()
         width = bucket(self.whole.head_dim_v)

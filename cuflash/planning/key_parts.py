@@ -1,4 +1,4 @@
-"""Whether several blocks share the query heads of a kv tile, and the kernel that adds up."""
+"""Divides the query heads of a kv tile among blocks, and adds their partial gradients."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from .tiles.sum_parts import SUM_COLUMNS, SUM_ROWS, SumTile
 
 __all__ = ["KeyParts", "parts_of"]
 
-#: Steps, each a q tile of a query head against a kv tile, that a block takes to begin and to end.
+#: Time of a block's begin and end, in steps: a step is a q tile of a query head and a kv tile.
 _STEPS_OF_BLOCK = 2
-#: Fraction of the longest block's steps that is added as tail. Blocks come longest first.
+#: Fraction of the longest block's steps that is added as tail. Blocks run longest first.
 _OF_LONGEST = 1 / 3
-#: Steps that a multiprocessor could do while all of them write, read and add up a part of a tile:
-#: 8 bytes a number at 4 TB/s beside products at 600 TFLOP/s.
+#: Time to write, read and add one partial tile, in steps of a multiprocessor:
+#: 8 bytes a number at 4 TB/s against products at 600 TFLOP/s.
 _STEPS_OF_PART = 0.028
-#: How much less parts have to cost to be worth a kernel more.
+#: Largest cost, relative to that without parts, for which parts are worth one more kernel.
 _WORTH = 0.95
 
 
 def parts_of(problem: AttentionProblem, tile: fa3.Fa3BackwardTile, at_once: int) -> int:
-    """Blocks that share a kv tile, each with as many query heads of its group.
+    """Return the number of blocks that share a kv tile, each with as many query heads.
 
-    Of 32 query heads on one of keys, two batch entries, 64 tiles, there are 128
-    blocks of very unequal length for 132 multiprocessors: one block does the
-    longest tile in all heads while others are long done. The reckoning is in
-    ``bench/NOTES.md`` beside what was measured.
+    For example, 32 query heads on one kv head, two batch entries and 64 tiles give 128
+    blocks of very unequal length for 132 multiprocessors: one block computes the
+    longest tile for all heads long after others have ended. ``bench/NOTES.md``
+    compares the predicted and measured times.
 
     Parameters
     ----------
     problem
         A backward pass.
     tile
-        Of the main kernel.
+        The tile of the main kernel.
     at_once
-        Blocks that run at a time.
+        Number of blocks that run at a time.
     """
     heads, group = problem.batch * problem.heads_kv, problem.group
     if group == 1:
@@ -52,10 +52,10 @@ def parts_of(problem: AttentionProblem, tile: fa3.Fa3BackwardTile, at_once: int)
         return 1
 
     def cost(parts: int) -> float:
-        """Steps, one after the other."""
+        """Return the predicted time, in steps."""
         blocks, block = heads * len(lengths) * parts, longest * group // parts + _STEPS_OF_BLOCK
         sums = _STEPS_OF_PART * blocks * (parts > 1)
-        if equal:  # all blocks come in rounds
+        if equal:  # blocks run in rounds
             return ceil_div(blocks, at_once) * block + sums
         share = (total + _STEPS_OF_BLOCK * blocks) / at_once
         return max(block, share + _OF_LONGEST * block) + sums
@@ -65,7 +65,7 @@ def parts_of(problem: AttentionProblem, tile: fa3.Fa3BackwardTile, at_once: int)
 
 
 def _lengths(problem: AttentionProblem, tile: fa3.Fa3BackwardTile) -> list[int]:
-    """Of the kv tiles of a head: q tiles of a query head that see them."""
+    """Return for each kv tile of a head the number of q tiles of a query head that see it."""
     keys = range(0, problem.seqlen_kv, tile.block_kv)
     ends = (min(key + tile.block_kv, problem.seqlen_kv) for key in keys)
     queries_seeing = problem.visibility.queries_seeing
@@ -75,16 +75,16 @@ def _lengths(problem: AttentionProblem, tile: fa3.Fa3BackwardTile) -> list[int]:
 
 @dataclass(frozen=True)
 class KeyParts:
-    """The parts of dK and dV in the workspace, and ``sum_parts``.
+    """Partial dK and dV in the workspace, and the kernel ``sum_parts`` that adds them.
 
     Attributes
     ----------
     problem, limits
-        What is computed, and where.
+        The problem, and the limits of the device.
     tile
-        Of the main kernel.
+        The tile of the main kernel.
     parts
-        Blocks that share a kv tile; 1: they write the gradients themselves.
+        Number of blocks that share a kv tile; 1: a block writes the gradients itself.
     """
 
     problem: AttentionProblem
@@ -94,24 +94,24 @@ class KeyParts:
 
     @property
     def seen(self) -> AttentionProblem:
-        """The problem as the main kernel has it: every part is a head of keys."""
+        """The problem of the main kernel: every part is a kv head."""
         return replace(self.problem, heads_kv=self.problem.heads_kv * self.parts)
 
     @property
     def said(self) -> str:
-        """Behind the plan's reason."""
+        """The text that follows the plan's reason."""
         if self.parts == 1:
             return ""
         return f"; {self.parts} blocks share the query heads of a kv tile, as kv tiles are few"
 
     @property
     def constants(self) -> dict[str, int]:
-        """Of the main kernel."""
+        """Constants of the main kernel."""
         return {"parted": int(self.parts > 1)}
 
     @property
     def arguments(self) -> list[tuple[str, int]]:
-        """Of the main kernel."""
+        """Arguments of the main kernel."""
         if self.parts == 1:
             return []
         return [("heads_kv", self.seen.heads_kv), *self._both]
@@ -150,8 +150,8 @@ class KeyParts:
         )
         widths = self.tile.head_dim, self.tile.head_dim_v
         config = replace(config, mask="full", head_dim=widths[0], head_dim_v=widths[1])
-        config = replace(config, features=())  # masks are behind it
-        config = replace(config, output=config.storage)  # what it is changes nothing
+        config = replace(config, features=())  # masks have been applied
+        config = replace(config, output=config.storage)  # the kernel does not use it
         strips = problem.batch * problem.heads_kv * ceil_div(problem.seqlen_kv, SUM_ROWS)
         places = strips * (sum(widths) // SUM_COLUMNS)
         grid = launchable(ceil_div(places, tile.warps), "fa3")

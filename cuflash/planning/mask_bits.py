@@ -1,4 +1,4 @@
-"""A boolean mask as bits, made before a pass: of its tiles, which it walks along, and of pairs."""
+"""The kernel before a pass that turns a boolean mask into bits of tiles and of pairs."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from .tiles.common import Arithmetic, ceil_div
 
 __all__ = ["MaskBits"]
 
-#: Tiles of a word, and its bytes: a bit that a tile is seen, and one that it is seen whole.
+#: Tiles of a word, and its bytes: one bit says that a tile is seen, one that all of it is seen.
 _TILES_OF_WORD, _WORD_BYTES = 32, 8
-#: Of pairs: lines that a warp has, its lanes, and bytes of each for a tile; and their most.
+#: Bits of pairs: lines of a warp, its lanes, bytes of a lane's record for a tile; most records.
 _LINES, _LANES, _LANE_BYTES, _MOST_OF_LANES = 16, 32, 8, 2**32
 
 
 @dataclass(frozen=True)
 class MaskBits:
-    """Of a pass of FlashAttention-3; none without a mask that differs from key to key.
+    """The bits of a FlashAttention-3 pass; none without a mask that varies along keys.
 
-    Lines are those of queries in a forward pass, and those of keys in a
-    backward pass; a row of tiles goes along them.
+    A line is a query in a forward pass, and a key in a backward pass; a row of
+    tiles has the same lines.
 
     Attributes
     ----------
     problem, limits, arithmetic
         Those of the pass.
     block_q, block_kv
-        Of its tiles.
+        Queries and keys of its tiles.
     """
 
     problem: AttentionProblem
@@ -44,7 +44,7 @@ class MaskBits:
 
     @property
     def constants(self) -> dict[str, int]:
-        """What the device code of the pass reads from ``Config``."""
+        """Constants that the device code of the pass reads from ``Config``."""
         return {
             "packed": int(self._packed),
             "one_row": int(self._packed and self._one_row),
@@ -54,7 +54,7 @@ class MaskBits:
 
     @property
     def of_each_tile(self) -> bool:
-        """Whether tiles have lists of their own that the pass walks along."""
+        """Whether the pass visits only the tiles whose bits are set."""
         return self._listed and not (self._backward and self._one_row)
 
     @property
@@ -64,7 +64,7 @@ class MaskBits:
         Raises
         ------
         UnsupportedError
-            If kernels cannot count the bits of pairs, which they do in 32 bits.
+            If there are too many bits of pairs for the 32-bit counts of kernels.
         """
         if not self._packed:
             return []
@@ -72,7 +72,7 @@ class MaskBits:
         of_lanes = self._arrays * lines * self._along * _LANES
         if of_lanes > _MOST_OF_LANES:
             raise UnsupportedError(
-                f"fa3 would need {of_lanes:,} records of what mask shows to a lane, "
+                f"fa3 would need {of_lanes:,} records for the bits of mask, "
                 f"it can count {_MOST_OF_LANES:,}"
             )
         pairs = ("pair_bits", of_lanes * _LANE_BYTES)
@@ -80,7 +80,7 @@ class MaskBits:
 
     @property
     def before(self) -> Iterator[KernelLaunch]:
-        """What makes them."""
+        """The kernel that writes the bits."""
         if not self._packed:
             return
         tile = steps.SummaryTile(
@@ -105,7 +105,7 @@ class MaskBits:
 
     @property
     def _listed(self) -> bool:
-        """Whether there are lists: ordered sums of dQ count all tiles."""
+        """Whether tiles have bits: ordered sums of dQ visit all tiles and need none."""
         return self._packed and not (self._backward and self.problem.deterministic)
 
     @property
@@ -132,12 +132,12 @@ class MaskBits:
 
     @property
     def _rows(self) -> int:
-        """Of tiles."""
+        """Number of rows of tiles."""
         return self._kv_tiles if self._backward else self._q_tiles
 
     @property
     def _along(self) -> int:
-        """Tiles of a row."""
+        """Number of tiles of a row."""
         return self._q_tiles if self._backward else self._kv_tiles
 
     @property

@@ -1,4 +1,4 @@
-"""Decides what runs: the only place where an algorithm is chosen; its family chooses the tile."""
+"""Chooses the algorithm of a problem; the plan of that algorithm chooses the tile."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ def plan(
     Parameters
     ----------
     problem
-        What is computed.
+        The problem.
     limits
-        Of the CUDA device, or of the CPU for the tiled NumPy code.
+        Limits of the CUDA device, or of the CPU for the tiled NumPy code.
     algorithm
         "auto" takes the first of :data:`ALGORITHMS` that can do the problem.
     blocks
         ``(block_q, block_kv)`` instead of the chosen ones.
     kv_chunk
-        Keys of a forward pass that one thread block walks, another the next
-        ones; 0: one walks all; None: as the plan finds best.
+        Keys that one thread block of a forward pass processes; another block
+        processes the next chunk. 0: one processes all; None: the plan chooses.
 
     Raises
     ------
@@ -53,7 +53,7 @@ def plan(
         problem on this device.
     ArgumentValueError
         If ``blocks`` does not fit, naming what it needs and the nearest that does,
-        or ``kv_chunk`` is of no whole tiles.
+        or ``kv_chunk`` does not consist of whole tiles.
     """
     if kv_chunk is not None and problem.operation == "backward":
         raise ArgumentValueError("kv_chunk", str(kv_chunk), "None: chunks are of the forward pass")
@@ -67,8 +67,8 @@ def plan(
             return _cuda_plan(problem, limits, candidate, blocks, tuple(rejected), kv_chunk)
         except UnsupportedError as error:
             rejected.append((candidate, str(error)))
-        except ArgumentValueError as error:  # blocks that it has no tile of
-            if candidate != "fa3":  # which has a few tiles; the others have many
+        except ArgumentValueError as error:  # it has no tile of these blocks
+            if candidate != "fa3":  # fa3 has few tiles; the others have many
                 raise
             rejected.append((candidate, str(error)))
     raise UnsupportedError("; ".join(reason for _, reason in rejected))

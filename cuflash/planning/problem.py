@@ -1,4 +1,4 @@
-"""What one call computes, without its arrays."""
+"""The problem that one call computes, without its arrays."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ Alignment = Literal["tensor_map", "vector", "element"]
 MAX_HEAD_DIM = 256
 #: Most heads of all batch entries together: the thread blocks that one launch may have.
 MAX_HEADS = 2**31 - 1
-#: Longest sequence. Positions are 32-bit in the kernels (offsets in memory are not), also that of
-#: a last tile's rows beyond the length plus an offset of as many keys.
+#: Longest sequence. Positions are 32-bit in the kernels (offsets in memory are not). They include
+#: rows of the last tile beyond the length, plus an offset of up to this many keys.
 MAX_SEQLEN = 2**30 - 2**12
 
 #: Smallest and largest normal number of float32.
@@ -45,23 +45,22 @@ _LEAST, _MOST = 2.0**-126, (2 - 2.0**-23) * 2.0**127
 class AttentionProblem:
     """One call of attention or of its gradient: everything but the data.
 
-    Lengths and widths are elements. ``mask`` says which bounds the keys of a
-    query have: "causal" and "band" a last one, ``i + q_offset`` for query i,
-    "left" and "band" a first one, ``i + q_first``. Both are clamped to where
-    they still make a difference, and 0 where the mask has no such bound.
-    ``alignment`` is "vector" when every row of every tensor starts at, and is
-    a multiple of, 16 bytes, and "tensor_map" when besides all strides are what
-    Hopper's copy engine takes: positive and below 2^40 bytes. ``uses`` says
-    what features add, in the order of their table. ``wrt`` names the tensors
-    whose gradients a backward pass is asked for; its order does not matter.
-    ``block`` has the queries and keys of a block of a block mask; (0, 0) of
-    calls without one. ``sequences`` is the number of packed sequences, the rows
-    behind the last one counted as one more; 0 of calls that pack none.
-    ``group_rows`` is the number of query heads that are rows of one query; then
-    ``seqlen_q`` is it, and ``heads_q`` is ``heads_kv``. ``pages`` has the number
-    of pages that k and v are in, or of entries of caches, and the rows of each;
-    (0, 0) where they have those of the batch. ``float8`` says that k and v hold
-    float8 numbers, a byte each.
+    Lengths and widths are in elements. ``mask`` says which bounds the keys of a
+    query have: with "causal" and "band" the last key is ``i + q_offset`` for query
+    i, with "left" and "band" the first key is ``i + q_first``. Both numbers are
+    clamped to the range in which they matter, and are 0 if the mask has no such bound.
+    ``alignment`` is "vector" if every row of every tensor starts at a multiple of
+    16 bytes and has a multiple of 16 bytes, and "tensor_map" if in addition all
+    strides are those of Hopper's copy engine: positive and below 2^40 bytes.
+    ``uses`` holds the contributions of features, in the order of their table.
+    ``wrt`` names the tensors whose gradients a backward pass computes; its order
+    does not matter. ``block`` has the queries and keys of a block of a block mask,
+    (0, 0) without one. ``sequences`` is the number of packed sequences, plus one for
+    the rows after the last sequence; 0 without packed sequences. ``group_rows`` is
+    the number of query heads that are rows of one query; then ``seqlen_q`` is that
+    number, and ``heads_q`` is ``heads_kv``. ``pages`` has the number of pages of k and
+    v, or of entries of caches, and the rows of each; (0, 0) if k and v have the
+    entries and rows of the batch. ``float8`` says that k and v hold float8 numbers.
     """
 
     operation: Operation
@@ -90,25 +89,25 @@ class AttentionProblem:
 
     @property
     def stored(self) -> ElementName:
-        """Type of what k and v hold."""
+        """Type of the elements of k and v."""
         return "uint8" if self.float8 else self.storage
 
     @property
     def page_size(self) -> int:
-        """Keys of a page; 0 where all keys of an entry are in one."""
+        """Keys of a page; 0 if all keys of an entry are in one page."""
         return self.pages[1] if 0 < self.pages[1] < self.seqlen_kv else 0
 
     def box_rows(self, block_kv: int) -> int:
-        """Keys of a block that lie together."""
+        """Return the number of keys of a block that are adjacent in memory."""
         return min(self.page_size or block_kv, block_kv)
 
     @property
     def batches(self) -> int:
-        """Entries of the batch, or sequences that are packed."""
+        """Entries of the batch, or packed sequences."""
         return self.sequences or self.batch
 
     def tiles(self, length: int, rows: int) -> int:
-        """Tiles of so many rows that a head may have, of one length in all.
+        """Return the most tiles of ``rows`` rows that a head may have, for a total length.
 
         Every sequence may end in the middle of a tile.
         """
@@ -116,28 +115,28 @@ class AttentionProblem:
 
     @property
     def usual_lengths(self) -> tuple[int, int]:
-        """Queries and keys of an entry, or on average of a packed sequence: tiles suit them."""
+        """Queries and keys of an entry, or their mean in packed sequences, to choose tiles by."""
         several = max(1, self.sequences - 1)
         return -(-self.seqlen_q // several), -(-self.seqlen_kv // several)
 
     @property
     def has_pairs(self) -> bool:
-        """Whether there is a query and a key, whatever the mask hides."""
+        """Whether the problem has a pair of a query and a key, hidden or not."""
         return self.batch * self.heads_q * self.seqlen_q * self.seqlen_kv > 0
 
     @property
     def has_last(self) -> bool:
-        """Whether a query has a last key."""
+        """Whether the mask has a last key for every query."""
         return self.mask in ("causal", "band")
 
     @property
     def has_first(self) -> bool:
-        """Whether a query has a first key."""
+        """Whether the mask has a first key for every query."""
         return self.mask in ("left", "band")
 
     @property
     def visibility(self) -> Visibility:
-        """Which keys a query sees."""
+        """The keys that each query sees."""
         first = self.q_first if self.has_first else None
         last = self.q_offset if self.has_last else None
         return Visibility(self.seqlen_q, self.seqlen_kv, first, last)
@@ -149,23 +148,23 @@ class AttentionProblem:
 
     @property
     def operands(self) -> dict[str, Operand]:
-        """Arrays of its features by name."""
+        """Arrays of the problem's features by name."""
         return {operand.name: operand for use in self.uses for operand in use.operands}
 
     @property
     def hides_tiles(self) -> bool:
-        """Whether a mask may hide some tiles of queries and keys whole."""
+        """Whether a mask may hide all pairs of some tiles."""
         mask = self.operands.get("mask")
         return "block_mask" in self.operands or (mask is not None and min(mask.pairs[2:]) > 1)
 
     @property
     def q_blocks(self) -> int:
-        """Blocks of queries of a block mask."""
+        """Number of blocks along the queries of a block mask."""
         return -(-self.seqlen_q // self.block[0]) if self.block[0] else 1
 
     @property
     def kv_blocks(self) -> int:
-        """Its blocks of keys."""
+        """Number of blocks along the keys of a block mask."""
         return -(-self.seqlen_kv // self.block[1]) if self.block[1] else 1
 
     @property
@@ -186,15 +185,15 @@ class AttentionProblem:
 
     @property
     def unit(self) -> float:
-        """What one unit of the scores that enter the softmax is, in natural units."""
+        """The natural value of one unit of the scores that enter the softmax."""
         return next((use.unit for use in self.uses[::-1] if use.unit is not None), self.scale)
 
     @property
     def factor(self) -> float:
-        """What the kernels multiply scores by, within float32: in log2 units for 16-bit storage.
+        """The float32 factor of scores in the kernels, in log2 units for 16-bit storage.
 
-        Never 0 or infinite there, which would make NaN of a hidden score. Of
-        float64 it is the unit of scores itself that multiplies.
+        It is never 0 or infinite, which would turn a hidden score into NaN. Kernels of
+        float64 multiply by :attr:`unit` instead.
         """
         log2_units = DTYPES[self.storage].itemsize == 2
         return min(max(self.unit * (math.log2(math.e) if log2_units else 1), _LEAST), _MOST)
@@ -220,7 +219,7 @@ class AttentionProblem:
 
     @property
     def empty(self) -> bool:
-        """Whether there is nothing at all to compute or to write."""
+        """Whether the call has nothing to compute or to write."""
         rows_q = self.batch * self.heads_q * self.seqlen_q
         if self.operation == "forward":
             return rows_q == 0
@@ -230,10 +229,10 @@ class AttentionProblem:
 
     @property
     def flops(self) -> int:
-        """Floating-point operations of the matrix products, half of the square if causal.
+        """Floating-point operations of the matrix products; half of all pairs if causal.
 
-        The convention of the FlashAttention papers: 2 products forward, 5
-        backward, masked pairs not counted.
+        This is the convention of the FlashAttention papers: 2 products forward, 5
+        backward, without masked pairs.
         """
         pairs = self.batch * self.heads_q * self.seqlen_q * self.seqlen_kv
         if self.mask == "causal":
@@ -253,7 +252,7 @@ class AttentionProblem:
         if self.has_first:
             last = f" to i{self.q_offset:+d}" if self.has_last else ""
             offset = f" keys i{self.q_first:+d}{last}"
-        named = (use for use in self.uses if use.feature != "window")  # its bounds stand above
+        named = (use for use in self.uses if use.feature != "window")  # its bounds are in offset
         more = [
             use.shown or " ".join(f"{name} {value}" for name, value in use.numbers)
             for use in named

@@ -1,4 +1,4 @@
-"""When sums of dQ are cleared and rounded by the blocks that multiply other rows."""
+"""The order in which blocks of a backward pass clear and convert sums of dQ of other rows."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from .tiles.common import ceil_div
 
 __all__ = ["RowOrder"]
 
-#: Blocks for each multiprocessor between what is made and what needs it: those that run. Sums are
-#: cleared as soon as a block begins, and added to until it ends, so that hardly any waits.
+#: Blocks for each multiprocessor between a block that writes and a block that needs its result: as
+#: many as run at once. A block clears sums when it begins, and adds to sums until it ends, so that
+#: hardly any block waits.
 _ROUNDS = 1
 
 
@@ -20,20 +21,20 @@ class RowOrder:
     Attributes
     ----------
     heads
-        Heads of keys of all batch entries.
+        Kv heads of all batch entries.
     tiles
-        Tiles of a head's keys.
+        Kv tiles of a head.
     head_group
-        Heads whose tiles come together: any block of them needs what blocks
-        have cleared for all their tiles.
+        Heads whose tiles run together: every block of the head group needs the
+        sums that earlier blocks clear for the whole head group.
     tiles_of_round
-        Blocks of tiles in a round, before which a block of rows comes; 0: there
-        are none.
+        Blocks with a kv tile in a round; one block before them converts rows. 0:
+        no rounds.
     num_sms
         Multiprocessors, each with a block at a time.
     clears
-        Whether blocks clear sums of later ones. Where they stay they do not: a
-        block would wait for one that may not run yet.
+        Whether blocks clear sums of later blocks. If a block computes several kv
+        tiles, it does not: it would wait for a block that may not run yet.
     """
 
     heads: int
@@ -45,7 +46,7 @@ class RowOrder:
 
     @property
     def heads_ahead(self) -> int:
-        """The first heads, whose sums no block clears: whole head groups."""
+        """Number of first heads whose sums no block clears: whole head groups."""
         if not self.clears:
             return self.heads
         of_head_group = self.tiles * self.head_group
@@ -54,22 +55,22 @@ class RowOrder:
 
     @property
     def ahead(self) -> int:
-        """From the tile of a block to the one whose rows' sums it clears."""
+        """Distance from the tile of a block to the tile whose sums it clears."""
         return self.heads_ahead * self.tiles
 
     @property
     def convert_lag(self) -> int:
-        """From the first tile of a round back to the first whose rows are finished meanwhile.
+        """Distance from the first tile of a round back to the first tile whose rows it converts.
 
-        Far enough that all of its head's tiles come before the round; where
-        there are no more tiles, that no round finishes any. Of blocks of rows.
+        It is so large that all tiles of that head run before the round. If there are
+        too few tiles for that, no round converts rows.
         """
         far = self.tiles * self.head_group + self.tiles_of_round + _ROUNDS * self.num_sms
         return min(far, self._rounds * self.tiles_of_round)
 
     @property
     def blocks(self) -> int:
-        """Those of the rounds, and one for every share that is left."""
+        """Number of blocks: those of the rounds, and one for every tile whose rows are left."""
         if self.tiles_of_round == 0:
             return self.heads * self.tiles
         left = self.heads * self.tiles + self.convert_lag - self._rounds * self.tiles_of_round

@@ -13,17 +13,17 @@ from .tiles.common import Arithmetic
 
 __all__ = ["RowSteps", "launchable"]
 
-#: Thread blocks of a launch.
+#: Most thread blocks of a launch.
 _MOST_BLOCKS = 2**31 - 1
 
 
 def launchable(grid: int, algorithm: str) -> int:
-    """The same number of thread blocks.
+    """Return ``grid``, a number of thread blocks.
 
     Raises
     ------
     UnsupportedError
-        If it is more than a launch has.
+        If it is more than a launch may have.
     """
     if grid > _MOST_BLOCKS:
         raise UnsupportedError(
@@ -32,7 +32,7 @@ def launchable(grid: int, algorithm: str) -> int:
     return grid
 
 
-#: Features that say which rows count, and where they are.
+#: Features that say which rows are used, and where they are.
 _LENGTHS = ("used_lengths", "packed_lengths")
 
 
@@ -43,18 +43,18 @@ class RowSteps:
     Attributes
     ----------
     problem, limits
-        What is computed, and where.
+        The problem, and the limits of the device.
     algorithm
         For errors.
     arithmetic
-        Of the main kernel: its fragments are what dQ is summed in.
+        That of the main kernel, whose fragments dQ is summed in.
     head_dim
         Columns of the sums of dQ: the main kernel's bucket.
     turns
         Counters that a block of ``statistics``, of :data:`steps.ROWS` rows of a head, clears.
     cleared
-        Query heads of all batch entries, the first, whose sums ``statistics``
-        clears; by default all. The main kernel does the others.
+        Number of first query heads of all batch entries whose sums ``statistics``
+        clears; by default all. The main kernel clears the sums of the others.
     """
 
     problem: AttentionProblem
@@ -72,7 +72,7 @@ class RowSteps:
 
     @property
     def rows(self) -> tuple[str, int]:
-        """The field of the parameters that says so."""
+        """The field of the kernel's parameters with :attr:`padded_rows`."""
         return ("padded_rows", self.padded_rows)
 
     @property
@@ -88,7 +88,7 @@ class RowSteps:
 
     @property
     def blocks(self) -> int:
-        """Thread blocks of either."""
+        """Thread blocks of ``statistics``, and of ``convert_dq``."""
         return self._all_heads * self.padded_rows // steps.ROWS
 
     @property
@@ -123,8 +123,8 @@ class RowSteps:
         config = replace(config, head_dim=self.head_dim)
         if not any(seam == "Rows" for f in config.features for seam, _ in f.device.seams):
             asked = tuple(f for f in config.features if f.name in _LENGTHS)
-            config = replace(config, mask="full", features=asked)  # nothing asks for the mask
-        if kernel == "convert_dq":  # nothing else changes its code
+            config = replace(config, mask="full", features=asked)  # the mask is not used
+        if kernel == "convert_dq":  # the code does not depend on them
             config = replace(config, head_dim_v=self.head_dim, output=config.storage)
         grid = launchable(self.blocks, self.algorithm)
         return KernelLaunch(config, grid, (self.rows, *arguments))

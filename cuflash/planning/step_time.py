@@ -1,4 +1,4 @@
-"""How long a step of a block takes, by what else its multiprocessor has to do."""
+"""The time of a step of a block, by the number of blocks on its multiprocessor."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ __all__ = ["StepTime"]
 
 @dataclass(frozen=True)
 class StepTime:
-    """Microseconds of a step of a block: alone on its multiprocessor, and beside others."""
+    """Microseconds of a step of a block: alone on its multiprocessor, and with it full."""
 
     alone: float
     beside: float
 
     def among(self, blocks: int, most: int) -> float:
-        """Of a block among as many on a multiprocessor, which may have ``most``."""
+        """Return the time with ``blocks`` on the multiprocessor, which may have ``most``."""
         if most == 1:
             return self.alone
         return self.alone + (self.beside - self.alone) * (min(blocks, most) - 1) / (most - 1)

@@ -30,7 +30,7 @@ _Given = TypeVar("_Given", Given, GivenForward)
 #: The arrays of either pass whose rows are queries, and those whose rows are keys.
 _OF_QUERIES, _OF_KEYS = ("q", "dout", "out", "dq"), ("k", "v", "dk", "dv")
 _STATISTICS = ("lse", "dlse")
-#: The results of a pass, and their value in rows that do not count.
+#: The results of a pass, and their values in unused rows.
 _WRITTEN = {
     "forward": {"out": 0.0, "lse": -np.inf},
     "backward": {"dq": 0.0, "dk": 0.0, "dv": 0.0},

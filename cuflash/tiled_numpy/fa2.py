@@ -71,7 +71,7 @@ def _small_block(
     state: RowState,
     scratch: Scratch,
 ) -> None:
-    """The same for scores so small that exp needs no maximum subtracted: the maximum stays 0."""
+    """Compute a block of scores so small that exp needs no maximum: the maximum stays 0."""
     state.row_max[...] = 0
     for tile in blocks.of_queries(queries):
         scores = transposed_product(operands.keys[:, :, tile.keys], scaled_q, scratch, "scores")

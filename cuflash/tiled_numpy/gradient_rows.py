@@ -15,8 +15,8 @@ from .steps import wider
 
 __all__ = ["ByRow", "Given", "GradientRows"]
 
-#: By how many roundings of a score the log-sum-exp of another pass may differ, in addition to those
-#: of the sum of head_dim products, whose number grows as the root of head_dim.
+#: The log-sum-exp of another pass may differ by this many roundings of a score, besides those of
+#: the sum of head_dim products, whose number grows as the root of head_dim.
 _ROUNDINGS = 4
 
 

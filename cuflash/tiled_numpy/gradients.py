@@ -24,7 +24,7 @@ from .threads import Task
 __all__ = ["ByRow", "Given", "GradientRows", "Gradients", "tasks"]
 
 
-#: What an algorithm does with the rows of a task.
+#: An algorithm's computation for the rows of a task.
 Inner = Callable[["Gradients", GradientRows], None]
 
 

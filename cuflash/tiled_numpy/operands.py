@@ -33,7 +33,7 @@ _RANGES = {
 
 
 class Operands:
-    """Made by the first task that needs them, while the others wait.
+    """Keys and values, made by the first task that needs them while other tasks wait.
 
     Attributes
     ----------
@@ -58,7 +58,7 @@ class Operands:
         self._longest_row: float | None = None
 
     def make(self) -> Operands:
-        """Make everything, unless it is made; returns itself."""
+        """Make keys and values if they are not made yet; return this object."""
         with self._lock:
             if not self._made:
                 self._make(*self._given)
@@ -75,7 +75,7 @@ class Operands:
         self._blocks.apply_mask(scores, tile)
 
     def change_with_slopes(self, scores: Array, tile: Tile) -> Array | None:
-        """The same for the backward pass; returns the slopes of scores, None if they are 1."""
+        """Change scores for the backward pass; return their slopes, None if they are 1."""
         slopes = None
         if self._terms:
             by_group = self._by_group(scores, tile)

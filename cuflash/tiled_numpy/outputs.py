@@ -31,7 +31,7 @@ class GivenForward:
     more: Mapping[str, Array]  # of other features
 
 
-#: What an algorithm does with the rows of a task: computes normalised output, maximum and sum.
+#: An algorithm's computation for the rows of a task: normalised output, maximum and sum.
 Inner = Callable[[Blocks, Operands, Array, RowState], None]
 
 

@@ -56,7 +56,7 @@ class Terms:
                 part.score(scores, place, given)
 
     def apply_with_slopes(self, scores: Array, place: ScorePlace) -> Array | None:
-        """The same; returns the slopes of all terms together, None if they are 1."""
+        """Change scores in place; return the slopes of all terms together, None if they are 1."""
         slopes = None
         for part, given in self.parts:
             if part.with_slope is not None:

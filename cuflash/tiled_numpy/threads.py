@@ -1,7 +1,8 @@
 """Threads that share the tasks of a call, each with a single-threaded BLAS.
 
 NumPy's BLAS would spread every small product over all cores and wait for the slowest one: a thread
-that loses its core delays the others thousands of times a call. Whole tasks need no such meeting.
+that loses its core delays the others thousands of times a call. Whole tasks do not wait for each
+other.
 """
 
 from __future__ import annotations

@@ -20,11 +20,11 @@ TEXTS = {
     "score-table": ScoreText("return s + p.table(head, i + offset - j);", arrays=("table",)),
 }
 
-#: Of each algorithm: dtype, widths, mask, whether dq has an order, and sinks'
-#: dtype, "softcap", "alibi", or "dalibi" with the gradient of its slopes, or "bias:" and the axes
-#: of q and k that it has, with its gradient, or "mask:" and the same of a boolean mask, or
-#: "blocks:" and the size of a block of a block mask, "lengths" of queries and of keys, "packed", or
-#: "dropout", or "score-cap" or "score-table", which are texts. A "+" joins several of them.
+#: For each algorithm: dtype, widths, mask, whether dq is summed in order, and features joined by
+#: "+". A feature is the dtype of sinks; "softcap"; "alibi", or "dalibi" with the gradient of its
+#: slopes; "bias:" and its axes of q and k, with its gradient; "mask:" and the axes of a boolean
+#: mask; "blocks:" and the size of a block of a block mask; "lengths" of queries and keys; "packed";
+#: "dropout"; or "score-cap" or "score-table", which are texts.
 FEATURED: dict[Algorithm, list[tuple[DTypeName, int, int, MaskKind, bool, str]]] = {
     "fa1": [
         ("float16", 64, 64, "band", False, ""),
@@ -236,7 +236,7 @@ _KEYWORDS = {
 
 
 def featured_problems(plain: AttentionProblem, algorithm: Algorithm) -> Iterator[AttentionProblem]:
-    """The problems of an algorithm, each in both passes; ``plain`` has all else of them."""
+    """The problems of an algorithm, each in both passes; ``plain`` gives their other fields."""
     plain = replace(plain, q_first=-plain.seqlen_kv // 2)
     for dtype, d, dv, mask, deterministic, feature in FEATURED[algorithm]:
         of = replace(plain, head_dim=d, head_dim_v=dv, mask=mask, storage=dtype, output=dtype)

@@ -26,7 +26,7 @@ class Built:
 
     @property
     def local(self) -> int:
-        """Bytes of local memory: the worst of stack and spills."""
+        """Bytes of local memory: the larger of stack and spills."""
         return max(self.stack, self.spill_stores, self.spill_loads)
 
     @property
@@ -38,7 +38,7 @@ class Built:
 def build(config: KernelConfig, jitter: bool = False) -> Built:
     """Compile with the options that CuPy would use on a device of this architecture.
 
-    CuPy's own -arch comes after the one of ``compile_options`` for "sm_90a" and says "sm_90".
+    For "sm_90a", CuPy adds its own -arch, "sm_90", after the one of ``compile_options``.
     """
     from cupy._core import core
     from cupy.cuda import nvrtc

@@ -26,8 +26,8 @@ from .rows import rare_rows, rows
 __all__ = ["ANY", "RECORD", "Line", "Record", "nvrtc_version", "read"]
 
 RECORD = Path(__file__).with_name("record.json")
-#: Bytes of local memory that a kernel may use which is in no record of the running compiler: more
-#: is an accumulator that lives in memory. The few above it in the record are known.
+#: Bytes of local memory that a kernel may use if the record of the running compiler lacks it. With
+#: more, an accumulator lives in memory. The record has a few kernels above this limit.
 ANY = 256
 
 
@@ -76,7 +76,7 @@ def nvrtc_version() -> str:
 
 
 def read(path: Path = RECORD) -> Record:
-    """The stored account."""
+    """The stored record."""
     stored: dict[str, dict[str, list[Any]]] = json.loads(path.read_text())
     versions: dict[str, dict[str, Line]] = {}
     for name, by_version in stored.items():
@@ -86,7 +86,7 @@ def read(path: Path = RECORD) -> Record:
 
 
 def write(path: Path, record: Record) -> None:
-    """One line a kernel, so that a change is a line of a diff."""
+    """Write the record with one line for each kernel, so that diffs are short."""
     lines = []
     for name in sorted(record.names):
         by_version = {v: of[name] for v, of in sorted(record.versions.items()) if name in of}
@@ -95,7 +95,7 @@ def write(path: Path, record: Record) -> None:
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """The differences of a record from the one before, in lines."""
+    """The differences between two records, a line for each kernel."""
     changed = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
     return [f"{name}: {old.get(name, 'new')} -> {new.get(name, 'gone')}" for name in changed]
 

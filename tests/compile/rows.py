@@ -35,8 +35,8 @@ _HALVES = ("float16", "bfloat16")
 #: Keys and queries that give every multiprocessor work, and ones that do not.
 LONG, SHORT = 100_000, 1000
 
-#: Kernels of FlashAttention-3 that spill, and bytes: see what the compiler says of windows, soft
-#: caps, ALiBi, bias and dropout in ``bench/NOTES.md``. There are no others.
+#: The kernels of FlashAttention-3 that spill, and the bytes. ``bench/NOTES.md`` describes them at
+#: windows, soft caps, ALiBi, bias and dropout.
 SPILLS = {
     "sm_90-fa3-backward-bfloat16-d192-causal-dv128-softcap-bfloat16-64x128": 8,
     "sm_90-fa3-backward-bfloat16-d64-band-128x128-ordered": 112,
@@ -51,7 +51,7 @@ SPILLS = {
     "sm_90-fa3-backward-bfloat16-d64-causal-bias-bfloat16-bfloat16-1-1-128x128": 52,
     "sm_90-fa3-backward-float16-d64-band-bias-float16-float16-0-0-128x128-converts32": 112,
     "sm_90-fa3-forward-bfloat16-d128-causal-bias-float32-bfloat16-1-1-192x80": 8,
-    # With a mask: in the load role, which walks along lists; except beside a bias and in order.
+    # With a mask the load role spills, which walks along lists, except with a bias or ordered sums.
     "sm_90-fa3-backward-bfloat16-d128-causal-bias-float32-bfloat16-0-1"
     "-mask-bfloat16-1-1-64x128": 84,
     "sm_90-fa3-backward-bfloat16-d128-causal-mask-bfloat16-1-1-64x128-ordered": 152,
@@ -119,7 +119,7 @@ def _problems() -> Iterator[AttentionProblem]:
 
 
 def _fa3_problems() -> Iterator[AttentionProblem]:
-    """A problem of every width, mask and dtype, as long as each row of the tables takes."""
+    """Problems of every width, mask and dtype, with lengths for each row of the tables."""
     plain = _long()
     widths = (*((d, d) for d in BUCKETS), (192, 128))
     for (d, dv), mask, dtype in product(widths, ("full", "causal"), _HALVES):
@@ -130,7 +130,7 @@ def _fa3_problems() -> Iterator[AttentionProblem]:
     for row, mask, dtype in product(BACKWARD, ("full", "causal"), _HALVES):
         of = replace(_few(), operation="backward", mask=mask, storage=dtype, output=dtype)
         of = replace(of, head_dim=row.widest, head_dim_v=row.widest_v)
-        for deterministic, keys in product((False, True), (LONG, SHORT)):  # whose tiles are few
+        for deterministic, keys in product((False, True), (LONG, SHORT)):  # many tiles, and few
             yield replace(of, deterministic=deterministic, seqlen_kv=keys)
         if row.stays_until:  # tiles of one step, in one block after the other
             yield replace(of, heads_kv=of.heads_q, seqlen_q=row.block_q)
@@ -177,7 +177,7 @@ def rows(architecture: str) -> dict[str, KernelConfig]:
 
 
 def _few() -> AttentionProblem:
-    """The same with few tiles."""
+    """The base problem with few tiles."""
     return replace(_long(), batch=1)
 
 
@@ -195,7 +195,7 @@ def _both(one: dict[str, KernelConfig], other: dict[str, KernelConfig]) -> dict[
 
 
 def built_today(name: str, rare: bool = False) -> bool:
-    """Whether an ordinary run builds this row today: each has its turn within this many days.
+    """Whether an ordinary run builds this row today: over several days it builds every row.
 
     FlashAttention-3 in bfloat16 without features is built every day.
     """

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 __all__ = ["BLOCK_MASK_SPILLS", "LENGTHS_SPILLS", "TEXT_SPILLS"]
 
-#: In the load role of a backward pass, which walks along lists; forward beside a staged bias.
+#: With a block mask: the load role of a backward pass spills, which walks along lists; a forward
+#: pass spills beside a staged bias.
 BLOCK_MASK_SPILLS = {
     "sm_90-fa3-backward-bfloat16-d128-causal-block_mask-128-128-dropout-64x128": 40,
     "sm_90-fa3-backward-bfloat16-d128-causal-block_mask-64-64-64x128": 160,
@@ -74,7 +75,7 @@ LENGTHS_SPILLS = {
     "sm_90-fa3-forward-float16-d128-full-used_lengths-192x80": 48,
     "sm_90-fa3-forward-float16-d64-causal-packed_lengths-192x128": 80,
     "sm_90-fa3-forward-float16-d64-causal-used_lengths-192x128": 36,
-    # Of float8 caches: in the load thread of three blocks on a multiprocessor, as of others.
+    # Float8 caches: the loading thread spills where a multiprocessor has three blocks.
     **{
         f"sm_90-fa3-forward-{name}-to-float32-d64-{how.format(name)}-kv_chunks-64x64": spilled
         for name in ("bfloat16", "float16")

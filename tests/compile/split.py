@@ -40,7 +40,7 @@ class SplitCall:
 
 
 def split_calls(plain: AttentionProblem) -> Iterator[SplitCall]:
-    """Calls of FlashAttention-3 and 2; ``plain`` is the rest of their problem."""
+    """Calls of FlashAttention-3 and 2; ``plain`` gives the other fields of their problems."""
     few = replace(plain, storage="bfloat16", output="bfloat16", seqlen_q=64, seqlen_kv=16384)
     for row, mask, chunk in product(FORWARD_OF_FEW, ("full", "causal"), (0, *_CHUNKS)):
         of = replace(few, head_dim=row.widest, head_dim_v=row.widest_v, mask=mask)
@@ -77,7 +77,7 @@ def split_calls(plain: AttentionProblem) -> Iterator[SplitCall]:
 
 
 def _of_one_query(one: AttentionProblem) -> Iterator[tuple[str, AttentionProblem]]:
-    """Whose group is packed."""
+    """Problems with one query, whose group is packed."""
     yield "whole", one
     yield "chunks", one
     used = Operand("seqused_kv", "int32", (one.batch,))
@@ -86,7 +86,7 @@ def _of_one_query(one: AttentionProblem) -> Iterator[tuple[str, AttentionProblem
 
 
 def _of_caches(one: AttentionProblem) -> Iterator[AttentionProblem]:
-    """Paged caches, and caches after padding, where groups are not rows; float8 with scales."""
+    """Paged caches; caches after padding, whose groups are not packed; float8 with scales."""
     used = {"seqused_kv": Operand("seqused_kv", "int32", (one.batch,))}
     if one.float8:
         used["k_scale"] = Operand("k_scale", "float32", (one.batch, one.heads_kv))

@@ -1,4 +1,4 @@
-"""The compiler over the kernels of rows, which append and merge, for every type of elements."""
+"""The kernels that append rows and merge states compile for every type of elements."""
 
 from __future__ import annotations
 

@@ -42,9 +42,9 @@ def _params() -> list[object]:
 
 
 class _Builds:
-    """Builds of kernels, each made once; those of ``ahead`` in as many threads as there are cores.
+    """Builds of kernels, each made once; ``ahead`` builds several with one thread for each core.
 
-    Processes that share the tests build only the kernels of their tests.
+    Processes that share the tests build only the kernels of their own tests.
     """
 
     def __init__(self, ahead: Iterable[str]) -> None:
@@ -73,9 +73,9 @@ def builds(request: pytest.FixtureRequest) -> _Builds:
 
 @pytest.mark.parametrize("row", _params())
 def test_kernel_compiles_within_its_record(row: str, builds: _Builds) -> None:
-    """``python -m tests.compile.record`` accepts the result of a change of a kernel.
+    """After a change of a kernel, ``python -m tests.compile.record`` updates the record.
 
-    Other machine code needs a timing beside the old one in ``bench/NOTES.md``.
+    Changed machine code needs a new timing beside the old one in ``bench/NOTES.md``.
     """
     config = _all_rows().get(row) or _rare_rows()[row]
     built = builds[row].result()
@@ -114,7 +114,7 @@ def test_every_row_has_its_day(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("kernel", ["statistics", "convert_dq"])
 def test_all_of_hopper_changes_nothing_of_the_steps(kernel: str) -> None:
-    """They have the name for one set of options of a pass; those of the older pass do not."""
+    """FlashAttention-3's passes compile their steps for sm_90a, the older passes for sm_90."""
     config = next(
         c
         for c in _all_rows().values()
@@ -127,7 +127,7 @@ def test_all_of_hopper_changes_nothing_of_the_steps(kernel: str) -> None:
 
 
 def _code(ptx: str) -> str:
-    """From the first function on."""
+    """The text from the first function on."""
     return ptx[ptx.index(".visible .entry") :]
 
 
@@ -150,7 +150,7 @@ def _code(ptx: str) -> str:
 def test_jitter_and_an_end_to_waiting_are_compiled_in_where_they_are_asked_for(
     kernel: str, constants: dict[str, int], counters: int
 ) -> None:
-    """At every wait for an mbarrier or a counter: an endless wait must not hang a test."""
+    """Every wait for an mbarrier or a counter has both: an endless wait must not hang a test."""
     config = next(
         c
         for c in _all_rows().values()
@@ -167,7 +167,7 @@ def test_jitter_and_an_end_to_waiting_are_compiled_in_where_they_are_asked_for(
     assert tested.count("trap;") >= waits > 0
 
 
-#: Instructions of FlashAttention-3, and those that would do its work in the older way.
+#: Instructions of FlashAttention-3, and older ones that it must not use.
 _HOPPER = (
     "wgmma.commit_group",
     "cp.async.bulk.tensor.4d",
@@ -175,14 +175,14 @@ _HOPPER = (
     "prefetch.tensormap",
     "bar.sync",
 )
-#: What the backward pass has besides: numbers of rows by the same engine, and
-#: dS turned round on its way to shared memory, where products read it.
+#: More instructions of the backward pass: the copy engine loads numbers of rows, and dS is
+#: transposed on its way to shared memory, where products read it.
 _BACKWARD = (
     "cp.async.bulk.shared::cluster.global",
     "stmatrix.sync.aligned.m8n8.x4.trans",
     "fence.proxy.async",
 )
-#: How its blocks clear sums for others; those that stay do not.
+#: The instruction with which its blocks clear sums for later blocks; blocks that stay do not.
 _CLEARS = "cp.async.bulk.global.shared::cta.bulk_group"
 _OLDER = ("mma.sync", "ldmatrix", "cp.async.cg", "cp.async.ca", "nanosleep")
 
@@ -208,7 +208,7 @@ def _check_hopper(config: KernelConfig, built: Built, spills: int = 0) -> None:
     assert products == {f"m64n{n}k16.f32.{pairs}" for n in _columns(config)}
     moved = set(re.findall(r"setmaxnreg\.(\w+)\.sync\.aligned\.u32 (\d+)", built.ptx))
     assert moved == {("dec", str(c["load_registers"])), ("inc", str(c["math_registers"]))}
-    # Products one after the other, a setmaxnreg ignored: ptxas says so and goes on.
+    # ptxas only warns if it serialises products or ignores a setmaxnreg.
     assert not re.search(r"C75\d\d", built.log), built.log
     assert built.local <= spills, built.log
     # The load role must free enough registers, or the roles that take them wait for ever.
@@ -223,14 +223,14 @@ def _columns(config: KernelConfig) -> set[int]:
     c = dict(config.constants)
     if config.kernel == "forward":
         return {c["block_kv"], config.head_dim_v}
-    # Scores have a column for each query. The warpgroups part the rows of dQ, or its columns.
+    # Scores have a column for each query. The warpgroups divide the rows of dQ, or its columns.
     d = config.head_dim
     of_dq = {(128, 128): {d}, (64, 128): {d // 2}, (64, 64): {128, d - 128}}
     return {c["block_q"], d, config.head_dim_v, *of_dq[c["block_q"], c["block_kv"]]}
 
 
 def _check_instructions(config: KernelConfig, ptx: str) -> None:
-    """The products run on the unit that the plan named, the copies as it named them."""
+    """The instructions of products and copies are those of the plan."""
     found = set(re.findall(r"mma\.sync\.aligned\.(m\d+n\d+k\d+)", ptx))
     multiplies = config.generation != "steps" or config.kernel == "bias_gradient"
     if not multiplies or config.kernel == "sum_parts":

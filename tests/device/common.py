@@ -34,7 +34,7 @@ __all__ = [
 
 
 def skip_without(algorithm: str) -> None:
-    """Skip a test of FlashAttention-3 on a device of another kind."""
+    """Skip a test of FlashAttention-3 unless the device is a Hopper GPU."""
     import cupy
 
     capability = cupy.cuda.Device().compute_capability
@@ -82,7 +82,7 @@ class Hog:
         self.arrays = [cp.zeros(2**27, np.uint8) for _ in range(2)]
 
     def copy(self) -> None:
-        """Have some more under way."""
+        """Queue more copies."""
         with self.stream:
             for _ in range(4):
                 self.arrays[0][...] = self.arrays[1]
@@ -94,7 +94,7 @@ _SPIN = """extern "C" __global__ void spin(long long n) {
 
 
 def hold(cp: Any, streams: Sequence[Any], cycles: int = 300_000_000) -> None:
-    """Hold streams up for a sixth of a second: work queued on them meanwhile runs at once."""
+    """Stop streams for a sixth of a second, so that work queued on them then runs together."""
     holder = cp.cuda.Stream(non_blocking=True)
     with holder:
         cp.RawKernel(_SPIN, "spin")((1,), (1,), (np.int64(cycles),))
@@ -157,7 +157,7 @@ class Problem:
         return bits
 
     def differ(self, one: tuple[Any, Any], other: tuple[Any, Any]) -> Any:
-        """How many elements differ, on the device."""
+        """The number of differing elements, on the device."""
         return sum((a != b).sum() for a, b in zip(one, other, strict=True))
 
 
@@ -231,7 +231,7 @@ class Gradients:
         return cuflash.attention_backward(*self._inputs, dlse=self._dlse, **options)
 
     def first(self) -> tuple[Any, ...]:
-        """The results of one pass, held to the truth."""
+        """The results of one pass, compared with the truth."""
         bits = self.destinations()
         self.poison(bits)
         self.launch(bits)
@@ -244,7 +244,7 @@ class Gradients:
         return last_heads(self.truth.case, name, bits).copy()
 
     def check(self, name: str, last: Any) -> None:
-        """Hold such a copy to the truth."""
+        """Compare such a copy with the truth."""
         compare(self.truth, name, last.get().view(self.case.storage)).check()
 
     def differ(self, one: tuple[Any, ...], other: tuple[Any, ...]) -> Any:
@@ -257,9 +257,9 @@ _GRADIENTS = ("dq", "dk", "dv")
 
 
 def gradients_on_two_streams(cp: Any, passes: Sequence[Gradients], times: int) -> None:
-    """Launch every pass so many times on each of two streams at once, and hold the results.
+    """Launch every pass ``times`` times on each of two streams at once, and check the results.
 
-    dK and dV have the bits of a pass that runs alone, and dQ is right.
+    dK and dV must have the bits of a pass that runs alone, and dQ must be right.
     """
     firsts = [gradients.first() for gradients in passes]
     streams = [cp.cuda.Stream(non_blocking=True) for _ in range(2)]

@@ -19,7 +19,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def cp() -> Any:
-    """CuPy; only tests that run ask for it."""
+    """CuPy, imported only for tests that run."""
     import cupy
 
     return cupy
@@ -27,7 +27,7 @@ def cp() -> Any:
 
 @pytest.fixture(autouse=True)
 def _on_the_first_device(cp: Any) -> None:
-    """A test begins there, whichever device another library in the process has made current."""
+    """Make the first device current: another library in the process may have changed it."""
     cp.cuda.runtime.setDevice(0)
 
 

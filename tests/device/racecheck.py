@@ -1,14 +1,14 @@
 """Reports of compute-sanitizer's racecheck, and those known not to be races.
 
 The load role of FlashAttention-3's backward pass copies the next rows' numbers over those that math
-has read (``bulk_load``). It waits for a barrier of the block at which every warp of math arrives
-after its reads; that orders them. Racecheck sees this order only if a warp comes to no other
-numbered barrier between its wait for the numbers and that arrival. Some warps do: where dead
-queries are cleared, and where weights are passed on. A kernel of two dozen lines with such a
-barrier is reported too, and without it is not. Reads in ``fa3/backward_*.cuh`` against that copy
-are therefore set aside, with reads of the kernel whose line the compiler has lost; nothing else is.
-Racecheck thus does not check this one order; the planted bugs of it do ("Q is loaded before
-the one before is read" in ``tests/mutants/fa3_backward.py``, and its like).
+has read (``bulk_load``). A named barrier orders the two: every warp of math arrives there after its
+reads, and load waits there. Racecheck sees this order only if a warp meets no other named barrier
+between its wait for the numbers and that arrival. Some warps do, where they clear dead queries or
+exchange weights. Racecheck also reports a kernel of two dozen lines with such a barrier, and does
+not report it without the barrier. Reads in ``fa3/backward_*.cuh`` against that copy are therefore
+set aside, and so are reads of the kernel whose line the compiler has lost; no other race is.
+Planted bugs test this one order instead ("Q is loaded before the one before is read" in
+``tests/mutants/fa3_backward.py``, and similar ones).
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ class Access:
     """One side of a race."""
 
     kind: str  # Read, Write
-    function: str  # the innermost; the kernel without line information
-    file: str  # as the compiler knows it, with or without folders; empty without line information
+    function: str  # the innermost function; the kernel, without line information
+    file: str  # with or without folders; empty without line information
     line: int
 
     def is_in(self, files: Sequence[PurePosixPath]) -> bool:
-        """Whether it is in one of some files, which have a folder each."""
+        """Whether it is in one of ``files``; each of them has a folder."""
         here = PurePosixPath(self.file)
         return any(
             here.name == file.name and here.parent.name in ("", file.parent.name) for file in files
@@ -56,14 +56,14 @@ class Access:
 
 @dataclass(frozen=True)
 class Race:
-    """Two accesses that the tool sees no order between."""
+    """Two accesses between which the tool sees no order."""
 
     one: Access
     other: Access
 
     @property
     def known(self) -> bool:
-        """Whether it is the one kind that the module is about."""
+        """Whether it is of the kind that is known not to be a race."""
         read, write = sorted((self.one, self.other), key=lambda access: access.kind)
         copied = write.function.startswith(COPY) and write.is_in([WRITE])
         lost = read.function == KERNEL and not read.file
@@ -73,7 +73,7 @@ class Race:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The rest of a report."""
+    """The result of reading a report."""
 
     known: int  # races set aside
     faults: tuple[str, ...]  # a line for everything else
@@ -83,7 +83,7 @@ def judge(text: str) -> Verdict:
     """Read the output of racecheck. A line that it does not understand is a fault."""
     races: list[Race] = []
     faults: list[str] = []
-    seconds: list[int] = []  # of every report
+    seconds: list[int] = []  # the number of second accesses of every report
     displayed, first = 0, None
     for line in text.splitlines():
         if begins := _FIRST.fullmatch(line):
@@ -107,7 +107,7 @@ def _access(found: re.Match[str]) -> Access:
 
 
 def _says_something(line: str) -> bool:
-    """Whether a line says something: not the tool's name, not empty, no caller of a report."""
+    """Whether a line is more than the tool's name, an empty line or a caller in a report."""
     if not line.startswith(_PREFIX):
         return False
     rest = line[len(_PREFIX) :]

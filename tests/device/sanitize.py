@@ -1,9 +1,8 @@
 """compute-sanitizer over small problems of every algorithm, dtype and feature, in both passes.
 
 ``python -m tests.device.sanitize`` runs memcheck, racecheck, synccheck and initcheck in parallel
-processes, with CuPy's pool off so that every array is an allocation. It exits 1 if a tool finds
-anything that ``racecheck`` does not know to be harmless.
-``--inside`` is the mode that runs under the tools.
+processes, without CuPy's pool, so that every array is an allocation. It exits 1 if a tool finds
+anything that ``racecheck`` does not list as harmless. The tools run this program with ``--inside``.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ from .sanitized_features import SANITIZED_FEATURES, one_feature
 
 TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
 ALGORITHMS = ("fa1", "fa2", "fa3")
-#: Dtypes of the problems below, and features with a problem each.
+#: Dtypes of the problems below, and features, each with one problem.
 KINDS = ("float16", "bfloat16", "float32", "float64", *SANITIZED_FEATURES)
 
-#: The most reports printed; for racecheck all, because each is examined.
+#: The most reports that a tool prints; racecheck prints all, because each is examined.
 _PRINTED = {tool: "1000000" if tool == "racecheck" else "5" for tool in TOOLS}
 #: The tool's exit status if it finds something.
 _FOUND = 9
@@ -35,7 +34,7 @@ _ENDED = r"^\d+ problems?$"
 
 #: (batch, seqlen_q, seqlen_kv, heads_q, heads_kv, head_dim, head_dim_v, causal): full and
 #: causal, tails on both sides, grouped heads, dead rows, rows that are not whole 16 bytes, and
-#: heads enough for the tiles of a full device.
+#: enough heads for the tiles of a full device.
 PROBLEMS = (
     (1, 70, 200, 2, 1, 64, 64, False),
     (1, 150, 90, 1, 1, 64, 64, True),
@@ -44,10 +43,10 @@ PROBLEMS = (
     (1, 50, 130, 1, 1, 128, 96, False),
     (72, 100, 70, 4, 2, 64, 64, True),
 )
-#: And of FlashAttention-3: several q tiles of every head, so that blocks draw more than one, and
-#: heads so wide that warpgroups share the keys of the backward pass.
+#: More problems for FlashAttention-3: several q tiles of every head, so that blocks draw more than
+#: one, and heads so wide that warpgroups share the keys of the backward pass.
 MORE_OF_FA3 = ((6, 700, 300, 8, 2, 128, 128, True), (2, 300, 150, 4, 2, 256, 192, True))
-#: And of FlashAttention-2: pairs of warps, and K and V in one stage.
+#: More problems for FlashAttention-2: pairs of warps, and K and V in one stage.
 MORE_OF_FA2 = (
     (6, 290, 1100, 12, 6, 256, 256, True),
     (6, 290, 1100, 12, 6, 256, 64, False),
@@ -57,7 +56,7 @@ MORE_OF_FA2 = (
 
 
 def inside(algorithm: str, dtype: str) -> None:
-    """Every problem, with kernels that know their lines; the machine code is the same."""
+    """Run every problem with line information in the kernels, whose machine code is the same."""
     from cuflash.cuda import compile as compiling
 
     plain = compiling.compile_options
@@ -70,7 +69,7 @@ def inside(algorithm: str, dtype: str) -> None:
 
 
 def _every_problem(algorithm: str, dtype: str) -> None:
-    """Both passes, each result read back."""
+    """Run both passes of every problem and read every result back."""
     import cupy
     import ml_dtypes
     import numpy as np
@@ -140,7 +139,7 @@ def judge(tool: str, status: int, output: str) -> tuple[bool, str]:
 
 
 def served(algorithm: str, dtype: str) -> bool:
-    """Whether this device has the kernels; says so where it has not."""
+    """Whether this device can run the kernels; prints a line if not."""
     import cupy
 
     capability = cupy.cuda.Device().compute_capability
@@ -170,7 +169,7 @@ def main() -> int:
         print("compute-sanitizer is not installed")
         return 2
     kinds = [kind for kind in product(arguments.algorithms, arguments.kinds) if served(*kind)]
-    with ThreadPoolExecutor() as pool:  # compiles first, which under a tool takes long
+    with ThreadPoolExecutor() as pool:  # compile first: under a tool it takes long
         list(pool.map(lambda kind: subprocess.run(_program(*kind), check=True), kinds))
         clean = list(pool.map(lambda run: check(run[0], *run[1]), product(arguments.tools, kinds)))
     return 0 if all(clean) else 1

@@ -1,7 +1,6 @@
 """One problem of every feature, for compute-sanitizer: both passes, with all gradients.
 
-Lengths are such that tiles end in the middle, entries and heads differ, and some
-rows see nothing.
+Lengths end inside tiles, entries and heads differ, and some rows see no key.
 """
 
 from __future__ import annotations
@@ -93,7 +92,7 @@ SANITIZED_FEATURES: dict[str, Callable[[_Arrays], dict[str, Any]]] = {
 
 
 def one_feature(cupy: Any, algorithm: str, name: str) -> None:
-    """Run its problem and read every result back."""
+    """Run the problem of a feature and read every result back."""
     import cuflash
 
     arrays = _Arrays(cupy)

@@ -28,11 +28,11 @@ from ..conftest import LISTED_SKIPS, MINIMUM_GPU_TESTS
 __all__ = ["Account", "deal", "read"]
 
 ROOT = Path(__file__).resolve().parents[2]
-#: Files whose tests want the device's memory for themselves.
+#: Files whose tests need most of the device's memory.
 ALONE = ("test_large.py",)
-#: The number of slowest tests that are named.
+#: The number of slowest tests in the summary.
 SLOWEST = 8
-#: Processes beside each other would each take every core, and JAX most of the memory.
+#: The environment of a process: otherwise each would use every core, and JAX most of the memory.
 SHARED = {
     "OPENBLAS_NUM_THREADS": "2",
     "OMP_NUM_THREADS": "2",
@@ -50,7 +50,7 @@ class Account:
     seconds: dict[str, float] = field(default_factory=dict)  # by name
 
     def add(self, other: Account) -> None:
-        """Take another account in."""
+        """Add another account to this one."""
         self.passed += other.passed
         self.failed += other.failed
         self.seconds |= other.seconds
@@ -63,7 +63,8 @@ class Account:
 
 
 def deal(tests: Sequence[str], parts: int) -> list[list[str]]:
-    """Lists of tests to run beside each other; neighbours, which take alike, come apart."""
+    """Divide tests into parts that run at the same time; neighbours take equally long and are
+    separated."""
     together = [test for test in tests if not any(name in test for name in ALONE)]
     return [part for part in (together[i::parts] for i in range(parts)) if part]
 
@@ -96,7 +97,7 @@ def collect(keyword: str) -> list[str]:
 
 
 def devices(part: int, count: int) -> dict[str, str]:
-    """The environment of a part: it sees this many devices, each part another one first."""
+    """The environment of a part: it sees ``count`` devices, and each part another one first."""
     if count < 2:
         return {}
     return {"CUDA_VISIBLE_DEVICES": ",".join(str((part + i) % count) for i in range(count))}
@@ -109,7 +110,7 @@ def run(
     seconds: float,
     seen: dict[str, str] | None = None,
 ) -> Account:
-    """Run tests in a process of their own, its output in ``name``.txt, with devices it sees."""
+    """Run tests in a process of their own; its output goes to ``name``.txt."""
     listed, report = folder / f"{name}.list", folder / f"{name}.xml"
     listed.write_text("\n".join(tests))
     command = [sys.executable, "-m", "pytest", "--require-gpu", "--part", "-p", "no:cacheprovider"]
@@ -135,7 +136,7 @@ def run(
 
 
 def stop(process: subprocess.Popen[bytes], patience: float = 20.0) -> None:
-    """End a process; pytest reports what it ran when it is interrupted."""
+    """Interrupt a process, so that pytest still reports the tests that it ran."""
     process.send_signal(signal.SIGINT)
     try:
         process.wait(patience)

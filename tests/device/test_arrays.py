@@ -1,4 +1,4 @@
-"""Every kind of device array comes in without a copy and goes out in kind."""
+"""Every kind of device array is taken without a copy, and results are of the same kind."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def test_hidden_blocks_are_never_read(cp: Any, row: Row) -> None:
 
 @pytest.mark.parametrize("algorithm", ["fa1", "fa2", "fa3"])
 def test_a_graph_sees_other_blocks(cp: Any, problem: dict[str, Any], algorithm: Any) -> None:
-    """Lists are made in every run."""
+    """Every run makes its lists anew."""
     skip_without(algorithm)
     lengths = [problem[name].shape[1] for name in "qk"]
     rng = np.random.default_rng(3)

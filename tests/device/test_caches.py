@@ -81,7 +81,7 @@ def test_attention_is_that_of_the_reference(cp: Any, case: CacheCase, algorithm:
 
 
 def test_a_graph_reads_lengths_when_it_runs(cp: Any) -> None:
-    """64 steps of one captured graph, each at the length that the one before left."""
+    """64 steps of one captured graph; each step appends at the length after the one before."""
     tokens, case = 64, replace(_LARGE, lengths=(0, 7), queries=1, new=1)
     built = build(case)
     raw, arrays = _on_device(cp, built)
@@ -112,14 +112,14 @@ def test_a_graph_reads_lengths_when_it_runs(cp: Any) -> None:
         {},
         {"algorithm": "fa1"},
         {"algorithm": "fa2", "kv_chunk": 0},
-        {"algorithm": "fa2", "kv_chunk": 256},  # whose parts a kernel merges
+        {"algorithm": "fa2", "kv_chunk": 256},  # a kernel merges the chunks
         {"algorithm": "fa3"},
     ],
     ids=str,
 )
 @pytest.mark.parametrize("tokens", [1, 5])
 def test_a_replayed_step_has_the_bits_of_an_eager_one(cp: Any, more: Any, tokens: int) -> None:
-    """Append and attention, captured once; then lengths, tokens and caches are others."""
+    """Append and attention are captured once, then replayed with other lengths and caches."""
     skip_without(more.get("algorithm", "auto"))
     case = replace(_LARGE, lengths=(0, 7, 500), queries=tokens, new=tokens)
     first = build(case)

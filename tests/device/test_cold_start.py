@@ -20,7 +20,7 @@ from ..kit.data import arrays
 from ..kit.oracle import Truth, judge
 
 CASE = Case(2, 4, 2, 200, 264, dtype="float16", causal=True)
-#: For CASE; the case is short, so its lengths are named: 200 queries, 264 keys.
+#: The command that compiles for CASE; its lengths are given because it is short.
 COMPILE = "compile --head-dim 64 --dtype float16 --operation forward --mask causal --seqlen 200/264"
 SECONDS = 300
 
@@ -42,7 +42,7 @@ class Process:
     def __init__(self, root: Path, folder: Path) -> None:
         self.root, self.folder = root, folder
         self.cache = folder / "cache"
-        self.said = ""  # by the last call, for people
+        self.said = ""  # the last call's output, for people
         names = [name for name in os.environ if name.startswith("CUPY_CACHE_")]
         others = {name: value for name, value in os.environ.items() if name not in names}
         self.environment = {**others, "CUPY_CACHE_DIR": str(self.cache)}
@@ -84,7 +84,7 @@ class Process:
         return printed
 
     def compiled(self) -> dict[str, int]:
-        """Every binary and when it was written; there is nothing else."""
+        """Every binary of the cache with its time; the cache has no other files."""
         found = binaries(self.cache)
         assert sorted(found) == sorted(path.name for path in self.cache.iterdir())
         return found
@@ -144,7 +144,7 @@ def test_a_kernel_that_cannot_be_read_is_compiled_for_the_process(process: Proce
     expected = process.call()
     for name in binaries(process.cache):
         (process.cache / name).unlink()
-        (process.cache / name).mkdir()  # no permission stops the superuser; this does
+        (process.cache / name).mkdir()  # permissions do not stop the superuser, a folder does
     assert (process.call() == expected).all()
     assert "CUPY_CACHE_DIR" in process.said
 
@@ -157,7 +157,7 @@ def test_a_folder_without_permissions_gives_the_same_answer(process: Process, mo
         process.call()
     finally:
         process.cache.chmod(0o755)
-    if os.geteuid():  # the superuser writes there nevertheless
+    if os.geteuid():  # the superuser may write there
         assert "CUPY_CACHE_DIR" in process.said
         assert not process.compiled()
 
@@ -181,7 +181,7 @@ def test_what_the_command_compiles_the_first_call_finds(process: Process) -> Non
 
 
 def test_an_interrupted_command_leaves_whole_kernels(process: Process) -> None:
-    # Many times as many kernels as threads, and no more: the second command compiles the others.
+    # Many more kernels than threads: the second command still has some to compile.
     options = "--head-dim 64,128 --dtype float16 --seqlen 200/264 --threads 2"
     command = ("compile", *options.split())
     started = process.start("-m", "cuflash", *command)

@@ -14,7 +14,7 @@ import cuflash
 from ..kit.case import Case
 from .common import Gradients, Hog, skip_without
 
-#: Runs of float16; the others have a part of them.
+#: Runs with float16; other dtypes have fewer.
 RUNS = 200
 
 #: (batch, seqlen_q, seqlen_kv, heads_q, heads_kv, head_dim, causal): many kv tiles on a q tile,
@@ -109,7 +109,7 @@ HEAD_GROUPS = (
 def test_heads_in_groups_have_the_same_bits(
     cp: Any, hog: Hog, heads: int, lengths: tuple[int, int], dims: tuple[int, int], causal: bool
 ) -> None:
-    """And the last ones are right."""
+    """The gradients of the last heads are right too."""
     skip_without("fa3")
     case = Case(1, 2 * heads, heads, *lengths, *dims, "bfloat16", causal=causal, seed=4)
     gradients = Gradients(cp, case, ordered=True)

@@ -14,7 +14,7 @@ import cuflash
 from ..kit.caches import Built, CacheCase, build, check_close, same_bits
 from .common import skip_without
 
-#: Lengths at edges of tiles, none, and all that there is room for.
+#: Lengths at edges of tiles, 0, and the whole capacity.
 _PLAIN = CacheCase(
     "bfloat16", lengths=(0, 1, 63, 64, 1000, 2047, 2048), slots=2048, queries=1, new=None,
     heads=(16, 4), dims=(128, 128), float8="each",
@@ -54,7 +54,7 @@ def _attended(cp: Any, built: Built, **options: Any) -> tuple[list[Any], Any]:
 
 @pytest.mark.parametrize("case", _CASES.values(), ids=_CASES)
 def test_attention_is_that_of_the_reference(cp: Any, case: CacheCase) -> None:
-    """Bytes that do not count are NaN."""
+    """Unused bytes are NaN."""
     skip_without("fa3")
     built = build(case)
     truth, truth_lse, expected, _ = built.expected()
@@ -97,7 +97,7 @@ def test_every_byte_is_its_number(cp: Any) -> None:
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
 @pytest.mark.parametrize("scale", [1.0, 0.37])
 def test_every_number_becomes_the_nearest_byte(cp: Any, dtype: Any, scale: float) -> None:
-    """As on the host, on any device."""
+    """The same bytes as on the host, on any device."""
     every = np.arange(65536, dtype=np.uint16).view(dtype).reshape(1, 16, 16, 256)
     lengths, caches = np.zeros(1, np.int32), np.zeros((2, *every.shape), np.uint8)
     told = {"cache_dtype": "float8_e4m3fn", "k_scale": scale, "v_scale": scale}

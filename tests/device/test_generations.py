@@ -1,4 +1,4 @@
-"""The generations on the device, and the tiled NumPy code, say the same of the same problems."""
+"""The generations on the device and the tiled NumPy code agree on the same problems."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..kit.runners import ApiRunner
 from .common import last_heads, skip_without
 
 _NAMES = ("out", "lse", "dq", "dk", "dv")
-#: Part of the largest value by which two may differ: each is within half of it of the truth.
+#: The largest difference of two results, relative to the largest value: twice that from the truth.
 APART = {"float16": 4e-3, "bfloat16": 3e-2, "float32": 4e-5, "float64": 1e-12}
 DTYPES = tuple(APART)
 
@@ -47,7 +47,7 @@ def test_all_agree(dtype: str, causal: bool) -> None:
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_long_rows(cp: Any, dtype: str, head_dim: int, causal: bool, algorithm: str) -> None:
-    """The tiles of long sequences: maxima that hold, that rise by a lot, that rise all the time.
+    """The tiles of long sequences, with maxima that hold, jump, or rise all the time.
 
     The heads fill the device, because the plan takes other tiles for few; some are checked.
     """
@@ -59,7 +59,7 @@ def test_long_rows(cp: Any, dtype: str, head_dim: int, causal: bool, algorithm: 
         shapes = [case.shape(name) for name in "qkv"]
         tile: Any = cuflash.prepare(*shapes, **named).plan.tile
         if algorithm == "fa2" and not tile.maxima_on_demand:
-            assert cp.cuda.Device().compute_capability != "90", tile  # whose table has it
+            assert cp.cuda.Device().compute_capability != "90", tile  # Hopper's table has it
             pytest.skip(f"not on this device: {tile}")
         x = arrays(case, "q", "k", "v", "dout", "dlse")
         if rising:
@@ -74,7 +74,7 @@ def test_long_rows(cp: Any, dtype: str, head_dim: int, causal: bool, algorithm: 
 @pytest.mark.parametrize("q_offset", [-1000, -299, -70, -1, 0, 1, 64, 449, 1000])
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_offsets_of_any_sign(dtype: str, q_offset: int) -> None:
-    """Grouped heads, with a gradient of lse; rows and tiles that see nothing, part, all."""
+    """Grouped heads, with a gradient of lse; rows and tiles see none, some or all of the keys."""
     case = Case(1, 6, 2, 300, 450, 64, 40, dtype, causal=True, q_offset=q_offset)
     x = arrays(case, "q", "k", "v", "dout", "dlse")
     truth = judge(case, x)
@@ -85,7 +85,7 @@ def test_offsets_of_any_sign(dtype: str, q_offset: int) -> None:
 
 @pytest.mark.parametrize("algorithm", ["fa1", "fa2", "fa3"])
 def test_two_streams_at_once(cp: Any, algorithm: str) -> None:
-    """Passes of two streams that run beside each other have their own workspaces."""
+    """Passes that run at the same time on two streams have their own workspaces."""
     skip_without(algorithm)
     rng = np.random.default_rng(1)
     streams = [cp.cuda.Stream(non_blocking=True) for _ in range(2)]
@@ -122,7 +122,7 @@ def test_two_streams_at_once(cp: Any, algorithm: str) -> None:
 def test_tiles_of_a_full_device(
     cp: Any, dtype: str, dims: tuple[int, int], deterministic: bool
 ) -> None:
-    """Grouped heads enough for the first tile of the table; the last ones are checked."""
+    """Enough grouped heads for the first tile of the table; the last heads are checked."""
     for lengths, q_offset in (((70, 100), None), ((37, 130), 20), ((70, 33), -40)):
         case = _filling(cp, lengths, dims, dtype, q_offset)
         x = arrays(case, "q", "k", "v", "dout", "dlse")

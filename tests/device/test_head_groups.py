@@ -1,4 +1,4 @@
-"""Heads in head groups of a few, as only large problems have them of themselves."""
+"""Head groups of a few heads, which the plan chooses only for large problems."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _of_three() -> Iterator[None]:
 def test_the_last_head_group_is_narrower(
     algorithm: str, dtype: str, causal: bool, ordered: bool
 ) -> None:
-    """Eight query heads, four of keys."""
+    """Eight query heads and four kv heads."""
     skip_without(algorithm)
     case = Case(2, 4, 2, 300, 400, dtype=dtype, causal=causal, seed=1)
     runner = ApiRunner("cuda", algorithm, options=(("deterministic", ordered),))

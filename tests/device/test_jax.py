@@ -20,7 +20,7 @@ from ..kit.data import arrays
 from ..kit.oracle import judge
 from .common import skip_without
 
-# Read when JAX starts its backend: it would take three quarters of the memory from other tests.
+# JAX reads this when it starts; by default it would take three quarters of the memory.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 CASE = Case(batch=2, heads_q=4, heads_kv=2, seqlen_q=150, seqlen_kv=201, seed=5)
@@ -38,7 +38,7 @@ CHOICES = [
 
 @pytest.fixture(params=["handler", "callback"])
 def jax(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """JAX on CUDA, with float64: once by the handler of launch tables, once by Python."""
+    """JAX on CUDA, with float64: once with the handler of launch tables, once with callbacks."""
     jax = pytest.importorskip("jax", reason="JAX is not installed")
     if jax.default_backend() != "gpu":
         pytest.skip("JAX has no CUDA backend here")
@@ -92,7 +92,7 @@ def test_results_are_as_exact_as_the_kit_asks(
 
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_it_is_what_the_library_gives(cp: Any, jax: Any, deterministic: bool) -> None:
-    """The same kernels run, so the bits are the same; for dq only if its sum has an order."""
+    """The same kernels run and give the same bits; dq only if it is summed in order."""
     case = replace(CASE, dtype="float16", causal=True)
     x = arrays(case, "q", "k", "v", "dout", "dlse")
     got = _all_results(jax, _attention(case, deterministic_gradients=deterministic), x)

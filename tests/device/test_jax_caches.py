@@ -1,4 +1,4 @@
-"""``cuflash.jax.attention_with_kvcache`` on the device, by the handler and by Python."""
+"""``cuflash.jax.attention_with_kvcache`` on the device, with the handler and with callbacks."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_every_result_is_that_of_the_reference(
 
 
 def test_tokens_that_do_not_fit_are_counted_and_nothing_else_is_written(jax: Any) -> None:
-    """Lengths out of range are cut to what is there."""
+    """Lengths out of range are clamped."""
     from cuflash.jax import attention_with_kvcache
 
     built = build(replace(_CASE, pairs=0, lengths=(32, 31, 30, 29)))
@@ -90,7 +90,7 @@ def test_tokens_that_do_not_fit_are_counted_and_nothing_else_is_written(jax: Any
 def test_a_loop_of_tokens_does_what_calls_of_the_library_do(
     cp: Any, jax: Any, algorithm: Any
 ) -> None:
-    """Bit for bit, over donated caches that stay where they are and are not copied."""
+    """The same bits, with donated caches that are updated in place."""
     from cuflash.jax import attention_with_kvcache
 
     skip_without(algorithm)

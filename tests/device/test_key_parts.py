@@ -18,7 +18,7 @@ from ..kit.parts import parts_forced
 from ..kit.runners import ApiRunner
 from .common import Gradients, jitter, skip_without
 
-#: Query heads, kv heads, parts; also the whole group, which small problems would not get.
+#: Query heads, kv heads, parts; a part may have the whole group.
 HEADS = ((8, 1, 1), (32, 1, 8), (8, 1, 4), (6, 2, 3), (4, 1, 4))
 DIMS = ((64, 64), (96, 96), (128, 128), (192, 128), (256, 256))
 #: Lengths, offset under a mask: tails; dead rows; tiles of keys that no row sees.
@@ -37,7 +37,7 @@ def _parts(prepared: cuflash.Prepared) -> int:
 
 
 def _check(cp: Any, case: Case, ordered: bool, parts: int) -> None:
-    """All gradients, in parts, into NaN and out of a workspace of NaN, held to the truth."""
+    """Compare all gradients in parts with the truth; outputs and workspace hold NaN before."""
     x = arrays(case, "q", "k", "v", "dout", "dlse")
     given = {name: cp.asarray(array) for name, array in x.items()}
     qkv, options = [given[name] for name in "qkv"], {**case.options, "algorithm": "fa3"}
@@ -79,7 +79,7 @@ def test_columns_that_do_not_fill_the_kernels_widths(cp: Any, dims: tuple[int, i
 
 @pytest.mark.parametrize("dims", DIMS, ids=str)
 def test_strided_gradients(dims: tuple[int, int]) -> None:
-    """In a layout whose heads lie apart, dk and dv are written head by head."""
+    """In a layout with distant heads, dk and dv are written head by head."""
     with parts_forced(2):
         case = Case(2, 4, 2, 130, 200, *dims, "bfloat16", causal=True, layout="bhsd", seed=4)
         runner, x = ApiRunner("cuda", "fa3"), arrays(case, "q", "k", "v", "dout", "dlse")
@@ -95,7 +95,7 @@ def test_strided_gradients(dims: tuple[int, int]) -> None:
 def test_many_tiles_have_the_same_bits_again_and_with_jitter(
     cp: Any, dims: tuple[int, int], causal: bool
 ) -> None:
-    """Enough tiles that blocks clear sums for others; deterministic, dq too."""
+    """There are enough tiles that blocks clear sums; deterministic, dq has the same bits too."""
     with parts_forced(4):
         case = Case(9, 8, 2, 300, 777, *dims, "bfloat16", causal=causal, seed=1)
         for ordered in (False, True):

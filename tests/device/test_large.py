@@ -14,7 +14,7 @@ from .common import same_gradients, skip_without
 
 
 def _census(out: Any, lse: Any, visible: int) -> None:
-    """With q = 0 and v = 1: every row's sum of exponentials is the number of keys it sees."""
+    """Check results for q = 0 and v = 1: a row's sum of exponentials is its number of keys."""
     assert bool((out == 1).all())
     assert abs(float(lse.max()) - np.log(visible)) < 1e-5
     assert abs(float(lse.min()) - np.log(visible)) < 1e-5

@@ -1,4 +1,4 @@
-"""Boolean masks on the device: long lists of tiles, prepared runs, graphs, arrays of others."""
+"""Boolean masks on the device: long lists of tiles, prepared runs, graphs, other libraries."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..kit.oracle import judge
 from .common import Hog, jitter, skip_without
 
 _RESULTS = ("out", "lse", "dq", "dk", "dv")
-#: Widths of every form of fa3's passes, and of the others; and whether dq has an order.
+#: Widths of every form of fa3's passes.
 _WIDTHS = ((64, 64), (96, 96), (128, 128), (192, 128), (256, 256))
 _FORMS = [
     *(("fa3", dims, ordered) for dims in _WIDTHS for ordered in (False, True)),
@@ -28,7 +28,7 @@ _FORMS = [
 
 
 class Documents:
-    """Documents in one sequence: each query sees the keys of its own document, which lie elsewhere.
+    """Documents in one sequence: queries see only the keys of their document, which lie elsewhere.
 
     A tile of queries then sees a few distant tiles of keys, more than a word of bits covers.
     """
@@ -60,7 +60,7 @@ class Documents:
         return out, lse, *cuflash.attention_backward(x["dout"], *qkv, out, lse, **options)
 
     def check(self, results: tuple[Any, ...]) -> None:
-        """Hold every sequence to its truth."""
+        """Compare every sequence with its truth."""
         found = dict(zip(_RESULTS, (array.get() for array in results), strict=True))
         for q, k in zip(self.queries, self.keys, strict=True):
             length = q.stop - q.start

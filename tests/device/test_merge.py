@@ -15,7 +15,7 @@ from .test_generations import APART
 @pytest.mark.parametrize("layout", ["bshd", "bhsd", "shd", "hsd", "sd"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 def test_parts_of_the_keys_are_merged(cp: Any, dtype: str, layout: Any) -> None:
-    """Causal, in three parts; only the last rows see the last part."""
+    """Three parts under the causal mask; only the last rows see the last part."""
     import ml_dtypes
 
     kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype

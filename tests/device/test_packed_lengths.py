@@ -25,7 +25,7 @@ _of_algorithms = pytest.mark.parametrize("algorithm", ["fa1", "fa2", "fa3"])
 
 
 def _both(call: _Arrays, dout: Any, row: Row, spoil: bool = False) -> _Arrays:
-    """Results of both passes on the device, in places that held NaN."""
+    """Results of both passes on the device, in memory that held NaN."""
     out, lse = cuflash.attention(**call, return_lse=True)
     for made in (out, lse):
         made.fill(np.nan)
@@ -95,7 +95,7 @@ def _tile(call: _Arrays, operation: Any) -> tuple[Any, ...]:
 
 
 def _contents(cp: Any, offsets: _Arrays) -> list[_Arrays]:
-    """Offsets as they are, of no sequence, of short ones, and of one that has all rows."""
+    """The given offsets, then offsets of empty and of short sequences, and of one with all rows."""
     of_one = {name: one[:1].repeat(one.size) for name, one in offsets.items()}
     for one in of_one.values():
         one[-1] = 10**6
@@ -106,7 +106,7 @@ def _contents(cp: Any, offsets: _Arrays) -> list[_Arrays]:
 
 @_of_algorithms
 def test_a_graph_sees_other_sequences(cp: Any, algorithm: Any) -> None:
-    """Captured with short ones, replayed with long ones and none: the bits of eager calls."""
+    """It is captured with short sequences; replays with others have the bits of eager calls."""
     row = Row(algorithm, "float16", options={"causal": True}, deterministic=True)
     _, call, dout = _call(cp, row)
     for name in ("q", "k", "v"):
@@ -145,7 +145,7 @@ def test_a_graph_sees_other_sequences(cp: Any, algorithm: Any) -> None:
 
 @_of_algorithms
 def test_many_sequences_of_any_lengths(cp: Any, algorithm: Any) -> None:
-    """A thousand and more, in several rounds of the step that finds where they begin."""
+    """More than a thousand, which the kernel of the begins handles in several rounds."""
     random = np.random.default_rng(3)
     lengths = random.integers(0, 4, (1500, 2)) * random.integers(0, 2, (1500, 1))
     row = Row(algorithm, "float16", sequences=tuple(map(tuple, lengths.tolist())))

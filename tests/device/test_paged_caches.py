@@ -12,7 +12,7 @@ import cuflash
 
 from ..kit.caches import Built, CacheCase, build, check_close, same_bits
 
-#: Lengths at edges of pages and of tiles, none, and all that there is room for.
+#: Lengths at edges of pages and of tiles, 0, and the whole capacity.
 _PAGED = CacheCase(
     "bfloat16", kind="paged", slots=16, pages=128, lengths=(0, 1, 16, 1000, 2047, 2048), queries=1,
     new=None, heads=(16, 4), dims=(128, 128),
@@ -62,7 +62,7 @@ def test_attention_is_that_of_the_reference(cp: Any, case: CacheCase, algorithm:
 @pytest.mark.parametrize("slots", [16, 64, 128, 512])
 @pytest.mark.parametrize("chunk", [None, 0, 512])
 def test_pages_have_the_bits_of_one_page(cp: Any, slots: int, chunk: Any) -> None:
-    """The order of the pages does not matter, in the same tile; repeated several times."""
+    """In the same tile, the order of the pages does not matter; repeated several times."""
     case = replace(_PAGED, slots=slots, pages=2048 // slots, lengths=(2048, 77, 1300), new=None)
     built = build(case)
     table = built.arrays["page_table"]

@@ -1,4 +1,4 @@
-"""The pipelined kernels of FlashAttention-3: the same bits whatever runs beside or before them."""
+"""FlashAttention-3's kernels give the same bits, whatever runs beside or before them."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_bits_are_the_same_beside_copies(cp: Any, hog: Hog, head_dim: int) -> No
 
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
 def test_two_streams_at_once(cp: Any, head_dim: int) -> None:
-    """Small passes that run beside each other whole, and busy ones that meet at their ends."""
+    """Small passes run entirely at the same time; larger ones overlap at their ends."""
     problems = [Problem(cp, _small(head_dim)), _busy_problem(cp, _busy(head_dim))]
     firsts = [problem.first() for problem in problems]
     streams = [cp.cuda.Stream(non_blocking=True) for _ in range(2)]
@@ -174,7 +174,7 @@ def test_graphs_of_one_stream_run_at_once(cp: Any, call: str, head_dim: int) -> 
 
 @pytest.fixture(scope="module")
 def _both_builds(cp: Any) -> None:
-    """Compile in parallel what the test would compile in turn."""
+    """Compile both kernels of the test in parallel."""
 
     def compile_all() -> None:
         with ThreadPoolExecutor() as pool:

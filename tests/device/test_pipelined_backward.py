@@ -17,7 +17,7 @@ from ..kit.case import Case
 from .common import Gradients, Hog, gradients_on_two_streams, jitter, skip_without
 from .test_generations import APART
 
-#: (head_dim, head_dim_v): every row of the table, and one with columns to spare.
+#: (head_dim, head_dim_v): every row of the table, and one with padded columns.
 DIMS = ((64, 64), (96, 64), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256))
 REPEATS = 50
 
@@ -33,7 +33,7 @@ def _busy(dims: tuple[int, int], causal: bool) -> Case:
 
 
 def _row(case: Case) -> BackwardRow:
-    """The first that holds both widths, of the table best first."""
+    """The first row of the table that holds both widths; the table has the best first."""
     d, dv = case.head_dim, case.head_dim_v
     return next(
         row
@@ -84,14 +84,14 @@ def test_beside_copies(cp: Any, hog: Hog, dims: tuple[int, int], causal: bool) -
 
 @pytest.mark.parametrize("dims", DIMS, ids=str)
 def test_two_streams_at_once(cp: Any, dims: tuple[int, int]) -> None:
-    """Small passes that run beside each other whole, and busy ones that meet at their ends."""
+    """Small passes run entirely at the same time; larger ones overlap at their ends."""
     both = [Gradients(cp, _small(dims)), _busy_gradients(cp, _busy(dims, True))]
     gradients_on_two_streams(cp, both, 15)
 
 
 @pytest.fixture(scope="module")
 def _both_builds(cp: Any) -> None:
-    """Compile in parallel what the test would compile in turn."""
+    """Compile both kernels of the test in parallel."""
 
     def compile_all(*operations: str) -> None:
         with ThreadPoolExecutor() as pool:
@@ -143,7 +143,7 @@ def test_many_tiles(
 ) -> None:
     """Thousands of tiny tiles, and tiles between others that no row sees.
 
-    The last heads are held to the truth, all to FlashAttention-2.
+    The last heads are compared with the truth, all heads with FlashAttention-2.
     """
     case = Case(batch, 4, 2, *lengths, *dims, "float16", causal=True, q_offset=q_offset)
     assert _tiles(case) > 5 * cp.cuda.Device().attributes["MultiProcessorCount"]

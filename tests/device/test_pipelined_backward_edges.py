@@ -37,7 +37,7 @@ EDGES = (
 )
 
 
-#: Valid columns end inside a panel or a half of K, or at the first of those that a role has of dQ.
+#: Valid columns end inside a panel or a half of K, or at the first of a role's columns of dQ.
 INSIDE = (
     (72, 72),
     (72, 128),
@@ -65,7 +65,7 @@ def _gradients(
 def _check(
     case: Case, x: dict[str, np.ndarray], other: dict[str, np.ndarray] | None = None
 ) -> tuple[np.ndarray, ...]:
-    """The gradients, each held to the truth; and so they are if some inputs are other ones."""
+    """Compare every gradient with the truth; the same with some inputs replaced by ``other``."""
     saved = ApiRunner("cuda", "fa3").forward(case, x["q"], x["k"], x["v"])
     grads, truth = _gradients(case, x, saved), judge(case, x)
     for name, got in zip(("dq", "dk", "dv"), grads, strict=True):
@@ -99,7 +99,7 @@ def test_without_a_mask(dims: tuple[int, int], lengths: tuple[int, int]) -> None
 @pytest.mark.parametrize("dims", DIMS, ids=str)
 @pytest.mark.parametrize("values", ["x8", "x30", "outliers"])
 def test_weights_of_every_size(values: str, dims: tuple[int, int]) -> None:
-    """Keys with tiny weights from all queries have gradients as accurate as other keys'."""
+    """Gradients of keys with tiny weights are as accurate as those of other keys."""
     for dtype in ("float16", "bfloat16"):
         case = Case(1, 2, 1, 200, 300, *dims, dtype, values=values, seed=2)
         _check(case, arrays(case, "q", "k", "v", "dout", "dlse"))
@@ -166,7 +166,7 @@ def test_rows_beyond_the_length_may_hold_nan(cp: Any, dims: tuple[int, int], cau
 
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_heads_whose_keys_no_query_sees(cp: Any, deterministic: bool) -> None:
-    """Tiles that add nothing still count at once for the blocks that finish rows."""
+    """Blocks that finish rows need not wait for tiles that add nothing."""
     batch, rows, heads = 40, 3000, 8
     q, dout = (cp.ones((batch, rows, heads, 128), np.float16) for _ in range(2))
     k = cp.ones((batch, 100, heads, 128), np.float16)

@@ -1,4 +1,4 @@
-"""FlashAttention-3 where tiles are tiny and many, and where memory beyond the lengths holds NaN."""
+"""FlashAttention-3 with many tiny tiles, and with NaN in memory beyond the lengths."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _on_hopper() -> None:
 def test_many_tiles_of_tiny_sequences(
     cp: Any, lengths: tuple[int, int], head_dim: int, causal: bool
 ) -> None:
-    """Every block draws ten tiles or more; the last heads are held to the truth, all to fa2."""
+    """Blocks draw ten tiles or more; the last heads are compared with the truth, all with fa2."""
     case = Case(700, 4, 2, *lengths, head_dim, head_dim, "float16", causal=causal)
     assert case.batch * case.heads_q > 10 * cp.cuda.Device().attributes["MultiProcessorCount"]
     problem = Problem(cp, case)

@@ -104,7 +104,7 @@ def test_prepared_runs_are_on_the_stream_of_another_device(
         workspace = cp.full(prepared.workspace_bytes, 255, np.uint8)
         stream = cp.cuda.Stream(non_blocking=True)
         cp.cuda.Device().synchronize()
-        with stream:  # the inputs are there only after a while, on this stream
+        with stream:  # this stream writes the inputs only after a while
             cp.RawKernel(_SPIN, "spin")((1,), (1,), (np.int64(200_000_000),))
             for name, array in arrays.items():
                 array[...] = source[name]
@@ -117,7 +117,7 @@ def test_prepared_runs_are_on_the_stream_of_another_device(
 
 
 def test_prepared_runs_refuse_what_was_not_planned(cp: Any, problem: dict[str, Any]) -> None:
-    prepared = cuflash.prepare(*problem.values(), algorithm="fa1")  # which has a workspace
+    prepared = cuflash.prepare(*problem.values(), algorithm="fa1")  # fa1 has a workspace
     out = cp.empty(problem["q"].shape, np.float16)
     pointers = {n: a.data.ptr for n, a in {**problem, "out": out}.items()}
     workspace = cp.empty(prepared.workspace_bytes, np.uint8).data.ptr
@@ -132,7 +132,7 @@ def test_prepared_runs_refuse_what_was_not_planned(cp: Any, problem: dict[str, A
 
 
 def test_workspace_is_checked(cp: Any, problem: dict[str, Any]) -> None:
-    problem["algorithm"] = "fa1"  # which has a workspace
+    problem["algorithm"] = "fa1"  # fa1 has a workspace
     tensors = [problem[name] for name in "qkv"]
     needed = cuflash.prepare(*tensors, algorithm="fa1").workspace_bytes
     good = cp.empty(needed + 256, np.uint8)

@@ -41,7 +41,7 @@ def _error(found: Any, truth: Any) -> float:
 @pytest.mark.parametrize("end", [-1, 1])
 @pytest.mark.parametrize(("dtype", "algorithm"), _EACH)
 def test_scales_at_either_end(cp: Any, dtype: str, algorithm: Any, end: int) -> None:
-    """Powers of two move between q, k and the scale, and every result errs as without them."""
+    """Powers of two move between q, k and the scale, and results are as accurate as without."""
     skip_without(algorithm)
     rng = np.random.default_rng(3)
     q, k, v, dout = (rng.standard_normal((2, 200, 3, 64)).astype(_dtype(dtype)) for _ in range(4))
@@ -82,7 +82,7 @@ def test_queries_of_zero_give_the_mean(cp: Any, dtype: str, algorithm: Any, end:
 def test_values_within_the_bound_of_the_contract(
     cp: Any, dtype: str, algorithm: Any, keys: int
 ) -> None:
-    """The largest whose un-normalised sum is finite, with maxima that rise from tile to tile."""
+    """The largest values with finite sums before the division; maxima rise from tile to tile."""
     skip_without(algorithm)
     most = {"bfloat16": 8e34, "float32": 3.4e38, "float64": 1.79e308}[dtype] / keys
     rng = np.random.default_rng(keys)
@@ -101,7 +101,7 @@ def test_keys_with_a_large_common_component(
 ) -> None:
     """Gradients err no more than twice as much as whole matrices in the same precision.
 
-    In 16-bit types with a float32 output; P and dS are rounded in both.
+    16-bit types have a float32 output; both round P and dS.
     """
     skip_without(algorithm)
     rng = np.random.default_rng(8)
@@ -125,7 +125,7 @@ def test_keys_with_a_large_common_component(
 @pytest.mark.parametrize("algorithm", ["fa1", "fa2", "fa3"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_a_float32_residual(cp: Any, dtype: str, algorithm: Any) -> None:
-    """The same output to the bit, and less error in dq; P and dS are still rounded."""
+    """The output has the same bits, and dq a smaller error; P and dS are still rounded."""
     skip_without(algorithm)
     rng = np.random.default_rng(4)
     q, k, v, dout = (rng.standard_normal((2, 320, 2, 64)) for _ in range(4))

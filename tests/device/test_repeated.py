@@ -1,4 +1,4 @@
-"""Calls of a kind that has been, on the device: right on every stream, thread, device and graph."""
+"""Repeated calls on the device are right on every stream, thread and device, and in graphs."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Passes:
         return cuflash.attention_backward(*inputs, **self.options, **memory)
 
     def bits(self, results: tuple[Any, ...]) -> bytes:
-        """The bits of existing results."""
+        """The bits of results that have been queued."""
         return b"".join(array.get().tobytes() for array in results)
 
     def check(self, number: int, results: tuple[Any, ...]) -> None:
@@ -81,7 +81,7 @@ class Passes:
 def test_repeated_calls_are_bit_equal(
     cp: Any, undecided: Callable[[], None], operation: str, algorithm: str
 ) -> None:
-    """Calls in one queue, while results and workspaces are made and freed."""
+    """Calls on one stream, while results and workspaces are allocated and freed."""
     passes = Passes(cp, operation, algorithm)
     undecided()
     stream = cp.cuda.Stream(non_blocking=True)
@@ -125,7 +125,7 @@ def test_a_graph_of_repeated_calls_replays_bit_equal(
 def test_threads_on_streams_of_their_own(
     cp: Any, undecided: Callable[[], None], operation: str
 ) -> None:
-    """New threads, which have no context; their own streams, the per-thread and the null one."""
+    """New threads without a context, on their own streams, the per-thread and the null stream."""
     passes = Passes(cp, operation, "auto", sets=8)
     undecided()
     cp.cuda.Device().synchronize()
@@ -138,7 +138,7 @@ def test_threads_on_streams_of_their_own(
                     results = passes(number)
                     cp.cuda.get_current_stream().synchronize()
                     passes.check(number, results)
-        except BaseException as error:  # which a thread would only print
+        except BaseException as error:  # a thread would only print it
             faults.append(error)
 
     new, own = (lambda: cp.cuda.Stream(non_blocking=True)), cp.cuda.Stream.ptds
@@ -152,13 +152,13 @@ def test_threads_on_streams_of_their_own(
 
 
 def test_a_prepared_run_in_a_new_thread(cp: Any, problem: dict[str, Any]) -> None:
-    """Which has asked CUDA for nothing, so that it has no context."""
+    """The thread has not called CUDA before, so it has no context."""
     expected = cuflash.attention(**problem)
     prepared, out = cuflash.prepare(*problem.values()), cp.full_like(expected, np.nan)
     workspace = cp.empty(prepared.workspace_bytes + 256, np.uint8)
     pointers = {name: array.data.ptr for name, array in {**problem, "out": out}.items()}
     stream = cp.cuda.Stream(non_blocking=True)
-    prepared.run(pointers, stream.ptr, workspace.data.ptr)  # the counter of the stream is made
+    prepared.run(pointers, stream.ptr, workspace.data.ptr)  # this makes the counter of the stream
     stream.synchronize()
     out.fill(np.nan)
     cp.cuda.Device().synchronize()

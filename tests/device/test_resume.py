@@ -1,4 +1,4 @@
-"""Attention that goes on from a state, part after part, on the device."""
+"""Attention resumed from a state, part after part, on the device."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_any_split_of_the_keys(cp: Any, dtype: str, algorithm: str) -> None:
     def check(data: Any, in_place: bool) -> None:
         case = replace(_CASE, dtype=dtype, q_offset=data.draw(st.integers(-3, 700)))
         parts = data.draw(splits(case.seqlen_kv))
-        if algorithm == "fa3":  # which needs a key
+        if algorithm == "fa3":  # fa3 needs a key
             parts = [(begin, end) for begin, end in parts if begin < end]
         x = arrays(case, "q", "k", "v")
         truth = judge(case, x)

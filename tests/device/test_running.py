@@ -20,9 +20,8 @@ from .common import same_gradients, skip_without
 def test_fifty_lengths_compile_once(
     cp: Any, problem: dict[str, Any], algorithm: str, more: int
 ) -> None:
-    """Except for the smaller tiles of FlashAttention-2 for few lengths.
-
-    And except for one query, whose group's heads are rows of one tile.
+    """Except for smaller tiles of FlashAttention-2 at a few lengths, and for one query, whose
+    group is packed.
     """
     skip_without(algorithm)
     cuflash.attention(**problem, algorithm=algorithm)
@@ -39,7 +38,7 @@ def test_memory_grows_with_the_sequence_not_its_square(cp: Any, operation: str) 
     for seqlen in (4096, 8192, 16384):
         q = cp.ones((1, seqlen, 2, 64), np.float16)
         out, lse = cuflash.attention(q, q, q, return_lse=True)
-        pool = cp.cuda.MemoryPool()  # its own, so that nothing of it is there already
+        pool = cp.cuda.MemoryPool()  # an empty pool of its own
         with cp.cuda.using_allocator(pool.malloc):
             if operation == "forward":
                 cuflash.attention(q, q, q)
@@ -249,7 +248,9 @@ def test_compiled_registers_are_reported(problem: dict[str, Any]) -> None:
         "steps/statistics",
         f"{said.algorithm}/backward",
         "steps/convert_dq",
-        *(["fa3/sum_parts"] if said.algorithm == "fa3" else []),  # so few tiles share their heads
+        *(
+            ["fa3/sum_parts"] if said.algorithm == "fa3" else []
+        ),  # several blocks share each of so few tiles
     ]
     assert all(16 <= (kernel.registers or 0) <= 255 for kernel in said.kernels)
     assert "registers" in str(said)

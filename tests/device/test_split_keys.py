@@ -33,7 +33,7 @@ def test_against_float64(cp: Any, row: Row) -> None:
 @pytest.mark.parametrize("algorithm", ["fa2", "fa3"])
 @pytest.mark.parametrize("width", [64, 128])
 def test_a_row_has_the_same_bits_in_any_batch(cp: Any, algorithm: str, width: int) -> None:
-    """With a given tile and chunk; one query and a few, with and without groups."""
+    """With given tile and chunk, for one query and a few, with and without packed groups."""
     skip_without(algorithm)
     for heads, queries in (((8, 2), 1), ((8, 2), 7), ((2, 2), 200)):
         case = Case(40, *heads, queries, 3000, width, width, "bfloat16", seed=5)
@@ -68,7 +68,7 @@ def test_rows_that_do_not_count_change_no_bit(cp: Any, algorithm: str) -> None:
 
 @pytest.mark.parametrize("algorithm", ["fa2", "fa3"])
 def test_runs_are_equal_beside_other_work(cp: Any, hog: Any, algorithm: str) -> None:
-    """Which block draws a chunk, and when, decides about no bit."""
+    """The bits do not depend on which block draws a chunk, or when."""
     skip_without(algorithm)
     x = arrays(Case(1, 8, 2, 1, 60_000, 128, 128, "float16", seed=6), "q", "k", "v")
     given = {name: cp.asarray(array) for name, array in x.items()}
@@ -103,7 +103,7 @@ def test_a_captured_graph_has_the_bits_of_the_call(cp: Any) -> None:
 
 
 def test_what_the_planner_takes_is_right(cp: Any) -> None:
-    """The decode and the few tiles that it was timed with, against float64."""
+    """The decoding steps and the few tiles with which the planner was timed, against float64."""
     for heads, lengths, width, causal in (
         ((32, 8), (1, 16384), 128, False),
         ((64, 8), (1, 1024), 128, False),

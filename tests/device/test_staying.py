@@ -10,7 +10,7 @@ import pytest
 from ..kit.case import Case
 from .common import Gradients, Hog, gradients_on_two_streams, jitter, skip_without
 
-#: Full and causal, of one to four steps a tile; keys that no query sees; fewer tiles than blocks.
+#: Full and causal, with one to four steps a tile; keys that no query sees; fewer tiles than blocks.
 _CASES = (
     Case(48, 4, 4, 300, 777, 32, 32, "bfloat16", seed=1),
     Case(40, 4, 4, 512, 512, 24, 32, "float16", causal=True, seed=2),
@@ -28,7 +28,7 @@ def _on_hopper() -> None:
 
 @pytest.mark.parametrize("case", _CASES, ids=str)
 def test_the_same_bits_beside_copies(cp: Any, hog: Hog, case: Case) -> None:
-    """Of dK and dV; and a dQ that is right every time."""
+    """dK and dV have the same bits, and dQ is right every time."""
     gradients = Gradients(cp, case)
     main = gradients.prepare().plan.launches[1]
     assert dict(main.config.constants)["stays"]
@@ -47,7 +47,7 @@ def test_the_same_bits_beside_copies(cp: Any, hog: Hog, case: Case) -> None:
 
 
 def test_two_streams_at_once(cp: Any) -> None:
-    """Blocks of one call begin late where those of the other hold multiprocessors."""
+    """Blocks of one call begin late if blocks of the other call occupy multiprocessors."""
     gradients_on_two_streams(cp, [Gradients(cp, case) for case in _CASES[:2]], 1)
 
 

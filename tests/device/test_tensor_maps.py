@@ -1,4 +1,4 @@
-"""Tensor maps on a device: the driver's, and copies with another address."""
+"""Tensor maps on a device: maps of the driver, and copies of them with another address."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_a_map_is_what_the_driver_makes(cp: Any, dtype: Any, rows: int) -> None:
     pool = [cp.empty(4096, cp.uint8) for _ in range(4)]
     far = [cp.cuda.Memory(size) for size in (4096, 1 << 20, 1 << 28, 1 << 32)]
     places = [*(a.data.ptr for a in pool), *(memory.ptr for memory in far), 0x7FFF_FFFF_F000]
-    first = pool[0].data.ptr  # the first addresses say for which others the driver is not asked
+    first = pool[0].data.ptr  # after the first addresses the driver is not asked for similar ones
     for address in (first + 16, *(a + n for a in places for n in (0, 16, 32, 48, 128, 272, 4080))):
         room = np.zeros(WORDS, np.uint64)
         encoder.write(address, room)

@@ -44,7 +44,7 @@ def test_against_the_reference(cp: Any, row: Row) -> None:
 
 @pytest.mark.parametrize("algorithm", ["fa1", "fa2", "fa3"])
 def test_a_graph_sees_other_lengths(cp: Any, algorithm: Any) -> None:
-    """Captured with short ones, replayed with others and with none: the bits of eager calls."""
+    """It is captured with short lengths; replays with others have the bits of eager calls."""
     skip_without(algorithm)
     row = Row(algorithm, "float16", options={"causal": True})
     whole = {name: cp.asarray(np.nan_to_num(a)) for name, a in row.arrays().items()}

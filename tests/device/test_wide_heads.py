@@ -35,9 +35,9 @@ def _tile(cp: Any, case: Case) -> Any:
 
 
 def _run(case: Case, x: dict[str, np.ndarray], out_dtype: str = "") -> dict[str, np.ndarray]:
-    """Out and lse, the same bits twice."""
+    """Out and lse of two runs, which must have the same bits."""
     runner = ApiRunner("cuda", "fa2")
-    if out_dtype:  # the runner's own destinations are of the case's dtype
+    if out_dtype:  # the runner's destinations would have the case's dtype
         runner = replace(runner, destinations=False, options=(("out_dtype", out_dtype),))
     first, again = (runner.forward(case, x["q"], x["k"], x["v"]) for _ in range(2))
     for name, got, other in zip(("out", "lse"), first, again, strict=True):
@@ -46,7 +46,7 @@ def _run(case: Case, x: dict[str, np.ndarray], out_dtype: str = "") -> dict[str,
 
 
 def _hold(case: Case, x: dict[str, np.ndarray], results: dict[str, np.ndarray]) -> None:
-    """The last heads, to the truth."""
+    """Compare the last heads with the truth."""
     last = replace(case, batch=1, heads_q=2, heads_kv=1)
     of_last = {name: last_heads(last, name, array) for name, array in x.items()}
     of_last["dout"] = np.zeros(last.shape("dout"), case.storage)
@@ -68,7 +68,7 @@ def _check(case: Case, rising: int = 0) -> None:
 )
 @pytest.mark.parametrize("dtype", _HALVES)
 def test_pairs_of_warps(cp: Any, dtype: str, dims: tuple[int, int], causal: bool) -> None:
-    """Maxima that hold, outliers, maxima that rise all the time; tails both ways."""
+    """Maxima that hold, outliers, and maxima that rise all the time; tails both ways."""
     for values, rising in (("normal", False), ("outliers", False), ("normal", True)):
         case = Case(
             **_FULL_OF_TILES,
@@ -122,7 +122,7 @@ _square_problems = pytest.mark.parametrize(
 
 @_square_problems
 def test_float32_output(cp: Any, dtype: str, seqlen_kv: int, q_offset: int) -> None:
-    """Without the rounding to 16 bits: nothing lies between the sums and the output."""
+    """There is no rounding to 16 bits between the sums and the output."""
     case = _square(cp, dtype, seqlen_kv, q_offset)
     x = arrays(case, "q", "k", "v")
     rounded, results = _run(case, x), _run(case, x, "float32")
@@ -134,9 +134,9 @@ def test_float32_output(cp: Any, dtype: str, seqlen_kv: int, q_offset: int) -> N
 
 @_square_problems
 def test_keys_of_minus_infinity(cp: Any, dtype: str, seqlen_kv: int, q_offset: int) -> None:
-    """All keys of the first batch entry, and of the others the last, which are visited first.
+    """All keys of the first batch entry, and the last keys of the others, which come first.
 
-    They end within a tile, and within the half of a pair's second warp.
+    They end within a tile, and within the half that a pair's second warp has.
     """
     case = _square(cp, dtype, seqlen_kv, q_offset)
     x = arrays(case, "q", "k", "v")

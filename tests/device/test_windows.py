@@ -29,7 +29,7 @@ _HEAD_DIMS = (64, 128, 192, 256)
 
 
 def _busy(head_dim: int, window: str, causal: bool, sinks: str) -> Case:
-    """Ragged, grouped, many tiles both ways, dead rows at either end."""
+    """Ragged lengths, grouped heads, many tiles both ways, dead rows at either end."""
     case = Case(3, 12, 3, 1700, 1333, head_dim, head_dim, "bfloat16", causal=causal, seed=1)
     return replace(case, q_offset=-150, window=window, sinks=sinks)
 
@@ -58,7 +58,7 @@ def test_forward_bits_are_the_same_beside_copies(
 def test_gradients_are_the_same_beside_copies(
     cp: Any, hog: Hog, head_dim: int, window: str, causal: bool, sinks: str, ordered: bool
 ) -> None:
-    """dk, dv and dsinks in bits; dq too where its sums have an order."""
+    """dk, dv and dsinks have the same bits; so has dq if it is summed in order."""
     skip_without("fa3")
     gradients = Gradients(cp, _busy(head_dim, window, causal, sinks), ordered)
     first, again = gradients.first(), gradients.destinations()

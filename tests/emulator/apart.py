@@ -1,4 +1,4 @@
-"""Runs something in a process of its own: the emulator aborts where device code goes wrong."""
+"""Runs a function in a process of its own: the emulator aborts where device code goes wrong."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ __all__ = ["apart"]
 
 T = TypeVar("T")
 
-#: Seconds until a process that does not end is ended; under pytest nothing takes nearly as long.
+#: Seconds after which a process is killed; no test takes nearly as long.
 SECONDS = 600
 
 
 def apart(run: Callable[[], T]) -> T:
-    """What ``run`` gives in a child of this process.
+    """Run a function in a child of this process and return its result.
 
     Raises
     ------
     AssertionError
-        With the child's traceback if it raised, with its signal and its last words if it died.
+        With the child's traceback if it raised, with its signal and last output if it died.
     """
     with tempfile.TemporaryFile() as said, tempfile.TemporaryFile() as answer:
         build._folder()  # one for all children
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of threads that the child does not have
+            warnings.simplefilter("ignore")  # Python warns about threads that a child does not have
             child = os.fork()
         if child == 0:
             _child(run, said.fileno(), answer.fileno())
@@ -59,9 +59,9 @@ def apart(run: Callable[[], T]) -> T:
 
 
 def _child(run: Callable[[], Any], said: int, answer: int) -> None:
-    """Never returns."""
+    """Run the function, write its result and end the child; it never returns."""
     try:
-        faulthandler.disable()  # what the emulator says is enough
+        faulthandler.disable()  # the emulator's own message is enough
         os.dup2(said, 1)
         os.dup2(said, 2)
         sys.stdout = sys.stderr = open(said, "w", closefd=False)  # noqa: SIM115
@@ -76,7 +76,7 @@ def _child(run: Callable[[], Any], said: int, answer: int) -> None:
 
 
 def _outcome(run: Callable[[], Any]) -> tuple[Any, str | None, str | None]:
-    """The result, why it was skipped, and what failed."""
+    """The result, the reason of a skip, and the traceback of a failure."""
     try:
         return run(), None, None
     except pytest.skip.Exception as skip:

@@ -1,4 +1,4 @@
-"""Arithmetic for the stand-in of CuPy: what a step of the demo's network asks for, and graphs."""
+"""Arithmetic for the stand-in of CuPy, as the demo's network needs it, and graphs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 
 def array_module(host: HostCupy, stream: int) -> Any:
-    """What stands for the module: arrays compute from now on, and the stream captures graphs."""
+    """A stand-in for the array module. Its arrays can compute, and its stream captures graphs."""
     kind = host.runtime.ndarray
     lifted = _Lifted(host)
     for name, function in _FUNCTIONS.items():
@@ -56,7 +56,7 @@ def array_module(host: HostCupy, stream: int) -> Any:
 
 
 class _Lifted:
-    """Functions of NumPy's as kernels, which run at once or are captured."""
+    """NumPy's functions as kernels, which run at once or are captured."""
 
     def __init__(self, host: HostCupy) -> None:
         self._runtime = host.runtime
@@ -65,7 +65,7 @@ class _Lifted:
     def new(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*given: Any, **options: Any) -> Any:
             hosts, arrays = self._hosts(given), self._arrays(given)
-            with np.errstate(all="ignore"):  # a capture has the shape alone from this
+            with np.errstate(all="ignore"):  # a capture takes only the shape from this
                 shaped = function(*hosts, **options)
             made = self._kind(shaped.shape, shaped.dtype)
             to = made._host
@@ -79,7 +79,7 @@ class _Lifted:
         return call
 
     def written(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Into the first operand."""
+        """A kernel that writes the result into its first operand."""
 
         def call(*given: Any) -> Any:
             hosts = self._hosts(given)
@@ -111,7 +111,7 @@ def _split(array: Any, parts: int, axis: int) -> list[Any]:
 
 
 class _Keeping(weakref.WeakSet[Any]):
-    """The arrays that live; those that are made from now on live as long as ``pool``."""
+    """The living arrays; new ones live as long as ``pool``."""
 
     def __init__(self, living: Any, pool: list[Any]) -> None:
         self._pool: list[Any] = []
@@ -125,7 +125,7 @@ class _Keeping(weakref.WeakSet[Any]):
 
 @contextlib.contextmanager
 def _allocating(host: HostCupy, pool: list[Any]) -> Iterator[None]:
-    """What is allocated within is nobody else's as long as the pool is there."""
+    """Arrays made within this context keep their memory as long as the pool exists."""
     kind = host.runtime.ndarray
     with mock.patch.object(kind, "living", _Keeping(kind.living, pool)):
         yield
@@ -133,7 +133,7 @@ def _allocating(host: HostCupy, pool: list[Any]) -> Iterator[None]:
 
 
 class _Stream:
-    """Captures what is queued, and replays it."""
+    """A stream that captures queued work and replays it."""
 
     def __init__(self, host: HostCupy, stream: int) -> None:
         self._runtime, self._stream = host.runtime, stream

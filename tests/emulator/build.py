@@ -36,13 +36,13 @@ __all__ = [
 ]
 
 HERE = Path(__file__).parent / "cuda"
-#: Environment variable: a folder for what is compiled, which processes then share.
+#: Environment variable: a folder for compiled kernels, which processes then share.
 KEPT = "CUFLASH_EMULATOR_KEEPS"
 #: Without the checks of a hardened compiler: fibers jump between stacks.
 UNHARDENED = "-U_FORTIFY_SOURCE"
 FLAGS = ("-std=c++20", "-O1", "-w", "-fPIC", "-ffp-contract=off", UNHARDENED)
 
-#: What a kernel's text includes first: the emulator, and the kernel before its ``Config``.
+#: The header that a kernel's text includes first: the emulator, and the kernel before ``Config``.
 PRECOMPILED = "kernel.hpp"
 
 _ENTRY = """
@@ -63,7 +63,7 @@ extern "C" void emulate(const void* params, int grid, int threads, long shared, 
 
 
 class Watch(ctypes.Structure):
-    """A range of memory, and how many bytes kernels have copied from it to shared memory."""
+    """A range of memory, and the number of its bytes that kernels have copied to shared memory."""
 
     _fields_ = (
         ("begin", ctypes.c_uint64),
@@ -77,7 +77,7 @@ _watches = (Watch * 0)()
 
 @contextlib.contextmanager
 def watched(arrays: Sequence[np.ndarray]) -> Iterator[Any]:
-    """Within it the kernels count what they read of contiguous arrays; a :class:`Watch` each."""
+    """Within this context kernels count the bytes that they read of contiguous arrays."""
     global _watches
     spans = [(a.ctypes.data, a.ctypes.data + a.nbytes, 0) for a in arrays]
     _watches = (Watch * len(spans))(*spans)
@@ -92,9 +92,9 @@ _last_first = False
 
 @contextlib.contextmanager
 def last_blocks_first() -> Iterator[None]:
-    """Within it blocks run from the last to the first, of kernels in which none waits for another.
+    """Within this context blocks run from the last to the first, if none waits for another.
 
-    What a block writes in another one's place is then not written over by that one.
+    If a block writes to rows of a later block, that block then does not overwrite them.
     """
     global _last_first
     _last_first = True
@@ -113,7 +113,7 @@ class Emulated:
         self._run.argtypes += [ctypes.c_void_p, ctypes.c_int, ctypes.c_int]
 
     def __call__(self, grid: int, threads: int, shared_bytes: int, parameters: int) -> None:
-        """Run it; ``parameters`` is the address of a list of addresses, as the driver takes it."""
+        """Run the kernel; ``parameters`` is the address of a list of addresses, as in CUDA."""
         (first,) = (ctypes.c_void_p * 1).from_address(parameters)
         watches = ctypes.addressof(_watches)
         size = max(shared_bytes, 16)
@@ -121,30 +121,30 @@ class Emulated:
 
 
 def compiler() -> str | None:
-    """A C++ compiler, if there is one."""
+    """The path of a C++ compiler, or None."""
     return shutil.which("g++")
 
 
-#: Compilers that run at a time, and what they have made or are making.
+#: Threads that run compilers, and the kernels that are compiled or under way.
 _pool = ThreadPoolExecutor(os.cpu_count() or 1)
 _made: dict[tuple[KernelConfig, str, str], Future[Path]] = {}
 _lock = threading.Lock()
 
 
 def forget_threads() -> None:
-    """In a child of this process, which has none of its threads."""
+    """Start anew in a child of this process, which has none of its threads."""
     global _pool, _lock
     _pool, _lock = ThreadPoolExecutor(os.cpu_count() or 1), threading.Lock()
     _made.clear()
 
 
 def emulate(config: KernelConfig) -> Emulated:
-    """The kernel of a configuration; compiled once for each text of the sources."""
+    """The kernel of a configuration, compiled once for each text of the sources."""
     return Emulated(begin(config).result())
 
 
 def begin(config: KernelConfig) -> Future[Path]:
-    """Have it compiled beside other work, to be there when it is asked for."""
+    """Start to compile a kernel in a thread."""
     root = find_sources()
     text = _text(config, root)
     digest = _digest(config, root, text)
@@ -156,12 +156,12 @@ def begin(config: KernelConfig) -> Future[Path]:
 
 
 def _text(config: KernelConfig, root: Path) -> str:
-    """The translation unit without what only NVRTC understands, and with an entry of ours."""
+    """The translation unit with another entry, and without lines that only NVRTC understands."""
     text = translation_unit(config, root)
     lines = [line for line in text.splitlines() if "__INTADDR__" not in line]
     lines.remove(_include(config))  # the precompiled header has it
     fa3 = config.generation == "fa3"
-    # As emulated::Habits.
+    # The fields of emulated::Habits.
     habits = (fa3, fa3 and config.kernel == "forward", not _waits(config))
     more = _ENTRY.format(
         generation=config.generation,
@@ -172,7 +172,7 @@ def _text(config: KernelConfig, root: Path) -> str:
 
 
 def _waits(config: KernelConfig) -> bool:
-    """Whether blocks wait for blocks before them: for their turn, or for sums to be cleared."""
+    """Whether blocks wait for earlier blocks: for their turn, or for cleared sums."""
     packed = any(feature.name == "packed_lengths" for feature in config.features)
     clears = (config.generation, config.kernel) == ("fa3", "backward") and not packed
     return clears or bool(dict(config.constants).get("ordered"))
@@ -183,7 +183,7 @@ def _include(config: KernelConfig) -> str:
 
 
 def _digest(config: KernelConfig, root: Path, text: str | None = None) -> str:
-    """Of the files that a kernel is compiled from, with the headers that ``text`` names, or all."""
+    """Digest of the files of a kernel, with the headers that ``text`` includes, or with all."""
     digest = hashlib.sha256()
     ours = [path for path in sorted(HERE.rglob("*")) if path.is_file()]
     features = sorted(root.glob("features/*.cuh"))
@@ -197,7 +197,7 @@ def _digest(config: KernelConfig, root: Path, text: str | None = None) -> str:
 
 @functools.cache
 def _folder() -> Path:
-    """Where this process keeps what it compiles, or several that have been given a place."""
+    """The folder of compiled kernels, of this process or of all that share ``KEPT``."""
     given = os.environ.get(KEPT)
     if given:
         return Path(given)
@@ -222,7 +222,7 @@ def _library(root: Path, config: KernelConfig, text: str, digest: str) -> Path:
 
 @contextlib.contextmanager
 def _alone(name: str) -> Iterator[None]:
-    """One thread of one process makes a file; others wait until it is there."""
+    """Within this context one thread of one process makes a file; others wait until it exists."""
     with open(_folder() / f"{name}.lock", "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         try:
@@ -232,7 +232,7 @@ def _alone(name: str) -> Iterator[None]:
 
 
 def _precompiled(root: Path, config: KernelConfig) -> Path:
-    """A folder with the sources, and what all configurations of a kernel share precompiled."""
+    """A folder with the sources and a precompiled header for all configurations of a kernel."""
     digest = _digest(config, root)
     kept = _folder() / f"{config.generation}-{config.kernel}-{digest}"
     with _alone(kept.name):

@@ -1,4 +1,4 @@
-"""What is compiled for calls of the public functions, and a call."""
+"""Calls of the public functions, and the kernels that are compiled for them."""
 
 from __future__ import annotations
 
@@ -15,41 +15,41 @@ from ..kit.strides import CONTIGUOUS, Strides, boxed
 
 __all__ = ["PLACED", "QKV", "Call", "Kernels"]
 
-#: Every array of either pass.
+#: Names of all arrays of both passes.
 PLACED = (*TENSORS, "lse", "dlse", "lse_out", *OF_FEATURES)
-#: What a backward pass differentiates by where nobody says so.
+#: The default ``wrt`` of a backward pass.
 QKV = ("q", "k", "v")
 
 
 @dataclass(frozen=True)
 class Kernels:
-    """What is compiled: a kernel of each pass, for two alignments and two types of output."""
+    """The compiled kernels: one for each pass, for two alignments and two types of output."""
 
-    days_of_turn: ClassVar[int] = 4  # within which a whole run has it
+    days_of_turn: ClassVar[int] = 4  # within which a whole run covers it
     algorithm: str
     dtype: str
     dims: tuple[int, int]
     causal: bool
     blocks: tuple[int, int] | None = None
     architecture: str = "90"
-    num_sms: int | None = None  # in place of the device's; few make a block do several tiles
+    num_sms: int | None = None  # replaces the device's; with few, blocks do several tiles
     deterministic: bool = False
-    steps: tuple[int, ...] = (16, 64)  # multiples that lengths are about
-    parted: bool = False  # also kernels of several blocks for a kv tile
-    plain: bool = False  # of one alignment and type of output
-    forward_row: ForwardRow | None = None  # the only one that the forward pass has
-    window: str = ""  # "left" or "band": the bounds that the keys of a query mostly have
-    sinks: str = ""  # their dtype, if there are any
+    steps: tuple[int, ...] = (16, 64)  # lengths are near multiples of these
+    parted: bool = False  # also kernels with several blocks for a kv tile
+    plain: bool = False  # one alignment and one type of output
+    forward_row: ForwardRow | None = None  # the forward pass's table has only this row
+    window: str = ""  # "left" or "band": the bounds that most cases have
+    sinks: str = ""  # their dtype; empty for none
     softcap: bool = False
-    alibi: str = ""  # "heads" or "batch": what has a slope of its own
-    bias: str = ""  # by which of "qk" it differs, 1 for none of them; after ":" its dtype
-    mask: str = ""  # the same of a boolean mask
+    alibi: str = ""  # "heads" or "batch": each of these has its own slope
+    bias: str = ""  # its last two axes, "q" or 1 and "k" or 1; after ":" its dtype
+    mask: str = ""  # the last two axes of a boolean mask
     dropout: bool = False
     written: bool = False  # the soft cap, slopes, bias and mask, as a function of scores
 
     @property
     def mapped(self) -> str:
-        """The array that comes through the copy engine, from where it lies; empty: none."""
+        """The array that the copy engine loads in place; empty for none."""
         of_keys = "k" in self.bias.partition(":")[0]
         staged = of_keys and self.algorithm == "fa3" and not self.written
         return "bias" if staged else ""
@@ -78,31 +78,31 @@ class Kernels:
 
 @dataclass(frozen=True, repr=False)
 class Call:
-    """A problem, and how the public functions are asked to solve it.
+    """A problem, and the way in which the public functions are called with it.
 
     Attributes
     ----------
     wide, wide_dout
-        Whether the output of 16-bit inputs is float32, and the gradient of the output.
+        Whether 16-bit inputs have a float32 output, and a float32 gradient of the output.
     made
-        Whether destinations are given, with the strides of the case.
+        Whether the caller gives destinations, with the strides of the case.
     odd
         Arrays at addresses that are not multiples of their elements' size.
     host
-        Whether the arrays are NumPy's, which go to the device and back.
+        Whether the arrays are NumPy's, which the library copies to the device and back.
     parts
         Blocks that share a kv tile of FlashAttention-3's backward pass.
     turns
-        How often it is made, at other places and on other streams.
+        The number of repetitions, with arrays at other places and on other streams.
     shift
-        What is added to every score, through the first column of q and k: exponentials of a
-        log-sum-exp so far from 0 are beyond float32 where a score is taken for 0.
+        Added to every score, through the first column of q and k. If a kernel takes a score for 0,
+        its distance from the log-sum-exp is then beyond float32's exponentials.
     dead
         Queries whose scores are all minus infinity, and whose gradients are infinite.
     wrt
-        What the backward pass differentiates by.
+        The arrays by which the backward pass differentiates.
     mapped
-        The array of pairs that lies as the copy engine reads it, if any.
+        The array of pairs that is laid out for the copy engine, if any.
     """
 
     case: Case
@@ -124,7 +124,7 @@ class Call:
     mapped: str = ""
 
     def __repr__(self) -> str:
-        """What makes it again."""
+        """The text that makes the call again."""
         said = [f"Case.parse({self.case.repro!r})"]
         for one in fields(self)[1:]:
             value = getattr(self, one.name)
@@ -133,12 +133,12 @@ class Call:
         return f"Call({', '.join(said)})"
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """What hypothesis prints."""
+        """Hypothesis prints the same text."""
         printer.text(repr(self))
 
     @property
     def gradients(self) -> tuple[str, ...]:
-        """Names of what the backward pass gives."""
+        """Names of the backward pass's results."""
         return tuple(f"d{name}" for name in self.wrt)
 
     @property
@@ -146,14 +146,14 @@ class Call:
         return np.dtype(np.float32) if self.wide else self.case.storage
 
     def inputs(self) -> dict[str, np.ndarray]:
-        """Of both passes."""
+        """The inputs of both passes."""
         x = arrays(self.case, "q", "k", "v", "dout", "dlse")
-        if self.dead:  # rows of zeros that give nothing, and so the same gradients
+        if self.dead:  # rows of zeros add nothing to gradients, as dead rows do
             x["k"][..., 0] = 1 + np.abs(x["k"][..., 0])
             for name in ("q", "dout", "dlse"):
                 self.case.heads_first(name, x[name])[:, :, self.dead] = 0
         elif self.shift:
-            # The larger one in q: over the keys dS adds up to nothing, and its errors do not.
+            # q has the larger number: dS sums to 0 over the keys, but the errors of dS do not.
             x["q"][..., 0] = self.shift / (8 * self.case.factor)
             x["k"][..., 0] = 8
         if not self.with_dlse:
@@ -161,7 +161,7 @@ class Call:
         return x | (arrays(self.case, *self.case.operands) if self.case.operands else {})
 
     def killed(self, x: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """The same inputs, the dead queries as the kernels are given them."""
+        """The inputs with the dead queries that the kernels get."""
         if not self.dead:
             return x
         x = {name: array.copy() for name, array in x.items()}
@@ -170,7 +170,7 @@ class Call:
         return x
 
     def recipe(self, name: str) -> Strides:
-        """Of any array of the call."""
+        """The strides of an array of the call."""
         if name in TENSORS:
             return self.case.recipe(name)
         if name == self.mapped:

@@ -1,4 +1,4 @@
-"""Compiles what the selected tests will run, beside the first of them; each in its own process."""
+"""Compiles the kernels of the selected tests ahead, and runs each test in its own process."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _configs(one: object) -> set[KernelConfig]:
 
 @pytest.fixture(autouse=True)
 def _compiled(request: pytest.FixtureRequest, _filled: None) -> None:
-    """Waits for the kernels of a test: its children do not share what is being compiled."""
+    """Wait for the kernels of a test: its child has no thread that compiles."""
     spec = getattr(request.node, "callspec", None)
     asked = [] if spec is None else [spec.params.get(name) for name in ("row", "kernels")]
     for one in asked:
@@ -57,7 +57,7 @@ def _compiled(request: pytest.FixtureRequest, _filled: None) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Every test in a child; a property runs its examples apart itself."""
+    """Run every test in a child process; a property runs its own examples in children."""
     if getattr(pyfuncitem.obj, "is_hypothesis_test", False):
         return None
     if "here" in pyfuncitem.keywords:

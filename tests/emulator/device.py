@@ -1,4 +1,4 @@
-"""A CUDA device that is emulated: the host side as it is, kernels as compiled for the CPU."""
+"""An emulated CUDA device: the library's own host code, with kernels compiled for the CPU."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ __all__ = ["EmulatedRunner", "emulated_device", "on_device"]
 def emulated_device(
     architecture: str, make: Callable[..., Any] = emulate, num_sms: int | None = None
 ) -> Iterator[None]:
-    """Within it ``prepare`` plans for this architecture, and what it gives runs on the CPU.
+    """Within this context ``prepare`` plans for an architecture, and its results run on the CPU.
 
-    ``make`` makes the kernel of a configuration; ``num_sms`` multiprocessors in
-    place of those of the architecture's device.
+    ``make`` makes the kernel of a configuration; ``num_sms`` replaces the number of
+    multiprocessors of the architecture's device.
     """
     import cupy
 
@@ -74,12 +74,12 @@ def emulated_device(
     calls.forget()
 
 
-#: Of the tiles that a persistent kernel draws; 0 before a launch and after it.
+#: The counter from which persistent kernels draw tiles; 0 before and after a launch.
 _COUNTER = np.zeros(1, np.int32)
 
 
 def _launch(kernel: Any, *numbers: int) -> None:
-    """With what the driver's launchKernel is given."""
+    """Launch a kernel with the arguments of the driver's launchKernel."""
     grid, _, _, threads, _, _, shared_bytes, _, parameters, _ = numbers
     _COUNTER[...] = 0
     kernel(grid, threads, shared_bytes, parameters)
@@ -87,7 +87,7 @@ def _launch(kernel: Any, *numbers: int) -> None:
 
 
 def _encode_map(to: Any, kind: int, rank: int, address: Any, *more: Any) -> int:
-    """In the driver's place: what ``cuda/ptx/tensor_copy.cuh`` reads."""
+    """Stand for the driver: write a map as ``cuda/ptx/tensor_copy.cuh`` reads it."""
     assert rank == 4
     itemsize = {0: 1, 6: 2, 7: 4, 9: 2}[kind]  # uint8, float16, float32, bfloat16
     sizes, strides, box, steps, interleave, swizzle, _promotion, fill = more
@@ -108,14 +108,14 @@ _PAIRS = ("bias", "mask")
 
 @dataclass(frozen=True)
 class EmulatedRunner:
-    """A runner as the kit's: results of the device code of an architecture, in guarded buffers."""
+    """A runner like the kit's: runs the device code of an architecture, in guarded buffers."""
 
     architecture: str = "90"
     algorithm: str = "fa1"
-    blocks: tuple[int, int] | None = None  # of fa3 forward alone
+    blocks: tuple[int, int] | None = None  # for fa3 only the forward pass's
     deterministic: bool = False
-    num_sms: int | None = None  # in place of the device's
-    forward_row: ForwardRow | None = None  # the only one of 16-bit tiles forward
+    num_sms: int | None = None  # replaces the device's
+    forward_row: ForwardRow | None = None  # the table of 16-bit forward tiles has only this row
 
     def tiles(self, case: Case, operation: str = "forward") -> tuple[int, int]:
         """``(block_q, block_kv)`` of the plan."""
@@ -124,7 +124,7 @@ class EmulatedRunner:
         return tile.block_q, tile.block_kv
 
     def kernels(self, case: Case, operation: str = "forward") -> list[str]:
-        """Those that the plan launches, in order."""
+        """The kernels that the plan launches, in order."""
         with self._device():
             plan = self.prepare(case, operation, self._shapes(case)).plan
         return [launch.config.kernel for launch in plan.launches]
@@ -154,7 +154,7 @@ class EmulatedRunner:
         dlse: np.ndarray | None = None,
         **beside: np.ndarray,
     ) -> tuple[np.ndarray, ...]:
-        """What the case gives the gradients of."""
+        """Gradients, as ``case.gradients`` names them."""
         given = {"q": q, "k": k, "v": v, "out": out, "dout": dout, "lse": lse}
         given |= operands(case, **beside)
         if dlse is not None:
@@ -162,7 +162,7 @@ class EmulatedRunner:
         return self._run(case, "backward", given, {n: case.dtype_of(n) for n in case.gradients})
 
     def configs(self, case: Case) -> set[KernelConfig]:
-        """What both passes of a case compile."""
+        """The kernels that both passes of a case compile."""
         found: set[KernelConfig] = set()
         for operation in ("forward", "backward"):
             arena = Arena(np, "nan")
@@ -177,7 +177,7 @@ class EmulatedRunner:
         return found
 
     def reads(self, case: Case, x: dict[str, np.ndarray]) -> dict[str, dict[str, int]]:
-        """Bytes of q, k and v that each pass copies to shared memory; of contiguous arrays."""
+        """Bytes of contiguous q, k and v that each pass copies to shared memory."""
         read: dict[str, dict[str, int]] = {"forward": {}, "backward": {}}
         given = {name: x[name] for name in "qkv"} | operands(case)
         made = {"out": case.storage, "lse": case.statistics}
@@ -233,7 +233,7 @@ class EmulatedRunner:
         tensors: Any,
         inputs: Mapping[str, np.ndarray] = MappingProxyType({}),
     ) -> cuflash.Prepared:
-        """The library's own object; only within :func:`emulated_device`."""
+        """The library's prepared call; only within :func:`emulated_device`."""
         return cuflash.prepare(
             *tensors,
             operation=operation,
@@ -250,7 +250,7 @@ class EmulatedRunner:
         if name not in ("q", "k", "v", *_PAIRS):
             return CONTIGUOUS
         recipe = case.recipe(name)
-        if name in _PAIRS:  # any are taken, but by the copy engine
+        if name in _PAIRS:  # kernels take any strides, the copy engine does not
             own = boxed(case.shape(name), case.dtype_of(name).itemsize)
             return own if self.algorithm == "fa3" else recipe
         gap = any(recipe.gaps[-1:])
@@ -260,7 +260,7 @@ class EmulatedRunner:
     def _keywords(
         self, case: Case, operation: str, inputs: Mapping[str, np.ndarray]
     ) -> dict[str, Any]:
-        """What else is said of arrays."""
+        """The keywords of a call that describe arrays."""
         said: dict[str, Any] = {"wrt": case.wrt} if operation == "backward" else {}
         if case.sinks:
             said["sinks"] = case.sinks
@@ -274,7 +274,7 @@ class EmulatedRunner:
 
 
 def on_device(array: np.ndarray) -> Any:
-    """A CuPy array over the same memory, which only kernels touch."""
+    """A CuPy array over the same memory; only kernels may read it."""
     import cupy
 
     memory = cupy.cuda.UnownedMemory(array.ctypes.data, 1 << 40, None, 0)

@@ -1,4 +1,4 @@
-"""Calls of the public functions, drawn, for kernels that compile once."""
+"""Draws calls of the public functions for kernels that compile once."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from .call import PLACED, QKV, Call, Kernels
 
 __all__ = ["calls"]
 
-#: Query heads of all batch entries that short problems have room for.
+#: The most query heads over the batch of short problems.
 _MANY = 8
-#: Values that none of the kernels' sums overflow for.
+#: Families of values with which no sum of a kernel overflows.
 _VALUES = ("normal", "normal", "small", "x8", "integers", "outliers", "equal", "zeros")
-#: Not "equal": one number is then all scores of a head, and a sink, unlike softmax alone, lets its
-#: error through, which no model of independent errors holds.
+#: Without "equal": all scores of a head are then one number with one error. Softmax cancels it, but
+#: a sink does not, and the error model assumes independent errors.
 _WITH_SINKS = tuple(values for values in _VALUES if values != "equal")
 
-#: Parts that are dropped, the least and the most among them, and kinds of seeds.
+#: Dropped shares, the smallest and the largest among them, and kinds of seeds.
 _DROPOUTS = ("0.1", "0.5:2", "0.25:4", "0.9", "0.00003:4", "0.99992:2")
 
 
 def _lengths(steps: tuple[int, ...], longest: int) -> st.SearchStrategy[int]:
-    """At and beside what the kernels count in; one, two, and now and then none."""
+    """Lengths at and beside multiples of the steps; one, two and sometimes none."""
     near = st.builds(
         lambda step, times, beside: min(step * times, longest // step * step) + beside,
         st.sampled_from(steps),
@@ -39,13 +39,13 @@ def _lengths(steps: tuple[int, ...], longest: int) -> st.SearchStrategy[int]:
 @st.composite
 def _problems(draw: st.DrawFn, kernels: Kernels, work: int) -> Case:
     layout = draw(st.sampled_from((*LAYOUTS, "bshd", "bhsd")))
-    many = draw(st.booleans())  # heads, with several for a kv head, or else rows
+    many = draw(st.booleans())  # many heads, several for a kv head, or else many rows
     steps = (min(kernels.steps),) if many else kernels.steps
     longest = (2 if many else 3) * max(steps)
     seqlen_q, seqlen_kv = draw(_lengths(steps, longest)), draw(_lengths(steps, longest))
-    if kernels.algorithm == "fa3":  # which leaves it to the others to do nothing
+    if kernels.algorithm == "fa3":  # fa3 does not take empty problems
         seqlen_q, seqlen_kv = max(seqlen_q, 1), max(seqlen_kv, 1)
-    # One that has one query or key does not differ from one to the other: another kernel.
+    # With one query or key an array does not differ along that axis, which needs another kernel.
     axes = kernels.bias.partition(":")[0] + kernels.mask
     seqlen_q, seqlen_kv = max(seqlen_q, 2 * ("q" in axes)), max(seqlen_kv, 2 * ("k" in axes))
     room = max(_MANY if many else 1, work // ((seqlen_q + 32) * (seqlen_kv + 32)))
@@ -79,14 +79,14 @@ def _problems(draw: st.DrawFn, kernels: Kernels, work: int) -> Case:
 
 
 def _numbers(kernels: Kernels) -> st.SearchStrategy[dict[str, Any]]:
-    """What is dropped, and a soft cap, if the kernels have them."""
+    """Dropout and a soft cap, if the kernels have them."""
     dropout = st.sampled_from(_DROPOUTS) if kernels.dropout else st.just("")
     softcap = st.sampled_from((0.5, 5.0, 50.0)) if kernels.softcap else st.none()
     return st.fixed_dictionaries({"dropout": dropout, "softcap": softcap})
 
 
 def _of_pairs(axes: str, hidden: str) -> st.SearchStrategy[str]:
-    """A bias or a mask over any entries and heads; some hide pairs in the other way."""
+    """A bias or a mask with any axes of entries and heads; half have the mark ``hidden``."""
     if not axes:
         return st.just("")
     first = st.sampled_from(("bh", "1h", "b1", "11", "h", "1", ""))
@@ -94,7 +94,7 @@ def _of_pairs(axes: str, hidden: str) -> st.SearchStrategy[str]:
 
 
 def _offsets(kernels: Kernels, seqlen_q: int, seqlen_kv: int) -> st.SearchStrategy[int | None]:
-    """Of which some leave one row of a tile alive, or kill a single one."""
+    """Offsets; some leave a single row of a tile alive, or kill a single one."""
     near = st.builds(
         lambda step, times, beside: step * times + beside,
         st.sampled_from(kernels.steps),
@@ -106,7 +106,7 @@ def _offsets(kernels: Kernels, seqlen_q: int, seqlen_kv: int) -> st.SearchStrate
 
 
 def _dead_queries(kernels: Kernels, case: Case) -> st.SearchStrategy[tuple[int, ...]]:
-    """None mostly; else one, or the first or last of every tile."""
+    """Mostly none; else one query, or the first or last of every tile."""
     length = case.seqlen_q
     if not length:
         return st.just(())
@@ -124,20 +124,20 @@ def calls(draw: st.DrawFn, kernels: Kernels) -> Call:
     narrow = case.storage.itemsize == 2 and not kernels.plain
     plain = kernels.plain or draw(
         st.booleans()
-    )  # what the kernels take as it is, of each algorithm the best
+    )  # strides that the best kernel of an algorithm takes without a copy
     if plain or kernels.algorithm == "fa3":
         case = case.with_strides(**{name: _loadable(case.recipe(name)) for name in TENSORS})
     odd = st.lists(st.sampled_from(PLACED), max_size=3, unique=True).map(tuple)
     rows = st.sampled_from((CONTIGUOUS, CONTIGUOUS, Strides(gaps=(5, 3, 1), offset=1)))
     host = draw(st.sampled_from((False,) * 5 + (True,)))
-    if kernels.mapped:  # what the library copies has no room between rows
+    if kernels.mapped:  # a copy by the library has no gaps between rows
         odd = odd.map(lambda names: tuple(name for name in names if name != kernels.mapped))
         host = host and case.seqlen_kv * case.dtype_of(kernels.mapped).itemsize % 16 == 0
     flags = {name: draw(st.booleans()) for name in ("with_dlse", "made", "workspace")}
-    # Many scores of integers are the same, and so are the errors of their dS. A column that is the
-    # same for all rows adds these up, which the rule for rows takes for independent.
-    # Small scores leave a large one as it is where sums round to nearest, as plain NumPy's do. The
-    # tensor cores cut off: there they may cost a unit, and the rule compares with an error of 0.
+    # Integers give many equal scores, whose dS have equal errors. The shift's column is the same in
+    # all rows and adds these errors up, but the rule for rows takes them for independent.
+    # Small scores do not change a large shift where sums round to nearest, as in plain NumPy. The
+    # tensor cores truncate and may err by a unit, where the rule compares with an error of 0.
     unshifted = case.values == "integers" or (kernels.dtype == "float32" and case.values == "small")
     shifts = (0,) if unshifted else (0, 0, -300, 200)
     return Call(
@@ -160,8 +160,8 @@ def calls(draw: st.DrawFn, kernels: Kernels) -> Call:
 
 
 def _named(kernels: Kernels) -> st.SearchStrategy[tuple[str, ...]]:
-    """All mostly; else any, in any order."""
-    own = not kernels.written  # which have gradients
+    """Mostly all arrays that have gradients; else some, in any order."""
+    own = not kernels.written  # a written function has no gradients of its arrays
     has = {"alibi_slopes": kernels.alibi and own, "bias": kernels.bias and own}
     has |= {"sinks": kernels.sinks}
     every = (*QKV, *(name for name, kind in has.items() if kind))
@@ -170,7 +170,7 @@ def _named(kernels: Kernels) -> st.SearchStrategy[tuple[str, ...]]:
 
 
 def _loadable(recipe: Strides) -> Strides:
-    """The same as far as whole vectors can be loaded from it, and the copy engine can."""
+    """The nearest recipe from which whole vectors, and the copy engine, can load."""
     inner = len(recipe.gaps) - 1
     gaps = tuple(0 if i == inner else -(-gap // 8) * 8 for i, gap in enumerate(recipe.gaps))
     order = recipe.order

@@ -1,4 +1,4 @@
-"""What the emulator runs with features: of each a few configurations of every generation."""
+"""The emulator's rows with features: a few configurations of every generation for each feature."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ SUNK = (
     Row("fa3", "90", "float16", (192, 128), filled=True, sinks="float32"),
     Row("fa3", "90", "bfloat16", (200, 256), filled=True, sinks="float32", window="left"),
 )
-#: Configurations with a soft cap; fa3's of every form of its backward pass.
+#: Configurations with a soft cap; for fa3 with every form of its backward pass.
 CAPPED = (
     Row("fa1", "90", "float16", softcap=3.0),
     Row("fa1", "75", "float32", (5, 24), FULL, softcap=0.5),
@@ -82,7 +82,7 @@ CAPPED = (
     Row("fa3", "90", "float16", (192, 128), filled=True, softcap=3.0),
     Row("fa3", "90", "float16", (200, 256), filled=True, softcap=3.0),
 )
-#: Configurations with ALiBi; fa3's of every form of its backward pass.
+#: Configurations with ALiBi; for fa3 with every form of its backward pass.
 ALIBI = (
     Row("fa1", "90", "float16", alibi="heads"),
     Row("fa1", "75", "float32", (5, 24), FULL, alibi="batch", softcap=3.0),
@@ -99,7 +99,7 @@ ALIBI = (
     Row("fa3", "90", "float16", (192, 128), FULL, filled=True, alibi="heads", softcap=3.0),
     Row("fa3", "90", "float16", (200, 256), filled=True, alibi="heads"),
 )
-#: Configurations with a bias of every form; fa3's of every form of its backward pass.
+#: Configurations with a bias of every form; for fa3 with every form of its backward pass.
 BIASED = (
     Row("fa1", "90", "float16", bias="bhqk"),
     Row("fa1", "75", "float32", (5, 24), FULL, bias="1hqk-inf", softcap=3.0),
@@ -119,7 +119,7 @@ BIASED = (
     Row("fa3", "90", "float16", (200, 256), filled=True, bias="h11", alibi="batch"),
     Row("fa3", "90", "float16", (256, 200), filled=True, bias="1hqk:float32", window="band"),
 )
-#: Configurations with a boolean mask of every form; fa3's of every form of its backward pass.
+#: Configurations with a boolean mask of every form; for fa3 with every form of its backward pass.
 MASKED = (
     Row("fa1", "90", "float16", mask="bhqk"),
     Row("fa1", "75", "float32", (5, 24), FULL, mask="1hqk-blocks", softcap=3.0),
@@ -136,7 +136,7 @@ MASKED = (
     Row("fa3", "90", "float16", (192, 128), filled=True, mask="qk", softcap=3.0),
     Row("fa3", "90", "float16", (200, 256), FULL, filled=True, mask="b1qk-blocks"),
 )
-#: Configurations with dropout, of every arithmetic; fa3's of every form of its backward pass.
+#: Configurations with dropout in every arithmetic; for fa3 with every form of its backward pass.
 DROPPED = (
     Row("fa1", "90", "float16", dropout="0.3"),
     Row("fa1", "75", "float32", (5, 24), FULL, dropout="0.5:4", sinks="float32"),

@@ -26,16 +26,16 @@ _SMALL = (32, 32)
 _DROPPED = {"dropout_p": 0.3, "dropout_seed": 7}
 
 
-@dataclass(frozen=True, eq=False)  # rows have keywords, which nothing hashes
+@dataclass(frozen=True, eq=False)  # rows hold dictionaries, which have no hash
 class Kernels:
-    """What is compiled: of a row of the kit, whose lengths are drawn."""
+    """The compiled kernels of a row of the kit; tests draw its lengths."""
 
-    days_of_turn: ClassVar[int] = 7  # within which a whole run has it
+    days_of_turn: ClassVar[int] = 7  # within which a whole run covers it
     row: Packed | Used
     blocks: tuple[int, int] | None = None
-    num_sms: int | None = None  # one gives any problem enough to do
+    num_sms: int | None = None  # any problem fills a single one
     wide: bool = False  # an output of float32
-    steps: tuple[int, ...] = (32, 64)  # multiples that lengths are about
+    steps: tuple[int, ...] = (32, 64)  # lengths are near multiples of these
 
     @property
     def name(self) -> str:
@@ -44,7 +44,7 @@ class Kernels:
 
     @property
     def configs(self) -> set[KernelConfig]:
-        """What its calls compile."""
+        """The configurations that its calls compile."""
         found: set[KernelConfig] = set()
 
         def make(config: KernelConfig) -> Any:
@@ -59,14 +59,14 @@ class Kernels:
 
 @dataclass(frozen=True)
 class Lengths:
-    """What is drawn."""
+    """Drawn lengths, and what else a test varies."""
 
     each: tuple[tuple[int, int], ...]
     behind: tuple[int, int]
     last_first: bool
-    spoilt: int  # a sequence, of which everything is NaN; below 0: none
+    spoilt: int  # a sequence whose inputs are all NaN; negative for none
     with_dlse: bool
-    none: int = -1  # what says that none of an entry's rows count
+    none: int = -1  # the used length that stands for no rows
 
 
 _WIDE = (64, 128)
@@ -78,7 +78,7 @@ KERNELS = (
     Kernels(Packed("fa2", "float16", width=20), _SMALL),
     Kernels(Packed("fa2", "float16", options=_CAUSAL | _DROPPED), num_sms=1, steps=_WIDE),
     Kernels(Packed("fa2", "bfloat16", deterministic=True), num_sms=1, steps=_WIDE),
-    # So many heads that blocks would clear sums for others.
+    # With so many heads, blocks would clear sums for other blocks.
     Kernels(_SUNK, num_sms=1, wide=True, steps=_WIDE),
     Kernels(Packed("fa3", "bfloat16", options=_CAUSAL, heads=(4, 2)), num_sms=1, steps=_WIDE),
     Kernels(Packed("fa3", "float16", width=192, options=_DROPPED), num_sms=1, steps=_WIDE),
@@ -91,7 +91,7 @@ KERNELS = (
 
 
 def _lengths(steps: tuple[int, ...]) -> st.SearchStrategy[int]:
-    """None, one, and beside what the kernels count in."""
+    """Lengths 0, 1 and 2, and lengths near multiples of the steps."""
     near = st.builds(
         lambda step, times, beside: step * times + beside,
         st.sampled_from(steps),
@@ -109,17 +109,17 @@ def drawn_lengths(draw: st.DrawFn, kernels: Kernels) -> Lengths:
     kind = draw(st.sampled_from(("some", "some", "many", "many", "one")))
     if isinstance(kernels.row, Used):
         each = [each[0], (draw(length), 0), (0, draw(length)), *each[1:2], each[-1]]
-    elif kind == "one":  # in whose tiles of keys there is little that belongs to no row
+    elif kind == "one":  # few padded keys in its tiles
         each = [(each[0][0], 4 * max(kernels.steps) + each[0][1])]
-    elif kind == "many":  # more of them than warps that list them
+    elif kind == "many":  # more sequences than warps that list them
         most = draw(st.sampled_from((1, 2)))
         few = st.tuples(st.integers(0, 1), st.integers(0, most))
         each += draw(st.lists(few, min_size=32, max_size=40))
     long = draw(st.sampled_from((False, False, kind != "one")))
-    if long:  # of more rows than a block has threads
+    if long:  # a sequence with more rows than a block has threads
         each.insert(0, (1040, draw(st.integers(1, 9))))
     behind = draw(st.sampled_from((0, 1, 40))), draw(st.sampled_from((0, 1, 70)))
-    each[0] = (each[0][0], max(each[0][1], 1))  # fa3 leaves it to others to do nothing
+    each[0] = (each[0][0], max(each[0][1], 1))  # fa3 does not take empty arrays
     each[-1] = (max(each[-1][0], 1), each[-1][1])
     spoilt = draw(st.integers(-1, len(each) - 1))
     none = draw(st.sampled_from((0, -1, -100, -100, -(2**31))))
@@ -127,7 +127,7 @@ def drawn_lengths(draw: st.DrawFn, kernels: Kernels) -> Lengths:
 
 
 def _used(row: Used, drawn: Lengths) -> Used:
-    """The same lengths, some of them negative or beyond those of the arrays."""
+    """The row with the drawn lengths, some of them negative or longer than the arrays."""
     each = drawn.each
     whole = tuple(max(max(one[i] for one in each), 1) for i in (0, 1))
     used = [
@@ -141,7 +141,7 @@ def _used(row: Used, drawn: Lengths) -> Used:
 
 
 def _said(drawn: Lengths, count: int, most: int, more: int) -> int:
-    """What a call says of so many rows: none may be below 0, and all may be more than there are."""
+    """The used length for ``count`` rows: ``drawn.none`` for no rows, too large for all rows."""
     if not count:
         return drawn.none
     return count + more if count == most else count
@@ -155,7 +155,7 @@ def _row_of(kernels: Kernels, drawn: Lengths) -> Packed | Used:
 
 
 def _spoil_sequence(row: Packed, x: _Arrays, number: int) -> None:
-    """NaN in all that a sequence is given."""
+    """Put NaN into all inputs of a sequence."""
     for name, at in zip(("cu_seqlens_q", "cu_seqlens_kv"), row.offsets, strict=True):
         rows = slice(at[number], at[number + 1])
         for array in ("q", "dout") if name.endswith("q") else ("k", "v"):
@@ -163,7 +163,7 @@ def _spoil_sequence(row: Packed, x: _Arrays, number: int) -> None:
 
 
 def _results(host: HostCupy, kernels: Kernels, row: Packed | Used, x: _Arrays) -> _Arrays:
-    """Of both passes; the second is given NaN for rows that do not count."""
+    """The results of both passes; the backward pass gets NaN in rows that do not count."""
     given = {n: array for n, array in x.items() if n not in ("dout", "dlse")} | row.options
     options: _Arrays = {"algorithm": row.algorithm, "backend": "cuda", "blocks": kernels.blocks}
     if isinstance(row, Packed):
@@ -183,7 +183,7 @@ def _results(host: HostCupy, kernels: Kernels, row: Packed | Used, x: _Arrays) -
 
 
 def _dlse(row: Packed | Used, x: _Arrays) -> np.ndarray:
-    """Random numbers; NaN of rows that do not count."""
+    """Random numbers; NaN in rows that do not count."""
     heads = row.heads[0]
     rows = x["q"].shape[:-2]
     shape = (heads, *rows) if isinstance(row, Packed) else (rows[0], heads, rows[1])
@@ -195,7 +195,7 @@ def _dlse(row: Packed | Used, x: _Arrays) -> np.ndarray:
 
 
 def _expected(row: Packed | Used, x: _Arrays) -> _Arrays:
-    """What the reference makes of every sequence alone; draws know which one it is."""
+    """The reference's results, sequence by sequence; draws depend on the sequence's number."""
     if not isinstance(row, Packed) or "dropout_p" not in row.options:
         return row.expected(x)
     given = {n: array for n, array in x.items() if n not in ("dout", "dlse")} | row.options
@@ -207,10 +207,10 @@ def _expected(row: Packed | Used, x: _Arrays) -> _Arrays:
 
 
 def _of_saved_output(row: Packed | Used, x: _Arrays, out: Any, expected: _Arrays) -> _Arrays:
-    """The same, gradients as they follow from the output that the forward pass has rounded.
+    """The expected results, with gradients that follow from the rounded output of the forward pass.
 
-    Where every row sees one key they are 0, and what its rounding makes of delta is all there is.
-    An error of delta is one of dlse with the other sign.
+    Where every row sees one key, dq and dk are 0 but for the error of delta from that rounding. An
+    error of delta is an error of dlse with the other sign.
     """
     off = np.nan_to_num(np.asarray(out).astype(np.float64) - expected["out"])
     of_rows = (np.nan_to_num(x["dout"].astype(np.float64)) * off).sum(axis=-1)
@@ -226,7 +226,7 @@ def check(kernels: Kernels, drawn: Lengths) -> None:
     expected, clean = _expected(row, x), {name: array.copy() for name, array in x.items()}
     if isinstance(row, Packed) and drawn.spoilt >= 0:
         _spoil_sequence(row, x, drawn.spoilt)
-    # Blocks of fa3's backward pass wait for sums that blocks before them clear.
+    # Blocks of fa3's backward pass wait for sums that earlier blocks clear.
     waits = isinstance(row, Packed) and row.algorithm == "fa3"
     order = last_blocks_first() if drawn.last_first and not waits else contextlib.nullcontext()
     with host_cupy(row.architecture, kernels.num_sms) as host, order:
@@ -238,7 +238,7 @@ def check(kernels: Kernels, drawn: Lengths) -> None:
 
 
 def _without(row: Packed, found: _Arrays, expected: _Arrays, number: int) -> _Arrays:
-    """Results with those of a sequence as they should be; of all sequences together none."""
+    """The results, with the expected ones for one sequence and for sums over all sequences."""
     for at, names in zip(row.offsets, (("out", "lse", "dq"), ("dk", "dv")), strict=True):
         rows = slice(at[number], at[number + 1])
         for name in names:

@@ -1,7 +1,7 @@
-"""What the emulator runs: generations, architectures and products, tiles and problems.
+"""Rows of the emulator: generations, architectures and products, tiles and problems.
 
-Compiling a kernel costs more than running it, so every row has one
-configuration a pass, and other tests take their problems from these rows.
+Compiling a kernel takes longer than running it, so every row has one configuration for each pass,
+and other tests take their problems from these rows.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _STRIDED = {
     "k": Strides((), (8, 8, 8, 0), 8, (0, 2)),
     "v": Strides((2, 1, 0, 3), (0, 0, 24, 0)),
 }
-#: The same as far as the copy engine can load it.
+#: Strides from which the copy engine can load.
 _LOADED = {
     "q": Strides((1, 0, 2, 3), (0, 8, 16, 0), 16),
     "k": Strides((), (8, 8, 8, 0), 8),
     "v": Strides((2, 1, 0, 3), (0, 0, 24, 0)),
 }
-#: Of axes of one element, which lie nowhere.
+#: Absurd strides along axes of one element.
 _ALONE = {name: Strides(absurd=True) for name in ("q", "k", "v", "dout")}
 
 
@@ -40,7 +40,7 @@ _ALONE = {name: Strides(absurd=True) for name in ("q", "k", "v", "dout")}
 class Row:
     """One configuration of each pass."""
 
-    days_of_turn: ClassVar[int] = 4  # within which a whole run has it
+    days_of_turn: ClassVar[int] = 4  # within which a whole run covers it
     algorithm: str
     architecture: str
     dtype: str
@@ -48,16 +48,16 @@ class Row:
     causal: bool = True
     planned: bool = False  # the plan's own tiles
     deterministic: bool = False
-    blocks: tuple[int, int] | None = None  # in place of the small ones; of fa3 forward
-    filled: bool = False  # planned for one multiprocessor, which any problem gives enough to do
-    forward_row: ForwardRow | None = None  # the only one that the forward pass has
+    blocks: tuple[int, int] | None = None  # replaces the small ones; fa3 forward
+    filled: bool = False  # planned for one multiprocessor, which any problem fills
+    forward_row: ForwardRow | None = None  # the forward pass's table has only this row
     window: str = ""  # "left" or "band": the bounds that the keys of a query have
-    sinks: str = ""  # their dtype, if there are any
+    sinks: str = ""  # their dtype; empty for none
     softcap: float | None = None
-    alibi: str = ""  # "heads" or "batch", as a case has it
-    bias: str = ""  # as a case has it
-    mask: str = ""  # the same
-    dropout: str = ""  # as a case has it
+    alibi: str = ""  # these four are those of ``Case``
+    bias: str = ""
+    mask: str = ""
+    dropout: str = ""
 
     @property
     def runner(self) -> EmulatedRunner:
@@ -89,7 +89,7 @@ class Row:
         return "-".join(parts)
 
     def cases(self) -> list[Case]:
-        """Several tiles and tails both ways; grouped heads; dead rows and tiles; strides; a row."""
+        """Tiles and tails both ways, grouped heads, dead rows and tiles, strides, one row."""
         found = self._windowed_cases() if self.window else self._plain_cases()
         more = {"sinks": self.sinks, "softcap": self.softcap, "alibi": self.alibi}
         more |= {"bias": self.bias, "mask": self.mask, "dropout": self.dropout}
@@ -126,18 +126,18 @@ class Row:
             short,
             replace(second, seqlen_q=1).with_strides(**_ALONE),
             replace(second, heads_kv=1, values="x8"),
-            # heads so many that blocks clear sums for others, also those that no query sees
+            # so many heads that blocks clear sums for others, some of which no query sees
             replace(many, heads_q=8, heads_kv=4, seqlen_q=100, seqlen_kv=300, q_offset=0),
         ]
 
     def windowed(self, case: Case, left: int, right: int) -> Case:
-        """The case with this window, as far as the row's kernels have its bounds."""
+        """The case with this window, without bounds that the row's kernels lack."""
         if self.window == "left":
             return replace(case, causal=False, window=f"{left}:")
         return replace(case, window=f"{left}:{right}")
 
     def _windowed_cases(self) -> list[Case]:
-        """Edges at and beside tiles; no key for the first and the last queries; a key each."""
+        """Windows with edges at and beside tiles, dead first and last queries, single keys."""
         first = Case(1, 4, 2, 100, 140, *self.dims, self.dtype, seed=1)
         loaded = self.algorithm == "fa3"
         if loaded:
@@ -153,7 +153,9 @@ class Row:
             self.windowed(replace(square, q_offset=-1), 64, 31),
             self.windowed(replace(one, q_offset=3), 0, 0),
             self.windowed(replace(one, causal=True, q_offset=5), 17, 2),
-            self.windowed(replace(one, q_offset=first.seqlen_kv + 50), 49, 1),  # nobody sees a key
+            self.windowed(
+                replace(one, q_offset=first.seqlen_kv + 50), 49, 1
+            ),  # no query sees a key
             self.windowed(replace(one, seqlen_q=1, q_offset=90).with_strides(**_ALONE), 30, 10),
         ]
 

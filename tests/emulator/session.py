@@ -1,4 +1,4 @@
-"""One drawn call after another on the stand-in of CuPy, each held to the truth."""
+"""Runs drawn calls on the stand-in of CuPy and compares each with the truth."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from .host_cupy import HostCupy, host_cupy
 
 __all__ = ["Session", "check", "configs_of", "session_of"]
 
-#: Bytes that any workspace of these problems fits in.
+#: Bytes enough for the workspace of any of these problems.
 _WORKSPACE = 1 << 24
 
 
@@ -38,7 +38,7 @@ _WORKSPACE = 1 << 24
 def session_of(
     kernels: Kernels, parts: int = 1, make: Callable[[Any], Any] = emulate
 ) -> Iterator[HostCupy]:
-    """The stand-in for these kernels."""
+    """A stand-in for CuPy that runs these kernels."""
     rows = {2: (kernels.forward_row,)} if kernels.forward_row else {}
     with (
         mock.patch.dict(FORWARD, rows),
@@ -49,13 +49,13 @@ def session_of(
 
 
 def check(kernels: Kernels, call: Call) -> None:
-    """Both passes of a call, several times, at other places and on other streams."""
+    """Run both passes of a call several times, with arrays at other places and on other streams."""
     x = call.inputs()
     truth, x = judge(call.case, x), call.killed(x)
     with session_of(kernels, call.parts) as host:
         kept: list[Session] = []
         for turn in range(call.turns):
-            # The first two have places of their own, the last those of the first.
+            # The first two turns have their own arrays; the last one has memory of the first.
             session = Session(host, kernels, call, call.stream + turn % 2)
             session.run(x, truth)
             kept = [session] if turn == 0 else []
@@ -63,7 +63,7 @@ def check(kernels: Kernels, call: Call) -> None:
 
 
 def configs_of(kernels: Kernels) -> set[KernelConfig]:
-    """What the calls of these kernels compile."""
+    """The configurations that calls of these kernels compile."""
     found: set[KernelConfig] = set()
 
     def make(config: KernelConfig) -> Any:
@@ -95,7 +95,7 @@ def configs_of(kernels: Kernels) -> set[KernelConfig]:
 
 @dataclass
 class Session:
-    """One turn of a call: its arrays, and what the library is asked."""
+    """One repetition of a call, with its arrays."""
 
     host: HostCupy
     kernels: Kernels
@@ -105,7 +105,7 @@ class Session:
     kept: list[Any] = field(default_factory=list)
 
     def run(self, x: Mapping[str, np.ndarray], truth: Truth) -> None:
-        """Forward and backward; every result is held to the truth."""
+        """Run both passes and compare every result with the truth."""
         call, case = self.call, self.call.case
         runtime = self.host.runtime
         with runtime.on_device(call.device), runtime.on_stream(self.stream, call.device):
@@ -119,7 +119,7 @@ class Session:
             arena.check(case.repro)
 
     def forward(self, x: Mapping[str, np.ndarray]) -> tuple[Any, Any]:
-        """As the call says it; lse comes back either way."""
+        """Out and lse of the forward pass."""
         call, case = self.call, self.call.case
         options = {**case.options, **self.kernels.options, **self._more()}
         if call.wide and not call.made:
@@ -136,7 +136,7 @@ class Session:
         return results  # type: ignore[no-any-return]
 
     def backward(self, x: Mapping[str, np.ndarray]) -> tuple[Any, ...]:
-        """As the call says it."""
+        """The gradients of the backward pass."""
         call, case = self.call, self.call.case
         options = {**case.options, **self.kernels.options, **self._more()}
         if self.kernels.algorithm == "fa3":
@@ -172,14 +172,14 @@ class Session:
         return results
 
     def _more(self) -> dict[str, Any]:
-        """A workspace of the caller's; NumPy's arrays go to the device where it is asked for."""
+        """Keywords: a workspace if the caller has one, and the backend for NumPy's arrays."""
         more: dict[str, Any] = {"backend": "cuda"} if self.call.host else {}
         if self.call.workspace:
             more["workspace"] = self.host.cupy.empty(_WORKSPACE, np.uint8)
         return more
 
     def _place(self, name: str, given: Any, dtype: Any = None) -> Any:
-        """An input of these values, or a destination of this shape and dtype, where it belongs."""
+        """An input with the given values, or a destination of a shape and dtype, in its module."""
         call = self.call
         xp = np if call.host else self.host.cupy
         if name in call.odd:
@@ -208,7 +208,7 @@ class Session:
             compare(truth, name, got).check()
 
     def _without_dead_rows(self, truth: Truth, name: str, got: np.ndarray) -> np.ndarray:
-        """They are what a dead row is, and make way for those that the truth has."""
+        """Check dead rows of a result, and replace them by the truth's rows for ``compare``."""
         if name not in ("out", "lse", "dq"):
             return got
         case, dead, got = self.call.case, self.call.dead, got.copy()

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(compiler() is None, reason="there is no g++ to c
 def _results(
     row: Row, case: Case, x: dict[str, np.ndarray], **alibi: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """Of both passes."""
+    """The results of both passes, by name."""
     out, lse = row.runner.forward(case, x["q"], x["k"], x["v"], **alibi)
     given = (x["dout"], x["q"], x["k"], x["v"], out, lse, x["dlse"])
     grads = row.runner.backward(case, *given, **alibi)
@@ -70,7 +70,7 @@ def test_references_rise(row: Row, slope: float) -> None:
 
 @pytest.mark.parametrize("row", params(*ALIBI))
 def test_slopes_of_zero_change_nothing(row: Row) -> None:
-    """But the order of roundings where kernels make weights in another way."""
+    """Except for the order of roundings where a feature changes how weights are computed."""
     case = row.cases()[0]
     x = _inputs(case)
     none = np.zeros(case.shape("alibi_slopes"), case.statistics)
@@ -83,14 +83,14 @@ def test_slopes_of_zero_change_nothing(row: Row) -> None:
 
 @pytest.mark.parametrize("row", params(*ALIBI))
 def test_the_gradient_of_slopes_is_the_same_every_time(row: Row) -> None:
-    """And not wanting it changes no other gradient that has an order."""
+    """Leaving it out of ``wrt`` changes no other gradient that is summed in order."""
     case = row.cases()[0]
     x = _inputs(case)
     first, second = (_results(row, case, x)["dalibi_slopes"] for _ in range(2))
     assert first.tobytes() == second.tobytes()
 
 
-#: Whose tiles are small, or whose mask hides nothing.
+#: Rows with small tiles, or whose mask hides nothing.
 _TELLING = tuple(row for row in ALIBI if not row.filled or not (row.causal or row.window))
 
 

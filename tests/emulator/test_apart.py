@@ -1,4 +1,4 @@
-"""A test of the emulator that dies fails, with its last words, and the run goes on."""
+"""A test whose emulator process dies fails with its last output, and the run continues."""
 
 from __future__ import annotations
 

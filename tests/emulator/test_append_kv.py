@@ -31,12 +31,14 @@ def on_device(host: HostCupy, built: Built, device: int = 0) -> tuple[list[Any],
     """The buffers of the caches on a device, and all arrays by argument name."""
     raw = [host.array(buffer, device) for buffer in built.raw]
     given = {name: host.array(array, device) for name, array in built.arrays.items()}
-    if "page_table" in given:  # whose rows are apart
+    if "page_table" in given:  # a table with gaps between its rows
         table = built.arrays["page_table"]
         wide = np.full((table.shape[0], table.shape[1] + 1), 2**30, np.int32)
         wide[:, :-1] = table
         given["page_table"] = host.array(wide, device)[:, :-1]
-    for name in {"rotary_cos", "rotary_sin"} & set(given):  # behind which numbers stand
+    for name in {"rotary_cos", "rotary_sin"} & set(
+        given
+    ):  # tables with numbers after their last row
         table = built.arrays[name]
         longer = np.concatenate([table, np.ones((60, table.shape[1]), table.dtype)])
         given[name] = host.array(longer, device)[: len(table)]
@@ -44,7 +46,7 @@ def on_device(host: HostCupy, built: Built, device: int = 0) -> tuple[list[Any],
 
 
 def _append(built: Built, **changed: Any) -> tuple[list[np.ndarray], list[int]]:
-    """The buffers, and how many tokens did not fit."""
+    """The buffers, and the numbers of tokens that did not fit."""
     with host_cupy() as host:
         buffers, arrays = on_device(host, built)
         own = {name: arrays[name] for name in (*built.appended, "k_cache", "v_cache")}
@@ -73,7 +75,7 @@ _PAGED = CacheCase(kind="paged", lengths=(3, 4), slots=4, pages=3, new=6, counts
 
 @pytest.mark.parametrize("page", [-1, 8, 2**31 - 1, -(2**31)])
 def test_a_page_that_is_not_there_is_not_written(page: int) -> None:
-    """Its tokens are counted; those of other pages, and of other entries, are written."""
+    """Its tokens are counted; tokens of other pages and other entries are written."""
     built = build(_PAGED)
     raw, _ = built.expected(attends=False)
     table = built.arrays["page_table"].copy()
@@ -89,7 +91,7 @@ def test_a_page_that_is_not_there_is_not_written(page: int) -> None:
 
 @pytest.mark.parametrize(("page", "missing"), [(0, 2), (31, 3), (32, 3), (38, 3), (39, 2)])
 def test_tokens_of_many_pages_are_counted(page: int, missing: int) -> None:
-    """More pages than a warp has lanes; of the first and the last a part holds new tokens."""
+    """There are more pages than lanes; new tokens fill a part of the first and of the last page."""
     built = build(CacheCase(kind="paged", lengths=(1,), slots=3, pages=40, new=118, counts=True))
     table = built.arrays["page_table"].copy()
     table[0, page] = -1
@@ -124,7 +126,7 @@ def test_lengths_are_clamped(lengths: Any, counted: Any, missing: list[int]) -> 
 
 @pytest.mark.parametrize("positions", [(-1, 0), (-(2**31), 0), (2**31 - 1, 0), (5, 0)])
 def test_a_token_without_angles_is_not_written(positions: tuple[int, int]) -> None:
-    """Of an entry whose first position is before the tables none are."""
+    """An entry whose first position is before the tables gets no tokens."""
     fits = 0 if positions[0] != 5 else 1
     case = CacheCase(lengths=(1, 1), new=3, pairs=2, positions=positions, table_rows=6)
     built = build(replace(case, counts=True))
@@ -171,7 +173,7 @@ def test_offsets_have_64_bits(paged: bool) -> None:
 
 
 def _run(arrays: dict[str, np.ndarray], numbers: dict[str, int]) -> None:
-    """The kernel on NumPy's own memory."""
+    """Run the kernel on the memory of NumPy's arrays."""
     specs = tuple(
         (name, TensorSpec(a.shape, a.dtype.name, tuple(s // a.itemsize for s in a.strides),
                           a.itemsize, 0))

@@ -35,7 +35,7 @@ def _nothing_kept() -> Iterator[None]:
 
 
 def _called(host: HostCupy, built: Built, arrays: dict[str, Any], attends: bool) -> Any:
-    """Out and lse of attention, or nothing of an append alone."""
+    """Out and lse of attention, or None of an append alone."""
     if attends:
         given = {**arrays, **built.keywords, **built.options, "algorithm": "fa2"}
         return host.call(cuflash.attention_with_kvcache, **given, return_lse=True)
@@ -63,7 +63,7 @@ def _with_gaps(host: HostCupy, array: np.ndarray, device: int = 0) -> Any:
 def test_arrays_of_a_device_that_is_not_the_current_one(
     attends: bool, number: bool, gaps: bool
 ) -> None:
-    """All that is made and launched is on their device, on its stream."""
+    """All allocations and launches are on their device, on its current stream."""
     built = build(_EQUAL if number else _CASE)
     with host_cupy() as host, host.runtime.on_stream(77, 1):
         raw, arrays = on_device(host, built, device=1)
@@ -78,7 +78,7 @@ def test_arrays_of_a_device_that_is_not_the_current_one(
 
 
 def test_a_capture_is_that_of_the_stream_of_the_arrays() -> None:
-    """Where that of the current device captures nothing, and the other way about."""
+    """Whether the current device's stream captures makes no difference."""
     built = build(_EQUAL)
     for captured, device in ((77, 1), (78, 0)):
         with (
@@ -99,13 +99,13 @@ def test_a_capture_is_that_of_the_stream_of_the_arrays() -> None:
 
 
 def _at_odd_bytes(host: HostCupy, array: np.ndarray) -> Any:
-    """The same elements in rows that have no gaps, one byte behind where they may be read."""
+    """The same elements without gaps, one byte after an aligned address."""
     held = np.concatenate([np.zeros(1, np.uint8), array.reshape(-1).view(np.uint8)])
     return host.array(held)[1:].view(array.dtype).reshape(array.shape)
 
 
 def _at_odd_strides(host: HostCupy, array: np.ndarray) -> Any:
-    """Rows that have no gaps, of which every other one begins at an odd byte."""
+    """The same elements in rows without gaps; every other row begins at an odd byte."""
     rows = array.reshape(-1, array.shape[-1]).view(np.uint8)
     held = np.concatenate([rows, np.zeros((len(rows), 1), np.uint8)], axis=1).reshape(-1)
     size, each = array.itemsize, rows.shape[1] + 1
@@ -118,7 +118,7 @@ def _at_odd_strides(host: HostCupy, array: np.ndarray) -> Any:
 @pytest.mark.parametrize("name", ["q", "k", "v"])
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_elements_that_are_not_aligned_are_copied(dtype: str, name: str, place: Any) -> None:
-    """The kernel reads none of them, whatever the strides: a GPU would stop."""
+    """The kernel reads no unaligned element, which would be an error on a GPU."""
     built = build(replace(_CASE, dtype=dtype))
     with host_cupy() as host:
         raw, arrays = on_device(host, built)
@@ -127,7 +127,7 @@ def test_elements_that_are_not_aligned_are_copied(dtype: str, name: str, place: 
 
 
 def _others_take_the_memory(host: HostCupy, stream: int) -> list[Any]:
-    """Arrays of every size that there is, on the stream, full of what must not be used."""
+    """New arrays of every size in use on the stream, full of NaN: free blocks are taken."""
     gc.collect()
     sizes = {block.nbytes for block in host.runtime.memory.blocks if block.stream == stream}
     return [host.cupy.empty(size, np.uint8) for size in sizes for _ in range(4)]
@@ -136,7 +136,7 @@ def _others_take_the_memory(host: HostCupy, stream: int) -> list[Any]:
 @pytest.mark.parametrize("attends", [False, True])
 @pytest.mark.parametrize("gaps", ["k", "v", "qkv"])
 def test_a_graph_keeps_copies_of_what_it_appends(gaps: str, attends: bool) -> None:
-    """Nobody else is given them when the call is long over; values are those of the replay."""
+    """Their memory is not reused after the call; a replay appends the values of its time."""
     case = _CASE
     with host_cupy() as host, host.runtime.on_stream(77, 0):
         first = build(case)
@@ -160,7 +160,7 @@ def test_a_graph_keeps_copies_of_what_it_appends(gaps: str, attends: bool) -> No
 
 @pytest.mark.parametrize("new", [0, 1])
 def test_few_warps_take_all_rows_and_entries_in_turns(new: int) -> None:
-    """A multiprocessor has eight blocks of eight warps: each has several of either."""
+    """A multiprocessor has eight blocks of eight warps; a warp takes several rows and entries."""
     lengths = tuple(i % 9 for i in range(150))  # the last ones have no room
     built = build(CacheCase("float16", lengths=lengths, new=new, heads=(2, 1), counts=True))
     rotated = build(replace(built.case, queries=2, pairs=2, table_rows=8, positions=lengths))

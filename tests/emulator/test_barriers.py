@@ -1,4 +1,4 @@
-"""The emulator itself: barriers, copies and products that are used as no GPU allows abort."""
+"""The emulator itself aborts at uses of barriers, copies and products that no GPU allows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .build import HERE, UNHARDENED, compiler
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="there is no g++ to compile with")
 
-#: What the 64 threads of a block do, by name, and what is said of it: nothing if it is right.
+#: Code that the 64 threads of a block run, by name, and the error; empty if the code is right.
 _USES = {
     "all_meet": ("named_barrier(1, 64);", ""),
     "one_warp_alone": ("if (first) named_barrier(1, 32);", ""),
@@ -71,7 +71,7 @@ _USES = {
         "a part of a warpgroup",
     ),
     "a_store_is_not_waited_for": ("store();", "stores of the copy engine"),
-    # What threads write, and what copies and products see of it.
+    # Writes of threads, and which of them copies and products see.
     "a_thread_writes_for_a_product": (
         "write(); fence_async_shared(); __syncthreads(); multiply(); wgmma_wait<0>(); is(0);",
         "",
@@ -189,7 +189,7 @@ int main(int, char** arguments) {{
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """It takes the number of a use."""
+    """A program that runs the use with the given number."""
     folder = tmp_path_factory.mktemp("barriers")
     cases = "".join(f"case {i}: {body} break;\n" for i, (body, _) in enumerate(_USES.values()))
     text = _PROGRAM.format(cases=cases)

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.skipif(compiler() is None, reason="there is no g++ to c
 
 
 def _rows(*names: str) -> Any:
-    """Parameters: rows of these algorithms and biases."""
+    """Parameters of a test: rows with these algorithms and biases."""
     chosen = [row for row in BIASED if f"{row.algorithm} {row.bias}" in names]
     assert len(chosen) == len(names)
     return pytest.mark.parametrize("row", params(*chosen))
@@ -37,7 +37,7 @@ def _rows(*names: str) -> Any:
 def _results(
     row: Row, case: Case, x: dict[str, np.ndarray], **beside: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """Of both passes."""
+    """The results of both passes, by name."""
     out, lse = row.runner.forward(case, x["q"], x["k"], x["v"], **beside)
     given = (x["dout"], x["q"], x["k"], x["v"], out, lse, x["dlse"])
     grads = row.runner.backward(case, *given, **beside)
@@ -56,7 +56,8 @@ def _check(row: Row, case: Case) -> dict[str, np.ndarray]:
     return found
 
 
-#: Rows that also do a single query, and a single key: other kernels, of a bias of fewer axes.
+#: Rows that also run a single query and a single key. The bias then has fewer axes, and other
+#: kernels run.
 _ALONE = ("fa1 1hqk-inf", "fa2 b1q1:float32", "fa2 bh1k", "fa3 1hqk")
 
 
@@ -76,7 +77,7 @@ def test_checks(row: Row) -> None:
 
 @_rows("fa2 11qk:float32", "fa2 bh1k", "fa2 1hq1", "fa2 b111")
 def test_every_way_to_broadcast(row: Row) -> None:
-    """Over entries and heads; strides follow from the seed."""
+    """Every way to broadcast over entries and heads; strides follow from the seed."""
     axes, mark, dtype = row.bias.partition(":")
     case = replace(row.cases()[0], batch=2, seqlen_q=40, seqlen_kv=50, bias=row.bias)
     for first in ("bh", "1h", "b1", "11", "h", "1", ""):
@@ -89,7 +90,7 @@ def test_every_way_to_broadcast(row: Row) -> None:
 
 @_rows("fa1 bhqk", "fa2 bh1k", "fa2 11qk:float32", "fa3 1hqk", "fa3 b11k:float32")
 def test_a_bias_of_zero_changes_nothing(row: Row) -> None:
-    """But the order of roundings where kernels make weights in another way."""
+    """Except for the order of roundings where a feature changes how weights are computed."""
     case = row.cases()[0]
     x = _inputs(case)
     none = np.zeros(case.shape("bias"), case.dtype_of("bias"))
@@ -110,7 +111,7 @@ def test_the_gradient_of_a_bias_is_the_same_every_time(row: Row) -> None:
 
 @_rows("fa1 bhqk", "fa2 11qk:float32", "fa3 1hqk", "fa3 qk")
 def test_the_gradient_of_a_pair_that_the_mask_hides_is_zero(row: Row) -> None:
-    """Of whole tiles and of parts of one; dead rows may hold anything."""
+    """Hidden pairs fill whole tiles and parts of tiles; dead rows may hold anything."""
     case = replace(row.cases()[2], strides=Case().strides)
     seen = case.sees()
     dead = ~seen.any(axis=1)
@@ -127,7 +128,7 @@ def test_the_gradient_of_a_pair_that_the_mask_hides_is_zero(row: Row) -> None:
 
 @_rows("fa1 1hqk-inf", "fa2 b1qk-inf", "fa2 1hq1", "fa3 1hqk", "fa3 11qk-inf", "fa1 k:float32")
 def test_rows_that_minus_infinity_hides_whole(row: Row) -> None:
-    """They are dead, or have nothing but their sink; hidden pairs have no gradient."""
+    """Such rows are dead, or have only their sink; hidden pairs have no gradient."""
     case = row.cases()[1]
     x, bias = _inputs(case), tensor(case, "bias").copy()
     if case.bias_axes.endswith("qk"):
@@ -150,7 +151,7 @@ def test_rows_that_minus_infinity_hides_whole(row: Row) -> None:
 
 @_rows("fa1 bhqk", "fa2 11qk:float32", "fa2 1hq1", "fa3 1hqk")
 def test_queries_that_minus_infinity_hides_whole_may_hold_anything(row: Row) -> None:
-    """In the backward pass, which knows them by their lse."""
+    """The backward pass recognises such queries by their lse."""
     case = replace(row.cases()[1], sinks="")
     x, bias = _inputs(case), tensor(case, "bias").copy()
     bias[..., 5:20, :] = -np.inf
@@ -181,7 +182,7 @@ def test_one_element_that_is_not_finite(row: Row, place: float) -> None:
 @_rows("fa1 bhqk", "fa2 bh1k", "fa3 1hqk")
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_a_number_of_the_bias_that_is_not_finite(row: Row, value: float) -> None:
-    """It makes the rows that see it NaN, and no other."""
+    """It makes exactly the rows that see it NaN."""
     case = Case(1, 2, 1, 70, 100, *row.dims, row.dtype, causal=True, bias=row.bias, q_offset=20)
     x, bias = _inputs(case), tensor(case, "bias").copy()
     bias[..., -1, :, 50] = value
@@ -197,7 +198,7 @@ def test_a_number_of_the_bias_that_is_not_finite(row: Row, value: float) -> None
 
 
 class _Walled(Arena):
-    """Puts a bias right before, or behind, memory that nobody may read."""
+    """Puts a bias directly before or after memory that the process may not read."""
 
     behind = False
 
@@ -222,7 +223,7 @@ class _Walled(Arena):
 @_rows("fa1 bhqk", "fa2 hqk", "fa2 bh1k", "fa2 1hq1", "fa3 qk")
 @pytest.mark.parametrize("behind", [False, True])
 def test_nothing_is_read_beyond_the_bias(row: Row, behind: bool) -> None:
-    """Of tiles that reach beyond the lengths; the process would die."""
+    """Tiles reach beyond the lengths; a read beyond the bias would kill the process."""
     if behind and row.algorithm == "fa3":
         pytest.skip("the copy engine reads no array backwards")
     case = Case(1, 2, 1, 70, 101, *row.dims, row.dtype, causal=row.causal, bias=row.bias, seed=3)

@@ -1,4 +1,4 @@
-"""A bias that entries and heads share: walkers that sum its gradient, and neighbouring entries."""
+"""A bias that entries and heads share: the walkers of its gradient, and neighbouring entries."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.skipif(compiler() is None, reason="there is no g++ to c
 def _results(
     runner: EmulatedRunner, case: Case, x: dict[str, np.ndarray], bias: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """Of both passes."""
+    """The results of both passes, by name."""
     out, lse = runner.forward(case, x["q"], x["k"], x["v"], bias=bias)
     given = (x["dout"], x["q"], x["k"], x["v"], out, lse, x["dlse"])
     grads = runner.backward(case, *given, bias=bias)
@@ -41,7 +41,7 @@ def _inputs(case: Case) -> dict[str, np.ndarray]:
     return arrays(case, "q", "k", "v", "dout", "dlse")
 
 
-#: Entries, heads and width; how many walkers a block has, and slots of each.
+#: Entries, heads and width; the numbers of walkers of a block, and of slots of each.
 _WALKS = {
     "11qk": (5, 4, 32, 6, 4),
     "1hqk": (13, 2, 64, 6, 2),
@@ -52,7 +52,7 @@ _WALKS = {
 
 @pytest.mark.parametrize(("bias", "softcap"), [*((bias, None) for bias in _WALKS), ("11qk", 3.0)])
 def test_walkers_take_all_steps_in_turns(bias: str, softcap: float | None) -> None:
-    """Several each, some one more than others; over heads, over entries or over both."""
+    """Each walker takes several steps, over heads, entries or both; some take one step more."""
     batch, heads, width, walkers, slots = _WALKS[bias]
     case = Case(batch, heads, heads, 40, 50, width, width, "float16", causal=True, seed=7)
     case = replace(case, bias=bias, softcap=softcap, q_offset=-10)  # rows that see no key
@@ -69,7 +69,7 @@ def test_walkers_take_all_steps_in_turns(bias: str, softcap: float | None) -> No
 
 @dataclass(frozen=True)
 class _Shared(Case):
-    """So many of the bias and of its gradient in place of one for each entry."""
+    """A case with given numbers of biases and gradients instead of one for each entry."""
 
     own: int = 1
     own_gradients: int = 1
@@ -92,9 +92,9 @@ _SHARING = [row for row in BIASED if not (row.softcap or row.alibi or row.sinks 
 def test_neighbouring_entries_share_one_of_the_bias_and_of_its_gradient(
     row: Row, entries: tuple[int, int], own: int
 ) -> None:
-    """As JAX asks for what vmap maps over: entry e reads ``e // n`` modulo those that there are.
+    """JAX asks for this under vmap: entry e reads bias ``e // n`` modulo the number of biases.
 
-    Entries that add to one gradient share one of the bias.
+    Entries that add to one gradient also share a bias.
     """
     axes, mark, dtype = row.bias.removesuffix("-inf").partition(":")
     pairs = f"{axes.rjust(4, '1')[1:]}{mark}{dtype}"
@@ -124,7 +124,7 @@ def test_neighbouring_entries_share_one_of_the_bias_and_of_its_gradient(
 
 @dataclass(frozen=True, repr=False)
 class _Padded(Call):
-    """With a number behind every row of the gradient of the bias."""
+    """A call with a free number after every row of the bias' gradient."""
 
     def recipe(self, name: str) -> Strides:
         return Strides(gaps=(1, 0)) if name == "dbias" else super().recipe(name)
@@ -132,7 +132,7 @@ class _Padded(Call):
 
 @pytest.mark.parametrize("seqlen_kv", [33, 49, 64, 65])
 def test_nothing_is_written_behind_the_rows_of_the_gradient(seqlen_kv: int) -> None:
-    """Which are an even number of elements apart, and written two at a time but for the last."""
+    """Rows are an even number of elements apart; the kernel writes pairs, except for a last one."""
     kernels = Kernels("fa2", "float32", (24, 24), True, (16, 32), "80", bias="qk")
     case = Case(2, 2, 1, 70, seqlen_kv, 24, 24, "float32", causal=True, bias="qk", seed=5)
     check(kernels, _Padded(case, made=True, wrt=(*QKV, "bias")))
@@ -140,7 +140,7 @@ def test_nothing_is_written_behind_the_rows_of_the_gradient(seqlen_kv: int) -> N
 
 @pytest.mark.parametrize("row", params(*(row for row in BIASED if row.bias in ("bh1k", "b111"))))
 def test_parts_are_longer_than_the_block_that_adds_them_up(row: Row) -> None:
-    """Each thread has several numbers of a sum, or each block some of the sums."""
+    """A thread adds several numbers of a sum, or a block computes only some of the sums."""
     case = Case(2, 2, 1, 40, 1100, *row.dims, row.dtype, causal=True, bias=row.bias, seed=2)
     if row.bias == "b111":
         case = replace(case, seqlen_q=1100, seqlen_kv=40, q_offset=10, sinks=row.sinks)

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(compiler() is None, reason="there is no g++ to c
 
 
 def _results(row: Row, x: dict[str, Any]) -> dict[str, Any]:
-    """Of both passes on the emulator."""
+    """The results of both passes on the emulator, by name."""
     given: dict[str, Any] = row.given(x)
     options: dict[str, Any] = {"algorithm": row.algorithm, "backend": "cuda"}
     with host_cupy(row.architecture) as host:
@@ -44,7 +44,7 @@ def test_against_the_reference(row: Row) -> None:
 
 @pytest.mark.parametrize("row", LEFT_OUT, ids=lambda row: row.name)
 def test_hidden_blocks_are_never_read(row: Row) -> None:
-    """Keys that nothing sees, and queries that see nothing, may hold anything."""
+    """Keys that no query sees, and queries that see no key, may hold anything."""
     x = row.arrays()
     expected = row.expected(x)
     row.check(_results(row, row.spoiled(x)), expected)
@@ -53,7 +53,7 @@ def test_hidden_blocks_are_never_read(row: Row) -> None:
 @pytest.mark.parametrize("algorithm", ["fa1", "fa2", "fa3"])
 @pytest.mark.parametrize("shown", [False, True])
 def test_blocks_that_are_all_alike(algorithm: Algorithm, shown: bool) -> None:
-    """All True they change nothing but the order of roundings; all False leave zeros."""
+    """If all are True, only the order of roundings changes; if all are False, results are zeros."""
     row = Row(algorithm, "float16", (128, 128))
     x = row.arrays()
     x["block_mask"] = BlockMask(np.full((1, 1, 3, 4), shown), row.block)
@@ -74,7 +74,7 @@ def test_blocks_that_are_all_alike(algorithm: Algorithm, shown: bool) -> None:
 @pytest.mark.parametrize("algorithm", ["fa1", "fa2", "fa3"])
 @pytest.mark.parametrize("shape", [(1, 1, 300, 400), (2, 1, 400), (300, 1)], ids=str)
 def test_the_gradient_of_a_bias(algorithm: Algorithm, shape: tuple[int, ...]) -> None:
-    """Which leaves out the tiles that are hidden."""
+    """Its kernel leaves out hidden tiles."""
     bias = np.random.default_rng(8).standard_normal(shape).astype(np.float16)
     row = Row(algorithm, "float16", (128, 64), more={"bias": bias})
     x = row.arrays()
@@ -112,7 +112,7 @@ def _bits(blocks: Any, tiles: tuple[int, int], row: Row, by_keys: bool) -> np.nd
 
 
 def _alone(config: KernelConfig) -> Any:
-    """The kernel that makes the bits, and no other one."""
+    """The kernel that makes the bits; other kernels do nothing."""
     return emulate(config) if config.kernel == "list_blocks" else lambda *_: None
 
 
@@ -123,7 +123,7 @@ def _alone(config: KernelConfig) -> Any:
     ids=str,
 )
 def test_bits_of_tiles(operation: Any, block: tuple[int, int], lengths: tuple[int, int]) -> None:
-    """Which tiles show something, and which show all: what kernels walk along, against NumPy."""
+    """The bits of tiles with a shown pair, and with all pairs shown, compared with NumPy."""
     row = Row("fa3", "float16", block, lengths, axes="1h", shown=0.6)
     blocks = row.arrays()["block_mask"].blocks
     by_keys = operation == "backward"

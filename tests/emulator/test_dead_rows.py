@@ -1,4 +1,4 @@
-"""Dead rows on the emulated device, as ``tests/property/test_dead_rows.py`` has them on a GPU."""
+"""Dead rows on the emulated device; ``tests/property/test_dead_rows.py`` tests them on a GPU."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _CAUSAL = [
         or (row.architecture, row.dtype, row.dims) == ("90", "float16", (64, 64))
     )
 ]
-#: One stage of Q and dO, where dQ asks once more which rows are dead.
+#: Rows with one stage of Q and dO, where dQ reads again which rows are dead.
 _ONE_STAGE = [r for r in ROWS if r.dtype == "float64" and r.filled]
 
 
 def _results(row: Row, case: Case, x: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """By name, heads first."""
+    """The results by name, with heads first."""
     out, lse = row.runner.forward(case, x["q"], x["k"], x["v"])
     grads = row.runner.backward(case, x["dout"], x["q"], x["k"], x["v"], out, lse, x["dlse"])
     named = zip(_NAMES, (out, lse, *grads), strict=True)
@@ -53,7 +53,7 @@ def test_rows_before_the_mask_may_hold_anything(row: Row) -> None:
 
 @pytest.mark.parametrize("row", params(*_CAUSAL))
 def test_keys_that_kill_every_row(row: Row) -> None:
-    """Values and queries that are finite or not: products of zero with them count for nothing."""
+    """Values and queries may be infinite or NaN; zero weights hide them."""
     case = replace(Case(2, 2, 1, 40, 70, *row.dims, row.dtype, causal=True), q_offset=30)
     x = arrays(case, "q", "k", "v", "dout", "dlse")
     x["q"][..., 0] = 1
@@ -80,9 +80,9 @@ def test_dead_rows_beside_rows_that_see_nan(row: Row) -> None:
 
 @pytest.mark.parametrize("row", params(*_CAUSAL))
 def test_one_dead_query_anywhere(row: Row) -> None:
-    """The only one of its tile or warp: it is dead, and what it holds reaches nothing."""
+    """It is the only dead query of its tile or warp, and its numbers reach no other result."""
     case = Case(1, 1, 1, 150, 20, *row.dims, row.dtype, causal=True, q_offset=20)
-    for dead in range(5, 150, 29):  # in either half of all that rows are counted in
+    for dead in range(5, 150, 29):  # in both halves of every unit of rows
         x = arrays(case, "q", "k", "v", "dout", "dlse")
         x["k"][..., 0] = 1 + np.abs(x["k"][..., 0])
         for name in ("q", "dout", "dlse"):

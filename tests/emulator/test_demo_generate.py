@@ -1,4 +1,4 @@
-"""The demo's step as one graph, replayed on the emulated device: the text is NumPy's."""
+"""The demo's step as one graph, replayed on the emulated device, gives the text of NumPy."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _parameters(xp: Any) -> Parameters:
 
 
 def _replays(host: HostCupy, noise: Any) -> tuple[bytes, bytes]:
-    """Two texts by replays of one graph; a cache of the first is no part of the second."""
+    """Two texts by replays of one graph; the second starts with empty caches."""
     xp = array_module(host, _STREAM)
     writer = Decoder(_parameters(xp), _OPTIONS, xp.asarray(noise), xp)
     writer.begin(_PROMPT)
@@ -59,7 +59,7 @@ def _replays(host: HostCupy, noise: Any) -> tuple[bytes, bytes]:
     for _ in range(2):
         writer.text.set(np.zeros(len(noise), np.uint8))
         writer.begin(_PROMPT)
-        host.auditor.told = dict(told)  # of the step, which the prompt's plans replaced
+        host.auditor.told = dict(told)  # the step's plans, which the prompt's have replaced
         host.auditor.plan = None
         for _ in range(_BYTES - 1):
             step()

@@ -1,7 +1,7 @@
-"""The CUDA sources themselves, run on the CPU: what needs no GPU to be right or wrong.
+"""The CUDA sources themselves, run on the CPU.
 
-Rounding, order of adding and speed are not the GPU's here; indexing, masks,
-barriers, waits, edges and units are.
+The tests cover indexing, masks, barriers, waits, edges and units. Rounding, the order of additions
+and speed differ from a GPU's.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def test_batches_lie_more_than_two_to_the_31_elements_apart(algorithm: str) -> N
     x = arrays(case, "q", "k", "v")
     expected = runner.forward(case, x["q"], x["k"], x["v"])[0]
     far = 2**31 + 64
-    memory = np.empty(far + 30 * 16, np.float16)  # of which little is ever touched
+    memory = np.empty(far + 30 * 16, np.float16)  # little of it is ever touched
     k = np.lib.stride_tricks.as_strided(memory, x["k"].shape, (2 * far, 32, 32, 2))
     k[...] = x["k"]
     out = np.full_like(expected, np.nan)

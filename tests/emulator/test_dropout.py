@@ -28,7 +28,7 @@ pytestmark = pytest.mark.skipif(compiler() is None, reason="there is no g++ to c
 def _results(
     row: Row, case: Case, x: dict[str, np.ndarray], **beside: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """Of both passes."""
+    """The results of both passes, by name."""
     out, lse = row.runner.forward(case, x["q"], x["k"], x["v"], **beside)
     given = (x["dout"], x["q"], x["k"], x["v"], out, lse, x["dlse"])
     grads = row.runner.backward(case, *given, **beside)
@@ -52,7 +52,7 @@ def test_checks(row: Row) -> None:
 
 @pytest.mark.parametrize("row", params(*(r for r in DROPPED if not r.bias and not r.mask)))
 def test_both_passes_keep_what_the_mask_says(row: Row) -> None:
-    """All weights are alike, and columns of v and of dout pick one pair each."""
+    """All weights are equal, and each column of v and of dout selects one pair."""
     case = replace(row.cases()[0], values="normal", layout="bshd", strides=Case().strides)
     keep: Any = {"dropout_p": case.dropout_p, "dropout_seed": case.dropout_seed}
     shape = (case.batch, case.heads_q, case.seqlen_q, case.seqlen_kv)
@@ -82,7 +82,7 @@ def test_both_passes_keep_what_the_mask_says(row: Row) -> None:
 
 @pytest.mark.parametrize("algorithm", ["fa1", "fa2", "fa3"])
 def test_a_part_of_a_call_draws_as_the_whole(algorithm: Any) -> None:
-    """Some heads of an entry, which two mapped entries have alike: the seed says where they are."""
+    """Two mapped entries have the same heads of one entry; the seed holds their place in it."""
     random = np.random.default_rng(2)
     q, k, v = random.standard_normal((3, 2, 40, 6, 64)).astype(np.float16)
     keywords: dict[str, Any] = {"dropout_p": 0.3, "algorithm": algorithm, "backend": "cuda"}

@@ -1,4 +1,4 @@
-"""Tables of angles without elements, which have no address: CUDA does as NumPy does."""
+"""Tables of angles without elements, which have no address: CUDA and NumPy agree."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .test_append_kv import on_device
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="there is no g++ to compile with")
 
-#: Positions from the first one, up to the fourth, from there on, and before all.
+#: Positions from the first one, across the fourth, after it, and before all.
 _CASE = CacheCase(
     lengths=(3, 2, 7, 1, 0), positions=(0, 2, 4, -1, 0), new=3, queries=3, counts=True,
     options=(("causal", True),),
@@ -48,7 +48,7 @@ def _on_host(function: Any, **keywords: Any) -> Any:
 def test_an_empty_table_has_angles_for_as_many_positions(
     shape: tuple[int, int], attends: bool, interleaved: bool
 ) -> None:
-    """Tokens without one are dropped and counted; queries are NaN where they would turn."""
+    """Tokens without an angle are dropped and counted; rotated columns of such queries are NaN."""
     built, numpy = _built(shape), _built(shape)
     truth = _called(_on_host, numpy.arrays | numpy.caches, interleaved, attends)
     with host_cupy() as host:

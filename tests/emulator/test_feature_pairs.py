@@ -1,6 +1,6 @@
-"""Every pair of features with every algorithm and pass of the CUDA backend: runs, or is refused.
+"""Every pair of features, with every algorithm and pass of the CUDA backend, runs or is refused.
 
-The matrix is made from the table of features: see ``tests/unit/pairs_case.py``.
+The matrix follows from the table of features, see ``tests/unit/pairs_case.py``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .host_cupy import HostCupy, host_cupy
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="there is no g++ to compile with")
 
-#: Storage, tile and head_dim of every algorithm, and how far its results may be from float64.
+#: Storage, tile and head_dim of every algorithm, and the largest difference from float64.
 KINDS: dict[str, tuple[str, tuple[int, int] | None, int, float]] = {
     "fa1": ("float32", (16, 32), 64, 2e-5),
     "fa2": ("float16", (32, 32), 64, 4e-3),
@@ -42,7 +42,7 @@ def _device(make: Callable[[KernelConfig], Any] = emulate) -> Iterator[HostCupy]
 
 
 def _configs(pair: tuple[str, ...], algorithm: str) -> set[KernelConfig]:
-    """What a call of the pair compiles; nothing if it is refused."""
+    """The configurations that a call of the pair compiles; none if it is refused."""
     found: set[KernelConfig] = set()
 
     def make(config: KernelConfig) -> Any:
@@ -56,7 +56,7 @@ def _configs(pair: tuple[str, ...], algorithm: str) -> set[KernelConfig]:
 
 @pytest.fixture(scope="module")
 def compiled(request: pytest.FixtureRequest) -> None:
-    """All kernels are there before the first test: tests run in children of this process."""
+    """Compile all kernels before the first test: tests run in children of this process."""
     asked = (item.callspec.params for item in request.session.items if item.path == request.path)
     calls = dict.fromkeys((params["pair"], params["algorithm"]) for params in asked)
     configs = dict.fromkeys(config for call in calls for config in _configs(*call))

@@ -1,4 +1,4 @@
-"""Float8 caches in CUDA memory as a user calls them: their bytes become K and V on the way."""
+"""Float8 caches in CUDA memory, called as a user does; the kernels convert their bytes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .test_paged_caches import attended, check
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="there is no g++ to compile with")
 
-#: Lengths at edges of tiles, none, and all that there is room for.
+#: Lengths at edges of tiles, 0, and the whole capacity.
 _PLAIN = CacheCase(
     "bfloat16", lengths=(0, 1, 63, 64, 65, 200), slots=200, queries=1, new=None, heads=(4, 2),
     dims=(64, 64), float8="each",
@@ -61,7 +61,7 @@ _CASES = {
 
 @pytest.mark.parametrize("case", _CASES.values(), ids=_CASES)
 def test_attention_is_that_of_the_reference(case: CacheCase) -> None:
-    """Bytes that do not count are NaN, in free pages and behind lengths."""
+    """Unused bytes are NaN: those in free pages and those after the lengths."""
     built = build(case)
     plans: list[Any] = []
     with host_cupy() as host, observe(plans.append):
@@ -71,7 +71,7 @@ def test_attention_is_that_of_the_reference(case: CacheCase) -> None:
 
 @st.composite
 def _drawn(draw: Any) -> CacheCase:
-    """What the copy engine takes: widths in multiples of 16, pages in multiples of 8."""
+    """Draw a case for the copy engine: widths are multiples of 16, pages multiples of 8."""
 
     def one(*values: Any) -> Any:
         return draw(st.sampled_from(values))
@@ -110,7 +110,7 @@ def test_any_float8_caches(case: CacheCase) -> None:
 
 @pytest.mark.parametrize("kind", ["plain", "paged"])
 def test_parts_of_keys_add_up(kind: str) -> None:
-    """In chunks, each of whose parts is scaled, and whole; sinks once."""
+    """Keys in chunks, each with its own scaled result, and in one piece; sinks are applied once."""
     case = replace(_WIDE, lengths=(0, 1, 130, 512), slots=512, sinks=True, float8="each")
     if kind == "paged":
         case = replace(case, kind="paged", slots=64, pages=8)
@@ -143,12 +143,12 @@ def test_a_row_has_the_same_bits_in_any_batch() -> None:
 
 @pytest.mark.parametrize("dtype", ["float16", ml_dtypes.bfloat16])
 def test_every_byte_is_its_number(dtype: Any) -> None:
-    """Of one key the output is its values, and the log-sum-exp its score; NaN is NaN."""
+    """With one key the output is its values, and the log-sum-exp its score; NaN stays NaN."""
     every = np.arange(256, dtype=np.uint8).reshape(1, 1, 1, 256)
     numbers = every.view(ml_dtypes.float8_e4m3fn).astype(np.float64)
     q = np.zeros((16, 1, 1, 256), dtype)
     k = np.zeros((16, 1, 1, 256), np.uint8)
-    for entry in range(16):  # whose query has a one where its key has another byte each
+    for entry in range(16):  # the query selects a column; every entry has another byte there
         q[entry, ..., 16 * entry] = 1
         k[entry, ..., 16 * entry] = 17 * entry
     arrays = {"q": q, "k_cache": k, "v_cache": np.repeat(every, 16, axis=0)}
@@ -170,7 +170,7 @@ def test_every_byte_is_its_number(dtype: Any) -> None:
 @pytest.mark.parametrize("dtype", ["float16", ml_dtypes.bfloat16])
 @pytest.mark.parametrize("scale", [1.0, 0.37])
 def test_every_number_becomes_the_nearest_byte(dtype: Any, scale: float) -> None:
-    """As ml_dtypes rounds it, whose conversion does not saturate."""
+    """The nearest by ml_dtypes, whose own conversion does not saturate."""
     every = np.arange(65536, dtype=np.uint16).view(dtype).reshape(1, 16, 16, 256)
     quotient = every.astype(np.float32) / np.float32(scale)
     expected = np.clip(quotient, -448, 448).astype(ml_dtypes.float8_e4m3fn).view(np.uint8)
@@ -226,7 +226,7 @@ def test_arrays_of_float8_need_no_word() -> None:
     ],
 )  # fmt: skip
 def test_what_fa3_does_not_take_is_refused(change: dict[str, Any], said: str) -> None:
-    """Nothing else reads float8 caches, and none is written."""
+    """No other algorithm reads float8 caches, and no cache is written."""
     built = build(replace(_PLAIN, **{"new": 1, "lengths": (3,), "slots": 20, **change}))
     with host_cupy() as host:
         raw, arrays = on_device(host, built)

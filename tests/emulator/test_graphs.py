@@ -1,4 +1,4 @@
-"""Captured calls, replayed when all that a caller may drop is gone, on the emulated device."""
+"""Captured calls, replayed after the caller has dropped its arrays, on the emulated device."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _CASE = Case(2, 4, 2, 70, 100, 64, 64, "float16", causal=True, seed=1)
 
 
 def _others_take_the_memory(host: HostCupy, stream: int) -> list[Any]:
-    """Arrays of every size that there is, on the stream, full of what must not be used."""
+    """New arrays of every size in use on the stream, full of NaN: free blocks are taken."""
     gc.collect()
     sizes = {block.nbytes for block in host.runtime.memory.blocks if block.stream == stream}
     return [host.cupy.empty(size, np.uint8) for size in sizes for _ in range(4)]
@@ -33,7 +33,7 @@ def _others_take_the_memory(host: HostCupy, stream: int) -> list[Any]:
 @pytest.mark.parametrize("seen_before", [False, True])
 @pytest.mark.parametrize("algorithm", ["fa1", "fa2", "fa3"])
 def test_a_graph_runs_when_the_call_is_long_over(algorithm: Any, seen_before: bool) -> None:
-    """Twice, with other inputs at the same places; what it keeps nobody else is given."""
+    """Replays read other inputs at the same places; memory that a graph keeps is not reused."""
     first, second = (arrays(Case(**{**vars(_CASE), "seed": seed})) for seed in (1, 2))
     options = {**_CASE.options, "algorithm": algorithm}
     dispatch._kept_for_graphs.clear()
@@ -41,7 +41,7 @@ def test_a_graph_runs_when_the_call_is_long_over(algorithm: Any, seen_before: bo
         runtime = host.runtime
         with runtime.on_stream(77, 0):
             given = {name: host.array(first[name]) for name in "qkv"}
-            if not seen_before:  # nobody sees again what is copied
+            if not seen_before:  # a call that copies is not repeated
                 given["k"] = host.array(np.repeat(first["k"], 2, axis=-1))[..., ::2]
             dout = host.array(first["dout"])
             if seen_before:
@@ -72,7 +72,7 @@ def test_a_graph_runs_when_the_call_is_long_over(algorithm: Any, seen_before: bo
 
 
 def test_streams_that_take_turns_have_counters_of_their_own() -> None:
-    """And so have the graphs that are captured from one stream."""
+    """Graphs that are captured from one stream have counters of their own too."""
     case = _CASE
     x = arrays(case, "q", "k", "v")
     truth = judge(case, {**x, "dout": np.zeros(case.shape("out"), case.storage)})

@@ -15,7 +15,7 @@ from .device import EmulatedRunner
 pytestmark = pytest.mark.skipif(compiler() is None, reason="there is no g++ to compile with")
 
 
-#: Widths, dtype, and whether sums have an order.
+#: Widths, dtype, and whether dQ is summed in order.
 _KERNELS = [
     ((128, 128), "bfloat16", False),
     ((128, 128), "bfloat16", True),
@@ -30,7 +30,7 @@ _KERNELS = [
 def test_against_float64(
     dims: tuple[int, int], dtype: str, ordered: bool, heads: tuple[int, int]
 ) -> None:
-    """Of one kv head and of several; some keys are seen by no query."""
+    """One kv head and several; no query sees some of the keys."""
     runner = EmulatedRunner("90", "fa3", deterministic=ordered, num_sms=1)
     case = Case(2, *heads, 150, 300, *dims, dtype, causal=True, q_offset=-40, seed=1)
     x = arrays(case, "q", "k", "v", "dout", "dlse")

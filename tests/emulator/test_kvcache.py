@@ -68,7 +68,7 @@ def test_a_number_is_the_length_of_all_entries() -> None:
 
 
 def test_a_graph_reads_lengths_when_it_runs() -> None:
-    """Captured at other lengths, replayed step after step; what it keeps is its own."""
+    """It is captured with other lengths and replayed step after step; its memory is not reused."""
     first = build(replace(_CASE, lengths=(1, 1, 1, 1)))
     device._kept_for_graphs.clear()
     with host_cupy() as host, host.runtime.on_stream(77, 0):
@@ -104,7 +104,7 @@ def test_what_fa1_does_not_take_is_refused_before_a_cache_is_written(name: str) 
 
 @pytest.mark.parametrize("columns", [0, 2])
 def test_pages_of_no_slots_are_refused(columns: int) -> None:
-    """Whatever the tables say: pages of 0 slots are no pages to the kernels."""
+    """Pages of 0 slots are refused for any table: the kernels could not read them."""
     built = build(CacheCase("float16", kind="paged", slots=4, pages=2, counts=True))
     with host_cupy() as host:
         _, arrays = on_device(host, built)
@@ -130,7 +130,7 @@ def test_errors_of_attention_come_before_a_cache_is_written() -> None:
 
 
 def test_what_a_batch_of_the_usual_size_refuses_comes_before_a_cache_is_written() -> None:
-    """Chunks that one entry has blocks for, and eight entries have not."""
+    """A grid has enough blocks for the chunks of one entry, but not of eight."""
     slots, pages, columns = 2**16, 2**14 - 1, 8
     with host_cupy() as host:
         zeros = np.zeros((1, slots, 1, columns), np.float16)
@@ -140,7 +140,7 @@ def test_what_a_batch_of_the_usual_size_refuses_comes_before_a_cache_is_written(
         arrays |= {"k": host.array(ones), "v": host.array(ones)}
         arrays["cache_seqlens"] = host.array(np.zeros(1, np.int32))
         arrays["page_table"] = host.array(np.zeros((1, pages), np.int32))
-        said = "splitting keys would need 4,294,"  # 2^32 but those of a page
+        said = "splitting keys would need 4,294,"  # 2^32 minus those of a page
         with pytest.raises(cuflash.UnsupportedError, match=said):
             host.call(cuflash.attention_with_kvcache, **arrays, algorithm="fa2", kv_chunk=64)
         assert not any(cache.peek().any() for cache in caches.values())

@@ -1,7 +1,7 @@
 """Used lengths and packed sequences of any lengths on the emulated device, for a few kernels.
 
-Blocks run from the first to the last, and the other way round: what a tile
-writes behind its sequence is then not written over by whom it belongs to.
+Blocks run in both orders. If a tile writes rows of another sequence, in one of the orders the
+sequence's own tile does not overwrite them.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(compiler() is None, reason="there is no g++ to c
 def _results(
     row: Row, case: Case, x: dict[str, np.ndarray], **beside: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """Of both passes."""
+    """The results of both passes, by name."""
     out, lse = row.runner.forward(case, x["q"], x["k"], x["v"], **beside)
     given = (x["dout"], x["q"], x["k"], x["v"], out, lse, x["dlse"])
     grads = row.runner.backward(case, *given, **beside)
@@ -53,7 +53,7 @@ def test_checks(row: Row) -> None:
 
 @pytest.mark.parametrize("row", params(*MASKED))
 def test_a_mask_that_hides_nothing_changes_nothing(row: Row) -> None:
-    """But the order of roundings where kernels make weights in another way."""
+    """Except for the order of roundings where a feature changes how weights are computed."""
     case = replace(row.cases()[0], bias="")
     x = arrays(case, "q", "k", "v", "dout", "dlse")
     truth = judge(replace(case, mask=""), x)
@@ -74,7 +74,7 @@ def test_a_mask_that_hides_everything_leaves_zeros(row: Row) -> None:
 
 @pytest.mark.parametrize("row", params(*(row for row in MASKED if "k" in row.mask)))
 def test_keys_that_it_hides_may_hold_anything(row: Row) -> None:
-    """Padding, in the forward pass: no score of it is left."""
+    """Padding of keys, in the forward pass: none of its scores is used."""
     case = row.cases()[0]
     x = arrays(case, "q", "k", "v", "dout", "dlse")
     hidden = np.arange(case.seqlen_kv) >= case.seqlen_kv * 2 // 3
@@ -94,7 +94,7 @@ _LISTED = [
 
 @pytest.mark.parametrize("row", params(*_LISTED))
 def test_no_tile_that_it_hides_is_loaded(row: Row) -> None:
-    """Bytes of K, V and Q are those of the tiles that bounds leave and that show a pair."""
+    """Passes read the bytes of K, V and Q of exactly the tiles with a visible pair."""
     blocks = row.mask.removesuffix("-blocks") + "-blocks"
     for case in row.cases()[:2]:
         case = replace(case, mask=blocks, strides=Case().strides)
@@ -114,7 +114,10 @@ def test_no_tile_that_it_hides_is_loaded(row: Row) -> None:
 
 
 def _tiles_of_heads(case: Case, tile: tuple[int, int], visit_one: bool) -> np.ndarray:
-    """(entry, head, q tile, kv tile): what is visited; of a q tile that sees none perhaps one."""
+    """Whether a tile is visited, (entry, head, q tile, kv tile).
+
+    With ``visit_one``, a q tile that sees no kv tile visits one.
+    """
     whole = (case.batch, case.heads_q, case.seqlen_q, case.seqlen_kv)
     mask, bounds = np.broadcast_to(tensor(case, "mask"), whole), tiles_seen(case, tile)
     found = np.array([[tiles_seen(case, tile, pairs) for pairs in head] for head in mask])

@@ -1,4 +1,4 @@
-"""Which tiles a mask shows: the bits that kernels walk along, against NumPy."""
+"""The bits of the tiles and pairs that a mask shows, compared with NumPy."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from .device import emulated_device, on_device
 pytestmark = pytest.mark.skipif(compiler() is None, reason="there is no g++ to compile with")
 
 _LINES = {"forward": "q", "backward": "k"}
-#: Of rows at any address, and with keys apart.
+#: Strides of masks: rows at any address, and gaps between keys.
 _ODD = [Strides(gaps=(0, 0, 5, 0), offset=3), Strides(gaps=(0, 0, 0, 1))]
 
 
 def _bits(mask: np.ndarray, tile: tuple[int, int], lines: str) -> np.ndarray:
-    """(entry, head, line of tiles, word, 2): whether a tile has a shown pair, and all."""
+    """Bits of tiles with a shown pair, and with all: (entry, head, line of tiles, word, 2)."""
     block_q, block_kv = tile
     q_tiles = [mask[:, :, i : i + block_q] for i in range(0, mask.shape[2], block_q)]
     tiles = [
@@ -42,9 +42,10 @@ def _bits(mask: np.ndarray, tile: tuple[int, int], lines: str) -> np.ndarray:
 
 
 def _pairs(mask: np.ndarray, tile: tuple[int, int], lines: str) -> np.ndarray:
-    """(entry, head, 16 lines, tile, lane, 2): of a lane's two lines the pairs that are shown.
+    """Bits of the shown pairs of each lane's two lines: (entry, head, 16 lines, tile, lane, 2).
 
-    A lane l has lines l / 4 and 8 more, and of every eight along them 2 (l % 4) and the next.
+    Lane l has lines l / 4 and l / 4 + 8, and along them elements 2 (l % 4) and 2 (l % 4) + 1 of
+    every eight.
     """
     missing = [-n % t for n, t in zip(mask.shape[2:], tile, strict=True)]
     padded = np.pad(mask, ((0, 0), (0, 0), (0, missing[0]), (0, missing[1])))
@@ -60,7 +61,7 @@ def _pairs(mask: np.ndarray, tile: tuple[int, int], lines: str) -> np.ndarray:
 
 
 def _check(case: Case, operation: Any, mask: np.ndarray) -> None:
-    """Hold what a pass leaves in its workspace to the bits of the mask."""
+    """Compare the bits that a pass leaves in its workspace with those of the mask."""
     x = arrays(case, "q", "k", "v", "dout")
     x |= {"out": x["dout"], "lse": np.zeros(case.shape("lse"), np.float32), "mask": mask}
     made = ("out", "lse") if operation == "forward" else ("dq", "dk", "dv")
@@ -87,7 +88,7 @@ def _check(case: Case, operation: Any, mask: np.ndarray) -> None:
 
 
 def _mask(lengths: tuple[int, int]) -> np.ndarray:
-    """Squares of 64 pairs that it shows, hides or shows a few pairs of; of two heads."""
+    """A mask of two heads in squares of 64 x 64 pairs: shown, hidden, or with a few shown pairs."""
     generator = np.random.default_rng(list(lengths))
     squares = generator.choice(3, (1, 2, 70, 70), p=(0.3, 0.5, 0.2))
     kinds = np.repeat(np.repeat(squares, 64, 2), 64, 3)[:, :, : lengths[0], : lengths[1]]

@@ -32,7 +32,7 @@ _CASE = CacheCase(
     dims=(16, 16), counts=True, options=(("causal", True),),
 )  # fmt: skip
 _PAGED = replace(_CASE, kind="paged", slots=16, pages=2)
-#: A case for each way that the two steps are given what they read and write.
+#: A case for each way in which the two steps get their inputs and outputs.
 _CASES = {
     "rotated": ("fa2", _CASE),
     "positions": ("fa1", replace(_CASE, positions=(0, 5, 9, 1), queries=1)),
@@ -46,7 +46,7 @@ _CASES = {
 
 
 def _run(built: Built, algorithm: str) -> Any:
-    """Both steps of one compiled computation, and the caches that it was given."""
+    """Run both steps in one compiled computation; its results, and the caches."""
     keywords: dict[str, Any] = {**built.options, **built.keywords, "return_lse": True}
     given = {name: array for name, array in built.arrays.items() if name != "overflow"}
     arrays = {n: jax.numpy.asarray(a) for n, a in {**given, **built.caches}.items()}
@@ -79,7 +79,7 @@ def test_a_compiled_computation_is_what_the_reference_says(
 def test_tokens_that_do_not_fit_are_counted_and_nothing_else_is_written(
     driver: FakeDriver,
 ) -> None:
-    """Lengths out of range are cut to what is there, as the kernels do it."""
+    """Lengths out of range are clamped, as in the kernels."""
     built = build(replace(_CASE, pairs=0, lengths=(32, 31, 30, 29)))
     built.arrays["cache_seqlens"] = np.array([40, 31, -5, 29], np.int32)
     with emulated_device("90"):
@@ -98,7 +98,7 @@ def _run_without_lse(built: Built) -> Any:
 
 
 def test_a_loop_appends_step_after_step(driver: FakeDriver) -> None:
-    """The caches that it carries are one buffer each: nothing copies them."""
+    """The loop carries one buffer for each cache: nothing copies them."""
     rng = np.random.default_rng(3)
     shapes = (6, 2, 1, 4, 16), (6, 2, 1, 2, 16), (6, 2, 1, 2, 16), (2, 8, 2, 16), (2, 8, 2, 16)
     *new, k_cache, v_cache = (rng.standard_normal(shape).astype(np.float16) for shape in shapes)

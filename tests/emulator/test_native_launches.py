@@ -38,7 +38,7 @@ from ..kit.native_frame import FakeDriver  # noqa: E402
 
 CASE = Case(2, 4, 2, 70, 104, 64, 64, "float16", seed=3)
 CAUSAL = replace(CASE, causal=True, q_offset=0)
-#: A case for each way that a table has to say where something is.
+#: A case for each way in which a launch table describes an address.
 CASES = [
     ("fa1", CAUSAL),
     ("fa1", replace(CASE, softcap=9.0)),
@@ -58,7 +58,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDriver]:
 
     made = FakeDriver(lambda *numbers: cupy.cuda.driver.launchKernel(*numbers), _encode_map)
     own = registration.Registry()
-    made.contexts = []  # as in a thread of XLA that has asked CUDA for nothing
+    made.contexts = []  # as in a thread of XLA that has not called CUDA
     counters: list[np.ndarray] = []
 
     def counter(_: int) -> Any:
@@ -141,7 +141,7 @@ def test_both_passes_of_compiled_computations(
 
 
 def test_a_computation_runs_again_with_other_numbers(driver: FakeDriver) -> None:
-    """One table, other buffers; the counter that it drew from is 0 again."""
+    """One table serves other buffers; its tile counter is 0 again."""
     case = CAUSAL
     every = [arrays(replace(case, seed=seed), "q", "k", "v", "dout", "dlse") for seed in (4, 5)]
     with emulated_device("90", num_sms=1):
@@ -163,7 +163,7 @@ def test_what_the_driver_refuses_is_an_error_of_jax(driver: FakeDriver) -> None:
 
 
 def test_a_computation_of_the_handler_cannot_be_serialised(driver: FakeDriver) -> None:
-    """It has no callback that would keep JAX from it."""
+    """It has no callback, so JAX itself would not refuse."""
     serialise = pytest.importorskip("jax.experimental.serialize_executable").serialize
     x = arrays(CASE, "q", "k", "v")
     with emulated_device("90"):

@@ -1,4 +1,4 @@
-"""NaN and infinity come out of what sees them, and of nothing else, on the emulated device."""
+"""NaN and infinity reach exactly the results that see them, on the emulated device."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SHOWN = [
 @pytest.mark.parametrize("row", params(*_SHOWN))
 @pytest.mark.parametrize(
     "place", [0.1, 0.6]
-)  # of keys that are seen; what is hidden may reach its tile
+)  # keys that are seen; hidden ones may reach their tile
 def test_who_sees_it(row: Row, place: float) -> None:
     wide = row.algorithm == "fa3" or row.filled
     lengths = (150, 200) if wide else (70, 100)

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(compiler() is None, reason="there is no g++ to c
 
 
 def _results(row: Row, x: dict[str, Any]) -> dict[str, Any]:
-    """Of both passes on the emulator; the second is given NaN for rows that do not count."""
+    """The results of both passes; the backward pass gets NaN in rows that do not count."""
     given = (
         {name: array for name, array in x.items() if name != "dout"}
         | row.options
@@ -36,7 +36,7 @@ def _results(row: Row, x: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("algorithm", ["fa1", "fa2", "fa3"])
 def test_no_other_sequence_changes_a_bit(algorithm: Any) -> None:
-    """Nor what it holds, NaN too: tiles that end in the middle have other sequences' rows."""
+    """Not even NaN does: tiles that end inside a sequence hold rows of other sequences."""
     sequences = ((37, 300), (91, 60), (20, 150))
     row = Row(algorithm, "float16", sequences, deterministic=True, heads=(1, 1))
     x = {name: np.nan_to_num(array) for name, array in row.arrays().items()}
@@ -53,7 +53,7 @@ def test_no_other_sequence_changes_a_bit(algorithm: Any) -> None:
 
 
 def _of_ends(row: Row, found: dict[str, Any]) -> dict[str, Any]:
-    """What the first and the last of three sequences have."""
+    """The results of the first and the last of three sequences."""
     parts = {}
     for name, array in found.items():
         at = row.offsets[name in ("dk", "dv")]

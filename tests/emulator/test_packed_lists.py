@@ -1,4 +1,4 @@
-"""Where packed sequences begin and the list of their tiles, as the kernels are given them."""
+"""The begins of packed sequences and the lists of their tiles, as kernels read them."""
 
 from __future__ import annotations
 
@@ -24,20 +24,19 @@ pytestmark = pytest.mark.skipif(compiler() is None, reason="there is no g++ to c
 
 _Lists = dict[str, np.ndarray]
 _NAMES = "cu_seqlens_q", "cu_seqlens_kv"
-#: Numbers of an item: a sequence, one of its tiles, and where its queries and keys begin and how
-#: many there are.
+#: Numbers of an item: a sequence, one of its tiles, and begin and count of its queries and keys.
 _ITEM = 6
-#: Sequences: about as many as a warp has lanes, a block has warps, and a block has threads.
+#: Numbers of sequences, near those of lanes of a warp and of warps and threads of a block.
 _COUNTS = (0, 1, 2, 3, 5, 8, 31, 32, 33, 40, 65, 1023, 1024, 1025, 2100)
 
 
 def _make(config: KernelConfig) -> Any:
-    """The kernel that lists; nothing in place of those that compute."""
+    """The kernel that makes the lists; other kernels do nothing."""
     return emulate(config) if config.kernel == "list_items" else lambda *_: None
 
 
 def _lists(operation: str, rows: tuple[int, int], offsets: list[Any], **options: Any) -> _Lists:
-    """What the main kernel of a pass is given, and how many rows a tile has."""
+    """The lists that the main kernel of a pass gets, and the rows of a tile."""
     with host_cupy("90", make=_make) as host:
         (queries, keys), found, audit = rows, {}, host.runtime.audit
 
@@ -75,7 +74,7 @@ def _ints(address: int, count: int) -> np.ndarray:
 
 
 def _begins(offsets: np.ndarray, total: int) -> np.ndarray:
-    """Of offsets that may lead anywhere: the nearest that does not lead out, or back."""
+    """The begins for any offsets: each the nearest that is in the array and does not decrease."""
     clamped = np.clip(offsets, 0, total)
     clamped[0] = 0
     return np.array([*np.maximum.accumulate(clamped), total])
@@ -93,7 +92,7 @@ def _check(
         np.testing.assert_array_equal(found[name], expected, err_msg=name)
     queries, keys = map(np.diff, begins)
     of_tiles, loops = (queries, keys) if operation == "forward" else (keys, queries)
-    loops = [*loops[:-1], 0]  # of the rows behind the last sequence: nothing
+    loops = [*loops[:-1], 0]  # rows after the last sequence have no loop
     last_first = operation == "forward" or ordered
     for begin, (at, counts) in zip((2, 4), zip(begins, (queries, keys), strict=True), strict=True):
         entries, rows_of_entry = found["items"][:, 0], found["items"][:, begin : begin + 2]
@@ -106,7 +105,7 @@ def _check(
 
 
 def _check_items(items: np.ndarray, tiles: list[int], last_first: bool) -> None:
-    """Every tile once, those of a sequence together and in order."""
+    """Check that every tile is listed once, and that a sequence's tiles are together, in order."""
     assert len(items) == sum(tiles)
     place = 0
     while place < len(items):
@@ -121,7 +120,7 @@ def _check_items(items: np.ndarray, tiles: list[int], last_first: bool) -> None:
 
 @st.composite
 def _drawn(draw: st.DrawFn) -> tuple[tuple[int, int], list[Any]]:
-    """Rows of the arrays, and offsets: of any lengths, or that lead anywhere."""
+    """Draw the rows of the arrays, and offsets: valid ones of any lengths, or arbitrary ones."""
     count, random = draw(st.sampled_from(_COUNTS)), np.random.default_rng(draw(st.integers(0, 99)))
     rows, offsets = [], []
     for _ in range(2):
@@ -145,5 +144,5 @@ def _drawn(draw: st.DrawFn) -> tuple[tuple[int, int], list[Any]]:
 @settings(max_examples=15)
 @given(drawn=_drawn())
 def test_tiles_are_listed(algorithm: str, operation: str, ordered: bool, drawn: Any) -> None:
-    """Longest loops first, within half a power of two."""
+    """Longer loops come first, to within half a power of two."""
     apart(partial(_check, algorithm, operation, *drawn, ordered))

@@ -1,4 +1,4 @@
-"""Caches in pages, in other entries and behind padding, in CUDA memory as a user calls them."""
+"""Caches in pages, in other entries and after padding, in CUDA memory, called as a user does."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .test_append_kv import on_device
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="there is no g++ to compile with")
 
-#: Lengths at edges of pages and of tiles, none, and all that there is room for.
+#: Lengths at edges of pages and of tiles, 0, and the whole capacity.
 _PAGED = CacheCase(
     "float16", kind="paged", slots=16, pages=12, lengths=(0, 1, 16, 65, 127, 192), queries=1,
     new=None, heads=(4, 2), dims=(64, 64),
@@ -43,7 +43,7 @@ def attended(
 
 
 def check(built: Built, raw: list[Any], arrays: dict[str, Any], results: Any) -> None:
-    """Hold results and caches to the reference."""
+    """Compare results and caches with the reference."""
     truth, truth_lse, expected, overflow = built.expected()
     check_close(built.case, results[0].peek(), truth)
     check_close(built.case, results[1].peek(), truth_lse)
@@ -84,7 +84,7 @@ def test_attention_is_that_of_the_reference(case: CacheCase, algorithm: str) -> 
 @pytest.mark.parametrize("algorithm", ["fa2", "fa3"])
 @pytest.mark.parametrize("slots", [8, 16, 32, 64, 128, 256])
 def test_pages_have_the_bits_of_rows_that_follow_each_other(slots: int, algorithm: str) -> None:
-    """In the same tile, with keys split and whole."""
+    """In the same tile, with split keys and without."""
     case = replace(
         _PAGED, slots=slots, pages=512 // slots, lengths=(0, 1, 300, 511, 512), queries=3
     )
@@ -103,7 +103,7 @@ def test_pages_have_the_bits_of_rows_that_follow_each_other(slots: int, algorith
 
 
 def _in_rows(built: Built, cache: np.ndarray) -> np.ndarray:
-    """An entry's pages one behind another; NaN in place of those that its table does not name."""
+    """The pages of every entry in order; NaN where its table names no page."""
     table = built.arrays["page_table"]
     there = (table >= 0) & (table < len(cache))
     pages = np.where(there[..., None, None, None], cache[np.where(there, table, 0)], np.nan)
@@ -123,14 +123,14 @@ def test_any_caches(dtype: str) -> None:
 
 
 class _Walled(Block):
-    """A block right before memory that nobody may read."""
+    """A block directly before memory that the process may not read."""
 
     def check(self) -> None:
-        """Nothing can be written behind it."""
+        """There is nothing to check: no write after the block is possible."""
 
 
 def _before_a_wall(host: HostCupy, values: np.ndarray) -> Any:
-    """A device array that ends where the process may read no further."""
+    """A device array that ends directly before memory that the process may not read."""
     page = mmap.PAGESIZE
     size = -(-(MARGIN + values.nbytes) // page) * page
     held = np.frombuffer(mmap.mmap(-1, size + page), np.uint8)
@@ -148,7 +148,7 @@ def _before_a_wall(host: HostCupy, values: np.ndarray) -> Any:
 
 @pytest.mark.parametrize("lengths", [(48, 48), (48, 17), (3, 33), (48, 1), (16, 0)])
 def test_a_table_is_read_where_keys_count(lengths: tuple[int, ...]) -> None:
-    """A block reaches beyond all pages; behind the table is memory that nobody may read."""
+    """A block reaches beyond all pages, and the memory after the table must not be read."""
     built = build(replace(_PAGED, pages=3, lengths=lengths))
     table = np.ascontiguousarray(built.arrays["page_table"])
     for algorithm in ("fa2", "fa3"):
@@ -163,7 +163,7 @@ def test_a_table_is_read_where_keys_count(lengths: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("algorithm", ["fa2", "fa3"])
 @pytest.mark.parametrize("page", [-1, 14, 2**31 - 1, -(2**31)])
 def test_a_page_that_is_not_there_is_not_read(page: int, algorithm: str) -> None:
-    """Other entries have their numbers, and the caller's mistake reads no other memory."""
+    """Other entries are right, and a wrong page number reads no memory outside of the cache."""
     built = build(replace(_PAGED, pages=6, lengths=(96, 70)))
     table = built.arrays["page_table"].copy()
     table[0, 3] = page
@@ -177,7 +177,7 @@ def test_a_page_that_is_not_there_is_not_read(page: int, algorithm: str) -> None
 
 @pytest.mark.parametrize("algorithm", ["fa2", "fa3"])
 def test_a_tail_behind_the_last_page_is_cleared(algorithm: str) -> None:
-    """What a block repeats there would make NaN of an infinite value and a weight of 0."""
+    """There a block repeats another page, whose infinite values times weights of 0 would be NaN."""
     built = build(replace(_PAGED, pages=3, lengths=(48, 48)))
     page = built.arrays["page_table"][0, 2]
     built.caches["v_cache"][page, 5, :, 7] = np.inf
@@ -189,7 +189,7 @@ def test_a_tail_behind_the_last_page_is_cleared(algorithm: str) -> None:
 
 @pytest.mark.parametrize("algorithm", ["fa2", "fa3"])
 def test_padding_is_clamped(algorithm: str) -> None:
-    """To what is there: from none, and of no more than the length."""
+    """Padding is clamped to 0 and to the length."""
     clamped = (0, 64, 1, 100)
     built = build(replace(_PADDED, lengths=(64, 64, 1, 100), leftpad=clamped))
     given = np.array([-(2**31), 2**31 - 1, 2, 101], np.int32)
@@ -201,7 +201,7 @@ def test_padding_is_clamped(algorithm: str) -> None:
 
 @pytest.mark.parametrize("slots", [24, 48, 192, 320])
 def test_tiles_go_with_pages(slots: int) -> None:
-    """Of sizes that are no powers of two."""
+    """Page sizes need not be powers of two."""
     case = replace(_PAGED, slots=slots, pages=3, lengths=(0, slots, 3 * slots - 1), queries=3)
     built = build(case)
     plans: list[Any] = []

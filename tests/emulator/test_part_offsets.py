@@ -1,4 +1,4 @@
-"""Parts of rows that lie more than 2^31 elements apart, in a workspace with holes."""
+"""Partial results of rows more than 2^31 elements apart, in a workspace with holes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _CHUNKS = -(-_KEYS // _CHUNK)
 
 
 def test_parts_of_chunks_have_offsets_of_64_bits() -> None:
-    """All entries are the same one; the blocks of the first alone run, and some beside them."""
+    """All entries share their memory; only the blocks of the first entry and a few more run."""
     rng = np.random.default_rng(1)
     shapes = ((_ROWS, 1, _WIDTH), (_KEYS, 1, _WIDTH), (_KEYS, 1, _WIDTH))
     x = [rng.standard_normal(shape).astype(np.float16) for shape in shapes]
@@ -40,10 +40,10 @@ def test_parts_of_chunks_have_offsets_of_64_bits() -> None:
     with emulated_device("90", make), few_heads, tempfile.TemporaryFile() as file:
         ready = cuflash.prepare(*given, algorithm="fa2", blocks=(64, 64), kv_chunk=_CHUNK)
         main, merge = ready.plan.launches
-        blocks["forward"] = _CHUNKS * dict(main.arguments)["head_group"]  # of one tile each
+        blocks["forward"] = _CHUNKS * dict(main.arguments)["head_group"]  # one tile each
         blocks["merge"] = _ROWS
         assert merge.grid > _ROWS
-        outputs = 2 * _BATCH * _ROWS * _WIDTH  # bytes, in front of the workspace
+        outputs = 2 * _BATCH * _ROWS * _WIDTH  # bytes before the workspace
         start = -(-outputs // 256) * 256
         file.truncate(start + ready.workspace_bytes)
         whole = np.frombuffer(mmap.mmap(file.fileno(), 0), np.uint8)

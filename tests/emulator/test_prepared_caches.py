@@ -32,7 +32,7 @@ _CASES = {
 
 
 def _run(host: HostCupy, ready: cuflash.Prepared, arrays: dict[str, Any]) -> None:
-    """Over a workspace that holds no zeros; the audit knows no array that lies in one."""
+    """Run with a workspace that holds no zeros; the audit expects no array inside it."""
     host.runtime.audit = lambda launch: None
     workspace = host.array(np.full(ready.workspace_bytes, 255, np.uint8))
     pointers = {name: arrays[name].data.ptr for name in ready.tensors}
@@ -40,7 +40,7 @@ def _run(host: HostCupy, ready: cuflash.Prepared, arrays: dict[str, Any]) -> Non
 
 
 def _in_order(host: HostCupy, built: Built) -> tuple[list[Any], dict[str, Any]]:
-    """As on the device, the rows of a table one behind another: prepared calls copy nothing."""
+    """``on_device`` with a table without gaps: prepared calls copy nothing."""
     raw, arrays = on_device(host, built)
     if "page_table" in arrays:
         arrays["page_table"] = host.array(np.ascontiguousarray(built.arrays["page_table"]))
@@ -48,7 +48,7 @@ def _in_order(host: HostCupy, built: Built) -> tuple[list[Any], dict[str, Any]]:
 
 
 def _shapes(built: Built) -> dict[str, Any]:
-    """Of all arrays; of some also the dtype, or that alone."""
+    """Shapes of all arrays; some with a dtype, or only a dtype."""
     given: dict[str, Any] = {n: a.shape for n, a in {**built.arrays, **built.caches}.items()}
     if built.case.sinks:
         given |= {"sinks": (given["sinks"], "float32"), "alibi_slopes": "float32"}

@@ -37,7 +37,7 @@ _TF32 = [r for r in ROWS if r.algorithm == "fa2" and r.dtype == "float32" and no
 
 @pytest.mark.parametrize("row", params(*_TF32))
 def test_infinities_and_nan_come_through(row: Row) -> None:
-    """Where a tf32 part is not finite the small products are NaN, and must not count."""
+    """If the larger tf32 part is not finite, the small products are NaN and must not count."""
     case = Case(1, 2, 1, 33, 40, *row.dims, row.dtype)
     x = arrays(case, "q", "k", "v")
     x["v"][0, 3, 0, 2] = np.inf

@@ -25,13 +25,15 @@ _SMALL, _NARROW = (32, 32), (16, 32)
 _WIDE = (16, 64, 128)
 KERNELS = (
     Kernels("fa1", "float16", (64, 64), True, _SMALL, steps=(16, 32)),
-    Kernels("fa1", "float16", (24, 56), False, _SMALL, steps=(16, 32)),  # a chunk less than whole
+    Kernels(
+        "fa1", "float16", (24, 56), False, _SMALL, steps=(16, 32)
+    ),  # widths a chunk less than the bucket
     Kernels("fa1", "float64", (64, 64), True, _NARROW, steps=(16, 32)),
     Kernels("fa2", "float16", (64, 64), True, _SMALL, steps=(16, 32, 64)),
     Kernels("fa2", "bfloat16", (56, 24), False, _SMALL, steps=(16, 32, 64)),
     Kernels("fa2", "float32", (5, 24), True, _NARROW, "80", steps=(8, 16, 32, 64)),
     Kernels("fa2", "float64", (64, 64), False, _NARROW, steps=(8, 16, 32, 64)),
-    # Backward with scores as keys x queries, and its sums in an order.
+    # Backward with scores as keys x queries, and with ordered sums.
     Kernels("fa2", "bfloat16", (64, 64), True, num_sms=1, steps=(16, 64, 128)),
     Kernels("fa2", "float16", (64, 64), True, num_sms=1, deterministic=True),
     Kernels("fa3", "float16", (64, 64), True, num_sms=1, steps=_WIDE, parted=True),
@@ -132,7 +134,7 @@ KERNELS = (
 
 
 def _of_row(row: Row) -> Kernels:
-    """Calls that compile nothing that the row does not."""
+    """Kernels of a row; calls compile no others."""
     runner = row.runner
     return Kernels(
         *(row.algorithm, row.dtype, row.dims, row.causal, runner.blocks, row.architecture),
@@ -169,7 +171,7 @@ def test_any_call_of_a_row(kernels: Kernels, data: Any) -> None:
 
 
 def test_roundings_of_the_same_number_add_up() -> None:
-    """All keys are the same key, and dS is below the smallest normal number: they add up."""
+    """All keys are the same key, and dS is below the smallest normal number: its errors add up."""
     case = Case(1, 1, 1, 47, 23, 64, 64, "float16", causal=True, values="zeros", alibi="heads")
     case = replace(case, seed=56)
     call = Call(case, with_dlse=True, shift=-300, wrt=("q", "k", "v", "alibi_slopes"))
@@ -178,7 +180,7 @@ def test_roundings_of_the_same_number_add_up() -> None:
 
 @_params(KERNELS)
 def test_tails_of_scores_far_below_zero(kernels: Kernels) -> None:
-    """One key and query beside what the kernels count in: what is taken for a score of 0 shows."""
+    """Lengths are one off the tiles, and scores far from 0: a padded score taken for 0 shows."""
     for step in kernels.steps:
         for beside in (-1, 1):
             lengths = step - beside, step + beside

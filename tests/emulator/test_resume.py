@@ -1,4 +1,4 @@
-"""Attention that goes on from a state, on the emulated device: one kernel merges the two."""
+"""Resumed attention on the emulated device: a kernel merges the given state and the new one."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_any_split_of_the_keys(data: Any, in_place: bool) -> None:
     ids=["fa1", "fa3", "float64", "float32"],
 )
 def test_three_parts(case: Case, algorithm: str, in_place: bool) -> None:
-    """The second is of no keys, where there may be none; the last queries alone see the last."""
+    """The second part has no keys (one for fa3); only the last queries see the third."""
     second = [(40, 41), (41, 90)] if algorithm == "fa3" else [(40, 40), (40, 90)]
     _check(case, [(0, 40), *second], in_place, algorithm=algorithm)
 
@@ -71,7 +71,7 @@ def _numbers_like(array: Any, seed: int) -> Any:
 
 
 def test_states_of_no_key_do_not_count() -> None:
-    """Whatever they hold: the other one comes through bit for bit."""
+    """The other state's bits come through, whatever such a state holds."""
     x = arrays(_CASE, "q", "k", "v")
     with host_cupy() as host:
         qkv = [host.array(x[name]) for name in "qkv"]
@@ -114,7 +114,7 @@ def test_a_state_is_where_q_is() -> None:
 
 
 def test_arrays_of_any_strides() -> None:
-    """Columns that are no neighbours are copied; destinations keep what lies between them."""
+    """Arrays with gaps between columns are copied; the gaps of destinations do not change."""
     x = arrays(_CASE, "q", "k", "v")
     truth = judge(_CASE, x)
     with host_cupy() as host:
@@ -140,7 +140,7 @@ def test_arrays_of_any_strides() -> None:
 
 
 def test_a_graph_runs_when_the_call_is_long_over() -> None:
-    """In place, with other numbers at the same places; what it keeps nobody else is given."""
+    """In place, with other numbers at the same places; memory that a graph keeps is not reused."""
     states._kept_for_graphs.clear()
     with host_cupy() as host:
         runtime = host.runtime

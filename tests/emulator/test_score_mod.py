@@ -1,6 +1,6 @@
 """Functions of scores on the emulated device: every function that a text may call, and its edges.
 
-What texts of the features give, over any problem, is in ``test_public_calls.py``.
+``test_public_calls.py`` tests features that are written as texts, over any problem.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from .host_cupy import host_cupy
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="there is no g++ to compile with")
 
-#: Of each: a text, and the same in NumPy. Scores are multiples of 0.3 between -3.9 and 3.9, so that
-#: none is near a place where a derivative jumps: differences would err there.
+#: A text and the same in NumPy for each function. Scores are multiples of 0.3 between -3.9 and 3.9,
+#: so that none is near a jump of a derivative, where differences would err.
 _FUNCTIONS: dict[str, tuple[str, Any]] = {
     "exp": ("exp(s) + exp(0.5)", lambda s: np.exp(s) + np.exp(0.5)),
     "exp2": ("exp2(s) + exp2(0.5)", lambda s: np.exp2(s) + np.exp2(0.5)),
@@ -61,7 +61,7 @@ _ASSIGNMENTS = (
 
 
 def _numpy(expression: str) -> Any:
-    """The same in NumPy's words."""
+    """The expression as a function of NumPy arrays."""
     names = {"abs": np.abs, "fabs": np.fabs, "min": np.minimum, "max": np.maximum}
     names |= {"where": np.where}
     code = compile(expression, "score", "eval")
@@ -69,7 +69,7 @@ def _numpy(expression: str) -> Any:
 
 
 def _every_function() -> tuple[str, Any]:
-    """A text in which each head has another function, and the same in NumPy."""
+    """A text with another function for each head, and the same in NumPy."""
     cases = []
     for head, (expression, _) in enumerate(_FUNCTIONS.values()):
         body = _ASSIGNMENTS if expression == "[]" else f"x = {expression};"
@@ -92,7 +92,7 @@ def _drawn(shape: tuple[int, ...], dtype: Any, seed: int) -> Any:
 
 
 def _both(function: ScoreMod, x: dict[str, Any], algorithm: str, **more: Any) -> list[Any]:
-    """Both passes of a call on the emulator."""
+    """The results of both passes of a call on the emulator."""
     options = {"score_mod": function, "algorithm": algorithm, "backend": "cuda", **more}
     q, k, v, dout = (x[name] for name in ("q", "k", "v", "dout"))
     with host_cupy("90") as host:
@@ -119,7 +119,7 @@ def _inputs(heads: int, dtype: Any, rows: int = 40, keys: int = 50, width: int =
     [("fa2", np.float64, 1e-13), ("fa1", np.float32, 3e-6), ("fa2", np.float16, 2e-3)],
 )
 def test_every_function_and_its_derivative(algorithm: str, dtype: Any, limit: float) -> None:
-    """Of one head after the other, against differences in extended precision."""
+    """Each head's results, compared with differences in extended precision."""
     text, numpy = _every_function()
     function = ScoreMod(text, numpy=numpy)
     x = _inputs(len(_FUNCTIONS), dtype)
@@ -138,7 +138,7 @@ def test_every_function_and_its_derivative(algorithm: str, dtype: Any, limit: fl
 @pytest.mark.parametrize("algorithm", ["fa1", "fa2", "fa3"])
 @pytest.mark.parametrize("dtype", [np.float16, bfloat16])
 def test_what_is_hidden_may_have_any_score_and_slope(algorithm: str, dtype: Any) -> None:
-    """NaN and infinite slopes of pairs that masks hide, and beyond the lengths, reach nothing."""
+    """NaN and infinite slopes of hidden pairs and of pairs beyond the lengths reach no result."""
     text = (
         "if (j > i + offset || !p.seen(i, j)) return sqrt(s - 1000.0) / (0.0 * s);\n"
         "return s / (1.0 + 0.0 / ((p.rows - i) * (p.keys - j)));"
@@ -158,7 +158,7 @@ def test_what_is_hidden_may_have_any_score_and_slope(algorithm: str, dtype: Any)
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_blocks_without_an_edge(causal: bool) -> None:
-    """Several blocks of keys that nothing cuts, by a function of positions and by one of scores."""
+    """Several whole blocks of keys, with a function of positions and with one of scores."""
     x = _inputs(1, np.float16, 130, 520, 64)
     for text, numpy in (
         ("return s + 0.01 * (i + offset - j);", lambda s, b, h, i, j, o, p: s + 0.01 * (i + o - j)),
@@ -188,7 +188,7 @@ def test_an_index_outside_an_axis_reads_the_nearest_element(algorithm: str) -> N
 
 @pytest.mark.parametrize("algorithm", ["fa1", "fa2", "fa3"])
 def test_a_score_of_minus_infinity_may_have_an_infinite_slope(algorithm: str) -> None:
-    """The text hides pairs that no mask hides, and its derivative is no number there."""
+    """The text hides pairs by itself, and its derivative is NaN there."""
     rows, keys = 70, 90
     seen = np.random.default_rng(6).random((rows, keys)) < 0.7
     function = ScoreMod("return p.seen(i, j) ? s : -infinity * (s * s + 1);", seen=seen)
@@ -201,7 +201,7 @@ def test_a_score_of_minus_infinity_may_have_an_infinite_slope(algorithm: str) ->
 
 @pytest.mark.parametrize("algorithm", ["fa1", "fa2", "fa3"])
 def test_positions_are_within_the_lengths(algorithm: str) -> None:
-    """A text may divide by what is 0 beyond them, which ends the emulator."""
+    """The text divides by numbers that are 0 beyond the lengths, which would end the emulator."""
     rows, keys = 70, 90
     function = ScoreMod(
         "return s + 0.25 * (7 / (p.rows - i) + 7 % (p.keys - j)) + 0.01 * (i + offset - j);",
@@ -218,7 +218,7 @@ def test_positions_are_within_the_lengths(algorithm: str) -> None:
 
 @pytest.mark.parametrize("algorithm", ["fa1", "fa2", "fa3"])
 def test_a_part_of_a_call_has_entries_and_heads_of_the_whole(algorithm: Any) -> None:
-    """Heads of an entry from some on, and those before, in two mapped entries."""
+    """Two mapped entries have the heads of one entry, from the third on and wrapping around."""
     random = np.random.default_rng(2)
     q, k, v = random.standard_normal((3, 3, 40, 6, 64)).astype(np.float16)
     table = random.standard_normal((3, 6, 40)).astype(np.float32)
@@ -259,7 +259,7 @@ def test_a_text_that_does_not_return_gives_nan() -> None:
 
 
 def test_a_function_is_run_again_without_a_decision() -> None:
-    """Also one that is made anew, of another array; and another one is another call."""
+    """A new function with another array repeats the call; another text is another call."""
     text = "return s + p.table(j);"
     x = _inputs(1, np.float32)
     with host_cupy("90") as host:

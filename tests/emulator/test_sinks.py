@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(compiler() is None, reason="there is no g++ to c
 def _results(
     row: Row, case: Case, x: dict[str, np.ndarray], **sinks: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """Of both passes; the case has its own sinks where none are given."""
+    """The results of both passes, by name; by default with the sinks of the case."""
     out, lse = row.runner.forward(case, x["q"], x["k"], x["v"], **sinks)
     given = (x["dout"], x["q"], x["k"], x["v"], out, lse, x["dlse"])
     grads = row.runner.backward(case, *given, **sinks)
@@ -32,7 +32,7 @@ def _results(
 
 @pytest.mark.parametrize("row", params(*SUNK))
 def test_against_float64(row: Row) -> None:
-    # A block of the sinks' gradient has 1024 threads, one for each row of several at a time.
+    # A block of the sinks' gradient has 1024 threads, and each thread takes several rows at a time.
     tall = Case(2, 2, 1, 1030, 70, *row.dims, row.dtype, causal=row.causal, sinks=row.sinks)
     for case in (*row.cases(), tall):
         x = arrays(case, "q", "k", "v", "dout", "dlse")
@@ -43,7 +43,7 @@ def test_against_float64(row: Row) -> None:
 
 @pytest.mark.parametrize("row", params(*SUNK))
 def test_a_sink_far_above_the_scores(row: Row) -> None:
-    """What is left of a row is one small factor of it."""
+    """The sink leaves a small factor of each row."""
     case = replace(row.cases()[0], values="positive_v")
     x = arrays(case, "q", "k", "v", "dout", "dlse")
     sinks = np.full(case.heads_q, 20, case.dtype_of("sinks"))
@@ -60,7 +60,7 @@ def test_checks(row: Row) -> None:
 
 @pytest.mark.parametrize("row", params(*SUNK))
 def test_a_sink_of_minus_infinity_is_none(row: Row) -> None:
-    """The same bits as without, of gradients that have an order."""
+    """Results have the same bits as without sinks; so have gradients that are summed in order."""
     case = row.cases()[0]
     x = arrays(case, "q", "k", "v", "dout", "dlse")
     none = np.full(case.heads_q, -np.inf, case.dtype_of("sinks"))
@@ -73,7 +73,7 @@ def test_a_sink_of_minus_infinity_is_none(row: Row) -> None:
 
 @pytest.mark.parametrize("row", params(*(row for row in SUNK if row.causal or row.window)))
 def test_rows_that_see_no_key_are_their_sink(row: Row) -> None:
-    """What they hold reaches the gradient of no tensor; only dlse reaches that of the sinks."""
+    """Their numbers reach no tensor's gradient; only their dlse reaches the gradient of sinks."""
     case = replace(row.cases()[0], strides=Case().strides)
     case = replace(case, q_offset=case.seqlen_kv - 40 if row.window == "left" else -60)
     dead = case.visible() == 0
@@ -106,7 +106,7 @@ def test_a_sink_that_is_not_finite_comes_out_of_its_head_alone(row: Row, bad: fl
 
 @pytest.mark.parametrize("row", params(*(row for row in SUNK if not row.window)))
 def test_one_query_that_is_not_finite_comes_out(row: Row) -> None:
-    """A NaN, which is larger than no reference, is no row that sees nothing."""
+    """A row of NaN exceeds no reference, but must not be taken for a dead row."""
     sizes = (1, 2, 1, 70, 100, *row.dims, row.dtype)
     case = Case(*sizes, causal=row.causal, q_offset=0, sinks=row.sinks, seed=1)
     for name, value in SPOILED:

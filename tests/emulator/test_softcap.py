@@ -38,7 +38,7 @@ def test_checks(row: Row) -> None:
 
 @pytest.mark.parametrize("row", params(*CAPPED))
 def test_caps_of_any_size(row: Row) -> None:
-    """At either end of what is taken: one is no cap, the other one makes all scores alike."""
+    """The largest accepted cap changes nothing; the smallest makes all scores equal."""
     exponent = 890 if row.dtype == "float64" else 96
     for cap in (2.0**exponent, 2.0**-exponent):
         case = replace(row.cases()[1], softcap=cap)
@@ -59,7 +59,7 @@ def test_references_rise(row: Row) -> None:
         compare(truth, name, got).check()
 
 
-#: Whose tiles are small, or whose mask hides nothing.
+#: Rows with small tiles, or whose mask hides nothing.
 _TELLING = tuple(row for row in CAPPED if not row.filled or not (row.causal or row.window))
 
 

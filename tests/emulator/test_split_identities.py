@@ -1,4 +1,4 @@
-"""Split keys on the emulated device: what makes no difference to a single bit, and any lengths."""
+"""Split keys on the emulated device: changes that must not change a bit, and drawn lengths."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _equal(found: list[np.ndarray], expected: list[np.ndarray], said: Any) -> No
 
 @pytest.mark.parametrize("algorithm", ["fa2", "fa3"])
 def test_a_row_has_the_same_bits_in_any_batch(algorithm: str) -> None:
-    """With a tile and a chunk that are given; on few multiprocessors and on many."""
+    """With given tile and chunk, on few multiprocessors and on many."""
     case = Case(5, 2, 1, 70, 700, 64, 64, "float16", seed=5)
     x = arrays(case, "q", "k", "v")
     for chunk, sms in ((128, 1), (256, 132)):
@@ -55,7 +55,7 @@ def test_a_row_has_the_same_bits_in_any_batch(algorithm: str) -> None:
 
 @pytest.mark.parametrize("algorithm", ["fa2", "fa3"])
 def test_an_entry_of_a_cache_has_the_same_bits_in_any_batch(algorithm: str) -> None:
-    """Of a step and of a few drafts, whatever the batch: nobody gives a tile or a chunk."""
+    """One new token or a few, with the planned tile and chunk."""
     lengths = np.array([1500, 3, 700, 0], np.int32)
     for queries in (1, 5):
         x = arrays(Case(4, 4, 2, queries, 1500, 64, 64, "float16", seed=11), "q", "k", "v")
@@ -72,7 +72,7 @@ def test_an_entry_of_a_cache_has_the_same_bits_in_any_batch(algorithm: str) -> N
 
 @pytest.mark.parametrize("algorithm", ["fa2", "fa3"])
 def test_a_row_has_the_same_bits_beside_more_keys_that_it_does_not_see(algorithm: str) -> None:
-    """Boundaries of chunks are places of keys: later ones are merged as what adds nothing."""
+    """Chunks begin at fixed keys, and later chunks add nothing to the row."""
     x = arrays(Case(1, 2, 1, 130, 900, 64, 64, "bfloat16", seed=6), "q", "k", "v")
     short = {"q": x["q"], "k": x["k"][:, :500], "v": x["v"][:, :500]}
     with host_cupy("90", 3) as host:
@@ -84,7 +84,7 @@ def test_a_row_has_the_same_bits_beside_more_keys_that_it_does_not_see(algorithm
 
 @pytest.mark.parametrize("algorithm", ["fa2", "fa3"])
 def test_chunks_beyond_the_keys_are_one_chunk(algorithm: str) -> None:
-    """Of any size. In float32 it is the row that is walked whole, but for the merge's rounding."""
+    """Any larger chunk gives the same bits; without chunks only the merge's rounding differs."""
     x = arrays(Case(2, 2, 1, 70, 300, 64, 64, "float16", seed=7), "q", "k", "v")
     with host_cupy("90", 3) as host:
         one = _called(host, x, algorithm, kv_chunk=320)
@@ -114,7 +114,7 @@ def test_runs_are_equal_whatever_comes_first(algorithm: str) -> None:
 
 @pytest.mark.parametrize("algorithm", ["fa2", "fa3"])
 def test_heads_in_a_packed_group_have_the_bits_of_heads_alone(algorithm: str) -> None:
-    """A row is computed from its tile of keys, whichever rows are beside it."""
+    """A row does not depend on the other rows of its tile."""
     x = arrays(Case(2, 6, 2, 1, 300, 64, 64, "float16", seed=9), "q", "k", "v")
     for chunk in (0, 128):
         with host_cupy("90", 2) as host:
@@ -130,7 +130,7 @@ def test_heads_in_a_packed_group_have_the_bits_of_heads_alone(algorithm: str) ->
 
 @pytest.mark.parametrize("algorithm", ["fa2", "fa3"])
 def test_rows_that_do_not_count_change_no_bit(algorithm: str) -> None:
-    """Whatever they hold; they are 0, and their log-sum-exp is minus infinity."""
+    """They may hold anything; their output is 0, and their log-sum-exp is minus infinity."""
     x = arrays(Case(3, 2, 1, 100, 300, 64, 64, "float16", seed=10), "q", "k", "v")
     x["seqused_q"] = np.array([100, 70, 0], np.int32)
     x["seqused_kv"] = np.array([130, 300, 200], np.int32)
@@ -149,7 +149,7 @@ def test_rows_that_do_not_count_change_no_bit(algorithm: str) -> None:
 
 @dataclass(frozen=True)
 class Split:
-    """What is compiled, for lengths that are drawn about what it counts in."""
+    """A compiled kernel; tests draw lengths near multiples of its tile and chunk."""
 
     algorithm: str
     case: Case

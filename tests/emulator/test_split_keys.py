@@ -14,12 +14,12 @@ pytestmark = [
     pytest.mark.few_tiles,
 ]
 
-#: What a workspace holds beforehand: NaN of any type.
+#: The workspace before a call: NaN in every type.
 _POISON = np.full(1 << 23, 0xFF, np.uint8)
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_against_float64(row: Row) -> None:
-    """Few multiprocessors: a block has several items, some of them without keys."""
+    """With few multiprocessors a block has several items, some of them without keys."""
     with host_cupy("90", 3) as host:
         row.check(host.call, host.array, lambda array: array.peek(), workspace=host.array(_POISON))

@@ -19,7 +19,7 @@ from .device import EmulatedRunner
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="there is no g++ to compile with")
 
-#: Tiles of one, two and four steps; keys and queries that nothing sees; groups of heads.
+#: Tiles of one, two and four steps; keys that no query sees, and dead queries; groups of heads.
 _CASES = {
     "full": Case(2, 3, 3, 197, 300, 32, 32, "bfloat16", seed=1),
     "one step": Case(3, 2, 2, 77, 150, 24, 32, "float16", seed=2),
@@ -39,7 +39,7 @@ def _gradients(case: Case, x: dict[str, np.ndarray], num_sms: int) -> tuple[np.n
 @pytest.mark.parametrize("num_sms", [1, 4])
 @pytest.mark.parametrize("name", _CASES)
 def test_against_float64(name: str, num_sms: int) -> None:
-    """And dK and dV have the bits that they have where every tile has a block of its own."""
+    """dK and dV also have the same bits as with one block for every tile."""
     case = _CASES[name]
     x = arrays(case, "q", "k", "v", "dout", "dlse")
     grads = _gradients(case, x, num_sms)

@@ -22,7 +22,7 @@ BATCH, HEADS, PARTS, KEYS = 2, 3, 5, 150
 
 
 def _fragments(rows: np.ndarray) -> np.ndarray:
-    """Rows as the main kernel leaves them: [.., row / 16, column / 8, lane, row group, which]."""
+    """Rows in the layout of the main kernel: [.., row / 16, column / 8, lane, row group, which]."""
     *outer, keys, columns = rows.shape
     tiled = rows.reshape(*outer, keys // 16, 2, 8, columns // 8, 4, 2)
     n = len(outer)
@@ -48,7 +48,7 @@ def test_every_part_is_added_once_and_nothing_else_written(d: int, dv: int) -> N
         rows = rng.integers(-50, 50, (BATCH, HEADS, PARTS, padded, width)).astype(np.float32)
         truths[name] = rows.sum(2)[:, :, :KEYS, :columns].transpose(0, 2, 1, 3)
         memory = _fragments(rows)
-        # Rows of heads one after the other, more heads and columns than are written.
+        # Destinations have more rows, heads and columns than are written.
         out = outs[name] = np.full((BATCH, KEYS + 7, HEADS + 1, columns + 8), np.nan, np.float16)
         values[name] = (out.ctypes.data, *(out.strides[axis] // 2 for axis in (0, 1, 2)))
         values[f"{name}_parts"] = memory.ctypes.data

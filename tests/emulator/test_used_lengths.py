@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(compiler() is None, reason="there is no g++ to c
 
 
 def _results(row: Row, x: dict[str, Any]) -> dict[str, Any]:
-    """Of both passes on the emulator; the second is given NaN for rows that do not count."""
+    """The results of both passes; the backward pass gets NaN in rows that do not count."""
     given = {name: array for name, array in x.items() if name != "dout"} | row.options
     options: dict[str, Any] = {"algorithm": row.algorithm, "backend": "cuda", "blocks": row.blocks}
     with host_cupy(row.architecture) as host:

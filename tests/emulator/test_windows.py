@@ -23,7 +23,7 @@ _NAMES = ("out", "lse", "dq", "dk", "dv")
 
 
 def results(row: Row, case: Case, x: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Of both passes."""
+    """The results of both passes, by name."""
     out, lse = row.runner.forward(case, x["q"], x["k"], x["v"])
     grads = row.runner.backward(case, x["dout"], x["q"], x["k"], x["v"], out, lse, x["dlse"])
     return dict(zip(_NAMES, (out, lse, *grads), strict=True))
@@ -39,9 +39,9 @@ def test_against_float64(row: Row) -> None:
 
 
 def _last_query_alone(row: Row) -> Case:
-    """The last query that sees the first tile of keys begins a tile, and sees one of its keys.
+    """The last query that sees the first kv tile begins a q tile, and sees one key of the kv tile.
 
-    And the last query of a tile sees one key of those that a warpgroup has.
+    The last query of a tile also sees one key of a warpgroup's keys.
     """
     case = Case(1, 1, 1, 64, 64, *row.dims, row.dtype, seed=3)
     block_q, block_kv = row.runner.tiles(row.windowed(case, 1, 1), "backward")
@@ -53,7 +53,7 @@ def _last_query_alone(row: Row) -> Case:
 
 
 def test_under_a_wide_window_blocks_of_rows_finish_dq() -> None:
-    """The backward pass of narrow heads, whose dq a kernel of its own finishes elsewhere."""
+    """In the backward pass of narrow heads; for other problems a separate kernel converts dq."""
     row = next(r for r in WINDOWED if r.algorithm == "fa3" and r.dims == (64, 64) and r.filled)
     case = Case(1, 4, 2, 150, 1300, *row.dims, row.dtype, q_offset=1100, seed=2)
     case = row.windowed(case, 1100, 100)
@@ -69,7 +69,7 @@ _COPYING = [row for row in WINDOWED if row.architecture != "75" and row.dims[0] 
 
 @pytest.mark.parametrize("row", params(*_COPYING))
 def test_no_tile_outside_of_the_band_is_loaded(row: Row) -> None:
-    """Bytes read are those of the pairs of tiles that hold a pair of query and key to compute."""
+    """Passes read the bytes of exactly the tiles with a visible pair."""
     for case in row.cases()[:4]:
         case = replace(case, strides=Case().strides)
         x = arrays(case)
@@ -96,7 +96,7 @@ def test_no_tile_outside_of_the_band_is_loaded(row: Row) -> None:
 
 @pytest.mark.parametrize("row", params(*WINDOWED))
 def test_queries_that_see_no_key_may_hold_anything(row: Row) -> None:
-    """Those before the keys, and of a band those behind them."""
+    """Queries before all keys, and in a band also those after them."""
     case = Case(1, 2, 1, 210, 70, *row.dims, row.dtype, q_offset=-60, seed=1)
     case = row.windowed(case, 20, 3)
     dead = case.visible() == 0
@@ -129,13 +129,13 @@ def test_who_sees_what_is_not_finite(row: Row, place: float) -> None:
 #: One row of each generation and mask.
 _FIRST = {(row.algorithm, row.causal): row for row in reversed(ROWS) if row.dims == (64, 64)}
 
-#: Sides of a window, and what is left of them over 70 queries and 100 keys.
+#: Sides of a window, and whether the causal mask is all that remains for 70 queries and 100 keys.
 _NEEDLESS = ((":0", True), ("99:0", True), ("99:69", False), (":1000", False), ("1000:", False))
 
 
 @pytest.mark.parametrize("row", params(*(_FIRST[key] for key in sorted(_FIRST))))
 def test_a_bound_that_hides_nothing_changes_nothing(row: Row) -> None:
-    """The same kernels, and the same bits."""
+    """The same kernels run and give the same bits."""
     plain = Case(1, 2, 1, 70, 100, *row.dims, row.dtype, causal=row.causal, seed=1)
     x = arrays(plain, "q", "k", "v", "dout", "dlse")
     expected = results(row, plain, x)

@@ -1,4 +1,4 @@
-"""Which tiles a pass has to visit."""
+"""The tiles that a pass must visit."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def tiles_seen(case: Case, tile: tuple[int, int], pairs: np.ndarray | None = Non
 
 
 def visit_one_tile(case: Case, seen: np.ndarray, block_q: int) -> None:
-    """What FlashAttention-3 does for a q tile that sees nothing: the nearest tile of keys."""
+    """Mark the nearest kv tile for q tiles that see none: FlashAttention-3 visits it."""
     behind = case.visible_range()[0][::block_q] == case.seqlen_kv
     dead = ~seen.any(axis=1)
     seen[dead & behind, -1] = True
@@ -27,5 +27,5 @@ def visit_one_tile(case: Case, seen: np.ndarray, block_q: int) -> None:
 
 
 def rows_of_tiles(length: int, tile: int) -> np.ndarray:
-    """Of each tile, those that there are."""
+    """The number of valid rows of each tile."""
     return np.minimum(tile, length - np.arange(0, length, tile))

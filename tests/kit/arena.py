@@ -18,7 +18,7 @@ from .strides import CONTIGUOUS, Placement, Strides, strided_view
 
 __all__ = ["POISONS", "Arena"]
 
-#: The least elements and bytes of a margin.
+#: The smallest margin, in elements and in bytes.
 MARGIN_ELEMENTS = 512
 MARGIN_BYTES = 4096
 #: The alignment of buffers, which ``workspace=`` needs.

@@ -4,7 +4,7 @@ Each makes its own data in the shapes, dtype, layout and strides of a case (the 
 matter), calls a runner, and returns a :class:`Verdict` with limit 1. The bounds are those of
 rounding, in ``limits``.
 
-census     q = 0, so every visible key weighs the same: exp(lse) is the number of visible keys,
+census     q = 0, so all visible keys have the same weight: exp(lse) is the number of visible keys,
            and with one column of v set for each key, the output counts the keys of a column.
 one_hot    Logits that pick one key for each row: out_i is v_pi(i) to the bit.
 shift      C is added to all logits: lse moves by C, out and dv by no more than C's rounding.
@@ -178,7 +178,7 @@ def _short(values: np.ndarray) -> np.ndarray:
 
 
 def _codes(generator: np.random.Generator, keys: int, signs: int) -> tuple[np.ndarray, np.ndarray]:
-    """The keys that can be asked for, sorted and with the first, and (keys, signs) of +-1."""
+    """The keys that queries may select, sorted and with key 0 first; and (keys, signs) of +-1."""
     capacity = 2 ** min(signs, 40)
     count = keys if keys <= capacity else capacity - 1
     others = generator.choice(np.arange(1, keys), count - 1, replace=False) if count > 1 else []

@@ -13,8 +13,8 @@ plain      float32 and float64: the same ratio, as a root mean square over a til
            that luck: the tile, the worse of two orders of adding, all heads where they err more
            than this one, and the unit.
 bias       16-bit dtypes, normal values: the error of a whole head in the direction of the truth,
-           against that of independent errors of rows, and against what a few rows may exceed it
-           by. The errors of flushed rows, and of copies of one key that dropout keeps, add up.
+           relative to that of independent errors of rows; a few rows may exceed it by more.
+           The errors of flushed rows, and of copies of one key that dropout keeps, add up.
            A row whose terms cancel has no direction except the remainder in float64. The rule
            does not apply where a function of the scores is approximated: equal scores then have
            equal errors.

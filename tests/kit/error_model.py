@@ -1,11 +1,11 @@
-"""How far off rounding alone may take what a case gives.
+"""The errors that rounding alone causes in the results of a case.
 
 A backend rounds P before ``P v`` and ``P^T dO``, dS before ``dS k`` and
 ``dS^T q``, and the output before delta, each by up to u of its dtype. Scores,
 dP and delta are dot products in the compute dtype, each off by about c u of
 the sum of its terms' magnitudes, c the ratio of the two dtypes' u. For every
-row of every result :class:`Truth` holds the root of the sum of squares E of
-what these contribute, in units of u::
+row of every result :class:`Truth` holds E, the root of the sum of the squares
+of these contributions, in units of u::
 
     s_ij   = scale sum_c |q_ic k_jc|        t_ij = sum_c |dO_ic v_jc|
     lse_i    E^2 = c^2 sum_j P_ij^2 s_ij^2

@@ -1,4 +1,4 @@
-"""Bytes of float8 caches: numbers that count, and NaN in all that does not."""
+"""Bytes of float8 caches: numbers for used slots, and NaN for all others."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SCALES = "numbers", "ones", "each", "mixed"
 
 
 def bytes_of_numbers(rng: np.random.Generator, shape: tuple[int, ...]) -> Any:
-    """Numbers about as large as a normal deviate; now and then any that there is."""
+    """Numbers about as large as a normal deviate; sometimes any number of the type."""
     usual = rng.standard_normal(shape).astype(ml_dtypes.float8_e4m3fn).view(np.uint8)
     small = rng.integers(0, 16, shape, np.uint8) | rng.choice([0, 128], shape).astype(np.uint8)
     return np.where(rng.random(shape) < 0.1, small, usual).astype(np.uint8)
@@ -27,7 +27,7 @@ def poisoned(rng: np.random.Generator, size: int) -> Any:
 
 
 def scales_of(kind: str, rng: np.random.Generator, batch: int, heads: int) -> dict[str, Any]:
-    """Scales of a kind, no two alike, and none that is a power of two."""
+    """Scales of a kind, all different, none of them a power of two."""
     if not kind:
         return {}
     given: dict[str, Any] = {}

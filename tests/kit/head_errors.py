@@ -45,7 +45,7 @@ class ErrorsOfHead:
         bias = np.where(self._seen, bias, 0)
         scores, self._slope = self._capped(case.factor * (self._x["q"] @ self._x["k"].T))
         self._distances = np.where(self._seen, case.distances(b), 0) if case.alibi else 0
-        self._kept = left_of(case, inputs, b, h)  # what weights are multiplied by
+        self._kept = left_of(case, inputs, b, h)  # the factors of the weights
         slopes = np.broadcast_to(inputs.get("alibi_slopes", 0), (case.batch, case.heads_q))
         lost = float(slopes[b, h]) * self._distances - bias
         logits = np.where(self._seen, scores - lost, -np.inf)

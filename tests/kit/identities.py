@@ -38,7 +38,7 @@ def identities(runner: Any, case: Case) -> list[Verdict]:
     x |= zip(case.gradients, grads, strict=True)
     sinks = tensor(case, "sinks") if case.sinks else np.full(case.heads_q, -np.inf)
     x = {name: case.heads_first(name, array) for name, array in x.items()}
-    with np.errstate(invalid="ignore"):  # of each row, (batch, head, row): what the sink weighs
+    with np.errstate(invalid="ignore"):  # the sink's weight in each row, (batch, head, row)
         lost = np.exp(sinks.astype(np.float64)[:, None] - x["lse"])
     sunk = (sinks[:, None] > -np.inf) & case.queries_count()[:, None]
     x["lost"], seen = np.where(sunk, lost, 0), _seen(case)

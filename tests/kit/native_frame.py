@@ -70,7 +70,7 @@ class FakeXla:
     def __init__(self, handler: Callable[[int], int], version: tuple[int, int] = (0, 3)) -> None:
         self.handler = handler
         self.errors: list[tuple[str, int]] = []
-        self.stream: int | None = self.STREAM  # None: XLA has an error in its place
+        self.stream: int | None = self.STREAM  # None: XLA reports an error instead
         self.kept: list[Any] = []
         self.api = Api(struct_size=ctypes.sizeof(Api), version=Version(24, None, *version))
         word = ctypes.CFUNCTYPE(ctypes.c_uint64, ctypes.c_void_p)

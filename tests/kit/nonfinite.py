@@ -91,10 +91,10 @@ class Spoiled:
             reached = np.array([self.place])
         else:
             reached = np.flatnonzero((begin <= self.place) & (self.place < end))
-            if not reached.size:  # nobody sees it: who would be the first
+            if not reached.size:  # no query sees it: take the first that would
                 reached = np.minimum([(end <= self.place).sum()], self.case.seqlen_q - 1)
         edges = [reached[0], reached[-1]]
-        if of_keys:  # all keys of rows that are reached, and what shares tiles with them
+        if of_keys:  # all keys of rows that are reached, and keys in the same tiles
             edges = [self.place] * (not of_query) + [begin[edges[0]], end[edges[1]]]
             edges += [begin[0], end[-1]]
         head = self.head // group if of_query else self.head

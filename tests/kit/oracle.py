@@ -1,4 +1,4 @@
-"""The expected results of a case, and how far off rounding alone may take them."""
+"""The expected results of a case, and the errors that rounding alone may cause."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def judge(case: Case, inputs: Mapping[str, np.ndarray]) -> Truth:
 @functools.cache
 def _blas() -> ThreadpoolController:
     """BLAS limited to one thread: with two processes, small products on two threads take four
-    times."""
+    times as long."""
     return ThreadpoolController()
 
 

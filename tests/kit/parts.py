@@ -18,7 +18,7 @@ __all__ = ["parts_forced"]
 def parts_forced(parts: int) -> Iterator[None]:
     """Use this many parts of every group of query heads, or the nearest divisor of the group.
 
-    Problems with enough tiles use 1 by themselves; small problems do not.
+    By default problems with enough tiles use one part, and small problems several.
     """
 
     def parts_of(problem: AttentionProblem, *_: int) -> int:

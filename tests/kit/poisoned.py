@@ -23,8 +23,9 @@ def without(
     case : Case
         Without used lengths the arrays do not change.
     arrays : mapping
-        Inputs and results of the case by name, in its layout. In a broadcast array only elements
-        change that count for none of the entries that share them; a mask shows what it hid.
+        Inputs and results of the case by name, in its layout. In a broadcast array only those
+        elements change that count for none of the entries that share them. A mask shows there what
+        it hid.
     value : float
         The planted value.
     """

@@ -1,4 +1,4 @@
-"""What the tests run: the public API with a backend and an algorithm, in guarded buffers.
+"""Runners of the tests: the public API with a backend and an algorithm, in guarded buffers.
 
 A new pair is one line in :data:`PAIRS`.
 """
@@ -54,7 +54,7 @@ class ApiRunner:
         Whether ``out=``, ``lse_out=`` and ``grads=`` are given, with the case's strides; otherwise
         the library makes the results.
     poison : {"nan", "huge"}
-        The arena's fill; infinity and not "huge" in rows that do not count.
+        The arena's fill. In rows that do not count, infinity stands for "huge".
     options : tuple of (str, value)
         More keywords, such as ``("blocks", (64, 64))`` or ``("deterministic", True)``,
         for the pass that takes them.
@@ -171,7 +171,7 @@ class ApiRunner:
             return self.algorithm
         limits, blocks = DeviceLimits.query(0), dict(self.options).get("blocks")
         served = fa3_serves(plan.problem) and limits.compute_capability == (9, 0)
-        if served and blocks is not None:  # where one of its tiles has them
+        if served and blocks is not None:  # fa3, if one of its tiles has these blocks
             tiles = fa3.candidates(plan.problem, limits, every=True)
             served = any((tile.block_q, tile.block_kv) == blocks for tile in tiles)
         return "fa3" if served else "fa2"

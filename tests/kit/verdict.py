@@ -93,14 +93,14 @@ class Registry:
         ]
 
 
-#: What ``compare`` and ``checks`` saw in this process.
+#: The verdicts of ``compare`` and ``checks`` in this process.
 REGISTRY = Registry()
 
 
 def verdict_of(
     rule: str, error: np.ndarray, allowed: np.ndarray, said: str, at: tuple[int, ...] = ()
 ) -> Verdict:
-    """The worst of error / allowed; where nothing is allowed, or error is NaN, infinite."""
+    """The worst of error / allowed; infinity where error is NaN, or nonzero and not allowed."""
     allowed = np.broadcast_to(allowed, error.shape)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         ratio = np.where(error == 0, 0, np.where(np.isnan(error), np.inf, error / allowed))
@@ -111,5 +111,5 @@ def verdict_of(
 
 
 def worst_of(verdicts: list[Verdict], rule: str) -> Verdict:
-    """The verdict nearest to its limit, or farthest beyond; one that passes where there is none."""
+    """The verdict nearest to its limit, or farthest beyond; one that passes if there are none."""
     return max(verdicts, key=lambda verdict: verdict.ratio, default=Verdict(rule, 0.0))

@@ -1,6 +1,6 @@
-"""Attention on whole matrices in the precision of its arrays: what a user would write by hand.
+"""Attention on whole matrices in the precision of its arrays, as a user would write it.
 
-The yardstick where rounding is large: a tiled pass has to be about as accurate.
+Where rounding is large, tests compare with it: a tiled pass must be about as accurate.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ def gradients(
     causal: bool = False,
     operands: Any = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """dq, dk and dv of arrays (batch, seqlen, heads, width) that have as many heads each.
+    """dq, dk and dv of arrays (batch, seqlen, heads, width), all with the same number of heads.
 
-    ``operands`` is the 16-bit type that P and dS are rounded to where they are
-    multiplied, as tensor cores need them.
+    ``operands`` is the 16-bit type to which P and dS are rounded before products, as for tensor
+    cores.
     """
     q, k, v, dout = (a.swapaxes(1, 2) for a in (q, k, v, dout))
     scale = q.dtype.type(q.shape[-1] ** -0.5)

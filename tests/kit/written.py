@@ -1,4 +1,4 @@
-"""Features of a case written as a function of scores, which has to give what they give."""
+"""Features of a case written as a function of scores, which must give the same results."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _INDEX = {"b": "batch", "h": "head", "q": "i", "k": "j", "1": "0"}
 
 
 def given_to(case: Case, placed: Mapping[str, Any]) -> dict[str, Any]:
-    """Keywords of a call for the arrays of a case, which are where it is computed."""
+    """Keywords of a call for the arrays of a case; ``placed`` are those on the computing device."""
     if not case.written:
         return dict(placed)
     arguments = {name: placed[name] for name in WRITTEN if name in placed}
@@ -50,13 +50,13 @@ def _indices(axes: str) -> str:
     return ", ".join(_INDEX[axis] for axis in axes)
 
 
-@functools.lru_cache(maxsize=64)  # so that the decisions of a case are found again
+@functools.lru_cache(maxsize=64)  # equal functions let the library repeat a call's decisions
 def _numpy_of(case: Case) -> _NumpyFunction:
     return _NumpyFunction(case)
 
 
 class _NumpyFunction:
-    """The same of NumPy arrays."""
+    """The same function of NumPy arrays."""
 
     def __init__(self, case: Case) -> None:
         self.case = case

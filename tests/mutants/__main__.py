@@ -1,10 +1,10 @@
 """Plant every bug in a copy of the tree, run its test, and record what killed it.
 
-``python -m tests.mutants [--only TEXT]``. Without a GPU bugs in device code are
-run by the emulator, whose tests then stand for the named one; those of
-FlashAttention-3 (``--only fa3``) have a record for either, and with a GPU of
-another compute capability than 9.0 they are left out. Exits 1 if a bug
-survives, or if a test fails without any bug.
+``python -m tests.mutants [--only TEXT]``. Without a GPU the emulator runs bugs in
+device code, with its own tests in place of the named one. Bugs of FlashAttention-3
+(``--only fa3``) have one record of a GPU and one of the emulator; a GPU of another
+compute capability than 9.0 does not run them. Exits 1 if a bug survives, or if a test
+fails without any bug.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from .bugs import BUGS, EMULATED_BUGS, HOPPER_BUGS, Bug
 from .record import EMULATED_RECORD, RECORD, device_digest, store
 from .tree import copy_tree, environment_of, plant
 
-#: What runs device code without a GPU.
+#: The tests that run device code without a GPU.
 EMULATED = "tests/emulator/"
-#: Seconds that a test may take: on a GPU, where a kernel can wait forever; in the emulator.
+#: Seconds that a test may take on a GPU, where a kernel can wait forever, and in the emulator.
 GPU_SECONDS, CPU_SECONDS = 180, 1800
-#: What stands for the exit code of a test that did not end.
+#: Taken as the exit code of a test that did not end.
 TIMED_OUT = 124
-#: Signals of a program that ends itself, or is ended for what it does.
+#: Signals with which a crashing program ends.
 CRASHES = (signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGSEGV)
-#: What a compiler says of an edit that is no program.
+#: Messages of a compiler about an edit that does not compile.
 NO_PROGRAM = re.compile(r"CompileError|\berror: |static assertion failed")
 
 
@@ -66,7 +66,7 @@ def killer(output: str) -> str:
 
 
 def tests_of(bug: Bug) -> list[str]:
-    """The tests of which one has to kill a bug here."""
+    """The tests that run with a bug on this machine; one of them must fail."""
     if not is_emulated(bug):
         return [bug.test]
     tests = hopper_emulated.tests_of(bug) if bug not in BUGS else [bug.emulated]
@@ -74,7 +74,7 @@ def tests_of(bug: Bug) -> list[str]:
 
 
 def is_emulated(bug: Bug) -> bool:
-    """Whether the emulator runs a bug here."""
+    """Whether the emulator runs a bug on this machine."""
     return bug.needs_gpu and not cuflash.is_available()
 
 
@@ -96,7 +96,7 @@ def judge(bug: Bug) -> tuple[bool, str]:
 
 
 def main() -> int:
-    """Run them all and write the record."""
+    """Run the bugs and write the records."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="bugs whose name or file holds this text")
     parser.add_argument("--record", type=Path, default=RECORD)
@@ -127,13 +127,13 @@ def main() -> int:
 
 @contextlib.contextmanager
 def kernels_kept() -> Iterator[None]:
-    """Within it kernels that a bug leaves as they are compile once."""
+    """Within this context, kernels that a bug does not change are compiled once."""
     with tempfile.TemporaryDirectory() as kept, mock.patch.dict(os.environ, {KEPT: kept}):
         yield
 
 
 def run_bugs(bugs: list[Bug], jobs: int, record: Path | None) -> bool:
-    """Judge them and record those that are killed; whether all were, and nothing else failed."""
+    """Judge bugs and record the killed ones. True if all are killed and no sound test fails."""
     with kernels_kept():
         with tempfile.TemporaryDirectory() as folder:
             tree = copy_tree(Path(folder))
@@ -149,7 +149,7 @@ def run_bugs(bugs: list[Bug], jobs: int, record: Path | None) -> bool:
 
 
 def judge_all(bugs: list[Bug], jobs: int) -> dict[str, str]:
-    """Those that are killed, and by what."""
+    """The names of the killed bugs, and what killed each."""
     killed: dict[str, str] = {}
     with ThreadPoolExecutor(jobs) as pool:
         for bug, (dead, by) in zip(bugs, pool.map(judge, bugs), strict=True):
@@ -160,7 +160,7 @@ def judge_all(bugs: list[Bug], jobs: int) -> dict[str, str]:
 
 
 def write(path: Path, bugs: Sequence[Bug], killed: dict[str, str]) -> None:
-    """Add what was seen to the record; it keeps the other bugs."""
+    """Add the killed bugs to the record, which keeps the other bugs."""
     of_fa3 = path.name == EMULATED_RECORD.name
     code = hopper.digest_of_both() if of_fa3 else device_digest()
     every = filter(hopper_emulated.seen, (*HOPPER_BUGS, *EMULATED_BUGS)) if of_fa3 else BUGS

@@ -37,7 +37,7 @@ _ROWS = {
 
 
 def _bug(name: str, file: str, find: str, replace: str, of: str) -> Bug:
-    """Of device code."""
+    """A bug of device code."""
     algorithm, _, dtype, dim, _, mask = _ROWS[of].split("-")[:6]
     runner = {"fa3": "auto"}.get(algorithm, algorithm)
     dims = {"d5": "d40-dv40", "d40": "d40-dv40", "d192": "d192-dv128"}.get(
@@ -114,7 +114,7 @@ BUGS = (
         "fa2",
     ),
     Bug(
-        "what is hidden reaches the sums of pairs where it is not finite",
+        "hidden pairs that are not finite reach the sums over pairs",
         _SUMS,
         "if (p != Compute(0)) sum =",
         "sum =",

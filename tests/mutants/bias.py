@@ -35,7 +35,7 @@ def _broadcast(axes: str, runner: str = "fa2", dtype: str = "float16") -> str:
 
 
 def emulated(name: str, file: str, find: str, replace: str, test: str) -> Bug:
-    """Of device code, which nothing but the emulator shows, with or without a GPU."""
+    """A bug of device code that only the emulator shows, also where there is a GPU."""
     return Bug(name, file, find, replace, f"tests/emulator/{test}", test)
 
 
@@ -183,7 +183,7 @@ BUGS = (
         row(_KEYS, AGAINST),
     ),
     emulated(
-        "dead rows give to the gradient of a bias",
+        "dead rows add to the gradient of a bias",
         _GRADIENT,
         "    clear_dead(p, lse);\n",
         "",
@@ -241,7 +241,7 @@ BUGS = (
         f"{_SHARING}test_parts_are_longer_than_the_block_that_adds_them_up[{_KEYS}]",
     ),
     Bug(
-        "entries are inside and heads are not outside",
+        "blocks of all entries of a head take the wrong head",
         "cuda_src/tile/schedule.cuh",
         "head / entries",
         "head % heads",

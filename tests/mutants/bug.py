@@ -25,20 +25,20 @@ __all__ = [
     "row",
 ]
 
-#: Sequences so long that the maxima of their rows are looked for on demand.
+#: Sequences so long that the maxima of their rows are computed on demand.
 LONG_ROWS = "tests/device/test_generations.py::test_long_rows[float16-64-False-fa2]"
-#: Heads enough for the tiles of a full device.
+#: Enough heads that tiles fill a device.
 FULL_DEVICE = "tests/device/test_generations.py::test_tiles_of_a_full_device[float16-dims0-False]"
 #: The same with keys that kill every row.
 FULL_DEVICE_DEAD = "tests/device/test_generations.py::test_dead_rows_of_a_full_device"
 #: Wide heads, long and short.
 PAIRS = "tests/device/test_wide_heads.py::test_pairs_of_warps[float16-dims0-True]"
 SINGLE_STAGE = "tests/device/test_wide_heads.py::test_single_stage[float16-dims0-True]"
-#: Sections of a few heads each.
+#: Head groups of a few heads each.
 HEAD_GROUPS = "tests/device/test_head_groups.py"
-#: The same bits where another stream takes a part of the device; long rows, on which warps drift.
+#: The same bits while another stream runs beside; long rows, on which warps drift apart.
 STREAMS = "tests/device/test_generations.py::test_two_streams_at_once[fa2]"
-#: The same bits whatever lies in the workspace beforehand.
+#: The same bits whatever the workspace holds before the call.
 POISON = "tests/property/test_against_float64.py::test_nothing_depends_on_poison[float16-cuda-fa2]"
 #: The same bits whatever else the device does.
 ORDER = (
@@ -61,10 +61,10 @@ class Bug:
     name, file, find, replace : str
         The edit: ``find`` stands exactly once in the file.
     test : str
-        What must kill it; on a GPU if it is in device code.
+        The test that must kill it; on a GPU if the bug is in device code.
     emulated : str
-        Of a bug in device code: the test in ``tests/emulator`` that must kill it
-        where there is no GPU.
+        The test in ``tests/emulator`` that must kill a bug in device code where there is
+        no GPU.
     """
 
     name: str
@@ -92,7 +92,7 @@ class OutsideBug:
         "host", "planning", "shared" (device code of all generations, and
         FlashAttention-1 and 2), "fa3", "numpy" or "jax".
     changes : str
-        For which legal call what is different.
+        A legal call, and how its result differs.
     """
 
     name: str
@@ -124,7 +124,7 @@ def dead_keys(runner: str, dtype: str = "float16") -> str:
 
 
 def dead_queries(runner: str) -> str:
-    """Queries that are dead, among others."""
+    """Dead queries beside live ones."""
     return f"{_DEAD}test_queries_of_minus_infinity_are_dead[rows0-{runner}-float16]"
 
 

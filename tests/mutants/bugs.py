@@ -1,7 +1,7 @@
 """The planted bugs: small edits, and the test that kills each.
 
-``find`` stands exactly once in the file (a test holds it to that), so a bug
-cannot rot away when the code changes.
+A test checks that ``find`` stands exactly once in the file, so a change of the code
+cannot make a bug void unnoticed.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ from .bug import Bug
 
 __all__ = ["BUGS", "EMULATED_BUGS", "HOPPER_BUGS", "Bug"]
 
-#: Those that pytest kills, or the emulator.
+#: The bugs that pytest kills on a GPU or in the emulator.
 BUGS = (
     *fa1.BUGS,
     *fa2.BUGS,
@@ -93,8 +93,8 @@ BUGS = (
     *fa3_few.HOST,
     *fa3_stay.HOST,
 )
-#: Those of FlashAttention-3, in records of their own: of a GPU of compute capability 9.0, see
-#: ``hopper``, and of the emulator.
+#: The bugs of FlashAttention-3. A GPU of compute capability 9.0 (see ``hopper``) and the emulator
+#: have a record each.
 HOPPER_BUGS = (
     *fa3.BUGS,
     *fa3_backward.BUGS,
@@ -103,7 +103,7 @@ HOPPER_BUGS = (
     *fa3_backward_parts.BUGS,
     *fa3_backward_rows.BUGS,
 )
-#: More of FlashAttention-3, which a GPU would not show every time: of the emulator alone.
+#: More bugs of FlashAttention-3, for the emulator alone: a GPU would not show them every time.
 EMULATED_BUGS = (
     *fa3_order.BUGS,
     *fa3_few.BUGS,

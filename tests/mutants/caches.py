@@ -23,7 +23,7 @@ def _bug(name: str, file: str, find: str, replace: str, emulated: str = _BITS) -
 
 
 def _shown(name: str, file: str, find: str, replace: str, test: str) -> Bug:
-    """One that the emulator shows, on a GPU too."""
+    """A bug that a test of the emulator kills, also where there is a GPU."""
     return Bug(name, file, find, replace, f"tests/emulator/{test}", test)
 
 
@@ -67,7 +67,7 @@ BUGS = (
     ),
     _bug("values are rotated too", _KERNEL, "  if (!of_keys) rotation.pairs = 0;\n", ""),
     _bug(
-        "columns that do not turn come from the beginning",
+        "columns that are not rotated come from the first ones",
         _KERNEL,
         "stored(from[rotation.pairs + i]);",
         "stored(from[i]);",
@@ -120,7 +120,7 @@ BUGS = (
         _ATTENTION,
     ),
     _bug(
-        "queries turn by what stands behind the tables",
+        "queries are rotated by numbers after the tables",
         _KERNEL,
         "const bool known = 0 <= position && position < params.rotary_rows;",
         "const bool known = true;",

@@ -35,7 +35,9 @@ _OF_NUMPY = (
         "if not interleaved:",
         _DRAWN,
     ),
-    Bug("NumPy reads what pads on the left", _HOST, "lengths.padding[entry] + row", "row", _DRAWN),
+    Bug(
+        "NumPy reads the padding on the left", _HOST, "lengths.padding[entry] + row", "row", _DRAWN
+    ),
     Bug(
         "NumPy's overflow is one too few",
         _HOST,
@@ -72,7 +74,7 @@ _OF_NUMPY = (
         _DRAWN,
     ),
     Bug(
-        "a cache may be what is appended to it",
+        "a cache may share memory with the tokens appended to it",
         _CHECKS,
         "if share_memory(array, native, mappings):",
         "if False:",
@@ -187,7 +189,7 @@ _OF_CUDA = (
         "tests/emulator/test_empty_tables.py",
     ),
     Bug(
-        "another plan is checked than what attends",
+        "the plan that is checked is not that of the attention",
         "cuflash/caches/as_attention.py",
         "backend=backend, batch_invariant=True)",
         "backend=backend)",

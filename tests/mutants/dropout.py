@@ -33,7 +33,7 @@ _ROWS = {
 
 
 def _bug(name: str, file: str, find: str, replace: str, of: str) -> Bug:
-    """Of device code."""
+    """A bug of device code."""
     algorithm, _, dtype, dim, _, mask = _ROWS[of].split("-")[:6]
     dims = {"d5": "d40-dv40", "d40": "d40-dv40"}.get(dim, f"{dim}-dv{dim[1:]}")
     mask = {"band": "causal"}.get(mask, mask)  # windows are drawn among those
@@ -116,42 +116,42 @@ _OF_DRAWS = (
 )
 _OF_WEIGHTS = (
     _bug(
-        "what is kept of odd columns is not known",
+        "the kept pairs of odd columns are forgotten",
         _WEIGHTS,
         "mask & 0x00010001u << i % 16",
         "mask & 0x00000001u << i % 16",
         "fa2",
     ),
     _bug(
-        "gradients of what is kept are not made larger",
+        "gradients of kept weights are not scaled up",
         _WEIGHTS,
         "keeps(m, n, group, which) ? x * factor : Compute(0)",
         "keeps(m, n, group, which) ? x : Compute(0)",
         "fa1",
     ),
     _bug(
-        "gradients of values are not made larger",
+        "gradients of values are not scaled up",
         _WEIGHTS,
         "Config::Weights::template inverse_keep<double>(params)",
         "1.0",
         "fa2 full",
     ),
     _bug(
-        "outputs are not made larger",
+        "outputs are not scaled up",
         _FEATURE,
         "return Dropout::inverse_keep<Compute>(params);",
         "return 1;",
         "fa1",
     ),
     _bug(
-        "P of dV is all of it",
+        "dV has the weights that are dropped",
         _SOFTMAX,
         "kept.of_weights(p), p_tile",
         "p, p_tile",
         "fa2",
     ),
     _bug(
-        "dP of what is dropped counts",
+        "dP of dropped pairs counts",
         _SOFTMAX,
         "  kept.scale_gradients(c.params, ds);\n",
         "",
@@ -172,7 +172,7 @@ _OF_WEIGHTS = (
         "fa2 full",
     ),
     _bug(
-        "dropped pairs give to the gradient of a bias",
+        "dropped pairs add to the gradient of a bias",
         _BIAS,
         "      if constexpr (Config::Weights::drops) scale_gradients(step, dp);\n",
         "",
@@ -202,14 +202,14 @@ _OF_HOST = (
         _PHILOX + "test_every_word_of_a_seed_counts",
     ),
     Bug(
-        "what is kept is made larger by the p that was given",
+        "kept weights are scaled by the p that was given",
         _HOST,
         '("inverse_keep", DRAWS / limit)',
         '("inverse_keep", 1 / (1 - p))',
         _PLAN + "test_the_share_that_is_kept",
     ),
     Bug(
-        "a seed without a part to drop is ignored",
+        "a seed without dropout is ignored",
         _HOST,
         "if seeded and not p:",
         "if seeded and p is False:",
@@ -223,7 +223,7 @@ _OF_HOST = (
         _UNIT + "test_a_part_of_a_call_draws_as_the_whole",
     ),
     Bug(
-        "NumPy's sums of few rows lack what is dropped",
+        "NumPy's sums of few rows lack the dropped weights",
         _NUMPY + "few_rows.py",
         "        state.row_sum += scores.sum(axis=-1)\n",
         "        operands.drop(scores.swapaxes(-1, -2), tile)\n"
@@ -231,14 +231,14 @@ _OF_HOST = (
         _UNIT + "test_many_heads_and_long_rows_are_drawn_tile_by_tile",
     ),
     Bug(
-        "NumPy's outputs are not made larger",
+        "NumPy's outputs are not scaled up",
         _NUMPY + "outputs.py",
         "if made.inverse_keep != 1:",
         "if made.inverse_keep < 1:",
         _UNIT + "test_both_passes_against_the_formula",
     ),
     Bug(
-        "NumPy's dP of what is dropped counts",
+        "NumPy's dP of dropped pairs counts",
         _NUMPY + "gradients.py",
         "            self._drop(dscores, kept)\n",
         "            pass\n",

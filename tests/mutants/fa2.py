@@ -170,7 +170,7 @@ BUGS = (
         _CAUSAL,
     ),
     Bug(
-        "weights that come out too large are not found anew",
+        "weights that come out too large are not recomputed",
         _STEPS,
         "      part = exponentiate<Part::count>(first);\n",
         "",
@@ -178,7 +178,7 @@ BUGS = (
         _CAUSAL,
     ),
     Bug(
-        "sums of weights that were found anew are those of before",
+        "recomputed weights keep the sums of before",
         _STEPS,
         "part = exponentiate<Part::count>(first);",
         "part.operands = exponentiate<Part::count>(first).operands;",

@@ -21,7 +21,7 @@ BUGS = (
         _ORDERED,
     ),
     Bug(
-        "nobody waits for a turn",
+        "turns are not waited for",
         _STEPS,
         "await_turn(c, step);\n",
         "\n",

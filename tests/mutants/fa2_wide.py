@@ -37,7 +37,7 @@ BUGS = (
         _OF_PAIRS,
     ),
     Bug(
-        "pairs: nobody waits for the other half of P",
+        "pairs: the other half of P is not waited for",
         _PAIRED,
         "  ptx::named_barrier(other_barrier(), kThreadsOfPair);\n",
         "",

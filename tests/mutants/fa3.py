@@ -1,13 +1,15 @@
 """Bugs of FlashAttention-3, for a GPU of compute capability 9.0 and for the emulator.
 
-``test`` names the list of problems in ``hopper_problems`` that has to kill a
-bug. Behind a bug stands why it is wrong and not only slow. What is not here:
-a missing wait for a product (ptxas sees it, waits by itself and says so, which
-``tests/compile`` looks for; see ``fa3_order``), turns that anyone may take, barriers between the
-lanes of a warp that has not parted, a counter reset by the last ticket but one
-(right unless the last one is drawn several microseconds later), releases of V,
-Q and skipped blocks that come early, but not before the loads that would do
-harm: those wait for K as well.
+``test`` names the list of problems in ``hopper_problems`` that must kill a bug. The comment beside
+a bug says why it is wrong and not only slow. These edits are not here, because results stay right:
+
+- a missing wait for a product: ptxas sees it, adds a wait and warns, and ``tests/compile`` looks
+  for the warning; ``fa3_order`` has such bugs for the emulator
+- turns that any warpgroup may take
+- a missing barrier between lanes of a warp that has not diverged
+- a counter that the last ticket but one resets: wrong only if the last ticket is drawn several
+  microseconds later
+- an early release of V, Q or a skipped block: the loads that would do harm wait for K as well
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ _QUEUE = "cuda_src/tile/tile_queue.cuh"
 _STAGED = "cuda_src/tile/store_staged.cuh"
 _COUNTER = "cuflash/cuda/tile_counter.py"
 
-#: From the wait for K to its release.
+#: The code from the wait for K to its release.
 _WAITS = """\
 wait_k() const {{ wait<Config>(c.shared.k_full[k_place.stage], k_place.phase);{after} }}
   __device__ void wait_v() const {{ wait<Config>(c.shared.v_full[v_place.stage], v_place.phase); }}
@@ -38,7 +40,7 @@ wait_k() const {{ wait<Config>(c.shared.k_full[k_place.stage], k_place.phase);{a
 
 _BARRIERS = (
     Bug(
-        "who fills a buffer waits for the wrong phase",  # one that nobody ends: nothing is loaded
+        "the filler of a buffer waits for the wrong phase",  # which never ends: nothing is loaded
         _PIPELINE,
         "wait<Config>(barrier, phase ^ 1);",
         "wait<Config>(barrier, phase);",
@@ -59,7 +61,7 @@ _BARRIERS = (
         CAUSAL,
     ),
     Bug(
-        "nobody waits for V",  # it is loaded after the K that is waited for, and later still
+        "V is not waited for",  # it is loaded after K
         _MATH,
         "wait<Config>(c.shared.v_full[v_place.stage], v_place.phase);",
         "",
@@ -80,7 +82,7 @@ _BARRIERS = (
         CAUSAL,
     ),
     Bug(
-        "a warpgroup passes one block too few of those it does not see",  # and reads it for another
+        "a warpgroup skips one hidden block too few",  # and takes it for the next
         _MATH,
         "skip(tile.kv.end - blocks.seen.end);",
         "skip(tile.kv.end - blocks.seen.end - 1);",
@@ -104,7 +106,7 @@ _BARRIERS = (
 
 _TILES = (
     Bug(
-        "the tile counter is never reset",  # the next launch draws no tile that there is
+        "the tile counter is never reset",  # the next launch draws no valid tile
         _QUEUE,
         "if (ticket == tiles - 1)",
         "if (ticket < 0)",
@@ -118,7 +120,7 @@ _TILES = (
         CAUSAL,
     ),
     Bug(
-        "tickets begin one tile too late",  # one tile is nobody's
+        "tickets begin one tile too late",  # no block has the first drawn tile
         _QUEUE,
         "return ticket + static_cast<int>(gridDim.x);",
         "return ticket + static_cast<int>(gridDim.x) + 1;",
@@ -153,7 +155,7 @@ _TILES = (
         CAUSAL,
     ),
     Bug(
-        "query heads read the kv head of their number",  # of a group they all read one
+        "query heads read the kv head of their number",  # but a group shares one
         _TYPES,
         "item.head / (shape.heads_q / shape.heads_kv)",
         "item.head % shape.heads_kv",
@@ -191,21 +193,21 @@ _ROWS = (
         CAUSAL,
     ),
     Bug(
-        "blocks are whole that the last row sees whole",  # the first rows do not
+        "a block counts as whole if the last row sees it whole",  # the first rows do not
         _MATH,
         "whole.end = Mask<Config>::visible_end(seq, row0) /",
         "whole.end = Mask<Config>::visible_end(seq, last_row) /",
         CAUSAL,
     ),
     Bug(
-        "the output so far stays behind its reference",
+        "the output is not rescaled with its reference",
         _MATH,
         "state.output.for_each([&](float& x, int m, int, int group, int) { x *= keep",
         "state.output.for_each([&](float x, int m, int, int group, int) { x *= keep",
         CAUSAL,
     ),
     Bug(
-        "sums stay behind their references",
+        "sums are not rescaled with their references",
         _SOFTMAX,
         "rows.sum.value[m][group] *= x;",
         "",
@@ -226,7 +228,7 @@ _ROWS = (
         CAUSAL,
     ),
     Bug(
-        "weights beyond their limit are kept",  # and are beyond what 16 bits hold
+        "weights beyond their limit are kept",  # and overflow 16 bits
         _MATH,
         "if (raise || __all_sync(0xffffffffu, fits)) break;",
         "break;",
@@ -240,7 +242,7 @@ _ROWS = (
         CAUSAL,
     ),
     Bug(
-        "dead rows keep what weights of zero made",  # NaN, of values that are not finite
+        "dead rows keep what weights of zero made",  # NaN, if values are not finite
         _STORE,
         "if (inverse.value[m][group] == 0.0f) x = 0.0f;",
         "if (inverse.value[m][group] == 0.0f) x += 0.0f;",

@@ -1,7 +1,8 @@
 """Bugs of FlashAttention-3's backward pass; see ``fa3``.
 
-Two kinds of bugs are missing here. ``fa3_order`` has some missing waits for products
-and fences. Other waits can go unnoticed: a slack of a step or two fulfils them.
+Two kinds of bugs are missing here. ``fa3_order`` has missing fences and some missing waits for
+products. Other waits may be missing without effect, because their condition holds a step or two
+earlier.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ BUGS = (
         GRADIENTS,
     ),
     Bug(
-        "the last of the first q tiles is loaded twice",  # before the block meets, and after
+        "the last of the first q tiles is loaded twice",  # before and after the block's barrier
         _LOAD,
         "for (int step = 0; step < stages; ++step) walk.advance();",
         "for (int step = 1; step < stages; ++step) walk.advance();",
@@ -64,7 +65,7 @@ BUGS = (
         GRADIENTS,
     ),
     Bug(
-        "nobody says that dS has been read",
+        "warps do not arrive when they have read dS",
         _MATH,
         f"{_DQ_HAS_COME}arrive_warp<Config>(c.shared.ds_empty[ScoreRing(number - 1).stage]);",
         _DQ_HAS_COME,
@@ -106,7 +107,7 @@ BUGS = (
         GRADIENTS,
     ),
     Bug(
-        "a tile is whole that only the first keys see whole",
+        "a tile counts as whole if its first keys see it whole",
         _MATH,
         "is_edge<Config::block_q, kKeysOfWarpgroup>(",
         "is_edge<Config::block_q, 1>(",
@@ -120,7 +121,7 @@ BUGS = (
         GRADIENTS,
     ),
     Bug(
-        "dead queries get of dQ what zeros make of K",
+        "dQ of dead queries is what zeros times K give",
         _MATH,
         "if (dead >> group & 1) x = 0;",
         "if (dead >> group & 0) x = 0;",
@@ -211,7 +212,7 @@ BUGS = (
         SHARED_GRADIENTS,
     ),
     Bug(
-        "only the role of the keys says that dS has been read",
+        "only the key role arrives when dS has been read",
         _WIDE,
         "if (number > 0) {\n      arrive_warp<Config>(",
         "if (number > 0) {\n      if (math.warpgroup == 1) arrive_warp<Config>(",

@@ -1,14 +1,13 @@
-"""Bugs of what blocks of FlashAttention-3's backward pass clear for each other; see ``hopper``.
+"""Bugs of the sums of dQ that blocks of the backward pass clear for later blocks; see ``hopper``.
 
-Blocks clear sums only where there are many tiles, and those sums must not be
-late but in ``MANY_HEADS``: there a block clears megabytes, while next to no
-key is seen. What is not cleared holds the sums of the pass before.
+Blocks clear sums only where there are many tiles. Only in ``MANY_HEADS`` can cleared sums come too
+late: there a block clears megabytes, while queries see hardly any key. Sums that are not cleared
+hold those of the pass before.
 
-What is not here but in ``fa3_order``: the fences between zeros that threads
-wrote and copies that read them, and between copies and additions, and the wait
-for the copies. All are a matter of nanoseconds to a microsecond, and no run on
-a GPU has seen the last one missing. A tile that no query sees waits for cleared
-sums only because of heads that no query sees at all.
+``fa3_order`` has the fences between zeros that threads wrote and copies that read them, the fences
+between copies and additions, and the wait for the copies. All are a matter of nanoseconds to a
+microsecond, and no run on a GPU has shown the last one missing. A tile that no query sees waits for
+cleared sums only because of heads that no query sees at all.
 """
 
 from __future__ import annotations
@@ -24,28 +23,28 @@ _MATH = "cuda_src/fa3/backward_math.cuh"
 
 _WAITS = (
     Bug(
-        "nobody asks whether sums are cleared",
+        "no thread polls whether sums are cleared",
         _KERNEL,
         "    await_cleared(c, tile);\n    if constexpr (Config::ordered) {",
         "    if constexpr (Config::ordered) {",
         MANY_HEADS,
     ),
     Bug(
-        "math does not wait for who asks whether sums are cleared",
+        "math does not wait until sums are cleared",
         _MATH,
         "wait<Config>(c.shared.cleared, 0);",
         "",
         MANY_HEADS,
     ),
     Bug(
-        "who asks does not say that sums are cleared",
+        "the polling thread does not arrive when sums are cleared",
         _KERNEL,
         "arrive<Config>(c.shared.cleared);",
         "",
         GRADIENTS,
     ),
     Bug(
-        "one share too few is waited for",  # of heads of one tile: none
+        "one share too few is waited for",  # in heads of one tile none is waited for
         _CLEAR,
         ".cleared,\n                      kv_tiles_of_head<Config>(c.params));",
         ".cleared,\n                      kv_tiles_of_head<Config>(c.params) - 1);",
@@ -59,14 +58,14 @@ _WAITS = (
         GRADIENTS,
     ),
     Bug(
-        "nobody is told that sums are cleared",
+        "shares that are cleared are not counted",
         _CLEAR,
         "ptx::pass_turn(&counters_of(c.params, share.batch, share.kv_head).cleared);",
         "",
         NARROW_GRADIENTS,
     ),
     Bug(
-        "the block's own head is said to be cleared",
+        "cleared shares are counted for the block's own head",
         _CLEAR,
         "ptx::pass_turn(&counters_of(c.params, share.batch, share.kv_head).cleared);",
         "ptx::pass_turn(&counters_of(c.params, c.item.batch, c.item.head).cleared);",
@@ -80,7 +79,7 @@ _WAITS = (
         MANY_HEADS,
     ),
     Bug(
-        "the share of the tile behind the one ahead is cleared",  # the first one is nobody's
+        "the share of the tile after the one ahead is cleared",  # no block clears the first share
         _CLEAR,
         "const long long ahead = tile + c.params.ahead;",
         "const long long ahead = tile + c.params.ahead + 1;",
@@ -90,7 +89,7 @@ _WAITS = (
 
 _SHARES = (
     Bug(
-        "what is copied is not zeros",  # but what the pass before left in shared memory
+        "the bytes copied to the sums are not zeros",  # but whatever shared memory held
         _CLEAR,
         "c.shared.zeros[i + threadIdx.x % 32] = make_uint4(0, 0, 0, 0);",
         "",
@@ -111,7 +110,7 @@ _SHARES = (
         GRADIENTS,
     ),
     Bug(
-        "the last units of a head are nobody's",  # which its tiles share unevenly
+        "no block clears the last units of a head",  # its units do not divide evenly
         _CLEAR,
         "return ceil_div(units_of_head<Config>(params), kv_tiles_of_head<Config>(params));",
         "return units_of_head<Config>(params) / kv_tiles_of_head<Config>(params);",
@@ -132,14 +131,14 @@ _SHARES = (
         NARROW_GRADIENTS,
     ),
     Bug(
-        "the rows of a share are cleared of the block's own head",
+        "the rows of a share are cleared in the block's own head",
         _CLEAR,
         "share.kv_head * c.group + i;  // of all",
         "c.item.head * c.group + i;  // of all",
         MANY_HEADS,
     ),
     Bug(
-        "the rows of a share are cleared of the block's own batch entry",
+        "the rows of a share are cleared in the block's own batch entry",
         _CLEAR,
         "static_cast<long long>(share.batch) * params.shape.heads_q +",
         "static_cast<long long>(c.item.batch) * params.shape.heads_q +",

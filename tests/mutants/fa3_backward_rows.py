@@ -1,10 +1,10 @@
 """Bugs of the blocks of rows of FlashAttention-3's backward pass; see ``hopper``.
 
-Where few tiles run at once, blocks that finish rows begin beside those that
-multiply: ``GRADIENTS`` are for them.
+Where few tiles run at once, blocks that finish rows begin beside those that multiply:
+``GRADIENTS`` tests them.
 
-What is not here: a math role that says it has added its last dQ just before
-it does, which is a matter of nanoseconds.
+One bug is not here: a math role that arrives just before it adds its last dQ, which is a matter of
+nanoseconds.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _TYPES = "cuda_src/fa3/backward_types.cuh"
 
 _WAITS = (
     Bug(
-        "rows are said to be summed before math has added",
+        "tiles are counted as summed before math has added",
         _ROWS,
         "wait<Config>(c.shared.added[0], 0);",
         "",
@@ -43,7 +43,7 @@ _WAITS = (
         GRADIENTS,
     ),
     Bug(
-        "tiles that no query sees do not say that they add nothing",  # their heads are not finished
+        "tiles that no query sees are not counted as summed",  # their heads are not finished
         _KERNEL,
         "    pass_sums(c);",
         "",
@@ -67,7 +67,7 @@ _WAITS = (
 
 _SHARES = (
     Bug(
-        "a round begins with its second tile",  # the first one of all is nobody's
+        "a round begins with its second tile",  # no block has the first of all
         _ROWS,
         "tile = first + within - 1;",
         "tile = first + within;",
@@ -88,7 +88,7 @@ _SHARES = (
         GRADIENTS,
     ),
     Bug(
-        "the last part of what a block rounds is nobody's",
+        "no warp rounds the last columns of a block's last unit",
         _ROWS,
         "const unsigned count = units.count * Unit::parts;",
         "const unsigned count = units.count * Unit::parts - 1;",
@@ -102,7 +102,7 @@ _SHARES = (
         GRADIENTS,
     ),
     Bug(
-        "what is left after all tiles is one share again and again",
+        "blocks after all tiles finish one and the same share",
         _ROWS,
         "finished += blockIdx.x - rounds * blocks;",
         "",

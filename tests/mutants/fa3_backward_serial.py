@@ -1,15 +1,15 @@
 """Bugs of two tiles of FlashAttention-3's backward pass; see ``hopper``.
 
-Of 192 columns with 128 of V, where scores come one after the other and dK
-reads dS from shared memory, and of 96, where each half of K has a panel that
-it does not fill.
+One has 192 columns with 128 of V: score tiles are serial, and dK reads dS from shared memory. The
+other has 96 columns: each half of K has a panel that it does not fill.
 
-What is not here: the barrier between dS and dK, whose warps read the keys that
-they wrote themselves; turns to make scores, without which results are the same
-(or never come); masked dP, which is multiplied by zeros of P; weights of dead
-queries, which their lse makes zeros where a mask does not hide them; and dS
-that is written before dQ of two steps ago has read it, which slack prevents on
-a GPU (``fa3_order`` has it).
+These edits are not here, because results stay right:
+
+- no barrier between dS and dK: the warps of dK read the keys that they wrote themselves
+- no turns to make scores: results are the same, or never come
+- no mask of dP: zeros of P multiply it
+- weights of dead queries that are not cleared: lse makes them zero
+- dS written before dQ of two steps ago has read it: a GPU is never that fast (``fa3_order`` has it)
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _HALVES = (
         SERIAL_GRADIENTS,
     ),
     Bug(
-        "panels are filled as if K had no halves",  # 16 columns are in none
+        "panels are filled as if K had no halves",  # no panel has 16 of the columns
         _PANELS,
         "return panel / part_panels * part_columns + panel % part_panels * kPanelColumns;",
         "return panel * kPanelColumns;",
@@ -50,7 +50,7 @@ _HALVES = (
         HALVES_GRADIENTS,
     ),
     Bug(
-        "a part of 32 columns of dQ is stored as 64",  # half of them what was there
+        "a part of 32 columns of dQ is stored as 64",  # half of them hold old numbers
         _ROWS,
         "return columns % 64 == 0 ? rest : min(columns, rest);",
         "return rest;",
@@ -109,7 +109,7 @@ _PRODUCTS = (
         SERIAL_GRADIENTS,
     ),
     Bug(
-        "before the first q tile of a head there is no other one",  # dQ of the last goes to it
+        "the step before a head's first q tile has the same tile",  # dQ of the last goes to it
         _TYPES,
         "first ? blocks.end - 1 : place.tile - 1",
         "first ? blocks.begin : place.tile - 1",
@@ -141,7 +141,7 @@ _HIDDEN = (
         SERIAL_GRADIENTS,
     ),
     Bug(
-        "nobody keeps in mind that a step had dead queries",  # zeros of dS meet any K
+        "a step forgets that the step before had dead queries",  # zeros of dS meet any K
         _SERIAL,
         "math.advance(state, dead);",
         "math.advance(state, 0);",

@@ -1,13 +1,13 @@
 """Bugs of FlashAttention-3's order between units of a GPU, which only the emulator shows for sure.
 
-Products of a warpgroup and the copy engine run beside the threads, and see
-what threads wrote only behind a fence. On a GPU a missing wait or fence is a
-matter of nanoseconds, which most runs win; the emulator has products and
-copies late, and what is not fenced is not there.
+Products of a warpgroup and the copy engine run beside the threads, and see numbers that threads
+wrote only after a fence. On a GPU a missing wait or fence is a matter of nanoseconds, and most runs
+are right all the same. The emulator runs products and copies as late as it may, and hides from them
+what is not fenced.
 
-What is not here: keys shared by warpgroups that wait for the place of dS
-although whoever passes weights has seen it read; fences of the barriers'
-beginnings, which the emulator does not have.
+Two edits are not here. With shared keys, a missing wait for the stage of dS has no effect, because
+the exchange of weights implies it. The emulator does not know the fences after the initialisation
+of barriers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _WIDE = "cuda_src/fa3/backward_wide.cuh"
 
 _FENCE = "    ptx::fence_async_shared();\n"
 _HANDED_ON = "    __syncwarp();\n    arrive_warp<Config>(c.shared.ds_full[score_ring.stage]);\n"
-#: After a whole step's dS; after a hidden one's all products are waited for.
+#: The code after dS of a whole step; a hidden step waits for all products there.
 _BESIDE = "\n    ptx::wgmma_wait<2>();\n"
 _ENDS = "    end_step<Config>(stage);\n"
 
@@ -40,24 +40,24 @@ def _hold(name: str) -> str:
 
 
 def _swapped(name: str, file: str, first: str, second: str, test: str, follows: str = "") -> Bug:
-    """Two pieces of code in the other order, before what follows."""
+    """A bug that exchanges two pieces of code; ``follows`` is the code after them."""
     return Bug(name, file, first + second + follows, second + first + follows, test)
 
 
 def _unfenced(name: str, file: str, fence: str, follows: str, test: str) -> Bug:
-    """Without the fence before what follows."""
+    """A bug that removes the fence before ``follows``."""
     return Bug(name, file, fence + follows, follows, test)
 
 
 def _early(name: str, file: str, pending: int, held: str, test: str, inner: bool = False) -> Bug:
-    """Waits for one product too few, in the function or in a block of it."""
+    """A bug that waits for one product too few, in the function or in an ``inner`` block."""
     margin = "  " if inner else ""
     waits = [margin + _wait(count) + margin + _hold(held) for count in (pending, pending + 1)]
     return Bug(name, file, *waits, test)
 
 
 def _overwritten(name: str, file: str, test: str, follows: str = "") -> Bug:
-    """Nobody waits until the place of dS is free."""
+    """A bug that does not wait until the stage of dS is free."""
     wait = "wait_empty<Config>(c.shared.ds_empty[score_ring.stage], score_ring.phase);"
     return Bug(name, file, wait + follows, follows, test)
 
@@ -173,5 +173,5 @@ _OPERANDS = (
     ),
 )
 
-#: Those that no GPU is held to.
+#: The bugs that a GPU need not show.
 BUGS = (*_FENCES, *_FORWARD_WAITS, *_BACKWARD_WAITS, *_PLACES, *_OPERANDS)

@@ -75,8 +75,8 @@ BUGS = (
     _bug(
         "K is never free",
         _STAY,
-        "  arrive_warp<Config>(c.shared.stay.kv_empty[c.kv_place()]);\n}\n\n// By all warps",
-        "}\n\n// By all warps",
+        "  arrive_warp<Config>(c.shared.stay.kv_empty[c.kv_place()]);\n}\n\n// All warps",
+        "}\n\n// All warps",
         "full-1",
     ),
     _bug(
@@ -108,7 +108,7 @@ BUGS = (
     ),
 )
 
-#: Those of the host.
+#: Bugs of the host.
 HOST = (
     Bug(
         "blocks that stay are as many as tiles",

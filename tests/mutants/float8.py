@@ -19,7 +19,7 @@ _UNIT = "tests/unit/test_float8_arguments.py::test_"
 
 
 def _bug(name: str, file: str, find: str, replace: str, case: str) -> Bug:
-    """One that a case of the reference kills, or another test of the emulator."""
+    """A bug that a case of the reference kills, or another test of the emulator."""
     test = f"attention_is_that_of_the_reference[{case}]" if "_" not in case else case
     if file.startswith("cuflash/"):
         return Bug(f"float8: {name}", file, find, replace, f"tests/emulator/{_FILE}{test}")
@@ -63,7 +63,7 @@ BUGS = (
         _BYTES,
     ),
     _bug(
-        "what is too large is not held to 448",
+        "numbers above 448 are not clamped",
         _FEATURE,
         "fminf(fabs(x), 448.0f)",
         "static_cast<float>(fabs(x))",
@@ -106,7 +106,7 @@ BUGS = (
         "decode",
     ),
     _bug(
-        "other kernels are given bytes",
+        "kernels other than fa3 are given bytes",
         "cuflash/planning/plan.py",
         'if problem.float8 and algorithm != "fa3":',
         'if problem.float8 and algorithm == "fa3":',
@@ -138,7 +138,7 @@ BUGS = (
 #: In the kernels of FlashAttention-3.
 HOPPER = (
     _bug(
-        "rows that do not count are converted",
+        "rows after the last key are converted",
         _STORED,
         "if (number < Parts::count && Parts::row0(number) + parts.row < count) {",
         "if (number < Parts::count) {",

@@ -1,7 +1,6 @@
-"""Planted bugs of FlashAttention-3: each in a process of its own, many beside each other on a GPU.
+"""Planted bugs of FlashAttention-3 on a GPU, each in a process of its own, several at a time.
 
-A bug may leave a kernel waiting for ever, so no process runs two of them, and
-none is waited for long.
+A bug may leave a kernel waiting for ever, so each process runs one bug and has a short time limit.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ from .tree import copy_tree, environment_of, plant
 
 __all__ = ["digest_of", "digest_of_both", "pass_of", "run", "why_left_out"]
 
-#: Seconds for a whole process, compilation included; its own patience ends sooner.
+#: Seconds for a whole process, compilation included; the process's own limit is shorter.
 SECONDS = PATIENCE + 60
-#: What BLAS is told, so that processes beside each other do not share out every core to all.
+#: The environment for BLAS, so that processes at the same time do not use every core each.
 ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
 
@@ -42,7 +41,7 @@ def why_left_out() -> str | None:
 
 
 def run(bugs: Sequence[Bug], jobs: int, folder: Path) -> bool:
-    """Judge bugs and record those that are killed; whether all were, and nothing else failed."""
+    """Judge bugs and record the killed ones. True if all are killed and no sound run fails."""
     reason = why_left_out()
     if reason is not None:
         print(f"left out: {len(bugs)} bugs of fa3 need compute capability 9.0, {reason}")
@@ -65,19 +64,19 @@ def run(bugs: Sequence[Bug], jobs: int, folder: Path) -> bool:
 
 
 def pass_of(bug: Bug) -> str:
-    """The pass whose kernel a bug is judged by."""
+    """The pass whose kernel kills a bug."""
     return "backward" if LISTS[bug.test].backward else "forward"
 
 
 def digest_of(name: str) -> str:
-    """Of the code of a pass and of all that its bugs are planted in."""
+    """Digest of the code of a pass, and of the files that have its bugs."""
     from .bugs import HOPPER_BUGS
 
     return hopper_digest(name, {bug.file for bug in HOPPER_BUGS if pass_of(bug) == name})
 
 
 def digest_of_both() -> str:
-    """Of the code of both passes, and of the emulator that runs it."""
+    """Digest of the code of both passes, and of the emulator that runs it."""
     return " ".join((*map(digest_of, HOPPER_RECORDS), emulator_digest()))
 
 
@@ -126,7 +125,7 @@ def _process(tree: Path, name: str) -> tuple[int | None, str]:
 
 
 def _write(path: Path, name: str, bugs: Sequence[Bug], killed: dict[str, str]) -> None:
-    """Add what was seen to the record of a pass; it keeps the other bugs."""
+    """Add the killed bugs to the record of a pass, which keeps the other bugs."""
     import cupy
 
     from .bugs import HOPPER_BUGS

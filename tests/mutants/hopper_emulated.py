@@ -1,8 +1,8 @@
-"""Planted bugs of FlashAttention-3 where there is no GPU: by the tests of the emulator.
+"""Planted bugs of FlashAttention-3 in the emulator, where there is no GPU.
 
-Their own account, beside that of a GPU: it says which of them the emulator
-finds, and has more of them than a GPU (``fa3_order``). The emulator has as many
-registers as anybody wants, so what setmaxnreg moves it does not see.
+The emulator has a record of its own. It runs more bugs than a GPU (``fa3_order``), but cannot show
+all of those that a GPU shows. Its threads have any number of registers, so it does not show a wrong
+setmaxnreg.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["UNSEEN", "seen", "tests_of"]
 
 _NARROW = "fa3-sm_90-float16-d64-dv64-causal-filled"
 _WIDE = "fa3-sm_90-bfloat16-d128-dv128-causal-filled-192x80"
-#: The row of a list of problems.
+#: The row of the emulator for each list of problems.
 _ROWS = {
     CAUSAL: _WIDE,
     NARROW: _NARROW,
@@ -47,21 +47,21 @@ _TESTS = (
     "test_dead_rows.py::test_dead_rows_beside_rows_that_see_nan",
 )
 
-_STREAMS = "launches come one after the other, in one stream and without graphs"
-_BLOCKS = "blocks come one after the other: what one waits for has been done"
-_WARPS = "warps come one after the other where nobody waits"
+_STREAMS = "launches run one after the other, in one stream and without graphs"
+_BLOCKS = "blocks run one after the other: what a block waits for has been done"
+_WARPS = "warps run one after the other where none waits"
 #: Bugs that the emulator cannot show, and why.
 UNSEEN: dict[str, str] = {
     "all streams share a tile counter": _STREAMS,
     "captured launches have the counter of their stream": _STREAMS,
     "a captured counter does not begin at zero": _STREAMS,
     "all warps stage their rows in one place": _WARPS,
-    "dQ is added out of turn": f"{_BLOCKS}; other threads than those that add keep the turns",
+    "dQ is added out of turn": f"{_BLOCKS}; the threads that keep the turns are not those that add",
     "math does not wait for its turn": _BLOCKS,
-    "nobody asks whether sums are cleared": _BLOCKS,
-    "math does not wait for who asks whether sums are cleared": _BLOCKS,
+    "no thread polls whether sums are cleared": _BLOCKS,
+    "math does not wait until sums are cleared": _BLOCKS,
     "one share too few is waited for": _BLOCKS,
-    "rows are said to be summed before math has added": _BLOCKS,
+    "tiles are counted as summed before math has added": _BLOCKS,
     "a share is finished before it is summed": _BLOCKS,
     "a share is finished when one tile is yet to add to it": _BLOCKS,
     "batch entries share their heads' counters": _BLOCKS,
@@ -74,7 +74,7 @@ def seen(bug: Bug) -> bool:
 
 
 def tests_of(bug: Bug) -> list[str]:
-    """What has to kill it, in ``tests/emulator``."""
+    """The tests in ``tests/emulator`` that must kill a bug."""
     if bug.emulated:
         return [bug.emulated]
     if bug.test == PARTED_GRADIENTS:

@@ -23,36 +23,36 @@ __all__ = [
     "Listed",
 ]
 
-#: Three warpgroups that take turns and two stages; four without turns, which skip most blocks.
+#: Three warpgroups that take turns, with two stages; four without turns, which skip most blocks.
 CAUSAL, NARROW = "three warpgroups in turn", "four warpgroups without turns"
-#: The backward pass: dQ parted by columns, by rows, and where warpgroups share the keys.
+#: The backward pass: dQ divided by columns, divided by rows, and of shared keys.
 GRADIENTS, NARROW_GRADIENTS = "gradients of wide heads", "gradients of narrow heads"
 SHARED_GRADIENTS, ORDERED_GRADIENTS = "gradients of shared keys", "gradients by turns"
-#: Where dK is so wide that scores come one after the other, in either sum; and where the halves of
-#: K are less than a panel each.
+#: Serial score tiles, because dK is wide, with sums of dQ in any order and in a fixed one; and
+#: halves of K that are narrower than a panel.
 SERIAL_GRADIENTS, SERIAL_TURNS = "gradients of serial score tiles", "the same by turns"
 HALVES_GRADIENTS = "gradients of halves of a panel"
-#: Heads so many that blocks clear sums of the last ones, with tiles that share rows unevenly, and
-#: of which blocks clear more than they multiply.
+#: So many heads that blocks clear sums of the last ones. Rows do not divide evenly among tiles, and
+#: blocks clear more than they multiply.
 MANY_HEADS = "gradients of many heads"
-#: Where several blocks share a kv tile. In the other lists none do, few tiles or many.
+#: Several blocks share a kv tile; in all other lists each tile has one block.
 PARTED_GRADIENTS = "gradients in parts"
 
 
 @dataclass(frozen=True)
 class Listed:
-    """What one configuration of the kernel is run on.
+    """The problems on which one configuration of the kernel runs.
 
     Attributes
     ----------
     few : Case
-        Ragged, several kv tiles, grouped heads; each result is held to the truth.
+        Ragged, several kv tiles, grouped heads; each result is compared with float64.
     many : Case
         The same with two q tiles or more for each multiprocessor of an H200.
     blocks : (int, int), optional
-        The tile, where it is not what the lengths choose.
+        The tile, if it is not the one that the lengths choose.
     parts : int
-        Of every group of query heads.
+        The number of blocks among which every group of query heads is divided.
     """
 
     few: Case
@@ -121,8 +121,8 @@ LISTS = {
         _case(40, (6, 2), (400, 600), **_BETWEEN),
         backward=True,
     ),
-    # Of many all rows but the last ones are dead, so tiles are done long before the sums that their
-    # blocks clear, those of the last rows at the end. Columns that do not exist are cleared too.
+    # In `many` all rows but the last ones are dead, so that blocks are done with their tiles long
+    # before they have cleared sums; the last rows' sums come last. Padded columns are cleared too.
     MANY_HEADS: Listed(
         _case(3, (39, 39), (122, 300), **_WIDE),
         _case(12, (23, 23), (4000, 100), q_offset=-3990, **_FEW_COLUMNS),

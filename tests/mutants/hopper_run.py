@@ -1,9 +1,8 @@
 """Runs a list of problems with FlashAttention-3 as it is in this tree, bugs included.
 
-``python -m tests.mutants.hopper_run LIST``, a name of ``hopper_problems``: all
-with the plain kernel, and again with the one that waits a random time at
-every barrier, which brings out an order that nothing enforces. The exit code
-is of :class:`End`; the last line says more.
+``python -m tests.mutants.hopper_run LIST`` runs a list of ``hopper_problems`` with the plain
+kernel, and again with the kernel that waits a random time at every barrier, which shows an order
+that no barrier enforces. The exit code is a member of :class:`End`; the last line says more.
 """
 
 from __future__ import annotations
@@ -31,11 +30,11 @@ from .hopper_problems import LISTS, Listed
 
 __all__ = ["BUILT", "End"]
 
-#: What is said when the kernels are compiled and problems begin.
+#: Printed when the kernels are compiled and problems begin.
 BUILT = "the kernels are compiled"
-#: Seconds after which a kernel is taken to wait for ever. All problems together need a few.
+#: Seconds after which a kernel counts as waiting for ever. All problems together need a few.
 PATIENCE = 25.0
-#: Passes one after the other, and of each stream or graph beside another.
+#: The number of passes in a row, and of passes in each of two concurrent streams or graphs.
 PASSES = 10
 
 
@@ -49,7 +48,7 @@ class End(enum.IntEnum):
 
 
 def few(listed: Listed) -> None:
-    """Everything about a small problem, and of one whose maxima rise all the time."""
+    """All results of a small problem, and of one whose maxima rise all the time."""
     case = listed.few
     runner = ApiRunner("cuda", "fa3", options=tuple(listed.options.items()))
     for rising in (False, True):
@@ -84,7 +83,7 @@ def many(listed: Listed) -> None:
     for array in (*problems[0].typed(firsts[0]), *problems[1].typed(firsts[1])):
         assert not np.isnan(array.get().astype(np.float32)).any(), "a part was not written"
     both = list(zip(problems, firsts, strict=True))
-    # Each problem beside the other: few tiles, which leave multiprocessors free, beside many.
+    # Each problem runs beside the other: few tiles, which leave multiprocessors free, beside many.
     lanes = [
         [
             (problem, problem.destinations(), first)
@@ -111,7 +110,7 @@ def few_gradients(listed: Listed) -> None:
 
 
 def dead_gradients(listed: Listed) -> None:
-    """Keys that no query sees, and dead queries that hold anything, beside a key that does."""
+    """Keys that no query sees; dead queries that hold anything, and a key that holds anything."""
     case, runner = replace(listed.few, q_offset=-40), ApiRunner("cuda", "fa3")
     x = arrays(case, *_INPUTS)
     saved = runner.forward(case, x["q"], x["k"], x["v"])
@@ -128,9 +127,9 @@ def dead_gradients(listed: Listed) -> None:
 
 
 def many_gradients(listed: Listed) -> None:
-    """More tiles than multiprocessors, ten times: the same bits of dk and dv, and dq as right.
+    """More tiles than multiprocessors, ten times: dk and dv have the same bits, and dq is right.
 
-    Where dq has an order, its bits too.
+    Where dq is summed in order, it has the same bits too.
     """
     import cupy
 
@@ -221,7 +220,7 @@ GRADIENT_CHECKS = (few_gradients, dead_gradients, dead_heads, many_gradients)
 
 
 def build(listed: Listed) -> None:
-    """Compile the kernel that is chosen."""
+    """Compile the chosen kernel."""
     shapes = [listed.few.shape(name) for name in "qkv"]
     named: dict[str, Any] = {"dtype": listed.few.dtype, "causal": listed.few.causal}
     named |= {"algorithm": "fa3", **listed.options}
@@ -237,13 +236,13 @@ def build(listed: Listed) -> None:
 
 
 def choose(jitter: bool) -> None:
-    """Which kernel calls run from now on."""
+    """Choose the kernel that calls run from now on."""
     os.environ["CUFLASH_JITTER"] = str(int(jitter))
     calls.forget()
 
 
 def end(how: End, said: str) -> None:
-    """Say so and leave at once: a device that never ends would hold up an orderly exit."""
+    """Print the end and exit at once: an orderly exit would wait for a kernel that never ends."""
     print(said.splitlines()[0][:200] if said else how.name, flush=True)
     os._exit(how)
 

@@ -18,7 +18,7 @@ def _argument(operation: str, name: str) -> str:
 
 BUGS = (
     Bug(
-        "what is made aside stays there",
+        "results made aside are not copied back",
         _DISPATCH,
         "        for name, array in aside.items():\n            _bring(array, results[name])",
         "        del aside",

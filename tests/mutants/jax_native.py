@@ -27,7 +27,7 @@ _OF_THE_CALL = (
         f"{_TABLES}_tables_whose_numbers_meet_in_one_slot_are_told_apart",
     ),
     Bug(
-        "the handler answers what it is not asked",
+        "the handler answers queries for other metadata",
         f"{_NATIVE}/handler.py",
         "!= xla.EXTENSION_METADATA:",
         "== 99:",

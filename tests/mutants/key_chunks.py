@@ -23,7 +23,7 @@ _FA3 = "fa3-float16-d64-full-64x64-128"
 
 
 def _bug(name: str, file: str, find: str, replace: str, of: str) -> Bug:
-    """One that a row of the kit kills."""
+    """A bug that a row of the kit kills."""
     return Bug(
         name, file, find, replace, f"tests/device/{row(of, _REFERENCE)}", row(of, _REFERENCE)
     )
@@ -31,7 +31,7 @@ def _bug(name: str, file: str, find: str, replace: str, of: str) -> Bug:
 
 _OF_CHUNKS = (
     _bug(
-        "a chunk has all keys behind it",
+        "a chunk has all later keys",
         _FEATURE,
         "min(range.end, (split + 1) * tiles)",
         "range.end",
@@ -106,21 +106,21 @@ _OF_PLACES = tuple(
 
 _OF_MERGING = (
     _bug(
-        "merging takes minus infinity from minus infinity",
+        "merging subtracts minus infinity from minus infinity",
         _MERGE,
         "subtrahend(reference), own_chunks",
         "reference, own_chunks",
         _DEAD,
     ),
     _bug(
-        "chunks weigh as if their sums were alike",
+        "chunks are weighted as if their sums were equal",
         _MERGE,
         "weight = number(params.kv_chunks.sum_parts) *",
         "weight = Compute(1) *",
         _FULL,
     ),
     _bug(
-        "chunks weigh as if their references were alike",
+        "chunks are weighted as if their references were equal",
         _MERGE,
         "number(params.kv_chunks.reference_parts) - offset);",
         "Compute(0));",

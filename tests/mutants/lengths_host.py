@@ -58,7 +58,7 @@ _OF_USED = (
         _USED_TESTS + "test_against_the_reference",
     ),
     Bug(
-        "NumPy gives the sinks of all rows to those that count",
+        "NumPy's sinks take the arrays' first rows for every sequence",
         _BY_ENTRY,
         "array[entry : entry + 1, :, queries]",
         "array[entry : entry + 1, :, : queries.stop - queries.start]",
@@ -167,7 +167,7 @@ _OF_PLANS = (
         _ROOM,
     ),
     Bug(
-        "a list has an entry more than sequences and what is behind them",
+        "a list has one entry too many",
         _PLANNED + "item_lists.py",
         'yield KernelLaunch(config, 1, (("entries", self.problem.sequences - 1),))',
         'yield KernelLaunch(config, 1, (("entries", self.problem.sequences),))',
@@ -190,7 +190,7 @@ _OF_HELPERS = (
         _HELPERS + "test_rows_that_count_come_back",
     ),
     Bug(
-        "offsets of what has no room lead out of the rows",
+        "offsets of sequences without room lie beyond the rows",
         _PACKING,
         'xp.minimum(xp.cumsum(_clipped(xp, lengths, seqlen), dtype="int32"), rows)',
         'xp.cumsum(_clipped(xp, lengths, seqlen), dtype="int32")',

@@ -30,12 +30,12 @@ _ROWS = {
     "fa3 ordered": "fa3-float16-d64-ordered-90-causal-True",
     "fa3 slopes": "fa3-float16-d64-90-alibi_slopes-sinks-causal-True",
 }
-#: Rows of the array from one of a sequence on: what a sequence must not write.
+#: The rows from a sequence's first row to the end of the array; a sequence must not write them all.
 _TO_THE_END = "c.params.shape.seqlen_q - static_cast<int>(c.seq.q_row0)"
 
 
 def packed_bug(name: str, file: str, find: str, replace: str, of: str, emulated: str = "") -> Bug:
-    """One that a row of the kit kills, or another test of the emulator."""
+    """A bug that a row of the kit kills, or another test of the emulator."""
     algorithm, dtype = _ROWS[of].split("-")[:2]
     runner = {"fa3": "auto"}.get(algorithm, algorithm)
     mask = next((m for m in ("causal", "window") if m in _ROWS[of]), "")

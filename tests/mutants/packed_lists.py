@@ -1,4 +1,4 @@
-"""Bugs of the list of packed sequences' tiles, and of who takes them from it."""
+"""Bugs of the list of packed sequences' tiles, and of the code that reads it."""
 
 from __future__ import annotations
 

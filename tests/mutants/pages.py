@@ -127,7 +127,7 @@ BUGS = (
     _bug(
         "a tail behind all keys of an entry is not cleared",
         _KERNEL,
-        "    seq.rows_kv = 0x7fffffff;  // what lies behind a page is another one's\n",
+        "    seq.rows_kv = 0x7fffffff;",
         "",
         "a_tail_behind_the_last_page_is_cleared",
     ),

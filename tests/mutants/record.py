@@ -1,4 +1,4 @@
-"""The stored accounts of which bugs were killed, and of the code they were taken with."""
+"""The records of which bugs were killed, with digests of the code at that time."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ __all__ = [
 ]
 
 ROOT = Path(__file__).resolve().parents[2]
-#: Of what the emulator runs.
+#: The record of all bugs of device code but FlashAttention-3's.
 RECORD = Path(__file__).with_name("killed.json")
-#: Of FlashAttention-3 on a GPU of compute capability 9.0, by pass.
+#: The records of FlashAttention-3 on a GPU of compute capability 9.0, by pass.
 HOPPER_RECORDS = {
     name: Path(__file__).with_name(f"killed_hopper_{name}.json") for name in ("forward", "backward")
 }
-#: Of FlashAttention-3 by the emulator.
+#: The record of FlashAttention-3 in the emulator.
 EMULATED_RECORD = Path(__file__).with_name("killed_hopper_emulated.json")
 
 
@@ -41,7 +41,7 @@ def device_digest() -> str:
 
 
 def emulator_digest() -> str:
-    """Digest of the emulator and of what it is given to run."""
+    """Digest of the emulator and of the rows that it runs."""
     folder = ROOT / "tests" / "emulator"
     return _digest({*folder.glob("cuda/**/*.*h*"), folder / "build.py", folder / "rows.py"})
 
@@ -62,7 +62,7 @@ def _closure(kernels: Iterable[Path]) -> set[Path]:
 
 
 def _digest(files: Iterable[Path]) -> str:
-    """Without comments, and white space but for the indentation of Python."""
+    """Digest of files without comments and white space; the indentation of Python counts."""
     digest = hashlib.sha256()
     for path in sorted(files):
         text = path.read_text()
@@ -77,7 +77,7 @@ def _digest(files: Iterable[Path]) -> str:
 
 
 def read(path: Path = RECORD) -> dict[str, Any]:
-    """A stored account."""
+    """A stored record."""
     record: dict[str, Any] = json.loads(path.read_text())
     return record
 
@@ -89,11 +89,11 @@ def store(
     killed: Mapping[str, str],
     every: Collection[str],
 ) -> None:
-    """Bring a stored account up to date with the bugs that ran, and with what killed them.
+    """Bring a stored record up to date with the bugs that ran, and with what killed them.
 
-    ``seen`` says where and of which code they ran. The account keeps what it says
-    of other bugs, and what it says of its code. If ``every`` bug ran and the device or the code is
-    another one, it begins anew. An account of another device does not change otherwise.
+    ``seen`` holds the device on which they ran and the digest of the code. The record keeps its own
+    digest and its entries for other bugs. If ``every`` bug ran, on another device or with other
+    code, the record begins anew. Otherwise a record of another device does not change.
     """
     known = read(path) if path.exists() else {**seen, "killed": {}}
     if known["ran_on"] != seen["ran_on"] and not set(every) <= set(ran):

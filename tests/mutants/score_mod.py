@@ -241,7 +241,7 @@ BUGS = (
         _HALF,
     ),
     _bug(
-        "what is added in place has no slope",
+        "a number added in place has no slope",
         _DUAL,
         "return *this = *this + b;",
         "return *this = Dual((*this + b).value, slope);",

@@ -1,4 +1,4 @@
-"""Bugs of functions of scores: of what is checked and compiled, of the NumPy side and of JAX."""
+"""Bugs of functions of scores on the host: checks, compilation, NumPy and JAX."""
 
 from __future__ import annotations
 

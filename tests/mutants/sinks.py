@@ -35,7 +35,7 @@ def _bug(
 
 BUGS = (
     Bug(
-        "what a row with a sink keeps may be flushed to 0",
+        "the factor of a row with a sink may be flushed to 0",
         "cuda_src/tile/numeric.cuh",
         "return __int_as_float(0x00800000);",
         "return __int_as_float(1);",
@@ -43,7 +43,7 @@ BUGS = (
         row(f"inf-{_ROWS['fa2']}", _INFINITE),
     ),
     Bug(
-        "the NumPy backend scales nothing by what the sink leaves",
+        "the NumPy backend does not rescale outputs for the sink",
         "cuflash/tiled_numpy/steps.py",
         "state.out *= np.exp(of_keys - total)",
         "state.out *= np.exp(0 * total)",
@@ -57,7 +57,7 @@ BUGS = (
         _NUMPY,
     ),
     _bug(
-        "the sink weighs twice as much",
+        "the sink's weight is doubled",
         _FEATURE,
         "sum = sum * keep + Logits<Config>::exponential(sink - offset);",
         "sum = sum * keep + Compute(2) * Logits<Config>::exponential(sink - offset);",
@@ -129,14 +129,14 @@ BUGS = (
         "for (int distance = threads / 4;",
     ),
     _bug(
-        "fa1 scales nothing by what the sink leaves",
+        "fa1 does not rescale outputs for the sink",
         "cuda_src/fa1/forward_steps.cuh",
         "inverse_of(x, kept.value[m][group]);",
         "inverse_of(x, Compute(1));",
         "fa1",
     ),
     _bug(
-        "fa2 scales nothing by what the sink leaves",
+        "fa2 does not rescale outputs for the sink",
         "cuda_src/fa2/forward_store.cuh",
         "inverse_of(sum, keep.value[m][group]);",
         "inverse_of(sum, Compute(1));",
@@ -146,7 +146,7 @@ BUGS = (
 #: Of FlashAttention-3, for the emulator.
 HOPPER = (
     Bug(
-        "nothing is scaled by what the sink leaves",
+        "fa3 does not rescale outputs for the sink",
         "cuda_src/fa3/forward_store.cuh",
         "inverse_of(sum, keep);",
         "inverse_of(sum, 1.0f);",

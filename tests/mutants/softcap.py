@@ -41,7 +41,7 @@ _DEAD = "test_softcap.py::test_dead_rows_may_hold_anything"
 
 
 def _bug(name: str, file: str, find: str, replace: str, of: str, test: str = _AGAINST) -> Bug:
-    """Of device code."""
+    """A bug of device code."""
     algorithm, dtype, dims = _ROWS[of].split("-", 3)[0], *_ROWS[of].split("-")[2:4]
     runner = {"fa3": "auto"}.get(algorithm, algorithm)
     dims = {"d200": "d100-dv256", "d192": "d192-dv128", "d5": "d40-dv40"}.get(

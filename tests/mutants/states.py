@@ -1,4 +1,4 @@
-"""Bugs of states of rows, which calls over more keys go on from."""
+"""Bugs of states of rows, which resumed calls merge."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ARGUMENTS = "tests/unit/test_resume_arguments.py::test_"
 
 
 def _shown(name: str, find: str, replace: str, test: str) -> Bug:
-    """One of the kernel that the emulator shows, on a GPU too."""
+    """A bug of the kernel that a test of the emulator kills, also where there is a GPU."""
     return Bug(name, _KERNEL, find, replace, f"tests/emulator/{test}", test)
 
 
@@ -58,7 +58,7 @@ BUGS = (
         f"tests/emulator/{_EMULATED}arrays_of_any_strides",
     ),
     Bug(
-        "destinations may overlap a state that they are not",
+        "a destination may overlap a state without being it",
         "cuflash/resuming.py",
         'apart[f"resume[{i}]"] = before[name]',
         "pass",

@@ -1,4 +1,4 @@
-"""Bugs of the seams by which features change scores: killed by the tenants of the tests."""
+"""Bugs of the interfaces by which features change scores; tests/tenant kills them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ROWS = {
 
 
 def _in_kernels(name: str, file: str, find: str, replace: str, of: str) -> Bug:
-    """Of device code; the same test shows it with a GPU and without."""
+    """A bug of device code, killed by the same test with a GPU and without."""
     test = f"{_IN_KERNELS}test_against_float64[{_ROWS[of]}]"
     return Bug(name, file, find, replace, test, f"../{test.removeprefix('tests/')}")
 

@@ -11,7 +11,7 @@ from .record import ROOT
 
 __all__ = ["copy_tree", "environment_of", "plant"]
 
-#: What a copy of the tree needs.
+#: The files and folders that a copy of the tree needs.
 PARTS = ("cuflash", "cuda_src", "tests", "pyproject.toml", "README.md", "docs", "bench")
 
 
@@ -25,7 +25,7 @@ def plant(bug: Bug | OutsideBug, tree: Path) -> None:
 
 
 def copy_tree(into: Path) -> Path:
-    """A copy of what the tests need."""
+    """Copy the files that the tests need."""
     for part in PARTS:
         source = ROOT / part
         if source.is_dir():
@@ -37,7 +37,7 @@ def copy_tree(into: Path) -> Path:
 
 
 def environment_of(tree: Path) -> dict[str, str]:
-    """What a process has to be given to run the copy and nothing else."""
+    """The environment of a process that runs the copy and nothing else."""
     environment = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
     for variable in ("CUFLASH_CUDA_SRC", "CUFLASH_JITTER"):
         environment.pop(variable, None)

@@ -1,4 +1,4 @@
-"""Bugs of used lengths in device code: of batch entries of which not every row counts."""
+"""Bugs of used lengths in device code: of batch entries that do not use all rows."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ _OF_LENGTHS = (
         _drawn("fa2-float16-d20-90-sinks"),
     ),
     _bug(
-        "queries that do not count leave the others where they stand",
+        "unused queries do not shift the positions of the others",
         _FEATURE,
         " - (queries(shape, batch) - shape.seqlen_q);",
         ";",
@@ -99,7 +99,7 @@ _OF_FORWARD = (
         "fa1",
     ),
     _bug(
-        "fa1 gives queries that do not count an output",
+        "fa1 writes an output for unused queries",
         _FA1_STEPS,
         "    if (is_surplus<Config>(c.seq, query + Output::row(m, group))) x = y = 0;\n",
         "",
@@ -120,14 +120,14 @@ _OF_FORWARD = (
         "fa1",
     ),
     _bug(
-        "queries that do not count have the lse of a sink",
+        "unused queries have the lse of a sink",
         "cuda_src/tile/softmax.cuh",
         "  if (is_surplus<Config>(seq, row)) return -infinity<Compute>();\n",
         "",
         "fa1 sinks",
     ),
     _bug(
-        "fa2 gives queries that do not count an output",
+        "fa2 writes an output for unused queries",
         "cuda_src/fa2/forward_store.cuh",
         "    if (is_surplus<Config>(c.seq, first_row + Output::row(m, group))) x = 0;\n",
         "",
@@ -143,7 +143,7 @@ _OF_FORWARD = (
 )
 _OF_BACKWARD = (
     _bug(
-        "the lse of a query that does not count is taken as it is",
+        "the lse of an unused query is taken as it is",
         "cuda_src/tile/score.cuh",
         "  if (is_surplus<Config>(seq, row)) return -infinity<Compute>();\n",
         "",
@@ -171,14 +171,14 @@ _OF_BACKWARD = (
         "fa1",
     ),
     _bug(
-        "dK of keys that do not count is not written by fa2",
+        "fa2 does not write dK of unused keys",
         "cuda_src/fa2/backward_steps.cuh",
         "c.seq.rows_kv - c.item.kv_begin - row0, columns);",
         "c.seq.seqlen_kv - c.item.kv_begin - row0, columns);",
         "fa2",
     ),
     _bug(
-        "queries that do not count give to the gradient of sinks",
+        "unused queries add to the gradient of sinks",
         "cuda_src/steps/sink_gradient.cu",
         "if (row >= seq.seqlen_q) return;",
         "if (row >= seq.rows_q) return;",
@@ -256,7 +256,7 @@ HOPPER = (
         "fa3",
     ),
     _bug(
-        "fa3 gives queries that do not count an output",
+        "fa3 writes an output for unused queries",
         _FA3_STORE,
         "    if (is_surplus<Config>(tile.seq, row)) inverse.value[m][group] = 0;\n",
         "",

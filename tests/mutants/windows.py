@@ -76,7 +76,7 @@ BUGS = (
         "fa2",
     ),
     _bug(
-        "the range of keys begins a tile early",  # which is hidden, and loaded for nothing
+        "the range of keys begins a tile early",  # which is hidden, but loaded
         _SCHEDULE,
         "min(first_key / Config::block_kv, end)",
         "min(max(first_key / Config::block_kv - 1, 0), end)",
@@ -84,7 +84,7 @@ BUGS = (
         _LOADED,
     ),
     _bug(
-        "keys beyond the length are seen by later queries",  # which load them for nothing
+        "keys beyond the length are seen by later queries",  # which then load them
         _SCHEDULE,
         "const int kv_last = min(kv_begin + Config::block_kv, seq.seqlen_kv) - 1;",
         "const int kv_last = kv_begin + Config::block_kv - 1;",
@@ -131,7 +131,7 @@ BUGS = (
 #: Of FlashAttention-3, for the emulator.
 HOPPER = (
     _hopper(
-        "blocks are whole that the first row sees from their first key",
+        "a block counts as whole if the first row sees its first key",
         _MATH,
         "whole.begin = ceil_div(Mask<Config>::visible_begin(seq, last_row),",
         "whole.begin = ceil_div(Mask<Config>::visible_begin(seq, row0),",
@@ -147,7 +147,7 @@ HOPPER = (
         CAUSAL,
     ),
     _hopper(
-        "a warpgroup passes one block too few of those behind its own",
+        "a warpgroup skips one block too few after its own",
         _MATH,
         "skip(blocks.seen.begin - tile.kv.begin);",
         "skip(blocks.seen.begin - tile.kv.begin - 1);",

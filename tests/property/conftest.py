@@ -1,8 +1,7 @@
 """Compiles the kernels of the properties, in parallel, before the first of them on a GPU.
 
-This does not happen in a process beside others (``--part``): each would compile the kernels of all
-of them at the same time. There a test compiles its own kernels, and the others find them in CuPy's
-cache.
+With several processes (``--part``) this does not happen, because each would compile the kernels of
+all. There a test compiles its own kernels, and other tests find them in CuPy's cache.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ def _calls(algorithms: list[str]) -> Iterator[dict[str, Any]]:
 
 
 def _prepare(dims: tuple[int, int], gap: int, dtype: str, **options: Any) -> None:
-    """Rows that follow each other, or that lie an odd number of elements apart."""
+    """Compile for contiguous rows, or for rows an odd number of elements apart."""
     import cupy
     import ml_dtypes
 

@@ -44,7 +44,7 @@ def sweep(
 def _params(head_dims: Any, dtypes: Any) -> Iterator[Any]:
     for runner, dtype, dims, causal in product(RUNNERS.values(), dtypes, head_dims, (False, True)):
         if runner.algorithm == "auto" and not _hopper_serves(dtype, dims):
-            continue  # the same kernels as of the runner of FlashAttention-2
+            continue  # "auto" would run the kernels of the FlashAttention-2 runner again
         name = f"{runner.backend}-{runner.algorithm}-{dtype}-d{dims[0]}-dv{dims[1]}"
         yield pytest.param(
             runner,
@@ -57,12 +57,12 @@ def _params(head_dims: Any, dtypes: Any) -> Iterator[Any]:
 
 
 def _hopper_serves(dtype: str, dims: tuple[int, int]) -> bool:
-    """Whether FlashAttention-3 takes such rows, if their strides allow it."""
+    """Whether FlashAttention-3 takes rows of this dtype and width, if their strides allow it."""
     return dtype in ("float16", "bfloat16") and all(d % 8 == 0 for d in dims)
 
 
 def runners() -> list[Any]:
-    """Parameters of a test that takes a runner and nothing else of the sweep."""
+    """Parameters of a test that takes only the sweep's runner."""
     return [
         pytest.param(
             runner,
@@ -81,7 +81,7 @@ def ordered(runner: ApiRunner) -> ApiRunner:
 def tiles(
     runner: ApiRunner, dtype: str, dims: tuple[int, int], causal: bool, operation: str
 ) -> tuple[int, int]:
-    """The tile of the plan, at a length where the length does not decide it."""
+    """The tile of the plan, for a length that does not affect it."""
     case = Case(
         seqlen_q=4096,
         seqlen_kv=4096,
@@ -100,7 +100,7 @@ def count(runner: ApiRunner, parametrisations: int) -> int:
     share of them.
     """
     base = EXAMPLES[runner.backend]
-    if runner.algorithm == "auto":  # which a sweep has fewer parametrisations of
+    if runner.algorithm == "auto":  # a sweep has fewer parametrisations of it
         parametrisations = min(parametrisations, 20)
     if runner.backend == "cuda":
         base = max(base, -(-AT_LEAST // parametrisations))
@@ -130,7 +130,7 @@ def examples(
     parametrisations: int = 40,
     first: Case | None = None,
 ) -> None:
-    """Run a check over as many drawn cases as the backend is given; on a GPU over ``first`` too.
+    """Run a check over the backend's number of drawn cases; on a GPU also over ``first``.
 
     Few drawn cases have several tiles, and some bugs show nowhere else.
     """

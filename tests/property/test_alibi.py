@@ -52,7 +52,7 @@ def _check(
 def test_against_float64(
     runner: ApiRunner, dtype: str, dims: tuple[int, int], causal: bool
 ) -> None:
-    """A feature more or a kind of window is a kernel to compile: few are drawn together."""
+    """Another feature or kind of window is another kernel to compile: few are drawn together."""
     skip_unless_served(runner, dtype, dims)
     tile = tiles(runner, dtype, dims, causal, "backward")
     sunk = "float64" if dtype == "float64" else "float32"
@@ -62,7 +62,7 @@ def test_against_float64(
         cases(dtype, *dims, **options, softcaps=(0.5, 3.0)),
         cases(dtype, *dims, **options, sinks=(sunk,), values=_VALUES),
     ]
-    if causal:  # models with slopes have it, and windows with it
+    if causal:  # models with slopes are causal, and have windows
         some.append(cases(dtype, *dims, **options, windowed=True))
     first = replace(several_tiles(tile, dtype, dims, causal), alibi="heads")
 

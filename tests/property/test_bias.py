@@ -56,7 +56,7 @@ def _check(
 def test_against_float64(
     runner: ApiRunner, dtype: str, dims: tuple[int, int], causal: bool
 ) -> None:
-    """Of all pairs without a mask, and in heads of 64 columns with it; of keys elsewhere."""
+    """A bias of all pairs without a causal mask and at head_dim 64; otherwise one of keys."""
     skip_unless_served(runner, dtype, dims)
     tile = tiles(runner, dtype, dims, causal, "backward")
     options: dict[str, Any] = {"causal": causal, "tile": tile, "budget": _BUDGET[dtype]}
@@ -96,7 +96,7 @@ def test_checks(runner: ApiRunner, dtype: str, dims: tuple[int, int], causal: bo
 @_of_dtypes
 @pytest.mark.parametrize("axes", ["qk", "1k", "q1", "11"])
 def test_every_way_to_broadcast(runner: ApiRunner, dtype: str, axes: str) -> None:
-    """Over entries and heads, at strides of all kinds."""
+    """Every way to broadcast over entries and heads, with strides of all kinds."""
     for seed, first in enumerate(("bh", "1h", "b1", "11", "h", "1", "")):
         bias = f"{first}{axes}"
         case = Case(2, 4, 2, 90, 136, dtype=dtype, causal=True, bias=bias, seed=seed)
@@ -126,7 +126,7 @@ def test_a_bias_of_each_entry_of_the_batch(runner: ApiRunner, dtype: str) -> Non
     expected, same = _results(runner, one, x, bias), np.repeat(bias, 3, axis=0)
     found = _results(runner, each, x, same)
     wide = found.pop("dbias").astype(np.float64).sum(axis=0, keepdims=True)
-    if one.storage.itemsize > 2:  # sums of numbers rounded to halves are not
+    if one.storage.itemsize > 2:  # sums of 16-bit numbers are rounded differently
         truth = judge(one, {**x, "bias": bias})
         compare(truth, "dbias", wide.astype(one.storage)).check()
     for name, got in found.items():

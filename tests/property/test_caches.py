@@ -1,6 +1,6 @@
 """Caches on the host against the reference, over kinds, lengths, tables, strides and dtypes.
 
-All that does not count holds NaN or infinity, free pages and gaps of strides too.
+Unused rows, free pages and gaps of strides hold NaN or infinity.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Keys that share a large component: gradients as good as those of whole matrices."""
+"""If keys share a large component, gradients are as accurate as those of whole matrices."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..kit.runners import RUNNERS, ApiRunner
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-#: Errors of the sums in the products themselves, which no implementation avoids.
+#: Roundings of the sums in the products themselves, which no implementation avoids.
 FLOOR = 8
 NAMES = ("out", "dq", "dk", "dv")
 HOST = [
@@ -93,7 +93,7 @@ class Whole:
 
 @st.composite
 def problems(draw: st.DrawFn, dtype: str) -> tuple[Case, float, float, float]:
-    """A case, the size of the common part of its keys, its components, and the size of q there."""
+    """Draw a case, the size of the keys' common part, the share of columns with it, and q's."""
     heads_kv = draw(st.integers(1, 2))
     causal = draw(st.booleans())
     case = Case(
@@ -118,19 +118,19 @@ def problems(draw: st.DrawFn, dtype: str) -> tuple[Case, float, float, float]:
 
 
 def _long_sums(dtype: str) -> tuple[Case, float, float, float]:
-    """Scores of 64 terms, some five of which whole matrices round by their own size."""
+    """Scores with 64 terms, where whole matrices round only about five at their full size."""
     case = Case(heads_q=3, seqlen_q=24, seqlen_kv=16, head_dim=64, head_dim_v=5, dtype=dtype)
     return replace(case, causal=True), -29427.27176209282, 0.0, 1.0
 
 
 def _few_rows(dtype: str) -> tuple[Case, float, float, float]:
-    """Saved outputs err by more than the backward pass does, which has no share of the keys."""
+    """Saved outputs err more than the backward pass, whose errors lack the common part."""
     case = Case(seqlen_q=16, seqlen_kv=16, head_dim=1, dtype=dtype, causal=True, seed=3143)
     return case, 1604.7080140922033, 0.0, 1.0
 
 
 def shared(case: Case, size: float, share: float, q_size: float) -> dict[str, Array]:
-    """Inputs whose keys have ``size`` more in their first component, or in a share of all."""
+    """Inputs whose keys have ``size`` added to their first component, or to a share of all."""
     x = {n: a.copy() for n, a in arrays(case, "q", "k", "v", "dout", "dlse").items()}
     if case.seed % 2:
         del x["dlse"]
@@ -143,7 +143,7 @@ def shared(case: Case, size: float, share: float, q_size: float) -> dict[str, Ar
 def saved(
     case: Case, x: dict[str, Array], runner: ApiRunner, forward: str, whole: Whole
 ) -> tuple[Array, Array]:
-    """Out and lse as the backward pass is given them, in the case's layout."""
+    """The saved out and lse that the backward pass gets, in the case's layout."""
     if forward == "whole":
         return case.in_layout(whole.out).astype(case.storage), np.ascontiguousarray(whole.lse)
     others = {"fa1": "fa2", "fa2": "fa1"}
@@ -192,7 +192,7 @@ def test_errors_are_at_most_twice_those_of_whole_matrices(
             got = case.heads_first(name, array).astype(precise)
             eps = float(np.finfo(case.storage).eps)
             wanted, whole = getattr(truth, name), getattr(plain, name)
-            # dQ has no part in it: with a common component of the keys, delta would spoil dQ most.
+            # dQ gets no such allowance: delta's error times a common component would spoil dQ most.
             given = truth.of_given_out(case, x, out) if name == "dk" else 0
             ratio = norm_ratio(got, wanted, truth.summed[name], eps, whole, given)
             assert ratio <= 1, f"{name}: {ratio:.3g} of what is allowed; {case.repro} {sizes}"

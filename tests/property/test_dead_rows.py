@@ -1,4 +1,4 @@
-"""Dead rows give and get nothing, whatever they or the keys hold."""
+"""Dead rows add to no gradient and have gradient zero, whatever they or the keys hold."""
 
 from __future__ import annotations
 

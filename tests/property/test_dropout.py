@@ -1,4 +1,4 @@
-"""Dropout, on every backend and algorithm: which weights are left out, and all that follows."""
+"""Dropout, on every backend and algorithm: the dropped weights, and all results."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .sweep import examples, ordered, runners, several_tiles, skip_unless_served
 from .test_windows import inputs
 
 _BUDGET = {"float16": 2**16, "bfloat16": 2**16, "float32": 2**16, "float64": 2**14}
-#: Parts that are dropped, and kinds of seeds: the least and the most among them.
+#: Dropped shares, the smallest and the largest among them, and kinds of seeds.
 _DROPOUTS = ("0.1", "0.5:2", "0.25:4", "0.9", "0.00003:4", "0.99992")
 #: With sinks; see ``test_sinks``.
 _VALUES = tuple(values for values in VALUES if values != "equal")
@@ -113,7 +113,7 @@ def _kept(case: Case) -> np.ndarray:
 @_of_dtypes
 @pytest.mark.parametrize("causal", [False, True])
 def test_both_passes_keep_what_the_mask_says(runner: ApiRunner, dtype: str, causal: bool) -> None:
-    """All weights are alike, and columns of v and of dout pick one pair each."""
+    """All weights are equal, and each column of v and of dout selects one pair."""
     case = Case(2, 4, 2, 150, 190, dtype=dtype, causal=causal, dropout="0.5:4", seed=8)
     runner, kept, sees = ordered(runner), _kept(case), case.sees()
     zero = {name: np.zeros(case.shape(name), case.storage) for name in ("q", "k", "v", "dout")}
@@ -138,7 +138,7 @@ def test_both_passes_keep_what_the_mask_says(runner: ApiRunner, dtype: str, caus
 @_of_runners
 @_of_dtypes
 def test_the_bits_are_those_of_the_part(runner: ApiRunner, dtype: str) -> None:
-    """Some queries and some keys keep their draws: no length affects them."""
+    """A call with fewer queries and keys has the same draws: lengths do not affect them."""
     case = Case(1, 2, 2, 200, 260, dtype=dtype, causal=True, q_offset=60, dropout="0.4", seed=2)
     x, runner = inputs(case), ordered(runner)
     whole = _results(runner, case, x)
@@ -177,7 +177,7 @@ def test_one_seed_of_three_spellings(runner: ApiRunner, dtype: str) -> None:
 @_of_runners
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_the_mean_is_what_it_is_without(runner: ApiRunner, dtype: str) -> None:
-    """Over many seeds; each drops another part."""
+    """The mean over many seeds, each of which drops other weights."""
     case = Case(1, 4, 4, 64, 128, dtype=dtype, dropout="0.25:2", seed=1)
     x = inputs(case)
     plain, lse = runner.forward(replace(case, dropout=""), x["q"], x["k"], x["v"])

@@ -60,7 +60,7 @@ def _check(
 def test_against_float64(
     runner: ApiRunner, dtype: str, dims: tuple[int, int], causal: bool
 ) -> None:
-    """Of all pairs without a causal mask, and in heads of 64 columns with it; of keys elsewhere."""
+    """A mask of all pairs without the causal mask and at head_dim 64; otherwise one of keys."""
     skip_unless_served(runner, dtype, dims)
     tile = tiles(runner, dtype, dims, causal, "backward")
     options: dict[str, Any] = {"causal": causal, "tile": tile, "budget": _BUDGET[dtype]}
@@ -100,7 +100,7 @@ def test_checks(runner: ApiRunner, dtype: str, dims: tuple[int, int], causal: bo
 @_of_dtypes
 @pytest.mark.parametrize("axes", ["qk", "1k", "q1", "11"])
 def test_every_way_to_broadcast(runner: ApiRunner, dtype: str, axes: str) -> None:
-    """Over entries and heads, at strides of all kinds."""
+    """Every way to broadcast over entries and heads, with strides of all kinds."""
     for seed, first in enumerate(("bh", "1h", "b1", "11", "h", "1", "")):
         mask = f"{first}{axes}"
         case = Case(2, 4, 2, 90, 136, dtype=dtype, causal=True, mask=mask, seed=seed)

@@ -1,4 +1,4 @@
-"""Attention over any split of the keys, merged, is attention over all of them."""
+"""Merging attention over any split of the keys gives attention over all keys."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SIZES = {"b": 2, "s": 5, "h": 3, "d": 4}
 
 @st.composite
 def _splits(draw: Any) -> tuple[int, list[np.ndarray]]:
-    """A number of keys, and the keys of each part: any number, also none."""
+    """Draw a number of keys, and the keys of each part, which may be empty."""
     keys, parts = draw(st.integers(1, 12)), draw(st.integers(1, 5))
     of = np.array(draw(st.lists(st.integers(0, parts - 1), min_size=keys, max_size=keys)))
     return keys, [np.flatnonzero(of == part) for part in range(parts)]
@@ -47,7 +47,7 @@ def _shape(layout: str, rows: int) -> tuple[int, ...]:
 def test_any_split_of_the_keys_is_merged(
     library: str, split: Any, layout: Any, dtype: str, scale: float, seed: int
 ) -> None:
-    """Rows that see no key of a part, or of any, included; against float64 of the whole."""
+    """Some rows see no key of a part, or no key at all; the truth is the whole in float64."""
     xp = pytest.importorskip(library)
     if library != "numpy" and dtype == "float64":
         dtype = "float32"  # JAX's default
@@ -55,7 +55,7 @@ def test_any_split_of_the_keys_is_merged(
     rng = np.random.default_rng(seed)
     q, k, v = (rng.standard_normal(_shape(layout, n)) for n in (_SIZES["s"], keys, keys))
     mask = rng.random((_SIZES["s"], keys)) < 0.5
-    mask[0] = False  # a row that no part has anything for
+    mask[0] = False  # a row that sees no key of any part
     along = layout.index("s")
     call: dict[str, Any] = {"layout": layout, "scale": scale}
     outs, lses = [], []

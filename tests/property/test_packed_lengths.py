@@ -1,4 +1,4 @@
-"""Packed sequences, on every backend and algorithm: each is as a call of its own.
+"""Packed sequences, on every backend and algorithm: each has the results of a separate call.
 
 All arrays lie in guarded buffers. Rows after the last sequence are NaN.
 """
@@ -27,7 +27,7 @@ from .sweep import examples, runners, several_tiles, skip_unless_served, sweep, 
 from .test_windows import inputs
 
 _BUDGET = {"float16": 2**16, "bfloat16": 2**16, "float32": 2**16, "float64": 2**14}
-#: Longest of the sequences beside the first one, which is drawn as ``Case``.
+#: The longest of all sequences but the first, whose length belongs to the drawn case.
 _LONGEST = 150
 #: With sinks; see ``test_sinks``.
 _VALUES = tuple(values for values in VALUES if values != "equal")
@@ -38,7 +38,7 @@ _of_runners = pytest.mark.parametrize("runner", runners())
 
 @dataclass(frozen=True)
 class _Packed:
-    """The sequences of one call, and what they have in common."""
+    """The sequences of one call, and the case that they share."""
 
     case: Case  # without its lengths
     sequences: tuple[tuple[int, int], ...]
@@ -86,7 +86,7 @@ class _Packed:
         return found
 
     def part(self, name: str, array: np.ndarray, number: int) -> np.ndarray:
-        """The part of an array or a result for a sequence, or after the last one."""
+        """The rows of an array or a result for a sequence, or those after the last one."""
         ends = [*self.offsets[int(name in _OF_KEYS)], None]
         rows = slice(*[*pairwise(ends)][number])
         return array[:, rows] if name in _OF_ROWS else array[rows]
@@ -134,7 +134,7 @@ def _results(runner: ApiRunner, packed: _Packed) -> dict[str, np.ndarray]:
 
 
 def _check(runner: ApiRunner, packed: _Packed) -> None:
-    """Hold both passes to the truth about every sequence alone."""
+    """Compare both passes with the truth of every sequence by itself."""
     found, last = _results(runner, packed), len(packed.sequences)
     truths = [judge(*one) for one in packed.alone()]
     sinks = found.pop("dsinks", None)
@@ -160,7 +160,7 @@ def _check_sinks(truths: list[Truth], got: np.ndarray) -> None:
 
 @st.composite
 def _sequences(draw: st.DrawFn, tile: tuple[int, int], drawn: st.SearchStrategy[Case]) -> _Packed:
-    """A few sequences, one of them of any lengths."""
+    """Draw a few sequences, the first of any lengths."""
     case = draw(drawn)
     few = st.tuples(*(lengths(min(step, _LONGEST // 2), _LONGEST) for step in tile))
     others = draw(st.lists(few, max_size=4))
@@ -197,7 +197,7 @@ def test_against_float64(
     examples(runner, drawn, check, 32, first=first)
 
 
-#: None, one, an end of a tile and its neighbours.
+#: Lengths of queries and keys: 0, 1, and the end of a tile with its neighbours.
 _ENDS = ((0, 200), (1, 64), (63, 65), (64, 0), (65, 1), (127, 127), (128, 128), (129, 199), (0, 0))
 
 

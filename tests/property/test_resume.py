@@ -1,4 +1,4 @@
-"""Attention that goes on from a state, part after part, is attention over all keys at once."""
+"""Attention resumed from a state, part after part, gives attention over all keys at once."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ __all__ = ["cases", "part_by_part", "splits"]
 
 @st.composite
 def splits(draw: Any, keys: int) -> list[tuple[int, int]]:
-    """Neighbouring parts of the keys, some of none."""
+    """Draw neighbouring parts of the keys, some of them empty."""
     cuts = sorted(draw(st.lists(st.integers(0, keys), min_size=0, max_size=4)))
     return list(zip([0, *cuts], [*cuts, keys], strict=True))
 
 
 @st.composite
 def cases(draw: Any, dtypes: tuple[str, ...], most: int = 40) -> tuple[Case, Any]:
-    """A problem, masks and dead rows included, and parts of its keys."""
+    """Draw a problem, with masks and dead rows, and parts of its keys."""
     case = Case(
         draw(st.integers(1, 2)), 4, draw(st.sampled_from([1, 2, 4])),
         draw(st.integers(1, most)), draw(st.integers(1, most)),
@@ -43,7 +43,7 @@ def cases(draw: Any, dtypes: tuple[str, ...], most: int = 40) -> tuple[Case, Any
 def part_by_part(
     case: Case, x: dict[str, Any], parts: Any, in_place: bool, called: Any = None, **more: Any
 ) -> tuple[Any, Any]:
-    """The state over all keys, made of the state over the first parts at every step."""
+    """The state over all keys; every call resumes from the state over the parts before."""
     called = called or (lambda function, *args, **kwargs: function(*args, **kwargs))
     along, state = case.layout.index("s"), None
     options = {**case.options, **more}

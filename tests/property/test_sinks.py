@@ -18,8 +18,8 @@ from ..kit.runners import ApiRunner
 from .sweep import examples, ordered, runners, several_tiles, skip_unless_served, sweep, tiles
 
 _DIMS = ((40, 40), (64, 64), (192, 128))
-#: Not "equal": one number is then all scores of a head, plain NumPy may have no error by luck, and
-#: a sink, unlike softmax alone, lets the error of that number through.
+#: Without "equal": all scores of a head are then one number, for which plain NumPy may by luck have
+#: no error. Softmax cancels the error of that number, but a sink does not.
 _VALUES = tuple(values for values in VALUES if values != "equal")
 _BUDGET = {"float16": 2**18, "bfloat16": 2**18, "float32": 2**18, "float64": 2**15}
 
@@ -138,7 +138,7 @@ def test_the_gradient_of_sinks_has_the_same_bits_every_time(runner: ApiRunner, d
 
 @pytest.mark.parametrize("algorithm", ["fa1", "fa2"])
 def test_the_weight_of_a_sink_is_as_exact_where_keys_are_alike(algorithm: str) -> None:
-    """A single key is all common part: its subtraction makes the log-sum-exp large."""
+    """A single key consists of the common part alone, whose subtraction makes lse large."""
     case = Case(heads_q=2, dtype="float64", values="x8", sinks="float64")
     x = _inputs(case)
     results = _results(ApiRunner("numpy", algorithm), case, x)

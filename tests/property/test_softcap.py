@@ -37,7 +37,7 @@ def test_against_float64(
 
     first = replace(several_tiles(tile, dtype, dims, causal), softcap=3.0)
     options = {"tile": tile, "budget": _BUDGET[dtype], "softcaps": _CAPS}
-    # A kind of window is a kernel to compile; models with caps have windows and the causal mask.
+    # Each kind of window is a kernel to compile; models with caps have windows and causal masks.
     drawn = cases(dtype, *dims, causal=causal, windowed=causal, **options)
     examples(runner, drawn, check, 80, first=first)
 

@@ -1,6 +1,6 @@
 """Used lengths, on every backend and algorithm.
 
-The kit's runners plant NaN in everything that does not count, or infinity.
+The kit's runners put NaN or infinity into all rows that do not count.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def test_checks(runner: ApiRunner, dtype: str, dims: tuple[int, int], causal: bo
 
 
 def _entry(case: Case, x: dict[str, np.ndarray], entry: int) -> tuple[Case, dict[str, np.ndarray]]:
-    """An entry as a call of its own, of the rows that count: its case and its arrays."""
+    """The case and the arrays of a separate call for the rows of an entry that count."""
     queries, keys = case.counted(entry)
     alone = replace(case, batch=1, seqlen_q=queries, seqlen_kv=keys, used="")
     named = {**x, **{name: tensor(case, name) for name in case.operands if name not in LENGTHS}}
@@ -113,7 +113,7 @@ def _part(case: Case, name: str, array: np.ndarray, entry: int) -> np.ndarray:
     return one[:, : keys if name in ("k", "v", "dk", "dv") else queries]
 
 
-#: Among 150 queries and 200 keys: none, one, an end of a tile and its neighbours, all, beyond.
+#: Lengths for 150 queries and 200 keys: 0, 1, an end of a tile with its neighbours, all, too many.
 _ENDS = (
     "0,1,63,64,65,127,128,129,149,150,151,-1"
     "/200,64,65,0,1,127,128,199,129,-2147483648,63,2147483647"
@@ -186,7 +186,7 @@ def test_lengths_of_no_rows_leave_nothing(runner: ApiRunner, dtype: str) -> None
 def test_lengths_beyond_the_rows_are_those_of_the_array(
     runner: ApiRunner, dtype: str, used: str
 ) -> None:
-    """And each of the two is the other's absence where it is full: the same bits."""
+    """Full lengths of queries or keys give the same bits as no such lengths."""
     case = Case(3, 4, 2, 150, 200, dtype=dtype, causal=True, mask="bhqk", seed=3, used=used)
     x, runner = inputs(case), ordered(runner)
     expected = _results(runner, case, x)
@@ -205,7 +205,7 @@ def test_lengths_beyond_the_rows_are_those_of_the_array(
 def test_what_does_not_count_may_hold_anything(
     runner: ApiRunner, dtype: str, more: dict[str, Any]
 ) -> None:
-    """NaN and infinity give the same bits; in a key that counts they would not."""
+    """NaN and infinity in unused rows give the same bits; in a used key they would not."""
     case = Case(3, 4, 2, 150, 200, dtype=dtype, seed=4, used="150,70,3/141,0,90", **more)
     case, x, runner = replace(case, sinks=_statistics(dtype)), inputs(case), ordered(runner)
     expected = _results(runner, case, x)
@@ -242,7 +242,7 @@ def test_entries_add_up_in_gradients_that_they_share(
 @_of_runners
 @_of_dtypes
 def test_functions_of_scores_know_where_queries_stand(runner: ApiRunner, dtype: str) -> None:
-    """Slopes and a bias written as one: the offset of every entry is its own."""
+    """A text of slopes and a bias: every entry has its own offset."""
     case = Case(3, 4, 2, 90, 136, dtype=dtype, used="90,40,3/136,20,77", causal=True, seed=7)
     for q_offset in (None, 11):
         _check(runner, replace(case, alibi="batch", bias="bhqk", q_offset=q_offset, written=True))

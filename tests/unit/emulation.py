@@ -45,7 +45,7 @@ BUGS = {
     "dv_bias": "dO is 1 % too large inside dv",
     "window_end": "a window shows one key too many on its right",
     "window_begin": "a window hides one key too many on its left",
-    "sink_twice": "the sink weighs twice as much",
+    "sink_twice": "the sink's weight is doubled",
     "sink_next_head": "a head has the sink of the next one",
     "sink_output": "the output is not scaled down by what the sink weighs",
     "sink_log2": "the sink is taken for a number in units of log 2",

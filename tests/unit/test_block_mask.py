@@ -171,8 +171,8 @@ def test_lists_that_are_none(changed: dict[str, Any], error: Any, match: str) ->
         ([0, 3, 1], [0, 1, 0], "^indptr: got a row"),
         ([0, 1, 4], [0, 1, 0], "^indptr: got a row .* 0 to 3"),
         ([-1, 1, 2], [0, 1], "^indptr: got a row"),
-        ([0, 1, 2], [0, 2], "^indices: got another column; expected 0 to 1"),
-        ([0, 1, 2], [0, -1], "^indices: got another column"),
+        ([0, 1, 2], [0, 2], "^indices: got a column out of range; expected 0 to 1"),
+        ([0, 1, 2], [0, -1], "^indices: got a column out of range"),
     ],
 )
 def test_lists_that_leave_their_arrays(indptr: Any, indices: Any, match: str) -> None:

@@ -45,6 +45,6 @@ def test_blocks_where_nothing_fits_are_unsupported() -> None:
 def test_no_q_tile_reaches_into_the_next_head() -> None:
     """The workspace of the backward pass has that many rows a head."""
     for blocks in ((48, 32), (96, 16), (256, 16)):
-        with pytest.raises(ArgumentValueError, match="that of queries a part of 128, the nearest"):
+        with pytest.raises(ArgumentValueError, match="block_q a divisor of 128, the nearest"):
             planned(problem(operation="backward"), LIMITS["90"], blocks=blocks)
     assert planned(PLAIN, LIMITS["90"], blocks=(48, 32)).tile.block_q == 48

@@ -1,11 +1,10 @@
 """Calls from compiled computations to the kernels, without Python between them.
 
-``registration`` makes XLA know the handler; ``handler`` is what XLA calls,
-compiled by Numba when it is first needed, with ``launching`` and ``said`` its
-parts; ``table`` writes what it launches, in the words of ``layout``;
-``registry`` is where it finds tables. ``frame`` says where XLA's structures
-hold what, ``machine`` reads and writes memory by its address, ``driver`` asks
-CUDA for addresses.
+``registration`` registers the handler with XLA. ``handler`` is the function that XLA
+calls, compiled by Numba when it is first needed; it uses ``launching`` and ``said``.
+``table`` writes launch tables, whose fields are in ``layout``, and the handler finds
+them in ``registry``. ``frame`` has the offsets of fields in XLA's structures,
+``machine`` reads and writes memory by its address, ``driver`` asks CUDA for addresses.
 """
 
 from __future__ import annotations

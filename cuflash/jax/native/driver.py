@@ -29,19 +29,19 @@ def _library() -> Any:
 
 @functools.cache
 def driver_functions() -> tuple[int, ...]:
-    """The address of each function, in the order of :class:`~.layout.Driver`.
+    """Return the address of each function, in the order of :class:`~.layout.Driver`.
 
     Raises
     ------
     OSError, AttributeError
-        If there is no driver, or an older one.
+        If the driver is missing or too old.
     """
     functions = (getattr(_library(), _NAMES[one]) for one in Driver)
     return tuple(ctypes.cast(one, ctypes.c_void_p).value or 0 for one in functions)
 
 
 def context_of(device: int) -> int:
-    """Address of the context that CUDA's runtime, CuPy and XLA share on a device."""
+    """Return the address of the context that CUDA's runtime, CuPy and XLA share on a device."""
     import cupy
 
     found = ctypes.c_void_p()
@@ -54,7 +54,7 @@ def context_of(device: int) -> int:
 
 
 def new_counter(device: int) -> Any:
-    """A counter of tiles that is 0 now, whichever stream draws from it."""
+    """Return a counter of tiles that is 0, whichever stream uses it first."""
     import cupy
 
     with cupy.cuda.Device(device):

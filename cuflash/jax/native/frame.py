@@ -1,7 +1,7 @@
-"""Where XLA's C structures hold what a handler reads, in bytes.
+"""Offsets in bytes of the fields of XLA's C structures that a handler reads.
 
-XLA: ``xla/ffi/api/c_api.h``, API version 0.1 and later. New fields stand
-behind those that were there before; every structure begins with its size.
+XLA: ``xla/ffi/api/c_api.h``, API version 0.1 and later. New fields are added
+after the existing ones; every structure begins with its size.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ __all__ = [
 
 #: The version that this file was written for: older ones have the same fields.
 MAJOR, MINOR = 0, 3
-#: That of an XLA which asks for the version and does not say its own: jaxlib before 0.8.
+#: The minor version for an XLA that does not give its own version: jaxlib before 0.8.
 MINOR_WITHOUT_API = 1
 
-#: XLA_FFI_CallFrame, and the least size of one that holds all of these.
+#: XLA_FFI_CallFrame, and the least size of a frame with all of these fields.
 EXTENSION, FRAME_API, FRAME_CONTEXT, FRAME_STAGE = 8, 16, 24, 32
 ARGS, RETS, ATTRS = 40, 80, 120
 FRAME_SIZE = 168
@@ -60,7 +60,7 @@ API_SIZE = 88
 #: XLA_FFI_Error_Code.
 CODE_INTERNAL = 13
 
-#: XLA_FFI_Metadata_Extension: what XLA asks of a handler when it is registered.
+#: XLA_FFI_Metadata_Extension: XLA's question to a handler when it is registered.
 EXTENSION_TYPE, METADATA_OF_EXTENSION = 8, 24
 EXTENSION_METADATA = 1
 #: XLA_FFI_Metadata.

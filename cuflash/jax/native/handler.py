@@ -1,11 +1,11 @@
-"""What XLA calls in place of Python: an interpreter of launch tables, compiled by Numba.
+"""The handler that XLA calls instead of Python: it runs launch tables, compiled by Numba.
 
-XLA's foreign function interface, typed API: a handler is a C function that is
-given a call frame. This one finds the table of its call, fills in the
-parameters of every kernel, and launches them on XLA's stream. It allocates
-nothing and waits for nothing, so XLA can capture it into a command buffer.
+In the typed API of XLA's foreign function interface, a handler is a C function of
+a call frame. This one finds the table of its call, fills in the parameters of
+every kernel, and launches the kernels on XLA's stream. It allocates nothing and
+waits for nothing, so XLA can capture it into a command buffer.
 
-Nothing here is an address of this process: Numba keeps the machine code on disk.
+The code has no address of this process, since Numba keeps the machine code on disk.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _DEVICE = 8 * len(Device)
 
 @compiled
 def _answer(frame: int, extension: int) -> int:
-    """Tell XLA the version of its interface that is spoken here, and what may be done with it."""
+    """Tell XLA the handler's version of its interface, and that command buffers are allowed."""
     if load32(extension + xla.EXTENSION_TYPE) != xla.EXTENSION_METADATA:
         return 0
     metadata = load(extension + xla.METADATA_OF_EXTENSION)
     api = load(frame + xla.FRAME_API)
-    major, minor = -1, 0  # a version that no XLA takes
+    major, minor = -1, 0  # a version that every XLA refuses
     if load(frame) >= xla.FRAME_SIZE and api == 0:
         major, minor = xla.MAJOR, xla.MINOR_WITHOUT_API
     elif load(frame) >= xla.FRAME_SIZE and load(api) >= xla.API_SIZE:
@@ -50,7 +50,7 @@ def _answer(frame: int, extension: int) -> int:
 
 @compiled
 def _table_of(registry: int, key: int) -> int:
-    """The table of a key, or 0."""
+    """Return the table of a key, or 0."""
     slot = key % SLOTS
     for _ in range(SLOTS):
         place = registry + SLOT_BYTES * slot
@@ -65,7 +65,7 @@ def _table_of(registry: int, key: int) -> int:
 
 @compiled
 def _device_of(table: int, context: int) -> int:
-    """What runs in a context of the driver, or 0."""
+    """Return the record of the device with a context of the driver, or 0."""
     device = table + 8 * of(table, Table.devices)
     for _ in range(of(table, Table.device_count)):
         if of(device, Device.context) == context:
@@ -76,7 +76,7 @@ def _device_of(table: int, context: int) -> int:
 
 @compiled
 def _stream_of(frame: int, table: int, place: int) -> int:
-    """Write XLA's stream; XLA's error."""
+    """Write XLA's stream; return XLA's error."""
     store(place, 0)
     if of(table, Table.has_stream) == 0:
         return 0
@@ -125,10 +125,10 @@ def _execute(frame: int, registry: int) -> int:
 
 
 def handle(frame: int) -> int:
-    """What XLA calls: 0, or the address of an error.
+    """Handle a call of XLA; return 0, or the address of an error.
 
-    A frame of no size is ours: it brings the address of the registry, and is
-    answered with the stamp of the code.
+    A frame of size 0 comes from :mod:`.registration`: it holds the address of the
+    registry, and the handler returns the stamp of its code.
     """
     if load(frame) == 0:
         store(_registry(), load(frame + 8))

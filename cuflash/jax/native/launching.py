@@ -1,4 +1,4 @@
-"""The kernels of a table, launched one after the other: a part of the handler."""
+"""Launches the kernels of a table one after the other, for the handler."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ _TENSOR, _KERNEL, _PATCH, _MAP = (
 
 @compiled
 def of(record: int, field: int) -> int:
-    """A field of a record of the table."""
+    """Return a field of a record of the table."""
     return load(record + 8 * field)
 
 
 @compiled
 def _buffer(frame: int, side: int, number: int) -> int:
-    """Address of the memory of an argument or a result."""
+    """Return the address of the memory of an argument or a result."""
     return load(load(load(frame + side + xla.ITEMS) + 8 * number) + xla.BUFFER_DATA)
 
 
@@ -53,7 +53,7 @@ def _workspace_of(frame: int, table: int) -> int:
 
 @compiled
 def _find_tensors(frame: int, table: int, device: int, workspace: int, addresses: int) -> int:
-    """Write the address of every tensor; an error if one is not aligned as planned."""
+    """Write the address of every tensor; return an error if one is not aligned as planned."""
     record = table + 8 * of(device, Device.tensors)
     for i in range(of(device, Device.tensor_count)):
         kind, number = of(record, Tensor.kind), of(record, Tensor.number)
@@ -73,11 +73,11 @@ def _find_tensors(frame: int, table: int, device: int, workspace: int, addresses
 
 @compiled
 def _counter_of(table: int, device: int, stream: int, workspace: int, place: int) -> int:
-    """Write the address of a tile counter that is 0 when the next kernel runs; CUDA's error.
+    """Write the address of a tile counter that is 0 when the next kernel runs; return CUDA's error.
 
-    That of the table belongs to the first stream that draws from it, whose
-    launches run one after the other. Other streams and graphs have one in the
-    workspace, which is set to 0 in their order.
+    The counter of the table belongs to the first stream that uses it, whose
+    launches run one after the other. Other streams and graphs use a counter in the
+    workspace, which a memset on the stream sets to 0.
     """
     driver = table + 8 * of(table, Table.driver)
     offset = of(device, Device.counter_offset)
@@ -99,7 +99,7 @@ def _counter_of(table: int, device: int, stream: int, workspace: int, place: int
 
 @compiled
 def _fill_maps(table: int, kernel: int, addresses: int, words: int, place: int) -> int:
-    """Write the tensor maps of a kernel; CUDA's error, and the text for it."""
+    """Write the tensor maps of a kernel; return CUDA's error, and write the text for it."""
     driver = table + 8 * of(table, Table.driver)
     one = table + 8 * of(kernel, Kernel.maps)
     for _ in range(of(kernel, Kernel.map_count)):
@@ -133,7 +133,7 @@ def _fill_maps(table: int, kernel: int, addresses: int, words: int, place: int) 
 def _fill(
     table: int, kernel: int, addresses: int, workspace: int, counter: int, words: int, place: int
 ) -> int:
-    """Write the parameters of a kernel; CUDA's error, and the text for it."""
+    """Write the parameters of a kernel; return CUDA's error, and write the text for it."""
     template = table + 8 * of(kernel, Kernel.template)
     for i in range(of(kernel, Kernel.words)):
         store(words + 8 * i, load(template + 8 * i))
@@ -152,7 +152,7 @@ def _fill(
 
 @compiled
 def _launch(table: int, kernel: int, stream: int, words: int) -> int:
-    """CUDA's error of a launch with these parameters."""
+    """Launch a kernel with these parameters, and return CUDA's error."""
     config = _few_words()
     store(config, of(kernel, Kernel.grid) | 1 << 32)
     store(config + 8, 1 | of(kernel, Kernel.threads) << 32)
@@ -170,7 +170,7 @@ def _launch(table: int, kernel: int, stream: int, words: int) -> int:
 
 @compiled
 def run_kernels(frame: int, table: int, device: int, stream: int) -> int:
-    """Launch all kernels in the current context."""
+    """Launch all kernels in the current context; return 0, or the address of an error."""
     workspace = _workspace_of(frame, table)
     addresses, words, place = _addresses(), _parameters(), _few_words()
     failure = _find_tensors(frame, table, device, workspace, addresses)

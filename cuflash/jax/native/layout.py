@@ -1,7 +1,6 @@
-"""The words of a launch table: what :mod:`.table` writes and :mod:`.handler` reads.
+"""The words of a launch table, which :mod:`.table` writes and :mod:`.handler` reads.
 
-All are 64 bits. What is called a place is a number of words from the beginning
-of the table.
+A word has 64 bits. A place is a number of words from the beginning of the table.
 """
 
 from __future__ import annotations
@@ -50,25 +49,25 @@ class Table(enum.IntEnum):
 
 
 class Tensor(enum.IntEnum):
-    """Where one is."""
+    """The address of a tensor."""
 
     kind = 0
     number = enum.auto()  # of the argument or result; or bytes from the start of the workspace
-    mask = enum.auto()  # bits that its address has not
+    mask = enum.auto()  # bits that must be 0 in its address
     message = enum.auto()
 
 
 class Device(enum.IntEnum):
-    """What runs on one device."""
+    """The kernels and tensors of one device."""
 
     context = 0  # of the driver
     tensor_count = enum.auto()
     tensors = enum.auto()
     kernel_count = enum.auto()
     kernels = enum.auto()
-    counter = enum.auto()  # address of a tile counter of the table's own
-    owner = enum.auto()  # the stream that draws from it; 0: none yet
-    counter_offset = enum.auto()  # of the one in the workspace, for captures and others; or -1
+    counter = enum.auto()  # address of the table's tile counter
+    owner = enum.auto()  # the stream that uses it; 0: none yet
+    counter_offset = enum.auto()  # of the counter in the workspace, for other streams; or -1
     failed_counter = enum.auto()
 
 
@@ -92,7 +91,7 @@ class Kernel(enum.IntEnum):
 
 
 class Patch(enum.IntEnum):
-    """A word of the parameters, and what comes there."""
+    """A word of the parameters, and the number of its value."""
 
     word = 0
     number = enum.auto()

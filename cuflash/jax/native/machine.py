@@ -30,7 +30,7 @@ _WORD, _HALF = ir.IntType(64), ir.IntType(32)
 
 
 def compiled(function: _Function) -> _Function:
-    """The function as machine code, which needs no interpreter."""
+    """Return the function compiled to machine code."""
     made: _Function = numba.njit(function)
     return made
 
@@ -78,17 +78,17 @@ def _exchange(context: Any, address: Any, expected: Any, value: Any) -> Any:
     return types.int64(types.int64, types.int64, types.int64), code
 
 
-#: The word at an address, and the unsigned number in 32 bits.
+#: Read the word at an address, and the unsigned number in 32 bits.
 load: Callable[[int], int] = intrinsic(_load)
 load32: Callable[[int], int] = intrinsic(_load32)
 store: Callable[[int, int], None] = intrinsic(_store)
 store32: Callable[[int, int], None] = intrinsic(_store32)
-#: Puts a value in the place of the expected one, atomically; what stood there before.
+#: Replaces the expected value at an address by another one, atomically; returns the old value.
 exchange: Callable[[int, int, int], int] = intrinsic(_exchange)
 
 
 def room(nbytes: int) -> Any:
-    """A function that gives the address of so many bytes, until its caller returns."""
+    """Return a function that reserves bytes on its caller's stack and returns their address."""
 
     def given(context: Any) -> Any:
         def code(context: Any, builder: Any, signature: Any, given: Any) -> Any:
@@ -103,9 +103,9 @@ def room(nbytes: int) -> Any:
 
 
 def place_of(name: str) -> Any:
-    """A function that gives the address of a word of the compiled code's own, 0 at first.
+    """Return a function that returns the address of a word in the compiled code, at first 0.
 
-    One compiled function may use it: others would have words of their own.
+    Only one compiled function may use it: another would get a different word.
     """
 
     def given(context: Any) -> Any:
@@ -148,7 +148,7 @@ def _call_for_word(context: Any, address: Any, argument: Any) -> Any:
     return types.int64(types.int64, types.int64), code
 
 
-#: Calls the C function at an address with a tuple of words or pointers: the 32 bits it returns.
+#: Calls the C function at an address with a tuple of words or pointers; returns its 32 bits.
 call: Callable[[int, tuple[int, ...]], int] = intrinsic(_call)
-#: The same with one word, of a function that returns 64 bits.
+#: Calls the C function at an address with one word; returns its 64 bits.
 call_for_word: Callable[[int, int], int] = intrinsic(_call_for_word)

@@ -1,4 +1,4 @@
-"""Makes XLA know the handler, or says why it cannot."""
+"""Registers the handler with XLA, or warns why it cannot."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .stamp import STAMP
 
 __all__ = ["TARGET", "is_ready", "tables", "tell"]
 
-#: What computations call the handler by.
+#: The name under which computations call the handler.
 TARGET = "cuflash_launch_table"
 
 #: The tables of this process.
@@ -31,14 +31,14 @@ _lock = threading.Lock()
 
 
 def is_ready(platform: str) -> bool:
-    """Whether computations for a platform may call the handler.
+    """Return whether computations for a platform may call the handler.
 
-    Where Numba is missing, or the environment says so, Python is called
-    instead; where XLA is unlike what is known here, with one warning.
+    If Numba is missing, or the environment says so, XLA calls Python instead. If
+    the handler cannot be compiled or registered, there is one warning too.
     """
     if not Environment.read().jax_native or importlib.util.find_spec("numba") is None:
         return False
-    with _lock:  # two threads would compile a handler each, and XLA takes one
+    with _lock:  # two threads would each compile a handler, and XLA accepts only one
         return _registered(platform)
 
 
@@ -58,15 +58,15 @@ def _registered(platform: str) -> bool:
 
 @functools.cache
 def _handler() -> Any:
-    """The handler, compiled or from Numba's cache, which has been told where the tables are."""
+    """Return the handler, compiled or from Numba's cache, with the address of the tables."""
     from numba import cfunc, types
 
     from .handler import handle
 
     kind = types.int64(types.int64)
-    with contextlib.suppress(Exception):  # no folder to keep it in, or what is there is broken
+    with contextlib.suppress(Exception):  # the cache has no folder, or a broken file
         made = cfunc(kind, cache=True)(handle)
-        if _greet(made, tables) == STAMP:  # else kept from other sources
+        if _greet(made, tables) == STAMP:  # else it was compiled from other sources
             return made
     made = cfunc(kind)(handle)
     if _greet(made, tables) != STAMP:
@@ -75,11 +75,11 @@ def _handler() -> Any:
 
 
 def _greet(handler: Any, registry: Registry) -> int:
-    """Bring the handler the address of the tables; the stamp that it answers with."""
+    """Give the handler the address of the tables, and return its stamp."""
     frame = np.array([0, registry.address], np.int64)
     return int(handler.ctypes(frame.ctypes.data))
 
 
 def tell(registry: Registry) -> None:
-    """Let the handler look for tables there from now on."""
+    """Make the handler look for tables in ``registry`` from now on."""
     _greet(_handler(), registry)

@@ -1,8 +1,8 @@
-"""Where the handler finds launch tables: by numbers that mean the same in every process.
+"""Launch tables by numbers that are the same in every process.
 
 A compiled computation holds the number of its table and no address. So JAX's
-compilation cache may keep it on disk: a process that takes it from there has
-lowered the same call before, and has a table of its own under that number.
+compilation cache may keep it on disk: a process that loads it from there has
+lowered the same call before, and has its own table under that number.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["NO_TABLE", "SLOTS", "SLOT_BYTES", "Registry", "as_text"]
 
 #: Pairs of a number and the address of its table.
 SLOTS, SLOT_BYTES = 1 << 16, 16
-#: The word behind them: address of what is said where a number has no table.
+#: Index of the word after the pairs: the address of the message for a number without a table.
 NO_TABLE = 0
 
 _MISSING = (
@@ -29,12 +29,12 @@ _MISSING = (
 
 
 def as_text(text: bytes) -> npt.NDArray[np.uint8]:
-    """A text as C has it, with zeros at its end, in whole words."""
+    """Return a text as a C string, padded with zeros to whole words."""
     return np.frombuffer(text + bytes(8 - len(text) % 8), np.uint8)
 
 
 class Registry:
-    """Tables by their numbers. None is ever taken away: a computation may run at any time."""
+    """Tables by their numbers. No table is ever removed: a computation may run at any time."""
 
     def __init__(self) -> None:
         self._words = np.zeros(2 * SLOTS + NO_TABLE + 1, np.int64)
@@ -45,7 +45,7 @@ class Registry:
 
     @property
     def address(self) -> int:
-        """Where the pairs begin."""
+        """Address of the first pair."""
         return int(self._words.ctypes.data)
 
     def __contains__(self, number: int) -> bool:
@@ -57,7 +57,7 @@ class Registry:
         Raises
         ------
         UnsupportedError
-            If there is room for no more.
+            If the registry is full.
         """
         with self._lock:
             if number in self._tables:

@@ -1,4 +1,4 @@
-"""Errors that a handler gives XLA."""
+"""Errors that a handler returns to XLA."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _text, _given = room(MOST_TEXT), room(32)
 
 @compiled
 def error_of(frame: int, text: int) -> int:
-    """An error of XLA with the text that ends in a zero at an address."""
+    """Return an error of XLA with the C string at an address."""
     given = _given()
     store(given, 32)
     store(given + 8, 0)
@@ -24,7 +24,7 @@ def error_of(frame: int, text: int) -> int:
 
 @compiled
 def failed_with(frame: int, message: int, number: int) -> int:
-    """The same with a text of the table, and a number in decimal digits after it."""
+    """Return an error of XLA with a text of the table and a number after it, in decimal digits."""
     text, count = _text(), load(message)
     for i in range(count):
         store(text + 8 * i, load(message + 8 + 8 * i))

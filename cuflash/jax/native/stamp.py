@@ -1,7 +1,7 @@
-"""A number that stands for the sources of the handler and of what it reads.
+"""A number that identifies the sources of the handler and of the modules it uses.
 
-Numba keeps compiled code by the time stamp of one file. Code that was kept
-from other sources answers with another stamp, and is compiled anew.
+Numba keeps compiled code by the time stamp of one file. Code from other sources
+returns another stamp, and is compiled anew.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _SOURCES = ("frame", "handler", "launching", "layout", "limits", "machine", "reg
 
 
 def number_of(text: bytes) -> int:
-    """A positive number of 62 bits that stands for a text."""
+    """Return a positive number of 62 bits, a hash of a text."""
     return int.from_bytes(hashlib.sha256(text).digest()[:8], "little") >> 2 | 1
 
 

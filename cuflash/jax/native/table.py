@@ -1,4 +1,4 @@
-"""A launch table: all that the handler needs of a pass, on every device."""
+"""A launch table: all data of a pass that the handler needs, for every device."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class DevicePart:
     Attributes
     ----------
     planned
-        The plan of the pass there.
+        The plan of the pass on the device.
     context
         Address of the driver's context of the device.
     counter
@@ -48,7 +48,7 @@ class LaunchTable:
     arguments, results
         Names of the arguments and results of the call, in order.
     devices
-        What runs on each; the tensors are the same ones.
+        The parts of the devices, with the same tensors.
     driver
         Addresses of the driver's functions, in the order of ``layout.Driver``.
     has_stream
@@ -87,29 +87,29 @@ class LaunchTable:
 
     @property
     def address(self) -> int:
-        """Where the words are."""
+        """Address of the words."""
         return int(self.words.ctypes.data)
 
     def _set(self, field: Table, value: int) -> None:
         self._words[field] = value
 
     def _add(self, words: Sequence[int]) -> int:
-        """The place of more words."""
+        """Append words, and return their place."""
         place = len(self._words)
         self._words += [word % (1 << 64) for word in words]
         return place
 
     def _text(self, text: str) -> int:
-        """The place of a message: how many words, these, and its bytes."""
-        said = text.encode()[-(MOST_TEXT - 32) :]  # the number that follows it has room
+        """Append a message (number of words, the words, number of bytes); return its place."""
+        said = text.encode()[-(MOST_TEXT - 32) :]  # leaves space for the number after it
         words = [int(word) for word in as_text(said).view(np.uint64)]
         return self._add([len(words), *words, len(said)])
 
     def _tensors(self, planned: CallPlan | CachePlan) -> int:
-        """The place of the records of its tensors."""
+        """Append the records of the plan's tensors, and return their place."""
         multiples, records = _multiples_of(planned), []
         for name, spec in planned.tensors.items():
-            kind, number = NOTHING, 0  # without elements it may have no memory
+            kind, number = NOTHING, 0  # a tensor without elements may have no memory
             if 0 not in spec.shape and name in self._results:  # also if it is written in place
                 kind, number = RESULT, self._results.index(name)
             elif 0 not in spec.shape:
@@ -173,12 +173,12 @@ class LaunchTable:
 
 
 def _multiples_of(planned: CallPlan | CachePlan) -> Mapping[str, int]:
-    """What the address of every tensor is a multiple of."""
+    """Return the required alignment of the address of every tensor."""
     return planned.multiples if isinstance(planned, CachePlan) else multiples_of(planned)
 
 
 def _steps_of(planned: CallPlan | CachePlan) -> Sequence[tuple[PreparedPlan, Sequence[int]]]:
-    """What runs, in order, and the numbers of the tensors that each step is given."""
+    """Return the steps in order, with the numbers of the tensors of each step."""
     if isinstance(planned, CachePlan):
         return planned.launcher.steps
     if planned.plan.problem.empty:

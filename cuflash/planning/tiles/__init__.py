@@ -1,1 +1,1 @@
-"""Candidate tiles of every kernel family, and what each of them needs."""
+"""Candidate tiles of every kernel family, and the resources they need."""

@@ -1,4 +1,4 @@
-"""``bias_gradient``: tiles and what they need."""
+"""The tiles of ``bias_gradient``, and the resources they need."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["WALKERS", "BiasTile", "bias_tiles"]
 
 
 class _Row(NamedTuple):
-    """Queries, keys and warps of a step, and what hides latencies."""
+    """Queries, keys and warps of a step, and the numbers that hide latencies."""
 
     block_q: int
     block_kv: int
@@ -34,17 +34,17 @@ class _Row(NamedTuple):
     blocks_per_sm: int = 1
 
 
-#: Best first.
+#: Rows of the table, best first.
 _ROWS = (
     *(_Row(64, 64, 4, 1, 4, 3), _Row(64, 64, 4, 1, 2, 3)),
     *(_Row(64, 64, 4), _Row(64, 32, 4), _Row(32, 32, 2), _Row(16, 32, 1), _Row(16, 16, 1)),
     _Row(8, 8, 1),
 )
-#: Where blocks are few and have many steps each.
+#: Rows for few blocks of many steps each.
 _OF_MANY_STEPS = (
     *(_Row(64, 32, 2, 6, 4), _Row(64, 32, 2, 6), _Row(32, 32, 2, 4), _Row(32, 32, 2, 2)),
 )
-#: Numbers of them.
+#: The numbers of walkers in these rows.
 WALKERS = frozenset(row.walkers for row in _OF_MANY_STEPS)
 
 
@@ -52,10 +52,10 @@ WALKERS = frozenset(row.walkers for row in _OF_MANY_STEPS)
 class BiasTile:
     """The pairs of a step, whose sums stay in registers.
 
-    ``by_rows`` and ``by_keys`` say whether the sums of different queries and
-    of different keys are kept apart. Where only one is, a sum is of one warp.
-    Walkers are groups of warps that take the steps of a block in turns, each
-    with its slots for Q and K, or dO and V.
+    ``by_rows`` and ``by_keys`` say whether different queries and different keys
+    have separate sums. If only one is set, one warp computes a sum. Walkers are
+    groups of warps that take the steps of a block in turn, each with its own slots
+    for Q and K, or dO and V.
     """
 
     row: _Row
@@ -64,7 +64,7 @@ class BiasTile:
     by_keys: bool
     storage: DTypeName
     compute: DTypeName
-    width: int  # the larger of the two
+    width: int  # the larger bucket of the two head dims
     arithmetic: Arithmetic
 
     @property
@@ -82,13 +82,13 @@ class BiasTile:
         return Footprint(shared, held + 56, threads, row.blocks_per_sm)
 
     def shares_registers(self, limits: DeviceLimits) -> bool:
-        """Whether there are registers for all blocks of a multiprocessor."""
+        """Return whether a multiprocessor has registers for all of its blocks."""
         footprint = self.footprint
         together = footprint.threads * footprint.blocks_per_sm
         return footprint.registers <= register_limit(limits, together)
 
     def constants(self) -> dict[str, int]:
-        """What the device code reads from ``Config``."""
+        """Return the constants that the device code reads from ``Config``."""
         return {
             "block_q": self.row.block_q,
             "block_kv": self.row.block_kv,
@@ -110,9 +110,10 @@ def bias_tiles(
     by_keys: bool,
     few_blocks_of: int = 0,
 ) -> Iterator[BiasTile]:
-    """Those that fit the device, best first.
+    """Yield the tiles that fit the device, best first.
 
-    ``few_blocks_of`` steps each, where blocks are few, come first.
+    If ``few_blocks_of`` is given, blocks are few and have that many steps each:
+    tiles with several walkers come first.
     """
     width = max(bucket(problem.head_dim), bucket(problem.head_dim_v))
     for arithmetic in arithmetics(problem.storage, limits.compute_capability):
@@ -130,7 +131,7 @@ def bias_tiles(
 def _warps_of(
     problem: AttentionProblem, row: _Row, arithmetic: Arithmetic, by_rows: bool, by_keys: bool
 ) -> tuple[int, int] | None:
-    """The grid of a row's warps, if it can be dealt to them."""
+    """Return the grid of a row's warps; None if the tile cannot be divided among them."""
     units = arithmetic.fragment_rows, key_step(problem.storage)
     grid = (1, row.warps) if by_keys else (row.warps, 1)
     if by_rows and by_keys:

@@ -1,4 +1,4 @@
-"""What the tiles of all generations share: head-dim buckets, sizes, what a device can hold."""
+"""Shared by the tiles of all generations: head-dim buckets, sizes, limits of a device."""
 
 from __future__ import annotations
 
@@ -28,69 +28,69 @@ __all__ = [
     "warp_grid",
 ]
 
-#: What multiplies tiles: the tensor cores where storage has 16 bits, for float32 by three tf32
-#: products for each and for float64 (both from sm_80 on); or fused multiply-adds.
+#: How tiles are multiplied: on the tensor cores for 16-bit storage, for float32 by three tf32
+#: products each, and for float64 (both from sm_80 on); or by fused multiply-adds ("scalar").
 ProductKind = Literal["tensor_cores", "tf32", "fp64", "scalar"]
 
 #: Widths that kernels are compiled for; a head takes the narrowest that holds
-#: it, the columns beyond it are zeros. 16 is the depth of one matrix
-#: instruction; 32 keeps the heads of 24 and 32 from paying twice; from 64 on
-#: the steps are half of the power of two below, so that no head_dim above 32
-#: pays for more than half again of its columns. A bucket costs a compile.
+#: it, and the columns beyond it are zeros. 16 is the depth of one matrix
+#: instruction; 32 saves heads of 24 and 32 from the cost of 64; from 64 on the
+#: steps are half of the power of two below, so that a head_dim above 64 gets at
+#: most half as many columns again. Every bucket costs a compilation.
 HEAD_DIM_BUCKETS = (16, 32, 64, 96, 128, 192, 256)
 
 
 def bucket(head_dim: int, buckets: tuple[int, ...] = HEAD_DIM_BUCKETS) -> int:
-    """The narrowest bucket that holds ``head_dim`` columns."""
+    """Return the narrowest bucket that holds ``head_dim`` columns."""
     return next(b for b in buckets if b >= head_dim)
 
 
 def byte_panels(rows: int, *widths: int) -> int:
-    """Bytes of float8 numbers of the widest: rows of 64 bytes, or of a multiple of 128."""
+    """Return the bytes of float8 rows of the largest width: 64 bytes each, or a multiple of 128."""
     return rows * (64 if max(widths) <= 64 else ceil_div(max(widths), 128) * 128)
 
 
 def ceil_div(a: int, b: int) -> int:
-    """``a / b`` rounded up."""
+    """Return ``a / b`` rounded up."""
     return -(-a // b)
 
 
 def round_down(a: int, multiple: int) -> int:
-    """The largest multiple not above ``a``."""
+    """Return the largest multiple not above ``a``."""
     return a // multiple * multiple
 
 
 def shared_array(count: int, dtype: DTypeName) -> int:
-    """Bytes of a ``SharedArray`` of the device code: whole 128-byte lines, at least one."""
+    """Return the bytes of a ``SharedArray`` of the device code: one or more lines of 128 bytes."""
     return max(1, ceil_div(count * DTYPES[dtype].itemsize, 128)) * 128
 
 
 def fragment_row_choices(storage: DTypeName) -> tuple[int, ...]:
-    """Rows of a register fragment, preferred first.
+    """Return the possible rows of a register fragment, preferred first.
 
-    16 is what the 16-bit matrix instructions have, and what shares most loads
-    among scalar products; 8 is for where shared memory is short, and for
-    float64, whose values take two registers.
+    The 16-bit matrix instructions have 16 rows, and scalar products share most
+    loads with 16. 8 rows are for little shared memory, and for float64, whose
+    values take two registers.
     """
     return {"float32": (16, 8), "float64": (8,)}.get(storage, (16,))
 
 
 def key_step(storage: DTypeName) -> int:
-    """Keys and head dims are parted among warps in multiples of this.
+    """Return the unit in which keys and head dims are divided among warps.
 
-    ldmatrix brings 16 columns of a 16-bit operand at a time; scalar products
+    ldmatrix loads 16 columns of a 16-bit operand at a time; scalar products
     need only whole fragments.
     """
     return 8 if storage in ("float32", "float64") else 16
 
 
 def values_in_registers(rows: int, columns: int, compute: DTypeName) -> int:
-    """Registers a thread needs for its part of a warp's ``rows x columns`` tile."""
+    """Return the registers of a thread for its elements of a warp's ``rows x columns`` tile."""
     return ceil_div(rows * columns, 32) * (DTYPES[compute].itemsize // 4)
 
 
 def register_limit(limits: DeviceLimits, threads: int) -> int:
-    """Registers a thread may have when ``threads`` of them share a multiprocessor alone."""
+    """Return the most registers of a thread if a multiprocessor runs only ``threads`` of them."""
     return min(255, round_down(limits.registers_per_block // threads, 8))
 
 
@@ -104,10 +104,10 @@ class Arithmetic:
 
 
 def arithmetics(storage: DTypeName, capability: tuple[int, int]) -> tuple[Arithmetic, ...]:
-    """The tensor cores' instructions for a storage type, best first, or fused multiply-adds.
+    """Return the tensor cores' instructions for a storage type, best first, or multiply-adds.
 
-    For float64 an H200 runs m16n8k8 as fast as m16n8k16 or faster, m8n8k4 at two
-    thirds of it; the last has smaller fragments, for where registers are short.
+    For float64 an H200 runs m16n8k8 at least as fast as m16n8k16, and m8n8k4 at two
+    thirds of that speed; m8n8k4 has smaller fragments, for tiles short of registers.
     """
     if DTYPES[storage].itemsize == 2:
         return (Arithmetic("tensor_cores", 16 if capability >= (8, 0) else 8, 16),)
@@ -119,11 +119,11 @@ def arithmetics(storage: DTypeName, capability: tuple[int, int]) -> tuple[Arithm
     return (Arithmetic("fp64", 8, 16), small) if capability >= (9, 0) else (small,)
 
 
-@functools.lru_cache(maxsize=4096)  # plans ask for the same few, over and over
+@functools.lru_cache(maxsize=4096)  # plans ask for the same few again and again
 def warp_grid(
     rows: int, columns: tuple[int, ...], warps: int, row_unit: int, column_unit: int
 ) -> tuple[int, int] | None:
-    """The grid whose parts cost least: products by their area, operands read by their sides."""
+    """Return the grid of warps with the least cost: area for products, sides for operand reads."""
     grids = [
         (r, c)
         for r in range(1, warps + 1)
@@ -140,7 +140,7 @@ def warp_grid(
 
 @dataclass(frozen=True)
 class Footprint:
-    """What a tile asks of one multiprocessor."""
+    """The resources of one multiprocessor that a tile needs."""
 
     shared_bytes: int
     registers: int  # of one thread, estimated
@@ -148,7 +148,7 @@ class Footprint:
     blocks_per_sm: int = 1  # that share a multiprocessor
 
     def pressure(self, limits: DeviceLimits) -> float:
-        """How much of the scarcest resource it takes; above 1 it does not fit."""
+        """Return the fraction of the scarcest resource that it takes; above 1 it does not fit."""
         if self.threads > 1024:
             return math.inf
         return max(
@@ -159,11 +159,11 @@ class Footprint:
 
     @property
     def _shared_per_sm(self) -> int:
-        """Of all its blocks; the system keeps a KiB for each (CUDA C Programming Guide)."""
+        """Bytes of all blocks, with 1 KiB for the system each (CUDA C Programming Guide)."""
         return self.blocks_per_sm * (self.shared_bytes + 1024) if self.blocks_per_sm > 1 else 0
 
     def excess(self, limits: DeviceLimits) -> str | None:
-        """What does not fit, with the figures; None if everything does."""
+        """Return the resource that does not fit, with figures; None if everything fits."""
         if self.shared_bytes > limits.shared_per_block:
             return (
                 f"{self.shared_bytes:,} bytes of shared memory, "

@@ -1,9 +1,9 @@
-"""FlashAttention-1: tiles from the paper's rule, and what they need.
+"""FlashAttention-1: tiles from the paper's rule, and the resources they need.
 
 Dao et al. 2022, Algorithm 1, line 1: ``B_c = ceil(M / 4d)``, ``B_r = min(B_c, d)``
-with M the on-chip memory in elements, K, V, Q and O counted as equals. Here O is
-float32, row statistics, scratch and a warp's scores take room too, so the blocks start
-at the rule's, in whole matrix instructions, and shrink until all of that fits.
+with M the on-chip memory in elements, which K, V, Q and O share equally. Here O is
+float32, and row statistics, scratch and a warp's scores need memory too. So blocks start
+at the rule's size, in whole matrix instructions, and shrink until everything fits.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ __all__ = [
     "tiles_of_rule",
 ]
 
-#: Most keys of a tile. The rule asks for thousands at head_dim 8, where more
-#: of them save nothing: the O tile's traffic is already small beside Q's.
+#: Most keys of a tile. The rule gives thousands at head_dim 8, but more keys
+#: save nothing there: the O tile's traffic is already small beside Q's.
 BLOCK_KV_CAP = 512
 
 
 @dataclass(frozen=True)
 class Fa1ForwardTile:
-    """The forward pass: ``warps_q x warps_kv`` warps part a block_q x block_kv score tile."""
+    """The forward pass: ``warps_q x warps_kv`` warps divide a block_q x block_kv score tile."""
 
     block_q: int
     block_kv: int
@@ -84,13 +84,13 @@ class Fa1ForwardTile:
         scores = values_in_registers(rows, self.block_kv // self.warps_kv, compute)
         output = values_in_registers(rows, self.head_dim_v, compute)
         other = _OTHER_REGISTERS["forward", self.storage]
-        other += 16 if self.head_dim % 64 else 0  # such rows keep more addresses apart
+        other += 16 if self.head_dim % 64 else 0  # these rows need more address registers
         smallest = (self.block_q, self.block_kv) == (self.fragment_rows, key_step(self.storage))
-        most = 255 if smallest else 999  # the smallest tile has to do; what is too much is spilled
+        most = 255 if smallest else 999  # the smallest tile is always allowed, and may spill
         return Footprint(shared, min(scores + output + other, most), self.threads)
 
     def constants(self) -> dict[str, int]:
-        """What the device code reads from ``Config``."""
+        """Return the constants that the device code reads from ``Config``."""
         return {
             "block_q": self.block_q,
             "block_kv": self.block_kv,
@@ -102,7 +102,7 @@ class Fa1ForwardTile:
 
 @dataclass(frozen=True)
 class Fa1BackwardTile:
-    """The backward pass: each kind of product parts its result in a warp grid of its own."""
+    """The backward pass: each kind of product has its own warp grid."""
 
     block_q: int
     block_kv: int
@@ -145,7 +145,7 @@ class Fa1BackwardTile:
         return Footprint(shared, held + passing + other, self.threads)
 
     def constants(self) -> dict[str, int]:
-        """What the device code reads from ``Config``."""
+        """Return the constants that the device code reads from ``Config``."""
         return {
             "block_q": self.block_q,
             "block_kv": self.block_kv,
@@ -164,8 +164,8 @@ class Fa1BackwardTile:
 Fa1Tile = Fa1ForwardTile | Fa1BackwardTile
 
 
-#: Registers beside the tiles: addresses, row statistics, operands in passing. Set from what
-#: ptxas uses: too low a figure spills, too high a one gives smaller tiles.
+#: Registers besides the tiles: addresses, row statistics, temporary operands. The numbers follow
+#: the use that ptxas reports: a lower one spills, a higher one gives smaller tiles.
 _OTHER_REGISTERS = {
     ("forward", "float16"): 80,
     ("forward", "bfloat16"): 80,
@@ -179,7 +179,7 @@ _OTHER_REGISTERS = {
 
 
 def paper_blocks(problem: AttentionProblem, limits: DeviceLimits) -> tuple[int, int]:
-    """``(B_r, B_c)`` of Algorithm 1, line 1, with d the mean of the two head dims' buckets."""
+    """Return ``(B_r, B_c)`` of Algorithm 1, line 1, with d the mean of the head dims' buckets."""
     elements = limits.shared_per_block // DTYPES[problem.storage].itemsize
     head_dim, head_dim_v = bucket(problem.head_dim), bucket(problem.head_dim_v)
     block_kv = ceil_div(elements, 2 * (head_dim + head_dim_v))
@@ -187,11 +187,11 @@ def paper_blocks(problem: AttentionProblem, limits: DeviceLimits) -> tuple[int, 
 
 
 def tiles_of_rule(problem: AttentionProblem, limits: DeviceLimits) -> Iterator[Fa1Tile]:
-    """Candidates in order of preference: the rule's blocks, then ever smaller tiles.
+    """Yield candidates in order of preference: the rule's blocks, then smaller and smaller tiles.
 
-    A tile's pairs are what one pass of its operands over the bus pays for, so
-    the tile with more of them comes first; of equal ones that with more keys,
-    since the traffic of O goes with the number of K/V tiles.
+    A tile with more pairs comes first, since its operands are loaded once for all
+    of them. If two tiles have as many pairs, the one with more keys comes first,
+    since O is loaded and stored for every kv tile.
     """
     _, rule = paper_blocks(problem, limits)
     for rows in fragment_row_choices(problem.storage):
@@ -207,22 +207,22 @@ def tiles_of_rule(problem: AttentionProblem, limits: DeviceLimits) -> Iterator[F
 
 
 def _blocks_to(limit: int, step: int) -> list[int]:
-    """Whole steps up to a limit, at least one; from four on an even number of them.
+    """Return multiples of a step up to a limit, at least one; from four steps on even multiples.
 
-    An even number is parted among warps in more ways.
+    An even number can be divided among warps in more ways.
     """
     blocks = range(step, max(limit, step) + 1, step)
     return [block for block in blocks if block < 4 * step or block % (2 * step) == 0]
 
 
 def tiles_of_blocks(problem: AttentionProblem, block_q: int, block_kv: int) -> Iterator[Fa1Tile]:
-    """Every way of parting these blocks among warps, best first."""
+    """Yield every way of dividing these blocks among warps, best first."""
     for rows in fragment_row_choices(problem.storage):
         yield from _tiles(problem, block_q, block_kv, rows)
 
 
 def all_tiles(problem: AttentionProblem) -> Iterator[Fa1Tile]:
-    """Every tile there is, whether it fits or not."""
+    """Yield every possible tile, whether it fits or not."""
     for rows in fragment_row_choices(problem.storage):
         step = max(rows, key_step(problem.storage))
         for block_q in range(step, BLOCK_KV_CAP + 1, step):
@@ -231,7 +231,7 @@ def all_tiles(problem: AttentionProblem) -> Iterator[Fa1Tile]:
 
 
 def arithmetic(storage: DTypeName, capability: tuple[int, int], fragment_rows: int) -> Arithmetic:
-    """16-bit products on the tensor cores, the others by fused multiply-adds."""
+    """Return tensor cores for 16-bit products, and fused multiply-adds for the others."""
     best = arithmetics(storage, capability)[0]
     if best.products == "tensor_cores":
         return best
@@ -239,7 +239,7 @@ def arithmetic(storage: DTypeName, capability: tuple[int, int], fragment_rows: i
 
 
 def steps_of(problem: AttentionProblem) -> int:
-    """The smallest block there is; every block is a multiple of it."""
+    """Return the smallest block; every block is a multiple of it."""
     rows = fragment_row_choices(problem.storage)[-1]
     return max(rows, key_step(problem.storage))
 
@@ -253,7 +253,7 @@ def _tiles(problem: AttentionProblem, block_q: int, block_kv: int, rows: int) ->
 def _forward_tiles(
     block_q: int, block_kv: int, rows: int, storage: DTypeName, head_dim: int, head_dim_v: int
 ) -> Iterator[Fa1ForwardTile]:
-    """Warps of one fragment's rows; the keys parted too while that gives up to eight warps."""
+    """Yield tiles of warps with one fragment's rows; up to eight warps divide the keys too."""
     if block_q % rows or block_kv % key_step(storage):
         return
     warps_q = block_q // rows
@@ -269,7 +269,7 @@ def _forward_tiles(
 def _backward_tiles(
     block_q: int, block_kv: int, rows: int, storage: DTypeName, head_dim: int, head_dim_v: int
 ) -> Iterator[Fa1BackwardTile]:
-    """Eight warps or fewer; two stages of Q and dO before one."""
+    """Yield tiles of at most eight warps; two stages of Q and dO come before one."""
     columns = key_step(storage)
     for warps in (8, 4, 2, 1):
         score_grid = warp_grid(block_q, (block_kv,), warps, rows, columns)

@@ -1,4 +1,4 @@
-"""FlashAttention-2: candidate tiles, best first, and what they need."""
+"""FlashAttention-2: candidate tiles, best first, and the resources they need."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Fa2ForwardTile:
-    """The forward pass: ``warps`` warps part the rows, K and V stream through rings of stages.
+    """The forward pass: ``warps`` warps divide the rows, K and V stream through rings of stages.
 
-    Where they are ``paired``, two warps share rows: each has half of a tile's
+    If warps are ``paired``, two warps share rows: each has half of a tile's
     keys and half of the output's columns.
     """
 
@@ -43,7 +43,7 @@ class Fa2ForwardTile:
     block_kv: int
     warps: int
     blocks_per_sm: int
-    maxima_on_demand: bool  # row maxima are looked for only where weights come out too large
+    maxima_on_demand: bool  # row maxima are computed only if weights become too large
     paired: bool
     num_stages: int  # of K and V
     storage: DTypeName
@@ -70,7 +70,7 @@ class Fa2ForwardTile:
         return Footprint(shared, held + 56, 32 * self.warps, self.blocks_per_sm)
 
     def constants(self) -> dict[str, int]:
-        """What the device code reads from ``Config``."""
+        """Return the constants that the device code reads from ``Config``."""
         return {
             "block_q": self.block_q,
             "block_kv": self.block_kv,
@@ -84,7 +84,7 @@ class Fa2ForwardTile:
 
 @dataclass(frozen=True)
 class Fa2BackwardTile:
-    """The backward pass: each kind of product parts its result in a warp grid of its own."""
+    """The backward pass: each kind of product has its own warp grid."""
 
     block_q: int
     block_kv: int
@@ -131,7 +131,7 @@ class Fa2BackwardTile:
         return Footprint(shared, held + passing + 56, 32 * self.warps, self.blocks_per_sm)
 
     def constants(self) -> dict[str, int]:
-        """What the device code reads from ``Config``."""
+        """Return the constants that the device code reads from ``Config``."""
         return {
             "block_q": self.block_q,
             "block_kv": self.block_kv,
@@ -156,9 +156,9 @@ Fa2Tile = Fa2ForwardTile | Fa2BackwardTile
 def candidates(
     problem: AttentionProblem, limits: DeviceLimits, every: bool = False
 ) -> Iterator[Fa2Tile]:
-    """The tiles that the plan chooses from, best first, whether they fit or not.
+    """Yield the tiles that the plan chooses from, best first, whether they fit or not.
 
-    With ``every`` also those that the tables have for narrower heads alone.
+    With ``every`` also the tiles for narrower heads.
     """
     itemsize = DTYPES[problem.storage].itemsize
     width = max(bucket(problem.head_dim), bucket(problem.head_dim_v))
@@ -176,10 +176,10 @@ def candidates(
 def tiles_of_blocks(
     problem: AttentionProblem, limits: DeviceLimits, block_q: int, block_kv: int
 ) -> Iterator[Fa2Tile]:
-    """Every way of parting these blocks among warps, best first.
+    """Yield every way of dividing these blocks among warps, best first.
 
-    Maxima on demand wherever the type allows them, whatever the length: blocks
-    are asked for by whoever compares, and has short sequences of many of them.
+    Maxima are on demand if the type allows it, whatever the length: explicit blocks
+    are for comparisons of tiles.
     """
     for warps in (8, 4, 2, 1):
         if problem.operation == "forward":
@@ -193,7 +193,7 @@ def tiles_of_blocks(
 
 
 def all_tiles(problem: AttentionProblem, limits: DeviceLimits) -> Iterator[Fa2Tile]:
-    """Every tile there is up to 256 rows, whether it fits or not."""
+    """Yield every possible tile up to 256 rows, whether it fits or not."""
     step = step_of(problem, limits)
     for block_q in range(step, 257, step):
         for block_kv in range(step, 257, step):
@@ -201,7 +201,7 @@ def all_tiles(problem: AttentionProblem, limits: DeviceLimits) -> Iterator[Fa2Ti
 
 
 def step_of(problem: AttentionProblem, limits: DeviceLimits) -> int:
-    """The smallest block there is; every block is a multiple of it."""
+    """Return the smallest block; every block is a multiple of it."""
     rows = min(a.fragment_rows for a in arithmetics(problem.storage, limits.compute_capability))
     return max(rows, key_step(problem.storage))
 
@@ -235,7 +235,7 @@ def _forward(
 def _backward(
     problem: AttentionProblem, limits: DeviceLimits, row: BackwardRow
 ) -> Iterator[Fa2BackwardTile]:
-    if ROWS % row.block_q:  # the last tile would reach into the next head's part of the workspace
+    if ROWS % row.block_q:  # the last tile would reach into the next head's rows of the workspace
         return
     head_dim, head_dim_v = bucket(problem.head_dim), bucket(problem.head_dim_v)
     for arithmetic in arithmetics(problem.storage, limits.compute_capability):

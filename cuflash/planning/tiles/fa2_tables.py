@@ -1,8 +1,8 @@
 """The tables of FlashAttention-2: tiles to choose from, best first, by bytes of an element.
 
-The first that fits, and that is for sequences so short, is taken. The rows with a
+The first row that fits and allows the sequence length is taken. The rows with a
 figure were the fastest on an H200 (TFLOP/s of the stored run, full, at seqlen 8192
-in bfloat16 and 4096 in the others, unless another is named); the ones after them
+in bfloat16 and 4096 in the others, unless a row names another); the rows after them
 are for less shared memory and for few blocks.
 """
 
@@ -22,7 +22,7 @@ class ForwardRow(NamedTuple):
     warps: int
     blocks_per_sm: int = 1
     maxima_on_demand: bool = False  # fewer instructions a step, more code
-    shortest: int = 0  # seqlen_kv from which it is taken; one more kernel for a cache that grows
+    shortest: int = 0  # smallest seqlen_kv; a cache that grows past it compiles one more kernel
     paired: bool = False  # two warps share rows: half of the keys and of the columns each
     num_stages: int = 2  # of K and V
     wider_than: int = 0
@@ -50,7 +50,7 @@ FORWARD = {
         ForwardRow(192, 64, 64, 4, 2, num_stages=1, wider_than=128),  # a single run, bench/NOTES.md
         ForwardRow(256, 128, 64, 8, paired=True, shortest=1024, wider_than=192),  # 354 at 256
         ForwardRow(256, 64, 64, 4, 2, num_stages=1, wider_than=192),  # 285 at 256 and seqlen 512
-        ForwardRow(256, 128, 64, 8),  # where those above do not fit
+        ForwardRow(256, 128, 64, 8),  # if those above do not fit
         ForwardRow(256, 64, 64, 4),
         ForwardRow(256, 64, 32, 4),
         ForwardRow(256, 32, 32, 2),

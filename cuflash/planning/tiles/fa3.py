@@ -1,4 +1,4 @@
-"""FlashAttention-3: tiles and what they need."""
+"""FlashAttention-3: tiles and the resources they need."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = [
 #: Threads and rows of queries of a warpgroup.
 WARPGROUP, ROWS = 128, 64
 
-#: Rows of a tile of an array that is the same for all queries: a whole pattern of the swizzle.
+#: Rows of a tile of an array that is the same for all queries: one period of the swizzle.
 _ROWS_OF_ONE = 8
 
 #: The warpgroup's matrix instructions take 16 elements of depth.
@@ -50,13 +50,13 @@ class Fa3ForwardTile:
     head_dim_v: int
     operand: OperandTiles = NO_OPERAND
     blocks_per_sm: int = 1
-    #: Of bytes of K and V in turn, that are still to be converted; 0 where they come as they are.
+    #: Stages of the float8 bytes of K and V before their conversion; 0 without float8 caches.
     stored_stages: int = 0
     step: StepTime | None = field(default=None, compare=False)
 
     @property
     def warpgroups(self) -> int:
-        """Those that do arithmetic; one more loads."""
+        """Warpgroups that compute; one more loads."""
         return self.block_q // ROWS
 
     @property
@@ -66,8 +66,8 @@ class Fa3ForwardTile:
         shared = self.q_stages * panels(self.block_q, self.head_dim) + self.num_stages * kv
         shared += 4 * self.warpgroups * panels(16, PANEL)  # of the output, a panel for each warp
         barriers = 2 * self.q_stages * self.warpgroups + 4 * self.num_stages + 4
-        shared += 4 * self.num_stages + 48  # notes of blocks that are listed; the queue of tiles
-        shared += 24 * self.stored_stages  # barriers, and what bytes become
+        shared += 4 * self.num_stages + 48  # notes of listed tiles; the queue of tiles
+        shared += 24 * self.stored_stages  # barriers, kind and number of rows of each stage
         shared = ceil_div(shared + 8 * barriers, 1024) * 1024 + self.operand.nbytes(self.block_kv)
         shared += self.stored_stages * byte_panels(self.block_kv, self.head_dim, self.head_dim_v)
         threads = WARPGROUP * (self.warpgroups + 1)
@@ -75,7 +75,7 @@ class Fa3ForwardTile:
         return Footprint(shared, registers, threads, self.blocks_per_sm)
 
     def constants(self) -> dict[str, int]:
-        """What the device code reads from ``Config``."""
+        """Return the constants that the device code reads from ``Config``."""
         registers = fa3_registers.FORWARD[self.warpgroups, self.blocks_per_sm]
         return {
             "block_q": self.block_q,
@@ -95,8 +95,8 @@ class Fa3ForwardTile:
 class Fa3BackwardTile:
     """The backward pass: two warpgroups, which share the rings of Q and dO.
 
-    Each has 64 keys, whose gradients are in registers all the while: as many
-    for a thread as half of the columns of K and V. In wide heads they share 64
+    Each has 64 keys, whose gradients stay in registers: a thread holds half as
+    many numbers as K and V have columns. In wide heads the warpgroups share 64
     keys, and one has the gradients of K, the other those of V.
     """
 
@@ -105,19 +105,19 @@ class Fa3BackwardTile:
     num_stages: int
     head_dim: int
     head_dim_v: int
-    ordered: bool = False  # the sums of dQ, by turns
-    #: Blocks of tiles for each block that rounds sums of dQ; 0: a kernel does.
+    ordered: bool = False  # kv tiles add to dQ in a fixed order
+    #: Kv tiles for each block that converts sums of dQ; 0: a separate kernel converts them.
     kv_tiles_per_convert_block: int = 0
-    #: That are cleared by one copy.
+    #: Bytes that one copy clears.
     zero_bytes: int = 4096
     operand: OperandTiles = NO_OPERAND
-    #: Whether a block goes through several kv tiles, with two places of K and V.
+    #: Whether a block computes several kv tiles, with two buffers of K and V.
     stays: bool = False
-    stays_until: int = field(default=0, compare=False)  # steps of a tile up to which it may
+    stays_until: int = field(default=0, compare=False)  # most steps of a kv tile for that
 
-    #: Those that do arithmetic.
+    #: Warpgroups that compute.
     warpgroups = 2
-    #: Of dS between the warpgroups.
+    #: Stages of dS between the warpgroups.
     score_stages = 2
 
     @property
@@ -133,7 +133,7 @@ class Fa3BackwardTile:
         shared += 4 * self.warpgroups * panels(16, PANEL)  # of dK and dV, a panel for each warp
         shared += 2 * self.num_stages * 4 * self.block_q  # lse and delta
         barriers = 2 + 2 * self.num_stages + 2 * self.score_stages + 7 + 6 * self.stays
-        shared += 4 * 16  # notes of steps that are listed
+        shared += 4 * 16  # notes of listed steps
         shared = ceil_div(shared + 8 * barriers, 128) * 128 + self.zero_bytes
         shared = ceil_div(shared, 1024) * 1024 + self.operand.nbytes(self.block_kv)
         threads = WARPGROUP * (self.warpgroups + 1)
@@ -141,11 +141,11 @@ class Fa3BackwardTile:
 
     @property
     def _k_parts(self) -> int:
-        """Of its columns, each a warpgroup's: where dQ is not parted by rows, nor keys shared."""
+        """Parts of K's columns: one for each warpgroup, if they divide keys but not rows of dQ."""
         return self.warpgroups if self.block_q == ROWS < self.block_kv else 1
 
     def constants(self, listed: bool = False) -> dict[str, int]:
-        """What the device code reads from ``Config``; where steps are listed or not."""
+        """Return the constants of ``Config`` for the device code, for listed or for all steps."""
         roomy = self.stays or (listed and (self.operand.stages or self.block_q > ROWS))
         registers = fa3_registers.LISTED_BACKWARD if roomy else fa3_registers.BACKWARD
         return {
@@ -168,7 +168,7 @@ Fa3Tile = Fa3ForwardTile | Fa3BackwardTile | Fa3FewTile
 
 
 def tile_of_row(problem: AttentionProblem, row: ForwardRow) -> Fa3ForwardTile:
-    """A row's tile in the widths of a problem."""
+    """Return the tile of a row for the head dims of a problem."""
     step = StepTime(row.step, row.step_beside or row.step)
     return Fa3ForwardTile(
         row.block_q,
@@ -187,9 +187,9 @@ def tile_of_row(problem: AttentionProblem, row: ForwardRow) -> Fa3ForwardTile:
 def candidates(
     problem: AttentionProblem, limits: DeviceLimits, every: bool = False
 ) -> Iterator[Fa3Tile]:
-    """The tiles that the plan chooses from, best first, that fit the device.
+    """Yield the tiles that fit the device, best first.
 
-    With ``every`` also those that the table has for other lengths.
+    With ``every`` also the tiles for other lengths.
     """
     forward = problem.operation == "forward"
     for tile in _forward(problem, every) if forward else _backward(problem, every):
@@ -198,7 +198,7 @@ def candidates(
 
 
 def _has_whole_pages(problem: AttentionProblem, block_kv: int) -> bool:
-    """Whether blocks of so many keys are whole pages, or a part of one, if keys lie in pages."""
+    """Return whether ``block_kv`` keys are whole pages or divide a page, if keys are in pages."""
     size = problem.page_size
     return not size or size % block_kv == 0 or block_kv % size == 0
 
@@ -225,14 +225,14 @@ def _forward_with_pairs(
 
 
 def _with_row(tile: Fa3ForwardTile, staged: Operand) -> Iterator[Fa3ForwardTile]:
-    """The tile with room for an array that is the same for all queries."""
+    """Yield the tile with shared memory for an array that is the same for all queries."""
     operand = OperandTiles(2, _ROWS_OF_ONE, DTYPES[staged.dtype].itemsize)
     for stages in product(range(tile.num_stages, 1, -1), range(tile.q_stages, 0, -1)):
         yield replace(tile, num_stages=stages[0], q_stages=stages[1], operand=operand)
 
 
 def _staged(problem: AttentionProblem) -> Operand | None:
-    """The array of pairs that comes tile by tile."""
+    """Return the array of pairs that is loaded tile by tile."""
     every = problem.operands.values()
     return next((one for one in every if one.staged and one.mappable), None)
 
@@ -248,7 +248,7 @@ def _over_queries(problem: AttentionProblem, every: bool) -> Iterator[Fa3Backwar
     narrow = max(row.widest_v for row in BACKWARD if row.block_kv > ROWS)
     for row in BACKWARD:
         if row.block_kv == ROWS and widest <= narrow:
-            continue  # keys are shared where they have to be
+            continue  # warpgroups share keys only in wide heads
         if not every and window < row.fewest_of_window:
             continue
         if problem.head_dim <= row.widest and problem.head_dim_v <= row.widest_v:
@@ -270,10 +270,9 @@ def _over_queries(problem: AttentionProblem, every: bool) -> Iterator[Fa3Backwar
 def _with_operand_of_rows(
     problem: AttentionProblem, tile: Fa3BackwardTile
 ) -> Iterator[Fa3BackwardTile]:
-    """The tile with room for an array of pairs.
+    """Yield the tile with shared memory for an array of pairs.
 
-    Of one that is the same for all queries a lane reads two numbers, for which
-    it needs no tile.
+    An array that is the same for all queries needs none: a lane reads two numbers of it.
     """
     staged = _staged(problem)
     if tile.block_kv == ROWS or staged is None or staged.pairs[2] == 1:

@@ -1,7 +1,7 @@
 """The tiles of FlashAttention-3, best first.
 
-The first whose widths and lengths hold the problem's is taken. A figure is what the
-row reaches on an H200 (TFLOP/s of the stored run, bfloat16, taking turns).
+The first row whose widths and lengths allow the problem is taken. A figure is the speed
+of the row on an H200 (TFLOP/s of the stored run, bfloat16, taking turns).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = [
     "is_reckoned",
 ]
 
-#: Widths that kernels are compiled for: columns of a product come in these numbers.
+#: Widths that kernels are compiled for: the possible numbers of columns of a product.
 BUCKETS = (32, 64, 80, 96, 112, 128, 160, 192, 256)
 
 #: Longer than any sequence.
@@ -40,18 +40,18 @@ class ForwardRow(NamedTuple):
 
     widest: int
     widest_v: int
-    block_q: int  # 64 for each warpgroup that does arithmetic
+    block_q: int  # 64 for each warpgroup that computes
     block_kv: int
     num_stages: int  # of K and of V
-    q_stages: int  # with two the next tile's Q is there before this one ends
+    q_stages: int  # with two, the next tile's Q is loaded before this tile ends
     takes_turns: bool = True  # warpgroups issue their products one after the other
-    longest: int = _ANY  # seqlen_kv up to which it is taken, without a mask
+    longest: int = _ANY  # largest seqlen_kv, without a mask
     longest_causal: int = _ANY
-    widest_window: int = 0  # keys of a window up to which it is taken, whatever the length
+    widest_window: int = 0  # most keys of a window; then any length is allowed
     blocks_per_sm: int = 1
-    step: float = 0.0  # microseconds on an H200 of a block that is alone; 0: nobody has measured it
-    step_beside: float = 0.0  # the same beside as many others as a multiprocessor has
-    stored_stages: int = 0  # of bytes that become K and V
+    step: float = 0.0  # microseconds on an H200, one block on a multiprocessor; 0: not measured
+    step_beside: float = 0.0  # the same with ``blocks_per_sm`` blocks on a multiprocessor
+    stored_stages: int = 0  # of the float8 bytes of K and V
 
 
 FORWARD = (
@@ -71,7 +71,7 @@ FORWARD = (
 )
 
 
-#: The same for few queries: several small blocks on a multiprocessor keep the memory busy.
+#: Rows for few queries: several small blocks on a multiprocessor keep the memory busy.
 FORWARD_OF_FEW = (
     ForwardRow(64, 64, 64, 64, 3, 1, blocks_per_sm=3, step=0.48, step_beside=0.84),
     ForwardRow(64, 64, 64, 128, 2, 1, blocks_per_sm=2, step=0.84, step_beside=1.12),
@@ -82,8 +82,8 @@ FORWARD_OF_FEW = (
 )
 
 
-#: The same for float8 caches, whatever the number of queries. Steps are reckoned, not measured: see
-#: "Float8 caches" in ``bench/NOTES.md``.
+#: Rows for float8 caches and any number of queries. Times of steps are estimated, not measured:
+#: see "Float8 caches" in ``bench/NOTES.md``.
 FORWARD_OF_FLOAT8 = (
     ForwardRow(64, 64, 64, 64, 2, 1, blocks_per_sm=3, step=0.6, step_beside=0.9, stored_stages=6),
     ForwardRow(128, 128, 64, 64, 2, 1, blocks_per_sm=2, step=0.9, step_beside=1.2, stored_stages=3),
@@ -92,7 +92,7 @@ FORWARD_OF_FLOAT8 = (
 )
 
 
-#: The same that go with blocks of a block mask: taken where they divide them.
+#: Rows for block masks: taken if their tile divides the mask's blocks.
 FORWARD_OF_BLOCKS = (
     ForwardRow(64, 64, 128, 128, 3, 2),
     ForwardRow(64, 64, 128, 64, 4, 2),
@@ -107,7 +107,7 @@ FORWARD_OF_BLOCKS = (
 
 
 def forward_rows(problem: AttentionProblem, every: bool = False) -> Iterator[ForwardRow]:
-    """Rows that a forward pass chooses from, best first; those for other lengths with ``every``."""
+    """Yield the rows for a forward pass, best first; with ``every`` those for other lengths too."""
     if problem.float8:
         yield from (row for row in FORWARD_OF_FLOAT8 if _holds(row, problem))
         return
@@ -124,13 +124,13 @@ def forward_rows(problem: AttentionProblem, every: bool = False) -> Iterator[For
 
 
 def is_reckoned(row: ForwardRow, problem: AttentionProblem) -> bool:
-    """Whether it is known how long a step takes: it is measured, in heads about as wide."""
+    """Return whether the time of a step is known: it was measured in heads of about this width."""
     widest = next(few.widest for few in FORWARD_OF_FEW if _holds(few, problem))
     return row.step > 0 and row.widest <= widest
 
 
 def _rows_of_blocks(problem: AttentionProblem) -> Iterator[ForwardRow]:
-    """Those that divide blocks of a block mask, then those that divide their keys alone."""
+    """Yield rows that divide a block mask's blocks, then rows that divide only their keys."""
     queries, keys = problem.block
     if not keys:
         return
@@ -146,7 +146,7 @@ def _holds(row: ForwardRow, problem: AttentionProblem) -> bool:
 
 
 class PairsRow(NamedTuple):
-    """The same beside an array that has a number for every pair, whose tiles have their stages."""
+    """A forward tile with stages for an array that has a number for every pair."""
 
     widest: int
     widest_v: int
@@ -159,7 +159,7 @@ class PairsRow(NamedTuple):
 
     @property
     def plain(self) -> ForwardRow:
-        """Of its tile without the array."""
+        """The row of the tile without the array."""
         tile = self.block_q, self.block_kv, self.num_stages
         return ForwardRow(self.widest, self.widest_v, *tile, 1)
 
@@ -183,12 +183,12 @@ class BackwardRow(NamedTuple):
     widest: int
     widest_v: int
     block_q: int
-    block_kv: int  # 64 for each of two warpgroups that do arithmetic, or 64 that they share
+    block_kv: int  # 64 for each of the two warpgroups that compute, or 64 that they share
     num_stages: int  # of Q and dO
-    kv_tiles_per_convert_block: int = 0  # that round dQ; 0: a kernel of its own does
-    zero_bytes: int = 4096  # that one copy clears; 16 rows of sums are a whole number of them
-    fewest_of_window: int = 0  # keys of a window from which on it is taken; 0: by any mask
-    stays_until: int = 0  # steps of a kv tile up to which a block goes through several
+    kv_tiles_per_convert_block: int = 0  # 0: a separate kernel converts dQ
+    zero_bytes: int = 4096  # bytes that one copy clears; they divide 16 rows of sums
+    fewest_of_window: int = 0  # fewest keys of a window; 0: any mask
+    stays_until: int = 0  # most steps of a kv tile for a block to compute several kv tiles
 
 
 BACKWARD = (

@@ -12,18 +12,18 @@ from .common import ceil_div, round_down
 
 __all__ = ["FEW_ROWS", "HostTile", "tile_of_blocks", "tile_of_cache"]
 
-#: Longer blocks gained nothing on any cache, and a causal mask cuts off less of them.
+#: Longer blocks were not faster with any cache, and a causal mask hides less of them.
 MOST_QUERIES = 512
 MOST_KEYS = 1024
-#: So few rows of a block are computed in a way of their own, with longer blocks of keys:
-#: their products are short of work.
+#: Blocks of so few rows have longer blocks of keys and a separate computation: their products
+#: are small.
 FEW_ROWS, MOST_KEYS_OF_FEW = 16, 8192
-#: Shorter blocks of queries cost more in small matrix products than they save of the
-#: half-hidden squares on the diagonal, which take one part in ``CAUSAL_BLOCKS`` of the work.
+#: Shorter blocks of queries lose more in small matrix products than they save in the half-hidden
+#: squares on the diagonal, which are one ``CAUSAL_BLOCKS``-th of the work.
 FEWEST_CAUSAL_QUERIES = 128
 CAUSAL_BLOCKS = 8
-#: Tasks that a call has at least, where its blocks allow it. Every part of a backward pass
-#: computes dK and dV of its own, which have to be added.
+#: Fewest tasks of a call, if its blocks allow it. Every task of a backward pass computes
+#: partial dK and dV, which have to be added.
 TASKS: dict[Operation, int] = {"forward": 32, "backward": 16}
 #: Multiplications that outweigh handing a task to another thread: about a millisecond.
 WORK_OF_A_TASK = 1 << 24
@@ -39,9 +39,9 @@ class HostTile:
     cost of a NumPy call.
 
     The queries of the heads of a step are divided into ``parts`` of whole
-    blocks, each of which is a task of its own, so that few heads keep many
-    threads busy. Sums are rounded part by part: like all else but ``threads``
-    their number follows from the problem alone, and so do the results' bits.
+    blocks. Each part is a task, so that few heads keep many threads busy. Sums
+    are rounded in every part. All fields but ``threads`` follow from the problem
+    and the cache, so the bits of results do not depend on the threads.
     """
 
     block_q: int
@@ -52,9 +52,9 @@ class HostTile:
 
 
 def tile_of_cache(problem: AttentionProblem, limits: HostLimits) -> HostTile:
-    """Blocks whose scores fill the cache.
+    """Return blocks whose scores fill the cache.
 
-    A block has about twice as many keys as rows. Lengths are parted evenly, so
+    A block has about twice as many keys as rows. Lengths are divided evenly, so
     that no short block is left at the end.
     """
     scores = _scores(problem, limits)
@@ -72,7 +72,7 @@ def tile_of_cache(problem: AttentionProblem, limits: HostLimits) -> HostTile:
 def tile_of_blocks(
     problem: AttentionProblem, limits: HostLimits, blocks: tuple[int, int]
 ) -> HostTile:
-    """Blocks as asked, no longer than the sequences, for as many heads as the cache allows."""
+    """Return the requested blocks, cut to the sequences, for as many heads as the cache allows."""
     if min(blocks) < 1:
         raise ArgumentValueError("blocks", f"{blocks}", "two positive numbers of rows")
     block_q = min(blocks[0], max(1, problem.seqlen_q))
@@ -81,11 +81,11 @@ def tile_of_blocks(
 
 
 def _scores(problem: AttentionProblem, limits: HostLimits) -> int:
-    """How many scores a step may have; never fewer than a square of 16.
+    """Return the most scores of a step, at least 256.
 
-    The backward pass holds two arrays of them and has the same blocks: BLAS
-    rounds a score by the shape of its product, and the weights of both passes
-    should be the same to the last bit. It loses nothing by it.
+    The backward pass holds two arrays of scores but has the same blocks: the
+    rounding of a score in BLAS depends on the shape of the product, and the weights
+    of both passes should agree to the last bit. This costs no speed.
     """
     return max(256, limits.cache // DTYPES[problem.compute].itemsize)
 
@@ -109,13 +109,13 @@ def _fill(
 
 
 def _work(problem: AttentionProblem) -> int:
-    """Products of two numbers, and exponentials as so many of them."""
+    """Return the multiplications of a call, with exponentials counted as several of them."""
     pairs = problem.batch * problem.heads_q * problem.seqlen_q * problem.seqlen_kv
     return pairs * (problem.head_dim + problem.head_dim_v + 64)
 
 
 def _even(length: int, most: int) -> int:
-    """The shortest block that parts a length into as few blocks as ``most`` does."""
+    """Return the shortest block that divides a length into as few blocks as ``most`` does."""
     step = 16 if most >= 16 else 1  # whole vectors of any CPU
     count = max(1, ceil_div(length, round_down(most, step)))
     return max(1, min(length, ceil_div(length, count * step) * step))

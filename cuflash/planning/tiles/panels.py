@@ -11,5 +11,5 @@ PANEL = 64
 
 
 def panels(rows: int, columns: int) -> int:
-    """Bytes of a matrix of 16-bit numbers; its last panel may have columns to spare."""
+    """Return the bytes of a matrix of 16-bit numbers; its last panel may have unused columns."""
     return ceil_div(columns, PANEL) * rows * 128

@@ -21,19 +21,19 @@ __all__ = [
 ]
 
 #: Rows of a thread block of the kernels before and after a backward pass: a multiple of every
-#: q tile, so that a tile never reaches beyond a head's part of the workspace.
+#: q tile, so that a tile never reaches beyond a head's rows of the workspace.
 ROWS = 128
 
-#: Queries of a head up to which a row's chunks are shared by the warps of a block.
+#: Most queries of a head for which the warps of a block share a row's chunks.
 _FEW_ROWS = 64
 
-#: Of ``summarise_mask``, for each word of 32 tiles.
+#: Blocks of ``summarise_mask`` for each word of 32 tiles.
 BLOCKS_OF_WORD = 4
 
 
 @dataclass(frozen=True)
 class DeltaTile:
-    """``delta``: one warp a row, ``warps`` warps a block, rows dealt in turns."""
+    """``delta``: one warp for a row, ``warps`` warps in a block; a warp takes several rows."""
 
     warps: int
     grid: int
@@ -44,12 +44,12 @@ class DeltaTile:
         return Footprint(0, 40, 32 * self.warps)
 
     def constants(self) -> dict[str, int]:
-        """What the device code reads from ``Config``."""
+        """Return the constants that the device code reads from ``Config``."""
         return {"warps": self.warps}
 
 
 def delta_tile(rows: int, limits: DeviceLimits) -> DeltaTile:
-    """Eight blocks of eight warps for each multiprocessor hide the memory's latency."""
+    """Return a tile of eight blocks of eight warps per multiprocessor, which hide latency."""
     warps = 8
     return DeltaTile(warps, min(ceil_div(rows, warps), 8 * limits.num_sms))
 
@@ -67,13 +67,13 @@ class RowsTile:
         return Footprint(0, 64, 32 * self.warps)
 
     def converting(self, head_dim: int, storage: DTypeName) -> Footprint:
-        """With a part of the rows of a fragment on its way out for each warp."""
+        """Return the footprint of ``convert_dq``: each warp stages columns of a fragment's rows."""
         columns = next(c for c in (64, 32, 16) if head_dim % c == 0)
         part = shared_array(self.fragment_rows * columns, storage)
         return Footprint(self.warps * part, 96, 32 * self.warps)
 
     def constants(self) -> dict[str, int]:
-        """What the device code reads from ``Config``."""
+        """Return the constants that the device code reads from ``Config``."""
         return {"warps": self.warps, "rows": ROWS, "fragment_rows": self.fragment_rows}
 
 
@@ -89,13 +89,13 @@ class ArgumentTile:
         return Footprint(shared_array(32 * self.warps, "float64"), 64, 32 * self.warps)
 
     def constants(self) -> dict[str, int]:
-        """What the device code reads from ``Config``."""
+        """Return the constants that the device code reads from ``Config``."""
         return {"warps": self.warps}
 
 
 @dataclass(frozen=True)
 class MergeTile:
-    """``merge``: a row for each warp, or for each block where few rows have many chunks."""
+    """``merge``: a row for each warp, or for each block if few rows have many chunks."""
 
     block_q: int  # of the main kernel
     block_kv: int
@@ -107,7 +107,7 @@ class MergeTile:
 
     @property
     def shared_rows(self) -> bool:
-        """Whether all warps of a block have one row."""
+        """Whether all warps of a block share one row."""
         return self.chunks > self.warps and self.seqlen_q <= _FEW_ROWS
 
     @property
@@ -117,14 +117,14 @@ class MergeTile:
 
     @property
     def footprint(self) -> Footprint:
-        """Of a row that warps share each one's sum and output."""
+        """Shared memory holds each warp's sum and output, if warps share a row."""
         numbers = self.warps * (ceil_div(self.head_dim_v, 32) * 32 + 1) * self.shared_rows
         shared = shared_array(numbers, self.compute)
         narrow = self.head_dim_v <= 128 and self.compute == "float32" and not self.shared_rows
         return Footprint(shared, 40, 32 * self.warps, 6 if narrow else 2)
 
     def constants(self) -> dict[str, int]:
-        """What the device code reads from ``Config``."""
+        """Return the constants that the device code reads from ``Config``."""
         return {
             "block_q": self.block_q,
             "block_kv": self.block_kv,
@@ -140,16 +140,16 @@ class ItemsTile:
 
     rows: int  # of a tile
     rows_of_keys: bool
-    last_first: bool  # the tiles of a sequence
+    last_first: bool  # the last tile of a sequence comes first
     warps: int = 32
 
     @property
     def footprint(self) -> Footprint:
-        """A number for each of 64 classes of lengths, for each warp, and for all."""
+        """One number for each of 64 classes of lengths, for each warp, and for the block."""
         return Footprint(shared_array(64 + self.warps + 1, "float32"), 64, 32 * self.warps)
 
     def constants(self) -> dict[str, int]:
-        """What the device code reads from ``Config``."""
+        """Return the constants that the device code reads from ``Config``."""
         return {
             "block": self.rows,
             "rows_of_keys": int(self.rows_of_keys),
@@ -165,12 +165,12 @@ class ListTile:
     block_q: int
     block_kv: int
     block: tuple[int, int]  # queries and keys of a block of the mask
-    rows_of_keys: bool  # a row of tiles is that of a kv tile
+    rows_of_keys: bool  # a row of tiles belongs to a kv tile
     warps: int = 8
 
     @property
     def words(self) -> int:
-        """Of a thread block."""
+        """Words of a thread block."""
         return 32 * self.warps // 4
 
     @property
@@ -179,7 +179,7 @@ class ListTile:
         return Footprint(0, 64, 32 * self.warps)
 
     def constants(self) -> dict[str, int]:
-        """What the device code reads from ``Config``."""
+        """Return the constants that the device code reads from ``Config``."""
         return {
             "block_q": self.block_q,
             "block_kv": self.block_kv,
@@ -196,19 +196,19 @@ class SummaryTile:
 
     block_q: int
     block_kv: int
-    rows_of_keys: bool  # a row of tiles is that of a kv tile
+    rows_of_keys: bool  # a row of tiles belongs to a kv tile
     one_row: bool  # the mask is the same for all queries
-    listed: bool  # bits of tiles are asked for
+    listed: bool  # the pass needs bits of tiles
     warps: int = 8
 
     @property
     def footprint(self) -> Footprint:
-        """Bits of two tiles, sixteen keys in a number."""
+        """Shared memory holds bits of two tiles, sixteen keys in a number."""
         numbers = 2 * self.block_q * (self.block_kv // 16)
         return Footprint(shared_array(numbers, "float16"), 64, 32 * self.warps)
 
     def constants(self) -> dict[str, int]:
-        """What the device code reads from ``Config``."""
+        """Return the constants that the device code reads from ``Config``."""
         return {
             "block_q": self.block_q,
             "block_kv": self.block_kv,

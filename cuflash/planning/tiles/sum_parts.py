@@ -1,4 +1,4 @@
-"""The tile of ``sum_parts``, which adds up the parts of dK and dV."""
+"""The tile of ``sum_parts``, which adds partial dK and dV."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from .panels import PANEL, panels
 
 __all__ = ["SUM_COLUMNS", "SUM_ROWS", "SumTile"]
 
-#: What a warp adds up of the parts of dK or dV: the rows of a fragment, and as many columns as
-#: divide every width.
+#: Rows and columns of dK or dV that a warp adds: the rows of a fragment, and a number of columns
+#: that divides every width.
 SUM_ROWS, SUM_COLUMNS = 16, 32
 
 
 @dataclass(frozen=True)
 class SumTile:
-    """``sum_parts``: places of :data:`SUM_ROWS` by :data:`SUM_COLUMNS`, one for each warp."""
+    """``sum_parts``: a warp adds :data:`SUM_ROWS` rows by :data:`SUM_COLUMNS` columns."""
 
     warps: int = 8
 
     @property
     def footprint(self) -> Footprint:
-        """A panel of rows on their way out for each warp."""
+        """Shared memory holds a panel of output rows for each warp."""
         return Footprint(self.warps * panels(SUM_ROWS, PANEL), 128, 32 * self.warps)
 
     def constants(self) -> dict[str, int]:
-        """What the device code reads from ``Config``."""
+        """Return the constants that the device code reads from ``Config``."""
         return {"warps": self.warps, "sum_rows": SUM_ROWS, "sum_columns": SUM_COLUMNS}

@@ -11,7 +11,7 @@ struct __half {
 struct __half2 {
   __half low, high;
 };
-// By a table: the compiler's own conversion is a call.
+// Looks the number up in a table: the compiler's own conversion is a function call.
 inline float __half2float(__half h) {
   static const std::vector<float> floats = [] {
     std::vector<float> made(1 << 16);

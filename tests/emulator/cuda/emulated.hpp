@@ -1,5 +1,5 @@
-// The part of CUDA C++ that the sources use, on the fibers of fibers.hpp. 16 bytes are written
-// as proxies.hpp wants to know.
+// The part of CUDA C++ that the sources use, on the fibers of fibers.hpp. Stores of 16 bytes report
+// to proxies.hpp.
 #pragma once
 
 #include "proxies.hpp"
@@ -39,7 +39,7 @@ inline void __syncthreads() {
 }
 inline int __syncthreads_or(int value) {
   emulated::Barrier& barrier = emulated::block->barrier;
-  int& any = barrier.any[barrier.generation % 2];  // kept until the next barrier has opened
+  int& any = barrier.any[barrier.generation % 2];  // keeps its value until the next barrier opens
   any |= value;
   emulated::wait(barrier, emulated::block->fibers.size());
   return any;

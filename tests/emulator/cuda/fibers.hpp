@@ -1,9 +1,9 @@
-// Runs a thread block of CUDA code on the CPU: every thread is a fiber, and collectives and
-// barriers are where fibers change. Warps run as far as they can, one after the other, so that a
-// missing wait or barrier shows. What is asynchronous (copies, products of a warpgroup) is done at
-// once or as late as whoever waits for it allows, by turns of warps, blocks and barriers. A wrong
-// address in shared memory aborts, and so does a barrier that cannot open, that is met with
-// different numbers of threads, or that a block leaves half full.
+// Runs a thread block of CUDA code on the CPU. Every thread is a fiber; fibers switch at
+// collectives and barriers. Warps run one after the other, each as far as it can, so that a missing
+// wait or barrier shows. Asynchronous work (copies, products of a warpgroup) is done at once or at
+// the last moment that the waits allow; warps, blocks and barriers alternate between the two. The
+// emulator aborts at a wrong address in shared memory, at a barrier that never opens, at a barrier
+// that threads meet with different counts, and at one that a block leaves half full.
 #pragma once
 
 #include "state.hpp"
@@ -16,12 +16,12 @@ namespace emulated {
   std::abort();
 }
 
-// The scheduler goes on. Jumps in place of swapcontext, which asks the kernel twice each time.
+// Returns to the scheduler. It jumps, because swapcontext makes two system calls.
 inline void stop() {
   if (_setjmp(current->place) == 0) _longjmp(scheduler, 1);
 }
 
-// Until it stops.
+// Runs a fiber until it stops.
 [[gnu::noinline]] inline void go_on(Fiber& fiber) {
   current = &fiber;
   if (_setjmp(scheduler) != 0) return;
@@ -33,7 +33,7 @@ inline void stop() {
 inline int lane() { return static_cast<int>(current->index.x) % kWarp; }
 inline Warp& warp() { return block->warps[current->index.x / kWarp]; }
 
-// Whether this was the last of `count`.
+// Counts an arrival; true for the last of `count`.
 inline bool arrive(Barrier& barrier, unsigned count) {
   if (count == 0 || count % kWarp != 0) fail("a barrier of parts of warps");
   if (barrier.arrived == 0) barrier.expected = count;
@@ -53,10 +53,10 @@ inline void wait(Barrier& barrier, unsigned count) {
   current->waiting = nullptr;
 }
 
-// What is done the one way or the other goes by turns of blocks and of launches.
+// A number by which blocks and launches alternate between two ways to do something.
 inline unsigned variant() { return block_index.x + launches; }
 
-// Lets the other warps go ahead; in half of the blocks.
+// In half of the blocks, lets the other warps run first.
 inline void pause() {
   if (variant() / 2 % 2 != 0) return;
   current->paused = true;
@@ -77,7 +77,7 @@ T exchange(T value, int from_lane) {
   return result;
 }
 
-// Where a barrier lies in shared memory nothing else may be written.
+// Written at barriers in shared memory; a barrier without this mark has been overwritten.
 constexpr std::uint64_t kBarrierMark = 0xba881e80ba881e8full;
 
 inline PhaseBarrier& phases_at(unsigned address) {
@@ -102,7 +102,7 @@ inline void arrive(PhaseBarrier& barrier, unsigned bytes) {
   end_phase_if_complete(barrier);
 }
 
-// Until the phase of this parity has ended.
+// Waits until the phase of this parity has ended.
 inline void wait(const PhaseBarrier& barrier, unsigned parity) {
   if (barrier.phase != parity) return;
   current->phases = &barrier;
@@ -111,7 +111,7 @@ inline void wait(const PhaseBarrier& barrier, unsigned parity) {
   current->phases = nullptr;
 }
 
-// A copy whose bytes count on a barrier: at once, or when nobody can go on without it.
+// Does a copy whose bytes count on a barrier, at once or when no thread can continue without it.
 inline void copy_later(unsigned barrier, unsigned bytes, Work work) {
   PhaseBarrier& phases = phases_at(barrier);
   Work whole = [work = std::move(work), &phases, bytes] {
@@ -149,7 +149,7 @@ inline void run_fiber() {
   stop();
 }
 
-// Lets the fibers of a warp run until none of them can; says whether any did.
+// Runs the fibers of a warp until none can continue; returns whether any ran.
 inline bool run_warp(int first) {
   bool progress = false, again = true;
   while (again) {
@@ -164,7 +164,7 @@ inline bool run_warp(int first) {
   return progress;
 }
 
-// One block; `order` says which warps run first.
+// Runs one block; `order` decides which warps run first.
 inline void run_block(int threads, unsigned order) {
   Block mine;
   mine.fibers = std::vector<Fiber>(threads);
@@ -196,7 +196,7 @@ inline void run_block(int threads, unsigned order) {
     const bool ended = std::all_of(mine.fibers.begin(), mine.fibers.end(),
                                    [](const Fiber& fiber) { return fiber.done; });
     if (!progress && !ended && !mine.copies.empty()) {
-      const bool first = variant() % 2 == 0;  // they end in any order
+      const bool first = variant() % 2 == 0;  // copies end in any order
       const Work copy = std::move(first ? mine.copies.front() : mine.copies.back());
       first ? mine.copies.pop_front() : mine.copies.pop_back();
       copy();

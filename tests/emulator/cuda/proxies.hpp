@@ -1,15 +1,15 @@
-// What threads write to shared memory reaches copy engine and products of a warpgroup only behind a
-// fence of the thread that wrote. PTX ISA, "Proxies" and "Async proxy".
+// The copy engine and products of a warpgroup see a thread's writes to shared memory only after a
+// fence of that thread. PTX ISA, "Proxies" and "Async proxy".
 #pragma once
 
 #include "fibers.hpp"
 
 namespace emulated {
 
-// What is told apart: the smallest that a thread writes.
+// Bytes of the smallest write of a thread; the writer of each such unit is known.
 constexpr unsigned kUnit = 2;
 
-// By the current thread.
+// Notes a write of the current thread.
 inline void wrote(unsigned address, unsigned bytes) {
   const auto me = static_cast<std::uint16_t>(current->index.x + 1);
   for (unsigned unit = address / kUnit; unit < (address + bytes) / kUnit; ++unit) {
@@ -18,7 +18,7 @@ inline void wrote(unsigned address, unsigned bytes) {
   }
 }
 
-// Wherever that lies.
+// Notes a write if the address lies in shared memory.
 inline void wrote_if_shared(const void* pointer, unsigned bytes) {
   const auto* at = static_cast<const unsigned char*>(pointer);
   if (at < shared_base || at >= shared_base + shared_size) return;
@@ -33,10 +33,10 @@ inline void fence_shared() {
   current->unfenced.clear();
 }
 
-// Whether copy engine and products see what is there.
+// Whether the copy engine and products see the bytes at an address.
 inline bool is_fenced(unsigned address) { return block->writers[address / kUnit] == 0; }
 
-// By the copy engine.
+// Checks the bytes that the copy engine reads or writes.
 inline void copied(unsigned address, unsigned bytes) {
   for (unsigned at = address; at < address + bytes; at += kUnit) {
     if (!is_fenced(at)) fail("a copy of or over what a thread wrote, without a fence behind it");

@@ -1,5 +1,4 @@
-// What a thread block that is emulated consists of: threads, warps, barriers, work that is under
-// way.
+// The state of an emulated thread block: threads, warps, barriers and work under way.
 #pragma once
 
 #include <ucontext.h>
@@ -29,15 +28,15 @@ constexpr std::size_t kStack = 256 * 1024;
 
 struct Barrier {
   unsigned arrived = 0;
-  unsigned expected = 0;  // by those that have arrived
+  unsigned expected = 0;  // the count with which threads have arrived
   unsigned generation = 0;
   int any[2] = {0, 0};  // of this generation and the next
 };
 
 // A barrier that counts arrivals and bytes; `phase` is the parity of the phase it is in.
 struct PhaseBarrier {
-  unsigned arrivals;  // of a phase
-  unsigned missing;   // of this one
+  unsigned arrivals;  // of each phase
+  unsigned missing;   // arrivals that this phase lacks
   long long bytes = 0;
   unsigned phase = 0;
 };
@@ -54,7 +53,7 @@ struct Copy {
 
 using Work = std::function<void()>;
 
-// What is done in order, in groups, some time before it is waited for.
+// Groups of work. Groups are done in order, at the latest when they are waited for.
 struct Groups {
   std::vector<Work> open;
   std::deque<std::vector<Work>> closed;
@@ -72,7 +71,7 @@ struct Groups {
   bool empty() const { return open.empty() && closed.empty(); }
 };
 
-// What a product under way adds to, as it has to be when it is done.
+// The accumulators of products under way, with the values that they must keep until these are done.
 struct Sums {
   std::vector<float> value;
   int products = 0;
@@ -86,7 +85,7 @@ struct Fiber {
   Index index{0};
   const Barrier* waiting = nullptr;
   unsigned generation = 0;
-  const PhaseBarrier* phases = nullptr;  // waits there for the end of `phase`
+  const PhaseBarrier* phases = nullptr;  // the fiber waits there for the end of `phase`
   unsigned phase = 0;
   bool done = false;
   bool paused = false;  // until all warps have had their turn
@@ -95,9 +94,9 @@ struct Fiber {
   Groups products;
   std::map<const float*, Sums> sums;  // of products that are under way
   std::uint64_t asked = 0;            // digest of all products so far
-  bool ordered = false;               // its registers before the next product
+  bool ordered = false;               // whether a fence precedes the next product
   Groups stores;
-  bool cleared = false;  // device memory by the copy engine, which nothing has ordered yet
+  bool cleared = false;  // the copy engine stored to device memory, and no fence has followed
   std::vector<unsigned> unfenced;  // see proxies.hpp
 
   bool runnable() const {
@@ -106,13 +105,13 @@ struct Fiber {
   }
 };
 
-// What the lanes of a warp hand each other.
+// The numbers that the lanes of a warp exchange.
 struct Warp {
   Barrier barrier;
   std::uint64_t word[kWarp];
   double left[kWarp][8];
   double right[kWarp][4];
-  const int* turn = nullptr;  // that it has, of an ordered accumulation
+  const int* turn = nullptr;  // the warp's turn in an ordered accumulation
 };
 
 struct Block {
@@ -121,7 +120,7 @@ struct Block {
   Barrier barrier;
   Barrier named[16];
   std::map<unsigned, PhaseBarrier> phases;  // by their address
-  std::deque<Work> copies;                  // that the copy engine has been asked for
+  std::deque<Work> copies;                  // the copy engine's pending copies
   std::vector<std::uint16_t> writers;       // see proxies.hpp
 };
 
@@ -131,13 +130,13 @@ inline std::jmp_buf scheduler;
 inline const std::function<void()>* kernel = nullptr;
 inline Index block_index{0};
 inline Index grid_size{0};
-inline unsigned launches = 0;  // of this kernel before this one
+inline unsigned launches = 0;  // launches of this kernel before this one
 inline Index block_size{0};
 inline unsigned char* shared_base = nullptr;
 inline std::size_t shared_size = 0;
-inline bool turns = false;  // whether this launch takes turns at an ordered accumulation
+inline bool turns = false;  // whether warps of this launch take turns at an ordered accumulation
 
-// Ranges of memory, and how many of their bytes copies to shared memory have read.
+// A range of memory, and the number of its bytes that copies to shared memory have read.
 struct Watch {
   std::uint64_t begin;
   std::uint64_t end;
@@ -153,13 +152,13 @@ inline void reads(const void* from, std::size_t bytes) {
   }
 }
 
-// What is right in one kernel and wrong in another.
+// Properties that are right in some kernels and errors in others.
 struct Habits {
   bool roles;        // turns are kept by other threads than those that add
-  bool passes_last;  // the last who passes a turn at a named barrier passes it to nobody
+  bool passes_last;  // no thread waits for the last turn at a named barrier
   bool any_order;    // no block waits for another one
 };
 inline Habits habits{false, false, false};
-inline bool last_first = false;  // blocks that may come in any order begin with the last
+inline bool last_first = false;  // blocks run from the last one on, where any order is right
 
 }  // namespace emulated

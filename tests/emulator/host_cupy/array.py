@@ -1,4 +1,4 @@
-"""CuPy's arrays, over blocks of host memory: what the library and the tests ask of them."""
+"""CuPy's arrays over blocks of host memory, as far as the library and the tests use them."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class HostArray:
         return self.seen(self._host.view(dtype))
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        """A kernel of CuPy's."""
+        """A copy by a kernel of CuPy's."""
         target = self[key]
         sources = [value] if isinstance(value, HostArray) else []
         to, given = target._host, value._host if sources else value
@@ -107,7 +107,7 @@ class HostArray:
         self._host[...] = array
 
     def peek(self) -> np.ndarray:
-        """What it holds, for tests alone."""
+        """The content, for tests only: it waits for no stream."""
         return np.array(self._host, order="C")
 
     def is_aligned(self) -> bool:

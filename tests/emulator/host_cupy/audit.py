@@ -1,4 +1,4 @@
-"""What every launch is held to: its parameters are those of arrays that are there."""
+"""Checks every launch: its parameters must describe existing arrays."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .runtime import Launch, Runtime
 
 __all__ = ["Auditor"]
 
-#: What an append is given beside its matrices.
+#: Arrays of an append beside its matrices.
 _LENGTHS = ("cache_seqlens", "rotary_seqlens", "lengths_after", "overflow")
 _NUMBERS = (*_LENGTHS, "page_table", "cache_batch_idx", "rotary_cos", "rotary_sin")
 
@@ -35,14 +35,14 @@ def _joined(axes: Axes) -> Axes:
 
 @dataclass
 class Auditor:
-    """Looks at launches; ``plan`` is of the pass that they belong to, ``told`` those of others.
+    """Checks launches. ``plan`` is the plan of their pass, ``told`` holds plans of other passes.
 
     Attributes
     ----------
     used
-        Blocks that launches were given, and how.
+        Blocks of memory that launches used, and how.
     counters
-        Tile counters by address, and the streams that launches drew from them on.
+        Tile counters by address, with the streams of the launches that drew from each.
     """
 
     runtime: Runtime
@@ -52,7 +52,7 @@ class Auditor:
     told: dict[KernelConfig, Plan] = field(default_factory=dict)
 
     def tell(self, plan: Plan) -> None:
-        """Launches to come are of this plan."""
+        """Say that the next launches belong to this plan."""
         self.plan = plan
         self.told |= {one.config: plan for one in plan.launches}
 
@@ -97,7 +97,7 @@ class Auditor:
         self._use(same[0].data.block, tensor.name, launch)
 
     def _check_operands(self, launch: Launch) -> None:
-        """Arrays of features and their gradients are there, as they were planned."""
+        """Check that arrays of features and their gradients exist, as planned."""
         assert self.plan is not None
         every = [(use, operand) for use in self.plan.problem.uses for operand in use.operands]
         for use, operand in every:
@@ -106,7 +106,7 @@ class Auditor:
                     self._check_array(tensor, launch)
 
     def _check_numbers(self, launch: Launch) -> None:
-        """Lengths and tables of an append are arrays that are there."""
+        """Check that lengths and tables of an append are existing arrays."""
         pointers = _pointers(launch.parameters) if launch.config.kernel == "append_kv" else {}
         for name in [name for name in _NUMBERS if pointers.get(name)]:
             same = [a for a in list(self.runtime.ndarray.living) if a.data.ptr == pointers[name]]
@@ -114,7 +114,7 @@ class Auditor:
             self._use(same[0].data.block, name, launch)
 
     def _check_scratch(self, tensor: Tensor, launch: Launch) -> None:
-        """A gradient that nobody asked for lies whole in the workspace, behind the plan's parts."""
+        """Check that an unrequested gradient lies in the workspace, after the plan's parts."""
         assert self.plan is not None
         block = self.runtime.memory.at(tensor.address)
         assert block is not None, f"{tensor.name} is nowhere"
@@ -137,7 +137,7 @@ class Auditor:
             )
 
     def _check_workspace(self, launch: Launch) -> None:
-        """Every part lies at its offset from one place, in one array of bytes, with its room."""
+        """Check that every part has its room at its offset in one workspace."""
         assert self.plan is not None
         pointers, places = _pointers(launch.parameters), set()
         for part in self.plan.workspace:
@@ -178,7 +178,7 @@ class Auditor:
 
 
 def _pointers(parameters: Any) -> dict[str, int]:
-    """Numbers that may be addresses, by name: of the structure, and of its features' blocks."""
+    """Numbers that may be addresses, by name, from the structure and its features' blocks."""
     found = {}
     for name, (kind, _) in fields_of(parameters.dtype).items():
         if kind.names is None:

@@ -46,7 +46,7 @@ class Tensor:
 
 
 def _dense(shape: tuple[int, ...], itemsize: int) -> Iterator[int]:
-    """Strides of a contiguous array as launches are told them: 0 of an axis of one element."""
+    """Strides of a contiguous array in a launch's form: 0 along axes of one element."""
     for axis, size in enumerate(shape):
         last = axis == len(shape) - 1
         yield 0 if size == 1 and not last else itemsize * math.prod(shape[axis + 1 :])
@@ -91,7 +91,7 @@ def tensors_of(launch: Launch, plan: Plan) -> Iterator[Tensor]:
 
 
 def operands_of(parameters: Any, feature: str, operand: Operand) -> Iterator[Tensor]:
-    """A feature's array and its gradient, where a launch is told of them."""
+    """A feature's array and its gradient, if the parameters of a launch describe them."""
     name, gradient, names = operand.name, f"d{operand.name}", parameters.dtype.names
     if feature in names:
         block = parameters[feature]
@@ -109,7 +109,7 @@ def operands_of(parameters: Any, feature: str, operand: Operand) -> Iterator[Ten
             yield _of_pairs(name, block[name], operand, strides)
         elif name in own:
             yield _contiguous(name, block[name], operand)
-    elif feature == "packed_lengths" and name in names:  # of what lists tiles
+    elif feature == "packed_lengths" and name in names:  # the kernel that lists tiles
         yield _contiguous(name, parameters[name], operand)
     if gradient in names:
         field_of = parameters[gradient]
@@ -124,7 +124,7 @@ _PAIR_AXES = ("batch", "head", "row", "column")
 
 
 def _of_pairs(name: str, address: Any, operand: Operand, strides: Mapping[str, Any]) -> Tensor:
-    """One that broadcasts: its strides are 0 where it has one element."""
+    """An array that broadcasts: its strides are 0 along axes of one element."""
     own = [ELEMENTS[operand.dtype].itemsize * int(strides[axis]) for axis in _PAIR_AXES]
     for axis, size, stride in zip(_PAIR_AXES, operand.pairs, own, strict=True):
         assert size > 1 or stride == 0, f"{name}: stride {stride} of one {axis}"
@@ -139,7 +139,7 @@ def _contiguous(name: str, address: Any, operand: Operand) -> Tensor:
 def _mapped(
     name: str, words: list[int], shape: tuple[int, ...], sizes: tuple[int, ...], dtype: str
 ) -> Tensor:
-    """What a map describes: columns, rows, heads, batch."""
+    """The tensor that a map describes: columns, rows, heads, batch."""
     batch, rows, heads, columns = shape
     assert sizes == (columns, rows, heads, batch), f"{name}: a map of {sizes} for {shape}"
     by_row, by_head, by_batch = words[5:8]

@@ -1,4 +1,4 @@
-"""Puts the stand-in of CuPy where the library finds it, and watches calls of the library."""
+"""Installs the stand-in of CuPy for the library, and watches calls of the library."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = ["HostCupy", "host_cupy"]
 
 @dataclass
 class HostCupy:
-    """What stands for CuPy, and what is watched."""
+    """The stand-in of CuPy, and its watched state."""
 
     cupy: ModuleType
     runtime: Runtime
@@ -40,11 +40,11 @@ class HostCupy:
             return self.cupy.asarray(values)
 
     def call(self, function: Callable[..., Any], *arrays: Any, **keywords: Any) -> Any:
-        """What a public function gives; everything that it does is looked at.
+        """Call a public function, check everything that it does, and return its result.
 
-        All that it queues is on the stream that is current for its arrays' device; what it
-        allocates is of that stream; every device array that it is given is used; what was
-        current before is current after.
+        It must queue all work on the current stream of its arrays' device and allocate on that
+        stream. It must use every device array that it gets, and leave the current device and
+        stream as they were.
         """
         given = dict(_named([*arrays, *keywords.items()], self.runtime.ndarray))
         runtime, auditor = self.runtime, self.auditor
@@ -97,7 +97,7 @@ def host_cupy(
     num_sms: int | None = None,
     make: Callable[[KernelConfig], Any] = emulate,
 ) -> Iterator[HostCupy]:
-    """Within it ``cupy`` is a stand-in with two devices of this architecture."""
+    """Within this context ``cupy`` is a stand-in with two devices of an architecture."""
     runtime = Runtime(make)
     auditor = Auditor(runtime)
     runtime.audit = auditor.launch

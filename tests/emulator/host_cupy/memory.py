@@ -11,11 +11,11 @@ import numpy as np
 
 __all__ = ["ALIGNMENT", "Block", "Memory"]
 
-#: Where blocks begin, as CuPy's pool has it.
+#: Blocks begin at multiples of this, as in CuPy's pool.
 ALIGNMENT = 512
-#: Bytes before and behind a block.
+#: Bytes before and after a block.
 MARGIN = 4096
-#: What margins hold, and what a block holds before it is written: NaN in every floating type.
+#: The bytes of margins, and of a block before it is written: NaN in every floating type.
 AROUND, FRESH = 0x7F, 0xFF
 
 
@@ -26,11 +26,11 @@ class Block:
     Attributes
     ----------
     device, stream
-        Where it was allocated; its memory is given to the next who asks on that stream.
+        Where it was allocated; once free, the memory serves the next allocation on that stream.
     inside
-        Whether the library allocated it, in a call that is watched.
+        Whether the library allocated it in a watched call.
     life
-        How often the memory was given out; another life is another array.
+        The number of allocations of this memory; another life is another array.
     """
 
     raw: Any
@@ -44,15 +44,15 @@ class Block:
 
     @property
     def bytes(self) -> Any:
-        """What it holds."""
+        """The content."""
         return self.raw[MARGIN : MARGIN + self.nbytes]
 
     def holds(self, address: int, nbytes: int) -> bool:
-        """Whether so many bytes lie in it."""
+        """Whether the block contains ``nbytes`` bytes at an address."""
         return self.address <= address and address + nbytes <= self.address + self.nbytes
 
     def check(self) -> None:
-        """Fail if anything was written beside it."""
+        """Fail if a margin was written."""
         size = MARGIN + self.nbytes
         for name, part in (("before", self.raw[:MARGIN]), ("behind", self.raw[size:])):
             assert (part == AROUND).all(), f"a kernel wrote {name} an allocation of {self.nbytes}"
@@ -66,7 +66,7 @@ class Memory:
     _free: dict[tuple[int, int, int], list[Block]] = field(default_factory=dict)
 
     def allocate(self, nbytes: int, device: int, stream: int, inside: bool) -> tuple[Block, object]:
-        """A block, and the object that holds it: it is free once nobody has that any more."""
+        """A block, and an object that holds it: the block is free once the object is gone."""
         block = self._taken(nbytes, device, stream)
         block.inside, block.alive, block.life = inside, True, block.life + 1
         block.bytes[...] = FRESH
@@ -75,15 +75,15 @@ class Memory:
         return block, holder
 
     def at(self, address: int) -> Block | None:
-        """The block that an address lies in."""
+        """The block that contains an address."""
         return next((b for b in self.blocks if b.holds(address, 1)), None)
 
     def living(self) -> Iterator[Block]:
-        """Blocks that somebody has."""
+        """Blocks in use."""
         return (block for block in self.blocks if block.alive)
 
     def check(self) -> None:
-        """Fail if anything was written beside blocks."""
+        """Fail if a margin of any block was written."""
         for block in self.blocks:
             block.check()
 
@@ -105,4 +105,4 @@ class Memory:
 
 
 class _Holder:
-    """Has a block as long as it lives."""
+    """Keeps a block in use as long as it lives."""

@@ -1,4 +1,4 @@
-"""Devices, streams, the driver and graphs, as far as the library asks for them."""
+"""Devices, streams, the driver and graphs, as far as the library uses them."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ class DriverError(RuntimeError):
 
 @dataclass(frozen=True)
 class Launch:
-    """A kernel, what it was launched with, and where."""
+    """A launch: the kernel, its parameters, and its stream and device."""
 
     config: KernelConfig
     parameters: Any  # a structure, as cuda.parameters describes it
     grid: int
     device: int
     stream: int
-    replayed: bool  # by a graph
-    lives: Mapping[Block, int]  # of the blocks that there were when it was queued
+    replayed: bool  # whether a graph launched it
+    lives: Mapping[Block, int]  # lives of all blocks at the time it was queued
 
 
 @dataclass(frozen=True)
 class Queued:
-    """Anything that was queued: a launch of the library's, a kernel of CuPy's or a copy."""
+    """A queued operation: a launch of the library, a kernel of CuPy's or a copy."""
 
     what: str
     device: int
@@ -55,12 +55,12 @@ class Runtime:
     Attributes
     ----------
     make
-        Makes a kernel of a configuration; it is called with grid, threads, bytes of shared memory
+        Makes the kernel of a configuration. The kernel takes grid, threads, bytes of shared memory
         and the address of a list of addresses.
     audit
-        Is given every launch before it runs.
+        Gets every launch before it runs.
     inside
-        Whether the library is running: what is allocated then is its own.
+        Whether the library is running; it owns what is allocated meanwhile.
     """
 
     make: Callable[[KernelConfig], Any]
@@ -82,11 +82,11 @@ class Runtime:
 
     @property
     def device(self) -> int:
-        """The current one."""
+        """The current device."""
         return self._current
 
     def stream_of(self, device: int) -> int:
-        """CuPy's current one of a device."""
+        """CuPy's current stream of a device."""
         return self._streams[device]
 
     @contextlib.contextmanager
@@ -117,7 +117,7 @@ class Runtime:
     # Memory.
 
     def allocate(self, nbytes: int) -> Pointer:
-        """On the current device and its stream; nothing is at 0."""
+        """Memory on the current device and its stream; 0 bytes have address 0."""
         device = self._current
         if not nbytes:
             return Pointer(0, device, None, None)
@@ -126,7 +126,7 @@ class Runtime:
         return Pointer(block.address, device, holder, block)
 
     def queued(self, what: str, arrays: Sequence[Any], launch: Launch | None = None) -> None:
-        """Something that CuPy queues on its current stream of the current device."""
+        """Record an operation that CuPy queues on its current stream of the current device."""
         device = self._current
         blocks = tuple(a.data.block for a in arrays if a.data.block is not None)
         for block in blocks:
@@ -137,9 +137,9 @@ class Runtime:
     def element_kernel(
         self, written: Sequence[Any], read: Sequence[Any], run: Callable[[], None]
     ) -> None:
-        """An elementwise kernel of CuPy's, which takes aligned elements alone.
+        """Queue an elementwise kernel of CuPy's, which takes only aligned elements.
 
-        ``run`` holds no array: a graph does not keep memory for others.
+        ``run`` holds no array, because a graph does not keep memory alive.
         """
         for array in (*written, *read):
             assert array.is_aligned(), "a kernel of CuPy's on elements that are not aligned"
@@ -212,7 +212,7 @@ class Runtime:
 
     @contextlib.contextmanager
     def capture(self, stream: int) -> Iterator[list[Callable[[], None]]]:
-        """What is launched on a stream within it runs when the steps are called."""
+        """Launches on a stream within this context run when the returned steps are called."""
         steps: list[Callable[[], None]] = []
         self.capturing[stream] = steps
         try:

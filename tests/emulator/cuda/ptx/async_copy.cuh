@@ -1,5 +1,5 @@
-// Stands for cuda_src/ptx/async_copy.cuh. A copy is done at any time from when it is asked for
-// until its group is waited for: as late as that may be, or at once, by turns of warps and blocks.
+// Stands for cuda_src/ptx/async_copy.cuh. A copy is done at once or when its group is waited for;
+// warps and blocks alternate between the two.
 #pragma once
 
 #include "load_matrix.cuh"

@@ -1,5 +1,5 @@
-// Stands for cuda_src/ptx/barrier_arrive.cuh. Who does not wait may go ahead or be overtaken:
-// blocks have it both ways.
+// Stands for cuda_src/ptx/barrier_arrive.cuh. A thread that does not wait may run ahead of the
+// others or fall behind; blocks alternate between the two.
 #pragma once
 
 #include "../emulated.hpp"

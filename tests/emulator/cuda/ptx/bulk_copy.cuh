@@ -1,4 +1,4 @@
-// Stands for cuda_src/ptx/bulk_copy.cuh. Stores are done when they are asked for, or waited for.
+// Stands for cuda_src/ptx/bulk_copy.cuh. Stores are done at once or when they are waited for.
 #pragma once
 
 #include "../emulated.hpp"

@@ -1,4 +1,4 @@
-// Stands for cuda_src/ptx/deadline.cuh: what never comes is found by whoever waits.
+// Stands for cuda_src/ptx/deadline.cuh. The emulator itself finds waits that never end.
 #pragma once
 
 namespace cuflash::ptx {

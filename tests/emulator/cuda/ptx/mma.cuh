@@ -19,8 +19,8 @@ inline void unpack(double* to, unsigned word) {
   to[1] = wide(both[1]);
 }
 
-// Elements a[row][k] lie with lane row % 8 * 4 + k % 8 / 2, in register row / 8 + k / 8 * 2;
-// b[k][column] with lane column * 4 + k % 8 / 2, in register k / 8.
+// Lane row % 8 * 4 + k % 8 / 2 holds element a[row][k] in register row / 8 + k / 8 * 2; lane
+// column * 4 + k % 8 / 2 holds b[k][column] in register k / 8.
 template <int depth>
 inline float dot(const emulated::Warp& warp, float c, int row, int column) {
   double sum = c;
@@ -64,12 +64,12 @@ inline void mma_m16n8k16(T, float& c0, float& c1, float& c2, float& c3, const un
   multiply<16>(c0, c1, c2, c3);
 }
 
-// What a tf32 operand is read as.
+// The value as which the tensor cores read a tf32 operand.
 inline float cut_to_tf32(float x) { return __uint_as_float(__float_as_uint(x) & 0xffffe000u); }
 inline double as_operand(float x) { return cut_to_tf32(x); }
 inline double as_operand(double x) { return x; }
 
-// Sums of single products, in double and then cut to the accumulator as tensor cores cut float32.
+// Adds a sum of products, computed in double, and truncates the result as the tensor cores do.
 inline void add_sum(float& c, double sum) {
   const double exact = c + sum;
   float nearest = static_cast<float>(exact);
@@ -78,9 +78,8 @@ inline void add_sum(float& c, double sum) {
 }
 inline void add_sum(double& c, double sum) { c += sum; }
 
-// Operands of four and eight bytes: a[row][k] lies with lane row % 8 * 4 + k % 4, its register
-// row / 8 + k / 4 * 2 where there are 16 rows; b[k][column] with lane column * 4 + k % 4, register
-// k / 4.
+// Operands of four and eight bytes: lane row % 8 * 4 + k % 4 holds a[row][k], in register row / 8 +
+// k / 4 * 2 if there are 16 rows; lane column * 4 + k % 4 holds b[k][column] in register k / 4.
 template <int rows, int depth, class T, int left, int right>
 inline void multiply_wide(T (&c)[rows / 8][2], const T (&a)[left], const T (&b)[right]) {
   emulated::Warp& warp = emulated::warp();

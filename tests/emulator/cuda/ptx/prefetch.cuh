@@ -1,4 +1,4 @@
-// Stands for cuda_src/ptx/prefetch.cuh: holds the address to what is there.
+// Stands for cuda_src/ptx/prefetch.cuh: reads the address, so that it must be valid.
 #pragma once
 
 #include "load_matrix.cuh"

@@ -1,5 +1,5 @@
-// Stands for cuda_src/ptx/reciprocal.cuh. Errs by up to one unit of the last place, either way, as
-// the number has it.
+// Stands for cuda_src/ptx/reciprocal.cuh. Errs by up to one unit in the last place; the bits of the
+// number decide about size and sign of the error.
 #pragma once
 
 #include "../emulated.hpp"

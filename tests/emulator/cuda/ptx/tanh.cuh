@@ -1,5 +1,5 @@
-// Stands for cuda_src/ptx/tanh.cuh. Errs as much as the instruction may or less, either way, as the
-// number has it.
+// Stands for cuda_src/ptx/tanh.cuh. Errs by up to as much as the instruction may; the bits of the
+// number decide about size and sign of the error.
 #pragma once
 
 #include "../emulated.hpp"

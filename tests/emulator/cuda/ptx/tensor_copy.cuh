@@ -1,6 +1,6 @@
-// Stands for cuda_src/ptx/tensor_copy.cuh. A map is what emulator/device.py makes in the driver's
-// place: an address, four sizes, three strides in bytes, the rows of a box, the bytes of an
-// element and of a row of a box. Rows of 64 bytes are not swizzled.
+// Stands for cuda_src/ptx/tensor_copy.cuh. emulator/device.py makes the maps in place of the
+// driver. A map holds an address, four sizes, three strides in bytes, the rows of a box, and the
+// bytes of an element and of a row of a box. Rows of 64 bytes are not swizzled.
 #pragma once
 
 #include "load_matrix.cuh"

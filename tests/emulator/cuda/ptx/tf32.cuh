@@ -5,7 +5,7 @@
 
 namespace cuflash::ptx {
 
-// To nearest, ties to even; what is not finite stays.
+// Rounds to nearest, ties to even; numbers that are not finite do not change.
 inline float round_to_tf32(float x) {
   if (!std::isfinite(x)) return x;
   const unsigned bits = __float_as_uint(x);

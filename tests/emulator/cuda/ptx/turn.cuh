@@ -1,5 +1,6 @@
-// Stands for cuda_src/ptx/turn.cuh: blocks run one after the other, so a turn that has not come
-// never will. Who adds out of turn shows by what it has waited for, unless others keep the turns.
+// Stands for cuda_src/ptx/turn.cuh. Blocks run one after the other, so a turn that has not come
+// never will. The emulator knows which turn a warp has waited for and finds additions out of turn,
+// except where other threads keep the turns.
 #pragma once
 
 #include "../emulated.hpp"

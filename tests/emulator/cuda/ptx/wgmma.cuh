@@ -1,6 +1,6 @@
 // Stands for cuda_src/ptx/wgmma.cuh: PTX ISA, "Asynchronous warpgroup level matrix instructions".
-// Every lane computes its own elements. Its operands are read, and its sums written, when the
-// product is asked for or when it is waited for: blocks and warpgroups have it both ways.
+// Every lane computes its own elements. It reads operands and writes sums when the product is
+// issued or when it is waited for; blocks and warpgroups alternate between the two.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -16,7 +16,8 @@ namespace cuflash::ptx {
 inline float float_of(__half x) { return __half2float(x); }
 inline float float_of(__nv_bfloat16 x) { return __bfloat162float(x); }
 
-// A matrix in shared memory by its descriptor: "Matrix descriptor" and "Strides", 128-byte swizzle.
+// A matrix in shared memory that a descriptor describes ("Matrix descriptor" and "Strides",
+// 128-byte swizzle).
 struct DescribedMatrix {
   unsigned start, leading, stride;
 
@@ -28,7 +29,7 @@ struct DescribedMatrix {
     if ((descriptor & ~0xc0003fff3fff3fffull) != 0) emulated::fail("a descriptor with other bits");
   }
 
-  // Of an element: `i` along the rows of A or columns of B, `depth` along the sum.
+  // An element: `i` counts rows of A or columns of B, `depth` the terms of the sum.
   template <class T, bool transposed>
   float at(int i, int depth) const {
     const unsigned by_rows = i / 8 * stride + i % 8 * 128 + depth * 2;
@@ -36,15 +37,15 @@ struct DescribedMatrix {
     const unsigned address = swizzled(start + (transposed ? by_depth : by_rows));
     T x;
     std::memcpy(&x, emulated::shared_at(address, 2), 2);
-    // Where no fence is, anything: it is no error of a product that nobody looks at.
+    // Without a fence the number is arbitrary; NaN shows if the product's result is used.
     return emulated::is_fenced(address) ? float_of(x) : std::numeric_limits<float>::quiet_NaN();
   }
 };
 
 inline bool products_are_late() { return (threadIdx.x / 128 + emulated::variant()) % 2 == 0; }
 
-// Work that adds to `d`, of which all of a warpgroup say the same `what`. Nobody else may write
-// there until it is done.
+// Issues work that adds to `d`. All threads of a warpgroup pass the same `what`. No other code may
+// write to `d` until the work is done.
 template <int fragments>
 inline void multiply(float (&d)[fragments][2][2], unsigned long long what, emulated::Work work) {
   emulated::Fiber& fiber = *emulated::current;
@@ -64,7 +65,7 @@ inline void multiply(float (&d)[fragments][2][2], unsigned long long what, emula
   });
 }
 
-// d += a b for the rows of a lane, of which `left` gives both for a depth.
+// d += a b for the two rows of a lane; left[i][k] is the element of row i at depth k.
 template <class T, bool transpose_b, int fragments>
 inline void add_product(float (*d)[2][2], const float (&left)[2][16], unsigned long long b) {
   const DescribedMatrix right(b);
@@ -98,8 +99,8 @@ inline void wgmma(T, float (&d)[fragments][2][2], unsigned long long a, unsigned
   });
 }
 
-// What the lanes of a row hold of an operand is handed out when the product is asked for; that it
-// has not changed since is looked at when it is done.
+// Four lanes exchange their elements of a row when the product is issued. When it is done, each
+// checks that its operand has not changed.
 template <bool transpose_b, class T, int fragments>
 inline void wgmma(T, float (&d)[fragments][2][2], const unsigned (&a)[4], unsigned long long b) {
   struct Left {
@@ -131,7 +132,7 @@ inline void wgmma(T, float (&d)[fragments][2][2], const unsigned (&a)[4], unsign
 
 inline void wgmma_fence() { emulated::current->ordered = true; }
 
-// The house has a fence before every group, since what is multiplied has mostly just been written.
+// cuda_src has a fence before every group, since most operands have just been written.
 inline void wgmma_commit() {
   emulated::current->ordered = false;
   emulated::current->products.commit();
