@@ -80,11 +80,12 @@ def attention_with_kvcache(
     rotary_cos, rotary_sin, rotary_interleaved
         Likewise.
     k_scale, v_scale : number or array of float32, (), (1,) or (batch, heads_kv)
-        Of float8 caches, which need both, and float16 or bfloat16 beside them. A number
-        is compiled in; an array may be traced, and is read as the computation runs.
+        Of float8 caches, which need both: as of :func:`cuflash.append_kv`. The other
+        arrays are float16 or bfloat16 then. A number is compiled in; an array may be
+        traced, and its numbers are not checked.
     causal, window_size, softcap, scale, kv_chunk, algorithm, blocks
-        Likewise, compiled in. A query stands as it does there: the last one sees
-        the last key.
+        As of :func:`cuflash.attention_with_kvcache`, compiled in. A query stands as it
+        does there: the last one sees the last key.
     alibi_slopes, sinks : array, optional
         Likewise.
     return_lse : bool
@@ -115,7 +116,7 @@ def attention_with_kvcache(
 
     Notes
     -----
-    Lengths and tables are read as the computation runs. On CUDA a length below 0
+    Lengths, tables and scales that are arrays are read as the computation runs. On CUDA a length below 0
     counts as 0, one beyond the capacity as that, and a page or an entry that is
     not there as the nearest one. On the CPU JAX reports the ArgumentValueError
     as an error of its own, with its text, before a cache is written.
