@@ -116,10 +116,11 @@ def attention_with_kvcache(
 
     Notes
     -----
-    Lengths, tables and scales that are arrays are read as the computation runs. On CUDA a length below 0
-    counts as 0, one beyond the capacity as that, and a page or an entry that is
-    not there as the nearest one. On the CPU JAX reports the ArgumentValueError
-    as an error of its own, with its text, before a cache is written.
+    Lengths, tables and scales that are arrays are read as the computation runs.
+    On CUDA a length below 0 counts as 0, one beyond the capacity as that, and a
+    page or an entry that is not there as the nearest one. On the CPU JAX reports
+    the ArgumentValueError as an error of its own, with its text, before a cache
+    is written.
 
     Arrays that are divided over several devices are gathered first: inside
     :func:`jax.shard_map` each device attends to its own heads, or its own

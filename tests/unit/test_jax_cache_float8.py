@@ -134,14 +134,17 @@ def test_a_traced_number_of_python_is_float32() -> None:
 
 
 def test_numbers_are_part_of_the_computation() -> None:
-    """Two that differ are two computations, and neither is an argument of it."""
-    arguments = _drawn()
+    """Other numbers are another computation, inside of ``jax.jit`` and outside."""
+    arguments = _drawn(k_scale=None)
     step = jax.jit(lambda a, s: attention_with_kvcache(**a, k_scale=s), static_argnums=1)
-    del arguments["k_scale"]
-    first, second = step(arguments, 0.37), step(arguments, 0.4)
-    _same(first, attention_with_kvcache(**arguments, k_scale=0.37))
-    assert not same_bits(np.asarray(first[0]), np.asarray(second[0]))
-    assert not same_bits(np.asarray(first[1]), np.asarray(second[1]))
+    traced = [step(arguments, scale) for scale in (0.37, 0.9)]
+    eager = [attention_with_kvcache(**arguments, k_scale=scale) for scale in (0.37, 0.9)]
+    for one, other in zip(traced, eager, strict=True):
+        _same(one, other)
+    out, k_cache, v_cache, _ = (
+        same_bits(np.asarray(one), np.asarray(other)) for one, other in zip(*eager, strict=True)
+    )
+    assert (out, k_cache, v_cache) == (False, False, True)
 
 
 def test_without_new_tokens_the_caches_are_those_that_were_given() -> None:
