@@ -126,6 +126,19 @@ def attention_with_kvcache(
     :func:`jax.shard_map` each device attends to its own heads, or its own
     entries. There JAX cannot know that ``overflow`` is the same for all heads:
     :func:`jax.lax.pmax` of it is. On a mesh of explicit axes they are refused.
+
+    Examples
+    --------
+    One token in float8 caches of 8 slots, of which the first two hold 0:
+
+    >>> import jax.numpy as jnp, cuflash.jax
+    >>> caches = jnp.zeros((2, 1, 8, 1, 16), "float8_e4m3fn")
+    >>> q, k, v = jnp.ones((3, 1, 1, 1, 16), "float16")
+    >>> out, k_cache, v_cache, overflow = cuflash.jax.attention_with_kvcache(
+    ...     q, *caches, k, v, cache_seqlens=2, k_scale=0.5, v_scale=0.25
+    ... )
+    >>> k_cache[0, 1:4, 0, 0].tolist(), v_cache[0, 1:4, 0, 0].tolist(), overflow.tolist()
+    ([0.0, 2.0, 0.0], [0.0, 4.0, 0.0], [0])
     """
     given = dict(locals())
     with_lse = check_flag("return_lse", return_lse)
