@@ -31,8 +31,8 @@ def scales_of(
     Raises
     ------
     ArgumentTypeError, ArgumentValueError
-        If a scale is missing beside float8 caches, there without them, or no scale, or
-        if one cache alone is float8.
+        If a scale is missing beside float8 caches, is given beside other caches, or is
+        no scale; if only one of the caches is float8; and of caches of bytes.
     """
     float8 = _are_float8({name: str(array.dtype) for name, array in caches.items()})
     arrays, numbers = split_scales(given, float8)
