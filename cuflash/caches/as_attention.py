@@ -68,11 +68,14 @@ def plan_attention(
 
 
 def describe_attention(
-    specs: Mapping[str, TensorSpec], sizes: Sizes, options: Options
+    specs: Mapping[str, TensorSpec],
+    sizes: Sizes,
+    options: Options,
+    scales: Numbers | None = None,
 ) -> CallProblem:
     """Return the described call of attention, before it is planned."""
     with own_names():
-        return describe("forward", *_of_attention(specs, sizes, options))
+        return describe("forward", *_of_attention(specs, sizes, options, scales))
 
 
 def _of_attention(

@@ -112,7 +112,12 @@ def attend_into(
     call = _call(others, ("q", "k_cache", "v_cache"), given["cache_seqlens"], interleaved, None)
     natives = _appended(call, adopt_all(beside), options)
     targets = {name: natives.pop(name) for name in TARGETS}
+    out = targets["out"]
+    if _is_computed_wider(call):
+        natives, targets["out"] = _widened(natives), np.empty(out.shape, np.float32)
     dispatch.run("forward", natives, targets, asked(options, call.device))
+    if _is_computed_wider(call):
+        _round_into(out, targets["out"])
 
 
 def _appended(call: CacheCall, beside: Mapping[str, Adopted], options: Options) -> dict[str, Any]:
@@ -137,12 +142,20 @@ def _in_float32(natives: Mapping[str, Any], keywords: Mapping[str, Any]) -> dict
     """Run attention with queries widened to float32, and round the output to their dtype."""
     q, out = natives["q"], natives.get("out")
     wide = {name: array for name, array in natives.items() if name != "out"}
-    wide |= {name: wide[name].astype(np.float32) for name in ("q", "sinks") if name in wide}
-    results = _forward(wide, keywords)
+    results = _forward(_widened(wide), keywords)
     made = np.empty(results["out"].shape, q.dtype) if out is None else out
-    with np.errstate(invalid="ignore", over="ignore", under="ignore"):
-        made[...] = results["out"]
+    _round_into(made, results["out"])
     return {**results, "out": made}
+
+
+def _widened(natives: Mapping[str, Any]) -> dict[str, Any]:
+    wide = {name: natives[name].astype(np.float32) for name in ("q", "sinks") if name in natives}
+    return {**natives, **wide}
+
+
+def _round_into(out: Any, result: Any) -> None:
+    with np.errstate(invalid="ignore", over="ignore", under="ignore"):
+        out[...] = result
 
 
 def _call(

@@ -102,7 +102,7 @@ def split_scales(given: Mapping[str, Any], float8: bool) -> tuple[dict[str, Any]
         value = given.get(name)
         if not float8:
             if value is not None:
-                said = f"None: it goes with float8 caches, cache_dtype={_NAME!r}"
+                said = f"None: it goes with float8 caches, which hold {_NAME}"
                 raise ArgumentValueError(name, shown(value), said)
         elif value is None:
             expected = "a number, or a float32 array: what is stored is multiplied by it"

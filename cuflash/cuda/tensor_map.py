@@ -110,13 +110,15 @@ class TensorMapEncoder:
         self._base = np.zeros(WORDS, np.uint64)  # one of those maps
 
     @property
-    def arguments(self) -> tuple[int, npt.NDArray[np.uint64]]:
+    def arguments(self) -> tuple[int, int, int, npt.NDArray[np.uint64]]:
         """The driver's arguments besides the address.
 
-        They are the type, and the words of sizes, strides, box and steps in turn.
+        They are the type, the modes of the swizzle and of the promotion into L2, and
+        the words of sizes, strides, box and steps in turn.
         """
         arrays = self._sizes, self._strides, self._box, self._steps
-        return self._type, np.frombuffer(b"".join(bytes(array) for array in arrays), np.uint64)
+        words = np.frombuffer(b"".join(bytes(array) for array in arrays), np.uint64)
+        return self._type, self._swizzle, self._promotion, words
 
     def map_of(self, address: int) -> npt.NDArray[np.uint64]:
         """The map of a tensor at a device address, as the driver makes it: :data:`WORDS` words.

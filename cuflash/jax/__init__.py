@@ -247,6 +247,13 @@ def attention(
     Ctrl-C inside a computation on the CPU interrupts the callback, and JAX
     reports a ``RuntimeError`` that begins with INTERNAL and holds the traceback
     of KeyboardInterrupt, which an ``except KeyboardInterrupt`` does not catch.
+
+    Examples
+    --------
+    >>> import jax, cuflash.jax
+    >>> x = jax.numpy.ones((2, 128, 4, 64), "bfloat16")
+    >>> cuflash.jax.attention(x, x, x, is_causal=True).shape
+    (2, 128, 4, 64)
     """
     given = dict(locals())  # every argument by name
     call = call_of(**checked(given))

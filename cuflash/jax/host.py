@@ -62,7 +62,8 @@ class CachedHostCall:
         beside = {"out": made.pop("out"), "lse_out": made.pop("lse")}
         given = self.call.named(map(np.asarray, buffers)) | made
         beside |= {name: given.pop(name) for name in FEATURES if name in given}
-        attend_into(given, beside, self.call.interleaved, self.call.options)
+        every = {**given, **self.call.numbers}
+        attend_into(every, beside, self.call.interleaved, self.call.options)
 
 
 def prepare_host(call: Call | CachedCall, arrays: Sequence[Any]) -> HostCall | CachedHostCall:

@@ -114,7 +114,8 @@ def _cuda_plan(
     check_refused((*problem.features, algorithm, "cuda"))
     if problem.float8 and algorithm != "fa3":
         raise UnsupportedError(
-            f"{algorithm} does not read float8 caches (cache_dtype): fa3 does, on Hopper GPUs"
+            f"{algorithm} does not read float8 caches (k_scale and v_scale): "
+            "fa3 does, on Hopper GPUs"
         )
     _check_device(problem, limits, algorithm)
     if kv_chunk is not None:

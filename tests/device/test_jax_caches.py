@@ -12,6 +12,7 @@ import cuflash
 from cuflash import dispatch
 
 from ..kit.caches import CacheCase, build, check_close, same_bits
+from ..kit.jax_caches import check_caches, in_jax
 from .common import skip_without
 from .test_jax import jax
 
@@ -50,10 +51,9 @@ def test_every_result_is_that_of_the_reference(
         pytest.skip("FlashAttention-3 takes 16-bit arrays")
     built = build(replace(case, dtype=dtype))
     truth, truth_lse, raw, overflow = built.expected()
-    keywords: dict[str, Any] = {**built.options, **built.keywords, "return_lse": True}
-    given = {name: array for name, array in built.arrays.items() if name != "overflow"}
-    arrays = {n: jax.numpy.asarray(a) for n, a in {**given, **built.caches}.items()}
-    step = jax.jit(lambda a: attention_with_kvcache(**a, **keywords, algorithm=algorithm))
+    arrays, keywords = in_jax(built, jax)
+    keywords |= {"return_lse": True, "algorithm": algorithm}
+    step = jax.jit(lambda arrays: attention_with_kvcache(**arrays, **keywords))
     ran: list[Any] = []
     with dispatch.observe(ran.append):
         out, *caches, counted, lse = step(arrays)
@@ -61,10 +61,7 @@ def test_every_result_is_that_of_the_reference(
     assert not ran  # neither the tiled NumPy code nor a call that plans by itself
     check_close(built.case, out, truth)
     check_close(built.case, lse, truth_lse)
-    for name, view, cache in zip(("k", "v"), built.views(raw), caches, strict=True):
-        assert same_bits(np.asarray(cache), np.ascontiguousarray(view))
-        before = np.ascontiguousarray(built.caches[f"{name}_cache"])
-        assert same_bits(np.asarray(arrays[f"{name}_cache"]), before)
+    check_caches(built, raw, caches, arrays)
     assert np.asarray(counted).tolist() == np.asarray(overflow).tolist()
 
 

@@ -90,11 +90,12 @@ def _encode_map(to: Any, kind: int, rank: int, address: Any, *more: Any) -> int:
     """Stand for the driver: write a map as ``cuda/ptx/tensor_copy.cuh`` reads it."""
     assert rank == 4
     itemsize = {0: 1, 6: 2, 7: 4, 9: 2}[kind]  # uint8, float16, float32, bfloat16
-    sizes, strides, box, steps, interleave, swizzle, _promotion, fill = more
+    sizes, strides, box, steps, interleave, swizzle, promotion, fill = more
     assert ([*box][2:], [*steps]) == ([1, 1], [1] * 4)
     width = box[0] * itemsize
     assert width == 128 or (width, itemsize) == (64, 1)
     assert (interleave, swizzle, fill) == (0, 3 if width == 128 else 0, 0)  # zeros outside
+    assert promotion == (2 if itemsize == 1 else 3)  # 128 or 256 bytes
     assert box[1] <= 256
     assert all(number % 16 == 0 for number in (address.value, *strides))
     words = (address.value, *sizes, *strides, box[1], itemsize, width)

@@ -232,7 +232,7 @@ def test_what_fa3_does_not_take_is_refused(change: dict[str, Any], said: str) ->
         raw, arrays = on_device(host, built)
         with pytest.raises(cuflash.UnsupportedError, match=said) as raised:
             host.call(cuflash.attention_with_kvcache, **arrays, **built.keywords)
-        assert "does not read float8 caches (cache_dtype)" in str(raised.value)
+        assert "does not read float8 caches (k_scale and v_scale)" in str(raised.value)
         assert all(same_bits(a.peek(), b) for a, b in zip(raw, built.raw, strict=True))
 
 
@@ -243,7 +243,7 @@ def test_other_kernels_refuse_float8_caches(architecture: str, algorithm: str) -
     built = build(replace(_PLAIN, new=1, lengths=(3,)))
     with host_cupy(architecture) as host:
         raw, arrays = on_device(host, built)
-        said = r"fa[12] does not read float8 caches \(cache_dtype\): fa3 does, on Hopper GPUs"
+        said = r"fa[12] does not read float8 caches \(k_scale and v_scale\): fa3 does, on Hopper"
         with pytest.raises(cuflash.UnsupportedError, match=said):
             host.call(
                 cuflash.attention_with_kvcache, **arrays, **built.keywords, algorithm=algorithm

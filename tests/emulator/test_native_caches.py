@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from ..kit.caches import Built, CacheCase, build, check_close, same_bits
+from ..kit.jax_caches import check_caches, in_jax
 from .build import compiler
 from .device import emulated_device
 
@@ -32,6 +33,7 @@ _CASE = CacheCase(
     dims=(16, 16), counts=True, options=(("causal", True),),
 )  # fmt: skip
 _PAGED = replace(_CASE, kind="paged", slots=16, pages=2)
+_FLOAT8 = replace(_CASE, float8="each")
 #: A case for each way in which the two steps get their inputs and outputs.
 _CASES = {
     "rotated": ("fa2", _CASE),
@@ -42,19 +44,20 @@ _CASES = {
     "pages, copied": ("fa3", replace(_PAGED, slopes=True)),
     "entries": ("fa2", replace(_CASE, kind="indexed", pairs=0)),
     "padding": ("fa2", replace(_CASE, leftpad=(1, 0, 17, 20))),
-}
+    "float8": ("fa3", _FLOAT8),
+    "float8, numbers": ("fa3", replace(_FLOAT8, float8="numbers", dims=(64, 128), new=None,
+                                       pairs=0, counts=False)),
+    "float8, pages": ("fa3", replace(_PAGED, float8="mixed", dtype="bfloat16", dims=(128, 80))),
+    "float8, entries": ("fa3", replace(_FLOAT8, kind="indexed", float8="ones", pairs=0,
+                                       leftpad=(1, 0, 17, 20), sinks=True, slopes=True)),
+}  # fmt: skip
 
 
 def _run(built: Built, algorithm: str) -> Any:
-    """Run both steps in one compiled computation; its results, and the caches."""
-    keywords: dict[str, Any] = {**built.options, **built.keywords, "return_lse": True}
-    given = {name: array for name, array in built.arrays.items() if name != "overflow"}
-    arrays = {n: jax.numpy.asarray(a) for n, a in {**given, **built.caches}.items()}
-
-    def step(arrays: dict[str, Any]) -> Any:
-        return attention_with_kvcache(**arrays, **keywords, algorithm=algorithm)
-
-    return jax.jit(step)(arrays), (arrays["k_cache"], arrays["v_cache"])
+    """Run both steps in one compiled computation; return the results and the given arrays."""
+    arrays, keywords = in_jax(built, jax)
+    keywords |= {"return_lse": True, "algorithm": algorithm}
+    return jax.jit(lambda arrays: attention_with_kvcache(**arrays, **keywords))(arrays), arrays
 
 
 @pytest.mark.parametrize(("algorithm", "case"), _CASES.values(), ids=_CASES)
@@ -63,15 +66,12 @@ def test_a_compiled_computation_is_what_the_reference_says(
 ) -> None:
     built = build(case)
     truth, truth_lse, raw, overflow = built.expected()
-    before = [np.ascontiguousarray(cache) for cache in built.caches.values()]
     with emulated_device("90", num_sms=1 if algorithm == "fa3" else None):
-        (out, *caches, counted, lse), given = _run(built, algorithm)
+        (out, *caches, counted, lse), arrays = _run(built, algorithm)
     check_close(case, out, truth)
     check_close(case, lse, truth_lse)
-    expected = [np.ascontiguousarray(cache) for cache in built.views(raw)]
-    assert all(same_bits(np.asarray(a), b) for a, b in zip(caches, expected, strict=True))
+    check_caches(built, raw, caches, arrays)
     assert np.asarray(counted).tolist() == np.asarray(overflow).tolist()
-    assert all(same_bits(np.asarray(a), b) for a, b in zip(given, before, strict=True))
     assert driver.asked.count("launch") >= 1 + (case.new is not None)
     assert ("encode" in driver.asked) == (algorithm == "fa3")
 

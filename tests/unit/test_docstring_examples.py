@@ -33,16 +33,21 @@ def _public() -> dict[str, Any]:
 PUBLIC = _public()
 
 
-@pytest.mark.parametrize("name", sorted(set(PUBLIC) - WITHOUT))
-def test_an_example_gives_what_it_shows(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUFLASH_BACKEND", "numpy")
-    text = inspect.getdoc(PUBLIC[name]) or ""
-    test = doctest.DocTestParser().get_doctest(text, {name: PUBLIC[name]}, name, None, None)
+def check_examples(name: str, function: Any) -> None:
+    """The docstring of a function has an example, and all examples give what they show."""
+    text = inspect.getdoc(function) or ""
+    test = doctest.DocTestParser().get_doctest(text, {name: function}, name, None, None)
     assert test.examples, f"{name} has no example"
     report: list[str] = []
     runner = doctest.DocTestRunner()
     runner.run(test, out=report.append)
     assert runner.summarize(verbose=False).failed == 0, "".join(report)
+
+
+@pytest.mark.parametrize("name", sorted(set(PUBLIC) - WITHOUT))
+def test_an_example_gives_what_it_shows(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUFLASH_BACKEND", "numpy")
+    check_examples(name, PUBLIC[name])
 
 
 def test_what_has_no_example_is_listed() -> None:

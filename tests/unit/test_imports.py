@@ -195,6 +195,7 @@ ORDER = [
     "jax.arguments",
     "jax.functions",
     "jax.lengths",
+    "jax.float8",
     "jax.cache",
     "jax",
 ]

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 import cuflash
 
 from ..kit.caches import CacheCase, build, cases, check_close, same_bits
+from ..kit.jax_caches import check_caches, in_jax
 from .jax_case import alike, cpu_mesh, draw, jax, jnp, near, wide
 
 __all__ = ["wide"]
@@ -30,18 +31,13 @@ def _check(case: CacheCase) -> None:
     """All results are those of the reference, and the caches that were given are as before."""
     built = build(case)
     truth, truth_lse, raw, overflow = built.expected()
-    given = {name: array for name, array in built.arrays.items() if name != "overflow"}
-    arrays = {name: jnp.asarray(array) for name, array in {**given, **built.caches}.items()}
-    keywords: dict[str, Any] = {**built.keywords, **built.options, "return_lse": True}
-    out, *caches, counted, lse = attention_with_kvcache(**arrays, **keywords)
+    arrays, keywords = in_jax(built, jax)
+    out, *caches, counted, lse = attention_with_kvcache(**arrays, **keywords, return_lse=True)
     check_close(case, out, truth)
     check_close(case, lse, truth_lse)
     assert (out.dtype, lse.dtype) == (arrays["q"].dtype, truth_lse.astype(lse.dtype).dtype)
     assert (counted.dtype, counted.tolist()) == ("int32", overflow.tolist())
-    for name, view, cache in zip(("k", "v"), built.views(raw), caches, strict=True):
-        assert same_bits(np.asarray(cache), np.ascontiguousarray(view))
-        before = np.ascontiguousarray(built.caches[f"{name}_cache"])
-        assert same_bits(np.asarray(arrays[f"{name}_cache"]), before)
+    check_caches(built, raw, caches, arrays)
 
 
 @settings(max_examples=60)

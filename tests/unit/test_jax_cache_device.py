@@ -25,6 +25,7 @@ Q, NEW, CACHE, TABLE = (2, 3, 4, 16), (2, 3, 2, 16), (2, 32, 2, 16), (40, 5)
 SHAPES: dict[str, Any] = {"q": Q, "k_cache": CACHE, "v_cache": CACHE, "cache_seqlens": (2,)}
 APPENDED = {"k": NEW, "v": NEW, "rotary_cos": TABLE, "rotary_sin": TABLE}
 KINDS = {"cache_seqlens": "int32", "rotary_cos": "float32", "rotary_sin": "float32"}
+FLOAT8 = {"k_cache": "float8_e4m3fn", "v_cache": "float8_e4m3fn", "k_scale": "float32"}
 STREAM = 77
 
 
@@ -37,11 +38,14 @@ def two_devices(fake_device: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> Fak
     return fake_device
 
 
-def _prepared(appends: bool, algorithm: str) -> Any:
-    shapes = SHAPES | (APPENDED if appends else {})
+def _prepared(appends: bool, algorithm: str, float8: bool) -> Any:
+    shapes, kinds = SHAPES | (APPENDED if appends else {}), KINDS
+    if float8:  # a scale of each entry and head, and a number
+        shapes, kinds = {**shapes, "k_scale": (2, 2)}, {**KINDS, **FLOAT8}
     options = check_options(causal=True, algorithm=algorithm)
-    call = CachedCall(options, False if appends else None, tuple(shapes))
-    arrays = [jax.ShapeDtypeStruct(s, KINDS.get(name, "float16")) for name, s in shapes.items()]
+    scales = (("v_number", 0.75),) if float8 else None
+    call = CachedCall(options, False if appends else None, tuple(shapes), scales)
+    arrays = [jax.ShapeDtypeStruct(s, kinds.get(name, "float16")) for name, s in shapes.items()]
     return on_device.prepare_device(call, arrays), shapes
 
 
@@ -50,14 +54,16 @@ def _buffer(address: int, device: int) -> Any:
     return SimpleNamespace(shape=(1,), place=(address, device))
 
 
-@pytest.mark.parametrize("algorithm", ["fa2", "fa3"])
+@pytest.mark.parametrize("algorithm", ["fa2", "fa3", "float8"])
 @pytest.mark.parametrize("device", [0, 1])
 @pytest.mark.parametrize("appends", [False, True])
 def test_a_callback_is_a_prepared_call(
     fake_device: FakeDevice, appends: bool, device: int, algorithm: str
 ) -> None:
     """On XLA's stream, over its buffers; a cache that is written is the result."""
-    made, shapes = _prepared(appends, algorithm)
+    float8 = algorithm == "float8"
+    algorithm = "fa3" if float8 else algorithm
+    made, shapes = _prepared(appends, algorithm, float8)
     names = [*shapes, *made.call.results, *(["workspace"] if made.scratch_bytes else [])]
     at = {name: (i + 1) << 20 for i, name in enumerate(shapes)}
     results = {name: (i + 1) << 30 for i, name in enumerate(names[len(shapes) :])}
@@ -73,6 +79,7 @@ def test_a_callback_is_a_prepared_call(
     keywords: dict[str, Any] = {"rotary_interleaved": False} if appends else {}
     given = {n: s for n, s in shapes.items() if n != "cache_seqlens"}
     given |= {"cache_seqlens": "int32", "overflow": "int32" if appends else None}
+    keywords |= {"v_scale": 0.75, "cache_dtype": "float8_e4m3fn"} if float8 else {}
     ready = cuflash.prepare(
         operation="kvcache", **given, **keywords, dtype="float16", causal=True,
         algorithm=algorithm, device=device,
@@ -101,3 +108,28 @@ def test_what_the_device_refuses_is_said_when_lowering() -> None:
     step = jax.jit(lambda q, cache: attention_with_kvcache(q, cache, cache, **given))
     with pytest.raises(cuflash.UnsupportedError, match=r"^fa1 reads keys"):
         step.trace(q, cache).lower(lowering_platforms=("cuda",))
+
+
+@pytest.mark.parametrize("algorithm", ["fa1", "fa2"])
+def test_other_kernels_refuse_float8_caches_when_lowering(algorithm: Any) -> None:
+    q, cache = draw(Q, CACHE, dtype="float16")
+    given: dict[str, Any] = {"cache_seqlens": 3, "k_scale": jnp.ones(()), "v_scale": 2}
+    step = jax.jit(
+        lambda q, cache: attention_with_kvcache(q, cache, cache, **given, algorithm=algorithm)
+    )
+    says = rf"^{algorithm} does not read float8 caches \(k_scale and v_scale\)"
+    with pytest.raises(cuflash.UnsupportedError, match=says):
+        step.trace(q, cache.astype("float8_e4m3fn")).lower(lowering_platforms=("cuda",))
+
+
+def test_a_computation_for_cuda_is_given_float8_caches_as_they_are() -> None:
+    """They are not converted to bytes, which XLA would copy."""
+    q, k, v, *caches = draw(Q, NEW, NEW, CACHE, CACHE, dtype="float16")
+    given: dict[str, Any] = {"cache_seqlens": 3, "k_scale": 1.5, "v_scale": 2}
+    step = jax.jit(lambda *a: attention_with_kvcache(*a, **given))
+    stored = [cache.astype("float8_e4m3fn") for cache in caches]
+    text = str(step.trace(q, *stored, k, v).lower(lowering_platforms=("cuda",)).as_text())
+    assert "bitcast" not in text
+    assert "stablehlo.convert" not in text
+    aliases = re.findall(r"output_tuple_indices = \[(\d)\],\s*operand_index = (\d)", text)
+    assert aliases == [("2", "1"), ("3", "2")]

@@ -117,8 +117,8 @@ def _fill_maps(table: int, kernel: int, addresses: int, words: int, place: int) 
                 sizes + 8 * (4 + 3),
                 sizes + 8 * (4 + 3 + 2),
                 0,  # not interleaved
-                3,  # rows of 128 bytes are swizzled
-                3,  # L2 fetches 256 bytes
+                of(one, Map.swizzle),
+                of(one, Map.promotion),
                 0,  # zeros outside
             ),
         )

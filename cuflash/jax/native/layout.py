@@ -103,8 +103,10 @@ class Map(enum.IntEnum):
     word = 0
     tensor = 1
     kind = 2
-    sizes = 3  # and strides, box and steps after them
-    refused = 3 + BOX_WORDS
+    swizzle = 3
+    promotion = 4
+    sizes = 5  # and strides, box and steps after them
+    refused = 5 + BOX_WORDS
 
 
 class Driver(enum.IntEnum):

@@ -167,9 +167,9 @@ class LaunchTable:
 
     def _map(self, told: str, one: tuple[int, str, Any], number_of: Mapping[str, int]) -> list[int]:
         word, name, encoder = one
-        kind, words = encoder.arguments
+        *modes, words = encoder.arguments
         refused = self._text(f"{told}: the tensor map of {name} was refused: CUDA error ")
-        return [word, number_of[name], kind, *map(int, words), refused]
+        return [word, number_of[name], *modes, *map(int, words), refused]
 
 
 def _multiples_of(planned: CallPlan | CachePlan) -> Mapping[str, int]:
