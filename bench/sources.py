@@ -41,7 +41,6 @@ KERNELS = {
     ("fa3", "backward"): (
         ("steps", "statistics"),
         ("fa3", "backward"),
-        ("fa3", "backward_few"),
         ("steps", "convert_dq"),
         ("fa3", "sum_parts"),
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from ..kit.case import Case
@@ -56,3 +57,22 @@ def test_what_is_not_finite_comes_out_of_what_sees_it(place: float) -> None:
             given = (x["dout"], x["q"], x["k"], x["v"], out, lse, x["dlse"])
             dq, dk, dv = runner.backward(case, *given)
         one.check({"out": out, "lse": lse, "dq": dq, "dk": dk, "dv": dv})
+
+
+@pytest.mark.parametrize("spoiled_name", ["q", "dout", "k", "v"])
+def test_dead_queries_leave_no_trace(spoiled_name: str) -> None:
+    """Their dq is 0, whatever their rows or a key that others see hold; dk and dv are the same."""
+    case = Case(1, 2, 2, 100, 300, 64, 64, "bfloat16", causal=True, q_offset=-20, seed=2)
+    x = arrays(case, "q", "k", "v", "dout", "dlse")
+    runner = EmulatedRunner("90", "fa3", num_sms=1)
+    with few_alone():
+        saved = runner.forward(case, x["q"], x["k"], x["v"])
+        sound = runner.backward(case, x["dout"], x["q"], x["k"], x["v"], *saved, x["dlse"])
+        rows = slice(20) if spoiled_name in ("q", "dout") else slice(3, 4)
+        x[spoiled_name][:, rows] = np.nan
+        dq, dk, dv = runner.backward(case, x["dout"], x["q"], x["k"], x["v"], *saved, x["dlse"])
+    assert not dq[:, :20].any()
+    if spoiled_name in ("q", "dout"):
+        assert (dq == sound[0]).all()
+        assert (dk == sound[1]).all()
+        assert (dv == sound[2]).all()

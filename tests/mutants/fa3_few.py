@@ -16,11 +16,11 @@ _TEST = "test_few_queries.py::test_against_float64"
 _UNIT = "tests/unit/test_plan_few.py"
 
 
-_SPOILED = "test_few_queries.py::test_what_is_not_finite_comes_out_of_what_sees_it[0.6]"
+_DEAD = "test_few_queries.py::test_dead_queries_leave_no_trace"
 
 
 def _bug(name: str, file: str, find: str, replace: str, of: str = "full-5") -> Bug:
-    test = _SPOILED if of == "not finite" else f"{_TEST}[{of}]"
+    test = f"{_DEAD}[{of}]" if of in "qkv" else f"{_TEST}[{of}]"
     return Bug(name, file, find, replace, NARROW_GRADIENTS, emulated=test)
 
 
@@ -97,7 +97,7 @@ BUGS = (
         _KERNEL,
         "if (!has_dead_queries<Config>(c.shared.lse)) return false;",
         "return false;",
-        "dead queries-1",
+        "q",
     ),
     _bug(
         "tiles that no query sees keep what was there",
@@ -124,7 +124,7 @@ BUGS = (
         _KERNEL,
         "return c.shared.lse.value[row + i] == infinity<float>(); });",
         "return i < 0; });",
-        "not finite",
+        "k",
     ),
     _bug(
         "dS is stored before dQ has read the one before",
@@ -138,7 +138,7 @@ BUGS = (
         _KERNEL,
         "    issue_q(dq, stage);\n",
         "    arrive_warp<Config>(c.shared.k_empty[stage]);\n    issue_q(dq, stage);\n",
-        "full-1",
+        "wide-1",
     ),
     _bug(
         "V is never released",

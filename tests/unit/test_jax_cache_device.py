@@ -106,7 +106,7 @@ def test_what_the_device_refuses_is_said_when_lowering() -> None:
     table = jnp.zeros((2, 1), "int32")
     given: dict[str, Any] = {"cache_seqlens": 3, "page_table": table, "algorithm": "fa1"}
     step = jax.jit(lambda q, cache: attention_with_kvcache(q, cache, cache, **given))
-    with pytest.raises(cuflash.UnsupportedError, match=r"^fa1 reads keys"):
+    with pytest.raises(cuflash.UnsupportedError, match=r"^fa1 does not take page_table"):
         step.trace(q, cache).lower(lowering_platforms=("cuda",))
 
 
