@@ -117,7 +117,7 @@ def _dense(starts: Any, columns: Any, kv_blocks: int) -> Any:
     shape = (*starts.shape[:-1], starts.shape[-1] - 1)
     begins, ends = starts[..., :-1].reshape(-1), starts[..., 1:].reshape(-1)
     if bool(((begins < 0) | (ends < begins) | (ends > columns.size)).any()):
-        expected = f"every row to begin and end from 0 to {columns.size}, in this order"
+        expected = f"rows between 0 and {columns.size}, none of which ends before it begins"
         raise ArgumentValueError("indptr", "a row out of range", expected)
     if bool(((columns < 0) | (columns >= kv_blocks)).any()):
         raise ArgumentValueError("indices", "a column out of range", f"0 to {kv_blocks - 1}")
@@ -131,7 +131,7 @@ def _dense(starts: Any, columns: Any, kv_blocks: int) -> Any:
 
 
 def split_block_mask(value: Any) -> tuple[tuple[int, int] | None, Any]:
-    """The keyword of a block mask (the size of its blocks) and its array.
+    """Split a block mask into the size of its blocks, the keyword ``block_mask``, and its array.
 
     Raises
     ------

@@ -28,10 +28,11 @@ struct ForwardTypes {
                                  Config::head_dim_v <= Config::head_dim;
 
   // The number of keys that are exponentiated together, beside the products of earlier keys. Narrow
-  // heads take as many as most_weight() allows for, which is one tile of the table.
+  // heads take 64, as many as most_weight() allows, which is a whole tile of the planner's table.
   static constexpr int keys_at_once =
       Config::maxima_on_demand && Config::head_dim_v <= 64 && Config::block_kv % 64 == 0 ? 64 : 16;
-  static_assert(!Config::maxima_on_demand || !natural_logits<Config>, "of 16-bit storage alone");
+  static_assert(!Config::maxima_on_demand || !natural_logits<Config>,
+                "maxima on demand need 16-bit storage");
 
   using Scores =
       WarpTile<Compute, Config::fragment_rows, rows_per_warp, Config::block_kv / sharing>;
@@ -45,7 +46,8 @@ struct ForwardTypes {
   using PTile = SharedTile<Storage, Config::block_q, Config::block_kv>;
 };
 
-// One number for each row from either warp of a pair: maxima of scores, at the end sums.
+// For each row one number from each warp of a pair: the row's maximum of scores during the steps,
+// its sum at the end.
 template <class Config, bool paired = Config::paired>
 struct PairStorage {
   SharedArray<Pair<typename Config::Compute>, Config::block_q> of_rows;
@@ -85,8 +87,8 @@ struct LatestTiles {
   }
 };
 
-// The same without the tiles that a term hides entirely. A step's tile is found when its K is
-// loaded.
+// StepBlocks of kernels that skip the kv tiles that a term of the scores hides entirely. A step's
+// tile is found when its K is loaded.
 template <class Config>
 struct StepBlocks<Config, true> {
   const typename Config::Params& params;

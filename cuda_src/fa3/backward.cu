@@ -113,8 +113,8 @@ __device__ inline void math_role(const BackwardContext<Config>& c, int warpgroup
     wait<Config>(c.shared.k_full, 0);
     wait<Config>(c.shared.v_full, 0);
   }
-  // With a causal mask alone, and with 128 queries a step, a hidden step costs the other steps more
-  // time than it saves.
+  // With only a causal mask, or with 128 queries a step, skipping hidden steps slows the other
+  // steps down by more than it saves.
   constexpr bool skips_hidden =
       Mask<Config>::has_first && !Types::q_parted_by_rows && !Config::listed;
   int step = c.steps_before;
@@ -155,7 +155,7 @@ __device__ inline void stay(const typename Config::Params& params,
   static_assert(!Config::Lengths::vary && !Config::ordered && !Config::parted && !Config::listed &&
                     Config::operand_stages == 0 && Config::kv_tiles_per_convert_block == 0 &&
                     !BackwardTypes<Config>::keys_shared && !BackwardTypes<Config>::serial,
-                "what blocks that stay do not do");
+                "blocks that stay do not support these options");
   const int role = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / kWarpgroup, 0);
   if (threadIdx.x == 0) {
     begin_block<Config>(params, shared);
@@ -201,7 +201,8 @@ __device__ inline void backward(const typename Config::Params& params) {
     tile = place.tile;
   }
   if constexpr (Config::Lengths::packed) {
-    static_assert(Config::kv_tiles_per_convert_block == 0 && !Config::parted, "as lists have it");
+    static_assert(Config::kv_tiles_per_convert_block == 0 && !Config::parted,
+                  "no blocks that convert, no parts");
   }
   const auto c = context_of<Config>(params, shared, tile);
   if constexpr (Config::Lengths::packed) {

@@ -28,7 +28,7 @@ __device__ inline long long part_index(long long row, int column) {
   return (fragment * 32 + ptx::opaque_lane()) * 4;
 }
 
-// Stores the 16 rows of all columns that a warp has finished to memory.
+// Stores in memory the 16 rows that a warp has finished, with all their columns.
 template <class Tile>
 __device__ __forceinline__ void store_part(float* parts, const Tile& tile, long long row) {
   static_assert(Tile::rows == kRowsOfFragment, "one row of fragments");

@@ -1,7 +1,7 @@
-// FlashAttention-3 backward, blocks of rows: dQ = scale * the sums, rounded, while other blocks
-// multiply. A separate kernel (steps/convert_dq.cu) is bound by device memory and leaves the matrix
-// units idle. A few multiprocessors do the same beside the others in less time, and find the fresh
-// sums in L2. bench/NOTES.md has the figures.
+// FlashAttention-3 backward, blocks of rows: they compute dQ = scale * the sums and round it while
+// other blocks multiply. A separate kernel (steps/convert_dq.cu) is bound by device memory and
+// leaves the matrix units idle. A few multiprocessors do the same beside the others in less time,
+// and find the fresh sums in L2. bench/NOTES.md has the figures.
 //
 // Every kv tile has a share of its head's rows, as in backward_clear.cuh. One block of rows
 // precedes each round of Config::kv_tiles_per_convert_block blocks of tiles. It finishes the shares
@@ -9,8 +9,8 @@
 // The last shares are finished after all tiles.
 //
 // Who waits for whom, by a counter in device memory for every kv head:
-//   summed   a block that finishes a share, for the blocks of all kv tiles of the head; those have
-//            seen that the sums were cleared
+//   summed   a block that finishes a share, for the blocks of all kv tiles of the head; each of
+//            these adds to dQ only after the sums are cleared
 #pragma once
 
 #include "backward_clear.cuh"
@@ -25,7 +25,7 @@ __device__ inline void pass_sums(const BackwardContext<Config>& c) {
   ptx::pass_turn(&counters_of(c.params, batch_of(c), c.item.head).summed);
 }
 
-// One thread beside math, where sums have no order.
+// The role of one thread outside the math warps, in kernels whose sums have no order.
 template <class Config>
 __device__ inline void sums_role(const BackwardContext<Config>& c) {
   if constexpr (Config::kv_tiles_per_convert_block > 0) {
@@ -62,7 +62,8 @@ struct RowUnits {
         of_share(units_of_share<Config>(params)),
         count(count * of_share * (params.shape.heads_q / params.shape.heads_kv)) {}
 
-  // The unit's row is beyond the length where a head has fewer units than the shares of its tiles.
+  // The shares of a head's tiles may hold more units than the head has. The rows of the extra units
+  // lie beyond the length.
   __device__ RowUnit at(unsigned i) const {
     const unsigned group = params.shape.heads_q / params.shape.heads_kv;
     const unsigned heads = i / of_share;  // query heads whose units come before
@@ -102,9 +103,10 @@ struct UnitToFinish {
         column);
   }
 
-  // The number of the `rest` columns that this part has.
+  // Of the `rest` columns, the number that may be stored. store_staged() stores at most 64 columns,
+  // so only narrower parts need a limit.
   __device__ static int valid_columns(int rest) {
-    return columns % 64 == 0 ? rest : min(columns, rest);  // a staged row has 64
+    return columns % 64 == 0 ? rest : min(columns, rest);
   }
 
   __device__ __forceinline__ void finish(const RowUnits<Config>& units, StagedRows& staging) {
@@ -142,7 +144,7 @@ struct BlockPlace {
     if (round >= rounds) {  // after all tiles a block finishes one share
       finished += blockIdx.x - rounds * blocks;
       shares = 1;
-    } else if (within > 0) {  // after the last tile of the last round
+    } else if (within > 0) {  // it has a tile, or no work after the last tile of the last round
       shares = 0;
     }
   }

@@ -1,4 +1,4 @@
-// Boolean mask with one bit for each pair in the workspace, see steps/summarise_mask.cu.
+// A boolean mask as bits in the workspace, one for each pair; steps/summarise_mask.cu writes them.
 #pragma once
 
 #include "../tile/numeric.cuh"

@@ -7,8 +7,8 @@
 
 namespace cuflash::steps {
 
-// A warp's part at a time: the rows of a fragment, and a number of columns that divides every
-// bucket.
+// The part that a warp converts at a time: the rows of a fragment, and 64, 32 or 16 columns, the
+// largest that divides head_dim.
 template <class Config>
 struct ConvertTypes {
   static constexpr int columns = Config::head_dim % 64 == 0   ? 64

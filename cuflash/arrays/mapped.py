@@ -1,4 +1,4 @@
-"""The bytes of a file that host memory shows: a file can be mapped at two addresses."""
+"""Finds the bytes of a file that an address is mapped to: a file may be mapped at two addresses."""
 
 from __future__ import annotations
 

@@ -11,7 +11,8 @@ from ..errors import ArgumentTypeError
 
 __all__ = ["check_byte_order", "check_foreign", "check_subclass", "class_of", "kind_of"]
 
-#: Methods of PyTorch tensors and JAX arrays that reveal this, the reason, and the remedy.
+#: Methods of PyTorch tensors and JAX arrays that return True if their memory is not their contents.
+#: With each: what is wrong, and what to pass instead.
 _TELL = (
     ("is_neg", "whose negation is still to be done", "its resolve_neg()"),
     (
@@ -50,8 +51,8 @@ def check_byte_order(name: str, array: Any) -> None:
 def check_subclass(name: str, array: Any) -> None:
     """Refuse subclasses of ``numpy.ndarray`` that would lose their meaning.
 
-    That is a mask, a unit, or another ``*``. A masked array is refused even if nothing is masked:
-    whether a call works should not depend on the contents of its arrays.
+    Such a subclass adds a mask or a unit, or changes what ``*`` means. A masked array is refused
+    even if nothing is masked: whether a call works should not depend on the contents of its arrays.
     """
     if isinstance(array, np.ma.MaskedArray):
         expected = "a plain NumPy array, as its .filled(...) or .data"

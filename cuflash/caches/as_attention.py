@@ -55,7 +55,7 @@ def plan_attention(
     sizes, options
         As they were checked.
     scales
-        The scales of float8 caches that are numbers; None for other caches.
+        For float8 caches the scales that are numbers, not arrays; None for other caches.
 
     Raises
     ------

@@ -112,7 +112,7 @@ def append(call: CacheCall, before: Any, advance: bool, tell: Any = lambda plan:
 
 
 def places(call: CacheCall) -> dict[str, Adopted]:
-    """Return the arrays that locate an entry's keys; none if entry i is entry i of the caches.
+    """Return the arrays that locate an entry's keys; none if entry i of the batch is entry i of the caches.
 
     ``cache_batch_idx`` becomes a page table: every entry of the caches is one page.
     """
@@ -157,7 +157,7 @@ def ready_append(
     sizes, interleaved, advance, device
         As for :func:`append`.
     scales
-        The scales of float8 caches that are numbers; None for other caches.
+        For float8 caches the scales that are numbers, not arrays; None for other caches.
     """
     names = (*_MATRICES, *_OTHERS, *SCALES)
     given = tuple((name, specs[name]) for name in names if name in specs)

@@ -20,7 +20,8 @@ def holes(own: Sequence[int], full: Sequence[int]) -> list[int]:
     Parameters
     ----------
     own, full
-        Sizes of the mapped axes and of the batch, of the array and of the queries.
+        Sizes of the mapped axes and of the batch axis: of the array (``own``), and of the
+        queries (``full``).
     """
     has = [axis for axis, size in enumerate(own) if size > 1]
     return [
@@ -35,9 +36,9 @@ def sharing(
 ) -> tuple[int, int] | None:
     """Return how many neighbours share an entry of an array, and an entry of its gradient.
 
-    None if the array has one entry for all or one for each, and the gradient has as
-    many: the options need not say it. The gradient has every mapped axis, and the
-    array's batch axis.
+    None if the array has one entry for the whole batch or one for each batch entry, and
+    its gradient, if the pass computes it, has as many: the options then need no numbers.
+    The gradient has every mapped axis, and the array's batch axis.
 
     Parameters
     ----------

@@ -75,17 +75,20 @@ def filled(array: Any, axis: int, like: Any, like_axis: int) -> Any:
 
 
 def with_heads(array: Any, axis: int) -> Any:
-    """Return an array whose first axis is merged into ``axis``, its heads, entry after entry.
+    """Return the array with its first axis merged into its heads, which are ``axis`` without it.
+
+    The heads of an entry stay together.
 
     Raises
     ------
     UnsupportedError
-        If the type says that the heads are divided: no type can say how the merged axis is.
+        If the type says that the heads are divided: no type can say how the merged axis is
+        divided.
     """
     if _spec(jax.typeof(array))[axis + 1] is not None:
         raise UnsupportedError(
-            "jax.vmap of the gradient of what all batch entries share takes no heads that a mesh "
-            "of explicit axes divides; divide the batch, or map inside jax.shard_map"
+            "jax.vmap cannot map the gradient of an array that all batch entries share if a mesh "
+            "of explicit axes divides the heads; divide the batch, or map inside jax.shard_map"
         )
     shape = array.shape[1:]
     merged = (*shape[:axis], array.shape[0] * shape[axis], *shape[axis + 1 :])

@@ -14,7 +14,7 @@ __all__ = ["AppendProblem", "MergeProblem", "RowPlan", "append_plan", "merge_pla
 
 #: The kernels form no matrix products.
 _ARITHMETIC = Arithmetic("scalar", 0, 8)
-#: Most blocks for each multiprocessor; with more rows a warp takes several.
+#: The largest number of blocks for each multiprocessor. With more rows a warp takes several.
 _BLOCKS_PER_SM = 8
 
 _Shape = tuple[int, int, int, int]

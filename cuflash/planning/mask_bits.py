@@ -1,4 +1,4 @@
-"""The kernel before a pass that turns a boolean mask into bits of tiles and of pairs."""
+"""The kernel that runs before a pass and turns a boolean mask into bits of tiles and of pairs."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ from .tiles.common import Arithmetic, ceil_div
 
 __all__ = ["MaskBits"]
 
-#: Tiles of a word, and its bytes: one bit says that a tile is seen, one that all of it is seen.
+#: Number of tiles of a word, and its bytes. A tile has two bits: one says that some of it is seen,
+#: the other that all of it is seen.
 _TILES_OF_WORD, _WORD_BYTES = 32, 8
-#: Bits of pairs: lines of a warp, its lanes, bytes of a lane's record for a tile; most records.
+#: Bits of pairs: the lines of a warp, its lanes, the bytes of a lane's record for a tile, and the
+#: largest number of records.
 _LINES, _LANES, _LANE_BYTES, _MOST_OF_LANES = 16, 32, 8, 2**32
 
 
@@ -25,8 +27,8 @@ _LINES, _LANES, _LANE_BYTES, _MOST_OF_LANES = 16, 32, 8, 2**32
 class MaskBits:
     """The bits of a FlashAttention-3 pass; none without a mask that varies along keys.
 
-    A line is a query in a forward pass, and a key in a backward pass; a row of
-    tiles has the same lines.
+    A line is a query in a forward pass, and a key in a backward pass; all
+    tiles in a row of tiles have the same lines.
 
     Attributes
     ----------

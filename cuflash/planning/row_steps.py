@@ -47,14 +47,16 @@ class RowSteps:
     algorithm
         For errors.
     arithmetic
-        That of the main kernel, whose fragments dQ is summed in.
+        The arithmetic of the main kernel: dQ is summed in its fragments.
     head_dim
         Columns of the sums of dQ: the main kernel's bucket.
     turns
-        Counters that a block of ``statistics``, of :data:`steps.ROWS` rows of a head, clears.
+        Counters that each block of ``statistics`` clears. A block has :data:`steps.ROWS`
+        rows of one head.
     cleared
-        Number of first query heads of all batch entries whose sums ``statistics``
-        clears; by default all. The main kernel clears the sums of the others.
+        Query heads are counted through all batch entries: ``statistics`` clears the sums of
+        this many, from the first on; by default of all. The main kernel clears the
+        sums of the others.
     """
 
     problem: AttentionProblem

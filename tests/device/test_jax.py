@@ -85,7 +85,7 @@ def test_results_are_as_exact_as_the_kit_asks(
     ran: list[Any] = []
     with dispatch.observe(ran.append):
         results = _all_results(jax, _attention(case, algorithm=algorithm), x)
-    assert not ran  # neither the tiled NumPy code nor a call that plans by itself
+    assert not ran  # neither the tiled NumPy code nor a call that makes its own plan
     for name, array in results.items():
         compare(truth, name, array).check()
 
@@ -244,7 +244,8 @@ def test_arrays_divided_over_devices_are_not_gathered(
     divided = [jax.device_put(array, sharding) for array in host]
     compiled = jax.jit(both).lower(*divided).compile()
     assert not re.findall("all-gather|all-reduce|collective-permute|all-to-all", compiled.as_text())
-    # A whole pass may sum in another order than its parts, so each part is compared with itself.
+    # A pass over whole arrays may sum in another order. So each half of the results is compared
+    # with a separate pass over that half of the arrays.
     axis = spec.index("x")
     halves = zip(*(np.split(array, 2, axis) for array in host), strict=True)
     parts = [jax.jit(both)(*map(jax.numpy.asarray, half)) for half in halves]

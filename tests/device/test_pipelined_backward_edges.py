@@ -37,7 +37,7 @@ EDGES = (
 )
 
 
-#: Valid columns end inside a panel or a half of K, or at the first of a role's columns of dQ.
+#: Valid columns end inside a panel, inside a half of K, or where a role's columns of dQ begin.
 INSIDE = (
     (72, 72),
     (72, 128),

@@ -8,7 +8,7 @@ from .rows import FULL, Row
 
 __all__ = ["ALIBI", "BIASED", "CAPPED", "DROPPED", "MASKED", "SUNK", "WINDOWED"]
 
-#: Configurations whose masks have a first key.
+#: Configurations with a window, which hides the keys before a query's first key.
 WINDOWED = (
     Row("fa1", "90", "float16", window="band"),
     Row("fa1", "90", "float32", (5, 24), window="left"),

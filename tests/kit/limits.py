@@ -17,9 +17,9 @@ from .case import Case
 UNIT = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24, "float64": 2.0**-53}
 
 #: Magnitude below which a rounding errs by u of this number, not of its own magnitude. float16
-#: keeps subnormal numbers: its smallest normal one. float32 flushes them (CuPy compiles with
-#: -ftz=true), and bfloat16 is made from float32: the lost 2^-126, over u. float64: small enough not
-#: to matter, large enough to be squared.
+#: keeps subnormal numbers, so the magnitude is its smallest normal number. float32 flushes them
+#: (CuPy compiles with -ftz=true), and bfloat16 is made from float32: up to 2^-126 is lost, so the
+#: magnitude is 2^-126 / u. float64: small enough not to matter, large enough to be squared.
 SMALLEST = {
     "float16": 2.0**-14,
     "bfloat16": 2.0**-118,
@@ -43,8 +43,8 @@ def exact(case: Case) -> bool:
 
 #: 16-bit dtypes: the most of |x - r| / (u (|r| + E)) in any row, E that of ``error_model``.
 #: Correct: out 0.74, dq 1.57, dk 1.45, dv 0.97 (each the worst of 24,000 rows; medians 0.3). One
-#: row of dq depends on one rounding of delta, so its tail is that of a single deviate: 2 is more
-#: than 5 of its own. Gradients of numbers for each head have this limit in all dtypes. Correct, in
+#: row of dq depends on one rounding of delta, so its tail is that of a single random number: 2
+#: is more than 5 of its standard deviations. Gradients of numbers for each head have this limit in all dtypes. Correct, in
 #: the NumPy backend: dalibi_slopes 1.24, the worst of 13,000 cases, with a single query.
 ROW_LIMIT = {"out": 1.0} | dict.fromkeys(
     ("dq", "dk", "dv", "dalibi_slopes", "dbias", "dsinks"), 2.0
@@ -68,9 +68,9 @@ PLAIN_ROWS = 64
 def plain_scatter(rows: int) -> float:
     """The factor that a tile of fewer rows may have: 1 for 64 rows, 2 for a single one.
 
-    The root mean square of a row of dq over thousands of keys is one deviate, that of delta's sum,
-    and plain NumPy's of the same row is another; that of n rows scatters as 1 / sqrt(n). A correct
-    row of one query and 3,565 keys had 1.79 times the limit of 64 rows.
+    With thousands of keys the error of a row of dq is one random number: the error of delta's sum.
+    Plain NumPy's error of the same row is another one. The root mean square of n rows scatters as
+    1 / sqrt(n). A correct row of one query and 3,565 keys had 1.79 times the limit of 64 rows.
     """
     return 1 + (math.sqrt(PLAIN_ROWS / rows) - 1) / (math.sqrt(PLAIN_ROWS) - 1)
 
@@ -84,15 +84,16 @@ BIAS_LIMIT = 1.0
 def bias_scatter(name: str, rows: np.ndarray) -> np.ndarray:
     """The factor on the limit of a head with its truth in a few rows: 1 for 64 rows and more.
 
-    A head whose truth lies in one row is that row, which ``ROW_LIMIT`` judges: four keys, where one
-    row has nearly all of dk, gave 0.97 by both rules. A head of n rows scatters as 1 / sqrt(n).
+    If a head's truth lies in one row, its error is that row's error, which ``ROW_LIMIT`` judges.
+    With four keys, where one row has nearly all of dk, both rules give 0.97. The error of a head of
+    n rows scatters as 1 / sqrt(n).
     """
     beyond = np.sqrt(PLAIN_ROWS / np.clip(rows, 1, PLAIN_ROWS)) - 1
     return 1 + (ROW_LIMIT[name] - 1) * beyond / (math.sqrt(PLAIN_ROWS) - 1)
 
 
-#: A row this much shorter than E, from terms in float64, is their remainder after cancelling: for
-#: one key that dropout keeps or not, dS is 0.
+#: A row of the truth whose norm is below this fraction of E is only what remains when its float64
+#: terms cancel. With one key, dS is 0 whether dropout keeps the key or not.
 CANCELLED = 2.0**-40
 
 #: Relative error of a long sum, per term, in u of the accumulator, with one sign: tensor cores
@@ -102,8 +103,9 @@ SUM_DRIFT = 1 / 8
 #: lse: error allowed relative to max(1, |lse|), and for each key in the sum; float32. float64
 #: scales both by 2^-29. Given by the project; correct: 0.06 of it. The error of the scores
 #: themselves is added, E of ``error_model``: a score of 1 that remains of terms of 1,000 (values
-#: x30) is off by 1e-4 in any float32 product. E is a standard deviation at most three times too
-#: large, lse is judged value by value: thrice E. Correct: 0.94 of E in 4,000.
+#: x30) is off by 1e-4 in any float32 product. E overestimates a standard deviation by a factor of
+#: three at most, and lse is judged value by value, so three times E is allowed. Correct code: the
+#: largest of 4,000 was 0.94 of E.
 LSE_RELATIVE = 1e-5
 LSE_PER_KEY = 2.0**-24
 LSE_SCORES = 3.0
@@ -113,9 +115,9 @@ LSE_SCORES = 3.0
 #: deviations or more.
 DEVIATIONS = 3.0
 
-#: Identities and logit shift: the allowed error in u of the compute dtype, relative to the terms,
-#: for sums of n and of head_dim terms and a few operations around them: this many plus sqrt(n) +
-#: sqrt(head_dim).
+#: Identities and logit shift: the allowed error is this number + sqrt(n) + sqrt(head_dim), in u of
+#: the compute dtype and relative to the terms. It covers sums of n and of head_dim terms and a few
+#: operations around them.
 OPERATIONS = 8.0
 
 #: Census: error of exp(lse) in u of the compute dtype, per unit of max(1, lse). The approximate

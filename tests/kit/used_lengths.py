@@ -24,7 +24,7 @@ _USED = ((300, 400), (0, 400), (129, 0), (64, 128), (-3, 7), (999, 201), (1, 1),
 class Row:
     """A call with used lengths and other features."""
 
-    days_of_turn: ClassVar[int] = 4  # within which a whole run covers it on the emulator
+    days_of_turn: ClassVar[int] = 4  # a whole run on the emulator covers the row once in so many
     algorithm: Algorithm
     dtype: str
     given: tuple[str, ...] = ("seqused_q", "seqused_kv")
@@ -84,7 +84,7 @@ class Row:
         return made | {name: np.ascontiguousarray(columns[name]) for name in self.given}
 
     def counts(self) -> list[tuple[int, int]]:
-        """The queries and keys of every entry that count."""
+        """How many queries and keys of each entry count."""
         named = [name in self.given for name in ("seqused_q", "seqused_kv")]
         return [
             tuple(  # type: ignore[misc]

@@ -1,6 +1,6 @@
 """Bugs of two tiles of FlashAttention-3's backward pass; see ``hopper``.
 
-One has 192 columns with 128 of V: score tiles are serial, and dK reads dS from shared memory. The
+One has 192 columns with 128 of V: a warpgroup computes one tile of scores after the other, and dK reads dS from shared memory. The
 other has 96 columns: each half of K has a panel that it does not fill.
 
 These edits are not here, because results stay right:
@@ -36,7 +36,7 @@ _HALVES = (
         SERIAL_GRADIENTS,
     ),
     Bug(
-        "panels are filled as if K had no halves",  # no panel has 16 of the columns
+        "panels are filled as if K had no halves",  # 16 of the columns are then in no panel
         _PANELS,
         "return panel / part_panels * part_columns + panel % part_panels * kPanelColumns;",
         "return panel * kPanelColumns;",
@@ -141,7 +141,7 @@ _HIDDEN = (
         SERIAL_GRADIENTS,
     ),
     Bug(
-        "a step forgets that the step before had dead queries",  # zeros of dS meet any K
+        "a step forgets that the step before had dead queries",  # dQ of these queries is zeros of dS times K, which may hold anything
         _SERIAL,
         "math.advance(state, dead);",
         "math.advance(state, 0);",

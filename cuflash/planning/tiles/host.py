@@ -39,8 +39,8 @@ class HostTile:
     cost of a NumPy call.
 
     The queries of the heads of a step are divided into ``parts`` of whole
-    blocks. Each part is a task, so that few heads keep many threads busy. Sums
-    are rounded in every part. All fields but ``threads`` follow from the problem
+    blocks. Each part is a task, so that few heads keep many threads busy. Each
+    part rounds its own sums. All fields but ``threads`` follow from the problem
     and the cache, so the bits of results do not depend on the threads.
     """
 

@@ -24,7 +24,7 @@ __all__ = [
 #: q tile, so that a tile never reaches beyond a head's rows of the workspace.
 ROWS = 128
 
-#: Most queries of a head for which the warps of a block share a row's chunks.
+#: The largest number of queries of a head for which the warps of a block share a row's chunks.
 _FEW_ROWS = 64
 
 #: Blocks of ``summarise_mask`` for each word of 32 tiles.
