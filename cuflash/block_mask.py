@@ -117,7 +117,7 @@ def _dense(starts: Any, columns: Any, kv_blocks: int) -> Any:
     shape = (*starts.shape[:-1], starts.shape[-1] - 1)
     begins, ends = starts[..., :-1].reshape(-1), starts[..., 1:].reshape(-1)
     if bool(((begins < 0) | (ends < begins) | (ends > columns.size)).any()):
-        expected = f"rows between 0 and {columns.size}, none of which ends before it begins"
+        expected = f"rows within 0 to {columns.size}, none of which ends before it begins"
         raise ArgumentValueError("indptr", "a row out of range", expected)
     if bool(((columns < 0) | (columns >= kv_blocks)).any()):
         raise ArgumentValueError("indices", "a column out of range", f"0 to {kv_blocks - 1}")

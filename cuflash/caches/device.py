@@ -112,8 +112,9 @@ def append(call: CacheCall, before: Any, advance: bool, tell: Any = lambda plan:
 
 
 def places(call: CacheCall) -> dict[str, Adopted]:
-    """Return the arrays that locate an entry's keys; none if entry i of the batch is entry i of the caches.
+    """Return the arrays that locate an entry's keys.
 
+    None are needed if entry i of the batch is entry i of the caches.
     ``cache_batch_idx`` becomes a page table: every entry of the caches is one page.
     """
     found = {name: call.arrays[name] for name in NAMES if name in call.arrays}

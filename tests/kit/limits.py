@@ -44,8 +44,9 @@ def exact(case: Case) -> bool:
 #: 16-bit dtypes: the most of |x - r| / (u (|r| + E)) in any row, E that of ``error_model``.
 #: Correct: out 0.74, dq 1.57, dk 1.45, dv 0.97 (each the worst of 24,000 rows; medians 0.3). One
 #: row of dq depends on one rounding of delta, so its tail is that of a single random number: 2
-#: is more than 5 of its standard deviations. Gradients of numbers for each head have this limit in all dtypes. Correct, in
-#: the NumPy backend: dalibi_slopes 1.24, the worst of 13,000 cases, with a single query.
+#: is more than 5 of its standard deviations. Gradients of numbers for each head have this limit in
+#: all dtypes. Correct, in the NumPy backend: dalibi_slopes 1.24, the worst of 13,000 cases, with a
+#: single query.
 ROW_LIMIT = {"out": 1.0} | dict.fromkeys(
     ("dq", "dk", "dv", "dalibi_slopes", "dbias", "dsinks"), 2.0
 )

@@ -1,7 +1,8 @@
 """Bugs of two tiles of FlashAttention-3's backward pass; see ``hopper``.
 
-One has 192 columns with 128 of V: a warpgroup computes one tile of scores after the other, and dK reads dS from shared memory. The
-other has 96 columns: each half of K has a panel that it does not fill.
+One has 192 columns with 128 of V: a warpgroup computes one tile of scores after the other, and dK
+reads dS from shared memory. The other has 96 columns: each half of K has a panel that it does not
+fill.
 
 These edits are not here, because results stay right:
 
@@ -141,7 +142,8 @@ _HIDDEN = (
         SERIAL_GRADIENTS,
     ),
     Bug(
-        "a step forgets that the step before had dead queries",  # dQ of these queries is zeros of dS times K, which may hold anything
+        # dQ of these queries is zeros of dS times K, which may hold anything.
+        "a step forgets that the step before had dead queries",
         _SERIAL,
         "math.advance(state, dead);",
         "math.advance(state, 0);",

@@ -15,7 +15,7 @@ __all__ = ["registered"]
 
 @contextlib.contextmanager
 def registered(*features: Feature) -> Iterator[None]:
-    """Inside the ``with`` block the table ends with these rows, and calls made outside are forgotten."""
+    """Inside the ``with`` block the table ends with these rows; earlier calls are forgotten."""
     with mock.patch.dict(FEATURES, {feature.name: feature for feature in features}):
         calls.forget()
         try:
