@@ -59,11 +59,23 @@ __device__ inline int padding_of(const Params&, int, long) {
   return 0;
 }
 
+// By how many keys query 0 of packed queries differs from query 0 of the array.
+template <class Params>
+__device__ inline auto shift_of_packed(const Params& params, int entry, int)
+    -> decltype(params.packed_queries.shift(params.shape, params.packed_queries.queries(entry))) {
+  return params.packed_queries.shift(params.shape, params.packed_queries.queries(entry));
+}
+template <class Params>
+__device__ inline int shift_of_packed(const Params&, int, long) {
+  return 0;
+}
+
 // By how many keys the position of an entry's query 0 differs from that of the shape.
 template <class Params>
 __device__ inline auto shift_of(const Params& params, int batch, int)
     -> decltype(params.used_lengths.shift(params.shape, batch)) {
-  return params.used_lengths.shift(params.shape, batch) - padding_of(params, batch, 0);
+  return params.used_lengths.shift(params.shape, batch) - padding_of(params, batch, 0) +
+         shift_of_packed(params, batch, 0);
 }
 template <class Params>
 __device__ inline auto shift_of(const Params& params, int entry, int)

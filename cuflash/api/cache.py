@@ -131,6 +131,8 @@ def attention_with_kvcache(
     rotary_sin: Any = None,
     rotary_interleaved: bool | None = None,
     rotary_seqlens: Any = None,
+    cu_seqlens_q: Any = None,
+    max_seqlen_q: int | None = None,
     k_scale: Any = None,
     v_scale: Any = None,
     cache_dtype: Any = None,
@@ -156,7 +158,7 @@ def attention_with_kvcache(
     Parameters
     ----------
     q : array, (batch, seqlen_q, heads_q, head_dim)
-        Queries, as of :func:`attention`.
+        Queries, as of :func:`attention`; with ``cu_seqlens_q`` (total_q, heads_q, head_dim).
     k_cache, v_cache : array
         As of :func:`append_kv`; written only where there are new tokens.
         heads_kv divides heads_q.
@@ -178,13 +180,21 @@ def attention_with_kvcache(
         with ``causal`` or a window row i at position ``cache_seqlens[b] + i``,
         else all rows at ``cache_seqlens[b]`` (``rotary_seqlens[b]`` where that
         is given). A query beyond the tables is NaN, and so is its output.
+    cu_seqlens_q : array of int32, (batch + 1,), optional
+        Every entry has queries of its own number: rows ``cu_seqlens_q[b]`` to
+        ``cu_seqlens_q[b + 1]`` of q. Offsets count as :func:`attention` counts them. Rows
+        behind the last one see no key and no sink. Not with ``k`` and ``v``: call
+        :func:`append_kv` first, and give the lengths after it.
+    max_seqlen_q : int, optional
+        The most queries of an entry, with ``cu_seqlens_q``. On CUDA it is needed, and tile and
+        chunk are chosen for it; results are right for more. Host arrays are held against it.
     k_scale, v_scale, cache_dtype
         As of :func:`append_kv`. Numbers that are stored are converted to q's dtype, which
         holds all of them exactly, and scales enter in float32: ``k_scale`` into the scores,
         ``v_scale`` into the output.
     causal : bool
         The last query sees the last key, the one before it all but that: query
-        i sees slot j iff ``j <= i + length after the append - seqlen_q``.
+        i sees slot j iff ``j <= i + length after the append - seqlen_q``, the entry's own.
     window_size : (int or None, int or None), optional
         ``(left, right)`` around that slot, as of :func:`attention`. None is no
         bound, which is -1 in flash-attn; -1 is refused.
@@ -207,9 +217,9 @@ def attention_with_kvcache(
 
     Returns
     -------
-    out : array, (batch, seqlen_q, heads_q, head_dim_v)
+    out : array, (batch, seqlen_q, heads_q, head_dim_v) or (total_q, heads_q, head_dim_v)
         As of :func:`attention`. A row that sees no key is 0.
-    lse : array, (batch, heads_q, seqlen_q)
+    lse : array, (batch, heads_q, seqlen_q) or (heads_q, total_q)
         Only with ``return_lse``; of a row that sees no key the sink, or minus infinity.
 
     Raises
@@ -218,7 +228,7 @@ def attention_with_kvcache(
         As of :func:`append_kv` and :func:`attention`, before a cache is written.
     UnsupportedError
         As for :func:`attention`; and on CUDA of ``algorithm="fa1"`` beside
-        ``page_table``, ``cache_batch_idx`` or ``cache_leftpad``, and "fa3" where
+        ``page_table``, ``cache_batch_idx``, ``cache_leftpad`` or ``cu_seqlens_q``, and "fa3" where
         its tiles are no whole number of pages: "auto" takes "fa2" then.
         Float8 caches have kernels of "fa3" alone, for Hopper GPUs; it takes head_dims that
         are multiples of 16, pages of multiples of 8 slots, addresses and strides that are
@@ -244,6 +254,7 @@ def attention_with_kvcache(
         "rotary_cos": rotary_cos,
         "rotary_sin": rotary_sin,
         "rotary_seqlens": rotary_seqlens,
+        "cu_seqlens_q": cu_seqlens_q,
         "k_scale": k_scale,
         "v_scale": v_scale,
         "overflow": overflow,
@@ -260,5 +271,6 @@ def attention_with_kvcache(
         "kv_chunk": kv_chunk,
         "return_lse": return_lse,
     }
-    results = attend(given, beside, cache_seqlens, rotary_interleaved, cache_dtype, keywords)
+    others = cache_seqlens, rotary_interleaved, cache_dtype, keywords, max_seqlen_q
+    results = attend(given, beside, *others)
     return results if return_lse else results[0]

@@ -16,6 +16,7 @@ from ..options import names_of
 from ..planning.problem import DTYPES, MAX_HEAD_DIM, MAX_SEQLEN
 from .float8 import Numbers, check_scales
 from .given import CacheCall, Sizes, check_interleaved
+from .packed import ARGUMENT, check_most, check_offsets
 
 __all__ = ["check_call", "check_specs", "check_writable"]
 
@@ -34,6 +35,7 @@ def check_call(
     length: int | None,
     interleaved: Any,
     scales: Numbers | None = None,
+    max_seqlen_q: Any = None,
 ) -> CacheCall:
     """Everything about a call that shapes and dtypes tell.
 
@@ -45,6 +47,8 @@ def check_call(
         ``cache_seqlens`` where it is a number, and ``rotary_interleaved`` as it was given.
     scales
         Of float8 caches those that are numbers; None of other caches.
+    max_seqlen_q
+        As it was given.
 
     Raises
     ------
@@ -52,12 +56,16 @@ def check_call(
         Naming the argument, what it got and what is needed.
     """
     specs = {name: array.spec for name, array in arrays.items()}
-    checked, sizes = check_specs(specs, length, interleaved, scales is not None)
+    checked, sizes = check_specs(specs, length, interleaved, scales is not None, max_seqlen_q)
     return CacheCall(arrays, length, checked, sizes, scales)
 
 
 def check_specs(
-    specs: Mapping[str, TensorSpec], length: int | None, interleaved: Any, float8: bool = False
+    specs: Mapping[str, TensorSpec],
+    length: int | None,
+    interleaved: Any,
+    float8: bool = False,
+    max_seqlen_q: Any = None,
 ) -> tuple[bool | None, Sizes]:
     """The same of descriptions of the arrays: ``rotary_interleaved``, and the sizes."""
     _check_together(specs)
@@ -66,7 +74,7 @@ def check_specs(
         if name in specs:
             _check_matrix(name, specs, float8)
     _check_devices(specs)
-    sizes = _sizes(specs)
+    sizes = _sizes(specs, max_seqlen_q)
     check_scales(specs, sizes.batch, sizes.heads_kv)
     for name in _PER_ENTRY:
         if name in specs:
@@ -112,6 +120,9 @@ def _check_together(specs: _Specs) -> None:
             raise ArgumentValueError(name, "an array and no new tokens", expected)
     if "rotary_seqlens" in specs and "rotary_cos" not in specs:
         raise ArgumentValueError("rotary_seqlens", "an array", "None without rotary_cos")
+    if ARGUMENT in specs and appends:
+        said = f"None beside {ARGUMENT}: call append_kv first, and give the lengths after it"
+        raise ArgumentValueError("k" if "k" in specs else "v", "an array", said)
     if "cache_batch_idx" in specs and "page_table" in specs:
         raise ArgumentValueError("cache_batch_idx", "an array", "None beside page_table")
 
@@ -126,8 +137,9 @@ def _check_matrix(name: str, specs: _Specs, float8: bool) -> None:
     if not stored and spec.dtype != specs[first].dtype:
         expected = f"{specs[first].dtype}, as {first} has"
         raise ArgumentTypeError(name, f"dtype {spec.dtype}", expected)
-    if len(spec.shape) != 4:
-        axes = "(batch, rows, heads, head_dim)"
+    packed = name == "q" and ARGUMENT in specs
+    if len(spec.shape) != 4 - packed:
+        axes = "(rows of all, heads, head_dim)" if packed else "(batch, rows, heads, head_dim)"
         if name.endswith("_cache"):
             axes += " or (pages, page_size, heads, head_dim)"
         raise ArgumentValueError(name, f"shape {spec.shape}", axes)
@@ -152,13 +164,15 @@ def _check_devices(specs: _Specs) -> None:
             raise ArgumentValueError(name, got, f"{place(where)}, where k_cache is")
 
 
-def _sizes(specs: _Specs) -> Sizes:
+def _sizes(specs: _Specs, max_seqlen_q: Any) -> Sizes:
     """Sizes of every axis, the shapes held against each other."""
     shapes = {name: spec.shape for name, spec in specs.items()}
     entries, slots, heads_kv, head_dim = shapes["k_cache"]
     head_dim_v = shapes["v_cache"][3]
-    first = "q" if "q" in specs else "k"
-    batch = shapes[first][0]
+    packed = ARGUMENT in specs
+    first = ARGUMENT if packed else "q" if "q" in specs else "k"
+    batch = check_offsets(specs[ARGUMENT]) if packed else shapes[first][0]
+    most = check_most(max_seqlen_q, packed, specs["k_cache"].device)
     new = shapes["k"][1] if "k" in specs else 0
     _check_shape("v_cache", shapes, (entries, slots, heads_kv, head_dim_v), "k_cache")
     if "k" in specs:
@@ -180,7 +194,7 @@ def _sizes(specs: _Specs) -> Sizes:
     if capacity > MAX_SEQLEN or new > MAX_SEQLEN:
         got = f"{capacity} slots for {new} new tokens"
         raise ArgumentValueError("k_cache", got, f"at most {MAX_SEQLEN} of an entry")
-    return Sizes(batch, heads_kv, head_dim, head_dim_v, new, entries, slots, capacity)
+    return Sizes(batch, heads_kv, head_dim, head_dim_v, new, entries, slots, capacity, most)
 
 
 def _check_shape(
@@ -191,12 +205,12 @@ def _check_shape(
 
 
 def _check_queries(shape: tuple[int, ...], heads_kv: int, head_dim: int) -> None:
-    heads_q = shape[2]
+    heads_q = shape[-2]
     if heads_q % heads_kv if heads_kv else heads_q:
         got = f"{heads_kv} heads beside {heads_q} of q"
         raise ArgumentValueError("k_cache", got, "a number that divides q's heads")
-    if shape[3] != head_dim:
-        raise ArgumentValueError("k_cache", f"head_dim {head_dim}", f"{shape[3]}, as q has")
+    if shape[-1] != head_dim:
+        raise ArgumentValueError("k_cache", f"head_dim {head_dim}", f"{shape[-1]}, as q has")
 
 
 def _pages(spec: TensorSpec, batch: int) -> int:

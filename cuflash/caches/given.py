@@ -33,6 +33,8 @@ class Sizes:
         Of an entry of the caches, or of a page.
     capacity
         Slots that an entry of the batch has: of all pages in its row of the table.
+    most_queries
+        Of an entry, where queries are packed; 0 where every entry has equally many.
     """
 
     batch: int
@@ -43,6 +45,7 @@ class Sizes:
     entries: int
     slots: int
     capacity: int
+    most_queries: int = 0
 
 
 @dataclass(frozen=True)
