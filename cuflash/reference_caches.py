@@ -137,8 +137,8 @@ def attention_with_kvcache(
     Notes
     -----
     With L the length after the append (the length before it, and the tokens that fit): query i is
-    at slot ``p = i + L - seqlen_q`` (the queries of its entry), and sees slot j iff ``leftpad <= j < L`` and ``p - left <= j
-    <= p + right``.
+    at slot ``p = i + L - seqlen_q`` (packed: the number of its entry's queries), and sees slot j
+    iff ``leftpad <= j < L`` and ``p - left <= j <= p + right``.
     """
     batch, heads, d = len(cache_seqlens), q.shape[-2], q.shape[-1]
     overflow, new = np.zeros(batch, np.int32), 0

@@ -19,6 +19,7 @@ from .packed import ARGUMENT, OFFSETS, check_targets, with_batch_axis
 
 __all__ = [
     "FEATURES",
+    "OWN_NAMES",
     "TARGETS",
     "advances",
     "asked",
@@ -30,7 +31,7 @@ __all__ = [
 ]
 
 #: Arguments of attention that a call with caches has under other names.
-_OWN_NAMES = {"k": "k_cache", "v": "v_cache", "seqused_kv": "cache_seqlens", OFFSETS: ARGUMENT}
+OWN_NAMES = {"k": "k_cache", "v": "v_cache", "seqused_kv": "cache_seqlens", OFFSETS: ARGUMENT}
 #: Arrays that attention takes as they are, in the order in which it takes them.
 FEATURES, TARGETS = ("alibi_slopes", "sinks"), ("out", "lse_out")
 
@@ -135,5 +136,5 @@ def own_names() -> Iterator[None]:
     try:
         yield
     except (ArgumentTypeError, ArgumentValueError) as error:
-        name = _OWN_NAMES.get(error.argument, error.argument)
+        name = OWN_NAMES.get(error.argument, error.argument)
         raise type(error)(name, error.got, error.expected) from error

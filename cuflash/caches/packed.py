@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numbers
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -23,6 +22,7 @@ __all__ = [
     "check_targets",
     "rows_of_entries",
     "with_batch_axis",
+    "without_batch_axis",
 ]
 
 #: The array of offsets as callers name it.
@@ -55,7 +55,7 @@ def check_most(value: Any, packed: bool, where: int | None) -> int:
         return 0
     if value is None and where is None:
         return MAX_SEQLEN
-    if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Integral):
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
         said = "an int, the most queries of an entry: the host does not read offsets on the device"
         raise ArgumentTypeError(_LONGEST, shown(value), said)
     if not 0 <= value <= MAX_SEQLEN:
@@ -101,6 +101,11 @@ def with_batch_axis(spec: TensorSpec) -> TensorSpec:
     """The description of an array as one entry of a batch."""
     strides = None if spec.strides is None else (0, *spec.strides)
     return replace(spec, shape=(1, *spec.shape), strides=strides)
+
+
+def without_batch_axis(spec: TensorSpec) -> TensorSpec:
+    """The description of the one entry of a batch."""
+    return replace(spec, shape=spec.shape[1:], strides=spec.strides and spec.strides[1:])
 
 
 def rows_of_entries(offsets: _Array, total: int) -> list[slice]:

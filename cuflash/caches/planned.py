@@ -16,26 +16,30 @@ from ..pipeline import CallPlan
 from ..planning.kernel import lay_out
 from ..planning.plan import Plan
 from ..signature import check_copies
-from .as_attention import advances, plan_attention
+from .as_attention import OWN_NAMES, advances, plan_attention
 from .checks import check_specs
 from .described import FEATURES, PER_ENTRY, TABLES
 from .device import ready_append
 from .float8 import Numbers
 from .given import Sizes
+from .packed import ARGUMENT, without_batch_axis
 
-__all__ = ["CACHE_ARGUMENTS", "TAKEN", "CachePlan", "plan_caches"]
+__all__ = ["CACHE_ARGUMENTS", "NO_ARRAYS", "TAKEN", "CachePlan", "plan_caches"]
 
 #: Arguments that only calls with caches have.
 CACHE_ARGUMENTS = (
-    *("k_cache", "v_cache", "rotary_interleaved", "cache_dtype"),
+    *("k_cache", "v_cache", "rotary_interleaved", "cache_dtype", "max_seqlen_q"),
     *(*TABLES, *PER_ENTRY, *SCALES),
 )
-_OF_APPEND = ("k", "v", *(name for name in CACHE_ARGUMENTS if name != "cache_leftpad"))
+#: Those of them that are no arrays, and say nothing about one.
+NO_ARRAYS = ("rotary_interleaved", "max_seqlen_q")
+_OF_ATTENTION = ("cache_leftpad", "max_seqlen_q")
+_OF_APPEND = ("k", "v", *(name for name in CACHE_ARGUMENTS if name not in _OF_ATTENTION))
 #: What the operations with caches take, beside a dtype and a device.
 TAKEN: Mapping[str, tuple[str, ...]] = {
     "append": _OF_APPEND,
     "kvcache": (
-        *("q", "cache_leftpad", "causal", "window_size", "softcap", "scale"),
+        *("q", ARGUMENT, *_OF_ATTENTION, "causal", "window_size", "softcap", "scale"),
         *("kv_chunk", "algorithm", "blocks", *FEATURES, *_OF_APPEND),
     ),
 }
@@ -117,6 +121,7 @@ def plan_caches(
     interleaved: Any,
     options: Options,
     scales: Numbers | None = None,
+    max_seqlen_q: Any = None,
 ) -> CachePlan:
     """Check a call with caches, plan it and compile its kernels.
 
@@ -130,6 +135,8 @@ def plan_caches(
         The checked keywords.
     scales
         Of float8 caches those that are numbers; None of other caches.
+    max_seqlen_q
+        As it was given.
 
     Raises
     ------
@@ -137,7 +144,7 @@ def plan_caches(
         As of the call itself; and of arrays that the kernels would need a copy of.
     """
     plain = {name: spec for name, spec in specs.items() if name not in FEATURES}
-    rotates, sizes = check_specs(plain, None, interleaved, scales is not None)
+    rotates, sizes = check_specs(plain, None, interleaved, scales is not None, max_seqlen_q)
     attends = "q" in specs
     check_copies([n for n in ("q", "k", "v") if n in specs and not _readable(specs[n])])
     made = _left_by_append(specs, rotates) if attends and "k" in specs else {}
@@ -159,7 +166,9 @@ def _planned(
     """Both steps over one list of addresses: of the arrays, and of what lies in the workspace."""
     tensors, first = dict(specs), 0
     if attention is not None:
-        tensors |= {name: attention.tensors[name] for name in ("out", "lse")}
+        made_by_it = {name: attention.tensors[name] for name in ("out", "lse")}
+        packed = ARGUMENT in specs
+        tensors |= {n: without_batch_axis(s) if packed else s for n, s in made_by_it.items()}
         first = attention.workspace_bytes
     behind = [(name, spec.nbytes) for name, spec in made.items()]
     scratch = {b.name: b.offset for b in lay_out([("", first), *behind]) if b.name}
@@ -199,7 +208,7 @@ def _argument_of(name: str, there: Container[str]) -> str:
     first = {"q": "q_rotated", "seqused_kv": "lengths_after", "page_table": "cache_batch_idx"}
     if first.get(name) in there:
         return first[name]
-    return {"k": "k_cache", "v": "v_cache", "seqused_kv": "cache_seqlens"}.get(name, name)
+    return OWN_NAMES.get(name, name)
 
 
 def _left_by_append(specs: Mapping[str, TensorSpec], rotates: bool | None) -> dict[str, TensorSpec]:

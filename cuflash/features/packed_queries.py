@@ -42,7 +42,7 @@ def _use(request: Request) -> Use | None:
         *("packed_queries", _DEVICE),
         numbers=(("entries", problem.num_entries),),
         operands=(request.operands[NAME],),
-        shown=f"packed queries of {problem.num_entries} entries, at most {problem.most_queries} each",
+        shown=f"packed queries of {problem.num_entries} entries, up to {problem.most_queries}",
     )
 
 

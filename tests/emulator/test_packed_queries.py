@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 
 import cuflash
-from cuflash.dispatch import observe
 
 from ..kit.caches import Built, CacheCase, same_bits
 from ..kit.packed_queries import PackedCase, build_packed, packed_cases
 from .build import compiler
 from .host_cupy import host_cupy
+from .test_append_kv import on_device
 from .test_paged_caches import attended, check
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="there is no g++ to compile with")
@@ -78,16 +78,6 @@ def test_keys_in_chunks(name: str, algorithm: str) -> None:
     _attended(build_packed(_CASES[name], _COUNTS, 5), algorithm, kv_chunk=128, blocks=(64, 64))
 
 
-def test_few_queries_on_many_keys_have_chunks() -> None:
-    """By themselves, for the most queries of an entry and not for those of all."""
-    case = replace(_PLAIN, lengths=(8192, 3000, 0), slots=8192, heads=(1, 1), dtype="bfloat16")
-    plans: list[Any] = []
-    with observe(plans.append):
-        _attended(build_packed(case, (2, 3, 1), 1), "auto")
-    assert plans[-1].algorithm == "fa3"
-    assert "kv_chunks" in plans[-1].problem.features
-
-
 @settings(max_examples=40)
 @given(packed_cases(dtypes=("float16", "bfloat16")))
 def test_drawn_problems(drawn: PackedCase) -> None:
@@ -122,3 +112,31 @@ def _of_entry(built: Built, b: int) -> Built:
     for name in ("cache_seqlens", "page_table", "alibi_slopes"):
         found[name] = built.arrays[name][b : b + 1]
     return replace(built, arrays=built.arrays | found)
+
+
+@pytest.mark.parametrize("algorithm", ["fa2", "fa3"])
+@pytest.mark.parametrize("way", ["arrays", "shapes"])
+@pytest.mark.parametrize("name", ["plain", "slopes", "padding"])
+def test_a_prepared_call_does_what_the_call_does(name: str, way: str, algorithm: Any) -> None:
+    """Over other lengths and offsets than those that it was prepared with."""
+    case, counts = replace(_CASES[name], strides="nhd"), (2, 0, 70, 3, 1, 9)
+    prepared_with, built = build_packed(case, _COUNTS, 2), build_packed(case, counts, 2)
+    options = {"algorithm": algorithm, "max_seqlen_q": 70, **built.options}
+    with host_cupy() as host:
+        _, arrays = on_device(host, built)
+        out, lse = host.call(cuflash.attention_with_kvcache, **arrays, **options, return_lse=True)
+        given: dict[str, Any] = on_device(host, prepared_with)[1]
+        if way == "shapes":
+            given = {name: array.shape for name, array in given.items()} | {"dtype": "float16"}
+            given |= {"sinks": "float32"} if case.sinks else {}
+        ready = cuflash.prepare(operation="kvcache", **given, **options)
+        assert ready.tensors["out"].shape == out.shape
+        assert ready.tensors["lse"].shape == lse.shape
+        made = {"out": host.array(np.full(out.shape, np.nan, np.float16))}
+        made["lse"] = host.array(np.full(lse.shape, np.nan, np.float32))
+        host.runtime.audit = lambda launch: None
+        workspace = host.array(np.full(ready.workspace_bytes, 255, np.uint8))
+        pointers = {n: (arrays | made)[n].data.ptr for n in ready.tensors}
+        ready.run(pointers, workspace=workspace.data.ptr)
+        assert same_bits(made["out"].peek(), out.peek())
+        assert same_bits(made["lse"].peek(), lse.peek())
