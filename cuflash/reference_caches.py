@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import ArgumentValueError
+from .reference_packed_caches import counts, packed_append, queries
 
 __all__ = ["append_kv", "attention_with_kvcache"]
 
@@ -121,7 +122,7 @@ def attention_with_kvcache(
     rotary_cos, rotary_sin, rotary_interleaved, rotary_seqlens, k_scale, v_scale
         As for :func:`append_kv`.
     cu_seqlens_q : ndarray of integers, (batch + 1,), optional
-        The rows of q where each entry's queries begin and end, if they are packed.
+        The rows of q, and of k and v, where each entry's begin and end, if they are packed.
     cache_leftpad : ndarray of integers, (batch,), optional
         Slots at the beginning that do not count; the length includes them.
     causal, window_size, softcap, alibi_slopes, sinks, scale
@@ -141,26 +142,27 @@ def attention_with_kvcache(
     iff ``leftpad <= j < L`` and ``p - left <= j <= p + right``.
     """
     batch, heads, d = len(cache_seqlens), q.shape[-2], q.shape[-1]
-    overflow, new = np.zeros(batch, np.int32), 0
+    overflow, new = np.zeros(batch, np.int32), np.zeros(batch, int)
     if k is not None and v is not None:
-        new = k.shape[1]
         given: dict[str, Any] = {"page_table": page_table, "cache_batch_idx": cache_batch_idx}
         given |= {"cache_seqlens": cache_seqlens, "rotary_seqlens": rotary_seqlens}
         given |= {"rotary_cos": rotary_cos, "rotary_sin": rotary_sin, "k_scale": k_scale}
         given |= {"rotary_interleaved": rotary_interleaved, "v_scale": v_scale}
-        k_cache, v_cache, overflow = append_kv(k, v, k_cache, v_cache, **given)
+        append = append_kv if cu_seqlens_q is None else packed_append(append_kv, cu_seqlens_q)
+        k_cache, v_cache, overflow = append(k, v, k_cache, v_cache, **given)
+        new += k.shape[1] if cu_seqlens_q is None else np.array(counts(cu_seqlens_q, len(q)))
     out, lse = np.zeros((*q.shape[:-1], v_cache.shape[3])), np.full(q.shape[:-1], -math.inf)
     window = (None, None) if window_size is None else window_size
     sides = (window[0], 0 if causal else window[1])
     slopes = np.broadcast_to(0.0 if alibi_slopes is None else alibi_slopes, (batch, heads))
     factor = 1 / math.sqrt(d) if scale is None else scale
-    every = ((row, h) for row in _queries(q, cu_seqlens_q) for h in range(heads))
-    for (place, b, i, queries), h in every:
+    every = ((row, h) for row in queries(q, cu_seqlens_q) for h in range(heads))
+    for (place, b, i, count), h in every:
         begin = int(cache_seqlens[b] if rotary_seqlens is None else rotary_seqlens[b])
         position = begin + i * (sides != (None, None))
         row = _turned(q[place][h], position, rotary_cos, rotary_sin, rotary_interleaved)
-        length = int(cache_seqlens[b]) + new - int(overflow[b])
-        stands = i + length - queries
+        length = int(cache_seqlens[b] + new[b] - overflow[b])
+        stands = i + length - count
         first = 0 if cache_leftpad is None else int(cache_leftpad[b])
         seen = [j for j in range(first, length) if _sees(stands, j, sides)]
         places = [_place(b, j, k_cache, page_table, cache_batch_idx) for j in seen]
@@ -172,22 +174,6 @@ def attention_with_kvcache(
         sink = -math.inf if sinks is None else float(sinks[h])
         out[place][h], lse[place][h] = _softmax(scores, values, sink)
     return out, lse.swapaxes(-1, -2), k_cache, v_cache, overflow
-
-
-def _queries(q: _Array, offsets: _Array | None) -> list[tuple[tuple[int, ...], int, int, int]]:
-    """Of every query its place in q, its entry, its number there, and the entry's queries.
-
-    An offset counts at least as much as the one before it, and at most as the rows of q.
-    """
-    if offsets is None:
-        return [((b, i), b, i, q.shape[1]) for b, i in np.ndindex(*q.shape[:2])]
-    found: list[tuple[tuple[int, ...], int, int, int]] = []
-    begin = 0
-    for b, offset in enumerate(offsets[1:]):
-        end = max(begin, min(int(offset), len(q)))
-        found += [((row,), b, row - begin, end - begin) for row in range(begin, end)]
-        begin = end
-    return found
 
 
 def _rows(cache: _Array, places: list[Any], head: int, b: int, scale: Any) -> _Array:

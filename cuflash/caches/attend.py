@@ -20,7 +20,7 @@ from .checks import check_call, check_writable
 from .float8 import adopt_scales, as_bytes, check_cache_dtype, split_scales
 from .given import CacheCall, adopt_all, length_of
 from .host_packed import check_queries, forward_packed
-from .lengths import lengths_of
+from .lengths import lengths_of, queries_of
 from .packed import ARGUMENT, OFFSETS
 
 __all__ = ["append_to", "attend", "attend_into"]
@@ -219,10 +219,11 @@ def _check_written(call: CacheCall, beside: Mapping[str, Adopted]) -> None:
 
 def _on_host(call: CacheCall, advance: bool) -> dict[str, Any]:
     """Append, and give what attention reads."""
+    rows: Any = call.spec("q").shape[1]
     if call.sizes.most_queries:
         check_queries(call)
-    rows = call.spec("q").shape[1]
-    turned = (rows if advance else min(rows, 1)) if call.interleaved is not None else 0
+        rows = queries_of(call)
+    turned = (rows if advance else np.minimum(rows, 1)) if call.interleaved is not None else 0
     lengths = lengths_of(call, turned)
     if "k" in call.arrays:
         host.append(call, lengths)

@@ -120,9 +120,6 @@ def _check_together(specs: _Specs) -> None:
             raise ArgumentValueError(name, "an array and no new tokens", expected)
     if "rotary_seqlens" in specs and "rotary_cos" not in specs:
         raise ArgumentValueError("rotary_seqlens", "an array", "None without rotary_cos")
-    if ARGUMENT in specs and appends:
-        said = f"None beside {ARGUMENT}: call append_kv first, and give the lengths after it"
-        raise ArgumentValueError("k" if "k" in specs else "v", "an array", said)
     if "cache_batch_idx" in specs and "page_table" in specs:
         raise ArgumentValueError("cache_batch_idx", "an array", "None beside page_table")
 
@@ -137,7 +134,7 @@ def _check_matrix(name: str, specs: _Specs, float8: bool) -> None:
     if not stored and spec.dtype != specs[first].dtype:
         expected = f"{specs[first].dtype}, as {first} has"
         raise ArgumentTypeError(name, f"dtype {spec.dtype}", expected)
-    packed = name == "q" and ARGUMENT in specs
+    packed = ARGUMENT in specs and not name.endswith("_cache")
     if len(spec.shape) != 4 - packed:
         axes = "(rows of all, heads, head_dim)" if packed else "(batch, rows, heads, head_dim)"
         if name.endswith("_cache"):
@@ -173,11 +170,15 @@ def _sizes(specs: _Specs, max_seqlen_q: Any) -> Sizes:
     first = ARGUMENT if packed else "q" if "q" in specs else "k"
     batch = check_offsets(specs[ARGUMENT]) if packed else shapes[first][0]
     most = check_most(max_seqlen_q, packed, specs["k_cache"].device)
-    new = shapes["k"][1] if "k" in specs else 0
+    new, rows = 0, tuple[int, ...]()
+    if "k" in specs:
+        new = shapes["q"][0] if packed else shapes["k"][1]
+        rows = (new,) if packed else (batch, new)
     _check_shape("v_cache", shapes, (entries, slots, heads_kv, head_dim_v), "k_cache")
     if "k" in specs:
-        _check_shape("k", shapes, (batch, new, heads_kv, head_dim), f"{first} and k_cache")
-        _check_shape("v", shapes, (batch, new, heads_kv, head_dim_v), "k and v_cache")
+        beside = f"{'q' if packed else first} and k_cache"
+        _check_shape("k", shapes, (*rows, heads_kv, head_dim), beside)
+        _check_shape("v", shapes, (*rows, heads_kv, head_dim_v), "k and v_cache")
     if "q" in specs:
         _check_queries(shapes["q"], heads_kv, head_dim)
     for name, dim in (("k_cache", head_dim), ("v_cache", head_dim_v)):
@@ -262,6 +263,8 @@ def _check_length(length: int | None, specs: _Specs, sizes: Sizes) -> None:
     if not 0 <= length <= sizes.capacity:
         expected = f"0 to {sizes.capacity}, the slots of an entry"
         raise ArgumentValueError("cache_seqlens", str(length), expected)
+    if sizes.most_queries:  # the host does not know how many tokens an entry has
+        return
     if length + sizes.new_tokens > sizes.capacity and "overflow" not in specs:
         got = f"{sizes.new_tokens} new tokens behind {length} in {sizes.capacity} slots"
         raise ArgumentValueError("k", got, "room for all of them, or overflow=")

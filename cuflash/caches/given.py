@@ -26,7 +26,7 @@ class Sizes:
     batch, heads_kv, head_dim, head_dim_v
         As for attention.
     new_tokens
-        Rows of every entry that are appended; 0 where none are.
+        Rows of every entry that are appended, of all where they are packed; 0 where none are.
     entries
         Of the caches, or their pages.
     slots

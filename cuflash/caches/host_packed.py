@@ -6,13 +6,16 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..errors import ArgumentValueError
 from .given import CacheCall
+from .lengths import Lengths
 from .packed import ARGUMENT, rows_of_entries
 
-__all__ = ["check_queries", "forward_packed"]
+__all__ = ["check_queries", "forward_packed", "positions_of_rows", "rows_of"]
 
+_Array = NDArray[Any]
 _Arrays = dict[str, Any]
 #: Arrays that have an axis of entries, but for slopes that all share.
 _OF_ENTRIES = ("k", "v", "seqused_kv")
@@ -65,6 +68,22 @@ def forward_packed(
             forward({"q": q[None, own], **_of_entry(natives, b), **targets}, keywords)
     out[behind], lse[:, behind] = 0, -np.inf
     return {"out": out, "lse": lse}
+
+
+def rows_of(call: CacheCall, entry: _Array, token: _Array) -> Any:
+    """Index of new tokens in their array."""
+    if not call.sizes.most_queries:
+        return entry, token
+    begins = np.array([own.start for own in _rows(call)], np.int64)
+    return begins[entry] + token
+
+
+def positions_of_rows(call: CacheCall, lengths: Lengths, advance: bool) -> _Array:
+    """Where every query is rotated; rows of no entry as if at position 0."""
+    positions = np.zeros(call.spec("q").shape[0], np.int64)
+    for own, first in zip(_rows(call)[:-1], lengths.positions, strict=True):
+        positions[own] = first + np.arange(own.stop - own.start) * advance
+    return positions
 
 
 def _rows(call: CacheCall) -> list[slice]:

@@ -147,7 +147,7 @@ def plan_caches(
     rotates, sizes = check_specs(plain, None, interleaved, scales is not None, max_seqlen_q)
     attends = "q" in specs
     check_copies([n for n in ("q", "k", "v") if n in specs and not _readable(specs[n])])
-    made = _left_by_append(specs, rotates) if attends and "k" in specs else {}
+    made = _left_by_append(specs, sizes, rotates) if attends and "k" in specs else {}
     attention = None
     if attends:
         seen = {**specs, "q": made.get("q_rotated", specs["q"])}
@@ -211,10 +211,12 @@ def _argument_of(name: str, there: Container[str]) -> str:
     return OWN_NAMES.get(name, name)
 
 
-def _left_by_append(specs: Mapping[str, TensorSpec], rotates: bool | None) -> dict[str, TensorSpec]:
+def _left_by_append(
+    specs: Mapping[str, TensorSpec], sizes: Sizes, rotates: bool | None
+) -> dict[str, TensorSpec]:
     """What an append makes for the attention behind it."""
     q = specs["q"]
-    made = {"lengths_after": TensorSpec(q.shape[:1], "int32", (1,), 4, q.device)}
+    made = {"lengths_after": TensorSpec((sizes.batch,), "int32", (1,), 4, q.device)}
     return made | ({"q_rotated": q.contiguous()} if rotates is not None else {})
 
 

@@ -15,9 +15,9 @@ from ..planning.problem import MAX_SEQLEN
 from .device import DevicePart
 from .feature import ArrayRule, Feature, Request
 from .kv_chunks import MERGE
-from .use import Use
+from .use import Operand, Use
 
-__all__ = ["NAME", "PACKED_QUERIES"]
+__all__ = ["NAME", "PACKED_QUERIES", "packed_tokens"]
 
 #: The array of offsets, which callers know as ``cu_seqlens_q``.
 NAME = "query_offsets"
@@ -32,6 +32,21 @@ _DEVICE = DevicePart(
     seams=(("Lengths", "PackedQueries<{before}>"),),
     header="features/packed_queries.cuh",
 )
+
+
+#: In the kernel that appends, whose array has the caller's name.
+_TOKENS = DevicePart(
+    kernels=frozenset((("steps", "append_kv"),)),
+    struct="PackedTokensParams",
+    block=np.dtype([("cu_seqlens_q", np.uint64)], align=True),
+    seams=(),
+    header="features/packed_tokens.cuh",
+)
+
+
+def packed_tokens(offsets: Operand) -> Use:
+    """What new tokens and queries that are packed add to the kernel that appends."""
+    return Use("packed_tokens", _TOKENS, operands=(offsets,))
 
 
 def _use(request: Request) -> Use | None:

@@ -45,7 +45,19 @@ _CASES = {
     "heads-first": replace(_PAGED, strides="hnd"),
     "together": replace(_PLAIN, strides="together"),
 }  # fmt: skip
+_NEW = replace(
+    _PLAIN, new=1, pairs=8, table_rows=300, lengths=(65, 0, 7, 130, 129, 190), counts=True
+)
+_APPENDED = {
+    "appended": _NEW,
+    "appended-full": replace(_NEW, options=(), positions=(0, 3, 5, 7, 9, 299)),
+    "appended-plain": replace(_NEW, pairs=0, slopes=True, sinks=True),
+    "appended-pages": replace(_NEW, kind="paged", slots=16, pages=13, interleaved=True),
+    "appended-entries": replace(_NEW, kind="indexed", leftpad=(60, 0, 3, 5, 0, 189)),
+    "appended-without-room": replace(_NEW, lengths=(200, 198, 196, 3, 170, 199)),
+}
 _OF_FA3 = {
+    "float8-appended": replace(_NEW, float8="each", dtype="bfloat16"),
     "float8": _FLOAT8,
     "float8-pages": replace(_PAGED, float8="mixed", sinks=True),
     "float8-slopes": replace(_FLOAT8, slopes=True, float8="each", dims=(64, 64)),
@@ -61,7 +73,7 @@ def _attended(built: Built, algorithm: str, **more: Any) -> tuple[Any, Any, Any]
 
 
 @pytest.mark.parametrize("algorithm", ["fa2", "fa3"])
-@pytest.mark.parametrize("case", _CASES.values(), ids=_CASES)
+@pytest.mark.parametrize("case", (_CASES | _APPENDED).values(), ids=_CASES | _APPENDED)
 def test_attention_is_that_of_the_reference(case: CacheCase, algorithm: str) -> None:
     _attended(build_packed(case, _COUNTS, 5), algorithm)
 
@@ -116,12 +128,12 @@ def _of_entry(built: Built, b: int) -> Built:
 
 @pytest.mark.parametrize("algorithm", ["fa2", "fa3"])
 @pytest.mark.parametrize("way", ["arrays", "shapes"])
-@pytest.mark.parametrize("name", ["plain", "slopes", "padding"])
+@pytest.mark.parametrize("name", ["plain", "slopes", "padding", "appended"])
 def test_a_prepared_call_does_what_the_call_does(name: str, way: str, algorithm: Any) -> None:
     """Over other lengths and offsets than those that it was prepared with."""
-    case, counts = replace(_CASES[name], strides="nhd"), (2, 0, 70, 3, 1, 9)
+    case, counts = (_CASES | _APPENDED)[name], (2, 0, 70, 3, 1, 9)
     prepared_with, built = build_packed(case, _COUNTS, 2), build_packed(case, counts, 2)
-    options = {"algorithm": algorithm, "max_seqlen_q": 70, **built.options}
+    options = {"algorithm": algorithm, "max_seqlen_q": 70, **built.options, **built.keywords}
     with host_cupy() as host:
         _, arrays = on_device(host, built)
         out, lse = host.call(cuflash.attention_with_kvcache, **arrays, **options, return_lse=True)
@@ -134,6 +146,7 @@ def test_a_prepared_call_does_what_the_call_does(name: str, way: str, algorithm:
         assert ready.tensors["lse"].shape == lse.shape
         made = {"out": host.array(np.full(out.shape, np.nan, np.float16))}
         made["lse"] = host.array(np.full(lse.shape, np.nan, np.float32))
+        arrays = on_device(host, built)[1]  # to which nothing is appended yet
         host.runtime.audit = lambda launch: None
         workspace = host.array(np.full(ready.workspace_bytes, 255, np.uint8))
         pointers = {n: (arrays | made)[n].data.ptr for n in ready.tensors}
