@@ -164,7 +164,7 @@ def attention_with_kvcache(
         heads_kv divides heads_q.
     k, v : array, optional
         New tokens, both or neither: they are appended first, as
-        :func:`append_kv` does. Their number need not be seqlen_q.
+        :func:`append_kv` does. Their number need not be seqlen_q, but where queries are packed.
     cache_seqlens : int or array of int32, (batch,)
         Length of every entry before the append. The length after it is larger
         by the new tokens that fit. Slots from there on are never used, whatever
@@ -181,13 +181,13 @@ def attention_with_kvcache(
         else all rows at ``cache_seqlens[b]`` (``rotary_seqlens[b]`` where that
         is given). A query beyond the tables is NaN, and so is its output.
     cu_seqlens_q : array of int32, (batch + 1,), optional
-        Every entry has queries of its own number: rows ``cu_seqlens_q[b]`` to
-        ``cu_seqlens_q[b + 1]`` of q. Offsets count as :func:`attention` counts them. Rows
-        behind the last one see no key and no sink. Not with ``k`` and ``v``: call
-        :func:`append_kv` first, and give the lengths after it.
+        Packed queries: rows ``cu_seqlens_q[b]`` to ``cu_seqlens_q[b + 1]`` of q are those of
+        entry b, and so are those of ``k`` and ``v``, which then are (total_q, heads_kv, ...).
+        Offsets begin at 0 and do not fall. Rows behind the last one belong to no entry: they
+        are not appended, see no key and no sink.
     max_seqlen_q : int, optional
-        The most queries of an entry, with ``cu_seqlens_q``. On CUDA it is needed, and tile and
-        chunk are chosen for it; results are right for more. Host arrays are held against it.
+        The most queries of an entry; only with ``cu_seqlens_q``. CUDA needs it, and chooses tile
+        and chunk for it, but results are right for more. Host arrays with more are refused.
     k_scale, v_scale, cache_dtype
         As of :func:`append_kv`. Numbers that are stored are converted to q's dtype, which
         holds all of them exactly, and scales enter in float32: ``k_scale`` into the scores,
