@@ -101,9 +101,7 @@ def describe(
         name: Operand(name, spec.dtype, spec.shape, entries.get(name))
         for name, spec in specs.items()
     }
-    position = options.q_offset
-    if position is None:
-        position = plain.seqlen_kv - plain.seqlen_q
+    position = plain.seqlen_kv - plain.seqlen_q if options.q_offset is None else options.q_offset
     shared = options.draws, options.places, options.q_offset is None
     problem = with_features(plain, dict(options.more), operands, position, *shared)
     return replace(call, problem=problem)

@@ -15,6 +15,12 @@ __all__ = ["append_kv", "attention_with_kvcache"]
 
 _Array = NDArray[Any]
 
+#: What :func:`append_kv` takes beside the tokens and the caches.
+_OF_APPEND = (
+    *("cache_seqlens", "page_table", "cache_batch_idx", "rotary_cos", "rotary_sin"),
+    *("rotary_interleaved", "rotary_seqlens", "k_scale", "v_scale"),
+)
+
 
 def append_kv(
     k: _Array,
@@ -141,13 +147,10 @@ def attention_with_kvcache(
     at slot ``p = i + L - seqlen_q`` (packed: the number of its entry's queries), and sees slot j
     iff ``leftpad <= j < L`` and ``p - left <= j <= p + right``.
     """
+    given = {name: value for name, value in locals().items() if name in _OF_APPEND}
     batch, heads, d = len(cache_seqlens), q.shape[-2], q.shape[-1]
     overflow, new = np.zeros(batch, np.int32), np.zeros(batch, int)
     if k is not None and v is not None:
-        given: dict[str, Any] = {"page_table": page_table, "cache_batch_idx": cache_batch_idx}
-        given |= {"cache_seqlens": cache_seqlens, "rotary_seqlens": rotary_seqlens}
-        given |= {"rotary_cos": rotary_cos, "rotary_sin": rotary_sin, "k_scale": k_scale}
-        given |= {"rotary_interleaved": rotary_interleaved, "v_scale": v_scale}
         append = append_kv if cu_seqlens_q is None else packed_append(append_kv, cu_seqlens_q)
         k_cache, v_cache, overflow = append(k, v, k_cache, v_cache, **given)
         new += k.shape[1] if cu_seqlens_q is None else np.array(counts(cu_seqlens_q, len(q)))

@@ -13,7 +13,8 @@ struct PackedQueriesParams {
   long long entries;
 
   __device__ RowsOfEntry queries(int entry) const { return rows_of_entry(q_begins, entry); }
-  // By how many keys query 0 is behind where it would be if every row of the array were its entry's.
+  // By how many keys query 0 is behind where it would be if every row of the array were its
+  // entry's.
   __device__ int shift(const Shape& shape, const RowsOfEntry& queries) const {
     return shape.seqlen_q - queries.count;
   }

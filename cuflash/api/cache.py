@@ -242,12 +242,8 @@ def attention_with_kvcache(
     depends on lengths: they may change in a graph. Where a token does not fit,
     the last query stands at the last slot that counts.
     """
-    given = {
-        "q": q,
-        "k_cache": k_cache,
-        "v_cache": v_cache,
-        "k": k,
-        "v": v,
+    given = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "k": k, "v": v}
+    given |= {
         "page_table": page_table,
         "cache_batch_idx": cache_batch_idx,
         "cache_leftpad": cache_leftpad,
