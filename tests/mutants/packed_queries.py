@@ -51,7 +51,7 @@ _OF_KERNELS = (
         _QUERIES,
         "seq.batch = 0;",
         "",
-        "[plain-fa2]",
+        "[plain-fa3]",
     ),
     _bug(
         "packed queries all begin at row 0",
@@ -166,7 +166,7 @@ _OF_THE_HOST = (
         "cuflash/planning/key_chunks.py",
         "self.whole.most_queries or self.whole.seqlen_q",
         "self.whole.seqlen_q",
-        f"{_UNIT}tile_and_chunk_are_those_of_an_unpacked_call",
+        f"{_UNIT}rows_of_many_chunks_are_merged_as_those_of_an_unpacked_call",
     ),
     Bug(
         "the tile of packed queries is that of their sum",

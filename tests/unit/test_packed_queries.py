@@ -105,8 +105,9 @@ def _plan(batch: int, total: int, most: int | None, capacity: int, **options: An
     if most is not None:
         specs |= {"q": spec(total, 32, 128), "cu_seqlens_q": spec(batch + 1, dtype="int32")}
     _, sizes = check_specs(specs, None, None, max_seqlen_q=most)
-    problem = describe_attention(specs, sizes, check_options(**options)).problem
-    return batch_invariant_plan(replace(problem, alignment="tensor_map"), LIMITS["90"])
+    asked = check_options(**options)
+    problem = replace(describe_attention(specs, sizes, asked).problem, alignment="tensor_map")
+    return batch_invariant_plan(problem, LIMITS["90"], kv_chunk=asked.kv_chunk)
 
 
 _OPTIONS = {"causal": {"causal": True}, "full": {}, "window": {"window_size": (100, 0)}}
@@ -128,6 +129,16 @@ def test_tile_and_chunk_are_those_of_an_unpacked_call(
         merges = [one.config.constants for one in packed.launches if one.config.kernel == "merge"]
         wanted = [o.config.constants for o in unpacked.launches if o.config.kernel == "merge"]
         assert merges == wanted
+
+
+def test_rows_of_many_chunks_are_merged_as_those_of_an_unpacked_call() -> None:
+    """Warps share a row, or have one each: sums differ in their last bits."""
+    for most, share in ((4, 1), (300, 0)):
+        unpacked = _plan(8, most, None, 16384, kv_chunk=1024).launches[-1].config
+        for batch, total in ((1, 1), (64, 64 * most)):
+            merging = _plan(batch, total, most, 16384, kv_chunk=1024).launches[-1].config
+            assert merging.constants == unpacked.constants
+            assert dict(merging.constants)["shared_rows"] == share
 
 
 def test_few_queries_on_many_keys_are_split() -> None:
