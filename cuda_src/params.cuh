@@ -218,6 +218,9 @@ struct ListItemsParams {
   void* kv_items;
   long long entries;
   Shape shape;
+  // Packed queries on caches have these in place of the first two and of `kv_begins`.
+  void* query_offsets;  // [entries + 1] of int
+  void* seqused_kv;     // [entries] of int
 };
 
 // See steps/convert_dq.cu.

@@ -101,9 +101,7 @@ def describe(
         name: Operand(name, spec.dtype, spec.shape, entries.get(name))
         for name, spec in specs.items()
     }
-    position = options.q_offset
-    if position is None:
-        position = plain.seqlen_kv - plain.seqlen_q
+    position = plain.seqlen_kv - plain.seqlen_q if options.q_offset is None else options.q_offset
     shared = options.draws, options.places, options.q_offset is None
     problem = with_features(plain, dict(options.more), operands, position, *shared)
     return replace(call, problem=problem)
@@ -257,7 +255,8 @@ def _problem(
     _check_scale(options.scale, DTYPES[specs["q"].dtype])
     seqlen_q, seqlen_kv = sizes.seqlen_q, sizes.seqlen_kv
     window = options.keyword("window_size")
-    bounds = bounds_of(seqlen_q, seqlen_kv, options.causal, options.q_offset, window)
+    most = options.keyword("most_queries") or 0
+    bounds = bounds_of(seqlen_q, seqlen_kv, options.causal, options.q_offset, window, most > 0)
     return AttentionProblem(
         operation=operation,
         batch=sizes.batch,
@@ -275,6 +274,7 @@ def _problem(
         q_first=bounds[0] or 0,
         deterministic=options.deterministic,
         block=options.keyword("block_mask") or (0, 0),
+        most_queries=most,
         wrt=QKV if operation == "forward" else tuple(n for n in tensors() if n in options.wrt),
     )
 

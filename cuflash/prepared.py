@@ -12,7 +12,7 @@ from .addresses import addresses_of
 from .arrays.spec import LayoutName, TensorSpec
 from .block_mask import BlockMask, split_block_mask
 from .caches.described import describe_caches
-from .caches.planned import CACHE_ARGUMENTS, TAKEN, CachePlan, plan_caches
+from .caches.planned import CACHE_ARGUMENTS, NO_ARRAYS, TAKEN, CachePlan, plan_caches
 from .cuda.available import device_count, require_device
 from .cuda.current import current_stream
 from .errors import ArgumentTypeError, ArgumentValueError, shown
@@ -148,6 +148,7 @@ def prepare(
     k_scale: Any = None,
     v_scale: Any = None,
     cache_dtype: Any = None,
+    max_seqlen_q: int | None = None,
     overflow: Any = None,
     causal: bool = False,
     window_size: WindowSize | None = None,
@@ -206,8 +207,8 @@ def prepare(
     cache_seqlens, cache_batch_idx, cache_leftpad, rotary_seqlens, overflow : optional
         The array, its shape, or its dtype. ``cache_seqlens`` is needed and cannot be an int,
         because a run reads it on the device.
-    rotary_interleaved
-        As for :func:`append_kv`.
+    rotary_interleaved, max_seqlen_q
+        As for :func:`append_kv` and :func:`attention_with_kvcache`.
     k_scale, v_scale : optional
         Scales of float8 caches: a number for all runs; or a float32 array, its shape,
         or a pair.
@@ -257,15 +258,15 @@ def prepare(
 
 def _with_caches(given: Mapping[str, Any], options: Options, where: int) -> CachePlan:
     """The plan of an operation with caches."""
-    names = ("q", "k", "v", "alibi_slopes", "sinks", *CACHE_ARGUMENTS)
-    arrays = {name: given[name] for name in names if name != "rotary_interleaved"}
+    names = ("q", "k", "v", "cu_seqlens_q", "alibi_slopes", "sinks", *CACHE_ARGUMENTS)
+    arrays = {name: given[name] for name in names if name not in NO_ARRAYS}
     if given["operation"] == "kvcache" and given["q"] is None:
         raise ArgumentTypeError("q", "None", "an array, or its shape")
     specs, scales = describe_caches(arrays, given["dtype"], options, where)
     for name, spec in specs.items():
         check_place(name, spec, given["device"])
     choose_device(specs["k_cache"].device, options)
-    return plan_caches(specs, given["rotary_interleaved"], options, scales)
+    return plan_caches(specs, given["rotary_interleaved"], options, scales, given["max_seqlen_q"])
 
 
 def _check_taken(given: Mapping[str, Any]) -> None:

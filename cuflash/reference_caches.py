@@ -9,10 +9,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import ArgumentValueError
+from .reference_packed_caches import counts, packed_append, queries
 
 __all__ = ["append_kv", "attention_with_kvcache"]
 
 _Array = NDArray[Any]
+
+#: What :func:`append_kv` takes beside the tokens and the caches.
+_OF_APPEND = (
+    *("cache_seqlens", "page_table", "cache_batch_idx", "rotary_cos", "rotary_sin"),
+    *("rotary_interleaved", "rotary_seqlens", "k_scale", "v_scale"),
+)
 
 
 def append_kv(
@@ -100,6 +107,7 @@ def attention_with_kvcache(
     rotary_sin: _Array | None = None,
     rotary_interleaved: bool | None = None,
     rotary_seqlens: _Array | None = None,
+    cu_seqlens_q: _Array | None = None,
     k_scale: Any = None,
     v_scale: Any = None,
     causal: bool = False,
@@ -113,12 +121,14 @@ def attention_with_kvcache(
 
     Parameters
     ----------
-    q : ndarray, (batch, seqlen_q, heads_q, head_dim)
+    q : ndarray, (batch, seqlen_q, heads_q, head_dim), or packed (total_q, heads_q, head_dim)
         Queries. Rotated queries are rounded to q's dtype, as keys are to the cache's.
     k_cache, v_cache, k, v, cache_seqlens, page_table, cache_batch_idx
         As for :func:`append_kv`.
     rotary_cos, rotary_sin, rotary_interleaved, rotary_seqlens, k_scale, v_scale
         As for :func:`append_kv`.
+    cu_seqlens_q : ndarray of integers, (batch + 1,), optional
+        The rows of q, and of k and v, where each entry's begin and end, if they are packed.
     cache_leftpad : ndarray of integers, (batch,), optional
         Slots at the beginning that do not count; the length includes them.
     causal, window_size, softcap, alibi_slopes, sinks, scale
@@ -126,48 +136,47 @@ def attention_with_kvcache(
 
     Returns
     -------
-    out : ndarray, (batch, seqlen_q, heads_q, head_dim_v)
-    lse : ndarray, (batch, heads_q, seqlen_q)
+    out : ndarray, (batch, seqlen_q, heads_q, head_dim_v), or (total_q, heads_q, head_dim_v)
+    lse : ndarray, (batch, heads_q, seqlen_q), or (heads_q, total_q)
     k_cache, v_cache, overflow : ndarray
         As for :func:`append_kv`.
 
     Notes
     -----
     With L the length after the append (the length before it, and the tokens that fit): query i is
-    at slot ``p = i + L - seqlen_q``, and sees slot j iff ``leftpad <= j < L`` and ``p - left <= j
-    <= p + right``.
+    at slot ``p = i + L - seqlen_q`` (packed: the number of its entry's queries), and sees slot j
+    iff ``leftpad <= j < L`` and ``p - left <= j <= p + right``.
     """
-    overflow, new = np.zeros(len(q), np.int32), 0
+    given = {name: value for name, value in locals().items() if name in _OF_APPEND}
+    batch, heads, d = len(cache_seqlens), q.shape[-2], q.shape[-1]
+    overflow, new = np.zeros(batch, np.int32), np.zeros(batch, int)
     if k is not None and v is not None:
-        new = k.shape[1]
-        given: dict[str, Any] = {"page_table": page_table, "cache_batch_idx": cache_batch_idx}
-        given |= {"cache_seqlens": cache_seqlens, "rotary_seqlens": rotary_seqlens}
-        given |= {"rotary_cos": rotary_cos, "rotary_sin": rotary_sin, "k_scale": k_scale}
-        given |= {"rotary_interleaved": rotary_interleaved, "v_scale": v_scale}
-        k_cache, v_cache, overflow = append_kv(k, v, k_cache, v_cache, **given)
-    out = np.zeros((*q.shape[:3], v_cache.shape[3]))
-    lse = np.full((len(q), q.shape[2], q.shape[1]), -math.inf)
+        append = append_kv if cu_seqlens_q is None else packed_append(append_kv, cu_seqlens_q)
+        k_cache, v_cache, overflow = append(k, v, k_cache, v_cache, **given)
+        new += k.shape[1] if cu_seqlens_q is None else np.array(counts(cu_seqlens_q, len(q)))
+    out, lse = np.zeros((*q.shape[:-1], v_cache.shape[3])), np.full(q.shape[:-1], -math.inf)
     window = (None, None) if window_size is None else window_size
     sides = (window[0], 0 if causal else window[1])
-    slopes = np.broadcast_to(0.0 if alibi_slopes is None else alibi_slopes, lse.shape[:2])
-    factor = 1 / math.sqrt(q.shape[3]) if scale is None else scale
-    for b, i, h in np.ndindex(*q.shape[:3]):
+    slopes = np.broadcast_to(0.0 if alibi_slopes is None else alibi_slopes, (batch, heads))
+    factor = 1 / math.sqrt(d) if scale is None else scale
+    every = ((row, h) for row in queries(q, cu_seqlens_q) for h in range(heads))
+    for (place, b, i, count), h in every:
         begin = int(cache_seqlens[b] if rotary_seqlens is None else rotary_seqlens[b])
         position = begin + i * (sides != (None, None))
-        row = _turned(q[b, i, h], position, rotary_cos, rotary_sin, rotary_interleaved)
-        length = int(cache_seqlens[b]) + new - int(overflow[b])
-        stands = i + length - q.shape[1]
+        row = _turned(q[place][h], position, rotary_cos, rotary_sin, rotary_interleaved)
+        length = int(cache_seqlens[b] + new[b] - overflow[b])
+        stands = i + length - count
         first = 0 if cache_leftpad is None else int(cache_leftpad[b])
         seen = [j for j in range(first, length) if _sees(stands, j, sides)]
         places = [_place(b, j, k_cache, page_table, cache_batch_idx) for j in seen]
-        at = places, h // (q.shape[2] // k_cache.shape[2]), b
+        at = places, h // (heads // k_cache.shape[2]), b
         keys, values = _rows(k_cache, *at, k_scale), _rows(v_cache, *at, v_scale)
         scores = factor * (keys @ row.astype(q.dtype).astype(float))
         scores = softcap * np.tanh(scores / softcap) if softcap else scores
         scores = scores - float(slopes[b, h]) * np.abs(stands - np.array(seen, float))
         sink = -math.inf if sinks is None else float(sinks[h])
-        out[b, i, h], lse[b, h, i] = _softmax(scores, values, sink)
-    return out, lse, k_cache, v_cache, overflow
+        out[place][h], lse[place][h] = _softmax(scores, values, sink)
+    return out, lse.swapaxes(-1, -2), k_cache, v_cache, overflow
 
 
 def _rows(cache: _Array, places: list[Any], head: int, b: int, scale: Any) -> _Array:

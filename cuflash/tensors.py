@@ -216,6 +216,8 @@ def shape_of(
         For broadcast arrays, as in :class:`~cuflash.options.Options`.
     """
     sizes: list[int] = [getattr(problem, axis) for axis in tensor.axes]
+    if tensor.role == "array" and "batch" in tensor.axes:
+        sizes[tensor.axes.index("batch")] = problem.num_entries
     if tensor.role == "matrix":
         return layout.shape(*problem.shapes[tensor.name])
     if tensor.role == "rows":

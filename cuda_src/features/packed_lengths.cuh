@@ -75,6 +75,10 @@ struct PackedLengths {
   static constexpr bool one_position = false;
   static constexpr int alignment = PackedLengthsParams::kAlignment;
   template <class Params>
+  __device__ static const PackedItem* q_items(const Params& params) {
+    return params.packed_lengths.q_items;
+  }
+  template <class Params>
   __device__ static Sequence of(const Params& params, int entry) {
     const PackedLengthsParams& packed = params.packed_lengths;
     return of_item(params, {entry, 0, packed.queries(entry), packed.keys(entry)});

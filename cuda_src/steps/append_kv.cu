@@ -72,32 +72,20 @@ __device__ inline Storage* row_at(const Tensor& tensor, long long batch, long lo
          row * tensor.row_stride + head * tensor.head_stride;
 }
 
-// The entry, row and head of a number that counts the rows of all entries.
-struct RowOfAll {
-  int entry;
-  int row;
-  int head;
-};
-__device__ inline RowOfAll row_of_all(long long number, int rows, int heads) {
-  const long long all_rows = number / heads;
-  return {static_cast<int>(all_rows / rows), static_cast<int>(all_rows % rows),
-          static_cast<int>(number % heads)};
-}
-
 template <class Config>
 __device__ inline void append_row(const typename Config::Params& params, long long number,
                                   bool of_keys) {
   using Storage = typename Config::Storage;
   using Cell = typename Config::Stored::template Cell<Storage>;
   const Shape& shape = params.shape;
-  const RowOfAll at = row_of_all(number, shape.seqlen_kv, shape.heads_kv);
+  const RowOfAll at = row_of_all(params, number, shape.seqlen_kv, shape.heads_kv, 0);
   const Slot slot = slot_of(params, at.entry, at.row);
   if (slot.entry < 0) return;
   const Tensor& source = of_keys ? params.k : params.v;
   const Tensor& cache = of_keys ? params.k_cache : params.v_cache;
   auto rotation = rotation_at<Config>(params, first_position(params, at.entry) + at.row);
   if (!of_keys) rotation.pairs = 0;
-  copy_row(row_at<Storage>(source, at.entry, at.row, at.head),
+  copy_row(row_at<Storage>(source, at.batch, at.place, at.head),
            row_at<Cell>(cache, slot.entry, slot.row, at.head),
            of_keys ? shape.head_dim : shape.head_dim_v, rotation,
            Config::Stored::row_of(params, of_keys, at.entry, at.head));
@@ -107,10 +95,10 @@ template <class Config>
 __device__ inline void rotate_query(const typename Config::Params& params, long long number) {
   using Storage = typename Config::Storage;
   const Shape& shape = params.shape;
-  const RowOfAll at = row_of_all(number, shape.seqlen_q, shape.heads_q);
+  const RowOfAll at = row_of_all(params, number, shape.seqlen_q, shape.heads_q, 0);
   const long long further = params.queries_advance != 0 ? at.row : 0;
-  copy_row(row_at<Storage>(params.q, at.entry, at.row, at.head),
-           row_at<Storage>(params.q_rotated, at.entry, at.row, at.head), shape.head_dim,
+  copy_row(row_at<Storage>(params.q, at.batch, at.place, at.head),
+           row_at<Storage>(params.q_rotated, at.batch, at.place, at.head), shape.head_dim,
            rotation_at<Config>(params, first_position(params, at.entry) + further),
            StoredAsComputed::Row());
 }
@@ -147,7 +135,7 @@ __device__ inline void count_tokens(const typename Config::Params& params, int e
   if (lane != 0) return;
   int fitting = static_cast<int>(tokens_with_slots(params, entry)) - lost;
   if (params.page_table == nullptr && entry_of_cache(params, entry, 0) < 0) fitting = 0;
-  if (params.overflow != nullptr) params.overflow[entry] = params.shape.seqlen_kv - fitting;
+  if (params.overflow != nullptr) params.overflow[entry] = new_tokens(params, entry, 0) - fitting;
   if (params.lengths_after == nullptr) return;
   params.lengths_after[entry] = static_cast<int>(length_before(params, entry)) + fitting;
 }
@@ -155,8 +143,8 @@ __device__ inline void count_tokens(const typename Config::Params& params, int e
 template <class Config>
 __device__ inline void append_kv(const typename Config::Params& params) {
   const Shape& shape = params.shape;
-  const long long of_keys = static_cast<long long>(shape.batch) * shape.seqlen_kv * shape.heads_kv;
-  const long long of_queries = static_cast<long long>(shape.batch) * shape.seqlen_q * shape.heads_q;
+  const long long of_keys = rows_of_heads(params, shape.seqlen_kv, shape.heads_kv, 0);
+  const long long of_queries = rows_of_heads(params, shape.seqlen_q, shape.heads_q, 0);
   const long long all_warps = static_cast<long long>(gridDim.x) * Config::warps;
   const long long warp = static_cast<long long>(blockIdx.x) * Config::warps + threadIdx.x / 32;
   for (long long i = warp; i < 2 * of_keys + of_queries; i += all_warps) {

@@ -36,6 +36,58 @@ struct AppendKvParams {
 
 namespace steps {
 
+// A row of new tokens or of queries: its entry, its number in the entry, its head, and its batch
+// index and row in the array.
+struct RowOfAll {
+  int entry;
+  int row;
+  int head;
+  int batch;
+  int place;
+};
+
+// The rows of an array are ordered by entries.
+template <class Params>
+__device__ inline RowOfAll row_of_all(const Params&, long long number, int rows, int heads, long) {
+  const long long all_rows = number / heads;
+  const int entry = static_cast<int>(all_rows / rows), row = static_cast<int>(all_rows % rows);
+  return {entry, row, static_cast<int>(number % heads), entry, row};
+}
+// The rows are packed. A row that belongs to no entry gets the first entry, and a number that has
+// no slot there.
+template <class Params>
+__device__ inline auto row_of_all(const Params& params, long long number, int, int heads, int)
+    -> decltype(params.packed_tokens.entry_of_row(params.shape, 0), RowOfAll()) {
+  const Shape& shape = params.shape;
+  const int place = static_cast<int>(number / heads), head = static_cast<int>(number % heads);
+  const int entry = params.packed_tokens.entry_of_row(shape, place);
+  if (entry == shape.batch) return {0, 0x7fffffff, head, 0, place};
+  return {entry, place - params.packed_tokens.begin(shape, entry), head, 0, place};
+}
+
+// The number of new tokens of an entry, whether there is room for them or not.
+template <class Params>
+__device__ inline int new_tokens(const Params& params, int, long) {
+  return params.shape.seqlen_kv;
+}
+template <class Params>
+__device__ inline auto new_tokens(const Params& params, int entry, int)
+    -> decltype(params.packed_tokens.count(params.shape, entry)) {
+  return params.packed_tokens.count(params.shape, entry);
+}
+
+// The number of rows of all heads and entries. `rows` is that of one entry, or, if rows are packed,
+// of all.
+template <class Params>
+__device__ inline long long rows_of_heads(const Params& params, int rows, int heads, long) {
+  return static_cast<long long>(params.shape.batch) * rows * heads;
+}
+template <class Params>
+__device__ inline auto rows_of_heads(const Params& params, int rows, int heads, int)
+    -> decltype(params.packed_tokens.count(params.shape, 0), 0ll) {
+  return static_cast<long long>(rows) * heads;
+}
+
 // Where a token is stored; `entry` is negative if it fits nowhere.
 struct Slot {
   long long entry;
@@ -66,7 +118,7 @@ __device__ inline long long tokens_with_slots(const Params& params, int entry) {
     const long long angles = first < 0 ? 0 : params.rotary_rows - first;
     room = angles < room ? angles : room;
   }
-  const long long tokens = params.shape.seqlen_kv;
+  const long long tokens = new_tokens(params, entry, 0);
   return room < 0 ? 0 : room < tokens ? room : tokens;
 }
 

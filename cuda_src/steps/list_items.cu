@@ -64,6 +64,17 @@ __device__ inline int class_of(int length) {
   return kClasses - 2 - (2 * power + half);
 }
 
+// The keys of a sequence. Of caches their number alone is asked for, to sort by it; the one after
+// the last entry has none.
+template <class Config>
+__device__ inline RowsOfEntry keys_of(const typename Config::Params& params, int entry) {
+  if constexpr (Config::of_caches) {
+    return {0, entry < params.entries ? static_cast<const int*>(params.seqused_kv)[entry] : 0};
+  } else {
+    return rows_of_entry(static_cast<const int*>(params.kv_begins), entry);
+  }
+}
+
 // The rows of a sequence, its tiles, and the class of their loops.
 struct ListedSequence {
   RowsOfEntry queries;
@@ -74,7 +85,7 @@ struct ListedSequence {
 template <class Config>
 __device__ inline ListedSequence listed_sequence(const typename Config::Params& params, int entry) {
   const RowsOfEntry queries = rows_of_entry(static_cast<const int*>(params.q_begins), entry);
-  const RowsOfEntry keys = rows_of_entry(static_cast<const int*>(params.kv_begins), entry);
+  const RowsOfEntry keys = keys_of<Config>(params, entry);
   const int of_tiles = Config::rows_of_keys ? keys.count : queries.count;
   const int of_loop = Config::rows_of_keys ? queries.count : keys.count;
   return {queries, keys, ceil_div(of_tiles, Config::block),
@@ -127,10 +138,13 @@ __device__ inline void list_items(const typename Config::Params& params) {
   static_assert(sizeof(shared) <= Config::shared_bytes,
                 "the plan and the kernel disagree about shared memory");
   const int entries = static_cast<int>(params.entries);
-  make_begins(static_cast<const int*>(params.cu_seqlens_q), entries, params.shape.seqlen_q,
+  const void* const offsets = Config::of_caches ? params.query_offsets : params.cu_seqlens_q;
+  make_begins(static_cast<const int*>(offsets), entries, params.shape.seqlen_q,
               static_cast<int*>(params.q_begins), shared);
-  make_begins(static_cast<const int*>(params.cu_seqlens_kv), entries, params.shape.seqlen_kv,
-              static_cast<int*>(params.kv_begins), shared);
+  if constexpr (!Config::of_caches) {
+    make_begins(static_cast<const int*>(params.cu_seqlens_kv), entries, params.shape.seqlen_kv,
+                static_cast<int*>(params.kv_begins), shared);
+  }
   auto* const items =
       static_cast<PackedItem*>(Config::rows_of_keys ? params.kv_items : params.q_items);
   if (items == nullptr) return;  // FlashAttention-1 takes whole sequences

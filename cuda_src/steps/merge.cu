@@ -137,8 +137,14 @@ __device__ inline void merge(const typename Config::Params& params) {
   if (number >= rows) return;
   const long long all_heads = number / shape.seqlen_q;
   const int head = static_cast<int>(all_heads % shape.heads_q);
-  const int row = static_cast<int>(number % shape.seqlen_q);
-  const Sequence seq = sequence<Config>(params, static_cast<int>(all_heads / shape.heads_q));
+  int row = static_cast<int>(number % shape.seqlen_q);
+  Sequence seq;
+  if constexpr (Config::Lengths::packed) {
+    seq = Config::Lengths::of_row(params, row);
+    row -= static_cast<int>(seq.q_row0);
+  } else {
+    seq = sequence<Config>(params, static_cast<int>(all_heads / shape.heads_q));
+  }
   const KvRange chunks = Config::Chunks::template chunks_of<Config>(
       params, kv_range<Config>(seq, row / Config::block_q));
   const Compute reference = largest_reference<Config>(params, seq, head, row, chunks);

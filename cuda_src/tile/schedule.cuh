@@ -77,16 +77,22 @@ struct TileOrder {
   }
 };
 
-// The number of q tiles of a head: those of all sequences where the batch is packed, and one for
-// each chunk where the keys are split.
+// The items of a q tile: one for each chunk where the keys are split.
+template <class Config>
+__device__ inline unsigned items_of_tile(const typename Config::Params& params) {
+  if constexpr (Config::Chunks::split) {
+    return Config::Chunks::items_of_tile(params);
+  } else {
+    return 1;
+  }
+}
+// The number of items of a head: of the q tiles of all sequences where the batch is packed.
 template <class Config>
 __device__ inline unsigned q_tiles_of_head(const typename Config::Params& params) {
   if constexpr (Config::Lengths::packed) {
-    return params.packed_lengths.q_items[0].entry;
-  } else if constexpr (Config::Chunks::split) {
-    return ceil_div(params.shape.seqlen_q, Config::block_q) * Config::Chunks::items_of_tile(params);
+    return Config::Lengths::q_items(params)[0].entry * items_of_tile<Config>(params);
   } else {
-    return ceil_div(params.shape.seqlen_q, Config::block_q);
+    return ceil_div(params.shape.seqlen_q, Config::block_q) * items_of_tile<Config>(params);
   }
 }
 // The number of kv tiles of a head; for packed sequences, the most that the list has room for.
@@ -111,10 +117,12 @@ __device__ inline PlacedItem q_item_of(const typename Config::Params& params,
   WorkItem item = order.q_item(params.shape, block);
   if constexpr (Config::Chunks::split) item = Config::Chunks::placed(params, item);
   if constexpr (Config::Lengths::packed) {
-    const auto listed = params.packed_lengths.q_items[order.tiles - item.q_tile];
-    item.entry = listed.entry;
+    const unsigned tiles = order.tiles / items_of_tile<Config>(params);
+    const auto listed = Config::Lengths::q_items(params)[tiles - item.q_tile];
+    const Sequence seq = Config::Lengths::of_item(params, listed);
+    item.entry = seq.entry;
     item.q_tile = listed.tile;
-    return {item, Config::Lengths::of_item(params, listed)};
+    return {item, seq};
   } else {
     return {item, sequence<Config>(params, item.entry)};
   }

@@ -59,11 +59,24 @@ __device__ inline int padding_of(const Params&, int, long) {
   return 0;
 }
 
+// The difference, in keys, between the position of query 0 of an entry of packed queries and that
+// of query 0 of the array.
+template <class Params>
+__device__ inline auto shift_of_packed(const Params& params, int entry, int)
+    -> decltype(params.packed_queries.shift(params.shape, params.packed_queries.queries(entry))) {
+  return params.packed_queries.shift(params.shape, params.packed_queries.queries(entry));
+}
+template <class Params>
+__device__ inline int shift_of_packed(const Params&, int, long) {
+  return 0;
+}
+
 // The difference, in keys, between the position of an entry's query 0 and that of the shape.
 template <class Params>
 __device__ inline auto shift_of(const Params& params, int batch, int)
     -> decltype(params.used_lengths.shift(params.shape, batch)) {
-  return params.used_lengths.shift(params.shape, batch) - padding_of(params, batch, 0);
+  return params.used_lengths.shift(params.shape, batch) - padding_of(params, batch, 0) +
+         shift_of_packed(params, batch, 0);
 }
 template <class Params>
 __device__ inline auto shift_of(const Params& params, int entry, int)

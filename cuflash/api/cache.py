@@ -131,6 +131,8 @@ def attention_with_kvcache(
     rotary_sin: Any = None,
     rotary_interleaved: bool | None = None,
     rotary_seqlens: Any = None,
+    cu_seqlens_q: Any = None,
+    max_seqlen_q: int | None = None,
     k_scale: Any = None,
     v_scale: Any = None,
     cache_dtype: Any = None,
@@ -156,13 +158,13 @@ def attention_with_kvcache(
     Parameters
     ----------
     q : array, (batch, seqlen_q, heads_q, head_dim)
-        Queries, as for :func:`attention`.
+        Queries, as for :func:`attention`; with ``cu_seqlens_q`` (total_q, heads_q, head_dim).
     k_cache, v_cache : array
         As for :func:`append_kv`; written only where there are new tokens.
         heads_kv divides heads_q.
     k, v : array, optional
         New tokens, both or neither: they are appended first, as
-        :func:`append_kv` does. Their number need not be seqlen_q.
+        :func:`append_kv` does. Their number need not be seqlen_q, but where queries are packed.
     cache_seqlens : int or array of int32, (batch,)
         Length of every entry before the append. The length after it is larger
         by the new tokens that fit. Later slots are never used and may hold
@@ -178,13 +180,23 @@ def attention_with_kvcache(
         with ``causal`` or a window, row i at position ``cache_seqlens[b] + i``,
         otherwise all rows at ``cache_seqlens[b]`` (``rotary_seqlens[b]`` where
         it is given). A query beyond the tables is NaN, and so is its output.
+    cu_seqlens_q : array of int32, (batch + 1,), optional
+        Packed queries: rows ``cu_seqlens_q[b]`` to ``cu_seqlens_q[b + 1]`` of q, and
+        of ``k`` and ``v``, belong to entry b; ``k`` and ``v`` then are (total_q,
+        heads_kv, ...). Offsets begin at 0 and do not fall. Rows after the last offset
+        belong to no entry: they are not appended, and see no key and no sink.
+    max_seqlen_q : int, optional
+        The most queries of an entry; only with ``cu_seqlens_q``. CUDA needs it, and
+        chooses tile and chunk for it, but results are right for more. Host arrays with
+        more are refused.
     k_scale, v_scale, cache_dtype
         As for :func:`append_kv`. Stored numbers are converted to q's dtype, which holds all
         of them exactly. Scales are applied in float32: ``k_scale`` to the scores,
         ``v_scale`` to the output.
     causal : bool
         The last query sees the last key, the query before it all but the last:
-        query i sees slot j iff ``j <= i + length after the append - seqlen_q``.
+        query i sees slot j iff ``j <= i + length after the append - seqlen_q``. With
+        ``cu_seqlens_q`` lengths are those of the entry.
     window_size : (int or None, int or None), optional
         ``(left, right)`` around that slot, as for :func:`attention`. None is no
         bound, which is -1 in flash-attn; -1 is refused.
@@ -207,9 +219,9 @@ def attention_with_kvcache(
 
     Returns
     -------
-    out : array, (batch, seqlen_q, heads_q, head_dim_v)
+    out : array, (batch, seqlen_q, heads_q, head_dim_v) or (total_q, heads_q, head_dim_v)
         As for :func:`attention`. A row that sees no key is 0.
-    lse : array, (batch, heads_q, seqlen_q)
+    lse : array, (batch, heads_q, seqlen_q) or (heads_q, total_q)
         Only with ``return_lse``; for a row that sees no key the sink, or minus infinity.
 
     Raises
@@ -218,8 +230,8 @@ def attention_with_kvcache(
         As for :func:`append_kv` and :func:`attention`, before a cache is written.
     UnsupportedError
         As for :func:`attention`; and on CUDA for ``algorithm="fa1"`` with
-        ``page_table``, ``cache_batch_idx`` or ``cache_leftpad``, and for "fa3" if
-        its tiles are not a whole number of pages: "auto" then takes "fa2".
+        ``page_table``, ``cache_batch_idx``, ``cache_leftpad`` or ``cu_seqlens_q``, and
+        for "fa3" if its tiles are not a whole number of pages: "auto" then takes "fa2".
         Only "fa3" has kernels for float8 caches, on Hopper GPUs. They need head_dims that
         are multiples of 16, pages of multiples of 8 slots, addresses and strides that are
         multiples of 16 bytes, and no ``cache_leftpad`` with a ``page_table``.
@@ -232,18 +244,15 @@ def attention_with_kvcache(
     depends on lengths: they may change in a graph. If a token does not fit,
     the last query is at the last used slot.
     """
-    given = {
-        "q": q,
-        "k_cache": k_cache,
-        "v_cache": v_cache,
-        "k": k,
-        "v": v,
+    given = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "k": k, "v": v}
+    given |= {
         "page_table": page_table,
         "cache_batch_idx": cache_batch_idx,
         "cache_leftpad": cache_leftpad,
         "rotary_cos": rotary_cos,
         "rotary_sin": rotary_sin,
         "rotary_seqlens": rotary_seqlens,
+        "cu_seqlens_q": cu_seqlens_q,
         "k_scale": k_scale,
         "v_scale": v_scale,
         "overflow": overflow,
@@ -260,5 +269,6 @@ def attention_with_kvcache(
         "kv_chunk": kv_chunk,
         "return_lse": return_lse,
     }
-    results = attend(given, beside, cache_seqlens, rotary_interleaved, cache_dtype, keywords)
+    others = cache_seqlens, rotary_interleaved, cache_dtype, keywords, max_seqlen_q
+    results = attend(given, beside, *others)
     return results if return_lse else results[0]

@@ -15,20 +15,23 @@ from ..options import BackendChoice, Options
 from ..pipeline import CallPlan, plan_call
 from .float8 import Numbers
 from .given import Sizes
+from .packed import ARGUMENT, OFFSETS, check_targets, with_batch_axis
 
 __all__ = [
     "FEATURES",
+    "OWN_NAMES",
     "TARGETS",
     "advances",
     "asked",
     "describe_attention",
+    "of_packed",
     "own_names",
     "places_of",
     "plan_attention",
 ]
 
 #: Arguments of attention, and their names in a call with caches.
-_OWN_NAMES = {"k": "k_cache", "v": "v_cache", "seqused_kv": "cache_seqlens"}
+OWN_NAMES = {"k": "k_cache", "v": "v_cache", "seqused_kv": "cache_seqlens", OFFSETS: ARGUMENT}
 #: Arrays that attention takes as they are, in the order in which it takes them.
 FEATURES, TARGETS = ("alibi_slopes", "sinks"), ("out", "lse_out")
 
@@ -86,6 +89,9 @@ def _of_attention(
 ) -> tuple[dict[str, TensorSpec], Options]:
     """Return the arrays and keywords of attention."""
     given, where = {"q": specs["q"]}, specs["k_cache"].device
+    if sizes.most_queries:
+        check_targets(specs)
+        options = replace(options, more=(*options.more, *of_packed(sizes)))
     if scales is not None and where is not None:
         options = replace(options, more=(*scales, *options.more))
     for name in ("k", "v"):
@@ -100,7 +106,16 @@ def _of_attention(
     if where is not None:
         given |= {**places_of(specs), **{name: specs[name] for name in SCALES if name in specs}}
     given |= {name: specs[name] for name in TARGETS if name in specs}
+    if sizes.most_queries:
+        of_rows = ("q", *TARGETS)
+        given |= {name: with_batch_axis(given[name]) for name in of_rows if name in given}
+        given[OFFSETS] = specs[ARGUMENT]
     return given, asked(options, where)
+
+
+def of_packed(sizes: Sizes) -> tuple[tuple[str, int], ...]:
+    """The keyword of attention that only packed queries have."""
+    return (("most_queries", sizes.most_queries),) if sizes.most_queries else ()
 
 
 def asked(options: Options, where: int | None) -> Options:
@@ -124,5 +139,5 @@ def own_names() -> Iterator[None]:
     try:
         yield
     except (ArgumentTypeError, ArgumentValueError) as error:
-        name = _OWN_NAMES.get(error.argument, error.argument)
+        name = OWN_NAMES.get(error.argument, error.argument)
         raise type(error)(name, error.got, error.expected) from error

@@ -15,11 +15,13 @@ from ..features.float8 import NAMES as SCALES
 from ..options import Options, check_flag, check_options
 from ..pipeline import choose_device
 from . import device, host
-from .as_attention import TARGETS, advances, asked, plan_attention
+from .as_attention import TARGETS, advances, asked, of_packed, plan_attention
 from .checks import check_call, check_writable
 from .float8 import adopt_scales, as_bytes, check_cache_dtype, split_scales
 from .given import CacheCall, adopt_all, length_of
-from .lengths import lengths_of
+from .host_packed import check_queries, forward_packed
+from .lengths import lengths_of, queries_of
+from .packed import ARGUMENT, OFFSETS
 
 __all__ = ["append_to", "attend", "attend_into"]
 
@@ -61,6 +63,7 @@ def attend(
     interleaved: Any,
     cache_dtype: Any,
     keywords: Mapping[str, Any],
+    max_seqlen_q: Any = None,
 ) -> tuple[Any, Any]:
     """Return the output, and the log-sum-exp or None.
 
@@ -70,26 +73,42 @@ def attend(
         As for :func:`append_to`, with ``q``.
     beside
         ``alibi_slopes``, ``sinks``, ``out`` and ``lse_out``; None if not given.
-    cache_seqlens, interleaved, cache_dtype
+    cache_seqlens, interleaved, cache_dtype, max_seqlen_q
         As the caller gave them.
     keywords
         Keywords of attention, and ``return_lse``.
     """
     own = {name: value for name, value in keywords.items() if name != "return_lse"}
     options, with_lse = check_options(**own), check_flag("return_lse", keywords["return_lse"])
-    call = _call(given, ("q", "k_cache", "v_cache"), cache_seqlens, interleaved, cache_dtype)
+    needed = ("q", "k_cache", "v_cache")
+    call = _call(given, needed, cache_seqlens, interleaved, cache_dtype, max_seqlen_q)
     arrays = adopt_all(beside)
     natives = _appended(call, arrays, options)
     where = {"backend": "numpy" if call.device is None else "cuda", "layout": "bshd"}
     given = {**keywords, **where, "batch_invariant": True}
     if call.scales is not None and call.device is not None:
         given |= dict(call.scales)
-    results = _in_float32(natives, given) if _is_computed_wider(call) else _forward(natives, given)
+    results = _computed(call, natives, given)
     answer = call.arrays["q"].answer
     out = arrays["out"].given if "out" in arrays else answer(results["out"])
     if not with_lse:
         return out, None
     return out, arrays["lse_out"].given if "lse_out" in arrays else answer(results["lse"])
+
+
+def _computed(
+    call: CacheCall, natives: dict[str, Any], keywords: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Attention itself, over arrays that are named as it names them."""
+    forward = _in_float32 if _is_computed_wider(call) else _forward
+    if not call.sizes.most_queries:
+        return forward(natives, keywords)
+    if call.device is None:
+        return forward_packed(call, forward, natives, keywords)
+    natives |= {name: natives[name][None] for name in ("q", *TARGETS) if name in natives}
+    natives[OFFSETS] = call.native(ARGUMENT)
+    results = forward(natives, {**keywords, **dict(of_packed(call.sizes))})
+    return {name: results[name][0] for name in ("out", "lse") if name in results}
 
 
 def attend_into(
@@ -164,6 +183,7 @@ def _call(
     cache_seqlens: Any,
     interleaved: Any,
     cache_dtype: Any,
+    max_seqlen_q: Any = None,
 ) -> CacheCall:
     length, lengths = length_of(cache_seqlens)
     others = {name: value for name, value in given.items() if name not in SCALES}
@@ -172,7 +192,7 @@ def _call(
     float8 = check_cache_dtype(cache_dtype, caches)
     scales, numbers = split_scales(given, float8)
     arrays = {**as_bytes(arrays), **adopt_scales(scales)}
-    return check_call(arrays, length, interleaved, numbers if float8 else None)
+    return check_call(arrays, length, interleaved, numbers if float8 else None, max_seqlen_q)
 
 
 def _check_place(call: CacheCall, options: Options) -> None:
@@ -195,7 +215,7 @@ def _check_place(call: CacheCall, options: Options) -> None:
 
 def _check_attention(call: CacheCall, beside: Mapping[str, Adopted], options: Options) -> None:
     """Plan attention, which checks its arrays, before a cache is written."""
-    names = ("q", "k_cache", "v_cache", *_PLACES, *SCALES)
+    names = ("q", "k_cache", "v_cache", ARGUMENT, *_PLACES, *SCALES)
     specs = {name: call.spec(name) for name in names if name in call.arrays}
     specs |= {name: array.spec for name, array in beside.items()}
     plan_attention(specs, call.sizes, options, call.scales)
@@ -212,8 +232,11 @@ def _check_written(call: CacheCall, beside: Mapping[str, Adopted]) -> None:
 
 def _on_host(call: CacheCall, advance: bool) -> dict[str, Any]:
     """Append, and return the arrays for attention."""
-    rows = call.spec("q").shape[1]
-    turned = (rows if advance else min(rows, 1)) if call.interleaved is not None else 0
+    rows: Any = call.spec("q").shape[1]
+    if call.sizes.most_queries:
+        check_queries(call)
+        rows = queries_of(call)
+    turned = (rows if advance else np.minimum(rows, 1)) if call.interleaved is not None else 0
     lengths = lengths_of(call, turned)
     if "k" in call.arrays:
         host.append(call, lengths)

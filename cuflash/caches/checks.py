@@ -16,6 +16,7 @@ from ..options import names_of
 from ..planning.problem import DTYPES, MAX_HEAD_DIM, MAX_SEQLEN
 from .float8 import Numbers, check_scales
 from .given import CacheCall, Sizes, check_interleaved
+from .packed import ARGUMENT, check_most, check_offsets
 
 __all__ = ["check_call", "check_specs", "check_writable"]
 
@@ -34,6 +35,7 @@ def check_call(
     length: int | None,
     interleaved: Any,
     scales: Numbers | None = None,
+    max_seqlen_q: Any = None,
 ) -> CacheCall:
     """Check a call by shapes and dtypes, and return it with its sizes.
 
@@ -44,7 +46,9 @@ def check_call(
     length, interleaved
         ``cache_seqlens`` if it is a number, and ``rotary_interleaved`` as it was given.
     scales
-        The scales of float8 caches that are numbers; None for other caches.
+        For float8 caches the scales that are numbers, not arrays; None for other caches.
+    max_seqlen_q
+        As it was given.
 
     Raises
     ------
@@ -52,12 +56,16 @@ def check_call(
         Naming the argument, what it got and what is needed.
     """
     specs = {name: array.spec for name, array in arrays.items()}
-    checked, sizes = check_specs(specs, length, interleaved, scales is not None)
+    checked, sizes = check_specs(specs, length, interleaved, scales is not None, max_seqlen_q)
     return CacheCall(arrays, length, checked, sizes, scales)
 
 
 def check_specs(
-    specs: Mapping[str, TensorSpec], length: int | None, interleaved: Any, float8: bool = False
+    specs: Mapping[str, TensorSpec],
+    length: int | None,
+    interleaved: Any,
+    float8: bool = False,
+    max_seqlen_q: Any = None,
 ) -> tuple[bool | None, Sizes]:
     """Check descriptions of the arrays; return the checked ``rotary_interleaved`` and the sizes."""
     _check_together(specs)
@@ -66,7 +74,7 @@ def check_specs(
         if name in specs:
             _check_matrix(name, specs, float8)
     _check_devices(specs)
-    sizes = _sizes(specs)
+    sizes = _sizes(specs, max_seqlen_q)
     check_scales(specs, sizes.batch, sizes.heads_kv)
     for name in _PER_ENTRY:
         if name in specs:
@@ -126,8 +134,9 @@ def _check_matrix(name: str, specs: _Specs, float8: bool) -> None:
     if not stored and spec.dtype != specs[first].dtype:
         expected = f"{specs[first].dtype}, as {first} has"
         raise ArgumentTypeError(name, f"dtype {spec.dtype}", expected)
-    if len(spec.shape) != 4:
-        axes = "(batch, rows, heads, head_dim)"
+    packed = ARGUMENT in specs and not name.endswith("_cache")
+    if len(spec.shape) != 4 - packed:
+        axes = "(rows of all, heads, head_dim)" if packed else "(batch, rows, heads, head_dim)"
         if name.endswith("_cache"):
             axes += " or (pages, page_size, heads, head_dim)"
         raise ArgumentValueError(name, f"shape {spec.shape}", axes)
@@ -152,18 +161,24 @@ def _check_devices(specs: _Specs) -> None:
             raise ArgumentValueError(name, got, f"{place(where)}, where k_cache is")
 
 
-def _sizes(specs: _Specs) -> Sizes:
+def _sizes(specs: _Specs, max_seqlen_q: Any) -> Sizes:
     """Return the size of every axis, after checking the shapes against each other."""
     shapes = {name: spec.shape for name, spec in specs.items()}
     entries, slots, heads_kv, head_dim = shapes["k_cache"]
     head_dim_v = shapes["v_cache"][3]
-    first = "q" if "q" in specs else "k"
-    batch = shapes[first][0]
-    new = shapes["k"][1] if "k" in specs else 0
+    packed = ARGUMENT in specs
+    first = ARGUMENT if packed else "q" if "q" in specs else "k"
+    batch = check_offsets(specs[ARGUMENT]) if packed else shapes[first][0]
+    most = check_most(max_seqlen_q, packed, specs["k_cache"].device)
+    new, rows = 0, tuple[int, ...]()
+    if "k" in specs:
+        new = shapes["q"][0] if packed else shapes["k"][1]
+        rows = (new,) if packed else (batch, new)
     _check_shape("v_cache", shapes, (entries, slots, heads_kv, head_dim_v), "k_cache")
     if "k" in specs:
-        _check_shape("k", shapes, (batch, new, heads_kv, head_dim), f"{first} and k_cache")
-        _check_shape("v", shapes, (batch, new, heads_kv, head_dim_v), "k and v_cache")
+        beside = f"{'q' if packed else first} and k_cache"
+        _check_shape("k", shapes, (*rows, heads_kv, head_dim), beside)
+        _check_shape("v", shapes, (*rows, heads_kv, head_dim_v), "k and v_cache")
     if "q" in specs:
         _check_queries(shapes["q"], heads_kv, head_dim)
     for name, dim in (("k_cache", head_dim), ("v_cache", head_dim_v)):
@@ -180,7 +195,7 @@ def _sizes(specs: _Specs) -> Sizes:
     if capacity > MAX_SEQLEN or new > MAX_SEQLEN:
         got = f"{capacity} slots for {new} new tokens"
         raise ArgumentValueError("k_cache", got, f"at most {MAX_SEQLEN} of an entry")
-    return Sizes(batch, heads_kv, head_dim, head_dim_v, new, entries, slots, capacity)
+    return Sizes(batch, heads_kv, head_dim, head_dim_v, new, entries, slots, capacity, most)
 
 
 def _check_shape(
@@ -191,12 +206,12 @@ def _check_shape(
 
 
 def _check_queries(shape: tuple[int, ...], heads_kv: int, head_dim: int) -> None:
-    heads_q = shape[2]
+    heads_q = shape[-2]
     if heads_q % heads_kv if heads_kv else heads_q:
         got = f"{heads_kv} heads beside {heads_q} of q"
         raise ArgumentValueError("k_cache", got, "a number that divides q's heads")
-    if shape[3] != head_dim:
-        raise ArgumentValueError("k_cache", f"head_dim {head_dim}", f"{shape[3]}, as q has")
+    if shape[-1] != head_dim:
+        raise ArgumentValueError("k_cache", f"head_dim {head_dim}", f"{shape[-1]}, as q has")
 
 
 def _pages(spec: TensorSpec, batch: int) -> int:
@@ -248,6 +263,8 @@ def _check_length(length: int | None, specs: _Specs, sizes: Sizes) -> None:
     if not 0 <= length <= sizes.capacity:
         expected = f"0 to {sizes.capacity}, the slots of an entry"
         raise ArgumentValueError("cache_seqlens", str(length), expected)
+    if sizes.most_queries:  # the host does not know how many tokens an entry has
+        return
     if length + sizes.new_tokens > sizes.capacity and "overflow" not in specs:
         got = f"{sizes.new_tokens} new tokens behind {length} in {sizes.capacity} slots"
         raise ArgumentValueError("k", got, "room for all of them, or overflow=")

@@ -16,6 +16,7 @@ from ..planning.problem import ElementName
 from ..signature import spec_of_array, spec_of_feature, spec_of_matrix
 from .as_attention import own_names, places_of
 from .float8 import Numbers, check_cache_dtype, scale_spec, split_scales
+from .packed import ARGUMENT, OFFSETS, check_offsets, with_batch_axis
 
 __all__ = ["FEATURES", "PER_ENTRY", "TABLES", "DescribedCaches", "describe_caches"]
 
@@ -59,10 +60,15 @@ def describe_caches(
     arrays = {name: array for name, array in given.items() if array is not None}
     specs, float8 = _matrices(arrays, dtype, where)
     of_arrays, numbers = split_scales(given, float8)
-    first = specs["q"] if "q" in specs else specs["k"]
+    if ARGUMENT in arrays:
+        specs[ARGUMENT] = spec_of_array(ARGUMENT, arrays[ARGUMENT], None, "int32", where)
+        batch = check_offsets(specs[ARGUMENT])
+    else:
+        batch = specs["q" if "q" in specs else "k"].shape[0]
     for name in PER_ENTRY:
         if name in arrays:
-            specs[name] = spec_of_array(name, arrays[name], first.shape[:1], "int32", where)
+            specs[name] = spec_of_array(name, arrays[name], (batch,), "int32", where)
+    first = specs["q"] if "q" in specs else specs["k"]
     compute: ElementName = "float64" if first.dtype == "float64" else "float32"
     kinds: tuple[ElementName, ...] = ("int32", compute, compute)
     for name, kind in zip(TABLES, kinds, strict=True):
@@ -112,6 +118,9 @@ def _features(
         return {}
     with own_names():
         qkv = {"q": specs["q"], "k": specs["k_cache"], "v": specs["v_cache"]}
+        if ARGUMENT in specs:
+            qkv |= {"q": with_batch_axis(specs["q"]), OFFSETS: specs[ARGUMENT]}
+            options = replace(options, more=(*options.more, ("most_queries", 1)))
         qkv |= {name: specs[name] for name in SCALES if name in specs}
         options = replace(options, more=(*(scales or ()), *options.more))
         sizes = describe("forward", {**qkv, **places_of(specs)}, options)

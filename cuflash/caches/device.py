@@ -16,12 +16,14 @@ from ..errors import ArgumentTypeError
 from ..features.cached_keys import NAMES
 from ..features.float8 import NAMES as SCALES
 from ..features.float8 import float8_use
+from ..features.packed_queries import packed_tokens
 from ..features.use import Operand
 from ..planning.append_step import AppendProblem, append_plan
 from ..planning.device import DeviceLimits
 from ..planning.problem import DTYPES
 from .float8 import Numbers
 from .given import CacheCall, Sizes
+from .packed import ARGUMENT, with_batch_axis
 
 __all__ = [
     "Appended",
@@ -39,7 +41,7 @@ _MATRICES = ("k", "v", "k_cache", "v_cache", "q", "q_rotated")
 #: The other arrays of the kernel, by the names of its parameters.
 _OTHERS = (
     *("cache_seqlens", "page_table", "cache_batch_idx", "rotary_seqlens"),
-    *("rotary_cos", "rotary_sin", "overflow", "lengths_after"),
+    *("rotary_cos", "rotary_sin", "overflow", "lengths_after", ARGUMENT),
 )
 
 _Specs = tuple[tuple[str, TensorSpec], ...]
@@ -214,12 +216,18 @@ def forget_appends() -> None:
 def _problem(specs: dict[str, TensorSpec], scales: Numbers | None) -> AppendProblem:
     k, v = specs["k"], specs["v"]
     entries, slots, heads_kv, head_dim = specs["k_cache"].shape
-    batch, new = k.shape[:2]
-    queries, heads_q = specs["q"].shape[1:3] if "q" in specs else (0, heads_kv)
+    packed = ARGUMENT in specs
+    batch, new = specs["cache_seqlens"].shape[0], k.shape[-3]
+    queries, heads_q = specs["q"].shape[-3:-1] if "q" in specs else (0, heads_kv)
     storage = DTYPES[k.dtype].name
     operands = {
-        name: Operand(name, s.dtype, s.shape) for name, s in specs.items() if name in SCALES
+        name: Operand(name, s.dtype, s.shape)
+        for name, s in specs.items()
+        if name in (*SCALES, ARGUMENT)
     }
+    uses = [packed_tokens(operands[ARGUMENT])] if packed else []
+    if scales is not None:
+        uses.insert(0, float8_use(operands, dict(scales)))
     return AppendProblem(
         operation="forward",
         batch=batch,
@@ -228,7 +236,7 @@ def _problem(specs: dict[str, TensorSpec], scales: Numbers | None) -> AppendProb
         seqlen_q=queries,
         seqlen_kv=new,
         head_dim=head_dim,
-        head_dim_v=v.shape[3],
+        head_dim_v=v.shape[-1],
         storage=storage,
         output=storage,
         mask="full",
@@ -237,8 +245,9 @@ def _problem(specs: dict[str, TensorSpec], scales: Numbers | None) -> AppendProb
         alignment="element",
         entries=entries,
         slots=slots,
-        uses=() if scales is None else (float8_use(operands, dict(scales)),),
+        uses=tuple(uses),
         float8=scales is not None,
+        most_queries=int(packed),
     )
 
 
@@ -246,6 +255,8 @@ def _strides(name: str, spec: TensorSpec) -> tuple[int, ...]:
     """Return a matrix's strides (batch, row, head); 0 for an axis of at most one element."""
     if name not in _MATRICES:
         return 0, 0, 0
+    if len(spec.shape) == 3:
+        spec = with_batch_axis(spec)
     pairs = zip(spec.shape[:3], spec.strides or (0, 0, 0), strict=False)
     batch, row, head = (0 if size <= 1 else stride for size, stride in pairs)
     return batch, row, head

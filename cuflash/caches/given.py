@@ -26,13 +26,17 @@ class Sizes:
     batch, heads_kv, head_dim, head_dim_v
         As for attention.
     new_tokens
-        Number of tokens appended to every entry; 0 without an append.
+        Number of tokens appended to every entry, or, if they are packed, to all; 0
+        without an append.
     entries
         Number of entries of the caches, or of pages.
     slots
         Number of slots of an entry of the caches, or of a page.
     capacity
         Number of slots of an entry of the batch: of all pages in its row of the table.
+    most_queries
+        The most queries of an entry if queries are packed; 0 if every entry has
+        equally many.
     """
 
     batch: int
@@ -43,6 +47,7 @@ class Sizes:
     entries: int
     slots: int
     capacity: int
+    most_queries: int = 0
 
 
 @dataclass(frozen=True)

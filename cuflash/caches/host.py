@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from .float8 import dequantised, of_each_head, quantised
 from .given import CacheCall
+from .host_packed import positions_of_rows, rows_of
 from .lengths import Lengths
 from .rotary import rotate
 
@@ -25,14 +26,15 @@ def append(call: CacheCall, lengths: Lengths) -> None:
     call, lengths
         A checked call with new tokens.
     """
-    new = call.sizes.new_tokens
-    entry, token = np.nonzero(np.arange(new) < lengths.fitting[:, None])
+    most = int(lengths.new.max(initial=0))
+    entry, token = np.nonzero(np.arange(most) < lengths.fitting[:, None])
     place = _places(call, entry, lengths.before[entry] + token)
-    rows = call.native("k")[entry, token]
+    source = rows_of(call, entry, token)
+    rows = call.native("k")[source]
     if call.interleaved is not None:
         tables = call.native("rotary_cos"), call.native("rotary_sin")
         rows = rotate(rows, lengths.positions[entry] + token, *tables, call.interleaved)
-    values = call.native("v")[entry, token]
+    values = call.native("v")[source]
     if call.scales is not None:
         rows, values = (
             quantised(x, _scales_of(call, name, entry))
@@ -41,7 +43,7 @@ def append(call: CacheCall, lengths: Lengths) -> None:
     call.native("k_cache")[place] = rows
     call.native("v_cache")[place] = values
     if "overflow" in call.arrays:
-        call.native("overflow")[...] = new - lengths.fitting
+        call.native("overflow")[...] = lengths.new - lengths.fitting
 
 
 def rotated_queries(call: CacheCall, lengths: Lengths, advance: bool) -> _Array:
@@ -50,8 +52,11 @@ def rotated_queries(call: CacheCall, lengths: Lengths, advance: bool) -> _Array:
     A query beyond the tables becomes NaN.
     """
     q: _Array = call.native("q")
-    further = np.arange(q.shape[1]) if advance else np.zeros(q.shape[1], np.int64)
     tables = call.native("rotary_cos"), call.native("rotary_sin")
+    if call.sizes.most_queries:
+        positions = positions_of_rows(call, lengths, advance)
+        return rotate(q, positions, *tables, bool(call.interleaved))
+    further = np.arange(q.shape[1]) if advance else np.zeros(q.shape[1], np.int64)
     return rotate(q, lengths.positions[:, None] + further, *tables, bool(call.interleaved))
 
 

@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 
 from ..errors import ArgumentValueError
 from .given import CacheCall
+from .packed import ARGUMENT, rows_of_entries
 
-__all__ = ["Lengths", "lengths_of"]
+__all__ = ["Lengths", "lengths_of", "queries_of"]
 
 _Array = NDArray[Any]
 
@@ -24,6 +25,8 @@ class Lengths:
     ----------
     before, after
         Length before and after the append; it includes padding on the left.
+    new
+        Number of new tokens.
     positions
         Position of the first new token and of the first query, for their rotation.
     padding
@@ -32,6 +35,7 @@ class Lengths:
 
     before: _Array
     after: _Array
+    new: _Array
     positions: _Array
     padding: _Array
 
@@ -41,7 +45,7 @@ class Lengths:
         return self.after - self.before
 
 
-def lengths_of(call: CacheCall, queries: int = 0) -> Lengths:
+def lengths_of(call: CacheCall, queries: _Array | int = 0) -> Lengths:
     """Return the lengths of a call on the host.
 
     Parameters
@@ -70,10 +74,11 @@ def lengths_of(call: CacheCall, queries: int = 0) -> Lengths:
     if call.interleaved is not None:
         table = len(call.native("rotary_cos"))
         room = np.minimum(room, np.where(positions < 0, 0, table - positions))
-    fitting = np.clip(room, 0, sizes.new_tokens)
+    new = _new_tokens(call)
+    fitting = np.clip(room, 0, new)
     if "overflow" not in call.arrays:
-        _check_room(call, before, positions, queries)
-    lengths = Lengths(before, before + fitting, positions, padding)
+        _check_room(call, before, new, positions, np.maximum(new, queries))
+    lengths = Lengths(before, before + fitting, new, positions, padding)
     _check_places(call, lengths)
     return lengths
 
@@ -100,19 +105,33 @@ def _check_range(call: CacheCall, before: _Array) -> None:
     raise ArgumentValueError("cache_seqlens", f"a length of {length}", expected)
 
 
-def _check_room(call: CacheCall, before: _Array, positions: _Array, queries: int) -> None:
+def queries_of(call: CacheCall) -> _Array:
+    """Return the number of queries of every entry of a call whose queries are packed."""
+    rows = rows_of_entries(call.native(ARGUMENT), call.spec("q").shape[0])
+    return np.array([own.stop - own.start for own in rows[:-1]], np.int64)
+
+
+def _new_tokens(call: CacheCall) -> _Array:
+    if call.sizes.most_queries and "k" in call.arrays:
+        return queries_of(call)
+    return np.full(call.sizes.batch, call.sizes.new_tokens, np.int64)
+
+
+def _check_room(
+    call: CacheCall, before: _Array, new: _Array, positions: _Array, turned: _Array
+) -> None:
     """Check that every token and query fits: without ``overflow`` none may be left out."""
-    sizes, new = call.sizes, call.sizes.new_tokens
+    sizes = call.sizes
     for entry in np.flatnonzero(before + new > sizes.capacity)[:1]:
-        got = f"{new} new tokens behind {before[entry]} in {sizes.capacity} slots"
+        got = f"{new[entry]} new tokens behind {before[entry]} in {sizes.capacity} slots"
         raise ArgumentValueError("k", got, "room for all of them, or overflow=")
     if call.interleaved is None:
         return
     table = len(call.native("rotary_cos"))
     if (positions < 0).any():
         raise ArgumentValueError("rotary_seqlens", str(positions.min()), "0 or more")
-    last = int(positions.max(initial=0)) + max(new, queries)
-    if last > table and max(new, queries) > 0 and sizes.batch:
+    last = int(np.where(turned > 0, positions + turned, 0).max(initial=0))
+    if last > table:
         expected = f"{last} or more, for all new tokens and queries, or overflow="
         raise ArgumentValueError("rotary_cos", f"{table} positions", expected)
 

@@ -16,26 +16,30 @@ from ..pipeline import CallPlan
 from ..planning.kernel import lay_out
 from ..planning.plan import Plan
 from ..signature import check_copies
-from .as_attention import advances, plan_attention
+from .as_attention import OWN_NAMES, advances, plan_attention
 from .checks import check_specs
 from .described import FEATURES, PER_ENTRY, TABLES
 from .device import ready_append
 from .float8 import Numbers
 from .given import Sizes
+from .packed import ARGUMENT, without_batch_axis
 
-__all__ = ["CACHE_ARGUMENTS", "TAKEN", "CachePlan", "plan_caches"]
+__all__ = ["CACHE_ARGUMENTS", "NO_ARRAYS", "TAKEN", "CachePlan", "plan_caches"]
 
 #: Arguments that only calls with caches have.
 CACHE_ARGUMENTS = (
-    *("k_cache", "v_cache", "rotary_interleaved", "cache_dtype"),
+    *("k_cache", "v_cache", "rotary_interleaved", "cache_dtype", "max_seqlen_q"),
     *(*TABLES, *PER_ENTRY, *SCALES),
 )
-_OF_APPEND = ("k", "v", *(name for name in CACHE_ARGUMENTS if name != "cache_leftpad"))
+#: Those of them that are not arrays, and do not describe one.
+NO_ARRAYS = ("rotary_interleaved", "max_seqlen_q")
+_OF_ATTENTION = ("cache_leftpad", "max_seqlen_q")
+_OF_APPEND = ("k", "v", *(name for name in CACHE_ARGUMENTS if name not in _OF_ATTENTION))
 #: Arguments of the operations with caches, besides a dtype and a device.
 TAKEN: Mapping[str, tuple[str, ...]] = {
     "append": _OF_APPEND,
     "kvcache": (
-        *("q", "cache_leftpad", "causal", "window_size", "softcap", "scale"),
+        *("q", ARGUMENT, *_OF_ATTENTION, "causal", "window_size", "softcap", "scale"),
         *("kv_chunk", "algorithm", "blocks", *FEATURES, *_OF_APPEND),
     ),
 }
@@ -116,6 +120,7 @@ def plan_caches(
     interleaved: Any,
     options: Options,
     scales: Numbers | None = None,
+    max_seqlen_q: Any = None,
 ) -> CachePlan:
     """Check a call with caches, plan it and compile its kernels.
 
@@ -128,7 +133,9 @@ def plan_caches(
     options
         The checked keywords.
     scales
-        The scales of float8 caches that are numbers; None for other caches.
+        For float8 caches the scales that are numbers, not arrays; None for other caches.
+    max_seqlen_q
+        As it was given.
 
     Raises
     ------
@@ -136,10 +143,10 @@ def plan_caches(
         As for the call itself; also if the kernels need a copy of an array.
     """
     plain = {name: spec for name, spec in specs.items() if name not in FEATURES}
-    rotates, sizes = check_specs(plain, None, interleaved, scales is not None)
+    rotates, sizes = check_specs(plain, None, interleaved, scales is not None, max_seqlen_q)
     attends = "q" in specs
     check_copies([n for n in ("q", "k", "v") if n in specs and not _readable(specs[n])])
-    made = _left_by_append(specs, rotates) if attends and "k" in specs else {}
+    made = _left_by_append(specs, sizes, rotates) if attends and "k" in specs else {}
     attention = None
     if attends:
         seen = {**specs, "q": made.get("q_rotated", specs["q"])}
@@ -158,7 +165,9 @@ def _planned(
     """Return both steps over one list of addresses: the arrays, then the scratch."""
     tensors, first = dict(specs), 0
     if attention is not None:
-        tensors |= {name: attention.tensors[name] for name in ("out", "lse")}
+        made_by_it = {name: attention.tensors[name] for name in ("out", "lse")}
+        packed = ARGUMENT in specs
+        tensors |= {n: without_batch_axis(s) if packed else s for n, s in made_by_it.items()}
         first = attention.workspace_bytes
     behind = [(name, spec.nbytes) for name, spec in made.items()]
     scratch = {b.name: b.offset for b in lay_out([("", first), *behind]) if b.name}
@@ -198,13 +207,15 @@ def _argument_of(name: str, there: Container[str]) -> str:
     first = {"q": "q_rotated", "seqused_kv": "lengths_after", "page_table": "cache_batch_idx"}
     if first.get(name) in there:
         return first[name]
-    return {"k": "k_cache", "v": "v_cache", "seqused_kv": "cache_seqlens"}.get(name, name)
+    return OWN_NAMES.get(name, name)
 
 
-def _left_by_append(specs: Mapping[str, TensorSpec], rotates: bool | None) -> dict[str, TensorSpec]:
+def _left_by_append(
+    specs: Mapping[str, TensorSpec], sizes: Sizes, rotates: bool | None
+) -> dict[str, TensorSpec]:
     """Return descriptions of an append's results for the attention after it."""
     q = specs["q"]
-    made = {"lengths_after": TensorSpec(q.shape[:1], "int32", (1,), 4, q.device)}
+    made = {"lengths_after": TensorSpec((sizes.batch,), "int32", (1,), 4, q.device)}
     return made | ({"q_rotated": q.contiguous()} if rotates is not None else {})
 
 

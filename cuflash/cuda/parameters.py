@@ -218,6 +218,7 @@ PARAMETERS = {
             *("cu_seqlens_q", "cu_seqlens_kv", "q_begins", "kv_begins"),
             *("q_items", "kv_items", "entries"),
         ),
+        last=("query_offsets", "seqused_kv"),
     ),
     ("steps", "append_kv"): _struct(
         "AppendKvParams",

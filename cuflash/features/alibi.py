@@ -64,7 +64,7 @@ def _use(request: Request) -> Use | None:
         raise ArgumentValueError(
             "q_offset", f"{position} with {_NAME}", f"{-MAX_SEQLEN} to {MAX_SEQLEN}"
         )
-    if problem.sequences and len(slopes.shape) > 1:
+    if problem.sequences and not problem.most_queries and len(slopes.shape) > 1:
         expected = f"({problem.heads_q},): packed sequences share them"
         raise ArgumentValueError(_NAME, f"shape {slopes.shape}", expected)
     wanted = problem.operation == "backward" and _NAME in problem.wrt

@@ -15,6 +15,7 @@ from ..arrays.spec import TensorSpec
 from .device import DevicePart
 from .feature import ArrayRule, Feature, Request
 from .kv_chunks import MERGE
+from .packed_queries import NAME as QUERY_OFFSETS
 from .use import Use
 
 __all__ = ["CACHED_KEYS", "NAMES", "pages_of", "shape_of_entries"]
@@ -39,10 +40,10 @@ _DEVICE = DevicePart(
 
 def _use(request: Request) -> Use | None:
     operands = tuple(request.operands[name] for name in NAMES if name in request.operands)
-    if not operands:
-        return None
     problem = request.problem
-    pages, page_size = problem.pages if problem.pages[1] else (problem.batch, problem.seqlen_kv)
+    if not operands and not problem.most_queries:
+        return None
+    pages, page_size = problem.pages if any(problem.pages) else (problem.batch, problem.seqlen_kv)
     table_pages = problem.seqlen_kv // max(1, page_size)
     is_power = page_size & (page_size - 1) == 0
     shift = 31 if table_pages <= 1 else page_size.bit_length() - 1 if is_power else -1
@@ -57,8 +58,8 @@ def _use(request: Request) -> Use | None:
 
 
 def pages_of(specs: Mapping[str, TensorSpec]) -> tuple[int, int]:
-    """Return the number of pages or entries of caches, and their rows; (0, 0) without a table."""
-    if "page_table" not in specs:
+    """Return the number of pages or entries of caches, and their rows; (0, 0) if q has as many."""
+    if "page_table" not in specs and QUERY_OFFSETS not in specs:
         return 0, 0
     pages, rows, *_ = specs["k"].shape
     return pages, rows
@@ -67,10 +68,10 @@ def pages_of(specs: Mapping[str, TensorSpec]) -> tuple[int, int]:
 def shape_of_entries(name: str, specs: Mapping[str, TensorSpec]) -> tuple[int, ...]:
     """Return the shape of q, k or v with the pages of an entry of the batch joined."""
     shape = specs[name].shape
-    if name == "q" or "page_table" not in specs:
+    if name == "q" or pages_of(specs) == (0, 0):
         return shape
-    batch, pages = specs["page_table"].shape
-    return (batch, pages * shape[1], *shape[2:])
+    batch, pages = specs["page_table"].shape if "page_table" in specs else (shape[0], 1)
+    return (1 if QUERY_OFFSETS in specs else batch, pages * shape[1], *shape[2:])
 
 
 CACHED_KEYS = Feature(

@@ -19,6 +19,7 @@ from ..errors import ArgumentValueError, UnsupportedError
 from ..planning.problem import MAX_SEQLEN
 from .device import MAIN_KERNELS, DevicePart
 from .feature import ArrayRule, Feature, Request
+from .packed_queries import NAME as QUERY_OFFSETS
 from .use import Use
 
 __all__ = ["NAMES", "PACKED_LENGTHS", "sequences_of"]
@@ -89,6 +90,8 @@ def sequences_of(specs: Mapping[str, TensorSpec], layout: LayoutName) -> int:
     ArgumentValueError
         If the arrays have a batch axis, or heads before rows.
     """
+    if QUERY_OFFSETS in specs:  # of entries whose keys are in caches
+        return math.prod(specs[QUERY_OFFSETS].shape)
     given = [name for name in NAMES if name in specs]
     if given and layout != "shd":
         got = f"one beside layout={layout!r}"

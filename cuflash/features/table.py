@@ -19,6 +19,7 @@ from .feature import Feature, Request
 from .float8 import FLOAT8
 from .mask import MASK
 from .packed_lengths import PACKED_LENGTHS
+from .packed_queries import PACKED_QUERIES
 from .refused import check_refused, gradients_of
 from .score_mod import SCORE_MOD
 from .sinks import SINKS
@@ -41,7 +42,7 @@ FEATURES: dict[str, Feature] = {
 
 def every_feature() -> tuple[Feature, ...]:
     """All features: those in the table, and those of functions other than attention."""
-    return (FLOAT8, *FEATURES.values(), CACHED_KEYS)
+    return (FLOAT8, *FEATURES.values(), CACHED_KEYS, PACKED_QUERIES)
 
 
 def with_features(

@@ -22,8 +22,11 @@ def bounds_of(
     causal: bool,
     q_offset: int | None,
     sides: tuple[int | None, int | None] | None,
+    every: bool = False,
 ) -> Bounds:
-    """The bounds of a call, None for a bound that hides nothing; sides may be negative.
+    """The bounds of a call; sides may be negative.
+
+    None for a bound that hides nothing, but with ``every`` only for one that was not asked for.
 
     Both are clamped to values at which every query sees nothing: with the longest sequences ``i +
     last + 1`` and ``i + first`` then just fit in 32 bits.
@@ -34,7 +37,7 @@ def bounds_of(
         right = 0 if right is None else min(right, 0)
     first = None if left is None else min(seqlen_kv, offset - left)
     last = None if right is None else max(-seqlen_q, offset + right)
-    return bounds_that_hide(seqlen_q, seqlen_kv, (first, last))
+    return (first, last) if every else bounds_that_hide(seqlen_q, seqlen_kv, (first, last))
 
 
 def _check_sides(name: str, value: Any) -> tuple[int | None, int | None]:

@@ -37,6 +37,8 @@ class AppendProblem(AttentionProblem):
     def shapes(self) -> dict[str, _Shape]:
         """Shape of every matrix by name: (batch, rows, heads, columns)."""
         plain = super().shapes
+        if self.most_queries:  # packed
+            plain = {name: (1, *shape[1:]) for name, shape in plain.items()}
         cache = self.entries, self.slots, self.heads_kv
         return {
             **{name: plain[name] for name in ("q", "k", "v")},
@@ -49,7 +51,8 @@ class AppendProblem(AttentionProblem):
     def rows(self) -> int:
         """Number of rows of keys, values and rotated queries."""
         of_queries = self.seqlen_q * self.heads_q
-        return self.batch * (2 * self.seqlen_kv * self.heads_kv + of_queries)
+        entries = 1 if self.most_queries else self.batch
+        return entries * (2 * self.seqlen_kv * self.heads_kv + of_queries)
 
     def __str__(self) -> str:
         return (

@@ -39,7 +39,7 @@ def batch_invariant_plan(
     """
     if isinstance(limits, HostLimits):  # the NumPy code computes every row alike
         return plan(problem, limits, algorithm=algorithm, blocks=blocks, kv_chunk=kv_chunk)
-    usual = replace(problem, batch=_USUAL_BATCH)
+    usual = _usual(problem)
     first = plan(usual, limits, algorithm=algorithm, blocks=blocks, kv_chunk=kv_chunk)
     tile, chunk = first.tile, chunk_of(first.problem)
     if first.algorithm == "fa1":
@@ -54,6 +54,24 @@ def batch_invariant_plan(
     of_tile = _OF_TILE[first.algorithm]
     same = of_tile(problem, limits, None, (), tile=tile, kv_chunk=chunk)
     return replace(same, reason=reason, rejected=first.rejected)
+
+
+def _usual(problem: AttentionProblem) -> AttentionProblem:
+    """The same of so many entries; of packed queries each has the most that one may have."""
+    if not problem.most_queries:
+        return replace(problem, batch=_USUAL_BATCH)
+    queries = max(2, problem.most_queries)  # heads of packed queries are no rows of one tile
+    further = problem.seqlen_q - queries  # what query 0 is behind where it then stands
+    return replace(
+        problem,
+        batch=_USUAL_BATCH,
+        seqlen_q=queries,
+        q_offset=problem.q_offset + further if problem.has_last else 0,
+        q_first=problem.q_first + further if problem.has_first else 0,
+        uses=tuple(use for use in problem.uses if use.feature != "packed_queries"),
+        sequences=0,
+        most_queries=0,
+    )
 
 
 _OF_TILE: dict[str, Callable[..., Plan]] = {"fa2": fa2_plan, "fa3": fa3_plan}

@@ -51,7 +51,9 @@ class ItemLists:
         if not self.problem.sequences:
             return []
         begins = 4 * (self.problem.sequences + 1)
-        sizes = [("q_begins", begins), ("kv_begins", begins)]
+        sizes = [("q_begins", begins)]
+        if not self.problem.most_queries:
+            sizes.append(("kv_begins", begins))
         if self.rows is not None:
             name, length = "q_items", self.problem.seqlen_q
             if self._of_keys:
@@ -64,7 +66,8 @@ class ItemLists:
         """The first kernel of the pass, which writes the lists."""
         if not self.problem.sequences:
             return
-        tile = steps.ItemsTile(self.rows or 1, self._of_keys, self.last_first)
+        of_caches = self.problem.most_queries > 0
+        tile = steps.ItemsTile(self.rows or 1, self._of_keys, self.last_first, of_caches)
         config = bare_config(
             self.problem,
             self.limits,

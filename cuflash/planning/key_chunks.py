@@ -126,7 +126,7 @@ class KeyChunks:
         width = bucket(self.whole.head_dim_v)
         tile = steps.MergeTile(
             *(self.block_q, self.block_kv, self._count),
-            *(self.whole.seqlen_q, width, self.whole.compute),
+            *(self.whole.most_queries or self.whole.seqlen_q, width, self.whole.compute),
         )
         config = kernel_config(
             *(self.problem, self.limits, MERGE, self.arithmetic),

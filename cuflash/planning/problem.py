@@ -61,6 +61,8 @@ class AttentionProblem:
     number, and ``heads_q`` is ``heads_kv``. ``pages`` has the number of pages of k and
     v, or of entries of caches, and the rows of each; (0, 0) if k and v have the
     entries and rows of the batch. ``float8`` says that k and v hold float8 numbers.
+    ``most_queries`` is the most queries of an entry if queries are packed and keys are
+    in caches; 0 otherwise.
     """
 
     operation: Operation
@@ -86,6 +88,7 @@ class AttentionProblem:
     group_rows: int = 1
     pages: tuple[int, int] = (0, 0)
     float8: bool = False
+    most_queries: int = 0
 
     @property
     def stored(self) -> ElementName:
@@ -100,6 +103,11 @@ class AttentionProblem:
     def box_rows(self, block_kv: int) -> int:
         """Return the number of keys of a block that are adjacent in memory."""
         return min(self.page_size or block_kv, block_kv)
+
+    @property
+    def num_entries(self) -> int:
+        """Entries of the batch that arrays of features have numbers for."""
+        return self.sequences - 1 if self.most_queries else self.batch
 
     @property
     def batches(self) -> int:
@@ -117,7 +125,8 @@ class AttentionProblem:
     def usual_lengths(self) -> tuple[int, int]:
         """Queries and keys of an entry, or their mean in packed sequences, to choose tiles by."""
         several = max(1, self.sequences - 1)
-        return -(-self.seqlen_q // several), -(-self.seqlen_kv // several)
+        keys = self.seqlen_kv if self.most_queries else -(-self.seqlen_kv // several)
+        return -(-self.seqlen_q // several), keys
 
     @property
     def has_pairs(self) -> bool:
@@ -207,7 +216,7 @@ class AttentionProblem:
     def shapes(self) -> dict[str, tuple[int, int, int, int]]:
         """Shape of every matrix by name: (batch, rows, heads, columns)."""
         q = (self.batch, self.seqlen_q, self.heads_q)
-        entries, rows = self.pages if self.pages[1] else (self.batch, self.seqlen_kv)
+        entries, rows = self.pages if any(self.pages) else (self.batch, self.seqlen_kv)
         kv = (entries, rows, self.heads_kv)
         wide, narrow = ("q", "k", "dq", "dk"), ("v", "out", "dout", "dv")
         of_kv = ("k", "v", "dk", "dv")

@@ -271,7 +271,7 @@ def test_an_append_needs_tokens(name: str) -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["cu_seqlens_q", "q_scale"])
+@pytest.mark.parametrize("name", ["cu_seqlens_k_new", "q_scale"])
 def test_what_there_is_not_is_no_keyword(name: str) -> None:
     built = build(PLAIN)
     for function, arrays in (

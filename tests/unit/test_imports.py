@@ -15,6 +15,7 @@ ORDER = [
     "reference_dropout",
     "reference_heads",
     "reference_packed",
+    "reference_packed_caches",
     "reference_caches",
     "config",
     "bounded_cache",
@@ -107,6 +108,7 @@ ORDER = [
     "features.feature",
     "features.window",
     "features.used_lengths",
+    "features.packed_queries",
     "features.cached_keys",
     "features.float8",
     "features.packed_lengths",
@@ -135,9 +137,11 @@ ORDER = [
     "pipeline",
     "caches.float8",
     "caches.given",
+    "caches.packed",
     "caches.checks",
     "caches.rotary",
     "caches.lengths",
+    "caches.host_packed",
     "caches.host",
     "caches.device",
     "states",
@@ -279,8 +283,10 @@ def test_the_reference_stands_alone(modules: dict[str, Path]) -> None:
     for part in ("reference_caches", "reference_checks", "reference_heads", "reference_packed"):
         users = {n for n, p in modules.items() if part in _imported(n, p, set(modules))}
         assert users == {"reference"}, part
-    users = {n for n, p in modules.items() if "reference_dropout" in _imported(n, p, set(modules))}
-    assert users == {"reference_heads"}
+    for part, user in (("dropout", "heads"), ("packed_caches", "caches")):
+        whole = f"reference_{part}"
+        users = {n for n, p in modules.items() if whole in _imported(n, p, set(modules))}
+        assert users == {f"reference_{user}"}
 
 
 def test_nothing_imports_the_applications(modules: dict[str, Path]) -> None:

@@ -34,10 +34,11 @@ _TABLES = {"rotary_cos": _zeros(16, 4), "rotary_sin": _zeros(16, 4)}
 
 
 def test_the_arguments_are_those_of_the_library() -> None:
-    """But for what it returns here, a backend, which JAX chooses, and the dtype of bytes."""
+    """But for what it returns, a backend, which JAX chooses, the dtype of bytes, packed queries."""
     theirs = inspect.signature(cuflash.attention_with_kvcache).parameters
     mine = inspect.signature(attention_with_kvcache).parameters
     others = ("overflow", "out", "lse_out", "backend", "cache_dtype")
+    others += ("cu_seqlens_q", "max_seqlen_q")
     assert [*mine] == [n for n in theirs if n not in others]
     assert all(mine[n].default == theirs[n].default for n in mine)
     assert all(mine[n].kind == theirs[n].kind for n in mine)

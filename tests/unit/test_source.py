@@ -154,7 +154,7 @@ def test_the_closure_reaches_every_header(root: Path) -> None:
             reached.update(source.include_closure(folder, folder / feature.device.header))
     # In place of the others in kernels that do not read an array of pairs where it lies; of texts,
     # whose part of a kernel is made for each; and what a plan or a cache adds.
-    plans = "kv_chunks", "packed_group", "cached_keys", "float8"
+    plans = "kv_chunks", "packed_group", "cached_keys", "float8", "packed_queries", "packed_tokens"
     for name in ("bias_staged", "mask_packed", "score_mod", *plans):
         reached.update(source.include_closure(folder, folder / "features" / f"{name}.cuh"))
     assert reached == set(folder.rglob("*.cu*"))

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 import cuflash
 from cuflash.arrays.adopt import adopt
 from cuflash.checks import describe
-from cuflash.features import cached_keys, float8
+from cuflash.features import cached_keys, float8, packed_queries
 from cuflash.options import check_options
 from cuflash.signature import signature_of
 from cuflash.tensors import destinations, made_by, tensors
@@ -22,7 +22,7 @@ from .wrt_case import GivenCall, calls
 PASSES: dict[Any, Any] = {"forward": cuflash.attention, "backward": cuflash.attention_backward}
 
 #: Calls with caches read them; no call of these passes has them as arguments.
-OF_CACHES = {*cached_keys.NAMES, *float8.NAMES}
+OF_CACHES = {*cached_keys.NAMES, *float8.NAMES, packed_queries.NAME}
 
 
 @pytest.mark.parametrize("operation", PASSES)

@@ -141,6 +141,7 @@ class ItemsTile:
     rows: int  # of a tile
     rows_of_keys: bool
     last_first: bool  # the last tile of a sequence comes first
+    of_caches: bool = False  # keys are counted by entries, and are not packed
     warps: int = 32
 
     @property
@@ -154,6 +155,7 @@ class ItemsTile:
             "block": self.rows,
             "rows_of_keys": int(self.rows_of_keys),
             "last_first": int(self.last_first),
+            "of_caches": int(self.of_caches),
             "warps": self.warps,
         }
 

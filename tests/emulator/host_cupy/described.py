@@ -109,7 +109,7 @@ def operands_of(parameters: Any, feature: str, operand: Operand) -> Iterator[Ten
             yield _of_pairs(name, block[name], operand, strides)
         elif name in own:
             yield _contiguous(name, block[name], operand)
-    elif feature == "packed_lengths" and name in names:  # the kernel that lists tiles
+    elif feature in _LISTED and name in names:  # of the kernel that lists tiles
         yield _contiguous(name, parameters[name], operand)
     if gradient in names:
         field_of = parameters[gradient]
@@ -121,6 +121,8 @@ def operands_of(parameters: Any, feature: str, operand: Operand) -> Iterator[Ten
 
 
 _PAIR_AXES = ("batch", "head", "row", "column")
+#: Features whose arrays the kernel reads that lists tiles.
+_LISTED = ("packed_lengths", "packed_queries", "used_lengths")
 
 
 def _of_pairs(name: str, address: Any, operand: Operand, strides: Mapping[str, Any]) -> Tensor:
